@@ -1,0 +1,275 @@
+// Package arch holds no code: its test is the import table of DESIGN.md,
+// section 2, and what the protocol cores may not do.
+package arch
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/iwarpd/iwarpd"
+
+// A layer says which of the module's packages, and which outside modules, the
+// packages under one folder may import in code that is not a test. A name
+// stands for the folder and all below it; every layer may import the leaves.
+type layer struct {
+	folder  string
+	inside  []string
+	outside []string
+	core    bool // sans-I/O: see coreImports
+}
+
+// leaves stand on the standard library alone.
+var leaves = []string{
+	"internal/clock", "internal/serial", "internal/ring", "internal/pkt", "internal/term", "internal/impair",
+}
+
+// layers is searched in order, so a folder stands before the one it lies in.
+var layers = []layer{
+	{folder: "internal/simnet"}, // imported by tests alone
+	{folder: "internal/testenv", outside: []string{"golang.org/x/sys", "github.com/vishvananda"}},
+
+	{folder: "tcp", core: true},
+	{folder: "sctp", core: true},
+	{folder: "mpa", core: true},
+	{folder: "ddp", core: true},
+	{folder: "rdmap", inside: []string{"ddp"}, core: true},
+	{folder: "verbs", inside: []string{"rdmap", "ddp"}, core: true},
+	{folder: "rpcrdma", inside: []string{"client"}},
+
+	{folder: "bpf", outside: []string{"github.com/cilium/ebpf", "golang.org/x/sys", "github.com/vishvananda/netlink"}},
+	{folder: "dataplane/link", outside: []string{"golang.org/x/sys"}},
+	{folder: "dataplane/xsk", inside: []string{"dataplane/link", "bpf"},
+		outside: []string{"github.com/asavie/xdp", "github.com/cilium/ebpf", "golang.org/x/sys", "github.com/safchain/ethtool", "github.com/vishvananda/netlink"}},
+	{folder: "dataplane", inside: []string{"dataplane/xsk", "dataplane/link", "bpf", "ctrl/shm", "verbs", "rdmap", "ddp", "mpa", "tcp", "sctp"},
+		outside: []string{"golang.org/x/sys", "github.com/vishvananda"}},
+
+	{folder: "ctrl/shm", inside: []string{"verbs", "rdmap"}, outside: []string{"golang.org/x/sys"}},
+	{folder: "ctrl/hostnet", inside: []string{"dataplane"}, outside: []string{"github.com/vishvananda", "golang.org/x/sys"}},
+	{folder: "ctrl", inside: []string{"ctrl", "dataplane", "bpf", "verbs", "rdmap", "ddp", "mpa", "tcp", "sctp"},
+		outside: []string{"golang.org/x", "google.golang.org/protobuf", "go.uber.org/zap", "github.com/vishvananda", "github.com/prometheus"}},
+	{folder: "client/embed", inside: []string{"client", "ctrl", "dataplane", "bpf", "verbs", "rdmap", "mpa", "tcp"},
+		outside: []string{"golang.org/x/sys", "go.uber.org/zap"}},
+	{folder: "client", inside: []string{"ctrl", "verbs", "rdmap"},
+		outside: []string{"golang.org/x", "google.golang.org/protobuf"}},
+
+	{folder: "cmd/iwarpd", inside: []string{"ctrl", "client", "dataplane", "bpf", "mpa", "tcp"},
+		outside: []string{"github.com/spf13", "go.uber.org/zap", "github.com/coreos/go-systemd", "golang.org/x", "go.yaml.in/yaml", "github.com/prometheus"}},
+	{folder: "cmd/iwarpctl", inside: []string{"client", "ctrl", "cmd/iwarpctl"},
+		outside: []string{"github.com/spf13", "golang.org/x", "github.com/jedib0t/go-pretty", "github.com/HdrHistogram"}},
+}
+
+// forbidden are the imports that a sans-I/O core has no use for. sync/atomic is
+// not among them: verbs.Table is read by workers without locks.
+var forbidden = []string{"time", "os", "net", "log", "log/slog", "context", "sync", "unsafe", "syscall", "io/fs", "math/rand", "math/rand/v2", "os/signal"}
+
+// exempt lists what a core package may do against the rule, with the reason.
+var exempt = map[string][]string{
+	"verbs": {"sync"}, // verbs.Table: written by ctrl, read by workers
+}
+
+// unsafeFolders may import unsafe: shared memory and rings live here.
+var unsafeFolders = []string{"dataplane/xsk", "dataplane/link", "dataplane", "ctrl/shm", "ctrl", "client", "bpf", "test"}
+
+type file struct {
+	folder string // slash path in the module
+	name   string
+	syntax *ast.File
+	test   bool
+	fset   *token.FileSet
+}
+
+func parse(t *testing.T) []file {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []file
+	err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			if os.IsNotExist(err) {
+				return nil // a temporary file of another test
+			}
+			return err
+		}
+		if d.IsDir() {
+			if n := d.Name(); p != root && (n == "testdata" || n == "out" || n == "bin" || strings.HasPrefix(n, ".")) {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(p, ".go") {
+			return nil
+		}
+		rel, err := filepath.Rel(root, p)
+		if err != nil {
+			return err
+		}
+		fset := token.NewFileSet()
+		syntax, err := parser.ParseFile(fset, p, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		out = append(out, file{
+			folder: path.Dir(filepath.ToSlash(rel)), name: filepath.ToSlash(rel), syntax: syntax,
+			test: strings.HasSuffix(p, "_test.go"), fset: fset,
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// under reports whether p is folder or lies in it.
+func under(p, folder string) bool {
+	return p == folder || strings.HasPrefix(p, folder+"/")
+}
+
+func anyUnder(p string, folders []string) bool {
+	return slices.ContainsFunc(folders, func(f string) bool { return under(p, f) })
+}
+
+func layerOf(folder string) (layer, bool) {
+	if anyUnder(folder, leaves) {
+		return layer{folder: folder}, true
+	}
+	for _, l := range layers {
+		if under(folder, l.folder) {
+			return l, true
+		}
+	}
+	return layer{}, false
+}
+
+// allowed reports whether a package of layer l in folder may import imp.
+func allowed(l layer, folder, imp string) bool {
+	if inside, ok := strings.CutPrefix(imp, module+"/"); ok {
+		return under(inside, l.folder) || anyUnder(inside, leaves) || anyUnder(inside, l.inside)
+	}
+	first, _, _ := strings.Cut(imp, "/")
+	if !strings.Contains(first, ".") {
+		return true // standard library
+	}
+	return anyUnder(imp, l.outside)
+}
+
+func imports(f file) []string {
+	var out []string
+	for _, s := range f.syntax.Imports {
+		p, err := strconv.Unquote(s.Path.Value)
+		if err == nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// helper folders hold programs and data of the tests, not layers.
+func helper(folder string) bool {
+	return folder == "." || under(folder, "test") || folder == "internal/arch"
+}
+
+func TestImportTable(t *testing.T) {
+	files := parse(t)
+	if len(files) < 3 {
+		t.Fatalf("found only %d Go files", len(files))
+	}
+	for _, f := range files {
+		if f.test || helper(f.folder) {
+			continue
+		}
+		l, ok := layerOf(f.folder)
+		if !ok {
+			t.Errorf("%s: folder %s is in no layer; add it to the table of internal/arch", f.name, f.folder)
+			continue
+		}
+		for _, imp := range imports(f) {
+			if !allowed(l, f.folder, imp) {
+				t.Errorf("%s imports %s: not in the import table for %s (DESIGN.md section 2)", f.name, imp, l.folder)
+			}
+		}
+	}
+}
+
+// TestImportTableRules checks the checker: what the table must refuse.
+func TestImportTableRules(t *testing.T) {
+	for _, tt := range []struct {
+		folder, imp string
+		want        bool
+	}{
+		{"tcp", "encoding/binary", true},
+		{"tcp", module + "/internal/serial", true},
+		{"tcp", module + "/mpa", false},
+		{"tcp", module + "/dataplane", false},
+		{"rdmap", module + "/ddp", true},
+		{"ddp", module + "/rdmap", false},
+		{"verbs", module + "/ctrl/shm", false},
+		{"dataplane", module + "/ctrl/shm", true},
+		{"dataplane", module + "/ctrl", false},
+		{"dataplane/link", module + "/dataplane", false},
+		{"client", module + "/dataplane", false},
+		{"client", module + "/client/embed", true},
+		{"client/embed", module + "/dataplane", true},
+		{"ctrl", "github.com/spf13/viper", false},
+		{"dataplane", "go.uber.org/zap", false},
+		{"internal/pkt", "golang.org/x/sys/unix", false},
+		{"internal/pkt", module + "/tcp", false},
+	} {
+		l, ok := layerOf(tt.folder)
+		if !ok {
+			t.Errorf("no layer for %s", tt.folder)
+			continue
+		}
+		if got := allowed(l, tt.folder, tt.imp); got != tt.want {
+			t.Errorf("%s importing %s: allowed = %v; want %v", tt.folder, tt.imp, got, tt.want)
+		}
+	}
+}
+
+// TestCoresAreSansIO keeps the clock, goroutines, channels, locks and unsafe
+// out of the protocol cores.
+func TestCoresAreSansIO(t *testing.T) {
+	for _, f := range parse(t) {
+		l, ok := layerOf(f.folder)
+		if !ok || !l.core || f.test {
+			continue
+		}
+		for _, imp := range imports(f) {
+			if slices.Contains(forbidden, imp) && !slices.Contains(exempt[l.folder], imp) {
+				t.Errorf("%s imports %s: a protocol core is sans-I/O (docs/architecture.md)", f.name, imp)
+			}
+		}
+		ast.Inspect(f.syntax, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				t.Errorf("%s: a protocol core starts a goroutine", f.fset.Position(n.Pos()))
+			case *ast.ChanType:
+				t.Errorf("%s: a protocol core uses a channel", f.fset.Position(n.Pos()))
+			}
+			return true
+		})
+	}
+}
+
+func TestUnsafeIsConfined(t *testing.T) {
+	for _, f := range parse(t) {
+		if f.test || anyUnder(f.folder, unsafeFolders) {
+			continue
+		}
+		if slices.Contains(imports(f), "unsafe") {
+			t.Errorf("%s imports unsafe: it belongs in %s", f.name, strings.Join(unsafeFolders, ", "))
+		}
+	}
+}
