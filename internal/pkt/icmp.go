@@ -1,0 +1,164 @@
+package pkt
+
+// ICMPKind is what an ICMP error says about a packet that we sent.
+type ICMPKind uint8
+
+// The kinds of ICMP errors.
+const (
+	Unreachable ICMPKind = iota + 1
+	TooBig
+	TimeExceeded
+	ParameterProblem
+)
+
+func (k ICMPKind) String() string {
+	switch k {
+	case Unreachable:
+		return "unreachable"
+	case TooBig:
+		return "packet too big"
+	case TimeExceeded:
+		return "time exceeded"
+	case ParameterProblem:
+		return "parameter problem"
+	}
+	return "unknown"
+}
+
+// ICMPError is an ICMP or ICMPv6 error about a packet of ours (RFC 792, RFC
+// 1191, RFC 4443).
+type ICMPError struct {
+	Flow  Flow // of the packet in question: Local is its source
+	Proto uint8
+	Kind  ICMPKind
+	Code  uint8 // the ICMP code
+
+	// MTU is the next hop's, for TooBig: 0 when the router did not say.
+	MTU int
+
+	// Seq is the TCP sequence number of the packet, or its SCTP verification
+	// tag. Whoever acts on the error checks it (RFC 5927, Section 4.1; RFC
+	// 9260, Section 10).
+	Seq uint32
+
+	// InitTag is the Initiate Tag of an SCTP packet whose verification tag is
+	// 0, 0 when the error does not show it.
+	InitTag uint32
+}
+
+// Parse reads the ICMP error in the packet p, of which head is the first piece
+// of the frame and holds all. The ICMP checksum is verified; that of the
+// embedded header is not, as routers need not keep it right. An ICMP message
+// that is no error, or whose embedded packet is neither TCP, SCTP nor UDP, is
+// ErrNotError.
+func (e *ICMPError) Parse(p *Packet, head []byte) error {
+	*e = ICMPError{}
+	if p.Proto != ProtoICMP && p.Proto != ProtoICMPv6 || p.V6 != (p.Proto == ProtoICMPv6) {
+		return ErrNotError
+	}
+	if p.L4Off < 0 || p.L4Len < 8 || len(head) < p.L4Off+p.L4Len {
+		return ErrShort
+	}
+	b := head[p.L4Off : p.L4Off+p.L4Len]
+	e.Code = b[1]
+	var sum uint32
+	if p.V6 {
+		sum = p.PseudoSum
+		switch b[0] {
+		case 1:
+			e.Kind = Unreachable
+		case 2:
+			e.Kind = TooBig
+			e.MTU = int(min(be.Uint32(b[4:]), 1<<16))
+		case 3:
+			e.Kind = TimeExceeded
+		case 4:
+			e.Kind = ParameterProblem
+		default:
+			return ErrNotError
+		}
+	} else {
+		switch {
+		case b[0] == 3 && b[1] == 4:
+			e.Kind = TooBig
+			e.MTU = int(be.Uint16(b[6:]))
+		case b[0] == 3:
+			e.Kind = Unreachable
+		case b[0] == 11:
+			e.Kind = TimeExceeded
+		case b[0] == 12:
+			e.Kind = ParameterProblem
+		default:
+			return ErrNotError
+		}
+	}
+	if Fold(Sum(b, sum)) != 0xffff {
+		return ErrChecksum
+	}
+	if p.V6 {
+		return e.embedded6(b[8:])
+	}
+	return e.embedded4(b[8:])
+}
+
+// embedded4 reads the start of an IPv4 packet that we sent.
+func (e *ICMPError) embedded4(b []byte) error {
+	if len(b) < ipv4Len {
+		return ErrShort
+	}
+	ihl := int(b[0]&15) * 4
+	if b[0]>>4 != 4 || ihl < ipv4Len {
+		return ErrHeader
+	}
+	if len(b) < ihl {
+		return ErrShort
+	}
+	if be.Uint16(b[6:])&0x1fff != 0 { // only the first fragment has ports
+		return ErrFragment
+	}
+	put4(&e.Flow.Local, b[12:16])
+	put4(&e.Flow.Remote, b[16:20])
+	return e.transport(b[9], b[ihl:])
+}
+
+// embedded6 reads the start of an IPv6 packet that we sent.
+func (e *ICMPError) embedded6(b []byte) error {
+	if len(b) < ipv6Len {
+		return ErrShort
+	}
+	if b[0]>>4 != 6 {
+		return ErrHeader
+	}
+	proto, off, err := skipExt(b[6], b, len(b))
+	if err != nil {
+		return err
+	}
+	e.Flow.Local = [16]byte(b[8:24])
+	e.Flow.Remote = [16]byte(b[24:40])
+	return e.transport(proto, b[off:])
+}
+
+// transport reads the first octets of an embedded transport header. Eight are
+// certain (RFC 792).
+func (e *ICMPError) transport(proto uint8, b []byte) error {
+	e.Proto = proto
+	switch proto {
+	case ProtoTCP, ProtoSCTP, ProtoUDP:
+	default:
+		return ErrNotError
+	}
+	if len(b) < 8 {
+		return ErrShort
+	}
+	e.Flow.LocalPort = be.Uint16(b[0:])
+	e.Flow.RemotePort = be.Uint16(b[2:])
+	if proto == ProtoUDP {
+		return nil
+	}
+	e.Seq = be.Uint32(b[4:])
+	// An INIT chunk (type 1) behind the common header shows its Initiate Tag.
+	if proto == ProtoSCTP && e.Seq == 0 && len(b) >= 20 && b[12] == 1 {
+		e.InitTag = be.Uint32(b[16:])
+	}
+	return nil
+}

@@ -1,0 +1,85 @@
+// Package pkt reads and writes what lies in front of a transport header:
+// Ethernet, up to two VLAN tags, IPv4 and IPv6; and computes the Internet
+// checksum. Parsers are total: any octets give a value or an error. Nothing
+// here allocates.
+package pkt
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+)
+
+var be = binary.BigEndian
+
+// IP protocol numbers of the transports and of ICMP.
+const (
+	ProtoICMP   = 1
+	ProtoTCP    = 6
+	ProtoUDP    = 17
+	ProtoICMPv6 = 58
+	ProtoSCTP   = 132
+)
+
+// ECN codepoints (RFC 3168, Section 5).
+const (
+	NotECT = 0
+	ECT1   = 1
+	ECT0   = 2
+	CE     = 3
+)
+
+// Errors of Packet.Parse and ICMPError.Parse.
+var (
+	ErrShort    = errors.New("pkt: frame shorter than its headers say")
+	ErrNotIP    = errors.New("pkt: neither IPv4 nor IPv6")
+	ErrHeader   = errors.New("pkt: malformed IP header")
+	ErrChecksum = errors.New("pkt: wrong checksum")
+	ErrFragment = errors.New("pkt: IP fragment")
+	ErrNotError = errors.New("pkt: not an ICMP error about a packet of ours")
+)
+
+// Flow names a connection. Local is this end, whichever way a packet goes. An
+// IPv4 address stands v4-mapped, so that a Flow is comparable and a map key.
+type Flow struct {
+	Local, Remote         [16]byte
+	LocalPort, RemotePort uint16
+}
+
+// NewFlow returns the flow between two endpoints.
+func NewFlow(local, remote netip.AddrPort) Flow {
+	return Flow{
+		Local: local.Addr().As16(), Remote: remote.Addr().As16(),
+		LocalPort: local.Port(), RemotePort: remote.Port(),
+	}
+}
+
+// LocalAddrPort returns this end as a netip value; IPv4 comes back as IPv4.
+func (f *Flow) LocalAddrPort() netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(f.Local).Unmap(), f.LocalPort)
+}
+
+// RemoteAddrPort returns the other end as a netip value.
+func (f *Flow) RemoteAddrPort() netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(f.Remote).Unmap(), f.RemotePort)
+}
+
+// Reverse returns the flow as the other end sees it.
+func (f Flow) Reverse() Flow {
+	return Flow{Local: f.Remote, Remote: f.Local, LocalPort: f.RemotePort, RemotePort: f.LocalPort}
+}
+
+// String is "local->remote".
+func (f Flow) String() string {
+	return f.LocalAddrPort().String() + "->" + f.RemoteAddrPort().String()
+}
+
+// is4 reports whether a is v4-mapped.
+func is4(a *[16]byte) bool {
+	return be.Uint64(a[0:]) == 0 && be.Uint32(a[8:]) == 0xffff
+}
+
+// put4 writes the IPv4 address b as v4-mapped.
+func put4(a *[16]byte, b []byte) {
+	*a = [16]byte{10: 0xff, 11: 0xff, 12: b[0], 13: b[1], 14: b[2], 15: b[3]}
+}

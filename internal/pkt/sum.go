@@ -1,0 +1,78 @@
+package pkt
+
+import (
+	"encoding/binary"
+	"math/bits"
+)
+
+// Sum adds b, as big-endian 16-bit words, to the partial sum initial (RFC
+// 1071). A last odd octet counts as the high half of a word. The result is a
+// partial sum too: sums of pieces compose while each piece starts at an even
+// offset of the whole; for one at an odd offset see SumSwap.
+func Sum(b []byte, initial uint32) uint32 {
+	return add32(initial, uint32(bits.ReverseBytes16(sumLE(b))))
+}
+
+// SumSwap is Sum for a piece that starts at an odd offset of the whole.
+func SumSwap(b []byte, initial uint32) uint32 {
+	return add32(initial, uint32(sumLE(b)))
+}
+
+// Fold reduces a partial sum to 16 bits. It does not complement: a checksum
+// field is ^Fold(sum), and Fold of a correct message, checksum and
+// pseudo-header included, is 0xffff.
+func Fold(sum uint32) uint16 {
+	sum = sum>>16 + sum&0xffff
+	return uint16(sum>>16 + sum)
+}
+
+// Checksum is ^Fold(sum): what goes in a TCP checksum field.
+func Checksum(sum uint32) uint16 { return ^Fold(sum) }
+
+// add32 is one's complement addition of partial sums.
+func add32(a, b uint32) uint32 {
+	s, c := bits.Add32(a, b, 0)
+	return s + c
+}
+
+// sumLE sums b as little-endian words: one's complement addition commutes with
+// swapping the octets of every word (RFC 1071, Section 2(B)), and loads in the
+// machine's own order are free.
+func sumLE(b []byte) uint16 {
+	le := binary.LittleEndian
+	var s, c uint64
+	for len(b) >= 64 {
+		s, c = bits.Add64(s, le.Uint64(b[0:8]), c)
+		s, c = bits.Add64(s, le.Uint64(b[8:16]), c)
+		s, c = bits.Add64(s, le.Uint64(b[16:24]), c)
+		s, c = bits.Add64(s, le.Uint64(b[24:32]), c)
+		s, c = bits.Add64(s, le.Uint64(b[32:40]), c)
+		s, c = bits.Add64(s, le.Uint64(b[40:48]), c)
+		s, c = bits.Add64(s, le.Uint64(b[48:56]), c)
+		s, c = bits.Add64(s, le.Uint64(b[56:64]), c)
+		b = b[64:]
+	}
+	for len(b) >= 8 {
+		s, c = bits.Add64(s, le.Uint64(b), c)
+		b = b[8:]
+	}
+	var last uint64
+	if len(b) >= 4 {
+		last = uint64(le.Uint32(b))
+		b = b[4:]
+	}
+	// At most three octets are left, and 2^32 is 1 modulo 2^16-1.
+	if len(b) >= 2 {
+		last += uint64(le.Uint16(b))
+		b = b[2:]
+	}
+	if len(b) == 1 {
+		last += uint64(b[0])
+	}
+	s, c = bits.Add64(s, last, c)
+	s, c = bits.Add64(s, 0, c)
+	s += c
+	s = s>>32 + s&0xffffffff
+	s = s>>32 + s&0xffffffff
+	return Fold(uint32(s))
+}

@@ -1,0 +1,87 @@
+package pkt
+
+// Tuple is what is needed to write the headers of a packet to the other end of
+// a flow: from Flow.Local to Flow.Remote.
+type Tuple struct {
+	Flow
+	Proto          uint8
+	V6             bool
+	SrcMAC, DstMAC [6]byte
+	VLANs          [MaxVLAN]uint16 // TCIs, outermost first
+	NVLAN          int             // 0..MaxVLAN
+	DSCP           uint8           // 0..63
+}
+
+// Reply returns the tuple that answers p: addresses and MACs swapped.
+func (p *Packet) Reply() Tuple {
+	return Tuple{
+		Flow: p.Flow, Proto: p.Proto, V6: p.V6,
+		SrcMAC: p.DstMAC, DstMAC: p.SrcMAC,
+		VLANs: p.VLANs, NVLAN: p.NVLAN,
+	}
+}
+
+// HeaderLen is the number of Ethernet, VLAN and IP octets in front of the
+// transport header.
+func (t *Tuple) HeaderLen() int {
+	n := etherLen + t.NVLAN*vlanLen
+	if t.V6 {
+		return n + ipv6Len
+	}
+	return n + ipv4Len
+}
+
+// Put writes HeaderLen octets at the front of b: headers for l4len octets of
+// transport header and payload, with DF set and TTL 64. Two tags are written as
+// 802.1ad outside and 802.1Q inside. id is the IPv4 identification; since DF is
+// set it need not be unique (RFC 6864, Section 4.1).
+func (t *Tuple) Put(b []byte, l4len int, ecn uint8, id uint16) {
+	_ = b[t.HeaderLen()-1]
+	*(*[6]byte)(b[0:6]) = t.DstMAC
+	*(*[6]byte)(b[6:12]) = t.SrcMAC
+	off := 12
+	for i := range t.NVLAN {
+		tag := uint16(etherVLAN)
+		if i == 0 && t.NVLAN > 1 {
+			tag = etherVLANad
+		}
+		be.PutUint16(b[off:], tag)
+		be.PutUint16(b[off+2:], t.VLANs[i])
+		off += vlanLen
+	}
+	if t.V6 {
+		be.PutUint16(b[off:], etherIPv6)
+		b = b[off+2:]
+		tc := uint32(t.DSCP<<2 | ecn&3)
+		be.PutUint32(b[0:], 6<<28|tc<<20)
+		be.PutUint16(b[4:], uint16(l4len))
+		b[6] = t.Proto
+		b[7] = 64
+		*(*[16]byte)(b[8:24]) = t.Local
+		*(*[16]byte)(b[24:40]) = t.Remote
+		return
+	}
+	be.PutUint16(b[off:], etherIPv4)
+	b = b[off+2:]
+	b[0] = 0x45
+	b[1] = t.DSCP<<2 | ecn&3
+	be.PutUint16(b[2:], uint16(ipv4Len+l4len))
+	be.PutUint16(b[4:], id)
+	be.PutUint16(b[6:], 0x4000) // DF
+	b[8] = 64
+	b[9] = t.Proto
+	be.PutUint16(b[10:], 0)
+	*(*[4]byte)(b[12:16]) = [4]byte(t.Local[12:])
+	*(*[4]byte)(b[16:20]) = [4]byte(t.Remote[12:])
+	be.PutUint16(b[10:], Checksum(Sum(b[:ipv4Len], 0)))
+}
+
+// PseudoSum is the sum of the pseudo-header of l4len octets of transport header
+// and payload (RFC 9293, Section 3.1; RFC 8200, Section 8.1).
+func (t *Tuple) PseudoSum(l4len int) uint32 {
+	s := uint32(t.Proto) + uint32(l4len)
+	if t.V6 {
+		return Sum(t.Remote[:], Sum(t.Local[:], s))
+	}
+	return Sum(t.Remote[12:], Sum(t.Local[12:], s))
+}
