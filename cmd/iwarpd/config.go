@@ -1,0 +1,359 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+	"go.uber.org/zap/zapcore"
+)
+
+// envPrefix begins the name of every environment variable that sets a key.
+const envPrefix = "IWARPD_"
+
+// settings is the configuration of one daemon, checked.
+type settings struct {
+	Interface string
+	Queues    []int // empty: all
+	CPUs      []int // one a queue; empty: not pinned
+	XDPMode   string
+	Poll      string
+	Spin      time.Duration
+	MTU       int // 0: that of the interface
+
+	Socket      string
+	SocketMode  fs.FileMode
+	SocketGroup string
+
+	Congestion   string
+	RcvWindow    int
+	MPARevision  int
+	MPACRC       bool
+	MPAMarkers   bool
+	MaxIRD       int
+	MaxORD       int
+	StartTimeout time.Duration
+
+	MaxClients    int
+	MaxQPs        int
+	MaxRegistered int64
+
+	Drain     time.Duration
+	LogLevel  zapcore.Level
+	LogFormat string
+}
+
+// A key is one setting: its flag, its name in the file and, in capitals behind
+// IWARPD_, its environment variable are the same word.
+type key struct {
+	name  string
+	short string // one-letter flag
+	def   string
+	help  string
+	set   func(s *settings, v string) error
+}
+
+// keys holds every setting there is; deploy/iwarpd.yaml explains each.
+var keys = []key{
+	{"interface", "i", "", "network interface to serve", func(s *settings, v string) error {
+		s.Interface = v
+		return nil
+	}},
+	{"queues", "", "all", `queues of the interface: "all", or a list like 0,2-3`, func(s *settings, v string) (err error) {
+		s.Queues, err = parseList(v)
+		return err
+	}},
+	{"cpus", "", "", "CPUs for the workers, one a queue, like 2-5; empty: not pinned", func(s *settings, v string) (err error) {
+		s.CPUs, err = parseList(v)
+		return err
+	}},
+	{"xdp-mode", "", "auto", "auto, native or generic", oneOf(func(s *settings) *string { return &s.XDPMode }, "auto", "native", "generic")},
+	{"poll", "", "adaptive", "adaptive (sleeps when idle) or busy (spins)", oneOf(func(s *settings) *string { return &s.Poll }, "adaptive", "busy")},
+	{"spin", "", "50us", "how long an adaptive worker spins before it sleeps", duration(func(s *settings) *time.Duration { return &s.Spin }, 0, time.Second)},
+	{"mtu", "", "0", "largest IP packet; 0: the MTU of the interface", number(func(s *settings) *int { return &s.MTU }, 0, 9216)},
+
+	{"socket", "", "/run/iwarpd/iwarpd.sock", "path of the API socket", func(s *settings, v string) error {
+		if v == "" || len(v) > 107 { // sun_path of sockaddr_un(7)
+			return errors.New("must be a path of 1 to 107 octets")
+		}
+		s.Socket = v
+		return nil
+	}},
+	{"socket-mode", "", "0660", "permissions of the API socket, octal", func(s *settings, v string) error {
+		n, err := strconv.ParseUint(v, 8, 32)
+		if err != nil || n > 0o777 {
+			return errors.New("must be octal, 0000 to 0777, in quotes in a file")
+		}
+		s.SocketMode = fs.FileMode(n)
+		return nil
+	}},
+	{"socket-group", "", "", "group that owns the API socket; empty: that of the daemon", func(s *settings, v string) error {
+		s.SocketGroup = v
+		return nil
+	}},
+
+	{"congestion-control", "", "cubic", "cubic, reno or dctcp", oneOf(func(s *settings) *string { return &s.Congestion }, "cubic", "reno", "dctcp")},
+	{"receive-window", "", "4194304", "octets that a connection may have unread; 65535 to 1 GiB", number(func(s *settings) *int { return &s.RcvWindow }, 65535, 1<<30)},
+	{"mpa-revision", "", "2", "highest MPA revision offered, 1 or 2", number(func(s *settings) *int { return &s.MPARevision }, 1, 2)},
+	{"mpa-crc", "", "true", "ask for CRC32c; off only where both ends switch it off", boolean(func(s *settings) *bool { return &s.MPACRC })},
+	{"mpa-markers", "", "false", "ask the peer to send markers", boolean(func(s *settings) *bool { return &s.MPAMarkers })},
+	{"max-ird", "", "32", "RDMA Reads that a peer may have outstanding on one connection", number(func(s *settings) *int { return &s.MaxIRD }, 0, 16382)},
+	{"max-ord", "", "32", "RDMA Reads that one connection may have outstanding", number(func(s *settings) *int { return &s.MaxORD }, 0, 16382)},
+	{"startup-timeout", "", "10s", "longest wait for the peer in each step of connection set-up", duration(func(s *settings) *time.Duration { return &s.StartTimeout }, 100*time.Millisecond, 10*time.Minute)},
+
+	{"max-clients", "", "64", "clients of one user", number(func(s *settings) *int { return &s.MaxClients }, 1, 1<<16)},
+	{"max-qps", "", "1024", "queue pairs of one user", number(func(s *settings) *int { return &s.MaxQPs }, 1, 1<<20)},
+	{"max-registered", "", "1GiB", "memory that one user may register", func(s *settings, v string) (err error) {
+		s.MaxRegistered, err = parseSize(v)
+		return err
+	}},
+
+	{"drain-timeout", "", "5s", "how long a stopping daemon waits for its clients", duration(func(s *settings) *time.Duration { return &s.Drain }, 0, 10*time.Minute)},
+	{"log-level", "", "info", "debug, info, warn or error", func(s *settings, v string) error {
+		if err := s.LogLevel.UnmarshalText([]byte(v)); err != nil || s.LogLevel > zapcore.ErrorLevel {
+			return errors.New("must be debug, info, warn or error")
+		}
+		return nil
+	}},
+	{"log-format", "", "console", "console or json", oneOf(func(s *settings) *string { return &s.LogFormat }, "console", "json")},
+}
+
+// addFlags gives flags one flag for each key.
+func addFlags(flags *pflag.FlagSet) {
+	for _, k := range keys {
+		flags.StringP(k.name, k.short, k.def, k.help)
+		if k.def == "true" || k.def == "false" {
+			flags.Lookup(k.name).NoOptDefVal = "true"
+		}
+	}
+}
+
+// load reads the settings: flags first, then environment, file, defaults. file
+// may be empty.
+func load(flags *pflag.FlagSet, file string) (*settings, error) {
+	v := viper.New()
+	v.AllowEmptyEnv(true)
+	for _, k := range keys {
+		// Neither fails: the flag is there, and the key has a name.
+		_ = v.BindPFlag(k.name, flags.Lookup(k.name))
+		_ = v.BindEnv(k.name, envName(k.name))
+	}
+	if file != "" {
+		if err := readFile(v, file); err != nil {
+			return nil, err
+		}
+	}
+	if err := checkEnv(os.Environ()); err != nil {
+		return nil, err
+	}
+	s := &settings{}
+	for _, k := range keys {
+		value := v.GetString(k.name)
+		if err := k.set(s, value); err != nil {
+			return nil, configErr("%s: %s is %q: %w", source(v, flags, file, k.name), k.name, value, err)
+		}
+	}
+	return s, s.check()
+}
+
+// source says where the value of a key comes from, in the order of precedence.
+func source(v *viper.Viper, flags *pflag.FlagSet, file, key string) string {
+	if flags.Changed(key) {
+		return "--" + key
+	}
+	if _, ok := os.LookupEnv(envName(key)); ok {
+		return envName(key)
+	}
+	if v.InConfig(key) {
+		return file
+	}
+	return "default"
+}
+
+// check looks at what single keys cannot see.
+func (s *settings) check() error {
+	if s.Interface == "" {
+		return configErr("no interface: name one with --interface IF, %sINTERFACE or \"interface:\" in the file", envPrefix)
+	}
+	if len(s.CPUs) > 0 && len(s.Queues) > 0 && len(s.CPUs) != len(s.Queues) {
+		return configErr("cpus: %d CPUs for %d queues: give one CPU a queue", len(s.CPUs), len(s.Queues))
+	}
+	return nil
+}
+
+// readFile reads the YAML file and refuses what is not a key.
+func readFile(v *viper.Viper, file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return configErr("cannot read the configuration: %w", err)
+	}
+	v.SetConfigType("yaml")
+	if err := v.ReadConfig(bytes.NewReader(text)); err != nil {
+		return configErr("%s: not YAML: %s", file, oneLine(err.Error()))
+	}
+	for _, name := range v.AllKeys() {
+		if !slices.ContainsFunc(keys, func(k key) bool { return k.name == name }) {
+			return configErr("%s: unknown key %q: did you mean %q?", file, name, nearest(name))
+		}
+		switch value := v.Get(name).(type) {
+		case []any, map[string]any:
+			return configErr("%s: %s: must be one value; write a list as a string like \"0,2-3\"", file, name)
+		case int:
+			if name == "socket-mode" { // YAML has read it as octal already
+				return configErr("%s: %s is %d: put it in quotes, like \"0660\"", file, name, value)
+			}
+		}
+	}
+	return nil
+}
+
+// checkEnv refuses variables that look like a key and are none.
+func checkEnv(environ []string) error {
+	for _, e := range environ {
+		name, _, _ := strings.Cut(e, "=")
+		if !strings.HasPrefix(name, envPrefix) || name == envPrefix+"CONFIG" {
+			continue
+		}
+		if !slices.ContainsFunc(keys, func(k key) bool { return envName(k.name) == name }) {
+			guess := nearest(strings.ReplaceAll(strings.ToLower(name[len(envPrefix):]), "_", "-"))
+			return configErr("unknown environment variable %s: did you mean %s?", name, envName(guess))
+		}
+	}
+	return nil
+}
+
+func envName(key string) string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(key, "-", "_"))
+}
+
+// nearest returns the key with the least edit distance to name.
+func nearest(name string) string {
+	best, least := "", 1<<30
+	for _, k := range keys {
+		if d := distance(name, k.name); d < least {
+			best, least = k.name, d
+		}
+	}
+	return best
+}
+
+// distance is Levenshtein's: insertions, deletions and replacements from a to b.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			diagonal, row[j+1] = row[j+1], min(row[j+1]+1, row[j]+1, diagonal+cost)
+		}
+	}
+	return row[len(b)]
+}
+
+func oneOf(field func(*settings) *string, values ...string) func(*settings, string) error {
+	return func(s *settings, v string) error {
+		if !slices.Contains(values, v) {
+			return fmt.Errorf("must be one of %s", strings.Join(values, ", "))
+		}
+		*field(s) = v
+		return nil
+	}
+}
+
+func number(field func(*settings) *int, least, most int) func(*settings, string) error {
+	return func(s *settings, v string) error {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < least || n > most {
+			return fmt.Errorf("must be a number from %d to %d", least, most)
+		}
+		*field(s) = n
+		return nil
+	}
+}
+
+func boolean(field func(*settings) *bool) func(*settings, string) error {
+	return func(s *settings, v string) error {
+		b, err := strconv.ParseBool(v)
+		if err != nil {
+			return errors.New("must be true or false")
+		}
+		*field(s) = b
+		return nil
+	}
+}
+
+func duration(field func(*settings) *time.Duration, least, most time.Duration) func(*settings, string) error {
+	return func(s *settings, v string) error {
+		d, err := time.ParseDuration(v)
+		if err != nil || d < least || d > most {
+			return fmt.Errorf("must be a time from %v to %v, like 50us, 2s", least, most)
+		}
+		*field(s) = d
+		return nil
+	}
+}
+
+// maxListed bounds a list of queues or CPUs.
+const maxListed = 1024
+
+// parseList reads "0,2-3"; "all" and "" give an empty list.
+func parseList(v string) ([]int, error) {
+	if v == "" || v == "all" {
+		return nil, nil
+	}
+	bad := errors.New(`must be "all" or a list like 0,2-3, each number once`)
+	var out []int
+	for part := range strings.SplitSeq(v, ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		if !isRange {
+			last = first
+		}
+		a, err1 := strconv.ParseUint(first, 10, 16)
+		b, err2 := strconv.ParseUint(last, 10, 16)
+		if err1 != nil || err2 != nil || b < a {
+			return nil, bad
+		}
+		for n := int(a); n <= int(b); n++ {
+			if slices.Contains(out, n) || len(out) == maxListed {
+				return nil, bad
+			}
+			out = append(out, n)
+		}
+	}
+	return out, nil
+}
+
+// parseSize reads a number of octets: 4096, 64KiB, 16MiB, 2GiB.
+func parseSize(v string) (int64, error) {
+	number, shift := v, 0
+	for i, unit := range []string{"KiB", "MiB", "GiB", "TiB"} {
+		if n, ok := strings.CutSuffix(v, unit); ok {
+			number, shift = strings.TrimSpace(n), 10*(i+1)
+		}
+	}
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || n <= 0 || n > 1<<50>>shift {
+		return 0, errors.New("must be a size like 4096, 64KiB, 16MiB or 2GiB")
+	}
+	return n << shift, nil
+}
+
+// oneLine keeps an error message on one line.
+func oneLine(s string) string {
+	return strings.Join(strings.Fields(s), " ")
+}

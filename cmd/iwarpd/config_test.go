@@ -1,0 +1,166 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+	"go.uber.org/zap/zapcore"
+)
+
+// parse reads args as the daemon does; text, if any, is the file's.
+func parse(t *testing.T, text string, args ...string) (*settings, error) {
+	t.Helper()
+	flags := pflag.NewFlagSet("iwarpd", pflag.ContinueOnError)
+	addFlags(flags)
+	if err := flags.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	file := ""
+	if text != "" {
+		file = filepath.Join(t.TempDir(), "iwarpd.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return load(flags, file)
+}
+
+func TestPrecedence(t *testing.T) {
+	const text = "interface: file0\nspin: 1ms\nlog-level: warn\n"
+	s, err := parse(t, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Interface != "file0" || s.Spin != time.Millisecond || s.LogLevel != zapcore.WarnLevel {
+		t.Errorf("file: %+v", s)
+	}
+	if s.MaxRegistered != 1<<30 || !s.MPACRC || s.SocketMode != 0o660 {
+		t.Errorf("defaults: %+v", s)
+	}
+	t.Setenv("IWARPD_INTERFACE", "env0")
+	t.Setenv("IWARPD_LOG_LEVEL", "error")
+	s, err = parse(t, text, "--interface", "flag0", "--mpa-markers")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Interface != "flag0" || s.LogLevel != zapcore.ErrorLevel || s.Spin != time.Millisecond || !s.MPAMarkers {
+		t.Errorf("flag over environment over file: %+v", s)
+	}
+}
+
+func TestLoadRefuses(t *testing.T) {
+	for _, tt := range []struct {
+		name, text string
+		args       []string
+		want       string // in the message
+	}{
+		{"no interface", "", nil, "--interface IF"},
+		{"unknown key", "interfcae: eth0\n", nil, `unknown key "interfcae": did you mean "interface"?`},
+		{"unknown key, nested", "log:\n  level: debug\n", nil, `unknown key "log.level": did you mean "log-level"?`},
+		{"list", "interface: [eth0]\n", nil, "must be one value"},
+		{"mode without quotes", "interface: eth0\nsocket-mode: 0660\n", nil, "in quotes"},
+		{"not YAML", "interface: eth0\n\tx", nil, "not YAML"},
+		{"poll", "", []string{"-i", "x", "--poll", "lazy"}, `--poll: poll is "lazy": must be one of adaptive, busy`},
+		{"xdp mode", "", []string{"-i", "x", "--xdp-mode", "skb"}, "auto, native, generic"},
+		{"log level", "", []string{"-i", "x", "--log-level", "loud"}, "debug, info, warn or error"},
+		{"fatal is no level", "", []string{"-i", "x", "--log-level", "fatal"}, "debug, info, warn or error"},
+		{"mtu", "", []string{"-i", "x", "--mtu", "-1"}, "from 0 to 9216"},
+		{"spin", "", []string{"-i", "x", "--spin", "2s"}, "from 0s to 1s"},
+		{"queues", "", []string{"-i", "x", "--queues", "3-1"}, "a list like"},
+		{"queue twice", "", []string{"-i", "x", "--queues", "0,0"}, "a list like"},
+		{"cpus and queues", "", []string{"-i", "x", "--queues", "0-1", "--cpus", "3"}, "1 CPUs for 2 queues"},
+		{"socket", "", []string{"-i", "x", "--socket", strings.Repeat("s", 108)}, "1 to 107"},
+		{"size", "", []string{"-i", "x", "--max-registered", "1GB"}, "16MiB"},
+		{"size overflow", "", []string{"-i", "x", "--max-registered", "9999999TiB"}, "16MiB"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := parse(t, tt.text, tt.args...)
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Fatalf("error %v; want it to hold %q", err, tt.want)
+			}
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("error of more than one line: %q", err)
+			}
+			if got := exitCode(err); got != exitConfig {
+				t.Errorf("exit code %d; want %d", got, exitConfig)
+			}
+		})
+	}
+}
+
+func TestEnvironmentUnknown(t *testing.T) {
+	t.Setenv("IWARPD_INTERFACES", "eth0")
+	_, err := parse(t, "")
+	if err == nil || !strings.Contains(err.Error(), "did you mean IWARPD_INTERFACE?") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestEnvironmentNames(t *testing.T) {
+	t.Setenv("IWARPD_QUEUES", "all")
+	_, err := parse(t, "", "-i", "x")
+	if err != nil {
+		t.Error(err)
+	}
+	t.Setenv("IWARPD_QUEUES", "x")
+	_, err = parse(t, "", "-i", "x")
+	if err == nil || !strings.HasPrefix(err.Error(), "IWARPD_QUEUES:") {
+		t.Errorf("error %v; want it to name the variable", err)
+	}
+}
+
+// TestDeployedFile: deploy/iwarpd.yaml loads, names every key, and tells the
+// true defaults.
+func TestDeployedFile(t *testing.T) {
+	const file = "../../deploy/iwarpd.yaml"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := parse(t, string(text)); err != nil {
+		t.Fatal(err)
+	}
+	v := viper.New()
+	if err := readFile(v, file); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range keys {
+		if !v.InConfig(k.name) {
+			t.Errorf("%s does not name %s", file, k.name)
+		} else if got := v.GetString(k.name); got != k.def && k.name != "interface" {
+			t.Errorf("%s: %s is %q; the default is %q", file, k.name, got, k.def)
+		}
+	}
+}
+
+func TestParseList(t *testing.T) {
+	got, err := parseList("0,2-4,9")
+	if err != nil || !slices.Equal(got, []int{0, 2, 3, 4, 9}) {
+		t.Errorf("parseList = %v, %v", got, err)
+	}
+	for _, bad := range []string{",", "1,", "-1", "1-", "a", "0-99999", "0-65535"} {
+		if got, err := parseList(bad); err == nil {
+			t.Errorf("parseList(%q) = %v; want an error", bad, got)
+		}
+	}
+}
+
+func TestDistance(t *testing.T) {
+	for _, tt := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"", "abc", 3}, {"kitten", "sitting", 3}, {"poll", "pol", 1}} {
+		if got := distance(tt.a, tt.b); got != tt.want {
+			t.Errorf("distance(%q, %q) = %d; want %d", tt.a, tt.b, got, tt.want)
+		}
+		if got := distance(tt.b, tt.a); got != tt.want {
+			t.Errorf("distance(%q, %q) = %d; want %d", tt.b, tt.a, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Exit codes, as --help lists them.
+const (
+	exitOK         = 0
+	exitFailure    = 1 // anything else went wrong
+	exitConfig     = 2 // bad flag, key or value
+	exitInterface  = 3 // no such interface, no address, no such queue
+	exitPermission = 4 // capability or file permission missing
+	exitBusy       = 5 // interface, queue, socket or port is taken
+)
+
+// An exitError is an error that decides the exit code.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+func exitErr(code int, format string, args ...any) error {
+	return &exitError{code, fmt.Errorf(format, args...)}
+}
+
+func configErr(format string, args ...any) error {
+	return exitErr(exitConfig, format, args...)
+}
+
+// exitCode returns the exit code for err; nil gives exitOK.
+func exitCode(err error) int {
+	if err == nil {
+		return exitOK
+	}
+	if e := (*exitError)(nil); errors.As(err, &e) {
+		return e.code
+	}
+	return exitFailure
+}
