@@ -1,0 +1,79 @@
+package dataplane
+
+import (
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// completions moves what the queue pair has completed to its CQs. A segment
+// that was taken but not composed holds completions back: the payload of its
+// work request is not copied yet.
+func (w *worker) completions(c *conn) {
+	if c.hasPend {
+		return
+	}
+	var wc verbs.WC
+	for c.qp.QP.PollWC(&wc) {
+		if !w.complete(c.qp, &wc) {
+			w.abort(c, errCQOverrun)
+			return
+		}
+	}
+}
+
+// complete writes one completion. It reports false when the CQ is full.
+func (w *worker) complete(b *QPBinding, wc *verbs.WC) bool {
+	cq := b.SendCQ
+	if wc.Op.IsRecv() {
+		cq = b.RecvCQ
+	}
+	if cq == nil {
+		return true
+	}
+	if !cq.Push(w.id, wc) {
+		w.stats.CQOverruns++
+		return false
+	}
+	w.touch(cq)
+	return true
+}
+
+func (w *worker) touch(cq *shm.CQ) {
+	for _, t := range w.cqs {
+		if t == cq {
+			return
+		}
+	}
+	w.cqs = append(w.cqs, cq)
+}
+
+// remoteEvents acts on what the stream reports.
+func (w *worker) remoteEvents(c *conn) {
+	for {
+		ev, ok := c.stream.PollEvent()
+		if !ok {
+			return
+		}
+		if ev == rdmap.EventTerminated {
+			err := &term.RemoteError{Err: c.stream.Remote()}
+			c.err = err
+			c.rxFailed = true
+			w.event(c, EventTerminated, err, append([]byte(nil), c.stream.RemoteRaw()...))
+			w.dropQP(c)
+			c.mode = modeClosing
+			c.tcp.Close(w.now)
+			return
+		}
+	}
+}
+
+// errLocal is the violation that a peer is told of when memory of ours, which a
+// message of that source needs, is gone.
+func errLocal(kind rdmap.SourceKind) *term.Error {
+	if kind == rdmap.SourceTagged {
+		return term.ErrReadSTag
+	}
+	return term.ErrRDMAPLocal
+}

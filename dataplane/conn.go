@@ -1,0 +1,412 @@
+package dataplane
+
+import (
+	"errors"
+	"math/bits"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/tcp"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// mode is where a connection stands on its way from a byte stream to FPDUs.
+type mode uint8
+
+const (
+	modeOpening   mode = iota // TCP handshake
+	modeStreaming             // octets go to and come from the control plane
+	modeSwitching             // attached; the last streaming octets wait for the window
+	modeFull                  // full operation: FPDUs
+	modeClosing               // nothing more is composed
+)
+
+// streamLimit bounds the streaming-mode octets that wait for the control plane.
+const streamLimit = 64 << 10
+
+// conn is a connection with all that it owns. Its worker's goroutine is the
+// only one to touch it.
+type conn struct {
+	id      ConnID
+	flow    pkt.Flow
+	tuple   pkt.Tuple
+	tcp     *tcp.Conn
+	mode    mode
+	lst     *listener // while half-open
+	passive bool
+	dirty   bool
+	closed  bool // EventClosed is out
+	gone    bool // in no table any more
+	err     error
+
+	giveUp   clock.Time // of an active open
+	deadline clock.Time // the earlier of tcp's and giveUp
+	timer    timer
+
+	// streaming mode
+	in      []byte // received, not consumed by the control plane
+	outq    []byte // to be sent
+	attachP mpa.Params
+
+	// full operation
+	qp       *QPBinding
+	stream   *rdmap.Stream
+	tx       mpa.Framer
+	rx       mpa.Receiver
+	markers  bool // the peer sends them
+	gate     bool // a responder waits for the first FPDU
+	pending  rdmap.Segment
+	hasPend  bool
+	failed   bool // a Terminate is queued or sent
+	rxFailed bool // nothing that arrives is looked at any more
+}
+
+var (
+	errDetached   = errors.New("dataplane: queue pair destroyed")
+	errAborted    = errors.New("dataplane: connection aborted by the application")
+	errCQOverrun  = errors.New("dataplane: completion queue overrun")
+	errNoConn     = errors.New("dataplane: connection is gone")
+	errTooMany    = errors.New("dataplane: too many connections")
+	errFlowExists = errors.New("dataplane: a connection with these addresses and ports exists")
+	errStreamFull = errors.New("dataplane: peer sent too much before MPA startup ended")
+)
+
+func trailingZeros(v uint64) int { return bits.TrailingZeros64(v) }
+
+// addConn enters a new connection in the tables.
+func (w *worker) addConn(c *conn) {
+	c.timer.conn = c
+	w.flows[c.flow] = c
+	if c.id != 0 {
+		w.conns[c.id] = c
+	}
+	w.stats.Conns = uint64(len(w.flows))
+}
+
+// drop takes a connection out of the tables. Its tcp.Conn has given back all.
+func (w *worker) drop(c *conn) {
+	if c.gone {
+		return
+	}
+	c.gone = true
+	w.timers.stop(&c.timer)
+	delete(w.flows, c.flow)
+	delete(w.conns, c.id)
+	w.forgetEmbryo(c)
+	w.stats.Conns = uint64(len(w.flows))
+}
+
+func (w *worker) withConn(id ConnID, f func(*worker, *conn)) {
+	if to := w.moved[id]; to != nil {
+		to.post(func(w *worker) { w.withConn(id, f) })
+		return
+	}
+	f(w, w.conns[id])
+}
+
+func (w *worker) event(c *conn, kind EventKind, err error, data []byte) {
+	w.e.events.push(Event{Kind: kind, Conn: c.id, Flow: c.flow, Worker: w.id, Err: err, Data: data, QP: c.qp})
+}
+
+// connect begins an active open.
+func (w *worker) connect(id ConnID, flow pkt.Flow, hop Hop, timeout time.Duration) error {
+	switch {
+	case w.flows[flow] != nil:
+		return errFlowExists
+	case len(w.flows) >= w.e.cfg.MaxConns:
+		return errTooMany
+	}
+	mtu := w.link.MTU()
+	if hop.MTU != 0 {
+		mtu = min(mtu, hop.MTU)
+	}
+	c := &conn{id: id, flow: flow}
+	c.tuple = tupleOf(flow, &hop)
+	c.tcp = tcp.Dial(w.now, &w.tcp, flow, tcp.ISS(w.e.secret, flow, w.now), mtu)
+	if timeout > 0 {
+		c.giveUp = w.now.Add(timeout)
+	}
+	w.addConn(c)
+	w.rememberEmbryo(c)
+	w.stats.ActiveOpens++
+	w.mark(c)
+	return nil
+}
+
+func (c *conn) connectTimeout(w *worker) {
+	if c.mode == modeOpening && c.giveUp.Due(w.now) {
+		c.giveUp = 0
+		c.err = ErrTimeout
+		c.tcp.Abort(w.now)
+	}
+}
+
+func tupleOf(flow pkt.Flow, hop *Hop) pkt.Tuple {
+	t := pkt.Tuple{Flow: flow, Proto: pkt.ProtoTCP, V6: !isV4(flow.Remote)}
+	setHop(&t, hop)
+	return t
+}
+
+func setHop(t *pkt.Tuple, hop *Hop) {
+	t.SrcMAC, t.DstMAC = hop.SrcMAC, hop.DstMAC
+	t.NVLAN = copy(t.VLANs[:], hop.VLANs)
+}
+
+// isV4 reports whether a is a v4-mapped address.
+func isV4(a [16]byte) bool {
+	return [12]byte(a[:12]) == [12]byte{10: 0xff, 11: 0xff}
+}
+
+func (w *worker) setHop(c *conn, hop *Hop) {
+	if c.tuple.HeaderLen() != 0 {
+		setHop(&c.tuple, hop)
+	}
+	mtu := w.link.MTU()
+	if hop.MTU != 0 {
+		mtu = min(mtu, hop.MTU)
+	}
+	c.tcp.SetMTU(w.now, mtu)
+	w.mark(c)
+}
+
+// An embryo is a connection in SYN-SENT. Its SYN-ACK may arrive on another
+// queue than the SYN went out on; that queue's worker then adopts it.
+
+func (w *worker) rememberEmbryo(c *conn) {
+	if len(w.e.workers) == 1 {
+		return
+	}
+	w.e.mu.Lock()
+	w.e.embryos[c.flow] = w
+	w.e.nembryos.Store(int32(len(w.e.embryos)))
+	w.e.mu.Unlock()
+}
+
+func (w *worker) forgetEmbryo(c *conn) {
+	if w.e.nembryos.Load() == 0 {
+		return
+	}
+	w.e.mu.Lock()
+	if w.e.embryos[c.flow] == w {
+		delete(w.e.embryos, c.flow)
+		w.e.nembryos.Store(int32(len(w.e.embryos)))
+	}
+	w.e.mu.Unlock()
+}
+
+// adopt asks the owner of an embryo to hand it over, and gives it the segment
+// once it is here. It reports whether there is such an embryo.
+func (w *worker) adopt(flow pkt.Flow, seg tcp.Segment) bool {
+	if w.e.nembryos.Load() == 0 || seg.Len != 0 {
+		return false
+	}
+	w.e.mu.Lock()
+	owner := w.e.embryos[flow]
+	w.e.mu.Unlock()
+	if owner == nil || owner == w {
+		return false
+	}
+	owner.post(func(o *worker) {
+		c := o.flows[flow]
+		if c == nil || c.mode != modeOpening || c.passive {
+			return
+		}
+		o.forgetEmbryo(c)
+		o.timers.stop(&c.timer)
+		delete(o.flows, flow)
+		delete(o.conns, c.id)
+		o.moved[c.id] = w
+		c.gone = true // for marks and timers of the old owner
+		w.post(func(w *worker) {
+			c.gone, c.dirty = false, false
+			c.timer, c.deadline = timer{}, 0
+			w.addConn(c)
+			seg.Buf = tcp.NoBuf
+			c.tcp.HandleSegment(w.now, &seg)
+			w.mark(c)
+		})
+	})
+	return true
+}
+
+// streamSend queues streaming-mode octets.
+func (w *worker) streamSend(c *conn, b []byte) {
+	if c.mode == modeStreaming {
+		c.outq = append(c.outq, b...)
+		w.mark(c)
+	}
+}
+
+func (w *worker) streamConsumed(c *conn, n int) {
+	n = min(n, len(c.in))
+	c.in = c.in[:copy(c.in, c.in[n:])]
+	c.tcp.SetBacklog(len(c.in))
+	w.mark(c)
+}
+
+// attach takes c to full operation, as soon as its streaming octets are sent.
+func (w *worker) attach(id ConnID, c *conn, a Attachment) {
+	b := a.QP
+	if c == nil || c.mode != modeStreaming || c.closed {
+		b.QP.Error()
+		w.flushQP(b)
+		w.e.events.push(Event{Kind: EventClosed, Conn: id, Worker: w.id, Err: errNoConn, QP: b})
+		return
+	}
+	c.qp, c.attachP = b, a.Params
+	b.conn = c
+	b.id.Store(uint64(id))
+	if cl := w.client(b.Client); cl != nil {
+		for len(cl.conns) <= b.Bit {
+			cl.conns = append(cl.conns, nil)
+		}
+		cl.conns[b.Bit] = c
+	}
+	c.outq = append(c.outq, a.Reply...)
+	c.mode = modeSwitching
+	w.mark(c)
+}
+
+// switchOver begins full operation: from here each octet is part of an FPDU.
+func (w *worker) switchOver(c *conn) {
+	p := &c.attachP
+	c.tx.Init(p.CRC, p.SendMarkers, c.tcp.SndNxt())
+	c.rx.Init(p.CRC, p.RecvMarkers, c.tcp.RcvNxt().Add(-len(c.in)))
+	c.markers = p.RecvMarkers
+	c.qp.QP.Start(rdmap.Config{IRD: p.IRD, ORD: p.ORD})
+	c.stream = c.qp.QP.Stream()
+	c.mode = modeFull
+	c.tcp.SetBacklog(0)
+	// RFC 5044 section 7.1.2 rule 4: a responder sends nothing before the first
+	// FPDU of the initiator.
+	c.gate = !p.Initiator
+	switch rtr := rtrKind(p.RTR); {
+	case p.RTR == 0:
+		w.event(c, EventEstablished, nil, nil)
+	case p.Initiator:
+		c.stream.SendRTR(rtr)
+		w.event(c, EventEstablished, nil, nil)
+	default:
+		c.stream.ExpectRTR(rtr)
+	}
+	if left := c.in; len(left) > 0 {
+		c.in = nil
+		w.receive(c, left)
+	}
+	c.in, c.outq = nil, nil
+}
+
+// disconnect closes c at the application's wish.
+func (w *worker) disconnect(c *conn, abort bool) {
+	if abort {
+		w.abort(c, errAborted)
+		return
+	}
+	if c.mode == modeFull {
+		w.pumpConn(c) // what was posted before the call still goes out
+		w.dropQP(c)
+	}
+	c.mode = modeClosing
+	c.tcp.Close(w.now)
+	w.mark(c)
+}
+
+// abort cuts c with a RST.
+func (w *worker) abort(c *conn, why error) {
+	if c.err == nil {
+		c.err = why
+	}
+	w.dropQP(c)
+	c.mode = modeClosing
+	c.tcp.Abort(w.now)
+	w.mark(c)
+}
+
+// detach cuts c because its queue pair goes away, and lets go of the pair at
+// once.
+func (w *worker) detach(c *conn) {
+	w.abort(c, errDetached)
+	w.unlinkQP(c)
+}
+
+// dropQP ends the queue pair of c: what was posted is flushed.
+func (w *worker) dropQP(c *conn) {
+	if c.qp == nil {
+		return
+	}
+	c.hasPend = false
+	c.qp.QP.Error()
+	w.flushQP(c.qp)
+}
+
+// flushQP delivers the completions of a queue pair in ERROR, flushed work
+// requests included.
+func (w *worker) flushQP(b *QPBinding) {
+	var wc verbs.WC
+	for b.QP.PollWC(&wc) {
+		w.complete(b, &wc)
+	}
+}
+
+func (w *worker) unlinkQP(c *conn) {
+	b := c.qp
+	if b == nil {
+		return
+	}
+	if cl := w.client(b.Client); cl != nil && b.Bit < len(cl.conns) && cl.conns[b.Bit] == c {
+		cl.conns[b.Bit] = nil
+	}
+	b.conn = nil
+	b.id.Store(0)
+	c.qp, c.stream = nil, nil
+}
+
+// finish tells the control plane that c is closed; the tcp.Conn may linger in
+// TIME-WAIT.
+func (w *worker) finish(c *conn, err error) {
+	if c.closed {
+		return
+	}
+	c.closed = true
+	if c.err != nil {
+		err = c.err
+	}
+	if c.lst != nil {
+		c.lst.l.Done(c.tcp)
+		c.lst = nil
+	}
+	w.dropQP(c)
+	c.mode = modeClosing
+	if c.id != 0 {
+		w.event(c, EventClosed, err, nil)
+	}
+	w.unlinkQP(c)
+}
+
+// fail ends the stream for a violation: a Terminate goes out, then a FIN.
+func (w *worker) fail(c *conn, err *term.Error, ulpdu []byte) {
+	c.rxFailed = true
+	if c.failed {
+		return
+	}
+	c.failed = true
+	c.stream.Fail(err, ulpdu)
+	c.gate = false
+	w.stats.Violations++
+	w.event(c, EventFailed, err, nil)
+	w.mark(c)
+}
+
+func rtrKind(r mpa.RTR) rdmap.Op {
+	switch r {
+	case mpa.RTRWrite:
+		return rdmap.OpWrite
+	case mpa.RTRRead:
+		return rdmap.OpRead
+	}
+	return rdmap.OpSend
+}

@@ -1,0 +1,483 @@
+// Package dataplane joins the protocol cores to the edges: a worker for each
+// NIC queue polls the link, the clients' doorbells and its timers, and owns the
+// frames, connections and queue pairs that live there. The control plane
+// reaches a worker only by its command queue, and hears of it by events.
+package dataplane
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/tcp"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// ConnID names a connection for the life of the engine. Its upper 16 bits are
+// the worker that made it.
+type ConnID uint64
+
+// ListenerID names a listener.
+type ListenerID uint64
+
+// PollPolicy says what a worker does when there is nothing to do.
+type PollPolicy uint8
+
+const (
+	// Adaptive spins for Config.Spin after the last work, then sleeps until a
+	// frame, a doorbell, a command or a timer.
+	Adaptive PollPolicy = iota
+	// Busy spins for ever: lowest latency, one core each.
+	Busy
+)
+
+// Config holds what an engine is made from. The zero value of each field has a
+// default.
+type Config struct {
+	// OnEvent is called for every event, in order, from one goroutine of the
+	// engine's. It must not block for long.
+	OnEvent func(Event)
+	Poll    PollPolicy
+	// Spin is how long an adaptive worker spins after work; default 50 µs.
+	Spin time.Duration
+	// TCP is used for every connection; default tcp.DefaultConfig().
+	TCP *tcp.Config
+	// MaxConns bounds the connections of each worker; default 16384.
+	MaxConns int
+	// Inline lets an application drive worker 0 itself by Turn; the engine's own
+	// goroutine then only fills in while the application does not.
+	Inline bool
+}
+
+// Queue is one NIC queue for a worker.
+type Queue struct {
+	Link link.Link
+	CPU  int // to pin the worker to; -1: any
+}
+
+// Hop is the way to a destination: what the kernel's routes and neighbours say.
+type Hop struct {
+	SrcMAC, DstMAC [6]byte
+	VLANs          []uint16 // TCIs, outermost first
+	MTU            int      // largest IP packet on that path
+	Src            netip.Addr
+}
+
+// Resolver finds the next hop of a destination. Resolve may block for a bounded
+// time while the kernel asks for a neighbour. Watch registers a function that
+// is called when routes, neighbours or the MTU may have changed.
+type Resolver interface {
+	Resolve(dst, src netip.Addr) (Hop, error)
+	Watch(changed func())
+}
+
+// QPBinding joins a queue pair to its rings, for the worker that gets its
+// connection.
+type QPBinding struct {
+	QP             *verbs.QP
+	SendCQ, RecvCQ *shm.CQ
+	Client         *ClientBinding
+	Bit            int // in the client's doorbell pages
+	User           any // the owner's, untouched
+
+	conn *conn // owned by the worker it is attached to
+	id   atomic.Uint64
+}
+
+// ClientBinding is what the workers know of a client: its doorbell pages.
+type ClientBinding struct {
+	Doorbells []*shm.Doorbells // one for each worker
+	// OnFault is called, from the worker, when touching the client's memory
+	// faulted. The client has to be ended.
+	OnFault func()
+}
+
+// Attachment takes a connection from streaming mode to full operation.
+type Attachment struct {
+	QP     *QPBinding
+	Params mpa.Params
+	Reply  []byte // sent last in streaming mode: the MPA reply of a responder
+}
+
+// EventKind says what happened.
+type EventKind uint8
+
+// Events of a connection come in this order; EventClosed is the last.
+const (
+	EventNone EventKind = iota
+	// EventAccepted: a passive open is done; the connection is in streaming mode.
+	EventAccepted
+	// EventConnected: an active open is done; the connection is in streaming mode.
+	EventConnected
+	// EventData: streaming-mode octets, in Data.
+	EventData
+	// EventEstablished: full operation, in which the QP may send.
+	EventEstablished
+	// EventPeerClosed: the peer's FIN arrived in order.
+	EventPeerClosed
+	// EventTerminated: the peer sent a Terminate; Err is a *term.RemoteError, Data its octets.
+	EventTerminated
+	// EventFailed: a violation was found here and a Terminate sent; Err is a *term.Error.
+	EventFailed
+	// EventClosed: the connection is gone, Err says why (nil: closed by both in order).
+	EventClosed
+)
+
+// Event tells the control plane what happened to a connection.
+type Event struct {
+	Kind     EventKind
+	Conn     ConnID
+	Listener ListenerID // EventAccepted
+	Flow     pkt.Flow
+	Worker   int // which of the client's doorbell pages serves the connection
+	Data     []byte
+	Err      error
+	QP       *QPBinding // nil in streaming mode
+}
+
+// Errors of the engine's calls.
+var (
+	ErrStopped = errors.New("dataplane: engine stopped")
+	ErrTimeout = errors.New("dataplane: connect timed out")
+)
+
+// Engine owns the workers, one for each queue.
+type Engine struct {
+	cfg      Config
+	resolver Resolver
+	workers  []*worker
+	secret   [16]byte // for ISS and SYN cookies
+	nextID   atomic.Uint64
+
+	events eventQueue
+
+	mu       sync.Mutex // guards embryos
+	embryos  map[pkt.Flow]*worker
+	nembryos atomic.Int32
+
+	stop    atomic.Bool
+	wg      sync.WaitGroup
+	evDone  chan struct{}
+	started bool
+}
+
+// New makes an engine over queues. Nothing runs before Start.
+func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
+	if len(queues) == 0 {
+		return nil, errors.New("dataplane: no queue")
+	}
+	if cfg.OnEvent == nil {
+		cfg.OnEvent = func(Event) {}
+	}
+	if cfg.Spin == 0 {
+		cfg.Spin = 50 * time.Microsecond
+	}
+	if cfg.MaxConns == 0 {
+		cfg.MaxConns = 16384
+	}
+	if cfg.TCP == nil {
+		c := tcp.DefaultConfig()
+		cfg.TCP = &c
+	}
+	e := &Engine{cfg: cfg, resolver: res, embryos: make(map[pkt.Flow]*worker), evDone: make(chan struct{})}
+	if _, err := rand.Read(e.secret[:]); err != nil {
+		return nil, fmt.Errorf("dataplane: %w", err)
+	}
+	e.events.init()
+	for i, q := range queues {
+		w, err := newWorker(e, i, q)
+		if err != nil {
+			for _, w := range e.workers {
+				w.closeFDs()
+			}
+			return nil, err
+		}
+		e.workers = append(e.workers, w)
+	}
+	return e, nil
+}
+
+// Start runs the workers and the event goroutine.
+func (e *Engine) Start() {
+	e.started = true
+	go func() {
+		defer close(e.evDone)
+		e.events.run(e.cfg.OnEvent)
+	}()
+	for _, w := range e.workers {
+		e.wg.Add(1)
+		go func() {
+			defer e.wg.Done()
+			w.run()
+		}()
+	}
+	if e.resolver != nil {
+		e.resolver.Watch(e.rehop)
+	}
+}
+
+// Stop ends the workers. Connections are cut without a word; the links are the
+// caller's to close.
+func (e *Engine) Stop() {
+	if e.stop.Swap(true) {
+		return
+	}
+	for _, w := range e.workers {
+		w.cmds.wake()
+	}
+	e.wg.Wait()
+	e.events.close()
+	if e.started {
+		<-e.evDone
+	}
+	for _, w := range e.workers {
+		w.closeFDs()
+	}
+}
+
+// Workers returns the number of workers.
+func (e *Engine) Workers() int { return len(e.workers) }
+
+// WakeFD returns the eventfd that wakes a worker.
+func (e *Engine) WakeFD(worker int) int { return e.workers[worker].cmds.fd }
+
+// Turn drives worker 0 once from the calling goroutine and returns the amount
+// of work found. The engine must have been made with Inline. It returns 0 when
+// the engine's own goroutine is in a turn just then.
+func (e *Engine) Turn() int { return e.workers[0].inlineTurn() }
+
+func (e *Engine) worker(id ConnID) *worker {
+	i := int(uint64(id) >> 48)
+	if i >= len(e.workers) {
+		i = 0
+	}
+	return e.workers[i]
+}
+
+// onConn has the owner of a connection run f, once; f gets nil when the
+// connection is gone.
+func (e *Engine) onConn(id ConnID, f func(w *worker, c *conn)) {
+	e.worker(id).post(func(w *worker) { w.withConn(id, f) })
+}
+
+// Listen makes every worker accept connections to local. An unspecified
+// address stands for every address that frames arrive for. backlog bounds the
+// half-open connections of each worker.
+func (e *Engine) Listen(local netip.AddrPort, backlog int) (ListenerID, error) {
+	id := ListenerID(e.nextID.Add(1))
+	errs := make(chan error, len(e.workers))
+	for _, w := range e.workers {
+		w.post(func(w *worker) { errs <- w.listen(id, local, backlog) })
+	}
+	var first error
+	for range e.workers {
+		if err := <-errs; err != nil && first == nil {
+			first = err
+		}
+	}
+	if first != nil {
+		e.Unlisten(id)
+		return 0, first
+	}
+	return id, nil
+}
+
+// Unlisten ends a listener. Connections that it made stay.
+func (e *Engine) Unlisten(id ListenerID) {
+	for _, w := range e.workers {
+		w.post(func(w *worker) { w.unlisten(id) })
+	}
+}
+
+// Connect opens a connection from local to remote. EventConnected or
+// EventClosed follows within timeout.
+func (e *Engine) Connect(local, remote netip.AddrPort, timeout time.Duration) (ConnID, error) {
+	hop, err := e.resolver.Resolve(remote.Addr(), local.Addr())
+	if err != nil {
+		return 0, err
+	}
+	flow := pkt.Flow{
+		Local: local.Addr().As16(), LocalPort: local.Port(),
+		Remote: remote.Addr().As16(), RemotePort: remote.Port(),
+	}
+	w := e.workers[int(local.Port())%len(e.workers)]
+	id := w.newID()
+	done := make(chan error, 1)
+	w.post(func(w *worker) { done <- w.connect(id, flow, hop, timeout) })
+	if err := <-done; err != nil {
+		return 0, err
+	}
+	return id, nil
+}
+
+// StreamSend sends octets in streaming mode, before Attach.
+func (e *Engine) StreamSend(id ConnID, b []byte) {
+	e.onConn(id, func(w *worker, c *conn) {
+		if c != nil {
+			w.streamSend(c, b)
+		}
+	})
+}
+
+// StreamConsumed says that the first n octets of those given by EventData and
+// not yet consumed have been used.
+func (e *Engine) StreamConsumed(id ConnID, n int) {
+	e.onConn(id, func(w *worker, c *conn) {
+		if c != nil {
+			w.streamConsumed(c, n)
+		}
+	})
+}
+
+// Attach takes a connection to full operation: what arrives behind the octets
+// that were consumed is FPDUs, and so is what is sent behind a.Reply.
+func (e *Engine) Attach(id ConnID, a Attachment) {
+	e.onConn(id, func(w *worker, c *conn) { w.attach(id, c, a) })
+}
+
+// Disconnect closes a connection: in order, behind all that was composed, or
+// with a RST. EventClosed follows.
+func (e *Engine) Disconnect(id ConnID, abort bool) {
+	e.onConn(id, func(w *worker, c *conn) {
+		if c != nil {
+			w.disconnect(c, abort)
+		}
+	})
+}
+
+// Detach takes a queue pair from its worker, cutting its connection if there is
+// one. When it returns no worker uses the binding or its rings.
+func (e *Engine) Detach(b *QPBinding) {
+	if id := ConnID(b.id.Load()); id != 0 {
+		done := make(chan struct{})
+		e.onConn(id, func(w *worker, c *conn) {
+			if c != nil {
+				w.detach(c)
+			}
+			close(done)
+		})
+		e.await(done)
+	}
+	e.Fence()
+}
+
+// Fence returns when each worker has passed a turn: memory that was unlinked
+// before the call is no longer used by any.
+func (e *Engine) Fence() {
+	for _, w := range e.workers {
+		done := make(chan struct{})
+		w.post(func(*worker) { close(done) })
+		e.await(done)
+	}
+}
+
+func (e *Engine) await(done chan struct{}) {
+	for {
+		select {
+		case <-done:
+			return
+		case <-time.After(10 * time.Millisecond):
+			if e.stop.Load() {
+				e.wg.Wait()
+				return
+			}
+		}
+	}
+}
+
+// Bind makes the workers look at a client's doorbells.
+func (e *Engine) Bind(cb *ClientBinding) {
+	for _, w := range e.workers {
+		w.post(func(w *worker) { w.bind(cb) })
+	}
+	e.Fence()
+}
+
+// Unbind ends Bind. When it returns no worker uses the pages.
+func (e *Engine) Unbind(cb *ClientBinding) {
+	for _, w := range e.workers {
+		w.post(func(w *worker) { w.unbind(cb) })
+	}
+	e.Fence()
+}
+
+// rehop finds the next hop of every connection again.
+func (e *Engine) rehop() {
+	for _, ci := range e.Conns() {
+		e.resolveConn(ci.ID, ci.Flow)
+	}
+}
+
+// resolveConn asks the resolver for a connection's next hop and tells its
+// worker.
+func (e *Engine) resolveConn(id ConnID, flow pkt.Flow) {
+	if e.resolver == nil {
+		return
+	}
+	hop, err := e.resolver.Resolve(netip.AddrFrom16(flow.Remote).Unmap(), netip.AddrFrom16(flow.Local).Unmap())
+	if err != nil {
+		return // the hop in use stays: the peer was heard over it
+	}
+	e.onConn(id, func(w *worker, c *conn) {
+		if c != nil {
+			w.setHop(c, &hop)
+		}
+	})
+}
+
+// eventQueue carries events from the workers to the event goroutine.
+type eventQueue struct {
+	mu     sync.Mutex
+	cond   *sync.Cond
+	q      []func(func(Event))
+	closed bool
+}
+
+func (q *eventQueue) init() { q.cond = sync.NewCond(&q.mu) }
+
+func (q *eventQueue) push(ev Event) { q.call(func(on func(Event)) { on(ev) }) }
+
+// call runs f in the event goroutine, behind the events pushed so far.
+func (q *eventQueue) call(f func(on func(Event))) {
+	q.mu.Lock()
+	q.q = append(q.q, f)
+	q.mu.Unlock()
+	q.cond.Signal()
+}
+
+func (q *eventQueue) close() {
+	q.mu.Lock()
+	q.closed = true
+	q.mu.Unlock()
+	q.cond.Signal()
+}
+
+func (q *eventQueue) run(on func(Event)) {
+	for {
+		q.mu.Lock()
+		for len(q.q) == 0 && !q.closed {
+			q.cond.Wait()
+		}
+		batch, closed := q.q, q.closed
+		q.q = nil
+		q.mu.Unlock()
+		if len(batch) == 0 && closed {
+			return
+		}
+		for _, f := range batch {
+			f(on)
+		}
+	}
+}
+
+// now is the workers' clock.
+func now() clock.Time { return clock.Now() }

@@ -1,0 +1,371 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/impair"
+	"github.com/iwarpd/iwarpd/internal/ring"
+)
+
+// PipeConfig describes an in-process wire. Zero fields mean the defaults.
+type PipeConfig struct {
+	MTU       int // largest IP packet; 1500
+	ChunkSize int // received frames come in pieces of at most this; 4096
+	Slots     int // TX slots of each end; 1024
+	RxFrames  int // frames under way to, or held by, each end; 2048, a power of two
+	TxRing    int // frames posted between two Flushes; 1024
+
+	AtoB, BtoA impair.Config // what happens to frames, by direction
+
+	// Filter, if set, sees each frame at Flush and drops it by returning
+	// false. toB says which way the frame goes. It is called from the sending
+	// side's goroutine.
+	Filter func(toB bool, frame []byte) bool
+
+	// Now is the clock that impairments run by; nil means clock.Now. With a
+	// virtual clock both ends must be driven from one goroutine, and Wait
+	// returns at once.
+	Now func() clock.Time
+}
+
+// Pipe is one end of an in-process wire. The two ends may be driven by two
+// goroutines.
+type Pipe struct {
+	txQueue
+	out, in *wire
+	virtual bool
+	now     func() clock.Time
+	cfg     *PipeConfig
+	toB     bool
+
+	// Receiving side: frames that have left the ring and are not yet due.
+	early impair.Queue[parcel]
+
+	poll  poller
+	stats Stats
+	shut  *atomic.Bool // descriptors closed; shared by both ends
+}
+
+// parcel is a frame in a cell of a wire.
+type parcel struct {
+	at   clock.Time // when it is due; not used by a perfect wire
+	cell uint32
+	n    int32
+}
+
+// wire is one direction. Cells go from the sender to the receiver in full, and
+// come back in free; each ring has one producer and one consumer.
+type wire struct {
+	arena []byte
+	size  int // octets of a cell
+
+	full              []parcel
+	fullProd, fullCon atomic.Uint32
+
+	free              []uint32
+	freeProd, freeCon atomic.Uint32
+
+	// Sender's.
+	put     ring.Producer
+	take    ring.Consumer
+	decider *impair.Decider // nil: perfect
+	plan    []impair.Delivery
+
+	// Receiver's.
+	get  ring.Consumer
+	give ring.Producer
+
+	lost   atomic.Uint64 // frames dropped because no cell was free
+	wakeup *waker        // of the receiver
+	closed atomic.Bool   // by the receiver
+}
+
+// NewPipe makes a wire and returns its two ends. It fails only for a bad
+// configuration, or when the process has no descriptor left.
+func NewPipe(cfg PipeConfig) (a, b *Pipe, err error) {
+	def := func(p *int, v int) {
+		if *p == 0 {
+			*p = v
+		}
+	}
+	def(&cfg.MTU, 1500)
+	def(&cfg.ChunkSize, 4096)
+	def(&cfg.Slots, 1024)
+	def(&cfg.RxFrames, 2048)
+	def(&cfg.TxRing, 1024)
+	if cfg.MTU < 68 || cfg.MTU+HeaderRoom > MaxPieces*cfg.ChunkSize || cfg.Slots < 1 || cfg.TxRing < 1 ||
+		cfg.RxFrames < 1 || cfg.RxFrames&(cfg.RxFrames-1) != 0 {
+		return nil, nil, fmt.Errorf("link: bad pipe configuration: MTU %d, %d slots, %d RX frames of pieces of %d",
+			cfg.MTU, cfg.Slots, cfg.RxFrames, cfg.ChunkSize)
+	}
+	ab, err := newWire(&cfg, cfg.AtoB)
+	if err != nil {
+		return nil, nil, fmt.Errorf("link: pipe: %w", err)
+	}
+	ba, err := newWire(&cfg, cfg.BtoA)
+	if err != nil {
+		_ = unix.Close(ab.wakeup.fd)
+		return nil, nil, fmt.Errorf("link: pipe: %w", err)
+	}
+	a, b = newEnd(&cfg, ab, ba, true), newEnd(&cfg, ba, ab, false)
+	a.shut = new(atomic.Bool)
+	b.shut = a.shut
+	return a, b, nil
+}
+
+func newWire(cfg *PipeConfig, bad impair.Config) (*wire, error) {
+	wk, err := newWaker()
+	if err != nil {
+		return nil, err
+	}
+	n := uint32(cfg.RxFrames)
+	size := (cfg.MTU + HeaderRoom + 63) &^ 63
+	w := &wire{
+		arena: make([]byte, int(n)*size), size: size,
+		full: make([]parcel, n), free: make([]uint32, n),
+		plan: make([]impair.Delivery, 0, impair.MaxDeliveries), wakeup: wk,
+	}
+	w.put = ring.NewProducer(&w.fullProd, &w.fullCon, n)
+	w.get = ring.NewConsumer(&w.fullProd, &w.fullCon, n)
+	w.take = ring.NewConsumer(&w.freeProd, &w.freeCon, n)
+	w.give = ring.NewProducer(&w.freeProd, &w.freeCon, n)
+	w.give.Reserve(n)
+	for i := range w.free {
+		w.free[i] = uint32(i)
+	}
+	w.give.Submit()
+	if !bad.Perfect() {
+		w.decider = impair.NewDecider(bad)
+	}
+	return w, nil
+}
+
+func newEnd(cfg *PipeConfig, out, in *wire, toB bool) *Pipe {
+	p := &Pipe{
+		txQueue: newTxQueue(cfg.Slots, out.size, cfg.TxRing, cfg.MTU+HeaderRoom),
+		out:     out, in: in, toB: toB, cfg: cfg, now: cfg.Now, virtual: cfg.Now != nil,
+		early: impair.NewQueue[parcel](cfg.RxFrames),
+	}
+	if p.now == nil {
+		p.now = clock.Now
+	}
+	return p
+}
+
+// MTU is Link.MTU.
+func (p *Pipe) MTU() int { return p.cfg.MTU }
+
+// Post is Link.Post.
+func (p *Pipe) Post(s Slot, off, n int) bool {
+	queued, valid := p.post(s, off, n)
+	if !queued {
+		p.stats.TxRingFull++
+	}
+	if !valid {
+		p.stats.TxInvalid++
+	}
+	return queued
+}
+
+// Flush is Link.Flush. It copies each frame to the other side.
+func (p *Pipe) Flush() {
+	if len(p.queued) == 0 {
+		return
+	}
+	var now clock.Time
+	if p.out.decider != nil {
+		now = p.now()
+	}
+	sent := false
+	for i := range p.queued {
+		f := &p.queued[i]
+		b := p.octets(f)
+		p.stats.TxFrames++
+		p.stats.TxOctets += uint64(len(b))
+		if p.cfg.Filter != nil && !p.cfg.Filter(p.toB, b) {
+			continue
+		}
+		sent = p.out.send(now, b) || sent
+	}
+	p.finish(len(p.queued))
+	if sent {
+		p.out.put.Submit()
+		p.out.wakeup.wake()
+	}
+}
+
+// send puts the deliveries of a frame in the ring, unpublished, and reports
+// whether there were any.
+func (w *wire) send(now clock.Time, b []byte) (sent bool) {
+	if w.closed.Load() {
+		return false
+	}
+	plan := append(w.plan[:0], impair.Delivery{Bit: -1})
+	if w.decider != nil {
+		plan = w.decider.Decide(now, len(b), w.plan[:0])
+	}
+	for _, d := range plan {
+		i, n := w.take.Peek(1)
+		if n == 0 {
+			w.lost.Add(1)
+			continue
+		}
+		cell := w.free[w.take.Mask(i)]
+		w.take.Release(1)
+		c := w.arena[int(cell)*w.size:]
+		copy(c, b)
+		if d.Bit >= 0 {
+			c[d.Bit/8] ^= 1 << (d.Bit % 8)
+		}
+		// There are as many cells as entries: a free cell means a free entry.
+		i, _ = w.put.Reserve(1)
+		w.full[w.put.Mask(i)] = parcel{at: d.At, cell: cell, n: int32(len(b))}
+		sent = true
+	}
+	return sent
+}
+
+// Receive is Link.Receive.
+func (p *Pipe) Receive(fs []Frame) int {
+	w := p.in
+	if w.decider == nil {
+		first, n := w.get.Peek(uint32(len(fs)))
+		for i := range n {
+			p.fill(&fs[i], w.full[w.get.Mask(first+i)])
+		}
+		if n > 0 {
+			w.get.Release(n)
+		}
+		return int(n)
+	}
+	p.collect()
+	if p.early.Len() == 0 {
+		return 0
+	}
+	now := p.now()
+	for n := range fs {
+		q, ok := p.early.Pop(now)
+		if !ok {
+			return n
+		}
+		p.fill(&fs[n], q)
+	}
+	return len(fs)
+}
+
+// collect moves what is in the ring to the queue by time.
+func (p *Pipe) collect() {
+	w := p.in
+	first, n := w.get.Peek(uint32(len(w.full)))
+	for i := range n {
+		q := w.full[w.get.Mask(first+i)]
+		p.early.Push(q.at, q)
+	}
+	if n > 0 {
+		w.get.Release(n)
+	}
+}
+
+// fill makes f the frame in q.
+func (p *Pipe) fill(f *Frame, q parcel) {
+	b := p.in.arena[int(q.cell)*p.in.size:][:q.n:q.n]
+	p.stats.RxFrames++
+	p.stats.RxOctets += uint64(len(b))
+	f.N = 0
+	f.IDs[0] = uint64(q.cell)
+	for len(b) > 0 {
+		n := min(len(b), p.cfg.ChunkSize)
+		f.Pieces[f.N] = b[:n:n]
+		f.N++
+		b = b[n:]
+	}
+}
+
+// Release is Link.Release.
+func (p *Pipe) Release(f *Frame) {
+	if f.N == 0 {
+		panic("link: frame released twice")
+	}
+	f.N = 0
+	w := p.in
+	i, n := w.give.Reserve(1)
+	if n == 0 {
+		panic("link: more frames released than received")
+	}
+	w.free[w.give.Mask(i)] = uint32(f.IDs[0])
+	w.give.Submit()
+}
+
+// Deadline returns when the next frame that is under way to this end is due: 0
+// when there is none, and a time not after now when it can be received. A
+// simulation steps its clock by it.
+func (p *Pipe) Deadline() clock.Time {
+	if p.in.decider == nil {
+		if _, n := p.in.get.Peek(1); n == 0 {
+			return 0
+		}
+		return p.now()
+	}
+	p.collect()
+	return p.early.Deadline()
+}
+
+// Wait is Link.Wait.
+func (p *Pipe) Wait(timeout time.Duration, wakefd int) {
+	if p.virtual {
+		p.poll.wait(0, -1, wakefd)
+		return
+	}
+	wk := p.in.wakeup
+	wk.asleep.Store(true)
+	// Look once more: a frame published before the flag was seen rings no
+	// bell.
+	if at := p.Deadline(); at != 0 {
+		left := max(at.Sub(p.now()), 0)
+		if timeout < 0 || left < timeout {
+			timeout = left
+		}
+	}
+	if timeout != 0 {
+		p.stats.Wakes++
+	}
+	p.poll.wait(timeout, wk.fd, wakefd)
+	wk.asleep.Store(false)
+	if p.poll.fds[0].Revents != 0 {
+		drain(wk.fd)
+	}
+}
+
+// Stats is Link.Stats.
+func (p *Pipe) Stats(s *Stats) {
+	*s = p.stats
+	s.RxFillEmpty = p.in.lost.Load()
+}
+
+// Impaired returns what the wire out of this end has done to frames so far. It
+// is for the goroutine that drives this end.
+func (p *Pipe) Impaired() impair.Stats {
+	if p.out.decider == nil {
+		return impair.Stats{}
+	}
+	return p.out.decider.Stats()
+}
+
+// Close is Link.Close. The other end may live on: what it sends is lost.
+func (p *Pipe) Close() error {
+	if p.in.closed.Swap(true) || !p.out.closed.Load() {
+		return nil
+	}
+	// Both ends are closed, and each end closes only itself: nobody is left
+	// to write to the descriptors.
+	if p.shut.Swap(true) {
+		return nil
+	}
+	return errors.Join(unix.Close(p.in.wakeup.fd), unix.Close(p.out.wakeup.fd))
+}

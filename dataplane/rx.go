@@ -1,0 +1,399 @@
+package dataplane
+
+import (
+	"errors"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// inbound is the frame in hand: parsed headers, and where the payload lies.
+type inbound struct {
+	pkt   pkt.Packet
+	seg   tcp.Segment
+	icmp  pkt.ICMPError
+	off   int // of the payload in the frame
+	fpdu  mpa.FPDU
+	early mpa.FPDU
+	event rdmap.Event
+}
+
+// heldTable keeps the frames of out-of-order segments; its indices are the
+// tcp.Bufs of received segments.
+type heldTable struct {
+	frames []heldFrame
+	free   []tcp.Buf
+}
+
+type heldFrame struct {
+	frame link.Frame
+	off   int // of the segment's payload in the frame
+}
+
+func (h *heldTable) init(n int) {
+	h.frames = make([]heldFrame, n)
+	h.free = make([]tcp.Buf, 0, n)
+	for i := n - 1; i >= 0; i-- {
+		h.free = append(h.free, tcp.Buf(i))
+	}
+}
+
+// pollRx takes one burst of frames from the link.
+func (w *worker) pollRx() int {
+	n := w.link.Receive(w.rx[:])
+	for i := range w.rx[:n] {
+		f := &w.rx[i]
+		w.stats.RxFrames++
+		w.stats.RxOctets += uint64(f.Len())
+		if !w.frame(f) {
+			w.link.Release(f)
+		}
+	}
+	return n
+}
+
+// frame takes one frame. It reports whether the frame was kept: it is then held
+// by a connection.
+func (w *worker) frame(f *link.Frame) (kept bool) {
+	in := &w.in
+	head := f.Pieces[0]
+	if err := in.pkt.Parse(head, f.Len()); err != nil {
+		if errors.Is(err, pkt.ErrChecksum) {
+			w.stats.RxChecksum++
+		} else {
+			w.stats.RxMalformed++
+		}
+		return false
+	}
+	switch in.pkt.Proto {
+	case pkt.ProtoTCP:
+		return w.segment(f)
+	case pkt.ProtoICMP, pkt.ProtoICMPv6:
+		if in.icmp.Parse(&in.pkt, head) == nil && in.icmp.Proto == pkt.ProtoTCP {
+			if c := w.flows[in.icmp.Flow]; c != nil {
+				w.stats.RxICMP++
+				c.tcp.HandleICMP(w.now, &in.icmp)
+				w.mark(c)
+			}
+		}
+	default:
+		w.stats.RxUnwanted++
+	}
+	return false
+}
+
+// checksum sums the transport header and payload over the pieces of f.
+func checksum(f *link.Frame, p *pkt.Packet) uint16 {
+	sum := p.PseudoSum
+	skip, left, odd := p.L4Off, p.L4Len, false
+	for i := 0; i < f.N && left > 0; i++ {
+		b := f.Pieces[i]
+		if skip >= len(b) {
+			skip -= len(b)
+			continue
+		}
+		b = b[skip:]
+		skip = 0
+		b = b[:min(left, len(b))]
+		left -= len(b)
+		if odd {
+			sum = pkt.SumSwap(b, sum)
+		} else {
+			sum = pkt.Sum(b, sum)
+		}
+		odd = odd != (len(b)%2 == 1)
+	}
+	return pkt.Fold(sum)
+}
+
+func (w *worker) segment(f *link.Frame) (kept bool) {
+	in := &w.in
+	p, seg := &in.pkt, &in.seg
+	if checksum(f, p) != 0xffff {
+		w.stats.RxChecksum++
+		return false
+	}
+	head := f.Pieces[0]
+	n, err := seg.Decode(head[p.L4Off:min(len(head), p.L4Off+p.L4Len)])
+	if err != nil {
+		w.stats.RxMalformed++
+		return false
+	}
+	in.off = p.L4Off + n
+	seg.Len = p.L4Len - n
+	seg.ECN = p.ECN
+	seg.Buf = tcp.NoBuf
+
+	c := w.flows[p.Flow]
+	if c == nil {
+		w.unowned()
+		return false
+	}
+	return w.toConn(c, f)
+}
+
+// toConn gives the segment in hand to its connection.
+func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
+	seg := &w.in.seg
+	if seg.Len > 0 && c.tcp.RcvNxt().Less(seg.Seq) {
+		n := len(w.held.free)
+		if n == 0 {
+			// No frame to spare for data out of order: as if it had been lost.
+			w.stats.RxNoHold++
+			w.mark(c)
+			return false
+		}
+		seg.Buf = w.held.free[n-1]
+	}
+	r := c.tcp.HandleSegment(w.now, seg)
+	w.mark(c)
+	switch r.Action {
+	case tcp.Deliver:
+		w.deliver(c, f, w.in.off+r.Off, r.Len)
+		w.drainHeld(c)
+	case tcp.Hold:
+		w.held.free = w.held.free[:len(w.held.free)-1]
+		h := &w.held.frames[seg.Buf]
+		h.frame, h.off = *f, w.in.off
+		w.stats.RxEarly++
+		if c.markers && c.mode == modeFull && !c.rxFailed && w.placeEarly(c, h, r) {
+			c.tcp.Placed(seg.Buf)
+			w.freeHeld(seg.Buf)
+		}
+		return true
+	}
+	return false
+}
+
+func (w *worker) freeHeld(b tcp.Buf) {
+	h := &w.held.frames[b]
+	w.link.Release(&h.frame)
+	w.held.free = append(w.held.free, b)
+}
+
+// drainHeld consumes the held segments that have come in order.
+func (w *worker) drainHeld(c *conn) {
+	var h tcp.Held
+	for c.tcp.PollHeld(&h) {
+		if h.Buf == tcp.NoBuf {
+			if h.Deliver && c.mode == modeFull && !c.rxFailed {
+				w.skip(c, h.Len)
+			}
+			continue
+		}
+		if h.Deliver {
+			hf := &w.held.frames[h.Buf]
+			w.deliver(c, &hf.frame, hf.off+h.Off, h.Len)
+		}
+		w.freeHeld(h.Buf)
+	}
+}
+
+// deliver hands n octets at off of the frame, next in order, to what the
+// connection runs.
+func (w *worker) deliver(c *conn, f *link.Frame, off, n int) {
+	for i := 0; i < f.N && n > 0; i++ {
+		b := f.Pieces[i]
+		if off >= len(b) {
+			off -= len(b)
+			continue
+		}
+		b = b[off:]
+		off = 0
+		b = b[:min(n, len(b))]
+		n -= len(b)
+		w.deliverOctets(c, b)
+	}
+}
+
+func (w *worker) deliverOctets(c *conn, b []byte) {
+	switch c.mode {
+	case modeFull:
+		w.receive(c, b)
+	case modeOpening, modeStreaming, modeSwitching:
+		if len(c.in)+len(b) > streamLimit {
+			w.abort(c, errStreamFull)
+			return
+		}
+		c.in = append(c.in, b...)
+		c.tcp.SetBacklog(len(c.in))
+		if c.mode == modeStreaming {
+			w.event(c, EventData, nil, append([]byte(nil), b...))
+		}
+	case modeClosing:
+		w.stats.RxAfterClose += uint64(len(b))
+	}
+}
+
+// receive takes in-order octets of FPDUs.
+func (w *worker) receive(c *conn, b []byte) {
+	if c.rxFailed {
+		return
+	}
+	c.rx.Feed(b)
+	w.fpdus(c)
+}
+
+// skip passes octets whose FPDUs were placed early.
+func (w *worker) skip(c *conn, n int) {
+	c.rx.Skip(n)
+	w.fpdus(c)
+}
+
+func (w *worker) fpdus(c *conn) {
+	f := &w.in.fpdu
+	for {
+		ok, err := c.rx.Next(f)
+		if err != nil {
+			w.fail(c, err, nil)
+			return
+		}
+		if !ok {
+			return
+		}
+		if c.gate {
+			c.gate = false
+			if c.attachP.RTR != 0 {
+				w.event(c, EventEstablished, nil, nil)
+			}
+		}
+		w.stats.RxFPDUs++
+		w.current = c
+		var terr *term.Error
+		if f.Placed {
+			terr = c.stream.DeliverEarly(f.Seq)
+		} else {
+			terr = c.stream.HandleULPDU(f.ULPDU)
+		}
+		w.current = nil
+		if terr != nil {
+			w.violation(c, terr)
+			return
+		}
+	}
+}
+
+// violation notes what the stream itself has found, and answered by a
+// Terminate.
+func (w *worker) violation(c *conn, err *term.Error) {
+	c.rxFailed = true
+	if c.failed {
+		return
+	}
+	c.failed = true
+	c.gate = false
+	w.stats.Violations++
+	w.event(c, EventFailed, err, nil)
+}
+
+// placeEarly places the whole FPDUs of an out-of-order segment, found by the
+// markers. It reports whether that was every octet of the segment.
+func (w *worker) placeEarly(c *conn, h *heldFrame, r tcp.Input) bool {
+	b := contiguous(&h.frame, h.off+r.Off, r.Len)
+	if b == nil {
+		return false
+	}
+	c.rx.FeedEarly(r.Seq, b)
+	all := true
+	f := &w.in.early
+	for c.rx.NextEarly(f) {
+		w.stats.RxFPDUsEarly++
+		w.current = c
+		placed := c.stream.HandleEarly(f.Seq, f.ULPDU)
+		w.current = nil
+		if placed {
+			c.rx.MarkPlaced(f.Seq)
+			w.stats.RxFPDUsPlacedEarly++
+		} else {
+			all = false
+		}
+	}
+	return c.rx.EarlyWhole() && all
+}
+
+// contiguous returns n octets at off of the frame if they lie in one piece.
+func contiguous(f *link.Frame, off, n int) []byte {
+	for i := 0; i < f.N; i++ {
+		b := f.Pieces[i]
+		if off >= len(b) {
+			off -= len(b)
+			continue
+		}
+		if off+n > len(b) {
+			return nil
+		}
+		return b[off : off+n]
+	}
+	return nil
+}
+
+// unowned answers the segment in hand, which is no connection's.
+func (w *worker) unowned() {
+	in := &w.in
+	seg, flow := &in.seg, in.pkt.Flow
+	if l := w.listenerFor(&flow); l != nil {
+		if len(w.flows) >= w.e.cfg.MaxConns && seg.Flags&tcp.SYN != 0 {
+			w.stats.RxNoConn++
+			return
+		}
+		tc, reply, ok := l.l.HandleSegment(w.now, flow, seg)
+		if ok {
+			w.reply(&reply)
+		}
+		if tc != nil {
+			w.accept(l, tc)
+		}
+		return
+	}
+	if w.adopt(flow, *seg) {
+		return
+	}
+	w.stats.RxNoConn++
+	if h, ok := tcp.Reset(&seg.Header, seg.Len); ok {
+		w.reply(&h)
+	}
+}
+
+// accept enters a connection that a listener made, half-open or, by a SYN
+// cookie, established.
+func (w *worker) accept(l *listener, tc *tcp.Conn) {
+	c := &conn{flow: w.in.pkt.Flow, tcp: tc, lst: l, passive: true, tuple: w.in.pkt.Reply()}
+	c.id = w.newID()
+	w.addConn(c)
+	w.stats.PassiveOpens++
+	w.mark(c)
+	if w.in.seg.Flags&tcp.SYN == 0 {
+		// A cookie's ACK may carry data, and takes the connection to ESTABLISHED.
+		w.in.seg.Buf = tcp.NoBuf
+		w.in.seg.Len = 0
+		c.tcp.HandleSegment(w.now, &w.in.seg)
+	}
+}
+
+// established is called when the TCP handshake is done.
+func (w *worker) established(c *conn) {
+	c.giveUp = 0
+	w.forgetEmbryo(c)
+	c.mode = modeStreaming
+	kind := EventConnected
+	ev := Event{Conn: c.id, Flow: c.flow, Worker: w.id}
+	if c.passive {
+		kind = EventAccepted
+		ev.Listener = c.lst.id
+		c.lst.l.Done(c.tcp)
+		c.lst = nil
+	}
+	ev.Kind = kind
+	w.e.events.push(ev)
+	if c.passive && w.e.resolver != nil {
+		go w.e.resolveConn(c.id, c.flow)
+	}
+	if len(c.in) > 0 {
+		w.event(c, EventData, nil, append([]byte(nil), c.in...))
+	}
+}
+

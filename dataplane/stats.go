@@ -1,0 +1,145 @@
+package dataplane
+
+import (
+	"slices"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// Stats are the counters of a worker, or of all of them. Each dropped frame is
+// in exactly one of the Rx counters below RxICMP.
+type Stats struct {
+	Turns, Sleeps, Timeouts uint64
+
+	RxFrames, RxOctets uint64
+	TxFrames, TxOctets uint64
+	TxRetransmits      uint64
+	TxStateless        uint64 // RSTs and SYN cookies
+
+	RxFPDUs, TxFPDUs   uint64
+	TxRecords          uint64 // TCP segments composed of FPDUs
+	RxEarly            uint64 // segments held out of order
+	RxFPDUsEarly       uint64 // whole FPDUs found out of order
+	RxFPDUsPlacedEarly uint64 // of those, placed before the gap was filled
+
+	RxICMP       uint64
+	RxMalformed  uint64
+	RxChecksum   uint64
+	RxNoConn     uint64
+	RxNoHold     uint64
+	RxUnwanted   uint64
+	RxAfterClose uint64 // octets
+
+	TxNoSlot, TxRingFull uint64
+
+	Conns                     uint64 // gauge
+	ActiveOpens, PassiveOpens uint64
+	Violations                uint64 // by peers, answered by a Terminate
+	CQOverruns                uint64
+	Faults                    uint64
+	FreeSlots, Slots          uint64 // gauges
+	HeldFrames                uint64 // gauge
+
+	Link link.Stats
+}
+
+// Add adds o to s, field by field.
+func (s *Stats) Add(o *Stats) {
+	s.Turns += o.Turns
+	s.Sleeps += o.Sleeps
+	s.Timeouts += o.Timeouts
+	s.RxFrames += o.RxFrames
+	s.RxOctets += o.RxOctets
+	s.TxFrames += o.TxFrames
+	s.TxOctets += o.TxOctets
+	s.TxRetransmits += o.TxRetransmits
+	s.TxStateless += o.TxStateless
+	s.RxFPDUs += o.RxFPDUs
+	s.TxFPDUs += o.TxFPDUs
+	s.TxRecords += o.TxRecords
+	s.RxEarly += o.RxEarly
+	s.RxFPDUsEarly += o.RxFPDUsEarly
+	s.RxFPDUsPlacedEarly += o.RxFPDUsPlacedEarly
+	s.RxICMP += o.RxICMP
+	s.RxMalformed += o.RxMalformed
+	s.RxChecksum += o.RxChecksum
+	s.RxNoConn += o.RxNoConn
+	s.RxNoHold += o.RxNoHold
+	s.RxUnwanted += o.RxUnwanted
+	s.RxAfterClose += o.RxAfterClose
+	s.TxNoSlot += o.TxNoSlot
+	s.TxRingFull += o.TxRingFull
+	s.Conns += o.Conns
+	s.ActiveOpens += o.ActiveOpens
+	s.PassiveOpens += o.PassiveOpens
+	s.Violations += o.Violations
+	s.CQOverruns += o.CQOverruns
+	s.Faults += o.Faults
+	s.FreeSlots += o.FreeSlots
+	s.Slots += o.Slots
+	s.HeldFrames += o.HeldFrames
+}
+
+// ConnInfo describes a connection.
+type ConnInfo struct {
+	ID         ConnID
+	Flow       pkt.Flow
+	Worker     int
+	State      tcp.State
+	Full       bool // in full operation
+	Params     mpa.Params
+	TCP        tcp.Stats
+	RDMAP      rdmap.Stats
+	QP         *QPBinding
+	StreamData int // streaming-mode octets not consumed
+}
+
+// ask runs f in every worker and waits for the answers, at most a second for
+// each: a worker that an application drives may not be turning.
+func ask[T any](e *Engine, f func(*worker) T) []T {
+	var all []T
+	for _, w := range e.workers {
+		ch := make(chan T, 1)
+		w.post(func(w *worker) { ch <- f(w) })
+		select {
+		case v := <-ch:
+			all = append(all, v)
+		case <-time.After(time.Second):
+		}
+	}
+	return all
+}
+
+// Stats returns the counters of each worker.
+func (e *Engine) Stats() []Stats {
+	return ask(e, func(w *worker) Stats {
+		s := w.stats
+		s.FreeSlots, s.Slots = uint64(w.link.FreeSlots()), uint64(w.link.Slots())
+		s.HeldFrames = uint64(len(w.held.frames) - len(w.held.free))
+		w.link.Stats(&s.Link)
+		return s
+	})
+}
+
+// Conns returns the connections of all workers.
+func (e *Engine) Conns() []ConnInfo {
+	return slices.Concat(ask(e, func(w *worker) []ConnInfo {
+		infos := make([]ConnInfo, 0, len(w.flows))
+		for _, c := range w.flows {
+			ci := ConnInfo{
+				ID: c.id, Flow: c.flow, Worker: w.id, State: c.tcp.State(), Full: c.mode == modeFull,
+				Params: c.attachP, TCP: c.tcp.Stats(), QP: c.qp, StreamData: len(c.in),
+			}
+			if c.stream != nil {
+				ci.RDMAP = c.stream.Stats()
+			}
+			infos = append(infos, ci)
+		}
+		return infos
+	})...)
+}

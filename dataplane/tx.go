@@ -1,0 +1,344 @@
+package dataplane
+
+import (
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/tcp"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// headroom is what stands in front of the payload in a TX slot: Ethernet 14,
+// two VLAN tags 8, IPv6 40, TCP with options 60, rounded up.
+const headroom = 128
+
+// slotState is what a worker knows of a TX slot. A slot is free when nobody
+// owns it and no post of it is outstanding.
+type slotState struct {
+	owned  bool   // by a tcp.Conn, until the peer has acknowledged it
+	posted uint16 // posts that the kernel has not completed
+	sum    uint32 // of the payload, so that a retransmission need not sum it again
+	n      int    // payload octets
+}
+
+// pumpConn moves a connection forward: it composes what the window lets out,
+// sends what is due, takes back what was acknowledged, and arms its timer.
+func (w *worker) pumpConn(c *conn) int {
+	if c.gone {
+		return 0
+	}
+	work := w.tcpEvents(c)
+	if c.mode == modeStreaming || c.mode == modeSwitching {
+		w.composeStream(c)
+	}
+	if c.mode == modeFull {
+		work += w.composeFPDUs(c)
+	}
+	for c.tcp.PollTransmit(w.now, &w.out) {
+		w.transmit(c)
+		work++
+	}
+	for {
+		b, ok := c.tcp.PollReleased()
+		if !ok {
+			break
+		}
+		w.disown(link.Slot(b))
+	}
+	w.drainHeld(c)
+	work += w.tcpEvents(c)
+	if c.gone {
+		return work
+	}
+	if c.mode == modeFull {
+		w.completions(c)
+	}
+	if at := clock.Earliest(c.tcp.Deadline(), c.giveUp); at != c.deadline {
+		c.deadline = at
+		if at != 0 {
+			w.timers.arm(&c.timer, at)
+		}
+	} else if at != 0 && !c.timer.armed() {
+		w.timers.arm(&c.timer, at)
+	}
+	return work
+}
+
+// tcpEvents acts on what the transport reports.
+func (w *worker) tcpEvents(c *conn) int {
+	n := 0
+	for {
+		ev, ok := c.tcp.PollEvent()
+		if !ok {
+			break
+		}
+		n++
+		switch ev {
+		case tcp.EventEstablished:
+			w.established(c)
+		case tcp.EventPeerClosed:
+			w.peerClosed(c)
+		case tcp.EventClosed:
+			for {
+				b, ok := c.tcp.PollReleased()
+				if !ok {
+					break
+				}
+				w.disown(link.Slot(b))
+			}
+			w.drainHeld(c)
+			w.finish(c, c.tcp.Err())
+			w.drop(c)
+			return n
+		}
+	}
+	if !c.closed && c.tcp.State() == tcp.TimeWait {
+		w.finish(c, nil)
+	}
+	return n
+}
+
+// peerClosed ends the stream in both directions: neither an RDMAP stream nor
+// MPA startup goes on after a FIN.
+func (w *worker) peerClosed(c *conn) {
+	if c.closed {
+		return
+	}
+	w.event(c, EventPeerClosed, nil, nil)
+	if c.mode == modeFull {
+		w.remoteEvents(c)
+		w.dropQP(c)
+	}
+	c.mode = modeClosing
+	c.tcp.Close(w.now)
+}
+
+// composeStream sends streaming-mode octets, each call's worth in one segment
+// where it fits (an MPA frame must not share its segment).
+func (w *worker) composeStream(c *conn) {
+	for len(c.outq) > 0 {
+		if c.tcp.Room() <= 0 || w.link.FreeSlots() <= slotReserve/2 {
+			return
+		}
+		s, ok := w.link.Alloc()
+		if !ok {
+			return
+		}
+		n := min(len(c.outq), c.tcp.MSS())
+		copy(w.link.Bytes(s)[headroom:], c.outq[:n])
+		c.outq = c.outq[:copy(c.outq, c.outq[n:])]
+		w.push(c, s, n)
+	}
+	if c.mode == modeSwitching {
+		w.switchOver(c)
+	}
+}
+
+// push gives a composed slot to the transport, which owns it from here.
+func (w *worker) push(c *conn, s link.Slot, n int) {
+	st := &w.slots[s]
+	st.owned, st.n = true, n
+	st.sum = pkt.Sum(w.link.Bytes(s)[headroom:headroom+n], 0)
+	c.tcp.Push(tcp.Buf(s), n)
+}
+
+// composeFPDUs fills TX slots with FPDUs while the window has room.
+func (w *worker) composeFPDUs(c *conn) int {
+	w.remoteEvents(c)
+	n := 0
+	for !c.gate {
+		if n == pumpBudget {
+			w.mark(c) // the rest has its turn behind the others
+			break
+		}
+		if !c.failed {
+			c.qp.QP.PullSend(pumpBudget)
+		}
+		// A segment that does not fit in the record in hand begins the next one
+		// at once, so two slots must be free before the first is asked for.
+		if c.tcp.Room() <= 0 || w.link.FreeSlots() < slotReserve {
+			break
+		}
+		if !w.composeRecord(c) {
+			break
+		}
+		n++
+	}
+	if c.mode == modeFull && c.stream.TerminateSent() {
+		c.mode = modeClosing
+		w.dropQP(c)
+		c.tcp.Close(w.now)
+	}
+	return n
+}
+
+// composeRecord packs whole FPDUs into one TCP segment. It reports whether
+// there was anything to send.
+func (w *worker) composeRecord(c *conn) bool {
+	mss := c.tcp.MSS()
+	mulpdu := c.tx.MULPDU(mss)
+	if !c.hasPend && !c.stream.PollSegment(mulpdu, &c.pending) {
+		return false
+	}
+	s, ok := w.link.Alloc()
+	if !ok {
+		c.hasPend = true
+		return false
+	}
+	buf := w.link.Bytes(s)[headroom:]
+	seq, used := c.tcp.SndNxt(), 0
+	for {
+		ulpdu := c.pending.HdrLen + c.pending.Len
+		size := c.tx.Size(seq, ulpdu)
+		if used > 0 && used+size > mss {
+			c.hasPend = true
+			break
+		}
+		c.hasPend = false
+		if !w.composeFPDU(c, buf[used:], ulpdu) {
+			break
+		}
+		used += size
+		seq = seq.Add(size)
+		if c.stream.TerminateSent() || !c.stream.PollSegment(mulpdu, &c.pending) {
+			break
+		}
+	}
+	if used == 0 {
+		w.link.Free(s)
+		return false
+	}
+	w.push(c, s, used)
+	w.stats.TxRecords++
+	return true
+}
+
+// composeFPDU writes the pending segment as an FPDU into dst: header, payload
+// copied from client memory, markers, CRC in one pass.
+func (w *worker) composeFPDU(c *conn, dst []byte, ulpdu int) bool {
+	p := &c.pending
+	var parts [verbs.MaxGather][]byte
+	var payload [][]byte
+	if p.Len > 0 && p.Src.Kind != rdmap.SourceNone {
+		ok := false
+		if payload, ok = c.qp.QP.Gather(&p.Src, p.Len, parts[:0]); !ok {
+			// The memory was deregistered under the work request or the read.
+			w.localFault(c)
+			return false
+		}
+	}
+	w.current = c
+	c.tx.Begin(dst, c.tcp.SndNxt(), ulpdu)
+	c.tx.Write(p.Hdr[:p.HdrLen])
+	for _, b := range payload {
+		c.tx.Write(b)
+	}
+	c.tx.End()
+	w.current = nil
+	w.stats.TxFPDUs++
+	return true
+}
+
+// transmit writes the headers of the segment in w.out and posts it.
+func (w *worker) transmit(c *conn) {
+	o := &w.out
+	var (
+		s    link.Slot
+		sum  uint32
+		slot *slotState
+	)
+	at := headroom // of the payload in the slot
+	whole := false
+	if o.Buf != tcp.NoBuf {
+		s = link.Slot(o.Buf)
+		slot = &w.slots[s]
+		whole = slot.posted == 0 && o.Off == 0 && o.Len == slot.n
+		sum = slot.sum
+	}
+	if !whole {
+		// An ACK or other header-only segment, part of a record that was cut when
+		// the MSS shrank, or a record that the kernel has not let go of yet.
+		t, ok := w.link.Alloc()
+		if !ok {
+			w.stats.TxNoSlot++
+			return
+		}
+		if o.Buf != tcp.NoBuf {
+			b := w.link.Bytes(t)[headroom : headroom+o.Len]
+			copy(b, w.link.Bytes(s)[headroom+o.Off:][:o.Len])
+			sum = pkt.Sum(b, 0)
+		}
+		s, slot = t, &w.slots[t]
+		slot.owned = false
+	}
+	if o.Retransmit {
+		w.stats.TxRetransmits++
+	}
+	w.postSegment(&c.tuple, &o.Header, s, at, o.Len, sum, o.ECN)
+}
+
+// postSegment puts Ethernet, IP and TCP headers in front of n payload octets at
+// offset at of slot s, and posts the frame.
+func (w *worker) postSegment(t *pkt.Tuple, h *tcp.Header, s link.Slot, at, n int, sum uint32, ecn uint8) {
+	b := w.link.Bytes(s)
+	hl := h.Len()
+	tcpOff := at - hl
+	off := tcpOff - t.HeaderLen()
+	h.Put(b[tcpOff:at])
+	w.ipid++
+	t.Put(b[off:tcpOff], hl+n, ecn, w.ipid)
+	sum = pkt.Sum(b[tcpOff:at], addSum(sum, t.PseudoSum(hl+n)))
+	c := ^pkt.Fold(sum)
+	b[tcpOff+16], b[tcpOff+17] = byte(c>>8), byte(c)
+
+	slot := &w.slots[s]
+	if !w.link.Post(s, off, at+n-off) {
+		w.link.Flush()
+		w.reap()
+		if !w.link.Post(s, off, at+n-off) {
+			w.stats.TxRingFull++ // as if lost on the wire
+			if !slot.owned && slot.posted == 0 {
+				w.link.Free(s)
+			}
+			return
+		}
+	}
+	slot.posted++
+	w.stats.TxFrames++
+	w.stats.TxOctets += uint64(at + n - off)
+}
+
+// addSum is one's complement addition of two partial sums.
+func addSum(a, b uint32) uint32 {
+	s := uint64(a) + uint64(b)
+	return uint32(s) + uint32(s>>32)
+}
+
+// reply sends a header-only segment to where the one in hand came from, for no
+// connection.
+func (w *worker) reply(h *tcp.Header) {
+	s, ok := w.link.Alloc()
+	if !ok {
+		w.stats.TxNoSlot++
+		return
+	}
+	t := w.in.pkt.Reply()
+	w.slots[s].owned = false
+	w.postSegment(&t, h, s, headroom, 0, 0, 0)
+	w.stats.TxStateless++
+}
+
+// disown takes back a slot that the peer has acknowledged.
+func (w *worker) disown(s link.Slot) {
+	st := &w.slots[s]
+	st.owned = false
+	if st.posted == 0 {
+		w.link.Free(s)
+	}
+}
+
+// localFault ends a stream whose memory has gone away under it.
+func (w *worker) localFault(c *conn) {
+	w.fail(c, errLocal(c.pending.Src.Kind), nil)
+}

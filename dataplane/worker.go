@@ -1,0 +1,453 @@
+package dataplane
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// Budgets bound the work of one turn, so that every part of it gets its share
+// and timers stay on time.
+const (
+	rxBudget   = 64 // frames: the batch at which AF_XDP is fastest here
+	pumpBudget = 32 // records composed for one connection before the next has its turn
+	reapBudget = 256
+)
+
+// slotReserve is how many TX slots are kept for ACKs, retransmissions and
+// connection set-up when records take all others.
+const slotReserve = 64
+
+// A worker owns one NIC queue: its frames, connections, timers and queue pairs.
+// Only its own goroutine touches its fields, apart from cmds.
+type worker struct {
+	e    *Engine
+	id   int
+	link link.Link
+	cpu  int
+	tcp  tcp.Config
+	cmds cmdQueue
+
+	now       clock.Time
+	timers    wheel
+	flows     map[pkt.Flow]*conn
+	conns     map[ConnID]*conn
+	moved     map[ConnID]*worker // connections that another queue has adopted
+	listeners map[listenKey]*listener
+	clients   []*client
+	nextConn  uint64
+
+	dirty     []*conn // to be pumped at the end of the turn
+	dirtyNext []*conn
+	cqs       []*shm.CQ // with entries to publish
+
+	rx    [rxBudget]link.Frame
+	held  heldTable
+	slots []slotState
+	done  [reapBudget]link.Slot
+	ipid  uint16
+
+	in      inbound // scratch of the frame in hand
+	out     tcp.Out
+	current *conn // whose client's memory is being touched
+
+	stats Stats
+	drive sync.Mutex   // held for a turn when an application may drive too
+	app   atomic.Int64 // clock.Time of the application's last turn
+}
+
+// client is a ClientBinding as one worker sees it.
+type client struct {
+	b     *ClientBinding
+	bells *shm.Doorbells
+	conns []*conn // by doorbell bit
+}
+
+func newWorker(e *Engine, id int, q Queue) (*worker, error) {
+	w := &worker{
+		e: e, id: id, link: q.Link, cpu: q.CPU, tcp: *e.cfg.TCP,
+		flows: make(map[pkt.Flow]*conn), conns: make(map[ConnID]*conn), moved: make(map[ConnID]*worker),
+		listeners: make(map[listenKey]*listener),
+		slots:     make([]slotState, q.Link.Slots()),
+	}
+	if n := q.Link.SlotSize() - headroom; n < q.Link.MTU() {
+		return nil, fmt.Errorf("dataplane: TX slots of %d octets do not hold a packet of MTU %d", q.Link.SlotSize(), q.Link.MTU())
+	}
+	w.held.init(q.Link.Slots() / 2)
+	w.now = now()
+	w.timers.init(w.now)
+	if err := w.cmds.init(); err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+func (w *worker) closeFDs() { w.cmds.close() }
+
+// newID may be called from any goroutine.
+func (w *worker) newID() ConnID {
+	return ConnID(uint64(w.id)<<48 | atomic.AddUint64(&w.nextConn, 1))
+}
+
+// post has the worker call f in its next turn.
+func (w *worker) post(f func(*worker)) { w.cmds.push(f) }
+
+func (w *worker) run() {
+	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	if w.cpu >= 0 {
+		var set unix.CPUSet
+		set.Set(w.cpu)
+		// A worker that cannot be pinned works all the same.
+		_ = unix.SchedSetaffinity(0, &set)
+	}
+	debug.SetPanicOnFault(true)
+	for !w.e.stop.Load() {
+		w.loop()
+	}
+}
+
+// loop turns until the engine stops, or until touching a client's memory
+// faults: then that client is ended and nobody else.
+func (w *worker) loop() {
+	defer func() {
+		if c := w.current; c != nil {
+			if r := recover(); r != nil {
+				w.fault(c, r)
+			}
+		}
+	}()
+	if w.e.cfg.Inline {
+		w.fillIn()
+		return
+	}
+	idle := clock.Time(0)
+	for !w.e.stop.Load() {
+		if w.turn() > 0 {
+			idle = 0
+			continue
+		}
+		if idle == 0 {
+			idle = w.now
+		}
+		if w.e.cfg.Poll == Busy || w.now.Sub(idle) < w.e.cfg.Spin {
+			// Free when nobody else wants the core, and a hand-over to the
+			// client when it shares ours.
+			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			continue
+		}
+		w.sleep(time.Hour)
+		idle = 0
+	}
+}
+
+// fillIn runs the worker while the application does not drive it: asleep in
+// poll() between looks, and only a look a millisecond while the application
+// turns.
+func (w *worker) fillIn() {
+	for !w.e.stop.Load() {
+		if now().Sub(clock.Time(w.app.Load())) < time.Millisecond {
+			unix.Nanosleep(&unix.Timespec{Nsec: int64(time.Millisecond)}, nil)
+			continue
+		}
+		w.drive.Lock()
+		n := w.turn()
+		if n == 0 {
+			w.arm(true)
+			n = w.turn()
+		}
+		wait := w.untilTimer(time.Hour)
+		w.drive.Unlock()
+		if n == 0 {
+			w.link.Wait(wait, w.cmds.fd)
+		}
+		w.drive.Lock()
+		w.arm(false)
+		w.drive.Unlock()
+	}
+}
+
+func (w *worker) inlineTurn() int {
+	if !w.drive.TryLock() {
+		return 0
+	}
+	n := w.turn()
+	w.app.Store(int64(w.now))
+	w.drive.Unlock()
+	return n
+}
+
+// sleep waits for work. It arms first and looks again, so that nothing rung or
+// posted in between is lost.
+func (w *worker) sleep(limit time.Duration) {
+	w.arm(true)
+	if w.turn() == 0 && !w.e.stop.Load() {
+		w.stats.Sleeps++
+		w.link.Wait(w.untilTimer(limit), w.cmds.fd)
+	}
+	w.arm(false)
+}
+
+// arm tells clients and commanders whether they must wake the worker.
+func (w *worker) arm(sleeping bool) {
+	w.cmds.sleeping.Store(sleeping)
+	for _, cl := range w.clients {
+		cl.bells.SetSleeping(sleeping)
+	}
+}
+
+func (w *worker) untilTimer(limit time.Duration) time.Duration {
+	if at := w.timers.next(); at != 0 {
+		limit = min(limit, max(0, at.Sub(now())))
+	}
+	return limit
+}
+
+// turn is one pass over all that may have work. It returns how much it found.
+func (w *worker) turn() int {
+	w.now = now()
+	n := w.pollRx()
+	if w.cmds.pending.Load() != 0 {
+		n += w.cmds.drain(w)
+	}
+	n += w.pollBells()
+	n += w.timers.expire(w.now, w.onTimer)
+	n += w.pump()
+	w.link.Flush()
+	n += w.reap()
+	w.publish()
+	w.stats.Turns++
+	return n
+}
+
+// pollBells marks the connections whose clients rang.
+func (w *worker) pollBells() int {
+	n := 0
+	for _, cl := range w.clients {
+		if !cl.bells.Any() {
+			continue
+		}
+		for i := range cl.bells.Words() {
+			for v := cl.bells.Take(i); v != 0; v &= v - 1 {
+				bit := i*64 + trailingZeros(v)
+				n++
+				if bit < len(cl.conns) && cl.conns[bit] != nil {
+					w.mark(cl.conns[bit])
+				}
+			}
+		}
+	}
+	return n
+}
+
+// mark puts c on the list of connections to be pumped.
+func (w *worker) mark(c *conn) {
+	if !c.dirty {
+		c.dirty = true
+		w.dirty = append(w.dirty, c)
+	}
+}
+
+// pump gives each marked connection one share of the transmit work.
+func (w *worker) pump() int {
+	n := 0
+	work := w.dirty
+	w.dirty = w.dirtyNext[:0]
+	for _, c := range work {
+		c.dirty = false
+		n += w.pumpConn(c)
+	}
+	w.dirtyNext = work[:0]
+	return n
+}
+
+func (w *worker) onTimer(c *conn) {
+	if c.gone {
+		return
+	}
+	if c.deadline.Due(w.now) {
+		c.deadline = 0
+		w.stats.Timeouts++
+		c.connectTimeout(w)
+		c.tcp.HandleTimeout(w.now)
+	}
+	w.mark(c)
+}
+
+// reap takes back the slots that the kernel has finished with.
+func (w *worker) reap() int {
+	total := 0
+	for {
+		n := w.link.Reap(w.done[:])
+		for _, s := range w.done[:n] {
+			st := &w.slots[s]
+			st.posted--
+			if st.posted == 0 && !st.owned {
+				w.link.Free(s)
+			}
+		}
+		total += n
+		if n < len(w.done) {
+			return total
+		}
+	}
+}
+
+// publish makes this turn's completions visible.
+func (w *worker) publish() {
+	for i, cq := range w.cqs {
+		cq.Flush(w.id)
+		w.cqs[i] = nil
+	}
+	w.cqs = w.cqs[:0]
+}
+
+func (w *worker) bind(cb *ClientBinding) {
+	w.clients = append(w.clients, &client{b: cb, bells: cb.Doorbells[w.id]})
+	cb.Doorbells[w.id].SetSleeping(w.cmds.sleeping.Load())
+}
+
+func (w *worker) unbind(cb *ClientBinding) {
+	for i, cl := range w.clients {
+		if cl.b != cb {
+			continue
+		}
+		for _, c := range cl.conns {
+			if c != nil {
+				w.detach(c)
+			}
+		}
+		w.clients = append(w.clients[:i], w.clients[i+1:]...)
+		return
+	}
+}
+
+func (w *worker) client(cb *ClientBinding) *client {
+	for _, cl := range w.clients {
+		if cl.b == cb {
+			return cl
+		}
+	}
+	return nil
+}
+
+// fault ends the client in whose memory the worker faulted. What the turn had
+// in hand is lost with its connection; at most one frame is not returned.
+func (w *worker) fault(c *conn, reason any) {
+	w.current = nil
+	w.stats.Faults++
+	b := c.qp
+	w.dropQP(c)
+	w.abort(c, fmt.Errorf("dataplane: fault in client memory: %v", reason))
+	if b != nil && b.Client != nil && b.Client.OnFault != nil {
+		b.Client.OnFault()
+	}
+	// Marks that were being worked on when the turn ended.
+	for _, c := range w.conns {
+		c.dirty = false
+		w.mark(c)
+	}
+}
+
+// cmdQueue carries functions to a worker from any goroutine.
+type cmdQueue struct {
+	mu       sync.Mutex
+	q, spare []func(*worker)
+	pending  atomic.Int32
+	sleeping atomic.Bool
+	fd       int // eventfd
+}
+
+func (q *cmdQueue) init() error {
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("dataplane: eventfd: %w", err)
+	}
+	q.fd = fd
+	return nil
+}
+
+func (q *cmdQueue) close() { unix.Close(q.fd) }
+
+func (q *cmdQueue) push(f func(*worker)) {
+	q.mu.Lock()
+	q.q = append(q.q, f)
+	q.pending.Store(int32(len(q.q)))
+	q.mu.Unlock()
+	if q.sleeping.Load() {
+		q.wake()
+	}
+}
+
+func (q *cmdQueue) wake() {
+	one := [8]byte{0: 1}
+	unix.Write(q.fd, one[:]) // full means that a wake is pending
+}
+
+func (q *cmdQueue) drain(w *worker) int {
+	q.mu.Lock()
+	batch := q.q
+	q.q = q.spare[:0]
+	q.pending.Store(0)
+	q.mu.Unlock()
+	for i, f := range batch {
+		f(w)
+		batch[i] = nil
+	}
+	q.spare = batch
+	return len(batch)
+}
+
+// listenKey finds a listener; the zero address stands for every address.
+type listenKey struct {
+	addr [16]byte
+	port uint16
+}
+
+type listener struct {
+	id ListenerID
+	l  *tcp.Listener
+}
+
+func keyOf(local netip.AddrPort) listenKey {
+	k := listenKey{port: local.Port()}
+	if !local.Addr().IsUnspecified() {
+		k.addr = local.Addr().As16()
+	}
+	return k
+}
+
+func (w *worker) listen(id ListenerID, local netip.AddrPort, backlog int) error {
+	k := keyOf(local)
+	if w.listeners[k] != nil {
+		return fmt.Errorf("dataplane: already listening on %v", local)
+	}
+	w.listeners[k] = &listener{id: id, l: tcp.NewListener(&w.tcp, backlog, w.e.secret, w.link.MTU())}
+	return nil
+}
+
+func (w *worker) unlisten(id ListenerID) {
+	for k, l := range w.listeners {
+		if l.id == id {
+			delete(w.listeners, k)
+		}
+	}
+}
+
+func (w *worker) listenerFor(f *pkt.Flow) *listener {
+	if l := w.listeners[listenKey{f.Local, f.LocalPort}]; l != nil {
+		return l
+	}
+	return w.listeners[listenKey{port: f.LocalPort}]
+}
