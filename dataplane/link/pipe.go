@@ -148,7 +148,7 @@ func newWire(cfg *PipeConfig, bad impair.Config) (*wire, error) {
 
 func newEnd(cfg *PipeConfig, out, in *wire, toB bool) *Pipe {
 	p := &Pipe{
-		txQueue: newTxQueue(cfg.Slots, out.size, cfg.TxRing, cfg.MTU+HeaderRoom),
+		txQueue: newTxQueue(cfg.Slots, out.size+64, cfg.TxRing, cfg.MTU+HeaderRoom),
 		out:     out, in: in, toB: toB, cfg: cfg, now: cfg.Now, virtual: cfg.Now != nil,
 		early: impair.NewQueue[parcel](cfg.RxFrames),
 	}
