@@ -1,7 +1,6 @@
 package dataplane
 
 import (
-	"github.com/iwarpd/iwarpd/ctrl/shm"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/verbs"
@@ -40,7 +39,7 @@ func (w *worker) complete(b *QPBinding, wc *verbs.WC) bool {
 	return true
 }
 
-func (w *worker) touch(cq *shm.CQ) {
+func (w *worker) touch(cq CQ) {
 	for _, t := range w.cqs {
 		if t == cq {
 			return

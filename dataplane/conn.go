@@ -120,7 +120,7 @@ func (w *worker) connect(id ConnID, flow pkt.Flow, hop Hop, timeout time.Duratio
 	case len(w.flows) >= w.e.cfg.MaxConns:
 		return errTooMany
 	}
-	mtu := w.link.MTU()
+	mtu := w.mtu
 	if hop.MTU != 0 {
 		mtu = min(mtu, hop.MTU)
 	}
@@ -165,7 +165,7 @@ func (w *worker) setHop(c *conn, hop *Hop) {
 	if c.tuple.HeaderLen() != 0 {
 		setHop(&c.tuple, hop)
 	}
-	mtu := w.link.MTU()
+	mtu := w.mtu
 	if hop.MTU != 0 {
 		mtu = min(mtu, hop.MTU)
 	}
@@ -306,10 +306,14 @@ func (w *worker) disconnect(c *conn, abort bool) {
 		w.abort(c, errAborted)
 		return
 	}
-	if c.mode == modeFull {
-		w.pumpConn(c) // what was posted before the call still goes out
-		w.dropQP(c)
+	// What was posted or queued before the call still goes out.
+	switch c.mode {
+	case modeStreaming, modeSwitching:
+		w.composeStream(c)
+	case modeFull:
+		w.composeFPDUs(c)
 	}
+	w.dropQP(c)
 	c.mode = modeClosing
 	c.tcp.Close(w.now)
 	w.mark(c)

@@ -80,11 +80,18 @@ type Resolver interface {
 	Watch(changed func())
 }
 
+// CQ is where completions go; shm.CQ is one. Flush makes those pushed by a
+// worker visible, and wakes a client that waits.
+type CQ interface {
+	Push(worker int, wc *verbs.WC) bool // false: full
+	Flush(worker int)
+}
+
 // QPBinding joins a queue pair to its rings, for the worker that gets its
 // connection.
 type QPBinding struct {
 	QP             *verbs.QP
-	SendCQ, RecvCQ *shm.CQ
+	SendCQ, RecvCQ CQ
 	Client         *ClientBinding
 	Bit            int // in the client's doorbell pages
 	User           any // the owner's, untouched

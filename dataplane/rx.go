@@ -396,4 +396,3 @@ func (w *worker) established(c *conn) {
 		w.event(c, EventData, nil, append([]byte(nil), c.in...))
 	}
 }
-

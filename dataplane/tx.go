@@ -4,6 +4,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
@@ -12,6 +13,9 @@ import (
 // headroom is what stands in front of the payload in a TX slot: Ethernet 14,
 // two VLAN tags 8, IPv6 40, TCP with options 60, rounded up.
 const headroom = 128
+
+// minHeaders is the IPv4 and TCP headers without options.
+const minHeaders = 20 + 20
 
 // slotState is what a worker knows of a TX slot. A slot is free when nobody
 // owns it and no post of it is outstanding.
@@ -196,7 +200,7 @@ func (w *worker) composeRecord(c *conn) bool {
 			break
 		}
 		c.hasPend = false
-		if !w.composeFPDU(c, buf[used:], ulpdu) {
+		if !w.composeFPDU(c, buf[used:], seq, ulpdu) {
 			break
 		}
 		used += size
@@ -216,7 +220,7 @@ func (w *worker) composeRecord(c *conn) bool {
 
 // composeFPDU writes the pending segment as an FPDU into dst: header, payload
 // copied from client memory, markers, CRC in one pass.
-func (w *worker) composeFPDU(c *conn, dst []byte, ulpdu int) bool {
+func (w *worker) composeFPDU(c *conn, dst []byte, seq serial.Num, ulpdu int) bool {
 	p := &c.pending
 	var parts [verbs.MaxGather][]byte
 	var payload [][]byte
@@ -229,7 +233,7 @@ func (w *worker) composeFPDU(c *conn, dst []byte, ulpdu int) bool {
 		}
 	}
 	w.current = c
-	c.tx.Begin(dst, c.tcp.SndNxt(), ulpdu)
+	c.tx.Begin(dst, seq, ulpdu)
 	c.tx.Write(p.Hdr[:p.HdrLen])
 	for _, b := range payload {
 		c.tx.Write(b)

@@ -37,6 +37,7 @@ type worker struct {
 	id   int
 	link link.Link
 	cpu  int
+	mtu  int // of the link, as far as the slots hold it
 	tcp  tcp.Config
 	cmds cmdQueue
 
@@ -51,7 +52,7 @@ type worker struct {
 
 	dirty     []*conn // to be pumped at the end of the turn
 	dirtyNext []*conn
-	cqs       []*shm.CQ // with entries to publish
+	cqs       []CQ // with entries to publish
 
 	rx    [rxBudget]link.Frame
 	held  heldTable
@@ -82,9 +83,9 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 		listeners: make(map[listenKey]*listener),
 		slots:     make([]slotState, q.Link.Slots()),
 	}
-	if n := q.Link.SlotSize() - headroom; n < q.Link.MTU() {
-		return nil, fmt.Errorf("dataplane: TX slots of %d octets do not hold a packet of MTU %d", q.Link.SlotSize(), q.Link.MTU())
-	}
+	// A slot holds the payload behind headroom, so that the largest segment of a
+	// link whose packets nearly fill a slot is a few octets smaller.
+	w.mtu = min(q.Link.MTU(), q.Link.SlotSize()-headroom+minHeaders)
 	w.held.init(q.Link.Slots() / 2)
 	w.now = now()
 	w.timers.init(w.now)
@@ -433,7 +434,7 @@ func (w *worker) listen(id ListenerID, local netip.AddrPort, backlog int) error 
 	if w.listeners[k] != nil {
 		return fmt.Errorf("dataplane: already listening on %v", local)
 	}
-	w.listeners[k] = &listener{id: id, l: tcp.NewListener(&w.tcp, backlog, w.e.secret, w.link.MTU())}
+	w.listeners[k] = &listener{id: id, l: tcp.NewListener(&w.tcp, backlog, w.e.secret, w.mtu)}
 	return nil
 }
 
