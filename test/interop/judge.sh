@@ -1,0 +1,57 @@
+# shellcheck shell=bash
+# judge PCAP PORT OURS [crc]: what tshark thinks of the iWARP connections to PORT in PCAP. Prints one line for each
+# objection, or a summary, and returns 1 if there was an objection. OURS is the address whose frames must be perfect (may be empty): each of its
+# segments starts and ends at an FPDU boundary. With crc, each FPDU must carry a CRC that is right.
+
+judge() {
+  local pcap=$1 port=$2 ours=$3 crc=${4:-} dir
+  dir=$(mktemp -d "$TMP/judge.XXXX")
+  tshark -r "$pcap" -Y "tcp.port==$port" -w "$dir/one.pcap" 2>"$dir/err" || { cat "$dir/err"; return 1; }
+
+  # One line a frame: what the dissectors made of it.
+  tshark -2 -r "$dir/one.pcap" --disable-protocol rpcordma --disable-protocol smb_direct -o tcp.check_checksum:TRUE -o ip.check_checksum:TRUE -T fields -E separator=';' -E occurrence=a -E aggregator=, \
+    -e frame.number -e ip.src -e tcp.len -e tcp.flags.syn -e tcp.flags.reset -e frame.protocols -e iwarp_rdma.opcode \
+    -e tcp.reassembled_in -e tcp.analysis.retransmission -e tcp.analysis.lost_segment -e tcp.analysis.out_of_order -e tcp.checksum.status \
+    -e ip.checksum.status -e _ws.expert.severity -e _ws.expert.message -e tcp.segment.count -e iwarp_mpa.rev 2>"$dir/err" >"$dir/frames"
+  awk -F';' -v ours="$ours" '
+    function bad(what) { if (n[what]++ < 3) print what ": frame " $1 ($15 != "" ? " (" $15 ")" : "") }
+    $4 == "1" { conns++ }
+    $9 != ""  { bad("TCP retransmission") }
+    $10 != "" { bad("TCP segment missing from the capture") }
+    $11 != "" { bad("TCP segment out of order") }
+    $12 == "0" || $13 == "0" { bad("wrong checksum") }
+    $6 ~ /malformed/ { bad("malformed") }
+    $7 ~ /0x07/ { bad("Terminate") }
+    $14 != "" {
+      # Severities: 0x00400000 note, 0x00600000 warning, 0x00800000 error. Revision 2 (RFC 6581) is news to this dissector.
+      s = $15; gsub(/(Res field is NOT set to zero|Rev field is NOT set to one) as required by RFC 5044/, "", s)
+      gsub(/Connection (establish|finish|reset)[^,]*|This frame (initiates|undergoes) the connection closing/, "", s)
+      gsub(/[ ,]/, "", s)
+      if (s != "" && $14 ~ /6291456|8388608|0x00600000|0x00800000/) bad("tshark objects")
+    }
+    $17 != "" { if (!rev[$17]++) revs = revs (revs == "" ? "" : "+") $17 }
+    $3 > 0 {
+      data++
+      if ($6 !~ /iwarp_mpa/ && ($2 == ours || $8 == "")) bad("payload that is not iWARP")
+      if ($2 == ours && ($8 != "" || $16 != "")) bad("our segment is not whole FPDUs")
+      k = split($7, op, ","); for (i = 1; i <= k; i++) ops[substr(op[i], 4) + 0]++
+    }
+    END {
+      split("Write,Read Request,Read Response,Send,Send Invalidate,Send SE,Send SE Invalidate,Terminate", name, ",")
+      for (i = 0; i < 7; i++) if (ops[i]) sum = sum (sum ? ", " : "") ops[i] " " name[i + 1]
+      for (w in n) { print w ": " n[w] " frames"; fail = 1 }
+      if (data == 0) { print "no iWARP in the capture"; fail = 1 }
+      if (!fail) print NR " frames, " conns / 2 " connections, MPA revision " revs ": " sum
+      exit fail
+    }' "$dir/frames" >"$dir/verdict"
+  local status=$?
+
+  tshark -r "$dir/one.pcap" -V -O iwarp_mpa 2>/dev/null |
+    awk '/ULPDU length:/ { fpdu++ } /Good CRC32/ { good++ } /Bad CRC32/ { wrong++ } END { print fpdu + 0, good + 0, wrong + 0 }' >"$dir/crc"
+  read -r fpdu good wrong <"$dir/crc"
+  if [ "$wrong" -gt 0 ]; then echo "wrong CRC in $wrong FPDUs"; status=1; fi
+  if [ -n "$crc" ] && [ "$good" -ne "$fpdu" ]; then echo "$fpdu FPDUs, but only $good with a right CRC"; status=1; fi
+  if [ "$status" -eq 0 ]; then echo "$(cat "$dir/verdict"); $fpdu FPDUs, $good CRCs right"; else cat "$dir/verdict"; fi
+  rm -rf "$dir"
+  return "$status"
+}

@@ -1,0 +1,151 @@
+# shellcheck shell=bash
+# The virtual machines of the interop run: Debian's kernel with its soft-iWARP (siw) in four builds, and Debian's
+# RDMA tools, in an initramfs. Sourced by run.
+#
+#   lab_build            makes the pieces in $LAB unless they are there: about two minutes, and network for apt
+#   vm_start NAME NETNS TAP ADDR/LEN BUILD PCAP    boots a guest on TAP; every frame of TAP goes to PCAP
+#   vm_wait NAME         returns when its siw0 is up
+#   vm_do NAME SECONDS CMD    runs CMD (one line of sh) in the guest, prints its output, returns its status
+#   vm_stop NAME
+#
+# Builds: default, crc (asks for CRC), p2p (asks for peer-to-peer set-up, RFC 6581), rev1 (MPA revision 1). They are
+# compile-time constants in siw.
+#
+# Plain emulation by default: nested KVM cannot be relied on. SIW_LAB_ACCEL=kvm changes that.
+#
+# The frames are captured by QEMU, at the tap's far end: an AF_PACKET capture on the tap sees neither what XDP takes
+# (generic XDP runs before the packet taps) nor what an AF_XDP socket sends. vnet_hdr=off keeps virtio headers out of the file.
+
+LAB=${SIW_LAB_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/siw-lab}
+declare -A VM_PID VM_FD
+
+lab_ready() { [ -s "$LAB/initrd.gz" ] && [ -s "$LAB/vmlinuz" ]; }
+
+lab_build() {
+  lab_ready && return
+  echo "interop: building the virtual machine in $LAB (once)"
+  local new=$LAB.$$ pkg kver v
+  rm -rf "$new"; mkdir -p "$new/kernel" "$new/src"
+  pkg=$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[^ ]*\)$/\1/p' | head -1)
+  kver=${pkg#linux-image-}
+  apt_install qemu-system-x86 busybox-static kmod cpio xz-utils gcc make "linux-headers-$kver" linux-source rdma-core \
+    ibverbs-utils ibverbs-providers rdmacm-utils perftest qperf libfabric-bin iproute2 ethtool iperf3 tcpdump \
+    nfs-common netbase libtirpc-common
+  (cd "$new" && apt-get download "$pkg" >/dev/null 2>&1 && dpkg -x "$pkg"_*.deb kernel && rm -f "$pkg"_*.deb)
+  tar -C "$new/src" --strip-components=1 --wildcards -xf /usr/src/linux-source-*.tar.xz '*/drivers/infiniband/sw/siw/*'
+  for v in default crc p2p rev1; do
+    cp -r "$new/src/drivers/infiniband/sw/siw" "$new/siw-$v"
+    case $v in
+      crc)  sed -i 's/^const bool mpa_crc_required;/const bool mpa_crc_required = true;/' "$new/siw-$v/siw_main.c" ;;
+      p2p)  sed -i 's/^const bool peer_to_peer;/const bool peer_to_peer = true;/' "$new/siw-$v/siw_main.c" ;;
+      rev1) sed -i 's/^u_char mpa_version = MPA_REVISION_2;/u_char mpa_version = MPA_REVISION_1;/' "$new/siw-$v/siw_main.c" ;;
+    esac
+    [ "$v" = default ] || ! cmp -s "$new/siw-$v/siw_main.c" "$new/siw-default/siw_main.c" ||
+      { echo "interop: siw's source has changed: no $v build of it" >&2; return 1; }
+    make -s -C "/lib/modules/$kver/build" M="$new/siw-$v" CONFIG_RDMA_SIW=m modules >"$new/siw-$v.log" 2>&1 ||
+      { tail -5 "$new/siw-$v.log" >&2; return 1; }
+  done
+  lab_initrd "$new" "$kver"
+  cp "$new/kernel/boot/vmlinuz-$kver" "$new/vmlinuz"
+  rm -rf "$LAB"; mv "$new" "$LAB"
+}
+
+lab_initrd() {
+  local new=$1 kver=$2 R=$1/root S M b l d v
+  mkdir -p "$R"/{bin,sbin,proc,sys,dev,tmp,etc/libibverbs.d,lib64,usr/bin,usr/sbin,usr/lib/x86_64-linux-gnu/libibverbs,run,mnt,siw}
+  cp /bin/busybox "$R/bin/"
+  for b in $(/bin/busybox --list | grep -vxE 'busybox|ip|tc|modprobe|insmod|lsmod|depmod'); do ln -sf busybox "$R/bin/$b"; done
+  for b in rping ucmatose rcopy riostream rstream ib_send_bw ib_write_bw ib_read_bw ib_send_lat ib_write_lat ib_read_lat \
+           ibv_devices ibv_devinfo ibv_rc_pingpong rdma qperf fi_pingpong fi_info iperf3 ip tc ethtool tcpdump kmod mount.nfs; do
+    b=$(PATH=$PATH:/sbin:/usr/sbin command -v "$b") || continue
+    b=$(readlink -f "$b" | sed 's#^/sbin#/usr/sbin#')
+    cp --parents "$b" "$R/"
+    ldd "$b" 2>/dev/null | grep -o '/[^ ]*' | while read -r l; do cp -n --parents -L "$l" "$R/" || true; done
+  done
+  cp -n --parents -L /lib/x86_64-linux-gnu/libgcc_s.so.1 "$R/" || true   # loaded by pthread_cancel, which ldd cannot know
+  cp /usr/lib/x86_64-linux-gnu/libibverbs/libsiw* "$R/usr/lib/x86_64-linux-gnu/libibverbs/"
+  cp /etc/libibverbs.d/siw.driver "$R/etc/libibverbs.d/"
+  for b in modprobe insmod lsmod depmod; do ln -sf /usr/bin/kmod "$R/sbin/$b"; done
+  S=$new/kernel/lib/modules/$kver/kernel; M=$R/lib/modules/$kver/kernel; mkdir -p "$M"
+  for d in drivers/infiniband/core drivers/infiniband/ulp drivers/virtio drivers/net/virtio_net.ko drivers/net/veth.ko \
+           drivers/net/net_failover.ko net/core arch/x86/crypto crypto lib net/sunrpc net/sctp net/ipv4/udp_tunnel.ko \
+           net/ipv6/ip6_udp_tunnel.ko net/sched fs/configfs fs/nfs fs/nfsd fs/lockd fs/nfs_common fs/fscache fs/netfs \
+           net/dns_resolver drivers/nvme drivers/block/loop.ko drivers/scsi drivers/target; do
+    (cd "$S" && [ -e "$d" ] && cp -r --parents "$d" "$M/") || true
+  done
+  for v in default crc p2p rev1; do cp "$new/siw-$v/siw.ko" "$R/siw/$v.ko"; done
+  cp "$new/kernel/lib/modules/$kver/"modules.{order,builtin,builtin.modinfo} "$R/lib/modules/$kver/"
+  depmod -b "$R" "$kver"
+  cp /etc/netconfig /etc/protocols /etc/services /etc/rpc "$R/etc/" 2>/dev/null || true
+  echo 'root:x:0:0:root:/:/bin/sh' >"$R/etc/passwd"; echo '127.0.0.1 localhost' >"$R/etc/hosts"
+  cat >"$R/init" <<'I'
+#!/bin/sh
+export PATH=/sbin:/bin:/usr/sbin:/usr/bin
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mount -t tmpfs tmp /tmp; mount -t tmpfs run /run
+modprobe virtio_pci; modprobe virtio_net
+ulimit -l unlimited
+ip link set lo up
+for a in $(cat /proc/cmdline); do case $a in ipaddr=*) IP=${a#ipaddr=};; siw=*) SIW=${a#siw=};; prep=*) PREP=${a#prep=};; run=*) RUN=${a#run=};; mtu=*) ip link set eth0 mtu ${a#mtu=};; esac; done
+ip link set eth0 up; case $IP in *:*) ip addr add $IP dev eth0 nodad;; *) ip addr add $IP dev eth0;; esac
+[ -n "$PREP" ] && sh -c "$(echo $PREP | base64 -d)"
+modprobe rdma_ucm; modprobe ib_uverbs; modprobe libcrc32c; insmod /siw/${SIW:-default}.ko
+mdev -s 2>/dev/null
+rdma link add siw0 type siw netdev eth0
+echo "siw-lab: guest ready"
+sh -c "$(echo $RUN | base64 -d)"; echo "siw-lab: exit $?"
+poweroff -f
+I
+  chmod +x "$R/init"
+  (cd "$R" && find . | cpio -o -H newc 2>/dev/null | gzip -1 >"$new/initrd.gz")
+}
+
+vm_start() {
+  local name=$1 ns=$2 tap=$3 addr=$4 build=$5 pcap=$6 fd mac
+  # The guest's shell is driven over the serial line: one command a line, answered by "@@ number status".
+  local shell='stty -echo; while read -r N L; do eval "$L" </dev/null 2>&1; echo "@@ $N $?"; done'
+  mac=52:54:00:$(printf '%s' "$tap" | md5sum | sed 's/\(..\)\(..\)\(..\).*/\1:\2:\3/')
+  mkfifo "$TMP/$name.in"
+  exec {fd}<>"$TMP/$name.in"
+  ip netns exec "$ns" qemu-system-x86_64 -accel "${SIW_LAB_ACCEL:-tcg,thread=multi}" -cpu max -m 768 -smp 1 -display none \
+    -serial stdio -monitor none -no-reboot -kernel "$LAB/vmlinuz" -initrd "$LAB/initrd.gz" \
+    -append "console=ttyS0 quiet loglevel=3 panic=-1 ipaddr=$addr siw=$build run=$(printf '%s' "$shell" | base64 -w0)" \
+    -netdev "tap,id=n0,ifname=$tap,script=no,downscript=no,vhost=off,vnet_hdr=off" ${pcap:+-object filter-dump,id=d0,netdev=n0,file=$pcap} \
+    -device "virtio-net-pci,mac=$mac,netdev=n0,csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ufo=off,host_tso4=off,host_tso6=off,mrg_rxbuf=off" \
+    <&"$fd" >"$TMP/$name.console" 2>&1 &
+  VM_PID[$name]=$! VM_FD[$name]=$fd
+}
+
+vm_wait() { wait_for 120 "${VM_PID[$1]}" grep -qs "guest ready" "$TMP/$1.console" || { tail -5 "$TMP/$1.console" >&2; return 1; }; }
+
+vm_do() {
+  local name=$1 n=${EPOCHREALTIME/./} console=$TMP/$1.console from
+  from=$(stat -c %s "$console")
+  echo "$n $3" >&"${VM_FD[$name]}"
+  if ! wait_for "$2" "${VM_PID[$name]}" grep -qs "^@@ $n " "$console"; then
+    tail -c +$((from + 1)) "$console" | tr -d '\r'
+    echo "no answer from the guest in $2 s"
+    return 124
+  fi
+  tail -c +$((from + 1)) "$console" | tr -d '\r' | sed "/^@@ $n /,\$d"
+  return "$(tr -d '\r' <"$console" | sed -n "s/^@@ $n //p")"
+}
+
+vm_stop() {
+  local pid=${VM_PID[$1]:-} fd=${VM_FD[$1]:-}
+  [ -n "$pid" ] || return 0
+  kill "$pid" 2>/dev/null || true
+  wait "$pid" 2>/dev/null || true
+  exec {fd}>&-
+  rm -f "$TMP/$1.in"
+  unset "VM_PID[$1]" "VM_FD[$1]"
+}
+
+# wait_for SECONDS PID CMD...: until CMD succeeds; fails when the time is up or process PID is gone.
+wait_for() {
+  local end=$((SECONDS + $1)) pid=$2
+  shift 2
+  until "$@"; do
+    [ "$SECONDS" -lt "$end" ] && kill -0 "$pid" 2>/dev/null || return 1
+    sleep 0.1
+  done
+}
