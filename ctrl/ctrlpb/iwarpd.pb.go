@@ -135,6 +135,7 @@ const (
 	Access_ACCESS_REMOTE_READ   Access = 4
 	Access_ACCESS_REMOTE_ATOMIC Access = 8
 	Access_ACCESS_MW_BIND       Access = 16
+	Access_ACCESS_ZERO_BASED    Access = 32 // base must be 0
 )
 
 // Enum value maps for Access.
@@ -146,6 +147,7 @@ var (
 		4:  "ACCESS_REMOTE_READ",
 		8:  "ACCESS_REMOTE_ATOMIC",
 		16: "ACCESS_MW_BIND",
+		32: "ACCESS_ZERO_BASED",
 	}
 	Access_value = map[string]int32{
 		"ACCESS_NONE":          0,
@@ -154,6 +156,7 @@ var (
 		"ACCESS_REMOTE_READ":   4,
 		"ACCESS_REMOTE_ATOMIC": 8,
 		"ACCESS_MW_BIND":       16,
+		"ACCESS_ZERO_BASED":    32,
 	}
 )
 
@@ -1505,8 +1508,9 @@ type RegisterMR struct {
 	Pd            uint32                 `protobuf:"varint,1,opt,name=pd,proto3" json:"pd,omitempty"`
 	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // in the memfd, a multiple of the page size
 	Length        uint64                 `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"` // octets, at least 1
-	Base          uint64                 `protobuf:"varint,4,opt,name=base,proto3" json:"base,omitempty"`     // address (tagged offset) of the first octet; 0: zero-based
+	Base          uint64                 `protobuf:"varint,4,opt,name=base,proto3" json:"base,omitempty"`     // address (tagged offset) of the first octet
 	Access        uint32                 `protobuf:"varint,5,opt,name=access,proto3" json:"access,omitempty"` // Access bits
+	Fast          bool                   `protobuf:"varint,6,opt,name=fast,proto3" json:"fast,omitempty"`     // for fast registration by work request: not valid until then
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1574,6 +1578,13 @@ func (x *RegisterMR) GetAccess() uint32 {
 		return x.Access
 	}
 	return 0
+}
+
+func (x *RegisterMR) GetFast() bool {
+	if x != nil {
+		return x.Fast
+	}
+	return false
 }
 
 type MRReply struct {
@@ -5069,14 +5080,15 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\aPDReply\x12\x0e\n" +
 	"\x02pd\x18\x01 \x01(\rR\x02pd\"\x1b\n" +
 	"\tDeallocPD\x12\x0e\n" +
-	"\x02pd\x18\x01 \x01(\rR\x02pd\"x\n" +
+	"\x02pd\x18\x01 \x01(\rR\x02pd\"\x8c\x01\n" +
 	"\n" +
 	"RegisterMR\x12\x0e\n" +
 	"\x02pd\x18\x01 \x01(\rR\x02pd\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
 	"\x06length\x18\x03 \x01(\x04R\x06length\x12\x12\n" +
 	"\x04base\x18\x04 \x01(\x04R\x04base\x12\x16\n" +
-	"\x06access\x18\x05 \x01(\rR\x06access\"A\n" +
+	"\x06access\x18\x05 \x01(\rR\x06access\x12\x12\n" +
+	"\x04fast\x18\x06 \x01(\bR\x04fast\"A\n" +
 	"\aMRReply\x12\x0e\n" +
 	"\x02mr\x18\x01 \x01(\rR\x02mr\x12\x12\n" +
 	"\x04lkey\x18\x02 \x01(\rR\x04lkey\x12\x12\n" +
@@ -5382,14 +5394,15 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\fCODE_VERSION\x10\r\x12\x11\n" +
 	"\rCODE_PROTOCOL\x10\x0e\x12\x11\n" +
 	"\rCODE_INTERNAL\x10\x0f\x12\x11\n" +
-	"\rCODE_CANCELED\x10\x10*\x90\x01\n" +
+	"\rCODE_CANCELED\x10\x10*\xa7\x01\n" +
 	"\x06Access\x12\x0f\n" +
 	"\vACCESS_NONE\x10\x00\x12\x16\n" +
 	"\x12ACCESS_LOCAL_WRITE\x10\x01\x12\x17\n" +
 	"\x13ACCESS_REMOTE_WRITE\x10\x02\x12\x16\n" +
 	"\x12ACCESS_REMOTE_READ\x10\x04\x12\x18\n" +
 	"\x14ACCESS_REMOTE_ATOMIC\x10\b\x12\x12\n" +
-	"\x0eACCESS_MW_BIND\x10\x10B&Z$github.com/iwarpd/iwarpd/ctrl/ctrlpbb\x06proto3"
+	"\x0eACCESS_MW_BIND\x10\x10\x12\x15\n" +
+	"\x11ACCESS_ZERO_BASED\x10 B&Z$github.com/iwarpd/iwarpd/ctrl/ctrlpbb\x06proto3"
 
 var (
 	file_ctrl_iwarpd_proto_rawDescOnce sync.Once

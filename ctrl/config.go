@@ -1,0 +1,207 @@
+package ctrl
+
+import (
+	"io/fs"
+	"net/netip"
+	"time"
+)
+
+// Config is what the control plane is set up with. The zero value of each
+// field has a default; Reload may change all but Socket, Mode and Group.
+type Config struct {
+	// Socket is the path of the Unix socket; Mode its permission bits, default
+	// 0660; Group the name or number of its group, "" leaves it alone.
+	Socket string
+	Mode   fs.FileMode
+	Group  string
+
+	// Allow says who may do what; the first rule that matches a client's uid or
+	// gid holds. Without any rule whoever can open the socket may do everything
+	// within Limits, and root may see everybody's objects.
+	Allow  []Rule
+	Limits Limits
+
+	Startup StartupDefaults
+	Version string // of the daemon, shown to clients
+	// Interface, MTU: shown to clients.
+	Interface string
+	MTU       int
+}
+
+// A Rule gives rights to users.
+type Rule struct {
+	UIDs, GIDs []uint32       // whom it is for; both empty: everybody
+	Deny       bool           // they may not connect at all
+	Admin      bool           // they see everybody's objects and may end any connection
+	Listen     []PortRange    // ports they may listen on; empty: all
+	Addrs      []netip.Prefix // local addresses they may use; empty: all
+	Limits     *Limits        // nil: Config.Limits
+}
+
+// A PortRange is From and To with all between.
+type PortRange struct{ From, To uint16 }
+
+// Limits are quotas of one uid over all its clients. Zero means the default.
+type Limits struct {
+	Clients, PDs, MRs, MWs, CQs, QPs, Listens int
+	Registered                                uint64 // octets of all memory regions
+	QueueDepth                                int    // work requests of one queue, completions of one CQ
+	MaxInline                                 int    // octets
+	MaxSGE                                    int
+}
+
+// DefaultLimits are the quotas where the configuration says nothing.
+var DefaultLimits = Limits{
+	Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, QPs: 4096, Listens: 256,
+	Registered: 1 << 30, QueueDepth: 16384, MaxInline: 256, MaxSGE: 16,
+}
+
+// fill puts the default in place of each zero.
+func (l Limits) fill() Limits {
+	d := DefaultLimits
+	for _, f := range []struct{ have, def *int }{
+		{&l.Clients, &d.Clients}, {&l.PDs, &d.PDs}, {&l.MRs, &d.MRs}, {&l.MWs, &d.MWs}, {&l.CQs, &d.CQs},
+		{&l.QPs, &d.QPs}, {&l.Listens, &d.Listens}, {&l.QueueDepth, &d.QueueDepth},
+		{&l.MaxInline, &d.MaxInline}, {&l.MaxSGE, &d.MaxSGE},
+	} {
+		if *f.have == 0 {
+			*f.have = *f.def
+		}
+	}
+	if l.Registered == 0 {
+		l.Registered = d.Registered
+	}
+	return l
+}
+
+// StartupDefaults are the MPA negotiation where a client says nothing, and the
+// bounds of what it may ask.
+type StartupDefaults struct {
+	NoCRC      bool // do not ask for CRC32c by default
+	RequireCRC bool // clients cannot turn CRC32c off
+	Markers    bool
+	Revision   int // default 2
+	NoFallback bool
+	P2P        bool
+	RTR        uint32        // RTR bits offered with P2P: 1 Send, 2 Write, 4 Read; default all
+	IRD, ORD   int           // default 16
+	MaxIRD     int           // default 128
+	Timeout    time.Duration // of each wait of the MPA start-up; default 10 s
+	Connect    time.Duration // of a whole connect; default 30 s
+	Accept     time.Duration // how long a connect request waits for the client; default 30 s
+	PerPeer    int           // connections in start-up from one remote address; default 64
+}
+
+func (s StartupDefaults) fill() StartupDefaults {
+	if s.Revision == 0 {
+		s.Revision = 2
+	}
+	if s.RTR == 0 {
+		s.RTR = 7
+	}
+	if s.MaxIRD == 0 {
+		s.MaxIRD = 128
+	}
+	if s.IRD == 0 {
+		s.IRD = min(16, s.MaxIRD)
+	}
+	if s.ORD == 0 {
+		s.ORD = min(16, s.MaxIRD)
+	}
+	if s.Timeout == 0 {
+		s.Timeout = 10 * time.Second
+	}
+	if s.Connect == 0 {
+		s.Connect = 30 * time.Second
+	}
+	if s.Accept == 0 {
+		s.Accept = 30 * time.Second
+	}
+	if s.PerPeer == 0 {
+		s.PerPeer = 64
+	}
+	return s
+}
+
+func (c Config) fill() Config {
+	if c.Mode == 0 {
+		c.Mode = 0o660
+	}
+	if c.Version == "" {
+		c.Version = "devel"
+	}
+	c.Limits = c.Limits.fill()
+	c.Startup = c.Startup.fill()
+	return c
+}
+
+// policy is what one client may do: the rule that matched it.
+type policy struct {
+	admin  bool
+	listen []PortRange
+	addrs  []netip.Prefix
+	limits Limits
+}
+
+// policyOf finds the rule for a uid and its groups; ok is false when it may
+// not connect.
+func (c *Config) policyOf(uid uint32, gids []uint32) (p policy, ok bool) {
+	if len(c.Allow) == 0 {
+		return policy{admin: uid == 0, limits: c.Limits}, true
+	}
+	for i := range c.Allow {
+		r := &c.Allow[i]
+		if !r.matches(uid, gids) {
+			continue
+		}
+		p = policy{admin: r.Admin || uid == 0, listen: r.Listen, addrs: r.Addrs, limits: c.Limits}
+		if r.Limits != nil {
+			p.limits = r.Limits.fill()
+		}
+		return p, !r.Deny
+	}
+	return policy{admin: true, limits: c.Limits}, uid == 0
+}
+
+func (r *Rule) matches(uid uint32, gids []uint32) bool {
+	if len(r.UIDs) == 0 && len(r.GIDs) == 0 {
+		return true
+	}
+	for _, u := range r.UIDs {
+		if u == uid {
+			return true
+		}
+	}
+	for _, g := range r.GIDs {
+		for _, have := range gids {
+			if g == have {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (p *policy) mayListen(port uint16) bool {
+	if len(p.listen) == 0 || port == 0 {
+		return true
+	}
+	for _, r := range p.listen {
+		if r.From <= port && port <= r.To {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *policy) mayUse(a netip.Addr) bool {
+	if len(p.addrs) == 0 {
+		return true
+	}
+	for _, pre := range p.addrs {
+		if pre.Contains(a) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,38 @@
+package ctrl
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/dataplane"
+)
+
+// Engine is what the control plane uses of a dataplane.Engine.
+type Engine interface {
+	Workers() int
+	WakeFD(worker int) int
+	Listen(local netip.AddrPort, backlog int) (dataplane.ListenerID, error)
+	Unlisten(dataplane.ListenerID)
+	Connect(local, remote netip.AddrPort, timeout time.Duration) (dataplane.ConnID, error)
+	StreamSend(dataplane.ConnID, []byte)
+	StreamConsumed(dataplane.ConnID, int)
+	Attach(dataplane.ConnID, dataplane.Attachment)
+	Disconnect(id dataplane.ConnID, abort bool)
+	Detach(*dataplane.QPBinding)
+	Fence()
+	Bind(*dataplane.ClientBinding)
+	Unbind(*dataplane.ClientBinding)
+}
+
+// Steering claims endpoints in the XDP program; *bpf.Steering implements it.
+type Steering interface {
+	Claim(bpf.Endpoint) error
+	Unclaim(bpf.Endpoint) error
+}
+
+// Counted is an Engine that can tell of its connections and counters.
+type Counted interface {
+	Conns() []dataplane.ConnInfo
+	Stats() dataplane.Stats
+}

@@ -1,0 +1,67 @@
+package ctrl
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+)
+
+// An Error is a request that was refused, or a connection that was not made:
+// what the client gets to know.
+type Error struct {
+	Code ctrlpb.Code
+	Text string
+	Err  error // the cause, if another error is; its text is part of Text
+}
+
+// Error implements error.
+func (e *Error) Error() string { return e.Text }
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// errorf makes an Error. A %w verb in the format sets its cause.
+func errorf(code ctrlpb.Code, format string, args ...any) *Error {
+	err := fmt.Errorf(format, args...)
+	return &Error{Code: code, Text: err.Error(), Err: errors.Unwrap(err)}
+}
+
+// toPB gives err the form that goes over the socket: nil for nil, and the code
+// of the first Error in its chain, or that of a fault of the daemon.
+func toPB(err error) *ctrlpb.Error {
+	if err == nil {
+		return nil
+	}
+	code := ctrlpb.Code_CODE_INTERNAL
+	if e, ok := errors.AsType[*Error](err); ok {
+		code = e.Code
+	}
+	text := err.Error()
+	if len(text) > maxText {
+		text = text[:maxText]
+	}
+	return &ctrlpb.Error{Code: code, Text: text}
+}
+
+// maxText bounds the text of an error in a message, in octets.
+const maxText = 1024
+
+// Short names of the codes.
+const (
+	invalid     = ctrlpb.Code_CODE_INVALID
+	noObject    = ctrlpb.Code_CODE_NO_OBJECT
+	permission  = ctrlpb.Code_CODE_PERMISSION
+	quota       = ctrlpb.Code_CODE_QUOTA
+	portInUse   = ctrlpb.Code_CODE_PORT_IN_USE
+	badAddress  = ctrlpb.Code_CODE_ADDRESS
+	unreachable = ctrlpb.Code_CODE_UNREACHABLE
+	timedOut    = ctrlpb.Code_CODE_TIMEOUT
+	refused     = ctrlpb.Code_CODE_REFUSED
+	badState    = ctrlpb.Code_CODE_STATE
+	busy        = ctrlpb.Code_CODE_BUSY
+	badVersion  = ctrlpb.Code_CODE_VERSION
+	protocol    = ctrlpb.Code_CODE_PROTOCOL
+	internal    = ctrlpb.Code_CODE_INTERNAL
+	canceled    = ctrlpb.Code_CODE_CANCELED
+)

@@ -1,0 +1,503 @@
+package ctrl
+
+import (
+	"crypto/rand"
+	"errors"
+	"math/bits"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// The objects of a client. Their use counts are guarded by Server.mu.
+type (
+	pd struct {
+		handle uint32
+		id     verbs.PDID
+		uses   int // regions, windows and QPs in it
+	}
+	mr struct {
+		handle uint32
+		index  uint32 // order of making, over all clients
+		pd     *pd
+		region *verbs.Region
+		mem    *shm.Region
+		length uint64
+	}
+	mw struct {
+		handle uint32
+		pd     *pd
+		window *verbs.Region
+	}
+	cq struct {
+		handle uint32
+		ring   *shm.CQ
+		uses   int // QPs that complete on it
+	}
+	qp struct {
+		num            uint32
+		sess           *session
+		pd             *pd
+		sendCQ, recvCQ *cq
+		sq             *shm.SQ
+		rq             *shm.RQ
+		binding        *dataplane.QPBinding
+		sqDepth        int
+		rqDepth        int
+		conn           *conn // its connection, from connect or accept on
+		used           bool  // it had a connection: a QP has one in its life
+	}
+)
+
+// usage counts what a uid, or one client of it, holds.
+type usage struct {
+	clients, pds, mrs, mws, cqs, qps, listens int
+	registered                                uint64
+}
+
+// sub takes o's counts away, but for clients.
+func (u *usage) sub(o *usage) {
+	u.pds -= o.pds
+	u.mrs -= o.mrs
+	u.mws -= o.mws
+	u.cqs -= o.cqs
+	u.qps -= o.qps
+	u.listens -= o.listens
+	u.registered -= o.registered
+}
+
+// count takes one more of a kind within limit. Called with mu held; field
+// picks the count out of the uid's usage and the client's share.
+func (c *session) count(what string, limit int, field func(*usage) *int) error {
+	n := field(c.use)
+	if *n >= limit {
+		return errorf(quota, "ctrl: uid %d has %d %s, its limit: close some, or raise the limit in the configuration", c.cred.Uid, *n, what)
+	}
+	*n++
+	*field(&c.own)++
+	return nil
+}
+
+func (c *session) uncount(field func(*usage) *int) {
+	*field(c.use)--
+	*field(&c.own)--
+}
+
+func countPD(u *usage) *int     { return &u.pds }
+func countMR(u *usage) *int     { return &u.mrs }
+func countMW(u *usage) *int     { return &u.mws }
+func countCQ(u *usage) *int     { return &u.cqs }
+func countQP(u *usage) *int     { return &u.qps }
+func countListen(u *usage) *int { return &u.listens }
+
+// newHandle returns a number that the client has not got for a live object.
+func (c *session) newHandle() uint32 {
+	for {
+		c.lastH++
+		h := c.lastH
+		if h == 0 || c.pds[h] != nil || c.mrs[h] != nil || c.mws[h] != nil || c.cqs[h] != nil || c.listens[h] != nil || c.conns[h] != nil {
+			continue
+		}
+		return h
+	}
+}
+
+func newTable() *verbs.Table { return verbs.NewTable(rand.Reader) }
+
+func (c *session) allocPD(reply *ctrlpb.Reply) error {
+	s := c.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := c.count("protection domains", c.pol.limits.PDs, countPD); err != nil {
+		return err
+	}
+	s.lastPD++
+	p := &pd{handle: c.newHandle(), id: s.lastPD}
+	c.pds[p.handle] = p
+	reply.Body = &ctrlpb.Reply_Pd{Pd: &ctrlpb.PDReply{Pd: p.handle}}
+	return nil
+}
+
+func (c *session) deallocPD(h uint32) error {
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	p, err := c.pdOf(h)
+	if err != nil {
+		return err
+	}
+	if p.uses > 0 {
+		return errorf(busy, "ctrl: protection domain %d still has %d regions, windows or queue pairs", h, p.uses)
+	}
+	delete(c.pds, h)
+	c.uncount(countPD)
+	return nil
+}
+
+func (c *session) pdOf(h uint32) (*pd, error) {
+	if p := c.pds[h]; p != nil {
+		return p, nil
+	}
+	return nil, errorf(noObject, "ctrl: no protection domain %d", h)
+}
+
+// registerMR maps the client's memory and registers it. The quota is taken
+// before anything is mapped.
+func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Reply) error {
+	s := c.srv
+	if len(fds) != 1 {
+		return errorf(invalid, "ctrl: a memory region comes with one descriptor, not %d", len(fds))
+	}
+	if r.Length == 0 || r.Length > maxMRSize {
+		return errorf(invalid, "ctrl: a memory region has 1 to %d octets, not %d", uint64(maxMRSize), r.Length)
+	}
+	s.mu.Lock()
+	p, err := c.pdOf(r.Pd)
+	if err == nil {
+		err = c.count("memory regions", c.pol.limits.MRs, countMR)
+	}
+	if err == nil {
+		if lim := c.pol.limits.Registered; c.use.registered > lim || r.Length > lim-c.use.registered {
+			c.uncount(countMR)
+			err = errorf(quota, "ctrl: uid %d has %d octets registered, %d more pass its limit of %d: deregister some, or raise the limit in the configuration",
+				c.cred.Uid, c.use.registered, r.Length, lim)
+		}
+	}
+	if err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	c.use.registered += r.Length
+	c.own.registered += r.Length
+	p.uses++
+	s.mu.Unlock()
+
+	m := &mr{pd: p, length: r.Length}
+	if m.mem, err = shm.MapRegion(fds[0], r.Offset, r.Length); err != nil {
+		err = errorf(invalid, "ctrl: memory region: %w", err)
+	} else if m.region, err = s.register(p.id, m.mem.Bytes(), r); err != nil {
+		err = errorf(invalid, "ctrl: memory region: %w", err)
+		m.mem.Close()
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		c.use.registered -= r.Length
+		c.own.registered -= r.Length
+		c.uncount(countMR)
+		p.uses--
+		return err
+	}
+	s.lastIndex++
+	m.handle, m.index = c.newHandle(), s.lastIndex
+	c.mrs[m.handle] = m
+	stag := m.region.STag()
+	reply.Body = &ctrlpb.Reply_Mr{Mr: &ctrlpb.MRReply{Mr: m.handle, Lkey: stag, Rkey: stag}}
+	return nil
+}
+
+func (s *Server) register(id verbs.PDID, mem []byte, r *ctrlpb.RegisterMR) (*verbs.Region, error) {
+	if r.Fast {
+		return s.table.RegisterFast(id, mem, verbs.Access(r.Access))
+	}
+	return s.table.Register(id, mem, r.Base, verbs.Access(r.Access))
+}
+
+func (c *session) deregisterMR(h uint32) error {
+	s := c.srv
+	s.mu.Lock()
+	m := c.mrs[h]
+	if m == nil {
+		s.mu.Unlock()
+		return errorf(noObject, "ctrl: no memory region %d", h)
+	}
+	if err := s.table.Deregister(m.region); err != nil {
+		s.mu.Unlock()
+		if errors.Is(err, verbs.ErrBusy) {
+			return errorf(busy, "ctrl: memory region %d: %w", h, err)
+		}
+		return errorf(internal, "ctrl: memory region %d: %w", h, err)
+	}
+	delete(c.mrs, h)
+	s.mu.Unlock()
+	s.engine.Fence() // a worker may be copying
+	c.unmapMR(m)
+	return nil
+}
+
+// unmapMR gives back a region that no worker looks at.
+func (c *session) unmapMR(m *mr) {
+	m.mem.Close()
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	c.use.registered -= m.length
+	c.own.registered -= m.length
+	c.uncount(countMR)
+	m.pd.uses--
+}
+
+func (c *session) allocMW(h uint32, reply *ctrlpb.Reply) error {
+	s := c.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, err := c.pdOf(h)
+	if err != nil {
+		return err
+	}
+	if err := c.count("memory windows", c.pol.limits.MWs, countMW); err != nil {
+		return err
+	}
+	w, err := s.table.AllocWindow(p.id)
+	if err != nil {
+		c.uncount(countMW)
+		return errorf(internal, "ctrl: memory window: %w", err)
+	}
+	m := &mw{handle: c.newHandle(), pd: p, window: w}
+	c.mws[m.handle] = m
+	p.uses++
+	reply.Body = &ctrlpb.Reply_Mw{Mw: &ctrlpb.MWReply{Mw: m.handle, Rkey: w.STag()}}
+	return nil
+}
+
+func (c *session) deallocMW(h uint32) error {
+	s := c.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := c.mws[h]
+	if m == nil {
+		return errorf(noObject, "ctrl: no memory window %d", h)
+	}
+	if err := s.table.Deregister(m.window); err != nil {
+		return errorf(internal, "ctrl: memory window %d: %w", h, err)
+	}
+	delete(c.mws, h)
+	c.uncount(countMW)
+	m.pd.uses--
+	return nil
+}
+
+func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, error) {
+	s := c.srv
+	if err := c.depth("completion queue", r.Depth); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	err := c.count("completion queues", c.pol.limits.CQs, countCQ)
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	ring, err := shm.CreateCQ(s.engine.Workers(), int(r.Depth))
+	var fds []int
+	if err == nil {
+		if fds, err = dupAll(ring.FD(), ring.EventFD()); err != nil {
+			ring.Close()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		c.uncount(countCQ)
+		return nil, errorf(internal, "ctrl: completion queue: %w", err)
+	}
+	q := &cq{handle: c.newHandle(), ring: ring}
+	c.cqs[q.handle] = q
+	reply.Body = &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: q.handle, Depth: uint32(ring.Depth()), Workers: uint32(s.engine.Workers())}}
+	return fds, nil
+}
+
+func (c *session) depth(what string, d uint32) error {
+	if d == 0 || int64(d) > int64(c.pol.limits.QueueDepth) {
+		return errorf(invalid, "ctrl: the depth of a %s is 1 to %d, not %d", what, c.pol.limits.QueueDepth, d)
+	}
+	return nil
+}
+
+func dupAll(fds ...int) ([]int, error) {
+	var out []int
+	for _, fd := range fds {
+		d, err := seqpacket.Dup(fd)
+		if err != nil {
+			seqpacket.CloseAll(out)
+			return nil, err
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+func (c *session) destroyCQ(h uint32) error {
+	s := c.srv
+	s.mu.Lock()
+	q := c.cqs[h]
+	if q == nil {
+		s.mu.Unlock()
+		return errorf(noObject, "ctrl: no completion queue %d", h)
+	}
+	if q.uses > 0 {
+		s.mu.Unlock()
+		return errorf(busy, "ctrl: completion queue %d is still used by %d queues", h, q.uses)
+	}
+	delete(c.cqs, h)
+	c.uncount(countCQ)
+	s.mu.Unlock()
+	q.ring.Close() // Detach of the last QP has fenced
+	return nil
+}
+
+func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, err error) {
+	s := c.srv
+	lim := &c.pol.limits
+	if err := c.depth("send queue", r.SqDepth); err != nil {
+		return nil, err
+	}
+	if err := c.depth("receive queue", r.RqDepth); err != nil {
+		return nil, err
+	}
+	if r.MaxSge == 0 || int64(r.MaxSge) > int64(min(lim.MaxSGE, verbs.MaxSGE)) {
+		return nil, errorf(invalid, "ctrl: a work request has 1 to %d pieces, not %d", min(lim.MaxSGE, verbs.MaxSGE), r.MaxSge)
+	}
+	if int64(r.MaxInline) > int64(min(lim.MaxInline, verbs.MaxInline)) {
+		return nil, errorf(invalid, "ctrl: inline data is at most %d octets, not %d", min(lim.MaxInline, verbs.MaxInline), r.MaxInline)
+	}
+
+	q := &qp{sess: c, sqDepth: int(r.SqDepth), rqDepth: int(r.RqDepth)}
+	bit := -1
+	s.mu.Lock()
+	err = func() error {
+		if q.pd, err = c.pdOf(r.Pd); err != nil {
+			return err
+		}
+		if q.sendCQ, q.recvCQ = c.cqs[r.SendCq], c.cqs[r.RecvCq]; q.sendCQ == nil || q.recvCQ == nil {
+			return errorf(noObject, "ctrl: no completion queue %d or %d", r.SendCq, r.RecvCq)
+		}
+		if bit = c.bits.take(); bit < 0 {
+			return errorf(quota, "ctrl: a client has at most %d queue pairs", c.bits.n)
+		}
+		if err := c.count("queue pairs", lim.QPs, countQP); err != nil {
+			c.bits.free(bit)
+			return err
+		}
+		for s.lastQP++; s.lastQP == 0 || s.lastQP > maxQPNum || s.qps[s.lastQP] != nil; s.lastQP++ {
+			if s.lastQP > maxQPNum {
+				s.lastQP = 0
+			}
+		}
+		q.num = s.lastQP
+		q.pd.uses++
+		q.sendCQ.uses++
+		q.recvCQ.uses++
+		s.qps[q.num] = q // reserves the number
+		return nil
+	}()
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+
+	q.sq, err = shm.CreateSQ(int(r.SqDepth), int(r.MaxSge), int(r.MaxInline))
+	if err == nil {
+		if q.rq, err = shm.CreateRQ(int(r.RqDepth), int(r.MaxSge)); err == nil {
+			fds, err = dupAll(q.sq.FD(), q.rq.FD())
+		}
+	}
+	if err != nil {
+		q.closeRings()
+		s.mu.Lock()
+		c.forgetQP(q, bit)
+		s.mu.Unlock()
+		return nil, errorf(internal, "ctrl: queue pair: %w", err)
+	}
+	core := verbs.NewQP(verbs.QPConfig{
+		Num: q.num, PD: q.pd.id, Table: s.table, SQDepth: int(r.SqDepth), RQDepth: int(r.RqDepth),
+		MaxSGE: int(r.MaxSge), MaxInline: int(r.MaxInline), SigAll: r.SigAll, Sends: q.sq, Recvs: q.rq,
+	})
+	s.mu.Lock()
+	q.binding = &dataplane.QPBinding{QP: core, SendCQ: q.sendCQ.ring, RecvCQ: q.recvCQ.ring, Client: c.binding, Bit: bit, User: q}
+	c.qps[q.num] = q
+	s.mu.Unlock()
+	reply.Body = &ctrlpb.Reply_Qp{Qp: &ctrlpb.QPReply{
+		Qp: q.num, Doorbell: uint32(bit), SqDepth: uint32(q.sq.Depth()), RqDepth: uint32(q.rq.Depth()), MaxSge: r.MaxSge, MaxInline: r.MaxInline,
+	}}
+	return fds, nil
+}
+
+// maxQPNum keeps QP numbers within the 24 bits of the verbs.
+const maxQPNum = 1<<24 - 1
+
+func (q *qp) closeRings() {
+	if q.sq != nil {
+		q.sq.Close()
+	}
+	if q.rq != nil {
+		q.rq.Close()
+	}
+}
+
+func (c *session) destroyQP(num uint32) error {
+	c.srv.mu.Lock()
+	q := c.qps[num]
+	c.srv.mu.Unlock()
+	if q == nil {
+		return errorf(noObject, "ctrl: no queue pair %d", num)
+	}
+	c.dropQP(q)
+	return nil
+}
+
+// dropQP ends a QP with its connection. When it returns no worker uses it.
+func (c *session) dropQP(q *qp) {
+	s := c.srv
+	s.mu.Lock()
+	if q.conn != nil {
+		s.abandon(q.conn)
+	}
+	s.mu.Unlock()
+	s.engine.Detach(q.binding)
+	q.closeRings()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(c.qps, q.num)
+	c.forgetQP(q, q.binding.Bit)
+}
+
+// forgetQP gives back the counts of a QP. Called with mu held.
+func (c *session) forgetQP(q *qp, bit int) {
+	delete(c.srv.qps, q.num)
+	c.bits.free(bit)
+	c.uncount(countQP)
+	q.pd.uses--
+	q.sendCQ.uses--
+	q.recvCQ.uses--
+}
+
+// maxMRSize is the longest memory region: one SGE can name all of it.
+const maxMRSize = 1<<32 - 1
+
+// bitmap hands out the doorbell bits of a client.
+type bitmap struct {
+	words []uint64 // 1: taken
+	n     int
+}
+
+func (b *bitmap) init(n int) { b.words, b.n = make([]uint64, (n+63)/64), n }
+
+// take returns the lowest free bit, or -1.
+func (b *bitmap) take() int {
+	for i, w := range b.words {
+		if w != ^uint64(0) {
+			bit := i*64 + bits.TrailingZeros64(^w)
+			if bit >= b.n {
+				return -1
+			}
+			b.words[i] |= 1 << (bit % 64)
+			return bit
+		}
+	}
+	return -1
+}
+
+func (b *bitmap) free(bit int) { b.words[bit/64] &^= 1 << (bit % 64) }

@@ -1,0 +1,248 @@
+package ctrl
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/bpf"
+)
+
+// protoTCP is the IP protocol number.
+const protoTCP = 6
+
+// A claim is a local endpoint taken for iwarpd: steered to its sockets and
+// guarded by a kernel socket that is bound and never listens, so that no other
+// program can take the port and the kernel answers nobody there. It is shared by
+// a listener and the connections it accepted.
+type claim struct {
+	addr  netip.AddrPort
+	refs  int
+	fds   []int
+	eps   []bpf.Endpoint
+	guard map[netip.Addr]bool // addresses that a guard socket is bound to
+}
+
+// claims are the endpoints taken. Its methods are called with Server.mu held.
+type claims struct {
+	steering Steering // nil: nothing to steer (pipes)
+	noGuard  bool     // no kernel shares the addresses (pipes)
+	addrs    func() []netip.Addr
+	byAddr   map[netip.AddrPort]*claim
+	nextPort uint16 // for noGuard
+}
+
+// take claims addr for one more user. An unspecified address means every
+// address of the interface, port 0 one that is free. A claim that exists is
+// shared only if shared is set.
+func (cs *claims) take(addr netip.AddrPort, shared bool) (*claim, error) {
+	if addr.Port() != 0 {
+		if c := cs.byAddr[addr]; c != nil {
+			if !shared {
+				return nil, errorf(portInUse, "ctrl: %v is in use by another client of iwarpd: choose another port, or end that client (iwarpctl listen list)", addr)
+			}
+			c.refs++
+			return c, nil
+		}
+		if other := cs.overlap(addr); other != nil {
+			return nil, errorf(portInUse, "ctrl: %v is in use by another client of iwarpd, on %v: choose another port (iwarpctl listen list)", addr, other.addr)
+		}
+	}
+	c := &claim{addr: addr, refs: 1, guard: make(map[netip.Addr]bool)}
+	if err := cs.bind(c); err != nil {
+		cs.undo(c)
+		return nil, err
+	}
+	if cs.steering != nil {
+		ep := bpf.Endpoint{Proto: protoTCP, Addr: c.addr.Addr(), Port: c.addr.Port()}
+		if err := cs.steering.Claim(ep); err != nil {
+			cs.undo(c)
+			return nil, errorf(internal, "ctrl: steering %v: %w", c.addr, err)
+		}
+		c.eps = append(c.eps, ep)
+	}
+	cs.byAddr[c.addr] = c
+	return c, nil
+}
+
+// overlap finds a claim of the same port whose address means the same or more.
+func (cs *claims) overlap(addr netip.AddrPort) *claim {
+	for have, c := range cs.byAddr {
+		if have.Port() == addr.Port() && (have.Addr().IsUnspecified() || addr.Addr().IsUnspecified()) {
+			return c
+		}
+	}
+	return nil
+}
+
+// bind binds the guard sockets of c and settles its port.
+func (cs *claims) bind(c *claim) error {
+	if cs.noGuard {
+		if c.addr.Port() == 0 {
+			p, err := cs.freePort(c.addr.Addr())
+			if err != nil {
+				return err
+			}
+			c.addr = netip.AddrPortFrom(c.addr.Addr(), p)
+		}
+		return nil
+	}
+	addrs := []netip.Addr{c.addr.Addr()}
+	if c.addr.Addr().IsUnspecified() {
+		addrs = nil
+		if cs.addrs != nil {
+			addrs = cs.addrs()
+		}
+		if len(addrs) == 0 {
+			return errorf(badAddress, "ctrl: the interface has no address to listen on: give it one (ip addr add)")
+		}
+	}
+	for _, a := range addrs {
+		if err := cs.guardAddr(c, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// guardAddr binds a kernel socket to the claim's port on a. The first one
+// settles a port that was left open.
+func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
+	if c.guard[a] {
+		return nil
+	}
+	want := netip.AddrPortFrom(a, c.addr.Port())
+	fd, port, err := bindGuard(want)
+	if err != nil {
+		return err
+	}
+	c.fds = append(c.fds, fd)
+	c.guard[a] = true
+	if c.addr.Port() == 0 {
+		c.addr = netip.AddrPortFrom(c.addr.Addr(), port)
+	}
+	return nil
+}
+
+// refresh guards addresses that the interface got since.
+func (cs *claims) refresh() {
+	if cs.noGuard || cs.addrs == nil {
+		return
+	}
+	addrs := cs.addrs()
+	for _, c := range cs.byAddr {
+		if c.addr.Addr().IsUnspecified() {
+			for _, a := range addrs {
+				_ = cs.guardAddr(c, a) // taken by another program there: the other addresses stay good
+			}
+		}
+	}
+}
+
+// drop ends one use of c.
+func (cs *claims) drop(c *claim) {
+	if c == nil {
+		return
+	}
+	if c.refs--; c.refs > 0 {
+		return
+	}
+	delete(cs.byAddr, c.addr)
+	cs.undo(c)
+}
+
+func (cs *claims) undo(c *claim) {
+	for _, ep := range c.eps {
+		_ = cs.steering.Unclaim(ep) // gone with the program otherwise
+	}
+	for _, fd := range c.fds {
+		unix.Close(fd)
+	}
+	c.eps, c.fds = nil, nil
+}
+
+// freePort finds a port for a where no kernel hands them out. The range is that
+// of RFC 6335 section 6.
+func (cs *claims) freePort(a netip.Addr) (uint16, error) {
+	const first, n = 49152, 65536 - 49152
+	for range n {
+		p := first + cs.nextPort%n
+		cs.nextPort++
+		ap := netip.AddrPortFrom(a, p)
+		if cs.byAddr[ap] == nil && cs.overlap(ap) == nil {
+			return p, nil
+		}
+	}
+	return 0, errorf(portInUse, "ctrl: every port from %d on is in use on %v", first, a)
+}
+
+// bindGuard binds a TCP socket to addr and tells its port.
+func bindGuard(addr netip.AddrPort) (fd int, port uint16, err error) {
+	domain := unix.AF_INET
+	if addr.Addr().Is6() {
+		domain = unix.AF_INET6
+	}
+	fd, err = unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return -1, 0, errorf(internal, "ctrl: guard socket: %w", err)
+	}
+	var sa unix.Sockaddr
+	if domain == unix.AF_INET {
+		sa = &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}
+	} else {
+		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
+		sa = &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
+	}
+	if err := unix.Bind(fd, sa); err != nil {
+		unix.Close(fd)
+		return -1, 0, bindError(addr, err)
+	}
+	got, err := unix.Getsockname(fd)
+	if err != nil {
+		unix.Close(fd)
+		return -1, 0, errorf(internal, "ctrl: guard socket of %v: %w", addr, err)
+	}
+	switch got := got.(type) {
+	case *unix.SockaddrInet4:
+		port = uint16(got.Port)
+	case *unix.SockaddrInet6:
+		port = uint16(got.Port)
+	}
+	return fd, port, nil
+}
+
+func bindError(addr netip.AddrPort, err error) error {
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		return errorf(portInUse, "ctrl: %v is in use by another program: choose another port, or stop that program (ss -ltnp 'sport = :%d')", addr, addr.Port())
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		return errorf(badAddress, "ctrl: %v is no address of this host: choose one of the interface's (iwarpctl status)", addr.Addr())
+	case errors.Is(err, unix.EACCES):
+		return errorf(permission, "ctrl: port %d needs CAP_NET_BIND_SERVICE: choose a port from 1024 on, or give the daemon the capability", addr.Port())
+	}
+	return errorf(internal, "ctrl: guard socket of %v: %w", addr, err)
+}
+
+// parseAddrPort reads "addr:port", "[addr]:port", ":port", "addr" or "".
+func parseAddrPort(s string) (netip.AddrPort, error) {
+	if s == "" {
+		return netip.AddrPort{}, nil
+	}
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.AddrPortFrom(a.Unmap(), 0), nil
+	}
+	if s[0] == ':' {
+		ap, err := netip.ParseAddrPort("0.0.0.0" + s)
+		if err != nil {
+			return netip.AddrPort{}, fmt.Errorf("%q is no port", s)
+		}
+		return netip.AddrPortFrom(netip.Addr{}, ap.Port()), nil
+	}
+	ap, err := netip.ParseAddrPort(s)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("%q is no address and port", s)
+	}
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), nil
+}

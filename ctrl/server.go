@@ -1,0 +1,318 @@
+// Package ctrl is the control plane: the Unix socket API, its clients' sessions
+// and objects, and the connection manager that takes connections through the
+// MPA start-up.
+package ctrl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"os/user"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// Options are what a Server works with.
+type Options struct {
+	Logger   *zap.Logger         // nil: none
+	Steering Steering            // nil: nothing to steer
+	Resolver dataplane.Resolver  // must not be nil
+	Addrs    func() []netip.Addr // of the interface; nil: none known
+	Table    *verbs.Table        // nil: one of its own
+	NoGuard  bool                // no kernel shares the addresses: bind no guard sockets
+}
+
+// Server is the control plane of one engine.
+type Server struct {
+	log      *zap.Logger
+	resolver dataplane.Resolver
+	addrs    func() []netip.Addr
+	table    *verbs.Table
+	started  time.Time
+	engine   Engine // set by Bind, before anything runs
+
+	// mu guards everything below, and the objects of all sessions. It is not held
+	// while waiting for a worker, except in Listen.
+	mu        sync.Mutex
+	cfg       Config
+	closed    bool
+	socket    *net.UnixListener
+	sessions  map[uint32]*session
+	lastID    uint32
+	qps       map[uint32]*qp // by number
+	lastQP    uint32
+	lastPD    verbs.PDID
+	lastIndex uint32
+	usage     map[uint32]*usage // by uid
+	claims    claims
+	listeners map[dataplane.ListenerID]*listener
+	conns     map[dataplane.ConnID]*conn
+	dialing   map[pkt.Flow]*conn // engine.Connect has not told their id yet
+	pending   map[*conn]struct{} // those with a deadline
+	perPeer   map[netip.Addr]int // passive connections in start-up
+	wakeAt    clock.Time         // when the timer goroutine wakes
+
+	rewake   chan struct{}
+	done     chan struct{}
+	wg       sync.WaitGroup // sessions and the timer goroutine
+	counters counters
+}
+
+// counters are of the control plane; atomics, since sessions touch them alone.
+type counters struct {
+	clients, requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, fallbacks, faults atomic.Uint64
+}
+
+// New makes a Server. Bind must follow before anything else.
+func New(cfg Config, o Options) (*Server, error) {
+	if o.Resolver == nil {
+		return nil, errors.New("ctrl: no resolver")
+	}
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	s := &Server{
+		log: o.Logger, resolver: o.Resolver, addrs: o.Addrs, table: o.Table, started: time.Now(), cfg: cfg.fill(),
+		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*usage),
+		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
+		dialing: make(map[pkt.Flow]*conn), pending: make(map[*conn]struct{}), perPeer: make(map[netip.Addr]int),
+		rewake: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	s.claims = claims{steering: o.Steering, noGuard: o.NoGuard, addrs: o.Addrs, byAddr: make(map[netip.AddrPort]*claim)}
+	if s.table == nil {
+		s.table = newTable()
+	}
+	return s, nil
+}
+
+// Bind gives the Server its engine, which has s.OnEvent in its Config and is
+// not started yet.
+func (s *Server) Bind(e Engine) {
+	s.engine = e
+	s.wg.Add(1)
+	go s.runTimers()
+	s.resolver.Watch(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.claims.refresh()
+	})
+}
+
+// Table returns the region table that the QPs use.
+func (s *Server) Table() *verbs.Table { return s.table }
+
+// Reload takes over the settings of cfg that can change while running; they
+// hold for clients that connect from now on, and for new connections.
+func (s *Server) Reload(cfg Config) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cfg.Socket, cfg.Mode, cfg.Group = s.cfg.Socket, s.cfg.Mode, s.cfg.Group
+	if cfg.Version == "" {
+		cfg.Version = s.cfg.Version
+	}
+	s.cfg = cfg.fill()
+}
+
+// Listen opens the Unix socket. A socket file that nobody answers on is
+// replaced; one that somebody does is an error.
+func (s *Server) Listen() error {
+	l, err := listenSocket(s.cfg.Socket, s.cfg.Mode, s.cfg.Group)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		l.Close()
+		return net.ErrClosed
+	}
+	s.socket = l
+	return nil
+}
+
+// Serve opens the Unix socket, unless Listen did, and serves clients until ctx
+// is done or Close is called. It returns nil then.
+func (s *Server) Serve(ctx context.Context) error {
+	s.mu.Lock()
+	l := s.socket
+	s.mu.Unlock()
+	if l == nil {
+		if err := s.Listen(); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		l = s.socket
+		s.mu.Unlock()
+	}
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	for {
+		c, err := l.AcceptUnix()
+		switch {
+		case err == nil:
+			s.serve(seqpacket.FromUnix(c))
+		case errors.Is(err, net.ErrClosed):
+			return nil
+		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
+			s.log.Warn("client not accepted", zap.Error(err))
+			select { // descriptors come free when clients leave
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+				return nil
+			}
+		case errors.Is(err, unix.ECONNABORTED):
+		default:
+			return fmt.Errorf("ctrl: socket: %w", err)
+		}
+	}
+}
+
+// ServeConn serves the client at the other end of a connected SOCK_SEQPACKET
+// descriptor, which it takes over, and returns at once.
+func (s *Server) ServeConn(fd int) error {
+	c, err := seqpacket.FromFD(fd)
+	if err != nil {
+		return err
+	}
+	s.serve(c)
+	return nil
+}
+
+func (s *Server) serve(c *seqpacket.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		c.Close()
+		return
+	}
+	sess, err := s.newSession(c)
+	if err != nil {
+		s.log.Warn("client refused", zap.Error(err))
+		c.Close()
+		return
+	}
+	s.counters.clients.Add(1)
+	s.wg.Add(2)
+	go sess.writeLoop()
+	go sess.run()
+}
+
+// Close ends every client, and gives back the endpoints. The engine must still
+// run.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	if s.socket != nil {
+		s.socket.Close()
+	}
+	for _, sess := range s.sessions {
+		sess.conn.Close()
+	}
+	s.mu.Unlock()
+	close(s.done)
+	s.wg.Wait()
+	return nil
+}
+
+// listenSocket opens the socket at path with its mode and group.
+func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListener, error) {
+	gid := -1
+	if group != "" {
+		var err error
+		if gid, err = groupID(group); err != nil {
+			return nil, fmt.Errorf("ctrl: socket group: %w", err)
+		}
+	}
+	if err := removeStale(path); err != nil {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		return nil, fmt.Errorf("ctrl: socket %s: %w", path, err)
+	}
+	if gid >= 0 {
+		err = os.Chown(path, -1, gid)
+	}
+	if err == nil {
+		err = os.Chmod(path, mode.Perm())
+	}
+	if err != nil {
+		l.Close()
+		return nil, fmt.Errorf("ctrl: socket %s: %w", path, err)
+	}
+	return l, nil
+}
+
+// removeStale removes the socket that a daemon left behind.
+func removeStale(path string) error {
+	fi, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("ctrl: socket: %w", err)
+	}
+	if fi.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("ctrl: %s exists and is no socket: remove it, or set another path", path)
+	}
+	c, err := net.DialTimeout("unixpacket", path, time.Second)
+	if err == nil {
+		c.Close()
+		return fmt.Errorf("ctrl: another iwarpd answers on %s: stop it, or set another path", path)
+	}
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		return fmt.Errorf("ctrl: socket %s: %w", path, err)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("ctrl: stale socket: %w", err)
+	}
+	return nil
+}
+
+func groupID(name string) (int, error) {
+	if n, err := strconv.Atoi(name); err == nil {
+		return n, nil
+	}
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(g.Gid)
+}
+
+// groupsOf returns the groups of a client's user, its own one first.
+func groupsOf(cred *unix.Ucred) []uint32 {
+	gids := []uint32{cred.Gid}
+	u, err := user.LookupId(strconv.FormatUint(uint64(cred.Uid), 10))
+	if err != nil {
+		return gids
+	}
+	names, err := u.GroupIds()
+	if err != nil {
+		return gids
+	}
+	for _, n := range names {
+		if g, err := strconv.ParseUint(n, 10, 32); err == nil {
+			gids = append(gids, uint32(g))
+		}
+	}
+	return gids
+}

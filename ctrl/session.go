@@ -1,0 +1,415 @@
+package ctrl
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime/debug"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+	"github.com/iwarpd/iwarpd/dataplane"
+)
+
+const (
+	// Version is the highest protocol version spoken, MinVersion the lowest.
+	Version, MinVersion = 1, 1
+	// maxQueued bounds the messages that wait for a client to read them.
+	maxQueued = 1024
+	// maxReplyFDs leaves room for a wake-up and a page of each worker.
+	maxReplyFDs = seqpacket.MaxFDs
+	maxName     = 64
+)
+
+// session is one client.
+type session struct {
+	srv     *Server
+	id      uint32
+	conn    *seqpacket.Conn
+	cred    unix.Ucred
+	log     *zap.Logger
+	pol     policy
+	out     chan outMessage
+	quit    chan struct{} // closed when the session is over: the writer ends
+	started time.Time
+
+	// The rest is guarded by Server.mu; only the session's own goroutine adds to
+	// the maps.
+	hello     bool
+	dead      bool // being torn down
+	name      string
+	use       *usage
+	own       usage // its share of use
+	requests  uint64
+	errors    uint64
+	lastH     uint32
+	pds       map[uint32]*pd
+	mrs       map[uint32]*mr
+	mws       map[uint32]*mw
+	cqs       map[uint32]*cq
+	qps       map[uint32]*qp // by number
+	listens   map[uint32]*listener
+	conns     map[uint32]*conn
+	binding   *dataplane.ClientBinding
+	doorbells []*shm.Doorbells
+	bits      bitmap
+}
+
+// outMessage is a message on its way to the client. Its descriptors are closed
+// when it is sent or dropped.
+type outMessage struct {
+	b   []byte
+	fds []int
+}
+
+// newSession registers a client. Called with mu held.
+func (s *Server) newSession(c *seqpacket.Conn) (*session, error) {
+	cred, err := c.Cred()
+	if err != nil {
+		return nil, fmt.Errorf("ctrl: peer credentials: %w", err)
+	}
+	pol, ok := s.cfg.policyOf(cred.Uid, groupsOf(cred))
+	if !ok {
+		return nil, fmt.Errorf("ctrl: uid %d (pid %d) is not allowed", cred.Uid, cred.Pid)
+	}
+	use := s.usage[cred.Uid]
+	if use == nil {
+		use = new(usage)
+		s.usage[cred.Uid] = use
+	}
+	if use.clients >= pol.limits.Clients {
+		return nil, fmt.Errorf("ctrl: uid %d has %d clients, its limit", cred.Uid, use.clients)
+	}
+	use.clients++
+	s.lastID++
+	sess := &session{
+		srv: s, id: s.lastID, conn: c, cred: *cred, pol: pol, use: use, started: time.Now(),
+		log: s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
+		out: make(chan outMessage, maxQueued), quit: make(chan struct{}),
+		pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
+		qps: make(map[uint32]*qp), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
+	}
+	s.sessions[sess.id] = sess
+	return sess, nil
+}
+
+// run serves the client's requests, one after the other, and tears the session
+// down at the end.
+func (c *session) run() {
+	defer c.srv.wg.Done()
+	err := c.readLoop()
+	c.teardown()
+	switch {
+	case err == nil, errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, unix.ECONNRESET):
+		c.log.Debug("client gone")
+	default:
+		c.log.Warn("client cut off", zap.Error(err))
+	}
+}
+
+func (c *session) readLoop() error {
+	for {
+		b, fds, err := c.conn.Read(1)
+		if err != nil {
+			return err
+		}
+		err = c.packet(b, fds)
+		seqpacket.CloseAll(fds)
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// packet serves one packet. An error ends the session; what is wrong with a
+// well-formed request goes into the reply. fds stay the caller's.
+func (c *session) packet(b []byte, fds []int) (err error) {
+	var req ctrlpb.Request
+	if err := proto.Unmarshal(b, &req); err != nil {
+		return fmt.Errorf("ctrl: packet of %d octets is no Request: %w", len(b), err)
+	}
+	if req.Id == 0 {
+		return errors.New("ctrl: request without an id")
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			c.log.Error("request panicked", zap.Any("panic", r), zap.ByteString("stack", debug.Stack()))
+			err = fmt.Errorf("ctrl: fault of the daemon in %T", req.Body)
+		}
+	}()
+	c.srv.counters.requests.Add(1)
+	reply := &ctrlpb.Reply{}
+	out, herr := c.dispatch(&req, fds, reply)
+	reply.Id = req.Id
+	if herr != nil {
+		c.srv.counters.errors.Add(1)
+		reply = &ctrlpb.Reply{Id: req.Id, Error: toPB(herr)}
+		c.log.Debug("request refused", zap.String("request", fmt.Sprintf("%T", req.Body)), zap.Error(herr))
+	}
+	c.srv.mu.Lock()
+	c.requests++
+	if herr != nil {
+		c.errors++
+	}
+	c.srv.mu.Unlock()
+	return c.send(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: reply}}, out)
+}
+
+// dispatch serves one request: it fills reply and returns the descriptors that
+// go with it, which it has duplicated.
+func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) ([]int, error) {
+	if h := req.GetHello(); h != nil {
+		return c.doHello(h, reply)
+	}
+	if !c.hello {
+		return nil, errorf(badVersion, "ctrl: the first request must be Hello")
+	}
+	switch b := req.Body.(type) {
+	case *ctrlpb.Request_AllocPd:
+		return nil, c.allocPD(reply)
+	case *ctrlpb.Request_DeallocPd:
+		return nil, c.deallocPD(b.DeallocPd.Pd)
+	case *ctrlpb.Request_RegisterMr:
+		return nil, c.registerMR(b.RegisterMr, fds, reply)
+	case *ctrlpb.Request_DeregisterMr:
+		return nil, c.deregisterMR(b.DeregisterMr.Mr)
+	case *ctrlpb.Request_AllocMw:
+		return nil, c.allocMW(b.AllocMw.Pd, reply)
+	case *ctrlpb.Request_DeallocMw:
+		return nil, c.deallocMW(b.DeallocMw.Mw)
+	case *ctrlpb.Request_CreateCq:
+		return c.createCQ(b.CreateCq, reply)
+	case *ctrlpb.Request_DestroyCq:
+		return nil, c.destroyCQ(b.DestroyCq.Cq)
+	case *ctrlpb.Request_CreateQp:
+		return c.createQP(b.CreateQp, reply)
+	case *ctrlpb.Request_DestroyQp:
+		return nil, c.destroyQP(b.DestroyQp.Qp)
+	case *ctrlpb.Request_Listen:
+		return nil, c.listen(b.Listen, reply)
+	case *ctrlpb.Request_Unlisten:
+		return nil, c.unlisten(b.Unlisten.Listen)
+	case *ctrlpb.Request_Connect:
+		return nil, c.connect(b.Connect, reply)
+	case *ctrlpb.Request_Accept:
+		return nil, c.accept(b.Accept)
+	case *ctrlpb.Request_Reject:
+		return nil, c.reject(b.Reject)
+	case *ctrlpb.Request_Disconnect:
+		return nil, c.disconnect(b.Disconnect)
+	case *ctrlpb.Request_QueryStatus:
+		return nil, c.queryStatus(reply)
+	case *ctrlpb.Request_ListQps:
+		return nil, c.listQPs(b.ListQps, reply)
+	case *ctrlpb.Request_ListMrs:
+		return nil, c.listMRs(b.ListMrs, reply)
+	case *ctrlpb.Request_ListListens:
+		return nil, c.listListens(b.ListListens, reply)
+	case *ctrlpb.Request_ListClients:
+		return nil, c.listClients(b.ListClients, reply)
+	case *ctrlpb.Request_QueryStats:
+		return nil, c.queryStats(reply)
+	case *ctrlpb.Request_AdminDisconnect:
+		return nil, c.adminDisconnect(b.AdminDisconnect)
+	}
+	return nil, errorf(invalid, "ctrl: request %d is of a kind that this daemon does not know: update it", req.Id)
+}
+
+// doHello settles the version and gives the client its doorbell pages.
+func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) (fds []int, err error) {
+	s := c.srv
+	if c.hello {
+		return nil, errorf(badState, "ctrl: second Hello")
+	}
+	if h.Version < MinVersion || h.MinVersion > Version {
+		return nil, errorf(badVersion, "ctrl: the client speaks protocol versions %d to %d, this daemon %d to %d: update the older one",
+			h.MinVersion, h.Version, MinVersion, Version)
+	}
+	n := s.engine.Workers()
+	if 2*n > maxReplyFDs {
+		return nil, errorf(internal, "ctrl: %d workers are more than a client can be told of", n)
+	}
+	var bells []*shm.Doorbells
+	defer func() {
+		if err != nil {
+			seqpacket.CloseAll(fds)
+			for _, d := range bells {
+				d.Close()
+			}
+			fds = nil
+		}
+	}()
+	binding := &dataplane.ClientBinding{OnFault: func() { go c.fault() }}
+	for w := range n {
+		d, err := newDoorbells(s.engine.WakeFD(w))
+		if err != nil {
+			return fds, errorf(internal, "ctrl: doorbell page: %w", err)
+		}
+		bells = append(bells, d)
+		for _, fd := range []int{d.FD(), s.engine.WakeFD(w)} {
+			dup, err := seqpacket.Dup(fd)
+			if err != nil {
+				return fds, errorf(internal, "ctrl: doorbell page: %w", err)
+			}
+			fds = append(fds, dup)
+		}
+	}
+	binding.Doorbells = bells
+	s.engine.Bind(binding)
+
+	s.mu.Lock()
+	c.binding, c.doorbells = binding, bells
+	c.bits.init(bells[0].Bits())
+	c.name = clip(h.Name, maxName)
+	c.hello = true
+	attr := s.deviceAttr(&c.pol)
+	version := s.cfg.Version
+	s.mu.Unlock()
+	c.log.Debug("client", zap.String("name", c.name))
+	reply.Body = &ctrlpb.Reply_Hello{Hello: &ctrlpb.HelloReply{
+		Version: min(h.Version, Version), Server: "iwarpd " + version, Workers: uint32(n), Client: c.id, Device: attr,
+	}}
+	return fds, nil
+}
+
+// fault ends a client whose memory could not be touched.
+func (c *session) fault() {
+	c.srv.counters.faults.Add(1)
+	c.log.Warn("client cut off: its memory faulted")
+	c.conn.Close()
+}
+
+// send queues a message. Its descriptors are taken over.
+func (c *session) send(m *ctrlpb.Message, fds []int) error {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		seqpacket.CloseAll(fds)
+		return fmt.Errorf("ctrl: %w", err)
+	}
+	select {
+	case c.out <- outMessage{b, fds}:
+		return nil
+	default:
+		seqpacket.CloseAll(fds)
+		c.srv.counters.cutOff.Add(1)
+		c.conn.Close()
+		return fmt.Errorf("ctrl: the client left %d messages unread", maxQueued)
+	}
+}
+
+// event queues an event. A client that reads none is cut off by send.
+func (c *session) event(e *ctrlpb.Event) {
+	if c.dead {
+		return
+	}
+	if err := c.send(&ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: e}}, nil); err != nil {
+		c.log.Warn("client cut off", zap.Error(err))
+	}
+}
+
+// writeLoop sends what is queued until the session is over.
+func (c *session) writeLoop() {
+	defer c.srv.wg.Done()
+	ok := true
+	write := func(m outMessage) {
+		if ok {
+			if err := c.conn.Write(m.b, m.fds); err != nil {
+				c.conn.Close() // ends the reader too
+				ok = false
+			}
+		}
+		seqpacket.CloseAll(m.fds)
+	}
+	for {
+		select {
+		case m := <-c.out:
+			write(m)
+		case <-c.quit:
+			for {
+				select {
+				case m := <-c.out:
+					write(m)
+				default:
+					return
+				}
+			}
+		}
+	}
+}
+
+// teardown gives back all that the client had.
+func (c *session) teardown() {
+	s := c.srv
+	c.conn.Close()
+	s.mu.Lock()
+	c.dead = true
+	listens, conns, qps := values(c.listens), values(c.conns), values(c.qps)
+	s.mu.Unlock()
+
+	for _, l := range listens {
+		c.dropListener(l)
+	}
+	for _, cn := range conns {
+		s.mu.Lock()
+		s.abandon(cn)
+		s.mu.Unlock()
+	}
+	for _, q := range qps {
+		c.dropQP(q)
+	}
+	if c.binding != nil {
+		s.engine.Unbind(c.binding)
+	}
+	s.mu.Lock()
+	mrs, mws, cqs := values(c.mrs), values(c.mws), values(c.cqs)
+	for _, w := range mws { // before the regions they are bound to
+		_ = s.table.Deregister(w.window)
+	}
+	for _, m := range mrs {
+		_ = s.table.Deregister(m.region) // cannot be busy: its windows are gone
+	}
+	s.mu.Unlock()
+	if len(mrs)+len(cqs) > 0 {
+		s.engine.Fence() // no worker looks at the regions any more
+	}
+	for _, m := range mrs {
+		c.unmapMR(m)
+	}
+	for _, q := range cqs {
+		q.ring.Close()
+	}
+	for _, d := range c.doorbells {
+		d.Close()
+	}
+
+	s.mu.Lock()
+	delete(s.sessions, c.id)
+	c.use.sub(&c.own)
+	if c.use.clients--; c.use.clients == 0 {
+		delete(s.usage, c.cred.Uid)
+	}
+	close(c.quit)
+	s.mu.Unlock()
+}
+
+func values[K comparable, V any](m map[K]V) []V {
+	vs := make([]V, 0, len(m))
+	for _, v := range m {
+		vs = append(vs, v)
+	}
+	return vs
+}
+
+func clip(s string, n int) string {
+	if len(s) > n {
+		s = s[:n]
+	}
+	return s
+}
