@@ -1,0 +1,205 @@
+package mpa
+
+import (
+	"encoding/binary"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// MaxPlaced is the number of FPDUs that a Receiver can remember as placed ahead
+// of order. At 1448 octets each that is 1.4 MiB of stream, in 8 KiB of memory.
+const MaxPlaced = 1024
+
+// span is the place of an FPDU in the stream, its leading marker included.
+type span struct {
+	seq serial.Num
+	n   uint32
+}
+
+func (s span) end() serial.Num { return s.seq + serial.Num(s.n) }
+
+// earlyState is what a Receiver knows of the stream ahead of the in-order point.
+type earlyState struct {
+	placed []span // of FPDUs that were placed, ascending, from head on; capacity MaxPlaced
+	head   int
+	edge   serial.Num // end of the last FPDU found: the next one begins there
+	edged  bool
+
+	// The segment at hand.
+	seq    serial.Num
+	in     []byte
+	at     int  // octets of in dealt with
+	known  bool // an FPDU begins at in[at]
+	mark   int  // index in in of the marker that said so last; that FPDU reaches behind it
+	done   bool // nothing more can be found
+	missed bool // some octets were in no FPDU found
+	found  span // given by NextEarly last; n is 0 once marked
+	buf    []byte
+}
+
+// first returns the first FPDU that was placed.
+func (e *earlyState) first() (s span, any bool) {
+	if e.head == len(e.placed) {
+		return span{}, false
+	}
+	return e.placed[e.head], true
+}
+
+// pop takes the first FPDU out.
+func (e *earlyState) pop() span {
+	s := e.placed[e.head]
+	e.head++
+	if e.head == len(e.placed) {
+		e.placed, e.head = e.placed[:0], 0
+	}
+	return s
+}
+
+// count returns the number of FPDUs that are remembered.
+func (e *earlyState) count() int { return len(e.placed) - e.head }
+
+// search returns the index of the first span that ends behind seq.
+func (e *earlyState) search(seq serial.Num) int {
+	lo, hi := e.head, len(e.placed)
+	for lo < hi {
+		mid := int(uint(lo+hi) / 2)
+		if seq.Less(e.placed[mid].end()) {
+			hi = mid
+		} else {
+			lo = mid + 1
+		}
+	}
+	return lo
+}
+
+// insert remembers s, for which there is room and which overlaps no other.
+func (e *earlyState) insert(s span) {
+	if e.placed == nil {
+		e.placed = make([]span, 0, MaxPlaced)
+	}
+	if len(e.placed) == cap(e.placed) {
+		n := copy(e.placed, e.placed[e.head:])
+		e.placed, e.head = e.placed[:n], 0
+	}
+	i := e.search(s.seq)
+	e.placed = append(e.placed, span{})
+	copy(e.placed[i+1:], e.placed[i:])
+	e.placed[i] = s
+}
+
+// FeedEarly gives a segment that lies ahead of the in-order point; b begins at
+// seq and is kept by reference until NextEarly returns false. Without markers
+// nothing in it can be found.
+func (r *Receiver) FeedEarly(seq serial.Num, b []byte) {
+	e := &r.early
+	e.seq, e.in, e.at, e.found = seq, b, 0, span{}
+	e.done, e.missed = false, false
+	if r.err != nil || !r.markers || seq.Less(r.next+serial.Num(r.held)) {
+		e.done, e.missed = true, true
+		return
+	}
+	// The end of an FPDU found earlier is the start of the next one (RFC 5044
+	// section 6, 3). What merely looks like an FPDU is not taken for one.
+	e.known, e.mark = e.edged && e.edge == seq, -1
+	if i := e.search(seq - 1); i < len(e.placed) && e.placed[i].seq.LessEq(seq) {
+		// It ends at seq, begins there, or has its rest here.
+		p := e.placed[i]
+		e.known = true
+		if p.seq != seq {
+			e.at = min(p.end().Sub(seq), len(b))
+		}
+	}
+}
+
+// NextEarly gives the next FPDU that is whole in the segment, has a right CRC
+// and agrees with its markers, and was not placed before. It returns false when
+// there is no more, and also when no more placed FPDUs could be remembered.
+func (r *Receiver) NextEarly(f *FPDU) bool {
+	e := &r.early
+	for !e.done {
+		if !e.known && !r.locate() {
+			break
+		}
+		rest := e.in[e.at:]
+		if len(rest) == 0 {
+			break
+		}
+		seq := e.seq + serial.Num(e.at)
+		i := e.search(seq)
+		if i < len(e.placed) && e.placed[i].seq == seq {
+			e.pass(e.placed[i])
+			continue
+		}
+		n := r.header(seq, rest)
+		if n == 0 || n > len(rest) || e.at+n <= e.mark {
+			break
+		}
+		raw := rest[:n:n]
+		s := span{seq, uint32(n)}
+		if i < len(e.placed) && e.placed[i].seq.Less(s.end()) {
+			break // they cannot both be right: the check in order decides
+		}
+		if r.crc && !crcValid(raw) {
+			break
+		}
+		ulpdu, ok := r.strip(seq, raw, &e.buf)
+		if !ok {
+			break
+		}
+		if e.count() == MaxPlaced {
+			r.stats.EarlyFull++
+			break
+		}
+		e.pass(s)
+		e.found = s
+		r.stats.EarlyFound++
+		*f = FPDU{ULPDU: ulpdu, Seq: r.lengthAt(seq), Early: true}
+		return true
+	}
+	e.missed = e.missed || e.at < len(e.in)
+	e.done, e.in = true, nil
+	return false
+}
+
+// pass moves behind an FPDU; the next one begins there.
+func (e *earlyState) pass(s span) {
+	e.at = min(e.at+int(s.n), len(e.in))
+	e.edge, e.edged = s.end(), true
+	e.known = true
+}
+
+// locate finds, by the markers of the segment at hand, the first FPDU that
+// begins in it.
+func (r *Receiver) locate() bool {
+	e := &r.early
+	for i := e.at + r.toMarker(e.seq+serial.Num(e.at)); i+markerLen <= len(e.in); i += markerEvery {
+		r.stats.Markers++
+		back := int(binary.BigEndian.Uint16(e.in[i+2:]) &^ 3)
+		at := i - back
+		if back != 0 && r.toMarker(e.seq+serial.Num(at)-markerLen) == 0 {
+			at -= markerLen // the marker in front of ULPDU_Length belongs to the FPDU
+		}
+		if at >= e.at {
+			e.missed = e.missed || at > e.at
+			e.at, e.known, e.mark = at, true, i
+			return true
+		}
+	}
+	return false
+}
+
+// EarlyWhole reports, once NextEarly has returned false, whether every octet of
+// the segment was in an FPDU that was given by NextEarly or was placed before.
+func (r *Receiver) EarlyWhole() bool { return r.early.done && !r.early.missed }
+
+// MarkPlaced says that the FPDU which NextEarly gave last was placed: seq is its
+// Seq. When its turn comes Next gives it with Placed set.
+func (r *Receiver) MarkPlaced(seq serial.Num) {
+	e := &r.early
+	if e.found.n == 0 || r.lengthAt(e.found.seq) != seq {
+		panic("mpa: MarkPlaced of an FPDU that NextEarly did not give last")
+	}
+	e.insert(e.found)
+	e.found = span{}
+	r.stats.EarlyPlaced++
+}

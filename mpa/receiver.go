@@ -1,0 +1,290 @@
+package mpa
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/term"
+)
+
+// FPDU is what the Receiver found.
+type FPDU struct {
+	// ULPDU is the payload without markers. It is empty for an FPDU of length
+	// zero and for one with Placed set. It may alias the octets that were fed,
+	// and is valid until the next call of Next, NextEarly, Feed or FeedEarly.
+	ULPDU []byte
+	// Seq is the sequence number of the first octet of ULPDU_Length. It names
+	// the FPDU: the same FPDU has the same Seq early and in order.
+	Seq    serial.Num
+	Early  bool // found ahead of order
+	Placed bool // in order now, and placed before: see MarkPlaced
+}
+
+// ReceiverStats counts what a Receiver has seen.
+type ReceiverStats struct {
+	FPDUs       uint64 // in order, those placed early included
+	Gathered    uint64 // of them, those that came in pieces
+	Markers     uint64 // markers checked
+	EarlyFound  uint64 // found out of order
+	EarlyPlaced uint64 // placed out of order
+	EarlyFull   uint64 // not shown early because the record of placed FPDUs was full
+}
+
+// Receiver finds the FPDUs of one half connection, in order from the stream and,
+// where markers are in use, ahead of order. The zero Receiver is not ready; Init
+// makes it so.
+//
+// In order: Feed the next octets, then call Next until it returns false.
+// Ahead of order: FeedEarly a segment, then call NextEarly until it returns
+// false, MarkPlaced after each FPDU that was placed. If all were placed and
+// EarlyWhole reports true, the segment's octets need not be kept: when TCP's
+// in-order point reaches them, call Skip in place of Feed, then Next. Segments
+// that are kept are fed in order as any other; Next tells which of their FPDUs
+// were placed.
+type Receiver struct {
+	layout
+	crc bool
+	err *term.Error // set: nothing more is delivered
+
+	next serial.Num // first octet of the FPDU that is due, its leading marker included
+	in   []byte     // octets fed and not consumed
+	gone int        // octets skipped and not consumed
+	buf  []byte     // gathers an FPDU that comes in pieces, or its ULPDU without markers
+	held int        // octets of the due FPDU in buf
+	skip int        // octets left of an FPDU that was placed early
+
+	early earlyState
+	stats ReceiverStats
+}
+
+// Init prepares r for a half connection whose first FPDU begins at start. With
+// crc off the CRC field is not looked at. Buffers of an earlier use are kept.
+func (r *Receiver) Init(crc, markers bool, start serial.Num) {
+	*r = Receiver{
+		layout: layout{markers: markers, start: start},
+		crc:    crc,
+		next:   start,
+		buf:    r.buf[:0],
+		early:  earlyState{placed: r.early.placed[:0], buf: r.early.buf},
+	}
+}
+
+// Stats returns the counters.
+func (r *Receiver) Stats() ReceiverStats { return r.stats }
+
+// Held returns the octets of an FPDU that is not complete yet.
+func (r *Receiver) Held() int { return r.held }
+
+// Feed gives the next octets in order. They are kept by reference until Next
+// returns false, which must happen before the next call of Feed or Skip.
+func (r *Receiver) Feed(b []byte) { r.in, r.gone = b, 0 }
+
+// Skip says that the next n octets in order were placed early and are gone.
+// Then call Next as after Feed. n is a segment's worth: more than zero.
+func (r *Receiver) Skip(n int) { r.in, r.gone = nil, n }
+
+// Next gives the next FPDU in order, whose CRC is right and whose markers agree.
+// It returns false when octets are missing, and an error once the stream is
+// broken; it then gives no FPDU any more. The errors are term.ErrMPACRC and
+// term.ErrMPAMarker.
+func (r *Receiver) Next(f *FPDU) (ok bool, err *term.Error) {
+	for r.err == nil {
+		if r.skip > 0 {
+			if !r.skipPlaced() {
+				return false, nil
+			}
+			*f = FPDU{Seq: r.lengthAt(r.next), Placed: true}
+			r.next = r.early.pop().end()
+			r.stats.FPDUs++
+			return true, nil
+		}
+		if len(r.in) == 0 && r.gone == 0 {
+			return false, nil
+		}
+		if r.held == 0 {
+			if p, any := r.early.first(); any && p.seq == r.next {
+				r.skip = int(p.n)
+				continue
+			}
+		}
+		if r.gone > 0 {
+			// The octets that are gone were FPDUs found by markers; the length
+			// fields in front of them say that none begins here.
+			r.fail(term.ErrMPAMarker)
+			break
+		}
+		raw, ok := r.whole()
+		if !ok {
+			return false, nil
+		}
+		if !r.take(raw, f) {
+			break
+		}
+		return true, nil
+	}
+	return false, r.err
+}
+
+func (r *Receiver) fail(err *term.Error) {
+	r.err, r.in, r.gone, r.held, r.skip = err, nil, 0, 0, 0
+}
+
+// skipPlaced consumes octets of an FPDU that was placed early and reports
+// whether it has seen all of them.
+func (r *Receiver) skipPlaced() bool {
+	n := min(r.skip, len(r.in))
+	r.in = r.in[n:]
+	r.skip -= n
+	n = min(r.skip, r.gone)
+	r.gone -= n
+	r.skip -= n
+	return r.skip == 0
+}
+
+// lengthAt returns where the ULPDU_Length of an FPDU that begins at seq is.
+func (l *layout) lengthAt(seq serial.Num) serial.Num {
+	if l.markers && l.toMarker(seq) == 0 {
+		return seq + markerLen
+	}
+	return seq
+}
+
+// header returns the size in the stream of an FPDU that begins at seq with the
+// octets b, zero if b is too short to tell.
+func (l *layout) header(seq serial.Num, b []byte) int {
+	at := int(l.lengthAt(seq) - seq)
+	if len(b) < at+lengthLen {
+		return 0
+	}
+	return l.rawLen(seq, bodyLen(int(binary.BigEndian.Uint16(b[at:]))))
+}
+
+// whole returns the due FPDU as it is in the stream, once all of it is there.
+// What is there of it otherwise goes to the gathering buffer.
+func (r *Receiver) whole() (raw []byte, ok bool) {
+	if r.held == 0 {
+		if n := r.header(r.next, r.in); n != 0 && n <= len(r.in) {
+			raw, r.in = r.in[:n], r.in[n:]
+			return raw, true
+		}
+	}
+	const most = markerLen + lengthLen
+	n := r.header(r.next, r.buf[:r.held])
+	if n == 0 {
+		r.gather(min(most-r.held, len(r.in)))
+		if n = r.header(r.next, r.buf[:r.held]); n == 0 {
+			return nil, false
+		}
+	}
+	// An FPDU has at least eight octets, so the first six belong to it.
+	r.gather(min(n-r.held, len(r.in)))
+	if r.held < n {
+		return nil, false
+	}
+	r.held = 0
+	r.stats.Gathered++
+	return r.buf[:n], true
+}
+
+// gather moves n octets of the input to the buffer. The buffer grows with what
+// has arrived, not with what a length field announces.
+func (r *Receiver) gather(n int) {
+	r.buf = grow(r.buf, r.held, r.held+n)
+	copy(r.buf[r.held:], r.in[:n])
+	r.held += n
+	r.in = r.in[n:]
+}
+
+// grow returns b with a length of at least n, of which the first keep octets
+// are kept.
+func grow(b []byte, keep, n int) []byte {
+	if n <= cap(b) {
+		return b[:cap(b)]
+	}
+	size := max(2048, 2*cap(b))
+	for size < n {
+		size *= 2
+	}
+	nb := make([]byte, min(size, max(n, MaxFPDU)))
+	copy(nb, b[:keep])
+	return nb
+}
+
+// take checks the due FPDU, given as it is in the stream, and hands it out.
+func (r *Receiver) take(raw []byte, f *FPDU) bool {
+	if r.crc && !crcValid(raw) {
+		r.fail(term.ErrMPACRC)
+		return false
+	}
+	end := r.next + serial.Num(len(raw))
+	if p, any := r.early.first(); any && p.seq.Less(end) {
+		// A marker has said that an FPDU begins inside of this one.
+		r.fail(term.ErrMPAMarker)
+		return false
+	}
+	*f = FPDU{Seq: r.lengthAt(r.next)}
+	ok := true
+	if f.ULPDU, ok = r.strip(r.next, raw, &r.buf); !ok {
+		r.fail(term.ErrMPAMarker)
+		return false
+	}
+	r.next = end
+	r.stats.FPDUs++
+	return true
+}
+
+// crcValid reports whether the CRC at the end of raw is right for what is in
+// front of it, markers included (RFC 5044 section 4.4).
+func crcValid(raw []byte) bool {
+	n := len(raw) - crcLen
+	return crc32.Update(0, castagnoli, raw[:n]) == binary.LittleEndian.Uint32(raw[n:])
+}
+
+// strip checks the markers of the FPDU raw, which begins at seq, and returns its
+// ULPDU. If a marker lies within, it is moved together in *buf, which raw may
+// share.
+func (r *Receiver) strip(seq serial.Num, raw []byte, buf *[]byte) (ulpdu []byte, ok bool) {
+	at := 0 // of ULPDU_Length
+	next := noMarker
+	if r.markers {
+		next = r.toMarker(seq)
+		if next == 0 {
+			if !r.marker(raw, 0, 0) {
+				return nil, false
+			}
+			at, next = markerLen, markerEvery
+		}
+	}
+	n := int(binary.BigEndian.Uint16(raw[at:]))
+	from := at + lengthLen
+	if next >= from+n { // none within the ULPDU; at most one behind it
+		if next < len(raw) && !r.marker(raw, next, next-at) {
+			return nil, false
+		}
+		return raw[from : from+n : from+n], true
+	}
+	*buf = grow(*buf, len(*buf), n)
+	out := *buf
+	to := 0
+	for ; next < len(raw); next += markerEvery {
+		if !r.marker(raw, next, next-at) {
+			return nil, false
+		}
+		if to < n {
+			to += copy(out[to:n], raw[from:next])
+			from = next + markerLen
+		}
+	}
+	if to < n {
+		copy(out[to:n], raw[from:])
+	}
+	return out[:n:n], true
+}
+
+// marker checks that the marker at raw[i] points back by ptr octets. The two
+// low bits do not count (RFC 5044 section 4.2), nor does the reserved half.
+func (r *Receiver) marker(raw []byte, i, ptr int) bool {
+	r.stats.Markers++
+	return binary.BigEndian.Uint16(raw[i+2:])&^3 == uint16(ptr)&^3
+}
