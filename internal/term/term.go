@@ -107,6 +107,19 @@ func Lookup(layer, typ, code uint8) *Error {
 	return &Error{layer, typ, code, "unassigned error"}
 }
 
+// Assigned reports whether RFC 5040, 5041, 5044 or 6581 defines the code.
+func Assigned(layer, typ, code uint8) bool {
+	if layer == LayerRDMAP && typ == RDMAPLocal {
+		return true // the type has no codes: any value will do
+	}
+	for _, e := range table {
+		if e.Layer == layer && e.Type == typ && e.Code == code {
+			return true
+		}
+	}
+	return false
+}
+
 // A RemoteError is a Terminate received from the peer.
 type RemoteError struct{ Err *Error }
 

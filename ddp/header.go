@@ -1,0 +1,78 @@
+package ddp
+
+import (
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/term"
+)
+
+// Tagged is the decoded header of a tagged segment (RFC 5041 section 4.2).
+type Tagged struct {
+	Last bool   // the last segment of its message
+	ULP  uint8  // RsvdULP: opaque to DDP, RDMAP's control octet
+	STag uint32 // names the buffer at the sink
+	TO   uint64 // tagged offset of the payload's first octet
+}
+
+// Decode reads h from the front of seg; payload aliases seg. The error is
+// ErrShort or term.ErrTaggedVersion, and then h is left as it was. The T bit is
+// the caller's to look at. Decode never panics and never allocates.
+func (h *Tagged) Decode(seg []byte) (payload []byte, err error) {
+	if len(seg) < TaggedLen {
+		return nil, ErrShort
+	}
+	if seg[0]&ctrlVersion != version {
+		return nil, term.ErrTaggedVersion
+	}
+	h.Last, h.ULP = seg[0]&ctrlLast != 0, seg[1]
+	h.STag, h.TO = be.Uint32(seg[2:]), be.Uint64(seg[6:])
+	return seg[TaggedLen:], nil
+}
+
+// Append appends the TaggedLen octets of h to dst.
+func (h *Tagged) Append(dst []byte) []byte {
+	dst = append(dst, control(ctrlTagged, h.Last), h.ULP)
+	dst = be.AppendUint32(dst, h.STag)
+	return be.AppendUint64(dst, h.TO)
+}
+
+// Untagged is the decoded header of an untagged segment (RFC 5041 section 4.3).
+type Untagged struct {
+	Last bool       // the last segment of its message
+	ULP  uint8      // RsvdULP, first octet: RDMAP's control octet
+	Inv  uint32     // RsvdULP, the other four: RDMAP's Invalidate STag, or 0
+	QN   uint32     // queue number
+	MSN  serial.Num // message sequence number, from FirstMSN in each queue
+	MO   uint32     // offset of the payload's first octet in the message
+}
+
+// Decode reads h from the front of seg; payload aliases seg. The error is
+// ErrShort or term.ErrUntaggedVersion, and then h is left as it was. The T bit
+// is the caller's to look at. Decode never panics and never allocates.
+func (h *Untagged) Decode(seg []byte) (payload []byte, err error) {
+	if len(seg) < UntaggedLen {
+		return nil, ErrShort
+	}
+	if seg[0]&ctrlVersion != version {
+		return nil, term.ErrUntaggedVersion
+	}
+	h.Last, h.ULP = seg[0]&ctrlLast != 0, seg[1]
+	h.Inv, h.QN = be.Uint32(seg[2:]), be.Uint32(seg[6:])
+	h.MSN, h.MO = serial.Num(be.Uint32(seg[10:])), be.Uint32(seg[14:])
+	return seg[UntaggedLen:], nil
+}
+
+// Append appends the UntaggedLen octets of h to dst.
+func (h *Untagged) Append(dst []byte) []byte {
+	dst = append(dst, control(0, h.Last), h.ULP)
+	dst = be.AppendUint32(dst, h.Inv)
+	dst = be.AppendUint32(dst, h.QN)
+	dst = be.AppendUint32(dst, uint32(h.MSN))
+	return be.AppendUint32(dst, h.MO)
+}
+
+func control(c byte, last bool) byte {
+	if last {
+		c |= ctrlLast
+	}
+	return c | version
+}

@@ -1,0 +1,183 @@
+package rdmap
+
+import (
+	"github.com/iwarpd/iwarpd/ddp"
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/term"
+)
+
+// HandleEarly takes a ULPDU ahead of its turn, places its payload, and keeps its
+// header under key until DeliverEarly. It returns false, and has changed nothing
+// that matters, when the ULPDU must be given again in order: when it is neither
+// an RDMA Write, a Read Response to an outstanding Read nor a Send that has a
+// buffer, when a check fails (only in its turn is it known whether the error is
+// the stream's first) or when no more headers can be kept. A ULPDU may come
+// early more than once.
+func (s *Stream) HandleEarly(key serial.Num, b []byte) bool {
+	if !s.receiving() || s.expect != RTRNone || !s.early.room(key) || !s.placeEarly(b) {
+		s.stats.RxEarlyRefused++
+		return false
+	}
+	s.early.put(key, b)
+	s.stats.RxEarlyPlaced++
+	return true
+}
+
+func (s *Stream) placeEarly(b []byte) bool {
+	if ddp.IsTagged(b) {
+		var h ddp.Tagged
+		payload, err := h.Decode(b)
+		if err != nil || h.ULP&ctrlVersion != version {
+			return false
+		}
+		p := Placement{Kind: PlaceTagged, STag: h.STag, TO: h.TO, Op: OpWrite}
+		switch h.ULP & ctrlOpcode {
+		case opcodeWrite:
+		case opcodeReadResponse:
+			p.Op = OpRead
+			if !s.awaited(&h, len(payload)) {
+				return false
+			}
+		default:
+			return false
+		}
+		return len(payload) == 0 || s.place(&p, payload) == nil
+	}
+	var h ddp.Untagged
+	payload, err := h.Decode(b)
+	if err != nil || s.checkUntagged(&h) != nil {
+		return false
+	}
+	op := sendOps[h.ULP&ctrlOpcode]
+	if !op.IsSend() || !s.recvq.InWindow(h.MSN) || !s.supply(&h) {
+		return false
+	}
+	buf, terr := s.recvq.Check(&h, len(payload))
+	if terr != nil {
+		return false
+	}
+	return len(payload) == 0 ||
+		s.mem.Place(&Placement{Kind: PlaceRecv, Recv: buf.ID, Off: h.MO, Op: op}, payload) == nil
+}
+
+// awaited reports whether a Read Response segment of n octets belongs to an
+// outstanding Read.
+func (s *Stream) awaited(h *ddp.Tagged, n int) bool {
+	for i := s.pendHead; i != s.pendTail; i++ {
+		p := s.pending(i)
+		if p.atomic {
+			continue
+		}
+		if n == 0 || p.stag == h.STag && h.TO-p.to <= uint64(p.length) && uint64(n) <= uint64(p.length)-(h.TO-p.to) {
+			return true
+		}
+	}
+	return false
+}
+
+// DeliverEarly does what is left to do for the ULPDU that HandleEarly placed
+// under key, now that its turn has come. Errors are as in HandleULPDU.
+func (s *Stream) DeliverEarly(key serial.Num) *term.Error {
+	e, ok := s.early.take(key)
+	if !s.receiving() {
+		s.stats.RxDropped++
+		return nil
+	}
+	if !ok { // nothing was promised under this key: the owner has lost track
+		s.fail(term.ErrRDMAPLocal, nil, 0, nil)
+		return term.ErrRDMAPLocal
+	}
+	s.stats.RxSegments++
+	s.stats.RxOctets += uint64(e.segLen)
+	seg := e.hdr[:]
+	if ddp.IsTagged(seg) {
+		var h ddp.Tagged
+		if _, err := h.Decode(seg); err != nil {
+			return s.blameLen(headerError(err), seg, e.segLen)
+		}
+		return s.handleTagged(&h, nil, seg, e.segLen, true)
+	}
+	var h ddp.Untagged
+	if _, err := h.Decode(seg); err != nil {
+		return s.blameLen(headerError(err), seg, e.segLen)
+	}
+	s.rxData = true
+	return s.handleSend(&h, nil, seg, e.segLen, true)
+}
+
+// earlySeg is a segment that was placed ahead of its turn.
+type earlySeg struct {
+	key    serial.Num
+	used   bool
+	hdr    [ddp.UntaggedLen]byte
+	segLen int
+}
+
+// earlyTable holds the segments placed early, by key: a hash table with linear
+// probing, half full at most.
+type earlyTable struct {
+	segs  []earlySeg
+	n     int
+	limit int
+	shift uint
+}
+
+func (t *earlyTable) init(limit int) {
+	*t = earlyTable{limit: limit}
+	if limit == 0 {
+		return
+	}
+	t.segs = make([]earlySeg, pow2(2*limit))
+	t.shift = 32
+	for n := len(t.segs); n > 1; n >>= 1 {
+		t.shift--
+	}
+}
+
+func (t *earlyTable) home(key serial.Num) int {
+	return int(uint32(key) * 0x9e3779b1 >> t.shift)
+}
+
+// find returns where key is, or the free place where it would go.
+func (t *earlyTable) find(key serial.Num) int {
+	i := t.home(key)
+	for t.segs[i].used && t.segs[i].key != key {
+		i = (i + 1) & (len(t.segs) - 1)
+	}
+	return i
+}
+
+// room reports whether key is in the table or can be put there.
+func (t *earlyTable) room(key serial.Num) bool {
+	return t.n < t.limit || t.limit > 0 && t.segs[t.find(key)].used
+}
+
+func (t *earlyTable) put(key serial.Num, seg []byte) {
+	e := &t.segs[t.find(key)]
+	if !e.used {
+		t.n++
+	}
+	e.key, e.used, e.segLen = key, true, len(seg)
+	copy(e.hdr[:], seg)
+}
+
+func (t *earlyTable) take(key serial.Num) (e earlySeg, ok bool) {
+	if t.n == 0 {
+		return earlySeg{}, false
+	}
+	i := t.find(key)
+	if e = t.segs[i]; !e.used {
+		return earlySeg{}, false
+	}
+	t.n--
+	// Move up whatever the hole would hide.
+	mask := len(t.segs) - 1
+	for j := (i + 1) & mask; t.segs[j].used; j = (j + 1) & mask {
+		if (j-t.home(t.segs[j].key))&mask >= (j-i)&mask {
+			t.segs[i] = t.segs[j]
+			i = j
+		}
+	}
+	t.segs[i] = earlySeg{}
+	return e, true
+}

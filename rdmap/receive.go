@@ -1,0 +1,465 @@
+package rdmap
+
+import (
+	"github.com/iwarpd/iwarpd/ddp"
+	"github.com/iwarpd/iwarpd/internal/term"
+)
+
+// HandleULPDU takes the next ULPDU in order. It places the payload and, with
+// the last segment of a message, delivers the message. A violation has been
+// given to Fail when HandleULPDU returns it. After the end of the stream
+// ULPDUs are dropped (RFC 5041 section 7.1) and nil is returned.
+func (s *Stream) HandleULPDU(b []byte) *term.Error {
+	if !s.receiving() {
+		s.stats.RxDropped++
+		return nil
+	}
+	s.stats.RxSegments++
+	s.stats.RxOctets += uint64(len(b))
+	if s.expect != RTRNone {
+		if s.takeRTR(b) {
+			return nil
+		}
+	}
+	if ddp.IsTagged(b) {
+		var h ddp.Tagged
+		payload, err := h.Decode(b)
+		if err != nil {
+			return s.blame(headerError(err), b)
+		}
+		return s.handleTagged(&h, payload, b, len(b), false)
+	}
+	var h ddp.Untagged
+	payload, err := h.Decode(b)
+	if err != nil {
+		return s.blame(headerError(err), b)
+	}
+	return s.handleUntagged(&h, payload, b)
+}
+
+func (s *Stream) receiving() bool { return s.state == stateOpen && !s.flushed }
+
+// blame fails the stream for a segment.
+func (s *Stream) blame(err *term.Error, seg []byte) *term.Error {
+	s.Fail(err, seg)
+	return err
+}
+
+// headerError turns the error of a DDP header into the stream's.
+func headerError(err error) *term.Error {
+	if e, ok := err.(*term.Error); ok {
+		return e
+	}
+	return errShort
+}
+
+// handleTagged takes a tagged segment in order: of an RDMA Write or a Read
+// Response. With placed, its payload is where it belongs already, and payload
+// is nil; seg holds the first octets of the segment and segLen its length.
+func (s *Stream) handleTagged(h *ddp.Tagged, payload, seg []byte, segLen int, placed bool) *term.Error {
+	if h.ULP&ctrlVersion != version {
+		return s.blameLen(term.ErrRDMAPVersion, seg, segLen)
+	}
+	s.rxData = true
+	switch h.ULP & ctrlOpcode {
+	case opcodeWrite:
+		// A zero-length segment's STag and TO are not looked at (RFC 5041
+		// section 5.2).
+		if len(payload) > 0 {
+			p := Placement{Kind: PlaceTagged, STag: h.STag, TO: h.TO, Op: OpWrite}
+			if err := s.place(&p, payload); err != nil {
+				return s.blameLen(err, seg, segLen)
+			}
+		}
+		if h.Last {
+			s.stats.RxWrites++
+		}
+		return nil
+	case opcodeReadResponse:
+		if err := s.handleReadResponse(h, payload, segLen-ddp.TaggedLen, placed); err != nil {
+			return s.blameLen(err, seg, segLen)
+		}
+		return nil
+	}
+	return s.blameLen(term.ErrOpcode, seg, segLen)
+}
+
+func (s *Stream) blameLen(err *term.Error, seg []byte, segLen int) *term.Error {
+	s.fail(err, seg, segLen, nil)
+	return err
+}
+
+// place guards Memory.Place against an offset that wraps (RFC 5041 section 7.1,
+// tagged check 5).
+func (s *Stream) place(p *Placement, payload []byte) *term.Error {
+	if p.TO+uint64(len(payload)) < p.TO {
+		return term.ErrTOWrap
+	}
+	return s.mem.Place(p, payload)
+}
+
+// handleReadResponse checks a segment of n octets of payload against the oldest
+// outstanding request, which it must answer: responses come in the order of the
+// requests (RFC 5040 section 5.5, rule 20; RFC 7306 section 7).
+func (s *Stream) handleReadResponse(h *ddp.Tagged, payload []byte, n int, placed bool) *term.Error {
+	if s.pendHead == s.pendTail {
+		return term.ErrOpcode
+	}
+	r := s.pending(s.pendHead)
+	if r.atomic {
+		return term.ErrOpcode
+	}
+	if n > 0 {
+		switch {
+		case h.STag != r.stag:
+			return term.ErrInvalidSTag
+		case h.TO != r.to+uint64(r.got) || uint64(n) > uint64(r.length-r.got):
+			return term.ErrBounds
+		}
+		if !placed {
+			p := Placement{Kind: PlaceTagged, STag: h.STag, TO: h.TO, Op: OpRead}
+			if err := s.place(&p, payload); err != nil {
+				s.finishPending(r, StatusLocalProtection)
+				return err
+			}
+		}
+		r.got += uint32(n)
+	}
+	if !h.Last {
+		return nil
+	}
+	if r.got != r.length {
+		return term.ErrBounds
+	}
+	s.stats.RxReadResponses++
+	s.finishPending(r, StatusOK)
+	s.pendHead++
+	return nil
+}
+
+func (s *Stream) finishPending(p *pending, st Status) {
+	if !p.rtr {
+		s.finish(s.slot(p.slot), st)
+	}
+}
+
+// handleUntagged takes an untagged segment in order.
+func (s *Stream) handleUntagged(h *ddp.Untagged, payload, seg []byte) *term.Error {
+	err := s.checkUntagged(h)
+	if err != nil {
+		return s.blame(err, seg)
+	}
+	if h.QN == ddp.QNSend {
+		s.rxData = true
+		return s.handleSend(h, payload, seg, len(seg), false)
+	}
+	msg, done, err := s.ctl[h.QN-1].Accept(h, payload)
+	if err != nil {
+		if err == term.ErrMSNRange && h.QN == ddp.QNAtomicResponse && s.pendHead == s.pendTail {
+			err = term.ErrNoBuffer
+		}
+		return s.blame(err, seg)
+	}
+	if h.QN != ddp.QNTerminate {
+		s.rxData = true
+	}
+	if !done {
+		return nil
+	}
+	switch h.ULP & ctrlOpcode {
+	case opcodeReadRequest:
+		return s.handleReadRequest(msg, seg)
+	case opcodeAtomicRequest:
+		err = s.handleAtomicRequest(msg, seg)
+	case opcodeAtomicResponse:
+		err = s.handleAtomicResponse(msg)
+	default:
+		err = s.handleTerminate(msg)
+	}
+	if err != nil {
+		return s.blame(err, seg)
+	}
+	return nil
+}
+
+// checkUntagged checks what the header says by itself: the queue, the version
+// and whether the opcode belongs there.
+func (s *Stream) checkUntagged(h *ddp.Untagged) *term.Error {
+	op := h.ULP & ctrlOpcode
+	switch {
+	case h.QN > ddp.QNAtomicResponse:
+		return term.ErrInvalidQN
+	case h.ULP&ctrlVersion != version:
+		return term.ErrRDMAPVersion
+	case uint32(opcodeQueue[op]) != h.QN:
+		return term.ErrOpcode
+	}
+	return nil
+}
+
+// handleSend takes a segment of queue 0 whose header has been checked by
+// itself; placed, seg and segLen are as in handleTagged.
+func (s *Stream) handleSend(h *ddp.Untagged, payload, seg []byte, segLen int, placed bool) *term.Error {
+	n := segLen - ddp.UntaggedLen
+	op := sendOps[h.ULP&ctrlOpcode]
+	imm := op == OpImm || op == OpImmSE
+	if h.MSN != s.recvq.Head() {
+		return s.blameLen(term.ErrMSNRange, seg, segLen)
+	}
+	if !s.supply(h) {
+		return s.blameLen(term.ErrNoBuffer, seg, segLen)
+	}
+	if imm {
+		return s.handleImm(h, op, payload, seg)
+	}
+	buf, err := s.recvq.Check(h, n)
+	if err == nil && !placed && n > 0 {
+		err = s.mem.Place(&Placement{Kind: PlaceRecv, Recv: buf.ID, Off: h.MO, Op: op}, payload)
+	}
+	if err == nil {
+		err = s.recvq.Accept(h, n)
+	}
+	inv := op == OpSendInv || op == OpSendSEInv
+	if err == nil && h.Last && inv {
+		err = s.mem.Invalidate(h.Inv)
+	}
+	if err != nil {
+		return s.blameLen(err, seg, segLen)
+	}
+	if !h.Last {
+		return nil
+	}
+	s.recvq.Pop()
+	s.stats.RxSends++
+	c := Completion{Kind: CompRecv, ID: buf.ID, Op: op, Len: h.MO + uint32(n), Solicited: op == OpSendSE || op == OpSendSEInv}
+	if inv {
+		c.InvSTag = h.Inv
+	}
+	s.complete(&c)
+	return nil
+}
+
+// handleImm takes Immediate Data: always one segment of eight octets (RFC 7306
+// section 6.3). It uses up a receive buffer and puts nothing in it.
+func (s *Stream) handleImm(h *ddp.Untagged, op Op, payload, seg []byte) *term.Error {
+	switch {
+	case h.MO != 0:
+		return s.blame(term.ErrInvalidMO, seg)
+	case len(payload) != immLen || !h.Last:
+		return s.blame(errShort, seg)
+	}
+	buf, _ := s.recvq.Pop()
+	s.stats.RxImms++
+	c := Completion{Kind: CompRecv, ID: buf.ID, Op: op, Solicited: op == OpImmSE}
+	copy(c.Imm[:], payload)
+	s.complete(&c)
+	return nil
+}
+
+// supply asks for the buffers of all messages up to that of h, which is in the
+// window, and reports whether it has one.
+func (s *Stream) supply(h *ddp.Untagged) bool {
+	for !h.MSN.Less(s.recvq.Tail()) {
+		id, size, ok := s.mem.Recv(s.recvq.Tail())
+		if !ok {
+			return false
+		}
+		s.recvq.Supply(id, size)
+	}
+	return true
+}
+
+// handleReadRequest queues the response to a Read Request that seg completes.
+func (s *Stream) handleReadRequest(msg, seg []byte) *term.Error {
+	var req readRequest
+	if len(msg) != readRequestLen || !req.decode(msg) {
+		return s.blame(errShort, seg)
+	}
+	s.stats.RxReadRequests++
+	err := s.roomForRequest()
+	if err == nil && req.size > 0 {
+		if req.srcTO+uint64(req.size) < req.srcTO {
+			err = term.ErrReadTOWrap
+		} else {
+			err = s.mem.CheckRead(req.srcSTag, req.srcTO, req.size)
+		}
+	}
+	if err != nil {
+		s.fail(err, seg, len(seg), msg)
+		return err
+	}
+	r := s.resp(s.respTail)
+	r.atomic, r.read, r.segLen = false, req, len(seg)
+	copy(r.hdr[:], seg)
+	s.respTail++
+	return nil
+}
+
+func (s *Stream) handleAtomicRequest(msg, seg []byte) *term.Error {
+	var req atomicRequest
+	if len(msg) != atomicRequestLen || !req.decode(msg) {
+		return errShort
+	}
+	s.stats.RxAtomics++
+	if req.code != atomicFetchAdd && req.code != atomicCmpSwap {
+		return term.ErrOpcode
+	}
+	if err := s.roomForRequest(); err != nil {
+		return err
+	}
+	r := s.resp(s.respTail)
+	r.atomic, r.req, r.segLen = true, req, len(seg)
+	copy(r.hdr[:], seg)
+	s.respTail++
+	return nil
+}
+
+// roomForRequest enforces IRD (RFC 5040 section 6.1).
+func (s *Stream) roomForRequest() *term.Error {
+	if int(s.respTail-s.respHead) >= s.ird {
+		return term.ErrStream
+	}
+	return nil
+}
+
+// handleAtomicResponse completes our oldest outstanding request, which must be
+// the atomic that this answers.
+func (s *Stream) handleAtomicResponse(msg []byte) *term.Error {
+	var resp atomicResponse
+	if !resp.decode(msg) || len(msg) != atomicResponseLen {
+		return errShort
+	}
+	if s.pendHead == s.pendTail {
+		return term.ErrNoBuffer
+	}
+	r := s.pending(s.pendHead)
+	if !r.atomic {
+		return term.ErrOpcode
+	}
+	if r.id != resp.id {
+		return term.ErrOperation
+	}
+	s.stats.RxAtomicResponses++
+	slot := s.slot(r.slot)
+	s.mem.AtomicResult(slot.wr.ID, resp.old)
+	s.finish(slot, StatusOK)
+	s.pendHead++
+	return nil
+}
+
+// handleTerminate takes the peer's Terminate. A request of ours that it names
+// gets the status that tells why.
+func (s *Stream) handleTerminate(msg []byte) *term.Error {
+	var t Terminate
+	if !t.Decode(msg, s.rxData) {
+		return errShort
+	}
+	s.stats.RxTerminates++
+	s.state = stateTerminated
+	s.remote = remoteTerm{err: t.Err(), layout: t.Layout}
+	s.remote.rawLen = copy(s.remote.raw[:], msg)
+	if p := s.blamed(&t); p != nil {
+		st := StatusRemoteOp
+		if t.Layer == term.LayerRDMAP && t.Type == term.RDMAPProtection {
+			st = StatusRemoteAccess
+		}
+		s.finishPending(p, st)
+	}
+	s.seg.Cancel()
+	s.event(Event{Kind: EventTerminated, Err: s.remote.err})
+	return nil
+}
+
+// blamed finds the outstanding request that a Terminate names: by the MSN of its
+// DDP header, or by the sink in its Read Request header, as not every peer's MSN
+// can be trusted.
+func (s *Stream) blamed(t *Terminate) *pending {
+	var h ddp.Untagged
+	byMSN := t.RDMA == nil && len(t.DDP) == ddp.UntaggedLen
+	if byMSN {
+		if _, err := h.Decode(t.DDP); err != nil || h.QN != ddp.QNReadRequest {
+			return nil
+		}
+	}
+	var req readRequest
+	if !byMSN && !req.decode(t.RDMA) {
+		return nil
+	}
+	for i := s.pendHead; i != s.pendTail; i++ {
+		p := s.pending(i)
+		switch {
+		case byMSN && p.msn == h.MSN:
+			return p
+		case !byMSN && !p.atomic && p.stag == req.sinkSTag && req.sinkTO-p.to <= uint64(p.length):
+			return p
+		}
+	}
+	return nil
+}
+
+// ExpectRTR says that the peer's first message is an RTR of the given kind (RFC
+// 6581 section 9.2), which takes no receive buffer. When the first message has
+// come there is an EventRTR, whatever it was; one that is no RTR is handled as
+// always.
+func (s *Stream) ExpectRTR(kind RTR) { s.expect = kind }
+
+// takeRTR looks at the first ULPDU and returns true if it is used up.
+func (s *Stream) takeRTR(b []byte) bool {
+	expect := s.expect
+	s.expect = RTRNone
+	if expect == RTRSend && len(b) == 0 {
+		// RFC 6581 sections 3 and 9 can be read as an FPDU without a ULPDU.
+		s.event(Event{Kind: EventRTR, RTR: RTRSend})
+		return true
+	}
+	if ddp.IsTagged(b) {
+		return s.takeRTRWrite(b)
+	}
+	var h ddp.Untagged
+	payload, err := h.Decode(b)
+	if err != nil || s.checkUntagged(&h) != nil {
+		return false // it is about to fail the stream
+	}
+	kind := RTRNone
+	if h.Last && h.MO == 0 && h.MSN == ddp.FirstMSN {
+		switch h.ULP & ctrlOpcode {
+		case opcodeSend:
+			if expect == RTRSend && len(payload) == 0 {
+				kind = RTRSend
+				s.recvq.Skip()
+				s.stats.RxSends++
+			}
+		case opcodeReadRequest:
+			var req readRequest
+			if len(payload) == readRequestLen && req.decode(payload) && req.size == 0 {
+				kind = RTRRead
+				s.ctl[0].Accept(&h, payload)
+				s.stats.RxReadRequests++
+				r := s.resp(s.respTail) // outside the limits of IRD
+				r.atomic, r.read, r.segLen = false, req, len(b)
+				copy(r.hdr[:], b)
+				s.respTail++
+			}
+		}
+	}
+	s.event(Event{Kind: EventRTR, RTR: kind})
+	if kind == RTRNone {
+		return false
+	}
+	s.rxData = true
+	return true
+}
+
+func (s *Stream) takeRTRWrite(b []byte) bool {
+	var h ddp.Tagged
+	payload, err := h.Decode(b)
+	if err != nil || h.ULP&ctrlVersion != version {
+		return false
+	}
+	kind := RTRNone
+	if h.ULP&ctrlOpcode == opcodeWrite && h.Last && len(payload) == 0 {
+		kind = RTRWrite
+	}
+	s.event(Event{Kind: EventRTR, RTR: kind})
+	return false // the ordinary way takes it as well
+}

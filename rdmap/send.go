@@ -1,0 +1,281 @@
+package rdmap
+
+import (
+	"github.com/iwarpd/iwarpd/ddp"
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/term"
+)
+
+// maxBalance bounds, in octets, how long one side may make up for the other
+// side's large message.
+const maxBalance = 16 << 20
+
+// PollSegment composes the next segment, of at most mulpdu octets, and returns
+// false when there is nothing to send now. mulpdu must be at least
+// ddp.MinMULPDU and may change from call to call.
+//
+// Read and Atomic Responses and the send queue take turns message by message,
+// by octets while both wait. A message is never interleaved with another: the
+// messages of DDP are transmitted one after the other (RFC 5041 section 5.3),
+// and there are peers that end the stream otherwise.
+func (s *Stream) PollSegment(mulpdu int, seg *Segment) bool {
+	if s.state != stateOpen || s.flushed {
+		return s.state == stateFailing && s.pollTerminate(seg)
+	}
+	if mulpdu < ddp.MinMULPDU {
+		return false
+	}
+	if s.rtr != RTRNone {
+		s.pollRTR(seg)
+		return s.sent(seg)
+	}
+	if !s.seg.Active() {
+		if s.sending = s.pick(); s.sending == turnNone {
+			return false
+		}
+		var whole bool
+		if s.sending == turnSend {
+			whole = s.startSend(seg)
+		} else {
+			if whole = s.startResponse(seg); s.state != stateOpen {
+				return s.pollTerminate(seg)
+			}
+		}
+		if whole {
+			return s.sent(seg)
+		}
+	}
+	s.nextSegment(mulpdu, seg)
+	return s.sent(seg)
+}
+
+// sent counts a segment.
+func (s *Stream) sent(seg *Segment) bool {
+	n := seg.HdrLen + seg.Len
+	s.stats.TxSegments++
+	s.stats.TxOctets += uint64(n)
+	if s.last = s.sending; s.sending == turnResponse {
+		s.balance += n
+	} else {
+		s.balance -= n
+	}
+	s.balance = min(max(s.balance, -maxBalance), maxBalance)
+	return true
+}
+
+// pick chooses whose message is next.
+func (s *Stream) pick() turn {
+	send, resp := s.sendReady(), s.respHead != s.respTail
+	switch {
+	case send && resp:
+		if s.balance <= 0 {
+			return turnResponse
+		}
+		return turnSend
+	case resp:
+		s.balance = 0
+		return turnResponse
+	case send:
+		s.balance = 0
+		return turnSend
+	}
+	return turnNone
+}
+
+// sendReady moves next past work requests that were done when they were posted
+// and reports whether the one there may go out now.
+func (s *Stream) sendReady() bool {
+	for ; s.next != s.tail; s.next++ {
+		slot := s.slot(s.next)
+		if slot.state == wrDone {
+			continue
+		}
+		out := int(s.pendTail - s.pendHead)
+		if slot.wr.Fence && out > 0 {
+			return false
+		}
+		return !slot.wr.Op.HasResponse() || out < s.ord
+	}
+	return false
+}
+
+// startSend begins the message of the work request at next. It returns true if
+// the message is whole in seg already.
+func (s *Stream) startSend(seg *Segment) bool {
+	slot := s.slot(s.next)
+	wr := &slot.wr
+	switch {
+	case wr.Op == OpWrite:
+		s.stats.TxWrites++
+		s.seg.StartTagged(control(opcodeWrite), wr.STag, wr.TO, wr.Len)
+		return false
+	case wr.Op.IsSend():
+		s.stats.TxSends++
+		var inv uint32
+		if wr.Op == OpSendInv || wr.Op == OpSendSEInv {
+			inv = wr.Inv
+		}
+		s.seg.StartUntagged(control(sendOpcodes[wr.Op]), inv, ddp.QNSend, s.nextMSN(ddp.QNSend), wr.Len)
+		return false
+	case wr.Op == OpRead:
+		s.stats.TxReadRequests++
+		p := pending{slot: s.next, stag: wr.SinkSTag, to: wr.SinkTO, length: wr.Len}
+		s.composeRead(seg, &p, wr.STag, wr.TO)
+		slot.state = wrWaiting
+	case wr.Op.IsAtomic():
+		s.stats.TxAtomics++
+		s.composeAtomic(seg, wr)
+		slot.state = wrWaiting
+	default:
+		s.stats.TxImms++
+		hdr := s.untagged(seg, sendOpcodes[wr.Op], ddp.QNSend)
+		seg.finish(append(hdr, wr.Imm[:]...))
+		s.finish(slot, StatusOK)
+	}
+	s.next++
+	return true
+}
+
+// startResponse begins the oldest response. It returns true if the message is
+// whole in seg already. An atomic is performed now, so that Reads and atomics
+// see each other in the order the peer asked for them; it may fail the stream.
+func (s *Stream) startResponse(seg *Segment) bool {
+	r := s.resp(s.respHead)
+	if !r.atomic {
+		s.stats.TxReadResponses++
+		s.seg.StartTagged(control(opcodeReadResponse), r.read.sinkSTag, r.read.sinkTO, r.read.size)
+		return false
+	}
+	op := AtomicOp{Op: OpFetchAdd, Data: r.req.data, Mask: r.req.mask, Cmp: r.req.cmp, CmpMask: r.req.cmpMask}
+	if r.req.code == atomicCmpSwap {
+		op.Op = OpCmpSwap
+	}
+	old, err := s.mem.Atomic(r.req.stag, r.req.to, &op)
+	if err != nil {
+		s.fail(err, r.hdr[:], r.segLen, nil)
+		return false
+	}
+	s.stats.TxAtomicResponses++
+	hdr := s.untagged(seg, opcodeAtomicResponse, ddp.QNAtomicResponse)
+	seg.finish((&atomicResponse{id: r.req.id, old: old}).append(hdr))
+	s.respHead++
+	return true
+}
+
+// nextSegment composes the next segment of the message in progress.
+func (s *Stream) nextSegment(mulpdu int, seg *Segment) {
+	hdr, off, n, last := s.seg.Next(seg.Hdr[:0], mulpdu)
+	seg.finish(hdr)
+	seg.Len = n
+	if s.sending == turnResponse {
+		if n > 0 {
+			r := s.resp(s.respHead)
+			seg.Src = Source{Kind: SourceTagged, STag: r.read.srcSTag, Off: r.read.srcTO + uint64(off)}
+		}
+		if last {
+			s.respHead++
+		}
+		return
+	}
+	slot := s.slot(s.next)
+	if n > 0 {
+		seg.Src = Source{Kind: SourceWR, WR: slot.wr.ID, Off: uint64(off)}
+	}
+	if last {
+		s.finish(slot, StatusOK)
+		s.next++
+	}
+}
+
+// finish sets a segment that is all header.
+func (seg *Segment) finish(hdr []byte) {
+	seg.HdrLen, seg.Src, seg.Len = len(hdr), Source{}, 0
+}
+
+// untagged writes the DDP header of a message of one segment into seg.
+func (s *Stream) untagged(seg *Segment, opcode uint8, qn uint32) []byte {
+	h := ddp.Untagged{Last: true, ULP: control(opcode), QN: qn, MSN: s.nextMSN(qn)}
+	return h.Append(seg.Hdr[:0])
+}
+
+func (s *Stream) nextMSN(qn uint32) serial.Num {
+	n := s.msn[qn]
+	s.msn[qn]++
+	return n
+}
+
+// composeRead writes a Read Request for p into seg and notes p as outstanding.
+func (s *Stream) composeRead(seg *Segment, p *pending, srcSTag uint32, srcTO uint64) {
+	p.msn = s.msn[ddp.QNReadRequest]
+	hdr := s.untagged(seg, opcodeReadRequest, ddp.QNReadRequest)
+	req := readRequest{sinkSTag: p.stag, sinkTO: p.to, size: p.length, srcSTag: srcSTag, srcTO: srcTO}
+	seg.finish(req.append(hdr))
+	s.push(p)
+}
+
+func (s *Stream) composeAtomic(seg *Segment, wr *WR) {
+	p := pending{slot: s.next, atomic: true, id: s.next, msn: s.msn[ddp.QNReadRequest]}
+	req := atomicRequest{code: atomicFetchAdd, id: p.id, stag: wr.STag, to: wr.TO,
+		data: wr.Add, mask: wr.AddMask, cmpMask: ^uint64(0)}
+	if wr.Op == OpCmpSwap {
+		req.code, req.data, req.cmp, req.cmpMask = atomicCmpSwap, wr.Swap, wr.Cmp, wr.CmpMask
+	}
+	seg.finish(req.append(s.untagged(seg, opcodeAtomicRequest, ddp.QNReadRequest)))
+	s.push(&p)
+}
+
+func (s *Stream) push(p *pending) {
+	*s.pending(s.pendTail) = *p
+	s.pendTail++
+}
+
+// pollTerminate composes the Terminate, once.
+func (s *Stream) pollTerminate(seg *Segment) bool {
+	s.state = stateFailed
+	hdr := s.untagged(seg, opcodeTerminate, ddp.QNTerminate)
+	seg.finish(append(hdr, s.termBuf[:s.termLen]...))
+	s.stats.TxTerminates++
+	s.sending = turnNone
+	return s.sent(seg)
+}
+
+// rtrSTag is the STag in an RTR. It is not checked, but there are RNICs that
+// refuse 0.
+const rtrSTag = 1
+
+// SendRTR queues an RTR of the given kind in front of everything else (RFC 6581
+// section 9.2). It must be called before the first PollSegment. It takes no
+// work request; a Send uses up the first MSN of queue 0, a Read that of queue 1.
+func (s *Stream) SendRTR(kind RTR) { s.rtr = kind }
+
+func (s *Stream) pollRTR(seg *Segment) {
+	kind := s.rtr
+	s.rtr, s.sending = RTRNone, turnNone
+	switch kind {
+	case RTRSend:
+		s.stats.TxSends++
+		seg.finish(s.untagged(seg, opcodeSend, ddp.QNSend))
+	case RTRRead:
+		s.stats.TxReadRequests++
+		s.composeRead(seg, &pending{rtr: true, stag: rtrSTag}, rtrSTag, 0)
+	default:
+		s.stats.TxWrites++
+		h := ddp.Tagged{Last: true, ULP: control(opcodeWrite), STag: rtrSTag}
+		seg.finish(h.Append(seg.Hdr[:0]))
+	}
+}
+
+// Sendable reports whether PollSegment would give a segment now.
+func (s *Stream) Sendable() bool {
+	switch {
+	case s.state == stateFailing:
+		return true
+	case s.state != stateOpen || s.flushed:
+		return false
+	}
+	return s.rtr != RTRNone || s.seg.Active() || s.respHead != s.respTail || s.sendReady()
+}
+
+// errShort is what a segment gets that ends before its headers do, and a message whose
+// length is not that of its opcode: RFC 5040 and 5041 have no code of its own for it.
+var errShort = term.ErrOperation

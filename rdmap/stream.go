@@ -1,0 +1,416 @@
+package rdmap
+
+import (
+	"github.com/iwarpd/iwarpd/ddp"
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/term"
+)
+
+// Defaults of Config.
+const (
+	DefaultMaxWR   = 128
+	DefaultMaxRecv = 128
+	DefaultEarly   = 256
+)
+
+// recvWindow is how many messages of queue 0 may be open at once, counted from
+// the one whose turn it is. Only segments that come early open more than one.
+const recvWindow = 64
+
+// Config sizes a Stream. All of its memory is allocated by Init.
+type Config struct {
+	IRD int // most Reads and atomics of the peer's that are served at once, from 0
+	ORD int // most Reads and atomics of ours outstanding at once, from 0
+
+	MaxWR   int // work requests posted and not completed; 0: DefaultMaxWR
+	MaxRecv int // completions of receives not yet polled; 0: DefaultMaxRecv. More of them make the ring grow
+	Early   int // segments placed ahead of order and not yet delivered; 0: DefaultEarly, negative: none
+}
+
+// Stats counts what a Stream has done.
+type Stats struct {
+	TxSegments, TxOctets uint64 // DDP segments, headers included
+	RxSegments, RxOctets uint64
+
+	// Messages, by their first segment sent and their last one received.
+	TxWrites, TxReadRequests, TxReadResponses, TxSends, TxImms, TxAtomics, TxAtomicResponses, TxTerminates uint64
+	RxWrites, RxReadRequests, RxReadResponses, RxSends, RxImms, RxAtomics, RxAtomicResponses, RxTerminates uint64
+
+	RxEarlyPlaced  uint64 // segments placed ahead of order
+	RxEarlyRefused uint64 // segments that were offered early and must come again in order
+	RxDropped      uint64 // segments that came after the stream had ended
+	BadWRs         uint64 // work requests that made no sense
+	Flushed        uint64 // work requests and receives flushed
+}
+
+// streamState is the life of a Stream.
+type streamState uint8
+
+const (
+	stateOpen       streamState = iota
+	stateFailing                // a Terminate is to be sent
+	stateFailed                 // it was sent
+	stateTerminated             // the peer's Terminate came
+)
+
+// wrState is the progress of a work request.
+type wrState uint8
+
+const (
+	wrQueued  wrState = iota
+	wrWaiting         // request sent, response awaited
+	wrDone
+)
+
+type sendSlot struct {
+	wr     WR
+	state  wrState
+	status Status
+}
+
+// pending is a request of ours whose response has not come.
+type pending struct {
+	slot   uint32 // position in the send queue
+	rtr    bool   // belongs to no work request
+	atomic bool
+	id     uint32 // Request Identifier of an atomic
+	msn    serial.Num
+	stag   uint32 // Read: the sink
+	to     uint64
+	length uint32
+	got    uint32
+}
+
+// response is what the peer asked for and has not had in full.
+type response struct {
+	atomic  bool
+	started bool
+	read    readRequest
+	req     atomicRequest
+	segLen  int                   // of the request
+	hdr     [ddp.UntaggedLen]byte // of the request
+}
+
+// Stream is one RDMAP stream. One goroutine at a time may use it.
+//
+// Inputs are PostSend, HandleULPDU, HandleEarly, DeliverEarly, Fail, SourceError and
+// Flush. After any of them drain PollSegment as far as the wire has room, then
+// PollCompletion, then PollEvent.
+//
+// A work request of Write, Send or Immediate Data completes when PollSegment
+// has composed its last segment, as the caller copies the payload before it
+// polls completions; a Read or an atomic completes when its response has been
+// delivered. Completions of the send queue come in the order of posting, those
+// of receives in the order of arrival.
+//
+// A violation, found here or reported by Fail, ends the stream: PollSegment
+// gives the Terminate next and nothing after it, and what comes in is dropped.
+// Work requests stay where they are until Flush.
+type Stream struct {
+	mem     Memory
+	state   streamState
+	flushed bool
+	err     *term.Error // ours
+	stats   Stats
+
+	// Send queue: head <= next <= tail, positions that only grow.
+	slots            []sendSlot
+	head, next, tail uint32
+	seg              ddp.Segmenter // the message being sent
+	segOpcode        uint8
+	sending          turn
+	balance          int // octets that responses are ahead of the send queue while both wait
+	msn              [4]serial.Num
+	rtr              RTR // to be sent first
+	ord              int
+	pendings         []pending
+	pendHead         uint32
+	pendTail         uint32
+	last             turn // what the last segment of PollSegment belonged to
+
+	// Responses to send.
+	ird      int
+	resps    []response
+	respHead uint32
+	respTail uint32
+
+	// Receive side.
+	expect    RTR
+	rxData    bool // a message other than a Terminate has come
+	recvq     ddp.Queue
+	ctl       [3]ddp.Assembler // of queues 1, 2, 3
+	comps     []Completion
+	compHead  uint32
+	compTail  uint32
+	early     earlyTable
+	events    [4]Event
+	eventHead uint8
+	eventTail uint8
+
+	// The Terminate, to be sent or received.
+	termBuf [maxTerminate]byte
+	termLen int
+	remote  remoteTerm
+}
+
+// remoteTerm is the peer's Terminate.
+type remoteTerm struct {
+	err    *term.Error
+	layout TerminateLayout
+	raw    [ddp.MaxControl]byte
+	rawLen int
+}
+
+// turn says whose message is on the wire.
+type turn uint8
+
+const (
+	turnNone turn = iota
+	turnSend
+	turnResponse
+)
+
+// Init makes s a fresh stream over mem.
+func (s *Stream) Init(cfg Config, mem Memory) {
+	if cfg.MaxWR <= 0 {
+		cfg.MaxWR = DefaultMaxWR
+	}
+	if cfg.MaxRecv <= 0 {
+		cfg.MaxRecv = DefaultMaxRecv
+	}
+	if cfg.Early == 0 {
+		cfg.Early = DefaultEarly
+	}
+	cfg.IRD, cfg.ORD = max(cfg.IRD, 0), max(cfg.ORD, 0)
+	*s = Stream{
+		mem: mem,
+		ird: cfg.IRD,
+		ord: cfg.ORD,
+		// One more for an RTR that is a Read, which is outside the limits.
+		pendings: make([]pending, pow2(cfg.ORD+1)),
+		resps:    make([]response, pow2(cfg.IRD+1)),
+		slots:    make([]sendSlot, pow2(cfg.MaxWR)),
+		comps:    make([]Completion, pow2(cfg.MaxRecv)),
+	}
+	for i := range s.msn {
+		s.msn[i] = ddp.FirstMSN
+	}
+	s.recvq.Init(recvWindow)
+	s.ctl[0].Init(atomicRequestLen)
+	s.ctl[1].Init(ddp.MaxControl)
+	s.ctl[2].Init(atomicResponseLen)
+	s.early.init(max(cfg.Early, 0))
+}
+
+// pow2 returns the smallest power of two that is at least n.
+func pow2(n int) int {
+	p := 1
+	for p < n {
+		p <<= 1
+	}
+	return p
+}
+
+// PostSend queues a copy of wr. It returns false when the send queue is full:
+// MaxWR, rounded up to a power of two, are posted and their completions not
+// polled. A work request that makes no sense completes with StatusBadWR in its
+// turn and does no harm to the stream; one posted after the stream's end is
+// flushed.
+func (s *Stream) PostSend(wr *WR) bool {
+	if int(s.tail-s.head) == len(s.slots) {
+		return false
+	}
+	slot := s.slot(s.tail)
+	slot.wr, slot.state, slot.status = *wr, wrQueued, StatusOK
+	s.tail++
+	switch {
+	case s.flushed:
+		s.finish(slot, StatusFlushed)
+		s.stats.Flushed++
+	case !s.valid(&slot.wr):
+		s.finish(slot, StatusBadWR)
+		s.stats.BadWRs++
+	}
+	return true
+}
+
+// valid checks a work request and sets the length that its operation implies.
+func (s *Stream) valid(wr *WR) bool {
+	switch wr.Op {
+	case OpWrite:
+		return wr.TO+uint64(wr.Len) >= wr.TO
+	case OpRead:
+		return s.ord > 0 && wr.TO+uint64(wr.Len) >= wr.TO && wr.SinkTO+uint64(wr.Len) >= wr.SinkTO
+	case OpSend, OpSendInv, OpSendSE, OpSendSEInv:
+		return true
+	case OpImm, OpImmSE:
+		wr.Len = immLen
+		return true
+	case OpFetchAdd, OpCmpSwap:
+		wr.Len = 8
+		return s.ord > 0 && wr.TO+8 >= wr.TO
+	}
+	return false
+}
+
+func (s *Stream) slot(i uint32) *sendSlot { return &s.slots[int(i)&(len(s.slots)-1)] }
+
+func (s *Stream) finish(slot *sendSlot, st Status) { slot.state, slot.status = wrDone, st }
+
+// PollCompletion takes the next completion, of the send queue first.
+func (s *Stream) PollCompletion(c *Completion) bool {
+	if s.head != s.tail {
+		if slot := s.slot(s.head); slot.state == wrDone {
+			*c = Completion{Kind: CompSend, ID: slot.wr.ID, Op: slot.wr.Op, Status: slot.status, Len: slot.wr.Len}
+			s.head++
+			if int32(s.next-s.head) < 0 {
+				s.next = s.head
+			}
+			return true
+		}
+	}
+	if s.compHead != s.compTail {
+		*c = s.comps[int(s.compHead)&(len(s.comps)-1)]
+		s.compHead++
+		return true
+	}
+	if s.flushed {
+		if b, ok := s.recvq.Pop(); ok {
+			*c = Completion{Kind: CompRecv, ID: b.ID, Status: StatusFlushed}
+			s.stats.Flushed++
+			return true
+		}
+	}
+	return false
+}
+
+// complete queues the completion of a receive. The ring is as long as the owner
+// said; an owner that polls too rarely makes it grow, up to the number of
+// receives it has posted.
+func (s *Stream) complete(c *Completion) {
+	if int(s.compTail-s.compHead) == len(s.comps) {
+		grown := make([]Completion, 2*len(s.comps))
+		for i := range s.comps {
+			grown[i] = s.comps[(int(s.compHead)+i)&(len(s.comps)-1)]
+		}
+		s.compHead, s.compTail, s.comps = 0, uint32(len(s.comps)), grown
+	}
+	s.comps[int(s.compTail)&(len(s.comps)-1)] = *c
+	s.compTail++
+}
+
+// PollEvent takes the next event.
+func (s *Stream) PollEvent() (Event, bool) {
+	if s.eventHead == s.eventTail {
+		return Event{}, false
+	}
+	e := s.events[s.eventHead]
+	s.eventHead++
+	return e, true
+}
+
+// event queues e: each kind happens once at most.
+func (s *Stream) event(e Event) {
+	s.events[s.eventTail] = e
+	s.eventTail++
+}
+
+// Stats returns the counters.
+func (s *Stream) Stats() Stats { return s.stats }
+
+// Err returns the violation that ended the stream here, or nil.
+func (s *Stream) Err() *term.Error { return s.err }
+
+// Remote returns the error of the peer's Terminate, or nil.
+func (s *Stream) Remote() *term.Error { return s.remote.err }
+
+// RemoteLayout says in which layout the peer's Terminate was.
+func (s *Stream) RemoteLayout() TerminateLayout { return s.remote.layout }
+
+// RemoteRaw returns the octets of the peer's Terminate behind its DDP header.
+func (s *Stream) RemoteRaw() []byte { return s.remote.raw[:s.remote.rawLen] }
+
+// Terminating reports whether a Terminate is to be sent or was sent.
+func (s *Stream) Terminating() bool { return s.err != nil }
+
+// TerminateSent reports whether PollSegment has given our Terminate.
+func (s *Stream) TerminateSent() bool { return s.stats.TxTerminates != 0 }
+
+// Fail ends the stream for a violation that the owner or the layer below found
+// in ulpdu (nil if there is none to blame) and queues the Terminate. Only the
+// first error counts (RFC 5040 section 7.1, rule 4); a stream that the peer has
+// terminated sends none.
+func (s *Stream) Fail(err *term.Error, ulpdu []byte) {
+	var rdma []byte
+	if len(ulpdu) >= ddp.UntaggedLen+readRequestLen && !ddp.IsTagged(ulpdu) && ulpdu[1]&ctrlOpcode == opcodeReadRequest {
+		rdma = ulpdu[ddp.UntaggedLen:]
+	}
+	s.fail(err, ulpdu, len(ulpdu), rdma)
+}
+
+// fail is Fail with the parts of the guilty segment.
+func (s *Stream) fail(err *term.Error, seg []byte, segLen int, rdma []byte) {
+	if s.state != stateOpen {
+		return
+	}
+	s.state, s.err = stateFailing, err
+	s.termLen = len(appendTerminate(s.termBuf[:0], err, seg, segLen, rdma))
+	s.event(Event{Kind: EventFailed, Err: err})
+}
+
+// SourceError says that the payload of the segment PollSegment gave last could not
+// be read, so that it was not sent. For a work request err is usually
+// term.ErrRDMAPLocal, and the request completes with StatusLocalProtection; for a
+// Read Response err is why the peer may not read there (any more), and the
+// Terminate shows how far the Read had come (RFC 5040 section 4.8). seg is that
+// segment.
+func (s *Stream) SourceError(seg *Segment, err *term.Error) {
+	switch {
+	case s.state != stateOpen:
+	case seg.Src.Kind == SourceTagged && s.last == turnResponse:
+		r := s.resp(s.respHead)
+		if !s.seg.Active() { // that was the last one
+			r = s.resp(s.respHead - 1)
+		}
+		done := uint32(seg.Src.Off - r.read.srcTO)
+		now := r.read
+		now.sinkTO += uint64(done)
+		now.srcTO += uint64(done)
+		now.size -= done
+		var rdma [readRequestLen]byte
+		s.fail(err, r.hdr[:], r.segLen, now.append(rdma[:0]))
+	default:
+		if seg.Src.Kind == SourceWR && s.last == turnSend {
+			i := s.next
+			if !s.seg.Active() {
+				i--
+			}
+			if int32(i-s.head) >= 0 {
+				s.finish(s.slot(i), StatusLocalProtection)
+			}
+		}
+		s.fail(err, nil, 0, nil)
+	}
+	s.seg.Cancel()
+}
+
+func (s *Stream) resp(i uint32) *response { return &s.resps[int(i)&(len(s.resps)-1)] }
+
+func (s *Stream) pending(i uint32) *pending { return &s.pendings[int(i)&(len(s.pendings)-1)] }
+
+// Flush completes every work request that has not completed, and every receive
+// buffer that was taken, with StatusFlushed. The stream neither sends nor
+// receives after it, but for a Terminate that is queued.
+func (s *Stream) Flush() {
+	for i := s.head; i != s.tail; i++ {
+		if slot := s.slot(i); slot.state != wrDone {
+			s.finish(slot, StatusFlushed)
+			s.stats.Flushed++
+		}
+	}
+	s.next = s.tail
+	s.seg.Cancel()
+	s.pendHead = s.pendTail
+	s.respHead = s.respTail
+	s.flushed = true
+}
