@@ -1,0 +1,368 @@
+// Package bpf loads and feeds the XDP program that steers the frames of claimed
+// endpoints to AF_XDP sockets (steer.c), and passes all else to the kernel.
+package bpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Mode is how the program hangs on an interface.
+type Mode uint8
+
+// The modes. Auto is Generic on veth and tap devices, where each frame is an skb
+// already and native mode only converts it back and forth, and on others Native
+// with Generic as fallback.
+const (
+	Auto Mode = iota
+	Native
+	Generic
+)
+
+func (m Mode) String() string {
+	switch m {
+	case Auto:
+		return "auto"
+	case Native:
+		return "native"
+	case Generic:
+		return "generic"
+	}
+	return "unknown"
+}
+
+// Errors of this package, for errors.Is.
+var (
+	// ErrPrivilege: the process lacks CAP_BPF or CAP_NET_ADMIN.
+	ErrPrivilege = errors.New("needs CAP_BPF and CAP_NET_ADMIN (root, or AmbientCapabilities= in the unit)")
+	// ErrBusy: another XDP program is attached to the interface.
+	ErrBusy = errors.New("another XDP program is attached")
+	// ErrUnclaimed: Unclaim of an endpoint that is not claimed.
+	ErrUnclaimed = errors.New("endpoint is not claimed")
+)
+
+// Endpoint is a local transport address whose frames are steered. Addr 0.0.0.0
+// stands for every IPv4 address of the host, :: for every IPv6 address, the
+// zero netip.Addr for both.
+type Endpoint struct {
+	Proto uint8 // IP protocol number: TCP 6, UDP 17, SCTP 132
+	Addr  netip.Addr
+	Port  uint16
+}
+
+func (e Endpoint) String() string {
+	addr := "*"
+	if e.Addr.IsValid() {
+		addr = e.Addr.String()
+	}
+	return fmt.Sprintf("proto %d %s port %d", e.Proto, addr, e.Port)
+}
+
+// Options are what Load needs to know.
+type Options struct {
+	// Queues is how many receive queues may have a socket; 0 means 256.
+	Queues int
+	// Endpoints is how many endpoints can be claimed; 0 means 16384.
+	Endpoints int
+}
+
+// Counters says what became of frames, summed over CPUs.
+type Counters struct {
+	SteeredTCP, SteeredSCTP, SteeredUDP uint64
+	SteeredICMP                         uint64 // errors about packets of ours
+	Passed                              uint64 // not ours
+	PassedFragment                      uint64 // IP fragments, whosever
+	Malformed                           uint64 // passed: the kernel counts them better
+	NoSocket                            uint64 // ours, passed: no socket on that queue
+}
+
+// Steering is the loaded program and its maps. It is safe for use by several
+// goroutines.
+type Steering struct {
+	objs steerObjects
+
+	mu     sync.Mutex
+	claims map[steerEndpoint]int
+	local  map[steerAddress]bool
+	links  map[int]attachment
+	closed bool
+}
+
+type attachment struct {
+	link link.Link
+	mode Mode
+}
+
+// Load loads the program and its maps into the kernel. Nothing is steered
+// until Attach, SetSocket and Claim.
+func Load(opts Options) (*Steering, error) {
+	// Kernels before 5.11 count maps against the locked memory limit.
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, fmt.Errorf("bpf: raise the locked memory limit: %w", explain(err))
+	}
+	spec, err := loadSteer()
+	if err != nil {
+		return nil, fmt.Errorf("bpf: embedded program: %w", err)
+	}
+	if opts.Queues > 0 {
+		spec.Maps[steerMapSockets].MaxEntries = uint32(opts.Queues)
+	}
+	if opts.Endpoints > 0 {
+		spec.Maps[steerMapEndpoints].MaxEntries = uint32(opts.Endpoints)
+	}
+	s := &Steering{
+		claims: map[steerEndpoint]int{},
+		local:  map[steerAddress]bool{},
+		links:  map[int]attachment{},
+	}
+	if err := spec.LoadAndAssign(&s.objs, nil); err != nil {
+		return nil, fmt.Errorf("bpf: load the steering program: %w", explain(err))
+	}
+	return s, nil
+}
+
+// explain adds what to do to the errors that an operator can do something
+// about.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES) && !isVerifier(err):
+		return fmt.Errorf("%w: %w", ErrPrivilege, err)
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
+		return fmt.Errorf("%w (see `ip link show`; `ip link set dev IF xdp off` removes one that is no bpf_link): %w", ErrBusy, err)
+	}
+	return err
+}
+
+func isVerifier(err error) bool {
+	var v *ebpf.VerifierError
+	return errors.As(err, &v)
+}
+
+// Attach hangs the program on an interface of the calling thread's network
+// namespace. It is held by a bpf_link: when the process ends, however it ends,
+// the kernel takes it off. The mode that was got is returned.
+func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return 0, fmt.Errorf("bpf: attach: %w", unix.EBADF)
+	}
+	if a, ok := s.links[ifindex]; ok {
+		return a.mode, nil
+	}
+	dev, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return 0, fmt.Errorf("bpf: attach: interface %d: %w", ifindex, err)
+	}
+	try := []Mode{mode}
+	if mode == Auto {
+		switch dev.Type() {
+		case "veth", "tun", "tap", "tuntap":
+			try = []Mode{Generic}
+		default:
+			try = []Mode{Native, Generic}
+		}
+	}
+	var errs []error
+	for _, m := range try {
+		flags := link.XDPDriverMode
+		if m == Generic {
+			flags = link.XDPGenericMode
+		}
+		l, err := link.AttachXDP(link.XDPOptions{Program: s.objs.IwarpdSteer, Interface: ifindex, Flags: flags})
+		if err == nil {
+			s.links[ifindex] = attachment{l, m}
+			return m, nil
+		}
+		errs = append(errs, fmt.Errorf("bpf: attach to %s in %s mode: %w", dev.Attrs().Name, m, explain(err)))
+	}
+	return 0, errors.Join(errs...)
+}
+
+// Detach takes the program off an interface. To detach what is not attached is
+// no error.
+func (s *Steering) Detach(ifindex int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a, ok := s.links[ifindex]
+	if !ok {
+		return nil
+	}
+	delete(s.links, ifindex)
+	if err := a.link.Close(); err != nil {
+		return fmt.Errorf("bpf: detach from interface %d: %w", ifindex, err)
+	}
+	return nil
+}
+
+// SetSocket sends the claimed frames of a receive queue to an AF_XDP socket. The
+// kernel drops the entry when the socket is closed.
+func (s *Steering) SetSocket(queue, fd int) error {
+	if err := s.objs.Sockets.Update(uint32(queue), uint32(fd), ebpf.UpdateAny); err != nil {
+		return fmt.Errorf("bpf: socket of queue %d: %w", queue, explain(err))
+	}
+	return nil
+}
+
+// ClearSocket undoes SetSocket: the queue's frames pass to the kernel.
+func (s *Steering) ClearSocket(queue int) error {
+	err := s.objs.Sockets.Delete(uint32(queue))
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("bpf: socket of queue %d: %w", queue, err)
+	}
+	return nil
+}
+
+// Claim steers the frames to an endpoint, and ICMP errors about its packets. An
+// endpoint may be claimed several times, and is ours until Unclaim was called
+// as often.
+func (s *Steering) Claim(e Endpoint) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	keys := e.keys()
+	for i, k := range keys {
+		if s.claims[k] == 0 {
+			if err := s.objs.Endpoints.Put(k, uint32(1)); err != nil {
+				for _, k := range keys[:i] {
+					_ = s.drop(k)
+				}
+				return fmt.Errorf("bpf: claim %v: %w", e, explain(err))
+			}
+		}
+		s.claims[k]++
+	}
+	return nil
+}
+
+// Unclaim undoes one Claim.
+func (s *Steering) Unclaim(e Endpoint) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for _, k := range e.keys() {
+		if s.claims[k] == 0 {
+			errs = append(errs, ErrUnclaimed)
+			continue
+		}
+		errs = append(errs, s.drop(k))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("bpf: unclaim %v: %w", e, err)
+	}
+	return nil
+}
+
+// drop takes one claim off a key.
+func (s *Steering) drop(k steerEndpoint) error {
+	if s.claims[k]--; s.claims[k] > 0 {
+		return nil
+	}
+	delete(s.claims, k)
+	return s.objs.Endpoints.Delete(k)
+}
+
+// SetAddresses says which addresses a claim of an unspecified address means.
+// Until it is called that is every destination address, which is wrong on a
+// host that forwards packets of others. A nil list goes back to that.
+func (s *Steering) SetAddresses(addrs []netip.Addr) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	want := map[steerAddress]bool{}
+	for _, a := range addrs {
+		k := steerAddress{}
+		k.Family, k.Addr = family(a)
+		want[k] = true
+		if !s.local[k] {
+			if err := s.objs.Addresses.Put(k, uint32(1)); err != nil {
+				return fmt.Errorf("bpf: address %v: %w", a, explain(err))
+			}
+			s.local[k] = true
+		}
+	}
+	var check uint32
+	if addrs != nil {
+		check = 1
+	}
+	if err := s.objs.CheckAddresses.Set(check); err != nil {
+		return fmt.Errorf("bpf: addresses: %w", err)
+	}
+	for k := range s.local {
+		if !want[k] {
+			if err := s.objs.Addresses.Delete(k); err != nil {
+				return fmt.Errorf("bpf: addresses: %w", err)
+			}
+			delete(s.local, k)
+		}
+	}
+	return nil
+}
+
+// keys returns the map keys of an endpoint: two when it is of both families.
+func (e *Endpoint) keys() []steerEndpoint {
+	var port [2]byte
+	binary.BigEndian.PutUint16(port[:], e.Port)
+	k := steerEndpoint{Proto: e.Proto, Port: binary.NativeEndian.Uint16(port[:])}
+	if !e.Addr.IsValid() {
+		k4, k6 := k, k
+		k4.Family, k6.Family = 4, 6
+		return []steerEndpoint{k4, k6}
+	}
+	k.Family, k.Addr = family(e.Addr)
+	return []steerEndpoint{k}
+}
+
+// family returns an address as the program's maps hold it.
+func family(a netip.Addr) (fam uint8, octets [16]byte) {
+	if a = a.Unmap(); a.Is4() {
+		b := a.As4()
+		copy(octets[:], b[:])
+		return 4, octets
+	}
+	return 6, a.As16()
+}
+
+// Counters reads the program's counters.
+func (s *Steering) Counters() (Counters, error) {
+	var c Counters
+	for i, p := range []*uint64{
+		&c.SteeredTCP, &c.SteeredSCTP, &c.SteeredUDP, &c.SteeredICMP,
+		&c.Passed, &c.PassedFragment, &c.Malformed, &c.NoSocket,
+	} {
+		var perCPU []uint64
+		if err := s.objs.Counters.Lookup(uint32(i), &perCPU); err != nil {
+			return Counters{}, fmt.Errorf("bpf: counters: %w", err)
+		}
+		for _, n := range perCPU {
+			*p += n
+		}
+	}
+	return c, nil
+}
+
+// Close detaches the program from every interface and unloads it.
+func (s *Steering) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	var errs []error
+	for _, a := range s.links {
+		errs = append(errs, a.link.Close())
+	}
+	errs = append(errs, s.objs.Close())
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("bpf: close: %w", err)
+	}
+	return nil
+}

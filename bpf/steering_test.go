@@ -1,0 +1,396 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+const (
+	actPass     = 2
+	actRedirect = 4
+)
+
+func load(t testing.TB) *Steering {
+	t.Helper()
+	testenv.RequireRoot(t)
+	s, err := Load(Options{Queues: 4, Endpoints: 64})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// withSocket puts an AF_XDP socket, not bound, in queue 0: enough for a test
+// run to say XDP_REDIRECT.
+func withSocket(t testing.TB, s *Steering) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW, 0)
+	if err != nil {
+		testenv.Skip(t, "AF_XDP socket: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	if err := s.SetSocket(0, fd); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run gives one frame to the program and returns its verdict.
+func run(t testing.TB, s *Steering, frame []byte) uint32 {
+	t.Helper()
+	act, err := s.objs.IwarpdSteer.Run(&ebpf.RunOptions{Data: frame})
+	if err != nil {
+		t.Fatalf("BPF_PROG_TEST_RUN: %v", err)
+	}
+	return act
+}
+
+var (
+	addr4  = netip.MustParseAddr("10.1.2.3")
+	peer4  = netip.MustParseAddr("10.1.2.4")
+	addr6  = netip.MustParseAddr("fd00::3")
+	peer6  = netip.MustParseAddr("fd00::4")
+	other4 = netip.MustParseAddr("10.1.2.5")
+)
+
+const port = 7174
+
+// frame makes a frame to dst with n octets of transport header, zero but for
+// the ports.
+func frame(proto uint8, src, dst netip.Addr, sport, dport uint16, vlans int) []byte {
+	tu := pkt.Tuple{
+		Flow:   pkt.NewFlow(netip.AddrPortFrom(src, sport), netip.AddrPortFrom(dst, dport)),
+		Proto:  proto,
+		V6:     dst.Is6(),
+		SrcMAC: [6]byte{2, 0, 0, 0, 0, 1}, DstMAC: [6]byte{2, 0, 0, 0, 0, 2},
+		VLANs: [2]uint16{7, 8}, NVLAN: vlans,
+	}
+	b := make([]byte, tu.HeaderLen()+40)
+	tu.Put(b, 40, 0, 0)
+	l4 := b[tu.HeaderLen():]
+	binary.BigEndian.PutUint16(l4, sport)
+	binary.BigEndian.PutUint16(l4[2:], dport)
+	return b
+}
+
+// icmpError makes an ICMP error to dst about the packet in inner.
+func icmpError(src, dst netip.Addr, typ byte, inner []byte) []byte {
+	proto := uint8(pkt.ProtoICMP)
+	if dst.Is6() {
+		proto = pkt.ProtoICMPv6
+	}
+	tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(src, 0), netip.AddrPortFrom(dst, 0)), Proto: proto, V6: dst.Is6()}
+	ip := inner[14:]
+	b := make([]byte, tu.HeaderLen()+8+len(ip))
+	tu.Put(b, 8+len(ip), 0, 0)
+	b[tu.HeaderLen()] = typ
+	copy(b[tu.HeaderLen()+8:], ip)
+	return b
+}
+
+// withOptions inserts n octets of IPv4 options.
+func withOptions(b []byte, n int) []byte {
+	out := append([]byte{}, b[:34]...)
+	out = append(out, make([]byte, n)...)
+	out = append(out, b[34:]...)
+	out[14] = 0x40 | byte(5+n/4)
+	binary.BigEndian.PutUint16(out[16:], uint16(len(out)-14))
+	return out
+}
+
+// withExt inserts an IPv6 extension header of n octets.
+func withExt(b []byte, typ byte, n int) []byte {
+	ext := make([]byte, n)
+	ext[0] = b[20]
+	ext[1] = byte(n/8 - 1)
+	if typ == 51 {
+		ext[1] = byte(n/4 - 2)
+	}
+	out := append(append(append([]byte{}, b[:54]...), ext...), b[54:]...)
+	out[20] = typ
+	binary.BigEndian.PutUint16(out[18:], uint16(len(out)-54))
+	return out
+}
+
+func edit(b []byte, off int, v ...byte) []byte {
+	b = append([]byte{}, b...)
+	copy(b[off:], v)
+	return b
+}
+
+func TestVerdicts(t *testing.T) {
+	s := load(t)
+	withSocket(t, s)
+	for _, e := range []Endpoint{
+		{pkt.ProtoTCP, addr4, port}, {pkt.ProtoTCP, addr6, port}, {pkt.ProtoSCTP, addr4, port},
+		{pkt.ProtoUDP, addr6, 9899}, {pkt.ProtoTCP, netip.IPv4Unspecified(), 20000}, {pkt.ProtoSCTP, netip.Addr{}, 20001},
+	} {
+		if err := s.Claim(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tcp4 := frame(6, peer4, addr4, 999, port, 0)
+	tcp6 := frame(6, peer6, addr6, 999, port, 0)
+	back4 := frame(6, addr4, peer4, port, 999, 0) // what we sent
+	back6 := frame(6, addr6, peer6, port, 999, 0)
+	type C = Counters
+	for _, tc := range []struct {
+		name  string
+		frame []byte
+		act   uint32
+		count Counters
+	}{
+		{"tcp4", tcp4, actRedirect, C{SteeredTCP: 1}},
+		{"tcp6", tcp6, actRedirect, C{SteeredTCP: 1}},
+		{"tcp4 vlan", frame(6, peer4, addr4, 999, port, 1), actRedirect, C{SteeredTCP: 1}},
+		{"tcp6 two vlans", frame(6, peer6, addr6, 999, port, 2), actRedirect, C{SteeredTCP: 1}},
+		{"tcp4 other port", frame(6, peer4, addr4, 999, port+1, 0), actPass, C{Passed: 1}},
+		{"tcp4 source port is ours", frame(6, peer4, addr4, port, 999, 0), actPass, C{Passed: 1}},
+		{"tcp4 other address", frame(6, peer4, other4, 999, port, 0), actPass, C{Passed: 1}},
+		{"tcp4 wildcard", frame(6, peer4, other4, 999, 20000, 0), actRedirect, C{SteeredTCP: 1}},
+		{"tcp6 wildcard is of IPv4", frame(6, peer6, addr6, 999, 20000, 0), actPass, C{Passed: 1}},
+		{"sctp4", frame(132, peer4, addr4, 999, port, 0), actRedirect, C{SteeredSCTP: 1}},
+		{"sctp6 wildcard of both", frame(132, peer6, addr6, 999, 20001, 0), actRedirect, C{SteeredSCTP: 1}},
+		{"udp6", frame(17, peer6, addr6, 999, 9899, 0), actRedirect, C{SteeredUDP: 1}},
+		{"udp4 unclaimed", frame(17, peer4, addr4, 999, 9899, 0), actPass, C{Passed: 1}},
+		{"other protocol", frame(47, peer4, addr4, 999, port, 0), actPass, C{Passed: 1}},
+		{"options", withOptions(tcp4, 40), actRedirect, C{SteeredTCP: 1}},
+		{"hop-by-hop", withExt(tcp6, 0, 8), actRedirect, C{SteeredTCP: 1}},
+		{"three extension headers", withExt(withExt(withExt(tcp6, 60, 24), 51, 24), 0, 8), actRedirect, C{SteeredTCP: 1}},
+		{"routing, segments left", edit(withExt(tcp6, 43, 8), 57, 1), actPass, C{Passed: 1}},
+		{"fragment 6", withExt(tcp6, 44, 8), actPass, C{PassedFragment: 1}},
+		{"first fragment 4", edit(tcp4, 20, 0x20, 0), actPass, C{PassedFragment: 1}},
+		{"later fragment 4", edit(tcp4, 20, 0, 5), actPass, C{PassedFragment: 1}},
+		{"arp", edit(tcp4, 12, 8, 6), actPass, C{Passed: 1}},
+		{"three vlans", edit(frame(6, peer4, addr4, 999, port, 2), 20, 0x81, 0), actPass, C{Passed: 1}},
+		{"version", edit(tcp4, 14, 0x65), actPass, C{Malformed: 1}},
+		{"short header length", edit(tcp4, 14, 0x44), actPass, C{Malformed: 1}},
+		{"total length below header", edit(tcp4, 16, 0, 19), actPass, C{Malformed: 1}},
+		{"cut in ports", tcp4[:36], actPass, C{Malformed: 1}},
+		{"cut in IPv6", tcp6[:40], actPass, C{Malformed: 1}},
+		{"extension header beyond the frame", edit(withExt(tcp6, 0, 8), 55, 200), actPass, C{Malformed: 1}},
+		{"nine extension headers", func() []byte {
+			b := tcp6
+			for range 9 {
+				b = withExt(b, 60, 8)
+			}
+			return b
+		}(), actPass, C{Malformed: 1}},
+		{"icmp4 unreachable", icmpError(peer4, addr4, 3, back4), actRedirect, C{SteeredICMP: 1}},
+		{"icmp4 time exceeded, options inside", icmpError(peer4, addr4, 11, withOptions(back4, 8)), actRedirect, C{SteeredICMP: 1}},
+		{"icmp4 about another's packet", icmpError(peer4, addr4, 3, tcp4), actPass, C{Passed: 1}},
+		{"icmp4 echo", icmpError(peer4, addr4, 8, back4), actPass, C{Passed: 1}},
+		{"icmp4 about a first fragment", icmpError(peer4, addr4, 3, edit(back4, 20, 0x20, 0)), actRedirect, C{SteeredICMP: 1}},
+		{"icmp4 about a later fragment", icmpError(peer4, addr4, 3, edit(back4, 20, 0, 5)), actPass, C{PassedFragment: 1}},
+		{"icmp4 cut", icmpError(peer4, addr4, 3, back4[:40]), actPass, C{Passed: 1}},
+		{"icmp6 too big", icmpError(peer6, addr6, 2, back6), actRedirect, C{SteeredICMP: 1}},
+		{"icmp6 neighbour solicitation", icmpError(peer6, addr6, 135, back6), actPass, C{Passed: 1}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			before, err := s.Counters()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if act := run(t, s, tc.frame); act != tc.act {
+				t.Errorf("verdict %d, want %d", act, tc.act)
+			}
+			after, err := s.Counters()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := minus(after, before); got != tc.count {
+				t.Errorf("counted %+v, want %+v", got, tc.count)
+			}
+		})
+	}
+}
+
+func minus(a, b Counters) Counters {
+	return Counters{
+		a.SteeredTCP - b.SteeredTCP, a.SteeredSCTP - b.SteeredSCTP, a.SteeredUDP - b.SteeredUDP, a.SteeredICMP - b.SteeredICMP,
+		a.Passed - b.Passed, a.PassedFragment - b.PassedFragment, a.Malformed - b.Malformed, a.NoSocket - b.NoSocket,
+	}
+}
+
+func TestClaimsAreCounted(t *testing.T) {
+	s := load(t)
+	withSocket(t, s)
+	e := Endpoint{pkt.ProtoTCP, addr4, port}
+	f := frame(6, peer4, addr4, 999, port, 0)
+	for _, step := range []struct {
+		do  func(Endpoint) error
+		act uint32
+	}{{s.Claim, actRedirect}, {s.Claim, actRedirect}, {s.Unclaim, actRedirect}, {s.Unclaim, actPass}} {
+		if err := step.do(e); err != nil {
+			t.Fatal(err)
+		}
+		if act := run(t, s, f); act != step.act {
+			t.Errorf("verdict %d, want %d", act, step.act)
+		}
+	}
+	if err := s.Unclaim(e); !errors.Is(err, ErrUnclaimed) {
+		t.Errorf("Unclaim once too often: %v", err)
+	}
+	// A map that is full says so, and leaves nothing half claimed.
+	for i := range 64 {
+		if err := s.Claim(Endpoint{pkt.ProtoTCP, addr4, uint16(i + 1)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Claim(Endpoint{pkt.ProtoTCP, netip.Addr{}, 1}); !errors.Is(err, unix.E2BIG) {
+		t.Errorf("Claim in a full map: %v", err)
+	}
+}
+
+func TestNoSocketPassesToKernel(t *testing.T) {
+	s := load(t)
+	if err := s.Claim(Endpoint{pkt.ProtoTCP, addr4, port}); err != nil {
+		t.Fatal(err)
+	}
+	f := frame(6, peer4, addr4, 999, port, 0)
+	if act := run(t, s, f); act != actPass {
+		t.Errorf("verdict %d", act)
+	}
+	if c, err := s.Counters(); err != nil || c != (Counters{NoSocket: 1}) {
+		t.Errorf("counters %+v, %v", c, err)
+	}
+	withSocket(t, s)
+	if act := run(t, s, f); act != actRedirect {
+		t.Errorf("verdict %d with a socket", act)
+	}
+	if err := s.ClearSocket(0); err != nil {
+		t.Fatal(err)
+	}
+	if act := run(t, s, f); act != actPass {
+		t.Errorf("verdict %d without the socket again", act)
+	}
+}
+
+func TestWildcardMeansOurAddresses(t *testing.T) {
+	s := load(t)
+	withSocket(t, s)
+	if err := s.Claim(Endpoint{pkt.ProtoTCP, netip.Addr{}, port}); err != nil {
+		t.Fatal(err)
+	}
+	ours, theirs := frame(6, peer4, addr4, 999, port, 0), frame(6, peer4, other4, 999, port, 0)
+	check := func(name string, f []byte, want uint32) {
+		t.Helper()
+		if act := run(t, s, f); act != want {
+			t.Errorf("%s: verdict %d, want %d", name, act, want)
+		}
+	}
+	check("no list", theirs, actRedirect)
+	if err := s.SetAddresses([]netip.Addr{addr4, addr6}); err != nil {
+		t.Fatal(err)
+	}
+	check("ours", ours, actRedirect)
+	check("ours, IPv6", frame(6, peer6, addr6, 999, port, 0), actRedirect)
+	check("forwarded", theirs, actPass)
+	if err := s.SetAddresses([]netip.Addr{other4}); err != nil {
+		t.Fatal(err)
+	}
+	check("moved", ours, actPass)
+	check("new", theirs, actRedirect)
+	if err := s.SetAddresses(nil); err != nil {
+		t.Fatal(err)
+	}
+	check("no list again", ours, actRedirect)
+}
+
+// TestAgreesWithPkt gives damaged frames to the program and to pkt.Packet: what
+// is steered has headers that pkt reads the same way, or refuses for what the
+// program does not look at.
+func TestAgreesWithPkt(t *testing.T) {
+	s := load(t)
+	withSocket(t, s)
+	claim := func(dst netip.Addr) {
+		for _, proto := range []uint8{pkt.ProtoTCP, pkt.ProtoSCTP} {
+			if err := s.Claim(Endpoint{proto, dst, port}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	claim(addr4)
+	claim(addr6)
+	seeds := [][]byte{
+		frame(6, peer4, addr4, 999, port, 0), frame(132, peer6, addr6, 999, port, 1), withOptions(frame(6, peer4, addr4, 1, port, 0), 12),
+		withExt(withExt(frame(6, peer6, addr6, 1, port, 0), 51, 16), 60, 8),
+	}
+	r := testenv.Rand(t)
+	steered := 0
+	for i := range 3000 {
+		f := append([]byte{}, seeds[i%len(seeds)]...)
+		for range r.IntN(3) {
+			f[12+r.IntN(len(f)-12)] = byte(r.Uint32())
+		}
+		f = f[:14+r.IntN(len(f)-13)]
+		act := run(t, s, f)
+		var p pkt.Packet
+		err := p.Parse(f, len(f))
+		ours := err == nil && p.Flow.LocalPort == port && (p.Proto == pkt.ProtoTCP || p.Proto == pkt.ProtoSCTP) &&
+			(p.Flow.Local == addr4.As16() || p.Flow.Local == addr6.As16())
+		switch {
+		case ours && act != actRedirect:
+			t.Fatalf("pkt says ours, the program passes: %x", f)
+		case err == nil && !ours && act != actPass:
+			t.Fatalf("pkt says not ours, the program steers: %x", f)
+		case act == actRedirect && err != nil && !errors.Is(err, pkt.ErrShort) && !errors.Is(err, pkt.ErrChecksum) && !errors.Is(err, pkt.ErrHeader):
+			t.Fatalf("steered, but pkt says %v: %x", err, f)
+		}
+		if act == actRedirect {
+			steered++
+		}
+	}
+	if steered < 100 {
+		t.Errorf("only %d of 3000 frames were steered: the test tests little", steered)
+	}
+}
+
+func TestAttach(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	s := load(t)
+	for _, m := range []Mode{Auto, Generic, Native} {
+		if err := v.A.NS.Do(func() error {
+			got, err := s.Attach(v.A.Index, m)
+			if err != nil {
+				return err
+			}
+			if want := max(m, Native); m != Auto && got != want || m == Auto && got != Generic {
+				return fmt.Errorf("asked for %v, got %v", m, got)
+			}
+			if again, err := s.Attach(v.A.Index, m); err != nil || again != got {
+				return fmt.Errorf("attached twice: %v, %v", again, err)
+			}
+			other, err := Load(Options{})
+			if err != nil {
+				return err
+			}
+			defer other.Close()
+			if _, err := other.Attach(v.A.Index, m); !errors.Is(err, ErrBusy) {
+				return fmt.Errorf("second program: %v", err)
+			}
+			return s.Detach(v.A.Index)
+		}); err != nil {
+			t.Fatalf("%v: %v", m, err)
+		}
+	}
+	if err := v.A.NS.Do(func() error {
+		_, err := s.Attach(1<<20, Auto)
+		return err
+	}); err == nil {
+		t.Error("attached to an interface that is not there")
+	}
+}

@@ -1,0 +1,210 @@
+package testenv
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// Namespace is a named network namespace, as `ip netns` makes them.
+type Namespace struct {
+	Name   string
+	handle netns.NsHandle
+}
+
+// End is one end of a veth pair, up and with addresses.
+type End struct {
+	NS      *Namespace
+	Name    string
+	Index   int
+	MAC     net.HardwareAddr
+	Addr4   netip.Addr // 10.x.y.1 or .2, /24
+	Addr6   netip.Addr // fdxx::1 or ::2, /64
+	MTU     int
+	Prefix4 netip.Prefix
+}
+
+// Veth is a pair of namespaces joined by a veth pair.
+type Veth struct{ A, B End }
+
+var unique atomic.Uint32
+
+// prefix begins the names of all namespaces of all runs; the process id
+// follows, so that leftovers of processes that are gone can be told.
+const prefix = "iwt"
+
+// NewVeth makes two namespaces with a veth pair between them, offloads off, and
+// removes them when the test ends. It skips the test when that cannot be done.
+func NewVeth(t testing.TB, mtu int) *Veth {
+	t.Helper()
+	RequireRoot(t)
+	removeLeftovers()
+	n := unique.Add(1)
+	// The subnets only have to differ between pairs that one test joins.
+	v := &Veth{}
+	for i, e := range []*End{&v.A, &v.B} {
+		e.NS = newNamespace(t, fmt.Sprintf("%s%d-%d%c", prefix, os.Getpid(), n, 'a'+i))
+		e.Name = "veth0"
+		e.MTU = mtu
+		e.Addr4 = netip.AddrFrom4([4]byte{10, 99, byte(n), byte(i + 1)})
+		e.Prefix4 = netip.PrefixFrom(e.Addr4, 24)
+		e.Addr6 = netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x99, 3: byte(n), 15: byte(i + 1)})
+	}
+	if err := v.A.NS.Do(func() error {
+		return netlink.LinkAdd(&netlink.Veth{
+			LinkAttrs:     netlink.LinkAttrs{Name: v.A.Name, MTU: mtu, NumTxQueues: 1, NumRxQueues: 1},
+			PeerName:      v.B.Name,
+			PeerNamespace: netlink.NsFd(int(v.B.NS.handle)),
+			PeerMTU:       uint32(mtu),
+		})
+	}); err != nil {
+		t.Fatalf("testenv: make a veth pair: %v", err)
+	}
+	for _, e := range []*End{&v.A, &v.B} {
+		if err := e.NS.Do(e.setup); err != nil {
+			t.Fatalf("testenv: %s in %s: %v", e.Name, e.NS.Name, err)
+		}
+	}
+	return v
+}
+
+// setup brings an end up. It runs in its namespace.
+func (e *End) setup() error {
+	// No duplicate address detection: an IPv6 address is usable at once.
+	for _, f := range []string{"all", "default", e.Name} {
+		_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+f+"/accept_dad", []byte("0"), 0)
+	}
+	l, err := netlink.LinkByName(e.Name)
+	if err != nil {
+		return err
+	}
+	e.Index = l.Attrs().Index
+	e.MAC = l.Attrs().HardwareAddr
+	for _, p := range []netip.Prefix{netip.PrefixFrom(e.Addr4, 24), netip.PrefixFrom(e.Addr6, 64)} {
+		a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+		if p.Addr().Is6() {
+			a.Flags = 0x02 // IFA_F_NODAD
+		}
+		if err := netlink.AddrAdd(l, a); err != nil {
+			return fmt.Errorf("address %v: %w", p, err)
+		}
+	}
+	if err := offloadsOff(e.Name); err != nil {
+		return err
+	}
+	if lo, err := netlink.LinkByName("lo"); err == nil {
+		if err := netlink.LinkSetUp(lo); err != nil {
+			return err
+		}
+	}
+	return netlink.LinkSetUp(l)
+}
+
+// offloadsOff makes the kernel send whole frames with whole checksums: without
+// it a veth's frames are neither.
+func offloadsOff(name string) error {
+	e, err := ethtool.NewEthtool()
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	have, err := e.Features(name)
+	if err != nil {
+		return err
+	}
+	off := map[string]bool{}
+	for f, on := range have {
+		if on && (strings.HasPrefix(f, "tx-checksum") || strings.Contains(f, "segmentation") || strings.HasPrefix(f, "rx-gro")) {
+			off[f] = false
+		}
+	}
+	// Some bits are fixed on some kernels: each is tried by itself.
+	for f := range off {
+		_ = e.Change(name, map[string]bool{f: false})
+	}
+	return nil
+}
+
+// newNamespace makes a named namespace without leaving the current one.
+func newNamespace(t testing.TB, name string) *Namespace {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	old, err := netns.Get()
+	if err != nil {
+		Skip(t, "network namespaces: %v", err)
+	}
+	defer old.Close()
+	h, err := netns.NewNamed(name)
+	if err != nil {
+		Skip(t, "make network namespace %s: %v", name, err)
+	}
+	if err := netns.Set(old); err != nil {
+		panic(fmt.Sprintf("testenv: cannot go back to the first network namespace: %v", err))
+	}
+	t.Cleanup(func() {
+		_ = h.Close()
+		if err := netns.DeleteNamed(name); err != nil {
+			t.Errorf("testenv: delete network namespace %s: %v", name, err)
+		}
+	})
+	return &Namespace{Name: name, handle: h}
+}
+
+// Do runs f on a thread that is in the namespace. Sockets that f makes stay
+// there; goroutines that it starts do not.
+func (n *Namespace) Do(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	old, err := netns.Get()
+	if err != nil {
+		return err
+	}
+	defer old.Close()
+	if err := netns.Set(n.handle); err != nil {
+		return err
+	}
+	defer func() {
+		if err := netns.Set(old); err != nil {
+			panic(fmt.Sprintf("testenv: cannot go back to the first network namespace: %v", err))
+		}
+	}()
+	return f()
+}
+
+// Command returns a command that runs in the namespace.
+func (n *Namespace) Command(name string, args ...string) *exec.Cmd {
+	return exec.Command("ip", append([]string{"netns", "exec", n.Name, name}, args...)...)
+}
+
+// removeLeftovers deletes namespaces of test processes that are gone.
+func removeLeftovers() {
+	entries, err := os.ReadDir("/run/netns")
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		rest, ok := strings.CutPrefix(e.Name(), prefix)
+		if !ok {
+			continue
+		}
+		pid, _, ok := strings.Cut(rest, "-")
+		if _, err := strconv.Atoi(pid); !ok || err != nil {
+			continue
+		}
+		if _, err := os.Stat("/proc/" + pid); os.IsNotExist(err) {
+			_ = netns.DeleteNamed(e.Name())
+		}
+	}
+}

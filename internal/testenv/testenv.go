@@ -1,0 +1,106 @@
+// Package testenv is for tests: the seed, privileges, network namespaces with
+// veth pairs, and leaked goroutines.
+package testenv
+
+import (
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Seed returns the seed of a randomised test: TEST_SEED if it is set, else one
+// from the clock. It is printed, so that a failure can be repeated.
+func Seed(t testing.TB) uint64 {
+	t.Helper()
+	seed := uint64(time.Now().UnixNano())
+	if s := os.Getenv("TEST_SEED"); s != "" {
+		n, err := strconv.ParseUint(s, 0, 64)
+		if err != nil {
+			t.Fatalf("TEST_SEED: %v", err)
+		}
+		seed = n
+	}
+	t.Logf("TEST_SEED=%d", seed)
+	return seed
+}
+
+// Rand returns a generator seeded by Seed.
+func Rand(t testing.TB) *rand.Rand {
+	t.Helper()
+	return rand.New(rand.NewPCG(Seed(t), 0))
+}
+
+// Skip skips the test for a reason that lies in the machine. Under CI, where
+// the machine is ours to choose, it fails instead: a skip must not hide a
+// failure.
+func Skip(t testing.TB, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("CI") != "" {
+		t.Fatalf("cannot run under CI: "+format, args...)
+	}
+	t.Skipf(format, args...)
+}
+
+// RequireRoot skips a test that needs privileges it does not have.
+func RequireRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		Skip(t, "needs root")
+	}
+}
+
+// RequireTool skips a test that needs a program that is not installed, and
+// returns the program's path.
+func RequireTool(t testing.TB, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		Skip(t, "needs %s: %v", name, err)
+	}
+	return path
+}
+
+// NoGoroutineLeaks fails the test if, when it and its other cleanups are done,
+// goroutines of this module run that did not run now. Call it first.
+func NoGoroutineLeaks(t testing.TB) {
+	t.Helper()
+	before := map[string]bool{}
+	for _, g := range goroutines() {
+		before[id(g)] = true
+	}
+	t.Cleanup(func() {
+		var left []string
+		// One that was told to stop may need a moment.
+		for wait := time.Millisecond; wait < 2*time.Second; wait *= 2 {
+			left = left[:0]
+			for _, g := range goroutines() {
+				if !before[id(g)] && strings.Contains(g, "github.com/iwarpd/iwarpd/") && !strings.Contains(g, "testing.tRunner") {
+					left = append(left, g)
+				}
+			}
+			if len(left) == 0 {
+				return
+			}
+			time.Sleep(wait)
+		}
+		t.Errorf("%d goroutines leaked:\n%s", len(left), strings.Join(left, "\n\n"))
+	})
+}
+
+// goroutines returns the stack of each goroutine but this one.
+func goroutines() []string {
+	buf := make([]byte, 1<<20)
+	buf = buf[:runtime.Stack(buf, true)]
+	return strings.Split(string(buf), "\n\n")[1:]
+}
+
+// id returns "goroutine 12" of a stack.
+func id(stack string) string {
+	name, _, _ := strings.Cut(stack, " [")
+	return name
+}
