@@ -1,0 +1,500 @@
+package filecopy
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/app/memconn"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	testChunk = 1000
+	testSlots = 3
+)
+
+// world is a server and a client, joined by memory.
+type world struct {
+	t          *testing.T
+	dir, there string // the client's folder, the server's
+	client     *Client
+	conn, far  *memconn.Conn
+	events     chan Event
+	served     chan error
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, dir: t.TempDir(), there: t.TempDir(), events: make(chan Event, 10), served: make(chan error, 1)}
+	w.conn, w.far = memconn.Pair(RecvDepth, MaxMessage)
+	store, err := OpenStore(w.there)
+	if err != nil {
+		t.Fatal(err)
+	}
+	win := Window{Chunk: testChunk, Slots: testSlots}
+	win.Bytes, win.Remote = w.far.Alloc(testChunk * testSlots)
+	go func() {
+		w.served <- Serve(context.Background(), w.far, store, win, time.Minute, func(e Event) { w.events <- e })
+		w.far.Close()
+		store.Close()
+	}()
+	w.client = &Client{Conn: w.conn, Alloc: func(n int) ([]byte, error) { return make([]byte, n), nil }}
+	t.Cleanup(w.conn.Close)
+	return w
+}
+
+func (w *world) put(data []byte, name string) (Result, error) {
+	return w.client.Put(w.t.Context(), bytes.NewReader(data), int64(len(data)), name)
+}
+
+func (w *world) get(name, as string) (Result, error) {
+	store, err := OpenStore(w.dir)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer store.Close()
+	return w.client.Get(w.t.Context(), name, store, as)
+}
+
+func (w *world) read(dir, name string) []byte {
+	w.t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return b
+}
+
+// clean fails the test if dir holds anything but the names.
+func (w *world) clean(dir string, names ...string) {
+	w.t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var got []string
+	for _, e := range entries {
+		got = append(got, e.Name())
+	}
+	if strings.Join(got, " ") != strings.Join(names, " ") {
+		w.t.Errorf("folder holds %q; want %q", got, names)
+	}
+}
+
+func random(n int) []byte {
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{1, 2, 3}).Read(b)
+	return b
+}
+
+// Every size around the limits of a chunk and of the window goes there and
+// back, over one connection.
+func TestPutAndGet(t *testing.T) {
+	w := newWorld(t)
+	for _, n := range []int{0, 1, testChunk - 1, testChunk, testChunk + 1, testChunk * testSlots, testChunk*testSlots + 1, 50*testChunk + 17} {
+		data := random(n)
+		var last atomic.Int64
+		w.client.Progress = func(done, total int64) {
+			if total != int64(n) || done < last.Load() {
+				t.Errorf("progress %d of %d after %d", done, total, last.Load())
+			}
+			last.Store(done)
+		}
+		put, err := w.put(data, "f")
+		if err != nil {
+			t.Fatalf("put %d: %v", n, err)
+		}
+		if put.Size != int64(n) || put.Sum != sha256.Sum256(data) || last.Load() != int64(n) {
+			t.Errorf("put %d: %+v, progress %d", n, put, last.Load())
+		}
+		if !bytes.Equal(w.read(w.there, "f"), data) {
+			t.Fatalf("put %d: the file differs", n)
+		}
+		last.Store(0)
+		got, err := w.get("f", "g")
+		if err != nil {
+			t.Fatalf("get %d: %v", n, err)
+		}
+		if got != put || last.Load() != int64(n) {
+			t.Errorf("get %d: %+v; put %+v", n, got, put)
+		}
+		if !bytes.Equal(w.read(w.dir, "g"), data) {
+			t.Fatalf("get %d: the file differs", n)
+		}
+		w.clean(w.there, "f")
+		w.clean(w.dir, "g")
+		for _, want := range []bool{true, false} {
+			if e := <-w.events; e.Put != want || e.Name != "f" || e.Err != nil || e.Sum != put.Sum {
+				t.Errorf("event %+v", e)
+			}
+		}
+	}
+	w.conn.Close()
+	if err := <-w.served; err != nil {
+		t.Errorf("Serve = %v after the client closed", err)
+	}
+}
+
+func TestRefusedNames(t *testing.T) {
+	outside := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(outside, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		code Code
+	}{
+		{"../secret", CodeName}, {"a/../../secret", CodeName}, {"a/../b", CodeName}, {outside, CodeName}, {"", CodeName}, {".", CodeName},
+		{"a//b", CodeName}, {"a/", CodeName}, {"x\ny", CodeName}, {"x\x00y", CodeName}, {".iwcp-x", CodeName}, {strings.Repeat("n", MaxName+1), CodeName},
+		{"missing", CodeNotFound}, {"missing/f", CodeNotFound}, {"dir", CodeIO}, {"fifo", CodeIO}, {"link", CodeIO}, {"up/secret", CodeIO},
+	} {
+		for _, op := range []string{"get", "put"} {
+			if op == "put" && (tt.name == "missing" || tt.name == "link") {
+				continue // put makes the one, and replaces the other itself
+			}
+			t.Run(op+" "+strings.ReplaceAll(tt.name[:min(len(tt.name), 20)], "/", "|"), func(t *testing.T) {
+				w := newWorld(t)
+				if err := os.Mkdir(filepath.Join(w.there, "dir"), 0o700); err != nil {
+					t.Fatal(err)
+				}
+				if err := unix.Mkfifo(filepath.Join(w.there, "fifo"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				for link, to := range map[string]string{"link": outside, "up": filepath.Dir(outside)} {
+					if err := os.Symlink(to, filepath.Join(w.there, link)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				// The client refuses bad names itself; here the server must.
+				m := message{Kind: kindGet, Name: tt.name}
+				if op == "put" {
+					m = message{Kind: kindPut, Name: tt.name, Size: 1}
+				}
+				code := tt.code
+				if len(tt.name) > MaxName {
+					code = CodeRequest // does not even decode
+				}
+				err := send(t.Context(), w.conn, &m)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, err = recv(t.Context(), w.conn, time.Minute)
+				var e *RemoteError
+				if !errors.As(err, &e) || e.Code != code {
+					t.Fatalf("answer %v; want an error of code %d", err, code)
+				}
+				if strings.Contains(err.Error(), w.there) || strings.Contains(err.Error(), "\n") {
+					t.Errorf("the error tells too much or too long: %q", err)
+				}
+				w.conn.Close()
+				if <-w.served == nil {
+					t.Error("Serve returned no error")
+				}
+				w.clean(w.there, "dir", "fifo", "link", "up")
+				if b, err := os.ReadFile(outside); err != nil || string(b) != "secret" {
+					t.Errorf("the file outside: %q, %v", b, err)
+				}
+			})
+		}
+	}
+}
+
+// A put over a symbolic link replaces the link, not what it points to.
+func TestPutOverLink(t *testing.T) {
+	w := newWorld(t)
+	outside := filepath.Join(t.TempDir(), "o")
+	if err := os.WriteFile(outside, []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, filepath.Join(w.there, "l")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.put([]byte("new"), "l"); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := os.ReadFile(outside); string(b) != "old" {
+		t.Errorf("the file outside became %q", b)
+	}
+	if got := w.read(w.there, "l"); string(got) != "new" {
+		t.Errorf("the file is %q", got)
+	}
+}
+
+// Whatever operation fails, both sides report it, and neither keeps a file.
+func TestBrokenConnection(t *testing.T) {
+	errCut := errors.New("cable cut")
+	data := random(20 * testChunk)
+	for _, op := range []string{"put", "get"} {
+		for at := range 40 {
+			w := newWorld(t)
+			if op == "get" {
+				if err := os.WriteFile(filepath.Join(w.there, "f"), data, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var count atomic.Int64
+			w.conn.Fault = func(string, int) error {
+				if count.Add(1) > int64(at) {
+					return errCut
+				}
+				return nil
+			}
+			var err error
+			if op == "put" {
+				_, err = w.put(data, "f")
+			} else {
+				_, err = w.get("f", "f")
+			}
+			if err == nil {
+				t.Fatalf("%s: no error though operation %d failed", op, at)
+			}
+			w.conn.Close()
+			<-w.served
+			if op == "put" {
+				w.clean(w.there)
+			} else {
+				w.clean(w.there, "f")
+				w.clean(w.dir)
+			}
+		}
+	}
+}
+
+// Octets that change on the way are found, and nothing is stored.
+func TestCorruption(t *testing.T) {
+	w := newWorld(t)
+	data := random(5 * testChunk)
+	w.far.Fault = func(op string, n int) error { return nil }
+	flip := &flipper{Conn: w.conn}
+	w.client.Conn = flip
+	_, err := w.put(data, "f")
+	var e *RemoteError
+	if !errors.As(err, &e) || e.Code != CodeChecksum {
+		t.Errorf("put of changed octets: %v", err)
+	}
+	w.clean(w.there)
+
+	w = newWorld(t)
+	if err := os.WriteFile(filepath.Join(w.there, "f"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	flip = &flipper{Conn: w.conn}
+	w.client.Conn = flip
+	_, err = w.get("f", "f")
+	var le *Error
+	if !errors.As(err, &le) || le.Code != CodeChecksum {
+		t.Errorf("get of changed octets: %v", err)
+	}
+	w.clean(w.dir)
+	var re *RemoteError
+	if err := <-w.served; !errors.As(err, &re) || re.Code != CodeChecksum {
+		t.Errorf("the server heard %v", err)
+	}
+}
+
+// A full disk: the side with the disk says so, the other side hears it.
+func TestDiskFull(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to mount a small tmpfs")
+	}
+	small := t.TempDir()
+	if err := unix.Mount("tmpfs", small, "tmpfs", 0, "size=64k"); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatal(err)
+		}
+		t.Skip("cannot mount a tmpfs: ", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(small, 0) })
+	data := random(1 << 20)
+
+	w := newWorld(t)
+	store, err := OpenStore(small)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	if err := os.WriteFile(filepath.Join(w.there, "f"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.client.Get(t.Context(), "f", store, "f")
+	var e *Error
+	if !errors.As(err, &e) || e.Code != CodeNoSpace || !strings.Contains(err.Error(), "disk full") {
+		t.Errorf("get to a full disk: %v", err)
+	}
+	var re *RemoteError
+	if err := <-w.served; !errors.As(err, &re) || re.Code != CodeNoSpace {
+		t.Errorf("the server heard %v", err)
+	}
+	w.clean(small)
+
+	// A disk that fills while the data comes, past the reservation.
+	in, err := store.Create("g", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = in.Write(data)
+	if !errors.As(err, &e) || e.Code != CodeNoSpace {
+		t.Errorf("write to a full disk: %v", err)
+	}
+	in.Abort()
+	w.clean(small)
+}
+
+// A client that is told to stop says so to the server, which keeps nothing.
+func TestCanceled(t *testing.T) {
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := w.client.Put(ctx, &stopper{cancel: cancel, after: 3}, 100*testChunk, "f")
+	if err == nil {
+		t.Fatal("no error")
+	}
+	w.conn.Close()
+	if err := <-w.served; err == nil {
+		t.Error("the server noticed nothing")
+	}
+	w.clean(w.there)
+}
+
+// A file that becomes shorter while it is sent.
+func TestFileShrinks(t *testing.T) {
+	w := newWorld(t)
+	_, err := w.client.Put(t.Context(), bytes.NewReader(random(10)), 5000, "f")
+	if err == nil || !strings.Contains(err.Error(), "became shorter") {
+		t.Errorf("error %v", err)
+	}
+	var re *RemoteError
+	w.conn.Close()
+	if err := <-w.served; !errors.As(err, &re) || re.Code != CodeIO {
+		t.Errorf("the server heard %v", err)
+	}
+	w.clean(w.there)
+}
+
+// A peer that breaks the protocol is told so, and the server lives.
+func TestHostilePeer(t *testing.T) {
+	put := message{Kind: kindPut, Name: "f", Size: 10 * testChunk}
+	chunk := func(seq uint64, n uint32) message { return message{Kind: kindChunk, Seq: seq, Len: n} }
+	for _, tt := range []struct {
+		name string
+		send []message
+	}{
+		{"chunk first", []message{chunk(0, testChunk)}},
+		{"chunk out of order", []message{put, chunk(1, testChunk)}},
+		{"chunk too long", []message{put, chunk(0, testChunk+1)}},
+		{"chunk too short", []message{put, chunk(0, 1)}},
+		{"end too early", []message{put, {Kind: kindEnd, Size: 10 * testChunk}}},
+		{"put in a put", []message{put, put}},
+		{"done in a put", []message{put, {Kind: kindDone}}},
+		{"free in a put", []message{put, {Kind: kindFree}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			for i := range tt.send {
+				if err := send(t.Context(), w.conn, &tt.send[i]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for {
+				_, err := recv(t.Context(), w.conn, time.Minute)
+				if err == nil {
+					continue // open
+				}
+				var e *RemoteError
+				if !errors.As(err, &e) || e.Code != CodeRequest {
+					t.Errorf("answer %v", err)
+				}
+				break
+			}
+			w.conn.Close()
+			<-w.served
+			w.clean(w.there)
+		})
+	}
+	w := newWorld(t)
+	if err := send(t.Context(), w.conn, &message{Kind: kindPut, Name: "f", Size: 1 << 63}); err != nil {
+		t.Fatal(err)
+	}
+	var e *RemoteError
+	if _, err := recv(t.Context(), w.conn, time.Minute); !errors.As(err, &e) || e.Code != CodeNoSpace {
+		t.Errorf("a file of 2^63 octets: %v", err)
+	}
+}
+
+// A server's window that would make the client allocate without bound.
+func TestHostileWindow(t *testing.T) {
+	for _, m := range []message{
+		{Kind: kindOpen, Size: 1, Chunk: 0, Slots: 1}, {Kind: kindOpen, Size: 1, Chunk: 1, Slots: 0},
+		{Kind: kindOpen, Size: 1, Chunk: MaxChunk + 1, Slots: 1}, {Kind: kindOpen, Size: 1, Chunk: 1, Slots: MaxSlots + 1},
+		{Kind: kindOpen, Size: 1, Chunk: MaxChunk, Slots: MaxSlots}, {Kind: kindDone},
+	} {
+		a, b := memconn.Pair(RecvDepth, MaxMessage)
+		if err := send(t.Context(), b, &m); err != nil {
+			t.Fatal(err)
+		}
+		b.Fault = func(string, int) error { return nil }
+		c := &Client{Conn: a, Alloc: func(n int) ([]byte, error) {
+			t.Errorf("%+v: the client allocates %d octets", m, n)
+			return nil, errors.New("no")
+		}}
+		done := make(chan struct{})
+		go func() {
+			_, _ = recv(context.Background(), b, time.Minute) // the request
+			_, _ = recv(context.Background(), b, time.Minute) // the error
+			b.Close()
+			close(done)
+		}()
+		_, err := c.Put(t.Context(), bytes.NewReader(nil), 0, "f")
+		if err == nil {
+			t.Errorf("%+v: accepted", m)
+		}
+		<-done
+	}
+}
+
+// flipper changes one octet of the third RDMA operation.
+type flipper struct {
+	*memconn.Conn
+	n atomic.Int64
+}
+
+func (f *flipper) Write(ctx context.Context, r iwarp.Remote, b []byte) error {
+	if f.n.Add(1) == 3 {
+		b = bytes.Clone(b)
+		b[len(b)/2] ^= 1
+	}
+	return f.Conn.Write(ctx, r, b)
+}
+
+func (f *flipper) Read(ctx context.Context, r iwarp.Remote, b []byte) error {
+	err := f.Conn.Read(ctx, r, b)
+	if f.n.Add(1) == 3 {
+		b[len(b)/2] ^= 1
+	}
+	return err
+}
+
+// stopper is an endless file that cancels after some reads.
+type stopper struct {
+	cancel func()
+	after  int
+}
+
+func (s *stopper) Read(b []byte) (int, error) {
+	if s.after--; s.after == 0 {
+		s.cancel()
+	}
+	return len(b), nil
+}
+
+var _ io.Reader = (*stopper)(nil)

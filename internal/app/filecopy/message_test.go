@@ -1,0 +1,105 @@
+package filecopy
+
+import (
+	"encoding/hex"
+	"strings"
+	"testing"
+)
+
+var messages = []struct {
+	name string
+	m    message
+	wire string // as docs/cp.md lays it out
+}{
+	{"get", message{Kind: kindGet, Name: "a/b"}, "01 0003 612f62"},
+	{"put", message{Kind: kindPut, Size: 0x1_0000_0001, Name: "x"}, "02 0000000100000001 0001 78"},
+	{"open", message{Kind: kindOpen, Size: 5, Addr: 0x1122334455667788, RKey: 0xaabbccdd, Chunk: 1 << 20, Slots: 8},
+		"03 0000000000000005 1122334455667788 aabbccdd 00100000 0008"},
+	{"chunk", message{Kind: kindChunk, Seq: 7, Len: 9}, "04 0000000000000007 00000009"},
+	{"free", message{Kind: kindFree, Seq: 7}, "05 0000000000000007"},
+	{"end", message{Kind: kindEnd, Size: 3, Sum: [32]byte{0: 1, 31: 2}}, "06 0000000000000003 01" + strings.Repeat("00", 30) + "02"},
+	{"done", message{Kind: kindDone}, "07"},
+	{"error", message{Kind: kindError, Code: CodeNoSpace, Text: "no"}, "08 0005 0002 6e6f"},
+}
+
+func TestMessages(t *testing.T) {
+	for _, tt := range messages {
+		t.Run(tt.name, func(t *testing.T) {
+			wire := strings.ReplaceAll(tt.wire, " ", "")
+			if got := hex.EncodeToString(tt.m.append(nil)); got != wire {
+				t.Errorf("append = %s; want %s", got, wire)
+			}
+			raw, err := hex.DecodeString(wire)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var m message
+			if err := m.decode(raw); err != nil || m != tt.m {
+				t.Errorf("decode = %+v, %v; want %+v", m, err, tt.m)
+			}
+			for n := range raw {
+				if err := m.decode(raw[:n]); err == nil {
+					t.Errorf("decode accepts %d of %d octets", n, len(raw))
+				}
+			}
+			if err := m.decode(append(raw, 0)); err == nil {
+				t.Error("decode accepts an octet too many")
+			}
+		})
+	}
+}
+
+func TestMessageLimits(t *testing.T) {
+	var m message
+	long := message{Kind: kindGet, Name: strings.Repeat("n", MaxName+1)}
+	if err := m.decode(long.append(nil)); err == nil {
+		t.Error("decode accepts a name that is too long")
+	}
+	e := message{Kind: kindError, Text: strings.Repeat("t", 10000)}
+	if b := e.append(nil); len(b) > MaxMessage || m.decode(b) != nil {
+		t.Errorf("the text of an error is not cut: %d octets", len(b))
+	}
+	full := message{Kind: kindPut, Name: strings.Repeat("n", MaxName)}
+	if b := full.append(nil); len(b) > MaxMessage || m.decode(b) != nil {
+		t.Error("the longest name does not fit")
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, tt := range messages {
+		f.Add(tt.m.append(nil))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var m, again message
+		if m.decode(b) != nil {
+			return
+		}
+		out := m.append(nil)
+		if string(out) != string(b) {
+			t.Fatalf("%x decodes to %+v, which is %x", b, m, out)
+		}
+		if err := again.decode(out); err != nil || again != m {
+			t.Fatalf("%x: %+v, then %+v, %v", b, m, again, err)
+		}
+	})
+}
+
+func TestHello(t *testing.T) {
+	if err := CheckHello(Hello()); err != nil {
+		t.Error(err)
+	}
+	for _, tt := range []struct{ in, want string }{
+		{"", "does not speak"}, {"IWC", "does not speak"}, {"IWCP", "does not speak"}, {"IWCX\x01", "does not speak"}, {"IWCP\x02", "version 2"},
+	} {
+		if err := CheckHello([]byte(tt.in)); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("CheckHello(%q) = %v; want %q", tt.in, err, tt.want)
+		}
+	}
+}
+
+func TestRemoteErrorIsOneLine(t *testing.T) {
+	e := &RemoteError{CodeIO, "a\nb\x1b[31m"}
+	if got := e.Error(); strings.ContainsAny(got, "\n\x1b") {
+		t.Errorf("Error() = %q", got)
+	}
+}

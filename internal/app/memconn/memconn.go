@@ -1,0 +1,157 @@
+// Package memconn is a connection in memory for tests: what internal/app needs
+// of an *iwarp.Conn, with its rules checked.
+package memconn
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+)
+
+// Conn is one end. Its methods may be called from several goroutines.
+type Conn struct {
+	peer  *Conn
+	depth int // receives that are always posted
+	size  int // octets of each
+	down  chan struct{}
+	once  *sync.Once
+
+	in chan []byte
+
+	mu      sync.Mutex
+	regions map[uint32]*region
+	next    uint32
+
+	// Fault, if not nil, is asked before each operation ("send", "write",
+	// "read"); an error ends the connection.
+	Fault func(op string, n int) error
+}
+
+type region struct {
+	base  uint64
+	bytes []byte
+}
+
+// ErrDown is what operations of a connection return that has broken.
+var ErrDown = errors.New("memconn: connection is down")
+
+// Pair returns two ends that each can take depth messages of size octets
+// before the other side has no receive to hit, which breaks the connection as
+// it does in RDMA.
+func Pair(depth, size int) (a, b *Conn) {
+	down, once := make(chan struct{}), new(sync.Once)
+	mk := func(base uint32) *Conn {
+		return &Conn{depth: depth, size: size, down: down, once: once, in: make(chan []byte, depth), regions: make(map[uint32]*region), next: base}
+	}
+	a, b = mk(0x1000), mk(0x2000)
+	a.peer, b.peer = b, a
+	return a, b
+}
+
+// Alloc returns memory that the peer may read and write.
+func (c *Conn) Alloc(n int) ([]byte, iwarp.Remote) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.next++
+	r := &region{base: uint64(c.next) << 32, bytes: make([]byte, n)}
+	c.regions[c.next] = r
+	return r.bytes, iwarp.Remote{Addr: r.base, RKey: c.next, Len: uint32(n)}
+}
+
+// Close ends the connection in good order: the peer reads io.EOF after the
+// messages that are there.
+func (c *Conn) Close() { c.once.Do(func() { close(c.down) }) }
+
+func (c *Conn) check(op string, n int) error {
+	select {
+	case <-c.down:
+		return ErrDown
+	default:
+	}
+	if c.Fault != nil {
+		if err := c.Fault(op, n); err != nil {
+			c.Close()
+			return err
+		}
+	}
+	return nil
+}
+
+// Send sends one message.
+func (c *Conn) Send(_ context.Context, b []byte) error {
+	if err := c.check("send", len(b)); err != nil {
+		return err
+	}
+	if len(b) > c.peer.size {
+		c.Close()
+		return fmt.Errorf("memconn: message of %d octets for a receive of %d", len(b), c.peer.size)
+	}
+	select {
+	case c.peer.in <- bytes.Clone(b):
+		return nil
+	default:
+		c.Close()
+		return errors.New("memconn: no receive is posted")
+	}
+}
+
+// Recv receives one message.
+func (c *Conn) Recv(ctx context.Context, b []byte) (int, error) {
+	select {
+	case m := <-c.in:
+		return copy(b, m), nil
+	default:
+	}
+	select {
+	case m := <-c.in:
+		return copy(b, m), nil
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	case <-c.down:
+		select {
+		case m := <-c.in:
+			return copy(b, m), nil
+		default:
+			return 0, io.EOF
+		}
+	}
+}
+
+func (c *Conn) region(r iwarp.Remote, n int) ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	reg := c.regions[r.RKey]
+	if reg == nil || r.Addr < reg.base || r.Addr-reg.base > uint64(len(reg.bytes)) || uint64(len(reg.bytes))-(r.Addr-reg.base) < uint64(n) {
+		return nil, errors.New("memconn: no access to that memory")
+	}
+	off := r.Addr - reg.base
+	return reg.bytes[off : off+uint64(n)], nil
+}
+
+// Write is RDMA Write.
+func (c *Conn) Write(_ context.Context, r iwarp.Remote, b []byte) error {
+	return c.access("write", r, b, func(far []byte) { copy(far, b) })
+}
+
+// Read is RDMA Read.
+func (c *Conn) Read(_ context.Context, r iwarp.Remote, b []byte) error {
+	return c.access("read", r, b, func(far []byte) { copy(b, far) })
+}
+
+func (c *Conn) access(op string, r iwarp.Remote, b []byte, do func(far []byte)) error {
+	if err := c.check(op, len(b)); err != nil {
+		return err
+	}
+	far, err := c.peer.region(r, len(b))
+	if err != nil || int(r.Len) < len(b) {
+		c.Close()
+		return errors.Join(err, ErrDown)
+	}
+	do(far)
+	return nil
+}

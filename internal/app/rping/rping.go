@@ -1,0 +1,213 @@
+// Package rping is the protocol of rping, the ping of librdmacm-utils, which
+// any RDMA host has: each side here can talk to that program.
+//
+// In each round the client advertises a buffer with ping data in a Send, the
+// server reads it by RDMA Read and answers with a Send; the client advertises
+// a second buffer, the server writes the data back into it by RDMA Write and
+// answers with a Send. Both go-ahead Sends have the length of an advert and
+// their content means nothing. The client disconnects after its last round.
+package rping
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+)
+
+// Limits of the program rping.
+const (
+	DefaultPort = 7174
+	DefaultSize = 64
+	MinSize     = 26
+	MaxSize     = 64<<10 - 1
+)
+
+// AdvertLen is the length in octets of every Send of the protocol.
+const AdvertLen = 16
+
+// Advert tells the other side where a buffer is.
+type Advert struct {
+	Addr uint64
+	RKey uint32
+	Size uint32
+}
+
+// Append appends a to b in wire format: be64 address, be32 key, be32 size.
+func (a Advert) Append(b []byte) []byte {
+	b = binary.BigEndian.AppendUint64(b, a.Addr)
+	b = binary.BigEndian.AppendUint32(b, a.RKey)
+	return binary.BigEndian.AppendUint32(b, a.Size)
+}
+
+// DecodeAdvert reads an advert, which must fill b.
+func DecodeAdvert(b []byte) (Advert, error) {
+	if len(b) != AdvertLen {
+		return Advert{}, fmt.Errorf("rping: message of %d octets; want %d: is the other side rping?", len(b), AdvertLen)
+	}
+	return Advert{
+		Addr: binary.BigEndian.Uint64(b),
+		RKey: binary.BigEndian.Uint32(b[8:]),
+		Size: binary.BigEndian.Uint32(b[12:]),
+	}, nil
+}
+
+// Fill writes the ping data of round n, counted from 0, over all of b: a
+// number, printable characters that start one further each round, and a NUL.
+func Fill(b []byte, n int) {
+	const first, last = 'A', 'z'
+	const letters = last - first + 1
+	k := copy(b, fmt.Sprintf("rdma-ping-%d: ", n))
+	for i := k; i < len(b); i++ {
+		b[i] = byte(first + (n+i-k)%letters)
+	}
+	if len(b) > 0 {
+		b[len(b)-1] = 0
+	}
+}
+
+// text returns the string in b up to its NUL, as rping prints it.
+func text(b []byte) []byte {
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		return b[:i]
+	}
+	return b
+}
+
+// A Conn is what the protocol needs of a connection; *iwarp.Conn has it.
+type Conn interface {
+	Send(ctx context.Context, b []byte) error
+	Recv(ctx context.Context, b []byte) (int, error)
+	Read(ctx context.Context, r iwarp.Remote, b []byte) error
+	Write(ctx context.Context, r iwarp.Remote, b []byte) error
+}
+
+// A Buffer is registered memory with what the peer must know of it.
+type Buffer struct {
+	Bytes  []byte
+	Remote iwarp.Remote
+}
+
+// A Report holds the outcome of a client or a server connection.
+type Report struct {
+	Rounds int   // whole rounds
+	Octets int64 // ping data, counted once a round
+}
+
+// Options are those of both sides.
+type Options struct {
+	Count    int       // rounds; 0: until the context ends
+	Validate bool      // client: compare what came back
+	Print    io.Writer // ping data, a line a round; nil: none
+
+	Round func(time.Duration) // client: called after each round with its time; nil: not
+}
+
+// ErrMismatch: the data that came back is not the data that was sent.
+var ErrMismatch = errors.New("rping: data mismatch")
+
+// Client runs the client side over an established connection: start is the
+// buffer that the server reads (remote read), sink the one that it writes
+// (remote write), both of the ping size.
+func Client(ctx context.Context, c Conn, start, sink Buffer, o Options) (Report, error) {
+	var rep Report
+	msg := make([]byte, 0, AdvertLen)
+	for n := 0; o.Count == 0 || n < o.Count; n++ {
+		Fill(start.Bytes, n)
+		began := time.Now()
+		for _, b := range []Buffer{start, sink} {
+			msg = Advert{b.Remote.Addr, b.Remote.RKey, uint32(len(b.Bytes))}.Append(msg[:0])
+			if err := c.Send(ctx, msg); err != nil {
+				return rep, fmt.Errorf("rping: round %d: send advert: %w", n, err)
+			}
+			if err := goAhead(ctx, c); err != nil {
+				return rep, fmt.Errorf("rping: round %d: %w", n, err)
+			}
+		}
+		took := time.Since(began)
+		if o.Validate && !bytes.Equal(start.Bytes, sink.Bytes) {
+			return rep, fmt.Errorf("%w in round %d", ErrMismatch, n)
+		}
+		rep.Rounds++
+		rep.Octets += int64(len(start.Bytes))
+		if o.Round != nil {
+			o.Round(took)
+		}
+		if o.Print != nil {
+			fmt.Fprintf(o.Print, "ping data: %s\n", text(sink.Bytes))
+		}
+	}
+	return rep, nil
+}
+
+// goAhead waits for the server's Send.
+func goAhead(ctx context.Context, c Conn) error {
+	var b [AdvertLen]byte
+	n, err := c.Recv(ctx, b[:])
+	if err != nil {
+		return fmt.Errorf("wait for the server: %w", err)
+	}
+	_, err = DecodeAdvert(b[:n])
+	return err
+}
+
+// Server runs the server side over an established connection until the client
+// disconnects, which is no error. buf is where the data goes in between; a
+// ping larger than it is refused.
+func Server(ctx context.Context, c Conn, buf []byte, o Options) (Report, error) {
+	var rep Report
+	for ; ; rep.Rounds++ {
+		a, err := recvAdvert(ctx, c, len(buf))
+		if errors.Is(err, io.EOF) || errors.Is(err, iwarp.ErrPeerClosed) {
+			return rep, nil
+		} else if err != nil {
+			return rep, err
+		}
+		data := buf[:a.Size]
+		if err := c.Read(ctx, a.remote(), data); err != nil {
+			return rep, fmt.Errorf("rping: read %d octets: %w", a.Size, err)
+		}
+		if o.Print != nil {
+			fmt.Fprintf(o.Print, "server ping data: %s\n", text(data))
+		}
+		if err := c.Send(ctx, make([]byte, AdvertLen)); err != nil {
+			return rep, fmt.Errorf("rping: send go-ahead: %w", err)
+		}
+
+		sink, err := recvAdvert(ctx, c, len(buf))
+		if err != nil {
+			return rep, err
+		}
+		// As rping does, up to the NUL that ends the data.
+		data = data[:min(len(text(data))+1, len(data), int(sink.Size))]
+		if err := c.Write(ctx, sink.remote(), data); err != nil {
+			return rep, fmt.Errorf("rping: write %d octets: %w", len(data), err)
+		}
+		if err := c.Send(ctx, make([]byte, AdvertLen)); err != nil {
+			return rep, fmt.Errorf("rping: send go-ahead: %w", err)
+		}
+		rep.Octets += int64(a.Size)
+	}
+}
+
+func (a Advert) remote() iwarp.Remote {
+	return iwarp.Remote{Addr: a.Addr, RKey: a.RKey, Len: a.Size}
+}
+
+func recvAdvert(ctx context.Context, c Conn, most int) (Advert, error) {
+	var b [AdvertLen]byte
+	n, err := c.Recv(ctx, b[:])
+	if err != nil {
+		return Advert{}, fmt.Errorf("rping: wait for an advert: %w", err)
+	}
+	a, err := DecodeAdvert(b[:n])
+	if err == nil && (a.Size == 0 || int64(a.Size) > int64(most)) {
+		err = fmt.Errorf("rping: the client advertises %d octets; the buffer here has %d", a.Size, most)
+	}
+	return a, err
+}
