@@ -14,7 +14,7 @@ import (
 // the stream's first) or when no more headers can be kept. A ULPDU may come
 // early more than once.
 func (s *Stream) HandleEarly(key serial.Num, b []byte) bool {
-	if !s.receiving() || s.expect != RTRNone || !s.early.room(key) || !s.placeEarly(b) {
+	if !s.receiving() || s.expect != 0 || !s.early.room(key) || !s.placeEarly(b) {
 		s.stats.RxEarlyRefused++
 		return false
 	}

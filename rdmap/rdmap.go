@@ -77,9 +77,8 @@ type WR struct {
 	// of a field, so 0 adds 64 bits. CmpSwap compares under CmpMask and swaps
 	// under SwapMask: all ones in both is the plain operation, CmpMask 0 an
 	// unconditional swap.
-	Add, Swap, Cmp uint64
-	AddMask        uint64 // of FetchAdd; SwapMask of CmpSwap
-	CmpMask        uint64
+	Add, AddMask                 uint64 // OpFetchAdd
+	Swap, SwapMask, Cmp, CmpMask uint64 // OpCmpSwap
 }
 
 // SourceKind says where the payload of a Segment comes from.
@@ -216,41 +215,18 @@ type Completion struct {
 	Solicited bool    // received with Solicited Event
 }
 
-// RTR is a ready-to-receive message of RFC 6581: the zero-length message with
-// which the initiator of a peer-to-peer connection opens the stream.
-type RTR uint8
+// Event is something that the owner of a Stream should know. Each happens once
+// at most.
+type Event uint8
 
-// The kinds of RTR.
+// The events.
 const (
-	RTRNone RTR = iota
-	RTRSend
-	RTRWrite
-	RTRRead
-)
-
-var rtrNames = [...]string{RTRNone: "none", RTRSend: "send", RTRWrite: "write", RTRRead: "read"}
-
-// String returns the kind's short name.
-func (r RTR) String() string { return name(rtrNames[:], int(r)) }
-
-// EventKind is a kind of Event.
-type EventKind uint8
-
-// The kinds of event.
-const (
-	EventTerminated EventKind = iota + 1 // a Terminate came: Err, and Stream.Remote
-	EventFailed                          // a violation was found here: Err. A Terminate is queued
-	EventRTR                             // the first message is in after ExpectRTR: RTR
+	EventTerminated Event = iota + 1 // a Terminate came: Stream.Remote
+	EventFailed                      // the stream failed here, Stream.Err: a Terminate is queued
+	EventRTR                         // the first message came after ExpectRTR: Stream.RTR
 )
 
 var eventNames = [...]string{EventTerminated: "terminated", EventFailed: "failed", EventRTR: "rtr"}
 
-// String returns the kind's short name.
-func (k EventKind) String() string { return name(eventNames[:], int(k)) }
-
-// Event is something that the owner of a Stream should know.
-type Event struct {
-	Kind EventKind
-	Err  *term.Error
-	RTR  RTR // EventRTR: the RTR that came; RTRNone if it was an ordinary message
-}
+// String returns the event's short name.
+func (e Event) String() string { return name(eventNames[:], int(e)) }

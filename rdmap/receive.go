@@ -16,7 +16,7 @@ func (s *Stream) HandleULPDU(b []byte) *term.Error {
 	}
 	s.stats.RxSegments++
 	s.stats.RxOctets += uint64(len(b))
-	if s.expect != RTRNone {
+	if s.expect != 0 {
 		if s.takeRTR(b) {
 			return nil
 		}
@@ -366,7 +366,7 @@ func (s *Stream) handleTerminate(msg []byte) *term.Error {
 		s.finishPending(p, st)
 	}
 	s.seg.Cancel()
-	s.event(Event{Kind: EventTerminated, Err: s.remote.err})
+	s.event(EventTerminated)
 	return nil
 }
 
@@ -397,19 +397,20 @@ func (s *Stream) blamed(t *Terminate) *pending {
 	return nil
 }
 
-// ExpectRTR says that the peer's first message is an RTR of the given kind (RFC
-// 6581 section 9.2), which takes no receive buffer. When the first message has
-// come there is an EventRTR, whatever it was; one that is no RTR is handled as
-// always.
-func (s *Stream) ExpectRTR(kind RTR) { s.expect = kind }
+// ExpectRTR says that the peer's first message is a ready-to-receive message of
+// the given kind, as for SendRTR, which takes no receive buffer. When the first
+// message has come there is an EventRTR, whatever it was; one that is no RTR is
+// handled as always.
+func (s *Stream) ExpectRTR(kind Op) { s.expect = kind }
 
 // takeRTR looks at the first ULPDU and returns true if it is used up.
 func (s *Stream) takeRTR(b []byte) bool {
 	expect := s.expect
-	s.expect = RTRNone
-	if expect == RTRSend && len(b) == 0 {
+	s.expect = 0
+	if expect == OpSend && len(b) == 0 {
 		// RFC 6581 sections 3 and 9 can be read as an FPDU without a ULPDU.
-		s.event(Event{Kind: EventRTR, RTR: RTRSend})
+		s.event(EventRTR)
+		s.gotRTR = OpSend
 		return true
 	}
 	if ddp.IsTagged(b) {
@@ -420,19 +421,19 @@ func (s *Stream) takeRTR(b []byte) bool {
 	if err != nil || s.checkUntagged(&h) != nil {
 		return false // it is about to fail the stream
 	}
-	kind := RTRNone
+	var kind Op
 	if h.Last && h.MO == 0 && h.MSN == ddp.FirstMSN {
 		switch h.ULP & ctrlOpcode {
 		case opcodeSend:
-			if expect == RTRSend && len(payload) == 0 {
-				kind = RTRSend
+			if expect == OpSend && len(payload) == 0 {
+				kind = OpSend
 				s.recvq.Skip()
 				s.stats.RxSends++
 			}
 		case opcodeReadRequest:
 			var req readRequest
 			if len(payload) == readRequestLen && req.decode(payload) && req.size == 0 {
-				kind = RTRRead
+				kind = OpRead
 				s.ctl[0].Accept(&h, payload)
 				s.stats.RxReadRequests++
 				r := s.resp(s.respTail) // outside the limits of IRD
@@ -442,8 +443,9 @@ func (s *Stream) takeRTR(b []byte) bool {
 			}
 		}
 	}
-	s.event(Event{Kind: EventRTR, RTR: kind})
-	if kind == RTRNone {
+	s.event(EventRTR)
+	s.gotRTR = kind
+	if kind == 0 {
 		return false
 	}
 	s.rxData = true
@@ -456,10 +458,11 @@ func (s *Stream) takeRTRWrite(b []byte) bool {
 	if err != nil || h.ULP&ctrlVersion != version {
 		return false
 	}
-	kind := RTRNone
+	var kind Op
 	if h.ULP&ctrlOpcode == opcodeWrite && h.Last && len(payload) == 0 {
-		kind = RTRWrite
+		kind = OpWrite
 	}
-	s.event(Event{Kind: EventRTR, RTR: kind})
+	s.event(EventRTR)
+	s.gotRTR = kind
 	return false // the ordinary way takes it as well
 }

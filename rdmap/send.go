@@ -25,7 +25,7 @@ func (s *Stream) PollSegment(mulpdu int, seg *Segment) bool {
 	if mulpdu < ddp.MinMULPDU {
 		return false
 	}
-	if s.rtr != RTRNone {
+	if s.rtr != 0 {
 		s.pollRTR(seg)
 		return s.sent(seg)
 	}
@@ -218,7 +218,8 @@ func (s *Stream) composeAtomic(seg *Segment, wr *WR) {
 	req := atomicRequest{code: atomicFetchAdd, id: p.id, stag: wr.STag, to: wr.TO,
 		data: wr.Add, mask: wr.AddMask, cmpMask: ^uint64(0)}
 	if wr.Op == OpCmpSwap {
-		req.code, req.data, req.cmp, req.cmpMask = atomicCmpSwap, wr.Swap, wr.Cmp, wr.CmpMask
+		req.code = atomicCmpSwap
+		req.data, req.mask, req.cmp, req.cmpMask = wr.Swap, wr.SwapMask, wr.Cmp, wr.CmpMask
 	}
 	seg.finish(req.append(s.untagged(seg, opcodeAtomicRequest, ddp.QNReadRequest)))
 	s.push(&p)
@@ -243,19 +244,21 @@ func (s *Stream) pollTerminate(seg *Segment) bool {
 // refuse 0.
 const rtrSTag = 1
 
-// SendRTR queues an RTR of the given kind in front of everything else (RFC 6581
-// section 9.2). It must be called before the first PollSegment. It takes no
-// work request; a Send uses up the first MSN of queue 0, a Read that of queue 1.
-func (s *Stream) SendRTR(kind RTR) { s.rtr = kind }
+// SendRTR queues a ready-to-receive message in front of everything else: a
+// message of no octets with which the initiator of a peer-to-peer connection
+// opens the stream (RFC 6581 section 9.2). kind is OpSend, OpWrite or OpRead.
+// It must be called before the first PollSegment. It takes no work request; a
+// Send uses up the first MSN of queue 0, a Read that of queue 1.
+func (s *Stream) SendRTR(kind Op) { s.rtr = kind }
 
 func (s *Stream) pollRTR(seg *Segment) {
 	kind := s.rtr
-	s.rtr, s.sending = RTRNone, turnNone
+	s.rtr, s.sending = 0, turnNone
 	switch kind {
-	case RTRSend:
+	case OpSend:
 		s.stats.TxSends++
 		seg.finish(s.untagged(seg, opcodeSend, ddp.QNSend))
-	case RTRRead:
+	case OpRead:
 		s.stats.TxReadRequests++
 		s.composeRead(seg, &pending{rtr: true, stag: rtrSTag}, rtrSTag, 0)
 	default:
@@ -273,7 +276,7 @@ func (s *Stream) Sendable() bool {
 	case s.state != stateOpen || s.flushed:
 		return false
 	}
-	return s.rtr != RTRNone || s.seg.Active() || s.respHead != s.respTail || s.sendReady()
+	return s.rtr != 0 || s.seg.Active() || s.respHead != s.respTail || s.sendReady()
 }
 
 // errShort is what a segment gets that ends before its headers do, and a message whose

@@ -121,7 +121,7 @@ type Stream struct {
 	sending          turn
 	balance          int // octets that responses are ahead of the send queue while both wait
 	msn              [4]serial.Num
-	rtr              RTR // to be sent first
+	rtr              Op // RTR to be sent first, or 0
 	ord              int
 	pendings         []pending
 	pendHead         uint32
@@ -135,7 +135,8 @@ type Stream struct {
 	respTail uint32
 
 	// Receive side.
-	expect    RTR
+	expect    Op   // RTR that may come first, or 0
+	gotRTR    Op   // that did come
 	rxData    bool // a message other than a Terminate has come
 	recvq     ddp.Queue
 	ctl       [3]ddp.Assembler // of queues 1, 2, 3
@@ -143,7 +144,7 @@ type Stream struct {
 	compHead  uint32
 	compTail  uint32
 	early     earlyTable
-	events    [4]Event
+	events    [3]Event
 	eventHead uint8
 	eventTail uint8
 
@@ -302,14 +303,14 @@ func (s *Stream) complete(c *Completion) {
 // PollEvent takes the next event.
 func (s *Stream) PollEvent() (Event, bool) {
 	if s.eventHead == s.eventTail {
-		return Event{}, false
+		return 0, false
 	}
 	e := s.events[s.eventHead]
 	s.eventHead++
 	return e, true
 }
 
-// event queues e: each kind happens once at most.
+// event queues e. A stream either fails or is terminated, so there is room.
 func (s *Stream) event(e Event) {
 	s.events[s.eventTail] = e
 	s.eventTail++
@@ -320,6 +321,10 @@ func (s *Stream) Stats() Stats { return s.stats }
 
 // Err returns the violation that ended the stream here, or nil.
 func (s *Stream) Err() *term.Error { return s.err }
+
+// RTR returns the kind of the RTR that came after ExpectRTR: OpSend, OpWrite,
+// OpRead, or 0 if the first message was an ordinary one.
+func (s *Stream) RTR() Op { return s.gotRTR }
 
 // Remote returns the error of the peer's Terminate, or nil.
 func (s *Stream) Remote() *term.Error { return s.remote.err }
@@ -355,7 +360,7 @@ func (s *Stream) fail(err *term.Error, seg []byte, segLen int, rdma []byte) {
 	}
 	s.state, s.err = stateFailing, err
 	s.termLen = len(appendTerminate(s.termBuf[:0], err, seg, segLen, rdma))
-	s.event(Event{Kind: EventFailed, Err: err})
+	s.event(EventFailed)
 }
 
 // SourceError says that the payload of the segment PollSegment gave last could not

@@ -22,7 +22,7 @@ func TestVerbs(t *testing.T) {
 	a.post(t, WR{ID: 1, Op: OpSend, Len: 500})
 	a.post(t, WR{ID: 2, Op: OpRead, Len: 400, STag: 7, TO: 0x1020, SinkSTag: 9, SinkTO: 0x2001})
 	a.post(t, WR{ID: 3, Op: OpFetchAdd, STag: 7, TO: 0x1000, Add: 5})
-	a.post(t, WR{ID: 4, Op: OpCmpSwap, STag: 7, TO: 0x1000, Cmp: 5, CmpMask: ^uint64(0), Swap: 9, AddMask: ^uint64(0)})
+	a.post(t, WR{ID: 4, Op: OpCmpSwap, STag: 7, TO: 0x1000, Cmp: 5, CmpMask: ^uint64(0), Swap: 9, SwapMask: ^uint64(0)})
 	a.post(t, WR{ID: 5, Op: OpImmSE, Imm: [8]byte{1, 2, 3, 4, 5, 6, 7, 8}})
 	a.post(t, WR{ID: 6, Op: OpSendSEInv, Inv: 7, Fence: true})
 	a.post(t, WR{ID: 7, Op: OpSendSE, Len: 1})
