@@ -1,0 +1,150 @@
+package shm
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+var le = binary.LittleEndian
+
+const sealSize = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+// file is a mapped memfd of the daemon's making.
+type file struct {
+	fd  int // -1: not ours to give
+	mem []byte
+}
+
+// create makes a memfd of size octets, all allocated, that can change neither
+// its size nor its seals.
+func create(name string, size int) (file, error) {
+	fd, err := memfd(name)
+	if err != nil {
+		return file{}, err
+	}
+	if err = unix.Fallocate(fd, 0, 0, int64(size)); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sealSize)
+	}
+	var mem []byte
+	if err == nil {
+		mem, err = unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return file{}, fmt.Errorf("shm: making %s of %d octets: %w", name, size, err)
+	}
+	return file{fd: fd, mem: mem}, nil
+}
+
+// memfd makes an empty memfd, never executable where the kernel knows that.
+func memfd(name string) (int, error) {
+	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
+	if err == unix.EINVAL {
+		fd, err = unix.MemfdCreate(name, flags)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("shm: memfd_create: %w", err)
+	}
+	return fd, nil
+}
+
+// FD returns the descriptor to hand to the client.
+func (f *file) FD() int { return f.fd }
+
+// Close unmaps the memory and closes the descriptor. Nothing may use it then.
+func (f *file) Close() error {
+	if f.mem == nil {
+		return nil
+	}
+	err := unix.Munmap(f.mem)
+	f.mem = nil
+	if f.fd >= 0 {
+		unix.Close(f.fd)
+		f.fd = -1
+	}
+	return err
+}
+
+// header is the header's content.
+type header struct {
+	kind, entries, stride, rings, ringSize, maxSGE, maxInline int
+}
+
+func (h *header) put(b []byte) {
+	le.PutUint64(b[HdrMagic:], Magic)
+	le.PutUint32(b[HdrVersion:], Version)
+	le.PutUint32(b[HdrKind:], uint32(h.kind))
+	le.PutUint32(b[HdrEntries:], uint32(h.entries))
+	le.PutUint32(b[HdrStride:], uint32(h.stride))
+	le.PutUint32(b[HdrRings:], uint32(h.rings))
+	le.PutUint32(b[HdrRingSize:], uint32(h.ringSize))
+	le.PutUint32(b[HdrMaxSGE:], uint32(h.maxSGE))
+	le.PutUint32(b[HdrMaxInline:], uint32(h.maxInline))
+}
+
+// attach maps a memfd of the other side's making and reads its header: the
+// size must be what the header says and sealed. fd stays the caller's.
+func attach(fd, kind int) (file, header, error) {
+	var h header
+	size, seals, err := sealsOf(fd)
+	if err != nil {
+		return file{}, h, err
+	}
+	if seals&(unix.F_SEAL_SHRINK|unix.F_SEAL_GROW) != unix.F_SEAL_SHRINK|unix.F_SEAL_GROW {
+		return file{}, h, fmt.Errorf("%w: size not sealed", ErrMemory)
+	}
+	if size < HeaderSize || size > 1<<40 {
+		return file{}, h, ErrLayout
+	}
+	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return file{}, h, fmt.Errorf("shm: mapping: %w", err)
+	}
+	f := file{fd: -1, mem: mem}
+	u32 := func(off int) int { return int(le.Uint32(mem[off:])) }
+	h = header{u32(HdrKind), u32(HdrEntries), u32(HdrStride), u32(HdrRings), u32(HdrRingSize), u32(HdrMaxSGE), u32(HdrMaxInline)}
+	if le.Uint64(mem[HdrMagic:]) != Magic || u32(HdrVersion) != Version || h.kind != kind || !h.valid(len(mem)) {
+		f.Close()
+		return file{}, h, ErrLayout
+	}
+	return f, h, nil
+}
+
+// valid checks a header against the size of its memfd and the layout rules.
+func (h *header) valid(size int) bool {
+	if h.rings < 1 || h.rings > MaxWorkers || h.entries < 1 || h.ringSize < 1 || size != HeaderSize+h.rings*h.ringSize {
+		return false
+	}
+	if h.kind == KindDoorbells {
+		return h.entries <= MaxBells && h.ringSize == PageSize
+	}
+	if h.entries > MaxEntries || h.entries&(h.entries-1) != 0 || h.ringSize != ringSize(h.entries, h.stride) {
+		return false
+	}
+	switch h.kind {
+	case KindSQ:
+		return h.rings == 1 && h.stride == sqStride(h.maxSGE, h.maxInline)
+	case KindRQ:
+		return h.rings == 1 && h.stride == rqStride(h.maxSGE)
+	}
+	return h.stride == CQESize
+}
+
+// sealsOf returns the size and seals of a memfd; anything else is an error.
+func sealsOf(fd int) (size int64, seals int, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return 0, 0, fmt.Errorf("shm: fstat: %w", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return 0, 0, fmt.Errorf("%w: not a memfd", ErrMemory)
+	}
+	seals, err = unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return 0, 0, fmt.Errorf("%w: not a memfd (%v)", ErrMemory, err)
+	}
+	return st.Size, seals, nil
+}

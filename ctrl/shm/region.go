@@ -1,0 +1,109 @@
+package shm
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mapping is client memory, mapped.
+type Mapping struct {
+	file
+	data []byte
+}
+
+// Bytes returns the memory.
+func (m *Mapping) Bytes() []byte { return m.data }
+
+// Close unmaps the memory.
+func (m *Mapping) Close() error {
+	m.data = nil
+	return m.file.Close()
+}
+
+const (
+	tmpfsMagic     = 0x01021994
+	maxRegion      = 1 << 46 // far below what mmap could refuse for arithmetic's sake
+	hugetlbfsMagic = 0x958458f6
+)
+
+// MapRegion maps length octets at off of a client's memfd for use as a memory
+// region; with write false the mapping is read-only. fd stays the caller's.
+//
+// A memfd that shrank would kill the daemon with SIGBUS at the next access, so
+// F_SEAL_SHRINK is added here, before the mapping, and the pages are allocated
+// now. Descriptors of any other kind are refused, huge pages too: they can be
+// taken back by a hole and then not be had again.
+func MapRegion(fd int, off, length int64, write bool) (*Mapping, error) {
+	if off < 0 || length <= 0 || off > maxRegion || length > maxRegion {
+		return nil, fmt.Errorf("%w: offset %d, length %d", ErrMemory, off, length)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return nil, fmt.Errorf("shm: fstatfs: %w", err)
+	}
+	switch fs.Type {
+	case tmpfsMagic:
+	case hugetlbfsMagic:
+		return nil, fmt.Errorf("%w: huge pages", ErrMemory)
+	default:
+		return nil, fmt.Errorf("%w: not a memfd", ErrMemory)
+	}
+	if _, _, err := sealsOf(fd); err != nil {
+		return nil, err
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil && err != unix.EPERM {
+		return nil, fmt.Errorf("shm: sealing: %w", err)
+	}
+	// Only now is the size known to stay.
+	size, seals, err := sealsOf(fd)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case seals&unix.F_SEAL_SHRINK == 0:
+		return nil, fmt.Errorf("%w: memfd cannot be sealed against shrinking", ErrMemory)
+	case write && seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0:
+		return nil, fmt.Errorf("%w: memfd is sealed against writing", ErrMemory)
+	case off+length > size:
+		return nil, fmt.Errorf("%w: %d octets at %d of a memfd of %d", ErrMemory, length, off, size)
+	}
+	prot := unix.PROT_READ
+	if write {
+		prot |= unix.PROT_WRITE
+		if err := unix.Fallocate(fd, 0, off, length); err != nil {
+			return nil, fmt.Errorf("shm: allocating %d octets: %w", length, err)
+		}
+	}
+	head := off % int64(os.Getpagesize())
+	mem, err := unix.Mmap(fd, off-head, int(head+length), prot, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("shm: mapping %d octets: %w", length, err)
+	}
+	return &Mapping{file: file{fd: -1, mem: mem}, data: mem[head : head+length : head+length]}, nil
+}
+
+// CreateRegion makes client memory of size octets in a memfd that cannot
+// shrink, and maps it.
+func CreateRegion(name string, size int) (*Mapping, error) {
+	if size <= 0 || size > maxRegion {
+		return nil, fmt.Errorf("%w: length %d", ErrMemory, size)
+	}
+	fd, err := memfd(name)
+	if err != nil {
+		return nil, err
+	}
+	if err = unix.Ftruncate(fd, int64(size)); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
+	}
+	var mem []byte
+	if err == nil {
+		mem, err = unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("shm: making %d octets of memory: %w", size, err)
+	}
+	return &Mapping{file: file{fd: fd, mem: mem}, data: mem}, nil
+}

@@ -1,0 +1,242 @@
+package shm
+
+import (
+	"github.com/iwarpd/iwarpd/internal/ring"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// SQ is the worker's end of a send ring. It implements verbs.SendSource. One
+// goroutine uses it.
+type SQ struct {
+	file
+	reader
+	maxSGE, maxInline int
+}
+
+// RQ is the worker's end of a receive ring. It implements verbs.RecvSource.
+// One goroutine uses it.
+type RQ struct {
+	file
+	reader
+	maxSGE int
+}
+
+// reader takes WQEs of a ring in batches: the consumer index, whose store is
+// what costs, is published once a batch.
+type reader struct {
+	ring    ring.Consumer
+	mem     []byte // entries
+	stride  int
+	batch   uint32
+	first   uint32 // of the batch being taken
+	n, used uint32 // entries in the batch, and taken of it
+	wqe     []byte // the copy that is looked at
+}
+
+func newReader(mem []byte, entries, stride int) reader {
+	r := mem[HeaderSize:]
+	return reader{
+		ring:   ring.NewConsumer(word32(r, RingProducer), word32(r, RingConsumer), uint32(entries)),
+		mem:    r[RingEntries:],
+		stride: stride,
+		batch:  min(max(uint32(entries)/4, 1), 64),
+		wqe:    make([]byte, stride),
+	}
+}
+
+// next copies the fixed part of the next WQE; the rest follows by more.
+func (r *reader) next(fixed int) bool {
+	if r.used == r.n {
+		if r.used != 0 {
+			r.ring.Release(r.used)
+		}
+		r.used = 0
+		if r.first, r.n = r.ring.Peek(r.batch); r.n == 0 {
+			return false
+		}
+	}
+	copy(r.wqe[:fixed], r.at())
+	return true
+}
+
+// at is the current WQE in shared memory.
+func (r *reader) at() []byte {
+	off := int(r.ring.Mask(r.first+r.used)) * r.stride
+	return r.mem[off : off+r.stride]
+}
+
+// more copies n octets that follow the fixed part.
+func (r *reader) more(fixed, n int) { copy(r.wqe[fixed:fixed+n], r.at()[fixed:]) }
+
+// Fault reports whether the client has written an impossible producer index.
+// The ring gives nothing more while it stands.
+func (r *reader) Fault() bool { return r.ring.Bad() }
+
+// CreateSQ makes a send ring of at least entries WQEs with up to maxSGE SGEs or
+// maxInline octets each.
+func CreateSQ(entries, maxSGE, maxInline int) (*SQ, error) {
+	if err := checkRing(entries, maxSGE, maxInline); err != nil {
+		return nil, err
+	}
+	entries = pow2(entries)
+	stride := sqStride(maxSGE, maxInline)
+	f, err := create("iwarp-sq", HeaderSize+ringSize(entries, stride))
+	if err != nil {
+		return nil, err
+	}
+	h := header{KindSQ, entries, stride, 1, ringSize(entries, stride), maxSGE, maxInline}
+	h.put(f.mem)
+	return &SQ{file: f, reader: newReader(f.mem, entries, stride), maxSGE: maxSGE, maxInline: maxInline}, nil
+}
+
+// CreateRQ makes a receive ring of at least entries WQEs with up to maxSGE SGEs.
+func CreateRQ(entries, maxSGE int) (*RQ, error) {
+	if err := checkRing(entries, maxSGE, 0); err != nil {
+		return nil, err
+	}
+	entries = pow2(entries)
+	stride := rqStride(maxSGE)
+	f, err := create("iwarp-rq", HeaderSize+ringSize(entries, stride))
+	if err != nil {
+		return nil, err
+	}
+	h := header{KindRQ, entries, stride, 1, ringSize(entries, stride), maxSGE, 0}
+	h.put(f.mem)
+	return &RQ{file: f, reader: newReader(f.mem, entries, stride), maxSGE: maxSGE}, nil
+}
+
+func checkRing(entries, maxSGE, maxInline int) error {
+	if err := checkRange("number of entries", entries, MaxEntries); err != nil {
+		return err
+	}
+	if err := checkRange("number of SGEs", maxSGE, verbs.MaxSGE); err != nil {
+		return err
+	}
+	return checkRange("inline length", maxInline+1, verbs.MaxInline+1)
+}
+
+// NextSend implements verbs.SendSource.
+func (q *SQ) NextSend(wr *verbs.SendWR) bool {
+	if !q.next(SQEFixed) {
+		return false
+	}
+	n := 0
+	if verbs.SendFlags(q.wqe[SQEFlags])&verbs.Inline != 0 {
+		n = int(min(le.Uint32(q.wqe[SQEInlineLen:]), uint32(q.maxInline)))
+	} else {
+		n = min(int(le.Uint16(q.wqe[SQENumSGE:])), q.maxSGE) * SGESize
+	}
+	q.more(SQEFixed, n)
+	q.used++
+	decodeSend(q.wqe, wr, q.maxSGE, q.maxInline)
+	return true
+}
+
+// NextRecv implements verbs.RecvSource.
+func (q *RQ) NextRecv(wr *verbs.RecvWR) bool {
+	if !q.next(RQEFixed) {
+		return false
+	}
+	q.more(RQEFixed, min(int(le.Uint16(q.wqe[RQENumSGE:])), q.maxSGE)*SGESize)
+	q.used++
+	decodeRecv(q.wqe, wr, q.maxSGE)
+	return true
+}
+
+// writer is the client's end of a ring.
+type writer struct {
+	file
+	ring              ring.Producer
+	mem               []byte
+	entries, stride   int
+	maxSGE, maxInline int
+}
+
+func newWriter(f file, h header) writer {
+	r := f.mem[HeaderSize:]
+	return writer{
+		file:    f,
+		ring:    ring.NewProducer(word32(r, RingProducer), word32(r, RingConsumer), uint32(h.entries)),
+		mem:     r[RingEntries:],
+		entries: h.entries, stride: h.stride, maxSGE: h.maxSGE, maxInline: h.maxInline,
+	}
+}
+
+// Space returns how many work requests can be posted now.
+func (w *writer) Space() int { return int(w.ring.Free(uint32(w.entries))) }
+
+// Entries returns how many work requests the ring holds.
+func (w *writer) Entries() int { return w.entries }
+
+// MaxSGE returns how many SGEs a work request may have.
+func (w *writer) MaxSGE() int { return w.maxSGE }
+
+// MaxInline returns how many octets of inline data a work request may have.
+func (w *writer) MaxInline() int { return w.maxInline }
+
+// free is the next entry to be written, nil when the ring is full.
+func (w *writer) free() []byte {
+	if w.ring.Free(1) == 0 {
+		return nil
+	}
+	i, _ := w.ring.Reserve(1)
+	off := int(w.ring.Mask(i)) * w.stride
+	return w.mem[off : off+w.stride]
+}
+
+// SQProducer is the client's end of a send ring. One goroutine at a time may
+// use it.
+type SQProducer struct{ writer }
+
+// RQProducer is the client's end of a receive ring. One goroutine at a time
+// may use it.
+type RQProducer struct{ writer }
+
+// MapSQ maps the send ring in fd, which stays the caller's.
+func MapSQ(fd int) (*SQProducer, error) {
+	f, h, err := attach(fd, KindSQ)
+	if err != nil {
+		return nil, err
+	}
+	return &SQProducer{newWriter(f, h)}, nil
+}
+
+// MapRQ maps the receive ring in fd, which stays the caller's.
+func MapRQ(fd int) (*RQProducer, error) {
+	f, h, err := attach(fd, KindRQ)
+	if err != nil {
+		return nil, err
+	}
+	return &RQProducer{newWriter(f, h)}, nil
+}
+
+// Post puts wr in the ring: ErrFull, or ErrWR if it has more SGEs or inline
+// data than the ring was made for. The worker does not know of it until the
+// QP's doorbell is rung.
+func (p *SQProducer) Post(wr *verbs.SendWR) error {
+	if !fitsSend(wr, p.maxSGE, p.maxInline) {
+		return ErrWR
+	}
+	e := p.free()
+	if e == nil {
+		return ErrFull
+	}
+	encodeSend(e, wr)
+	p.ring.Submit()
+	return nil
+}
+
+// Post puts wr in the ring: ErrFull, or ErrWR if it has more SGEs than the ring
+// was made for. Receives ring no bell.
+func (p *RQProducer) Post(wr *verbs.RecvWR) error {
+	if len(wr.SGEs) > p.maxSGE {
+		return ErrWR
+	}
+	e := p.free()
+	if e == nil {
+		return ErrFull
+	}
+	encodeRecv(e, wr)
+	p.ring.Submit()
+	return nil
+}

@@ -1,0 +1,152 @@
+package verbs
+
+import (
+	"encoding/binary"
+
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/rdmap"
+)
+
+// drain takes the stream's completions into their slots.
+func (q *QP) drain() {
+	if !q.inited {
+		return
+	}
+	for q.stream.PollCompletion(&q.comp) {
+		c := &q.comp
+		st := wcStatus(c.Status)
+		if c.Kind == rdmap.CompSend {
+			if c.Status == rdmap.StatusBadWR {
+				q.stream.Fail(term.ErrRDMAPLocal, nil)
+			}
+			q.sq[c.ID&uint32(len(q.sq)-1)].finish(st)
+			continue
+		}
+		s := &q.rq[c.ID&uint32(len(q.rq)-1)]
+		s.finish(st)
+		s.length, s.solicited = c.Len, c.Solicited
+		switch c.Op {
+		case rdmap.OpImm, rdmap.OpImmSE:
+			s.withImm = true
+			s.imm = binary.BigEndian.Uint64(c.Imm[:])
+		case rdmap.OpSendInv, rdmap.OpSendSEInv:
+			s.withInv = true
+			s.inv = c.InvSTag
+		}
+	}
+}
+
+func wcStatus(s rdmap.Status) WCStatus {
+	switch s {
+	case rdmap.StatusOK:
+		return WCSuccess
+	case rdmap.StatusFlushed:
+		return WCFlushErr
+	case rdmap.StatusBadWR:
+		return WCLocQPOpErr
+	case rdmap.StatusLocalProtection:
+		return WCLocProtErr
+	case rdmap.StatusRemoteAccess:
+		return WCRemAccessErr
+	case rdmap.StatusRemoteOp:
+		return WCRemOpErr
+	}
+	return WCGeneralErr
+}
+
+// PollWC gives the next completion, of either queue: WC.IsRecv tells for which
+// CQ. Send completions come in the order posted; those of work requests that
+// were not signalled are left out unless they are errors. In ERROR it takes
+// and flushes what is still posted, so drain it after each doorbell then too.
+func (q *QP) PollWC(wc *WC) bool {
+	q.drain()
+	if q.rqHead != q.rqTail {
+		if s := q.recvSlot(q.rqHead); s.done {
+			q.rqHead++
+			q.recvWC(wc, s)
+			return true
+		}
+	}
+	for q.sqHead != q.sqTail {
+		s := q.sendSlot(q.sqHead)
+		if !s.done {
+			break
+		}
+		q.sqHead++
+		if s.signal || s.status != WCSuccess {
+			q.sendWC(wc, s)
+			return true
+		}
+	}
+	switch {
+	case q.state == StateClosing:
+		return q.flushSend(wc)
+	case q.state == StateError:
+		return q.flushSend(wc) || q.flushRecv(wc)
+	}
+	return false
+}
+
+func (q *QP) sendWC(wc *WC, s *sendSlot) {
+	*wc = WC{ID: s.id, Status: s.status, Op: s.op, QP: q.cfg.Num}
+	if s.status == WCSuccess && (s.op == WCRead || s.op == WCCmpSwap || s.op == WCFetchAdd) {
+		wc.Len = s.length
+	}
+	q.count(wc)
+}
+
+func (q *QP) recvWC(wc *WC, s *recvSlot) {
+	*wc = WC{ID: s.id, Status: s.status, Op: WCRecv, QP: q.cfg.Num, Len: s.length, Imm: s.imm, InvKey: s.inv}
+	if s.solicited {
+		wc.Flags |= WCSolicited
+	}
+	if s.withImm {
+		wc.Flags |= WCWithImm
+	}
+	if s.withInv {
+		wc.Flags |= WCWithInv
+	}
+	q.count(wc)
+}
+
+func (q *QP) count(wc *WC) {
+	q.stats.Completions++
+	switch wc.Status {
+	case WCSuccess:
+	case WCFlushErr:
+		q.stats.Flushed++
+	default:
+		q.stats.LocalErrors++
+	}
+	if wc.Status == WCSuccess {
+		return
+	}
+	if e := q.stream.Err(); e != nil {
+		wc.Vendor = Vendor(e, false)
+	} else {
+		wc.Vendor = Vendor(q.stream.Remote(), true)
+	}
+}
+
+// flushSend takes one more posted work request, only to flush it. In CLOSING
+// it waits for those that are under way: completions keep their order.
+func (q *QP) flushSend(wc *WC) bool {
+	if q.sqHead != q.sqTail || q.cfg.Sends == nil || !q.cfg.Sends.NextSend(&q.wr) {
+		return false
+	}
+	op, _ := sendOp(q.wr.Op)
+	*wc = WC{ID: q.wr.ID, Status: WCFlushErr, Op: op, QP: q.cfg.Num}
+	q.count(wc)
+	return true
+}
+
+// flushRecv does the same for a receive of the QP's own queue; those of an SRQ
+// are for other QPs.
+func (q *QP) flushRecv(wc *WC) bool {
+	if q.rqHead != q.rqTail || q.cfg.SRQ != nil || !q.nextRecv(&q.rwr) {
+		return false
+	}
+	*wc = WC{ID: q.rwr.ID, Status: WCFlushErr, Op: WCRecv, QP: q.cfg.Num}
+	q.count(wc)
+	return true
+}

@@ -1,0 +1,190 @@
+package verbs
+
+import (
+	"encoding/binary"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/rdmap"
+)
+
+// This file is the QP as rdmap.Memory: what the stream may ask of the client's
+// memory. It is called from inside the stream's methods.
+
+var _ rdmap.Memory = (*QP)(nil)
+
+// Recv implements rdmap.Memory. Receives are used in the order of the message
+// numbers, however the messages come in: all up to msn are taken. Asking again
+// for one that was taken gives the same.
+func (q *QP) Recv(msn serial.Num) (id, size uint32, ok bool) {
+	if q.state != StateRTS && q.state != StateClosing {
+		return 0, 0, false
+	}
+	if n := msn.Sub(q.rqHead); n < 0 || n >= len(q.rq) {
+		return 0, 0, false
+	}
+	for q.rqTail.LessEq(msn) {
+		if !q.takeRecv() {
+			return 0, 0, false
+		}
+	}
+	return uint32(msn) & uint32(len(q.rq)-1), q.recvSlot(msn).size, true
+}
+
+// takeRecv puts the next posted receive in the slot of rqTail.
+func (q *QP) takeRecv() bool {
+	if !q.nextRecv(&q.rwr) {
+		return false
+	}
+	q.stats.Recvs++
+	wr := &q.rwr
+	i := uint32(q.rqTail) & uint32(len(q.rq)-1)
+	s := &q.rq[i]
+	*s = recvSlot{id: wr.ID}
+	q.rqTail++
+	if wr.Bad || len(wr.SGEs) > q.cfg.MaxSGE {
+		s.status = WCLocQPOpErr
+		return true
+	}
+	s.nsge = copy(q.rsges[int(i)*q.cfg.MaxSGE:], wr.SGEs)
+	total := uint64(0)
+	for k := range wr.SGEs {
+		total += uint64(wr.SGEs[k].Len)
+	}
+	// A receive may offer more than a message can fill.
+	s.size = uint32(min(total, 1<<32-1))
+	return true
+}
+
+func (q *QP) nextRecv(wr *RecvWR) bool {
+	wr.Bad = false
+	if q.cfg.SRQ != nil {
+		return q.cfg.SRQ.NextRecv(wr)
+	}
+	return q.cfg.Recvs != nil && q.cfg.Recvs.NextRecv(wr)
+}
+
+// Place implements rdmap.Memory.
+func (q *QP) Place(p *rdmap.Placement, payload []byte) *term.Error {
+	if len(payload) == 0 {
+		return nil
+	}
+	q.stats.OctetsPlaced += uint64(len(payload))
+	switch p.Kind {
+	case rdmap.PlaceTagged:
+		use := UseWriteSink
+		if p.Op != rdmap.OpWrite {
+			use = UseReadSink
+		}
+		b, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, p.STag, p.TO, uint32(len(payload)), use)
+		if b == nil {
+			q.stats.ProtectionErrors++
+			return taggedFaults[f]
+		}
+		copy(b, payload)
+	case rdmap.PlaceRecv:
+		return q.placeRecv(p.Recv, p.Off, payload)
+	}
+	return nil
+}
+
+func (q *QP) placeRecv(slot, off uint32, payload []byte) *term.Error {
+	slot &= uint32(len(q.rq) - 1)
+	s := &q.rq[slot]
+	if s.status != WCSuccess {
+		return term.ErrDDPLocal
+	}
+	sges := q.rsges[int(slot)*q.cfg.MaxSGE:][:s.nsge]
+	for k := range sges {
+		g := &sges[k]
+		if off >= g.Len {
+			off -= g.Len
+			continue
+		}
+		m := min(uint32(len(payload)), g.Len-off)
+		b, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr+uint64(off), m, UseLocalWrite)
+		if b == nil {
+			s.status = WCLocProtErr
+			return term.ErrDDPLocal
+		}
+		copy(b, payload)
+		if payload = payload[m:]; len(payload) == 0 {
+			return nil
+		}
+		off = 0
+	}
+	s.status = WCLocLenErr
+	return term.ErrTooLong
+}
+
+// CheckRead implements rdmap.Memory: a zero-length Read is not checked (RFC
+// 5040 section 5.2.1).
+func (q *QP) CheckRead(stag uint32, to uint64, n uint32) *term.Error {
+	if n == 0 {
+		return nil
+	}
+	if b, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, stag, to, n, UseReadSource); b == nil {
+		q.stats.ProtectionErrors++
+		return remoteFaults[f]
+	}
+	return nil
+}
+
+// Atomic implements rdmap.Memory. Operations of all workers are atomic against
+// each other, not against the client's own instructions (IBV_ATOMIC_HCA). The
+// word has the machine's octet order (RFC 7306 section 5.1).
+func (q *QP) Atomic(stag uint32, to uint64, a *rdmap.AtomicOp) (old uint64, err *term.Error) {
+	t := q.cfg.Table
+	b, f := t.check(q.cfg.PD, q.cfg.Num, stag, to, atomicLen, UseAtomic)
+	if b == nil {
+		q.stats.ProtectionErrors++
+		return 0, remoteFaults[f]
+	}
+	if !t.aligned(stag, to) {
+		return 0, term.ErrStream // RFC 7306 section 8.2
+	}
+	for !t.atomics.CompareAndSwap(0, 1) {
+	}
+	old = binary.NativeEndian.Uint64(b)
+	binary.NativeEndian.PutUint64(b, a.Apply(old))
+	t.atomics.Store(0)
+	return old, nil
+}
+
+// aligned reports whether the octet at to has an address that is a multiple of
+// eight. Memory is mapped at page boundaries by both sides, so the offset in
+// the memory tells.
+func (t *Table) aligned(stag uint32, to uint64) bool {
+	r := t.at(stag)
+	if r == nil {
+		return false
+	}
+	v, ok := r.read(stag)
+	return ok && (v.off+(to-v.base))%atomicLen == 0
+}
+
+// Invalidate implements rdmap.Memory (RFC 5040 section 5.3).
+func (q *QP) Invalidate(stag uint32) *term.Error {
+	if !q.cfg.Table.remoteInv(q.cfg.PD, q.cfg.Num, stag) {
+		q.stats.ProtectionErrors++
+		return term.ErrOpInvalidate
+	}
+	return nil
+}
+
+// AtomicResult implements rdmap.Memory: the old value goes to the SGE of the
+// work request.
+func (q *QP) AtomicResult(wr uint32, old uint64) {
+	i := wr & uint32(len(q.sq)-1)
+	s := &q.sq[i]
+	if s.nsge != 1 {
+		return
+	}
+	g := &q.sges[int(i)*q.cfg.MaxSGE]
+	b, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr, atomicLen, UseLocalWrite)
+	if b == nil {
+		s.status = WCLocProtErr
+		return
+	}
+	binary.NativeEndian.PutUint64(b, old)
+}

@@ -1,0 +1,253 @@
+package verbs
+
+import (
+	"math/bits"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/rdmap"
+)
+
+// State is a QP state (RDMA verbs).
+type State uint8
+
+// States of a QP.
+const (
+	StateIdle      State = iota // no stream yet; receives may be posted
+	StateRTS                    // full operation
+	StateClosing                // graceful close under way: nothing new is started
+	StateTerminate              // a Terminate was sent or received, or is about to be
+	StateError                  // all work is flushed
+)
+
+var stateNames = [...]string{"IDLE", "RTS", "CLOSING", "TERMINATE", "ERROR"}
+
+// String returns the verbs' name.
+func (s State) String() string {
+	if int(s) < len(stateNames) {
+		return stateNames[s]
+	}
+	return "?"
+}
+
+// Limits of a QPConfig.
+const (
+	MaxDepth     = 1 << 15 // work requests in a queue
+	MaxSGE       = 32      // pieces in a work request
+	MaxInline    = 4096    // octets of inline data
+	MaxMsg       = 1<<31 - 1
+	atomicLen    = 8
+	firstMSN     = serial.Num(1) // RFC 5041 section 4.3
+	defaultDepth = 64
+)
+
+// QPConfig says what a QP is made of. Zero depths and MaxSGE get a default;
+// values above the limits are cut to them.
+type QPConfig struct {
+	Num       uint32
+	PD        PDID
+	Table     *Table
+	SQDepth   int
+	RQDepth   int
+	MaxSGE    int
+	MaxInline int
+	SigAll    bool // every send work request reports its success
+	Sends     SendSource
+	Recvs     RecvSource
+	SRQ       *SRQ // takes the place of Recvs
+}
+
+type sendSlot struct {
+	id     uint64
+	op     WCOp
+	signal bool
+	done   bool
+	status WCStatus
+	nsge   int
+	inline int // octets of inline data; -1: SGEs
+	length uint32
+}
+
+type recvSlot struct {
+	id        uint64
+	done      bool
+	solicited bool
+	withImm   bool
+	withInv   bool
+	status    WCStatus
+	nsge      int
+	size      uint32
+	length    uint32
+	imm       uint64
+	inv       uint32
+}
+
+// QP is a queue pair on an RDMAP stream. One goroutine at a time may use it.
+//
+// The order of a turn: HandleULPDU on Stream for what came in; PullSend;
+// PollSegment on Stream and Gather for each segment at once, while there is
+// room to send; then PollWC until it is empty.
+type QP struct {
+	cfg    QPConfig
+	state  State
+	stream rdmap.Stream
+	inited bool
+
+	sq             []sendSlot
+	sges           []SGE  // cfg.MaxSGE for each send slot
+	inline         []byte // cfg.MaxInline for each send slot
+	sqHead, sqTail uint32 // oldest slot in use, next free one; free-running
+	held           bool   // the newest slot is a local operation or a bad WR that waits for all earlier ones
+
+	rq     []recvSlot
+	rsges  []SGE
+	rqHead serial.Num // MSN of the oldest receive in use
+	rqTail serial.Num // MSN of the next receive to be taken
+
+	wr   SendWR // scratch of PullSend
+	rwr  RecvWR
+	comp rdmap.Completion
+	err  *term.Error // first error found here
+
+	stats Stats
+}
+
+// Stats are a QP's counters.
+type Stats struct {
+	Sends, Recvs         uint64 // work requests taken
+	Completions, Flushed uint64 // WCs made, of which WCFlushErr
+	LocalErrors          uint64 // WCs with another error
+	ProtectionErrors     uint64 // checks of the peer's accesses that failed
+	OctetsPlaced         uint64
+}
+
+// NewQP returns a QP in IDLE. It allocates all that the QP will ever use.
+func NewQP(cfg QPConfig) *QP {
+	cfg.SQDepth = pow2(clamp(cfg.SQDepth, defaultDepth, MaxDepth))
+	cfg.RQDepth = pow2(clamp(cfg.RQDepth, defaultDepth, MaxDepth))
+	cfg.MaxSGE = clamp(cfg.MaxSGE, 1, MaxSGE)
+	cfg.MaxInline = min(max(cfg.MaxInline, 0), MaxInline)
+	q := &QP{
+		cfg:    cfg,
+		sq:     make([]sendSlot, cfg.SQDepth),
+		sges:   make([]SGE, cfg.SQDepth*cfg.MaxSGE),
+		inline: make([]byte, cfg.SQDepth*cfg.MaxInline),
+		rq:     make([]recvSlot, cfg.RQDepth),
+		rsges:  make([]SGE, cfg.RQDepth*cfg.MaxSGE),
+		rqHead: firstMSN,
+		rqTail: firstMSN,
+	}
+	q.wr.SGEs = make([]SGE, 0, cfg.MaxSGE)
+	q.wr.Inline = make([]byte, 0, cfg.MaxInline)
+	q.rwr.SGEs = make([]SGE, 0, cfg.MaxSGE)
+	return q
+}
+
+func clamp(v, def, limit int) int {
+	if v <= 0 {
+		return def
+	}
+	return min(v, limit)
+}
+
+// pow2 rounds n, at least 1, up to a power of two: slots are masked indices.
+func pow2(n int) int { return 1 << bits.Len(uint(n-1)) }
+
+// Num returns the QP number.
+func (q *QP) Num() uint32 { return q.cfg.Num }
+
+// PD returns the protection domain.
+func (q *QP) PD() PDID { return q.cfg.PD }
+
+// Stream returns the RDMAP stream. It is usable from Start on.
+func (q *QP) Stream() *rdmap.Stream { return &q.stream }
+
+// Stats returns the counters.
+func (q *QP) Stats() Stats { return q.stats }
+
+// Start takes the QP from IDLE to RTS. cfg.MaxWR and cfg.MaxRecv are set to the
+// queues' depths, so that the stream has room for what the QP takes. In another state than IDLE it does nothing.
+func (q *QP) Start(cfg rdmap.Config) {
+	if q.state != StateIdle {
+		return
+	}
+	cfg.MaxWR, cfg.MaxRecv = len(q.sq), len(q.rq)
+	q.stream.Init(cfg, q)
+	q.inited = true
+	q.state = StateRTS
+}
+
+// State returns the state; a stream that is terminating makes it TERMINATE.
+func (q *QP) State() State {
+	if (q.state == StateRTS || q.state == StateClosing) && (q.stream.Terminating() || q.stream.Remote() != nil) {
+		q.state = StateTerminate
+	}
+	return q.state
+}
+
+// Close takes the QP from RTS to CLOSING: work requests posted from now on are
+// flushed, those taken before go on.
+func (q *QP) Close() {
+	if q.State() == StateRTS {
+		q.state = StateClosing
+	}
+}
+
+// Idle reports whether no send work request is under way.
+func (q *QP) Idle() bool { return q.sqHead == q.sqTail }
+
+// Error takes the QP to ERROR: nothing more is sent or placed, and PollWC gives
+// everything that was posted, or will be, with WCFlushErr.
+func (q *QP) Error() {
+	if q.state == StateError {
+		return
+	}
+	if q.inited {
+		q.stream.Flush()
+	}
+	q.drain()
+	q.state = StateError
+	q.held = false
+	// Whatever the stream did not report.
+	for i := q.sqHead; i != q.sqTail; i++ {
+		if s := q.sendSlot(i); !s.done {
+			s.finish(WCFlushErr)
+		}
+	}
+	for m := q.rqHead; m != q.rqTail; m++ {
+		if s := q.recvSlot(m); !s.done {
+			s.finish(WCFlushErr)
+		}
+	}
+}
+
+// Err returns what ended the stream: a *term.Error found here, a
+// *term.RemoteError that the peer's Terminate named, or nil.
+func (q *QP) Err() error {
+	if e := q.stream.Err(); e != nil {
+		return e
+	}
+	if e := q.stream.Remote(); e != nil {
+		return &term.RemoteError{Err: e}
+	}
+	return nil
+}
+
+// finish completes a slot; a status set earlier stands.
+func (s *sendSlot) finish(st WCStatus) {
+	s.done = true
+	if s.status == WCSuccess {
+		s.status = st
+	}
+}
+
+func (s *recvSlot) finish(st WCStatus) {
+	s.done = true
+	if s.status == WCSuccess {
+		s.status = st
+	}
+}
+
+func (q *QP) sendSlot(i uint32) *sendSlot { return &q.sq[i&uint32(len(q.sq)-1)] }
+
+func (q *QP) recvSlot(msn serial.Num) *recvSlot { return &q.rq[uint32(msn)&uint32(len(q.rq)-1)] }

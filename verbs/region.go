@@ -1,0 +1,220 @@
+package verbs
+
+import (
+	"math"
+	"sync/atomic"
+
+	"github.com/iwarpd/iwarpd/internal/term"
+)
+
+type kind uint8
+
+const (
+	kindMR     kind = iota // registered by the control plane; valid for its whole life
+	kindFast               // registered and invalidated by work request
+	kindWindow             // type 2 memory window
+)
+
+// The state word of a Region.
+const (
+	stateKey   = 0xff
+	stateValid = 1 << 8
+)
+
+// windowsClosed in Region.windows: the region is gone, nothing can be bound.
+const windowsClosed = -1 << 30
+
+// Region is a memory region or window. The control plane makes it; work
+// requests may change fast-register regions and windows, so what a check reads
+// is a small seqlock of atomics: readers never wait, they fail while a change
+// is under way.
+type Region struct {
+	pd    PDID
+	kind  kind
+	index uint32
+	mem   []byte // all of it; nil for a window
+	most  Access // kindFast: what OpReg may grant
+	gone  bool   // deregistered; guarded by Table.mu
+
+	windows atomic.Int32 // windows bound to this region, or windowsClosed
+
+	ver   atomic.Uint32 // odd while the fields below change
+	state atomic.Uint32 // key and valid bit
+	qp    atomic.Uint32 // kindWindow: the QP it is bound for
+	acc   atomic.Uint32
+	base  atomic.Uint64 // address of the first octet
+	off   atomic.Uint64 // of the first octet in root.mem
+	size  atomic.Uint64
+	root  atomic.Pointer[Region] // whose mem it is; nil for a window not bound
+}
+
+// STag returns the STag: rkey and lkey are this one number.
+func (r *Region) STag() uint32 { return r.index<<8 | r.state.Load()&stateKey }
+
+// PD returns the protection domain.
+func (r *Region) PD() PDID { return r.pd }
+
+// Base returns the address of the first octet.
+func (r *Region) Base() uint64 { return r.base.Load() }
+
+// Len returns the length in octets.
+func (r *Region) Len() uint64 { return r.size.Load() }
+
+// Access returns the rights.
+func (r *Region) Access() Access { return Access(r.acc.Load()) }
+
+// Valid reports whether the STag may be used.
+func (r *Region) Valid() bool { return r.state.Load()&stateValid != 0 }
+
+// Window reports whether it is a memory window.
+func (r *Region) Window() bool { return r.kind == kindWindow }
+
+// set publishes the range and rights; the state is the caller's to set.
+func (r *Region) set(base, off, size uint64, a Access) {
+	r.base.Store(base)
+	r.off.Store(off)
+	r.size.Store(size)
+	r.acc.Store(uint32(a))
+}
+
+// view is what a check needs of a region, all of one moment.
+type view struct {
+	qp              uint32
+	acc             Access
+	base, off, size uint64
+	root            *Region
+}
+
+// read returns the view of r; false: stag is not r's key, or r is not valid or
+// is being changed.
+func (r *Region) read(stag uint32) (v view, ok bool) {
+	ver := r.ver.Load()
+	state := r.state.Load()
+	v = view{r.qp.Load(), Access(r.acc.Load()), r.base.Load(), r.off.Load(), r.size.Load(), r.root.Load()}
+	if ver&1 != 0 || r.ver.Load() != ver {
+		return v, false
+	}
+	return v, state&(stateKey|stateValid) == stag&stateKey|stateValid && v.root != nil
+}
+
+// lock starts a change. It fails when another one is under way: the two work
+// requests then have no order, and one of them loses.
+func (r *Region) lock() bool {
+	v := r.ver.Load()
+	return v&1 == 0 && r.ver.CompareAndSwap(v, v+1)
+}
+
+func (r *Region) unlock() { r.ver.Add(1) }
+
+// invalidate clears the valid bit, and unbinds a window. With force the key is
+// not compared and any kind is invalidated. It reports whether it was valid.
+func (r *Region) invalidate(key uint8, force bool) bool {
+	if !force && (r.kind == kindMR || r.windows.Load() != 0) {
+		return false
+	}
+	for {
+		s := r.state.Load()
+		if s&stateValid == 0 || !force && uint8(s) != key {
+			return false
+		}
+		// Whoever clears the bit owns the unbinding.
+		if r.state.CompareAndSwap(s, s&^stateValid) {
+			break
+		}
+	}
+	if r.kind == kindWindow {
+		if root := r.root.Swap(nil); root != nil {
+			root.windows.Add(-1)
+		}
+	}
+	return true
+}
+
+// Use is what a check is for; it selects the rights and the error codes.
+type Use uint8
+
+// Uses of memory.
+const (
+	UseWriteSink  Use = iota // RDMA Write from the peer
+	UseReadSink              // Read Response to our Read
+	UseReadSource            // source of the peer's Read
+	UseAtomic                // target of the peer's atomic
+	UseLocalRead             // SGE of a send
+	UseLocalWrite            // SGE of a receive or an atomic's result
+	numUses
+)
+
+var rights = [numUses]Access{
+	UseWriteSink:  RemoteWrite,
+	UseReadSink:   LocalWrite,
+	UseReadSource: RemoteRead,
+	UseAtomic:     RemoteAtomic,
+	UseLocalWrite: LocalWrite,
+}
+
+type fault uint8
+
+const (
+	faultSTag   fault = iota // no such STag, key wrong, not valid
+	faultStream              // another PD, or a window of another QP
+	faultAccess
+	faultWrap
+	faultBounds
+	numFaults
+)
+
+// DDP has no code for access rights: a Write to memory without RemoteWrite is
+// an invalid STag (RFC 5041 section 7.2 has nothing nearer). Local uses have no
+// Terminate of their own; the codes of tagged placement serve as reasons.
+var (
+	taggedFaults = [numFaults]*term.Error{term.ErrInvalidSTag, term.ErrSTagStream, term.ErrInvalidSTag, term.ErrTOWrap, term.ErrBounds}
+	remoteFaults = [numFaults]*term.Error{term.ErrReadSTag, term.ErrReadSTagStream, term.ErrReadAccess, term.ErrReadTOWrap, term.ErrReadBounds}
+
+	faultErrors = [numUses]*[numFaults]*term.Error{
+		UseWriteSink: &taggedFaults, UseReadSink: &taggedFaults,
+		UseReadSource: &remoteFaults, UseAtomic: &remoteFaults,
+		UseLocalRead: &taggedFaults, UseLocalWrite: &taggedFaults,
+	}
+)
+
+// Check is the one place where memory is granted: it returns the n octets at
+// tagged offset to of region stag for a QP of pd, or the violation. Windows
+// answer only to the QP they were bound on. n may be 0, which checks all the
+// same: callers skip the check where a zero length excuses from it (RFC 5041
+// section 5.2, RFC 5040 section 5.2.1).
+func (t *Table) Check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) ([]byte, *term.Error) {
+	b, f := t.check(pd, qp, stag, to, n, use)
+	if b == nil {
+		return nil, faultErrors[use][f]
+	}
+	return b, nil
+}
+
+// check returns a slice that is not nil, or why not.
+func (t *Table) check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) ([]byte, fault) {
+	r := t.at(stag)
+	if r == nil {
+		return nil, faultSTag
+	}
+	v, ok := r.read(stag)
+	if !ok {
+		return nil, faultSTag
+	}
+	if r.pd != pd || r.kind == kindWindow && v.qp != qp {
+		return nil, faultStream
+	}
+	if r.kind == kindWindow && use != UseWriteSink && use != UseReadSource && use != UseAtomic {
+		return nil, faultAccess // a window's key is no lkey
+	}
+	if v.acc&rights[use] != rights[use] {
+		return nil, faultAccess
+	}
+	if n > 0 && uint64(n-1) > math.MaxUint64-to {
+		return nil, faultWrap
+	}
+	if to < v.base || to-v.base > v.size || uint64(n) > v.size-(to-v.base) {
+		return nil, faultBounds
+	}
+	start := v.off + (to - v.base)
+	return v.root.mem[start : start+uint64(n) : start+uint64(n)], 0
+}

@@ -1,0 +1,276 @@
+package verbs
+
+import (
+	"encoding/binary"
+
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/rdmap"
+)
+
+// PullSend takes up to max work requests from Sends while there is room for
+// them, checks each, and hands it to the stream. A wrong one becomes an error
+// completion in its place in the order, and ends the stream. It returns how
+// many were taken.
+func (q *QP) PullSend(max int) int {
+	if q.cfg.Sends == nil {
+		return 0
+	}
+	n := 0
+	q.drain()
+	for n < max && q.State() == StateRTS && q.releaseHeld() && int(q.sqTail-q.sqHead) < len(q.sq) {
+		if !q.cfg.Sends.NextSend(&q.wr) {
+			break
+		}
+		n++
+		q.post(&q.wr)
+	}
+	return n
+}
+
+// post puts wr in the next slot. Local operations and wrong work requests take
+// effect when all earlier ones are complete: the slot is held until then.
+func (q *QP) post(wr *SendWR) {
+	q.stats.Sends++
+	i := q.sqTail & uint32(len(q.sq)-1)
+	s := &q.sq[i]
+	*s = sendSlot{id: wr.ID, signal: q.cfg.SigAll || wr.Flags&Signaled != 0, inline: -1}
+	q.sqTail++
+
+	var w rdmap.WR
+	w.ID = i
+	s.status = q.compile(wr, i, s, &w)
+	if s.status != WCSuccess || wr.Op >= OpLocalInv {
+		q.held = true
+		q.releaseHeld()
+		return
+	}
+	if !q.stream.PostSend(&w) {
+		// The stream has ended; its Flush will not know this one.
+		s.finish(WCFlushErr)
+	}
+}
+
+// releaseHeld does the held local operation, or fails the stream for the held
+// wrong work request, once it is the oldest. It reports whether none is held.
+func (q *QP) releaseHeld() bool {
+	if !q.held {
+		return true
+	}
+	for i := q.sqHead; i != q.sqTail-1; i++ {
+		if !q.sendSlot(i).done {
+			return false
+		}
+	}
+	q.held = false
+	s := q.sendSlot(q.sqTail - 1)
+	if s.status == WCSuccess {
+		s.status = q.local(&q.wr)
+	}
+	s.done = true
+	if s.status != WCSuccess {
+		q.stream.Fail(term.ErrRDMAPLocal, nil)
+		return false
+	}
+	return true
+}
+
+// local does a local operation. q.wr still is the held one: nothing is pulled
+// while one is held.
+func (q *QP) local(wr *SendWR) WCStatus {
+	t, pd := q.cfg.Table, q.cfg.PD
+	switch wr.Op {
+	case OpLocalInv:
+		if !t.localInv(pd, wr.Inv) {
+			return WCLocAccessErr
+		}
+	case OpReg:
+		if !t.fastReg(pd, wr.RKey, wr.Remote, wr.SGEs[0].Addr, wr.SGEs[0].Len, wr.Access) {
+			return WCMWBindErr
+		}
+	case OpBindMW:
+		g := &wr.SGEs[0]
+		if !t.bind(pd, q.cfg.Num, wr.RKey, g.LKey, g.Addr, g.Len, wr.Access) {
+			return WCMWBindErr
+		}
+	}
+	return WCSuccess
+}
+
+// compile checks wr, copies what the slot needs of it and makes the stream's
+// work request.
+func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
+	op := wr.Op
+	if wr.Flags&Solicited != 0 {
+		switch op {
+		case rdmap.OpSend:
+			op = rdmap.OpSendSE
+		case rdmap.OpSendInv:
+			op = rdmap.OpSendSEInv
+		case rdmap.OpImm:
+			op = rdmap.OpImmSE
+		}
+	}
+	w.Op = op
+	w.Fence = wr.Flags&Fence != 0
+	w.STag, w.TO = wr.RKey, wr.Remote
+
+	var known bool
+	if s.op, known = sendOp(op); !known {
+		return WCLocQPOpErr
+	}
+	if len(wr.SGEs) > q.cfg.MaxSGE || len(wr.Inline) > q.cfg.MaxInline {
+		return WCLocQPOpErr
+	}
+	inline := wr.Flags&Inline != 0
+	use := UseLocalRead
+	switch op {
+	case rdmap.OpWrite, rdmap.OpSend, rdmap.OpSendSE:
+	case rdmap.OpSendInv, rdmap.OpSendSEInv:
+		w.Inv = wr.Inv
+	case rdmap.OpRead:
+		if inline || len(wr.SGEs) > 1 {
+			return WCLocQPOpErr
+		}
+		use = UseReadSink
+	case rdmap.OpFetchAdd, rdmap.OpCmpSwap:
+		if inline || len(wr.SGEs) != 1 {
+			return WCLocQPOpErr
+		}
+		if wr.SGEs[0].Len != atomicLen {
+			return WCLocLenErr
+		}
+		use = UseLocalWrite
+		w.Add, w.Cmp = wr.CompareAdd, wr.CompareAdd
+		w.Swap, w.CmpMask, w.SwapMask = wr.Swap, wr.CompareMask, wr.SwapMask
+		w.AddMask = wr.SwapMask
+	case rdmap.OpImm, rdmap.OpImmSE:
+		if inline || len(wr.SGEs) != 0 {
+			return WCLocQPOpErr
+		}
+		binary.BigEndian.PutUint64(w.Imm[:], wr.Imm)
+	case OpReg, OpBindMW:
+		if inline || len(wr.SGEs) != 1 {
+			return WCLocQPOpErr
+		}
+		return WCSuccess // the SGE is checked when it is done
+	case OpLocalInv:
+		if inline || len(wr.SGEs) != 0 {
+			return WCLocQPOpErr
+		}
+		return WCSuccess
+	}
+
+	if inline {
+		if len(wr.SGEs) != 0 {
+			return WCLocQPOpErr
+		}
+		s.inline = copy(q.inline[int(i)*q.cfg.MaxInline:], wr.Inline)
+		s.length = uint32(s.inline)
+		w.Len = s.length
+		return WCSuccess
+	}
+	s.nsge = copy(q.sges[int(i)*q.cfg.MaxSGE:], wr.SGEs)
+	total := uint64(0)
+	for k := range wr.SGEs {
+		g := &wr.SGEs[k]
+		total += uint64(g.Len)
+		if g.Len == 0 {
+			continue
+		}
+		if b, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr, g.Len, use); b == nil {
+			return WCLocProtErr
+		}
+	}
+	if total > MaxMsg {
+		return WCLocLenErr
+	}
+	s.length = uint32(total)
+	w.Len = s.length
+	if op == rdmap.OpRead && s.nsge == 1 {
+		w.SinkSTag, w.SinkTO = wr.SGEs[0].LKey, wr.SGEs[0].Addr
+	}
+	return WCSuccess
+}
+
+// sendOp returns the completion's opcode of an operation; false: not one of
+// the send queue.
+func sendOp(op rdmap.Op) (WCOp, bool) {
+	switch op {
+	case rdmap.OpSend, rdmap.OpSendSE, rdmap.OpSendInv, rdmap.OpSendSEInv:
+		return WCSend, true
+	case rdmap.OpWrite:
+		return WCWrite, true
+	case rdmap.OpRead:
+		return WCRead, true
+	case rdmap.OpFetchAdd:
+		return WCFetchAdd, true
+	case rdmap.OpCmpSwap:
+		return WCCmpSwap, true
+	case rdmap.OpImm, rdmap.OpImmSE:
+		return WCImm, true
+	case OpLocalInv:
+		return WCLocalInv, true
+	case OpReg:
+		return WCReg, true
+	case OpBindMW:
+		return WCBindMW, true
+	}
+	return WCSend, false
+}
+
+// Gather appends to dst the slices of client memory that hold the n octets of
+// payload of a segment, so at most MaxSGE of them. False: the memory is gone or
+// may not be read any more; the stream has been failed, and the segment must
+// not be sent.
+func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
+	if n == 0 {
+		return dst, true
+	}
+	e := term.ErrRDMAPLocal
+	switch src.Kind {
+	case rdmap.SourceWR:
+		if b, ok := q.gatherWR(src.WR, src.Off, n, dst); ok {
+			return b, true
+		}
+	case rdmap.SourceTagged:
+		b, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, src.STag, src.Off, uint32(n), UseReadSource)
+		if b != nil {
+			return append(dst, b), true
+		}
+		q.stats.ProtectionErrors++
+		e = remoteFaults[f]
+	}
+	q.stream.SourceError(&rdmap.Segment{Src: *src, Len: n}, e)
+	return dst, false
+}
+
+func (q *QP) gatherWR(slot uint32, off uint64, n int, dst [][]byte) ([][]byte, bool) {
+	slot &= uint32(len(q.sq) - 1)
+	s := &q.sq[slot]
+	if off+uint64(n) > uint64(s.length) {
+		return nil, false
+	}
+	if s.inline >= 0 {
+		b := q.inline[int(slot)*q.cfg.MaxInline:]
+		return append(dst, b[off:off+uint64(n)]), true
+	}
+	sges := q.sges[int(slot)*q.cfg.MaxSGE:][:s.nsge]
+	for k := range sges {
+		g := &sges[k]
+		if off >= uint64(g.Len) {
+			off -= uint64(g.Len)
+			continue
+		}
+		m := min(uint32(n), g.Len-uint32(off))
+		b, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr+off, m, UseLocalRead)
+		if b == nil {
+			return nil, false
+		}
+		dst = append(dst, b)
+		if n -= int(m); n == 0 {
+			break
+		}
+		off = 0
+	}
+	return dst, true
+}

@@ -1,0 +1,215 @@
+// Package verbs is the RNIC model of iwarpd: protection domains, memory
+// regions, memory windows and queue pairs, with the names, numbers and rules
+// of libibverbs and of the RDMA verbs.
+//
+// It is a sans-I/O core: no clock, no goroutine, no logging, nothing allocated
+// per work request. A QP belongs to one worker. The Table is shared by all
+// workers and the control plane: look-ups are lock-free, changes by the control
+// plane are serialised inside it.
+package verbs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"sync"
+	"sync/atomic"
+)
+
+// PDID names a protection domain; it is unique over all clients.
+type PDID uint64
+
+// Errors of the control path.
+var (
+	ErrAccess    = errors.New("verbs: access rights unknown, or remote write or atomic without local write")
+	ErrLength    = errors.New("verbs: region is empty or leaves the 64-bit address space")
+	ErrTableFull = errors.New("verbs: no STag free")
+	ErrBusy      = errors.New("verbs: memory windows are bound to the region")
+)
+
+// An STag is a 24-bit index and an 8-bit key (low octet). The table is a
+// radix tree over the index whose nodes are made on demand: random indices
+// would make wide leaves mostly empty.
+const (
+	dirBits, midBits, leafBits = 12, 6, 6
+
+	// MaxRegions is how many regions and windows a Table holds. A sixteenth of
+	// the index space: a random index is free at the first try nearly always,
+	// and one guess of an STag hits with a chance of 2^-12 at the very most,
+	// which ends the guesser's stream.
+	MaxRegions = 1 << 20
+)
+
+type (
+	mid struct {
+		leaves [1 << midBits]atomic.Pointer[leaf]
+		n      int // leaves in use; guarded by Table.mu
+	}
+	leaf struct {
+		regions [1 << leafBits]atomic.Pointer[Region]
+		n       int // regions in use; guarded by Table.mu
+	}
+)
+
+// Table maps STags to regions. Lookups and Check may be called by any
+// goroutine at any time; they take no lock.
+type Table struct {
+	dir [1 << dirBits]atomic.Pointer[mid]
+
+	// atomics is 1 while a worker does an atomic operation: they are atomic
+	// against each other over all regions (RFC 7306 section 5.3).
+	atomics atomic.Uint32
+
+	mu   sync.Mutex // Register and Deregister only
+	rand io.Reader
+	n    int
+}
+
+// NewTable returns an empty Table that draws STags from r, which must be
+// unpredictable (RFC 5040 section 8.1.1).
+func NewTable(r io.Reader) *Table { return &Table{rand: r} }
+
+// Len returns the number of regions and windows.
+func (t *Table) Len() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.n
+}
+
+// Register makes a region of mem, whose first octet has the address base
+// (ignored with ZeroBased), for the QPs of pd. mem must stay mapped until
+// Deregister has returned and every worker has passed a turn.
+func (t *Table) Register(pd PDID, mem []byte, base uint64, a Access) (*Region, error) {
+	if !a.valid() {
+		return nil, fmt.Errorf("%w: %#x", ErrAccess, uint32(a))
+	}
+	if a&ZeroBased != 0 {
+		base = 0
+	}
+	if len(mem) == 0 || uint64(len(mem)-1) > math.MaxUint64-base {
+		return nil, ErrLength
+	}
+	r := &Region{pd: pd, kind: kindMR, mem: mem}
+	r.root.Store(r)
+	r.set(base, 0, uint64(len(mem)), a)
+	return r, t.insert(r, true)
+}
+
+// RegisterFast makes a region for fast registration by work request (OpReg):
+// it is not valid until then. a is the most that OpReg may grant.
+func (t *Table) RegisterFast(pd PDID, mem []byte, a Access) (*Region, error) {
+	if !a.valid() {
+		return nil, fmt.Errorf("%w: %#x", ErrAccess, uint32(a))
+	}
+	if len(mem) == 0 {
+		return nil, ErrLength
+	}
+	r := &Region{pd: pd, kind: kindFast, mem: mem, most: a}
+	r.root.Store(r)
+	return r, t.insert(r, false)
+}
+
+// AllocWindow makes a type 2 memory window: it is not valid until OpBindMW
+// binds it to part of a region, for the QP that did so.
+func (t *Table) AllocWindow(pd PDID) (*Region, error) {
+	r := &Region{pd: pd, kind: kindWindow}
+	return r, t.insert(r, false)
+}
+
+// insert gives r a free STag and makes it visible.
+func (t *Table) insert(r *Region, valid bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.n >= MaxRegions {
+		return ErrTableFull
+	}
+	for {
+		var b [4]byte
+		if _, err := io.ReadFull(t.rand, b[:]); err != nil {
+			return fmt.Errorf("verbs: drawing an STag: %w", err)
+		}
+		stag := binary.LittleEndian.Uint32(b[:])
+		// Index 0 is never used, so STag 0 (and the 1 that some peers put in
+		// zero-length RTR messages) names nothing.
+		if stag>>8 == 0 || t.at(stag) != nil {
+			continue
+		}
+		d := &t.dir[stag>>(8+midBits+leafBits)]
+		m := d.Load()
+		if m == nil {
+			m = new(mid)
+			d.Store(m)
+		}
+		ls := &m.leaves[stag>>(8+leafBits)&(1<<midBits-1)]
+		l := ls.Load()
+		if l == nil {
+			l = new(leaf)
+			ls.Store(l)
+			m.n++
+		}
+		r.index = stag >> 8
+		r.state.Store(stag & stateKey)
+		if valid {
+			r.state.Store(stag&stateKey | stateValid)
+		}
+		l.regions[stag>>8&(1<<leafBits-1)].Store(r)
+		l.n++
+		t.n++
+		return nil
+	}
+}
+
+// Deregister invalidates r and frees its STag. A region with windows bound to
+// it stays as it is, with ErrBusy. A second call does nothing. Workers that
+// looked r up before may still copy: the memory may be unmapped only when each
+// worker has passed a turn.
+func (t *Table) Deregister(r *Region) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.gone {
+		return nil
+	}
+	if !r.windows.CompareAndSwap(0, windowsClosed) {
+		return ErrBusy
+	}
+	r.gone = true
+	r.invalidate(0, true)
+	stag := r.index << 8
+	m := t.dir[stag>>(8+midBits+leafBits)].Load()
+	ls := &m.leaves[stag>>(8+leafBits)&(1<<midBits-1)]
+	l := ls.Load()
+	l.regions[stag>>8&(1<<leafBits-1)].Store(nil)
+	t.n--
+	// Readers that hold a leaf keep it alive; nothing is put into it any more.
+	if l.n--; l.n == 0 {
+		ls.Store(nil)
+		if m.n--; m.n == 0 {
+			t.dir[stag>>(8+midBits+leafBits)].Store(nil)
+		}
+	}
+	return nil
+}
+
+// at returns the region of stag's index, whatever its key and state.
+func (t *Table) at(stag uint32) *Region {
+	m := t.dir[stag>>(8+midBits+leafBits)].Load()
+	if m == nil {
+		return nil
+	}
+	l := m.leaves[stag>>(8+leafBits)&(1<<midBits-1)].Load()
+	if l == nil {
+		return nil
+	}
+	return l.regions[stag>>8&(1<<leafBits-1)].Load()
+}
+
+// Lookup returns the valid region of that STag, or nil.
+func (t *Table) Lookup(stag uint32) *Region {
+	r := t.at(stag)
+	if r == nil || r.state.Load()&(stateKey|stateValid) != stag&stateKey|stateValid {
+		return nil
+	}
+	return r
+}

@@ -1,0 +1,110 @@
+package verbs
+
+import "math"
+
+// localInv does OpLocalInv: the window or fast-register region stag of pd is
+// not valid any more. A window answers to any QP of its PD here.
+func (t *Table) localInv(pd PDID, stag uint32) bool {
+	r := t.at(stag)
+	return r != nil && r.pd == pd && r.invalidate(uint8(stag), false)
+}
+
+// fastReg does OpReg: region stag (index of a fast-register region that is not
+// valid, key as wished) becomes valid for n octets at offset off of its memory,
+// the first of which has address base.
+func (t *Table) fastReg(pd PDID, stag uint32, base, off uint64, n uint32, a Access) bool {
+	r := t.at(stag)
+	if r == nil || r.pd != pd || r.kind != kindFast || !a.valid() || a&^(r.most|ZeroBased) != 0 {
+		return false
+	}
+	if a&ZeroBased != 0 {
+		base = 0
+	}
+	if n == 0 || off > uint64(len(r.mem)) || uint64(n) > uint64(len(r.mem))-off || uint64(n-1) > math.MaxUint64-base {
+		return false
+	}
+	return r.change(stag, nil, func() { r.set(base, off, uint64(n), a) })
+}
+
+// bind does OpBindMW: window stag (not bound, key as wished) becomes valid for
+// the n octets at addr of the region lkey, for QP qp alone.
+func (t *Table) bind(pd PDID, qp, stag, lkey uint32, addr uint64, n uint32, a Access) bool {
+	w, r := t.at(stag), t.at(lkey)
+	if w == nil || r == nil || w.pd != pd || r.pd != pd || w.kind != kindWindow || r.kind == kindWindow {
+		return false
+	}
+	if a&^(RemoteWrite|RemoteRead|RemoteAtomic|ZeroBased) != 0 {
+		return false
+	}
+	v, ok := r.read(lkey)
+	if !ok || v.acc&MWBind == 0 || a&(RemoteWrite|RemoteAtomic) != 0 && v.acc&LocalWrite == 0 {
+		return false
+	}
+	if n == 0 || addr < v.base || addr-v.base > v.size || uint64(n) > v.size-(addr-v.base) {
+		return false
+	}
+	off, base := v.off+(addr-v.base), addr
+	if a&ZeroBased != 0 {
+		base = 0
+	}
+	if !r.hold() {
+		return false
+	}
+	if !w.change(stag, r, func() {
+		w.set(base, off, uint64(n), a)
+		w.qp.Store(qp)
+	}) {
+		r.windows.Add(-1)
+		return false
+	}
+	return true
+}
+
+// hold counts one more window bound to r; false: r is gone.
+func (r *Region) hold() bool {
+	for {
+		n := r.windows.Load()
+		if n < 0 {
+			return false
+		}
+		if r.windows.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// change makes r, which must not be valid, valid with stag's key after set.
+// root is the region that a window is bound to. False: r is valid, is being
+// changed by another worker, or is gone.
+func (r *Region) change(stag uint32, root *Region, set func()) bool {
+	if !r.lock() {
+		return false
+	}
+	defer r.unlock()
+	if r.state.Load()&stateValid != 0 {
+		return false
+	}
+	// An invalidation may have cleared the bit and not yet the binding.
+	if root != nil && !r.root.CompareAndSwap(nil, root) {
+		return false
+	}
+	set()
+	r.state.Store(stag&stateKey | stateValid)
+	// Deregister marks the region first and invalidates then: if it did not see
+	// the valid bit, its mark is seen here.
+	if r.windows.Load() < 0 {
+		r.invalidate(0, true)
+	}
+	return true
+}
+
+// remoteInv invalidates stag for the peer of QP qp: only what work requests
+// made valid can be; the peer cannot end a region that the control plane
+// registered, nor a window of another QP.
+func (t *Table) remoteInv(pd PDID, qp, stag uint32) bool {
+	r := t.at(stag)
+	if r == nil || r.pd != pd || r.kind == kindWindow && r.qp.Load() != qp {
+		return false
+	}
+	return r.invalidate(uint8(stag), false)
+}
