@@ -25,7 +25,7 @@ func (w *worker) completions(c *conn) {
 // complete writes one completion. It reports false when the CQ is full.
 func (w *worker) complete(b *QPBinding, wc *verbs.WC) bool {
 	cq := b.SendCQ
-	if wc.Op.IsRecv() {
+	if wc.IsRecv() {
 		cq = b.RecvCQ
 	}
 	if cq == nil {
@@ -66,13 +66,4 @@ func (w *worker) remoteEvents(c *conn) {
 			return
 		}
 	}
-}
-
-// errLocal is the violation that a peer is told of when memory of ours, which a
-// message of that source needs, is gone.
-func errLocal(kind rdmap.SourceKind) *term.Error {
-	if kind == rdmap.SourceTagged {
-		return term.ErrReadSTag
-	}
-	return term.ErrRDMAPLocal
 }

@@ -51,6 +51,7 @@ type conn struct {
 	in      []byte // received, not consumed by the control plane
 	outq    []byte // to be sent
 	attachP mpa.Params
+	attachE *term.Error
 
 	// full operation
 	qp       *QPBinding
@@ -257,7 +258,7 @@ func (w *worker) attach(id ConnID, c *conn, a Attachment) {
 		w.e.events.push(Event{Kind: EventClosed, Conn: id, Worker: w.id, Err: errNoConn, QP: b})
 		return
 	}
-	c.qp, c.attachP = b, a.Params
+	c.qp, c.attachP, c.attachE = b, a.Params, a.Fail
 	b.conn = c
 	b.id.Store(uint64(id))
 	if cl := w.client(b.Client); cl != nil {
@@ -284,6 +285,10 @@ func (w *worker) switchOver(c *conn) {
 	// RFC 5044 section 7.1.2 rule 4: a responder sends nothing before the first
 	// FPDU of the initiator.
 	c.gate = !p.Initiator
+	if c.attachE != nil {
+		w.fail(c, c.attachE, nil)
+		return
+	}
 	switch rtr := rtrKind(p.RTR); {
 	case p.RTR == 0:
 		w.event(c, EventEstablished, nil, nil)

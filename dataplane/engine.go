@@ -17,6 +17,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
@@ -56,6 +57,8 @@ type Config struct {
 	// Inline lets an application drive worker 0 itself by Turn; the engine's own
 	// goroutine then only fills in while the application does not.
 	Inline bool
+	// Now is the workers' clock; default clock.Now.
+	Now func() clock.Time
 }
 
 // Queue is one NIC queue for a worker.
@@ -113,6 +116,10 @@ type Attachment struct {
 	QP     *QPBinding
 	Params mpa.Params
 	Reply  []byte // sent last in streaming mode: the MPA reply of a responder
+	// Fail, if set, ends the stream as soon as full operation begins, with that
+	// Terminate: startup failed in a way that the peer is told of by one (RFC
+	// 6581 section 9).
+	Fail *term.Error
 }
 
 // EventKind says what happened.
@@ -187,6 +194,9 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 	}
 	if cfg.Spin == 0 {
 		cfg.Spin = 50 * time.Microsecond
+	}
+	if cfg.Now == nil {
+		cfg.Now = clock.Now
 	}
 	if cfg.MaxConns == 0 {
 		cfg.MaxConns = 16384
@@ -485,6 +495,3 @@ func (q *eventQueue) run(on func(Event)) {
 		}
 	}
 }
-
-// now is the workers' clock.
-func now() clock.Time { return clock.Now() }

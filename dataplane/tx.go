@@ -222,13 +222,15 @@ func (w *worker) composeRecord(c *conn) bool {
 // copied from client memory, markers, CRC in one pass.
 func (w *worker) composeFPDU(c *conn, dst []byte, seq serial.Num, ulpdu int) bool {
 	p := &c.pending
-	var parts [verbs.MaxGather][]byte
+	var parts [verbs.MaxSGE][]byte
 	var payload [][]byte
 	if p.Len > 0 && p.Src.Kind != rdmap.SourceNone {
 		ok := false
 		if payload, ok = c.qp.QP.Gather(&p.Src, p.Len, parts[:0]); !ok {
-			// The memory was deregistered under the work request or the read.
-			w.localFault(c)
+			// The memory went away under the work request or the read; the stream
+			// knows, and its Terminate is next.
+			w.violation(c, c.stream.Err())
+			w.mark(c)
 			return false
 		}
 	}
@@ -340,9 +342,4 @@ func (w *worker) disown(s link.Slot) {
 	if st.posted == 0 {
 		w.link.Free(s)
 	}
-}
-
-// localFault ends a stream whose memory has gone away under it.
-func (w *worker) localFault(c *conn) {
-	w.fail(c, errLocal(c.pending.Src.Kind), nil)
 }

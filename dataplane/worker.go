@@ -87,7 +87,7 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 	// link whose packets nearly fill a slot is a few octets smaller.
 	w.mtu = min(q.Link.MTU(), q.Link.SlotSize()-headroom+minHeaders)
 	w.held.init(q.Link.Slots() / 2)
-	w.now = now()
+	w.now = w.e.cfg.Now()
 	w.timers.init(w.now)
 	if err := w.cmds.init(); err != nil {
 		return nil, err
@@ -158,7 +158,7 @@ func (w *worker) loop() {
 // turns.
 func (w *worker) fillIn() {
 	for !w.e.stop.Load() {
-		if now().Sub(clock.Time(w.app.Load())) < time.Millisecond {
+		if w.e.cfg.Now().Sub(clock.Time(w.app.Load())) < time.Millisecond {
 			unix.Nanosleep(&unix.Timespec{Nsec: int64(time.Millisecond)}, nil)
 			continue
 		}
@@ -182,6 +182,9 @@ func (w *worker) fillIn() {
 func (w *worker) inlineTurn() int {
 	if !w.drive.TryLock() {
 		return 0
+	}
+	if w.cmds.sleeping.Load() {
+		w.arm(false)
 	}
 	n := w.turn()
 	w.app.Store(int64(w.now))
@@ -210,14 +213,14 @@ func (w *worker) arm(sleeping bool) {
 
 func (w *worker) untilTimer(limit time.Duration) time.Duration {
 	if at := w.timers.next(); at != 0 {
-		limit = min(limit, max(0, at.Sub(now())))
+		limit = min(limit, max(0, at.Sub(w.e.cfg.Now())))
 	}
 	return limit
 }
 
 // turn is one pass over all that may have work. It returns how much it found.
 func (w *worker) turn() int {
-	w.now = now()
+	w.now = w.e.cfg.Now()
 	n := w.pollRx()
 	if w.cmds.pending.Load() != 0 {
 		n += w.cmds.drain(w)

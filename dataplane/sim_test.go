@@ -1,0 +1,351 @@
+package dataplane
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/impair"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+var (
+	addrA = netip.MustParseAddr("10.0.0.1")
+	addrB = netip.MustParseAddr("10.0.0.2")
+	macA  = [6]byte{2, 0, 0, 0, 0, 1}
+	macB  = [6]byte{2, 0, 0, 0, 0, 2}
+)
+
+// A sim is two engines joined by a pipe, driven from one goroutine under a
+// virtual clock.
+type sim struct {
+	t     testing.TB
+	now   clock.Time
+	hosts [2]*simHost
+	limit clock.Time
+}
+
+type simHost struct {
+	e      *Engine
+	w      *worker
+	link   *link.Pipe
+	events []Event
+	table  *verbs.Table
+}
+
+func newSim(t testing.TB, cfg link.PipeConfig) *sim {
+	s := &sim{t: t, now: clock.Time(time.Second)}
+	cfg.Now = func() clock.Time { return s.now }
+	a, b, err := link.NewPipe(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, l := range []*link.Pipe{a, b} {
+		h := &simHost{link: l, table: verbs.NewTable(rand.NewChaCha8([32]byte{byte(i)}))}
+		h.e, err = New(Config{Now: cfg.Now}, []Queue{{Link: l, CPU: -1}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.w = h.e.workers[0]
+		s.hosts[i] = h
+	}
+	t.Cleanup(func() {
+		for _, h := range s.hosts {
+			h.w.closeFDs()
+			h.link.Close()
+		}
+	})
+	s.limit = s.now.Add(10 * time.Minute)
+	return s
+}
+
+// step turns both workers once; without work it moves the clock to the next
+// deadline of a worker or the wire. It reports false when nothing is left to do.
+func (s *sim) step() bool {
+	n := 0
+	var next clock.Time
+	for _, h := range s.hosts {
+		n += h.w.turn()
+		for _, f := range h.e.events.q {
+			f(func(ev Event) { h.events = append(h.events, ev) })
+		}
+		h.e.events.q = nil
+		if len(h.w.dirty) > 0 {
+			n++
+		}
+	}
+	if n > 0 {
+		s.now = s.now.Add(time.Microsecond)
+		return true
+	}
+	for _, h := range s.hosts {
+		next = clock.Earliest(next, clock.Earliest(h.w.timers.next(), h.link.Deadline()))
+	}
+	if next == 0 {
+		return false
+	}
+	s.now = max(next, s.now.Add(time.Microsecond))
+	return true
+}
+
+// until steps till cond holds.
+func (s *sim) until(what string, cond func() bool) {
+	s.t.Helper()
+	for !cond() {
+		if !s.step() {
+			s.t.Fatalf("at rest, but not: %s", what)
+		}
+		if s.now > s.limit {
+			s.t.Fatalf("not within %v of virtual time: %s", 10*time.Minute, what)
+		}
+	}
+}
+
+func (h *simHost) take(kind EventKind) (Event, bool) {
+	for i, ev := range h.events {
+		if ev.Kind == kind {
+			h.events = append(h.events[:i:i], h.events[i+1:]...)
+			return ev, true
+		}
+	}
+	return Event{}, false
+}
+
+// open connects host 0 to host 1 and returns the two connections in streaming
+// mode.
+func (s *sim) open() (a, b *conn) {
+	s.t.Helper()
+	ha, hb := s.hosts[0], s.hosts[1]
+	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
+	hb.w.turn()
+	if hb.w.listenerFor(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}) == nil {
+		if err := hb.w.listen(1, remote, 8); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	id := ha.w.newID()
+	if err := ha.w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0); err != nil {
+		s.t.Fatal(err)
+	}
+	var acc, con Event
+	s.until("both established", func() bool {
+		if ev, ok := ha.take(EventConnected); ok {
+			con = ev
+		}
+		if ev, ok := hb.take(EventAccepted); ok {
+			acc = ev
+		}
+		return acc.Kind != 0 && con.Kind != 0
+	})
+	return ha.w.conns[con.Conn], hb.w.conns[acc.Conn]
+}
+
+// A simQP is a queue pair whose work requests and completions are plain slices.
+type simQP struct {
+	QPBinding
+	h     *simHost
+	mem   []byte
+	reg   *verbs.Region
+	sends []verbs.SendWR
+	recvs []verbs.RecvWR
+	wcs   []verbs.WC
+}
+
+func (q *simQP) NextSend(wr *verbs.SendWR) bool {
+	if len(q.sends) == 0 {
+		return false
+	}
+	*wr = q.sends[0]
+	q.sends = q.sends[1:]
+	return true
+}
+
+func (q *simQP) NextRecv(wr *verbs.RecvWR) bool {
+	if len(q.recvs) == 0 {
+		return false
+	}
+	*wr = q.recvs[0]
+	q.recvs = q.recvs[1:]
+	return true
+}
+
+func (q *simQP) Push(_ int, wc *verbs.WC) bool { q.wcs = append(q.wcs, *wc); return true }
+func (q *simQP) Flush(int)                     {}
+
+const simAccess = verbs.LocalWrite | verbs.RemoteRead | verbs.RemoteWrite | verbs.RemoteAtomic
+
+func newSimQP(t testing.TB, h *simHost, size int) *simQP {
+	q := &simQP{h: h, mem: make([]byte, size)}
+	var err error
+	if q.reg, err = h.table.Register(1, q.mem, 0x10000, simAccess); err != nil {
+		t.Fatal(err)
+	}
+	q.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: h.table, SQDepth: 128, RQDepth: 128, MaxSGE: 4, SigAll: true, Sends: q, Recvs: q})
+	q.SendCQ, q.RecvCQ, q.Client = q, q, &ClientBinding{}
+	return q
+}
+
+func (q *simQP) sge(off, n int) []verbs.SGE {
+	return []verbs.SGE{{Addr: 0x10000 + uint64(off), Len: uint32(n), LKey: q.reg.STag()}}
+}
+
+// attach takes both ends to full operation.
+func (s *sim) attach(a, b *conn, qa, qb *simQP, p mpa.Params) {
+	s.t.Helper()
+	s.hosts[1].w.attach(b.id, b, Attachment{QP: &qb.QPBinding, Params: p})
+	p.Initiator = true
+	s.hosts[0].w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: p})
+	s.until("full operation", func() bool { return a.mode == modeFull && b.mode == modeFull })
+}
+
+// closeAll ends the connection in order and checks that everything came back.
+func (s *sim) closeAll(a *conn) {
+	s.t.Helper()
+	s.hosts[0].w.disconnect(a, false)
+	s.until("connections gone", func() bool { return len(s.hosts[0].w.flows) == 0 && len(s.hosts[1].w.flows) == 0 })
+	for s.step() { // what is still on the wire
+		if s.now > s.limit {
+			s.t.Fatal("never at rest")
+		}
+	}
+	for i, h := range s.hosts {
+		if n := len(h.w.held.free); n != len(h.w.held.frames) {
+			s.t.Errorf("host %d: %d held frames not given back", i, len(h.w.held.frames)-n)
+		}
+		if h.link.FreeSlots() != h.link.Slots() {
+			s.t.Errorf("host %d: %d TX slots not given back", i, h.link.Slots()-h.link.FreeSlots())
+		}
+		if h.w.timers.count != 0 {
+			s.t.Errorf("host %d: %d timers left", i, h.w.timers.count)
+		}
+	}
+}
+
+func TestStreamingMode(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	a, b := s.open()
+	msg := bytes.Repeat([]byte("streaming mode, before MPA. "), 400)
+	s.hosts[0].w.streamSend(a, msg)
+	var got []byte
+	s.until("octets arrived", func() bool {
+		if ev, ok := s.hosts[1].take(EventData); ok {
+			got = append(got, ev.Data...)
+			s.hosts[1].w.streamConsumed(b, len(ev.Data))
+		}
+		return len(got) >= len(msg)
+	})
+	if !bytes.Equal(got, msg) {
+		t.Error("streaming octets differ")
+	}
+	s.closeAll(a)
+	for i, h := range s.hosts {
+		if ev, ok := h.take(EventClosed); !ok || ev.Err != nil {
+			t.Errorf("host %d: EventClosed = %v, %v; want one without error", i, ok, ev.Err)
+		}
+	}
+}
+
+// TestVerbsOverBadWire moves data by Write, Read and Send over wires of every
+// kind of badness, and checks the memory, the completions, and that all frames
+// and timers come back.
+func TestVerbsOverBadWire(t *testing.T) {
+	seed := testenv.Seed(t)
+	seeds := 6
+	if testing.Short() {
+		seeds = 2
+	}
+	wires := []struct {
+		name string
+		cfg  impair.Config
+		mtu  int
+	}{
+		{"clean", impair.Config{}, 1500},
+		{"jumbo", impair.Config{}, 9000},
+		{"delay", impair.Config{Delay: 5 * time.Millisecond}, 1500},
+		{"loss", impair.Config{Loss: 0.03, Delay: time.Millisecond}, 1500},
+		{"all", impair.Config{Loss: 0.02, Duplicate: 0.02, Reorder: 0.05, Corrupt: 0.01, Delay: time.Millisecond, Jitter: time.Millisecond}, 3498},
+	}
+	params := []struct {
+		name string
+		p    mpa.Params
+	}{
+		{"crc", mpa.Params{CRC: true, IRD: 8, ORD: 8}},
+		{"markers", mpa.Params{CRC: true, SendMarkers: true, RecvMarkers: true, IRD: 8, ORD: 8}},
+		{"plain", mpa.Params{IRD: 8, ORD: 8}},
+	}
+	for _, wire := range wires {
+		for _, par := range params {
+			t.Run(wire.name+"/"+par.name, func(t *testing.T) {
+				for i := range seeds {
+					wire.cfg.Seed = seed + uint64(i)
+					cfg := link.PipeConfig{MTU: wire.mtu, AtoB: wire.cfg, BtoA: wire.cfg}
+					cfg.BtoA.Seed += 1000
+					moveData(t, cfg, par.p, rand.New(rand.NewPCG(seed, uint64(i))))
+				}
+			})
+		}
+	}
+}
+
+func moveData(t *testing.T, cfg link.PipeConfig, p mpa.Params, rng *rand.Rand) {
+	const size = 300_000
+	s := newSim(t, cfg)
+	a, b := s.open()
+	qa, qb := newSimQP(t, s.hosts[0], 2*size), newSimQP(t, s.hosts[1], 2*size)
+	for i := range qa.mem[:size] {
+		qa.mem[i] = byte(rng.Uint32())
+	}
+	for i := range 16 {
+		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: uint64(i), SGEs: qb.sge(size+i*1000, 1000)})
+	}
+	s.attach(a, b, qa, qb, p)
+
+	// Writes of random cuts to qb, then the same read back into the second half.
+	n := 0
+	for off := 0; off < size; {
+		l := min(size-off, 1+rng.IntN(50_000))
+		qa.sends = append(qa.sends, verbs.SendWR{ID: uint64(n), Op: rdmap.OpWrite, SGEs: qa.sge(off, l), RKey: qb.reg.STag(), Remote: 0x10000 + uint64(off)})
+		off += l
+		n++
+	}
+	for i := range 16 {
+		qa.sends = append(qa.sends, verbs.SendWR{ID: uint64(n), Op: rdmap.OpSend, SGEs: qa.sge(i*2000, 1000-i)})
+		n++
+	}
+	for off := 0; off < size; {
+		l := min(size-off, 1+rng.IntN(50_000))
+		qa.sends = append(qa.sends, verbs.SendWR{ID: uint64(n), Op: rdmap.OpRead, SGEs: qa.sge(size+off, l), RKey: qb.reg.STag(), Remote: 0x10000 + uint64(off)})
+		off += l
+		n++
+	}
+	s.hosts[0].w.mark(a)
+	s.until("all completed", func() bool { return len(qa.wcs) >= n && len(qb.wcs) >= 16 })
+	for i, wc := range qa.wcs {
+		if wc.ID != uint64(i) || wc.Status != verbs.WCSuccess {
+			t.Fatalf("completion %d: id %d, status %v", i, wc.ID, wc.Status)
+		}
+	}
+	for i, wc := range qb.wcs {
+		if wc.ID != uint64(i) || wc.Status != verbs.WCSuccess || wc.Len != uint32(1000-i) {
+			t.Fatalf("receive %d: id %d, status %v, %d octets", i, wc.ID, wc.Status, wc.Len)
+		}
+		if !bytes.Equal(qb.mem[size+i*1000:][:1000-i], qa.mem[i*2000:][:1000-i]) {
+			t.Fatalf("receive %d: octets differ", i)
+		}
+	}
+	if !bytes.Equal(qb.mem[:size], qa.mem[:size]) {
+		t.Fatal("written octets differ")
+	}
+	if !bytes.Equal(qa.mem[size:], qa.mem[:size]) {
+		t.Fatal("octets read back differ")
+	}
+	s.closeAll(a)
+}
