@@ -7,48 +7,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BellFile is a client's doorbell pages, one for each worker, in one memfd.
-type BellFile struct {
-	file
-	pages []*Doorbells
-}
-
-// CreateDoorbells makes the doorbell pages of a client, with bits doorbells in
-// each.
-func CreateDoorbells(workers, bits int) (*BellFile, error) {
-	if err := checkRange("number of workers", workers, MaxWorkers); err != nil {
-		return nil, err
-	}
-	if err := checkRange("number of doorbells", bits, MaxBells); err != nil {
-		return nil, err
-	}
-	f, err := create("iwarp-bells", HeaderSize+workers*PageSize)
-	if err != nil {
-		return nil, err
-	}
-	h := header{kind: KindDoorbells, entries: bits, rings: workers, ringSize: PageSize}
-	h.put(f.mem)
-	b := &BellFile{file: f}
-	for i := range workers {
-		m := f.mem[HeaderSize+i*PageSize:][:PageSize]
-		b.pages = append(b.pages, &Doorbells{word32(m, BellSleeping), words64(m, BellBits, (bits+63)/64)})
-	}
-	return b, nil
-}
-
-// Page returns the page of a worker.
-func (b *BellFile) Page(worker int) *Doorbells { return b.pages[worker] }
-
-// Pages returns all pages, by worker.
-func (b *BellFile) Pages() []*Doorbells { return b.pages }
-
-// Doorbells is the worker's end of a doorbell page. The worker goes to sleep by
-// SetSleeping(true), then Any on each of its pages, and sleeps only if none
-// has a bell; it clears the flag when it wakes.
+// Doorbells is the worker's end of a client's doorbell page, which is a memfd of
+// its own. The worker goes to sleep by SetSleeping(true), then Any on each of
+// its pages, and sleeps only if none has a bell; it clears the flag when it
+// wakes.
 type Doorbells struct {
+	file
+	bits     int
 	sleeping *atomic.Uint32
 	words    []atomic.Uint64
 }
+
+// CreateDoorbells makes a page of at least bits doorbells.
+func CreateDoorbells(bits int) (*Doorbells, error) {
+	if err := checkRange("number of doorbells", bits, MaxBells); err != nil {
+		return nil, err
+	}
+	bits = align(bits, 64)
+	f, err := create("iwarp-bells", HeaderSize+PageSize)
+	if err != nil {
+		return nil, err
+	}
+	h := header{kind: KindDoorbells, entries: bits, rings: 1, ringSize: PageSize}
+	h.put(f.mem)
+	m := f.mem[HeaderSize:]
+	return &Doorbells{f, bits, word32(m, BellSleeping), words64(m, BellBits, bits/64)}, nil
+}
+
+// Bits returns how many doorbells there are.
+func (d *Doorbells) Bits() int { return d.bits }
 
 // Words returns how many words of 64 doorbells there are.
 func (d *Doorbells) Words() int { return len(d.words) }
@@ -81,42 +68,29 @@ func (d *Doorbells) SetSleeping(sleeping bool) {
 	}
 }
 
-// BellMap is a client's mapping of its doorbell pages.
-type BellMap struct {
-	file
-	bits  int
-	pages int
-}
-
-// MapDoorbells maps the doorbell pages in fd, which stays the caller's.
-func MapDoorbells(fd int) (*BellMap, error) {
-	f, h, err := attach(fd, KindDoorbells)
-	if err != nil {
-		return nil, err
-	}
-	return &BellMap{file: f, bits: h.entries, pages: h.rings}, nil
-}
-
-// Pages returns how many pages there are.
-func (b *BellMap) Pages() int { return b.pages }
-
-// Ringer returns the ringer of a page, which wakes its worker by the
-// descriptor wake (-1: never).
-func (b *BellMap) Ringer(page, wake int) (*DoorbellRinger, error) {
-	if page < 0 || page >= b.pages {
-		return nil, fmt.Errorf("shm: doorbell page %d is not in 0..%d", page, b.pages-1)
-	}
-	m := b.mem[HeaderSize+page*PageSize:][:PageSize]
-	return &DoorbellRinger{word32(m, BellSleeping), words64(m, BellBits, (b.bits+63)/64), wake}, nil
-}
-
 // DoorbellRinger is the client's end of a doorbell page. Any goroutine may
 // ring.
 type DoorbellRinger struct {
+	file
+	bits     int
 	sleeping *atomic.Uint32
 	words    []atomic.Uint64
 	wake     int
 }
+
+// MapDoorbells maps the doorbell page in fd. wake is the descriptor that wakes
+// its worker. Both stay the caller's.
+func MapDoorbells(fd, wake int) (*DoorbellRinger, error) {
+	f, h, err := attach(fd, KindDoorbells)
+	if err != nil {
+		return nil, err
+	}
+	m := f.mem[HeaderSize:]
+	return &DoorbellRinger{f, h.entries, word32(m, BellSleeping), words64(m, BellBits, h.entries/64), wake}, nil
+}
+
+// Bits returns how many doorbells there are.
+func (r *DoorbellRinger) Bits() int { return r.bits }
 
 // Ring rings a bell: the worker will look at that QP's send ring. Only when the
 // worker sleeps does it cost a system call.

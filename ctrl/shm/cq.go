@@ -5,6 +5,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/internal/ring"
 	"github.com/iwarpd/iwarpd/verbs"
+	"golang.org/x/sys/unix"
 )
 
 // CQ is the daemon's end of a completion queue: one ring for each worker, so
@@ -12,7 +13,7 @@ import (
 type CQ struct {
 	file
 	arm, overruns *atomic.Uint32
-	wake          int
+	wakeR, wakeW  int
 	entries       int
 	rings         []cqRing
 }
@@ -28,9 +29,8 @@ type cqRing struct {
 }
 
 // CreateCQ makes a completion queue of at least entries CQEs for each of
-// workers. wake is the descriptor that Flush wakes the client by (see
-// NewWake), or -1; it stays the caller's.
-func CreateCQ(entries, workers, wake int) (*CQ, error) {
+// workers, and the channel by which Flush wakes the client.
+func CreateCQ(workers, entries int) (*CQ, error) {
 	if err := checkRange("number of entries", entries, MaxEntries); err != nil {
 		return nil, err
 	}
@@ -43,10 +43,15 @@ func CreateCQ(entries, workers, wake int) (*CQ, error) {
 	if err != nil {
 		return nil, err
 	}
+	r, w, err := NewWake()
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
 	h := header{kind: KindCQ, entries: entries, stride: CQESize, rings: workers, ringSize: size}
 	h.put(f.mem)
 	c := &CQ{
-		file: f, wake: wake, entries: entries,
+		file: f, wakeR: r, wakeW: w, entries: entries,
 		arm: word32(f.mem, HdrArm), overruns: word32(f.mem, HdrOverruns),
 		rings: make([]cqRing, workers),
 	}
@@ -56,6 +61,19 @@ func CreateCQ(entries, workers, wake int) (*CQ, error) {
 		c.rings[i].mem = m[RingEntries:]
 	}
 	return c, nil
+}
+
+// EventFD returns the descriptor to hand to the client: it becomes readable
+// when an armed queue has a completion.
+func (c *CQ) EventFD() int { return c.wakeR }
+
+// Close unmaps the queue and closes its descriptors.
+func (c *CQ) Close() error {
+	if c.mem != nil {
+		unix.Close(c.wakeR)
+		unix.Close(c.wakeW)
+	}
+	return c.file.Close()
 }
 
 // Room returns how many completions worker's ring takes now.
@@ -93,8 +111,8 @@ func (c *CQ) Flush(worker int) {
 	if arm == ArmNone || arm == ArmSolicited && !wakes {
 		return
 	}
-	if c.arm.CompareAndSwap(arm, ArmNone) && c.wake >= 0 {
-		Wake(c.wake)
+	if c.arm.CompareAndSwap(arm, ArmNone) {
+		Wake(c.wakeW)
 	}
 }
 
@@ -106,8 +124,8 @@ func (c *CQ) Dropped(worker int) uint64 { return c.rings[worker].dropped }
 // worker's ring.
 func (c *CQ) Fault(worker int) bool { return c.rings[worker].ring.Bad() }
 
-// Entries returns how many completions each ring holds.
-func (c *CQ) Entries() int { return c.entries }
+// Depth returns how many completions each ring holds.
+func (c *CQ) Depth() int { return c.entries }
 
 // CQConsumer is the client's end of a completion queue. One goroutine at a
 // time may Poll.
@@ -179,5 +197,5 @@ func (c *CQConsumer) Arm(solicitedOnly bool) {
 // Overruns returns how many completions were lost for want of room.
 func (c *CQConsumer) Overruns() uint32 { return c.overruns.Load() }
 
-// Entries returns how many completions each worker's ring holds.
-func (c *CQConsumer) Entries() int { return c.entries }
+// Depth returns how many completions each worker's ring holds.
+func (c *CQConsumer) Depth() int { return c.entries }

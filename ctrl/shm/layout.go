@@ -28,8 +28,8 @@ const (
 	HdrKind      = 12 // u32
 	HdrEntries   = 16 // u32, of each ring; doorbells: bits
 	HdrStride    = 20 // u32, octets of an entry
-	HdrRings     = 24 // u32, rings or doorbell pages
-	HdrRingSize  = 28 // u32, octets from one ring or page to the next
+	HdrRings     = 24 // u32
+	HdrRingSize  = 28 // u32, octets from one ring to the next
 	HdrMaxSGE    = 32 // u32
 	HdrMaxInline = 36 // u32
 	HdrArm       = 2048
@@ -104,7 +104,7 @@ const (
 	CQEVendor = 40 // u32
 )
 
-// A doorbell page: page i starts at HeaderSize + i*PageSize.
+// A doorbell page starts at HeaderSize.
 const (
 	PageSize     = 4096
 	BellSleeping = 0   // u32

@@ -119,7 +119,7 @@ func (h *header) valid(size int) bool {
 		return false
 	}
 	if h.kind == KindDoorbells {
-		return h.entries <= MaxBells && h.ringSize == PageSize
+		return h.rings == 1 && h.entries <= MaxBells && h.entries%64 == 0 && h.ringSize == PageSize
 	}
 	if h.entries > MaxEntries || h.entries&(h.entries-1) != 0 || h.ringSize != ringSize(h.entries, h.stride) {
 		return false

@@ -7,17 +7,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mapping is client memory, mapped.
-type Mapping struct {
+// Region is client memory, mapped.
+type Region struct {
 	file
 	data []byte
 }
 
 // Bytes returns the memory.
-func (m *Mapping) Bytes() []byte { return m.data }
+func (m *Region) Bytes() []byte { return m.data }
 
 // Close unmaps the memory.
-func (m *Mapping) Close() error {
+func (m *Region) Close() error {
 	m.data = nil
 	return m.file.Close()
 }
@@ -28,17 +28,18 @@ const (
 	hugetlbfsMagic = 0x958458f6
 )
 
-// MapRegion maps length octets at off of a client's memfd for use as a memory
+// MapRegion maps size octets at offset of a client's memfd for use as a memory
 // region; with write false the mapping is read-only. fd stays the caller's.
 //
 // A memfd that shrank would kill the daemon with SIGBUS at the next access, so
 // F_SEAL_SHRINK is added here, before the mapping, and the pages are allocated
 // now. Descriptors of any other kind are refused, huge pages too: they can be
 // taken back by a hole and then not be had again.
-func MapRegion(fd int, off, length int64, write bool) (*Mapping, error) {
-	if off < 0 || length <= 0 || off > maxRegion || length > maxRegion {
-		return nil, fmt.Errorf("%w: offset %d, length %d", ErrMemory, off, length)
+func MapRegion(fd int, offset, size uint64, write bool) (*Region, error) {
+	if size == 0 || offset > maxRegion || size > maxRegion {
+		return nil, fmt.Errorf("%w: offset %d, length %d", ErrMemory, offset, size)
 	}
+	off, length := int64(offset), int64(size)
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {
 		return nil, fmt.Errorf("shm: fstatfs: %w", err)
@@ -57,7 +58,7 @@ func MapRegion(fd int, off, length int64, write bool) (*Mapping, error) {
 		return nil, fmt.Errorf("shm: sealing: %w", err)
 	}
 	// Only now is the size known to stay.
-	size, seals, err := sealsOf(fd)
+	have, seals, err := sealsOf(fd)
 	if err != nil {
 		return nil, err
 	}
@@ -66,8 +67,8 @@ func MapRegion(fd int, off, length int64, write bool) (*Mapping, error) {
 		return nil, fmt.Errorf("%w: memfd cannot be sealed against shrinking", ErrMemory)
 	case write && seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0:
 		return nil, fmt.Errorf("%w: memfd is sealed against writing", ErrMemory)
-	case off+length > size:
-		return nil, fmt.Errorf("%w: %d octets at %d of a memfd of %d", ErrMemory, length, off, size)
+	case off+length > have:
+		return nil, fmt.Errorf("%w: %d octets at %d of a memfd of %d", ErrMemory, length, off, have)
 	}
 	prot := unix.PROT_READ
 	if write {
@@ -81,12 +82,12 @@ func MapRegion(fd int, off, length int64, write bool) (*Mapping, error) {
 	if err != nil {
 		return nil, fmt.Errorf("shm: mapping %d octets: %w", length, err)
 	}
-	return &Mapping{file: file{fd: -1, mem: mem}, data: mem[head : head+length : head+length]}, nil
+	return &Region{file: file{fd: -1, mem: mem}, data: mem[head : head+length : head+length]}, nil
 }
 
 // CreateRegion makes client memory of size octets in a memfd that cannot
 // shrink, and maps it.
-func CreateRegion(name string, size int) (*Mapping, error) {
+func CreateRegion(name string, size int) (*Region, error) {
 	if size <= 0 || size > maxRegion {
 		return nil, fmt.Errorf("%w: length %d", ErrMemory, size)
 	}
@@ -105,5 +106,5 @@ func CreateRegion(name string, size int) (*Mapping, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("shm: making %d octets of memory: %w", size, err)
 	}
-	return &Mapping{file: file{fd: fd, mem: mem}, data: mem}, nil
+	return &Region{file: file{fd: fd, mem: mem}, data: mem}, nil
 }

@@ -27,6 +27,7 @@ type reader struct {
 	ring    ring.Consumer
 	mem     []byte // entries
 	stride  int
+	entries int
 	batch   uint32
 	first   uint32 // of the batch being taken
 	n, used uint32 // entries in the batch, and taken of it
@@ -36,11 +37,12 @@ type reader struct {
 func newReader(mem []byte, entries, stride int) reader {
 	r := mem[HeaderSize:]
 	return reader{
-		ring:   ring.NewConsumer(word32(r, RingProducer), word32(r, RingConsumer), uint32(entries)),
-		mem:    r[RingEntries:],
-		stride: stride,
-		batch:  min(max(uint32(entries)/4, 1), 64),
-		wqe:    make([]byte, stride),
+		ring:    ring.NewConsumer(word32(r, RingProducer), word32(r, RingConsumer), uint32(entries)),
+		mem:     r[RingEntries:],
+		stride:  stride,
+		entries: entries,
+		batch:   min(max(uint32(entries)/4, 1), 64),
+		wqe:     make([]byte, stride),
 	}
 }
 
@@ -67,6 +69,9 @@ func (r *reader) at() []byte {
 
 // more copies n octets that follow the fixed part.
 func (r *reader) more(fixed, n int) { copy(r.wqe[fixed:fixed+n], r.at()[fixed:]) }
+
+// Depth returns how many work requests the ring holds.
+func (r *reader) Depth() int { return r.entries }
 
 // Fault reports whether the client has written an impossible producer index.
 // The ring gives nothing more while it stands.
@@ -165,8 +170,8 @@ func newWriter(f file, h header) writer {
 // Space returns how many work requests can be posted now.
 func (w *writer) Space() int { return int(w.ring.Free(uint32(w.entries))) }
 
-// Entries returns how many work requests the ring holds.
-func (w *writer) Entries() int { return w.entries }
+// Depth returns how many work requests the ring holds.
+func (w *writer) Depth() int { return w.entries }
 
 // MaxSGE returns how many SGEs a work request may have.
 func (w *writer) MaxSGE() int { return w.maxSGE }
