@@ -38,7 +38,7 @@ type earlyState struct {
 }
 
 // first returns the first FPDU that was placed.
-func (e *earlyState) first() (s span, any bool) {
+func (e *earlyState) first() (s span, ok bool) {
 	if e.head == len(e.placed) {
 		return span{}, false
 	}

@@ -103,7 +103,7 @@ func (r *Receiver) Next(f *FPDU) (ok bool, err *term.Error) {
 			return false, nil
 		}
 		if r.held == 0 {
-			if p, any := r.early.first(); any && p.seq == r.next {
+			if p, ok := r.early.first(); ok && p.seq == r.next {
 				r.skip = int(p.n)
 				continue
 			}
@@ -218,7 +218,7 @@ func (r *Receiver) take(raw []byte, f *FPDU) bool {
 		return false
 	}
 	end := r.next + serial.Num(len(raw))
-	if p, any := r.early.first(); any && p.seq.Less(end) {
+	if p, ok := r.early.first(); ok && p.seq.Less(end) {
 		// A marker has said that an FPDU begins inside of this one.
 		r.fail(term.ErrMPAMarker)
 		return false
@@ -264,7 +264,7 @@ func (r *Receiver) strip(seq serial.Num, raw []byte, buf *[]byte) (ulpdu []byte,
 		}
 		return raw[from : from+n : from+n], true
 	}
-	*buf = grow(*buf, len(*buf), n)
+	*buf = grow(*buf, 0, n)
 	out := *buf
 	to := 0
 	for ; next < len(raw); next += markerEvery {

@@ -1,0 +1,529 @@
+package mpa
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/term"
+)
+
+// piece is a range of octets of a stream, as TCP has received it.
+type piece struct {
+	from, to int
+	octets   []byte // nil: placed early and gone
+}
+
+// early takes what can be found in octets [from, to) of stream ahead of order.
+// place is asked for each FPDU. It returns what was found, and whether the octets
+// need not be kept.
+func early(t testing.TB, r *Receiver, start serial.Num, stream []byte, from, to int, place func(*FPDU) bool) (found []serial.Num, gone bool) {
+	t.Helper()
+	// The octets are the frame's, which is used for something else afterwards.
+	seg := bytes.Clone(stream[from:to])
+	r.FeedEarly(start+serial.Num(from), seg)
+	gone = true
+	var f FPDU
+	for r.NextEarly(&f) {
+		if !f.Early || f.Placed {
+			t.Fatalf("NextEarly gave early %v, placed %v", f.Early, f.Placed)
+		}
+		found = append(found, f.Seq)
+		if place(&f) {
+			r.MarkPlaced(f.Seq)
+		} else {
+			gone = false
+		}
+	}
+	for i := range seg {
+		seg[i] = 0xee
+	}
+	return found, gone && r.EarlyWhole()
+}
+
+// world is a stream, the receiver it is sent to, and what must come out.
+type world struct {
+	t      testing.TB
+	r      *Receiver
+	start  serial.Num
+	stream []byte
+	fpdus  []sent
+	at     int          // in-order point, as an offset in stream
+	next   int          // FPDU that is due in order
+	placed map[int]bool // FPDUs placed early, by index
+	held   []piece
+	whole  int // FPDUs that arrived whole in an early segment
+}
+
+func newWorld(t testing.TB, rnd *rand.Rand, crc bool, start serial.Num, sizes ...int) *world {
+	w := &world{t: t, r: new(Receiver), start: start, placed: map[int]bool{}}
+	w.stream, w.fpdus = stream(rnd, crc, true, start, sizes...)
+	w.r.Init(crc, true, start)
+	return w
+}
+
+// end returns the offset behind FPDU i.
+func (w *world) end(i int) int {
+	if i+1 < len(w.fpdus) {
+		return w.fpdus[i+1].begin
+	}
+	return len(w.stream)
+}
+
+// index returns which FPDU has its length field at seq.
+func (w *world) index(seq serial.Num) int {
+	w.t.Helper()
+	i := slices.IndexFunc(w.fpdus, func(s sent) bool { return s.seq == seq })
+	if i < 0 {
+		w.t.Fatalf("an FPDU at %d, where none begins", seq-w.start)
+	}
+	return i
+}
+
+// arrive gives octets [from, to) to the receiver as TCP would.
+func (w *world) arrive(from, to int, place func() bool) {
+	w.t.Helper()
+	if to <= w.at {
+		return
+	}
+	if from > w.at {
+		_, gone := early(w.t, w.r, w.start, w.stream, from, to, func(f *FPDU) bool {
+			w.t.Helper()
+			i := w.index(f.Seq)
+			if w.placed[i] {
+				w.t.Fatalf("FPDU %d is given early a second time", i)
+			}
+			if !bytes.Equal(f.ULPDU, w.fpdus[i].ulpdu) {
+				w.t.Fatalf("FPDU %d is wrong ahead of order", i)
+			}
+			if w.fpdus[i].begin < from || w.end(i) > to {
+				w.t.Fatalf("FPDU %d is not whole in the segment", i)
+			}
+			w.placed[i] = place()
+			return w.placed[i]
+		})
+		p := piece{from: from, to: to}
+		if !gone {
+			p.octets = w.stream[from:to]
+		}
+		for i := range w.fpdus {
+			if gone && w.fpdus[i].begin < to && w.end(i) > from && !w.placed[i] {
+				w.t.Fatalf("octets of FPDU %d, which was not placed, are not kept", i)
+			}
+		}
+		w.held = append(w.held, p)
+		return
+	}
+	w.deliver(piece{from, to, w.stream[from:to]})
+	for {
+		i := slices.IndexFunc(w.held, func(p piece) bool { return p.from <= w.at })
+		if i < 0 {
+			return
+		}
+		p := w.held[i]
+		w.held = slices.Delete(w.held, i, i+1)
+		if p.to > w.at {
+			w.deliver(p)
+		}
+	}
+}
+
+// deliver moves the in-order point to the end of p.
+func (w *world) deliver(p piece) {
+	w.t.Helper()
+	if p.octets == nil {
+		w.r.Skip(p.to - w.at)
+	} else {
+		w.r.Feed(p.octets[w.at-p.from:])
+	}
+	w.at = p.to
+	var f FPDU
+	for {
+		ok, err := w.r.Next(&f)
+		if err != nil {
+			w.t.Fatalf("Next: %v", err)
+		}
+		if !ok {
+			return
+		}
+		i := w.index(f.Seq)
+		if i != w.next {
+			w.t.Fatalf("FPDU %d in order; want %d", i, w.next)
+		}
+		w.next++
+		if f.Placed != w.placed[i] || f.Early {
+			w.t.Fatalf("FPDU %d in order: placed %v, early %v; want placed %v", i, f.Placed, f.Early, w.placed[i])
+		}
+		if f.Placed && len(f.ULPDU) != 0 || !f.Placed && !bytes.Equal(f.ULPDU, w.fpdus[i].ulpdu) {
+			w.t.Fatalf("FPDU %d is wrong in order", i)
+		}
+	}
+}
+
+func (w *world) finish() {
+	w.t.Helper()
+	if w.next != len(w.fpdus) || w.at != len(w.stream) || w.r.early.count() != 0 {
+		w.t.Fatalf("%d of %d FPDUs, %d of %d octets delivered; %d placed FPDUs remembered",
+			w.next, len(w.fpdus), w.at, len(w.stream), w.r.early.count())
+	}
+}
+
+// segments cuts the stream at FPDU boundaries, at most most octets each where
+// the FPDUs allow.
+func (w *world) segments(most int) (segs [][2]int) {
+	from := 0
+	for i := range w.fpdus {
+		if w.end(i)-from > most && w.fpdus[i].begin > from {
+			segs = append(segs, [2]int{from, w.fpdus[i].begin})
+			from = w.fpdus[i].begin
+		}
+	}
+	return append(segs, [2]int{from, len(w.stream)})
+}
+
+func always() bool { return true }
+
+// The first segment is lost; the others are placed and their frames freed.
+func TestEarlyAfterLoss(t *testing.T) {
+	rnd := seeded(t)
+	for _, crc := range []bool{true, false} {
+		sizes := make([]int, 200)
+		for i := range sizes {
+			sizes[i] = 1442
+		}
+		w := newWorld(t, rnd, crc, 0xfffe0000, sizes...)
+		segs := w.segments(1460)
+		for _, s := range segs[1:] {
+			w.arrive(s[0], s[1], always)
+		}
+		for i, p := range w.held {
+			if p.octets != nil {
+				t.Errorf("segment %d is kept", i+1)
+			}
+		}
+		if st := w.r.Stats(); st.EarlyPlaced != 199 || st.EarlyFound != 199 {
+			t.Errorf("stats %+v; want 199 found and placed", st)
+		}
+		w.arrive(segs[0][0], segs[0][1], always)
+		w.finish()
+	}
+}
+
+// An FPDU is found early only through a marker or from the end of one that was.
+func TestEarlyLocate(t *testing.T) {
+	rnd := seeded(t)
+	// FPDUs of 504 octets and their leading marker or the like: offsets below.
+	w := newWorld(t, rnd, true, 7, 98, 98, 98, 98, 98, 98, 98, 98, 98, 98, 98, 98)
+	for _, tt := range []struct {
+		name     string
+		from, to int // FPDUs of the segment
+		cut      int // octets left away in front
+		found    []int
+		whole    bool
+	}{
+		{"no marker", 1, 3, 0, nil, false},
+		{"marker in the third: the two in front are not found", 2, 6, 0, []int{4, 5}, false},
+		{"marker in the first", 4, 6, 0, []int{4, 5}, true},
+		{"begins within an FPDU without a marker", 3, 6, 8, []int{4, 5}, false},
+		{"begins within the FPDU of the only marker", 4, 6, 8, nil, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w.r.Init(true, true, w.start)
+			from := w.fpdus[tt.from].begin + tt.cut
+			found, gone := early(t, w.r, w.start, w.stream, from, w.end(tt.to-1), func(f *FPDU) bool { return true })
+			var got []int
+			for _, s := range found {
+				got = append(got, w.index(s))
+			}
+			if !slices.Equal(got, tt.found) || gone != tt.whole {
+				t.Errorf("found %v, whole %v; want %v, %v", got, gone, tt.found, tt.whole)
+			}
+		})
+	}
+	t.Run("the end of one found is the start of the next", func(t *testing.T) {
+		w.r.Init(true, true, w.start)
+		for i := 4; i < len(w.fpdus); i++ { // one FPDU a segment, most without a marker
+			found, gone := early(t, w.r, w.start, w.stream, w.fpdus[i].begin, w.end(i), func(*FPDU) bool { return true })
+			if len(found) != 1 || !gone {
+				t.Errorf("FPDU %d: found %d, gone %v", i, len(found), gone)
+			}
+		}
+	})
+	t.Run("not placed, found again in order", func(t *testing.T) {
+		w.r.Init(true, true, w.start)
+		if found, gone := early(t, w.r, w.start, w.stream, w.fpdus[4].begin, w.end(5), func(*FPDU) bool { return false }); len(found) != 2 || gone {
+			t.Fatalf("found %d, gone %v", len(found), gone)
+		}
+		w.r.Feed(w.stream)
+		if left := collect(t, w.r, w.fpdus); len(left) != 0 {
+			t.Errorf("%d FPDUs are missing", len(left))
+		}
+	})
+	t.Run("markers off", func(t *testing.T) {
+		var r Receiver
+		b, fpdus := stream(rnd, true, false, 7, 600, 600)
+		r.Init(true, false, 7)
+		if found, gone := early(t, &r, 7, b, fpdus[1].begin, len(b), func(*FPDU) bool { return true }); len(found) != 0 || gone {
+			t.Errorf("found %d, gone %v", len(found), gone)
+		}
+	})
+	t.Run("behind the in-order point", func(t *testing.T) {
+		w.r.Init(true, true, w.start)
+		w.r.Feed(w.stream)
+		collect(t, w.r, w.fpdus)
+		if found, gone := early(t, w.r, w.start, w.stream, w.fpdus[4].begin, w.end(5), func(*FPDU) bool { return true }); len(found) != 0 || gone {
+			t.Errorf("found %d, gone %v", len(found), gone)
+		}
+	})
+}
+
+func TestEarlyRandom(t *testing.T) {
+	rnd := seeded(t)
+	rounds := 300
+	if testing.Short() {
+		rounds = 60
+	}
+	var found, whole int
+	for range rounds {
+		sizes := make([]int, 2+rnd.IntN(120))
+		mean := []int{20, 300, 1400, 5000}[rnd.IntN(4)]
+		for i := range sizes {
+			sizes[i] = rnd.IntN(2 * mean)
+		}
+		w := newWorld(t, rnd, rnd.IntN(4) > 0, serial.Num(rnd.Uint32()), sizes...)
+		if rnd.IntN(3) == 0 {
+			w.start = -serial.Num(rnd.IntN(len(w.stream)))
+			crc := w.r.crc
+			w.stream, w.fpdus = stream(rnd, crc, true, w.start, sizes...)
+			w.r.Init(crc, true, w.start)
+		}
+		var segs [][2]int
+		switch rnd.IntN(3) {
+		case 0: // aligned
+			segs = w.segments(1460)
+		case 1: // cut anywhere
+			for from := 0; from < len(w.stream); {
+				to := min(from+1+rnd.IntN(3000), len(w.stream))
+				segs = append(segs, [2]int{from, to})
+				from = to
+			}
+		default: // overlapping and repeated, all octets covered
+			segs = w.segments(1460)
+			for range 2 * len(segs) {
+				from := rnd.IntN(len(w.stream))
+				segs = append(segs, [2]int{from, min(from+1+rnd.IntN(3000), len(w.stream))})
+			}
+			segs = append(segs, w.segments(700)...)
+		}
+		for i := range segs { // reorder within a window
+			j := min(i+rnd.IntN(1+rnd.IntN(40)), len(segs)-1)
+			segs[i], segs[j] = segs[j], segs[i]
+		}
+		refuse := rnd.IntN(4)
+		for _, s := range segs {
+			w.arrive(s[0], s[1], func() bool { return rnd.IntN(16) >= refuse })
+		}
+		w.finish()
+		st := w.r.Stats()
+		found += int(st.EarlyFound)
+		whole += len(w.fpdus)
+	}
+	t.Logf("%d of %d FPDUs found ahead of order", found, whole)
+	if found < whole/10 {
+		t.Errorf("only %d of %d FPDUs were found ahead of order", found, whole)
+	}
+}
+
+func TestEarlyFull(t *testing.T) {
+	rnd := seeded(t)
+	sizes := make([]int, MaxPlaced+50)
+	for i := range sizes {
+		sizes[i] = 600
+	}
+	w := newWorld(t, rnd, true, 5, sizes...)
+	segs := w.segments(700)
+	if len(segs) != len(sizes) {
+		t.Fatalf("%d segments", len(segs))
+	}
+	for _, i := range rnd.Perm(len(segs) - 1) {
+		w.arrive(segs[i+1][0], segs[i+1][1], always)
+	}
+	kept := 0
+	for _, p := range w.held {
+		if p.octets != nil {
+			kept++
+		}
+	}
+	if st := w.r.Stats(); kept != 49 || st.EarlyPlaced != MaxPlaced || st.EarlyFull != 49 {
+		t.Errorf("%d segments kept, stats %+v; want 49, and %d placed", kept, st, MaxPlaced)
+	}
+	w.arrive(segs[0][0], segs[0][1], always)
+	w.finish()
+}
+
+// What a marker has shown ahead of order and what length fields show in order
+// must agree when the gap is closed (RFC 5044 section 8).
+func TestEarlyDisagreement(t *testing.T) {
+	rnd := seeded(t)
+	place := func(*FPDU) bool { return true }
+	for _, tt := range []struct {
+		name string
+		gone bool
+		// first is the size of the ULPDU whose FPDU is sent in place of the one in
+		// front of the early FPDU.
+		first int
+		err   *term.Error
+	}{
+		{"agree, kept", false, 600, nil},
+		{"agree, gone", true, 600, nil},
+		{"FPDU in order reaches into the one placed, kept", false, 700, term.ErrMPAMarker},
+		{"FPDU in order is not complete, gone", true, 700, term.ErrMPAMarker},
+		{"FPDU in order is shorter, kept", false, 500, term.ErrMPAMarker},
+		{"FPDU in order is shorter, gone", true, 500, term.ErrMPAMarker},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t, rnd, true, 5, 600, 600, 600)
+			from, to := w.fpdus[1].begin, w.end(1)
+			if found, gone := early(t, w.r, w.start, w.stream, from, to, place); len(found) != 1 || !gone {
+				t.Fatalf("found %d, gone %v", len(found), gone)
+			}
+			front, _ := stream(rnd, true, true, w.start, tt.first, 20, 20, 20, 20, 20)
+			if tt.first == 600 {
+				front = w.stream
+			}
+			var f FPDU
+			var err *term.Error
+			drain := func() {
+				for ok := true; ok; {
+					ok, err = w.r.Next(&f)
+				}
+			}
+			w.r.Feed(front[:from])
+			drain()
+			if err == nil && tt.gone {
+				w.r.Skip(to - from)
+				drain()
+			} else if err == nil {
+				w.r.Feed(append(bytes.Clone(front[from:min(to, len(front))]), w.stream[min(to, len(front)):]...))
+				drain()
+			}
+			if err != tt.err {
+				t.Errorf("Next: %v; want %v", err, tt.err)
+			}
+		})
+	}
+}
+
+// What is wrong in an early segment is left for the check in order.
+func TestEarlyInvalid(t *testing.T) {
+	rnd := seeded(t)
+	const mark = 408 // index in the FPDU of the marker in it
+	for _, tt := range []struct {
+		name   string
+		change func(fpdu []byte)
+	}{
+		{"payload", func(b []byte) { b[100] ^= 1 }},
+		{"CRC", func(b []byte) { b[len(b)-1]++ }},
+		{"marker points into the FPDU", func(b []byte) { b[mark+3] -= 4; resum(b) }},
+		{"marker points in front of the segment", func(b []byte) { b[mark+3] += 4; resum(b) }},
+		{"marker points far away", func(b []byte) { b[mark+2] = 0xff; resum(b) }},
+		{"marker is zero", func(b []byte) { b[mark+2], b[mark+3] = 0, 0; resum(b) }},
+		{"length reaches beyond the segment", func(b []byte) { b[0] = 0x7f; resum(b) }},
+		{"length ends before the marker that points back", func(b []byte) {
+			b[0], b[1] = 0, 18
+			resum(b[:bodyLen(18)])
+		}},
+	} {
+		w := newWorld(t, rnd, true, 5, 600, 600, 600)
+		seg := bytes.Clone(w.stream[w.fpdus[1].begin:w.end(1)])
+		if got := w.r.toMarker(w.fpdus[1].seq); got != mark || int(seg[mark+2])<<8|int(seg[mark+3]) != mark {
+			t.Fatalf("the marker is at %d", got)
+		}
+		tt.change(seg)
+		w.r.FeedEarly(w.fpdus[1].seq, seg)
+		var f FPDU
+		if w.r.NextEarly(&f) || w.r.EarlyWhole() {
+			t.Errorf("%s: found an FPDU, or the segment is taken for whole", tt.name)
+		}
+		if _, err := w.r.Next(&f); err != nil {
+			t.Errorf("%s: an error ahead of order: %v", tt.name, err)
+		}
+	}
+}
+
+func TestMarkPlacedMisuse(t *testing.T) {
+	w := newWorld(t, seeded(t), true, 5, 600, 600)
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic")
+		}
+	}()
+	w.r.MarkPlaced(w.fpdus[1].seq)
+}
+
+func FuzzEarly(f *testing.F) {
+	rnd := rand.New(rand.NewPCG(1, 1))
+	for _, sizes := range [][]int{{600, 600, 600}, {20, 20, 20, 1400, 20}, {505, 505, 505}} {
+		b, fpdus := stream(rnd, true, true, 100, sizes...)
+		f.Add(b, uint16(fpdus[1].begin), uint16(fpdus[2].begin), true)
+		f.Add(b, uint16(fpdus[2].begin), uint16(len(b)), false)
+	}
+	f.Fuzz(func(t *testing.T, b []byte, from, to uint16, crc bool) {
+		// Part of the octets arrive ahead of order, then all of them in order,
+		// with those left away that were placed.
+		i, j := min(int(from), len(b)), min(int(to), len(b))
+		if i >= j {
+			return
+		}
+		var r, plain Receiver
+		r.Init(crc, true, 100)
+		plain.Init(crc, true, 100)
+		placed := map[serial.Num][]byte{}
+		var p, q FPDU
+		r.FeedEarly(100+serial.Num(i), b[i:j])
+		for r.NextEarly(&p) {
+			placed[p.Seq] = bytes.Clone(p.ULPDU)
+			r.MarkPlaced(p.Seq)
+		}
+		pieces := []piece{{0, i, b[:i]}, {i, j, b[i:j]}, {j, len(b), b[j:]}}
+		if r.EarlyWhole() {
+			pieces[1].octets = nil
+		}
+		plain.Feed(b)
+		for _, x := range pieces {
+			if x.from == x.to {
+				continue
+			}
+			if x.octets == nil {
+				r.Skip(x.to - x.from)
+			} else {
+				r.Feed(x.octets)
+			}
+			for {
+				ok, _ := r.Next(&p)
+				if !ok {
+					break
+				}
+				// In order is right; early must be the same or end in an error.
+				if ok, err := plain.Next(&q); !ok {
+					t.Fatalf("an FPDU at %d that is not there in order: %v", p.Seq, err)
+				}
+				if p.Seq != q.Seq {
+					t.Fatalf("FPDU at %d; want %d", p.Seq, q.Seq)
+				}
+				ulpdu := p.ULPDU
+				if p.Placed {
+					ulpdu = placed[p.Seq]
+				}
+				if !bytes.Equal(ulpdu, q.ULPDU) {
+					t.Fatalf("FPDU at %d differs from that in order", p.Seq)
+				}
+			}
+		}
+		if ok, err := plain.Next(&q); r.err == nil && (ok || err != nil) {
+			t.Fatalf("in order goes on with %v, %v", ok, err)
+		}
+	})
+}
