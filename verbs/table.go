@@ -94,7 +94,10 @@ func (t *Table) Register(pd PDID, mem []byte, base uint64, a Access) (*Region, e
 	r := &Region{pd: pd, kind: kindMR, mem: mem}
 	r.root.Store(r)
 	r.set(base, 0, uint64(len(mem)), a)
-	return r, t.insert(r, true)
+	if err := t.insert(r, true); err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
 // RegisterFast makes a region for fast registration by work request (OpReg):
@@ -108,14 +111,20 @@ func (t *Table) RegisterFast(pd PDID, mem []byte, a Access) (*Region, error) {
 	}
 	r := &Region{pd: pd, kind: kindFast, mem: mem, most: a}
 	r.root.Store(r)
-	return r, t.insert(r, false)
+	if err := t.insert(r, false); err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
 // AllocWindow makes a type 2 memory window: it is not valid until OpBindMW
 // binds it to part of a region, for the QP that did so.
 func (t *Table) AllocWindow(pd PDID) (*Region, error) {
 	r := &Region{pd: pd, kind: kindWindow}
-	return r, t.insert(r, false)
+	if err := t.insert(r, false); err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
 // insert gives r a free STag and makes it visible.

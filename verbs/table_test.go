@@ -1,0 +1,453 @@
+package verbs
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/big"
+	"sync"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/term"
+)
+
+const (
+	pdA PDID = 1
+	pdB PDID = 2
+)
+
+const accessRW = LocalWrite | RemoteWrite | RemoteRead | RemoteAtomic | MWBind
+
+func mustRegister(t testing.TB, tb *Table, pd PDID, mem []byte, base uint64, a Access) *Region {
+	t.Helper()
+	r, err := tb.Register(pd, mem, base, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestCheckBounds compares Check with unbounded arithmetic at every edge of
+// regions at the bottom, in the middle and at the top of the address space.
+func TestCheckBounds(t *testing.T) {
+	tb := NewTable(rand.Reader)
+	lens := []uint64{1, 2, 7, 8, 4096}
+	for _, size := range lens {
+		bases := []uint64{0, 1, 1 << 32, 1<<63 - 4, math.MaxUint64 - size + 1, math.MaxUint64 - size}
+		for _, base := range bases {
+			mem := make([]byte, size)
+			r := mustRegister(t, tb, pdA, mem, base, accessRW)
+			var tos []uint64
+			for d := range uint64(4) {
+				for _, edge := range []uint64{0, base, base + size/2, base + size, math.MaxUint64} {
+					tos = append(tos, edge+d, edge-d)
+				}
+			}
+			ns := []uint32{0, 1, 2, 8, uint32(size) - 1, uint32(size), uint32(size) + 1, 1 << 31, math.MaxUint32}
+			for _, to := range tos {
+				for _, n := range ns {
+					checkOne(t, tb, r, mem, to, n)
+				}
+			}
+			if err := tb.Deregister(r); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if tb.Len() != 0 {
+		t.Errorf("Len = %d after all were deregistered", tb.Len())
+	}
+}
+
+func checkOne(t *testing.T, tb *Table, r *Region, mem []byte, to uint64, n uint32) {
+	t.Helper()
+	num := func(v uint64) *big.Int { return new(big.Int).SetUint64(v) }
+	end := new(big.Int).Add(num(to), num(uint64(n)))
+	top := new(big.Int).Add(num(r.Base()), num(r.Len()))
+	want := (*term.Error)(nil)
+	switch {
+	case n > 0 && end.Cmp(new(big.Int).Lsh(big.NewInt(1), 64)) > 0:
+		want = term.ErrTOWrap
+	case num(to).Cmp(num(r.Base())) < 0 || end.Cmp(top) > 0:
+		want = term.ErrBounds
+	}
+	b, err := tb.Check(pdA, 1, r.STag(), to, n, UseWriteSink)
+	if err != want {
+		t.Fatalf("base %#x len %d: Check(%#x, %d) = %v; want %v", r.Base(), r.Len(), to, n, err, want)
+	}
+	if err != nil {
+		return
+	}
+	if len(b) != int(n) || cap(b) != int(n) {
+		t.Fatalf("base %#x len %d: Check(%#x, %d) gave len %d cap %d", r.Base(), r.Len(), to, n, len(b), cap(b))
+	}
+	if n > 0 && &b[0] != &mem[to-r.Base()] {
+		t.Fatalf("base %#x len %d: Check(%#x, %d) gave other memory", r.Base(), r.Len(), to, n)
+	}
+}
+
+// TestCheckRights has every set of rights against every use.
+func TestCheckRights(t *testing.T) {
+	need := map[Use]Access{
+		UseWriteSink: RemoteWrite, UseReadSink: LocalWrite, UseReadSource: RemoteRead,
+		UseAtomic: RemoteAtomic, UseLocalRead: 0, UseLocalWrite: LocalWrite,
+	}
+	refused := map[Use]*term.Error{
+		UseWriteSink: term.ErrInvalidSTag, UseReadSink: term.ErrInvalidSTag, UseReadSource: term.ErrReadAccess,
+		UseAtomic: term.ErrReadAccess, UseLocalWrite: term.ErrInvalidSTag,
+	}
+	tb := NewTable(rand.Reader)
+	for a := Access(0); a <= accessAll+1; a++ {
+		r, err := tb.Register(pdA, make([]byte, 16), 1<<20, a)
+		legal := a <= accessAll && (a&(RemoteWrite|RemoteAtomic) == 0 || a&LocalWrite != 0)
+		if legal != (err == nil) {
+			t.Fatalf("Register with access %#x: %v; legal %v", a, err, legal)
+		}
+		if err != nil {
+			if !errors.Is(err, ErrAccess) {
+				t.Errorf("Register with access %#x: %v; want ErrAccess", a, err)
+			}
+			continue
+		}
+		to := uint64(1 << 20)
+		if a&ZeroBased != 0 {
+			to = 0
+		}
+		for use := range numUses {
+			_, got := tb.Check(pdA, 1, r.STag(), to, 16, use)
+			want := refused[use]
+			if a&need[use] == need[use] {
+				want = nil
+			}
+			if got != want {
+				t.Errorf("access %#x, use %d: %v; want %v", a, use, got, want)
+			}
+		}
+	}
+}
+
+func TestCheckSTag(t *testing.T) {
+	tb := NewTable(rand.Reader)
+	r := mustRegister(t, tb, pdA, make([]byte, 64), 0, accessRW)
+	gone := mustRegister(t, tb, pdA, make([]byte, 64), 0, accessRW)
+	goneTag := gone.STag()
+	if err := tb.Deregister(gone); err != nil {
+		t.Fatal(err)
+	}
+	if err := tb.Deregister(gone); err != nil {
+		t.Errorf("second Deregister: %v", err)
+	}
+	tests := []struct {
+		name                  string
+		pd                    PDID
+		stag                  uint32
+		write, source, atomic *term.Error
+	}{
+		{"right", pdA, r.STag(), nil, nil, nil},
+		{"zero", pdA, 0, term.ErrInvalidSTag, term.ErrReadSTag, term.ErrReadSTag},
+		{"deregistered", pdA, goneTag, term.ErrInvalidSTag, term.ErrReadSTag, term.ErrReadSTag},
+		{"other key", pdA, r.STag() ^ 1, term.ErrInvalidSTag, term.ErrReadSTag, term.ErrReadSTag},
+		{"other index", pdA, r.STag() ^ 1<<20, term.ErrInvalidSTag, term.ErrReadSTag, term.ErrReadSTag},
+		{"other PD", pdB, r.STag(), term.ErrSTagStream, term.ErrReadSTagStream, term.ErrReadSTagStream},
+	}
+	for _, tt := range tests {
+		for use, want := range map[Use]*term.Error{UseWriteSink: tt.write, UseReadSource: tt.source, UseAtomic: tt.atomic} {
+			if _, err := tb.Check(tt.pd, 1, tt.stag, 0, 8, use); err != want {
+				t.Errorf("%s, use %d: %v; want %v", tt.name, use, err, want)
+			}
+		}
+	}
+	for d := range uint32(256) {
+		if got := tb.Lookup(r.STag() ^ d); (got == r) != (d == 0) {
+			t.Errorf("Lookup with key changed by %#x: %v", d, got)
+		}
+	}
+}
+
+func TestRegisterRefuses(t *testing.T) {
+	tb := NewTable(rand.Reader)
+	if _, err := tb.Register(pdA, nil, 0, 0); !errors.Is(err, ErrLength) {
+		t.Errorf("empty region: %v", err)
+	}
+	if _, err := tb.Register(pdA, make([]byte, 2), math.MaxUint64, 0); !errors.Is(err, ErrLength) {
+		t.Errorf("region past the top: %v", err)
+	}
+	if _, err := tb.Register(pdA, make([]byte, 1), math.MaxUint64, 0); err != nil {
+		t.Errorf("region that ends at the top: %v", err)
+	}
+	r, err := tb.Register(pdA, make([]byte, 2), math.MaxUint64, ZeroBased)
+	if err != nil || r.Base() != 0 {
+		t.Errorf("zero-based region: %v", err)
+	}
+	if _, err := NewTable(bytes.NewReader(nil)).Register(pdA, make([]byte, 1), 0, 0); !errors.Is(err, io.EOF) {
+		t.Errorf("no randomness: %v", err)
+	}
+}
+
+// TestSTagDraw feeds the draws: index 0 and indices in use are drawn again.
+func TestSTagDraw(t *testing.T) {
+	var draws bytes.Buffer
+	for _, v := range []uint32{0x00000000, 0x00000001, 0x000000ff, 0x00000102, 0x00000199, 0xffffff00} {
+		binary.Write(&draws, binary.LittleEndian, v)
+	}
+	tb := NewTable(&draws)
+	for _, want := range []uint32{0x102, 0xffffff00} {
+		if got := mustRegister(t, tb, pdA, make([]byte, 1), 0, 0).STag(); got != want {
+			t.Errorf("STag %#x; want %#x", got, want)
+		}
+	}
+}
+
+// TestWindows binds, uses and unbinds a window.
+func TestWindows(t *testing.T) {
+	tb := NewTable(rand.Reader)
+	mem := make([]byte, 256)
+	r := mustRegister(t, tb, pdA, mem, 0x1000, accessRW)
+	noBind := mustRegister(t, tb, pdA, mem, 0x1000, LocalWrite|RemoteRead)
+	readOnly := mustRegister(t, tb, pdA, mem, 0x1000, MWBind)
+	w, err := tb.AllocWindow(pdA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const qp = 7
+	tag := w.STag()&^0xff | 0x5a
+	tests := []struct {
+		name string
+		pd   PDID
+		lkey uint32
+		addr uint64
+		n    uint32
+		a    Access
+		ok   bool
+	}{
+		{"no region", pdA, 0, 0x1000, 16, RemoteRead, false},
+		{"no MWBind", pdA, noBind.STag(), 0x1000, 16, RemoteRead, false},
+		{"other PD", pdB, r.STag(), 0x1000, 16, RemoteRead, false},
+		{"window of a window", pdA, w.STag(), 0x1000, 16, RemoteRead, false},
+		{"empty", pdA, r.STag(), 0x1000, 0, RemoteRead, false},
+		{"below", pdA, r.STag(), 0xfff, 16, RemoteRead, false},
+		{"above", pdA, r.STag(), 0x1000, 257, RemoteRead, false},
+		{"write to read-only memory", pdA, readOnly.STag(), 0x1000, 16, RemoteWrite, false},
+		{"local write", pdA, r.STag(), 0x1000, 16, LocalWrite, false},
+		{"right", pdA, r.STag(), 0x1010, 16, RemoteRead | RemoteWrite, true},
+		{"bound already", pdA, r.STag(), 0x1010, 16, RemoteRead, false},
+	}
+	for _, tt := range tests {
+		if got := tb.bind(tt.pd, qp, tag, tt.lkey, tt.addr, tt.n, tt.a); got != tt.ok {
+			t.Errorf("bind, %s: %v", tt.name, got)
+		}
+	}
+	if w.STag() != tag || !w.Valid() || !w.Window() {
+		t.Fatalf("window is %#x, valid %v", w.STag(), w.Valid())
+	}
+	if b, err := tb.Check(pdA, qp, tag, 0x1010, 16, UseWriteSink); err != nil || &b[0] != &mem[16] {
+		t.Errorf("Write through the window: %v", err)
+	}
+	for _, tt := range []struct {
+		name string
+		qp   uint32
+		to   uint64
+		use  Use
+		want *term.Error
+	}{
+		{"other QP", qp + 1, 0x1010, UseWriteSink, term.ErrSTagStream},
+		{"before it", qp, 0x100f, UseWriteSink, term.ErrBounds},
+		{"behind it", qp, 0x1011, UseWriteSink, term.ErrBounds},
+		{"no right", qp, 0x1010, UseAtomic, term.ErrReadAccess},
+		{"as lkey", qp, 0x1010, UseLocalRead, term.ErrInvalidSTag},
+		{"as sink of a Read", qp, 0x1010, UseReadSink, term.ErrInvalidSTag},
+	} {
+		if _, err := tb.Check(pdA, tt.qp, tag, tt.to, 16, tt.use); err != tt.want {
+			t.Errorf("%s: %v; want %v", tt.name, err, tt.want)
+		}
+	}
+	if err := tb.Deregister(r); !errors.Is(err, ErrBusy) {
+		t.Errorf("Deregister with a window bound: %v", err)
+	}
+	if tb.remoteInv(pdA, qp+1, tag) || tb.remoteInv(pdB, qp, tag) || tb.remoteInv(pdA, qp, tag^1) {
+		t.Error("a window was invalidated by a stranger")
+	}
+	if tb.remoteInv(pdA, qp, r.STag()) {
+		t.Error("the peer invalidated a plain region")
+	}
+	if !tb.remoteInv(pdA, qp, tag) || tb.remoteInv(pdA, qp, tag) {
+		t.Error("remote invalidation works once")
+	}
+	if _, err := tb.Check(pdA, qp, tag, 0x1010, 16, UseWriteSink); err != term.ErrInvalidSTag {
+		t.Errorf("invalidated window: %v", err)
+	}
+	// Zero-based, and freed while bound.
+	if !tb.bind(pdA, qp, tag, r.STag(), 0x1020, 8, RemoteRead|ZeroBased) {
+		t.Fatal("second bind")
+	}
+	if b, err := tb.Check(pdA, qp, tag, 0, 8, UseReadSource); err != nil || &b[0] != &mem[32] {
+		t.Errorf("zero-based window: %v", err)
+	}
+	if err := tb.Deregister(w); err != nil {
+		t.Fatal(err)
+	}
+	if tb.bind(pdA, qp, tag, r.STag(), 0x1020, 8, RemoteRead) {
+		t.Error("a freed window was bound")
+	}
+	if err := tb.Deregister(r); err != nil {
+		t.Errorf("Deregister after its window: %v", err)
+	}
+}
+
+func TestFastRegistration(t *testing.T) {
+	tb := NewTable(rand.Reader)
+	mem := make([]byte, 4096)
+	r, err := tb.RegisterFast(pdA, mem, LocalWrite|RemoteRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tb.Check(pdA, 1, r.STag(), 0, 1, UseLocalRead); err != term.ErrInvalidSTag {
+		t.Errorf("before registration: %v", err)
+	}
+	tag := r.STag()&^0xff | 0x33
+	for _, tt := range []struct {
+		name      string
+		pd        PDID
+		base, off uint64
+		n         uint32
+		a         Access
+		ok        bool
+	}{
+		{"other PD", pdB, 0, 0, 4096, RemoteRead, false},
+		{"more rights than granted", pdA, 0, 0, 4096, LocalWrite | RemoteWrite, false},
+		{"unknown right", pdA, 0, 0, 4096, 1 << 20, false},
+		{"empty", pdA, 0, 0, 0, RemoteRead, false},
+		{"too long", pdA, 0, 1, 4096, RemoteRead, false},
+		{"offset outside", pdA, 0, 4097, 1, RemoteRead, false},
+		{"offset wraps", pdA, 0, math.MaxUint64, 2, RemoteRead, false},
+		{"base wraps", pdA, math.MaxUint64, 0, 2, RemoteRead, false},
+		{"right", pdA, 0xabc0, 64, 128, LocalWrite | RemoteRead, true},
+		{"valid already", pdA, 0xabc0, 64, 128, RemoteRead, false},
+	} {
+		if got := tb.fastReg(tt.pd, tag, tt.base, tt.off, tt.n, tt.a); got != tt.ok {
+			t.Errorf("%s: %v", tt.name, got)
+		}
+	}
+	if b, err := tb.Check(pdA, 1, tag, 0xabc0, 128, UseReadSource); err != nil || &b[0] != &mem[64] {
+		t.Errorf("after registration: %v", err)
+	}
+	if tb.localInv(pdB, tag) || tb.localInv(pdA, tag^1) || !tb.localInv(pdA, tag) || tb.localInv(pdA, tag) {
+		t.Error("local invalidation by its PD and key, once")
+	}
+	if !tb.fastReg(pdA, tag+1, 77, 0, 8, RemoteRead|ZeroBased) {
+		t.Fatal("second registration")
+	}
+	if _, err := tb.Check(pdA, 1, tag+1, 0, 8, UseReadSource); err != nil {
+		t.Errorf("zero-based: %v", err)
+	}
+}
+
+// TestTableConcurrent has workers check while the control plane registers and
+// work requests register, bind and invalidate: what a check grants always lies
+// in the region's own memory.
+func TestTableConcurrent(t *testing.T) {
+	const rounds = 3000
+	tb := NewTable(rand.Reader)
+	mem := make([]byte, 4096)
+	stable := mustRegister(t, tb, pdA, mem, 0, accessRW)
+	fast, err := tb.RegisterFast(pdA, mem, accessRW)
+	if err != nil {
+		t.Fatal(err)
+	}
+	win, err := tb.AllocWindow(pdA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	run := func(f func(i int)) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for i := range rounds {
+				f(i)
+			}
+		}()
+	}
+	run(func(i int) {
+		r, err := tb.Register(pdA, mem, uint64(i), accessRW)
+		if err != nil {
+			panic(err)
+		}
+		if _, f := tb.Check(pdA, 1, r.STag(), uint64(i), 4096, UseWriteSink); f != nil {
+			panic(f)
+		}
+		if err := tb.Deregister(r); err != nil {
+			panic(err)
+		}
+	})
+	for k := range uint32(2) {
+		run(func(i int) {
+			// Views of the first or the last half: a mix of the two would leave mem.
+			tag := fast.STag()&^0xff | k
+			half := uint64(i%2) * 2048
+			tb.fastReg(pdA, tag, half, half, 2048, RemoteRead)
+			tb.localInv(pdA, tag)
+		})
+		run(func(i int) {
+			tag := win.STag()&^0xff | k
+			half := uint64(i%2) * 2048
+			tb.bind(pdA, 1, tag, stable.STag(), half, 2048, RemoteRead)
+			tb.remoteInv(pdA, 1, tag)
+		})
+		run(func(i int) {
+			for _, r := range []*Region{fast, win, stable} {
+				for _, to := range []uint64{0, 1024, 2048} {
+					if b, err := tb.Check(pdA, 1, r.STag(), to, 2048, UseReadSource); err == nil && &b[0] != &mem[to] {
+						panic(fmt.Sprintf("offset %d of a view", to))
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	tb.localInv(pdA, fast.STag())
+	tb.remoteInv(pdA, 1, win.STag())
+	for _, r := range []*Region{win, fast, stable} {
+		if err := tb.Deregister(r); err != nil {
+			t.Errorf("Deregister: %v (windows %d)", err, r.windows.Load())
+		}
+	}
+}
+
+// TestTableMemory: what churn has grown shrinks again.
+func TestTableMemory(t *testing.T) {
+	tb := NewTable(rand.Reader)
+	mem := make([]byte, 1)
+	for range 10 {
+		var rs []*Region
+		for range 500 {
+			rs = append(rs, mustRegister(t, tb, pdA, mem, 0, 0))
+		}
+		for _, r := range rs {
+			if err := tb.Deregister(r); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for i := range tb.dir {
+		if tb.dir[i].Load() != nil {
+			t.Fatalf("node %d is left of an empty table", i)
+		}
+	}
+}
+
+func BenchmarkCheck(b *testing.B) {
+	tb := NewTable(rand.Reader)
+	r := mustRegister(b, tb, pdA, make([]byte, 1<<20), 0x7f0000000000, accessRW)
+	stag := r.STag()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := tb.Check(pdA, 1, stag, 0x7f0000000100, 1444, UseWriteSink); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
