@@ -36,7 +36,8 @@ var leaves = []string{
 // layers is searched in order, so a folder stands before the one it lies in.
 var layers = []layer{
 	{folder: "internal/simnet"}, // imported by tests alone
-	{folder: "internal/testenv", outside: []string{"golang.org/x/sys", "github.com/vishvananda"}},
+	{folder: "internal/testenv", outside: []string{"golang.org/x/sys", "github.com/vishvananda", "github.com/safchain/ethtool"}},
+	{folder: "internal/app", inside: []string{"client"}, outside: []string{"golang.org/x", "github.com/HdrHistogram"}},
 
 	{folder: "tcp", core: true},
 	{folder: "sctp", core: true},
@@ -64,13 +65,16 @@ var layers = []layer{
 
 	{folder: "cmd/iwarpd", inside: []string{"ctrl", "client", "dataplane", "bpf", "mpa", "tcp"},
 		outside: []string{"github.com/spf13", "go.uber.org/zap", "github.com/coreos/go-systemd", "golang.org/x", "go.yaml.in/yaml", "github.com/prometheus"}},
-	{folder: "cmd/iwarpctl", inside: []string{"client", "ctrl", "cmd/iwarpctl"},
+	{folder: "cmd/iwarpctl", inside: []string{"client", "ctrl/ctrlpb", "internal/app"},
 		outside: []string{"github.com/spf13", "golang.org/x", "github.com/jedib0t/go-pretty", "github.com/HdrHistogram"}},
 }
 
 // forbidden are the imports that a sans-I/O core has no use for. sync/atomic is
 // not among them: verbs.Table is read by workers without locks.
-var forbidden = []string{"time", "os", "net", "log", "log/slog", "context", "sync", "unsafe", "syscall", "io/fs", "math/rand", "math/rand/v2", "os/signal"}
+var forbidden = []string{"os", "net", "log", "log/slog", "context", "sync", "unsafe", "syscall", "io/fs", "math/rand", "math/rand/v2", "os/signal"}
+
+// clocks are what package time has beside durations.
+var clocks = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick"}
 
 // exempt lists what a core package may do against the rule, with the reason.
 var exempt = map[string][]string{
@@ -255,6 +259,10 @@ func TestCoresAreSansIO(t *testing.T) {
 			switch n := n.(type) {
 			case *ast.GoStmt:
 				t.Errorf("%s: a protocol core starts a goroutine", f.fset.Position(n.Pos()))
+			case *ast.SelectorExpr:
+				if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains(clocks, n.Sel.Name) {
+					t.Errorf("%s: a protocol core uses time.%s", f.fset.Position(n.Pos()), n.Sel.Name)
+				}
 			case *ast.ChanType:
 				t.Errorf("%s: a protocol core uses a channel", f.fset.Position(n.Pos()))
 			}

@@ -1,0 +1,42 @@
+# Everything about iwarpd that one does more than once. `make help` lists it.
+
+GO      ?= go
+OUT     := out
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+LDFLAGS := -X main.version=$(VERSION)
+
+# The race detector needs cgo, and that a C compiler.
+RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
+
+.DEFAULT_GOAL := build
+.PHONY: build generate lint test demo bench interop clean help
+
+build: ## build bin/iwarpd and bin/iwarpctl
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
+
+generate: ## make the generated files again (needs clang, libbpf-dev and protoc)
+	@.ci/need clang:clang llvm-strip:llvm /usr/include/bpf/bpf_helpers.h:libbpf-dev protoc:protobuf-compiler
+	$(GO) generate ./...
+
+lint: ## formatting, vet, staticcheck, the import table, generated files up to date
+	@.ci/lint
+
+test: ## unit, simulation and (as root) namespace tests, with the race detector
+	@.ci/need ip:iproute2 ethtool:ethtool gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark
+	$(GO) test $(RACE) -shuffle=on -timeout 9m $(TESTFLAGS) ./...
+
+demo: ## a file of 256 MiB there and back by RDMA between two namespaces, with checks and figures
+	@test/demo/run
+
+bench: ## measure against the budget, kernel TCP and libfabric; writes out/bench.json
+	@mkdir -p $(OUT)
+	$(GO) run ./test/bench $(BENCHFLAGS)
+
+interop: build ## against Linux's soft-iWARP in a virtual machine
+	@test/interop/run
+
+clean: ## remove what the other targets made
+	rm -rf bin $(OUT)
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

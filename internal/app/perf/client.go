@@ -1,0 +1,232 @@
+package perf
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+)
+
+// creditLen is the length of a credit: be64, the messages received so far.
+const creditLen = 8
+
+// Client measures against the server at addr. cfg may be nil.
+func Client(ctx context.Context, dev *iwarp.Device, addr string, p Params, cfg *iwarp.Config) (*Result, error) {
+	if p.Mode == Latency {
+		p.Depth = 1
+	}
+	if err := p.Check(); err != nil {
+		return nil, err
+	}
+	e, err := open(ctx, dev, &p)
+	if err != nil {
+		return nil, err
+	}
+	defer e.close()
+	// The messages that come: credits, or a ping-pong's other half.
+	for range p.clientReceives() {
+		if err := e.postRecv(p.clientRecv()); err != nil {
+			return nil, err
+		}
+	}
+	var c iwarp.Config
+	if cfg != nil {
+		c = *cfg
+	}
+	c.PrivateData = appendRequest(&p, e.window())
+	info, err := e.qp.Connect(ctx, addr, &c)
+	if err != nil {
+		return nil, refused(err)
+	}
+	far, err := decodeReply(info.PrivateData)
+	if err != nil {
+		return nil, err
+	}
+	r, err := p.run(ctx, e, far)
+	if err != nil {
+		return nil, err
+	}
+	return r, e.qp.Disconnect(ctx)
+}
+
+// refused gives the server's own words, if there are any.
+func refused(err error) error {
+	var r *iwarp.RejectError
+	if errors.As(err, &r) {
+		if text, e := checkHead(r.PrivateData); e == nil {
+			return fmt.Errorf("the server refuses: %q", text)
+		}
+	}
+	return err
+}
+
+func (p *Params) clientReceives() int {
+	switch {
+	case p.Op == Send && p.Mode == Bandwidth:
+		return extra // credits
+	case p.Op != Read && p.Mode == Latency:
+		return 2
+	}
+	return 0
+}
+
+// clientRecv is where messages go to in the client's memory.
+func (p *Params) clientRecv() (off, n int) {
+	if p.Mode == Bandwidth {
+		return p.Size, creditLen
+	}
+	return p.pongRecv()
+}
+
+// pongRecv is where a ping-pong's messages go to, on both sides.
+func (p *Params) pongRecv() (off, n int) {
+	if p.Op == Write {
+		return 0, 0 // the Send that tells of a Write is empty
+	}
+	return 0, p.Size
+}
+
+func (p *Params) run(ctx context.Context, e *endpoint, far window) (*Result, error) {
+	switch {
+	case p.Mode == Latency:
+		return p.latency(ctx, e, far)
+	case p.Op == Send:
+		return p.sendBandwidth(ctx, e)
+	}
+	return p.bandwidth(ctx, e, far)
+}
+
+// due reports whether operation n is still to be done.
+func (p *Params) due(n int, began time.Time) bool {
+	if p.Count > 0 && n >= p.Count {
+		return false
+	}
+	return p.Duration == 0 || time.Since(began) < p.Duration
+}
+
+// latency times single operations.
+func (p *Params) latency(ctx context.Context, e *endpoint, far window) (*Result, error) {
+	h := NewHistogram()
+	began := time.Now()
+	n := 0
+	for ; p.due(n, began); n++ {
+		start := time.Now()
+		if p.Op == Read {
+			if err := e.post(Read, 0, p.Size, far, true); err != nil {
+				return nil, err
+			}
+			if _, err := e.wait(ctx); err != nil {
+				return nil, err
+			}
+		} else {
+			if err := p.ping(e, far); err != nil {
+				return nil, err
+			}
+			if err := e.waitRecv(ctx); err != nil {
+				return nil, err
+			}
+		}
+		h.Add(time.Since(start))
+		if p.Op != Read {
+			if err := e.postRecv(p.pongRecv()); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return p.result(int64(n), time.Since(began), h), nil
+}
+
+// ping sends one half of a ping-pong, from either side.
+func (p *Params) ping(e *endpoint, far window) error {
+	if p.Op == Send {
+		return e.post(Send, 0, p.Size, window{}, e.often())
+	}
+	if err := e.post(Write, 0, p.Size, far, false); err != nil {
+		return err
+	}
+	return e.post(Send, 0, 0, window{}, e.often())
+}
+
+// bandwidth keeps Depth Writes or Reads outstanding. What it times ends with a
+// Read behind the last of them, so that all have been placed.
+func (p *Params) bandwidth(ctx context.Context, e *endpoint, far window) (*Result, error) {
+	const end = 1 << 63
+	every := max(1, p.Depth/4) // one completion stands for so many operations
+	began := time.Now()
+	done, posted := 0, 0
+	for p.due(posted, began) {
+		for posted-done < p.Depth && (p.Count == 0 || posted < p.Count) {
+			if err := e.post(p.Op, 0, p.Size, far, (posted+1)%every == 0); err != nil {
+				return nil, err
+			}
+			posted++
+		}
+		if posted-done < p.Depth {
+			break // Count is reached
+		}
+		wcs, err := e.wait(ctx)
+		if err != nil {
+			return nil, err
+		}
+		done += len(wcs) * every
+	}
+	e.wr = iwarp.SendWR{ID: end, Op: iwarp.OpRead, Flags: iwarp.Signaled, RKey: far.rkey, Remote: far.addr, SGEs: e.sge[:]}
+	e.sge[0] = e.mr.SGE(p.Size, 1)
+	if err := e.qp.PostSend(&e.wr); err != nil {
+		return nil, err
+	}
+	for {
+		wcs, err := e.wait(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if wcs[len(wcs)-1].ID == end {
+			return p.result(int64(posted), time.Since(began), nil), nil
+		}
+	}
+}
+
+// sendBandwidth keeps Depth Sends on the way; the server returns credits when
+// it has posted its receives again. An empty Send asks for the last one.
+func (p *Params) sendBandwidth(ctx context.Context, e *endpoint) (*Result, error) {
+	began := time.Now()
+	posted, credit := 0, 0
+	for asked := false; ; {
+		for posted-credit < p.Depth && p.due(posted, began) {
+			if err := e.post(Send, 0, p.Size, window{}, e.often()); err != nil {
+				return nil, err
+			}
+			posted++
+		}
+		if !asked && !p.due(posted, began) {
+			if err := e.post(Send, 0, 0, window{}, true); err != nil {
+				return nil, err
+			}
+			asked = true
+		}
+		if asked && credit == posted+1 { // the empty one counts
+			return p.result(int64(posted), time.Since(began), nil), nil
+		}
+		wcs, err := e.wait(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for i := range wcs {
+			if !wcs[i].IsRecv() {
+				continue
+			}
+			// Credits land in one place: the latest one is the one to see.
+			n := binary.BigEndian.Uint64(e.mr.Bytes()[p.Size:])
+			if n < uint64(credit) || n > uint64(posted)+1 {
+				return nil, fmt.Errorf("credit for %d messages of %d sent", n, posted)
+			}
+			credit = int(n)
+			if err := e.postRecv(p.Size, creditLen); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
