@@ -1,0 +1,65 @@
+package link
+
+// Pool is a LIFO allocator of the TX slots of one arena: the slot freed last is
+// the one whose octets are still in the cache. It also knows which slots are
+// posted. It is for the implementations of Link.
+type Pool struct {
+	arena  []byte
+	size   int
+	free   []Slot
+	posted []bool
+}
+
+// NewPool cuts an arena into slots of size octets each.
+func NewPool(arena []byte, size int) Pool {
+	n := len(arena) / size
+	p := Pool{arena: arena, size: size, free: make([]Slot, n), posted: make([]bool, n)}
+	for i := range p.free {
+		p.free[i] = Slot(n - 1 - i)
+	}
+	return p
+}
+
+// Alloc is Link.Alloc.
+func (p *Pool) Alloc() (Slot, bool) {
+	n := len(p.free)
+	if n == 0 {
+		return NoSlot, false
+	}
+	s := p.free[n-1]
+	p.free = p.free[:n-1]
+	return s, true
+}
+
+// Free is Link.Free. To free a posted slot, or one twice, is a bug of the worker
+// that would corrupt some other frame much later, so it panics here.
+func (p *Pool) Free(s Slot) {
+	if p.posted[s] {
+		panic("link: Free of a posted slot")
+	}
+	if len(p.free) == cap(p.free) {
+		panic("link: slot freed twice")
+	}
+	p.free = append(p.free, s)
+}
+
+// FreeSlots is Link.FreeSlots.
+func (p *Pool) FreeSlots() int { return len(p.free) }
+
+// Slots is Link.Slots.
+func (p *Pool) Slots() int { return len(p.posted) }
+
+// SlotSize is Link.SlotSize.
+func (p *Pool) SlotSize() int { return p.size }
+
+// Bytes is Link.Bytes.
+func (p *Pool) Bytes(s Slot) []byte {
+	off := int(s) * p.size
+	return p.arena[off : off+p.size : off+p.size]
+}
+
+// Posted reports whether a slot is posted.
+func (p *Pool) Posted(s Slot) bool { return p.posted[s] }
+
+// SetPosted says whether a slot is posted.
+func (p *Pool) SetPosted(s Slot, posted bool) { p.posted[s] = posted }

@@ -1,0 +1,71 @@
+package link
+
+// txFrame is a posted frame.
+type txFrame struct {
+	slot   Slot
+	off, n int
+}
+
+// txQueue are the posted frames of a link whose Flush finishes with them at
+// once, and the slots that wait to be reaped.
+type txQueue struct {
+	Pool
+	queued []txFrame // posted, not flushed
+	done   []Slot    // flushed, not reaped
+	max    int       // longest frame
+}
+
+func newTxQueue(n, size, ring, maxFrame int) txQueue {
+	return txQueue{
+		Pool:   NewPool(make([]byte, n*size), size),
+		queued: make([]txFrame, 0, ring), done: make([]Slot, 0, n), max: maxFrame,
+	}
+}
+
+// ValidFrame reports whether octets [off,off+n) of a slot of size octets can be
+// a frame of at most limit octets.
+func ValidFrame(off, n, size, limit int) bool {
+	return off >= 0 && n >= 14 && n <= limit && n <= size && off <= size-n
+}
+
+// post queues a frame. It reports whether there was room, and whether the frame
+// can be sent at all.
+func (q *txQueue) post(s Slot, off, n int) (queued, valid bool) {
+	if q.Posted(s) {
+		return false, true
+	}
+	if !ValidFrame(off, n, q.SlotSize(), q.max) {
+		q.SetPosted(s, true)
+		q.done = append(q.done, s)
+		return true, false
+	}
+	if len(q.queued) == cap(q.queued) {
+		return false, true
+	}
+	q.SetPosted(s, true)
+	q.queued = append(q.queued, txFrame{s, off, n})
+	return true, true
+}
+
+// finish marks the first n queued frames as ready to be reaped.
+func (q *txQueue) finish(n int) {
+	for _, f := range q.queued[:n] {
+		q.done = append(q.done, f.slot)
+	}
+	m := copy(q.queued, q.queued[n:])
+	q.queued = q.queued[:m]
+}
+
+// octets returns the octets of a queued frame.
+func (q *txQueue) octets(f *txFrame) []byte { return q.Bytes(f.slot)[f.off : f.off+f.n] }
+
+// Reap is Link.Reap.
+func (q *txQueue) Reap(done []Slot) int {
+	n := copy(done, q.done)
+	for _, s := range done[:n] {
+		q.SetPosted(s, false)
+	}
+	m := copy(q.done, q.done[n:])
+	q.done = q.done[:m]
+	return n
+}

@@ -1,0 +1,348 @@
+package xsk
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/asavie/xdp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/ring"
+)
+
+// Mode says how the socket moves frames. It goes with how the XDP program is
+// attached: bpf.Generic and Generic, else Native or ZeroCopy.
+type Mode uint8
+
+// The modes.
+const (
+	// Auto is Generic on veth and tap devices, else Native.
+	Auto Mode = iota
+	// Native uses zero-copy where the driver has it, else copies.
+	Native
+	// Generic copies out of skbs: works with every driver.
+	Generic
+	// ZeroCopy is Native that fails where the driver would copy.
+	ZeroCopy
+)
+
+func (m Mode) String() string {
+	switch m {
+	case Auto:
+		return "auto"
+	case Native:
+		return "native"
+	case Generic:
+		return "generic"
+	case ZeroCopy:
+		return "zerocopy"
+	}
+	return "unknown"
+}
+
+// Defaults of Config. The measurements behind them: a fill ring of 2048 is 4.5
+// ms of slack at 0.45 million frames a second, which a preempted worker
+// exceeds; chunks of 2048 are 8 % slower at MTU 9000, and the kernel refuses
+// more than 4096; a kernel's own budget of 32 frames a system call costs a
+// tenth of the frame rate.
+const (
+	DefaultFrames    = 8192
+	DefaultFrameSize = 4096
+	DefaultRing      = 4096
+	DefaultBudget    = 256
+	DefaultBindRetry = 2 * time.Second
+)
+
+// rxHeadroom is what the kernel leaves free in front of a received frame.
+const rxHeadroom = unix.XDP_PACKET_HEADROOM
+
+// Config says which queue to open and how. Zero fields mean the defaults.
+type Config struct {
+	Interface string // in the network namespace of the calling thread
+	Queue     int
+	Mode      Mode
+
+	MTU       int // largest IP packet; the interface's MTU
+	Frames    int // chunks of the UMEM, half for receiving: a power of two
+	FrameSize int // octets of a chunk: 2048 or 4096
+	Ring      int // entries of each of the four rings: a power of two
+
+	// SlotChunks is how many adjacent chunks make a TX slot; 0: as many as a
+	// frame of the MTU needs.
+	SlotChunks int
+
+	// Budget is how many frames the kernel may send in one system call; older
+	// kernels keep to 32.
+	Budget int
+
+	// BindRetry is for how long to try again while the queue is busy: the
+	// kernel gives back the queue of a socket that was closed, or of a process
+	// that died, only after a while. Negative: do not.
+	BindRetry time.Duration
+}
+
+func (c *Config) setDefaults(dev netlink.Link) error {
+	def := func(p *int, v int) {
+		if *p == 0 {
+			*p = v
+		}
+	}
+	def(&c.MTU, dev.Attrs().MTU)
+	def(&c.Frames, DefaultFrames)
+	def(&c.FrameSize, DefaultFrameSize)
+	def(&c.Ring, DefaultRing)
+	def(&c.Budget, DefaultBudget)
+	if c.BindRetry == 0 {
+		c.BindRetry = DefaultBindRetry
+	}
+	def(&c.SlotChunks, (c.MTU+link.HeaderRoom+c.FrameSize-1)/c.FrameSize)
+	if c.Mode == Auto {
+		c.Mode = Native
+		switch dev.Type() {
+		case "veth", "tun", "tap", "tuntap":
+			c.Mode = Generic
+		}
+	}
+	pow2 := func(n int) bool { return n > 0 && n&(n-1) == 0 }
+	switch {
+	case c.FrameSize != 2048 && c.FrameSize != 4096:
+		return fmt.Errorf("frame size %d: only 2048 and 4096 exist", c.FrameSize)
+	case !pow2(c.Ring) || !pow2(c.Frames) || c.Frames < 4*c.SlotChunks:
+		return fmt.Errorf("%d frames and rings of %d: must be powers of two, and at least 4 TX slots' frames", c.Frames, c.Ring)
+	case c.SlotChunks*c.FrameSize < c.MTU+link.HeaderRoom:
+		return fmt.Errorf("slots of %d octets are too short for MTU %d", c.SlotChunks*c.FrameSize, c.MTU)
+	case c.MTU+link.HeaderRoom+rxHeadroom > link.MaxPieces*c.FrameSize:
+		return fmt.Errorf("MTU %d is more than a frame of %d pieces holds", c.MTU, link.MaxPieces)
+	case c.Queue < 0:
+		return fmt.Errorf("queue %d", c.Queue)
+	}
+	return nil
+}
+
+// Errors of Open, for errors.Is.
+var (
+	// ErrBusy: another AF_XDP socket has the queue.
+	ErrBusy = errors.New("another AF_XDP socket has this queue")
+	// ErrNoSG: the MTU needs frames of several pieces, which the kernel cannot.
+	ErrNoSG = errors.New("frames of several pieces need Linux 6.6 and a driver that takes them; lower the MTU to 3498")
+	// ErrPrivilege: the process lacks CAP_NET_RAW.
+	ErrPrivilege = errors.New("needs CAP_NET_RAW and locked memory (root, or AmbientCapabilities= and LimitMEMLOCK= in the unit)")
+)
+
+// Open opens an AF_XDP socket on a queue. Frames come once the XDP program sends
+// them to it: see bpf.Steering.SetSocket and FD.
+func Open(cfg Config) (*Socket, error) {
+	s, err := open(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("xsk: %s queue %d: %w", cfg.Interface, cfg.Queue, err)
+	}
+	return s, nil
+}
+
+func open(cfg Config) (_ *Socket, err error) {
+	dev, err := netlink.LinkByName(cfg.Interface)
+	if err != nil {
+		return nil, err
+	}
+	if err := cfg.setDefaults(dev); err != nil {
+		return nil, err
+	}
+	s := &Socket{cfg: cfg}
+	if err := s.bind(dev.Attrs().Index); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	if err := s.mapRings(); err != nil {
+		return nil, err
+	}
+	// Kernels before 6.16 do not know it and send 32 frames a call.
+	_ = unix.SetsockoptInt(s.fd, unix.SOL_XDP, unix.XDP_MAX_TX_SKB_BUDGET, min(cfg.Budget, cfg.Ring))
+	opts, err := unix.GetsockoptInt(s.fd, unix.SOL_XDP, unix.XDP_OPTIONS)
+	if err != nil {
+		return nil, fmt.Errorf("getsockopt XDP_OPTIONS: %w", err)
+	}
+	s.zeroCopy = opts&unix.XDP_OPTIONS_ZEROCOPY != 0
+
+	half := cfg.Frames / 2 * cfg.FrameSize
+	s.rxMem = uint64(half)
+	s.Pool = link.NewPool(s.umem[half:], cfg.SlotChunks*cfg.FrameSize)
+	s.left = make([]uint8, s.Slots())
+	s.dead = make([]link.Slot, 0, s.Slots())
+	s.spare = make([]uint64, 0, cfg.Frames/2)
+	for i := cfg.Frames/2 - 1; i >= 0; i-- {
+		s.spare = append(s.spare, uint64(i*cfg.FrameSize))
+	}
+	s.refill()
+	return s, nil
+}
+
+// opening guards asavie/xdp's package variables, and the reading of
+// /proc/self/maps around its calls.
+var opening sync.Mutex
+
+// bind opens, registers and binds the socket through asavie/xdp. That package
+// takes bind's flags from a package variable, hides bind's errno in text, and
+// never unmaps its rings; bind makes up for each.
+func (s *Socket) bind(ifindex int) error {
+	flags := uint16(unix.XDP_USE_NEED_WAKEUP)
+	switch s.cfg.Mode {
+	case Generic:
+		flags |= unix.XDP_COPY
+	case ZeroCopy:
+		flags |= unix.XDP_ZEROCOPY
+	}
+	s.sg = true
+	for until := time.Now().Add(s.cfg.BindRetry); ; {
+		f := flags
+		if s.sg {
+			f |= unix.XDP_USE_SG
+		}
+		err := s.newSocket(ifindex, f)
+		switch {
+		case err == nil:
+			if !s.sg && s.cfg.MTU+link.HeaderRoom > s.cfg.FrameSize-rxHeadroom {
+				return errors.Join(fmt.Errorf("MTU %d: %w", s.cfg.MTU, ErrNoSG), s.Close())
+			}
+			return nil
+		case hasErrno(err, unix.EBUSY) && time.Now().Before(until):
+			time.Sleep(20 * time.Millisecond)
+		case hasErrno(err, unix.EBUSY):
+			return fmt.Errorf("%w: %w", ErrBusy, err)
+		case hasErrno(err, unix.EPERM):
+			return fmt.Errorf("%w: %w", ErrPrivilege, err)
+		case s.sg && (hasErrno(err, unix.EINVAL) || hasErrno(err, unix.EOPNOTSUPP)):
+			s.sg = false
+		default:
+			return err
+		}
+	}
+}
+
+// hasErrno looks for an errno in the text of an error: asavie/xdp formats it
+// with %v.
+func hasErrno(err error, errno unix.Errno) bool {
+	return strings.HasSuffix(err.Error(), errno.Error())
+}
+
+func (s *Socket) newSocket(ifindex int, flags uint16) error {
+	opening.Lock()
+	defer opening.Unlock()
+	before, err := socketMaps()
+	if err != nil {
+		return err
+	}
+	saved := xdp.DefaultSocketFlags
+	xdp.DefaultSocketFlags = flags
+	sock, err := xdp.NewSocket(ifindex, s.cfg.Queue, &xdp.SocketOptions{
+		NumFrames: s.cfg.Frames, FrameSize: s.cfg.FrameSize,
+		FillRingNumDescs: s.cfg.Ring, CompletionRingNumDescs: s.cfg.Ring,
+		RxRingNumDescs: s.cfg.Ring, TxRingNumDescs: s.cfg.Ring,
+	})
+	xdp.DefaultSocketFlags = saved
+
+	// A mapping holds the socket open, and with it the queue: without this,
+	// neither a failed bind nor Close would ever free either.
+	after, merr := socketMaps()
+	for m := range after {
+		if _, old := before[m]; !old && merr == nil {
+			merr = munmapRange(m.addr, m.length)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if merr != nil {
+		return errors.Join(fmt.Errorf("unmap the rings that are mapped twice: %w", merr), sock.Close())
+	}
+	s.sock = sock
+	s.fd = sock.FD()
+	s.umem = sock.GetFrame(xdp.Desc{Addr: 0, Len: uint32(s.cfg.Frames * s.cfg.FrameSize)})
+	return nil
+}
+
+// mapping is a piece of the address space.
+type mapping struct{ addr, length uintptr }
+
+// socketMaps lists the sockets that are mapped into this process.
+func socketMaps() (map[mapping]struct{}, error) {
+	f, err := os.Open("/proc/self/maps")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	found := map[mapping]struct{}{}
+	sc := bufio.NewScanner(f)
+	for sc.Scan() {
+		if !strings.Contains(sc.Text(), " socket:[") {
+			continue
+		}
+		var lo, hi uintptr
+		if _, err := fmt.Sscanf(sc.Text(), "%x-%x ", &lo, &hi); err != nil {
+			return nil, fmt.Errorf("/proc/self/maps: %w", err)
+		}
+		found[mapping{lo, hi - lo}] = struct{}{}
+	}
+	return found, sc.Err()
+}
+
+// mapRings maps the four rings from the socket's descriptor.
+func (s *Socket) mapRings() error {
+	off, err := mmapOffsets(s.fd)
+	if err != nil {
+		return err
+	}
+	n := s.cfg.Ring
+	for _, r := range []struct {
+		m     *ringMem
+		pgoff int64
+		off   *unix.XDPRingOffset
+		size  uintptr
+	}{
+		{&s.rxMap, unix.XDP_PGOFF_RX_RING, &off.Rx, descSize},
+		{&s.txMap, unix.XDP_PGOFF_TX_RING, &off.Tx, descSize},
+		{&s.fillMap, unix.XDP_UMEM_PGOFF_FILL_RING, &off.Fr, addrSize},
+		{&s.compMap, unix.XDP_UMEM_PGOFF_COMPLETION_RING, &off.Cr, addrSize},
+	} {
+		if *r.m, err = mapRing(s.fd, r.pgoff, r.off, n, r.size); err != nil {
+			return err
+		}
+	}
+	s.rxDescs, s.txDescs = s.rxMap.descs(), s.txMap.descs()
+	s.fillAddrs, s.compAddrs = s.fillMap.addrs(), s.compMap.addrs()
+	s.rx = ring.NewConsumer(s.rxMap.prod, s.rxMap.cons, uint32(n))
+	s.tx = ring.NewProducer(s.txMap.prod, s.txMap.cons, uint32(n))
+	s.fill = ring.NewProducer(s.fillMap.prod, s.fillMap.cons, uint32(n))
+	s.comp = ring.NewConsumer(s.compMap.prod, s.compMap.cons, uint32(n))
+	return nil
+}
+
+// Queues returns how many receive queues an interface has: how many sockets it
+// takes to see all of its frames.
+func Queues(name string) (int, error) {
+	dirs, err := os.ReadDir("/sys/class/net/" + name + "/queues")
+	if err != nil {
+		if _, nerr := net.InterfaceByName(name); nerr == nil {
+			return 1, nil // in a namespace that /sys does not show
+		}
+		return 0, fmt.Errorf("xsk: %s: %w", name, err)
+	}
+	n := 0
+	for _, d := range dirs {
+		if strings.HasPrefix(d.Name(), "rx-") {
+			n++
+		}
+	}
+	return max(n, 1), nil
+}

@@ -1,0 +1,317 @@
+// Package xsk is a link.Link on an AF_XDP socket. github.com/asavie/xdp opens
+// and binds the socket; the four rings are then mapped here and driven with
+// acquire and release, in batches, and without looking for free frames.
+package xsk
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/asavie/xdp"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/ring"
+)
+
+var _ link.Link = (*Socket)(nil)
+
+// Socket is an open queue. Like every Link it is for one goroutine. The first
+// half of its memory receives, the second half are the TX slots.
+type Socket struct {
+	link.Pool // of the second half
+
+	cfg      Config
+	sock     *xdp.Socket
+	fd       int
+	umem     []byte
+	sg       bool // frames may have several pieces
+	zeroCopy bool
+
+	rxMap, txMap, fillMap, compMap ringMem
+	rxDescs, txDescs               []unix.XDPDesc
+	fillAddrs, compAddrs           []uint64
+	rx, comp                       ring.Consumer
+	tx, fill                       ring.Producer
+
+	rxMem uint64      // octets that receive: [0,rxMem) of umem
+	spare []uint64    // RX chunks that are neither in the fill ring nor with the worker
+	left  []uint8     // by slot: descriptors of its posted frame that are not completed
+	dead  []link.Slot // posted, but not valid: to be reaped
+
+	behind bool // the kernel left frames in the TX ring at the last Flush
+	poll   [2]unix.PollFd
+	stats  link.Stats
+}
+
+// FD is the socket's descriptor, for bpf.Steering.SetSocket.
+func (s *Socket) FD() int { return s.fd }
+
+// Mode is the mode that was got: ZeroCopy, or else Generic or Native as asked.
+func (s *Socket) Mode() Mode {
+	if s.zeroCopy {
+		return ZeroCopy
+	}
+	return s.cfg.Mode
+}
+
+// MultiBuffer reports whether frames may have several pieces (XDP_USE_SG).
+func (s *Socket) MultiBuffer() bool { return s.sg }
+
+// MTU is link.Link.MTU.
+func (s *Socket) MTU() int { return s.cfg.MTU }
+
+// Receive is link.Link.Receive.
+func (s *Socket) Receive(fs []link.Frame) int {
+	s.refill()
+	// Of a chain of descriptors the last must be seen too, so all are asked
+	// for.
+	first, avail := s.rx.Peek(uint32(s.cfg.Ring))
+	if avail == 0 {
+		return 0
+	}
+	n, used := 0, uint32(0)
+	for n < len(fs) && used < avail {
+		f := &fs[n]
+		f.N = 0
+		whole, i := false, used
+		ok := true
+		for ; i < avail && !whole; i++ {
+			d := s.rxDescs[s.rx.Mask(first+i)]
+			whole = d.Options&unix.XDP_PKT_CONTD == 0
+			end := d.Addr + uint64(d.Len)
+			if end < d.Addr || end > s.rxMem || d.Len > uint32(s.cfg.FrameSize) {
+				ok = false
+				continue
+			}
+			if f.N == link.MaxPieces {
+				// Too long a chain: its pieces go back one by one.
+				ok = false
+				s.giveBack(d.Addr)
+				continue
+			}
+			f.Pieces[f.N] = s.umem[d.Addr:end:end]
+			f.IDs[f.N] = d.Addr
+			f.N++
+		}
+		if !whole {
+			break // the rest of the chain is not here yet
+		}
+		used = i
+		if !ok || f.N == 0 {
+			s.stats.RxInvalid++
+			s.Release(f)
+			continue
+		}
+		s.stats.RxFrames++
+		s.stats.RxOctets += uint64(f.Len())
+		n++
+	}
+	if used > 0 {
+		s.rx.Release(used)
+	}
+	return n
+}
+
+// Release is link.Link.Release. The chunks are in the fill ring after the next
+// Receive, Flush or Wait.
+func (s *Socket) Release(f *link.Frame) {
+	for _, addr := range f.IDs[:f.N] {
+		s.giveBack(addr)
+	}
+	f.N = 0
+}
+
+// giveBack makes an RX chunk spare.
+func (s *Socket) giveBack(addr uint64) {
+	if len(s.spare) == cap(s.spare) {
+		panic("xsk: frame released twice")
+	}
+	s.spare = append(s.spare, addr&^uint64(s.cfg.FrameSize-1))
+}
+
+// refill moves spare chunks to the fill ring.
+func (s *Socket) refill() {
+	if len(s.spare) == 0 {
+		return
+	}
+	first, n := s.fill.Reserve(uint32(len(s.spare)))
+	if n == 0 {
+		return
+	}
+	top := len(s.spare)
+	for i := range n {
+		top--
+		s.fillAddrs[s.fill.Mask(first+i)] = s.spare[top]
+	}
+	s.spare = s.spare[:top]
+	s.fill.Submit()
+	if s.fillMap.flag.Load()&unix.XDP_RING_NEED_WAKEUP != 0 {
+		s.stats.Kicks++
+		kickRx(s.fd)
+	}
+}
+
+// Post is link.Link.Post. A frame that spans several chunks of its slot becomes
+// a chain of descriptors.
+func (s *Socket) Post(slot link.Slot, off, n int) bool {
+	if s.Posted(slot) {
+		s.stats.TxRingFull++
+		return false
+	}
+	if !link.ValidFrame(off, n, s.SlotSize(), s.cfg.MTU+link.HeaderRoom) {
+		s.stats.TxInvalid++
+		s.SetPosted(slot, true)
+		s.dead = append(s.dead, slot)
+		return true
+	}
+	size := s.cfg.FrameSize
+	count := uint32((off%size + n + size - 1) / size)
+	if s.tx.Free(count) < count {
+		s.stats.TxRingFull++
+		return false
+	}
+	first, _ := s.tx.Reserve(count)
+	addr := s.rxMem + uint64(int(slot)*s.SlotSize()+off)
+	for i := range count {
+		m := min(n, size-int(addr%uint64(size)))
+		d := unix.XDPDesc{Addr: addr, Len: uint32(m)}
+		if i+1 < count {
+			d.Options = unix.XDP_PKT_CONTD
+		}
+		s.txDescs[s.tx.Mask(first+i)] = d
+		addr += uint64(m)
+		n -= m
+		s.stats.TxOctets += uint64(m)
+	}
+	s.left[slot] = uint8(count)
+	s.SetPosted(slot, true)
+	s.stats.TxFrames++
+	return true
+}
+
+// Flush is link.Link.Flush. The kernel handles a limited number of frames a
+// call, so it is called again as long as it makes progress; when it makes none
+// its own queue, or the completion ring, is full, and only time or Reap helps.
+func (s *Socket) Flush() {
+	s.refill()
+	if s.tx.Unsubmitted() > 0 {
+		s.tx.Submit()
+	} else if !s.behind {
+		return
+	}
+	s.behind = false
+	left := s.tx.Pending()
+	for left > 0 && s.txMap.flag.Load()&unix.XDP_RING_NEED_WAKEUP != 0 {
+		s.stats.Kicks++
+		errno := kick(s.fd)
+		was := left
+		if left = s.tx.Pending(); left == 0 {
+			return
+		}
+		switch errno {
+		case 0, unix.EAGAIN, unix.EBUSY, unix.ENOBUFS, unix.EINTR:
+		default:
+			s.stats.TxErrors++
+		}
+		if left >= was && errno != unix.EINTR {
+			s.behind = true
+			s.stats.TxIncomplete++
+			return
+		}
+	}
+}
+
+// Reap is link.Link.Reap.
+func (s *Socket) Reap(done []link.Slot) int {
+	n := 0
+	for n < len(done) && len(s.dead) > 0 {
+		done[n] = s.dead[len(s.dead)-1]
+		s.dead = s.dead[:len(s.dead)-1]
+		s.SetPosted(done[n], false)
+		n++
+	}
+	first, avail := s.comp.Peek(uint32(s.cfg.Ring))
+	if avail == 0 {
+		return n
+	}
+	used := uint32(0)
+	for ; n < len(done) && used < avail; used++ {
+		addr := s.compAddrs[s.comp.Mask(first+used)]
+		slot := link.Slot((addr - s.rxMem) / uint64(s.SlotSize()))
+		if addr < s.rxMem || int(slot) >= len(s.left) || s.left[slot] == 0 {
+			s.stats.TxErrors++
+			continue
+		}
+		if s.left[slot]--; s.left[slot] == 0 {
+			s.SetPosted(slot, false)
+			done[n] = slot
+			n++
+		}
+	}
+	if used > 0 {
+		s.comp.Release(used)
+	}
+	return n
+}
+
+// retry is how long Wait sleeps at most while the kernel has frames to send
+// that it did not take: nothing tells when it would.
+const retry = time.Millisecond
+
+// Wait is link.Link.Wait.
+func (s *Socket) Wait(timeout time.Duration, wakefd int) {
+	s.refill()
+	if s.behind && (timeout < 0 || timeout > retry) {
+		timeout = retry
+	}
+	// A negative descriptor is ignored by poll(2). In copy mode poll itself
+	// sends what is in the TX ring.
+	s.poll[0] = unix.PollFd{Fd: int32(s.fd), Events: unix.POLLIN}
+	s.poll[1] = unix.PollFd{Fd: int32(wakefd), Events: unix.POLLIN}
+	var ts *unix.Timespec
+	if timeout >= 0 {
+		t := unix.NsecToTimespec(int64(timeout))
+		ts = &t
+	}
+	if timeout != 0 {
+		s.stats.Wakes++
+	}
+	n, err := unix.Ppoll(s.poll[:], ts, nil)
+	if err == nil && n > 0 && s.poll[1].Revents&unix.POLLIN != 0 {
+		var b [8]byte
+		_, _ = unix.Read(wakefd, b[:]) // EAGAIN: somebody else drained it
+	}
+}
+
+// Stats is link.Link.Stats. It makes a system call.
+func (s *Socket) Stats(st *link.Stats) {
+	*st = s.stats
+	k, err := kernelStats(s.fd)
+	if err != nil {
+		return
+	}
+	st.RxDropped = k.Rx_dropped
+	st.RxRingFull = k.Rx_ring_full
+	st.RxFillEmpty = k.Rx_fill_ring_empty_descs
+	st.RxInvalid += k.Rx_invalid_descs
+	st.TxInvalid += k.Tx_invalid_descs
+}
+
+// Close is link.Link.Close: the queue is free for another socket soon after.
+func (s *Socket) Close() error {
+	if s.sock == nil {
+		return nil
+	}
+	var errs []error
+	for _, m := range []*ringMem{&s.rxMap, &s.txMap, &s.fillMap, &s.compMap} {
+		errs = append(errs, m.unmap())
+	}
+	errs = append(errs, s.sock.Close())
+	s.sock, s.fd, s.umem = nil, -1, nil
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("xsk: close: %w", err)
+	}
+	return nil
+}

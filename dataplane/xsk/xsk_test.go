@@ -1,0 +1,363 @@
+package xsk
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+const port = 7174
+
+// side is a socket on one end of a veth pair, and the program in front of it.
+type side struct {
+	*Socket
+	steer *bpf.Steering
+	end   *testenv.End
+}
+
+// openSide attaches the program and opens a socket. mode is that of both.
+func openSide(t testing.TB, e *testenv.End, mode bpf.Mode, cfg Config) *side {
+	t.Helper()
+	s := &side{end: e}
+	var err error
+	if s.steer, err = bpf.Load(bpf.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.steer.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := s.steer.Claim(bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: netip.Addr{}, Port: port}); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Interface = e.Name
+	if mode == bpf.Generic {
+		cfg.Mode = Generic
+	} else {
+		cfg.Mode = Native
+	}
+	if err := e.NS.Do(func() error {
+		if _, err := s.steer.Attach(e.Index, mode); err != nil {
+			return err
+		}
+		s.Socket, err = Open(cfg)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := s.steer.SetSocket(0, s.FD()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// tuple is the way from one end to the other.
+func tuple(from, to *testenv.End) pkt.Tuple {
+	return pkt.Tuple{
+		Flow:   pkt.NewFlow(netip.AddrPortFrom(from.Addr4, port), netip.AddrPortFrom(to.Addr4, port)),
+		Proto:  pkt.ProtoTCP,
+		SrcMAC: [6]byte(from.MAC), DstMAC: [6]byte(to.MAC),
+	}
+}
+
+// fillFrame writes a frame of n octets with a number in it.
+func fillFrame(b []byte, tu *pkt.Tuple, id uint32) {
+	h := tu.HeaderLen()
+	tu.Put(b, len(b)-h, 0, 0)
+	for i := h; i < len(b); i++ {
+		b[i] = byte(i) ^ byte(id)
+	}
+	binary.BigEndian.PutUint16(b[h:], port)
+	binary.BigEndian.PutUint16(b[h+2:], port)
+	binary.BigEndian.PutUint32(b[h+4:], id)
+}
+
+func join(f *link.Frame) []byte {
+	var b []byte
+	for _, p := range f.Pieces[:f.N] {
+		b = append(b, p...)
+	}
+	return b
+}
+
+// exchange sends frames of the given lengths from a to b and checks that each
+// arrives once, in order and whole, and that each slot is reaped once.
+func exchange(t *testing.T, a, b *side, off int, lengths []int, total int) {
+	t.Helper()
+	tu := tuple(a.end, b.end)
+	fs := make([]link.Frame, 64)
+	done := make([]link.Slot, 64)
+	want := make([]byte, a.SlotSize())
+	sent, got, reaped := 0, 0, 0
+	posted := map[link.Slot]bool{}
+	for until := clock.Now().Add(10 * time.Second); got < total || reaped < total; {
+		if clock.Now() > until {
+			t.Fatalf("sent %d, received %d, reaped %d of %d", sent, got, reaped, total)
+		}
+		for i := 0; i < 40 && sent < total; i++ {
+			s, ok := a.Alloc()
+			if !ok {
+				break
+			}
+			n := lengths[sent%len(lengths)]
+			fillFrame(a.Bytes(s)[off:off+n], &tu, uint32(sent))
+			if !a.Post(s, off, n) {
+				a.Free(s)
+				break
+			}
+			if posted[s] {
+				t.Fatalf("slot %d allocated while posted", s)
+			}
+			posted[s] = true
+			sent++
+		}
+		a.Flush()
+		for _, s := range done[:a.Reap(done)] {
+			if !posted[s] {
+				t.Fatalf("slot %d reaped twice", s)
+			}
+			delete(posted, s)
+			a.Free(s)
+			reaped++
+		}
+		for i := range b.Receive(fs) {
+			f := &fs[i]
+			n := lengths[got%len(lengths)]
+			fillFrame(want[:n], &tu, uint32(got))
+			if !bytes.Equal(join(f), want[:n]) {
+				t.Fatalf("frame %d: %d octets in %d pieces, differs from what was sent", got, f.Len(), f.N)
+			}
+			var p pkt.Packet
+			if err := p.Parse(f.Pieces[0], f.Len()); err != nil || p.L4Len != n-34 {
+				t.Fatalf("frame %d: L4Len %d, %v", got, p.L4Len, err)
+			}
+			got++
+			b.Release(f)
+		}
+	}
+}
+
+func TestFramesBothWays(t *testing.T) {
+	for _, mode := range []bpf.Mode{bpf.Generic, bpf.Native} {
+		for _, mtu := range []int{1500, 3498, 9000} {
+			t.Run(fmt.Sprintf("%v/%d", mode, mtu), func(t *testing.T) {
+				v := testenv.NewVeth(t, mtu)
+				cfg := Config{Frames: 1024, Ring: 512}
+				a, b := openSide(t, &v.A, mode, cfg), openSide(t, &v.B, mode, cfg)
+				if a.MTU() != mtu || a.SlotSize() < mtu+link.HeaderRoom || !a.MultiBuffer() {
+					t.Fatalf("MTU %d, slot size %d, multi-buffer %v", a.MTU(), a.SlotSize(), a.MultiBuffer())
+				}
+				lengths := []int{60, 64, 1514, 590}
+				if mtu > 1500 {
+					lengths = append(lengths, mtu+14, 3500)
+				}
+				if mtu > 4096 {
+					lengths = append(lengths, 4096, 4097, 8192, 8193)
+				}
+				// More frames than there are chunks, so that every chunk comes
+				// round again.
+				exchange(t, a, b, 0, lengths, 3000)
+				exchange(t, b, a, 8, lengths, 3000)
+				var st link.Stats
+				a.Stats(&st)
+				if st.TxFrames != 3000 || st.RxFrames != 3000 || st.RxRingFull+st.RxDropped+st.RxInvalid+st.TxInvalid != 0 {
+					t.Errorf("stats %+v", st)
+				}
+				if a.FreeSlots() != a.Slots() {
+					t.Errorf("%d of %d slots free at the end", a.FreeSlots(), a.Slots())
+				}
+			})
+		}
+	}
+}
+
+func TestPostRefuses(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	a := openSide(t, &v.A, bpf.Generic, Config{Frames: 64, Ring: 4})
+	tu := tuple(&v.A, &v.B)
+	var slots []link.Slot
+	for range 6 {
+		s, ok := a.Alloc()
+		if !ok {
+			t.Fatal("no slot")
+		}
+		fillFrame(a.Bytes(s)[:100], &tu, 0)
+		slots = append(slots, s)
+	}
+	for i, s := range slots {
+		if ok := a.Post(s, 0, 100); ok != (i < 4) {
+			t.Errorf("Post %d: %v with a ring of 4", i, ok)
+		}
+	}
+	if a.Post(slots[0], 0, 100) {
+		t.Error("a posted slot was posted again")
+	}
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("a posted slot was freed")
+			}
+		}()
+		a.Free(slots[0])
+	}()
+	if !a.Post(slots[5], 0, 1500+link.HeaderRoom+1) {
+		t.Error("an impossible frame must be taken and counted, or the worker tries for ever")
+	}
+	reaped := map[link.Slot]int{}
+	done := make([]link.Slot, 2)
+	for until := clock.Now().Add(5 * time.Second); len(reaped) < 5 && clock.Now() < until; {
+		a.Flush()
+		for _, s := range done[:a.Reap(done)] {
+			reaped[s]++
+		}
+	}
+	for i, s := range slots {
+		if want := map[bool]int{true: 1}[i != 4]; reaped[s] != want {
+			t.Errorf("slot %d reaped %d times, want %d", i, reaped[s], want)
+		}
+	}
+	var st link.Stats
+	if a.Stats(&st); st.TxInvalid != 1 || st.TxFrames != 4 {
+		t.Errorf("stats %+v", st)
+	}
+}
+
+func TestWait(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	a, b := openSide(t, &v.A, bpf.Generic, Config{Frames: 64, Ring: 64}), openSide(t, &v.B, bpf.Generic, Config{Frames: 64, Ring: 64})
+	start := clock.Now()
+	b.Wait(3*time.Millisecond, -1)
+	if d := clock.Now().Sub(start); d < 3*time.Millisecond {
+		t.Errorf("woke after %v with nothing there", d)
+	}
+	fd, err := unix.Eventfd(1, unix.EFD_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	b.Wait(time.Hour, fd)
+	if _, err := unix.Read(fd, make([]byte, 8)); err != unix.EAGAIN {
+		t.Errorf("wakefd not drained: %v", err)
+	}
+	// A frame that comes while b sleeps wakes it.
+	woken := make(chan int)
+	go func() {
+		fs := make([]link.Frame, 1)
+		n := 0
+		for n == 0 {
+			b.Wait(time.Hour, -1)
+			n = b.Receive(fs)
+		}
+		woken <- n
+	}()
+	tu := tuple(&v.A, &v.B)
+	s, _ := a.Alloc()
+	fillFrame(a.Bytes(s)[:100], &tu, 1)
+	a.Post(s, 0, 100)
+	a.Flush()
+	select {
+	case <-woken:
+	case <-time.After(10 * time.Second):
+		t.Fatal("a frame did not wake the sleeper")
+	}
+}
+
+// TestCloseFreesQueue opens a queue again and again: each Close must give it
+// back, and the rings that asavie/xdp leaves mapped would prevent that.
+func TestCloseFreesQueue(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	for i := range 3 {
+		if err := v.A.NS.Do(func() error {
+			s, err := Open(Config{Interface: v.A.Name, Frames: 64, Ring: 64})
+			if err != nil {
+				return err
+			}
+			if i == 0 {
+				if _, err := Open(Config{Interface: v.A.Name, Frames: 64, Ring: 64, BindRetry: -1}); !errors.Is(err, ErrBusy) {
+					t.Errorf("second socket on a queue: %v", err)
+				}
+			}
+			return s.Close()
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(maps), " socket:["); n != 0 {
+		t.Errorf("%d mappings of sockets left", n)
+	}
+}
+
+func TestCloseLeavesNoProgram(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	xdpOf := func() (attached bool) {
+		if err := v.A.NS.Do(func() error {
+			l, err := netlink.LinkByName(v.A.Name)
+			attached = err == nil && l.Attrs().Xdp != nil && l.Attrs().Xdp.Attached
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return attached
+	}
+	a := openSide(t, &v.A, bpf.Native, Config{Frames: 64, Ring: 64})
+	if !xdpOf() {
+		t.Error("no program while open")
+	}
+	if err := errors.Join(a.Close(), a.steer.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if xdpOf() {
+		t.Error("program left behind")
+	}
+}
+
+func TestOpenErrors(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	for name, cfg := range map[string]Config{
+		"no interface":     {Interface: "nothere"},
+		"no queue":         {Interface: v.A.Name, Queue: 7, BindRetry: -1},
+		"zero-copy":        {Interface: v.A.Name, Mode: ZeroCopy, BindRetry: -1},
+		"frame size":       {Interface: v.A.Name, FrameSize: 8192},
+		"ring":             {Interface: v.A.Name, Ring: 1000},
+		"MTU":              {Interface: v.A.Name, MTU: 40000},
+		"slot below MTU":   {Interface: v.A.Name, MTU: 9000, SlotChunks: 2},
+		"too few for MTU":  {Interface: v.A.Name, MTU: 9000, Frames: 8},
+		"a negative queue": {Interface: v.A.Name, Queue: -1},
+	} {
+		if err := v.A.NS.Do(func() error {
+			s, err := Open(cfg)
+			if err == nil {
+				return errors.Join(errors.New("opened"), s.Close())
+			}
+			t.Logf("%s: %v", name, err)
+			return nil
+		}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
