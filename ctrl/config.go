@@ -82,8 +82,8 @@ type StartupDefaults struct {
 	Markers    bool
 	Revision   int // default 2
 	NoFallback bool
-	P2P        bool
-	RTR        uint32        // RTR bits offered with P2P: 1 Send, 2 Write, 4 Read; default all
+	NoP2P      bool          // do not ask for peer-to-peer mode, in which either side may send first
+	RTR        uint32        // RTR bits offered in peer-to-peer mode: 1 Send, 2 Write, 4 Read; default all
 	IRD, ORD   int           // default 16
 	MaxIRD     int           // default 128
 	Timeout    time.Duration // of each wait of the MPA start-up; default 10 s

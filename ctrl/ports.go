@@ -18,11 +18,13 @@ const protoTCP = 6
 // program can take the port and the kernel answers nobody there. It is shared by
 // a listener and the connections it accepted.
 type claim struct {
-	addr  netip.AddrPort
-	refs  int
-	fds   []int
-	eps   []bpf.Endpoint
-	guard map[netip.Addr]bool // addresses that a guard socket is bound to
+	addr      netip.AddrPort
+	uid       uint32
+	listening bool // a listener uses it
+	refs      int
+	fds       []int
+	eps       []bpf.Endpoint
+	guard     map[netip.Addr]bool // addresses that a guard socket is bound to
 }
 
 // claims are the endpoints taken. Its methods are called with Server.mu held.
@@ -35,22 +37,23 @@ type claims struct {
 }
 
 // take claims addr for one more user. An unspecified address means every
-// address of the interface, port 0 one that is free. A claim that exists is
-// shared only if shared is set.
-func (cs *claims) take(addr netip.AddrPort, shared bool) (*claim, error) {
+// address of the interface, port 0 one that is free. A listener of the same uid
+// may take over what is left of an earlier one: the connections it accepted.
+func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, error) {
 	if addr.Port() != 0 {
 		if c := cs.byAddr[addr]; c != nil {
-			if !shared {
+			if !listen || c.listening || c.uid != uid {
 				return nil, errorf(portInUse, "ctrl: %v is in use by another client of iwarpd: choose another port, or end that client (iwarpctl listen list)", addr)
 			}
 			c.refs++
+			c.listening = true
 			return c, nil
 		}
 		if other := cs.overlap(addr); other != nil {
 			return nil, errorf(portInUse, "ctrl: %v is in use by another client of iwarpd, on %v: choose another port (iwarpctl listen list)", addr, other.addr)
 		}
 	}
-	c := &claim{addr: addr, refs: 1, guard: make(map[netip.Addr]bool)}
+	c := &claim{addr: addr, uid: uid, listening: listen, refs: 1, guard: make(map[netip.Addr]bool)}
 	if err := cs.bind(c); err != nil {
 		cs.undo(c)
 		return nil, err

@@ -45,6 +45,7 @@ type Server struct {
 	table    *verbs.Table
 	started  time.Time
 	engine   Engine // set by Bind, before anything runs
+	now      func() clock.Time
 
 	// mu guards everything below, and the objects of all sessions. It is not held
 	// while waiting for a worker, except in Listen.
@@ -65,6 +66,7 @@ type Server struct {
 	dialing   map[pkt.Flow]*conn // engine.Connect has not told their id yet
 	pending   map[*conn]struct{} // those with a deadline
 	perPeer   map[netip.Addr]int // passive connections in start-up
+	lingering []lingering        // oldest first
 	wakeAt    clock.Time         // when the timer goroutine wakes
 
 	rewake   chan struct{}
@@ -87,7 +89,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		o.Logger = zap.NewNop()
 	}
 	s := &Server{
-		log: o.Logger, resolver: o.Resolver, addrs: o.Addrs, table: o.Table, started: time.Now(), cfg: cfg.fill(),
+		log: o.Logger, resolver: o.Resolver, addrs: o.Addrs, table: o.Table, now: clock.Now, started: time.Now(), cfg: cfg.fill(),
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*usage),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		dialing: make(map[pkt.Flow]*conn), pending: make(map[*conn]struct{}), perPeer: make(map[netip.Addr]int),
@@ -229,6 +231,12 @@ func (s *Server) Close() error {
 	s.mu.Unlock()
 	close(s.done)
 	s.wg.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.lingering {
+		s.claims.drop(l.claim)
+	}
+	s.lingering = nil
 	return nil
 }
 

@@ -23,9 +23,7 @@ const (
 	Version, MinVersion = 1, 1
 	// maxQueued bounds the messages that wait for a client to read them.
 	maxQueued = 1024
-	// maxReplyFDs leaves room for a wake-up and a page of each worker.
-	maxReplyFDs = seqpacket.MaxFDs
-	maxName     = 64
+	maxName   = 64
 )
 
 // session is one client.
@@ -42,24 +40,24 @@ type session struct {
 
 	// The rest is guarded by Server.mu; only the session's own goroutine adds to
 	// the maps.
-	hello     bool
-	dead      bool // being torn down
-	name      string
-	use       *usage
-	own       usage // its share of use
-	requests  uint64
-	errors    uint64
-	lastH     uint32
-	pds       map[uint32]*pd
-	mrs       map[uint32]*mr
-	mws       map[uint32]*mw
-	cqs       map[uint32]*cq
-	qps       map[uint32]*qp // by number
-	listens   map[uint32]*listener
-	conns     map[uint32]*conn
-	binding   *dataplane.ClientBinding
-	doorbells []*shm.Doorbells
-	bits      bitmap
+	hello    bool
+	dead     bool // being torn down
+	name     string
+	use      *usage
+	own      usage // its share of use
+	requests uint64
+	errors   uint64
+	lastH    uint32
+	pds      map[uint32]*pd
+	mrs      map[uint32]*mr
+	mws      map[uint32]*mw
+	cqs      map[uint32]*cq
+	qps      map[uint32]*qp // by number
+	listens  map[uint32]*listener
+	conns    map[uint32]*conn
+	binding  *dataplane.ClientBinding
+	bells    *shm.BellFile
+	bits     bitmap
 }
 
 // outMessage is a message on its way to the client. Its descriptors are closed
@@ -233,40 +231,34 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) (fds []int, err 
 			h.MinVersion, h.Version, MinVersion, Version)
 	}
 	n := s.engine.Workers()
-	if 2*n > maxReplyFDs {
+	if 1+n > seqpacket.MaxFDs {
 		return nil, errorf(internal, "ctrl: %d workers are more than a client can be told of", n)
 	}
-	var bells []*shm.Doorbells
-	defer func() {
-		if err != nil {
-			seqpacket.CloseAll(fds)
-			for _, d := range bells {
-				d.Close()
+	nbells := min(shm.MaxBells, max(c.pol.limits.QPs, 64))
+	bells, err := shm.CreateDoorbells(n, nbells)
+	if err != nil {
+		return nil, errorf(internal, "ctrl: doorbells: %w", err)
+	}
+	if fds, err = dupAll(bells.FD()); err == nil {
+		for w := range n {
+			var fd int
+			if fd, err = wakeFor(s.engine.WakeFD(w)); err != nil {
+				break
 			}
-			fds = nil
-		}
-	}()
-	binding := &dataplane.ClientBinding{OnFault: func() { go c.fault() }}
-	for w := range n {
-		d, err := newDoorbells(s.engine.WakeFD(w))
-		if err != nil {
-			return fds, errorf(internal, "ctrl: doorbell page: %w", err)
-		}
-		bells = append(bells, d)
-		for _, fd := range []int{d.FD(), s.engine.WakeFD(w)} {
-			dup, err := seqpacket.Dup(fd)
-			if err != nil {
-				return fds, errorf(internal, "ctrl: doorbell page: %w", err)
-			}
-			fds = append(fds, dup)
+			fds = append(fds, fd)
 		}
 	}
-	binding.Doorbells = bells
+	if err != nil {
+		seqpacket.CloseAll(fds)
+		bells.Close()
+		return nil, errorf(internal, "ctrl: doorbells: %w", err)
+	}
+	binding := &dataplane.ClientBinding{Doorbells: bells.Pages(), OnFault: func() { go c.fault() }}
 	s.engine.Bind(binding)
 
 	s.mu.Lock()
-	c.binding, c.doorbells = binding, bells
-	c.bits.init(bells[0].Bits())
+	c.binding, c.bells = binding, bells
+	c.bits.init(nbells)
 	c.name = clip(h.Name, maxName)
 	c.hello = true
 	attr := s.deviceAttr(&c.pol)
@@ -277,6 +269,16 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) (fds []int, err 
 		Version: min(h.Version, Version), Server: "iwarpd " + version, Workers: uint32(n), Client: c.id, Device: attr,
 	}}
 	return fds, nil
+}
+
+// wakeFor makes the descriptor that a client wakes a worker by. The write end of
+// a pipe is opened anew, so that no client can change the file flags of
+// another's; what cannot be opened is duplicated.
+func wakeFor(fd int) (int, error) {
+	if n, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); err == nil {
+		return n, nil
+	}
+	return seqpacket.Dup(fd)
 }
 
 // fault ends a client whose memory could not be touched.
@@ -383,10 +385,10 @@ func (c *session) teardown() {
 		c.unmapMR(m)
 	}
 	for _, q := range cqs {
-		q.ring.Close()
+		q.close()
 	}
-	for _, d := range c.doorbells {
-		d.Close()
+	if c.bells != nil {
+		c.bells.Close()
 	}
 
 	s.mu.Lock()

@@ -1119,8 +1119,8 @@ func (x *Hello) GetName() string {
 	return ""
 }
 
-// HelloReply carries 2*workers descriptors: for each worker the memfd of its
-// doorbell page, then its wake-up eventfd.
+// HelloReply carries 1+workers descriptors: the memfd of the doorbell pages,
+// then for each worker the descriptor to which 8 octets are written to wake it.
 type HelloReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"` // the version that both speak from now on
@@ -1506,7 +1506,7 @@ func (x *DeallocPD) GetPd() uint32 {
 type RegisterMR struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pd            uint32                 `protobuf:"varint,1,opt,name=pd,proto3" json:"pd,omitempty"`
-	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // in the memfd, a multiple of the page size
+	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // in the memfd
 	Length        uint64                 `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"` // octets, at least 1
 	Base          uint64                 `protobuf:"varint,4,opt,name=base,proto3" json:"base,omitempty"`     // address (tagged offset) of the first octet
 	Access        uint32                 `protobuf:"varint,5,opt,name=access,proto3" json:"access,omitempty"` // Access bits
@@ -1876,11 +1876,12 @@ func (x *CreateCQ) GetDepth() uint32 {
 	return 0
 }
 
-// CQReply carries two descriptors: the ring memfd, then the eventfd.
+// CQReply carries two descriptors: the ring memfd, then the wake-up channel,
+// readable after a completion that the queue was armed for.
 type CQReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cq            uint32                 `protobuf:"varint,1,opt,name=cq,proto3" json:"cq,omitempty"`
-	Depth         uint32                 `protobuf:"varint,2,opt,name=depth,proto3" json:"depth,omitempty"` // for each worker's ring
+	Depth         uint32                 `protobuf:"varint,2,opt,name=depth,proto3" json:"depth,omitempty"` // of each worker's ring
 	Workers       uint32                 `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1,0 +1,859 @@
+package ctrl
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/mpa"
+)
+
+// connState is where a connection stands.
+type connState uint8
+
+const (
+	connResolving connState = iota // route and neighbour are being found
+	connDialing                    // TCP active open
+	connStartup                    // MPA frames
+	connWaiting                    // a connect request that the client has not answered
+	connSwitching                  // attached; full operation is not reached
+	connUp
+	connClosing // we are closing it
+	connGone    // in no table
+)
+
+var connStates = [...]string{"RESOLVING", "DIALING", "STARTUP", "WAITING", "SWITCHING", "UP", "CLOSING", "GONE"}
+
+// conn is a connection from the first thought of it to its end. All of it is
+// guarded by Server.mu.
+type conn struct {
+	id       dataplane.ConnID // 0 until the engine has told it
+	handle   uint32
+	sess     *session
+	listener *listener // passive; nil: active
+	qp       *qp       // nil until connect or accept
+	state    connState
+	attempt  int // counts the tries of an active open
+	worker   int
+	st       *mpa.Startup
+	cfg      mpa.Config
+	local    netip.AddrPort
+	wantAddr netip.AddrPort // local, as the client asked for it
+	remote   netip.AddrPort
+	claim    *claim
+	limit    clock.Time // of the whole set-up, or of the present wait
+	deadline clock.Time // the earlier of limit and st's
+	params   mpa.Params
+	private  []byte // of the peer
+	counted  bool   // in Server.perPeer
+	waiting  bool   // in listener.waiting
+	lingers  bool   // closed in order: its port must rest
+}
+
+// maxPrivate is the longest private data of a client (RFC 5044 section 7.1.1).
+const maxPrivate = mpa.MaxPrivateData
+
+// mpaConfig merges a client's wishes with the defaults.
+func (s *Server) mpaConfig(w *ctrlpb.Startup) (mpa.Config, error) {
+	d := &s.cfg.Startup
+	cfg := mpa.DefaultConfig()
+	cfg.CRC, cfg.Markers = !d.NoCRC, d.Markers
+	cfg.Rev, cfg.Enhanced = uint8(d.Revision), d.Revision >= 2
+	cfg.P2P, cfg.RTR = !d.NoP2P, mpa.RTRs(d.RTR)
+	cfg.IRD, cfg.ORD, cfg.MaxIRD = d.IRD, d.ORD, d.MaxIRD
+	cfg.Timeout, cfg.Decision = d.Timeout, d.Accept
+	fallback := !d.NoFallback
+	if w != nil {
+		if w.Crc != nil {
+			if cfg.CRC = *w.Crc; !cfg.CRC && d.RequireCRC {
+				return cfg, errorf(permission, "ctrl: this daemon requires CRC32c on every connection (RFC 5044 4.4)")
+			}
+		}
+		if w.Markers != nil {
+			cfg.Markers = *w.Markers
+		}
+		if w.Revision != nil {
+			if *w.Revision < 1 || *w.Revision > mpa.MaxRev {
+				return cfg, errorf(invalid, "ctrl: MPA has no revision %d: choose 1 or 2", *w.Revision)
+			}
+			cfg.Rev, cfg.Enhanced = uint8(*w.Revision), *w.Revision >= 2
+		}
+		if w.Fallback != nil {
+			fallback = *w.Fallback
+		}
+		if w.P2P != nil {
+			cfg.P2P = *w.P2P
+		}
+		if w.Rtr != nil && *w.Rtr != 0 {
+			if *w.Rtr > uint32(mpa.AllRTRs) {
+				return cfg, errorf(invalid, "ctrl: RTR bits are 1 (Send), 2 (Write) and 4 (Read), not %#x", *w.Rtr)
+			}
+			cfg.RTR = mpa.RTRs(*w.Rtr)
+		}
+		if w.Ird != nil {
+			if *w.Ird > uint32(d.MaxIRD) {
+				return cfg, errorf(invalid, "ctrl: IRD is at most %d here, not %d", d.MaxIRD, *w.Ird)
+			}
+			cfg.IRD = int(*w.Ird)
+		}
+		if w.Ord != nil {
+			if *w.Ord > uint32(d.MaxIRD) {
+				return cfg, errorf(invalid, "ctrl: ORD is at most %d here, not %d", d.MaxIRD, *w.Ord)
+			}
+			cfg.ORD = int(*w.Ord)
+		}
+		if ms := w.GetTimeoutMs(); ms != 0 {
+			cfg.Timeout = time.Duration(ms) * time.Millisecond
+		}
+	}
+	if !cfg.Enhanced {
+		if w.GetP2P() {
+			return cfg, errorf(invalid, "ctrl: peer-to-peer mode needs MPA revision 2 (RFC 6581)")
+		}
+		cfg.P2P = false
+	}
+	cfg.RetryRev1, cfg.RetryNoMarkers = fallback, fallback
+	return cfg, nil
+}
+
+// connect starts an active open.
+func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
+	s := c.srv
+	remote, err := parseAddrPort(r.Remote)
+	if err != nil || !remote.Addr().IsValid() || remote.Addr().IsUnspecified() || remote.Port() == 0 {
+		return errorf(invalid, "ctrl: remote %q: want address:port", clip(r.Remote, 64))
+	}
+	if remote.Addr().IsMulticast() {
+		return errorf(invalid, "ctrl: remote %v is a multicast address", remote.Addr())
+	}
+	local, err := parseAddrPort(r.Local)
+	if err != nil {
+		return errorf(invalid, "ctrl: local %w", err)
+	}
+	if local.Addr().IsUnspecified() {
+		local = netip.AddrPortFrom(netip.Addr{}, local.Port())
+	}
+	if local.Addr().IsValid() && local.Addr().Is4() != remote.Addr().Is4() {
+		return errorf(invalid, "ctrl: local %v and remote %v are of different families", local.Addr(), remote.Addr())
+	}
+	if len(r.PrivateData) > maxPrivate {
+		return errorf(invalid, "ctrl: private data has at most %d octets, not %d", maxPrivate, len(r.PrivateData))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cfg, err := s.mpaConfig(r.Startup)
+	if err != nil {
+		return err
+	}
+	cfg.PrivateData = r.PrivateData
+	if err := cfg.Validate(); err != nil {
+		return errorf(invalid, "ctrl: %w", err)
+	}
+	q, err := c.freshQP(r.Qp)
+	if err != nil {
+		return err
+	}
+	timeout := s.cfg.Startup.Connect
+	if r.TimeoutMs != 0 {
+		timeout = time.Duration(r.TimeoutMs) * time.Millisecond
+	}
+	cn := &conn{
+		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, limit: s.now().Add(timeout),
+	}
+	c.conns[cn.handle] = cn
+	q.conn, q.used = cn, true
+	s.arm(cn)
+	s.startDial(cn)
+	reply.Body = &ctrlpb.Reply_Connect{Connect: &ctrlpb.ConnectReply{Conn: cn.handle}}
+	return nil
+}
+
+// freshQP finds a QP that has had no connection.
+func (c *session) freshQP(num uint32) (*qp, error) {
+	q := c.qps[num]
+	if q == nil {
+		return nil, errorf(noObject, "ctrl: no queue pair %d", num)
+	}
+	if q.used {
+		return nil, errorf(badState, "ctrl: queue pair %d has or had a connection: make another", num)
+	}
+	return q, nil
+}
+
+// startDial begins an attempt to open c. Called with mu held.
+func (s *Server) startDial(c *conn) {
+	c.attempt++
+	c.state, c.id, c.st = connResolving, 0, nil
+	s.wg.Add(1)
+	go s.dial(c, c.attempt)
+}
+
+// dial finds the way to the peer, claims a local port and has the engine
+// connect. It runs in a goroutine of its own, since the resolver may take a
+// while.
+func (s *Server) dial(c *conn, attempt int) {
+	defer s.wg.Done()
+	s.mu.Lock()
+	want, remote, limit := c.wantAddr, c.remote, c.limit
+	s.mu.Unlock()
+	hop, err := s.resolver.Resolve(remote.Addr(), want.Addr())
+
+	s.mu.Lock()
+	if c.state != connResolving || c.attempt != attempt {
+		s.mu.Unlock()
+		return // given up meanwhile
+	}
+	if err != nil {
+		s.failConn(c, errorf(unreachable, "ctrl: no way to %v: %w", remote.Addr(), err))
+		s.mu.Unlock()
+		return
+	}
+	addr := want.Addr()
+	if !addr.IsValid() {
+		addr = hop.Src
+	}
+	if !c.sess.pol.mayUse(addr) {
+		s.failConn(c, errorf(permission, "ctrl: uid %d may not use the address %v", c.sess.cred.Uid, addr))
+		s.mu.Unlock()
+		return
+	}
+	cl, err := s.claims.take(netip.AddrPortFrom(addr, want.Port()), c.sess.cred.Uid, false)
+	if err != nil {
+		s.failConn(c, err)
+		s.mu.Unlock()
+		return
+	}
+	c.claim, c.local, c.state = cl, cl.addr, connDialing
+	flow := flowOf(c.local, c.remote)
+	s.dialing[flow] = c
+	timeout := limit.Sub(s.now())
+	s.mu.Unlock()
+
+	id, err := s.engine.Connect(cl.addr, remote, max(timeout, time.Millisecond))
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dialing[flow] == c {
+		delete(s.dialing, flow)
+	}
+	switch {
+	case c.attempt != attempt:
+		// An event ended this attempt before Connect returned; the next one is under way.
+	case c.state == connGone && c.id == 0: // given up while Connect ran
+		if err == nil {
+			s.engine.Disconnect(id, true)
+		}
+		s.claims.drop(cl)
+	case c.state == connGone:
+	case err != nil:
+		s.failConn(c, errorf(dialCode(err), "ctrl: connect to %v: %w", remote, err))
+	case c.id == 0:
+		c.id = id
+		s.conns[id] = c
+	}
+}
+
+func dialCode(err error) ctrlpb.Code {
+	switch {
+	case errors.Is(err, dataplane.ErrTimeout):
+		return timedOut
+	case errors.Is(err, dataplane.ErrStopped):
+		return internal
+	}
+	return unreachable
+}
+
+func flowOf(local, remote netip.AddrPort) pkt.Flow {
+	return pkt.Flow{
+		Local: local.Addr().As16(), LocalPort: local.Port(),
+		Remote: remote.Addr().As16(), RemotePort: remote.Port(),
+	}
+}
+
+// OnEvent takes an event of the engine's; it is dataplane.Config's OnEvent.
+func (s *Server) OnEvent(ev dataplane.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ev.Kind == dataplane.EventAccepted {
+		s.accepted(ev)
+		return
+	}
+	c := s.conns[ev.Conn]
+	if c == nil {
+		if c = s.dialing[ev.Flow]; c == nil {
+			return // given up by us
+		}
+		delete(s.dialing, ev.Flow)
+		c.id = ev.Conn
+		s.conns[ev.Conn] = c
+	}
+	c.worker = ev.Worker
+	switch ev.Kind {
+	case dataplane.EventConnected:
+		if c.state == connDialing {
+			c.state = connStartup
+			c.st = mpa.NewInitiator(c.cfg, s.now())
+			s.pump(c)
+		}
+	case dataplane.EventData:
+		s.streamData(c, ev.Data)
+	case dataplane.EventEstablished:
+		if c.state == connSwitching {
+			s.established(c)
+		}
+	case dataplane.EventPeerClosed:
+		s.peerClosed(c)
+	case dataplane.EventTerminated, dataplane.EventFailed:
+		s.terminated(c, ev)
+	case dataplane.EventClosed:
+		s.closedEvent(c, ev.Err)
+	}
+}
+
+// accepted begins the start-up of a passive open.
+func (s *Server) accepted(ev dataplane.Event) {
+	l := s.listeners[ev.Listener]
+	remote := addrPort(ev.Flow.Remote, ev.Flow.RemotePort)
+	if l == nil || l.sess.dead {
+		s.engine.Disconnect(ev.Conn, true)
+		return
+	}
+	if s.perPeer[remote.Addr()] >= s.cfg.Startup.PerPeer {
+		l.dropped++
+		s.engine.Disconnect(ev.Conn, true)
+		l.sess.log.Debug("connection dropped: too many of this peer in start-up", zap.Stringer("peer", remote))
+		return
+	}
+	c := &conn{
+		id: ev.Conn, sess: l.sess, listener: l, state: connStartup, worker: ev.Worker, cfg: l.cfg,
+		local: addrPort(ev.Flow.Local, ev.Flow.LocalPort), remote: remote, claim: l.claim, counted: true,
+	}
+	c.claim.refs++
+	s.perPeer[remote.Addr()]++
+	s.conns[c.id] = c
+	c.st = mpa.NewResponder(c.cfg, s.now())
+	s.pump(c)
+}
+
+func addrPort(a [16]byte, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(a).Unmap(), port)
+}
+
+// streamData gives streaming-mode octets to the start-up. Octets behind the
+// frame stay with the engine: they are FPDUs.
+func (s *Server) streamData(c *conn, b []byte) {
+	if c.state != connStartup && c.state != connWaiting {
+		return
+	}
+	n, _ := c.st.HandleStream(s.now(), b) // the error comes as an event too
+	if n > 0 {
+		s.engine.StreamConsumed(c.id, n)
+	}
+	s.pump(c)
+}
+
+// pump does what the start-up wants done.
+func (s *Server) pump(c *conn) {
+	out, _ := c.st.PollTransmit()
+	ev, ok := c.st.PollEvent()
+	if !ok {
+		if out != nil {
+			s.engine.StreamSend(c.id, out)
+		}
+		s.arm(c)
+		return
+	}
+	switch ev.Kind {
+	case mpa.EventRequest:
+		s.request(c, &ev.Frame)
+	case mpa.EventAccepted:
+		c.params = c.st.Result()
+		if c.params.Initiator {
+			c.private = ev.Frame.PrivateData
+		}
+		s.attach(c, out)
+	case mpa.EventRejected:
+		if c.listener != nil { // we said no
+			s.engine.StreamSend(c.id, out)
+			s.engine.Disconnect(c.id, false)
+			s.forget(c)
+			return
+		}
+		s.rejected(c, &ev)
+	case mpa.EventFailed:
+		if out != nil {
+			s.engine.StreamSend(c.id, out)
+		}
+		s.startupFailed(c, ev.Err)
+	}
+	s.arm(c)
+}
+
+// request asks the client about a connect request.
+func (s *Server) request(c *conn, f *mpa.Frame) {
+	l := c.listener
+	s.uncountPeer(c)
+	if l.waiting >= l.backlog {
+		l.dropped++
+		l.sess.log.Warn("connect request dropped: backlog full", zap.Stringer("peer", c.remote), zap.Int("backlog", l.backlog))
+		s.engine.Disconnect(c.id, true)
+		s.forget(c)
+		return
+	}
+	l.waiting++
+	c.waiting = true
+	c.state = connWaiting
+	c.handle = c.sess.newHandle()
+	c.sess.conns[c.handle] = c
+	c.limit = s.now().Add(s.cfg.Startup.Accept)
+	s.counters.connRequests.Add(1)
+	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_ConnectRequest{ConnectRequest: &ctrlpb.ConnectRequest{
+		Listen: l.handle, Conn: c.handle, Local: c.local.String(), Remote: c.remote.String(), PrivateData: f.PrivateData,
+		Ird: uint32(f.IRD), Ord: uint32(f.ORD), Revision: uint32(f.Rev), P2P: f.P2P,
+	}}})
+}
+
+// waitingConn finds a connect request that waits for the client's answer.
+func (c *session) waitingConn(h uint32) (*conn, error) {
+	cn := c.conns[h]
+	if cn == nil {
+		return nil, errorf(noObject, "ctrl: no connection %d: the peer may have left", h)
+	}
+	if cn.state != connWaiting {
+		return nil, errorf(badState, "ctrl: connection %d waits for no answer", h)
+	}
+	return cn, nil
+}
+
+func (c *session) accept(r *ctrlpb.Accept) error {
+	s := c.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cn, err := c.waitingConn(r.Conn)
+	if err != nil {
+		return err
+	}
+	q, err := c.freshQP(r.Qp)
+	if err != nil {
+		return err
+	}
+	ird, ord := -1, -1
+	if r.Ird != nil {
+		ird = int(min(*r.Ird, uint32(s.cfg.Startup.MaxIRD)))
+	}
+	if r.Ord != nil {
+		ord = int(min(*r.Ord, uint32(s.cfg.Startup.MaxIRD)))
+	}
+	if err := cn.st.Accept(s.now(), r.PrivateData, ird, ord); err != nil {
+		return errorf(invalid, "ctrl: accept: %w", err)
+	}
+	s.answered(cn)
+	cn.listener.accepted++
+	cn.qp, q.conn, q.used = q, cn, true
+	s.pump(cn)
+	return nil
+}
+
+func (c *session) reject(r *ctrlpb.Reject) error {
+	s := c.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cn, err := c.waitingConn(r.Conn)
+	if err != nil {
+		return err
+	}
+	if err := cn.st.Reject(s.now(), r.PrivateData); err != nil {
+		return errorf(invalid, "ctrl: reject: %w", err)
+	}
+	s.answered(cn)
+	cn.listener.rejected++
+	s.pump(cn)
+	return nil
+}
+
+func (s *Server) answered(c *conn) {
+	if c.waiting {
+		c.waiting = false
+		c.listener.waiting--
+	}
+}
+
+func (s *Server) uncountPeer(c *conn) {
+	if !c.counted {
+		return
+	}
+	c.counted = false
+	a := c.remote.Addr()
+	if s.perPeer[a]--; s.perPeer[a] == 0 {
+		delete(s.perPeer, a)
+	}
+}
+
+// attach takes the connection to full operation; reply is the responder's last
+// frame.
+func (s *Server) attach(c *conn, reply []byte) {
+	c.state = connSwitching
+	c.limit = s.now().Add(s.cfg.Startup.Timeout)
+	s.engine.Attach(c.id, dataplane.Attachment{QP: c.qp.binding, Params: c.params, Reply: reply})
+	if !c.params.Initiator && c.params.RTR == mpa.RTRNone {
+		// Outside of the peer-to-peer model the responder has nothing to wait for:
+		// its sends are held back until the initiator's first FPDU.
+		s.established(c)
+	}
+}
+
+func (s *Server) established(c *conn) {
+	c.state = connUp
+	c.limit = 0
+	s.arm(c)
+	s.counters.established.Add(1)
+	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Established{Established: &ctrlpb.Established{
+		Conn: c.handle, Qp: c.qp.num, Worker: uint32(c.worker), Local: c.local.String(), Remote: c.remote.String(),
+		PrivateData: c.private, Negotiated: negotiated(&c.params),
+	}}})
+	c.sess.log.Debug("connection established", zap.Uint32("qp", c.qp.num), zap.Stringer("peer", c.remote),
+		zap.Uint8("mpa", c.params.Rev), zap.Bool("crc", c.params.CRC), zap.Int("ird", c.params.IRD), zap.Int("ord", c.params.ORD))
+}
+
+func negotiated(p *mpa.Params) *ctrlpb.Negotiated {
+	return &ctrlpb.Negotiated{
+		Revision: uint32(p.Rev), Crc: p.CRC, SendMarkers: p.SendMarkers, RecvMarkers: p.RecvMarkers,
+		P2P: p.RTR != mpa.RTRNone, Rtr: uint32(p.RTR), Ird: uint32(p.IRD), Ord: uint32(p.ORD),
+	}
+}
+
+// rejected ends an active open that the peer's application refused, or tries
+// again where the refusal looks like one of a setting.
+func (s *Server) rejected(c *conn, ev *mpa.Event) {
+	if ev.Err != nil && ev.Err.Retry != mpa.RetryNone {
+		s.retry(c, ev.Err.Retry)
+		return
+	}
+	s.counters.rejected.Add(1)
+	s.engine.Disconnect(c.id, true)
+	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Rejected{Rejected: &ctrlpb.Rejected{
+		Conn: c.handle, Qp: c.qp.num, PrivateData: ev.Frame.PrivateData,
+	}}})
+	s.forget(c)
+}
+
+// startupFailed ends a start-up that the peer, or time, brought down.
+func (s *Server) startupFailed(c *conn, err *mpa.Error) {
+	if c.listener == nil && err.Retry != mpa.RetryNone {
+		s.retry(c, err.Retry)
+		return
+	}
+	s.counters.startupFailed.Add(1)
+	code := protocol
+	switch {
+	case errors.Is(err, mpa.ErrTimeout), errors.Is(err, mpa.ErrDecision):
+		s.counters.startupTimeout.Add(1)
+		code = timedOut
+	case errors.Is(err, mpa.ErrClosed):
+		code = refused
+	}
+	s.engine.Disconnect(c.id, true)
+	s.failConn(c, errorf(code, "%w (peer %v)", err, c.remote))
+}
+
+// retry opens a new TCP connection with other settings, within the limit of
+// the first.
+func (s *Server) retry(c *conn, r mpa.Retry) {
+	s.counters.fallbacks.Add(1)
+	c.sess.log.Info("MPA start-up refused: "+r.String(), zap.Stringer("peer", c.remote))
+	s.engine.Disconnect(c.id, true)
+	delete(s.conns, c.id)
+	s.claims.drop(c.claim)
+	c.claim = nil
+	c.cfg = r.Apply(c.cfg)
+	s.startDial(c)
+}
+
+// peerClosed: the peer sends nothing more. Outside of full operation that is
+// the end; in it the LLP is closed from our side too (RFC 5040 section 6.1).
+func (s *Server) peerClosed(c *conn) {
+	switch c.state {
+	case connStartup:
+		c.st.HandleClosed(s.now())
+		s.pump(c)
+	case connWaiting:
+		s.engine.Disconnect(c.id, true)
+		s.failConn(c, errorf(refused, "mpa: the peer %v left before it was answered", c.remote))
+	case connSwitching, connUp:
+		c.limit = s.now().Add(closeTimeout)
+		if c.state == connUp {
+			c.state = connClosing
+		}
+		s.engine.Disconnect(c.id, false)
+		s.arm(c)
+	}
+}
+
+// closeTimeout is how long a graceful close may take before the connection is
+// reset.
+const closeTimeout = 10 * time.Second
+
+// terminated tells the client of a Terminate, one way or the other.
+func (s *Server) terminated(c *conn, ev dataplane.Event) {
+	if c.qp == nil || c.state < connSwitching {
+		return
+	}
+	t := &ctrlpb.Terminated{Qp: c.qp.num, Remote: ev.Kind == dataplane.EventTerminated, Headers: ev.Data}
+	if e := termOf(ev.Err); e != nil {
+		t.Layer, t.Type, t.Code = uint32(e.Layer), uint32(e.Type), uint32(e.Code)
+	}
+	if ev.Err != nil {
+		t.Text = clip(ev.Err.Error(), maxText)
+	}
+	c.sess.log.Info("stream terminated", zap.Uint32("qp", c.qp.num), zap.Stringer("peer", c.remote), zap.Bool("by_peer", t.Remote), zap.Error(ev.Err))
+	if c.state == connSwitching { // the client must know of the connection first
+		s.established(c)
+	}
+	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Terminated{Terminated: t}})
+	c.limit = s.now().Add(closeTimeout)
+	s.arm(c)
+}
+
+// closedEvent is the engine's last word on a connection.
+func (s *Server) closedEvent(c *conn, err error) {
+	switch c.state {
+	case connDialing:
+		code := refused
+		if errors.Is(err, dataplane.ErrTimeout) {
+			code = timedOut
+		}
+		s.failConn(c, errorf(code, "tcp: %v: %w", c.remote, orClosed(err)))
+	case connStartup:
+		c.st.HandleClosed(s.now())
+		s.pump(c)
+	case connWaiting:
+		s.failConn(c, errorf(refused, "mpa: the peer %v left before it was answered", c.remote))
+	case connSwitching:
+		s.failConn(c, errorf(refused, "tcp: %v: %w", c.remote, orClosed(err)))
+	case connUp, connClosing:
+		c.lingers = err == nil
+		d := &ctrlpb.Disconnected{Conn: c.handle, Qp: c.qp.num}
+		if err != nil {
+			d.Error = toPB(errorf(refused, "tcp: %v: %w", c.remote, err))
+		}
+		c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Disconnected{Disconnected: d}})
+		s.forget(c)
+	}
+}
+
+func orClosed(err error) error {
+	if err == nil {
+		return errClosedEarly
+	}
+	return err
+}
+
+var errClosedEarly = errors.New("closed during set-up")
+
+func termOf(err error) *term.Error {
+	e, _ := errors.AsType[*term.Error](err)
+	return e
+}
+
+// failConn ends a set-up with err, and tells the client if it knows of the
+// connection. What the engine has of it, the caller has ended. Called with mu
+// held.
+func (s *Server) failConn(c *conn, err error) {
+	switch {
+	case c.listener == nil, c.qp != nil:
+		c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_ConnectFailed{ConnectFailed: &ctrlpb.ConnectFailed{
+			Conn: c.handle, Qp: c.qp.num, Error: toPB(err),
+		}}})
+	case c.handle != 0:
+		c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_ConnectGone{ConnectGone: &ctrlpb.ConnectGone{Conn: c.handle, Error: toPB(err)}}})
+	default:
+		c.listener.dropped++
+	}
+	c.sess.log.Debug("connection not made", zap.Stringer("peer", c.remote), zap.Error(err))
+	s.forget(c)
+}
+
+// forget takes c out of every table. Called with mu held.
+func (s *Server) forget(c *conn) {
+	if c.state == connGone {
+		return
+	}
+	if c.id == 0 && c.state == connDialing {
+		c.claim = nil // dial still uses it, and drops it
+	}
+	c.state = connGone
+	delete(s.conns, c.id)
+	delete(s.pending, c)
+	s.uncountPeer(c)
+	s.answered(c)
+	if c.handle != 0 {
+		delete(c.sess.conns, c.handle)
+	}
+	if c.qp != nil && c.qp.conn == c {
+		c.qp.conn = nil
+	}
+	if c.lingers && c.listener == nil {
+		// The engine answers for the port while TCP is in TIME-WAIT.
+		s.lingering = append(s.lingering, lingering{c.claim, s.now().Add(lingerTime)})
+	} else {
+		s.claims.drop(c.claim)
+	}
+	c.claim = nil
+}
+
+// lingering is a claim that outlives its connection until at.
+type lingering struct {
+	claim *claim
+	at    clock.Time
+}
+
+// lingerTime is how long the port of a connection that we opened stays taken
+// after it was closed in order: TIME-WAIT of Linux.
+const lingerTime = 60 * time.Second
+
+// abandon cuts a connection without telling the client. Called with mu held.
+func (s *Server) abandon(c *conn) {
+	if c.state == connGone {
+		return
+	}
+	if c.id != 0 {
+		s.engine.Disconnect(c.id, true)
+	}
+	s.forget(c)
+}
+
+func (c *session) disconnect(r *ctrlpb.Disconnect) error {
+	s := c.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := c.qps[r.Qp]
+	if q == nil {
+		return errorf(noObject, "ctrl: no queue pair %d", r.Qp)
+	}
+	return s.disconnectQP(q, r.Abort, "by the application")
+}
+
+// disconnectQP ends the connection of q. Called with mu held.
+func (s *Server) disconnectQP(q *qp, abort bool, who string) error {
+	c := q.conn
+	if c == nil {
+		return errorf(badState, "ctrl: queue pair %d has no connection", q.num)
+	}
+	switch c.state {
+	case connUp, connClosing:
+		c.state = connClosing
+		s.engine.Disconnect(c.id, abort)
+		c.limit = s.now().Add(closeTimeout)
+		s.arm(c)
+	default:
+		if c.id != 0 {
+			s.engine.Disconnect(c.id, true)
+		}
+		s.failConn(c, errorf(canceled, "ctrl: connect to %v given up %s", c.remote, who))
+	}
+	return nil
+}
+
+// arm sets the time at which c must be looked at. Called with mu held.
+func (s *Server) arm(c *conn) {
+	c.deadline = c.limit
+	if c.st != nil && (c.state == connStartup || c.state == connWaiting) {
+		c.deadline = clock.Earliest(c.deadline, c.st.Deadline())
+	}
+	if c.deadline == 0 || c.state == connGone {
+		delete(s.pending, c)
+		return
+	}
+	s.pending[c] = struct{}{}
+	if s.wakeAt == 0 || c.deadline < s.wakeAt {
+		select {
+		case s.rewake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// runTimers wakes up for the deadlines of connections.
+func (s *Server) runTimers() {
+	defer s.wg.Done()
+	t := time.NewTimer(time.Hour)
+	defer t.Stop()
+	for {
+		s.mu.Lock()
+		next := s.expire(s.now())
+		s.wakeAt = next
+		wait := time.Hour
+		if next != 0 {
+			wait = next.Sub(s.now())
+		}
+		s.mu.Unlock()
+		t.Reset(wait)
+		select {
+		case <-t.C:
+		case <-s.rewake:
+		case <-s.done:
+			return
+		}
+	}
+}
+
+// expire ends the waits that are over and returns the next deadline. Called
+// with mu held.
+func (s *Server) expire(now clock.Time) (next clock.Time) {
+	for c := range s.pending {
+		if c.deadline.Due(now) {
+			s.expired(c, now)
+		}
+	}
+	for c := range s.pending {
+		next = clock.Earliest(next, c.deadline)
+	}
+	for len(s.lingering) > 0 && s.lingering[0].at.Due(now) {
+		s.claims.drop(s.lingering[0].claim)
+		s.lingering = s.lingering[1:]
+	}
+	if len(s.lingering) > 0 {
+		next = clock.Earliest(next, s.lingering[0].at)
+	}
+	return next
+}
+
+func (s *Server) expired(c *conn, now clock.Time) {
+	if c.limit.Due(now) {
+		switch c.state {
+		case connUp, connClosing: // a close that took too long
+			c.limit = 0
+			s.engine.Disconnect(c.id, true)
+			s.arm(c)
+		default:
+			if c.id != 0 {
+				s.engine.Disconnect(c.id, true)
+			}
+			s.failConn(c, errorf(timedOut, "ctrl: connection with %v: %s took too long", c.remote, waits[c.state]))
+		}
+		return
+	}
+	c.st.HandleTimeout(now)
+	s.pump(c)
+}
+
+var waits = [...]string{
+	connResolving: "finding the route and the neighbour", connDialing: "the TCP handshake", connStartup: "the MPA start-up",
+	connWaiting: "the application's answer", connSwitching: "the first FPDU of the peer", connGone: "",
+}
+
+// String names the state.
+func (s connState) String() string {
+	if int(s) < len(connStates) {
+		return connStates[s]
+	}
+	return fmt.Sprintf("state %d", uint8(s))
+}

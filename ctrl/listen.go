@@ -1,0 +1,132 @@
+package ctrl
+
+import (
+	"net/netip"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/mpa"
+)
+
+const defaultBacklog, maxBacklog = 128, 4096
+
+// listener is an endpoint that a client listens on. Guarded by Server.mu.
+type listener struct {
+	handle  uint32
+	index   uint32
+	id      dataplane.ListenerID
+	sess    *session
+	claim   *claim
+	cfg     mpa.Config
+	backlog int
+	waiting int // connect requests that the client has not answered
+
+	accepted, rejected, dropped uint64
+}
+
+func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
+	s := c.srv
+	if r.Port > 65535 {
+		return errorf(invalid, "ctrl: there is no port %d", r.Port)
+	}
+	port := uint16(r.Port)
+	addr := netip.IPv6Unspecified()
+	if r.Address != "" {
+		a, err := netip.ParseAddr(r.Address)
+		if err != nil || a.IsMulticast() {
+			return errorf(invalid, "ctrl: %q is no address to listen on", clip(r.Address, 64))
+		}
+		if a = a.Unmap(); !a.IsUnspecified() {
+			addr = a
+		}
+	}
+	if !c.pol.mayListen(port) {
+		return errorf(permission, "ctrl: uid %d may not listen on port %d (rule in the configuration)", c.cred.Uid, port)
+	}
+	if len(c.pol.addrs) > 0 && !c.pol.mayUse(addr) {
+		return errorf(permission, "ctrl: uid %d may not listen on %v (rule in the configuration)", c.cred.Uid, addr)
+	}
+	backlog := int(min(r.Backlog, maxBacklog))
+	if backlog == 0 {
+		backlog = defaultBacklog
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !addr.IsUnspecified() && !s.isLocal(addr) {
+		return errorf(badAddress, "ctrl: %v is not an address of the interface: choose one of those that iwarpctl status shows", addr)
+	}
+	cfg, err := s.mpaConfig(r.Startup)
+	if err != nil {
+		return err
+	}
+	if err := cfg.Validate(); err != nil {
+		return errorf(invalid, "ctrl: %w", err)
+	}
+	if err := c.count("listeners", c.pol.limits.Listens, countListen); err != nil {
+		return err
+	}
+	cl, err := s.claims.take(netip.AddrPortFrom(addr, port), c.cred.Uid, true)
+	if err != nil {
+		c.uncount(countListen)
+		return err
+	}
+	// The workers answer from their own goroutines and never wait for mu, so it
+	// can be held: the first EventAccepted must find the listener.
+	id, err := s.engine.Listen(cl.addr, backlog)
+	if err != nil {
+		cl.listening = false
+		s.claims.drop(cl)
+		c.uncount(countListen)
+		return errorf(internal, "ctrl: listen on %v: %w", cl.addr, err)
+	}
+	s.lastIndex++
+	l := &listener{handle: c.newHandle(), index: s.lastIndex, id: id, sess: c, claim: cl, cfg: cfg, backlog: backlog}
+	c.listens[l.handle] = l
+	s.listeners[id] = l
+	reply.Body = &ctrlpb.Reply_Listen{Listen: &ctrlpb.ListenReply{Listen: l.handle, Address: cl.addr.String()}}
+	return nil
+}
+
+// isLocal reports whether a is an address of the interface, as far as known.
+func (s *Server) isLocal(a netip.Addr) bool {
+	if s.addrs == nil {
+		return true
+	}
+	for _, have := range s.addrs() {
+		if have == a {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *session) unlisten(h uint32) error {
+	c.srv.mu.Lock()
+	l := c.listens[h]
+	c.srv.mu.Unlock()
+	if l == nil {
+		return errorf(noObject, "ctrl: no listener %d", h)
+	}
+	c.dropListener(l)
+	return nil
+}
+
+// dropListener ends a listener and the connections that the client has not
+// accepted.
+func (c *session) dropListener(l *listener) {
+	s := c.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.engine.Unlisten(l.id)
+	delete(s.listeners, l.id)
+	delete(c.listens, l.handle)
+	for _, cn := range s.conns {
+		if cn.listener == l && cn.qp == nil {
+			s.abandon(cn)
+		}
+	}
+	l.claim.listening = false
+	s.claims.drop(l.claim)
+	c.uncount(countListen)
+}

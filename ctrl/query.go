@@ -1,0 +1,325 @@
+package ctrl
+
+import (
+	"cmp"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// pageSize is how many items of a list go into one reply, so that it stays
+// below seqpacket.MaxPacket.
+const pageSize = 64
+
+// deviceAttr tells the limits of a client. Called with mu held.
+func (s *Server) deviceAttr(p *policy) *ctrlpb.DeviceAttr {
+	l := &p.limits
+	a := &ctrlpb.DeviceAttr{
+		Interface: s.cfg.Interface, Mtu: uint32(s.cfg.MTU),
+		MaxQp: uint32(l.QPs), MaxCq: uint32(l.CQs), MaxPd: uint32(l.PDs), MaxMr: uint32(l.MRs), MaxMw: uint32(l.MWs),
+		MaxListen: uint32(l.Listens), MaxMrSize: min(maxMRSize, l.Registered), MaxRegistered: l.Registered,
+		MaxQpWr: uint32(l.QueueDepth), MaxCqe: uint32(l.QueueDepth), MaxSge: uint32(min(l.MaxSGE, verbs.MaxSGE)),
+		MaxInline: uint32(min(l.MaxInline, verbs.MaxInline)), MaxIrd: uint32(s.cfg.Startup.MaxIRD), MaxOrd: uint32(s.cfg.Startup.MaxIRD),
+		MaxPrivateData: maxPrivate,
+	}
+	if s.addrs != nil {
+		for _, ad := range s.addrs() {
+			a.Addresses = append(a.Addresses, ad.String())
+		}
+	}
+	return a
+}
+
+// visible returns the sessions that c may see.
+func (c *session) visible() []*session {
+	var all []*session
+	for _, o := range c.srv.sessions {
+		if c.pol.admin || o.cred.Uid == c.cred.Uid {
+			all = append(all, o)
+		}
+	}
+	slices.SortFunc(all, func(a, b *session) int { return cmp.Compare(a.id, b.id) })
+	return all
+}
+
+func (c *session) queryStatus(reply *ctrlpb.Reply) error {
+	s := c.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reply.Body = &ctrlpb.Reply_Status{Status: s.status(c.visible(), &c.pol)}
+	return nil
+}
+
+// Status returns the state of the whole server.
+func (s *Server) Status() *ctrlpb.StatusReply {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status(values(s.sessions), &policy{admin: true, limits: s.cfg.Limits})
+}
+
+func (s *Server) status(sessions []*session, p *policy) *ctrlpb.StatusReply {
+	r := &ctrlpb.StatusReply{
+		Version: s.cfg.Version, UptimeMs: uint64(time.Since(s.started).Milliseconds()), Device: s.deviceAttr(p),
+		Workers: uint32(s.engine.Workers()), Clients: uint32(len(sessions)), Pid: uint32(os.Getpid()),
+	}
+	seen := make(map[*session]bool, len(sessions))
+	for _, o := range sessions {
+		seen[o] = true
+		r.Pds += uint32(o.own.pds)
+		r.Mrs += uint32(o.own.mrs)
+		r.Mws += uint32(o.own.mws)
+		r.Cqs += uint32(o.own.cqs)
+		r.Qps += uint32(o.own.qps)
+		r.Listens += uint32(o.own.listens)
+		r.Registered += o.own.registered
+	}
+	for _, cn := range s.conns {
+		if seen[cn.sess] {
+			r.Conns++
+		}
+	}
+	return r
+}
+
+// page cuts a list sorted by key to what comes behind after.
+func page[T any](items []T, key func(T) uint32, after uint32) (out []T, more bool) {
+	slices.SortFunc(items, func(a, b T) int { return cmp.Compare(key(a), key(b)) })
+	i, _ := slices.BinarySearchFunc(items, after, func(t T, k uint32) int {
+		if key(t) <= k {
+			return -1
+		}
+		return 1
+	})
+	items = items[i:]
+	if len(items) > pageSize {
+		return items[:pageSize], true
+	}
+	return items, false
+}
+
+func (c *session) listQPs(r *ctrlpb.ListQPs, reply *ctrlpb.Reply) error {
+	s := c.srv
+	infos := make(map[*dataplane.QPBinding]dataplane.ConnInfo)
+	if e, ok := s.engine.(Counted); ok {
+		for _, ci := range e.Conns() {
+			if ci.QP != nil {
+				infos[ci.QP] = ci
+			}
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var qps []*qp
+	for _, o := range c.visible() {
+		for _, q := range o.qps {
+			if r.Qp == 0 || r.Qp == q.num {
+				qps = append(qps, q)
+			}
+		}
+	}
+	if r.Qp != 0 && len(qps) == 0 {
+		return errorf(noObject, "ctrl: no queue pair %d", r.Qp)
+	}
+	// With its counters an item is long.
+	qps, more := page(qps, func(q *qp) uint32 { return q.num }, r.After)
+	if len(qps) > pageSize/4 {
+		qps, more = qps[:pageSize/4], true
+	}
+	list := &ctrlpb.QPList{More: more}
+	for _, q := range qps {
+		list.Qps = append(list.Qps, q.info(infos))
+	}
+	reply.Body = &ctrlpb.Reply_Qps{Qps: list}
+	return nil
+}
+
+func (q *qp) info(conns map[*dataplane.QPBinding]dataplane.ConnInfo) *ctrlpb.QPInfo {
+	i := &ctrlpb.QPInfo{
+		Qp: q.num, Client: q.sess.id, Uid: q.sess.cred.Uid, Pid: uint32(q.sess.cred.Pid), State: "IDLE",
+		Pd: q.pd.handle, SendCq: q.sendCQ.handle, RecvCq: q.recvCQ.handle, SqDepth: uint32(q.sqDepth), RqDepth: uint32(q.rqDepth),
+	}
+	c := q.conn
+	switch {
+	case c == nil && q.used:
+		i.State = "ERROR"
+	case c == nil:
+	default:
+		i.Local, i.Remote, i.Worker = c.local.String(), c.remote.String(), uint32(c.worker)
+		switch c.state {
+		case connUp:
+			i.State = "RTS"
+			i.Negotiated = negotiated(&c.params)
+		case connClosing:
+			i.State = "CLOSING"
+			i.Negotiated = negotiated(&c.params)
+		default:
+			i.State = "CONNECTING"
+		}
+		if ci, ok := conns[q.binding]; ok {
+			i.Tcp = append(appendCounters(nil, "", ci.TCP), &ctrlpb.Counter{Name: "state", Value: uint64(ci.State)})
+			i.Rdmap = appendCounters(nil, "", ci.RDMAP)
+		}
+	}
+	return i
+}
+
+func (c *session) listMRs(r *ctrlpb.ListMRs, reply *ctrlpb.Reply) error {
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	type item struct {
+		o *session
+		m *mr
+	}
+	var all []item
+	for _, o := range c.visible() {
+		for _, m := range o.mrs {
+			all = append(all, item{o, m})
+		}
+	}
+	all, more := page(all, func(i item) uint32 { return i.m.index }, r.After)
+	list := &ctrlpb.MRList{More: more}
+	for _, i := range all {
+		list.Mrs = append(list.Mrs, &ctrlpb.MRInfo{
+			Client: i.o.id, Uid: i.o.cred.Uid, Mr: i.m.handle, Pd: i.m.pd.handle, Base: i.m.region.Base(),
+			Length: i.m.length, Access: uint32(i.m.region.Access()), Index: i.m.index,
+		})
+	}
+	reply.Body = &ctrlpb.Reply_Mrs{Mrs: list}
+	return nil
+}
+
+func (c *session) listListens(r *ctrlpb.ListListens, reply *ctrlpb.Reply) error {
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	var all []*listener
+	for _, o := range c.visible() {
+		all = append(all, values(o.listens)...)
+	}
+	all, more := page(all, func(l *listener) uint32 { return l.index }, r.After)
+	list := &ctrlpb.ListenList{More: more}
+	for _, l := range all {
+		list.Listens = append(list.Listens, &ctrlpb.ListenInfo{
+			Client: l.sess.id, Uid: l.sess.cred.Uid, Pid: uint32(l.sess.cred.Pid), Listen: l.handle, Address: l.claim.addr.String(),
+			Backlog: uint32(l.backlog), Waiting: uint32(l.waiting), Accepted: l.accepted, Rejected: l.rejected, Dropped: l.dropped, Index: l.index,
+		})
+	}
+	reply.Body = &ctrlpb.Reply_Listens{Listens: list}
+	return nil
+}
+
+func (c *session) listClients(r *ctrlpb.ListClients, reply *ctrlpb.Reply) error {
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	all, more := page(c.visible(), func(o *session) uint32 { return o.id }, r.After)
+	list := &ctrlpb.ClientList{More: more}
+	for _, o := range all {
+		u := &o.own
+		list.Clients = append(list.Clients, &ctrlpb.ClientInfo{
+			Client: o.id, Uid: o.cred.Uid, Gid: o.cred.Gid, Pid: uint32(o.cred.Pid), Name: o.name,
+			Pds: uint32(u.pds), Mrs: uint32(u.mrs), Mws: uint32(u.mws), Cqs: uint32(u.cqs), Qps: uint32(u.qps),
+			Listens: uint32(u.listens), Registered: u.registered,
+			ConnectedMs: uint64(time.Since(o.started).Milliseconds()), Requests: o.requests, Errors: o.errors,
+		})
+	}
+	reply.Body = &ctrlpb.Reply_Clients{Clients: list}
+	return nil
+}
+
+func (c *session) queryStats(reply *ctrlpb.Reply) error {
+	reply.Body = &ctrlpb.Reply_Stats{Stats: &ctrlpb.StatsReply{Counters: c.srv.Counters()}}
+	return nil
+}
+
+// Counters returns all counters of the control plane ("ctrl."), of the workers
+// together ("engine.") and of their links ("link.").
+func (s *Server) Counters() []*ctrlpb.Counter {
+	k := &s.counters
+	out := []*ctrlpb.Counter{
+		{Name: "ctrl.clients", Value: k.clients.Load()},
+		{Name: "ctrl.requests", Value: k.requests.Load()},
+		{Name: "ctrl.request_errors", Value: k.errors.Load()},
+		{Name: "ctrl.clients_cut_off", Value: k.cutOff.Load()},
+		{Name: "ctrl.client_faults", Value: k.faults.Load()},
+		{Name: "ctrl.connect_requests", Value: k.connRequests.Load()},
+		{Name: "ctrl.established", Value: k.established.Load()},
+		{Name: "ctrl.rejected", Value: k.rejected.Load()},
+		{Name: "ctrl.startup_failed", Value: k.startupFailed.Load()},
+		{Name: "ctrl.startup_timeouts", Value: k.startupTimeout.Load()},
+		{Name: "ctrl.fallbacks", Value: k.fallbacks.Load()},
+	}
+	e, ok := s.engine.(Counted)
+	if !ok {
+		return out
+	}
+	sums := make(map[string]*ctrlpb.Counter)
+	for _, st := range e.Stats() {
+		link := st.Link
+		for _, ctr := range appendCounters(appendCounters(nil, "engine.", st), "link.", link) {
+			if have := sums[ctr.Name]; have != nil {
+				have.Value += ctr.Value
+				continue
+			}
+			sums[ctr.Name] = ctr
+			out = append(out, ctr)
+		}
+	}
+	return out
+}
+
+// appendCounters appends the integer fields of the struct v, in snake case.
+func appendCounters(out []*ctrlpb.Counter, prefix string, v any) []*ctrlpb.Counter {
+	rv := reflect.ValueOf(v)
+	if rv.Kind() == reflect.Pointer {
+		rv = rv.Elem()
+	}
+	if rv.Kind() != reflect.Struct {
+		return out
+	}
+	for i := range rv.NumField() {
+		f, name := rv.Field(i), rv.Type().Field(i).Name
+		if !unicode.IsUpper(rune(name[0])) {
+			continue
+		}
+		switch {
+		case f.CanUint():
+			out = append(out, &ctrlpb.Counter{Name: prefix + snake(name), Value: f.Uint()})
+		case f.CanInt():
+			out = append(out, &ctrlpb.Counter{Name: prefix + snake(name), Value: uint64(max(f.Int(), 0))})
+		}
+	}
+	return out
+}
+
+// snake turns RxFPDUsEarly into rx_fpdus_early.
+func snake(s string) string {
+	var b strings.Builder
+	for i, r := range s {
+		if unicode.IsUpper(r) && i > 0 {
+			prevLower := unicode.IsLower(rune(s[i-1])) || unicode.IsDigit(rune(s[i-1]))
+			nextLower := i+1 < len(s) && unicode.IsLower(rune(s[i+1])) && !(s[i+1] == 's' && (i+2 == len(s) || unicode.IsUpper(rune(s[i+2]))))
+			if prevLower || unicode.IsUpper(rune(s[i-1])) && nextLower {
+				b.WriteByte('_')
+			}
+		}
+		b.WriteRune(unicode.ToLower(r))
+	}
+	return b.String()
+}
+
+func (c *session) adminDisconnect(r *ctrlpb.AdminDisconnect) error {
+	s := c.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := s.qps[r.Qp]
+	if q == nil || q.sess.dead || !c.pol.admin && q.sess.cred.Uid != c.cred.Uid {
+		return errorf(noObject, "ctrl: no queue pair %d that uid %d may end", r.Qp, c.cred.Uid)
+	}
+	return s.disconnectQP(q, r.Abort, "by iwarpctl disconnect")
+}
