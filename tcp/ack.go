@@ -1,0 +1,252 @@
+package tcp
+
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// ackState is what one ACK brought to light.
+type ackState struct {
+	now       clock.Time
+	prior     serial.Num // una before
+	flight    int        // octets in flight before
+	acked     int        // octets cumulatively acknowledged
+	delivered int        // octets newly known to have arrived
+	segs      int        // segments cumulatively acknowledged
+	rtt       time.Duration
+	lastRTT   time.Duration
+	retrans   bool // a retransmitted segment was acknowledged
+	original  bool // a segment sent before the time-out, and not again, has arrived
+	newSACK   bool
+	dsack     bool
+	dup       bool // a duplicate ACK by RFC 5681
+	advanced  bool
+	ece       bool
+	hasTS     bool
+	tsEcr     uint32
+}
+
+// handleAck is the fifth step of RFC 9293 3.10.7.4. It reports whether to go on
+// with the segment.
+func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
+	ack := s.Ack
+	if c.nxt.Less(ack) || ack.Less(c.una) && ack.Less(c.una.Add(-c.maxWnd)) {
+		c.challenge(now) // RFC 5961 5.2
+		return false
+	}
+	a := ackState{now: now, prior: c.una, flight: c.pipe(), ece: c.ecnOK && s.Flags&ECE != 0}
+	if c.tsOK && s.Opts.HasTimestamps && s.Opts.TSEcr != 0 {
+		a.hasTS, a.tsEcr = true, s.Opts.TSEcr
+	}
+	if ack.Less(c.una) {
+		// Old, but what it selectively acknowledges may be news.
+		if c.sackOK && s.Opts.NSACK > 0 && c.q.head != c.q.next {
+			c.takeSACK(&a, s)
+			c.recover(&a)
+		}
+		return true
+	}
+	wnd := int(s.Window) << c.sndShift
+	outstanding := c.q.head != c.q.next
+	if ack == c.una && outstanding && s.Len == 0 && s.Flags&(SYN|FIN) == 0 && wnd == c.wnd {
+		a.dup = true
+		c.stats.DupAcksIn++
+	}
+	a.advanced = ack != c.una
+	if c.sackOK && s.Opts.NSACK > 0 {
+		c.takeSACK(&a, s)
+	}
+	if a.advanced {
+		c.takeAck(&a, ack)
+	}
+	if c.wl1.Less(s.Seq) || c.wl1 == s.Seq && c.wl2.LessEq(ack) {
+		c.setWindow(now, wnd)
+		c.wl1, c.wl2 = s.Seq, ack
+	}
+	if a.advanced {
+		c.takeRTT(&a)
+		c.backoff = 0
+	}
+	if outstanding || a.advanced {
+		c.recover(&a)
+	}
+	if a.advanced {
+		c.progress = now
+		c.restartRTO(now)
+		if c.q.head == c.q.tail {
+			c.stop(timerUser)
+		} else {
+			c.armUser(now)
+		}
+	} else if a.newSACK {
+		c.scheduleTLP(now)
+	}
+	c.armPersist(now)
+	if c.q.head == c.q.tail && c.finQueued && c.una == c.pushNxt {
+		c.finAcked(now)
+	}
+	return c.state != Closed
+}
+
+// setWindow takes the peer's window.
+func (c *Conn) setWindow(now clock.Time, wnd int) {
+	if wnd > 0 && c.wnd == 0 {
+		c.persistBackoff = 0
+		c.stop(timerPersist)
+		c.probePending = false
+	}
+	c.wnd = wnd
+	c.maxWnd = max(c.maxWnd, wnd)
+}
+
+// finAcked is reached when everything, our FIN too, is acknowledged.
+func (c *Conn) finAcked(now clock.Time) {
+	switch c.state {
+	case FinWait1:
+		c.state = FinWait2
+		if c.cfg.FinWait2 > 0 {
+			c.arm(timerTimeWait, now.Add(c.cfg.FinWait2))
+		}
+	case Closing:
+		c.timeWait(now)
+	case LastAck:
+		c.end(nil)
+	}
+}
+
+// takeAck removes what is cumulatively acknowledged from the send queue.
+func (c *Conn) takeAck(a *ackState, ack serial.Num) {
+	a.acked = ack.Sub(c.una)
+	c.una = ack
+	for c.q.head != c.q.next {
+		s := c.q.at(c.q.head)
+		if ack.Less(s.end()) {
+			break
+		}
+		if s.state == sacked {
+			c.sackedSegs--
+			c.sackedOctets -= int(s.len)
+		} else {
+			c.arrived(a, c.q.head, s)
+			if s.retrans == 0 {
+				a.lastRTT = a.now.Sub(s.sent)
+				if a.rtt == 0 {
+					a.rtt = a.lastRTT
+				}
+			}
+		}
+		if s.retrans != 0 {
+			a.retrans = true
+		}
+		if s.last && s.buf != NoBuf {
+			c.released.push(s.buf)
+		}
+		a.segs++
+		c.q.head++
+	}
+	if c.lostHint < c.q.head {
+		c.lostHint = c.q.head
+	}
+}
+
+// arrived accounts for a segment that is now known to have reached the peer.
+func (c *Conn) arrived(a *ackState, p uint64, s *seg) {
+	switch s.state {
+	case inFlight:
+		c.q.unlink(p)
+		c.inFlight -= int(s.len)
+	case lost:
+		c.lostSegs--
+		c.lostOctets -= int(s.len)
+	}
+	a.delivered += int(s.len)
+	if s.retrans == 0 && s.seq.Less(c.frtoHigh) {
+		a.original = true
+	}
+	c.rackUpdate(a, s)
+}
+
+// takeSACK marks what the blocks of s cover (RFC 2018, RFC 2883).
+func (c *Conn) takeSACK(a *ackState, s *Segment) {
+	o := &s.Opts
+	n := int(o.NSACK)
+	c.stats.SACKIn += uint64(n)
+	first := 0
+	b := o.SACK[0]
+	if b.Start.Less(b.End) && (b.End.LessEq(s.Ack) ||
+		n > 1 && o.SACK[1].Start.LessEq(b.Start) && b.End.LessEq(o.SACK[1].End)) {
+		// RFC 2883 4: a duplicate is reported.
+		first = 1
+		// One that is older than anything that may be outstanding is noise.
+		if b.Start.Sub(c.una.Add(-max(c.maxWnd, 1<<16))) >= 0 && b.End.LessEq(c.nxt) {
+			a.dsack = true
+			c.stats.DSACKIn++
+		}
+	}
+	for _, b := range o.SACK[first:n] {
+		if !b.Start.Less(b.End) || b.Start.Less(s.Ack) || c.nxt.Less(b.End) || b.End.LessEq(c.una) {
+			continue
+		}
+		c.takeBlock(a, b)
+	}
+	k := copy(c.sackCache[:], o.SACK[first:n])
+	clear(c.sackCache[k:])
+}
+
+// takeBlock marks the segments within b. What the same block covered in the ACK
+// before is left out.
+func (c *Conn) takeBlock(a *ackState, b SACKBlock) {
+	for _, o := range c.sackCache {
+		if o.Start != o.End && b.Start.LessEq(o.Start) && o.End.LessEq(b.End) {
+			c.markSACKed(a, b.Start, o.Start)
+			// A segment may straddle the old end.
+			p := c.q.find(o.End)
+			if p > c.q.head && o.End.Less(c.q.at(p-1).end()) {
+				o.End = c.q.at(p - 1).seq
+			}
+			c.markSACKed(a, o.End, b.End)
+			return
+		}
+	}
+	c.markSACKed(a, b.Start, b.End)
+}
+
+func (c *Conn) markSACKed(a *ackState, start, end serial.Num) {
+	if !start.Less(end) {
+		return
+	}
+	for p := c.q.find(start); p != c.q.next; p++ {
+		s := c.q.at(p)
+		if end.Less(s.end()) {
+			return
+		}
+		if s.state == sacked {
+			continue
+		}
+		if s.retrans == 0 && s.end().Less(c.rack.fack) {
+			c.rack.reordering = true // RFC 8985 6.2 step 3
+		}
+		c.arrived(a, p, s)
+		s.state = sacked
+		c.sackedSegs++
+		c.sackedOctets += int(s.len)
+		a.newSACK = true
+	}
+}
+
+// takeRTT feeds the estimator (RFC 6298, RFC 7323 4). A segment that was sent
+// twice is timed by its timestamp only (Karn).
+func (c *Conn) takeRTT(a *ackState) {
+	if a.rtt > 0 && !(a.retrans && !c.sackOK) {
+		c.sampleRTT(a.rtt)
+		return
+	}
+	if a.hasTS && a.segs > 0 {
+		ms := int32(c.tsNow(a.now) - a.tsEcr)
+		if ms >= 0 && ms < 1<<24 {
+			c.sampleRTT(time.Duration(max(ms, 1)) * time.Millisecond)
+		}
+	}
+}

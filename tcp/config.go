@@ -1,0 +1,111 @@
+package tcp
+
+import "time"
+
+// CongestionControl names an algorithm.
+type CongestionControl uint8
+
+const (
+	CUBIC   CongestionControl = iota // RFC 9438
+	NewReno                          // RFC 5681
+	DCTCP                            // RFC 8257; asks for ECN
+)
+
+func (a CongestionControl) String() string {
+	switch a {
+	case NewReno:
+		return "newreno"
+	case DCTCP:
+		return "dctcp"
+	}
+	return "cubic"
+}
+
+// Config holds what an administrator or an owner may set. It is shared by many
+// connections and not changed while one uses it.
+type Config struct {
+	RcvWindow int // octets that the receiver can hold: the largest window offered
+	MaxHeld   int // out-of-order segments held, at most
+	MaxMSS    int // limit of the MSS in both directions, without options; 0: what the MTU allows
+	MinMTU    int // smallest path MTU that is believed; RFC 1191 and 8201 floors apply beside it
+
+	NoSACK, NoTimestamps, NoWindowScale bool
+
+	CongestionControl CongestionControl
+	ECN               bool // ask for, and agree to, RFC 3168
+	InitialWindow     int  // segments (RFC 6928); 0: 10
+	MaxBurst          int  // segments sent in one go before they are spread over the round trip; 0: no limit
+
+	InitialRTO, MinRTO, MaxRTO time.Duration
+
+	SynTimeout  time.Duration // give-up (R2) for SYN and SYN-ACK; RFC 9293 MUST-23: at least 3 minutes
+	DataTimeout time.Duration // give-up (R2) for data; SHLD-11: at least 100 s
+	UserTimeout time.Duration // data unacknowledged for so long ends the connection; 0: none
+
+	DelayedAck time.Duration // longest delay of an ACK; RFC 9293 MUST-40: below 0.5 s
+	TimeWait   time.Duration // twice the MSL
+	FinWait2   time.Duration // wait for the peer's FIN after ours is acknowledged; 0: for ever
+
+	KeepAliveIdle     time.Duration // silence before the first probe; 0: no keep-alive (MUST-25)
+	KeepAliveInterval time.Duration
+	KeepAliveCount    int // unanswered probes that end the connection
+
+	PMTURaise time.Duration // a lowered path MTU is forgotten after so long; RFC 1191 6.3: 10 minutes
+}
+
+// DefaultConfig returns the configuration that suits most networks.
+func DefaultConfig() Config {
+	return Config{
+		RcvWindow:         2 << 20,
+		MaxHeld:           1024,
+		MinMTU:            552,
+		InitialWindow:     10,
+		MaxBurst:          64,
+		InitialRTO:        time.Second,
+		MinRTO:            200 * time.Millisecond,
+		MaxRTO:            60 * time.Second,
+		SynTimeout:        180 * time.Second,
+		DataTimeout:       120 * time.Second,
+		DelayedAck:        40 * time.Millisecond,
+		TimeWait:          10 * time.Second,
+		FinWait2:          60 * time.Second,
+		KeepAliveInterval: 75 * time.Second,
+		KeepAliveCount:    9,
+		PMTURaise:         10 * time.Minute,
+	}
+}
+
+func (c *Config) wantECN() bool { return c.ECN || c.CongestionControl == DCTCP }
+
+// withDefaults returns c with every field in its legal range, so that the
+// machine need not check.
+func (c Config) withDefaults() Config {
+	d := DefaultConfig()
+	or := func(v *int, def int) {
+		if *v <= 0 {
+			*v = def
+		}
+	}
+	orTime := func(v *time.Duration, def time.Duration) {
+		if *v <= 0 {
+			*v = def
+		}
+	}
+	or(&c.RcvWindow, d.RcvWindow)
+	c.RcvWindow = min(c.RcvWindow, 65535<<maxWScale)
+	or(&c.MaxHeld, d.MaxHeld)
+	or(&c.MinMTU, d.MinMTU)
+	or(&c.InitialWindow, d.InitialWindow)
+	or(&c.KeepAliveCount, d.KeepAliveCount)
+	orTime(&c.InitialRTO, d.InitialRTO)
+	orTime(&c.MinRTO, d.MinRTO)
+	orTime(&c.MaxRTO, d.MaxRTO)
+	orTime(&c.SynTimeout, d.SynTimeout)
+	orTime(&c.DataTimeout, d.DataTimeout)
+	orTime(&c.DelayedAck, d.DelayedAck)
+	c.DelayedAck = min(c.DelayedAck, 499*time.Millisecond)
+	orTime(&c.TimeWait, d.TimeWait)
+	orTime(&c.KeepAliveInterval, d.KeepAliveInterval)
+	orTime(&c.PMTURaise, d.PMTURaise)
+	return c
+}

@@ -1,0 +1,399 @@
+package tcp
+
+import (
+	"errors"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// Reasons for the end of a connection, as Conn.Err gives them. An orderly end
+// has none.
+var (
+	ErrReset       = errors.New("tcp: connection reset by peer")
+	ErrRefused     = errors.New("tcp: connection refused")
+	ErrTimeout     = errors.New("tcp: connection timed out")
+	ErrUnreachable = errors.New("tcp: destination unreachable")
+	ErrAborted     = errors.New("tcp: connection aborted")
+)
+
+// Conn is one connection: the transmission control block of RFC 9293. It is not
+// safe for use by two goroutines.
+type Conn struct {
+	cfg    Config
+	flow   pkt.Flow
+	state  State
+	err    error
+	v6     bool
+	active bool // opened by us
+	events uint8
+
+	// Send sequence space, RFC 9293 3.3.1.
+	q               sendq
+	iss, una, nxt   serial.Num
+	pushNxt         serial.Num // of the next octet to be pushed
+	wnd, maxWnd     int
+	wl1, wl2        serial.Num
+	released        ring[Buf]
+	pushed          int        // octets in [q.next,q.tail)
+	finQueued       bool       // Close was called
+	progress        clock.Time // una moved, or the queue became non-empty
+	mtu, linkMTU    int        // of the path; of the link
+	mss, peerMSS    int
+	sndShift        uint8
+	sackOK, tsOK    bool
+	wsOK, ecnOK     bool
+	synPending      bool // SYN or SYN-ACK to be sent
+	synRetries      int
+	synSent         clock.Time
+	rstSeq          serial.Num // a RST that leaves the state alone
+	rstPending      bool
+	rstFinal        bool // the RST of a connection that has ended
+	probePending    bool // of a closed window
+	keepPending     bool
+	tsOff           uint32
+	tsSent          uint32 // TSval of the first retransmission in a recovery
+	tsSentValid     bool
+	cwrPending      bool
+	bucket          int // octets that may leave before the pace is kept
+	bucketAt        clock.Time
+	lastSend        clock.Time
+	deadlines       [numTimers]clock.Time
+	persistBackoff  uint8
+	keepProbes      int
+	lastRcv         clock.Time
+	challenges      int
+	challengeWindow clock.Time
+
+	// Receive sequence space.
+	irs, rcvNxt  serial.Num
+	rcvAdv       serial.Num // right edge of the window as advertised
+	lastAckSent  serial.Num
+	rcvShift     uint8
+	rcvMSS       int // largest payload seen
+	rcvMax       int // largest window
+	backlog      int
+	reasm        reassembly
+	finSeq       serial.Num
+	finSeen      bool
+	unacked      int // octets since the last ACK
+	ackPending   bool
+	ackNow       bool
+	dupAcksOwed  int // for a peer without SACK, which counts them
+	quickAcks    int
+	dsack        SACKBlock
+	dsackPending bool
+	tsRecent     uint32
+	tsRecentAt   clock.Time
+	ceSeen       bool // RFC 3168 6.1.3; for DCTCP: DCTCP.CE of RFC 8257 3.2
+	earlyAcks    ring[earlyAck]
+
+	rttState
+	recoveryState
+	cc congestion
+	w  window
+
+	stats Stats
+}
+
+// earlyAck is an ACK for what came before a change of the CE mark (RFC 8257
+// 3.2).
+type earlyAck struct {
+	ack serial.Num
+	ece bool
+}
+
+const (
+	evEstablished = 1 << iota
+	evMSS
+	evPeerClosed
+	evClosed
+)
+
+func newConn(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *Conn {
+	c := &Conn{cfg: cfg.withDefaults(), flow: f, iss: iss, una: iss, nxt: iss, pushNxt: iss + 1}
+	c.v6 = !isV4(&f.Remote)
+	c.q.init()
+	c.linkMTU, c.mtu = mtu, mtu
+	c.peerMSS = c.defaultMSS()
+	c.rcvShift, c.rcvMax = rcvScale(&c.cfg, c.offeredMSS())
+	c.cc = newCongestion(c.cfg.CongestionControl)
+	c.rto = c.cfg.InitialRTO
+	c.tsOff = uint32(iss) - issClock(now)
+	c.lastRcv = now
+	c.progress = now
+	c.quickAcks = 16
+	c.setMSS()
+	c.w.ssthresh = infinite
+	return c
+}
+
+// rcvScale returns the window scale to offer and the largest receive window:
+// what the frames that may be held can take.
+func rcvScale(cfg *Config, mss int) (shift uint8, window int) {
+	window = min(cfg.RcvWindow, cfg.MaxHeld*mss)
+	if cfg.NoWindowScale {
+		return 0, min(window, 0xffff)
+	}
+	for window>>shift > 0xffff {
+		shift++
+	}
+	return shift, window
+}
+
+func isV4(a *[16]byte) bool {
+	for _, b := range a[:10] {
+		if b != 0 {
+			return false
+		}
+	}
+	return a[10] == 0xff && a[11] == 0xff
+}
+
+// Dial opens a connection: it is in SYN-SENT, and PollTransmit gives the SYN.
+// iss comes from ISS. mtu is that of the link, or of the path if it is known.
+func Dial(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *Conn {
+	c := newConn(now, cfg, f, iss, mtu)
+	c.active = true
+	c.state = SynSent
+	c.synPending = true
+	c.nxt = iss + 1
+	c.synSent = now
+	c.arm(timerRTO, now.Add(c.rto))
+	return c
+}
+
+// Flow returns the addresses and ports of the connection.
+func (c *Conn) Flow() pkt.Flow { return c.flow }
+
+// State returns the state of RFC 9293 3.3.2.
+func (c *Conn) State() State { return c.state }
+
+// Err says why the connection ended; it is nil before the end and after an
+// orderly one.
+func (c *Conn) Err() error { return c.err }
+
+// SndNxt returns the sequence number of the next octet to be pushed.
+func (c *Conn) SndNxt() serial.Num { return c.pushNxt }
+
+// RcvNxt returns the sequence number of the octet behind the last that was
+// delivered or that PollHeld has for delivery.
+func (c *Conn) RcvNxt() serial.Num { return c.rcvNxt }
+
+// MSS returns the payload octets of a full segment now, options deducted: the
+// EMSS of RFC 5044.
+func (c *Conn) MSS() int { return c.mss }
+
+// Room returns how many octets could leave now: the smaller of the congestion
+// window and the peer's window, less what is in flight or queued. An owner that
+// composes records just in time pushes one of n octets, up to MSS, when Room is at
+// least n. While nothing is unacknowledged and nothing queued Room is never
+// below MSS, since a record must be queued for a closed window to be probed: it
+// leaves whole or, when the window stays too small for it, in pieces (RFC 9293
+// 3.8.6.2.1: at once if the window is at least half of the largest seen, else
+// when the override time is over). A record is never delayed in favour of later
+// ones (no Nagle algorithm). Room is 0 when nothing may be sent.
+func (c *Conn) Room() int {
+	if c.state != Established && c.state != CloseWait || c.finQueued {
+		return 0
+	}
+	if c.q.head == c.q.tail {
+		return max(c.mss, c.room())
+	}
+	return c.room()
+}
+
+func (c *Conn) room() int {
+	n := c.w.cwnd - c.pipe() - c.pushed - c.lostOctets
+	return min(n, c.una.Add(c.wnd).Sub(c.pushNxt))
+}
+
+// Push queues a record of n octets, 1 to MSS, that lie in b. Before the
+// connection is established records wait. A record that cannot be sent any more
+// is released at once.
+func (c *Conn) Push(b Buf, n int) {
+	if n <= 0 || c.finQueued || c.state == Closed || c.state > CloseWait ||
+		c.state == FinWait1 || c.state == FinWait2 {
+		if b != NoBuf {
+			c.released.push(b)
+		}
+		return
+	}
+	c.q.push(seg{seq: c.pushNxt, buf: b, len: int32(n), last: true})
+	c.pushNxt = c.pushNxt.Add(n)
+	c.pushed += n
+	for p := c.q.tail - 1; c.mss > 0 && int(c.q.at(p).len) > c.mss; p++ {
+		c.q.cut(p, int32(c.mss))
+	}
+}
+
+// PollReleased gives back a pushed Buf of which every octet is acknowledged, or
+// that is of no use because the connection is over.
+func (c *Conn) PollReleased() (Buf, bool) {
+	b, ok := c.released.pop()
+	if !ok {
+		return NoBuf, false
+	}
+	return b, true
+}
+
+// PollHeld gives back a held segment.
+func (c *Conn) PollHeld(h *Held) bool {
+	v, ok := c.reasm.out.pop()
+	if ok {
+		*h = v
+	}
+	return ok
+}
+
+// Placed says that the octets of the held segment b have been placed where they
+// belong: its frame is the owner's again. PollHeld still reports the range, with
+// NoBuf.
+func (c *Conn) Placed(b Buf) {
+	if b != NoBuf {
+		c.reasm.placed(b)
+	}
+}
+
+// PollEvent returns the next event. EventClosed is the last one of a connection.
+func (c *Conn) PollEvent() (Event, bool) {
+	for i := range uint8(4) {
+		if c.events&(1<<i) != 0 {
+			c.events &^= 1 << i
+			return Event(i + 1), true
+		}
+	}
+	return 0, false
+}
+
+// Close ends our half of the connection: what was pushed is sent, then a FIN.
+// Octets still arrive until the peer closes too.
+func (c *Conn) Close(now clock.Time) {
+	if c.finQueued {
+		return
+	}
+	switch c.state {
+	case SynSent:
+		c.end(nil)
+	case SynReceived:
+		c.finQueued = true
+	case Established:
+		c.finQueued = true
+		c.state = FinWait1
+		c.pushFIN()
+	case CloseWait:
+		c.finQueued = true
+		c.state = LastAck
+		c.pushFIN()
+	}
+	c.armPersist(now)
+}
+
+func (c *Conn) pushFIN() {
+	c.q.push(seg{seq: c.pushNxt, buf: NoBuf, fin: true})
+	c.pushNxt++
+}
+
+// Abort ends the connection with a RST, which PollTransmit gives. What was
+// pushed is lost.
+func (c *Conn) Abort(now clock.Time) {
+	switch c.state {
+	case Closed:
+		return
+	case SynReceived, Established, FinWait1, FinWait2, CloseWait:
+		c.finalReset()
+	}
+	c.end(ErrAborted)
+}
+
+func (c *Conn) finalReset() {
+	c.rstSeq = c.nxt
+	c.rstPending, c.rstFinal = true, true
+}
+
+// end forgets the connection. Every Buf goes back to the owner.
+func (c *Conn) end(err error) {
+	if c.state == Closed {
+		return
+	}
+	c.state = Closed
+	c.err = err
+	for p := c.q.head; p != c.q.tail; p++ {
+		if s := c.q.at(p); s.last && s.buf != NoBuf {
+			c.released.push(s.buf)
+		}
+	}
+	c.q.init()
+	c.pushed, c.inFlight, c.lostOctets, c.lostSegs, c.sackedSegs, c.sackedOctets = 0, 0, 0, 0, 0, 0
+	c.reasm.drop()
+	c.deadlines = [numTimers]clock.Time{}
+	c.synPending, c.probePending, c.keepPending, c.ackNow, c.ackPending = false, false, false, false, false
+	c.dupAcksOwed = 0
+	c.earlyAcks = ring[earlyAck]{}
+	c.events |= evClosed
+}
+
+// establish is the step into ESTABLISHED. The options of the peer's SYN are known.
+func (c *Conn) establish(now clock.Time) {
+	c.state = Established
+	c.events |= evEstablished
+	c.stop(timerRTO)
+	c.synPending = false
+	c.setMSS()
+	iw := c.cfg.InitialWindow
+	if c.synRetries > 1 {
+		iw = 1 // RFC 5681 3.1
+	}
+	c.w.cwnd = iw * c.mss
+	if iw == c.cfg.InitialWindow && c.cfg.InitialWindow == 10 {
+		c.w.cwnd = min(10*c.mss, max(2*c.mss, 14600)) // RFC 6928 (1)
+	}
+	c.initialWindow = c.w.cwnd
+	if c.synRetries > 0 {
+		c.rto = max(c.rto, min(3*time.Second, c.cfg.MaxRTO)) // RFC 6298 (5.7)
+	}
+	c.backoff = 0
+	c.bucket = c.cfg.MaxBurst * c.mss
+	c.bucketAt = now
+	c.progress = now
+	c.lastSend = now
+	c.armKeepAlive(now)
+	if c.finQueued {
+		c.state = FinWait1
+		c.pushFIN()
+	}
+	if c.q.head != c.q.tail {
+		c.armUser(now)
+	}
+}
+
+// takeSYN learns what the SYN of the peer says.
+func (c *Conn) takeSYN(now clock.Time, h *Header) {
+	c.irs = h.Seq
+	c.rcvNxt = h.Seq + 1
+	c.rcvAdv = c.rcvNxt.Add(min(c.rcvMax, 0xffff))
+	c.lastAckSent = c.rcvNxt
+	o := &h.Opts
+	if o.MSS != 0 {
+		c.peerMSS = int(o.MSS)
+	}
+	c.tsOK = o.HasTimestamps && !c.cfg.NoTimestamps
+	if c.tsOK {
+		c.tsRecent, c.tsRecentAt = o.TSVal, now
+	}
+	c.sackOK = o.SACKPermitted && !c.cfg.NoSACK
+	c.wsOK = o.HasWScale && !c.cfg.NoWindowScale
+	if c.wsOK {
+		c.sndShift = o.WScale
+	} else {
+		c.sndShift, c.rcvShift = 0, 0
+		c.rcvMax = min(c.rcvMax, 0xffff)
+	}
+	c.wnd = int(h.Window) // never scaled in a SYN
+	c.maxWnd = c.wnd
+	c.wl1 = h.Seq
+	c.wl2 = h.Ack
+	c.setMSS()
+}

@@ -1,0 +1,117 @@
+package tcp
+
+import (
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// SYN cookies (RFC 4987 3.6). The initial sequence number is five bits of a
+// counter of minutes, three of an MSS table, and 24 of a keyed hash over the
+// flow, the peer's initial sequence number and these. The rest of what a SYN says
+// goes into the low bits of the timestamp, which the peer echoes: window scale,
+// SACK and ECN.
+const (
+	cookiePeriod = 64 // seconds
+
+	cookieWScale = 0x0f // 15: none
+	cookieSACK   = 0x10
+	cookieECN    = 0x20
+	cookieBits   = 0x3f
+)
+
+var cookieMSS = [8]int{216, 536, 1220, 1400, 1440, 1460, 4312, 8940}
+
+func cookieTime(now clock.Time) uint32 { return uint32(int64(now) / (cookiePeriod * 1e9)) }
+
+func (l *Listener) cookie(f *pkt.Flow, irs serial.Num, t uint32, mss uint32) serial.Num {
+	h := flowHash(&l.secret, f, uint32(irs)^t*0x9e3779b1)
+	return serial.Num(t&31<<27 | mss<<24 | (h[1]+t*8+mss*0x51ed27)&0xffffff)
+}
+
+// tsBase is the timestamp clock of a connection in this flow.
+func (l *Listener) tsOff(f *pkt.Flow) uint32 { return flowHash(&l.secret, f, 0)[0] }
+
+// cookieReply is the SYN-ACK that keeps no state.
+func (l *Listener) cookieReply(now clock.Time, f *pkt.Flow, s *Segment) Header {
+	c := Conn{cfg: l.cfg, flow: *f, v6: !isV4(&f.Remote), linkMTU: l.mtu, mtu: l.mtu}
+	peer := int(s.Opts.MSS)
+	if peer == 0 {
+		peer = c.defaultMSS()
+	}
+	m := uint32(0)
+	for i, v := range cookieMSS {
+		if v <= peer {
+			m = uint32(i)
+		}
+	}
+	shift, max := rcvScale(&l.cfg, c.offeredMSS())
+	h := Header{SrcPort: f.LocalPort, DstPort: f.RemotePort, Flags: SYN | ACK, Ack: s.Seq + 1, Window: uint16(min(max, 0xffff))}
+	h.Seq = l.cookie(f, s.Seq, cookieTime(now), m)
+	h.Opts.MSS = uint16(c.offeredMSS())
+	if !s.Opts.HasTimestamps || l.cfg.NoTimestamps {
+		return h
+	}
+	bits := uint32(cookieWScale)
+	if s.Opts.HasWScale && !l.cfg.NoWindowScale {
+		bits = uint32(s.Opts.WScale)
+		h.Opts.HasWScale, h.Opts.WScale = true, shift
+	}
+	if s.Opts.SACKPermitted && !l.cfg.NoSACK {
+		bits |= cookieSACK
+		h.Opts.SACKPermitted = true
+	}
+	if l.cfg.wantECN() && s.Flags&(ECE|CWR) == ECE|CWR {
+		bits |= cookieECN
+		h.Flags |= ECE
+	}
+	h.Opts.HasTimestamps = true
+	h.Opts.TSEcr = s.Opts.TSVal
+	c.tsOff = l.tsOff(f)
+	ts := c.tsNow(now)
+	// The clock must not seem to run backwards when the connection goes on.
+	h.Opts.TSVal = ts&^cookieBits | bits
+	if int32(h.Opts.TSVal-ts) > 0 {
+		h.Opts.TSVal -= cookieBits + 1
+	}
+	return h
+}
+
+// checkCookie makes a connection of an ACK that answers a cookie.
+func (l *Listener) checkCookie(now clock.Time, f *pkt.Flow, s *Segment) *Conn {
+	if l.flooded == 0 || now.Sub(l.flooded) > cookieLife {
+		return nil
+	}
+	iss, irs := s.Ack-1, s.Seq-1
+	m := uint32(iss) >> 24 & 7
+	t := cookieTime(now)
+	if uint32(iss)>>27 != t&31 {
+		t--
+	}
+	if l.cookie(f, irs, t, m) != iss {
+		l.stats.CookiesBad++
+		return nil
+	}
+	syn := Header{Seq: irs, Ack: s.Ack, Window: s.Window}
+	syn.Opts.MSS = uint16(cookieMSS[m])
+	ecn := false
+	if s.Opts.HasTimestamps && !l.cfg.NoTimestamps {
+		bits := s.Opts.TSEcr & cookieBits
+		syn.Opts.HasTimestamps, syn.Opts.TSVal = true, s.Opts.TSVal
+		if w := uint8(bits & cookieWScale); w <= maxWScale {
+			syn.Opts.HasWScale, syn.Opts.WScale = true, w
+		}
+		syn.Opts.SACKPermitted = bits&cookieSACK != 0
+		ecn = bits&cookieECN != 0
+	}
+	c := newConn(now, &l.cfg, *f, iss, l.mtu)
+	c.nxt = iss + 1
+	c.una = c.nxt
+	c.tsOff = l.tsOff(f)
+	c.takeSYN(now, &syn)
+	c.ecnOK = ecn && l.cfg.wantECN()
+	c.setWindow(now, int(s.Window)<<c.sndShift)
+	c.wl1, c.wl2 = s.Seq, s.Ack
+	c.establish(now)
+	return c
+}

@@ -1,0 +1,106 @@
+package tcp
+
+import (
+	"math"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+// Constants of RFC 9438 section 5.
+const (
+	cubicC     = 0.4
+	cubicBeta  = 0.7
+	cubicAlpha = 3 * (1 - cubicBeta) / (1 + cubicBeta)
+)
+
+// cubic is the window of RFC 9438. Windows in it are in segments.
+type cubic struct {
+	cubicState
+	saved cubicState // before the last reduce
+	hystart
+}
+
+type cubicState struct {
+	wMax, k, wEst, cwndPrior float64
+	frac                     float64    // of an octet, not yet added to the window
+	epoch                    clock.Time // start of this congestion avoidance phase; 0: not begun
+	used                     clock.Time // last growth
+}
+
+func (c *cubic) seen(w *window, a *ackSample) { c.hystart.seen(w, a) }
+
+func (c *cubic) grow(w *window, a *ackSample) {
+	n := a.acked
+	if w.cwnd < w.ssthresh {
+		n = c.hystart.grow(w, a)
+		if n <= 0 {
+			return
+		}
+	}
+	mss := float64(w.mss)
+	cwnd := float64(w.cwnd) / mss
+	acked := float64(n) / mss
+	if c.epoch == 0 {
+		c.epoch = a.now
+		c.frac = 0
+		if cwnd < c.wMax {
+			c.k = math.Cbrt((c.wMax - cwnd) / cubicC)
+		} else {
+			c.k = 0
+			c.wMax = cwnd
+		}
+		c.wEst = cwnd
+	}
+	c.used = a.now
+	t := a.now.Sub(c.epoch).Seconds()
+	alpha := cubicAlpha
+	if c.wEst >= c.cwndPrior {
+		alpha = 1 // RFC 9438 4.3
+	}
+	c.wEst += alpha * acked / cwnd
+	if now := c.at(t); now < c.wEst {
+		c.set(w, math.Max(cwnd, c.wEst))
+		return
+	}
+	target := min(max(c.at(t+a.srtt.Seconds()), cwnd), 1.5*cwnd)
+	c.set(w, cwnd+(target-cwnd)/cwnd*acked)
+}
+
+// at is W_cubic(t), RFC 9438 (1).
+func (c *cubic) at(t float64) float64 {
+	d := t - c.k
+	return cubicC*d*d*d + c.wMax
+}
+
+// set makes the window n segments, keeping the fraction of an octet.
+func (c *cubic) set(w *window, n float64) {
+	v := n*float64(w.mss) - float64(w.cwnd) + c.frac
+	whole := math.Floor(v)
+	c.frac = v - whole
+	w.cwnd += int(min(whole, infinite))
+}
+
+func (c *cubic) reduce(w *window, _ clock.Time, flight int, _ bool) int {
+	c.saved = c.cubicState
+	cwnd := float64(w.cwnd) / float64(w.mss)
+	c.cwndPrior = cwnd
+	if cwnd < c.wMax {
+		c.wMax = cwnd * (1 + cubicBeta) / 2 // fast convergence, RFC 9438 4.7
+	} else {
+		c.wMax = cwnd
+	}
+	c.epoch = 0
+	c.hystart.end()
+	return max(int(float64(flight)*cubicBeta), 2*w.mss)
+}
+
+func (c *cubic) undo(*window) { c.cubicState = c.saved }
+
+// idle moves the epoch, so that the window does not grow for time in which it
+// was not used (RFC 9438 4.2.3 and 5.8).
+func (c *cubic) idle(_ clock.Time, d time.Duration) {
+	if c.epoch != 0 {
+		c.epoch = c.epoch.Add(d)
+	}
+}

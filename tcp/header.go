@@ -1,0 +1,96 @@
+package tcp
+
+import (
+	"encoding/binary"
+	"errors"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+const (
+	headerLen    = 20
+	maxOptionLen = 40
+
+	// MaxHeaderLen is the longest TCP header, in octets.
+	MaxHeaderLen = headerLen + maxOptionLen
+)
+
+// Errors of Header.Decode.
+var (
+	ErrShortHeader = errors.New("tcp: segment shorter than its header")
+	ErrDataOffset  = errors.New("tcp: data offset below five words")
+)
+
+// Header is a TCP header with its options (RFC 9293 3.1).
+type Header struct {
+	SrcPort, DstPort uint16
+	Seq, Ack         serial.Num
+	Flags            Flags
+	Window           uint16
+	Checksum, Urgent uint16
+	Opts             Options
+}
+
+// Decode parses the header at the start of b, which holds a segment or at least
+// its whole header. It returns the header's length. The checksum is stored but not
+// verified.
+func (h *Header) Decode(b []byte) (n int, err error) {
+	if len(b) < headerLen {
+		return 0, ErrShortHeader
+	}
+	n = int(b[12]>>4) * 4
+	if n < headerLen {
+		return 0, ErrDataOffset
+	}
+	if n > len(b) {
+		return 0, ErrShortHeader
+	}
+	h.SrcPort = binary.BigEndian.Uint16(b[0:])
+	h.DstPort = binary.BigEndian.Uint16(b[2:])
+	h.Seq = serial.Num(binary.BigEndian.Uint32(b[4:]))
+	h.Ack = serial.Num(binary.BigEndian.Uint32(b[8:]))
+	h.Flags = Flags(b[13])
+	h.Window = binary.BigEndian.Uint16(b[14:])
+	h.Checksum = binary.BigEndian.Uint16(b[16:])
+	h.Urgent = binary.BigEndian.Uint16(b[18:])
+	h.Opts.decode(b[headerLen:n])
+	return n, nil
+}
+
+// Len is the length of the header that Put writes, in octets: 20 to 60, a
+// multiple of 4.
+func (h *Header) Len() int { return headerLen + h.Opts.Len() }
+
+// Put writes the header to b, which must hold Len octets, with a checksum of
+// zero, and returns its length.
+func (h *Header) Put(b []byte) int {
+	n := headerLen + h.Opts.put(b[headerLen:])
+	binary.BigEndian.PutUint16(b[0:], h.SrcPort)
+	binary.BigEndian.PutUint16(b[2:], h.DstPort)
+	binary.BigEndian.PutUint32(b[4:], uint32(h.Seq))
+	binary.BigEndian.PutUint32(b[8:], uint32(h.Ack))
+	b[12] = byte(n/4) << 4
+	b[13] = byte(h.Flags)
+	binary.BigEndian.PutUint16(b[14:], h.Window)
+	binary.BigEndian.PutUint16(b[16:], 0)
+	binary.BigEndian.PutUint16(b[18:], h.Urgent)
+	return n
+}
+
+// Reset gives the RST that answers a segment with the given number of payload
+// octets for which there is no connection (RFC 9293 3.10.7.1). A RST is not
+// answered.
+func Reset(h *Header, payload int) (Header, bool) {
+	if h.Flags&RST != 0 {
+		return Header{}, false
+	}
+	r := Header{SrcPort: h.DstPort, DstPort: h.SrcPort, Flags: RST}
+	if h.Flags&ACK != 0 {
+		r.Seq = h.Ack
+		return r, true
+	}
+	s := Segment{Header: Header{Flags: h.Flags}, Len: payload}
+	r.Flags |= ACK
+	r.Ack = h.Seq.Add(s.seqLen())
+	return r, true
+}

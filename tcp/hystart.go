@@ -1,0 +1,77 @@
+package tcp
+
+import "time"
+
+// Constants of HyStart++ (RFC 9406 section 4.3).
+const (
+	hystartMinThresh  = 4 * time.Millisecond
+	hystartMaxThresh  = 16 * time.Millisecond
+	hystartDivisor    = 8
+	hystartSamples    = 8
+	hystartGrowth     = 4 // divisor of growth in conservative slow start
+	hystartRounds     = 5
+	hystartMinWindow  = 16 // segments; smaller windows do not fill a path's buffer
+	hystartUnmeasured = time.Duration(1<<63 - 1)
+)
+
+// hystart ends the first slow start before it overruns the path's buffer (RFC
+// 9406).
+type hystart struct {
+	last, curr time.Duration // least round-trip time of the last and of this round
+	base       time.Duration
+	samples    int
+	rounds     int // of conservative slow start
+	css, done  bool
+	begun      bool
+}
+
+func (h *hystart) seen(w *window, a *ackSample) {
+	if h.done || w.cwnd >= w.ssthresh {
+		return
+	}
+	if a.round || !h.begun {
+		h.last = h.curr
+		if !h.begun {
+			h.last, h.begun = hystartUnmeasured, true
+		}
+		h.curr = hystartUnmeasured
+		h.samples = 0
+		if h.css {
+			h.rounds++
+			if h.rounds >= hystartRounds {
+				w.ssthresh = w.cwnd
+				h.done = true
+				return
+			}
+		}
+	}
+	if a.rtt == 0 {
+		return
+	}
+	h.curr = min(h.curr, a.rtt)
+	h.samples++
+	if h.samples < hystartSamples || h.curr == hystartUnmeasured || h.last == hystartUnmeasured {
+		return
+	}
+	switch {
+	case h.css:
+		if h.curr < h.base {
+			h.css = false // the rise was a false alarm
+		}
+	case w.cwnd >= hystartMinWindow*w.mss:
+		if h.curr >= h.last+min(max(h.last/hystartDivisor, hystartMinThresh), hystartMaxThresh) {
+			h.base, h.css, h.rounds = h.curr, true, 0
+		}
+	}
+}
+
+// grow is slow start. It returns the octets left for congestion avoidance.
+func (h *hystart) grow(w *window, a *ackSample) int {
+	if h.css {
+		w.slowStart(a.acked / hystartGrowth)
+		return 0
+	}
+	return w.slowStart(a.acked)
+}
+
+func (h *hystart) end() { h.done, h.css = true, false }

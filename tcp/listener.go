@@ -1,0 +1,94 @@
+package tcp
+
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+)
+
+// Listener is a port in LISTEN. It keeps no half-open connection itself: it
+// counts them, and when the SYN queue is full answers with SYN cookies.
+type Listener struct {
+	cfg     Config
+	backlog int
+	half    int // connections in SYN-RECEIVED
+	secret  [16]byte
+	mtu     int
+	flooded clock.Time // the last cookie sent
+
+	stats ListenerStats
+}
+
+// ListenerStats counts what came to a Listener.
+type ListenerStats struct {
+	Syns, CookiesSent, CookiesGood, CookiesBad, Resets uint64
+	HalfOpen                                           int
+}
+
+// NewListener returns a listener whose SYN queue has backlog places. mtu is that
+// of the link. secret is random and serves for the life of the process.
+func NewListener(cfg *Config, backlog int, secret [16]byte, mtu int) *Listener {
+	return &Listener{cfg: cfg.withDefaults(), backlog: max(backlog, 1), secret: secret, mtu: mtu}
+}
+
+// HandleSegment takes a segment to the listening port that belongs to no
+// connection (RFC 9293 3.10.7.2). If c is not nil it goes into the flow table:
+// in SYN-RECEIVED, with its SYN-ACK to be polled; or in ESTABLISHED, by a SYN
+// cookie, and then the same segment is given to c.HandleSegment. If ok is set,
+// reply is sent.
+func (l *Listener) HandleSegment(now clock.Time, f pkt.Flow, s *Segment) (c *Conn, reply Header, ok bool) {
+	switch {
+	case s.Flags&RST != 0:
+		return nil, Header{}, false
+	case s.Flags&ACK != 0:
+		if s.Flags&SYN == 0 {
+			if c := l.checkCookie(now, &f, s); c != nil {
+				l.stats.CookiesGood++
+				return c, Header{}, false
+			}
+		}
+		l.stats.Resets++
+		reply, ok = Reset(&s.Header, s.Len)
+		return nil, reply, ok
+	case s.Flags&SYN == 0:
+		return nil, Header{}, false
+	}
+	l.stats.Syns++
+	if l.half >= l.backlog {
+		l.flooded = now
+		l.stats.CookiesSent++
+		return nil, l.cookieReply(now, &f, s), true
+	}
+	l.half++
+	iss := ISS(l.secret, f, now)
+	c = newConn(now, &l.cfg, f, iss, l.mtu)
+	c.state = SynReceived
+	c.nxt = iss + 1
+	c.takeSYN(now, &s.Header)
+	c.ecnOK = l.cfg.wantECN() && s.Flags&(ECE|CWR) == ECE|CWR
+	c.synPending = true
+	c.arm(timerRTO, now.Add(c.rto))
+	return c, Header{}, false
+}
+
+// Done says that c, which came from this listener in SYN-RECEIVED, has left that
+// state.
+func (l *Listener) Done(*Conn) {
+	if l.half > 0 {
+		l.half--
+	}
+}
+
+// SetMTU sets the MTU for connections to come.
+func (l *Listener) SetMTU(mtu int) { l.mtu = mtu }
+
+// Stats returns the counters.
+func (l *Listener) Stats() ListenerStats {
+	s := l.stats
+	s.HalfOpen = l.half
+	return s
+}
+
+// cookieLife is for how long after the last cookie one is accepted.
+const cookieLife = 2 * cookiePeriod * time.Second

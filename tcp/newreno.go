@@ -1,0 +1,36 @@
+package tcp
+
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+// newReno is the window of RFC 5681.
+type newReno struct {
+	acked int // octets acknowledged towards the next increase, RFC 5681 (3) by counting
+}
+
+func (*newReno) seen(*window, *ackSample) {}
+
+func (r *newReno) grow(w *window, a *ackSample) {
+	n := w.slowStart(a.acked)
+	if n <= 0 {
+		return
+	}
+	r.acked += n
+	if r.acked >= w.cwnd {
+		r.acked -= w.cwnd
+		w.cwnd += w.mss
+		r.acked = min(r.acked, w.cwnd)
+	}
+}
+
+func (r *newReno) reduce(w *window, _ clock.Time, flight int, _ bool) int {
+	r.acked = 0
+	return max(flight/2, 2*w.mss) // RFC 5681 (4)
+}
+
+func (*newReno) undo(*window) {}
+
+func (*newReno) idle(clock.Time, time.Duration) {}

@@ -1,0 +1,423 @@
+package tcp
+
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// PollTransmit gives the next segment to be sent: retransmissions, then new
+// records, then, when all of these have had their chance to carry it, an ACK that
+// is due. An owner that cannot send leaves it uncalled; nothing is lost. It is
+// to be drained after EventClosed too: the last segment may be a RST.
+func (c *Conn) PollTransmit(now clock.Time, o *Out) bool {
+	if c.rstPending {
+		c.sendRST(o)
+		return true
+	}
+	switch c.state {
+	case Closed:
+		return false
+	case SynSent, SynReceived:
+		if !c.synPending {
+			return false
+		}
+		c.sendSYN(now, o)
+		return true
+	}
+	if c.earlyAcks.len() > 0 {
+		e, _ := c.earlyAcks.pop()
+		c.sendAck(now, o)
+		c.keepAckDue(now)
+		o.Ack = e.ack
+		o.Flags &^= ECE
+		if e.ece {
+			o.Flags |= ECE
+		}
+		return true
+	}
+	if c.state != TimeWait && c.sendSegment(now, o) {
+		return true
+	}
+	if c.ackNow || c.dupAcksOwed > 0 {
+		c.sendAck(now, o)
+		return true
+	}
+	return false
+}
+
+// keepAckDue asks for the current ACK, behind an early one.
+func (c *Conn) keepAckDue(clock.Time) { c.ackNow = true }
+
+func (c *Conn) sendRST(o *Out) {
+	c.rstPending = false
+	*o = Out{Buf: NoBuf}
+	o.SrcPort, o.DstPort = c.flow.LocalPort, c.flow.RemotePort
+	o.Seq = c.rstSeq
+	o.Flags = RST
+	if c.rstFinal {
+		o.Flags |= ACK
+		o.Ack = c.rcvNxt
+	}
+	c.stats.SegsOut++
+}
+
+// sendSYN makes the SYN of SYN-SENT or the SYN-ACK of SYN-RECEIVED.
+func (c *Conn) sendSYN(now clock.Time, o *Out) {
+	c.synPending = false
+	*o = Out{Buf: NoBuf, Retransmit: c.synRetries > 0}
+	o.SrcPort, o.DstPort = c.flow.LocalPort, c.flow.RemotePort
+	o.Seq = c.iss
+	o.Flags = SYN
+	o.Window = uint16(min(c.rcvMax, 0xffff))
+	o.Opts.MSS = uint16(c.offeredMSS())
+	open := c.state == SynSent
+	o.Opts.SACKPermitted = !c.cfg.NoSACK && (open || c.sackOK)
+	if o.Opts.HasWScale = !c.cfg.NoWindowScale && (open || c.wsOK); o.Opts.HasWScale {
+		o.Opts.WScale = c.rcvShift
+	}
+	if o.Opts.HasTimestamps = !c.cfg.NoTimestamps && (open || c.tsOK); o.Opts.HasTimestamps {
+		o.Opts.TSVal = c.tsNow(now)
+	}
+	if open {
+		if c.cfg.wantECN() && c.synRetries == 0 {
+			o.Flags |= ECE | CWR // RFC 3168 6.1.1; a path may drop such SYNs
+		}
+	} else {
+		o.Flags |= ACK
+		o.Ack = c.rcvNxt
+		o.Opts.TSEcr = c.tsRecent
+		if c.ecnOK {
+			o.Flags |= ECE
+			if c.active {
+				o.Flags |= CWR // simultaneous open: this is the peer's first sight of our SYN
+			}
+		}
+	}
+	if c.synSent == 0 {
+		c.synSent = now
+	}
+	c.stats.SegsOut++
+	if o.Retransmit {
+		c.stats.Retransmits++
+		c.stats.RetransRTO++
+	}
+}
+
+// tsAt is the timestamp clock: one tick a millisecond (RFC 7323 5.4).
+func (c *Conn) tsAt(t clock.Time) uint32 { return uint32(uint64(t)/1e6) + c.tsOff }
+
+func (c *Conn) tsNow(now clock.Time) uint32 { return c.tsAt(now) }
+
+// header fills in what all segments after the handshake share, and notes that
+// an ACK leaves with it. SACK blocks go in as far as payload octets of a full
+// segment leave room.
+func (c *Conn) header(now clock.Time, o *Out, payload int) {
+	o.SrcPort, o.DstPort = c.flow.LocalPort, c.flow.RemotePort
+	o.Flags = ACK
+	o.Ack = c.rcvNxt
+	o.Window = c.window()
+	if c.tsOK {
+		o.Opts.HasTimestamps = true
+		o.Opts.TSVal = c.tsNow(now)
+		o.Opts.TSEcr = c.tsRecent
+	}
+	left := true // SACK blocks that do not fit leave the ACK due
+	if c.sackOK && (c.dsackPending || len(c.reasm.s) > 0) {
+		room := min(maxOptionLen-o.Opts.fixedLen(), c.mss-payload)
+		if k := sackFit(maxSACK, room); k > 0 {
+			c.putSACK(&o.Opts, k)
+			left = false
+		}
+	} else {
+		left = false
+	}
+	if c.ecnOK && c.ceSeen {
+		o.Flags |= ECE
+	}
+	if !left {
+		c.ackNow = false
+	}
+	c.ackPending = false
+	c.unacked = 0
+	c.stop(timerDelayedAck)
+	c.lastAckSent = c.rcvNxt
+	c.stats.SegsOut++
+}
+
+func (c *Conn) putSACK(o *Options, k int) {
+	n := 0
+	if c.dsackPending {
+		c.dsackPending = false
+		o.SACK[0] = c.dsack
+		n = 1
+		c.stats.DSACKOut++
+	}
+	n += c.reasm.blocks(o.SACK[n:k])
+	o.NSACK = uint8(n)
+	c.stats.SACKOut += uint64(n)
+}
+
+// window is the window to offer. Its right edge never moves left (RFC 9293
+// SHLD-14), and moves right by no less than a segment or half of the largest
+// window (MUST-39, 3.8.6.2.2).
+func (c *Conn) window() uint16 {
+	have := c.rcvAdv.Sub(c.rcvNxt)
+	want := max(0, c.rcvMax-c.backlog)
+	if want <= have || want-have < min(c.rcvMax/2, max(c.rcvMSS, c.mss)) && want < c.rcvMax {
+		want = have
+		// Rounding down would move the edge left.
+		want += 1<<c.rcvShift - 1
+	}
+	v := min(max(want, 0)>>c.rcvShift, 0xffff)
+	c.rcvAdv = serial.Max(c.rcvAdv, c.rcvNxt.Add(v<<c.rcvShift))
+	return uint16(v)
+}
+
+// sendAck makes a segment without payload.
+func (c *Conn) sendAck(now clock.Time, o *Out) {
+	*o = Out{Buf: NoBuf}
+	dups := c.dupAcksOwed
+	c.header(now, o, 0)
+	c.ackNow = false
+	c.dupAcksOwed = max(0, dups-1)
+	o.Seq = c.nxt
+	c.stats.AcksOut++
+}
+
+// sendSegment makes the next segment with payload or FIN, or a probe.
+func (c *Conn) sendSegment(now clock.Time, o *Out) bool {
+	if c.lostSegs > 0 && c.frto != 2 {
+		if p := c.firstLost(); c.allowed(int(c.q.at(p).len)) || c.forceRetransmit {
+			if !c.paced(now, int(c.q.at(p).len)) {
+				c.forceRetransmit = false
+				c.transmit(now, o, p, true)
+				if c.ca == caLoss {
+					c.stats.RetransRTO++
+				} else {
+					c.stats.RetransFast++
+				}
+				return true
+			}
+			return c.sendProbe(now, o)
+		}
+	}
+	if c.tlpPending {
+		c.tlpPending = false
+		if c.q.head != c.q.next && c.ca == caOpen {
+			c.sendTailProbe(now, o)
+			return true
+		}
+	}
+	if p := c.q.next; p != c.q.tail && (c.lostSegs == 0 || c.frto == 2) {
+		s := c.q.at(p)
+		c.fitWindow(s)
+		s = c.q.at(p)
+		if c.fits(s) && c.allowed(int(s.len)) {
+			if !c.paced(now, int(s.len)) {
+				c.transmit(now, o, p, false)
+				return true
+			}
+		} else if !c.fits(s) {
+			c.armPersist(now)
+		}
+	}
+	return c.sendProbe(now, o)
+}
+
+// firstLost is the position of the first segment that is deemed lost.
+func (c *Conn) firstLost() uint64 {
+	p := max(c.lostHint, c.q.head)
+	for c.q.at(p).state != lost {
+		p++
+	}
+	c.lostHint = p
+	return p
+}
+
+// allowed reports whether the congestion window has room for n octets more.
+func (c *Conn) allowed(n int) bool {
+	pipe := c.pipe()
+	return pipe+n <= c.w.cwnd || pipe == 0
+}
+
+// fits reports whether the peer's window has room for the unsent segment s.
+func (c *Conn) fits(s *seg) bool {
+	edge := c.una.Add(c.wnd)
+	if s.fin && s.len == 0 {
+		return s.seq.LessEq(edge) // a FIN may lie on the edge
+	}
+	return s.seq.Add(int(s.len)).LessEq(edge)
+}
+
+// fitWindow cuts the unsent segment s when it is longer than a window that is
+// at least half of the largest seen, and nothing is in flight that could widen
+// it (RFC 9293 3.8.6.2.1 (3)).
+func (c *Conn) fitWindow(s *seg) {
+	if c.q.head != c.q.next || c.fits(s) {
+		return
+	}
+	room := c.una.Add(c.wnd).Sub(s.seq)
+	if room > 0 && room < int(s.len) && 2*room >= c.maxWnd {
+		c.q.cut(c.q.next, int32(room))
+	}
+}
+
+// transmit makes the segment at p.
+func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
+	s := c.q.at(p)
+	if !again {
+		c.restartAfterIdle(now)
+	}
+	*o = Out{Buf: s.buf, Off: int(s.off), Len: int(s.len), Retransmit: again}
+	c.header(now, o, int(s.len))
+	o.Seq = s.seq
+	if s.len > 0 {
+		o.Flags |= PSH
+	} else {
+		o.Buf = NoBuf
+	}
+	if s.fin {
+		o.Flags |= FIN
+	}
+	if again {
+		switch s.state {
+		case lost:
+			c.lostSegs--
+			c.lostOctets -= int(s.len)
+			c.inFlight += int(s.len)
+		case inFlight:
+			c.q.unlink(p)
+		}
+		if s.retrans < 255 {
+			s.retrans++
+		}
+		if c.undoSet {
+			c.undoRetrans++
+			if !c.tsSentValid {
+				c.tsSent, c.tsSentValid = c.tsNow(now), true
+			}
+		}
+		c.stats.Retransmits++
+		c.stats.RetransOctets += uint64(s.len)
+	} else {
+		c.q.next++
+		c.pushed -= int(s.len)
+		c.inFlight += int(s.len)
+		c.stats.OctetsOut += uint64(s.len)
+		c.nxt = serial.Max(c.nxt, s.end())
+		if c.ecnOK && s.len > 0 {
+			o.ECN = ect0 // not on retransmissions, RFC 3168 6.1.5
+			if c.cwrPending {
+				o.Flags |= CWR
+				c.cwrPending = false
+			}
+		}
+		if c.w.cwnd-c.pipe() < c.w.mss {
+			c.limitedNow = true
+		}
+	}
+	s.state = inFlight
+	s.sent = now
+	c.q.link(p)
+	c.prrOut += int(s.len)
+	c.bucket -= int(s.len)
+	c.lastSend = now
+	if !c.armed(timerRTO) {
+		c.arm(timerRTO, now.Add(c.currentRTO()))
+	}
+	if !again {
+		c.scheduleTLP(now)
+	}
+}
+
+// sendTailProbe is the probe of RFC 8985 7.3: new data if the peer's window lets
+// any out, else the last segment again.
+func (c *Conn) sendTailProbe(now clock.Time, o *Out) {
+	c.tlpActive, c.tlpSent = true, now
+	if p := c.q.next; p != c.q.tail && c.fits(c.q.at(p)) {
+		c.tlpRetrans = false
+		c.transmit(now, o, p, false)
+	} else {
+		c.tlpRetrans = true
+		c.stats.RetransTLP++
+		c.transmit(now, o, c.q.next-1, true)
+	}
+	c.tlpEnd = c.nxt
+	c.stop(timerTLP)
+}
+
+// sendProbe makes a probe of a closed window, or a keep-alive.
+func (c *Conn) sendProbe(now clock.Time, o *Out) bool {
+	switch {
+	case c.probePending:
+		c.probePending = false
+		if c.q.head != c.q.next || c.q.next == c.q.tail || c.fits(c.q.at(c.q.next)) {
+			return false
+		}
+		// One octet past the window (RFC 9293 MUST-36); a FIN if that is all.
+		s := c.q.at(c.q.next)
+		*o = Out{Buf: s.buf, Off: int(s.off), Len: min(1, int(s.len))}
+		c.header(now, o, 1)
+		o.Seq = s.seq
+		if s.len == 0 {
+			o.Flags |= FIN
+		}
+		c.nxt = serial.Max(c.nxt, s.seq+1)
+		c.stats.WindowProbes++
+		return true
+	case c.keepPending:
+		c.keepPending = false
+		*o = Out{Buf: NoBuf}
+		c.header(now, o, 0)
+		o.Seq = c.una - 1 // RFC 9293 3.8.4
+		return true
+	}
+	return false
+}
+
+// restartAfterIdle lowers a window that was not in use for longer than a
+// time-out (RFC 5681 4.1).
+func (c *Conn) restartAfterIdle(now clock.Time) {
+	if c.q.head != c.q.next {
+		return
+	}
+	if c.progress < now && now.Sub(c.lastSend) > 0 {
+		c.progress = now // the clock of R2 starts with the first octet
+		c.armUser(now)
+	}
+	idle := now.Sub(c.lastSend)
+	if idle <= c.baseRTO() {
+		return
+	}
+	c.cc.idle(now, idle)
+	c.w.cwnd = min(c.w.cwnd, max(c.initialWindow, 2*c.w.mss))
+	c.limited, c.limitedNow = false, false
+}
+
+// paced reports whether a segment of n octets has to wait, because a burst as
+// long as allowed has just left. What is over is spread at twice the rate of a
+// window in a round trip, so that the window is never what is held back.
+func (c *Conn) paced(now clock.Time, n int) bool {
+	full := c.cfg.MaxBurst * c.w.mss
+	if full <= 0 || c.srtt == 0 || c.bucket >= n {
+		return false
+	}
+	d := now.Sub(c.bucketAt)
+	rate := 2 * float64(max(c.w.cwnd, c.w.mss)) / float64(c.srtt)
+	if d >= c.srtt {
+		c.bucket = full
+	} else {
+		c.bucket = min(full, c.bucket+int(rate*float64(d)))
+	}
+	c.bucketAt = now
+	if c.bucket >= n {
+		c.stop(timerPace)
+		return false
+	}
+	// Wait for some segments' worth, lest every one cost a time-out.
+	need := min(full, max(n, 4*c.w.mss)) - c.bucket
+	c.arm(timerPace, now.Add(max(time.Duration(float64(need)/rate), time.Microsecond)))
+	return true
+}

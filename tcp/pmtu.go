@@ -1,0 +1,189 @@
+package tcp
+
+import (
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// Header sizes and limits of the two IP versions.
+const (
+	ipv4Header, ipv6Header         = 20, 40
+	ipv4MinMTU, ipv6MinMTU         = 68, 1280
+	ipv4DefaultMSS, ipv6DefaultMSS = 536, 1220 // RFC 9293 MUST-15
+	minMSS                         = 32        // what is left of any MTU
+)
+
+func (c *Conn) ipHeader() int {
+	if c.v6 {
+		return ipv6Header
+	}
+	return ipv4Header
+}
+
+func (c *Conn) defaultMSS() int {
+	if c.v6 {
+		return ipv6DefaultMSS
+	}
+	return ipv4DefaultMSS
+}
+
+// offeredMSS is the value of our MSS option (RFC 9293 3.7.1, RFC 6691): what the
+// link takes, whatever the path to the peer does.
+func (c *Conn) offeredMSS() int {
+	n := min(max(c.linkMTU-c.ipHeader()-headerLen, minMSS), 0xffff)
+	if c.cfg.MaxMSS > 0 {
+		n = min(n, c.cfg.MaxMSS)
+	}
+	return n
+}
+
+// setMSS computes the payload of a full segment (RFC 9293 3.7.1, MUST-16) and
+// divides what is queued if it has shrunk.
+func (c *Conn) setMSS() {
+	n := min(c.mtu-c.ipHeader()-headerLen, c.peerMSS)
+	if c.cfg.MaxMSS > 0 {
+		n = min(n, c.cfg.MaxMSS)
+	}
+	if c.tsOK {
+		n -= timestampsLen
+	}
+	n = max(n, minMSS)
+	if n == c.mss {
+		return
+	}
+	old := c.mss
+	c.mss = n
+	c.w.mss = n
+	c.w.cwnd = max(c.w.cwnd, n)
+	if c.state >= Established {
+		c.events |= evMSS
+	}
+	if n < old || c.state < Established {
+		c.recutQueue()
+	}
+}
+
+func (c *Conn) recutQueue() {
+	c.q.recut(int32(c.mss))
+	c.lostHint = c.q.head
+}
+
+// minMTU is the least path MTU that is believed.
+func (c *Conn) minMTU() int {
+	if c.v6 {
+		return ipv6MinMTU
+	}
+	return max(ipv4MinMTU, c.cfg.MinMTU)
+}
+
+// SetMTU says that the MTU of the link is now mtu.
+func (c *Conn) SetMTU(now clock.Time, mtu int) {
+	c.linkMTU = mtu
+	c.stop(timerPMTU)
+	c.changeMTU(now, mtu)
+}
+
+func (c *Conn) changeMTU(now clock.Time, mtu int) {
+	if mtu == c.mtu || c.state == Closed {
+		return
+	}
+	shrunk := mtu < c.mtu
+	c.mtu = mtu
+	c.setMSS()
+	if shrunk {
+		c.stats.PMTUShrinks++
+		if mtu < c.linkMTU {
+			c.arm(timerPMTU, now.Add(c.cfg.PMTURaise))
+		}
+	}
+}
+
+func (c *Conn) raiseMTU() {
+	c.mtu = c.linkMTU
+	c.setMSS()
+}
+
+// HandleICMP takes an ICMP error about a packet of this connection. One whose
+// sequence number is not of octets in flight is ignored (RFC 5927 4.1).
+func (c *Conn) HandleICMP(now clock.Time, e *pkt.ICMPError) {
+	if c.state == Closed || !serial.Num(e.Seq).In(c.una, uint32(c.nxt-c.una)) && (c.state != SynSent && c.state != SynReceived || serial.Num(e.Seq) != c.iss) {
+		return
+	}
+	switch e.Kind {
+	case pkt.TooBig:
+		c.tooBig(now, e)
+	case pkt.Unreachable:
+		// Hard or soft, an error is only believed before the connection
+		// stands (RFC 9293 MUST-54 to 56, RFC 5927 5.2, RFC 5461).
+		if c.state == SynSent && hardError(c.v6, e.Code) {
+			c.end(ErrUnreachable)
+		}
+	}
+}
+
+// hardError reports the codes protocol and port unreachable, and
+// administratively prohibited (RFC 1122 4.2.3.9, RFC 4443 3.1).
+func hardError(v6 bool, code uint8) bool {
+	if v6 {
+		return code == 1 || code == 4
+	}
+	return code == 2 || code == 3
+}
+
+// tooBig lowers the path MTU and sends again what was too long.
+func (c *Conn) tooBig(now clock.Time, e *pkt.ICMPError) {
+	if c.state < Established {
+		return
+	}
+	p := c.q.find(serial.Num(e.Seq))
+	if p == c.q.next || c.q.at(p).seq != serial.Num(e.Seq) {
+		return
+	}
+	mtu := e.MTU
+	size := int(c.q.at(p).len) + c.mtu - c.mss // of the packet in question
+	if mtu == 0 {
+		mtu = plateau(size) // RFC 1191 section 5: the router did not say
+	}
+	mtu = max(mtu, c.minMTU())
+	if mtu >= c.mtu || mtu >= size {
+		return
+	}
+	c.changeMTU(now, mtu)
+	// Every segment that was too long is lost with it; no congestion caused
+	// that (RFC 1191 6.5).
+	for p := c.q.head; p != c.q.next; p++ {
+		s := c.q.at(p)
+		if s.state == inFlight && (s.off != 0 || !s.last) {
+			c.markLost(p)
+		}
+	}
+}
+
+// plateau is the next lower of the common MTUs (RFC 1191 section 7.1).
+func plateau(mtu int) int {
+	for _, m := range [...]int{9000, 8166, 4352, 2002, 1500, 1492, 1280, 1006, 576, 508, 296} {
+		if m < mtu {
+			return m
+		}
+	}
+	return ipv4MinMTU
+}
+
+// blackHole lowers the path MTU when full segments do not get through and no
+// ICMP error says why (RFC 4821 7.7, RFC 8899 4.3).
+func (c *Conn) blackHole(now clock.Time) {
+	s := c.q.at(c.q.head)
+	if c.backoff < 2 || c.state < Established || c.q.head == c.q.next {
+		return
+	}
+	size := int(s.len) + c.mtu - c.mss
+	mtu := max(plateau(c.mtu), c.minMTU(), blackHoleFloor)
+	if mtu >= c.mtu || size <= mtu {
+		return
+	}
+	c.changeMTU(now, mtu)
+}
+
+// blackHoleFloor is where probing downwards stops: every path carries this much.
+const blackHoleFloor = 1024 + 60

@@ -1,0 +1,185 @@
+package tcp
+
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// rackState is the state of RFC 8985 5.2 and 5.3.
+type rackState struct {
+	sent       clock.Time // RACK.xmit_ts
+	end        serial.Num // RACK.end_seq
+	fack       serial.Num
+	rtt        time.Duration
+	minRTT     time.Duration
+	minRTTAt   clock.Time
+	reordering bool
+	mult       int // RACK.reo_wnd_mult
+	persist    int
+	dsackRound serial.Num
+	dsackSet   bool
+}
+
+const (
+	dupThresh      = 3                      // RFC 5681
+	minRTTWindow   = 5 * time.Minute        // over which the least round-trip time is taken
+	tlpMaxAckDelay = 200 * time.Millisecond // TLP.max_ack_delay
+	tlpGranularity = time.Millisecond
+	reoWndPersist  = 16
+)
+
+// after reports whether a segment sent at t1 and ending at e1 was sent after one
+// sent at t2 that ends at e2.
+func after(t1 clock.Time, e1 serial.Num, t2 clock.Time, e2 serial.Num) bool {
+	return t1 > t2 || t1 == t2 && e2.Less(e1)
+}
+
+// rackUpdate is steps 1 and 2 of RFC 8985 6.2 for one segment that has arrived.
+func (c *Conn) rackUpdate(a *ackState, s *seg) {
+	rtt := a.now.Sub(s.sent)
+	r := &c.rack
+	if s.retrans != 0 {
+		// Was it the original? Then the retransmission says nothing.
+		if a.hasTS && int32(a.tsEcr-c.tsAt(s.sent)) < 0 {
+			return
+		}
+		if rtt < r.minRTT {
+			return
+		}
+	} else if r.minRTT == 0 || rtt < r.minRTT || a.now.Sub(r.minRTTAt) > minRTTWindow {
+		r.minRTT, r.minRTTAt = max(rtt, 1), a.now
+	}
+	r.rtt = rtt
+	if r.sent == 0 || after(s.sent, s.end(), r.sent, r.end) {
+		r.sent, r.end = s.sent, s.end()
+	}
+	if r.fack.Less(s.end()) {
+		r.fack = s.end()
+	}
+}
+
+// reorderWindow is step 4 of RFC 8985 6.2.
+func (c *Conn) reorderWindow() time.Duration {
+	r := &c.rack
+	if !r.reordering && (c.ca >= caRecovery || c.sackedSegs >= dupThresh) {
+		return 0
+	}
+	return min(time.Duration(max(r.mult, 1))*r.minRTT/4, c.srtt)
+}
+
+// noteDSACK widens the reordering window once a round trip (RFC 8985 6.2 step
+// 4).
+func (r *rackState) noteDSACK(una, nxt serial.Num) {
+	if r.dsackSet && una.Less(r.dsackRound) {
+		return
+	}
+	r.dsackRound, r.dsackSet = nxt, true
+	r.mult = min(max(r.mult, 1)+1, 1<<10)
+	r.persist = reoWndPersist
+}
+
+// recovered is told of the end of a recovery.
+func (r *rackState) recovered() {
+	if r.persist > 0 {
+		if r.persist--; r.persist == 0 {
+			r.mult = 1
+		}
+	}
+}
+
+// rackDetect is step 5 of RFC 8985 6.2. It reports whether anything new is
+// deemed lost, and arms the timer for what may be so soon.
+func (c *Conn) rackDetect(now clock.Time) bool {
+	c.stop(timerRACK)
+	if c.rack.sent == 0 {
+		return false
+	}
+	reo := c.reorderWindow()
+	found := false
+	var wait time.Duration
+	for p := c.q.oldest; p != noPos; {
+		s := c.q.at(p)
+		if s.sent > c.rack.sent {
+			break
+		}
+		next := s.next
+		if after(c.rack.sent, c.rack.end, s.sent, s.end()) {
+			if d := s.sent.Add(c.rack.rtt + reo).Sub(now); d > 0 {
+				wait = max(wait, d)
+			} else {
+				c.markLost(p)
+				found = true
+			}
+		}
+		p = next
+	}
+	if wait > 0 {
+		c.arm(timerRACK, now.Add(wait))
+	}
+	return found
+}
+
+// reorderTimeout: the reordering window of some segment has closed.
+func (c *Conn) reorderTimeout(now clock.Time) {
+	if !c.sackOK || c.q.head == c.q.next {
+		return
+	}
+	if c.rackDetect(now) {
+		a := ackState{now: now, prior: c.una, flight: c.pipe()}
+		c.lossFound(&a)
+		if c.ca == caRecovery {
+			c.reduceRate(&a, true)
+		}
+	}
+}
+
+// scheduleTLP is RFC 8985 7.2.
+func (c *Conn) scheduleTLP(now clock.Time) {
+	c.stop(timerTLP)
+	if !c.sackOK || c.ca != caOpen || c.sackedSegs != 0 || c.tlpActive || c.q.head == c.q.next || c.state < Established {
+		return
+	}
+	pto := time.Second
+	if c.srtt > 0 {
+		pto = max(2*c.srtt, tlpGranularity)
+		// The peer may wait for a second full segment before it sends an ACK.
+		if c.q.next-c.q.head == 1 || c.inFlight < 2*c.w.mss {
+			pto += tlpMaxAckDelay
+		}
+	}
+	at := now.Add(pto)
+	if rto := c.deadlines[timerRTO]; rto != 0 && rto < at {
+		at = rto
+	}
+	c.arm(timerTLP, at)
+}
+
+// tailProbe is RFC 8985 7.3: the probe itself leaves by PollTransmit.
+func (c *Conn) tailProbe(now clock.Time) {
+	if c.q.head == c.q.next || c.ca != caOpen || c.tlpActive {
+		return
+	}
+	c.tlpPending = true
+	c.arm(timerRTO, now.Add(c.currentRTO()))
+}
+
+// tlpAck is RFC 8985 7.4.2: was the loss that the probe repaired a loss?
+func (c *Conn) tlpAck(a *ackState) {
+	if !c.tlpActive || c.una.Less(c.tlpEnd) {
+		return
+	}
+	c.tlpActive = false
+	if !c.tlpRetrans || a.dsack {
+		return
+	}
+	if a.hasTS && int32(a.tsEcr-c.tsAt(c.tlpSent)) < 0 {
+		return // the original has arrived
+	}
+	if c.ca == caOpen {
+		// The probe repaired a loss: congestion, once.
+		c.saveUndo()
+		c.enterCWR(a.now, false)
+	}
+}

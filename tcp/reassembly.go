@@ -1,0 +1,180 @@
+package tcp
+
+import "github.com/iwarpd/iwarpd/internal/serial"
+
+// heldSeg is a range of octets ahead of the in-order point. Buf is NoBuf when
+// the owner has placed them.
+type heldSeg struct {
+	seq serial.Num
+	len int32
+	off int32
+	buf Buf
+}
+
+func (h *heldSeg) end() serial.Num { return h.seq + serial.Num(h.len) }
+
+// reassembly holds segments ahead of the in-order point, ordered by sequence
+// number. They may overlap, but none lies within another, so that their ends
+// are ordered too.
+type reassembly struct {
+	s      []heldSeg
+	recent serial.Num // a number in the range that changed last (RFC 2018 section 4)
+	out    ring[Held]
+}
+
+// insert adds the range [seq,seq+n). It reports false when nothing of it is
+// new or max ranges are held.
+func (r *reassembly) insert(seq serial.Num, n, off int, buf Buf, max int) bool {
+	end := seq.Add(n)
+	i := len(r.s) // position to insert at: behind the last that starts before seq
+	for i > 0 && seq.Less(r.s[i-1].seq) {
+		i--
+	}
+	// What starts at seq or before may cover it, alone or with followers.
+	if i > 0 {
+		covered := r.s[i-1].end()
+		for j := i; j < len(r.s) && covered.Less(end) && r.s[j].seq.LessEq(covered); j++ {
+			covered = serial.Max(covered, r.s[j].end())
+		}
+		if end.LessEq(covered) {
+			return false
+		}
+	}
+	// Those within the new range are of no more use, unless they are placed:
+	// then the new one is trimmed or, being cut in two by it, not worth its
+	// frame.
+	if i > 0 && r.s[i-1].seq == seq {
+		i--
+	}
+	j := i
+	for j < len(r.s) && r.s[j].end().LessEq(end) {
+		if r.s[j].buf == NoBuf {
+			break
+		}
+		j++
+	}
+	if j < len(r.s) && r.s[j].buf == NoBuf && r.s[j].end().LessEq(end) {
+		if r.s[j].seq == seq {
+			d := int(r.s[j].len)
+			return r.insert(seq.Add(d), n-d, off+d, buf, max)
+		}
+		n = r.s[j].seq.Sub(seq)
+		j = i
+		for j < len(r.s) && r.s[j].end().LessEq(seq.Add(n)) && r.s[j].buf != NoBuf {
+			j++
+		}
+	}
+	if j == i && len(r.s) >= max {
+		return false
+	}
+	for k := i; k < j; k++ {
+		r.out.push(Held{Buf: r.s[k].buf, Seq: r.s[k].seq, Off: int(r.s[k].off)})
+	}
+	h := heldSeg{seq: seq, len: int32(n), off: int32(off), buf: buf}
+	if j > i {
+		r.s[i] = h
+		r.s = append(r.s[:i+1], r.s[j:]...)
+	} else {
+		r.s = append(r.s, heldSeg{})
+		copy(r.s[i+1:], r.s[i:])
+		r.s[i] = h
+	}
+	r.recent = seq
+	return true
+}
+
+// has reports whether the range [seq,seq+n) is held.
+func (r *reassembly) has(seq serial.Num, n int) bool {
+	end := seq.Add(n)
+	for i := range r.s {
+		if end.LessEq(seq) || seq.Less(r.s[i].seq) {
+			break
+		}
+		seq = serial.Max(seq, r.s[i].end())
+	}
+	return end.LessEq(seq)
+}
+
+// placed notes that the octets of buf need not be kept.
+func (r *reassembly) placed(buf Buf) {
+	for i := len(r.s) - 1; i >= 0; i-- {
+		if r.s[i].buf != buf {
+			continue
+		}
+		r.s[i].buf, r.s[i].off = NoBuf, 0
+		// Placed neighbours become one range.
+		if i+1 < len(r.s) && r.s[i+1].buf == NoBuf && r.s[i+1].seq.LessEq(r.s[i].end()) {
+			r.s[i].len = int32(r.s[i+1].end().Sub(r.s[i].seq))
+			r.s = append(r.s[:i+1], r.s[i+2:]...)
+		}
+		if i > 0 && r.s[i-1].buf == NoBuf && r.s[i].seq.LessEq(r.s[i-1].end()) {
+			r.s[i-1].len = int32(r.s[i].end().Sub(r.s[i-1].seq))
+			r.s = append(r.s[:i], r.s[i+1:]...)
+		}
+		return
+	}
+}
+
+// advance moves everything that is contiguous with next, the in-order point, to
+// the output and returns the new in-order point.
+func (r *reassembly) advance(next serial.Num) serial.Num {
+	n := 0
+	for n < len(r.s) && r.s[n].seq.LessEq(next) {
+		h := &r.s[n]
+		n++
+		skip := next.Sub(h.seq)
+		if skip >= int(h.len) {
+			if h.buf != NoBuf {
+				r.out.push(Held{Buf: h.buf, Seq: h.seq, Off: int(h.off)})
+			}
+			continue
+		}
+		r.out.push(Held{Buf: h.buf, Seq: next, Off: int(h.off) + skip, Len: int(h.len) - skip, Deliver: true})
+		next = h.end()
+	}
+	if n > 0 {
+		r.s = r.s[:copy(r.s, r.s[n:])]
+	}
+	return next
+}
+
+// drop gives every held segment back undelivered.
+func (r *reassembly) drop() {
+	for i := range r.s {
+		if r.s[i].buf != NoBuf {
+			r.out.push(Held{Buf: r.s[i].buf, Seq: r.s[i].seq, Off: int(r.s[i].off)})
+		}
+	}
+	r.s = r.s[:0]
+}
+
+// blocks fills b with up to n SACK blocks, the one that changed last first (RFC
+// 2018 section 4), and returns how many there are. The rest are the first ones,
+// since the holes before them are what the peer needs to know of.
+func (r *reassembly) blocks(b []SACKBlock) int {
+	if len(r.s) == 0 || len(b) == 0 {
+		return 0
+	}
+	n := 0
+	head := false
+	for i := 0; i < len(r.s); {
+		blk := SACKBlock{r.s[i].seq, r.s[i].end()}
+		for i++; i < len(r.s) && r.s[i].seq.LessEq(blk.End); i++ {
+			blk.End = serial.Max(blk.End, r.s[i].end())
+		}
+		switch {
+		case !head && r.recent.In(blk.Start, uint32(blk.End-blk.Start)):
+			// Move what is there one up; the last may fall off.
+			n = min(n+1, len(b))
+			copy(b[1:n], b[:n-1])
+			b[0] = blk
+			head = true
+		case n < len(b):
+			b[n] = blk
+			n++
+		case head:
+			return n
+		}
+	}
+	return n
+}

@@ -1,0 +1,299 @@
+package tcp
+
+import (
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// caState is the state of congestion avoidance.
+type caState uint8
+
+const (
+	caOpen     caState = iota
+	caCWR              // lowering the window for an ECN echo
+	caRecovery         // fast recovery (RFC 6675, RFC 6937)
+	caLoss             // after a time-out
+)
+
+// recoveryState is the scoreboard's sums and the state of loss recovery.
+type recoveryState struct {
+	inFlight      int // octets of segments in flight
+	lostOctets    int
+	lostSegs      int
+	lostHint      uint64 // no segment before this position is lost
+	sackedSegs    int
+	sackedOctets  int
+	sackCache     [maxSACK]SACKBlock // of the last ACK
+	dupAcks       int                // of a peer without SACK
+	ca            caState
+	recoverPoint  serial.Num // RecoveryPoint of RFC 6675
+	everRecovered bool
+	lossUna       serial.Num // una at the last time-out
+	frto          uint8      // step of RFC 5682 3.1
+	frtoHigh      serial.Num
+	initialWindow int
+
+	// Proportional rate reduction, RFC 6937.
+	prrDelivered, prrOut, recoverFS int
+	forceRetransmit                 bool
+
+	// What an undo restores.
+	undoSet                  bool
+	undoRetrans              int // retransmissions that no D-SACK has reported yet
+	priorCwnd, priorSsthresh int
+	tlpEnd                   serial.Num
+	tlpPending, tlpActive    bool
+	tlpRetrans               bool
+	tlpSent                  clock.Time
+	rack                     rackState
+	roundEnd                 serial.Num // of the round trip in hand
+	limited, limitedNow      bool       // the window was in full use in the last, and in this, round
+	cwrSeen                  bool
+	ecnPoint                 serial.Num
+}
+
+// pipe is the estimate of the octets in the network (RFC 6675 section 4). For a
+// peer without SACK each duplicate ACK stands for a segment that has left it.
+func (c *Conn) pipe() int {
+	if c.dupAcks == 0 {
+		return c.inFlight
+	}
+	return max(0, c.inFlight-c.dupAcks*c.w.mss)
+}
+
+// markLost moves the segment at p, in flight, to the lost ones.
+func (c *Conn) markLost(p uint64) {
+	s := c.q.at(p)
+	c.q.unlink(p)
+	s.state = lost
+	c.inFlight -= int(s.len)
+	c.lostOctets += int(s.len)
+	c.lostSegs++
+	c.lostHint = min(c.lostHint, p)
+}
+
+// recover is what an ACK means for loss recovery and the congestion window.
+func (c *Conn) recover(a *ackState) {
+	found := false
+	if a.dsack {
+		c.rack.noteDSACK(c.una, c.nxt)
+		if c.undoSet && c.undoRetrans > 0 {
+			c.undoRetrans--
+		}
+	}
+	c.tlpAck(a)
+	if c.sackOK {
+		if a.advanced || a.newSACK {
+			found = c.rackDetect(a.now)
+		}
+	} else {
+		found = c.countDupAcks(a)
+	}
+	c.tryUndo(a)
+
+	if c.ca == caLoss {
+		c.frtoStep(a)
+	}
+	if c.ca != caOpen && c.recoverPoint.LessEq(c.una) {
+		c.endRecovery(a)
+	}
+	if found {
+		c.lossFound(a)
+	}
+	if a.ece && c.ca == caOpen && (!c.cwrSeen || c.ecnPoint.LessEq(c.una)) {
+		c.stats.ECNReductions++
+		c.cwrSeen, c.ecnPoint = true, c.nxt
+		c.cwrPending = true
+		c.enterCWR(a.now, true)
+	}
+	if a.advanced && a.acked > 0 {
+		round := c.roundEnd.LessEq(c.una)
+		if round {
+			c.roundEnd = c.nxt
+			c.limited, c.limitedNow = c.limitedNow, false
+		}
+		g := ackSample{now: a.now, acked: a.acked, rtt: a.lastRTT, srtt: c.srtt, ece: a.ece,
+			flight: a.flight, round: round, limited: c.limited || c.limitedNow}
+		c.cc.seen(&c.w, &g)
+		if (c.ca == caOpen && c.lostSegs == 0 || c.ca == caLoss && c.frto == 0) && g.limited {
+			c.cc.grow(&c.w, &g)
+		}
+	}
+	if c.ca == caRecovery || c.ca == caCWR {
+		c.reduceRate(a, found)
+	}
+}
+
+// countDupAcks is RFC 6582, for a peer without SACK. It reports a new loss.
+func (c *Conn) countDupAcks(a *ackState) bool {
+	if a.advanced {
+		if c.ca == caRecovery && c.una.Less(c.recoverPoint) {
+			// A partial ACK: the next hole is lost too.
+			c.dupAcks = max(0, c.dupAcks-max(a.segs-1, 0))
+			if s := c.q.at(c.q.head); c.q.head != c.q.next && s.state == inFlight {
+				c.markLost(c.q.head)
+				return true
+			}
+			return false
+		}
+		c.dupAcks = 0
+		return false
+	}
+	if !a.dup || c.ca == caLoss {
+		return false
+	}
+	if c.dupAcks < int(c.q.next-c.q.head) {
+		c.dupAcks++
+	}
+	if c.dupAcks >= dupThresh && c.ca < caRecovery && (!c.everRecovered || c.recoverPoint.LessEq(c.una)) &&
+		c.q.at(c.q.head).state == inFlight {
+		c.markLost(c.q.head)
+		return true
+	}
+	return false
+}
+
+// lossFound enters fast recovery, if that is not under way.
+func (c *Conn) lossFound(a *ackState) {
+	if c.ca >= caRecovery {
+		return
+	}
+	c.stats.Recoveries++
+	if c.ca != caCWR {
+		c.saveUndo()
+		c.beginReduction(a.now, false)
+	}
+	c.ca = caRecovery
+	c.recoverPoint = c.nxt
+	c.everRecovered = true
+	c.forceRetransmit = true
+	c.tlpActive = false
+	c.stop(timerTLP)
+}
+
+// saveUndo keeps what a spurious recovery restores.
+func (c *Conn) saveUndo() {
+	c.undoSet = true
+	c.undoRetrans = 0
+	c.tsSentValid = false
+	if c.ca == caOpen {
+		c.priorCwnd, c.priorSsthresh = c.w.cwnd, c.w.ssthresh
+	}
+}
+
+func (c *Conn) beginReduction(now clock.Time, ecn bool) {
+	flight := c.nxt.Sub(c.una)
+	c.w.ssthresh = c.cc.reduce(&c.w, now, min(flight, c.w.cwnd), ecn)
+	c.prrDelivered, c.prrOut = 0, 0
+	c.recoverFS = max(flight, 1)
+}
+
+// enterCWR lowers the window over one round trip.
+func (c *Conn) enterCWR(now clock.Time, ecn bool) {
+	c.beginReduction(now, ecn)
+	c.ca = caCWR
+	c.recoverPoint = c.nxt
+	c.everRecovered = true
+}
+
+// reduceRate is RFC 6937 section 3, the variant that obeys slow start.
+func (c *Conn) reduceRate(a *ackState, newLoss bool) {
+	c.prrDelivered += a.delivered
+	pipe := c.pipe()
+	var n int
+	if pipe > c.w.ssthresh {
+		n = int((int64(c.prrDelivered)*int64(c.w.ssthresh)+int64(c.recoverFS)-1)/int64(c.recoverFS)) - c.prrOut
+	} else {
+		limit := c.prrDelivered - c.prrOut
+		if a.advanced && !newLoss {
+			limit = max(limit, a.delivered) + c.w.mss
+		}
+		n = min(c.w.ssthresh-pipe, max(limit, a.delivered))
+	}
+	n = max(n, 0)
+	if c.forceRetransmit {
+		n = max(n, c.w.mss)
+	}
+	c.w.cwnd = max(pipe+n, c.w.mss)
+}
+
+// endRecovery: everything that was outstanding when the trouble began is
+// acknowledged.
+func (c *Conn) endRecovery(a *ackState) {
+	if c.ca != caLoss {
+		c.w.cwnd = c.w.ssthresh
+	}
+	if c.ca == caRecovery || c.ca == caLoss {
+		c.rack.recovered()
+	}
+	c.ca = caOpen
+	c.frto = 0
+	c.forceRetransmit = false
+	c.dupAcks = 0
+}
+
+// tryUndo takes back a reduction when every retransmission is reported as a
+// duplicate (D-SACK), or a timestamp shows that the ACK answers the original
+// transmission (RFC 3522).
+func (c *Conn) tryUndo(a *ackState) {
+	if !c.undoSet || c.ca == caOpen && !a.dsack {
+		return
+	}
+	early := a.advanced && a.hasTS && c.tsSentValid && int32(a.tsEcr-c.tsSent) < 0 && c.ca >= caRecovery
+	all := a.dsack && c.undoRetrans == 0 && c.stats.Retransmits > 0 && c.tsSentValid
+	if !early && !all {
+		return
+	}
+	if c.ca == caLoss {
+		c.stats.SpuriousRTO++
+	}
+	c.undo(a)
+}
+
+// undo restores the window and takes what is marked lost for still in flight.
+func (c *Conn) undo(a *ackState) {
+	c.stats.Undos++
+	c.undoSet = false
+	c.tsSentValid = false
+	for p := c.q.head; c.lostSegs > 0 && p != c.q.next; p++ {
+		s := c.q.at(p)
+		if s.state != lost {
+			continue
+		}
+		s.state = inFlight
+		c.lostSegs--
+		c.lostOctets -= int(s.len)
+		c.inFlight += int(s.len)
+		c.q.linkSorted(p)
+	}
+	c.w.cwnd = max(c.w.cwnd, c.priorCwnd)
+	c.w.ssthresh = max(c.w.ssthresh, c.priorSsthresh)
+	c.cc.undo(&c.w)
+	c.ca = caOpen
+	c.frto = 0
+	c.forceRetransmit = false
+	c.dupAcks = 0
+	c.backoff = 0
+}
+
+// frtoStep is RFC 5682 3.1 in the form for SACK: was the time-out spurious?
+func (c *Conn) frtoStep(a *ackState) {
+	switch {
+	case c.frto == 0:
+	case a.original:
+		// What was sent before the time-out, and not again, has arrived.
+		c.stats.SpuriousRTO++
+		c.undo(a)
+	case c.frto == 1 && a.advanced && c.una.Less(c.recoverPoint):
+		// Step 2b: new data, if there is any, shows what the path does.
+		if c.q.next != c.q.tail && c.fits(c.q.at(c.q.next)) {
+			c.frto = 2
+			c.w.cwnd = c.pipe() + 2*c.w.mss
+		} else {
+			c.frto = 0
+		}
+	case a.advanced || a.dup || a.newSACK:
+		// Step 3a: the loss was real.
+		c.frto = 0
+	}
+}

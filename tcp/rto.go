@@ -1,0 +1,149 @@
+package tcp
+
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+// rttState is the estimator of RFC 6298.
+type rttState struct {
+	srtt, rttvar time.Duration
+	rto          time.Duration // without back-off
+	backoff      uint8         // doublings (5.5)
+}
+
+// sampleRTT is RFC 6298 (2.2) and (2.3).
+func (c *Conn) sampleRTT(r time.Duration) {
+	r = max(r, 1)
+	if c.srtt == 0 {
+		c.srtt, c.rttvar = r, r/2
+	} else {
+		d := c.srtt - r
+		if d < 0 {
+			d = -d
+		}
+		c.rttvar += (d - c.rttvar) / 4
+		c.srtt += (r - c.srtt) / 8
+	}
+	c.rto = min(c.srtt+max(4*c.rttvar, c.cfg.MinRTO), c.cfg.MaxRTO)
+}
+
+// baseRTO is the time-out without back-off.
+func (c *Conn) baseRTO() time.Duration { return c.rto }
+
+// currentRTO is the time-out with back-off (5.5).
+func (c *Conn) currentRTO() time.Duration {
+	d := c.rto
+	for range c.backoff {
+		if d *= 2; d >= c.cfg.MaxRTO {
+			return c.cfg.MaxRTO
+		}
+	}
+	return d
+}
+
+// restartRTO is RFC 6298 (5.2) and (5.3): after an ACK of new data.
+func (c *Conn) restartRTO(now clock.Time) {
+	c.stop(timerTLP)
+	if c.q.head == c.q.next {
+		c.stop(timerRTO)
+		c.stop(timerRACK)
+		return
+	}
+	c.arm(timerRTO, now.Add(c.currentRTO()))
+	c.scheduleTLP(now)
+}
+
+// synTimeout sends SYN or SYN-ACK again, or gives up.
+func (c *Conn) synTimeout(now clock.Time) {
+	if now.Sub(c.progress) >= c.cfg.SynTimeout {
+		c.giveUp()
+		return
+	}
+	c.synRetries++
+	c.backoff = min(c.backoff+1, 32)
+	c.synPending = true
+	// The last interval ends with the time to give up.
+	at := now.Add(c.currentRTO())
+	c.arm(timerRTO, max(min(at, c.progress.Add(c.cfg.SynTimeout)), now+1))
+}
+
+// retransmitTimeout is RFC 6298 (5.4) to (5.7), with RFC 8985 6.3 for what is
+// lost and RFC 5682 for whether it is.
+func (c *Conn) retransmitTimeout(now clock.Time) {
+	if c.q.head == c.q.next {
+		return
+	}
+	if c.stuck(now) {
+		c.giveUp()
+		return
+	}
+	c.stats.Timeouts++
+	if c.backoff < 32 {
+		c.backoff++
+	}
+	c.blackHole(now)
+	c.stop(timerTLP)
+	c.stop(timerRACK)
+	c.tlpPending, c.tlpActive = false, false
+
+	head := c.q.at(c.q.head)
+	again := c.ca == caLoss && c.una.LessEq(c.lossUna)
+	if !again {
+		c.saveUndo()
+		if c.ca != caLoss {
+			c.w.ssthresh = c.cc.reduce(&c.w, now, min(c.w.cwnd, c.nxt.Sub(c.una)), false)
+		}
+	}
+	// RFC 5682 2.1 (1): not when the same segment times out again.
+	c.frto = 0
+	c.frtoHigh = c.una
+	if !again && head.retrans == 0 {
+		c.frto = 1
+		c.frtoHigh = c.nxt
+	}
+	c.ca = caLoss
+	c.lossUna = c.una
+	c.recoverPoint = c.nxt
+	c.dupAcks = 0
+	if head.state == sacked {
+		c.renege()
+	}
+	c.markLostOnTimeout(now)
+	c.w.cwnd = c.pipe() + c.w.mss
+	c.arm(timerRTO, now.Add(c.currentRTO()))
+}
+
+// markLostOnTimeout is RACK_mark_losses_on_RTO of RFC 8985 6.3. Without SACK all
+// is taken for lost.
+func (c *Conn) markLostOnTimeout(now clock.Time) {
+	reo := c.reorderWindow()
+	for p := c.q.head; p != c.q.next; p++ {
+		s := c.q.at(p)
+		if s.state != inFlight {
+			continue
+		}
+		if p == c.q.head || !c.sackOK || s.sent.Add(c.rack.rtt+reo).Sub(now) <= 0 {
+			c.markLost(p)
+		}
+	}
+}
+
+// renege forgets what the peer selectively acknowledged: it has dropped it (RFC
+// 2018 section 8). What the time-out finds at the head of the queue is never
+// held by an honest peer, which would have acknowledged it.
+func (c *Conn) renege() {
+	for p := c.q.head; p != c.q.next; p++ {
+		s := c.q.at(p)
+		if s.state == sacked {
+			s.state = lost
+			c.sackedSegs--
+			c.sackedOctets -= int(s.len)
+			c.lostSegs++
+			c.lostOctets += int(s.len)
+		}
+	}
+	c.lostHint = c.q.head
+	clear(c.sackCache[:])
+}

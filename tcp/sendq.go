@@ -1,0 +1,204 @@
+package tcp
+
+import (
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// segState is what the scoreboard knows of a segment.
+type segState uint8
+
+const (
+	unsent   segState = iota
+	inFlight          // sent, and not known to have arrived or to be lost
+	lost              // deemed lost, to be retransmitted
+	sacked            // the peer holds it, out of order
+)
+
+// seg is a segment in the send queue: a record, a piece of one, or the FIN.
+type seg struct {
+	sent       clock.Time // of the last transmission
+	prev, next uint64     // neighbours in order of transmission, for segments in flight
+	seq        serial.Num
+	buf        Buf
+	off, len   int32
+	state      segState
+	retrans    uint8 // times retransmitted, saturating
+	last       bool  // last piece of buf: the record is released with it
+	fin        bool
+}
+
+func (s *seg) end() serial.Num {
+	e := s.seq + serial.Num(s.len)
+	if s.fin {
+		e++
+	}
+	return e
+}
+
+// noPos is no position in a sendq. Positions start at 1.
+const noPos = 0
+
+// sendq is the send queue and scoreboard: segments in order of sequence
+// numbers, [head,next) sent at least once, [next,tail) not yet. Positions never
+// change, except that those of unsent segments shift when one is cut. The
+// segments in flight are also linked in the order of their last transmission,
+// as RACK wants to see them (RFC 8985 section 6.2).
+type sendq struct {
+	s                []seg // length is a power of two
+	head, next, tail uint64
+	oldest, newest   uint64 // ends of the list by time
+}
+
+func (q *sendq) init() {
+	q.head, q.next, q.tail = 1, 1, 1
+	q.oldest, q.newest = noPos, noPos
+}
+
+func (q *sendq) at(p uint64) *seg { return &q.s[p&uint64(len(q.s)-1)] }
+
+func (q *sendq) push(s seg) {
+	if int(q.tail-q.head) == len(q.s) {
+		q.grow()
+	}
+	*q.at(q.tail) = s
+	q.tail++
+}
+
+func (q *sendq) grow() {
+	old := *q
+	q.s = make([]seg, max(16, 2*len(q.s)))
+	for p := q.head; p != q.tail; p++ {
+		*q.at(p) = *old.at(p)
+	}
+}
+
+// link appends p to the list by time.
+func (q *sendq) link(p uint64) {
+	s := q.at(p)
+	s.prev, s.next = q.newest, noPos
+	if q.newest != noPos {
+		q.at(q.newest).next = p
+	} else {
+		q.oldest = p
+	}
+	q.newest = p
+}
+
+// linkSorted puts p where its time of transmission belongs.
+func (q *sendq) linkSorted(p uint64) {
+	s := q.at(p)
+	after := q.newest
+	for after != noPos && q.at(after).sent > s.sent {
+		after = q.at(after).prev
+	}
+	s.prev = after
+	if after != noPos {
+		s.next = q.at(after).next
+		q.at(after).next = p
+	} else {
+		s.next = q.oldest
+		q.oldest = p
+	}
+	if s.next != noPos {
+		q.at(s.next).prev = p
+	} else {
+		q.newest = p
+	}
+}
+
+// unlink takes p from the list by time.
+func (q *sendq) unlink(p uint64) {
+	s := q.at(p)
+	if s.prev != noPos {
+		q.at(s.prev).next = s.next
+	} else {
+		q.oldest = s.next
+	}
+	if s.next != noPos {
+		q.at(s.next).prev = s.prev
+	} else {
+		q.newest = s.prev
+	}
+	s.prev, s.next = noPos, noPos
+}
+
+// find returns the position of the first sent segment that starts at n or
+// after.
+func (q *sendq) find(n serial.Num) uint64 {
+	lo, hi := q.head, q.next
+	for lo < hi {
+		m := lo + (hi-lo)/2
+		if q.at(m).seq.Less(n) {
+			lo = m + 1
+		} else {
+			hi = m
+		}
+	}
+	return lo
+}
+
+// cut divides the unsent segment at p so that its first part has n octets.
+func (q *sendq) cut(p uint64, n int32) {
+	q.push(seg{})
+	for i := q.tail - 1; i > p; i-- {
+		*q.at(i) = *q.at(i - 1)
+	}
+	a, b := q.at(p), q.at(p+1)
+	a.len, a.last, a.fin = n, false, false
+	b.seq = b.seq.Add(int(n))
+	b.off += n
+	b.len -= n
+}
+
+// recut divides every segment longer than mss, keeping what is known of each.
+// It allocates, and is called only when the MSS shrinks.
+func (q *sendq) recut(mss int32) {
+	old := *q
+	n := uint64(0)
+	for p := q.head; p != q.tail; p++ {
+		n += pieces(old.at(p).len, mss)
+	}
+	if n == q.tail-q.head {
+		return
+	}
+	size := uint64(max(16, len(q.s)))
+	for size < n {
+		size *= 2
+	}
+	q.s = make([]seg, size)
+	first := make([]uint64, 0, old.tail-old.head+1) // new position of each old one
+	q.tail = q.head
+	q.next = q.head
+	q.oldest, q.newest = noPos, noPos
+	for p := old.head; p != old.tail; p++ {
+		first = append(first, q.tail)
+		s := *old.at(p)
+		s.prev, s.next = noPos, noPos
+		for s.len > mss {
+			a := s
+			a.len, a.last, a.fin = mss, false, false
+			q.push(a)
+			s.seq = s.seq.Add(int(mss))
+			s.off += mss
+			s.len -= mss
+		}
+		q.push(s)
+		if p < old.next {
+			q.next = q.tail
+		}
+	}
+	first = append(first, q.tail)
+	for p := old.oldest; p != noPos; p = old.at(p).next {
+		for i := first[p-old.head]; i != first[p-old.head+1]; i++ {
+			q.link(i)
+		}
+	}
+}
+
+func pieces(n, mss int32) uint64 {
+	if n <= mss {
+		return 1
+	}
+	return uint64((n + mss - 1) / mss)
+}

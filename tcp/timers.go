@@ -1,0 +1,194 @@
+package tcp
+
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+const (
+	timerRTO        = iota // RFC 6298; also for SYN and SYN-ACK
+	timerTLP               // RFC 8985 7
+	timerRACK              // RFC 8985 6.3: the reordering window
+	timerPersist           // RFC 9293 3.8.6.1, and sender's silly window override
+	timerDelayedAck        // RFC 9293 3.8.6.3
+	timerKeepAlive         // RFC 9293 3.8.4; also FIN-WAIT-2
+	timerUser              // RFC 9293 3.9.1.8
+	timerTimeWait          // also FIN-WAIT-2
+	timerPace              // the burst limit
+	timerPMTU              // a lowered path MTU is forgotten
+	numTimers
+)
+
+func (c *Conn) arm(t int, at clock.Time) { c.deadlines[t] = at }
+
+func (c *Conn) stop(t int) { c.deadlines[t] = 0 }
+
+func (c *Conn) armed(t int) bool { return c.deadlines[t] != 0 }
+
+// Deadline returns when HandleTimeout is due, zero for never. Any call may
+// change it.
+func (c *Conn) Deadline() clock.Time {
+	var d clock.Time
+	for _, t := range c.deadlines {
+		d = clock.Earliest(d, t)
+	}
+	return d
+}
+
+// HandleTimeout does what is due at now.
+func (c *Conn) HandleTimeout(now clock.Time) {
+	for t := range numTimers {
+		if !c.deadlines[t].Due(now) {
+			continue
+		}
+		// A probe takes the place of a time-out that is due with it (RFC
+		// 8985 7.2).
+		if t == timerRTO && c.deadlines[timerTLP].Due(now) {
+			continue
+		}
+		c.deadlines[t] = 0
+		switch t {
+		case timerRTO:
+			if c.state == SynSent || c.state == SynReceived {
+				c.synTimeout(now)
+			} else {
+				c.retransmitTimeout(now)
+			}
+		case timerTLP:
+			c.tailProbe(now)
+		case timerRACK:
+			c.reorderTimeout(now)
+		case timerPersist:
+			c.persistTimeout(now)
+		case timerDelayedAck:
+			if c.ackPending {
+				c.ackNow = true
+			}
+		case timerKeepAlive:
+			c.keepAliveTimeout(now)
+		case timerUser:
+			c.giveUp()
+		case timerTimeWait:
+			c.end(nil)
+		case timerPace:
+		case timerPMTU:
+			c.raiseMTU()
+		}
+	}
+}
+
+// giveUp ends a connection that does not get through (R2 of RFC 9293 3.8.3).
+func (c *Conn) giveUp() {
+	if c.state != SynSent {
+		c.finalReset()
+	}
+	c.end(ErrTimeout)
+}
+
+// stuck reports whether nothing has moved for the time of R2.
+func (c *Conn) stuck(now clock.Time) bool {
+	// A peer that keeps its window shut but answers is alive (MUST-37).
+	since := c.progress
+	if c.wnd == 0 {
+		since = max(since, c.lastRcv)
+	}
+	return now.Sub(since) >= c.cfg.DataTimeout
+}
+
+func (c *Conn) armUser(now clock.Time) {
+	if c.cfg.UserTimeout > 0 {
+		c.arm(timerUser, now.Add(c.cfg.UserTimeout))
+	}
+}
+
+// armPersist starts the persist timer when the peer's window holds back all
+// that is queued and no ACK is on its way.
+func (c *Conn) armPersist(now clock.Time) {
+	if c.q.head != c.q.next || c.q.next == c.q.tail || c.state < Established || c.fits(c.q.at(c.q.next)) {
+		c.stop(timerPersist)
+		c.persistBackoff = 0
+		return
+	}
+	if !c.armed(timerPersist) && !c.probePending {
+		c.arm(timerPersist, now.Add(c.persistInterval()))
+	}
+}
+
+// persistInterval is the RTO, backed off (RFC 9293 MUST-36 and SHLD-29, 30); for
+// a window that is open but small it is the override time of 3.8.6.2.1.
+func (c *Conn) persistInterval() time.Duration {
+	d := c.baseRTO()
+	if c.wnd > 0 && c.persistBackoff == 0 {
+		d = min(d, 500*time.Millisecond)
+	}
+	for range c.persistBackoff {
+		if d *= 2; d >= c.cfg.MaxRTO {
+			return c.cfg.MaxRTO
+		}
+	}
+	return d
+}
+
+func (c *Conn) persistTimeout(now clock.Time) {
+	if c.q.head != c.q.next || c.q.next == c.q.tail {
+		return
+	}
+	if c.stuck(now) {
+		c.giveUp()
+		return
+	}
+	c.stats.ZeroWindow += c.persistInterval()
+	s := c.q.at(c.q.next)
+	room := c.una.Add(c.wnd).Sub(s.seq)
+	if room > 0 && room < int(s.len) {
+		// The override: what fits leaves as a piece.
+		c.q.cut(c.q.next, int32(room))
+		return
+	}
+	if c.fits(s) {
+		return
+	}
+	c.probePending = true
+	if c.persistBackoff < 32 {
+		c.persistBackoff++
+	}
+	c.arm(timerPersist, now.Add(c.persistInterval()))
+}
+
+func (c *Conn) armKeepAlive(now clock.Time) {
+	if c.cfg.KeepAliveIdle > 0 {
+		c.arm(timerKeepAlive, now.Add(c.cfg.KeepAliveIdle))
+	}
+}
+
+func (c *Conn) keepAliveTimeout(now clock.Time) {
+	if c.state < Established || c.state == TimeWait {
+		return
+	}
+	quiet := now.Sub(c.lastRcv)
+	if quiet < c.cfg.KeepAliveIdle || c.q.head != c.q.tail {
+		// Something came, or data in flight does the probing.
+		c.keepProbes = 0
+		c.arm(timerKeepAlive, now.Add(max(c.cfg.KeepAliveIdle-quiet, c.cfg.KeepAliveInterval)))
+		return
+	}
+	if c.keepProbes >= c.cfg.KeepAliveCount {
+		c.giveUp()
+		return
+	}
+	c.keepProbes++
+	c.keepPending = true
+	c.arm(timerKeepAlive, now.Add(c.cfg.KeepAliveInterval))
+}
+
+// timeWait enters TIME-WAIT, or starts its time afresh.
+func (c *Conn) timeWait(now clock.Time) {
+	c.state = TimeWait
+	for t := range numTimers {
+		if t != timerDelayedAck {
+			c.stop(t)
+		}
+	}
+	c.arm(timerTimeWait, now.Add(c.cfg.TimeWait))
+}
