@@ -67,6 +67,15 @@ func (c *Conn) setMSS() {
 func (c *Conn) recutQueue() {
 	c.q.recut(int32(c.mss))
 	c.lostHint = c.q.head
+	c.lostSegs, c.sackedSegs = 0, 0
+	for p := c.q.head; p != c.q.next; p++ {
+		switch c.q.at(p).state {
+		case lost:
+			c.lostSegs++
+		case sacked:
+			c.sackedSegs++
+		}
+	}
 }
 
 // minMTU is the least path MTU that is believed.
@@ -178,8 +187,8 @@ func (c *Conn) blackHole(now clock.Time) {
 		return
 	}
 	size := int(s.len) + c.mtu - c.mss
-	mtu := max(plateau(c.mtu), c.minMTU(), blackHoleFloor)
-	if mtu >= c.mtu || size <= mtu {
+	mtu := max(plateau(min(c.mtu, size)), c.minMTU(), blackHoleFloor)
+	if mtu >= c.mtu || mtu >= size {
 		return
 	}
 	c.changeMTU(now, mtu)

@@ -87,6 +87,8 @@ type sim struct {
 	steps int
 	trace bool
 	log   bytes.Buffer
+	mtuAt clock.Time // the links change their MTU
+	mtuTo int
 }
 
 func newSimHost(id int, cfg Config, total int, seed uint64) *simHost {
@@ -398,6 +400,16 @@ func (s *sim) run(limit time.Duration) {
 			s.receive(f)
 		}
 		var next clock.Time
+		if s.mtuAt.Due(s.now) {
+			s.mtuAt = 0
+			for i, h := range s.h {
+				s.wire[i].mtu = min(s.wire[i].mtu, s.mtuTo)
+				if h.c != nil {
+					h.c.SetMTU(s.now, s.mtuTo)
+				}
+			}
+		}
+		next = s.mtuAt
 		done := true
 		for _, h := range s.h {
 			if h.c == nil {
