@@ -15,6 +15,7 @@ type region struct {
 	write bool // peer may write
 	read  bool // peer may read
 	gone  bool
+	other bool // of another protection domain
 }
 
 // fakeMemory is plain memory behind a Stream.
@@ -42,8 +43,8 @@ func (m *fakeMemory) Recv(msn serial.Num) (id, size uint32, ok bool) {
 }
 
 func (m *fakeMemory) Place(p *Placement, payload []byte) *term.Error {
-	m.placed++
 	if p.Kind == PlaceRecv {
+		m.placed++
 		copy(m.recvs[p.Recv][p.Off:], payload)
 		return nil
 	}
@@ -51,9 +52,12 @@ func (m *fakeMemory) Place(p *Placement, payload []byte) *term.Error {
 	switch {
 	case r == nil || r.gone || p.Op == OpWrite && !r.write:
 		return term.ErrInvalidSTag
+	case r.other:
+		return term.ErrSTagStream
 	case p.TO < r.base || p.TO-r.base > uint64(len(r.buf)) || uint64(len(payload)) > uint64(len(r.buf))-(p.TO-r.base):
 		return term.ErrBounds
 	}
+	m.placed++
 	copy(r.buf[p.TO-r.base:], payload)
 	return nil
 }
@@ -63,6 +67,8 @@ func (m *fakeMemory) CheckRead(stag uint32, to uint64, n uint32) *term.Error {
 	switch {
 	case r == nil || r.gone:
 		return term.ErrReadSTag
+	case r.other:
+		return term.ErrReadSTagStream
 	case !r.read:
 		return term.ErrReadAccess
 	case to < r.base || to-r.base > uint64(len(r.buf)) || uint64(n) > uint64(len(r.buf))-(to-r.base):
