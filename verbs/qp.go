@@ -92,6 +92,7 @@ type QP struct {
 	state  State
 	stream rdmap.Stream
 	inited bool
+	ord    int
 
 	sq             []sendSlot
 	sges           []SGE  // cfg.MaxSGE for each send slot
@@ -173,6 +174,7 @@ func (q *QP) Start(cfg rdmap.Config) {
 	}
 	cfg.MaxWR, cfg.MaxRecv = len(q.sq), len(q.rq)
 	q.stream.Init(cfg, q)
+	q.ord = cfg.ORD
 	q.inited = true
 	q.state = StateRTS
 }

@@ -167,6 +167,9 @@ func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 		s.inline = copy(q.inline[int(i)*q.cfg.MaxInline:], wr.Inline)
 		s.length = uint32(s.inline)
 		w.Len = s.length
+		if op == rdmap.OpWrite && wr.Remote+uint64(w.Len) < wr.Remote {
+			return WCLocQPOpErr
+		}
 		return WCSuccess
 	}
 	s.nsge = copy(q.sges[int(i)*q.cfg.MaxSGE:], wr.SGEs)
@@ -188,6 +191,15 @@ func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 	w.Len = s.length
 	if op == rdmap.OpRead && s.nsge == 1 {
 		w.SinkSTag, w.SinkTO = wr.SGEs[0].LKey, wr.SGEs[0].Addr
+	}
+	// What the stream would refuse, so that it is refused in the same way as
+	// all else: no tagged offset of the peer's wraps, and nothing that awaits a
+	// response is for a stream without ORD.
+	if (op == rdmap.OpWrite || op.HasResponse()) && wr.Remote+total < wr.Remote {
+		return WCLocQPOpErr
+	}
+	if op.HasResponse() && q.ord == 0 {
+		return WCLocQPOpErr
 	}
 	return WCSuccess
 }
