@@ -468,6 +468,7 @@ func FuzzEarly(f *testing.F) {
 	for _, sizes := range [][]int{{600, 600, 600}, {20, 20, 20, 1400, 20}, {505, 505, 505}} {
 		b, fpdus := stream(rnd, true, true, 100, sizes...)
 		f.Add(b, uint16(fpdus[1].begin), uint16(fpdus[2].begin), true)
+		f.Add(b, uint16(fpdus[1].begin), uint16(fpdus[2].begin), false)
 		f.Add(b, uint16(fpdus[2].begin), uint16(len(b)), false)
 	}
 	f.Fuzz(func(t *testing.T, b []byte, from, to uint16, crc bool) {

@@ -58,7 +58,7 @@ func (s *Startup) Accept(now clock.Time, privateData []byte, ird, ord int) error
 		if p.RTR == RTRRead {
 			p.IRD = max(p.IRD, 1) // the RTR needs a place (RFC 6581 section 9.1)
 		}
-		if f.IRD != NoNegotiation && !s.cfg.ManualORD {
+		if f.IRD != NoNegotiation {
 			p.ORD = min(p.ORD, int(f.IRD))
 		}
 		r.IRD = offer(p.IRD, s.cfg.ManualIRD || f.ORD == NoNegotiation)

@@ -1,6 +1,8 @@
 package mpa
 
 import (
+	"bytes"
+	"encoding/hex"
 	"errors"
 	"testing"
 	"time"
@@ -89,4 +91,704 @@ func TestStartupTimeout(t *testing.T) {
 	if !errors.Is(ev.Err, ErrTimeout) || !errors.Is(ev.Err, term.ErrMPAClosed) {
 		t.Errorf("failed with %v", ev.Err)
 	}
+}
+
+// with returns DefaultConfig, changed.
+func with(change func(c *Config)) Config {
+	c := DefaultConfig()
+	change(&c)
+	return c
+}
+
+func same(*Config) {}
+
+func TestStartupNegotiation(t *testing.T) {
+	p2p := func(kinds RTRs) func(*Config) { return func(c *Config) { c.P2P, c.RTR = true, kinds } }
+	takes := func(kinds RTRs) func(*Config) { return func(c *Config) { c.RTR = kinds } }
+	depths := func(ird, ord int) func(*Config) { return func(c *Config) { c.IRD, c.ORD = ird, ord } }
+	noCRC := func(c *Config) { c.CRC = false }
+	markers := func(c *Config) { c.Markers = true }
+	rev1 := func(c *Config) { c.Rev, c.Enhanced = 1, false }
+	base := Params{CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 16}
+	const send, write, read = RTRs(RTRSend), RTRs(RTRWrite), RTRs(RTRRead)
+	for _, tt := range []struct {
+		name     string
+		ic, rc   func(*Config)
+		ird, ord int // for Accept
+		i, r     func(*Params)
+	}{
+		{"CRC asked for by the initiator", same, noCRC, -1, -1, nil, nil},
+		{"CRC asked for by the responder", noCRC, same, -1, -1, nil, nil},
+		{"CRC off", noCRC, noCRC, -1, -1, func(p *Params) { p.CRC = false }, func(p *Params) { p.CRC = false }},
+
+		{"markers to the initiator", markers, same, -1, -1, func(p *Params) { p.RecvMarkers = true }, func(p *Params) { p.SendMarkers = true }},
+		{"markers to the responder", same, markers, -1, -1, func(p *Params) { p.SendMarkers = true }, func(p *Params) { p.RecvMarkers = true }},
+		{"markers both ways", markers, markers, -1, -1,
+			func(p *Params) { p.SendMarkers, p.RecvMarkers = true, true }, func(p *Params) { p.SendMarkers, p.RecvMarkers = true, true }},
+
+		{"revision 1", rev1, same, 3, 4, func(p *Params) { p.Rev, p.Enhanced = 1, false },
+			func(p *Params) { p.Rev, p.Enhanced, p.IRD, p.ORD = 1, false, 3, 4 }},
+		{"revision 1 on both sides", rev1, rev1, -1, -1,
+			func(p *Params) { p.Rev, p.Enhanced = 1, false }, func(p *Params) { p.Rev, p.Enhanced = 1, false }},
+		{"revision 2 without S", func(c *Config) { c.Enhanced = false }, same, -1, -1,
+			func(p *Params) { p.Enhanced = false }, func(p *Params) { p.Enhanced = false }},
+
+		{"initiator's ORD lowered to the responder's IRD", depths(16, 16), depths(5, 16), -1, -1,
+			func(p *Params) { p.ORD = 5 }, func(p *Params) { p.IRD = 5 }},
+		{"responder's ORD lowered to the initiator's IRD", depths(3, 16), same, -1, -1,
+			func(p *Params) { p.IRD = 3 }, func(p *Params) { p.ORD = 3 }},
+		{"depths of Accept", same, same, 7, 2, func(p *Params) { p.ORD = 7 }, func(p *Params) { p.IRD, p.ORD = 7, 2 }},
+		{"no reads at all", depths(0, 0), depths(0, 0), -1, -1,
+			func(p *Params) { p.IRD, p.ORD = 0, 0 }, func(p *Params) { p.IRD, p.ORD = 0, 0 }},
+		{"largest depths", depths(0x3ffe, 0x3ffe), depths(0x3ffe, 0x3ffe), -1, -1,
+			func(p *Params) { p.IRD, p.ORD = 0x3ffe, 0x3ffe }, func(p *Params) { p.IRD, p.ORD = 0x3ffe, 0x3ffe }},
+		{"initiator leaves its ORD to the ULPs", func(c *Config) { c.ManualORD, c.ORD = true, 99 }, depths(5, 16), -1, -1,
+			func(p *Params) { p.ORD = 99 }, func(p *Params) { p.IRD = 5 }},
+		{"initiator leaves its IRD to the ULPs", func(c *Config) { c.ManualIRD, c.IRD = true, 2 }, depths(16, 44), -1, -1,
+			func(p *Params) { p.IRD = 2 }, func(p *Params) { p.ORD = 44 }},
+		{"responder leaves both to the ULPs", depths(3, 50), func(c *Config) { c.ManualIRD, c.ManualORD = true, true }, -1, -1,
+			func(p *Params) { p.IRD, p.ORD = 3, 50 }, func(p *Params) { p.ORD = 3 }},
+
+		{"peer to peer, all kinds", p2p(AllRTRs), same, -1, -1, func(p *Params) { p.RTR = RTRWrite }, func(p *Params) { p.RTR = RTRWrite }},
+		{"peer to peer, no set given", p2p(0), takes(0), -1, -1, func(p *Params) { p.RTR = RTRWrite }, func(p *Params) { p.RTR = RTRWrite }},
+		{"peer to peer by Send", p2p(send), same, -1, -1, func(p *Params) { p.RTR = RTRSend }, func(p *Params) { p.RTR = RTRSend }},
+		{"peer to peer by Read", p2p(read | send), takes(read | write), -1, -1, func(p *Params) { p.RTR = RTRRead }, func(p *Params) { p.RTR = RTRRead }},
+		{"responder's IRD raised for the Read", func(c *Config) { p2p(read)(c); depths(0, 0)(c) }, depths(0, 0), -1, -1,
+			func(p *Params) { p.RTR, p.IRD, p.ORD = RTRRead, 0, 0 }, func(p *Params) { p.RTR, p.IRD, p.ORD = RTRRead, 1, 0 }},
+		{"IRD not raised for a Write", func(c *Config) { p2p(write)(c); depths(0, 0)(c) }, depths(0, 0), -1, -1,
+			func(p *Params) { p.RTR, p.IRD, p.ORD = RTRWrite, 0, 0 }, func(p *Params) { p.RTR, p.IRD, p.ORD = RTRWrite, 0, 0 }},
+		{"responder's wish for peer to peer changes nothing", same, p2p(AllRTRs), -1, -1, nil, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			i, r := connect(t, with(tt.ic), with(tt.rc), tt.ird, tt.ord)
+			wi, wr := base, base
+			wi.Initiator = true
+			if tt.i != nil {
+				tt.i(&wi)
+			}
+			if tt.r != nil {
+				tt.r(&wr)
+			}
+			if i != wi {
+				t.Errorf("initiator %+v\nwant      %+v", i, wi)
+			}
+			if r != wr {
+				t.Errorf("responder %+v\nwant      %+v", r, wr)
+			}
+			if !wi.Enhanced {
+				return
+			}
+			// RFC 6581 section 9.1, unless the depths are the ULPs' business.
+			ic, rc := with(tt.ic), with(tt.rc)
+			if !ic.ManualORD && !rc.ManualIRD && i.ORD > r.IRD || !ic.ManualIRD && r.ORD > i.IRD {
+				t.Errorf("initiator has IRD %d, ORD %d, responder IRD %d, ORD %d", i.IRD, i.ORD, r.IRD, r.ORD)
+			}
+		})
+	}
+}
+
+// replyTo returns the responder's answer to the Request req.
+func replyTo(t *testing.T, cfg Config, req Frame, answer func(s *Startup) error) Frame {
+	t.Helper()
+	b, err := req.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := NewResponder(cfg, t0)
+	give(t, s, b)
+	event(t, s, EventRequest)
+	if err := answer(s); err != nil {
+		t.Fatal(err)
+	}
+	out := frameOf(t, s)
+	f, n, err := Decode(out)
+	if err != nil || n != len(out) {
+		t.Fatalf("the reply %x: %v", out, err)
+	}
+	if out[16]&0x0f != 0 {
+		t.Errorf("the reply has reserved flags: %x", out)
+	}
+	return f
+}
+
+func accept(s *Startup) error { return s.Accept(t0, []byte("yes"), -1, -1) }
+func reject(s *Startup) error { return s.Reject(t0, []byte("no")) }
+
+func TestResponderReply(t *testing.T) {
+	const send, write, read = RTRs(RTRSend), RTRs(RTRWrite), RTRs(RTRRead)
+	for _, tt := range []struct {
+		name   string
+		cfg    func(*Config)
+		req    Frame
+		answer func(*Startup) error
+		want   Frame
+	}{
+		{"accept, revision 1", same, Frame{Rev: 1}, accept,
+			Frame{Reply: true, CRC: true, Rev: 1, PrivateData: []byte("yes")}},
+		{"reject, revision 1", same, Frame{Rev: 1}, reject,
+			Frame{Reply: true, Reject: true, CRC: true, Rev: 1, PrivateData: []byte("no")}},
+		{"R in the request is not echoed", same, Frame{Rev: 1, Reject: true}, accept,
+			Frame{Reply: true, CRC: true, Rev: 1, PrivateData: []byte("yes")}},
+		{"C of the request is echoed", func(c *Config) { c.CRC = false }, Frame{Rev: 1, CRC: true}, accept,
+			Frame{Reply: true, CRC: true, Rev: 1, PrivateData: []byte("yes")}},
+		{"M is our own wish", same, Frame{Rev: 1, Markers: true}, accept,
+			Frame{Reply: true, CRC: true, Rev: 1, PrivateData: []byte("yes")}},
+		{"accept, enhanced", same, Frame{Rev: 2, Enhanced: true, IRD: 4, ORD: 5}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 4, PrivateData: []byte("yes")}},
+		{"accept, enhanced, all zero", func(c *Config) { c.IRD, c.ORD = 0, 0 }, Frame{Rev: 2, Enhanced: true}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, PrivateData: []byte("yes")}},
+		{"reject, enhanced: the depths needed", func(c *Config) { c.ORD = 40 }, Frame{Rev: 2, Enhanced: true, IRD: 4, ORD: 5}, reject,
+			Frame{Reply: true, Reject: true, CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 40, PrivateData: []byte("no")}},
+		{"initiator's ORD is left to the ULPs", same, Frame{Rev: 2, Enhanced: true, IRD: 4, ORD: NoNegotiation}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, IRD: NoNegotiation, ORD: 4, PrivateData: []byte("yes")}},
+		{"initiator's IRD is left to the ULPs", same, Frame{Rev: 2, Enhanced: true, IRD: NoNegotiation, ORD: 4}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: NoNegotiation, PrivateData: []byte("yes")}},
+		{"peer to peer is echoed, one kind", same, Frame{Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true, RTR: read | write}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true, RTR: write, PrivateData: []byte("yes")}},
+		{"peer to peer, rejected", same, Frame{Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true, RTR: read}, reject,
+			Frame{Reply: true, Reject: true, CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true, RTR: read, PrivateData: []byte("no")}},
+		{"no kind in common: one of ours", func(c *Config) { c.RTR = read }, Frame{Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true, RTR: send}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true, RTR: read, PrivateData: []byte("yes")}},
+		{"no kind offered: one of ours", same, Frame{Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true, RTR: write, PrivateData: []byte("yes")}},
+		{"IRD raised for a Read", func(c *Config) { c.IRD = 0 }, Frame{Rev: 2, Enhanced: true, IRD: 16, P2P: true, RTR: read}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, IRD: 1, ORD: 16, P2P: true, RTR: read, PrivateData: []byte("yes")}},
+		{"revision 0", func(c *Config) { c.AllowRev0, c.CRC = true, false }, Frame{CRC: true, Markers: true}, accept,
+			Frame{Reply: true, CRC: true, Markers: true, PrivateData: []byte("yes")}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := replyTo(t, with(tt.cfg), tt.req, tt.answer); !sameFrame(got, tt.want) {
+				t.Errorf("reply %+v\nwant  %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestRevision0Params(t *testing.T) {
+	s := NewResponder(with(func(c *Config) { c.AllowRev0 = true }), t0)
+	give(t, s, unhex(t, hexReq+"c0000000"))
+	event(t, s, EventRequest)
+	if err := accept(s); err != nil {
+		t.Fatal(err)
+	}
+	if p, want := s.Result(), (Params{CRC: true, SendMarkers: true, RecvMarkers: true, IRD: 16, ORD: 16}); p != want {
+		t.Errorf("params %+v; want %+v", p, want)
+	}
+}
+
+// A Request that is not what it must be: the connection ends, without a Reply.
+func TestResponderErrors(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		cfg   func(*Config)
+		wire  string
+		cause error
+	}{
+		{"an HTTP client", same, hexOf("GET / HTTP/1.1\r\n\r\n"), ErrKey},
+		{"one wrong octet is enough", same, hexOf("X"), ErrKey},
+		{"responder against responder", same, hexRep + "40010000", ErrBothResponders},
+		{"513 octets of private data", same, hexReq + "40010201", ErrPDLength},
+		{"S without enhanced data", same, hexReq + "50020000", ErrEnhancedData},
+		{"revision 0", same, hexReq + "c0000000", ErrRevision},
+		{"revision 3", same, hexReq + "4003000400010001", ErrRevision},
+		{"revision 2 for a revision-1 responder", func(c *Config) { c.Rev, c.Enhanced = 1, false }, hexReq + "5002000400010001", ErrRevision},
+		{"S for an unenhanced responder", func(c *Config) { c.Enhanced = false }, hexReq + "5002000400010001", ErrNotEnhanced},
+		{"octets behind the request", same, hexReq + "4001000000", ErrTrailing},
+		{"an FPDU behind the request", same, hexReq + "5002000400010001" + "0000000000000000", ErrTrailing},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := NewResponder(with(tt.cfg), t0)
+			wire := unhex(t, tt.wire)
+			n, err := s.HandleStream(t0, wire)
+			if n > len(wire) || n > MaxFrameLen {
+				t.Errorf("consumed %d of %d", n, len(wire))
+			}
+			checkFailed(t, s, err, tt.cause, term.ErrMPAFrame, false, RetryNone)
+			if b, ok := s.PollTransmit(); ok {
+				t.Errorf("sends %x", b)
+			}
+		})
+	}
+}
+
+func hexOf(s string) string { return hex.EncodeToString([]byte(s)) }
+
+// checkFailed checks that s has ended with an error.
+func checkFailed(t *testing.T, s *Startup, err, cause error, violation *term.Error, terminate bool, retry Retry) {
+	t.Helper()
+	ev := event(t, s, EventFailed)
+	if err != nil && err != error(ev.Err) {
+		t.Errorf("HandleStream returned %v, the event has %v", err, ev.Err)
+	}
+	if ev.Err.Cause != cause || ev.Err.Term != violation || ev.Err.Terminate != terminate || ev.Err.Retry != retry {
+		t.Errorf("failed with %+v; want cause %v, violation %v, Terminate %v, %v", ev.Err, cause, violation, terminate, retry)
+	}
+	if !errors.Is(ev.Err, cause) || violation != nil && !errors.Is(ev.Err, violation) {
+		t.Errorf("errors.Is does not find cause and violation in %v", ev.Err)
+	}
+	if s.Deadline() != 0 {
+		t.Error("a timer still runs")
+	}
+	if n, err := s.HandleStream(t0, []byte("more")); n != 0 || err != nil {
+		t.Errorf("HandleStream after the end: %d, %v", n, err)
+	}
+	s.HandleClosed(t0)
+	s.HandleTimeout(t0 + 1<<60)
+	if ev, ok := s.PollEvent(); ok {
+		t.Errorf("another event: %+v", ev)
+	}
+}
+
+func TestInitiatorErrors(t *testing.T) {
+	p2p := func(kinds RTRs) func(*Config) { return func(c *Config) { c.P2P, c.RTR = true, kinds } }
+	rev1 := func(c *Config) { c.Rev, c.Enhanced = 1, false }
+	noRetry := func(c *Config) { c.RetryRev1, c.RetryNoMarkers = false, false }
+	for _, tt := range []struct {
+		name      string
+		cfg       func(*Config)
+		wire      string
+		cause     error
+		violation *term.Error
+		terminate bool
+		retry     Retry
+	}{
+		{"not MPA", same, hexOf("HTTP/1.1 400 Bad Request"), ErrKey, term.ErrMPAFrame, false, RetryNone},
+		{"initiator against initiator", same, hexReq + "5002000400100010", ErrBothInitiators, term.ErrMPAFrame, false, RetryNone},
+		{"513 octets of private data", same, hexRep + "50020201", ErrPDLength, term.ErrMPAFrame, false, RetryNone},
+		{"S without enhanced data", same, hexRep + "50020000", ErrEnhancedData, term.ErrMPAFrame, false, RetryNone},
+		{"octets behind the reply", same, hexRep + "500200040010001000", ErrTrailing, term.ErrMPAFrame, false, RetryNone},
+		{"revision-1 reply", same, hexRep + "40010000", ErrRevision, term.ErrMPAFrame, false, RetryRev1},
+		{"revision-1 reply, rejecting", same, hexRep + "60010000", ErrRevision, term.ErrMPAFrame, false, RetryRev1},
+		{"revision-1 reply, no retry wanted", noRetry, hexRep + "40010000", ErrRevision, term.ErrMPAFrame, false, RetryNone},
+		{"revision-0 reply", same, hexRep + "c0000000", ErrRevision, term.ErrMPAFrame, false, RetryRev1},
+		{"revision-2 reply without S", same, hexRep + "40020000", ErrNotEnhanced, term.ErrMPAFrame, false, RetryRev1},
+		{"revision-3 reply", same, hexRep + "5003000400100010", ErrRevision, term.ErrMPAFrame, false, RetryNone},
+		{"revision-2 reply to revision 1", rev1, hexRep + "40020000", ErrRevision, term.ErrMPAFrame, false, RetryNone},
+		{"revision-0 reply to revision 1", rev1, hexRep + "c0000000", ErrRevision, term.ErrMPAFrame, false, RetryNone},
+		{"S in a reply to a request without", func(c *Config) { c.Enhanced = false }, hexRep + "5002000400100010", ErrNotEnhanced, term.ErrMPAFrame, false, RetryRev1},
+		{"responder's ORD beyond our IRD", same, hexRep + "5002000400100081", ErrIRD, term.ErrMPAIRD, true, RetryNone},
+		{"responder's ORD of 0x3ffe", same, hexRep + "5002000400103ffe", ErrIRD, term.ErrMPAIRD, true, RetryNone},
+		{"IRD cannot be raised", func(c *Config) { c.MaxIRD = 0 }, hexRep + "5002000400100011", ErrIRD, term.ErrMPAIRD, true, RetryNone},
+		{"RTR of a kind that we do not send", p2p(RTRs(RTRSend)), hexRep + "5002000480108010", ErrRTR, term.ErrMPARTR, true, RetryNone},
+		{"RTR of no kind", p2p(AllRTRs), hexRep + "5002000480100010", ErrRTR, term.ErrMPARTR, true, RetryNone},
+		{"peer to peer not echoed", p2p(AllRTRs), hexRep + "500200044010c010", ErrRTR, term.ErrMPARTR, true, RetryNone},
+		{"Read as RTR with an IRD of 0", p2p(RTRs(RTRRead)), hexRep + "5002000480004010", ErrRTR, term.ErrMPARTR, true, RetryNone},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := NewInitiator(with(tt.cfg), t0)
+			frameOf(t, s)
+			_, err := s.HandleStream(t0, unhex(t, tt.wire))
+			if err == nil {
+				t.Error("HandleStream returned no error")
+			}
+			checkFailed(t, s, err, tt.cause, tt.violation, tt.terminate, tt.retry)
+			if tt.terminate {
+				if p := s.Result(); !p.CRC || !p.Initiator || p.Rev != 2 {
+					t.Errorf("params for the Terminate: %+v", p)
+				}
+			}
+		})
+	}
+}
+
+// Replies that are to be taken as they are.
+func TestInitiatorReply(t *testing.T) {
+	base := Params{CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 16, Initiator: true}
+	for _, tt := range []struct {
+		name   string
+		cfg    func(*Config)
+		wire   string
+		params func(*Params)
+	}{
+		{"reserved flags", same, hexRep + "5f02000400100010", nil},
+		{"IRD raised to the responder's ORD", same, hexRep + "5002000400100080", func(p *Params) { p.IRD = 128 }},
+		{"IRD not lowered to the responder's ORD", same, hexRep + "5002000400100001", nil},
+		{"ORD lowered to 0", same, hexRep + "5002000400000000", func(p *Params) { p.ORD = 0 }},
+		{"responder's IRD is higher", same, hexRep + "5002000401000010", nil},
+		{"0x3fff for both", same, hexRep + "500200043fff3fff", nil},
+		{"IRD manual, answered by a number", func(c *Config) { c.ManualIRD, c.MaxIRD = true, 0 }, hexRep + "5002000400100080", nil},
+		{"A without having been asked for", same, hexRep + "500200048010c010", nil},
+		{"all kinds of RTR", func(c *Config) { c.P2P = true }, hexRep + "50020004c010c010", func(p *Params) { p.RTR = RTRWrite }},
+		{"kinds that we did not offer beside one that we did", func(c *Config) { c.P2P, c.RTR = true, RTRs(RTRSend) },
+			hexRep + "50020004c010c010", func(p *Params) { p.RTR = RTRSend }},
+		{"no Read to an IRD of 0", func(c *Config) { c.P2P, c.RTR = true, RTRs(RTRSend|RTRRead) },
+			hexRep + "50020004c0004010", func(p *Params) { p.RTR, p.ORD = RTRSend, 0 }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := NewInitiator(with(tt.cfg), t0)
+			frameOf(t, s)
+			give(t, s, unhex(t, tt.wire))
+			event(t, s, EventAccepted)
+			want := base
+			if tt.params != nil {
+				tt.params(&want)
+			}
+			if got := s.Result(); got != want {
+				t.Errorf("params %+v\nwant   %+v", got, want)
+			}
+		})
+	}
+}
+
+// A rejection leaves the TCP connection, and what follows in it, to the ULP.
+func TestInitiatorRejected(t *testing.T) {
+	markers := func(c *Config) { c.Markers = true }
+	for _, tt := range []struct {
+		name  string
+		cfg   func(*Config)
+		wire  string
+		retry Retry
+		pd    string
+		ird   uint16
+		ord   uint16
+	}{
+		{"with private data", same, hexRep + "7002000600070009" + "6e6f", RetryNone, "no", 7, 9},
+		{"bare, no markers asked for", same, hexRep + "7002000400000000", RetryNone, "", 0, 0},
+		{"bare after M: soft-iWARP", markers, hexRep + "7002000400000000", RetryNoMarkers, "", 0, 0},
+		{"bare after M, revision 1", func(c *Config) { markers(c); c.Rev, c.Enhanced = 1, false }, hexRep + "60010000", RetryNoMarkers, "", 0, 0},
+		{"bare after M, no retry wanted", func(c *Config) { markers(c); c.RetryNoMarkers = false }, hexRep + "7002000400000000", RetryNone, "", 0, 0},
+		{"by the ULP, after M", markers, hexRep + "7002000400010001", RetryNone, "", 1, 1},
+		{"by the ULP, with private data, after M", markers, hexRep + "7002000600000000" + "6e6f", RetryNone, "no", 0, 0},
+		{"depths that would be an error in an accepting reply", same, hexRep + "7002000400003ffe", RetryNone, "", 0, 0x3ffe},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := NewInitiator(with(tt.cfg), t0)
+			frameOf(t, s)
+			wire := unhex(t, tt.wire)
+			n, err := s.HandleStream(t0, append(bytes.Clone(wire), "more"...))
+			if n != len(wire) || err != nil {
+				t.Fatalf("HandleStream took %d of %d octets, %v", n, len(wire), err)
+			}
+			ev := event(t, s, EventRejected)
+			if ev.Err.Retry != tt.retry || !errors.Is(ev.Err, ErrRejected) || ev.Err.Term != nil {
+				t.Errorf("rejected with %+v; want %v", ev.Err, tt.retry)
+			}
+			if f := ev.Frame; string(f.PrivateData) != tt.pd || f.IRD != tt.ird || f.ORD != tt.ord {
+				t.Errorf("reply %+v", f)
+			}
+			if s.Deadline() != 0 {
+				t.Error("a timer still runs")
+			}
+			if n, err := s.HandleStream(t0, []byte("more")); n != 0 || err != nil {
+				t.Errorf("HandleStream after the end: %d, %v", n, err)
+			}
+		})
+	}
+}
+
+// Both frames, with all the private data there can be, in any pieces.
+func TestStartupSplit(t *testing.T) {
+	pd := bytes.Repeat([]byte{0xa5, 1, 2}, 200)
+	for _, enhanced := range []bool{true, false} {
+		max := 512
+		if enhanced {
+			max = 508
+		}
+		cfg := with(func(c *Config) { c.Enhanced = enhanced })
+		for step := 1; step <= 540; step += 1 + step/4 {
+			ic := cfg
+			ic.PrivateData = pd[:max]
+			i, r := NewInitiator(ic, t0), NewResponder(cfg, t0)
+			feed := func(s *Startup, b []byte) {
+				for len(b) > 0 {
+					if _, ok := s.PollEvent(); ok {
+						t.Fatal("an event before the frame is complete")
+					}
+					n := min(step, len(b))
+					give(t, s, b[:n])
+					b = b[n:]
+				}
+			}
+			feed(r, frameOf(t, i))
+			if ev := event(t, r, EventRequest); !bytes.Equal(ev.Frame.PrivateData, pd[:max]) {
+				t.Fatal("the request's private data is wrong")
+			}
+			if err := r.Accept(t0, pd[1:max+1], -1, -1); err != nil {
+				t.Fatal(err)
+			}
+			event(t, r, EventAccepted)
+			feed(i, frameOf(t, r))
+			if ev := event(t, i, EventAccepted); !bytes.Equal(ev.Frame.PrivateData, pd[1:max+1]) {
+				t.Fatal("the reply's private data is wrong")
+			}
+		}
+	}
+}
+
+// Octets that belong to Full Operation are not touched.
+func TestStartupConsumes(t *testing.T) {
+	i, r := NewInitiator(DefaultConfig(), t0), NewResponder(DefaultConfig(), t0)
+	give(t, r, frameOf(t, i))
+	event(t, r, EventRequest)
+	if err := r.Accept(t0, nil, -1, -1); err != nil {
+		t.Fatal(err)
+	}
+	give(t, i, frameOf(t, r))
+	event(t, i, EventAccepted)
+	event(t, r, EventAccepted)
+	for _, s := range []*Startup{i, r} {
+		if n, err := s.HandleStream(t0, []byte("FPDU")); n != 0 || err != nil {
+			t.Errorf("HandleStream in Full Operation: %d, %v", n, err)
+		}
+	}
+
+	// The initiator may send nothing before it has the Reply.
+	i, r = NewInitiator(DefaultConfig(), t0), NewResponder(DefaultConfig(), t0)
+	give(t, r, frameOf(t, i))
+	event(t, r, EventRequest)
+	n, err := r.HandleStream(t0, []byte("FPDU"))
+	if n != 0 || err == nil {
+		t.Errorf("HandleStream before the reply: %d, %v", n, err)
+	}
+	checkFailed(t, r, err, ErrTrailing, term.ErrMPAFrame, false, RetryNone)
+	if err := r.Accept(t0, nil, -1, -1); err != ErrState {
+		t.Errorf("Accept after the failure: %v", err)
+	}
+}
+
+func TestStartupTimers(t *testing.T) {
+	const d = 700 * time.Millisecond
+	for _, tt := range []struct {
+		name  string
+		s     func() *Startup
+		after time.Duration
+		cause error
+		viol  *term.Error
+	}{
+		{"responder", func() *Startup { return NewResponder(DefaultConfig(), t0) }, RequestTimeout, ErrTimeout, term.ErrMPAClosed},
+		{"initiator", func() *Startup { return NewInitiator(DefaultConfig(), t0) }, ReplyTimeout, ErrTimeout, term.ErrMPAClosed},
+		{"responder, set", func() *Startup { return NewResponder(with(func(c *Config) { c.Timeout = d }), t0) }, d, ErrTimeout, term.ErrMPAClosed},
+		{"initiator, set", func() *Startup { return NewInitiator(with(func(c *Config) { c.Timeout = d }), t0) }, d, ErrTimeout, term.ErrMPAClosed},
+		{"a partial frame does not wind the timer up", func() *Startup {
+			s := NewResponder(DefaultConfig(), t0)
+			s.HandleStream(t0+1000, []byte("MPA ID"))
+			return s
+		}, RequestTimeout, ErrTimeout, term.ErrMPAClosed},
+		{"ULP", func() *Startup { return waiting(t, DefaultConfig()) }, DecisionTimeout, ErrDecision, nil},
+		{"ULP, set", func() *Startup { return waiting(t, with(func(c *Config) { c.Decision = d })) }, d, ErrDecision, nil},
+		{"none", func() *Startup { return NewInitiator(with(func(c *Config) { c.Timeout = -1 }), t0) }, 0, nil, nil},
+		{"none for the ULP", func() *Startup { return waiting(t, with(func(c *Config) { c.Decision = -1 })) }, 0, nil, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := tt.s()
+			if tt.after == 0 {
+				if s.Deadline() != 0 {
+					t.Errorf("deadline after %v", s.Deadline().Sub(t0))
+				}
+				return
+			}
+			if got := s.Deadline().Sub(t0); got != tt.after {
+				t.Errorf("deadline after %v; want %v", got, tt.after)
+			}
+			s.HandleTimeout(s.Deadline() - 1)
+			if ev, ok := s.PollEvent(); ok {
+				t.Fatalf("event %+v before the deadline", ev)
+			}
+			s.HandleTimeout(s.Deadline())
+			checkFailed(t, s, nil, tt.cause, tt.viol, false, RetryNone)
+		})
+	}
+}
+
+// waiting returns a responder that waits for its ULP.
+func waiting(t *testing.T, cfg Config) *Startup {
+	t.Helper()
+	s := NewResponder(cfg, t0)
+	give(t, s, unhex(t, hexReq+"5002000400010001"))
+	event(t, s, EventRequest)
+	return s
+}
+
+func TestStartupClosed(t *testing.T) {
+	part := unhex(t, hexRep)
+	for _, tt := range []struct {
+		name  string
+		s     *Startup
+		feed  []byte
+		retry Retry
+	}{
+		{"enhanced initiator, no reply", NewInitiator(DefaultConfig(), t0), nil, RetryRev1},
+		{"enhanced initiator, part of a reply", NewInitiator(DefaultConfig(), t0), part, RetryNone},
+		{"no retry wanted", NewInitiator(with(func(c *Config) { c.RetryRev1 = false }), t0), nil, RetryNone},
+		{"initiator of revision 1", NewInitiator(RetryRev1.Apply(DefaultConfig()), t0), nil, RetryNone},
+		{"responder", NewResponder(DefaultConfig(), t0), nil, RetryNone},
+		{"responder, ULP undecided", waiting(t, DefaultConfig()), nil, RetryNone},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.s.PollTransmit()
+			give(t, tt.s, tt.feed)
+			tt.s.HandleClosed(t0)
+			checkFailed(t, tt.s, nil, ErrClosed, term.ErrMPAClosed, false, tt.retry)
+		})
+	}
+}
+
+// A peer that can do neither enhanced setup nor markers is reached in the end.
+func TestStartupFallback(t *testing.T) {
+	cfg := with(func(c *Config) { c.Markers, c.P2P = true, true })
+	old := with(func(c *Config) { c.Rev, c.Enhanced = 1, false })
+	var advice []Retry
+	for range 4 {
+		i, r := NewInitiator(cfg, t0), NewResponder(old, t0)
+		if _, err := r.HandleStream(t0, frameOf(t, i)); err != nil {
+			i.HandleClosed(t0) // the responder closes without a word
+		} else if event(t, r, EventRequest).Frame.Markers {
+			if err := r.Reject(t0, nil); err != nil {
+				t.Fatal(err)
+			}
+			give(t, i, frameOf(t, r))
+		} else {
+			if err := r.Accept(t0, nil, -1, -1); err != nil {
+				t.Fatal(err)
+			}
+			give(t, i, frameOf(t, r))
+		}
+		ev, ok := i.PollEvent()
+		if !ok {
+			t.Fatal("no event")
+		}
+		if ev.Kind == EventAccepted {
+			break
+		}
+		advice = append(advice, ev.Err.Retry)
+		cfg = ev.Err.Retry.Apply(cfg)
+	}
+	if len(advice) != 2 || advice[0] != RetryRev1 || advice[1] != RetryNoMarkers {
+		t.Errorf("advice %v", advice)
+	}
+	if cfg.Rev != 1 || cfg.Enhanced || cfg.P2P || cfg.Markers || !cfg.CRC || cfg.Validate() != nil {
+		t.Errorf("settings in the end: %+v", cfg)
+	}
+	if c := RetryNone.Apply(DefaultConfig()); c.Rev != 2 || !c.Enhanced {
+		t.Errorf("RetryNone changes the settings")
+	}
+}
+
+func TestAnswerMisuse(t *testing.T) {
+	s := NewResponder(with(func(c *Config) { c.MaxPrivateData = 252 }), t0)
+	if err := s.Accept(t0, nil, -1, -1); err != ErrState {
+		t.Errorf("Accept before the request: %v", err)
+	}
+	if err := s.Reject(t0, nil); err != ErrState {
+		t.Errorf("Reject before the request: %v", err)
+	}
+	give(t, s, unhex(t, hexReq+"5002000400010001"))
+	event(t, s, EventRequest)
+	for _, tt := range []struct {
+		name string
+		err  error
+		do   func() error
+	}{
+		{"Accept with 253 octets", ErrPrivateData, func() error { return s.Accept(t0, make([]byte, 253), -1, -1) }},
+		{"Reject with 253 octets", ErrPrivateData, func() error { return s.Reject(t0, make([]byte, 253)) }},
+		{"Accept with an IRD of 0x3fff", ErrDepth, func() error { return s.Accept(t0, nil, NoNegotiation, 0) }},
+		{"Accept with an ORD of 0x3fff", ErrDepth, func() error { return s.Accept(t0, nil, 0, NoNegotiation) }},
+		{"Accept", nil, func() error { return s.Accept(t0, make([]byte, 252), 0, 0) }},
+		{"Accept again", ErrState, func() error { return s.Accept(t0, nil, 0, 0) }},
+		{"Reject after Accept", ErrState, func() error { return s.Reject(t0, nil) }},
+	} {
+		if err := tt.do(); err != tt.err {
+			t.Errorf("%s: %v; want %v", tt.name, err, tt.err)
+		}
+	}
+	i := NewInitiator(DefaultConfig(), t0)
+	if err := i.Accept(t0, nil, -1, -1); err != ErrState {
+		t.Errorf("Accept by the initiator: %v", err)
+	}
+}
+
+func TestConfigValidate(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*Config)
+		err    error
+	}{
+		{"default", same, nil},
+		{"revision 0", func(c *Config) { c.Rev, c.Enhanced = 0, false }, ErrConfig},
+		{"revision 3", func(c *Config) { c.Rev = 3 }, ErrConfig},
+		{"enhanced with revision 1", func(c *Config) { c.Rev = 1 }, ErrConfig},
+		{"peer to peer without enhanced", func(c *Config) { c.Enhanced, c.P2P = false, true }, ErrConfig},
+		{"unknown RTR", func(c *Config) { c.RTR = 8 }, ErrConfig},
+		{"negative IRD", func(c *Config) { c.IRD = -1 }, ErrDepth},
+		{"ORD of 0x3fff", func(c *Config) { c.ORD = 0x3fff }, ErrDepth},
+		{"MaxIRD of 0x3fff", func(c *Config) { c.MaxIRD = 0x3fff }, ErrDepth},
+		{"508 octets, enhanced", func(c *Config) { c.PrivateData = make([]byte, 508) }, nil},
+		{"509 octets, enhanced", func(c *Config) { c.PrivateData = make([]byte, 509) }, ErrPrivateData},
+		{"512 octets", func(c *Config) { c.Enhanced, c.PrivateData = false, make([]byte, 512) }, nil},
+		{"513 octets", func(c *Config) { c.Enhanced, c.PrivateData = false, make([]byte, 513) }, ErrPrivateData},
+		{"over the limit set", func(c *Config) { c.MaxPrivateData, c.PrivateData = 252, make([]byte, 253) }, ErrPrivateData},
+	} {
+		c := with(tt.change)
+		if err := c.Validate(); err != tt.err {
+			t.Errorf("%s: %v; want %v", tt.name, err, tt.err)
+		}
+		for _, s := range []*Startup{NewInitiator(c, t0), NewResponder(c, t0)} {
+			ev, ok := s.PollEvent()
+			if (tt.err != nil) != (ok && ev.Kind == EventFailed && errors.Is(ev.Err, tt.err)) {
+				t.Errorf("%s: event %+v, %v", tt.name, ev, ok)
+			}
+		}
+	}
+	if c := DefaultConfig(); !c.CRC {
+		t.Error("CRCs are not on by default")
+	}
+}
+
+func FuzzStartup(f *testing.F) {
+	for _, v := range frameVectors {
+		b := unhex(f, v.wire)
+		for _, cfg := range []uint8{0, 1, 2, 5, 0xff} {
+			f.Add(b, cfg, uint8(3))
+			f.Add(append(b, 1, 2, 3), cfg, uint8(255))
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte, bits, step uint8) {
+		cfg := with(func(c *Config) {
+			c.CRC, c.Markers = bits&1 != 0, bits&2 != 0
+			c.P2P, c.AllowRev0 = bits&4 != 0, bits&8 != 0
+			if bits&16 != 0 {
+				*c = RetryRev1.Apply(*c)
+			}
+		})
+		for _, s := range []*Startup{NewInitiator(cfg, t0), NewResponder(cfg, t0)} {
+			s.PollTransmit()
+			taken := 0
+			ended := false
+			for rest := b; len(rest) > 0; {
+				n := min(int(step)+1, len(rest))
+				k, err := s.HandleStream(t0, rest[:n])
+				if taken += k; k < 0 || k > n || taken > MaxFrameLen {
+					t.Fatalf("took %d of %d, %d in all", k, n, taken)
+				}
+				ev, ok := s.PollEvent()
+				if (err != nil) != (ok && ev.Kind == EventFailed) {
+					t.Fatalf("error %v, event %+v", err, ev)
+				}
+				if ok && ended {
+					t.Fatalf("event %+v after the end", ev)
+				}
+				if ok && ev.Kind == EventRequest {
+					if err := s.Accept(t0, nil, -1, -1); err != nil {
+						t.Fatal(err)
+					}
+					reply, _ := s.PollTransmit()
+					if _, n, err := Decode(reply); err != nil || n != len(reply) {
+						t.Fatalf("our reply %x: %v", reply, err)
+					}
+					if p := s.Result(); p.Enhanced && ev.Frame.IRD != NoNegotiation && p.ORD > int(ev.Frame.IRD) {
+						t.Fatalf("ORD %d for an IRD of %d", p.ORD, ev.Frame.IRD)
+					}
+					ev, ok = s.PollEvent()
+				}
+				ended = ended || ok
+				if ended && s.Deadline() != 0 {
+					t.Fatal("a timer runs after the end")
+				}
+				if k < n {
+					break
+				}
+				rest = rest[n:]
+			}
+		}
+	})
 }

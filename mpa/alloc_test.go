@@ -1,0 +1,90 @@
+package mpa
+
+import (
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+func TestNoAllocation(t *testing.T) {
+	rnd := seeded(t)
+	src, dst := make([]byte, 9000), make([]byte, 10_000)
+	var f Framer
+	f.Init(true, true, 0)
+	seq := serial.Num(0)
+	check := func(name string, do func()) {
+		t.Helper()
+		do() // buffers grow at first use
+		if n := testing.AllocsPerRun(100, do); n != 0 {
+			t.Errorf("%s allocates %v times", name, n)
+		}
+	}
+	check("Framer", func() {
+		n := f.MULPDU(8948)
+		f.Begin(dst, seq, n)
+		f.Write(src[:18])
+		f.Write(src[18:n])
+		seq = seq.Add(f.End())
+	})
+
+	sizes := make([]int, 512)
+	for i := range sizes {
+		sizes[i] = 1400
+	}
+	for _, markers := range []bool{false, true} {
+		octets, _ := stream(rnd, true, markers, 0, sizes...)
+		var r Receiver
+		for _, cut := range []int{100_000, 1448, 500} {
+			check("Receiver", func() {
+				r.Init(true, markers, 0)
+				var p FPDU
+				for rest := octets; len(rest) > 0; {
+					n := min(cut, len(rest))
+					r.Feed(rest[:n])
+					rest = rest[n:]
+					for ok := true; ok; {
+						ok, _ = r.Next(&p)
+					}
+				}
+			})
+			if n := r.Stats().FPDUs; n != uint64(len(sizes)) {
+				t.Fatalf("%d FPDUs of %d", n, len(sizes))
+			}
+		}
+	}
+
+	w := newWorld(t, rnd, true, 0, sizes...)
+	segs := w.segments(1448)
+	check("Receiver ahead of order", func() {
+		w.r.Init(true, true, 0)
+		var p FPDU
+		for _, s := range segs[1:] {
+			w.r.FeedEarly(serial.Num(s[0]), w.stream[s[0]:s[1]])
+			for w.r.NextEarly(&p) {
+				w.r.MarkPlaced(p.Seq)
+			}
+		}
+		w.r.Feed(w.stream[:segs[0][1]])
+		for ok := true; ok; {
+			ok, _ = w.r.Next(&p)
+		}
+		for _, s := range segs[1:] {
+			w.r.Skip(s[1] - s[0])
+			for ok := true; ok; {
+				ok, _ = w.r.Next(&p)
+			}
+		}
+	})
+	if st := w.r.Stats(); st.EarlyPlaced != 511 || st.FPDUs != 512 {
+		t.Errorf("stats %+v", st)
+	}
+
+	wire, err := frameVectors[8].f.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("Decode", func() { _, _, err = Decode(wire) })
+	if err != nil {
+		t.Error(err)
+	}
+}

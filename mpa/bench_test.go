@@ -1,0 +1,129 @@
+package mpa
+
+import (
+	"fmt"
+	"hash/crc32"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// The benchmarks move a message of 1 MiB in FPDUs that fill segments, through
+// as many slots as a window holds. Each has the same bytes copied once and summed
+// once beside it, in pieces of the same size: BenchmarkCopyAndCRC.
+
+const (
+	benchMessage = 1 << 20
+	benchSlots   = 256
+)
+
+// header is what DDP and RDMAP put in front of the payload of a Write.
+var header [14]byte
+
+func benchSizes(b *testing.B, run func(b *testing.B, emss int)) {
+	for _, emss := range []int{1460, 8948} {
+		b.Run(fmt.Sprintf("emss=%d", emss), func(b *testing.B) { run(b, emss) })
+	}
+}
+
+func BenchmarkCopyAndCRC(b *testing.B) {
+	benchSizes(b, func(b *testing.B, emss int) {
+		src, dst := make([]byte, benchMessage), make([]byte, benchSlots*emss)
+		n := emss - 6 - len(header)
+		b.SetBytes(benchMessage)
+		for b.Loop() {
+			slot := 0
+			for rest := src; len(rest) > 0; {
+				k := min(n, len(rest))
+				d := dst[slot*emss:][:k]
+				copy(d, rest)
+				benchSum = crc32.Update(0, castagnoli, d)
+				rest = rest[k:]
+				slot = (slot + 1) % benchSlots
+			}
+		}
+	})
+}
+
+var benchSum uint32
+
+func benchFramer(b *testing.B, crc, markers bool) {
+	benchSizes(b, func(b *testing.B, emss int) {
+		src, dst := make([]byte, benchMessage), make([]byte, benchSlots*emss)
+		var f Framer
+		f.Init(crc, markers, 77)
+		seq := serial.Num(77)
+		b.SetBytes(benchMessage)
+		b.ReportAllocs()
+		for b.Loop() {
+			slot := 0
+			for rest := src; len(rest) > 0; {
+				k := min(f.MULPDU(emss)-len(header), len(rest))
+				f.Begin(dst[slot*emss:], seq, k+len(header))
+				f.Write(header[:])
+				f.Write(rest[:k])
+				seq = seq.Add(f.End())
+				rest = rest[k:]
+				slot = (slot + 1) % benchSlots
+			}
+		}
+	})
+}
+
+func BenchmarkFramer(b *testing.B)        { benchFramer(b, true, false) }
+func BenchmarkFramerMarkers(b *testing.B) { benchFramer(b, true, true) }
+func BenchmarkFramerNoCRC(b *testing.B)   { benchFramer(b, false, false) }
+
+// benchReceiver checks FPDUs that lie in slots and copies the payload out.
+func benchReceiver(b *testing.B, crc, markers bool, cut int) {
+	benchSizes(b, func(b *testing.B, emss int) {
+		dst := make([]byte, benchMessage)
+		var f Framer
+		var r Receiver
+		f.Init(crc, markers, 0)
+		// 512 FPDUs bring the markers back to where they were.
+		n := f.MULPDU(emss)
+		slots := make([][]byte, benchSlots)
+		seq := serial.Num(0)
+		for i := range slots {
+			slots[i] = compose(&f, seq, make([]byte, n))
+			seq = seq.Add(len(slots[i]))
+		}
+		r.Init(crc, markers, 0)
+		b.SetBytes(int64(benchSlots * (n - len(header))))
+		b.ReportAllocs()
+		for b.Loop() {
+			to := 0
+			r.next = 0
+			for _, s := range slots {
+				for len(s) > 0 {
+					k := len(s)
+					if cut > 0 {
+						k = min(cut, k)
+					}
+					r.Feed(s[:k])
+					s = s[k:]
+					var p FPDU
+					for {
+						ok, err := r.Next(&p)
+						if err != nil {
+							b.Fatal(err)
+						}
+						if !ok {
+							break
+						}
+						to += copy(dst[to:], p.ULPDU[len(header):])
+						if to > len(dst)-emss {
+							to = 0
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+func BenchmarkReceiver(b *testing.B)        { benchReceiver(b, true, false, 0) }
+func BenchmarkReceiverMarkers(b *testing.B) { benchReceiver(b, true, true, 0) }
+func BenchmarkReceiverNoCRC(b *testing.B)   { benchReceiver(b, false, false, 0) }
+func BenchmarkReceiverCut(b *testing.B)     { benchReceiver(b, true, false, 1000) }
