@@ -34,5 +34,8 @@ type Steering interface {
 // Counted is an Engine that can tell of its connections and counters.
 type Counted interface {
 	Conns() []dataplane.ConnInfo
-	Stats() dataplane.Stats
+	Stats() []dataplane.Stats
 }
+
+var _ Counted = (*dataplane.Engine)(nil)
+var _ Engine = (*dataplane.Engine)(nil)

@@ -3,10 +3,7 @@ package ctrl
 import (
 	"crypto/rand"
 	"errors"
-	"math"
 	"math/bits"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
@@ -27,7 +24,7 @@ type (
 		index  uint32 // order of making, over all clients
 		pd     *pd
 		region *verbs.Region
-		mem    *shm.Mapping
+		mem    *shm.Region
 		length uint64
 	}
 	mw struct {
@@ -38,7 +35,6 @@ type (
 	cq struct {
 		handle uint32
 		ring   *shm.CQ
-		wake   int // write end of the client's wake-up channel
 		uses   int // QPs that complete on it
 	}
 	qp struct {
@@ -154,7 +150,7 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	if len(fds) != 1 {
 		return errorf(invalid, "ctrl: a memory region comes with one descriptor, not %d", len(fds))
 	}
-	if r.Length == 0 || r.Length > maxMRSize || r.Offset > math.MaxInt64 {
+	if r.Length == 0 || r.Length > maxMRSize {
 		return errorf(invalid, "ctrl: a memory region has 1 to %d octets, not %d", uint64(maxMRSize), r.Length)
 	}
 	s.mu.Lock()
@@ -180,7 +176,7 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 
 	const writes = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteAtomic
 	m := &mr{pd: p, length: r.Length}
-	if m.mem, err = shm.MapRegion(fds[0], int64(r.Offset), int64(r.Length), verbs.Access(r.Access)&writes != 0); err != nil {
+	if m.mem, err = shm.MapRegion(fds[0], r.Offset, r.Length, verbs.Access(r.Access)&writes != 0); err != nil {
 		err = errorf(invalid, "ctrl: memory region: %w", err)
 	} else if m.region, err = s.register(p.id, m.mem.Bytes(), r); err != nil {
 		err = errorf(invalid, "ctrl: memory region: %w", err)
@@ -295,43 +291,23 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 	if err != nil {
 		return nil, err
 	}
-	q, fds, err := newCQ(int(r.Depth), s.engine.Workers())
+	ring, err := shm.CreateCQ(s.engine.Workers(), int(r.Depth))
+	var fds []int
+	if err == nil {
+		if fds, err = dupAll(ring.FD(), ring.EventFD()); err != nil {
+			ring.Close()
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
 		c.uncount(countCQ)
 		return nil, errorf(internal, "ctrl: completion queue: %w", err)
 	}
-	q.handle = c.newHandle()
+	q := &cq{handle: c.newHandle(), ring: ring}
 	c.cqs[q.handle] = q
-	reply.Body = &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: q.handle, Depth: uint32(q.ring.Entries()), Workers: uint32(s.engine.Workers())}}
+	reply.Body = &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: q.handle, Depth: uint32(ring.Depth()), Workers: uint32(s.engine.Workers())}}
 	return fds, nil
-}
-
-// newCQ makes a completion queue and the descriptors for its client.
-func newCQ(depth, workers int) (*cq, []int, error) {
-	r, w, err := shm.NewWake()
-	if err != nil {
-		return nil, nil, err
-	}
-	ring, err := shm.CreateCQ(depth, workers, w)
-	if err != nil {
-		seqpacket.CloseAll([]int{r, w})
-		return nil, nil, err
-	}
-	q := &cq{ring: ring, wake: w}
-	fds, err := dupAll(ring.FD())
-	if err != nil {
-		unix.Close(r)
-		q.close()
-		return nil, nil, err
-	}
-	return q, append(fds, r), nil
-}
-
-func (q *cq) close() {
-	q.ring.Close()
-	unix.Close(q.wake)
 }
 
 func (c *session) depth(what string, d uint32) error {
@@ -369,7 +345,7 @@ func (c *session) destroyCQ(h uint32) error {
 	delete(c.cqs, h)
 	c.uncount(countCQ)
 	s.mu.Unlock()
-	q.close() // Detach of the last QP has fenced
+	q.ring.Close() // Detach of the last QP has fenced
 	return nil
 }
 

@@ -260,14 +260,13 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 	}
 	sums := make(map[string]*ctrlpb.Counter)
 	for _, st := range e.Stats() {
-		link := st.Link
-		for _, ctr := range appendCounters(appendCounters(nil, "engine.", st), "link.", link) {
-			if have := sums[ctr.Name]; have != nil {
-				have.Value += ctr.Value
+		for _, k := range appendCounters(appendCounters(nil, "engine.", st), "link.", st.Link) {
+			if sum := sums[k.Name]; sum != nil {
+				sum.Value += k.Value
 				continue
 			}
-			sums[ctr.Name] = ctr
-			out = append(out, ctr)
+			sums[k.Name] = k
+			out = append(out, k)
 		}
 	}
 	return out

@@ -56,7 +56,7 @@ type session struct {
 	listens  map[uint32]*listener
 	conns    map[uint32]*conn
 	binding  *dataplane.ClientBinding
-	bells    *shm.BellFile
+	bells    []*shm.Doorbells
 	bits     bitmap
 }
 
@@ -221,7 +221,7 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 }
 
 // doHello settles the version and gives the client its doorbell pages.
-func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) (fds []int, err error) {
+func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 	s := c.srv
 	if c.hello {
 		return nil, errorf(badState, "ctrl: second Hello")
@@ -231,34 +231,19 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) (fds []int, err 
 			h.MinVersion, h.Version, MinVersion, Version)
 	}
 	n := s.engine.Workers()
-	if 1+n > seqpacket.MaxFDs {
+	if 2*n > seqpacket.MaxFDs {
 		return nil, errorf(internal, "ctrl: %d workers are more than a client can be told of", n)
 	}
-	nbells := min(shm.MaxBells, max(c.pol.limits.QPs, 64))
-	bells, err := shm.CreateDoorbells(n, nbells)
+	bells, fds, err := s.newBells(n, min(shm.MaxBells, max(c.pol.limits.QPs, 64)))
 	if err != nil {
 		return nil, errorf(internal, "ctrl: doorbells: %w", err)
 	}
-	if fds, err = dupAll(bells.FD()); err == nil {
-		for w := range n {
-			var fd int
-			if fd, err = wakeFor(s.engine.WakeFD(w)); err != nil {
-				break
-			}
-			fds = append(fds, fd)
-		}
-	}
-	if err != nil {
-		seqpacket.CloseAll(fds)
-		bells.Close()
-		return nil, errorf(internal, "ctrl: doorbells: %w", err)
-	}
-	binding := &dataplane.ClientBinding{Doorbells: bells.Pages(), OnFault: func() { go c.fault() }}
+	binding := &dataplane.ClientBinding{Doorbells: bells, OnFault: func() { go c.fault() }}
 	s.engine.Bind(binding)
 
 	s.mu.Lock()
 	c.binding, c.bells = binding, bells
-	c.bits.init(nbells)
+	c.bits.init(bells[0].Bits())
 	c.name = clip(h.Name, maxName)
 	c.hello = true
 	attr := s.deviceAttr(&c.pol)
@@ -269,6 +254,36 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) (fds []int, err 
 		Version: min(h.Version, Version), Server: "iwarpd " + version, Workers: uint32(n), Client: c.id, Device: attr,
 	}}
 	return fds, nil
+}
+
+// newBells makes the doorbell pages of a client and the descriptors for it.
+func (s *Server) newBells(workers, bits int) (bells []*shm.Doorbells, fds []int, err error) {
+	defer func() {
+		if err != nil {
+			seqpacket.CloseAll(fds)
+			for _, b := range bells {
+				b.Close()
+			}
+		}
+	}()
+	for w := range workers {
+		b, err := shm.CreateDoorbells(bits)
+		if err != nil {
+			return bells, fds, err
+		}
+		bells = append(bells, b)
+		page, err := seqpacket.Dup(b.FD())
+		if err != nil {
+			return bells, fds, err
+		}
+		fds = append(fds, page)
+		wake, err := wakeFor(s.engine.WakeFD(w))
+		if err != nil {
+			return bells, fds, err
+		}
+		fds = append(fds, wake)
+	}
+	return bells, fds, nil
 }
 
 // wakeFor makes the descriptor that a client wakes a worker by. The write end of
@@ -385,10 +400,10 @@ func (c *session) teardown() {
 		c.unmapMR(m)
 	}
 	for _, q := range cqs {
-		q.close()
+		q.ring.Close()
 	}
-	if c.bells != nil {
-		c.bells.Close()
+	for _, b := range c.bells {
+		b.Close()
 	}
 
 	s.mu.Lock()

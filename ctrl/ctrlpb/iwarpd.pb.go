@@ -1119,8 +1119,8 @@ func (x *Hello) GetName() string {
 	return ""
 }
 
-// HelloReply carries 1+workers descriptors: the memfd of the doorbell pages,
-// then for each worker the descriptor to which 8 octets are written to wake it.
+// HelloReply carries 2*workers descriptors: for each worker the memfd of its
+// doorbell page, then the descriptor to which 8 octets are written to wake it.
 type HelloReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"` // the version that both speak from now on

@@ -1,0 +1,225 @@
+package iwarp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+)
+
+// CQ is a completion queue.
+type CQ struct {
+	d    *Device
+	h    uint32
+	file *os.File // wake-up channel
+	fd   int
+
+	mu     sync.Mutex // guards the rest
+	ring   *shm.CQConsumer
+	closed bool
+	armed  bool // since the channel was last drained
+
+	sleeper chan struct{} // token of the one that sleeps
+	spin    time.Duration // guarded by sleeper's holder
+}
+
+// Bounds of how long Wait looks before it sleeps. Waking a thread costs about
+// as much as the lower one on bare metal, and several times that in a VM.
+const minSpin, maxSpin = 5 * time.Microsecond, 100 * time.Microsecond
+
+// CreateCQ makes a completion queue with room for at least depth completions.
+// It must hold all that can complete before they are polled: a queue that runs
+// over ends its QPs.
+func (d *Device) CreateCQ(ctx context.Context, depth int) (*CQ, error) {
+	if depth <= 0 {
+		return nil, &Error{"create CQ", ctrlpb.Code_CODE_INVALID, fmt.Sprintf("depth %d", depth)}
+	}
+	a, err := d.call(ctx, "create CQ", &ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: uint32(depth)}}}, -1)
+	if err != nil {
+		return nil, err
+	}
+	if len(a.fds) != 2 {
+		seqpacket.CloseAll(a.fds)
+		return nil, fmt.Errorf("iwarp: create CQ: %d descriptors: %w", len(a.fds), ErrInternal)
+	}
+	ring, err := shm.MapCQ(a.fds[0])
+	closeFD(a.fds[0])
+	if err != nil {
+		closeFD(a.fds[1])
+		return nil, fmt.Errorf("iwarp: create CQ: %w", err)
+	}
+	c := &CQ{
+		d: d, h: a.reply.GetCq().GetCq(), ring: ring, fd: a.fds[1], file: os.NewFile(uintptr(a.fds[1]), "iwarp-cq"),
+		sleeper: make(chan struct{}, 1), spin: maxSpin,
+	}
+	d.mu.Lock()
+	d.cqs[c] = struct{}{}
+	d.mu.Unlock()
+	return c, nil
+}
+
+// Poll takes up to len(wcs) completions and returns how many there were. It
+// never waits.
+func (c *CQ) Poll(wcs []WC) int {
+	n := c.poll(wcs)
+	if n == 0 && c.d.progress != nil && c.d.progress() > 0 {
+		n = c.poll(wcs)
+	}
+	return n
+}
+
+func (c *CQ) poll(wcs []WC) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return 0
+	}
+	return c.ring.Poll(wcs)
+}
+
+// Wait is Poll that waits for at least one completion: it looks for a while,
+// then sleeps. n is 0 only with an error.
+func (c *CQ) Wait(ctx context.Context, wcs []WC) (n int, err error) {
+	if n := c.Poll(wcs); n > 0 {
+		return n, nil
+	}
+	select { // one looks and sleeps, others wait for their turn
+	case c.sleeper <- struct{}{}:
+		defer func() { <-c.sleeper }()
+	case <-ctx.Done():
+		return 0, fmt.Errorf("iwarp: wait for completions: %w", ctx.Err())
+	}
+	for {
+		if n := c.look(wcs); n > 0 {
+			c.spin = min(2*c.spin, maxSpin)
+			return n, nil
+		}
+		c.Arm(false)
+		if n := c.Poll(wcs); n > 0 {
+			return n, nil
+		}
+		c.spin = max(c.spin/2, minSpin)
+		if err := c.sleep(ctx); err != nil {
+			// What was flushed when the daemon went is still there.
+			if n := c.poll(wcs); n > 0 {
+				return n, nil
+			}
+			return 0, fmt.Errorf("iwarp: wait for completions: %w", err)
+		}
+	}
+}
+
+// look polls for as long as spinning is worth it.
+func (c *CQ) look(wcs []WC) int {
+	end := time.Now().Add(c.spin)
+	for {
+		for range 16 {
+			if n := c.Poll(wcs); n > 0 {
+				return n
+			}
+		}
+		if time.Now().After(end) {
+			return 0
+		}
+		runtime.Gosched()
+	}
+}
+
+// sleep waits for the wake-up of an armed queue.
+func (c *CQ) sleep(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	_ = c.file.SetReadDeadline(time.Time{})
+	stop := context.AfterFunc(ctx, func() { _ = c.file.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	var b [512]byte
+	_, err := c.file.Read(b[:])
+	switch {
+	case err == nil:
+		c.mu.Lock()
+		c.armed = false
+		c.mu.Unlock()
+		return nil
+	case errors.Is(err, os.ErrDeadlineExceeded): // of this context, or late from an earlier one
+		return ctx.Err()
+	case c.isClosed():
+		return ErrClosed
+	}
+	if derr := c.d.Err(); derr != nil {
+		return derr
+	}
+	return ErrDaemonGone
+}
+
+// Arm asks that FD becomes readable with the next completion; with
+// solicitedOnly, with the next that is solicited or an error. Completions that
+// came before it do not count: Poll once more after Arm. It takes back what
+// made FD readable before.
+func (c *CQ) Arm(solicitedOnly bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	if c.armed {
+		shm.Drain(c.fd)
+	}
+	c.armed = true
+	c.ring.Arm(solicitedOnly)
+}
+
+// FD returns the descriptor that becomes readable after Arm, for poll and
+// epoll. It stays the CQ's.
+func (c *CQ) FD() int { return c.fd }
+
+// Overruns returns how many completions were lost for want of room.
+func (c *CQ) Overruns() uint32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return 0
+	}
+	return c.ring.Overruns()
+}
+
+func (c *CQ) isClosed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
+}
+
+// Close gives the queue back. It fails with ErrBusy while a QP completes on it.
+func (c *CQ) Close() error {
+	if c.isClosed() {
+		return nil
+	}
+	err := c.d.do(context.Background(), "close CQ", &ctrlpb.Request{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: c.h}}})
+	if err != nil && c.d.Err() == nil {
+		return err
+	}
+	c.d.mu.Lock()
+	delete(c.d.cqs, c)
+	c.d.mu.Unlock()
+	c.unmap()
+	return err
+}
+
+func (c *CQ) unmap() {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return
+	}
+	c.closed = true
+	c.ring.Close()
+	c.mu.Unlock()
+	c.file.Close() // wakes a sleeper
+}

@@ -1,0 +1,347 @@
+package iwarp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+)
+
+// protocolVersion is the version of the control API spoken here.
+const protocolVersion = 1
+
+// Device is a connection to a daemon: one client of it, which owns the objects
+// made through it.
+type Device struct {
+	conn     *seqpacket.Conn
+	attr     DeviceAttr
+	progress func() int // drives an engine of the same process; nil: the daemon runs by itself
+
+	ringers []*shm.DoorbellRinger
+	wakes   []int
+
+	wmu    sync.Mutex // guards writes to conn
+	nextID atomic.Uint64
+	done   chan struct{} // closed when the daemon is gone, or Close was called
+
+	mu      sync.Mutex
+	closed  bool
+	err     error
+	waiting map[uint64]chan answer
+	qps     map[uint32]*QP
+	listens map[uint32]*Listener
+	opening int                      // Listen calls whose reply is not handled yet
+	early   []*ctrlpb.ConnectRequest // that came meanwhile
+	reqs    map[uint32]*ConnRequest
+	cqs     map[*CQ]struct{}
+	regions map[*MR]struct{}
+}
+
+// answer is the reply to a request, with its descriptors.
+type answer struct {
+	reply *ctrlpb.Reply
+	fds   []int
+	err   error
+}
+
+// Open connects to the daemon whose socket is given. An empty path means
+// $IWARPD_SOCKET, or DefaultSocket.
+func Open(ctx context.Context, socket string) (*Device, error) {
+	if socket == "" {
+		socket = os.Getenv("IWARPD_SOCKET")
+	}
+	if socket == "" {
+		socket = DefaultSocket
+	}
+	c, err := seqpacket.Dial(ctx, socket)
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("iwarp: %w: is iwarpd running (systemctl status iwarpd)?", err)
+		}
+		return nil, fmt.Errorf("iwarp: %w", err)
+	}
+	return newDevice(ctx, c, nil)
+}
+
+// OpenFD is Open over a connected SOCK_SEQPACKET descriptor, which it takes
+// over. progress, if not nil, is called where the Device waits: it drives an
+// engine that runs in this process, and returns how much work it found.
+func OpenFD(ctx context.Context, fd int, progress func() int) (*Device, error) {
+	c, err := seqpacket.FromFD(fd)
+	if err != nil {
+		return nil, fmt.Errorf("iwarp: %w", err)
+	}
+	return newDevice(ctx, c, progress)
+}
+
+func newDevice(ctx context.Context, c *seqpacket.Conn, progress func() int) (*Device, error) {
+	d := &Device{
+		conn: c, progress: progress, done: make(chan struct{}),
+		waiting: make(map[uint64]chan answer), qps: make(map[uint32]*QP), listens: make(map[uint32]*Listener),
+		reqs: make(map[uint32]*ConnRequest), cqs: make(map[*CQ]struct{}), regions: make(map[*MR]struct{}),
+	}
+	go d.readLoop()
+	if err := d.hello(ctx); err != nil {
+		d.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// hello settles the version and maps the doorbell pages.
+func (d *Device) hello(ctx context.Context) error {
+	a, err := d.call(ctx, "hello", &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{
+		Version: protocolVersion, MinVersion: protocolVersion, Name: filepath.Base(os.Args[0]),
+	}}}, -1)
+	if err != nil {
+		return err
+	}
+	h := a.reply.GetHello()
+	if h == nil || len(a.fds) != 2*int(h.Workers) {
+		seqpacket.CloseAll(a.fds)
+		return fmt.Errorf("iwarp: hello: the daemon's reply makes no sense: %w", ErrVersion)
+	}
+	for i := 0; i < len(a.fds); i += 2 {
+		page, wake := a.fds[i], a.fds[i+1]
+		d.wakes = append(d.wakes, wake)
+		if err == nil {
+			var r *shm.DoorbellRinger
+			if r, err = shm.MapDoorbells(page, wake); err == nil {
+				d.ringers = append(d.ringers, r)
+			}
+		}
+		closeFD(page)
+	}
+	if err != nil {
+		return fmt.Errorf("iwarp: hello: %w", err)
+	}
+	d.attr = attrFromPB(h)
+	return nil
+}
+
+func attrFromPB(h *ctrlpb.HelloReply) DeviceAttr {
+	p := h.GetDevice()
+	a := DeviceAttr{
+		Interface: p.GetInterface(), MTU: int(p.GetMtu()), Server: h.Server, Version: int(h.Version), Client: h.Client, Workers: int(h.Workers),
+		MaxQP: int(p.GetMaxQp()), MaxCQ: int(p.GetMaxCq()), MaxPD: int(p.GetMaxPd()), MaxMR: int(p.GetMaxMr()),
+		MaxMW: int(p.GetMaxMw()), MaxListen: int(p.GetMaxListen()), MaxMRSize: p.GetMaxMrSize(), MaxRegistered: p.GetMaxRegistered(),
+		MaxQPWR: int(p.GetMaxQpWr()), MaxCQE: int(p.GetMaxCqe()), MaxSGE: int(p.GetMaxSge()), MaxInline: int(p.GetMaxInline()),
+		MaxPrivateData: int(p.GetMaxPrivateData()), MaxIRD: int(p.GetMaxIrd()), MaxORD: int(p.GetMaxOrd()),
+	}
+	for _, s := range p.GetAddresses() {
+		if ad, err := netip.ParseAddr(s); err == nil {
+			a.Addrs = append(a.Addrs, ad)
+		}
+	}
+	return a
+}
+
+// Attr returns what the daemon offers.
+func (d *Device) Attr() DeviceAttr { return d.attr }
+
+// Done is closed when the daemon is gone or the Device closed.
+func (d *Device) Done() <-chan struct{} { return d.done }
+
+// Err returns why Done is closed, nil while it is not.
+func (d *Device) Err() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.err
+}
+
+// Close ends the client: the daemon tears down all that it owned. The memory of
+// its regions is unmapped and must not be used any more, nor may its other
+// objects.
+func (d *Device) Close() error {
+	d.fail(ErrClosed)
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil
+	}
+	d.closed = true
+	qps, cqs, regions := d.qps, d.cqs, d.regions
+	d.qps, d.cqs, d.regions = map[uint32]*QP{}, map[*CQ]struct{}{}, map[*MR]struct{}{}
+	d.mu.Unlock()
+	for _, q := range qps {
+		q.unmap()
+	}
+	for q := range cqs {
+		q.unmap()
+	}
+	for m := range regions {
+		m.unmap()
+	}
+	for _, r := range d.ringers {
+		r.Close()
+	}
+	seqpacket.CloseAll(d.wakes)
+	return nil
+}
+
+// fail ends everything that waits for the daemon.
+func (d *Device) fail(err error) {
+	d.conn.Close()
+	d.mu.Lock()
+	if d.err != nil {
+		d.mu.Unlock()
+		return
+	}
+	d.err = err
+	waiting := d.waiting
+	d.waiting = nil
+	var qps []*QP
+	for _, q := range d.qps {
+		qps = append(qps, q)
+	}
+	close(d.done)
+	d.mu.Unlock()
+	for _, ch := range waiting {
+		ch <- answer{err: err}
+	}
+	for _, q := range qps {
+		q.over(err)
+	}
+}
+
+// readLoop takes replies to those who wait for them, and events to their
+// objects.
+func (d *Device) readLoop() {
+	for {
+		b, fds, err := d.conn.Read(seqpacket.MaxFDs)
+		if err != nil {
+			d.fail(ErrDaemonGone)
+			return
+		}
+		var m ctrlpb.Message
+		if err := proto.Unmarshal(b, &m); err != nil {
+			seqpacket.CloseAll(fds)
+			d.fail(fmt.Errorf("%w: it sent what is no message: %v", ErrDaemonGone, err))
+			return
+		}
+		if r := m.GetReply(); r != nil {
+			d.mu.Lock()
+			ch := d.waiting[r.Id]
+			delete(d.waiting, r.Id)
+			d.mu.Unlock()
+			if ch != nil {
+				ch <- answer{reply: r, fds: fds}
+				continue
+			}
+		}
+		seqpacket.CloseAll(fds)
+		if e := m.GetEvent(); e != nil {
+			d.event(e)
+		}
+	}
+}
+
+// call sends a request, with the descriptor fd unless it is negative, and waits
+// for its reply. If ctx ends first the reply, with what it made, is left to
+// the daemon, which gives it back when the Device is closed.
+func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd int) (answer, error) {
+	if err := ctx.Err(); err != nil {
+		return answer{}, fmt.Errorf("iwarp: %s: %w", op, err)
+	}
+	req.Id = d.nextID.Add(1)
+	b, err := proto.Marshal(req)
+	if err != nil {
+		return answer{}, fmt.Errorf("iwarp: %s: %w", op, err)
+	}
+	if len(b) > seqpacket.MaxPacket {
+		return answer{}, &Error{op, ctrlpb.Code_CODE_INVALID, "request too long"}
+	}
+	ch := make(chan answer, 1)
+	d.mu.Lock()
+	if d.err != nil {
+		err := d.err
+		d.mu.Unlock()
+		return answer{}, fmt.Errorf("iwarp: %s: %w", op, err)
+	}
+	d.waiting[req.Id] = ch
+	d.mu.Unlock()
+
+	var fds []int
+	if fd >= 0 {
+		fds = []int{fd}
+	}
+	d.wmu.Lock()
+	err = d.conn.Write(b, fds)
+	d.wmu.Unlock()
+	if err != nil {
+		d.fail(ErrDaemonGone)
+	}
+	a, err := wait(ctx, d, ch)
+	if err != nil {
+		d.mu.Lock()
+		delete(d.waiting, req.Id)
+		d.mu.Unlock()
+		select {
+		case a := <-ch:
+			seqpacket.CloseAll(a.fds)
+		default:
+		}
+		return answer{}, fmt.Errorf("iwarp: %s: %w", op, err)
+	}
+	if a.err != nil {
+		return a, fmt.Errorf("iwarp: %s: %w", op, a.err)
+	}
+	if a.reply.Error != nil {
+		seqpacket.CloseAll(a.fds)
+		return answer{}, fromPB(op, a.reply.Error)
+	}
+	return a, nil
+}
+
+// do is call for requests whose reply says nothing but done.
+func (d *Device) do(ctx context.Context, op string, req *ctrlpb.Request) error {
+	a, err := d.call(ctx, op, req, -1)
+	seqpacket.CloseAll(a.fds)
+	return err
+}
+
+// wait receives from ch, and drives the engine meanwhile if that is ours to do.
+func wait[T any](ctx context.Context, d *Device, ch <-chan T) (v T, err error) {
+	if d.progress != nil {
+		for range progressTurns {
+			select {
+			case v = <-ch:
+				return v, nil
+			case <-ctx.Done():
+				return v, ctx.Err()
+			default:
+			}
+			if d.progress() == 0 {
+				runtime.Gosched()
+			}
+		}
+	}
+	select {
+	case v = <-ch:
+		return v, nil
+	case <-ctx.Done():
+		return v, ctx.Err()
+	}
+}
+
+// progressTurns is how long a wait drives the engine itself before it leaves
+// that to the engine's own goroutine.
+const progressTurns = 2000
+
+// ring tells worker that the QP of that doorbell has work.
+func (d *Device) ring(worker int32, bit int) {
+	if int(worker) < len(d.ringers) {
+		d.ringers[worker].Ring(bit)
+	}
+}

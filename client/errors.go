@@ -1,0 +1,116 @@
+package iwarp
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/internal/term"
+)
+
+// Errors that *Error, and errors of this package, are by errors.Is.
+var (
+	ErrInvalid     = errors.New("iwarp: invalid argument")
+	ErrNoObject    = errors.New("iwarp: no such object")
+	ErrPermission  = errors.New("iwarp: permission denied")
+	ErrQuota       = errors.New("iwarp: quota used up")
+	ErrPortInUse   = errors.New("iwarp: port in use")
+	ErrAddress     = errors.New("iwarp: not a local address")
+	ErrUnreachable = errors.New("iwarp: peer unreachable")
+	ErrTimeout     = errors.New("iwarp: timed out")
+	ErrRefused     = errors.New("iwarp: connection refused")
+	ErrRejected    = errors.New("iwarp: connection rejected")
+	ErrState       = errors.New("iwarp: wrong state")
+	ErrBusy        = errors.New("iwarp: object in use")
+	ErrVersion     = errors.New("iwarp: protocol version not spoken")
+	ErrProtocol    = errors.New("iwarp: peer broke the MPA start-up protocol")
+	ErrInternal    = errors.New("iwarp: fault of the daemon or the host")
+	ErrCanceled    = errors.New("iwarp: given up")
+
+	ErrDaemonGone = errors.New("iwarp: the daemon is gone")
+	ErrClosed     = errors.New("iwarp: closed")
+	ErrPeerClosed = errors.New("iwarp: the peer closed the connection")
+	ErrQueueFull  = errors.New("iwarp: queue full")
+	ErrWR         = errors.New("iwarp: work request does not fit the queue pair")
+	ErrMessage    = errors.New("iwarp: message longer than the buffer")
+)
+
+var codeErrors = map[ctrlpb.Code]error{
+	ctrlpb.Code_CODE_INVALID: ErrInvalid, ctrlpb.Code_CODE_NO_OBJECT: ErrNoObject, ctrlpb.Code_CODE_PERMISSION: ErrPermission,
+	ctrlpb.Code_CODE_QUOTA: ErrQuota, ctrlpb.Code_CODE_PORT_IN_USE: ErrPortInUse, ctrlpb.Code_CODE_ADDRESS: ErrAddress,
+	ctrlpb.Code_CODE_UNREACHABLE: ErrUnreachable, ctrlpb.Code_CODE_TIMEOUT: ErrTimeout, ctrlpb.Code_CODE_REFUSED: ErrRefused,
+	ctrlpb.Code_CODE_REJECTED: ErrRejected, ctrlpb.Code_CODE_STATE: ErrState, ctrlpb.Code_CODE_BUSY: ErrBusy,
+	ctrlpb.Code_CODE_VERSION: ErrVersion, ctrlpb.Code_CODE_PROTOCOL: ErrProtocol, ctrlpb.Code_CODE_INTERNAL: ErrInternal,
+	ctrlpb.Code_CODE_CANCELED: ErrCanceled,
+}
+
+// Error is what the daemon said of a request or of a connection. errors.Is
+// compares it with the variables of this package.
+type Error struct {
+	Op   string // what was asked for
+	Code ctrlpb.Code
+	Text string // names the layer, the peer and the rule
+}
+
+// Error implements error.
+func (e *Error) Error() string { return "iwarp: " + e.Op + ": " + e.Text }
+
+// Unwrap returns the variable that stands for the code.
+func (e *Error) Unwrap() error { return codeErrors[e.Code] }
+
+func fromPB(op string, e *ctrlpb.Error) error {
+	if e == nil {
+		return nil
+	}
+	return &Error{Op: op, Code: e.Code, Text: e.Text}
+}
+
+// RejectError is a refusal by the peer's application.
+type RejectError struct {
+	PrivateData []byte // what it had to say; may be empty
+}
+
+// Error implements error.
+func (e *RejectError) Error() string {
+	return fmt.Sprintf("iwarp: the peer rejected the connection (%d octets of private data)", len(e.PrivateData))
+}
+
+// Is reports that it is an ErrRejected.
+func (e *RejectError) Is(target error) bool { return target == ErrRejected }
+
+// TerminateError is a Terminate message (RFC 5040 section 4.8) that ended a
+// stream.
+type TerminateError struct {
+	Remote  bool // the peer found the violation; false: this side did
+	Term    *term.Error
+	Headers []byte // of the terminated segment, as in the message
+}
+
+// Error implements error.
+func (e *TerminateError) Error() string {
+	if e.Remote {
+		return "iwarp: the peer sent a Terminate: " + e.Term.Error()
+	}
+	return "iwarp: stream terminated: " + e.Term.Error()
+}
+
+// Unwrap returns the violation.
+func (e *TerminateError) Unwrap() error { return e.Term }
+
+// WCError is a work request that failed.
+type WCError struct {
+	Status WCStatus
+	Op     WCOp
+	Cause  error // why the connection ended, where that is the reason
+}
+
+// Error implements error.
+func (e *WCError) Error() string {
+	if e.Cause != nil {
+		return fmt.Sprintf("iwarp: %v: %v: %v", e.Op, e.Status, e.Cause)
+	}
+	return fmt.Sprintf("iwarp: %v: %v", e.Op, e.Status)
+}
+
+// Unwrap returns the cause.
+func (e *WCError) Unwrap() error { return e.Cause }

@@ -1,0 +1,317 @@
+package iwarp
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+)
+
+// Listener takes connect requests at an endpoint.
+type Listener struct {
+	d    *Device
+	h    uint32
+	addr netip.AddrPort
+	cfg  Config
+	own  bool // the Device is the Listener's
+
+	mu     sync.Mutex
+	queue  []*ConnRequest
+	more   chan struct{} // signalled when queue grows
+	closed bool
+	done   chan struct{}
+
+	acceptOnce sync.Once
+	accepted   chan acceptResult
+	wg         sync.WaitGroup
+}
+
+type acceptResult struct {
+	conn *Conn
+	err  error
+}
+
+// ConnRequest is a peer that asks for a connection.
+type ConnRequest struct {
+	Local, Remote netip.AddrPort
+
+	l    *Listener
+	h    uint32
+	priv []byte
+	ird  int
+	ord  int
+	rev  int
+	gone chan struct{} // closed when the peer has left
+	once sync.Once
+}
+
+// Listen claims an endpoint, "addr:port" or ":port" for every address of the
+// interface, and takes connect requests there. Port 0 lets the daemon choose.
+func (d *Device) Listen(ctx context.Context, addr string, cfg *Config) (*Listener, error) {
+	cfg = cfg.orDefault()
+	op := "listen on " + addr
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, &Error{op, ctrlpb.Code_CODE_INVALID, err.Error()}
+	}
+	p, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return nil, &Error{op, ctrlpb.Code_CODE_INVALID, fmt.Sprintf("%q is no port", port)}
+	}
+	d.mu.Lock()
+	d.opening++
+	d.mu.Unlock()
+	a, err := d.call(ctx, op, &ctrlpb.Request{Body: &ctrlpb.Request_Listen{Listen: &ctrlpb.Listen{
+		Address: host, Port: uint32(p), Backlog: uint32(max(cfg.Backlog, 0)), Startup: cfg.Startup.pb(),
+	}}}, -1)
+	var l *Listener
+	if err == nil {
+		seqpacket.CloseAll(a.fds)
+		l = &Listener{
+			d: d, h: a.reply.GetListen().GetListen(), cfg: *cfg, more: make(chan struct{}, 1), done: make(chan struct{}),
+			accepted: make(chan acceptResult),
+		}
+		l.addr, _ = netip.ParseAddrPort(a.reply.GetListen().GetAddress())
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.opening--
+	if l != nil {
+		d.listens[l.h] = l
+		for _, e := range d.early {
+			if e.Listen == l.h {
+				d.push(l, e)
+			}
+		}
+	}
+	if d.opening == 0 {
+		d.early = nil
+	}
+	return l, err
+}
+
+// connectRequest takes the event of that name to its listener.
+func (d *Device) connectRequest(e *ctrlpb.ConnectRequest) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if l := d.listens[e.Listen]; l != nil {
+		d.push(l, e)
+	} else if d.opening > 0 {
+		d.early = append(d.early, e)
+	}
+}
+
+// push queues a request. Called with d.mu held.
+func (d *Device) push(l *Listener, e *ctrlpb.ConnectRequest) {
+	r := &ConnRequest{
+		l: l, h: e.Conn, priv: e.PrivateData, ird: int(e.Ird), ord: int(e.Ord), rev: int(e.Revision), gone: make(chan struct{}),
+	}
+	r.Local, _ = netip.ParseAddrPort(e.Local)
+	r.Remote, _ = netip.ParseAddrPort(e.Remote)
+	d.reqs[r.h] = r
+	l.mu.Lock()
+	l.queue = append(l.queue, r)
+	l.mu.Unlock()
+	select {
+	case l.more <- struct{}{}:
+	default:
+	}
+}
+
+// connectGone withdraws a request.
+func (d *Device) connectGone(e *ctrlpb.ConnectGone) {
+	d.mu.Lock()
+	r := d.reqs[e.Conn]
+	delete(d.reqs, e.Conn)
+	for i, early := range d.early {
+		if early.Conn == e.Conn {
+			d.early = append(d.early[:i:i], d.early[i+1:]...)
+			break
+		}
+	}
+	d.mu.Unlock()
+	if r != nil {
+		r.once.Do(func() { close(r.gone) })
+	}
+}
+
+// Addr returns the endpoint.
+func (l *Listener) Addr() netip.AddrPort { return l.addr }
+
+// Request waits for the next peer that asks for a connection. It must be
+// answered by Accept, AcceptConn or Reject within the daemon's time-out.
+func (l *Listener) Request(ctx context.Context) (*ConnRequest, error) {
+	for {
+		if r := l.pop(); r != nil {
+			return r, nil
+		}
+		select {
+		case <-l.more:
+		case <-l.done:
+			return nil, ErrClosed
+		case <-l.d.done:
+			return nil, l.d.Err()
+		case <-ctx.Done():
+			return nil, fmt.Errorf("iwarp: wait for a connection on %v: %w", l.addr, ctx.Err())
+		}
+	}
+}
+
+func (l *Listener) pop() *ConnRequest {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.queue) > 0 {
+		r := l.queue[0]
+		l.queue = l.queue[1:]
+		if len(l.queue) > 0 {
+			select { // for another that waits
+			case l.more <- struct{}{}:
+			default:
+			}
+		}
+		select {
+		case <-r.gone:
+		default:
+			return r
+		}
+	}
+	return nil
+}
+
+// Accept waits for the next connection, with the settings that Listen was
+// given. Start-ups run beside each other: a peer that is slow, or breaks off,
+// holds up no other. Use either Accept or Request on a Listener.
+func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
+	l.acceptOnce.Do(func() {
+		l.wg.Add(1)
+		go l.acceptLoop()
+	})
+	select {
+	case r := <-l.accepted:
+		return r.conn, r.err
+	case <-l.done:
+		return nil, ErrClosed
+	case <-l.d.done:
+		return nil, l.d.Err()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("iwarp: accept on %v: %w", l.addr, ctx.Err())
+	}
+}
+
+// acceptLoop accepts every request, each in a goroutine of its own. The daemon
+// bounds how many there are by the backlog.
+func (l *Listener) acceptLoop() {
+	defer l.wg.Done()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	defer context.AfterFunc(ctx, func() {})()
+	go func() {
+		select {
+		case <-l.done:
+		case <-l.d.done:
+		case <-ctx.Done():
+		}
+		cancel()
+	}()
+	for {
+		r, err := l.Request(ctx)
+		if err != nil {
+			return
+		}
+		l.wg.Add(1)
+		go func() {
+			defer l.wg.Done()
+			c, err := r.AcceptConn(ctx, &l.cfg)
+			if err != nil && ofPeer(err) {
+				return
+			}
+			select {
+			case l.accepted <- acceptResult{c, err}:
+			case <-ctx.Done():
+				if c != nil {
+					c.Abort()
+				}
+			}
+		}()
+	}
+}
+
+// Close gives the endpoint back. Connections that were accepted stay; requests
+// that were not are dropped.
+func (l *Listener) Close() error {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil
+	}
+	l.closed = true
+	close(l.done)
+	l.mu.Unlock()
+	err := l.d.do(context.Background(), "close listener", &ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l.h}}})
+	l.d.mu.Lock()
+	delete(l.d.listens, l.h)
+	for h, r := range l.d.reqs {
+		if r.l == l {
+			delete(l.d.reqs, h)
+		}
+	}
+	l.d.mu.Unlock()
+	l.wg.Wait()
+	if l.own {
+		l.d.Close()
+	}
+	return err
+}
+
+// PrivateData returns what the peer sent with its request.
+func (r *ConnRequest) PrivateData() []byte { return r.priv }
+
+// IRD returns how many of our Reads the peer takes at a time, ORD how many it
+// wants to have outstanding (RFC 6581 section 9.1).
+func (r *ConnRequest) IRD() int { return r.ird }
+
+// ORD is explained at IRD.
+func (r *ConnRequest) ORD() int { return r.ord }
+
+// Revision returns the MPA revision of the request.
+func (r *ConnRequest) Revision() int { return r.rev }
+
+// Gone is closed when the peer has left, or the time to answer is over.
+func (r *ConnRequest) Gone() <-chan struct{} { return r.gone }
+
+func (r *ConnRequest) forget() {
+	r.l.d.mu.Lock()
+	delete(r.l.d.reqs, r.h)
+	r.l.d.mu.Unlock()
+}
+
+// Accept gives the peer a connection with q, and returns when work requests
+// flow. Of cfg it uses PrivateData, and Startup's IRD and ORD.
+func (r *ConnRequest) Accept(ctx context.Context, q *QP, cfg *Config) (*ConnInfo, error) {
+	cfg = cfg.orDefault()
+	op := fmt.Sprintf("accept %v", r.Remote)
+	q.mu.Lock()
+	q.private = append([]byte{}, r.priv...)
+	q.mu.Unlock()
+	r.forget()
+	err := r.l.d.do(ctx, op, &ctrlpb.Request{Body: &ctrlpb.Request_Accept{Accept: &ctrlpb.Accept{
+		Conn: r.h, Qp: q.num, PrivateData: cfg.PrivateData, Ird: depth(cfg.Startup.IRD), Ord: depth(cfg.Startup.ORD),
+	}}})
+	if err != nil {
+		return nil, err
+	}
+	return q.await(ctx, op)
+}
+
+// Reject refuses the peer. Its application gets private, at most 508 octets.
+func (r *ConnRequest) Reject(ctx context.Context, private []byte) error {
+	r.forget()
+	return r.l.d.do(ctx, fmt.Sprintf("reject %v", r.Remote), &ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{
+		Conn: r.h, PrivateData: private,
+	}}})
+}

@@ -1,0 +1,413 @@
+package iwarp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+	"github.com/iwarpd/iwarpd/internal/term"
+)
+
+// QPConfig says what a QP is made of.
+type QPConfig struct {
+	PD                   *PD
+	SendCQ, RecvCQ       *CQ  // may be the same
+	SendDepth, RecvDepth int  // work requests in each queue; default 64
+	MaxSGE               int  // pieces in a work request; default 4
+	MaxInline            int  // octets of inline data; default 64
+	SigAll               bool // every send work request completes on the CQ
+}
+
+// QP is a queue pair. It has one connection in its life, by Connect or by
+// accepting a ConnRequest. Receives may be posted before; sends too, they wait.
+type QP struct {
+	d              *Device
+	num            uint32
+	bit            int
+	sendCQ, recvCQ *CQ
+
+	smu sync.Mutex
+	sq  *shm.SQProducer // nil: closed; guarded by smu
+	rmu sync.Mutex
+	rq  *shm.RQProducer // nil: closed; guarded by rmu
+
+	worker  atomic.Int32 // whose doorbell page to ring; -1: none yet
+	ended   atomic.Bool  // the connection is over: nothing more is posted
+	outcome chan error   // of connect or accept
+
+	mu      sync.Mutex // guards the rest
+	info    *ConnInfo
+	private []byte // of the request, on the accepting side
+	leaving bool   // we asked for the end
+	term    *TerminateError
+	async   error // an AsyncError that was told of it
+	err     error
+	done    chan struct{}
+}
+
+// CreateQP makes a queue pair.
+func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
+	if cfg.PD == nil || cfg.SendCQ == nil || cfg.RecvCQ == nil {
+		return nil, &Error{"create QP", ctrlpb.Code_CODE_INVALID, "a queue pair needs a PD and two CQs"}
+	}
+	for _, f := range []struct {
+		v   *int
+		def int
+	}{{&cfg.SendDepth, 64}, {&cfg.RecvDepth, 64}, {&cfg.MaxSGE, 4}, {&cfg.MaxInline, 64}} {
+		if *f.v == 0 {
+			*f.v = f.def
+		}
+	}
+	if cfg.SendDepth < 0 || cfg.RecvDepth < 0 || cfg.MaxSGE < 0 || cfg.MaxInline < 0 {
+		return nil, &Error{"create QP", ctrlpb.Code_CODE_INVALID, "negative size"}
+	}
+	a, err := d.call(ctx, "create QP", &ctrlpb.Request{Body: &ctrlpb.Request_CreateQp{CreateQp: &ctrlpb.CreateQP{
+		Pd: cfg.PD.h, SendCq: cfg.SendCQ.h, RecvCq: cfg.RecvCQ.h, SqDepth: uint32(cfg.SendDepth), RqDepth: uint32(cfg.RecvDepth),
+		MaxSge: uint32(cfg.MaxSGE), MaxInline: uint32(cfg.MaxInline), SigAll: cfg.SigAll,
+	}}}, -1)
+	if err != nil {
+		return nil, err
+	}
+	defer seqpacket.CloseAll(a.fds)
+	r := a.reply.GetQp()
+	if len(a.fds) != 2 || r == nil {
+		return nil, fmt.Errorf("iwarp: create QP: %d descriptors: %w", len(a.fds), ErrInternal)
+	}
+	q := &QP{
+		d: d, num: r.Qp, bit: int(r.Doorbell), sendCQ: cfg.SendCQ, recvCQ: cfg.RecvCQ,
+		outcome: make(chan error, 1), done: make(chan struct{}),
+	}
+	q.worker.Store(-1)
+	if q.sq, err = shm.MapSQ(a.fds[0]); err != nil {
+		return nil, fmt.Errorf("iwarp: create QP: %w", err)
+	}
+	if q.rq, err = shm.MapRQ(a.fds[1]); err != nil {
+		q.sq.Close()
+		return nil, fmt.Errorf("iwarp: create QP: %w", err)
+	}
+	d.mu.Lock()
+	d.qps[q.num] = q
+	d.mu.Unlock()
+	return q, nil
+}
+
+// Num returns the number that completions carry.
+func (q *QP) Num() uint32 { return q.num }
+
+// PostSend posts a work request to the send queue. wr may be used again when it
+// returns, its SGEs' memory when it completes. ErrQueueFull: poll the CQ first.
+// ErrWR: more SGEs or inline data than the QP was made for. Once the connection
+// is over it fails with the reason.
+func (q *QP) PostSend(wr *SendWR) error {
+	q.smu.Lock()
+	defer q.smu.Unlock()
+	if q.sq == nil {
+		return ErrClosed
+	}
+	if q.ended.Load() {
+		return q.Err()
+	}
+	if err := q.sq.Post(wr); err != nil {
+		return postError(err)
+	}
+	if w := q.worker.Load(); w >= 0 {
+		q.d.ring(w, q.bit)
+	}
+	return nil
+}
+
+// PostSends posts several work requests with one doorbell, and returns how many
+// were posted before the error, if there is one.
+func (q *QP) PostSends(wrs []SendWR) (n int, err error) {
+	q.smu.Lock()
+	defer q.smu.Unlock()
+	if q.sq == nil {
+		return 0, ErrClosed
+	}
+	if q.ended.Load() {
+		return 0, q.Err()
+	}
+	for n < len(wrs) {
+		if err = q.sq.Post(&wrs[n]); err != nil {
+			err = postError(err)
+			break
+		}
+		n++
+	}
+	if w := q.worker.Load(); n > 0 && w >= 0 {
+		q.d.ring(w, q.bit)
+	}
+	return n, err
+}
+
+// PostRecv posts a buffer for a message. Messages fill buffers in the order of
+// posting; a message without a buffer ends the connection.
+func (q *QP) PostRecv(wr *RecvWR) error {
+	q.rmu.Lock()
+	defer q.rmu.Unlock()
+	if q.rq == nil {
+		return ErrClosed
+	}
+	if q.ended.Load() {
+		return q.Err()
+	}
+	return postError(q.rq.Post(wr))
+}
+
+func postError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, shm.ErrFull):
+		return ErrQueueFull
+	case errors.Is(err, shm.ErrWR):
+		return ErrWR
+	}
+	return err
+}
+
+// Connect connects the QP to a peer that listens at remote, "addr:port", and
+// returns when work requests flow. A refusal by the peer's application is a
+// *RejectError.
+func (q *QP) Connect(ctx context.Context, remote string, cfg *Config) (*ConnInfo, error) {
+	cfg = cfg.orDefault()
+	timeout := cfg.Timeout
+	if dl, ok := ctx.Deadline(); ok {
+		if left := time.Until(dl); timeout == 0 || left < timeout {
+			timeout = max(left, time.Millisecond)
+		}
+	}
+	local := ""
+	switch {
+	case cfg.LocalAddr.Addr().IsValid():
+		local = cfg.LocalAddr.String()
+	case cfg.LocalAddr.Port() != 0:
+		local = fmt.Sprintf(":%d", cfg.LocalAddr.Port())
+	}
+	err := q.d.do(ctx, "connect to "+remote, &ctrlpb.Request{Body: &ctrlpb.Request_Connect{Connect: &ctrlpb.Connect{
+		Qp: q.num, Local: local, Remote: remote, PrivateData: cfg.PrivateData, Startup: cfg.Startup.pb(), TimeoutMs: millis(timeout),
+	}}})
+	if err != nil {
+		return nil, err
+	}
+	return q.await(ctx, "connect to "+remote)
+}
+
+// await waits for the outcome of a connect or accept.
+func (q *QP) await(ctx context.Context, op string) (*ConnInfo, error) {
+	err, werr := wait(ctx, q.d, q.outcome)
+	if werr != nil {
+		q.give(true)
+		return nil, fmt.Errorf("iwarp: %s: %w", op, werr)
+	}
+	if err != nil {
+		if e, ok := errors.AsType[*Error](err); ok {
+			return nil, &Error{op, e.Code, e.Text}
+		}
+		return nil, fmt.Errorf("iwarp: %s: %w", op, err)
+	}
+	return q.Info(), nil
+}
+
+// give asks the daemon to end the connection and does not wait for the answer.
+func (q *QP) give(abort bool) {
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_ = q.disconnect(ctx, abort)
+	}()
+}
+
+// Disconnect closes the connection in order: what was posted before is sent,
+// what is posted later is refused. It returns when the close has begun; Done
+// tells the end. Work requests that do not complete are flushed.
+func (q *QP) Disconnect(ctx context.Context) error { return q.disconnect(ctx, false) }
+
+// Abort resets the connection.
+func (q *QP) Abort(ctx context.Context) error { return q.disconnect(ctx, true) }
+
+func (q *QP) disconnect(ctx context.Context, abort bool) error {
+	q.mu.Lock()
+	q.leaving = true
+	q.mu.Unlock()
+	return q.d.do(ctx, "disconnect", &ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: q.num, Abort: abort}}})
+}
+
+// Info returns the facts of the connection, nil before it is established.
+func (q *QP) Info() *ConnInfo {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.info
+}
+
+// Done is closed when the connection is over, or was not made.
+func (q *QP) Done() <-chan struct{} { return q.done }
+
+// Err returns why the connection is over: a *TerminateError, ErrPeerClosed,
+// ErrClosed for an end that this side asked for, or an *Error. It is nil
+// before.
+func (q *QP) Err() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.err
+}
+
+// established takes the event of that name.
+func (q *QP) established(e *ctrlpb.Established) {
+	n := e.GetNegotiated()
+	info := &ConnInfo{
+		PrivateData: e.PrivateData, Revision: int(n.GetRevision()), IRD: int(n.GetIrd()), ORD: int(n.GetOrd()), CRC: n.GetCrc(),
+		SendMarkers: n.GetSendMarkers(), RecvMarkers: n.GetRecvMarkers(), PeerToPeer: n.GetP2P(), Worker: int(e.Worker),
+	}
+	info.Local, _ = netip.ParseAddrPort(e.Local)
+	info.Remote, _ = netip.ParseAddrPort(e.Remote)
+	q.mu.Lock()
+	if q.private != nil {
+		info.PrivateData = q.private
+	}
+	q.info = info
+	q.mu.Unlock()
+	q.smu.Lock()
+	q.worker.Store(int32(e.Worker))
+	if q.sq != nil { // sends that were posted before rang no bell
+		q.d.ring(int32(e.Worker), q.bit)
+	}
+	q.smu.Unlock()
+	q.settle(nil)
+}
+
+func (q *QP) settle(err error) {
+	select {
+	case q.outcome <- err:
+	default:
+	}
+}
+
+// terminated notes the Terminate that Disconnected will follow.
+func (q *QP) terminated(e *ctrlpb.Terminated) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.term == nil {
+		q.term = &TerminateError{Remote: e.Remote, Term: term.Lookup(uint8(e.Layer), uint8(e.Type), uint8(e.Code)), Headers: e.Headers}
+	}
+}
+
+// over ends the connection for err; nil: it was closed in order.
+func (q *QP) over(err error) {
+	q.mu.Lock()
+	if q.err != nil {
+		q.mu.Unlock()
+		return
+	}
+	switch {
+	case q.term != nil:
+		q.err = q.term
+	case q.async != nil:
+		q.err = q.async
+	case q.leaving && !errors.Is(err, ErrDaemonGone):
+		q.err = ErrClosed
+	case err != nil:
+		q.err = err
+	default:
+		q.err = ErrPeerClosed
+	}
+	err = q.err
+	q.mu.Unlock()
+
+	// From here on nothing is posted. What was, after the daemon had flushed the
+	// queues, it must flush once more.
+	q.smu.Lock()
+	q.rmu.Lock()
+	q.ended.Store(true)
+	left := q.sq != nil && (q.sq.Space() < q.sq.Depth() || q.rq.Space() < q.rq.Depth())
+	q.rmu.Unlock()
+	q.smu.Unlock()
+	if left && q.d.Err() == nil {
+		q.give(true)
+	}
+	q.settle(err)
+	close(q.done)
+}
+
+// Close destroys the QP, cutting its connection if there is one. Work requests
+// that are not complete never will be.
+func (q *QP) Close() error {
+	err := q.d.do(context.Background(), "close QP", &ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: q.num}}})
+	if err != nil && q.d.Err() == nil {
+		return err
+	}
+	q.d.mu.Lock()
+	delete(q.d.qps, q.num)
+	q.d.mu.Unlock()
+	q.unmap()
+	q.mu.Lock()
+	q.leaving = true
+	q.mu.Unlock()
+	q.over(nil)
+	return err
+}
+
+func (q *QP) unmap() {
+	q.smu.Lock()
+	if q.sq != nil {
+		q.sq.Close()
+		q.sq = nil
+	}
+	q.smu.Unlock()
+	q.rmu.Lock()
+	if q.rq != nil {
+		q.rq.Close()
+		q.rq = nil
+	}
+	q.rmu.Unlock()
+}
+
+// event takes an event to its object.
+func (d *Device) event(ev *ctrlpb.Event) {
+	qp := func(num uint32) *QP {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.qps[num]
+	}
+	switch b := ev.Body.(type) {
+	case *ctrlpb.Event_ConnectRequest:
+		d.connectRequest(b.ConnectRequest)
+	case *ctrlpb.Event_ConnectGone:
+		d.connectGone(b.ConnectGone)
+	case *ctrlpb.Event_Established:
+		if q := qp(b.Established.Qp); q != nil {
+			q.established(b.Established)
+		}
+	case *ctrlpb.Event_Rejected:
+		if q := qp(b.Rejected.Qp); q != nil {
+			q.over(&RejectError{b.Rejected.PrivateData})
+		}
+	case *ctrlpb.Event_ConnectFailed:
+		if q := qp(b.ConnectFailed.Qp); q != nil {
+			q.over(fromPB("connect", b.ConnectFailed.Error))
+		}
+	case *ctrlpb.Event_Disconnected:
+		if q := qp(b.Disconnected.Qp); q != nil {
+			q.over(fromPB("connection", b.Disconnected.Error))
+		}
+	case *ctrlpb.Event_Terminated:
+		if q := qp(b.Terminated.Qp); q != nil {
+			q.terminated(b.Terminated)
+		}
+	case *ctrlpb.Event_AsyncError:
+		if q := qp(b.AsyncError.Qp); q != nil && b.AsyncError.Error != nil {
+			q.mu.Lock()
+			if q.async == nil {
+				q.async = fromPB("queue pair", b.AsyncError.Error)
+			}
+			q.mu.Unlock()
+		}
+	}
+}

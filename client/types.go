@@ -1,0 +1,218 @@
+package iwarp
+
+import (
+	"net/netip"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// DefaultSocket is where the daemon listens unless it was told otherwise.
+const DefaultSocket = "/run/iwarpd/iwarpd.sock"
+
+// The work requests and completions of the verbs level.
+type (
+	SGE       = verbs.SGE
+	SendWR    = verbs.SendWR
+	RecvWR    = verbs.RecvWR
+	WC        = verbs.WC
+	WCStatus  = verbs.WCStatus
+	WCOp      = verbs.WCOp
+	SendFlags = verbs.SendFlags
+	Access    = verbs.Access
+	Op        = rdmap.Op
+)
+
+// Access rights of memory. Local read is always granted.
+const (
+	AccessLocalWrite   = verbs.LocalWrite
+	AccessRemoteWrite  = verbs.RemoteWrite
+	AccessRemoteRead   = verbs.RemoteRead
+	AccessRemoteAtomic = verbs.RemoteAtomic
+	AccessMWBind       = verbs.MWBind
+	AccessZeroBased    = verbs.ZeroBased
+)
+
+// Operations of the send queue.
+const (
+	OpSend      = rdmap.OpSend
+	OpSendInv   = rdmap.OpSendInv
+	OpSendSE    = rdmap.OpSendSE
+	OpSendSEInv = rdmap.OpSendSEInv
+	OpWrite     = rdmap.OpWrite
+	OpRead      = rdmap.OpRead
+	OpImm       = rdmap.OpImm
+	OpImmSE     = rdmap.OpImmSE
+	OpFetchAdd  = rdmap.OpFetchAdd
+	OpCmpSwap   = rdmap.OpCmpSwap
+	OpLocalInv  = verbs.OpLocalInv
+	OpReg       = verbs.OpReg
+	OpBindMW    = verbs.OpBindMW
+)
+
+// Flags of a send work request.
+const (
+	Fence     = verbs.Fence
+	Signaled  = verbs.Signaled
+	Solicited = verbs.Solicited
+	Inline    = verbs.Inline
+)
+
+// Statuses and opcodes of completions that programs look at most.
+const (
+	WCSuccess  = verbs.WCSuccess
+	WCFlushErr = verbs.WCFlushErr
+
+	WCSend     = verbs.WCSend
+	WCWrite    = verbs.WCWrite
+	WCRead     = verbs.WCRead
+	WCCmpSwap  = verbs.WCCmpSwap
+	WCFetchAdd = verbs.WCFetchAdd
+	WCRecv     = verbs.WCRecv
+
+	WCWithImm = verbs.WCWithImm
+	WCWithInv = verbs.WCWithInv
+)
+
+// DeviceAttr is what the daemon offers this client.
+type DeviceAttr struct {
+	Interface string
+	Addrs     []netip.Addr
+	MTU       int
+	Server    string // name and version of the daemon
+	Version   int    // protocol version
+	Client    uint32 // this client's number in the daemon's lists
+	Workers   int
+
+	MaxQP, MaxCQ, MaxPD, MaxMR, MaxMW, MaxListen int
+	MaxMRSize, MaxRegistered                     uint64 // octets
+	MaxQPWR, MaxCQE, MaxSGE                      int
+	MaxInline, MaxPrivateData                    int // octets
+	MaxIRD, MaxORD                               int
+}
+
+// RTR is a set of kinds of ready-to-receive messages (RFC 6581 section 9.2).
+type RTR uint32
+
+// Kinds of RTR.
+const (
+	RTRSend  RTR = 1
+	RTRWrite RTR = 2
+	RTRRead  RTR = 4
+)
+
+// Startup says how MPA negotiates. Its zero value is what the daemon is
+// configured for: by default CRC32c, no markers, revision 2 in peer-to-peer
+// mode, with a retry at revision 1.
+type Startup struct {
+	NoCRC        bool // do not ask for CRC32c; it is used all the same if the peer asks
+	Markers      bool // ask the peer to send markers
+	Revision     int  // 1 or 2
+	NoFallback   bool // do not try again with revision 1, or without markers
+	PeerToPeer   bool // ask for it; the daemon's default is to ask
+	NoPeerToPeer bool
+	RTR          RTR // offered in peer-to-peer mode
+	// IRD is how many Reads of the peer may be outstanding, ORD how many of ours;
+	// 0: the daemon's default, negative: none.
+	IRD, ORD int
+	Timeout  time.Duration // of each wait of the start-up
+}
+
+func (s *Startup) pb() *ctrlpb.Startup {
+	p := &ctrlpb.Startup{}
+	if s.NoCRC {
+		p.Crc = proto.Bool(false)
+	}
+	if s.Markers {
+		p.Markers = proto.Bool(true)
+	}
+	if s.Revision != 0 {
+		p.Revision = proto.Uint32(uint32(s.Revision))
+	}
+	if s.NoFallback {
+		p.Fallback = proto.Bool(false)
+	}
+	if s.PeerToPeer || s.NoPeerToPeer {
+		p.P2P = proto.Bool(s.PeerToPeer)
+	}
+	if s.RTR != 0 {
+		p.Rtr = proto.Uint32(uint32(s.RTR))
+	}
+	p.Ird, p.Ord = depth(s.IRD), depth(s.ORD)
+	if s.Timeout > 0 {
+		p.TimeoutMs = proto.Uint32(millis(s.Timeout))
+	}
+	return p
+}
+
+func depth(n int) *uint32 {
+	if n == 0 {
+		return nil
+	}
+	return proto.Uint32(uint32(max(n, 0)))
+}
+
+func millis(d time.Duration) uint32 {
+	if d <= 0 {
+		return 0
+	}
+	return uint32(min(max(d.Milliseconds(), 1), 1<<31))
+}
+
+// Config says how connections are made. The zero value, and a nil *Config, are
+// good for most uses.
+type Config struct {
+	Startup     Startup
+	PrivateData []byte         // goes with the request, or with the reply of an accept
+	LocalAddr   netip.AddrPort // Connect, Dial: where to connect from; each part may be left open
+	Backlog     int            // Listen: requests that may wait to be accepted; default 128
+	// Timeout bounds Dial and Connect as a whole; 0: the daemon's default of 30 s.
+	// A context with a deadline bounds them too.
+	Timeout time.Duration
+
+	// What follows is for the plain level.
+	SendDepth int // operations in flight; default 64
+	RecvDepth int // messages that may wait for Recv; default 64
+	RecvSize  int // longest message that can be received, in octets; default 16 KiB
+	MaxInline int // messages up to it are copied into the queue; default 64 octets
+	PD        *PD // protection domain for the connection; nil: one of its own
+}
+
+var zeroConfig Config
+
+func (c *Config) orDefault() *Config {
+	if c == nil {
+		return &zeroConfig
+	}
+	return c
+}
+
+// ConnInfo describes an established connection.
+type ConnInfo struct {
+	Local, Remote            netip.AddrPort
+	PrivateData              []byte // of the peer's reply; for the accepting side that of its request
+	Revision                 int    // of MPA
+	IRD, ORD                 int
+	CRC                      bool
+	SendMarkers, RecvMarkers bool
+	PeerToPeer               bool
+	Worker                   int
+}
+
+// Remote names memory of the peer: what it must tell for its memory to be read
+// or written.
+type Remote struct {
+	Addr uint64
+	RKey uint32
+	Len  uint32
+}
+
+// At returns the part of r of n octets from offset off on. Whether it lies
+// within r is for the peer to check.
+func (r Remote) At(off, n uint32) Remote {
+	return Remote{Addr: r.Addr + uint64(off), RKey: r.RKey, Len: n}
+}
