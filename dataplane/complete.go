@@ -13,9 +13,8 @@ func (w *worker) completions(c *conn) {
 	if c.hasPend {
 		return
 	}
-	var wc verbs.WC
-	for c.qp.QP.PollWC(&wc) {
-		if !w.complete(c.qp, &wc) {
+	for c.qp.QP.PollWC(&w.wc) {
+		if !w.complete(c.qp, &w.wc) {
 			w.abort(c, errCQOverrun)
 			return
 		}

@@ -11,7 +11,6 @@ import (
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/tcp"
-	"github.com/iwarpd/iwarpd/verbs"
 )
 
 // mode is where a connection stands on its way from a byte stream to FPDUs.
@@ -355,9 +354,8 @@ func (w *worker) dropQP(c *conn) {
 // flushQP delivers the completions of a queue pair in ERROR, flushed work
 // requests included.
 func (w *worker) flushQP(b *QPBinding) {
-	var wc verbs.WC
-	for b.QP.PollWC(&wc) {
-		w.complete(b, &wc)
+	for b.QP.PollWC(&w.wc) {
+		w.complete(b, &w.wc)
 	}
 }
 

@@ -74,10 +74,7 @@ func (s *sim) step() bool {
 	var next clock.Time
 	for _, h := range s.hosts {
 		n += h.w.turn()
-		for _, f := range h.e.events.q {
-			f(func(ev Event) { h.events = append(h.events, ev) })
-		}
-		h.e.events.q = nil
+		h.drain()
 		if len(h.w.dirty) > 0 {
 			n++
 		}
@@ -107,6 +104,13 @@ func (s *sim) until(what string, cond func() bool) {
 			s.t.Fatalf("not within %v of virtual time: %s", 10*time.Minute, what)
 		}
 	}
+}
+
+func (h *simHost) drain() {
+	for _, f := range h.e.events.q {
+		f(func(ev Event) { h.events = append(h.events, ev) })
+	}
+	h.e.events.q = nil
 }
 
 func (h *simHost) take(kind EventKind) (Event, bool) {
@@ -236,7 +240,11 @@ func TestStreamingMode(t *testing.T) {
 	s.hosts[0].w.streamSend(a, msg)
 	var got []byte
 	s.until("octets arrived", func() bool {
-		if ev, ok := s.hosts[1].take(EventData); ok {
+		for {
+			ev, ok := s.hosts[1].take(EventData)
+			if !ok {
+				break
+			}
 			got = append(got, ev.Data...)
 			s.hosts[1].w.streamConsumed(b, len(ev.Data))
 		}

@@ -14,7 +14,8 @@ import (
 type wheel struct {
 	tick   uint64 // the last tick that was expired
 	levels [wheelLevels][wheelSlots]timer
-	count  int
+	n      [wheelLevels]int // timers on each level
+	count  int              // on all
 }
 
 const (
@@ -27,6 +28,7 @@ const (
 type timer struct {
 	next, prev *timer
 	at         clock.Time
+	level      uint8
 	conn       *conn
 }
 
@@ -52,53 +54,68 @@ func (w *wheel) arm(t *timer, at clock.Time) {
 		w.stop(t)
 	}
 	t.at = at
-	w.insert(t)
-	w.count++
+	w.insert(t, w.tick+1)
 }
 
 func (w *wheel) stop(t *timer) {
 	if !t.armed() {
 		return
 	}
-	t.unlink()
+	w.unlink(t)
+}
+
+func (w *wheel) unlink(t *timer) {
+	t.prev.next, t.next.prev = t.next, t.prev
+	t.next, t.prev = nil, nil
+	w.n[t.level]--
 	w.count--
 }
 
-func (t *timer) unlink() {
-	t.prev.next, t.next.prev = t.next, t.prev
-	t.next, t.prev = nil, nil
-}
-
-func (w *wheel) insert(t *timer) {
+// insert puts t in the slot of its tick; first is the earliest tick that has
+// not been expired.
+func (w *wheel) insert(t *timer, first uint64) {
 	// Round up: a timer never fires before its time.
-	tick := (uint64(t.at) + uint64(wheelTick) - 1) / uint64(wheelTick)
-	if tick <= w.tick {
-		tick = w.tick + 1
-	}
-	d := tick - w.tick
+	tick := max(first, (uint64(t.at)+uint64(wheelTick)-1)/uint64(wheelTick))
 	var h *timer
-	switch {
+	t.level = 0
+	switch d := tick - first; {
 	case d < wheelSlots:
 		h = &w.levels[0][tick%wheelSlots]
 	case d < wheelSlots*wheelSlots:
+		t.level = 1
 		h = &w.levels[1][tick/wheelSlots%wheelSlots]
 	default:
-		d = min(d, wheelSlots*wheelSlots*(wheelSlots-1))
-		h = &w.levels[2][(w.tick+d)/(wheelSlots*wheelSlots)%wheelSlots]
+		// Beyond the last level: as far as that goes, and from there again.
+		tick = first + min(d, wheelSlots*wheelSlots*wheelSlots-1)
+		t.level = 2
+		h = &w.levels[2][tick/(wheelSlots*wheelSlots)%wheelSlots]
 	}
 	t.next, t.prev = h, h.prev
 	h.prev.next, h.prev = t, t
+	w.n[t.level]++
+	w.count++
 }
 
 // expire calls fire for each timer due at now.
 func (w *wheel) expire(now clock.Time, fire func(*conn)) int {
 	end := uint64(now) / uint64(wheelTick)
-	if w.count == 0 {
-		w.tick = max(w.tick, end)
-		return 0
-	}
-	n := 0
+	fired := 0
 	for w.tick < end {
+		if w.count == 0 {
+			w.tick = end
+			break
+		}
+		// Empty levels are passed in one step, to just before their next cascade.
+		if w.n[0] == 0 {
+			skip := uint64(wheelSlots)
+			if w.n[1] == 0 {
+				skip *= wheelSlots
+			}
+			if to := w.tick/skip*skip + skip - 1; to > w.tick {
+				w.tick = min(to, end)
+				continue
+			}
+		}
 		w.tick++
 		if w.tick%wheelSlots == 0 {
 			if w.tick%(wheelSlots*wheelSlots) == 0 {
@@ -109,34 +126,25 @@ func (w *wheel) expire(now clock.Time, fire func(*conn)) int {
 		h := &w.levels[0][w.tick%wheelSlots]
 		for h.next != h {
 			t := h.next
-			t.unlink()
-			w.count--
-			n++
+			w.unlink(t)
+			fired++
 			fire(t.conn)
 		}
-		if w.count == 0 {
-			w.tick = end
-		}
 	}
-	return n
+	return fired
 }
 
 // cascade spreads a slot of an upper level over the levels below. The current
 // tick has not been expired yet, so that is where its own timers go.
 func (w *wheel) cascade(h *timer) {
-	first := h.next
-	if first == h {
-		return
+	for last := h.prev; h.next != h; {
+		t := h.next
+		w.unlink(t)
+		w.insert(t, w.tick)
+		if t == last {
+			break // what lies beyond the wheel may have come back to this slot
+		}
 	}
-	h.prev.next = nil
-	h.next, h.prev = h, h
-	w.tick-- // a timer due at the tick being expired belongs in its slot
-	for t := first; t != nil; {
-		next := t.next
-		w.insert(t)
-		t = next
-	}
-	w.tick++
 }
 
 // next returns a time no later than the next expiry, zero if nothing is armed.

@@ -16,6 +16,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/tcp"
+	"github.com/iwarpd/iwarpd/verbs"
 )
 
 // Budgets bound the work of one turn, so that every part of it gets its share
@@ -62,6 +63,7 @@ type worker struct {
 
 	in      inbound // scratch of the frame in hand
 	out     tcp.Out
+	wc      verbs.WC
 	current *conn // whose client's memory is being touched
 
 	stats Stats

@@ -1,0 +1,273 @@
+package link
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+func openPacketEnd(t testing.TB, e *testenv.End, filter []unix.SockFilter) *Packet {
+	t.Helper()
+	var p *Packet
+	if err := e.NS.Do(func() (err error) {
+		p, err = OpenPacket(e.Name, filter)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// ipFrame makes a frame of a protocol with n octets behind the IP header.
+func ipFrame(from, to *testenv.End, v6 bool, proto uint8, dport uint16, vlans, n int) []byte {
+	src, dst := from.Addr4, to.Addr4
+	if v6 {
+		src, dst = from.Addr6, to.Addr6
+	}
+	tu := pkt.Tuple{
+		Flow: pkt.NewFlow(netip.AddrPortFrom(src, 0), netip.AddrPortFrom(dst, 0)), Proto: proto, V6: v6,
+		SrcMAC: [6]byte(from.MAC), DstMAC: [6]byte(to.MAC), NVLAN: vlans, VLANs: [2]uint16{0x6005, 9},
+	}
+	b := make([]byte, tu.HeaderLen()+n)
+	tu.Put(b, n, 0, 0)
+	l4 := b[tu.HeaderLen():]
+	for i := range l4 {
+		l4[i] = byte(i)
+	}
+	binary.BigEndian.PutUint16(l4[2:], dport)
+	return b
+}
+
+// receive waits for a frame that want accepts. Others, such as the kernel's own
+// neighbour discovery, are passed over.
+func receive(t testing.TB, l Link, want func(b []byte) bool) []byte {
+	t.Helper()
+	fs := make([]Frame, 16)
+	for until := clock.Now().Add(5 * time.Second); clock.Now() < until; l.Wait(10*time.Millisecond, -1) {
+		var found []byte
+		for i := range l.Receive(fs) {
+			if b := join(&fs[i]); found == nil && want(b) {
+				found = b
+			}
+			l.Release(&fs[i])
+		}
+		if found != nil {
+			return found
+		}
+	}
+	return nil
+}
+
+func TestPacketCarriesFrames(t *testing.T) {
+	v := testenv.NewVeth(t, 9000)
+	a, b := openPacketEnd(t, &v.A, nil), openPacketEnd(t, &v.B, nil)
+	for _, vlans := range []int{0, 1, 2} {
+		for _, n := range []int{40, 1480, 8972} {
+			want := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, vlans, n)
+			send(t, a, want)
+			if got := receive(t, b, func(g []byte) bool { return bytes.Equal(g, want) }); got == nil {
+				t.Errorf("a frame of %d octets with %d VLAN tags did not arrive whole", len(want), vlans)
+			}
+		}
+	}
+	var st Stats
+	if a.Stats(&st); st.TxFrames != 9 || st.TxInvalid+st.TxErrors != 0 {
+		t.Errorf("stats %+v", st)
+	}
+}
+
+func TestPacketManyFrames(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	a, b := openPacketEnd(t, &v.A, PortFilter([]uint16{1})), openPacketEnd(t, &v.B, PortFilter([]uint16{7174}))
+	const total = 5000
+	f := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 100)
+	fs, done := make([]Frame, 64), make([]Slot, 64)
+	sent, got, reaped := 0, 0, 0
+	for until := clock.Now().Add(10 * time.Second); got < total; {
+		if clock.Now() > until {
+			t.Fatalf("sent %d, received %d of %d", sent, got, total)
+		}
+		for i := 0; i < 100 && sent < total; i++ {
+			s, ok := a.Alloc()
+			if !ok {
+				break
+			}
+			copy(a.Bytes(s), f)
+			binary.BigEndian.PutUint32(a.Bytes(s)[60:], uint32(sent))
+			if !a.Post(s, 0, len(f)) {
+				a.Free(s)
+				break
+			}
+			sent++
+		}
+		a.Flush()
+		n := a.Reap(done)
+		for _, s := range done[:n] {
+			a.Free(s)
+		}
+		reaped += n
+		for i := range b.Receive(fs) {
+			// The kernel's multicast reports, with their extension header, pass
+			// the filter too.
+			if g := fs[i].Pieces[0]; len(g) == len(f) && bytes.Equal(g[:40], f[:40]) {
+				if id := binary.BigEndian.Uint32(g[60:]); id != uint32(got) {
+					t.Fatalf("frame %d came as %d", got, id)
+				}
+				got++
+			}
+			b.Release(&fs[i])
+		}
+	}
+	for n := a.Reap(done); n > 0; n = a.Reap(done) {
+		reaped += n
+	}
+	if reaped != total {
+		t.Errorf("reaped %d of %d", reaped, total)
+	}
+}
+
+func TestPortFilter(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	a, b := openPacketEnd(t, &v.A, nil), openPacketEnd(t, &v.B, PortFilter([]uint16{7174, 9899}))
+	frag := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40)
+	frag[20] = 0x20
+	icmp := func(v6 bool, proto, typ uint8) []byte {
+		f := ipFrame(&v.A, &v.B, v6, proto, 0, 0, 40)
+		f[len(f)-40] = typ
+		return f
+	}
+	hop := ipFrame(&v.A, &v.B, true, 0, 0, 0, 40)
+	for _, tc := range []struct {
+		name  string
+		frame []byte
+		want  bool
+	}{
+		{"tcp4", ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40), true},
+		{"tcp6", ipFrame(&v.A, &v.B, true, pkt.ProtoTCP, 7174, 0, 40), true},
+		{"tcp4 with a tag", ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 1, 40), true},
+		{"sctp4 second port", ipFrame(&v.A, &v.B, false, pkt.ProtoSCTP, 9899, 0, 40), true},
+		{"udp6 second port", ipFrame(&v.A, &v.B, true, pkt.ProtoUDP, 9899, 0, 40), true},
+		{"tcp4 other port", ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7175, 0, 40), false},
+		{"tcp6 other port", ipFrame(&v.A, &v.B, true, pkt.ProtoTCP, 7175, 0, 40), false},
+		{"gre", ipFrame(&v.A, &v.B, false, 47, 7174, 0, 40), false},
+		{"fragment", frag, false},
+		{"icmp4 unreachable", icmp(false, pkt.ProtoICMP, 3), true},
+		{"icmp4 time exceeded", icmp(false, pkt.ProtoICMP, 11), true},
+		{"icmp4 echo", icmp(false, pkt.ProtoICMP, 8), false},
+		{"icmp6 too big", icmp(true, pkt.ProtoICMPv6, 2), true},
+		{"icmp6 neighbour solicitation", icmp(true, pkt.ProtoICMPv6, 135), false},
+		{"hop-by-hop", hop, true},
+	} {
+		send(t, a, tc.frame)
+		// What follows it tells that it was filtered and not just late.
+		last := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 33)
+		send(t, a, last)
+		seen := false
+		if receive(t, b, func(g []byte) bool {
+			seen = seen || bytes.Equal(g, tc.frame)
+			return bytes.Equal(g, last)
+		}) == nil {
+			t.Fatalf("%s: the frame after it did not arrive", tc.name)
+		}
+		if seen != tc.want {
+			t.Errorf("%s: taken %v, want %v", tc.name, seen, tc.want)
+		}
+	}
+	// A changed filter holds at once.
+	if err := b.SetFilter(PortFilter([]uint16{1})); err != nil {
+		t.Fatal(err)
+	}
+	send(t, a, ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40))
+	send(t, a, ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 1, 0, 40))
+	if got := receive(t, b, func(b []byte) bool { return b[23] == pkt.ProtoTCP }); got == nil || binary.BigEndian.Uint16(got[36:]) != 1 {
+		t.Errorf("the new filter let through %x", got)
+	}
+}
+
+// TestPacketFinishesChecksums receives what the kernel sends with its checksum
+// left to the hardware.
+func TestPacketFinishesChecksums(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	if out, err := v.A.NS.Command(testenv.RequireTool(t, "ethtool"), "-K", v.A.Name, "tx", "on").CombinedOutput(); err != nil {
+		testenv.Skip(t, "ethtool: %v: %s", err, out)
+	}
+	b := openPacketEnd(t, &v.B, PortFilter([]uint16{9899}))
+	var c net.Conn
+	if err := v.A.NS.Do(func() (err error) {
+		c, err = net.Dial("udp", netip.AddrPortFrom(v.B.Addr4, 9899).String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	got := receive(t, b, func(b []byte) bool { return b[23] == pkt.ProtoUDP })
+	var p pkt.Packet
+	if err := p.Parse(got, len(got)); err != nil {
+		t.Fatalf("%v: %x", err, got)
+	}
+	if pkt.Fold(pkt.Sum(got[p.L4Off:p.L4Off+p.L4Len], p.PseudoSum)) != 0xffff {
+		t.Errorf("checksum is wrong: %x", got)
+	}
+}
+
+func TestPacketErrors(t *testing.T) {
+	testenv.RequireRoot(t)
+	if _, err := OpenPacket("nothere", nil); err == nil {
+		t.Error("opened an interface that is not there")
+	}
+	v := testenv.NewVeth(t, 1500)
+	if err := v.A.NS.Do(func() error {
+		_, err := OpenPacket(v.A.Name, []unix.SockFilter{{Code: 0xffff}})
+		if err == nil {
+			t.Error("took a filter that is none")
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPacketAllocatesNothing(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	a, b := openPacketEnd(t, &v.A, nil), openPacketEnd(t, &v.B, nil)
+	f := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 1000)
+	fs, done := make([]Frame, 8), make([]Slot, 8)
+	got := 0
+	if n := testing.AllocsPerRun(500, func() {
+		s, _ := a.Alloc()
+		copy(a.Bytes(s), f)
+		a.Post(s, 0, len(f))
+		a.Flush()
+		for _, s := range done[:a.Reap(done)] {
+			a.Free(s)
+		}
+		b.Wait(10*time.Millisecond, -1)
+		n := b.Receive(fs)
+		for i := range n {
+			b.Release(&fs[i])
+		}
+		got += n
+	}); n != 0 {
+		t.Errorf("%v allocations a frame", n)
+	}
+	if got < 500 {
+		t.Errorf("only %d frames arrived", got)
+	}
+}
