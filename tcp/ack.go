@@ -93,9 +93,7 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 // setWindow takes the peer's window.
 func (c *Conn) setWindow(now clock.Time, wnd int) {
 	if wnd > 0 && c.wnd == 0 {
-		c.persistBackoff = 0
-		c.stop(timerPersist)
-		c.probePending = false
+		c.endPersist(now)
 	}
 	c.wnd = wnd
 	c.maxWnd = max(c.maxWnd, wnd)

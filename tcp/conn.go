@@ -62,6 +62,7 @@ type Conn struct {
 	lastSend        clock.Time
 	deadlines       [numTimers]clock.Time
 	persistBackoff  uint8
+	blockedAt       clock.Time // the peer's window holds back all that is queued since
 	keepProbes      int
 	lastRcv         clock.Time
 	challenges      int
@@ -73,6 +74,7 @@ type Conn struct {
 	lastAckSent  serial.Num
 	rcvShift     uint8
 	rcvMSS       int // largest payload seen
+	rcvLast      int // payload of the last segment
 	rcvMax       int // largest window
 	backlog      int
 	reasm        reassembly

@@ -332,7 +332,8 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 	if fin && !c.finSeen {
 		c.finSeen, c.finSeq = true, seq.Add(n)
 	}
-	c.rcvMSS = max(c.rcvMSS, s.Len)
+	full := min(max(c.rcvMSS, s.Len), max(c.rcvLast, 536))
+	c.rcvMSS, c.rcvLast = max(c.rcvMSS, s.Len), s.Len
 	if n > 0 {
 		if seq == c.rcvNxt {
 			in = Input{Deliver, seq, off, n}
@@ -345,7 +346,7 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 			c.ackPending = true
 			c.arm(timerDelayedAck, now.Add(c.cfg.DelayedAck))
 		}
-		if c.unacked >= 2*c.rcvMSS || c.quickAcks > 0 {
+		if c.unacked >= 2*full || c.quickAcks > 0 {
 			c.ackNow = true
 		}
 		if c.quickAcks > 0 {
@@ -373,6 +374,9 @@ func (c *Conn) deliver(n int) {
 		c.ackNow = true // a gap is filled, in whole or in part (RFC 5681 4.2)
 	}
 	c.stats.OctetsIn += uint64(c.rcvNxt - start)
+	if c.finSeen && c.finSeq.Less(c.rcvNxt) {
+		c.finSeen = false // octets lie beyond that FIN: it was none of the peer's
+	}
 }
 
 // hold keeps octets ahead of the in-order point, if there is room and use.
@@ -428,7 +432,7 @@ func (c *Conn) SetBacklog(n int) {
 		return
 	}
 	c.backlog = n
-	if c.state < Established || c.state == TimeWait || c.finSeen && c.rcvNxt == c.finSeq+1 {
+	if c.state != Established && c.state != FinWait1 && c.state != FinWait2 {
 		return
 	}
 	// An update is worth an ACK when the peer may be short of window

@@ -29,7 +29,7 @@ func (c *Conn) PollTransmit(now clock.Time, o *Out) bool {
 	if c.earlyAcks.len() > 0 {
 		e, _ := c.earlyAcks.pop()
 		c.sendAck(now, o)
-		c.keepAckDue(now)
+		c.ackNow = true // for the current state
 		o.Ack = e.ack
 		o.Flags &^= ECE
 		if e.ece {
@@ -46,9 +46,6 @@ func (c *Conn) PollTransmit(now clock.Time, o *Out) bool {
 	}
 	return false
 }
-
-// keepAckDue asks for the current ACK, behind an early one.
-func (c *Conn) keepAckDue(clock.Time) { c.ackNow = true }
 
 func (c *Conn) sendRST(o *Out) {
 	c.rstPending = false
@@ -165,12 +162,14 @@ func (c *Conn) putSACK(o *Options, k int) {
 func (c *Conn) window() uint16 {
 	have := c.rcvAdv.Sub(c.rcvNxt)
 	want := max(0, c.rcvMax-c.backlog)
-	if want <= have || want-have < min(c.rcvMax/2, max(c.rcvMSS, c.mss)) && want < c.rcvMax {
+	if want-have < min(c.rcvMax/2, max(c.rcvMSS, c.mss)) && want < c.rcvMax {
 		want = have
-		// Rounding down would move the edge left.
-		want += 1<<c.rcvShift - 1
 	}
-	v := min(max(want, 0)>>c.rcvShift, 0xffff)
+	v := want >> c.rcvShift
+	if v<<c.rcvShift < have {
+		v = (have + 1<<c.rcvShift - 1) >> c.rcvShift
+	}
+	v = min(v, 0xffff)
 	c.rcvAdv = serial.Max(c.rcvAdv, c.rcvNxt.Add(v<<c.rcvShift))
 	return uint16(v)
 }
@@ -205,7 +204,7 @@ func (c *Conn) sendSegment(now clock.Time, o *Out) bool {
 	}
 	if c.tlpPending {
 		c.tlpPending = false
-		if c.q.head != c.q.next && c.ca == caOpen {
+		if c.q.head != c.q.next && c.ca <= caCWR && c.q.at(c.q.next-1).state == inFlight {
 			c.sendTailProbe(now, o)
 			return true
 		}
@@ -383,8 +382,8 @@ func (c *Conn) restartAfterIdle(now clock.Time) {
 	if c.q.head != c.q.next {
 		return
 	}
-	if c.progress < now && now.Sub(c.lastSend) > 0 {
-		c.progress = now // the clock of R2 starts with the first octet
+	c.progress = now // the clock of R2 starts with the first octet
+	if !c.armed(timerUser) {
 		c.armUser(now)
 	}
 	idle := now.Sub(c.lastSend)

@@ -138,7 +138,7 @@ func (c *Conn) reorderTimeout(now clock.Time) {
 // scheduleTLP is RFC 8985 7.2.
 func (c *Conn) scheduleTLP(now clock.Time) {
 	c.stop(timerTLP)
-	if !c.sackOK || c.ca != caOpen || c.sackedSegs != 0 || c.tlpActive || c.q.head == c.q.next || c.state < Established {
+	if !c.sackOK || c.ca > caCWR || c.sackedSegs != 0 || c.tlpActive || c.q.head == c.q.next || c.state < Established {
 		return
 	}
 	pto := time.Second
@@ -158,7 +158,7 @@ func (c *Conn) scheduleTLP(now clock.Time) {
 
 // tailProbe is RFC 8985 7.3: the probe itself leaves by PollTransmit.
 func (c *Conn) tailProbe(now clock.Time) {
-	if c.q.head == c.q.next || c.ca != caOpen || c.tlpActive {
+	if c.q.head == c.q.next || c.ca > caCWR || c.tlpActive {
 		return
 	}
 	c.tlpPending = true

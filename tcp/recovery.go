@@ -103,7 +103,6 @@ func (c *Conn) recover(a *ackState) {
 	if a.ece && c.ca == caOpen && (!c.cwrSeen || c.ecnPoint.LessEq(c.una)) {
 		c.stats.ECNReductions++
 		c.cwrSeen, c.ecnPoint = true, c.nxt
-		c.cwrPending = true
 		c.enterCWR(a.now, true)
 	}
 	if a.advanced && a.acked > 0 {
@@ -130,7 +129,7 @@ func (c *Conn) countDupAcks(a *ackState) bool {
 		if c.ca == caRecovery && c.una.Less(c.recoverPoint) {
 			// A partial ACK: the next hole is lost too.
 			c.dupAcks = max(0, c.dupAcks-max(a.segs-1, 0))
-			if s := c.q.at(c.q.head); c.q.head != c.q.next && s.state == inFlight {
+			if c.q.head != c.q.next && c.q.at(c.q.head).state == inFlight {
 				c.markLost(c.q.head)
 				return true
 			}
@@ -173,15 +172,16 @@ func (c *Conn) lossFound(a *ackState) {
 
 // saveUndo keeps what a spurious recovery restores.
 func (c *Conn) saveUndo() {
+	if c.ca <= caCWR || !c.undoSet {
+		c.priorCwnd, c.priorSsthresh = c.w.cwnd, c.w.ssthresh
+	}
 	c.undoSet = true
 	c.undoRetrans = 0
 	c.tsSentValid = false
-	if c.ca == caOpen {
-		c.priorCwnd, c.priorSsthresh = c.w.cwnd, c.w.ssthresh
-	}
 }
 
 func (c *Conn) beginReduction(now clock.Time, ecn bool) {
+	c.cwrPending = c.ecnOK // RFC 3168 6.1.2: for a reduction of any cause
 	flight := c.nxt.Sub(c.una)
 	c.w.ssthresh = c.cc.reduce(&c.w, now, min(flight, c.w.cwnd), ecn)
 	c.prrDelivered, c.prrOut = 0, 0
@@ -240,7 +240,7 @@ func (c *Conn) tryUndo(a *ackState) {
 		return
 	}
 	early := a.advanced && a.hasTS && c.tsSentValid && int32(a.tsEcr-c.tsSent) < 0 && c.ca >= caRecovery
-	all := a.dsack && c.undoRetrans == 0 && c.stats.Retransmits > 0 && c.tsSentValid
+	all := a.dsack && c.undoRetrans == 0 && c.tsSentValid
 	if !early && !all {
 		return
 	}

@@ -94,6 +94,7 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 		c.saveUndo()
 		if c.ca != caLoss {
 			c.w.ssthresh = c.cc.reduce(&c.w, now, min(c.w.cwnd, c.nxt.Sub(c.una)), false)
+			c.cwrPending = c.ecnOK
 		}
 	}
 	// RFC 5682 2.1 (1): not when the same segment times out again.

@@ -70,7 +70,11 @@ func (c *Conn) HandleTimeout(now clock.Time) {
 		case timerUser:
 			c.giveUp()
 		case timerTimeWait:
-			c.end(nil)
+			if c.state == FinWait2 {
+				c.giveUp()
+			} else {
+				c.end(nil)
+			}
 		case timerPace:
 		case timerPMTU:
 			c.raiseMTU()
@@ -106,12 +110,29 @@ func (c *Conn) armUser(now clock.Time) {
 // that is queued and no ACK is on its way.
 func (c *Conn) armPersist(now clock.Time) {
 	if c.q.head != c.q.next || c.q.next == c.q.tail || c.state < Established || c.fits(c.q.at(c.q.next)) {
-		c.stop(timerPersist)
-		c.persistBackoff = 0
+		c.endPersist(now)
 		return
 	}
 	if !c.armed(timerPersist) && !c.probePending {
+		if c.blockedAt == 0 {
+			c.blockedAt = now
+			c.progress = now
+			if !c.armed(timerUser) {
+				c.armUser(now)
+			}
+		}
 		c.arm(timerPersist, now.Add(c.persistInterval()))
+	}
+}
+
+// endPersist: nothing is held back by the peer's window any more.
+func (c *Conn) endPersist(now clock.Time) {
+	c.stop(timerPersist)
+	c.persistBackoff = 0
+	c.probePending = false
+	if c.blockedAt != 0 {
+		c.stats.ZeroWindow += now.Sub(c.blockedAt)
+		c.blockedAt = 0
 	}
 }
 
@@ -138,7 +159,6 @@ func (c *Conn) persistTimeout(now clock.Time) {
 		c.giveUp()
 		return
 	}
-	c.stats.ZeroWindow += c.persistInterval()
 	s := c.q.at(c.q.next)
 	room := c.una.Add(c.wnd).Sub(s.seq)
 	if room > 0 && room < int(s.len) {
