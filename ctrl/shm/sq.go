@@ -25,7 +25,7 @@ type RQ struct {
 // what costs, is published once a batch.
 type reader struct {
 	ring    ring.Consumer
-	mem     []byte // entries
+	slots   []byte // the entries
 	stride  int
 	entries int
 	batch   uint32
@@ -38,7 +38,7 @@ func newReader(mem []byte, entries, stride int) reader {
 	r := mem[HeaderSize:]
 	return reader{
 		ring:    ring.NewConsumer(word32(r, RingProducer), word32(r, RingConsumer), uint32(entries)),
-		mem:     r[RingEntries:],
+		slots:   r[RingEntries:],
 		stride:  stride,
 		entries: entries,
 		batch:   min(max(uint32(entries)/4, 1), 64),
@@ -64,7 +64,7 @@ func (r *reader) next(fixed int) bool {
 // at is the current WQE in shared memory.
 func (r *reader) at() []byte {
 	off := int(r.ring.Mask(r.first+r.used)) * r.stride
-	return r.mem[off : off+r.stride]
+	return r.slots[off : off+r.stride]
 }
 
 // more copies n octets that follow the fixed part.
@@ -152,7 +152,7 @@ func (q *RQ) NextRecv(wr *verbs.RecvWR) bool {
 type writer struct {
 	file
 	ring              ring.Producer
-	mem               []byte
+	slots             []byte
 	entries, stride   int
 	maxSGE, maxInline int
 }
@@ -162,7 +162,7 @@ func newWriter(f file, h header) writer {
 	return writer{
 		file:    f,
 		ring:    ring.NewProducer(word32(r, RingProducer), word32(r, RingConsumer), uint32(h.entries)),
-		mem:     r[RingEntries:],
+		slots:   r[RingEntries:],
 		entries: h.entries, stride: h.stride, maxSGE: h.maxSGE, maxInline: h.maxInline,
 	}
 }
@@ -186,7 +186,7 @@ func (w *writer) free() []byte {
 	}
 	i, _ := w.ring.Reserve(1)
 	off := int(w.ring.Mask(i)) * w.stride
-	return w.mem[off : off+w.stride]
+	return w.slots[off : off+w.stride]
 }
 
 // SQProducer is the client's end of a send ring. One goroutine at a time may

@@ -1,0 +1,74 @@
+package shm
+
+import (
+	"testing"
+
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+func newSQ(t testing.TB, entries, maxSGE, maxInline int) (*SQ, *SQProducer) {
+	t.Helper()
+	q, err := CreateSQ(entries, maxSGE, maxInline)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := MapSQ(q.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close(); q.Close() })
+	return q, p
+}
+
+func newRQ(t testing.TB, entries, maxSGE int) (*RQ, *RQProducer) {
+	t.Helper()
+	q, err := CreateRQ(entries, maxSGE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := MapRQ(q.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close(); q.Close() })
+	return q, p
+}
+
+func newCQ(t testing.TB, workers, entries int) (*CQ, *CQConsumer) {
+	t.Helper()
+	q, err := CreateCQ(workers, entries)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := MapCQ(q.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close(); q.Close() })
+	return q, c
+}
+
+// newBells returns both ends of a doorbell page, and the worker's wake-up.
+func newBells(t testing.TB, bits int) (d *Doorbells, r *DoorbellRinger, wake int) {
+	t.Helper()
+	d, err := CreateDoorbells(bits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wake, w, err := NewWake()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err = MapDoorbells(d.FD(), w); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close(); d.Close(); closeAll(wake, w) })
+	return d, r, wake
+}
+
+// newSendWR has room for what the limits allow, as a QP's scratch has.
+func newSendWR() *verbs.SendWR {
+	return &verbs.SendWR{SGEs: make([]verbs.SGE, 0, verbs.MaxSGE), Inline: make([]byte, 0, verbs.MaxInline)}
+}
+
+func newRecvWR() *verbs.RecvWR { return &verbs.RecvWR{SGEs: make([]verbs.SGE, 0, verbs.MaxSGE)} }
