@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
@@ -76,7 +78,28 @@ func NewVeth(t testing.TB, mtu int) *Veth {
 			t.Fatalf("testenv: %s in %s: %v", e.Name, e.NS.Name, err)
 		}
 	}
+	for _, e := range []*End{&v.A, &v.B} {
+		if err := e.NS.Do(e.waitUp); err != nil {
+			t.Fatalf("testenv: %s in %s: %v", e.Name, e.NS.Name, err)
+		}
+	}
 	return v
+}
+
+// waitUp waits until the kernel sends on the interface: it drops everything
+// until some time after both ends are set up. It runs in its namespace.
+func (e *End) waitUp() error {
+	for range 2000 {
+		l, err := netlink.LinkByName(e.Name)
+		if err != nil {
+			return err
+		}
+		if l.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return errors.New("does not come up")
 }
 
 // setup brings an end up. It runs in its namespace.
