@@ -1,0 +1,257 @@
+package dataplane
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// closed waits for the last event of a connection on host i.
+func (s *sim) closed(i int) Event {
+	s.t.Helper()
+	var got Event
+	s.until("EventClosed", func() bool {
+		ev, ok := s.hosts[i].take(EventClosed)
+		if ok {
+			got = ev
+		}
+		return ok
+	})
+	return got
+}
+
+func fullPair(t *testing.T, p mpa.Params) (s *sim, a, b *conn, qa, qb *simQP) {
+	s = newSim(t, link.PipeConfig{})
+	a, b = s.open()
+	qa, qb = newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	s.attach(a, b, qa, qb, p)
+	return s, a, b, qa, qb
+}
+
+func (s *sim) post(c *conn, q *simQP, wr verbs.SendWR) {
+	q.sends = append(q.sends, wr)
+	q.h.w.mark(c)
+}
+
+// TestTerminate: a Write to an STag that is not there ends both streams, each
+// side hears of it by the same code, and what was posted is flushed.
+func TestTerminate(t *testing.T) {
+	s, a, _, qa, _ := fullPair(t, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: 0x12345678, Remote: 0})
+	s.post(a, qa, verbs.SendWR{ID: 2, Op: rdmap.OpRead, SGEs: qa.sge(0, 100), RKey: 0x12345678, Remote: 0})
+	if ev := s.closed(1); !errors.Is(ev.Err, term.ErrInvalidSTag) && ev.Err != nil {
+		t.Errorf("host 1 closed by %v", ev.Err)
+	}
+	if ev, ok := s.hosts[1].take(EventFailed); !ok || !errors.Is(ev.Err, term.ErrInvalidSTag) {
+		t.Errorf("host 1: EventFailed = %v, %v; want %v", ev.Err, ok, term.ErrInvalidSTag)
+	}
+	ev := s.closed(0)
+	var remote *term.RemoteError
+	if !errors.As(ev.Err, &remote) || !errors.Is(ev.Err, term.ErrInvalidSTag) {
+		t.Errorf("host 0 closed by %v; want the peer's %v", ev.Err, term.ErrInvalidSTag)
+	}
+	if _, ok := s.hosts[0].take(EventTerminated); !ok {
+		t.Error("host 0: no EventTerminated")
+	}
+	if len(qa.wcs) != 2 || qa.wcs[0].ID != 1 || qa.wcs[1].ID != 2 || qa.wcs[1].Status == verbs.WCSuccess {
+		t.Errorf("completions %+v; want the Write, then the Read in error", qa.wcs)
+	}
+	s.closeAll(a)
+}
+
+// TestPeerGone: a host that falls silent is given up, and the posted work is
+// flushed.
+func TestPeerGone(t *testing.T) {
+	silent := false
+	s := newSim(t, link.PipeConfig{Filter: func(toB bool, _ []byte) bool { return !silent }})
+	a, b := s.open()
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+	silent = true
+	s.limit = s.now.Add(time.Hour)
+	s.post(a, qa, verbs.SendWR{ID: 7, Op: rdmap.OpRead, SGEs: qa.sge(0, 100), RKey: qb.reg.STag(), Remote: 0x10000})
+	if ev := s.closed(0); ev.Err == nil {
+		t.Error("EventClosed without an error")
+	}
+	if len(qa.wcs) != 1 || qa.wcs[0].ID != 7 || qa.wcs[0].Status != verbs.WCFlushErr {
+		t.Errorf("completions %+v; want the Read flushed", qa.wcs)
+	}
+}
+
+// TestAbort: a RST ends both sides.
+func TestAbort(t *testing.T) {
+	s, a, _, _, qb := fullPair(t, mpa.Params{CRC: true})
+	qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 5, SGEs: qb.sge(0, 10)})
+	s.hosts[0].w.disconnect(a, true)
+	if ev := s.closed(0); !errors.Is(ev.Err, errAborted) {
+		t.Errorf("host 0 closed by %v", ev.Err)
+	}
+	if ev := s.closed(1); ev.Err == nil {
+		t.Error("host 1 closed without an error; want a reset")
+	}
+	if len(qb.wcs) != 1 || qb.wcs[0].Status != verbs.WCFlushErr {
+		t.Errorf("completions of host 1: %+v; want the receive flushed", qb.wcs)
+	}
+}
+
+// TestDetach: a queue pair that goes away cuts its connection, and is let go of
+// at once.
+func TestDetach(t *testing.T) {
+	s, a, _, qa, _ := fullPair(t, mpa.Params{CRC: true})
+	s.hosts[0].w.detach(a)
+	if qa.conn != nil || a.qp != nil {
+		t.Error("binding still attached")
+	}
+	s.closed(0)
+	s.closed(1)
+}
+
+// TestRTR: with peer-to-peer startup the responder is established by the first
+// message, which takes no work request, and may then send first.
+func TestRTR(t *testing.T) {
+	for _, rtr := range []mpa.RTR{mpa.RTRSend, mpa.RTRWrite, mpa.RTRRead} {
+		t.Run(rtr.String(), func(t *testing.T) {
+			s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true, RTR: rtr, IRD: 1, ORD: 1})
+			s.until("responder established", func() bool { _, ok := s.hosts[1].take(EventEstablished); return ok })
+			qa.recvs = append(qa.recvs, verbs.RecvWR{ID: 9, SGEs: qa.sge(0, 100)})
+			s.post(b, qb, verbs.SendWR{ID: 3, Op: rdmap.OpSend, SGEs: qb.sge(0, 50)})
+			s.until("received", func() bool { return len(qa.wcs) == 1 })
+			if wc := qa.wcs[0]; wc.ID != 9 || wc.Status != verbs.WCSuccess || wc.Len != 50 {
+				t.Errorf("receive completed as %+v", wc)
+			}
+			s.closeAll(a)
+		})
+	}
+}
+
+// TestResponderWaits: RFC 5044 section 7.1.2 rule 4.
+func TestResponderWaits(t *testing.T) {
+	s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true})
+	qa.recvs = append(qa.recvs, verbs.RecvWR{ID: 1, SGEs: qa.sge(0, 100)})
+	qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 2, SGEs: qb.sge(0, 100)})
+	s.post(b, qb, verbs.SendWR{ID: 3, Op: rdmap.OpSend, SGEs: qb.sge(0, 50)})
+	for range 1000 {
+		s.step()
+	}
+	if n := s.hosts[1].w.stats.TxFPDUs; n != 0 {
+		t.Fatalf("responder sent %d FPDUs before the initiator's first", n)
+	}
+	s.post(a, qa, verbs.SendWR{ID: 4, Op: rdmap.OpSend, SGEs: qa.sge(0, 50)})
+	s.until("both received", func() bool { return len(qa.wcs) == 2 && len(qb.wcs) == 2 })
+	s.closeAll(a)
+}
+
+func TestConnectRefused(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	w := s.hosts[0].w
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 1), netip.AddrPortFrom(addrB, 2))
+	if err := w.connect(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.connect(w.newID(), flow, Hop{}, 0); err == nil {
+		t.Error("a second connection of the same flow was allowed")
+	}
+	if ev := s.closed(0); ev.Err == nil {
+		t.Error("closed without an error; want refused")
+	}
+}
+
+func TestConnectTimeout(t *testing.T) {
+	s := newSim(t, link.PipeConfig{Filter: func(bool, []byte) bool { return false }})
+	w := s.hosts[0].w
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 1), netip.AddrPortFrom(addrB, 2))
+	start := s.now
+	if err := w.connect(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 2*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if ev := s.closed(0); !errors.Is(ev.Err, ErrTimeout) {
+		t.Errorf("closed by %v; want %v", ev.Err, ErrTimeout)
+	}
+	if d := s.now.Sub(start); d < 2*time.Second || d > 2100*time.Millisecond {
+		t.Errorf("given up after %v; want 2s", d)
+	}
+}
+
+// A crossLink receives from one wire and sends on another, as a NIC whose RSS
+// puts the two directions of a flow on different queues.
+type crossLink struct {
+	link.Link
+	rx link.Link
+}
+
+func (c *crossLink) Receive(fs []link.Frame) int { return c.rx.Receive(fs) }
+func (c *crossLink) Release(f *link.Frame)       { c.rx.Release(f) }
+
+// TestAdoption: the SYN-ACK comes in on another queue than the SYN went out on;
+// that queue's worker takes the connection over.
+func TestAdoption(t *testing.T) {
+	now := clock.Time(time.Second)
+	cfg := link.PipeConfig{Now: func() clock.Time { return now }}
+	var ends [2][2]*link.Pipe
+	for i := range ends {
+		a, b, err := link.NewPipe(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends[i] = [2]*link.Pipe{a, b}
+		defer a.Close()
+		defer b.Close()
+	}
+	ea, err := New(Config{Now: cfg.Now}, []Queue{{Link: ends[0][0], CPU: -1}, {Link: ends[1][0], CPU: -1}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cross := &crossLink{Link: ends[1][1], rx: ends[0][1]}
+	eb, err := New(Config{Now: cfg.Now}, []Queue{{Link: cross, CPU: -1}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
+	if err := eb.workers[0].listen(1, remote, 8); err != nil {
+		t.Fatal(err)
+	}
+	w := ea.workers[0]
+	id := w.newID()
+	if err := w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		for _, w := range []*worker{ea.workers[0], ea.workers[1], eb.workers[0]} {
+			w.turn()
+		}
+		now = now.Add(time.Microsecond)
+	}
+	if c := ea.workers[1].conns[id]; c == nil || c.mode != modeStreaming {
+		t.Fatal("the second queue's worker does not own the connection")
+	}
+	if len(w.flows) != 0 || w.timers.count != 0 {
+		t.Errorf("the first worker still has %d flows and %d timers", len(w.flows), w.timers.count)
+	}
+	// A command for it still finds it.
+	cross.rx = ends[1][1]
+	ea.StreamSend(id, []byte("hello"))
+	for range 100 {
+		for _, w := range []*worker{ea.workers[0], ea.workers[1], eb.workers[0]} {
+			w.turn()
+		}
+	}
+	for _, c := range eb.workers[0].conns {
+		if string(c.in) != "hello" {
+			t.Errorf("peer got %q", c.in)
+		}
+	}
+	for _, e := range []*Engine{ea, eb} {
+		for _, w := range e.workers {
+			w.closeFDs()
+		}
+	}
+}
