@@ -5,6 +5,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/iwarpd/iwarpd/ddp"
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/term"
 )
 
 func TestVerbs(t *testing.T) {
@@ -56,5 +60,404 @@ func TestVerbs(t *testing.T) {
 	}
 	if !b.mem.regions[7].gone {
 		t.Error("the STag is still valid")
+	}
+}
+
+func ids(cs []Completion) (ids []uint32) {
+	for _, c := range cs {
+		ids = append(ids, c.ID)
+	}
+	return ids
+}
+
+// A Read holds back the completions behind it, not the sending (RFC 5040
+// section 5.5, rules 15 and 19).
+func TestCompletionOrder(t *testing.T) {
+	a, b := newPair(Config{IRD: 1, ORD: 1})
+	b.mem.regions[7] = &region{buf: make([]byte, 300), write: true, read: true}
+	a.mem.regions[9] = &region{buf: make([]byte, 300)}
+	b.mem.recvs = [][]byte{nil}
+	a.mem.sources[1] = make([]byte, 300)
+	a.post(t, WR{ID: 1, Op: OpWrite, Len: 300, STag: 7})
+	a.post(t, WR{ID: 2, Op: OpRead, Len: 300, STag: 7, SinkSTag: 9})
+	a.post(t, WR{ID: 3, Op: OpSend})
+	for i := range 3 {
+		if cs := a.completions(); len(cs) != 0 {
+			t.Fatalf("%d segments composed of 3 and the Write has completed", i)
+		}
+		b.HandleULPDU(a.poll(testMULPDU))
+	}
+	if got := ids(a.completions()); !cmp.Equal(got, []uint32{1}) {
+		t.Fatalf("Write composed: completions of %v; want 1", got)
+	}
+	b.HandleULPDU(a.poll(testMULPDU))
+	b.HandleULPDU(a.poll(testMULPDU))
+	if cs := b.completions(); len(cs) != 1 {
+		t.Errorf("the Send behind the Read was not delivered: %+v", cs)
+	}
+	for i := range 3 {
+		if cs := a.completions(); len(cs) != 0 {
+			t.Fatalf("%d segments of the Response are in, and there are %+v", i, cs)
+		}
+		a.HandleULPDU(b.poll(testMULPDU))
+	}
+	if got := ids(a.completions()); !cmp.Equal(got, []uint32{2, 3}) {
+		t.Errorf("Response delivered: completions of %v; want 2 and 3", got)
+	}
+}
+
+// A fenced work request waits for the Reads and atomics before it, and for
+// nothing else.
+func TestFence(t *testing.T) {
+	for _, first := range []WR{{Op: OpRead, SinkSTag: 9}, {Op: OpFetchAdd, STag: 7}} {
+		a, b := newPair(Config{IRD: 2, ORD: 2})
+		b.mem.regions[7] = &region{buf: make([]byte, 300), write: true, read: true}
+		a.post(t, first)
+		a.post(t, WR{Op: OpWrite})
+		a.post(t, WR{Op: OpWrite, Fence: true})
+		request, write := a.poll(testMULPDU), a.poll(testMULPDU)
+		if request == nil || write == nil {
+			t.Fatalf("%v: a Write without a fence was held back", first.Op)
+		}
+		if p := a.poll(testMULPDU); p != nil || a.Sendable() {
+			t.Fatalf("%v: the fence let %x through", first.Op, p)
+		}
+		b.HandleULPDU(request)
+		a.HandleULPDU(b.poll(testMULPDU))
+		if a.poll(testMULPDU) == nil {
+			t.Errorf("%v: answered, and the fence still holds", first.Op)
+		}
+		a.post(t, WR{Op: OpSend, Fence: true})
+		if a.poll(testMULPDU) == nil {
+			t.Errorf("%v: a fence with nothing to wait for holds", first.Op)
+		}
+	}
+}
+
+// Never more requests outstanding than ORD; what stands behind waits, as work
+// requests leave in order (RFC 5040 sections 5.5, rule 13, and 6.1).
+func TestORD(t *testing.T) {
+	for ord := 1; ord <= 5; ord++ {
+		a, b := newPair(Config{IRD: 5, ORD: ord})
+		b.mem.regions[7] = &region{buf: make([]byte, 300), read: true}
+		for i := range 12 {
+			wr := WR{ID: uint32(i), Op: OpRead}
+			if i%2 == 1 {
+				wr = WR{ID: uint32(i), Op: OpFetchAdd, STag: 7}
+			}
+			a.post(t, wr)
+		}
+		a.post(t, WR{Op: OpWrite})
+		for done := 0; done < 12; {
+			var out [][]byte
+			for p := a.poll(testMULPDU); p != nil; p = a.poll(testMULPDU) {
+				out = append(out, p)
+			}
+			if want := min(ord, 12-done); len(out) != want && !(done+ord >= 12 && len(out) == want+1) {
+				t.Fatalf("ORD %d, %d done: %d requests leave; want %d", ord, done, len(out), want)
+			}
+			for _, p := range out {
+				if err := b.HandleULPDU(p); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for p := b.poll(testMULPDU); p != nil; p = b.poll(testMULPDU) {
+				if err := a.HandleULPDU(p); err != nil {
+					t.Fatal(err)
+				}
+				done++
+			}
+		}
+		if cs := a.completions(); len(cs) != 13 {
+			t.Errorf("ORD %d: %d completions; want 13", ord, len(cs))
+		}
+	}
+}
+
+// Misuse ends in a completion, not in a Terminate, and in its turn.
+func TestBadWR(t *testing.T) {
+	const top = ^uint64(0)
+	bad := []WR{
+		{}, {Op: OpTerminate}, {Op: 99},
+		{Op: OpWrite, TO: top, Len: 2},
+		{Op: OpRead, TO: top, Len: 2},
+		{Op: OpRead, SinkTO: top, Len: 2},
+		{Op: OpFetchAdd, TO: top - 6},
+	}
+	e := newEnd(Config{ORD: 1})
+	for i, wr := range bad {
+		wr.ID = uint32(i)
+		e.post(t, wr)
+	}
+	cs := e.completions() // before anything is sent
+	for i, c := range cs {
+		if c.Status != StatusBadWR || c.ID != uint32(i) {
+			t.Errorf("%+v: completion %+v; want a bad work request", bad[i], c)
+		}
+	}
+	if len(cs) != len(bad) || e.Terminating() || e.Sendable() {
+		t.Errorf("%d completions of %d, Terminating %v, Sendable %v", len(cs), len(bad), e.Terminating(), e.Sendable())
+	}
+
+	e = newEnd(Config{ORD: 0})
+	e.post(t, WR{ID: 1, Op: OpSend})
+	e.post(t, WR{ID: 2, Op: OpRead})
+	e.post(t, WR{ID: 3, Op: OpCmpSwap})
+	e.post(t, WR{ID: 4, Op: OpSend})
+	if cs := e.completions(); len(cs) != 0 {
+		t.Errorf("the Send is not composed and there are %+v", cs)
+	}
+	for e.poll(testMULPDU) != nil {
+	}
+	want := []Completion{{ID: 1, Op: OpSend}, {ID: 2, Op: OpRead, Status: StatusBadWR},
+		{ID: 3, Op: OpCmpSwap, Status: StatusBadWR, Len: 8}, {ID: 4, Op: OpSend}}
+	if d := cmp.Diff(want, e.completions()); d != "" {
+		t.Errorf("a Read at ORD 0 (-want +got):\n%s", d)
+	}
+	if got := e.Stats().BadWRs; got != 2 {
+		t.Errorf("BadWRs = %d; want 2", got)
+	}
+}
+
+// The send queue holds MaxWR, and a place is free when its completion is
+// polled.
+func TestSendQueueFull(t *testing.T) {
+	e := newEnd(Config{MaxWR: 4})
+	for range 20 {
+		for range 4 {
+			e.post(t, WR{Op: OpWrite})
+		}
+		if e.PostSend(&WR{Op: OpWrite}) {
+			t.Fatal("a fifth was taken")
+		}
+		for e.poll(testMULPDU) != nil {
+		}
+		if e.PostSend(&WR{Op: OpWrite}) {
+			t.Fatal("a fifth was taken before the first was polled")
+		}
+		if n := len(e.completions()); n != 4 {
+			t.Fatalf("%d completions; want 4", n)
+		}
+	}
+}
+
+// Flush completes everything once: what waits, what is half sent, what waits
+// for a response, receives that were taken.
+func TestFlush(t *testing.T) {
+	e := newVictim()
+	e.mem.recvs = [][]byte{make([]byte, 64), make([]byte, 64), make([]byte, 64)}
+	e.mem.sources[2] = make([]byte, 300)
+	e.post(t, WR{ID: 1, Op: OpRead})
+	e.post(t, WR{ID: 2, Op: OpSend, Len: 300})
+	e.post(t, WR{ID: 3, Op: OpWrite})
+	e.poll(testMULPDU)
+	e.poll(testMULPDU)
+	e.HandleULPDU(unhex(t, hSend+"aa"))
+	e.HandleULPDU(unhex(t, "0143 00000000 00000000 00000002 00000000 aa"))
+	if !e.HandleEarly(77, unhex(t, "4143 00000000 00000000 00000003 00000000 bb")) {
+		t.Fatal("not placed early")
+	}
+	e.HandleULPDU(unhex(t, "4141 00000000 00000001 00000001 00000000"+sink+"00000001 00000007 0000000000001000"))
+	e.Flush()
+	e.Flush()
+	want := []Completion{
+		{ID: 1, Op: OpRead, Status: StatusFlushed}, {ID: 2, Op: OpSend, Status: StatusFlushed, Len: 300}, {ID: 3, Op: OpWrite, Status: StatusFlushed},
+		{Kind: CompRecv, ID: 0, Op: OpSend, Len: 1},
+		{Kind: CompRecv, ID: 1, Status: StatusFlushed}, {Kind: CompRecv, ID: 2, Status: StatusFlushed},
+	}
+	if d := cmp.Diff(want, e.completions()); d != "" {
+		t.Errorf("completions (-want +got):\n%s", d)
+	}
+	if b := e.poll(testMULPDU); b != nil || e.Sendable() {
+		t.Errorf("after Flush it sends %x", b)
+	}
+	if err := e.HandleULPDU(unhex(t, "c140 00000007 0000000000001000 aa")); err != nil || e.mem.regions[7].buf[0] != 0 {
+		t.Errorf("after Flush a Write was taken, or is an error: %v", err)
+	}
+	e.post(t, WR{ID: 9, Op: OpWrite})
+	if d := cmp.Diff([]Completion{{ID: 9, Op: OpWrite, Status: StatusFlushed}}, e.completions()); d != "" {
+		t.Errorf("posted after Flush (-want +got):\n%s", d)
+	}
+	if s := e.Stats(); s.Flushed != 6 || s.RxDropped != 1 {
+		t.Errorf("Flushed %d, RxDropped %d; want 6 and 1", s.Flushed, s.RxDropped)
+	}
+
+	// A Terminate that is queued still goes out.
+	e = newVictim()
+	e.Fail(term.ErrMPACRC, nil)
+	e.Flush()
+	if !e.Sendable() || e.poll(testMULPDU) == nil || e.Sendable() {
+		t.Error("the Terminate was not sent after Flush")
+	}
+}
+
+// Responses and the send queue get the same octets while both wait, and no
+// message is cut in two by another.
+func TestFairness(t *testing.T) {
+	for _, size := range []struct{ write, read uint32 }{{1000, 1000}, {50000, 400}, {64, 30000}} {
+		e := newEnd(Config{IRD: 1000, MaxWR: 1000})
+		e.mem.regions[7] = &region{buf: make([]byte, size.read), read: true}
+		e.mem.sources[0] = make([]byte, size.write)
+		post := func() { e.post(t, WR{Op: OpWrite, Len: size.write, STag: 1}) }
+		msn := uint32(0)
+		request := func() {
+			msn++
+			h := ddp.Untagged{Last: true, ULP: control(opcodeReadRequest), QN: 1, MSN: serial.Num(msn)}
+			r := readRequest{size: size.read, srcSTag: 7}
+			if err := e.HandleULPDU(r.append(h.Append(nil))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var octets [16]int
+		open := byte(0xff)
+		for range 20000 {
+			post()
+			request()
+			e.completions()
+			p := e.poll(testMULPDU)
+			op := p[1] & ctrlOpcode
+			if open != 0xff && op != open {
+				t.Fatalf("%v: opcode %d inside a message of opcode %d", size, op, open)
+			}
+			open = op
+			if p[0]&0x40 != 0 {
+				open = 0xff
+			}
+			octets[op] += len(p)
+			if len(e.slots) == int(e.tail-e.head) || len(e.resps) == int(e.respTail-e.respHead)+24 {
+				break
+			}
+		}
+		w, r := octets[opcodeWrite], octets[opcodeReadResponse]
+		if limit := int(max(size.write, size.read)) * 5 / 4; w-r > limit || r-w > limit || w == 0 || r == 0 {
+			t.Errorf("%v: %d octets of Writes, %d of Responses", size, w, r)
+		}
+	}
+}
+
+// MSNs start at 1 and wrap (RFC 5041 section 4.3).
+func TestMSNWrap(t *testing.T) {
+	e := newEnd(Config{ORD: 4})
+	for i := range e.msn {
+		e.msn[i] = 0xffffffff
+	}
+	for _, want := range []string{"ffffffff", "00000000", "00000001"} {
+		for _, op := range []Op{OpSend, OpFetchAdd} {
+			e.post(t, WR{Op: op})
+			if p := e.poll(testMULPDU); !bytes.Equal(p[10:14], unhex(t, want)) {
+				t.Errorf("%v: MSN %x; want %s", op, p[10:14], want)
+			}
+		}
+	}
+}
+
+// An owner that does not poll loses no completion of a receive.
+func TestReceiveRingGrows(t *testing.T) {
+	e := newEnd(Config{MaxRecv: 4})
+	for i := range 50 {
+		e.mem.recvs = append(e.mem.recvs, make([]byte, 8))
+		if i == 3 {
+			e.completions() // so that the ring does not start at its first place
+		}
+		h := ddp.Untagged{Last: true, ULP: control(opcodeSend), MSN: serial.Num(i + 1)}
+		if err := e.HandleULPDU(h.Append(nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cs := e.completions()
+	for i, c := range cs {
+		if c.ID != uint32(i+3) {
+			t.Fatalf("completion %d is of buffer %d", i, c.ID)
+		}
+	}
+	if len(cs) != 47 {
+		t.Errorf("%d completions; want 47", len(cs))
+	}
+}
+
+func TestPollSegmentTooSmall(t *testing.T) {
+	e := newEnd(Config{})
+	e.post(t, WR{Op: OpWrite})
+	if p := e.poll(ddp.MinMULPDU - 1); p != nil {
+		t.Errorf("MULPDU below the minimum: %x", p)
+	}
+	if e.poll(ddp.MinMULPDU) == nil {
+		t.Error("nothing at the minimum")
+	}
+}
+
+// A payload that cannot be read: the Terminate goes instead (RFC 5040 section
+// 7.1, rule 1), and one for a Read shows how far the Read had come (section
+// 4.8).
+func TestSourceError(t *testing.T) {
+	for _, segments := range []int{1, 2, 3} { // the last one is the third
+		e := newVictim()
+		e.mem.sources[5] = make([]byte, 300)
+		e.post(t, WR{ID: 4, Op: OpRead})
+		e.post(t, WR{ID: 5, Op: OpSend, Len: 300})
+		e.post(t, WR{ID: 6, Op: OpSend})
+		e.poll(testMULPDU)
+		var seg Segment
+		for range segments {
+			if !e.PollSegment(testMULPDU, &seg) {
+				t.Fatal("nothing to send")
+			}
+		}
+		e.SourceError(&seg, term.ErrRDMAPLocal)
+		wantTerminate(t, e, term.ErrRDMAPLocal, terminateFor(term.ErrRDMAPLocal, noHeader, nil))
+		e.Flush()
+		cs := e.completions()
+		if len(cs) != 4 || cs[0].Status != StatusFlushed || cs[1].Status != StatusLocalProtection || cs[2].Status != StatusFlushed {
+			t.Errorf("segment %d: %+v", segments, cs)
+		}
+	}
+
+	request := unhex(t, "4141 00000000 00000001 00000001 00000000 00000009 fffffffffffff000 000000fa 00000007 0000000000001000")
+	for segments, rest := range []string{
+		"00000009 fffffffffffff000 000000fa 00000007 0000000000001000",
+		"00000009 fffffffffffff072 00000088 00000007 0000000000001072",
+		"00000009 fffffffffffff0e4 00000016 00000007 00000000000010e4",
+	} {
+		e := newVictim()
+		if err := e.HandleULPDU(request); err != nil {
+			t.Fatal(err)
+		}
+		var seg Segment
+		for range segments + 1 {
+			if !e.PollSegment(testMULPDU, &seg) {
+				t.Fatal("nothing to send")
+			}
+		}
+		e.SourceError(&seg, term.ErrReadSTag)
+		want := terminateFor(term.ErrReadSTag, ddpHeader, request)
+		want[ddp.UntaggedLen+2] |= hdrRDMA
+		wantTerminate(t, e, term.ErrReadSTag, append(want, unhex(t, rest)...))
+	}
+
+	e := newVictim() // after the end of the stream it changes nothing
+	e.Fail(term.ErrMPACRC, nil)
+	e.SourceError(&Segment{}, term.ErrRDMAPLocal)
+	if e.Err() != term.ErrMPACRC {
+		t.Errorf("Err = %v; want the first error", e.Err())
+	}
+}
+
+func TestNames(t *testing.T) {
+	for got, want := range map[string]string{
+		OpWrite.String(): "write", OpTerminate.String(): "terminate", Op(0).String(): "unknown", Op(200).String(): "unknown",
+		StatusOK.String(): "ok", StatusRemoteOp.String(): "remote operation error", Status(99).String(): "unknown",
+		EventRTR.String(): "rtr", Event(0).String(): "unknown", LayoutRNIC.String(): "rnic",
+	} {
+		if got != want {
+			t.Errorf("%q; want %q", got, want)
+		}
+	}
+	for op := OpWrite; op <= OpTerminate; op++ {
+		if op.String() == "unknown" {
+			t.Errorf("operation %d has no name", op)
+		}
+		if op.HasResponse() != (op == OpRead || op == OpFetchAdd || op == OpCmpSwap) {
+			t.Errorf("HasResponse of %v", op)
+		}
 	}
 }
