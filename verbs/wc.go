@@ -62,7 +62,7 @@ const (
 
 var opNames = map[WCOp]string{
 	WCSend: "SEND", WCWrite: "RDMA_WRITE", WCRead: "RDMA_READ", WCCmpSwap: "COMP_SWAP", WCFetchAdd: "FETCH_ADD",
-	WCBindMW: "BIND_MW", WCLocalInv: "LOCAL_INV", WCImm: "IMM", WCReg: "REG_MR", WCRecv: "RECV",
+	WCBindMW: "BIND_MW", WCLocalInv: "LOCAL_INV", WCImm: "IMM", WCReg: "REG", WCRecv: "RECV",
 }
 
 // String returns libibverbs' name without its prefix.

@@ -1,0 +1,272 @@
+package shm
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// checkSend is what must hold of any decoded WQE, whatever its octets were.
+func checkSend(t testing.TB, wr *verbs.SendWR, maxSGE, maxInline int) {
+	t.Helper()
+	switch {
+	case len(wr.SGEs) > maxSGE || len(wr.Inline) > maxInline || len(wr.SGEs) != 0 && len(wr.Inline) != 0:
+		t.Fatalf("%d SGEs, %d octets inline", len(wr.SGEs), len(wr.Inline))
+	case wr.Op == 0 || wr.Op == rdmap.OpTerminate:
+		t.Fatalf("operation %v came through", wr.Op)
+	case wr.Op == verbs.OpInvalid && (len(wr.SGEs) != 0 || len(wr.Inline) != 0):
+		t.Fatal("an invalid work request has content")
+	case len(wr.Inline) != 0 && wr.Flags&verbs.Inline == 0:
+		t.Fatal("inline data without the flag")
+	}
+}
+
+// TestHostileIndices writes impossible and random producer indices: what is
+// taken never exceeds what an honest ring could hold at a time, and the fault
+// is seen.
+func TestHostileIndices(t *testing.T) {
+	rng := testenv.Rand(t)
+	const entries = 8
+	q, p := newSQ(t, entries, 2, 0)
+	prod := word32(q.file.mem, HeaderSize+RingProducer)
+	cons := word32(q.file.mem, HeaderSize+RingConsumer)
+	got := newSendWR()
+	drain := func() int {
+		n := 0
+		for n < 10*entries && q.NextSend(got) {
+			checkSend(t, got, 2, 0)
+			n++
+		}
+		return n
+	}
+	for range 1000 {
+		base := q.first + q.used
+		prod.Store(base + entries + 1 + rng.Uint32N(1<<31))
+		if n := drain(); n != 0 {
+			t.Fatalf("%d work requests from an impossible index", n)
+		}
+		if !q.Fault() {
+			t.Fatal("the fault was not seen")
+		}
+		cons.Store(rng.Uint32()) // ours: the client's writing to it is its own loss
+		want := rng.IntN(entries + 1)
+		prod.Store(base + uint32(want))
+		if n := drain(); n != want {
+			t.Fatalf("%d work requests; want %d", n, want)
+		}
+	}
+	_ = p
+}
+
+// TestHostileCQ writes random consumer indices: Push never writes outside the
+// ring, and never more than it holds.
+func TestHostileCQ(t *testing.T) {
+	rng := testenv.Rand(t)
+	const entries = 8
+	q, _ := newCQ(t, 2, entries)
+	size := ringSize(entries, CQESize)
+	cons := word32(q.file.mem, HeaderSize+RingConsumer)
+	other := q.file.mem[HeaderSize+size:]
+	header := append([]byte(nil), q.file.mem[:HdrArm]...)
+	pushed := uint32(0)
+	for range 1000 {
+		cons.Store(pushed + 1 + rng.Uint32N(1<<31))
+		if q.Push(0, &verbs.WC{ID: ^uint64(0)}) {
+			// What was seen before may still leave room, never more than that.
+			if pushed++; pushed > entries {
+				t.Fatal("a full ring took a completion")
+			}
+		}
+		q.Flush(0)
+	}
+	if !q.Fault(0) || q.Fault(1) {
+		t.Error("faults")
+	}
+	for i, v := range other {
+		if v != 0 {
+			t.Fatalf("octet %d of the other worker's ring is %#x", i, v)
+		}
+	}
+	if string(header) != string(q.file.mem[:HdrArm]) {
+		t.Error("the header has changed")
+	}
+}
+
+// TestMutatingPeer has another goroutine scribble over the whole ring through a
+// mapping of its own while the worker takes from it, and gives what comes to
+// real queue pairs.
+func TestMutatingPeer(t *testing.T) {
+	rng := testenv.Rand(t)
+	const entries, maxSGE, maxInline = 16, 4, 100
+	sq, sp := newSQ(t, entries, maxSGE, maxInline)
+	rq, rp := newRQ(t, entries, maxSGE)
+	cq, cc := newCQ(t, 1, entries)
+	table := verbs.NewTable(rand.NewChaCha8([32]byte{1}))
+	region, err := table.Register(1, make([]byte, 4096), 0, verbs.LocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	seed := rng.Uint64()
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		rng := rand.New(rand.NewPCG(seed, 0))
+		for !stop.Load() {
+			for _, m := range [][]byte{sp.mem, rp.mem, cc.mem} {
+				// Mostly small values, so that opcodes and counts are often right.
+				v := rng.Uint64() >> (8 * rng.IntN(8))
+				if rng.IntN(8) == 0 {
+					v = uint64(region.STag()) << 32
+				}
+				binary.LittleEndian.PutUint64(m[HeaderSize+8*rng.IntN((len(m)-HeaderSize)/8):], v)
+				if rng.IntN(4) == 0 { // an index that will be believed
+					cons := word32(m, HeaderSize+RingConsumer).Load()
+					word32(m, HeaderSize+RingProducer).Store(cons + rng.Uint32N(entries+1))
+				}
+			}
+		}
+	}()
+	got, recv := newSendWR(), newRecvWR()
+	sends, recvs, errs := 0, 0, 0
+	for began := time.Now(); sends+recvs < 5000 && time.Since(began) < 5*time.Second; {
+		qp := verbs.NewQP(verbs.QPConfig{
+			Num: 1, PD: 1, Table: table, SQDepth: 4, RQDepth: 4, MaxSGE: maxSGE, MaxInline: maxInline, Sends: sq, Recvs: rq,
+		})
+		qp.Start(rdmap.Config{IRD: 1, ORD: 1})
+		for range 20 {
+			for range entries {
+				if sq.NextSend(got) {
+					checkSend(t, got, maxSGE, maxInline)
+					sends++
+				}
+				if rq.NextRecv(recv) {
+					if len(recv.SGEs) > maxSGE || recv.Bad && len(recv.SGEs) != 0 {
+						t.Fatalf("%d SGEs, bad %v", len(recv.SGEs), recv.Bad)
+					}
+					recvs++
+				}
+			}
+			qp.PullSend(entries)
+			var seg rdmap.Segment
+			for range 4 {
+				if qp.Stream().PollSegment(1000, &seg) {
+					qp.Gather(&seg.Src, seg.Len, nil)
+				}
+			}
+			var wc verbs.WC
+			for range entries {
+				if !qp.PollWC(&wc) {
+					break
+				}
+				if wc.Status != verbs.WCSuccess {
+					errs++
+				}
+				cq.Push(0, &wc)
+			}
+			cq.Flush(0)
+		}
+	}
+	stop.Store(true)
+	wg.Wait()
+	t.Logf("%d sends, %d receives, %d error completions", sends, recvs, errs)
+	if sends == 0 || recvs == 0 {
+		t.Error("the scribbler posted nothing: the test shows nothing")
+	}
+}
+
+// FuzzSendWQE decodes arbitrary WQEs and posts them to a queue pair.
+func FuzzSendWQE(f *testing.F) {
+	wqe := make([]byte, sqStride(4, 100))
+	for _, wr := range []verbs.SendWR{
+		{Op: rdmap.OpSend, SGEs: sges(4)},
+		{Op: rdmap.OpWrite, Flags: verbs.Inline, Inline: make([]byte, 100)},
+		{Op: rdmap.OpCmpSwap, SGEs: sges(1)},
+		{Op: verbs.OpBindMW, SGEs: sges(1), Access: verbs.RemoteRead},
+	} {
+		clear(wqe)
+		encodeSend(wqe, &wr)
+		f.Add(append([]byte(nil), wqe...))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		sq, sp := newSQ(t, 1, 4, 100)
+		copy(sp.slots[:sp.stride], b)
+		word32(sp.mem, HeaderSize+RingProducer).Store(1)
+		wr := newSendWR()
+		if !sq.NextSend(wr) || sq.NextSend(new(verbs.SendWR)) {
+			t.Fatal("one WQE was posted")
+		}
+		checkSend(t, wr, 4, 100)
+		// Encoding what was decoded and decoding it again changes nothing.
+		if wr.Op != verbs.OpInvalid {
+			if !fitsSend(wr, 4, 100) {
+				t.Fatalf("%+v does not fit", wr)
+			}
+			again, back := make([]byte, sp.stride), newSendWR()
+			encodeSend(again, wr)
+			decodeSend(again, back, 4, 100)
+			mask(wr, wr.Op)
+			mask(back, wr.Op)
+			if len(back.SGEs) != len(wr.SGEs) || len(back.Inline) != len(wr.Inline) || back.Op != wr.Op || back.Flags != wr.Flags || back.Imm != wr.Imm || back.SwapMask != wr.SwapMask {
+				t.Fatalf("%+v became %+v", wr, back)
+			}
+		}
+		word32(sp.mem, HeaderSize+RingProducer).Store(2)
+		table := verbs.NewTable(rand.NewChaCha8([32]byte{}))
+		if _, err := table.Register(1, make([]byte, 4096), 0, verbs.LocalWrite); err != nil {
+			t.Fatal(err)
+		}
+		qp := verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: table, SQDepth: 1, MaxSGE: 4, MaxInline: 100, Sends: sq})
+		qp.Start(rdmap.Config{IRD: 1, ORD: 1})
+		qp.PullSend(4)
+		var seg rdmap.Segment
+		for range 100 {
+			if !qp.Stream().PollSegment(1000, &seg) {
+				break
+			}
+			qp.Gather(&seg.Src, seg.Len, nil)
+		}
+		qp.Error()
+		var wc verbs.WC
+		qp.PollWC(&wc)
+	})
+}
+
+// FuzzRing runs a script of both sides' steps over a receive ring, with the
+// client's index written at will.
+func FuzzRing(f *testing.F) {
+	f.Add([]byte{0, 1, 0, 1, 2, 0xff, 1, 3, 9, 1})
+	f.Add([]byte{2, 8, 1, 1, 1, 2, 0, 1})
+	f.Fuzz(func(t *testing.T, script []byte) {
+		const entries = 4
+		q, p := newRQ(t, entries, 1)
+		prod := word32(p.mem, HeaderSize+RingProducer)
+		wr := newRecvWR()
+		for i := 0; i+1 < len(script) && i < 400; i += 2 {
+			switch arg := script[i+1]; script[i] % 4 {
+			case 0:
+				p.Post(&verbs.RecvWR{ID: uint64(arg)})
+			case 1:
+				if q.NextRecv(wr) && len(wr.SGEs) > 1 {
+					t.Fatal("too many SGEs")
+				}
+			case 2:
+				prod.Store(prod.Load() + uint32(int8(arg)))
+			case 3:
+				p.slots[int(arg)%len(p.slots)] = arg
+			}
+			if q.n > entries || q.used > q.n {
+				t.Fatalf("batch of %d, %d used", q.n, q.used)
+			}
+		}
+	})
+}

@@ -1,0 +1,236 @@
+package shm
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+func testMemfd(t *testing.T, size int64, seals int) int {
+	t.Helper()
+	fd, err := memfd("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := unix.Ftruncate(fd, size); err != nil {
+		t.Fatal(err)
+	}
+	if seals != 0 {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return fd
+}
+
+// TestRingSeals: a client can change neither the size nor the seals of what the
+// daemon gave it.
+func TestRingSeals(t *testing.T) {
+	sq, _ := newSQ(t, 4, 1, 0)
+	rq, _ := newRQ(t, 4, 1)
+	cq, _ := newCQ(t, 1, 4)
+	d, _, _ := newBells(t, 64)
+	for name, f := range map[string]*file{"SQ": &sq.file, "RQ": &rq.file, "CQ": &cq.file, "doorbells": &d.file} {
+		for _, size := range []int64{0, int64(len(f.mem)) - 4096, int64(len(f.mem)) + 4096} {
+			if err := unix.Ftruncate(f.FD(), size); !errors.Is(err, unix.EPERM) {
+				t.Errorf("%s: truncated to %d: %v", name, size, err)
+			}
+		}
+		if _, err := unix.FcntlInt(uintptr(f.FD()), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE); !errors.Is(err, unix.EPERM) {
+			t.Errorf("%s: sealed further: %v", name, err)
+		}
+		if err := unix.Fallocate(f.FD(), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(f.mem))); err != nil {
+			t.Errorf("%s: punching a hole: %v", name, err)
+		}
+		f.mem[len(f.mem)-1] = 1 // a hole is filled again, not a fault
+	}
+}
+
+// TestAttachRefuses: a client believes only what is consistent.
+func TestAttachRefuses(t *testing.T) {
+	const sizes = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	if _, err := MapSQ(testMemfd(t, 8192, 0)); !errors.Is(err, ErrMemory) {
+		t.Errorf("no seals: %v", err)
+	}
+	if _, err := MapSQ(testMemfd(t, 8192, sizes)); !errors.Is(err, ErrLayout) {
+		t.Errorf("zeros: %v", err)
+	}
+	if _, err := MapSQ(testMemfd(t, 100, sizes)); !errors.Is(err, ErrLayout) {
+		t.Errorf("shorter than the header: %v", err)
+	}
+	if _, err := MapSQ(-1); err == nil {
+		t.Error("no descriptor")
+	}
+	sq, _ := newSQ(t, 4, 2, 64)
+	if _, err := MapRQ(sq.FD()); !errors.Is(err, ErrLayout) {
+		t.Errorf("an SQ as RQ: %v", err)
+	}
+	if _, err := MapCQ(sq.FD()); !errors.Is(err, ErrLayout) {
+		t.Errorf("an SQ as CQ: %v", err)
+	}
+	if _, err := MapDoorbells(sq.FD(), -1); !errors.Is(err, ErrLayout) {
+		t.Errorf("an SQ as doorbells: %v", err)
+	}
+	// Each field of each kind, each bit: what maps has a ring inside its memory.
+	rng := testenv.Rand(t)
+	cq, _ := newCQ(t, 2, 4)
+	bells, _, _ := newBells(t, 64)
+	for _, f := range []*file{&sq.file, &cq.file, &bells.file} {
+		good := bytes.Clone(f.mem[:64])
+		for range 2000 {
+			i := rng.IntN(40)
+			f.mem[i] ^= 1 << rng.IntN(8)
+			if p, err := MapSQ(f.FD()); err == nil {
+				if HeaderSize+RingEntries+p.entries*p.stride > len(p.mem) || p.stride < SQEFixed+max(p.maxSGE*SGESize, p.maxInline) {
+					t.Fatalf("mapped %d entries of %d in %d octets", p.entries, p.stride, len(p.mem))
+				}
+				p.Close()
+			}
+			if c, err := MapCQ(f.FD()); err == nil {
+				c.Close()
+			}
+			if d, err := MapDoorbells(f.FD(), -1); err == nil {
+				d.Close()
+			}
+			if rng.IntN(3) == 0 {
+				copy(f.mem, good)
+			}
+		}
+		copy(f.mem, good)
+	}
+}
+
+func TestMapRegion(t *testing.T) {
+	fd := testMemfd(t, 3*4096, 0)
+	r, err := MapRegion(fd, 4096+16, 4096, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Bytes()) != 4096 || cap(r.Bytes()) != 4096 {
+		t.Errorf("%d octets, room for %d", len(r.Bytes()), cap(r.Bytes()))
+	}
+	copy(r.Bytes(), "shared")
+	b := make([]byte, 6)
+	if _, err := unix.Pread(fd, b, 4096+16); err != nil || string(b) != "shared" {
+		t.Errorf("in the memfd: %q, %v", b, err)
+	}
+	if err := unix.Ftruncate(fd, 0); !errors.Is(err, unix.EPERM) {
+		t.Errorf("truncated under the mapping: %v", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Blocks*512 < 4096 {
+		t.Errorf("pages were not allocated: %d blocks", st.Blocks)
+	}
+	if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 3*4096); err != nil {
+		t.Fatal(err)
+	}
+	if r.Bytes()[0] != 0 {
+		t.Error("a punched hole is not zero")
+	}
+	if err := r.Close(); err != nil || r.Bytes() != nil || r.Close() != nil {
+		t.Errorf("Close: %v", err)
+	}
+	// Read-only memory for a region that nobody may write.
+	ro := testMemfd(t, 4096, unix.F_SEAL_WRITE)
+	if r, err = MapRegion(ro, 0, 4096, false); err != nil {
+		t.Errorf("write-sealed, read-only: %v", err)
+	} else {
+		r.Close()
+	}
+}
+
+func TestMapRegionRefuses(t *testing.T) {
+	const page = 4096
+	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := file.Truncate(page); err != nil {
+		t.Fatal(err)
+	}
+	zero, err := os.Open("/dev/zero")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer zero.Close()
+	pr, pw, err := NewWake()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll(pr, pw)
+	tests := []struct {
+		name      string
+		fd        int
+		off, size uint64
+		write     bool
+	}{
+		{"empty", testMemfd(t, page, 0), 0, 0, true},
+		{"past the end", testMemfd(t, page, 0), 0, page + 1, true},
+		{"offset past the end", testMemfd(t, page, 0), page, 1, true},
+		{"sum past the end", testMemfd(t, page, 0), page - 1, 2, true},
+		{"overflow", testMemfd(t, page, 0), 1<<63 - 1, 1<<63 - 1, true},
+		{"wrap", testMemfd(t, page, 0), 1<<64 - 1, 2, true},
+		{"no further seals", testMemfd(t, page, unix.F_SEAL_SEAL), 0, page, true},
+		{"write-sealed", testMemfd(t, page, unix.F_SEAL_WRITE), 0, page, true},
+		{"sealed against future writes", testMemfd(t, page, unix.F_SEAL_FUTURE_WRITE), 0, page, true},
+		{"a file", int(file.Fd()), 0, page, true},
+		{"a device", int(zero.Fd()), 0, page, true},
+		{"a pipe", pr, 0, page, true},
+		{"no descriptor", -1, 0, page, true},
+		{"far too large", testMemfd(t, page, 0), 0, 1 << 50, true},
+	}
+	for _, tt := range tests {
+		if r, err := MapRegion(tt.fd, tt.off, tt.size, tt.write); err == nil {
+			t.Errorf("%s was mapped", tt.name)
+			r.Close()
+		}
+	}
+	// Sealing against growth alone is no obstacle, nor is a memfd sealed before.
+	for _, seals := range []int{unix.F_SEAL_GROW, unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL} {
+		r, err := MapRegion(testMemfd(t, page, seals), 0, page, true)
+		if err != nil {
+			t.Errorf("seals %#x: %v", seals, err)
+			continue
+		}
+		r.Close()
+	}
+	if fd, err := unix.MemfdCreate("huge", unix.MFD_HUGETLB|unix.MFD_ALLOW_SEALING|unix.MFD_CLOEXEC); err == nil {
+		defer unix.Close(fd)
+		if r, err := MapRegion(fd, 0, page, true); !errors.Is(err, ErrMemory) {
+			t.Errorf("huge pages: %v", err)
+			if err == nil {
+				r.Close()
+			}
+		}
+	}
+}
+
+func TestCreateRegion(t *testing.T) {
+	m, err := CreateRegion("mem", 10000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	r, err := MapRegion(m.FD(), 0, 10000, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	r.Bytes()[9999] = 7
+	if m.Bytes()[9999] != 7 {
+		t.Error("two memories")
+	}
+	for _, size := range []int{0, -1} {
+		if _, err := CreateRegion("mem", size); err == nil {
+			t.Errorf("region of %d octets", size)
+		}
+	}
+}

@@ -1,0 +1,167 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// A wake-up that takes this long was lost.
+const lostAfter = 10000 // ms
+
+var errLost = errors.New("slept through a wake-up")
+
+// sleepOn waits until fd is readable, and drains it.
+func sleepOn(fd int) error {
+	for {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(p, lostAfter)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return err
+		case n == 0:
+			return errLost
+		default:
+			Drain(fd)
+			return nil
+		}
+	}
+}
+
+// TestNoLostWake: clients and a worker sleep and wake each other, many times,
+// at random moments.
+func TestNoLostWake(t *testing.T) {
+	rounds := 20000
+	if testing.Short() {
+		rounds = 4000
+	}
+	rng := testenv.Rand(t)
+	sq, sp := newSQ(t, 64, 1, 0)
+	cq, cc := newCQ(t, 1, 64)
+	bells, ringer, wake := newBells(t, 128)
+	const bit = 77
+
+	var workerSleeps, clientSleeps int
+	var over atomic.Bool
+	worker := make(chan error, 1)
+	seed := rng.Uint64()
+	go func() {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		wr := newSendWR()
+		turn := func() int {
+			n := 0
+			for w := range bells.Words() {
+				if bells.Take(w) == 0 {
+					continue
+				}
+				n++
+				for sq.NextSend(wr) {
+					wc := verbs.WC{ID: wr.ID}
+					if wr.Flags&verbs.Solicited != 0 {
+						wc.Flags = verbs.WCSolicited
+					}
+					cq.Push(0, &wc)
+				}
+			}
+			cq.Flush(0)
+			return n
+		}
+		for !over.Load() {
+			if turn() > 0 || rng.IntN(4) == 0 {
+				continue
+			}
+			bells.SetSleeping(true)
+			if bells.Any() || over.Load() {
+				bells.SetSleeping(false)
+				continue
+			}
+			workerSleeps++
+			if err := sleepOn(wake); err != nil {
+				worker <- fmt.Errorf("worker: %w", err)
+				return
+			}
+			bells.SetSleeping(false)
+		}
+		worker <- nil
+	}()
+
+	client := func() error {
+		wcs := make([]verbs.WC, 64)
+		var posted, done uint64
+		for done < uint64(rounds) {
+			for range 1 + rng.IntN(8) {
+				// The last of each batch is solicited: a client that armed for
+				// those alone is owed that wake-up.
+				wr := verbs.SendWR{ID: posted, Op: rdmap.OpSend, Flags: verbs.Solicited}
+				if posted-done < 60 && sp.Post(&wr) == nil {
+					posted++
+				}
+			}
+			ringer.Ring(bit)
+			for done < posted {
+				n := cc.Poll(wcs)
+				if n == 0 {
+					if rng.IntN(3) == 0 {
+						continue
+					}
+					cc.Arm(rng.IntN(2) == 0)
+					if n = cc.Poll(wcs); n == 0 {
+						clientSleeps++
+						if err := sleepOn(cq.EventFD()); err != nil {
+							return fmt.Errorf("client, %d of %d done: %w", done, posted, err)
+						}
+					}
+				}
+				for _, wc := range wcs[:n] {
+					if wc.ID != done {
+						return fmt.Errorf("completion %d; want %d", wc.ID, done)
+					}
+					done++
+				}
+				if rng.IntN(4) == 0 {
+					break
+				}
+			}
+		}
+		return nil
+	}
+	if err := client(); err != nil {
+		t.Error(err)
+	}
+	over.Store(true)
+	ringer.Ring(0)
+	if err := <-worker; err != nil {
+		t.Error(err)
+	}
+	t.Logf("the worker slept %d times, the client %d", workerSleeps, clientSleeps)
+}
+
+// TestWakeIsSafe: a client that does its worst with its end of the channel
+// cannot make Wake wait.
+func TestWakeIsSafe(t *testing.T) {
+	q, c := newCQ(t, 1, 4)
+	for _, flags := range []int{0, unix.O_NONBLOCK} {
+		if _, err := unix.FcntlInt(uintptr(q.EventFD()), unix.F_SETFL, flags); err != nil {
+			t.Fatal(err)
+		}
+		wcs := make([]verbs.WC, 4)
+		for range 100000 / 8 * 2 { // more than a pipe holds, never read
+			c.Arm(false)
+			q.Push(0, &verbs.WC{})
+			q.Flush(0)
+			c.Poll(wcs)
+		}
+	}
+	if !readable(q.EventFD()) {
+		t.Error("not readable")
+	}
+}
