@@ -16,6 +16,7 @@ type Producer struct {
 	cons *atomic.Uint32 // theirs
 	size uint32
 	next uint32 // our index, reserved entries included
+	sent uint32 // our index as published: what is in shared memory is not read again
 	seen uint32 // the consumer's index when last looked at
 	bad  bool
 }
@@ -24,7 +25,8 @@ type Producer struct {
 // It continues from where the shared indices stand.
 func NewProducer(prod, cons *atomic.Uint32, size uint32) Producer {
 	check(size)
-	return Producer{prod: prod, cons: cons, size: size, next: prod.Load(), seen: cons.Load()}
+	at := prod.Load()
+	return Producer{prod: prod, cons: cons, size: size, next: at, sent: at, seen: cons.Load()}
 }
 
 // Free returns how many entries can be reserved. It looks at the other side's
@@ -52,16 +54,19 @@ func (p *Producer) Reserve(n uint32) (first, count uint32) {
 }
 
 // Submit publishes every reserved entry.
-func (p *Producer) Submit() { p.prod.Store(p.next) }
+func (p *Producer) Submit() {
+	p.sent = p.next
+	p.prod.Store(p.sent)
+}
 
 // Unsubmitted returns how many entries are reserved and not published.
-func (p *Producer) Unsubmitted() uint32 { return p.next - p.prod.Load() }
+func (p *Producer) Unsubmitted() uint32 { return p.next - p.sent }
 
 // Pending returns how many published entries the consumer has not released, by
 // a fresh look.
 func (p *Producer) Pending() uint32 {
 	p.seen = p.cons.Load()
-	n := p.prod.Load() - p.seen
+	n := p.sent - p.seen
 	if n > p.size {
 		p.bad = true
 		return p.size
@@ -89,7 +94,8 @@ type Consumer struct {
 // It continues from where the shared indices stand.
 func NewConsumer(prod, cons *atomic.Uint32, size uint32) Consumer {
 	check(size)
-	return Consumer{prod: prod, cons: cons, size: size, next: cons.Load(), seen: cons.Load()}
+	at := cons.Load()
+	return Consumer{prod: prod, cons: cons, size: size, next: at, seen: at}
 }
 
 // Peek returns the index of the oldest entry, not masked, and how many there
