@@ -30,18 +30,18 @@ func (s *Stream) placeEarly(b []byte) bool {
 		if err != nil || h.ULP&ctrlVersion != version {
 			return false
 		}
-		p := Placement{Kind: PlaceTagged, STag: h.STag, TO: h.TO, Op: OpWrite}
+		op := OpWrite
 		switch h.ULP & ctrlOpcode {
 		case opcodeWrite:
 		case opcodeReadResponse:
-			p.Op = OpRead
+			op = OpRead
 			if !s.awaited(&h, len(payload)) {
 				return false
 			}
 		default:
 			return false
 		}
-		return len(payload) == 0 || s.place(&p, payload) == nil
+		return len(payload) == 0 || s.placeTagged(&h, op, payload) == nil
 	}
 	var h ddp.Untagged
 	payload, err := h.Decode(b)
@@ -56,8 +56,7 @@ func (s *Stream) placeEarly(b []byte) bool {
 	if terr != nil {
 		return false
 	}
-	return len(payload) == 0 ||
-		s.mem.Place(&Placement{Kind: PlaceRecv, Recv: buf.ID, Off: h.MO, Op: op}, payload) == nil
+	return len(payload) == 0 || s.placeRecv(&h, op, buf.ID, payload) == nil
 }
 
 // awaited reports whether a Read Response segment of n octets belongs to an

@@ -66,8 +66,7 @@ func (s *Stream) handleTagged(h *ddp.Tagged, payload, seg []byte, segLen int, pl
 		// A zero-length segment's STag and TO are not looked at (RFC 5041
 		// section 5.2).
 		if len(payload) > 0 {
-			p := Placement{Kind: PlaceTagged, STag: h.STag, TO: h.TO, Op: OpWrite}
-			if err := s.place(&p, payload); err != nil {
+			if err := s.placeTagged(h, OpWrite, payload); err != nil {
 				return s.blameLen(err, seg, segLen)
 			}
 		}
@@ -89,13 +88,20 @@ func (s *Stream) blameLen(err *term.Error, seg []byte, segLen int) *term.Error {
 	return err
 }
 
-// place guards Memory.Place against an offset that wraps (RFC 5041 section 7.1,
-// tagged check 5).
-func (s *Stream) place(p *Placement, payload []byte) *term.Error {
-	if p.TO+uint64(len(payload)) < p.TO {
+// placeTagged places the payload of a tagged segment. Memory need not think of
+// an offset that wraps (RFC 5041 section 7.1, tagged check 5).
+func (s *Stream) placeTagged(h *ddp.Tagged, op Op, payload []byte) *term.Error {
+	if h.TO+uint64(len(payload)) < h.TO {
 		return term.ErrTOWrap
 	}
-	return s.mem.Place(p, payload)
+	s.placement = Placement{Kind: PlaceTagged, STag: h.STag, TO: h.TO, Op: op}
+	return s.mem.Place(&s.placement, payload)
+}
+
+// placeRecv places the payload of a Send's segment in its receive buffer.
+func (s *Stream) placeRecv(h *ddp.Untagged, op Op, id uint32, payload []byte) *term.Error {
+	s.placement = Placement{Kind: PlaceRecv, Recv: id, Off: h.MO, Op: op}
+	return s.mem.Place(&s.placement, payload)
 }
 
 // handleReadResponse checks a segment of n octets of payload against the oldest
@@ -117,8 +123,7 @@ func (s *Stream) handleReadResponse(h *ddp.Tagged, payload []byte, n int, placed
 			return term.ErrBounds
 		}
 		if !placed {
-			p := Placement{Kind: PlaceTagged, STag: h.STag, TO: h.TO, Op: OpRead}
-			if err := s.place(&p, payload); err != nil {
+			if err := s.placeTagged(h, OpRead, payload); err != nil {
 				s.finishPending(r, StatusLocalProtection)
 				return err
 			}
@@ -214,7 +219,7 @@ func (s *Stream) handleSend(h *ddp.Untagged, payload, seg []byte, segLen int, pl
 	}
 	buf, err := s.recvq.Check(h, n)
 	if err == nil && !placed && n > 0 {
-		err = s.mem.Place(&Placement{Kind: PlaceRecv, Recv: buf.ID, Off: h.MO, Op: op}, payload)
+		err = s.placeRecv(h, op, buf.ID, payload)
 	}
 	if err == nil {
 		err = s.recvq.Accept(h, n)

@@ -146,11 +146,11 @@ func (s *Stream) startResponse(seg *Segment) bool {
 		s.seg.StartTagged(control(opcodeReadResponse), r.read.sinkSTag, r.read.sinkTO, r.read.size)
 		return false
 	}
-	op := AtomicOp{Op: OpFetchAdd, Data: r.req.data, Mask: r.req.mask, Cmp: r.req.cmp, CmpMask: r.req.cmpMask}
+	s.atomic = AtomicOp{Op: OpFetchAdd, Data: r.req.data, Mask: r.req.mask, Cmp: r.req.cmp, CmpMask: r.req.cmpMask}
 	if r.req.code == atomicCmpSwap {
-		op.Op = OpCmpSwap
+		s.atomic.Op = OpCmpSwap
 	}
-	old, err := s.mem.Atomic(r.req.stag, r.req.to, &op)
+	old, err := s.mem.Atomic(r.req.stag, r.req.to, &s.atomic)
 	if err != nil {
 		s.fail(err, r.hdr[:], r.segLen, nil)
 		return false

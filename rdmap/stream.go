@@ -135,15 +135,18 @@ type Stream struct {
 	respTail uint32
 
 	// Receive side.
-	expect    Op   // RTR that may come first, or 0
-	gotRTR    Op   // that did come
-	rxData    bool // a message other than a Terminate has come
+	spot      Placement // of the payload in hand
+	expect    Op        // RTR that may come first, or 0
+	gotRTR    Op        // that did come
+	rxData    bool      // a message other than a Terminate has come
 	recvq     ddp.Queue
 	ctl       [3]ddp.Assembler // of queues 1, 2, 3
 	comps     []Completion
 	compHead  uint32
 	compTail  uint32
 	early     earlyTable
+	placement Placement // argument of Memory.Place: one of its own would go to the heap
+	atomic    AtomicOp  // likewise
 	events    [3]Event
 	eventHead uint8
 	eventTail uint8
