@@ -50,7 +50,6 @@ type simEnd struct {
 	writes []span // of this round, by this end
 	busy   []span // Reads and atomics since the last fence
 	sends  []Completion
-	gotten []Completion
 	wantR  []Completion
 	old    map[uint32]uint64
 	id     uint32

@@ -83,12 +83,11 @@ type pending struct {
 
 // response is what the peer asked for and has not had in full.
 type response struct {
-	atomic  bool
-	started bool
-	read    readRequest
-	req     atomicRequest
-	segLen  int                   // of the request
-	hdr     [ddp.UntaggedLen]byte // of the request
+	atomic bool
+	read   readRequest
+	req    atomicRequest
+	segLen int                   // of the request
+	hdr    [ddp.UntaggedLen]byte // of the request
 }
 
 // Stream is one RDMAP stream. One goroutine at a time may use it.
@@ -117,7 +116,6 @@ type Stream struct {
 	slots            []sendSlot
 	head, next, tail uint32
 	seg              ddp.Segmenter // the message being sent
-	segOpcode        uint8
 	sending          turn
 	balance          int // octets that responses are ahead of the send queue while both wait
 	msn              [4]serial.Num
@@ -135,10 +133,9 @@ type Stream struct {
 	respTail uint32
 
 	// Receive side.
-	spot      Placement // of the payload in hand
-	expect    Op        // RTR that may come first, or 0
-	gotRTR    Op        // that did come
-	rxData    bool      // a message other than a Terminate has come
+	expect    Op   // RTR that may come first, or 0
+	gotRTR    Op   // that did come
+	rxData    bool // a message other than a Terminate has come
 	recvq     ddp.Queue
 	ctl       [3]ddp.Assembler // of queues 1, 2, 3
 	comps     []Completion
