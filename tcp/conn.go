@@ -94,8 +94,9 @@ type Conn struct {
 
 	rttState
 	recoveryState
-	cc congestion
-	w  window
+	cc     congestion
+	sample ackSample
+	w      window
 
 	stats Stats
 }

@@ -111,11 +111,12 @@ func (c *Conn) recover(a *ackState) {
 			c.roundEnd = c.nxt
 			c.limited, c.limitedNow = c.limitedNow, false
 		}
-		g := ackSample{now: a.now, acked: a.acked, rtt: a.lastRTT, srtt: c.srtt, ece: a.ece,
+		g := &c.sample // an interface method's argument would not stay on the stack
+		*g = ackSample{now: a.now, acked: a.acked, rtt: a.lastRTT, srtt: c.srtt, ece: a.ece,
 			flight: a.flight, round: round, limited: c.limited || c.limitedNow}
-		c.cc.seen(&c.w, &g)
+		c.cc.seen(&c.w, g)
 		if (c.ca == caOpen && c.lostSegs == 0 || c.ca == caLoss && c.frto == 0) && g.limited {
-			c.cc.grow(&c.w, &g)
+			c.cc.grow(&c.w, g)
 		}
 	}
 	if c.ca == caRecovery || c.ca == caCWR {
