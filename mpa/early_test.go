@@ -54,7 +54,6 @@ type world struct {
 	next   int          // FPDU that is due in order
 	placed map[int]bool // FPDUs placed early, by index
 	held   []piece
-	whole  int // FPDUs that arrived whole in an early segment
 }
 
 func newWorld(t testing.TB, rnd *rand.Rand, crc bool, start serial.Num, sizes ...int) *world {
@@ -527,4 +526,19 @@ func FuzzEarly(f *testing.F) {
 			t.Fatalf("in order goes on with %v, %v", ok, err)
 		}
 	})
+}
+
+// The two low bits of FPDUPTR count as zero (RFC 5044 section 4.2).
+func TestEarlyLowBits(t *testing.T) {
+	w := newWorld(t, seeded(t), true, 5, 600, 600, 600)
+	fpdu := w.stream[w.fpdus[1].begin:w.end(1)]
+	fpdu[w.r.toMarker(w.fpdus[1].seq)+3] |= 3
+	resum(fpdu)
+	w.arrive(w.fpdus[1].begin, w.end(1), always)
+	if !w.placed[1] || w.held[0].octets != nil {
+		t.Error("the FPDU was not found ahead of order")
+	}
+	w.arrive(0, w.fpdus[1].begin, always)
+	w.arrive(w.end(1), len(w.stream), always)
+	w.finish()
 }

@@ -163,3 +163,30 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+func TestFrameFlagsWithoutA(t *testing.T) {
+	f := Frame{Rev: 2, Enhanced: true, IRD: 1, ORD: 2, RTR: AllRTRs}
+	if b, err := f.Append(nil); err != nil || !bytes.Equal(b, unhex(t, hexReq+"1002000400010002")) {
+		t.Errorf("Append = %x, %v", b, err)
+	}
+}
+
+func TestRTRs(t *testing.T) {
+	for _, tt := range []struct {
+		s    RTRs
+		want RTR
+		name string
+	}{
+		{0, RTRNone, "none"},
+		{RTRs(RTRSend), RTRSend, "send"},
+		{RTRs(RTRSend | RTRRead), RTRRead, "read"},
+		{AllRTRs, RTRWrite, "write"},
+	} {
+		if got := tt.s.prefer(); got != tt.want || got.String() != tt.name {
+			t.Errorf("of %03b %v is preferred; want %v", tt.s, got, tt.want)
+		}
+		if tt.s.Has(RTRNone) || tt.want != RTRNone && !tt.s.Has(tt.want) {
+			t.Errorf("Has is wrong for %03b", tt.s)
+		}
+	}
+}

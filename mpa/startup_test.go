@@ -792,3 +792,38 @@ func FuzzStartup(f *testing.F) {
 		}
 	})
 }
+
+// A rejection from end to end: each ULP sees the other's depths and private
+// data, and the TCP connection goes on as theirs.
+func TestStartupReject(t *testing.T) {
+	ic := with(func(c *Config) { c.IRD, c.ORD, c.PrivateData = 3, 4, []byte("who is it") })
+	i, r := NewInitiator(ic, t0), NewResponder(with(func(c *Config) { c.IRD, c.ORD = 5, 6 }), t0)
+	give(t, r, frameOf(t, i))
+	if f := event(t, r, EventRequest).Frame; f.IRD != 3 || f.ORD != 4 || string(f.PrivateData) != "who is it" {
+		t.Errorf("the responder's ULP sees %+v", f)
+	}
+	if err := r.Reject(t0, []byte("go away")); err != nil {
+		t.Fatal(err)
+	}
+	ev := event(t, r, EventRejected)
+	if ev.Err != nil || ev.Frame.IRD != 3 || r.Deadline() != 0 {
+		t.Errorf("responder: %+v, deadline %d", ev, r.Deadline())
+	}
+	give(t, i, frameOf(t, r))
+	ev = event(t, i, EventRejected)
+	if f := ev.Frame; f.IRD != 5 || f.ORD != 6 || string(f.PrivateData) != "go away" || !f.Reject {
+		t.Errorf("the initiator's ULP sees %+v", f)
+	}
+	if p := i.Peer(); !sameFrame(p, ev.Frame) {
+		t.Errorf("Peer is %+v", p)
+	}
+	for _, s := range []*Startup{i, r} {
+		if n, err := s.HandleStream(t0, []byte("the ULPs' own protocol")); n != 0 || err != nil {
+			t.Errorf("HandleStream after a rejection: %d, %v", n, err)
+		}
+		s.HandleClosed(t0)
+		if ev, ok := s.PollEvent(); ok {
+			t.Errorf("event %+v after a rejection", ev)
+		}
+	}
+}
