@@ -1,0 +1,380 @@
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/dataplane/xsk"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+)
+
+// The budget is what the link leaves for a transport: it does per frame what
+// iwarpd cannot avoid, and nothing else. Data frames carry a CRC32c and a TCP
+// checksum; the sender copies and sums each payload into a TX slot, the receiver
+// checks both and copies it out, and answers two frames with one. There is no
+// connection, no retransmission and no window but a fixed one.
+
+const (
+	budgetPort    = 7191
+	budgetHeader  = 14 + 20 + 32           // Ethernet, IPv4, TCP with timestamps
+	budgetInIP    = budgetHeader - 14      // of which the MTU counts
+	budgetSeq     = 14 + 20 + 4            // in a data frame its number, in an answer how many have come
+	budgetSum     = 14 + 20 + 16           // the checksum
+	budgetWindow  = 512                    // frames in flight
+	budgetStep    = 512                    // octets copied and summed at a time, as on iwarpd's transmit path
+	budgetMessage = 1 << 20                // the buffer that is sent over and over
+	budgetTimeout = 100 * time.Millisecond // without an answer: the frames in flight are lost
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func init() {
+	roles["budget-server"] = budgetServer
+	roles["budget-client"] = budgetClient
+}
+
+func runBudget(m *matrix, mtu int, tests []test) ([]result, error) {
+	if err := m.lab.setOffloads(true); err != nil {
+		return nil, err
+	}
+	a, b := &m.lab.a, &m.lab.b
+	server := job{Role: "budget-server", If: b.ifn, MTU: mtu, Local: b.addr.Addr().String(), Remote: a.addr.Addr().String(), RemoteMAC: a.mac.String()}
+	client := job{Role: "budget-client", If: a.ifn, MTU: mtu, Local: a.addr.Addr().String(), Remote: b.addr.Addr().String(), RemoteMAC: b.mac.String(),
+		Tests: tests, Warm: m.opt.warm, Window: m.opt.window}
+	return m.lab.pairOf(server, client, m.limit(len(tests)), "GOMAXPROCS=2")
+}
+
+// openXSK opens queue 0 of the job's interface with the budget's port steered to
+// it.
+func openXSK(j job) (link.Link, func(), error) {
+	ifc, err := net.InterfaceByName(j.If)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := bpf.Load(bpf.Options{})
+	if err != nil {
+		return nil, nil, err
+	}
+	got, err := s.Attach(ifc.Index, bpf.Auto)
+	if err != nil {
+		return nil, nil, errors.Join(err, s.Close())
+	}
+	mode := xsk.Auto
+	if got == bpf.Generic {
+		mode = xsk.Generic
+	}
+	x, err := xsk.Open(xsk.Config{Interface: j.If, Mode: mode})
+	if err != nil {
+		return nil, nil, errors.Join(err, s.Close())
+	}
+	closer := func() { _ = errors.Join(x.Close(), s.Close()) }
+	if err := errors.Join(s.SetSocket(0, x.FD()), s.Claim(bpf.Endpoint{Proto: pkt.ProtoTCP, Port: budgetPort})); err != nil {
+		closer()
+		return nil, nil, err
+	}
+	return x, closer, nil
+}
+
+// A budget is one end.
+type budget struct {
+	link   link.Link
+	header [budgetHeader]byte
+	pseudo uint32 // sum of the pseudo-header without its length
+	data   []byte // octets sent or received
+	off    int    // in data, where the next payload starts
+	frames [64]link.Frame
+	slots  [64]link.Slot
+	bad    uint64 // frames whose CRC or checksum was wrong
+}
+
+func newBudget(l link.Link, j job) (*budget, error) {
+	local, err := netip.ParseAddr(j.Local)
+	if err != nil {
+		return nil, err
+	}
+	remote, err := netip.ParseAddr(j.Remote)
+	if err != nil {
+		return nil, err
+	}
+	mac, err := net.ParseMAC(j.RemoteMAC)
+	if err != nil {
+		return nil, err
+	}
+	b := &budget{link: l, data: make([]byte, budgetMessage)}
+	for i := range b.data {
+		b.data[i] = byte(i * 7)
+	}
+	h := b.header[:]
+	copy(h, mac)
+	copy(h[6:], []byte{2, 0, 0, 0, 0, 1, 8, 0})
+	ip := h[14:34]
+	copy(ip, []byte{0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, pkt.ProtoTCP})
+	src, dst := local.As4(), remote.As4()
+	copy(ip[12:], src[:])
+	copy(ip[16:], dst[:])
+	t := h[34:]
+	binary.BigEndian.PutUint16(t, budgetPort)
+	binary.BigEndian.PutUint16(t[2:], budgetPort)
+	t[12], t[13] = 8<<4, 0x10 // header length; ACK
+	copy(t[20:], []byte{1, 1, 8, 10})
+	b.pseudo = pkt.Sum(ip[12:20], pkt.ProtoTCP)
+	return b, nil
+}
+
+// put finishes a frame of n payload octets, whose partial sum is sum, behind the
+// header in f.
+func (b *budget) put(f []byte, n int, seq, sum uint32) {
+	copy(f, b.header[:])
+	binary.BigEndian.PutUint16(f[16:], uint16(budgetInIP+n))
+	binary.BigEndian.PutUint16(f[24:], pkt.Checksum(pkt.Sum(f[14:34], 0)))
+	binary.BigEndian.PutUint32(f[budgetSeq:], seq)
+	sum = pkt.Sum(f[34:budgetHeader], sum) + b.pseudo + uint32(32+n)
+	binary.BigEndian.PutUint16(f[budgetSum:], pkt.Checksum(sum))
+}
+
+// postData sends the next piece of data as frame number seq; false: no room.
+func (b *budget) postData(seq uint32) bool {
+	s, ok := b.link.Alloc()
+	if !ok {
+		return false
+	}
+	f := b.link.Bytes(s)
+	n := b.link.MTU() - budgetInIP // with the CRC
+	p := f[budgetHeader : budgetHeader+n]
+	src := b.data[b.off:min(b.off+n-4, len(b.data))]
+	var crc, sum uint32
+	for i := 0; i < len(src); i += budgetStep {
+		k := copy(p[i:], src[i:min(i+budgetStep, len(src))])
+		crc = crc32.Update(crc, castagnoli, p[i:i+k])
+	}
+	n = len(src) + 4
+	binary.LittleEndian.PutUint32(p[len(src):], crc)
+	sum = pkt.Sum(p[:n], 0)
+	b.put(f, n, seq, sum)
+	if !b.link.Post(s, 0, budgetHeader+n) {
+		b.link.Free(s)
+		return false
+	}
+	if b.off += len(src); b.off == len(b.data) {
+		b.off = 0
+	}
+	return true
+}
+
+// postAnswer tells how many frames have come; false: no room.
+func (b *budget) postAnswer(count uint32) bool {
+	s, ok := b.link.Alloc()
+	if !ok {
+		return false
+	}
+	b.put(b.link.Bytes(s), 0, count, 0)
+	if !b.link.Post(s, 0, budgetHeader) {
+		b.link.Free(s)
+		return false
+	}
+	return true
+}
+
+func (b *budget) reap() {
+	for {
+		n := b.link.Reap(b.slots[:])
+		for _, s := range b.slots[:n] {
+			b.link.Free(s)
+		}
+		if n < len(b.slots) {
+			return
+		}
+	}
+}
+
+// check verifies a received frame and returns its number and payload. A data
+// frame's payload is returned in pieces of f.
+func (b *budget) check(f *link.Frame) (seq uint32, ok bool) {
+	head := f.Pieces[0]
+	total := f.Len()
+	if len(head) < budgetHeader || total < budgetHeader {
+		return 0, false
+	}
+	n := int(binary.BigEndian.Uint16(head[16:])) - budgetInIP
+	if n < 0 || budgetHeader+n > total {
+		return 0, false
+	}
+	sum := pkt.Sum(head[26:34], pkt.ProtoTCP+uint32(32+n))
+	var crc, want uint32
+	at := 34 // offset in the frame of what is summed next
+	skip := 34
+	left := 32 + n
+	payload := n - 4
+	for i := 0; i < f.N && left > 0; i++ {
+		p := f.Pieces[i][skip:]
+		skip = 0
+		p = p[:min(len(p), left)]
+		if at%2 == 0 {
+			sum = pkt.Sum(p, sum)
+		} else {
+			sum = pkt.SumSwap(p, sum)
+		}
+		if i == 0 {
+			p = p[budgetHeader-34:]
+			left -= budgetHeader - 34
+			at += budgetHeader - 34
+		}
+		left -= len(p)
+		at += len(p)
+		if n > 0 {
+			c := min(len(p), payload)
+			crc = crc32.Update(crc, castagnoli, p[:c])
+			payload -= c
+			for _, o := range p[c:] { // the CRC itself may lie across pieces
+				want = want>>8 | uint32(o)<<24
+			}
+		}
+	}
+	if pkt.Fold(sum) != 0xffff || (n > 0 && crc != want) {
+		b.bad++
+		return 0, false
+	}
+	return binary.BigEndian.Uint32(head[budgetSeq:]), true
+}
+
+// place copies a checked data frame's payload out.
+func (b *budget) place(f *link.Frame) {
+	n := int(binary.BigEndian.Uint16(f.Pieces[0][16:])) - budgetInIP - 4
+	skip := budgetHeader
+	for i := 0; i < f.N && n > 0; i++ {
+		p := f.Pieces[i][skip:]
+		skip = 0
+		p = p[:min(len(p), n)]
+		n -= len(p)
+		for len(p) > 0 {
+			k := copy(b.data[b.off:], p)
+			p = p[k:]
+			if b.off += k; b.off == len(b.data) {
+				b.off = 0
+			}
+		}
+	}
+}
+
+// receive is the receiving end, until stop.
+func (b *budget) receive(stop *atomic.Bool) {
+	var count, answered uint32
+	idle := 0
+	for !stop.Load() {
+		n := b.link.Receive(b.frames[:])
+		for i := range b.frames[:n] {
+			f := &b.frames[i]
+			if _, ok := b.check(f); ok {
+				b.place(f)
+				count++
+			}
+			b.link.Release(f)
+			if count-answered >= 2 && b.postAnswer(count) {
+				answered = count
+			}
+		}
+		if n > 0 {
+			idle = 0
+		} else if idle++; idle == 1000 && count != answered && b.postAnswer(count) {
+			answered = count
+		}
+		b.link.Flush()
+		b.reap()
+	}
+}
+
+// send is the sending end: goodput in Gb/s over the window, and the frames lost.
+func (b *budget) send(warm, window time.Duration) (r result, err error) {
+	payload := b.link.MTU() - budgetInIP - 4
+	var sent, acked, lost, first, lostFirst uint32
+	start := time.Now()
+	progress := start
+	var from time.Time
+	for {
+		now := time.Now()
+		n := b.link.Receive(b.frames[:])
+		for i := range b.frames[:n] {
+			f := &b.frames[i]
+			if c, ok := b.check(f); ok && int32(c+lost-acked) > 0 && int32(sent-c-lost) >= 0 {
+				acked, progress = c+lost, now
+			}
+			b.link.Release(f)
+		}
+		if from.IsZero() {
+			if now.Sub(start) >= warm {
+				from, first, lostFirst = now, acked, lost
+			}
+		} else if d := now.Sub(from); d >= window {
+			good := acked - first - (lost - lostFirst)
+			r.Value = float64(good) * float64(payload) * 8 / float64(d)
+			if l := lost - lostFirst; l > 0 {
+				r.Note = fmt.Sprintf("%.2f %% of the frames were lost", 100*float64(l)/float64(max(acked-first, 1)))
+			}
+			if good == 0 {
+				return r, errors.New("no frame came back")
+			}
+			return r, nil
+		}
+		if sent != acked && now.Sub(progress) > budgetTimeout {
+			lost += sent - acked
+			acked, progress = sent, now
+		}
+		for k := 0; k < 64 && sent-acked < budgetWindow && b.postData(sent); k++ {
+			sent++
+		}
+		b.link.Flush()
+		b.reap()
+	}
+}
+
+func budgetServer(j job, ready func()) ([]result, error) {
+	quiet()
+	l, closer, err := openXSK(j)
+	if err != nil {
+		return nil, err
+	}
+	defer closer()
+	b, err := newBudget(l, j)
+	if err != nil {
+		return nil, err
+	}
+	var stop atomic.Bool
+	go func() {
+		untilStdinEnds()
+		stop.Store(true)
+	}()
+	ready()
+	b.receive(&stop)
+	if b.bad > 0 {
+		return nil, fmt.Errorf("%d frames with a wrong CRC or checksum", b.bad)
+	}
+	return nil, nil
+}
+
+func budgetClient(j job, _ func()) ([]result, error) {
+	quiet()
+	l, closer, err := openXSK(j)
+	if err != nil {
+		return nil, err
+	}
+	defer closer()
+	b, err := newBudget(l, j)
+	if err != nil {
+		return nil, err
+	}
+	rs := make([]result, len(j.Tests))
+	for i := range j.Tests {
+		if rs[i], err = b.send(j.Warm, j.Window); err != nil {
+			return nil, err
+		}
+	}
+	return rs, nil
+}

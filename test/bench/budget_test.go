@@ -1,0 +1,88 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+)
+
+// TestBudget runs both ends over the in-process wire: what arrives is what was
+// sent, also when frames come in pieces, at odd offsets too.
+func TestBudget(t *testing.T) {
+	for _, c := range []struct{ mtu, chunk int }{{1500, 4096}, {9000, 4096}, {3498, 2048}, {1500, 301}, {9000, 1501}} {
+		t.Run(fmt.Sprintf("mtu%d_chunk%d", c.mtu, c.chunk), func(t *testing.T) {
+			la, lb, err := link.NewPipe(link.PipeConfig{MTU: c.mtu, ChunkSize: c.chunk})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer la.Close()
+			defer lb.Close()
+			a, err := newBudget(la, job{Local: "10.98.0.1", Remote: "10.98.0.2", RemoteMAC: "02:00:00:00:00:02"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := newBudget(lb, job{Local: "10.98.0.2", Remote: "10.98.0.1", RemoteMAC: "02:00:00:00:00:01"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := bytes.Clone(a.data)
+			clear(b.data)
+			var stop atomic.Bool
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				b.receive(&stop)
+			}()
+			r, err := a.send(10*time.Millisecond, 100*time.Millisecond)
+			stop.Store(true)
+			<-done
+			if err != nil || r.Value <= 0 {
+				t.Fatalf("send = %+v, %v", r, err)
+			}
+			if r.Note != "" || a.bad != 0 || b.bad != 0 {
+				t.Errorf("note %q, bad frames %d and %d", r.Note, a.bad, b.bad)
+			}
+			if !bytes.Equal(b.data, want) {
+				t.Error("the data that arrived is not what was sent")
+			}
+		})
+	}
+}
+
+// TestBudgetChecks: a frame with any one octet of its TCP header or payload
+// changed is refused.
+func TestBudgetChecks(t *testing.T) {
+	var damage int
+	la, lb, err := link.NewPipe(link.PipeConfig{Filter: func(_ bool, f []byte) bool {
+		f[34+damage] ^= 0x10
+		return true
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer la.Close()
+	defer lb.Close()
+	a, err := newBudget(la, job{Local: "10.98.0.1", Remote: "10.98.0.2", RemoteMAC: "02:00:00:00:00:02"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &budget{link: lb}
+	for damage = 0; damage < 1480; damage += 37 {
+		if !a.postData(1) {
+			t.Fatal("no slot")
+		}
+		la.Flush()
+		if n := lb.Receive(b.frames[:]); n != 1 {
+			t.Fatalf("%d frames", n)
+		}
+		if _, ok := b.check(&b.frames[0]); ok {
+			t.Errorf("octet %d damaged, and not seen", damage)
+		}
+		lb.Release(&b.frames[0])
+		a.reap()
+	}
+}

@@ -1,0 +1,225 @@
+// Command bench measures iwarpd beside what a user could take instead, in the same run
+// and on the same wire: a veth pair of its own, between two namespaces, one queue
+// each way, one CPU each end.
+//
+//	go run ./test/bench [-quick] [-rounds N] [-mtu LIST] [-only REGEXP] [-out FILE]
+//
+// Peers: "budget" is an AF_XDP socket alone that does the same work per frame
+// (copy, CRC32c, checksum, one acknowledgement for two frames) with no protocol;
+// "kernel-tcp-gso" and "kernel-tcp-nogso" are the kernel's TCP with and without
+// segmentation offload; "libfabric-tcp" is fi_pingpong.
+//
+// Each round runs every arm once, the next round in reversed order; each cell
+// waits for an idle machine. It prints a table and writes out/bench.json. A ratio
+// is the median of the per-round ratios; above 1 is better for iwarpd.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"golang.org/x/sys/unix"
+)
+
+// A row is one line of the table and one element of bench.json.
+type row struct {
+	Workload string  `json:"workload"`
+	MTU      int     `json:"mtu"`
+	Size     int     `json:"size"`
+	Peer     string  `json:"peer"`
+	Unit     string  `json:"unit"`
+	Ours     spread  `json:"ours"`
+	Theirs   spread  `json:"theirs"`
+	Ratio    float64 `json:"ratio"`
+	rounds   int
+}
+
+type options struct {
+	quick   bool
+	rounds  int
+	mtus    []int
+	only    *regexp.Regexp
+	out     string
+	bin     string
+	idle    time.Duration
+	warm    time.Duration
+	window  time.Duration
+	enforce bool
+}
+
+func main() {
+	if len(os.Args) == 3 && os.Args[1] == "child" {
+		if err := childMain(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	if err := run(os.Args[1:]); err != nil {
+		if !errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+		}
+		os.Exit(1)
+	}
+}
+
+func parse(args []string) (*options, error) {
+	o := &options{}
+	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
+	fs.BoolVar(&o.quick, "quick", false, "a short run: MTU 1500, 2 rounds, short windows; proves that it works, not how fast")
+	fs.IntVar(&o.rounds, "rounds", 0, "rounds (default 5, at least 5 for numbers that mean anything)")
+	mtus := fs.String("mtu", "", "MTUs, separated by commas (default 1500,3498,9000)")
+	only := fs.String("only", "", "only the cells \"workload/size/mtu/peer\" that this regular expression matches")
+	fs.StringVar(&o.out, "out", "out/bench.json", "where the rows go as JSON")
+	fs.StringVar(&o.bin, "bin", "bin", "the directory of iwarpd")
+	fs.DurationVar(&o.idle, "idle", 8*time.Second, "how long to wait for an idle machine before each cell")
+	fs.DurationVar(&o.window, "window", 0, "how long each cell is measured (default 600ms)")
+	fs.BoolVar(&o.enforce, "enforce", false, "fail when a floor is missed")
+	if err := fs.Parse(args); err != nil {
+		return nil, err
+	}
+	if fs.NArg() > 0 {
+		return nil, fmt.Errorf("unknown argument %q", fs.Arg(0))
+	}
+	def := struct {
+		rounds int
+		mtus   string
+		window time.Duration
+	}{5, "1500,3498,9000", 600 * time.Millisecond}
+	if o.quick {
+		def.rounds, def.mtus, def.window = 2, "1500", 150*time.Millisecond
+		o.idle = min(o.idle, 500*time.Millisecond)
+	}
+	if o.rounds == 0 {
+		o.rounds = def.rounds
+	}
+	if o.window == 0 {
+		o.window = def.window
+	}
+	if *mtus == "" {
+		*mtus = def.mtus
+	}
+	o.warm = o.window / 3
+	for f := range strings.SplitSeq(*mtus, ",") {
+		n, err := strconv.Atoi(f)
+		if err != nil || n < 576 || n > 9000 {
+			return nil, fmt.Errorf("-mtu %s: each is a number from 576 to 9000", *mtus)
+		}
+		o.mtus = append(o.mtus, n)
+	}
+	var err error
+	if o.only, err = regexp.Compile(*only); err != nil {
+		return nil, fmt.Errorf("-only: %w", err)
+	}
+	if o.rounds < 1 {
+		return nil, fmt.Errorf("-rounds %d: at least 1", o.rounds)
+	}
+	return o, nil
+}
+
+func run(args []string) error {
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("needs root: it makes network namespaces")
+	}
+	l, err := newLab()
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	sig := make(chan os.Signal, 1)
+	signal.Notify(sig, os.Interrupt, unix.SIGTERM)
+	go func() {
+		<-sig
+		l.Close() // the children lose their wire and their stdin with us
+		os.Exit(130)
+	}()
+
+	m := &matrix{opt: o, lab: l, got: map[cell][]float64{}}
+	if m.dir, err = os.MkdirTemp("", "iwarpd-bench"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(m.dir)
+	fmt.Println(box())
+	if o.rounds < 5 || o.quick {
+		fmt.Println("A short run: the numbers prove nothing.")
+	}
+	for _, mtu := range o.mtus {
+		if err := l.setMTU(mtu); err != nil {
+			return err
+		}
+		m.measure(mtu)
+	}
+	rows := m.rows()
+	if len(rows) == 0 && len(m.failed) == 0 {
+		return errors.New("nothing to measure: see -only")
+	}
+	m.print(rows)
+	missed := floors(rows)
+	if err := write(o.out, rows); err != nil {
+		return err
+	}
+	switch {
+	case len(m.failed) > 0:
+		return fmt.Errorf("%d cells failed", len(m.failed))
+	case o.enforce && missed > 0:
+		return fmt.Errorf("%d floors missed", missed)
+	}
+	return nil
+}
+
+// write puts the rows into a file that is whole or not there.
+func write(name string, rows []row) error {
+	b, err := json.MarshalIndent(rows, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(name+".new", append(b, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(name+".new", name)
+}
+
+func (m *matrix) print(rows []row) {
+	t := table.NewWriter()
+	t.SetOutputMirror(os.Stdout)
+	t.SetStyle(table.StyleLight)
+	t.AppendHeader(table.Row{"workload", "size", "MTU", "peer", "unit", "ours min/med/max", "theirs min/med/max", "ratio", "rounds"})
+	t.SetColumnConfigs([]table.ColumnConfig{{Name: "size", Align: text.AlignRight}, {Name: "MTU", Align: text.AlignRight},
+		{Name: "ours min/med/max", Align: text.AlignRight}, {Name: "theirs min/med/max", Align: text.AlignRight}, {Name: "ratio", Align: text.AlignRight}})
+	for i, r := range rows {
+		if i > 0 && rows[i-1].Workload != r.Workload {
+			t.AppendSeparator()
+		}
+		t.AppendRow(table.Row{r.Workload, sizeName(r.Size), r.MTU, r.Peer, r.Unit, r.Ours, r.Theirs, short(r.Ratio), r.rounds})
+	}
+	t.Render()
+	for _, n := range m.notes {
+		fmt.Println(n)
+	}
+	if m.busy > 0 {
+		fmt.Printf("The machine was not idle before %d of %d measurements.\n", m.busy, m.sessions)
+	}
+	slices.Sort(m.failed)
+	for _, f := range m.failed {
+		fmt.Println("failed:", f)
+	}
+}

@@ -1,0 +1,266 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// An arm is one implementation under test. Its run does all tests asked of it in
+// one session, at the lab's present MTU.
+type arm struct {
+	name string
+	run  func(m *matrix, mtu int, tests []test) ([]result, error)
+}
+
+var arms = []arm{
+	{"daemon", runDaemon},
+	{"in-process", runInProcess},
+	{"budget", runBudget},
+	{"kernel-tcp-nogso", func(m *matrix, mtu int, tests []test) ([]result, error) { return runTCP(m, tests, false) }},
+	{"kernel-tcp-gso", func(m *matrix, mtu int, tests []test) ([]result, error) { return runTCP(m, tests, true) }},
+	{"libfabric-tcp", runLibfabric},
+}
+
+// errSkip is wrapped by an arm that this machine cannot run.
+var errSkip = errors.New("skipped")
+
+// A workload is one of ours and what it is compared with. The latency of a round
+// trip is compared by its median, with libfabric, which only tells the mean, by
+// that.
+type workload struct {
+	name  string // as in the table
+	arm   string // which of ours
+	test  string // what that arm is asked for
+	unit  string
+	lower bool // less is better
+	sizes []int
+	peers map[string]string // peer arm: what it is asked for
+}
+
+const (
+	mib = 1 << 20
+	kib = 1 << 10
+)
+
+func workloads() []workload {
+	bulk := map[string]string{"budget": "stream", "kernel-tcp-nogso": "stream", "kernel-tcp-gso": "stream"}
+	lat := map[string]string{"kernel-tcp-nogso": "ping-pong", "kernel-tcp-gso": "ping-pong", "libfabric-tcp": "ping-pong"}
+	rate := map[string]string{"kernel-tcp-nogso": "rate", "kernel-tcp-gso": "rate"}
+	return []workload{
+		{"write-bw", "daemon", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, bulk},
+		{"read-bw", "daemon", "read-bw", "Gb/s", false, []int{mib, 64 * kib}, bulk},
+		{"write-rate", "daemon", "write-rate", "M/s", false, []int{64}, rate},
+		{"read-lat", "daemon", "read-lat", "us", true, []int{64}, lat},
+		{"send-lat", "daemon", "send-lat", "us", true, []int{64}, lat},
+		{"write-bw-inprocess", "in-process", "write-bw", "Gb/s", false, []int{mib}, bulk},
+		{"write-rate-inprocess", "in-process", "write-rate", "M/s", false, []int{64}, rate},
+		{"read-lat-inprocess", "in-process", "read-lat", "us", true, []int{64}, lat},
+		{"send-lat-inprocess", "in-process", "send-lat", "us", true, []int{64}, lat},
+	}
+}
+
+// peerOrder is the order of the peers in the table.
+var peerOrder = []string{"budget", "kernel-tcp-nogso", "kernel-tcp-gso", "libfabric-tcp"}
+
+// A cell is one number to measure once a round.
+type cell struct {
+	arm  string
+	test test
+	mtu  int
+	mean bool
+}
+
+type matrix struct {
+	opt      *options
+	lab      *lab
+	dir      string
+	got      map[cell][]float64 // by round; 0: that round gave none
+	failed   []string
+	notes    []string
+	busy     int
+	sessions int
+}
+
+// A pairing is what becomes a row: a cell of ours and one of a peer.
+type pairing struct {
+	w    workload
+	size int
+	mtu  int
+	peer string
+	ours cell
+	them cell
+}
+
+func (m *matrix) pairings(mtu int) []pairing {
+	var ps []pairing
+	for _, w := range workloads() {
+		for _, size := range w.sizes {
+			for _, peer := range peerOrder {
+				asked, ok := w.peers[peer]
+				if !ok || !m.opt.only.MatchString(fmt.Sprintf("%s/%d/%d/%s", w.name, size, mtu, peer)) {
+					continue
+				}
+				mean := peer == "libfabric-tcp"
+				theirs := size
+				if peer == "budget" {
+					theirs = mib // it has no messages
+				}
+				ps = append(ps, pairing{w, size, mtu, peer,
+					cell{w.arm, test{w.test, size}, mtu, mean}, cell{peer, test{asked, theirs}, mtu, mean}})
+			}
+		}
+	}
+	return ps
+}
+
+// measure runs all rounds at one MTU.
+func (m *matrix) measure(mtu int) {
+	todo := map[string][]test{}
+	for _, p := range m.pairings(mtu) {
+		for _, c := range []cell{p.ours, p.them} {
+			if !slices.Contains(todo[c.arm], c.test) {
+				todo[c.arm] = append(todo[c.arm], c.test)
+			}
+		}
+	}
+	order := slices.Clone(arms)
+	for round := range m.opt.rounds {
+		for _, a := range order {
+			if tests := todo[a.name]; len(tests) > 0 {
+				m.session(a, mtu, round, tests)
+			}
+		}
+		slices.Reverse(order)
+	}
+}
+
+// session runs one arm's tests of one round.
+func (m *matrix) session(a arm, mtu, round int, tests []test) {
+	m.sessions++
+	if !waitIdle(m.opt.idle) {
+		m.busy++
+	}
+	t := time.Now()
+	rs, err := a.run(m, mtu, tests)
+	took := time.Since(t)
+	if err == nil && len(rs) != len(tests) {
+		err = fmt.Errorf("%d results for %d tests", len(rs), len(tests))
+	}
+	fmt.Printf("MTU %d, round %d of %d, %s, %.1f s:", mtu, round+1, m.opt.rounds, a.name, took.Seconds())
+	for i, t := range tests {
+		var r result
+		e := err
+		if e == nil {
+			if r = rs[i]; r.Err != "" {
+				e = fmt.Errorf("%v: %s", t, r.Err)
+			}
+		}
+		if errors.Is(e, errSkip) {
+			if n := fmt.Sprintf("%s: %v", a.name, e); !slices.Contains(m.notes, n) {
+				m.notes = append(m.notes, n)
+			}
+		} else if e != nil {
+			if f := fmt.Sprintf("%s, MTU %d: %v", a.name, mtu, e); !slices.Contains(m.failed, f) {
+				m.failed = append(m.failed, f)
+			}
+		}
+		if r.Note != "" {
+			if n := fmt.Sprintf("%s, MTU %d, %v: %s", a.name, mtu, t, r.Note); !slices.Contains(m.notes, n) {
+				m.notes = append(m.notes, n)
+			}
+		}
+		fmt.Printf(" %v %s", t, short(r.Value))
+		c := cell{arm: a.name, test: t, mtu: mtu}
+		m.put(c, round, r.Value)
+		c.mean = true
+		m.put(c, round, r.Mean)
+	}
+	fmt.Println()
+}
+
+// put notes a round's number; 0 says that there is none.
+func (m *matrix) put(c cell, round int, v float64) {
+	for len(m.got[c]) <= round {
+		m.got[c] = append(m.got[c], 0)
+	}
+	m.got[c][round] = v
+}
+
+func (m *matrix) rows() []row {
+	var rows []row
+	for _, mtu := range m.opt.mtus {
+		for _, p := range m.pairings(mtu) {
+			if r, ok := m.row(p); ok {
+				rows = append(rows, r)
+			}
+		}
+	}
+	order := map[string]int{}
+	for i, w := range workloads() {
+		order[w.name] = i
+	}
+	slices.SortStableFunc(rows, func(a, b row) int { return order[a.Workload] - order[b.Workload] })
+	return rows
+}
+
+// row joins the rounds in which both arms gave a number.
+func (m *matrix) row(p pairing) (row, bool) {
+	var ours, theirs, ratios []float64
+	for i := range m.opt.rounds {
+		a, b := at(m.got[p.ours], i), at(m.got[p.them], i)
+		if a <= 0 || b <= 0 {
+			continue
+		}
+		ours, theirs = append(ours, a), append(theirs, b)
+		if p.w.lower {
+			ratios = append(ratios, b/a)
+		} else {
+			ratios = append(ratios, a/b)
+		}
+	}
+	if len(ratios) == 0 {
+		return row{}, false
+	}
+	return row{p.w.name, p.mtu, p.size, p.peer, p.w.unit, spreadOf(ours), spreadOf(theirs), median(ratios), len(ratios)}, true
+}
+
+func at(v []float64, i int) float64 {
+	if i < len(v) {
+		return v[i]
+	}
+	return 0
+}
+
+// A floor is a promise about a row.
+type floor struct {
+	workload, peer string
+	size           int
+	ratio          float64
+	says           string
+}
+
+var floorList = []floor{
+	{"write-bw", "budget", mib, 0.6, "write-bw is at least 0.6 of the budget"},
+	{"read-lat-inprocess", "kernel-tcp-nogso", 64, 1 / 0.8, "read-lat in-process is at most 0.8 of kernel TCP's spinning ping-pong"},
+	{"write-rate", "kernel-tcp-nogso", 64, 5, "write-rate is at least 5 times the kernel's one write a message"},
+}
+
+// floors prints whether each holds, at each MTU that was measured, and returns how
+// many do not.
+func floors(rows []row) (missed int) {
+	for _, f := range floorList {
+		for _, r := range rows {
+			if r.Workload != f.workload || r.Peer != f.peer || r.Size != f.size {
+				continue
+			}
+			verdict := "holds"
+			if r.Ratio < f.ratio {
+				verdict, missed = "MISSED", missed+1
+			}
+			fmt.Printf("floor: %s, MTU %d: ratio %s, needs %s: %s\n", f.says, r.MTU, short(r.Ratio), short(f.ratio), verdict)
+		}
+	}
+	return missed
+}

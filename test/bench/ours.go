@@ -1,0 +1,472 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+)
+
+const (
+	iwarpPort  = 7192
+	regionSize = 1 << 20 // the memory that is read and written, over and over
+	writeDepth = 256     // posted small writes
+	signalEach = 64
+)
+
+func init() {
+	roles["iwarp-server"] = iwarpServer
+	roles["iwarp-client"] = iwarpClient
+}
+
+// runDaemon measures two daemons and an application beside each, all four of
+// them on the two pinned CPUs.
+func runDaemon(m *matrix, mtu int, tests []test) (rs []result, err error) {
+	if err := m.lab.setOffloads(true); err != nil {
+		return nil, err
+	}
+	sockets := map[*side]string{}
+	for _, s := range []*side{&m.lab.a, &m.lab.b} {
+		d, socket, err := m.daemon(s)
+		if err != nil {
+			return nil, err
+		}
+		defer func() {
+			if e := stop(d); e != nil && err == nil {
+				err = fmt.Errorf("iwarpd: %w", e)
+			}
+		}()
+		sockets[s] = socket
+	}
+	return m.iwarp(tests, sockets[&m.lab.a], sockets[&m.lab.b], false)
+}
+
+// runInProcess measures the engine inside the two applications: at the client's
+// end driven by its polling; at the server's too where that answers messages,
+// else by the engine's own thread, since the server sleeps.
+func runInProcess(m *matrix, mtu int, tests []test) ([]result, error) {
+	if err := m.lab.setOffloads(true); err != nil {
+		return nil, err
+	}
+	rs := make([]result, len(tests))
+	for _, inline := range []bool{false, true} {
+		var some []test
+		var at []int
+		for i, t := range tests {
+			if (t.Workload == "send-lat") == inline {
+				some, at = append(some, t), append(at, i)
+			}
+		}
+		if len(some) == 0 {
+			continue
+		}
+		got, err := m.iwarp(some, "", "", inline)
+		for i, k := range at {
+			if err != nil {
+				rs[k].Err = err.Error()
+			} else {
+				rs[k] = got[i]
+			}
+		}
+	}
+	return rs, nil
+}
+
+func (m *matrix) iwarp(tests []test, socketA, socketB string, inline bool) ([]result, error) {
+	a, b := &m.lab.a, &m.lab.b
+	return m.lab.pairOf(
+		job{Role: "iwarp-server", If: b.ifn, Socket: socketB, Local: b.addr.Addr().String(), Inline: inline},
+		job{Role: "iwarp-client", If: a.ifn, Socket: socketA, Remote: b.addr.Addr().String(), Inline: true, Tests: tests, Warm: m.opt.warm, Window: m.opt.window},
+		m.limit(len(tests)), "GOMAXPROCS=3")
+}
+
+// daemon starts iwarpd on one side and waits till it serves.
+func (m *matrix) daemon(s *side) (*exec.Cmd, string, error) {
+	socket := filepath.Join(m.dir, s.ifn+".sock")
+	log, err := os.Create(filepath.Join(m.dir, s.ifn+".log"))
+	if err != nil {
+		return nil, "", err
+	}
+	defer log.Close()
+	cmd := exec.Command(filepath.Join(m.opt.bin, "iwarpd"), "--interface", s.ifn, "--socket", socket, "--log-level", "warn")
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=3") // its worker spins: the control plane needs a thread beside it
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := s.start(cmd); err != nil {
+		return nil, "", err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for {
+		if dev, err := iwarp.Open(ctx, socket); err == nil {
+			return cmd, socket, dev.Close()
+		}
+		if ctx.Err() != nil || cmd.Process.Signal(unix.Signal(0)) != nil {
+			err := stop(cmd)
+			b, _ := os.ReadFile(log.Name())
+			return nil, "", fmt.Errorf("iwarpd does not start: %v: %s", err, lastLine(string(b)))
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// open is the device of the job: a daemon's, or one in this process.
+func open(ctx context.Context, j job) (*iwarp.Device, func(), error) {
+	if j.Socket != "" {
+		d, err := iwarp.Open(ctx, j.Socket)
+		return d, func() { d.Close() }, err
+	}
+	n, err := embed.Open(embed.Config{Interface: j.If, InlineProgress: j.Inline})
+	if err != nil {
+		return nil, nil, err
+	}
+	return n.Device(), func() { n.Close() }, nil
+}
+
+// offer is the private data of the server's reply: the region that the client
+// may use.
+type offer struct {
+	Addr uint64
+	RKey uint32
+}
+
+func (o offer) encode() []byte {
+	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(nil, o.Addr), o.RKey)
+}
+
+func decodeOffer(b []byte) (offer, error) {
+	if len(b) < 12 {
+		return offer{}, fmt.Errorf("the server's private data has %d octets", len(b))
+	}
+	return offer{binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])}, nil
+}
+
+// An end is one side's queue pair with its memory.
+type end struct {
+	pd *iwarp.PD
+	cq *iwarp.CQ
+	qp *iwarp.QP
+	mr *iwarp.MR
+
+	shared bool // the engine is in another process on this CPU: make way for it
+	spins  int
+	wcs    [128]iwarp.WC
+	sge    [1]iwarp.SGE
+	wr     iwarp.SendWR
+	rr     iwarp.RecvWR
+}
+
+func newEnd(ctx context.Context, d *iwarp.Device, shared bool) (e *end, err error) {
+	e = &end{shared: shared}
+	if e.pd, err = d.AllocPD(ctx); err != nil {
+		return nil, err
+	}
+	if e.cq, err = d.CreateCQ(ctx, 2*writeDepth); err != nil {
+		return nil, err
+	}
+	if e.mr, err = e.pd.Alloc(ctx, regionSize, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite); err != nil {
+		return nil, err
+	}
+	e.qp, err = d.CreateQP(ctx, iwarp.QPConfig{PD: e.pd, SendCQ: e.cq, RecvCQ: e.cq, SendDepth: writeDepth, RecvDepth: 64, MaxSGE: 1, MaxInline: 64})
+	return e, err
+}
+
+func (e *end) close() error {
+	return errors.Join(e.qp.Close(), e.cq.Close(), e.mr.Close(), e.pd.Close())
+}
+
+// poll returns the next completions, all of them good. It spins.
+func (e *end) poll() ([]iwarp.WC, error) {
+	for {
+		n := e.cq.Poll(e.wcs[:])
+		if n == 0 {
+			if e.shared {
+				_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			}
+			if e.spins++; e.spins%4096 == 0 {
+				select {
+				case <-e.qp.Done():
+					if err := e.qp.Err(); err != nil {
+						return nil, err
+					}
+					return nil, iwarp.ErrPeerClosed
+				default:
+				}
+			}
+			continue
+		}
+		for i := range e.wcs[:n] {
+			if wc := &e.wcs[i]; wc.Status != iwarp.WCSuccess {
+				if err := e.qp.Err(); err != nil {
+					return nil, err
+				}
+				return nil, fmt.Errorf("%v: %v", wc.Op, wc.Status)
+			}
+		}
+		return e.wcs[:n], nil
+	}
+}
+
+// post posts op on the first n octets of both regions.
+func (e *end) post(op iwarp.Op, n int, to offer, flags iwarp.SendFlags) error {
+	e.wr = iwarp.SendWR{Op: op, Flags: flags, RKey: to.RKey, Remote: to.Addr}
+	if flags&iwarp.Inline != 0 {
+		e.wr.Inline = e.mr.Bytes()[:n]
+	} else {
+		e.sge[0] = e.mr.SGE(0, n)
+		e.wr.SGEs = e.sge[:]
+	}
+	return e.qp.PostSend(&e.wr)
+}
+
+// recvOffset is where received messages go: apart from what is sent.
+const recvOffset = 4096
+
+func (e *end) postRecv(n int) error {
+	e.sge[0] = e.mr.SGE(recvOffset, n)
+	e.rr = iwarp.RecvWR{SGEs: e.sge[:]}
+	return e.qp.PostRecv(&e.rr)
+}
+
+// iwarpServer accepts one connection after another. The first octet of the
+// request's private data says whether to answer messages ('s') or to sleep.
+func iwarpServer(j job, ready func()) ([]result, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	d, closer, err := open(ctx, j)
+	if err != nil {
+		return nil, err
+	}
+	defer closer()
+	ln, err := d.Listen(ctx, net.JoinHostPort(j.Local, strconv.Itoa(iwarpPort)), nil)
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		untilStdinEnds()
+		cancel()
+	}()
+	ready()
+	for {
+		req, err := ln.Request(ctx)
+		if ctx.Err() != nil {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := serveOne(ctx, d, req, j.Socket != ""); err != nil && ctx.Err() == nil {
+			return nil, err
+		}
+	}
+}
+
+func serveOne(ctx context.Context, d *iwarp.Device, req *iwarp.ConnRequest, shared bool) error {
+	e, err := newEnd(ctx, d, shared)
+	if err != nil {
+		return errors.Join(err, req.Reject(ctx, nil))
+	}
+	echo := len(req.PrivateData()) >= 5 && req.PrivateData()[0] == 's'
+	size := 0
+	if echo {
+		size = int(binary.BigEndian.Uint32(req.PrivateData()[1:]))
+		for range 16 {
+			if err := e.postRecv(size); err != nil {
+				return err
+			}
+		}
+	}
+	if _, err := req.Accept(ctx, e.qp, &iwarp.Config{PrivateData: offer{e.mr.Base(), e.mr.RKey()}.encode()}); err != nil {
+		return err
+	}
+	if echo {
+		if err := e.echo(size); err != nil && !errors.Is(err, iwarp.ErrPeerClosed) && !errors.Is(err, iwarp.ErrClosed) {
+			return err
+		}
+	}
+	select {
+	case <-e.qp.Done():
+	case <-ctx.Done():
+	}
+	return e.close()
+}
+
+// echo answers each message with one, until the peer goes.
+func (e *end) echo(size int) error {
+	for n := 0; ; {
+		wcs, err := e.poll()
+		if err != nil {
+			return err
+		}
+		for i := range wcs {
+			if !wcs[i].IsRecv() {
+				continue
+			}
+			if err := e.send(size, &n); err != nil {
+				return err
+			}
+			if err := e.postRecv(size); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// send sends a message, with a completion now and then so that the queue never
+// fills.
+func (e *end) send(size int, n *int) error {
+	flags := iwarp.SendFlags(0)
+	if size <= 64 {
+		flags = iwarp.Inline
+	}
+	if *n++; *n%signalEach == 0 {
+		flags |= iwarp.Signaled
+	}
+	return e.post(iwarp.OpSend, size, offer{}, flags)
+}
+
+func iwarpClient(j job, _ func()) ([]result, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	d, closer, err := open(ctx, j)
+	if err != nil {
+		return nil, err
+	}
+	defer closer()
+	rs := make([]result, len(j.Tests))
+	for i, t := range j.Tests {
+		if rs[i], err = iwarpTest(ctx, d, j, t); err != nil {
+			rs[i] = result{Err: err.Error()}
+		}
+	}
+	return rs, nil
+}
+
+func iwarpTest(ctx context.Context, d *iwarp.Device, j job, t test) (r result, err error) {
+	e, err := newEnd(ctx, d, j.Socket != "")
+	if err != nil {
+		return r, err
+	}
+	private := binary.BigEndian.AppendUint32([]byte{'o'}, uint32(t.Size))
+	if t.Workload == "send-lat" {
+		private[0] = 's'
+		for range 16 {
+			if err := e.postRecv(t.Size); err != nil {
+				return r, err
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	info, err := e.qp.Connect(ctx, net.JoinHostPort(j.Remote, strconv.Itoa(iwarpPort)), &iwarp.Config{PrivateData: private})
+	if err != nil {
+		return r, err
+	}
+	to, err := decodeOffer(info.PrivateData)
+	if err == nil {
+		r, err = e.measure(j, t, to)
+	}
+	return r, errors.Join(err, e.qp.Disconnect(ctx), e.close())
+}
+
+func (e *end) measure(j job, t test, to offer) (result, error) {
+	switch t.Workload {
+	case "write-bw":
+		return e.stream(j, t, iwarp.OpWrite, to, max(4, min(64, 4*mib/t.Size)), 1)
+	case "read-bw":
+		return e.stream(j, t, iwarp.OpRead, to, max(4, min(16, 4*mib/t.Size)), 1)
+	case "write-rate":
+		return e.stream(j, t, iwarp.OpWrite, to, writeDepth, signalEach)
+	case "read-lat":
+		return pingPong(j, func() error {
+			if err := e.post(iwarp.OpRead, t.Size, to, iwarp.Signaled); err != nil {
+				return err
+			}
+			_, err := e.poll()
+			return err
+		})
+	case "send-lat":
+		n := 0
+		return pingPong(j, func() error {
+			if err := e.send(t.Size, &n); err != nil {
+				return err
+			}
+			for {
+				wcs, err := e.poll()
+				if err != nil {
+					return err
+				}
+				for i := range wcs {
+					if wcs[i].IsRecv() {
+						return e.postRecv(t.Size)
+					}
+				}
+			}
+		})
+	}
+	return result{}, fmt.Errorf("no workload %q", t.Workload)
+}
+
+// stream keeps depth operations posted, every each-th of which completes, and
+// counts completions in the window.
+func (e *end) stream(j job, t test, op iwarp.Op, to offer, depth, each int) (r result, err error) {
+	inline := iwarp.SendFlags(0)
+	if op == iwarp.OpWrite && t.Size <= 64 {
+		inline = iwarp.Inline
+	}
+	posted, done := 0, 0
+	start := time.Now()
+	var from time.Time
+	first := 0
+	for {
+		for posted-done < depth {
+			flags := inline
+			if (posted+1)%each == 0 {
+				flags |= iwarp.Signaled
+			}
+			if err := e.post(op, t.Size, to, flags); errors.Is(err, iwarp.ErrQueueFull) {
+				break
+			} else if err != nil {
+				return r, err
+			}
+			posted++
+		}
+		wcs, err := e.poll()
+		if err != nil {
+			return r, err
+		}
+		done += len(wcs) * each
+		now := time.Now()
+		if from.IsZero() {
+			if now.Sub(start) >= j.Warm {
+				from, first = now, done
+			}
+		} else if took := now.Sub(from); took >= j.Window {
+			if each > 1 {
+				r.Value = float64(done-first) / float64(took) * 1e3 // M/s
+			} else {
+				r.Value = float64(done-first) * float64(t.Size) * 8 / float64(took) // Gb/s
+			}
+			break
+		}
+	}
+	// What is posted and signaled completes before the connection is ended.
+	for posted-done >= each {
+		wcs, err := e.poll()
+		if err != nil {
+			return r, err
+		}
+		done += len(wcs) * each
+	}
+	return r, nil
+}

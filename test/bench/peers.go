@@ -1,0 +1,81 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+)
+
+func (m *matrix) limit(tests int) time.Duration {
+	return time.Duration(tests)*(3*(m.opt.warm+m.opt.window)+5*time.Second) + 10*time.Second
+}
+
+func runTCP(m *matrix, tests []test, gso bool) ([]result, error) {
+	if err := m.lab.setOffloads(gso); err != nil {
+		return nil, err
+	}
+	return m.lab.pairOf(
+		job{Role: "tcp-server", Local: m.lab.b.addr.Addr().String()},
+		job{Role: "tcp-client", Remote: m.lab.b.addr.Addr().String(), Tests: tests, Warm: m.opt.warm, Window: m.opt.window},
+		m.limit(len(tests)), "GODEBUG=asyncpreemptoff=1") // its signals would cut system calls
+}
+
+// runLibfabric is fi_pingpong, with the kernel's offloads on, as a user has it. It
+// tells the mean of half the round trip.
+func runLibfabric(m *matrix, _ int, tests []test) ([]result, error) {
+	if _, err := exec.LookPath("fi_pingpong"); err != nil {
+		return nil, fmt.Errorf("%w: fi_pingpong is not installed (Debian: libfabric-bin)", errSkip)
+	}
+	if err := m.lab.setOffloads(true); err != nil {
+		return nil, err
+	}
+	rs := make([]result, len(tests))
+	for i, t := range tests {
+		rounds := max(100, int(m.opt.window/(20*time.Microsecond)))
+		var err error
+		for range 4 { // its two connections race each other at times
+			if rs[i], err = fiPingPong(m.lab, t.Size, rounds); err == nil {
+				break
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+		if err != nil {
+			rs[i].Err = err.Error()
+		}
+	}
+	return rs, nil
+}
+
+func fiPingPong(l *lab, size, rounds int) (r result, err error) {
+	args := []string{"-p", "tcp", "-e", "msg", "-I", strconv.Itoa(rounds), "-S", strconv.Itoa(size)}
+	server := exec.Command("fi_pingpong", args...)
+	if err := l.b.start(server); err != nil {
+		return r, err
+	}
+	defer func() { _ = stop(server) }()
+	time.Sleep(300 * time.Millisecond) // it does not tell when it listens
+	var out, errs bytes.Buffer
+	client := exec.Command("fi_pingpong", append(args, l.b.addr.Addr().String())...)
+	client.Stdout, client.Stderr = &out, &errs
+	if err := l.a.start(client); err != nil {
+		return r, err
+	}
+	t := time.AfterFunc(15*time.Second, func() { _ = client.Process.Kill() })
+	defer t.Stop()
+	if err := client.Wait(); err != nil {
+		return r, fmt.Errorf("fi_pingpong: %w: %s", err, lastLine(errs.String()))
+	}
+	// bytes  #sent  #ack  total  time  MB/sec  usec/xfer  Mxfers/sec
+	f := strings.Fields(lastLine(out.String()))
+	if len(f) != 8 {
+		return r, fmt.Errorf("fi_pingpong said %q", lastLine(out.String()))
+	}
+	half, err := strconv.ParseFloat(f[6], 64)
+	if err != nil || half <= 0 {
+		return r, fmt.Errorf("fi_pingpong said %q", lastLine(out.String()))
+	}
+	return result{Value: 2 * half, Mean: 2 * half}, nil
+}
