@@ -69,7 +69,7 @@ func (q *QP) PollWC(wc *WC) bool {
 	}
 	for q.sqHead != q.sqTail {
 		s := q.sendSlot(q.sqHead)
-		if !s.done {
+		if !s.complete() {
 			break
 		}
 		q.sqHead++

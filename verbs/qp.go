@@ -66,6 +66,14 @@ type sendSlot struct {
 	nsge   int
 	inline int // octets of inline data; -1: SGEs
 	length uint32
+
+	need, gathered uint32 // octets of payload that the wire needs, and that Gather has given
+}
+
+// complete reports whether the work request is over: an outgoing payload must
+// have been gathered too, or what comes next could take its memory away.
+func (s *sendSlot) complete() bool {
+	return s.done && (s.status != WCSuccess || s.gathered >= s.need)
 }
 
 type recvSlot struct {
@@ -85,8 +93,8 @@ type recvSlot struct {
 // QP is a queue pair on an RDMAP stream. One goroutine at a time may use it.
 //
 // The order of a turn: HandleULPDU on Stream for what came in; PullSend;
-// PollSegment on Stream and Gather for each segment at once, while there is
-// room to send; then PollWC until it is empty.
+// PollSegment on Stream and Gather for each segment while there is room to
+// send; then PollWC until it is empty.
 type QP struct {
 	cfg    QPConfig
 	state  State
@@ -212,7 +220,7 @@ func (q *QP) Error() {
 	q.held = false
 	// Whatever the stream did not report.
 	for i := q.sqHead; i != q.sqTail; i++ {
-		if s := q.sendSlot(i); !s.done {
+		if s := q.sendSlot(i); !s.complete() {
 			s.finish(WCFlushErr)
 		}
 	}

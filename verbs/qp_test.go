@@ -653,6 +653,50 @@ func TestLocalOps(t *testing.T) {
 	}
 }
 
+// TestPendingSegment: a segment that was taken from the stream and not gathered
+// holds back its completion and the local operation behind it.
+func TestPendingSegment(t *testing.T) {
+	a, b := newPair(t, 4096, QPConfig{SigAll: true})
+	b.postRecv(RecvWR{ID: 60, SGEs: []SGE{b.sge(0, 100)}})
+	fast, err := a.table.RegisterFast(pdA, a.mem, LocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tag := fast.STag()
+	a.post(
+		SendWR{ID: 1, Op: OpReg, RKey: tag, SGEs: []SGE{{0, 64, 0}}},
+		SendWR{ID: 2, Op: rdmap.OpSend, SGEs: []SGE{{0, 64, tag}}},
+		SendWR{ID: 3, Op: OpLocalInv, Inv: tag},
+	)
+	a.PullSend(8)
+	var seg rdmap.Segment
+	if !a.Stream().PollSegment(1000, &seg) {
+		t.Fatal("no segment")
+	}
+	a.PullSend(8)
+	a.poll()
+	if diff := cmp.Diff([]outcome{{1, WCSuccess}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+		t.Errorf("before Gather (-want +got):\n%s", diff)
+	}
+	if _, ok := a.Gather(&seg.Src, seg.Len, nil); !ok {
+		t.Fatal("the memory was taken away under the segment")
+	}
+	a.PullSend(8)
+	a.poll()
+	if diff := cmp.Diff([]outcome{{2, WCSuccess}, {3, WCSuccess}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+		t.Errorf("after Gather (-want +got):\n%s", diff)
+	}
+	// A segment that is never gathered is flushed.
+	a.post(SendWR{ID: 4, Op: rdmap.OpSend, Flags: Inline, Inline: []byte("x")})
+	a.PullSend(8)
+	a.Stream().PollSegment(1000, &seg)
+	a.Error()
+	a.poll()
+	if diff := cmp.Diff([]outcome{{4, WCFlushErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+		t.Errorf("in ERROR (-want +got):\n%s", diff)
+	}
+}
+
 // TestSRQ: two QPs take from one queue; ERROR of one leaves it alone.
 func TestSRQ(t *testing.T) {
 	var shared recvs

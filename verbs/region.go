@@ -29,23 +29,23 @@ const windowsClosed = -1 << 30
 // is a small seqlock of atomics: readers never wait, they fail while a change
 // is under way.
 type Region struct {
+	// What a check reads comes first: it fits a cache line.
 	pd    PDID
-	kind  kind
-	index uint32
-	mem   []byte // all of it; nil for a window
-	most  Access // kindFast: what OpReg may grant
-	gone  bool   // deregistered; guarded by Table.mu
-
-	windows atomic.Int32 // windows bound to this region, or windowsClosed
-
-	ver   atomic.Uint32 // odd while the fields below change
-	state atomic.Uint32 // key and valid bit
-	qp    atomic.Uint32 // kindWindow: the QP it is bound for
-	acc   atomic.Uint32
-	base  atomic.Uint64 // address of the first octet
-	off   atomic.Uint64 // of the first octet in root.mem
-	size  atomic.Uint64
+	ver   atomic.Uint32          // odd while the fields below change
+	state atomic.Uint32          // key and valid bit
+	qp    atomic.Uint32          // kindWindow: the QP it is bound for
+	acc   atomic.Uint32          // Access
+	base  atomic.Uint64          // address of the first octet
+	off   atomic.Uint64          // of the first octet in root.mem
+	size  atomic.Uint64          // octets
 	root  atomic.Pointer[Region] // whose mem it is; nil for a window not bound
+	kind  kind
+	gone  bool // deregistered; guarded by Table.mu
+	index uint32
+
+	mem     []byte       // all of it; nil for a window
+	windows atomic.Int32 // windows bound to this region, or windowsClosed
+	most    Access       // kindFast: what OpReg may grant
 }
 
 // STag returns the STag: rkey and lkey are this one number.

@@ -57,7 +57,7 @@ func (q *QP) releaseHeld() bool {
 		return true
 	}
 	for i := q.sqHead; i != q.sqTail-1; i++ {
-		if !q.sendSlot(i).done {
+		if !q.sendSlot(i).complete() {
 			return false
 		}
 	}
@@ -123,6 +123,7 @@ func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 	}
 	inline := wr.Flags&Inline != 0
 	use := UseLocalRead
+	outgoing := true // the payload goes out
 	switch op {
 	case rdmap.OpWrite, rdmap.OpSend, rdmap.OpSendSE:
 	case rdmap.OpSendInv, rdmap.OpSendSEInv:
@@ -131,7 +132,7 @@ func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 		if inline || len(wr.SGEs) > 1 {
 			return WCLocQPOpErr
 		}
-		use = UseReadSink
+		use, outgoing = UseReadSink, false
 	case rdmap.OpFetchAdd, rdmap.OpCmpSwap:
 		if inline || len(wr.SGEs) != 1 {
 			return WCLocQPOpErr
@@ -139,7 +140,7 @@ func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 		if wr.SGEs[0].Len != atomicLen {
 			return WCLocLenErr
 		}
-		use = UseLocalWrite
+		use, outgoing = UseLocalWrite, false
 		w.Add, w.Cmp = wr.CompareAdd, wr.CompareAdd
 		w.Swap, w.CmpMask, w.SwapMask = wr.Swap, wr.CompareMask, wr.SwapMask
 		w.AddMask = wr.SwapMask
@@ -165,7 +166,7 @@ func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 			return WCLocQPOpErr
 		}
 		s.inline = copy(q.inline[int(i)*q.cfg.MaxInline:], wr.Inline)
-		s.length = uint32(s.inline)
+		s.length, s.need = uint32(s.inline), uint32(s.inline)
 		w.Len = s.length
 		if op == rdmap.OpWrite && wr.Remote+uint64(w.Len) < wr.Remote {
 			return WCLocQPOpErr
@@ -188,6 +189,9 @@ func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 		return WCLocLenErr
 	}
 	s.length = uint32(total)
+	if outgoing {
+		s.need = s.length
+	}
 	w.Len = s.length
 	if op == rdmap.OpRead && s.nsge == 1 {
 		w.SinkSTag, w.SinkTO = wr.SGEs[0].LKey, wr.SGEs[0].Addr
@@ -242,6 +246,8 @@ func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
 	switch src.Kind {
 	case rdmap.SourceWR:
 		if b, ok := q.gatherWR(src.WR, src.Off, n, dst); ok {
+			s := &q.sq[src.WR&uint32(len(q.sq)-1)]
+			s.gathered = max(s.gathered, uint32(src.Off)+uint32(n))
 			return b, true
 		}
 	case rdmap.SourceTagged:
