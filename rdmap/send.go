@@ -54,29 +54,29 @@ func (s *Stream) sent(seg *Segment) bool {
 	n := seg.HdrLen + seg.Len
 	s.stats.TxSegments++
 	s.stats.TxOctets += uint64(n)
-	if s.last = s.sending; s.sending == turnResponse {
-		s.balance += n
-	} else {
-		s.balance -= n
+	s.last = s.sending
+	if s.contended {
+		if s.sending == turnResponse {
+			s.balance += n
+		} else {
+			s.balance -= n
+		}
+		s.balance = min(max(s.balance, -maxBalance), maxBalance)
 	}
-	s.balance = min(max(s.balance, -maxBalance), maxBalance)
 	return true
 }
 
-// pick chooses whose message is next.
+// pick chooses whose message is next. Only what is sent while the other side
+// waits counts.
 func (s *Stream) pick() turn {
 	send, resp := s.sendReady(), s.respHead != s.respTail
-	switch {
-	case send && resp:
-		if s.balance <= 0 {
-			return turnResponse
-		}
-		return turnSend
-	case resp:
+	if s.contended = send && resp; !s.contended {
 		s.balance = 0
+	}
+	switch {
+	case resp && (!send || s.balance <= 0):
 		return turnResponse
 	case send:
-		s.balance = 0
 		return turnSend
 	}
 	return turnNone
@@ -236,7 +236,7 @@ func (s *Stream) pollTerminate(seg *Segment) bool {
 	hdr := s.untagged(seg, opcodeTerminate, ddp.QNTerminate)
 	seg.finish(append(hdr, s.termBuf[:s.termLen]...))
 	s.stats.TxTerminates++
-	s.sending = turnNone
+	s.sending, s.contended = turnNone, false
 	return s.sent(seg)
 }
 

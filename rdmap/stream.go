@@ -117,7 +117,8 @@ type Stream struct {
 	head, next, tail uint32
 	seg              ddp.Segmenter // the message being sent
 	sending          turn
-	balance          int // octets that responses are ahead of the send queue while both wait
+	contended        bool // both sides waited when this message was chosen
+	balance          int  // octets that responses are ahead of the send queue while both wait
 	msn              [4]serial.Num
 	rtr              Op // RTR to be sent first, or 0
 	ord              int
@@ -413,9 +414,5 @@ func (s *Stream) Flush() {
 			s.stats.Flushed++
 		}
 	}
-	s.next = s.tail
-	s.seg.Cancel()
-	s.pendHead = s.pendTail
-	s.respHead = s.respTail
 	s.flushed = true
 }

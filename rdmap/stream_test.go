@@ -219,6 +219,26 @@ func TestBadWR(t *testing.T) {
 	}
 }
 
+// Bad work requests leave the queue before a good one has passed through it: the
+// good ones behind them still leave in order.
+func TestBadWRFirst(t *testing.T) {
+	e := newEnd(Config{MaxWR: 4})
+	for i := range uint32(3) {
+		e.post(t, WR{ID: i})
+	}
+	if n := len(e.completions()); n != 3 {
+		t.Fatalf("%d completions; want 3", n)
+	}
+	for i := range byte(4) {
+		e.post(t, WR{Op: OpImm, Imm: [8]byte{i}})
+	}
+	for i := range byte(4) {
+		if p := e.poll(testMULPDU); p == nil || p[ddp.UntaggedLen] != i {
+			t.Errorf("%d leaves as %x", i, p)
+		}
+	}
+}
+
 // The send queue holds MaxWR, and a place is free when its completion is
 // polled.
 func TestSendQueueFull(t *testing.T) {
@@ -335,6 +355,30 @@ func TestFairness(t *testing.T) {
 	}
 }
 
+// What one side sent while the other had nothing to send is no debt.
+func TestFairnessAfterIdle(t *testing.T) {
+	e := newEnd(Config{IRD: 10})
+	e.mem.regions[7] = &region{buf: make([]byte, 100), read: true}
+	e.mem.sources[0] = make([]byte, 100000)
+	e.post(t, WR{Op: OpWrite, Len: 100000})
+	for e.poll(testMULPDU) != nil {
+	}
+	for i := range uint32(6) {
+		h := ddp.Untagged{Last: true, ULP: control(opcodeReadRequest), QN: 1, MSN: serial.Num(i + 1)}
+		if err := e.HandleULPDU((&readRequest{size: 100, srcSTag: 7}).append(h.Append(nil))); err != nil {
+			t.Fatal(err)
+		}
+		e.post(t, WR{Op: OpWrite, Len: 100})
+	}
+	var got []byte
+	for p := e.poll(testMULPDU); p != nil; p = e.poll(testMULPDU) {
+		got = append(got, p[1]&ctrlOpcode)
+	}
+	if want := []byte{2, 0, 2, 0, 2, 0, 2, 0, 2, 0, 2, 0}; !bytes.Equal(got, want) {
+		t.Errorf("opcodes %v; want %v", got, want)
+	}
+}
+
 // MSNs start at 1 and wrap (RFC 5041 section 4.3).
 func TestMSNWrap(t *testing.T) {
 	e := newEnd(Config{ORD: 4})
@@ -434,7 +478,21 @@ func TestSourceError(t *testing.T) {
 		wantTerminate(t, e, term.ErrReadSTag, append(want, unhex(t, rest)...))
 	}
 
-	e := newVictim() // after the end of the stream it changes nothing
+	// A work request that has completed already, and whose place in the queue
+	// another one has taken.
+	e := newEnd(Config{MaxWR: 1})
+	e.mem.sources[1] = make([]byte, 8)
+	e.post(t, WR{ID: 1, Op: OpSend, Len: 8})
+	var seg Segment
+	e.PollSegment(testMULPDU, &seg)
+	e.completions()
+	e.post(t, WR{ID: 2, Op: OpSend})
+	e.SourceError(&seg, term.ErrRDMAPLocal)
+	if cs := e.completions(); len(cs) != 0 {
+		t.Errorf("the next work request completes as %+v", cs)
+	}
+
+	e = newVictim() // after the end of the stream it changes nothing
 	e.Fail(term.ErrMPACRC, nil)
 	e.SourceError(&Segment{}, term.ErrRDMAPLocal)
 	if e.Err() != term.ErrMPACRC {

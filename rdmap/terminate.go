@@ -98,8 +98,6 @@ func swapped(layer, typ, code uint8, data bool) bool {
 		return false
 	case !rfc:
 		return true
-	case layer == typ:
-		return false
 	}
 	// Both mean something: 0x20 and 0x02 with codes 5 to 7, and layer 0 against
 	// layer 1. MPA's codes from 5 occur only while a connection is set up; after
