@@ -209,7 +209,6 @@ func (l *Listener) acceptLoop() {
 	defer l.wg.Done()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	defer context.AfterFunc(ctx, func() {})()
 	go func() {
 		select {
 		case <-l.done:

@@ -3,6 +3,7 @@ package iwarp
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -17,6 +18,30 @@ import (
 type PD struct {
 	d *Device
 	h uint32
+
+	mu  sync.RWMutex
+	mrs []*MR
+}
+
+// find returns the region that b lies in, and where; nil: none.
+func (p *PD) find(b []byte) (*MR, int) {
+	if len(b) == 0 {
+		return nil, 0
+	}
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	for _, m := range p.mrs {
+		if off, ok := m.contains(b); ok {
+			return m, off
+		}
+	}
+	return nil, 0
+}
+
+func (p *PD) regions() []*MR {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return slices.Clone(p.mrs)
 }
 
 // AllocPD makes a protection domain.
@@ -26,7 +51,7 @@ func (d *Device) AllocPD(ctx context.Context) (*PD, error) {
 		return nil, err
 	}
 	seqpacket.CloseAll(a.fds)
-	return &PD{d, a.reply.GetPd().GetPd()}, nil
+	return &PD{d: d, h: a.reply.GetPd().GetPd()}, nil
 }
 
 // Close gives the domain back. It fails with ErrBusy while it has regions or
@@ -106,7 +131,11 @@ func (p *PD) register(ctx context.Context, fd int, mem []byte, offset int64, bas
 	}
 	seqpacket.CloseAll(ans.fds)
 	r := ans.reply.GetMr()
-	return &MR{pd: p, h: r.GetMr(), lkey: r.GetLkey(), rkey: r.GetRkey(), base: base, mem: mem}, nil
+	m := &MR{pd: p, h: r.GetMr(), lkey: r.GetLkey(), rkey: r.GetRkey(), base: base, mem: mem}
+	p.mu.Lock()
+	p.mrs = append(p.mrs, m)
+	p.mu.Unlock()
+	return m, nil
 }
 
 func addrOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
@@ -148,6 +177,9 @@ func (m *MR) Close() error {
 	if err != nil && m.pd.d.Err() == nil {
 		return err
 	}
+	m.pd.mu.Lock()
+	m.pd.mrs = slices.DeleteFunc(m.pd.mrs, func(o *MR) bool { return o == m })
+	m.pd.mu.Unlock()
 	m.pd.d.mu.Lock()
 	delete(m.pd.d.regions, m)
 	m.pd.d.mu.Unlock()

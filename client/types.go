@@ -76,6 +76,8 @@ const (
 
 	WCWithImm = verbs.WCWithImm
 	WCWithInv = verbs.WCWithInv
+
+	WCSolicited = verbs.WCSolicited
 )
 
 // DeviceAttr is what the daemon offers this client.

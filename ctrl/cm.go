@@ -55,6 +55,7 @@ type conn struct {
 	private  []byte // of the peer
 	counted  bool   // in Server.perPeer
 	waiting  bool   // in listener.waiting
+	failure  error  // connSwitching: the start-up failed, and the peer is being told by a Terminate
 	lingers  bool   // closed in order: its port must rest
 }
 
@@ -306,7 +307,7 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 	case dataplane.EventData:
 		s.streamData(c, ev.Data)
 	case dataplane.EventEstablished:
-		if c.state == connSwitching {
+		if c.state == connSwitching && c.failure == nil {
 			s.established(c)
 		}
 	case dataplane.EventPeerClosed:
@@ -560,8 +561,15 @@ func (s *Server) startupFailed(c *conn, err *mpa.Error) {
 	case errors.Is(err, mpa.ErrClosed):
 		code = refused
 	}
+	failure := errorf(code, "%w (peer %v)", err, c.remote)
+	if err.Terminate && c.qp != nil {
+		c.failure, c.state, c.limit = failure, connSwitching, s.now().Add(closeTimeout)
+		c.params = c.st.Result()
+		s.engine.Attach(c.id, dataplane.Attachment{QP: c.qp.binding, Params: c.params, Fail: err.Term})
+		return
+	}
 	s.engine.Disconnect(c.id, true)
-	s.failConn(c, errorf(code, "%w (peer %v)", err, c.remote))
+	s.failConn(c, failure)
 }
 
 // retry opens a new TCP connection with other settings, within the limit of
@@ -603,7 +611,7 @@ const closeTimeout = 10 * time.Second
 
 // terminated tells the client of a Terminate, one way or the other.
 func (s *Server) terminated(c *conn, ev dataplane.Event) {
-	if c.qp == nil || c.state < connSwitching {
+	if c.qp == nil || c.state < connSwitching || c.failure != nil {
 		return
 	}
 	t := &ctrlpb.Terminated{Qp: c.qp.num, Remote: ev.Kind == dataplane.EventTerminated, Headers: ev.Data}
@@ -637,6 +645,10 @@ func (s *Server) closedEvent(c *conn, err error) {
 	case connWaiting:
 		s.failConn(c, errorf(refused, "mpa: the peer %v left before it was answered", c.remote))
 	case connSwitching:
+		if c.failure != nil {
+			s.failConn(c, c.failure)
+			return
+		}
 		s.failConn(c, errorf(refused, "tcp: %v: %w", c.remote, orClosed(err)))
 	case connUp, connClosing:
 		c.lingers = err == nil
@@ -689,7 +701,6 @@ func (s *Server) forget(c *conn) {
 	if c.id == 0 && c.state == connDialing {
 		c.claim = nil // dial still uses it, and drops it
 	}
-	c.state = connGone
 	delete(s.conns, c.id)
 	delete(s.pending, c)
 	s.uncountPeer(c)
@@ -699,6 +710,9 @@ func (s *Server) forget(c *conn) {
 	}
 	if c.qp != nil && c.qp.conn == c {
 		c.qp.conn = nil
+		if c.state == connUp || c.state == connClosing {
+			c.qp.over = c.id
+		}
 	}
 	if c.lingers && c.listener == nil {
 		// The engine answers for the port while TCP is in TIME-WAIT.
@@ -706,7 +720,7 @@ func (s *Server) forget(c *conn) {
 	} else {
 		s.claims.drop(c.claim)
 	}
-	c.claim = nil
+	c.claim, c.state = nil, connGone
 }
 
 // lingering is a claim that outlives its connection until at.
@@ -737,6 +751,12 @@ func (c *session) disconnect(r *ctrlpb.Disconnect) error {
 	q := c.qps[r.Qp]
 	if q == nil {
 		return errorf(noObject, "ctrl: no queue pair %d", r.Qp)
+	}
+	if q.conn == nil && q.over != 0 {
+		// Work requests that were posted while the connection ended: a worker
+		// flushes them.
+		s.engine.Attach(q.over, dataplane.Attachment{QP: q.binding})
+		return nil
 	}
 	return s.disconnectQP(q, r.Abort, "by the application")
 }
@@ -837,7 +857,11 @@ func (s *Server) expired(c *conn, now clock.Time) {
 			if c.id != 0 {
 				s.engine.Disconnect(c.id, true)
 			}
-			s.failConn(c, errorf(timedOut, "ctrl: connection with %v: %s took too long", c.remote, waits[c.state]))
+			err := c.failure
+			if err == nil {
+				err = errorf(timedOut, "ctrl: connection with %v: %s took too long", c.remote, waits[c.state])
+			}
+			s.failConn(c, err)
 		}
 		return
 	}

@@ -47,8 +47,9 @@ type (
 		binding        *dataplane.QPBinding
 		sqDepth        int
 		rqDepth        int
-		conn           *conn // its connection, from connect or accept on
-		used           bool  // it had a connection: a QP has one in its life
+		conn           *conn            // its connection, from connect or accept on
+		used           bool             // it had a connection: a QP has one in its life
+		over           dataplane.ConnID // the connection it had, once that was established and is over
 	}
 )
 

@@ -1,0 +1,256 @@
+// Package embed runs iwarpd inside the application: an engine and its control
+// plane in the same process, reached by the same API as the daemon's. It
+// serves tests and demonstrations without privileges (Pair), machines where no
+// daemon can run, and applications that want the lowest latency and give the
+// engine their own processor time (InlineProgress).
+package embed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/ctrl/hostnet"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// Config says what a Node runs on. Either Link or Interface must be set.
+type Config struct {
+	// Link is what frames go through; Close closes it. Addrs are the addresses of
+	// its end, and Resolver finds the next hop of a destination.
+	Link     link.Link
+	Addrs    []netip.Addr
+	Resolver dataplane.Resolver
+
+	// Interface is a network interface of the host. Its addresses, routes and
+	// neighbours are the kernel's, as for the daemon, and so are the privileges
+	// that it takes: CAP_NET_RAW, and for AF_XDP CAP_BPF and CAP_NET_ADMIN.
+	Interface string
+	// Packet uses AF_PACKET in place of AF_XDP: slower, and the kernel sees the
+	// frames too.
+	Packet bool
+
+	// InlineProgress has CQ.Poll and Wait drive the engine from the
+	// application's goroutine. The engine's own one only fills in while the
+	// application does not poll.
+	InlineProgress bool
+	Poll           dataplane.PollPolicy
+	Spin           time.Duration // default 50 µs
+	TCP            *tcp.Config   // nil: defaults
+	Ctrl           ctrl.Config   // limits and MPA settings; Socket, if set, serves other processes too
+	Logger         *zap.Logger   // nil: none
+
+	shared *progress // drives several engines
+	noHost bool
+}
+
+// progress drives engines from the application's goroutines, one at a time.
+type progress struct {
+	mu      sync.Mutex
+	engines []*dataplane.Engine
+}
+
+func (p *progress) turn() (work int) {
+	if !p.mu.TryLock() {
+		return 0
+	}
+	defer p.mu.Unlock()
+	for _, e := range p.engines {
+		work += e.Turn()
+	}
+	return work
+}
+
+// Node is an iwarpd inside the process.
+type Node struct {
+	engine   *dataplane.Engine
+	server   *ctrl.Server
+	progress *progress
+	device   *iwarp.Device
+	addrs    []netip.Addr
+	closers  []func() error // in reverse order
+	cancel   context.CancelFunc
+	once     sync.Once
+}
+
+// Open starts a Node.
+func Open(cfg Config) (n *Node, err error) {
+	n = &Node{cancel: func() {}}
+	defer func() {
+		if err != nil {
+			n.Close()
+			n = nil
+		}
+	}()
+	if cfg.Logger == nil {
+		cfg.Logger = zap.NewNop()
+	}
+	queues := []dataplane.Queue{{Link: cfg.Link, CPU: -1}}
+	opts := ctrl.Options{Logger: cfg.Logger, Resolver: cfg.Resolver, NoGuard: cfg.noHost}
+	switch {
+	case cfg.Interface != "" && cfg.Link == nil:
+		if queues, err = n.openInterface(&cfg, &opts); err != nil {
+			return n, err
+		}
+	case cfg.Link == nil:
+		return n, errors.New("embed: neither a link nor an interface")
+	default:
+		n.closers = append(n.closers, cfg.Link.Close)
+		if cfg.Resolver == nil {
+			return n, errors.New("embed: a link needs a resolver")
+		}
+		n.addrs = cfg.Addrs
+		opts.Addrs = func() []netip.Addr { return n.addrs }
+		cfg.Ctrl.MTU = cfg.Link.MTU()
+		opts.NoGuard = true
+	}
+	if n.server, err = ctrl.New(cfg.Ctrl, opts); err != nil {
+		return n, err
+	}
+	n.engine, err = dataplane.New(dataplane.Config{
+		OnEvent: n.server.OnEvent, Poll: cfg.Poll, Spin: cfg.Spin, TCP: cfg.TCP, Inline: cfg.InlineProgress,
+	}, queues, opts.Resolver)
+	if err != nil {
+		return n, fmt.Errorf("embed: %w", err)
+	}
+	n.server.Bind(n.engine)
+	n.engine.Start()
+	if cfg.InlineProgress {
+		if n.progress = cfg.shared; n.progress == nil {
+			n.progress = &progress{}
+		}
+		n.progress.mu.Lock()
+		n.progress.engines = append(n.progress.engines, n.engine)
+		n.progress.mu.Unlock()
+	}
+	if cfg.Ctrl.Socket != "" {
+		if err = n.server.Listen(); err != nil {
+			return n, err
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		n.cancel = cancel
+		go func() {
+			if err := n.server.Serve(ctx); err != nil {
+				cfg.Logger.Error("socket", zap.Error(err))
+			}
+		}()
+	}
+	n.device, err = n.NewDevice(context.Background())
+	return n, err
+}
+
+// Device returns the Node's client.
+func (n *Node) Device() *iwarp.Device { return n.device }
+
+// NewDevice makes one more client. Close of the Node ends it.
+func (n *Node) NewDevice(ctx context.Context) (*iwarp.Device, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("embed: %w", err)
+	}
+	if err := n.server.ServeConn(fds[0]); err != nil {
+		unix.Close(fds[1])
+		return nil, fmt.Errorf("embed: %w", err)
+	}
+	var turn func() int
+	if n.progress != nil {
+		turn = n.progress.turn
+	}
+	return iwarp.OpenFD(ctx, fds[1], turn)
+}
+
+// Addr returns the first address of the Node.
+func (n *Node) Addr() netip.Addr {
+	if len(n.addrs) == 0 {
+		return netip.Addr{}
+	}
+	return n.addrs[0]
+}
+
+// Server returns the control plane.
+func (n *Node) Server() *ctrl.Server { return n.server }
+
+// Engine returns the engine.
+func (n *Node) Engine() *dataplane.Engine { return n.engine }
+
+// Close ends every client of the Node, and the Node.
+func (n *Node) Close() error {
+	var err error
+	n.once.Do(func() {
+		if n.device != nil {
+			n.device.Close()
+		}
+		n.cancel()
+		if n.server != nil && n.engine != nil {
+			err = n.server.Close()
+		}
+		if n.progress != nil {
+			n.progress.mu.Lock()
+			for i, e := range n.progress.engines {
+				if e == n.engine {
+					n.progress.engines = append(n.progress.engines[:i:i], n.progress.engines[i+1:]...)
+					break
+				}
+			}
+			n.progress.mu.Unlock()
+		}
+		if n.engine != nil {
+			n.engine.Stop()
+		}
+		for i := len(n.closers) - 1; i >= 0; i-- {
+			err = errors.Join(err, n.closers[i]())
+		}
+	})
+	return err
+}
+
+// PairConfig says how the two Nodes of Pair are joined.
+type PairConfig struct {
+	Pipe           link.PipeConfig
+	InlineProgress bool // polling either side drives both
+	Poll           dataplane.PollPolicy
+	Spin           time.Duration
+	TCP            *tcp.Config
+	CtrlA, CtrlB   ctrl.Config
+	Logger         *zap.Logger
+}
+
+// Pair starts two Nodes, 10.99.0.1 and 10.99.0.2 (also fd99::1 and fd99::2),
+// joined by a wire within the process. It takes no privileges.
+func Pair(cfg PairConfig) (a, b *Node, err error) {
+	la, lb, err := link.NewPipe(cfg.Pipe)
+	if err != nil {
+		return nil, nil, fmt.Errorf("embed: %w", err)
+	}
+	macs := [2][6]byte{{2, 0, 0, 0, 0x99, 1}, {2, 0, 0, 0, 0x99, 2}}
+	shared := &progress{}
+	open := func(i int, l link.Link, cc ctrl.Config) (*Node, error) {
+		addrs := []netip.Addr{
+			netip.AddrFrom4([4]byte{10, 99, 0, byte(i + 1)}),
+			netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x99, 15: byte(i + 1)}),
+		}
+		return Open(Config{
+			Link: l, Addrs: addrs, InlineProgress: cfg.InlineProgress, Poll: cfg.Poll, Spin: cfg.Spin, TCP: cfg.TCP, Ctrl: cc,
+			Resolver: &hostnet.Static{SrcMAC: macs[i], DstMAC: macs[1-i], MTU: l.MTU(), Addrs: addrs}, Logger: cfg.Logger, shared: shared,
+		})
+	}
+	if a, err = open(0, la, cfg.CtrlA); err != nil {
+		lb.Close()
+		return nil, nil, err
+	}
+	if b, err = open(1, lb, cfg.CtrlB); err != nil {
+		a.Close()
+		return nil, nil, err
+	}
+	return a, b, nil
+}

@@ -1,0 +1,35 @@
+package hostnet
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/iwarpd/iwarpd/dataplane"
+)
+
+// Static is a Resolver for a link with one station at its other end, such as a
+// pipe: every destination is there.
+type Static struct {
+	SrcMAC, DstMAC [6]byte
+	VLANs          []uint16
+	MTU            int
+	Addrs          []netip.Addr // ours; the first of the destination's family is the source
+}
+
+// Resolve implements dataplane.Resolver.
+func (s *Static) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
+	h := dataplane.Hop{SrcMAC: s.SrcMAC, DstMAC: s.DstMAC, VLANs: s.VLANs, MTU: s.MTU, Src: src}
+	for _, a := range s.Addrs {
+		if !src.IsValid() && a.Is4() == dst.Is4() || a == src {
+			h.Src = a
+			return h, nil
+		}
+	}
+	if src.IsValid() {
+		return h, fmt.Errorf("hostnet: %v is not an address of the link", src)
+	}
+	return h, fmt.Errorf("hostnet: no address of %v's family on the link", dst)
+}
+
+// Watch implements dataplane.Resolver: nothing changes.
+func (s *Static) Watch(func()) {}
