@@ -148,7 +148,11 @@ func TestQueue(t *testing.T) {
 		} else {
 			now += clock.Time(r.IntN(20))
 			for {
+				first, there := q.Peek(now)
 				v, ok := q.Pop(now)
+				if there != ok || first != v {
+					t.Fatalf("Peek gave %d %v, Pop %d %v", first, there, v, ok)
+				}
 				if due := len(model) > 0 && model[0].at <= now; ok != due {
 					t.Fatalf("Pop at %d: %v, want %v", now, ok, due)
 				}

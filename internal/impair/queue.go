@@ -46,12 +46,19 @@ func (q *Queue[T]) Push(at clock.Time, v T) {
 	}
 }
 
-// Pop removes and returns the earliest value, if it is due at now.
-func (q *Queue[T]) Pop(now clock.Time) (v T, ok bool) {
+// Peek returns the earliest value, if it is due at now, and leaves it there.
+func (q *Queue[T]) Peek(now clock.Time) (v T, ok bool) {
 	if len(q.heap) == 0 || q.heap[0].at > now {
 		return v, false
 	}
-	v = q.heap[0].v
+	return q.heap[0].v, true
+}
+
+// Pop removes and returns the earliest value, if it is due at now.
+func (q *Queue[T]) Pop(now clock.Time) (v T, ok bool) {
+	if v, ok = q.Peek(now); !ok {
+		return v, false
+	}
 	n := len(q.heap) - 1
 	q.heap[0] = q.heap[n]
 	q.heap[n] = entry[T]{}

@@ -50,40 +50,89 @@ const prefix = "iwt"
 // removes them when the test ends. It skips the test when that cannot be done.
 func NewVeth(t testing.TB, mtu int) *Veth {
 	t.Helper()
+	v := &Veth{}
+	a, b := newEnds(t, mtu)
+	v.A, v.B = *a, *b
+	join(t, &v.A, &v.B)
+	bringUp(t, &v.A, &v.B)
+	return v
+}
+
+// Wire is two namespaces with an interface each, and a third between them: what
+// A sends comes out at MidA, and nothing gets from there to MidB but by a
+// program that carries it. See Impair.
+type Wire struct {
+	A, B       End
+	Mid        *Namespace
+	MidA, MidB string
+}
+
+// NewWire makes a Wire, offloads off, and removes it when the test ends.
+func NewWire(t testing.TB, mtu int) *Wire {
+	t.Helper()
+	w := &Wire{MidA: "mid-a", MidB: "mid-b"}
+	a, b := newEnds(t, mtu)
+	w.A, w.B = *a, *b
+	w.Mid = newNamespace(t, a.NS.Name[:len(a.NS.Name)-1]+"m")
+	ma := &End{NS: w.Mid, Name: w.MidA, MTU: mtu}
+	mb := &End{NS: w.Mid, Name: w.MidB, MTU: mtu}
+	// The namespace in the middle has no addresses and sends nothing itself.
+	if err := w.Mid.Do(func() error {
+		return os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0)
+	}); err != nil && !os.IsNotExist(err) {
+		t.Fatalf("testenv: %v", err)
+	}
+	join(t, &w.A, ma)
+	join(t, mb, &w.B)
+	bringUp(t, &w.A, &w.B, ma, mb)
+	return w
+}
+
+// newEnds makes two namespaces, and says which addresses go where.
+func newEnds(t testing.TB, mtu int) (a, b *End) {
+	t.Helper()
 	RequireRoot(t)
 	removeLeftovers()
 	n := unique.Add(1)
-	// The subnets only have to differ between pairs that one test joins.
-	v := &Veth{}
-	for i, e := range []*End{&v.A, &v.B} {
-		e.NS = newNamespace(t, fmt.Sprintf("%s%d-%d%c", prefix, os.Getpid(), n, 'a'+i))
-		e.Name = "veth0"
-		e.MTU = mtu
-		e.Addr4 = netip.AddrFrom4([4]byte{10, 99, byte(n), byte(i + 1)})
+	end := func(i byte) *End {
+		e := &End{
+			NS:    newNamespace(t, fmt.Sprintf("%s%d-%d%c", prefix, os.Getpid(), n, 'a'+i)),
+			Name:  "veth0",
+			MTU:   mtu,
+			Addr4: netip.AddrFrom4([4]byte{10, 99, byte(n), i + 1}),
+			Addr6: netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x99, 3: byte(n), 15: i + 1}),
+		}
 		e.Prefix4 = netip.PrefixFrom(e.Addr4, 24)
-		e.Addr6 = netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x99, 3: byte(n), 15: byte(i + 1)})
+		return e
 	}
-	if err := v.A.NS.Do(func() error {
+	return end(0), end(1)
+}
+
+// join makes the veth pair of two ends.
+func join(t testing.TB, a, b *End) {
+	t.Helper()
+	if err := a.NS.Do(func() error {
 		return netlink.LinkAdd(&netlink.Veth{
-			LinkAttrs:     netlink.LinkAttrs{Name: v.A.Name, MTU: mtu, NumTxQueues: 1, NumRxQueues: 1},
-			PeerName:      v.B.Name,
-			PeerNamespace: netlink.NsFd(int(v.B.NS.handle)),
-			PeerMTU:       uint32(mtu),
+			LinkAttrs:     netlink.LinkAttrs{Name: a.Name, MTU: a.MTU, NumTxQueues: 1, NumRxQueues: 1},
+			PeerName:      b.Name,
+			PeerNamespace: netlink.NsFd(int(b.NS.handle)),
+			PeerMTU:       uint32(b.MTU),
 		})
 	}); err != nil {
 		t.Fatalf("testenv: make a veth pair: %v", err)
 	}
-	for _, e := range []*End{&v.A, &v.B} {
-		if err := e.NS.Do(e.setup); err != nil {
-			t.Fatalf("testenv: %s in %s: %v", e.Name, e.NS.Name, err)
+}
+
+// bringUp brings ends up and waits until they are.
+func bringUp(t testing.TB, ends ...*End) {
+	t.Helper()
+	for _, do := range []func(*End) error{(*End).setup, (*End).waitUp} {
+		for _, e := range ends {
+			if err := e.NS.Do(func() error { return do(e) }); err != nil {
+				t.Fatalf("testenv: %s in %s: %v", e.Name, e.NS.Name, err)
+			}
 		}
 	}
-	for _, e := range []*End{&v.A, &v.B} {
-		if err := e.NS.Do(e.waitUp); err != nil {
-			t.Fatalf("testenv: %s in %s: %v", e.Name, e.NS.Name, err)
-		}
-	}
-	return v
 }
 
 // waitUp waits until the kernel sends on the interface: it drops everything
@@ -115,6 +164,9 @@ func (e *End) setup() error {
 	e.Index = l.Attrs().Index
 	e.MAC = l.Attrs().HardwareAddr
 	for _, p := range []netip.Prefix{netip.PrefixFrom(e.Addr4, 24), netip.PrefixFrom(e.Addr6, 64)} {
+		if !p.Addr().IsValid() {
+			continue // an end in the middle has none
+		}
 		a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
 		if p.Addr().Is6() {
 			a.Flags = 0x02 // IFA_F_NODAD

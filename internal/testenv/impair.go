@@ -1,0 +1,66 @@
+package testenv
+
+import (
+	"bufio"
+	"bytes"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Build compiles a package of this module and returns the program's path.
+func Build(t testing.TB, pkg string) string {
+	t.Helper()
+	bin := filepath.Join(t.TempDir(), filepath.Base(pkg))
+	if out, err := exec.Command("go", "build", "-o", bin, "github.com/iwarpd/iwarpd/"+pkg).CombinedOutput(); err != nil {
+		t.Fatalf("testenv: build %s: %v\n%s", pkg, err, out)
+	}
+	return bin
+}
+
+// Impair carries frames between the halves of the wire, as test/impair does
+// with the given arguments, until the test ends. Stop, which it returns, ends it
+// earlier and returns what the program printed after its ready line.
+func (w *Wire) Impair(t testing.TB, args ...string) (stop func() string) {
+	t.Helper()
+	cmd := w.Mid.Command(Build(t, "test/impair"), append([]string{"-a", w.MidA, "-b", w.MidB}, args...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("testenv: start impair: %v", err)
+	}
+	out := bufio.NewReader(pipe)
+	line, err := out.ReadString('\n')
+	if err != nil || !strings.HasPrefix(line, "impair: ready ") {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		t.Fatalf("testenv: impair: %q %v\n%s", line, err, stderr.String())
+	}
+	t.Log(strings.TrimSpace(line))
+	var once sync.Once
+	var rest string
+	stop = func() string {
+		once.Do(func() {
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+			kill := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+			defer kill.Stop()
+			var b bytes.Buffer
+			_, _ = b.ReadFrom(out)
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("testenv: impair: %v\n%s", err, stderr.String())
+			}
+			rest = b.String()
+		})
+		return rest
+	}
+	t.Cleanup(func() { stop() })
+	return stop
+}

@@ -1,0 +1,289 @@
+// Impair joins two interfaces into one bad wire: what comes in on one goes out
+// on the other, lost, duplicated, reordered, corrupted and delayed by a seed.
+// The interfaces are veth or tap ends that nothing else uses. It prints one line
+// when it is ready, and stops on SIGINT or SIGTERM.
+//
+//	impair -a veth1 -b veth2 -both loss=0.01,delay=1ms -b-to-a corrupt=0.001 -seed 7
+//
+// The ends where a kernel's stack sits must not leave segmentation and checksums
+// to the hardware: ethtool -K DEV tx off tso off gso off gro off. On its own
+// two ends the program does that itself.
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/safchain/ethtool"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/impair"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "impair:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	fl := flag.NewFlagSet("impair", flag.ContinueOnError)
+	a := fl.String("a", "", "one interface")
+	b := fl.String("b", "", "the other interface")
+	both := fl.String("both", "", "what happens to frames either way: loss= duplicate= reorder= corrupt= (0..1), delay= jitter= hold= (durations)")
+	ab := fl.String("a-to-b", "", "the same, for frames from a to b only, in place of -both")
+	ba := fl.String("b-to-a", "", "the same, for frames from b to a only, in place of -both")
+	seed := fl.Uint64("seed", 0, "seed of all decisions; 0: $TEST_SEED, else from the clock")
+	stats := fl.Bool("stats", false, "print counters as JSON at the end")
+	if err := fl.Parse(args); err != nil {
+		return err
+	}
+	if *a == "" || *b == "" || *a == *b || fl.NArg() != 0 {
+		return fmt.Errorf("needs two interfaces: -a and -b")
+	}
+	if *seed == 0 {
+		*seed = uint64(time.Now().UnixNano())
+		if s := os.Getenv("TEST_SEED"); s != "" {
+			n, err := strconv.ParseUint(s, 0, 64)
+			if err != nil {
+				return fmt.Errorf("TEST_SEED: %w", err)
+			}
+			*seed = n
+		}
+	}
+	config := func(way string, salt uint64) (impair.Config, error) {
+		if way == "" {
+			way = *both
+		}
+		c, err := impair.Parse(way)
+		if c.Seed == 0 {
+			c.Seed = *seed + salt // the two ways must not mirror each other
+		}
+		return c, err
+	}
+	cab, err := config(*ab, 0)
+	if err != nil {
+		return err
+	}
+	cba, err := config(*ba, 1)
+	if err != nil {
+		return err
+	}
+	la, err := open(*a)
+	if err != nil {
+		return err
+	}
+	defer la.Close()
+	lb, err := open(*b)
+	if err != nil {
+		return err
+	}
+	defer lb.Close()
+
+	stop, err := stopFD()
+	if err != nil {
+		return err
+	}
+	w := &wire{ab: newWay(la, lb, cab), ba: newWay(lb, la, cba), stop: stop}
+	fmt.Printf("impair: ready a=%s b=%s seed=%d a-to-b=[%v] b-to-a=[%v]\n", *a, *b, *seed, cab, cba)
+	w.run()
+	if *stats {
+		return json.NewEncoder(os.Stdout).Encode(map[string]counters{"a-to-b": w.ab.counters(), "b-to-a": w.ba.counters()})
+	}
+	return nil
+}
+
+// open opens an end, with its offloads off and all frames let in.
+func open(name string) (*link.Packet, error) {
+	if err := offloadsOff(name); err != nil {
+		return nil, fmt.Errorf("offloads of %s: %w", name, err)
+	}
+	return link.OpenPacketWith(name, link.PacketOptions{Promiscuous: true})
+}
+
+// offloadsOff turns off what would merge, split or finish frames.
+func offloadsOff(name string) error {
+	e, err := ethtool.NewEthtool()
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	have, err := e.Features(name)
+	if err != nil {
+		return err
+	}
+	for f, on := range have {
+		if !on || !(strings.HasPrefix(f, "tx-checksum") || strings.Contains(f, "segmentation") ||
+			strings.HasPrefix(f, "rx-gro") || f == "rx-lro") {
+			continue
+		}
+		// Which of them are fixed differs between kernels and drivers.
+		if err := e.Change(name, map[string]bool{f: false}); err != nil {
+			fmt.Fprintf(os.Stderr, "impair: %s: %s stays on: %v\n", name, f, err)
+		}
+	}
+	return nil
+}
+
+// stopFD returns a descriptor that is readable once a signal asks to stop.
+func stopFD() (int, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	ch := make(chan os.Signal, 1)
+	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		<-ch
+		one := [8]byte{1}
+		_, _ = unix.Write(fd, one[:])
+	}()
+	return fd, nil
+}
+
+// wire is the two directions.
+type wire struct {
+	ab, ba *way
+	stop   int
+}
+
+// run moves frames until told to stop.
+func (w *wire) run() {
+	fds := []unix.PollFd{
+		{Fd: int32(w.ab.from.FD()), Events: unix.POLLIN},
+		{Fd: int32(w.ba.from.FD()), Events: unix.POLLIN},
+		{Fd: int32(w.stop), Events: unix.POLLIN},
+	}
+	for fds[2].Revents == 0 {
+		now := clock.Now()
+		busy := w.ab.turn(now)
+		busy = w.ba.turn(now) || busy
+		ts := unix.Timespec{}
+		wait := &ts
+		if !busy {
+			wait = nil
+			at := clock.Earliest(w.ab.deadline(now), w.ba.deadline(now))
+			if at != 0 {
+				ts = unix.NsecToTimespec(max(int64(at.Sub(clock.Now())), 0))
+				wait = &ts
+			}
+		}
+		_, _ = unix.Ppoll(fds, wait, nil) // EINTR: look again
+	}
+}
+
+// way is one direction: frames wait in TX slots of the link they go out on.
+type way struct {
+	from, to *link.Packet
+	decider  *impair.Decider
+	late     impair.Queue[held]
+	plan     []impair.Delivery
+	frames   []link.Frame
+	done     []link.Slot
+	waiting  int    // Posted, not reaped
+	noRoom   uint64 // lost here, not by decision: every slot is waiting
+}
+
+// held is a frame that waits for its time.
+type held struct {
+	slot link.Slot
+	n    int
+}
+
+func newWay(from, to *link.Packet, cfg impair.Config) *way {
+	return &way{
+		from: from, to: to, decider: impair.NewDecider(cfg),
+		late: impair.NewQueue[held](to.Slots()), plan: make([]impair.Delivery, 0, impair.MaxDeliveries),
+		frames: make([]link.Frame, 64), done: make([]link.Slot, 64),
+	}
+}
+
+// turn takes what came in, sends what is due, and reports whether there may be
+// more at once.
+func (w *way) turn(now clock.Time) (busy bool) {
+	n := w.from.Receive(w.frames)
+	for i := range n {
+		f := &w.frames[i]
+		for _, d := range w.decider.Decide(now, f.Len(), w.plan[:0]) {
+			w.hold(f, d)
+		}
+		w.from.Release(f)
+	}
+	for {
+		h, ok := w.late.Peek(now)
+		if !ok || !w.to.Post(h.slot, 0, h.n) {
+			break // nothing is due, or the kernel is behind: try again soon
+		}
+		w.late.Pop(now)
+		w.waiting++
+	}
+	w.to.Flush()
+	for m := w.to.Reap(w.done); m > 0; m = w.to.Reap(w.done) {
+		for _, s := range w.done[:m] {
+			w.to.Free(s)
+		}
+		w.waiting -= m
+	}
+	return n > 0
+}
+
+// hold copies a frame for one delivery.
+func (w *way) hold(f *link.Frame, d impair.Delivery) {
+	s, ok := w.to.Alloc()
+	b := []byte(nil)
+	if ok {
+		b = w.to.Bytes(s)
+	}
+	if n := f.Len(); !ok || n > len(b) {
+		if ok {
+			w.to.Free(s)
+		}
+		w.noRoom++
+		return
+	}
+	n := 0
+	for _, p := range f.Pieces[:f.N] {
+		n += copy(b[n:], p)
+	}
+	if d.Bit >= 0 {
+		b[d.Bit/8] ^= 1 << (d.Bit % 8)
+	}
+	w.late.Push(d.At, held{s, n})
+}
+
+// deadline is when turn has something to do even if nothing comes in.
+func (w *way) deadline(now clock.Time) clock.Time {
+	at := w.late.Deadline()
+	if w.waiting > 0 {
+		at = clock.Earliest(at, now.Add(time.Millisecond))
+	}
+	return at
+}
+
+// counters are what -stats prints of a direction.
+type counters struct {
+	impair.Stats
+	Received, Sent uint64
+	TooLong        uint64 // merged or beyond the MTU: an offload is on somewhere
+	NoRoom         uint64 // lost here, not by decision
+}
+
+func (w *way) counters() counters {
+	var in, out link.Stats
+	w.from.Stats(&in)
+	w.to.Stats(&out)
+	return counters{
+		Stats: w.decider.Stats(), Received: in.RxFrames, Sent: out.TxFrames,
+		TooLong: in.RxInvalid + out.TxInvalid, NoRoom: w.noRoom + in.RxRingFull,
+	}
+}

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+)
+
+// transfer sends n octets by the kernel's TCP from a to b and returns how long
+// it took.
+func transfer(t *testing.T, w *testenv.Wire, n int64) time.Duration {
+	t.Helper()
+	var l net.Listener
+	if err := w.B.NS.Do(func() (err error) {
+		l, err = net.Listen("tcp", netip.AddrPortFrom(w.B.Addr4, 0).String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	got := make(chan int64, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			got <- -1
+			return
+		}
+		defer c.Close()
+		m, _ := io.Copy(io.Discard, c)
+		got <- m
+	}()
+	start := time.Now()
+	var c net.Conn
+	if err := w.A.NS.Do(func() (err error) {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		c, err = new(net.Dialer).DialContext(ctx, "tcp4", l.Addr().String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 64<<10)
+	for left := n; left > 0; {
+		m, err := c.Write(buf[:min(int64(len(buf)), left)])
+		if err != nil {
+			t.Fatal(err)
+		}
+		left -= int64(m)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if m := <-got; m != n {
+		t.Fatalf("%d octets arrived of %d", m, n)
+	}
+	return time.Since(start)
+}
+
+// report is what -stats prints.
+func report(t *testing.T, s string) (ab, ba counters) {
+	t.Helper()
+	var r map[string]counters
+	if err := json.Unmarshal([]byte(s), &r); err != nil {
+		t.Fatalf("%v: %q", err, s)
+	}
+	return r["a-to-b"], r["b-to-a"]
+}
+
+func TestKernelTCPThroughPerfectWire(t *testing.T) {
+	for _, mtu := range []int{1500, 9000} {
+		w := testenv.NewWire(t, mtu)
+		stop := w.Impair(t, "-stats", "-seed", "1")
+		took := transfer(t, w, 8<<20)
+		ab, ba := report(t, stop())
+		t.Logf("MTU %d: 8 MiB in %v; a to b %+v", mtu, took, ab)
+		if ab.Sent != ab.Received || ba.Sent != ba.Received || ab.TooLong+ba.TooLong+ab.NoRoom+ba.NoRoom != 0 {
+			t.Errorf("a to b %+v, b to a %+v", ab, ba)
+		}
+	}
+}
+
+func TestKernelTCPThroughBadWire(t *testing.T) {
+	w := testenv.NewWire(t, 1500)
+	stop := w.Impair(t, "-stats", "-seed", "7", "-both", "loss=0.01,duplicate=0.01,reorder=0.02,corrupt=0.005,delay=200us,jitter=100us", "-b-to-a", "delay=1ms")
+	took := transfer(t, w, 2<<20)
+	ab, ba := report(t, stop())
+	t.Logf("2 MiB in %v", took)
+	if ab.Lost == 0 || ab.Duplicated == 0 || ab.Reordered == 0 || ab.Corrupted == 0 || ab.TooLong != 0 {
+		t.Errorf("a to b %+v", ab)
+	}
+	if want := ab.Frames - ab.Lost + ab.Duplicated; ab.Sent > want || ab.Sent+ab.NoRoom+64 < want {
+		t.Errorf("sent %d, want about %d", ab.Sent, want)
+	}
+	if ba.Lost+ba.Duplicated+ba.Reordered+ba.Corrupted != 0 {
+		t.Errorf("the other way is only slow: %+v", ba)
+	}
+}
+
+// TestFramesAreCarriedAsTheyAre carries frames as they are, tags and strange types included.
+func TestFramesAreCarriedAsTheyAre(t *testing.T) {
+	w := testenv.NewWire(t, 1500)
+	w.Impair(t, "-seed", "1")
+	var a, b *link.Packet
+	for _, e := range []struct {
+		end *testenv.End
+		p   **link.Packet
+	}{{&w.A, &a}, {&w.B, &b}} {
+		if err := e.end.NS.Do(func() (err error) {
+			*e.p, err = link.OpenPacket(e.end.Name, nil)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		defer (*e.p).Close()
+	}
+	tu := pkt.Tuple{
+		Flow: pkt.NewFlow(netip.AddrPortFrom(w.A.Addr4, 1), netip.AddrPortFrom(w.B.Addr4, 2)), Proto: 253,
+		SrcMAC: [6]byte(w.A.MAC), DstMAC: [6]byte{2, 0xff, 1, 2, 3, 4}, NVLAN: 1, VLANs: [2]uint16{0x2005},
+	}
+	s, _ := a.Alloc()
+	f := a.Bytes(s)[:tu.HeaderLen()+1400]
+	tu.Put(f, 1400, 0, 7)
+	want := string(f)
+	a.Post(s, 0, len(f))
+	a.Flush()
+	fs := make([]link.Frame, 16)
+	for until := time.Now().Add(10 * time.Second); time.Now().Before(until); b.Wait(10*time.Millisecond, -1) {
+		for i := range b.Receive(fs) {
+			got := string(fs[i].Pieces[0])
+			b.Release(&fs[i])
+			if got == want {
+				return
+			}
+		}
+	}
+	t.Error("the frame did not arrive as it was sent")
+}
+
+func TestArguments(t *testing.T) {
+	for _, args := range [][]string{
+		{}, {"-a", "x"}, {"-a", "x", "-b", "x"}, {"-a", "x", "-b", "y", "z"},
+		{"-a", "x", "-b", "y", "-both", "loss=7"}, {"-a", "not-there", "-b", "neither"},
+	} {
+		if err := run(args); err == nil {
+			t.Errorf("%q was taken", args)
+		}
+	}
+}
