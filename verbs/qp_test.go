@@ -726,6 +726,32 @@ func TestSRQ(t *testing.T) {
 	}
 }
 
+func (s *recvs) Posted() int { return len(s.q) }
+
+func TestSRQLimit(t *testing.T) {
+	shared := &recvs{q: make([]RecvWR, 5)}
+	srq := NewSRQ(shared)
+	var wr RecvWR
+	take := func() bool {
+		if !srq.NextRecv(&wr) {
+			t.Fatal("empty")
+		}
+		return srq.PollLimit()
+	}
+	if take() {
+		t.Error("not armed")
+	}
+	srq.SetLimit(3)
+	if take() || !take() || srq.PollLimit() || take() {
+		t.Error("the event comes when 2 are left, once")
+	}
+	srq.SetLimit(1)
+	srq.SetLimit(0)
+	if take() {
+		t.Error("disarmed")
+	}
+}
+
 // loop is a source that posts the same Write or Send for ever.
 type loop struct {
 	wr SendWR

@@ -116,29 +116,29 @@ func TestMutatingPeer(t *testing.T) {
 
 	var stop atomic.Bool
 	var wg sync.WaitGroup
+	var pos [2]atomic.Uint32 // where the worker is in the two rings, so that some indices are right
 	seed := rng.Uint64()
 	wg.Add(1)
 	go func() {
 		defer wg.Done()
 		rng := rand.New(rand.NewPCG(seed, 0))
 		for !stop.Load() {
-			for _, m := range [][]byte{sp.mem, rp.mem, cc.mem} {
+			for i, m := range [][]byte{sp.mem, rp.mem, cc.mem} {
 				// Mostly small values, so that opcodes and counts are often right.
 				v := rng.Uint64() >> (8 * rng.IntN(8))
 				if rng.IntN(8) == 0 {
 					v = uint64(region.STag()) << 32
 				}
 				binary.LittleEndian.PutUint64(m[HeaderSize+8*rng.IntN((len(m)-HeaderSize)/8):], v)
-				if rng.IntN(4) == 0 { // an index that will be believed
-					cons := word32(m, HeaderSize+RingConsumer).Load()
-					word32(m, HeaderSize+RingProducer).Store(cons + rng.Uint32N(entries+1))
+				if i < len(pos) && rng.IntN(4) == 0 {
+					word32(m, HeaderSize+RingProducer).Store(pos[i].Load() + rng.Uint32N(entries+1))
 				}
 			}
 		}
 	}()
 	got, recv := newSendWR(), newRecvWR()
 	sends, recvs, errs := 0, 0, 0
-	for began := time.Now(); sends+recvs < 5000 && time.Since(began) < 5*time.Second; {
+	for began := time.Now(); sends+recvs < 10000 && time.Since(began) < 5*time.Second; {
 		qp := verbs.NewQP(verbs.QPConfig{
 			Num: 1, PD: 1, Table: table, SQDepth: 4, RQDepth: 4, MaxSGE: maxSGE, MaxInline: maxInline, Sends: sq, Recvs: rq,
 		})
@@ -156,6 +156,8 @@ func TestMutatingPeer(t *testing.T) {
 					recvs++
 				}
 			}
+			pos[0].Store(sq.first + sq.used)
+			pos[1].Store(rq.first + rq.used)
 			qp.PullSend(entries)
 			var seg rdmap.Segment
 			for range 4 {

@@ -204,6 +204,9 @@ func modelRing(t *testing.T, rng *rand.Rand, entries int, q *RQ, p *RQProducer) 
 				t.Fatalf("%d of %d in the ring: %v", held, entries, err)
 			}
 		}
+		if got := q.Posted(); uint64(got) != posted-taken {
+			t.Fatalf("Posted %d; want %d", got, posted-taken)
+		}
 		for range rng.IntN(entries + 2) {
 			ok := q.NextRecv(got)
 			if ok != (taken < posted) {

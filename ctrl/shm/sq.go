@@ -73,6 +73,12 @@ func (r *reader) more(fixed, n int) { copy(r.wqe[fixed:fixed+n], r.at()[fixed:])
 // Depth returns how many work requests the ring holds.
 func (r *reader) Depth() int { return r.entries }
 
+// Posted returns how many work requests wait in the ring.
+func (r *reader) Posted() int {
+	_, n := r.ring.Peek(uint32(r.entries))
+	return int(n - r.used)
+}
+
 // Fault reports whether the client has written an impossible producer index.
 // The ring gives nothing more while it stands.
 func (r *reader) Fault() bool { return r.ring.Bad() }
