@@ -236,7 +236,7 @@ func (s *Stream) pollTerminate(seg *Segment) bool {
 	hdr := s.untagged(seg, opcodeTerminate, ddp.QNTerminate)
 	seg.finish(append(hdr, s.termBuf[:s.termLen]...))
 	s.stats.TxTerminates++
-	s.sending, s.contended = turnNone, false
+	s.sending = turnNone
 	return s.sent(seg)
 }
 

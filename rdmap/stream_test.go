@@ -355,27 +355,41 @@ func TestFairness(t *testing.T) {
 	}
 }
 
-// What one side sent while the other had nothing to send is no debt.
+// What one side sent while the other had nothing to send is no debt, nor is what
+// it sent before one of them ran dry.
 func TestFairnessAfterIdle(t *testing.T) {
 	e := newEnd(Config{IRD: 10})
 	e.mem.regions[7] = &region{buf: make([]byte, 100), read: true}
 	e.mem.sources[0] = make([]byte, 100000)
-	e.post(t, WR{Op: OpWrite, Len: 100000})
-	for e.poll(testMULPDU) != nil {
-	}
-	for i := range uint32(6) {
-		h := ddp.Untagged{Last: true, ULP: control(opcodeReadRequest), QN: 1, MSN: serial.Num(i + 1)}
+	msn := serial.Num(0)
+	request := func() {
+		msn++
+		h := ddp.Untagged{Last: true, ULP: control(opcodeReadRequest), QN: 1, MSN: msn}
 		if err := e.HandleULPDU((&readRequest{size: 100, srcSTag: 7}).append(h.Append(nil))); err != nil {
 			t.Fatal(err)
 		}
-		e.post(t, WR{Op: OpWrite, Len: 100})
 	}
-	var got []byte
-	for p := e.poll(testMULPDU); p != nil; p = e.poll(testMULPDU) {
-		got = append(got, p[1]&ctrlOpcode)
+	drain := func() (opcodes []byte) {
+		for p := e.poll(testMULPDU); p != nil; p = e.poll(testMULPDU) {
+			if p[0]&0x40 != 0 {
+				opcodes = append(opcodes, p[1]&ctrlOpcode)
+			}
+		}
+		return opcodes
 	}
-	if want := []byte{2, 0, 2, 0, 2, 0, 2, 0, 2, 0, 2, 0}; !bytes.Equal(got, want) {
-		t.Errorf("opcodes %v; want %v", got, want)
+	for _, reads := range []int{0, 3} {
+		e.post(t, WR{Op: OpWrite, Len: 100000})
+		for range reads {
+			request()
+		}
+		drain()
+		for range 6 {
+			request()
+			e.post(t, WR{Op: OpWrite, Len: 100})
+		}
+		if got, want := drain(), []byte{2, 0, 2, 0, 2, 0, 2, 0, 2, 0, 2, 0}; !bytes.Equal(got, want) {
+			t.Errorf("after a Write and %d Reads: opcodes %v; want %v", reads, got, want)
+		}
 	}
 }
 
