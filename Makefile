@@ -25,8 +25,10 @@ test: ## unit, simulation and (as root) namespace tests, with the race detector
 	@.ci/need ip:iproute2 ethtool:ethtool gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark
 	$(GO) test $(RACE) -shuffle=on -timeout 9m $(TESTFLAGS) ./...
 
-demo: ## a file of 256 MiB there and back by RDMA between two namespaces, with checks and figures
-	@test/demo/run
+demo: build ## a file of 256 MiB there and back by RDMA between two namespaces, with checks and figures
+	@mkdir -p $(OUT)
+	@CGO_ENABLED=0 $(GO) build -o $(OUT)/iwarpd-demo ./test/demo
+	@exec $(OUT)/iwarpd-demo $(DEMOFLAGS)
 
 bench: ## measure against the budget, kernel TCP and libfabric; writes out/bench.json
 	@mkdir -p $(OUT)

@@ -38,8 +38,9 @@ type settings struct {
 	MPARevision  int
 	MPACRC       bool
 	MPAMarkers   bool
+	MPAPeer      bool // peer-to-peer mode
+	IRD, ORD     int
 	MaxIRD       int
-	MaxORD       int
 	StartTimeout time.Duration
 
 	MaxClients    int
@@ -100,17 +101,19 @@ var keys = []key{
 		return nil
 	}},
 
-	{"congestion-control", "", "cubic", "cubic, reno or dctcp", oneOf(func(s *settings) *string { return &s.Congestion }, "cubic", "reno", "dctcp")},
-	{"receive-window", "", "4194304", "octets that a connection may have unread; 65535 to 1 GiB", number(func(s *settings) *int { return &s.RcvWindow }, 65535, 1<<30)},
+	{"congestion-control", "", "cubic", "cubic, newreno or dctcp", oneOf(func(s *settings) *string { return &s.Congestion }, "cubic", "newreno", "dctcp")},
+	{"receive-window", "", "2097152", "octets that a connection may have unread; 65535 to 1 GiB", number(func(s *settings) *int { return &s.RcvWindow }, 65535, 1<<30)},
 	{"mpa-revision", "", "2", "highest MPA revision offered, 1 or 2", number(func(s *settings) *int { return &s.MPARevision }, 1, 2)},
 	{"mpa-crc", "", "true", "ask for CRC32c; off only where both ends switch it off", boolean(func(s *settings) *bool { return &s.MPACRC })},
 	{"mpa-markers", "", "false", "ask the peer to send markers", boolean(func(s *settings) *bool { return &s.MPAMarkers })},
-	{"max-ird", "", "32", "RDMA Reads that a peer may have outstanding on one connection", number(func(s *settings) *int { return &s.MaxIRD }, 0, 16382)},
-	{"max-ord", "", "32", "RDMA Reads that one connection may have outstanding", number(func(s *settings) *int { return &s.MaxORD }, 0, 16382)},
+	{"mpa-peer-to-peer", "", "true", "ask for peer-to-peer mode, in which either side may send first", boolean(func(s *settings) *bool { return &s.MPAPeer })},
+	{"ird", "", "16", "RDMA Reads that a peer may have outstanding on one connection, where a client says nothing", number(func(s *settings) *int { return &s.IRD }, 1, 16382)},
+	{"ord", "", "16", "RDMA Reads that a connection may have outstanding, where a client says nothing", number(func(s *settings) *int { return &s.ORD }, 1, 16382)},
+	{"max-ird", "", "128", "most that a client may ask of either", number(func(s *settings) *int { return &s.MaxIRD }, 1, 16382)},
 	{"startup-timeout", "", "10s", "longest wait for the peer in each step of connection set-up", duration(func(s *settings) *time.Duration { return &s.StartTimeout }, 100*time.Millisecond, 10*time.Minute)},
 
-	{"max-clients", "", "64", "clients of one user", number(func(s *settings) *int { return &s.MaxClients }, 1, 1<<16)},
-	{"max-qps", "", "1024", "queue pairs of one user", number(func(s *settings) *int { return &s.MaxQPs }, 1, 1<<20)},
+	{"max-clients", "", "256", "clients of one user", number(func(s *settings) *int { return &s.MaxClients }, 1, 1<<16)},
+	{"max-qps", "", "4096", "queue pairs of one user", number(func(s *settings) *int { return &s.MaxQPs }, 1, 1<<20)},
 	{"max-registered", "", "1GiB", "memory that one user may register", func(s *settings, v string) (err error) {
 		s.MaxRegistered, err = parseSize(v)
 		return err
@@ -182,6 +185,9 @@ func source(v *viper.Viper, flags *pflag.FlagSet, file, key string) string {
 func (s *settings) check() error {
 	if s.Interface == "" {
 		return configErr("no interface: name one with --interface IF, %sINTERFACE or \"interface:\" in the file", envPrefix)
+	}
+	if s.IRD > s.MaxIRD || s.ORD > s.MaxIRD {
+		return configErr("ird %d, ord %d: more than max-ird, which is %d", s.IRD, s.ORD, s.MaxIRD)
 	}
 	if len(s.CPUs) > 0 && len(s.Queues) > 0 && len(s.CPUs) != len(s.Queues) {
 		return configErr("cpus: %d CPUs for %d queues: give one CPU a queue", len(s.CPUs), len(s.Queues))

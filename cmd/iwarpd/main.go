@@ -1,2 +1,100 @@
+// Command iwarpd makes a network interface an RDMA NIC: it runs the data plane
+// on the interface's queues and serves programs through its socket. It is flags,
+// configuration and wiring; the work is done in dataplane and ctrl.
 package main
-func main(){}
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+// version is set by the linker.
+var version = "devel"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	defer stop()
+	// A second signal ends a daemon that drains too long for somebody's patience.
+	context.AfterFunc(ctx, stop)
+	err := rootCommand().ExecuteContext(ctx)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "iwarpd:", oneLine(err.Error()))
+	}
+	stop()
+	os.Exit(exitCode(err))
+}
+
+const exitCodes = `
+  0  stopped by SIGTERM or SIGINT, or nothing to do
+  1  failed for another reason than those below
+  2  wrong flag, key or value
+  3  no such interface, no address on it, or no such queue
+  4  a capability or a permission is missing
+  5  the interface, a queue or the socket is taken`
+
+func rootCommand() *cobra.Command {
+	var file string
+	var check bool
+	cmd := &cobra.Command{
+		Use:   "iwarpd --interface IF [flags]",
+		Short: "RDMA (iWARP) on a plain Ethernet interface, in user space",
+		Long: "iwarpd speaks iWARP on one network interface through AF_XDP, for the programs that\n" +
+			"connect to its socket. The kernel keeps all other traffic of the interface.\n\n" +
+			"Each flag is also a key of the file (without the dashes) and an environment variable\n" +
+			"(" + envPrefix + "LOG_LEVEL for --log-level). Flags win over the environment, that over the file.\n\n" +
+			"Exit codes:" + exitCodes,
+		Example: "  iwarpd --interface eth0\n" +
+			"  iwarpd --config /etc/iwarpd/iwarpd.yaml --log-level debug\n" +
+			"  iwarpd --config /etc/iwarpd/iwarpd.yaml --check-config",
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return configErr("unexpected argument %q; see iwarpd --help", args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if file == "" {
+				file = os.Getenv(envPrefix + "CONFIG")
+			}
+			s, err := load(cmd.Flags(), file)
+			if err != nil {
+				return err
+			}
+			if check {
+				fmt.Fprintln(cmd.OutOrStdout(), "iwarpd: the configuration is good")
+				return nil
+			}
+			return serve(cmd.Context(), s)
+		},
+	}
+	cmd.SetVersionTemplate("iwarpd {{.Version}}\n")
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return configErr("%w; see iwarpd --help", err) })
+	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file (YAML); also "+envPrefix+"CONFIG")
+	cmd.Flags().BoolVar(&check, "check-config", false, "check flags, environment and file, and end")
+	cmd.Flags().SortFlags = false
+	addFlags(cmd.Flags())
+	return cmd
+}
+
+// serve runs the daemon until ctx is done, and says so in the log.
+func serve(ctx context.Context, s *settings) error {
+	log, err := newLogger(s)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Sync() }() // fails on a terminal
+	d, err := start(s, log)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.run(ctx), d.close())
+}

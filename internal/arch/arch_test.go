@@ -66,7 +66,7 @@ var layers = []layer{
 	{folder: "cmd/iwarpd", inside: []string{"ctrl", "client", "dataplane", "bpf", "mpa", "tcp"},
 		outside: []string{"github.com/spf13", "go.uber.org/zap", "github.com/coreos/go-systemd", "golang.org/x", "go.yaml.in/yaml", "github.com/prometheus"}},
 	{folder: "cmd/iwarpctl", inside: []string{"client", "ctrl/ctrlpb", "internal/app"},
-		outside: []string{"github.com/spf13", "golang.org/x", "github.com/jedib0t/go-pretty", "github.com/HdrHistogram"}},
+		outside: []string{"github.com/spf13", "golang.org/x", "github.com/jedib0t/go-pretty", "google.golang.org/protobuf"}},
 }
 
 // forbidden are the imports that a sans-I/O core has no use for. sync/atomic is

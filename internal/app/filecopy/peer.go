@@ -131,7 +131,8 @@ type Client struct {
 	Idle     time.Duration               // 0: DefaultIdle
 	Progress func(done, total int64)     // nil: none
 
-	buf []byte
+	buf   []byte
+	close func() error
 }
 
 // Put copies size octets from r into the server's file name by RDMA Write.

@@ -34,7 +34,7 @@ func Serve(ctx context.Context, dev *iwarp.Device, l *iwarp.Listener, tell func(
 		wg.Go(func() {
 			p, err := serveOne(ctx, dev, req)
 			if tell != nil {
-				tell(Served{req.Remote(), p, err})
+				tell(Served{req.Remote, p, err})
 			}
 		})
 	}

@@ -211,3 +211,46 @@ func recvAdvert(ctx context.Context, c Conn, most int) (Advert, error) {
 	}
 	return a, err
 }
+
+// Config asks for what rping asks: one RDMA Read at a time.
+func Config() *iwarp.Config {
+	return &iwarp.Config{Startup: iwarp.Startup{IRD: 1, ORD: 1}, RecvSize: AdvertLen}
+}
+
+// Ping connects to the server at addr, "address:port", and runs the client
+// side with pings of size octets. cfg is Config's, or based on it.
+func Ping(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config, size int, o Options) (Report, error) {
+	conn, err := dev.Dial(ctx, addr, cfg)
+	if err != nil {
+		return Report{}, err
+	}
+	defer conn.Close()
+	start, err := register(ctx, conn, size, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead)
+	if err != nil {
+		return Report{}, err
+	}
+	sink, err := register(ctx, conn, size, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
+	if err != nil {
+		return Report{}, err
+	}
+	return Client(ctx, conn, start, sink, o)
+}
+
+// ServeConn runs the server side over a connection that was accepted, with a
+// buffer for the largest ping of any rping, and closes it.
+func ServeConn(ctx context.Context, conn *iwarp.Conn, o Options) (Report, error) {
+	defer conn.Close()
+	buf, err := register(ctx, conn, MaxSize, iwarp.AccessLocalWrite)
+	if err != nil {
+		return Report{}, err
+	}
+	return Server(ctx, conn, buf.Bytes, o)
+}
+
+func register(ctx context.Context, conn *iwarp.Conn, size int, access iwarp.Access) (Buffer, error) {
+	mr, err := conn.Alloc(ctx, size, access)
+	if err != nil {
+		return Buffer{}, fmt.Errorf("rping: register %d octets: %w", size, err)
+	}
+	return Buffer{Bytes: mr.Bytes()[:size], Remote: mr.RemoteAt(0, size)}, nil
+}

@@ -1,0 +1,142 @@
+// Command iwarpctl talks to iwarpd: it shows what the daemon has, and tries,
+// measures and uses its RDMA. Its commands are thin; what they do is in
+// internal/app.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+)
+
+// version is set by the linker.
+var version = "devel"
+
+// command is what every subcommand shares.
+type command struct {
+	socket string
+	json   bool
+	out    io.Writer // results
+	err    io.Writer // everything else
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// run runs one command line and returns its exit code.
+func run(ctx context.Context, args []string, out, errOut io.Writer) int {
+	c := &command{out: out, err: errOut}
+	root := c.root()
+	root.SetArgs(args)
+	root.SetOut(out)
+	root.SetErr(errOut)
+	err := root.ExecuteContext(ctx)
+	code := exitCode(ctx, err)
+	if err != nil && code != exitInterrupted {
+		c.report(err, code)
+	}
+	return code
+}
+
+// report prints an error on one line, or as an object with --json.
+func (c *command) report(err error, code int) {
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	if c.json {
+		_ = json.NewEncoder(c.err).Encode(map[string]any{"error": text, "code": code})
+		return
+	}
+	fmt.Fprintln(c.err, "iwarpctl:", text)
+}
+
+// print writes one JSON document.
+func (c *command) print(v any) error {
+	enc := json.NewEncoder(c.out)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+func (c *command) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "iwarpctl",
+		Short: "Show, try, measure and use RDMA with iwarpd",
+		Long: "iwarpctl talks to the iwarpd of this host through its socket.\n\n" +
+			"Exit codes: " + exitCodes,
+		Example: "  iwarpctl status\n" +
+			"  iwarpctl ping -c -a 10.0.0.2 -C 10 -V\n" +
+			"  iwarpctl serve --dir /srv/files --listen 10.0.0.1:7176\n" +
+			"  iwarpctl cp big.tar 10.0.0.1:7176/big.tar",
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          usageArgs(cobra.NoArgs),
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetVersionTemplate("iwarpctl {{.Version}}\n")
+	root.PersistentFlags().StringVar(&c.socket, "socket", "", "socket of the daemon (default "+iwarp.DefaultSocket+", or $IWARPD_SOCKET)")
+	root.PersistentFlags().BoolVar(&c.json, "json", false, "print JSON")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.AddCommand(c.status(), c.ping(), c.serve(), c.cp(), c.perf())
+	root.AddCommand(c.lists()...)
+	return root
+}
+
+// usageArgs makes a wrong number of arguments a usage error.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usageError{fmt.Errorf("%w; see iwarpctl %s--help", err, strings.TrimPrefix(cmd.CommandPath()+" ", "iwarpctl "))}
+		}
+		return nil
+	}
+}
+
+// open connects to the daemon.
+func (c *command) open(ctx context.Context) (*iwarp.Device, error) {
+	dev, err := iwarp.Open(ctx, c.socket)
+	if err != nil {
+		return nil, &daemonError{c.socketPath(), err}
+	}
+	return dev, nil
+}
+
+func (c *command) socketPath() string {
+	if c.socket != "" {
+		return c.socket
+	}
+	if s := os.Getenv("IWARPD_SOCKET"); s != "" {
+		return s
+	}
+	return iwarp.DefaultSocket
+}
+
+// daemonError: no daemon could be reached.
+type daemonError struct {
+	socket string
+	err    error
+}
+
+func (e *daemonError) Unwrap() error { return e.err }
+
+func (e *daemonError) Error() string {
+	switch {
+	case errors.Is(e.err, unix.ENOENT), errors.Is(e.err, unix.ECONNREFUSED):
+		return fmt.Sprintf("no iwarpd at %s: start it, or name its socket with --socket", e.socket)
+	case errors.Is(e.err, unix.EACCES), errors.Is(e.err, unix.EPERM):
+		return fmt.Sprintf("no permission to use %s: join the group that owns it, or run as root", e.socket)
+	}
+	return fmt.Sprintf("iwarpd at %s: %v", e.socket, e.err)
+}

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// ctl runs one command line.
+func ctl(t *testing.T, args ...string) (code int, out, errOut string) {
+	t.Helper()
+	var o, e bytes.Buffer
+	code = run(t.Context(), args, &o, &e)
+	return code, o.String(), e.String()
+}
+
+// TestErrors: each mistake is one line that says what to do, and a code.
+func TestErrors(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "f")
+	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stale := filepath.Join(dir, "stale.sock")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: stale, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	none := filepath.Join(dir, "none.sock")
+	for _, tt := range []struct {
+		name string
+		args []string
+		code int
+		want string
+	}{
+		{"unknown command", []string{"pingg"}, exitUsage, "unknown command"},
+		{"unknown flag", []string{"status", "--colour"}, exitUsage, "--colour"},
+		{"no daemon", []string{"--socket", none, "status"}, exitDaemon, "no iwarpd at " + none},
+		{"stale socket", []string{"--socket", stale, "status"}, exitDaemon, "no iwarpd at " + stale},
+		{"status with an argument", []string{"status", "x"}, exitUsage, "iwarpctl status --help"},
+		{"ping without side", []string{"ping", "-a", "10.0.0.1"}, exitUsage, "-s (server) or -c (client)"},
+		{"ping with both sides", []string{"ping", "-s", "-c"}, exitUsage, "-s (server) or -c (client)"},
+		{"ping nobody", []string{"ping", "-c"}, exitUsage, "-a ADDR is missing"},
+		{"ping size", []string{"ping", "-c", "-a", "10.0.0.1", "-S", "5"}, exitUsage, "from 26 to 65535"},
+		{"ping count", []string{"ping", "-c", "-a", "10.0.0.1", "-C", "-5"}, exitUsage, "count -5"},
+		{"ping port", []string{"ping", "-c", "-a", "10.0.0.1", "-p", "70000"}, exitUsage, "1 to 65535"},
+		{"ping source", []string{"ping", "-c", "-a", "10.0.0.1", "-I", "x"}, exitUsage, "not an IP address"},
+		{"ping address of server", []string{"ping", "-s", "-a", "host.invalid"}, exitUsage, "not an IP address"},
+		{"serve without folder", []string{"serve"}, exitUsage, "--dir D is missing"},
+		{"serve a folder that is not there", []string{"serve", "--dir", filepath.Join(dir, "no")}, exitFile, "no such file"},
+		{"serve a file", []string{"serve", "--dir", file}, exitFile, "not a directory"},
+		{"serve nobody", []string{"serve", "--dir", dir, "--max-clients", "0"}, exitUsage, "1 or more"},
+		{"serve without daemon", []string{"--socket", none, "serve", "--dir", dir}, exitDaemon, "no iwarpd"},
+		{"cp with one argument", []string{"cp", file}, exitUsage, "accepts 2 arg(s)"},
+		{"cp local to local", []string{"cp", file, file}, exitUsage, "ADDR:PORT/NAME"},
+		{"cp remote to remote", []string{"cp", "1.2.3.4:1/a", "1.2.3.4:1/b"}, exitUsage, "both sides are remote"},
+		{"cp out of the folder", []string{"cp", file, "1.2.3.4:1/../x"}, exitUsage, `".."`},
+		{"cp a file that is not there", []string{"cp", filepath.Join(dir, "no"), "1.2.3.4:1/a"}, exitFile, "no such file"},
+		{"cp a folder", []string{"cp", dir, "1.2.3.4:1/a"}, exitFile, "not a regular file"},
+		{"cp into no folder", []string{"cp", "1.2.3.4:1/a", filepath.Join(dir, "no", "a")}, exitFile, "no such file"},
+		{"cp without daemon", []string{"--socket", none, "cp", file, "1.2.3.4:1/a"}, exitDaemon, "no iwarpd"},
+		{"perf what", []string{"perf", "--server"}, exitUsage, "accepts 1 arg(s)"},
+		{"perf unknown", []string{"perf", "fly", "--server"}, exitUsage, `"fly"`},
+		{"perf no side", []string{"perf", "write"}, exitUsage, "--server or --client"},
+		{"perf both sides", []string{"perf", "write", "--server", "--client", "1.2.3.4"}, exitUsage, "--server or --client"},
+		{"perf mode", []string{"perf", "write", "--client", "1.2.3.4", "--mode", "x"}, exitUsage, "bw or lat"},
+		{"perf size", []string{"perf", "write", "--client", "1.2.3.4", "--size", "0"}, exitUsage, "size 0"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			code, out, errOut := ctl(t, tt.args...)
+			if code != tt.code {
+				t.Errorf("exit code %d; want %d", code, tt.code)
+			}
+			if !strings.Contains(errOut, tt.want) {
+				t.Errorf("message %q; want it to hold %q", errOut, tt.want)
+			}
+			if strings.Count(errOut, "\n") != 1 || !strings.HasPrefix(errOut, "iwarpctl: ") || out != "" {
+				t.Errorf("not one line: %q, and on standard output %q", errOut, out)
+			}
+		})
+	}
+}
+
+func TestErrorAsJSON(t *testing.T) {
+	code, _, errOut := ctl(t, "--json", "--socket", "/nonexistent", "status")
+	var e struct {
+		Error string
+		Code  int
+	}
+	if err := json.Unmarshal([]byte(errOut), &e); err != nil || e.Code != code || e.Code != exitDaemon || e.Error == "" {
+		t.Errorf("%q: %+v, %v", errOut, e, err)
+	}
+}
+
+// TestHelp: every command has help with an example, and the root tells the exit
+// codes.
+func TestHelp(t *testing.T) {
+	_, help, _ := ctl(t, "--help")
+	if !strings.Contains(help, "Exit codes") {
+		t.Error("the help does not tell the exit codes")
+	}
+	c := &command{}
+	var walk func(path []string)
+	commands := 0
+	walk = func(path []string) {
+		cmd, _, err := c.root().Find(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, sub := range cmd.Commands() {
+			if sub.Name() != "help" && sub.Name() != "completion" {
+				walk(append(append([]string{}, path...), sub.Name()))
+			}
+		}
+		commands++
+		code, out, _ := ctl(t, append(append([]string{}, path...), "--help")...)
+		if code != exitOK || !strings.Contains(out, "Examples:") || !strings.Contains(out, "--socket") || !strings.Contains(out, "--json") {
+			t.Errorf("help of %q: exit code %d, %q", path, code, out)
+		}
+	}
+	walk(nil)
+	if commands < 6 {
+		t.Errorf("only %d commands", commands)
+	}
+}
+
+func TestInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var o, e bytes.Buffer
+	code := run(ctx, []string{"--socket", "/nonexistent", "status"}, &o, &e)
+	if code != exitInterrupted {
+		t.Errorf("exit code %d; want %d", code, exitInterrupted)
+	}
+}
+
+func TestSplitRemote(t *testing.T) {
+	for _, tt := range []struct {
+		in, host, name string
+		ok             bool
+	}{
+		{"10.0.0.1:7176/f", "10.0.0.1:7176", "f", true},
+		{"10.0.0.1:7176/", "10.0.0.1:7176", "", true},
+		{"host:1/a/b:c", "host:1", "a/b:c", true},
+		{"[fd00::1]:7176/x", "[fd00::1]:7176", "x", true},
+		{"10.0.0.1:7176", "", "", false},
+		{"/a:1/b", "", "", false},
+		{"./h:1/b", "", "", false},
+		{"h:x/b", "", "", false},
+		{"h:0/b", "", "", false},
+		{":1/b", "", "", false},
+		{"[fd00::1/x", "", "", false},
+		{"fd00::1/x", "", "", false},
+		{"file", "", "", false},
+		{"", "", "", false},
+	} {
+		host, name, ok := splitRemote(tt.in)
+		if host != tt.host || name != tt.name || ok != tt.ok {
+			t.Errorf("splitRemote(%q) = %q, %q, %v; want %q, %q, %v", tt.in, host, name, ok, tt.host, tt.name, tt.ok)
+		}
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	for _, tt := range []struct{ in, want string }{
+		{"10.0.0.1", "10.0.0.1:7"}, {"10.0.0.1:9", "10.0.0.1:9"}, {"fd00::1", "[fd00::1]:7"}, {"[fd00::1]:9", "[fd00::1]:9"},
+	} {
+		if got, err := resolve(t.Context(), tt.in, 7); err != nil || got != tt.want {
+			t.Errorf("resolve(%q) = %q, %v; want %q", tt.in, got, err, tt.want)
+		}
+	}
+	for _, tt := range []struct{ in, want string }{
+		{":9", ":9"}, {"10.0.0.1", "10.0.0.1:7"}, {"0.0.0.0:9", ":9"}, {"[::]:9", ":9"}, {"[fd00::1]:9", "[fd00::1]:9"},
+	} {
+		if got, err := listenAddr(tt.in, 7); err != nil || got != tt.want {
+			t.Errorf("listenAddr(%q) = %q, %v; want %q", tt.in, got, err, tt.want)
+		}
+	}
+	for _, bad := range []string{":", "10.0.0.1:", "10.0.0.1:0", "10.0.0.1:65536", "a:b:c", ":x"} {
+		if got, err := listenAddr(bad, 7); err == nil {
+			t.Errorf("listenAddr(%q) = %q", bad, got)
+		}
+		if got, err := resolve(t.Context(), bad, 7); err == nil {
+			t.Errorf("resolve(%q) = %q", bad, got)
+		}
+	}
+}
+
+func TestBar(t *testing.T) {
+	b := &bar{name: "a-long-name-of-a-file.tar", width: 60}
+	for _, done := range []int64{0, 1, 50, 100} {
+		line := b.line(done, 100, time.Second)
+		if len(line) >= b.width {
+			t.Errorf("%d octets on a terminal of %d: %q", len(line), b.width, line)
+		}
+	}
+	if got := b.line(100, 100, time.Second); !strings.Contains(got, "100%") || strings.Contains(got, ".]") {
+		t.Errorf("a whole bar: %q", got)
+	}
+	if got := b.line(0, 0, 0); !strings.Contains(got, "100%") {
+		t.Errorf("an empty file: %q", got)
+	}
+	c := &command{err: &bytes.Buffer{}}
+	off := c.newBar("x")
+	off.update(1, 2)
+	off.clear()
+	if got := c.err.(*bytes.Buffer).String(); got != "" {
+		t.Errorf("a bar without a terminal: %q", got)
+	}
+}
+
+func TestTable(t *testing.T) {
+	var b bytes.Buffer
+	printTable(&b, []string{"name", "n"}, [][]any{{"a", 5}, {"bbb", 12345}})
+	lines := strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
+	if len(lines) != 3 || !strings.HasPrefix(lines[0], "name") || strings.Contains(b.String(), "|") {
+		t.Errorf("table:\n%s", b.String())
+	}
+}

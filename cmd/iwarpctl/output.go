@@ -1,0 +1,122 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"golang.org/x/term"
+)
+
+// gbit is the rate in Gbit/s.
+func gbit(octets int64, seconds float64) float64 {
+	if seconds <= 0 {
+		return 0
+	}
+	return float64(octets) * 8 / 1e9 / seconds
+}
+
+// rate is the rate in words.
+func rate(octets int64, seconds float64) string {
+	if seconds <= 0 {
+		return "-"
+	}
+	perSec := float64(octets) / seconds
+	return fmt.Sprintf("%.1f MiB/s (%.2f Gbit/s)", perSec/(1<<20), perSec*8/1e9)
+}
+
+// printTable prints rows under a header; a number is set to the right.
+func printTable(w io.Writer, header []string, rows [][]any) {
+	t := table.NewWriter()
+	t.SetOutputMirror(w)
+	style := table.StyleDefault
+	style.Options = table.OptionsNoBordersAndSeparators
+	style.Format.Header = text.FormatDefault
+	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
+	t.SetStyle(style)
+	head := make(table.Row, len(header))
+	for i, h := range header {
+		head[i] = h
+	}
+	t.AppendHeader(head)
+	for _, r := range rows {
+		t.AppendRow(r)
+	}
+	t.Render()
+}
+
+// A bar shows progress on a terminal, and nothing elsewhere.
+type bar struct {
+	w     io.Writer // nil: no terminal
+	name  string
+	width int
+
+	mu    sync.Mutex
+	began time.Time
+	drawn time.Time
+}
+
+func (c *command) newBar(name string) *bar {
+	b := &bar{name: name, began: time.Now()}
+	f, ok := c.err.(*os.File)
+	if !ok || c.json || !term.IsTerminal(int(f.Fd())) {
+		return b
+	}
+	if width, _, err := term.GetSize(int(f.Fd())); err == nil && width >= 40 {
+		b.w, b.width = f, width
+	}
+	return b
+}
+
+// redraw is how often the bar may change.
+const redraw = 100 * time.Millisecond
+
+func (b *bar) update(done, total int64) {
+	if b.w == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	if now.Sub(b.drawn) < redraw && done < total {
+		return
+	}
+	b.drawn = now
+	fmt.Fprint(b.w, "\r", b.line(done, total, now.Sub(b.began)))
+}
+
+// line is the bar as text that is no wider than the terminal.
+func (b *bar) line(done, total int64, took time.Duration) string {
+	part := 1.0
+	if total > 0 {
+		part = float64(done) / float64(total)
+	}
+	left := "--:--"
+	if done > 0 {
+		s := int(took.Seconds() * (1 - part) / part)
+		left = fmt.Sprintf("%d:%02d", s/60, s%60)
+	}
+	tail := fmt.Sprintf(" %3.0f%%  %.1f MiB/s  %s", part*100, float64(done)/(1<<20)/max(took.Seconds(), 1e-3), left)
+	name := b.name
+	if room := b.width / 3; len(name) > room {
+		name = name[:room]
+	}
+	room := b.width - 1 - len(name) - len(tail) - len(" []")
+	if room < 5 {
+		return name + tail
+	}
+	full := min(int(part*float64(room)), room)
+	return name + " [" + strings.Repeat("#", full) + strings.Repeat(".", room-full) + "]" + tail
+}
+
+// clear takes the bar off the terminal.
+func (b *bar) clear() {
+	if b.w != nil {
+		fmt.Fprint(b.w, "\r", strings.Repeat(" ", b.width-1), "\r")
+	}
+}

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/app/perf"
+)
+
+type perfFlags struct {
+	server         bool
+	client, listen string
+	mode           string
+	sizes          []int
+	depth, count   int
+	duration       time.Duration
+}
+
+func (c *command) perf() *cobra.Command {
+	var f perfFlags
+	cmd := &cobra.Command{
+		Use:   "perf (write|read|send) (--server | --client ADDR[:PORT]) [flags]",
+		Short: "Measure bandwidth, message rate and latency",
+		Long: "perf measures one operation against another host's perf server, which serves all\n" +
+			"three. Bandwidth keeps --depth operations outstanding; latency has one. The latency\n" +
+			"of a Read is one-sided; of a Send, and of a Write that a Send tells of, it is the\n" +
+			"time of a whole round there and back.",
+		Example: "  iwarpctl perf write --server\n" +
+			"  iwarpctl perf write --client 10.0.0.1 --size 64,65536,1048576\n" +
+			"  iwarpctl perf read --client 10.0.0.1 --mode lat --size 64 --iterations 100000 --json",
+		ValidArgs: []string{"write", "read", "send"},
+		Args:      usageArgs(cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.server == (f.client != "") {
+				return usageError{errors.New("perf: give either --server or --client ADDR")}
+			}
+			op, err := perf.ParseOp(args[0])
+			if err != nil {
+				return usageError{fmt.Errorf("perf: %w", err)}
+			}
+			if f.server {
+				return c.perfServer(cmd.Context(), &f)
+			}
+			return c.perfClient(cmd.Context(), &f, op)
+		},
+	}
+	fl := cmd.Flags()
+	fl.BoolVar(&f.server, "server", false, "be the server, until interrupted")
+	fl.StringVar(&f.client, "client", "", "be the client of the server at ADDR[:PORT]")
+	fl.StringVar(&f.listen, "listen", fmt.Sprintf(":%d", perf.DefaultPort), "server: where to listen, ADDR:PORT or :PORT")
+	fl.StringVar(&f.mode, "mode", "both", "bw, lat or both")
+	fl.IntSliceVar(&f.sizes, "size", []int{64, 65536}, "octets of each message, several with commas")
+	fl.IntVar(&f.depth, "depth", 32, "operations outstanding in bw")
+	fl.IntVar(&f.count, "iterations", 0, "operations to do; 0: as many as fit in the duration")
+	fl.DurationVar(&f.duration, "duration", 0, "time to measure (default 2s without --iterations)")
+	return cmd
+}
+
+// plan is the list of measurements that the flags ask for.
+func (f *perfFlags) plan(op perf.Op) ([]perf.Params, error) {
+	modes := []perf.Mode{perf.Bandwidth, perf.Latency}
+	if f.mode != "both" {
+		m, err := perf.ParseMode(f.mode)
+		if err != nil {
+			return nil, err
+		}
+		modes = []perf.Mode{m}
+	}
+	duration := f.duration
+	if duration == 0 && f.count == 0 {
+		duration = 2 * time.Second
+	}
+	var out []perf.Params
+	for _, m := range modes {
+		for _, size := range f.sizes {
+			p := perf.Params{Op: op, Mode: m, Size: size, Depth: f.depth, Count: f.count, Duration: duration}
+			if err := p.Check(); err != nil {
+				return nil, err
+			}
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+func (c *command) perfClient(ctx context.Context, f *perfFlags, op perf.Op) error {
+	plan, err := f.plan(op)
+	if err != nil {
+		return usageError{fmt.Errorf("perf: %w", err)}
+	}
+	addr, err := resolve(ctx, f.client, perf.DefaultPort)
+	if err != nil {
+		return err
+	}
+	dev, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	var results []*perf.Result
+	for _, p := range plan {
+		r, err := perf.Client(ctx, dev, addr, p, nil)
+		if err != nil {
+			return peerError{fmt.Errorf("perf %v with %s: %w", op, addr, err)}
+		}
+		results = append(results, r)
+	}
+	if c.json {
+		return c.print(results)
+	}
+	c.perfTable(results)
+	return nil
+}
+
+func (c *command) perfTable(results []*perf.Result) {
+	header := []string{"op", "mode", "size", "depth", "operations", "Gbit/s", "ops/s", "p50 us", "p99 us", "p99.9 us", "max us"}
+	var rows [][]any
+	for _, r := range results {
+		row := []any{r.Op, r.Mode, r.Size, r.Depth, r.Operations, fmt.Sprintf("%.3f", r.GbitPerSec), fmt.Sprintf("%.0f", r.OpsPerSec)}
+		if p := r.Latency; p != nil {
+			row = append(row, fmt.Sprintf("%.1f", p.P50), fmt.Sprintf("%.1f", p.P99), fmt.Sprintf("%.1f", p.P999), fmt.Sprintf("%.1f", p.Max))
+		} else {
+			row = append(row, "-", "-", "-", "-")
+		}
+		rows = append(rows, row)
+	}
+	printTable(c.out, header, rows)
+}
+
+func (c *command) perfServer(ctx context.Context, f *perfFlags) error {
+	addr, err := listenAddr(f.listen, perf.DefaultPort)
+	if err != nil {
+		return err
+	}
+	dev, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	l, err := dev.Listen(ctx, addr, &iwarp.Config{})
+	if err != nil {
+		return fmt.Errorf("perf: listen on %s: %w", addr, err)
+	}
+	defer l.Close()
+	fmt.Fprintf(c.err, "listening on %s\n", l.Addr())
+	return perf.Serve(ctx, dev, l, func(s perf.Served) {
+		if s.Err != nil && ctx.Err() == nil {
+			c.report(fmt.Errorf("perf: client %s: %w", s.Remote, s.Err), exitPeer)
+		}
+	})
+}

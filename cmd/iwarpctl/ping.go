@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/app/perf"
+	"github.com/iwarpd/iwarpd/internal/app/rping"
+)
+
+type pingFlags struct {
+	server, client, persistent bool
+	verbose, validate          bool
+	addr, source               string
+	port, count, size          int
+}
+
+func (c *command) ping() *cobra.Command {
+	var f pingFlags
+	cmd := &cobra.Command{
+		Use:   "ping (-s | -c) -a ADDR [flags]",
+		Short: "RDMA ping; the other side may be rping of librdmacm-utils",
+		Long: "ping has the protocol and the flags of rping. In each round the server reads the\n" +
+			"client's data by RDMA Read and writes it back by RDMA Write.\n\n" +
+			"The server serves one client and ends, or with -P any number of them.",
+		Example: "  iwarpctl ping -s -a 10.0.0.1\n" +
+			"  iwarpctl ping -c -a 10.0.0.1 -C 100 -S 65000 -V\n" +
+			"  rping -c -a 10.0.0.1 -C 100 -V            # on any host with an RDMA device",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case f.server == f.client:
+				return usageError{errors.New("ping: give either -s (server) or -c (client)")}
+			case f.size < rping.MinSize || f.size > rping.MaxSize:
+				return usageError{fmt.Errorf("ping: size %d: must be from %d to %d", f.size, rping.MinSize, rping.MaxSize)}
+			case f.count < 0:
+				return usageError{fmt.Errorf("ping: count %d: must be 0 (no end) or more", f.count)}
+			case f.client && f.addr == "":
+				return usageError{errors.New("ping: -a ADDR is missing: whom to ping")}
+			}
+			if f.server {
+				return c.pingServer(cmd.Context(), &f)
+			}
+			return c.pingClient(cmd.Context(), &f)
+		},
+	}
+	fl := cmd.Flags()
+	fl.BoolVarP(&f.server, "server", "s", false, "be the server")
+	fl.BoolVarP(&f.client, "client", "c", false, "be the client")
+	fl.BoolVarP(&f.persistent, "persistent", "P", false, "server: serve clients until interrupted")
+	fl.StringVarP(&f.addr, "address", "a", "", "address of the server, also for the server itself (default there: all)")
+	fl.StringVarP(&f.source, "source", "I", "", "client: address to come from")
+	fl.IntVarP(&f.port, "port", "p", rping.DefaultPort, "port of the server")
+	fl.IntVarP(&f.count, "count", "C", 0, "client: rounds; 0: until interrupted")
+	fl.IntVarP(&f.size, "size", "S", rping.DefaultSize, "octets of ping data")
+	fl.BoolVarP(&f.verbose, "verbose", "v", false, "print the ping data")
+	fl.BoolVarP(&f.validate, "validate", "V", false, "client: compare what comes back")
+	return cmd
+}
+
+func (c *command) pingData(f *pingFlags) io.Writer {
+	if !f.verbose {
+		return nil
+	}
+	if c.json {
+		return c.err
+	}
+	return c.out
+}
+
+// pingResult is the JSON form of one connection's outcome.
+type pingResult struct {
+	Peer   string            `json:"peer"`
+	Rounds int               `json:"rounds"`
+	Size   int               `json:"size,omitempty"`
+	Octets int64             `json:"octets"`
+	RTT    *perf.Percentiles `json:"rtt_us,omitempty"`
+}
+
+func (c *command) pingClient(ctx context.Context, f *pingFlags) error {
+	addr, err := resolve(ctx, net.JoinHostPort(f.addr, strconv.Itoa(f.port)), f.port)
+	if err != nil {
+		return err
+	}
+	cfg := rping.Config()
+	if f.source != "" {
+		src, err := netip.ParseAddr(f.source)
+		if err != nil {
+			return usageError{fmt.Errorf("ping: source %q is not an IP address", f.source)}
+		}
+		cfg.LocalAddr = netip.AddrPortFrom(src, 0)
+	}
+	dev, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	h := perf.NewHistogram()
+	o := rping.Options{Count: f.count, Validate: f.validate, Print: c.pingData(f), Round: h.Add}
+	rep, err := rping.Ping(ctx, dev, addr, cfg, f.size, o)
+	if ctx.Err() != nil && f.count == 0 {
+		err = nil // the way to end it
+	}
+	if err != nil {
+		return c.pingFailed(addr, err)
+	}
+	return c.pingDone(pingResult{addr, rep.Rounds, f.size, rep.Octets, h.Percentiles()})
+}
+
+func (c *command) pingFailed(peer string, err error) error {
+	if errors.Is(err, rping.ErrMismatch) {
+		return fmt.Errorf("ping %s: %w", peer, err)
+	}
+	return peerError{fmt.Errorf("ping %s: %w", peer, err)}
+}
+
+func (c *command) pingDone(r pingResult) error {
+	if c.json {
+		return c.print(r)
+	}
+	fmt.Fprintf(c.out, "%d rounds with %s, %d octets", r.Rounds, r.Peer, r.Octets)
+	if p := r.RTT; p != nil {
+		fmt.Fprintf(c.out, "; round min/p50/p99/max %.1f/%.1f/%.1f/%.1f us", p.Min, p.P50, p.P99, p.Max)
+	}
+	fmt.Fprintln(c.out)
+	return nil
+}
+
+func (c *command) pingServer(ctx context.Context, f *pingFlags) error {
+	addr, err := listenAddr(net.JoinHostPort(f.addr, strconv.Itoa(f.port)), f.port)
+	if err != nil {
+		return err
+	}
+	dev, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	l, err := dev.Listen(ctx, addr, rping.Config())
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w", addr, err)
+	}
+	defer l.Close()
+	fmt.Fprintf(c.err, "listening on %s\n", l.Addr())
+
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		conn, err := l.Accept(ctx)
+		if err != nil {
+			if f.persistent && ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("accept on %s: %w", addr, err)
+		}
+		if !f.persistent {
+			return c.pingServe(ctx, conn, f)
+		}
+		wg.Go(func() {
+			if err := c.pingServe(ctx, conn, f); err != nil && ctx.Err() == nil {
+				c.report(err, exitPeer)
+			}
+		})
+	}
+}
+
+func (c *command) pingServe(ctx context.Context, conn *iwarp.Conn, f *pingFlags) error {
+	peer := conn.Info().Remote.String()
+	rep, err := rping.ServeConn(ctx, conn, rping.Options{Print: c.pingData(f)})
+	if err != nil {
+		return c.pingFailed(peer, err)
+	}
+	return c.pingDone(pingResult{Peer: peer, Rounds: rep.Rounds, Octets: rep.Octets})
+}

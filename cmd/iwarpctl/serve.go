@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/iwarpd/iwarpd/internal/app/filecopy"
+)
+
+// copyPort is where iwarpctl serve listens unless told otherwise.
+const copyPort = 7176
+
+type serveFlags struct {
+	dir, listen string
+	clients     int
+}
+
+func (c *command) serve() *cobra.Command {
+	var f serveFlags
+	cmd := &cobra.Command{
+		Use:   "serve --dir D [--listen ADDR:PORT]",
+		Short: "Let other hosts put files into a folder, and get them from there, by RDMA",
+		Long: "serve answers iwarpctl cp. Names are relative to the folder and never lead out\n" +
+			"of it. A file has its final name only when all of it is on disk. Whoever can\n" +
+			"reach the port can read and write the folder.",
+		Example: "  iwarpctl serve --dir /srv/files --listen 10.0.0.1:7176",
+		Args:    usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.dir == "" {
+				return usageError{errors.New("serve: --dir D is missing: the folder to serve")}
+			}
+			if f.clients < 1 {
+				return usageError{fmt.Errorf("serve: --max-clients %d: must be 1 or more", f.clients)}
+			}
+			return c.runServe(cmd.Context(), &f)
+		},
+	}
+	cmd.Flags().StringVar(&f.dir, "dir", "", "the folder")
+	cmd.Flags().StringVar(&f.listen, "listen", fmt.Sprintf(":%d", copyPort), "where to listen, ADDR:PORT or :PORT")
+	cmd.Flags().IntVar(&f.clients, "max-clients", 32, "clients at the same time; each takes 8 MiB of registered memory")
+	return cmd
+}
+
+func (c *command) runServe(ctx context.Context, f *serveFlags) error {
+	addr, err := listenAddr(f.listen, copyPort)
+	if err != nil {
+		return err
+	}
+	store, err := filecopy.OpenStore(f.dir)
+	if err != nil {
+		return fmt.Errorf("serve: folder %w", err)
+	}
+	defer store.Close()
+	dev, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	l, err := dev.Listen(ctx, addr, filecopy.Config())
+	if err != nil {
+		return fmt.Errorf("serve: listen on %s: %w", addr, err)
+	}
+	defer l.Close()
+	fmt.Fprintf(c.err, "serving %s, listening on %s\n", f.dir, l.Addr())
+
+	server := &filecopy.Server{Store: store, MaxClients: f.clients, Tell: c.served}
+	if err := server.Serve(ctx, l); err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	return nil
+}
+
+// served is the JSON form of a line.
+type served struct {
+	Peer    string  `json:"peer"`
+	Op      string  `json:"op,omitempty"`
+	Name    string  `json:"name,omitempty"`
+	Size    int64   `json:"size"`
+	SHA256  string  `json:"sha256,omitempty"`
+	Seconds float64 `json:"seconds,omitempty"`
+	Error   string  `json:"error,omitempty"`
+}
+
+// served prints a line for each file.
+func (c *command) served(peer netip.AddrPort, e filecopy.Event) {
+	s := served{Peer: peer.String(), Name: e.Name, Seconds: e.Took.Seconds()}
+	switch {
+	case e.Put:
+		s.Op = "put"
+	case e.Name != "":
+		s.Op = "get"
+	}
+	if e.Err != nil {
+		s.Error = strings.Join(strings.Fields(e.Err.Error()), " ")
+	} else {
+		s.Size, s.SHA256 = e.Size, hex.EncodeToString(e.Sum[:])
+	}
+	switch {
+	case c.json:
+		_ = json.NewEncoder(c.out).Encode(s)
+	case s.Op == "":
+		fmt.Fprintf(c.out, "%s: %s\n", s.Peer, s.Error)
+	case s.Error != "":
+		fmt.Fprintf(c.out, "%s: %s %q: %s\n", s.Peer, s.Op, s.Name, s.Error)
+	default:
+		fmt.Fprintf(c.out, "%s: %s %q: %d octets, %s, sha256 %s\n", s.Peer, s.Op, s.Name, s.Size, rate(s.Size, s.Seconds), s.SHA256)
+	}
+}

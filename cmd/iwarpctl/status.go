@@ -1,0 +1,299 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+)
+
+// plain turns a message into what encoding/json prints well: every field by its
+// name in iwarpd.proto, zeros too, and numbers as numbers.
+func plain(m proto.Message) map[string]any { return plainMessage(m.ProtoReflect()) }
+
+func plainMessage(m protoreflect.Message) map[string]any {
+	out := make(map[string]any)
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		v := m.Get(f)
+		switch {
+		case f.IsList():
+			list := make([]any, v.List().Len())
+			for j := range list {
+				list[j] = plainValue(f, v.List().Get(j))
+			}
+			out[string(f.Name())] = list
+		case f.Message() != nil && !m.Has(f):
+			out[string(f.Name())] = nil
+		default:
+			out[string(f.Name())] = plainValue(f, v)
+		}
+	}
+	return out
+}
+
+func plainValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
+	if f.Message() == nil {
+		return v.Interface()
+	}
+	return plainMessage(v.Message())
+}
+
+// counterMap is the JSON form of counters.
+func counterMap(cs []*ctrlpb.Counter) map[string]uint64 {
+	out := make(map[string]uint64, len(cs))
+	for _, c := range cs {
+		out[c.Name] = c.Value
+	}
+	return out
+}
+
+// query asks the daemon and prints the answer.
+func query[T any](c *command, ask func(*iwarp.Admin, context.Context) (T, error), print func(T) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, _ []string) error {
+		dev, err := c.open(cmd.Context())
+		if err != nil {
+			return err
+		}
+		defer dev.Close()
+		v, err := ask(dev.Admin(), cmd.Context())
+		if err != nil {
+			return err
+		}
+		return print(v)
+	}
+}
+
+func (c *command) status() *cobra.Command {
+	return &cobra.Command{
+		Use:     "status",
+		Short:   "Show the daemon: its interface, and what it holds",
+		Example: "  iwarpctl status\n  iwarpctl status --json",
+		Args:    usageArgs(cobra.NoArgs),
+		RunE: query(c, (*iwarp.Admin).Status, func(s *ctrlpb.StatusReply) error {
+			if c.json {
+				return c.print(plain(s))
+			}
+			d := s.GetDevice()
+			for _, l := range [][2]any{
+				{"daemon", fmt.Sprintf("iwarpd %s, process %d, up %v", s.Version, s.Pid, (time.Duration(s.UptimeMs) * time.Millisecond).Round(time.Second))},
+				{"interface", fmt.Sprintf("%s, MTU %d, %d worker(s)", d.GetInterface(), d.GetMtu(), s.Workers)},
+				{"addresses", strings.Join(d.GetAddresses(), ", ")},
+				{"clients", s.Clients},
+				{"connections", s.Conns},
+				{"queue pairs", fmt.Sprintf("%d of %d", s.Qps, d.GetMaxQp())},
+				{"memory", fmt.Sprintf("%d region(s), %s of %s", s.Mrs, octets(s.Registered), octets(d.GetMaxRegistered()))},
+				{"listening", fmt.Sprintf("on %d endpoint(s)", s.Listens)},
+			} {
+				fmt.Fprintf(c.out, "%-12s %v\n", l[0], l[1])
+			}
+			return nil
+		}),
+	}
+}
+
+// octets writes a number of octets in a unit that fits.
+func octets(n uint64) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	v, i := float64(n)/1024, 0
+	for v >= 1024 && i < len(units)-1 {
+		v, i = v/1024, i+1
+	}
+	return fmt.Sprintf("%.1f %ciB", v, units[i])
+}
+
+// lists are the commands that list objects.
+func (c *command) lists() []*cobra.Command {
+	qp := group("qp", "Queue pairs", c.listQPs(), c.showQP(), c.closeQP())
+	return []*cobra.Command{
+		qp,
+		group("mr", "Memory regions", list(c, "mr", "registered memory", (*iwarp.Admin).MRs,
+			[]string{"client", "uid", "region", "pd", "base", "length", "access"},
+			func(m *ctrlpb.MRInfo) []any {
+				return []any{m.Client, m.Uid, m.Mr, m.Pd, fmt.Sprintf("%#x", m.Base), octets(m.Length), access(m.Access)}
+			})),
+		group("listen", "Listening endpoints", list(c, "listen", "endpoints that clients listen on", (*iwarp.Admin).Listens,
+			[]string{"address", "client", "uid", "process", "backlog", "waiting", "accepted", "rejected", "dropped"},
+			func(l *ctrlpb.ListenInfo) []any {
+				return []any{l.Address, l.Client, l.Uid, l.Pid, l.Backlog, l.Waiting, l.Accepted, l.Rejected, l.Dropped}
+			})),
+		group("client", "Programs that use the daemon", list(c, "client", "programs that are connected", (*iwarp.Admin).Clients,
+			[]string{"client", "name", "uid", "process", "qps", "regions", "memory", "listens", "connected"},
+			func(l *ctrlpb.ClientInfo) []any {
+				return []any{l.Client, l.Name, l.Uid, l.Pid, l.Qps, l.Mrs, octets(l.Registered), l.Listens, (time.Duration(l.ConnectedMs) * time.Millisecond).Round(time.Second)}
+			})),
+		c.stats(),
+	}
+}
+
+// group is a command that only has others.
+func group(name, short string, subs ...*cobra.Command) *cobra.Command {
+	g := &cobra.Command{
+		Use: name, Short: short, Example: "  iwarpctl " + name + " list",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return usageError{fmt.Errorf("%s: say what to do; see iwarpctl %s --help", name, name)}
+		},
+	}
+	g.AddCommand(subs...)
+	return g
+}
+
+// list is "iwarpctl WHAT list".
+func list[T proto.Message](c *command, what, short string, ask func(*iwarp.Admin, context.Context) ([]T, error), header []string, row func(T) []any) *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List " + short, Example: "  iwarpctl " + what + " list\n  iwarpctl " + what + " list --json",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: query(c, ask, func(all []T) error {
+			if c.json {
+				out := make([]any, len(all))
+				for i, v := range all {
+					out[i] = plain(v)
+				}
+				return c.print(out)
+			}
+			rows := make([][]any, len(all))
+			for i, v := range all {
+				rows[i] = row(v)
+			}
+			printTable(c.out, header, rows)
+			return nil
+		}),
+	}
+}
+
+func (c *command) listQPs() *cobra.Command {
+	return list(c, "qp", "queue pairs and their connections", (*iwarp.Admin).QPs,
+		[]string{"qp", "state", "local", "remote", "mpa", "ird/ord", "client", "process", "worker"},
+		func(q *ctrlpb.QPInfo) []any {
+			return []any{q.Qp, q.State, q.Local, q.Remote, negotiated(q.Negotiated), fmt.Sprintf("%d/%d", q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd()), q.Client, q.Pid, q.Worker}
+		})
+}
+
+func negotiated(n *ctrlpb.Negotiated) string {
+	if n == nil {
+		return "-"
+	}
+	out := fmt.Sprintf("rev %d", n.Revision)
+	for _, f := range []struct {
+		on   bool
+		name string
+	}{{n.Crc, "crc"}, {n.SendMarkers, "markers out"}, {n.RecvMarkers, "markers in"}, {n.P2P, "p2p"}} {
+		if f.on {
+			out += " " + f.name
+		}
+	}
+	return out
+}
+
+func (c *command) showQP() *cobra.Command {
+	return &cobra.Command{
+		Use: "show NUMBER", Short: "Show one queue pair with the counters of its connection", Example: "  iwarpctl qp show 3",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			num, err := qpNumber(args[0])
+			if err != nil {
+				return err
+			}
+			ask := func(a *iwarp.Admin, ctx context.Context) (*ctrlpb.QPInfo, error) { return a.QP(ctx, num) }
+			return query(c, ask, func(q *ctrlpb.QPInfo) error {
+				if c.json {
+					out := plain(q)
+					out["tcp"], out["rdmap"] = counterMap(q.Tcp), counterMap(q.Rdmap)
+					return c.print(out)
+				}
+				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\nmpa    %s\ndepth  send %d, receive %d\nowner  client %d, process %d, uid %d\n",
+					q.Qp, q.State, q.Local, q.Remote, negotiated(q.Negotiated), q.SqDepth, q.RqDepth, q.Client, q.Pid, q.Uid)
+				c.counters("tcp.", q.Tcp)
+				c.counters("rdmap.", q.Rdmap)
+				return nil
+			})(cmd, nil)
+		},
+	}
+}
+
+func (c *command) closeQP() *cobra.Command {
+	var abort bool
+	cmd := &cobra.Command{
+		Use: "close NUMBER", Short: "End the connection of a queue pair", Example: "  iwarpctl qp close 3 --abort",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			num, err := qpNumber(args[0])
+			if err != nil {
+				return err
+			}
+			ask := func(a *iwarp.Admin, ctx context.Context) (struct{}, error) {
+				return struct{}{}, a.Disconnect(ctx, num, abort)
+			}
+			return query(c, ask, func(struct{}) error { return nil })(cmd, nil)
+		},
+	}
+	cmd.Flags().BoolVar(&abort, "abort", false, "reset it, instead of finishing what is queued")
+	return cmd
+}
+
+func qpNumber(s string) (uint32, error) {
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil || n == 0 {
+		return 0, usageError{fmt.Errorf("queue pair %q: must be a number of iwarpctl qp list", s)}
+	}
+	return uint32(n), nil
+}
+
+func (c *command) stats() *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use: "stats", Short: "Show the counters of the daemon", Example: "  iwarpctl stats\n  iwarpctl stats --json | jq '.[\"engine.rx_frames\"]'",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: query(c, (*iwarp.Admin).Stats, func(cs []*ctrlpb.Counter) error {
+			if c.json {
+				return c.print(counterMap(cs))
+			}
+			if !all {
+				cs = slices.DeleteFunc(cs, func(k *ctrlpb.Counter) bool { return k.Value == 0 })
+			}
+			c.counters("", cs)
+			return nil
+		}),
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "those that are zero, too (--json always has them)")
+	return cmd
+}
+
+func (c *command) counters(prefix string, cs []*ctrlpb.Counter) {
+	for _, k := range cs {
+		fmt.Fprintf(c.out, "%-34s %12d\n", prefix+k.Name, k.Value)
+	}
+}
+
+// access writes access rights as words.
+func access(bits uint32) string {
+	var out []string
+	for _, f := range []struct {
+		bit  iwarp.Access
+		name string
+	}{
+		{iwarp.AccessLocalWrite, "local-write"}, {iwarp.AccessRemoteWrite, "remote-write"}, {iwarp.AccessRemoteRead, "remote-read"}, {iwarp.AccessRemoteAtomic, "remote-atomic"},
+	} {
+		if iwarp.Access(bits)&f.bit != 0 {
+			out = append(out, f.name)
+		}
+	}
+	if len(out) == 0 {
+		return "local-read"
+	}
+	return strings.Join(out, ",")
+}

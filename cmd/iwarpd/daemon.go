@@ -1,0 +1,278 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	sd "github.com/coreos/go-systemd/v22/daemon"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/ctrl/hostnet"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/dataplane/xsk"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// daemon is everything that runs, with how to end it.
+type daemon struct {
+	s      *settings
+	log    *zap.Logger
+	mode   string
+	server *ctrl.Server
+	engine *dataplane.Engine
+	steer  *bpf.Steering
+
+	undo []func() error // in the order made
+}
+
+// onClose remembers how to undo a step of start.
+func (d *daemon) onClose(f func() error) { d.undo = append(d.undo, f) }
+
+// close undoes what start did, last first.
+func (d *daemon) close() error {
+	var errs []error
+	for i := len(d.undo) - 1; i >= 0; i-- {
+		errs = append(errs, d.undo[i]())
+	}
+	d.undo = nil
+	return errors.Join(errs...)
+}
+
+// start sets everything up, up to the socket, on which clients may then wait
+// for run. On an error nothing is left behind.
+func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
+	ifi, err := findInterface(s.Interface)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkCapabilities("/proc/self/status"); err != nil {
+		return nil, err
+	}
+	have, err := xsk.Queues(ifi.Name)
+	if err != nil {
+		return nil, exitErr(exitInterface, "interface %s: %w", ifi.Name, err)
+	}
+	queues, err := checkQueues(ifi.Name, s.Queues, have)
+	if err != nil {
+		return nil, err
+	}
+
+	d := &daemon{s: s, log: log}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.close())
+		}
+	}()
+	resolver, err := hostnet.New(ifi.Name)
+	if err != nil {
+		return nil, exitErr(exitInterface, "interface %s: %w", ifi.Name, err)
+	}
+	d.onClose(resolver.Close)
+	if d.steer, err = bpf.Load(bpf.Options{Queues: have}); err != nil {
+		return nil, bpfError(err)
+	}
+	d.onClose(d.steer.Close)
+
+	mtu := s.MTU
+	if mtu == 0 {
+		mtu = ifi.MTU
+	}
+	d.server, err = ctrl.New(ctrlConfig(s, ifi.Name, mtu), ctrl.Options{
+		Logger: log, Steering: d.steer, Resolver: resolver, Addrs: resolver.Addrs,
+	})
+	if err != nil {
+		return nil, err
+	}
+	undoDir, err := makeSocketDir(s.Socket)
+	if err != nil {
+		return nil, err
+	}
+	d.onClose(func() error { undoDir(); return nil })
+	if err := d.server.Listen(); err != nil {
+		return nil, socketError(s.Socket, err)
+	}
+	d.onClose(d.server.Close)
+
+	got, err := d.steer.Attach(ifi.Index, bpfMode(s.XDPMode))
+	if err != nil {
+		return nil, bpfError(err)
+	}
+	d.mode = got.String()
+	links, err := d.openQueues(ifi.Name, queues, got, mtu)
+	if err != nil {
+		return nil, err
+	}
+	tcpConfig := tcp.DefaultConfig()
+	tcpConfig.RcvWindow = s.RcvWindow
+	tcpConfig.CongestionControl = congestion[s.Congestion]
+	poll := dataplane.Adaptive
+	if s.Poll == "busy" {
+		poll = dataplane.Busy
+	}
+	d.engine, err = dataplane.New(dataplane.Config{OnEvent: d.server.OnEvent, Poll: poll, Spin: s.Spin, TCP: &tcpConfig}, links, resolver)
+	if err != nil {
+		return nil, err
+	}
+	d.server.Bind(d.engine)
+	return d, nil
+}
+
+var congestion = map[string]tcp.CongestionControl{"cubic": tcp.CUBIC, "newreno": tcp.NewReno, "dctcp": tcp.DCTCP}
+
+func bpfMode(s string) bpf.Mode {
+	switch s {
+	case "native":
+		return bpf.Native
+	case "generic":
+		return bpf.Generic
+	}
+	return bpf.Auto
+}
+
+func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
+	return ctrl.Config{
+		Socket: s.Socket, Mode: s.SocketMode, Group: s.SocketGroup,
+		Limits: ctrl.Limits{Clients: s.MaxClients, QPs: s.MaxQPs, Registered: uint64(s.MaxRegistered)},
+		Startup: ctrl.StartupDefaults{
+			NoCRC: !s.MPACRC, Markers: s.MPAMarkers, Revision: s.MPARevision, NoP2P: !s.MPAPeer,
+			IRD: s.IRD, ORD: s.ORD, MaxIRD: s.MaxIRD, Timeout: s.StartTimeout,
+		},
+		Version: version, Interface: ifname, MTU: mtu,
+	}
+}
+
+// openQueues opens a socket for each queue and steers to it.
+func (d *daemon) openQueues(ifname string, queues []int, mode bpf.Mode, mtu int) ([]dataplane.Queue, error) {
+	var out []dataplane.Queue
+	for i, q := range queues {
+		cpu, err := pinned(d.s.CPUs, i)
+		if err != nil {
+			return nil, configErr("cpus: %w", err)
+		}
+		m := xsk.Native
+		if mode == bpf.Generic {
+			m = xsk.Generic
+		}
+		sock, err := xsk.Open(xsk.Config{Interface: ifname, Queue: q, Mode: m, MTU: mtu})
+		if err != nil {
+			return nil, xskError(ifname, q, err)
+		}
+		d.onClose(sock.Close)
+		if err := d.steer.SetSocket(q, sock.FD()); err != nil {
+			return nil, bpfError(err)
+		}
+		d.mode = sock.Mode().String()
+		out = append(out, dataplane.Queue{Link: sock, CPU: cpu})
+	}
+	return out, nil
+}
+
+// run serves until ctx is done, then drains.
+func (d *daemon) run(ctx context.Context) error {
+	d.engine.Start()
+	d.onClose(func() error { d.engine.Stop(); return nil })
+	serving, cancel := context.WithCancel(ctx)
+	defer cancel()
+	served := make(chan error, 1)
+	go func() { served <- d.server.Serve(serving) }()
+
+	d.log.Info("ready", zap.String("interface", d.s.Interface), zap.String("socket", d.s.Socket),
+		zap.String("xdp", d.mode), zap.Int("queues", d.engine.Workers()), zap.String("version", version))
+	notify(d.log, sd.SdNotifyReady)
+
+	var err error
+	select {
+	case err = <-served:
+		if err == nil && ctx.Err() == nil {
+			err = errors.New("the socket was closed")
+		}
+	case <-ctx.Done():
+		err = <-served
+	}
+	notify(d.log, sd.SdNotifyStopping)
+	d.drain()
+	d.traffic()
+	return err
+}
+
+// notify tells systemd, if it started us.
+func notify(log *zap.Logger, state string) {
+	if _, err := sd.SdNotify(false, state); err != nil {
+		log.Warn("systemd was not told", zap.String("state", state), zap.Error(err))
+	}
+}
+
+// drain tells the clients that it is over, and waits a bounded time for their
+// connections to close in order.
+func (d *daemon) drain() {
+	d.log.Info("stopping")
+	done := make(chan error, 1)
+	go func() { done <- d.server.Close() }()
+	limit := time.NewTimer(d.s.Drain)
+	defer limit.Stop()
+	select {
+	case err := <-done:
+		if err != nil {
+			d.log.Warn("clients not ended in order", zap.Error(err))
+		}
+	case <-limit.C:
+		d.log.Warn("clients did not end in time", zap.Duration("drain-timeout", d.s.Drain))
+	}
+}
+
+// traffic logs what passed in the life of the daemon.
+func (d *daemon) traffic() {
+	c, err := d.steer.Counters()
+	if err != nil {
+		d.log.Warn("no counters", zap.Error(err))
+		return
+	}
+	var st dataplane.Stats
+	for _, w := range d.engine.Stats() {
+		st.Add(&w)
+	}
+	d.log.Info("traffic",
+		zap.Uint64("frames-steered", c.SteeredTCP+c.SteeredSCTP+c.SteeredUDP+c.SteeredICMP), zap.Uint64("frames-passed", c.Passed+c.PassedFragment+c.Malformed+c.NoSocket),
+		zap.Uint64("rx-frames", st.RxFrames), zap.Uint64("tx-frames", st.TxFrames), zap.Uint64("retransmissions", st.TxRetransmits))
+}
+
+// bpfError gives an error of package bpf its exit code.
+func bpfError(err error) error {
+	switch {
+	case errors.Is(err, bpf.ErrPrivilege):
+		return &exitError{exitPermission, err}
+	case errors.Is(err, bpf.ErrBusy):
+		return exitErr(exitBusy, "is another iwarpd running on it? Stop it, or choose another interface: %w", err)
+	}
+	return err
+}
+
+func xskError(ifname string, queue int, err error) error {
+	switch {
+	case errors.Is(err, xsk.ErrPrivilege):
+		return &exitError{exitPermission, err}
+	case errors.Is(err, xsk.ErrBusy):
+		return exitErr(exitBusy, "queue %d of %s is taken: stop the other program, or choose other queues with --queues: %w", queue, ifname, err)
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENODEV):
+		return exitErr(exitInterface, "queue %d of %s cannot be used: see ethtool -l %s: %w", queue, ifname, ifname, err)
+	}
+	return err
+}
+
+func socketError(path string, err error) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
+		return exitErr(exitPermission, "cannot make the socket: %w: give another path with --socket", err)
+	case errors.Is(err, fs.ErrNotExist):
+		return exitErr(exitConfig, "cannot make the socket: %w: make the folder, or give another path with --socket", err)
+	case errors.Is(err, unix.EADDRINUSE):
+		return exitErr(exitBusy, "socket %s is taken: %w", path, err)
+	}
+	return fmt.Errorf("cannot make the socket: %w", err)
+}

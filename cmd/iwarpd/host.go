@@ -1,0 +1,127 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// findInterface looks the interface up and sees that it can be served.
+func findInterface(name string) (*net.Interface, error) {
+	ifi, err := net.InterfaceByName(name)
+	if err != nil {
+		all, _ := net.Interfaces()
+		var names []string
+		for _, i := range all {
+			if i.Flags&net.FlagLoopback == 0 {
+				names = append(names, i.Name)
+			}
+		}
+		if len(names) == 0 {
+			return nil, exitErr(exitInterface, "no interface %q: there is none here but loopback; check the network namespace", name)
+		}
+		return nil, exitErr(exitInterface, "no interface %q: give one of %s with --interface", name, strings.Join(names, ", "))
+	}
+	if ifi.Flags&net.FlagLoopback != 0 {
+		return nil, exitErr(exitInterface, "interface %s is loopback: AF_XDP is unreliable on it; use a network interface, or a veth pair", name)
+	}
+	if ifi.Flags&net.FlagUp == 0 {
+		return nil, exitErr(exitInterface, "interface %s is down: ip link set dev %s up", name, name)
+	}
+	addrs, err := ifi.Addrs()
+	if err == nil && len(addrs) == 0 {
+		err = exitErr(exitInterface, "interface %s has no IP address: ip address add ADDR/LEN dev %s", name, name)
+	}
+	return ifi, err
+}
+
+// needed are the capabilities that AF_XDP and its program take. BPF and PERFMON
+// are there since Linux 5.8; before, SYS_ADMIN was both.
+var needed = []struct {
+	bit  int
+	name string
+}{
+	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_NET_RAW, "CAP_NET_RAW"}, {unix.CAP_BPF, "CAP_BPF"},
+}
+
+// checkCapabilities tells which capabilities are missing, before anything is
+// half set up for want of them.
+func checkCapabilities(status string) error {
+	f, err := os.Open(status)
+	if err != nil {
+		return nil // no /proc: the kernel will tell
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		hex, ok := strings.CutPrefix(lines.Text(), "CapEff:")
+		if !ok {
+			continue
+		}
+		have, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+		if err != nil {
+			return nil
+		}
+		var missing []string
+		for _, c := range needed {
+			if have&(1<<c.bit) == 0 && !(c.bit == unix.CAP_BPF && have&(1<<unix.CAP_SYS_ADMIN) != 0) {
+				missing = append(missing, c.name)
+			}
+		}
+		if len(missing) > 0 {
+			return exitErr(exitPermission, "capability missing: %s: run as root, or give them with AmbientCapabilities= in the unit", strings.Join(missing, ", "))
+		}
+	}
+	return nil
+}
+
+// makeSocketDir makes the folder of the socket, if it alone is missing. The
+// function it returns takes it away again, once empty.
+func makeSocketDir(socket string) (undo func(), err error) {
+	dir := filepath.Dir(socket)
+	err = os.Mkdir(dir, 0o755)
+	switch {
+	case err == nil:
+		return func() { _ = os.Remove(dir) }, nil
+	case os.IsExist(err):
+		return func() {}, nil
+	}
+	code := exitFailure
+	if os.IsPermission(err) {
+		code = exitPermission
+	}
+	return nil, exitErr(code, "socket %s: cannot make its folder: %w: give another path with --socket", socket, err)
+}
+
+// checkQueues returns the queues to serve; have is how many there are.
+func checkQueues(ifname string, queues []int, have int) ([]int, error) {
+	if len(queues) == 0 {
+		for q := range have {
+			queues = append(queues, q)
+		}
+		return queues, nil
+	}
+	for _, q := range queues {
+		if q >= have {
+			return nil, exitErr(exitInterface, "interface %s has no queue %d: it has 0 to %d; change --queues, or see ethtool -L %s", ifname, q, have-1, ifname)
+		}
+	}
+	return queues, nil
+}
+
+// pinned returns the CPU for the i-th queue, -1 for any.
+func pinned(cpus []int, i int) (int, error) {
+	if i >= len(cpus) {
+		if len(cpus) > 0 {
+			return 0, fmt.Errorf("%d CPUs for more queues: give one CPU a queue with --cpus", len(cpus))
+		}
+		return -1, nil
+	}
+	return cpus[i], nil
+}

@@ -1,0 +1,132 @@
+package filecopy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+)
+
+// Config is what both sides make the connection with: room for all that
+// docs/cp.md lets the other side send at once.
+func Config() *iwarp.Config {
+	return &iwarp.Config{PrivateData: Hello(), RecvDepth: RecvDepth, RecvSize: MaxMessage}
+}
+
+// A Server answers clients of one listener.
+type Server struct {
+	Store      *Store
+	MaxClients int // at the same time; each takes DefaultSlots*DefaultChunk octets
+	// Tell, if not nil, hears of every file and, with an Event that has no Name,
+	// of every client that could not be served. It is not called twice at once.
+	Tell func(netip.AddrPort, Event)
+
+	mu sync.Mutex
+}
+
+// Serve answers the clients of l until ctx is done, which is no error. It
+// returns when all of them have been told.
+func (s *Server) Serve(ctx context.Context, l *iwarp.Listener) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	slots := make(chan struct{}, s.MaxClients)
+	for {
+		req, err := l.Request(ctx)
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			return nil
+		default:
+			return err
+		}
+		tell := func(e Event) { s.tell(req.Remote, e) }
+		select {
+		case slots <- struct{}{}:
+		default:
+			tell(Event{Err: errors.Join(errors.New("too many clients"), req.Reject(ctx, Hello()))})
+			continue
+		}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if err := s.serve(ctx, req, tell); err != nil && ctx.Err() == nil {
+				tell(Event{Err: err})
+			}
+		})
+	}
+}
+
+func (s *Server) tell(peer netip.AddrPort, e Event) {
+	if s.Tell != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.Tell(peer, e)
+	}
+}
+
+// serve has one client. What it returns has not been told yet.
+func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Event)) error {
+	if err := CheckHello(req.PrivateData()); err != nil {
+		return errors.Join(err, req.Reject(ctx, Hello()))
+	}
+	conn, err := req.AcceptConn(ctx, Config())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	w := Window{Chunk: DefaultChunk, Slots: DefaultSlots}
+	size := w.Chunk * w.Slots
+	mr, err := conn.Alloc(ctx, size, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite)
+	if err != nil {
+		err = &Error{CodeBusy, fmt.Errorf("register %d octets: %w", size, err)}
+		fail(ctx, conn, err)
+		return err
+	}
+	w.Bytes, w.Remote = mr.Bytes()[:size], mr.RemoteAt(0, size)
+	told := false
+	err = Serve(ctx, conn, s.Store, w, DefaultIdle, func(e Event) {
+		told = told || e.Err != nil
+		tell(e)
+	})
+	if told {
+		return nil
+	}
+	return err
+}
+
+// Dial connects to the server at addr, "address:port".
+func Dial(ctx context.Context, dev *iwarp.Device, addr string) (*Client, error) {
+	conn, err := dev.Dial(ctx, addr, Config())
+	if err != nil {
+		return nil, explain(err)
+	}
+	if err := CheckHello(conn.Info().PrivateData); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	alloc := func(n int) ([]byte, error) {
+		mr, err := conn.Alloc(ctx, n, iwarp.AccessLocalWrite)
+		if err != nil {
+			return nil, err
+		}
+		return mr.Bytes()[:n], nil
+	}
+	return &Client{Conn: conn, Alloc: alloc, close: conn.Close}, nil
+}
+
+// Close ends the connection that Dial made.
+func (c *Client) Close() error { return c.close() }
+
+// explain gives a refusal of the protocol in words.
+func explain(err error) error {
+	var r *iwarp.RejectError
+	if !errors.As(err, &r) {
+		return err
+	}
+	if e := CheckHello(r.PrivateData); e != nil {
+		return fmt.Errorf("%w: %w", err, e)
+	}
+	return fmt.Errorf("%w: the server has too many clients, try again later", err)
+}
