@@ -10,6 +10,7 @@ import (
 // ackState is what one ACK brought to light.
 type ackState struct {
 	now       clock.Time
+	fack      serial.Num // the highest number known to have arrived before
 	prior     serial.Num // una before
 	flight    int        // octets in flight before
 	acked     int        // octets cumulatively acknowledged
@@ -36,7 +37,7 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 		c.challenge(now) // RFC 5961 5.2
 		return false
 	}
-	a := ackState{now: now, prior: c.una, flight: c.pipe(), ece: c.ecnOK && s.Flags&ECE != 0}
+	a := ackState{now: now, fack: c.rack.fack, prior: c.una, flight: c.pipe(), ece: c.ecnOK && s.Flags&ECE != 0}
 	if c.tsOK && s.Opts.HasTimestamps && s.Opts.TSEcr != 0 {
 		a.hasTS, a.tsEcr = true, s.Opts.TSEcr
 	}
@@ -69,7 +70,7 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 		c.takeRTT(&a)
 		c.backoff = 0
 	}
-	if outstanding || a.advanced {
+	if outstanding || a.advanced || a.dsack {
 		c.recover(&a)
 	}
 	if a.advanced {
@@ -160,6 +161,9 @@ func (c *Conn) arrived(a *ackState, p uint64, s *seg) {
 		c.lostOctets -= int(s.len)
 	}
 	a.delivered += int(s.len)
+	if c.sackOK && s.retrans == 0 && s.end().Less(a.fack) {
+		c.rack.reordering = true // RFC 8985 6.2 step 3
+	}
 	if s.retrans == 0 && s.seq.Less(c.frtoHigh) {
 		a.original = true
 	}
@@ -222,9 +226,6 @@ func (c *Conn) markSACKed(a *ackState, start, end serial.Num) {
 		}
 		if s.state == sacked {
 			continue
-		}
-		if s.retrans == 0 && s.end().Less(c.rack.fack) {
-			c.rack.reordering = true // RFC 8985 6.2 step 3
 		}
 		c.arrived(a, p, s)
 		s.state = sacked

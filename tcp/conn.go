@@ -360,6 +360,7 @@ func (c *Conn) establish(now clock.Time) {
 	c.backoff = 0
 	c.bucket = c.cfg.MaxBurst * c.mss
 	c.bucketAt = now
+	c.rack.fack = c.una
 	c.progress = now
 	c.lastSend = now
 	c.armKeepAlive(now)

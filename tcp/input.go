@@ -62,9 +62,7 @@ func (c *Conn) handleSynSent(now clock.Time, s *Segment) Input {
 		return Input{}
 	}
 	c.una = s.Ack
-	if c.synRetries == 0 {
-		c.sampleRTT(now.Sub(c.synSent))
-	}
+	c.sampleHandshake(now)
 	c.establish(now)
 	c.ackNow = true
 	if s.Len > 0 || s.Flags&FIN != 0 {
@@ -126,9 +124,7 @@ func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 		c.wnd = int(s.Window) << c.sndShift
 		c.maxWnd = max(c.maxWnd, c.wnd)
 		c.wl1, c.wl2 = s.Seq, s.Ack
-		if c.synRetries == 0 && c.synSent != 0 {
-			c.sampleRTT(now.Sub(c.synSent))
-		}
+		c.sampleHandshake(now)
 		c.establish(now)
 	} else if !c.handleAck(now, s) {
 		return Input{}
@@ -167,7 +163,7 @@ func (c *Conn) unacceptable(now clock.Time, s *Segment) {
 		return
 	}
 	if c.state == SynReceived {
-		c.synPending = true
+		c.challenge(now)
 		return
 	}
 	if c.state == TimeWait && s.Flags&FIN != 0 && s.Seq.Add(s.Len)+1 == c.rcvNxt {
@@ -285,10 +281,6 @@ func (c *Conn) challenge(now clock.Time) {
 	}
 	c.challenges++
 	c.stats.ChallengeAcks++
-	if c.state == SynReceived {
-		c.synPending = true
-		return
-	}
 	c.ackNow = true
 }
 

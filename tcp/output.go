@@ -20,11 +20,15 @@ func (c *Conn) PollTransmit(now clock.Time, o *Out) bool {
 	case Closed:
 		return false
 	case SynSent, SynReceived:
-		if !c.synPending {
-			return false
+		if c.synPending {
+			c.sendSYN(now, o)
+			return true
 		}
-		c.sendSYN(now, o)
-		return true
+		if c.state == SynReceived && c.ackNow {
+			c.sendAck(now, o)
+			return true
+		}
+		return false
 	}
 	if c.earlyAcks.len() > 0 {
 		e, _ := c.earlyAcks.pop()
@@ -318,7 +322,8 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 		}
 	}
 	s.state = inFlight
-	s.sent = now
+	c.order++
+	s.sent, s.order = now, c.order
 	c.q.link(p)
 	c.prrOut += int(s.len)
 	c.bucket -= int(s.len)

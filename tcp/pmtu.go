@@ -21,6 +21,15 @@ func (c *Conn) ipHeader() int {
 	return ipv4Header
 }
 
+// overhead is the octets of a packet in front of the payload of a segment.
+func (c *Conn) overhead() int {
+	n := c.ipHeader() + headerLen
+	if c.tsOK {
+		n += timestampsLen
+	}
+	return n
+}
+
 func (c *Conn) defaultMSS() int {
 	if c.v6 {
 		return ipv6DefaultMSS
@@ -150,7 +159,7 @@ func (c *Conn) tooBig(now clock.Time, e *pkt.ICMPError) {
 		return
 	}
 	mtu := e.MTU
-	size := int(c.q.at(p).len) + c.mtu - c.mss // of the packet in question
+	size := int(c.q.at(p).len) + c.overhead()
 	if mtu == 0 {
 		mtu = plateau(size) // RFC 1191 section 5: the router did not say
 	}
@@ -186,7 +195,7 @@ func (c *Conn) blackHole(now clock.Time) {
 	if c.backoff < 2 || c.state < Established || c.q.head == c.q.next {
 		return
 	}
-	size := int(s.len) + c.mtu - c.mss
+	size := int(s.len) + c.overhead()
 	mtu := max(plateau(min(c.mtu, size)), c.minMTU(), blackHoleFloor)
 	if mtu >= c.mtu || mtu >= size {
 		return

@@ -10,8 +10,8 @@ import (
 // rackState is the state of RFC 8985 5.2 and 5.3.
 type rackState struct {
 	sent       clock.Time // RACK.xmit_ts
-	end        serial.Num // RACK.end_seq
-	fack       serial.Num
+	order      uint32     // breaks ties of sent; in the place of RACK.end_seq
+	fack       serial.Num // RACK.fack
 	rtt        time.Duration
 	minRTT     time.Duration
 	minRTTAt   clock.Time
@@ -30,12 +30,6 @@ const (
 	reoWndPersist  = 16
 )
 
-// after reports whether a segment sent at t1 and ending at e1 was sent after one
-// sent at t2 that ends at e2.
-func after(t1 clock.Time, e1 serial.Num, t2 clock.Time, e2 serial.Num) bool {
-	return t1 > t2 || t1 == t2 && e2.Less(e1)
-}
-
 // rackUpdate is steps 1 and 2 of RFC 8985 6.2 for one segment that has arrived.
 func (c *Conn) rackUpdate(a *ackState, s *seg) {
 	rtt := a.now.Sub(s.sent)
@@ -52,8 +46,8 @@ func (c *Conn) rackUpdate(a *ackState, s *seg) {
 		r.minRTT, r.minRTTAt = max(rtt, 1), a.now
 	}
 	r.rtt = rtt
-	if r.sent == 0 || after(s.sent, s.end(), r.sent, r.end) {
-		r.sent, r.end = s.sent, s.end()
+	if r.sent == 0 || int32(s.order-r.order) > 0 {
+		r.sent, r.order = s.sent, s.order
 	}
 	if r.fack.Less(s.end()) {
 		r.fack = s.end()
@@ -101,17 +95,15 @@ func (c *Conn) rackDetect(now clock.Time) bool {
 	var wait time.Duration
 	for p := c.q.oldest; p != noPos; {
 		s := c.q.at(p)
-		if s.sent > c.rack.sent {
+		if int32(s.order-c.rack.order) >= 0 {
 			break
 		}
 		next := s.next
-		if after(c.rack.sent, c.rack.end, s.sent, s.end()) {
-			if d := s.sent.Add(c.rack.rtt + reo).Sub(now); d > 0 {
-				wait = max(wait, d)
-			} else {
-				c.markLost(p)
-				found = true
-			}
+		if d := s.sent.Add(c.rack.rtt + reo).Sub(now); d > 0 {
+			wait = max(wait, d)
+		} else {
+			c.markLost(p)
+			found = true
 		}
 		p = next
 	}

@@ -46,6 +46,7 @@ type recoveryState struct {
 	tlpRetrans               bool
 	tlpSent                  clock.Time
 	rack                     rackState
+	order                    uint32     // of the last transmission
 	roundEnd                 serial.Num // of the round trip in hand
 	limited, limitedNow      bool       // the window was in full use in the last, and in this, round
 	cwrSeen                  bool

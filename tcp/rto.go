@@ -29,6 +29,16 @@ func (c *Conn) sampleRTT(r time.Duration) {
 	c.rto = min(c.srtt+max(4*c.rttvar, c.cfg.MinRTO), c.cfg.MaxRTO)
 }
 
+// sampleHandshake takes the round-trip time of a SYN that was sent once.
+func (c *Conn) sampleHandshake(now clock.Time) {
+	if c.synRetries != 0 || c.synSent == 0 {
+		return
+	}
+	r := max(now.Sub(c.synSent), 1)
+	c.sampleRTT(r)
+	c.rack.minRTT, c.rack.minRTTAt = r, now
+}
+
 // baseRTO is the time-out without back-off.
 func (c *Conn) baseRTO() time.Duration { return c.rto }
 

@@ -22,6 +22,7 @@ type seg struct {
 	seq        serial.Num
 	buf        Buf
 	off, len   int32
+	order      uint32 // of transmission: a count that wraps, finer than sent
 	state      segState
 	retrans    uint8 // times retransmitted, saturating
 	last       bool  // last piece of buf: the record is released with it
@@ -89,7 +90,7 @@ func (q *sendq) link(p uint64) {
 func (q *sendq) linkSorted(p uint64) {
 	s := q.at(p)
 	after := q.newest
-	for after != noPos && q.at(after).sent > s.sent {
+	for after != noPos && int32(q.at(after).order-s.order) > 0 {
 		after = q.at(after).prev
 	}
 	s.prev = after
