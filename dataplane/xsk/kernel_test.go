@@ -1,0 +1,154 @@
+package xsk
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// TestKernelKeepsItsOwn has a program and a socket on an interface that the
+// kernel uses too: the kernel's traffic passes, and what is steered the kernel
+// does not answer.
+func TestKernelKeepsItsOwn(t *testing.T) {
+	for _, mode := range []bpf.Mode{bpf.Generic, bpf.Native} {
+		t.Run(mode.String(), func(t *testing.T) {
+			v := testenv.NewVeth(t, 1500)
+			b := openSide(t, &v.B, mode, Config{Frames: 256, Ring: 128})
+
+			// An exchange with the kernel's TCP, and with it ARP.
+			var l net.Listener
+			if err := v.B.NS.Do(func() (err error) {
+				l, err = net.Listen("tcp4", netip.AddrPortFrom(v.B.Addr4, 0).String())
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			if err := v.A.NS.Do(func() error {
+				c, err := net.DialTimeout("tcp4", l.Addr().String(), 5*time.Second)
+				if err != nil {
+					return err
+				}
+				return c.Close()
+			}); err != nil {
+				t.Errorf("the kernel's own port: %v", err)
+			}
+
+			// A SYN to the claimed port comes to the socket, and nothing goes
+			// back, so the connect times out instead of being refused.
+			dialed := make(chan error, 1)
+			go func() {
+				dialed <- v.A.NS.Do(func() error {
+					c, err := net.DialTimeout("tcp4", netip.AddrPortFrom(v.B.Addr4, port).String(), 300*time.Millisecond)
+					if err == nil {
+						return errors.Join(errors.New("connected"), c.Close())
+					}
+					return err
+				})
+			}()
+			fs := make([]link.Frame, 4)
+			syns := 0
+			for until := clock.Now().Add(5 * time.Second); syns == 0 && clock.Now() < until; b.Wait(10*time.Millisecond, -1) {
+				for i := range b.Receive(fs) {
+					var p pkt.Packet
+					if err := p.Parse(fs[i].Pieces[0], fs[i].Len()); err != nil || p.Flow.LocalPort != port {
+						t.Errorf("steered: %+v, %v", p, err)
+					} else if l4 := fs[i].Pieces[0][p.L4Off : p.L4Off+p.L4Len]; pkt.Fold(pkt.Sum(l4, p.PseudoSum)) != 0xffff {
+						t.Error("the checksum of the kernel's SYN is wrong")
+					}
+					syns++
+					b.Release(&fs[i])
+				}
+			}
+			if syns == 0 {
+				t.Error("no SYN was steered")
+			}
+			var ne net.Error
+			if err := <-dialed; !errors.As(err, &ne) || !ne.Timeout() {
+				t.Errorf("connect to the claimed port: %v", err)
+			}
+			c, err := b.steer.Counters()
+			if err != nil || c.SteeredTCP == 0 || c.Passed == 0 || c.Malformed+c.NoSocket != 0 {
+				t.Errorf("counters %+v, %v", c, err)
+			}
+		})
+	}
+}
+
+// TestInterfaceDownAndGone takes the interface away under a socket: calls go on
+// to return, nothing spins, and frames posted while it was down are not lost to
+// the accounting.
+func TestInterfaceDownAndGone(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	a := openSide(t, &v.A, bpf.Generic, Config{Frames: 64, Ring: 32})
+	tu := tuple(&v.A, &v.B)
+	set := func(do func(netlink.Link) error) {
+		t.Helper()
+		if err := v.A.NS.Do(func() error {
+			l, err := netlink.LinkByName(v.A.Name)
+			if err != nil {
+				return err
+			}
+			return do(l)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done := make([]link.Slot, 8)
+	post := func() link.Slot {
+		t.Helper()
+		s, ok := a.Alloc()
+		if !ok {
+			t.Fatal("no slot")
+		}
+		fillFrame(a.Bytes(s)[:100], &tu, 0)
+		if !a.Post(s, 0, 100) {
+			t.Fatal("Post refused")
+		}
+		a.Flush()
+		return s
+	}
+	set(netlink.LinkSetDown)
+	s := post()
+	if n := a.Reap(done); n != 0 {
+		t.Errorf("reaped %d while the interface is down", n)
+	}
+	var st link.Stats
+	if a.Stats(&st); st.TxErrors == 0 || st.TxIncomplete == 0 {
+		t.Errorf("stats %+v", st)
+	}
+	set(netlink.LinkSetUp)
+	n := 0
+	for until := clock.Now().Add(5 * time.Second); n == 0 && clock.Now() < until; n = a.Reap(done) {
+		a.Wait(time.Millisecond, -1)
+		a.Flush()
+	}
+	if n != 1 || done[0] != s {
+		t.Errorf("reaped %d after the interface came back", n)
+	}
+
+	set(netlink.LinkDel)
+	post()
+	fs := make([]link.Frame, 4)
+	start := clock.Now()
+	for range 5 {
+		a.Wait(2*time.Millisecond, -1)
+		a.Receive(fs)
+		a.Flush()
+	}
+	// With frames left behind Wait sleeps a millisecond, not two, but it does
+	// sleep.
+	if d := clock.Now().Sub(start); d < 4*time.Millisecond {
+		t.Errorf("five Waits took %v: the descriptor of a gone interface keeps poll awake", d)
+	}
+}
