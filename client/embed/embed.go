@@ -54,23 +54,6 @@ type Config struct {
 	noHost bool
 }
 
-// progress drives engines from the application's goroutines, one at a time.
-type progress struct {
-	mu      sync.Mutex
-	engines []*dataplane.Engine
-}
-
-func (p *progress) turn() (work int) {
-	if !p.mu.TryLock() {
-		return 0
-	}
-	defer p.mu.Unlock()
-	for _, e := range p.engines {
-		work += e.Turn()
-	}
-	return work
-}
-
 // Node is an iwarpd inside the process.
 type Node struct {
 	engine   *dataplane.Engine
@@ -127,11 +110,9 @@ func Open(cfg Config) (n *Node, err error) {
 	n.engine.Start()
 	if cfg.InlineProgress {
 		if n.progress = cfg.shared; n.progress == nil {
-			n.progress = &progress{}
+			n.progress = newProgress()
 		}
-		n.progress.mu.Lock()
-		n.progress.engines = append(n.progress.engines, n.engine)
-		n.progress.mu.Unlock()
+		n.progress.add(n.engine)
 	}
 	if cfg.Ctrl.Socket != "" {
 		if err = n.server.Listen(); err != nil {
@@ -195,14 +176,7 @@ func (n *Node) Close() error {
 			err = n.server.Close()
 		}
 		if n.progress != nil {
-			n.progress.mu.Lock()
-			for i, e := range n.progress.engines {
-				if e == n.engine {
-					n.progress.engines = append(n.progress.engines[:i:i], n.progress.engines[i+1:]...)
-					break
-				}
-			}
-			n.progress.mu.Unlock()
+			n.progress.remove(n.engine)
 		}
 		if n.engine != nil {
 			n.engine.Stop()
@@ -233,7 +207,10 @@ func Pair(cfg PairConfig) (a, b *Node, err error) {
 		return nil, nil, fmt.Errorf("embed: %w", err)
 	}
 	macs := [2][6]byte{{2, 0, 0, 0, 0x99, 1}, {2, 0, 0, 0, 0x99, 2}}
-	shared := &progress{}
+	var shared *progress
+	if cfg.InlineProgress {
+		shared = newProgress()
+	}
 	open := func(i int, l link.Link, cc ctrl.Config) (*Node, error) {
 		addrs := []netip.Addr{
 			netip.AddrFrom4([4]byte{10, 99, 0, byte(i + 1)}),
