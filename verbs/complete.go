@@ -16,22 +16,28 @@ func (q *QP) drain() {
 		c := &q.comp
 		st := wcStatus(c.Status)
 		if c.Kind == rdmap.CompSend {
-			if c.Status == rdmap.StatusBadWR {
-				q.stream.Fail(term.ErrRDMAPLocal, nil)
+			s := &q.sq[c.ID&uint32(len(q.sq)-1)]
+			s.finish(st)
+			st = s.status
+		} else {
+			s := &q.rq[c.ID&uint32(len(q.rq)-1)]
+			s.finish(st)
+			st = s.status
+			s.length, s.solicited = c.Len, c.Solicited
+			switch c.Op {
+			case rdmap.OpImm, rdmap.OpImmSE:
+				s.withImm = true
+				s.imm = binary.BigEndian.Uint64(c.Imm[:])
+			case rdmap.OpSendInv, rdmap.OpSendSEInv:
+				s.withInv = true
+				s.inv = c.InvSTag
 			}
-			q.sq[c.ID&uint32(len(q.sq)-1)].finish(st)
-			continue
 		}
-		s := &q.rq[c.ID&uint32(len(q.rq)-1)]
-		s.finish(st)
-		s.length, s.solicited = c.Len, c.Solicited
-		switch c.Op {
-		case rdmap.OpImm, rdmap.OpImmSE:
-			s.withImm = true
-			s.imm = binary.BigEndian.Uint64(c.Imm[:])
-		case rdmap.OpSendInv, rdmap.OpSendSEInv:
-			s.withInv = true
-			s.inv = c.InvSTag
+		// Errors that the stream made nothing of end it too: a receive that is
+		// wrong though no octet went there, an atomic whose result could not be
+		// stored.
+		if st != WCSuccess && (c.Status == rdmap.StatusOK || c.Status == rdmap.StatusBadWR) {
+			q.stream.Fail(term.ErrRDMAPLocal, nil)
 		}
 	}
 }
@@ -58,7 +64,19 @@ func wcStatus(s rdmap.Status) WCStatus {
 // CQ. Send completions come in the order posted; those of work requests that
 // were not signalled are left out unless they are errors. In ERROR it takes
 // and flushes what is still posted, so drain it after each doorbell then too.
+//
+// It returns false after a bounded number of calls, and after that begins anew:
+// all that fits the queues at a time can be had by one loop, and a client that
+// posts as fast as its work is flushed holds nobody up.
 func (q *QP) PollWC(wc *WC) bool {
+	if q.pollWC(wc) {
+		return true
+	}
+	q.flushes = 0
+	return false
+}
+
+func (q *QP) pollWC(wc *WC) bool {
 	q.drain()
 	if q.rqHead != q.rqTail {
 		if s := q.recvSlot(q.rqHead); s.done {
@@ -78,10 +96,14 @@ func (q *QP) PollWC(wc *WC) bool {
 			return true
 		}
 	}
-	switch {
-	case q.state == StateClosing:
+	if q.flushes == len(q.sq)+len(q.rq) {
+		return false
+	}
+	q.flushes++
+	switch q.state {
+	case StateClosing:
 		return q.flushSend(wc)
-	case q.state == StateError:
+	case StateError:
 		return q.flushSend(wc) || q.flushRecv(wc)
 	}
 	return false

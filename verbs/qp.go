@@ -113,10 +113,11 @@ type QP struct {
 	rqHead serial.Num // MSN of the oldest receive in use
 	rqTail serial.Num // MSN of the next receive to be taken
 
+	flushes int // posted work requests flushed since PollWC last gave none
+
 	wr   SendWR // scratch of PullSend
 	rwr  RecvWR
 	comp rdmap.Completion
-	err  *term.Error // first error found here
 
 	stats Stats
 }

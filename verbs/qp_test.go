@@ -566,6 +566,9 @@ func TestFlush(t *testing.T) {
 	a.Error()
 	a.Error()
 	a.poll()
+	if a.Err() != nil || a.Stream().Terminating() {
+		t.Errorf("flushing made an error of its own: %v", a.Err())
+	}
 	want := []outcome{}
 	for _, base := range []uint64{0, 100} {
 		for i := range uint64(5) {
@@ -584,6 +587,53 @@ func TestFlush(t *testing.T) {
 	if diff := cmp.Diff([]outcome{{7, WCFlushErr}, {107, WCFlushErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
 		t.Errorf("posted in ERROR (-want +got):\n%s", diff)
 	}
+}
+
+// TestEndlessPoster: a client that posts without end is flushed in pieces.
+func TestEndlessPoster(t *testing.T) {
+	a := newSide(t, 1, 64, QPConfig{SQDepth: 8, RQDepth: 8, Sends: &loop{n: math.MaxInt}, Recvs: &loopRecv{}})
+	a.Start(rdmap.Config{})
+	a.Error()
+	var wc WC
+	for round := range 3 {
+		n := 0
+		for ; n < 1000 && a.PollWC(&wc); n++ {
+		}
+		if n != 16 {
+			t.Errorf("round %d: %d completions at a stretch; want 16", round, n)
+		}
+	}
+}
+
+// TestZeroLengthErrors: errors without an octet moved end the QP as well.
+func TestZeroLengthErrors(t *testing.T) {
+	t.Run("receive", func(t *testing.T) {
+		a, b := newPair(t, 64, QPConfig{})
+		b.postRecv(RecvWR{ID: 60, SGEs: make([]SGE, 17)})
+		a.post(SendWR{ID: 1, Op: rdmap.OpSend})
+		run(a, b, 1000)
+		if diff := cmp.Diff([]outcome{{60, WCLocQPOpErr}}, outcomes(b.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("completions (-want +got):\n%s", diff)
+		}
+		if b.State() != StateTerminate || remoteErr(a.QP) != term.ErrRDMAPLocal {
+			t.Errorf("state %v, Terminate %v", b.State(), remoteErr(a.QP))
+		}
+	})
+	t.Run("atomic result", func(t *testing.T) {
+		a, b := newPair(t, 64, QPConfig{})
+		a.post(SendWR{ID: 1, Op: rdmap.OpFetchAdd, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase})
+		a.PullSend(1)
+		if err := a.table.Deregister(a.mr); err != nil {
+			t.Fatal(err)
+		}
+		run(a, b, 1000)
+		if diff := cmp.Diff([]outcome{{1, WCLocProtErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("completions (-want +got):\n%s", diff)
+		}
+		if a.State() != StateTerminate || remoteErr(b.QP) != term.ErrRDMAPLocal {
+			t.Errorf("state %v, Terminate %v", a.State(), remoteErr(b.QP))
+		}
+	})
 }
 
 // TestErrorBeforeStart: a QP that never had a stream flushes too.

@@ -40,6 +40,8 @@ const (
 	// and one guess of an STag hits with a chance of 2^-12 at the very most,
 	// which ends the guesser's stream.
 	MaxRegions = 1 << 20
+
+	maxDraws = 1000 // of an index that is free
 )
 
 type (
@@ -134,7 +136,7 @@ func (t *Table) insert(r *Region, valid bool) error {
 	if t.n >= MaxRegions {
 		return ErrTableFull
 	}
-	for {
+	for range maxDraws {
 		var b [4]byte
 		if _, err := io.ReadFull(t.rand, b[:]); err != nil {
 			return fmt.Errorf("verbs: drawing an STag: %w", err)
@@ -168,6 +170,7 @@ func (t *Table) insert(r *Region, valid bool) error {
 		t.n++
 		return nil
 	}
+	return ErrTableFull // the reader is broken: chance does not do this
 }
 
 // Deregister invalidates r and frees its STag. A region with windows bound to
