@@ -143,12 +143,18 @@ func (q *QP) Atomic(stag uint32, to uint64, a *rdmap.AtomicOp) (old uint64, err 
 	if !t.aligned(stag, to) {
 		return 0, term.ErrStream // RFC 7306 section 8.2
 	}
+	return t.apply(b, a), nil
+}
+
+// apply does a on the word b. Touching b may fault, which a worker survives as
+// a panic: the lock is given back all the same.
+func (t *Table) apply(b []byte, a *rdmap.AtomicOp) (old uint64) {
 	for !t.atomics.CompareAndSwap(0, 1) {
 	}
+	defer t.atomics.Store(0)
 	old = binary.NativeEndian.Uint64(b)
 	binary.NativeEndian.PutUint64(b, a.Apply(old))
-	t.atomics.Store(0)
-	return old, nil
+	return old
 }
 
 // aligned reports whether the octet at to has an address that is a multiple of
