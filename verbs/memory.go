@@ -149,9 +149,8 @@ func (q *QP) Atomic(stag uint32, to uint64, a *rdmap.AtomicOp) (old uint64, err 
 // apply does a on the word b. Touching b may fault, which a worker survives as
 // a panic: the lock is given back all the same.
 func (t *Table) apply(b []byte, a *rdmap.AtomicOp) (old uint64) {
-	for !t.atomics.CompareAndSwap(0, 1) {
-	}
-	defer t.atomics.Store(0)
+	t.atomics.Lock()
+	defer t.atomics.Unlock()
 	old = binary.NativeEndian.Uint64(b)
 	binary.NativeEndian.PutUint64(b, a.Apply(old))
 	return old

@@ -60,9 +60,10 @@ type (
 type Table struct {
 	dir [1 << dirBits]atomic.Pointer[mid]
 
-	// atomics is 1 while a worker does an atomic operation: they are atomic
-	// against each other over all regions (RFC 7306 section 5.3).
-	atomics atomic.Uint32
+	// atomics is held by the worker that does an atomic operation: they are
+	// atomic against each other over all regions (RFC 7306 section 5.3). It is
+	// the one lock that workers share; only two atomics at a time meet in it.
+	atomics sync.Mutex
 
 	mu   sync.Mutex // Register and Deregister only
 	rand io.Reader
