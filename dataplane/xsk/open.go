@@ -175,17 +175,22 @@ func open(cfg Config) (_ *Socket, err error) {
 	}
 	s.zeroCopy = opts&unix.XDP_OPTIONS_ZEROCOPY != 0
 
-	half := cfg.Frames / 2 * cfg.FrameSize
-	s.rxMem = uint64(half)
-	s.Pool = link.NewPool(s.umem[half:], cfg.SlotChunks*cfg.FrameSize)
+	s.layout()
+	return s, nil
+}
+
+// layout divides the memory and gives the kernel all RX chunks it takes.
+func (s *Socket) layout() {
+	chunks, size := s.cfg.Frames/2, s.cfg.FrameSize
+	s.rxMem = uint64(chunks * size)
+	s.Pool = link.NewPool(s.umem[s.rxMem:], s.cfg.SlotChunks*size)
 	s.left = make([]uint8, s.Slots())
 	s.dead = make([]link.Slot, 0, s.Slots())
-	s.spare = make([]uint64, 0, cfg.Frames/2)
-	for i := cfg.Frames/2 - 1; i >= 0; i-- {
-		s.spare = append(s.spare, uint64(i*cfg.FrameSize))
+	s.spare = make([]uint64, 0, chunks)
+	for i := chunks - 1; i >= 0; i-- {
+		s.spare = append(s.spare, uint64(i*size))
 	}
 	s.refill()
-	return s, nil
 }
 
 // opening guards asavie/xdp's package variables, and the reading of

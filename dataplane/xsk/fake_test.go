@@ -1,0 +1,238 @@
+package xsk
+
+import (
+	"bytes"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/ring"
+)
+
+// fake is a Socket over plain memory, and the kernel's ends of its rings.
+type fake struct {
+	*Socket
+	rxIn, compIn    ring.Producer
+	txOut, fillOut  ring.Consumer
+	rxIdx, compIdx  [2]atomic.Uint32
+	txIdx, fillIdx  [2]atomic.Uint32
+	txFlag, rxFlags atomic.Uint32
+}
+
+// newFake has n chunks, half of them for receiving, and rings of size entries,
+// whose indices wrap soon.
+func newFake(mtu, n, size int) *fake {
+	cfg := Config{MTU: mtu, Frames: n, FrameSize: DefaultFrameSize, Ring: size, Mode: Generic}
+	cfg.SlotChunks = (mtu + link.HeaderRoom + cfg.FrameSize - 1) / cfg.FrameSize
+	f := &fake{Socket: &Socket{cfg: cfg, fd: -1, sg: true, umem: make([]byte, n*cfg.FrameSize)}}
+	for _, i := range []*[2]atomic.Uint32{&f.rxIdx, &f.compIdx, &f.txIdx, &f.fillIdx} {
+		i[0].Store(^uint32(2))
+		i[1].Store(^uint32(2))
+	}
+	s, u := f.Socket, uint32(size)
+	s.rx, f.rxIn = ring.NewConsumer(&f.rxIdx[0], &f.rxIdx[1], u), ring.NewProducer(&f.rxIdx[0], &f.rxIdx[1], u)
+	s.comp, f.compIn = ring.NewConsumer(&f.compIdx[0], &f.compIdx[1], u), ring.NewProducer(&f.compIdx[0], &f.compIdx[1], u)
+	s.tx, f.txOut = ring.NewProducer(&f.txIdx[0], &f.txIdx[1], u), ring.NewConsumer(&f.txIdx[0], &f.txIdx[1], u)
+	s.fill, f.fillOut = ring.NewProducer(&f.fillIdx[0], &f.fillIdx[1], u), ring.NewConsumer(&f.fillIdx[0], &f.fillIdx[1], u)
+	s.txMap.flag, s.fillMap.flag = &f.txFlag, &f.rxFlags
+	s.rxDescs, s.txDescs = make([]unix.XDPDesc, size), make([]unix.XDPDesc, size)
+	s.fillAddrs, s.compAddrs = make([]uint64, size), make([]uint64, size)
+	s.layout()
+	return f
+}
+
+// arrive puts a frame of pieces in the RX ring as the kernel would, into chunks
+// from the fill ring. whole says that its last piece is there too.
+func (f *fake) arrive(t *testing.T, whole bool, pieces ...[]byte) {
+	t.Helper()
+	for i, p := range pieces {
+		at, n := f.fillOut.Peek(1)
+		if n == 0 {
+			t.Fatal("fill ring is empty")
+		}
+		addr := f.fillAddrs[f.fillOut.Mask(at)] + rxHeadroom
+		f.fillOut.Release(1)
+		copy(f.umem[addr:], p)
+		d := unix.XDPDesc{Addr: addr, Len: uint32(len(p))}
+		if !whole || i+1 < len(pieces) {
+			d.Options = unix.XDP_PKT_CONTD
+		}
+		f.desc(t, d)
+	}
+}
+
+// desc puts any descriptor in the RX ring.
+func (f *fake) desc(t *testing.T, d unix.XDPDesc) {
+	t.Helper()
+	at, n := f.rxIn.Reserve(1)
+	if n == 0 {
+		t.Fatal("RX ring is full")
+	}
+	f.rxDescs[f.rxIn.Mask(at)] = d
+	f.rxIn.Submit()
+}
+
+// sent takes the descriptors that the socket published.
+func (f *fake) sent() []unix.XDPDesc {
+	var ds []unix.XDPDesc
+	at, n := f.txOut.Peek(uint32(f.cfg.Ring))
+	for i := range n {
+		ds = append(ds, f.txDescs[f.txOut.Mask(at+i)])
+	}
+	f.txOut.Release(n)
+	return ds
+}
+
+// complete says that addresses were sent.
+func (f *fake) complete(addrs ...uint64) {
+	for _, a := range addrs {
+		at, _ := f.compIn.Reserve(1)
+		f.compAddrs[f.compIn.Mask(at)] = a
+	}
+	f.compIn.Submit()
+}
+
+func TestReceiveChains(t *testing.T) {
+	f := newFake(9000, 64, 32)
+	piece := func(b byte, n int) []byte { return bytes.Repeat([]byte{b}, n) }
+	fs := make([]link.Frame, 4)
+	for round := range 20 { // every chunk comes round, and the indices wrap
+		f.arrive(t, true, piece(1, 60))
+		f.arrive(t, true, piece(2, 3840), piece(3, 4096), piece(4, 1))
+		f.arrive(t, false, piece(5, 3840))
+		if n := f.Receive(fs); n != 2 || fs[0].N != 1 || fs[1].N != 3 || fs[1].Len() != 7937 || fs[1].Pieces[2][0] != 4 {
+			t.Fatalf("round %d: received %d: %d and %d pieces", round, n, fs[0].N, fs[1].N)
+		}
+		if n := f.Receive(fs[2:]); n != 0 {
+			t.Fatalf("round %d: received half a frame", round)
+		}
+		f.arrive(t, true, piece(6, 5))
+		if n := f.Receive(fs[2:]); n != 1 || fs[2].N != 2 || fs[2].Len() != 3845 {
+			t.Fatalf("round %d: received %d, %d pieces", round, n, fs[2].N)
+		}
+		for i := range 3 {
+			f.Release(&fs[i])
+		}
+	}
+	f.Receive(fs)
+	if _, n := f.fillOut.Peek(64); n != 32 {
+		t.Errorf("%d of 32 chunks are back in the fill ring", n)
+	}
+}
+
+func TestReceiveRefusesBadDescriptors(t *testing.T) {
+	f := newFake(9000, 64, 32)
+	fs := make([]link.Frame, 4)
+	good := []byte("a frame that is good")
+	for _, d := range []unix.XDPDesc{
+		{Addr: f.rxMem - 10, Len: 11}, // runs into the TX half
+		{Addr: f.rxMem, Len: 60},
+		{Addr: ^uint64(0), Len: 60}, // wraps
+		{Addr: 0, Len: DefaultFrameSize + 1},
+		{Addr: 1 << 40, Len: 60},
+	} {
+		f.desc(t, d)
+		f.arrive(t, true, good)
+		if n := f.Receive(fs); n != 1 || !bytes.Equal(fs[0].Pieces[0], good) {
+			t.Fatalf("%+v: received %d", d, n)
+		}
+		f.Release(&fs[0])
+	}
+	var long [][]byte
+	for range link.MaxPieces + 2 {
+		long = append(long, good)
+	}
+	f.arrive(t, true, long...)
+	if n := f.Receive(fs); n != 0 {
+		t.Errorf("received %d of a chain that is too long", n)
+	}
+	f.Receive(fs)
+	if _, n := f.fillOut.Peek(64); n != 32 {
+		t.Errorf("%d of 32 chunks are back in the fill ring", n)
+	}
+	if f.stats.RxInvalid != 6 || f.stats.RxFrames != 5 {
+		t.Errorf("stats %+v", f.stats)
+	}
+}
+
+func TestPostCutsAtChunks(t *testing.T) {
+	f := newFake(9000, 64, 32)
+	for _, tc := range []struct {
+		off, n int
+		want   []uint32
+	}{
+		{0, 60, []uint32{60}},
+		{0, 4096, []uint32{4096}},
+		{1, 4096, []uint32{4095, 1}},
+		{100, 9014, []uint32{3996, 4096, 922}},
+		{4090, 8198, []uint32{6, 4096, 4096}},
+		{4096, 60, []uint32{60}},
+	} {
+		s, _ := f.Alloc()
+		if !f.Post(s, tc.off, tc.n) {
+			t.Fatalf("%+v: refused", tc)
+		}
+		f.Flush()
+		ds := f.sent()
+		if len(ds) != len(tc.want) {
+			t.Fatalf("%+v: %d descriptors", tc, len(ds))
+		}
+		next := f.rxMem + uint64(int(s)*f.SlotSize()+tc.off)
+		for i, d := range ds {
+			last := i == len(ds)-1
+			if d.Addr != next || d.Len != tc.want[i] || (d.Options == 0) != last || d.Addr/4096 != (d.Addr+uint64(d.Len)-1)/4096 {
+				t.Errorf("%+v: descriptor %d is %+v", tc, i, d)
+			}
+			next += uint64(d.Len)
+		}
+		// Only the last completion of a chain reaps the slot.
+		done := make([]link.Slot, 4)
+		for i, d := range ds {
+			f.complete(d.Addr)
+			want := 0
+			if i == len(ds)-1 {
+				want = 1
+			}
+			if n := f.Reap(done); n != want || n == 1 && done[0] != s {
+				t.Errorf("%+v: reaped %d after %d of %d completions", tc, n, i+1, len(ds))
+			}
+		}
+		f.Free(s)
+	}
+	if f.FreeSlots() != f.Slots() {
+		t.Errorf("%d of %d slots free", f.FreeSlots(), f.Slots())
+	}
+}
+
+func TestPostWantsRoomForTheWholeChain(t *testing.T) {
+	f := newFake(9000, 64, 4)
+	a, _ := f.Alloc()
+	b, _ := f.Alloc()
+	if !f.Post(a, 0, 9000) || f.Post(b, 0, 9000) || !f.Post(b, 0, 4096) {
+		t.Error("a chain of 3 in a ring of 4 leaves room for 1")
+	}
+	f.Flush()
+	if ds := f.sent(); len(ds) != 4 {
+		t.Errorf("%d descriptors", len(ds))
+	}
+}
+
+func TestReapIgnoresStrangeCompletions(t *testing.T) {
+	f := newFake(1500, 64, 32)
+	s, _ := f.Alloc()
+	f.Post(s, 0, 60)
+	f.Flush()
+	addr := f.sent()[0].Addr
+	done := make([]link.Slot, 8)
+	// Of the RX half, beyond the memory, of a slot that is not posted; then the
+	// right one, twice.
+	f.complete(0, 1<<40, f.rxMem+uint64((int(s)+1)*f.SlotSize()), addr, addr)
+	if n := f.Reap(done); n != 1 || done[0] != s {
+		t.Errorf("reaped %v", done[:n])
+	}
+	if f.stats.TxErrors != 4 {
+		t.Errorf("stats %+v", f.stats)
+	}
+}

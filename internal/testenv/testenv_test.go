@@ -1,0 +1,108 @@
+package testenv
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netns"
+)
+
+func TestSeedIsSettable(t *testing.T) {
+	t.Setenv("TEST_SEED", "0x10")
+	if s := Seed(t); s != 16 {
+		t.Errorf("seed %d", s)
+	}
+	if Rand(t).Uint64() != Rand(t).Uint64() {
+		t.Error("one seed, two sequences")
+	}
+}
+
+// recorder is a test that is told to skip or fail.
+type recorder struct {
+	testing.TB
+	skipped, failed bool
+	cleanups        []func()
+}
+
+func (r *recorder) Helper()               {}
+func (r *recorder) Skipf(string, ...any)  { r.skipped = true }
+func (r *recorder) Fatalf(string, ...any) { r.failed = true }
+func (r *recorder) Errorf(string, ...any) { r.failed = true }
+func (r *recorder) Cleanup(f func())      { r.cleanups = append(r.cleanups, f) }
+
+func TestSkipFailsUnderCI(t *testing.T) {
+	for _, ci := range []string{"", "true"} {
+		t.Setenv("CI", ci)
+		var r recorder
+		// A real Fatalf would not come back to skip.
+		if Skip(&r, "no"); r.failed != (ci != "") || !r.skipped {
+			t.Errorf("CI=%q: skipped %v, failed %v", ci, r.skipped, r.failed)
+		}
+	}
+}
+
+func TestLeakIsFound(t *testing.T) {
+	stop := make(chan struct{})
+	defer close(stop)
+	var r recorder
+	NoGoroutineLeaks(&r)
+	running := make(chan struct{})
+	go func() { close(running); <-stop }()
+	<-running
+	r.cleanups[0]()
+	if !r.failed {
+		t.Error("a goroutine leaked and nobody noticed")
+	}
+}
+
+func TestVethIsUsableAndRemoved(t *testing.T) {
+	NoGoroutineLeaks(t)
+	var names []string
+	t.Run("use", func(t *testing.T) {
+		v := NewVeth(t, 1500)
+		names = []string{v.A.NS.Name, v.B.NS.Name}
+		for _, to := range []netip.Addr{v.B.Addr4, v.B.Addr6} {
+			var l net.Listener
+			if err := v.B.NS.Do(func() (err error) {
+				l, err = net.Listen("tcp", netip.AddrPortFrom(to, 0).String())
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			if err := v.A.NS.Do(func() error {
+				c, err := net.DialTimeout("tcp", l.Addr().String(), 5*time.Second)
+				if err != nil {
+					return err
+				}
+				return c.Close()
+			}); err != nil {
+				t.Errorf("%v: %v", to, err)
+			}
+		}
+		if out, err := v.A.NS.Command("cat", "/proc/net/dev").Output(); err != nil || !strings.Contains(string(out), v.A.Name) {
+			t.Errorf("a command in the namespace: %v, %s", err, out)
+		}
+	})
+	for _, n := range names {
+		if _, err := os.Stat("/run/netns/" + n); err == nil {
+			t.Errorf("%s is left behind", n)
+		}
+	}
+}
+
+func TestLeftoversAreRemoved(t *testing.T) {
+	RequireRoot(t)
+	// No process has this id: it is above the kernel's limit.
+	name := prefix + "4194305-1a"
+	newNamespace(&recorder{TB: t}, name)
+	removeLeftovers()
+	if _, err := os.Stat("/run/netns/" + name); err == nil {
+		t.Error("a namespace of a process that is gone is still there")
+		_ = netns.DeleteNamed(name)
+	}
+}
