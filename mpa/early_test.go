@@ -250,6 +250,44 @@ func TestEarlyLocate(t *testing.T) {
 			}
 		}
 	})
+	t.Run("the same when none is placed", func(t *testing.T) {
+		w.r.Init(true, true, w.start)
+		for i := 4; i < len(w.fpdus); i++ {
+			found, gone := early(t, w.r, w.start, w.stream, w.fpdus[i].begin, w.end(i), func(*FPDU) bool { return false })
+			if len(found) != 1 || gone {
+				t.Errorf("FPDU %d: found %d, gone %v", i, len(found), gone)
+			}
+		}
+	})
+	t.Run("overlap with one that was placed", func(t *testing.T) {
+		w.r.Init(true, true, w.start)
+		for _, s := range []struct{ from, to, found int }{
+			{w.fpdus[4].begin, w.end(4), 1},      // has the marker
+			{w.fpdus[4].begin + 50, w.end(6), 2}, // its rest, and two behind it
+			{w.fpdus[5].begin + 3, w.end(6), 0},  // nothing new
+			{w.fpdus[5].begin, w.end(6) - 3, 0},  // nothing new, but a part
+			{w.fpdus[6].begin, w.end(7), 1},
+			{w.fpdus[6].begin + 1, w.fpdus[6].begin + 2, 0},
+		} {
+			found, gone := early(t, w.r, w.start, w.stream, s.from, s.to, func(*FPDU) bool { return true })
+			if len(found) != s.found || !gone {
+				t.Errorf("octets %d to %d: found %d, gone %v; want %d", s.from, s.to, len(found), gone, s.found)
+			}
+		}
+		if _, gone := early(t, w.r, w.start, w.stream, w.fpdus[7].begin, w.end(8)-1, func(*FPDU) bool { return true }); gone {
+			t.Error("a segment with part of an FPDU that was not placed need not be kept")
+		}
+	})
+	t.Run("the leading marker is in another segment", func(t *testing.T) {
+		w := newWorld(t, rnd, false, 7, 502, 1400, 20)
+		begin := w.fpdus[1].begin
+		if begin != 512 {
+			t.Fatalf("FPDU 1 begins at %d", begin)
+		}
+		if found, gone := early(t, w.r, w.start, w.stream, begin+4, w.end(1), func(*FPDU) bool { return true }); len(found) != 0 || gone {
+			t.Errorf("found %d, gone %v", len(found), gone)
+		}
+	})
 	t.Run("not placed, found again in order", func(t *testing.T) {
 		w.r.Init(true, true, w.start)
 		if found, gone := early(t, w.r, w.start, w.stream, w.fpdus[4].begin, w.end(5), func(*FPDU) bool { return false }); len(found) != 2 || gone {
@@ -452,6 +490,20 @@ func TestEarlyInvalid(t *testing.T) {
 	}
 }
 
+// An FPDU that reaches into one that was placed is not taken, whatever its CRC.
+func TestEarlyOverlap(t *testing.T) {
+	rnd := seeded(t)
+	w := newWorld(t, rnd, true, 5, 600, 600, 600, 600)
+	w.arrive(w.fpdus[2].begin, w.end(2), always)
+	other, fpdus := stream(rnd, true, true, w.start, 600, 1300, 20)
+	if fpdus[1].seq != w.fpdus[1].seq {
+		t.Fatal("the other stream differs too soon")
+	}
+	if found, gone := early(t, w.r, w.start, other, fpdus[1].begin, len(other), func(*FPDU) bool { return true }); len(found) != 0 || gone {
+		t.Errorf("found %d, gone %v", len(found), gone)
+	}
+}
+
 func TestMarkPlacedMisuse(t *testing.T) {
 	w := newWorld(t, seeded(t), true, 5, 600, 600)
 	defer func() {
@@ -541,4 +593,35 @@ func TestEarlyLowBits(t *testing.T) {
 	w.arrive(0, w.fpdus[1].begin, always)
 	w.arrive(w.end(1), len(w.stream), always)
 	w.finish()
+}
+
+// The script says the sizes of some FPDUs, then which octets arrive and whether
+// what is found in them is placed. In the end all octets arrive in order.
+func FuzzReorder(f *testing.F) {
+	f.Add([]byte{3, 75, 75, 75, 20, 40, 1, 40, 80, 0, 60, 100, 1}, true)
+	f.Add([]byte{6, 3, 3, 3, 180, 3, 3, 128, 90, 1, 20, 60, 1, 100, 130, 1}, false)
+	f.Fuzz(func(t *testing.T, script []byte, crc bool) {
+		if len(script) == 0 {
+			return
+		}
+		n := min(int(script[0])%12+1, len(script)-1)
+		sizes := make([]int, n)
+		for i, b := range script[1 : 1+n] {
+			sizes[i] = int(b) * 8
+		}
+		script = script[1+n:]
+		w := newWorld(t, rand.New(rand.NewPCG(1, 2)), crc, 0xfffffe00, sizes...)
+		for i := 0; i+3 <= len(script) && i < 3*200; i += 3 {
+			from := len(w.stream) * int(script[i]) / 256
+			to := len(w.stream) * int(script[i+1]) / 256
+			if script[i+2]&2 != 0 { // at FPDU boundaries
+				from, to = w.fpdus[int(script[i])%len(w.fpdus)].begin, w.end(int(script[i+1])%len(w.fpdus))
+			}
+			if from < to {
+				w.arrive(from, to, func() bool { return script[i+2]&1 != 0 })
+			}
+		}
+		w.arrive(0, len(w.stream), always)
+		w.finish()
+	})
 }

@@ -138,6 +138,9 @@ func TestReceiverEverySplit(t *testing.T) {
 					if left := collect(t, &r, want); len(left) != 0 {
 						t.Fatalf("offset %d, %d octets, cut at %d: no FPDU", off, n, cut)
 					}
+					if got := r.Stats().Gathered; (got == 1) != (cut > 0) {
+						t.Fatalf("cut at %d: %d FPDUs counted as gathered", cut, got)
+					}
 				}
 			}
 		}

@@ -46,7 +46,7 @@ func (s *Startup) Accept(now clock.Time, privateData []byte, ird, ord int) error
 	f := &s.peer
 	p := Params{
 		CRC:         r.CRC,
-		SendMarkers: f.Markers || f.Rev == 0,
+		SendMarkers: f.Markers,
 		RecvMarkers: r.Markers,
 		Rev:         r.Rev,
 		Enhanced:    r.Enhanced,

@@ -8,7 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// Time-outs that DefaultTimeout stands for. They are soft-iWARP's: a peer that
+// Time-outs that a zero in Config stands for. The first two are soft-iWARP's: a peer that
 // waits less long than we do gains nothing by our patience.
 const (
 	RequestTimeout  = 5 * time.Second  // responder, for the whole Request

@@ -264,6 +264,14 @@ func TestResponderReply(t *testing.T) {
 	}
 }
 
+func TestRequestRejectFlag(t *testing.T) {
+	s := NewResponder(DefaultConfig(), t0)
+	give(t, s, unhex(t, hexReq+"60010000"))
+	if ev := event(t, s, EventRequest); ev.Frame.Reject {
+		t.Error("the ULP sees R in a request")
+	}
+}
+
 func TestRevision0Params(t *testing.T) {
 	s := NewResponder(with(func(c *Config) { c.AllowRev0 = true }), t0)
 	give(t, s, unhex(t, hexReq+"c0000000"))
