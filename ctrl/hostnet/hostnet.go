@@ -1,0 +1,515 @@
+// Package hostnet tells where packets go, as the host's kernel would send them:
+// routes, neighbours, addresses, VLANs and MTU, by netlink. Static is the same
+// for links that have no kernel behind them.
+package hostnet
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/dataplane"
+)
+
+const (
+	// neighbourWait bounds how long Resolve waits for the kernel to find a
+	// neighbour: it asks three times, a second apart.
+	neighbourWait = 3500 * time.Millisecond
+	// maxVLANs is how many tags a frame may carry.
+	maxVLANs = 2
+)
+
+// Errors of Resolve.
+var (
+	ErrNoRoute     = errors.New("no route")
+	ErrInterface   = errors.New("the route leads through another interface")
+	ErrNoNeighbour = errors.New("no answer to ARP or neighbour discovery")
+	ErrSource      = errors.New("no address of the interface")
+	ErrOwn         = errors.New("an address of this host")
+)
+
+// Resolver follows the kernel's view of one interface, with the VLANs on top of
+// it. It is safe for use by several goroutines.
+type Resolver struct {
+	name   string
+	index  int
+	handle *netlink.Handle
+	ns     netns.NsHandle
+	done   chan struct{}
+	wg     sync.WaitGroup
+
+	mu       sync.Mutex
+	macs     map[neighbour][6]byte // last known
+	waiting  map[neighbour][]chan struct{}
+	addrs    []netip.Addr
+	ifaces   map[int]iface // the interface itself and the VLANs on it
+	watchers []func()
+	changed  chan struct{}
+	closed   bool
+}
+
+// neighbour names one.
+type neighbour struct {
+	iface int
+	addr  netip.Addr
+}
+
+// iface is the interface, or a VLAN on top of it.
+type iface struct {
+	mac   [6]byte
+	mtu   int
+	vlans []uint16 // outermost first
+	noARP bool     // no neighbours to be found
+}
+
+// New follows the interface of that name in the network namespace of the
+// calling thread.
+func New(name string) (*Resolver, error) {
+	ns, err := netns.Get()
+	if err != nil {
+		return nil, fmt.Errorf("hostnet: network namespace: %w", err)
+	}
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		ns.Close()
+		return nil, fmt.Errorf("hostnet: netlink: %w", err)
+	}
+	r := &Resolver{
+		name: name, handle: h, ns: ns, done: make(chan struct{}), changed: make(chan struct{}, 1),
+		macs: make(map[neighbour][6]byte), waiting: make(map[neighbour][]chan struct{}),
+	}
+	link, err := h.LinkByName(name)
+	if err != nil {
+		h.Close()
+		ns.Close()
+		return nil, fmt.Errorf("hostnet: interface %s: %w", name, err)
+	}
+	r.index = link.Attrs().Index
+	if err := r.subscribe(); err != nil {
+		r.Close()
+		return nil, fmt.Errorf("hostnet: netlink: %w", err)
+	}
+	if err := r.refresh(); err != nil {
+		r.Close()
+		return nil, fmt.Errorf("hostnet: interface %s: %w", name, err)
+	}
+	r.wg.Add(1)
+	go r.notify()
+	return r, nil
+}
+
+// Close ends the subscriptions.
+func (r *Resolver) Close() error {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil
+	}
+	r.closed = true
+	r.mu.Unlock()
+	close(r.done)
+	r.wg.Wait()
+	r.handle.Close()
+	return r.ns.Close()
+}
+
+// subscription is one set of netlink subscriptions.
+type subscription struct {
+	done   chan struct{}
+	links  chan netlink.LinkUpdate
+	addrs  chan netlink.AddrUpdate
+	routes chan netlink.RouteUpdate
+	neighs chan netlink.NeighUpdate
+}
+
+// subscribe follows links, addresses, routes and neighbours.
+func (r *Resolver) subscribe() error {
+	s := &subscription{
+		done: make(chan struct{}), links: make(chan netlink.LinkUpdate, 64), addrs: make(chan netlink.AddrUpdate, 64),
+		routes: make(chan netlink.RouteUpdate, 64), neighs: make(chan netlink.NeighUpdate, 64),
+	}
+	err := netlink.LinkSubscribeWithOptions(s.links, s.done, netlink.LinkSubscribeOptions{Namespace: &r.ns})
+	if err == nil {
+		err = netlink.AddrSubscribeWithOptions(s.addrs, s.done, netlink.AddrSubscribeOptions{Namespace: &r.ns})
+	}
+	if err == nil {
+		err = netlink.RouteSubscribeWithOptions(s.routes, s.done, netlink.RouteSubscribeOptions{Namespace: &r.ns})
+	}
+	if err == nil {
+		err = netlink.NeighSubscribeWithOptions(s.neighs, s.done, netlink.NeighSubscribeOptions{Namespace: &r.ns})
+	}
+	if err != nil {
+		close(s.done)
+		return err
+	}
+	r.wg.Add(1)
+	go r.follow(s)
+	return nil
+}
+
+// end closes the sockets, and takes what their readers still have so that they
+// end too.
+func (s *subscription) end() {
+	close(s.done)
+	go drain(s.links)
+	go drain(s.addrs)
+	go drain(s.routes)
+	go drain(s.neighs)
+}
+
+func drain[T any](ch <-chan T) {
+	for range ch {
+	}
+}
+
+// follow takes the kernel's messages. When a channel closes, since the kernel
+// had more to say than the socket held, the subscriptions are made anew.
+func (r *Resolver) follow(s *subscription) {
+	defer r.wg.Done()
+	defer s.end()
+	for {
+		var ok bool
+		select {
+		case <-r.done:
+			return
+		case _, ok = <-s.links:
+			_ = r.refresh() // the interface may be gone: what was known stays
+			r.change()
+		case _, ok = <-s.addrs:
+			_ = r.refresh()
+			r.change()
+		case _, ok = <-s.routes:
+			r.change()
+		case n, more := <-s.neighs:
+			if ok = more; ok {
+				r.neighbour(&n)
+			}
+		}
+		for !ok {
+			select {
+			case <-r.done:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+			if r.subscribe() == nil {
+				_ = r.refresh()
+				r.change()
+				return
+			}
+		}
+	}
+}
+
+// neighbour notes what the kernel says of a neighbour. Watchers hear of it only
+// if a known one has another address now: to use a neighbour changes its state
+// all the time.
+func (r *Resolver) neighbour(n *netlink.NeighUpdate) {
+	addr, ok := netip.AddrFromSlice(n.IP)
+	if !ok || n.Family != unix.AF_INET && n.Family != unix.AF_INET6 {
+		return
+	}
+	key := neighbour{n.LinkIndex, addr.Unmap()}
+	mac, valid := macOf(&n.Neigh)
+	moved := false
+	r.mu.Lock()
+	if n.Type == unix.RTM_DELNEIGH || n.State&netlink.NUD_FAILED != 0 {
+		delete(r.macs, key)
+	} else if valid {
+		old, known := r.macs[key]
+		moved = known && old != mac
+		r.macs[key] = mac
+	}
+	if valid || n.State&netlink.NUD_FAILED != 0 {
+		for _, ch := range r.waiting[key] {
+			close(ch)
+		}
+		delete(r.waiting, key)
+	}
+	r.mu.Unlock()
+	if moved {
+		r.change()
+	}
+}
+
+// usable are the states in which a neighbour's address may be sent to.
+const usable = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE | netlink.NUD_PERMANENT | netlink.NUD_NOARP
+
+func macOf(n *netlink.Neigh) (mac [6]byte, ok bool) {
+	if n.State&usable == 0 || len(n.HardwareAddr) != 6 {
+		return mac, false
+	}
+	return [6]byte(n.HardwareAddr), true
+}
+
+// change has the watchers called, soon and once for many changes.
+func (r *Resolver) change() {
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (r *Resolver) notify() {
+	defer r.wg.Done()
+	for {
+		select {
+		case <-r.done:
+			return
+		case <-r.changed:
+		}
+		r.mu.Lock()
+		watchers := r.watchers
+		r.mu.Unlock()
+		for _, f := range watchers {
+			f()
+		}
+		// A flapping route must not keep everybody busy.
+		select {
+		case <-r.done:
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Watch implements dataplane.Resolver.
+func (r *Resolver) Watch(changed func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.watchers = append(r.watchers, changed)
+}
+
+// Addrs returns the addresses of the interface and its VLANs. Link-local IPv6
+// addresses, which mean nothing without an interface, are left out.
+func (r *Resolver) Addrs() []netip.Addr {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.addrs
+}
+
+// MTU returns the interface's, in octets of an IP packet.
+func (r *Resolver) MTU() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ifaces[r.index].mtu
+}
+
+// refresh reads interfaces and addresses anew.
+func (r *Resolver) refresh() error {
+	links, err := r.handle.LinkList()
+	if err != nil {
+		return err
+	}
+	byIndex := make(map[int]netlink.Link, len(links))
+	for _, l := range links {
+		byIndex[l.Attrs().Index] = l
+	}
+	if byIndex[r.index] == nil {
+		return fmt.Errorf("interface %s is gone", r.name)
+	}
+	ifaces := make(map[int]iface)
+	var addrs []netip.Addr
+	for i, l := range byIndex {
+		f, ok := r.iface(l, byIndex)
+		if !ok {
+			continue
+		}
+		ifaces[i] = f
+		list, err := r.handle.AddrList(l, netlink.FAMILY_ALL)
+		if err != nil {
+			return err
+		}
+		for _, a := range list {
+			ad, ok := netip.AddrFromSlice(a.IP)
+			if ad = ad.Unmap(); ok && !ad.IsLinkLocalUnicast() && a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0 {
+				addrs = append(addrs, ad)
+			}
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ifaces, r.addrs = ifaces, addrs
+	return nil
+}
+
+// iface describes l if it is the interface or a VLAN on top of it.
+func (r *Resolver) iface(l netlink.Link, all map[int]netlink.Link) (f iface, ok bool) {
+	a := l.Attrs()
+	f = iface{mtu: a.MTU, noARP: a.RawFlags&unix.IFF_NOARP != 0}
+	copy(f.mac[:], a.HardwareAddr)
+	for l.Attrs().Index != r.index {
+		v, isVLAN := l.(*netlink.Vlan)
+		if !isVLAN || len(f.vlans) == maxVLANs {
+			return f, false
+		}
+		f.vlans = append([]uint16{uint16(v.VlanId)}, f.vlans...)
+		if l = all[v.ParentIndex]; l == nil {
+			return f, false
+		}
+	}
+	return f, true
+}
+
+// Resolve implements dataplane.Resolver. It waits at most neighbourWait while
+// the kernel looks for the neighbour.
+func (r *Resolver) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
+	hop, via, err := r.route(dst, src)
+	if err != nil {
+		return hop, fmt.Errorf("hostnet: %v: %w", dst, err)
+	}
+	if hop.DstMAC, err = r.neighbourMAC(via); err != nil {
+		return hop, fmt.Errorf("hostnet: %v: %w (%v on %s)", dst, err, via.addr, r.name)
+	}
+	return hop, nil
+}
+
+// route finds the way to dst: all of the hop but the neighbour's address.
+func (r *Resolver) route(dst, src netip.Addr) (hop dataplane.Hop, via neighbour, err error) {
+	opts := &netlink.RouteGetOptions{}
+	if src.IsValid() && !src.IsUnspecified() {
+		if !slices.Contains(r.Addrs(), src) && !src.IsLinkLocalUnicast() {
+			return hop, via, fmt.Errorf("%v is %w %s", src, ErrSource, r.name)
+		}
+		opts.SrcAddr = src.AsSlice()
+	}
+	routes, err := r.handle.RouteGetWithOptions(dst.AsSlice(), opts)
+	switch {
+	case err != nil:
+		return hop, via, fmt.Errorf("%w: %w", ErrNoRoute, err)
+	case len(routes) == 0:
+		return hop, via, ErrNoRoute
+	}
+	rt := &routes[0]
+	if rt.Type == unix.RTN_LOCAL {
+		return hop, via, ErrOwn
+	}
+	r.mu.Lock()
+	f, ok := r.ifaces[rt.LinkIndex]
+	r.mu.Unlock()
+	if !ok {
+		return hop, via, fmt.Errorf("%w than %s: %s", ErrInterface, r.name, r.linkName(rt.LinkIndex))
+	}
+	hop = dataplane.Hop{SrcMAC: f.mac, VLANs: f.vlans, MTU: f.mtu, Src: src}
+	if rt.MTU > 0 {
+		hop.MTU = min(hop.MTU, rt.MTU)
+	}
+	if opts.SrcAddr == nil {
+		a, ok := netip.AddrFromSlice(rt.Src)
+		if !ok {
+			return hop, via, fmt.Errorf("%w with a source address: give the interface one", ErrNoRoute)
+		}
+		hop.Src = a.Unmap()
+	}
+	via = neighbour{rt.LinkIndex, dst}
+	if gw, ok := netip.AddrFromSlice(rt.Gw); ok && !gw.IsUnspecified() {
+		via.addr = gw.Unmap()
+	} else if v, ok := rt.Via.(*netlink.Via); ok {
+		if gw, ok := netip.AddrFromSlice(v.Addr); ok {
+			via.addr = gw.Unmap()
+		}
+	}
+	return hop, via, nil
+}
+
+func (r *Resolver) linkName(index int) string {
+	if l, err := r.handle.LinkByIndex(index); err == nil {
+		return l.Attrs().Name
+	}
+	return fmt.Sprintf("interface %d", index)
+}
+
+// neighbourMAC returns the address of a neighbour, and has the kernel find it
+// or, where it is known, confirm it: the kernel sees none of our traffic.
+func (r *Resolver) neighbourMAC(n neighbour) (mac [6]byte, err error) {
+	if mac, known, err := r.lookup(n); known || err != nil {
+		if err == nil {
+			_ = r.kick(n)
+		}
+		return mac, err
+	}
+	heard := make(chan struct{})
+	r.mu.Lock()
+	r.waiting[n] = append(r.waiting[n], heard)
+	r.mu.Unlock()
+	defer r.unwait(n, heard)
+	if err := r.kick(n); err != nil {
+		return mac, fmt.Errorf("asking the kernel for the neighbour: %w", err)
+	}
+	mac, known, err := r.lookup(n) // it may have come before we listened
+	if !known && err == nil {
+		timeout := time.NewTimer(neighbourWait)
+		defer timeout.Stop()
+		select {
+		case <-heard: // found, or failed
+			mac, known, err = r.lookup(n)
+		case <-timeout.C:
+		case <-r.done:
+			return mac, net.ErrClosed
+		}
+	}
+	if !known && err == nil {
+		err = ErrNoNeighbour
+	}
+	return mac, err
+}
+
+func (r *Resolver) unwait(n neighbour, heard chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	left := slices.DeleteFunc(r.waiting[n], func(c chan struct{}) bool { return c == heard })
+	if len(left) == 0 {
+		delete(r.waiting, n)
+	} else {
+		r.waiting[n] = left
+	}
+}
+
+// lookup reads a neighbour from the kernel's table.
+func (r *Resolver) lookup(n neighbour) (mac [6]byte, known bool, err error) {
+	r.mu.Lock()
+	noARP := r.ifaces[n.iface].noARP
+	r.mu.Unlock()
+	if noARP {
+		return mac, true, nil
+	}
+	family := netlink.FAMILY_V4
+	if n.addr.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	list, err := r.handle.NeighList(n.iface, family)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return mac, false, fmt.Errorf("neighbours: %w", err)
+	}
+	for i := range list {
+		if a, ok := netip.AddrFromSlice(list[i].IP); !ok || a.Unmap() != n.addr {
+			continue
+		}
+		if mac, known = macOf(&list[i]); known {
+			r.mu.Lock()
+			r.macs[n] = mac
+			r.mu.Unlock()
+		}
+		return mac, known, nil
+	}
+	return mac, false, nil
+}
+
+// kick tells the kernel that the neighbour is being used (NTF_USE): it asks for
+// it, or probes it.
+func (r *Resolver) kick(n neighbour) error {
+	family := unix.AF_INET
+	if n.addr.Is6() {
+		family = unix.AF_INET6
+	}
+	return r.handle.NeighSet(&netlink.Neigh{
+		LinkIndex: n.iface, Family: family, Flags: netlink.NTF_USE, IP: n.addr.AsSlice(),
+	})
+}

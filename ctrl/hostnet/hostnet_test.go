@@ -1,0 +1,267 @@
+package hostnet
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// wire makes two network namespaces joined by a veth pair, and returns handles
+// of both. The calling test's goroutine is in the first, for the test's life.
+func wire(t *testing.T) (here, there *netlink.Handle) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("needs root")
+		}
+		t.Skip("needs root for network namespaces")
+	}
+	runtime.LockOSThread() // for good: the thread ends with the goroutine
+	orig, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := netns.New() // the thread is in it now
+	if err != nil {
+		t.Fatal(err)
+	}
+	orig.Close()
+	here, err = netlink.NewHandleAt(own, unix.NETLINK_ROUTE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	there, err = netlink.NewHandleAt(peer, unix.NETLINK_ROUTE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		here.Close()
+		there.Close()
+		own.Close()
+		peer.Close()
+	})
+	must(t, here.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a0", MTU: 1500}, PeerName: "b0", PeerNamespace: netlink.NsFd(peer)}))
+	up(t, here, "a0", "10.77.0.1/24")
+	up(t, there, "b0", "10.77.0.2/24")
+	return here, there
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func up(t *testing.T, h *netlink.Handle, name string, addrs ...string) netlink.Link {
+	t.Helper()
+	l, err := h.LinkByName(name)
+	must(t, err)
+	for _, s := range addrs {
+		a, err := netlink.ParseAddr(s)
+		must(t, err)
+		a.Flags = unix.IFA_F_NODAD
+		must(t, h.AddrAdd(l, a))
+	}
+	must(t, h.LinkSetUp(l))
+	l, err = h.LinkByName(name)
+	must(t, err)
+	return l
+}
+
+func mac(l netlink.Link) [6]byte { return [6]byte(l.Attrs().HardwareAddr) }
+
+func TestResolve(t *testing.T) {
+	here, there := wire(t)
+	a0, err := here.LinkByName("a0")
+	must(t, err)
+	b0, err := there.LinkByName("b0")
+	must(t, err)
+	vlans := true
+	for _, h := range []struct {
+		h      *netlink.Handle
+		l      netlink.Link
+		v4, v6 string
+		name   string
+	}{{here, a0, "10.78.0.1/24", "fd77::1/64", "a0.7"}, {there, b0, "10.78.0.2/24", "fd77::2/64", "b0.7"}} {
+		up(t, h.h, h.l.Attrs().Name, h.v6)
+		err := h.h.LinkAdd(&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: h.name, ParentIndex: h.l.Attrs().Index}, VlanId: 7})
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			vlans = false
+			continue
+		}
+		must(t, err)
+		up(t, h.h, h.name, h.v4)
+	}
+	if !vlans {
+		t.Log("this kernel has no VLANs: their cases are left out")
+	}
+	_, dst, err := net.ParseCIDR("10.80.0.0/16")
+	must(t, err)
+	must(t, here.RouteAdd(&netlink.Route{LinkIndex: a0.Attrs().Index, Dst: dst, Gw: netip.MustParseAddr("10.77.0.2").AsSlice(), MTU: 1400}))
+
+	r, err := New("a0")
+	must(t, err)
+	defer r.Close()
+
+	for _, tt := range []struct {
+		dst, src string
+		want     string // source
+		vlan     uint16
+		mtu      int
+		err      error
+	}{
+		{dst: "10.77.0.2", want: "10.77.0.1", mtu: 1500},
+		{dst: "10.77.0.2", src: "10.77.0.1", want: "10.77.0.1", mtu: 1500},
+		{dst: "10.80.1.2", want: "10.77.0.1", mtu: 1400},
+		{dst: "10.78.0.2", want: "10.78.0.1", vlan: 7, mtu: 1500},
+		{dst: "fd77::2", want: "fd77::1", mtu: 1500},
+		{dst: "192.0.2.1", err: ErrNoRoute},
+		{dst: "10.77.0.1", err: ErrInterface}, // by lo, or ErrOwn
+		{dst: "10.77.0.2", src: "10.99.9.9", err: ErrSource},
+	} {
+		if tt.vlan != 0 && !vlans {
+			continue
+		}
+		var src netip.Addr
+		if tt.src != "" {
+			src = netip.MustParseAddr(tt.src)
+		}
+		hop, err := r.Resolve(netip.MustParseAddr(tt.dst), src)
+		if tt.err != nil {
+			if !errors.Is(err, tt.err) && !(tt.err == ErrInterface && errors.Is(err, ErrOwn)) {
+				t.Errorf("%s from %q: %v, want %v", tt.dst, tt.src, err, tt.err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s from %q: %v", tt.dst, tt.src, err)
+			continue
+		}
+		if hop.SrcMAC != mac(a0) || hop.DstMAC != mac(b0) || hop.Src != netip.MustParseAddr(tt.want) || hop.MTU != tt.mtu {
+			t.Errorf("%s from %q: %+v", tt.dst, tt.src, hop)
+		}
+		if tt.vlan == 0 && len(hop.VLANs) != 0 || tt.vlan != 0 && (len(hop.VLANs) != 1 || hop.VLANs[0] != tt.vlan) {
+			t.Errorf("%s: VLANs %v, want %d", tt.dst, hop.VLANs, tt.vlan)
+		}
+	}
+	if _, err := r.Resolve(netip.MustParseAddr("10.77.0.99"), netip.Addr{}); !errors.Is(err, ErrNoNeighbour) {
+		t.Errorf("a neighbour that is not there: %v", err)
+	}
+	want := 2
+	if vlans {
+		want = 3
+	}
+	if got := r.Addrs(); len(got) != want {
+		t.Errorf("addresses %v, want %d", got, want)
+	}
+}
+
+func TestWatch(t *testing.T) {
+	here, there := wire(t)
+	r, err := New("a0")
+	must(t, err)
+	defer r.Close()
+	changed := make(chan struct{}, 1)
+	peer := netip.MustParseAddr("10.77.0.2")
+	if _, err := r.Resolve(peer, netip.Addr{}); err != nil {
+		t.Fatal(err)
+	}
+	r.Watch(func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	})
+	wait := func(what string, ok func() bool) {
+		t.Helper()
+		for deadline := time.After(5 * time.Second); !ok(); {
+			select {
+			case <-changed:
+			case <-deadline:
+				t.Fatalf("%s was not seen", what)
+			}
+		}
+	}
+	b0, err := there.LinkByName("b0")
+	must(t, err)
+	other := [6]byte{2, 0, 0, 7, 7, 7}
+	must(t, there.LinkSetHardwareAddr(b0, other[:]))
+	a0, err := here.LinkByName("a0")
+	must(t, err)
+	must(t, here.NeighSet(&netlink.Neigh{LinkIndex: a0.Attrs().Index, IP: peer.AsSlice(), State: netlink.NUD_REACHABLE, HardwareAddr: other[:]}))
+	wait("a neighbour's new address", func() bool {
+		hop, err := r.Resolve(peer, netip.Addr{})
+		return err == nil && hop.DstMAC == other
+	})
+	must(t, here.LinkSetMTU(a0, 1300))
+	wait("a new MTU", func() bool { return r.MTU() == 1300 })
+	ad, err := netlink.ParseAddr("10.79.0.1/24")
+	must(t, err)
+	must(t, here.AddrAdd(a0, ad))
+	wait("a new address", func() bool { return len(r.Addrs()) == 2 })
+}
+
+func TestVLANs(t *testing.T) {
+	dev := func(index int) netlink.LinkAttrs { return netlink.LinkAttrs{Index: index, MTU: 1500} }
+	vlan := func(index, parent, id int) netlink.Link {
+		a := dev(index)
+		a.ParentIndex, a.MTU = parent, 1500-4*(index-1)
+		return &netlink.Vlan{LinkAttrs: a, VlanId: id}
+	}
+	all := map[int]netlink.Link{
+		1: &netlink.Device{LinkAttrs: dev(1)}, 2: vlan(2, 1, 5), 3: vlan(3, 2, 6), 4: vlan(4, 3, 7), 5: vlan(5, 9, 8),
+		6: &netlink.Device{LinkAttrs: dev(6)},
+	}
+	r := &Resolver{index: 1}
+	for _, tt := range []struct {
+		index int
+		ok    bool
+		tags  []uint16
+	}{
+		{1, true, nil}, {2, true, []uint16{5}}, {3, true, []uint16{5, 6}},
+		{4, false, nil}, // three tags
+		{5, false, nil}, // of another interface
+		{6, false, nil},
+	} {
+		f, ok := r.iface(all[tt.index], all)
+		if ok != tt.ok || ok && (!slices.Equal(f.vlans, tt.tags) || f.mtu != all[tt.index].Attrs().MTU) {
+			t.Errorf("interface %d: %+v, %v", tt.index, f, ok)
+		}
+	}
+}
+
+func TestStatic(t *testing.T) {
+	s := &Static{MTU: 1500, Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}}
+	for _, tt := range []struct{ dst, src, want string }{
+		{"10.0.0.2", "", "10.0.0.1"}, {"fd00::2", "", "fd00::1"}, {"10.0.0.2", "10.0.0.1", "10.0.0.1"}, {"10.0.0.2", "10.0.0.9", ""},
+	} {
+		var src netip.Addr
+		if tt.src != "" {
+			src = netip.MustParseAddr(tt.src)
+		}
+		hop, err := s.Resolve(netip.MustParseAddr(tt.dst), src)
+		if tt.want == "" {
+			if err == nil {
+				t.Errorf("%+v: no error", tt)
+			}
+			continue
+		}
+		if err != nil || hop.Src.String() != tt.want {
+			t.Errorf("%+v: %v, %v", tt, hop.Src, err)
+		}
+	}
+}
