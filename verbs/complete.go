@@ -78,6 +78,9 @@ func (q *QP) PollWC(wc *WC) bool {
 
 func (q *QP) pollWC(wc *WC) bool {
 	q.drain()
+	if q.state != StateError {
+		q.releaseHeld()
+	}
 	if q.rqHead != q.rqTail {
 		if s := q.recvSlot(q.rqHead); s.done {
 			q.rqHead++

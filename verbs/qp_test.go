@@ -658,15 +658,22 @@ func TestErrorBeforeStart(t *testing.T) {
 // TestClosing: what was taken goes on, what comes later is flushed, behind it.
 func TestClosing(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{})
-	a.post(SendWR{ID: 1, Op: rdmap.OpRead, Flags: Signaled, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase})
-	a.PullSend(1)
+	win, err := a.table.AllocWindow(pdA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.post(
+		SendWR{ID: 1, Op: rdmap.OpRead, Flags: Signaled, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase},
+		SendWR{ID: 9, Op: OpBindMW, Flags: Signaled, RKey: win.STag(), SGEs: []SGE{a.sge(0, 8)}, Access: RemoteRead},
+	)
+	a.PullSend(2)
 	a.Close()
 	a.post(SendWR{ID: 2, Op: rdmap.OpSend, Flags: Signaled})
 	if a.poll() || a.Idle() || a.State() != StateClosing {
 		t.Error("a completion came too early")
 	}
 	run(a, b, 1000)
-	if diff := cmp.Diff([]outcome{{1, WCSuccess}, {2, WCFlushErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+	if diff := cmp.Diff([]outcome{{1, WCSuccess}, {9, WCSuccess}, {2, WCFlushErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
 		t.Errorf("completions (-want +got):\n%s", diff)
 	}
 	if !a.Idle() {
