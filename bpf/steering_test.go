@@ -394,3 +394,17 @@ func TestAttach(t *testing.T) {
 		t.Error("attached to an interface that is not there")
 	}
 }
+
+// TestWithoutPrivileges: the error says what is missing.
+func TestWithoutPrivileges(t *testing.T) {
+	testenv.RequireRoot(t)
+	testenv.WithoutPrivileges(t, nil, func() {
+		s, err := Load(Options{})
+		if !errors.Is(err, ErrPrivilege) {
+			t.Errorf("Load: %v", err)
+		}
+		if err == nil {
+			_ = s.Close()
+		}
+	})
+}

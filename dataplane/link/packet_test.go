@@ -3,6 +3,7 @@ package link
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
 	"testing"
@@ -233,6 +234,11 @@ func TestPacketErrors(t *testing.T) {
 		t.Error("opened an interface that is not there")
 	}
 	v := testenv.NewVeth(t, 1500)
+	testenv.WithoutPrivileges(t, v.A.NS, func() {
+		if _, err := OpenPacket(v.A.Name, nil); !errors.Is(err, unix.EPERM) {
+			t.Errorf("without privileges: %v", err)
+		}
+	})
 	if err := v.A.NS.Do(func() error {
 		_, err := OpenPacket(v.A.Name, []unix.SockFilter{{Code: 0xffff}})
 		if err == nil {

@@ -177,11 +177,11 @@ func TestFramesBothWays(t *testing.T) {
 				}
 				// More frames than there are chunks, so that every chunk comes
 				// round again.
-				exchange(t, a, b, 0, lengths, 3000)
-				exchange(t, b, a, 8, lengths, 3000)
+				exchange(t, a, b, 0, lengths, 1500)
+				exchange(t, b, a, 8, lengths, 1500)
 				var st link.Stats
 				a.Stats(&st)
-				if st.TxFrames != 3000 || st.RxFrames != 3000 || st.RxRingFull+st.RxDropped+st.RxInvalid+st.TxInvalid != 0 {
+				if st.TxFrames != 1500 || st.RxFrames != 1500 || st.RxRingFull+st.RxDropped+st.RxInvalid+st.TxInvalid != 0 {
 					t.Errorf("stats %+v", st)
 				}
 				if a.FreeSlots() != a.Slots() {
@@ -360,4 +360,17 @@ func TestOpenErrors(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+func TestOpenWithoutPrivileges(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	testenv.WithoutPrivileges(t, v.A.NS, func() {
+		s, err := Open(Config{Interface: v.A.Name, Frames: 64, Ring: 64})
+		if !errors.Is(err, ErrPrivilege) {
+			t.Errorf("Open: %v", err)
+		}
+		if err == nil {
+			_ = s.Close()
+		}
+	})
 }
