@@ -3,6 +3,7 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
@@ -143,6 +144,121 @@ func TestNoLostWake(t *testing.T) {
 		t.Error(err)
 	}
 	t.Logf("the worker slept %d times, the client %d", workerSleeps, clientSleeps)
+}
+
+// TestManyDoorbells: several threads of a client ring bells of one page, which
+// share words, for queues of their own; the worker sleeps in between.
+func TestManyDoorbells(t *testing.T) {
+	const threads, queues = 4, 40 // queues of each thread
+	rounds := 3000
+	if testing.Short() {
+		rounds = 500
+	}
+	rng := testenv.Rand(t)
+	bells, ringer, wake := newBells(t, threads*queues)
+	type queue struct {
+		sq *SQ
+		sp *SQProducer
+		cq *CQ
+	}
+	var qs [threads * queues]queue
+	var cqs [threads]*CQ
+	var ccs [threads]*CQConsumer
+	for i := range threads {
+		cqs[i], ccs[i] = newCQ(t, 1, 2*queues)
+	}
+	// Neighbouring bells belong to different threads.
+	for i := range qs {
+		sq, sp := newSQ(t, 2, 1, 0)
+		qs[i] = queue{sq, sp, cqs[i%threads]}
+	}
+
+	var over atomic.Bool
+	worker := make(chan error, 1)
+	go func() {
+		wr := newSendWR()
+		for !over.Load() {
+			n := 0
+			for w := range bells.Words() {
+				for v := bells.Take(w); v != 0; v &= v - 1 {
+					q := &qs[w*64+bits.TrailingZeros64(v)]
+					for q.sq.NextSend(wr) {
+						q.cq.Push(0, &verbs.WC{ID: wr.ID})
+						n++
+					}
+				}
+			}
+			for _, cq := range cqs {
+				cq.Flush(0)
+			}
+			if n > 0 {
+				continue
+			}
+			bells.SetSleeping(true)
+			if !bells.Any() && !over.Load() {
+				if err := sleepOn(wake); err != nil {
+					worker <- fmt.Errorf("worker: %w", err)
+					return
+				}
+			}
+			bells.SetSleeping(false)
+		}
+		worker <- nil
+	}()
+
+	clients := make(chan error, threads)
+	for c := range threads {
+		rng := rand.New(rand.NewPCG(rng.Uint64(), uint64(c)))
+		go func() {
+			wcs := make([]verbs.WC, queues)
+			cc := ccs[c]
+			for range rounds {
+				open := map[uint64]bool{}
+				for range 1 + rng.IntN(6) {
+					bit := c + threads*rng.IntN(queues)
+					if open[uint64(bit)] {
+						continue
+					}
+					if err := qs[bit].sp.Post(&verbs.SendWR{ID: uint64(bit), Op: rdmap.OpSend}); err != nil {
+						clients <- err
+						return
+					}
+					open[uint64(bit)] = true
+					ringer.Ring(bit)
+				}
+				for len(open) > 0 {
+					n := cc.Poll(wcs)
+					if n == 0 {
+						cc.Arm(false)
+						if n = cc.Poll(wcs); n == 0 {
+							if err := sleepOn(cqs[c].EventFD()); err != nil {
+								clients <- fmt.Errorf("thread %d, open %v: %w", c, open, err)
+								return
+							}
+						}
+					}
+					for _, wc := range wcs[:n] {
+						if !open[wc.ID] {
+							clients <- fmt.Errorf("thread %d: completion %d was not asked for", c, wc.ID)
+							return
+						}
+						delete(open, wc.ID)
+					}
+				}
+			}
+			clients <- nil
+		}()
+	}
+	for range threads {
+		if err := <-clients; err != nil {
+			t.Error(err)
+		}
+	}
+	over.Store(true)
+	ringer.Ring(0)
+	if err := <-worker; err != nil {
+		t.Error(err)
+	}
 }
 
 // TestWakeIsSafe: a client that does its worst with its end of the channel
