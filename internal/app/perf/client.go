@@ -13,6 +13,9 @@ import (
 // creditLen is the length of a credit: be64, the messages received so far.
 const creditLen = 8
 
+// closeWait is how long to wait for the other side's part of the close.
+const closeWait = time.Second
+
 // Client measures against the server at addr. cfg may be nil.
 func Client(ctx context.Context, dev *iwarp.Device, addr string, p Params, cfg *iwarp.Config) (*Result, error) {
 	if p.Mode == Latency {
@@ -49,7 +52,21 @@ func Client(ctx context.Context, dev *iwarp.Device, addr string, p Params, cfg *
 	if err != nil {
 		return nil, err
 	}
-	return r, e.qp.Disconnect(ctx)
+	return r, e.leave(ctx)
+}
+
+// leave closes the connection in order; closing the queue pair at once would
+// cut it.
+func (e *endpoint) leave(ctx context.Context) error {
+	if err := e.qp.Disconnect(ctx); err != nil {
+		return err
+	}
+	select {
+	case <-e.qp.Done():
+	case <-time.After(closeWait):
+	case <-ctx.Done():
+	}
+	return nil
 }
 
 // refused gives the server's own words, if there are any.

@@ -1,0 +1,82 @@
+package perf
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/client/embed"
+)
+
+// server runs a perf server on one of two embedded nodes that a pipe joins,
+// and returns the other one with the server's address.
+func server(t *testing.T) (client *embed.Node, addr string) {
+	t.Helper()
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	addr = fmt.Sprintf("%v:%d", b.Addr(), DefaultPort)
+	l, err := b.Device().Listen(ctx, addr, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		done <- Serve(ctx, b.Device(), l, func(s Served) {
+			if s.Err != nil && ctx.Err() == nil {
+				t.Errorf("server: %+v", s)
+			}
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+		l.Close()
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return a, addr
+}
+
+// Every operation and mode, by number and by time.
+func TestMeasure(t *testing.T) {
+	node, addr := server(t)
+	for _, op := range []Op{Write, Read, Send} {
+		for _, mode := range []Mode{Bandwidth, Latency} {
+			for _, p := range []Params{
+				{Size: 64, Depth: 1, Count: 50}, {Size: 64, Depth: 256, Count: 1000}, {Size: 100000, Depth: 7, Count: 20},
+				{Size: 1, Depth: 32, Count: 1}, {Size: 1 << 20, Depth: 32, Duration: 50 * time.Millisecond}, {Size: 4096, Depth: 16, Duration: 20 * time.Millisecond},
+			} {
+				p.Op, p.Mode = op, mode
+				t.Run(fmt.Sprintf("%v %v %d deep %d", op, mode, p.Size, p.Depth), func(t *testing.T) {
+					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+					defer cancel()
+					r, err := Client(ctx, node.Device(), addr, p, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if p.Count > 0 && r.Operations != int64(p.Count) || r.Operations == 0 || r.OpsPerSec <= 0 || (r.Latency != nil) != (mode == Latency) {
+						t.Errorf("result %+v", r)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A server says why it refuses.
+func TestRefused(t *testing.T) {
+	node, addr := server(t)
+	if _, err := Client(t.Context(), node.Device(), addr, Params{Op: Write, Mode: Bandwidth, Size: 0, Depth: 1, Count: 1}, nil); err == nil {
+		t.Error("size 0 accepted")
+	}
+}
