@@ -127,3 +127,53 @@ func BenchmarkReceiver(b *testing.B)        { benchReceiver(b, true, false, 0) }
 func BenchmarkReceiverMarkers(b *testing.B) { benchReceiver(b, true, true, 0) }
 func BenchmarkReceiverNoCRC(b *testing.B)   { benchReceiver(b, false, false, 0) }
 func BenchmarkReceiverCut(b *testing.B)     { benchReceiver(b, true, false, 1000) }
+
+// BenchmarkEarly finds, checks and copies out FPDUs behind a gap, then passes
+// them in order; with the work of in-order FPDUs beside it: BenchmarkReceiverMarkers.
+func BenchmarkEarly(b *testing.B) {
+	benchSizes(b, func(b *testing.B, emss int) {
+		dst := make([]byte, emss)
+		var f Framer
+		var r Receiver
+		f.Init(true, true, 0)
+		n := f.MULPDU(emss)
+		slots := make([][]byte, 1+benchSlots)
+		seq := serial.Num(0)
+		for i := range slots {
+			slots[i] = compose(&f, seq, make([]byte, n))
+			seq = seq.Add(len(slots[i]))
+		}
+		r.Init(true, true, 0)
+		b.SetBytes(int64(benchSlots * (n - len(header))))
+		b.ReportAllocs()
+		for b.Loop() {
+			r.Init(true, true, 0)
+			seq := serial.Num(len(slots[0]))
+			var p FPDU
+			for _, s := range slots[1:] {
+				r.FeedEarly(seq, s)
+				seq = seq.Add(len(s))
+				for r.NextEarly(&p) {
+					copy(dst, p.ULPDU[len(header):])
+					r.MarkPlaced(p.Seq)
+				}
+				if !r.EarlyWhole() {
+					b.Fatal("a segment is not whole")
+				}
+			}
+			r.Feed(slots[0])
+			for ok := true; ok; {
+				ok, _ = r.Next(&p)
+			}
+			for _, s := range slots[1:] {
+				r.Skip(len(s))
+				for ok := true; ok; {
+					ok, _ = r.Next(&p)
+				}
+			}
+			if r.stats.FPDUs != benchSlots+1 {
+				b.Fatal("FPDUs are missing")
+			}
+		}
+	})
+}

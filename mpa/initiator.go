@@ -9,7 +9,7 @@ func (s *Startup) handleReply(behind bool) error {
 	switch {
 	case !f.Reply:
 		return s.malformed(ErrBothInitiators)
-	case f.Rev != s.sent.Rev, f.Enhanced != s.sent.Enhanced:
+	case f.Rev != s.sent.Rev, f.Enhanced != s.sent.Enhanced && !f.Reject:
 		return s.wrongReply()
 	case f.Reject:
 		// TCP stays open for the ULP, so octets behind the frame are its.

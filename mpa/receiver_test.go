@@ -186,6 +186,7 @@ func TestReceiverErrors(t *testing.T) {
 		{"payload wrong", true, false, []int{40}, func(b []byte) { b[10] ^= 0x80 }, 0, term.ErrMPACRC},
 		{"pad not zero and not in the CRC", true, false, []int{41}, func(b []byte) { b[43] = 1 }, 0, term.ErrMPACRC},
 		{"pad not zero but in the CRC", true, false, []int{41}, func(b []byte) { b[43] = 1; resum(b) }, 1, nil},
+		{"pad not zero, CRC off: soft-iWARP", false, false, []int{51}, func(b []byte) { b[53], b[54] = 1, 0x40 }, 1, nil},
 		{"CRC off, CRC field random", false, false, []int{40}, func(b []byte) { b[45] = 9 }, 1, nil},
 		{"length changed, CRC on", true, false, []int{40}, func(b []byte) { b[1] = 36 }, 0, term.ErrMPACRC},
 		{"first marker not zero", true, true, []int{40}, func(b []byte) { b[3] = 4; resum(b) }, 0, term.ErrMPAMarker},

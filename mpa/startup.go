@@ -8,8 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// Time-outs that a zero in Config stands for. The first two are soft-iWARP's: a peer that
-// waits less long than we do gains nothing by our patience.
+// Time-outs that a zero in Config stands for. The first two are soft-iWARP's.
 const (
 	RequestTimeout  = 5 * time.Second  // responder, for the whole Request
 	ReplyTimeout    = 10 * time.Second // initiator, for the whole Reply

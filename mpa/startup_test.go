@@ -457,6 +457,8 @@ func TestInitiatorRejected(t *testing.T) {
 		{"bare after M, no retry wanted", func(c *Config) { markers(c); c.RetryNoMarkers = false }, hexRep + "7002000400000000", RetryNone, "", 0, 0},
 		{"by the ULP, after M", markers, hexRep + "7002000400010001", RetryNone, "", 1, 1},
 		{"by the ULP, with private data, after M", markers, hexRep + "7002000600000000" + "6e6f", RetryNone, "no", 0, 0},
+		{"without S", same, hexRep + "60020002" + "6e6f", RetryNone, "no", 0, 0},
+		{"bare and without S after M", markers, hexRep + "60020000", RetryNoMarkers, "", 0, 0},
 		{"depths that would be an error in an accepting reply", same, hexRep + "7002000400003ffe", RetryNone, "", 0, 0x3ffe},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
