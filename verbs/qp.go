@@ -169,6 +169,15 @@ func (q *QP) Num() uint32 { return q.cfg.Num }
 // PD returns the protection domain.
 func (q *QP) PD() PDID { return q.cfg.PD }
 
+// Config returns what the QP was made of, depths as they came out.
+func (q *QP) Config() QPConfig { return q.cfg }
+
+// Outstanding returns how many work requests of each queue the QP has taken and
+// not completed.
+func (q *QP) Outstanding() (sends, recvs int) {
+	return int(q.sqTail - q.sqHead), q.rqTail.Sub(q.rqHead)
+}
+
 // Stream returns the RDMAP stream. It is usable from Start on.
 func (q *QP) Stream() *rdmap.Stream { return &q.stream }
 

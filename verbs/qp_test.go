@@ -874,6 +874,61 @@ func TestNoAllocs(t *testing.T) {
 	}
 }
 
+// script is a source that repeats a list of work requests.
+type script struct {
+	wrs []SendWR
+	i   int
+	n   int
+}
+
+func (l *script) NextSend(wr *SendWR) bool {
+	if l.n == 0 {
+		return false
+	}
+	l.n--
+	sges := append(wr.SGEs[:0], l.wrs[l.i].SGEs...)
+	*wr = l.wrs[l.i]
+	wr.SGEs = sges
+	l.i = (l.i + 1) % len(l.wrs)
+	return true
+}
+
+// TestLocalOpsNoAllocs: registering, binding and invalidating by work request
+// is as cheap as it should be.
+func TestLocalOpsNoAllocs(t *testing.T) {
+	src := &script{}
+	a := newSide(t, 1, 4096, QPConfig{Sends: src})
+	a.Start(rdmap.Config{})
+	fast, err := a.table.RegisterFast(pdA, a.mem, LocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	win, err := a.table.AllocWindow(pdA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src.wrs = []SendWR{
+		{Op: OpReg, Flags: Signaled, RKey: fast.STag(), SGEs: []SGE{{0, 64, 0}}, Access: LocalWrite},
+		{Op: OpBindMW, Flags: Signaled, RKey: win.STag(), SGEs: []SGE{a.sge(0, 64)}, Access: RemoteRead},
+		{Op: OpLocalInv, Flags: Signaled, Inv: fast.STag()},
+		{Op: OpLocalInv, Flags: Signaled, Inv: win.STag()},
+	}
+	var wc WC
+	if n := testing.AllocsPerRun(100, func() {
+		src.n = 4
+		if a.PullSend(8) != 4 {
+			panic("not all were taken")
+		}
+		for range 4 {
+			if !a.PollWC(&wc) || wc.Status != WCSuccess {
+				panic(fmt.Sprint(wc))
+			}
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
 // TestUnsignaled: success is silent, order and errors are not.
 func TestUnsignaled(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{SQDepth: 4})
