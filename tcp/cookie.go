@@ -20,7 +20,7 @@ const (
 	cookieBits   = 0x3f
 )
 
-var cookieMSS = [8]int{216, 536, 1220, 1400, 1440, 1460, 4312, 8940}
+var cookieMSS = [8]int{64, 536, 1220, 1400, 1440, 1460, 4312, 8940}
 
 func cookieTime(now clock.Time) uint32 { return uint32(int64(now) / (cookiePeriod * 1e9)) }
 

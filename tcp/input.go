@@ -134,7 +134,7 @@ func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 	}
 	c.lastRcv = now
 	c.keepProbes = 0
-	if c.tsOK && s.Opts.HasTimestamps && s.Seq.LessEq(c.lastAckSent) && int32(s.Opts.TSVal-c.tsRecent) >= 0 {
+	if c.tsOK && s.Opts.HasTimestamps && s.Seq.LessEq(c.lastAckSent) && (int32(s.Opts.TSVal-c.tsRecent) >= 0 || c.tsExpired(now)) {
 		c.tsRecent, c.tsRecentAt = s.Opts.TSVal, now // RFC 7323 4.3 (2)
 	}
 	return c.text(now, s)
@@ -227,7 +227,7 @@ func (c *Conn) checkTimestamp(now clock.Time, s *Segment) bool {
 		c.stats.PAWSDropped++
 		return false
 	}
-	if int32(s.Opts.TSVal-c.tsRecent) >= 0 || now.Sub(c.tsRecentAt) > 24*24*time.Hour {
+	if int32(s.Opts.TSVal-c.tsRecent) >= 0 || c.tsExpired(now) {
 		return true
 	}
 	c.stats.PAWSDropped++
@@ -237,6 +237,9 @@ func (c *Conn) checkTimestamp(now clock.Time, s *Segment) bool {
 	c.challenge(now)
 	return false
 }
+
+// tsExpired reports whether TS.Recent is too old to compare with (RFC 7323 5.5).
+func (c *Conn) tsExpired(now clock.Time) bool { return now.Sub(c.tsRecentAt) > 24*24*time.Hour }
 
 // reusable reports whether a SYN in TIME-WAIT is surely of a new connection
 // (RFC 9293 3.6.1 MAY-2, RFC 6191).
@@ -324,7 +327,9 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 	if fin && !c.finSeen {
 		c.finSeen, c.finSeq = true, seq.Add(n)
 	}
-	full := min(max(c.rcvMSS, s.Len), max(c.rcvLast, 536))
+	// What counts as a full segment: the peer's may have become smaller, and
+	// small ones do not count.
+	full := max(min(c.rcvLast, s.Len), min(c.mss, ipv4DefaultMSS))
 	c.rcvMSS, c.rcvLast = max(c.rcvMSS, s.Len), s.Len
 	if n > 0 {
 		if seq == c.rcvNxt {
@@ -381,7 +386,8 @@ func (c *Conn) hold(seq serial.Num, n, off int, buf Buf) Input {
 	if c.finSeen && c.finSeq.Less(seq.Add(n)) {
 		return Input{}
 	}
-	if !c.reasm.insert(seq, n, off, buf, c.cfg.MaxHeld) {
+	h, ok := c.reasm.insert(heldSeg{seq: seq, len: int32(n), off: int32(off), buf: buf}, c.cfg.MaxHeld)
+	if !ok {
 		if c.reasm.has(seq, n) {
 			c.stats.DuplicateIn++
 			c.noteDSACK(seq, seq.Add(n))
@@ -390,7 +396,7 @@ func (c *Conn) hold(seq serial.Num, n, off int, buf Buf) Input {
 		}
 		return Input{}
 	}
-	return Input{Hold, seq, off, n}
+	return Input{Hold, h.seq, int(h.off), int(h.len)}
 }
 
 func (c *Conn) noteDSACK(start, end serial.Num) {

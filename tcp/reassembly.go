@@ -22,65 +22,57 @@ type reassembly struct {
 	out    ring[Held]
 }
 
-// insert adds the range [seq,seq+n). It reports false when nothing of it is
-// new or max ranges are held.
-func (r *reassembly) insert(seq serial.Num, n, off int, buf Buf, max int) bool {
-	end := seq.Add(n)
-	i := len(r.s) // position to insert at: behind the last that starts before seq
-	for i > 0 && seq.Less(r.s[i-1].seq) {
+// insert adds the range n, of which it may take a part only, and returns that. It
+// reports false when nothing of n is new or max ranges are held.
+func (r *reassembly) insert(n heldSeg, max int) (heldSeg, bool) {
+	i := len(r.s) // position to insert at: behind the last that starts before n
+	for i > 0 && n.seq.Less(r.s[i-1].seq) {
 		i--
 	}
-	// What starts at seq or before may cover it, alone or with followers.
+	// What starts at the same number or before may cover it, alone or with
+	// followers.
 	if i > 0 {
 		covered := r.s[i-1].end()
-		for j := i; j < len(r.s) && covered.Less(end) && r.s[j].seq.LessEq(covered); j++ {
+		for j := i; j < len(r.s) && covered.Less(n.end()) && r.s[j].seq.LessEq(covered); j++ {
 			covered = serial.Max(covered, r.s[j].end())
 		}
-		if end.LessEq(covered) {
-			return false
+		if n.end().LessEq(covered) {
+			return n, false
+		}
+		if r.s[i-1].seq == n.seq {
+			i--
 		}
 	}
-	// Those within the new range are of no more use, unless they are placed:
-	// then the new one is trimmed or, being cut in two by it, not worth its
-	// frame.
-	if i > 0 && r.s[i-1].seq == seq {
-		i--
-	}
+	// Ranges within n give way to it. One that is placed cannot: n ends before
+	// it, or starts behind it.
 	j := i
-	for j < len(r.s) && r.s[j].end().LessEq(end) {
-		if r.s[j].buf == NoBuf {
-			break
+	for j < len(r.s) && r.s[j].end().LessEq(n.end()) {
+		if h := &r.s[j]; h.buf == NoBuf {
+			if d := h.end().Sub(n.seq); h.seq.LessEq(n.seq) {
+				n.seq, n.off, n.len = h.end(), n.off+int32(d), n.len-int32(d)
+				return r.insert(n, max)
+			}
+			n.len = int32(h.seq.Sub(n.seq))
+			return r.insert(n, max)
 		}
 		j++
 	}
-	if j < len(r.s) && r.s[j].buf == NoBuf && r.s[j].end().LessEq(end) {
-		if r.s[j].seq == seq {
-			d := int(r.s[j].len)
-			return r.insert(seq.Add(d), n-d, off+d, buf, max)
-		}
-		n = r.s[j].seq.Sub(seq)
-		j = i
-		for j < len(r.s) && r.s[j].end().LessEq(seq.Add(n)) && r.s[j].buf != NoBuf {
-			j++
-		}
-	}
 	if j == i && len(r.s) >= max {
-		return false
+		return n, false
 	}
-	for k := i; k < j; k++ {
-		r.out.push(Held{Buf: r.s[k].buf, Seq: r.s[k].seq, Off: int(r.s[k].off)})
+	for _, h := range r.s[i:j] {
+		r.out.push(Held{Buf: h.buf, Seq: h.seq, Off: int(h.off)})
 	}
-	h := heldSeg{seq: seq, len: int32(n), off: int32(off), buf: buf}
 	if j > i {
-		r.s[i] = h
+		r.s[i] = n
 		r.s = append(r.s[:i+1], r.s[j:]...)
 	} else {
 		r.s = append(r.s, heldSeg{})
 		copy(r.s[i+1:], r.s[i:])
-		r.s[i] = h
+		r.s[i] = n
 	}
-	r.recent = seq
-	return true
+	r.recent = n.seq
+	return n, true
 }
 
 // has reports whether the range [seq,seq+n) is held.

@@ -223,7 +223,7 @@ func (c *Conn) reduceRate(a *ackState, newLoss bool) {
 // acknowledged.
 func (c *Conn) endRecovery(a *ackState) {
 	if c.ca != caLoss {
-		c.w.cwnd = c.w.ssthresh
+		c.w.cwnd = max(c.w.ssthresh, c.w.mss)
 	}
 	if c.ca == caRecovery || c.ca == caLoss {
 		c.rack.recovered()

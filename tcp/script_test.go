@@ -21,6 +21,7 @@ import (
 //	                           a segment from the peer. SEQ counts from its ISN, ack from ours. A "." in FLAGS is ACK
 //	> FLAGS SEQ[+LEN] ...      the next segment out. Fields that are not named are not compared
 //	push N [N ...]             records; buf handles are 1, 2, ...
+//	quick                      the quick ACKs of the beginning are over
 //	close | abort | backlog N | mtu N | icmp toobig SEQ MTU | icmp unreachable SEQ CODE
 //	in ACTION [SEQ+LEN]        what the last segment from the peer led to: drop, deliver, hold, reopen
 //	held SEQ+LEN | held drop | placed
@@ -46,7 +47,6 @@ type scriptRun struct {
 	flow    pkt.Flow
 	c       *Conn
 	l       *Listener
-	reply   []Out
 	outs    []Out
 	in      Input
 	nextBuf Buf
@@ -361,6 +361,8 @@ func (r *scriptRun) step(f []string) {
 	case "mtu":
 		r.c.SetMTU(r.now, r.num(f[1]))
 		r.poll()
+	case "quick":
+		r.c.quickAcks = 0
 	case "placed":
 		r.c.Placed(r.rxBuf)
 	case "icmp":

@@ -1,0 +1,157 @@
+package tcp
+
+import (
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+// loop is two connections with nothing but a queue of segments between them.
+type loop struct {
+	a, b *Conn
+	now  clock.Time
+	buf  Buf
+	q    [2][]Out
+	got  int
+	drop int // every so many segments with payload one is lost; 0: none
+	n    int
+}
+
+func newLoop(t testing.TB, cfg Config, mtu int) *loop {
+	l := &loop{now: simStart}
+	l.a = Dial(l.now, &cfg, simFlow(0, false), 1, mtu)
+	ln := NewListener(&cfg, 1, [16]byte{}, mtu)
+	var o Out
+	l.a.PollTransmit(l.now, &o)
+	s := Segment{Header: o.Header, Buf: NoBuf}
+	l.b, _, _ = ln.HandleSegment(l.now, simFlow(1, false), &s)
+	l.turn()
+	l.turn()
+	if l.a.State() != Established || l.b.State() != Established {
+		t.Fatal("not established")
+	}
+	return l
+}
+
+// turn lets both ends take what is under way, and send.
+func (l *loop) turn() {
+	l.now = l.now.Add(20 * time.Microsecond)
+	var o Out
+	var h Held
+	for i, c := range [2]*Conn{l.a, l.b} {
+		in := l.q[1-i]
+		for k := range in {
+			s := Segment{Header: in[k].Header, Len: in[k].Len, Buf: in[k].Buf, ECN: in[k].ECN}
+			r := c.HandleSegment(l.now, &s)
+			if r.Action == Deliver {
+				l.got += r.Len
+			}
+			for c.PollHeld(&h) {
+				l.got += h.Len
+			}
+		}
+		l.q[1-i] = in[:0]
+		if d := c.Deadline(); d.Due(l.now) {
+			c.HandleTimeout(l.now)
+		}
+		for c.PollTransmit(l.now, &o) {
+			if l.n++; l.drop > 0 && o.Len > 0 && l.n%l.drop == 0 {
+				continue
+			}
+			l.q[i] = append(l.q[i], o)
+		}
+		for {
+			if _, ok := c.PollReleased(); !ok {
+				break
+			}
+		}
+		for {
+			if _, ok := c.PollEvent(); !ok {
+				break
+			}
+		}
+	}
+}
+
+func (l *loop) push() {
+	for l.a.Room() >= l.a.MSS() {
+		l.buf++
+		l.a.Push(l.buf, l.a.MSS())
+	}
+}
+
+// TestNoAllocs checks that nothing allocates in the steady state, with losses and
+// without.
+func TestNoAllocs(t *testing.T) {
+	for _, drop := range []int{0, 97} {
+		cfg := DefaultConfig()
+		cfg.RcvWindow = 256 << 10
+		cfg.ECN = true
+		l := newLoop(t, cfg, 1500)
+		l.drop = drop
+		for range 5000 {
+			l.push()
+			l.turn()
+		}
+		before := l.got
+		if n := testing.AllocsPerRun(2000, func() { l.push(); l.turn() }); n != 0 {
+			t.Errorf("drop %d: %v allocations a turn", drop, n)
+		}
+		if l.got-before < 1<<20 {
+			t.Errorf("drop %d: only %d octets moved", drop, l.got-before)
+		}
+		if drop > 0 && l.a.stats.Retransmits == 0 {
+			t.Error("nothing was lost")
+		}
+	}
+}
+
+// BenchmarkBulk is one segment with payload sent, received and acknowledged, both
+// ends and the work of the loop included.
+func BenchmarkBulk(b *testing.B) {
+	for _, bm := range []struct {
+		name string
+		mtu  int
+		drop int
+	}{{"1500", 1500, 0}, {"9000", 9000, 0}, {"1500/loss", 1500, 101}} {
+		b.Run(bm.name, func(b *testing.B) {
+			cfg := DefaultConfig()
+			l := newLoop(b, cfg, bm.mtu)
+			l.drop = bm.drop
+			b.ReportAllocs()
+			b.SetBytes(int64(l.a.MSS()))
+			b.ResetTimer()
+			for l.got < b.N*l.a.MSS() {
+				l.push()
+				l.turn()
+			}
+		})
+	}
+}
+
+// BenchmarkRequest is one small record each way.
+func BenchmarkRequest(b *testing.B) {
+	l := newLoop(b, DefaultConfig(), 1500)
+	b.ReportAllocs()
+	for b.Loop() {
+		l.buf++
+		l.a.Push(l.buf, 64)
+		l.turn()
+		l.buf++
+		l.b.Push(l.buf, 64)
+		l.turn()
+	}
+}
+
+func BenchmarkHeaderDecode(b *testing.B) {
+	h := Header{Flags: ACK, Opts: Options{HasTimestamps: true, NSACK: 3}}
+	var buf [MaxHeaderLen]byte
+	n := h.Put(buf[:])
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := h.Decode(buf[:n]); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

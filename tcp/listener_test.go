@@ -1,0 +1,192 @@
+package tcp
+
+import (
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// cookieSYN is the SYN of a well-equipped peer.
+func cookieSYN() Segment {
+	s := Segment{Header: Header{SrcPort: 7174, DstPort: 40000, Seq: 5000, Flags: SYN, Window: 65535}, Buf: NoBuf}
+	s.Opts = Options{MSS: 1460, HasWScale: true, WScale: 9, SACKPermitted: true, HasTimestamps: true, TSVal: 99}
+	return s
+}
+
+// flood fills the SYN queue of l.
+func flood(l *Listener, n int) {
+	f := simFlow(0, false)
+	for i := range n {
+		f.RemotePort = uint16(1000 + i)
+		s := cookieSYN()
+		l.HandleSegment(simStart, f, &s)
+	}
+}
+
+// TestSYNCookie checks that a connection made by a cookie has what its SYN asked
+// for (RFC 4987 3.6).
+func TestSYNCookie(t *testing.T) {
+	for _, tc := range []struct {
+		name        string
+		change      func(*Segment)
+		mss         int
+		sack, ts    bool
+		shift       uint8
+		ecn, v6     bool
+		listenerECN bool
+	}{
+		{name: "everything", mss: 1448, sack: true, ts: true, shift: 9},
+		{name: "no timestamps", change: func(s *Segment) { s.Opts.HasTimestamps = false }, mss: 1460},
+		{name: "no SACK", change: func(s *Segment) { s.Opts.SACKPermitted = false }, mss: 1448, ts: true, shift: 9},
+		{name: "no window scale", change: func(s *Segment) { s.Opts.HasWScale = false }, mss: 1448, ts: true, sack: true},
+		{name: "small MSS", change: func(s *Segment) { s.Opts.MSS = 1300 }, mss: 1208, ts: true, sack: true, shift: 9},
+		{name: "tiny MSS", change: func(s *Segment) { s.Opts.MSS = 100 }, mss: 52, ts: true, sack: true, shift: 9},
+		{name: "no MSS", change: func(s *Segment) { s.Opts.MSS = 0 }, mss: 524, ts: true, sack: true, shift: 9},
+		{name: "ECN", change: func(s *Segment) { s.Flags |= ECE | CWR }, mss: 1448, ts: true, sack: true, shift: 9, ecn: true, listenerECN: true},
+		{name: "ECN off", change: func(s *Segment) { s.Flags |= ECE | CWR }, mss: 1448, ts: true, sack: true, shift: 9},
+		{name: "IPv6", mss: 1428, ts: true, sack: true, shift: 9, v6: true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := DefaultConfig()
+			cfg.ECN = tc.listenerECN
+			l := NewListener(&cfg, 2, [16]byte{7}, 1500)
+			flood(l, 10)
+			if st := l.Stats(); st.HalfOpen != 2 || st.CookiesSent != 8 {
+				t.Fatalf("%+v", st)
+			}
+			f := simFlow(0, tc.v6)
+			s := cookieSYN()
+			if tc.change != nil {
+				tc.change(&s)
+			}
+			now := simStart.Add(time.Millisecond)
+			c, r, ok := l.HandleSegment(now, f, &s)
+			if c != nil || !ok || r.Flags&^ECE != SYN|ACK || r.Ack != 5001 {
+				t.Fatalf("%v %v %+v", c, ok, r)
+			}
+			if (r.Flags&ECE != 0) != tc.ecn {
+				t.Errorf("SYN-ACK has flags %v", r.Flags)
+			}
+			// The ACK of the handshake, with the first octets.
+			now = now.Add(50 * time.Millisecond)
+			a := Segment{Header: Header{SrcPort: 7174, DstPort: 40000, Seq: 5001, Ack: r.Seq + 1, Flags: ACK | PSH, Window: 500}, Len: 10, Buf: 1}
+			if a.Opts.HasTimestamps = r.Opts.HasTimestamps; a.Opts.HasTimestamps {
+				a.Opts.TSVal, a.Opts.TSEcr = 149, r.Opts.TSVal
+			}
+			c, _, ok = l.HandleSegment(now, f, &a)
+			if c == nil || ok {
+				t.Fatal("the cookie was not taken")
+			}
+			if c.State() != Established {
+				t.Fatal(c.State())
+			}
+			if e, ok := c.PollEvent(); !ok || e != EventEstablished {
+				t.Error("no event")
+			}
+			in := c.HandleSegment(now, &a)
+			if in.Action != Deliver || in.Len != 10 || in.Seq != 5001 {
+				t.Errorf("%+v", in)
+			}
+			if c.MSS() != tc.mss || c.sackOK != tc.sack || c.tsOK != tc.ts || c.sndShift != tc.shift || c.ecnOK != tc.ecn {
+				t.Errorf("MSS %d SACK %v timestamps %v shift %d ECN %v", c.MSS(), c.sackOK, c.tsOK, c.sndShift, c.ecnOK)
+			}
+			if c.wnd != 500<<tc.shift {
+				t.Errorf("window %d", c.wnd)
+			}
+			var o Out
+			if !c.PollTransmit(now, &o) || o.Ack != 5011 || o.Seq != r.Seq+1 {
+				t.Errorf("%+v", o)
+			}
+			if o.Opts.HasTimestamps && int32(o.Opts.TSVal-r.Opts.TSVal) <= 0 {
+				t.Error("the timestamp clock runs backwards")
+			}
+			if st := l.Stats(); st.HalfOpen != 2 || st.CookiesGood != 1 {
+				t.Errorf("%+v", st)
+			}
+		})
+	}
+}
+
+// TestSYNCookieBad checks that nothing but the right number, in time, from the
+// right flow makes a connection.
+func TestSYNCookieBad(t *testing.T) {
+	cfg := DefaultConfig()
+	f := simFlow(0, false)
+	for _, tc := range []struct {
+		name  string
+		wait  time.Duration
+		again bool // the flood goes on until the ACK comes
+		seq   serial.Num
+		ack   serial.Num
+		port  uint16
+		good  bool
+	}{
+		{name: "good", good: true},
+		{name: "good, a minute later", wait: 64 * time.Second, again: true, good: true},
+		{name: "too late", wait: 130 * time.Second, again: true},
+		{name: "hours later, when the counter has wrapped", wait: 32 * 64 * time.Second, again: true},
+		{name: "no flood any more", wait: 130 * time.Second},
+		{name: "another ACK", ack: 1},
+		{name: "another hash", ack: 1 << 20},
+		{name: "another time", ack: 1 << 27},
+		{name: "another MSS", ack: 1 << 24},
+		{name: "another sequence number", seq: 1},
+		{name: "another port", port: 1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			l := NewListener(&cfg, 1, [16]byte{7}, 1500)
+			flood(l, 2)
+			s := cookieSYN()
+			_, r, _ := l.HandleSegment(simStart, f, &s)
+			now := simStart.Add(tc.wait)
+			if tc.again {
+				s := cookieSYN()
+				g := f
+				g.RemotePort = 9
+				l.HandleSegment(now, g, &s)
+			}
+			g := f
+			g.RemotePort += tc.port
+			a := Segment{Header: Header{Seq: 5001 + tc.seq, Ack: r.Seq + 1 + tc.ack, Flags: ACK, Window: 500}, Buf: NoBuf}
+			c, reply, ok := l.HandleSegment(now, g, &a)
+			if (c != nil) != tc.good {
+				t.Fatalf("connection %v", c != nil)
+			}
+			if !tc.good && (!ok || reply.Flags != RST || reply.Seq != a.Ack) {
+				t.Errorf("reply %+v", reply)
+			}
+		})
+	}
+}
+
+// TestSYNFlood checks that a flood keeps no memory and cannot keep a peer out.
+func TestSYNFlood(t *testing.T) {
+	cfg := DefaultConfig()
+	l := NewListener(&cfg, 16, [16]byte{7}, 1500)
+	conns := 0
+	for i := range 100_000 {
+		s := cookieSYN()
+		s.Seq = serial.Num(i * 7919)
+		f := pkt.Flow{Local: simFlow(0, false).Local, Remote: [16]byte{10: 0xff, 11: 0xff, 12: 11, 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)}, LocalPort: 7174, RemotePort: uint16(i)}
+		c, _, ok := l.HandleSegment(simStart, f, &s)
+		if c != nil {
+			conns++
+		} else if !ok {
+			t.Fatal("no cookie")
+		}
+	}
+	if conns != 16 {
+		t.Errorf("%d connections", conns)
+	}
+	s := cookieSYN()
+	f := simFlow(0, false)
+	if n := testing.AllocsPerRun(100, func() { l.HandleSegment(simStart, f, &s) }); n != 0 {
+		t.Errorf("%v allocations for a SYN in a flood", n)
+	}
+	l.Done(nil)
+	if c, _, _ := l.HandleSegment(simStart, f, &s); c == nil {
+		t.Error("the queue has room, but a cookie was sent")
+	}
+}
