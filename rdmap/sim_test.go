@@ -353,3 +353,120 @@ func TestSimulation(t *testing.T) {
 	}
 	t.Logf("%d segments placed early, %d refused", placed, refused)
 }
+
+// Random programs on a wire that flips bits in headers, as a broken peer might:
+// whatever comes of it, each work request and each receive completes once and in
+// order, and an end that gives up tells the other why.
+func TestSimulationCorrupted(t *testing.T) {
+	seed := testenv.Seed(t)
+	seeds := 2000
+	if testing.Short() {
+		seeds = 300
+	}
+	reasons := map[string]int{}
+	for i := range seeds {
+		ok := t.Run(fmt.Sprint(i), func(t *testing.T) {
+			s := newSimulation(t, rand.New(rand.NewPCG(seed, uint64(i))), i%2 == 0)
+			corruptedRun(s, reasons)
+		})
+		if !ok {
+			t.Fatalf("TEST_SEED=%d, run %d", seed, i)
+		}
+	}
+	if len(reasons) < 10 {
+		t.Errorf("only %d kinds of error: %v", len(reasons), reasons)
+	}
+	t.Log(reasons)
+}
+
+func corruptedRun(s *simulation, reasons map[string]int) {
+	t, r := s.t, s.r
+	posted := [2][]uint32{}
+	var done, received [2][]uint32
+	collect := func(i int) {
+		for _, c := range s.ends[i].completions() {
+			if c.Kind == CompSend {
+				done[i] = append(done[i], c.ID)
+			} else {
+				received[i] = append(received[i], c.ID)
+			}
+		}
+	}
+	for range 400 {
+		for i, e := range s.ends {
+			if id := e.id; len(posted[i]) < 60 && r.IntN(2) == 0 && s.post(e) && e.id != id {
+				posted[i] = append(posted[i], id)
+			}
+			for range r.IntN(4) {
+				b := e.poll(ddp.MinMULPDU + r.IntN(1400))
+				if b == nil {
+					break
+				}
+				if r.IntN(60) == 0 && b[1]&ctrlOpcode != opcodeTerminate {
+					bit := r.IntN(8 * min(len(b), ddp.UntaggedLen+readRequestLen))
+					b[bit/8] ^= 1 << (bit % 8)
+				}
+				e.peer.wire = append(e.peer.wire, &inFlight{key: e.peer.key, b: b})
+				e.peer.key = e.peer.key.Add(len(b) + 6)
+			}
+			for range r.IntN(4) {
+				s.receiveAny(e)
+			}
+			if r.IntN(3) == 0 {
+				collect(i)
+			}
+		}
+	}
+	for _, e := range s.ends { // what is on its way arrives
+		for b := e.poll(1400); b != nil && e.Terminating(); b = e.poll(1400) {
+			e.peer.wire = append(e.peer.wire, &inFlight{b: b})
+		}
+		for len(e.peer.wire) > 0 {
+			s.receiveAny(e.peer)
+		}
+	}
+	for i, e := range s.ends {
+		if err := e.Err(); err != nil {
+			reasons[err.Error()]++
+			if !e.TerminateSent() {
+				t.Fatalf("end %d: %v, and no Terminate", i, err)
+			}
+			// A peer that had failed as well was not listening any more.
+			if got := e.peer.Remote(); got != err && e.peer.Err() == nil || e.peer.RemoteLayout() != LayoutRFC {
+				t.Fatalf("end %d: %v; the peer was told %v in layout %v", i, err, got, e.peer.RemoteLayout())
+			}
+		}
+		e.Flush()
+		collect(i)
+		if !cmp.Equal(done[i], posted[i]) {
+			t.Fatalf("end %d: completions of %v; posted were %v", i, done[i], posted[i])
+		}
+		for j, id := range received[i] {
+			if id != uint32(j) {
+				t.Fatalf("end %d: receives completed: %v", i, received[i])
+			}
+		}
+		if len(received[i]) != e.mem.taken {
+			t.Fatalf("end %d: %d receives taken, %d completed", i, e.mem.taken, len(received[i]))
+		}
+	}
+}
+
+// receiveAny is receive, where errors are to be expected.
+func (s *simulation) receiveAny(e *simEnd) {
+	if len(e.wire) == 0 {
+		return
+	}
+	if s.early && len(e.wire) > 1 && s.r.IntN(3) > 0 {
+		f := e.wire[1+s.r.IntN(len(e.wire)-1)]
+		f.placed = f.placed || e.HandleEarly(f.key, f.b)
+		return
+	}
+	f := e.wire[0]
+	e.wire = e.wire[1:]
+	if f.placed {
+		e.DeliverEarly(f.key)
+	} else {
+		e.HandleULPDU(f.b)
+	}
+}
