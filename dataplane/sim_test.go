@@ -127,8 +127,13 @@ func (h *simHost) take(kind EventKind) (Event, bool) {
 // mode.
 func (s *sim) open() (a, b *conn) {
 	s.t.Helper()
+	return s.openTo(addrA, addrB)
+}
+
+func (s *sim) openTo(from, to netip.Addr) (a, b *conn) {
+	s.t.Helper()
 	ha, hb := s.hosts[0], s.hosts[1]
-	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
+	local, remote := netip.AddrPortFrom(from, 40000), netip.AddrPortFrom(to, 7174)
 	hb.w.turn()
 	if hb.w.listenerFor(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}) == nil {
 		if err := hb.w.listen(1, remote, 8); err != nil {
@@ -207,6 +212,17 @@ func (s *sim) attach(a, b *conn, qa, qb *simQP, p mpa.Params) {
 	s.hosts[1].w.attach(b.id, b, Attachment{QP: &qb.QPBinding, Params: p})
 	p.Initiator = true
 	s.hosts[0].w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: p})
+	s.until("full operation", func() bool { return a.mode == modeFull && b.mode == modeFull })
+}
+
+// attachEach is attach with settings as the initiator sees them.
+func (s *sim) attachEach(a, b *conn, qa, qb *simQP, p mpa.Params) {
+	s.t.Helper()
+	p.Initiator = true
+	s.hosts[0].w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: p})
+	p.Initiator = false
+	p.SendMarkers, p.RecvMarkers = p.RecvMarkers, p.SendMarkers
+	s.hosts[1].w.attach(b.id, b, Attachment{QP: &qb.QPBinding, Params: p})
 	s.until("full operation", func() bool { return a.mode == modeFull && b.mode == modeFull })
 }
 

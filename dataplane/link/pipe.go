@@ -60,31 +60,41 @@ type parcel struct {
 }
 
 // wire is one direction. Cells go from the sender to the receiver in full, and
-// come back in free; each ring has one producer and one consumer.
+// come back in free; each ring has one producer and one consumer. What one side
+// writes is kept a cache line away from what the other does.
 type wire struct {
 	arena []byte
 	size  int // octets of a cell
 
-	full              []parcel
-	fullProd, fullCon atomic.Uint32
+	full []parcel
+	free []uint32
 
-	free              []uint32
-	freeProd, freeCon atomic.Uint32
+	wakeup *waker // of the receiver
+
+	_                 [64]byte
+	fullProd, freeCon atomic.Uint32 // written by the sender
+	lost              atomic.Uint64 // frames dropped because no cell was free
+
+	_                 [64]byte
+	freeProd, fullCon atomic.Uint32 // written by the receiver
+	closed            atomic.Bool
 
 	// Sender's.
+	_       [64]byte
 	put     ring.Producer
 	take    ring.Consumer
 	decider *impair.Decider // nil: perfect
 	plan    []impair.Delivery
 
 	// Receiver's.
+	_    [64]byte
 	get  ring.Consumer
 	give ring.Producer
-
-	lost   atomic.Uint64 // frames dropped because no cell was free
-	wakeup *waker        // of the receiver
-	closed atomic.Bool   // by the receiver
 }
+
+// minSlot is what a TX slot has even where the MTU is tiny: an owner may compose
+// what it then sends in several frames.
+const minSlot = 512
 
 // NewPipe makes a wire and returns its two ends. It fails only for a bad
 // configuration, or when the process has no descriptor left.
@@ -148,7 +158,7 @@ func newWire(cfg *PipeConfig, bad impair.Config) (*wire, error) {
 
 func newEnd(cfg *PipeConfig, out, in *wire, toB bool) *Pipe {
 	p := &Pipe{
-		txQueue: newTxQueue(cfg.Slots, out.size+64, cfg.TxRing, cfg.MTU+HeaderRoom),
+		txQueue: newTxQueue(cfg.Slots, max(out.size+64, minSlot), cfg.TxRing, cfg.MTU+HeaderRoom),
 		out:     out, in: in, toB: toB, cfg: cfg, now: cfg.Now, virtual: cfg.Now != nil,
 		early: impair.NewQueue[parcel](cfg.RxFrames),
 	}

@@ -70,7 +70,7 @@ type Config struct {
 	Queue     int
 	Mode      Mode
 
-	MTU       int // largest IP packet; the interface's MTU
+	MTU       int // largest IP packet, fixed while open; the interface's MTU
 	Frames    int // chunks of the UMEM, half for receiving: a power of two
 	FrameSize int // octets of a chunk: 2048 or 4096
 	Ring      int // entries of each of the four rings: a power of two
@@ -225,7 +225,7 @@ func (s *Socket) bind(ifindex int) error {
 			time.Sleep(20 * time.Millisecond)
 		case hasErrno(err, unix.EBUSY):
 			return fmt.Errorf("%w: %w", ErrBusy, err)
-		case hasErrno(err, unix.EPERM):
+		case hasErrno(err, unix.EPERM), hasErrno(err, unix.ENOBUFS): // ENOBUFS: RLIMIT_MEMLOCK
 			return fmt.Errorf("%w: %w", ErrPrivilege, err)
 		case s.sg && (hasErrno(err, unix.EINVAL) || hasErrno(err, unix.EOPNOTSUPP)):
 			s.sg = false

@@ -1,0 +1,345 @@
+package dataplane
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/impair"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// The memory of each side of a program:
+//
+//	source   constant pattern: what its own Writes and Sends take
+//	remote   the peer's Writes and atomics land here, and its Reads read here
+//	sink     its own Reads and atomics land here
+//	receive  its receives
+const (
+	partLen    = 64 << 10
+	offSource  = 0 * partLen
+	offRemote  = 1 * partLen
+	offSink    = 2 * partLen
+	offReceive = 3 * partLen
+	memLen     = 4 * partLen
+	recvSlot   = 2048
+)
+
+// A program is what one side does, with the outcome that a plain memory
+// predicts: of the peer's remote part, of its own sink, and of each completion.
+type program struct {
+	rng     *rand.Rand
+	q, peer *simQP
+	remote  []byte // model of the peer's remote part
+	sink    []byte // model of our sink part
+	receive []byte // model of the peer's receive part
+	want    []verbs.WC
+	wantRcv []verbs.WC
+	sinkOff int
+
+	// Where the sources of Reads and the targets of Writes lie, since the last
+	// fence. A Write over the source of a Read that is not complete must be fenced
+	// (RFC 5040 section 5.5, rule 12), and so must, where the peer places out of
+	// order, a Write over another Write (rule 3).
+	readLo, readHi   int
+	writeLo, writeHi int
+	early            bool
+}
+
+func newProgram(rng *rand.Rand, q, peer *simQP) *program {
+	p := &program{rng: rng, q: q, peer: peer, readLo: partLen, writeLo: partLen}
+	for i := range q.mem {
+		q.mem[i] = byte(rng.Uint32())
+	}
+	return p
+}
+
+// start takes the model's copy once both sides' memory is filled.
+func (p *program) start() {
+	p.remote = bytes.Clone(p.peer.mem[offRemote:][:partLen])
+	p.sink = bytes.Clone(p.q.mem[offSink:][:partLen])
+	p.receive = bytes.Clone(p.peer.mem[offReceive:][:partLen])
+}
+
+func (p *program) span(limit int) (off, n int) {
+	switch p.rng.IntN(4) {
+	case 0:
+		n = p.rng.IntN(65)
+	case 1:
+		n = p.rng.IntN(3000)
+	default:
+		n = p.rng.IntN(limit)
+	}
+	return p.rng.IntN(partLen - n), n
+}
+
+// step adds one random work request.
+func (p *program) step() {
+	wr := verbs.SendWR{ID: uint64(len(p.want)), RKey: p.peer.reg.STag()}
+	wc := verbs.WC{ID: wr.ID, Status: verbs.WCSuccess}
+	fence := func(lo, hi int) {
+		again := p.early && lo < p.writeHi && p.writeLo < hi
+		if !again && (lo >= p.readHi || p.readLo >= hi) {
+			return
+		}
+		if again {
+			// A Read that is complete says that the Writes before it were delivered.
+			p.readNothing()
+			wr.ID++
+			wc.ID++
+		}
+		wr.Flags |= verbs.Fence
+		p.readLo, p.readHi, p.writeLo, p.writeHi = partLen, 0, partLen, 0
+	}
+	switch k := p.rng.IntN(10); {
+	case k < 4: // Write, of up to four pieces
+		off, n := p.span(20_000)
+		wr.Op, wc.Op = rdmap.OpWrite, verbs.WCWrite
+		wr.Remote = 0x10000 + offRemote + uint64(off)
+		var data []byte
+		for left := n; ; {
+			l := left
+			if len(wr.SGEs) < 3 {
+				l = p.rng.IntN(left + 1)
+			}
+			from := p.rng.IntN(partLen - l)
+			wr.SGEs = append(wr.SGEs, p.q.sge(offSource+from, l)...)
+			data = append(data, p.q.mem[offSource+from:][:l]...)
+			if left -= l; left == 0 {
+				break
+			}
+		}
+		fence(off, off+n)
+		p.writeLo, p.writeHi = min(p.writeLo, off), max(p.writeHi, off+n)
+		copy(p.remote[off:], data)
+	case k < 6: // Read to where no other Read of ours lands
+		off, n := p.span(20_000)
+		if p.sinkOff+n > partLen {
+			return
+		}
+		wr.Op, wc.Op, wc.Len = rdmap.OpRead, verbs.WCRead, uint32(n)
+		wr.Remote = 0x10000 + offRemote + uint64(off)
+		wr.SGEs = p.q.sge(offSink+p.sinkOff, n)
+		copy(p.sink[p.sinkOff:], p.remote[off:][:n])
+		p.sinkOff += n
+		p.readLo, p.readHi = min(p.readLo, off), max(p.readHi, off+n)
+	case k < 7: // atomics, each on a word of its own kind of place
+		off := p.rng.IntN(partLen/8) * 8
+		if p.sinkOff+16 > partLen {
+			return
+		}
+		p.sinkOff = (p.sinkOff + 7) &^ 7
+		wr.Remote = 0x10000 + offRemote + uint64(off)
+		wr.SGEs = p.q.sge(offSink+p.sinkOff, 8)
+		fence(off, off+8)
+		old := binary.LittleEndian.Uint64(p.remote[off:])
+		var now uint64
+		if p.rng.IntN(2) == 0 {
+			wr.Op, wc.Op = rdmap.OpFetchAdd, verbs.WCFetchAdd
+			wr.CompareAdd = p.rng.Uint64()
+			now = old + wr.CompareAdd
+		} else {
+			wr.Op, wc.Op = rdmap.OpCmpSwap, verbs.WCCmpSwap
+			wr.CompareAdd, wr.Swap = old, p.rng.Uint64()
+			wr.CompareMask, wr.SwapMask = ^uint64(0), ^uint64(0)
+			now = wr.Swap
+			if p.rng.IntN(2) == 0 {
+				wr.CompareAdd, now = ^old, old
+			}
+		}
+		wc.Len = 8
+		binary.LittleEndian.PutUint64(p.remote[off:], now)
+		binary.LittleEndian.PutUint64(p.sink[p.sinkOff:], old)
+		p.sinkOff += 8
+		p.readLo, p.readHi = min(p.readLo, off), max(p.readHi, off+8)
+	default: // a message to the peer's next receive
+		i := len(p.wantRcv)
+		if (i+1)*recvSlot > partLen {
+			return
+		}
+		rc := verbs.WC{ID: uint64(i), Status: verbs.WCSuccess, Op: verbs.WCRecv}
+		if p.rng.IntN(4) == 0 {
+			wr.Op, wc.Op = rdmap.OpImm, verbs.WCImm
+			wr.Imm = p.rng.Uint64()
+			rc.Imm, rc.Flags = wr.Imm, verbs.WCWithImm
+		} else {
+			wr.Op, wc.Op = rdmap.OpSend, verbs.WCSend
+			n := p.rng.IntN(recvSlot + 1)
+			from := p.rng.IntN(partLen - n)
+			wr.SGEs = p.q.sge(offSource+from, n)
+			rc.Len = uint32(n)
+			copy(p.receive[i*recvSlot:], p.q.mem[offSource+from:][:n])
+		}
+		if p.rng.IntN(2) == 0 {
+			wr.Flags |= verbs.Solicited
+			rc.Flags |= verbs.WCSolicited
+		}
+		p.wantRcv = append(p.wantRcv, rc)
+	}
+	p.want = append(p.want, wc)
+	p.q.sends = append(p.q.sends, wr)
+}
+
+// readNothing adds a Read of no octets: when it completes, all Writes before it
+// have been delivered.
+func (p *program) readNothing() {
+	id := uint64(len(p.want))
+	p.q.sends = append(p.q.sends, verbs.SendWR{
+		ID: id, Op: rdmap.OpRead, RKey: p.peer.reg.STag(), Remote: 0x10000 + offRemote, SGEs: p.q.sge(offSink, 0),
+	})
+	p.want = append(p.want, verbs.WC{ID: id, Status: verbs.WCSuccess, Op: verbs.WCRead})
+}
+
+func (p *program) postReceives() {
+	for i := range partLen / recvSlot {
+		p.q.recvs = append(p.q.recvs, verbs.RecvWR{ID: uint64(i), SGEs: p.q.sge(offReceive+i*recvSlot, recvSlot)})
+	}
+}
+
+// split separates a queue pair's completions by queue.
+func split(wcs []verbs.WC) (sends, recvs []verbs.WC) {
+	for _, wc := range wcs {
+		if wc.IsRecv() {
+			recvs = append(recvs, wc)
+		} else {
+			sends = append(sends, wc)
+		}
+	}
+	return sends, recvs
+}
+
+// check compares what became of the program with the model.
+func (p *program) check(who string) error {
+	sends, _ := split(p.q.wcs)
+	_, recvs := split(p.peer.wcs)
+	for i, want := range p.want {
+		got := sends[i]
+		got.QP = 0
+		if want.Len == 0 {
+			got.Len = 0 // of no meaning for Writes and Sends
+		}
+		if got != want {
+			return fmt.Errorf("%s: completion %d is %+v; want %+v", who, i, got, want)
+		}
+	}
+	for i, want := range p.wantRcv {
+		got := recvs[i]
+		got.QP, got.InvKey = 0, 0
+		if got != want {
+			return fmt.Errorf("%s: receive %d of the peer is %+v; want %+v", who, i, got, want)
+		}
+	}
+	if len(sends) != len(p.want) || len(recvs) != len(p.wantRcv) {
+		return fmt.Errorf("%s: %d completions and %d receives; want %d and %d", who, len(sends), len(recvs), len(p.want), len(p.wantRcv))
+	}
+	for _, m := range []struct {
+		name      string
+		got, want []byte
+	}{
+		{"remote part", p.peer.mem[offRemote:][:partLen], p.remote},
+		{"sink", p.q.mem[offSink:][:partLen], p.sink},
+		{"peer's receive part", p.peer.mem[offReceive:][:partLen], p.receive},
+	} {
+		if !bytes.Equal(m.got, m.want) {
+			for i := range m.got {
+				if m.got[i] != m.want[i] {
+					return fmt.Errorf("%s: %s differs from octet %d on", who, m.name, i)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// TestRandomPrograms runs random programs of every verb in both directions at
+// once over wires of random badness, MTUs, IP versions, markers and CRC, and
+// holds the result against a plain memory. IWARPD_SEEDS sets how many.
+func TestRandomPrograms(t *testing.T) {
+	base := testenv.Seed(t)
+	seeds := testenv.Count(t, "IWARPD_SEEDS", 150)
+	if testing.Short() {
+		seeds = min(seeds, 30)
+	}
+	for i := range seeds {
+		seed := base + uint64(i)
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomPrograms(t, seed) })
+	}
+}
+
+func randomPrograms(t *testing.T, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 0x707267))
+	v6 := rng.IntN(2) == 0
+	cfg := link.PipeConfig{MTU: []int{128, 256, 576, 1280, 1500, 3498, 9000}[rng.IntN(7)]}
+	if v6 {
+		cfg.MTU = max(cfg.MTU, 1280)
+	}
+	wire := func() impair.Config {
+		bad := impair.Config{Seed: rng.Uint64(), Delay: time.Duration(rng.IntN(5)) * time.Millisecond}
+		switch rng.IntN(4) {
+		case 0:
+		case 1:
+			bad.Loss = rng.Float64() * 0.1
+		case 2:
+			bad.Reorder, bad.Jitter = rng.Float64()*0.1, time.Duration(rng.IntN(3))*time.Millisecond
+		default:
+			bad.Loss, bad.Duplicate, bad.Reorder, bad.Corrupt = rng.Float64()*0.05, rng.Float64()*0.05, rng.Float64()*0.05, rng.Float64()*0.02
+		}
+		return bad
+	}
+	cfg.AtoB, cfg.BtoA = wire(), wire()
+	par := mpa.Params{CRC: rng.IntN(4) != 0, SendMarkers: rng.IntN(2) == 0, IRD: 1 + rng.IntN(16)}
+	par.RecvMarkers, par.ORD = rng.IntN(2) == 0, par.IRD
+	if !par.CRC {
+		cfg.AtoB.Corrupt, cfg.BtoA.Corrupt = 0, 0 // the TCP checksum misses some
+	}
+	defer func() {
+		if t.Failed() {
+			t.Logf("MTU %d, IPv6 %v, %+v, wires %+v %+v", cfg.MTU, v6, par, cfg.AtoB, cfg.BtoA)
+		}
+	}()
+
+	s := newSim(t, cfg)
+	a, b := s.openTo(addrOf(0, v6), addrOf(1, v6))
+	qa, qb := newSimQP(t, s.hosts[0], memLen), newSimQP(t, s.hosts[1], memLen)
+	pa, pb := newProgram(rng, qa, qb), newProgram(rng, qb, qa)
+	pa.start()
+	pb.start()
+	pa.early, pb.early = par.SendMarkers, par.RecvMarkers
+	pa.postReceives()
+	pb.postReceives()
+	s.attachEach(a, b, qa, qb, par)
+
+	for range 40 + rng.IntN(60) {
+		pa.step()
+		pb.step()
+	}
+	pa.readNothing()
+	pb.readNothing()
+	s.hosts[0].w.mark(a)
+	s.hosts[1].w.mark(b)
+	s.until("both programs done", func() bool {
+		return len(qa.wcs) >= len(pa.want)+len(pb.wantRcv) && len(qb.wcs) >= len(pb.want)+len(pa.wantRcv)
+	})
+	if err := pa.check("initiator"); err != nil {
+		t.Fatal(err)
+	}
+	if err := pb.check("responder"); err != nil {
+		t.Fatal(err)
+	}
+	s.closeAll(a)
+}
+
+func addrOf(host int, v6 bool) netip.Addr {
+	if v6 {
+		return netip.MustParseAddr([]string{"fd00::1", "fd00::2"}[host])
+	}
+	return []netip.Addr{addrA, addrB}[host]
+}
