@@ -381,6 +381,54 @@ func TestBadWR(t *testing.T) {
 	}
 }
 
+// TestStats follows the counters through a success, a refusal and a flush.
+func TestStats(t *testing.T) {
+	a, b := newPair(t, 64, QPConfig{SQDepth: 3, RQDepth: 5})
+	if c := a.Config(); c.SQDepth != 4 || c.RQDepth != 8 || a.PD() != pdA || a.Num() != 1 {
+		t.Errorf("made of %+v", c)
+	}
+	b.postRecv(RecvWR{ID: 60, SGEs: []SGE{b.sge(0, 8)}}, RecvWR{ID: 61})
+	a.post(
+		SendWR{ID: 1, Op: rdmap.OpSend, SGEs: []SGE{a.sge(0, 8)}},
+		SendWR{ID: 2, Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: 99},
+		SendWR{ID: 3, Op: rdmap.OpSend},
+	)
+	a.PullSend(8)
+	if s, r := a.Outstanding(); s != 3 || r != 0 {
+		t.Errorf("outstanding %d and %d", s, r)
+	}
+	run(a, b, 1000)
+	a.Error()
+	b.Error()
+	run(a, b, 1000)
+	if diff := cmp.Diff(Stats{Sends: 3, Completions: 1, LocalErrors: 1}, a.Stats()); diff != "" {
+		t.Errorf("sender (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(Stats{Recvs: 1, Completions: 2, Flushed: 1, ProtectionErrors: 1, OctetsPlaced: 8}, b.Stats()); diff != "" {
+		t.Errorf("receiver (-want +got):\n%s", diff)
+	}
+}
+
+func TestVendor(t *testing.T) {
+	for _, e := range []*term.Error{term.ErrRDMAPLocal, term.ErrMPACRC, term.ErrReadAccess, term.ErrTooLong} {
+		for _, remote := range []bool{false, true} {
+			wc := WC{Status: WCFlushErr, Vendor: Vendor(e, remote)}
+			if got, r := wc.Terminate(); got != e || r != remote {
+				t.Errorf("%v, remote %v: %v, %v", e, remote, got, r)
+			}
+		}
+	}
+	wc := WC{Vendor: Vendor(nil, true)}
+	if e, _ := wc.Terminate(); wc.Vendor != 0 || e != nil {
+		t.Errorf("none: %#x", wc.Vendor)
+	}
+	for _, w := range []WC{{}, {Flags: WCWithImm}, {Flags: WCSolicited}, {Status: WCLocLenErr}} {
+		if w.Wakes() != (w.Flags == WCSolicited || w.Status != 0) {
+			t.Errorf("%+v wakes: %v", w, w.Wakes())
+		}
+	}
+}
+
 // TestNoORD: a stream that may have no Read outstanding refuses one.
 func TestNoORD(t *testing.T) {
 	a, b := newSide(t, 1, 64, QPConfig{}), newSide(t, 2, 64, QPConfig{})

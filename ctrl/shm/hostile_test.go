@@ -272,3 +272,62 @@ func FuzzRing(f *testing.F) {
 		}
 	})
 }
+
+// TestBadWQE breaks each rule of the layout: the work request comes through as
+// invalid, with its ID.
+func TestBadWQE(t *testing.T) {
+	const maxSGE, maxInline = 2, 20
+	tests := []struct {
+		name string
+		bend func(e []byte)
+		ok   bool
+	}{
+		{"nothing", func(e []byte) {}, true},
+		{"opcode", func(e []byte) { e[SQEOpcode] = 1 }, false},
+		{"opcode 255", func(e []byte) { e[SQEOpcode] = 255 }, false},
+		{"flag", func(e []byte) { e[SQEFlags] |= 0x10 }, false},
+		{"all SGEs", func(e []byte) { le.PutUint16(e[SQENumSGE:], maxSGE) }, true},
+		{"too many SGEs", func(e []byte) { le.PutUint16(e[SQENumSGE:], maxSGE+1) }, false},
+		{"65535 SGEs", func(e []byte) { le.PutUint16(e[SQENumSGE:], 65535) }, false},
+		{"length without inline", func(e []byte) { e[SQEInlineLen] = 1 }, false},
+		{"inline", func(e []byte) {
+			e[SQEFlags], e[SQEInlineLen] = byte(verbs.Inline), maxInline
+			le.PutUint16(e[SQENumSGE:], 0)
+		}, true},
+		{"inline and SGEs", func(e []byte) { e[SQEFlags] = byte(verbs.Inline) }, false},
+		{"inline too long", func(e []byte) {
+			e[SQEFlags], e[SQEInlineLen] = byte(verbs.Inline), maxInline+1
+			le.PutUint16(e[SQENumSGE:], 0)
+		}, false},
+		{"inline of 2^32-1", func(e []byte) {
+			e[SQEFlags] = byte(verbs.Inline)
+			le.PutUint16(e[SQENumSGE:], 0)
+			le.PutUint32(e[SQEInlineLen:], 1<<32-1)
+		}, false},
+	}
+	q, p := newSQ(t, 1, maxSGE, maxInline)
+	wr := newSendWR()
+	for _, tt := range tests {
+		if err := p.Post(&verbs.SendWR{ID: 77, Op: rdmap.OpSend, SGEs: sges(1)}); err != nil {
+			t.Fatal(err)
+		}
+		tt.bend(p.slots)
+		if !q.NextSend(wr) || wr.ID != 77 || tt.ok != (wr.Op == rdmap.OpSend) || !tt.ok && wr.Op != verbs.OpInvalid {
+			t.Errorf("%s: %+v", tt.name, wr)
+		}
+		checkSend(t, wr, maxSGE, maxInline)
+		q.NextSend(wr) // gives the entry back
+	}
+	rq, rp := newRQ(t, 1, maxSGE)
+	recv := newRecvWR()
+	for n := range uint16(5) {
+		if err := rp.Post(&verbs.RecvWR{ID: 5}); err != nil {
+			t.Fatal(err)
+		}
+		le.PutUint16(rp.slots[RQENumSGE:], n)
+		if !rq.NextRecv(recv) || recv.ID != 5 || recv.Bad != (n > maxSGE) || !recv.Bad && len(recv.SGEs) != int(n) {
+			t.Errorf("receive of %d SGEs: %+v", n, recv)
+		}
+		rq.NextRecv(recv)
+	}
+}

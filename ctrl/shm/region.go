@@ -73,9 +73,10 @@ func MapRegion(fd int, offset, size uint64, write bool) (*Region, error) {
 	prot := unix.PROT_READ
 	if write {
 		prot |= unix.PROT_WRITE
-		if err := unix.Fallocate(fd, 0, off, length); err != nil {
-			return nil, fmt.Errorf("shm: allocating %d octets: %w", length, err)
-		}
+	}
+	// EBADF: the descriptor is read-only, and so is the region.
+	if err := unix.Fallocate(fd, 0, off, length); err != nil && (write || err != unix.EBADF) {
+		return nil, fmt.Errorf("shm: allocating %d octets: %w", length, err)
 	}
 	head := off % int64(os.Getpagesize())
 	mem, err := unix.Mmap(fd, off-head, int(head+length), prot, unix.MAP_SHARED)

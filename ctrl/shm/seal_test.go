@@ -3,6 +3,7 @@ package shm
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -142,6 +143,22 @@ func TestMapRegion(t *testing.T) {
 	if r, err = MapRegion(ro, 0, 4096, false); err != nil {
 		t.Errorf("write-sealed, read-only: %v", err)
 	} else {
+		r.Close()
+	}
+	// The same through a descriptor that cannot write.
+	sealed := testMemfd(t, 4096, unix.F_SEAL_SHRINK)
+	rdonly, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", sealed), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(rdonly)
+	if r, err := MapRegion(rdonly, 0, 4096, false); err != nil {
+		t.Errorf("read-only descriptor: %v", err)
+	} else {
+		r.Close()
+	}
+	if r, err := MapRegion(rdonly, 0, 4096, true); err == nil {
+		t.Error("a read-only descriptor was mapped for writing")
 		r.Close()
 	}
 }
