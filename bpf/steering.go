@@ -1,5 +1,11 @@
 // Package bpf loads and feeds the XDP program that steers the frames of claimed
 // endpoints to AF_XDP sockets (steer.c), and passes all else to the kernel.
+//
+// The program sees frames as the device delivers them. Three offloads of the
+// receiving side must be off on an interface that uses what they touch: rxvlan
+// (a VLAN tag that is not in the frame cannot be seen), gro-hw and lro. A kernel
+// that is the peer over a veth pair must have tx, tso and gso off at its end,
+// for its frames would lack checksums and exceed the MTU.
 package bpf
 
 import (

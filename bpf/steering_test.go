@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/pkt"
@@ -392,6 +393,29 @@ func TestAttach(t *testing.T) {
 		return err
 	}); err == nil {
 		t.Error("attached to an interface that is not there")
+	}
+}
+
+// TestAutoIsGenericOnTap: a tap's frames are skbs already, as a veth's are.
+func TestAutoIsGenericOnTap(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	s := load(t)
+	if err := v.A.NS.Do(func() error {
+		tap := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tap0"}, Mode: netlink.TUNTAP_MODE_TAP}
+		if err := netlink.LinkAdd(tap); err != nil {
+			testenv.Skip(t, "make a tap: %v", err)
+		}
+		l, err := netlink.LinkByName("tap0")
+		if err != nil {
+			return err
+		}
+		got, err := s.Attach(l.Attrs().Index, Auto)
+		if err == nil && got != Generic {
+			err = fmt.Errorf("got %v", got)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 

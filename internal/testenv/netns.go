@@ -200,7 +200,7 @@ func offloadsOff(name string) error {
 	}
 	off := map[string]bool{}
 	for f, on := range have {
-		if on && (strings.HasPrefix(f, "tx-checksum") || strings.Contains(f, "segmentation") || strings.HasPrefix(f, "rx-gro")) {
+		if on && (strings.HasPrefix(f, "tx-checksum") || strings.HasPrefix(f, "tx-vlan") || strings.Contains(f, "segmentation") || strings.HasPrefix(f, "rx-gro")) {
 			off[f] = false
 		}
 	}
