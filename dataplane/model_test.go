@@ -343,3 +343,31 @@ func addrOf(host int, v6 bool) netip.Addr {
 	}
 	return []netip.Addr{addrA, addrB}[host]
 }
+
+// TestEarlyPlacement measures what markers are for: on a wire with 5 % loss and
+// reordering nearly all FPDUs that arrive whole ahead of a gap are placed before
+// it is filled, and hardly any frame has to be held for them.
+func TestEarlyPlacement(t *testing.T) {
+	run := func(markers bool) Stats {
+		bad := impair.Config{Loss: 0.05, Reorder: 0.05, Delay: 2 * time.Millisecond, Seed: testenv.Seed(t)}
+		par := mpa.Params{CRC: true, SendMarkers: markers, RecvMarkers: markers, IRD: 4, ORD: 4}
+		s, a, q := newLoad(t, link.PipeConfig{AtoB: bad, BtoA: impair.Config{Delay: 2 * time.Millisecond}}, par, rdmap.OpWrite, 256<<10)
+		s.load(a, q, 64)
+		q.wr.Op, q.wr.SGEs[0].Len = rdmap.OpRead, 0 // until all is delivered
+		s.load(a, q, 1)
+		return s.hosts[1].w.stats
+	}
+	with, without := run(true), run(false)
+	// One FPDU fills a segment here, so that each segment that came early and
+	// whole is one FPDU.
+	if with.RxEarly < 500 {
+		t.Fatalf("only %d segments came early: the wire is too good", with.RxEarly)
+	}
+	if share := float64(with.RxFPDUsPlacedEarly) / float64(with.RxEarly); share < 0.9 {
+		t.Errorf("%d of %d early FPDUs placed at once (%.3f); want 0.9", with.RxFPDUsPlacedEarly, with.RxEarly, share)
+	}
+	if with.HeldPeak*5 > without.HeldPeak {
+		t.Errorf("%d frames held at most with markers, %d without; want a fifth", with.HeldPeak, without.HeldPeak)
+	}
+	t.Logf("markers: %d of %d early segments placed, %d frames held at most; without: %d held", with.RxFPDUsPlacedEarly, with.RxEarly, with.HeldPeak, without.HeldPeak)
+}

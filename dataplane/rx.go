@@ -164,6 +164,7 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 			c.tcp.Placed(seg.Buf)
 			w.freeHeld(seg.Buf)
 		}
+		w.stats.HeldPeak = max(w.stats.HeldPeak, uint64(len(w.held.frames)-len(w.held.free)))
 		return true
 	}
 	return false

@@ -44,6 +44,7 @@ type Stats struct {
 	Faults                    uint64
 	FreeSlots, Slots          uint64 // gauges
 	HeldFrames                uint64 // gauge
+	HeldPeak                  uint64 // the most frames that were held at once
 
 	Link link.Stats
 }
@@ -83,6 +84,7 @@ func (s *Stats) Add(o *Stats) {
 	s.FreeSlots += o.FreeSlots
 	s.Slots += o.Slots
 	s.HeldFrames += o.HeldFrames
+	s.HeldPeak += o.HeldPeak
 }
 
 // ConnInfo describes a connection.
