@@ -88,28 +88,28 @@ func (s *Stream) DeliverEarly(key serial.Num) *term.Error {
 	}
 	s.stats.RxSegments++
 	s.stats.RxOctets += uint64(e.segLen)
-	seg := e.hdr[:]
+	seg, segLen := e.hdr[:], int(e.segLen)
 	if ddp.IsTagged(seg) {
 		var h ddp.Tagged
 		if _, err := h.Decode(seg); err != nil {
-			return s.blameLen(headerError(err), seg, e.segLen)
+			return s.blameLen(headerError(err), seg, segLen)
 		}
-		return s.handleTagged(&h, nil, seg, e.segLen, true)
+		return s.handleTagged(&h, nil, seg, segLen, true)
 	}
 	var h ddp.Untagged
 	if _, err := h.Decode(seg); err != nil {
-		return s.blameLen(headerError(err), seg, e.segLen)
+		return s.blameLen(headerError(err), seg, segLen)
 	}
 	s.rxData = true
-	return s.handleSend(&h, nil, seg, e.segLen, true)
+	return s.handleSend(&h, nil, seg, segLen, true)
 }
 
 // earlySeg is a segment that was placed ahead of its turn.
 type earlySeg struct {
 	key    serial.Num
-	used   bool
+	segLen uint32
 	hdr    [ddp.UntaggedLen]byte
-	segLen int
+	used   bool
 }
 
 // earlyTable holds the segments placed early, by key: a hash table with linear
@@ -117,16 +117,12 @@ type earlySeg struct {
 type earlyTable struct {
 	segs  []earlySeg
 	n     int
-	limit int
+	limit int // 0 or less: nothing is placed early
 	shift uint
 }
 
-func (t *earlyTable) init(limit int) {
-	*t = earlyTable{limit: limit}
-	if limit == 0 {
-		return
-	}
-	t.segs = make([]earlySeg, pow2(2*limit))
+func (t *earlyTable) alloc() {
+	t.segs = make([]earlySeg, pow2(2*t.limit))
 	t.shift = 32
 	for n := len(t.segs); n > 1; n >>= 1 {
 		t.shift--
@@ -148,15 +144,18 @@ func (t *earlyTable) find(key serial.Num) int {
 
 // room reports whether key is in the table or can be put there.
 func (t *earlyTable) room(key serial.Num) bool {
-	return t.n < t.limit || t.limit > 0 && t.segs[t.find(key)].used
+	return t.n < t.limit || t.n > 0 && t.segs[t.find(key)].used
 }
 
 func (t *earlyTable) put(key serial.Num, seg []byte) {
+	if t.segs == nil {
+		t.alloc()
+	}
 	e := &t.segs[t.find(key)]
 	if !e.used {
 		t.n++
 	}
-	e.key, e.used, e.segLen = key, true, len(seg)
+	e.key, e.used, e.segLen = key, true, uint32(len(seg))
 	copy(e.hdr[:], seg)
 }
 

@@ -202,7 +202,7 @@ func TestEarlyTable(t *testing.T) {
 	for range 50 {
 		var table earlyTable
 		limit := r.IntN(40) + 1
-		table.init(limit)
+		table.limit = limit
 		want := map[serial.Num]int{}
 		base := serial.Num(r.Uint32())
 		step := []int{1, 24, 1460, 1 << 27}[r.IntN(4)]
@@ -214,7 +214,7 @@ func TestEarlyTable(t *testing.T) {
 				want[key] = n
 			} else {
 				e, ok := table.take(key)
-				if n, has := want[key]; ok != has || ok && (e.key != key || e.segLen != n) {
+				if n, has := want[key]; ok != has || ok && (e.key != key || int(e.segLen) != n) {
 					t.Fatalf("take(%d) = %+v, %v; want %d, %v", key, e, ok, n, has)
 				}
 				delete(want, key)

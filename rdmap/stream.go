@@ -10,14 +10,16 @@ import (
 const (
 	DefaultMaxWR   = 128
 	DefaultMaxRecv = 128
-	DefaultEarly   = 256
+	DefaultEarly   = 1024
 )
 
 // recvWindow is how many messages of queue 0 may be open at once, counted from
 // the one whose turn it is. Only segments that come early open more than one.
 const recvWindow = 64
 
-// Config sizes a Stream. All of its memory is allocated by Init.
+// Config sizes a Stream. All of its memory is allocated by Init; but the table of
+// early segments, which only streams with markers need, with the first of them
+// unless Early is given.
 type Config struct {
 	IRD int // most Reads and atomics of the peer's that are served at once, from 0
 	ORD int // most Reads and atomics of ours outstanding at once, from 0
@@ -180,9 +182,6 @@ func (s *Stream) Init(cfg Config, mem Memory) {
 	if cfg.MaxRecv <= 0 {
 		cfg.MaxRecv = DefaultMaxRecv
 	}
-	if cfg.Early == 0 {
-		cfg.Early = DefaultEarly
-	}
 	cfg.IRD, cfg.ORD = max(cfg.IRD, 0), max(cfg.ORD, 0)
 	*s = Stream{
 		mem: mem,
@@ -201,7 +200,12 @@ func (s *Stream) Init(cfg Config, mem Memory) {
 	s.ctl[0].Init(atomicRequestLen)
 	s.ctl[1].Init(ddp.MaxControl)
 	s.ctl[2].Init(atomicResponseLen)
-	s.early.init(max(cfg.Early, 0))
+	if s.early.limit = cfg.Early; cfg.Early == 0 {
+		s.early.limit = DefaultEarly
+	}
+	if cfg.Early > 0 {
+		s.early.alloc()
+	}
 }
 
 // pow2 returns the smallest power of two that is at least n.
