@@ -60,6 +60,9 @@ func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, er
 	}
 	if cs.steering != nil {
 		ep := bpf.Endpoint{Proto: protoTCP, Addr: c.addr.Addr(), Port: c.addr.Port()}
+		if ep.Addr.IsUnspecified() {
+			ep.Addr = netip.Addr{} // of both families
+		}
 		if err := cs.steering.Claim(ep); err != nil {
 			cs.undo(c)
 			return nil, errorf(internal, "ctrl: steering %v: %w", c.addr, err)
@@ -129,12 +132,19 @@ func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 	return nil
 }
 
-// refresh guards addresses that the interface got since.
+// refresh takes over a change of the interface's addresses: steering and guards
+// of claims of every address follow it.
 func (cs *claims) refresh() {
-	if cs.noGuard || cs.addrs == nil {
+	if cs.addrs == nil {
 		return
 	}
 	addrs := cs.addrs()
+	if st, ok := cs.steering.(interface{ SetAddresses([]netip.Addr) error }); ok {
+		_ = st.SetAddresses(addrs) // what it knew stays
+	}
+	if cs.noGuard {
+		return
+	}
 	for _, c := range cs.byAddr {
 		if c.addr.Addr().IsUnspecified() {
 			for _, a := range addrs {

@@ -106,6 +106,9 @@ func New(cfg Config, o Options) (*Server, error) {
 // not started yet.
 func (s *Server) Bind(e Engine) {
 	s.engine = e
+	s.mu.Lock()
+	s.claims.refresh()
+	s.mu.Unlock()
 	s.wg.Add(1)
 	go s.runTimers()
 	s.resolver.Watch(func() {

@@ -1,0 +1,467 @@
+package ctrl
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+// fakeEngine notes what the server asks of it. Events are the test's to make.
+type fakeEngine struct {
+	wake int
+
+	mu       sync.Mutex
+	next     uint64
+	listens  map[dataplane.ListenerID]netip.AddrPort
+	conns    map[dataplane.ConnID]*fakeConn
+	bound    int
+	fences   int
+	detached int
+	refuse   error // of Connect
+	connects []netip.AddrPort
+	calls    chan string // one for each call that a test may wait for
+}
+
+type fakeConn struct {
+	local, remote netip.AddrPort
+	sent          []byte
+	consumed      int
+	attached      *dataplane.Attachment
+	ended, abort  bool
+}
+
+func newFakeEngine(t testing.TB) *fakeEngine {
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return &fakeEngine{
+		wake: fd, listens: make(map[dataplane.ListenerID]netip.AddrPort), conns: make(map[dataplane.ConnID]*fakeConn),
+		calls: make(chan string, 1<<16),
+	}
+}
+
+func (e *fakeEngine) Workers() int   { return 1 }
+func (e *fakeEngine) WakeFD(int) int { return e.wake }
+
+func (e *fakeEngine) Listen(local netip.AddrPort, _ int) (dataplane.ListenerID, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.next++
+	id := dataplane.ListenerID(e.next)
+	e.listens[id] = local
+	return id, nil
+}
+
+func (e *fakeEngine) Unlisten(id dataplane.ListenerID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.listens, id)
+}
+
+func (e *fakeEngine) Connect(local, remote netip.AddrPort, _ time.Duration) (dataplane.ConnID, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	defer func() { e.calls <- "connect" }()
+	e.connects = append(e.connects, remote)
+	if e.refuse != nil {
+		return 0, e.refuse
+	}
+	return e.add(local, remote), nil
+}
+
+func (e *fakeEngine) add(local, remote netip.AddrPort) dataplane.ConnID {
+	e.next++
+	id := dataplane.ConnID(e.next)
+	e.conns[id] = &fakeConn{local: local, remote: remote}
+	return id
+}
+
+func (e *fakeEngine) with(id dataplane.ConnID, f func(*fakeConn)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c := e.conns[id]; c != nil {
+		f(c)
+	}
+}
+
+func (e *fakeEngine) StreamSend(id dataplane.ConnID, b []byte) {
+	e.with(id, func(c *fakeConn) { c.sent = append(c.sent, b...) })
+	e.calls <- "send"
+}
+
+func (e *fakeEngine) StreamConsumed(id dataplane.ConnID, n int) {
+	e.with(id, func(c *fakeConn) { c.consumed += n })
+}
+
+func (e *fakeEngine) Attach(id dataplane.ConnID, a dataplane.Attachment) {
+	e.with(id, func(c *fakeConn) { c.attached = &a; c.sent = append(c.sent, a.Reply...) })
+	e.calls <- "attach"
+}
+
+func (e *fakeEngine) Disconnect(id dataplane.ConnID, abort bool) {
+	e.with(id, func(c *fakeConn) { c.ended, c.abort = true, c.abort || abort })
+	e.calls <- "disconnect"
+}
+
+func (e *fakeEngine) Detach(*dataplane.QPBinding) { e.mu.Lock(); e.detached++; e.mu.Unlock() }
+func (e *fakeEngine) Fence()                      { e.mu.Lock(); e.fences++; e.mu.Unlock() }
+
+func (e *fakeEngine) Bind(*dataplane.ClientBinding)   { e.mu.Lock(); e.bound++; e.mu.Unlock() }
+func (e *fakeEngine) Unbind(*dataplane.ClientBinding) { e.mu.Lock(); e.bound--; e.mu.Unlock() }
+
+// await waits for a call of that name.
+func (e *fakeEngine) await(t testing.TB, name string) {
+	t.Helper()
+	for timeout := time.After(10 * time.Second); ; {
+		select {
+		case got := <-e.calls:
+			if got == name {
+				return
+			}
+		case <-timeout:
+			t.Fatalf("the server did not call %s", name)
+		}
+	}
+}
+
+// only returns the one connection with that remote address that has not ended.
+func (e *fakeEngine) only(t testing.TB, remote netip.AddrPort) (dataplane.ConnID, *fakeConn) {
+	t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var id dataplane.ConnID
+	for i, c := range e.conns {
+		if c.remote == remote && !c.ended {
+			if id != 0 {
+				t.Fatal("more than one connection")
+			}
+			id = i
+		}
+	}
+	if id == 0 {
+		t.Fatalf("no connection with %v", remote)
+	}
+	return id, e.conns[id]
+}
+
+// fakeSteering counts claims.
+type fakeSteering struct {
+	mu  sync.Mutex
+	eps map[bpf.Endpoint]int
+}
+
+func (s *fakeSteering) Claim(e bpf.Endpoint) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.eps == nil {
+		s.eps = make(map[bpf.Endpoint]int)
+	}
+	s.eps[e]++
+	return nil
+}
+
+func (s *fakeSteering) Unclaim(e bpf.Endpoint) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.eps[e] == 0 {
+		return fmt.Errorf("%v is not claimed", e)
+	}
+	if s.eps[e]--; s.eps[e] == 0 {
+		delete(s.eps, e)
+	}
+	return nil
+}
+
+func (s *fakeSteering) len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.eps)
+}
+
+// fakeResolver answers everything but 192.0.2.0/24.
+type fakeResolver struct{ src netip.Addr }
+
+func (r fakeResolver) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
+	if netip.MustParsePrefix("192.0.2.0/24").Contains(dst) {
+		return dataplane.Hop{}, errors.New("no route")
+	}
+	if src.IsValid() {
+		return dataplane.Hop{Src: src, MTU: 1500}, nil
+	}
+	return dataplane.Hop{Src: r.src, MTU: 1500}, nil
+}
+
+func (fakeResolver) Watch(func()) {}
+
+// harness is a server over a fake engine.
+type harness struct {
+	*Server
+	e     *fakeEngine
+	steer *fakeSteering
+	clock struct {
+		sync.Mutex
+		now clock.Time
+	}
+}
+
+var (
+	addrA = netip.MustParseAddr("10.0.0.1")
+	peerA = netip.MustParseAddrPort("10.0.0.2:7174")
+)
+
+func newHarness(t testing.TB, cfg Config) *harness {
+	t.Helper()
+	h := &harness{e: newFakeEngine(t), steer: &fakeSteering{}}
+	s, err := New(cfg, Options{
+		Logger: zap.NewNop(), Steering: h.steer, Resolver: fakeResolver{addrA}, NoGuard: true,
+		Addrs: func() []netip.Addr { return []netip.Addr{addrA} },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Server = s
+	h.clock.now = 1e9
+	s.now = func() clock.Time {
+		h.clock.Lock()
+		defer h.clock.Unlock()
+		return h.clock.now
+	}
+	s.Bind(h.e)
+	t.Cleanup(func() {
+		s.Close()
+		if n := h.steer.len(); n != 0 {
+			t.Errorf("%d endpoints still claimed", n)
+		}
+		h.e.mu.Lock()
+		defer h.e.mu.Unlock()
+		if h.e.bound != 0 || len(h.e.listens) != 0 {
+			t.Errorf("%d clients bound, %d listeners left", h.e.bound, len(h.e.listens))
+		}
+	})
+	return h
+}
+
+// advance moves the clock and has the deadlines looked at.
+func (h *harness) advance(d time.Duration) {
+	h.clock.Lock()
+	h.clock.now = h.clock.now.Add(d)
+	h.clock.Unlock()
+	h.mu.Lock()
+	h.expire(h.now())
+	h.mu.Unlock()
+}
+
+// tclient is a client that speaks the protocol by hand.
+type tclient struct {
+	t      testing.TB
+	c      *seqpacket.Conn
+	id     uint64
+	events []*ctrlpb.Event
+	fds    []int
+}
+
+func (h *harness) client(t testing.TB) *tclient {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.ServeConn(fds[0]); err != nil {
+		t.Fatal(err)
+	}
+	c, err := seqpacket.FromFD(fds[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	tc := &tclient{t: t, c: c}
+	t.Cleanup(func() { c.Close(); seqpacket.CloseAll(tc.fds) })
+	return tc
+}
+
+// hello is client with the greeting done.
+func (h *harness) hello(t testing.TB) *tclient {
+	t.Helper()
+	c := h.client(t)
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1, Name: "test"}}})
+	return c
+}
+
+func (c *tclient) send(req *ctrlpb.Request, fds ...int) {
+	c.t.Helper()
+	c.id++
+	req.Id = c.id
+	b, err := proto.Marshal(req)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if err := c.c.Write(b, fds); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// next reads one message; nil: the server has hung up.
+func (c *tclient) next() *ctrlpb.Message {
+	c.t.Helper()
+	b, fds, err := c.c.Read(seqpacket.MaxFDs)
+	if err != nil {
+		return nil
+	}
+	c.fds = append(c.fds, fds...)
+	m := new(ctrlpb.Message)
+	if err := proto.Unmarshal(b, m); err != nil {
+		c.t.Fatal(err)
+	}
+	return m
+}
+
+// do sends a request and returns its reply.
+func (c *tclient) do(req *ctrlpb.Request, fds ...int) *ctrlpb.Reply {
+	c.t.Helper()
+	c.send(req, fds...)
+	for {
+		m := c.next()
+		if m == nil {
+			c.t.Fatalf("%T: the server hung up", req.Body)
+		}
+		if ev := m.GetEvent(); ev != nil {
+			c.events = append(c.events, ev)
+			continue
+		}
+		if m.GetReply().Id != c.id {
+			c.t.Fatalf("reply to %d, want %d", m.GetReply().Id, c.id)
+		}
+		return m.GetReply()
+	}
+}
+
+func (c *tclient) ok(req *ctrlpb.Request, fds ...int) *ctrlpb.Reply {
+	c.t.Helper()
+	r := c.do(req, fds...)
+	if r.Error != nil {
+		c.t.Fatalf("%T: %v", req.Body, r.Error)
+	}
+	return r
+}
+
+func (c *tclient) fails(code ctrlpb.Code, req *ctrlpb.Request, fds ...int) string {
+	c.t.Helper()
+	r := c.do(req, fds...)
+	if r.Error.GetCode() != code {
+		c.t.Errorf("%v: %v, want %v", req, r.Error, code)
+	}
+	if r.Error != nil && r.Body != nil {
+		c.t.Errorf("%v: error with a body", req)
+	}
+	return r.Error.GetText()
+}
+
+// event waits for the next event.
+func (c *tclient) event() *ctrlpb.Event {
+	c.t.Helper()
+	if len(c.events) > 0 {
+		ev := c.events[0]
+		c.events = c.events[1:]
+		return ev
+	}
+	m := c.next()
+	if m == nil || m.GetEvent() == nil {
+		c.t.Fatalf("want an event, have %v", m)
+	}
+	return m.GetEvent()
+}
+
+func (c *tclient) pd() uint32 {
+	return c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AllocPd{AllocPd: &ctrlpb.AllocPD{}}}).GetPd().Pd
+}
+
+func (c *tclient) cq() uint32 {
+	return c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16}}}).GetCq().Cq
+}
+
+func reqQP(pd, cq uint32) *ctrlpb.Request {
+	return &ctrlpb.Request{Body: &ctrlpb.Request_CreateQp{CreateQp: &ctrlpb.CreateQP{
+		Pd: pd, SendCq: cq, RecvCq: cq, SqDepth: 8, RqDepth: 8, MaxSge: 2, MaxInline: 32,
+	}}}
+}
+
+func (c *tclient) qp() uint32 {
+	return c.ok(reqQP(c.pd(), c.cq())).GetQp().Qp
+}
+
+func reqListen(addr string, port uint32) *ctrlpb.Request {
+	return &ctrlpb.Request{Body: &ctrlpb.Request_Listen{Listen: &ctrlpb.Listen{Address: addr, Port: port}}}
+}
+
+func reqConnect(qp uint32, remote string) *ctrlpb.Request {
+	return &ctrlpb.Request{Body: &ctrlpb.Request_Connect{Connect: &ctrlpb.Connect{Qp: qp, Remote: remote}}}
+}
+
+func reqMR(pd uint32, length uint64) *ctrlpb.Request {
+	return &ctrlpb.Request{Body: &ctrlpb.Request_RegisterMr{RegisterMr: &ctrlpb.RegisterMR{Pd: pd, Length: length, Base: 4096, Access: 7}}}
+}
+
+// memfd makes one of n octets.
+func memfd(t testing.TB, n int64) int {
+	t.Helper()
+	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Ftruncate(fd, n); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
+// openFDs counts the descriptors of the process.
+func openFDs(t testing.TB) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, f := range list {
+		if target, err := os.Readlink(filepath.Join("/proc/self/fd", f.Name())); err == nil && target != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// settled waits until the server has no client.
+func (h *harness) settled(t testing.TB) {
+	t.Helper()
+	deadline := time.After(10 * time.Second)
+	for {
+		h.mu.Lock()
+		n := len(h.sessions)
+		h.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		select {
+		case <-deadline:
+			t.Fatalf("%d clients left", n)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}

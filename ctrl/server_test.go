@@ -1,0 +1,428 @@
+package ctrl
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+)
+
+const (
+	cInvalid  = ctrlpb.Code_CODE_INVALID
+	cNoObject = ctrlpb.Code_CODE_NO_OBJECT
+	cQuota    = ctrlpb.Code_CODE_QUOTA
+	cVersion  = ctrlpb.Code_CODE_VERSION
+	cState    = ctrlpb.Code_CODE_STATE
+	cBusy     = ctrlpb.Code_CODE_BUSY
+)
+
+func TestHello(t *testing.T) {
+	h := newHarness(t, Config{Version: "1.2"})
+	c := h.client(t)
+	c.fails(cVersion, &ctrlpb.Request{Body: &ctrlpb.Request_AllocPd{AllocPd: &ctrlpb.AllocPD{}}})
+	hello := func(max, min uint32) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: max, MinVersion: min, Name: strings.Repeat("x", 100)}}}
+	}
+	c.fails(cVersion, hello(0, 0))
+	c.fails(cVersion, hello(9, 2))
+	r := c.ok(hello(9, 1)).GetHello()
+	if r.Version != 1 || r.Server != "iwarpd 1.2" || r.Workers != 1 || len(c.fds) != 2 {
+		t.Errorf("%v with %d descriptors", r, len(c.fds))
+	}
+	if a := r.Device.Addresses; len(a) != 1 || a[0] != "10.0.0.1" {
+		t.Errorf("addresses %v", a)
+	}
+	c.fails(cState, hello(1, 1))
+	list := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListClients{ListClients: &ctrlpb.ListClients{}}}).GetClients().Clients
+	if len(list) != 1 || len(list[0].Name) != 64 || list[0].Pid != uint32(os.Getpid()) || list[0].Errors != 4 {
+		t.Errorf("%v", list)
+	}
+}
+
+// TestCutOff: what is no request of the protocol ends the client, and only it.
+func TestCutOff(t *testing.T) {
+	h := newHarness(t, Config{})
+	other := h.hello(t)
+	for _, tt := range []struct {
+		name string
+		b    []byte
+		fds  int
+	}{
+		{"no protobuf", []byte{0xff, 0xff, 0xff}, 0},
+		{"no id", []byte{0x12, 0}, 0},
+		{"empty packet", nil, 0},
+		{"many descriptors", []byte{8, 1}, 5},
+		{"too long", make([]byte, seqpacket.MaxPacket), 0},
+	} {
+		c := h.hello(t)
+		var fds []int
+		for range tt.fds {
+			fds = append(fds, h.e.wake)
+		}
+		if err := c.c.Write(tt.b, fds); err != nil {
+			t.Fatalf("%s: %v", tt.name, err)
+		}
+		if m := c.next(); m != nil {
+			t.Errorf("%s: answered by %v", tt.name, m)
+		}
+	}
+	other.pd()
+}
+
+func TestObjects(t *testing.T) {
+	before := openFDs(t)
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	pd, cq := c.pd(), c.cq()
+	mr := c.ok(reqMR(pd, 8192), memfd(t, 8192)).GetMr()
+	if r := h.table.Lookup(mr.Rkey); r == nil || r.Base() != 4096 || r.Len() != 8192 {
+		t.Errorf("rkey %#x is not registered", mr.Rkey)
+	}
+	qp := c.ok(reqQP(pd, cq)).GetQp()
+	mw := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd}}}).GetMw()
+	if st := h.Status(); st.Pds != 1 || st.Mrs != 1 || st.Mws != 1 || st.Cqs != 1 || st.Qps != 1 || st.Registered != 8192 {
+		t.Errorf("status %v", st)
+	}
+
+	c.fails(cBusy, &ctrlpb.Request{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd}}})
+	c.fails(cBusy, &ctrlpb.Request{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: cq}}})
+
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: qp.Qp}}})
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DeregisterMr{DeregisterMr: &ctrlpb.DeregisterMR{Mr: mr.Mr}}})
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DeallocMw{DeallocMw: &ctrlpb.DeallocMW{Mw: mw.Mw}}})
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: cq}}})
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd}}})
+	if h.table.Lookup(mr.Rkey) != nil || h.table.Len() != 0 {
+		t.Error("the region is still there")
+	}
+	if st := h.Status(); st.Pds+st.Mrs+st.Mws+st.Cqs+st.Qps+uint32(st.Registered) != 0 {
+		t.Errorf("status %v", st)
+	}
+	c.c.Close()
+	seqpacket.CloseAll(c.fds)
+	c.fds = nil
+	h.settled(t)
+	h.Close()
+	// The memfd of this test and the fake's eventfd, which its clean-up closes.
+	if after := openFDs(t); after > before+2 {
+		t.Errorf("%d descriptors open, %d before", after, before)
+	}
+}
+
+// TestForeignHandles: a client reaches nothing of another's, by any request.
+func TestForeignHandles(t *testing.T) {
+	h := newHarness(t, Config{})
+	victim, thief := h.hello(t), h.hello(t)
+	pd, cq := victim.pd(), victim.cq()
+	mr := victim.ok(reqMR(pd, 4096), memfd(t, 4096)).GetMr().Mr
+	qp := victim.ok(reqQP(pd, cq)).GetQp().Qp
+	l := victim.ok(reqListen("", 7174)).GetListen().Listen
+	mw := victim.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd}}}).GetMw().Mw
+
+	ownCQ := thief.cq() // moves the thief's handles away from the victim's
+	for _, req := range []*ctrlpb.Request{
+		{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd + 1000}}},
+		{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd}}},
+		{Body: &ctrlpb.Request_DeregisterMr{DeregisterMr: &ctrlpb.DeregisterMR{Mr: mr}}},
+		{Body: &ctrlpb.Request_DeallocMw{DeallocMw: &ctrlpb.DeallocMW{Mw: mw}}},
+		{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: qp}}},
+		{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l}}},
+		{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}},
+		{Body: &ctrlpb.Request_Accept{Accept: &ctrlpb.Accept{Conn: l, Qp: qp}}},
+		{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: l}}},
+		{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd + 1000}}},
+		{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: cq + 1000}}},
+		reqConnect(qp, "10.0.0.2:7174"),
+		reqQP(pd+1000, ownCQ),
+		reqQP(thief.pd(), cq+1000),
+	} {
+		thief.fails(cNoObject, req)
+	}
+	thief.fails(cNoObject, reqMR(pd+1000, 4096), memfd(t, 4096))
+	if text := thief.fails(ctrlpb.Code_CODE_PORT_IN_USE, reqListen("", 7174)); !strings.Contains(text, "choose another port") {
+		t.Errorf("no mend named: %q", text)
+	}
+	thief.fails(ctrlpb.Code_CODE_PORT_IN_USE, reqListen("10.0.0.1", 7174))
+	if st := h.Status(); st.Qps != 1 || st.Mrs != 1 || st.Listens != 1 || st.Mws != 1 {
+		t.Errorf("status %v", st)
+	}
+	victim.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: qp}}})
+}
+
+func TestInvalidRequests(t *testing.T) {
+	h := newHarness(t, Config{Limits: Limits{QueueDepth: 64, MaxInline: 64, MaxSGE: 4}})
+	c := h.hello(t)
+	pd, cq := c.pd(), c.cq()
+	qp := func(f func(*ctrlpb.CreateQP)) *ctrlpb.Request {
+		r := reqQP(pd, cq)
+		f(r.GetCreateQp())
+		return r
+	}
+	q := c.ok(reqQP(pd, cq)).GetQp().Qp
+	connect := func(f func(*ctrlpb.Connect)) *ctrlpb.Request {
+		r := reqConnect(q, "10.0.0.2:7174")
+		f(r.GetConnect())
+		return r
+	}
+	u32 := func(v uint32) *uint32 { return &v }
+	yes := true
+	for _, req := range []*ctrlpb.Request{
+		{},
+		{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{}}},
+		{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 65}}},
+		{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 1 << 31}}},
+		qp(func(r *ctrlpb.CreateQP) { r.SqDepth = 0 }),
+		qp(func(r *ctrlpb.CreateQP) { r.RqDepth = 1 << 31 }),
+		qp(func(r *ctrlpb.CreateQP) { r.MaxSge = 0 }),
+		qp(func(r *ctrlpb.CreateQP) { r.MaxSge = 5 }),
+		qp(func(r *ctrlpb.CreateQP) { r.MaxInline = 1 << 31 }),
+		reqMR(pd, 4096), // no descriptor
+		reqListen("nonsense", 1), reqListen("224.0.0.1", 1), reqListen("", 65536),
+		connect(func(r *ctrlpb.Connect) { r.Remote = "" }),
+		connect(func(r *ctrlpb.Connect) { r.Remote = "10.0.0.2" }),
+		connect(func(r *ctrlpb.Connect) { r.Remote = "0.0.0.0:7" }),
+		connect(func(r *ctrlpb.Connect) { r.Remote = "224.0.0.1:7" }),
+		connect(func(r *ctrlpb.Connect) { r.Local = "x" }),
+		connect(func(r *ctrlpb.Connect) { r.Local = "fd00::1" }),
+		connect(func(r *ctrlpb.Connect) { r.PrivateData = make([]byte, 509) }),
+		connect(func(r *ctrlpb.Connect) { r.PrivateData = make([]byte, 513) }),
+		connect(func(r *ctrlpb.Connect) { r.Startup = &ctrlpb.Startup{Revision: u32(3)} }),
+		connect(func(r *ctrlpb.Connect) { r.Startup = &ctrlpb.Startup{Revision: u32(1), P2P: &yes} }),
+		connect(func(r *ctrlpb.Connect) { r.Startup = &ctrlpb.Startup{Rtr: u32(8)} }),
+		connect(func(r *ctrlpb.Connect) { r.Startup = &ctrlpb.Startup{Ird: u32(1 << 20)} }),
+		connect(func(r *ctrlpb.Connect) { r.Startup = &ctrlpb.Startup{Ord: u32(1 << 20)} }),
+	} {
+		c.fails(cInvalid, req)
+	}
+	c.fails(cInvalid, reqMR(pd, 0), memfd(t, 4096))
+	c.fails(cInvalid, reqMR(pd, 8192), memfd(t, 4096)) // longer than the memfd
+	c.fails(cInvalid, reqMR(pd, 1<<33), memfd(t, 4096))
+	pipe := make([]int, 2)
+	if err := unix.Pipe(pipe); err != nil {
+		t.Fatal(err)
+	}
+	defer seqpacket.CloseAll(pipe)
+	c.fails(cInvalid, reqMR(pd, 4096), pipe[0])
+	bad := reqMR(pd, 4096)
+	bad.GetRegisterMr().Access = 1 << 20
+	c.fails(cInvalid, bad, memfd(t, 4096))
+	bad = reqMR(pd, 4096)
+	bad.GetRegisterMr().Offset = 1<<64 - 4096
+	c.fails(cInvalid, bad, memfd(t, 4096))
+	c.fails(ctrlpb.Code_CODE_ADDRESS, reqListen("10.9.9.9", 7174))
+	if st := h.Status(); st.Mrs != 0 || st.Qps != 1 || st.Registered != 0 || st.Listens != 0 {
+		t.Errorf("refused requests left something: %v", st)
+	}
+}
+
+func TestQuota(t *testing.T) {
+	h := newHarness(t, Config{Limits: Limits{Clients: 2, PDs: 3, MRs: 2, MWs: 1, CQs: 2, QPs: 2, Listens: 1, Registered: 10000}})
+	a, b := h.hello(t), h.hello(t)
+	if m := h.client(t).next(); m != nil {
+		t.Errorf("a third client was told %v", m)
+	}
+	pd, cq := a.pd(), a.cq()
+	bpd, bcq := b.pd(), b.cq()
+	a.pd()
+	b.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_AllocPd{AllocPd: &ctrlpb.AllocPD{}}})
+	b.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 1}}})
+	a.ok(reqMR(pd, 6000), memfd(t, 8192))
+	b.fails(cQuota, reqMR(bpd, 4001), memfd(t, 8192))
+	b.ok(reqMR(bpd, 4000), memfd(t, 8192))
+	b.fails(cQuota, reqMR(bpd, 1), memfd(t, 8192))
+	a.ok(reqQP(pd, cq))
+	b.ok(reqQP(bpd, bcq))
+	a.fails(cQuota, reqQP(pd, cq))
+	a.ok(reqListen("", 1))
+	b.fails(cQuota, reqListen("", 2))
+	a.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd}}})
+	text := b.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: bpd}}})
+	if !strings.Contains(text, "raise the limit") {
+		t.Errorf("no mend named: %q", text)
+	}
+	// What a client held is free for the other when it has gone.
+	a.c.Close()
+	for b.do(reqListen("", 3)).Error != nil {
+	}
+	b.ok(reqMR(bpd, 6000), memfd(t, 8192))
+	b.ok(reqQP(bpd, bcq))
+}
+
+func TestPolicy(t *testing.T) {
+	uid := uint32(os.Getuid())
+	h := newHarness(t, Config{Allow: []Rule{
+		{UIDs: []uint32{uid + 1}, Deny: true},
+		{UIDs: []uint32{uid}, Listen: []PortRange{{7000, 7999}}, Addrs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}, Limits: &Limits{QPs: 1}},
+	}})
+	c := h.hello(t)
+	c.fails(ctrlpb.Code_CODE_PERMISSION, reqListen("10.0.0.1", 80))
+	c.fails(ctrlpb.Code_CODE_PERMISSION, reqListen("", 7174))
+	c.ok(reqListen("10.0.0.1", 7174))
+	c.qp()
+	c.fails(cQuota, reqQP(c.pd(), c.cq()))
+
+	for _, tt := range []struct {
+		uid   uint32
+		gids  []uint32
+		ok    bool
+		admin bool
+	}{
+		{uid + 1, nil, false, false},
+		{uid + 2, nil, uid+2 == 0, uid+2 == 0},
+		{uid + 3, []uint32{50}, true, true},
+	} {
+		cfg := Config{Allow: append(h.cfg.Allow, Rule{GIDs: []uint32{50}, Admin: true})}.fill()
+		pol, ok := cfg.policyOf(tt.uid, tt.gids)
+		if ok != tt.ok || ok && pol.admin != tt.admin {
+			t.Errorf("uid %d, groups %v: %v, admin %v", tt.uid, tt.gids, ok, pol.admin)
+		}
+	}
+	deny := newHarness(t, Config{Allow: []Rule{{UIDs: []uint32{uid}, Deny: true}}})
+	if m := deny.client(t).next(); m != nil {
+		t.Errorf("a denied client was told %v", m)
+	}
+}
+
+// TestUnread: a client that reads nothing is cut off, and costs bounded memory.
+func TestUnread(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	l := c.ok(reqListen("", 7174)).GetListen()
+	_ = l
+	var err error
+	for range 1 << 20 {
+		b := []byte{8, 1, 0x82, 2, 0} // QueryStatus
+		if err = c.c.Write(b, nil); err != nil {
+			break
+		}
+	}
+	if err == nil {
+		t.Fatal("a million requests without reading a reply")
+	}
+	h.settled(t)
+	if n := h.counters.cutOff.Load(); n != 1 {
+		t.Errorf("%d clients cut off", n)
+	}
+}
+
+func TestSocket(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "sock")
+	h := newHarness(t, Config{Socket: path, Mode: 0o600})
+	if err := h.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", fi.Mode(), err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- h.Serve(ctx) }()
+	c, err := seqpacket.Dial(ctx, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tc := &tclient{t: t, c: c}
+	tc.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
+	defer seqpacket.CloseAll(tc.fds)
+
+	if _, err := listenSocket(path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "another iwarpd answers") {
+		t.Errorf("a second daemon: %v", err)
+	}
+	cancel()
+	if err := <-served; err != nil {
+		t.Errorf("Serve: %v", err)
+	}
+	c.Close()
+
+	// A socket that a killed daemon left is replaced; a file is not.
+	stale := filepath.Join(dir, "stale")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: stale, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	l, err = listenSocket(stale, 0o600, "")
+	if err != nil {
+		t.Fatalf("stale socket: %v", err)
+	}
+	l.Close()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listenSocket(file, 0o600, ""); err == nil {
+		t.Error("a file was taken for a socket")
+	}
+	if _, err := listenSocket(filepath.Join(dir, "x"), 0o600, "no-such-group"); err == nil {
+		t.Error("no error for a group that is not there")
+	}
+	if _, err := listenSocket(filepath.Join(dir, "none", "x"), 0o600, ""); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("missing folder: %v", err)
+	}
+}
+
+func TestLists(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	pd, cq := c.pd(), c.cq()
+	fd := memfd(t, 4096)
+	const n = 150
+	for range n {
+		c.ok(reqMR(pd, 100), fd)
+		c.ok(reqQP(pd, cq))
+	}
+	seen := map[uint32]bool{}
+	for after := uint32(0); ; {
+		l := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListMrs{ListMrs: &ctrlpb.ListMRs{After: after}}}).GetMrs()
+		for _, m := range l.Mrs {
+			seen[m.Mr] = true
+			after = m.Index
+		}
+		if !l.More {
+			break
+		}
+	}
+	if len(seen) != n {
+		t.Errorf("%d regions listed, want %d", len(seen), n)
+	}
+	clear(seen)
+	for after := uint32(0); ; {
+		l := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{After: after}}}).GetQps()
+		for _, q := range l.Qps {
+			seen[q.Qp] = true
+			after = q.Qp
+		}
+		if !l.More {
+			break
+		}
+	}
+	if len(seen) != n {
+		t.Errorf("%d queue pairs listed, want %d", len(seen), n)
+	}
+	c.fails(cNoObject, &ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{Qp: 1 << 23}}})
+	if k := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_QueryStats{QueryStats: &ctrlpb.QueryStats{}}}).GetStats().Counters; len(k) < 10 {
+		t.Errorf("%d counters", len(k))
+	}
+}
+
+func TestSnake(t *testing.T) {
+	for in, want := range map[string]string{
+		"RxFPDUsEarly": "rx_fpdus_early", "TxNoSlot": "tx_no_slot", "CQOverruns": "cq_overruns", "Conns": "conns",
+		"RxICMP": "rx_icmp", "SRTT": "srtt", "RxFPDUs": "rx_fpdus", "TCPSegs": "tcp_segs", "P50": "p50",
+	} {
+		if got := snake(in); got != want {
+			t.Errorf("%s: %s, want %s", in, got, want)
+		}
+	}
+}
