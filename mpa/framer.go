@@ -2,13 +2,13 @@ package mpa
 
 import (
 	"encoding/binary"
-	"hash/crc32"
 
 	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/mpa/crc32c"
 )
 
-// crcStep is how far the CRC may lag behind the copy: far enough for long runs
-// of the CRC instruction, near enough that its octets are still in the L1 cache.
+// crcStep is how far the CRC may lag behind the copy: far enough for it to
+// run at speed, near enough that its octets are still in the L1 cache.
 const crcStep = 4096
 
 // Framer composes the FPDUs of one half connection, each straight in the buffer
@@ -96,7 +96,7 @@ func (f *Framer) Write(p []byte) {
 		f.at += n
 		p = p[n:]
 		if f.crc && f.at-f.summed >= crcStep {
-			f.sum = crc32.Update(f.sum, castagnoli, f.dst[f.summed:f.at])
+			f.sum = crc32c.Update(f.sum, f.dst[f.summed:f.at])
 			f.summed = f.at
 		}
 	}
@@ -116,7 +116,7 @@ func (f *Framer) End() int {
 		f.marker(f.at - f.length)
 	}
 	if f.crc {
-		f.sum = crc32.Update(f.sum, castagnoli, f.dst[f.summed:f.at])
+		f.sum = crc32c.Update(f.sum, f.dst[f.summed:f.at])
 	}
 	// Reflected CRC32c goes out low octet first (RFC 5044 figure 5).
 	binary.LittleEndian.PutUint32(f.dst[f.at:], f.sum)

@@ -1,10 +1,6 @@
 package mpa
 
-import (
-	"hash/crc32"
-
-	"github.com/iwarpd/iwarpd/internal/serial"
-)
+import "github.com/iwarpd/iwarpd/internal/serial"
 
 // Limits and sizes of FPDUs, in octets (RFC 5044 sections 3, 4.1 and 4.3).
 const (
@@ -23,8 +19,6 @@ const (
 	// MaxFPDU is the same with markers.
 	MaxFPDU = maxBody + markerLen*((maxBody+markerRun-1)/markerRun)
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // bodyLen returns the size of an FPDU without markers.
 func bodyLen(ulpdu int) int { return (lengthLen+ulpdu+3)&^3 + crcLen }

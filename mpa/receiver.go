@@ -2,10 +2,10 @@ package mpa
 
 import (
 	"encoding/binary"
-	"hash/crc32"
 
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/mpa/crc32c"
 )
 
 // FPDU is what the Receiver found.
@@ -238,7 +238,7 @@ func (r *Receiver) take(raw []byte, f *FPDU) bool {
 // front of it, markers included (RFC 5044 section 4.4).
 func crcValid(raw []byte) bool {
 	n := len(raw) - crcLen
-	return crc32.Update(0, castagnoli, raw[:n]) == binary.LittleEndian.Uint32(raw[n:])
+	return crc32c.Update(0, raw[:n]) == binary.LittleEndian.Uint32(raw[n:])
 }
 
 // strip checks the markers of the FPDU raw, which begins at seq, and returns its
