@@ -196,10 +196,7 @@ func (e *end) poll() ([]iwarp.WC, error) {
 			if e.spins++; e.spins%4096 == 0 {
 				select {
 				case <-e.qp.Done():
-					if err := e.qp.Err(); err != nil {
-						return nil, err
-					}
-					return nil, iwarp.ErrPeerClosed
+					return nil, e.over()
 				default:
 				}
 			}
@@ -207,14 +204,31 @@ func (e *end) poll() ([]iwarp.WC, error) {
 		}
 		for i := range e.wcs[:n] {
 			if wc := &e.wcs[i]; wc.Status != iwarp.WCSuccess {
-				if err := e.qp.Err(); err != nil {
-					return nil, err
-				}
-				return nil, fmt.Errorf("%v: %v", wc.Op, wc.Status)
+				return nil, e.failed(wc)
 			}
 		}
 		return e.wcs[:n], nil
 	}
+}
+
+// failed explains a completion that is not good: if it was flushed, by why the
+// connection is over.
+func (e *end) failed(wc *iwarp.WC) error {
+	if wc.Status == iwarp.WCFlushErr {
+		select {
+		case <-e.qp.Done():
+			return e.over()
+		case <-time.After(5 * time.Second):
+		}
+	}
+	return fmt.Errorf("%v: %v", wc.Op, wc.Status)
+}
+
+func (e *end) over() error {
+	if err := e.qp.Err(); err != nil {
+		return err
+	}
+	return iwarp.ErrPeerClosed
 }
 
 // post posts op on the first n octets of both regions.
@@ -290,7 +304,7 @@ func serveOne(ctx context.Context, d *iwarp.Device, req *iwarp.ConnRequest, shar
 		return err
 	}
 	if echo {
-		if err := e.echo(size); err != nil && !errors.Is(err, iwarp.ErrPeerClosed) && !errors.Is(err, iwarp.ErrClosed) {
+		if err := e.echo(size); err != nil {
 			return err
 		}
 	}
@@ -301,12 +315,13 @@ func serveOne(ctx context.Context, d *iwarp.Device, req *iwarp.ConnRequest, shar
 	return e.close()
 }
 
-// echo answers each message with one, until the peer goes.
+// echo answers each message with one, until the connection is over: why is the
+// client's to tell.
 func (e *end) echo(size int) error {
 	for n := 0; ; {
 		wcs, err := e.poll()
 		if err != nil {
-			return err
+			return nil
 		}
 		for i := range wcs {
 			if !wcs[i].IsRecv() {
@@ -376,7 +391,12 @@ func iwarpTest(ctx context.Context, d *iwarp.Device, j job, t test) (r result, e
 	if err == nil {
 		r, err = e.measure(j, t, to)
 	}
-	return r, errors.Join(err, e.qp.Disconnect(ctx), e.close())
+	err = errors.Join(err, e.qp.Disconnect(ctx))
+	select { // Close would cut what Disconnect still has to send
+	case <-e.qp.Done():
+	case <-ctx.Done():
+	}
+	return r, errors.Join(err, e.close())
 }
 
 func (e *end) measure(j job, t test, to offer) (result, error) {

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// TestRows: rounds are paired, a ratio is the median of the per-round ratios and
+// above 1 when we are better, and a round that one arm missed does not count.
+func TestRows(t *testing.T) {
+	o, err := parse([]string{"-mtu", "1500", "-only", "^(write-bw/1048576/1500/budget|read-lat/64/1500/libfabric-tcp)$"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &matrix{opt: o, got: map[cell][]float64{}}
+	for round, v := range []struct{ write, budget, lat, fi float64 }{
+		{4, 5, 10, 20}, {3, 6, 20, 10}, {0, 5, 0, 5}, {2, 4, 4, 16}, {9, 9, 5, 10},
+	} {
+		m.put(cell{"daemon", test{"write-bw", mib}, 1500, false}, round, v.write)
+		m.put(cell{"budget", test{"stream", mib}, 1500, false}, round, v.budget)
+		m.put(cell{"daemon", test{"read-lat", 64}, 1500, true}, round, v.lat)
+		m.put(cell{"libfabric-tcp", test{"ping-pong", 64}, 1500, true}, round, v.fi)
+	}
+	rows := m.rows()
+	want := []row{
+		{"write-bw", 1500, mib, "budget", "Gb/s", spread{2, 3.5, 9}, spread{4, 5.5, 9}, 0.65, 4},
+		{"read-lat", 1500, 64, "libfabric-tcp", "us", spread{4, 7.5, 20}, spread{10, 13, 20}, 2, 4},
+	}
+	if !slices.Equal(rows, want) {
+		t.Errorf("rows = %+v\nwant   %+v", rows, want)
+	}
+}
+
+// TestMatrix: every cell of the list is there, and each pairing names an
+// arm and tests that exist.
+func TestMatrix(t *testing.T) {
+	o, err := parse(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.rounds < 5 {
+		t.Errorf("%d rounds by default", o.rounds)
+	}
+	known := map[string]bool{}
+	for _, a := range arms {
+		known[a.name] = true
+	}
+	m := &matrix{opt: o}
+	have := map[string]bool{}
+	for _, mtu := range o.mtus {
+		for _, p := range m.pairings(mtu) {
+			have[p.w.name+"/"+sizeName(p.size)+"/"+p.peer] = true
+			if !known[p.ours.arm] || !known[p.them.arm] {
+				t.Errorf("pairing of unknown arms: %+v", p)
+			}
+		}
+	}
+	for _, want := range []string{
+		"write-bw/1 MiB/budget", "write-bw/64 KiB/budget", "read-bw/1 MiB/budget", "read-bw/64 KiB/kernel-tcp-gso",
+		"write-rate/64 B/kernel-tcp-nogso", "read-lat/64 B/kernel-tcp-nogso", "read-lat-inprocess/64 B/kernel-tcp-nogso",
+		"send-lat/64 B/libfabric-tcp", "send-lat-inprocess/64 B/libfabric-tcp",
+	} {
+		if !have[want] {
+			t.Errorf("no cell %s", want)
+		}
+	}
+	if !slices.Equal(o.mtus, []int{1500, 3498, 9000}) {
+		t.Errorf("MTUs %v", o.mtus)
+	}
+}
+
+func TestFloors(t *testing.T) {
+	rows := []row{
+		{Workload: "write-bw", MTU: 1500, Size: mib, Peer: "budget", Ratio: 0.6},
+		{Workload: "write-bw", MTU: 1500, Size: 64 * kib, Peer: "budget", Ratio: 0.1}, // no floor
+		{Workload: "write-bw", MTU: 9000, Size: mib, Peer: "budget", Ratio: 0.59},
+		{Workload: "read-lat-inprocess", MTU: 1500, Size: 64, Peer: "kernel-tcp-nogso", Ratio: 1.2},
+		{Workload: "write-rate", MTU: 1500, Size: 64, Peer: "kernel-tcp-nogso", Ratio: 5},
+	}
+	if n := floors(rows); n != 2 {
+		t.Errorf("%d floors missed; want 2", n)
+	}
+}
+
+// TestWrite: bench.json has the keys that its readers know, and no other.
+func TestWrite(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "out", "bench.json")
+	r := row{"write-bw", 1500, mib, "budget", "Gb/s", spread{1, 2, 3}, spread{4, 5, 6}, 0.4, 5}
+	if err := write(name, []row{r}); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []map[string]any
+	if err := json.Unmarshal(b, &got); err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 1 {
+		t.Fatalf("%d rows", len(got))
+	}
+	keys := slices.Sorted(maps.Keys(got[0]))
+	if want := []string{"mtu", "ours", "peer", "ratio", "size", "theirs", "unit", "workload"}; !slices.Equal(keys, want) {
+		t.Errorf("keys %v; want %v", keys, want)
+	}
+	ours, ok := got[0]["ours"].(map[string]any)
+	if !ok || ours["min"] != 1.0 || ours["median"] != 2.0 || ours["max"] != 3.0 {
+		t.Errorf("ours = %v", got[0]["ours"])
+	}
+}
+
+func TestMedian(t *testing.T) {
+	for _, c := range []struct {
+		v    []float64
+		want float64
+	}{{[]float64{3}, 3}, {[]float64{3, 1}, 2}, {[]float64{9, 1, 5}, 5}, {[]float64{4, 1, 3, 2}, 2.5}} {
+		if got := median(c.v); got != c.want {
+			t.Errorf("median(%v) = %v; want %v", c.v, got, c.want)
+		}
+	}
+}
