@@ -256,6 +256,7 @@ func (s *Server) dial(c *conn, attempt int) {
 	case c.state == connGone:
 	case err != nil:
 		s.failConn(c, errorf(dialCode(err), "ctrl: connect to %v: %w", remote, err))
+		s.claims.drop(cl)
 	case c.id == 0:
 		c.id = id
 		s.conns[id] = c

@@ -1,0 +1,510 @@
+package ctrl
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/mpa"
+)
+
+// mpaPeer is the other end's start-up, driven by hand.
+type mpaPeer struct {
+	t   *testing.T
+	h   *harness
+	id  dataplane.ConnID
+	c   *fakeConn
+	st  *mpa.Startup
+	got int // octets of c.sent that st has seen
+}
+
+// deliver gives st what the server sent since the last call.
+func (p *mpaPeer) deliver() {
+	p.t.Helper()
+	p.h.e.mu.Lock()
+	b := bytes.Clone(p.c.sent[p.got:])
+	p.got = len(p.c.sent)
+	p.h.e.mu.Unlock()
+	p.st.HandleStream(clock.Time(1e9), b)
+}
+
+// send gives the server what st has to say.
+func (p *mpaPeer) send() {
+	p.t.Helper()
+	b, ok := p.st.PollTransmit()
+	if !ok {
+		p.t.Fatal("the peer has nothing to say")
+	}
+	p.h.OnEvent(dataplane.Event{Kind: dataplane.EventData, Conn: p.id, Data: b})
+}
+
+func (p *mpaPeer) event(kind mpa.EventKind) mpa.Event {
+	p.t.Helper()
+	ev, ok := p.st.PollEvent()
+	if !ok || ev.Kind != kind {
+		p.t.Fatalf("the peer has event %+v, want kind %d", ev, kind)
+	}
+	return ev
+}
+
+// dial starts a connect and answers the TCP part.
+func (h *harness) dial(t *testing.T, c *tclient, req *ctrlpb.Request, cfg mpa.Config) (*mpaPeer, uint32) {
+	t.Helper()
+	conn := c.ok(req).GetConnect().Conn
+	h.e.await(t, "connect")
+	p := h.opened(t, cfg)
+	return p, conn
+}
+
+// opened finds the connection that the server has dialled and completes its TCP
+// handshake.
+func (h *harness) opened(t *testing.T, cfg mpa.Config) *mpaPeer {
+	t.Helper()
+	id, fc := h.e.only(t, peerA)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventConnected, Conn: id, Flow: flowOf(fc.local, fc.remote)})
+	h.e.await(t, "send")
+	p := &mpaPeer{t: t, h: h, id: id, c: fc, st: mpa.NewResponder(cfg, 1e9)}
+	p.deliver()
+	return p
+}
+
+// arrive has a peer open a connection to the listener's port.
+func (h *harness) arrive(t *testing.T, remote string, port uint16, cfg mpa.Config) *mpaPeer {
+	t.Helper()
+	r, local := netip.MustParseAddrPort(remote), netip.AddrPortFrom(addrA, port)
+	h.e.mu.Lock()
+	id := h.e.add(local, r)
+	fc := h.e.conns[id]
+	var lid dataplane.ListenerID
+	for l, a := range h.e.listens {
+		if a.Port() == port {
+			lid = l
+		}
+	}
+	h.e.mu.Unlock()
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventAccepted, Conn: id, Listener: lid, Flow: flowOf(local, r)})
+	return &mpaPeer{t: t, h: h, id: id, c: fc, st: mpa.NewInitiator(cfg, 1e9)}
+}
+
+func (p *mpaPeer) attached() *dataplane.Attachment {
+	p.t.Helper()
+	p.h.e.mu.Lock()
+	defer p.h.e.mu.Unlock()
+	if p.c.attached == nil {
+		p.t.Fatal("not attached")
+	}
+	return p.c.attached
+}
+
+func (p *mpaPeer) ended() (ended, abort bool) {
+	p.h.e.mu.Lock()
+	defer p.h.e.mu.Unlock()
+	return p.c.ended, p.c.abort
+}
+
+func TestConnect(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	req := reqConnect(c.qp(), peerA.String())
+	req.GetConnect().PrivateData = []byte("hello")
+	p, conn := h.dial(t, c, req, mpa.DefaultConfig())
+	if ev := p.event(mpa.EventRequest); string(ev.Frame.PrivateData) != "hello" || !ev.Frame.P2P || !ev.Frame.CRC {
+		t.Fatalf("request %+v", ev.Frame)
+	}
+	if err := p.st.Accept(1e9, []byte("welcome"), 3, 4); err != nil {
+		t.Fatal(err)
+	}
+	p.send()
+	a := p.attached()
+	if !a.Params.Initiator || !a.Params.CRC || a.Params.RTR == mpa.RTRNone || a.Params.ORD != 3 {
+		t.Errorf("params %+v", a.Params)
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: a.QP})
+	ev := c.event().GetEstablished()
+	if ev == nil || ev.Conn != conn || string(ev.PrivateData) != "welcome" || ev.Negotiated.Revision != 2 || ev.Remote != peerA.String() {
+		t.Fatalf("event %v", ev)
+	}
+	if q := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{}}}).GetQps().Qps[0]; q.State != "RTS" || q.Remote != peerA.String() {
+		t.Errorf("queue pair %v", q)
+	}
+	c.fails(cState, req) // a QP has one connection
+
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventFailed, Conn: p.id, Err: term.ErrBounds})
+	if ev := c.event().GetTerminated(); ev == nil || ev.Remote || ev.Layer != 1 || ev.Type != 1 || ev.Code != 1 {
+		t.Errorf("event %v", ev)
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id, Err: errors.New("reset by the peer")})
+	if ev := c.event().GetDisconnected(); ev == nil || !strings.Contains(ev.Error.GetText(), "reset by the peer") {
+		t.Errorf("event %v", ev)
+	}
+	if n := h.Status().Conns; n != 0 || h.steer.len() != 0 {
+		t.Errorf("%d connections and %d endpoints left", n, h.steer.len())
+	}
+}
+
+func TestConnectFails(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		to   string
+		run  func(*testing.T, *harness)
+		code ctrlpb.Code
+		text string
+	}{
+		{"no route", "192.0.2.1:7", func(*testing.T, *harness) {}, ctrlpb.Code_CODE_UNREACHABLE, "no route"},
+		{"engine refuses", "10.0.0.2:7174", func(t *testing.T, h *harness) {}, ctrlpb.Code_CODE_TIMEOUT, "timed out"},
+		{"reset", "10.0.0.2:7174", func(t *testing.T, h *harness) {
+			id, fc := h.e.only(t, peerA)
+			h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: id, Flow: flowOf(fc.local, fc.remote), Err: errors.New("refused")})
+		}, ctrlpb.Code_CODE_REFUSED, "refused"},
+		{"silent", "10.0.0.2:7174", func(t *testing.T, h *harness) {
+			h.opened(t, mpa.DefaultConfig())
+			h.advance(11 * time.Second)
+		}, ctrlpb.Code_CODE_TIMEOUT, "10.0.0.2:7174"},
+		{"slow handshake", "10.0.0.2:7174", func(t *testing.T, h *harness) { h.advance(31 * time.Second) }, ctrlpb.Code_CODE_TIMEOUT, "TCP handshake"},
+		{"garbage", "10.0.0.2:7174", func(t *testing.T, h *harness) {
+			p := h.opened(t, mpa.DefaultConfig())
+			h.OnEvent(dataplane.Event{Kind: dataplane.EventData, Conn: p.id, Data: make([]byte, 600)})
+		}, ctrlpb.Code_CODE_PROTOCOL, "key"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := newHarness(t, Config{})
+			if tt.name == "engine refuses" {
+				h.e.refuse = dataplane.ErrTimeout
+			}
+			c := h.hello(t)
+			c.ok(reqConnect(c.qp(), tt.to))
+			if strings.HasPrefix(tt.to, "10.") {
+				h.e.await(t, "connect")
+			}
+			tt.run(t, h)
+			ev := c.event().GetConnectFailed()
+			if ev.GetError().GetCode() != tt.code || !strings.Contains(ev.GetError().GetText(), tt.text) {
+				t.Errorf("event %v, want %v with %q", ev, tt.code, tt.text)
+			}
+			if n := h.Status().Conns; n != 0 || h.steer.len() != 0 {
+				t.Errorf("%d connections and %d endpoints left", n, h.steer.len())
+			}
+		})
+	}
+}
+
+// TestFallback: a peer that does not know revision 2 is asked again with
+// revision 1.
+func TestFallback(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	c.ok(reqConnect(c.qp(), peerA.String()))
+	h.e.await(t, "connect")
+	p := h.opened(t, mpa.DefaultConfig())
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventPeerClosed, Conn: p.id}) // as rev-1 peers do
+	h.e.await(t, "connect")
+	if ended, _ := p.ended(); !ended {
+		t.Error("the first connection is left open")
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id}) // late news of the first
+	p = h.opened(t, mpa.DefaultConfig())
+	if f := p.event(mpa.EventRequest).Frame; f.Rev != 1 || f.Enhanced {
+		t.Fatalf("request %+v", f)
+	}
+	if err := p.st.Accept(1e9, nil, -1, -1); err != nil {
+		t.Fatal(err)
+	}
+	p.send()
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
+	if ev := c.event().GetEstablished(); ev == nil || ev.Negotiated.Revision != 1 || ev.Negotiated.P2P {
+		t.Errorf("event %v", ev)
+	}
+	// Where it is not wanted there is no second try.
+	no := false
+	req := reqConnect(c.qp(), "10.0.0.2:7174")
+	req.GetConnect().Startup = &ctrlpb.Startup{Fallback: &no}
+	h.e.with(p.id, func(fc *fakeConn) { fc.ended = true }) // for only
+	c.ok(req)
+	h.e.await(t, "connect")
+	p = h.opened(t, mpa.DefaultConfig())
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventPeerClosed, Conn: p.id})
+	if ev := c.event().GetConnectFailed(); ev.GetError().GetCode() != ctrlpb.Code_CODE_REFUSED {
+		t.Errorf("event %v", ev)
+	}
+}
+
+func TestRejected(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	p, _ := h.dial(t, c, reqConnect(c.qp(), peerA.String()), mpa.DefaultConfig())
+	p.event(mpa.EventRequest)
+	if err := p.st.Reject(1e9, []byte("not today")); err != nil {
+		t.Fatal(err)
+	}
+	p.send()
+	if ev := c.event().GetRejected(); ev == nil || string(ev.PrivateData) != "not today" {
+		t.Errorf("event %v", ev)
+	}
+	if ended, _ := p.ended(); !ended || h.Status().Conns != 0 {
+		t.Error("the connection is left open")
+	}
+}
+
+func TestAcceptReject(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	c.ok(reqListen("", 7174))
+	cfg := mpa.DefaultConfig()
+	cfg.PrivateData = []byte("may I")
+	p := h.arrive(t, "10.0.0.2:4000", 7174, cfg)
+	p.send()
+	req := c.event().GetConnectRequest()
+	if req == nil || string(req.PrivateData) != "may I" || req.Remote != "10.0.0.2:4000" || req.Local != "10.0.0.1:7174" || req.P2P {
+		t.Fatalf("event %v", req)
+	}
+	accept := func(conn, qp uint32) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_Accept{Accept: &ctrlpb.Accept{Conn: conn, Qp: qp, PrivateData: []byte("do")}}}
+	}
+	other := h.hello(t)
+	other.fails(cNoObject, accept(req.Conn, other.qp()))
+	qp := c.qp()
+	c.fails(cNoObject, accept(req.Conn+1000, qp))
+	c.fails(cNoObject, accept(req.Conn, qp+1000))
+	c.ok(accept(req.Conn, qp))
+	p.deliver()
+	if ev := p.event(mpa.EventAccepted); string(ev.Frame.PrivateData) != "do" {
+		t.Errorf("reply %+v", ev.Frame)
+	}
+	// Without peer-to-peer mode there is nothing to wait for.
+	if ev := c.event().GetEstablished(); ev == nil || ev.Qp != qp {
+		t.Errorf("event %v", ev)
+	}
+	c.fails(cState, accept(req.Conn, c.qp()))
+
+	// In peer-to-peer mode the initiator's first FPDU is waited for.
+	cfg.P2P = true
+	p = h.arrive(t, "10.0.0.2:4001", 7174, cfg)
+	p.send()
+	req = c.event().GetConnectRequest()
+	c.fails(cState, accept(req.Conn, qp)) // used already
+	c.ok(accept(req.Conn, c.qp()))
+	if len(c.events) != 0 {
+		t.Errorf("event before the first FPDU: %v", c.events)
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
+	if ev := c.event().GetEstablished(); ev == nil || !ev.Negotiated.P2P {
+		t.Errorf("event %v", ev)
+	}
+
+	p = h.arrive(t, "10.0.0.2:4002", 7174, cfg)
+	p.send()
+	req = c.event().GetConnectRequest()
+	reject := func(n int) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: req.Conn, PrivateData: make([]byte, n)}}}
+	}
+	c.fails(cInvalid, reject(600))
+	c.ok(reject(7))
+	p.deliver()
+	if ev := p.event(mpa.EventRejected); len(ev.Frame.PrivateData) != 7 {
+		t.Errorf("reply %+v", ev.Frame)
+	}
+	if ended, abort := p.ended(); !ended || abort {
+		t.Errorf("after the reject: closed %v, reset %v", ended, abort)
+	}
+	c.fails(cNoObject, reject(1))
+	l := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListListens{ListListens: &ctrlpb.ListListens{}}}).GetListens().Listens[0]
+	if l.Accepted != 2 || l.Rejected != 1 || l.Waiting != 0 {
+		t.Errorf("listener %v", l)
+	}
+}
+
+// TestBadPeers: peers that say nothing, or nonsense, or leave, cost their own
+// connection and hold up no other.
+func TestBadPeers(t *testing.T) {
+	h := newHarness(t, Config{Startup: StartupDefaults{PerPeer: 4}})
+	c := h.hello(t)
+	req := reqListen("", 7174)
+	req.GetListen().Backlog = 2
+	c.ok(req)
+	cfg := mpa.DefaultConfig()
+	silent := h.arrive(t, "10.0.0.3:1", 7174, cfg)
+	garbage := h.arrive(t, "10.0.0.3:2", 7174, cfg)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventData, Conn: garbage.id, Data: bytes.Repeat([]byte("GET / "), 10)})
+	if _, abort := garbage.ended(); !abort {
+		t.Error("garbage is not reset")
+	}
+	for i, want := range []bool{false, false, false, true, true} {
+		p := h.arrive(t, netip.AddrPortFrom(netip.MustParseAddr("10.0.0.3"), uint16(10+i)).String(), 7174, cfg)
+		if _, abort := p.ended(); abort != want {
+			t.Errorf("silent connection %d of one peer: reset %v", i, abort)
+		}
+	}
+	good := h.arrive(t, "10.0.0.4:1", 7174, cfg)
+	good.send()
+	first := c.event().GetConnectRequest()
+	if first.GetRemote() != "10.0.0.4:1" {
+		t.Fatalf("event %v", first)
+	}
+	gone := h.arrive(t, "10.0.0.4:2", 7174, cfg)
+	gone.send()
+	second := c.event().GetConnectRequest()
+	full := h.arrive(t, "10.0.0.4:3", 7174, cfg)
+	full.send()
+	if _, abort := full.ended(); !abort {
+		t.Error("a request beyond the backlog is not reset")
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventPeerClosed, Conn: gone.id})
+	if ev := c.event().GetConnectGone(); ev == nil || ev.Conn != second.Conn {
+		t.Errorf("event %v", ev)
+	}
+	h.advance(11 * time.Second)
+	if _, abort := silent.ended(); !abort {
+		t.Error("a silent peer is not reset in time")
+	}
+	if _, abort := good.ended(); abort {
+		t.Error("a request that waits for the client was reset")
+	}
+	h.advance(20 * time.Second) // the client's own time to answer
+	if ev := c.event().GetConnectGone(); ev.GetError().GetCode() != ctrlpb.Code_CODE_TIMEOUT {
+		t.Errorf("event %v", ev)
+	}
+	if len(h.perPeer) != 0 {
+		t.Errorf("peers still counted: %v", h.perPeer)
+	}
+}
+
+// TestClientDies: whatever it was doing, nothing of it is left.
+func TestClientDies(t *testing.T) {
+	h := newHarness(t, Config{})
+	for _, at := range []string{"dialing", "startup", "up", "request", "switching"} {
+		c := h.hello(t)
+		c.ok(reqMR(c.pd(), 4096), memfd(t, 4096))
+		c.ok(reqListen("", 7174))
+		qp := c.qp()
+		switch at {
+		case "request", "switching":
+			cfg := mpa.DefaultConfig()
+			cfg.P2P = true
+			p := h.arrive(t, "10.0.0.2:4000", 7174, cfg)
+			p.send()
+			req := c.event().GetConnectRequest()
+			if at == "switching" {
+				c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Accept{Accept: &ctrlpb.Accept{Conn: req.Conn, Qp: qp}}})
+			}
+		default:
+			c.ok(reqConnect(qp, peerA.String()))
+			h.e.await(t, "connect")
+			if at == "dialing" {
+				break
+			}
+			p := h.opened(t, mpa.DefaultConfig())
+			if at == "startup" {
+				break
+			}
+			p.event(mpa.EventRequest)
+			if err := p.st.Accept(1e9, nil, -1, -1); err != nil {
+				t.Fatal(err)
+			}
+			p.send()
+			h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
+			c.event()
+		}
+		c.c.Close()
+		h.settled(t)
+		st := h.Status()
+		h.mu.Lock()
+		left := len(h.conns) + len(h.dialing) + len(h.pending) + len(h.qps) + len(h.usage) + len(h.listeners) + len(h.claims.byAddr) + len(h.perPeer)
+		h.mu.Unlock()
+		if left != 0 || st.Mrs+st.Qps+st.Conns+st.Listens+st.Cqs+st.Pds != 0 || h.table.Len() != 0 || h.steer.len() != 0 {
+			t.Errorf("%s: left behind: %d entries, %v, %d endpoints", at, left, st, h.steer.len())
+		}
+		h.e.mu.Lock()
+		for id, fc := range h.e.conns {
+			if !fc.ended {
+				t.Errorf("%s: connection %d still open", at, id)
+			}
+		}
+		clear(h.e.conns)
+		h.e.mu.Unlock()
+	}
+}
+
+// TestStartupTerminate: an initiator whose peer is in full operation already
+// tells it by a Terminate that it cannot go on.
+func TestStartupTerminate(t *testing.T) {
+	h := newHarness(t, Config{Startup: StartupDefaults{IRD: 1, MaxIRD: 1, ORD: 1}})
+	c := h.hello(t)
+	p, _ := h.dial(t, c, reqConnect(c.qp(), peerA.String()), mpa.DefaultConfig())
+	p.event(mpa.EventRequest)
+	// A peer that wants more reads outstanding than we can take (RFC 6581 9.1).
+	f := mpa.Frame{Reply: true, CRC: true, Enhanced: true, Rev: 2, IRD: 1, ORD: 100, P2P: true, RTR: mpa.RTRs(mpa.RTRWrite)}
+	b, err := f.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventData, Conn: p.id, Data: b})
+	if a := p.attached(); a.Fail != term.ErrMPAIRD {
+		t.Fatalf("attached with %v", a.Fail)
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventFailed, Conn: p.id, Err: term.ErrMPAIRD})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
+	if ev := c.event().GetConnectFailed(); ev.GetError().GetCode() != ctrlpb.Code_CODE_PROTOCOL || !strings.Contains(ev.GetError().GetText(), "IRD") {
+		t.Errorf("event %v", ev)
+	}
+}
+
+func TestDisconnect(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	qp := c.qp()
+	disc := func(abort bool) *ctrlpb.Request {
+		return &ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp, Abort: abort}}}
+	}
+	c.fails(cState, disc(false))
+	c.ok(reqConnect(qp, peerA.String()))
+	h.e.await(t, "connect")
+	c.ok(disc(false)) // gives the set-up up
+	if ev := c.event().GetConnectFailed(); ev.GetError().GetCode() != ctrlpb.Code_CODE_CANCELED {
+		t.Errorf("event %v", ev)
+	}
+	qp = c.qp()
+	h.e.mu.Lock()
+	clear(h.e.conns)
+	h.e.mu.Unlock()
+	c.ok(reqConnect(qp, peerA.String()))
+	h.e.await(t, "connect")
+	p := h.opened(t, mpa.DefaultConfig())
+	p.event(mpa.EventRequest)
+	if err := p.st.Accept(1e9, nil, -1, -1); err != nil {
+		t.Fatal(err)
+	}
+	p.send()
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
+	c.event()
+	c.ok(disc(false))
+	if ended, abort := p.ended(); !ended || abort {
+		t.Errorf("closed %v, reset %v", ended, abort)
+	}
+	h.advance(11 * time.Second) // the peer does not close its side
+	if _, abort := p.ended(); !abort {
+		t.Error("a close that does not end is not cut short")
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
+	if ev := c.event().GetDisconnected(); ev == nil || ev.Error != nil {
+		t.Errorf("event %v", ev)
+	}
+	if h.steer.len() != 1 {
+		t.Error("the port is free while TCP is in TIME-WAIT")
+	}
+	h.advance(61 * time.Second)
+	if h.steer.len() != 0 {
+		t.Error("the port is not free after TIME-WAIT")
+	}
+	c.ok(disc(true)) // flushes what was posted late
+	if a := p.attached(); a.QP == nil {
+		t.Error("nothing flushed")
+	}
+}
