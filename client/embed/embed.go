@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/bpf"
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
@@ -33,12 +34,11 @@ type Config struct {
 	Resolver dataplane.Resolver
 
 	// Interface is a network interface of the host. Its addresses, routes and
-	// neighbours are the kernel's, as for the daemon, and so are the privileges
-	// that it takes: CAP_NET_RAW, and for AF_XDP CAP_BPF and CAP_NET_ADMIN.
+	// neighbours are the kernel's, and the frames go through AF_XDP: the privileges
+	// are the daemon's (CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF). It is looked for in
+	// the network namespace of the calling thread.
 	Interface string
-	// Packet uses AF_PACKET in place of AF_XDP: slower, and the kernel sees the
-	// frames too.
-	Packet bool
+	XDPMode   bpf.Mode
 
 	// InlineProgress has CQ.Poll and Wait drive the engine from the
 	// application's goroutine. The engine's own one only fills in while the
@@ -51,7 +51,6 @@ type Config struct {
 	Logger         *zap.Logger   // nil: none
 
 	shared *progress // drives several engines
-	noHost bool
 }
 
 // Node is an iwarpd inside the process.
@@ -79,7 +78,7 @@ func Open(cfg Config) (n *Node, err error) {
 		cfg.Logger = zap.NewNop()
 	}
 	queues := []dataplane.Queue{{Link: cfg.Link, CPU: -1}}
-	opts := ctrl.Options{Logger: cfg.Logger, Resolver: cfg.Resolver, NoGuard: cfg.noHost}
+	opts := ctrl.Options{Logger: cfg.Logger, Resolver: cfg.Resolver}
 	switch {
 	case cfg.Interface != "" && cfg.Link == nil:
 		if queues, err = n.openInterface(&cfg, &opts); err != nil {
