@@ -264,8 +264,9 @@ func (e *Engine) Stop() {
 // Workers returns the number of workers.
 func (e *Engine) Workers() int { return len(e.workers) }
 
-// WakeFD returns the eventfd that wakes a worker.
-func (e *Engine) WakeFD(worker int) int { return e.workers[worker].cmds.fd }
+// WakeFD returns the descriptor by which shm.Wake wakes a worker. The end that
+// the worker reads stays private.
+func (e *Engine) WakeFD(worker int) int { return e.workers[worker].cmds.wakeFD }
 
 // Turn drives worker 0 once from the calling goroutine and returns the amount
 // of work found. The engine must have been made with Inline. It returns 0 when

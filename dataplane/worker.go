@@ -372,19 +372,21 @@ type cmdQueue struct {
 	q, spare []func(*worker)
 	pending  atomic.Int32
 	sleeping atomic.Bool
-	fd       int // eventfd
+	fd       int // the worker sleeps on it
+	wakeFD   int // written by whoever wakes it, clients too
 }
 
-func (q *cmdQueue) init() error {
-	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("dataplane: eventfd: %w", err)
+func (q *cmdQueue) init() (err error) {
+	if q.fd, q.wakeFD, err = shm.NewWake(); err != nil {
+		return fmt.Errorf("dataplane: %w", err)
 	}
-	q.fd = fd
 	return nil
 }
 
-func (q *cmdQueue) close() { unix.Close(q.fd) }
+func (q *cmdQueue) close() {
+	unix.Close(q.fd)
+	unix.Close(q.wakeFD)
+}
 
 func (q *cmdQueue) push(f func(*worker)) {
 	q.mu.Lock()
@@ -396,10 +398,7 @@ func (q *cmdQueue) push(f func(*worker)) {
 	}
 }
 
-func (q *cmdQueue) wake() {
-	one := [8]byte{0: 1}
-	unix.Write(q.fd, one[:]) // full means that a wake is pending
-}
+func (q *cmdQueue) wake() { shm.Wake(q.wakeFD) }
 
 func (q *cmdQueue) drain(w *worker) int {
 	q.mu.Lock()

@@ -52,8 +52,12 @@ func (p *poller) wait(timeout time.Duration, fd, wakefd int) {
 	}
 }
 
-// drain empties an eventfd.
+// drain empties an eventfd or a pipe.
 func drain(fd int) {
-	var b [8]byte
-	_, _ = unix.Read(fd, b[:]) // EAGAIN: somebody else did
+	var b [512]byte
+	for {
+		if n, err := unix.Read(fd, b[:]); err != nil || n < len(b) {
+			return // EAGAIN: somebody else did
+		}
+	}
 }
