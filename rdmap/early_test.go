@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"testing"
 
+	"github.com/iwarpd/iwarpd/ddp"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -193,6 +194,31 @@ func TestEarlyLimit(t *testing.T) {
 	e.Init(Config{Early: -1}, e.mem)
 	if e.HandleEarly(0, in) {
 		t.Error("placed early although that is off")
+	}
+}
+
+// No more messages are open at once than the window has, so that a peer cannot
+// take all receive buffers by one segment.
+func TestEarlyWindow(t *testing.T) {
+	e := newVictim()
+	for range 300 {
+		e.mem.recvs = append(e.mem.recvs, make([]byte, 8))
+	}
+	send := func(msn uint32) []byte {
+		h := ddp.Untagged{Last: true, ULP: control(opcodeSend), MSN: serial.Num(msn)}
+		return h.Append(nil)
+	}
+	if e.HandleEarly(1, send(recvWindow+1)) || e.mem.taken != 0 {
+		t.Errorf("a message behind the window: %d buffers taken", e.mem.taken)
+	}
+	if !e.HandleEarly(1, send(recvWindow)) || e.mem.taken != recvWindow {
+		t.Errorf("the last of the window: %d buffers taken; want %d", e.mem.taken, recvWindow)
+	}
+	if err := e.HandleULPDU(send(1)); err != nil {
+		t.Fatal(err)
+	}
+	if !e.HandleEarly(2, send(recvWindow+1)) {
+		t.Error("the window did not move")
 	}
 }
 

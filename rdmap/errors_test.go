@@ -395,3 +395,18 @@ func TestReservedIgnored(t *testing.T) {
 		t.Errorf("answer to the atomic %x; want %x", got, want)
 	}
 }
+
+// A Read Request in two segments: the Terminate has the DDP header of the
+// segment that completed it, and the whole request.
+func TestErrorOfSegmentedRequest(t *testing.T) {
+	e := newVictim()
+	if err := e.HandleULPDU(unhex(t, "0141 00000000 00000001 00000001 00000000 00000009 00000000")); err != nil {
+		t.Fatal(err)
+	}
+	second := unhex(t, "4141 00000000 00000001 00000001 00000008 00002000 00000001 00000006 0000000000001000")
+	if err := e.HandleULPDU(second); err != term.ErrReadSTag {
+		t.Fatalf("HandleULPDU = %v; want %v", err, term.ErrReadSTag)
+	}
+	wantTerminate(t, e, term.ErrReadSTag, unhex(t, "4147 00000000 00000002 00000001 00000000 0100e000 0026"+
+		"4141 00000000 00000001 00000001 00000008"+sink+"00000001 00000006 0000000000001000"))
+}

@@ -370,7 +370,6 @@ func (s *Stream) handleTerminate(msg []byte) *term.Error {
 		}
 		s.finishPending(p, st)
 	}
-	s.seg.Cancel()
 	s.event(EventTerminated)
 	return nil
 }

@@ -359,7 +359,7 @@ func TestSimulation(t *testing.T) {
 // order, and an end that gives up tells the other why.
 func TestSimulationCorrupted(t *testing.T) {
 	seed := testenv.Seed(t)
-	seeds := 2000
+	seeds := 800
 	if testing.Short() {
 		seeds = 300
 	}
