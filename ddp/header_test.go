@@ -79,6 +79,7 @@ func TestUntagged(t *testing.T) {
 		{"siw Read Request", "414100000000000000010000000300000000", Untagged{Last: true, ULP: 0x41, QN: 1, MSN: 3}},
 		{"perftest Send, second segment", "014300000000000000000000000100000590", Untagged{ULP: 0x43, MSN: 1, MO: 0x590}},
 		{"perftest Send, last", "41430000000000000000000000020000ffe0", Untagged{Last: true, ULP: 0x43, MSN: 2, MO: 0xffe0}},
+		{"siw Send with Invalidate of nfsd, last", "4144e09ec801000000000000001100000000", Untagged{true, 0x44, 0xe09ec801, 0x0, 0x11, 0x0}},
 		{"last MSN", "0144aabbccdd00000000ffffffff00000000", Untagged{ULP: 0x44, Inv: 0xaabbccdd, MSN: 0xffffffff}},
 	}
 	for _, tt := range tests {
