@@ -36,7 +36,7 @@ type Config struct {
 	// Interface is a network interface of the host. Its addresses, routes and
 	// neighbours are the kernel's, and the frames go through AF_XDP: the privileges
 	// are the daemon's (CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF). It is looked for in
-	// the network namespace of the calling thread.
+	// the network namespace of the process.
 	Interface string
 	XDPMode   bpf.Mode
 
