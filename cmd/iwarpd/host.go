@@ -92,7 +92,7 @@ func makeSocketDir(socket string) (undo func(), err error) {
 	case os.IsExist(err):
 		return func() {}, nil
 	}
-	code := exitFailure
+	code := exitConfig
 	if os.IsPermission(err) {
 		code = exitPermission
 	}

@@ -72,12 +72,14 @@ func (e *endpoint) leave(ctx context.Context) error {
 // refused gives the server's own words, if there are any.
 func refused(err error) error {
 	var r *iwarp.RejectError
-	if errors.As(err, &r) {
-		if text, e := checkHead(r.PrivateData); e == nil {
-			return fmt.Errorf("the server refuses: %q", text)
-		}
+	if !errors.As(err, &r) {
+		return err
 	}
-	return err
+	text, e := checkHead(r.PrivateData)
+	if e != nil {
+		return fmt.Errorf("%w: %w", err, e)
+	}
+	return fmt.Errorf("%w: %q", err, text)
 }
 
 func (p *Params) clientReceives() int {

@@ -1,0 +1,260 @@
+package system
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// oneLine checks an error message: one line from the program, holding want.
+func oneLine(t *testing.T, out, name, want string) {
+	t.Helper()
+	out = strings.TrimSuffix(out, "\n")
+	if !strings.HasPrefix(out, name+": ") || strings.Contains(out, "\n") || !strings.Contains(out, want) {
+		t.Errorf("message %q; want one line of %s with %q", out, name, want)
+	}
+}
+
+// TestDaemonErrors: each mistake is one line that says what to do, an exit code
+// and nothing left behind.
+func TestDaemonErrors(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	bare := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "bare0"}, PeerName: "down0"}
+	err := v.A.NS.Do(func() error {
+		if err := netlink.LinkAdd(bare); err != nil {
+			return err
+		}
+		// Without IPv6 it has no link-local address either.
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/bare0/disable_ipv6", []byte("1"), 0); err != nil && !os.IsNotExist(err) {
+			return err
+		}
+		return netlink.LinkSetUp(bare)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	sock := filepath.Join(dir, "iwarpd.sock")
+	plain := filepath.Join(dir, "plain")
+	config := filepath.Join(dir, "c.yaml")
+	for name, text := range map[string]string{plain: "", config: "interfaces: x\n"} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bin := program(t, "iwarpd")
+	on := func(ifname, socket string, more ...string) []string {
+		return append([]string{bin, "--interface", ifname, "--socket", socket}, more...)
+	}
+	setpriv := testenv.RequireTool(t, "setpriv")
+	for _, tt := range []struct {
+		name string
+		args []string
+		code int
+		want string
+	}{
+		{"no interface given", []string{bin}, 2, "--interface"},
+		{"no such interface", on("nope0", sock), 3, v.A.Name},
+		{"loopback", on("lo", sock), 3, "loopback"},
+		{"interface down", on("down0", sock), 3, "ip link set dev down0 up"},
+		{"no address", on("bare0", sock), 3, "ip address add"},
+		{"no such queue", on(v.A.Name, sock, "--queues", "7"), 3, "no queue 7"},
+		{"missing capability", append([]string{setpriv, "--bounding-set=-net_raw,-bpf,-sys_admin"}, on(v.A.Name, sock)...), 4, "CAP_NET_RAW, CAP_BPF"},
+		{"socket in no folder", on(v.A.Name, filepath.Join(dir, "no", "no", "s")), 2, "--socket"},
+		{"socket not writable", on(v.A.Name, "/proc/iwarpd.sock"), 2, "--socket"},
+		{"socket is a file", on(v.A.Name, plain), 1, "is no socket"},
+		{"unknown key", on(v.A.Name, sock, "--config", config), 2, `did you mean "interface"?`},
+		{"no such file", on(v.A.Name, sock, "--config", filepath.Join(dir, "none")), 2, "no such file"},
+		{"unknown flag", on(v.A.Name, sock, "--color"), 2, "--color"},
+		{"bad value", on(v.A.Name, sock, "--poll", "never"), 2, "adaptive, busy"},
+		{"argument", on(v.A.Name, sock, "now"), 2, `"now"`},
+		{"group", on(v.A.Name, sock, "--socket-group", "nosuchgroup"), 1, "nosuchgroup"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := start(t, v.A.NS.Command(tt.args[0], tt.args[1:]...))
+			if code := p.wait(limit); code != tt.code {
+				t.Errorf("exit code %d; want %d", code, tt.code)
+			}
+			oneLine(t, p.out.String(), "iwarpd", tt.want)
+			holds(t, dir, "c.yaml", "plain")
+			if (&host{t: t, end: &v.A}).hasXDP() {
+				t.Error("an XDP program is attached")
+			}
+		})
+	}
+}
+
+func TestSecondDaemon(t *testing.T) {
+	a, _ := pair(t)
+	other := filepath.Join(t.TempDir(), "other.sock")
+	p := start(t, a.end.NS.Command(program(t, "iwarpd"), daemonArgs(a.end, other)...))
+	if code := p.wait(limit); code != 5 {
+		t.Errorf("exit code %d; want 5", code)
+	}
+	oneLine(t, p.out.String(), "iwarpd", "another iwarpd")
+	if _, err := os.Stat(other); err == nil {
+		t.Error("the second daemon left its socket")
+	}
+
+	p = start(t, a.end.NS.Command(program(t, "iwarpd"), daemonArgs(a.end, a.socket)...))
+	if code := p.wait(limit); code == 0 {
+		t.Error("a second daemon on the same socket: exit code 0")
+	}
+	oneLine(t, p.out.String(), "iwarpd", a.socket)
+	if !a.hasXDP() {
+		t.Error("the first daemon lost its XDP program")
+	}
+	a.must("status")
+}
+
+// A socket file that a dead daemon left is no obstacle.
+func TestStaleSocket(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	a := newHost(t, &v.A)
+	a.daemon.signal(unix.SIGKILL)
+	a.daemon.wait(limit)
+	if _, err := os.Stat(a.socket); err != nil {
+		t.Fatal("no stale socket to test with")
+	}
+	a.start()
+	a.must("status")
+}
+
+func TestNotify(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	path := filepath.Join(t.TempDir(), "notify")
+	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	cmd := v.A.NS.Command(program(t, "iwarpd"), daemonArgs(&v.A, filepath.Join(t.TempDir(), "s"))...)
+	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+path)
+	p := start(t, cmd)
+	heard := func(want string) {
+		t.Helper()
+		b := make([]byte, 100)
+		if err := l.SetReadDeadline(time.Now().Add(limit)); err != nil {
+			t.Fatal(err)
+		}
+		n, err := l.Read(b)
+		if err != nil || string(b[:n]) != want {
+			t.Fatalf("systemd would hear %q, %v; want %q", b[:n], err, want)
+		}
+	}
+	heard("READY=1")
+	p.signal(unix.SIGTERM)
+	heard("STOPPING=1")
+	if code := p.wait(limit); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+func TestClientErrors(t *testing.T) {
+	a, b := pair(t)
+	dir, there := t.TempDir(), t.TempDir()
+	file := filepath.Join(dir, "f")
+	randomFile(t, file, 1<<20)
+	if err := unix.Mount("tmpfs", there, "tmpfs", 0, "size=256k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(there, 0) })
+	b.serve(there)
+	bAddr := b.end.Addr4.String()
+	for _, tt := range []struct {
+		name string
+		on   *host
+		args []string
+		code int
+		want string
+	}{
+		{"disk full there", a, []string{"cp", file, b.remote("g")}, 5, "disk full"},
+		{"out of the folder", a, []string{"cp", b.remote("../f"), dir}, 2, ".."},
+		{"no such file there", a, []string{"cp", b.remote("none"), dir}, 5, "no such file"},
+		{"port taken", b, []string{"serve", "--dir", there, "--listen", bAddr + ":7176"}, 1, "7176"},
+		{"address not ours", b, []string{"ping", "-s", "-a", "192.0.2.1"}, 1, "192.0.2.1"},
+		{"nobody listens", a, []string{"ping", "-c", "-a", bAddr, "-p", "9"}, 4, "refused"},
+		{"another protocol", a, []string{"perf", "write", "--client", bAddr + ":7176"}, 4, "perf protocol"},
+		{"copy to itself unknown", a, []string{"cp", file, bAddr + ":9/x"}, 4, "refused"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			code, out := tt.on.ctl(tt.args...)
+			if code != tt.code {
+				t.Errorf("exit code %d; want %d", code, tt.code)
+			}
+			oneLine(t, out, "iwarpctl", tt.want)
+			holds(t, there)
+			holds(t, dir, "f")
+		})
+	}
+}
+
+// TestPortOfTheKernel: a port that a kernel program has is refused, and one that
+// a client has is refused to the kernel.
+func TestPortOfTheKernel(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	a := newHost(t, &v.A)
+	err := v.A.NS.Do(func() error {
+		l, err := net.Listen("tcp", net.JoinHostPort(v.A.Addr4.String(), "7999"))
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { l.Close() })
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, out := a.ctl("ping", "-s", "-a", v.A.Addr4.String(), "-p", "7999")
+	if code != 1 {
+		t.Errorf("exit code %d; want 1", code)
+	}
+	oneLine(t, out, "iwarpctl", "7999")
+}
+
+// TestIdle: a daemon with nothing to do uses under 2 % of a core.
+func TestIdle(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	a := newHost(t, &v.A)
+	const window = 2 * time.Second
+	before := cpuTime(t, a.daemon.cmd)
+	<-time.After(window)
+	used := cpuTime(t, a.daemon.cmd) - before
+	if used > window*2/100 {
+		t.Errorf("an idle daemon used %v of CPU in %v", used, window)
+	}
+}
+
+// cpuTime is the CPU time of a process: utime and stime of proc(5).
+func cpuTime(t *testing.T, cmd *exec.Cmd) time.Duration {
+	t.Helper()
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+2:]))
+	var sum int
+	for _, f := range fields[11:13] {
+		n, err := strconv.Atoi(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += n
+	}
+	return time.Duration(sum) * time.Second / 100 // USER_HZ
+}

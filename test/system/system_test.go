@@ -1,0 +1,439 @@
+// Package system tests the programs as a user has them: iwarpd and iwarpctl in
+// two network namespaces, with what goes wrong there.
+package system
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// limit is how long anything may take that should be quick.
+const limit = 30 * time.Second
+
+var (
+	buildOnce sync.Once
+	binDir    string
+	buildErr  error
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if binDir != "" {
+		_ = os.RemoveAll(binDir)
+	}
+	os.Exit(code)
+}
+
+// program builds both programs, once, and returns the path of one.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	buildOnce.Do(func() {
+		if binDir, buildErr = os.MkdirTemp("", "iwarpd-system"); buildErr != nil {
+			return
+		}
+		cmd := exec.Command("go", "build", "-o", binDir, "../../cmd/iwarpd", "../../cmd/iwarpctl")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			buildErr = fmt.Errorf("%w\n%s", err, out)
+		}
+	})
+	if buildErr != nil {
+		t.Fatal(buildErr)
+	}
+	return filepath.Join(binDir, name)
+}
+
+// output collects what a process prints, and can wait for a text in it.
+type output struct {
+	mu   sync.Mutex
+	buf  bytes.Buffer
+	grew chan struct{}
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.buf.Write(b)
+	close(o.grew)
+	o.grew = make(chan struct{})
+	return len(b), nil
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// process is a running program.
+type process struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	out  *output // both standard output and error
+	done chan struct{}
+}
+
+func start(t *testing.T, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{t: t, cmd: cmd, out: &output{grew: make(chan struct{})}, done: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = p.out, p.out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = cmd.Wait()
+		close(p.done)
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-p.done
+		if t.Failed() {
+			t.Logf("%s:\n%s", strings.Join(cmd.Args, " "), tail(p.out.String(), 20))
+		}
+	})
+	return p
+}
+
+func tail(s string, n int) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// expect waits until the process has printed text.
+func (p *process) expect(text string) {
+	p.t.Helper()
+	deadline := time.After(limit)
+	for {
+		p.out.mu.Lock()
+		found, grew := strings.Contains(p.out.buf.String(), text), p.out.grew
+		p.out.mu.Unlock()
+		if found {
+			return
+		}
+		select {
+		case <-grew:
+		case <-p.done:
+			if !strings.Contains(p.out.String(), text) {
+				p.t.Fatalf("%s ended without %q:\n%s", filepath.Base(p.cmd.Path), text, p.out)
+			}
+			return
+		case <-deadline:
+			p.t.Fatalf("no %q within %v:\n%s", text, limit, p.out)
+		}
+	}
+}
+
+// wait waits for the end, within d, and returns the exit code.
+func (p *process) wait(d time.Duration) int {
+	p.t.Helper()
+	select {
+	case <-p.done:
+	case <-time.After(d):
+		p.t.Fatalf("%s did not end within %v:\n%s", strings.Join(p.cmd.Args, " "), d, tail(p.out.String(), 20))
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+func (p *process) signal(s os.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// host is one end of a wire with a daemon on it.
+type host struct {
+	t      *testing.T
+	end    *testenv.End
+	socket string
+	daemon *process
+}
+
+// daemonArgs are what every daemon of the tests gets.
+func daemonArgs(end *testenv.End, socket string) []string {
+	return []string{"--interface", end.Name, "--socket", socket}
+}
+
+func newHost(t *testing.T, end *testenv.End, args ...string) *host {
+	t.Helper()
+	h := &host{t: t, end: end, socket: filepath.Join(t.TempDir(), "iwarpd.sock")}
+	h.start(args...)
+	return h
+}
+
+func (h *host) start(args ...string) {
+	h.t.Helper()
+	h.daemon = start(h.t, h.end.NS.Command(program(h.t, "iwarpd"), append(daemonArgs(h.end, h.socket), args...)...))
+	h.daemon.expect("ready")
+}
+
+// command is iwarpctl on that host.
+func (h *host) command(args ...string) *exec.Cmd {
+	return h.end.NS.Command(program(h.t, "iwarpctl"), append([]string{"--socket", h.socket}, args...)...)
+}
+
+// ctl runs iwarpctl to its end.
+func (h *host) ctl(args ...string) (code int, out string) {
+	h.t.Helper()
+	p := start(h.t, h.command(args...))
+	code = p.wait(2 * limit)
+	return code, p.out.String()
+}
+
+// must runs iwarpctl, which must succeed.
+func (h *host) must(args ...string) string {
+	h.t.Helper()
+	code, out := h.ctl(args...)
+	if code != 0 {
+		h.t.Fatalf("iwarpctl %s: exit code %d: %s", strings.Join(args, " "), code, out)
+	}
+	return out
+}
+
+// serve runs iwarpctl serve on dir.
+func (h *host) serve(dir string) *process {
+	h.t.Helper()
+	p := start(h.t, h.command("serve", "--dir", dir, "--listen", h.end.Addr4.String()+":7176"))
+	p.expect("listening on")
+	return p
+}
+
+func (h *host) remote(name string) string { return h.end.Addr4.String() + ":7176/" + name }
+
+// hasXDP reports whether a program is attached to the interface.
+func (h *host) hasXDP() (attached bool) {
+	h.t.Helper()
+	err := h.end.NS.Do(func() error {
+		l, err := netlink.LinkByName(h.end.Name)
+		if err == nil {
+			x := l.Attrs().Xdp
+			attached = x != nil && x.Attached
+		}
+		return err
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return attached
+}
+
+func pair(t *testing.T) (a, b *host) {
+	t.Helper()
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	return newHost(t, &v.A), newHost(t, &v.B)
+}
+
+// randomFile makes a file of n octets and returns its sum.
+func randomFile(t *testing.T, name string, n int) [32]byte {
+	t.Helper()
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{7}).Read(b)
+	if err := os.WriteFile(name, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return sha256.Sum256(b)
+}
+
+func checkFile(t *testing.T, name string, want [32]byte) {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sha256.Sum256(b) != want {
+		t.Errorf("%s is not what was sent (%d octets)", name, len(b))
+	}
+}
+
+// empty fails the test if dir holds anything but the names.
+func holds(t *testing.T, dir string, names ...string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range entries {
+		got = append(got, e.Name())
+	}
+	if fmt.Sprint(got) != fmt.Sprint(names) {
+		t.Errorf("%s holds %q; want %q", dir, got, names)
+	}
+}
+
+func TestCopyPingPerf(t *testing.T) {
+	a, b := pair(t)
+	dir, there := t.TempDir(), t.TempDir()
+	file := filepath.Join(dir, "f")
+	sum := randomFile(t, file, 5<<20+17)
+	b.serve(there)
+	if out := a.must("cp", file, b.remote("g")); !strings.Contains(out, fmt.Sprintf("%x", sum)) || !strings.Contains(out, "RDMA Write") {
+		t.Errorf("cp printed %q", out)
+	}
+	checkFile(t, filepath.Join(there, "g"), sum)
+	if out := a.must("cp", b.remote("g"), filepath.Join(dir, "h")); !strings.Contains(out, "RDMA Read") {
+		t.Errorf("cp printed %q", out)
+	}
+	checkFile(t, filepath.Join(dir, "h"), sum)
+
+	ping := start(t, b.command("ping", "-s", "-a", b.end.Addr4.String()))
+	ping.expect("listening on")
+	if out := a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "20", "-S", "65000", "-V", "-v"); strings.Count(out, "ping data: rdma-ping-") != 20 {
+		t.Errorf("ping printed %q", tail(out, 3))
+	}
+	if code := ping.wait(limit); code != 0 {
+		t.Errorf("ping -s: exit code %d", code)
+	}
+
+	start(t, b.command("perf", "send", "--server")).expect("listening on")
+	var results []struct {
+		Op, Mode   string
+		Operations int64
+	}
+	for _, op := range []string{"write", "read", "send"} {
+		out := a.must("--json", "perf", op, "--client", b.end.Addr4.String(), "--size", "64,100000", "--iterations", "100")
+		if err := json.Unmarshal([]byte(out), &results); err != nil || len(results) != 4 || results[0].Op != op || results[3].Operations != 100 {
+			t.Errorf("perf %s: %+v, %v: %s", op, results, err, out)
+		}
+	}
+	for _, args := range [][]string{{"status"}, {"qp", "list"}, {"mr", "list"}, {"listen", "list"}, {"client", "list"}, {"stats"}} {
+		var v any
+		out := b.must(append([]string{"--json"}, args...)...)
+		if err := json.Unmarshal([]byte(out), &v); err != nil {
+			t.Errorf("%v --json: %v: %s", args, err, out)
+		}
+		if out := b.must(args...); strings.TrimSpace(out) == "" {
+			t.Errorf("%v prints nothing", args)
+		}
+	}
+}
+
+// SIGTERM in the middle of a transfer: exit code 0, and nothing is left.
+func TestTerminate(t *testing.T) {
+	a, b := pair(t)
+	dir, there := t.TempDir(), t.TempDir()
+	file := filepath.Join(dir, "f")
+	randomFile(t, file, 200<<20)
+	serve := b.serve(there)
+	cp := start(t, a.command("cp", file, b.remote("g")))
+	waitFor(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
+
+	b.daemon.signal(unix.SIGTERM)
+	if code := b.daemon.wait(limit); code != 0 {
+		t.Errorf("iwarpd: exit code %d after SIGTERM", code)
+	}
+	if b.hasXDP() {
+		t.Error("the XDP program is still attached")
+	}
+	if _, err := os.Stat(b.socket); err == nil {
+		t.Error("the socket file is still there")
+	}
+	if code := cp.wait(limit); code != 4 {
+		t.Errorf("cp: exit code %d; want 4: %s", code, cp.out)
+	}
+	if code := serve.wait(limit); code != 3 {
+		t.Errorf("serve: exit code %d; want 3: %s", code, serve.out)
+	}
+	holds(t, there)
+	b.start()
+	b.must("status")
+}
+
+func waitFor(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(limit)
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("%s: not within %v", what, limit)
+		}
+	}
+}
+
+// A daemon that is killed: the other side reports it, the kernel has its
+// interface back, and a new daemon can start at once.
+func TestKillDaemon(t *testing.T) {
+	a, b := pair(t)
+	dir, there := t.TempDir(), t.TempDir()
+	file := filepath.Join(dir, "f")
+	randomFile(t, file, 200<<20)
+	serve := b.serve(there)
+	cp := start(t, a.command("cp", file, b.remote("g")))
+	waitFor(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
+
+	b.daemon.signal(unix.SIGKILL)
+	b.daemon.wait(limit)
+	if code := serve.wait(limit); code != 3 {
+		t.Errorf("serve: exit code %d; want 3: %s", code, serve.out)
+	}
+	waitFor(t, "the XDP program is gone", func() bool { return !b.hasXDP() })
+	b.start()
+	if code := cp.wait(2 * limit); code != 4 {
+		t.Errorf("cp: exit code %d; want 4: %s", code, cp.out)
+	}
+	holds(t, there)
+}
+
+// A client that is killed in mid-transfer: the peer hears of it, the daemon
+// frees what it had, and another client's transfer goes on.
+func TestKillClient(t *testing.T) {
+	a, b := pair(t)
+	dir, there := t.TempDir(), t.TempDir()
+	file := filepath.Join(dir, "f")
+	sum := randomFile(t, file, 100<<20)
+	serve := b.serve(there)
+	other := start(t, a.command("cp", file, b.remote("other")))
+	waitFor(t, "the first copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) == 1 })
+	victim := start(t, a.command("cp", file, b.remote("victim")))
+	waitFor(t, "the second copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 1 })
+	victim.signal(unix.SIGKILL)
+	victim.wait(limit)
+	serve.expect(`put "victim": `)
+	if code := other.wait(2 * limit); code != 0 {
+		t.Errorf("the other copy: exit code %d: %s", code, other.out)
+	}
+	checkFile(t, filepath.Join(there, "other"), sum)
+	holds(t, there, "other")
+	waitFor(t, "the daemon frees all", func() bool {
+		var s struct{ Clients, Qps, Mrs, Cqs int }
+		if err := json.Unmarshal([]byte(a.must("--json", "status")), &s); err != nil {
+			t.Fatal(err)
+		}
+		return s.Clients == 1 && s.Qps == 0 && s.Mrs == 0 && s.Cqs == 0 // the one that asks
+	})
+}
+
+// The copy arrives whole over a wire that loses, reorders and delays.
+func TestImpairedWire(t *testing.T) {
+	testenv.RequireRoot(t)
+	w := testenv.NewWire(t, 1500)
+	w.Impair(t, "-both", "loss=0.01,reorder=0.02,delay=10ms", "-seed", fmt.Sprint(testenv.Seed(t)))
+	a, b := newHost(t, &w.A), newHost(t, &w.B)
+	dir, there := t.TempDir(), t.TempDir()
+	file := filepath.Join(dir, "f")
+	sum := randomFile(t, file, 4<<20)
+	b.serve(there)
+	a.must("cp", file, b.remote("g"))
+	checkFile(t, filepath.Join(there, "g"), sum)
+	a.must("cp", b.remote("g"), filepath.Join(dir, "h"))
+	checkFile(t, filepath.Join(dir, "h"), sum)
+}
