@@ -1,0 +1,145 @@
+package mpa
+
+import (
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/term"
+)
+
+func TestResponderReply(t *testing.T) {
+	const send, write, read = RTRs(RTRSend), RTRs(RTRWrite), RTRs(RTRRead)
+	for _, tt := range []struct {
+		name   string
+		cfg    func(*Config)
+		req    Frame
+		answer func(*Startup) error
+		want   Frame
+	}{
+		{"accept, revision 1", same, Frame{Rev: 1}, accept,
+			Frame{Reply: true, CRC: true, Rev: 1, PrivateData: []byte("yes")}},
+		{"reject, revision 1", same, Frame{Rev: 1}, reject,
+			Frame{Reply: true, Reject: true, CRC: true, Rev: 1, PrivateData: []byte("no")}},
+		{"R in the request is not echoed", same, Frame{Rev: 1, Reject: true}, accept,
+			Frame{Reply: true, CRC: true, Rev: 1, PrivateData: []byte("yes")}},
+		{"C of the request is echoed", func(c *Config) { c.CRC = false }, Frame{Rev: 1, CRC: true}, accept,
+			Frame{Reply: true, CRC: true, Rev: 1, PrivateData: []byte("yes")}},
+		{"M is our own wish", same, Frame{Rev: 1, Markers: true}, accept,
+			Frame{Reply: true, CRC: true, Rev: 1, PrivateData: []byte("yes")}},
+		{"accept, enhanced", same, Frame{Rev: 2, Enhanced: true, IRD: 4, ORD: 5}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 4, PrivateData: []byte("yes")}},
+		{"accept, enhanced, all zero", func(c *Config) { c.IRD, c.ORD = 0, 0 }, Frame{Rev: 2, Enhanced: true}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, PrivateData: []byte("yes")}},
+		{"reject, enhanced: the depths needed", func(c *Config) { c.ORD = 40 }, Frame{Rev: 2, Enhanced: true, IRD: 4, ORD: 5}, reject,
+			Frame{Reply: true, Reject: true, CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 40, PrivateData: []byte("no")}},
+		{"initiator's ORD is left to the ULPs", same, Frame{Rev: 2, Enhanced: true, IRD: 4, ORD: NoNegotiation}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, IRD: NoNegotiation, ORD: 4, PrivateData: []byte("yes")}},
+		{"initiator's IRD is left to the ULPs", same, Frame{Rev: 2, Enhanced: true, IRD: NoNegotiation, ORD: 4}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: NoNegotiation, PrivateData: []byte("yes")}},
+		{"peer to peer is echoed, one kind", same, Frame{Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true, RTR: read | write}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true, RTR: write, PrivateData: []byte("yes")}},
+		{"peer to peer, rejected", same, Frame{Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true, RTR: read}, reject,
+			Frame{Reply: true, Reject: true, CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true, RTR: read, PrivateData: []byte("no")}},
+		{"no kind in common: one of ours", func(c *Config) { c.RTR = read }, Frame{Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true, RTR: send}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true, RTR: read, PrivateData: []byte("yes")}},
+		{"no kind offered: one of ours", same, Frame{Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 16, P2P: true, RTR: write, PrivateData: []byte("yes")}},
+		{"IRD raised for a Read", func(c *Config) { c.IRD = 0 }, Frame{Rev: 2, Enhanced: true, IRD: 16, P2P: true, RTR: read}, accept,
+			Frame{Reply: true, CRC: true, Rev: 2, Enhanced: true, IRD: 1, ORD: 16, P2P: true, RTR: read, PrivateData: []byte("yes")}},
+		{"revision 0", func(c *Config) { c.AllowRev0, c.CRC = true, false }, Frame{CRC: true, Markers: true}, accept,
+			Frame{Reply: true, CRC: true, Markers: true, PrivateData: []byte("yes")}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := replyTo(t, with(tt.cfg), tt.req, tt.answer); !sameFrame(got, tt.want) {
+				t.Errorf("reply %+v\nwant  %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestRequestRejectFlag(t *testing.T) {
+	s := NewResponder(DefaultConfig(), t0)
+	give(t, s, unhex(t, hexReq+"60010000"))
+	if ev := event(t, s, EventRequest); ev.Frame.Reject {
+		t.Error("the ULP sees R in a request")
+	}
+}
+
+func TestRevision0Params(t *testing.T) {
+	s := NewResponder(with(func(c *Config) { c.AllowRev0 = true }), t0)
+	give(t, s, unhex(t, hexReq+"c0000000"))
+	event(t, s, EventRequest)
+	if err := accept(s); err != nil {
+		t.Fatal(err)
+	}
+	if p, want := s.Result(), (Params{CRC: true, SendMarkers: true, RecvMarkers: true, IRD: 16, ORD: 16}); p != want {
+		t.Errorf("params %+v; want %+v", p, want)
+	}
+}
+
+// A Request that is not what it must be: the connection ends, without a Reply.
+func TestResponderErrors(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		cfg   func(*Config)
+		wire  string
+		cause error
+	}{
+		{"an HTTP client", same, hexOf("GET / HTTP/1.1\r\n\r\n"), ErrKey},
+		{"one wrong octet is enough", same, hexOf("X"), ErrKey},
+		{"responder against responder", same, hexRep + "40010000", ErrBothResponders},
+		{"513 octets of private data", same, hexReq + "40010201", ErrPDLength},
+		{"S without enhanced data", same, hexReq + "50020000", ErrEnhancedData},
+		{"revision 0", same, hexReq + "c0000000", ErrRevision},
+		{"revision 3", same, hexReq + "4003000400010001", ErrRevision},
+		{"revision 2 for a revision-1 responder", func(c *Config) { c.Rev, c.Enhanced = 1, false }, hexReq + "5002000400010001", ErrRevision},
+		{"S for an unenhanced responder", func(c *Config) { c.Enhanced = false }, hexReq + "5002000400010001", ErrNotEnhanced},
+		{"octets behind the request", same, hexReq + "4001000000", ErrTrailing},
+		{"an FPDU behind the request", same, hexReq + "5002000400010001" + "0000000000000000", ErrTrailing},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := NewResponder(with(tt.cfg), t0)
+			wire := unhex(t, tt.wire)
+			n, err := s.HandleStream(t0, wire)
+			if n > len(wire) || n > MaxFrameLen {
+				t.Errorf("consumed %d of %d", n, len(wire))
+			}
+			checkFailed(t, s, err, tt.cause, term.ErrMPAFrame, false, RetryNone)
+			if b, ok := s.PollTransmit(); ok {
+				t.Errorf("sends %x", b)
+			}
+		})
+	}
+}
+
+func TestAnswerMisuse(t *testing.T) {
+	s := NewResponder(with(func(c *Config) { c.MaxPrivateData = 252 }), t0)
+	if err := s.Accept(t0, nil, -1, -1); err != ErrState {
+		t.Errorf("Accept before the request: %v", err)
+	}
+	if err := s.Reject(t0, nil); err != ErrState {
+		t.Errorf("Reject before the request: %v", err)
+	}
+	give(t, s, unhex(t, hexReq+"5002000400010001"))
+	event(t, s, EventRequest)
+	for _, tt := range []struct {
+		name string
+		err  error
+		do   func() error
+	}{
+		{"Accept with 253 octets", ErrPrivateData, func() error { return s.Accept(t0, make([]byte, 253), -1, -1) }},
+		{"Reject with 253 octets", ErrPrivateData, func() error { return s.Reject(t0, make([]byte, 253)) }},
+		{"Accept with an IRD of 0x3fff", ErrDepth, func() error { return s.Accept(t0, nil, NoNegotiation, 0) }},
+		{"Accept with an ORD of 0x3fff", ErrDepth, func() error { return s.Accept(t0, nil, 0, NoNegotiation) }},
+		{"Accept", nil, func() error { return s.Accept(t0, make([]byte, 252), 0, 0) }},
+		{"Accept again", ErrState, func() error { return s.Accept(t0, nil, 0, 0) }},
+		{"Reject after Accept", ErrState, func() error { return s.Reject(t0, nil) }},
+	} {
+		if err := tt.do(); err != tt.err {
+			t.Errorf("%s: %v; want %v", tt.name, err, tt.err)
+		}
+	}
+	i := NewInitiator(DefaultConfig(), t0)
+	if err := i.Accept(t0, nil, -1, -1); err != ErrState {
+		t.Errorf("Accept by the initiator: %v", err)
+	}
+}
