@@ -2,6 +2,7 @@ package mpa
 
 import (
 	"bytes"
+	"cmp"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -527,4 +528,64 @@ func TestEarlyLowBits(t *testing.T) {
 	w.arrive(0, w.fpdus[1].begin, always)
 	w.arrive(w.end(1), len(w.stream), always)
 	w.finish()
+}
+
+// Of the FPDUs that arrive whole and out of order nearly all are placed then,
+// with one segment of 20 lost and sent again, and neighbours that swap.
+func TestEarlyShare(t *testing.T) {
+	rnd := seeded(t)
+	for _, tt := range []struct {
+		name  string
+		size  func() int
+		most  int     // octets in a segment
+		share float64 // at least
+	}{
+		{"full segments", func() int { return 1442 }, 1460, 0.99},
+		{"half segments, packed", func() int { return 600 + rnd.IntN(100) }, 1460, 0.97},
+		{"small FPDUs, packed", func() int { return 14 + rnd.IntN(200) }, 1460, 0.9},
+		// Behind a gap, what comes before the first marker cannot be located.
+		{"small FPDUs, one a segment", func() int { return 14 + rnd.IntN(100) }, 1, 0.6},
+		{"anything", func() int { return rnd.IntN(1443) }, 1460, 0.95},
+		{"jumbo", func() int { return 8870 }, 8948, 0.99},
+		{"small FPDUs, jumbo", func() int { return 14 + rnd.IntN(1000) }, 8948, 0.95},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			sizes := make([]int, 3000)
+			for i := range sizes {
+				sizes[i] = tt.size()
+			}
+			w := newWorld(t, rnd, true, serial.Num(rnd.Uint32()), sizes...)
+			type arrival struct {
+				at       float64
+				from, to int
+			}
+			var all []arrival
+			for i, s := range w.segments(tt.most) {
+				at := float64(i) + 2*rnd.Float64()*float64(rnd.IntN(10)/9)
+				if rnd.IntN(20) == 0 {
+					at += 30 // a round trip later
+				}
+				all = append(all, arrival{at, s[0], s[1]})
+			}
+			slices.SortStableFunc(all, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
+			whole := 0
+			for _, a := range all {
+				if a.from > w.at {
+					for i := range w.fpdus {
+						if w.fpdus[i].begin >= a.from && w.end(i) <= a.to {
+							whole++
+						}
+					}
+				}
+				w.arrive(a.from, a.to, always)
+			}
+			w.finish()
+			st := w.r.Stats()
+			share := float64(st.EarlyPlaced) / float64(whole)
+			t.Logf("%d of %d placed: %.1f %%", st.EarlyPlaced, whole, 100*share)
+			if share < tt.share {
+				t.Errorf("%.1f %% placed; want %.0f %%", 100*share, 100*tt.share)
+			}
+		})
+	}
 }
