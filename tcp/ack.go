@@ -23,6 +23,7 @@ type ackState struct {
 	newSACK   bool
 	dsack     bool
 	dup       bool // a duplicate ACK by RFC 5681
+	plain     bool // and without a SACK block
 	advanced  bool
 	ece       bool
 	hasTS     bool
@@ -53,6 +54,7 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 	outstanding := c.q.head != c.q.next
 	if ack == c.una && outstanding && s.Len == 0 && s.Flags&(SYN|FIN) == 0 && wnd == c.wnd {
 		a.dup = true
+		a.plain = s.Opts.NSACK == 0
 		c.stats.DupAcksIn++
 	}
 	a.advanced = ack != c.una
@@ -161,7 +163,7 @@ func (c *Conn) arrived(a *ackState, p uint64, s *seg) {
 		c.lostOctets -= int(s.len)
 	}
 	a.delivered += int(s.len)
-	if c.sackOK && s.retrans == 0 && s.end().Less(a.fack) {
+	if c.useSACK && s.retrans == 0 && s.end().Less(a.fack) {
 		c.rack.reordering = true // RFC 8985 6.2 step 3
 	}
 	if s.retrans == 0 && s.seq.Less(c.frtoHigh) {
@@ -227,6 +229,7 @@ func (c *Conn) markSACKed(a *ackState, start, end serial.Num) {
 		if s.state == sacked {
 			continue
 		}
+		c.useSACK = true
 		c.arrived(a, p, s)
 		s.state = sacked
 		c.sackedSegs++
@@ -238,14 +241,16 @@ func (c *Conn) markSACKed(a *ackState, start, end serial.Num) {
 // takeRTT feeds the estimator (RFC 6298, RFC 7323 4). A segment that was sent
 // twice is timed by its timestamp only (Karn).
 func (c *Conn) takeRTT(a *ackState) {
-	if a.rtt > 0 && !(a.retrans && !c.sackOK) {
+	// Without SACK what comes behind a hole is acknowledged when the hole is
+	// filled, which says nothing of the path.
+	if a.rtt > 0 && (!a.retrans || c.useSACK) {
 		c.sampleRTT(a.rtt)
 		return
 	}
 	if a.hasTS && a.segs > 0 {
-		ms := int32(c.tsNow(a.now) - a.tsEcr)
-		if ms >= 0 && ms < 1<<24 {
-			c.sampleRTT(time.Duration(max(ms, 1)) * time.Millisecond)
+		// Less than a tick of the clock is not measured.
+		if ms := int32(c.tsNow(a.now) - a.tsEcr); ms > 0 && ms < 1<<24 {
+			c.sampleRTT(time.Duration(ms) * time.Millisecond)
 		}
 	}
 }

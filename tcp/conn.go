@@ -388,6 +388,7 @@ func (c *Conn) takeSYN(now clock.Time, h *Header) {
 		c.tsRecent, c.tsRecentAt = o.TSVal, now
 	}
 	c.sackOK = o.SACKPermitted && !c.cfg.NoSACK
+	c.useSACK = c.sackOK
 	c.wsOK = o.HasWScale && !c.cfg.NoWindowScale
 	if c.wsOK {
 		c.sndShift = o.WScale

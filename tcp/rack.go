@@ -115,7 +115,7 @@ func (c *Conn) rackDetect(now clock.Time) bool {
 
 // reorderTimeout: the reordering window of some segment has closed.
 func (c *Conn) reorderTimeout(now clock.Time) {
-	if !c.sackOK || c.q.head == c.q.next {
+	if !c.useSACK || c.q.head == c.q.next {
 		return
 	}
 	if c.rackDetect(now) {
@@ -130,7 +130,7 @@ func (c *Conn) reorderTimeout(now clock.Time) {
 // scheduleTLP is RFC 8985 7.2.
 func (c *Conn) scheduleTLP(now clock.Time) {
 	c.stop(timerTLP)
-	if !c.sackOK || c.ca > caCWR || c.sackedSegs != 0 || c.tlpActive || c.q.head == c.q.next || c.state < Established {
+	if !c.useSACK || c.ca > caCWR || c.sackedSegs != 0 || c.tlpActive || c.q.head == c.q.next || c.state < Established {
 		return
 	}
 	pto := time.Second

@@ -24,6 +24,8 @@ type recoveryState struct {
 	sackedSegs    int
 	sackedOctets  int
 	sackCache     [maxSACK]SACKBlock // of the last ACK
+	useSACK       bool               // the peer reports what it holds out of order
+	plainDups     int                // duplicate ACKs without a block, where there should be one
 	dupAcks       int                // of a peer without SACK
 	ca            caState
 	recoverPoint  serial.Num // RecoveryPoint of RFC 6675
@@ -83,7 +85,8 @@ func (c *Conn) recover(a *ackState) {
 		}
 	}
 	c.tlpAck(a)
-	if c.sackOK {
+	c.watchSACK(a)
+	if c.useSACK {
 		if a.advanced || a.newSACK {
 			found = c.rackDetect(a.now)
 		}
@@ -122,6 +125,28 @@ func (c *Conn) recover(a *ackState) {
 	}
 	if c.ca == caRecovery || c.ca == caCWR {
 		c.reduceRate(a, found)
+	}
+}
+
+// watchSACK finds a peer that agreed to SACK but sends duplicate ACKs without
+// blocks, as some do once they have closed their end. It is then taken for one
+// without SACK, until it sends a block.
+func (c *Conn) watchSACK(a *ackState) {
+	switch {
+	case a.advanced || a.newSACK:
+		c.plainDups = 0
+	case c.useSACK && a.plain && c.sackedSegs == 0:
+		if c.plainDups++; c.plainDups >= dupThresh {
+			c.useSACK = false
+			c.dupAcks = c.plainDups - 1 // this one is counted next
+			c.plainDups = 0
+			c.stop(timerTLP)
+			c.stop(timerRACK)
+			c.tlpPending, c.tlpActive = false, false
+		}
+	}
+	if c.useSACK {
+		c.dupAcks = 0
 	}
 }
 

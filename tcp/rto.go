@@ -135,7 +135,7 @@ func (c *Conn) markLostOnTimeout(now clock.Time) {
 		if s.state != inFlight {
 			continue
 		}
-		if p == c.q.head || !c.sackOK || s.sent.Add(c.rack.rtt+reo).Sub(now) <= 0 {
+		if p == c.q.head || !c.useSACK || s.sent.Add(c.rack.rtt+reo).Sub(now) <= 0 {
 			c.markLost(p)
 		}
 	}

@@ -201,7 +201,7 @@ func (e *end) handle(now clock.Time, b []byte) {
 	var l4 []byte
 	if e.sc.v6 {
 		p := header.IPv6(b)
-		if p.TransportProtocol() != gtcp.ProtocolNumber {
+		if p.NextHeader() != uint8(gtcp.ProtocolNumber) {
 			return
 		}
 		l4 = p.Payload()
