@@ -54,7 +54,10 @@ func (w *worker) remoteEvents(c *conn) {
 		if !ok {
 			return
 		}
-		if ev == rdmap.EventTerminated {
+		switch ev {
+		case rdmap.EventFailed: // found while composing, or told by violation already
+			w.violation(c, c.stream.Err())
+		case rdmap.EventTerminated:
 			err := &term.RemoteError{Err: c.stream.Remote()}
 			c.err = err
 			c.rxFailed = true

@@ -68,6 +68,20 @@ func TestTerminate(t *testing.T) {
 	s.closeAll(a)
 }
 
+// TestAtomicMisaligned: a violation that is found only when the response is
+// composed is reported as any other.
+func TestAtomicMisaligned(t *testing.T) {
+	s, a, _, qa, qb := fullPair(t, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpFetchAdd, SGEs: qa.sge(0, 8), RKey: qb.reg.STag(), Remote: 0x10003})
+	s.closed(1)
+	if ev, ok := s.hosts[1].take(EventFailed); !ok || !errors.Is(ev.Err, term.ErrStream) {
+		t.Errorf("host 1: EventFailed = %v, %v; want %v", ev.Err, ok, term.ErrStream)
+	}
+	if ev := s.closed(0); !errors.Is(ev.Err, term.ErrStream) {
+		t.Errorf("host 0 closed by %v; want the peer's %v", ev.Err, term.ErrStream)
+	}
+}
+
 // TestPeerGone: a host that falls silent is given up, and the posted work is
 // flushed.
 func TestPeerGone(t *testing.T) {

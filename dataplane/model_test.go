@@ -264,7 +264,7 @@ func (p *program) check(who string) error {
 // holds the result against a plain memory. IWARPD_SEEDS sets how many.
 func TestRandomPrograms(t *testing.T) {
 	base := testenv.Seed(t)
-	seeds := testenv.Count(t, "IWARPD_SEEDS", 150)
+	seeds := testenv.Count(t, "IWARPD_SEEDS", 60)
 	if testing.Short() {
 		seeds = min(seeds, 30)
 	}

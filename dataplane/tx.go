@@ -169,6 +169,9 @@ func (w *worker) composeFPDUs(c *conn) int {
 		}
 		n++
 	}
+	if n > 0 || c.failed {
+		w.remoteEvents(c)
+	}
 	if c.mode == modeFull && c.stream.TerminateSent() {
 		c.mode = modeClosing
 		w.dropQP(c)

@@ -348,7 +348,7 @@ func (p *Pipe) Wait(timeout time.Duration, wakefd int) {
 	p.poll.wait(timeout, wk.fd, wakefd)
 	wk.asleep.Store(false)
 	if p.poll.fds[0].Revents != 0 {
-		drain(wk.fd)
+		Drain(wk.fd)
 	}
 }
 

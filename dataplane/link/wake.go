@@ -48,12 +48,12 @@ func (p *poller) wait(timeout time.Duration, fd, wakefd int) {
 	}
 	n, err := unix.Ppoll(p.fds[:], ts, nil)
 	if err == nil && n > 0 && p.fds[1].Revents&unix.POLLIN != 0 {
-		drain(wakefd)
+		Drain(wakefd)
 	}
 }
 
-// drain empties an eventfd or a pipe.
-func drain(fd int) {
+// Drain empties an eventfd or a pipe, which must not block.
+func Drain(fd int) {
 	var b [512]byte
 	for {
 		if n, err := unix.Read(fd, b[:]); err != nil || n < len(b) {

@@ -280,8 +280,7 @@ func (s *Socket) Wait(timeout time.Duration, wakefd int) {
 	}
 	n, err := unix.Ppoll(s.poll[:], ts, nil)
 	if err == nil && n > 0 && s.poll[1].Revents&unix.POLLIN != 0 {
-		var b [8]byte
-		_, _ = unix.Read(wakefd, b[:]) // EAGAIN: somebody else drained it
+		link.Drain(wakefd)
 	}
 }
 
