@@ -106,7 +106,7 @@ vm_start() {
   mac=52:54:00:$(printf '%s' "$tap" | md5sum | sed 's/\(..\)\(..\)\(..\).*/\1:\2:\3/')
   mkfifo "$TMP/$name.in"
   exec {fd}<>"$TMP/$name.in"
-  ip netns exec "$ns" qemu-system-x86_64 -accel "${SIW_LAB_ACCEL:-tcg,thread=multi}" -cpu max -m 768 -smp 1 -display none \
+  ip netns exec "$ns" nice -n -15 qemu-system-x86_64 -accel "${SIW_LAB_ACCEL:-tcg,thread=multi}" -cpu max -m 768 -smp 1 -display none \
     -serial stdio -monitor none -no-reboot -kernel "$LAB/vmlinuz" -initrd "$LAB/initrd.gz" \
     -append "console=ttyS0 quiet loglevel=3 panic=-1 ipaddr=$addr siw=$build run=$(printf '%s' "$shell" | base64 -w0)" \
     -netdev "tap,id=n0,ifname=$tap,script=no,downscript=no,vhost=off,vnet_hdr=off" ${pcap:+-object filter-dump,id=d0,netdev=n0,file=$pcap} \
