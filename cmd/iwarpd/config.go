@@ -161,7 +161,7 @@ func load(flags *pflag.FlagSet, file string) (*settings, error) {
 	for _, k := range keys {
 		value := v.GetString(k.name)
 		if err := k.set(s, value); err != nil {
-			return nil, configErr("%s: %s is %q: %w", source(v, flags, file, k.name), k.name, value, err)
+			return nil, configErr("%s is %q: %w", source(v, flags, file, k.name), value, err)
 		}
 	}
 	return s, s.check()
@@ -176,9 +176,9 @@ func source(v *viper.Viper, flags *pflag.FlagSet, file, key string) string {
 		return envName(key)
 	}
 	if v.InConfig(key) {
-		return file
+		return file + ": " + key
 	}
-	return "default"
+	return "default of " + key
 }
 
 // check looks at what single keys cannot see.

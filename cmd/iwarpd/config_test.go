@@ -66,7 +66,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"list", "interface: [eth0]\n", nil, "must be one value"},
 		{"mode without quotes", "interface: eth0\nsocket-mode: 0660\n", nil, "in quotes"},
 		{"not YAML", "interface: eth0\n\tx", nil, "not YAML"},
-		{"poll", "", []string{"-i", "x", "--poll", "lazy"}, `--poll: poll is "lazy": must be one of adaptive, busy`},
+		{"poll", "", []string{"-i", "x", "--poll", "lazy"}, `--poll is "lazy": must be one of adaptive, busy`},
 		{"xdp mode", "", []string{"-i", "x", "--xdp-mode", "skb"}, "auto, native, generic"},
 		{"log level", "", []string{"-i", "x", "--log-level", "loud"}, "debug, info, warn or error"},
 		{"fatal is no level", "", []string{"-i", "x", "--log-level", "fatal"}, "debug, info, warn or error"},
@@ -110,7 +110,7 @@ func TestEnvironmentNames(t *testing.T) {
 	}
 	t.Setenv("IWARPD_QUEUES", "x")
 	_, err = parse(t, "", "-i", "x")
-	if err == nil || !strings.HasPrefix(err.Error(), "IWARPD_QUEUES:") {
+	if err == nil || !strings.HasPrefix(err.Error(), "IWARPD_QUEUES is ") {
 		t.Errorf("error %v; want it to name the variable", err)
 	}
 }

@@ -1,0 +1,90 @@
+package filecopy
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/client/embed"
+)
+
+// The whole stack under it, over a pipe: several clients at the same time put
+// and get, and one more than the server takes is told so.
+func TestOverRDMA(t *testing.T) {
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	dir, there := t.TempDir(), t.TempDir()
+	store, err := OpenStore(there)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	addr := fmt.Sprintf("%v:7176", b.Addr())
+	l, err := b.Device().Listen(t.Context(), addr, Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	const clients = 3
+	s := &Server{Store: store, MaxClients: clients, Tell: func(p netip.AddrPort, e Event) {
+		if e.Err != nil && e.Name != "" {
+			t.Errorf("%v: %+v", p, e)
+		}
+	}}
+	go func() { served <- s.Serve(ctx, l) }()
+	defer func() {
+		cancel()
+		if err := <-served; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	}()
+
+	home, err := OpenStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer home.Close()
+	all := make([]*Client, clients)
+	for i := range all {
+		if all[i], err = Dial(t.Context(), a.Device(), addr); err != nil {
+			t.Fatal(err)
+		}
+		defer all[i].Close()
+	}
+	if c, err := Dial(t.Context(), a.Device(), addr); err == nil {
+		c.Close()
+		t.Error("a client too many was accepted")
+	}
+	var wg sync.WaitGroup
+	for i, c := range all {
+		wg.Go(func() {
+			data := random(3<<20 + i*12345)
+			name := fmt.Sprintf("f%d", i)
+			for range 2 {
+				if _, err := c.Put(t.Context(), bytes.NewReader(data), int64(len(data)), name); err != nil {
+					t.Errorf("put: %v", err)
+					return
+				}
+				if _, err := c.Get(t.Context(), name, home, name); err != nil {
+					t.Errorf("get: %v", err)
+					return
+				}
+			}
+			if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !bytes.Equal(got, data) {
+				t.Errorf("%s: %d octets, %v", name, len(got), err)
+			}
+		})
+	}
+	wg.Wait()
+}
