@@ -19,6 +19,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -47,16 +48,17 @@ type row struct {
 }
 
 type options struct {
-	quick   bool
-	rounds  int
-	mtus    []int
-	only    *regexp.Regexp
-	out     string
-	bin     string
-	idle    time.Duration
-	warm    time.Duration
-	window  time.Duration
-	enforce bool
+	quick    bool
+	rounds   int
+	mtus     []int
+	only     *regexp.Regexp
+	out      string
+	bin      string
+	idle     time.Duration
+	warm     time.Duration
+	window   time.Duration
+	enforce  bool
+	markdown bool
 }
 
 func main() {
@@ -87,6 +89,7 @@ func parse(args []string) (*options, error) {
 	fs.DurationVar(&o.idle, "idle", 8*time.Second, "how long to wait for an idle machine before each cell")
 	fs.DurationVar(&o.window, "window", 0, "how long each cell is measured (default 600ms)")
 	fs.BoolVar(&o.enforce, "enforce", false, "fail when a floor is missed")
+	fs.BoolVar(&o.markdown, "markdown", false, "print the table as Markdown")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
 	}
@@ -150,7 +153,7 @@ func run(args []string) error {
 		os.Exit(130)
 	}()
 
-	m := &matrix{opt: o, lab: l, got: map[cell][]float64{}}
+	m := &matrix{opt: o, lab: l, got: map[cell][]float64{}, notes: map[string]string{}}
 	if m.dir, err = os.MkdirTemp("", "iwarpd-bench"); err != nil {
 		return err
 	}
@@ -211,9 +214,13 @@ func (m *matrix) print(rows []row) {
 		}
 		t.AppendRow(table.Row{r.Workload, sizeName(r.Size), r.MTU, r.Peer, r.Unit, r.Ours, r.Theirs, short(r.Ratio), r.rounds})
 	}
-	t.Render()
-	for _, n := range m.notes {
-		fmt.Println(n)
+	if m.opt.markdown {
+		t.RenderMarkdown()
+	} else {
+		t.Render()
+	}
+	for _, k := range slices.Sorted(maps.Keys(m.notes)) {
+		fmt.Printf("%s: %s\n", k, m.notes[k])
 	}
 	if m.busy > 0 {
 		fmt.Printf("The machine was not idle before %d of %d measurements.\n", m.busy, m.sessions)

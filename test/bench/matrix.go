@@ -78,7 +78,7 @@ type matrix struct {
 	dir      string
 	got      map[cell][]float64 // by round; 0: that round gave none
 	failed   []string
-	notes    []string
+	notes    map[string]string // by arm, MTU and test: what to know of the last such round
 	busy     int
 	sessions int
 }
@@ -158,18 +158,14 @@ func (m *matrix) session(a arm, mtu, round int, tests []test) {
 			}
 		}
 		if errors.Is(e, errSkip) {
-			if n := fmt.Sprintf("%s: %v", a.name, e); !slices.Contains(m.notes, n) {
-				m.notes = append(m.notes, n)
-			}
+			m.notes[a.name] = e.Error()
 		} else if e != nil {
 			if f := fmt.Sprintf("%s, MTU %d: %v", a.name, mtu, e); !slices.Contains(m.failed, f) {
 				m.failed = append(m.failed, f)
 			}
 		}
 		if r.Note != "" {
-			if n := fmt.Sprintf("%s, MTU %d, %v: %s", a.name, mtu, t, r.Note); !slices.Contains(m.notes, n) {
-				m.notes = append(m.notes, n)
-			}
+			m.notes[fmt.Sprintf("%s, MTU %d, %v", a.name, mtu, t)] = r.Note
 		}
 		fmt.Printf(" %v %s", t, short(r.Value))
 		c := cell{arm: a.name, test: t, mtu: mtu}

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -389,7 +390,9 @@ func iwarpTest(ctx context.Context, d *iwarp.Device, j job, t test) (r result, e
 	}
 	to, err := decodeOffer(info.PrivateData)
 	if err == nil {
+		before := counters(ctx, d)
 		r, err = e.measure(j, t, to)
+		r.Note = health(before, counters(ctx, d))
 	}
 	err = errors.Join(err, e.qp.Disconnect(ctx))
 	select { // Close would cut what Disconnect still has to send
@@ -397,6 +400,38 @@ func iwarpTest(ctx context.Context, d *iwarp.Device, j job, t test) (r result, e
 	case <-ctx.Done():
 	}
 	return r, errors.Join(err, e.close())
+}
+
+// counters are those of the engine; none if it does not tell.
+func counters(ctx context.Context, d *iwarp.Device) map[string]uint64 {
+	all, err := d.Admin().Stats(ctx)
+	if err != nil {
+		return nil
+	}
+	c := make(map[string]uint64, len(all))
+	for _, k := range all {
+		c[k.GetName()] = k.GetValue()
+	}
+	return c
+}
+
+// health is empty, or says what makes a number doubtful: more than one frame in
+// a thousand was lost here, or had to be sent again.
+func health(before, after map[string]uint64) string {
+	delta := func(names ...string) (n uint64) {
+		for _, name := range names {
+			n += after[name] - before[name]
+		}
+		return n
+	}
+	var notes []string
+	if n, of := delta("link.rx_fill_empty", "link.rx_ring_full", "link.rx_dropped"), delta("engine.rx_frames"); n*1000 > of {
+		notes = append(notes, fmt.Sprintf("%d of %d frames lost at the receiving ring", n, of+n))
+	}
+	if n, of := delta("engine.tx_retransmits"), delta("engine.tx_frames"); n*1000 > of {
+		notes = append(notes, fmt.Sprintf("%d of %d frames were retransmissions", n, of))
+	}
+	return strings.Join(notes, "; ")
 }
 
 func (e *end) measure(j job, t test, to offer) (result, error) {
