@@ -24,9 +24,6 @@ const (
 	modeClosing               // nothing more is composed
 )
 
-// streamLimit bounds the streaming-mode octets that wait for the control plane.
-const streamLimit = 64 << 10
-
 // conn is a connection with all that it owns. Its worker's goroutine is the
 // only one to touch it.
 type conn struct {
@@ -48,7 +45,9 @@ type conn struct {
 
 	// streaming mode
 	in      []byte // received, not consumed by the control plane
-	outq    []byte // to be sent
+	outq    []byte // to be sent, from outAt on
+	outAt   int
+	finish  bool // close once outq is sent
 	attachP mpa.Params
 	attachE *term.Error
 
@@ -235,7 +234,7 @@ func (w *worker) adopt(flow pkt.Flow, seg tcp.Segment) bool {
 
 // streamSend queues streaming-mode octets.
 func (w *worker) streamSend(c *conn, b []byte) {
-	if c.mode == modeStreaming {
+	if c.mode == modeStreaming && !c.finish {
 		c.outq = append(c.outq, b...)
 		w.mark(c)
 	}
@@ -251,7 +250,7 @@ func (w *worker) streamConsumed(c *conn, n int) {
 // attach takes c to full operation, as soon as its streaming octets are sent.
 func (w *worker) attach(id ConnID, c *conn, a Attachment) {
 	b := a.QP
-	if c == nil || c.mode != modeStreaming || c.closed {
+	if c == nil || c.mode != modeStreaming || c.finish || c.closed {
 		b.QP.Error()
 		w.flushQP(b)
 		w.e.events.push(Event{Kind: EventClosed, Conn: id, Worker: w.id, Err: errNoConn, QP: b})
@@ -301,7 +300,7 @@ func (w *worker) switchOver(c *conn) {
 		c.in = nil
 		w.receive(c, left)
 	}
-	c.in, c.outq = nil, nil
+	c.in, c.outq, c.outAt = nil, nil, 0
 }
 
 // disconnect closes c at the application's wish.
@@ -312,7 +311,11 @@ func (w *worker) disconnect(c *conn, abort bool) {
 	}
 	// What was posted or queued before the call still goes out.
 	switch c.mode {
-	case modeStreaming, modeSwitching:
+	case modeStreaming:
+		c.finish = true
+		w.mark(c)
+		return
+	case modeSwitching:
 		w.composeStream(c)
 	case modeFull:
 		w.composeFPDUs(c)

@@ -52,6 +52,10 @@ type Config struct {
 	Spin time.Duration
 	// TCP is used for every connection; default tcp.DefaultConfig().
 	TCP *tcp.Config
+	// StreamBuffer bounds the streaming-mode octets of a connection that wait for
+	// the control plane; default 64 KiB. EventWritable says that at most half as
+	// many wait to be sent.
+	StreamBuffer int
 	// MaxConns bounds the connections of each worker; default 16384.
 	MaxConns int
 	// Inline lets an application drive worker 0 itself by Turn; the engine's own
@@ -134,6 +138,8 @@ const (
 	EventConnected
 	// EventData: streaming-mode octets, in Data.
 	EventData
+	// EventWritable: octets of StreamSend have left; more may be sent.
+	EventWritable
 	// EventEstablished: full operation, in which the QP may send.
 	EventEstablished
 	// EventPeerClosed: the peer's FIN arrived in order.
@@ -197,6 +203,9 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 	}
 	if cfg.Now == nil {
 		cfg.Now = clock.Now
+	}
+	if cfg.StreamBuffer == 0 {
+		cfg.StreamBuffer = 64 << 10
 	}
 	if cfg.MaxConns == 0 {
 		cfg.MaxConns = 16384
@@ -362,8 +371,8 @@ func (e *Engine) Attach(id ConnID, a Attachment) {
 	e.onConn(id, func(w *worker, c *conn) { w.attach(id, c, a) })
 }
 
-// Disconnect closes a connection: in order, behind all that was composed, or
-// with a RST. EventClosed follows.
+// Disconnect closes a connection: in order, behind all that was composed (in
+// streaming mode, all that StreamSend was given), or with a RST. EventClosed follows.
 func (e *Engine) Disconnect(id ConnID, abort bool) {
 	e.onConn(id, func(w *worker, c *conn) {
 		if c != nil {

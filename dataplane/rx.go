@@ -216,7 +216,7 @@ func (w *worker) deliverOctets(c *conn, b []byte) {
 	case modeFull:
 		w.receive(c, b)
 	case modeOpening, modeStreaming, modeSwitching:
-		if len(c.in)+len(b) > streamLimit {
+		if len(c.in)+len(b) > w.e.cfg.StreamBuffer {
 			w.abort(c, errStreamFull)
 			return
 		}

@@ -269,6 +269,25 @@ func TestStreamingMode(t *testing.T) {
 	if !bytes.Equal(got, msg) {
 		t.Error("streaming octets differ")
 	}
+	// The peer's FIN leaves our direction open.
+	s.hosts[0].w.disconnect(a, false)
+	s.until("FIN arrived", func() bool { _, ok := s.hosts[1].take(EventPeerClosed); return ok })
+	s.hosts[1].w.streamSend(b, msg)
+	got = nil
+	s.until("octets arrived after the FIN", func() bool {
+		for {
+			ev, ok := s.hosts[0].take(EventData)
+			if !ok {
+				return len(got) >= len(msg)
+			}
+			got = append(got, ev.Data...)
+			s.hosts[0].w.streamConsumed(a, len(ev.Data))
+		}
+	})
+	if !bytes.Equal(got, msg) {
+		t.Error("streaming octets of the half-closed connection differ")
+	}
+	s.hosts[1].w.disconnect(b, false)
 	s.closeAll(a)
 	for i, h := range s.hosts {
 		if ev, ok := h.take(EventClosed); !ok || ev.Err != nil {

@@ -103,13 +103,17 @@ func (w *worker) tcpEvents(c *conn) int {
 	return n
 }
 
-// peerClosed ends the stream in both directions: neither an RDMAP stream nor
-// MPA startup goes on after a FIN.
+// peerClosed takes the peer's FIN. In streaming mode our direction stays open,
+// until the control plane closes it; an RDMAP stream, or the switch to one,
+// does not go on without the other half.
 func (w *worker) peerClosed(c *conn) {
 	if c.closed {
 		return
 	}
 	w.event(c, EventPeerClosed, nil, nil)
+	if c.mode == modeStreaming {
+		return
+	}
 	if c.mode == modeFull {
 		w.remoteEvents(c)
 		w.dropQP(c)
@@ -121,21 +125,36 @@ func (w *worker) peerClosed(c *conn) {
 // composeStream sends streaming-mode octets, each call's worth in one segment
 // where it fits (an MPA frame must not share its segment).
 func (w *worker) composeStream(c *conn) {
-	for len(c.outq) > 0 {
+	had := len(c.outq) - c.outAt
+	for c.outAt < len(c.outq) {
 		if c.tcp.Room() <= 0 || w.link.FreeSlots() <= slotReserve/2 {
-			return
+			break
 		}
 		s, ok := w.link.Alloc()
 		if !ok {
-			return
+			break
 		}
-		n := min(len(c.outq), c.tcp.MSS())
-		copy(w.link.Bytes(s)[headroom:], c.outq[:n])
-		c.outq = c.outq[:copy(c.outq, c.outq[n:])]
+		n := min(len(c.outq)-c.outAt, c.tcp.MSS())
+		copy(w.link.Bytes(s)[headroom:], c.outq[c.outAt:c.outAt+n])
+		c.outAt += n
 		w.push(c, s, n)
 	}
-	if c.mode == modeSwitching {
+	left := len(c.outq) - c.outAt
+	if half := w.e.cfg.StreamBuffer / 2; had > 0 && left <= half && (left == 0 || had > half) && c.mode == modeStreaming {
+		w.event(c, EventWritable, nil, nil)
+	}
+	if c.outAt > len(c.outq)/2 {
+		c.outq = c.outq[:copy(c.outq, c.outq[c.outAt:])]
+		c.outAt = 0
+	}
+	if left > 0 {
+		return
+	}
+	switch {
+	case c.mode == modeSwitching:
 		w.switchOver(c)
+	case c.finish:
+		c.tcp.Close(w.now) // the other direction stays open
 	}
 }
 
