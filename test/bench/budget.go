@@ -303,8 +303,11 @@ func (b *budget) send(warm, window time.Duration) (r result, err error) {
 		n := b.link.Receive(b.frames[:])
 		for i := range b.frames[:n] {
 			f := &b.frames[i]
-			if c, ok := b.check(f); ok && int32(c+lost-acked) > 0 && int32(sent-c-lost) >= 0 {
-				acked, progress = c+lost, now
+			if c, ok := b.check(f); ok {
+				lost = min(lost, sent-c) // given up for lost, and only late
+				if int32(c+lost-acked) > 0 {
+					acked, progress = c+lost, now
+				}
 			}
 			b.link.Release(f)
 		}
@@ -315,7 +318,7 @@ func (b *budget) send(warm, window time.Duration) (r result, err error) {
 		} else if d := now.Sub(from); d >= window {
 			good := acked - first - (lost - lostFirst)
 			r.Value = float64(good) * float64(payload) * 8 / float64(d)
-			if l := lost - lostFirst; l > 0 {
+			if l := int32(lost - lostFirst); l > 0 {
 				r.Note = fmt.Sprintf("%.2f %% of the frames were lost", 100*float64(l)/float64(max(acked-first, 1)))
 			}
 			if good == 0 {
