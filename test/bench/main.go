@@ -140,24 +140,28 @@ func run(args []string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("needs root: it makes network namespaces")
 	}
+	if _, err := os.Stat(filepath.Join(o.bin, "iwarpd")); err != nil {
+		return fmt.Errorf("%w: run make build, or name its directory with -bin", err)
+	}
 	l, err := newLab()
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	sig := make(chan os.Signal, 1)
-	signal.Notify(sig, os.Interrupt, unix.SIGTERM)
-	go func() {
-		<-sig
-		l.Close() // the children lose their wire and their stdin with us
-		os.Exit(130)
-	}()
-
 	m := &matrix{opt: o, lab: l, got: map[cell][]float64{}, notes: map[string]string{}}
 	if m.dir, err = os.MkdirTemp("", "iwarpd-bench"); err != nil {
 		return err
 	}
 	defer os.RemoveAll(m.dir)
+	sig := make(chan os.Signal, 1)
+	signal.Notify(sig, os.Interrupt, unix.SIGTERM)
+	go func() {
+		<-sig
+		l.Close()
+		os.RemoveAll(m.dir)
+		os.Exit(130) // every child dies with us
+	}()
+
 	fmt.Println(box())
 	if o.rounds < 5 || o.quick {
 		fmt.Println("A short run: the numbers prove nothing.")

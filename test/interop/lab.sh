@@ -110,7 +110,7 @@ vm_start() {
     -serial stdio -monitor none -no-reboot -kernel "$LAB/vmlinuz" -initrd "$LAB/initrd.gz" \
     -append "console=ttyS0 quiet loglevel=3 panic=-1 ipaddr=$addr siw=$build run=$(printf '%s' "$shell" | base64 -w0)" \
     -netdev "tap,id=n0,ifname=$tap,script=no,downscript=no,vhost=off,vnet_hdr=off" ${pcap:+-object filter-dump,id=d0,netdev=n0,file=$pcap} \
-    -device "virtio-net-pci,mac=$mac,netdev=n0,csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ufo=off,host_tso4=off,host_tso6=off,mrg_rxbuf=off" \
+    -device "virtio-net-pci,romfile=,mac=$mac,netdev=n0,csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ufo=off,host_tso4=off,host_tso6=off,mrg_rxbuf=off" \
     <&"$fd" >"$TMP/$name.console" 2>&1 &
   VM_PID[$name]=$! VM_FD[$name]=$fd
 }
