@@ -18,9 +18,13 @@ type ackState struct {
 	segs      int        // segments cumulatively acknowledged
 	rtt       time.Duration
 	lastRTT   time.Duration
-	retrans   bool // a retransmitted segment was acknowledged
-	original  bool // a segment sent before the time-out, and not again, has arrived
+	sackRTT   time.Duration // of a segment selectively acknowledged
+	echoRTT   time.Duration // of a retransmission, by its timestamp
+	retrans   bool          // a retransmitted segment was acknowledged
+	original  bool          // a segment sent before the time-out, and not again, has arrived
 	newSACK   bool
+	rackSet   bool
+	rackOrder uint32 // of the segment sent last, of those that have arrived
 	dsack     bool
 	dup       bool // a duplicate ACK by RFC 5681
 	plain     bool // and without a SACK block
@@ -69,8 +73,10 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 		c.wl1, c.wl2 = s.Seq, ack
 	}
 	if a.advanced {
-		c.takeRTT(&a)
 		c.backoff = 0
+	}
+	if a.advanced || a.newSACK {
+		c.takeRTT(&a)
 	}
 	if outstanding || a.advanced || a.dsack {
 		c.recover(&a)
@@ -140,6 +146,9 @@ func (c *Conn) takeAck(a *ackState, ack serial.Num) {
 		}
 		if s.retrans != 0 {
 			a.retrans = true
+			if a.hasTS && a.tsEcr == c.tsAt(s.sent) {
+				a.echoRTT = a.now.Sub(s.sent)
+			}
 		}
 		if s.last && s.buf != NoBuf {
 			c.released.push(s.buf)
@@ -231,6 +240,9 @@ func (c *Conn) markSACKed(a *ackState, start, end serial.Num) {
 		}
 		c.useSACK = true
 		c.arrived(a, p, s)
+		if s.retrans == 0 {
+			a.sackRTT = max(a.now.Sub(s.sent), a.sackRTT)
+		}
 		s.state = sacked
 		c.sackedSegs++
 		c.sackedOctets += int(s.len)
@@ -238,19 +250,17 @@ func (c *Conn) markSACKed(a *ackState, start, end serial.Num) {
 	}
 }
 
-// takeRTT feeds the estimator (RFC 6298, RFC 7323 4). A segment that was sent
-// twice is timed by its timestamp only (Karn).
+// takeRTT feeds the estimator (RFC 6298, RFC 7323 4). When the ACK fills a hole,
+// what lay behind it may have arrived long ago. A retransmission itself is timed
+// only if the timestamp shows that the ACK answers its last transmission (Karn):
+// the echo of an earlier one would take the loss of an ACK for a long path.
 func (c *Conn) takeRTT(a *ackState) {
-	// Without SACK what comes behind a hole is acknowledged when the hole is
-	// filled, which says nothing of the path.
-	if a.rtt > 0 && (!a.retrans || c.useSACK) {
+	switch {
+	case a.rtt > 0 && !a.retrans:
 		c.sampleRTT(a.rtt)
-		return
-	}
-	if a.hasTS && a.segs > 0 {
-		// Less than a tick of the clock is not measured.
-		if ms := int32(c.tsNow(a.now) - a.tsEcr); ms > 0 && ms < 1<<24 {
-			c.sampleRTT(time.Duration(ms) * time.Millisecond)
-		}
+	case a.sackRTT > 0:
+		c.sampleRTT(a.sackRTT)
+	case a.echoRTT > 0:
+		c.sampleRTT(a.echoRTT)
 	}
 }

@@ -75,6 +75,7 @@ type Conn struct {
 	rcvShift     uint8
 	rcvMSS       int // largest payload seen
 	rcvLast      int // payload of the last segment
+	rcvMean      int // moving mean of payloads, in sixteenths of an octet
 	rcvMax       int // largest window
 	backlog      int
 	reasm        reassembly
@@ -122,6 +123,7 @@ func newConn(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *
 	c.linkMTU, c.mtu = mtu, mtu
 	c.peerMSS = c.defaultMSS()
 	c.rcvShift, c.rcvMax = rcvScale(&c.cfg, c.offeredMSS())
+	c.rcvMean = 16 * c.offeredMSS()
 	c.cc = newCongestion(c.cfg.CongestionControl)
 	c.rto = c.cfg.InitialRTO
 	c.tsOff = uint32(iss) - issClock(now)

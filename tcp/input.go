@@ -331,6 +331,7 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 	// small ones do not count.
 	full := max(min(c.rcvLast, s.Len), min(c.mss, ipv4DefaultMSS))
 	c.rcvMSS, c.rcvLast = max(c.rcvMSS, s.Len), s.Len
+	c.rcvMean += s.Len - c.rcvMean/16
 	if n > 0 {
 		if seq == c.rcvNxt {
 			in = Input{Deliver, seq, off, n}
@@ -436,8 +437,9 @@ func (c *Conn) SetBacklog(n int) {
 	// An update is worth an ACK when the peer may be short of window
 	// (RFC 9293 3.8.6.2.2).
 	have := c.rcvAdv.Sub(c.rcvNxt)
-	more := c.rcvMax - n - have
-	if have < c.rcvMax/2 && more >= min(c.rcvMax/2, 2*max(c.rcvMSS, c.mss)) {
+	limit := c.rcvLimit()
+	more := limit - n - have
+	if have < limit/2 && more >= min(limit/2, 2*max(c.rcvMSS, c.mss)) {
 		c.ackNow = true
 	}
 }

@@ -160,13 +160,20 @@ func (c *Conn) putSACK(o *Options, k int) {
 	c.stats.SACKOut += uint64(n)
 }
 
+// rcvLimit is the largest window worth offering now: what the frames that may be
+// held can take, if segments go on to be as long as of late.
+func (c *Conn) rcvLimit() int {
+	return min(c.rcvMax, c.cfg.MaxHeld*max(c.rcvMean/16, minMSS))
+}
+
 // window is the window to offer. Its right edge never moves left (RFC 9293
 // SHLD-14), and moves right by no less than a segment or half of the largest
 // window (MUST-39, 3.8.6.2.2).
 func (c *Conn) window() uint16 {
 	have := c.rcvAdv.Sub(c.rcvNxt)
-	want := max(0, c.rcvMax-c.backlog)
-	if want-have < min(c.rcvMax/2, max(c.rcvMSS, c.mss)) && want < c.rcvMax {
+	limit := c.rcvLimit()
+	want := max(0, limit-c.backlog)
+	if want-have < min(limit/2, max(c.rcvMSS, c.mss)) && want < limit {
 		want = have
 	}
 	v := want >> c.rcvShift

@@ -195,13 +195,17 @@ func (c *Conn) blackHole(now clock.Time) {
 	if c.backoff < 2 || c.state < Established || c.q.head == c.q.next {
 		return
 	}
-	size := int(s.len) + c.overhead()
-	mtu := max(plateau(min(c.mtu, size)), c.minMTU(), blackHoleFloor)
-	if mtu >= c.mtu || mtu >= size {
-		return
+	size := min(c.mtu, int(s.len)+c.overhead())
+	for _, mtu := range blackHoleMTUs {
+		if mtu < size && mtu >= c.minMTU() {
+			c.changeMTU(now, mtu)
+			// What now leaves is no repetition: it does not wait as long.
+			c.backoff = 1
+			return
+		}
 	}
-	c.changeMTU(now, mtu)
 }
 
-// blackHoleFloor is where probing downwards stops: every path carries this much.
-const blackHoleFloor = 1024 + 60
+// blackHoleMTUs are the sizes that are tried downwards: what Ethernet, tunnels,
+// IPv6 and, at last, every path carries.
+var blackHoleMTUs = [...]int{1500, 1400, 1280, 1084}

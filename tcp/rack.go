@@ -45,7 +45,9 @@ func (c *Conn) rackUpdate(a *ackState, s *seg) {
 	} else if r.minRTT == 0 || rtt < r.minRTT || a.now.Sub(r.minRTTAt) > minRTTWindow {
 		r.minRTT, r.minRTTAt = max(rtt, 1), a.now
 	}
-	r.rtt = rtt
+	if !a.rackSet || int32(s.order-a.rackOrder) > 0 {
+		a.rackSet, a.rackOrder, r.rtt = true, s.order, rtt
+	}
 	if r.sent == 0 || int32(s.order-r.order) > 0 {
 		r.sent, r.order = s.sent, s.order
 	}

@@ -630,11 +630,15 @@ func TestScriptSend(t *testing.T) {
 			+201ms
 			> P. 1+1460 re
 			+401ms
-			> P. 1+1452 re
-			mss 1452
-			+801ms
+			> P. 1+1360 re
+			mss 1360
+			+401ms
 			> P. 1+1240 re
 			mss 1240
+			+401ms
+			> P. 1+1044 re
+			+401ms
+			> P. 1+1044 re
 			< . 1 ack 1461
 			released 1`},
 		{name: "9293 3.7.1 the link's MTU changes", opts: "mss 1460", text: `

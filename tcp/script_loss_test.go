@@ -58,7 +58,7 @@ func TestScriptLoss(t *testing.T) {
 			+201ms
 			> P. 1+1000 re
 			+199ms
-			< . 1 ack 1001 ts 1001/201
+			< . 1 ack 1001 ts 1001/200
 			push 1000
 			> P. 1001+1000
 			+210ms
