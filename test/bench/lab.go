@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -30,12 +31,25 @@ type side struct {
 }
 
 // A lab is two namespaces joined by a veth pair with one queue each way.
-type lab struct{ a, b side }
+type lab struct {
+	a, b side
+	lock *os.File
+}
 
+// newLab makes a lab; the machine has one at a time.
 func newLab() (*lab, error) {
+	lock, err := os.Create(filepath.Join(os.TempDir(), "iwarpd-bench.lock"))
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock.Close()
+		return nil, errors.New("another bench is running on this machine")
+	}
 	l := &lab{
-		a: side{ns: "iwarpd-bench-a", ifn: "iwb0", addr: netip.MustParsePrefix("10.98.0.1/24"), cpu: 0},
-		b: side{ns: "iwarpd-bench-b", ifn: "iwb1", addr: netip.MustParsePrefix("10.98.0.2/24"), cpu: 1 % runtime.NumCPU()},
+		lock: lock,
+		a:    side{ns: "iwarpd-bench-a", ifn: "iwb0", addr: netip.MustParsePrefix("10.98.0.1/24"), cpu: 0},
+		b:    side{ns: "iwarpd-bench-b", ifn: "iwb1", addr: netip.MustParsePrefix("10.98.0.2/24"), cpu: 1 % runtime.NumCPU()},
 	}
 	l.Close() // what a killed run left
 	for _, s := range []*side{&l.a, &l.b} {
@@ -104,7 +118,8 @@ func (l *lab) wire() error {
 	return nil
 }
 
-// Close removes both namespaces, and the veth pair with them.
+// Close removes both namespaces, and the veth pair with them. The lock goes
+// with the process.
 func (l *lab) Close() {
 	for _, s := range []*side{&l.a, &l.b} {
 		if s.h > 0 {
