@@ -220,6 +220,9 @@ func (c *Conn) Alloc(ctx context.Context, size int, a Access) (*MR, error) {
 
 // begin takes an operation that is not in use.
 func (c *Conn) begin(ctx context.Context) (*op, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	for {
 		select {
 		case o := <-c.free:

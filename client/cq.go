@@ -26,8 +26,9 @@ type CQ struct {
 	closed bool
 	armed  bool // since the channel was last drained
 
-	sleeper chan struct{} // token of the one that sleeps
-	spin    time.Duration // guarded by sleeper's holder
+	sleeper chan struct{} // token of the one that looks and sleeps; it has the rest
+	spin    time.Duration
+	wakes   [512]byte // what is read from the channel
 }
 
 // Bounds of how long Wait looks before it sleeps. Waking a thread costs about
@@ -138,10 +139,11 @@ func (c *CQ) sleep(ctx context.Context) error {
 		return err
 	}
 	_ = c.file.SetReadDeadline(time.Time{})
-	stop := context.AfterFunc(ctx, func() { _ = c.file.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
-	var b [512]byte
-	_, err := c.file.Read(b[:])
+	if ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, func() { _ = c.file.SetReadDeadline(time.Unix(1, 0)) })
+		defer stop()
+	}
+	_, err := c.file.Read(c.wakes[:])
 	switch {
 	case err == nil:
 		c.mu.Lock()

@@ -3,13 +3,23 @@ package embed_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
+	"net/netip"
+	"reflect"
+	"runtime"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/term"
 )
 
 func pair(t testing.TB, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Context) {
@@ -34,7 +44,7 @@ func connect(t testing.TB, ctx context.Context, a, b *embed.Node, cfg *iwarp.Con
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close() })
+	defer l.Close() // its connections stay
 	type result struct {
 		c   *iwarp.Conn
 		err error
@@ -55,64 +65,541 @@ func connect(t testing.TB, ctx context.Context, a, b *embed.Node, cfg *iwarp.Con
 	return ca, r.c
 }
 
+// forms runs a test with workers of their own, and with the application's
+// progress.
+func forms(t *testing.T, f func(t *testing.T, inline bool)) {
+	t.Run("workers", func(t *testing.T) { f(t, false) })
+	t.Run("inline", func(t *testing.T) {
+		if raceEnabled {
+			t.Skip("dataplane.Engine.Turn is not clean under the race detector: Link.Wait runs beside it")
+		}
+		f(t, true)
+	})
+}
+
+var raceEnabled bool
+
 func TestConnSendRecvReadWrite(t *testing.T) {
-	for _, inline := range []bool{false, true} {
-		t.Run(map[bool]string{false: "workers", true: "inline"}[inline], func(t *testing.T) {
-			a, b, ctx := pair(t, embed.PairConfig{InlineProgress: inline})
-			ca, cb := connect(t, ctx, a, b, nil)
-			buf := make([]byte, 1<<16)
-			for _, n := range []int{0, 1, 64, 65, 1000, 16384} {
-				msg := bytes.Repeat([]byte{byte(n)}, n)
-				if err := ca.Send(ctx, msg); err != nil {
-					t.Fatalf("send %d: %v", n, err)
-				}
-				got, err := cb.Recv(ctx, buf)
-				if err != nil || !bytes.Equal(buf[:got], msg) {
-					t.Fatalf("recv %d: %d octets, %v", n, got, err)
-				}
-				if err := cb.Send(ctx, msg); err != nil {
-					t.Fatalf("send back %d: %v", n, err)
-				}
-				if got, err = ca.Recv(ctx, buf); err != nil || got != n {
-					t.Fatalf("recv back %d: %d octets, %v", n, got, err)
-				}
+	forms(t, func(t *testing.T, inline bool) {
+		a, b, ctx := pair(t, embed.PairConfig{InlineProgress: inline})
+		ca, cb := connect(t, ctx, a, b, nil)
+		buf := make([]byte, 1<<16)
+		for _, n := range []int{0, 1, 64, 65, 1000, 16384} {
+			msg := bytes.Repeat([]byte{byte(n)}, n)
+			if err := ca.Send(ctx, msg); err != nil {
+				t.Fatalf("send %d: %v", n, err)
 			}
-			mr, err := cb.Alloc(ctx, 1<<20, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite|iwarp.AccessRemoteAtomic)
-			if err != nil {
+			got, err := cb.Recv(ctx, buf)
+			if err != nil || !bytes.Equal(buf[:got], msg) {
+				t.Fatalf("recv %d: %d octets, %v", n, got, err)
+			}
+			if err := cb.Send(ctx, msg); err != nil {
+				t.Fatalf("send back %d: %v", n, err)
+			}
+			if got, err = ca.Recv(ctx, buf); err != nil || got != n {
+				t.Fatalf("recv back %d: %d octets, %v", n, got, err)
+			}
+		}
+		mr, err := cb.Alloc(ctx, 1<<20, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite|iwarp.AccessRemoteAtomic)
+		if err != nil {
+			t.Fatal(err)
+		}
+		src := make([]byte, 1<<20)
+		for i := range src {
+			src[i] = byte(i * 7)
+		}
+		if err := ca.Write(ctx, mr.Remote(), src); err != nil {
+			t.Fatal("write:", err)
+		}
+		dst := make([]byte, 1<<20)
+		if err := ca.Read(ctx, mr.Remote(), dst); err != nil {
+			t.Fatal("read:", err)
+		}
+		if !bytes.Equal(src, dst) || !bytes.Equal(src, mr.Bytes()) {
+			t.Fatal("memory differs")
+		}
+		clear(mr.Bytes()[:8])
+		for i := range uint64(3) {
+			if old, err := ca.FetchAdd(ctx, mr.RemoteAt(0, 8), 5); err != nil || old != 5*i {
+				t.Fatalf("fetch-add %d: %d, %v", i, old, err)
+			}
+		}
+		if old, err := ca.CompareSwap(ctx, mr.RemoteAt(0, 8), 15, 99); err != nil || old != 15 {
+			t.Fatalf("compare-swap: %d, %v", old, err)
+		}
+		if err := ca.Close(); err != nil {
+			t.Fatal("close:", err)
+		}
+		if _, err := cb.Recv(ctx, buf); !errors.Is(err, io.EOF) {
+			t.Fatal("recv after close:", err)
+		}
+		if err := cb.Close(); err != nil {
+			t.Fatal("close:", err)
+		}
+	})
+}
+
+// idle waits until a Node's server holds nothing but its own client.
+func idle(t *testing.T, n *embed.Node) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(10 * time.Second)
+	for {
+		s := n.Server().Status()
+		if s.Clients == 1 && s.Pds+s.Mrs+s.Mws+s.Cqs+s.Qps+s.Listens+s.Conns == 0 && s.Registered == 0 {
+			return
+		}
+		select {
+		case <-deadline:
+			t.Fatalf("left behind: %v", s)
+		case <-tick.C:
+		}
+	}
+}
+
+func TestReject(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	l, err := b.Device().Listen(ctx, ":7174", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		r, err := l.Request(ctx)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if string(r.PrivateData()) != "please" || r.Remote.Addr() != a.Addr() {
+			t.Errorf("request %q from %v", r.PrivateData(), r.Remote)
+		}
+		if err := r.Reject(ctx, []byte("no")); err != nil {
+			t.Error(err)
+		}
+	}()
+	_, err = a.Device().Dial(ctx, dialAddr(b, l), &iwarp.Config{PrivateData: []byte("please")})
+	var re *iwarp.RejectError
+	if !errors.As(err, &re) || string(re.PrivateData) != "no" || !errors.Is(err, iwarp.ErrRejected) {
+		t.Errorf("dial: %v", err)
+	}
+	l.Close()
+	idle(t, a)
+	idle(t, b)
+}
+
+func TestNegotiation(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	for _, tt := range []struct {
+		name string
+		s    iwarp.Startup
+		want iwarp.ConnInfo
+	}{
+		{"default", iwarp.Startup{}, iwarp.ConnInfo{Revision: 2, CRC: true, PeerToPeer: true, IRD: 16, ORD: 16}},
+		{"markers", iwarp.Startup{Markers: true}, iwarp.ConnInfo{Revision: 2, CRC: true, PeerToPeer: true, SendMarkers: true, RecvMarkers: true, IRD: 16, ORD: 16}},
+		{"no CRC", iwarp.Startup{NoCRC: true}, iwarp.ConnInfo{Revision: 2, PeerToPeer: true, IRD: 16, ORD: 16}},
+		{"revision 1", iwarp.Startup{Revision: 1}, iwarp.ConnInfo{Revision: 1, CRC: true, IRD: 16, ORD: 16}},
+		{"no p2p", iwarp.Startup{NoPeerToPeer: true, IRD: 3, ORD: 2}, iwarp.ConnInfo{Revision: 2, CRC: true, IRD: 3, ORD: 2}},
+		{"RTR by Read", iwarp.Startup{RTR: iwarp.RTRRead}, iwarp.ConnInfo{Revision: 2, CRC: true, PeerToPeer: true, IRD: 16, ORD: 16}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ca, cb := connect(t, ctx, a, b, &iwarp.Config{Startup: tt.s})
+			defer ca.Close()
+			defer cb.Close()
+			got := *ca.Info()
+			got.Local, got.Remote, got.PrivateData, got.Worker = tt.want.Local, tt.want.Remote, nil, 0
+			if !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("%+v, want %+v", got, tt.want)
+			}
+			buf := make([]byte, 5000)
+			if err := ca.Send(ctx, buf); err != nil {
 				t.Fatal(err)
 			}
-			src := make([]byte, 1<<20)
-			for i := range src {
-				src[i] = byte(i * 7)
+			if n, err := cb.Recv(ctx, buf); err != nil || n != 5000 {
+				t.Fatal(n, err)
 			}
-			if err := ca.Write(ctx, mr.Remote(), src); err != nil {
-				t.Fatal("write:", err)
+			if err := cb.Send(ctx, buf[:7]); err != nil {
+				t.Fatal(err)
 			}
-			dst := make([]byte, 1<<20)
-			if err := ca.Read(ctx, mr.Remote(), dst); err != nil {
-				t.Fatal("read:", err)
-			}
-			if !bytes.Equal(src, dst) || !bytes.Equal(src, mr.Bytes()) {
-				t.Fatal("memory differs")
-			}
-			clear(mr.Bytes()[:8])
-			for i := range uint64(3) {
-				if old, err := ca.FetchAdd(ctx, mr.RemoteAt(0, 8), 5); err != nil || old != 5*i {
-					t.Fatalf("fetch-add %d: %d, %v", i, old, err)
-				}
-			}
-			if old, err := ca.CompareSwap(ctx, mr.RemoteAt(0, 8), 15, 99); err != nil || old != 15 {
-				t.Fatalf("compare-swap: %d, %v", old, err)
-			}
-			if err := ca.Close(); err != nil {
-				t.Fatal("close:", err)
-			}
-			if _, err := cb.Recv(ctx, buf); !errors.Is(err, io.EOF) {
-				t.Fatal("recv after close:", err)
-			}
-			if err := cb.Close(); err != nil {
-				t.Fatal("close:", err)
+			if n, err := ca.Recv(ctx, buf); err != nil || n != 7 {
+				t.Fatal(n, err)
 			}
 		})
 	}
+}
+
+func TestIPv6(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	l, err := b.Device().Listen(ctx, "[fd99::2]:7174", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		c, err := l.Accept(ctx)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_ = c.Send(ctx, []byte("six"))
+	}()
+	c, err := a.Device().Dial(ctx, "[fd99::2]:7174", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	buf := make([]byte, 8)
+	if n, err := c.Recv(ctx, buf); err != nil || string(buf[:n]) != "six" {
+		t.Fatal(n, err)
+	}
+}
+
+func TestDialFails(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	if _, err := a.Device().Dial(ctx, "10.99.0.2:1", nil); !errors.Is(err, iwarp.ErrRefused) || !strings.Contains(err.Error(), "10.99.0.2:1") {
+		t.Errorf("nobody listens: %v", err)
+	}
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	lost, _, _ := pair(t, embed.PairConfig{Pipe: link.PipeConfig{Filter: func(bool, []byte) bool { return false }}})
+	if _, err := lost.Device().Dial(short, "10.99.0.2:1", nil); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, iwarp.ErrTimeout) {
+		t.Errorf("nobody there: %v", err)
+	}
+	if _, err := lost.Device().Dial(ctx, "10.99.0.2:1", &iwarp.Config{Timeout: 50 * time.Millisecond}); !errors.Is(err, iwarp.ErrTimeout) {
+		t.Errorf("nobody there: %v", err)
+	}
+	idle(t, lost)
+	if _, err := a.Device().Dial(ctx, "10.99.0.2", nil); !errors.Is(err, iwarp.ErrInvalid) {
+		t.Errorf("no port: %v", err)
+	}
+	if _, err := a.Device().Dial(ctx, "10.99.0.2:1", &iwarp.Config{LocalAddr: netip.MustParseAddrPort("10.1.1.1:0")}); !errors.Is(err, iwarp.ErrUnreachable) {
+		t.Errorf("foreign local address: %v", err)
+	}
+	l, err := b.Device().Listen(ctx, ":7174", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Device().Listen(ctx, "10.99.0.2:7174", nil); !errors.Is(err, iwarp.ErrPortInUse) {
+		t.Errorf("second listener: %v", err)
+	}
+	if _, err := l.Accept(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("accept: %v", err)
+	}
+	l.Close()
+	if _, err := l.Accept(ctx); !errors.Is(err, iwarp.ErrClosed) {
+		t.Errorf("accept after close: %v", err)
+	}
+	idle(t, a)
+	idle(t, b)
+}
+
+// TestTerminate: a violation ends the connection on both sides, with its name.
+func TestTerminate(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	ca, cb := connect(t, ctx, a, b, nil)
+	mr, err := cb.Alloc(ctx, 4096, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := mr.Remote()
+	r.Addr += 4090
+	_ = ca.Write(ctx, r, make([]byte, 100)) // leaves before the peer finds fault with it
+	_, err = ca.Recv(ctx, make([]byte, 8))
+	var te *iwarp.TerminateError
+	if !errors.As(err, &te) || !te.Remote || !errors.Is(err, term.ErrBounds) {
+		t.Errorf("the guilty side: %v", err)
+	}
+	_, err = cb.Recv(ctx, make([]byte, 8))
+	if !errors.As(err, &te) || te.Remote || !errors.Is(err, term.ErrBounds) {
+		t.Errorf("the other side: %v", err)
+	}
+	if err := ca.Send(ctx, nil); !errors.Is(err, term.ErrBounds) {
+		t.Errorf("send afterwards: %v", err)
+	}
+	ca.Close()
+	cb.Close()
+}
+
+// TestClientDies: a client that ends in the middle of transfers leaves nothing
+// behind, and the other's connections go on.
+func TestClientDies(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	stay, stayPeer := connect(t, ctx, a, b, nil)
+	doomed, err := a.NewDevice(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := b.Device().Listen(ctx, ":9", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 3)
+	for range 3 {
+		go func() {
+			c, err := l.Accept(ctx)
+			if err != nil {
+				ended <- err
+				return
+			}
+			mr, err := c.Alloc(ctx, 1<<20, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite|iwarp.AccessRemoteRead)
+			if err != nil {
+				ended <- err
+				return
+			}
+			r := mr.Remote()
+			_ = c.Send(ctx, binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(nil, r.Addr), r.RKey))
+			_, err = c.Recv(ctx, make([]byte, 8))
+			c.Close()
+			ended <- err
+		}()
+	}
+	busy := make(chan struct{}, 3)
+	for i := range 3 {
+		c, err := doomed.Dial(ctx, dialAddr(b, l), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 12)
+		if _, err := c.Recv(ctx, buf); err != nil {
+			t.Fatal(err)
+		}
+		r := iwarp.Remote{Addr: binary.BigEndian.Uint64(buf), RKey: binary.BigEndian.Uint32(buf[8:]), Len: 1 << 20}
+		mr, err := c.Alloc(ctx, 1<<20, iwarp.AccessLocalWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		op := iwarp.OpWrite
+		if i == 1 {
+			op = iwarp.OpRead
+		}
+		go func() { // keeps its queue full till the end
+			wr := iwarp.SendWR{Op: op, SGEs: []iwarp.SGE{mr.SGE(0, 1<<20)}, RKey: r.RKey, Remote: r.Addr}
+			for n := 0; ; n++ {
+				if n == 20 {
+					busy <- struct{}{}
+				}
+				if err := c.QP().PostSend(&wr); errors.Is(err, iwarp.ErrQueueFull) {
+					runtime.Gosched()
+				} else if err != nil {
+					return
+				}
+			}
+		}()
+	}
+	for range 3 {
+		<-busy
+	}
+	doomed.Close()
+	for range 3 {
+		if err := <-ended; err == nil || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the peer of a dead client: %v", err)
+		}
+	}
+	l.Close()
+	if err := stay.Send(ctx, []byte("still here")); err != nil {
+		t.Error(err)
+	}
+	if _, err := stayPeer.Recv(ctx, make([]byte, 16)); err != nil {
+		t.Error(err)
+	}
+	stay.Close()
+	stayPeer.Close()
+	idle(t, a)
+	idle(t, b)
+}
+
+// TestDaemonGone: clients hear of the end of their daemon.
+func TestDaemonGone(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	ca, cb := connect(t, ctx, a, b, nil)
+	got := make(chan error, 1)
+	go func() {
+		_, err := ca.Recv(ctx, make([]byte, 8))
+		got <- err
+	}()
+	dev := b.Device()
+	b.Server().Close()
+	<-dev.Done()
+	if !errors.Is(dev.Err(), iwarp.ErrDaemonGone) {
+		t.Errorf("device: %v", dev.Err())
+	}
+	if err := cb.Send(ctx, nil); !errors.Is(err, iwarp.ErrDaemonGone) {
+		t.Errorf("send: %v", err)
+	}
+	if _, err := dev.AllocPD(ctx); !errors.Is(err, iwarp.ErrDaemonGone) {
+		t.Errorf("allocate: %v", err)
+	}
+	if err := <-got; err == nil || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the peer of a dead daemon: %v", err)
+	}
+}
+
+// TestRegister: memory of the caller's own memfd, by address and zero-based.
+func TestRegister(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	ca, cb := connect(t, ctx, a, b, nil)
+	fd, err := unix.MemfdCreate("own", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, 8192); err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unix.Mmap(fd, 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	const rw = iwarp.AccessLocalWrite | iwarp.AccessRemoteWrite
+	mr, err := cb.PD().Register(ctx, fd, mem[4096:], 4096, rw|iwarp.AccessZeroBased)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mr.Base() != 0 {
+		t.Errorf("base %#x", mr.Base())
+	}
+	if err := ca.Write(ctx, iwarp.Remote{Addr: 10, RKey: mr.RKey(), Len: 5}, []byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if err := ca.Send(ctx, nil); err != nil { // placed by the time it is received
+		t.Fatal(err)
+	}
+	if _, err := cb.Recv(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	if string(mem[4106:4111]) != "hello" {
+		t.Errorf("%q", mem[4100:4120])
+	}
+	if err := unix.Ftruncate(fd, 0); err == nil {
+		t.Error("registered memory could be taken away")
+	}
+	if err := mr.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := cb.PD().Register(ctx, fd, make([]byte, 16384), 0, rw); !errors.Is(err, iwarp.ErrInvalid) {
+		t.Errorf("more than the memfd has: %v", err)
+	}
+}
+
+func TestInvalidate(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	ca, cb := connect(t, ctx, a, b, nil)
+	if err := ca.SendMsg(ctx, []byte("x"), iwarp.SendMode{Solicited: true}); err != nil {
+		t.Fatal(err)
+	}
+	if n, info, err := cb.RecvMsg(ctx, make([]byte, 1)); err != nil || n != 1 || !info.Solicited {
+		t.Errorf("%d, %+v, %v", n, info, err)
+	}
+	if err := ca.Send(ctx, []byte("longer")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cb.Recv(ctx, make([]byte, 3)); !errors.Is(err, iwarp.ErrMessage) {
+		t.Errorf("short buffer: %v", err)
+	}
+	if n, err := cb.Recv(ctx, make([]byte, 6)); err != nil || n != 6 {
+		t.Errorf("the message is gone: %d, %v", n, err)
+	}
+	// A region that the control plane registered cannot be invalidated by a peer.
+	mr, err := cb.Alloc(ctx, 64, iwarp.AccessLocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = ca.SendMsg(ctx, nil, iwarp.SendMode{Invalidate: mr.RKey()})
+	if _, err := ca.Recv(ctx, nil); !errors.Is(err, term.ErrCannotInvalidate) && !errors.Is(err, term.ErrOpInvalidate) {
+		t.Errorf("invalidate: %v", err)
+	}
+}
+
+// TestCancel: a context ends a wait and leaves the connection usable.
+func TestCancel(t *testing.T) {
+	forms(t, func(t *testing.T, inline bool) {
+		a, b, ctx := pair(t, embed.PairConfig{InlineProgress: inline})
+		ca, cb := connect(t, ctx, a, b, nil)
+		for range 3 {
+			short, cancel := context.WithTimeout(ctx, 5*time.Millisecond)
+			if _, err := cb.Recv(short, nil); !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatal(err)
+			}
+			cancel()
+		}
+		mr, err := cb.Alloc(ctx, 1<<16, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 1<<16)
+		for i := range 200 { // more than there are operations and chunks: none may be lost
+			short, cancel := context.WithTimeout(ctx, time.Duration(i)*time.Microsecond)
+			_ = ca.Read(short, mr.Remote(), buf)
+			_ = ca.Write(short, mr.Remote(), buf[:i])
+			cancel()
+		}
+		if err := ca.Read(ctx, mr.Remote(), buf); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestMany: many connections at once, each with traffic both ways, from a
+// listener that accepts them side by side.
+func TestMany(t *testing.T) {
+	const conns, rounds = 40, 50
+	a, b, ctx := pair(t, embed.PairConfig{})
+	cfg := &iwarp.Config{RecvDepth: 4, SendDepth: 4, RecvSize: 2048}
+	l, err := b.Device().Listen(ctx, ":7", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for i := range conns {
+		wg.Add(2)
+		go func() {
+			defer wg.Done()
+			c, err := l.Accept(ctx)
+			if err != nil {
+				t.Error("accept:", err)
+				return
+			}
+			defer c.Close()
+			buf := make([]byte, 2048)
+			for {
+				n, err := c.Recv(ctx, buf)
+				if err == io.EOF {
+					return
+				}
+				if err == nil {
+					err = c.Send(ctx, buf[:n])
+				}
+				if err != nil {
+					t.Error("echo:", err)
+					return
+				}
+			}
+		}()
+		go func() {
+			defer wg.Done()
+			c, err := a.Device().Dial(ctx, dialAddr(b, l), cfg)
+			if err != nil {
+				t.Error("dial:", err)
+				return
+			}
+			defer c.Close()
+			buf, msg := make([]byte, 2048), make([]byte, 2048)
+			for r := range rounds {
+				n := (i*131 + r*17) % 2048
+				msg[0] = byte(i)
+				if err := c.Send(ctx, msg[:n]); err != nil {
+					t.Error("send:", err)
+					return
+				}
+				if got, err := c.Recv(ctx, buf); err != nil || got != n || n > 0 && buf[0] != byte(i) {
+					t.Errorf("recv: %d octets of %d, %v", got, n, err)
+					return
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	l.Close()
+	idle(t, a)
+	idle(t, b)
 }

@@ -1,0 +1,203 @@
+/* What the files of libiwarpd share. Nothing of it is seen outside. */
+#ifndef INTERNAL_H
+#define INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "iwarpd.h"
+#include "iwarpd.pb-c.h"
+
+/* The shared memory is little-endian, and so is what this library writes. */
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "libiwarpd needs a little-endian machine");
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "libiwarpd needs lock-free atomics");
+
+#define container_of(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
+
+enum {
+	PROTOCOL_VERSION = 1,
+	MAX_PACKET = 65536, /* octets */
+	MAX_FDS = 252,      /* the kernel's SCM_MAX_FD is 253 */
+	MAX_EVENTS = 8192,  /* unread; more end the device */
+};
+
+/* error.c */
+
+struct iwarpd_error;
+
+/* set_error fills *e, if there is one, and returns err, a negative errno value. */
+__attribute__((format(printf, 3, 4))) int set_error(struct iwarpd_error *e, int err, const char *format, ...);
+
+/* sys_error is set_error for errno, after a system call that failed. */
+int sys_error(struct iwarpd_error *e, const char *what);
+
+/* pb_error fills *e from the daemon's error and returns the errno value. */
+int pb_error(struct iwarpd_error *e, const Pb__Error *pb);
+
+/* socket.c */
+
+/* A packet is a message of the daemon's with its descriptors. */
+struct packet {
+	Pb__Message *msg;
+	int num_fds;
+	int fds[MAX_FDS];
+};
+
+int socket_connect(const char *path, struct iwarpd_error *e);
+int socket_send(int sock, const Pb__Request *req, int fd, bool wait);
+
+/* socket_recv returns 1 with a packet, 0 if there is none now, or an error. */
+int socket_recv(int sock, void *buf, struct packet *p);
+void packet_free(struct packet *p);
+void close_fds(const int *fds, int n);
+
+/* map.c: memfds of the daemon's */
+
+enum map_kind { MAP_SQ = 1, MAP_RQ = 2, MAP_CQ = 3, MAP_BELLS = 4 };
+
+struct map {
+	uint8_t *mem;
+	size_t len;
+	/* Copies of the header, which the daemon could change later. */
+	uint32_t entries, stride, rings, ring_size, max_sge, max_inline;
+};
+
+/* map_open maps the memfd fd, whose size and header must be as docs/api.md says. */
+int map_open(struct map *m, int fd, enum map_kind kind);
+void map_close(struct map *m);
+_Atomic uint32_t *map_word(const struct map *m, size_t offset);
+
+/* A ring, seen from one of its ends. */
+struct ring {
+	_Atomic uint32_t *ours, *theirs; /* the two indices */
+	uint8_t *entries;
+	uint32_t size, stride;
+	uint32_t next; /* our index */
+	uint32_t seen; /* the other end's index when last looked at */
+};
+
+void ring_producer(struct ring *r, const struct map *m);
+void ring_consumer(struct ring *r, const struct map *m, uint32_t which);
+
+/* Each returns an entry; NULL: full, or empty; *err is set if the index is impossible. */
+void *ring_free_entry(struct ring *r, int *err);
+const void *ring_next_entry(struct ring *r, int *err);
+
+/* ring_publish makes our index visible. */
+void ring_publish(struct ring *r);
+
+/* ring_pending tells whether the consumer has not taken all that we published. */
+bool ring_pending(const struct ring *r);
+
+/* device.c */
+
+enum object_kind { OBJECT_PD, OBJECT_MR, OBJECT_MW, OBJECT_CQ, OBJECT_QP, OBJECT_LISTENER };
+
+/* An object is in the device's list, by which it is found and freed. */
+struct object {
+	struct object *prev, *next;
+	struct iwarpd_device *dev;
+	enum object_kind kind;
+	uint32_t handle;
+	void (*free)(struct object *o); /* frees memory; the daemon is not asked */
+};
+
+struct iwarpd_pd {
+	struct object obj;
+};
+
+struct bell_page {
+	struct map map;
+	_Atomic uint32_t *sleeping;
+	_Atomic uint64_t *bells;
+	int wake; /* write end of a pipe */
+};
+
+/* A call waits for the reply to its request. */
+struct call {
+	struct call *next;
+	uint64_t id;
+	bool done;
+	struct packet packet;
+};
+
+struct event {
+	struct event *next;
+	Pb__Message *msg;
+};
+
+struct iwarpd_device {
+	int sock;
+	int epoll;    /* of sock and queued: iwarpd_event_fd */
+	int queued;   /* eventfd, readable while there are events */
+	uint32_t workers;
+	struct bell_page *pages; /* one for each worker */
+	struct iwarpd_device_attr attr;
+	Pb__Message *hello;      /* whose texts attr uses */
+
+	pthread_mutex_t lock; /* guards the rest */
+	pthread_cond_t turn;  /* something was read, or nobody reads any more */
+	bool reading;         /* a thread waits for the socket */
+	int dead;             /* error that ended the device */
+	uint64_t last_id;
+	struct call *calls;
+	struct event *events, **last_event;
+	unsigned int num_events;
+	struct object objects; /* head of the list */
+	uint8_t buf[MAX_PACKET];
+};
+
+void object_add(struct object *o, struct iwarpd_device *dev, enum object_kind kind, uint32_t handle,
+		void (*free)(struct object *));
+void object_free(struct object *o);
+
+/* find_object returns the object with that handle. The lock is held. */
+struct object *find_object(struct iwarpd_device *dev, enum object_kind kind, uint32_t handle);
+
+/* ring_bell tells a worker that a QP has work. */
+void ring_bell(struct iwarpd_device *dev, uint32_t worker, uint32_t bell);
+
+/* call.c */
+
+/*
+ * device_call sends a request, with the descriptor fd unless it is -1, and waits
+ * for the reply, which must have that body and come with num_fds descriptors.
+ * The packet is the caller's to free.
+ */
+int device_call(struct iwarpd_device *dev, Pb__Request *req, int fd, Pb__Reply__BodyCase body, int num_fds,
+		struct packet *p, struct iwarpd_error *e);
+
+/* device_do is device_call for replies that say nothing but done. */
+int device_do(struct iwarpd_device *dev, Pb__Request *req, struct iwarpd_error *e);
+
+/* device_wait reads from the socket until until(arg) with the lock held, or the deadline. */
+int device_wait(struct iwarpd_device *dev, bool (*until)(void *arg), void *arg, int64_t deadline);
+
+/* device_post sends a request whose reply does not matter. */
+void device_post(struct iwarpd_device *dev, Pb__Request *req);
+
+int64_t deadline_in(int timeout_ms); /* ns; negative: none */
+int wait_fd(int fd, int64_t deadline);
+
+/* event.c */
+
+void event_arrived(struct iwarpd_device *dev, Pb__Message *msg); /* takes msg; the lock is held */
+void events_free(struct iwarpd_device *dev);
+
+/* qp.c */
+
+void qp_established(struct object *o, uint32_t worker);
+void qp_ended(struct object *o);
+struct iwarpd_qp *qp_of(struct object *o);
+struct object *qp_object(struct iwarpd_qp *qp);
+
+/* cq.c */
+
+struct iwarpd_cq *cq_of(struct object *o);
+uint32_t cq_handle(const struct iwarpd_cq *cq);
+
+/* connect.c */
+
+struct iwarpd_listener *listener_of(struct object *o);
+
+#endif

@@ -1,0 +1,449 @@
+/*
+ * libiwarpd: RDMA (iWARP) by the daemon iwarpd, at the verbs level.
+ *
+ * Work requests and completions go through memory shared with the daemon:
+ * posting and polling make no system call while the daemon's worker is awake.
+ * All else goes over the daemon's socket. See iwarpd(3).
+ *
+ * Functions that return int return 0 or a count, or a negative errno value;
+ * those with a last argument e say more in *e, which may be NULL.
+ *
+ * Threads: every function may be called from any thread, with these exceptions.
+ * The send queue of a QP, its receive queue, and a CQ are each for one thread at
+ * a time, and an object must not be used while or after it is destroyed.
+ *
+ * Structures are set to zero before they are filled: zero means the default
+ * wherever 0 is not said to mean something else, and later versions of the
+ * library add members only where there is room reserved for them.
+ */
+#ifndef IWARPD_H
+#define IWARPD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define IWARPD_API __attribute__((visibility("default")))
+#else
+#define IWARPD_API
+#endif
+
+#define IWARPD_SOCKET "/run/iwarpd/iwarpd.sock" /* of iwarpd_open(NULL, ...) */
+
+#define IWARPD_MAX_PRIVATE_DATA 512 /* octets */
+
+struct iwarpd_device;   /* a client of a daemon, owns all that is made by it */
+struct iwarpd_pd;       /* protection domain */
+struct iwarpd_cq;       /* completion queue */
+struct iwarpd_qp;       /* queue pair */
+struct iwarpd_listener; /* endpoint that takes connect requests */
+
+/* Why something failed. */
+struct iwarpd_error {
+	int err;        /* negative errno value; 0: nothing failed */
+	int code;       /* the daemon's, enum iwarpd_code; 0: not from the daemon */
+	char text[248]; /* one line for people */
+};
+
+/* The daemon's codes (ctrl/iwarpd.proto), and the errno value of each. */
+enum iwarpd_code {
+	IWARPD_CODE_INVALID = 1,     /* EINVAL: the request makes no sense */
+	IWARPD_CODE_NO_OBJECT = 2,   /* ENOENT */
+	IWARPD_CODE_PERMISSION = 3,  /* EACCES: the policy of this uid */
+	IWARPD_CODE_QUOTA = 4,       /* EDQUOT: a quota of this uid */
+	IWARPD_CODE_PORT_IN_USE = 5, /* EADDRINUSE */
+	IWARPD_CODE_ADDRESS = 6,     /* EADDRNOTAVAIL: not of the interface */
+	IWARPD_CODE_UNREACHABLE = 7, /* EHOSTUNREACH */
+	IWARPD_CODE_TIMEOUT = 8,     /* ETIMEDOUT */
+	IWARPD_CODE_REFUSED = 9,     /* ECONNREFUSED, or ECONNRESET once established */
+	IWARPD_CODE_REJECTED = 10,   /* ECONNABORTED: the peer's program said no */
+	IWARPD_CODE_STATE = 11,      /* EBADFD: not in this state of the object */
+	IWARPD_CODE_BUSY = 12,       /* EBUSY: other objects use this one */
+	IWARPD_CODE_VERSION = 13,    /* EPROTONOSUPPORT */
+	IWARPD_CODE_PROTOCOL = 14,   /* EPROTO: the peer broke the MPA start-up */
+	IWARPD_CODE_INTERNAL = 15,   /* EIO: a fault of the daemon or the host */
+	IWARPD_CODE_CANCELED = 16,   /* ECANCELED */
+};
+
+/* Device. */
+
+struct iwarpd_device_attr {
+	const char *server;    /* name and version of the daemon */
+	const char *interface; /* that it serves */
+	const char *const *addresses; /* of the interface, ended by NULL */
+	uint32_t client;       /* number of this client in the daemon's lists */
+	uint32_t workers;
+	uint32_t mtu;
+	uint32_t max_qp, max_cq, max_pd, max_mr, max_mw, max_listen;
+	uint32_t max_qp_wr, max_cqe, max_sge;
+	uint32_t max_inline;       /* octets */
+	uint32_t max_ird, max_ord;
+	uint32_t max_private_data; /* octets */
+	uint64_t max_mr_size;      /* octets of one region */
+	uint64_t max_registered;   /* octets of all regions of the uid */
+};
+
+/*
+ * Connects to the daemon at a socket; NULL: $IWARPD_SOCKET, or IWARPD_SOCKET.
+ * name is shown in the daemon's list of clients; NULL: the program's.
+ * -ENOENT, -ECONNREFUSED: no daemon there.
+ */
+IWARPD_API int iwarpd_open(const char *socket, const char *name, struct iwarpd_device **dev, struct iwarpd_error *e);
+
+/* Ends the client: all its connections are cut, all its objects freed. */
+IWARPD_API void iwarpd_close(struct iwarpd_device *dev);
+
+IWARPD_API const struct iwarpd_device_attr *iwarpd_query_device(const struct iwarpd_device *dev);
+
+/* Protection domains. */
+
+IWARPD_API int iwarpd_alloc_pd(struct iwarpd_device *dev, struct iwarpd_pd **pd, struct iwarpd_error *e);
+IWARPD_API int iwarpd_dealloc_pd(struct iwarpd_pd *pd, struct iwarpd_error *e); /* -EBUSY while in use */
+
+/* Memory. */
+
+enum iwarpd_access { /* local read is always granted */
+	IWARPD_LOCAL_WRITE = 1,
+	IWARPD_REMOTE_WRITE = 2,  /* needs LOCAL_WRITE */
+	IWARPD_REMOTE_READ = 4,
+	IWARPD_REMOTE_ATOMIC = 8, /* needs LOCAL_WRITE */
+	IWARPD_MW_BIND = 16,
+	IWARPD_ZERO_BASED = 32,   /* tagged offsets start at 0 */
+};
+
+struct iwarpd_mr {
+	void *addr;      /* the memory; NULL if iwarpd_reg_mr was not told */
+	uint64_t length; /* octets */
+	uint64_t base;   /* address of the first octet in work requests, here and of the peer */
+	uint32_t lkey;   /* for SGEs */
+	uint32_t rkey;   /* for the peer: its STag */
+};
+
+struct iwarpd_mr_attr {
+	int fd;          /* a memfd that may be sealed; stays the caller's */
+	uint64_t offset; /* in fd */
+	uint64_t length; /* octets, 1 to 2^32 - 1 */
+	void *addr;      /* where the caller has it mapped; may be NULL */
+	uint64_t base;   /* address of the first octet; 0 with IWARPD_ZERO_BASED */
+	unsigned int access; /* enum iwarpd_access */
+	bool fast;       /* for IWARPD_WR_REG: not valid until then */
+};
+
+/* Makes memory of length octets and registers it; base is its address. */
+IWARPD_API int iwarpd_alloc_mr(struct iwarpd_pd *pd, size_t length, unsigned int access, struct iwarpd_mr **mr,
+			       struct iwarpd_error *e);
+
+/* Registers memory that the caller has in a memfd, which can never shrink again. */
+IWARPD_API int iwarpd_reg_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, struct iwarpd_mr **mr,
+			     struct iwarpd_error *e);
+
+/* Deregisters a region, and frees its memory if iwarpd_alloc_mr made it. */
+IWARPD_API int iwarpd_dereg_mr(struct iwarpd_mr *mr, struct iwarpd_error *e);
+
+struct iwarpd_mw {
+	uint32_t rkey; /* the low octet is the caller's to choose with each binding */
+};
+
+/* A memory window of type 2, bound by IWARPD_WR_BIND_MW. */
+IWARPD_API int iwarpd_alloc_mw(struct iwarpd_pd *pd, struct iwarpd_mw **mw, struct iwarpd_error *e);
+IWARPD_API int iwarpd_dealloc_mw(struct iwarpd_mw *mw, struct iwarpd_error *e);
+
+/* Completion queues. */
+
+enum iwarpd_wc_status { /* as libibverbs' IBV_WC_* */
+	IWARPD_WC_SUCCESS = 0,
+	IWARPD_WC_LOC_LEN_ERR = 1,
+	IWARPD_WC_LOC_QP_OP_ERR = 2,
+	IWARPD_WC_LOC_PROT_ERR = 4,
+	IWARPD_WC_WR_FLUSH_ERR = 5, /* the connection ended first */
+	IWARPD_WC_MW_BIND_ERR = 6,
+	IWARPD_WC_BAD_RESP_ERR = 7,
+	IWARPD_WC_LOC_ACCESS_ERR = 8,
+	IWARPD_WC_REM_INV_REQ_ERR = 9,
+	IWARPD_WC_REM_ACCESS_ERR = 10,
+	IWARPD_WC_REM_OP_ERR = 11,
+	IWARPD_WC_FATAL_ERR = 19,
+	IWARPD_WC_GENERAL_ERR = 21,
+};
+
+enum iwarpd_wc_opcode {
+	IWARPD_WC_SEND = 0,
+	IWARPD_WC_RDMA_WRITE = 1,
+	IWARPD_WC_RDMA_READ = 2,
+	IWARPD_WC_COMP_SWAP = 3,
+	IWARPD_WC_FETCH_ADD = 4,
+	IWARPD_WC_BIND_MW = 5,
+	IWARPD_WC_LOCAL_INV = 6,
+	IWARPD_WC_IMM = 64,
+	IWARPD_WC_REG = 65,
+	IWARPD_WC_RECV = 128,
+};
+
+enum iwarpd_wc_flags {
+	IWARPD_WC_WITH_IMM = 2,
+	IWARPD_WC_WITH_INV = 8,
+	IWARPD_WC_SOLICITED = 128,
+};
+
+struct iwarpd_wc {
+	uint64_t id;     /* of the work request */
+	uint32_t status; /* enum iwarpd_wc_status */
+	uint32_t opcode; /* enum iwarpd_wc_opcode */
+	uint32_t len;    /* octets received or read */
+	uint32_t qp;     /* number of the QP */
+	uint32_t flags;  /* enum iwarpd_wc_flags */
+	uint32_t inv_key; /* with IWARPD_WC_WITH_INV: what the peer invalidated */
+	uint64_t imm;    /* with IWARPD_WC_WITH_IMM */
+	uint32_t vendor; /* with an error: the Terminate behind it; see docs/api.md */
+	uint32_t reserved[5];
+};
+
+/*
+ * depth: completions that must find room before they are polled. A queue that
+ * runs over ends its QPs.
+ */
+IWARPD_API int iwarpd_create_cq(struct iwarpd_device *dev, uint32_t depth, struct iwarpd_cq **cq, struct iwarpd_error *e);
+IWARPD_API int iwarpd_destroy_cq(struct iwarpd_cq *cq, struct iwarpd_error *e);
+
+/* Takes up to n completions and returns how many. It never waits. */
+IWARPD_API int iwarpd_poll_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n);
+
+/*
+ * iwarpd_poll_cq that sleeps until there is a completion, for at most
+ * timeout_ms, or without end if that is negative: then -ETIMEDOUT. -EPIPE: the
+ * daemon is gone.
+ */
+IWARPD_API int iwarpd_wait_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n, int timeout_ms);
+
+/*
+ * Asks that iwarpd_cq_fd becomes readable with the next completion, or the next
+ * that is solicited or failed. What came before does not count: poll the queue
+ * once more before sleeping. Octets read from the descriptor mean nothing.
+ */
+IWARPD_API void iwarpd_arm_cq(struct iwarpd_cq *cq, bool solicited_only);
+IWARPD_API int iwarpd_cq_fd(const struct iwarpd_cq *cq);
+
+/* Completions that were lost for want of room. */
+IWARPD_API uint32_t iwarpd_cq_overruns(const struct iwarpd_cq *cq);
+
+/* Queue pairs. A QP has one connection in its life. */
+
+struct iwarpd_qp_attr {
+	struct iwarpd_cq *send_cq, *recv_cq; /* may be the same */
+	uint32_t send_depth, recv_depth;     /* work requests; 0: 64 */
+	uint32_t max_sge;                    /* 0: 4 */
+	uint32_t max_inline;                 /* octets */
+	bool sig_all; /* every send work request completes on the CQ */
+	void *context; /* the caller's; iwarpd_qp_context returns it */
+};
+
+IWARPD_API int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, struct iwarpd_qp **qp,
+				struct iwarpd_error *e);
+
+/* Cuts the connection. What is not complete then never will be. */
+IWARPD_API int iwarpd_destroy_qp(struct iwarpd_qp *qp, struct iwarpd_error *e);
+
+IWARPD_API uint32_t iwarpd_qp_num(const struct iwarpd_qp *qp); /* as in completions */
+IWARPD_API void *iwarpd_qp_context(const struct iwarpd_qp *qp);
+
+struct iwarpd_sge {
+	uint64_t addr; /* base of the region + offset in it */
+	uint32_t len;  /* octets */
+	uint32_t lkey;
+};
+
+enum iwarpd_wr_opcode {           /* what counts beside sge, or inline_data: */
+	IWARPD_WR_RDMA_WRITE = 0,    /* remote_addr, rkey */
+	IWARPD_WR_SEND = 2,
+	IWARPD_WR_RDMA_READ = 4,     /* remote_addr, rkey; one SGE */
+	IWARPD_WR_CMP_SWAP = 5,      /* remote_addr, rkey, compare_add, swap, compare_mask, swap_mask; one SGE of 8 octets */
+	IWARPD_WR_FETCH_ADD = 6,     /* remote_addr, rkey, compare_add, swap_mask; one SGE of 8 octets */
+	IWARPD_WR_LOCAL_INV = 7,     /* inv_key; no SGE */
+	IWARPD_WR_BIND_MW = 8,       /* rkey, access; one SGE: region and range */
+	IWARPD_WR_SEND_WITH_INV = 9, /* inv_key */
+	IWARPD_WR_IMM = 64,          /* imm; no SGE */
+	IWARPD_WR_REG = 65,          /* rkey, remote_addr (the base), access; one SGE: offset and length */
+};
+
+enum iwarpd_wr_flags {
+	IWARPD_FENCE = 1,     /* start when earlier Reads and atomics are complete */
+	IWARPD_SIGNALED = 2,  /* report success too */
+	IWARPD_SOLICITED = 4, /* SEND, SEND_WITH_INV, IMM: wakes a peer that waits for such alone */
+	IWARPD_INLINE = 8,    /* inline_data instead of sge */
+};
+
+struct iwarpd_send_wr {
+	uint64_t id;     /* comes back in the completion */
+	uint32_t opcode; /* enum iwarpd_wr_opcode */
+	uint32_t flags;  /* enum iwarpd_wr_flags */
+	const struct iwarpd_sge *sge;
+	uint32_t num_sge;
+	uint32_t inline_len;
+	const void *inline_data; /* copied: free when the call returns */
+	uint64_t remote_addr;
+	uint32_t rkey;
+	uint32_t inv_key;
+	uint64_t imm; /* high octet first on the wire */
+	uint64_t compare_add;
+	uint64_t swap;
+	uint64_t compare_mask; /* UINT64_MAX: compare all bits */
+	uint64_t swap_mask;    /* CMP_SWAP: UINT64_MAX: swap all bits; FETCH_ADD: 0: one number */
+	uint32_t access;       /* enum iwarpd_access */
+};
+
+struct iwarpd_recv_wr {
+	uint64_t id;
+	const struct iwarpd_sge *sge;
+	uint32_t num_sge;
+};
+
+/*
+ * Post work requests: from before the connection is established (sends wait for
+ * that) until it ends. The SGEs' memory is the QP's until the completion.
+ *   -EAGAIN    the queue is full: poll the CQ first
+ *   -EMSGSIZE  more SGEs or inline data than the QP was made for
+ *   -EINVAL    inline data without the flag, or both inline data and SGEs
+ *   -ENOTCONN  the connection has ended
+ *   -EPROTO    the daemon has broken the queue
+ * iwarpd_post_sends posts up to n with one doorbell and returns how many, or
+ * the error of the first.
+ */
+IWARPD_API int iwarpd_post_send(struct iwarpd_qp *qp, const struct iwarpd_send_wr *wr);
+IWARPD_API int iwarpd_post_sends(struct iwarpd_qp *qp, const struct iwarpd_send_wr *wr, int n);
+IWARPD_API int iwarpd_post_recv(struct iwarpd_qp *qp, const struct iwarpd_recv_wr *wr);
+
+/* Connections. Addresses are texts: "192.0.2.1:7174", "[2001:db8::1]:7174". */
+
+/*
+ * What MPA negotiates; zero, or NULL for the whole, is what the daemon is
+ * configured for. In crc, markers, fallback and p2p 1 means yes and -1 no; in ird
+ * and ord -1 means none.
+ */
+struct iwarpd_startup {
+	int crc;      /* no: used all the same if the peer asks for it */
+	int markers;  /* ask the peer to send markers */
+	int fallback; /* try again with revision 1, then without markers */
+	int p2p;      /* peer-to-peer mode: either side may send first */
+	unsigned int revision; /* 1 or 2 */
+	unsigned int rtr;      /* RTR bits: 1 Send, 2 Write, 4 Read */
+	int ird; /* Reads of the peer that may be outstanding */
+	int ord; /* Reads of ours */
+	unsigned int timeout_ms; /* of each wait */
+	unsigned int reserved[7];
+};
+
+struct iwarpd_connect_attr {
+	const char *remote; /* "addr:port" */
+	const char *local;  /* NULL, "addr", "addr:port" or ":port" */
+	const void *private_data;
+	size_t private_len;
+	const struct iwarpd_startup *startup;
+	unsigned int timeout_ms; /* for all of it */
+};
+
+/* Starts a connection. Its outcome is an event: ESTABLISHED, REJECTED or CONNECT_FAILED. */
+IWARPD_API int iwarpd_connect(struct iwarpd_qp *qp, const struct iwarpd_connect_attr *attr, struct iwarpd_error *e);
+
+struct iwarpd_listen_attr {
+	const char *address; /* NULL: every address of the interface */
+	uint16_t port;       /* 0: the daemon chooses */
+	uint32_t backlog;    /* connect requests that may wait; 0: 128 */
+	const struct iwarpd_startup *startup;
+};
+
+/* Takes connect requests, which are events, at an endpoint. */
+IWARPD_API int iwarpd_listen(struct iwarpd_device *dev, const struct iwarpd_listen_attr *attr,
+			     struct iwarpd_listener **listener, struct iwarpd_error *e);
+IWARPD_API const char *iwarpd_listener_address(const struct iwarpd_listener *listener); /* "addr:port" */
+IWARPD_API int iwarpd_unlisten(struct iwarpd_listener *listener, struct iwarpd_error *e);
+
+struct iwarpd_accept_attr {
+	const void *private_data;
+	size_t private_len;
+	int ird, ord; /* 0: what the peer asked for, within the limits; -1: none */
+};
+
+/*
+ * Answer the connect request conn of an event. Accepted, its outcome is an
+ * event: ESTABLISHED or CONNECT_FAILED. attr may be NULL. -ENOENT: the peer has
+ * left.
+ */
+IWARPD_API int iwarpd_accept(struct iwarpd_device *dev, uint32_t conn, struct iwarpd_qp *qp,
+			     const struct iwarpd_accept_attr *attr, struct iwarpd_error *e);
+IWARPD_API int iwarpd_reject(struct iwarpd_device *dev, uint32_t conn, const void *private_data, size_t private_len,
+			     struct iwarpd_error *e);
+
+/*
+ * Ends the connection of a QP: in order, after what was posted before, or by a
+ * reset. The end is the event DISCONNECTED; a connect that is under way ends with
+ * CONNECT_FAILED.
+ */
+IWARPD_API int iwarpd_disconnect(struct iwarpd_qp *qp, bool abort, struct iwarpd_error *e);
+
+/* Events. */
+
+enum iwarpd_event_type {
+	IWARPD_EVENT_CONNECT_REQUEST = 1, /* listener, conn, local, remote, data, negotiated: revision, p2p, and the peer's ird, ord */
+	IWARPD_EVENT_ESTABLISHED = 2,     /* qp, local, remote, data, negotiated */
+	IWARPD_EVENT_REJECTED = 3,        /* qp, data */
+	IWARPD_EVENT_CONNECT_FAILED = 4,  /* qp, error */
+	IWARPD_EVENT_DISCONNECTED = 5,    /* qp, error; error.err is 0 if it was closed in order */
+	IWARPD_EVENT_TERMINATED = 6,      /* qp, terminate, error.text, data: headers; DISCONNECTED follows */
+	IWARPD_EVENT_ASYNC_ERROR = 7,     /* qp or cq, error */
+	IWARPD_EVENT_CONNECT_GONE = 8,    /* conn, error: the connect request is withdrawn */
+};
+
+struct iwarpd_negotiated {
+	uint32_t revision;
+	uint32_t rtr; /* RTR bit used; 0: none */
+	uint32_t ird, ord;
+	bool crc, send_markers, recv_markers, p2p;
+};
+
+struct iwarpd_terminate { /* RFC 5040 section 4.8 */
+	bool remote;  /* the peer sent it */
+	uint8_t layer, type, code;
+};
+
+struct iwarpd_event {
+	uint32_t type; /* enum iwarpd_event_type */
+	uint32_t conn; /* for iwarpd_accept and iwarpd_reject */
+	struct iwarpd_qp *qp;
+	struct iwarpd_cq *cq;
+	struct iwarpd_listener *listener;
+	char local[64], remote[64];
+	struct iwarpd_negotiated negotiated;
+	struct iwarpd_terminate terminate;
+	struct iwarpd_error error;
+	uint64_t reserved[8];
+	uint32_t data_len;
+	uint8_t data[IWARPD_MAX_PRIVATE_DATA]; /* private data of the peer */
+};
+
+/*
+ * Waits for the next event, for at most timeout_ms, or without end if that is
+ * negative: then -ETIMEDOUT. -EPIPE: the daemon is gone. Sends that were posted
+ * before ESTABLISHED start when an event function, or any other call that talks
+ * to the daemon, has seen it.
+ */
+IWARPD_API int iwarpd_get_event(struct iwarpd_device *dev, struct iwarpd_event *ev, int timeout_ms, struct iwarpd_error *e);
+
+/* iwarpd_get_event for the events of one QP; others stay. */
+IWARPD_API int iwarpd_get_qp_event(struct iwarpd_qp *qp, struct iwarpd_event *ev, int timeout_ms, struct iwarpd_error *e);
+
+/* Readable, for poll and epoll, while iwarpd_get_event would not wait long. */
+IWARPD_API int iwarpd_event_fd(const struct iwarpd_device *dev);
+
+/* Texts for people. Those of unknown values are texts too. */
+IWARPD_API const char *iwarpd_wc_status_text(uint32_t status);
+IWARPD_API const char *iwarpd_event_text(uint32_t type);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

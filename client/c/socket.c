@@ -1,0 +1,124 @@
+/* The control socket: one message a packet, descriptors by SCM_RIGHTS. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+int socket_connect(const char *path, struct iwarpd_error *e)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	int sock;
+
+	if (strlen(path) >= sizeof(addr.sun_path))
+		return set_error(e, -ENAMETOOLONG, "socket %.100s...: path too long", path);
+	strcpy(addr.sun_path, path);
+	sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (sock < 0)
+		return sys_error(e, "socket");
+	while (connect(sock, (struct sockaddr *)&addr, sizeof(addr)) < 0) {
+		int err = errno;
+
+		if (err == EINTR)
+			continue;
+		close(sock);
+		return set_error(e, -err, "%s: %s%s", path, strerror(err),
+				 err == ENOENT || err == ECONNREFUSED ? ": is iwarpd running?" : "");
+	}
+	return sock;
+}
+
+void close_fds(const int *fds, int n)
+{
+	for (int i = 0; i < n; i++)
+		close(fds[i]);
+}
+
+static void put_fd(struct msghdr *h, void *control, size_t size, int fd)
+{
+	struct cmsghdr *c;
+
+	memset(control, 0, size);
+	h->msg_control = control;
+	h->msg_controllen = size;
+	c = CMSG_FIRSTHDR(h);
+	c->cmsg_level = SOL_SOCKET;
+	c->cmsg_type = SCM_RIGHTS;
+	c->cmsg_len = CMSG_LEN(sizeof(fd));
+	memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+}
+
+int socket_send(int sock, const Pb__Request *req, int fd, bool wait)
+{
+	_Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+	size_t len = pb__request__get_packed_size(req);
+	struct iovec iov = { .iov_len = len };
+	struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1 };
+	ssize_t n;
+
+	if (len > MAX_PACKET)
+		return -EMSGSIZE;
+	iov.iov_base = malloc(len + 1);
+	if (!iov.iov_base)
+		return -ENOMEM;
+	pb__request__pack(req, iov.iov_base);
+	if (fd >= 0)
+		put_fd(&h, control, sizeof(control), fd);
+	do {
+		n = sendmsg(sock, &h, MSG_NOSIGNAL | (wait ? 0 : MSG_DONTWAIT));
+	} while (n < 0 && errno == EINTR);
+	free(iov.iov_base);
+	return n < 0 ? -errno : 0;
+}
+
+/* take_fds takes the descriptors of a packet that was received. */
+static void take_fds(struct msghdr *h, struct packet *p)
+{
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(h); c; c = CMSG_NXTHDR(h, c)) {
+		int n = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS || n > MAX_FDS - p->num_fds)
+			continue;
+		memcpy(p->fds + p->num_fds, CMSG_DATA(c), (size_t)n * sizeof(int));
+		p->num_fds += n;
+	}
+}
+
+int socket_recv(int sock, void *buf, struct packet *p)
+{
+	_Alignas(struct cmsghdr) char control[CMSG_SPACE(MAX_FDS * sizeof(int))];
+	struct iovec iov = { .iov_base = buf, .iov_len = MAX_PACKET };
+	struct msghdr h = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
+	ssize_t n;
+
+	p->msg = NULL;
+	p->num_fds = 0;
+	do {
+		n = recvmsg(sock, &h, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+	} while (n < 0 && errno == EINTR);
+	if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+		return 0;
+	if (n <= 0)
+		return -EPIPE;
+	take_fds(&h, p);
+	if (!(h.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+		p->msg = pb__message__unpack(NULL, (size_t)n, buf);
+	if (!p->msg) {
+		packet_free(p);
+		return -EPROTO;
+	}
+	return 1;
+}
+
+void packet_free(struct packet *p)
+{
+	close_fds(p->fds, p->num_fds);
+	p->num_fds = 0;
+	if (p->msg)
+		pb__message__free_unpacked(p->msg, NULL);
+	p->msg = NULL;
+}

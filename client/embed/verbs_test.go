@@ -1,0 +1,315 @@
+package embed_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync/atomic"
+	"testing"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+)
+
+// end is one end of a connection at the verbs level.
+type end struct {
+	pd  *iwarp.PD
+	cq  *iwarp.CQ
+	qp  *iwarp.QP
+	mem *iwarp.MR
+}
+
+func newEnd(t testing.TB, ctx context.Context, n *embed.Node, depth int) *end {
+	t.Helper()
+	e := &end{}
+	var err error
+	if e.pd, err = n.Device().AllocPD(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if e.cq, err = n.Device().CreateCQ(ctx, 2*depth); err != nil {
+		t.Fatal(err)
+	}
+	e.qp, err = n.Device().CreateQP(ctx, iwarp.QPConfig{PD: e.pd, SendCQ: e.cq, RecvCQ: e.cq, SendDepth: depth, RecvDepth: depth, MaxSGE: 4, MaxInline: 64})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const all = iwarp.AccessLocalWrite | iwarp.AccessRemoteRead | iwarp.AccessRemoteWrite | iwarp.AccessMWBind
+	if e.mem, err = e.pd.Alloc(ctx, 1<<16, all); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// verbsPair connects two ends.
+func verbsPair(t testing.TB, cfg embed.PairConfig, depth int) (a, b *end, ctx context.Context) {
+	t.Helper()
+	na, nb, ctx := pair(t, cfg)
+	a, b = newEnd(t, ctx, na, depth), newEnd(t, ctx, nb, depth)
+	l, err := nb.Device().Listen(ctx, ":0", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	accepted := make(chan error, 1)
+	go func() {
+		r, err := l.Request(ctx)
+		if err == nil {
+			_, err = r.Accept(ctx, b.qp, nil)
+		}
+		accepted <- err
+	}()
+	if _, err := a.qp.Connect(ctx, dialAddr(nb, l), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-accepted; err != nil {
+		t.Fatal(err)
+	}
+	return a, b, ctx
+}
+
+// wait takes n completions, all of them good.
+func (e *end) wait(t testing.TB, ctx context.Context, n int) []iwarp.WC {
+	t.Helper()
+	var all []iwarp.WC
+	wcs := make([]iwarp.WC, 8)
+	for len(all) < n {
+		got, err := e.cq.Wait(ctx, wcs)
+		if err != nil {
+			t.Fatalf("after %d of %d completions: %v", len(all), n, err)
+		}
+		for _, wc := range wcs[:got] {
+			if wc.Status != iwarp.WCSuccess {
+				t.Fatalf("%v: %v", wc.Op, wc.Status)
+			}
+		}
+		all = append(all, wcs[:got]...)
+	}
+	return all
+}
+
+func TestVerbs(t *testing.T) {
+	forms(t, func(t *testing.T, inline bool) {
+		a, b, ctx := verbsPair(t, embed.PairConfig{InlineProgress: inline}, 16)
+		for i := range 8 {
+			if err := b.qp.PostRecv(&iwarp.RecvWR{ID: uint64(100 + i), SGEs: []iwarp.SGE{b.mem.SGE(i*100, 50), b.mem.SGE(i*100+50, 50)}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		copy(a.mem.Bytes(), "abcdefgh")
+		wrs := []iwarp.SendWR{
+			{ID: 1, Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 4), a.mem.SGE(4, 4)}},
+			{ID: 2, Op: iwarp.OpSend, Flags: iwarp.Inline, Inline: []byte("inline")}, // not signalled
+			{ID: 3, Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 8)}, RKey: b.mem.RKey(), Remote: b.mem.Remote().Addr + 4000},
+			{ID: 4, Op: iwarp.OpRead, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(100, 8)}, RKey: b.mem.RKey(), Remote: b.mem.Remote().Addr + 4000},
+			{ID: 5, Op: iwarp.OpImm, Flags: iwarp.Signaled | iwarp.Fence, Imm: 0x1122334455667788},
+		}
+		if n, err := a.qp.PostSends(wrs); n != len(wrs) || err != nil {
+			t.Fatal(n, err)
+		}
+		var ids []uint64
+		for _, wc := range a.wait(t, ctx, 4) {
+			ids = append(ids, wc.ID)
+		}
+		if len(ids) != 4 || ids[0] != 1 || ids[1] != 3 || ids[2] != 4 || ids[3] != 5 {
+			t.Errorf("completions %v", ids)
+		}
+		if string(a.mem.Bytes()[100:108]) != "abcdefgh" {
+			t.Errorf("read %q", a.mem.Bytes()[100:108])
+		}
+		rs := b.wait(t, ctx, 3)
+		if rs[0].ID != 100 || rs[0].Len != 8 || rs[1].ID != 101 || rs[1].Len != 6 || rs[2].Imm != 0x1122334455667788 {
+			t.Errorf("received %+v", rs)
+		}
+		if string(b.mem.Bytes()[:8]) != "abcdefgh" || string(b.mem.Bytes()[100:106]) != "inline" {
+			t.Errorf("%q", b.mem.Bytes()[:110])
+		}
+		// What does not fit is refused at once.
+		if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, SGEs: make([]iwarp.SGE, 5)}); !errors.Is(err, iwarp.ErrWR) {
+			t.Errorf("5 pieces: %v", err)
+		}
+		if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, Flags: iwarp.Inline, Inline: make([]byte, 65)}); !errors.Is(err, iwarp.ErrWR) {
+			t.Errorf("65 octets inline: %v", err)
+		}
+		var err error
+		for range 100 {
+			if err = b.qp.PostRecv(&iwarp.RecvWR{}); err != nil {
+				break
+			}
+		}
+		if !errors.Is(err, iwarp.ErrQueueFull) {
+			t.Errorf("full queue: %v", err)
+		}
+		// All that is posted is flushed in the end.
+		if err := a.qp.Disconnect(ctx); err != nil {
+			t.Fatal(err)
+		}
+		<-a.qp.Done()
+		<-b.qp.Done()
+		if !errors.Is(a.qp.Err(), iwarp.ErrClosed) || !errors.Is(b.qp.Err(), iwarp.ErrPeerClosed) {
+			t.Errorf("%v, %v", a.qp.Err(), b.qp.Err())
+		}
+		wcs := make([]iwarp.WC, 64)
+		n, err := b.cq.Wait(ctx, wcs)
+		if err != nil || n == 0 || wcs[0].Status != iwarp.WCFlushErr {
+			t.Errorf("%d completions, %v: %v", n, wcs[0].Status, err)
+		}
+		if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend}); !errors.Is(err, iwarp.ErrClosed) {
+			t.Errorf("post after the end: %v", err)
+		}
+	})
+}
+
+// TestLateFlush: a work request that is posted while the connection ends
+// completes all the same.
+func TestLateFlush(t *testing.T) {
+	a, b, ctx := verbsPair(t, embed.PairConfig{}, 16)
+	posted := make(chan int, 1)
+	var taken atomic.Int64
+	go func() { // posts until it is told of the end
+		n := 0
+		for {
+			for n-int(taken.Load()) >= 16 { // or the CQ runs over
+				if a.qp.Err() != nil {
+					posted <- n
+					return
+				}
+				runtime.Gosched()
+			}
+			err := a.qp.PostSend(&iwarp.SendWR{ID: uint64(n), Op: iwarp.OpWrite, Flags: iwarp.Signaled, RKey: b.mem.RKey(), Remote: b.mem.Base(), SGEs: []iwarp.SGE{a.mem.SGE(0, 100)}})
+			switch {
+			case errors.Is(err, iwarp.ErrQueueFull):
+				runtime.Gosched()
+			case err != nil:
+				posted <- n
+				return
+			default:
+				n++
+			}
+		}
+	}()
+	done, last := 0, -1
+	take := func() {
+		wcs := make([]iwarp.WC, 16)
+		n, err := a.cq.Wait(ctx, wcs)
+		if err != nil {
+			t.Fatalf("after %d completions: %v", done, err)
+		}
+		for _, wc := range wcs[:n] {
+			if int(wc.ID) <= last {
+				t.Fatalf("completion %d after %d", wc.ID, last)
+			}
+			last = int(wc.ID)
+			done++
+		}
+		taken.Store(int64(done))
+	}
+	for done < 1000 {
+		take()
+	}
+	if err := b.qp.Abort(ctx); err != nil {
+		t.Fatal(err)
+	}
+	<-a.qp.Done()
+	total := <-posted
+	for done < total {
+		take()
+	}
+	if done != total {
+		t.Errorf("%d completions of %d work requests", done, total)
+	}
+}
+
+// TestWindow: a memory window gives the peer part of a region, until it is
+// invalidated.
+func TestWindow(t *testing.T) {
+	a, b, ctx := verbsPair(t, embed.PairConfig{}, 16)
+	mw, err := b.pd.AllocMW(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := mw.RKey() + 1
+	err = b.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpBindMW, Flags: iwarp.Signaled, RKey: key, SGEs: []iwarp.SGE{b.mem.SGE(1000, 100)}, Access: iwarp.AccessRemoteWrite})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.wait(t, ctx, 1)
+	if err := b.mem.Close(); !errors.Is(err, iwarp.ErrBusy) {
+		t.Errorf("deregister under a window: %v", err)
+	}
+	if err := b.qp.PostRecv(&iwarp.RecvWR{}); err != nil {
+		t.Fatal(err)
+	}
+	copy(a.mem.Bytes(), "window")
+	for _, wr := range []iwarp.SendWR{
+		{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 6)}, RKey: key, Remote: b.mem.Base() + 1000},
+		{Op: iwarp.OpSendInv, Flags: iwarp.Signaled, Inv: key},
+	} {
+		if err := a.qp.PostSend(&wr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wc := b.wait(t, ctx, 1)[0]
+	if wc.Flags&iwarp.WCWithInv == 0 || wc.InvKey != key || string(b.mem.Bytes()[1000:1006]) != "window" {
+		t.Errorf("%+v, %q", wc, b.mem.Bytes()[1000:1006])
+	}
+	if err := mw.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := b.mem.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNoAllocs: posting, polling and waiting allocate nothing.
+func TestNoAllocs(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	a, b, ctx := verbsPair(t, embed.PairConfig{}, 64)
+	wcs := make([]iwarp.WC, 16)
+	wr := iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 64)}, RKey: b.mem.RKey(), Remote: b.mem.Base()}
+	round := func() {
+		if err := a.qp.PostSend(&wr); err != nil {
+			t.Fatal(err)
+		}
+		for a.cq.Poll(wcs) == 0 {
+			runtime.Gosched()
+		}
+	}
+	for range 1000 { // the first use of a pool is not what is measured
+		round()
+	}
+	if n := testing.AllocsPerRun(2000, round); n != 0 {
+		t.Errorf("%v allocations in a post and its completion", n)
+	}
+	background := context.Background()
+	if n := testing.AllocsPerRun(2000, func() {
+		if err := a.qp.PostSend(&wr); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.cq.Wait(background, wcs); err != nil {
+			t.Fatal(err)
+		}
+	}); n > 0.5 {
+		t.Errorf("%v allocations in a post and a wait", n)
+	}
+	_ = ctx
+}
+
+func BenchmarkWrite64(b *testing.B) {
+	for _, inline := range []bool{false, true} {
+		b.Run(map[bool]string{false: "workers", true: "inline"}[inline], func(b *testing.B) {
+			x, y, _ := verbsPair(b, embed.PairConfig{InlineProgress: inline}, 64)
+			wcs := make([]iwarp.WC, 16)
+			wr := iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{x.mem.SGE(0, 64)}, RKey: y.mem.RKey(), Remote: y.mem.Base()}
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := x.qp.PostSend(&wr); err != nil {
+					b.Fatal(err)
+				}
+				for x.cq.Poll(wcs) == 0 {
+				}
+			}
+		})
+	}
+}
