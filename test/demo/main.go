@@ -85,7 +85,7 @@ func run(ctx context.Context, o *options) (err error) {
 	inProcess := o.mode == "process"
 	if o.mode == "auto" {
 		if why := cannot(); why != "" {
-			fmt.Printf("This needs root and AF_XDP, and here %s.\nSo both hosts run in this process, joined by a wire in memory.\n", why)
+			sayProcess(why)
 			inProcess = true
 		}
 	}
@@ -96,16 +96,28 @@ func run(ctx context.Context, o *options) (err error) {
 		return err
 	}
 	r := &report{file: file, size: o.size, sum: sum}
+	if !inProcess {
+		err = runNamespaces(ctx, o, r)
+		if errors.Is(err, errUnable) && o.mode == "auto" && ctx.Err() == nil {
+			sayProcess(err.Error())
+			inProcess = true
+		}
+	}
 	if inProcess {
 		err = runProcess(ctx, o, r)
-	} else {
-		err = runNamespaces(ctx, o, r)
 	}
 	if err != nil {
 		return err
 	}
 	r.print(os.Stdout)
 	return nil
+}
+
+// errUnable: the machine does not permit what the demo with namespaces does.
+var errUnable = errors.New("not permitted here")
+
+func sayProcess(why string) {
+	fmt.Printf("Two namespaces need root and AF_XDP, and here: %s.\nSo both hosts run in this process, joined by a wire in memory.\n", why)
 }
 
 // lock keeps two demos from removing each other's things.

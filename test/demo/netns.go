@@ -42,6 +42,9 @@ type side struct {
 	socket string
 }
 
+// noPermission is iwarpd's exit code for a missing capability.
+const noPermission = 4
+
 // process is a child that the demo ends.
 type process struct {
 	cmd  *exec.Cmd
@@ -97,6 +100,9 @@ func runNamespaces(ctx context.Context, o *options, r *report) (err error) {
 		err = errors.Join(err, netns.Set(home), removeNamespaces())
 	}()
 	if err := makeNamespaces(home, o.mtu); err != nil {
+		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP) {
+			err = fmt.Errorf("%w: %w", errUnable, err)
+		}
 		return fmt.Errorf("make two namespaces joined by veth: %w", err)
 	}
 	r.where = fmt.Sprintf("Two namespaces joined by veth, MTU %d, an iwarpd in each (AF_XDP)", o.mtu)
@@ -219,6 +225,9 @@ func (s *side) start(ctx context.Context, home netns.NsHandle, wants string, env
 		return p, nil
 	case <-p.done:
 		why = fmt.Errorf("%s: %w", filepath.Base(name), p.failure())
+		if p.cmd.ProcessState.ExitCode() == noPermission {
+			why = fmt.Errorf("%w: %w", errUnable, why)
+		}
 	case <-ctx.Done():
 		why = ctx.Err()
 	case <-limit.C:

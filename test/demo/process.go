@@ -12,6 +12,7 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/app/filecopy"
 	"github.com/iwarpd/iwarpd/internal/app/perf"
 	"github.com/iwarpd/iwarpd/internal/app/rping"
@@ -19,7 +20,8 @@ import (
 
 // runProcess does the job over embedded engines that a pipe joins.
 func runProcess(ctx context.Context, o *options, r *report) (err error) {
-	a, b, err := embed.Pair(embed.PairConfig{})
+	// As many frames as AF_XDP has: a whole TCP window fits in them.
+	a, b, err := embed.Pair(embed.PairConfig{Pipe: link.PipeConfig{Slots: 4096}})
 	if err != nil {
 		return err
 	}
