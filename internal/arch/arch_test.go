@@ -45,7 +45,10 @@ var layers = []layer{
 	{folder: "ddp", core: true},
 	{folder: "rdmap", inside: []string{"ddp"}, core: true},
 	{folder: "verbs", inside: []string{"rdmap", "ddp"}, core: true},
-	{folder: "rpcrdma", inside: []string{"client"}},
+	{folder: "rpcrdma/wire", core: true},
+	{folder: "rpcrdma/session", inside: []string{"rpcrdma/wire"}, core: true},
+	{folder: "rpcrdma/nfs", inside: []string{"rpcrdma"}, outside: []string{"github.com/buildbarn/go-xdr", "golang.org/x"}},
+	{folder: "rpcrdma", inside: []string{"client", "rpcrdma/wire", "rpcrdma/session", "rpcrdma/rpc"}},
 
 	{folder: "bpf", outside: []string{"github.com/cilium/ebpf", "golang.org/x/sys", "github.com/vishvananda/netlink"}},
 	{folder: "dataplane/link", outside: []string{"golang.org/x/sys"}},

@@ -1,0 +1,382 @@
+// Package wire has the transport headers of RPC-over-RDMA: version 2
+// (draft-ietf-nfsv4-rpcrdma-version-two-07) and version 1 (RFC 8166), and the
+// private data of connections (RFC 8797).
+//
+// Decode is total: any octets give a header or one of the errors below. What it
+// allocates is bounded by the octets that are there, and a Header that is used
+// again brings its memory along. Nothing here knows the state of a connection.
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// Versions of the protocol.
+const (
+	Version1 = 1
+	Version2 = 2
+)
+
+// PrefixSize is the length of the four words that start every header, in
+// octets (draft sections 6.2.1 and 8.3; section 7 miscounts them as 20).
+const PrefixSize = 16
+
+// MinSize1 is the length of the shortest version 1 message that is not an
+// error (RFC 8166 section 4.5).
+const MinSize1 = 28
+
+// Type is the fourth word of a header: version 2's header type or version 1's
+// procedure. The two sets share one number, 4, and its meaning.
+type Type uint32
+
+// Header types of version 2 (draft section 6.1).
+const (
+	Error          Type = 4
+	Grant          Type = 5
+	ConnPropMiddle Type = 6
+	ConnPropFinal  Type = 7
+	CallExternal   Type = 8
+	CallMiddle     Type = 9
+	CallInline     Type = 10
+	ReplyExternal  Type = 11
+	ReplyMiddle    Type = 12
+	ReplyInline    Type = 13
+)
+
+// Procedures of version 1 (RFC 8166 section 4.1).
+const (
+	Msg1   Type = 0
+	NoMsg1 Type = 1
+	MsgP1  Type = 2
+	Done1  Type = 3
+	Error1 Type = 4
+)
+
+// ErrCode is the reason in an Error header.
+type ErrCode uint32
+
+// Errors of version 2 (draft section 8.4). Code 2 of version 1 is ErrChunk1.
+const (
+	ErrVers          ErrCode = 1
+	ErrBadXDR        ErrCode = 2
+	ErrBadPropVal    ErrCode = 3
+	ErrInvalHType    ErrCode = 4
+	ErrInvalCont     ErrCode = 5
+	ErrReadChunks    ErrCode = 6
+	ErrWriteChunks   ErrCode = 7
+	ErrSegments      ErrCode = 8
+	ErrWriteResource ErrCode = 9
+	ErrReplyResource ErrCode = 10
+	ErrVersMismatch  ErrCode = 11
+	ErrSystem        ErrCode = 100
+
+	ErrChunk1 ErrCode = 2
+)
+
+var errNames = map[ErrCode]string{
+	ErrVers: "VERS", ErrBadXDR: "BAD_XDR", ErrBadPropVal: "BAD_PROPVAL", ErrInvalHType: "INVAL_HTYPE", ErrInvalCont: "INVAL_CONT",
+	ErrReadChunks: "READ_CHUNKS", ErrWriteChunks: "WRITE_CHUNKS", ErrSegments: "SEGMENTS", ErrWriteResource: "WRITE_RESOURCE",
+	ErrReplyResource: "REPLY_RESOURCE", ErrVersMismatch: "VERS_MISMATCH", ErrSystem: "SYSTEM",
+}
+
+func (c ErrCode) String() string {
+	if s, ok := errNames[c]; ok {
+		return s
+	}
+	return fmt.Sprintf("error %d", uint32(c))
+}
+
+// Known reports whether version 2 defines c.
+func (c ErrCode) Known() bool { _, ok := errNames[c]; return ok }
+
+// Segment names memory of the requester (draft section 4.4.1).
+type Segment struct {
+	Handle uint32 // the STag
+	Length uint32 // octets; 0: an empty segment
+	Offset uint64 // tagged offset
+}
+
+// ReadSegment is a piece of a Read chunk: those with the same Position are one
+// chunk, whose octets stand at Position of the unreduced message.
+type ReadSegment struct {
+	Position uint32
+	Segment
+}
+
+// Chunk is a Write or Reply chunk. A nil Chunk is none where it is optional, a
+// Chunk without segments is an empty one.
+type Chunk []Segment
+
+// Len returns the octets of all segments.
+func (c Chunk) Len() uint64 {
+	var n uint64
+	for i := range c {
+		n += uint64(c[i].Length)
+	}
+	return n
+}
+
+// Failure is the body of an Error header. Which fields count depends on Code:
+//
+//	ErrVers                       Low, High: the versions that are supported
+//	ErrReadChunks, ErrWriteChunks Max: chunks that can be dealt with
+//	ErrSegments                   Max: segments of a chunk
+//	ErrWriteResource              Index of the Write chunk from 1, 0: unknown; Needed: octets
+//	ErrReplyResource              Needed: octets
+type Failure struct {
+	Code          ErrCode
+	Low, High     uint32
+	Max           uint32
+	Index, Needed uint32
+}
+
+// Prop is a transport property as it is sent (draft section 5.1).
+type Prop struct {
+	ID   uint32
+	Data []byte // no octets: the property's default
+}
+
+// Header is a transport header of either version. Which fields count depends
+// on Vers and Type; all others are zero after Decode.
+type Header struct {
+	XID, Vers, Credit uint32
+	Type              Type
+
+	Failure   Failure       // Error
+	Props     []Prop        // ConnProp; Data lies in the decoded octets
+	Remaining uint32        // CallMiddle, ReplyMiddle
+	InvHandle uint32        // CallInline, CallExternal
+	Call      []ReadSegment // CallExternal
+	Reads     []ReadSegment // CallInline, CallExternal; version 1
+	Writes    []Chunk       // all but the middle ones
+	Reply     Chunk         // CallInline, CallExternal, ReplyExternal; version 1; nil: none
+
+	segs   []Segment // memory of Writes and Reply
+	counts []int
+}
+
+// Errors of Decode. With all but ErrShort the prefix has been decoded.
+var (
+	// ErrShort is a message that is to be discarded: even its XID is in doubt
+	// (draft section 7, RFC 8166 section 4.5).
+	ErrShort = errors.New("rpcrdma: message is too short")
+	// ErrVersion is a version that is neither 1 nor 2.
+	ErrVersion = errors.New("rpcrdma: version is not supported")
+	// ErrType is a header type that is not defined for the version.
+	ErrType = errors.New("rpcrdma: header type is not defined")
+	// ErrXDR is a header that ends early or that is not XDR.
+	ErrXDR = errors.New("rpcrdma: header cannot be parsed")
+	// ErrPropVal is a property whose value does not lie within the message.
+	ErrPropVal = errors.New("rpcrdma: property cannot be parsed")
+	// ErrUnknownCode is an Error header with a code that is not defined. It is to
+	// be discarded (draft section 7).
+	ErrUnknownCode = errors.New("rpcrdma: error code is not defined")
+)
+
+// Decode parses the header at the start of b into h, whose memory it uses
+// again, and returns its length: what is behind it is RPC message. h.Props
+// refers to b.
+func (h *Header) Decode(b []byte) (n int, err error) {
+	*h = Header{Props: h.Props[:0], Call: h.Call[:0], Reads: h.Reads[:0], Writes: h.Writes[:0], segs: h.segs[:0], counts: h.counts[:0]}
+	if len(b) < PrefixSize {
+		return 0, ErrShort
+	}
+	h.XID, h.Vers, h.Credit = binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[8:])
+	h.Type = Type(binary.BigEndian.Uint32(b[12:]))
+	d := decoder{b: b, off: PrefixSize}
+	switch h.Vers {
+	case Version1:
+		err = h.decode1(&d)
+	case Version2:
+		err = h.decode2(&d)
+	default:
+		// Of other versions only an error is understood: its first words are the same
+		// in all.
+		return PrefixSize, ErrVersion
+	}
+	if err != nil {
+		return d.off, err
+	}
+	if d.bad {
+		return d.off, ErrXDR
+	}
+	return d.off, nil
+}
+
+func (h *Header) decode1(d *decoder) error {
+	if len(d.b) < MinSize1 && (h.Type != Error1 || len(d.b) < PrefixSize+4) {
+		return ErrShort
+	}
+	switch h.Type {
+	case Msg1, NoMsg1:
+		h.Reads = d.reads(h.Reads)
+		h.lists(d, true)
+	case MsgP1, Done1:
+	case Error1:
+		h.Failure.Code = ErrCode(d.u32())
+		switch h.Failure.Code {
+		case ErrVers:
+			h.Failure.Low, h.Failure.High = d.u32(), d.u32()
+		case ErrChunk1:
+		default:
+			return ErrUnknownCode
+		}
+	default:
+		return ErrType
+	}
+	return nil
+}
+
+func (h *Header) decode2(d *decoder) error {
+	switch h.Type {
+	case Error:
+		f := &h.Failure
+		f.Code = ErrCode(d.u32())
+		switch f.Code {
+		case ErrVers:
+			f.Low, f.High = d.u32(), d.u32()
+		case ErrReadChunks, ErrWriteChunks, ErrSegments:
+			f.Max = d.u32()
+		case ErrWriteResource:
+			f.Index, f.Needed = d.u32(), d.u32()
+		case ErrReplyResource:
+			f.Needed = d.u32()
+		default:
+			if !d.bad && !f.Code.Known() {
+				return ErrUnknownCode
+			}
+		}
+	case Grant:
+	case ConnPropMiddle, ConnPropFinal:
+		return h.decodeProps(d)
+	case CallExternal:
+		h.InvHandle = d.u32()
+		h.Call = d.reads(h.Call)
+		h.Reads = d.reads(h.Reads)
+		h.lists(d, true)
+	case CallInline:
+		h.InvHandle = d.u32()
+		h.Reads = d.reads(h.Reads)
+		h.lists(d, true)
+		d.word()
+	case CallMiddle, ReplyMiddle:
+		h.Remaining = d.u32()
+		d.word()
+	case ReplyExternal:
+		h.lists(d, true)
+	case ReplyInline:
+		h.lists(d, false)
+		d.word()
+	default:
+		return ErrType
+	}
+	return nil
+}
+
+func (h *Header) decodeProps(d *decoder) error {
+	n := d.u32()
+	for range n {
+		if len(d.b)-d.off < 8 {
+			d.bad = true
+			return nil
+		}
+		p := Prop{ID: d.u32()}
+		size := d.u32()
+		if (uint64(size)+3)&^3 > uint64(len(d.b)-d.off) {
+			return ErrPropVal
+		}
+		p.Data = d.b[d.off : d.off+int(size)]
+		d.off += int(size+3) &^ 3
+		h.Props = append(h.Props, p)
+	}
+	return nil
+}
+
+// lists parses a Write list and, with reply, what may be one Reply chunk.
+func (h *Header) lists(d *decoder, reply bool) {
+	for d.more() {
+		h.chunk(d)
+	}
+	has := reply && d.more()
+	if has {
+		h.chunk(d)
+	}
+	if d.bad {
+		return
+	}
+	segs := h.segs
+	for i, n := range h.counts {
+		c := Chunk(segs[:n:n])
+		segs = segs[n:]
+		if has && i == len(h.counts)-1 {
+			h.Reply = c
+		} else {
+			h.Writes = append(h.Writes, c)
+		}
+	}
+}
+
+func (h *Header) chunk(d *decoder) {
+	n := d.u32()
+	if d.bad || uint64(n)*16 > uint64(len(d.b)-d.off) {
+		d.bad = true
+		return
+	}
+	for range n {
+		h.segs = append(h.segs, d.segment())
+	}
+	h.counts = append(h.counts, int(n))
+}
+
+// decoder reads XDR. Once bad it stays so, and reads zeros.
+type decoder struct {
+	b   []byte
+	off int
+	bad bool
+}
+
+func (d *decoder) u32() uint32 {
+	if d.bad || len(d.b)-d.off < 4 {
+		d.bad = true
+		return 0
+	}
+	v := binary.BigEndian.Uint32(d.b[d.off:])
+	d.off += 4
+	return v
+}
+
+// word demands that a first word of RPC message is there, and leaves it.
+func (d *decoder) word() {
+	if len(d.b)-d.off < 4 {
+		d.bad = true
+	}
+}
+
+// more reads the discriminator of optional data.
+func (d *decoder) more() bool {
+	v := d.u32()
+	if v > 1 {
+		d.bad = true
+	}
+	return v == 1 && !d.bad
+}
+
+func (d *decoder) segment() Segment {
+	s := Segment{Handle: d.u32(), Length: d.u32()}
+	s.Offset = uint64(d.u32()) << 32
+	s.Offset |= uint64(d.u32())
+	return s
+}
+
+func (d *decoder) reads(l []ReadSegment) []ReadSegment {
+	for d.more() {
+		r := ReadSegment{Position: d.u32(), Segment: d.segment()}
+		if d.bad {
+			break
+		}
+		l = append(l, r)
+	}
+	return l
+}
