@@ -143,6 +143,7 @@ struct iwarpd_device {
 	struct call *calls;
 	struct event *events, **last_event;
 	unsigned int num_events;
+	unsigned int listening; /* iwarpd_listen calls whose listener is not known yet */
 	struct object objects; /* head of the list */
 	uint8_t buf[MAX_PACKET];
 };
@@ -161,7 +162,8 @@ void ring_bell(struct iwarpd_device *dev, uint32_t worker, uint32_t bell);
 
 /*
  * device_call sends a request, with the descriptor fd unless it is -1, and waits
- * for the reply, which must have that body and come with num_fds descriptors.
+ * for the reply, which must have that body and come with num_fds descriptors (-1:
+ * any number).
  * The packet is the caller's to free.
  */
 int device_call(struct iwarpd_device *dev, Pb__Request *req, int fd, Pb__Reply__BodyCase body, int num_fds,

@@ -1,0 +1,227 @@
+/* Requests and their replies, and who reads the socket. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "internal.h"
+
+#define NSEC INT64_C(1000000000)
+
+static int64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * NSEC + t.tv_nsec;
+}
+
+int64_t deadline_in(int timeout_ms)
+{
+	return timeout_ms < 0 ? -1 : now_ns() + (int64_t)timeout_ms * 1000000;
+}
+
+int wait_fd(int fd, int64_t deadline)
+{
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+	struct timespec t = { 0, 0 };
+	int n;
+
+	if (deadline >= 0) {
+		int64_t left = deadline - now_ns();
+
+		if (left > 0)
+			t = (struct timespec){ left / NSEC, left % NSEC };
+	}
+	n = ppoll(&p, 1, deadline < 0 ? NULL : &t, NULL);
+	if (n < 0)
+		return -errno;
+	return n == 0 ? -ETIMEDOUT : 0;
+}
+
+/* device_died ends the device: nothing comes from the daemon any more. */
+static void device_died(struct iwarpd_device *dev, int err)
+{
+	if (dev->dead)
+		return;
+	dev->dead = err;
+	shutdown(dev->sock, SHUT_RDWR); /* iwarpd_event_fd stays readable */
+	for (struct object *o = dev->objects.next; o != &dev->objects; o = o->next)
+		if (o->kind == OBJECT_QP)
+			qp_ended(o);
+}
+
+/* reply_arrived hands a packet to the call that waits for it, if one does. */
+static void reply_arrived(struct iwarpd_device *dev, struct packet *p)
+{
+	for (struct call **at = &dev->calls; *at; at = &(*at)->next) {
+		struct call *c = *at;
+
+		if (c->id != p->msg->reply->id)
+			continue;
+		*at = c->next;
+		c->packet = *p;
+		c->done = true;
+		return;
+	}
+	packet_free(p); /* of device_post */
+}
+
+static void packet_arrived(struct iwarpd_device *dev, struct packet *p)
+{
+	switch (p->msg->body_case) {
+	case PB__MESSAGE__BODY_REPLY:
+		reply_arrived(dev, p);
+		return;
+	case PB__MESSAGE__BODY_EVENT:
+		close_fds(p->fds, p->num_fds);
+		event_arrived(dev, p->msg);
+		if (dev->num_events > MAX_EVENTS)
+			device_died(dev, -EOVERFLOW);
+		return;
+	default: /* of a later version */
+		packet_free(p);
+	}
+}
+
+/* read_packets takes what is there, but not without end. */
+static void read_packets(struct iwarpd_device *dev)
+{
+	struct packet p;
+
+	for (int i = 0; i < 64 && !dev->dead; i++) {
+		int n = socket_recv(dev->sock, dev->buf, &p);
+
+		if (n == 0)
+			return;
+		if (n < 0)
+			device_died(dev, n);
+		else
+			packet_arrived(dev, &p);
+	}
+}
+
+/* read_turn waits for the socket and reads it, for all threads. */
+static int read_turn(struct iwarpd_device *dev, int64_t deadline)
+{
+	int err;
+
+	dev->reading = true;
+	pthread_mutex_unlock(&dev->lock);
+	err = wait_fd(dev->sock, deadline);
+	pthread_mutex_lock(&dev->lock);
+	if (!err)
+		read_packets(dev);
+	dev->reading = false;
+	pthread_cond_broadcast(&dev->turn);
+	return err;
+}
+
+/* await_turn waits until the thread that reads has done so. */
+static int await_turn(struct iwarpd_device *dev, int64_t deadline)
+{
+	struct timespec t = { deadline / NSEC, deadline % NSEC };
+
+	if (deadline < 0)
+		return -pthread_cond_wait(&dev->turn, &dev->lock);
+	return -pthread_cond_timedwait(&dev->turn, &dev->lock, &t);
+}
+
+int device_wait(struct iwarpd_device *dev, bool (*until)(void *arg), void *arg, int64_t deadline)
+{
+	int err = 0;
+
+	while (!until(arg)) {
+		if (dev->dead)
+			return dev->dead;
+		if (err)
+			return err;
+		err = dev->reading ? await_turn(dev, deadline) : read_turn(dev, deadline);
+	}
+	return 0;
+}
+
+static bool call_done(void *arg)
+{
+	return ((struct call *)arg)->done;
+}
+
+static void forget_call(struct iwarpd_device *dev, struct call *c)
+{
+	for (struct call **at = &dev->calls; *at; at = &(*at)->next) {
+		if (*at == c) {
+			*at = c->next;
+			return;
+		}
+	}
+}
+
+/* exchange sends the request and waits for the reply. */
+static int exchange(struct iwarpd_device *dev, Pb__Request *req, int fd, struct call *c)
+{
+	int err;
+
+	pthread_mutex_lock(&dev->lock);
+	c->id = req->id = ++dev->last_id;
+	c->next = dev->calls;
+	dev->calls = c;
+	err = dev->dead;
+	pthread_mutex_unlock(&dev->lock);
+
+	if (!err)
+		err = socket_send(dev->sock, req, fd, true);
+
+	pthread_mutex_lock(&dev->lock);
+	if (!err)
+		do {
+			err = device_wait(dev, call_done, c, -1);
+		} while (err == -EINTR); /* the daemon does it all the same */
+	forget_call(dev, c);
+	pthread_mutex_unlock(&dev->lock);
+	return err;
+}
+
+int device_call(struct iwarpd_device *dev, Pb__Request *req, int fd, Pb__Reply__BodyCase body, int num_fds,
+		struct packet *p, struct iwarpd_error *e)
+{
+	struct call c = { 0 };
+	const Pb__Reply *reply;
+	int err = exchange(dev, req, fd, &c);
+
+	*p = c.packet;
+	if (err == -EPIPE)
+		return set_error(e, err, "the daemon is gone");
+	if (err)
+		return set_error(e, err, "request to the daemon: %s", strerror(-err));
+	reply = p->msg->reply;
+	if (reply->error) {
+		err = pb_error(e, reply->error);
+		packet_free(p);
+		return err;
+	}
+	if ((body != PB__REPLY__BODY__NOT_SET && reply->body_case != body) || (num_fds >= 0 && p->num_fds != num_fds)) {
+		packet_free(p);
+		return set_error(e, -EPROTO, "the daemon's reply makes no sense");
+	}
+	return 0;
+}
+
+int device_do(struct iwarpd_device *dev, Pb__Request *req, struct iwarpd_error *e)
+{
+	struct packet p;
+	int err = device_call(dev, req, -1, PB__REPLY__BODY__NOT_SET, 0, &p, e);
+
+	if (!err)
+		packet_free(&p);
+	return err;
+}
+
+void device_post(struct iwarpd_device *dev, Pb__Request *req)
+{
+	if (dev->dead)
+		return;
+	req->id = ++dev->last_id;
+	socket_send(dev->sock, req, -1, false); /* a full socket ends up as a dead one */
+}

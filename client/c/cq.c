@@ -1,0 +1,199 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+enum {
+	CQ_ARM = 2048, /* offsets in the memfd */
+	CQ_OVERRUNS = 2112,
+
+	ARM_NONE = 0,
+	ARM_NEXT = 1,
+	ARM_SOLICITED = 2,
+};
+
+/* An entry has the layout of struct iwarpd_wc. */
+_Static_assert(sizeof(struct iwarpd_wc) == 64, "CQE of docs/api.md");
+_Static_assert(offsetof(struct iwarpd_wc, opcode) == 12 && offsetof(struct iwarpd_wc, qp) == 20 &&
+	       offsetof(struct iwarpd_wc, inv_key) == 28 && offsetof(struct iwarpd_wc, imm) == 32 &&
+	       offsetof(struct iwarpd_wc, vendor) == 40, "CQE of docs/api.md");
+
+struct iwarpd_cq {
+	struct object obj;
+	struct map map;
+	_Atomic uint32_t *arm, *overruns;
+	int fd;
+	uint32_t turn; /* ring that a poll starts with */
+	struct ring rings[];
+};
+
+struct iwarpd_cq *cq_of(struct object *o)
+{
+	return container_of(o, struct iwarpd_cq, obj);
+}
+
+uint32_t cq_handle(const struct iwarpd_cq *cq)
+{
+	return cq->obj.handle;
+}
+
+static void cq_free(struct object *o)
+{
+	struct iwarpd_cq *cq = cq_of(o);
+
+	map_close(&cq->map);
+	close(cq->fd);
+	free(cq);
+}
+
+/* new_cq makes a queue of the descriptors of p, which it uses up if it succeeds. */
+static int new_cq(struct packet *p, struct iwarpd_cq **out)
+{
+	struct iwarpd_cq *cq;
+	struct map m;
+	int err = map_open(&m, p->fds[0], MAP_CQ);
+
+	if (err)
+		return err;
+	cq = calloc(1, sizeof(*cq) + m.rings * sizeof(cq->rings[0]));
+	if (!cq) {
+		map_close(&m);
+		return -ENOMEM;
+	}
+	cq->map = m;
+	cq->arm = map_word(&m, CQ_ARM);
+	cq->overruns = map_word(&m, CQ_OVERRUNS);
+	for (uint32_t i = 0; i < m.rings; i++)
+		ring_consumer(&cq->rings[i], &m, i);
+	cq->fd = p->fds[1];
+	fcntl(cq->fd, F_SETFL, O_NONBLOCK);
+	p->num_fds = 1;
+	*out = cq;
+	return 0;
+}
+
+int iwarpd_create_cq(struct iwarpd_device *dev, uint32_t depth, struct iwarpd_cq **out, struct iwarpd_error *e)
+{
+	Pb__CreateCQ body = PB__CREATE_CQ__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	struct packet p;
+	int err;
+
+	body.depth = depth;
+	req.body_case = PB__REQUEST__BODY_CREATE_CQ;
+	req.create_cq = &body;
+	err = device_call(dev, &req, -1, PB__REPLY__BODY_CQ, 2, &p, e);
+	if (err)
+		return err;
+	err = new_cq(&p, out);
+	if (!err)
+		object_add(&(*out)->obj, dev, OBJECT_CQ, p.msg->reply->cq->cq, cq_free);
+	packet_free(&p);
+	if (err)
+		return set_error(e, err, "completion queue: %s", strerror(-err));
+	return 0;
+}
+
+int iwarpd_destroy_cq(struct iwarpd_cq *cq, struct iwarpd_error *e)
+{
+	Pb__DestroyCQ body = PB__DESTROY_CQ__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	int err;
+
+	body.cq = cq->obj.handle;
+	req.body_case = PB__REQUEST__BODY_DESTROY_CQ;
+	req.destroy_cq = &body;
+	err = device_do(cq->obj.dev, &req, e);
+	if (!err)
+		object_free(&cq->obj);
+	return err;
+}
+
+/* poll_ring takes up to n completions of one ring. */
+static int poll_ring(struct ring *r, struct iwarpd_wc *wc, int n)
+{
+	const void *entry;
+	int got = 0, err = 0;
+
+	while (got < n && (entry = ring_next_entry(r, &err)) != NULL) {
+		memcpy(&wc[got++], entry, sizeof(*wc));
+		r->next++;
+	}
+	if (got > 0)
+		ring_publish(r);
+	return got > 0 ? got : err;
+}
+
+int iwarpd_poll_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n)
+{
+	int got = 0;
+
+	for (uint32_t i = 0; i < cq->map.rings && got < n; i++) {
+		int more = poll_ring(&cq->rings[cq->turn], wc + got, n - got);
+
+		if (more < 0)
+			return got > 0 ? got : more;
+		got += more;
+		if (got < n && ++cq->turn == cq->map.rings) /* that ring is empty */
+			cq->turn = 0;
+	}
+	return got;
+}
+
+void iwarpd_arm_cq(struct iwarpd_cq *cq, bool solicited_only)
+{
+	uint32_t none = ARM_NONE;
+
+	if (solicited_only)
+		atomic_compare_exchange_strong(cq->arm, &none, ARM_SOLICITED);
+	else
+		atomic_store(cq->arm, ARM_NEXT);
+}
+
+/* drain reads the wake-ups that are there; -EPIPE: the daemon is gone. */
+static int drain(int fd)
+{
+	char b[512];
+	ssize_t n;
+
+	do {
+		n = read(fd, b, sizeof(b));
+	} while (n == (ssize_t)sizeof(b) || (n < 0 && errno == EINTR));
+	return n == 0 ? -EPIPE : 0;
+}
+
+int iwarpd_wait_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n, int timeout_ms)
+{
+	int64_t deadline = deadline_in(timeout_ms);
+	int got = iwarpd_poll_cq(cq, wc, n);
+
+	while (got == 0) {
+		int err;
+
+		iwarpd_arm_cq(cq, false);
+		got = iwarpd_poll_cq(cq, wc, n);
+		if (got != 0)
+			break;
+		err = wait_fd(cq->fd, deadline);
+		if (!err)
+			err = drain(cq->fd);
+		got = iwarpd_poll_cq(cq, wc, n);
+		if (got == 0 && err)
+			return err;
+	}
+	return got;
+}
+
+int iwarpd_cq_fd(const struct iwarpd_cq *cq)
+{
+	return cq->fd;
+}
+
+uint32_t iwarpd_cq_overruns(const struct iwarpd_cq *cq)
+{
+	return atomic_load(cq->overruns);
+}

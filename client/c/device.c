@@ -1,0 +1,284 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+enum {
+	BELLS_SLEEPING = 4096, /* offsets in the memfd */
+	BELLS_WORDS = 4096 + 128,
+};
+
+void object_add(struct object *o, struct iwarpd_device *dev, enum object_kind kind, uint32_t handle,
+		void (*free)(struct object *))
+{
+	o->dev = dev;
+	o->kind = kind;
+	o->handle = handle;
+	o->free = free;
+	pthread_mutex_lock(&dev->lock);
+	o->next = dev->objects.next;
+	o->prev = &dev->objects;
+	o->next->prev = o;
+	o->prev->next = o;
+	pthread_mutex_unlock(&dev->lock);
+}
+
+void object_free(struct object *o)
+{
+	pthread_mutex_lock(&o->dev->lock);
+	o->next->prev = o->prev;
+	o->prev->next = o->next;
+	pthread_mutex_unlock(&o->dev->lock);
+	o->free(o);
+}
+
+struct object *find_object(struct iwarpd_device *dev, enum object_kind kind, uint32_t handle)
+{
+	for (struct object *o = dev->objects.next; o != &dev->objects; o = o->next)
+		if (o->kind == kind && o->handle == handle)
+			return o;
+	return NULL;
+}
+
+/*
+ * wake writes to a worker's pipe. A daemon that has died would be told by
+ * SIGPIPE, which is nobody's business but ours.
+ */
+static void wake(int fd)
+{
+	static const uint64_t one = 1;
+	static const struct timespec now;
+	sigset_t pipe, old, pending;
+	ssize_t n;
+
+	sigemptyset(&pipe);
+	sigaddset(&pipe, SIGPIPE);
+	sigpending(&pending);
+	pthread_sigmask(SIG_BLOCK, &pipe, &old);
+	do {
+		n = write(fd, &one, sizeof(one));
+	} while (n < 0 && errno == EINTR);
+	if (n < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE))
+		sigtimedwait(&pipe, NULL, &now);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
+void ring_bell(struct iwarpd_device *dev, uint32_t worker, uint32_t bell)
+{
+	struct bell_page *page = &dev->pages[worker];
+	uint32_t asleep = 1;
+
+	atomic_fetch_or(&page->bells[bell / 64], UINT64_C(1) << (bell % 64));
+	if (atomic_load(page->sleeping) == 1 && atomic_compare_exchange_strong(page->sleeping, &asleep, 0))
+		wake(page->wake);
+}
+
+/* set_pages maps the doorbell pages; the descriptors of p are used up. */
+static int set_pages(struct iwarpd_device *dev, struct packet *p)
+{
+	int err = 0;
+
+	for (uint32_t i = 0; i < dev->workers; i++) {
+		struct bell_page *page = &dev->pages[i];
+
+		page->wake = p->fds[2 * i + 1];
+		if (!err)
+			err = map_open(&page->map, p->fds[2 * i], MAP_BELLS);
+		close(p->fds[2 * i]);
+		if (err)
+			continue;
+		fcntl(page->wake, F_SETFL, O_NONBLOCK);
+		page->sleeping = map_word(&page->map, BELLS_SLEEPING);
+		page->bells = (_Atomic uint64_t *)(void *)(page->map.mem + BELLS_WORDS);
+	}
+	p->num_fds = 0;
+	return err;
+}
+
+static int set_attr(struct iwarpd_device *dev, const Pb__HelloReply *h)
+{
+	const Pb__DeviceAttr *d = h->device;
+	const char **addresses;
+
+	addresses = calloc(d->n_addresses + 1, sizeof(*addresses));
+	if (!addresses)
+		return -ENOMEM;
+	for (size_t i = 0; i < d->n_addresses; i++)
+		addresses[i] = d->addresses[i];
+	dev->attr = (struct iwarpd_device_attr){
+		.server = h->server,
+		.interface = d->interface,
+		.addresses = addresses,
+		.client = h->client,
+		.workers = h->workers,
+		.mtu = d->mtu,
+		.max_qp = d->max_qp,
+		.max_cq = d->max_cq,
+		.max_pd = d->max_pd,
+		.max_mr = d->max_mr,
+		.max_mw = d->max_mw,
+		.max_listen = d->max_listen,
+		.max_qp_wr = d->max_qp_wr,
+		.max_cqe = d->max_cqe,
+		.max_sge = d->max_sge,
+		.max_inline = d->max_inline,
+		.max_ird = d->max_ird,
+		.max_ord = d->max_ord,
+		.max_private_data = d->max_private_data,
+		.max_mr_size = d->max_mr_size,
+		.max_registered = d->max_registered,
+	};
+	return 0;
+}
+
+/* hello_done takes the reply to Hello: texts, doorbell pages. */
+static int hello_done(struct iwarpd_device *dev, struct packet *p)
+{
+	const Pb__HelloReply *h = p->msg->reply->hello;
+
+	if (h->version != PROTOCOL_VERSION || !h->device || h->workers == 0 || p->num_fds % 2 != 0 ||
+	    h->workers != (uint32_t)p->num_fds / 2)
+		return -EPROTO;
+	dev->pages = calloc(h->workers, sizeof(*dev->pages));
+	if (!dev->pages)
+		return -ENOMEM;
+	dev->workers = h->workers;
+	dev->hello = p->msg;
+	p->msg = NULL;
+	return set_pages(dev, p) ?: set_attr(dev, h);
+}
+
+static int hello(struct iwarpd_device *dev, const char *name, struct iwarpd_error *e)
+{
+	Pb__Hello body = PB__HELLO__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	struct packet p;
+	int err;
+
+	body.version = body.min_version = PROTOCOL_VERSION;
+	body.name = (char *)name;
+	req.body_case = PB__REQUEST__BODY_HELLO;
+	req.hello = &body;
+	err = device_call(dev, &req, -1, PB__REPLY__BODY_HELLO, -1, &p, e);
+	if (err)
+		return err;
+	err = hello_done(dev, &p);
+	packet_free(&p);
+	if (err)
+		return set_error(e, err, "hello: %s", strerror(-err));
+	return 0;
+}
+
+static int watch(int epoll, int fd)
+{
+	struct epoll_event ev = { .events = EPOLLIN };
+
+	return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &ev);
+}
+
+static int device_fds(struct iwarpd_device *dev)
+{
+	dev->queued = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	dev->epoll = epoll_create1(EPOLL_CLOEXEC);
+	if (dev->queued < 0 || dev->epoll < 0)
+		return -1;
+	return watch(dev->epoll, dev->sock) || watch(dev->epoll, dev->queued) ? -1 : 0;
+}
+
+static struct iwarpd_device *new_device(int sock)
+{
+	struct iwarpd_device *dev = calloc(1, sizeof(*dev));
+	pthread_condattr_t attr;
+
+	if (!dev)
+		return NULL;
+	dev->sock = sock;
+	dev->queued = dev->epoll = -1;
+	dev->last_event = &dev->events;
+	dev->objects.next = dev->objects.prev = &dev->objects;
+	pthread_mutex_init(&dev->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&dev->turn, &attr);
+	pthread_condattr_destroy(&attr);
+	return dev;
+}
+
+static const char *socket_path(const char *path)
+{
+	if (!path)
+		path = secure_getenv("IWARPD_SOCKET");
+	return path && *path ? path : IWARPD_SOCKET;
+}
+
+int iwarpd_open(const char *socket, const char *name, struct iwarpd_device **out, struct iwarpd_error *e)
+{
+	struct iwarpd_device *dev;
+	int sock, err = 0;
+
+	sock = socket_connect(socket_path(socket), e);
+	if (sock < 0)
+		return sock;
+	dev = new_device(sock);
+	if (!dev) {
+		close(sock);
+		return set_error(e, -ENOMEM, "out of memory");
+	}
+	if (device_fds(dev) < 0)
+		err = sys_error(e, "event descriptor");
+	if (!err)
+		err = hello(dev, name ? name : program_invocation_short_name, e);
+	if (err) {
+		iwarpd_close(dev);
+		return err;
+	}
+	*out = dev;
+	return 0;
+}
+
+static void close_fd(int fd)
+{
+	if (fd >= 0)
+		close(fd);
+}
+
+void iwarpd_close(struct iwarpd_device *dev)
+{
+	if (!dev)
+		return;
+	close(dev->sock);
+	while (dev->objects.next != &dev->objects)
+		object_free(dev->objects.next);
+	for (uint32_t i = 0; i < dev->workers; i++) {
+		map_close(&dev->pages[i].map);
+		close(dev->pages[i].wake);
+	}
+	events_free(dev);
+	close_fd(dev->epoll);
+	close_fd(dev->queued);
+	free(dev->pages);
+	free((void *)dev->attr.addresses);
+	if (dev->hello)
+		pb__message__free_unpacked(dev->hello, NULL);
+	pthread_cond_destroy(&dev->turn);
+	pthread_mutex_destroy(&dev->lock);
+	free(dev);
+}
+
+const struct iwarpd_device_attr *iwarpd_query_device(const struct iwarpd_device *dev)
+{
+	return &dev->attr;
+}
+
+int iwarpd_event_fd(const struct iwarpd_device *dev)
+{
+	return dev->epoll;
+}

@@ -1,0 +1,287 @@
+/* Events of the daemon's: what the library makes of them, and their queue. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+/* event_qp returns the number of the QP that an event is about, 0 for none. */
+static uint32_t event_qp(const Pb__Event *ev)
+{
+	switch (ev->body_case) {
+	case PB__EVENT__BODY_ESTABLISHED:
+		return ev->established->qp;
+	case PB__EVENT__BODY_REJECTED:
+		return ev->rejected->qp;
+	case PB__EVENT__BODY_CONNECT_FAILED:
+		return ev->connect_failed->qp;
+	case PB__EVENT__BODY_DISCONNECTED:
+		return ev->disconnected->qp;
+	case PB__EVENT__BODY_TERMINATED:
+		return ev->terminated->qp;
+	case PB__EVENT__BODY_ASYNC_ERROR:
+		return ev->async_error->qp;
+	default:
+		return 0;
+	}
+}
+
+/* note_event does at once what posting depends on. */
+static void note_event(struct iwarpd_device *dev, const Pb__Event *ev)
+{
+	struct object *qp = find_object(dev, OBJECT_QP, event_qp(ev));
+
+	if (!qp)
+		return;
+	switch (ev->body_case) {
+	case PB__EVENT__BODY_ESTABLISHED:
+		if (ev->established->worker < dev->workers)
+			qp_established(qp, ev->established->worker);
+		break;
+	case PB__EVENT__BODY_REJECTED:
+	case PB__EVENT__BODY_CONNECT_FAILED:
+	case PB__EVENT__BODY_DISCONNECTED:
+		qp_ended(qp);
+		break;
+	default:
+		break;
+	}
+}
+
+void event_arrived(struct iwarpd_device *dev, Pb__Message *msg)
+{
+	static const uint64_t one = 1;
+	struct event *ev = calloc(1, sizeof(*ev));
+
+	note_event(dev, msg->event);
+	if (!ev) {
+		pb__message__free_unpacked(msg, NULL);
+		dev->num_events = MAX_EVENTS + 1; /* an event must not be lost */
+		return;
+	}
+	ev->msg = msg;
+	*dev->last_event = ev;
+	dev->last_event = &ev->next;
+	if (dev->num_events++ == 0 && write(dev->queued, &one, sizeof(one)) < 0)
+		return; /* not with a counter of 1 */
+}
+
+/* pop_event takes the event that *at points to out of the queue. */
+static Pb__Message *pop_event(struct iwarpd_device *dev, struct event **at)
+{
+	struct event *ev = *at;
+	Pb__Message *msg = ev->msg;
+	uint64_t count;
+
+	*at = ev->next;
+	if (dev->last_event == &ev->next)
+		dev->last_event = at;
+	if (--dev->num_events == 0 && read(dev->queued, &count, sizeof(count)) < 0)
+		count = 0;
+	free(ev);
+	return msg;
+}
+
+void events_free(struct iwarpd_device *dev)
+{
+	while (dev->events)
+		pb__message__free_unpacked(pop_event(dev, &dev->events), NULL);
+}
+
+static void put_text(char *to, size_t size, const char *from)
+{
+	size_t n = strnlen(from, size - 1);
+
+	memcpy(to, from, n);
+	to[n] = 0;
+}
+
+static void put_data(struct iwarpd_event *ev, const ProtobufCBinaryData *d)
+{
+	ev->data_len = (uint32_t)(d->len < sizeof(ev->data) ? d->len : sizeof(ev->data));
+	if (ev->data_len)
+		memcpy(ev->data, d->data, ev->data_len);
+}
+
+static void put_addresses(struct iwarpd_event *ev, const char *local, const char *remote)
+{
+	put_text(ev->local, sizeof(ev->local), local);
+	put_text(ev->remote, sizeof(ev->remote), remote);
+}
+
+static void put_error(struct iwarpd_event *ev, const Pb__Error *err)
+{
+	if (err)
+		pb_error(&ev->error, err);
+}
+
+static bool put_request(struct iwarpd_event *ev, struct iwarpd_device *dev, const Pb__ConnectRequest *r)
+{
+	struct object *o = find_object(dev, OBJECT_LISTENER, r->listen);
+
+	if (!o)
+		return false;
+	ev->type = IWARPD_EVENT_CONNECT_REQUEST;
+	ev->listener = listener_of(o);
+	ev->conn = r->conn;
+	put_addresses(ev, r->local, r->remote);
+	put_data(ev, &r->private_data);
+	ev->negotiated = (struct iwarpd_negotiated){ .revision = r->revision, .ird = r->ird, .ord = r->ord, .p2p = r->p2p };
+	return true;
+}
+
+static void put_established(struct iwarpd_event *ev, const Pb__Established *s)
+{
+	const Pb__Negotiated *n = s->negotiated;
+
+	ev->type = IWARPD_EVENT_ESTABLISHED;
+	ev->conn = s->conn;
+	put_addresses(ev, s->local, s->remote);
+	put_data(ev, &s->private_data);
+	if (n)
+		ev->negotiated = (struct iwarpd_negotiated){
+			.revision = n->revision, .rtr = n->rtr, .ird = n->ird, .ord = n->ord, .crc = n->crc,
+			.send_markers = n->send_markers, .recv_markers = n->recv_markers, .p2p = n->p2p,
+		};
+}
+
+static void put_terminated(struct iwarpd_event *ev, const Pb__Terminated *t)
+{
+	ev->type = IWARPD_EVENT_TERMINATED;
+	ev->terminate = (struct iwarpd_terminate){ t->remote, (uint8_t)t->layer, (uint8_t)t->type, (uint8_t)t->code };
+	set_error(&ev->error, -ECONNABORTED, "%s", t->text);
+	put_data(ev, &t->headers);
+}
+
+/* put_event fills *ev; false: the event is about an object that is gone. */
+static bool put_event(struct iwarpd_event *ev, struct iwarpd_device *dev, const Pb__Event *pb)
+{
+	struct object *qp = find_object(dev, OBJECT_QP, event_qp(pb)), *cq;
+
+	memset(ev, 0, sizeof(*ev));
+	if (event_qp(pb) != 0 && !qp)
+		return false;
+	if (qp)
+		ev->qp = qp_of(qp);
+	switch (pb->body_case) {
+	case PB__EVENT__BODY_CONNECT_REQUEST:
+		return put_request(ev, dev, pb->connect_request);
+	case PB__EVENT__BODY_ESTABLISHED:
+		put_established(ev, pb->established);
+		return true;
+	case PB__EVENT__BODY_REJECTED:
+		ev->type = IWARPD_EVENT_REJECTED;
+		put_data(ev, &pb->rejected->private_data);
+		return true;
+	case PB__EVENT__BODY_CONNECT_FAILED:
+		ev->type = IWARPD_EVENT_CONNECT_FAILED;
+		put_error(ev, pb->connect_failed->error);
+		return true;
+	case PB__EVENT__BODY_DISCONNECTED:
+		ev->type = IWARPD_EVENT_DISCONNECTED;
+		put_error(ev, pb->disconnected->error);
+		if (ev->error.err == -ECONNREFUSED)
+			ev->error.err = -ECONNRESET;
+		return true;
+	case PB__EVENT__BODY_TERMINATED:
+		put_terminated(ev, pb->terminated);
+		return true;
+	case PB__EVENT__BODY_ASYNC_ERROR:
+		ev->type = IWARPD_EVENT_ASYNC_ERROR;
+		cq = find_object(dev, OBJECT_CQ, pb->async_error->cq);
+		ev->cq = cq ? cq_of(cq) : NULL;
+		put_error(ev, pb->async_error->error);
+		return true;
+	case PB__EVENT__BODY_CONNECT_GONE:
+		ev->type = IWARPD_EVENT_CONNECT_GONE;
+		ev->conn = pb->connect_gone->conn;
+		put_error(ev, pb->connect_gone->error);
+		return true;
+	default: /* of a later version */
+		return false;
+	}
+}
+
+/* What get_event waits for: any event, or one of a QP. */
+struct wanted {
+	struct iwarpd_device *dev;
+	uint32_t qp; /* number; 0: any */
+};
+
+/* too_early: the event names a listener that iwarpd_listen has still to make. */
+static bool too_early(struct iwarpd_device *dev, const Pb__Event *ev)
+{
+	return dev->listening > 0 && ev->body_case == PB__EVENT__BODY_CONNECT_REQUEST &&
+	       !find_object(dev, OBJECT_LISTENER, ev->connect_request->listen);
+}
+
+static bool is_wanted(const struct wanted *w, const Pb__Event *ev)
+{
+	return w->qp != 0 ? event_qp(ev) == w->qp : !too_early(w->dev, ev);
+}
+
+static struct event **find_event(const struct wanted *w)
+{
+	struct event **at = &w->dev->events;
+
+	while (*at && !is_wanted(w, (*at)->msg->event))
+		at = &(*at)->next;
+	return at;
+}
+
+static bool have_event(void *arg)
+{
+	return *find_event(arg) != NULL;
+}
+
+/* next_event is get_event with the lock held. */
+static int next_event(struct wanted *w, struct iwarpd_event *ev, int64_t deadline)
+{
+	for (;;) {
+		int err = device_wait(w->dev, have_event, w, deadline);
+		Pb__Message *msg;
+		bool good;
+
+		if (err)
+			return err;
+		msg = pop_event(w->dev, find_event(w));
+		good = put_event(ev, w->dev, msg->event);
+		pb__message__free_unpacked(msg, NULL);
+		if (good)
+			return 0;
+	}
+}
+
+static int get_event(struct iwarpd_device *dev, uint32_t qp, struct iwarpd_event *ev, int timeout_ms,
+		     struct iwarpd_error *e)
+{
+	struct wanted w = { dev, qp };
+	int err;
+
+	pthread_mutex_lock(&dev->lock);
+	err = next_event(&w, ev, deadline_in(timeout_ms));
+	pthread_mutex_unlock(&dev->lock);
+	switch (err) {
+	case 0:
+		return 0;
+	case -ETIMEDOUT:
+		return set_error(e, err, "no event within %d ms", timeout_ms);
+	case -EPIPE:
+		return set_error(e, err, "the daemon is gone");
+	}
+	return set_error(e, err, "wait for an event: %s", strerror(-err));
+}
+
+int iwarpd_get_event(struct iwarpd_device *dev, struct iwarpd_event *ev, int timeout_ms, struct iwarpd_error *e)
+{
+	return get_event(dev, 0, ev, timeout_ms, e);
+}
+
+int iwarpd_get_qp_event(struct iwarpd_qp *qp, struct iwarpd_event *ev, int timeout_ms, struct iwarpd_error *e)
+{
+	struct object *o = qp_object(qp);
+
+	return get_event(o->dev, o->handle, ev, timeout_ms, e);
+}

@@ -1,0 +1,221 @@
+/* Protection domains, memory regions and windows. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+struct mr {
+	struct object obj;
+	struct iwarpd_mr pub;
+	bool own; /* we made the memory */
+};
+
+struct mw {
+	struct object obj;
+	struct iwarpd_mw pub;
+};
+
+static void pd_free(struct object *o)
+{
+	free(container_of(o, struct iwarpd_pd, obj));
+}
+
+int iwarpd_alloc_pd(struct iwarpd_device *dev, struct iwarpd_pd **out, struct iwarpd_error *e)
+{
+	Pb__AllocPD body = PB__ALLOC_PD__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	struct iwarpd_pd *pd = calloc(1, sizeof(*pd));
+	struct packet p;
+	int err;
+
+	if (!pd)
+		return set_error(e, -ENOMEM, "out of memory");
+	req.body_case = PB__REQUEST__BODY_ALLOC_PD;
+	req.alloc_pd = &body;
+	err = device_call(dev, &req, -1, PB__REPLY__BODY_PD, 0, &p, e);
+	if (err) {
+		free(pd);
+		return err;
+	}
+	object_add(&pd->obj, dev, OBJECT_PD, p.msg->reply->pd->pd, pd_free);
+	packet_free(&p);
+	*out = pd;
+	return 0;
+}
+
+int iwarpd_dealloc_pd(struct iwarpd_pd *pd, struct iwarpd_error *e)
+{
+	Pb__DeallocPD body = PB__DEALLOC_PD__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	int err;
+
+	body.pd = pd->obj.handle;
+	req.body_case = PB__REQUEST__BODY_DEALLOC_PD;
+	req.dealloc_pd = &body;
+	err = device_do(pd->obj.dev, &req, e);
+	if (!err)
+		object_free(&pd->obj);
+	return err;
+}
+
+static void mr_free(struct object *o)
+{
+	struct mr *m = container_of(o, struct mr, obj);
+
+	if (m->own)
+		munmap(m->pub.addr, m->pub.length);
+	free(m);
+}
+
+static int register_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, bool own, struct iwarpd_mr **out,
+		       struct iwarpd_error *e)
+{
+	Pb__RegisterMR body = PB__REGISTER_MR__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	struct mr *m = calloc(1, sizeof(*m));
+	struct packet p;
+	int err;
+
+	if (!m)
+		return set_error(e, -ENOMEM, "out of memory");
+	body.pd = pd->obj.handle;
+	body.offset = attr->offset;
+	body.length = attr->length;
+	body.base = attr->base;
+	body.access = attr->access;
+	body.fast = attr->fast;
+	req.body_case = PB__REQUEST__BODY_REGISTER_MR;
+	req.register_mr = &body;
+	err = device_call(pd->obj.dev, &req, attr->fd, PB__REPLY__BODY_MR, 0, &p, e);
+	if (err) {
+		free(m);
+		return err;
+	}
+	m->own = own;
+	m->pub = (struct iwarpd_mr){ attr->addr, attr->length, attr->base, p.msg->reply->mr->lkey, p.msg->reply->mr->rkey };
+	object_add(&m->obj, pd->obj.dev, OBJECT_MR, p.msg->reply->mr->mr, mr_free);
+	packet_free(&p);
+	*out = &m->pub;
+	return 0;
+}
+
+int iwarpd_reg_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, struct iwarpd_mr **mr, struct iwarpd_error *e)
+{
+	if (attr->fd < 0)
+		return set_error(e, -EBADF, "memory region: no descriptor");
+	return register_mr(pd, attr, false, mr, e);
+}
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8U
+#endif
+
+/* make_memfd makes a memfd of that size, which can never change. */
+static int make_memfd(size_t length)
+{
+	const unsigned int flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+	int fd = memfd_create("iwarpd-mr", flags | MFD_NOEXEC_SEAL);
+
+	if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
+		fd = memfd_create("iwarpd-mr", flags);
+	if (fd < 0)
+		return -1;
+	if (ftruncate(fd, (off_t)length) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+int iwarpd_alloc_mr(struct iwarpd_pd *pd, size_t length, unsigned int access, struct iwarpd_mr **mr,
+		    struct iwarpd_error *e)
+{
+	struct iwarpd_mr_attr attr = { .length = length, .access = access };
+	int err;
+
+	if (length == 0 || length > UINT32_MAX)
+		return set_error(e, -EINVAL, "a memory region has 1 to 2^32-1 octets, not %zu", length);
+	attr.fd = make_memfd(length);
+	if (attr.fd < 0)
+		return sys_error(e, "memory region: memfd");
+	attr.addr = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, attr.fd, 0);
+	if (attr.addr == MAP_FAILED) {
+		err = sys_error(e, "memory region: mmap");
+		close(attr.fd);
+		return err;
+	}
+	if (!(access & IWARPD_ZERO_BASED))
+		attr.base = (uint64_t)(uintptr_t)attr.addr;
+	err = register_mr(pd, &attr, true, mr, e);
+	close(attr.fd);
+	if (err)
+		munmap(attr.addr, length);
+	return err;
+}
+
+int iwarpd_dereg_mr(struct iwarpd_mr *mr, struct iwarpd_error *e)
+{
+	struct mr *m = container_of(mr, struct mr, pub);
+	Pb__DeregisterMR body = PB__DEREGISTER_MR__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	int err;
+
+	body.mr = m->obj.handle;
+	req.body_case = PB__REQUEST__BODY_DEREGISTER_MR;
+	req.deregister_mr = &body;
+	err = device_do(m->obj.dev, &req, e);
+	if (!err)
+		object_free(&m->obj);
+	return err;
+}
+
+static void mw_free(struct object *o)
+{
+	free(container_of(o, struct mw, obj));
+}
+
+int iwarpd_alloc_mw(struct iwarpd_pd *pd, struct iwarpd_mw **out, struct iwarpd_error *e)
+{
+	Pb__AllocMW body = PB__ALLOC_MW__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	struct mw *w = calloc(1, sizeof(*w));
+	struct packet p;
+	int err;
+
+	if (!w)
+		return set_error(e, -ENOMEM, "out of memory");
+	body.pd = pd->obj.handle;
+	req.body_case = PB__REQUEST__BODY_ALLOC_MW;
+	req.alloc_mw = &body;
+	err = device_call(pd->obj.dev, &req, -1, PB__REPLY__BODY_MW, 0, &p, e);
+	if (err) {
+		free(w);
+		return err;
+	}
+	w->pub.rkey = p.msg->reply->mw->rkey;
+	object_add(&w->obj, pd->obj.dev, OBJECT_MW, p.msg->reply->mw->mw, mw_free);
+	packet_free(&p);
+	*out = &w->pub;
+	return 0;
+}
+
+int iwarpd_dealloc_mw(struct iwarpd_mw *mw, struct iwarpd_error *e)
+{
+	struct mw *w = container_of(mw, struct mw, pub);
+	Pb__DeallocMW body = PB__DEALLOC_MW__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	int err;
+
+	body.mw = w->obj.handle;
+	req.body_case = PB__REQUEST__BODY_DEALLOC_MW;
+	req.dealloc_mw = &body;
+	err = device_do(w->obj.dev, &req, e);
+	if (!err)
+		object_free(&w->obj);
+	return err;
+}

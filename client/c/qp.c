@@ -1,0 +1,337 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+enum {
+	DEFAULT_DEPTH = 64,
+	DEFAULT_SGE = 4,
+	NO_WORKER = -1,
+};
+
+/* The fixed part of a send work queue entry, and that of a receive's. */
+struct send_wqe {
+	uint64_t id;
+	uint8_t opcode, flags;
+	uint16_t num_sge;
+	uint32_t inline_len;
+	uint64_t remote_addr;
+	uint32_t rkey, inv_key;
+	uint64_t imm_or_add;
+	uint64_t swap_or_access;
+	uint64_t compare_mask, swap_mask;
+};
+_Static_assert(sizeof(struct send_wqe) == 64 && offsetof(struct send_wqe, remote_addr) == 16 &&
+	       offsetof(struct send_wqe, imm_or_add) == 32, "send WQE of docs/api.md");
+
+struct recv_wqe {
+	uint64_t id;
+	uint16_t num_sge;
+	uint16_t zero[3];
+};
+_Static_assert(sizeof(struct recv_wqe) == 16, "receive WQE of docs/api.md");
+_Static_assert(sizeof(struct iwarpd_sge) == 16, "SGE of docs/api.md");
+
+struct iwarpd_qp {
+	struct object obj; /* its handle is the QP's number */
+	struct map sq_map, rq_map;
+	struct ring sq, rq;
+	uint32_t bell;
+	void *context;
+	atomic_int worker;  /* whose bell to ring; NO_WORKER: not established */
+	atomic_bool ended;  /* the connection is over: nothing more is posted */
+};
+
+struct iwarpd_qp *qp_of(struct object *o)
+{
+	return container_of(o, struct iwarpd_qp, obj);
+}
+
+struct object *qp_object(struct iwarpd_qp *qp)
+{
+	return &qp->obj;
+}
+
+uint32_t iwarpd_qp_num(const struct iwarpd_qp *qp)
+{
+	return qp->obj.handle;
+}
+
+void *iwarpd_qp_context(const struct iwarpd_qp *qp)
+{
+	return qp->context;
+}
+
+static void qp_free(struct object *o)
+{
+	struct iwarpd_qp *qp = qp_of(o);
+
+	map_close(&qp->sq_map);
+	map_close(&qp->rq_map);
+	free(qp);
+}
+
+static int map_rings(struct iwarpd_qp *qp, const struct packet *p)
+{
+	int err = map_open(&qp->sq_map, p->fds[0], MAP_SQ);
+
+	if (err)
+		return err;
+	err = map_open(&qp->rq_map, p->fds[1], MAP_RQ);
+	if (err) {
+		map_close(&qp->sq_map);
+		return err;
+	}
+	ring_producer(&qp->sq, &qp->sq_map);
+	ring_producer(&qp->rq, &qp->rq_map);
+	return 0;
+}
+
+/* bell_valid tells whether every doorbell page has that bell. */
+static bool bell_valid(const struct iwarpd_device *dev, uint32_t bell)
+{
+	for (uint32_t i = 0; i < dev->workers; i++)
+		if (bell >= dev->pages[i].map.entries)
+			return false;
+	return true;
+}
+
+static int new_qp(struct iwarpd_device *dev, const struct packet *p, void *context, struct iwarpd_qp **out)
+{
+	const Pb__QPReply *r = p->msg->reply->qp;
+	struct iwarpd_qp *qp;
+	int err;
+
+	if (!bell_valid(dev, r->doorbell))
+		return -EPROTO;
+	qp = calloc(1, sizeof(*qp));
+	if (!qp)
+		return -ENOMEM;
+	err = map_rings(qp, p);
+	if (err) {
+		free(qp);
+		return err;
+	}
+	qp->bell = r->doorbell;
+	qp->context = context;
+	atomic_init(&qp->worker, NO_WORKER);
+	atomic_init(&qp->ended, false);
+	object_add(&qp->obj, dev, OBJECT_QP, r->qp, qp_free);
+	*out = qp;
+	return 0;
+}
+
+int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, struct iwarpd_qp **out,
+		     struct iwarpd_error *e)
+{
+	Pb__CreateQP body = PB__CREATE_QP__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	struct packet p;
+	int err;
+
+	if (!attr->send_cq || !attr->recv_cq)
+		return set_error(e, -EINVAL, "a queue pair needs two completion queues");
+	body.pd = pd->obj.handle;
+	body.send_cq = cq_handle(attr->send_cq);
+	body.recv_cq = cq_handle(attr->recv_cq);
+	body.sq_depth = attr->send_depth ? attr->send_depth : DEFAULT_DEPTH;
+	body.rq_depth = attr->recv_depth ? attr->recv_depth : DEFAULT_DEPTH;
+	body.max_sge = attr->max_sge ? attr->max_sge : DEFAULT_SGE;
+	body.max_inline = attr->max_inline;
+	body.sig_all = attr->sig_all;
+	req.body_case = PB__REQUEST__BODY_CREATE_QP;
+	req.create_qp = &body;
+	err = device_call(pd->obj.dev, &req, -1, PB__REPLY__BODY_QP, 2, &p, e);
+	if (err)
+		return err;
+	err = new_qp(pd->obj.dev, &p, attr->context, out);
+	packet_free(&p);
+	if (err)
+		return set_error(e, err, "queue pair: %s", strerror(-err));
+	return 0;
+}
+
+int iwarpd_destroy_qp(struct iwarpd_qp *qp, struct iwarpd_error *e)
+{
+	Pb__DestroyQP body = PB__DESTROY_QP__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	int err;
+
+	body.qp = qp->obj.handle;
+	req.body_case = PB__REQUEST__BODY_DESTROY_QP;
+	req.destroy_qp = &body;
+	err = device_do(qp->obj.dev, &req, e);
+	if (!err)
+		object_free(&qp->obj);
+	return err;
+}
+
+/*
+ * The thread that posts publishes its index and then looks at worker and at
+ * ended; the one that reads events stores these and then looks at the index.
+ * One of them sees the other: no work request waits without a bell, nor after
+ * the end without the flush.
+ */
+
+void qp_established(struct object *o, uint32_t worker)
+{
+	struct iwarpd_qp *qp = qp_of(o);
+
+	atomic_store(&qp->worker, (int)worker);
+	ring_bell(o->dev, worker, qp->bell); /* sends that were posted before rang none */
+}
+
+/* flush asks for error completions of what was posted while the connection ended. */
+static void flush(struct iwarpd_qp *qp)
+{
+	Pb__Disconnect body = PB__DISCONNECT__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+
+	body.qp = qp->obj.handle;
+	body.abort = true;
+	req.body_case = PB__REQUEST__BODY_DISCONNECT;
+	req.disconnect = &body;
+	device_post(qp->obj.dev, &req);
+}
+
+void qp_ended(struct object *o)
+{
+	struct iwarpd_qp *qp = qp_of(o);
+
+	if (atomic_exchange(&qp->ended, true))
+		return;
+	if (ring_pending(&qp->sq) || ring_pending(&qp->rq))
+		flush(qp);
+}
+
+/* posted_late is for work requests published after the end. */
+static void posted_late(struct iwarpd_qp *qp)
+{
+	pthread_mutex_lock(&qp->obj.dev->lock);
+	flush(qp);
+	pthread_mutex_unlock(&qp->obj.dev->lock);
+}
+
+/* put_pieces writes what follows the fixed part of an entry. */
+static void put_pieces(uint8_t *to, const struct iwarpd_send_wr *wr)
+{
+	if (wr->inline_len)
+		memcpy(to, wr->inline_data, wr->inline_len);
+	else if (wr->num_sge)
+		memcpy(to, wr->sge, wr->num_sge * sizeof(*wr->sge));
+}
+
+static void put_send(uint8_t *entry, const struct iwarpd_send_wr *wr)
+{
+	struct send_wqe w = {
+		.id = wr->id,
+		.opcode = (uint8_t)wr->opcode,
+		.flags = (uint8_t)wr->flags,
+		.num_sge = (uint16_t)wr->num_sge,
+		.inline_len = wr->inline_len,
+		.remote_addr = wr->remote_addr,
+		.rkey = wr->rkey,
+		.inv_key = wr->inv_key,
+	};
+
+	switch (wr->opcode) {
+	case IWARPD_WR_IMM:
+		w.imm_or_add = wr->imm;
+		break;
+	case IWARPD_WR_CMP_SWAP:
+	case IWARPD_WR_FETCH_ADD:
+		w.imm_or_add = wr->compare_add;
+		w.swap_or_access = wr->swap;
+		w.compare_mask = wr->compare_mask;
+		w.swap_mask = wr->swap_mask;
+		break;
+	case IWARPD_WR_BIND_MW:
+	case IWARPD_WR_REG:
+		w.swap_or_access = wr->access;
+		break;
+	}
+	memcpy(entry, &w, sizeof(w));
+	put_pieces(entry + sizeof(w), wr);
+}
+
+/* check_send tells whether wr fits an entry. */
+static int check_send(const struct iwarpd_qp *qp, const struct iwarpd_send_wr *wr)
+{
+	bool in_line = wr->flags & IWARPD_INLINE;
+
+	if (wr->opcode > UINT8_MAX || wr->flags > UINT8_MAX || (in_line ? wr->num_sge : wr->inline_len) != 0)
+		return -EINVAL;
+	if (wr->num_sge > qp->sq_map.max_sge || wr->inline_len > qp->sq_map.max_inline)
+		return -EMSGSIZE;
+	return 0;
+}
+
+/* put_one writes an entry that is not published yet. */
+static int put_one(struct iwarpd_qp *qp, const struct iwarpd_send_wr *wr)
+{
+	int err = check_send(qp, wr);
+	void *entry;
+
+	if (err)
+		return err;
+	entry = ring_free_entry(&qp->sq, &err);
+	if (!entry)
+		return err ? err : -EAGAIN;
+	put_send(entry, wr);
+	qp->sq.next++;
+	return 0;
+}
+
+int iwarpd_post_sends(struct iwarpd_qp *qp, const struct iwarpd_send_wr *wr, int n)
+{
+	int worker, posted, err = 0;
+
+	if (atomic_load(&qp->ended))
+		return -ENOTCONN;
+	for (posted = 0; posted < n; posted++) {
+		err = put_one(qp, &wr[posted]);
+		if (err)
+			break;
+	}
+	if (posted == 0)
+		return err;
+	ring_publish(&qp->sq);
+	worker = atomic_load(&qp->worker);
+	if (worker != NO_WORKER)
+		ring_bell(qp->obj.dev, (uint32_t)worker, qp->bell);
+	if (atomic_load(&qp->ended))
+		posted_late(qp);
+	return posted;
+}
+
+int iwarpd_post_send(struct iwarpd_qp *qp, const struct iwarpd_send_wr *wr)
+{
+	int n = iwarpd_post_sends(qp, wr, 1);
+
+	return n < 0 ? n : 0;
+}
+
+int iwarpd_post_recv(struct iwarpd_qp *qp, const struct iwarpd_recv_wr *wr)
+{
+	struct recv_wqe w = { .id = wr->id, .num_sge = (uint16_t)wr->num_sge };
+	uint8_t *entry;
+	int err = 0;
+
+	if (atomic_load(&qp->ended))
+		return -ENOTCONN;
+	if (wr->num_sge > qp->rq_map.max_sge)
+		return -EMSGSIZE;
+	entry = ring_free_entry(&qp->rq, &err);
+	if (!entry)
+		return err ? err : -EAGAIN;
+	memcpy(entry, &w, sizeof(w));
+	if (wr->num_sge)
+		memcpy(entry + sizeof(w), wr->sge, wr->num_sge * sizeof(*wr->sge));
+	qp->rq.next++;
+	ring_publish(&qp->rq);
+	if (atomic_load(&qp->ended))
+		posted_late(qp);
+	return 0;
+}

@@ -1,0 +1,147 @@
+package embed_test
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+)
+
+// Two programs exchange a message and memory. Here both run in one process,
+// over a wire within it; with a daemon on each host, iwarp.Listen and iwarp.Dial
+// take the place of the devices.
+func Example() {
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx := context.Background()
+
+	l, err := b.Device().Listen(ctx, ":7174", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- serve(ctx, l) }()
+
+	conn, err := a.Device().Dial(ctx, "10.99.0.2:7174", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer conn.Close()
+
+	// The server tells where its memory is.
+	buf := make([]byte, 64)
+	if _, err := conn.Recv(ctx, buf); err != nil {
+		log.Fatal(err)
+	}
+	remote := iwarp.Remote{Addr: binary.BigEndian.Uint64(buf), RKey: binary.BigEndian.Uint32(buf[8:]), Len: binary.BigEndian.Uint32(buf[12:])}
+
+	// Nothing runs at the server while its memory is read and written.
+	n, err := conn.FetchAdd(ctx, remote.At(0, 8), 1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := conn.Write(ctx, remote.At(8, 16), []byte("written by RDMA!")); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("the counter was", n)
+	if err := conn.Send(ctx, []byte("done")); err != nil {
+		log.Fatal(err)
+	}
+	if err := <-served; err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// the counter was 41
+	// the client is done and left "written by RDMA!", counter 42
+}
+
+func serve(ctx context.Context, l *iwarp.Listener) error {
+	conn, err := l.Accept(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	mem, err := conn.Alloc(ctx, 4096, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite|iwarp.AccessRemoteAtomic)
+	if err != nil {
+		return err
+	}
+	binary.NativeEndian.PutUint64(mem.Bytes(), 41)
+
+	r := mem.Remote()
+	msg := binary.BigEndian.AppendUint64(nil, r.Addr)
+	msg = binary.BigEndian.AppendUint32(msg, r.RKey)
+	msg = binary.BigEndian.AppendUint32(msg, r.Len)
+	if err := conn.Send(ctx, msg); err != nil {
+		return err
+	}
+	buf := make([]byte, 16)
+	n, err := conn.Recv(ctx, buf)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("the client is %s and left %q, counter %d\n", buf[:n], mem.Bytes()[8:24], binary.NativeEndian.Uint64(mem.Bytes()))
+	return nil
+}
+
+// The verbs level: a queue pair, its completion queue, and work requests.
+func Example_verbs() {
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx := context.Background()
+	check := func(err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+
+	// One QP on each device, with a CQ for both of its queues.
+	queues := func(d *iwarp.Device) (*iwarp.QP, *iwarp.CQ, *iwarp.MR) {
+		pd, err := d.AllocPD(ctx)
+		check(err)
+		cq, err := d.CreateCQ(ctx, 64)
+		check(err)
+		qp, err := d.CreateQP(ctx, iwarp.QPConfig{PD: pd, SendCQ: cq, RecvCQ: cq, SendDepth: 16, RecvDepth: 16})
+		check(err)
+		mr, err := pd.Alloc(ctx, 4096, iwarp.AccessLocalWrite)
+		check(err)
+		return qp, cq, mr
+	}
+	qpA, cqA, mrA := queues(a.Device())
+	qpB, cqB, mrB := queues(b.Device())
+	check(qpB.PostRecv(&iwarp.RecvWR{ID: 7, SGEs: []iwarp.SGE{mrB.SGE(0, 4096)}}))
+
+	l, err := b.Device().Listen(ctx, ":7174", nil)
+	check(err)
+	go func() {
+		req, err := l.Request(ctx)
+		check(err)
+		_, err = req.Accept(ctx, qpB, nil)
+		check(err)
+	}()
+	_, err = qpA.Connect(ctx, "10.99.0.2:7174", nil)
+	check(err)
+
+	n := copy(mrA.Bytes(), "hello")
+	check(qpA.PostSend(&iwarp.SendWR{ID: 1, Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{mrA.SGE(0, n)}}))
+	wcs := make([]iwarp.WC, 4)
+	_, err = cqA.Wait(ctx, wcs)
+	check(err)
+	fmt.Println(wcs[0].ID, wcs[0].Op, wcs[0].Status)
+	_, err = cqB.Wait(ctx, wcs)
+	check(err)
+	fmt.Printf("%d %v %v %q\n", wcs[0].ID, wcs[0].Op, wcs[0].Status, mrB.Bytes()[:wcs[0].Len])
+	// Output:
+	// 1 SEND success
+	// 7 RECV success "hello"
+}
