@@ -117,7 +117,7 @@ func run(ctx context.Context, o *options) (err error) {
 var errUnable = errors.New("not permitted here")
 
 func sayProcess(why string) {
-	fmt.Printf("Two namespaces need root and AF_XDP, and here: %s.\nSo both hosts run in this process, joined by a wire in memory.\n", why)
+	fmt.Printf("Two namespaces need root and AF_XDP, and here: %s.\nSo both hosts run in this process, joined by a wire in memory.\n", strings.Join(strings.Fields(why), " "))
 }
 
 // lock keeps two demos from removing each other's things.
