@@ -44,7 +44,9 @@ type conn struct {
 	timer    timer
 
 	// streaming mode
-	in      []byte // received, not consumed by the control plane
+	in      []byte // received, not consumed by the control plane, from inAt on
+	inAt    int
+	told    int    // octets of in, from inAt on, that an EventData has given
 	outq    []byte // to be sent, from outAt on
 	outAt   int
 	finish  bool // close once outq is sent
@@ -241,10 +243,30 @@ func (w *worker) streamSend(c *conn, b []byte) {
 }
 
 func (w *worker) streamConsumed(c *conn, n int) {
-	n = min(n, len(c.in))
-	c.in = c.in[:copy(c.in, c.in[n:])]
-	c.tcp.SetBacklog(len(c.in))
+	if c.mode == modeFull {
+		return // what was not consumed is FPDUs
+	}
+	n = min(n, c.told)
+	c.inAt += n
+	c.told -= n
+	if c.inAt > len(c.in)/2 {
+		c.in = c.in[:copy(c.in, c.in[c.inAt:])]
+		c.inAt = 0
+	}
+	c.tcp.SetBacklog(c.unread())
 	w.mark(c)
+}
+
+// unread returns how many streaming-mode octets wait for the control plane.
+func (c *conn) unread() int { return len(c.in) - c.inAt }
+
+// tell gives the control plane what arrived since it was last told: once for
+// the frames of a turn.
+func (w *worker) tell(c *conn) {
+	if b := c.in[c.inAt+c.told:]; len(b) > 0 && c.mode == modeStreaming {
+		c.told += len(b)
+		w.event(c, EventData, nil, append([]byte(nil), b...))
+	}
 }
 
 // attach takes c to full operation, as soon as its streaming octets are sent.
@@ -274,7 +296,7 @@ func (w *worker) attach(id ConnID, c *conn, a Attachment) {
 func (w *worker) switchOver(c *conn) {
 	p := &c.attachP
 	c.tx.Init(p.CRC, p.SendMarkers, c.tcp.SndNxt())
-	c.rx.Init(p.CRC, p.RecvMarkers, c.tcp.RcvNxt().Add(-len(c.in)))
+	c.rx.Init(p.CRC, p.RecvMarkers, c.tcp.RcvNxt().Add(-c.unread()))
 	c.markers = p.RecvMarkers
 	c.qp.QP.Start(rdmap.Config{IRD: p.IRD, ORD: p.ORD})
 	c.stream = c.qp.QP.Stream()
@@ -296,11 +318,12 @@ func (w *worker) switchOver(c *conn) {
 	default:
 		c.stream.ExpectRTR(rtr)
 	}
-	if left := c.in; len(left) > 0 {
-		c.in = nil
+	left := c.in[c.inAt:]
+	c.in, c.inAt, c.told = nil, 0, 0
+	if len(left) > 0 {
 		w.receive(c, left)
 	}
-	c.in, c.outq, c.outAt = nil, nil, 0
+	c.outq, c.outAt = nil, 0
 }
 
 // disconnect closes c at the application's wish.

@@ -53,9 +53,11 @@ type Config struct {
 	// TCP is used for every connection; default tcp.DefaultConfig().
 	TCP *tcp.Config
 	// StreamBuffer bounds the streaming-mode octets of a connection that wait for
-	// the control plane; default 64 KiB. EventWritable says that at most half as
-	// many wait to be sent.
+	// the control plane; default 64 KiB.
 	StreamBuffer int
+	// SendBuffer is how many streaming-mode octets should wait to be sent:
+	// EventWritable says that it is at most half as many. Default StreamBuffer.
+	SendBuffer int
 	// MaxConns bounds the connections of each worker; default 16384.
 	MaxConns int
 	// Inline lets an application drive worker 0 itself by Turn; the engine's own
@@ -136,7 +138,7 @@ const (
 	EventAccepted
 	// EventConnected: an active open is done; the connection is in streaming mode.
 	EventConnected
-	// EventData: streaming-mode octets, in Data.
+	// EventData: streaming-mode octets, in Data: what arrived in one turn.
 	EventData
 	// EventWritable: octets of StreamSend have left; more may be sent.
 	EventWritable
@@ -206,6 +208,9 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 	}
 	if cfg.StreamBuffer == 0 {
 		cfg.StreamBuffer = 64 << 10
+	}
+	if cfg.SendBuffer == 0 {
+		cfg.SendBuffer = cfg.StreamBuffer
 	}
 	if cfg.MaxConns == 0 {
 		cfg.MaxConns = 16384

@@ -216,15 +216,12 @@ func (w *worker) deliverOctets(c *conn, b []byte) {
 	case modeFull:
 		w.receive(c, b)
 	case modeOpening, modeStreaming, modeSwitching:
-		if len(c.in)+len(b) > w.e.cfg.StreamBuffer {
+		if c.unread()+len(b) > w.e.cfg.StreamBuffer {
 			w.abort(c, errStreamFull)
 			return
 		}
 		c.in = append(c.in, b...)
-		c.tcp.SetBacklog(len(c.in))
-		if c.mode == modeStreaming {
-			w.event(c, EventData, nil, append([]byte(nil), b...))
-		}
+		c.tcp.SetBacklog(c.unread())
 	case modeClosing:
 		w.stats.RxAfterClose += uint64(len(b))
 	}
@@ -393,7 +390,5 @@ func (w *worker) established(c *conn) {
 	if c.passive && w.e.resolver != nil {
 		go w.e.resolveConn(c.id, c.flow)
 	}
-	if len(c.in) > 0 {
-		w.event(c, EventData, nil, append([]byte(nil), c.in...))
-	}
+	w.tell(c)
 }

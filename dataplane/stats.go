@@ -135,7 +135,7 @@ func (e *Engine) Conns() []ConnInfo {
 		for _, c := range w.flows {
 			ci := ConnInfo{
 				ID: c.id, Flow: c.flow, Worker: w.id, State: c.tcp.State(), Full: c.mode == modeFull,
-				Params: c.attachP, TCP: c.tcp.Stats(), QP: c.qp, StreamData: len(c.in),
+				Params: c.attachP, TCP: c.tcp.Stats(), QP: c.qp, StreamData: c.unread(),
 			}
 			if c.stream != nil {
 				ci.RDMAP = c.stream.Stats()

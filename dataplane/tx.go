@@ -32,6 +32,7 @@ func (w *worker) pumpConn(c *conn) int {
 	if c.gone {
 		return 0
 	}
+	w.tell(c) // ahead of a FIN or the end
 	work := w.tcpEvents(c)
 	if c.mode == modeStreaming || c.mode == modeSwitching {
 		w.composeStream(c)
@@ -51,6 +52,7 @@ func (w *worker) pumpConn(c *conn) int {
 		w.disown(link.Slot(b))
 	}
 	w.drainHeld(c)
+	w.tell(c)
 	work += w.tcpEvents(c)
 	if c.gone {
 		return work
@@ -140,7 +142,7 @@ func (w *worker) composeStream(c *conn) {
 		w.push(c, s, n)
 	}
 	left := len(c.outq) - c.outAt
-	if half := w.e.cfg.StreamBuffer / 2; had > 0 && left <= half && (left == 0 || had > half) && c.mode == modeStreaming {
+	if half := w.e.cfg.SendBuffer / 2; had > 0 && left <= half && (left == 0 || had > half) && c.mode == modeStreaming {
 		w.event(c, EventWritable, nil, nil)
 	}
 	if c.outAt > len(c.outq)/2 {

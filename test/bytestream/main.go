@@ -1,0 +1,142 @@
+// Bytestream speaks plain TCP as a byte stream, over the data plane's own TCP on
+// AF_XDP or, to compare, over the kernel's. It prints one line of JSON about what
+// it did.
+//
+//	bytestream -stack ours -i veth0 -listen 10.0.0.1:7000 -do receive
+//	bytestream -stack kernel -connect 10.0.0.1:7000 -do send -for 5s -conns 4
+//
+// A listener prints "ready" once connections may come, and serves as many as
+// -conns says, -cycles times; with -cycles 0 until its standard input ends.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"runtime"
+	"time"
+
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// options are the flags.
+type options struct {
+	stack           string
+	ifname          string
+	listen, connect string
+	do              string
+	octets          int64
+	time            time.Duration
+	size            int
+	conns, cycles   int
+	backlog         int
+	queue           int
+	cc              string
+	rcvWindow       int
+	timeWait        time.Duration
+	delayedAck      time.Duration
+	timeout         time.Duration
+	frames          int
+	noSACK, noTS    bool
+	noWScale, ecn   bool
+	seed            uint64
+}
+
+func main() {
+	var o options
+	fl := flag.CommandLine
+	fl.StringVar(&o.stack, "stack", "ours", "whose TCP: ours or kernel")
+	fl.StringVar(&o.ifname, "i", "veth0", "interface for AF_XDP")
+	fl.StringVar(&o.listen, "listen", "", "address and port to accept connections on")
+	fl.StringVar(&o.connect, "connect", "", "address and port to connect to")
+	fl.StringVar(&o.do, "do", "receive", "receive, send, both, echo, request, or hold: open all connections, say one octet on each, close")
+	fl.Int64Var(&o.octets, "octets", 0, "how much to send on each connection, or how many requests; 0: see -for")
+	fl.DurationVar(&o.time, "for", 2*time.Second, "how long to send")
+	fl.IntVar(&o.size, "size", 64, "octets of a request and of its answer")
+	fl.IntVar(&o.conns, "conns", 1, "connections at once")
+	fl.IntVar(&o.cycles, "cycles", 1, "how many times all connections are opened and closed")
+	fl.IntVar(&o.backlog, "backlog", 1024, "half-open connections of the listener")
+	fl.IntVar(&o.queue, "queue", 1<<20, "octets that may wait to be sent")
+	fl.StringVar(&o.cc, "cc", "", "congestion control")
+	fl.IntVar(&o.rcvWindow, "rcvwindow", 4<<20, "largest receive window of our TCP, octets")
+	fl.DurationVar(&o.timeWait, "timewait", time.Second, "length of our TIME-WAIT; the program stays until it is over")
+	fl.DurationVar(&o.delayedAck, "delack", 0, "our longest delay of an ACK; 0: the default")
+	fl.DurationVar(&o.timeout, "timeout", 30*time.Second, "to give up an active open after")
+	fl.IntVar(&o.frames, "frames", 16384, "chunks of the AF_XDP socket")
+	fl.BoolVar(&o.noSACK, "no-sack", false, "ours: no SACK")
+	fl.BoolVar(&o.noTS, "no-timestamps", false, "ours: no timestamps")
+	fl.BoolVar(&o.noWScale, "no-wscale", false, "ours: no window scale")
+	fl.BoolVar(&o.ecn, "ecn", false, "ours: ECN")
+	fl.Uint64Var(&o.seed, "seed", 1, "seed of the octets sent")
+	fl.Parse(os.Args[1:])
+	if err := run(&o); err != nil {
+		fmt.Fprintln(os.Stderr, "bytestream:", err)
+		os.Exit(1)
+	}
+}
+
+// stream is a connection of either stack. Read and Write are for one goroutine
+// each.
+type stream interface {
+	io.ReadWriter
+	CloseWrite() error
+	// Close closes what is open yet and returns when the connection is over, or an
+	// error if its end was not orderly.
+	Close() error
+	Stats() (tcp.Stats, bool)
+}
+
+// stack opens streams.
+type stack interface {
+	Listen(local netip.AddrPort, backlog int) error
+	Accept() (stream, error)
+	Dial(remote netip.AddrPort) (stream, error)
+	// Close waits until nothing of a closed connection is left, as far as the
+	// stack lets one know.
+	Close(*report) error
+}
+
+var errNoWay = errors.New("needs -listen or -connect")
+
+func run(o *options) error {
+	var (
+		st  stack
+		err error
+	)
+	switch o.stack {
+	case "ours":
+		st, err = newNode(o)
+	case "kernel":
+		st, err = &kernel{o: o}, nil
+	default:
+		err = fmt.Errorf("no stack %q", o.stack)
+	}
+	if err != nil {
+		return err
+	}
+	r := &report{Stack: o.stack, Do: o.do, Conns: o.conns}
+	switch {
+	case o.listen != "":
+		err = serve(o, st, r)
+	case o.connect != "":
+		err = call(o, st, r)
+	default:
+		err = errNoWay
+	}
+	if cerr := st.Close(r); err == nil {
+		err = cerr
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	r.HeapMiB = float64(m.HeapSys) / (1 << 20)
+	r.Goroutines = runtime.NumGoroutine()
+	r.finish()
+	if jerr := json.NewEncoder(os.Stdout).Encode(r); err == nil {
+		err = jerr
+	}
+	return err
+}

@@ -1,0 +1,327 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/ctrl/hostnet"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/dataplane/xsk"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// node is an engine over AF_XDP on one interface, with a byte stream for each of
+// its connections.
+type node struct {
+	o        *options
+	steer    *bpf.Steering
+	engine   *dataplane.Engine
+	resolver *hostnet.Resolver
+	sock     *xsk.Socket
+	undo     []func() error
+
+	listener dataplane.ListenerID
+	accepted chan *conn
+
+	mu    sync.Mutex // held over Connect, so that no event overtakes it
+	conns map[dataplane.ConnID]*conn
+	port  uint16
+}
+
+var congestion = map[string]tcp.CongestionControl{"": tcp.CUBIC, "cubic": tcp.CUBIC, "newreno": tcp.NewReno, "reno": tcp.NewReno, "dctcp": tcp.DCTCP}
+
+func newNode(o *options) (_ *node, err error) {
+	cc, ok := congestion[o.cc]
+	if !ok {
+		return nil, fmt.Errorf("no congestion control %q", o.cc)
+	}
+	runtime.LockOSThread() // interfaces belong to the thread's network namespace
+	defer runtime.UnlockOSThread()
+	n := &node{o: o, conns: map[dataplane.ConnID]*conn{}, accepted: make(chan *conn, 1<<16), port: 20000}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.unwind())
+		}
+	}()
+	ifi, err := net.InterfaceByName(o.ifname)
+	if err != nil {
+		return nil, err
+	}
+	if n.resolver, err = hostnet.New(ifi.Name); err != nil {
+		return nil, err
+	}
+	n.undo = append(n.undo, n.resolver.Close)
+	if n.steer, err = bpf.Load(bpf.Options{Queues: 1, Endpoints: 1 << 17}); err != nil {
+		return nil, err
+	}
+	n.undo = append(n.undo, n.steer.Close)
+	if _, err = n.steer.Attach(ifi.Index, bpf.Auto); err != nil {
+		return nil, err
+	}
+	if n.sock, err = xsk.Open(xsk.Config{Interface: ifi.Name, MTU: ifi.MTU, Frames: o.frames}); err != nil {
+		return nil, err
+	}
+	n.undo = append(n.undo, n.sock.Close)
+	if err = n.steer.SetSocket(0, n.sock.FD()); err != nil {
+		return nil, err
+	}
+	cfg := tcp.DefaultConfig()
+	cfg.RcvWindow, cfg.MaxHeld = o.rcvWindow, n.sock.Slots()/2
+	cfg.CongestionControl, cfg.ECN = cc, o.ecn
+	cfg.NoSACK, cfg.NoTimestamps, cfg.NoWindowScale = o.noSACK, o.noTS, o.noWScale
+	cfg.TimeWait = o.timeWait
+	if o.delayedAck > 0 {
+		cfg.DelayedAck = o.delayedAck
+	}
+	n.engine, err = dataplane.New(dataplane.Config{
+		OnEvent: n.event, TCP: &cfg, StreamBuffer: 2 * o.rcvWindow, SendBuffer: o.queue, MaxConns: 1 << 16,
+	}, []dataplane.Queue{{Link: n.sock, CPU: -1}}, n.resolver)
+	if err != nil {
+		return nil, err
+	}
+	n.engine.Start()
+	n.undo = append(n.undo, func() error { n.engine.Stop(); return nil })
+	return n, nil
+}
+
+func (n *node) unwind() error {
+	var errs []error
+	for i := len(n.undo) - 1; i >= 0; i-- {
+		errs = append(errs, n.undo[i]())
+	}
+	n.undo = nil
+	return errors.Join(errs...)
+}
+
+// Close waits until the engine has forgotten all connections, TIME-WAIT
+// included.
+func (n *node) Close(r *report) error {
+	if n.listener != 0 {
+		n.engine.Unlisten(n.listener)
+	}
+	for end := time.Now().Add(2*n.o.timeWait + 10*time.Second); ; {
+		r.Engine = n.engine.Stats()
+		r.Left = int(r.Engine[0].Conns)
+		// A slot is free only when the kernel has said that it is sent.
+		if r.Left == 0 && r.Engine[0].FreeSlots == r.Engine[0].Slots || time.Now().After(end) {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return n.unwind()
+}
+
+func (n *node) Listen(local netip.AddrPort, backlog int) (err error) {
+	if err := n.steer.Claim(bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: local.Addr(), Port: local.Port()}); err != nil {
+		return err
+	}
+	n.listener, err = n.engine.Listen(local, backlog)
+	return err
+}
+
+func (n *node) Accept() (stream, error) { return <-n.accepted, nil }
+
+// Dial opens a connection from the next port that is free.
+func (n *node) Dial(remote netip.AddrPort) (stream, error) {
+	hop, err := n.resolver.Resolve(remote.Addr(), netip.Addr{})
+	if err != nil {
+		return nil, err
+	}
+	c, err := n.connect(hop.Src, remote)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !c.open && !c.closed {
+		c.cond.Wait()
+	}
+	if !c.open {
+		return nil, errors.Join(errors.New("not connected"), c.err)
+	}
+	return c, nil
+}
+
+func (n *node) connect(src netip.Addr, remote netip.AddrPort) (*conn, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var last error
+	for range 1 << 15 {
+		if n.port++; n.port < 20000 {
+			n.port = 20000
+		}
+		e := bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: src, Port: n.port}
+		if err := n.steer.Claim(e); err != nil {
+			return nil, err
+		}
+		id, err := n.engine.Connect(netip.AddrPortFrom(src, n.port), remote, n.o.timeout)
+		if err != nil { // most likely this port is in TIME-WAIT
+			last = errors.Join(err, n.steer.Unclaim(e))
+			continue
+		}
+		c := newConn(n, id)
+		c.claim = &e
+		n.conns[id] = c
+		return c, nil
+	}
+	return nil, fmt.Errorf("no free port: %w", last)
+}
+
+// event takes an event of the engine's.
+func (n *node) event(ev dataplane.Event) {
+	n.mu.Lock()
+	c := n.conns[ev.Conn]
+	if c == nil && ev.Kind == dataplane.EventAccepted {
+		c = newConn(n, ev.Conn)
+		n.conns[ev.Conn] = c
+	}
+	if ev.Kind == dataplane.EventClosed {
+		delete(n.conns, ev.Conn)
+	}
+	n.mu.Unlock()
+	if c == nil {
+		return // a connection that was never accepted
+	}
+	c.mu.Lock()
+	switch ev.Kind {
+	case dataplane.EventAccepted, dataplane.EventConnected:
+		c.open = true
+	case dataplane.EventData:
+		c.in = append(c.in, ev.Data)
+	case dataplane.EventWritable:
+		c.credit = min(c.credit+n.o.queue/2, n.o.queue)
+	case dataplane.EventPeerClosed:
+		c.peerClosed = true
+	case dataplane.EventClosed:
+		c.closed, c.err = true, ev.Err
+		if c.claim != nil {
+			// TIME-WAIT needs its frames yet.
+			time.AfterFunc(n.o.timeWait+time.Second, func() { _ = n.steer.Unclaim(*c.claim) })
+		}
+	}
+	c.mu.Unlock()
+	c.cond.Broadcast()
+	if ev.Kind == dataplane.EventAccepted {
+		n.accepted <- c
+	}
+}
+
+// conn is a connection of the engine's as a stream.
+type conn struct {
+	n     *node
+	id    dataplane.ConnID
+	claim *bpf.Endpoint // of an active open
+
+	mu         sync.Mutex
+	cond       *sync.Cond
+	in         [][]byte
+	credit     int // octets that may be given to StreamSend
+	open       bool
+	peerClosed bool
+	shut       bool // our direction
+	closed     bool
+	err        error
+
+	used int // octets read and not yet reported as consumed; Read's own
+}
+
+func newConn(n *node, id dataplane.ConnID) *conn {
+	c := &conn{n: n, id: id, credit: n.o.queue}
+	c.cond = sync.NewCond(&c.mu)
+	return c
+}
+
+// consumeAt is how many octets are reported as consumed at once.
+const consumeAt = 64 << 10
+
+func (c *conn) Read(b []byte) (int, error) {
+	c.mu.Lock()
+	for len(c.in) == 0 && !c.peerClosed && !c.closed {
+		c.cond.Wait()
+	}
+	n := 0
+	for n < len(b) && len(c.in) > 0 {
+		m := copy(b[n:], c.in[0])
+		n += m
+		if c.in[0] = c.in[0][m:]; len(c.in[0]) == 0 {
+			c.in[0] = nil
+			c.in = c.in[1:]
+		}
+	}
+	empty, err := len(c.in) == 0, c.err
+	c.mu.Unlock()
+	c.used += n
+	if c.used >= consumeAt || empty && c.used > 0 {
+		c.n.engine.StreamConsumed(c.id, c.used)
+		c.used = 0
+	}
+	switch {
+	case n > 0:
+		return n, nil
+	case err != nil:
+		return 0, err
+	}
+	return 0, io.EOF
+}
+
+func (c *conn) Write(b []byte) (int, error) {
+	n := 0
+	for n < len(b) {
+		c.mu.Lock()
+		for c.credit == 0 && !c.closed {
+			c.cond.Wait()
+		}
+		if c.closed || c.shut {
+			err := c.err
+			c.mu.Unlock()
+			return n, errors.Join(net.ErrClosed, err)
+		}
+		m := min(len(b)-n, c.credit)
+		c.credit -= m
+		c.mu.Unlock()
+		c.n.engine.StreamSend(c.id, append([]byte(nil), b[n:n+m]...))
+		n += m
+	}
+	return n, nil
+}
+
+func (c *conn) CloseWrite() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return c.err
+	}
+	c.shut = true
+	c.n.engine.Disconnect(c.id, false)
+	return nil
+}
+
+func (c *conn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.shut && !c.closed {
+		c.shut = true
+		c.n.engine.Disconnect(c.id, false)
+	}
+	for !c.closed {
+		c.cond.Wait()
+	}
+	return c.err
+}
+
+func (c *conn) Stats() (tcp.Stats, bool) {
+	for _, ci := range c.n.engine.Conns() {
+		if ci.ID == c.id {
+			return ci.TCP, true
+		}
+	}
+	return tcp.Stats{}, false
+}
