@@ -139,7 +139,7 @@ func ofPeer(err error) bool {
 }
 
 // newConn makes all that a Conn needs but its connection.
-func (d *Device) newConn(ctx context.Context, cfg *Config) (c *Conn, err error) {
+func (d *Device) newConn(ctx context.Context, cfg *Config) (_ *Conn, err error) {
 	or := func(v, def, limit int) int {
 		if v <= 0 {
 			v = def
@@ -150,7 +150,7 @@ func (d *Device) newConn(ctx context.Context, cfg *Config) (c *Conn, err error) 
 		return v
 	}
 	sends, recvs := or(cfg.SendDepth, defaultDepth, d.attr.MaxQPWR), or(cfg.RecvDepth, defaultDepth, d.attr.MaxQPWR)
-	c = &Conn{
+	c := &Conn{
 		d: d, pd: cfg.PD, inline: or(cfg.MaxInline, defaultInline, d.attr.MaxInline), recvLen: or(cfg.RecvSize, defaultRecvSize, 0),
 		free: make(chan *op, sends), chunks: make(chan int, numChunks), leader: make(chan struct{}, 1), reader: make(chan struct{}, 1),
 	}

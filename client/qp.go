@@ -319,6 +319,7 @@ func (q *QP) over(err error) {
 		q.err = ErrPeerClosed
 	}
 	err = q.err
+	was := q.info != nil
 	q.mu.Unlock()
 
 	// From here on nothing is posted. What was, after the daemon had flushed the
@@ -329,7 +330,7 @@ func (q *QP) over(err error) {
 	left := q.sq != nil && (q.sq.Space() < q.sq.Depth() || q.rq.Space() < q.rq.Depth())
 	q.rmu.Unlock()
 	q.smu.Unlock()
-	if left && q.d.Err() == nil {
+	if left && was && q.d.Err() == nil {
 		q.give(true)
 	}
 	q.settle(err)

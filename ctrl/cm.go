@@ -213,7 +213,7 @@ func (s *Server) dial(c *conn, attempt int) {
 		return // given up meanwhile
 	}
 	if err != nil {
-		s.failConn(c, errorf(unreachable, "ctrl: no way to %v: %w", remote.Addr(), err))
+		s.failConn(c, errorf(unreachable, "%w", err))
 		s.mu.Unlock()
 		return
 	}

@@ -45,6 +45,7 @@ type PortRange struct{ From, To uint16 }
 type Limits struct {
 	Clients, PDs, MRs, MWs, CQs, QPs, Listens int
 	Registered                                uint64 // octets of all memory regions
+	Rings                                     uint64 // octets of all queues, rings and what the daemon keeps for them
 	QueueDepth                                int    // work requests of one queue, completions of one CQ
 	MaxInline                                 int    // octets
 	MaxSGE                                    int
@@ -53,7 +54,7 @@ type Limits struct {
 // DefaultLimits are the quotas where the configuration says nothing.
 var DefaultLimits = Limits{
 	Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, QPs: 4096, Listens: 256,
-	Registered: 1 << 30, QueueDepth: 16384, MaxInline: 256, MaxSGE: 16,
+	Registered: 1 << 30, Rings: 1 << 30, QueueDepth: 16384, MaxInline: 256, MaxSGE: 16,
 }
 
 // fill puts the default in place of each zero.
@@ -70,6 +71,9 @@ func (l Limits) fill() Limits {
 	}
 	if l.Registered == 0 {
 		l.Registered = d.Registered
+	}
+	if l.Rings == 0 {
+		l.Rings = d.Rings
 	}
 	return l
 }

@@ -35,7 +35,8 @@ type (
 	cq struct {
 		handle uint32
 		ring   *shm.CQ
-		uses   int // QPs that complete on it
+		size   uint64 // octets, for the quota
+		uses   int    // QPs that complete on it
 	}
 	qp struct {
 		num            uint32
@@ -49,6 +50,7 @@ type (
 		rqDepth        int
 		conn           *conn            // its connection, from connect or accept on
 		used           bool             // it had a connection: a QP has one in its life
+		size           uint64           // octets of its queues, for the quota
 		over           dataplane.ConnID // the connection it had, once that was established and is over
 	}
 )
@@ -56,7 +58,7 @@ type (
 // usage counts what a uid, or one client of it, holds.
 type usage struct {
 	clients, pds, mrs, mws, cqs, qps, listens int
-	registered                                uint64
+	registered, rings                         uint64 // octets
 }
 
 // sub takes o's counts away, but for clients.
@@ -68,6 +70,7 @@ func (u *usage) sub(o *usage) {
 	u.qps -= o.qps
 	u.listens -= o.listens
 	u.registered -= o.registered
+	u.rings -= o.rings
 }
 
 // count takes one more of a kind within limit. Called with mu held; field
@@ -80,6 +83,30 @@ func (c *session) count(what string, limit int, field func(*usage) *int) error {
 	*n++
 	*field(&c.own)++
 	return nil
+}
+
+// takeRings takes n octets for rings. Called with mu held.
+func (c *session) takeRings(n uint64) error {
+	if lim := c.pol.limits.Rings; c.use.rings > lim || n > lim-c.use.rings {
+		return errorf(quota, "ctrl: uid %d has %d octets of queues, %d more pass its limit of %d: make shallower ones, or raise the limit in the configuration",
+			c.cred.Uid, c.use.rings, n, lim)
+	}
+	c.use.rings += n
+	c.own.rings += n
+	return nil
+}
+
+func (c *session) giveRings(n uint64) {
+	c.use.rings -= n
+	c.own.rings -= n
+}
+
+// qpSize is about what the queues of a QP take: a ring entry in shared memory and
+// its copy in the worker's, for each work request.
+func qpSize(r *ctrlpb.CreateQP) uint64 {
+	const fixed = 3 * 4096
+	sges := uint64(r.MaxSge) * 16
+	return fixed + 2*uint64(r.SqDepth)*(64+max(sges, uint64(r.MaxInline))) + 2*uint64(r.RqDepth)*(64+sges)
 }
 
 func (c *session) uncount(field func(*usage) *int) {
@@ -286,8 +313,14 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 	if err := c.depth("completion queue", r.Depth); err != nil {
 		return nil, err
 	}
+	size := 4096 + uint64(s.engine.Workers())*(4096+64*uint64(r.Depth))
 	s.mu.Lock()
 	err := c.count("completion queues", c.pol.limits.CQs, countCQ)
+	if err == nil {
+		if err = c.takeRings(size); err != nil {
+			c.uncount(countCQ)
+		}
+	}
 	s.mu.Unlock()
 	if err != nil {
 		return nil, err
@@ -303,9 +336,10 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 	defer s.mu.Unlock()
 	if err != nil {
 		c.uncount(countCQ)
+		c.giveRings(size)
 		return nil, errorf(internal, "ctrl: completion queue: %w", err)
 	}
-	q := &cq{handle: c.newHandle(), ring: ring}
+	q := &cq{handle: c.newHandle(), ring: ring, size: size}
 	c.cqs[q.handle] = q
 	reply.Body = &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: q.handle, Depth: uint32(ring.Depth()), Workers: uint32(s.engine.Workers())}}
 	return fds, nil
@@ -345,6 +379,7 @@ func (c *session) destroyCQ(h uint32) error {
 	}
 	delete(c.cqs, h)
 	c.uncount(countCQ)
+	c.giveRings(q.size)
 	s.mu.Unlock()
 	q.ring.Close() // Detach of the last QP has fenced
 	return nil
@@ -366,7 +401,7 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 		return nil, errorf(invalid, "ctrl: inline data is at most %d octets, not %d", min(lim.MaxInline, verbs.MaxInline), r.MaxInline)
 	}
 
-	q := &qp{sess: c, sqDepth: int(r.SqDepth), rqDepth: int(r.RqDepth)}
+	q := &qp{sess: c, sqDepth: int(r.SqDepth), rqDepth: int(r.RqDepth), size: qpSize(r)}
 	bit := -1
 	s.mu.Lock()
 	err = func() error {
@@ -381,6 +416,11 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 		}
 		if err := c.count("queue pairs", lim.QPs, countQP); err != nil {
 			c.bits.free(bit)
+			return err
+		}
+		if err := c.takeRings(q.size); err != nil {
+			c.bits.free(bit)
+			c.uncount(countQP)
 			return err
 		}
 		for s.lastQP++; s.lastQP == 0 || s.lastQP > maxQPNum || s.qps[s.lastQP] != nil; s.lastQP++ {
@@ -471,6 +511,7 @@ func (c *session) forgetQP(q *qp, bit int) {
 	delete(c.srv.qps, q.num)
 	c.bits.free(bit)
 	c.uncount(countQP)
+	c.giveRings(q.size)
 	q.pd.uses--
 	q.sendCQ.uses--
 	q.recvCQ.uses--

@@ -258,6 +258,34 @@ func TestQuota(t *testing.T) {
 	b.ok(reqQP(bpd, bcq))
 }
 
+// TestRingQuota: deep queues count by their memory.
+func TestRingQuota(t *testing.T) {
+	h := newHarness(t, Config{Limits: Limits{Rings: 1 << 20}})
+	c := h.hello(t)
+	pd, cq := c.pd(), c.cq()
+	big := func() *ctrlpb.Request {
+		r := reqQP(pd, cq)
+		r.GetCreateQp().SqDepth = 2048
+		return r
+	}
+	qp := c.ok(big()).GetQp().Qp
+	c.ok(big())
+	c.fails(cQuota, big())
+	c.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16384}}})
+	if st := h.Status(); st.Qps != 2 || st.Cqs != 1 {
+		t.Errorf("status %v", st)
+	}
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: qp}}})
+	c.ok(big())
+	c.c.Close()
+	h.settled(t)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.usage) != 0 {
+		t.Errorf("usage left: %v", h.usage)
+	}
+}
+
 func TestPolicy(t *testing.T) {
 	uid := uint32(os.Getuid())
 	h := newHarness(t, Config{Allow: []Rule{

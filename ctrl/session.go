@@ -105,7 +105,7 @@ func (c *session) run() {
 	err := c.readLoop()
 	c.teardown()
 	switch {
-	case err == nil, errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, unix.ECONNRESET):
+	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, unix.ECONNRESET):
 		c.log.Debug("client gone")
 	default:
 		c.log.Warn("client cut off", zap.Error(err))

@@ -16,19 +16,184 @@ struct iwarpd_listener *listener_of(struct object *o)
 	return container_of(o, struct iwarpd_listener, obj);
 }
 
+/* PUT sets an optional field f of message m, which is of type M. */
+#define PUT(m, M, f, F, value) ((m)->opt_##f##_case = PB__##M##__OPT_##F##_##F, (m)->f = (value))
+
+static uint32_t depth(int n)
+{
+	return n < 0 ? 0 : (uint32_t)n;
+}
+
 /* put_startup fills the message; what is not said stays absent. */
 static void put_startup(Pb__Startup *m, const struct iwarpd_startup *s)
 {
-	const struct {
-		int value;
-		protobuf_c_boolean *field;
-		uint32_t *which;
-		uint32_t there;
-	} choices[] = {
-		{ s->crc, &m->crc, &m->opt_crc_case, PB__STARTUP__OPT_CRC_CRC },
-		{ s->markers, &m->markers, &m->opt_markers_case, PB__STARTUP__OPT_MARKERS_MARKERS },
-		{ s->fallback, &m->fallback, &m->opt_fallback_case, PB__STARTUP__OPT_FALLBACK_FALLBACK },
-		{ s->p2p, &m->p2p, &m->opt_p2p_case, PB__STARTUP__OPT_P2P_P2P },
-	};
-	(void)choices;
+	if (s->crc)
+		PUT(m, STARTUP, crc, CRC, s->crc > 0);
+	if (s->markers)
+		PUT(m, STARTUP, markers, MARKERS, s->markers > 0);
+	if (s->fallback)
+		PUT(m, STARTUP, fallback, FALLBACK, s->fallback > 0);
+	if (s->p2p)
+		PUT(m, STARTUP, p2p, P2P, s->p2p > 0);
+	if (s->revision)
+		PUT(m, STARTUP, revision, REVISION, s->revision);
+	if (s->rtr)
+		PUT(m, STARTUP, rtr, RTR, s->rtr);
+	if (s->ird)
+		PUT(m, STARTUP, ird, IRD, depth(s->ird));
+	if (s->ord)
+		PUT(m, STARTUP, ord, ORD, depth(s->ord));
+	if (s->timeout_ms)
+		PUT(m, STARTUP, timeout_ms, TIMEOUT_MS, s->timeout_ms);
+}
+
+static ProtobufCBinaryData bytes(const void *data, size_t len)
+{
+	return (ProtobufCBinaryData){ .len = len, .data = (uint8_t *)data };
+}
+
+int iwarpd_connect(struct iwarpd_qp *qp, const struct iwarpd_connect_attr *attr, struct iwarpd_error *e)
+{
+	Pb__Connect body = PB__CONNECT__INIT;
+	Pb__Startup startup = PB__STARTUP__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+
+	if (!attr->remote)
+		return set_error(e, -EINVAL, "connect: no remote address");
+	body.qp = iwarpd_qp_num(qp);
+	body.remote = (char *)attr->remote;
+	if (attr->local)
+		body.local = (char *)attr->local;
+	body.private_data = bytes(attr->private_data, attr->private_len);
+	body.timeout_ms = attr->timeout_ms;
+	if (attr->startup) {
+		put_startup(&startup, attr->startup);
+		body.startup = &startup;
+	}
+	req.body_case = PB__REQUEST__BODY_CONNECT;
+	req.connect = &body;
+	return device_do(qp_object(qp)->dev, &req, e);
+}
+
+static void listener_free(struct object *o)
+{
+	free(listener_of(o));
+}
+
+/* Events of the listener may come before the reply that tells its handle. */
+static void begin_listening(struct iwarpd_device *dev, bool begin)
+{
+	pthread_mutex_lock(&dev->lock);
+	dev->listening = begin ? dev->listening + 1 : dev->listening - 1;
+	pthread_cond_broadcast(&dev->turn);
+	pthread_mutex_unlock(&dev->lock);
+}
+
+static int listen_call(struct iwarpd_device *dev, Pb__Request *req, struct iwarpd_listener *l, struct iwarpd_error *e)
+{
+	struct packet p;
+	int err = device_call(dev, req, -1, PB__REPLY__BODY_LISTEN, 0, &p, e);
+
+	if (err)
+		return err;
+	strncpy(l->address, p.msg->reply->listen->address, sizeof(l->address) - 1);
+	object_add(&l->obj, dev, OBJECT_LISTENER, p.msg->reply->listen->listen, listener_free);
+	packet_free(&p);
+	return 0;
+}
+
+int iwarpd_listen(struct iwarpd_device *dev, const struct iwarpd_listen_attr *attr, struct iwarpd_listener **out,
+		  struct iwarpd_error *e)
+{
+	Pb__Listen body = PB__LISTEN__INIT;
+	Pb__Startup startup = PB__STARTUP__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	struct iwarpd_listener *l = calloc(1, sizeof(*l));
+	int err;
+
+	if (!l)
+		return set_error(e, -ENOMEM, "out of memory");
+	if (attr->address)
+		body.address = (char *)attr->address;
+	body.port = attr->port;
+	body.backlog = attr->backlog;
+	if (attr->startup) {
+		put_startup(&startup, attr->startup);
+		body.startup = &startup;
+	}
+	req.body_case = PB__REQUEST__BODY_LISTEN;
+	req.listen = &body;
+	begin_listening(dev, true);
+	err = listen_call(dev, &req, l, e);
+	begin_listening(dev, false);
+	if (err) {
+		free(l);
+		return err;
+	}
+	*out = l;
+	return 0;
+}
+
+const char *iwarpd_listener_address(const struct iwarpd_listener *listener)
+{
+	return listener->address;
+}
+
+int iwarpd_unlisten(struct iwarpd_listener *listener, struct iwarpd_error *e)
+{
+	Pb__Unlisten body = PB__UNLISTEN__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	int err;
+
+	body.listen = listener->obj.handle;
+	req.body_case = PB__REQUEST__BODY_UNLISTEN;
+	req.unlisten = &body;
+	err = device_do(listener->obj.dev, &req, e);
+	if (!err)
+		object_free(&listener->obj);
+	return err;
+}
+
+int iwarpd_accept(struct iwarpd_device *dev, uint32_t conn, struct iwarpd_qp *qp, const struct iwarpd_accept_attr *attr,
+		  struct iwarpd_error *e)
+{
+	Pb__Accept body = PB__ACCEPT__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+
+	body.conn = conn;
+	body.qp = iwarpd_qp_num(qp);
+	if (attr)
+		body.private_data = bytes(attr->private_data, attr->private_len);
+	if (attr && attr->ird)
+		PUT(&body, ACCEPT, ird, IRD, depth(attr->ird));
+	if (attr && attr->ord)
+		PUT(&body, ACCEPT, ord, ORD, depth(attr->ord));
+	req.body_case = PB__REQUEST__BODY_ACCEPT;
+	req.accept = &body;
+	return device_do(dev, &req, e);
+}
+
+int iwarpd_reject(struct iwarpd_device *dev, uint32_t conn, const void *private_data, size_t private_len,
+		  struct iwarpd_error *e)
+{
+	Pb__Reject body = PB__REJECT__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+
+	body.conn = conn;
+	body.private_data = bytes(private_data, private_len);
+	req.body_case = PB__REQUEST__BODY_REJECT;
+	req.reject = &body;
+	return device_do(dev, &req, e);
+}
+
+int iwarpd_disconnect(struct iwarpd_qp *qp, bool abort, struct iwarpd_error *e)
+{
+	Pb__Disconnect body = PB__DISCONNECT__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+
+	body.qp = iwarpd_qp_num(qp);
+	body.abort = abort;
+	req.body_case = PB__REQUEST__BODY_DISCONNECT;
+	req.disconnect = &body;
+	return device_do(qp_object(qp)->dev, &req, e);
 }

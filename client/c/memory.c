@@ -86,7 +86,7 @@ static int register_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, 
 	body.pd = pd->obj.handle;
 	body.offset = attr->offset;
 	body.length = attr->length;
-	body.base = attr->base;
+	body.base_addr = attr->base;
 	body.access = attr->access;
 	body.fast = attr->fast;
 	req.body_case = PB__REQUEST__BODY_REGISTER_MR;

@@ -366,7 +366,7 @@ func (r *Resolver) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
 		return hop, fmt.Errorf("hostnet: %v: %w", dst, err)
 	}
 	if hop.DstMAC, err = r.neighbourMAC(via); err != nil {
-		return hop, fmt.Errorf("hostnet: %v: %w (%v on %s)", dst, err, via.addr, r.name)
+		return hop, fmt.Errorf("hostnet: %v: %w (asked for %v on %s)", dst, err, via.addr, r.name)
 	}
 	return hop, nil
 }
