@@ -27,6 +27,8 @@ func plainMessage(m protoreflect.Message) map[string]any {
 		f := fields.Get(i)
 		v := m.Get(f)
 		switch {
+		case f.IsList() && f.Message() != nil && f.Message().FullName() == counterName:
+			out[string(f.Name())] = plainCounters(v.List())
 		case f.IsList():
 			list := make([]any, v.List().Len())
 			for j := range list {
@@ -49,11 +51,15 @@ func plainValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
 	return plainMessage(v.Message())
 }
 
-// counterMap is the JSON form of counters.
-func counterMap(cs []*ctrlpb.Counter) map[string]uint64 {
-	out := make(map[string]uint64, len(cs))
-	for _, c := range cs {
-		out[c.Name] = c.Value
+var counterName = (&ctrlpb.Counter{}).ProtoReflect().Descriptor().FullName()
+
+// plainCounters turns a list of counters into an object.
+func plainCounters(l protoreflect.List) map[string]uint64 {
+	out := make(map[string]uint64, l.Len())
+	for i := range l.Len() {
+		c := l.Get(i).Message()
+		of := c.Descriptor().Fields()
+		out[c.Get(of.ByName("name")).String()] = c.Get(of.ByName("value")).Uint()
 	}
 	return out
 }
@@ -211,9 +217,7 @@ func (c *command) showQP() *cobra.Command {
 			ask := func(a *iwarp.Admin, ctx context.Context) (*ctrlpb.QPInfo, error) { return a.QP(ctx, num) }
 			return query(c, ask, func(q *ctrlpb.QPInfo) error {
 				if c.json {
-					out := plain(q)
-					out["tcp"], out["rdmap"] = counterMap(q.Tcp), counterMap(q.Rdmap)
-					return c.print(out)
+					return c.print(plain(q))
 				}
 				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\nmpa    %s\ndepth  send %d, receive %d\nowner  client %d, process %d, uid %d\n",
 					q.Qp, q.State, q.Local, q.Remote, negotiated(q.Negotiated), q.SqDepth, q.RqDepth, q.Client, q.Pid, q.Uid)
@@ -260,7 +264,7 @@ func (c *command) stats() *cobra.Command {
 		Args: usageArgs(cobra.NoArgs),
 		RunE: query(c, (*iwarp.Admin).Stats, func(cs []*ctrlpb.Counter) error {
 			if c.json {
-				return c.print(counterMap(cs))
+				return c.print(plain(&ctrlpb.StatsReply{Counters: cs})["counters"])
 			}
 			if !all {
 				cs = slices.DeleteFunc(cs, func(k *ctrlpb.Counter) bool { return k.Value == 0 })

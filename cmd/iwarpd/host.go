@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -35,10 +37,16 @@ func findInterface(name string) (*net.Interface, error) {
 		return nil, exitErr(exitInterface, "interface %s is down: ip link set dev %s up", name, name)
 	}
 	addrs, err := ifi.Addrs()
-	if err == nil && len(addrs) == 0 {
+	if err == nil && !slices.ContainsFunc(addrs, usable) {
 		err = exitErr(exitInterface, "interface %s has no IP address: ip address add ADDR/LEN dev %s", name, name)
 	}
 	return ifi, err
+}
+
+// usable leaves out link-local IPv6 addresses, which every interface has.
+func usable(a net.Addr) bool {
+	p, err := netip.ParsePrefix(a.String())
+	return err == nil && !(p.Addr().Is6() && p.Addr().IsLinkLocalUnicast())
 }
 
 // needed are the capabilities that AF_XDP and its program take. BPF and PERFMON

@@ -324,6 +324,39 @@ func TestCopyPingPerf(t *testing.T) {
 	}
 }
 
+// An administrator looks at a connection and ends it.
+func TestQueuePairs(t *testing.T) {
+	a, b := pair(t)
+	start(t, b.command("ping", "-s", "-P", "-a", b.end.Addr4.String())).expect("listening on")
+	ping := start(t, a.command("ping", "-c", "-a", b.end.Addr4.String(), "-v"))
+	ping.expect("rdma-ping-3")
+	var qps []struct {
+		QP         uint32
+		State      string
+		Remote     string
+		Negotiated struct{ Ird, Ord int }
+	}
+	out := a.must("--json", "qp", "list")
+	if err := json.Unmarshal([]byte(out), &qps); err != nil || len(qps) != 1 {
+		t.Fatalf("qp list: %v: %s", err, out)
+	}
+	if q := qps[0]; q.State != "RTS" || q.Remote != b.end.Addr4.String()+":7174" || q.Negotiated.Ird != 1 || q.Negotiated.Ord != 1 {
+		t.Errorf("qp list: %+v", q)
+	}
+	num := fmt.Sprint(qps[0].QP)
+	if out := a.must("qp", "show", num); !strings.Contains(out, "tcp.segs_out") {
+		t.Errorf("qp show: %s", out)
+	}
+	if code, out := a.ctl("qp", "show", "4000000"); code != 1 || !strings.Contains(out, "no queue pair 4000000") {
+		t.Errorf("qp show of none: exit code %d, %s", code, out)
+	}
+	a.must("qp", "close", num, "--abort")
+	if code := ping.wait(limit); code != 4 {
+		t.Errorf("ping: exit code %d; want 4", code)
+	}
+	a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "3", "-V") // the server goes on
+}
+
 // SIGTERM in the middle of a transfer: exit code 0, and nothing is left.
 func TestTerminate(t *testing.T) {
 	a, b := pair(t)
