@@ -30,6 +30,9 @@ type Conn struct {
 	stage   *MR // chunks for data that is in no region
 	recv    *MR // receive buffers
 
+	memMu sync.RWMutex // held while stage, recv or an op's tmp is touched
+	gone  bool         // they are unmapped; guarded by memMu
+
 	free   chan *op // operations not in use
 	chunks chan int // chunks of stage not in use
 	ops    []*op
@@ -213,7 +216,8 @@ func (c *Conn) QP() *QP { return c.qp }
 func (c *Conn) Info() *ConnInfo { return c.qp.Info() }
 
 // Alloc makes memory for the connection: for the peer to read or write within
-// the rights of a, and to be sent from and read into without a copy.
+// the rights of a, and to be sent from and read into without a copy. Unless the
+// PD is the caller's, Close unmaps it.
 func (c *Conn) Alloc(ctx context.Context, size int, a Access) (*MR, error) {
 	return c.pd.Alloc(ctx, size, a)
 }
@@ -277,6 +281,21 @@ func (c *Conn) lead(ctx context.Context, idle func() bool) error {
 	}
 	return err
 }
+
+// move copies between the caller's memory and the connection's own, which Close
+// may be unmapping.
+func (c *Conn) move(dst, src []byte) error {
+	c.memMu.RLock()
+	defer c.memMu.RUnlock()
+	if c.gone {
+		return ErrClosed
+	}
+	copy(dst, src)
+	return nil
+}
+
+// chunk is the memory of o's chunk.
+func (c *Conn) chunk(o *op) []byte { return c.stage.mem[o.chunk*chunkSize:][:chunkSize] }
 
 // run posts wr as o and waits for its completion. o is given back.
 func (c *Conn) run(ctx context.Context, o *op, wr *SendWR) error {
@@ -396,17 +415,21 @@ func (c *Conn) SendMsg(ctx context.Context, b []byte, mode SendMode) error {
 			c.end(o)
 			return c.wrap("send", err)
 		}
-		copy(c.stage.mem[o.chunk*chunkSize:], b)
+		err = c.move(c.chunk(o), b)
 		sge[0] = c.stage.SGE(o.chunk*chunkSize, len(b))
 		wr.SGEs = sge[:]
 	default: // a message has to be in one piece
-		if o.tmp, err = c.pd.Alloc(ctx, len(b), 0|AccessLocalWrite); err != nil {
+		if o.tmp, err = c.pd.Alloc(ctx, len(b), AccessLocalWrite); err != nil {
 			c.end(o)
 			return c.wrap("send", err)
 		}
-		copy(o.tmp.mem, b)
+		err = c.move(o.tmp.mem, b)
 		sge[0] = o.tmp.SGE(0, len(b))
 		wr.SGEs = sge[:]
+	}
+	if err != nil {
+		c.end(o)
+		return c.wrap("send", err)
 	}
 	return c.wrap("send", c.run(ctx, o, &wr))
 }
@@ -488,7 +511,9 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 	if wc.Flags&WCWithInv != 0 {
 		info.InvKey = wc.InvKey
 	}
-	copy(b, c.recv.mem[i*c.recvLen:][:n])
+	if err := c.move(b, c.recv.mem[i*c.recvLen:][:n]); err != nil {
+		return 0, MsgInfo{}, c.wrap("receive", err)
+	}
 	c.ri++
 	c.nr--
 	_ = c.postRecv(i) // fails only when the connection is over, which the next call tells
@@ -545,7 +570,7 @@ func (c *Conn) staged(ctx context.Context, what Op, r Remote, b []byte) (err err
 		}
 		err := c.result(&o.wc)
 		if err == nil && what == OpRead {
-			copy(part, c.stage.mem[o.chunk*chunkSize:])
+			err = c.move(part, c.chunk(o))
 		}
 		c.end(o)
 		return err
@@ -565,7 +590,10 @@ func (c *Conn) staged(ctx context.Context, what Op, r Remote, b []byte) (err err
 		}
 		part := b[off:min(off+chunkSize, len(b))]
 		if what == OpWrite {
-			copy(c.stage.mem[o.chunk*chunkSize:], part)
+			if err = c.move(c.chunk(o), part); err != nil {
+				c.end(o)
+				break
+			}
 		}
 		sges := [1]SGE{c.stage.SGE(o.chunk*chunkSize, len(part))}
 		if err = c.post(o, &SendWR{Op: what, SGEs: sges[:], RKey: r.RKey, Remote: r.Addr + uint64(off)}); err != nil {
@@ -638,10 +666,12 @@ func (c *Conn) atomic(ctx context.Context, wr *SendWR) (uint64, error) {
 	if err := c.await(ctx, o); err != nil {
 		return 0, c.wrap("atomic", err)
 	}
-	err = c.result(&o.wc)
-	old := binary.NativeEndian.Uint64(c.stage.mem[at:])
+	var old [8]byte
+	if err = c.result(&o.wc); err == nil {
+		err = c.move(old[:], c.chunk(o))
+	}
 	c.end(o)
-	return old, c.wrap("atomic", err)
+	return binary.NativeEndian.Uint64(old[:]), c.wrap("atomic", err)
 }
 
 // closeWait is how long Close lets an orderly close take.
@@ -683,6 +713,9 @@ func (c *Conn) release() {
 			q.Close()
 		}
 	}
+	c.memMu.Lock()
+	c.gone = true
+	c.memMu.Unlock()
 	if c.ownPD {
 		for _, m := range c.pd.regions() {
 			m.Close()

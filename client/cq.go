@@ -61,8 +61,15 @@ func (d *Device) CreateCQ(ctx context.Context, depth int) (*CQ, error) {
 		sleeper: make(chan struct{}, 1), spin: maxSpin,
 	}
 	d.mu.Lock()
-	d.cqs[c] = struct{}{}
+	closed := d.closed
+	if !closed {
+		d.cqs[c] = struct{}{}
+	}
 	d.mu.Unlock()
+	if closed {
+		c.unmap()
+		return nil, fmt.Errorf("iwarp: create CQ: %w", ErrClosed)
+	}
 	return c, nil
 }
 

@@ -45,7 +45,6 @@ type Device struct {
 	early   []*ctrlpb.ConnectRequest // that came meanwhile
 	reqs    map[uint32]*ConnRequest
 	cqs     map[*CQ]struct{}
-	regions map[*MR]struct{}
 }
 
 // answer is the reply to a request, with its descriptors.
@@ -89,7 +88,7 @@ func newDevice(ctx context.Context, c *seqpacket.Conn, progress func() int) (*De
 	d := &Device{
 		conn: c, progress: progress, done: make(chan struct{}),
 		waiting: make(map[uint64]chan answer), qps: make(map[uint32]*QP), listens: make(map[uint32]*Listener),
-		reqs: make(map[uint32]*ConnRequest), cqs: make(map[*CQ]struct{}), regions: make(map[*MR]struct{}),
+		reqs: make(map[uint32]*ConnRequest), cqs: make(map[*CQ]struct{}),
 	}
 	go d.readLoop()
 	if err := d.hello(ctx); err != nil {
@@ -160,9 +159,8 @@ func (d *Device) Err() error {
 	return d.err
 }
 
-// Close ends the client: the daemon tears down all that it owned. The memory of
-// its regions is unmapped and must not be used any more, nor may its other
-// objects.
+// Close ends the client: the daemon tears down all that it owned. Memory of
+// Alloc stays mapped until its MR is closed.
 func (d *Device) Close() error {
 	d.fail(ErrClosed)
 	d.mu.Lock()
@@ -171,17 +169,14 @@ func (d *Device) Close() error {
 		return nil
 	}
 	d.closed = true
-	qps, cqs, regions := d.qps, d.cqs, d.regions
-	d.qps, d.cqs, d.regions = map[uint32]*QP{}, map[*CQ]struct{}{}, map[*MR]struct{}{}
+	qps, cqs := d.qps, d.cqs
+	d.qps, d.cqs = map[uint32]*QP{}, map[*CQ]struct{}{}
 	d.mu.Unlock()
 	for _, q := range qps {
 		q.unmap()
 	}
 	for q := range cqs {
 		q.unmap()
-	}
-	for m := range regions {
-		m.unmap()
 	}
 	for _, r := range d.ringers {
 		r.Close()
@@ -285,12 +280,12 @@ func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd in
 	a, err := wait(ctx, d, ch)
 	if err != nil {
 		d.mu.Lock()
+		_, out := d.waiting[req.Id]
 		delete(d.waiting, req.Id)
 		d.mu.Unlock()
-		select {
-		case a := <-ch:
+		if !out { // the answer is on its way, and its descriptors are ours
+			a := <-ch
 			seqpacket.CloseAll(a.fds)
-		default:
 		}
 		return answer{}, fmt.Errorf("iwarp: %s: %w", op, err)
 	}

@@ -98,9 +98,6 @@ func (p *PD) alloc(ctx context.Context, size int, base uint64, natural bool, a A
 		return nil, err
 	}
 	mr.own = m
-	p.d.mu.Lock()
-	p.d.regions[mr] = struct{}{}
-	p.d.mu.Unlock()
 	return mr, nil
 }
 
@@ -180,9 +177,6 @@ func (m *MR) Close() error {
 	m.pd.mu.Lock()
 	m.pd.mrs = slices.DeleteFunc(m.pd.mrs, func(o *MR) bool { return o == m })
 	m.pd.mu.Unlock()
-	m.pd.d.mu.Lock()
-	delete(m.pd.d.regions, m)
-	m.pd.d.mu.Unlock()
 	m.unmap()
 	return err
 }

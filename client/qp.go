@@ -93,8 +93,15 @@ func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
 		return nil, fmt.Errorf("iwarp: create QP: %w", err)
 	}
 	d.mu.Lock()
-	d.qps[q.num] = q
+	err = d.err
+	if err == nil {
+		d.qps[q.num] = q
+	}
 	d.mu.Unlock()
+	if err != nil { // the daemon went meanwhile, and nobody would tell the QP
+		q.unmap()
+		return nil, fmt.Errorf("iwarp: create QP: %w", err)
+	}
 	return q, nil
 }
 

@@ -143,6 +143,7 @@ static int set_attr(struct iwarpd_device *dev, const Pb__HelloReply *h)
 static int hello_done(struct iwarpd_device *dev, struct packet *p)
 {
 	const Pb__HelloReply *h = p->msg->reply->hello;
+	int err;
 
 	if (h->version != PROTOCOL_VERSION || !h->device || h->workers == 0 || p->num_fds % 2 != 0 ||
 	    h->workers != (uint32_t)p->num_fds / 2)
@@ -153,7 +154,8 @@ static int hello_done(struct iwarpd_device *dev, struct packet *p)
 	dev->workers = h->workers;
 	dev->hello = p->msg;
 	p->msg = NULL;
-	return set_pages(dev, p) ?: set_attr(dev, h);
+	err = set_pages(dev, p);
+	return err ? err : set_attr(dev, h);
 }
 
 static int hello(struct iwarpd_device *dev, const char *name, struct iwarpd_error *e)

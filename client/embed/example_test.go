@@ -123,14 +123,16 @@ func Example_verbs() {
 
 	l, err := b.Device().Listen(ctx, ":7174", nil)
 	check(err)
+	accepted := make(chan error, 1)
 	go func() {
 		req, err := l.Request(ctx)
 		check(err)
 		_, err = req.Accept(ctx, qpB, nil)
-		check(err)
+		accepted <- err
 	}()
 	_, err = qpA.Connect(ctx, "10.99.0.2:7174", nil)
 	check(err)
+	check(<-accepted)
 
 	n := copy(mrA.Bytes(), "hello")
 	check(qpA.PostSend(&iwarp.SendWR{ID: 1, Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{mrA.SGE(0, n)}}))
