@@ -108,9 +108,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	if err != nil {
 		return nil, err
 	}
-	tcpConfig := tcp.DefaultConfig()
-	tcpConfig.RcvWindow = s.RcvWindow
-	tcpConfig.CongestionControl = congestion[s.Congestion]
+	tcpConfig := tcpConfig(s)
 	poll := dataplane.Adaptive
 	if s.Poll == "busy" {
 		poll = dataplane.Busy
@@ -121,6 +119,21 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	}
 	d.server.Bind(d.engine)
 	return d, nil
+}
+
+// tcpConfig has the keep-alive on by default, against RFC 9293 MUST-25, which is
+// about applications that did not ask: a client that waits for a message has no
+// other way to hear that its peer's host is gone. A dead peer is found after
+// twice the silence.
+func tcpConfig(s *settings) tcp.Config {
+	c := tcp.DefaultConfig()
+	c.RcvWindow = s.RcvWindow
+	c.CongestionControl = congestion[s.Congestion]
+	const probes = 6
+	c.KeepAliveIdle = s.KeepAlive
+	c.KeepAliveInterval = max(s.KeepAlive/probes, time.Second)
+	c.KeepAliveCount = probes
+	return c
 }
 
 var congestion = map[string]tcp.CongestionControl{"cubic": tcp.CUBIC, "newreno": tcp.NewReno, "dctcp": tcp.DCTCP}

@@ -426,6 +426,34 @@ func TestKillDaemon(t *testing.T) {
 	holds(t, there)
 }
 
+// A peer that falls silent while nobody sends: the one that waits hears of it by
+// keep-alive.
+func TestSilentPeer(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	a, b := newHost(t, &v.A), newHost(t, &v.B, "--keep-alive", "1s")
+	server := start(t, b.command("ping", "-s", "-a", b.end.Addr4.String()))
+	server.expect("listening on")
+	ping := start(t, a.command("ping", "-c", "-a", b.end.Addr4.String(), "-v"))
+	ping.expect("rdma-ping-3")
+	ping.signal(unix.SIGSTOP)
+	var before uint64
+	waitFor(t, "the connection is idle", func() bool {
+		var qps []struct{ TCP map[string]uint64 }
+		if err := json.Unmarshal([]byte(b.must("--json", "qp", "list")), &qps); err != nil || len(qps) != 1 {
+			t.Fatalf("qp list: %+v, %v", qps, err)
+		}
+		last := before
+		before = qps[0].TCP["segs_in"]
+		return before == last && qps[0].TCP["in_flight"] == 0
+	})
+	// A daemon that is stopped keeps its socket and program, and answers nothing.
+	a.daemon.signal(unix.SIGSTOP)
+	if code := server.wait(limit); code != 4 {
+		t.Errorf("ping -s: exit code %d; want 4: %s", code, server.out)
+	}
+}
+
 // A client that is killed in mid-transfer: the peer hears of it, the daemon
 // frees what it had, and another client's transfer goes on.
 func TestKillClient(t *testing.T) {
