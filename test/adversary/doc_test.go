@@ -1,0 +1,44 @@
+// Package adversary is iwarpd against a peer that breaks the rules: a whole
+// daemon with several clients at one end of a wire, package peer's raw speaker at
+// the other. Each attack must be answered by the very octets that the RFCs ask
+// for, change no memory it had no right to, and go unnoticed by the connection
+// beside it.
+package adversary
+
+import (
+	"os"
+	"regexp"
+	"testing"
+)
+
+var row = regexp.MustCompile(`\b[MEDRA][0-9]+\b`)
+
+// checkRules holds the rows that attacks name against the conformance tables.
+func checkRules(t *testing.T, name, rules string) {
+	t.Helper()
+	for _, r := range row.FindAllString(rules, -1) {
+		if !rows(t)[r] {
+			t.Errorf("attack %q names row %s, which no conformance table has", name, r)
+		}
+	}
+}
+
+var known map[string]bool
+
+func rows(t *testing.T) map[string]bool {
+	t.Helper()
+	if known != nil {
+		return known
+	}
+	known = make(map[string]bool)
+	for _, f := range []string{"mpa", "rdmap"} {
+		b, err := os.ReadFile("../../docs/conformance-" + f + ".md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?m)^\| ([MEDRA][0-9]+) \|`).FindAllStringSubmatch(string(b), -1) {
+			known[m[1]] = true
+		}
+	}
+	return known
+}
