@@ -193,8 +193,9 @@ func (c *Conn) takeSACK(a *ackState, s *Segment) {
 		// RFC 2883 4: a duplicate is reported.
 		first = 1
 		// One that is older than anything that may be outstanding is noise.
-		if b.Start.Sub(c.una.Add(-max(c.maxWnd, 1<<16))) >= 0 && b.End.LessEq(c.nxt) {
-			a.dsack = true
+		// A sender that offloads segmentation repeats it in every segment.
+		if b.Start.Sub(c.una.Add(-max(c.maxWnd, 1<<16))) >= 0 && b.End.LessEq(c.nxt) && b != c.lastDSACK {
+			a.dsack, c.lastDSACK = true, b
 			c.stats.DSACKIn++
 		}
 	}

@@ -47,12 +47,19 @@ func (r *reassembly) insert(n heldSeg, max int) (heldSeg, bool) {
 	// it, or starts behind it.
 	j := i
 	for j < len(r.s) && r.s[j].end().LessEq(n.end()) {
-		if h := &r.s[j]; h.buf == NoBuf {
-			if d := h.end().Sub(n.seq); h.seq.LessEq(n.seq) {
-				n.seq, n.off, n.len = h.end(), n.off+int32(d), n.len-int32(d)
-				return r.insert(n, max)
+		if h := r.s[j]; h.buf == NoBuf {
+			if n.seq.Less(h.seq) {
+				before := n
+				before.len = int32(h.seq.Sub(n.seq))
+				if before, ok := r.insert(before, max); ok {
+					return before, true
+				}
 			}
-			n.len = int32(h.seq.Sub(n.seq))
+			d := int32(h.end().Sub(n.seq))
+			n.seq, n.off, n.len = h.end(), n.off+d, n.len-d
+			if n.len == 0 {
+				return n, false
+			}
 			return r.insert(n, max)
 		}
 		j++

@@ -26,6 +26,7 @@ type recoveryState struct {
 	sackCache     [maxSACK]SACKBlock // of the last ACK
 	useSACK       bool               // the peer reports what it holds out of order
 	plainDups     int                // duplicate ACKs without a block, where there should be one
+	lastDSACK     SACKBlock          // taken from the peer
 	dupAcks       int                // of a peer without SACK
 	ca            caState
 	recoverPoint  serial.Num // RecoveryPoint of RFC 6675

@@ -381,13 +381,13 @@ func TestKernelGoodput(t *testing.T) {
 		delay time.Duration
 		total int
 	}{
-		{0, 500 * time.Microsecond, 24 << 20},
-		{0.001, 500 * time.Microsecond, 16 << 20},
-		{0.01, 500 * time.Microsecond, 8 << 20},
+		{0, 500 * time.Microsecond, 12 << 20},
+		{0.001, 500 * time.Microsecond, 8 << 20},
+		{0.01, 500 * time.Microsecond, 6 << 20},
 		{0.05, 500 * time.Microsecond, 2 << 20},
-		{0, 10 * time.Millisecond, 16 << 20},
-		{0.001, 10 * time.Millisecond, 8 << 20},
-		{0.01, 10 * time.Millisecond, 4 << 20},
+		{0, 10 * time.Millisecond, 10 << 20},
+		{0.001, 10 * time.Millisecond, 6 << 20},
+		{0.01, 10 * time.Millisecond, 2 << 20},
 		{0.01, 50 * time.Millisecond, 1 << 20},
 	} {
 		t.Run(fmt.Sprintf("loss %v delay %v", tc.loss, tc.delay), func(t *testing.T) {

@@ -1,0 +1,176 @@
+package tcp
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+// ackRound feeds a congestion control one round trip of ACKs, one for every two
+// segments of the window.
+func ackRound(cc congestion, w *window, now clock.Time, rtt time.Duration, mark float64) clock.Time {
+	left := w.cwnd
+	first := true
+	acks := max(1, left/(2*w.mss))
+	for i := range acks {
+		now = now.Add(rtt / time.Duration(acks))
+		n := min(2*w.mss, left)
+		left -= n
+		a := ackSample{now: now, acked: n, rtt: rtt, srtt: rtt, round: first, limited: true, ece: float64(i) < mark*float64(acks)}
+		first = false
+		cc.seen(w, &a)
+		cc.grow(w, &a)
+	}
+	return now
+}
+
+// TestCubicCurve checks the window against RFC 9438 (1): after a loss at W_max it
+// takes K seconds to be there again, and is concave before and convex after.
+func TestCubicCurve(t *testing.T) {
+	const mss, rtt = 1000, 100 * time.Millisecond
+	c := newCongestion(CUBIC).(*cubic)
+	w := window{cwnd: 1000 * mss, ssthresh: infinite, mss: mss}
+	now := simStart
+	w.ssthresh = c.reduce(&w, now, w.cwnd, false)
+	w.cwnd = w.ssthresh
+	if w.cwnd != 700*mss {
+		t.Fatalf("after a loss the window is %d segments, want 700 (beta)", w.cwnd/mss)
+	}
+	k := math.Cbrt(300 / 0.4)
+	at := map[int]float64{}
+	for s := 0; s < 30; s++ {
+		for range 10 {
+			now = ackRound(c, &w, now, rtt, 0)
+		}
+		at[s+1] = float64(w.cwnd) / mss
+	}
+	for s := 2; s <= 15; s++ {
+		want := 0.4*math.Pow(float64(s)-k, 3) + 1000
+		if got := at[s]; math.Abs(got-want) > 0.03*want {
+			t.Errorf("after %d s the window is %.0f segments, want %.0f", s, got, want)
+		}
+	}
+}
+
+// TestCubicRenoRegion checks RFC 9438 4.3: with a short round trip the window is
+// no smaller than Reno's would be.
+func TestCubicRenoRegion(t *testing.T) {
+	const mss, rtt = 1000, time.Millisecond
+	c := newCongestion(CUBIC)
+	w := window{cwnd: 20 * mss, ssthresh: infinite, mss: mss}
+	now := simStart
+	w.ssthresh = c.reduce(&w, now, w.cwnd, false)
+	w.cwnd = w.ssthresh
+	for range 20 {
+		now = ackRound(c, &w, now, rtt, 0)
+	}
+	// alpha is 9/17 a round trip until the old window is reached, then 1.
+	if got := float64(w.cwnd) / mss; got < 14+20*0.5 || got > 14+21 {
+		t.Errorf("after 20 round trips the window is %.1f segments", got)
+	}
+}
+
+// TestCubicFastConvergence checks RFC 9438 4.7.
+func TestCubicFastConvergence(t *testing.T) {
+	c := new(cubic)
+	w := window{cwnd: 100_000, mss: 1000}
+	c.reduce(&w, simStart, w.cwnd, false)
+	if c.wMax != 100 {
+		t.Errorf("W_max %v", c.wMax)
+	}
+	w.cwnd = 80_000
+	c.reduce(&w, simStart, w.cwnd, false)
+	if c.wMax != 80*0.85 {
+		t.Errorf("W_max %v, want 68", c.wMax)
+	}
+	c.undo(&w)
+	if c.wMax != 100 {
+		t.Errorf("after undo W_max is %v", c.wMax)
+	}
+}
+
+// TestNewReno checks RFC 5681 (2), (3) and (4).
+func TestNewReno(t *testing.T) {
+	r := newCongestion(NewReno)
+	w := window{cwnd: 10_000, ssthresh: 40_000, mss: 1000}
+	now := ackRound(r, &w, simStart, time.Millisecond, 0)
+	if w.cwnd != 20_000 {
+		t.Errorf("slow start: %d", w.cwnd)
+	}
+	w.ssthresh = 20_000
+	now = ackRound(r, &w, now, time.Millisecond, 0)
+	now = ackRound(r, &w, now, time.Millisecond, 0)
+	if w.cwnd < 21_000 || w.cwnd > 22_000 {
+		t.Errorf("congestion avoidance: %d after two round trips", w.cwnd)
+	}
+	if got := r.reduce(&w, now, 30_000, false); got != 15_000 {
+		t.Errorf("half of the flight is %d", got)
+	}
+	if got := r.reduce(&w, now, 1000, false); got != 2000 {
+		t.Errorf("least threshold is %d", got)
+	}
+}
+
+// TestDCTCP checks RFC 8257 3.3: alpha follows the share of marked octets, and
+// the window is lowered by half of alpha.
+func TestDCTCP(t *testing.T) {
+	d := newDCTCP()
+	w := window{cwnd: 100_000, ssthresh: 50_000, mss: 1000}
+	now := simStart
+	for range 200 {
+		w.cwnd = 100_000
+		now = ackRound(d, &w, now, time.Millisecond, 0.2)
+	}
+	if math.Abs(d.alpha-0.2) > 0.02 {
+		t.Errorf("alpha is %.3f, want 0.2", d.alpha)
+	}
+	w.cwnd = 100_000
+	if got := d.reduce(&w, now, w.cwnd, true); math.Abs(float64(got)-90_000) > 1500 {
+		t.Errorf("an echo lowers the window to %d", got)
+	}
+	if got := d.reduce(&w, now, w.cwnd, false); got != 50_000 {
+		t.Errorf("a loss lowers the window to %d", got)
+	}
+}
+
+// TestHyStart checks RFC 9406: slow start ends when the round-trip time rises,
+// and does not when it stays.
+func TestHyStart(t *testing.T) {
+	for _, rises := range []bool{false, true} {
+		c := newCongestion(CUBIC)
+		w := window{cwnd: 10_000, ssthresh: infinite, mss: 1000}
+		now, rtt := simStart, 20*time.Millisecond
+		for range 11 {
+			if rises && w.cwnd > 100_000 {
+				rtt += 6 * time.Millisecond
+			}
+			now = ackRound(c, &w, now, rtt, 0)
+		}
+		if got := w.ssthresh < infinite; got != rises {
+			t.Errorf("round-trip time rises: %v, slow start ended: %v at %d", rises, got, w.cwnd)
+		}
+	}
+}
+
+// TestRTOEstimator checks RFC 6298 (2.2) to (2.4).
+func TestRTOEstimator(t *testing.T) {
+	c := &Conn{cfg: DefaultConfig()}
+	c.sampleRTT(100 * time.Millisecond)
+	if c.srtt != 100*time.Millisecond || c.rttvar != 50*time.Millisecond || c.rto != 300*time.Millisecond {
+		t.Errorf("first sample: %v %v %v", c.srtt, c.rttvar, c.rto)
+	}
+	c.sampleRTT(180 * time.Millisecond)
+	if c.srtt != 110*time.Millisecond || c.rttvar != 57500*time.Microsecond || c.rto != 340*time.Millisecond {
+		t.Errorf("second sample: %v %v %v", c.srtt, c.rttvar, c.rto)
+	}
+	c.backoff = 3
+	if got := c.currentRTO(); got != 8*c.rto {
+		t.Errorf("three times backed off: %v", got)
+	}
+	c.backoff = 32
+	if got := c.currentRTO(); got != c.cfg.MaxRTO {
+		t.Errorf("the limit: %v", got)
+	}
+}
