@@ -99,6 +99,45 @@ func (w *worker) drop(c *conn) {
 	delete(w.conns, c.id)
 	w.forgetEmbryo(c)
 	w.stats.Conns = uint64(len(w.flows))
+	if home := w.e.worker(c.id); home != w && c.id != 0 {
+		id := c.id
+		home.post(func(home *worker) { delete(home.moved, id) })
+	}
+}
+
+// evict makes room for a new connection where one in TIME-WAIT has the least
+// time to go, as hosts do that run out of room for them. It reports whether
+// there was one.
+func (w *worker) evict() bool {
+	for w.lingerAt < len(w.linger) {
+		c := w.linger[w.lingerAt]
+		w.linger[w.lingerAt] = nil
+		w.lingerAt++
+		if !c.gone {
+			c.tcp.Abort(w.now)
+			w.pumpConn(c)
+			w.stats.Evicted++
+			return true
+		}
+	}
+	w.linger, w.lingerAt = w.linger[:0], 0
+	return false
+}
+
+// lingers notes that c is in TIME-WAIT, behind those that came to it earlier.
+func (w *worker) lingers(c *conn) {
+	if len(w.linger) == cap(w.linger) {
+		// Drop what is gone before growing.
+		kept := w.linger[:0]
+		for _, l := range w.linger[w.lingerAt:] {
+			if !l.gone {
+				kept = append(kept, l)
+			}
+		}
+		clear(w.linger[len(kept):])
+		w.linger, w.lingerAt = kept, 0
+	}
+	w.linger = append(w.linger, c)
 }
 
 func (w *worker) withConn(id ConnID, f func(*worker, *conn)) {
@@ -118,7 +157,7 @@ func (w *worker) connect(id ConnID, flow pkt.Flow, hop Hop, timeout time.Duratio
 	switch {
 	case w.flows[flow] != nil:
 		return errFlowExists
-	case len(w.flows) >= w.e.cfg.MaxConns:
+	case len(w.flows) >= w.e.cfg.MaxConns && !w.evict():
 		return errTooMany
 	}
 	mtu := w.mtu

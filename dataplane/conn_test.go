@@ -195,6 +195,38 @@ func TestConnectTimeout(t *testing.T) {
 	}
 }
 
+// TestTimeWaitMakesRoom: a table full of connections in TIME-WAIT does not keep
+// new ones out, and a new connection of the same ports replaces its old self.
+func TestTimeWaitMakesRoom(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	for _, h := range s.hosts {
+		h.e.cfg.MaxConns = 4
+	}
+	w := s.hosts[0].w
+	remote := netip.AddrPortFrom(addrB, 7174)
+	if err := s.hosts[1].w.listen(1, remote, 8); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 40 {
+		// Host 1 closes first, so that TIME-WAIT is with the listener.
+		local := netip.AddrPortFrom(addrA, uint16(1000+i/2%7))
+		if err := w.connect(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0); err != nil {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+		var acc Event
+		s.until("accepted", func() (ok bool) { acc, ok = s.hosts[1].take(EventAccepted); return ok })
+		s.hosts[1].w.disconnect(s.hosts[1].w.conns[acc.Conn], false)
+		var fin Event
+		s.until("FIN arrived", func() (ok bool) { fin, ok = s.hosts[0].take(EventPeerClosed); return ok })
+		w.disconnect(w.conns[fin.Conn], false)
+		s.closed(0)
+		s.closed(1)
+	}
+	if st := s.hosts[1].w.stats; st.Evicted == 0 || st.Conns > 4 {
+		t.Errorf("%d evicted, %d connections; want some, and at most 4", st.Evicted, st.Conns)
+	}
+}
+
 // A crossLink receives from one wire and sends on another, as a NIC whose RSS
 // puts the two directions of a flow on different queues.
 type crossLink struct {

@@ -166,6 +166,9 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 		}
 		w.stats.HeldPeak = max(w.stats.HeldPeak, uint64(len(w.held.frames)-len(w.held.free)))
 		return true
+	case tcp.Reopen:
+		w.pumpConn(c) // takes what the old connection still reports, and drops it
+		w.unowned()
 	}
 	return false
 }
@@ -334,7 +337,7 @@ func (w *worker) unowned() {
 	in := &w.in
 	seg, flow := &in.seg, in.pkt.Flow
 	if l := w.listenerFor(&flow); l != nil {
-		if len(w.flows) >= w.e.cfg.MaxConns && seg.Flags&tcp.SYN != 0 {
+		if len(w.flows) >= w.e.cfg.MaxConns && !w.evict() && seg.Flags&tcp.SYN != 0 {
 			w.stats.RxNoConn++
 			return
 		}

@@ -39,6 +39,7 @@ type Stats struct {
 
 	Conns                     uint64 // gauge
 	ActiveOpens, PassiveOpens uint64
+	Evicted                   uint64 // connections in TIME-WAIT that made room
 	Violations                uint64 // by peers, answered by a Terminate
 	CQOverruns                uint64
 	Faults                    uint64
@@ -78,6 +79,7 @@ func (s *Stats) Add(o *Stats) {
 	s.Conns += o.Conns
 	s.ActiveOpens += o.ActiveOpens
 	s.PassiveOpens += o.PassiveOpens
+	s.Evicted += o.Evicted
 	s.Violations += o.Violations
 	s.CQOverruns += o.CQOverruns
 	s.Faults += o.Faults

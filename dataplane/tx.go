@@ -101,6 +101,7 @@ func (w *worker) tcpEvents(c *conn) int {
 	}
 	if !c.closed && c.tcp.State() == tcp.TimeWait {
 		w.finish(c, nil)
+		w.lingers(c)
 	}
 	return n
 }

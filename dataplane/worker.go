@@ -48,6 +48,8 @@ type worker struct {
 	conns     map[ConnID]*conn
 	moved     map[ConnID]*worker // connections that another queue has adopted
 	listeners map[listenKey]*listener
+	linger    []*conn // in TIME-WAIT, from lingerAt on, oldest first; some gone
+	lingerAt  int
 	clients   []*client
 	nextConn  uint64
 
