@@ -85,7 +85,7 @@ var exempt = map[string][]string{
 }
 
 // unsafeFolders may import unsafe: shared memory and rings live here.
-var unsafeFolders = []string{"dataplane/xsk", "dataplane/link", "dataplane", "ctrl/shm", "ctrl", "client", "bpf", "test"}
+var unsafeFolders = []string{"dataplane/xsk", "dataplane/link", "ctrl/shm", "ctrl/ctrlpb", "client", "test"}
 
 type file struct {
 	folder string // slash path in the module
