@@ -187,7 +187,7 @@ func (d *Device) Close() error {
 
 // fail ends everything that waits for the daemon.
 func (d *Device) fail(err error) {
-	d.conn.Close()
+	defer d.conn.Close() // after err is set: the reader calls us too
 	d.mu.Lock()
 	if d.err != nil {
 		d.mu.Unlock()

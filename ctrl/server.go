@@ -197,23 +197,55 @@ func (s *Server) ServeConn(fd int) error {
 	return nil
 }
 
+// serve begins a session, in goroutines of its own: to find a user's groups may
+// take a while.
 func (s *Server) serve(c *seqpacket.Conn) {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		c.Close()
+		return
+	}
+	rules := s.cfg.Allow
+	s.wg.Add(1)
+	s.mu.Unlock()
+	go func() {
+		defer s.wg.Done()
+		sess, err := s.admit(c, rules)
+		if err != nil {
+			s.log.Warn("client refused", zap.Error(err))
+			c.Close()
+			return
+		}
+		s.counters.clients.Add(1)
+		go sess.writeLoop()
+		sess.run()
+	}()
+}
+
+// admit makes a session for the client at the other end of c, if it is allowed.
+func (s *Server) admit(c *seqpacket.Conn, rules []Rule) (*session, error) {
+	cred, err := c.Cred()
+	if err != nil {
+		return nil, fmt.Errorf("ctrl: peer credentials: %w", err)
+	}
+	gids := []uint32{cred.Gid}
+	for i := range rules {
+		if len(rules[i].GIDs) > 0 {
+			gids = groupsOf(cred)
+			break
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		c.Close()
-		return
+		return nil, net.ErrClosed
 	}
-	sess, err := s.newSession(c)
-	if err != nil {
-		s.log.Warn("client refused", zap.Error(err))
-		c.Close()
-		return
+	sess, err := s.newSession(c, cred, gids)
+	if err == nil {
+		s.wg.Add(1) // its writer
 	}
-	s.counters.clients.Add(1)
-	s.wg.Add(2)
-	go sess.writeLoop()
-	go sess.run()
+	return sess, err
 }
 
 // Close ends every client, and gives back the endpoints. The engine must still

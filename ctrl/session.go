@@ -68,12 +68,8 @@ type outMessage struct {
 }
 
 // newSession registers a client. Called with mu held.
-func (s *Server) newSession(c *seqpacket.Conn) (*session, error) {
-	cred, err := c.Cred()
-	if err != nil {
-		return nil, fmt.Errorf("ctrl: peer credentials: %w", err)
-	}
-	pol, ok := s.cfg.policyOf(cred.Uid, groupsOf(cred))
+func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) (*session, error) {
+	pol, ok := s.cfg.policyOf(cred.Uid, gids)
 	if !ok {
 		return nil, fmt.Errorf("ctrl: uid %d (pid %d) is not allowed", cred.Uid, cred.Pid)
 	}
@@ -101,7 +97,6 @@ func (s *Server) newSession(c *seqpacket.Conn) (*session, error) {
 // run serves the client's requests, one after the other, and tears the session
 // down at the end.
 func (c *session) run() {
-	defer c.srv.wg.Done()
 	err := c.readLoop()
 	c.teardown()
 	switch {
