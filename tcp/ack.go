@@ -83,6 +83,7 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 	}
 	if a.advanced {
 		c.progress = now
+		c.softError = false
 		c.restartRTO(now)
 		if c.q.head == c.q.tail {
 			c.stop(timerUser)

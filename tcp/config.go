@@ -21,6 +21,10 @@ func (a CongestionControl) String() string {
 	return "cubic"
 }
 
+// DefaultKeepAliveIdle is what KeepAliveIdle is set to when keep-alive is asked for
+// without saying more (RFC 9293 MUST-28).
+const DefaultKeepAliveIdle = 2 * time.Hour
+
 // Config holds what an administrator or an owner may set. It is shared by many
 // connections and not changed while one uses it.
 type Config struct {

@@ -39,6 +39,7 @@ type Conn struct {
 	released        ring[Buf]
 	pushed          int        // octets in [q.next,q.tail)
 	finQueued       bool       // Close was called
+	softError       bool       // an ICMP error came since una moved last
 	progress        clock.Time // una moved, or the queue became non-empty
 	mtu, linkMTU    int        // of the path; of the link
 	mss, peerMSS    int

@@ -136,7 +136,11 @@ func (c *Conn) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 		// stands (RFC 9293 MUST-54 to 56, RFC 5927 5.2, RFC 5461).
 		if c.state == SynSent && hardError(c.v6, e.Code) {
 			c.end(ErrUnreachable)
+			return
 		}
+		c.softError = true
+	case pkt.TimeExceeded:
+		c.softError = true
 	}
 }
 

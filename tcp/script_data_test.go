@@ -654,6 +654,20 @@ func TestScriptSend(t *testing.T) {
 			icmp unreachable 1 0
 			icmp unreachable 1 3
 			state ESTABLISHED`},
+		{name: "SHLD-25 but it is named when nothing gets through", opts: "mss 1460", conf: func(c *Config) { c.DataTimeout = 500 * time.Millisecond }, text: `
+			connect
+			push 100
+			> P. 1+100
+			icmp unreachable 1 0
+			+201ms
+			> P. 1+100 re
+			+401ms
+			> R. 101
+			err unreachable`},
+		{name: "MUST-65 the MSS option is in no segment but SYN", opts: "mss 1460", text: `
+			connect
+			push 100
+			> P. 1+100 mss 0 nows nosackok`},
 		{name: "9293 3.9.2.2 a hard ICMP error refuses an open", text: `
 			dial
 			> S 0

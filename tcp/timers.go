@@ -87,6 +87,10 @@ func (c *Conn) giveUp() {
 	if c.state != SynSent {
 		c.finalReset()
 	}
+	if c.softError {
+		c.end(ErrUnreachable) // SHLD-25: it says why nothing got through
+		return
+	}
 	c.end(ErrTimeout)
 }
 
