@@ -36,8 +36,9 @@ demo: build ## a file of 256 MiB there and back by RDMA between two namespaces, 
 	@CGO_ENABLED=0 $(GO) build -o $(OUT)/iwarpd-demo ./test/demo
 	@exec $(OUT)/iwarpd-demo $(DEMOFLAGS)
 
-bench: ## measure against the budget, kernel TCP and libfabric; writes out/bench.json
+bench: build ## measure against the budget, kernel TCP and libfabric; writes out/bench.json
 	@mkdir -p $(OUT)
+	@.ci/need fi_pingpong:libfabric-bin
 	$(GO) run ./test/bench $(BENCHFLAGS)
 
 interop: build ## against Linux's soft-iWARP in a virtual machine
