@@ -123,6 +123,21 @@ static int new_qp(struct iwarpd_device *dev, const struct packet *p, void *conte
 	return 0;
 }
 
+/*
+ * ring_depth returns the depth to ask for, so that a work request can be posted
+ * for each that has completed: the daemon tells only later, of up to a quarter of
+ * the ring or 64 at once, that it has taken them.
+ */
+static uint32_t ring_depth(const struct iwarpd_device *dev, uint32_t depth)
+{
+	uint32_t ask, most = dev->attr.max_qp_wr;
+
+	if (depth == 0)
+		depth = DEFAULT_DEPTH;
+	ask = depth + (depth < 128 ? depth / 2 : 64) + 1;
+	return depth <= most && ask > most ? most : ask;
+}
+
 int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, struct iwarpd_qp **out,
 		     struct iwarpd_error *e)
 {
@@ -136,8 +151,8 @@ int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, st
 	body.pd = pd->obj.handle;
 	body.send_cq = cq_handle(attr->send_cq);
 	body.recv_cq = cq_handle(attr->recv_cq);
-	body.sq_depth = attr->send_depth ? attr->send_depth : DEFAULT_DEPTH;
-	body.rq_depth = attr->recv_depth ? attr->recv_depth : DEFAULT_DEPTH;
+	body.sq_depth = ring_depth(pd->obj.dev, attr->send_depth);
+	body.rq_depth = ring_depth(pd->obj.dev, attr->recv_depth);
 	body.max_sge = attr->max_sge ? attr->max_sge : DEFAULT_SGE;
 	body.max_inline = attr->max_inline;
 	body.sig_all = attr->sig_all;
