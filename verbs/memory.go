@@ -20,6 +20,10 @@ func (q *QP) Recv(msn serial.Num) (id, size uint32, ok bool) {
 	if q.state != StateRTS && q.state != StateClosing {
 		return 0, 0, false
 	}
+	if q.stats.Recvs == 0 && msn == firstMSN+1 {
+		// The first message was an RTR, which takes no receive (RFC 6581 section 9.2).
+		q.rqHead, q.rqTail = msn, msn
+	}
 	if n := msn.Sub(q.rqHead); n < 0 || n >= len(q.rq) {
 		return 0, 0, false
 	}
