@@ -520,3 +520,5 @@ func (c *conn) neighbour(a iwarp.Access) uint32 {
 	c.t.(*testing.T).Cleanup(n.destroy)
 	return stag
 }
+
+func addrPort(port uint16) string { return netip.AddrPortFrom(peerAddr, port).String() }
