@@ -1,0 +1,259 @@
+package rpcrdma
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+	"github.com/iwarpd/iwarpd/rpcrdma/session"
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
+
+// Client makes RPCs to one server. It connects when there is need, and again
+// after a connection broke, and then sends again what was outstanding, with
+// the same XIDs.
+type Client struct {
+	e    *Endpoint
+	addr string
+	xid  atomic.Uint32
+
+	mu      sync.Mutex
+	conn    *Conn
+	dialing chan struct{} // closed when the one that connects is done
+	version int           // that the server turned out to speak; 0: not known
+	closed  bool
+}
+
+// Dial makes a Client of the server at addr, "10.0.0.1:20049". It does not
+// connect yet.
+func (e *Endpoint) Dial(addr string) *Client {
+	c := &Client{e: e, addr: addr}
+	c.xid.Store(rand.Uint32())
+	return c
+}
+
+// XID returns the next transaction number, never 0.
+func (c *Client) XID() uint32 {
+	for {
+		if x := c.xid.Add(1); x != 0 {
+			return x
+		}
+	}
+}
+
+// Close ends the connection.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	c.closed = true
+	conn := c.conn
+	c.mu.Unlock()
+	if conn != nil {
+		return conn.Close()
+	}
+	return nil
+}
+
+// Conn returns the connection, and makes one if there is none.
+func (c *Client) Conn(ctx context.Context) (*Conn, error) {
+	for {
+		c.mu.Lock()
+		if c.closed {
+			c.mu.Unlock()
+			return nil, ErrClosed
+		}
+		if c.conn != nil && c.conn.ctx.Err() == nil {
+			defer c.mu.Unlock()
+			return c.conn, nil
+		}
+		if wait := c.dialing; wait != nil {
+			c.mu.Unlock()
+			select {
+			case <-wait:
+				continue
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		done := make(chan struct{})
+		c.dialing = done
+		c.mu.Unlock()
+		conn, err := c.dial(ctx)
+		c.mu.Lock()
+		c.conn, c.dialing = conn, nil
+		closed := c.closed
+		c.mu.Unlock()
+		close(done)
+		if err == nil && closed {
+			conn.Close()
+			return nil, ErrClosed
+		}
+		return conn, err
+	}
+}
+
+// dial connects, with the highest version that the server speaks as far as is
+// known. A server that answers nothing to version 2 is taken for one that does
+// not speak it (draft section 4.3.2).
+func (c *Client) dial(ctx context.Context) (*Conn, error) {
+	for {
+		conn, quiet, err := c.connect(ctx)
+		if err == nil {
+			c.mu.Lock()
+			c.version = conn.Version()
+			c.mu.Unlock()
+			return conn, nil
+		}
+		c.mu.Lock()
+		again := quiet && c.version == 0 && c.e.cfg.Session.Version > 1 && c.e.cfg.Session.MinVersion <= 1
+		if again {
+			c.version = 1
+		}
+		c.mu.Unlock()
+		if !again || ctx.Err() != nil {
+			return nil, err
+		}
+	}
+}
+
+// connect makes one attempt. quiet: MPA was set up, and the server did not say
+// a word of RPC-over-RDMA.
+func (c *Client) connect(ctx context.Context) (conn *Conn, quiet bool, err error) {
+	e := c.e
+	ctx, cancel := context.WithTimeout(ctx, e.cfg.Setup)
+	defer cancel()
+	cfg := e.cfg.session(nil)
+	c.mu.Lock()
+	if c.version == 1 {
+		cfg.Version = 1
+	}
+	c.mu.Unlock()
+	if conn, err = e.newConn(ctx, c.addr, cfg); err != nil {
+		return nil, false, err
+	}
+	icfg := e.cfg.Iwarp
+	icfg.PrivateData = e.cfg.private()
+	info, err := conn.qp.Connect(ctx, c.addr, &icfg)
+	if err != nil {
+		conn.fail(err)
+		return nil, false, fmt.Errorf("rpcrdma: %w", err)
+	}
+	scfg := cfg
+	if p, ok := wire.FindPrivate(info.PrivateData); ok {
+		scfg.Send1, scfg.Recv1 = min(p.RecvSize, int(cfg.Props.SendSize)), min(p.SendSize, int(cfg.Props.RecvSize))
+	}
+	conn.mu.Lock()
+	conn.s.SetVersion1(scfg.Send1, scfg.Recv1)
+	conn.mu.Unlock()
+	conn.start()
+	select {
+	case <-conn.ready:
+		return conn, false, nil
+	case <-conn.ctx.Done():
+		err := conn.cause()
+		return nil, errors.Is(err, iwarp.ErrPeerClosed) || errors.As(err, new(*iwarp.TerminateError)), &LostError{err}
+	case <-ctx.Done():
+		conn.fail(ctx.Err())
+		return nil, true, fmt.Errorf("rpcrdma: wait for the server's first message: %w", ctx.Err())
+	}
+}
+
+// retries is how often a call is made again after an error that tells how.
+const retries = 4
+
+// Call makes an RPC, as Conn.Call. After a broken connection it connects and
+// sends the call again, with the same XID, until ctx is done. After an error
+// that the draft lets a requester recover from it goes to the server again
+// with other formats, or with more memory if q.Again allows it.
+func (c *Client) Call(ctx context.Context, q *Call) (*Response, error) {
+	tries := 0
+	wait := 10 * time.Millisecond
+	call := *q
+	for {
+		conn, err := c.Conn(ctx)
+		var r *Response
+		if err == nil {
+			r, err = conn.Call(ctx, &call)
+		}
+		if err == nil {
+			return r, nil
+		}
+		var f *session.FailureError
+		var lost *LostError
+		switch {
+		case ctx.Err() != nil || errors.Is(err, ErrClosed) || errors.Is(err, iwarp.ErrDaemonGone) || errors.Is(err, iwarp.ErrClosed):
+			return nil, err
+		case errors.As(err, &f):
+			tries++
+			if tries > retries || !c.adapt(&call, f) {
+				return nil, err
+			}
+			continue // with the same XID: nothing was done
+		case errors.As(err, &lost), errors.Is(err, iwarp.ErrRefused), errors.Is(err, iwarp.ErrUnreachable), errors.Is(err, iwarp.ErrTimeout):
+			select {
+			case <-time.After(wait):
+				wait = min(2*wait, time.Second)
+			case <-ctx.Done():
+				return nil, err
+			}
+			continue
+		}
+		return nil, err
+	}
+}
+
+// adapt changes a call as the responder's error asks for. False: there is
+// nothing to be done.
+func (c *Client) adapt(q *Call, f *session.FailureError) bool {
+	switch f.Code {
+	case wire.ErrReadChunks, wire.ErrWriteChunks, wire.ErrSegments:
+		return true // the session has noted the limit
+	case wire.ErrWriteResource:
+		if !q.Again || f.Index == 0 || f.Needed == 0 || int(f.Index) > len(q.Results) || int(f.Needed) > c.e.cfg.Pool/2 {
+			return false
+		}
+		q.Results = append([]int(nil), q.Results...)
+		q.Results[f.Index-1] = max(int(f.Needed), q.Results[f.Index-1])
+		q.Into = nil
+		return true
+	case wire.ErrReplyResource:
+		if !q.Again || f.Needed == 0 || int(f.Needed) > c.e.cfg.Pool/2 {
+			return false
+		}
+		q.Reply = max(int(f.Needed), q.Reply)
+		return true
+	}
+	return false
+}
+
+// Do makes the RPC of a program's procedure: args writes the arguments, and
+// what comes back is a Reader at the results.
+func (c *Client) Do(ctx context.Context, head rpc.Call, args func(*rpc.Writer), q Call) (*rpc.Reader, *Response, error) {
+	var w rpc.Writer
+	head.XID = c.XID()
+	head.Start(&w)
+	if args != nil {
+		args(&w)
+	}
+	q.Msg = w.Msg
+	resp, err := c.Call(ctx, &q)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(resp.Body) < 4 || binary.BigEndian.Uint32(resp.Body) != head.XID {
+		resp.Release()
+		return nil, nil, rpc.ErrXDR
+	}
+	r, err := rpc.ParseReply(resp.Msg)
+	if err != nil {
+		resp.Release()
+		return nil, nil, err
+	}
+	return r, resp, nil
+}

@@ -1,0 +1,478 @@
+package rpcrdma
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/rpcrdma/session"
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
+
+// sendDepth is how many work requests a connection has in its send queue, and
+// sendSlots how many of them are Sends.
+const (
+	sendDepth = 256
+	sendSlots = 64
+)
+
+// Conn is one connection.
+type Conn struct {
+	e    *Endpoint
+	peer string
+	qp   *iwarp.QP
+	cq   *iwarp.CQ
+	mem  *buffer // receive slots, then send slots
+	slot int     // octets of a slot
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	loop   chan struct{} // closed when the completion loop is over
+	ready  chan struct{}
+	dead   chan struct{} // closed when the queue pair is gone
+	done   chan struct{} // closed when the connection is over
+	serve  sync.WaitGroup
+
+	mu      sync.Mutex // guards the rest
+	s       *session.Session
+	err     error
+	started bool
+	isReady bool
+	room    *sync.Cond     // there are free entries in the send queue
+	free    int            // entries
+	slots   []int          // free send slots
+	ops     map[uint64]*op // work requests under way
+	nextID  uint64
+	calls   map[uint32]*call
+	windows []*window
+	byKey   map[uint32]*window
+	out     session.Out
+	count   Counters
+}
+
+// Counters are of one connection.
+type Counters struct {
+	session.Stats
+	ReadOctets, WriteOctets uint64 // moved by RDMA Read and Write
+	InlineOctets            uint64 // in Sends
+	Invalidated             uint64 // windows that the peer invalidated
+}
+
+// op is a work request under way.
+type op struct {
+	slot int       // of a Send, -1: none
+	free []*buffer // to be released
+	done func(err error)
+}
+
+// window is a memory window of the connection's.
+type window struct {
+	mw    *iwarp.MW
+	key   uint8
+	rkey  uint32
+	bound bool
+}
+
+const recvID = 1 << 63
+
+func (e *Endpoint) newConn(ctx context.Context, peer string, cfg session.Config) (c *Conn, err error) {
+	recvs := max(cfg.Window, 2) + 1
+	if !cfg.Server || cfg.Version == 1 {
+		recvs += 2 // version 1 grants no receive for an error
+	}
+	c = &Conn{
+		e: e, peer: peer, slot: int(max(cfg.Props.RecvSize, cfg.Props.SendSize, 4096)), ready: make(chan struct{}), done: make(chan struct{}), dead: make(chan struct{}),
+		loop: make(chan struct{}), free: sendDepth, ops: make(map[uint64]*op), calls: make(map[uint32]*call), byKey: make(map[uint32]*window),
+	}
+	c.room = sync.NewCond(&c.mu)
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			c.release()
+		}
+	}()
+	if c.mem, err = e.pool.alloc(ctx, (recvs+sendSlots)*c.slot); err != nil {
+		return nil, err
+	}
+	if c.cq, err = e.dev.CreateCQ(ctx, sendDepth+recvs); err != nil {
+		return nil, fmt.Errorf("rpcrdma: %w", err)
+	}
+	if c.qp, err = e.dev.CreateQP(ctx, iwarp.QPConfig{
+		PD: e.pd, SendCQ: c.cq, RecvCQ: c.cq, SendDepth: sendDepth, RecvDepth: recvs, MaxSGE: 4, SigAll: true,
+	}); err != nil {
+		return nil, fmt.Errorf("rpcrdma: %w", err)
+	}
+	for i := range recvs {
+		if err = c.postRecv(i); err != nil {
+			return nil, err
+		}
+	}
+	for i := range sendSlots {
+		c.slots = append(c.slots, recvs+i)
+	}
+	c.s = session.New(cfg)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, ErrClosed
+	}
+	e.conns[c] = struct{}{}
+	return c, nil
+}
+
+func (c *Conn) postRecv(i int) error {
+	return c.qp.PostRecv(&iwarp.RecvWR{ID: recvID | uint64(i), SGEs: []iwarp.SGE{c.mem.sge(i*c.slot, c.slot)}})
+}
+
+// start runs the connection, which is established.
+func (c *Conn) start() {
+	c.mu.Lock()
+	c.started = true
+	c.turn()
+	c.mu.Unlock()
+	go c.run()
+}
+
+// Peer returns the peer's address without its port.
+func (c *Conn) Peer() string { return c.peer }
+
+// Version returns the version in use, 0: not settled.
+func (c *Conn) Version() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.s.Version()
+}
+
+// Properties returns the peer's transport properties.
+func (c *Conn) Properties() wire.Properties {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.s.Peer()
+}
+
+// Counters returns the counters.
+func (c *Conn) Counters() Counters {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.count
+	n.Stats = c.s.Stats()
+	return n
+}
+
+// Done is closed when the connection is over.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Err returns why it is over.
+func (c *Conn) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Close ends the connection.
+func (c *Conn) Close() error {
+	c.fail(ErrClosed)
+	<-c.done
+	return nil
+}
+
+// fail ends the connection for that reason. It does not wait.
+func (c *Conn) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failLocked(err)
+}
+
+func (c *Conn) failLocked(err error) {
+	if c.err != nil {
+		return
+	}
+	c.err = err
+	c.cancel()
+	c.room.Broadcast()
+	for xid, w := range c.calls {
+		delete(c.calls, xid)
+		w.result <- result{err: &LostError{err}}
+	}
+	if !c.started {
+		close(c.loop)
+	}
+	go c.end()
+}
+
+// LostError is a call whose connection broke: whether it was done is not known.
+type LostError struct{ Cause error }
+
+func (e *LostError) Error() string { return "rpcrdma: connection lost: " + e.Cause.Error() }
+func (e *LostError) Unwrap() error { return e.Cause }
+
+// end takes a failed connection down.
+func (c *Conn) end() {
+	<-c.loop
+	ctx, cancel := context.WithTimeout(context.Background(), c.e.cfg.Setup)
+	defer cancel()
+	if c.started {
+		_ = c.qp.Abort(ctx)
+		select {
+		case <-c.qp.Done():
+		case <-ctx.Done():
+		}
+	}
+	c.release()
+	c.e.mu.Lock()
+	delete(c.e.conns, c)
+	c.e.mu.Unlock()
+	close(c.done)
+}
+
+// release gives back what the connection has. The queue pair goes first: after
+// that nothing touches the memory.
+func (c *Conn) release() {
+	if c.qp != nil {
+		_ = c.qp.Close()
+	}
+	c.mu.Lock()
+	ops := c.ops
+	c.ops = nil
+	c.mu.Unlock()
+	for _, o := range ops {
+		o.finish(errGone)
+	}
+	close(c.dead)
+	c.serve.Wait()
+	if c.cq != nil {
+		_ = c.cq.Close()
+	}
+	c.mu.Lock()
+	windows := c.windows
+	c.windows = nil
+	c.mu.Unlock()
+	for _, w := range windows {
+		_ = w.mw.Close()
+	}
+	c.mem.release()
+}
+
+func (o *op) finish(err error) {
+	for _, b := range o.free {
+		b.release()
+	}
+	if o.done != nil {
+		o.done(err)
+	}
+}
+
+// run handles completions until the connection is over.
+func (c *Conn) run() {
+	defer close(c.loop)
+	var wcs [64]iwarp.WC
+	for {
+		n, err := c.cq.Wait(c.ctx, wcs[:])
+		if err != nil {
+			c.fail(err)
+			return
+		}
+		c.mu.Lock()
+		var finished []*op
+		var ferr error
+		for i := range wcs[:n] {
+			w := &wcs[i]
+			if w.ID&recvID != 0 {
+				if w.Status != iwarp.WCSuccess {
+					ferr = c.reason(w)
+					continue
+				}
+				c.received(w)
+				continue
+			}
+			o := c.ops[w.ID]
+			delete(c.ops, w.ID)
+			c.free++
+			if o == nil {
+				continue
+			}
+			if o.slot >= 0 {
+				c.slots = append(c.slots, o.slot)
+			}
+			if w.Status != iwarp.WCSuccess {
+				ferr = c.reason(w)
+				o.done = failed(o.done, ferr)
+			}
+			finished = append(finished, o)
+		}
+		if ferr != nil {
+			c.failLocked(ferr)
+		}
+		c.turn()
+		c.room.Broadcast()
+		c.mu.Unlock()
+		for _, o := range finished {
+			o.finish(nil)
+		}
+	}
+}
+
+func failed(done func(error), err error) func(error) {
+	if done == nil {
+		return nil
+	}
+	return func(error) { done(err) }
+}
+
+// reason says why a completion failed.
+func (c *Conn) reason(w *iwarp.WC) error {
+	if w.Status == iwarp.WCFlushErr {
+		if err := c.qp.Err(); err != nil {
+			return err
+		}
+	}
+	return &iwarp.WCError{Status: w.Status, Op: w.Op}
+}
+
+// received takes a message of the peer's. Called with mu held.
+func (c *Conn) received(w *iwarp.WC) {
+	i := int(w.ID &^ recvID)
+	b := c.mem.b[i*c.slot : i*c.slot+int(w.Len)]
+	if w.Flags&iwarp.WCWithInv != 0 {
+		if win := c.byKey[w.InvKey]; win != nil {
+			win.bound = false
+			c.count.Invalidated++
+		}
+	}
+	if c.e.cfg.Wire != nil {
+		c.e.cfg.Wire(c, false, b)
+	}
+	c.count.InlineOctets += uint64(len(b))
+	c.s.Receive(b)
+	if err := c.postRecv(i); err != nil && c.err == nil {
+		c.failLocked(err)
+	}
+	c.events()
+}
+
+// events acts on the session's. Called with mu held.
+func (c *Conn) events() {
+	for {
+		e, ok := c.s.Event()
+		if !ok {
+			return
+		}
+		switch e.Kind {
+		case session.EventReady:
+			if !c.isReady {
+				c.isReady = true
+				close(c.ready)
+			}
+		case session.EventCall:
+			if c.err == nil {
+				c.serve.Add(1)
+				go c.answer(e.Call)
+			}
+		case session.EventReply:
+			c.resolve(e.XID, result{reply: e.Reply})
+		case session.EventFailure:
+			c.resolve(e.XID, result{err: e.Err})
+		case session.EventClose:
+			c.failLocked(e.Err)
+		}
+	}
+}
+
+func (c *Conn) resolve(xid uint32, r result) {
+	if w := c.calls[xid]; w != nil {
+		delete(c.calls, xid)
+		w.result <- r
+	}
+}
+
+// turn sends what may be sent. Called with mu held.
+func (c *Conn) turn() {
+	c.events()
+	for c.err == nil && c.started && c.free > 0 && len(c.slots) > 0 {
+		if !c.s.Poll(&c.out) {
+			return
+		}
+		o := &c.out
+		i := c.slots[len(c.slots)-1]
+		if len(o.B) > c.slot {
+			c.failLocked(session.ErrTooLong)
+			return
+		}
+		c.slots = c.slots[:len(c.slots)-1]
+		n := copy(c.mem.b[i*c.slot:], o.B)
+		if c.e.cfg.Wire != nil {
+			c.e.cfg.Wire(c, true, o.B)
+		}
+		c.count.InlineOctets += uint64(n)
+		wr := iwarp.SendWR{Op: iwarp.OpSend, SGEs: []iwarp.SGE{c.mem.sge(i*c.slot, n)}, Flags: iwarp.Solicited}
+		if o.Inv != 0 {
+			wr.Op, wr.Inv = iwarp.OpSendInv, o.Inv
+		}
+		if err := c.post(&wr, &op{slot: i}); err != nil {
+			return
+		}
+	}
+}
+
+// post posts a work request. Called with mu held, and with free > 0.
+func (c *Conn) post(wr *iwarp.SendWR, o *op) error {
+	c.nextID++
+	wr.ID = c.nextID &^ recvID
+	wr.Flags |= iwarp.Signaled
+	c.ops[wr.ID] = o
+	c.free--
+	if err := c.qp.PostSend(wr); err != nil {
+		delete(c.ops, wr.ID)
+		c.free++
+		c.failLocked(err)
+		return err
+	}
+	return nil
+}
+
+// waitRoom waits until the send queue has an entry that Sends do not need.
+// Called with mu held; false: the connection is over.
+func (c *Conn) waitRoom() bool {
+	for c.err == nil && c.free <= 8 {
+		c.room.Wait()
+	}
+	return c.err == nil
+}
+
+// takeWindow binds a window to n octets of b from off on. Called with mu held.
+func (c *Conn) takeWindow(win *window, b *buffer, off, n int, a iwarp.Access) error {
+	if !c.waitRoom() {
+		return c.err
+	}
+	delete(c.byKey, win.rkey)
+	win.key++
+	win.rkey = win.mw.RKey()&^0xff | uint32(win.key)
+	c.byKey[win.rkey] = win
+	win.bound = true
+	return c.post(&iwarp.SendWR{Op: iwarp.OpBindMW, RKey: win.rkey, SGEs: []iwarp.SGE{b.sge(off, n)}, Access: a}, &op{slot: -1})
+}
+
+// window returns a window that is not bound. Called without mu.
+func (c *Conn) window(ctx context.Context) (*window, error) {
+	c.mu.Lock()
+	if n := len(c.windows); n > 0 {
+		w := c.windows[n-1]
+		c.windows = c.windows[:n-1]
+		c.mu.Unlock()
+		return w, nil
+	}
+	c.mu.Unlock()
+	mw, err := c.e.pd.AllocMW(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("rpcrdma: %w", err)
+	}
+	return &window{mw: mw, key: uint8(keys.Add(1))}, nil
+}
+
+// keys varies the first key of windows.
+var keys atomic.Uint32
+
+var errGone = errors.New("rpcrdma: the connection is over")

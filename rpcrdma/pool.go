@@ -1,0 +1,108 @@
+package rpcrdma
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+)
+
+// pageSize is the unit of the pool, in octets.
+const pageSize = 4096
+
+// ErrNoMemory is a request for more memory than the pool has at all.
+var ErrNoMemory = errors.New("rpcrdma: not enough registered memory")
+
+// pool hands out pieces of a memory region. They are multiples of a page, first
+// fit; who finds none waits.
+type pool struct {
+	mr *iwarp.MR
+
+	mu    sync.Mutex
+	free  []extent // by offset, none adjacent to another
+	freed chan struct{}
+}
+
+type extent struct{ off, n int }
+
+func newPool(ctx context.Context, pd *iwarp.PD, size int) (*pool, error) {
+	size = (size + pageSize - 1) &^ (pageSize - 1)
+	mr, err := pd.Alloc(ctx, size, iwarp.AccessLocalWrite|iwarp.AccessMWBind)
+	if err != nil {
+		return nil, fmt.Errorf("rpcrdma: %w", err)
+	}
+	return &pool{mr: mr, free: []extent{{0, size}}, freed: make(chan struct{})}, nil
+}
+
+// alloc returns n octets, n > 0.
+func (p *pool) alloc(ctx context.Context, n int) (*buffer, error) {
+	if n <= 0 || n > len(p.mr.Bytes()) {
+		return nil, ErrNoMemory
+	}
+	size := (n + pageSize - 1) &^ (pageSize - 1)
+	for {
+		p.mu.Lock()
+		for i, e := range p.free {
+			if e.n < size {
+				continue
+			}
+			if e.n == size {
+				p.free = slices.Delete(p.free, i, i+1)
+			} else {
+				p.free[i] = extent{e.off + size, e.n - size}
+			}
+			p.mu.Unlock()
+			return &buffer{p: p, off: e.off, size: size, b: p.mr.Bytes()[e.off : e.off+n : e.off+size]}, nil
+		}
+		freed := p.freed
+		p.mu.Unlock()
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("rpcrdma: wait for registered memory: %w", ctx.Err())
+		}
+	}
+}
+
+// buffer is a piece of a pool.
+type buffer struct {
+	p         *pool
+	off, size int
+	b         []byte
+}
+
+func (b *buffer) sge(off, n int) iwarp.SGE { return b.p.mr.SGE(b.off+off, n) }
+
+// addr is where the buffer's octet off is for windows.
+func (b *buffer) addr(off int) uint64 { return b.p.mr.Base() + uint64(b.off+off) }
+
+// holds reports whether d lies in the buffer from its start on.
+func (b *buffer) holds(d []byte) bool {
+	return len(d) > 0 && len(d) <= len(b.b) && &d[0] == &b.b[0]
+}
+
+// release gives the octets back. Nothing may be under way to or from them.
+func (b *buffer) release() {
+	if b == nil || b.p == nil {
+		return
+	}
+	p := b.p
+	b.p, b.b = nil, nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(p.free, b.off, func(e extent, off int) int { return e.off - off })
+	p.free = slices.Insert(p.free, i, extent{b.off, b.size})
+	if i+1 < len(p.free) && p.free[i].off+p.free[i].n == p.free[i+1].off {
+		p.free[i].n += p.free[i+1].n
+		p.free = slices.Delete(p.free, i+1, i+2)
+	}
+	if i > 0 && p.free[i-1].off+p.free[i-1].n == p.free[i].off {
+		p.free[i-1].n += p.free[i].n
+		p.free = slices.Delete(p.free, i, i+1)
+	}
+	close(p.freed)
+	p.freed = make(chan struct{})
+}

@@ -1,0 +1,391 @@
+package rpcrdma
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+	"github.com/iwarpd/iwarpd/rpcrdma/session"
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
+
+// Call is an RPC to be made.
+type Call struct {
+	Msg rpc.Msg // the call, its XID in the first word
+	// Results are the longest data items of the reply that its binding makes
+	// DDP-eligible, in octets, in order; Into, where not nil, is where they go.
+	Results []int
+	Into    []*Buffer
+	Reply   int // octets of the longest reply, Results apart; 0: 1024
+	// Again: the call may be done twice.
+	Again bool
+}
+
+// Response is a reply to a Call. Release it when it is of no use any more.
+type Response struct {
+	rpc.Msg
+	bufs []*buffer
+}
+
+// Release gives the memory of the results back, but for that of Into.
+func (r *Response) Release() {
+	for _, b := range r.bufs {
+		b.release()
+	}
+	r.bufs = nil
+}
+
+type call struct{ result chan result }
+
+type result struct {
+	reply *session.Reply
+	err   error
+}
+
+// part is memory that a call exposes.
+type part struct {
+	b      *buffer
+	own    bool
+	win    *window
+	access iwarp.Access
+}
+
+// Call makes an RPC: it sends the call and waits for the reply. Errors are
+// *LostError, *session.FailureError, and others of package session. Its Response's memory
+// is not exposed any more when it returns.
+func (c *Conn) Call(ctx context.Context, q *Call) (*Response, error) {
+	select {
+	case <-c.ready:
+	case <-c.ctx.Done():
+		return nil, &LostError{c.cause()}
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if len(q.Msg.Body) < 8 {
+		return nil, rpc.ErrXDR
+	}
+	xid := binary.BigEndian.Uint32(q.Msg.Body)
+	spec := session.Spec{Body: len(q.Msg.Body), Results: q.Results, Reply: q.Reply}
+	if spec.Reply == 0 {
+		spec.Reply = 1024
+	}
+	for _, it := range q.Msg.Items {
+		spec.Items = append(spec.Items, session.Item{Pos: it.Pos, Len: len(it.Data)})
+	}
+	c.mu.Lock()
+	plan, err := c.s.PlanCall(&spec)
+	c.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	x := &exchange{c: c, q: q, plan: plan}
+	defer x.release()
+	if err := x.prepare(ctx); err != nil {
+		return nil, err
+	}
+	w := &call{result: make(chan result, 1)}
+	c.mu.Lock()
+	if c.err != nil {
+		c.mu.Unlock()
+		return nil, &LostError{c.cause()}
+	}
+	if err := x.expose(); err == nil {
+		err = c.s.Call(xid, x.body, &x.chunks)
+		if err != nil {
+			c.mu.Unlock()
+			return nil, errors.Join(err, x.hide())
+		}
+	} else {
+		c.mu.Unlock()
+		return nil, &LostError{err}
+	}
+	c.calls[xid] = w
+	c.turn()
+	c.mu.Unlock()
+	var r result
+	select {
+	case r = <-w.result:
+	case <-ctx.Done():
+		c.mu.Lock()
+		delete(c.calls, xid)
+		c.s.Forget(xid)
+		c.mu.Unlock()
+		r.err = fmt.Errorf("rpcrdma: wait for a reply: %w", ctx.Err())
+	}
+	// The peer must not reach the memory any more when the caller has it (draft
+	// sections 4.5.1.3 and 4.5.2.3).
+	if err := x.hide(); err != nil && r.err == nil {
+		r.err = &LostError{err}
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	return x.response(r.reply)
+}
+
+func (c *Conn) cause() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return c.err
+	}
+	return errGone
+}
+
+// exchange is a call under way, with its memory.
+type exchange struct {
+	c      *Conn
+	q      *Call
+	plan   session.CallPlan
+	body   []byte
+	reads  []*part
+	pos    []uint32
+	ext    *part
+	writes []*part
+	reply  *part
+	chunks session.CallChunks
+}
+
+func (x *exchange) parts() []*part {
+	l := append(append([]*part(nil), x.reads...), x.writes...)
+	if x.ext != nil {
+		l = append(l, x.ext)
+	}
+	if x.reply != nil {
+		l = append(l, x.reply)
+	}
+	return l
+}
+
+// prepare gets memory and windows.
+func (x *exchange) prepare(ctx context.Context) error {
+	get := func(n int, a iwarp.Access, own *Buffer) (*part, error) {
+		p := &part{access: a}
+		if own != nil {
+			p.b = own.b
+		} else {
+			b, err := x.c.e.pool.alloc(ctx, n)
+			if err != nil {
+				return nil, err
+			}
+			p.b, p.own = b, true
+		}
+		return p, nil
+	}
+	// Items that stay inline go into the message.
+	m := x.q.Msg
+	at, moved := 0, 0
+	for i, it := range m.Items {
+		x.body = append(x.body, m.Body[at:it.Pos]...)
+		at = it.Pos
+		if x.plan.Reduce == nil || !x.plan.Reduce[i] {
+			x.body = append(x.body, it.Data...)
+			for len(x.body)%4 != 0 {
+				x.body = append(x.body, 0)
+			}
+			continue
+		}
+		p := &part{access: iwarp.AccessRemoteRead}
+		if b := x.c.e.find(it.Data); b != nil {
+			p.b = b
+		} else {
+			var err error
+			if p, err = get(len(it.Data), iwarp.AccessRemoteRead, nil); err != nil {
+				return err
+			}
+			copy(p.b.b, it.Data)
+		}
+		x.reads = append(x.reads, p)
+		x.pos = append(x.pos, uint32(len(x.body)+moved))
+		moved += (len(it.Data) + 3) &^ 3
+	}
+	if at == 0 {
+		x.body = m.Body
+	} else {
+		x.body = append(x.body, m.Body[at:]...)
+	}
+	if x.plan.External {
+		p, err := get(len(x.body), iwarp.AccessRemoteRead, nil)
+		if err != nil {
+			return err
+		}
+		copy(p.b.b, x.body)
+		x.ext = p
+	}
+	for i, n := range x.plan.Writes {
+		var own *Buffer
+		if i < len(x.q.Into) {
+			own = x.q.Into[i]
+		}
+		p, err := get(n, iwarp.AccessRemoteWrite, own)
+		if err != nil {
+			return err
+		}
+		x.writes = append(x.writes, p)
+	}
+	if x.plan.Reply > 0 {
+		p, err := get(x.plan.Reply, iwarp.AccessRemoteWrite, nil)
+		if err != nil {
+			return err
+		}
+		x.reply = p
+	}
+	for _, p := range x.parts() {
+		w, err := x.c.window(ctx)
+		if err != nil {
+			return err
+		}
+		p.win = w
+	}
+	return nil
+}
+
+// expose binds the windows and writes down the chunks. Called with mu held.
+func (x *exchange) expose() error {
+	segs := func(p *part, n int) ([]wire.Segment, error) {
+		if err := x.c.takeWindow(p.win, p.b, 0, n, p.access); err != nil {
+			return nil, err
+		}
+		if x.chunks.Inv == 0 {
+			x.chunks.Inv = p.win.rkey
+		}
+		var l []wire.Segment
+		for off := 0; off < n; off += x.plan.MaxSeg {
+			l = append(l, wire.Segment{Handle: p.win.rkey, Length: uint32(min(n-off, x.plan.MaxSeg)), Offset: p.b.addr(off)})
+		}
+		return l, nil
+	}
+	k := 0
+	for i, it := range x.q.Msg.Items {
+		if x.plan.Reduce == nil || !x.plan.Reduce[i] {
+			continue
+		}
+		l, err := segs(x.reads[k], len(it.Data))
+		if err != nil {
+			return err
+		}
+		for _, g := range l {
+			x.chunks.Reads = append(x.chunks.Reads, wire.ReadSegment{Position: x.pos[k], Segment: g})
+		}
+		k++
+	}
+	if x.ext != nil {
+		l, err := segs(x.ext, len(x.body))
+		if err != nil {
+			return err
+		}
+		for _, g := range l {
+			x.chunks.Call = append(x.chunks.Call, wire.ReadSegment{Segment: g})
+		}
+		x.body = nil
+	}
+	for i, p := range x.writes {
+		l, err := segs(p, x.plan.Writes[i])
+		if err != nil {
+			return err
+		}
+		x.chunks.Writes = append(x.chunks.Writes, l)
+	}
+	if x.reply != nil {
+		l, err := segs(x.reply, x.plan.Reply)
+		if err != nil {
+			return err
+		}
+		x.chunks.Reply = l
+	}
+	return nil
+}
+
+// hide invalidates the windows that the peer has not, and waits for it. If that
+// fails the connection is closed (draft section 7.4).
+func (x *exchange) hide() error {
+	c := x.c
+	var n int
+	done := make(chan error, 32)
+	c.mu.Lock()
+	for _, p := range x.parts() {
+		if p.win == nil || !p.win.bound {
+			continue
+		}
+		if !c.waitRoom() {
+			c.mu.Unlock()
+			return c.Err()
+		}
+		wr := iwarp.SendWR{Op: iwarp.OpLocalInv, Inv: p.win.rkey}
+		if err := c.post(&wr, &op{slot: -1, done: func(err error) { done <- err }}); err != nil {
+			c.mu.Unlock()
+			return err
+		}
+		p.win.bound = false
+		n++
+	}
+	c.mu.Unlock()
+	var err error
+	for range n {
+		err = errors.Join(err, <-done)
+	}
+	if err != nil {
+		c.fail(err)
+	}
+	return err
+}
+
+// release gives back what is not in the response.
+func (x *exchange) release() {
+	c := x.c
+	gone := c.ctx.Err() != nil
+	if gone { // the peer may reach the memory until the queue pair is gone
+		<-c.dead
+	}
+	c.mu.Lock()
+	for _, p := range x.parts() {
+		if p.win == nil {
+			continue
+		}
+		if gone {
+			_ = p.win.mw.Close()
+		} else {
+			delete(c.byKey, p.win.rkey)
+			c.windows = append(c.windows, p.win)
+		}
+	}
+	c.mu.Unlock()
+	for _, p := range x.parts() {
+		if p.own {
+			p.b.release()
+		}
+	}
+}
+
+// response makes the Response of a reply; its memory passes over.
+func (x *exchange) response(r *session.Reply) (*Response, error) {
+	out := &Response{Msg: rpc.Msg{Body: r.Body}}
+	if r.Body == nil {
+		out.Body = append([]byte(nil), x.reply.b.b[:r.Ext]...)
+	}
+	for i, p := range x.writes {
+		var n uint64
+		if r.Writes != nil {
+			n = r.Writes[i].Len()
+		}
+		out.Items = append(out.Items, rpc.Item{Pos: -1, Data: p.b.b[:n]})
+		if p.own {
+			out.bufs = append(out.bufs, p.b)
+			p.own = false
+		}
+	}
+	return out, nil
+}
+
+// find returns the Buffer that d is the start of; nil: none.
+func (e *Endpoint) find(d []byte) *buffer {
+	if len(d) == 0 {
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.buffers[&d[0]]
+}

@@ -1,0 +1,266 @@
+package rpcrdma
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+	"github.com/iwarpd/iwarpd/rpcrdma/session"
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
+
+// memoryWait bounds how long a call waits for registered memory.
+const memoryWait = 20 * time.Second
+
+// answer serves a call, in a goroutine of its own. How many there are is
+// bounded by the credits.
+func (c *Conn) answer(in *session.Call) {
+	defer c.serve.Done()
+	var held []*buffer
+	release := func() {
+		for _, b := range held {
+			b.release()
+		}
+		held = nil
+	}
+	defer func() { release() }()
+	alloc := func(n int) (*buffer, error) {
+		ctx, cancel := context.WithTimeout(c.ctx, memoryWait)
+		defer cancel()
+		b, err := c.e.pool.alloc(ctx, n)
+		if err == nil {
+			held = append(held, b)
+		}
+		return b, err
+	}
+	m, f, err := c.fetch(in, alloc)
+	if err != nil {
+		if errors.Is(err, errPlace) {
+			c.reply(in, rpc.GarbageReply(in.XID), &held)
+			return
+		}
+		c.mu.Lock()
+		c.s.Fail(in, f)
+		c.turn()
+		c.mu.Unlock()
+		return
+	}
+	if c.e.cfg.Server == nil {
+		c.mu.Lock()
+		c.s.Fail(in, wire.Failure{Code: wire.ErrSystem})
+		c.turn()
+		c.mu.Unlock()
+		return
+	}
+	reply, ok := c.e.cfg.Server.Serve(c.ctx, c.peer, m, func(n int) ([]byte, error) {
+		b, err := alloc(n)
+		if err != nil {
+			return nil, err
+		}
+		return b.b, nil
+	})
+	if !ok || len(reply.Body) == 0 {
+		c.mu.Lock()
+		if ok {
+			c.s.Drop(in) // a call-only procedure
+		} else {
+			c.s.Fail(in, wire.Failure{Code: wire.ErrBadXDR})
+		}
+		c.turn()
+		c.mu.Unlock()
+		return
+	}
+	c.reply(in, reply, &held)
+}
+
+var errPlace = errors.New("rpcrdma: a chunk has no place in the message")
+
+// fetch reads the chunks of a call, and puts its message together. With an
+// error, f is the answer, but for errPlace.
+func (c *Conn) fetch(in *session.Call, alloc func(int) (*buffer, error)) (m rpc.Msg, f wire.Failure, err error) {
+	f = wire.Failure{Code: wire.ErrSystem}
+	type read struct {
+		segs []wire.ReadSegment
+		b    *buffer
+	}
+	var reads []read
+	add := func(segs []wire.ReadSegment) error {
+		n := 0
+		for _, g := range segs {
+			n += int(g.Length)
+		}
+		r := read{segs: segs}
+		if n > 0 {
+			var err error
+			if r.b, err = alloc(n); err != nil {
+				return err
+			}
+		}
+		reads = append(reads, r)
+		return nil
+	}
+	if in.Ext != nil {
+		if err := add(in.Ext); err != nil {
+			return m, f, err
+		}
+	}
+	var pos []uint32
+	for l := in.Reads; len(l) > 0; {
+		k := 1
+		for k < len(l) && l[k].Position == l[0].Position {
+			k++
+		}
+		if err := add(l[:k]); err != nil {
+			return m, f, err
+		}
+		pos = append(pos, l[0].Position)
+		l = l[k:]
+	}
+	if len(reads) > 0 {
+		n := 0
+		for _, r := range reads {
+			n += len(r.segs)
+		}
+		done := make(chan error, n)
+		c.mu.Lock()
+		for _, r := range reads {
+			off := 0
+			for _, g := range r.segs {
+				if g.Length == 0 {
+					done <- nil
+					continue
+				}
+				if !c.waitRoom() {
+					done <- c.err
+					continue
+				}
+				wr := iwarp.SendWR{Op: iwarp.OpRead, SGEs: []iwarp.SGE{r.b.sge(off, int(g.Length))}, RKey: g.Handle, Remote: g.Offset}
+				if err := c.post(&wr, &op{slot: -1, done: func(err error) { done <- err }}); err != nil {
+					done <- err
+				}
+				c.count.ReadOctets += uint64(g.Length)
+				off += int(g.Length)
+			}
+		}
+		c.mu.Unlock()
+		for range n {
+			err = errors.Join(err, <-done)
+		}
+		if err != nil {
+			return m, f, err
+		}
+	}
+	m.Body = in.Body
+	if in.Ext != nil {
+		m.Body = slices.Clone(reads[0].b.b) // outlives the buffer where a reply quotes it
+		reads = reads[1:]
+		if !session.CheckBody(in.XID, m.Body) {
+			return m, wire.Failure{Code: wire.ErrBadXDR}, rpc.ErrXDR
+		}
+	}
+	items := make([]rpc.Item, len(reads))
+	for i, r := range reads {
+		if r.b != nil {
+			items[i].Data = r.b.b
+		}
+	}
+	m, ok := rpc.Place(m.Body, items, pos)
+	if !ok {
+		return m, f, errPlace
+	}
+	return m, f, nil
+}
+
+// reply sends a reply. Buffers in held that it needs are released when they
+// were sent.
+func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
+	items := make([]session.Item, len(m.Items))
+	for i, it := range m.Items {
+		items[i] = session.Item{Pos: it.Pos, Len: len(it.Data)}
+	}
+	c.mu.Lock()
+	plan, f, ok := c.s.PlanReply(in, len(m.Body), items)
+	c.mu.Unlock()
+	if !ok {
+		c.mu.Lock()
+		c.s.Fail(in, f)
+		c.turn()
+		c.mu.Unlock()
+		return
+	}
+	// What is not written by itself goes with the message.
+	body := flatFrom(m, plan.Reduced)
+	src := make([]*buffer, plan.Reduced+1)
+	need := func(i int, data []byte) bool {
+		for _, b := range *held {
+			if b.p != nil && b.holds(data) {
+				src[i] = b
+				return true
+			}
+		}
+		ctx, cancel := context.WithTimeout(c.ctx, memoryWait)
+		defer cancel()
+		b, err := c.e.pool.alloc(ctx, len(data))
+		if err != nil {
+			return false
+		}
+		copy(b.b, data)
+		src[i] = b
+		*held = append(*held, b)
+		return true
+	}
+	for i := range plan.Reduced {
+		if d := m.Items[i].Data; len(d) > 0 && !need(i, d) {
+			ok = false
+		}
+	}
+	if plan.External() && ok {
+		ok = need(plan.Reduced, body)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !ok {
+		c.s.Fail(in, wire.Failure{Code: wire.ErrSystem})
+		c.turn()
+		return
+	}
+	last := &op{slot: -1}
+	for i, w := range plan.Copies {
+		b := src[plan.Reduced]
+		if w.Item >= 0 {
+			b = src[w.Item]
+		}
+		if !c.waitRoom() {
+			return
+		}
+		wr := iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{b.sge(w.Off, int(w.To.Length))}, RKey: w.To.Handle, Remote: w.To.Offset}
+		o := &op{slot: -1}
+		if i == len(plan.Copies)-1 {
+			o = last // work requests complete in order: the buffers are free then
+			o.free, *held = *held, nil
+		}
+		if c.post(&wr, o) != nil {
+			*held = append(*held, o.free...)
+			o.free = nil
+			return
+		}
+		c.count.WriteOctets += uint64(w.To.Length)
+	}
+	if plan.External() {
+		body = nil
+	}
+	c.s.Reply(in, plan, body)
+	c.turn()
+}
+
+// flatFrom is the message with the first n items taken out, all others in.
+func flatFrom(m rpc.Msg, n int) []byte {
+	if n == len(m.Items) {
+		return m.Body
+	}
+	rest := rpc.Msg{Body: m.Body, Items: m.Items[n:]}
+	return rest.AppendFlat(make([]byte, 0, rest.Len()))
+}

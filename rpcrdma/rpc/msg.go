@@ -1,0 +1,252 @@
+// Package rpc is the message layer of ONC RPC (RFC 5531): calls, replies, their
+// XDR, dispatch to programs, a cache of replies against duplicate requests, and
+// the transport over TCP. Messages keep large data items apart from the rest,
+// so that a transport can move them on their own; package rpcrdma is such a
+// transport.
+package rpc
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+)
+
+// Item is a data item of a message that stands apart: the octets that a length
+// word counts, without padding.
+type Item struct {
+	Pos  int // in Body, behind the length word; -1: in the next place that may have it
+	Data []byte
+}
+
+// Msg is an RPC message without record marks.
+type Msg struct {
+	Body  []byte // the message, items and their padding taken out
+	Items []Item // in order
+}
+
+// Len returns the octets of the whole message.
+func (m *Msg) Len() int {
+	n := len(m.Body)
+	for _, it := range m.Items {
+		n += pad(len(it.Data))
+	}
+	return n
+}
+
+// AppendFlat appends the whole message, with its items in their places.
+func (m *Msg) AppendFlat(b []byte) []byte {
+	at := 0
+	for _, it := range m.Items {
+		b = append(b, m.Body[at:it.Pos]...)
+		b = appendPadded(b, it.Data)
+		at = it.Pos
+	}
+	return append(b, m.Body[at:]...)
+}
+
+func pad(n int) int { return (n + 3) &^ 3 }
+
+func appendPadded(b, data []byte) []byte {
+	b = append(b, data...)
+	return append(b, 0, 0, 0)[:len(b)+(-len(data)&3)]
+}
+
+// Writer builds a message.
+type Writer struct{ Msg }
+
+// U32 appends a word.
+func (w *Writer) U32(v ...uint32) {
+	for _, x := range v {
+		w.Body = binary.BigEndian.AppendUint32(w.Body, x)
+	}
+}
+
+// U64 appends a hyper.
+func (w *Writer) U64(v uint64) { w.Body = binary.BigEndian.AppendUint64(w.Body, v) }
+
+// Opaque appends a length, octets and padding.
+func (w *Writer) Opaque(b []byte) {
+	w.U32(uint32(len(b)))
+	w.Body = appendPadded(w.Body, b)
+}
+
+// String is Opaque.
+func (w *Writer) String(s string) { w.Opaque([]byte(s)) }
+
+// Item appends an opaque whose octets stay where they are until the message
+// was sent. The program's binding must make it DDP-eligible.
+func (w *Writer) Item(b []byte) {
+	w.U32(uint32(len(b)))
+	if len(b) > 0 {
+		w.Items = append(w.Items, Item{len(w.Body), b})
+	}
+}
+
+// ErrXDR is a message that is not what it should be.
+var ErrXDR = errors.New("rpc: message cannot be parsed")
+
+// Reader reads a message. After an error it reads zeros; Err tells.
+type Reader struct {
+	m   Msg
+	off int // in m.Body
+	in  int // in the item that Read is in
+	bad bool
+}
+
+// NewReader returns a Reader at the start of m.
+func NewReader(m Msg) *Reader { return &Reader{m: m} }
+
+// Err returns ErrXDR if something could not be read.
+func (r *Reader) Err() error {
+	if r.bad {
+		return ErrXDR
+	}
+	return nil
+}
+
+// Left returns how many octets are left, items and padding included.
+func (r *Reader) Left() int {
+	n := len(r.m.Body) - r.off - r.in
+	for _, it := range r.m.Items {
+		n += pad(len(it.Data))
+	}
+	return n
+}
+
+// next returns n octets of the body; nil: they are not there.
+func (r *Reader) next(n int) []byte {
+	end := len(r.m.Body)
+	if len(r.m.Items) > 0 && r.m.Items[0].Pos >= 0 {
+		end = min(end, r.m.Items[0].Pos)
+	}
+	if r.bad || r.in > 0 || n < 0 || n > end-r.off {
+		r.bad = true
+		return nil
+	}
+	b := r.m.Body[r.off : r.off+n]
+	r.off += n
+	return b
+}
+
+// U32 reads a word.
+func (r *Reader) U32() uint32 {
+	if b := r.next(4); b != nil {
+		return binary.BigEndian.Uint32(b)
+	}
+	return 0
+}
+
+// U64 reads a hyper.
+func (r *Reader) U64() uint64 {
+	if b := r.next(8); b != nil {
+		return binary.BigEndian.Uint64(b)
+	}
+	return 0
+}
+
+// Fixed reads n octets and their padding.
+func (r *Reader) Fixed(n int) []byte {
+	if n < 0 || n > 1<<30 {
+		r.bad = true
+		return nil
+	}
+	b := r.next(pad(n))
+	if b == nil {
+		return nil
+	}
+	return b[:n]
+}
+
+// Opaque reads an opaque of at most limit octets, wherever its octets are. They
+// are not copied.
+func (r *Reader) Opaque(limit int) []byte {
+	n := r.U32()
+	if r.bad || uint64(n) > uint64(limit) {
+		r.bad = true
+		return nil
+	}
+	if len(r.m.Items) > 0 && r.m.Items[0].Pos == r.off {
+		it := r.m.Items[0]
+		r.m.Items = r.m.Items[1:]
+		// A chunk of version 1 may have the padding in it.
+		if len(it.Data) < int(n) || len(it.Data) > pad(int(n)) {
+			r.bad = true
+			return nil
+		}
+		return it.Data[:n]
+	}
+	return r.Fixed(int(n))
+}
+
+// Result reads an opaque that the program's binding made DDP-eligible, of a
+// reply: its octets may be in the next item.
+func (r *Reader) Result(limit int) []byte {
+	if len(r.m.Items) > 0 && r.m.Items[0].Pos < 0 {
+		it := r.m.Items[0]
+		r.m.Items = r.m.Items[1:]
+		if len(it.Data) > 0 {
+			if n := r.U32(); r.bad || int(n) != len(it.Data) || int(n) > limit {
+				r.bad = true
+				return nil
+			}
+			return it.Data
+		}
+	}
+	return r.Opaque(limit)
+}
+
+// String reads a string of at most limit octets.
+func (r *Reader) String(limit int) string { return string(r.Opaque(limit)) }
+
+// Read gives the octets of the whole message, with items and padding in their
+// places: for decoders that know nothing of items.
+func (r *Reader) Read(p []byte) (n int, err error) {
+	for n < len(p) {
+		if len(r.m.Items) > 0 && r.m.Items[0].Pos == r.off {
+			d := r.m.Items[0].Data
+			if r.in < len(d) {
+				k := copy(p[n:], d[r.in:])
+				n, r.in = n+k, r.in+k
+				continue
+			}
+			k := min(pad(len(d))-r.in, len(p)-n)
+			clear(p[n : n+k])
+			n, r.in = n+k, r.in+k
+			if r.in == pad(len(d)) {
+				r.m.Items, r.in = r.m.Items[1:], 0
+			}
+			continue
+		}
+		end := len(r.m.Body)
+		if len(r.m.Items) > 0 && r.m.Items[0].Pos >= 0 {
+			end = r.m.Items[0].Pos
+		}
+		k := copy(p[n:], r.m.Body[r.off:end])
+		if k == 0 {
+			break
+		}
+		n, r.off = n+k, r.off+k
+	}
+	if n == 0 && len(p) > 0 {
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+// Close is for io.ReadCloser.
+func (r *Reader) Close() error { return nil }
+
+// Place gives items their places in body by the positions of the whole message,
+// which are multiples of 4 in rising order. False: a position is not within it.
+func Place(body []byte, items []Item, pos []uint32) (Msg, bool) {
+	moved := uint64(0)
+	for i := range items {
+		p := uint64(pos[i])
+		if p < moved || p-moved > uint64(len(body)) || i > 0 && p-moved < uint64(items[i-1].Pos) {
+			return Msg{}, false
+		}
+		items[i].Pos = int(p - moved)
+		moved += uint64(pad(len(items[i].Data)))
+	}
+	return Msg{body, items}, true
+}

@@ -1,0 +1,274 @@
+package session
+
+import (
+	"encoding/binary"
+	"errors"
+	"slices"
+
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
+
+// incoming2 takes a message of a call of version 2.
+func (s *Session) incoming2(h *wire.Header, body []byte) {
+	if s.asm.skips(h) {
+		s.stats.Discarded++
+		return
+	}
+	if f, ok := s.reverse(h); !ok {
+		s.asm.drop(h.XID)
+		s.sendError(h.XID, 2, f)
+		return
+	}
+	if h.Type == wire.CallMiddle {
+		s.middle(h, body, false)
+		return
+	}
+	if f, ok := s.check(h); !ok {
+		s.asm.drop(h.XID)
+		s.sendError(h.XID, 2, f)
+		return
+	}
+	c := s.newCall(h)
+	if h.Type == wire.CallExternal {
+		c.Ext = slices.Clone(h.Call)
+	} else {
+		var ok bool
+		if c.Body, ok = s.whole(h, body); !ok {
+			return
+		}
+		if !CheckBody(c.XID, c.Body) {
+			s.sendError(h.XID, 2, wire.Failure{Code: wire.ErrBadXDR})
+			return
+		}
+	}
+	s.deliver(c)
+}
+
+func (s *Session) newCall(h *wire.Header) *Call {
+	c := &Call{XID: h.XID, Reads: slices.Clone(h.Reads), Writes: cloneChunks(h.Writes)}
+	if h.Reply != nil {
+		c.Reply = append(wire.Chunk{}, h.Reply...)
+	}
+	if h.InvHandle != 0 && named(h, h.InvHandle) {
+		c.Inv = h.InvHandle
+	}
+	return c
+}
+
+func (s *Session) deliver(c *Call) {
+	s.busy++
+	s.stats.CallsIn++
+	s.event(Event{Kind: EventCall, XID: c.XID, Call: c})
+}
+
+// CheckBody reports whether a message is a call with that XID, as far as its
+// first words tell. The body of a Call with Ext must be checked when it was
+// read; if it fails, the answer is Fail with ErrBadXDR.
+func CheckBody(xid uint32, b []byte) bool {
+	return len(b) >= 8 && binary.BigEndian.Uint32(b) == xid && binary.BigEndian.Uint32(b[4:]) == rpcCall
+}
+
+// reverse holds a call against what we support in the reverse direction.
+func (s *Session) reverse(h *wire.Header) (wire.Failure, bool) {
+	if s.cfg.Server {
+		return wire.Failure{}, true
+	}
+	level := s.cfg.Props.Reverse
+	switch {
+	case level == wire.ReverseNone, level == wire.ReverseSimple && h.Type == wire.CallMiddle:
+		return wire.Failure{Code: wire.ErrInvalHType}, false
+	case level == wire.ReverseGeneral:
+	case h.Type == wire.CallExternal || len(h.Reads) > 0:
+		return wire.Failure{Code: wire.ErrReadChunks}, false
+	case len(h.Writes) > 0:
+		return wire.Failure{Code: wire.ErrWriteChunks}, false
+	case h.Reply != nil:
+		return wire.Failure{Code: wire.ErrReplyResource}, false
+	}
+	return wire.Failure{}, true
+}
+
+// check holds the chunk lists of a call against the rules and our limits.
+func (s *Session) check(h *wire.Header) (wire.Failure, bool) {
+	l := &s.cfg.Limits
+	bad := wire.Failure{Code: wire.ErrBadXDR}
+	if h.Type == wire.CallExternal {
+		if len(h.Call) == 0 {
+			return bad, false
+		}
+		var n uint64
+		for _, r := range h.Call {
+			if r.Position != 0 {
+				return bad, false
+			}
+			n += uint64(r.Length)
+		}
+		if n < 8 {
+			return bad, false
+		}
+		if len(h.Call) > l.Segments {
+			return wire.Failure{Code: wire.ErrSegments, Max: uint32(l.Segments)}, false
+		}
+		if n > uint64(l.Message) {
+			return wire.Failure{Code: wire.ErrSystem}, false
+		}
+	}
+	chunks, segs := 0, 0
+	var n uint64
+	var at uint32
+	for _, r := range h.Reads {
+		if r.Position%4 != 0 || r.Position == 0 || r.Position < at {
+			return bad, false
+		}
+		if r.Position != at {
+			chunks, segs, n, at = chunks+1, 0, 0, r.Position
+		}
+		segs++
+		n += uint64(r.Length)
+		if chunks > l.ReadChunks || n > l.Chunk {
+			return wire.Failure{Code: wire.ErrReadChunks, Max: uint32(l.ReadChunks)}, false
+		}
+		if segs > l.Segments {
+			return wire.Failure{Code: wire.ErrSegments, Max: uint32(l.Segments)}, false
+		}
+	}
+	if len(h.Writes) > l.WriteChunks {
+		return wire.Failure{Code: wire.ErrWriteChunks, Max: uint32(l.WriteChunks)}, false
+	}
+	for _, c := range h.Writes {
+		if len(c) > l.Segments {
+			return wire.Failure{Code: wire.ErrSegments, Max: uint32(l.Segments)}, false
+		}
+	}
+	if len(h.Reply) > l.Segments {
+		return wire.Failure{Code: wire.ErrSegments, Max: uint32(l.Segments)}, false
+	}
+	return wire.Failure{}, true
+}
+
+// named reports whether a segment of h has that handle.
+func named(h *wire.Header, handle uint32) bool {
+	is := func(r wire.ReadSegment) bool { return r.Handle == handle }
+	in := func(c wire.Chunk) bool {
+		return slices.ContainsFunc(c, func(g wire.Segment) bool { return g.Handle == handle })
+	}
+	return slices.ContainsFunc(h.Call, is) || slices.ContainsFunc(h.Reads, is) || slices.ContainsFunc(h.Writes, in) || in(h.Reply)
+}
+
+// receive1 takes a message of version 1.
+func (s *Session) receive1(h *wire.Header, err error, body []byte) {
+	switch {
+	case h.Type == wire.Error1:
+		if err != nil || s.pending[h.XID] == nil {
+			s.stats.Discarded++
+			return
+		}
+		s.fail(h.XID, &FailureError{wire.Failure{Code: v1Code(h.Failure.Code), Low: h.Failure.Low, High: h.Failure.High}})
+		return
+	case err == nil && h.Type == wire.Done1:
+		s.stats.Discarded++
+		return
+	}
+	// Calls and replies have the same headers: the message tells, or, where it is
+	// in a chunk, which chunk.
+	reply := len(body) >= 8 && binary.BigEndian.Uint32(body[4:]) == rpcReply
+	if h.Type == wire.NoMsg1 && err == nil {
+		reply = len(h.Reads) == 0 && s.pending[h.XID] != nil
+	}
+	if err != nil && errors.Is(err, wire.ErrXDR) && !s.cfg.Server {
+		s.fail(h.XID, ErrProtocol)
+		return
+	}
+	if reply {
+		if err != nil || h.Type == wire.MsgP1 || len(h.Reads) > 0 {
+			s.fail(h.XID, ErrProtocol)
+			return
+		}
+		// A grant of 0 would end the connection: taken as 1, as others do.
+		s.grant1 = int(max(min(h.Credit, 1<<20), 1))
+		s.finish(h, append([]byte(nil), body...), h.Type == wire.NoMsg1)
+		return
+	}
+	if !s.cfg.Server && s.cfg.Props.Reverse == wire.ReverseNone {
+		s.stats.Discarded++
+		return
+	}
+	if err != nil || h.Type == wire.MsgP1 {
+		s.sendError(h.XID, 1, wire.Failure{Code: wire.ErrChunk1})
+		return
+	}
+	if !s.call1(h, body) {
+		s.sendError(h.XID, 1, wire.Failure{Code: wire.ErrChunk1})
+	}
+}
+
+// call1 takes a call of version 1; false: it is answered by ERR_CHUNK.
+func (s *Session) call1(h *wire.Header, body []byte) bool {
+	n := 0
+	for n < len(h.Reads) && h.Reads[n].Position == 0 {
+		n++
+	}
+	h.Call, h.Reads = append(h.Call[:0], h.Reads[:n]...), h.Reads[n:]
+	as := *h
+	as.Type = wire.CallInline
+	if h.Type == wire.NoMsg1 {
+		as.Type = wire.CallExternal
+	} else if n > 0 {
+		return false
+	}
+	if _, ok := s.check(&as); !ok {
+		return false
+	}
+	if s.busy >= 2*s.cfg.Window {
+		return false // more calls than were granted
+	}
+	c := s.newCall(&as)
+	if as.Type == wire.CallExternal {
+		c.Ext = slices.Clone(h.Call)
+	} else {
+		c.Body = append([]byte(nil), body...)
+		if !CheckBody(c.XID, c.Body) {
+			return false
+		}
+	}
+	if s.cfg.Invalidate1 {
+		c.Inv = only(h)
+	}
+	s.deliver(c)
+	return true
+}
+
+// only returns the handle that all segments of h have, 0: there are several,
+// or none. A requester of version 1 does not name the one to be invalidated,
+// so with several the choice could be wrong.
+func only(h *wire.Header) uint32 {
+	var one uint32
+	ok := true
+	see := func(v uint32) {
+		ok = ok && (one == 0 || one == v)
+		one = v
+	}
+	for _, r := range h.Call {
+		see(r.Handle)
+	}
+	for _, r := range h.Reads {
+		see(r.Handle)
+	}
+	for _, c := range append(h.Writes, h.Reply) {
+		for _, g := range c {
+			see(g.Handle)
+		}
+	}
+	if !ok {
+		return 0
+	}
+	return one
+}
+
+// v1Code gives an error code of version 1 as one of version 2.
+func v1Code(c wire.ErrCode) wire.ErrCode {
+	if c == wire.ErrChunk1 {
+		return wire.ErrBadXDR
+	}
+	return c
+}

@@ -1,0 +1,354 @@
+package session
+
+import "github.com/iwarpd/iwarpd/rpcrdma/wire"
+
+// Item is a data item of a message that may be moved on its own: the octets
+// that a length word counts, without padding (draft section 4.4.2).
+type Item struct {
+	Pos int // where it stands in the message from which all items are taken out
+	Len int // octets
+}
+
+// Spec says what a call needs.
+type Spec struct {
+	Body  int    // octets of the message, items and their padding apart
+	Items []Item // in order of Pos
+	// Results are the longest data items of the reply, in octets, in order.
+	Results []int
+	Reply   int // octets of the longest reply, Results and their padding apart
+}
+
+// CallPlan says how a call is to be sent.
+type CallPlan struct {
+	Reduce   []bool // which of Items go by Read chunks; nil: none
+	External bool   // the message goes by a Call chunk
+	Writes   []int  // octets of the Write chunks to provide
+	Reply    int    // octets of the Reply chunk to provide; 0: none
+	MaxSeg   int    // octets of the longest segment
+}
+
+// pad is n rounded up to XDR's unit.
+func pad(n int) int { return (n + 3) &^ 3 }
+
+// smallItem is what is never worth a chunk, in octets, as long as the message
+// fits without.
+const smallItem = 256
+
+// continueLimit is the longest body that a continued message of ours may have.
+func (s *Session) continueLimit(call bool) int {
+	t := wire.ReplyMiddle
+	if call {
+		t = wire.CallMiddle
+	}
+	if s.version != 2 || s.cfg.Continue < 2 || s.refused&(1<<t) != 0 {
+		return 0
+	}
+	return (s.sendLimit() - wire.PrefixSize - 4 - 600) * s.cfg.Continue
+}
+
+// PlanCall decides on the formats of a call and its reply. Errors: ErrTooLong,
+// ErrReverse.
+func (s *Session) PlanCall(spec *Spec) (p CallPlan, err error) {
+	p.MaxSeg = 1 << 30
+	if s.version == 2 {
+		p.MaxSeg = int(min(s.peer.SegmentSize, s.cfg.Props.SegmentSize, 1<<30))
+	}
+	level := wire.ReverseGeneral
+	if s.cfg.Server {
+		level = s.peer.Reverse
+		if s.version == 1 {
+			level = wire.ReverseSimple
+		}
+	}
+	if level == wire.ReverseNone {
+		return p, ErrReverse
+	}
+	chunks := level == wire.ReverseGeneral
+	segs := func(n int) int { return max((n+p.MaxSeg-1)/p.MaxSeg, 1) }
+
+	whole, items := spec.Body, 0
+	for _, it := range spec.Items {
+		whole += pad(it.Len)
+		items += it.Len
+	}
+	fixed := wire.PrefixSize + 4 + 4 + 4 + 4 // InvHandle and three empty lists
+	// What the reply needs.
+	results := 0
+	for _, n := range spec.Results {
+		results += pad(n)
+	}
+	if replyLimit := s.recvLimit() - wire.PrefixSize - 12; spec.Reply+results > replyLimit && chunks {
+		if len(spec.Results) > 0 && (s.maxWrite < 0 || len(spec.Results) <= s.maxWrite) {
+			p.Writes = spec.Results
+			for _, n := range spec.Results {
+				fixed += 8 + 16*segs(n)
+			}
+			results = 0
+			replyLimit -= (fixed - 32)
+		}
+		// A responder of version 2 can continue what does not fit; a Reply chunk
+		// saves it from that.
+		if spec.Reply+results > replyLimit {
+			p.Reply = spec.Reply + results
+			fixed += 8 + 16*segs(p.Reply)
+		}
+	}
+	limit := s.sendLimit()
+	if whole+fixed <= limit {
+		return p, nil
+	}
+	body := whole
+	if len(spec.Items) > 0 && chunks && items > 0 && s.maxRead != 0 {
+		p.Reduce = make([]bool, len(spec.Items))
+		n := 0
+		for i, it := range spec.Items {
+			if it.Len >= smallItem && (s.maxRead < 0 || n < s.maxRead) {
+				p.Reduce[i] = true
+				n++
+				body -= pad(it.Len)
+				fixed += 24 * segs(it.Len)
+			}
+		}
+		if n == 0 {
+			p.Reduce = nil
+		}
+		if body+fixed <= limit {
+			return p, nil
+		}
+	}
+	if body <= s.continueLimit(true) && level != wire.ReverseSimple {
+		return p, nil
+	}
+	if !chunks {
+		return p, ErrTooLong
+	}
+	p.External = true
+	fixed += 24*segs(body) + 4
+	if fixed > limit {
+		return p, ErrTooLong
+	}
+	return p, nil
+}
+
+// CallChunks are the segments of what a CallPlan asked for.
+type CallChunks struct {
+	Inv    uint32 // the STag that the peer may invalidate; 0: none
+	Call   []wire.ReadSegment
+	Reads  []wire.ReadSegment // by Position, which is that of the unreduced message
+	Writes []wire.Chunk
+	Reply  wire.Chunk
+}
+
+// Call queues a call. body is the message with the reduced items taken out,
+// nil if it is in the Call chunk; it must stay as it is until the reply.
+// Errors: ErrDuplicate, ErrTooLong.
+func (s *Session) Call(xid uint32, body []byte, c *CallChunks) error {
+	if s.pending[xid] != nil {
+		return ErrDuplicate
+	}
+	m := message{body: body, call: true, pieces: s.continueLimit(true) > 0 && len(body) > 0}
+	m.hdr = wire.Header{XID: xid, Type: wire.CallInline, InvHandle: c.Inv, Call: c.Call, Reads: c.Reads, Writes: c.Writes, Reply: c.Reply}
+	format := &s.stats.Inline
+	if len(c.Call) > 0 {
+		m.hdr.Type, format = wire.CallExternal, &s.stats.Special
+	}
+	if s.version == 1 {
+		m.pieces = false
+		m.hdr.Type = wire.Msg1
+		if len(c.Call) > 0 {
+			m.hdr.Type = wire.NoMsg1
+			m.hdr.Reads = append(append([]wire.ReadSegment(nil), c.Call...), c.Reads...)
+		}
+	} else {
+		m.hdr.Vers = 2
+	}
+	m.hdr.Vers = uint32(s.version)
+	n := m.hdr.Len() + len(body)
+	if n > s.sendLimit() {
+		if !m.pieces || m.hdr.Len()+4 > s.sendLimit() {
+			return ErrTooLong
+		}
+		format = &s.stats.Continued
+	}
+	format[0]++
+	s.stats.CallsOut++
+	s.pending[xid] = &pending{writes: c.Writes, reply: c.Reply}
+	s.queue = append(s.queue, m)
+	return nil
+}
+
+// Copy is an RDMA Write that a reply needs.
+type Copy struct {
+	To   wire.Segment // Length octets
+	Item int          // which data item it is from, -1: the message itself
+	Off  int          // where in the item
+}
+
+// ReplyPlan says how a reply is to be sent: do the Copies, then call
+// Session.Reply with the octets that are left.
+type ReplyPlan struct {
+	Reduced int // the first items that go by Write chunks
+	Copies  []Copy
+	hdr     wire.Header
+	inv     uint32
+	format  uint8 // 0 inline, 1 continued, 2 special
+}
+
+// External reports whether the message itself goes by the Reply chunk.
+func (p *ReplyPlan) External() bool { return p.hdr.Reply != nil && p.format == 2 }
+
+// PlanReply decides on the format of a reply to c of body octets, items and
+// their padding apart. ok false: no format will do, and f is the error to be
+// given to Fail.
+func (s *Session) PlanReply(c *Call, body int, items []Item) (p *ReplyPlan, f wire.Failure, ok bool) {
+	p = &ReplyPlan{inv: c.Inv}
+	// Results that the requester gave a Write chunk go there (draft section 6.6.3,
+	// RFC 8166 section 4.3.2).
+	var short *wire.Failure
+	k := 0
+	rest := body
+	for i, it := range items {
+		for k < len(c.Writes) && len(c.Writes[k]) == 0 {
+			k++
+		}
+		if k < len(c.Writes) && short == nil && p.Reduced == i {
+			if c.Writes[k].Len() >= uint64(it.Len) {
+				p.Reduced++
+				k++
+				continue
+			}
+			short = &wire.Failure{Code: wire.ErrWriteResource, Index: uint32(k + 1), Needed: uint32(it.Len)}
+		}
+		rest += pad(it.Len)
+	}
+	h := &p.hdr
+	h.XID, h.Vers = c.XID, uint32(s.version)
+	h.Writes = cloneChunks(c.Writes)
+	k = 0
+	for i := range h.Writes {
+		left := 0
+		item := -1
+		if k < p.Reduced && len(h.Writes[i]) > 0 {
+			left, item = items[k].Len, k
+			k++
+		}
+		p.fill(h.Writes[i], left, item)
+	}
+	reply := append(wire.Chunk(nil), c.Reply...)
+	if c.Reply != nil && reply == nil {
+		reply = wire.Chunk{}
+	}
+	// A version 2 inline reply has no Reply chunk; version 1's gives it back.
+	h.Type = wire.ReplyInline
+	if s.version == 1 {
+		h.Type = wire.Msg1
+		h.Reply = reply
+	}
+	limit := s.sendLimit()
+	if h.Len()+rest <= limit {
+		p.fill(h.Reply, 0, -1)
+		return p, f, true
+	}
+	if c.Reply != nil && c.Reply.Len() >= uint64(rest) {
+		h.Type = wire.ReplyExternal
+		if s.version == 1 {
+			h.Type = wire.NoMsg1
+		}
+		h.Reply = reply
+		p.fill(h.Reply, rest, -1)
+		p.format = 2
+		if h.Len() <= limit {
+			return p, f, true
+		}
+	}
+	if s.version == 2 && rest <= s.continueLimit(false) {
+		h.Type, h.Reply = wire.ReplyInline, nil
+		p.format = 1
+		if h.Len()+8 <= limit {
+			p.dropBody()
+			return p, f, true
+		}
+	}
+	if s.version == 1 {
+		return nil, wire.Failure{Code: wire.ErrChunk1}, false
+	}
+	if short != nil {
+		return nil, *short, false
+	}
+	return nil, wire.Failure{Code: wire.ErrReplyResource, Needed: uint32(rest)}, false
+}
+
+// fill spreads n octets of an item over a chunk and sets the lengths.
+func (p *ReplyPlan) fill(c wire.Chunk, n, item int) {
+	off := 0
+	for i := range c {
+		part := int(min(uint64(c[i].Length), uint64(n-off)))
+		c[i].Length = uint32(part)
+		if part > 0 {
+			p.Copies = append(p.Copies, Copy{c[i], item, off})
+		}
+		off += part
+	}
+}
+
+// dropBody takes back the copies of the message itself.
+func (p *ReplyPlan) dropBody() {
+	l := p.Copies[:0]
+	for _, c := range p.Copies {
+		if c.Item >= 0 {
+			l = append(l, c)
+		}
+	}
+	p.Copies = l
+}
+
+// Reply queues a reply to c by its plan. body is the message with the reduced
+// items taken out, nil if it is in the Reply chunk. It must stay as it is until
+// it was sent.
+func (s *Session) Reply(c *Call, p *ReplyPlan, body []byte) {
+	if !s.answered(c) {
+		return
+	}
+	switch p.format {
+	case 0:
+		s.stats.Inline[1]++
+	case 1:
+		s.stats.Continued[1]++
+	case 2:
+		s.stats.Special[1]++
+	}
+	s.queue = append(s.queue, message{hdr: p.hdr, body: body, inv: p.inv, pieces: p.format == 1})
+}
+
+// Fail answers c by an error. Where version 1 has none like it, it is
+// ERR_CHUNK.
+func (s *Session) Fail(c *Call, f wire.Failure) {
+	if !s.answered(c) {
+		return
+	}
+	if s.version == 1 {
+		f = wire.Failure{Code: wire.ErrChunk1}
+	}
+	s.sendError(c.XID, uint32(s.version), f)
+}
+
+// Drop ends c without an answer: a call-only procedure, or one whose answer is
+// of no use any more.
+func (s *Session) Drop(c *Call) { s.answered(c) }
+
+func (s *Session) answered(c *Call) bool {
+	if c.answered || s.closed {
+		return false
+	}
+	c.answered = true
+	s.busy--
+	return true
+}
+
+// Refused notes that the peer does not take header type t, which it said by
+// INVAL_HTYPE (draft section 7.1.3).
+func (s *Session) Refused(t wire.Type) {
+	if t < 32 {
+		s.refused |= 1 << t
+	}
+}

@@ -1,0 +1,218 @@
+package session
+
+import "github.com/iwarpd/iwarpd/rpcrdma/wire"
+
+// firstLimit is the longest that the first message of a client may be: the
+// server may speak version 1 alone (draft section 4.3).
+const firstLimit = 1024
+
+// Out is a message to be sent by one Send.
+type Out struct {
+	B       []byte // Poll appends to B[:0]
+	Inv     uint32 // not 0: by Send with Invalidate of this STag
+	XID     uint32
+	Payload bool // it carries, or ends, an RPC message
+	Reply   bool
+	Last    bool // the last message of a call or reply
+}
+
+// edge is the credit value to be told: how many messages the peer may have
+// sent in all. It never falls.
+func (s *Session) edge() uint32 {
+	e := s.received + uint32(max(s.cfg.Window-s.busy, 0))
+	if int32(e-s.told) < 0 {
+		return s.told
+	}
+	return e
+}
+
+// may reports whether a message may be sent by the credits. Sent messages are
+// those before limit; a Grant may be one more, which the peer's spare Receive
+// takes (draft sections 4.2.1 and 4.2.1.1).
+func (s *Session) may(grant bool) bool {
+	d := int32(s.sent - s.limit)
+	return d < 0 || grant && d == 0
+}
+
+// wantGrant reports whether the peer should hear of its credits though there
+// is nothing else to say: half of them are used, or all.
+func (s *Session) wantGrant() bool {
+	if s.version != 2 {
+		return false
+	}
+	left, more := int32(s.told-s.received), int32(s.edge()-s.told)
+	return more > 0 && (left <= 0 || s.payload && int(left) <= s.cfg.Window/2)
+}
+
+// Poll gives the next message to be sent, in out. False: none now.
+func (s *Session) Poll(out *Out) bool {
+	if s.closed {
+		return false
+	}
+	if s.version == 1 {
+		return s.poll1(out)
+	}
+	// What interrupts a continued message is an error, a Grant apart.
+	cont := len(s.queue) > 0 && s.queue[0].off > 0
+	if s.may(false) {
+		if len(s.ctrl) > 0 && !cont {
+			m := s.ctrl[0]
+			s.ctrl = s.ctrl[1:]
+			s.emit(out, &m)
+			return true
+		}
+		if len(s.queue) > 0 && s.version != 0 && s.propsSent != phaseMiddle {
+			s.next(out)
+			return true
+		}
+	}
+	if s.wantGrant() && s.may(true) && s.propsSent != phaseNone {
+		m := message{hdr: wire.Header{Type: wire.Grant}}
+		s.stats.Grants++
+		s.emit(out, &m)
+		return true
+	}
+	return false
+}
+
+// next sends the head of the queue, or its next piece.
+func (s *Session) next(out *Out) {
+	m := &s.queue[0]
+	h := &m.hdr
+	limit := s.sendLimit()
+	if h.Len()+len(m.body)-m.off > limit && m.pieces {
+		mid := wire.Header{XID: h.XID, Type: wire.ReplyMiddle}
+		if m.call {
+			mid.Type = wire.CallMiddle
+		}
+		n := min((limit-wire.PrefixSize-4)&^3, len(m.body)-m.off)
+		// The last piece must have something left.
+		if n == len(m.body)-m.off {
+			n = (n - 1) &^ 3
+		}
+		mid.Remaining = uint32(len(m.body) - m.off - n)
+		piece := message{hdr: mid, body: m.body[m.off : m.off+n]}
+		m.off += n
+		s.emit(out, &piece)
+		out.Payload, out.Reply = true, !m.call
+		return
+	}
+	piece := *m
+	piece.body = m.body[m.off:]
+	s.queue[0] = message{}
+	s.queue = s.queue[1:]
+	s.emit(out, &piece)
+	out.Payload, out.Last, out.Reply = true, true, !m.call
+}
+
+func (s *Session) emit(out *Out, m *message) {
+	h := &m.hdr
+	h.Vers = uint32(s.version)
+	if s.version == 0 {
+		h.Vers = uint32(s.cfg.Version)
+	}
+	if m.vers != 0 {
+		h.Vers = m.vers
+	}
+	h.Credit = s.edge()
+	*out = Out{B: h.Append(out.B[:0]), Inv: m.inv, XID: h.XID}
+	out.B = append(out.B, m.body...)
+	s.told = h.Credit
+	s.payload = false
+	s.sent++
+	s.stats.Sent++
+}
+
+// poll1 is Poll for version 1, where credits count calls (RFC 8166 section
+// 3.3.1).
+func (s *Session) poll1(out *Out) bool {
+	var m message
+	switch {
+	case len(s.ctrl) > 0:
+		m = s.ctrl[0]
+		s.ctrl = s.ctrl[1:]
+	default:
+		i := 0
+		for ; i < len(s.queue) && s.queue[i].call && s.flight1 >= min(s.grant1, s.cfg.Window); i++ {
+		}
+		if i == len(s.queue) {
+			return false
+		}
+		m = s.queue[i]
+		s.queue = append(s.queue[:i], s.queue[i+1:]...)
+		if m.call {
+			s.flight1++
+			if p := s.pending[m.hdr.XID]; p != nil {
+				p.got = true
+			}
+		}
+	}
+	h := &m.hdr
+	h.Vers, h.Credit = 1, uint32(s.cfg.Window)
+	if m.vers != 0 {
+		h.Vers = m.vers
+	}
+	*out = Out{B: h.Append(out.B[:0]), Inv: m.inv, XID: h.XID, Payload: m.vers == 0, Last: true, Reply: !m.call}
+	out.B = append(out.B, m.body...)
+	s.sent++
+	s.stats.Sent++
+	return true
+}
+
+// sendError answers a message with that XID and version (draft section 7).
+func (s *Session) sendError(xid, vers uint32, f wire.Failure) {
+	s.stats.Errors++
+	m := message{hdr: wire.Header{XID: xid, Type: wire.Error, Failure: f}, vers: vers}
+	s.ctrl = append(s.ctrl, m)
+}
+
+// sendProps queues our properties, in as many messages as they need.
+func (s *Session) sendProps() {
+	if s.propsSent != phaseNone {
+		return
+	}
+	props := append(s.cfg.Props.Props(), s.cfg.Extra...)
+	var material []byte
+	done := true
+	if s.auth.on && !s.cfg.Server {
+		var err error
+		material, done, err = s.cfg.Auth.Step(nil)
+		if err != nil {
+			s.close(ErrAuth)
+			return
+		}
+		s.auth.started, s.auth.done = true, done
+	} else if s.auth.on {
+		done = s.auth.done
+	}
+	s.queueProps(props, material, done)
+}
+
+// queueProps queues CONNPROP messages with props and material; final: the last
+// of them is the last at all.
+func (s *Session) queueProps(props []wire.Prop, material []byte, final bool) {
+	limit := 4096
+	if s.version == 0 {
+		limit = firstLimit
+	}
+	limit = min(limit, s.sendLimit())
+	for len(material) > 0 {
+		n := min(len(material), limit-wire.PrefixSize-4-16)
+		props = append(props, wire.HostAuth(material[:n]))
+		material = material[n:]
+	}
+	h := wire.Header{Type: wire.ConnPropMiddle}
+	for _, p := range props {
+		one := wire.Header{Type: wire.ConnPropMiddle, Props: []wire.Prop{p}}
+		if len(h.Props) > 0 && h.Len()+one.Len()-wire.PrefixSize-4 > limit {
+			s.ctrl = append(s.ctrl, message{hdr: h})
+			h = wire.Header{Type: wire.ConnPropMiddle}
+		}
+		h.Props = append(h.Props, p)
+	}
+	s.propsSent = phaseMiddle
+	if final {
+		h.Type, s.propsSent = wire.ConnPropFinal, phaseFinal
+	}
+	s.ctrl = append(s.ctrl, message{hdr: h})
+}
