@@ -700,7 +700,8 @@ func (s *Server) forget(c *conn) {
 		return
 	}
 	if c.id == 0 && c.state == connDialing {
-		c.claim = nil // dial still uses it, and drops it
+		delete(s.dialing, flowOf(c.local, c.remote)) // whose events nobody wants any more
+		c.claim = nil                                // dial still uses it, and drops it
 	}
 	delete(s.conns, c.id)
 	delete(s.pending, c)

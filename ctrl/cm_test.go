@@ -456,6 +456,43 @@ func TestStartupTerminate(t *testing.T) {
 	}
 }
 
+// TestEventsBeforeConnectReturns: the engine's events may overtake the return of
+// its Connect, and the client may give up in between.
+func TestEventsBeforeConnectReturns(t *testing.T) {
+	for _, giveUp := range []bool{false, true} {
+		h := newHarness(t, Config{})
+		h.e.hold = make(chan struct{})
+		c := h.hello(t)
+		qp := c.qp()
+		c.ok(reqConnect(qp, peerA.String()))
+		h.e.await(t, "connect")
+		id, fc := h.e.only(t, peerA)
+		if giveUp {
+			c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}})
+			if ev := c.event().GetConnectFailed(); ev == nil {
+				t.Fatal("no event")
+			}
+		}
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventConnected, Conn: id, Flow: flowOf(fc.local, fc.remote)})
+		if giveUp {
+			close(h.e.hold)
+			h.e.await(t, "disconnect")
+		} else {
+			h.e.await(t, "send")
+			close(h.e.hold)
+			h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: id})
+			h.e.await(t, "connect") // once more, with revision 1
+			c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}})
+		}
+		c.c.Close()
+		h.settled(t)
+		h.Close() // waits for dial
+		if n := len(h.conns) + len(h.dialing) + len(h.claims.byAddr) + len(h.pending); n != 0 {
+			t.Errorf("given up %v: %d entries left", giveUp, n)
+		}
+	}
+}
+
 func TestDisconnect(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)

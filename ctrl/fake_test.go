@@ -32,7 +32,8 @@ type fakeEngine struct {
 	bound    int
 	fences   int
 	detached int
-	refuse   error // of Connect
+	refuse   error         // of Connect
+	hold     chan struct{} // if set, Connect returns when it is closed
 	connects []netip.AddrPort
 	calls    chan string // one for each call that a test may wait for
 }
@@ -77,13 +78,17 @@ func (e *fakeEngine) Unlisten(id dataplane.ListenerID) {
 
 func (e *fakeEngine) Connect(local, remote netip.AddrPort, _ time.Duration) (dataplane.ConnID, error) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	defer func() { e.calls <- "connect" }()
 	e.connects = append(e.connects, remote)
-	if e.refuse != nil {
-		return 0, e.refuse
+	id, err, hold := dataplane.ConnID(0), e.refuse, e.hold
+	if err == nil {
+		id = e.add(local, remote)
 	}
-	return e.add(local, remote), nil
+	e.mu.Unlock()
+	e.calls <- "connect"
+	if hold != nil {
+		<-hold
+	}
+	return id, err
 }
 
 func (e *fakeEngine) add(local, remote netip.AddrPort) dataplane.ConnID {
