@@ -1,0 +1,303 @@
+package iwarp
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// A SendMode says how a message is sent.
+type SendMode struct {
+	Solicited  bool   // wakes a peer that has armed its CQ for such messages only
+	Invalidate uint32 // rkey of the peer's that is invalidated with the arrival; 0: none
+}
+
+// Send sends b as one message. It returns when b may be used again.
+func (c *Conn) Send(ctx context.Context, b []byte) error { return c.SendMsg(ctx, b, SendMode{}) }
+
+// SendMsg is Send with a mode.
+func (c *Conn) SendMsg(ctx context.Context, b []byte, mode SendMode) error {
+	wr := SendWR{Op: OpSend}
+	if mode.Invalidate != 0 {
+		wr.Op, wr.Inv = OpSendInv, mode.Invalidate
+	}
+	if mode.Solicited {
+		wr.Flags |= Solicited
+	}
+	o, err := c.begin(ctx)
+	if err != nil {
+		return c.wrap("send", err)
+	}
+	var sge [1]SGE
+	switch mr, off := c.pd.find(b); {
+	case mr != nil:
+		sge[0] = mr.SGE(off, len(b))
+		wr.SGEs = sge[:]
+	case len(b) <= c.inline:
+		wr.Flags |= Inline
+		wr.Inline = b
+	case len(b) <= chunkSize:
+		if err := c.takeChunk(ctx, o); err != nil {
+			c.end(o)
+			return c.wrap("send", err)
+		}
+		err = c.move(c.chunk(o), b)
+		sge[0] = c.stage.SGE(o.chunk*chunkSize, len(b))
+		wr.SGEs = sge[:]
+	default: // a message has to be in one piece
+		if o.tmp, err = c.pd.Alloc(ctx, len(b), AccessLocalWrite); err != nil {
+			c.end(o)
+			return c.wrap("send", err)
+		}
+		err = c.move(o.tmp.mem, b)
+		sge[0] = o.tmp.SGE(0, len(b))
+		wr.SGEs = sge[:]
+	}
+	if err != nil {
+		c.end(o)
+		return c.wrap("send", err)
+	}
+	return c.wrap("send", c.run(ctx, o, &wr))
+}
+
+// takeChunk waits for a chunk of the stage for o.
+func (c *Conn) takeChunk(ctx context.Context, o *op) error {
+	for {
+		select {
+		case o.chunk = <-c.chunks:
+			return nil
+		case c.leader <- struct{}{}:
+			err := c.lead(ctx, func() bool { return len(c.chunks) > 0 })
+			<-c.leader
+			if err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// wrap names the operation and the peer in an error.
+func (c *Conn) wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if i := c.Info(); i != nil {
+		return fmt.Errorf("%s to %v: %w", what, i.Remote, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// MsgInfo tells more of a message than its octets.
+type MsgInfo struct {
+	Imm       uint64 // immediate data, if HasImm
+	HasImm    bool
+	InvKey    uint32 // the key that it invalidated; 0: none
+	Solicited bool
+}
+
+// Recv receives the next message into b and returns its length. A message that
+// is longer than b stays, with ErrMessage. io.EOF: the peer has closed the
+// connection, and everything it sent has been received.
+func (c *Conn) Recv(ctx context.Context, b []byte) (int, error) {
+	n, _, err := c.RecvMsg(ctx, b)
+	return n, err
+}
+
+// RecvMsg is Recv that tells more of the message.
+func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
+	select {
+	case c.reader <- struct{}{}:
+		defer func() { <-c.reader }()
+	case <-ctx.Done():
+		return 0, MsgInfo{}, c.wrap("receive", ctx.Err())
+	}
+	if c.nr == 0 {
+		n, err := c.rcq.Wait(ctx, c.rwcs[:])
+		if err != nil {
+			return 0, MsgInfo{}, c.wrap("receive", err)
+		}
+		c.ri, c.nr = 0, n
+	}
+	wc := &c.rwcs[c.ri]
+	if wc.Status != WCSuccess {
+		err := c.result(wc) // stays: whoever asks again gets the same answer
+		if errors.Is(err, ErrPeerClosed) && wc.Status == WCFlushErr {
+			return 0, MsgInfo{}, io.EOF
+		}
+		return 0, MsgInfo{}, c.wrap("receive", err)
+	}
+	n := int(wc.Len)
+	if n > len(b) {
+		return n, MsgInfo{}, fmt.Errorf("iwarp: message of %d octets, buffer of %d: %w", n, len(b), ErrMessage)
+	}
+	i := int(wc.ID)
+	info := MsgInfo{Imm: wc.Imm, HasImm: wc.Flags&WCWithImm != 0, Solicited: wc.Flags&WCSolicited != 0}
+	if wc.Flags&WCWithInv != 0 {
+		info.InvKey = wc.InvKey
+	}
+	if err := c.move(b, c.recv.mem[i*c.recvLen:][:n]); err != nil {
+		return 0, MsgInfo{}, c.wrap("receive", err)
+	}
+	c.ri++
+	c.nr--
+	_ = c.postRecv(i) // fails only when the connection is over, which the next call tells
+	return n, info, nil
+}
+
+// Write writes b to the peer's memory r, from its start on. When it returns b
+// may be used again; that the peer's memory holds it is certain once a message
+// sent later has been answered.
+func (c *Conn) Write(ctx context.Context, r Remote, b []byte) error {
+	if uint64(len(b)) > uint64(r.Len) {
+		return fmt.Errorf("iwarp: write of %d octets to %d of the peer's: %w", len(b), r.Len, ErrInvalid)
+	}
+	if mr, off := c.pd.find(b); mr != nil {
+		return c.wrap("write", c.direct(ctx, OpWrite, r, mr.SGE(off, len(b))))
+	}
+	return c.wrap("write", c.staged(ctx, OpWrite, r, b))
+}
+
+// Read reads the peer's memory r, from its start on, into b.
+func (c *Conn) Read(ctx context.Context, r Remote, b []byte) error {
+	if uint64(len(b)) > uint64(r.Len) {
+		return fmt.Errorf("iwarp: read of %d octets from %d of the peer's: %w", len(b), r.Len, ErrInvalid)
+	}
+	if mr, off := c.pd.find(b); mr != nil {
+		return c.wrap("read", c.direct(ctx, OpRead, r, mr.SGE(off, len(b))))
+	}
+	return c.wrap("read", c.staged(ctx, OpRead, r, b))
+}
+
+func (c *Conn) direct(ctx context.Context, what Op, r Remote, sge SGE) error {
+	o, err := c.begin(ctx)
+	if err != nil {
+		return err
+	}
+	sges := [1]SGE{sge}
+	return c.run(ctx, o, &SendWR{Op: what, SGEs: sges[:], RKey: r.RKey, Remote: r.Addr})
+}
+
+// staged moves b through chunks of the stage, some of them in flight.
+func (c *Conn) staged(ctx context.Context, what Op, r Remote, b []byte) (err error) {
+	var (
+		flight [chunkAhead]*op
+		parts  [chunkAhead][]byte
+		n      int // in flight
+	)
+	finish := func() error {
+		o, part := flight[0], parts[0]
+		copy(flight[:], flight[1:n])
+		copy(parts[:], parts[1:n])
+		n--
+		if err := c.await(ctx, o); err != nil {
+			return err
+		}
+		err := c.result(&o.wc)
+		if err == nil && what == OpRead {
+			err = c.move(part, c.chunk(o))
+		}
+		c.end(o)
+		return err
+	}
+	for off := 0; off < len(b) || n > 0; {
+		var o *op
+		if off < len(b) && n < chunkAhead {
+			if o, err = c.beginChunk(ctx, n == 0); err != nil {
+				break
+			}
+		}
+		if o == nil { // all in flight that can be
+			if err = finish(); err != nil {
+				break
+			}
+			continue
+		}
+		part := b[off:min(off+chunkSize, len(b))]
+		if what == OpWrite {
+			if err = c.move(c.chunk(o), part); err != nil {
+				c.end(o)
+				break
+			}
+		}
+		sges := [1]SGE{c.stage.SGE(o.chunk*chunkSize, len(part))}
+		if err = c.post(o, &SendWR{Op: what, SGEs: sges[:], RKey: r.RKey, Remote: r.Addr + uint64(off)}); err != nil {
+			break
+		}
+		flight[n], parts[n] = o, part
+		n++
+		off += len(part)
+	}
+	for n > 0 { // after an error
+		if ferr := finish(); err == nil {
+			err = ferr
+		}
+	}
+	return err
+}
+
+// beginChunk takes an operation with a chunk. It waits for them only if told
+// to, so that nobody waits for others while holding some.
+func (c *Conn) beginChunk(ctx context.Context, block bool) (*op, error) {
+	if block {
+		o, err := c.begin(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if err := c.takeChunk(ctx, o); err != nil {
+			c.end(o)
+			return nil, err
+		}
+		return o, nil
+	}
+	select {
+	case o := <-c.free:
+		o.complete, o.abandoned, o.chunk, o.tmp = false, false, -1, nil
+		select {
+		case o.chunk = <-c.chunks:
+			return o, nil
+		default:
+			c.end(o)
+		}
+	default:
+	}
+	return nil, nil
+}
+
+// CompareSwap replaces the 8 octets at the start of r by swap if they hold cmp,
+// and returns what they held before. Both sides take them for a number in
+// their byte order (RFC 7306).
+func (c *Conn) CompareSwap(ctx context.Context, r Remote, cmp, swap uint64) (old uint64, err error) {
+	return c.atomic(ctx, &SendWR{Op: OpCmpSwap, RKey: r.RKey, Remote: r.Addr, CompareAdd: cmp, Swap: swap, CompareMask: ^uint64(0), SwapMask: ^uint64(0)})
+}
+
+// FetchAdd adds add to the number in the 8 octets at the start of r, and
+// returns what it was before.
+func (c *Conn) FetchAdd(ctx context.Context, r Remote, add uint64) (old uint64, err error) {
+	return c.atomic(ctx, &SendWR{Op: OpFetchAdd, RKey: r.RKey, Remote: r.Addr, CompareAdd: add})
+}
+
+func (c *Conn) atomic(ctx context.Context, wr *SendWR) (uint64, error) {
+	o, err := c.beginChunk(ctx, true)
+	if err != nil {
+		return 0, c.wrap("atomic", err)
+	}
+	at := o.chunk * chunkSize
+	sges := [1]SGE{c.stage.SGE(at, 8)}
+	wr.SGEs = sges[:]
+	if err := c.post(o, wr); err != nil {
+		return 0, c.wrap("atomic", err)
+	}
+	if err := c.await(ctx, o); err != nil {
+		return 0, c.wrap("atomic", err)
+	}
+	var old [8]byte
+	if err = c.result(&o.wc); err == nil {
+		err = c.move(old[:], c.chunk(o))
+	}
+	c.end(o)
+	return binary.NativeEndian.Uint64(old[:]), c.wrap("atomic", err)
+}

@@ -1,0 +1,230 @@
+package ctrl
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/mpa"
+)
+
+// mpaConfig merges a client's wishes with the defaults.
+func (s *Server) mpaConfig(w *ctrlpb.Startup) (mpa.Config, error) {
+	d := &s.cfg.Startup
+	cfg := mpa.DefaultConfig()
+	cfg.CRC, cfg.Markers = !d.NoCRC, d.Markers
+	cfg.Rev, cfg.Enhanced = uint8(d.Revision), d.Revision >= 2
+	cfg.P2P, cfg.RTR = !d.NoP2P, mpa.RTRs(d.RTR)
+	cfg.IRD, cfg.ORD, cfg.MaxIRD = d.IRD, d.ORD, d.MaxIRD
+	cfg.Timeout, cfg.Decision = d.Timeout, d.Accept
+	fallback := !d.NoFallback
+	if w != nil {
+		if w.Crc != nil {
+			if cfg.CRC = *w.Crc; !cfg.CRC && d.RequireCRC {
+				return cfg, errorf(permission, "ctrl: this daemon requires CRC32c on every connection (RFC 5044 4.4)")
+			}
+		}
+		if w.Markers != nil {
+			cfg.Markers = *w.Markers
+		}
+		if w.Revision != nil {
+			if *w.Revision < 1 || *w.Revision > mpa.MaxRev {
+				return cfg, errorf(invalid, "ctrl: MPA has no revision %d: choose 1 or 2", *w.Revision)
+			}
+			cfg.Rev, cfg.Enhanced = uint8(*w.Revision), *w.Revision >= 2
+		}
+		if w.Fallback != nil {
+			fallback = *w.Fallback
+		}
+		if w.P2P != nil {
+			cfg.P2P = *w.P2P
+		}
+		if w.Rtr != nil && *w.Rtr != 0 {
+			if *w.Rtr > uint32(mpa.AllRTRs) {
+				return cfg, errorf(invalid, "ctrl: RTR bits are 1 (Send), 2 (Write) and 4 (Read), not %#x", *w.Rtr)
+			}
+			cfg.RTR = mpa.RTRs(*w.Rtr)
+		}
+		if w.Ird != nil {
+			if *w.Ird > uint32(d.MaxIRD) {
+				return cfg, errorf(invalid, "ctrl: IRD is at most %d here, not %d", d.MaxIRD, *w.Ird)
+			}
+			cfg.IRD = int(*w.Ird)
+		}
+		if w.Ord != nil {
+			if *w.Ord > uint32(d.MaxIRD) {
+				return cfg, errorf(invalid, "ctrl: ORD is at most %d here, not %d", d.MaxIRD, *w.Ord)
+			}
+			cfg.ORD = int(*w.Ord)
+		}
+		if ms := w.GetTimeoutMs(); ms != 0 {
+			cfg.Timeout = time.Duration(ms) * time.Millisecond
+		}
+	}
+	if !cfg.Enhanced {
+		if w.GetP2P() {
+			return cfg, errorf(invalid, "ctrl: peer-to-peer mode needs MPA revision 2 (RFC 6581)")
+		}
+		cfg.P2P = false
+	}
+	cfg.RetryRev1, cfg.RetryNoMarkers = fallback, fallback
+	return cfg, nil
+}
+
+// connect starts an active open.
+func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
+	s := c.srv
+	remote, err := parseAddrPort(r.Remote)
+	if err != nil || !remote.Addr().IsValid() || remote.Addr().IsUnspecified() || remote.Port() == 0 {
+		return errorf(invalid, "ctrl: remote %q: want address:port", clip(r.Remote, 64))
+	}
+	if remote.Addr().IsMulticast() {
+		return errorf(invalid, "ctrl: remote %v is a multicast address", remote.Addr())
+	}
+	local, err := parseAddrPort(r.Local)
+	if err != nil {
+		return errorf(invalid, "ctrl: local %w", err)
+	}
+	if local.Addr().IsUnspecified() {
+		local = netip.AddrPortFrom(netip.Addr{}, local.Port())
+	}
+	if local.Addr().IsValid() && local.Addr().Is4() != remote.Addr().Is4() {
+		return errorf(invalid, "ctrl: local %v and remote %v are of different families", local.Addr(), remote.Addr())
+	}
+	if len(r.PrivateData) > maxPrivate {
+		return errorf(invalid, "ctrl: private data has at most %d octets, not %d", maxPrivate, len(r.PrivateData))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cfg, err := s.mpaConfig(r.Startup)
+	if err != nil {
+		return err
+	}
+	cfg.PrivateData = r.PrivateData
+	if err := cfg.Validate(); err != nil {
+		return errorf(invalid, "ctrl: %w", err)
+	}
+	q, err := c.freshQP(r.Qp)
+	if err != nil {
+		return err
+	}
+	timeout := s.cfg.Startup.Connect
+	if r.TimeoutMs != 0 {
+		timeout = time.Duration(r.TimeoutMs) * time.Millisecond
+	}
+	cn := &conn{
+		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, limit: s.now().Add(timeout),
+	}
+	c.conns[cn.handle] = cn
+	q.conn, q.used = cn, true
+	s.arm(cn)
+	s.startDial(cn)
+	reply.Body = &ctrlpb.Reply_Connect{Connect: &ctrlpb.ConnectReply{Conn: cn.handle}}
+	return nil
+}
+
+// freshQP finds a QP that has had no connection.
+func (c *session) freshQP(num uint32) (*qp, error) {
+	q := c.qps[num]
+	if q == nil {
+		return nil, errorf(noObject, "ctrl: no queue pair %d", num)
+	}
+	if q.used {
+		return nil, errorf(badState, "ctrl: queue pair %d has or had a connection: make another", num)
+	}
+	return q, nil
+}
+
+// startDial begins an attempt to open c. Called with mu held.
+func (s *Server) startDial(c *conn) {
+	c.attempt++
+	c.state, c.id, c.st = connResolving, 0, nil
+	s.wg.Add(1)
+	go s.dial(c, c.attempt)
+}
+
+// dial finds the way to the peer, claims a local port and has the engine
+// connect. It runs in a goroutine of its own, since the resolver may take a
+// while.
+func (s *Server) dial(c *conn, attempt int) {
+	defer s.wg.Done()
+	s.mu.Lock()
+	want, remote, limit := c.wantAddr, c.remote, c.limit
+	s.mu.Unlock()
+	hop, err := s.resolver.Resolve(remote.Addr(), want.Addr())
+
+	s.mu.Lock()
+	if c.state != connResolving || c.attempt != attempt {
+		s.mu.Unlock()
+		return // given up meanwhile
+	}
+	if err != nil {
+		s.failConn(c, errorf(unreachable, "%w", err))
+		s.mu.Unlock()
+		return
+	}
+	addr := want.Addr()
+	if !addr.IsValid() {
+		addr = hop.Src
+	}
+	if !c.sess.pol.mayUse(addr) {
+		s.failConn(c, errorf(permission, "ctrl: uid %d may not use the address %v", c.sess.cred.Uid, addr))
+		s.mu.Unlock()
+		return
+	}
+	cl, err := s.claims.take(netip.AddrPortFrom(addr, want.Port()), c.sess.cred.Uid, false)
+	if err != nil {
+		s.failConn(c, err)
+		s.mu.Unlock()
+		return
+	}
+	c.claim, c.local, c.state = cl, cl.addr, connDialing
+	flow := flowOf(c.local, c.remote)
+	s.dialing[flow] = c
+	timeout := limit.Sub(s.now())
+	s.mu.Unlock()
+
+	id, err := s.engine.Connect(cl.addr, remote, max(timeout, time.Millisecond))
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dialing[flow] == c {
+		delete(s.dialing, flow)
+	}
+	switch {
+	case c.attempt != attempt:
+		// An event ended this attempt before Connect returned; the next one is under way.
+	case c.state == connGone && c.id == 0: // given up while Connect ran
+		if err == nil {
+			s.engine.Disconnect(id, true)
+		}
+		s.claims.drop(cl)
+	case c.state == connGone:
+	case err != nil:
+		s.failConn(c, errorf(dialCode(err), "ctrl: connect to %v: %w", remote, err))
+		s.claims.drop(cl)
+	case c.id == 0:
+		c.id = id
+		s.conns[id] = c
+	}
+}
+
+func dialCode(err error) ctrlpb.Code {
+	switch {
+	case errors.Is(err, dataplane.ErrTimeout):
+		return timedOut
+	case errors.Is(err, dataplane.ErrStopped):
+		return internal
+	}
+	return unreachable
+}
+
+func flowOf(local, remote netip.AddrPort) pkt.Flow {
+	return pkt.Flow{
+		Local: local.Addr().As16(), LocalPort: local.Port(),
+		Remote: remote.Addr().As16(), RemotePort: remote.Port(),
+	}
+}

@@ -1,0 +1,109 @@
+package ctrl
+
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+// arm sets the time at which c must be looked at. Called with mu held.
+func (s *Server) arm(c *conn) {
+	c.deadline = c.limit
+	if c.st != nil && (c.state == connStartup || c.state == connWaiting) {
+		c.deadline = clock.Earliest(c.deadline, c.st.Deadline())
+	}
+	if c.deadline == 0 || c.state == connGone {
+		delete(s.pending, c)
+		return
+	}
+	s.pending[c] = struct{}{}
+	if s.wakeAt == 0 || c.deadline < s.wakeAt {
+		select {
+		case s.rewake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// runTimers wakes up for the deadlines of connections.
+func (s *Server) runTimers() {
+	defer s.wg.Done()
+	t := time.NewTimer(time.Hour)
+	defer t.Stop()
+	for {
+		s.mu.Lock()
+		next := s.expire(s.now())
+		s.wakeAt = next
+		wait := time.Hour
+		if next != 0 {
+			wait = next.Sub(s.now())
+		}
+		s.mu.Unlock()
+		t.Reset(wait)
+		select {
+		case <-t.C:
+		case <-s.rewake:
+		case <-s.done:
+			return
+		}
+	}
+}
+
+// expire ends the waits that are over and returns the next deadline. Called
+// with mu held.
+func (s *Server) expire(now clock.Time) (next clock.Time) {
+	for c := range s.pending {
+		if c.deadline.Due(now) {
+			s.expired(c, now)
+		}
+	}
+	for c := range s.pending {
+		next = clock.Earliest(next, c.deadline)
+	}
+	for len(s.lingering) > 0 && s.lingering[0].at.Due(now) {
+		s.claims.drop(s.lingering[0].claim)
+		s.lingering = s.lingering[1:]
+	}
+	if len(s.lingering) > 0 {
+		next = clock.Earliest(next, s.lingering[0].at)
+	}
+	return next
+}
+
+func (s *Server) expired(c *conn, now clock.Time) {
+	if c.limit.Due(now) {
+		switch c.state {
+		case connUp, connClosing: // a close that took too long
+			c.limit = 0
+			s.engine.Disconnect(c.id, true)
+			s.arm(c)
+		default:
+			if c.id != 0 {
+				s.engine.Disconnect(c.id, true)
+			}
+			err := c.failure
+			if err == nil {
+				err = errorf(timedOut, "ctrl: connection with %v: %s took too long", c.remote, waits[c.state])
+			}
+			s.failConn(c, err)
+		}
+		return
+	}
+	c.st.HandleTimeout(now)
+	s.pump(c)
+}
+
+var waits = [...]string{
+	connResolving: "finding the route and the neighbour", connDialing: "the TCP handshake", connStartup: "the MPA start-up",
+	connWaiting: "the application's answer", connSwitching: "the first FPDU of the peer", connGone: "",
+}
+
+// lingering is a claim that outlives its connection until at.
+type lingering struct {
+	claim *claim
+	at    clock.Time
+}
+
+// lingerTime is how long the port of a connection that we opened stays taken
+// after it was closed in order: TIME-WAIT of Linux.
+const lingerTime = 60 * time.Second
