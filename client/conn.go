@@ -3,7 +3,6 @@ package iwarp
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 )
