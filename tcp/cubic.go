@@ -81,7 +81,7 @@ func (c *cubic) set(w *window, n float64) {
 	w.cwnd += int(min(whole, infinite))
 }
 
-func (c *cubic) reduce(w *window, _ clock.Time, flight int, _ bool) int {
+func (c *cubic) reduce(w *window, _ clock.Time, _ int, _ bool) int {
 	c.saved = c.cubicState
 	cwnd := float64(w.cwnd) / float64(w.mss)
 	c.cwndPrior = cwnd
@@ -92,7 +92,10 @@ func (c *cubic) reduce(w *window, _ clock.Time, flight int, _ bool) int {
 	}
 	c.epoch = 0
 	c.hystart.end()
-	return max(int(float64(flight)*cubicBeta), 2*w.mss)
+	// The window, not the flight, which is small by chance when records come
+	// now and then. RFC 9438 4.6 allows it where the window is validated: it does
+	// not grow while it is not in full use, and is lowered after idle time.
+	return max(int(float64(w.cwnd)*cubicBeta), 2*w.mss)
 }
 
 func (c *cubic) undo(*window) { c.cubicState = c.saved }

@@ -324,9 +324,9 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 				c.cwrPending = false
 			}
 		}
-		if c.w.cwnd-c.pipe() < c.w.mss {
-			c.limitedNow = true
-		}
+	}
+	if c.w.cwnd-c.pipe() < c.w.mss {
+		c.limitedNow = true
 	}
 	s.state = inFlight
 	c.order++

@@ -164,16 +164,18 @@ func (c *Conn) tlpAck(a *ackState) {
 	if !c.tlpActive || c.una.Less(c.tlpEnd) {
 		return
 	}
-	c.tlpActive = false
-	if !c.tlpRetrans || a.dsack {
-		return
-	}
-	if a.hasTS && int32(a.tsEcr-c.tsAt(c.tlpSent)) < 0 {
-		return // the original has arrived
-	}
-	if c.ca == caOpen {
+	switch {
+	case !c.tlpRetrans, a.dsack:
+	case a.advanced && a.hasTS && int32(a.tsEcr-c.tsAt(c.tlpSent)) < 0:
+		// The original has arrived.
+	case c.una == c.tlpEnd && a.advanced:
+		return // a D-SACK may follow; what comes after decides
+	case c.una == c.tlpEnd:
+		// A duplicate ACK, which the probe has caused: nothing was lost.
+	case c.ca == caOpen:
 		// The probe repaired a loss: congestion, once.
 		c.saveUndo()
 		c.enterCWR(a.now, false)
 	}
+	c.tlpActive = false
 }

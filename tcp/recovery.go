@@ -42,7 +42,8 @@ type recoveryState struct {
 
 	// What an undo restores.
 	undoSet                  bool
-	undoRetrans              int // retransmissions that no D-SACK has reported yet
+	undoFrom, undoTo         serial.Num // what was outstanding
+	undoRetrans              int        // retransmissions that no D-SACK has reported yet
 	priorCwnd, priorSsthresh int
 	tlpEnd                   serial.Num
 	tlpPending, tlpActive    bool
@@ -81,7 +82,7 @@ func (c *Conn) recover(a *ackState) {
 	found := false
 	if a.dsack {
 		c.rack.noteDSACK(c.una, c.nxt)
-		if c.undoSet && c.undoRetrans > 0 {
+		if c.undoSet && c.undoRetrans > 0 && c.undoFrom.LessEq(c.lastDSACK.Start) && c.lastDSACK.End.LessEq(c.undoTo) {
 			c.undoRetrans--
 		}
 	}
@@ -204,6 +205,7 @@ func (c *Conn) saveUndo() {
 		c.priorCwnd, c.priorSsthresh = c.w.cwnd, c.w.ssthresh
 	}
 	c.undoSet = true
+	c.undoFrom, c.undoTo = c.una, c.nxt
 	c.undoRetrans = 0
 	c.tsSentValid = false
 }
@@ -297,6 +299,7 @@ func (c *Conn) undo(a *ackState) {
 	c.w.cwnd = max(c.w.cwnd, c.priorCwnd)
 	c.w.ssthresh = max(c.w.ssthresh, c.priorSsthresh)
 	c.cc.undo(&c.w)
+	c.limited, c.limitedNow = false, false // it was the lowered window that was in full use
 	c.ca = caOpen
 	c.frto = 0
 	c.forceRetransmit = false

@@ -275,6 +275,30 @@ func TestScriptLoss(t *testing.T) {
 			> P. 9001+1000
 			+200ms
 			> P. 10001+1000 new`},
+		{name: "8985 7.4 a probe that repaired a loss counts as one", opts: sack + " rtt 100ms", conf: reno, text: `
+			connect
+			push 1000 1000 1000 1000 1000 1000 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			> P. 2001+1000
+			> P. 3001+1000
+			> P. 4001+1000
+			> P. 5001+1000
+			> P. 6001+1000
+			> P. 7001+1000
+			+100ms
+			< . 1 ack 7001
+			cwnd 10000
+			+400ms
+			> P. 7001+1000 re
+			+100ms
+			< . 1 ack 8001
+			push 1000
+			> P. 8001+1000
+			+100ms
+			< . 1 ack 9001
+			stat tlp 1
+			cwnd 2000`},
 		{name: "8985 7.4 a probe that was not needed", opts: sack + " rtt 100ms", text: `
 			connect
 			push 1000 1000 1000
@@ -380,7 +404,7 @@ func TestScriptLoss(t *testing.T) {
 			stat spurious 0
 			< . 1 ack 2001
 			stat spurious 1
-			cwnd 11000
+			cwnd 10000
 			< . 1 ack 12001
 			stat retransmits 1`},
 		{name: "3522 3.2 a timestamp shows that the time-out was spurious", opts: tsSack + " rtt 100ms", conf: ts, text: `
