@@ -29,7 +29,9 @@ type report struct {
 	SentHash, ReceivedHash string
 	// Seconds is from the first octet that any connection received to the last.
 	Seconds float64
-	MBps    float64 // Received in that time, in units of 1,000,000 octets
+	// MBps is the sum of what each connection received a second, from its first
+	// octet to its last, in units of 1,000,000 octets.
+	MBps float64
 	// Requests is how many were answered; the times are of their round trips.
 	Requests           int     `json:",omitempty"`
 	P50, P99           float64 `json:",omitempty"` // µs
@@ -56,9 +58,7 @@ func (r *report) fail(err error) {
 
 func (r *report) finish() {
 	r.SentHash, r.ReceivedHash = hex.EncodeToString(r.sentSum[:8]), hex.EncodeToString(r.recvSum[:8])
-	if r.Seconds = r.last.Sub(r.first).Seconds(); r.Seconds > 0 {
-		r.MBps = float64(r.Received) / r.Seconds / 1e6
-	}
+	r.Seconds = r.last.Sub(r.first).Seconds()
 	if n := len(r.rtts); n > 0 {
 		slices.Sort(r.rtts)
 		us := func(q float64) float64 { return float64(r.rtts[int(q*float64(n-1))].Nanoseconds()) / 1e3 }
@@ -96,6 +96,9 @@ func (r *report) addTallies(sent, recv *tally, first, last time.Time) {
 	}
 	if last.After(r.last) {
 		r.last = last
+	}
+	if d := last.Sub(first); d > 0 {
+		r.MBps += float64(recv.n) / d.Seconds() / 1e6
 	}
 }
 

@@ -1,0 +1,262 @@
+// Package kerneltcp proves the data plane's TCP against the kernel's: bulk and
+// requests over good and bad wires, with each option off, under a SYN flood and
+// with thousands of connections. `go test` runs a short matrix; KERNELTCP=full in
+// the environment runs all of it.
+package kerneltcp
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// full reports whether the whole matrix is asked for.
+func full() bool { return os.Getenv("KERNELTCP") == "full" }
+
+var (
+	buildOnce sync.Once
+	program   string
+	buildErr  error
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if program != "" {
+		_ = os.RemoveAll(filepath.Dir(program))
+	}
+	os.Exit(code)
+}
+
+// bytestream builds the program, once.
+func bytestream(t testing.TB) string {
+	t.Helper()
+	buildOnce.Do(func() {
+		var dir string
+		if dir, buildErr = os.MkdirTemp("", "iwarpd-bytestream"); buildErr != nil {
+			return
+		}
+		program = filepath.Join(dir, "bytestream")
+		if out, err := exec.Command("go", "build", "-o", program, "../bytestream").CombinedOutput(); err != nil {
+			buildErr = fmt.Errorf("%w\n%s", err, out)
+		}
+	})
+	if buildErr != nil {
+		t.Fatal(buildErr)
+	}
+	return program
+}
+
+// report is what bytestream prints; see there.
+type report struct {
+	Stack, Do              string
+	Done                   int
+	Sent, Received         int64
+	SentHash, ReceivedHash string
+	Seconds, MBps          float64
+	Requests               int
+	P50, P99               float64
+	Errors                 []string
+	TCP                    []tcp.Stats
+	Engine                 []dataplane.Stats
+	Left                   int
+	HeapMiB                float64
+	Goroutines             int
+	OpenSeconds            []float64
+}
+
+// proc is a running bytestream.
+type proc struct {
+	t      testing.TB
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	out    *bufio.Reader
+	stderr bytes.Buffer
+}
+
+func start(t testing.TB, ns *testenv.Namespace, args ...string) *proc {
+	t.Helper()
+	p := &proc{t: t, cmd: ns.Command(bytestream(t), args...)}
+	p.cmd.Stderr = &p.stderr
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewReader(stdout)
+	t.Cleanup(func() {
+		if p.cmd.ProcessState == nil {
+			_ = p.cmd.Process.Kill()
+			_ = p.cmd.Wait()
+		}
+	})
+	return p
+}
+
+// ready waits until a listener listens.
+func (p *proc) ready() {
+	p.t.Helper()
+	if line, err := p.out.ReadString('\n'); err != nil || line != "ready\n" {
+		_ = p.cmd.Wait()
+		p.t.Fatalf("%v: %q %v\n%s", p.cmd.Args, line, err, p.stderr.String())
+	}
+}
+
+// wait waits for the end and returns the report.
+func (p *proc) wait(limit time.Duration) (*report, error) {
+	p.t.Helper()
+	kill := time.AfterFunc(limit, func() { _ = p.cmd.Process.Kill() })
+	out, _ := io.ReadAll(p.out)
+	err := p.cmd.Wait()
+	if !kill.Stop() {
+		return nil, fmt.Errorf("%v: not done within %v\n%s", p.cmd.Args[4:], limit, p.stderr.String())
+	}
+	r := &report{}
+	if jerr := json.Unmarshal(out, r); jerr != nil || err != nil {
+		return nil, fmt.Errorf("%v: %v, %v\n%s", p.cmd.Args[4:], err, jerr, p.stderr.String())
+	}
+	return r, nil
+}
+
+// place is where one side of a run is, and whose TCP it uses.
+type place struct {
+	end   *testenv.End
+	stack string // ours or kernel
+	args  []string
+}
+
+var nextPort atomic.Uint32
+
+// run has the program talk between two places. Every run has a port of its own.
+func run(t testing.TB, server, client place, serverDo, clientDo string, v6 bool, args ...string) (s, c *report, err error) {
+	t.Helper()
+	addr := server.end.Addr4
+	if v6 {
+		addr = server.end.Addr6
+	}
+	at := netip.AddrPortFrom(addr, uint16(7000+nextPort.Add(1)%10000)).String()
+	const limit = 3 * time.Minute
+	ps := start(t, server.end.NS, append(append([]string{"-stack", server.stack, "-i", server.end.Name, "-listen", at, "-do", serverDo}, server.args...), args...)...)
+	ps.ready()
+	pc := start(t, client.end.NS, append(append([]string{"-stack", client.stack, "-i", client.end.Name, "-connect", at, "-do", clientDo}, client.args...), args...)...)
+	c, err = pc.wait(limit)
+	if err != nil {
+		return nil, nil, err
+	}
+	if s, err = ps.wait(limit); err != nil {
+		return nil, nil, err
+	}
+	return s, c, nil
+}
+
+// check fails the test unless both sides say that all went well: every octet
+// arrived, both ends closed in order, and nothing is left.
+func check(t testing.TB, s, c *report) {
+	t.Helper()
+	for _, r := range []*report{s, c} {
+		if len(r.Errors) > 0 {
+			t.Errorf("%s %s: %s", r.Stack, r.Do, strings.Join(r.Errors, "; "))
+		}
+		if r.Left != 0 {
+			t.Errorf("%s %s: %d connections left", r.Stack, r.Do, r.Left)
+		}
+		for _, e := range r.Engine {
+			if e.FreeSlots != e.Slots || e.HeldFrames != 0 {
+				t.Errorf("%s: %d of %d TX slots free, %d frames held after the end", r.Do, e.FreeSlots, e.Slots, e.HeldFrames)
+			}
+			if e.Faults != 0 {
+				t.Errorf("%s: %d faults", r.Do, e.Faults)
+			}
+		}
+	}
+	if s.Sent != c.Received || c.Sent != s.Received || s.SentHash != c.ReceivedHash || c.SentHash != s.ReceivedHash {
+		t.Errorf("server sent %d (%s), client received %d (%s); client sent %d (%s), server received %d (%s)",
+			s.Sent, s.SentHash, c.Received, c.ReceivedHash, c.Sent, c.SentHash, s.Received, s.ReceivedHash)
+	}
+	if s.Done != c.Done {
+		t.Errorf("%d connections ended at the server, %d at the client", s.Done, c.Done)
+	}
+}
+
+// counters reads a namespace's TCP counters.
+func counters(t testing.TB, ns *testenv.Namespace) map[string]int64 {
+	t.Helper()
+	m := map[string]int64{}
+	if err := ns.Do(func() error {
+		for _, f := range []string{"/proc/thread-self/net/snmp", "/proc/thread-self/net/netstat"} {
+			b, err := os.ReadFile(f)
+			if err != nil {
+				return err
+			}
+			lines := strings.Split(string(b), "\n")
+			for i := 0; i+1 < len(lines); i += 2 {
+				names, values := strings.Fields(lines[i]), strings.Fields(lines[i+1])
+				for j := 1; j < len(names) && j < len(values); j++ {
+					var v int64
+					if _, err := fmt.Sscan(values[j], &v); err == nil {
+						m[names[0]+names[j]] = v
+					}
+				}
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// unclean are the kernel's counters that stay as they are while every connection
+// is opened and closed in order.
+var unclean = []string{
+	"Tcp:OutRsts", "Tcp:EstabResets", "Tcp:AttemptFails", "Tcp:InErrs", "Tcp:InCsumErrors",
+	"TcpExt:TCPAbortOnData", "TcpExt:TCPAbortOnClose", "TcpExt:TCPAbortOnTimeout", "TcpExt:TCPAbortFailed",
+	"TcpExt:TCPChallengeACK", "TcpExt:TCPSYNChallenge", "TcpExt:PAWSEstab", "TcpExt:PAWSActive",
+	"TcpExt:TCPSACKDiscard", "TcpExt:TCPSACKReneging",
+}
+
+// clean runs f and fails the test if a kernel's stack saw something unclean
+// meanwhile.
+func clean(t testing.TB, ns []*testenv.Namespace, f func()) {
+	t.Helper()
+	var before []map[string]int64
+	for _, n := range ns {
+		before = append(before, counters(t, n))
+	}
+	f()
+	for i, n := range ns {
+		after := counters(t, n)
+		for _, k := range unclean {
+			if d := after[k] - before[i][k]; d != 0 {
+				t.Errorf("kernel in %s: %s went up by %d", n.Name, k, d)
+			}
+		}
+	}
+}
+
+// sysctl sets one of the namespace's.
+func sysctl(t testing.TB, ns *testenv.Namespace, name, value string) {
+	t.Helper()
+	if err := ns.Do(func() error { return os.WriteFile("/proc/sys/"+strings.ReplaceAll(name, ".", "/"), []byte(value), 0) }); err != nil {
+		t.Fatalf("sysctl %s=%s: %v", name, value, err)
+	}
+}

@@ -1,0 +1,228 @@
+package kerneltcp
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// wire is a bad wire; the impairment is of each direction.
+type wire struct {
+	name, impair string
+	rounds       int
+	conns        int
+	time         time.Duration
+	queue        int
+	short        bool     // part of the short matrix
+	light        bool     // so slow that several may run at once
+	sysctls      []string // name=value, for both kernels
+	args         []string // for our side only
+	mtu          int
+	v6           bool
+}
+
+// wires is loss by delay, and reordering. The delay is one way. Several
+// connections at once make the goodput of a lossy run less a matter of luck.
+func wires() []wire {
+	var all []wire
+	for _, delay := range []int{1, 20, 100} {
+		for _, loss := range []string{"0", "0.001", "0.01", "0.05"} {
+			w := wire{
+				name:   fmt.Sprintf("loss %s, %d ms", percent[loss], delay),
+				impair: fmt.Sprintf("loss=%s,delay=%dms", loss, delay),
+				conns:  8, time: 4 * time.Second, queue: 256 << 10,
+			}
+			switch delay {
+			case 1:
+				w.time = 2 * time.Second
+			case 100:
+				w.time = 8 * time.Second
+			}
+			w.light = delay > 1 && (loss == "0.01" || loss == "0.05")
+			if w.light {
+				w.queue = 32 << 10
+			}
+			w.short = delay == 1 && loss != "0.001" || delay == 20 && loss == "0.01"
+			all = append(all, w)
+		}
+	}
+	for _, r := range []struct {
+		name, impair string
+		short        bool
+	}{
+		{"reorder 1 % by 0.1 ms, 1 ms", "reorder=0.01,delay=1ms", false},
+		{"reorder 5 % by 2 ms, 1 ms", "reorder=0.05,hold=2ms,delay=1ms", true},
+		{"reorder 5 % by 10 ms, 20 ms", "reorder=0.05,hold=10ms,delay=20ms", false},
+		{"all: loss 0.5 %, duplicates, reorder, corrupt", "loss=0.005,duplicate=0.01,reorder=0.02,hold=1ms,corrupt=0.001,delay=2ms,jitter=1ms", true},
+	} {
+		all = append(all, wire{name: r.name, impair: r.impair, conns: 8, time: 3 * time.Second, queue: 256 << 10, short: r.short})
+	}
+	for _, o := range []struct {
+		name    string
+		sysctls []string
+		args    []string
+		mtu     int
+		v6      bool
+	}{
+		{name: "no SACK", sysctls: []string{"net.ipv4.tcp_sack=0"}},
+		{name: "no timestamps", sysctls: []string{"net.ipv4.tcp_timestamps=0"}},
+		{name: "no window scale", sysctls: []string{"net.ipv4.tcp_window_scaling=0"}},
+		{name: "neither of the three", sysctls: []string{"net.ipv4.tcp_sack=0", "net.ipv4.tcp_timestamps=0", "net.ipv4.tcp_window_scaling=0"}},
+		{name: "ECN", sysctls: []string{"net.ipv4.tcp_ecn=1"}, args: []string{"-ecn"}},
+		{name: "Reno", args: []string{"-cc", "reno"}},
+		{name: "IPv6", v6: true},
+		{name: "MTU 1280", mtu: 1280},
+		{name: "MTU 3498", mtu: 3498},
+		{name: "MTU 9000", mtu: 9000},
+	} {
+		all = append(all, wire{name: "loss 1 %, 5 ms, " + o.name, impair: "loss=0.01,delay=5ms", conns: 8, time: 3 * time.Second, queue: 64 << 10,
+			light: true, sysctls: o.sysctls, args: o.args, mtu: o.mtu, v6: o.v6})
+	}
+	return all
+}
+
+var percent = map[string]string{"0": "0", "0.001": "0.1 %", "0.01": "1 %", "0.05": "5 %"}
+
+// arms are the runs that are compared, as the stacks of sender and receiver.
+var arms = [][2]string{{"kernel", "kernel"}, {"ours", "kernel"}, {"kernel", "ours"}}
+
+// TestImpaired compares goodput over bad wires: our TCP as sender and as receiver
+// with a kernel beside kernel to kernel, round by round on the same wire. Every
+// octet arrives, and all connections close in order.
+func TestImpaired(t *testing.T) {
+	var (
+		mu   sync.Mutex
+		rows = map[string]string{}
+	)
+	note := func(w *wire, row string) {
+		mu.Lock()
+		defer mu.Unlock()
+		rows[w.name] = row
+	}
+	only := os.Getenv("KERNELTCP_WIRE")
+	all := slices.DeleteFunc(wires(), func(w wire) bool {
+		return !full() && !w.short || !strings.Contains(w.name, only)
+	})
+	for _, w := range all {
+		if w.light {
+			continue
+		}
+		t.Run(w.name, func(t *testing.T) { note(&w, compare(t, &w)) })
+	}
+	t.Run("light", func(t *testing.T) {
+		for _, w := range all {
+			if w.light {
+				t.Run(w.name, func(t *testing.T) {
+					t.Parallel()
+					note(&w, compare(t, &w))
+				})
+			}
+		}
+	})
+	var b strings.Builder
+	for _, w := range all {
+		if row, ok := rows[w.name]; ok {
+			fmt.Fprintln(&b, "|", row)
+		}
+	}
+	t.Logf("\n| wire | kernel, MB/s | we send | we receive | send ratio | receive ratio | retransmitted: kernel, %% | we, %% | kernel to us, %% |\n|---|---|---|---|---|---|---|---|---|\n%s", b.String())
+}
+
+// least is the share of the kernel's goodput that ours has to have.
+const least = 0.8
+
+// compare runs the arms on one wire and returns the row of the table. The goodput
+// of a lossy connection varies, so that rounds are added while a median is too
+// low.
+func compare(t *testing.T, w *wire) string {
+	t.Helper()
+	rounds, most := 3, 9
+	if !full() {
+		w.time = min(w.time, 1500*time.Millisecond)
+	}
+	if w.mtu == 0 {
+		w.mtu = 1500
+	}
+	x := testenv.NewWire(t, w.mtu)
+	for _, ns := range []*testenv.Namespace{x.A.NS, x.B.NS} {
+		// A connection shall not learn from the one before: ours does not.
+		for _, s := range append([]string{"net.ipv4.tcp_no_metrics_save=1"}, w.sysctls...) {
+			name, value, _ := strings.Cut(s, "=")
+			sysctl(t, ns, name, value)
+		}
+	}
+	stop := x.Impair(t, "-both", w.impair, "-stats", "-seed", fmt.Sprint(testenv.Seed(t)%1e9+1))
+	sums, again, ratio := make([][]float64, len(arms)), make([][]float64, len(arms)), make([]float64, len(arms))
+	for round := 0; round < rounds; round++ {
+		for i := range arms {
+			if round%2 == 1 {
+				i = len(arms) - 1 - i
+			}
+			mbps, share := goodput(t, x, arms[i], w)
+			sums[i], again[i] = append(sums[i], mbps), append(again[i], share)
+		}
+		for i := range arms {
+			ratio[i] = median(sums[i]) / median(sums[0])
+		}
+		if round == rounds-1 && slices.Min(ratio) < least && rounds < most {
+			rounds += 2
+		}
+	}
+	t.Log(strings.TrimSpace(stop()))
+	row := fmt.Sprintf("%s | %.2f | %.2f | %.2f | %.2f | %.2f |", w.name,
+		median(sums[0]), median(sums[1]), median(sums[2]), ratio[1], ratio[2])
+	for i := range arms {
+		row += fmt.Sprintf(" %.1f |", 100*median(again[i]))
+	}
+	t.Log(row, sums)
+	for i, r := range ratio {
+		if r < least {
+			t.Errorf("%s to %s: goodput %.2f of the kernel's; want %.1f: MB/s %.2f, the kernel's %.2f",
+				arms[i][0], arms[i][1], r, least, sums[i], sums[0])
+		}
+	}
+	return row
+}
+
+// goodput runs one arm and returns what the receiver got a second, in MB, and
+// the share of segments that were sent again.
+func goodput(t *testing.T, x *testenv.Wire, arm [2]string, w *wire) (mbps, retransmitted float64) {
+	t.Helper()
+	// Like beside like: the default of the machine may be another.
+	cc := []string{"-cc", "cubic"}
+	if slices.Contains(w.args, "reno") {
+		cc = []string{"-cc", "reno"}
+	}
+	at := func(end *testenv.End, stack string) place {
+		if stack == "ours" {
+			return place{end: end, stack: stack, args: append(cc[:2:2], w.args...)}
+		}
+		return place{end: end, stack: stack, args: cc}
+	}
+	s, c, err := run(t, at(&x.B, arm[1]), at(&x.A, arm[0]), "receive", "send", w.v6,
+		"-conns", fmt.Sprint(w.conns), "-for", w.time.String(), "-queue", fmt.Sprint(w.queue), "-timewait", "1s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(t, s, c)
+	var out, again float64
+	for _, st := range c.TCP {
+		out += float64(st.SegsOut)
+		again += float64(st.Retransmits)
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+	return s.MBps, again / max(out, 1)
+}
+
+func median(v []float64) float64 {
+	v = slices.Sorted(slices.Values(v))
+	return v[len(v)/2]
+}
