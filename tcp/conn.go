@@ -263,6 +263,11 @@ func (c *Conn) Placed(b Buf) {
 	}
 }
 
+// Reclaim gives up what is held out of order and not placed: PollHeld returns the
+// frames, undelivered. It is for an owner that is short of frames. The peer has to
+// send the octets again, as RFC 2018 section 8 provides for.
+func (c *Conn) Reclaim() { c.reasm.reclaim() }
+
 // PollEvent returns the next event. EventClosed is the last one of a connection.
 func (c *Conn) PollEvent() (Event, bool) {
 	for i := range uint8(4) {

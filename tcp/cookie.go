@@ -29,7 +29,8 @@ func (l *Listener) cookie(f *pkt.Flow, irs serial.Num, t uint32, mss uint32) ser
 	return serial.Num(t&31<<27 | mss<<24 | (h[1]+t*8+mss*0x51ed27)&0xffffff)
 }
 
-// tsBase is the timestamp clock of a connection in this flow.
+// tsOff is the offset of the timestamp clock in this flow, for connections with a
+// cookie: the same each time it is asked for.
 func (l *Listener) tsOff(f *pkt.Flow) uint32 { return flowHash(&l.secret, f, 0)[0] }
 
 // cookieReply is the SYN-ACK that keeps no state.

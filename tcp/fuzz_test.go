@@ -226,6 +226,10 @@ func fuzzSegment(t *testing.T, b []byte) {
 		case 6:
 			c.HandleICMP(now, &pkt.ICMPError{Kind: pkt.ICMPKind(op >> 4 % 5), MTU: in.u16() % 2000, Seq: uint32(c.una.Add(in.u16()%3000 - 100))})
 		case 7:
+			if op == 7+16 {
+				c.Reclaim()
+				break
+			}
 			for h := range held {
 				delete(held, h)
 				c.Placed(h)

@@ -137,6 +137,20 @@ func (r *reassembly) advance(next serial.Num) serial.Num {
 	return next
 }
 
+// reclaim gives back every held segment but what is placed.
+func (r *reassembly) reclaim() {
+	n := 0
+	for _, h := range r.s {
+		if h.buf == NoBuf {
+			r.s[n] = h
+			n++
+			continue
+		}
+		r.out.push(Held{Buf: h.buf, Seq: h.seq, Off: int(h.off)})
+	}
+	r.s = r.s[:n]
+}
+
 // drop gives every held segment back undelivered.
 func (r *reassembly) drop() {
 	for i := range r.s {

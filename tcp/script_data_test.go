@@ -241,6 +241,25 @@ func TestScriptReceive(t *testing.T) {
 			in deliver
 			held 101+10
 			> . 1 ack 111`},
+		{name: "2018 8 frames that are short are given back", opts: sack, text: `
+			connect
+			< P. 101+100 ack 1
+			in hold
+			> . 1 ack 1
+			placed
+			< P. 301+100 ack 1
+			in hold
+			> . 1 ack 1 sack 301-401 101-201
+			reclaim
+			held drop
+			held none
+			< P. 1+100 ack 1
+			in deliver 1+100
+			held 101+100 nobuf
+			> . 1 ack 201 nosack
+			< P. 201+200 ack 1
+			in deliver 201+200
+			> . 1 ack 401`},
 		{name: "issue B: the window is no more than MaxHeld segments", conf: func(c *Config) { c.MaxHeld = 4 }, text: `
 			dial
 			> S 0 win 5840`},

@@ -21,6 +21,7 @@ import (
 //	                           a segment from the peer. SEQ counts from its ISN, ack from ours. A "." in FLAGS is ACK
 //	> FLAGS SEQ[+LEN] ...      the next segment out. Fields that are not named are not compared
 //	push N [N ...]             records; buf handles are 1, 2, ...
+//	reclaim                    the owner is short of frames
 //	quick                      the quick ACKs of the beginning are over
 //	close | abort | backlog N | mtu N | icmp toobig SEQ MTU | icmp unreachable SEQ CODE
 //	in ACTION [SEQ+LEN]        what the last segment from the peer led to: drop, deliver, hold, reopen
@@ -361,6 +362,8 @@ func (r *scriptRun) step(f []string) {
 	case "mtu":
 		r.c.SetMTU(r.now, r.num(f[1]))
 		r.poll()
+	case "reclaim":
+		r.c.Reclaim()
 	case "quick":
 		r.c.quickAcks = 0
 	case "placed":
