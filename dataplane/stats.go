@@ -45,6 +45,7 @@ type Stats struct {
 	Faults                    uint64
 	FreeSlots, Slots          uint64 // gauges
 	HeldFrames                uint64 // gauge
+	Timers                    uint64 // gauge
 	HeldPeak                  uint64 // the most frames that were held at once
 
 	Link link.Stats
@@ -86,6 +87,7 @@ func (s *Stats) Add(o *Stats) {
 	s.FreeSlots += o.FreeSlots
 	s.Slots += o.Slots
 	s.HeldFrames += o.HeldFrames
+	s.Timers += o.Timers
 	s.HeldPeak += o.HeldPeak
 }
 
@@ -125,6 +127,7 @@ func (e *Engine) Stats() []Stats {
 		s := w.stats
 		s.FreeSlots, s.Slots = uint64(w.link.FreeSlots()), uint64(w.link.Slots())
 		s.HeldFrames = uint64(len(w.held.frames) - len(w.held.free))
+		s.Timers = uint64(w.timers.count)
 		w.link.Stats(&s.Link)
 		return s
 	})

@@ -39,6 +39,7 @@ type options struct {
 	rcvWindow       int
 	timeWait        time.Duration
 	delayedAck      time.Duration
+	drain           time.Duration
 	timeout         time.Duration
 	frames          int
 	noSACK, noTS    bool
@@ -65,6 +66,7 @@ func main() {
 	fl.IntVar(&o.rcvWindow, "rcvwindow", 4<<20, "largest receive window of our TCP, octets")
 	fl.DurationVar(&o.timeWait, "timewait", time.Second, "length of our TIME-WAIT; the program stays until it is over")
 	fl.DurationVar(&o.delayedAck, "delack", 0, "our longest delay of an ACK; 0: the default")
+	fl.DurationVar(&o.drain, "drain", 15*time.Second, "longest stay at the end, for TIME-WAIT and frames not given back")
 	fl.DurationVar(&o.timeout, "timeout", 30*time.Second, "to give up an active open after")
 	fl.IntVar(&o.frames, "frames", 16384, "chunks of the AF_XDP socket")
 	fl.BoolVar(&o.noSACK, "no-sack", false, "ours: no SACK")

@@ -13,19 +13,22 @@ import (
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// node is an engine over AF_XDP on one interface, with a byte stream for each of
+// firstPort is the lowest port of an active open.
+const firstPort = 20000
+
+// node is an engine on one link, with a byte stream for each of
 // its connections.
 type node struct {
 	o        *options
-	steer    *bpf.Steering
+	steer    *bpf.Steering // nil: nobody else listens on the link
 	engine   *dataplane.Engine
-	resolver *hostnet.Resolver
-	sock     *xsk.Socket
+	resolver dataplane.Resolver
 	undo     []func() error
 
 	listener dataplane.ListenerID
@@ -38,52 +41,69 @@ type node struct {
 
 var congestion = map[string]tcp.CongestionControl{"": tcp.CUBIC, "cubic": tcp.CUBIC, "newreno": tcp.NewReno, "reno": tcp.NewReno, "dctcp": tcp.DCTCP}
 
+// newNode makes a node on an interface.
 func newNode(o *options) (_ *node, err error) {
-	cc, ok := congestion[o.cc]
-	if !ok {
-		return nil, fmt.Errorf("no congestion control %q", o.cc)
-	}
 	runtime.LockOSThread() // interfaces belong to the thread's network namespace
 	defer runtime.UnlockOSThread()
-	n := &node{o: o, conns: map[dataplane.ConnID]*conn{}, accepted: make(chan *conn, 1<<16), port: 20000}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, n.unwind())
-		}
-	}()
 	ifi, err := net.InterfaceByName(o.ifname)
 	if err != nil {
 		return nil, err
 	}
-	if n.resolver, err = hostnet.New(ifi.Name); err != nil {
+	var undo []func() error
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, unwind(undo))
+		}
+	}()
+	resolver, err := hostnet.New(ifi.Name)
+	if err != nil {
 		return nil, err
 	}
-	n.undo = append(n.undo, n.resolver.Close)
-	if n.steer, err = bpf.Load(bpf.Options{Queues: 1, Endpoints: 1 << 17}); err != nil {
+	undo = append(undo, resolver.Close)
+	steer, err := bpf.Load(bpf.Options{Queues: 1, Endpoints: 1 << 17})
+	if err != nil {
 		return nil, err
 	}
-	n.undo = append(n.undo, n.steer.Close)
-	if _, err = n.steer.Attach(ifi.Index, bpf.Auto); err != nil {
+	undo = append(undo, steer.Close)
+	if _, err := steer.Attach(ifi.Index, bpf.Auto); err != nil {
 		return nil, err
 	}
-	if n.sock, err = xsk.Open(xsk.Config{Interface: ifi.Name, MTU: ifi.MTU, Frames: o.frames}); err != nil {
+	sock, err := xsk.Open(xsk.Config{Interface: ifi.Name, MTU: ifi.MTU, Frames: o.frames})
+	if err != nil {
 		return nil, err
 	}
-	n.undo = append(n.undo, n.sock.Close)
-	if err = n.steer.SetSocket(0, n.sock.FD()); err != nil {
+	undo = append(undo, sock.Close)
+	if err := steer.SetSocket(0, sock.FD()); err != nil {
 		return nil, err
 	}
+	n, err := nodeOver(o, sock, resolver)
+	if err != nil {
+		return nil, err
+	}
+	n.steer = steer
+	n.undo = append(undo, n.undo...)
+	return n, nil
+}
+
+// nodeOver makes a node on a link. The link is the caller's to close.
+func nodeOver(o *options, l link.Link, resolver dataplane.Resolver) (*node, error) {
+	cc, ok := congestion[o.cc]
+	if !ok {
+		return nil, fmt.Errorf("no congestion control %q", o.cc)
+	}
+	n := &node{o: o, resolver: resolver, conns: map[dataplane.ConnID]*conn{}, accepted: make(chan *conn, 1<<16), port: firstPort}
 	cfg := tcp.DefaultConfig()
-	cfg.RcvWindow, cfg.MaxHeld = o.rcvWindow, n.sock.Slots()/2
+	cfg.RcvWindow, cfg.MaxHeld = o.rcvWindow, l.Slots()/2
 	cfg.CongestionControl, cfg.ECN = cc, o.ecn
 	cfg.NoSACK, cfg.NoTimestamps, cfg.NoWindowScale = o.noSACK, o.noTS, o.noWScale
 	cfg.TimeWait = o.timeWait
 	if o.delayedAck > 0 {
 		cfg.DelayedAck = o.delayedAck
 	}
+	var err error
 	n.engine, err = dataplane.New(dataplane.Config{
 		OnEvent: n.event, TCP: &cfg, StreamBuffer: 2 * o.rcvWindow, SendBuffer: o.queue, MaxConns: 1 << 16,
-	}, []dataplane.Queue{{Link: n.sock, CPU: -1}}, n.resolver)
+	}, []dataplane.Queue{{Link: l, CPU: -1}}, resolver)
 	if err != nil {
 		return nil, err
 	}
@@ -92,13 +112,28 @@ func newNode(o *options) (_ *node, err error) {
 	return n, nil
 }
 
-func (n *node) unwind() error {
+func unwind(undo []func() error) error {
 	var errs []error
-	for i := len(n.undo) - 1; i >= 0; i-- {
-		errs = append(errs, n.undo[i]())
+	for i := len(undo) - 1; i >= 0; i-- {
+		errs = append(errs, undo[i]())
 	}
-	n.undo = nil
 	return errors.Join(errs...)
+}
+
+// claim and unclaim steer the frames of an endpoint to us, where there is a
+// kernel beside us that would else get them.
+func (n *node) claim(local netip.AddrPort) error {
+	if n.steer == nil {
+		return nil
+	}
+	return n.steer.Claim(bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: local.Addr(), Port: local.Port()})
+}
+
+func (n *node) unclaim(local netip.AddrPort) error {
+	if n.steer == nil {
+		return nil
+	}
+	return n.steer.Unclaim(bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: local.Addr(), Port: local.Port()})
 }
 
 // Close waits until the engine has forgotten all connections, TIME-WAIT
@@ -107,7 +142,7 @@ func (n *node) Close(r *report) error {
 	if n.listener != 0 {
 		n.engine.Unlisten(n.listener)
 	}
-	for end := time.Now().Add(2*n.o.timeWait + 10*time.Second); ; {
+	for end := time.Now().Add(n.o.drain); ; {
 		r.Engine = n.engine.Stats()
 		r.Left = int(r.Engine[0].Conns)
 		// A slot is free only when the kernel has said that it is sent.
@@ -116,11 +151,11 @@ func (n *node) Close(r *report) error {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	return n.unwind()
+	return unwind(n.undo)
 }
 
 func (n *node) Listen(local netip.AddrPort, backlog int) (err error) {
-	if err := n.steer.Claim(bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: local.Addr(), Port: local.Port()}); err != nil {
+	if err := n.claim(local); err != nil {
 		return err
 	}
 	n.listener, err = n.engine.Listen(local, backlog)
@@ -155,20 +190,20 @@ func (n *node) connect(src netip.Addr, remote netip.AddrPort) (*conn, error) {
 	defer n.mu.Unlock()
 	var last error
 	for range 1 << 15 {
-		if n.port++; n.port < 20000 {
-			n.port = 20000
+		if n.port++; n.port < firstPort {
+			n.port = firstPort
 		}
-		e := bpf.Endpoint{Proto: pkt.ProtoTCP, Addr: src, Port: n.port}
-		if err := n.steer.Claim(e); err != nil {
+		local := netip.AddrPortFrom(src, n.port)
+		if err := n.claim(local); err != nil {
 			return nil, err
 		}
-		id, err := n.engine.Connect(netip.AddrPortFrom(src, n.port), remote, n.o.timeout)
+		id, err := n.engine.Connect(local, remote, n.o.timeout)
 		if err != nil { // most likely this port is in TIME-WAIT
-			last = errors.Join(err, n.steer.Unclaim(e))
+			last = errors.Join(err, n.unclaim(local))
 			continue
 		}
 		c := newConn(n, id)
-		c.claim = &e
+		c.local = local
 		n.conns[id] = c
 		return c, nil
 	}
@@ -202,9 +237,9 @@ func (n *node) event(ev dataplane.Event) {
 		c.peerClosed = true
 	case dataplane.EventClosed:
 		c.closed, c.err = true, ev.Err
-		if c.claim != nil {
+		if c.local.IsValid() {
 			// TIME-WAIT needs its frames yet.
-			time.AfterFunc(n.o.timeWait+time.Second, func() { _ = n.steer.Unclaim(*c.claim) })
+			time.AfterFunc(n.o.timeWait+time.Second, func() { _ = n.unclaim(c.local) })
 		}
 	}
 	c.mu.Unlock()
@@ -218,7 +253,7 @@ func (n *node) event(ev dataplane.Event) {
 type conn struct {
 	n     *node
 	id    dataplane.ConnID
-	claim *bpf.Endpoint // of an active open
+	local netip.AddrPort // of an active open
 
 	mu         sync.Mutex
 	cond       *sync.Cond

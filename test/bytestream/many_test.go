@@ -1,0 +1,81 @@
+package main
+
+import (
+	"net/netip"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// TestManyConnections opens thousands of connections between two engines in one
+// process, lets each carry an octet both ways, closes them, and does so ten times
+// over. Nothing is left of them: no connection, timer, frame, slot or goroutine.
+func TestManyConnections(t *testing.T) {
+	testenv.NoGoroutineLeaks(t)
+	conns := testenv.Count(t, "MANY_CONNECTIONS", 500)
+	pa, pb, err := link.NewPipe(link.PipeConfig{Slots: 8192, RxFrames: 16384})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pa.Close()
+	defer pb.Close()
+	addrs := [2]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
+	macs := [2][6]byte{{2, 0, 0, 0, 0, 1}, {2, 0, 0, 0, 0, 2}}
+	o := &options{do: "echo", conns: conns, cycles: 10, backlog: 1024, queue: 4096, rcvWindow: 1 << 16, timeWait: 50 * time.Millisecond,
+		drain: 20 * time.Second, timeout: 30 * time.Second}
+	var nodes [2]*node
+	for i, l := range []link.Link{pa, pb} {
+		res := dataplane.Static{addrs[1-i]: {SrcMAC: macs[i], DstMAC: macs[1-i], MTU: 1500, Src: addrs[i]}}
+		if nodes[i], err = nodeOver(o, l, res); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := netip.AddrPortFrom(addrs[1], 7000)
+	if err := nodes[1].Listen(at, o.backlog); err != nil {
+		t.Fatal(err)
+	}
+	server, client := &report{}, &report{}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		for i := range conns * o.cycles {
+			s, err := nodes[1].Accept()
+			if err != nil {
+				server.fail(err)
+				return
+			}
+			go func() {
+				if err := work(o, server, s, 1000+i); err != nil {
+					server.fail(err)
+				}
+			}()
+		}
+	}()
+	before := runtime.NumGoroutine()
+	if err := hold(o, nodes[0], client, at); err != nil {
+		t.Fatal(err)
+	}
+	<-served
+	for i, r := range []*report{client, server} {
+		if err := nodes[i].Close(r); err != nil {
+			t.Error(err)
+		}
+		if len(r.Errors) > 0 {
+			t.Errorf("node %d: %s", i, strings.Join(r.Errors, "; "))
+		}
+		if want := conns * o.cycles; r.Done != want || r.Sent != int64(want) || r.Received != int64(want) {
+			t.Errorf("node %d: %d connections, %d octets sent, %d received; want %d of each", i, r.Done, r.Sent, r.Received, want)
+		}
+		e := r.Engine[0]
+		if r.Left != 0 || e.FreeSlots != e.Slots || e.HeldFrames != 0 || e.Timers != 0 {
+			t.Errorf("node %d: %d connections, %d slots, %d held frames, %d timers left", i, r.Left, e.Slots-e.FreeSlots, e.HeldFrames, e.Timers)
+		}
+		t.Logf("node %d: %d opened, %d accepted, %d retransmitted, %d without a slot, %d stateless", i, e.ActiveOpens, e.PassiveOpens, e.TxRetransmits, e.TxNoSlot, e.TxStateless)
+	}
+	t.Logf("%d connections at once, open after %.2f s (%d goroutines before)", conns, client.OpenSeconds, before)
+}
