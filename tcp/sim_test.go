@@ -87,6 +87,7 @@ type sim struct {
 	log   bytes.Buffer
 	mtuAt clock.Time // the links change their MTU
 	mtuTo int
+	step  func() // called at every step
 }
 
 func newSimHost(id int, cfg Config, total int, seed uint64) *simHost {
@@ -399,6 +400,9 @@ func (s *sim) run(limit time.Duration) {
 				break
 			}
 			s.receive(f)
+		}
+		if s.step != nil {
+			s.step()
 		}
 		var next clock.Time
 		if s.mtuAt.Due(s.now) {

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
 var simSeeds = flag.Int("tcp.seeds", 300, "seeds of the simulation grid")
@@ -164,5 +166,64 @@ func TestSim(t *testing.T) {
 			s.run(limit)
 			s.finish()
 		})
+	}
+}
+
+// TestSimBlindAttack lets somebody who knows the addresses and ports, and even the
+// window, but not the exact numbers, throw RST, SYN, ACK and text at a transfer
+// (RFC 5961). It goes on, and not one octet is false.
+func TestSimBlindAttack(t *testing.T) {
+	for _, ts := range []bool{false, true} {
+		cfg := DefaultConfig()
+		cfg.NoTimestamps = !ts
+		cfg.TimeWait = time.Second
+		a, b := newSimHost(0, cfg, 2_000_000, 1), newSimHost(1, cfg, 100_000, 1)
+		w := simWire{rate: 12_500_000, queue: 20 * time.Millisecond}
+		w.Delay = time.Millisecond
+		s := newSim(t, a, b, w, w, 1, false)
+		s.dial(1500)
+		r := rand.New(rand.NewPCG(1, 2))
+		sent := 0
+		s.step = func() {
+			for i, h := range s.h {
+				if h.c == nil || h.c.State() != Established {
+					continue
+				}
+				at := h.c.rcvNxt.Add(1 + r.IntN(60000))
+				x := Segment{Header: Header{SrcPort: h.flow.RemotePort, DstPort: h.flow.LocalPort, Seq: at, Window: uint16(r.Uint32())}, Buf: 1 << 30}
+				switch r.IntN(5) {
+				case 0:
+					x.Flags = RST
+				case 1:
+					x.Flags = RST | ACK
+					x.Ack = serial.Num(r.Uint32())
+				case 2:
+					x.Flags = SYN
+				case 3:
+					x.Flags = ACK | PSH
+					x.Ack = h.c.nxt.Add(1 + r.IntN(1<<30)) // what was not sent
+					x.Len = 1000
+				case 4:
+					x.Flags = FIN | ACK
+					x.Ack = h.c.una.Add(-h.c.maxWnd - 1 - r.IntN(1<<29))
+				}
+				if ts {
+					x.Opts.HasTimestamps, x.Opts.TSVal = true, r.Uint32()
+				}
+				sent++
+				if in := h.c.HandleSegment(s.now, &x); in.Action != Drop {
+					t.Fatalf("host %d took %+v", i, in)
+				}
+			}
+		}
+		s.run(60 * time.Second)
+		s.finish()
+		st := a.c.Stats()
+		if sent < 500 || st.ChallengeAcks == 0 {
+			t.Errorf("%d segments, %d challenge ACKs", sent, st.ChallengeAcks)
+		}
+		if limit := 10 * (2 + uint64(s.now.Sub(simStart)/time.Second)); st.ChallengeAcks > limit {
+			t.Errorf("%d challenge ACKs, more than %d", st.ChallengeAcks, limit)
+		}
 	}
 }
