@@ -20,18 +20,25 @@ import (
 // iwarpd cannot avoid, and nothing else. Data frames carry a CRC32c and a TCP
 // checksum; the sender copies and sums each payload into a TX slot, the receiver
 // checks both and copies it out, and answers two frames with one. There is no
-// connection, no retransmission and no window but a fixed one.
+// connection, no retransmission and no window but a fixed one. A ping is a small
+// data frame that is answered by another at once.
 
 const (
 	budgetPort    = 7191
 	budgetHeader  = 14 + 20 + 32           // Ethernet, IPv4, TCP with timestamps
 	budgetInIP    = budgetHeader - 14      // of which the MTU counts
 	budgetSeq     = 14 + 20 + 4            // in a data frame its number, in an answer how many have come
+	budgetFlags   = 14 + 20 + 13           // TCP's flags: PSH says that it is a ping
 	budgetSum     = 14 + 20 + 16           // the checksum
 	budgetWindow  = 512                    // frames in flight
 	budgetStep    = 512                    // octets copied and summed at a time, as on iwarpd's transmit path
 	budgetMessage = 1 << 20                // the buffer that is sent over and over
 	budgetTimeout = 100 * time.Millisecond // without an answer: the frames in flight are lost
+)
+
+const (
+	flagACK  = 0x10
+	flagPing = 0x18
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -90,9 +97,12 @@ type budget struct {
 	pseudo uint32 // sum of the pseudo-header without its length
 	data   []byte // octets sent or received
 	off    int    // in data, where the next payload starts
-	frames [64]link.Frame
-	slots  [64]link.Slot
-	bad    uint64 // frames whose CRC or checksum was wrong
+	ping   int    // octets of a ping
+
+	sent, acked, lost uint32 // frames, from the first on
+	frames            [64]link.Frame
+	slots             [64]link.Slot
+	bad               uint64 // frames whose CRC or checksum was wrong
 }
 
 func newBudget(l link.Link, j job) (*budget, error) {
@@ -123,7 +133,7 @@ func newBudget(l link.Link, j job) (*budget, error) {
 	t := h[34:]
 	binary.BigEndian.PutUint16(t, budgetPort)
 	binary.BigEndian.PutUint16(t[2:], budgetPort)
-	t[12], t[13] = 8<<4, 0x10 // header length; ACK
+	t[12], t[13] = 8<<4, flagACK // header length
 	copy(t[20:], []byte{1, 1, 8, 10})
 	b.pseudo = pkt.Sum(ip[12:20], pkt.ProtoTCP)
 	return b, nil
@@ -148,8 +158,11 @@ func (b *budget) postData(seq uint32) bool {
 	}
 	f := b.link.Bytes(s)
 	n := b.link.MTU() - budgetInIP // with the CRC
-	p := f[budgetHeader : budgetHeader+n]
 	src := b.data[b.off:min(b.off+n-4, len(b.data))]
+	if b.header[budgetFlags] == flagPing {
+		src = b.data[:b.ping]
+	}
+	p := f[budgetHeader : budgetHeader+len(src)+4]
 	var crc, sum uint32
 	for i := 0; i < len(src); i += budgetStep {
 		k := copy(p[i:], src[i:min(i+budgetStep, len(src))])
@@ -163,10 +176,21 @@ func (b *budget) postData(seq uint32) bool {
 		b.link.Free(s)
 		return false
 	}
+	if b.header[budgetFlags] == flagPing {
+		return true
+	}
 	if b.off += len(src); b.off == len(b.data) {
 		b.off = 0
 	}
 	return true
+}
+
+// postPing sends a ping of n octets, or answers one.
+func (b *budget) postPing(n int) bool {
+	b.header[budgetFlags], b.ping = flagPing, n
+	ok := b.postData(0)
+	b.header[budgetFlags] = flagACK
+	return ok
 }
 
 // postAnswer tells how many frames have come; false: no room.
@@ -264,6 +288,13 @@ func (b *budget) place(f *link.Frame) {
 	}
 }
 
+// placePing is place that leaves the stream where it was.
+func (b *budget) placePing(f *link.Frame) {
+	off := b.off
+	b.place(f)
+	b.off = off
+}
+
 // receive is the receiving end, until stop.
 func (b *budget) receive(stop *atomic.Bool) {
 	var count, answered uint32
@@ -272,7 +303,10 @@ func (b *budget) receive(stop *atomic.Bool) {
 		n := b.link.Receive(b.frames[:])
 		for i := range b.frames[:n] {
 			f := &b.frames[i]
-			if _, ok := b.check(f); ok {
+			if _, ok := b.check(f); ok && f.Pieces[0][budgetFlags] == flagPing {
+				b.placePing(f)
+				b.postPing(f.Len() - budgetHeader - 4)
+			} else if ok {
 				b.place(f)
 				count++
 			}
@@ -294,7 +328,7 @@ func (b *budget) receive(stop *atomic.Bool) {
 // send is the sending end: goodput in Gb/s over the window, and the frames lost.
 func (b *budget) send(warm, window time.Duration) (r result, err error) {
 	payload := b.link.MTU() - budgetInIP - 4
-	var sent, acked, lost, first, lostFirst uint32
+	var first, lostFirst uint32
 	start := time.Now()
 	progress := start
 	var from time.Time
@@ -304,38 +338,71 @@ func (b *budget) send(warm, window time.Duration) (r result, err error) {
 		for i := range b.frames[:n] {
 			f := &b.frames[i]
 			if c, ok := b.check(f); ok {
-				lost = min(lost, sent-c) // given up for lost, and only late
-				if int32(c+lost-acked) > 0 {
-					acked, progress = c+lost, now
+				b.lost = min(b.lost, b.sent-c) // given up, but only late
+				if int32(c+b.lost-b.acked) > 0 {
+					b.acked, progress = c+b.lost, now
 				}
 			}
 			b.link.Release(f)
 		}
 		if from.IsZero() {
 			if now.Sub(start) >= warm {
-				from, first, lostFirst = now, acked, lost
+				from, first, lostFirst = now, b.acked, b.lost
 			}
 		} else if d := now.Sub(from); d >= window {
-			good := acked - first - (lost - lostFirst)
+			good := b.acked - first - (b.lost - lostFirst)
 			r.Value = float64(good) * float64(payload) * 8 / float64(d)
-			if l := int32(lost - lostFirst); l > 0 {
-				r.Note = fmt.Sprintf("%.2f %% of the frames were lost", 100*float64(l)/float64(max(acked-first, 1)))
+			if l := int32(b.lost - lostFirst); l > 0 {
+				r.Note = fmt.Sprintf("%.2f %% of the frames were lost", 100*float64(l)/float64(max(b.acked-first, 1)))
 			}
 			if good == 0 {
 				return r, errors.New("no frame came back")
 			}
 			return r, nil
 		}
-		if sent != acked && now.Sub(progress) > budgetTimeout {
-			lost += sent - acked
-			acked, progress = sent, now
+		if b.sent != b.acked && now.Sub(progress) > budgetTimeout {
+			b.lost += b.sent - b.acked
+			b.acked, progress = b.sent, now
 		}
-		for k := 0; k < 64 && sent-acked < budgetWindow && b.postData(sent); k++ {
-			sent++
+		for k := 0; k < 64 && b.sent-b.acked < budgetWindow && b.postData(b.sent); k++ {
+			b.sent++
 		}
 		b.link.Flush()
 		b.reap()
 	}
+}
+
+// pingPong is the round trip of a frame with size octets.
+func (b *budget) pingPong(j job, size int) (result, error) {
+	return pingPong(j, func() error {
+		if !b.postPing(size) {
+			return errors.New("no room for a ping")
+		}
+		b.link.Flush()
+		end := time.Time{}
+		for spins := 1; ; spins++ {
+			if n := b.link.Receive(b.frames[:1]); n > 0 {
+				_, ok := b.check(&b.frames[0])
+				ok = ok && b.frames[0].Pieces[0][budgetFlags] == flagPing
+				if ok {
+					b.placePing(&b.frames[0])
+				}
+				b.link.Release(&b.frames[0])
+				b.reap()
+				if ok {
+					return nil
+				}
+			}
+			if spins%1024 != 0 {
+				continue
+			}
+			if now := time.Now(); end.IsZero() {
+				end = now.Add(5 * time.Second)
+			} else if now.After(end) {
+				return errors.New("a ping got no answer")
+			}
+		}
+	})
 }
 
 func budgetServer(j job, ready func()) ([]result, error) {
@@ -374,8 +441,13 @@ func budgetClient(j job, _ func()) ([]result, error) {
 		return nil, err
 	}
 	rs := make([]result, len(j.Tests))
-	for i := range j.Tests {
-		if rs[i], err = b.send(j.Warm, j.Window); err != nil {
+	for i, t := range j.Tests {
+		if t.Workload == "ping-pong" {
+			rs[i], err = b.pingPong(j, t.Size)
+		} else {
+			rs[i], err = b.send(j.Warm, j.Window)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

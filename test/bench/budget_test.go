@@ -37,7 +37,13 @@ func TestBudget(t *testing.T) {
 				defer close(done)
 				b.receive(&stop)
 			}()
-			r, err := a.send(10*time.Millisecond, 100*time.Millisecond)
+			if p, err := a.pingPong(job{Window: 10 * time.Millisecond}, 64); err != nil || p.Value <= 0 {
+				t.Errorf("pingPong = %+v, %v", p, err)
+			}
+			var r result
+			for octets := 0.0; octets < 2*budgetMessage && err == nil; octets += r.Value * 200e6 / 8 {
+				r, err = a.send(time.Millisecond, 200*time.Millisecond)
+			}
 			stop.Store(true)
 			<-done
 			if err != nil || r.Value <= 0 {

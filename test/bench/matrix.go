@@ -46,7 +46,7 @@ const (
 
 func workloads() []workload {
 	bulk := map[string]string{"budget": "stream", "kernel-tcp-nogso": "stream", "kernel-tcp-gso": "stream"}
-	lat := map[string]string{"kernel-tcp-nogso": "ping-pong", "kernel-tcp-gso": "ping-pong", "libfabric-tcp": "ping-pong"}
+	lat := map[string]string{"budget": "ping-pong", "kernel-tcp-nogso": "ping-pong", "kernel-tcp-gso": "ping-pong", "libfabric-tcp": "ping-pong"}
 	rate := map[string]string{"kernel-tcp-nogso": "rate", "kernel-tcp-gso": "rate"}
 	return []workload{
 		{"write-bw", "daemon", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, bulk},
@@ -104,7 +104,7 @@ func (m *matrix) pairings(mtu int) []pairing {
 				}
 				mean := peer == "libfabric-tcp"
 				theirs := size
-				if peer == "budget" {
+				if asked == "stream" && peer == "budget" {
 					theirs = mib // it has no messages
 				}
 				ps = append(ps, pairing{w, size, mtu, peer,
