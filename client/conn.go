@@ -227,7 +227,7 @@ func (c *Conn) begin(ctx context.Context) (*op, error) {
 	for {
 		select {
 		case o := <-c.free:
-			o.complete, o.abandoned, o.chunk, o.tmp = false, false, -1, nil
+			o.reset()
 			return o, nil
 		case c.leader <- struct{}{}: // operations that nobody waits for any more come free by polling
 			err := c.lead(ctx, func() bool { return len(c.free) > 0 })
@@ -239,6 +239,15 @@ func (c *Conn) begin(ctx context.Context) (*op, error) {
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// reset makes o new. It takes the lock, though nobody else has o: what orders it
+// after the completion of o's last use is the queues' shared memory, of which
+// the race detector knows nothing.
+func (o *op) reset() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.complete, o.abandoned, o.chunk, o.tmp = false, false, -1, nil
 }
 
 // end gives an operation back.

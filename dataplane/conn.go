@@ -35,6 +35,7 @@ type conn struct {
 	lst     *listener // while half-open
 	passive bool
 	dirty   bool
+	starved bool // on the worker's list of that name
 	closed  bool // EventClosed is out
 	gone    bool // in no table any more
 	err     error

@@ -301,3 +301,12 @@ func TestAdoption(t *testing.T) {
 		}
 	}
 }
+
+// TestFewSlots: a connection that ran out of TX slots goes on when they come
+// free, though nothing else happens on it then.
+func TestFewSlots(t *testing.T) {
+	for _, slots := range []int{slotReserve + 1, 100, 200} {
+		s, a, q := newLoad(t, link.PipeConfig{Slots: slots}, mpa.Params{CRC: true, IRD: 4, ORD: 4}, rdmap.OpWrite, 1<<20)
+		s.load(a, q, 20)
+	}
+}

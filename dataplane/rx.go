@@ -7,7 +7,6 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
-	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
@@ -19,7 +18,6 @@ type inbound struct {
 	off   int // of the payload in the frame
 	fpdu  mpa.FPDU
 	early mpa.FPDU
-	event rdmap.Event
 }
 
 // heldTable keeps the frames of out-of-order segments; its indices are the

@@ -130,11 +130,12 @@ func (w *worker) peerClosed(c *conn) {
 func (w *worker) composeStream(c *conn) {
 	had := len(c.outq) - c.outAt
 	for c.outAt < len(c.outq) {
-		if c.tcp.Room() <= 0 || w.link.FreeSlots() <= slotReserve/2 {
+		if c.tcp.Room() <= 0 {
 			break
 		}
 		s, ok := w.link.Alloc()
 		if !ok {
+			w.starve(c)
 			break
 		}
 		n := min(len(c.outq)-c.outAt, c.tcp.MSS())
@@ -183,7 +184,11 @@ func (w *worker) composeFPDUs(c *conn) int {
 		}
 		// A segment that does not fit in the record in hand begins the next one
 		// at once, so two slots must be free before the first is asked for.
-		if c.tcp.Room() <= 0 || w.link.FreeSlots() < slotReserve {
+		if c.tcp.Room() <= 0 {
+			break
+		}
+		if w.link.FreeSlots() < slotReserve {
+			w.starve(c)
 			break
 		}
 		if !w.composeRecord(c) {
@@ -202,6 +207,30 @@ func (w *worker) composeFPDUs(c *conn) int {
 	return n
 }
 
+// starve remembers that c waits for TX slots: no event of its own may follow
+// when they come free.
+func (w *worker) starve(c *conn) {
+	if !c.starved {
+		c.starved = true
+		w.starved = append(w.starved, c)
+	}
+}
+
+// feed marks the connections that wait for slots, now that there are some.
+func (w *worker) feed() int {
+	n := len(w.starved)
+	if n == 0 || w.link.FreeSlots() < slotReserve {
+		return 0
+	}
+	for i, c := range w.starved {
+		c.starved = false
+		w.mark(c)
+		w.starved[i] = nil
+	}
+	w.starved = w.starved[:0]
+	return n
+}
+
 // composeRecord packs whole FPDUs into one TCP segment. It reports whether
 // there was anything to send.
 func (w *worker) composeRecord(c *conn) bool {
@@ -213,6 +242,7 @@ func (w *worker) composeRecord(c *conn) bool {
 	s, ok := w.link.Alloc()
 	if !ok {
 		c.hasPend = true
+		w.starve(c)
 		return false
 	}
 	buf := w.link.Bytes(s)[headroom:]

@@ -55,6 +55,7 @@ type worker struct {
 
 	dirty     []*conn // to be pumped at the end of the turn
 	dirtyNext []*conn
+	starved   []*conn // wait for TX slots
 	cqs       []CQ // with entries to publish
 
 	rx    [rxBudget]link.Frame
@@ -157,43 +158,38 @@ func (w *worker) loop() {
 	}
 }
 
-// fillIn runs the worker while the application does not drive it: asleep in
-// poll() between looks, and only a look a millisecond while the application
-// turns.
+// fillIn runs the worker while the application does not drive it. It holds drive
+// through its turns and its sleep, since Wait uses the link too; an application
+// that comes meanwhile wakes it, and then has the worker to itself for as long
+// as it turns at least once a millisecond.
 func (w *worker) fillIn() {
 	for !w.e.stop.Load() {
 		if w.e.cfg.Now().Sub(clock.Time(w.app.Load())) < time.Millisecond {
 			unix.Nanosleep(&unix.Timespec{Nsec: int64(time.Millisecond)}, nil)
 			continue
 		}
-		w.drive.Lock()
-		n := w.turn()
-		if n == 0 {
-			w.arm(true)
-			n = w.turn()
-		}
-		wait := w.untilTimer(time.Hour)
-		w.drive.Unlock()
-		if n == 0 {
-			w.link.Wait(wait, w.cmds.fd)
-		}
-		w.drive.Lock()
-		w.arm(false)
-		w.drive.Unlock()
+		w.fillInTurn()
+	}
+}
+
+func (w *worker) fillInTurn() {
+	w.drive.Lock()
+	defer w.drive.Unlock() // also when the turn faults
+	if w.turn() == 0 {
+		w.sleep(time.Hour)
 	}
 }
 
 func (w *worker) inlineTurn() int {
+	w.app.Store(int64(w.e.cfg.Now()))
 	if !w.drive.TryLock() {
+		if w.cmds.sleeping.CompareAndSwap(true, false) {
+			w.cmds.wake()
+		}
 		return 0
 	}
-	if w.cmds.sleeping.Load() {
-		w.arm(false)
-	}
-	n := w.turn()
-	w.app.Store(int64(w.now))
-	w.drive.Unlock()
-	return n
+	defer w.drive.Unlock()
+	return w.turn()
 }
 
 // sleep waits for work. It arms first and looks again, so that nothing rung or
@@ -234,6 +230,7 @@ func (w *worker) turn() int {
 	n += w.pump()
 	w.link.Flush()
 	n += w.reap()
+	n += w.feed()
 	w.publish()
 	w.stats.Turns++
 	return n

@@ -5,7 +5,6 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
-	"github.com/iwarpd/iwarpd/dataplane/link"
 )
 
 // TestBulk: a window full of long messages, and of short ones.
@@ -15,7 +14,7 @@ func TestBulk(t *testing.T) {
 }
 
 func bulk(t *testing.T, size, total int) {
-	a, b, ctx := verbsPair(t, embed.PairConfig{Pipe: link.PipeConfig{Slots: 1 << 14, RxFrames: 1 << 14}}, 64)
+	a, b, ctx := verbsPair(t, embed.PairConfig{}, 64)
 	wrs := make([]iwarp.SendWR, 16)
 	for i := range wrs {
 		wrs[i] = iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, size)}, RKey: b.mem.RKey(), Remote: b.mem.Base()}

@@ -70,9 +70,6 @@ func connect(t testing.TB, ctx context.Context, a, b *embed.Node, cfg *iwarp.Con
 func forms(t *testing.T, f func(t *testing.T, inline bool)) {
 	t.Run("workers", func(t *testing.T) { f(t, false) })
 	t.Run("inline", func(t *testing.T) {
-		if raceEnabled {
-			t.Skip("dataplane.Engine.Turn is not clean under the race detector: Link.Wait runs beside it")
-		}
 		f(t, true)
 	})
 }
@@ -199,6 +196,7 @@ func TestNegotiation(t *testing.T) {
 		{"no CRC", iwarp.Startup{NoCRC: true}, iwarp.ConnInfo{Revision: 2, PeerToPeer: true, IRD: 16, ORD: 16}},
 		{"revision 1", iwarp.Startup{Revision: 1}, iwarp.ConnInfo{Revision: 1, CRC: true, IRD: 16, ORD: 16}},
 		{"no p2p", iwarp.Startup{NoPeerToPeer: true, IRD: 3, ORD: 2}, iwarp.ConnInfo{Revision: 2, CRC: true, IRD: 3, ORD: 2}},
+		{"RTR by Send", iwarp.Startup{RTR: iwarp.RTRSend}, iwarp.ConnInfo{Revision: 2, CRC: true, PeerToPeer: true, IRD: 16, ORD: 16}},
 		{"RTR by Read", iwarp.Startup{RTR: iwarp.RTRRead}, iwarp.ConnInfo{Revision: 2, CRC: true, PeerToPeer: true, IRD: 16, ORD: 16}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
