@@ -28,6 +28,7 @@ type Conn struct {
 	err    error
 	v6     bool
 	active bool // opened by us
+	queued bool // has a place in the SYN queue of its listener
 	events uint8
 
 	// Send sequence space, RFC 9293 3.3.1.

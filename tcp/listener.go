@@ -64,6 +64,7 @@ func (l *Listener) HandleSegment(now clock.Time, f pkt.Flow, s *Segment) (c *Con
 	iss := ISS(l.secret, f, now)
 	c = newConn(now, &l.cfg, f, iss, l.mtu)
 	c.state = SynReceived
+	c.queued = true
 	c.nxt = iss + 1
 	c.takeSYN(now, &s.Header)
 	c.ecnOK = l.cfg.wantECN() && s.Flags&(ECE|CWR) == ECE|CWR
@@ -72,10 +73,11 @@ func (l *Listener) HandleSegment(now clock.Time, f pkt.Flow, s *Segment) (c *Con
 	return c, Header{}, false
 }
 
-// Done says that c, which came from this listener in SYN-RECEIVED, has left that
-// state.
-func (l *Listener) Done(*Conn) {
-	if l.half > 0 {
+// Done says that c, which came from this listener, has left SYN-RECEIVED. It may be
+// said more than once, and of a connection made by a cookie, which had no place.
+func (l *Listener) Done(c *Conn) {
+	if c.queued {
+		c.queued = false
 		l.half--
 	}
 }

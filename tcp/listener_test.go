@@ -102,6 +102,7 @@ func TestSYNCookie(t *testing.T) {
 			if o.Opts.HasTimestamps && int32(o.Opts.TSVal-r.Opts.TSVal) <= 0 {
 				t.Error("the timestamp clock runs backwards")
 			}
+			l.Done(c)
 			if st := l.Stats(); st.HalfOpen != 2 || st.CookiesGood != 1 {
 				t.Errorf("%+v", st)
 			}
@@ -166,6 +167,7 @@ func TestSYNFlood(t *testing.T) {
 	cfg := DefaultConfig()
 	l := NewListener(&cfg, 16, [16]byte{7}, 1500)
 	conns := 0
+	var first *Conn
 	for i := range 100_000 {
 		s := cookieSYN()
 		s.Seq = serial.Num(i * 7919)
@@ -173,6 +175,7 @@ func TestSYNFlood(t *testing.T) {
 		c, _, ok := l.HandleSegment(simStart, f, &s)
 		if c != nil {
 			conns++
+			first = c
 		} else if !ok {
 			t.Fatal("no cookie")
 		}
@@ -185,7 +188,11 @@ func TestSYNFlood(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() { l.HandleSegment(simStart, f, &s) }); n != 0 {
 		t.Errorf("%v allocations for a SYN in a flood", n)
 	}
-	l.Done(nil)
+	l.Done(first)
+	l.Done(first)
+	if n := l.Stats().HalfOpen; n != 15 {
+		t.Errorf("%d half-open connections after one is done", n)
+	}
 	if c, _, _ := l.HandleSegment(simStart, f, &s); c == nil {
 		t.Error("the queue has room, but a cookie was sent")
 	}

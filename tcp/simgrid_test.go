@@ -149,6 +149,9 @@ func gridSim(t *testing.T, seed uint64) (*sim, time.Duration) {
 	return s, limit
 }
 
+// simRegressions are seeds that failed, or took far too long, once.
+var simRegressions = []uint64{345, 410, 413, 421, 464, 911, 1104, 1121, 1363, 1531, 1714, 1836, 1862}
+
 // TestSim runs two connections against each other over bad wires, one for each
 // seed. -tcp.seeds=1000 runs as many as issue B asks for.
 func TestSim(t *testing.T) {
@@ -159,7 +162,14 @@ func TestSim(t *testing.T) {
 	} else if testing.Short() {
 		n = min(n, 60)
 	}
-	for seed := from; seed < from+uint64(n); seed++ {
+	seeds := make([]uint64, 0, n)
+	for i := range uint64(n) {
+		seeds = append(seeds, from+i)
+	}
+	if !only {
+		seeds = append(seeds, simRegressions...)
+	}
+	for _, seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			s, limit := gridSim(t, seed)
 			s.trace = only
