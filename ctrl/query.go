@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/verbs"
@@ -238,7 +239,7 @@ func (c *session) queryStats(reply *ctrlpb.Reply) error {
 }
 
 // Counters returns all counters of the control plane ("ctrl."), of the workers
-// together ("engine.") and of their links ("link.").
+// together ("engine."), of their links ("link.") and of the XDP program ("xdp.").
 func (s *Server) Counters() []*ctrlpb.Counter {
 	k := &s.counters
 	out := []*ctrlpb.Counter{
@@ -257,6 +258,11 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 	e, ok := s.engine.(Counted)
 	if !ok {
 		return out
+	}
+	if x, ok := s.claims.steering.(interface{ Counters() (bpf.Counters, error) }); ok {
+		if k, err := x.Counters(); err == nil {
+			out = appendCounters(out, "xdp.", k)
+		}
 	}
 	sums := make(map[string]*ctrlpb.Counter)
 	for _, st := range e.Stats() {
