@@ -1,0 +1,397 @@
+// Package clib tests the C library, client/c: against daemons in two network
+// namespaces, and against one that means it ill.
+package clib
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// limit is how long anything may take that should be quick.
+const limit = 30 * time.Second
+
+const source = "../../client/c"
+
+// A variant is a way to compile the library.
+type variant struct {
+	name, cflags string
+	once         sync.Once
+	dir          string
+	err          error
+}
+
+var (
+	plain     = &variant{name: "plain", cflags: "-O2 -g"}
+	sanitized = &variant{name: "sanitized", cflags: "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"}
+	threaded  = &variant{name: "threaded", cflags: "-O1 -g -fsanitize=thread"}
+)
+
+var (
+	goOnce sync.Once
+	tmp    string
+	goErr  error
+)
+
+func TestMain(m *testing.M) {
+	var err error
+	if tmp, err = os.MkdirTemp("", "iwarpd-clib"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(tmp)
+	os.Exit(code)
+}
+
+func runTool(name string, args ...string) error {
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+func requireTools(t *testing.T) {
+	t.Helper()
+	for _, tool := range []string{"gcc", "make", "protoc-c", "pkg-config", "nm"} {
+		testenv.RequireTool(t, tool)
+	}
+	if exec.Command("pkg-config", "--exists", "libprotobuf-c").Run() != nil {
+		testenv.Skip(t, "needs libprotobuf-c-dev")
+	}
+}
+
+// build compiles the library, the example and check.c, without a warning, and
+// returns the path of a program or library.
+func (v *variant) build(t *testing.T, name string) string {
+	t.Helper()
+	requireTools(t)
+	v.once.Do(func() {
+		v.dir = filepath.Join(tmp, v.name)
+		if v.err = runTool("make", "-s", "-C", source, "O="+v.dir, "CFLAGS="+v.cflags, "CC=gcc"); v.err != nil {
+			return
+		}
+		args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror"}, strings.Fields(v.cflags)...)
+		args = append(args, "-I"+source, "-o", filepath.Join(v.dir, "check"), "testdata/check.c",
+			"-L"+v.dir, "-liwarpd", "-lpthread", "-Wl,-rpath,"+v.dir)
+		v.err = runTool("gcc", args...)
+	})
+	if v.err != nil {
+		t.Fatal(v.err)
+	}
+	return filepath.Join(v.dir, name)
+}
+
+// program builds iwarpd and iwarpctl, once, and returns the path of one.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	goOnce.Do(func() {
+		cmd := exec.Command("go", "build", "-o", tmp, "../../cmd/iwarpd", "../../cmd/iwarpctl")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			goErr = fmt.Errorf("%w\n%s", err, out)
+		}
+	})
+	if goErr != nil {
+		t.Fatal(goErr)
+	}
+	return filepath.Join(tmp, name)
+}
+
+// process is a running program whose output is collected line by line.
+type process struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	lines chan string
+	done  chan struct{}
+	mu    sync.Mutex
+	text  strings.Builder
+}
+
+func start(t *testing.T, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{t: t, cmd: cmd, lines: make(chan string, 4096), done: make(chan struct{})}
+	r, w := io.Pipe()
+	cmd.Stdout, cmd.Stderr = w, w
+	var err error
+	if p.stdin, err = cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		s := bufio.NewScanner(r)
+		s.Buffer(nil, 1<<20) // ping data is a line
+		for s.Scan() {
+			p.mu.Lock()
+			fmt.Fprintln(&p.text, s.Text())
+			p.mu.Unlock()
+			select {
+			case p.lines <- s.Text():
+			default:
+			}
+		}
+		_, _ = io.Copy(io.Discard, r)
+	}()
+	go func() {
+		_ = cmd.Wait()
+		w.Close()
+		<-read
+		close(p.done)
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-p.done
+		if t.Failed() {
+			t.Logf("%s:\n%s", strings.Join(cmd.Args, " "), p.output())
+		}
+	})
+	return p
+}
+
+func (p *process) output() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.text.String()
+}
+
+// expect waits until the process has printed a line with text.
+func (p *process) expect(text string) {
+	p.t.Helper()
+	deadline := time.After(limit)
+	for {
+		select {
+		case line := <-p.lines:
+			if strings.Contains(line, text) {
+				return
+			}
+		case <-p.done:
+			if !strings.Contains(p.output(), text) {
+				p.t.Fatalf("%s ended without %q:\n%s", filepath.Base(p.cmd.Path), text, p.output())
+			}
+			return
+		case <-deadline:
+			p.t.Fatalf("no %q within %v:\n%s", text, limit, p.output())
+		}
+	}
+}
+
+// succeed waits for the end, which must be one with exit code 0.
+func (p *process) succeed() {
+	p.t.Helper()
+	select {
+	case <-p.done:
+	case <-time.After(limit):
+		p.t.Fatalf("%s did not end within %v:\n%s", strings.Join(p.cmd.Args, " "), limit, p.output())
+	}
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+		p.t.Fatalf("%s: %v:\n%s", strings.Join(p.cmd.Args, " "), p.cmd.ProcessState, p.output())
+	}
+}
+
+// host is one end of a wire with a daemon on it.
+type host struct {
+	end    *testenv.End
+	socket string
+	daemon *process
+}
+
+func newHosts(t *testing.T, args ...string) (a, b *host) {
+	t.Helper()
+	requireTools(t)
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	newHost := func(end *testenv.End) *host {
+		h := &host{end: end, socket: filepath.Join(t.TempDir(), "iwarpd.sock")}
+		// A namespace lasts as long as a process in it: the daemon's own address is
+		// its host's, the socket is found from everywhere.
+		h.daemon = start(t, end.NS.Command(program(t, "iwarpd"), append([]string{"--interface", end.Name, "--socket", h.socket}, args...)...))
+		h.daemon.expect("ready")
+		return h
+	}
+	return newHost(&v.A), newHost(&v.B)
+}
+
+func (h *host) ctl(t *testing.T, args ...string) *process {
+	t.Helper()
+	return start(t, exec.Command(program(t, "iwarpctl"), append([]string{"--socket", h.socket}, args...)...))
+}
+
+func (h *host) ping(t *testing.T, v *variant, args ...string) *process {
+	t.Helper()
+	return start(t, exec.Command(v.build(t, "ping"), append([]string{"-u", h.socket}, args...)...))
+}
+
+// The example pings iwarpctl ping, the other way round, and itself.
+func TestPing(t *testing.T) {
+	a, b := newHosts(t)
+	addr4, addr6 := b.end.Addr4.String(), b.end.Addr6.String()
+	for _, v := range []*variant{plain, sanitized} {
+		for _, size := range []string{"26", "64", "65535"} {
+			t.Run(v.name+"/"+size, func(t *testing.T) {
+				server := b.ping(t, v, "-s", "-a", addr4)
+				server.expect("listening on")
+				a.ctl(t, "ping", "-c", "-a", addr4, "-C", "30", "-S", size, "-V").succeed()
+				server.succeed()
+				server.expect("30 rounds")
+
+				server = b.ctl(t, "ping", "-s", "-a", addr4)
+				server.expect("listening on")
+				client := a.ping(t, v, "-c", "-a", addr4, "-C", "30", "-S", size, "-V", "-v")
+				client.succeed()
+				client.expect("ping data: rdma-ping-29: ")
+				server.succeed()
+
+				server = b.ping(t, v, "-s", "-a", addr6)
+				server.expect("listening on")
+				a.ping(t, v, "-c", "-a", addr6, "-C", "30", "-S", size, "-V").succeed()
+				server.succeed()
+			})
+		}
+	}
+}
+
+// check runs check.c in one of its modes.
+func check(t *testing.T, v *variant, a, b *host, mode string) *process {
+	t.Helper()
+	cmd := exec.Command(v.build(t, "check"), a.socket, a.end.Addr4.String(), b.socket, b.end.Addr4.String(), mode)
+	return start(t, cmd)
+}
+
+func TestCheck(t *testing.T) {
+	a, b := newHosts(t)
+	for _, v := range []*variant{plain, sanitized} {
+		for _, mode := range []string{"verbs", "cm", "threads"} {
+			t.Run(v.name+"/"+mode, func(t *testing.T) { check(t, v, a, b, mode).succeed() })
+		}
+	}
+	t.Run("threaded/threads", func(t *testing.T) { check(t, threaded, a, b, "threads").succeed() })
+	// What was left behind, at its end, by a process that did not give it back:
+	// nothing.
+	status := a.ctl(t, "--json", "status")
+	status.succeed()
+	for _, what := range []string{`"qps": 0`, `"mrs": 0`, `"cqs": 0`, `"listens": 0`, `"registered": 0`} {
+		if !strings.Contains(status.output(), what) {
+			t.Errorf("status has no %s:\n%s", what, status.output())
+		}
+	}
+}
+
+// While the workers are awake posting and polling make no system call: check.c
+// forbids itself every call but read, write and exit.
+func TestNoSystemCall(t *testing.T) {
+	a, b := newHosts(t, "--poll", "busy")
+	check(t, plain, a, b, "quiet").succeed()
+}
+
+// The daemon is killed: every call says so, and SIGPIPE ends nobody.
+func TestDaemonGone(t *testing.T) {
+	for _, v := range []*variant{plain, sanitized} {
+		t.Run(v.name, func(t *testing.T) {
+			a, b := newHosts(t, "--spin", "0s")
+			p := check(t, v, a, b, "gone")
+			p.expect("kill")
+			for _, h := range []*host{a, b} {
+				_ = h.daemon.cmd.Process.Kill()
+				<-h.daemon.done
+			}
+			if _, err := io.WriteString(p.stdin, "\n"); err != nil {
+				t.Fatal(err)
+			}
+			p.succeed()
+		})
+	}
+}
+
+// The shared library shows what the header declares, and nothing else; the
+// static one has no other global names.
+func TestSymbols(t *testing.T) {
+	plain.build(t, "")
+	header, err := os.ReadFile(source + "/iwarpd.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, m := range regexp.MustCompile(`(?m)^IWARPD_API [^(]*?(iwarpd_\w+)\(`).FindAllSubmatch(header, -1) {
+		want = append(want, string(m[1]))
+	}
+	slices.Sort(want)
+	if len(want) < 30 {
+		t.Fatalf("the header declares %d functions: is it read right?", len(want))
+	}
+	for lib, flag := range map[string]string{"libiwarpd.so": "-D", "libiwarpd.a": "-g"} {
+		out, err := exec.Command("nm", flag, "--defined-only", plain.build(t, lib)).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for line := range strings.Lines(string(out)) {
+			if f := strings.Fields(line); len(f) == 3 && f[1] == "T" {
+				name, _, _ := strings.Cut(f[2], "@@IWARPD_0.1")
+				got = append(got, name)
+			}
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s has %q; the header declares %q", lib, got, want)
+		}
+	}
+}
+
+// The header's numbers are those of docs/api.md.
+func TestHeaderNumbers(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	header, err := os.ReadFile(source + "/iwarpd.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	prefixes := map[string]string{
+		"Send WQE/opcode": "WR_", "Send WQE/flag": "", "CQE/status": "WC_", "CQE/opcode": "WC_", "CQE/flag": "WC_", "Client memory/access": "",
+		"Errors/code": "CODE_",
+	}
+	row := regexp.MustCompile(`^\| (\d+) \| ([A-Z_]+) \|`)
+	heading, table, checked := "", "", map[string]int{}
+	for line := range strings.Lines(string(doc)) {
+		if h, ok := strings.CutPrefix(line, "### "); ok {
+			heading = strings.TrimSpace(h)
+		}
+		if strings.HasPrefix(line, "| ") {
+			if first, _, _ := strings.Cut(line[2:], " "); regexp.MustCompile(`^[a-z]+$`).MatchString(first) {
+				table = heading + "/" + first
+			}
+		}
+		m := row.FindStringSubmatch(line)
+		prefix, ok := prefixes[table]
+		if m == nil || !ok {
+			continue
+		}
+		checked[table]++
+		if want := fmt.Sprintf("IWARPD_%s%s = %s,", prefix, m[2], m[1]); !bytes.Contains(header, []byte(want)) {
+			t.Errorf("iwarpd.h has no %q, docs/api.md has (%s)", want, table)
+		}
+	}
+	for table := range prefixes {
+		if checked[table] < 3 {
+			t.Errorf("docs/api.md: %d numbers found under %s", checked[table], table)
+		}
+	}
+}

@@ -1,0 +1,518 @@
+/*
+ * check tries libiwarpd against two daemons that reach each other; a process may
+ * be the client of both.
+ *
+ *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|threads|quiet|gone
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/seccomp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <iwarpd.h>
+
+#define CHECK(cond)                                                                  \
+	do {                                                                         \
+		if (!(cond)) {                                                       \
+			fprintf(stderr, "check.c:%d: not so: %s (%s)\n", __LINE__, #cond, err.text); \
+			exit(1);                                                     \
+		}                                                                    \
+	} while (0)
+
+enum { SIZE = 65536, RECVS = 16, WAIT = 30000 };
+
+static struct iwarpd_error err;
+
+struct side {
+	struct iwarpd_device *dev;
+	const char *address;
+	struct iwarpd_pd *pd;
+	struct iwarpd_cq *scq, *rcq;
+	struct iwarpd_qp *qp;
+	struct iwarpd_mr *mr;
+	struct iwarpd_event ev; /* the last one */
+};
+
+static void open_side(struct side *s, const char *socket, const char *address)
+{
+	memset(s, 0, sizeof(*s));
+	s->address = address;
+	CHECK(iwarpd_open(socket, "check", &s->dev, &err) == 0);
+}
+
+static void make_qp(struct side *s)
+{
+	struct iwarpd_qp_attr attr = { .send_depth = 8, .recv_depth = RECVS, .max_sge = 2, .max_inline = 32, .context = s };
+
+	CHECK(iwarpd_alloc_pd(s->dev, &s->pd, &err) == 0);
+	CHECK(iwarpd_create_cq(s->dev, 64, &s->scq, &err) == 0);
+	CHECK(iwarpd_create_cq(s->dev, 64, &s->rcq, &err) == 0);
+	CHECK(iwarpd_alloc_mr(s->pd, SIZE, IWARPD_LOCAL_WRITE | IWARPD_REMOTE_WRITE | IWARPD_REMOTE_READ |
+			      IWARPD_REMOTE_ATOMIC | IWARPD_MW_BIND, &s->mr, &err) == 0);
+	attr.send_cq = s->scq;
+	attr.recv_cq = s->rcq;
+	CHECK(iwarpd_create_qp(s->pd, &attr, &s->qp, &err) == 0);
+	CHECK(iwarpd_qp_context(s->qp) == s);
+	for (uint64_t i = 0; i < RECVS; i++) {
+		struct iwarpd_sge sge = { s->mr->base + SIZE / 2 + i * 64, 64, s->mr->lkey };
+		struct iwarpd_recv_wr wr = { .id = i, .sge = &sge, .num_sge = 1 };
+
+		CHECK(iwarpd_post_recv(s->qp, &wr) == 0);
+	}
+}
+
+/* drop gives everything back in order; nothing may be in use any more. */
+static void drop(struct side *s)
+{
+	CHECK(iwarpd_dealloc_pd(s->pd, &err) == -EBUSY && err.code == IWARPD_CODE_BUSY && err.text[0]);
+	CHECK(iwarpd_destroy_cq(s->scq, &err) == -EBUSY);
+	CHECK(iwarpd_destroy_qp(s->qp, &err) == 0);
+	CHECK(iwarpd_destroy_cq(s->scq, &err) == 0);
+	CHECK(iwarpd_destroy_cq(s->rcq, &err) == 0);
+	CHECK(iwarpd_dereg_mr(s->mr, &err) == 0);
+	CHECK(iwarpd_dealloc_pd(s->pd, &err) == 0);
+}
+
+static void expect_event(struct side *s, uint32_t type)
+{
+	CHECK(iwarpd_get_qp_event(s->qp, &s->ev, WAIT, &err) == 0);
+	if (s->ev.type != type)
+		fprintf(stderr, "event: %s: %s\n", iwarpd_event_text(s->ev.type), s->ev.error.text);
+	CHECK(s->ev.type == type && s->ev.qp == s->qp);
+}
+
+/* request has a connect from a to b, and returns the connect request. */
+static void request(struct side *a, struct side *b, struct iwarpd_listener *l)
+{
+	struct iwarpd_connect_attr attr = {
+		.remote = iwarpd_listener_address(l), .local = a->address, .private_data = "hello", .private_len = 5,
+	};
+
+	CHECK(iwarpd_connect(a->qp, &attr, &err) == 0);
+	CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0);
+	CHECK(b->ev.type == IWARPD_EVENT_CONNECT_REQUEST && b->ev.listener == l);
+	CHECK(b->ev.data_len == 5 && memcmp(b->ev.data, "hello", 5) == 0);
+	CHECK(strncmp(b->ev.remote, a->address, strlen(a->address)) == 0);
+}
+
+static struct iwarpd_listener *listen_on(struct side *s)
+{
+	struct iwarpd_listen_attr attr = { .address = s->address };
+	struct iwarpd_listener *l;
+
+	CHECK(iwarpd_listen(s->dev, &attr, &l, &err) == 0);
+	CHECK(strncmp(iwarpd_listener_address(l), s->address, strlen(s->address)) == 0);
+	return l;
+}
+
+static void join(struct side *a, struct side *b)
+{
+	struct iwarpd_accept_attr attr = { .private_data = "welcome", .private_len = 7, .ird = 4, .ord = -1 };
+	struct iwarpd_listener *l = listen_on(b);
+
+	make_qp(a);
+	make_qp(b);
+	request(a, b, l);
+	CHECK(iwarpd_accept(b->dev, b->ev.conn, b->qp, &attr, &err) == 0);
+	expect_event(a, IWARPD_EVENT_ESTABLISHED);
+	CHECK(a->ev.data_len == 7 && memcmp(a->ev.data, "welcome", 7) == 0);
+	CHECK(a->ev.negotiated.revision == 2 && a->ev.negotiated.crc && a->ev.negotiated.ord == 4);
+	expect_event(b, IWARPD_EVENT_ESTABLISHED);
+	CHECK(b->ev.negotiated.ird == 4 && b->ev.negotiated.ord == 0);
+	CHECK(iwarpd_unlisten(l, &err) == 0);
+}
+
+static struct iwarpd_wc wait_one(struct iwarpd_cq *cq)
+{
+	struct iwarpd_wc wc;
+
+	CHECK(iwarpd_wait_cq(cq, &wc, 1, WAIT) == 1);
+	return wc;
+}
+
+/* run posts a work request with one SGE and expects that status of it. */
+static void run(struct side *s, struct iwarpd_send_wr wr, uint64_t offset, uint32_t len, uint32_t status)
+{
+	struct iwarpd_sge sge = { s->mr->base + offset, len, s->mr->lkey };
+	struct iwarpd_wc wc;
+
+	wr.id = 4711;
+	wr.flags |= IWARPD_SIGNALED;
+	if (len > 0) {
+		wr.sge = &sge;
+		wr.num_sge = 1;
+	}
+	CHECK(iwarpd_post_send(s->qp, &wr) == 0);
+	wc = wait_one(s->scq);
+	if (wc.status != status)
+		fprintf(stderr, "status %u: %s\n", wc.status, iwarpd_wc_status_text(wc.status));
+	CHECK(wc.id == 4711 && wc.status == status && wc.qp == iwarpd_qp_num(s->qp));
+}
+
+static char *at(struct side *s, uint64_t offset)
+{
+	return (char *)s->mr->addr + offset;
+}
+
+static void check_tagged(struct side *a, struct side *b)
+{
+	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_RDMA_WRITE, .remote_addr = b->mr->base + 100, .rkey = b->mr->rkey };
+
+	for (int i = 0; i < 20000; i++)
+		at(a, 0)[i] = (char)(i * 7);
+	run(a, wr, 0, 20000, IWARPD_WC_SUCCESS);
+	wr.opcode = IWARPD_WR_RDMA_READ;
+	wr.remote_addr = b->mr->base + 100;
+	run(a, wr, 20001, 9999, IWARPD_WC_SUCCESS); /* follows the Write */
+	CHECK(memcmp(at(b, 100), at(a, 0), 20000) == 0);
+	CHECK(memcmp(at(a, 20001), at(a, 0), 9999) == 0);
+}
+
+static void check_atomics(struct side *a, struct side *b)
+{
+	struct iwarpd_send_wr wr = {
+		.opcode = IWARPD_WR_FETCH_ADD, .remote_addr = b->mr->base, .rkey = b->mr->rkey, .compare_add = 5,
+	};
+	uint64_t v = 37;
+
+	memcpy(at(b, 0), &v, 8);
+	run(a, wr, 8, 8, IWARPD_WC_SUCCESS);
+	memcpy(&v, at(a, 8), 8);
+	CHECK(v == 37);
+	wr.opcode = IWARPD_WR_CMP_SWAP;
+	wr.compare_add = 42;
+	wr.swap = 1;
+	wr.compare_mask = wr.swap_mask = UINT64_MAX;
+	run(a, wr, 16, 8, IWARPD_WC_SUCCESS);
+	memcpy(&v, at(a, 16), 8);
+	CHECK(v == 42);
+	memcpy(&v, at(b, 0), 8);
+	CHECK(v == 1);
+}
+
+static void check_messages(struct side *a, struct side *b)
+{
+	struct iwarpd_sge pieces[2] = { { a->mr->base, 3, a->mr->lkey }, { a->mr->base + 10, 4, a->mr->lkey } };
+	struct iwarpd_send_wr wrs[3] = {
+		{ .opcode = IWARPD_WR_SEND, .flags = IWARPD_INLINE, .inline_data = "in line", .inline_len = 7 },
+		{ .opcode = IWARPD_WR_SEND, .sge = pieces, .num_sge = 2 },
+		{ .opcode = IWARPD_WR_IMM, .flags = IWARPD_SIGNALED | IWARPD_SOLICITED, .imm = 0x0102030405060708 },
+	};
+	struct iwarpd_wc wc;
+
+	memcpy(at(a, 0), "abcdefghijklmn", 14);
+	CHECK(iwarpd_post_sends(a->qp, wrs, 3) == 3);
+	wc = wait_one(b->rcq);
+	CHECK(wc.status == 0 && wc.opcode == IWARPD_WC_RECV && wc.len == 7 && wc.id == 0);
+	CHECK(memcmp(at(b, SIZE / 2), "in line", 7) == 0);
+	wc = wait_one(b->rcq);
+	CHECK(wc.len == 7 && wc.id == 1 && memcmp(at(b, SIZE / 2 + 64), "abcklmn", 7) == 0);
+	wc = wait_one(b->rcq);
+	CHECK(wc.flags & IWARPD_WC_WITH_IMM && wc.flags & IWARPD_WC_SOLICITED && wc.imm == 0x0102030405060708);
+	CHECK(wait_one(a->scq).opcode == IWARPD_WC_IMM);
+}
+
+/* check_window binds a window at b, writes through it from a, and invalidates it. */
+static void check_window(struct side *a, struct side *b)
+{
+	struct iwarpd_send_wr write = { .opcode = IWARPD_WR_RDMA_WRITE }, inv = { .opcode = IWARPD_WR_SEND_WITH_INV };
+	struct iwarpd_sge range = { b->mr->base + 4096, 256, b->mr->lkey };
+	struct iwarpd_send_wr bind = {
+		.opcode = IWARPD_WR_BIND_MW, .flags = IWARPD_SIGNALED, .sge = &range, .num_sge = 1, .access = IWARPD_REMOTE_WRITE,
+	};
+	struct iwarpd_mw *mw;
+	struct iwarpd_wc wc;
+
+	CHECK(iwarpd_alloc_mw(b->pd, &mw, &err) == 0);
+	bind.rkey = (mw->rkey & ~UINT32_C(0xff)) | 0x5a;
+	CHECK(iwarpd_post_send(b->qp, &bind) == 0);
+	wc = wait_one(b->scq);
+	CHECK(wc.status == 0 && wc.opcode == IWARPD_WC_BIND_MW);
+	write.rkey = inv.inv_key = bind.rkey;
+	write.remote_addr = b->mr->base + 4100;
+	memcpy(at(a, 0), "window", 6);
+	run(a, write, 0, 6, IWARPD_WC_SUCCESS);
+	run(a, inv, 0, 0, IWARPD_WC_SUCCESS);
+	wc = wait_one(b->rcq);
+	CHECK(wc.flags & IWARPD_WC_WITH_INV && wc.inv_key == bind.rkey);
+	CHECK(memcmp(at(b, 4100), "window", 6) == 0);
+	CHECK(iwarpd_dealloc_mw(mw, &err) == 0);
+}
+
+/* check_reg has a region made valid by a work request, used, and invalidated. */
+static void check_reg(struct side *a, struct side *b)
+{
+	struct iwarpd_mr_attr attr = {
+		.length = 8192, .access = IWARPD_LOCAL_WRITE | IWARPD_REMOTE_WRITE, .fast = true,
+		.fd = memfd_create("check", MFD_CLOEXEC | MFD_ALLOW_SEALING),
+	};
+	struct iwarpd_sge all = { .len = 8192 };
+	struct iwarpd_send_wr reg = { .opcode = IWARPD_WR_REG, .remote_addr = 0x1000, .access = attr.access };
+	struct iwarpd_send_wr write = { .opcode = IWARPD_WR_RDMA_WRITE, .remote_addr = 0x1003 };
+	struct iwarpd_send_wr inv = { .opcode = IWARPD_WR_LOCAL_INV };
+	struct iwarpd_mr *mr;
+	char got[4] = "";
+
+	CHECK(attr.fd >= 0 && ftruncate(attr.fd, 8192) == 0);
+	CHECK(iwarpd_reg_mr(b->pd, &attr, &mr, &err) == 0);
+	write.rkey = inv.inv_key = reg.rkey = (mr->rkey & ~UINT32_C(0xff)) | 7;
+	reg.sge = &all;
+	reg.num_sge = 1;
+	reg.flags = IWARPD_SIGNALED;
+	CHECK(iwarpd_post_send(b->qp, &reg) == 0);
+	CHECK(wait_one(b->scq).status == 0);
+	memcpy(at(a, 0), "fast", 4);
+	run(a, write, 0, 4, IWARPD_WC_SUCCESS);
+	run(a, (struct iwarpd_send_wr){ .opcode = IWARPD_WR_SEND }, 0, 1, IWARPD_WC_SUCCESS);
+	CHECK(wait_one(b->rcq).status == 0);
+	CHECK(pread(attr.fd, got, 4, 3) == 4 && memcmp(got, "fast", 4) == 0);
+	run(b, inv, 0, 0, IWARPD_WC_SUCCESS);
+	CHECK(ftruncate(attr.fd, 1) < 0); /* sealed */
+	CHECK(iwarpd_dereg_mr(mr, &err) == 0);
+	close(attr.fd);
+}
+
+static void check_posting(struct side *s)
+{
+	struct iwarpd_sge sge[3] = { { 0, 0, 0 } };
+	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_SEND, .sge = sge, .num_sge = 3 };
+	struct iwarpd_recv_wr recv = { .sge = sge, .num_sge = 3 };
+
+	CHECK(iwarpd_post_send(s->qp, &wr) == -EMSGSIZE);
+	CHECK(iwarpd_post_recv(s->qp, &recv) == -EMSGSIZE);
+	wr.num_sge = 1;
+	wr.flags = IWARPD_INLINE;
+	CHECK(iwarpd_post_send(s->qp, &wr) == -EINVAL);
+	wr.num_sge = 0;
+	wr.inline_len = 65;
+	CHECK(iwarpd_post_send(s->qp, &wr) == -EMSGSIZE);
+	wr.flags = 0;
+	CHECK(iwarpd_post_send(s->qp, &wr) == -EINVAL);
+}
+
+/* check_violation writes where it may not: Terminate, end, nothing more posted. */
+static void check_violation(struct side *a, struct side *b)
+{
+	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_RDMA_READ, .remote_addr = b->mr->base + SIZE, .rkey = b->mr->rkey };
+	struct iwarpd_wc wc;
+	int got = 0, n;
+
+	run(a, wr, 0, 8, IWARPD_WC_REM_ACCESS_ERR);
+	expect_event(a, IWARPD_EVENT_TERMINATED);
+	CHECK(a->ev.terminate.remote && a->ev.error.text[0]);
+	expect_event(a, IWARPD_EVENT_DISCONNECTED);
+	expect_event(b, IWARPD_EVENT_TERMINATED);
+	CHECK(!b->ev.terminate.remote);
+	expect_event(b, IWARPD_EVENT_DISCONNECTED);
+	CHECK(iwarpd_post_send(a->qp, &wr) == -ENOTCONN);
+	while (got < RECVS && (n = iwarpd_wait_cq(a->rcq, &wc, 1, WAIT)) == 1) {
+		CHECK(wc.status == IWARPD_WC_WR_FLUSH_ERR);
+		got++;
+	}
+	CHECK(got == RECVS);
+	CHECK(iwarpd_poll_cq(a->rcq, &wc, 1) == 0 && iwarpd_wait_cq(a->rcq, &wc, 1, 1) == -ETIMEDOUT);
+}
+
+static void verbs(struct side *a, struct side *b)
+{
+	const struct iwarpd_device_attr *attr = iwarpd_query_device(a->dev);
+
+	CHECK(attr->workers >= 1 && attr->max_sge >= 2 && strncmp(attr->server, "iwarpd", 6) == 0 && attr->addresses[0]);
+	join(a, b);
+	check_tagged(a, b);
+	check_atomics(a, b);
+	check_messages(a, b);
+	check_window(a, b);
+	check_reg(a, b);
+	check_posting(a);
+	check_violation(a, b);
+	CHECK(iwarpd_cq_overruns(a->scq) == 0);
+	drop(a);
+	drop(b);
+}
+
+static void check_refusals(struct side *a, struct side *b)
+{
+	struct iwarpd_connect_attr attr = { .remote = "nonsense" };
+	struct iwarpd_listener *l = listen_on(b);
+	char remote[80];
+
+	make_qp(a);
+	CHECK(iwarpd_connect(a->qp, &attr, &err) == -EINVAL && err.code == IWARPD_CODE_INVALID);
+	request(a, b, l);
+	CHECK(iwarpd_reject(b->dev, b->ev.conn, "no", 2, &err) == 0);
+	expect_event(a, IWARPD_EVENT_REJECTED);
+	CHECK(a->ev.data_len == 2 && memcmp(a->ev.data, "no", 2) == 0);
+	CHECK(iwarpd_accept(b->dev, b->ev.conn, a->qp, NULL, &err) == -ENOENT);
+	CHECK(iwarpd_connect(a->qp, &(struct iwarpd_connect_attr){ .remote = iwarpd_listener_address(l) }, &err) == -EBADFD);
+	CHECK(iwarpd_unlisten(l, &err) == 0);
+	drop(a);
+
+	make_qp(a);
+	snprintf(remote, sizeof(remote), strchr(b->address, ':') ? "[%s]:9" : "%s:9", b->address);
+	attr.remote = remote;
+	CHECK(iwarpd_connect(a->qp, &attr, &err) == 0);
+	expect_event(a, IWARPD_EVENT_CONNECT_FAILED);
+	CHECK(a->ev.error.err == -ECONNREFUSED);
+	drop(a);
+}
+
+/* expect_octet receives a message of one octet, and posts its receive again. */
+static void expect_octet(struct side *s)
+{
+	struct iwarpd_wc wc = wait_one(s->rcq);
+	struct iwarpd_sge sge = { s->mr->base + SIZE / 2, 64, s->mr->lkey };
+	struct iwarpd_recv_wr wr = { .sge = &sge, .num_sge = 1 };
+
+	CHECK(wc.status == 0 && wc.opcode == IWARPD_WC_RECV && wc.len == 1);
+	CHECK(iwarpd_post_recv(s->qp, &wr) == 0);
+}
+
+/* check_early posts a send before the connection is there. */
+static void check_early(struct side *a, struct side *b)
+{
+	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_SEND, .flags = IWARPD_INLINE, .inline_data = "x", .inline_len = 1 };
+	struct iwarpd_startup rev1 = { .revision = 1, .crc = -1 };
+	struct iwarpd_listen_attr attr = { .address = b->address, .startup = &rev1 };
+	struct pollfd fd = { .events = POLLIN };
+	struct iwarpd_listener *l;
+	int posted = 0, e;
+
+	CHECK(iwarpd_listen(b->dev, &attr, &l, &err) == 0);
+	make_qp(a);
+	make_qp(b);
+	while ((e = iwarpd_post_send(a->qp, &wr)) == 0)
+		posted++;
+	CHECK(e == -EAGAIN && posted >= 8);
+	request(a, b, l);
+	CHECK(iwarpd_accept(b->dev, b->ev.conn, b->qp, NULL, &err) == 0);
+	fd.fd = iwarpd_event_fd(a->dev);
+	CHECK(poll(&fd, 1, WAIT) == 1);
+	expect_event(a, IWARPD_EVENT_ESTABLISHED);
+	CHECK(poll(&fd, 1, 0) == 0);
+	for (int i = 0; i < posted; i++)
+		expect_octet(b);
+	CHECK(iwarpd_disconnect(b->qp, false, &err) == 0);
+	expect_event(a, IWARPD_EVENT_DISCONNECTED);
+	CHECK(a->ev.error.err == 0);
+	CHECK(iwarpd_unlisten(l, &err) == 0);
+	drop(a);
+}
+
+static void *accept_all(void *arg)
+{
+	struct side *b = arg;
+
+	for (int i = 0; i < 2; i++) {
+		CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0);
+		if (b->ev.type == IWARPD_EVENT_CONNECT_REQUEST)
+			CHECK(iwarpd_accept(b->dev, b->ev.conn, b->qp, NULL, &err) == 0);
+	}
+	CHECK(b->ev.type == IWARPD_EVENT_ESTABLISHED);
+	return NULL;
+}
+
+static void *churn(void *arg)
+{
+	struct side *s = arg;
+	struct iwarpd_pd *pd;
+
+	for (int i = 0; i < 500; i++)
+		CHECK(iwarpd_alloc_pd(s->dev, &pd, NULL) == 0 && iwarpd_dealloc_pd(pd, NULL) == 0);
+	return NULL;
+}
+
+/* threads: several make requests, others wait for events, on the same devices. */
+static void threads(struct side *a, struct side *b)
+{
+	struct iwarpd_listener *l = listen_on(b);
+	struct iwarpd_connect_attr attr = { .remote = iwarpd_listener_address(l) };
+	pthread_t t[5];
+
+	make_qp(a);
+	make_qp(b);
+	CHECK(pthread_create(&t[0], NULL, accept_all, b) == 0);
+	for (int i = 1; i < 5; i++)
+		CHECK(pthread_create(&t[i], NULL, churn, i % 2 ? a : b) == 0);
+	CHECK(iwarpd_connect(a->qp, &attr, &err) == 0);
+	expect_event(a, IWARPD_EVENT_ESTABLISHED);
+	for (int i = 0; i < 5; i++)
+		CHECK(pthread_join(t[i], NULL) == 0);
+	check_tagged(a, b);
+}
+
+/* quiet: with daemons that never sleep no post and no poll is a system call. */
+static void quiet(struct side *a, struct side *b)
+{
+	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_RDMA_WRITE, .flags = IWARPD_SIGNALED };
+	struct iwarpd_wc wc;
+	bool good = true;
+
+	join(a, b);
+	wr.remote_addr = b->mr->base;
+	wr.rkey = b->mr->rkey;
+	CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) == 0); /* any call but read, write, exit kills */
+	for (int i = 0; good && i < 1000; i++) {
+		good = iwarpd_post_send(a->qp, &wr) == 0;
+		while (good && iwarpd_poll_cq(a->scq, &wc, 1) == 0)
+			;
+		good = good && wc.status == 0;
+	}
+	syscall(SYS_exit, good ? 0 : 1);
+}
+
+/* gone: the daemons are killed when we say so. */
+static void gone(struct side *a, struct side *b)
+{
+	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_SEND };
+	struct iwarpd_wc wc;
+	char c;
+
+	join(a, b);
+	printf("kill\n");
+	fflush(stdout);
+	CHECK(read(0, &c, 1) == 1);
+	for (int i = 0; i < 4; i++) /* the worker slept: SIGPIPE, were it let through */
+		CHECK(iwarpd_post_send(a->qp, &wr) == 0);
+	CHECK(iwarpd_get_event(a->dev, &a->ev, WAIT, &err) == -EPIPE);
+	CHECK(iwarpd_get_qp_event(b->qp, &b->ev, WAIT, &err) == -EPIPE);
+	CHECK(iwarpd_post_send(a->qp, &wr) == -ENOTCONN);
+	CHECK(iwarpd_wait_cq(a->rcq, &wc, 1, WAIT) == -EPIPE);
+	CHECK(iwarpd_destroy_qp(a->qp, &err) == -EPIPE && strstr(err.text, "gone"));
+}
+
+int main(int argc, char **argv)
+{
+	struct side a, b;
+
+	if (argc != 6)
+		return 2;
+	open_side(&a, argv[1], argv[2]);
+	open_side(&b, argv[3], argv[4]);
+	if (strcmp(argv[5], "verbs") == 0) {
+		verbs(&a, &b);
+	} else if (strcmp(argv[5], "cm") == 0) {
+		check_refusals(&a, &b);
+		check_early(&a, &b);
+	} else if (strcmp(argv[5], "threads") == 0) {
+		threads(&a, &b);
+	} else if (strcmp(argv[5], "quiet") == 0) {
+		quiet(&a, &b);
+	} else if (strcmp(argv[5], "gone") == 0) {
+		gone(&a, &b);
+	} else {
+		return 2;
+	}
+	iwarpd_close(a.dev);
+	iwarpd_close(b.dev);
+	puts("ok");
+	return 0;
+}
