@@ -90,6 +90,7 @@ func (c *command) root() *cobra.Command {
 	root.PersistentFlags().BoolVar(&c.json, "json", false, "print JSON")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(c.status(), c.ping(), c.serve(), c.cp(), c.perf())
+	root.AddCommand(c.nfs())
 	root.AddCommand(c.lists()...)
 	return root
 }

@@ -47,7 +47,7 @@ var layers = []layer{
 	{folder: "verbs", inside: []string{"rdmap", "ddp"}, core: true},
 	{folder: "rpcrdma/wire", core: true},
 	{folder: "rpcrdma/session", inside: []string{"rpcrdma/wire"}, core: true},
-	{folder: "rpcrdma/nfs", inside: []string{"rpcrdma"}, outside: []string{"github.com/buildbarn/go-xdr", "golang.org/x"}},
+	{folder: "rpcrdma/nfs", inside: []string{"rpcrdma", "client"}, outside: []string{"github.com/buildbarn/go-xdr", "golang.org/x"}},
 	{folder: "rpcrdma", inside: []string{"client", "rpcrdma/wire", "rpcrdma/session", "rpcrdma/rpc"}},
 
 	{folder: "bpf", outside: []string{"github.com/cilium/ebpf", "golang.org/x/sys", "github.com/vishvananda/netlink"}},
@@ -68,7 +68,7 @@ var layers = []layer{
 
 	{folder: "cmd/iwarpd", inside: []string{"ctrl", "client", "dataplane", "bpf", "mpa", "tcp"},
 		outside: []string{"github.com/spf13", "go.uber.org/zap", "github.com/coreos/go-systemd", "golang.org/x", "go.yaml.in/yaml", "github.com/prometheus"}},
-	{folder: "cmd/iwarpctl", inside: []string{"client", "ctrl/ctrlpb", "internal/app"},
+	{folder: "cmd/iwarpctl", inside: []string{"client", "ctrl/ctrlpb", "internal/app", "rpcrdma"},
 		outside: []string{"github.com/spf13", "golang.org/x", "github.com/jedib0t/go-pretty", "google.golang.org/protobuf"}},
 }
 
@@ -85,7 +85,7 @@ var exempt = map[string][]string{
 }
 
 // unsafeFolders may import unsafe: shared memory and rings live here.
-var unsafeFolders = []string{"dataplane/xsk", "dataplane/link", "ctrl/shm", "ctrl/ctrlpb", "client", "test"}
+var unsafeFolders = []string{"rpcrdma/nfs", "dataplane/xsk", "dataplane/link", "ctrl/shm", "ctrl/ctrlpb", "client", "test"}
 
 type file struct {
 	folder string // slash path in the module

@@ -1,0 +1,269 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/iwarpd/iwarpd/rpcrdma"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+)
+
+func (c *command) nfs() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "nfs",
+		Short: "Serve a folder by NFSv3 over RDMA, or use one",
+		Long: "nfs export serves a folder by NFS version 3 over RPC-over-RDMA, versions 2 and 1.\n" +
+			"Linux mounts it (version 1) through soft-iWARP or an iWARP adapter:\n\n" +
+			"  mount -o rdma,port=20049,vers=3,nolock ADDR:/ /mnt\n\n" +
+			"The other commands are a client of their own, over version 2.",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(c.nfsExport(), c.nfsLs(), c.nfsGet(), c.nfsPut(), c.nfsStat())
+	return cmd
+}
+
+func (c *command) nfsExport() *cobra.Command {
+	var cfg nfs.Config
+	x := &nfs.Export{Open: c.open, Config: rpcrdma.DefaultConfig(true)}
+	var memory int
+	cmd := &cobra.Command{
+		Use:   "export DIR --listen ADDR:PORT",
+		Short: "Serve a folder",
+		Long: "export serves a folder until it is told to stop. MOUNT and a small portmapper are\n" +
+			"served over TCP by the kernel, at the same address. Whoever can reach the address\n" +
+			"can use the folder, with the rights of the user that he says he is. It must run\n" +
+			"as root: file handles need CAP_DAC_READ_SEARCH. When the daemon stops, export\n" +
+			"waits for it and goes on.",
+		Example: "  iwarpctl nfs export /srv/files --listen 10.0.0.1:20049",
+		Args:    usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cfg.Dir = args[0]
+			if memory < 4 || memory > 4096 {
+				return usageError{fmt.Errorf("nfs export: --memory %d: must be 4 to 4096", memory)}
+			}
+			x.Config.Pool = memory << 20
+			addr, err := listenAddr(x.Listen, rpcrdma.Port)
+			if err != nil {
+				return err
+			}
+			x.Listen = addr
+			x.Tell = func(format string, args ...any) { fmt.Fprintf(c.err, format+"\n", args...) }
+			if x.Server, err = nfs.NewServer(cfg); err != nil {
+				return err
+			}
+			defer x.Server.Close()
+			if err := x.Run(cmd.Context()); err != nil && cmd.Context().Err() == nil {
+				return err
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&x.Listen, "listen", fmt.Sprintf(":%d", rpcrdma.Port), "where to listen, ADDR:PORT or :PORT")
+	f.BoolVar(&cfg.ReadOnly, "read-only", false, "refuse changes")
+	f.BoolVar(&cfg.RootSquash, "root-squash", false, "treat the clients' root as nobody")
+	f.BoolVar(&cfg.Async, "async", false, "do not wait for the disk: faster, and a crash loses data")
+	f.IntVar(&x.MountPort, "mount-port", nfs.PortMount, "TCP port of MOUNT; 0: none")
+	f.IntVar(&x.PortmapPort, "portmap-port", nfs.PortPortmap, "TCP port of the portmapper; 0: none")
+	f.IntVar(&memory, "memory", 32, "registered memory, MiB")
+	return cmd
+}
+
+// nfsTarget takes ADDR:/path or ADDR:PORT:/path apart.
+func nfsTarget(ctx context.Context, s string) (addr, p string, err error) {
+	host, p, ok := strings.Cut(s, ":/")
+	if !ok {
+		return "", "", usageError{fmt.Errorf("%q: must be ADDR:/path or ADDR:PORT:/path", s)}
+	}
+	addr, err = resolve(ctx, host, rpcrdma.Port)
+	return addr, "/" + p, err
+}
+
+// withNFS runs f with a client of the server that target names.
+func (c *command) withNFS(ctx context.Context, target string, f func(ctx context.Context, n *nfs.Client, p string) error) error {
+	addr, p, err := nfsTarget(ctx, target)
+	if err != nil {
+		return err
+	}
+	dev, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	cfg := rpcrdma.DefaultConfig(false)
+	e, err := rpcrdma.New(ctx, dev, cfg)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	conn := e.Dial(addr)
+	defer conn.Close()
+	mctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	n, err := nfs.Mount(mctx, conn, "/")
+	cancel()
+	if err != nil {
+		return peerError{fmt.Errorf("mount %s: %w", addr, err)}
+	}
+	if err := f(ctx, n, p); err != nil {
+		if _, ok := errors.AsType[*nfs.Error](err); ok {
+			return &fs.PathError{Op: "nfs", Path: target, Err: err} // exit code: a file
+		}
+		return fmt.Errorf("%s: %w", target, err)
+	}
+	return nil
+}
+
+var nfsTypes = map[nfsv3.Ftype3]fs.FileMode{
+	nfsv3.NF3DIR: fs.ModeDir, nfsv3.NF3LNK: fs.ModeSymlink, nfsv3.NF3BLK: fs.ModeDevice, nfsv3.NF3CHR: fs.ModeDevice | fs.ModeCharDevice,
+	nfsv3.NF3SOCK: fs.ModeSocket, nfsv3.NF3FIFO: fs.ModeNamedPipe,
+}
+
+// nfsEntry is the JSON form of an object.
+type nfsEntry struct {
+	Name  string    `json:"name"`
+	Mode  string    `json:"mode"`
+	Links uint32    `json:"links"`
+	UID   uint32    `json:"uid"`
+	GID   uint32    `json:"gid"`
+	Size  uint64    `json:"size"`
+	Mtime time.Time `json:"mtime"`
+	ID    uint64    `json:"id"`
+}
+
+func nfsEntryOf(i *nfs.Info) nfsEntry {
+	return nfsEntry{i.Name, (nfsTypes[i.Type] | fs.FileMode(i.Perm&0o777)).String(), i.Nlink, i.UID, i.GID, i.Size, i.Mtime.UTC(), i.Fileid}
+}
+
+func (c *command) nfsShow(l []nfsEntry) error {
+	if c.json {
+		enc := json.NewEncoder(c.out)
+		enc.SetIndent("", "  ")
+		return enc.Encode(l)
+	}
+	w := tabwriter.NewWriter(c.out, 0, 8, 2, ' ', 0)
+	for _, e := range l {
+		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t%q\n", e.Mode, e.Links, e.UID, e.GID, e.Size, e.Mtime.Format(time.DateTime), e.Name)
+	}
+	return w.Flush()
+}
+
+func (c *command) nfsLs() *cobra.Command {
+	return &cobra.Command{
+		Use: "ls ADDR:/path", Short: "List a folder", Args: usageArgs(cobra.ExactArgs(1)),
+		Example: "  iwarpctl nfs ls 10.0.0.1:/",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.withNFS(cmd.Context(), args[0], func(ctx context.Context, n *nfs.Client, p string) error {
+				i, err := n.Walk(ctx, p)
+				if err != nil {
+					return err
+				}
+				l := []nfsEntry{}
+				if i.Type != nfsv3.NF3DIR {
+					l = append(l, nfsEntryOf(&i))
+				} else if err := n.List(ctx, i.Handle, func(e nfs.Info) error { l = append(l, nfsEntryOf(&e)); return nil }); err != nil {
+					return err
+				}
+				return c.nfsShow(l)
+			})
+		},
+	}
+}
+
+func (c *command) nfsStat() *cobra.Command {
+	return &cobra.Command{
+		Use: "stat ADDR:/path", Short: "Show what the server tells of a file or folder", Args: usageArgs(cobra.ExactArgs(1)),
+		Example: "  iwarpctl nfs stat 10.0.0.1:/file",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.withNFS(cmd.Context(), args[0], func(ctx context.Context, n *nfs.Client, p string) error {
+				i, err := n.Walk(ctx, p)
+				if err != nil {
+					return err
+				}
+				return c.nfsShow([]nfsEntry{nfsEntryOf(&i)})
+			})
+		},
+	}
+}
+
+func (c *command) nfsGet() *cobra.Command {
+	return &cobra.Command{
+		Use: "get ADDR:/path [FILE]", Short: "Copy a file from the server; FILE -: standard output", Args: usageArgs(cobra.RangeArgs(1, 2)),
+		Example: "  iwarpctl nfs get 10.0.0.1:/big.tar",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.withNFS(cmd.Context(), args[0], func(ctx context.Context, n *nfs.Client, p string) (err error) {
+				i, err := n.Walk(ctx, p)
+				if err != nil {
+					return err
+				}
+				name := path.Base(p)
+				if len(args) == 2 {
+					name = args[1]
+				}
+				if name == "-" {
+					_, err = n.Get(ctx, i.Handle, c.out)
+					return err
+				}
+				f, err := os.Create(name)
+				if err != nil {
+					return err
+				}
+				_, err = n.Get(ctx, i.Handle, f)
+				if cerr := f.Close(); err == nil && cerr != nil {
+					err = cerr
+				}
+				return err
+			})
+		},
+	}
+}
+
+func (c *command) nfsPut() *cobra.Command {
+	return &cobra.Command{
+		Use: "put FILE ADDR:/path", Short: "Copy a file to the server; FILE -: standard input", Args: usageArgs(cobra.ExactArgs(2)),
+		Example: "  iwarpctl nfs put big.tar 10.0.0.1:/big.tar",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in, perm := io.Reader(cmd.InOrStdin()), uint32(0o644)
+			if args[0] != "-" {
+				f, err := os.Open(args[0])
+				if err != nil {
+					return err
+				}
+				defer f.Close()
+				if st, err := f.Stat(); err == nil {
+					perm = uint32(st.Mode().Perm())
+				}
+				in = f
+			} else {
+				in = struct{ io.Reader }{in}
+			}
+			return c.withNFS(cmd.Context(), args[1], func(ctx context.Context, n *nfs.Client, p string) error {
+				if strings.HasSuffix(p, "/") {
+					p += path.Base(args[0])
+				}
+				dir, err := n.Walk(ctx, path.Dir(p))
+				if err != nil {
+					return err
+				}
+				fh, err := n.Create(ctx, dir.Handle, path.Base(p), perm)
+				if err != nil {
+					return err
+				}
+				_, err = n.Put(ctx, fh, in)
+				return err
+			})
+		},
+	}
+}

@@ -1,0 +1,196 @@
+package nfs
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+)
+
+func nfstime(t unix.Timespec) nfsv3.Nfstime3 {
+	return nfsv3.Nfstime3{Seconds: uint32(t.Sec), Nseconds: uint32(t.Nsec)}
+}
+
+func fattr(st *unix.Stat_t) nfsv3.Fattr3 {
+	a := nfsv3.Fattr3{
+		Mode: st.Mode & 0o7777, Nlink: uint32(st.Nlink), Uid: st.Uid, Gid: st.Gid, Size: uint64(st.Size), Used: uint64(st.Blocks) * 512,
+		Rdev: nfsv3.Specdata3{Specdata1: unix.Major(st.Rdev), Specdata2: unix.Minor(st.Rdev)},
+		Fsid: st.Dev, Fileid: st.Ino, Atime: nfstime(st.Atim), Mtime: nfstime(st.Mtim), Ctime: nfstime(st.Ctim),
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		a.Type = nfsv3.NF3DIR
+	case unix.S_IFLNK:
+		a.Type = nfsv3.NF3LNK
+	case unix.S_IFBLK:
+		a.Type = nfsv3.NF3BLK
+	case unix.S_IFCHR:
+		a.Type = nfsv3.NF3CHR
+	case unix.S_IFSOCK:
+		a.Type = nfsv3.NF3SOCK
+	case unix.S_IFIFO:
+		a.Type = nfsv3.NF3FIFO
+	default:
+		a.Type = nfsv3.NF3REG
+	}
+	return a
+}
+
+var (
+	noAttr   = &nfsv3.PostOpAttr_FALSE{}
+	noBefore = &nfsv3.PreOpAttr_FALSE{}
+)
+
+// post is the attributes of fd after a request; fd < 0: none.
+func post(fd int) nfsv3.PostOpAttr {
+	var st unix.Stat_t
+	if fd < 0 || unix.Fstat(fd, &st) != nil {
+		return noAttr
+	}
+	return &nfsv3.PostOpAttr_TRUE{Attributes: fattr(&st)}
+}
+
+// pre is what wcc_data has of a file before a request.
+func pre(st *unix.Stat_t) nfsv3.PreOpAttr {
+	return &nfsv3.PreOpAttr_TRUE{Attributes: nfsv3.WccAttr{Size: uint64(st.Size), Mtime: nfstime(st.Mtim), Ctime: nfstime(st.Ctim)}}
+}
+
+func noWcc() nfsv3.WccData { return nfsv3.WccData{Before: noBefore, After: noAttr} }
+
+// object is an open file of a request, with its attributes before.
+type object struct {
+	fd int
+	st unix.Stat_t
+}
+
+// object opens a handle for its attributes, or for more.
+func (s *Server) object(fh nfsv3.NfsFh3, flags int) (o object, err error) {
+	o.fd, err = s.tree.open(fh.Data, flags)
+	if err != nil {
+		o.fd = -1
+		return o, err
+	}
+	if err = unix.Fstat(o.fd, &o.st); err != nil {
+		o.close()
+	}
+	return o, err
+}
+
+func (o *object) close() {
+	if o.fd >= 0 {
+		unix.Close(o.fd)
+		o.fd = -1
+	}
+}
+
+func (o *object) dir() bool { return o.st.Mode&unix.S_IFMT == unix.S_IFDIR }
+
+func (o *object) wcc() nfsv3.WccData {
+	if o.fd < 0 {
+		return noWcc()
+	}
+	return nfsv3.WccData{Before: pre(&o.st), After: post(o.fd)}
+}
+
+// proc is the path by which system calls that take no descriptor reach fd.
+func proc(fd int) string { return "/proc/self/fd/" + itoa(fd) }
+
+func itoa(n int) string {
+	var b [20]byte
+	i := len(b)
+	for {
+		i--
+		b[i] = byte('0' + n%10)
+		if n /= 10; n == 0 {
+			return string(b[i:])
+		}
+	}
+}
+
+// setattr applies a to the object fd for c. Size comes first: it may take away
+// set-user-ID, which the mode then sets.
+func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) error {
+	if z, ok := a.Size.(*nfsv3.SetSize3_TRUE); ok {
+		if o.dir() {
+			return unix.EISDIR
+		}
+		if !c.may(&o.st, mayWrite) && c.uid != o.st.Uid {
+			return unix.EACCES
+		}
+		if z.Size > 1<<63-1 {
+			return unix.EFBIG
+		}
+		fd, err := s.tree.open(fh.Data, unix.O_WRONLY)
+		if err != nil {
+			return err
+		}
+		err = unix.Ftruncate(fd, int64(z.Size))
+		if err == nil {
+			err = s.sync(fd)
+		}
+		unix.Close(fd)
+		if err != nil {
+			return err
+		}
+	}
+	return s.as(c, func() error {
+		uid, gid := -1, -1
+		if u, ok := a.Uid.(*nfsv3.SetUid3_TRUE); ok {
+			uid = int(int32(u.Uid))
+		}
+		if g, ok := a.Gid.(*nfsv3.SetGid3_TRUE); ok {
+			gid = int(int32(g.Gid))
+		}
+		if uid != -1 || gid != -1 {
+			if err := unix.Fchownat(o.fd, "", uid, gid, unix.AT_EMPTY_PATH); err != nil {
+				return err
+			}
+		}
+		if m, ok := a.Mode.(*nfsv3.SetMode3_TRUE); ok {
+			if o.st.Mode&unix.S_IFMT == unix.S_IFLNK {
+				return nil // has no mode of its own
+			}
+			if err := unix.Fchmodat(unix.AT_FDCWD, proc(o.fd), m.Mode&0o7777, 0); err != nil {
+				return err
+			}
+		}
+		ts := [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_OMIT}}
+		switch t := a.Atime.(type) {
+		case *nfsv3.SetAtime_SET_TO_CLIENT_TIME:
+			ts[0] = timespec(t.Atime)
+		default:
+			if t != nil && t.GetSetIt() == nfsv3.SET_TO_SERVER_TIME {
+				ts[0].Nsec = unix.UTIME_NOW
+			}
+		}
+		switch t := a.Mtime.(type) {
+		case *nfsv3.SetMtime_SET_TO_CLIENT_TIME:
+			ts[1] = timespec(t.Mtime)
+		default:
+			if t != nil && t.GetSetIt() == nfsv3.SET_TO_SERVER_TIME {
+				ts[1].Nsec = unix.UTIME_NOW
+			}
+		}
+		if ts[0].Nsec == unix.UTIME_OMIT && ts[1].Nsec == unix.UTIME_OMIT {
+			return nil
+		}
+		return unix.UtimesNanoAt(unix.AT_FDCWD, proc(o.fd), ts[:], 0)
+	})
+}
+
+func timespec(t nfsv3.Nfstime3) unix.Timespec {
+	return unix.Timespec{Sec: int64(t.Seconds), Nsec: int64(min(t.Nseconds, 999_999_999))}
+}
+
+// mode is what a new object gets, def if nothing is said.
+func mode(a *nfsv3.Sattr3, def uint32) uint32 {
+	if m, ok := a.Mode.(*nfsv3.SetMode3_TRUE); ok {
+		return m.Mode & 0o7777
+	}
+	return def
+}
+
+// withoutMode is a without its mode, which was given when the object was made.
+func withoutMode(a nfsv3.Sattr3) *nfsv3.Sattr3 {
+	a.Mode = &nfsv3.SetMode3_default{}
+	return &a
+}

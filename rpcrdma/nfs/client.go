@@ -1,0 +1,559 @@
+package nfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/iwarpd/iwarpd/rpcrdma"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+)
+
+// Client uses a server's tree over RPC-over-RDMA.
+type Client struct {
+	rpc  *rpcrdma.Client
+	cred rpc.Auth
+	root []byte
+	io   int // octets of a READ or WRITE
+}
+
+// Error is an NFS status. errors.Is knows fs.ErrNotExist and its kin.
+type Error struct {
+	Op     string
+	Status nfsv3.Nfsstat3
+}
+
+func (e *Error) Error() string {
+	s, ok := nfsv3.Nfsstat3_name[e.Status]
+	if !ok {
+		s = fmt.Sprintf("status %d", e.Status)
+	}
+	return "nfs: " + e.Op + ": " + s
+}
+
+// Is makes Error one of package fs's errors.
+func (e *Error) Is(target error) bool {
+	switch target {
+	case fs.ErrNotExist:
+		return e.Status == nfsv3.NFS3ERR_NOENT || e.Status == nfsv3.NFS3ERR_STALE
+	case fs.ErrExist:
+		return e.Status == nfsv3.NFS3ERR_EXIST || e.Status == nfsv3.NFS3ERR_NOTEMPTY
+	case fs.ErrPermission:
+		return e.Status == nfsv3.NFS3ERR_ACCES || e.Status == nfsv3.NFS3ERR_PERM || e.Status == nfsv3.NFS3ERR_ROFS
+	}
+	return false
+}
+
+// Mount gets the root of an export: by MOUNT over the same connection.
+func Mount(ctx context.Context, c *rpcrdma.Client, dir string) (*Client, error) {
+	host, _ := os.Hostname()
+	sys := rpc.Sys{Machine: host[:min(len(host), 255)], UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
+	n := &Client{rpc: c, cred: sys.Auth(), io: MaxIO}
+	r, resp, err := c.Do(ctx, rpc.Call{Prog: ProgramMount, Vers: 3, Proc: 1, Cred: n.cred}, func(w *rpc.Writer) { w.String(dir) }, rpcrdma.Call{Again: true})
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Release()
+	if st := r.U32(); st != 0 {
+		return nil, &Error{"mount " + dir, nfsv3.Nfsstat3(st)}
+	}
+	n.root = append([]byte(nil), r.Opaque(nfsv3.NFS3_FHSIZE)...)
+	if r.Err() != nil {
+		return nil, r.Err()
+	}
+	rr, err := n.call(ctx, "fsinfo", 19, func(w *rpc.Writer) { w.Opaque(n.root) }, rpcrdma.Call{Again: true})
+	if err != nil {
+		return nil, err
+	}
+	defer rr.release()
+	skipAttr(rr.Reader)
+	rt := rr.U32()
+	rr.U32()
+	rr.U32()
+	wt := rr.U32()
+	n.io = int(min(rt, wt, MaxIO))
+	if rr.Err() != nil || n.io == 0 {
+		return nil, rpc.ErrXDR
+	}
+	return n, nil
+}
+
+// Root returns the handle of the export.
+func (n *Client) Root() []byte { return n.root }
+
+// reply is a Reader behind a status of NFS3_OK.
+type reply struct {
+	*rpc.Reader
+	resp *rpcrdma.Response
+}
+
+func (r *reply) release() { r.resp.Release() }
+
+func (n *Client) call(ctx context.Context, op string, proc uint32, args func(*rpc.Writer), q rpcrdma.Call) (*reply, error) {
+	r, resp, err := n.rpc.Do(ctx, rpc.Call{Prog: ProgramNFS, Vers: 3, Proc: proc, Cred: n.cred}, args, q)
+	if err != nil {
+		return nil, fmt.Errorf("nfs: %s: %w", op, err)
+	}
+	if st := r.U32(); st != 0 || r.Err() != nil {
+		resp.Release()
+		return nil, &Error{op, nfsv3.Nfsstat3(st)}
+	}
+	return &reply{r, resp}, nil
+}
+
+// Info is what a tree tells of an object.
+type Info struct {
+	Name       string
+	Handle     []byte
+	Type       nfsv3.Ftype3
+	Perm       uint32
+	Nlink      uint32
+	UID, GID   uint32
+	Size, Used uint64
+	Fileid     uint64
+	Mtime      time.Time
+}
+
+func readAttr(r *rpc.Reader) (i Info) {
+	i.Type, i.Perm, i.Nlink, i.UID, i.GID = nfsv3.Ftype3(r.U32()), r.U32(), r.U32(), r.U32(), r.U32()
+	i.Size, i.Used = r.U64(), r.U64()
+	r.U64()
+	r.U64()
+	i.Fileid = r.U64()
+	r.U64()
+	i.Mtime = time.Unix(int64(r.U32()), int64(r.U32()))
+	r.U64()
+	return i
+}
+
+// skipAttr reads a post_op_attr.
+func skipAttr(r *rpc.Reader) (i Info, ok bool) {
+	if r.U32() == 0 {
+		return i, false
+	}
+	return readAttr(r), true
+}
+
+func skipWcc(r *rpc.Reader) {
+	if r.U32() != 0 {
+		r.U64()
+		r.U64()
+		r.U64()
+	}
+	skipAttr(r)
+}
+
+// Getattr is GETATTR.
+func (n *Client) Getattr(ctx context.Context, fh []byte) (Info, error) {
+	r, err := n.call(ctx, "getattr", 1, func(w *rpc.Writer) { w.Opaque(fh) }, rpcrdma.Call{Again: true})
+	if err != nil {
+		return Info{}, err
+	}
+	defer r.release()
+	i := readAttr(r.Reader)
+	i.Handle = fh
+	return i, r.Err()
+}
+
+// Lookup is LOOKUP.
+func (n *Client) Lookup(ctx context.Context, dir []byte, name string) (Info, error) {
+	r, err := n.call(ctx, "lookup "+name, 3, func(w *rpc.Writer) { w.Opaque(dir); w.String(name) }, rpcrdma.Call{Again: true})
+	if err != nil {
+		return Info{}, err
+	}
+	defer r.release()
+	fh := append([]byte(nil), r.Opaque(nfsv3.NFS3_FHSIZE)...)
+	i, ok := skipAttr(r.Reader)
+	if r.Err() != nil {
+		return i, r.Err()
+	}
+	if !ok {
+		return n.Getattr(ctx, fh)
+	}
+	i.Name, i.Handle = name, fh
+	return i, nil
+}
+
+// Walk finds a path from the root on. Symbolic links are not followed.
+func (n *Client) Walk(ctx context.Context, p string) (Info, error) {
+	i := Info{Handle: n.root, Type: nfsv3.NF3DIR, Name: "/"}
+	for name := range strings.SplitSeq(strings.Trim(path.Clean("/"+p), "/"), "/") {
+		if name == "" {
+			return n.Getattr(ctx, n.root)
+		}
+		var err error
+		if i, err = n.Lookup(ctx, i.Handle, name); err != nil {
+			return i, err
+		}
+	}
+	return i, nil
+}
+
+// List calls f for each entry of a directory, "." and ".." apart.
+func (n *Client) List(ctx context.Context, dir []byte, f func(Info) error) error {
+	var cookie, verf uint64
+	for {
+		r, err := n.call(ctx, "readdirplus", 17, func(w *rpc.Writer) {
+			w.Opaque(dir)
+			w.U64(cookie)
+			w.U64(verf)
+			w.U32(maxDir/4, maxDir)
+		}, rpcrdma.Call{Reply: maxDir + 512, Again: true})
+		if err != nil {
+			return err
+		}
+		skipAttr(r.Reader)
+		verf = r.U64()
+		for r.U32() == 1 {
+			id, name := r.U64(), r.String(maxName)
+			cookie = r.U64()
+			i, _ := skipAttr(r.Reader)
+			i.Fileid, i.Name = id, name
+			if r.U32() == 1 {
+				i.Handle = append([]byte(nil), r.Opaque(nfsv3.NFS3_FHSIZE)...)
+			}
+			if r.Err() != nil {
+				break
+			}
+			if name == "." || name == ".." {
+				continue
+			}
+			if err := f(i); err != nil {
+				r.release()
+				return err
+			}
+		}
+		eof := r.U32()
+		err = r.Err()
+		r.release()
+		if err != nil || eof == 1 {
+			return err
+		}
+	}
+}
+
+// Readlink is READLINK.
+func (n *Client) Readlink(ctx context.Context, fh []byte) (string, error) {
+	r, err := n.call(ctx, "readlink", 5, func(w *rpc.Writer) { w.Opaque(fh) }, rpcrdma.Call{Results: []int{4096}, Reply: 256, Again: true})
+	if err != nil {
+		return "", err
+	}
+	defer r.release()
+	skipAttr(r.Reader)
+	s := string(r.Result(4096))
+	return s, r.Err()
+}
+
+// read is READ, of at most n.io octets. The data are good until release.
+func (n *Client) read(ctx context.Context, fh []byte, off uint64, count int) (data []byte, eof bool, release func(), err error) {
+	r, err := n.call(ctx, "read", 6, func(w *rpc.Writer) {
+		w.Opaque(fh)
+		w.U64(off)
+		w.U32(uint32(count))
+	}, rpcrdma.Call{Results: []int{count}, Reply: 256, Again: true})
+	if err != nil {
+		return nil, false, nil, err
+	}
+	skipAttr(r.Reader)
+	c := r.U32()
+	eof = r.U32() == 1
+	data = r.Result(count)
+	if r.Err() != nil || int(c) != len(data) {
+		r.release()
+		return nil, false, nil, rpc.ErrXDR
+	}
+	return data, eof, r.release, nil
+}
+
+// ReadAt reads at most len(b) octets.
+func (n *Client) ReadAt(ctx context.Context, fh []byte, b []byte, off uint64) (int, error) {
+	done := 0
+	for done < len(b) {
+		d, eof, release, err := n.read(ctx, fh, off+uint64(done), min(len(b)-done, n.io))
+		if err != nil {
+			return done, err
+		}
+		done += copy(b[done:], d)
+		release()
+		if eof || len(d) == 0 {
+			return done, io.EOF
+		}
+	}
+	return done, nil
+}
+
+// write is WRITE, of at most n.io octets. committed: nothing is left to COMMIT.
+func (n *Client) write(ctx context.Context, fh []byte, off uint64, b []byte, stable nfsv3.StableHow) (count int, committed bool, verf uint64, err error) {
+	r, err := n.call(ctx, "write", 7, func(w *rpc.Writer) {
+		w.Opaque(fh)
+		w.U64(off)
+		w.U32(uint32(len(b)), uint32(stable))
+		w.Item(b)
+	}, rpcrdma.Call{Reply: 512, Again: true})
+	if err != nil {
+		return 0, false, 0, err
+	}
+	defer r.release()
+	skipWcc(r.Reader)
+	count = int(r.U32())
+	committed = nfsv3.StableHow(r.U32()) == nfsv3.FILE_SYNC
+	verf = r.U64()
+	if r.Err() != nil || count > len(b) {
+		return 0, false, 0, rpc.ErrXDR
+	}
+	return count, committed, verf, nil
+}
+
+// Commit is COMMIT of a whole file.
+func (n *Client) Commit(ctx context.Context, fh []byte) (verf uint64, err error) {
+	r, err := n.call(ctx, "commit", 21, func(w *rpc.Writer) {
+		w.Opaque(fh)
+		w.U64(0)
+		w.U32(0)
+	}, rpcrdma.Call{Again: true})
+	if err != nil {
+		return 0, err
+	}
+	defer r.release()
+	skipWcc(r.Reader)
+	return r.U64(), r.Err()
+}
+
+// Create is CREATE, unchecked: a file that is there is cut to nothing.
+func (n *Client) Create(ctx context.Context, dir []byte, name string, perm uint32) ([]byte, error) {
+	return n.make(ctx, "create "+name, 8, dir, name, func(w *rpc.Writer) {
+		w.U32(0, 1, perm, 0, 0, 1)
+		w.U64(0)
+		w.U32(0, 0)
+	})
+}
+
+// Mkdir is MKDIR.
+func (n *Client) Mkdir(ctx context.Context, dir []byte, name string, perm uint32) ([]byte, error) {
+	return n.make(ctx, "mkdir "+name, 9, dir, name, func(w *rpc.Writer) { w.U32(1, perm, 0, 0, 0, 0, 0) })
+}
+
+// Symlink is SYMLINK.
+func (n *Client) Symlink(ctx context.Context, dir []byte, name, target string) ([]byte, error) {
+	return n.make(ctx, "symlink "+name, 10, dir, name, func(w *rpc.Writer) {
+		w.U32(0, 0, 0, 0, 0, 0)
+		w.Item([]byte(target))
+	})
+}
+
+func (n *Client) make(ctx context.Context, op string, proc uint32, dir []byte, name string, rest func(*rpc.Writer)) ([]byte, error) {
+	r, err := n.call(ctx, op, proc, func(w *rpc.Writer) { w.Opaque(dir); w.String(name); rest(w) }, rpcrdma.Call{})
+	if err != nil {
+		return nil, err
+	}
+	defer r.release()
+	if r.U32() == 1 {
+		fh := append([]byte(nil), r.Opaque(nfsv3.NFS3_FHSIZE)...)
+		return fh, r.Err()
+	}
+	i, err := n.Lookup(ctx, dir, name)
+	return i.Handle, err
+}
+
+// Remove is REMOVE.
+func (n *Client) Remove(ctx context.Context, dir []byte, name string) error {
+	return n.change(ctx, "remove "+name, 12, func(w *rpc.Writer) { w.Opaque(dir); w.String(name) })
+}
+
+// Rmdir is RMDIR.
+func (n *Client) Rmdir(ctx context.Context, dir []byte, name string) error {
+	return n.change(ctx, "rmdir "+name, 13, func(w *rpc.Writer) { w.Opaque(dir); w.String(name) })
+}
+
+// Rename is RENAME.
+func (n *Client) Rename(ctx context.Context, from []byte, name string, to []byte, as string) error {
+	return n.change(ctx, "rename "+name, 14, func(w *rpc.Writer) { w.Opaque(from); w.String(name); w.Opaque(to); w.String(as) })
+}
+
+// Truncate is SETATTR of the size.
+func (n *Client) Truncate(ctx context.Context, fh []byte, size uint64) error {
+	return n.change(ctx, "setattr", 2, func(w *rpc.Writer) {
+		w.Opaque(fh)
+		w.U32(0, 0, 0, 1)
+		w.U64(size)
+		w.U32(0, 0, 0)
+	})
+}
+
+func (n *Client) change(ctx context.Context, op string, proc uint32, args func(*rpc.Writer)) error {
+	r, err := n.call(ctx, op, proc, args, rpcrdma.Call{})
+	if err == nil {
+		r.release()
+	}
+	return err
+}
+
+// window is how many READs or WRITEs of a transfer are under way.
+const window = 8
+
+// Get copies a file to w, in order.
+func (n *Client) Get(ctx context.Context, fh []byte, w io.Writer) (int64, error) {
+	i, err := n.Getattr(ctx, fh)
+	if err != nil {
+		return 0, err
+	}
+	type part struct {
+		b       []byte
+		release func()
+		err     error
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	parts := make(chan chan part, window-1)
+	go func() {
+		defer close(parts)
+		for off := uint64(0); off < i.Size; off += uint64(n.io) {
+			c := make(chan part, 1)
+			select {
+			case parts <- c:
+			case <-ctx.Done():
+				return
+			}
+			go func() {
+				want := int(min(uint64(n.io), i.Size-off))
+				b, _, release, err := n.read(ctx, fh, off, want)
+				if err == nil && len(b) < want {
+					release()
+					// A short READ: the rest by copies.
+					b = make([]byte, want)
+					var k int
+					k, err = n.ReadAt(ctx, fh, b, off)
+					if errors.Is(err, io.EOF) {
+						err = nil
+					}
+					b, release = b[:k], func() {}
+				}
+				c <- part{b, release, err}
+			}()
+		}
+	}()
+	var done int64
+	for c := range parts {
+		p := <-c
+		if p.err != nil {
+			err = errors.Join(err, p.err)
+			cancel()
+			continue
+		}
+		if err == nil {
+			var k int
+			k, err = w.Write(p.b)
+			done += int64(k)
+		}
+		p.release()
+		if err != nil {
+			cancel()
+		}
+	}
+	return done, err
+}
+
+// Put writes what r has to a file, from its start on, and makes it last. If
+// the server starts anew meanwhile, what it has lost is written again, where r
+// is an io.Seeker.
+func (n *Client) Put(ctx context.Context, fh []byte, r io.Reader) (int64, error) {
+	for try := 0; ; try++ {
+		done, lost, err := n.put(ctx, fh, r)
+		if err != nil || !lost {
+			return done, err
+		}
+		s, ok := r.(io.Seeker)
+		if !ok || try == 3 {
+			return done, errors.New("nfs: the server lost what was written")
+		}
+		if _, err := s.Seek(0, io.SeekStart); err != nil {
+			return done, err
+		}
+	}
+}
+
+func (n *Client) put(ctx context.Context, fh []byte, r io.Reader) (done int64, lost bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type sent struct {
+		n       int
+		pending bool
+		verf    uint64
+		err     error
+	}
+	results := make(chan sent, window)
+	flying := 0
+	verfs := make(map[uint64]bool)
+	pending := false
+	take := func() {
+		s := <-results
+		flying--
+		if s.err != nil && err == nil {
+			err = s.err
+			cancel()
+		}
+		done += int64(s.n)
+		if s.pending {
+			pending = true
+			verfs[s.verf] = true
+		}
+	}
+	var off uint64
+	for err == nil {
+		if flying == window {
+			take()
+			continue
+		}
+		b := make([]byte, n.io)
+		k, rerr := io.ReadFull(r, b)
+		if k > 0 {
+			b, at := b[:k], off
+			off += uint64(k)
+			flying++
+			go func() {
+				var s sent
+				for len(b) > 0 {
+					c, committed, verf, err := n.write(ctx, fh, at, b, nfsv3.UNSTABLE)
+					if err != nil || c == 0 {
+						s.err = errors.Join(err, shortWrite(c, err))
+						break
+					}
+					s.n, s.pending, s.verf = s.n+c, s.pending || !committed, verf
+					b, at = b[c:], at+uint64(c)
+				}
+				results <- s
+			}()
+		}
+		if rerr == io.EOF || rerr == io.ErrUnexpectedEOF {
+			break
+		}
+		if rerr != nil {
+			err = rerr
+		}
+	}
+	for flying > 0 {
+		take()
+	}
+	if err != nil || !pending {
+		return done, false, err
+	}
+	verf, err := n.Commit(ctx, fh)
+	if err != nil {
+		return done, false, err
+	}
+	return done, len(verfs) != 1 || !verfs[verf], nil
+}
+
+func shortWrite(n int, err error) error {
+	if n == 0 && err == nil {
+		return io.ErrShortWrite
+	}
+	return nil
+}

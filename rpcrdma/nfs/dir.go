@@ -1,0 +1,470 @@
+package nfs
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+)
+
+const (
+	maxName = 255
+	maxDir  = 1 << 16 // octets of a reply with entries
+)
+
+// entryName checks the name of a directory entry that is to be made or taken
+// away.
+func entryName(b []byte) (string, error) {
+	switch {
+	case len(b) == 0 || bytes.ContainsAny(b, "/\x00"):
+		return "", unix.EACCES
+	case len(b) > maxName:
+		return "", unix.ENAMETOOLONG
+	case string(b) == "." || string(b) == "..":
+		return "", unix.EINVAL
+	}
+	return string(b), nil
+}
+
+// directory opens the directory of a request; the rights that want names must
+// be the caller's.
+func (s *Server) directory(c *cred, fh nfsv3.NfsFh3, want uint32) (object, error) {
+	o, err := s.object(fh, unix.O_PATH)
+	if err != nil {
+		return o, err
+	}
+	if !o.dir() {
+		return o, unix.ENOTDIR
+	}
+	if !c.may(&o.st, want) {
+		return o, unix.EACCES
+	}
+	return o, nil
+}
+
+// NfsV3Nfsproc3Lookup is LOOKUP.
+func (s *Server) NfsV3Nfsproc3Lookup(ctx context.Context, a *nfsv3.Lookup3args) (nfsv3.Lookup3res, error) {
+	c := &exchangeOf(ctx).cred
+	d, err := s.directory(c, a.What.Dir, mayExec)
+	defer d.close()
+	var fh []byte
+	fd := -1
+	if err == nil {
+		switch name := string(a.What.Name); name {
+		case ".":
+			fd, err = at(d.fd, ".")
+		case "..":
+			if d.st.Ino == s.tree.ino && d.st.Dev == s.tree.dev {
+				fd, err = at(d.fd, ".")
+			} else {
+				fd, err = unix.Openat(d.fd, "..", unix.O_PATH|unix.O_CLOEXEC, 0)
+			}
+		default:
+			if name, err = entryName(a.What.Name); err == nil {
+				fd, err = at(d.fd, name)
+			}
+		}
+	}
+	if err == nil {
+		defer unix.Close(fd)
+		fh, err = s.tree.handle(fd, "")
+	}
+	if err != nil {
+		return &nfsv3.Lookup3res_default{Status: status(err), Resfail: nfsv3.Lookup3resfail{DirAttributes: post(d.fd)}}, nil
+	}
+	return &nfsv3.Lookup3res_NFS3_OK{Resok: nfsv3.Lookup3resok{Object: nfsv3.NfsFh3{Data: fh}, ObjAttributes: post(fd), DirAttributes: post(d.fd)}}, nil
+}
+
+// change runs f to change the entry name of a directory, for c. f's directory
+// is open; the change lasts when change returns.
+func (s *Server) change(c *cred, dir nfsv3.NfsFh3, name []byte, f func(d *object, name string) error) (w nfsv3.WccData, err error) {
+	if s.cfg.ReadOnly {
+		return noWcc(), unix.EROFS
+	}
+	n, nerr := entryName(name)
+	d, err := s.object(dir, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return noWcc(), err
+	}
+	defer d.close()
+	if err = nerr; err == nil {
+		if err = s.as(c, func() error { return f(&d, n) }); err == nil {
+			err = s.sync(d.fd)
+		}
+	}
+	return d.wcc(), err
+}
+
+// made is what CREATE and its kin tell of a new object.
+type made struct {
+	obj  nfsv3.PostOpFh3
+	attr nfsv3.PostOpAttr
+}
+
+// finish sets the attributes of the new entry name of d, and looks at it.
+func (s *Server) finish(c *cred, dir nfsv3.NfsFh3, name []byte, a *nfsv3.Sattr3) (m made, err error) {
+	m = made{&nfsv3.PostOpFh3_FALSE{}, noAttr}
+	d, err := s.object(dir, unix.O_PATH)
+	if err != nil {
+		return m, err
+	}
+	defer d.close()
+	fd, err := at(d.fd, string(name))
+	if err != nil {
+		return m, err
+	}
+	o := object{fd: fd}
+	defer o.close()
+	if err = unix.Fstat(fd, &o.st); err != nil {
+		return m, err
+	}
+	fh, err := s.tree.handle(fd, "")
+	if err != nil {
+		return m, err
+	}
+	if a != nil {
+		if err = s.setattr(c, &o, nfsv3.NfsFh3{Data: fh}, a); err != nil {
+			return m, err
+		}
+	}
+	m.obj, m.attr = &nfsv3.PostOpFh3_TRUE{Handle: nfsv3.NfsFh3{Data: fh}}, post(fd)
+	return m, nil
+}
+
+// exclusive marks a file by the verifier of an exclusive CREATE: as its times,
+// which the client sets next.
+func exclusive(verf [8]byte) [2]unix.Timespec {
+	return [2]unix.Timespec{{Sec: int64(binary.BigEndian.Uint32(verf[:]) &^ (1 << 31))}, {Sec: int64(binary.BigEndian.Uint32(verf[4:]) &^ (1 << 31))}}
+}
+
+// NfsV3Nfsproc3Create is CREATE.
+func (s *Server) NfsV3Nfsproc3Create(ctx context.Context, a *nfsv3.Create3args) (nfsv3.Create3res, error) {
+	c := &exchangeOf(ctx).cred
+	var attrs *nfsv3.Sattr3
+	w, err := s.change(c, a.Where.Dir, a.Where.Name, func(d *object, name string) error {
+		flags := unix.O_CREAT | unix.O_WRONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
+		m := uint32(0o644)
+		switch how := a.How.(type) {
+		case *nfsv3.Createhow3_UNCHECKED:
+			attrs, m = &how.ObjAttributes, mode(&how.ObjAttributes, m)
+			flags |= unix.O_EXCL
+		case *nfsv3.Createhow3_GUARDED:
+			attrs, m = &how.ObjAttributes, mode(&how.ObjAttributes, m)
+			flags |= unix.O_EXCL
+		default:
+			flags |= unix.O_EXCL
+		}
+		fd, err := unix.Openat(d.fd, name, flags, m)
+		if err == nil {
+			defer unix.Close(fd)
+			if attrs != nil {
+				attrs = withoutMode(*attrs)
+				return s.sync(fd)
+			}
+			how, _ := a.How.(*nfsv3.Createhow3_EXCLUSIVE)
+			ts := exclusive(how.Verf)
+			if err = unix.UtimesNanoAt(unix.AT_FDCWD, proc(fd), ts[:], 0); err != nil {
+				return err
+			}
+			return s.sync(fd)
+		}
+		if err != unix.EEXIST {
+			return err
+		}
+		var st unix.Stat_t
+		switch how := a.How.(type) {
+		case *nfsv3.Createhow3_UNCHECKED:
+			// It is there: only a size that is asked for is set.
+			if err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+				return err
+			}
+			if st.Mode&unix.S_IFMT != unix.S_IFREG {
+				return unix.EEXIST
+			}
+			attrs = &nfsv3.Sattr3{
+				Mode: &nfsv3.SetMode3_default{}, Uid: &nfsv3.SetUid3_default{}, Gid: &nfsv3.SetGid3_default{},
+				Size: how.ObjAttributes.Size, Atime: &nfsv3.SetAtime_default{}, Mtime: &nfsv3.SetMtime_default{},
+			}
+			return nil
+		case *nfsv3.Createhow3_EXCLUSIVE:
+			if err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+				return err
+			}
+			ts := exclusive(how.Verf)
+			if st.Atim.Sec == ts[0].Sec && st.Mtim.Sec == ts[1].Sec && st.Mode&unix.S_IFMT == unix.S_IFREG {
+				return nil
+			}
+		}
+		return unix.EEXIST
+	})
+	var m made
+	if err == nil {
+		m, err = s.finish(c, a.Where.Dir, a.Where.Name, attrs)
+	}
+	if err != nil {
+		return &nfsv3.Create3res_default{Status: status(err), Resfail: nfsv3.Create3resfail{DirWcc: w}}, nil
+	}
+	return &nfsv3.Create3res_NFS3_OK{Resok: nfsv3.Create3resok{Obj: m.obj, ObjAttributes: m.attr, DirWcc: w}}, nil
+}
+
+// NfsV3Nfsproc3Mkdir is MKDIR.
+func (s *Server) NfsV3Nfsproc3Mkdir(ctx context.Context, a *nfsv3.Mkdir3args) (nfsv3.Mkdir3res, error) {
+	c := &exchangeOf(ctx).cred
+	w, err := s.change(c, a.Where.Dir, a.Where.Name, func(d *object, name string) error {
+		return unix.Mkdirat(d.fd, name, mode(&a.Attributes, 0o755))
+	})
+	var m made
+	if err == nil {
+		m, err = s.finish(c, a.Where.Dir, a.Where.Name, withoutMode(a.Attributes))
+	}
+	if err != nil {
+		return &nfsv3.Mkdir3res_default{Status: status(err), Resfail: nfsv3.Mkdir3resfail{DirWcc: w}}, nil
+	}
+	return &nfsv3.Mkdir3res_NFS3_OK{Resok: nfsv3.Mkdir3resok{Obj: m.obj, ObjAttributes: m.attr, DirWcc: w}}, nil
+}
+
+// NfsV3Nfsproc3Symlink is SYMLINK.
+func (s *Server) NfsV3Nfsproc3Symlink(ctx context.Context, a *nfsv3.Symlink3args) (nfsv3.Symlink3res, error) {
+	c := &exchangeOf(ctx).cred
+	w, err := s.change(c, a.Where.Dir, a.Where.Name, func(d *object, name string) error {
+		if len(a.Symlink.SymlinkData) == 0 || bytes.IndexByte(a.Symlink.SymlinkData, 0) >= 0 {
+			return unix.EINVAL
+		}
+		return unix.Symlinkat(string(a.Symlink.SymlinkData), d.fd, name)
+	})
+	var m made
+	if err == nil {
+		m, err = s.finish(c, a.Where.Dir, a.Where.Name, withoutMode(a.Symlink.SymlinkAttributes))
+	}
+	if err != nil {
+		return &nfsv3.Symlink3res_default{Status: status(err), Resfail: nfsv3.Symlink3resfail{DirWcc: w}}, nil
+	}
+	return &nfsv3.Symlink3res_NFS3_OK{Resok: nfsv3.Symlink3resok{Obj: m.obj, ObjAttributes: m.attr, DirWcc: w}}, nil
+}
+
+// NfsV3Nfsproc3Mknod is MKNOD.
+func (s *Server) NfsV3Nfsproc3Mknod(ctx context.Context, a *nfsv3.Mknod3args) (nfsv3.Mknod3res, error) {
+	c := &exchangeOf(ctx).cred
+	var attrs *nfsv3.Sattr3
+	typ, dev := uint32(0), 0
+	switch n := a.What.(type) {
+	case *nfsv3.Mknoddata3_NF3CHR:
+		attrs, typ, dev = &n.Device.DevAttributes, unix.S_IFCHR, int(unix.Mkdev(n.Device.Spec.Specdata1, n.Device.Spec.Specdata2))
+	case *nfsv3.Mknoddata3_NF3BLK:
+		attrs, typ, dev = &n.Device.DevAttributes, unix.S_IFBLK, int(unix.Mkdev(n.Device.Spec.Specdata1, n.Device.Spec.Specdata2))
+	case *nfsv3.Mknoddata3_NF3SOCK:
+		attrs, typ = &n.PipeAttributes, unix.S_IFSOCK
+	case *nfsv3.Mknoddata3_NF3FIFO:
+		attrs, typ = &n.PipeAttributes, unix.S_IFIFO
+	}
+	if attrs == nil {
+		return &nfsv3.Mknod3res_default{Status: nfsv3.NFS3ERR_BADTYPE, Resfail: nfsv3.Mknod3resfail{DirWcc: noWcc()}}, nil
+	}
+	w, err := s.change(c, a.Where.Dir, a.Where.Name, func(d *object, name string) error {
+		return unix.Mknodat(d.fd, name, typ|mode(attrs, 0o644), dev)
+	})
+	var m made
+	if err == nil {
+		m, err = s.finish(c, a.Where.Dir, a.Where.Name, withoutMode(*attrs))
+	}
+	if err != nil {
+		return &nfsv3.Mknod3res_default{Status: status(err), Resfail: nfsv3.Mknod3resfail{DirWcc: w}}, nil
+	}
+	return &nfsv3.Mknod3res_NFS3_OK{Resok: nfsv3.Mknod3resok{Obj: m.obj, ObjAttributes: m.attr, DirWcc: w}}, nil
+}
+
+// NfsV3Nfsproc3Remove is REMOVE.
+func (s *Server) NfsV3Nfsproc3Remove(ctx context.Context, a *nfsv3.Remove3args) (nfsv3.Remove3res, error) {
+	w, err := s.change(&exchangeOf(ctx).cred, a.Object.Dir, a.Object.Name, func(d *object, name string) error {
+		return unix.Unlinkat(d.fd, name, 0)
+	})
+	if err != nil {
+		return &nfsv3.Remove3res_default{Status: status(err), Resfail: nfsv3.Remove3resfail{DirWcc: w}}, nil
+	}
+	return &nfsv3.Remove3res_NFS3_OK{Resok: nfsv3.Remove3resok{DirWcc: w}}, nil
+}
+
+// NfsV3Nfsproc3Rmdir is RMDIR.
+func (s *Server) NfsV3Nfsproc3Rmdir(ctx context.Context, a *nfsv3.Rmdir3args) (nfsv3.Rmdir3res, error) {
+	w, err := s.change(&exchangeOf(ctx).cred, a.Object.Dir, a.Object.Name, func(d *object, name string) error {
+		return unix.Unlinkat(d.fd, name, unix.AT_REMOVEDIR)
+	})
+	if err != nil {
+		return &nfsv3.Rmdir3res_default{Status: status(err), Resfail: nfsv3.Rmdir3resfail{DirWcc: w}}, nil
+	}
+	return &nfsv3.Rmdir3res_NFS3_OK{Resok: nfsv3.Rmdir3resok{DirWcc: w}}, nil
+}
+
+// NfsV3Nfsproc3Rename is RENAME.
+func (s *Server) NfsV3Nfsproc3Rename(ctx context.Context, a *nfsv3.Rename3args) (nfsv3.Rename3res, error) {
+	c := &exchangeOf(ctx).cred
+	from := noWcc()
+	to := noWcc()
+	name, err := entryName(a.To.Name)
+	if err == nil {
+		to, err = s.rename(c, a, name, &from)
+	}
+	if err != nil {
+		return &nfsv3.Rename3res_default{Status: status(err), Resfail: nfsv3.Rename3resfail{FromdirWcc: from, TodirWcc: to}}, nil
+	}
+	return &nfsv3.Rename3res_NFS3_OK{Resok: nfsv3.Rename3resok{FromdirWcc: from, TodirWcc: to}}, nil
+}
+
+// rename does a RENAME to the entry name.
+func (s *Server) rename(c *cred, a *nfsv3.Rename3args, as string, from *nfsv3.WccData) (to nfsv3.WccData, err error) {
+	t, err := s.object(a.To.Dir, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return noWcc(), err
+	}
+	defer t.close()
+	*from, err = s.change(c, a.From.Dir, a.From.Name, func(d *object, name string) error {
+		return unix.Renameat(d.fd, name, t.fd, as)
+	})
+	if err == nil {
+		err = s.sync(t.fd)
+	}
+	return t.wcc(), err
+}
+
+// NfsV3Nfsproc3Link is LINK.
+func (s *Server) NfsV3Nfsproc3Link(ctx context.Context, a *nfsv3.Link3args) (nfsv3.Link3res, error) {
+	c := &exchangeOf(ctx).cred
+	w := noWcc()
+	o, err := s.object(a.File, unix.O_PATH)
+	defer o.close()
+	if err == nil {
+		w, err = s.change(c, a.Link.Dir, a.Link.Name, func(d *object, name string) error {
+			if o.dir() {
+				return unix.EINVAL
+			}
+			// By its path in /proc: AT_EMPTY_PATH would need CAP_DAC_READ_SEARCH, which
+			// others than root have not.
+			return unix.Linkat(unix.AT_FDCWD, proc(o.fd), d.fd, name, unix.AT_SYMLINK_FOLLOW)
+		})
+	}
+	if err != nil {
+		return &nfsv3.Link3res_default{Status: status(err), Resfail: nfsv3.Link3resfail{FileAttributes: post(o.fd), LinkdirWcc: w}}, nil
+	}
+	return &nfsv3.Link3res_NFS3_OK{Resok: nfsv3.Link3resok{FileAttributes: post(o.fd), LinkdirWcc: w}}, nil
+}
+
+// entry is a directory entry. cookie is where the next one is.
+type entry struct {
+	ino, cookie uint64
+	name        string
+}
+
+// entries calls f for each entry of d from cookie on until it returns false,
+// and reports whether the directory ended.
+func entries(d int, cookie uint64, f func(e *entry) bool) (end bool, err error) {
+	if _, err := unix.Seek(d, int64(cookie), unix.SEEK_SET); err != nil {
+		return false, err
+	}
+	buf := make([]byte, 1<<15)
+	for {
+		n, err := unix.Getdents(d, buf)
+		if err != nil {
+			return false, err
+		}
+		if n <= 0 {
+			return true, nil
+		}
+		for b := buf[:n]; len(b) >= 19; {
+			size := int(binary.NativeEndian.Uint16(b[16:]))
+			if size < 19 || size > len(b) {
+				return false, unix.EIO
+			}
+			name, _, _ := bytes.Cut(b[19:size], []byte{0})
+			e := entry{binary.NativeEndian.Uint64(b), binary.NativeEndian.Uint64(b[8:]), string(name)}
+			if !f(&e) {
+				return false, nil
+			}
+			b = b[size:]
+		}
+	}
+}
+
+// list opens a directory to be read.
+func (s *Server) list(ctx context.Context, fh nfsv3.NfsFh3) (object, error) {
+	d, err := s.object(fh, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err == nil && !exchangeOf(ctx).cred.may(&d.st, mayRead) {
+		err = unix.EACCES
+	}
+	return d, err
+}
+
+func pad4(n int) int { return (n + 3) &^ 3 }
+
+// NfsV3Nfsproc3Readdir is READDIR.
+func (s *Server) NfsV3Nfsproc3Readdir(ctx context.Context, a *nfsv3.Readdir3args) (nfsv3.Readdir3res, error) {
+	d, err := s.list(ctx, a.Dir)
+	defer d.close()
+	ok := nfsv3.Readdir3resok{}
+	if err == nil {
+		left := int(min(a.Count, maxDir)) - 104 // attributes, verifier, end
+		next := &ok.Reply.Entries
+		ok.Reply.Eof, err = entries(d.fd, a.Cookie, func(e *entry) bool {
+			if left -= 24 + pad4(len(e.name)); left < 0 {
+				return false
+			}
+			*next = &nfsv3.Entry3{Fileid: e.ino, Name: []byte(e.name), Cookie: e.cookie}
+			next = &(*next).Nextentry
+			return true
+		})
+	}
+	st := status(err)
+	if err == nil && ok.Reply.Entries == nil && !ok.Reply.Eof {
+		st = nfsv3.NFS3ERR_TOOSMALL
+	}
+	if st != nfsv3.NFS3_OK {
+		return &nfsv3.Readdir3res_default{Status: st, Resfail: nfsv3.Readdir3resfail{DirAttributes: post(d.fd)}}, nil
+	}
+	ok.DirAttributes = post(d.fd)
+	return &nfsv3.Readdir3res_NFS3_OK{Resok: ok}, nil
+}
+
+// NfsV3Nfsproc3Readdirplus is READDIRPLUS.
+func (s *Server) NfsV3Nfsproc3Readdirplus(ctx context.Context, a *nfsv3.Readdirplus3args) (nfsv3.Readdirplus3res, error) {
+	d, err := s.list(ctx, a.Dir)
+	defer d.close()
+	ok := nfsv3.Readdirplus3resok{}
+	if err == nil {
+		left, names := int(min(a.Maxcount, maxDir))-104, int(min(a.Dircount, maxDir))
+		next := &ok.Reply.Entries
+		root := d.st.Ino == s.tree.ino && d.st.Dev == s.tree.dev
+		ok.Reply.Eof, err = entries(d.fd, a.Cookie, func(e *entry) bool {
+			n := &nfsv3.Entryplus3{Fileid: e.ino, Name: []byte(e.name), Cookie: e.cookie, NameAttributes: noAttr, NameHandle: &nfsv3.PostOpFh3_FALSE{}}
+			names -= 24 + pad4(len(e.name))
+			size := 24 + pad4(len(e.name)) + 8
+			// Nothing is told of the parent: it may lie outside.
+			var st unix.Stat_t
+			if e.name != ".." && unix.Fstatat(d.fd, e.name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Dev == d.st.Dev {
+				if fh, err := s.tree.handle(d.fd, e.name); err == nil {
+					n.NameAttributes = &nfsv3.PostOpAttr_TRUE{Attributes: fattr(&st)}
+					n.NameHandle = &nfsv3.PostOpFh3_TRUE{Handle: nfsv3.NfsFh3{Data: fh}}
+					size += 84 + 4 + pad4(len(fh))
+				}
+			} else if e.name == ".." && root {
+				n.Fileid = d.st.Ino
+			}
+			if left -= size; left < 0 || names < 0 && ok.Reply.Entries != nil {
+				return false
+			}
+			*next = n
+			next = &n.Nextentry
+			return true
+		})
+	}
+	st := status(err)
+	if err == nil && ok.Reply.Entries == nil && !ok.Reply.Eof {
+		st = nfsv3.NFS3ERR_TOOSMALL
+	}
+	if st != nfsv3.NFS3_OK {
+		return &nfsv3.Readdirplus3res_default{Status: st, Resfail: nfsv3.Readdirplus3resfail{DirAttributes: post(d.fd)}}, nil
+	}
+	ok.DirAttributes = post(d.fd)
+	return &nfsv3.Readdirplus3res_NFS3_OK{Resok: ok}, nil
+}

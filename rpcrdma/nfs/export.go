@@ -1,0 +1,136 @@
+package nfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/rpcrdma"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+)
+
+// Export says how a Server is reached.
+type Export struct {
+	Server *Server
+	// Open connects to the daemon. It is called again when the daemon was gone.
+	Open   func(context.Context) (*iwarp.Device, error)
+	Listen string         // "10.0.0.1:20049"
+	Config rpcrdma.Config // DefaultConfig(true), with changes
+	// MountPort and PortmapPort are where TCP is served at Listen's address; 0:
+	// not at all. Without a portmapper clients must be told the port of MOUNT.
+	MountPort, PortmapPort int
+	Retry                  time.Duration // between attempts to reach a daemon; default 500 ms
+	// Tell, if set, hears of what happens.
+	Tell func(format string, args ...any)
+}
+
+// Run serves until ctx is done. A daemon that stops is waited for: handles and
+// the cache of replies stay, so clients go on where they were.
+func (x *Export) Run(ctx context.Context) error {
+	if x.Tell == nil {
+		x.Tell = func(string, ...any) {}
+	}
+	if x.Retry == 0 {
+		x.Retry = 500 * time.Millisecond
+	}
+	host, port, err := net.SplitHostPort(x.Listen)
+	if err != nil {
+		return fmt.Errorf("nfs: listen on %s: %w", x.Listen, err)
+	}
+	rdmaPort, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return fmt.Errorf("nfs: listen on %s: %w", x.Listen, err)
+	}
+	server := &rpc.Server{}
+	server.Register(ProgramNFS, x.Server.Program())
+	mountd := x.Server.MountProgram()
+	server.Register(ProgramMount, mountd)
+	x.Config.Server = server
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if x.MountPort != 0 {
+		side := &rpc.Server{}
+		side.Register(ProgramMount, mountd)
+		if err := x.tcp(ctx, cancel, side, host, x.MountPort); err != nil {
+			return err
+		}
+	}
+	if x.PortmapPort != 0 {
+		side := &rpc.Server{}
+		var l []Mapping
+		l = append(l, Mapping{ProgramPortmap, 2, uint32(x.PortmapPort)})
+		for _, v := range []uint32{1, 3} {
+			l = append(l, Mapping{ProgramMount, v, uint32(x.MountPort)})
+		}
+		_ = rdmaPort // NFS itself is not served over TCP
+		side.Register(ProgramPortmap, Portmap(l))
+		if err := x.tcp(ctx, cancel, side, host, x.PortmapPort); err != nil {
+			x.Tell("no portmapper: %v", err)
+		}
+	}
+	up := false
+	for {
+		err := x.serve(ctx, func() { up = true })
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if !up { // it never worked: the reason will not go away
+			return err
+		}
+		x.Tell("%v; trying again", err)
+		select {
+		case <-time.After(x.Retry):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (x *Export) tcp(ctx context.Context, cancel context.CancelCauseFunc, s *rpc.Server, host string, port int) error {
+	if a, err := netip.ParseAddr(host); err == nil && a.IsUnspecified() {
+		host = ""
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	if err != nil {
+		return fmt.Errorf("nfs: %w", err)
+	}
+	go func() {
+		if err := s.ServeTCP(ctx, l); err != nil {
+			cancel(fmt.Errorf("nfs: %w", err))
+		}
+	}()
+	return nil
+}
+
+// serve serves over one connection to the daemon.
+func (x *Export) serve(ctx context.Context, up func()) error {
+	dev, err := x.Open(ctx)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	e, err := rpcrdma.New(ctx, dev, x.Config)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	l, err := e.Listen(ctx, x.Listen)
+	if err != nil {
+		return err
+	}
+	up()
+	x.Tell("serving %s at %s", x.Server.cfg.Dir, l.Addr())
+	defer l.Close()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-dev.Done():
+		return errors.Join(errors.New("nfs: the daemon is gone"), dev.Err())
+	case <-l.Done():
+		return l.Err()
+	}
+}

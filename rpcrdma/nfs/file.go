@@ -1,0 +1,284 @@
+package nfs
+
+import (
+	"context"
+	"math"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+)
+
+var _ nfsv3.NfsProgram = (*Server)(nil)
+
+// NfsV3Nfsproc3Null does nothing.
+func (s *Server) NfsV3Nfsproc3Null(context.Context) error { return nil }
+
+// NfsV3Nfsproc3Getattr is GETATTR.
+func (s *Server) NfsV3Nfsproc3Getattr(_ context.Context, a *nfsv3.Getattr3args) (nfsv3.Getattr3res, error) {
+	o, err := s.object(a.Object, unix.O_PATH)
+	if err != nil {
+		return &nfsv3.Getattr3res_default{Status: status(err)}, nil
+	}
+	defer o.close()
+	return &nfsv3.Getattr3res_NFS3_OK{Resok: nfsv3.Getattr3resok{ObjAttributes: fattr(&o.st)}}, nil
+}
+
+// NfsV3Nfsproc3Setattr is SETATTR.
+func (s *Server) NfsV3Nfsproc3Setattr(ctx context.Context, a *nfsv3.Setattr3args) (nfsv3.Setattr3res, error) {
+	fail := func(o *object, st nfsv3.Nfsstat3) (nfsv3.Setattr3res, error) {
+		w := noWcc()
+		if o != nil {
+			w = o.wcc()
+		}
+		return &nfsv3.Setattr3res_default{Status: st, Resfail: nfsv3.Setattr3resfail{ObjWcc: w}}, nil
+	}
+	if s.cfg.ReadOnly {
+		return fail(nil, nfsv3.NFS3ERR_ROFS)
+	}
+	o, err := s.object(a.Object, unix.O_PATH)
+	if err != nil {
+		return fail(nil, status(err))
+	}
+	defer o.close()
+	if g, ok := a.Guard.(*nfsv3.Sattrguard3_TRUE); ok && g.ObjCtime != nfstime(o.st.Ctim) {
+		return fail(&o, nfsv3.NFS3ERR_NOT_SYNC)
+	}
+	if err := s.setattr(&exchangeOf(ctx).cred, &o, a.Object, &a.NewAttributes); err != nil {
+		return fail(&o, status(err))
+	}
+	return &nfsv3.Setattr3res_NFS3_OK{Resok: nfsv3.Setattr3resok{ObjWcc: o.wcc()}}, nil
+}
+
+// Bits of ACCESS (RFC 1813 section 3.3.4).
+const (
+	accessRead    = 0x01
+	accessLookup  = 0x02
+	accessModify  = 0x04
+	accessExtend  = 0x08
+	accessDelete  = 0x10
+	accessExecute = 0x20
+)
+
+// NfsV3Nfsproc3Access is ACCESS.
+func (s *Server) NfsV3Nfsproc3Access(ctx context.Context, a *nfsv3.Access3args) (nfsv3.Access3res, error) {
+	o, err := s.object(a.Object, unix.O_PATH)
+	if err != nil {
+		return &nfsv3.Access3res_default{Status: status(err), Resfail: nfsv3.Access3resfail{ObjAttributes: noAttr}}, nil
+	}
+	defer o.close()
+	c := &exchangeOf(ctx).cred
+	var got uint32
+	if c.may(&o.st, mayRead) {
+		got |= accessRead
+	}
+	if c.may(&o.st, mayWrite) && !s.cfg.ReadOnly {
+		got |= accessModify | accessExtend
+		if o.dir() {
+			got |= accessDelete
+		}
+	}
+	if c.may(&o.st, mayExec) {
+		if o.dir() {
+			got |= accessLookup
+		} else {
+			got |= accessExecute
+		}
+	}
+	return &nfsv3.Access3res_NFS3_OK{Resok: nfsv3.Access3resok{ObjAttributes: post(o.fd), Access: got & a.Access}}, nil
+}
+
+// NfsV3Nfsproc3Readlink is READLINK.
+func (s *Server) NfsV3Nfsproc3Readlink(ctx context.Context, a *nfsv3.Readlink3args) (nfsv3.Readlink3res, error) {
+	o, err := s.object(a.Symlink, unix.O_PATH)
+	if err != nil {
+		return &nfsv3.Readlink3res_default{Status: status(err), Resfail: nfsv3.Readlink3resfail{SymlinkAttributes: noAttr}}, nil
+	}
+	defer o.close()
+	x := exchangeOf(ctx)
+	b := make([]byte, 4096)
+	n, err := unix.Readlinkat(o.fd, "", b)
+	if err != nil {
+		if o.st.Mode&unix.S_IFMT != unix.S_IFLNK {
+			err = unix.EINVAL
+		}
+		return &nfsv3.Readlink3res_default{Status: status(err), Resfail: nfsv3.Readlink3resfail{SymlinkAttributes: post(o.fd)}}, nil
+	}
+	x.item = b[:n]
+	return &nfsv3.Readlink3res_NFS3_OK{Resok: nfsv3.Readlink3resok{SymlinkAttributes: post(o.fd), Data: b[:n]}}, nil
+}
+
+// readable reports whether c may read the data of a file: what it could
+// execute it may, and what it owns (RFC 1813 section 4.4).
+func readable(c *cred, st *unix.Stat_t) bool {
+	return c.may(st, mayRead) || c.may(st, mayExec) || c.uid == st.Uid
+}
+
+// NfsV3Nfsproc3Read is READ. The data go straight into memory from which the
+// transport moves them.
+func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfsv3.Read3res, error) {
+	fail := func(err error, at nfsv3.PostOpAttr) (nfsv3.Read3res, error) {
+		return &nfsv3.Read3res_default{Status: status(err), Resfail: nfsv3.Read3resfail{FileAttributes: at}}, nil
+	}
+	o, err := s.object(a.File, unix.O_RDONLY)
+	if err != nil {
+		return fail(err, noAttr)
+	}
+	defer o.close()
+	x := exchangeOf(ctx)
+	switch o.st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+	case unix.S_IFDIR:
+		return fail(unix.EISDIR, post(o.fd))
+	default:
+		return fail(unix.EINVAL, post(o.fd))
+	}
+	if !readable(&x.cred, &o.st) {
+		return fail(unix.EACCES, post(o.fd))
+	}
+	ok := nfsv3.Read3resok{FileAttributes: post(o.fd)}
+	n := min(int(min(a.Count, MaxIO)), int(max(min(o.st.Size-int64(min(a.Offset, math.MaxInt64)), MaxIO), 0)))
+	if n > 0 {
+		b, err := x.buffer(n)
+		if err != nil {
+			return fail(unix.ENOMEM, post(o.fd))
+		}
+		got := 0
+		for got < n {
+			k, err := unix.Pread(o.fd, b[got:n], int64(a.Offset)+int64(got))
+			if err == unix.EINTR {
+				continue
+			}
+			if err != nil {
+				return fail(err, post(o.fd))
+			}
+			if k == 0 {
+				break
+			}
+			got += k
+		}
+		ok.Data = b[:got]
+		x.item = ok.Data
+	}
+	ok.Count = uint32(len(ok.Data))
+	ok.Eof = int64(min(a.Offset, math.MaxInt64-MaxIO))+int64(ok.Count) >= o.st.Size
+	return &nfsv3.Read3res_NFS3_OK{Resok: ok}, nil
+}
+
+// NfsV3Nfsproc3Write is WRITE.
+func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (nfsv3.Write3res, error) {
+	fail := func(err error, w nfsv3.WccData) (nfsv3.Write3res, error) {
+		return &nfsv3.Write3res_default{Status: status(err), Resfail: nfsv3.Write3resfail{FileWcc: w}}, nil
+	}
+	if s.cfg.ReadOnly {
+		return fail(unix.EROFS, noWcc())
+	}
+	o, err := s.object(a.File, unix.O_WRONLY)
+	if err != nil {
+		return fail(err, noWcc())
+	}
+	defer o.close()
+	c := &exchangeOf(ctx).cred
+	switch {
+	case o.st.Mode&unix.S_IFMT != unix.S_IFREG:
+		err = unix.EINVAL
+	case !c.may(&o.st, mayWrite) && c.uid != o.st.Uid:
+		err = unix.EACCES
+	case a.Offset > math.MaxInt64-uint64(len(a.Data)):
+		err = unix.EFBIG
+	}
+	if err != nil {
+		return fail(err, o.wcc())
+	}
+	data := a.Data[:min(len(a.Data), int(a.Count))]
+	done := 0
+	for done < len(data) {
+		n, err := unix.Pwrite(o.fd, data[done:], int64(a.Offset)+int64(done))
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			if done > 0 {
+				break
+			}
+			return fail(err, o.wcc())
+		}
+		done += n
+	}
+	// A write by another than the owner takes set-user-ID away; root's does not.
+	if c.uid != 0 && o.st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 {
+		_ = unix.Fchmod(o.fd, o.st.Mode&0o1777)
+	}
+	ok := nfsv3.Write3resok{Count: uint32(done), Committed: a.Stable, Verf: s.verf}
+	switch {
+	case s.cfg.Async:
+	case a.Stable == nfsv3.FILE_SYNC:
+		err = unix.Fsync(o.fd)
+	case a.Stable == nfsv3.DATA_SYNC:
+		err = unix.Fdatasync(o.fd)
+	}
+	if err != nil {
+		return fail(err, o.wcc())
+	}
+	ok.FileWcc = o.wcc()
+	return &nfsv3.Write3res_NFS3_OK{Resok: ok}, nil
+}
+
+// NfsV3Nfsproc3Commit is COMMIT. The whole file is made to last.
+func (s *Server) NfsV3Nfsproc3Commit(_ context.Context, a *nfsv3.Commit3args) (nfsv3.Commit3res, error) {
+	o, err := s.object(a.File, unix.O_RDONLY)
+	if err != nil {
+		return &nfsv3.Commit3res_default{Status: status(err), Resfail: nfsv3.Commit3resfail{FileWcc: noWcc()}}, nil
+	}
+	defer o.close()
+	if err := s.sync(o.fd); err != nil {
+		return &nfsv3.Commit3res_default{Status: status(err), Resfail: nfsv3.Commit3resfail{FileWcc: o.wcc()}}, nil
+	}
+	return &nfsv3.Commit3res_NFS3_OK{Resok: nfsv3.Commit3resok{FileWcc: o.wcc(), Verf: s.verf}}, nil
+}
+
+// NfsV3Nfsproc3Fsstat is FSSTAT.
+func (s *Server) NfsV3Nfsproc3Fsstat(ctx context.Context, a *nfsv3.Fsstat3args) (nfsv3.Fsstat3res, error) {
+	var f unix.Statfs_t
+	o, err := s.object(a.Fsroot, unix.O_PATH)
+	if err == nil {
+		defer o.close()
+		err = unix.Fstatfs(o.fd, &f)
+	}
+	if err != nil {
+		return &nfsv3.Fsstat3res_default{Status: status(err), Resfail: nfsv3.Fsstat3resfail{ObjAttributes: noAttr}}, nil
+	}
+	b := uint64(f.Bsize)
+	return &nfsv3.Fsstat3res_NFS3_OK{Resok: nfsv3.Fsstat3resok{
+		ObjAttributes: post(o.fd), Tbytes: f.Blocks * b, Fbytes: f.Bfree * b, Abytes: f.Bavail * b, Tfiles: f.Files, Ffiles: f.Ffree, Afiles: f.Ffree,
+	}}, nil
+}
+
+// Properties of FSINFO: links, symbolic links, the same for all files, times
+// can be set.
+const fsProperties = 0x01 | 0x02 | 0x08 | 0x10
+
+// NfsV3Nfsproc3Fsinfo is FSINFO.
+func (s *Server) NfsV3Nfsproc3Fsinfo(_ context.Context, a *nfsv3.Fsinfo3args) (nfsv3.Fsinfo3res, error) {
+	o, err := s.object(a.Fsroot, unix.O_PATH)
+	if err != nil {
+		return &nfsv3.Fsinfo3res_default{Status: status(err), Resfail: nfsv3.Fsinfo3resfail{ObjAttributes: noAttr}}, nil
+	}
+	defer o.close()
+	return &nfsv3.Fsinfo3res_NFS3_OK{Resok: nfsv3.Fsinfo3resok{
+		ObjAttributes: post(o.fd), Rtmax: MaxIO, Rtpref: MaxIO, Rtmult: 4096, Wtmax: MaxIO, Wtpref: MaxIO, Wtmult: 4096, Dtpref: maxDir,
+		Maxfilesize: math.MaxInt64, TimeDelta: nfsv3.Nfstime3{Nseconds: 1}, Properties: fsProperties,
+	}}, nil
+}
+
+// NfsV3Nfsproc3Pathconf is PATHCONF.
+func (s *Server) NfsV3Nfsproc3Pathconf(_ context.Context, a *nfsv3.Pathconf3args) (nfsv3.Pathconf3res, error) {
+	o, err := s.object(a.Object, unix.O_PATH)
+	if err != nil {
+		return &nfsv3.Pathconf3res_default{Status: status(err), Resfail: nfsv3.Pathconf3resfail{ObjAttributes: noAttr}}, nil
+	}
+	defer o.close()
+	return &nfsv3.Pathconf3res_NFS3_OK{Resok: nfsv3.Pathconf3resok{
+		ObjAttributes: post(o.fd), Linkmax: 32000, NameMax: maxName, NoTrunc: true, ChownRestricted: true, CasePreserving: true,
+	}}, nil
+}

@@ -1,0 +1,239 @@
+package nfs_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/rpcrdma"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+)
+
+type rig struct {
+	dir string
+	ctx context.Context
+	e   *rpcrdma.Endpoint
+	c   *rpcrdma.Client
+	n   *nfs.Client
+}
+
+func start(t testing.TB, version int) *rig {
+	t.Helper()
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	s, err := nfs.NewServer(nfs.Config{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 25*time.Second)
+	x := &nfs.Export{
+		Server: s, Listen: netip.AddrPortFrom(b.Addr(), rpcrdma.Port).String(), Config: rpcrdma.DefaultConfig(true),
+		Open: func(ctx context.Context) (*iwarp.Device, error) { return b.NewDevice(ctx) },
+	}
+	up := make(chan struct{})
+	x.Tell = func(string, ...any) { close(up) }
+	done := make(chan error, 1)
+	go func() { done <- x.Run(ctx) }()
+	select {
+	case <-up:
+	case err := <-done:
+		t.Fatal(err)
+	}
+	cfg := rpcrdma.DefaultConfig(false)
+	cfg.Session.Version = version
+	e, err := rpcrdma.New(ctx, a.Device(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &rig{dir: dir, ctx: ctx, e: e, c: e.Dial(x.Listen)}
+	if g.n, err = nfs.Mount(ctx, g.c, "/"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		g.c.Close()
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		<-done
+		a.Close()
+		b.Close()
+		s.Close()
+	})
+	return g
+}
+
+func TestFiles(t *testing.T) {
+	for _, version := range []int{1, 2} {
+		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
+			g := start(t, version)
+			n, ctx := g.n, g.ctx
+			rnd := rand.NewChaCha8([32]byte{byte(version)})
+			for _, size := range []int{0, 1, 7, 512, 4000, 4096, 100_001, 1 << 20, 5<<20 + 13} {
+				name := fmt.Sprintf("f%d \xff\xc3\xa9", size) // names are octets
+				data := make([]byte, size)
+				_, _ = rnd.Read(data)
+				fh, err := n.Create(ctx, n.Root(), name, 0o640)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if k, err := n.Put(ctx, fh, bytes.NewReader(data)); err != nil || k != int64(size) {
+					t.Fatalf("put of %d: %d, %v", size, k, err)
+				}
+				disk, err := os.ReadFile(filepath.Join(g.dir, name))
+				if err != nil || !bytes.Equal(disk, data) {
+					t.Fatalf("%d octets: %d on disk, %v", size, len(disk), err)
+				}
+				i, err := n.Walk(ctx, "/"+name)
+				if err != nil || i.Size != uint64(size) || i.Perm != 0o640 || !bytes.Equal(i.Handle, fh) {
+					t.Fatalf("%+v, %v", i, err)
+				}
+				h := sha256.New()
+				if k, err := n.Get(ctx, fh, h); err != nil || k != int64(size) || !bytes.Equal(h.Sum(nil), sum(data)) {
+					t.Fatalf("get of %d: %d, %v", size, k, err)
+				}
+				if size > 10 {
+					b := make([]byte, 20)
+					if k, err := n.ReadAt(ctx, fh, b, uint64(size-10)); k != 10 || err != io.EOF || !bytes.Equal(b[:10], data[size-10:]) {
+						t.Fatalf("read at the end: %d, %v", k, err)
+					}
+				}
+			}
+			conn, err := g.c.Conn(ctx)
+			if err != nil || conn.Version() != version {
+				t.Fatal(conn.Version(), err)
+			}
+			if c := conn.Counters(); c.InlineOctets > 400<<10 {
+				t.Errorf("data went inline: %+v", c)
+			}
+		})
+	}
+}
+
+func sum(b []byte) []byte { s := sha256.Sum256(b); return s[:] }
+
+func TestTree(t *testing.T) {
+	g := start(t, 2)
+	n, ctx, root := g.n, g.ctx, g.n.Root()
+	dir, err := n.Mkdir(ctx, root, "d", 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for i := range 1500 {
+		name := fmt.Sprintf("entry with a longer name %d", i)
+		want = append(want, name)
+		if err := os.WriteFile(filepath.Join(g.dir, "d", name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []string
+	if err := n.List(ctx, dir, func(i nfs.Info) error {
+		if i.Handle == nil || i.Type != nfsv3.NF3REG {
+			t.Errorf("%+v", i)
+		}
+		got = append(got, i.Name)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("%d entries, not %d", len(got), len(want))
+	}
+
+	for _, target := range []string{"d/x", string(bytes.Repeat([]byte("long/"), 700))} {
+		fh, err := n.Symlink(ctx, root, "link", target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, err := n.Readlink(ctx, fh); err != nil || s != target {
+			t.Errorf("%q, %v", s, err)
+		}
+		if err := n.Remove(ctx, root, "link"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.Getattr(ctx, fh); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("removed: %v", err)
+		}
+	}
+
+	fh, err := n.Create(ctx, root, "sparse", 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Truncate(ctx, fh, 1<<33); err != nil {
+		t.Fatal(err)
+	}
+	if i, err := n.Getattr(ctx, fh); err != nil || i.Size != 1<<33 || i.Used > 1<<20 {
+		t.Errorf("%+v, %v", i, err)
+	}
+	if err := n.Rename(ctx, root, "sparse", dir, "moved"); err != nil {
+		t.Fatal(err)
+	}
+	if i, err := n.Walk(ctx, "d/moved"); err != nil || !bytes.Equal(i.Handle, fh) {
+		t.Errorf("%+v, %v", i, err)
+	}
+	for _, c := range []struct {
+		name string
+		err  error
+		want nfsv3.Nfsstat3
+	}{
+		{"rmdir of a full directory", n.Rmdir(ctx, root, "d"), nfsv3.NFS3ERR_NOTEMPTY},
+		{"remove of nothing", n.Remove(ctx, root, "none"), nfsv3.NFS3ERR_NOENT},
+		{"remove of a slash", n.Remove(ctx, root, "d/moved"), nfsv3.NFS3ERR_ACCES},
+		{"remove of dot dot", n.Remove(ctx, root, ".."), nfsv3.NFS3ERR_INVAL},
+		{"rename of a long name", n.Rename(ctx, dir, "moved", root, string(make([]byte, 300))), nfsv3.NFS3ERR_ACCES},
+		{"truncate of a directory", n.Truncate(ctx, dir, 0), nfsv3.NFS3ERR_ISDIR},
+		{"a made-up handle", func() error { _, err := n.Getattr(ctx, append([]byte{1, 8}, make([]byte, 20)...)); return err }(), nfsv3.NFS3ERR_BADHANDLE},
+		{"a forged handle", func() error {
+			b := slices.Clone(root)
+			b[8] ^= 1
+			_, err := n.Getattr(ctx, b)
+			return err
+		}(), nfsv3.NFS3ERR_BADHANDLE},
+		{"lookup through a link", func() error {
+			if err := os.Symlink("/etc", filepath.Join(g.dir, "etc")); err != nil {
+				return err
+			}
+			_, err := n.Walk(ctx, "etc/passwd")
+			return err
+		}(), nfsv3.NFS3ERR_NOTDIR},
+	} {
+		var e *nfs.Error
+		if !errors.As(c.err, &e) || e.Status != c.want {
+			t.Errorf("%s: %v", c.name, c.err)
+		}
+	}
+	// The root has no way up.
+	up, err := n.Lookup(ctx, root, "..")
+	if err != nil || !bytes.Equal(up.Handle, root) {
+		t.Errorf("..: %v", err)
+	}
+	if i, err := n.Lookup(ctx, dir, ".."); err != nil || !bytes.Equal(i.Handle, root) {
+		t.Errorf("d/..: %v", err)
+	}
+}

@@ -1,0 +1,179 @@
+// Package nfs is an NFS version 3 server of a directory tree (RFC 1813), with
+// the MOUNT protocol and a portmapper, and a client for it. The server's
+// programs run over RPC-over-RDMA (package rpcrdma; RFC 8267 is its binding)
+// and TCP.
+package nfs
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"io"
+	"os"
+	"time"
+
+	"github.com/buildbarn/go-xdr/pkg/protocols/rpcv2"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+)
+
+// Program numbers (RFC 1813, RFC 1833).
+const (
+	ProgramNFS     = 100003
+	ProgramMount   = 100005
+	ProgramPortmap = 100000
+)
+
+// Ports.
+const (
+	PortMount   = 20048
+	PortPortmap = 111
+)
+
+// MaxIO is the most that a READ or WRITE moves, in octets.
+const MaxIO = 1 << 20
+
+// Config says what is served.
+type Config struct {
+	Dir        string
+	ReadOnly   bool
+	RootSquash bool // the client's root is nobody
+	Async      bool // do not wait for the disk where the protocol demands it: a crash loses data
+}
+
+// Server serves one tree. Its methods of the protocol are called by many.
+type Server struct {
+	cfg    Config
+	tree   *tree
+	verf   [8]byte // of writes: another after each start
+	root   bool    // the process may act for others
+	groups []uint32
+}
+
+// NewServer opens the tree. It sets the process's umask to 0: clients say what
+// modes files have.
+func NewServer(cfg Config) (*Server, error) {
+	t, err := openTree(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, tree: t, root: os.Geteuid() == 0}
+	if g, err := os.Getgroups(); err == nil {
+		for _, v := range g {
+			s.groups = append(s.groups, uint32(v))
+		}
+	}
+	unix.Umask(0)
+	binary.BigEndian.PutUint64(s.verf[:], uint64(time.Now().UnixNano()))
+	_, _ = rand.Read(s.verf[4:])
+	return s, nil
+}
+
+// Close gives the tree back.
+func (s *Server) Close() error { return unix.Close(s.tree.root) }
+
+// sync makes what was done to fd last, unless nobody wants that.
+func (s *Server) sync(fd int) error {
+	if s.cfg.Async {
+		return nil
+	}
+	return unix.Fsync(fd)
+}
+
+// Procedures with a life of their own here.
+const (
+	procSetattr  = 2
+	procReadlink = 5
+	procRead     = 6
+	procWrite    = 7
+	procCreate   = 8
+	procLink     = 15
+)
+
+// Program returns the NFS program for a rpc.Server.
+func (s *Server) Program() rpc.Program {
+	service := nfsv3.NewNfsProgramService(s)
+	return rpc.Program{
+		Low: 3, High: 3,
+		Serve: func(ctx context.Context, r *rpc.Request) rpc.Status {
+			x := &exchange{cred: s.credOf(r.Cred), buffer: r.Buffer}
+			w := &results{w: r.Reply, x: x}
+			ctx = context.WithValue(ctx, exchangeKey{}, x)
+			if r.Proc == procWrite { // the generated decoder would copy the data
+				return s.write(ctx, r, w)
+			}
+			return serve(ctx, service, r, w)
+		},
+		// What changes the tree in a way that cannot be done twice.
+		Once: func(vers, proc uint32) bool { return proc == procSetattr || proc >= procCreate && proc <= procLink },
+	}
+}
+
+type service func(context.Context, uint32, uint32, io.ReadCloser, func(int) io.Writer) (rpcv2.AcceptedReplyData, error)
+
+// serve runs a generated service. Its implementations return no errors, so an
+// error is one of the arguments.
+func serve(ctx context.Context, f service, r *rpc.Request, w io.Writer) rpc.Status {
+	a, err := f(ctx, r.Vers, r.Proc, r.Args, func(int) io.Writer { return w })
+	if err != nil {
+		return rpc.GarbageArgs
+	}
+	if a == nil {
+		return rpc.Success
+	}
+	return rpc.Status(a.GetStat())
+}
+
+// exchange is what a request has beside its arguments.
+type exchange struct {
+	cred   cred
+	buffer func(int) ([]byte, error)
+	item   []byte // a result that is DDP-eligible
+}
+
+type exchangeKey struct{}
+
+func exchangeOf(ctx context.Context) *exchange { return ctx.Value(exchangeKey{}).(*exchange) }
+
+// results takes what a generated encoder writes. It writes opaque data by one
+// Write of the very slice, and the padding by another: so the item is known.
+type results struct {
+	w   *rpc.Writer
+	x   *exchange
+	pad int // padding to come, which an item has not
+}
+
+func (r *results) Write(p []byte) (int, error) {
+	switch {
+	case len(p) == 0:
+	case r.pad > 0 && len(p) == r.pad:
+		r.pad = 0
+	case len(p) == len(r.x.item) && &p[0] == &r.x.item[0]:
+		r.w.Items = append(r.w.Items, rpc.Item{Pos: len(r.w.Body), Data: p})
+		r.pad = -len(p) & 3
+		r.x.item = nil
+	default:
+		r.pad = 0
+		r.w.Body = append(r.w.Body, p...)
+	}
+	return len(p), nil
+}
+
+// write decodes a WRITE without a copy of its data.
+func (s *Server) write(ctx context.Context, r *rpc.Request, w *results) rpc.Status {
+	a := nfsv3.Write3args{
+		File: nfsv3.NfsFh3{Data: r.Args.Opaque(nfsv3.NFS3_FHSIZE)}, Offset: r.Args.U64(), Count: r.Args.U32(),
+		Stable: nfsv3.StableHow(r.Args.U32()),
+	}
+	a.Data = r.Args.Opaque(2 * MaxIO)
+	if r.Args.Err() != nil || a.Stable < nfsv3.UNSTABLE || a.Stable > nfsv3.FILE_SYNC {
+		return rpc.GarbageArgs
+	}
+	res, _ := s.NfsV3Nfsproc3Write(ctx, &a)
+	if _, err := res.WriteTo(w); err != nil {
+		return rpc.SystemErr
+	}
+	return rpc.Success
+}
