@@ -366,7 +366,7 @@ func TestHeaderNumbers(t *testing.T) {
 	}
 	prefixes := map[string]string{
 		"Send WQE/opcode": "WR_", "Send WQE/flag": "", "CQE/status": "WC_", "CQE/opcode": "WC_", "CQE/flag": "WC_", "Client memory/access": "",
-		"Errors/code": "CODE_",
+		"Requests and replies/code": "CODE_",
 	}
 	row := regexp.MustCompile(`^\| (\d+) \| ([A-Z_]+) \|`)
 	heading, table, checked := "", "", map[string]int{}
