@@ -28,8 +28,9 @@ func (c *command) nfs() *cobra.Command {
 			"Linux mounts it (version 1) through soft-iWARP or an iWARP adapter:\n\n" +
 			"  mount -o rdma,port=20049,vers=3,nolock ADDR:/ /mnt\n\n" +
 			"The other commands are a client of their own, over version 2.",
-		Args: usageArgs(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Example: "  iwarpctl nfs export /srv/files --listen 10.0.0.1:20049",
+		Args:    usageArgs(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(c.nfsExport(), c.nfsLs(), c.nfsGet(), c.nfsPut(), c.nfsStat())
 	return cmd
