@@ -1,0 +1,283 @@
+package clib
+
+import (
+	"encoding/binary"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+)
+
+// memory describes a memfd as the daemon hands it out, or nearly so.
+type memory struct {
+	kind, entries, stride, rings, ringSize, maxSGE, maxInline uint32
+
+	magic   string
+	version uint32
+	size    int64 // 0: what the header says
+	seals   int
+}
+
+const sealSize = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+
+// The memfds of docs/api.md for a client with one worker.
+var good = map[string]memory{
+	"bells": {kind: 4, entries: 64, rings: 1, ringSize: 4096},
+	"cq":    {kind: 3, entries: 64, stride: 64, rings: 1, ringSize: 8192},
+	"sq":    {kind: 1, entries: 64, stride: 128, rings: 1, ringSize: 12288, maxSGE: 4, maxInline: 16},
+	"rq":    {kind: 2, entries: 16, stride: 128, rings: 1, ringSize: 4096, maxSGE: 4},
+}
+
+// make returns the memfd.
+func (m memory) make(t *testing.T) int {
+	t.Helper()
+	fd, err := unix.MemfdCreate("hostile", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := m.size
+	if size == 0 {
+		size = 4096 + int64(m.rings)*int64(m.ringSize)
+	}
+	h := []byte("WARPRING")
+	if m.magic != "" {
+		h = []byte(m.magic)
+	}
+	version := uint32(1)
+	if m.version != 0 {
+		version = m.version
+	}
+	for _, v := range []uint32{version, m.kind, m.entries, m.stride, m.rings, m.ringSize, m.maxSGE, m.maxInline} {
+		h = binary.LittleEndian.AppendUint32(h, v)
+	}
+	seals := m.seals
+	if seals == 0 {
+		seals = sealSize
+	}
+	if err := unix.Ftruncate(fd, size); err != nil {
+		t.Fatal(err)
+	}
+	if size >= int64(len(h)) {
+		if _, err := unix.Pwrite(fd, h, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+// evil is a daemon that hands out what it is told to.
+type evil struct {
+	t   *testing.T
+	mem map[string]memory
+	// reply may change a reply, or return the octets to send instead of it.
+	reply func(r *ctrlpb.Reply, fds []int) ([]byte, []int)
+}
+
+// serve answers one client until it is gone.
+func (e *evil) serve(c *seqpacket.Conn) {
+	defer c.Close()
+	for {
+		b, fds, err := c.Read(1)
+		if err != nil {
+			return
+		}
+		seqpacket.CloseAll(fds)
+		var req ctrlpb.Request
+		if proto.Unmarshal(b, &req) != nil {
+			e.t.Error("the client sent what is no Request")
+			return
+		}
+		r, fds := e.answer(&req)
+		r.Id = req.Id
+		var raw []byte
+		if e.reply != nil {
+			raw, fds = e.reply(r, fds)
+		}
+		if raw == nil {
+			raw, _ = proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: r}})
+		}
+		err = c.Write(raw, fds)
+		seqpacket.CloseAll(fds)
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (e *evil) pipe() (r, w int) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		e.t.Error(err)
+	}
+	return p[0], p[1]
+}
+
+func (e *evil) answer(req *ctrlpb.Request) (*ctrlpb.Reply, []int) {
+	switch req.Body.(type) {
+	case *ctrlpb.Request_Hello:
+		r, w := e.pipe()
+		unix.Close(r)
+		return &ctrlpb.Reply{Body: &ctrlpb.Reply_Hello{Hello: &ctrlpb.HelloReply{Version: 1, Workers: 1, Device: &ctrlpb.DeviceAttr{MaxQpWr: 1024}}}},
+			[]int{e.mem["bells"].make(e.t), w}
+	case *ctrlpb.Request_AllocPd:
+		return &ctrlpb.Reply{Body: &ctrlpb.Reply_Pd{Pd: &ctrlpb.PDReply{Pd: 1}}}, nil
+	case *ctrlpb.Request_RegisterMr:
+		return &ctrlpb.Reply{Body: &ctrlpb.Reply_Mr{Mr: &ctrlpb.MRReply{Mr: 2}}}, nil
+	case *ctrlpb.Request_CreateCq:
+		r, w := e.pipe()
+		unix.Close(w)
+		return &ctrlpb.Reply{Body: &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: 3}}}, []int{e.mem["cq"].make(e.t), r}
+	case *ctrlpb.Request_CreateQp:
+		return &ctrlpb.Reply{Body: &ctrlpb.Reply_Qp{Qp: &ctrlpb.QPReply{Qp: 4, Doorbell: 63}}},
+			[]int{e.mem["sq"].make(e.t), e.mem["rq"].make(e.t)}
+	}
+	return &ctrlpb.Reply{Error: &ctrlpb.Error{Code: 999, Text: strings.Repeat("far", 2000)}}, nil
+}
+
+// ping runs the example against the daemon, and returns what it said.
+func (e *evil) ping(v *variant) (output string, code int) {
+	path := filepath.Join(e.t.TempDir(), "s")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	defer l.Close()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if c, err := l.AcceptUnix(); err == nil {
+			e.serve(seqpacket.FromUnix(c))
+		}
+	}()
+	p := start(e.t, exec.Command(v.build(e.t, "ping"), "-u", path, "-c", "-a", "192.0.2.1"))
+	<-p.done
+	l.Close()
+	<-done
+	return p.output(), p.cmd.ProcessState.ExitCode()
+}
+
+// A daemon that means it ill gets an error said, not a crash: the example is
+// compiled with the sanitizers.
+func TestHostileDaemon(t *testing.T) {
+	const whole = "far" // the error of Connect: everything before it was taken
+	with := func(which string, change func(*memory)) map[string]memory {
+		mem := map[string]memory{}
+		for k, m := range good {
+			if k == which {
+				change(&m)
+			}
+			mem[k] = m
+		}
+		return mem
+	}
+	type test struct {
+		name  string
+		mem   map[string]memory
+		reply func(r *ctrlpb.Reply, fds []int) ([]byte, []int)
+		want  string
+	}
+	tests := []test{{name: "as it should be", mem: good, want: whole}}
+	for which, m := range good {
+		changes := map[string]func(*memory){
+			"magic":          func(m *memory) { m.magic = "WARPRUNG" },
+			"version":        func(m *memory) { m.version = 2 },
+			"kind":           func(m *memory) { m.kind = m.kind%4 + 1 },
+			"no entries":     func(m *memory) { m.entries = 0 },
+			"odd entries":    func(m *memory) { m.entries-- },
+			"many entries":   func(m *memory) { m.entries = 1 << 31 },
+			"more entries":   func(m *memory) { m.entries *= 1 << 10 },
+			"no rings":       func(m *memory) { m.rings = 0; m.size = 4096 + int64(m.ringSize) },
+			"many rings":     func(m *memory) { m.rings = 1 << 20; m.size = 4096 + int64(m.ringSize) },
+			"ring size":      func(m *memory) { m.ringSize += 4096 },
+			"wild ring size": func(m *memory) { m.ringSize = 1<<32 - 4096; m.size = 4096 },
+			"short":          func(m *memory) { m.size = 4096 + int64(m.ringSize) - 4096 },
+			"tiny":           func(m *memory) { m.size = 16 },
+			"long":           func(m *memory) { m.size = 4096 + int64(m.ringSize) + 4096 },
+			"can shrink":     func(m *memory) { m.seals = unix.F_SEAL_GROW },
+			"can grow":       func(m *memory) { m.seals = unix.F_SEAL_SHRINK },
+		}
+		if m.stride != 0 {
+			changes["no stride"] = func(m *memory) { m.stride = 0 }
+			changes["stride"] = func(m *memory) { m.stride += 64 }
+			changes["wild stride"] = func(m *memory) { m.stride = 1<<32 - 64 }
+		}
+		if m.maxSGE != 0 {
+			changes["many SGEs"] = func(m *memory) { m.maxSGE = 1 << 28 }
+			changes["more SGEs"] = func(m *memory) { m.maxSGE = 8 }
+			changes["much inline"] = func(m *memory) { m.maxInline = 1<<32 - 1 }
+		}
+		for what, change := range changes {
+			if which == "rq" && what == "much inline" {
+				continue // means nothing there
+			}
+			tests = append(tests, test{name: which + "/" + what, mem: with(which, change), want: "Protocol error"})
+		}
+	}
+	tests = append(tests,
+		test{name: "no descriptors", mem: good, want: "makes no sense", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+			if r.GetCq() != nil {
+				seqpacket.CloseAll(fds)
+				fds = nil
+			}
+			return nil, fds
+		}},
+		test{name: "too many descriptors", mem: good, want: "makes no sense", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+			if r.GetQp() != nil {
+				for range 20 {
+					fd, _ := seqpacket.Dup(fds[0])
+					fds = append(fds, fd)
+				}
+			}
+			return nil, fds
+		}},
+		test{name: "another reply", mem: good, want: "makes no sense", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+			if r.GetPd() != nil {
+				r.Body = &ctrlpb.Reply_Mr{Mr: &ctrlpb.MRReply{}}
+			}
+			return nil, fds
+		}},
+		test{name: "no such doorbell", mem: good, want: "Protocol error", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+			if q := r.GetQp(); q != nil {
+				q.Doorbell = 64
+			}
+			return nil, fds
+		}},
+		test{name: "more workers than descriptors", mem: good, want: "Protocol error", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+			if h := r.GetHello(); h != nil {
+				h.Workers = 1<<31 + 1
+			}
+			return nil, fds
+		}},
+		test{name: "another version", mem: good, want: "Protocol error", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+			if h := r.GetHello(); h != nil {
+				h.Version = 2
+			}
+			return nil, fds
+		}},
+		test{name: "no message", mem: good, want: "Protocol error", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+			if r.GetMr() != nil {
+				return []byte{0xff, 0xff, 1, 2, 3}, fds
+			}
+			return nil, fds
+		}},
+	)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			e := &evil{t: t, mem: tt.mem, reply: tt.reply}
+			out, code := e.ping(sanitized)
+			if code != 1 || !strings.Contains(out, tt.want) || strings.Contains(out, "Sanitizer") {
+				t.Errorf("exit code %d; want 1 with %q:\n%s", code, tt.want, out)
+			}
+		})
+	}
+}
