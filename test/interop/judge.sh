@@ -26,7 +26,7 @@ judge() {
       # Severities: 0x00400000 note, 0x00600000 warning, 0x00800000 error. Revision 2 (RFC 6581) is news to this dissector.
       s = $15; gsub(/(Res field is NOT set to zero|Rev field is NOT set to one) as required by RFC 5044/, "", s)
       gsub(/TCP Checksum 0xffff instead of 0x0000 \(see RFC 1624\)/, "", s)
-      if ("TCP retransmission" in n) gsub(/D-SACK Sequence|Duplicate ACK \(#[0-9]*\)/, "", s)   # its echo
+      if ("TCP retransmission" in n) gsub(/D-SACK Sequence|TCP window update|Duplicate ACK \(#[0-9]*\)/, "", s)   # its echo
       gsub(/Connection (establish|finish|reset)[^,]*|This frame (initiates|undergoes) the connection closing/, "", s)
       gsub(/[ ,]/, "", s)
       if (s != "" && $14 ~ /6291456|8388608|0x00600000|0x00800000/) bad("tshark objects")
