@@ -8,6 +8,7 @@ package adversary
 import (
 	"os"
 	"regexp"
+	"strconv"
 	"testing"
 )
 
@@ -41,4 +42,25 @@ func rows(t *testing.T) map[string]bool {
 		}
 	}
 	return known
+}
+
+// TestIndex holds the numbers in docs/conformance.md against the tables.
+func TestIndex(t *testing.T) {
+	count := make(map[string]int)
+	for r := range rows(t) {
+		count[r[:1]]++
+	}
+	b, err := os.ReadFile("../../docs/conformance.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := regexp.MustCompile(`\| ([A-Z]): (\d+) \|`).FindAllStringSubmatch(string(b), -1)
+	if len(said) != len(count) {
+		t.Errorf("%d numbers in the index, %d tables", len(said), len(count))
+	}
+	for _, m := range said {
+		if m[2] != strconv.Itoa(count[m[1]]) {
+			t.Errorf("the index says %s rows %s; there are %d", m[2], m[1], count[m[1]])
+		}
+	}
 }
