@@ -156,6 +156,9 @@ var ops = []struct {
 func TestNothingAllocates(t *testing.T) {
 	for _, mtu := range []int{1500, 9000} {
 		for _, o := range ops {
+			if underRace && (o.size > 4096 || mtu > 1500) {
+				continue
+			}
 			t.Run(fmt.Sprintf("%s/mtu%d", o.name, mtu), func(t *testing.T) {
 				w := newWire(t, mtu)
 				w.run(o.op, o.size, 4*depth) // buffers reach their size
