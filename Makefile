@@ -12,10 +12,18 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 NORACE = /internal/bench$$|/test/bench$$
 
 .DEFAULT_GOAL := build
-.PHONY: build generate lint test demo bench interop clean help
+.PHONY: build clib packages generate lint test demo bench interop clean help
 
 build: ## build bin/iwarpd and bin/iwarpctl
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
+
+clib: ## build the C library and its example into out/libiwarpd
+	@.ci/need gcc:gcc /usr/include/stdlib.h:libc6-dev protoc-c:protobuf-c-compiler /usr/include/protobuf-c/protobuf-c.h:libprotobuf-c-dev pkg-config:pkg-config
+	$(MAKE) -C client/c O=$(CURDIR)/$(OUT)/libiwarpd
+
+packages: build ## .deb and .rpm packages into out/packages
+	@.ci/need gcc:gcc /usr/include/stdlib.h:libc6-dev protoc-c:protobuf-c-compiler /usr/include/protobuf-c/protobuf-c.h:libprotobuf-c-dev pkg-config:pkg-config
+	@GO=$(GO) deploy/packages/build
 
 generate: ## make the generated files again (needs clang, libbpf-dev and protoc)
 	@.ci/need clang:clang llvm-strip:llvm /usr/include/bpf/bpf_helpers.h:libbpf-dev protoc:protobuf-compiler
