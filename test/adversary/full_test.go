@@ -75,7 +75,21 @@ func runAttacks(t *testing.T, attacks []attack) {
 			break
 		}
 	}
+	w.alone(t)
 	t.Logf("%d attacks", len(attacks))
+}
+
+// alone waits until nothing is left in the daemon of the connections that were
+// attacked.
+func (w *world) alone(t *testing.T) {
+	t.Helper()
+	err := w.host.Until("everything given back", func() bool {
+		s := w.node.Server().Status()
+		return s.Qps == 1 && s.Conns == 1 && s.Cqs == 2
+	})
+	if err != nil {
+		t.Errorf("%v: %v", err, w.node.Server().Status())
+	}
 }
 
 func (w *world) attack(t *testing.T, a *attack) {

@@ -100,6 +100,7 @@ func TestResponder(t *testing.T) {
 		}
 	}
 	w.unchanged(t, before)
+	w.alone(t)
 	// No such request has come to the application.
 	ctx, cancel := context.WithCancel(w.ctx)
 	cancel()
@@ -402,6 +403,7 @@ func TestInitiator(t *testing.T) {
 		}
 	}
 	w.unchanged(t, before)
+	w.alone(t)
 	t.Logf("%d attacks", len(attacks))
 }
 
