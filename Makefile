@@ -51,6 +51,7 @@ bench: build ## measure against the budget, kernel TCP and libfabric; writes out
 
 interop: build ## against Linux's soft-iWARP in a virtual machine
 	@test/interop/run
+	@test/interop/impaired
 
 clean: ## remove what the other targets made
 	rm -rf bin $(OUT)
