@@ -111,7 +111,7 @@ func (s *Session) emit(out *Out, m *message) {
 	if s.version == 0 {
 		h.Vers = uint32(s.cfg.Version)
 	}
-	if m.vers != 0 {
+	if m.answer {
 		h.Vers = m.vers
 	}
 	h.Credit = s.edge()
@@ -149,10 +149,10 @@ func (s *Session) poll1(out *Out) bool {
 	}
 	h := &m.hdr
 	h.Vers, h.Credit = 1, uint32(s.cfg.Window)
-	if m.vers != 0 {
+	if m.answer {
 		h.Vers = m.vers
 	}
-	*out = Out{B: h.Append(out.B[:0]), Inv: m.inv, XID: h.XID, Payload: m.vers == 0, Last: true, Reply: !m.call}
+	*out = Out{B: h.Append(out.B[:0]), Inv: m.inv, XID: h.XID, Payload: !m.answer, Last: true, Reply: !m.call}
 	out.B = append(out.B, m.body...)
 	s.sent++
 	s.stats.Sent++
@@ -162,7 +162,7 @@ func (s *Session) poll1(out *Out) bool {
 // sendError answers a message with that XID and version (draft section 7).
 func (s *Session) sendError(xid, vers uint32, f wire.Failure) {
 	s.stats.Errors++
-	m := message{hdr: wire.Header{XID: xid, Type: wire.Error, Failure: f}, vers: vers}
+	m := message{hdr: wire.Header{XID: xid, Type: wire.Error, Failure: f}, answer: true, vers: vers}
 	s.ctrl = append(s.ctrl, m)
 }
 

@@ -200,9 +200,10 @@ type message struct {
 	body   []byte
 	off    int
 	inv    uint32
-	call   bool   // counts as an outstanding call of ours
-	pieces bool   // may be continued
-	vers   uint32 // an Error: the version of what it answers; 0: the session's
+	call   bool // counts as an outstanding call of ours
+	pieces bool // may be continued
+	answer bool // an Error, of the version vers: that of what it answers
+	vers   uint32
 }
 
 // assembly is a continued message that is being received.
