@@ -74,6 +74,9 @@ func (c *Conn) handleSynSent(now clock.Time, s *Segment) Input {
 	return Input{}
 }
 
+// secondAck is how long an ACK is delayed once a second segment waits for it.
+const secondAck = time.Millisecond
+
 // handleSynchronized is RFC 9293 3.10.7.4, with RFC 5961 and RFC 7323 in it.
 func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 	syn := s.Flags&SYN != 0
@@ -343,6 +346,10 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 		if !c.ackPending {
 			c.ackPending = true
 			c.arm(timerDelayedAck, now.Add(c.cfg.DelayedAck))
+		} else if at := now.Add(secondAck); at < c.deadlines[timerDelayedAck] {
+			// With two or more segments out the peer's loss probe does not allow
+			// for a delayed ACK (RFC 8985 7.2), however small they are.
+			c.arm(timerDelayedAck, at)
 		}
 		if c.unacked >= 2*full || c.quickAcks > 0 {
 			c.ackNow = true

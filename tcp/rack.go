@@ -26,7 +26,7 @@ const (
 	dupThresh      = 3                      // RFC 5681
 	minRTTWindow   = 5 * time.Minute        // over which the least round-trip time is taken
 	tlpMaxAckDelay = 200 * time.Millisecond // TLP.max_ack_delay
-	tlpGranularity = time.Millisecond
+	tlpGranularity = 10 * time.Millisecond  // two ticks of a kernel's clock: hosts, and guests more so, are late by some ms now and then
 	reoWndPersist  = 16
 )
 
