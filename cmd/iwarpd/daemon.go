@@ -198,6 +198,7 @@ func (d *daemon) run(ctx context.Context) error {
 	d.log.Info("ready", zap.String("interface", d.s.Interface), zap.String("socket", d.s.Socket),
 		zap.String("xdp", d.mode), zap.Int("queues", d.engine.Workers()), zap.String("version", version))
 	notify(d.log, sd.SdNotifyReady)
+	go watchdog(serving, d.log, d.turning)
 
 	var err error
 	select {
