@@ -177,6 +177,30 @@ func (s *Session) Call(xid uint32, body []byte, c *CallChunks) error {
 	return nil
 }
 
+// Post queues a call-only procedure: there is no reply, and it must not use
+// chunks (draft section 4.7). Version 1 has none: its credits come back with
+// replies. Errors: ErrTooLong, ErrReverse, ErrCallOnly.
+func (s *Session) Post(xid uint32, body []byte) error {
+	if s.version != 2 {
+		return ErrCallOnly
+	}
+	p, err := s.PlanCall(&Spec{Body: len(body)})
+	if err != nil {
+		return err
+	}
+	if p.External {
+		return ErrTooLong
+	}
+	m := message{hdr: wire.Header{XID: xid, Vers: 2, Type: wire.CallInline}, body: body, call: true, pieces: true}
+	if m.hdr.Len()+len(body) > s.sendLimit() {
+		s.stats.Continued[0]++
+	} else {
+		s.stats.Inline[0]++
+	}
+	s.queue = append(s.queue, m)
+	return nil
+}
+
 // Copy is an RDMA Write that a reply needs.
 type Copy struct {
 	To   wire.Segment // Length octets

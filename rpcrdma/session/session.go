@@ -72,6 +72,7 @@ var (
 	ErrAuth      = errors.New("rpcrdma: host authentication failed")
 	ErrTooLong   = errors.New("rpcrdma: message is too long for the connection")
 	ErrReverse   = errors.New("rpcrdma: the peer takes no such call in the reverse direction")
+	ErrCallOnly  = errors.New("rpcrdma: version 1 has no calls without a reply")
 	ErrDuplicate = errors.New("rpcrdma: a call with this XID is outstanding")
 )
 

@@ -1,0 +1,468 @@
+package session
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
+
+// end is one Session on the simulated wire, with a checker of what it receives.
+type end struct {
+	t    *testing.T
+	s    *Session
+	in   [][]byte // under way to it
+	recv int      // Receives posted, Window+1 at all times
+	max  int      // longest message it may get
+	open []*Call  // calls it has not answered
+	done map[uint32]int
+	fail map[uint32]error
+	told uint32 // credits that it told last
+	sent uint32 // messages that it sent, Grants included
+	edge uint32 // credits that it has seen
+}
+
+// deliver gives the oldest message under way to e.
+func (e *end) deliver() {
+	b := e.in[0]
+	e.in = e.in[1:]
+	if len(b) > e.max {
+		e.t.Fatalf("a message of %d octets into buffers of %d", len(b), e.max)
+	}
+	if e.s.Version() == 2 || binary.BigEndian.Uint32(b[4:]) == 2 {
+		if c := binary.BigEndian.Uint32(b[8:]); int32(c-e.edge) > 0 {
+			e.edge = c
+		}
+	}
+	e.s.Receive(b)
+}
+
+// send moves what e may send onto the wire to o, and checks the credits: a
+// message goes below the edge, a Grant at most at it.
+func (e *end) send(o *end) {
+	var out Out
+	for e.s.Poll(&out) {
+		var h wire.Header
+		if _, err := h.Decode(append(out.B[:len(out.B):len(out.B)], 0, 0, 0, 0)); err != nil {
+			e.t.Fatalf("%x: %v", out.B, err)
+		}
+		if h.Vers == 2 {
+			d := int32(e.sent - e.edge)
+			if d > 0 || d == 0 && h.Type != wire.Grant {
+				e.t.Fatalf("%v sent at %d with credits up to %d", h.Type, e.sent, e.edge)
+			}
+			if int32(h.Credit-e.told) < 0 {
+				e.t.Fatalf("credits fall from %d to %d", e.told, h.Credit)
+			}
+			e.told = h.Credit
+		}
+		e.sent++
+		o.in = append(o.in, append([]byte(nil), out.B...))
+		if len(o.in) > o.recv {
+			e.t.Fatalf("%d messages under way, %d Receives", len(o.in), o.recv)
+		}
+	}
+}
+
+func (e *end) events() {
+	for {
+		ev, ok := e.s.Event()
+		if !ok {
+			return
+		}
+		switch ev.Kind {
+		case EventCall:
+			want := pattern(ev.XID, len(ev.Call.Body), rpcCall)
+			if !bytes.Equal(ev.Call.Body, want) {
+				e.t.Fatalf("call %x: %d octets differ", ev.XID, len(ev.Call.Body))
+			}
+			e.open = append(e.open, ev.Call)
+		case EventReply:
+			if !bytes.Equal(ev.Reply.Body, pattern(ev.XID, len(ev.Reply.Body), rpcReply)) {
+				e.t.Fatalf("reply %x: %d octets differ", ev.XID, len(ev.Reply.Body))
+			}
+			e.done[ev.XID]++
+		case EventFailure:
+			e.fail[ev.XID] = ev.Err
+		case EventClose:
+			e.t.Fatalf("closed: %v", ev.Err)
+		}
+	}
+}
+
+func pattern(xid uint32, n, typ int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i) ^ byte(xid)
+	}
+	binary.BigEndian.PutUint32(b, xid)
+	binary.BigEndian.PutUint32(b[4:], uint32(typ))
+	return b
+}
+
+// answer replies to one of e's open calls with n octets.
+func (e *end) answer(rnd *rand.Rand, n int) {
+	if len(e.open) == 0 {
+		return
+	}
+	i := rnd.IntN(len(e.open))
+	c := e.open[i]
+	e.open = append(e.open[:i], e.open[i+1:]...)
+	if c.XID&1 == 1 { // call-only
+		e.s.Drop(c)
+		e.done[c.XID]++
+		return
+	}
+	p, f, ok := e.s.PlanReply(c, n, nil)
+	if !ok {
+		e.s.Fail(c, f)
+		return
+	}
+	e.s.Reply(c, p, pattern(c.XID, n, rpcReply))
+}
+
+// TestSimulation runs calls in both directions, of all sizes, call-only ones
+// among them, over a wire with delays, and holds every message against the
+// credits and Receives of the other end.
+func TestSimulation(t *testing.T) {
+	seed := testenv.Seed(t)
+	for round := range 60 {
+		rnd := rand.New(rand.NewPCG(seed, uint64(round)))
+		version := 2
+		if round%4 == 3 {
+			version = 1
+		}
+		t.Run(fmt.Sprintf("round %d, version %d", round, version), func(t *testing.T) {
+			mk := func(server bool) *end {
+				cfg := DefaultConfig(server)
+				cfg.Window = 2 + rnd.IntN(6)
+				cfg.Props.Reverse = wire.ReverseGeneral
+				if !server {
+					cfg.Version = version
+				}
+				for range rnd.IntN(3) * 20 {
+					cfg.Extra = append(cfg.Extra, wire.Prop{ID: 99, Data: make([]byte, 100)})
+				}
+				cfg.Props.RecvSize = 4096 << rnd.IntN(2)
+				recv := cfg.Window + 1
+				limit := int(max(cfg.Props.RecvSize, 4096))
+				if version == 1 {
+					recv, limit = 1000, 1024
+				}
+				s := New(cfg)
+				return &end{t: t, s: s, recv: recv, max: limit, done: map[uint32]int{}, fail: map[uint32]error{}, edge: 1}
+			}
+			a, b := mk(false), mk(true)
+			want := map[*end]int{}
+			next := uint32(2)
+			sizes := []int{8, 40, 900, 1000, 4000, 4060, 4064, 4068, 4096, 9000, 20000}
+			if version == 1 {
+				sizes = sizes[:3]
+			}
+			for step := 0; ; step++ {
+				if step > 200_000 {
+					t.Fatalf("stuck: %d of %d and %d of %d done, %d %d under way, %+v %+v", len(a.done), want[a], len(b.done), want[b], len(a.in), len(b.in), a.s.Stats(), b.s.Stats())
+				}
+				issue := step < 400
+				for _, e := range []*end{a, b} {
+					o := a
+					if e == a {
+						o = b
+					}
+					if issue && e.s.Ready() && rnd.IntN(3) == 0 {
+						n := sizes[rnd.IntN(len(sizes))]
+						xid := next * 2
+						if version == 2 && rnd.IntN(6) == 0 {
+							xid++
+							if e.s.Post(xid, pattern(xid, n, rpcCall)) == nil {
+								want[o]++
+							}
+						} else if plan, err := e.s.PlanCall(&Spec{Body: n, Reply: 8}); err == nil && !plan.External {
+							if err := e.s.Call(xid, pattern(xid, n, rpcCall), &CallChunks{}); err != nil {
+								t.Fatal(err)
+							}
+							want[e]++
+						}
+						next++
+					}
+					if len(e.in) > 0 && rnd.IntN(2) == 0 {
+						e.deliver()
+					}
+					e.events()
+					if rnd.IntN(3) == 0 {
+						e.answer(rnd, sizes[rnd.IntN(len(sizes))])
+					}
+					e.send(o)
+				}
+				if !issue && len(a.in)+len(b.in)+len(a.open)+len(b.open) == 0 &&
+					len(a.done)+len(a.fail) == want[a] && len(b.done)+len(b.fail) == want[b] {
+					break
+				}
+			}
+			for _, e := range []*end{a, b} {
+				for xid, err := range e.fail {
+					t.Errorf("call %d: %v", xid, err)
+				}
+				for xid, n := range e.done {
+					if n != 1 {
+						t.Errorf("%d was done %d times", xid, n)
+					}
+				}
+			}
+			if want[a] == 0 {
+				t.Error("nothing was done")
+			}
+		})
+	}
+}
+
+// TestCreditWrap runs one call after the other over the end of the counters.
+func TestCreditWrap(t *testing.T) {
+	p := clientPeer(t, nil)
+	p.s.sent, p.s.limit = 1<<32-3, 1<<32-1
+	for i := range uint32(8) {
+		xid := 50 + i
+		if err := p.s.Call(xid, callBody(xid, 40), &CallChunks{}); err != nil {
+			t.Fatal(err)
+		}
+		p.clear()
+		p.drain()
+		if len(p.got) != 1 {
+			t.Fatalf("call %d is not sent: %d, credits %d", i, p.s.sent, p.s.limit)
+		}
+		p.send(wire.Header{XID: xid, Type: wire.ReplyInline, Credit: 1<<32 - 1 + i + 1}, replyBody(xid, 40)...)
+	}
+	if p.s.sent != 5 {
+		t.Errorf("sent %d", p.s.sent)
+	}
+}
+
+// TestZeroGrant: without credits nothing but a Grant goes, and a Grant sets
+// free what waits (draft section 4.2.1.1).
+func TestZeroGrant(t *testing.T) {
+	p := clientPeer(t, func(c *Config) { c.Window = 2 })
+	p.s.limit = p.s.sent // the peer granted nothing more
+	if err := p.s.Call(9, callBody(9, 40), &CallChunks{}); err != nil {
+		t.Fatal(err)
+	}
+	p.drain()
+	if len(p.got) != 0 {
+		t.Fatalf("sent without credit: %+v", p.got)
+	}
+	sent := p.s.sent
+	p.send(wire.Header{Type: wire.Grant, Credit: sent}) // still none; our window is used up
+	p.send(wire.Header{Type: wire.Grant, Credit: sent})
+	for _, h := range p.got {
+		if h.Type != wire.Grant {
+			t.Errorf("%+v", h)
+		}
+	}
+	if len(p.got) > 1 {
+		t.Errorf("%d Grants on one spare Receive", len(p.got))
+	}
+	p.clear()
+	p.send(wire.Header{Type: wire.Grant, Credit: p.s.sent + 1})
+	if len(p.got) != 1 || p.got[0].Type != wire.CallInline {
+		t.Errorf("%+v", p.got)
+	}
+}
+
+// TestRemainingReadings: the draft can be read so that rdma_remaining counts
+// the message it stands in, or not. Both are taken.
+func TestRemainingReadings(t *testing.T) {
+	body := pattern(9, 100, rpcCall)
+	for reading := range 2 {
+		p := serverPeer(t, nil)
+		left := len(body)
+		for at := 0; at < 90; at += 30 {
+			r := left - 30
+			if reading == 1 {
+				r = left
+			}
+			left -= 30
+			p.send(wire.Header{XID: 9, Type: wire.CallMiddle, Remaining: uint32(r)}, body[at:at+30]...)
+			p.send(wire.Header{Type: wire.Grant}) // may stand between
+		}
+		p.send(wire.Header{XID: 9, Type: wire.CallInline}, body[90:]...)
+		if len(p.evs) != 1 || p.evs[0].Kind != EventCall || !bytes.Equal(p.evs[0].Call.Body, body) {
+			t.Errorf("reading %d: %+v %+v", reading, p.evs, p.got)
+		}
+	}
+}
+
+// shake is a handshake of several rounds with long material.
+type shake struct {
+	steps int
+	size  int
+	got   int
+	bad   bool
+}
+
+func (s *shake) Step(in []byte) (out []byte, done bool, err error) {
+	if s.bad && in != nil {
+		return nil, false, errors.New("no")
+	}
+	s.got += len(in)
+	if in != nil && s.got < s.size { // a piece
+		return nil, false, nil
+	}
+	s.got = 0
+	s.steps--
+	if s.steps < 0 {
+		return nil, true, nil
+	}
+	return make([]byte, s.size), s.steps == 0, nil
+}
+
+func TestHostAuthentication(t *testing.T) {
+	for _, size := range []int{1, 900, 5000} {
+		for steps := 1; steps < 4; steps++ {
+			mk := func(server bool) *end {
+				cfg := DefaultConfig(server)
+				cfg.Auth = &shake{steps: steps, size: size}
+				s := New(cfg)
+				return &end{t: t, s: s, recv: cfg.Window + 1, max: 4096, done: map[uint32]int{}, fail: map[uint32]error{}, edge: 1}
+			}
+			a, b := mk(false), mk(true)
+			for range 100 {
+				a.send(b)
+				b.send(a)
+				if len(a.in) > 0 {
+					a.deliver()
+				}
+				if len(b.in) > 0 {
+					b.deliver()
+				}
+				a.events()
+				b.events()
+			}
+			if !a.s.Ready() || !b.s.auth.done || a.s.propsSent != phaseFinal || b.s.propsSent != phaseFinal {
+				t.Fatalf("%d octets, %d steps: ready %v, done %v %v, sent %v %v", size, steps, a.s.Ready(), a.s.auth.done, b.s.auth.done, a.s.propsSent, b.s.propsSent)
+			}
+			if err := a.s.Call(4, pattern(4, 40, rpcCall), &CallChunks{}); err != nil {
+				t.Fatal(err)
+			}
+			a.send(b)
+			b.deliver()
+			b.events()
+			if len(b.open) != 1 {
+				t.Error("a call is not taken")
+			}
+		}
+	}
+	t.Run("calls before it", func(t *testing.T) {
+		cfg := DefaultConfig(true)
+		cfg.Auth = &shake{steps: 1, size: 4}
+		p := newPeer(t, cfg)
+		p.send(wire.Header{XID: 9, Type: wire.CallInline}, callBody(9, 40)...)
+		last := p.got[len(p.got)-1]
+		if last.Failure.Code != wire.ErrSystem {
+			t.Errorf("%+v", p.got)
+		}
+	})
+	t.Run("a peer that has none", func(t *testing.T) {
+		cfg := DefaultConfig(true)
+		cfg.Auth = &shake{steps: 1, size: 4}
+		p := newPeer(t, cfg)
+		p.send(wire.Header{Type: wire.ConnPropFinal})
+		if len(p.evs) == 0 || !errors.Is(p.evs[len(p.evs)-1].Err, ErrAuth) {
+			t.Errorf("%+v", p.evs)
+		}
+	})
+	t.Run("a wrong one", func(t *testing.T) {
+		cfg := DefaultConfig(true)
+		cfg.Auth = &shake{steps: 2, size: 4, bad: true}
+		p := newPeer(t, cfg)
+		p.send(wire.Header{Type: wire.ConnPropMiddle, Props: []wire.Prop{wire.HostAuth([]byte("xxxx"))}})
+		if len(p.evs) == 0 || !errors.Is(p.evs[len(p.evs)-1].Err, ErrAuth) {
+			t.Errorf("%+v", p.evs)
+		}
+	})
+}
+
+// FuzzSession feeds both kinds of end with any messages: it never panics, and
+// what it holds is bounded.
+func FuzzSession(f *testing.F) {
+	add := func(server bool, l ...[]byte) {
+		b := []byte{0}
+		if server {
+			b[0] = 1
+		}
+		for _, x := range l {
+			b = binary.BigEndian.AppendUint16(b, uint16(len(x)))
+			b = append(b, x...)
+		}
+		f.Add(b)
+	}
+	for _, c := range responderCases {
+		l := [][]byte{(&wire.Header{Vers: 2, Credit: 9, Type: wire.ConnPropFinal}).Append(nil)}
+		for _, x := range c.send {
+			h := x.h
+			if h.Vers == 0 {
+				h.Vers = 2
+			}
+			l = append(l, append(h.Append(nil), x.b...))
+		}
+		add(true, l...)
+	}
+	add(false, (&wire.Header{Vers: 2, Credit: 9, Type: wire.ConnPropFinal}).Append(nil), append((&wire.Header{XID: 9, Vers: 2, Credit: 9, Type: wire.ReplyInline}).Append(nil), replyBody(9, 40)...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) == 0 {
+			return
+		}
+		cfg := DefaultConfig(b[0]&1 == 1)
+		cfg.Props.Reverse = wire.Reverse(b[0] >> 1 & 3)
+		cfg.Limits = Limits{Message: 4096, ReadChunks: 2, WriteChunks: 2, Segments: 3, Chunk: 10000}
+		s := New(cfg)
+		b = b[1:]
+		var out Out
+		held := 0
+		for len(b) >= 2 {
+			n := min(int(binary.BigEndian.Uint16(b)), len(b)-2)
+			s.Receive(b[2 : 2+n])
+			b = b[2+n:]
+			for s.Poll(&out) {
+				if len(out.B) > 4096 {
+					t.Fatalf("%d octets", len(out.B))
+				}
+			}
+			for {
+				e, ok := s.Event()
+				if !ok {
+					break
+				}
+				switch e.Kind {
+				case EventReady:
+					for xid := range uint32(4) {
+						_ = s.Call(8+xid, callBody(8+xid, 40), &CallChunks{Writes: []wire.Chunk{chunk(10, 10)}, Reply: chunk(100)})
+					}
+				case EventCall:
+					held++
+					if len(e.Call.Body) > 4096 || len(e.Call.Reads) > 6 {
+						t.Fatalf("%d octets, %d segments", len(e.Call.Body), len(e.Call.Reads))
+					}
+					if p, f, ok := s.PlanReply(e.Call, 100*held, []Item{{Pos: 12, Len: held}}); ok {
+						var n uint64
+						for _, c := range p.Copies {
+							n += uint64(c.To.Length)
+						}
+						if n > uint64(101*held) {
+							t.Fatalf("%d octets written of %d", n, 101*held)
+						}
+						s.Reply(e.Call, p, make([]byte, 100*held))
+					} else {
+						s.Fail(e.Call, f)
+					}
+				}
+			}
+			if cap(s.asm.buf) > 2*4096 {
+				t.Fatalf("%d octets held", cap(s.asm.buf))
+			}
+		}
+	})
+}
