@@ -72,10 +72,11 @@ var loads = []struct {
 func TestSteadyStateAllocatesNothing(t *testing.T) {
 	for _, markers := range []bool{false, true} {
 		for _, l := range loads {
+			l.size = min(l.size, 64<<10)
 			t.Run(fmt.Sprintf("%v/%d/markers=%v", l.op, l.size, markers), func(t *testing.T) {
 				p := mpa.Params{CRC: true, SendMarkers: markers, RecvMarkers: markers, IRD: 16, ORD: 16}
 				s, a, q := newLoad(t, link.PipeConfig{}, p, l.op, l.size)
-				s.load(a, q, 300)
+				s.load(a, q, 400)
 				if n := testing.AllocsPerRun(20, func() { s.load(a, q, 10) }); n != 0 {
 					t.Errorf("%v allocations in 10 work requests; want 0", n)
 				}

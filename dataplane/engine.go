@@ -182,6 +182,9 @@ type Engine struct {
 
 	events eventQueue
 
+	taps  atomic.Pointer[[]*Tap] // nil: none
+	tapMu sync.Mutex             // for changes of taps
+
 	mu       sync.Mutex // guards embryos
 	embryos  map[pkt.Flow]*worker
 	nembryos atomic.Int32

@@ -47,6 +47,9 @@ func (w *worker) pollRx() int {
 		f := &w.rx[i]
 		w.stats.RxFrames++
 		w.stats.RxOctets += uint64(f.Len())
+		if w.taps != nil {
+			w.tapIn(f)
+		}
 		if !w.frame(f) {
 			w.link.Release(f)
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/tcp"
+	"github.com/iwarpd/iwarpd/verbs"
 )
 
 // Stats are the counters of a worker, or of all of them. Each dropped frame is
@@ -101,6 +102,7 @@ type ConnInfo struct {
 	Params     mpa.Params
 	TCP        tcp.Stats
 	RDMAP      rdmap.Stats
+	Verbs      verbs.Stats
 	QP         *QPBinding
 	StreamData int // streaming-mode octets not consumed
 }
@@ -144,6 +146,7 @@ func (e *Engine) Conns() []ConnInfo {
 			}
 			if c.stream != nil {
 				ci.RDMAP = c.stream.Stats()
+				ci.Verbs = c.qp.QP.Stats()
 			}
 			infos = append(infos, ci)
 		}

@@ -353,6 +353,9 @@ func (w *worker) postSegment(t *pkt.Tuple, h *tcp.Header, s link.Slot, at, n int
 	c := ^pkt.Fold(sum)
 	b[tcpOff+16], b[tcpOff+17] = byte(c>>8), byte(c)
 
+	if w.taps != nil {
+		w.tapOut(&t.Flow, b[off:at+n])
+	}
 	slot := &w.slots[s]
 	if !w.link.Post(s, off, at+n-off) {
 		w.link.Flush()

@@ -56,7 +56,7 @@ type worker struct {
 	dirty     []*conn // to be pumped at the end of the turn
 	dirtyNext []*conn
 	starved   []*conn // wait for TX slots
-	cqs       []CQ // with entries to publish
+	cqs       []CQ    // with entries to publish
 
 	rx    [rxBudget]link.Frame
 	held  heldTable
@@ -67,7 +67,8 @@ type worker struct {
 	in      inbound // scratch of the frame in hand
 	out     tcp.Out
 	wc      verbs.WC
-	current *conn // whose client's memory is being touched
+	current *conn   // whose client's memory is being touched
+	taps    *[]*Tap // as they were at the start of the turn; nil: none
 
 	stats Stats
 	drive sync.Mutex   // held for a turn when an application may drive too
@@ -221,6 +222,7 @@ func (w *worker) untilTimer(limit time.Duration) time.Duration {
 // turn is one pass over all that may have work. It returns how much it found.
 func (w *worker) turn() int {
 	w.now = w.e.cfg.Now()
+	w.taps = w.e.taps.Load()
 	n := w.pollRx()
 	if w.cmds.pending.Load() != 0 {
 		n += w.cmds.drain(w)

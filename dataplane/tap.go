@@ -1,0 +1,152 @@
+package dataplane
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+)
+
+// A Tap copies frames, both ways, as the workers see them: what was received
+// before anything looks at it, what is sent as it is given to the link. A worker
+// never waits for who reads the copies: those that find no room are counted.
+type Tap struct {
+	match   func(*pkt.Flow) bool // nil: every frame
+	snap    int
+	rings   []tapRing // one for each worker
+	dropped atomic.Uint64
+}
+
+// tapRing is one worker's copies: the worker writes, one goroutine reads.
+type tapRing struct {
+	heads []tapHead
+	data  []byte // snap octets for each head
+	_     [64]byte
+	put   atomic.Uint64
+	_     [64]byte
+	got   atomic.Uint64
+}
+
+type tapHead struct {
+	at   clock.Time
+	size int // of the frame
+	n    int // of it, copied
+	out  bool
+}
+
+// TapFrame is one copy. Data is valid until the function that got it returns.
+type TapFrame struct {
+	At     clock.Time
+	Worker int
+	Out    bool // sent, not received
+	Size   int  // octets of the frame; Data may be cut
+	Data   []byte
+}
+
+// NewTap makes a Tap of frames that match, called by the workers with Local
+// being our end; nil takes all. Each worker has room for frames copies of snap
+// octets.
+func (e *Engine) NewTap(frames, snap int, match func(*pkt.Flow) bool) *Tap {
+	t := &Tap{match: match, snap: snap, rings: make([]tapRing, len(e.workers))}
+	for i := range t.rings {
+		t.rings[i].heads = make([]tapHead, frames)
+		t.rings[i].data = make([]byte, frames*snap)
+	}
+	return t
+}
+
+// AddTap lets t see what passes from the workers' next turn on.
+func (e *Engine) AddTap(t *Tap) {
+	e.tapMu.Lock()
+	defer e.tapMu.Unlock()
+	var taps []*Tap
+	if old := e.taps.Load(); old != nil {
+		taps = slices.Clone(*old)
+	}
+	taps = append(taps, t)
+	e.taps.Store(&taps)
+}
+
+// RemoveTap ends AddTap. A frame in hand may still be copied.
+func (e *Engine) RemoveTap(t *Tap) {
+	e.tapMu.Lock()
+	defer e.tapMu.Unlock()
+	old := e.taps.Load()
+	if old == nil {
+		return
+	}
+	taps := slices.DeleteFunc(slices.Clone(*old), func(o *Tap) bool { return o == t })
+	if len(taps) == 0 {
+		e.taps.Store(nil)
+		return
+	}
+	e.taps.Store(&taps)
+}
+
+// Dropped returns how many frames found no room.
+func (t *Tap) Dropped() uint64 { return t.dropped.Load() }
+
+// Read gives the copies that are there to f, until it returns false for one that
+// it does not take, and returns how many it took. It is for one goroutine.
+func (t *Tap) Read(f func(*TapFrame) bool) int {
+	n := 0
+	for i := range t.rings {
+		r := &t.rings[i]
+		for got, put := r.got.Load(), r.put.Load(); got != put; got++ {
+			at := int(got % uint64(len(r.heads)))
+			h := &r.heads[at]
+			if !f(&TapFrame{At: h.at, Worker: i, Out: h.out, Size: h.size, Data: r.data[at*t.snap:][:h.n]}) {
+				return n
+			}
+			r.got.Store(got + 1)
+			n++
+		}
+	}
+	return n
+}
+
+// take copies the frame in pieces. Called by its worker.
+func (t *Tap) take(w *worker, flow *pkt.Flow, out bool, size int, pieces [][]byte) {
+	if t.match != nil && (flow == nil || !t.match(flow)) {
+		return
+	}
+	r := &t.rings[w.id]
+	put := r.put.Load()
+	if put-r.got.Load() >= uint64(len(r.heads)) {
+		t.dropped.Add(1)
+		return
+	}
+	at := int(put % uint64(len(r.heads)))
+	n := 0
+	for _, p := range pieces {
+		n += copy(r.data[at*t.snap+n:(at+1)*t.snap], p)
+	}
+	r.heads[at] = tapHead{w.now, size, n, out}
+	r.put.Store(put + 1)
+}
+
+// tapIn shows the taps a frame that came.
+func (w *worker) tapIn(f *link.Frame) {
+	var p pkt.Packet
+	var flow *pkt.Flow
+	if p.Parse(f.Pieces[0], f.Len()) == nil {
+		flow = &p.Flow
+		var e pkt.ICMPError
+		if (p.Proto == pkt.ProtoICMP || p.Proto == pkt.ProtoICMPv6) && e.Parse(&p, f.Pieces[0]) == nil {
+			flow = &e.Flow // an error belongs to the connection that it is about
+		}
+	}
+	for _, t := range *w.taps {
+		t.take(w, flow, false, f.Len(), f.Pieces[:f.N])
+	}
+}
+
+// tapOut shows the taps a frame that goes.
+func (w *worker) tapOut(flow *pkt.Flow, b []byte) {
+	pieces := [1][]byte{b}
+	for _, t := range *w.taps {
+		t.take(w, flow, true, len(b), pieces[:])
+	}
+}

@@ -1,0 +1,75 @@
+package dataplane
+
+import (
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// TestTap: a tap sees every frame of its connection, both ways, whole and in
+// order; those without room are counted; one that matches nothing sees nothing.
+func TestTap(t *testing.T) {
+	s, a, _, qa, qb := fullPair(t, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+	e := s.hosts[0].e
+	all := e.NewTap(4096, 2048, func(f *pkt.Flow) bool { return *f == a.flow })
+	none := e.NewTap(1, 64, func(*pkt.Flow) bool { return false })
+	tiny := e.NewTap(2, 60, nil)
+	for _, tap := range []*Tap{all, none, tiny} {
+		e.AddTap(tap)
+	}
+	before := s.hosts[0].w.stats
+	const size = 8192
+	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpRead, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
+	s.until("the read", func() bool { return len(qa.wcs) == 1 })
+	for _, tap := range []*Tap{all, none, tiny} {
+		e.RemoveTap(tap)
+	}
+	after := s.hosts[0].w.stats
+	rx, tx := after.RxFrames-before.RxFrames, after.TxFrames-before.TxFrames
+
+	var in, out, octets uint64
+	all.Read(func(f *TapFrame) bool {
+		var p pkt.Packet
+		if err := p.Parse(f.Data, len(f.Data)); err != nil || f.Size != len(f.Data) {
+			t.Errorf("frame of %d octets, %d copied: %v", f.Size, len(f.Data), err)
+		}
+		octets += uint64(f.Size)
+		switch {
+		case f.Out && p.Flow == a.flow.Reverse():
+			out++
+		case !f.Out && p.Flow == a.flow:
+			in++
+		default:
+			t.Errorf("out %v: %v", f.Out, p.Flow)
+		}
+		return true
+	})
+	if in != rx || out != tx || in < size/1500 || all.Dropped() != 0 {
+		t.Errorf("%d frames in, %d out, %d dropped; the worker had %d and %d", in, out, all.Dropped(), rx, tx)
+	}
+	if want := after.RxOctets - before.RxOctets + after.TxOctets - before.TxOctets; octets != want {
+		t.Errorf("%d octets; want %d", octets, want)
+	}
+	if n := none.Read(func(*TapFrame) bool { return true }); n != 0 || none.Dropped() != 0 {
+		t.Errorf("%d frames that do not match", n)
+	}
+	if n := tiny.Read(func(*TapFrame) bool { return false }); n != 0 {
+		t.Errorf("%d frames taken that were refused", n)
+	}
+	n := tiny.Read(func(f *TapFrame) bool {
+		if len(f.Data) > 60 || f.Size < len(f.Data) {
+			t.Errorf("%d of %d octets", len(f.Data), f.Size)
+		}
+		return true
+	})
+	if n != 2 || tiny.Dropped() != rx+tx-2 {
+		t.Errorf("tap of 2: %d frames, %d dropped; want %d", n, tiny.Dropped(), rx+tx-2)
+	}
+	s.step()
+	if s.hosts[0].w.taps != nil {
+		t.Error("taps are looked at after RemoveTap")
+	}
+}
