@@ -84,6 +84,14 @@ func TestDDP(t *testing.T) {
 			return u
 		}},
 
+		// The control fields of a message's segments are to be the same. The last one's count.
+		last("control/of another Send in the last segment", "D39, D40", outcome{}, send(false, 1, 0, 8),
+			peer.Untagged(peer.SendSE, true, 0, 0, 1, 8, long[:8])).with(func(a *attack) { a.delivered, a.msn = 1, 2 }),
+		last("control/Immediate Data in the last segment", "D39", untaggedErr(4), send(false, 1, 0, 8),
+			peer.Untagged(peer.Imm, true, 0, 0, 1, 8, long[:8])),
+		last("control/invalidation in the last segment alone", "D39, R122", operation(9), send(false, 1, 0, 8),
+			peer.Untagged(peer.SendInv, true, 0x1234, 0, 1, 8, long[:8])),
+
 		// Buffers (D83, D87).
 		last("buffer/none posted", "D83, D87", untaggedErr(2), send(true, 1, 0, 8)).with(func(a *attack) { a.opts.recvs = -1 }),
 		last("buffer/none posted, no octets", "R73", untaggedErr(2), send(true, 1, 0, 0)).with(func(a *attack) { a.opts.recvs = -1 }),
@@ -93,8 +101,8 @@ func TestDDP(t *testing.T) {
 
 		// Offsets (D48, D54, D84, D85).
 		last("mo/gap before all", "D48", untaggedErr(4), send(true, 1, 4, 8)),
-		last("mo/gap in the middle", "D54", untaggedErr(4), send(false, 1, 0, 8), send(true, 1, 12, 8)),
-		last("mo/overlap", "D54", untaggedErr(4), send(false, 1, 0, 8), send(true, 1, 4, 8)),
+		last("mo/gap in the middle", "D20, D54", untaggedErr(4), send(false, 1, 0, 8), send(true, 1, 12, 8)),
+		last("mo/overlap", "D20, D54", untaggedErr(4), send(false, 1, 0, 8), send(true, 1, 4, 8)),
 		last("mo/the same twice", "D54", untaggedErr(4), send(false, 1, 0, 8), send(true, 1, 0, 8)),
 		last("mo/behind the buffer", "D84", untaggedErr(4), send(true, 1, slot+1, 8)),
 		last("mo/far behind the buffer", "D84", untaggedErr(4), send(true, 1, 0x7fffffff, 8)),
@@ -114,7 +122,7 @@ func TestDDP(t *testing.T) {
 		}),
 
 		// STags (D30, D91, D92, D101, D102).
-		last("stag/0", "D91", taggedErr(0), write(0, 0x10000, 8)),
+		last("stag/0", "D30, D91, D108", taggedErr(0), write(0, 0x10000, 8)),
 		last("stag/1", "D91", taggedErr(0), write(1, 0x10000, 8)),
 		last("stag/all ones", "D91", taggedErr(0), write(0xffffffff, 0x10000, 8)),
 		one("stag/wrong key", "D91", taggedErr(0), stag(func(c *conn) uint32 { return c.regions["all"].RKey() ^ 1 })),

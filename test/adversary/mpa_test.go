@@ -34,25 +34,25 @@ func TestMPA(t *testing.T) {
 	}
 	badCRC, badMarker := mpaErr(2), mpaErr(3)
 
-	add("crc/first octet", "M114", badCRC, flip(4, -1))
+	add("crc/first octet", "M42, M114", badCRC, flip(4, -1))
 	add("crc/last octet", "M114", badCRC, flip(1, -1))
-	add("crc/ddp control", "M114", badCRC, flip(2, 1))
+	add("crc/ddp control", "M41, M114", badCRC, flip(2, 1))
 	add("crc/rdmap control", "M114", badCRC, flip(3, 1))
 	add("crc/payload", "M114", badCRC, flip(22, 1))
-	add("crc/pad", "M114", badCRC, func(c *conn) []byte {
+	add("crc/pad", "M41, M114", badCRC, func(c *conn) []byte {
 		b := peer.FPDU(hello)
 		b[len(b)-5] ^= 1
 		c.raw(b)
 		return nil
 	})
-	add("crc/octets swapped", "M114", badCRC, func(c *conn) []byte {
+	add("crc/octets swapped", "M40, M114", badCRC, func(c *conn) []byte {
 		b := peer.FPDU(hello)
 		n := len(b)
 		b[n-1], b[n-2], b[n-3], b[n-4] = b[n-4], b[n-3], b[n-2], b[n-1]
 		c.raw(b)
 		return nil
 	})
-	add("crc/zero", "M114", badCRC, func(c *conn) []byte {
+	add("crc/zero", "M39, M114", badCRC, func(c *conn) []byte {
 		c.raw(append(peer.Body(hello), 0, 0, 0, 0))
 		return nil
 	})
@@ -84,11 +84,11 @@ func TestMPA(t *testing.T) {
 		}
 		return nil
 	})
-	add("crc/off for us, on for the node", "M71", badCRC, func(c *conn) []byte {
+	add("crc/off for us, on for the node", "M36, M71", badCRC, func(c *conn) []byte {
 		c.raw(append(peer.Body(hello), 1, 2, 3, 4))
 		return nil
 	}).opts.noCRC = true
-	a := add("crc/off for both", "M70, M72", outcome{}, func(c *conn) []byte {
+	a := add("crc/off for both", "M15, M37, M70, M72", outcome{}, func(c *conn) []byte {
 		c.raw(append(peer.Body(hello), 1, 2, 3, 4))
 		return nil
 	})
@@ -134,7 +134,7 @@ func TestMPA(t *testing.T) {
 		c.send(u)
 		return u
 	})
-	add("pad/not zero", "", outcome{}, func(c *conn) []byte {
+	add("pad/not zero", "M14", outcome{}, func(c *conn) []byte {
 		b := peer.Body(hello)
 		b[len(b)-1] = 0x55
 		c.raw(peer.Seal(b))
@@ -157,26 +157,26 @@ func TestMPA(t *testing.T) {
 		}
 	}
 	first := len(attacks)
-	marked("leading points back", "M115, M118", badMarker, ptr(0, 0, 0, 0, 16))
-	marked("second says zero", "M115, M118", badMarker, ptr(1, 0, 0, 0, 0))
-	marked("second four short", "M115, M118", badMarker, ptr(1, 0, 0, 1, 0xf8))
+	marked("leading points back", "M24, M26, M115", badMarker, ptr(0, 0, 0, 0, 16))
+	marked("second says zero", "M28, M115, M118", badMarker, ptr(1, 0, 0, 0, 0))
+	marked("second four short", "M22, M115, M118", badMarker, ptr(1, 0, 0, 1, 0xf8))
 	marked("second four long", "M115, M118", badMarker, ptr(1, 0, 0, 2, 0))
-	marked("third of the second's", "M115, M118", badMarker, ptr(2, 0, 0, 1, 0xfc))
+	marked("third of the second's", "M27, M115, M118", badMarker, ptr(2, 0, 0, 1, 0xfc))
 	marked("points past all", "M115, M118", badMarker, ptr(2, 0, 0, 0xff, 0xfc))
 	attacks = append(attacks,
-		attack{name: "marker/none", rules: "M114", want: badCRC, run: func(c *conn) []byte {
+		attack{name: "marker/none", rules: "M20, M21, M114", want: badCRC, run: func(c *conn) []byte {
 			// Where the first marker should be there is the front of the header: the
 			// upper half of the STag is then the length.
 			c.raw(peer.FPDU(peer.Tagged(peer.Write, true, 0x00200000, 0, long[:64])))
 			return nil
 		}},
-		attack{name: "marker/one octet late", rules: "M114", want: badCRC, run: func(c *conn) []byte {
+		attack{name: "marker/one octet late", rules: "M21, M41, M114", want: badCRC, run: func(c *conn) []byte {
 			b := peer.Marked(c.at, write(c, long), nil)
 			copy(b[508:520], append([]byte{'x'}, b[508:519]...))
 			c.raw(b)
 			return nil
 		}},
-		attack{name: "marker/between FPDUs, not zero", rules: "M115", want: badMarker, run: func(c *conn) []byte {
+		attack{name: "marker/between FPDUs, not zero", rules: "M24, M28, M115", want: badMarker, run: func(c *conn) []byte {
 			// The first FPDU ends at octet 512, where the marker is the second's.
 			c.raw(peer.Marked(0, write(c, make([]byte, 512-4-2-14-4)), nil))
 			c.raw(peer.Marked(512, write(c, []byte("second")), ptr(0, 0, 0, 2, 0)))
@@ -209,7 +209,7 @@ func TestMPA(t *testing.T) {
 			c.s.Advance(len(two))
 			return u
 		}, delivered: 1},
-		attack{name: "marker/low bits and reserved field", rules: "M118", want: outcome{}, run: func(c *conn) []byte {
+		attack{name: "marker/low bits and reserved field", rules: "M17, M18, M19, M25", want: outcome{}, run: func(c *conn) []byte {
 			c.raw(peer.Marked(0, write(c, long), func(i int, m []byte) { m[0], m[1], m[3] = 0xff, 0xff, m[3]|3 }))
 			return nil
 		}, changed: []string{"all"}},
@@ -227,9 +227,13 @@ func TestMPA(t *testing.T) {
 
 	// Ends.
 	ends := func(name string, want outcome, run func(c *conn)) {
-		add("end/"+name, "M113, M112", want, func(c *conn) []byte { run(c); return nil })
+		add("end/"+name, "M11, M112, M113, D11, D73, D77", want, func(c *conn) []byte { run(c); return nil })
 	}
 	ends("FIN before any FPDU", outcome{kind: finished}, func(c *conn) { _ = c.s.CloseWrite() })
+	ends("data behind a FIN", outcome{kind: finished}, func(c *conn) {
+		_ = c.s.CloseWrite()
+		c.send(write(c, []byte("too late")), hello)
+	})
 	ends("FIN in the length field", outcome{kind: finished}, func(c *conn) { c.raw([]byte{0}); _ = c.s.CloseWrite() })
 	ends("FIN in the header", outcome{kind: finished}, func(c *conn) { c.raw(peer.FPDU(hello)[:9]); _ = c.s.CloseWrite() })
 	ends("FIN in the payload", outcome{kind: finished}, func(c *conn) { c.raw(peer.FPDU(write(c, long))[:600]); _ = c.s.CloseWrite() })

@@ -22,7 +22,7 @@ func opcodes() (as []attack) {
 	}
 	for op := range byte(16) {
 		if op != peer.Write && op != peer.ReadResponse {
-			as = append(as, one(fmt.Sprintf("opcode/%#x tagged", op), "R6, R7, R120", operation(6), func(c *conn) []byte {
+			as = append(as, one(fmt.Sprintf("opcode/%#x tagged", op), "R6, R7, R120, A68", operation(6), func(c *conn) []byte {
 				return peer.Tagged(op, true, c.regions["all"].RKey(), 0x10000, long[:8])
 			}))
 		}
@@ -72,7 +72,7 @@ func reads() []attack {
 	}
 	unspecified := operation(0xff)
 	return []attack{
-		from("stag 0", "R127", 0, stag(func(*conn) uint32 { return 0 }), 8),
+		from("stag 0", "R53, R117, R127", 0, stag(func(*conn) uint32 { return 0 }), 8),
 		from("stag unknown", "R127", 0, stag(func(*conn) uint32 { return 0xdeadbeef }), 8),
 		from("stag with a wrong key", "R127", 0, stag(func(c *conn) uint32 { return c.regions["all"].RKey() ^ 0x80 }), 8),
 		from("stag deregistered", "R127, R139", 0, stag(func(c *conn) uint32 { return c.gone }), 8),
@@ -269,7 +269,7 @@ func invalidations() []attack {
 func immediates() (as []attack) {
 	for _, op := range []byte{peer.Imm, peer.ImmSE} {
 		imm := func(name string, want outcome, last bool, mo uint32, n int) {
-			as = append(as, one(fmt.Sprintf("immediate/%#x %s", op, name), "RFC 7306 6.3", want, func(*conn) []byte {
+			as = append(as, one(fmt.Sprintf("immediate/%#x %s", op, name), "A57, A59", want, func(*conn) []byte {
 				return peer.Untagged(op, last, 0, 0, 1, mo, long[:n])
 			}))
 		}
@@ -304,21 +304,21 @@ func atomics() []attack {
 	}
 	unspecified := operation(0xff)
 	return []attack{
-		req("FetchAdd misaligned by one", "A9, A10, A11", operation(7), to(0x50001)),
-		req("FetchAdd misaligned by four", "A9, A10, A11", operation(7), to(0x50004)),
-		req("CmpSwap misaligned by one", "A13 to A17", operation(7), swap(to(0x50001))),
-		req("CmpSwap misaligned by four", "A13 to A17", operation(7), swap(to(0x50004))),
-		req("FetchAdd below", "RFC 7306 8.2", fault(1), to(0x4fff8)),
-		req("FetchAdd behind", "RFC 7306 8.2", fault(1), to(0x50000+regionSize)),
-		req("CmpSwap straddles the end", "RFC 7306 8.2", fault(1), swap(to(0x50000+regionSize-4))),
-		req("wraps", "RFC 7306 8.2", fault(4), to(0xfffffffffffffffc)),
-		req("STag 0", "RFC 7306 8.2", fault(0), func(_ *conn, a *peer.Atomic) { a.STag = 0 }),
-		req("STag deregistered", "RFC 7306 8.2", fault(0), func(c *conn, a *peer.Atomic) { a.STag = c.gone }),
-		req("no right: Reads and Writes", "RFC 7306 8.2", fault(2), region("writable", 0x30000)),
-		req("no right: read only", "RFC 7306 8.2", fault(2), region("readable", 0x20000)),
-		req("no right: CmpSwap", "RFC 7306 8.2", fault(2), swap(region("local", 0x40000))),
-		req("another PD", "RFC 7306 8.2", fault(3), region("pd2", 0x80000)),
-		req("another client's", "RFC 7306 8.2", fault(3), swap(region("foreign", 0x90000))),
+		req("FetchAdd misaligned by one", "A9, A10, A11, A71, A72", operation(7), to(0x50001)),
+		req("FetchAdd misaligned by four", "A9, A10, A11, A71, A72", operation(7), to(0x50004)),
+		req("CmpSwap misaligned by one", "A13, A14, A15, A16, A17, A72", operation(7), swap(to(0x50001))),
+		req("CmpSwap misaligned by four", "A13, A14, A15, A16, A17, A72", operation(7), swap(to(0x50004))),
+		req("FetchAdd below", "A66, A70", fault(1), to(0x4fff8)),
+		req("FetchAdd behind", "A66, A70", fault(1), to(0x50000+regionSize)),
+		req("CmpSwap straddles the end", "A66, A70", fault(1), swap(to(0x50000+regionSize-4))),
+		req("wraps", "A66, A70", fault(4), to(0xfffffffffffffffc)),
+		req("STag 0", "A66, A70", fault(0), func(_ *conn, a *peer.Atomic) { a.STag = 0 }),
+		req("STag deregistered", "A66, A70", fault(0), func(c *conn, a *peer.Atomic) { a.STag = c.gone }),
+		req("no right: Reads and Writes", "A66, A70", fault(2), region("writable", 0x30000)),
+		req("no right: read only", "A66, A70", fault(2), region("readable", 0x20000)),
+		req("no right: CmpSwap", "A66, A70", fault(2), swap(region("local", 0x40000))),
+		req("another PD", "A66, A70", fault(3), region("pd2", 0x80000)),
+		req("another client's", "A66, A70", fault(3), swap(region("foreign", 0x90000))),
 		req("operation 1", "A20, A27", operation(6), func(_ *conn, a *peer.Atomic) { a.Op = 1 }),
 		req("operation 3", "A20, A27", operation(6), func(_ *conn, a *peer.Atomic) { a.Op = 3 }),
 		req("operation 15", "A20, A27", operation(6), func(_ *conn, a *peer.Atomic) { a.Op = 15 }),
@@ -359,8 +359,8 @@ func terminates() []attack {
 		last("terminate/three octets", "R18", unspecified, msg([]byte{0x11, 0, 0})),
 		last("terminate/too long", "D85", untaggedErr(5), msg(make([]byte, 1200))),
 		last("terminate/right", "R85, R109", taken, msg(peer.TermHeader(1, 1, 1, nil, false))),
-		last("terminate/announces headers that are not there", "R25 to R28", taken, msg([]byte{0x11, 1, 0xe0, 0})),
-		last("terminate/half a DDP header", "R25 to R28", taken, msg([]byte{0x11, 1, 0xc0, 0, 0, 20, 0xc1, 0x40})),
+		last("terminate/announces headers that are not there", "R25, R26, R27", taken, msg([]byte{0x11, 1, 0xe0, 0})),
+		last("terminate/half a DDP header", "R25, R26, R27", taken, msg([]byte{0x11, 1, 0xc0, 0, 0, 20, 0xc1, 0x40})),
 		last("terminate/reserved bits", "R24", taken, msg([]byte{0x11, 1, 0x1f, 0xff})),
 		last("terminate/unknown layer, type and code", "R20", taken, msg([]byte{0xff, 0xee, 0, 0})),
 		last("terminate/swapped", "R18", taken, msg([]byte{0x21, 1, 0, 0})),

@@ -40,9 +40,9 @@ func TestResponder(t *testing.T) {
 	}{
 		{"key/wrong at the first octet", "M99", []byte("m"), nil},
 		{"key/wrong at the last octet", "M99", []byte("MPA ID Req Framf"), nil},
-		{"key/of a Reply", "M99, M102", reply(enhanced, 2, -1, depths), nil},
+		{"key/of a Reply", "M64, M99, M102", reply(enhanced, 2, -1, depths), nil},
 		{"key/of another protocol", "M99, M86", []byte("GET / HTTP/1.1\r\nHost: 10.99.0.1\r\n\r\n"), nil},
-		{"key/zeros", "M99", make([]byte, 20), nil},
+		{"key/zeros", "M99, M119", make([]byte, 20), nil},
 		{"key/an FPDU", "M85", peer.FPDU(peer.SendMsg(1, []byte("too early"))), nil},
 		{"revision/0", "M77, M128", request(crc, 0, -1, nil), nil},
 		{"revision/0 with S", "M77", request(enhanced, 0, -1, depths), nil},
@@ -62,26 +62,32 @@ func TestResponder(t *testing.T) {
 		{"FIN/in the key", "M113", good[:7], (*peer.Stream).CloseWrite},
 		{"FIN/in front of the private data", "M113", good[:20], (*peer.Stream).CloseWrite},
 		{"FIN/in the private data", "M113", good[:22], (*peer.Stream).CloseWrite},
+		{"old/S to a responder of revision 1", "E41", good, nil},
 		{"silence/at once", "M103", nil, nil},
 		{"silence/in the key", "M103", good[:15], nil},
 		{"silence/in the private data", "M103, M107", good[:23], nil},
 	}
 	w := newWorld(t)
-	listen := func(timeout time.Duration) *iwarp.Listener {
-		l, err := w.dev.Listen(w.ctx, ":0", &iwarp.Config{Startup: iwarp.Startup{Timeout: timeout}})
+	listen := func(s iwarp.Startup) *iwarp.Listener {
+		l, err := w.dev.Listen(w.ctx, ":0", &iwarp.Config{Startup: s})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return l
 	}
-	l, hasty := listen(time.Hour), listen(100*time.Millisecond) // only silence may end by time
+	l := listen(iwarp.Startup{Timeout: time.Hour}) // only silence may end by time
+	hasty := listen(iwarp.Startup{Timeout: 100 * time.Millisecond})
+	old := listen(iwarp.Startup{Timeout: time.Hour, Revision: 1})
 	before := w.snapshot()
 	for _, a := range attacks {
 		checkRules(t, a.name, a.rules)
 		t.Run(a.name, func(t *testing.T) {
 			to := l
-			if strings.HasPrefix(a.name, "silence") {
+			switch {
+			case strings.HasPrefix(a.name, "silence"):
 				to = hasty
+			case strings.HasPrefix(a.name, "old"):
+				to = old
 			}
 			s, err := w.host.Dial(addrOf(to))
 			if err != nil {
@@ -112,7 +118,7 @@ func TestResponder(t *testing.T) {
 	// No such request has come to the application.
 	ctx, cancel := context.WithCancel(w.ctx)
 	cancel()
-	for _, l := range []*iwarp.Listener{l, hasty} {
+	for _, l := range []*iwarp.Listener{l, hasty, old} {
 		if r, err := l.Request(ctx); err == nil {
 			t.Errorf("the application is asked about %v", r.Remote)
 		}
@@ -187,7 +193,7 @@ func TestResponderFrames(t *testing.T) {
 		flags, rev  byte
 		enhanced    []byte
 	}{
-		{"revision 1", "E38", request(crc, 1, -1, nil), crc, 1, nil},
+		{"revision 1", "E4, E38, E40", request(crc, 1, -1, nil), crc, 1, nil},
 		{"revision 1 with S, which it does not know", "E6", request(enhanced, 1, -1, []byte{1, 2}), crc, 1, nil},
 		{"revision 2 without S", "E38, E39", request(crc, 2, -1, nil), crc, 2, nil},
 		{"R and reserved bits", "M73, M75", request(crc|0x2f, 1, -1, nil), crc, 1, nil},
@@ -303,6 +309,7 @@ func TestRTR(t *testing.T) {
 		last("none/a Read Response", "E30", operation(6), peer.Tagged(peer.ReadResponse, true, 0, 0, nil)).with(opts(readRTR)),
 		last("none/version 0", "E30", operation(5), peer.With(emptySend, 1, 0x03)).with(opts(sendRTR)),
 		last("none/an FPDU of no octets where a Write was agreed", "E30", outcome{terminated, 0, 2, 0xff, bare}, nil).with(opts(writeRTR)),
+		last("right/Write, where none was offered", "E24, E25, E28, E29", outcome{}, emptyWrite).with(opts(offer(false, false, false))),
 		last("twice/Write", "E30", outcome{}, emptyWrite, emptyWrite).with(opts(writeRTR)),
 		last("twice/Send, the second of which takes a receive", "E30", outcome{}, emptySend, peer.SendMsg(2, nil)).with(opts(sendRTR)).
 			with(func(a *attack) { a.delivered, a.msn = 1, 3 }),
@@ -323,7 +330,7 @@ func TestInitiator(t *testing.T) {
 		want        error  // what Connect returns
 		term        []byte // the Terminate that the node sends
 	}{
-		{"key/of a Request", "M99, M102", nil, request(enhanced, 2, -1, depths), nil, iwarp.ErrProtocol, nil},
+		{"key/of a Request", "M66, M99, M102", nil, request(enhanced, 2, -1, depths), nil, iwarp.ErrProtocol, nil},
 		{"key/wrong at the first octet", "M99", nil, []byte("X"), nil, iwarp.ErrProtocol, nil},
 		{"key/wrong at the last octet", "M99, M94", nil, []byte("MPA ID Rep Frame"[:15] + "!"), nil, iwarp.ErrProtocol, nil},
 		{"key/an FPDU", "M94", nil, peer.FPDU(peer.SendMsg(1, []byte("too early"))), nil, iwarp.ErrProtocol, nil},
