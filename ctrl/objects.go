@@ -48,6 +48,9 @@ type (
 		binding        *dataplane.QPBinding
 		sqDepth        int
 		rqDepth        int
+		maxSGE         int
+		maxInline      int // octets
+		sigAll         bool
 		conn           *conn            // its connection, from connect or accept on
 		used           bool             // it had a connection: a QP has one in its life
 		size           uint64           // octets of its queues, for the quota
@@ -401,7 +404,10 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 		return nil, errorf(invalid, "ctrl: inline data is at most %d octets, not %d", min(lim.MaxInline, verbs.MaxInline), r.MaxInline)
 	}
 
-	q := &qp{sess: c, sqDepth: int(r.SqDepth), rqDepth: int(r.RqDepth), size: qpSize(r)}
+	q := &qp{
+		sess: c, sqDepth: int(r.SqDepth), rqDepth: int(r.RqDepth), maxSGE: int(r.MaxSge), maxInline: int(r.MaxInline), sigAll: r.SigAll,
+		size: qpSize(r),
+	}
 	bit := -1
 	s.mu.Lock()
 	err = func() error {

@@ -145,6 +145,7 @@ func (q *qp) info(conns map[*dataplane.QPBinding]dataplane.ConnInfo) *ctrlpb.QPI
 	i := &ctrlpb.QPInfo{
 		Qp: q.num, Client: q.sess.id, Uid: q.sess.cred.Uid, Pid: uint32(q.sess.cred.Pid), State: "IDLE",
 		Pd: q.pd.handle, SendCq: q.sendCQ.handle, RecvCq: q.recvCQ.handle, SqDepth: uint32(q.sqDepth), RqDepth: uint32(q.rqDepth),
+		MaxSge: uint32(q.maxSGE), MaxInline: uint32(q.maxInline), SigAll: q.sigAll,
 	}
 	c := q.conn
 	switch {
@@ -164,8 +165,10 @@ func (q *qp) info(conns map[*dataplane.QPBinding]dataplane.ConnInfo) *ctrlpb.QPI
 			i.State = "CONNECTING"
 		}
 		if ci, ok := conns[q.binding]; ok {
-			i.Tcp = append(appendCounters(nil, "", ci.TCP), &ctrlpb.Counter{Name: "state", Value: uint64(ci.State)})
+			i.TcpState = ci.State.String()
+			i.Tcp = appendCounters(nil, "", ci.TCP)
 			i.Rdmap = appendCounters(nil, "", ci.RDMAP)
+			i.Verbs = appendCounters(nil, "", ci.Verbs)
 		}
 	}
 	return i
@@ -278,7 +281,8 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 	return out
 }
 
-// appendCounters appends the integer fields of the struct v, in snake case.
+// appendCounters appends the integer fields of the struct v, in snake case;
+// durations, in nanoseconds, have the suffix _ns, and what is true counts 1.
 func appendCounters(out []*ctrlpb.Counter, prefix string, v any) []*ctrlpb.Counter {
 	rv := reflect.ValueOf(v)
 	if rv.Kind() == reflect.Pointer {
@@ -293,6 +297,14 @@ func appendCounters(out []*ctrlpb.Counter, prefix string, v any) []*ctrlpb.Count
 			continue
 		}
 		switch {
+		case f.Type() == reflect.TypeFor[time.Duration]():
+			out = append(out, &ctrlpb.Counter{Name: prefix + snake(name) + "_ns", Value: uint64(max(f.Int(), 0))})
+		case f.Kind() == reflect.Bool:
+			n := uint64(0)
+			if f.Bool() {
+				n = 1
+			}
+			out = append(out, &ctrlpb.Counter{Name: prefix + snake(name), Value: n})
 		case f.CanUint():
 			out = append(out, &ctrlpb.Counter{Name: prefix + snake(name), Value: f.Uint()})
 		case f.CanInt():
@@ -322,9 +334,9 @@ func (c *session) adminDisconnect(r *ctrlpb.AdminDisconnect) error {
 	s := c.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	q := s.qps[r.Qp]
-	if q == nil || q.sess.dead || !c.pol.admin && q.sess.cred.Uid != c.cred.Uid {
-		return errorf(noObject, "ctrl: no queue pair %d that uid %d may end", r.Qp, c.cred.Uid)
+	q, err := c.visibleQP(r.Qp)
+	if err != nil {
+		return err
 	}
 	return s.disconnectQP(q, r.Abort, "by iwarpctl disconnect")
 }

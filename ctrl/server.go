@@ -67,7 +67,8 @@ type Server struct {
 	pending   map[*conn]struct{} // those with a deadline
 	perPeer   map[netip.Addr]int // passive connections in start-up
 	lingering []lingering        // oldest first
-	wakeAt    clock.Time         // when the timer goroutine wakes
+	captures  int
+	wakeAt    clock.Time // when the timer goroutine wakes
 
 	rewake   chan struct{}
 	done     chan struct{}

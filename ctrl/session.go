@@ -211,6 +211,8 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 		return nil, c.queryStats(reply)
 	case *ctrlpb.Request_AdminDisconnect:
 		return nil, c.adminDisconnect(b.AdminDisconnect)
+	case *ctrlpb.Request_Capture:
+		return c.capture(b.Capture, reply)
 	}
 	return nil, errorf(invalid, "ctrl: request %d is of a kind that this daemon does not know: update it", req.Id)
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -123,7 +122,7 @@ func octets(n uint64) string {
 
 // lists are the commands that list objects.
 func (c *command) lists() []*cobra.Command {
-	qp := group("qp", "Queue pairs", c.listQPs(), c.showQP(), c.closeQP())
+	qp := group("qp", "Queue pairs", c.listQPs(), c.showQP(), c.disconnect("close", "  iwarpctl qp close 3 --abort"))
 	return []*cobra.Command{
 		qp,
 		group("mr", "Memory regions", list(c, "mr", "registered memory", (*iwarp.Admin).MRs,
@@ -141,7 +140,7 @@ func (c *command) lists() []*cobra.Command {
 			func(l *ctrlpb.ClientInfo) []any {
 				return []any{l.Client, l.Name, l.Uid, l.Pid, l.Qps, l.Mrs, octets(l.Registered), l.Listens, (time.Duration(l.ConnectedMs) * time.Millisecond).Round(time.Second)}
 			})),
-		c.stats(),
+		c.stats(), c.top(), c.capture(), c.disconnect("disconnect", "  iwarpctl disconnect 3 --abort"),
 	}
 }
 
@@ -208,7 +207,7 @@ func negotiated(n *ctrlpb.Negotiated) string {
 func (c *command) showQP() *cobra.Command {
 	return &cobra.Command{
 		Use: "show NUMBER", Short: "Show one queue pair with the counters of its connection", Example: "  iwarpctl qp show 3",
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: usageArgs(cobra.ExactArgs(1)), ValidArgsFunction: c.completeQP,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			num, err := qpNumber(args[0])
 			if err != nil {
@@ -219,34 +218,17 @@ func (c *command) showQP() *cobra.Command {
 				if c.json {
 					return c.print(plain(q))
 				}
-				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\nmpa    %s\ndepth  send %d, receive %d\nowner  client %d, process %d, uid %d\n",
-					q.Qp, q.State, q.Local, q.Remote, negotiated(q.Negotiated), q.SqDepth, q.RqDepth, q.Client, q.Pid, q.Uid)
+				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\ntcp    %s\nmpa    %s, ird %d, ord %d\n",
+					q.Qp, q.State, q.Local, q.Remote, q.TcpState, negotiated(q.Negotiated), q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd())
+				fmt.Fprintf(c.out, "queues send %d, receive %d, %d SGEs, %d octets inline, worker %d\nuses   pd %d, cq %d and %d, srq %d\nowner  client %d, process %d, uid %d\n",
+					q.SqDepth, q.RqDepth, q.MaxSge, q.MaxInline, q.Worker, q.Pd, q.SendCq, q.RecvCq, q.Srq, q.Client, q.Pid, q.Uid)
 				c.counters("tcp.", q.Tcp)
 				c.counters("rdmap.", q.Rdmap)
+				c.counters("verbs.", q.Verbs)
 				return nil
 			})(cmd, nil)
 		},
 	}
-}
-
-func (c *command) closeQP() *cobra.Command {
-	var abort bool
-	cmd := &cobra.Command{
-		Use: "close NUMBER", Short: "End the connection of a queue pair", Example: "  iwarpctl qp close 3 --abort",
-		Args: usageArgs(cobra.ExactArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			num, err := qpNumber(args[0])
-			if err != nil {
-				return err
-			}
-			ask := func(a *iwarp.Admin, ctx context.Context) (struct{}, error) {
-				return struct{}{}, a.Disconnect(ctx, num, abort)
-			}
-			return query(c, ask, func(struct{}) error { return nil })(cmd, nil)
-		},
-	}
-	cmd.Flags().BoolVar(&abort, "abort", false, "reset it, instead of finishing what is queued")
-	return cmd
 }
 
 func qpNumber(s string) (uint32, error) {
@@ -257,28 +239,12 @@ func qpNumber(s string) (uint32, error) {
 	return uint32(n), nil
 }
 
-func (c *command) stats() *cobra.Command {
-	var all bool
-	cmd := &cobra.Command{
-		Use: "stats", Short: "Show the counters of the daemon", Example: "  iwarpctl stats\n  iwarpctl stats --json | jq '.[\"engine.rx_frames\"]'",
-		Args: usageArgs(cobra.NoArgs),
-		RunE: query(c, (*iwarp.Admin).Stats, func(cs []*ctrlpb.Counter) error {
-			if c.json {
-				return c.print(plain(&ctrlpb.StatsReply{Counters: cs})["counters"])
-			}
-			if !all {
-				cs = slices.DeleteFunc(cs, func(k *ctrlpb.Counter) bool { return k.Value == 0 })
-			}
-			c.counters("", cs)
-			return nil
-		}),
-	}
-	cmd.Flags().BoolVar(&all, "all", false, "those that are zero, too (--json always has them)")
-	return cmd
-}
-
 func (c *command) counters(prefix string, cs []*ctrlpb.Counter) {
 	for _, k := range cs {
+		if name, ok := strings.CutSuffix(k.Name, "_ns"); ok {
+			fmt.Fprintf(c.out, "%-34s %12v\n", prefix+name, time.Duration(k.Value))
+			continue
+		}
 		fmt.Fprintf(c.out, "%-34s %12d\n", prefix+k.Name, k.Value)
 	}
 }

@@ -187,6 +187,58 @@ func (Access) EnumDescriptor() ([]byte, []int) {
 	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{1}
 }
 
+type AsyncKind int32
+
+const (
+	AsyncKind_ASYNC_UNSPECIFIED AsyncKind = 0
+	AsyncKind_ASYNC_CQ_OVERRUN  AsyncKind = 1 // cq was full; qp was ended, and completions of it are lost
+	AsyncKind_ASYNC_QP_FATAL    AsyncKind = 2 // a violation, of the peer or of this side, ended the stream of qp
+	AsyncKind_ASYNC_SRQ_LIMIT   AsyncKind = 3 // srq has fewer receives than its limit
+)
+
+// Enum value maps for AsyncKind.
+var (
+	AsyncKind_name = map[int32]string{
+		0: "ASYNC_UNSPECIFIED",
+		1: "ASYNC_CQ_OVERRUN",
+		2: "ASYNC_QP_FATAL",
+		3: "ASYNC_SRQ_LIMIT",
+	}
+	AsyncKind_value = map[string]int32{
+		"ASYNC_UNSPECIFIED": 0,
+		"ASYNC_CQ_OVERRUN":  1,
+		"ASYNC_QP_FATAL":    2,
+		"ASYNC_SRQ_LIMIT":   3,
+	}
+)
+
+func (x AsyncKind) Enum() *AsyncKind {
+	p := new(AsyncKind)
+	*p = x
+	return p
+}
+
+func (x AsyncKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (AsyncKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_ctrl_iwarpd_proto_enumTypes[2].Descriptor()
+}
+
+func (AsyncKind) Type() protoreflect.EnumType {
+	return &file_ctrl_iwarpd_proto_enumTypes[2]
+}
+
+func (x AsyncKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use AsyncKind.Descriptor instead.
+func (AsyncKind) EnumDescriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{2}
+}
+
 // Request is what a client sends. Replies may overtake each other: only the id
 // tells which request a reply answers.
 type Request struct {
@@ -211,6 +263,15 @@ type Request struct {
 	//	*Request_Disconnect
 	//	*Request_AllocMw
 	//	*Request_DeallocMw
+	//	*Request_CreateSrq
+	//	*Request_ModifySrq
+	//	*Request_DestroySrq
+	//	*Request_ResizeCq
+	//	*Request_ModifyCq
+	//	*Request_StreamSend
+	//	*Request_StreamConsumed
+	//	*Request_StartMpa
+	//	*Request_StreamClose
 	//	*Request_QueryStatus
 	//	*Request_ListQps
 	//	*Request_ListMrs
@@ -218,6 +279,9 @@ type Request struct {
 	//	*Request_ListClients
 	//	*Request_QueryStats
 	//	*Request_AdminDisconnect
+	//	*Request_Capture
+	//	*Request_ListCqs
+	//	*Request_ListSrqs
 	Body          isRequest_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -420,6 +484,87 @@ func (x *Request) GetDeallocMw() *DeallocMW {
 	return nil
 }
 
+func (x *Request) GetCreateSrq() *CreateSRQ {
+	if x != nil {
+		if x, ok := x.Body.(*Request_CreateSrq); ok {
+			return x.CreateSrq
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetModifySrq() *ModifySRQ {
+	if x != nil {
+		if x, ok := x.Body.(*Request_ModifySrq); ok {
+			return x.ModifySrq
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetDestroySrq() *DestroySRQ {
+	if x != nil {
+		if x, ok := x.Body.(*Request_DestroySrq); ok {
+			return x.DestroySrq
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetResizeCq() *ResizeCQ {
+	if x != nil {
+		if x, ok := x.Body.(*Request_ResizeCq); ok {
+			return x.ResizeCq
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetModifyCq() *ModifyCQ {
+	if x != nil {
+		if x, ok := x.Body.(*Request_ModifyCq); ok {
+			return x.ModifyCq
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetStreamSend() *StreamSend {
+	if x != nil {
+		if x, ok := x.Body.(*Request_StreamSend); ok {
+			return x.StreamSend
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetStreamConsumed() *StreamConsumed {
+	if x != nil {
+		if x, ok := x.Body.(*Request_StreamConsumed); ok {
+			return x.StreamConsumed
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetStartMpa() *StartMPA {
+	if x != nil {
+		if x, ok := x.Body.(*Request_StartMpa); ok {
+			return x.StartMpa
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetStreamClose() *StreamClose {
+	if x != nil {
+		if x, ok := x.Body.(*Request_StreamClose); ok {
+			return x.StreamClose
+		}
+	}
+	return nil
+}
+
 func (x *Request) GetQueryStatus() *QueryStatus {
 	if x != nil {
 		if x, ok := x.Body.(*Request_QueryStatus); ok {
@@ -478,6 +623,33 @@ func (x *Request) GetAdminDisconnect() *AdminDisconnect {
 	if x != nil {
 		if x, ok := x.Body.(*Request_AdminDisconnect); ok {
 			return x.AdminDisconnect
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetCapture() *Capture {
+	if x != nil {
+		if x, ok := x.Body.(*Request_Capture); ok {
+			return x.Capture
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetListCqs() *ListCQs {
+	if x != nil {
+		if x, ok := x.Body.(*Request_ListCqs); ok {
+			return x.ListCqs
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetListSrqs() *ListSRQs {
+	if x != nil {
+		if x, ok := x.Body.(*Request_ListSrqs); ok {
+			return x.ListSrqs
 		}
 	}
 	return nil
@@ -555,6 +727,42 @@ type Request_DeallocMw struct {
 	DeallocMw *DeallocMW `protobuf:"bytes,18,opt,name=dealloc_mw,json=deallocMw,proto3,oneof"`
 }
 
+type Request_CreateSrq struct {
+	CreateSrq *CreateSRQ `protobuf:"bytes,19,opt,name=create_srq,json=createSrq,proto3,oneof"`
+}
+
+type Request_ModifySrq struct {
+	ModifySrq *ModifySRQ `protobuf:"bytes,20,opt,name=modify_srq,json=modifySrq,proto3,oneof"`
+}
+
+type Request_DestroySrq struct {
+	DestroySrq *DestroySRQ `protobuf:"bytes,21,opt,name=destroy_srq,json=destroySrq,proto3,oneof"`
+}
+
+type Request_ResizeCq struct {
+	ResizeCq *ResizeCQ `protobuf:"bytes,22,opt,name=resize_cq,json=resizeCq,proto3,oneof"`
+}
+
+type Request_ModifyCq struct {
+	ModifyCq *ModifyCQ `protobuf:"bytes,23,opt,name=modify_cq,json=modifyCq,proto3,oneof"`
+}
+
+type Request_StreamSend struct {
+	StreamSend *StreamSend `protobuf:"bytes,24,opt,name=stream_send,json=streamSend,proto3,oneof"`
+}
+
+type Request_StreamConsumed struct {
+	StreamConsumed *StreamConsumed `protobuf:"bytes,25,opt,name=stream_consumed,json=streamConsumed,proto3,oneof"`
+}
+
+type Request_StartMpa struct {
+	StartMpa *StartMPA `protobuf:"bytes,26,opt,name=start_mpa,json=startMpa,proto3,oneof"`
+}
+
+type Request_StreamClose struct {
+	StreamClose *StreamClose `protobuf:"bytes,27,opt,name=stream_close,json=streamClose,proto3,oneof"`
+}
+
 type Request_QueryStatus struct {
 	QueryStatus *QueryStatus `protobuf:"bytes,32,opt,name=query_status,json=queryStatus,proto3,oneof"`
 }
@@ -581,6 +789,18 @@ type Request_QueryStats struct {
 
 type Request_AdminDisconnect struct {
 	AdminDisconnect *AdminDisconnect `protobuf:"bytes,38,opt,name=admin_disconnect,json=adminDisconnect,proto3,oneof"`
+}
+
+type Request_Capture struct {
+	Capture *Capture `protobuf:"bytes,39,opt,name=capture,proto3,oneof"`
+}
+
+type Request_ListCqs struct {
+	ListCqs *ListCQs `protobuf:"bytes,40,opt,name=list_cqs,json=listCqs,proto3,oneof"`
+}
+
+type Request_ListSrqs struct {
+	ListSrqs *ListSRQs `protobuf:"bytes,41,opt,name=list_srqs,json=listSrqs,proto3,oneof"`
 }
 
 func (*Request_Hello) isRequest_Body() {}
@@ -617,6 +837,24 @@ func (*Request_AllocMw) isRequest_Body() {}
 
 func (*Request_DeallocMw) isRequest_Body() {}
 
+func (*Request_CreateSrq) isRequest_Body() {}
+
+func (*Request_ModifySrq) isRequest_Body() {}
+
+func (*Request_DestroySrq) isRequest_Body() {}
+
+func (*Request_ResizeCq) isRequest_Body() {}
+
+func (*Request_ModifyCq) isRequest_Body() {}
+
+func (*Request_StreamSend) isRequest_Body() {}
+
+func (*Request_StreamConsumed) isRequest_Body() {}
+
+func (*Request_StartMpa) isRequest_Body() {}
+
+func (*Request_StreamClose) isRequest_Body() {}
+
 func (*Request_QueryStatus) isRequest_Body() {}
 
 func (*Request_ListQps) isRequest_Body() {}
@@ -630,6 +868,12 @@ func (*Request_ListClients) isRequest_Body() {}
 func (*Request_QueryStats) isRequest_Body() {}
 
 func (*Request_AdminDisconnect) isRequest_Body() {}
+
+func (*Request_Capture) isRequest_Body() {}
+
+func (*Request_ListCqs) isRequest_Body() {}
+
+func (*Request_ListSrqs) isRequest_Body() {}
 
 // Message is what the daemon sends: the reply to a request, or an event.
 type Message struct {
@@ -730,12 +974,16 @@ type Reply struct {
 	//	*Reply_Listen
 	//	*Reply_Connect
 	//	*Reply_Mw
+	//	*Reply_Srq
 	//	*Reply_Status
 	//	*Reply_Qps
 	//	*Reply_Mrs
 	//	*Reply_Listens
 	//	*Reply_Clients
 	//	*Reply_Stats
+	//	*Reply_Capture
+	//	*Reply_Cqs
+	//	*Reply_Srqs
 	Body          isReply_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -864,6 +1112,15 @@ func (x *Reply) GetMw() *MWReply {
 	return nil
 }
 
+func (x *Reply) GetSrq() *SRQReply {
+	if x != nil {
+		if x, ok := x.Body.(*Reply_Srq); ok {
+			return x.Srq
+		}
+	}
+	return nil
+}
+
 func (x *Reply) GetStatus() *StatusReply {
 	if x != nil {
 		if x, ok := x.Body.(*Reply_Status); ok {
@@ -918,6 +1175,33 @@ func (x *Reply) GetStats() *StatsReply {
 	return nil
 }
 
+func (x *Reply) GetCapture() *CaptureReply {
+	if x != nil {
+		if x, ok := x.Body.(*Reply_Capture); ok {
+			return x.Capture
+		}
+	}
+	return nil
+}
+
+func (x *Reply) GetCqs() *CQList {
+	if x != nil {
+		if x, ok := x.Body.(*Reply_Cqs); ok {
+			return x.Cqs
+		}
+	}
+	return nil
+}
+
+func (x *Reply) GetSrqs() *SRQList {
+	if x != nil {
+		if x, ok := x.Body.(*Reply_Srqs); ok {
+			return x.Srqs
+		}
+	}
+	return nil
+}
+
 type isReply_Body interface {
 	isReply_Body()
 }
@@ -954,6 +1238,10 @@ type Reply_Mw struct {
 	Mw *MWReply `protobuf:"bytes,10,opt,name=mw,proto3,oneof"`
 }
 
+type Reply_Srq struct {
+	Srq *SRQReply `protobuf:"bytes,11,opt,name=srq,proto3,oneof"`
+}
+
 type Reply_Status struct {
 	Status *StatusReply `protobuf:"bytes,32,opt,name=status,proto3,oneof"`
 }
@@ -978,6 +1266,18 @@ type Reply_Stats struct {
 	Stats *StatsReply `protobuf:"bytes,37,opt,name=stats,proto3,oneof"`
 }
 
+type Reply_Capture struct {
+	Capture *CaptureReply `protobuf:"bytes,39,opt,name=capture,proto3,oneof"`
+}
+
+type Reply_Cqs struct {
+	Cqs *CQList `protobuf:"bytes,40,opt,name=cqs,proto3,oneof"`
+}
+
+type Reply_Srqs struct {
+	Srqs *SRQList `protobuf:"bytes,41,opt,name=srqs,proto3,oneof"`
+}
+
 func (*Reply_Hello) isReply_Body() {}
 
 func (*Reply_Pd) isReply_Body() {}
@@ -994,6 +1294,8 @@ func (*Reply_Connect) isReply_Body() {}
 
 func (*Reply_Mw) isReply_Body() {}
 
+func (*Reply_Srq) isReply_Body() {}
+
 func (*Reply_Status) isReply_Body() {}
 
 func (*Reply_Qps) isReply_Body() {}
@@ -1005,6 +1307,12 @@ func (*Reply_Listens) isReply_Body() {}
 func (*Reply_Clients) isReply_Body() {}
 
 func (*Reply_Stats) isReply_Body() {}
+
+func (*Reply_Capture) isReply_Body() {}
+
+func (*Reply_Cqs) isReply_Body() {}
+
+func (*Reply_Srqs) isReply_Body() {}
 
 type Error struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1982,6 +2290,353 @@ func (x *DestroyCQ) GetCq() uint32 {
 	return 0
 }
 
+// ResizeCQ gives a completion queue rings of another depth. The CQReply carries
+// one descriptor, the new ring memfd; the wake-up channel stays. Nothing more is
+// put into the old rings when the reply is there: the client takes what they
+// still hold first, then goes on with the new ones, which are not armed.
+type ResizeCQ struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cq            uint32                 `protobuf:"varint,1,opt,name=cq,proto3" json:"cq,omitempty"`
+	Depth         uint32                 `protobuf:"varint,2,opt,name=depth,proto3" json:"depth,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeCQ) Reset() {
+	*x = ResizeCQ{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeCQ) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeCQ) ProtoMessage() {}
+
+func (x *ResizeCQ) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeCQ.ProtoReflect.Descriptor instead.
+func (*ResizeCQ) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ResizeCQ) GetCq() uint32 {
+	if x != nil {
+		return x.Cq
+	}
+	return 0
+}
+
+func (x *ResizeCQ) GetDepth() uint32 {
+	if x != nil {
+		return x.Depth
+	}
+	return 0
+}
+
+// ModifyCQ sets the moderation of wake-ups: an armed queue wakes its client when
+// count completions have come, or period_us after the first of them. Solicited
+// completions and errors wake it at once. 0 for either: no moderation.
+type ModifyCQ struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cq            uint32                 `protobuf:"varint,1,opt,name=cq,proto3" json:"cq,omitempty"`
+	Count         uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	PeriodUs      uint32                 `protobuf:"varint,3,opt,name=period_us,json=periodUs,proto3" json:"period_us,omitempty"` // at most 1 s
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModifyCQ) Reset() {
+	*x = ModifyCQ{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModifyCQ) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModifyCQ) ProtoMessage() {}
+
+func (x *ModifyCQ) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModifyCQ.ProtoReflect.Descriptor instead.
+func (*ModifyCQ) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ModifyCQ) GetCq() uint32 {
+	if x != nil {
+		return x.Cq
+	}
+	return 0
+}
+
+func (x *ModifyCQ) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *ModifyCQ) GetPeriodUs() uint32 {
+	if x != nil {
+		return x.PeriodUs
+	}
+	return 0
+}
+
+// CreateSRQ makes a receive queue that several queue pairs take from.
+type CreateSRQ struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pd            uint32                 `protobuf:"varint,1,opt,name=pd,proto3" json:"pd,omitempty"`
+	Depth         uint32                 `protobuf:"varint,2,opt,name=depth,proto3" json:"depth,omitempty"`
+	MaxSge        uint32                 `protobuf:"varint,3,opt,name=max_sge,json=maxSge,proto3" json:"max_sge,omitempty"`
+	Limit         uint32                 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"` // as of ModifySRQ
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSRQ) Reset() {
+	*x = CreateSRQ{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSRQ) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSRQ) ProtoMessage() {}
+
+func (x *CreateSRQ) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSRQ.ProtoReflect.Descriptor instead.
+func (*CreateSRQ) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *CreateSRQ) GetPd() uint32 {
+	if x != nil {
+		return x.Pd
+	}
+	return 0
+}
+
+func (x *CreateSRQ) GetDepth() uint32 {
+	if x != nil {
+		return x.Depth
+	}
+	return 0
+}
+
+func (x *CreateSRQ) GetMaxSge() uint32 {
+	if x != nil {
+		return x.MaxSge
+	}
+	return 0
+}
+
+func (x *CreateSRQ) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// SRQReply carries one descriptor, the RQ memfd.
+type SRQReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Srq           uint32                 `protobuf:"varint,1,opt,name=srq,proto3" json:"srq,omitempty"`
+	Depth         uint32                 `protobuf:"varint,2,opt,name=depth,proto3" json:"depth,omitempty"`
+	MaxSge        uint32                 `protobuf:"varint,3,opt,name=max_sge,json=maxSge,proto3" json:"max_sge,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SRQReply) Reset() {
+	*x = SRQReply{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SRQReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SRQReply) ProtoMessage() {}
+
+func (x *SRQReply) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SRQReply.ProtoReflect.Descriptor instead.
+func (*SRQReply) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SRQReply) GetSrq() uint32 {
+	if x != nil {
+		return x.Srq
+	}
+	return 0
+}
+
+func (x *SRQReply) GetDepth() uint32 {
+	if x != nil {
+		return x.Depth
+	}
+	return 0
+}
+
+func (x *SRQReply) GetMaxSge() uint32 {
+	if x != nil {
+		return x.MaxSge
+	}
+	return 0
+}
+
+// ModifySRQ arms the limit event: it comes once, when a message leaves fewer
+// than limit receives. 0 disarms it.
+type ModifySRQ struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Srq           uint32                 `protobuf:"varint,1,opt,name=srq,proto3" json:"srq,omitempty"`
+	Limit         uint32                 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModifySRQ) Reset() {
+	*x = ModifySRQ{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModifySRQ) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModifySRQ) ProtoMessage() {}
+
+func (x *ModifySRQ) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModifySRQ.ProtoReflect.Descriptor instead.
+func (*ModifySRQ) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ModifySRQ) GetSrq() uint32 {
+	if x != nil {
+		return x.Srq
+	}
+	return 0
+}
+
+func (x *ModifySRQ) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type DestroySRQ struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Srq           uint32                 `protobuf:"varint,1,opt,name=srq,proto3" json:"srq,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DestroySRQ) Reset() {
+	*x = DestroySRQ{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DestroySRQ) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DestroySRQ) ProtoMessage() {}
+
+func (x *DestroySRQ) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DestroySRQ.ProtoReflect.Descriptor instead.
+func (*DestroySRQ) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *DestroySRQ) GetSrq() uint32 {
+	if x != nil {
+		return x.Srq
+	}
+	return 0
+}
+
 type CreateQP struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pd            uint32                 `protobuf:"varint,1,opt,name=pd,proto3" json:"pd,omitempty"`
@@ -1992,13 +2647,14 @@ type CreateQP struct {
 	MaxSge        uint32                 `protobuf:"varint,6,opt,name=max_sge,json=maxSge,proto3" json:"max_sge,omitempty"`
 	MaxInline     uint32                 `protobuf:"varint,7,opt,name=max_inline,json=maxInline,proto3" json:"max_inline,omitempty"` // octets
 	SigAll        bool                   `protobuf:"varint,8,opt,name=sig_all,json=sigAll,proto3" json:"sig_all,omitempty"`          // every send work request completes on the CQ
+	Srq           uint32                 `protobuf:"varint,9,opt,name=srq,proto3" json:"srq,omitempty"`                              // takes its receives from there; rq_depth is then how many it may hold at a time
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateQP) Reset() {
 	*x = CreateQP{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2010,7 +2666,7 @@ func (x *CreateQP) String() string {
 func (*CreateQP) ProtoMessage() {}
 
 func (x *CreateQP) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2023,7 +2679,7 @@ func (x *CreateQP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateQP.ProtoReflect.Descriptor instead.
 func (*CreateQP) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{19}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateQP) GetPd() uint32 {
@@ -2082,7 +2738,15 @@ func (x *CreateQP) GetSigAll() bool {
 	return false
 }
 
-// QPReply carries two descriptors: the SQ memfd, then the RQ memfd.
+func (x *CreateQP) GetSrq() uint32 {
+	if x != nil {
+		return x.Srq
+	}
+	return 0
+}
+
+// QPReply carries two descriptors: the SQ memfd, then the RQ memfd. With an SRQ
+// the second is missing.
 type QPReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Qp            uint32                 `protobuf:"varint,1,opt,name=qp,proto3" json:"qp,omitempty"`             // number, the same as in completions; unique on the daemon
@@ -2097,7 +2761,7 @@ type QPReply struct {
 
 func (x *QPReply) Reset() {
 	*x = QPReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +2773,7 @@ func (x *QPReply) String() string {
 func (*QPReply) ProtoMessage() {}
 
 func (x *QPReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,7 +2786,7 @@ func (x *QPReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPReply.ProtoReflect.Descriptor instead.
 func (*QPReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{20}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *QPReply) GetQp() uint32 {
@@ -2176,7 +2840,7 @@ type DestroyQP struct {
 
 func (x *DestroyQP) Reset() {
 	*x = DestroyQP{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2188,7 +2852,7 @@ func (x *DestroyQP) String() string {
 func (*DestroyQP) ProtoMessage() {}
 
 func (x *DestroyQP) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2201,7 +2865,7 @@ func (x *DestroyQP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DestroyQP.ProtoReflect.Descriptor instead.
 func (*DestroyQP) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{21}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DestroyQP) GetQp() uint32 {
@@ -2230,7 +2894,7 @@ type Startup struct {
 
 func (x *Startup) Reset() {
 	*x = Startup{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2906,7 @@ func (x *Startup) String() string {
 func (*Startup) ProtoMessage() {}
 
 func (x *Startup) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2919,7 @@ func (x *Startup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Startup.ProtoReflect.Descriptor instead.
 func (*Startup) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{22}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Startup) GetCrc() bool {
@@ -2327,13 +2991,14 @@ type Listen struct {
 	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`       // 0: the daemon chooses
 	Backlog       uint32                 `protobuf:"varint,3,opt,name=backlog,proto3" json:"backlog,omitempty"` // connection requests that may wait for accept or reject; 0: 128
 	Startup       *Startup               `protobuf:"bytes,4,opt,name=startup,proto3" json:"startup,omitempty"`
+	Streaming     bool                   `protobuf:"varint,5,opt,name=streaming,proto3" json:"streaming,omitempty"` // connections begin as byte streams: StreamReady, and MPA with StartMPA
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Listen) Reset() {
 	*x = Listen{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2345,7 +3010,7 @@ func (x *Listen) String() string {
 func (*Listen) ProtoMessage() {}
 
 func (x *Listen) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2358,7 +3023,7 @@ func (x *Listen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listen.ProtoReflect.Descriptor instead.
 func (*Listen) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{23}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Listen) GetAddress() string {
@@ -2389,6 +3054,13 @@ func (x *Listen) GetStartup() *Startup {
 	return nil
 }
 
+func (x *Listen) GetStreaming() bool {
+	if x != nil {
+		return x.Streaming
+	}
+	return false
+}
+
 type ListenReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Listen        uint32                 `protobuf:"varint,1,opt,name=listen,proto3" json:"listen,omitempty"`
@@ -2399,7 +3071,7 @@ type ListenReply struct {
 
 func (x *ListenReply) Reset() {
 	*x = ListenReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2411,7 +3083,7 @@ func (x *ListenReply) String() string {
 func (*ListenReply) ProtoMessage() {}
 
 func (x *ListenReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2424,7 +3096,7 @@ func (x *ListenReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenReply.ProtoReflect.Descriptor instead.
 func (*ListenReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{24}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListenReply) GetListen() uint32 {
@@ -2450,7 +3122,7 @@ type Unlisten struct {
 
 func (x *Unlisten) Reset() {
 	*x = Unlisten{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2462,7 +3134,7 @@ func (x *Unlisten) String() string {
 func (*Unlisten) ProtoMessage() {}
 
 func (x *Unlisten) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +3147,7 @@ func (x *Unlisten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unlisten.ProtoReflect.Descriptor instead.
 func (*Unlisten) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{25}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Unlisten) GetListen() uint32 {
@@ -2495,13 +3167,14 @@ type Connect struct {
 	PrivateData   []byte                 `protobuf:"bytes,4,opt,name=private_data,json=privateData,proto3" json:"private_data,omitempty"`
 	Startup       *Startup               `protobuf:"bytes,5,opt,name=startup,proto3" json:"startup,omitempty"`
 	TimeoutMs     uint32                 `protobuf:"varint,6,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // for all of it: route, neighbour, TCP, MPA; 0: default
+	Streaming     bool                   `protobuf:"varint,7,opt,name=streaming,proto3" json:"streaming,omitempty"`                  // begin as a byte stream: StreamReady, and MPA with StartMPA
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Connect) Reset() {
 	*x = Connect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2513,7 +3186,7 @@ func (x *Connect) String() string {
 func (*Connect) ProtoMessage() {}
 
 func (x *Connect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2526,7 +3199,7 @@ func (x *Connect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connect.ProtoReflect.Descriptor instead.
 func (*Connect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{26}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Connect) GetQp() uint32 {
@@ -2571,6 +3244,13 @@ func (x *Connect) GetTimeoutMs() uint32 {
 	return 0
 }
 
+func (x *Connect) GetStreaming() bool {
+	if x != nil {
+		return x.Streaming
+	}
+	return false
+}
+
 type ConnectReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
@@ -2580,7 +3260,7 @@ type ConnectReply struct {
 
 func (x *ConnectReply) Reset() {
 	*x = ConnectReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +3272,7 @@ func (x *ConnectReply) String() string {
 func (*ConnectReply) ProtoMessage() {}
 
 func (x *ConnectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +3285,7 @@ func (x *ConnectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectReply.ProtoReflect.Descriptor instead.
 func (*ConnectReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{27}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ConnectReply) GetConn() uint32 {
@@ -2630,7 +3310,7 @@ type Accept struct {
 
 func (x *Accept) Reset() {
 	*x = Accept{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2642,7 +3322,7 @@ func (x *Accept) String() string {
 func (*Accept) ProtoMessage() {}
 
 func (x *Accept) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2655,7 +3335,7 @@ func (x *Accept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accept.ProtoReflect.Descriptor instead.
 func (*Accept) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{28}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Accept) GetConn() uint32 {
@@ -2704,7 +3384,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2716,7 +3396,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2729,7 +3409,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{29}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Reject) GetConn() uint32 {
@@ -2746,6 +3426,222 @@ func (x *Reject) GetPrivateData() []byte {
 	return nil
 }
 
+// StreamSend sends octets.
+type StreamSend struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"` // at most 32768 octets
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamSend) Reset() {
+	*x = StreamSend{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamSend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamSend) ProtoMessage() {}
+
+func (x *StreamSend) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamSend.ProtoReflect.Descriptor instead.
+func (*StreamSend) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *StreamSend) GetConn() uint32 {
+	if x != nil {
+		return x.Conn
+	}
+	return 0
+}
+
+func (x *StreamSend) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+// StreamConsumed takes octets that StreamData has shown; only then come more.
+// Octets that are not consumed before StartMPA belong to MPA.
+type StreamConsumed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
+	Count         uint32                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamConsumed) Reset() {
+	*x = StreamConsumed{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamConsumed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamConsumed) ProtoMessage() {}
+
+func (x *StreamConsumed) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamConsumed.ProtoReflect.Descriptor instead.
+func (*StreamConsumed) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *StreamConsumed) GetConn() uint32 {
+	if x != nil {
+		return x.Conn
+	}
+	return 0
+}
+
+func (x *StreamConsumed) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+// StartMPA ends streaming mode behind the octets that were sent and consumed. The
+// side that opened the TCP connection is the initiator; its outcome is
+// Established, Rejected or ConnectFailed. At the other ConnectRequest follows
+// when the peer's request is there.
+type StartMPA struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
+	PrivateData   []byte                 `protobuf:"bytes,2,opt,name=private_data,json=privateData,proto3" json:"private_data,omitempty"` // of the initiator
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartMPA) Reset() {
+	*x = StartMPA{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartMPA) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartMPA) ProtoMessage() {}
+
+func (x *StartMPA) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartMPA.ProtoReflect.Descriptor instead.
+func (*StartMPA) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *StartMPA) GetConn() uint32 {
+	if x != nil {
+		return x.Conn
+	}
+	return 0
+}
+
+func (x *StartMPA) GetPrivateData() []byte {
+	if x != nil {
+		return x.PrivateData
+	}
+	return nil
+}
+
+// StreamClose ends a connection in streaming mode; its handle is gone with it.
+type StreamClose struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
+	Abort         bool                   `protobuf:"varint,2,opt,name=abort,proto3" json:"abort,omitempty"` // reset, instead of finishing what was sent
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamClose) Reset() {
+	*x = StreamClose{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamClose) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamClose) ProtoMessage() {}
+
+func (x *StreamClose) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamClose.ProtoReflect.Descriptor instead.
+func (*StreamClose) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *StreamClose) GetConn() uint32 {
+	if x != nil {
+		return x.Conn
+	}
+	return 0
+}
+
+func (x *StreamClose) GetAbort() bool {
+	if x != nil {
+		return x.Abort
+	}
+	return false
+}
+
 // Disconnect ends the connection of a QP, or gives up one that is being made.
 type Disconnect struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2757,7 +3653,7 @@ type Disconnect struct {
 
 func (x *Disconnect) Reset() {
 	*x = Disconnect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2769,7 +3665,7 @@ func (x *Disconnect) String() string {
 func (*Disconnect) ProtoMessage() {}
 
 func (x *Disconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2782,7 +3678,7 @@ func (x *Disconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disconnect.ProtoReflect.Descriptor instead.
 func (*Disconnect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{30}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Disconnect) GetQp() uint32 {
@@ -2813,6 +3709,9 @@ type Event struct {
 	//	*Event_Terminated
 	//	*Event_AsyncError
 	//	*Event_ConnectGone
+	//	*Event_StreamReady
+	//	*Event_StreamData
+	//	*Event_CutOff
 	Body          isEvent_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2820,7 +3719,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2832,7 +3731,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2845,7 +3744,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{31}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Event) GetBody() isEvent_Body {
@@ -2927,6 +3826,33 @@ func (x *Event) GetConnectGone() *ConnectGone {
 	return nil
 }
 
+func (x *Event) GetStreamReady() *StreamReady {
+	if x != nil {
+		if x, ok := x.Body.(*Event_StreamReady); ok {
+			return x.StreamReady
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetStreamData() *StreamData {
+	if x != nil {
+		if x, ok := x.Body.(*Event_StreamData); ok {
+			return x.StreamData
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetCutOff() *CutOff {
+	if x != nil {
+		if x, ok := x.Body.(*Event_CutOff); ok {
+			return x.CutOff
+		}
+	}
+	return nil
+}
+
 type isEvent_Body interface {
 	isEvent_Body()
 }
@@ -2963,6 +3889,18 @@ type Event_ConnectGone struct {
 	ConnectGone *ConnectGone `protobuf:"bytes,8,opt,name=connect_gone,json=connectGone,proto3,oneof"`
 }
 
+type Event_StreamReady struct {
+	StreamReady *StreamReady `protobuf:"bytes,9,opt,name=stream_ready,json=streamReady,proto3,oneof"`
+}
+
+type Event_StreamData struct {
+	StreamData *StreamData `protobuf:"bytes,10,opt,name=stream_data,json=streamData,proto3,oneof"`
+}
+
+type Event_CutOff struct {
+	CutOff *CutOff `protobuf:"bytes,11,opt,name=cut_off,json=cutOff,proto3,oneof"`
+}
+
 func (*Event_ConnectRequest) isEvent_Body() {}
 
 func (*Event_Established) isEvent_Body() {}
@@ -2978,6 +3916,12 @@ func (*Event_Terminated) isEvent_Body() {}
 func (*Event_AsyncError) isEvent_Body() {}
 
 func (*Event_ConnectGone) isEvent_Body() {}
+
+func (*Event_StreamReady) isEvent_Body() {}
+
+func (*Event_StreamData) isEvent_Body() {}
+
+func (*Event_CutOff) isEvent_Body() {}
 
 // Negotiated is the outcome of the MPA start-up.
 type Negotiated struct {
@@ -2996,7 +3940,7 @@ type Negotiated struct {
 
 func (x *Negotiated) Reset() {
 	*x = Negotiated{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3008,7 +3952,7 @@ func (x *Negotiated) String() string {
 func (*Negotiated) ProtoMessage() {}
 
 func (x *Negotiated) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3021,7 +3965,7 @@ func (x *Negotiated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Negotiated.ProtoReflect.Descriptor instead.
 func (*Negotiated) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{32}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Negotiated) GetRevision() uint32 {
@@ -3097,7 +4041,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3109,7 +4053,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3122,7 +4066,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{33}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ConnectRequest) GetListen() uint32 {
@@ -3204,7 +4148,7 @@ type Established struct {
 
 func (x *Established) Reset() {
 	*x = Established{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3216,7 +4160,7 @@ func (x *Established) String() string {
 func (*Established) ProtoMessage() {}
 
 func (x *Established) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3229,7 +4173,7 @@ func (x *Established) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Established.ProtoReflect.Descriptor instead.
 func (*Established) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{34}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Established) GetConn() uint32 {
@@ -3292,7 +4236,7 @@ type Rejected struct {
 
 func (x *Rejected) Reset() {
 	*x = Rejected{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3304,7 +4248,7 @@ func (x *Rejected) String() string {
 func (*Rejected) ProtoMessage() {}
 
 func (x *Rejected) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3317,7 +4261,7 @@ func (x *Rejected) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rejected.ProtoReflect.Descriptor instead.
 func (*Rejected) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{35}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Rejected) GetConn() uint32 {
@@ -3352,7 +4296,7 @@ type ConnectFailed struct {
 
 func (x *ConnectFailed) Reset() {
 	*x = ConnectFailed{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3364,7 +4308,7 @@ func (x *ConnectFailed) String() string {
 func (*ConnectFailed) ProtoMessage() {}
 
 func (x *ConnectFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3377,7 +4321,7 @@ func (x *ConnectFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectFailed.ProtoReflect.Descriptor instead.
 func (*ConnectFailed) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{36}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ConnectFailed) GetConn() uint32 {
@@ -3412,7 +4356,7 @@ type ConnectGone struct {
 
 func (x *ConnectGone) Reset() {
 	*x = ConnectGone{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3424,7 +4368,7 @@ func (x *ConnectGone) String() string {
 func (*ConnectGone) ProtoMessage() {}
 
 func (x *ConnectGone) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3437,7 +4381,7 @@ func (x *ConnectGone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectGone.ProtoReflect.Descriptor instead.
 func (*ConnectGone) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{37}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ConnectGone) GetConn() uint32 {
@@ -3466,7 +4410,7 @@ type Disconnected struct {
 
 func (x *Disconnected) Reset() {
 	*x = Disconnected{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3478,7 +4422,7 @@ func (x *Disconnected) String() string {
 func (*Disconnected) ProtoMessage() {}
 
 func (x *Disconnected) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3491,7 +4435,7 @@ func (x *Disconnected) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disconnected.ProtoReflect.Descriptor instead.
 func (*Disconnected) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{38}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Disconnected) GetConn() uint32 {
@@ -3531,7 +4475,7 @@ type Terminated struct {
 
 func (x *Terminated) Reset() {
 	*x = Terminated{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3543,7 +4487,7 @@ func (x *Terminated) String() string {
 func (*Terminated) ProtoMessage() {}
 
 func (x *Terminated) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3556,7 +4500,7 @@ func (x *Terminated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminated.ProtoReflect.Descriptor instead.
 func (*Terminated) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{39}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Terminated) GetQp() uint32 {
@@ -3608,18 +4552,22 @@ func (x *Terminated) GetHeaders() []byte {
 	return nil
 }
 
+// AsyncError is an asynchronous event of the verbs; those of a queue pair come
+// ahead of its Disconnected.
 type AsyncError struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Qp            uint32                 `protobuf:"varint,1,opt,name=qp,proto3" json:"qp,omitempty"` // 0: none
 	Cq            uint32                 `protobuf:"varint,2,opt,name=cq,proto3" json:"cq,omitempty"` // 0: none
 	Error         *Error                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	Srq           uint32                 `protobuf:"varint,4,opt,name=srq,proto3" json:"srq,omitempty"` // 0: none
+	Kind          AsyncKind              `protobuf:"varint,5,opt,name=kind,proto3,enum=iwarpd.ctrl.v1.AsyncKind" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AsyncError) Reset() {
 	*x = AsyncError{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3631,7 +4579,7 @@ func (x *AsyncError) String() string {
 func (*AsyncError) ProtoMessage() {}
 
 func (x *AsyncError) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3644,7 +4592,7 @@ func (x *AsyncError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AsyncError.ProtoReflect.Descriptor instead.
 func (*AsyncError) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{40}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *AsyncError) GetQp() uint32 {
@@ -3668,6 +4616,204 @@ func (x *AsyncError) GetError() *Error {
 	return nil
 }
 
+func (x *AsyncError) GetSrq() uint32 {
+	if x != nil {
+		return x.Srq
+	}
+	return 0
+}
+
+func (x *AsyncError) GetKind() AsyncKind {
+	if x != nil {
+		return x.Kind
+	}
+	return AsyncKind_ASYNC_UNSPECIFIED
+}
+
+// StreamReady: TCP is there, in streaming mode.
+type StreamReady struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
+	Qp            uint32                 `protobuf:"varint,2,opt,name=qp,proto3" json:"qp,omitempty"`         // of Connect
+	Listen        uint32                 `protobuf:"varint,3,opt,name=listen,proto3" json:"listen,omitempty"` // of Listen
+	Local         string                 `protobuf:"bytes,4,opt,name=local,proto3" json:"local,omitempty"`
+	Remote        string                 `protobuf:"bytes,5,opt,name=remote,proto3" json:"remote,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamReady) Reset() {
+	*x = StreamReady{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamReady) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamReady) ProtoMessage() {}
+
+func (x *StreamReady) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamReady.ProtoReflect.Descriptor instead.
+func (*StreamReady) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *StreamReady) GetConn() uint32 {
+	if x != nil {
+		return x.Conn
+	}
+	return 0
+}
+
+func (x *StreamReady) GetQp() uint32 {
+	if x != nil {
+		return x.Qp
+	}
+	return 0
+}
+
+func (x *StreamReady) GetListen() uint32 {
+	if x != nil {
+		return x.Listen
+	}
+	return 0
+}
+
+func (x *StreamReady) GetLocal() string {
+	if x != nil {
+		return x.Local
+	}
+	return ""
+}
+
+func (x *StreamReady) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+// StreamData shows octets that have arrived. The next comes when all of them
+// are consumed.
+type StreamData struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	End           bool                   `protobuf:"varint,3,opt,name=end,proto3" json:"end,omitempty"` // the peer sends nothing more behind them
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamData) Reset() {
+	*x = StreamData{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamData) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamData) ProtoMessage() {}
+
+func (x *StreamData) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamData.ProtoReflect.Descriptor instead.
+func (*StreamData) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *StreamData) GetConn() uint32 {
+	if x != nil {
+		return x.Conn
+	}
+	return 0
+}
+
+func (x *StreamData) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *StreamData) GetEnd() bool {
+	if x != nil {
+		return x.End
+	}
+	return false
+}
+
+// CutOff is the last message: the daemon ends the client.
+type CutOff struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Error         *Error                 `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CutOff) Reset() {
+	*x = CutOff{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CutOff) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CutOff) ProtoMessage() {}
+
+func (x *CutOff) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CutOff.ProtoReflect.Descriptor instead.
+func (*CutOff) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *CutOff) GetError() *Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
 type QueryStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3676,7 +4822,7 @@ type QueryStatus struct {
 
 func (x *QueryStatus) Reset() {
 	*x = QueryStatus{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3688,7 +4834,7 @@ func (x *QueryStatus) String() string {
 func (*QueryStatus) ProtoMessage() {}
 
 func (x *QueryStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3701,7 +4847,7 @@ func (x *QueryStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStatus.ProtoReflect.Descriptor instead.
 func (*QueryStatus) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{41}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{54}
 }
 
 type StatusReply struct {
@@ -3726,7 +4872,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3738,7 +4884,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3751,7 +4897,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{42}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -3864,7 +5010,7 @@ type ListQPs struct {
 
 func (x *ListQPs) Reset() {
 	*x = ListQPs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3876,7 +5022,7 @@ func (x *ListQPs) String() string {
 func (*ListQPs) ProtoMessage() {}
 
 func (x *ListQPs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3889,7 +5035,7 @@ func (x *ListQPs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListQPs.ProtoReflect.Descriptor instead.
 func (*ListQPs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{43}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListQPs) GetAfter() uint32 {
@@ -3916,7 +5062,7 @@ type QPList struct {
 
 func (x *QPList) Reset() {
 	*x = QPList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3928,7 +5074,7 @@ func (x *QPList) String() string {
 func (*QPList) ProtoMessage() {}
 
 func (x *QPList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3941,7 +5087,7 @@ func (x *QPList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPList.ProtoReflect.Descriptor instead.
 func (*QPList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{44}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *QPList) GetQps() []*QPInfo {
@@ -3976,13 +5122,19 @@ type QPInfo struct {
 	RqDepth       uint32                 `protobuf:"varint,14,opt,name=rq_depth,json=rqDepth,proto3" json:"rq_depth,omitempty"`
 	Tcp           []*Counter             `protobuf:"bytes,15,rep,name=tcp,proto3" json:"tcp,omitempty"`
 	Rdmap         []*Counter             `protobuf:"bytes,16,rep,name=rdmap,proto3" json:"rdmap,omitempty"`
+	Verbs         []*Counter             `protobuf:"bytes,17,rep,name=verbs,proto3" json:"verbs,omitempty"`
+	Srq           uint32                 `protobuf:"varint,18,opt,name=srq,proto3" json:"srq,omitempty"`
+	MaxSge        uint32                 `protobuf:"varint,19,opt,name=max_sge,json=maxSge,proto3" json:"max_sge,omitempty"`
+	MaxInline     uint32                 `protobuf:"varint,20,opt,name=max_inline,json=maxInline,proto3" json:"max_inline,omitempty"`
+	SigAll        bool                   `protobuf:"varint,21,opt,name=sig_all,json=sigAll,proto3" json:"sig_all,omitempty"`
+	TcpState      string                 `protobuf:"bytes,22,opt,name=tcp_state,json=tcpState,proto3" json:"tcp_state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *QPInfo) Reset() {
 	*x = QPInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3994,7 +5146,7 @@ func (x *QPInfo) String() string {
 func (*QPInfo) ProtoMessage() {}
 
 func (x *QPInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4007,7 +5159,7 @@ func (x *QPInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPInfo.ProtoReflect.Descriptor instead.
 func (*QPInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{45}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *QPInfo) GetQp() uint32 {
@@ -4122,6 +5274,48 @@ func (x *QPInfo) GetRdmap() []*Counter {
 	return nil
 }
 
+func (x *QPInfo) GetVerbs() []*Counter {
+	if x != nil {
+		return x.Verbs
+	}
+	return nil
+}
+
+func (x *QPInfo) GetSrq() uint32 {
+	if x != nil {
+		return x.Srq
+	}
+	return 0
+}
+
+func (x *QPInfo) GetMaxSge() uint32 {
+	if x != nil {
+		return x.MaxSge
+	}
+	return 0
+}
+
+func (x *QPInfo) GetMaxInline() uint32 {
+	if x != nil {
+		return x.MaxInline
+	}
+	return 0
+}
+
+func (x *QPInfo) GetSigAll() bool {
+	if x != nil {
+		return x.SigAll
+	}
+	return false
+}
+
+func (x *QPInfo) GetTcpState() string {
+	if x != nil {
+		return x.TcpState
+	}
+	return ""
+}
+
 type Counter struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -4132,7 +5326,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4144,7 +5338,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4157,7 +5351,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{46}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Counter) GetName() string {
@@ -4183,7 +5377,7 @@ type ListMRs struct {
 
 func (x *ListMRs) Reset() {
 	*x = ListMRs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4195,7 +5389,7 @@ func (x *ListMRs) String() string {
 func (*ListMRs) ProtoMessage() {}
 
 func (x *ListMRs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4208,7 +5402,7 @@ func (x *ListMRs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMRs.ProtoReflect.Descriptor instead.
 func (*ListMRs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{47}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListMRs) GetAfter() uint32 {
@@ -4228,7 +5422,7 @@ type MRList struct {
 
 func (x *MRList) Reset() {
 	*x = MRList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4240,7 +5434,7 @@ func (x *MRList) String() string {
 func (*MRList) ProtoMessage() {}
 
 func (x *MRList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4253,7 +5447,7 @@ func (x *MRList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MRList.ProtoReflect.Descriptor instead.
 func (*MRList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{48}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *MRList) GetMrs() []*MRInfo {
@@ -4286,7 +5480,7 @@ type MRInfo struct {
 
 func (x *MRInfo) Reset() {
 	*x = MRInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4298,7 +5492,7 @@ func (x *MRInfo) String() string {
 func (*MRInfo) ProtoMessage() {}
 
 func (x *MRInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4311,7 +5505,7 @@ func (x *MRInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MRInfo.ProtoReflect.Descriptor instead.
 func (*MRInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{49}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *MRInfo) GetClient() uint32 {
@@ -4379,7 +5573,7 @@ type ListListens struct {
 
 func (x *ListListens) Reset() {
 	*x = ListListens{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4391,7 +5585,7 @@ func (x *ListListens) String() string {
 func (*ListListens) ProtoMessage() {}
 
 func (x *ListListens) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4404,7 +5598,7 @@ func (x *ListListens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListens.ProtoReflect.Descriptor instead.
 func (*ListListens) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{50}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListListens) GetAfter() uint32 {
@@ -4424,7 +5618,7 @@ type ListenList struct {
 
 func (x *ListenList) Reset() {
 	*x = ListenList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4436,7 +5630,7 @@ func (x *ListenList) String() string {
 func (*ListenList) ProtoMessage() {}
 
 func (x *ListenList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4449,7 +5643,7 @@ func (x *ListenList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenList.ProtoReflect.Descriptor instead.
 func (*ListenList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{51}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListenList) GetListens() []*ListenInfo {
@@ -4485,7 +5679,7 @@ type ListenInfo struct {
 
 func (x *ListenInfo) Reset() {
 	*x = ListenInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4497,7 +5691,7 @@ func (x *ListenInfo) String() string {
 func (*ListenInfo) ProtoMessage() {}
 
 func (x *ListenInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4510,7 +5704,7 @@ func (x *ListenInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenInfo.ProtoReflect.Descriptor instead.
 func (*ListenInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{52}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListenInfo) GetClient() uint32 {
@@ -4599,7 +5793,7 @@ type ListClients struct {
 
 func (x *ListClients) Reset() {
 	*x = ListClients{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4611,7 +5805,7 @@ func (x *ListClients) String() string {
 func (*ListClients) ProtoMessage() {}
 
 func (x *ListClients) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4624,7 +5818,7 @@ func (x *ListClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClients.ProtoReflect.Descriptor instead.
 func (*ListClients) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{53}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListClients) GetAfter() uint32 {
@@ -4644,7 +5838,7 @@ type ClientList struct {
 
 func (x *ClientList) Reset() {
 	*x = ClientList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4656,7 +5850,7 @@ func (x *ClientList) String() string {
 func (*ClientList) ProtoMessage() {}
 
 func (x *ClientList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4669,7 +5863,7 @@ func (x *ClientList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientList.ProtoReflect.Descriptor instead.
 func (*ClientList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{54}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ClientList) GetClients() []*ClientInfo {
@@ -4709,7 +5903,7 @@ type ClientInfo struct {
 
 func (x *ClientInfo) Reset() {
 	*x = ClientInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4721,7 +5915,7 @@ func (x *ClientInfo) String() string {
 func (*ClientInfo) ProtoMessage() {}
 
 func (x *ClientInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4734,7 +5928,7 @@ func (x *ClientInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientInfo.ProtoReflect.Descriptor instead.
 func (*ClientInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{55}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ClientInfo) GetClient() uint32 {
@@ -4850,7 +6044,7 @@ type QueryStats struct {
 
 func (x *QueryStats) Reset() {
 	*x = QueryStats{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4862,7 +6056,7 @@ func (x *QueryStats) String() string {
 func (*QueryStats) ProtoMessage() {}
 
 func (x *QueryStats) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4875,7 +6069,7 @@ func (x *QueryStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStats.ProtoReflect.Descriptor instead.
 func (*QueryStats) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{56}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{69}
 }
 
 type StatsReply struct {
@@ -4887,7 +6081,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4899,7 +6093,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4912,7 +6106,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{57}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *StatsReply) GetCounters() []*Counter {
@@ -4933,7 +6127,7 @@ type AdminDisconnect struct {
 
 func (x *AdminDisconnect) Reset() {
 	*x = AdminDisconnect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4945,7 +6139,7 @@ func (x *AdminDisconnect) String() string {
 func (*AdminDisconnect) ProtoMessage() {}
 
 func (x *AdminDisconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4958,7 +6152,7 @@ func (x *AdminDisconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminDisconnect.ProtoReflect.Descriptor instead.
 func (*AdminDisconnect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{58}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *AdminDisconnect) GetQp() uint32 {
@@ -4975,11 +6169,542 @@ func (x *AdminDisconnect) GetAbort() bool {
 	return false
 }
 
+// Capture copies frames, both ways, to a SOCK_SEQPACKET socket, the descriptor of
+// the reply, until the client closes that; docs/api.md has the record. Only
+// administrators capture without a QP.
+type Capture struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Qp            uint32                 `protobuf:"varint,1,opt,name=qp,proto3" json:"qp,omitempty"`           // frames of its connection; 0: all that pass the daemon's filters below
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`  // of either side; "": any
+	Port          uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`       // of either side; 0: any
+	Snaplen       uint32                 `protobuf:"varint,4,opt,name=snaplen,proto3" json:"snaplen,omitempty"` // octets kept of each frame; 0: all of it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Capture) Reset() {
+	*x = Capture{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Capture) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Capture) ProtoMessage() {}
+
+func (x *Capture) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Capture.ProtoReflect.Descriptor instead.
+func (*Capture) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *Capture) GetQp() uint32 {
+	if x != nil {
+		return x.Qp
+	}
+	return 0
+}
+
+func (x *Capture) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Capture) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Capture) GetSnaplen() uint32 {
+	if x != nil {
+		return x.Snaplen
+	}
+	return 0
+}
+
+type CaptureReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snaplen       uint32                 `protobuf:"varint,1,opt,name=snaplen,proto3" json:"snaplen,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CaptureReply) Reset() {
+	*x = CaptureReply{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CaptureReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CaptureReply) ProtoMessage() {}
+
+func (x *CaptureReply) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CaptureReply.ProtoReflect.Descriptor instead.
+func (*CaptureReply) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *CaptureReply) GetSnaplen() uint32 {
+	if x != nil {
+		return x.Snaplen
+	}
+	return 0
+}
+
+type ListCQs struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	After         uint32                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListCQs) Reset() {
+	*x = ListCQs{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListCQs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListCQs) ProtoMessage() {}
+
+func (x *ListCQs) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListCQs.ProtoReflect.Descriptor instead.
+func (*ListCQs) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *ListCQs) GetAfter() uint32 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+type CQList struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cqs           []*CQInfo              `protobuf:"bytes,1,rep,name=cqs,proto3" json:"cqs,omitempty"`
+	More          bool                   `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CQList) Reset() {
+	*x = CQList{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CQList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CQList) ProtoMessage() {}
+
+func (x *CQList) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CQList.ProtoReflect.Descriptor instead.
+func (*CQList) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *CQList) GetCqs() []*CQInfo {
+	if x != nil {
+		return x.Cqs
+	}
+	return nil
+}
+
+func (x *CQList) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+type CQInfo struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Client          uint32                 `protobuf:"varint,1,opt,name=client,proto3" json:"client,omitempty"`
+	Uid             uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Cq              uint32                 `protobuf:"varint,3,opt,name=cq,proto3" json:"cq,omitempty"`
+	Depth           uint32                 `protobuf:"varint,4,opt,name=depth,proto3" json:"depth,omitempty"`
+	Qps             uint32                 `protobuf:"varint,5,opt,name=qps,proto3" json:"qps,omitempty"` // queues that complete on it
+	ModerationCount uint32                 `protobuf:"varint,6,opt,name=moderation_count,json=moderationCount,proto3" json:"moderation_count,omitempty"`
+	ModerationUs    uint32                 `protobuf:"varint,7,opt,name=moderation_us,json=moderationUs,proto3" json:"moderation_us,omitempty"`
+	Index           uint32                 `protobuf:"varint,8,opt,name=index,proto3" json:"index,omitempty"` // key of paging
+	Counters        []*Counter             `protobuf:"bytes,9,rep,name=counters,proto3" json:"counters,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *CQInfo) Reset() {
+	*x = CQInfo{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CQInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CQInfo) ProtoMessage() {}
+
+func (x *CQInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CQInfo.ProtoReflect.Descriptor instead.
+func (*CQInfo) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *CQInfo) GetClient() uint32 {
+	if x != nil {
+		return x.Client
+	}
+	return 0
+}
+
+func (x *CQInfo) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *CQInfo) GetCq() uint32 {
+	if x != nil {
+		return x.Cq
+	}
+	return 0
+}
+
+func (x *CQInfo) GetDepth() uint32 {
+	if x != nil {
+		return x.Depth
+	}
+	return 0
+}
+
+func (x *CQInfo) GetQps() uint32 {
+	if x != nil {
+		return x.Qps
+	}
+	return 0
+}
+
+func (x *CQInfo) GetModerationCount() uint32 {
+	if x != nil {
+		return x.ModerationCount
+	}
+	return 0
+}
+
+func (x *CQInfo) GetModerationUs() uint32 {
+	if x != nil {
+		return x.ModerationUs
+	}
+	return 0
+}
+
+func (x *CQInfo) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *CQInfo) GetCounters() []*Counter {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
+type ListSRQs struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	After         uint32                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSRQs) Reset() {
+	*x = ListSRQs{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSRQs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSRQs) ProtoMessage() {}
+
+func (x *ListSRQs) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSRQs.ProtoReflect.Descriptor instead.
+func (*ListSRQs) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *ListSRQs) GetAfter() uint32 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+type SRQList struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Srqs          []*SRQInfo             `protobuf:"bytes,1,rep,name=srqs,proto3" json:"srqs,omitempty"`
+	More          bool                   `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SRQList) Reset() {
+	*x = SRQList{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SRQList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SRQList) ProtoMessage() {}
+
+func (x *SRQList) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SRQList.ProtoReflect.Descriptor instead.
+func (*SRQList) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *SRQList) GetSrqs() []*SRQInfo {
+	if x != nil {
+		return x.Srqs
+	}
+	return nil
+}
+
+func (x *SRQList) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+type SRQInfo struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Client        uint32                 `protobuf:"varint,1,opt,name=client,proto3" json:"client,omitempty"`
+	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Srq           uint32                 `protobuf:"varint,3,opt,name=srq,proto3" json:"srq,omitempty"`
+	Pd            uint32                 `protobuf:"varint,4,opt,name=pd,proto3" json:"pd,omitempty"`
+	Depth         uint32                 `protobuf:"varint,5,opt,name=depth,proto3" json:"depth,omitempty"`
+	Posted        uint32                 `protobuf:"varint,6,opt,name=posted,proto3" json:"posted,omitempty"` // receives that wait
+	Limit         uint32                 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`
+	Qps           uint32                 `protobuf:"varint,8,opt,name=qps,proto3" json:"qps,omitempty"`
+	Index         uint32                 `protobuf:"varint,9,opt,name=index,proto3" json:"index,omitempty"` // key of paging
+	Counters      []*Counter             `protobuf:"bytes,10,rep,name=counters,proto3" json:"counters,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SRQInfo) Reset() {
+	*x = SRQInfo{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SRQInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SRQInfo) ProtoMessage() {}
+
+func (x *SRQInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SRQInfo.ProtoReflect.Descriptor instead.
+func (*SRQInfo) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *SRQInfo) GetClient() uint32 {
+	if x != nil {
+		return x.Client
+	}
+	return 0
+}
+
+func (x *SRQInfo) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *SRQInfo) GetSrq() uint32 {
+	if x != nil {
+		return x.Srq
+	}
+	return 0
+}
+
+func (x *SRQInfo) GetPd() uint32 {
+	if x != nil {
+		return x.Pd
+	}
+	return 0
+}
+
+func (x *SRQInfo) GetDepth() uint32 {
+	if x != nil {
+		return x.Depth
+	}
+	return 0
+}
+
+func (x *SRQInfo) GetPosted() uint32 {
+	if x != nil {
+		return x.Posted
+	}
+	return 0
+}
+
+func (x *SRQInfo) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *SRQInfo) GetQps() uint32 {
+	if x != nil {
+		return x.Qps
+	}
+	return 0
+}
+
+func (x *SRQInfo) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *SRQInfo) GetCounters() []*Counter {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
 var File_ctrl_iwarpd_proto protoreflect.FileDescriptor
 
 const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
-	"\x11ctrl/iwarpd.proto\x12\x0eiwarpd.ctrl.v1\"\xa2\v\n" +
+	"\x11ctrl/iwarpd.proto\x12\x0eiwarpd.ctrl.v1\"\xf4\x10\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12-\n" +
 	"\x05hello\x18\x02 \x01(\v2\x15.iwarpd.ctrl.v1.HelloH\x00R\x05hello\x124\n" +
@@ -5006,7 +6731,20 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"disconnect\x124\n" +
 	"\balloc_mw\x18\x11 \x01(\v2\x17.iwarpd.ctrl.v1.AllocMWH\x00R\aallocMw\x12:\n" +
 	"\n" +
-	"dealloc_mw\x18\x12 \x01(\v2\x19.iwarpd.ctrl.v1.DeallocMWH\x00R\tdeallocMw\x12@\n" +
+	"dealloc_mw\x18\x12 \x01(\v2\x19.iwarpd.ctrl.v1.DeallocMWH\x00R\tdeallocMw\x12:\n" +
+	"\n" +
+	"create_srq\x18\x13 \x01(\v2\x19.iwarpd.ctrl.v1.CreateSRQH\x00R\tcreateSrq\x12:\n" +
+	"\n" +
+	"modify_srq\x18\x14 \x01(\v2\x19.iwarpd.ctrl.v1.ModifySRQH\x00R\tmodifySrq\x12=\n" +
+	"\vdestroy_srq\x18\x15 \x01(\v2\x1a.iwarpd.ctrl.v1.DestroySRQH\x00R\n" +
+	"destroySrq\x127\n" +
+	"\tresize_cq\x18\x16 \x01(\v2\x18.iwarpd.ctrl.v1.ResizeCQH\x00R\bresizeCq\x127\n" +
+	"\tmodify_cq\x18\x17 \x01(\v2\x18.iwarpd.ctrl.v1.ModifyCQH\x00R\bmodifyCq\x12=\n" +
+	"\vstream_send\x18\x18 \x01(\v2\x1a.iwarpd.ctrl.v1.StreamSendH\x00R\n" +
+	"streamSend\x12I\n" +
+	"\x0fstream_consumed\x18\x19 \x01(\v2\x1e.iwarpd.ctrl.v1.StreamConsumedH\x00R\x0estreamConsumed\x127\n" +
+	"\tstart_mpa\x18\x1a \x01(\v2\x18.iwarpd.ctrl.v1.StartMPAH\x00R\bstartMpa\x12@\n" +
+	"\fstream_close\x18\x1b \x01(\v2\x1b.iwarpd.ctrl.v1.StreamCloseH\x00R\vstreamClose\x12@\n" +
 	"\fquery_status\x18  \x01(\v2\x1b.iwarpd.ctrl.v1.QueryStatusH\x00R\vqueryStatus\x124\n" +
 	"\blist_qps\x18! \x01(\v2\x17.iwarpd.ctrl.v1.ListQPsH\x00R\alistQps\x124\n" +
 	"\blist_mrs\x18\" \x01(\v2\x17.iwarpd.ctrl.v1.ListMRsH\x00R\alistMrs\x12@\n" +
@@ -5014,12 +6752,15 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\flist_clients\x18$ \x01(\v2\x1b.iwarpd.ctrl.v1.ListClientsH\x00R\vlistClients\x12=\n" +
 	"\vquery_stats\x18% \x01(\v2\x1a.iwarpd.ctrl.v1.QueryStatsH\x00R\n" +
 	"queryStats\x12L\n" +
-	"\x10admin_disconnect\x18& \x01(\v2\x1f.iwarpd.ctrl.v1.AdminDisconnectH\x00R\x0fadminDisconnectB\x06\n" +
+	"\x10admin_disconnect\x18& \x01(\v2\x1f.iwarpd.ctrl.v1.AdminDisconnectH\x00R\x0fadminDisconnect\x123\n" +
+	"\acapture\x18' \x01(\v2\x17.iwarpd.ctrl.v1.CaptureH\x00R\acapture\x124\n" +
+	"\blist_cqs\x18( \x01(\v2\x17.iwarpd.ctrl.v1.ListCQsH\x00R\alistCqs\x127\n" +
+	"\tlist_srqs\x18) \x01(\v2\x18.iwarpd.ctrl.v1.ListSRQsH\x00R\blistSrqsB\x06\n" +
 	"\x04body\"o\n" +
 	"\aMessage\x12-\n" +
 	"\x05reply\x18\x01 \x01(\v2\x15.iwarpd.ctrl.v1.ReplyH\x00R\x05reply\x12-\n" +
 	"\x05event\x18\x02 \x01(\v2\x15.iwarpd.ctrl.v1.EventH\x00R\x05eventB\x06\n" +
-	"\x04body\"\xfb\x05\n" +
+	"\x04body\"\xbe\a\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12+\n" +
 	"\x05error\x18\x02 \x01(\v2\x15.iwarpd.ctrl.v1.ErrorR\x05error\x122\n" +
@@ -5031,13 +6772,17 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x06listen\x18\b \x01(\v2\x1b.iwarpd.ctrl.v1.ListenReplyH\x00R\x06listen\x128\n" +
 	"\aconnect\x18\t \x01(\v2\x1c.iwarpd.ctrl.v1.ConnectReplyH\x00R\aconnect\x12)\n" +
 	"\x02mw\x18\n" +
-	" \x01(\v2\x17.iwarpd.ctrl.v1.MWReplyH\x00R\x02mw\x125\n" +
+	" \x01(\v2\x17.iwarpd.ctrl.v1.MWReplyH\x00R\x02mw\x12,\n" +
+	"\x03srq\x18\v \x01(\v2\x18.iwarpd.ctrl.v1.SRQReplyH\x00R\x03srq\x125\n" +
 	"\x06status\x18  \x01(\v2\x1b.iwarpd.ctrl.v1.StatusReplyH\x00R\x06status\x12*\n" +
 	"\x03qps\x18! \x01(\v2\x16.iwarpd.ctrl.v1.QPListH\x00R\x03qps\x12*\n" +
 	"\x03mrs\x18\" \x01(\v2\x16.iwarpd.ctrl.v1.MRListH\x00R\x03mrs\x126\n" +
 	"\alistens\x18# \x01(\v2\x1a.iwarpd.ctrl.v1.ListenListH\x00R\alistens\x126\n" +
 	"\aclients\x18$ \x01(\v2\x1a.iwarpd.ctrl.v1.ClientListH\x00R\aclients\x122\n" +
-	"\x05stats\x18% \x01(\v2\x1a.iwarpd.ctrl.v1.StatsReplyH\x00R\x05statsB\x06\n" +
+	"\x05stats\x18% \x01(\v2\x1a.iwarpd.ctrl.v1.StatsReplyH\x00R\x05stats\x128\n" +
+	"\acapture\x18' \x01(\v2\x1c.iwarpd.ctrl.v1.CaptureReplyH\x00R\acapture\x12*\n" +
+	"\x03cqs\x18( \x01(\v2\x16.iwarpd.ctrl.v1.CQListH\x00R\x03cqs\x12-\n" +
+	"\x04srqs\x18) \x01(\v2\x17.iwarpd.ctrl.v1.SRQListH\x00R\x04srqsB\x06\n" +
 	"\x04body\"E\n" +
 	"\x05Error\x12(\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x14.iwarpd.ctrl.v1.CodeR\x04code\x12\x12\n" +
@@ -5110,7 +6855,29 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x05depth\x18\x02 \x01(\rR\x05depth\x12\x18\n" +
 	"\aworkers\x18\x03 \x01(\rR\aworkers\"\x1b\n" +
 	"\tDestroyCQ\x12\x0e\n" +
-	"\x02cq\x18\x01 \x01(\rR\x02cq\"\xd3\x01\n" +
+	"\x02cq\x18\x01 \x01(\rR\x02cq\"0\n" +
+	"\bResizeCQ\x12\x0e\n" +
+	"\x02cq\x18\x01 \x01(\rR\x02cq\x12\x14\n" +
+	"\x05depth\x18\x02 \x01(\rR\x05depth\"M\n" +
+	"\bModifyCQ\x12\x0e\n" +
+	"\x02cq\x18\x01 \x01(\rR\x02cq\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\x12\x1b\n" +
+	"\tperiod_us\x18\x03 \x01(\rR\bperiodUs\"`\n" +
+	"\tCreateSRQ\x12\x0e\n" +
+	"\x02pd\x18\x01 \x01(\rR\x02pd\x12\x14\n" +
+	"\x05depth\x18\x02 \x01(\rR\x05depth\x12\x17\n" +
+	"\amax_sge\x18\x03 \x01(\rR\x06maxSge\x12\x14\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\"K\n" +
+	"\bSRQReply\x12\x10\n" +
+	"\x03srq\x18\x01 \x01(\rR\x03srq\x12\x14\n" +
+	"\x05depth\x18\x02 \x01(\rR\x05depth\x12\x17\n" +
+	"\amax_sge\x18\x03 \x01(\rR\x06maxSge\"3\n" +
+	"\tModifySRQ\x12\x10\n" +
+	"\x03srq\x18\x01 \x01(\rR\x03srq\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"\x1e\n" +
+	"\n" +
+	"DestroySRQ\x12\x10\n" +
+	"\x03srq\x18\x01 \x01(\rR\x03srq\"\xe5\x01\n" +
 	"\bCreateQP\x12\x0e\n" +
 	"\x02pd\x18\x01 \x01(\rR\x02pd\x12\x17\n" +
 	"\asend_cq\x18\x02 \x01(\rR\x06sendCq\x12\x17\n" +
@@ -5120,7 +6887,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\amax_sge\x18\x06 \x01(\rR\x06maxSge\x12\x1d\n" +
 	"\n" +
 	"max_inline\x18\a \x01(\rR\tmaxInline\x12\x17\n" +
-	"\asig_all\x18\b \x01(\bR\x06sigAll\"\xa3\x01\n" +
+	"\asig_all\x18\b \x01(\bR\x06sigAll\x12\x10\n" +
+	"\x03srq\x18\t \x01(\rR\x03srq\"\xa3\x01\n" +
 	"\aQPReply\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x1a\n" +
 	"\bdoorbell\x18\x02 \x01(\rR\bdoorbell\x12\x19\n" +
@@ -5151,17 +6919,18 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x04_rtrB\x06\n" +
 	"\x04_irdB\x06\n" +
 	"\x04_ordB\r\n" +
-	"\v_timeout_ms\"\x83\x01\n" +
+	"\v_timeout_ms\"\xa1\x01\n" +
 	"\x06Listen\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x18\n" +
 	"\abacklog\x18\x03 \x01(\rR\abacklog\x121\n" +
-	"\astartup\x18\x04 \x01(\v2\x17.iwarpd.ctrl.v1.StartupR\astartup\"?\n" +
+	"\astartup\x18\x04 \x01(\v2\x17.iwarpd.ctrl.v1.StartupR\astartup\x12\x1c\n" +
+	"\tstreaming\x18\x05 \x01(\bR\tstreaming\"?\n" +
 	"\vListenReply\x12\x16\n" +
 	"\x06listen\x18\x01 \x01(\rR\x06listen\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\"\"\n" +
 	"\bUnlisten\x12\x16\n" +
-	"\x06listen\x18\x01 \x01(\rR\x06listen\"\xbc\x01\n" +
+	"\x06listen\x18\x01 \x01(\rR\x06listen\"\xda\x01\n" +
 	"\aConnect\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x14\n" +
 	"\x05local\x18\x02 \x01(\tR\x05local\x12\x16\n" +
@@ -5169,7 +6938,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\fprivate_data\x18\x04 \x01(\fR\vprivateData\x121\n" +
 	"\astartup\x18\x05 \x01(\v2\x17.iwarpd.ctrl.v1.StartupR\astartup\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x06 \x01(\rR\ttimeoutMs\"\"\n" +
+	"timeout_ms\x18\x06 \x01(\rR\ttimeoutMs\x12\x1c\n" +
+	"\tstreaming\x18\a \x01(\bR\tstreaming\"\"\n" +
 	"\fConnectReply\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\rR\x04conn\"\x8d\x01\n" +
 	"\x06Accept\x12\x12\n" +
@@ -5182,11 +6952,24 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x04_ord\"?\n" +
 	"\x06Reject\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\rR\x04conn\x12!\n" +
-	"\fprivate_data\x18\x02 \x01(\fR\vprivateData\"2\n" +
+	"\fprivate_data\x18\x02 \x01(\fR\vprivateData\"4\n" +
+	"\n" +
+	"StreamSend\x12\x12\n" +
+	"\x04conn\x18\x01 \x01(\rR\x04conn\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\":\n" +
+	"\x0eStreamConsumed\x12\x12\n" +
+	"\x04conn\x18\x01 \x01(\rR\x04conn\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"A\n" +
+	"\bStartMPA\x12\x12\n" +
+	"\x04conn\x18\x01 \x01(\rR\x04conn\x12!\n" +
+	"\fprivate_data\x18\x02 \x01(\fR\vprivateData\"7\n" +
+	"\vStreamClose\x12\x12\n" +
+	"\x04conn\x18\x01 \x01(\rR\x04conn\x12\x14\n" +
+	"\x05abort\x18\x02 \x01(\bR\x05abort\"2\n" +
 	"\n" +
 	"Disconnect\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x14\n" +
-	"\x05abort\x18\x02 \x01(\bR\x05abort\"\x9e\x04\n" +
+	"\x05abort\x18\x02 \x01(\bR\x05abort\"\xd2\x05\n" +
 	"\x05Event\x12I\n" +
 	"\x0fconnect_request\x18\x01 \x01(\v2\x1e.iwarpd.ctrl.v1.ConnectRequestH\x00R\x0econnectRequest\x12?\n" +
 	"\vestablished\x18\x02 \x01(\v2\x1b.iwarpd.ctrl.v1.EstablishedH\x00R\vestablished\x126\n" +
@@ -5198,7 +6981,12 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"terminated\x12=\n" +
 	"\vasync_error\x18\a \x01(\v2\x1a.iwarpd.ctrl.v1.AsyncErrorH\x00R\n" +
 	"asyncError\x12@\n" +
-	"\fconnect_gone\x18\b \x01(\v2\x1b.iwarpd.ctrl.v1.ConnectGoneH\x00R\vconnectGoneB\x06\n" +
+	"\fconnect_gone\x18\b \x01(\v2\x1b.iwarpd.ctrl.v1.ConnectGoneH\x00R\vconnectGone\x12@\n" +
+	"\fstream_ready\x18\t \x01(\v2\x1b.iwarpd.ctrl.v1.StreamReadyH\x00R\vstreamReady\x12=\n" +
+	"\vstream_data\x18\n" +
+	" \x01(\v2\x1a.iwarpd.ctrl.v1.StreamDataH\x00R\n" +
+	"streamData\x121\n" +
+	"\acut_off\x18\v \x01(\v2\x16.iwarpd.ctrl.v1.CutOffH\x00R\x06cutOffB\x06\n" +
 	"\x04body\"\xc8\x01\n" +
 	"\n" +
 	"Negotiated\x12\x1a\n" +
@@ -5253,12 +7041,27 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x04type\x18\x04 \x01(\rR\x04type\x12\x12\n" +
 	"\x04code\x18\x05 \x01(\rR\x04code\x12\x12\n" +
 	"\x04text\x18\x06 \x01(\tR\x04text\x12\x18\n" +
-	"\aheaders\x18\a \x01(\fR\aheaders\"Y\n" +
+	"\aheaders\x18\a \x01(\fR\aheaders\"\x9a\x01\n" +
 	"\n" +
 	"AsyncError\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x0e\n" +
 	"\x02cq\x18\x02 \x01(\rR\x02cq\x12+\n" +
-	"\x05error\x18\x03 \x01(\v2\x15.iwarpd.ctrl.v1.ErrorR\x05error\"\r\n" +
+	"\x05error\x18\x03 \x01(\v2\x15.iwarpd.ctrl.v1.ErrorR\x05error\x12\x10\n" +
+	"\x03srq\x18\x04 \x01(\rR\x03srq\x12-\n" +
+	"\x04kind\x18\x05 \x01(\x0e2\x19.iwarpd.ctrl.v1.AsyncKindR\x04kind\"w\n" +
+	"\vStreamReady\x12\x12\n" +
+	"\x04conn\x18\x01 \x01(\rR\x04conn\x12\x0e\n" +
+	"\x02qp\x18\x02 \x01(\rR\x02qp\x12\x16\n" +
+	"\x06listen\x18\x03 \x01(\rR\x06listen\x12\x14\n" +
+	"\x05local\x18\x04 \x01(\tR\x05local\x12\x16\n" +
+	"\x06remote\x18\x05 \x01(\tR\x06remote\"F\n" +
+	"\n" +
+	"StreamData\x12\x12\n" +
+	"\x04conn\x18\x01 \x01(\rR\x04conn\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x10\n" +
+	"\x03end\x18\x03 \x01(\bR\x03end\"5\n" +
+	"\x06CutOff\x12+\n" +
+	"\x05error\x18\x01 \x01(\v2\x15.iwarpd.ctrl.v1.ErrorR\x05error\"\r\n" +
 	"\vQueryStatus\"\xe8\x02\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
@@ -5283,7 +7086,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x02qp\x18\x02 \x01(\rR\x02qp\"F\n" +
 	"\x06QPList\x12(\n" +
 	"\x03qps\x18\x01 \x03(\v2\x16.iwarpd.ctrl.v1.QPInfoR\x03qps\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\bR\x04more\"\xbe\x03\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\xed\x04\n" +
 	"\x06QPInfo\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\rR\x06client\x12\x10\n" +
@@ -5303,7 +7106,14 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\bsq_depth\x18\r \x01(\rR\asqDepth\x12\x19\n" +
 	"\brq_depth\x18\x0e \x01(\rR\arqDepth\x12)\n" +
 	"\x03tcp\x18\x0f \x03(\v2\x17.iwarpd.ctrl.v1.CounterR\x03tcp\x12-\n" +
-	"\x05rdmap\x18\x10 \x03(\v2\x17.iwarpd.ctrl.v1.CounterR\x05rdmap\"3\n" +
+	"\x05rdmap\x18\x10 \x03(\v2\x17.iwarpd.ctrl.v1.CounterR\x05rdmap\x12-\n" +
+	"\x05verbs\x18\x11 \x03(\v2\x17.iwarpd.ctrl.v1.CounterR\x05verbs\x12\x10\n" +
+	"\x03srq\x18\x12 \x01(\rR\x03srq\x12\x17\n" +
+	"\amax_sge\x18\x13 \x01(\rR\x06maxSge\x12\x1d\n" +
+	"\n" +
+	"max_inline\x18\x14 \x01(\rR\tmaxInline\x12\x17\n" +
+	"\asig_all\x18\x15 \x01(\bR\x06sigAll\x12\x1b\n" +
+	"\ttcp_state\x18\x16 \x01(\tR\btcpState\"3\n" +
 	"\aCounter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value\"\x1f\n" +
@@ -5374,7 +7184,46 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\bcounters\x18\x01 \x03(\v2\x17.iwarpd.ctrl.v1.CounterR\bcounters\"7\n" +
 	"\x0fAdminDisconnect\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x14\n" +
-	"\x05abort\x18\x02 \x01(\bR\x05abort*\xc6\x02\n" +
+	"\x05abort\x18\x02 \x01(\bR\x05abort\"a\n" +
+	"\aCapture\x12\x0e\n" +
+	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12\x18\n" +
+	"\asnaplen\x18\x04 \x01(\rR\asnaplen\"(\n" +
+	"\fCaptureReply\x12\x18\n" +
+	"\asnaplen\x18\x01 \x01(\rR\asnaplen\"\x1f\n" +
+	"\aListCQs\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\rR\x05after\"F\n" +
+	"\x06CQList\x12(\n" +
+	"\x03cqs\x18\x01 \x03(\v2\x16.iwarpd.ctrl.v1.CQInfoR\x03cqs\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\x85\x02\n" +
+	"\x06CQInfo\x12\x16\n" +
+	"\x06client\x18\x01 \x01(\rR\x06client\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x0e\n" +
+	"\x02cq\x18\x03 \x01(\rR\x02cq\x12\x14\n" +
+	"\x05depth\x18\x04 \x01(\rR\x05depth\x12\x10\n" +
+	"\x03qps\x18\x05 \x01(\rR\x03qps\x12)\n" +
+	"\x10moderation_count\x18\x06 \x01(\rR\x0fmoderationCount\x12#\n" +
+	"\rmoderation_us\x18\a \x01(\rR\fmoderationUs\x12\x14\n" +
+	"\x05index\x18\b \x01(\rR\x05index\x123\n" +
+	"\bcounters\x18\t \x03(\v2\x17.iwarpd.ctrl.v1.CounterR\bcounters\" \n" +
+	"\bListSRQs\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\rR\x05after\"J\n" +
+	"\aSRQList\x12+\n" +
+	"\x04srqs\x18\x01 \x03(\v2\x17.iwarpd.ctrl.v1.SRQInfoR\x04srqs\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\xf6\x01\n" +
+	"\aSRQInfo\x12\x16\n" +
+	"\x06client\x18\x01 \x01(\rR\x06client\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x10\n" +
+	"\x03srq\x18\x03 \x01(\rR\x03srq\x12\x0e\n" +
+	"\x02pd\x18\x04 \x01(\rR\x02pd\x12\x14\n" +
+	"\x05depth\x18\x05 \x01(\rR\x05depth\x12\x16\n" +
+	"\x06posted\x18\x06 \x01(\rR\x06posted\x12\x14\n" +
+	"\x05limit\x18\a \x01(\rR\x05limit\x12\x10\n" +
+	"\x03qps\x18\b \x01(\rR\x03qps\x12\x14\n" +
+	"\x05index\x18\t \x01(\rR\x05index\x123\n" +
+	"\bcounters\x18\n" +
+	" \x03(\v2\x17.iwarpd.ctrl.v1.CounterR\bcounters*\xc6\x02\n" +
 	"\x04Code\x12\x14\n" +
 	"\x10CODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fCODE_INVALID\x10\x01\x12\x12\n" +
@@ -5403,7 +7252,12 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x12ACCESS_REMOTE_READ\x10\x04\x12\x18\n" +
 	"\x14ACCESS_REMOTE_ATOMIC\x10\b\x12\x12\n" +
 	"\x0eACCESS_MW_BIND\x10\x10\x12\x15\n" +
-	"\x11ACCESS_ZERO_BASED\x10 B&Z$github.com/iwarpd/iwarpd/ctrl/ctrlpbb\x06proto3"
+	"\x11ACCESS_ZERO_BASED\x10 *a\n" +
+	"\tAsyncKind\x12\x15\n" +
+	"\x11ASYNC_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10ASYNC_CQ_OVERRUN\x10\x01\x12\x12\n" +
+	"\x0eASYNC_QP_FATAL\x10\x02\x12\x13\n" +
+	"\x0fASYNC_SRQ_LIMIT\x10\x03B&Z$github.com/iwarpd/iwarpd/ctrl/ctrlpbb\x06proto3"
 
 var (
 	file_ctrl_iwarpd_proto_rawDescOnce sync.Once
@@ -5417,144 +7271,192 @@ func file_ctrl_iwarpd_proto_rawDescGZIP() []byte {
 	return file_ctrl_iwarpd_proto_rawDescData
 }
 
-var file_ctrl_iwarpd_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_ctrl_iwarpd_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
 var file_ctrl_iwarpd_proto_goTypes = []any{
 	(Code)(0),               // 0: iwarpd.ctrl.v1.Code
 	(Access)(0),             // 1: iwarpd.ctrl.v1.Access
-	(*Request)(nil),         // 2: iwarpd.ctrl.v1.Request
-	(*Message)(nil),         // 3: iwarpd.ctrl.v1.Message
-	(*Reply)(nil),           // 4: iwarpd.ctrl.v1.Reply
-	(*Error)(nil),           // 5: iwarpd.ctrl.v1.Error
-	(*Hello)(nil),           // 6: iwarpd.ctrl.v1.Hello
-	(*HelloReply)(nil),      // 7: iwarpd.ctrl.v1.HelloReply
-	(*DeviceAttr)(nil),      // 8: iwarpd.ctrl.v1.DeviceAttr
-	(*AllocPD)(nil),         // 9: iwarpd.ctrl.v1.AllocPD
-	(*PDReply)(nil),         // 10: iwarpd.ctrl.v1.PDReply
-	(*DeallocPD)(nil),       // 11: iwarpd.ctrl.v1.DeallocPD
-	(*RegisterMR)(nil),      // 12: iwarpd.ctrl.v1.RegisterMR
-	(*MRReply)(nil),         // 13: iwarpd.ctrl.v1.MRReply
-	(*DeregisterMR)(nil),    // 14: iwarpd.ctrl.v1.DeregisterMR
-	(*AllocMW)(nil),         // 15: iwarpd.ctrl.v1.AllocMW
-	(*MWReply)(nil),         // 16: iwarpd.ctrl.v1.MWReply
-	(*DeallocMW)(nil),       // 17: iwarpd.ctrl.v1.DeallocMW
-	(*CreateCQ)(nil),        // 18: iwarpd.ctrl.v1.CreateCQ
-	(*CQReply)(nil),         // 19: iwarpd.ctrl.v1.CQReply
-	(*DestroyCQ)(nil),       // 20: iwarpd.ctrl.v1.DestroyCQ
-	(*CreateQP)(nil),        // 21: iwarpd.ctrl.v1.CreateQP
-	(*QPReply)(nil),         // 22: iwarpd.ctrl.v1.QPReply
-	(*DestroyQP)(nil),       // 23: iwarpd.ctrl.v1.DestroyQP
-	(*Startup)(nil),         // 24: iwarpd.ctrl.v1.Startup
-	(*Listen)(nil),          // 25: iwarpd.ctrl.v1.Listen
-	(*ListenReply)(nil),     // 26: iwarpd.ctrl.v1.ListenReply
-	(*Unlisten)(nil),        // 27: iwarpd.ctrl.v1.Unlisten
-	(*Connect)(nil),         // 28: iwarpd.ctrl.v1.Connect
-	(*ConnectReply)(nil),    // 29: iwarpd.ctrl.v1.ConnectReply
-	(*Accept)(nil),          // 30: iwarpd.ctrl.v1.Accept
-	(*Reject)(nil),          // 31: iwarpd.ctrl.v1.Reject
-	(*Disconnect)(nil),      // 32: iwarpd.ctrl.v1.Disconnect
-	(*Event)(nil),           // 33: iwarpd.ctrl.v1.Event
-	(*Negotiated)(nil),      // 34: iwarpd.ctrl.v1.Negotiated
-	(*ConnectRequest)(nil),  // 35: iwarpd.ctrl.v1.ConnectRequest
-	(*Established)(nil),     // 36: iwarpd.ctrl.v1.Established
-	(*Rejected)(nil),        // 37: iwarpd.ctrl.v1.Rejected
-	(*ConnectFailed)(nil),   // 38: iwarpd.ctrl.v1.ConnectFailed
-	(*ConnectGone)(nil),     // 39: iwarpd.ctrl.v1.ConnectGone
-	(*Disconnected)(nil),    // 40: iwarpd.ctrl.v1.Disconnected
-	(*Terminated)(nil),      // 41: iwarpd.ctrl.v1.Terminated
-	(*AsyncError)(nil),      // 42: iwarpd.ctrl.v1.AsyncError
-	(*QueryStatus)(nil),     // 43: iwarpd.ctrl.v1.QueryStatus
-	(*StatusReply)(nil),     // 44: iwarpd.ctrl.v1.StatusReply
-	(*ListQPs)(nil),         // 45: iwarpd.ctrl.v1.ListQPs
-	(*QPList)(nil),          // 46: iwarpd.ctrl.v1.QPList
-	(*QPInfo)(nil),          // 47: iwarpd.ctrl.v1.QPInfo
-	(*Counter)(nil),         // 48: iwarpd.ctrl.v1.Counter
-	(*ListMRs)(nil),         // 49: iwarpd.ctrl.v1.ListMRs
-	(*MRList)(nil),          // 50: iwarpd.ctrl.v1.MRList
-	(*MRInfo)(nil),          // 51: iwarpd.ctrl.v1.MRInfo
-	(*ListListens)(nil),     // 52: iwarpd.ctrl.v1.ListListens
-	(*ListenList)(nil),      // 53: iwarpd.ctrl.v1.ListenList
-	(*ListenInfo)(nil),      // 54: iwarpd.ctrl.v1.ListenInfo
-	(*ListClients)(nil),     // 55: iwarpd.ctrl.v1.ListClients
-	(*ClientList)(nil),      // 56: iwarpd.ctrl.v1.ClientList
-	(*ClientInfo)(nil),      // 57: iwarpd.ctrl.v1.ClientInfo
-	(*QueryStats)(nil),      // 58: iwarpd.ctrl.v1.QueryStats
-	(*StatsReply)(nil),      // 59: iwarpd.ctrl.v1.StatsReply
-	(*AdminDisconnect)(nil), // 60: iwarpd.ctrl.v1.AdminDisconnect
+	(AsyncKind)(0),          // 2: iwarpd.ctrl.v1.AsyncKind
+	(*Request)(nil),         // 3: iwarpd.ctrl.v1.Request
+	(*Message)(nil),         // 4: iwarpd.ctrl.v1.Message
+	(*Reply)(nil),           // 5: iwarpd.ctrl.v1.Reply
+	(*Error)(nil),           // 6: iwarpd.ctrl.v1.Error
+	(*Hello)(nil),           // 7: iwarpd.ctrl.v1.Hello
+	(*HelloReply)(nil),      // 8: iwarpd.ctrl.v1.HelloReply
+	(*DeviceAttr)(nil),      // 9: iwarpd.ctrl.v1.DeviceAttr
+	(*AllocPD)(nil),         // 10: iwarpd.ctrl.v1.AllocPD
+	(*PDReply)(nil),         // 11: iwarpd.ctrl.v1.PDReply
+	(*DeallocPD)(nil),       // 12: iwarpd.ctrl.v1.DeallocPD
+	(*RegisterMR)(nil),      // 13: iwarpd.ctrl.v1.RegisterMR
+	(*MRReply)(nil),         // 14: iwarpd.ctrl.v1.MRReply
+	(*DeregisterMR)(nil),    // 15: iwarpd.ctrl.v1.DeregisterMR
+	(*AllocMW)(nil),         // 16: iwarpd.ctrl.v1.AllocMW
+	(*MWReply)(nil),         // 17: iwarpd.ctrl.v1.MWReply
+	(*DeallocMW)(nil),       // 18: iwarpd.ctrl.v1.DeallocMW
+	(*CreateCQ)(nil),        // 19: iwarpd.ctrl.v1.CreateCQ
+	(*CQReply)(nil),         // 20: iwarpd.ctrl.v1.CQReply
+	(*DestroyCQ)(nil),       // 21: iwarpd.ctrl.v1.DestroyCQ
+	(*ResizeCQ)(nil),        // 22: iwarpd.ctrl.v1.ResizeCQ
+	(*ModifyCQ)(nil),        // 23: iwarpd.ctrl.v1.ModifyCQ
+	(*CreateSRQ)(nil),       // 24: iwarpd.ctrl.v1.CreateSRQ
+	(*SRQReply)(nil),        // 25: iwarpd.ctrl.v1.SRQReply
+	(*ModifySRQ)(nil),       // 26: iwarpd.ctrl.v1.ModifySRQ
+	(*DestroySRQ)(nil),      // 27: iwarpd.ctrl.v1.DestroySRQ
+	(*CreateQP)(nil),        // 28: iwarpd.ctrl.v1.CreateQP
+	(*QPReply)(nil),         // 29: iwarpd.ctrl.v1.QPReply
+	(*DestroyQP)(nil),       // 30: iwarpd.ctrl.v1.DestroyQP
+	(*Startup)(nil),         // 31: iwarpd.ctrl.v1.Startup
+	(*Listen)(nil),          // 32: iwarpd.ctrl.v1.Listen
+	(*ListenReply)(nil),     // 33: iwarpd.ctrl.v1.ListenReply
+	(*Unlisten)(nil),        // 34: iwarpd.ctrl.v1.Unlisten
+	(*Connect)(nil),         // 35: iwarpd.ctrl.v1.Connect
+	(*ConnectReply)(nil),    // 36: iwarpd.ctrl.v1.ConnectReply
+	(*Accept)(nil),          // 37: iwarpd.ctrl.v1.Accept
+	(*Reject)(nil),          // 38: iwarpd.ctrl.v1.Reject
+	(*StreamSend)(nil),      // 39: iwarpd.ctrl.v1.StreamSend
+	(*StreamConsumed)(nil),  // 40: iwarpd.ctrl.v1.StreamConsumed
+	(*StartMPA)(nil),        // 41: iwarpd.ctrl.v1.StartMPA
+	(*StreamClose)(nil),     // 42: iwarpd.ctrl.v1.StreamClose
+	(*Disconnect)(nil),      // 43: iwarpd.ctrl.v1.Disconnect
+	(*Event)(nil),           // 44: iwarpd.ctrl.v1.Event
+	(*Negotiated)(nil),      // 45: iwarpd.ctrl.v1.Negotiated
+	(*ConnectRequest)(nil),  // 46: iwarpd.ctrl.v1.ConnectRequest
+	(*Established)(nil),     // 47: iwarpd.ctrl.v1.Established
+	(*Rejected)(nil),        // 48: iwarpd.ctrl.v1.Rejected
+	(*ConnectFailed)(nil),   // 49: iwarpd.ctrl.v1.ConnectFailed
+	(*ConnectGone)(nil),     // 50: iwarpd.ctrl.v1.ConnectGone
+	(*Disconnected)(nil),    // 51: iwarpd.ctrl.v1.Disconnected
+	(*Terminated)(nil),      // 52: iwarpd.ctrl.v1.Terminated
+	(*AsyncError)(nil),      // 53: iwarpd.ctrl.v1.AsyncError
+	(*StreamReady)(nil),     // 54: iwarpd.ctrl.v1.StreamReady
+	(*StreamData)(nil),      // 55: iwarpd.ctrl.v1.StreamData
+	(*CutOff)(nil),          // 56: iwarpd.ctrl.v1.CutOff
+	(*QueryStatus)(nil),     // 57: iwarpd.ctrl.v1.QueryStatus
+	(*StatusReply)(nil),     // 58: iwarpd.ctrl.v1.StatusReply
+	(*ListQPs)(nil),         // 59: iwarpd.ctrl.v1.ListQPs
+	(*QPList)(nil),          // 60: iwarpd.ctrl.v1.QPList
+	(*QPInfo)(nil),          // 61: iwarpd.ctrl.v1.QPInfo
+	(*Counter)(nil),         // 62: iwarpd.ctrl.v1.Counter
+	(*ListMRs)(nil),         // 63: iwarpd.ctrl.v1.ListMRs
+	(*MRList)(nil),          // 64: iwarpd.ctrl.v1.MRList
+	(*MRInfo)(nil),          // 65: iwarpd.ctrl.v1.MRInfo
+	(*ListListens)(nil),     // 66: iwarpd.ctrl.v1.ListListens
+	(*ListenList)(nil),      // 67: iwarpd.ctrl.v1.ListenList
+	(*ListenInfo)(nil),      // 68: iwarpd.ctrl.v1.ListenInfo
+	(*ListClients)(nil),     // 69: iwarpd.ctrl.v1.ListClients
+	(*ClientList)(nil),      // 70: iwarpd.ctrl.v1.ClientList
+	(*ClientInfo)(nil),      // 71: iwarpd.ctrl.v1.ClientInfo
+	(*QueryStats)(nil),      // 72: iwarpd.ctrl.v1.QueryStats
+	(*StatsReply)(nil),      // 73: iwarpd.ctrl.v1.StatsReply
+	(*AdminDisconnect)(nil), // 74: iwarpd.ctrl.v1.AdminDisconnect
+	(*Capture)(nil),         // 75: iwarpd.ctrl.v1.Capture
+	(*CaptureReply)(nil),    // 76: iwarpd.ctrl.v1.CaptureReply
+	(*ListCQs)(nil),         // 77: iwarpd.ctrl.v1.ListCQs
+	(*CQList)(nil),          // 78: iwarpd.ctrl.v1.CQList
+	(*CQInfo)(nil),          // 79: iwarpd.ctrl.v1.CQInfo
+	(*ListSRQs)(nil),        // 80: iwarpd.ctrl.v1.ListSRQs
+	(*SRQList)(nil),         // 81: iwarpd.ctrl.v1.SRQList
+	(*SRQInfo)(nil),         // 82: iwarpd.ctrl.v1.SRQInfo
 }
 var file_ctrl_iwarpd_proto_depIdxs = []int32{
-	6,  // 0: iwarpd.ctrl.v1.Request.hello:type_name -> iwarpd.ctrl.v1.Hello
-	9,  // 1: iwarpd.ctrl.v1.Request.alloc_pd:type_name -> iwarpd.ctrl.v1.AllocPD
-	11, // 2: iwarpd.ctrl.v1.Request.dealloc_pd:type_name -> iwarpd.ctrl.v1.DeallocPD
-	12, // 3: iwarpd.ctrl.v1.Request.register_mr:type_name -> iwarpd.ctrl.v1.RegisterMR
-	14, // 4: iwarpd.ctrl.v1.Request.deregister_mr:type_name -> iwarpd.ctrl.v1.DeregisterMR
-	18, // 5: iwarpd.ctrl.v1.Request.create_cq:type_name -> iwarpd.ctrl.v1.CreateCQ
-	20, // 6: iwarpd.ctrl.v1.Request.destroy_cq:type_name -> iwarpd.ctrl.v1.DestroyCQ
-	21, // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
-	23, // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
-	25, // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
-	27, // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
-	28, // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
-	30, // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
-	31, // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
-	32, // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
-	15, // 15: iwarpd.ctrl.v1.Request.alloc_mw:type_name -> iwarpd.ctrl.v1.AllocMW
-	17, // 16: iwarpd.ctrl.v1.Request.dealloc_mw:type_name -> iwarpd.ctrl.v1.DeallocMW
-	43, // 17: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
-	45, // 18: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
-	49, // 19: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
-	52, // 20: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
-	55, // 21: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
-	58, // 22: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
-	60, // 23: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
-	4,  // 24: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
-	33, // 25: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
-	5,  // 26: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
-	7,  // 27: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
-	10, // 28: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
-	13, // 29: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
-	19, // 30: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
-	22, // 31: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
-	26, // 32: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
-	29, // 33: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
-	16, // 34: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
-	44, // 35: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
-	46, // 36: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
-	50, // 37: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
-	53, // 38: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
-	56, // 39: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
-	59, // 40: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
-	0,  // 41: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
-	8,  // 42: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	24, // 43: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
-	24, // 44: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
-	35, // 45: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
-	36, // 46: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
-	37, // 47: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
-	38, // 48: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
-	40, // 49: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
-	41, // 50: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
-	42, // 51: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
-	39, // 52: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
-	34, // 53: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	5,  // 54: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
-	5,  // 55: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
-	5,  // 56: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
-	5,  // 57: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
-	8,  // 58: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	47, // 59: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
-	34, // 60: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	48, // 61: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
-	48, // 62: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
-	51, // 63: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
-	54, // 64: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
-	57, // 65: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
-	48, // 66: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
-	67, // [67:67] is the sub-list for method output_type
-	67, // [67:67] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	7,  // 0: iwarpd.ctrl.v1.Request.hello:type_name -> iwarpd.ctrl.v1.Hello
+	10, // 1: iwarpd.ctrl.v1.Request.alloc_pd:type_name -> iwarpd.ctrl.v1.AllocPD
+	12, // 2: iwarpd.ctrl.v1.Request.dealloc_pd:type_name -> iwarpd.ctrl.v1.DeallocPD
+	13, // 3: iwarpd.ctrl.v1.Request.register_mr:type_name -> iwarpd.ctrl.v1.RegisterMR
+	15, // 4: iwarpd.ctrl.v1.Request.deregister_mr:type_name -> iwarpd.ctrl.v1.DeregisterMR
+	19, // 5: iwarpd.ctrl.v1.Request.create_cq:type_name -> iwarpd.ctrl.v1.CreateCQ
+	21, // 6: iwarpd.ctrl.v1.Request.destroy_cq:type_name -> iwarpd.ctrl.v1.DestroyCQ
+	28, // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
+	30, // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
+	32, // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
+	34, // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
+	35, // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
+	37, // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
+	38, // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
+	43, // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
+	16, // 15: iwarpd.ctrl.v1.Request.alloc_mw:type_name -> iwarpd.ctrl.v1.AllocMW
+	18, // 16: iwarpd.ctrl.v1.Request.dealloc_mw:type_name -> iwarpd.ctrl.v1.DeallocMW
+	24, // 17: iwarpd.ctrl.v1.Request.create_srq:type_name -> iwarpd.ctrl.v1.CreateSRQ
+	26, // 18: iwarpd.ctrl.v1.Request.modify_srq:type_name -> iwarpd.ctrl.v1.ModifySRQ
+	27, // 19: iwarpd.ctrl.v1.Request.destroy_srq:type_name -> iwarpd.ctrl.v1.DestroySRQ
+	22, // 20: iwarpd.ctrl.v1.Request.resize_cq:type_name -> iwarpd.ctrl.v1.ResizeCQ
+	23, // 21: iwarpd.ctrl.v1.Request.modify_cq:type_name -> iwarpd.ctrl.v1.ModifyCQ
+	39, // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
+	40, // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
+	41, // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
+	42, // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
+	57, // 26: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
+	59, // 27: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
+	63, // 28: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
+	66, // 29: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
+	69, // 30: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
+	72, // 31: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
+	74, // 32: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
+	75, // 33: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
+	77, // 34: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
+	80, // 35: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
+	5,  // 36: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
+	44, // 37: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
+	6,  // 38: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
+	8,  // 39: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
+	11, // 40: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
+	14, // 41: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
+	20, // 42: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
+	29, // 43: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
+	33, // 44: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
+	36, // 45: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
+	17, // 46: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
+	25, // 47: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
+	58, // 48: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
+	60, // 49: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
+	64, // 50: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
+	67, // 51: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
+	70, // 52: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
+	73, // 53: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
+	76, // 54: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
+	78, // 55: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
+	81, // 56: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
+	0,  // 57: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
+	9,  // 58: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	31, // 59: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
+	31, // 60: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
+	46, // 61: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
+	47, // 62: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
+	48, // 63: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
+	49, // 64: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
+	51, // 65: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
+	52, // 66: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
+	53, // 67: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
+	50, // 68: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
+	54, // 69: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
+	55, // 70: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
+	56, // 71: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
+	45, // 72: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	6,  // 73: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
+	6,  // 74: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
+	6,  // 75: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
+	6,  // 76: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
+	2,  // 77: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
+	6,  // 78: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
+	9,  // 79: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	61, // 80: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
+	45, // 81: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	62, // 82: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
+	62, // 83: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
+	62, // 84: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
+	65, // 85: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
+	68, // 86: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
+	71, // 87: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
+	62, // 88: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
+	79, // 89: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
+	62, // 90: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	82, // 91: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
+	62, // 92: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	93, // [93:93] is the sub-list for method output_type
+	93, // [93:93] is the sub-list for method input_type
+	93, // [93:93] is the sub-list for extension type_name
+	93, // [93:93] is the sub-list for extension extendee
+	0,  // [0:93] is the sub-list for field type_name
 }
 
 func init() { file_ctrl_iwarpd_proto_init() }
@@ -5580,6 +7482,15 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Request_Disconnect)(nil),
 		(*Request_AllocMw)(nil),
 		(*Request_DeallocMw)(nil),
+		(*Request_CreateSrq)(nil),
+		(*Request_ModifySrq)(nil),
+		(*Request_DestroySrq)(nil),
+		(*Request_ResizeCq)(nil),
+		(*Request_ModifyCq)(nil),
+		(*Request_StreamSend)(nil),
+		(*Request_StreamConsumed)(nil),
+		(*Request_StartMpa)(nil),
+		(*Request_StreamClose)(nil),
 		(*Request_QueryStatus)(nil),
 		(*Request_ListQps)(nil),
 		(*Request_ListMrs)(nil),
@@ -5587,6 +7498,9 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Request_ListClients)(nil),
 		(*Request_QueryStats)(nil),
 		(*Request_AdminDisconnect)(nil),
+		(*Request_Capture)(nil),
+		(*Request_ListCqs)(nil),
+		(*Request_ListSrqs)(nil),
 	}
 	file_ctrl_iwarpd_proto_msgTypes[1].OneofWrappers = []any{
 		(*Message_Reply)(nil),
@@ -5601,16 +7515,20 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Reply_Listen)(nil),
 		(*Reply_Connect)(nil),
 		(*Reply_Mw)(nil),
+		(*Reply_Srq)(nil),
 		(*Reply_Status)(nil),
 		(*Reply_Qps)(nil),
 		(*Reply_Mrs)(nil),
 		(*Reply_Listens)(nil),
 		(*Reply_Clients)(nil),
 		(*Reply_Stats)(nil),
+		(*Reply_Capture)(nil),
+		(*Reply_Cqs)(nil),
+		(*Reply_Srqs)(nil),
 	}
-	file_ctrl_iwarpd_proto_msgTypes[22].OneofWrappers = []any{}
 	file_ctrl_iwarpd_proto_msgTypes[28].OneofWrappers = []any{}
-	file_ctrl_iwarpd_proto_msgTypes[31].OneofWrappers = []any{
+	file_ctrl_iwarpd_proto_msgTypes[34].OneofWrappers = []any{}
+	file_ctrl_iwarpd_proto_msgTypes[41].OneofWrappers = []any{
 		(*Event_ConnectRequest)(nil),
 		(*Event_Established)(nil),
 		(*Event_Rejected)(nil),
@@ -5619,14 +7537,17 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Event_Terminated)(nil),
 		(*Event_AsyncError)(nil),
 		(*Event_ConnectGone)(nil),
+		(*Event_StreamReady)(nil),
+		(*Event_StreamData)(nil),
+		(*Event_CutOff)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ctrl_iwarpd_proto_rawDesc), len(file_ctrl_iwarpd_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   59,
+			NumEnums:      3,
+			NumMessages:   80,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -40,7 +40,8 @@ var layers = []layer{
 	{folder: "internal/app", inside: []string{"client"}, outside: []string{"golang.org/x", "github.com/HdrHistogram"}},
 
 	{folder: "tcp", core: true},
-	{folder: "sctp", core: true},
+	{folder: "sctp/session", inside: []string{"sctp", "rdmap"}, core: true},
+	{folder: "sctp", inside: []string{"mpa/crc32c"}, core: true},
 	{folder: "mpa", core: true},
 	{folder: "ddp", core: true},
 	{folder: "rdmap", inside: []string{"ddp"}, core: true},
@@ -69,7 +70,7 @@ var layers = []layer{
 	{folder: "cmd/iwarpd", inside: []string{"ctrl", "client", "dataplane", "bpf", "mpa", "tcp"},
 		outside: []string{"github.com/spf13", "go.uber.org/zap", "github.com/coreos/go-systemd", "golang.org/x", "go.yaml.in/yaml", "github.com/prometheus"}},
 	{folder: "cmd/iwarpctl", inside: []string{"client", "ctrl/ctrlpb", "internal/app", "rpcrdma"},
-		outside: []string{"github.com/spf13", "golang.org/x", "github.com/jedib0t/go-pretty", "google.golang.org/protobuf"}},
+		outside: []string{"github.com/spf13", "golang.org/x", "github.com/jedib0t/go-pretty", "google.golang.org/protobuf", "github.com/gopacket"}},
 }
 
 // forbidden are the imports that a sans-I/O core has no use for. sync/atomic is

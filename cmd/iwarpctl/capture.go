@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+)
+
+func (c *command) capture() *cobra.Command {
+	var file, peer string
+	var filter iwarp.CaptureFilter
+	var count int
+	var length time.Duration
+	cmd := &cobra.Command{
+		Use: "capture [QP]", Short: "Write frames that the daemon receives and sends to a pcapng file",
+		Long: "Write the frames that are steered past the kernel, both ways, to a pcapng file, which\n" +
+			"Wireshark and tshark read: those of one queue pair's connection, or, for administrators,\n" +
+			"all, or those of an address and port. tcpdump does not see these frames.",
+		Example: "  iwarpctl capture 3 -w conn.pcapng\n" +
+			"  iwarpctl capture --host 10.0.0.2:7174 -w start.pcapng --count 1000\n" +
+			"  iwarpctl capture 3 -w - | tshark -r - -O iwarp_ddp_rdmap",
+		Args: usageArgs(cobra.MaximumNArgs(1)), ValidArgsFunction: c.completeQP,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if file == "" {
+				return usageError{errors.New("say where to write: -w FILE, or -w - for standard output")}
+			}
+			if len(args) == 1 {
+				num, err := qpNumber(args[0])
+				if err != nil {
+					return err
+				}
+				filter.QP = num
+			}
+			if err := hostFilter(peer, &filter); err != nil {
+				return err
+			}
+			if filter.QP != 0 && peer != "" {
+				return usageError{errors.New("a queue pair has its address already: leave out --host")}
+			}
+			return c.runCapture(cmd.Context(), file, filter, count, length)
+		},
+	}
+	cmd.Flags().StringVarP(&file, "write", "w", "", "pcapng file to write; -: standard output")
+	cmd.Flags().StringVar(&peer, "host", "", "address, address:port or :port of either side")
+	cmd.Flags().IntVar(&filter.SnapLen, "snaplen", 0, "octets kept of each frame; 0: all")
+	cmd.Flags().IntVarP(&count, "count", "n", 0, "frames after which to end; 0: until interrupted")
+	cmd.Flags().DurationVar(&length, "duration", 0, "time after which to end; 0: until interrupted")
+	return cmd
+}
+
+// hostFilter reads --host.
+func hostFilter(s string, f *iwarp.CaptureFilter) error {
+	if s == "" {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		f.Address = s
+		return nil
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		return usageError{fmt.Errorf("--host %s: %q is no port", s, port)}
+	}
+	f.Address, f.Port = host, uint16(n)
+	return nil
+}
+
+// captured is what a capture had, for --json.
+type captured struct {
+	Frames  int    `json:"frames"`
+	Octets  int64  `json:"octets"`
+	Dropped uint64 `json:"dropped"`
+}
+
+func (c *command) runCapture(ctx context.Context, file string, filter iwarp.CaptureFilter, count int, length time.Duration) error {
+	if length > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, length)
+		defer cancel()
+	}
+	dev, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	tap, err := dev.Admin().Capture(ctx, filter)
+	if err != nil {
+		return err
+	}
+	defer tap.Close()
+	out := c.out
+	if file != "-" {
+		f, err := os.Create(file)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		out = f
+	} else if f, ok := c.out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		return usageError{errors.New("-w -: standard output is a terminal; write to a file, or into a pipe")}
+	}
+	defer context.AfterFunc(ctx, func() { tap.Close() })()
+	have, err := writeCapture(out, tap, dev.Attr(), count)
+	if ctx.Err() != nil { // asked for
+		err = nil
+	}
+	if err == nil && file != "-" {
+		if f, ok := out.(*os.File); ok {
+			err = f.Close()
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if c.json && file != "-" {
+		return c.print(have)
+	}
+	fmt.Fprintf(c.err, "%d frames, %s, %d dropped\n", have.Frames, octets(uint64(have.Octets)), have.Dropped)
+	return nil
+}
+
+// source is a capture.
+type source interface {
+	Next() (iwarp.CapturedFrame, error)
+	SnapLen() int
+}
+
+// writeCapture writes count frames, 0 for as many as come, as pcapng.
+func writeCapture(w io.Writer, s source, dev iwarp.DeviceAttr, count int) (have captured, err error) {
+	ng, err := pcapgo.NewNgWriterInterface(w, pcapgo.NgInterface{
+		Name: dev.Interface, Description: "frames that " + dev.Server + " receives and sends", LinkType: layers.LinkTypeEthernet,
+		SnapLength: uint32(s.SnapLen()), TimestampResolution: 9,
+	}, pcapgo.NgWriterOptions{SectionInfo: pcapgo.NgSectionInfo{Application: "iwarpctl " + version}})
+	if err != nil {
+		return have, err
+	}
+	began := time.Now()
+	err = func() error {
+		for have.Frames < count || count == 0 {
+			f, err := s.Next()
+			if errors.Is(err, io.EOF) {
+				return fmt.Errorf("the daemon ended the capture: %w", iwarp.ErrDaemonGone)
+			}
+			if err != nil {
+				return err
+			}
+			dir := pcapgo.NgEpbFlagDirectionInbound
+			if f.Out {
+				dir = pcapgo.NgEpbFlagDirectionOutbound
+			}
+			lost, queue := f.Dropped-have.Dropped, uint32(f.Worker)
+			have.Frames, have.Octets, have.Dropped = have.Frames+1, have.Octets+int64(f.Size), f.Dropped
+			err = ng.WritePacketWithOptions(
+				gopacket.CaptureInfo{Timestamp: f.Time, CaptureLength: len(f.Data), Length: f.Size},
+				f.Data, pcapgo.NgPacketOptions{Flags: &pcapgo.NgEpbFlags{Direction: dir}, DropCount: &lost, Queue: &queue})
+			if err != nil {
+				return err
+			}
+			if err := ng.Flush(); err != nil { // what is cut off is a whole file, and a pipe shows it at once
+				return err
+			}
+		}
+		return nil
+	}()
+	// Not through a pipe that is closed, but into what was broken off by a signal.
+	if serr := ng.WriteInterfaceStats(0, pcapgo.NgInterfaceStatistics{
+		LastUpdate: time.Now(), StartTime: began, EndTime: time.Now(),
+		PacketsReceived: uint64(have.Frames) + have.Dropped, PacketsDropped: have.Dropped,
+	}); err == nil {
+		err = serr
+	}
+	if serr := ng.Flush(); err == nil {
+		err = serr
+	}
+	return have, err
+}

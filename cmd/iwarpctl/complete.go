@@ -1,0 +1,40 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// completeQP completes the number of a queue pair, with its connection beside it.
+func (c *command) completeQP(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx := cmd.Context()
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second) // a shell waits
+	defer cancel()
+	dev, err := c.open(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	defer dev.Close()
+	qps, err := dev.Admin().QPs(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var out []cobra.Completion
+	for _, q := range qps {
+		what := q.State
+		if q.Remote != "" {
+			what += " " + q.Remote
+		}
+		out = append(out, cobra.CompletionWithDesc(fmt.Sprint(q.Qp), what))
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,289 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket/pcapgo"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// running starts two daemons in the process, with a connection between them. The
+// socket of the accepting one is that of the command lines.
+func running(t *testing.T) (socket string, ca, cb *iwarp.Conn) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "iwarpd.sock")
+	a, b, err := embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: socket, Mode: 0o600}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(func() { cancel(); a.Close(); b.Close() })
+	l, err := b.Device().Listen(ctx, ":7174", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted := make(chan *iwarp.Conn, 1)
+	go func() {
+		c, _ := l.Accept(ctx)
+		accepted <- c
+	}()
+	if ca, err = a.Device().Dial(ctx, fmt.Sprintf("%v:7174", b.Addr()), nil); err != nil {
+		t.Fatal(err)
+	}
+	if cb = <-accepted; cb == nil {
+		t.Fatal("not accepted")
+	}
+	return socket, ca, cb
+}
+
+// message takes one message across.
+func message(t *testing.T, ca, cb *iwarp.Conn, n int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := ca.Send(ctx, make([]byte, n)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := cb.Recv(ctx, make([]byte, n)); err != nil || got != n {
+		t.Fatal(got, err)
+	}
+}
+
+// TestShowQP: each statistic of TCP and RDMAP has its name in the output.
+func TestShowQP(t *testing.T) {
+	socket, ca, cb := running(t)
+	message(t, ca, cb, 100)
+	num := fmt.Sprint(cb.QP().Num())
+	code, out, errOut := ctl(t, "--socket", socket, "qp", "show", num)
+	if code != exitOK || !strings.Contains(out, "RTS") || !strings.Contains(out, ca.Info().Local.String()) {
+		t.Fatal(code, out, errOut)
+	}
+	code, asJSON, errOut := ctl(t, "--socket", socket, "--json", "qp", "show", num)
+	var q struct {
+		TCP      map[string]uint64 `json:"tcp"`
+		RDMAP    map[string]uint64 `json:"rdmap"`
+		TCPState string            `json:"tcp_state"`
+	}
+	if err := json.Unmarshal([]byte(asJSON), &q); err != nil || code != exitOK || q.TCPState != "ESTABLISHED" {
+		t.Fatal(code, err, q.TCPState, errOut)
+	}
+	for _, s := range []struct {
+		typ  reflect.Type
+		have map[string]uint64
+	}{{reflect.TypeFor[tcp.Stats](), q.TCP}, {reflect.TypeFor[rdmap.Stats](), q.RDMAP}} {
+		if len(s.have) != s.typ.NumField() {
+			t.Errorf("%d of the %d fields of %v are shown: %v", len(s.have), s.typ.NumField(), s.typ, s.have)
+		}
+	}
+	for name := range q.TCP {
+		if !strings.Contains(out, "tcp."+strings.TrimSuffix(name, "_ns")+" ") {
+			t.Errorf("no tcp.%s in the output for people", name)
+		}
+	}
+	if q.RDMAP["rx_sends"] == 0 {
+		t.Error("no message was counted")
+	}
+}
+
+func TestDisconnect(t *testing.T) {
+	socket, ca, cb := running(t)
+	num := fmt.Sprint(cb.QP().Num())
+	if code, out, errOut := ctl(t, "--socket", socket, "__complete", "disconnect", ""); code != exitOK || !strings.HasPrefix(out, num+"\tRTS ") {
+		t.Errorf("completion: %d, %q, %q", code, out, errOut)
+	}
+	if code, out, errOut := ctl(t, "--socket", socket, "--json", "disconnect", num, "--abort"); code != exitOK || !strings.Contains(out, `"qp": `+num) {
+		t.Fatal(code, out, errOut)
+	}
+	<-ca.QP().Done()
+	<-cb.QP().Done()
+	if code, _, errOut := ctl(t, "--socket", socket, "disconnect", "99999"); code != exitFailure || !strings.Contains(errOut, "no queue pair 99999") {
+		t.Error(code, errOut)
+	}
+}
+
+func TestStatsWatch(t *testing.T) {
+	socket, ca, cb := running(t)
+	message(t, ca, cb, 100)
+	code, out, errOut := ctl(t, "--socket", socket, "stats", "--watch", "--interval", "100ms", "--count", "2", "--all")
+	if code != exitOK || strings.Count(out, "engine.rx_fpdus ") != 2 || !strings.Contains(out, "/s\n") {
+		t.Fatal(code, out, errOut)
+	}
+	code, out, errOut = ctl(t, "--socket", socket, "--json", "stats", "--watch", "--interval", "100ms", "-n", "3")
+	if code != exitOK {
+		t.Fatal(code, errOut)
+	}
+	dec := json.NewDecoder(strings.NewReader(out))
+	for i := range 3 {
+		var look struct {
+			Time     time.Time         `json:"time"`
+			Counters map[string]uint64 `json:"counters"`
+		}
+		if err := dec.Decode(&look); err != nil || look.Counters["engine.rx_fpdus"] == 0 || look.Time.IsZero() {
+			t.Fatalf("object %d: %v", i, err)
+		}
+	}
+	if code, _, errOut := ctl(t, "stats", "--watch", "--interval", "1ms"); code != exitUsage {
+		t.Error(code, errOut)
+	}
+	if line, changed := statLine("x", map[string]uint64{"x": 5}, map[string]uint64{"x": 15}, 2*time.Second); !changed || !strings.Contains(line, "5.0/s") {
+		t.Error(line, changed)
+	}
+}
+
+func TestTop(t *testing.T) {
+	socket, ca, cb := running(t)
+	message(t, ca, cb, 1000)
+	code, out, errOut := ctl(t, "--socket", socket, "--json", "top", "-n", "2", "--interval", "100ms")
+	if code != exitOK {
+		t.Fatal(code, errOut)
+	}
+	dec := json.NewDecoder(strings.NewReader(out))
+	for range 2 {
+		var v topView
+		if err := dec.Decode(&v); err != nil || len(v.QPs) != 1 || v.QPs[0].QP != cb.QP().Num() || v.QPs[0].RTT == 0 || v.QPCount != 1 {
+			t.Fatalf("%v: %+v", err, v)
+		}
+	}
+	if code, out, errOut = ctl(t, "--socket", socket, "top", "-n", "1"); code != exitOK || !strings.Contains(out, ca.Info().Local.String()) {
+		t.Error(code, out, errOut)
+	}
+	if code, _, errOut = ctl(t, "--socket", socket, "top", "--sort", "luck"); code != exitUsage || !strings.Contains(errOut, "rate, retransmissions, rtt, qp") {
+		t.Error(code, errOut)
+	}
+}
+
+func TestTopView(t *testing.T) {
+	qp := func(num uint32, in, out, retr, rtt uint64) *ctrlpb.QPInfo {
+		return &ctrlpb.QPInfo{Qp: num, State: "RTS", Remote: "10.0.0.9:7174", Tcp: []*ctrlpb.Counter{
+			{Name: "octets_in", Value: in}, {Name: "octets_out", Value: out}, {Name: "retransmits", Value: retr}, {Name: "srtt_ns", Value: rtt},
+		}, Rdmap: []*ctrlpb.Counter{{Name: "rx_sends", Value: in / 100}}}
+	}
+	at := time.Unix(1000, 0)
+	status := &ctrlpb.StatusReply{Qps: 3, Conns: 3, Device: &ctrlpb.DeviceAttr{Interface: "eth9"}}
+	last := &topSample{at, status, map[string]uint64{"engine.rx_octets": 100}, []*ctrlpb.QPInfo{qp(1, 0, 0, 0, 1), qp(2, 1000, 0, 0, 1)}}
+	now := &topSample{at.Add(2 * time.Second), status, map[string]uint64{"engine.rx_octets": 300},
+		[]*ctrlpb.QPInfo{qp(1, 200, 0, 8, 50), qp(2, 3000, 1000, 2, 70), qp(3, 9, 9, 9, 60)}}
+	order := func(by int) (nums []uint32) {
+		for _, q := range view(last, now, by).QPs {
+			nums = append(nums, q.QP)
+		}
+		return nums
+	}
+	for by, want := range [][]uint32{{2, 1, 3}, {1, 2, 3}, {2, 3, 1}, {1, 2, 3}} {
+		if got := order(by); !reflect.DeepEqual(got, want) {
+			t.Errorf("sorted by %s: %v; want %v", topSorts[by].name, got, want)
+		}
+	}
+	v := view(last, now, 0)
+	if q := v.QPs[0]; q.RxOctets != 1000 || q.TxOctets != 500 || q.Messages != 10 || q.Retransmits != 1 || v.RxOctets != 100 {
+		t.Errorf("%+v, %v", q, v.RxOctets)
+	}
+	lines := v.screen(60, 2, 1, "note")
+	if len(lines) != 8 || !strings.HasPrefix(lines[6], "     1 RTS") || !strings.Contains(lines[0], "eth9") {
+		t.Errorf("%q", lines)
+	}
+	for _, l := range lines {
+		if len(l) > 60 {
+			t.Errorf("line of %d columns: %q", len(l), l)
+		}
+	}
+	u := topUI{}
+	u.keys([]byte("sjjj\x1b[Ap"), 3)
+	if u != (topUI{sortBy: 1, offset: 2, paused: true}) {
+		t.Errorf("%+v", u) // the offset stops at the last queue pair at the end of what was typed
+	}
+	if u.keys([]byte("\x1b[A\x1b[A\x1b[Aq"), 3); !u.quit || u.offset != 0 {
+		t.Errorf("%+v", u)
+	}
+}
+
+func TestCapture(t *testing.T) {
+	socket, ca, cb := running(t)
+	file := filepath.Join(t.TempDir(), "out.pcapng")
+	const want = 20
+	done := make(chan error, 1)
+	go func() {
+		code, out, errOut := ctl(t, "--socket", socket, "--json", "capture", fmt.Sprint(cb.QP().Num()), "-w", file, "-n", fmt.Sprint(want))
+		var have captured
+		switch err := json.Unmarshal([]byte(out), &have); {
+		case code != exitOK || err != nil:
+			done <- fmt.Errorf("exit code %d, %v, %s", code, err, errOut)
+		case have.Frames != want || have.Octets == 0:
+			done <- fmt.Errorf("%+v", have)
+		default:
+			done <- nil
+		}
+	}()
+	for finished := false; !finished; {
+		message(t, ca, cb, 3000)
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			finished = true
+		default:
+		}
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	r, err := pcapgo.NewNgReader(f, pcapgo.DefaultNgReaderOptions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ways := map[pcapgo.NgEpbFlag]int{}
+	for n := 0; ; n++ {
+		data, ci, opts, err := r.ReadPacketDataWithOptions()
+		if errors.Is(err, io.EOF) {
+			if n != want {
+				t.Errorf("%d frames in the file; want %d", n, want)
+			}
+			break
+		}
+		if err != nil || ci.Length != len(data) || time.Since(ci.Timestamp).Abs() > time.Minute || opts.Flags == nil {
+			t.Fatalf("frame %d: %v, %+v", n, err, ci)
+		}
+		ways[opts.Flags.Direction]++
+	}
+	if ways[pcapgo.NgEpbFlagDirectionInbound] == 0 || ways[pcapgo.NgEpbFlagDirectionOutbound] == 0 {
+		t.Errorf("directions %v", ways)
+	}
+	for _, args := range [][]string{{"capture"}, {"capture", "x", "-w", file}, {"capture", "1", "-w", file, "--host", "1.2.3.4"}, {"capture", "-w", file, "--host", "a:b"}} {
+		if code, _, errOut := ctl(t, append([]string{"--socket", socket}, args...)...); code != exitUsage {
+			t.Errorf("%q: exit code %d, %s", args, code, errOut)
+		}
+	}
+	if code, _, errOut := ctl(t, "--socket", socket, "capture", "77777", "-w", file); code != exitFailure || !strings.Contains(errOut, "no queue pair") {
+		t.Error(code, errOut)
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		if code, out, errOut := ctl(t, "completion", shell); code != exitOK || !strings.Contains(out, "iwarpctl") {
+			t.Errorf("%s: exit code %d, %d octets, %s", shell, code, len(out), errOut)
+		}
+	}
+	if _, out, _ := ctl(t, "__complete", "top", "--sort", ""); !strings.Contains(out, "retransmissions\n") {
+		t.Errorf("values of --sort: %q", out)
+	}
+}

@@ -1,0 +1,381 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+)
+
+func (c *command) top() *cobra.Command {
+	var interval time.Duration
+	var count int
+	var by string
+	cmd := &cobra.Command{
+		Use: "top", Short: "Show live what the daemon and its connections do",
+		Long: "Show the busiest queue pairs, and the rates of the daemon, until q is typed.\n\n" +
+			"Keys: q quit, s sort by the next column, p pause, up and down (or k and j) scroll.\n" +
+			"Without a terminal, and with --json, it prints one screen, or object, each interval.",
+		Example: "  iwarpctl top\n  iwarpctl top --interval 5s --sort retransmissions\n  iwarpctl top --json --count 1",
+		Args:    usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkInterval(interval); err != nil {
+				return err
+			}
+			at := slices.IndexFunc(topSorts, func(s topSort) bool { return s.name == by })
+			if at < 0 {
+				return usageError{fmt.Errorf("--sort %q: must be one of %s", by, strings.Join(sortNames(), ", "))}
+			}
+			return c.runTop(cmd.Context(), interval, count, at)
+		},
+	}
+	cmd.Flags().DurationVar(&interval, "interval", time.Second, "time between two looks")
+	cmd.Flags().IntVarP(&count, "count", "n", 0, "looks; 0: until ended")
+	cmd.Flags().StringVar(&by, "sort", "rate", "rate, retransmissions, rtt or qp")
+	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(sortNames(), cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// topSample is what one look found.
+type topSample struct {
+	at       time.Time
+	status   *ctrlpb.StatusReply
+	counters map[string]uint64
+	qps      []*ctrlpb.QPInfo
+}
+
+// topQP is one queue pair with its rates since the look before.
+type topQP struct {
+	QP          uint32  `json:"qp"`
+	State       string  `json:"state"`
+	Local       string  `json:"local"`
+	Remote      string  `json:"remote"`
+	Client      uint32  `json:"client"`
+	RxOctets    float64 `json:"rx_octets_per_s"`
+	TxOctets    float64 `json:"tx_octets_per_s"`
+	Messages    float64 `json:"messages_per_s"`
+	Retransmits float64 `json:"retransmits_per_s"`
+	RTT         uint64  `json:"srtt_ns"`
+	Cwnd        uint64  `json:"cwnd"`
+}
+
+// topView is one screen's worth of facts.
+type topView struct {
+	Time        time.Time `json:"time"`
+	Interface   string    `json:"interface"`
+	Clients     uint32    `json:"clients"`
+	Conns       uint32    `json:"connections"`
+	QPCount     uint32    `json:"queue_pairs"`
+	Registered  uint64    `json:"registered"`
+	RxOctets    float64   `json:"rx_octets_per_s"`
+	TxOctets    float64   `json:"tx_octets_per_s"`
+	RxFrames    float64   `json:"rx_frames_per_s"`
+	TxFrames    float64   `json:"tx_frames_per_s"`
+	RxFPDUs     float64   `json:"rx_fpdus_per_s"`
+	TxFPDUs     float64   `json:"tx_fpdus_per_s"`
+	Retransmits float64   `json:"retransmits_per_s"`
+	QPs         []topQP   `json:"qps"`
+}
+
+type topSort struct {
+	name string
+	less func(a, b *topQP) int
+}
+
+var topSorts = []topSort{
+	{"rate", func(a, b *topQP) int { return cmp.Compare(b.RxOctets+b.TxOctets, a.RxOctets+a.TxOctets) }},
+	{"retransmissions", func(a, b *topQP) int { return cmp.Compare(b.Retransmits, a.Retransmits) }},
+	{"rtt", func(a, b *topQP) int { return cmp.Compare(b.RTT, a.RTT) }},
+	{"qp", func(*topQP, *topQP) int { return 0 }},
+}
+
+func sortNames() []string {
+	var names []string
+	for _, s := range topSorts {
+		names = append(names, s.name)
+	}
+	return names
+}
+
+// look asks the daemon for everything that top shows.
+func look(ctx context.Context, a *iwarp.Admin) (s *topSample, err error) {
+	s = &topSample{counters: make(map[string]uint64)}
+	if s.status, err = a.Status(ctx); err != nil {
+		return nil, err
+	}
+	cs, err := a.Stats(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range cs {
+		s.counters[k.Name] = k.Value
+	}
+	s.at = time.Now()
+	s.qps, err = a.QPs(ctx)
+	return s, err
+}
+
+// view computes rates from two looks; last may be nil.
+func view(last, now *topSample, sortBy int) *topView {
+	took := 0.0
+	if last != nil {
+		took = now.at.Sub(last.at).Seconds()
+	}
+	rate := func(was, is uint64) float64 {
+		if took <= 0 || is < was {
+			return 0
+		}
+		return float64(is-was) / took
+	}
+	total := func(name string) float64 {
+		if last == nil {
+			return 0
+		}
+		return rate(last.counters[name], now.counters[name])
+	}
+	v := &topView{
+		Time: now.at, Interface: now.status.GetDevice().GetInterface(), Clients: now.status.Clients, Conns: now.status.Conns, QPCount: now.status.Qps,
+		Registered: now.status.Registered, RxOctets: total("engine.rx_octets"), TxOctets: total("engine.tx_octets"),
+		RxFrames: total("engine.rx_frames"), TxFrames: total("engine.tx_frames"), RxFPDUs: total("engine.rx_fpdus"), TxFPDUs: total("engine.tx_fpdus"),
+		Retransmits: total("engine.tx_retransmits"), QPs: []topQP{},
+	}
+	before := make(map[uint32]*ctrlpb.QPInfo)
+	if last != nil {
+		for _, q := range last.qps {
+			before[q.Qp] = q
+		}
+	}
+	for _, q := range now.qps {
+		t := topQP{QP: q.Qp, State: q.State, Local: q.Local, Remote: q.Remote, Client: q.Client, RTT: counter(q.Tcp, "srtt_ns"), Cwnd: counter(q.Tcp, "cwnd")}
+		if b := before[q.Qp]; b != nil {
+			t.RxOctets = rate(counter(b.Tcp, "octets_in"), counter(q.Tcp, "octets_in"))
+			t.TxOctets = rate(counter(b.Tcp, "octets_out"), counter(q.Tcp, "octets_out"))
+			t.Retransmits = rate(counter(b.Tcp, "retransmits"), counter(q.Tcp, "retransmits"))
+			t.Messages = rate(messages(b.Rdmap), messages(q.Rdmap))
+		}
+		v.QPs = append(v.QPs, t)
+	}
+	slices.SortStableFunc(v.QPs, func(a, b topQP) int {
+		return cmp.Or(topSorts[sortBy].less(&a, &b), cmp.Compare(a.QP, b.QP))
+	})
+	return v
+}
+
+func counter(cs []*ctrlpb.Counter, name string) uint64 {
+	for _, k := range cs {
+		if k.Name == name {
+			return k.Value
+		}
+	}
+	return 0
+}
+
+// messages sums the messages of a stream, both ways.
+func messages(cs []*ctrlpb.Counter) uint64 {
+	var n uint64
+	for _, k := range cs {
+		switch k.Name {
+		case "tx_writes", "tx_read_requests", "tx_read_responses", "tx_sends", "tx_imms", "tx_atomics", "tx_atomic_responses",
+			"rx_writes", "rx_read_requests", "rx_read_responses", "rx_sends", "rx_imms", "rx_atomics", "rx_atomic_responses":
+			n += k.Value
+		}
+	}
+	return n
+}
+
+// screen is the view as lines of at most width columns; rows queue pairs from
+// offset on, all of them if rows is negative.
+func (v *topView) screen(width, rows, offset int, note string) []string {
+	lines := []string{
+		fmt.Sprintf("iwarpd on %s   %s   %s", v.Interface, v.Time.Format(time.TimeOnly), note),
+		fmt.Sprintf("clients %d   connections %d   queue pairs %d   registered %s", v.Clients, v.Conns, v.QPCount, octets(v.Registered)),
+		fmt.Sprintf("in  %12s/s %11.0f frames/s %11.0f FPDUs/s", bits(v.RxOctets), v.RxFrames, v.RxFPDUs),
+		fmt.Sprintf("out %12s/s %11.0f frames/s %11.0f FPDUs/s   %.0f retransmissions/s", bits(v.TxOctets), v.TxFrames, v.TxFPDUs, v.Retransmits),
+		"",
+		fmt.Sprintf("%6s %-10s %11s %11s %10s %8s %9s %9s %6s  %s", "qp", "state", "in/s", "out/s", "messages/s", "retr/s", "rtt", "cwnd", "client", "remote"),
+	}
+	qps := v.QPs[min(offset, len(v.QPs)):]
+	if rows >= 0 {
+		qps = qps[:min(rows, len(qps))]
+	}
+	for _, q := range qps {
+		lines = append(lines, fmt.Sprintf("%6d %-10s %11s %11s %10.0f %8.0f %9v %9s %6d  %s", q.QP, q.State, bits(q.RxOctets), bits(q.TxOctets),
+			q.Messages, q.Retransmits, time.Duration(q.RTT).Round(time.Microsecond), octets(q.Cwnd), q.Client, q.Remote))
+	}
+	for i, l := range lines {
+		if len(l) > width {
+			lines[i] = l[:width]
+		}
+	}
+	return lines
+}
+
+// bits writes octets per second as bits.
+func bits(perSec float64) string {
+	v := perSec * 8
+	for _, unit := range []string{"bit", "kbit", "Mbit"} {
+		if v < 1000 {
+			return fmt.Sprintf("%.1f %s", v, unit)
+		}
+		v /= 1000
+	}
+	return fmt.Sprintf("%.2f Gbit", v)
+}
+
+func (c *command) runTop(ctx context.Context, interval time.Duration, count, sortBy int) error {
+	dev, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	out, isFile := c.out.(*os.File)
+	if isFile && !c.json && term.IsTerminal(int(out.Fd())) && term.IsTerminal(int(os.Stdin.Fd())) {
+		return c.liveTop(ctx, dev.Admin(), out, interval, count, sortBy)
+	}
+	var last *topSample
+	return every(ctx, interval, count, func(time.Time) error {
+		now, err := look(ctx, dev.Admin())
+		if err != nil {
+			return err
+		}
+		v := view(last, now, sortBy)
+		last = now
+		if c.json {
+			return json.NewEncoder(c.out).Encode(v)
+		}
+		_, err = fmt.Fprintln(c.out, strings.Join(v.screen(200, -1, 0, ""), "\n"))
+		return err
+	})
+}
+
+// A topUI is what the keys change.
+type topUI struct {
+	sortBy, offset int
+	paused, quit   bool
+}
+
+// keys takes what was typed.
+func (u *topUI) keys(b []byte, qps int) {
+	for len(b) > 0 {
+		n := 1
+		switch {
+		case b[0] == 'q' || b[0] == 3: // 3: interrupt, in raw mode
+			u.quit = true
+		case b[0] == 's':
+			u.sortBy = (u.sortBy + 1) % len(topSorts)
+		case b[0] == 'p':
+			u.paused = !u.paused
+		case b[0] == 'j':
+			u.offset++
+		case b[0] == 'k':
+			u.offset--
+		case bytes.HasPrefix(b, []byte("\x1b[B")):
+			u.offset++
+			n = 3
+		case bytes.HasPrefix(b, []byte("\x1b[A")):
+			u.offset--
+			n = 3
+		}
+		b = b[n:]
+	}
+	u.offset = max(0, min(u.offset, qps-1))
+}
+
+// liveTop draws on the alternate screen of a terminal.
+func (c *command) liveTop(ctx context.Context, a *iwarp.Admin, out *os.File, interval time.Duration, count, sortBy int) error {
+	in := int(os.Stdin.Fd())
+	old, err := term.MakeRaw(in)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = term.Restore(in, old) }()
+	fmt.Fprint(out, "\x1b[?1049h\x1b[?25l")       // alternate screen, no cursor
+	defer fmt.Fprint(out, "\x1b[?25h\x1b[?1049l") // and back
+	typed := make(chan []byte)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go readKeys(ctx, os.Stdin, typed) // its last read ends with the program
+
+	ui := topUI{sortBy: sortBy}
+	var last, now *topSample
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for n := 0; ; {
+		if !ui.paused || now == nil {
+			s, err := look(ctx, a)
+			if err != nil {
+				if ctx.Err() != nil {
+					return nil
+				}
+				return err
+			}
+			last, now = now, s
+			n++
+		}
+		for waiting := true; waiting; {
+			draw(out, view(last, now, ui.sortBy), &ui)
+			if n == count {
+				return nil
+			}
+			select {
+			case <-tick.C:
+				waiting = false
+			case b, ok := <-typed:
+				if !ok {
+					return errors.New("the terminal is gone")
+				}
+				if ui.keys(b, len(now.qps)); ui.quit {
+					return nil
+				}
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	}
+}
+
+func readKeys(ctx context.Context, r io.Reader, typed chan<- []byte) {
+	defer close(typed)
+	for {
+		b := make([]byte, 64)
+		n, err := r.Read(b)
+		if err != nil {
+			return
+		}
+		select {
+		case typed <- b[:n]:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// draw puts one screen on the terminal, in one write, over what was there.
+func draw(out *os.File, v *topView, ui *topUI) {
+	width, height, err := term.GetSize(int(out.Fd()))
+	if err != nil {
+		width, height = 80, 24
+	}
+	note := "sorted by " + topSorts[ui.sortBy].name
+	if ui.paused {
+		note += ", paused"
+	}
+	lines := v.screen(width, max(height-6, 0), ui.offset, note+"   q quit, s sort, p pause")
+	if len(lines) > height {
+		lines = lines[:height]
+	}
+	fmt.Fprint(out, "\x1b[H"+strings.Join(lines, "\x1b[K\r\n")+"\x1b[K\x1b[J")
+}

@@ -1,0 +1,196 @@
+package ctrl
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+)
+
+// CaptureHeader is the octets in front of a captured frame.
+const CaptureHeader = 24
+
+const (
+	maxCaptures     = 8       // at a time: each costs the workers a look at every frame
+	captureRing     = 4 << 20 // octets of frames that wait in each worker
+	captureSocket   = 8 << 20 // octets that wait in the socket
+	captureInterval = 5       // milliseconds between looks
+)
+
+// Tapped is an Engine whose frames can be captured.
+type Tapped interface {
+	NewTap(frames, snap int, match func(*pkt.Flow) bool) *dataplane.Tap
+	AddTap(*dataplane.Tap)
+	RemoveTap(*dataplane.Tap)
+}
+
+var _ Tapped = (*dataplane.Engine)(nil)
+
+// capture begins to copy frames to a socket, whose other end it returns.
+func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error) {
+	s := c.srv
+	e, ok := s.engine.(Tapped)
+	if !ok {
+		return nil, errorf(internal, "ctrl: frames cannot be captured here")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	match, err := c.captureFilter(r)
+	if err != nil {
+		return nil, err
+	}
+	if s.captures >= maxCaptures {
+		return nil, errorf(busy, "ctrl: %d captures are running, the limit: end one", s.captures)
+	}
+	const frameOverhead = 64 // link headers beside the IP packet
+	snap := s.cfg.MTU + frameOverhead
+	if s.cfg.MTU == 0 {
+		snap = 16 << 10
+	}
+	if r.Snaplen != 0 {
+		snap = int(min(max(r.Snaplen, 14), uint32(snap)))
+	}
+	frames := min(max(captureRing/snap, 256), 16384)
+	size := uint64(s.engine.Workers()) * uint64(frames) * uint64(snap+40)
+	if err := c.takeRings(size); err != nil {
+		return nil, err
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		c.giveRings(size)
+		return nil, errorf(internal, "ctrl: capture: %w", err)
+	}
+	if unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, captureSocket) != nil {
+		_ = unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, captureSocket) // as much as we may
+	}
+	s.captures++
+	tap := e.NewTap(frames, snap, match)
+	e.AddTap(tap)
+	s.wg.Add(1)
+	c.log.Info("capture begins", zap.Uint32("qp", r.Qp), zap.String("address", r.Address), zap.Uint32("port", r.Port))
+	go func() {
+		defer s.wg.Done()
+		copyFrames(tap, fds[0], c.quit)
+		e.RemoveTap(tap)
+		unix.Close(fds[0])
+		c.log.Info("capture ends", zap.Uint64("dropped", tap.Dropped()))
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.captures--
+		c.giveCapture(size)
+	}()
+	reply.Body = &ctrlpb.Reply_Capture{Capture: &ctrlpb.CaptureReply{Snaplen: uint32(snap)}}
+	return fds[1:], nil
+}
+
+// giveCapture gives back the rings of a capture; the session may be over, and
+// has given back its share then. Called with mu held.
+func (c *session) giveCapture(size uint64) {
+	if c.srv.sessions[c.id] == c {
+		c.giveRings(size)
+	}
+}
+
+// captureFilter makes the filter that r asks for, if the client may see what
+// passes it. Called with mu held.
+func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error) {
+	if r.Port > 65535 {
+		return nil, errorf(invalid, "ctrl: there is no port %d", r.Port)
+	}
+	var addr netip.Addr
+	if r.Address != "" {
+		a, err := netip.ParseAddr(r.Address)
+		if err != nil {
+			return nil, errorf(invalid, "ctrl: %q is no address", clip(r.Address, 64))
+		}
+		addr = a.Unmap()
+	}
+	if r.Qp != 0 {
+		q, err := c.visibleQP(r.Qp)
+		if err != nil {
+			return nil, err
+		}
+		if q.conn == nil || !q.conn.local.IsValid() {
+			return nil, errorf(badState, "ctrl: queue pair %d has no connection to capture", r.Qp)
+		}
+		flow := flowOf(q.conn.local, q.conn.remote)
+		return func(f *pkt.Flow) bool { return *f == flow }, nil
+	}
+	if !c.pol.admin {
+		return nil, errorf(permission, "ctrl: uid %d may capture the connections of its own queue pairs only: name one", c.cred.Uid)
+	}
+	if !addr.IsValid() && r.Port == 0 {
+		return nil, nil
+	}
+	port, as16 := uint16(r.Port), [16]byte{}
+	if addr.IsValid() {
+		as16 = addr.As16()
+	}
+	return func(f *pkt.Flow) bool {
+		return (!addr.IsValid() || f.Local == as16 || f.Remote == as16) && (port == 0 || f.LocalPort == port || f.RemotePort == port)
+	}, nil
+}
+
+// visibleQP finds a queue pair that the client may see. Called with mu held.
+func (c *session) visibleQP(num uint32) (*qp, error) {
+	q := c.srv.qps[num]
+	if q == nil || q.sess.dead || !c.pol.admin && q.sess.cred.Uid != c.cred.Uid {
+		return nil, errorf(noObject, "ctrl: no queue pair %d of uid %d", num, c.cred.Uid)
+	}
+	return q, nil
+}
+
+// copyFrames sends what tap has to fd until that is closed, or quit is. A reader
+// that is behind leaves the frames in the tap, which drops and counts.
+func copyFrames(tap *dataplane.Tap, fd int, quit <-chan struct{}) {
+	var b []byte
+	poll := []unix.PollFd{{Fd: int32(fd)}}
+	for {
+		full, gone := false, false
+		tap.Read(func(f *dataplane.TapFrame) bool {
+			b = appendRecord(b[:0], f, tap.Dropped())
+			err := unix.Send(fd, b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+			full = errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOBUFS)
+			gone = err != nil && !full && !errors.Is(err, unix.EINTR)
+			return err == nil
+		})
+		if gone {
+			return
+		}
+		poll[0].Events = 0
+		if full {
+			poll[0].Events = unix.POLLOUT
+		}
+		if n, _ := unix.Poll(poll, captureInterval); n > 0 && poll[0].Revents&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0 {
+			return
+		}
+		select {
+		case <-quit:
+			return
+		default:
+		}
+	}
+}
+
+// appendRecord writes a captured frame as docs/api.md says.
+func appendRecord(b []byte, f *dataplane.TapFrame, dropped uint64) []byte {
+	at := time.Now().Add(f.At.Sub(clock.Now()))
+	b = binary.LittleEndian.AppendUint64(b, uint64(at.UnixNano()))
+	b = binary.LittleEndian.AppendUint64(b, dropped)
+	b = binary.LittleEndian.AppendUint32(b, uint32(f.Size))
+	b = binary.LittleEndian.AppendUint16(b, uint16(f.Worker))
+	dir := byte(0)
+	if f.Out {
+		dir = 1
+	}
+	b = append(b, dir, 0)
+	return append(b, f.Data...)
+}
