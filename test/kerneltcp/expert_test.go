@@ -1,0 +1,241 @@
+package kerneltcp
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// capture has tcpdump write what passes an interface until stop is called, which
+// returns the file.
+func capture(t *testing.T, ns *testenv.Namespace, ifname, name string) (stop func() string) {
+	t.Helper()
+	testenv.RequireTool(t, "tcpdump")
+	dir := os.Getenv("KERNELTCP_CAPTURES") // to keep them
+	if dir == "" {
+		dir = t.TempDir()
+	}
+	file := filepath.Join(dir, name+".pcap")
+	// -Z root: it would else drop its privileges before it opens the file.
+	cmd := ns.Command("tcpdump", "-i", ifname, "-U", "-B", "65536", "-Z", "root", "-w", file, "tcp")
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+	})
+	lines := bufio.NewReader(stderr)
+	for {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatalf("tcpdump: %q %v", line, err)
+		}
+		if strings.Contains(line, "listening on") {
+			break
+		}
+	}
+	return func() string {
+		// What was last sent is in the file once it no longer grows.
+		for size, same := int64(-1), 0; same < 5; {
+			time.Sleep(100 * time.Millisecond)
+			if fi, err := os.Stat(file); err == nil && fi.Size() == size {
+				same++
+			} else if err == nil {
+				size, same = fi.Size(), 0
+			}
+		}
+		_ = cmd.Process.Signal(syscall.SIGINT)
+		var rest bytes.Buffer
+		_, _ = rest.ReadFrom(lines)
+		_ = cmd.Wait()
+		if m := dropped.FindStringSubmatch(rest.String()); m == nil || m[1] != "0" {
+			t.Logf("tcpdump missed frames: %s", strings.TrimSpace(rest.String()))
+		}
+		return file
+	}
+}
+
+var dropped = regexp.MustCompile(`(\d+) packets dropped by kernel`)
+
+// tshark runs tshark on a capture, with checksums verified.
+func tshark(t *testing.T, file string, args ...string) string {
+	t.Helper()
+	args = append([]string{"-n", "-r", file, "-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE"}, args...)
+	out, err := exec.Command(testenv.RequireTool(t, "tshark"), args...).Output()
+	if err != nil {
+		t.Fatalf("tshark %v: %v", args, err)
+	}
+	return string(out)
+}
+
+var expertRow = regexp.MustCompile(`^\s+(\d+)\s+(\w+)\s+(\S+)\s+(.*\S)\s*$`)
+
+// number stands in a summary for what differs from frame to frame.
+var number = regexp.MustCompile(`#?\d+`)
+
+// expert returns how often tshark's expert says what of a capture. The keys are
+// severity and summary; notes and chats, by which tshark comments on
+// what any TCP does, are among them.
+func expert(t *testing.T, file string) map[string]int {
+	t.Helper()
+	found := map[string]int{}
+	severity := ""
+	for line := range strings.Lines(tshark(t, file, "-q", "-z", "expert")) {
+		line = strings.TrimRight(line, "\n")
+		if name, _, ok := strings.Cut(line, " ("); ok && !strings.HasPrefix(line, " ") {
+			severity = name
+			continue
+		}
+		// Other protocols than TCP and below are what tshark takes the random
+		// octets for.
+		if m := expertRow.FindStringSubmatch(line); m != nil && severity != "" && strings.Contains(" TCP IP IPv4 IPv6 Ethernet ", " "+m[3]+" ") {
+			n := 0
+			fmt.Sscan(m[1], &n)
+			found[severity+": "+number.ReplaceAllString(m[4], "N")] += n
+		}
+	}
+	return found
+}
+
+// closes counts the streams of a capture that were reset, and those without a
+// FIN of each side.
+func closes(t *testing.T, file string) (streams, reset, unfinished int) {
+	t.Helper()
+	type seen struct {
+		fins map[string]bool
+		rst  bool
+	}
+	all := map[string]*seen{}
+	for line := range strings.Lines(tshark(t, file, "-Y", "tcp.flags.syn==1 or tcp.flags.fin==1 or tcp.flags.reset==1", "-T", "fields",
+		"-e", "tcp.stream", "-e", "tcp.srcport", "-e", "tcp.flags.fin", "-e", "tcp.flags.reset")) {
+		f := strings.Fields(line)
+		if len(f) != 4 {
+			continue
+		}
+		s := all[f[0]]
+		if s == nil {
+			s = &seen{fins: map[string]bool{}}
+			all[f[0]] = s
+		}
+		yes := func(v string) bool { return v == "1" || v == "True" }
+		if yes(f[2]) {
+			s.fins[f[1]] = true
+		}
+		s.rst = s.rst || yes(f[3])
+	}
+	for _, s := range all {
+		if s.rst {
+			reset++
+		}
+		if len(s.fins) != 2 {
+			unfinished++
+		}
+	}
+	return len(all), reset, unfinished
+}
+
+// TestExpert compares what tshark's expert finds in captures of our TCP with what
+// it finds where the kernel talks to itself in the same way on the same wire: no
+// error and no warning of a kind that the kernel's do not show. No connection is
+// reset, and each is closed by both sides.
+func TestExpert(t *testing.T) {
+	cases := []struct {
+		name, impair string
+		n            int
+		short        bool
+	}{
+		{"clean", "", 4 << 20, true},
+		{"loss", "loss=0.01,delay=2ms", 2 << 20, true},
+		{"heavy loss", "loss=0.05,delay=1ms", 2 << 20, false},
+		{"reorder", "reorder=0.03,hold=1ms,delay=1ms", 4 << 20, false},
+		{"everything", "loss=0.005,duplicate=0.01,reorder=0.02,hold=1ms,corrupt=0.001,delay=2ms,jitter=1ms", 2 << 20, false},
+	}
+	talk := []int{0, 1, 2, 3}
+	found := map[string]map[string]int{"kernel": {}, "ours": {}}
+	for _, c := range cases {
+		if !full() && !c.short {
+			continue
+		}
+		t.Run(c.name, func(t *testing.T) {
+			x := testenv.NewWire(t, 1500)
+			args := []string{"-seed", fmt.Sprint(testenv.Seed(t)%1e9 + 1)}
+			if c.impair != "" {
+				args = append(args, "-both", c.impair)
+			}
+			x.Impair(t, args...)
+			rounds := 1
+			if c.impair != "" {
+				rounds = 2 // chance has its part in which classes come up
+			}
+			for _, stack := range []string{"kernel", "ours"} {
+				for round := range rounds {
+					near := capture(t, x.Mid, x.MidA, fmt.Sprintf("%s-%s-%d-near", c.name, stack, round))
+					far := capture(t, x.B.NS, x.B.Name, fmt.Sprintf("%s-%s-%d-far", c.name, stack, round))
+					streams := 0
+					for _, i := range talk {
+						conns := 4
+						w := talks[i]
+						here, there := place{end: &x.A, stack: stack, args: []string{"-cc", "cubic", "-timewait", "2s"}}, place{end: &x.B, stack: "kernel", args: []string{"-cc", "cubic"}}
+						args := append(amount(c.n/conns, w.ours), "-conns", fmt.Sprint(conns))
+						var a, b *report
+						var err error
+						if w.weListen {
+							a, b, err = run(t, here, there, w.ours, w.kernel, i%2 == 1, args...)
+						} else {
+							b, a, err = run(t, there, here, w.kernel, w.ours, i%2 == 1, args...)
+						}
+						if err != nil {
+							t.Fatal(err)
+						}
+						check(t, a, b)
+						streams += conns
+					}
+					for _, stop := range []func() string{near, far} {
+						file := stop()
+						for k, n := range expert(t, file) {
+							found[stack][k] += n
+						}
+						if n, reset, unfinished := closes(t, file); n != streams || reset != 0 || unfinished != 0 {
+							t.Errorf("%s: %d connections seen, %d reset, %d without both FINs; want %d, none, none", filepath.Base(file), n, reset, unfinished, streams)
+						}
+					}
+				}
+			}
+		})
+	}
+	// On a loaded machine a good wire loses and delays as well, so that the wires
+	// are judged together.
+	for _, k := range slices.Sorted(maps.Keys(merge(found["kernel"], found["ours"]))) {
+		t.Logf("%-100s kernel %6d ours %6d", k, found["kernel"][k], found["ours"][k])
+		if found["kernel"][k] == 0 && (strings.HasPrefix(k, "Error") || strings.HasPrefix(k, "Warn")) {
+			t.Errorf("%s: %d in our traces, none in the kernel's", k, found["ours"][k])
+		}
+	}
+}
+
+func merge(a, b map[string]int) map[string]int {
+	m := maps.Clone(a)
+	for k, v := range b {
+		m[k] += v
+	}
+	return m
+}
