@@ -1,0 +1,354 @@
+package sctp
+
+import (
+	"net/netip"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// Assoc is one association: the TCB of RFC 9260 section 14. It is not safe for use
+// by two goroutines.
+type Assoc struct {
+	cfg    Config
+	key    Secret
+	flow   pkt.Flow
+	mtu    int
+	state  State
+	err    error
+	events uint16
+	stats  Stats
+
+	tag, peerTag  uint32 // packets to us carry tag
+	initTSN       serial.Num
+	out, in       int // streams
+	adaptation    uint32
+	hasAdaptation bool
+
+	paths   [maxAddrs]path
+	npaths  int
+	primary int
+	errors  int // time-outs in a row
+	lastIn  int // path that the last packet came on
+	salt    uint32
+
+	// Set-up.
+	initRetries int
+	t1          clock.Time
+	t1Sent      clock.Time
+	preserve    uint32 // ms, to ask for in the next INIT
+	cookie      []byte // of the peer, to echo
+	unknown     []byte // parameters of INIT ACK to report, as one error cause each
+
+	// Control that waits for its turn to be sent.
+	want    wants
+	replies []byte // HEARTBEAT ACK and ERROR chunks
+	replyTo int
+	raw     [][]byte // whole packets
+	head    []byte   // scratch of PollTransmit
+
+	// Sending.
+	q            []item // a ring; its size is a power of two
+	first        uint32 // oldest not acknowledged in order
+	next         uint32 // oldest never sent
+	last         uint32 // behind the newest
+	cumAck       serial.Num
+	ssn          []uint16 // next of each stream, made when one is needed
+	peerRwnd     int
+	outstanding  int // octets in flight
+	queued       int // octets never sent
+	lostCount    int
+	gapAcked     int
+	burst        int
+	recovering   bool
+	recoverTo    serial.Num
+	fastPending  bool // the first packet of a fast retransmission leaves whatever the window
+	probing      bool // a zero window is being probed, and a SACK came
+	released     []Buf
+	releasedHead int
+
+	// Receiving.
+	rcv receiver
+
+	// The end.
+	closing  bool // Close was called
+	peerDone bool // the peer's SHUTDOWN came
+	t2, t5   clock.Time
+}
+
+// wants are the chunks to be sent.
+type wants uint16
+
+const (
+	wantInit wants = 1 << iota
+	wantCookieEcho
+	wantCookieAck
+	wantShutdown
+	wantShutdownAck
+	wantShutdownComplete
+	wantAbort
+	wantStaleShutdown // COOKIE ECHO in SHUTDOWN-ACK-SENT: ERROR cause 10
+)
+
+func (w *wants) take(b wants) bool {
+	had := *w&b != 0
+	*w &^= b
+	return had
+}
+
+func newAssoc(now clock.Time, cfg *Config, f pkt.Flow, udp uint16, key *Secret, mtu int) *Assoc {
+	a := &Assoc{cfg: cfg.withDefaults(), key: *key, flow: f, mtu: mtu}
+	a.q = make([]item, 64)
+	a.head = make([]byte, 0, 2048)
+	a.addPath(netip.AddrFrom16(f.Remote).Unmap(), udp, true)
+	a.burst = a.cfg.MaxBurst
+	return a
+}
+
+// Dial begins an association: it is in COOKIE-WAIT, and PollTransmit gives the
+// INIT. mtu is that of the link, or of the path if it is known; udp the peer's port
+// when Config.UDP is set.
+func Dial(now clock.Time, cfg *Config, f pkt.Flow, udp uint16, key *Secret, mtu int) *Assoc {
+	a := newAssoc(now, cfg, f, udp, key, mtu)
+	a.tag, a.initTSN = draw(key, &f, now, 1)
+	a.setTSN(a.initTSN)
+	a.state = CookieWait
+	a.want |= wantInit
+	a.t1Sent = now
+	a.t1 = now.Add(a.paths[0].rto)
+	return a
+}
+
+func (a *Assoc) setTSN(t serial.Num) {
+	a.initTSN = t
+	a.cumAck = t - 1
+}
+
+// State returns the state of RFC 9260 section 4.
+func (a *Assoc) State() State { return a.state }
+
+// Err says why the association ended; nil before the end and after an orderly one.
+func (a *Assoc) Err() error { return a.err }
+
+// Flow returns the addresses and ports that the association was made with.
+func (a *Assoc) Flow() pkt.Flow { return a.flow }
+
+// Streams returns how many streams there are out and in, once the association is
+// established.
+func (a *Assoc) Streams() (out, in int) { return a.out, a.in }
+
+// Adaptation returns the indication of the peer.
+func (a *Assoc) Adaptation() (value uint32, ok bool) { return a.adaptation, a.hasAdaptation }
+
+// Stats returns the counters.
+func (a *Assoc) Stats() Stats { return a.stats }
+
+// MaxMessage returns how long a message may be that is to leave in one packet.
+func (a *Assoc) MaxMessage() int { return a.pmdcs(&a.paths[a.primary]) }
+
+// Unacked returns how many messages are pushed and not acknowledged in order.
+func (a *Assoc) Unacked() int { return int(a.last - a.first) }
+
+// Room returns how many octets could leave now: the smaller of the congestion
+// window and the peer's window, less what is under way and queued; 0 when nothing
+// may be pushed. While nothing is under way it is never below MaxMessage, as a
+// closed window is probed only by a message that waits.
+func (a *Assoc) Room() int {
+	switch {
+	case a.state != Established || a.closing:
+		return 0
+	case a.first == a.last:
+		return max(a.MaxMessage(), a.room())
+	}
+	return a.room()
+}
+
+func (a *Assoc) room() int {
+	p := &a.paths[a.primary]
+	if a.lostCount > 0 || a.last-a.next > 64 {
+		return 0
+	}
+	return max(0, min(p.cwnd-p.flight, a.peerRwnd)-a.queued)
+}
+
+// Push queues a message of an association that is established. One that cannot be
+// sent, as after Close or the peer's SHUTDOWN, is released at once.
+func (a *Assoc) Push(m *Message) {
+	if m.Len <= 0 || a.closing || a.state != Established || int(m.Stream) >= a.out {
+		if m.Buf != NoBuf {
+			a.released = append(a.released, m.Buf)
+		}
+		return
+	}
+	it := item{stream: m.Stream, ppid: m.PPID, buf: m.Buf, len: int32(m.Len), flags: flagBegin | flagEnd}
+	if m.Urgent {
+		it.flags |= flagImmediate
+	}
+	if m.Ordered {
+		for len(a.ssn) <= int(m.Stream) {
+			a.ssn = append(a.ssn, 0)
+		}
+		it.ssn = a.ssn[m.Stream]
+		a.ssn[m.Stream]++
+	} else {
+		it.flags |= flagUnordered
+	}
+	a.pushItem(it)
+	a.queued += m.Len
+}
+
+// PollReleased gives back a pushed Buf that is acknowledged in order, or of no use
+// because the association is over or has begun anew.
+func (a *Assoc) PollReleased() (Buf, bool) {
+	if a.releasedHead == len(a.released) {
+		a.released, a.releasedHead = a.released[:0], 0
+		return NoBuf, false
+	}
+	b := a.released[a.releasedHead]
+	a.releasedHead++
+	return b, true
+}
+
+// PollEvent returns the next event. EventClosed is the last one.
+func (a *Assoc) PollEvent() (Event, bool) {
+	for e := EventUp; e <= EventClosed; e++ {
+		if a.events&(1<<e) != 0 {
+			a.events &^= 1 << e
+			return e, true
+		}
+	}
+	return 0, false
+}
+
+// SetBacklog says how many octets were delivered and not consumed by the
+// application: they lessen the window.
+func (a *Assoc) SetBacklog(n int) {
+	a.rcv.backlog = n
+	if w := a.window(); a.rcv.started && w >= a.cfg.RcvWindow/2 && a.rcv.advertised < a.cfg.RcvWindow/4 {
+		a.rcv.sackNow = true
+	}
+}
+
+// SetMTU tells the MTU of the link.
+func (a *Assoc) SetMTU(mtu int) {
+	a.mtu = mtu
+	for i := range a.paths[:a.npaths] {
+		if p := &a.paths[i]; mtu > p.mtu {
+			p.mtu = mtu
+			a.events |= 1 << EventPath
+		} else {
+			a.lowerMTU(i, mtu)
+		}
+	}
+}
+
+// Close ends the association when all that was pushed is acknowledged (RFC 9260
+// 9.2).
+func (a *Assoc) Close(now clock.Time) {
+	if a.closing {
+		return
+	}
+	a.closing = true
+	switch a.state {
+	case CookieWait, CookieEchoed:
+		a.end(nil)
+	case Established:
+		a.state = ShutdownPending
+		a.tryShutdown(now)
+	}
+}
+
+// Abort ends the association at once with an ABORT, which PollTransmit gives.
+func (a *Assoc) Abort(now clock.Time) { a.abort(CauseUserAbort, nil, ErrAborted) }
+
+// abort sends an ABORT with a cause and ends the association.
+func (a *Assoc) abort(c Cause, info []byte, err error) {
+	if a.state == Closed {
+		return
+	}
+	if a.peerTag != 0 {
+		h := Header{a.flow.LocalPort, a.flow.RemotePort, a.peerTag}
+		b, at := beginChunk(h.Append(nil), ChunkAbort, 0)
+		if c != 0 {
+			b = appendParam(b, ParamType(c), info)
+		}
+		a.raw = append(a.raw[:0], endChunk(b, at))
+	}
+	a.end(err)
+}
+
+// end forgets the association. Every Buf and what is kept go back to the owner.
+func (a *Assoc) end(err error) {
+	if a.state == Closed {
+		return
+	}
+	a.state = Closed
+	a.err = err
+	a.dropSends()
+	a.rcv.forgetAll()
+	a.rcv.sackNow, a.rcv.pending, a.rcv.timer = false, 0, 0
+	a.want &= wantShutdownComplete
+	a.replies = a.replies[:0]
+	a.t1, a.t2, a.t5 = 0, 0, 0
+	for i := range a.paths[:a.npaths] {
+		a.paths[i].t3, a.paths[i].hb, a.paths[i].hbSend = 0, 0, false
+	}
+	a.events |= 1 << EventClosed
+}
+
+// dropSends releases every message.
+func (a *Assoc) dropSends() {
+	for p := a.first; p != a.last; p++ {
+		if it := a.at(p); it.buf != NoBuf {
+			a.released = append(a.released, it.buf)
+		}
+	}
+	a.first, a.next, a.last = 0, 0, 0
+	a.outstanding, a.queued, a.lostCount, a.gapAcked = 0, 0, 0, 0
+	a.recovering, a.fastPending, a.probing = false, false, false
+	clear(a.ssn)
+	for i := range a.paths[:a.npaths] {
+		p := &a.paths[i]
+		p.flight, p.t3, p.timing = 0, 0, false
+	}
+}
+
+// up is the step into ESTABLISHED.
+func (a *Assoc) up(now clock.Time) {
+	a.state = Established
+	a.t1 = 0
+	a.initRetries = 0
+	a.errors = 0
+	a.cookie = nil
+	a.events |= 1 << EventUp
+	a.burst = a.cfg.MaxBurst
+	for i := range a.paths[:a.npaths] {
+		a.armHeartbeat(now, i)
+		if !a.paths[i].confirmed {
+			a.paths[i].hb = now // verified at once (RFC 9260 5.4)
+		}
+	}
+	if a.closing {
+		a.state = ShutdownPending
+		a.tryShutdown(now)
+	}
+}
+
+// adopt takes what the cookie says of the two ends.
+func (a *Assoc) adopt(c *cookie) {
+	a.tag, a.peerTag = c.tag, c.peerTag
+	a.out, a.in = int(c.out), int(c.in)
+	a.adaptation, a.hasAdaptation = c.adaptation, c.hasAdaptation
+	a.peerRwnd = int(c.rwnd)
+	a.rcv.start(c.peerTSN, a.cfg.RcvWindow, a.cfg.MaxKept, a.in)
+	a.addAddrs(c.addrs[:c.naddrs])
+}
+
+func (a *Assoc) addAddrs(addrs []netip.Addr) {
+	for _, ad := range addrs {
+		if ad.Is4() == a.paths[0].addr.Is4() {
+			a.addPath(ad, a.paths[0].udp, false)
+		}
+	}
+}

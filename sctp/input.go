@@ -1,0 +1,254 @@
+package sctp
+
+import (
+	"net/netip"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+)
+
+// HandlePacket takes a packet that came on flow f, whose checksum is right; udp is
+// its UDP source port when it was encapsulated. Then PollData is drained, while the
+// packet is at hand.
+func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
+	var h Header
+	var c Chunk
+	if a.state == Closed {
+		return
+	}
+	if h.Decode(b) != nil {
+		a.stats.BadPacket++
+		return
+	}
+	next, err := NextChunk(b, HeaderLen, &c)
+	if err != nil || h.SrcPort != f.RemotePort || h.DstPort != f.LocalPort {
+		a.stats.BadPacket++
+		return
+	}
+	if !a.tagOK(&h, &c, next < len(b)) {
+		a.stats.BadTag++
+		return
+	}
+	a.stats.RxPackets++
+	from := a.findPath(netip.AddrFrom16(f.Remote).Unmap())
+	if from < 0 {
+		from = a.primary
+	} else if h.Tag == a.tag {
+		a.paths[from].udp = udp // RFC 6951 5.4
+	}
+	a.lastIn = from
+	data, budget := false, 64
+	for {
+		if c.Type == ChunkData {
+			if !a.mayReceive() {
+				a.stats.RxDropped++
+			} else if data = true; !a.handleData(now, &c) {
+				return
+			}
+		} else if !a.control(now, &f, &h, b, &c) {
+			break
+		}
+		if a.state == Closed {
+			return
+		}
+		if next >= len(b) {
+			break
+		}
+		if budget--; budget == 0 && c.Type != ChunkData {
+			break // more control than a peer has use for
+		}
+		if next, err = NextChunk(b, next, &c); err != nil {
+			a.stats.BadPacket++
+			break // padding, or a chunk cut short: what stood before it counts
+		}
+	}
+	if data && a.state != Closed {
+		a.dataSeen(now)
+	}
+}
+
+func (a *Assoc) mayReceive() bool {
+	return a.state == Established || a.state == ShutdownPending || a.state == ShutdownSent
+}
+
+// tagOK is RFC 9260 8.5.
+func (a *Assoc) tagOK(h *Header, c *Chunk, more bool) bool {
+	switch c.Type {
+	case ChunkInit:
+		return h.Tag == 0 && !more
+	case ChunkAbort, ChunkShutdownComplete:
+		if c.Flags&flagTag != 0 {
+			return a.peerTag != 0 && h.Tag == a.peerTag
+		}
+		return h.Tag == a.tag
+	case ChunkCookieEcho:
+		return true // the cookie knows
+	case ChunkShutdownAck:
+		// Out of the blue while setting up (8.5.1 E).
+		return h.Tag == a.tag || a.state == CookieWait || a.state == CookieEchoed
+	}
+	return h.Tag == a.tag
+}
+
+// control takes a chunk other than DATA. It reports whether the packet is read on.
+func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chunk) bool {
+	switch c.Type {
+	case ChunkInit:
+		if c.Off == HeaderLen {
+			a.handleInit(now, f, c)
+		}
+		return false
+	case ChunkInitAck:
+		if c.Off == HeaderLen && a.state == CookieWait {
+			a.handleInitAck(now, c)
+		}
+		return false
+	case ChunkCookieEcho:
+		return c.Off == HeaderLen && a.handleCookieEcho(now, h, c)
+	case ChunkCookieAck:
+		if a.state == CookieEchoed {
+			a.up(now)
+		}
+	case ChunkSack:
+		switch a.state {
+		case Established, ShutdownPending, ShutdownReceived, ShutdownSent:
+			var s Sack
+			if s.Decode(c.Body) != nil {
+				a.abort(CauseProtocol, nil, ErrProtocol)
+				return false
+			}
+			a.handleSack(now, &s)
+		}
+	case ChunkHeartbeat:
+		if a.state != CookieWait {
+			if len(a.replies)+chunkHeader+len(c.Body) <= maxReplies {
+				a.replies = appendChunk(a.replies, ChunkHeartbeatAck, 0, c.Body)
+				a.replyTo = a.lastIn
+			}
+		}
+	case ChunkHeartbeatAck:
+		a.heartbeatAck(now, c.Body)
+	case ChunkAbort:
+		e := &AbortError{}
+		var p Param
+		if len(c.Body) > 0 {
+			if _, err := NextParam(c.Body, &p); err == nil {
+				e.Cause = Cause(p.Type)
+			}
+		}
+		a.end(e)
+		return false
+	case ChunkShutdown:
+		a.handleShutdown(now, c)
+	case ChunkShutdownAck:
+		switch a.state {
+		case ShutdownSent, ShutdownAckSent:
+			a.want |= wantShutdownComplete
+			a.end(nil)
+		case CookieWait, CookieEchoed:
+			// 8.4 (5): the peer is finishing an older association.
+			a.rawPacket(shutdownComplete(f, h.Tag))
+		}
+		return false
+	case ChunkShutdownComplete:
+		if a.state == ShutdownAckSent {
+			a.end(nil)
+		}
+		return false
+	case ChunkError:
+		a.handleError(now, c)
+	case ChunkECNE, ChunkCWR:
+	default:
+		a.stats.UnknownChunks++
+		how := c.Type.unknown()
+		if how&unknownReport != 0 && a.state >= Established {
+			a.reply(CauseUnknownChunk, c.raw(b))
+		}
+		return how&unknownSkip != 0
+	}
+	return true
+}
+
+// maxReplies bounds what a peer can make us hold of HEARTBEAT ACK and ERROR.
+const maxReplies = 1024
+
+// reply queues an ERROR.
+func (a *Assoc) reply(c Cause, info []byte) {
+	if len(a.replies)+chunkHeader+4+len(info)+3 > maxReplies {
+		return
+	}
+	b, at := beginChunk(a.replies, ChunkError, 0)
+	// The cause is the last thing in the chunk, whose padding is its own.
+	b = be.AppendUint16(b, uint16(c))
+	b = be.AppendUint16(b, uint16(4+len(info)))
+	b = append(b, info...)
+	a.replies = endChunk(b, at)
+	a.replyTo = a.lastIn
+}
+
+func (a *Assoc) rawPacket(b []byte) {
+	if len(a.raw) < 4 {
+		a.raw = append(a.raw, b)
+	}
+}
+
+func shutdownComplete(f *pkt.Flow, tag uint32) []byte {
+	h := Header{f.LocalPort, f.RemotePort, tag}
+	return appendChunk(h.Append(nil), ChunkShutdownComplete, flagTag, nil)
+}
+
+// handleError reads the causes of an ERROR.
+func (a *Assoc) handleError(now clock.Time, c *Chunk) {
+	rest := c.Body
+	for len(rest) > 0 {
+		var p Param
+		var err error
+		if rest, err = NextParam(rest, &p); err != nil {
+			return
+		}
+		if Cause(p.Type) == CauseStaleCookie && a.state == CookieEchoed && len(p.Body) == 4 {
+			// Begin again and ask for a longer life (5.2.6).
+			if a.initRetries++; a.initRetries > a.cfg.MaxInit {
+				a.end(ErrTimeout)
+				return
+			}
+			a.preserve = min(be.Uint32(p.Body)/1000+1000, 60000)
+			a.state = CookieWait
+			a.cookie, a.unknown = nil, nil
+			a.want = wantInit
+			a.t1Sent = now
+			a.t1 = now.Add(a.paths[0].rto)
+			return
+		}
+	}
+}
+
+// HandleICMP takes an ICMP error about a packet of ours (RFC 9260 section 10). One
+// whose verification tag is not that of the association is not believed.
+func (a *Assoc) HandleICMP(now clock.Time, e *pkt.ICMPError) {
+	if a.state == Closed {
+		return
+	}
+	if e.Seq != 0 && e.Seq != a.peerTag || e.Seq == 0 && (a.state != CookieWait || e.InitTag != a.tag) {
+		return
+	}
+	i := a.findPath(netip.AddrFrom16(e.Flow.Remote).Unmap())
+	if i < 0 {
+		return
+	}
+	switch e.Kind {
+	case pkt.TooBig:
+		if p := &a.paths[i]; e.MTU >= minMTU/2 && e.MTU < p.mtu {
+			a.lowerMTU(i, e.MTU)
+			for q := a.first; q != a.next; q++ {
+				if it := a.at(q); int(it.path) == i && int(it.len) > a.pmdcs(p) {
+					a.lose(q)
+				}
+			}
+		}
+	case pkt.Unreachable:
+		if a.state == CookieWait {
+			a.end(ErrUnreachable)
+		}
+	}
+}

@@ -1,0 +1,135 @@
+package sctp
+
+import (
+	"net/netip"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+)
+
+// Listener is a port that takes associations. It keeps no state of one that is
+// being set up.
+type Listener struct {
+	cfg   Config
+	key   Secret
+	mtu   int
+	salt  uint32
+	stats ListenerStats
+}
+
+// ListenerStats counts what came to a Listener.
+type ListenerStats struct {
+	Inits, Refused, CookiesGood, CookiesBad, CookiesStale uint64
+}
+
+// NewListener returns a listener. mtu is that of the link.
+func NewListener(cfg *Config, key *Secret, mtu int) *Listener {
+	return &Listener{cfg: cfg.withDefaults(), key: *key, mtu: mtu}
+}
+
+// Stats returns the counters.
+func (l *Listener) Stats() ListenerStats { return l.stats }
+
+// SetMTU sets the MTU for associations to come.
+func (l *Listener) SetMTU(mtu int) { l.mtu = mtu }
+
+// HandlePacket takes a packet, whose checksum is right, that belongs to no
+// association. If a is not nil it is established and goes into the flow table; then
+// the same packet is given to a.HandlePacket. If reply is not nil it is sent back,
+// without its checksum.
+func (l *Listener) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) (a *Assoc, reply []byte) {
+	var h Header
+	var c Chunk
+	if h.Decode(b) != nil || !unicast(&f) {
+		return nil, nil
+	}
+	next, err := NextChunk(b, HeaderLen, &c)
+	if err != nil {
+		return nil, nil
+	}
+	switch c.Type {
+	case ChunkInit:
+		if h.Tag != 0 || next < len(b) {
+			return nil, nil
+		}
+		return nil, l.handleInit(now, &f, &c)
+	case ChunkCookieEcho:
+		var k cookie
+		if !k.decode(c.Body, &l.key) || k.flow != f || k.tag != h.Tag || k.collided {
+			l.stats.CookiesBad++
+			return nil, nil
+		}
+		if over := k.stale(now); over != 0 {
+			l.stats.CookiesStale++
+			return nil, staleCookie(&k, over)
+		}
+		l.stats.CookiesGood++
+		a = newAssoc(now, &l.cfg, f, udp, &l.key, l.mtu)
+		a.adopt(&k)
+		a.setTSN(k.tsn)
+		a.up(now)
+		return a, nil
+	}
+	return nil, OutOfBlue(f, b)
+}
+
+func (l *Listener) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) []byte {
+	l.stats.Inits++
+	var i Init
+	err := i.Decode(c.Body)
+	if abort, why := refusal(&l.cfg, f, &i, err, false); why != nil {
+		l.stats.Refused++
+		return abort
+	}
+	l.salt++
+	tag, tsn := draw(&l.key, f, now, l.salt)
+	k := offer(now, &l.cfg, f, &i, tag, tsn)
+	return initAck(&l.cfg, f, &i, &k, &l.key)
+}
+
+func unicast(f *pkt.Flow) bool {
+	for _, v := range [...]netip.Addr{netip.AddrFrom16(f.Remote).Unmap(), netip.AddrFrom16(f.Local).Unmap()} {
+		if v.IsMulticast() || v.IsUnspecified() || v == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+			return false
+		}
+	}
+	return true
+}
+
+// OutOfBlue returns the answer to a packet, whose checksum is right, that nobody
+// wants (RFC 9260 8.4): nil when there is none. The checksum is left to the owner.
+func OutOfBlue(f pkt.Flow, b []byte) []byte {
+	var h Header
+	if h.Decode(b) != nil || !unicast(&f) {
+		return nil
+	}
+	tag, flags := h.Tag, uint8(flagTag)
+	for off, first := HeaderLen, true; off < len(b); first = false {
+		var c Chunk
+		next, err := NextChunk(b, off, &c)
+		if err != nil {
+			break
+		}
+		off = next
+		switch c.Type {
+		case ChunkAbort, ChunkShutdownComplete, ChunkCookieAck:
+			return nil
+		case ChunkInit:
+			if !first || h.Tag != 0 || len(c.Body) < 4 || be.Uint32(c.Body) == 0 {
+				return nil
+			}
+			tag, flags = be.Uint32(c.Body), 0
+		case ChunkShutdownAck:
+			return shutdownComplete(&f, h.Tag)
+		case ChunkError:
+			var p Param
+			if len(c.Body) > 0 {
+				if _, err := NextParam(c.Body, &p); err == nil && Cause(p.Type) == CauseStaleCookie {
+					return nil
+				}
+			}
+		}
+	}
+	r := Header{f.LocalPort, f.RemotePort, tag}
+	return appendChunk(r.Append(nil), ChunkAbort, flags, nil)
+}

@@ -1,0 +1,219 @@
+package sctp
+
+import (
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+// PollTransmit gives the next packet to send. It is drained after EventClosed too:
+// the last packet may be an ABORT or a SHUTDOWN COMPLETE.
+func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
+	o.N, o.Len, o.Retransmit, o.Fragment, o.Probe = 0, 0, false, false, false
+	o.Path = a.primary
+	if len(a.raw) > 0 {
+		o.Head = a.raw[0]
+		a.raw = append(a.raw[:0], a.raw[1:]...)
+		o.Path = a.lastIn
+		return a.done(o)
+	}
+	h := Header{a.flow.LocalPort, a.flow.RemotePort, a.peerTag}
+	if a.want.take(wantShutdownComplete) {
+		o.Head = appendChunk(h.Append(a.head[:0]), ChunkShutdownComplete, 0, nil)
+		o.Path = a.lastIn
+		return a.done(o)
+	}
+	switch a.state {
+	case Closed:
+		return false
+	case CookieWait:
+		if !a.want.take(wantInit) {
+			return false
+		}
+		h.Tag = 0
+		i := Init{Tag: a.tag, Rwnd: uint32(a.cfg.RcvWindow), Out: uint16(a.cfg.Streams), In: uint16(a.cfg.Streams), TSN: a.initTSN,
+			Adaptation: a.cfg.Adaptation, HasAdaptation: a.cfg.Adaptation != 0, Preserve: a.preserve}
+		o.Head = i.Append(h.Append(a.head[:0]), ChunkInit)
+		return a.done(o)
+	}
+	if a.want.take(wantCookieEcho) {
+		b := appendChunk(h.Append(a.head[:0]), ChunkCookieEcho, 0, a.cookie)
+		if len(a.unknown) > 0 && len(b)+chunkHeader+4+len(a.unknown) <= a.budget(&a.paths[a.primary]) {
+			at := 0
+			b, at = beginChunk(b, ChunkError, 0)
+			b = endChunk(appendParam(b, ParamType(CauseUnknownParams), a.unknown), at)
+			a.unknown = a.unknown[:0]
+		}
+		a.head = b[:0]
+		o.Head = b
+		return a.done(o)
+	}
+	for i := range a.paths[:a.npaths] {
+		if p := &a.paths[i]; p.hbSend {
+			p.hbSend = false
+			o.Head = a.heartbeat(now, &h, i)
+			o.Path, o.Probe = i, true
+			return a.done(o)
+		}
+	}
+	return a.bundle(now, &h, o)
+}
+
+func (a *Assoc) done(o *Out) bool {
+	o.Len += len(o.Head)
+	a.stats.TxPackets++
+	return true
+}
+
+// bundle makes a packet of control chunks and DATA.
+func (a *Assoc) bundle(now clock.Time, h *Header, o *Out) bool {
+	b := h.Append(a.head[:0])
+	r := &a.rcv
+	noData := false
+	if a.want.take(wantCookieAck) {
+		b = appendChunk(b, ChunkCookieAck, 0, nil)
+		o.Path = a.lastIn
+	}
+	if len(a.replies) > 0 {
+		o.Path = a.replyTo
+		b = append(b, a.replies...)
+		a.replies = a.replies[:0]
+	}
+	limit := HeaderLen + a.budget(&a.paths[o.Path])
+	sacked := false
+	if r.sackNow {
+		if len(b) == HeaderLen {
+			o.Path = a.lastIn
+			limit = HeaderLen + a.budget(&a.paths[o.Path])
+		}
+		if room := limit - len(b); room >= chunkHeader+sackFixed {
+			b = a.appendSack(b, room)
+			sacked = true
+		}
+	}
+	if a.want.take(wantShutdown) {
+		var at int
+		b, at = beginChunk(b, ChunkShutdown, 0)
+		b = endChunk(be.AppendUint32(b, uint32(r.cum)), at)
+		noData = true
+	}
+	if a.want.take(wantShutdownAck) {
+		b = appendChunk(b, ChunkShutdownAck, 0, nil)
+		noData = true
+		if a.want.take(wantStaleShutdown) {
+			var at int
+			b, at = beginChunk(b, ChunkError, 0)
+			b = endChunk(appendParam(b, ParamType(CauseShuttingDown), nil), at)
+		}
+	}
+	a.head = b[:0]
+	o.Head = b
+	if !noData {
+		a.addData(now, o, sacked)
+	}
+	if len(o.Head) == HeaderLen && o.N == 0 {
+		return false
+	}
+	return a.done(o)
+}
+
+func (a *Assoc) maySend() bool {
+	return a.state == Established || a.state == ShutdownPending || a.state == ShutdownReceived
+}
+
+// addData puts what is lost, then what is new, behind the control chunks in o.
+func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
+	if !a.maySend() || a.first == a.last {
+		return
+	}
+	control := len(o.Head) > HeaderLen
+	if a.lostCount > 0 {
+		for p := a.first; p != a.next && o.N < MaxParts; p++ {
+			it := a.at(p)
+			if it.state != lost {
+				continue
+			}
+			i := a.primary
+			if int(it.path) == i && a.paths[i].errors > 0 && it.sends > 0 {
+				i = a.retransmitPath(i)
+			}
+			pa := &a.paths[i]
+			if pa.flight >= pa.cwnd && !a.fastPending && pa.flight > 0 {
+				return
+			}
+			if control || o.N > 0 {
+				if i != o.Path {
+					return
+				}
+			} else {
+				o.Path = i
+			}
+			if !a.part(o, p, sacked) {
+				break
+			}
+			o.Retransmit = true
+			a.leave(now, p, i)
+		}
+		if o.N > 0 {
+			a.fastPending = false
+		}
+		if a.lostCount > 0 {
+			return
+		}
+	}
+	pa := &a.paths[a.primary]
+	if (control || o.N > 0) && o.Path != a.primary {
+		return
+	}
+	if a.next == a.last || o.N == 0 && a.burst <= 0 && a.outstanding > 0 {
+		return
+	}
+	had := o.N
+	for a.next != a.last && o.N < MaxParts {
+		it := a.at(a.next)
+		if pa.flight >= pa.cwnd && pa.flight > 0 {
+			break
+		}
+		if a.outstanding > 0 && int(it.len) > a.peerRwnd {
+			break
+		}
+		if o.N == 0 && !control {
+			o.Path = a.primary
+		}
+		if !a.part(o, a.next, sacked) {
+			break
+		}
+		p := a.next
+		a.next++
+		a.leave(now, p, a.primary)
+	}
+	if o.N > had && had == 0 {
+		a.burst--
+	}
+	if r := &a.rcv; o.N > 0 && !sacked && r.pending > 0 {
+		// A SACK rides along where there is room for it.
+		if room := a.budget(&a.paths[o.Path]) + HeaderLen - len(o.Head) - o.Len; room >= chunkHeader+sackFixed {
+			o.Head = a.appendSack(o.Head, room)
+			a.head = o.Head[:0]
+		}
+	}
+}
+
+// part adds the message at place p to o, if it fits.
+func (a *Assoc) part(o *Out, p uint32, sacked bool) bool {
+	it := a.at(p)
+	n := dataHeader + pad4(int(it.len))
+	if have := len(o.Head) + o.Len; have+n > HeaderLen+a.budget(&a.paths[o.Path]) {
+		if have > HeaderLen {
+			return false
+		}
+		o.Fragment = true
+	}
+	d := dataChunk{flags: it.flags, tsn: a.tsn(p), stream: it.stream, ssn: it.ssn, ppid: it.ppid, n: int(it.len)}
+	q := &o.Parts[o.N]
+	d.put(&q.Hdr)
+	q.Buf, q.Len, q.Pad = it.buf, int(it.len), pad4(int(it.len))-int(it.len)
+	o.N++
+	o.Len += n
+	a.stats.TxChunks++
+	a.stats.TxOctets += uint64(it.len)
+	return true
+}

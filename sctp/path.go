@@ -1,0 +1,197 @@
+package sctp
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// minMTU is the smallest MTU that is believed (RFC 1191, RFC 9260 section 7.3).
+const minMTU = 576
+
+// path is one address of the peer's with all that is known of the way there.
+type path struct {
+	addr      netip.Addr
+	udp       uint16
+	mtu       int
+	confirmed bool // the peer is known to be there (RFC 9260 5.4)
+	active    bool
+	errors    int
+
+	cwnd, ssthresh, pba int
+	flight              int
+	fullBefore          bool // the window was used up before this SACK
+	acked               int  // octets that this SACK acknowledges
+
+	srtt, rttvar, rto time.Duration
+	timing            bool // an RTT is being measured
+	timed             serial.Num
+	timedAt           clock.Time
+
+	t3      clock.Time
+	hb      clock.Time // next HEARTBEAT, or the time-out of the one that is out
+	hbOut   bool
+	hbSend  bool
+	hbNonce uint64
+	hbAt    clock.Time
+	used    bool // data were sent since the heartbeat timer was armed
+}
+
+// PathInfo describes a path.
+type PathInfo struct {
+	Addr              netip.Addr
+	UDPPort           uint16
+	MTU, Cwnd, Flight int
+	RTO, SRTT         time.Duration
+	Active, Confirmed bool
+}
+
+// Path returns path i, an index that Out.Path gives.
+func (a *Assoc) Path(i int) PathInfo {
+	p := &a.paths[i]
+	return PathInfo{p.addr, p.udp, p.mtu, p.cwnd, p.flight, p.rto, p.srtt, p.active, p.confirmed}
+}
+
+// Paths returns how many paths there are, and which one is in use.
+func (a *Assoc) Paths() (n, current int) { return a.npaths, a.primary }
+
+func (a *Assoc) addPath(addr netip.Addr, udp uint16, confirmed bool) int {
+	for i := range a.paths[:a.npaths] {
+		if a.paths[i].addr == addr {
+			return i
+		}
+	}
+	if a.npaths == len(a.paths) {
+		return 0
+	}
+	p := &a.paths[a.npaths]
+	*p = path{addr: addr, udp: udp, mtu: a.mtu, confirmed: confirmed, active: true, rto: a.cfg.RTOInitial}
+	a.resetWindow(p)
+	a.npaths++
+	return a.npaths - 1
+}
+
+func (a *Assoc) findPath(addr netip.Addr) int {
+	for i := range a.paths[:a.npaths] {
+		if a.paths[i].addr == addr {
+			return i
+		}
+	}
+	return -1
+}
+
+// overhead is what stands in front of the chunks in an IP packet.
+func (a *Assoc) overhead(p *path) int {
+	n := HeaderLen + 20
+	if p.addr.Is6() {
+		n += 20
+	}
+	if a.cfg.UDP {
+		n += 8
+	}
+	return n
+}
+
+// budget is how many octets of chunks fit in one packet.
+func (a *Assoc) budget(p *path) int { return (p.mtu - a.overhead(p)) &^ 3 }
+
+// pmdcs is PMDCS of RFC 9260: user data of one packet with one DATA chunk.
+func (a *Assoc) pmdcs(p *path) int { return a.budget(p) - dataHeader }
+
+// resetWindow sets the initial window (RFC 9260 7.2.1).
+func (a *Assoc) resetWindow(p *path) {
+	floor := 4404
+	if p.addr.Is6() {
+		floor = 4344
+	}
+	m := a.pmdcs(p)
+	p.cwnd = min(4*m, max(2*m, floor))
+	p.ssthresh = 1 << 30
+	p.pba = 0
+}
+
+// sample is RFC 9260 6.3.1.
+func (a *Assoc) sample(p *path, r time.Duration) {
+	r = max(r, 1)
+	if p.srtt == 0 {
+		p.srtt, p.rttvar = r, r/2
+	} else {
+		d := p.srtt - r
+		if d < 0 {
+			d = -d
+		}
+		p.rttvar += (d - p.rttvar) / 4
+		p.srtt += (r - p.srtt) / 8
+	}
+	p.rto = min(max(p.srtt+4*p.rttvar, a.cfg.RTOMin), a.cfg.RTOMax)
+}
+
+func (a *Assoc) backOff(p *path) { p.rto = min(2*p.rto, a.cfg.RTOMax) }
+
+// failed counts a time-out on path i. It reports whether the association is over.
+func (a *Assoc) failed(now clock.Time, i int) bool {
+	p := &a.paths[i]
+	p.errors++
+	if p.confirmed {
+		a.errors++
+	}
+	if a.errors > a.cfg.MaxAssoc {
+		a.end(ErrTimeout)
+		return true
+	}
+	if p.errors > a.cfg.MaxPath && p.active && a.npaths > 1 {
+		p.active = false
+		a.choosePath()
+	}
+	return false
+}
+
+// alive clears the counts of path i.
+func (a *Assoc) alive(i int) {
+	p := &a.paths[i]
+	p.errors = 0
+	a.errors = 0
+	if !p.active {
+		p.active = true
+		a.choosePath()
+	}
+}
+
+// choosePath takes the first path that is up, in the peer's order. If none is, the
+// one in use stays.
+func (a *Assoc) choosePath() {
+	for i := range a.paths[:a.npaths] {
+		if p := &a.paths[i]; p.active && p.confirmed {
+			if i != a.primary {
+				a.primary = i
+				a.stats.Failovers++
+				a.events |= 1 << EventPath
+			}
+			return
+		}
+	}
+}
+
+// retransmitPath is where what was lost on path i goes: another path that is up.
+func (a *Assoc) retransmitPath(i int) int {
+	for n := 1; n < a.npaths; n++ {
+		j := (i + n) % a.npaths
+		if p := &a.paths[j]; p.active && p.confirmed {
+			return j
+		}
+	}
+	return a.primary
+}
+
+// lowerMTU takes a smaller MTU for path i.
+func (a *Assoc) lowerMTU(i, mtu int) {
+	p := &a.paths[i]
+	mtu = max(mtu, minMTU)
+	if mtu >= p.mtu {
+		return
+	}
+	p.mtu = mtu
+	a.events |= 1 << EventPath
+}

@@ -1,0 +1,114 @@
+package sctp
+
+import (
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// itemState says where a message stands.
+type itemState uint8
+
+const (
+	waiting itemState = iota // never sent
+	inFlight
+	lost  // to be sent again
+	acked // by a gap report
+)
+
+// item is a message in the send queue. Its TSN follows from its place.
+type item struct {
+	buf    Buf
+	len    int32
+	ppid   uint32
+	stream uint16
+	ssn    uint16
+	flags  uint8
+	state  itemState
+	misses uint8
+	sends  uint8
+	path   uint8
+	fast   bool // was retransmitted fast: never again so
+}
+
+func (a *Assoc) at(p uint32) *item { return &a.q[p&uint32(len(a.q)-1)] }
+
+// tsn returns the TSN of the item at place p.
+func (a *Assoc) tsn(p uint32) serial.Num { return a.cumAck + 1 + serial.Num(p-a.first) }
+
+func (a *Assoc) pushItem(it item) {
+	if int(a.last-a.first) == len(a.q) {
+		q := make([]item, 2*len(a.q))
+		for p := a.first; p != a.last; p++ {
+			q[p&uint32(len(q)-1)] = *a.at(p)
+		}
+		a.q = q
+	}
+	*a.at(a.last) = it
+	a.last++
+}
+
+// leave notes that the item at place p goes out on path i now.
+func (a *Assoc) leave(now clock.Time, p uint32, i int) {
+	it, pa := a.at(p), &a.paths[i]
+	if it.state == lost {
+		a.lostCount--
+		a.stats.Retransmits++
+		if pa.timing && pa.timed == a.tsn(p) {
+			pa.timing = false // Karn
+		}
+	} else {
+		a.queued -= int(it.len)
+		if !pa.timing {
+			pa.timing, pa.timed, pa.timedAt = true, a.tsn(p), now
+		}
+	}
+	it.state, it.path, it.misses = inFlight, uint8(i), 0
+	it.sends = min(it.sends+1, 255-1)
+	pa.flight += int(it.len)
+	pa.used = true
+	a.outstanding += int(it.len)
+	a.peerRwnd -= int(it.len)
+	if pa.t3 == 0 {
+		pa.t3 = now.Add(pa.rto)
+	}
+}
+
+// land takes an item out of flight.
+func (a *Assoc) land(it *item) {
+	a.paths[it.path].flight -= int(it.len)
+	a.outstanding -= int(it.len)
+}
+
+// lose marks the item at place p for retransmission.
+func (a *Assoc) lose(p uint32) {
+	it := a.at(p)
+	if it.state != inFlight {
+		return
+	}
+	a.land(it)
+	a.peerRwnd += int(it.len)
+	it.state = lost
+	a.lostCount++
+	if pa := &a.paths[it.path]; pa.timing && pa.timed == a.tsn(p) {
+		pa.timing = false
+	}
+}
+
+// ackItem counts the item at place p as received by the peer.
+func (a *Assoc) ackItem(now clock.Time, p uint32) {
+	it := a.at(p)
+	switch it.state {
+	case inFlight:
+		a.land(it)
+		pa := &a.paths[it.path]
+		pa.acked += int(it.len)
+		if pa.timing && pa.timed == a.tsn(p) {
+			pa.timing = false
+			if it.sends == 1 {
+				a.sample(pa, now.Sub(pa.timedAt))
+			}
+		}
+	case lost:
+		a.lostCount--
+	}
+}

@@ -1,0 +1,195 @@
+package sctp
+
+import (
+	"net/netip"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+)
+
+// refusal is the ABORT for an INIT (or INIT ACK) that is not wanted, and why; nil
+// when it is fine. tag is the peer's.
+func refusal(cfg *Config, f *pkt.Flow, i *Init, decodeErr error, wantCookie bool) ([]byte, error) {
+	h := Header{f.LocalPort, f.RemotePort, i.Tag}
+	var cause Cause
+	var info []byte
+	err := ErrProtocol
+	switch {
+	case i.Tag == 0:
+		// 3.3.3 for INIT ACK; an INIT without a tag cannot be answered.
+		return nil, ErrProtocol
+	case i.HostName:
+		cause = CauseUnresolvable
+		info = []byte{0, byte(ParamHostName), 0, 4}
+	case decodeErr != nil || !i.Check():
+		cause = CauseInvalidParam
+	case wantCookie && len(i.Cookie) == 0:
+		cause = CauseMissingParam
+		info = []byte{0, 0, 0, 1, 0, byte(ParamStateCookie)}
+	case !cfg.accepts(i.Adaptation, i.HasAdaptation):
+		cause, err = CauseUserAbort, ErrAdaptation
+		info = []byte("adaptation layer indication not accepted")
+	case min(cfg.Streams, int(i.In)) < cfg.MinStreams || min(cfg.Streams, int(i.Out)) < cfg.MinStreams:
+		cause, err = CauseUserAbort, ErrStreams
+		info = []byte("too few streams")
+	default:
+		return nil, nil
+	}
+	b, at := beginChunk(h.Append(nil), ChunkAbort, 0)
+	return endChunk(appendParam(b, ParamType(cause), info), at), err
+}
+
+// handleInit takes an INIT for an association that exists (RFC 9260 5.2.1, 5.2.2).
+func (a *Assoc) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) {
+	if a.state == ShutdownAckSent {
+		a.want |= wantShutdownAck
+		return
+	}
+	var i Init
+	err := i.Decode(c.Body)
+	if abort, why := refusal(&a.cfg, f, &i, err, false); why != nil {
+		if abort != nil {
+			a.rawPacket(abort)
+		}
+		return
+	}
+	tag, tsn := a.tag, a.initTSN
+	if a.state > CookieEchoed {
+		for _, ad := range i.Addrs[:i.NAddrs] {
+			if a.findPath(ad) < 0 {
+				h := Header{f.LocalPort, f.RemotePort, i.Tag}
+				b, at := beginChunk(h.Append(nil), ChunkAbort, 0)
+				var p []byte
+				if ad.Is4() {
+					p = appendParam(nil, ParamIPv4, ad.AsSlice())
+				} else {
+					p = appendParam(nil, ParamIPv6, ad.AsSlice())
+				}
+				a.rawPacket(endChunk(appendParam(b, ParamType(CauseRestartAddresses), p), at))
+				return
+			}
+		}
+		a.salt++
+		tag, tsn = draw(&a.key, f, now, i.Tag^a.salt<<16)
+	}
+	k := offer(now, &a.cfg, f, &i, tag, tsn)
+	if a.state > CookieWait {
+		k.tie, k.peerTie = a.tag, a.peerTag
+	}
+	k.collided = a.state <= CookieEchoed
+	a.rawPacket(initAck(&a.cfg, f, &i, &k, &a.key))
+}
+
+// handleInitAck takes the answer to our INIT (5.1 C).
+func (a *Assoc) handleInitAck(now clock.Time, c *Chunk) {
+	var i Init
+	err := i.Decode(c.Body)
+	if i.Tag == 0 {
+		a.end(ErrProtocol) // 3.3.3: to CLOSED, without an ABORT
+		return
+	}
+	abort, why := refusal(&a.cfg, &a.flow, &i, err, true)
+	if why == nil && len(i.Cookie) > a.budget(&a.paths[0])-chunkHeader {
+		why = ErrProtocol
+	}
+	if why != nil {
+		if abort != nil {
+			a.raw = append(a.raw[:0], abort)
+		}
+		a.end(why)
+		return
+	}
+	a.peerTag = i.Tag
+	a.out, a.in = min(a.cfg.Streams, int(i.In)), min(a.cfg.Streams, int(i.Out))
+	a.adaptation, a.hasAdaptation = i.Adaptation, i.HasAdaptation
+	a.peerRwnd = int(min(i.Rwnd, 1<<30))
+	a.rcv.start(i.TSN, a.cfg.RcvWindow, a.cfg.MaxKept, a.in)
+	a.addAddrs(i.Addrs[:i.NAddrs])
+	a.cookie = append(a.cookie[:0], i.Cookie...)
+	a.unknown = a.unknown[:0]
+	for _, p := range i.report[:i.nrep] {
+		if len(a.unknown)+pad4(len(p)) <= 256 {
+			a.unknown = append(a.unknown, p...)
+			a.unknown = append(a.unknown, zero4[:pad4(len(p))-len(p)]...)
+		}
+	}
+	p := &a.paths[0]
+	if a.initRetries == 0 {
+		a.sample(p, now.Sub(a.t1Sent))
+	}
+	a.initRetries = 0
+	a.state = CookieEchoed
+	a.want |= wantCookieEcho
+	a.want &^= wantInit
+	a.t1Sent = now
+	a.t1 = now.Add(p.rto)
+}
+
+// handleCookieEcho takes a cookie for an association that exists (5.2.4). It
+// reports whether the packet is read on.
+func (a *Assoc) handleCookieEcho(now clock.Time, h *Header, c *Chunk) bool {
+	var k cookie
+	if !k.decode(c.Body, &a.key) || k.flow != a.flow && a.findPath(netip.AddrFrom16(k.flow.Remote).Unmap()) < 0 ||
+		k.flow.LocalPort != a.flow.LocalPort || k.flow.RemotePort != a.flow.RemotePort || k.tag != h.Tag {
+		a.stats.CookiesBad++
+		return false
+	}
+	local, peer := k.tag == a.tag, k.peerTag == a.peerTag
+	if over := k.stale(now); over != 0 && !(local && peer) {
+		a.stats.CookiesStale++
+		a.rawPacket(staleCookie(&k, over))
+		return false
+	}
+	switch {
+	case local && peer: // D
+		if a.state == CookieEchoed {
+			a.up(now)
+		}
+	case !local && !peer && a.tag == k.tie && a.peerTag == k.peerTie && k.tie != 0: // A
+		if a.state == ShutdownAckSent {
+			a.want |= wantShutdownAck | wantStaleShutdown
+			return false
+		}
+		a.restart(now, &k)
+	case local && !peer && a.state <= CookieEchoed: // B
+		a.stats.Collisions++
+		a.adopt(&k)
+		a.want &^= wantInit | wantCookieEcho
+		a.up(now)
+	default: // C and what fits nowhere
+		return false
+	}
+	a.want |= wantCookieAck
+	return true
+}
+
+// restart begins the association anew: the peer has lost its state (5.2.4.1 A).
+func (a *Assoc) restart(now clock.Time, k *cookie) {
+	a.stats.Restarts++
+	a.dropSends()
+	a.adopt(k)
+	a.setTSN(k.tsn)
+	a.replies = a.replies[:0]
+	a.want = 0
+	a.t1, a.t2, a.t5 = 0, 0, 0
+	a.errors = 0
+	a.closing, a.peerDone = false, false
+	for i := range a.paths[:a.npaths] {
+		p := &a.paths[i]
+		p.rto, p.srtt, p.rttvar = a.cfg.RTOInitial, 0, 0
+		p.errors, p.active = 0, true
+		a.resetWindow(p)
+	}
+	a.events &^= 1<<EventUp | 1<<EventShutdown
+	a.up(now)
+	a.events &^= 1 << EventUp
+	a.events |= 1 << EventRestart
+}
+
+// staleCookie is the ERROR for a cookie that has outlived its time by over
+// microseconds.
+func staleCookie(k *cookie, over uint32) []byte {
+	h := Header{k.flow.LocalPort, k.flow.RemotePort, k.peerTag}
+	b, at := beginChunk(h.Append(nil), ChunkError, 0)
+	return endChunk(appendParam(b, ParamType(CauseStaleCookie), be.AppendUint32(nil, over)), at)
+}

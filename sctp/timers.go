@@ -1,0 +1,228 @@
+package sctp
+
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// Deadline returns when HandleTimeout is due, 0 for never.
+func (a *Assoc) Deadline() clock.Time {
+	d := clock.Earliest(a.t1, clock.Earliest(a.t2, a.t5))
+	d = clock.Earliest(d, a.rcv.timer)
+	for i := range a.paths[:a.npaths] {
+		d = clock.Earliest(d, clock.Earliest(a.paths[i].t3, a.paths[i].hb))
+	}
+	return d
+}
+
+// HandleTimeout does what is due.
+func (a *Assoc) HandleTimeout(now clock.Time) {
+	if a.state == Closed {
+		return
+	}
+	if a.t1.Due(now) {
+		a.initTimeout(now)
+	}
+	if a.t5.Due(now) {
+		a.t5 = 0
+		a.abort(CauseUserAbort, nil, ErrTimeout)
+	}
+	if a.t2.Due(now) {
+		a.t2 = 0
+		p := &a.paths[a.primary]
+		a.backOff(p)
+		if !a.failed(now, a.primary) {
+			a.sendShutdown(now)
+		}
+	}
+	if r := &a.rcv; r.timer.Due(now) {
+		r.timer = 0
+		r.sackNow = true
+	}
+	for i := range a.paths[:a.npaths] {
+		if a.state != Closed && a.paths[i].t3.Due(now) {
+			a.retransmitTimeout(now, i)
+		}
+		if a.state != Closed && a.paths[i].hb.Due(now) {
+			a.heartbeatDue(now, i)
+		}
+	}
+}
+
+// initTimeout is T1-init and T1-cookie (RFC 9260 4, 5.1).
+func (a *Assoc) initTimeout(now clock.Time) {
+	a.t1 = 0
+	if a.initRetries++; a.initRetries > a.cfg.MaxInit {
+		a.end(ErrTimeout)
+		return
+	}
+	p := &a.paths[0]
+	a.backOff(p)
+	if a.state == CookieWait {
+		a.want |= wantInit
+	} else {
+		a.want |= wantCookieEcho
+	}
+	a.t1 = now.Add(p.rto)
+}
+
+// tryShutdown takes the next step of an orderly end when all is acknowledged.
+func (a *Assoc) tryShutdown(now clock.Time) {
+	if a.first != a.last {
+		return
+	}
+	switch a.state {
+	case ShutdownPending:
+		a.state = ShutdownSent
+		a.t5 = now.Add(5 * a.cfg.RTOMax)
+		a.sendShutdown(now)
+	case ShutdownReceived:
+		a.state = ShutdownAckSent
+		a.t5 = now.Add(5 * a.cfg.RTOMax)
+		a.sendShutdown(now)
+	}
+}
+
+func (a *Assoc) sendShutdown(now clock.Time) {
+	if a.state == ShutdownSent {
+		a.want |= wantShutdown
+	} else {
+		a.want |= wantShutdownAck
+	}
+	a.t2 = now.Add(a.paths[a.primary].rto)
+}
+
+// handleShutdown is RFC 9260 9.2.
+func (a *Assoc) handleShutdown(now clock.Time, c *Chunk) {
+	if len(c.Body) != 4 {
+		a.abort(CauseProtocol, nil, ErrProtocol)
+		return
+	}
+	cum := serial.Num(be.Uint32(c.Body))
+	switch a.state {
+	case Established, ShutdownPending:
+		a.state = ShutdownReceived
+		a.peerDone = true
+		a.events |= 1 << EventShutdown
+		a.shutdownAcks(now, cum)
+	case ShutdownReceived:
+		a.shutdownAcks(now, cum)
+	case ShutdownSent:
+		a.state = ShutdownAckSent
+		a.peerDone = true
+		a.sendShutdown(now)
+	case ShutdownAckSent:
+		a.sendShutdown(now)
+	}
+}
+
+// shutdownAcks takes the cumulative TSN of a SHUTDOWN as that of a SACK without
+// gaps; what gap reports named stays acknowledged.
+func (a *Assoc) shutdownAcks(now clock.Time, cum serial.Num) {
+	n := cum.Sub(a.cumAck)
+	if n > int(a.next-a.first) {
+		a.abort(CauseProtocol, nil, ErrProtocol)
+		return
+	}
+	for i := range a.paths[:a.npaths] {
+		a.paths[i].acked = 0
+	}
+	for range max(n, 0) {
+		it := a.at(a.first)
+		if it.state == acked {
+			a.gapAcked--
+		} else {
+			a.ackItem(now, a.first)
+		}
+		if it.buf != NoBuf {
+			a.released = append(a.released, it.buf)
+		}
+		a.first++
+		a.cumAck++
+	}
+	for i := range a.paths[:a.npaths] {
+		if p := &a.paths[i]; p.flight == 0 {
+			p.t3 = 0
+		}
+	}
+	a.tryShutdown(now)
+}
+
+// armHeartbeat is RFC 9260 8.3.
+func (a *Assoc) armHeartbeat(now clock.Time, i int) {
+	p := &a.paths[i]
+	p.hbOut = false
+	if a.cfg.Heartbeat < 0 {
+		p.hb = 0
+		return
+	}
+	// Jitter of half the RTO either way, from what the peer cannot guess.
+	m, _ := draw(&a.key, &a.flow, now, uint32(i)<<8|0x80000000)
+	jitter := time.Duration(m%1024)*p.rto/1024 - p.rto/2
+	p.hb = now.Add(max(a.cfg.Heartbeat+p.rto+jitter, time.Millisecond))
+	p.used = false
+}
+
+// heartbeatDue sends a HEARTBEAT on an idle path, or counts one without an answer.
+func (a *Assoc) heartbeatDue(now clock.Time, i int) {
+	p := &a.paths[i]
+	if a.state < Established || a.state == ShutdownAckSent {
+		a.armHeartbeat(now, i)
+		return
+	}
+	if p.hbOut {
+		a.backOff(p)
+		if a.failed(now, i) {
+			return
+		}
+		p.hbOut = false
+	} else if p.used && p.confirmed {
+		a.armHeartbeat(now, i)
+		return
+	}
+	p.hbSend, p.hbOut = true, true
+	p.hbAt = now
+	p.hb = now.Add(p.rto)
+	a.salt++
+	t, s := draw(&a.key, &a.flow, now, a.salt)
+	p.hbNonce = uint64(t)<<32 | uint64(s)
+	a.stats.Heartbeats++
+}
+
+// heartbeat makes the packet: path, time and nonce are what the ACK brings back.
+func (a *Assoc) heartbeat(now clock.Time, h *Header, i int) []byte {
+	p := &a.paths[i]
+	b, at := beginChunk(h.Append(a.head[:0]), ChunkHeartbeat, 0)
+	b = be.AppendUint16(b, uint16(ParamHeartbeatInfo))
+	b = be.AppendUint16(b, 4+20)
+	b = be.AppendUint32(b, uint32(i))
+	b = be.AppendUint64(b, uint64(p.hbAt))
+	b = be.AppendUint64(b, p.hbNonce)
+	return endChunk(b, at)
+}
+
+func (a *Assoc) heartbeatAck(now clock.Time, b []byte) {
+	var p Param
+	if len(b) == 0 {
+		return
+	}
+	if _, err := NextParam(b, &p); err != nil || p.Type != ParamHeartbeatInfo || len(p.Body) != 20 {
+		return
+	}
+	i := be.Uint32(p.Body)
+	if i >= uint32(a.npaths) {
+		return
+	}
+	pa := &a.paths[i]
+	if !pa.hbOut || be.Uint64(p.Body[12:]) != pa.hbNonce {
+		return
+	}
+	pa.confirmed = true
+	if pa.hbAt != 0 {
+		a.sample(pa, now.Sub(pa.hbAt))
+	}
+	a.alive(int(i))
+	a.armHeartbeat(now, int(i))
+}

@@ -1,0 +1,236 @@
+package sctp
+
+import (
+	"encoding/binary"
+	"errors"
+
+	"github.com/iwarpd/iwarpd/mpa/crc32c"
+)
+
+var be = binary.BigEndian
+
+// HeaderLen is the length of the common header (RFC 9260 3.1).
+const HeaderLen = 12
+
+const chunkHeader = 4
+
+// ChunkType is the type of a chunk (RFC 9260 3.2).
+type ChunkType uint8
+
+// The chunk types.
+const (
+	ChunkData ChunkType = iota
+	ChunkInit
+	ChunkInitAck
+	ChunkSack
+	ChunkHeartbeat
+	ChunkHeartbeatAck
+	ChunkAbort
+	ChunkShutdown
+	ChunkShutdownAck
+	ChunkError
+	ChunkCookieEcho
+	ChunkCookieAck
+	ChunkECNE
+	ChunkCWR
+	ChunkShutdownComplete
+)
+
+var chunkNames = [...]string{"DATA", "INIT", "INIT-ACK", "SACK", "HEARTBEAT", "HEARTBEAT-ACK", "ABORT", "SHUTDOWN",
+	"SHUTDOWN-ACK", "ERROR", "COOKIE-ECHO", "COOKIE-ACK", "ECNE", "CWR", "SHUTDOWN-COMPLETE"}
+
+func (t ChunkType) String() string {
+	if int(t) < len(chunkNames) {
+		return chunkNames[t]
+	}
+	return "unknown"
+}
+
+// What the two top bits of an unknown chunk or parameter type ask for (RFC 9260
+// 3.2, 3.2.1).
+const (
+	unknownSkip   = 2 // go on with the next; else stop
+	unknownReport = 1 // tell the sender
+)
+
+func (t ChunkType) unknown() uint8 { return uint8(t) >> 6 }
+
+// Chunk flags.
+const (
+	flagEnd       = 0x01 // DATA
+	flagBegin     = 0x02
+	flagUnordered = 0x04
+	flagImmediate = 0x08
+	flagTag       = 0x01 // ABORT, SHUTDOWN COMPLETE: T, the tag is reflected
+)
+
+// Errors of parsing.
+var (
+	ErrShort = errors.New("sctp: packet too short")
+	ErrChunk = errors.New("sctp: bad chunk length")
+	ErrParam = errors.New("sctp: bad parameter length")
+)
+
+// Header is the common header.
+type Header struct {
+	SrcPort, DstPort uint16
+	Tag              uint32
+}
+
+// Decode reads the common header. The checksum is not looked at.
+func (h *Header) Decode(b []byte) error {
+	if len(b) < HeaderLen {
+		return ErrShort
+	}
+	h.SrcPort, h.DstPort, h.Tag = be.Uint16(b), be.Uint16(b[2:]), be.Uint32(b[4:])
+	return nil
+}
+
+// Append appends the header, with a checksum of 0.
+func (h *Header) Append(b []byte) []byte {
+	b = be.AppendUint16(b, h.SrcPort)
+	b = be.AppendUint16(b, h.DstPort)
+	b = be.AppendUint32(b, h.Tag)
+	return append(b, 0, 0, 0, 0)
+}
+
+var zero4 [4]byte
+
+func checksum(b []byte) uint32 {
+	c := crc32c.Update(0, b[:8])
+	c = crc32c.Update(c, zero4[:])
+	return crc32c.Update(c, b[HeaderLen:])
+}
+
+// SetChecksum writes the CRC32c of the packet b, which is at least HeaderLen long
+// (RFC 9260 6.8).
+func SetChecksum(b []byte) { binary.LittleEndian.PutUint32(b[8:], checksum(b)) }
+
+// Verify reports whether b is long enough for a packet and has the right CRC32c.
+func Verify(b []byte) bool {
+	return len(b) >= HeaderLen && binary.LittleEndian.Uint32(b[8:]) == checksum(b)
+}
+
+// Chunk is a chunk in a packet: Body is what follows its header, without padding.
+type Chunk struct {
+	Type  ChunkType
+	Flags uint8
+	Body  []byte
+	Off   int // of the chunk's header in the packet
+}
+
+// raw returns the whole chunk, header included, without padding, of packet b.
+func (c *Chunk) raw(b []byte) []byte { return b[c.Off : c.Off+chunkHeader+len(c.Body)] }
+
+// NextChunk reads the chunk at off of the packet b. next is where the following
+// one begins: len(b) or more when there is none. A length that leaves the packet
+// is ErrChunk.
+func NextChunk(b []byte, off int, c *Chunk) (next int, err error) {
+	if off < 0 || len(b)-off < chunkHeader {
+		return off, ErrChunk
+	}
+	n := int(be.Uint16(b[off+2:]))
+	if n < chunkHeader || n > len(b)-off {
+		return off, ErrChunk
+	}
+	*c = Chunk{Type: ChunkType(b[off]), Flags: b[off+1], Body: b[off+chunkHeader : off+n], Off: off}
+	return off + pad4(n), nil
+}
+
+func pad4(n int) int { return (n + 3) &^ 3 }
+
+// beginChunk appends a chunk header whose length endChunk fills in.
+func beginChunk(b []byte, t ChunkType, flags uint8) ([]byte, int) {
+	return append(b, byte(t), flags, 0, 0), len(b)
+}
+
+// endChunk writes the length of the chunk that begins at at, and pads it.
+func endChunk(b []byte, at int) []byte {
+	n := len(b) - at
+	be.PutUint16(b[at+2:], uint16(n))
+	return append(b, zero4[:pad4(n)-n]...)
+}
+
+func appendChunk(b []byte, t ChunkType, flags uint8, body []byte) []byte {
+	b, at := beginChunk(b, t, flags)
+	return endChunk(append(b, body...), at)
+}
+
+// ParamType is the type of a parameter (RFC 9260 3.3.2, RFC 5061 4.2).
+type ParamType uint16
+
+// The parameter types.
+const (
+	ParamHeartbeatInfo      ParamType = 1
+	ParamIPv4               ParamType = 5
+	ParamIPv6               ParamType = 6
+	ParamStateCookie        ParamType = 7
+	ParamUnrecognized       ParamType = 8
+	ParamCookiePreservative ParamType = 9
+	ParamHostName           ParamType = 11
+	ParamAddressTypes       ParamType = 12
+	ParamECN                ParamType = 0x8000
+	ParamAdaptation         ParamType = 0xC006
+)
+
+func (t ParamType) unknown() uint8 { return uint8(t >> 14) }
+
+// Param is a parameter, or an error cause, which has the same form.
+type Param struct {
+	Type ParamType
+	Body []byte
+	raw  []byte
+}
+
+// NextParam reads the parameter that begins b and returns what follows it. b is
+// not empty. A length that leaves b is ErrParam.
+func NextParam(b []byte, p *Param) (rest []byte, err error) {
+	if len(b) < 4 {
+		return nil, ErrParam
+	}
+	n := int(be.Uint16(b[2:]))
+	if n < 4 || n > len(b) {
+		return nil, ErrParam
+	}
+	*p = Param{Type: ParamType(be.Uint16(b)), Body: b[4:n], raw: b[:n]}
+	return b[min(pad4(n), len(b)):], nil
+}
+
+func appendParam(b []byte, t ParamType, body []byte) []byte {
+	b = be.AppendUint16(b, uint16(t))
+	b = be.AppendUint16(b, uint16(4+len(body)))
+	b = append(b, body...)
+	return append(b, zero4[:pad4(len(body))-len(body)]...)
+}
+
+// Cause is the code of an error cause (RFC 9260 3.3.10).
+type Cause uint16
+
+// The error causes.
+const (
+	CauseInvalidStream Cause = iota + 1
+	CauseMissingParam
+	CauseStaleCookie
+	CauseOutOfResource
+	CauseUnresolvable
+	CauseUnknownChunk
+	CauseInvalidParam
+	CauseUnknownParams
+	CauseNoUserData
+	CauseShuttingDown
+	CauseRestartAddresses
+	CauseUserAbort
+	CauseProtocol
+)
+
+var causeNames = [...]string{"no cause", "invalid stream identifier", "missing mandatory parameter", "stale cookie",
+	"out of resource", "unresolvable address", "unrecognized chunk type", "invalid mandatory parameter",
+	"unrecognized parameters", "no user data", "cookie received while shutting down",
+	"restart with new addresses", "user-initiated abort", "protocol violation"}
+
+func (c Cause) String() string {
+	if int(c) < len(causeNames) {
+		return causeNames[c]
+	}
+	return "unknown cause"
+}
