@@ -12,7 +12,7 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 NORACE = /internal/bench$$|/test/bench$$
 
 .DEFAULT_GOAL := build
-.PHONY: build clib packages generate lint test demo bench interop clean help
+.PHONY: build clib packages packages-check generate lint test demo bench interop clean help
 
 build: ## build bin/iwarpd and bin/iwarpctl
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
@@ -24,6 +24,10 @@ clib: ## build the C library and its example into out/libiwarpd
 packages: build ## .deb and .rpm packages into out/packages
 	@.ci/need gcc:gcc /usr/include/stdlib.h:libc6-dev protoc-c:protobuf-c-compiler /usr/include/protobuf-c/protobuf-c.h:libprotobuf-c-dev pkg-config:pkg-config
 	@GO=$(GO) deploy/packages/build
+
+packages-check: packages ## install the .deb packages in a fresh Debian root and run the daemon there (needs root, network)
+	@.ci/need debootstrap:debootstrap systemd-analyze:systemd ip:iproute2
+	IWARPD_PACKAGES=$(CURDIR)/$(OUT)/packages $(GO) test -count=1 -v ./test/packages
 
 generate: ## make the generated files again (needs clang, libbpf-dev and protoc)
 	@.ci/need clang:clang llvm-strip:llvm /usr/include/bpf/bpf_helpers.h:libbpf-dev protoc:protobuf-compiler
@@ -57,4 +61,4 @@ clean: ## remove what the other targets made
 	rm -rf bin $(OUT)
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -1,0 +1,220 @@
+// Package packages tests the Debian packages in a fresh Debian root, with the
+// daemon started as its unit starts it. `make packages-check` runs it.
+package packages
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+const limit = 60 * time.Second
+
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// newRoot makes a Debian root with the packages installed.
+func newRoot(t *testing.T, packages string) string {
+	t.Helper()
+	testenv.RequireRoot(t)
+	testenv.RequireTool(t, "debootstrap")
+	root := filepath.Join(t.TempDir(), "root")
+	run(t, "debootstrap", "--variant=minbase", "--include=libprotobuf-c1", "bookworm", root, "http://deb.debian.org/debian")
+	debs, err := filepath.Glob(filepath.Join(packages, "*.deb"))
+	if err != nil || len(debs) != 3 {
+		t.Fatalf("%s holds %q, %v; want three packages: make packages", packages, debs, err)
+	}
+	install := []string{root, "dpkg", "-i"}
+	for _, deb := range debs {
+		if strings.Contains(filepath.Base(deb), "-dev_") {
+			continue // depends on a compiler's worth of packages
+		}
+		run(t, "cp", deb, filepath.Join(root, "tmp"))
+		install = append(install, "/tmp/"+filepath.Base(deb))
+	}
+	run(t, "chroot", install...)
+	return root
+}
+
+// service is the daemon, run in the root as the unit runs it.
+type service struct {
+	t      *testing.T
+	end    *testenv.End
+	root   string
+	cmd    *exec.Cmd
+	notify *net.UnixConn
+	exited chan error
+}
+
+// capabilities reads the unit's AmbientCapabilities.
+func capabilities(t *testing.T, unit string) []string {
+	t.Helper()
+	text, err := os.ReadFile(unit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if caps, ok := strings.CutPrefix(strings.TrimSpace(line), "AmbientCapabilities="); ok {
+			return strings.Fields(caps)
+		}
+	}
+	t.Fatalf("%s gives no capabilities", unit)
+	return nil
+}
+
+func (s *service) start() {
+	s.t.Helper()
+	caps := "-all"
+	for _, c := range capabilities(s.t, filepath.Join(s.root, "usr/lib/systemd/system/iwarpd.service")) {
+		caps += ",+" + strings.ToLower(strings.TrimPrefix(c, "CAP_"))
+	}
+	script := `set -e
+mount -t proc proc "$1/proc"
+mount -t sysfs sys "$1/sys"
+exec chroot "$1" setpriv --reuid iwarpd --regid iwarpd --init-groups --no-new-privs \
+	--bounding-set "$2" --inh-caps "$2" --ambient-caps "$2" /usr/sbin/iwarpd --config /etc/iwarpd/iwarpd.yaml`
+	s.cmd = s.end.NS.Command("unshare", "-m", "--propagation", "private", "sh", "-c", script, "sh", s.root, caps)
+	s.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET=/run/notify", "WATCHDOG_USEC=1000000", "IWARPD_INTERFACE="+s.end.Name)
+	s.cmd.Stdout, s.cmd.Stderr = os.Stderr, os.Stderr
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.exited = make(chan error, 1)
+	go func() { s.exited <- s.cmd.Wait() }()
+	s.t.Cleanup(func() { _ = s.cmd.Process.Kill() })
+}
+
+// told waits until the daemon tells systemd that.
+func (s *service) told(want string) {
+	s.t.Helper()
+	_ = s.notify.SetReadDeadline(time.Now().Add(limit))
+	b := make([]byte, 256)
+	for {
+		n, err := s.notify.Read(b)
+		if err != nil {
+			s.t.Fatalf("the daemon does not tell %s: %v", want, err)
+		}
+		if string(b[:n]) == want {
+			return
+		}
+	}
+}
+
+func (s *service) ended() error {
+	s.t.Helper()
+	select {
+	case err := <-s.exited:
+		return err
+	case <-time.After(limit):
+		s.t.Fatal("the daemon does not end")
+		return nil
+	}
+}
+
+// ctl runs iwarpctl in the root, as that user and group.
+func (s *service) ctl(user, group string, args ...string) (string, error) {
+	all := append([]string{s.root, "setpriv", "--reuid", user, "--regid", group, "--clear-groups", "iwarpctl"}, args...)
+	out, err := exec.Command("chroot", all...).CombinedOutput()
+	return string(out), err
+}
+
+// runtimeDirectory makes what RuntimeDirectory= of the unit, or tmpfiles.d, does.
+func (s *service) runtimeDirectory() {
+	s.t.Helper()
+	run(s.t, "chroot", s.root, "install", "-d", "-m", "755", "-o", "iwarpd", "-g", "iwarpd", "/run/iwarpd")
+}
+
+func TestDebian(t *testing.T) {
+	packages := os.Getenv("IWARPD_PACKAGES")
+	if packages == "" {
+		t.Skip("IWARPD_PACKAGES is not set: make packages-check does")
+	}
+	root := newRoot(t, packages)
+	for _, f := range []string{
+		"usr/lib/sysusers.d/iwarpd.conf", "usr/lib/tmpfiles.d/iwarpd.conf", "etc/iwarpd/iwarpd.yaml", "usr/share/man/man8/iwarpd.8.gz",
+		"usr/share/man/man1/iwarpctl.1.gz", "usr/share/bash-completion/completions/iwarpctl", "usr/lib/x86_64-linux-gnu/libiwarpd.so.0",
+	} {
+		if _, err := os.Stat(filepath.Join(root, f)); err != nil {
+			t.Error(err)
+		}
+	}
+	run(t, "chroot", root, "getent", "passwd", "iwarpd")
+	unit := filepath.Join(root, "usr/lib/systemd/system/iwarpd.service")
+	if tool, err := exec.LookPath("systemd-analyze"); err != nil {
+		testenv.Skip(t, "needs systemd-analyze: %v", err)
+	} else if out := run(t, tool, "verify", "--man=no", "--root="+root, unit); out != "" {
+		t.Errorf("systemd-analyze verify: %s", out)
+	} else {
+		// The score is noted in docs/service.md.
+		run(t, tool, "security", "--offline=true", "--threshold=30", unit)
+	}
+
+	socket := filepath.Join(root, "run/notify")
+	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer notify.Close()
+	if err := os.Chmod(socket, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	s := &service{t: t, end: &testenv.NewVeth(t, 1500).A, root: root, notify: notify}
+	s.runtimeDirectory()
+	s.start()
+	s.told("READY=1")
+	s.told("WATCHDOG=1")
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
+	if err != nil || !strings.Contains(string(status), "NoNewPrivs:\t1") || strings.Contains(string(status), "Uid:\t0") {
+		t.Errorf("the daemon runs as root, or not as started: %v\n%s", err, status)
+	}
+	for _, tt := range []struct {
+		user, group string
+		ok          bool
+	}{{"root", "root", true}, {"nobody", "iwarpd", true}, {"nobody", "nogroup", false}} {
+		if out, err := s.ctl(tt.user, tt.group, "status"); (err == nil) != tt.ok {
+			t.Errorf("iwarpctl status as %s:%s: %v: %s", tt.user, tt.group, err, out)
+		}
+	}
+
+	// kill -9: the next one starts all the same.
+	if err := s.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = s.ended()
+	s.runtimeDirectory()
+	s.start()
+	s.told("READY=1")
+	if out, err := s.ctl("root", "root", "status"); err != nil {
+		t.Errorf("iwarpctl status after kill -9: %v: %s", err, out)
+	}
+
+	if err := s.cmd.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	s.told("STOPPING=1")
+	if err := s.ended(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(root, "run/iwarpd/*")); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+	if n, err := strconv.Atoi(strings.TrimSpace(run(t, "chroot", root, "sh", "-c", "dpkg -r iwarpd >/dev/null && ls /usr/sbin | grep -c iwarpd || true"))); err != nil || n != 0 {
+		t.Errorf("dpkg -r leaves the daemon: %d, %v", n, err)
+	}
+}
