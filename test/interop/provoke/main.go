@@ -111,7 +111,6 @@ func serve(ctx context.Context, d *iwarp.Device, addr, what string) (string, err
 		r.Addr += uint64(ad.Size)
 	case "read-below", "write-below":
 		r.Addr -= uint64(ad.Size)
-	case "write-rights": // the advertised buffer is to be read
 	default:
 		return "", fmt.Errorf("%q is nothing to serve", what)
 	}
