@@ -100,8 +100,10 @@ func (e *Endpoint) newConn(ctx context.Context, peer string, cfg session.Config)
 	if c.cq, err = e.dev.CreateCQ(ctx, sendDepth+recvs); err != nil {
 		return nil, fmt.Errorf("rpcrdma: %w", err)
 	}
+	// Queues twice as long as what is in them: an entry may be free a moment after
+	// its completion.
 	if c.qp, err = e.dev.CreateQP(ctx, iwarp.QPConfig{
-		PD: e.pd, SendCQ: c.cq, RecvCQ: c.cq, SendDepth: sendDepth, RecvDepth: recvs, MaxSGE: 4, SigAll: true,
+		PD: e.pd, SendCQ: c.cq, RecvCQ: c.cq, SendDepth: 2 * sendDepth, RecvDepth: 2 * recvs, MaxSGE: 4, SigAll: true,
 	}); err != nil {
 		return nil, fmt.Errorf("rpcrdma: %w", err)
 	}

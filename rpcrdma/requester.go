@@ -126,6 +126,30 @@ func (c *Conn) Call(ctx context.Context, q *Call) (*Response, error) {
 	return x.response(r.reply)
 }
 
+// Post makes a call-only RPC: it has no reply, and no data items.
+func (c *Conn) Post(ctx context.Context, m rpc.Msg) error {
+	select {
+	case <-c.ready:
+	case <-c.ctx.Done():
+		return &LostError{c.cause()}
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if len(m.Body) < 8 {
+		return rpc.ErrXDR
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return &LostError{c.err}
+	}
+	if err := c.s.Post(binary.BigEndian.Uint32(m.Body), m.AppendFlat(nil)); err != nil {
+		return err
+	}
+	c.turn()
+	return nil
+}
+
 func (c *Conn) cause() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -259,4 +259,231 @@ func TestProperties(t *testing.T) {
 	}
 }
 
-var _ = session.ErrAuth
+// TestReverse has the server call the client, at each level of support.
+func TestReverse(t *testing.T) {
+	for level := wire.ReverseNone; level <= wire.ReverseGeneral; level++ {
+		t.Run(fmt.Sprint("level ", level), func(t *testing.T) {
+			back := &program{}
+			g := newRig(t, func(c *rpcrdma.Config) {
+				c.Session.Props.Reverse = level
+				c.Server = &rpc.Server{}
+				c.Server.Register(prog, rpc.Program{Low: 1, High: 1, Serve: back.serve})
+				c.Iwarp.Startup.ORD = 0 // it reads and writes too
+			}, func(c *rpcrdma.Config) { c.Iwarp.Startup.IRD = 0 })
+			g.check(100)
+			conn := g.se.Conns()[0]
+			call := func(xid, proc uint32, args func(*rpc.Writer), q rpcrdma.Call) (*rpc.Reader, error) {
+				var w rpc.Writer
+				head := rpc.Call{XID: xid, Prog: prog, Vers: 1, Proc: proc}
+				head.Start(&w)
+				args(&w)
+				q.Msg = w.Msg
+				resp, err := conn.Call(g.ctx, &q)
+				if err != nil {
+					return nil, err
+				}
+				return rpc.ParseReply(resp.Msg)
+			}
+			echo := func(n int) error {
+				data := fill(n, 9)
+				r, err := call(uint32(n), 1, func(w *rpc.Writer) { w.Opaque(data) }, rpcrdma.Call{Reply: n + 64})
+				if err == nil && !bytes.Equal(r.Opaque(1<<20), data) {
+					err = errors.New("other data")
+				}
+				return err
+			}
+			item := func() error {
+				data := fill(100_000, 9)
+				r, err := call(5, 4, func(w *rpc.Writer) { w.Item(data) }, rpcrdma.Call{Results: []int{len(data)}, Reply: 64})
+				if err == nil && !bytes.Equal(r.Result(1<<20), data) {
+					err = errors.New("other data")
+				}
+				return err
+			}
+			for _, c := range []struct {
+				name string
+				f    func() error
+				from wire.Reverse
+			}{
+				{"simple", func() error { return echo(500) }, wire.ReverseSimple},
+				{"continued", func() error { return echo(10000) }, wire.ReverseContinued},
+				{"chunks", item, wire.ReverseGeneral},
+			} {
+				err := c.f()
+				if (err == nil) != (level >= c.from) {
+					t.Errorf("%s: %v", c.name, err)
+				}
+				if err != nil && !errors.Is(err, session.ErrReverse) && !errors.Is(err, session.ErrTooLong) {
+					t.Errorf("%s: %v", c.name, err)
+				}
+			}
+			g.check(5000) // the forward direction goes on
+		})
+	}
+}
+
+func TestCallOnly(t *testing.T) {
+	for _, v := range []int{1, 2} {
+		g := newRig(t, func(c *rpcrdma.Config) { c.Session.Version, c.Session.Window = v, 4 }, func(c *rpcrdma.Config) { c.Session.Window = 4 })
+		conn, err := g.c.Conn(g.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 50 {
+			var w rpc.Writer
+			head := rpc.Call{XID: uint32(1000 + i), Prog: prog, Vers: 1, Proc: 5}
+			head.Start(&w)
+			w.Opaque(make([]byte, i*200))
+			err := conn.Post(g.ctx, w.Msg)
+			if v == 1 {
+				if !errors.Is(err, session.ErrCallOnly) {
+					t.Fatal(err)
+				}
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		g.check(100)
+		if v == 1 {
+			continue
+		}
+		for g.ctx.Err() == nil {
+			g.prog.mu.Lock()
+			n := g.prog.notes
+			g.prog.mu.Unlock()
+			if n == 50 {
+				break
+			}
+			g.check(1)
+		}
+		if g.ctx.Err() != nil {
+			t.Error("not all came")
+		}
+	}
+}
+
+// TestReconnect breaks connections under load: all calls are done in the end.
+func TestReconnect(t *testing.T) {
+	for _, v := range []int{1, 2} {
+		g := newRig(t, func(c *rpcrdma.Config) { c.Session.Version = v }, nil)
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+						g.check(1000 * i * i)
+					}
+				}
+			})
+		}
+		broken := 0
+		for broken < 3 && g.ctx.Err() == nil {
+			g.check(10)
+			for _, c := range g.se.Conns() {
+				if c.Counters().Received > 20 {
+					c.Close()
+					broken++
+				}
+			}
+		}
+		close(stop)
+		wg.Wait()
+		if broken < 3 {
+			t.Error("the connections were not broken")
+		}
+	}
+}
+
+// TestRecovery: errors that a requester may answer by other formats or more
+// memory (draft sections 7.3.1 to 7.3.5).
+func TestRecovery(t *testing.T) {
+	t.Run("no Read chunks", func(t *testing.T) {
+		g := newRig(t, nil, func(c *rpcrdma.Config) { c.Session.Limits.ReadChunks = 0 })
+		g.check(100_000)
+	})
+	t.Run("no Write chunks", func(t *testing.T) {
+		g := newRig(t, nil, func(c *rpcrdma.Config) { c.Session.Limits.WriteChunks = 0 })
+		g.check(100_000)
+	})
+	for _, again := range []bool{true, false} {
+		t.Run(fmt.Sprint("too small a Write chunk, again ", again), func(t *testing.T) {
+			g := newRig(t, nil, func(c *rpcrdma.Config) { c.Session.Continue = 0 })
+			r, resp, err := g.do(3, func(w *rpc.Writer) { w.U32(50_000) }, rpcrdma.Call{Results: []int{10_000}, Reply: 64, Again: again})
+			if again {
+				if err != nil || !bytes.Equal(r.Result(1<<20), fill(50_000, 3)) {
+					t.Fatal(err)
+				}
+				resp.Release()
+				return
+			}
+			var f *session.FailureError
+			if !errors.As(err, &f) || f.Failure != (wire.Failure{Code: wire.ErrWriteResource, Index: 1, Needed: 50_000}) {
+				t.Errorf("%v", err)
+			}
+		})
+		t.Run(fmt.Sprint("too small a Reply chunk, again ", again), func(t *testing.T) {
+			g := newRig(t, nil, func(c *rpcrdma.Config) { c.Session.Continue = 0 })
+			data := fill(30_000, 3)
+			r, resp, err := g.do(1, func(w *rpc.Writer) { w.Opaque(data) }, rpcrdma.Call{Reply: 9000, Again: again})
+			if again {
+				if err != nil || !bytes.Equal(r.Opaque(1<<20), data) {
+					t.Fatal(err)
+				}
+				resp.Release()
+				return
+			}
+			var f *session.FailureError
+			if !errors.As(err, &f) || f.Code != wire.ErrReplyResource || f.Needed != 30_028 {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+	t.Run("the reply is continued where its chunk is too small", func(t *testing.T) {
+		g := newRig(t, nil, nil)
+		data := fill(20_000, 3)
+		r, _, err := g.do(1, func(w *rpc.Writer) { w.Opaque(data) }, rpcrdma.Call{Reply: 1000})
+		if err != nil || !bytes.Equal(r.Opaque(1<<20), data) {
+			t.Fatal(err)
+		}
+		if n := g.se.Conns()[0].Counters().Continued[1]; n != 1 {
+			t.Errorf("%d continued replies", n)
+		}
+	})
+}
+
+// TestNoCopy: large data move by RDMA alone, from and into the caller's
+// memory.
+func TestNoCopy(t *testing.T) {
+	for _, v := range []int{1, 2} {
+		g := newRig(t, func(c *rpcrdma.Config) { c.Session.Version = v }, nil)
+		in, err := g.ce.Buffer(g.ctx, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := g.ce.Buffer(g.ctx, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(in.Bytes(), fill(1<<20, 5))
+		r, resp, err := g.do(4, func(w *rpc.Writer) { w.Item(in.Bytes()) }, rpcrdma.Call{Results: []int{1 << 20}, Into: []*rpcrdma.Buffer{out}, Reply: 64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := r.Result(1 << 20); &got[0] != &out.Bytes()[0] || !bytes.Equal(out.Bytes(), in.Bytes()) {
+			t.Error("not into the memory of the caller")
+		}
+		resp.Release()
+		s := g.se.Conns()[0].Counters()
+		if s.ReadOctets != 1<<20 || s.WriteOctets != 1<<20 || s.InlineOctets > 2000 {
+			t.Errorf("%+v", s)
+		}
+		in.Release()
+		out.Release()
+	}
+}
