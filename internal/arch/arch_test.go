@@ -35,7 +35,7 @@ var leaves = []string{
 
 // layers is searched in order, so a folder stands before the one it lies in.
 var layers = []layer{
-	{folder: "internal/simnet"}, // imported by tests alone
+	{folder: "internal/conformance"}, // imported by tests alone, as testenv is
 	{folder: "internal/testenv", outside: []string{"golang.org/x/sys", "github.com/vishvananda", "github.com/safchain/ethtool"}},
 	{folder: "internal/app", inside: []string{"client"}, outside: []string{"golang.org/x", "github.com/HdrHistogram"}},
 
