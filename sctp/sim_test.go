@@ -411,6 +411,8 @@ func (s *sim) transfer(n0, n1 int) {
 	}
 }
 
+func wireOf(d time.Duration) impair.Config { return impair.Config{Delay: d} }
+
 func testSeed(t testing.TB) uint64 {
 	v := os.Getenv("TEST_SEED")
 	if v == "" {
