@@ -7,6 +7,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
@@ -41,7 +42,7 @@ type conn struct {
 	err     error
 
 	giveUp   clock.Time // of an active open
-	deadline clock.Time // the earlier of tcp's and giveUp
+	deadline clock.Time // the earliest of tcp's, giveUp and nudgeAt
 	timer    timer
 
 	// streaming mode
@@ -58,8 +59,12 @@ type conn struct {
 	qp       *QPBinding
 	stream   *rdmap.Stream
 	tx       mpa.Framer
+	txStart  serial.Num // of the first FPDU
 	rx       mpa.Receiver
 	markers  bool // the peer sends them
+	heard    bool // an FPDU has arrived
+	nudges   int
+	nudgeAt  clock.Time
 	gate     bool // a responder waits for the first FPDU
 	pending  rdmap.Segment
 	hasPend  bool
@@ -335,7 +340,8 @@ func (w *worker) attach(id ConnID, c *conn, a Attachment) {
 // switchOver begins full operation: from here each octet is part of an FPDU.
 func (w *worker) switchOver(c *conn) {
 	p := &c.attachP
-	c.tx.Init(p.CRC, p.SendMarkers, c.tcp.SndNxt())
+	c.txStart = c.tcp.SndNxt()
+	c.tx.Init(p.CRC, p.SendMarkers, c.txStart)
 	c.rx.Init(p.CRC, p.RecvMarkers, c.tcp.RcvNxt().Add(-c.unread()))
 	c.markers = p.RecvMarkers
 	c.qp.QP.Start(rdmap.Config{IRD: p.IRD, ORD: p.ORD})
@@ -364,6 +370,39 @@ func (w *worker) switchOver(c *conn) {
 		w.receive(c, left)
 	}
 	c.outq, c.outAt = nil, 0
+}
+
+// Soft-iWARP gives its socket to the queue pair only after it has sent its MPA
+// reply. An FPDU that arrives in between lies there unseen until another comes:
+// an initiator that has heard nothing after its first FPDU sends an empty RDMA
+// Write, and again, a few times, after longer waits.
+const (
+	nudgeAfter = 30 * time.Millisecond
+	nudgeMore  = 5 // times longer each time
+	maxNudges  = 3
+)
+
+// watchSilence arms the next nudge when an initiator has sent its first FPDUs.
+func (c *conn) watchSilence(now clock.Time) {
+	if c.heard || c.nudgeAt != 0 || c.nudges == maxNudges || !c.attachP.Initiator || c.tcp.SndNxt() == c.txStart {
+		return
+	}
+	wait := nudgeAfter
+	for range c.nudges {
+		wait *= nudgeMore
+	}
+	c.nudgeAt = now.Add(wait)
+}
+
+func (c *conn) nudge(now clock.Time) {
+	if !c.nudgeAt.Due(now) {
+		return
+	}
+	c.nudgeAt = 0
+	if c.mode == modeFull && !c.heard {
+		c.nudges++
+		c.stream.Nudge()
+	}
 }
 
 // disconnect closes c at the application's wish.

@@ -147,6 +147,43 @@ func TestRTR(t *testing.T) {
 	}
 }
 
+// TestNudge: an initiator whose first FPDU gets no answer sends empty Writes, a
+// few times, and none once it has heard something.
+func TestNudge(t *testing.T) {
+	s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true})
+	qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 1, SGEs: qb.sge(0, 100)})
+	for range 1000 {
+		s.step()
+	}
+	if n := s.hosts[0].w.stats.TxFPDUs; n != 0 {
+		t.Fatalf("%d FPDUs before any work request", n)
+	}
+	s.post(a, qa, verbs.SendWR{ID: 2, Op: rdmap.OpSend, SGEs: qa.sge(0, 50)})
+	for range 1000 {
+		s.step()
+	}
+	if n := s.hosts[1].w.stats.RxFPDUs; n != 1+maxNudges {
+		t.Errorf("peer got %d FPDUs; want the Send and %d nudges", n, maxNudges)
+	}
+	if len(qa.wcs) != 1 || len(qb.wcs) != 1 {
+		t.Errorf("%d and %d completions; want one each", len(qa.wcs), len(qb.wcs))
+	}
+	s.closeAll(a)
+
+	s, a, b, qa, qb = fullPair(t, mpa.Params{CRC: true})
+	qa.recvs = append(qa.recvs, verbs.RecvWR{ID: 1, SGEs: qa.sge(0, 100)})
+	qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 2, SGEs: qb.sge(0, 100)})
+	s.post(a, qa, verbs.SendWR{ID: 3, Op: rdmap.OpSend, SGEs: qa.sge(0, 50)})
+	s.post(b, qb, verbs.SendWR{ID: 4, Op: rdmap.OpSend, SGEs: qb.sge(0, 50)})
+	for range 1000 {
+		s.step()
+	}
+	if n := s.hosts[1].w.stats.RxFPDUs; n != 1 {
+		t.Errorf("peer got %d FPDUs; want the Send alone", n)
+	}
+	s.closeAll(a)
+}
+
 // TestResponderWaits: RFC 5044 section 7.1.2 rule 4.
 func TestResponderWaits(t *testing.T) {
 	s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true})

@@ -257,6 +257,7 @@ func (w *worker) fpdus(c *conn) {
 		if !ok {
 			return
 		}
+		c.heard, c.nudgeAt = true, 0
 		if c.gate {
 			c.gate = false
 			if c.attachP.RTR != 0 {

@@ -60,7 +60,10 @@ func (w *worker) pumpConn(c *conn) int {
 	if c.mode == modeFull {
 		w.completions(c)
 	}
-	if at := clock.Earliest(c.tcp.Deadline(), c.giveUp); at != c.deadline {
+	if c.mode == modeFull {
+		c.watchSilence(w.now)
+	}
+	if at := clock.Earliest(clock.Earliest(c.tcp.Deadline(), c.giveUp), c.nudgeAt); at != c.deadline {
 		c.deadline = at
 		if at != 0 {
 			w.timers.arm(&c.timer, at)

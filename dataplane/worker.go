@@ -287,6 +287,7 @@ func (w *worker) onTimer(c *conn) {
 		c.deadline = 0
 		w.stats.Timeouts++
 		c.connectTimeout(w)
+		c.nudge(w.now)
 		c.tcp.HandleTimeout(w.now)
 	}
 	w.mark(c)

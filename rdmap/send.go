@@ -251,6 +251,17 @@ const rtrSTag = 1
 // Send uses up the first MSN of queue 0, a Read that of queue 1.
 func (s *Stream) SendRTR(kind Op) { s.rtr = kind }
 
+// Nudge sends an RDMA Write of no octets, unless something else can be sent: it
+// takes no work request, and tells the peer nothing but that the stream is there
+// (RFC 5040 section 5.1). It reports whether PollSegment has it.
+func (s *Stream) Nudge() bool {
+	if s.state != stateOpen || s.Sendable() {
+		return false
+	}
+	s.rtr = OpWrite
+	return true
+}
+
 func (s *Stream) pollRTR(seg *Segment) {
 	kind := s.rtr
 	s.rtr, s.sending = 0, turnNone
