@@ -48,6 +48,8 @@ var layers = []layer{
 	{folder: "verbs", inside: []string{"rdmap", "ddp"}, core: true},
 	{folder: "rpcrdma/wire", core: true},
 	{folder: "rpcrdma/session", inside: []string{"rpcrdma/wire"}, core: true},
+	{folder: "rpcrdma/rpc"},
+	{folder: "rpcrdma/rpcgen", inside: []string{"rpcrdma/rpc"}, outside: []string{"github.com/buildbarn/go-xdr"}},
 	{folder: "rpcrdma/nfs", inside: []string{"rpcrdma", "client"}, outside: []string{"github.com/buildbarn/go-xdr", "golang.org/x"}},
 	{folder: "rpcrdma", inside: []string{"client", "rpcrdma/wire", "rpcrdma/session", "rpcrdma/rpc"}},
 

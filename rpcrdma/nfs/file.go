@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpcgen"
 )
 
 var _ nfsv3.NfsProgram = (*Server)(nil)
@@ -95,7 +96,6 @@ func (s *Server) NfsV3Nfsproc3Readlink(ctx context.Context, a *nfsv3.Readlink3ar
 		return &nfsv3.Readlink3res_default{Status: status(err), Resfail: nfsv3.Readlink3resfail{SymlinkAttributes: noAttr}}, nil
 	}
 	defer o.close()
-	x := exchangeOf(ctx)
 	b := make([]byte, 4096)
 	n, err := unix.Readlinkat(o.fd, "", b)
 	if err != nil {
@@ -104,7 +104,7 @@ func (s *Server) NfsV3Nfsproc3Readlink(ctx context.Context, a *nfsv3.Readlink3ar
 		}
 		return &nfsv3.Readlink3res_default{Status: status(err), Resfail: nfsv3.Readlink3resfail{SymlinkAttributes: post(o.fd)}}, nil
 	}
-	x.item = b[:n]
+	rpcgen.Item(ctx, b[:n])
 	return &nfsv3.Readlink3res_NFS3_OK{Resok: nfsv3.Readlink3resok{SymlinkAttributes: post(o.fd), Data: b[:n]}}, nil
 }
 
@@ -158,7 +158,7 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 			got += k
 		}
 		ok.Data = b[:got]
-		x.item = ok.Data
+		rpcgen.Item(ctx, ok.Data)
 	}
 	ok.Count = uint32(len(ok.Data))
 	ok.Eof = int64(min(a.Offset, math.MaxInt64-MaxIO))+int64(ok.Count) >= o.st.Size

@@ -8,6 +8,7 @@ import (
 	"github.com/buildbarn/go-xdr/pkg/protocols/mount"
 
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpcgen"
 )
 
 // mounts is the MOUNT program, versions 1 and 3 (RFC 1813 appendix I).
@@ -28,9 +29,7 @@ func (s *Server) MountProgram() rpc.Program {
 	m := &mounts{s: s, list: make(map[mountEntry]struct{})}
 	f := mount.NewMountProgramService(m)
 	return rpc.Program{Low: 1, High: 3, Serve: func(ctx context.Context, r *rpc.Request) rpc.Status {
-		x := &exchange{}
-		ctx = context.WithValue(ctx, peerKey{}, r.Peer)
-		return serve(ctx, f, r, &results{w: r.Reply, x: x})
+		return rpcgen.Serve(context.WithValue(ctx, peerKey{}, r.Peer), f, r)
 	}}
 }
 

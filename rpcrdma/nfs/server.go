@@ -8,15 +8,14 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"io"
 	"os"
 	"time"
 
-	"github.com/buildbarn/go-xdr/pkg/protocols/rpcv2"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpcgen"
 )
 
 // Program numbers (RFC 1813, RFC 1833).
@@ -99,70 +98,29 @@ func (s *Server) Program() rpc.Program {
 		Low: 3, High: 3,
 		Serve: func(ctx context.Context, r *rpc.Request) rpc.Status {
 			x := &exchange{cred: s.credOf(r.Cred), buffer: r.Buffer}
-			w := &results{w: r.Reply, x: x}
 			ctx = context.WithValue(ctx, exchangeKey{}, x)
 			if r.Proc == procWrite { // the generated decoder would copy the data
-				return s.write(ctx, r, w)
+				return s.write(ctx, r)
 			}
-			return serve(ctx, service, r, w)
+			return rpcgen.Serve(ctx, service, r)
 		},
 		// What changes the tree in a way that cannot be done twice.
 		Once: func(vers, proc uint32) bool { return proc == procSetattr || proc >= procCreate && proc <= procLink },
 	}
 }
 
-type service func(context.Context, uint32, uint32, io.ReadCloser, func(int) io.Writer) (rpcv2.AcceptedReplyData, error)
-
-// serve runs a generated service. Its implementations return no errors, so an
-// error is one of the arguments.
-func serve(ctx context.Context, f service, r *rpc.Request, w io.Writer) rpc.Status {
-	a, err := f(ctx, r.Vers, r.Proc, r.Args, func(int) io.Writer { return w })
-	if err != nil {
-		return rpc.GarbageArgs
-	}
-	if a == nil {
-		return rpc.Success
-	}
-	return rpc.Status(a.GetStat())
-}
-
 // exchange is what a request has beside its arguments.
 type exchange struct {
 	cred   cred
 	buffer func(int) ([]byte, error)
-	item   []byte // a result that is DDP-eligible
 }
 
 type exchangeKey struct{}
 
 func exchangeOf(ctx context.Context) *exchange { return ctx.Value(exchangeKey{}).(*exchange) }
 
-// results takes what a generated encoder writes. It writes opaque data by one
-// Write of the very slice, and the padding by another: so the item is known.
-type results struct {
-	w   *rpc.Writer
-	x   *exchange
-	pad int // padding to come, which an item has not
-}
-
-func (r *results) Write(p []byte) (int, error) {
-	switch {
-	case len(p) == 0:
-	case r.pad > 0 && len(p) == r.pad:
-		r.pad = 0
-	case len(p) == len(r.x.item) && &p[0] == &r.x.item[0]:
-		r.w.Items = append(r.w.Items, rpc.Item{Pos: len(r.w.Body), Data: p})
-		r.pad = -len(p) & 3
-		r.x.item = nil
-	default:
-		r.pad = 0
-		r.w.Body = append(r.w.Body, p...)
-	}
-	return len(p), nil
-}
-
 // write decodes a WRITE without a copy of its data.
-func (s *Server) write(ctx context.Context, r *rpc.Request, w *results) rpc.Status {
+func (s *Server) write(ctx context.Context, r *rpc.Request) rpc.Status {
 	a := nfsv3.Write3args{
 		File: nfsv3.NfsFh3{Data: r.Args.Opaque(nfsv3.NFS3_FHSIZE)}, Offset: r.Args.U64(), Count: r.Args.U32(),
 		Stable: nfsv3.StableHow(r.Args.U32()),
@@ -172,7 +130,7 @@ func (s *Server) write(ctx context.Context, r *rpc.Request, w *results) rpc.Stat
 		return rpc.GarbageArgs
 	}
 	res, _ := s.NfsV3Nfsproc3Write(ctx, &a)
-	if _, err := res.WriteTo(w); err != nil {
+	if rpcgen.Write(r, nil, res.WriteTo) != nil {
 		return rpc.SystemErr
 	}
 	return rpc.Success

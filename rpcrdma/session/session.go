@@ -157,7 +157,6 @@ type Session struct {
 	peer    wire.Properties
 	ready   bool
 	closed  bool
-	first   bool // a first message was queued
 
 	// Version 2's credits (draft section 4.2.1), counted modulo 2^32.
 	sent, received     uint32
@@ -178,7 +177,6 @@ type Session struct {
 	ctrl     []message
 	events   []Event
 	hdr      wire.Header
-	out      wire.Header
 	maxRead  int // what the peer told us of its limits by errors; -1: nothing
 	maxWrite int
 	maxSegs  int
