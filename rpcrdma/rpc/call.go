@@ -36,7 +36,9 @@ func ParseCall(m Msg) (*Call, error) {
 	if r.U32() != typeCall || r.bad {
 		return nil, ErrXDR
 	}
-	c.rpcvers = r.U32()
+	if c.rpcvers = r.U32(); r.bad {
+		return nil, ErrXDR
+	}
 	c.Prog, c.Vers, c.Proc = r.U32(), r.U32(), r.U32()
 	c.Cred = Auth{r.U32(), r.Opaque(maxAuth)}
 	c.Verf = Auth{r.U32(), r.Opaque(maxAuth)}

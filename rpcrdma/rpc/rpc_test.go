@@ -1,0 +1,277 @@
+package rpc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestItems(t *testing.T) {
+	for n := range 9 {
+		data := bytes.Repeat([]byte{7}, n)
+		var w Writer
+		w.U32(1)
+		w.Item(data)
+		w.U64(2)
+		w.Item([]byte("second"))
+		w.U32(3)
+		flat := w.AppendFlat(nil)
+		if len(flat) != w.Len() {
+			t.Fatalf("Len %d, %d octets", w.Len(), len(flat))
+		}
+		for name, m := range map[string]Msg{"items": w.Msg, "flat": {Body: flat}} {
+			r := NewReader(m)
+			if r.Left() != len(flat) || r.U32() != 1 || !bytes.Equal(r.Opaque(100), data) || r.U64() != 2 || r.String(100) != "second" || r.U32() != 3 || r.Err() != nil || r.Left() != 0 {
+				t.Errorf("%s of %d: %v, %d left", name, n, r.Err(), r.Left())
+			}
+			if r.U32() != 0 || r.Err() == nil {
+				t.Error("it reads on behind the end")
+			}
+			all, err := io.ReadAll(NewReader(m))
+			if err != nil || !bytes.Equal(all, flat) {
+				t.Errorf("%s of %d: Read gives %x, %v", name, n, all, err)
+			}
+		}
+		// As it comes from the wire: positions are those of the whole message.
+		body, items, pos := bytes.Clone(w.Body), []Item{}, []uint32{}
+		moved := 0
+		for _, it := range w.Items {
+			items = append(items, Item{Data: it.Data})
+			pos = append(pos, uint32(it.Pos+moved))
+			moved += pad(len(it.Data))
+		}
+		m, ok := Place(body, items, pos)
+		if !ok || !bytes.Equal(m.AppendFlat(nil), flat) {
+			t.Errorf("%d: placed %v", n, ok)
+		}
+	}
+}
+
+func TestPlaceRefuses(t *testing.T) {
+	body := make([]byte, 40)
+	for _, c := range []struct {
+		pos []uint32
+		len []int
+	}{{[]uint32{44}, []int{4}}, {[]uint32{1 << 31}, []int{4}}, {[]uint32{8, 8}, []int{100, 4}}, {[]uint32{8, 40}, []int{100, 4}}, {[]uint32{20, 16}, []int{4, 4}}} {
+		items := make([]Item, len(c.pos))
+		for i := range items {
+			items[i].Data = make([]byte, c.len[i])
+		}
+		if m, ok := Place(body, items, c.pos); ok {
+			t.Errorf("%v: %+v", c.pos, m.Items)
+		}
+	}
+}
+
+func TestResult(t *testing.T) {
+	head := func(n uint32) []byte { var w Writer; w.U32(n); return w.Body }
+	for _, c := range []struct {
+		name string
+		m    Msg
+		want string
+		bad  bool
+	}{
+		{"in its chunk", Msg{head(5), []Item{{-1, []byte("hello")}}}, "hello", false},
+		{"inline, the chunk unused", Msg{append(head(5), "hello\x00\x00\x00"...), []Item{{-1, nil}}}, "hello", false},
+		{"inline, no chunk", Msg{append(head(5), "hello\x00\x00\x00"...), nil}, "hello", false},
+		{"another length", Msg{head(4), []Item{{-1, []byte("hello")}}}, "", true},
+		{"too long", Msg{head(30), []Item{{-1, make([]byte, 30)}}}, "", true},
+	} {
+		r := NewReader(c.m)
+		if got := r.Result(20); string(got) != c.want || (r.Err() != nil) != c.bad {
+			t.Errorf("%s: %q, %v", c.name, got, r.Err())
+		}
+	}
+}
+
+func TestCalls(t *testing.T) {
+	sys := Sys{7, "host", 1000, 100, []uint32{1, 2, 3}}
+	c := Call{XID: 1, Prog: 2, Vers: 3, Proc: 4, Cred: sys.Auth()}
+	var w Writer
+	c.Start(&w)
+	w.U32(99)
+	got, err := ParseCall(w.Msg)
+	if err != nil || got.XID != 1 || got.Prog != 2 || got.Vers != 3 || got.Proc != 4 || got.Args.U32() != 99 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if s, ok := ParseSys(got.Cred); !ok || s.UID != 1000 || s.Machine != "host" || len(s.GIDs) != 3 {
+		t.Errorf("%+v, %v", s, ok)
+	}
+	for i := range len(w.Body) - 4 {
+		if i%4 == 0 {
+			if _, err := ParseCall(Msg{Body: w.Body[:i]}); i < 40 && !errors.Is(err, ErrXDR) {
+				t.Errorf("%d octets: %v", i, err)
+			}
+		}
+	}
+	for s := Success; s <= SystemErr; s++ {
+		var w Writer
+		startReply(&w, 5, s, 1, 2)
+		_, err := ParseReply(w.Msg)
+		if s == Success && err != nil || s != Success && !errors.Is(err, s) {
+			t.Errorf("%v: %v", s, err)
+		}
+	}
+	for _, s := range []Status{RPCMismatch, AuthError} {
+		var w Writer
+		startReply(&w, 5, s, 1, 2)
+		if _, err := ParseReply(w.Msg); !errors.Is(err, s) {
+			t.Errorf("%v: %v", s, err)
+		}
+	}
+}
+
+// counter counts how often a procedure that must be done once is done.
+func counter(n *atomic.Int32, hold chan struct{}) *Server {
+	s := &Server{}
+	s.Register(9, Program{Low: 1, High: 1, Once: func(_, proc uint32) bool { return proc == 1 }, Serve: func(_ context.Context, r *Request) Status {
+		if hold != nil {
+			<-hold
+		}
+		r.Reply.U32(uint32(n.Add(1)))
+		return Success
+	}})
+	return s
+}
+
+func makeCall(xid, proc uint32, arg uint32) Msg {
+	var w Writer
+	c := Call{XID: xid, Prog: 9, Vers: 1, Proc: proc}
+	c.Start(&w)
+	w.U32(arg)
+	return w.Msg
+}
+
+func TestDuplicates(t *testing.T) {
+	var n atomic.Int32
+	hold := make(chan struct{})
+	s := counter(&n, hold)
+	do := func(peer string, m Msg) uint32 {
+		reply, ok := s.Serve(t.Context(), peer, m, nil)
+		r, err := ParseReply(reply)
+		if !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		return r.U32()
+	}
+	// One that comes while the first is being done waits for its reply.
+	var wg sync.WaitGroup
+	var got [5]uint32
+	for i := range got {
+		wg.Go(func() { got[i] = do("a", makeCall(1, 1, 1)) })
+	}
+	close(hold)
+	wg.Wait()
+	for _, v := range got {
+		if v != 1 {
+			t.Fatal(got)
+		}
+	}
+	for _, c := range []struct {
+		name string
+		peer string
+		m    Msg
+		want uint32
+	}{
+		{"again", "a", makeCall(1, 1, 1), 1}, {"another client", "b", makeCall(1, 1, 1), 2}, {"another XID", "a", makeCall(2, 1, 1), 3},
+		{"the XID used anew", "a", makeCall(1, 1, 2), 4}, {"may be done twice", "a", makeCall(1, 2, 1), 5}, {"is done twice", "a", makeCall(1, 2, 1), 6},
+		{"the first is still known", "a", makeCall(1, 1, 1), 1},
+	} {
+		if v := do(c.peer, c.m); v != c.want {
+			t.Errorf("%s: %d, not %d", c.name, v, c.want)
+		}
+	}
+	for i := range uint32(cacheSize) {
+		do("c", makeCall(100+i, 1, 1))
+	}
+	if len(s.cache.entries) != cacheSize || do("a", makeCall(1, 1, 1)) == 1 {
+		t.Errorf("%d entries", len(s.cache.entries))
+	}
+}
+
+func TestTCP(t *testing.T) {
+	var n atomic.Int32
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- counter(&n, nil).ServeTCP(ctx, l) }()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	// In fragments of one word, then whole.
+	m := makeCall(3, 2, 1)
+	for i := 0; i < len(m.Body); i += 4 {
+		mark := []byte{0, 0, 0, 4}
+		if i+4 == len(m.Body) {
+			mark[0] = 0x80
+		}
+		if _, err := c.Write(append(mark, m.Body[i:i+4]...)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := WriteRecord(c, &m); err != nil {
+		t.Fatal(err)
+	}
+	for want := range uint32(2) {
+		b, err := ReadRecord(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := ParseReply(Msg{Body: b})
+		if err != nil || r.U32() != want+1 {
+			t.Fatal(err)
+		}
+	}
+	// A record that is too long, or that never ends, ends the connection.
+	if _, err := c.Write([]byte{0x7f, 0xff, 0xff, 0xff}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadRecord(c); err == nil {
+		t.Error("a record of 2 GiB is taken")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func FuzzServer(f *testing.F) {
+	f.Add(makeCall(1, 1, 1).Body, []byte("item"), uint16(40))
+	f.Add(makeCall(1, 2, 1).Body, []byte(nil), uint16(0))
+	var n atomic.Int32
+	s := counter(&n, nil)
+	f.Fuzz(func(t *testing.T, body, item []byte, pos uint16) {
+		m := Msg{Body: body}
+		if len(item) > 0 {
+			var ok bool
+			if m, ok = Place(body, []Item{{Data: item}}, []uint32{uint32(pos)}); !ok {
+				return
+			}
+		}
+		flat := m.AppendFlat(nil)
+		all, err := io.ReadAll(NewReader(m))
+		if err != nil || !bytes.Equal(all, flat) {
+			t.Fatalf("%x, %v", all, err)
+		}
+		reply, ok := s.Serve(t.Context(), "x", m, nil)
+		if ok && len(reply.Body) < 24 {
+			t.Fatalf("%x", reply.Body)
+		}
+		_, _ = ParseReply(m)
+		if c, err := ParseCall(m); err == nil {
+			_, _ = ParseSys(c.Cred)
+		}
+	})
+}
