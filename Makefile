@@ -26,8 +26,8 @@ packages: build ## .deb and .rpm packages into out/packages
 	@GO=$(GO) deploy/packages/build
 
 packages-check: packages ## install the .deb packages in a fresh Debian root and run the daemon there (needs root, network)
-	@.ci/need debootstrap:debootstrap systemd-analyze:systemd ip:iproute2
-	IWARPD_PACKAGES=$(CURDIR)/$(OUT)/packages $(GO) test -count=1 -v ./test/packages
+	@.ci/need debootstrap:debootstrap ip:iproute2
+	PACKAGES_DIR=$(CURDIR)/$(OUT)/packages $(GO) test -count=1 -v ./test/packages
 
 generate: ## make the generated files again (needs clang, libbpf-dev and protoc)
 	@.ci/need clang:clang llvm-strip:llvm /usr/include/bpf/bpf_helpers.h:libbpf-dev protoc:protobuf-compiler
