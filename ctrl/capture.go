@@ -124,7 +124,7 @@ func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error)
 		flow := flowOf(q.conn.local, q.conn.remote)
 		return func(f *pkt.Flow) bool { return *f == flow }, nil
 	}
-	if !c.pol.admin {
+	if !c.policy().admin {
 		return nil, errorf(permission, "ctrl: uid %d may capture the connections of its own queue pairs only: name one", c.cred.Uid)
 	}
 	if !addr.IsValid() && r.Port == 0 {
@@ -142,7 +142,7 @@ func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error)
 // visibleQP finds a queue pair that the client may see. Called with mu held.
 func (c *session) visibleQP(num uint32) (*qp, error) {
 	q := c.srv.qps[num]
-	if q == nil || q.sess.dead || !c.pol.admin && q.sess.cred.Uid != c.cred.Uid {
+	if q == nil || q.sess.dead || !c.policy().admin && q.sess.cred.Uid != c.cred.Uid {
 		return nil, errorf(noObject, "ctrl: no queue pair %d of uid %d", num, c.cred.Uid)
 	}
 	return q, nil

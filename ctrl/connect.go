@@ -170,7 +170,7 @@ func (s *Server) dial(c *conn, attempt int) {
 	if !addr.IsValid() {
 		addr = hop.Src
 	}
-	if !c.sess.pol.mayUse(addr) {
+	if !c.sess.policy().mayUse(addr) {
 		s.failConn(c, errorf(permission, "ctrl: uid %d may not use the address %v", c.sess.cred.Uid, addr))
 		s.mu.Unlock()
 		return

@@ -40,10 +40,10 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 			addr = a
 		}
 	}
-	if !c.pol.mayListen(port) {
+	if !c.policy().mayListen(port) {
 		return errorf(permission, "ctrl: uid %d may not listen on port %d (rule in the configuration)", c.cred.Uid, port)
 	}
-	if len(c.pol.addrs) > 0 && !c.pol.mayUse(addr) {
+	if len(c.policy().addrs) > 0 && !c.policy().mayUse(addr) {
 		return errorf(permission, "ctrl: uid %d may not listen on %v (rule in the configuration)", c.cred.Uid, addr)
 	}
 	backlog := int(min(r.Backlog, maxBacklog))
@@ -63,7 +63,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	if err := cfg.Validate(); err != nil {
 		return errorf(invalid, "ctrl: %w", err)
 	}
-	if err := c.count("listeners", c.pol.limits.Listens, countListen); err != nil {
+	if err := c.count("listeners", c.policy().limits.Listens, countListen); err != nil {
 		return err
 	}
 	cl, err := s.claims.take(netip.AddrPortFrom(addr, port), c.cred.Uid, true)

@@ -90,7 +90,7 @@ func (c *session) count(what string, limit int, field func(*usage) *int) error {
 
 // takeRings takes n octets for rings. Called with mu held.
 func (c *session) takeRings(n uint64) error {
-	if lim := c.pol.limits.Rings; c.use.rings > lim || n > lim-c.use.rings {
+	if lim := c.policy().limits.Rings; c.use.rings > lim || n > lim-c.use.rings {
 		return errorf(quota, "ctrl: uid %d has %d octets of queues, %d more pass its limit of %d: make shallower ones, or raise the limit in the configuration",
 			c.cred.Uid, c.use.rings, n, lim)
 	}
@@ -142,7 +142,7 @@ func (c *session) allocPD(reply *ctrlpb.Reply) error {
 	s := c.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := c.count("protection domains", c.pol.limits.PDs, countPD); err != nil {
+	if err := c.count("protection domains", c.policy().limits.PDs, countPD); err != nil {
 		return err
 	}
 	s.lastPD++
@@ -187,10 +187,10 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	s.mu.Lock()
 	p, err := c.pdOf(r.Pd)
 	if err == nil {
-		err = c.count("memory regions", c.pol.limits.MRs, countMR)
+		err = c.count("memory regions", c.policy().limits.MRs, countMR)
 	}
 	if err == nil {
-		if lim := c.pol.limits.Registered; c.use.registered > lim || r.Length > lim-c.use.registered {
+		if lim := c.policy().limits.Registered; c.use.registered > lim || r.Length > lim-c.use.registered {
 			c.uncount(countMR)
 			err = errorf(quota, "ctrl: uid %d has %d octets registered, %d more pass its limit of %d: deregister some, or raise the limit in the configuration",
 				c.cred.Uid, c.use.registered, r.Length, lim)
@@ -279,7 +279,7 @@ func (c *session) allocMW(h uint32, reply *ctrlpb.Reply) error {
 	if err != nil {
 		return err
 	}
-	if err := c.count("memory windows", c.pol.limits.MWs, countMW); err != nil {
+	if err := c.count("memory windows", c.policy().limits.MWs, countMW); err != nil {
 		return err
 	}
 	w, err := s.table.AllocWindow(p.id)
@@ -318,7 +318,7 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 	}
 	size := 4096 + uint64(s.engine.Workers())*(4096+64*uint64(r.Depth))
 	s.mu.Lock()
-	err := c.count("completion queues", c.pol.limits.CQs, countCQ)
+	err := c.count("completion queues", c.policy().limits.CQs, countCQ)
 	if err == nil {
 		if err = c.takeRings(size); err != nil {
 			c.uncount(countCQ)
@@ -349,8 +349,8 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 }
 
 func (c *session) depth(what string, d uint32) error {
-	if d == 0 || int64(d) > int64(c.pol.limits.QueueDepth) {
-		return errorf(invalid, "ctrl: the depth of a %s is 1 to %d, not %d", what, c.pol.limits.QueueDepth, d)
+	if d == 0 || int64(d) > int64(c.policy().limits.QueueDepth) {
+		return errorf(invalid, "ctrl: the depth of a %s is 1 to %d, not %d", what, c.policy().limits.QueueDepth, d)
 	}
 	return nil
 }
@@ -390,7 +390,7 @@ func (c *session) destroyCQ(h uint32) error {
 
 func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, err error) {
 	s := c.srv
-	lim := &c.pol.limits
+	lim := &c.policy().limits
 	if err := c.depth("send queue", r.SqDepth); err != nil {
 		return nil, err
 	}

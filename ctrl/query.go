@@ -42,7 +42,7 @@ func (s *Server) deviceAttr(p *policy) *ctrlpb.DeviceAttr {
 func (c *session) visible() []*session {
 	var all []*session
 	for _, o := range c.srv.sessions {
-		if c.pol.admin || o.cred.Uid == c.cred.Uid {
+		if c.policy().admin || o.cred.Uid == c.cred.Uid {
 			all = append(all, o)
 		}
 	}
@@ -54,7 +54,7 @@ func (c *session) queryStatus(reply *ctrlpb.Reply) error {
 	s := c.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	reply.Body = &ctrlpb.Reply_Status{Status: s.status(c.visible(), &c.pol)}
+	reply.Body = &ctrlpb.Reply_Status{Status: s.status(c.visible(), c.policy())}
 	return nil
 }
 

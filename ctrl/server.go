@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"os/user"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -122,8 +123,10 @@ func (s *Server) Bind(e Engine) {
 // Table returns the region table that the QPs use.
 func (s *Server) Table() *verbs.Table { return s.table }
 
-// Reload takes over the settings of cfg that can change while running; they
-// hold for clients that connect from now on, and for new connections.
+// Reload takes over the settings of cfg that can change while running: rules and
+// quotas, for present clients too, and what new connections begin with. Clients
+// that the rules do not allow any more are cut off; what they, or others, have
+// above a quota they keep.
 func (s *Server) Reload(cfg Config) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,7 +134,23 @@ func (s *Server) Reload(cfg Config) {
 	if cfg.Version == "" {
 		cfg.Version = s.cfg.Version
 	}
+	if cfg.Interface == "" {
+		cfg.Interface, cfg.MTU = s.cfg.Interface, s.cfg.MTU
+	}
 	s.cfg = cfg.fill()
+	byGroup := slices.ContainsFunc(s.cfg.Allow, func(r Rule) bool { return len(r.GIDs) > 0 })
+	for _, c := range s.sessions {
+		if byGroup && !c.grouped {
+			// Its groups were not asked for when it came.
+			c.gids, c.grouped = groupsOf(&c.cred), true
+		}
+		pol, ok := s.cfg.policyOf(c.cred.Uid, c.gids)
+		if !ok {
+			go c.cutOff(errorf(permission, "ctrl: uid %d is not allowed any more", c.cred.Uid))
+			continue
+		}
+		c.pol.Store(&pol)
+	}
 }
 
 // Listen opens the Unix socket. A socket file that nobody answers on is
@@ -231,11 +250,9 @@ func (s *Server) admit(c *seqpacket.Conn, rules []Rule) (*session, error) {
 		return nil, fmt.Errorf("ctrl: peer credentials: %w", err)
 	}
 	gids := []uint32{cred.Gid}
-	for i := range rules {
-		if len(rules[i].GIDs) > 0 {
-			gids = groupsOf(cred)
-			break
-		}
+	byGroup := slices.ContainsFunc(rules, func(r Rule) bool { return len(r.GIDs) > 0 })
+	if byGroup {
+		gids = groupsOf(cred)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,6 +261,7 @@ func (s *Server) admit(c *seqpacket.Conn, rules []Rule) (*session, error) {
 	}
 	sess, err := s.newSession(c, cred, gids)
 	if err == nil {
+		sess.grouped = byGroup
 		s.wg.Add(1) // its writer
 	}
 	return sess, err

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -33,9 +34,12 @@ type session struct {
 	conn    *seqpacket.Conn
 	cred    unix.Ucred
 	log     *zap.Logger
-	pol     policy
+	gids    []uint32
+	grouped bool                   // gids are all of the user's, not just its own one
+	pol     atomic.Pointer[policy] // Reload may change it
 	out     chan outMessage
 	quit    chan struct{} // closed when the session is over: the writer ends
+	cut     atomic.Bool   // it is being cut off, and was told why
 	started time.Time
 
 	// The rest is guarded by Server.mu; only the session's own goroutine adds to
@@ -84,15 +88,19 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) 
 	use.clients++
 	s.lastID++
 	sess := &session{
-		srv: s, id: s.lastID, conn: c, cred: *cred, pol: pol, use: use, started: time.Now(),
+		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, use: use, started: time.Now(),
 		log: s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
 		out: make(chan outMessage, maxQueued), quit: make(chan struct{}),
 		pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
 		qps: make(map[uint32]*qp), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
 	}
+	sess.pol.Store(&pol)
 	s.sessions[sess.id] = sess
 	return sess, nil
 }
+
+// policy is what the client may do at present.
+func (c *session) policy() *policy { return c.pol.Load() }
 
 // run serves the client's requests, one after the other, and tears the session
 // down at the end.
@@ -100,6 +108,7 @@ func (c *session) run() {
 	err := c.readLoop()
 	c.teardown()
 	switch {
+	case c.cut.Load(): // it was said why
 	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, unix.ECONNRESET):
 		c.log.Debug("client gone")
 	default:
@@ -231,7 +240,7 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 	if 2*n > seqpacket.MaxFDs {
 		return nil, errorf(internal, "ctrl: %d workers are more than a client can be told of", n)
 	}
-	bells, fds, err := s.newBells(n, min(shm.MaxBells, max(c.pol.limits.QPs, 64)))
+	bells, fds, err := s.newBells(n, min(shm.MaxBells, max(c.policy().limits.QPs, 64)))
 	if err != nil {
 		return nil, errorf(internal, "ctrl: doorbells: %w", err)
 	}
@@ -243,7 +252,7 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 	c.bits.init(bells[0].Bits())
 	c.name = clip(h.Name, maxName)
 	c.hello = true
-	attr := s.deviceAttr(&c.pol)
+	attr := s.deviceAttr(c.policy())
 	version := s.cfg.Version
 	s.mu.Unlock()
 	c.log.Debug("client", zap.String("name", c.name))
@@ -296,9 +305,26 @@ func wakeFor(fd int) (int, error) {
 // fault ends a client whose memory could not be touched.
 func (c *session) fault() {
 	c.srv.counters.faults.Add(1)
-	c.log.Warn("client cut off: its memory faulted")
+	c.cutOff(errorf(invalid, "ctrl: memory of the client could not be touched: it must stay as it was registered"))
+}
+
+// cutOff ends the client, and tells it why if it reads. It may block for a
+// while: goroutines of their own call it.
+func (c *session) cutOff(why error) {
+	if !c.cut.CompareAndSwap(false, true) {
+		return
+	}
+	c.log.Warn("client cut off", zap.Error(why))
+	c.srv.counters.cutOff.Add(1)
+	m := &ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: &ctrlpb.Event{Body: &ctrlpb.Event_CutOff{CutOff: &ctrlpb.CutOff{Error: toPB(why)}}}}}
+	if b, err := proto.Marshal(m); err == nil {
+		_ = c.conn.WriteLast(b, cutOffWait)
+	}
 	c.conn.Close()
 }
+
+// cutOffWait is how long a client that is cut off may take to read.
+const cutOffWait = 200 * time.Millisecond
 
 // send queues a message. Its descriptors are taken over.
 func (c *session) send(m *ctrlpb.Message, fds []int) error {

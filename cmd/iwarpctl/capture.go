@@ -148,6 +148,9 @@ func writeCapture(w io.Writer, s source, dev iwarp.DeviceAttr, count int) (have 
 	if err != nil {
 		return have, err
 	}
+	if err := ng.Flush(); err != nil { // a file without frames is a file, too
+		return have, err
+	}
 	began := time.Now()
 	err = func() error {
 		for have.Frames < count || count == 0 {

@@ -14,6 +14,8 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/iwarpd/iwarpd/ctrl"
 )
 
 // envPrefix begins the name of every environment variable that sets a key.
@@ -47,10 +49,14 @@ type settings struct {
 	MaxClients    int
 	MaxQPs        int
 	MaxRegistered int64
+	MaxRings      int64
+	Allow         []ctrl.Rule
 
 	Drain     time.Duration
 	LogLevel  zapcore.Level
 	LogFormat string
+
+	values map[string]string // of the keys, as they were written
 }
 
 // A key is one setting: its flag, its name in the file and, in capitals behind
@@ -121,6 +127,11 @@ var keys = []key{
 		return err
 	}},
 
+	{"max-rings", "", "1GiB", "memory that the queues of one user may take", func(s *settings, v string) (err error) {
+		s.MaxRings, err = parseSize(v)
+		return err
+	}},
+
 	{"drain-timeout", "", "5s", "how long a stopping daemon waits for its clients", duration(func(s *settings) *time.Duration { return &s.Drain }, 0, 10*time.Minute)},
 	{"log-level", "", "info", "debug, info, warn or error", func(s *settings, v string) error {
 		if err := s.LogLevel.UnmarshalText([]byte(v)); err != nil || s.LogLevel > zapcore.ErrorLevel {
@@ -129,6 +140,12 @@ var keys = []key{
 		return nil
 	}},
 	{"log-format", "", "console", "console or json", oneOf(func(s *settings) *string { return &s.LogFormat }, "console", "json")},
+}
+
+// reloadable are the keys that SIGHUP can change, beside the rules of "allow".
+var reloadable = []string{
+	"mpa-revision", "mpa-crc", "mpa-markers", "mpa-peer-to-peer", "ird", "ord", "max-ird", "startup-timeout",
+	"max-clients", "max-qps", "max-registered", "max-rings", "drain-timeout", "log-level",
 }
 
 // addFlags gives flags one flag for each key.
@@ -159,13 +176,19 @@ func load(flags *pflag.FlagSet, file string) (*settings, error) {
 	if err := checkEnv(os.Environ()); err != nil {
 		return nil, err
 	}
-	s := &settings{}
+	s := &settings{values: make(map[string]string, len(keys))}
 	for _, k := range keys {
 		value := v.GetString(k.name)
+		s.values[k.name] = value
 		if err := k.set(s, value); err != nil {
 			return nil, configErr("%s is %q: %w", source(v, flags, file, k.name), value, err)
 		}
 	}
+	rules, err := parseAllow(v.Get(allowKey), limits(s))
+	if err != nil {
+		return nil, configErr("%s: %s: %w", file, allowKey, err)
+	}
+	s.Allow = rules
 	return s, s.check()
 }
 
@@ -208,6 +231,9 @@ func readFile(v *viper.Viper, file string) error {
 		return configErr("%s: not YAML: %s", file, oneLine(err.Error()))
 	}
 	for _, name := range v.AllKeys() {
+		if name == allowKey {
+			continue
+		}
 		if !slices.ContainsFunc(keys, func(k key) bool { return k.name == name }) {
 			return configErr("%s: unknown key %q: did you mean %q?", file, name, nearest(name))
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -77,6 +78,13 @@ func TestLoadRefuses(t *testing.T) {
 		{"cpus and queues", "", []string{"-i", "x", "--queues", "0-1", "--cpus", "3"}, "1 CPUs for 2 queues"},
 		{"socket", "", []string{"-i", "x", "--socket", strings.Repeat("s", 108)}, "1 to 107"},
 		{"size", "", []string{"-i", "x", "--max-registered", "1GB"}, "16MiB"},
+		{"rule, unknown key", "interface: x\nallow:\n  - user: [1]\n", nil, `allow: rule 1: unknown key "user": must be one of users, groups`},
+		{"rule, user", "interface: x\nallow:\n  - users: [nobody-has-this-name]\n", nil, "not known on this host"},
+		{"rule, nobody", "interface: x\nallow:\n  - users: []\n", nil, "everybody"},
+		{"rule, ports", "interface: x\nallow:\n  - listen: 9-8\n", nil, "1 to 65535"},
+		{"rule, address", "interface: x\nallow:\n  - addresses: 10.0.0.1/24\n", nil, "did you mean 10.0.0.0/24"},
+		{"rule, quota", "interface: x\nallow:\n  - users: 5\n    max-qps: none\n", nil, "max-qps: must be a number"},
+		{"rule, no list", "interface: x\nallow: all\n", nil, "must be a list of rules"},
 		{"size overflow", "", []string{"-i", "x", "--max-registered", "9999999TiB"}, "16MiB"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -129,6 +137,21 @@ func TestDeployedFile(t *testing.T) {
 	v := viper.New()
 	if err := readFile(v, file); err != nil {
 		t.Fatal(err)
+	}
+	for _, name := range ruleKeys {
+		if !strings.Contains(string(text), "\n#   "+name) {
+			t.Errorf("%s does not explain %s of a rule", file, name)
+		}
+	}
+	if got := v.Get(allowKey); !reflect.DeepEqual(got, []any{}) {
+		t.Errorf("%s: allow is %v", file, got)
+	}
+	// Keys that one comment explains stand together under it.
+	lines := strings.Split(string(text), "\n")
+	for i, line := range lines {
+		if name, _, ok := strings.Cut(line, ":"); ok && !strings.HasPrefix(line, "#") && lines[i-1] == "" {
+			t.Errorf("%s: no comment above %s", file, name)
+		}
 	}
 	for _, k := range keys {
 		if !v.InConfig(k.name) {

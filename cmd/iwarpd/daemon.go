@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"time"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
@@ -21,12 +22,15 @@ import (
 
 // daemon is everything that runs, with how to end it.
 type daemon struct {
-	s      *settings
-	log    *zap.Logger
-	mode   string
-	server *ctrl.Server
-	engine *dataplane.Engine
-	steer  *bpf.Steering
+	s       *settings
+	log     *zap.Logger
+	level   zap.AtomicLevel // of log
+	hangups <-chan os.Signal
+	read    func() (*settings, error) // the settings, anew
+	mode    string
+	server  *ctrl.Server
+	engine  *dataplane.Engine
+	steer   *bpf.Steering
 
 	undo []func() error // in the order made
 }
@@ -148,10 +152,15 @@ func bpfMode(s string) bpf.Mode {
 	return bpf.Auto
 }
 
+// limits are the quotas of a user whom no rule gives others.
+func limits(s *settings) ctrl.Limits {
+	return ctrl.Limits{Clients: s.MaxClients, QPs: s.MaxQPs, Registered: uint64(s.MaxRegistered), Rings: uint64(s.MaxRings)}
+}
+
 func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
 	return ctrl.Config{
 		Socket: s.Socket, Mode: s.SocketMode, Group: s.SocketGroup,
-		Limits: ctrl.Limits{Clients: s.MaxClients, QPs: s.MaxQPs, Registered: uint64(s.MaxRegistered)},
+		Allow: s.Allow, Limits: limits(s),
 		Startup: ctrl.StartupDefaults{
 			NoCRC: !s.MPACRC, Markers: s.MPAMarkers, Revision: s.MPARevision, NoP2P: !s.MPAPeer,
 			IRD: s.IRD, ORD: s.ORD, MaxIRD: s.MaxIRD, Timeout: s.StartTimeout,
@@ -200,19 +209,28 @@ func (d *daemon) run(ctx context.Context) error {
 	notify(d.log, sd.SdNotifyReady)
 	go watchdog(serving, d.log, d.turning)
 
-	var err error
-	select {
-	case err = <-served:
-		if err == nil && ctx.Err() == nil {
-			err = errors.New("the socket was closed")
-		}
-	case <-ctx.Done():
-		err = <-served
-	}
+	err := d.wait(ctx, served)
 	notify(d.log, sd.SdNotifyStopping)
 	d.drain()
 	d.traffic()
 	return err
+}
+
+// wait reloads with each hangup, until ctx is done or serving has ended.
+func (d *daemon) wait(ctx context.Context, served <-chan error) error {
+	for {
+		select {
+		case <-d.hangups:
+			d.hangup()
+		case err := <-served:
+			if err == nil && ctx.Err() == nil {
+				err = errors.New("the socket was closed")
+			}
+			return err
+		case <-ctx.Done():
+			return <-served
+		}
+	}
 }
 
 // notify tells systemd, if it started us.

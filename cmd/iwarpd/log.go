@@ -7,8 +7,10 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// newLogger writes to standard error, where systemd and terminals look.
-func newLogger(s *settings) (*zap.Logger, error) {
+// newLogger writes to standard error, where systemd and terminals look. Its level
+// can be changed.
+func newLogger(s *settings) (*zap.Logger, zap.AtomicLevel) {
+	level := zap.NewAtomicLevelAt(s.LogLevel)
 	enc := zap.NewProductionEncoderConfig()
 	enc.EncodeTime = zapcore.ISO8601TimeEncoder
 	enc.EncodeDuration = zapcore.StringDurationEncoder
@@ -19,5 +21,5 @@ func newLogger(s *settings) (*zap.Logger, error) {
 		enc.EncodeLevel = zapcore.CapitalLevelEncoder
 		encoder = zapcore.NewConsoleEncoder(enc)
 	}
-	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(os.Stderr), s.LogLevel)), nil
+	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(os.Stderr), level)), level
 }

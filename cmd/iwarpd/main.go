@@ -73,7 +73,7 @@ func rootCommand() *cobra.Command {
 				fmt.Fprintln(cmd.OutOrStdout(), "iwarpd: the configuration is good")
 				return nil
 			}
-			return serve(cmd.Context(), s)
+			return serve(cmd.Context(), s, func() (*settings, error) { return load(cmd.Flags(), file) })
 		},
 	}
 	cmd.SetVersionTemplate("iwarpd {{.Version}}\n")
@@ -85,16 +85,18 @@ func rootCommand() *cobra.Command {
 	return cmd
 }
 
-// serve runs the daemon until ctx is done, and says so in the log.
-func serve(ctx context.Context, s *settings) error {
-	log, err := newLogger(s)
-	if err != nil {
-		return err
-	}
+// serve runs the daemon until ctx is done, and says so in the log. SIGHUP has
+// it read its settings again.
+func serve(ctx context.Context, s *settings, read func() (*settings, error)) error {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, unix.SIGHUP)
+	defer signal.Stop(hangups)
+	log, level := newLogger(s)
 	defer func() { _ = log.Sync() }() // fails on a terminal
 	d, err := start(s, log)
 	if err != nil {
 		return err
 	}
+	d.level, d.hangups, d.read = level, hangups, read
 	return errors.Join(d.run(ctx), d.close())
 }

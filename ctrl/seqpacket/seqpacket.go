@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -124,6 +125,17 @@ func (c *Conn) Write(b []byte, fds []int) error {
 		oob = unix.UnixRights(fds...)
 	}
 	_, _, err := c.c.WriteMsgUnix(b, oob, nil)
+	return err
+}
+
+// WriteLast sends a packet beside whoever writes, and waits at most limit for room.
+// What is written later fails.
+func (c *Conn) WriteLast(b []byte, limit time.Duration) error {
+	if err := c.c.SetWriteDeadline(time.Now().Add(limit)); err != nil {
+		return err
+	}
+	err := c.Write(b, nil)
+	_ = c.c.SetWriteDeadline(time.Unix(1, 0))
 	return err
 }
 

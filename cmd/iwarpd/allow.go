@@ -1,0 +1,215 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/iwarpd/iwarpd/ctrl"
+)
+
+// allowKey is the one key of the file that is no flag: a list of rules.
+const allowKey = "allow"
+
+// ruleKeys are the keys of a rule; deploy/iwarpd.yaml explains each.
+var ruleKeys = []string{"users", "groups", "deny", "admin", "listen", "addresses", "max-clients", "max-qps", "max-registered", "max-rings"}
+
+// parseAllow reads the rules; base has the quotas where a rule says nothing.
+func parseAllow(v any, base ctrl.Limits) ([]ctrl.Rule, error) {
+	if v == nil {
+		return nil, nil
+	}
+	list, ok := v.([]any)
+	if !ok {
+		return nil, errors.New("must be a list of rules")
+	}
+	rules := make([]ctrl.Rule, 0, len(list))
+	for i, item := range list {
+		m, ok := item.(map[string]any)
+		if !ok {
+			return nil, fmt.Errorf("rule %d: must have keys like \"users: [alice]\"", i+1)
+		}
+		r, err := parseRule(m, base)
+		if err != nil {
+			return nil, fmt.Errorf("rule %d: %w", i+1, err)
+		}
+		rules = append(rules, r)
+	}
+	return rules, nil
+}
+
+func parseRule(m map[string]any, base ctrl.Limits) (r ctrl.Rule, err error) {
+	limits := base
+	fields := map[string]func(v any) error{
+		"users":     func(v any) (err error) { r.UIDs, err = ids(v, lookupUser); return err },
+		"groups":    func(v any) (err error) { r.GIDs, err = ids(v, lookupGroup); return err },
+		"deny":      func(v any) error { return truth(v, &r.Deny) },
+		"admin":     func(v any) error { return truth(v, &r.Admin) },
+		"listen":    func(v any) (err error) { r.Listen, err = parsePorts(v); return err },
+		"addresses": func(v any) (err error) { r.Addrs, err = parsePrefixes(v); return err },
+		"max-clients": func(v any) error {
+			return limit(v, 1, 1<<16, &limits.Clients)
+		},
+		"max-qps":        func(v any) error { return limit(v, 1, 1<<20, &limits.QPs) },
+		"max-registered": func(v any) error { return size(v, &limits.Registered) },
+		"max-rings":      func(v any) error { return size(v, &limits.Rings) },
+	}
+	for name, v := range m {
+		set := fields[name]
+		if set == nil {
+			return r, fmt.Errorf("unknown key %q: must be one of %s", name, strings.Join(ruleKeys, ", "))
+		}
+		if err := set(v); err != nil {
+			return r, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	if _, has := m["users"]; has && len(r.UIDs) == 0 && len(r.GIDs) == 0 {
+		return r, errors.New("users: empty: the rule would be for everybody; leave it out if it shall")
+	}
+	if limits != base {
+		r.Limits = &limits
+	}
+	return r, nil
+}
+
+// scalars returns the values of a list, or of one value alone.
+func scalars(v any) ([]string, error) {
+	list, ok := v.([]any)
+	if !ok {
+		list = []any{v}
+	}
+	var out []string
+	for _, item := range list {
+		switch x := item.(type) {
+		case string:
+			out = append(out, x)
+		case int:
+			out = append(out, strconv.Itoa(x))
+		default:
+			return nil, fmt.Errorf("%v: must be a name or a number", x)
+		}
+	}
+	return out, nil
+}
+
+func ids(v any, lookup func(string) (string, error)) ([]uint32, error) {
+	names, err := scalars(v)
+	if err != nil {
+		return nil, err
+	}
+	var out []uint32
+	for _, name := range names {
+		n, err := strconv.ParseUint(name, 10, 32)
+		if err != nil {
+			id, lerr := lookup(name)
+			if lerr != nil {
+				return nil, fmt.Errorf("%q is not known on this host: give a number, or make it first", name)
+			}
+			if n, err = strconv.ParseUint(id, 10, 32); err != nil {
+				return nil, fmt.Errorf("%q has the id %q", name, id)
+			}
+		}
+		out = append(out, uint32(n))
+	}
+	return out, nil
+}
+
+func lookupUser(name string) (string, error) {
+	u, err := user.Lookup(name)
+	if err != nil {
+		return "", err
+	}
+	return u.Uid, nil
+}
+
+func lookupGroup(name string) (string, error) {
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return "", err
+	}
+	return g.Gid, nil
+}
+
+func truth(v any, to *bool) error {
+	b, ok := v.(bool)
+	if !ok {
+		return errors.New("must be true or false")
+	}
+	*to = b
+	return nil
+}
+
+func limit(v any, least, most int, to *int) error {
+	n, ok := v.(int)
+	if !ok || n < least || n > most {
+		return fmt.Errorf("must be a number from %d to %d", least, most)
+	}
+	*to = n
+	return nil
+}
+
+func size(v any, to *uint64) error {
+	n, err := parseSize(fmt.Sprint(v))
+	*to = uint64(n)
+	return err
+}
+
+// parsePorts reads ports and ranges: 7174, "7000-7999", "20049,7174-7180".
+func parsePorts(v any) ([]ctrl.PortRange, error) {
+	items, err := scalars(v)
+	if err != nil {
+		return nil, err
+	}
+	var out []ctrl.PortRange
+	for _, item := range items {
+		for part := range strings.SplitSeq(item, ",") {
+			from, to, isRange := strings.Cut(strings.TrimSpace(part), "-")
+			if !isRange {
+				to = from
+			}
+			a, err1 := strconv.ParseUint(from, 10, 16)
+			b, err2 := strconv.ParseUint(to, 10, 16)
+			if err1 != nil || err2 != nil || a == 0 || b < a {
+				return nil, fmt.Errorf("%q: must be ports from 1 to 65535, like 7174 or 7000-7999", part)
+			}
+			out = append(out, ctrl.PortRange{From: uint16(a), To: uint16(b)})
+		}
+	}
+	return out, nil
+}
+
+func parsePrefixes(v any) ([]netip.Prefix, error) {
+	items, err := scalars(v)
+	if err != nil {
+		return nil, err
+	}
+	var out []netip.Prefix
+	for _, item := range items {
+		p, err := netip.ParsePrefix(item)
+		if err != nil {
+			a, aerr := netip.ParseAddr(item)
+			if aerr != nil {
+				return nil, fmt.Errorf("%q: must be an address, or a network like 10.0.0.0/24", item)
+			}
+			p = netip.PrefixFrom(a, a.BitLen())
+		}
+		if p != p.Masked() {
+			return nil, fmt.Errorf("%q: has bits behind its length: did you mean %v?", item, p.Masked())
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// sameRules reports whether two lists of rules say the same.
+func sameRules(a, b []ctrl.Rule) bool {
+	return slices.EqualFunc(a, b, func(x, y ctrl.Rule) bool {
+		return slices.Equal(x.UIDs, y.UIDs) && slices.Equal(x.GIDs, y.GIDs) && x.Deny == y.Deny && x.Admin == y.Admin &&
+			slices.Equal(x.Listen, y.Listen) && slices.Equal(x.Addrs, y.Addrs) &&
+			(x.Limits == nil) == (y.Limits == nil) && (x.Limits == nil || *x.Limits == *y.Limits)
+	})
+}

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+
+	sd "github.com/coreos/go-systemd/v22/daemon"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+)
+
+// hangup reads the settings again.
+func (d *daemon) hangup() {
+	notify(d.log, reloading())
+	if s, err := d.read(); err != nil {
+		d.log.Error("not reloaded: the settings stay as they were", zap.Error(err))
+	} else {
+		d.reload(s)
+	}
+	notify(d.log, sd.SdNotifyReady)
+}
+
+// reloading is what systemd (Type=notify-reload) wants to hear first.
+func reloading() string {
+	var now unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil {
+		return sd.SdNotifyReloading
+	}
+	return fmt.Sprintf("%s\nMONOTONIC_USEC=%d", sd.SdNotifyReloading, now.Nano()/1000)
+}
+
+// reload takes over what of s can change while the daemon runs, and logs what
+// cannot.
+func (d *daemon) reload(s *settings) (changed, kept []string) {
+	now := *d.s
+	now.values = make(map[string]string, len(keys))
+	for _, k := range keys {
+		is, want := d.s.values[k.name], s.values[k.name]
+		now.values[k.name] = is
+		switch {
+		case is == want:
+		case !slices.Contains(reloadable, k.name):
+			kept = append(kept, k.name)
+		default:
+			changed = append(changed, k.name)
+			now.values[k.name] = want
+			_ = k.set(&now, want) // load has tried it
+		}
+	}
+	if !sameRules(now.Allow, s.Allow) {
+		changed = append(changed, allowKey)
+		now.Allow = s.Allow
+	}
+	if len(changed) > 0 {
+		d.s = &now
+		d.level.SetLevel(now.LogLevel)
+		d.server.Reload(ctrlConfig(&now, "", 0))
+	}
+	d.log.Info("reloaded", zap.Strings("changed", changed))
+	if len(kept) > 0 {
+		d.log.Warn("these settings change only when the daemon is started again", zap.Strings("keys", kept))
+	}
+	return changed, kept
+}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/ctrl/hostnet"
+)
+
+func TestAllow(t *testing.T) {
+	s, err := parse(t, `
+interface: eth0
+max-qps: 100
+allow:
+  - users: [root, 1007]
+    groups: 50
+    listen: "7174, 20000-20999"
+    addresses: [10.0.0.0/24, "fd00::1"]
+    max-registered: 16GiB
+    max-rings: 65536
+  - admin: true
+  - users: 7
+    deny: true
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []ctrl.Rule{
+		{
+			UIDs: []uint32{0, 1007}, GIDs: []uint32{50}, Listen: []ctrl.PortRange{{From: 7174, To: 7174}, {From: 20000, To: 20999}},
+			Addrs:  []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("fd00::1/128")},
+			Limits: &ctrl.Limits{Clients: 256, QPs: 100, Registered: 16 << 30, Rings: 65536},
+		},
+		{Admin: true},
+		{UIDs: []uint32{7}, Deny: true},
+	}
+	if diff := cmp.Diff(want, s.Allow, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := ctrlConfig(s, "eth0", 1500); got.Limits.Rings != 1<<30 || len(got.Allow) != 3 {
+		t.Errorf("%+v", got)
+	}
+	if !sameRules(s.Allow, want) || sameRules(s.Allow, want[:2]) || sameRules(s.Allow, []ctrl.Rule{want[0], {}, want[2]}) {
+		t.Error("sameRules")
+	}
+}
+
+// TestReload: what can change does, what cannot is told, and stays.
+func TestReload(t *testing.T) {
+	const before = "interface: eth0\nlog-level: info\nmax-qps: 10\n"
+	s, err := parse(t, before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := ctrl.New(ctrlConfig(s, "eth0", 1500), ctrl.Options{Resolver: &hostnet.Static{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{s: s, log: zap.NewNop(), level: zap.NewAtomicLevelAt(s.LogLevel), server: server}
+	for _, tt := range []struct {
+		text          string
+		changed, kept []string
+	}{
+		{before, nil, nil},
+		{"interface: eth1\nlog-level: debug\nmax-qps: 10\npoll: busy\n", []string{"log-level"}, []string{"interface", "poll"}},
+		{"interface: eth0\nlog-level: debug\nmax-qps: 20\nmax-rings: 1MiB\nmpa-crc: false\nallow: [{users: 5}]\n",
+			[]string{"mpa-crc", "max-qps", "max-rings", "allow"}, nil},
+		{"interface: eth0\nlog-level: debug\nmax-qps: 20\nmax-rings: 1MiB\nmpa-crc: false\nallow: [{users: 5}]\n", nil, nil},
+	} {
+		next, err := parse(t, tt.text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed, kept := d.reload(next)
+		if !slices.Equal(changed, tt.changed) || !slices.Equal(kept, tt.kept) {
+			t.Errorf("%q:\nchanged %v; want %v\nkept %v; want %v", tt.text, changed, tt.changed, kept, tt.kept)
+		}
+	}
+	if d.s.MaxQPs != 20 || d.s.MPACRC || d.s.Interface != "eth0" || d.s.Poll != "adaptive" || d.level.Level() != zapcore.DebugLevel || len(d.s.Allow) != 1 {
+		t.Errorf("%+v", d.s)
+	}
+	d.read = func() (*settings, error) { return parse(t, "interface: eth0\nmax-qps: many\n") }
+	d.hangup()
+	if d.s.MaxQPs != 20 {
+		t.Error("a wrong file was taken over")
+	}
+}
+
+func TestReloadable(t *testing.T) {
+	for _, name := range reloadable {
+		if !slices.ContainsFunc(keys, func(k key) bool { return k.name == name }) {
+			t.Errorf("%s is no key", name)
+		}
+	}
+	if got := reloading(); !strings.HasPrefix(got, "RELOADING=1\nMONOTONIC_USEC=") {
+		t.Errorf("%q", got)
+	}
+}

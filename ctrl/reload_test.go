@@ -1,0 +1,37 @@
+package ctrl
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+)
+
+// TestReload: quotas and rules change for present clients too; who is not allowed
+// any more is told why and cut off.
+func TestReload(t *testing.T) {
+	uid := uint32(os.Getuid())
+	h := newHarness(t, Config{Interface: "eth9", MTU: 9000})
+	c := h.hello(t)
+	c.qp()
+	h.Reload(Config{Limits: Limits{QPs: 1}})
+	c.fails(cQuota, reqQP(c.pd(), c.cq()))
+	h.Reload(Config{Limits: Limits{QPs: 2}, Allow: []Rule{{UIDs: []uint32{uid}, Listen: []PortRange{{7000, 7001}}}}})
+	c.qp()
+	c.fails(ctrlpb.Code_CODE_PERMISSION, reqListen("10.0.0.1", 7174))
+	if st := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_QueryStatus{QueryStatus: &ctrlpb.QueryStatus{}}}).GetStatus(); st.Device.Interface != "eth9" || st.Device.MaxQp != 2 {
+		t.Errorf("%v", st.Device)
+	}
+	h.Reload(Config{Allow: []Rule{{GIDs: []uint32{uint32(os.Getgid())}}}})
+	c.ok(reqListen("10.0.0.1", 7174))
+	h.Reload(Config{Allow: []Rule{{UIDs: []uint32{uid}, Deny: true}}})
+	m := c.next()
+	if m == nil || !strings.Contains(m.GetEvent().GetCutOff().GetError().GetText(), "not allowed any more") {
+		t.Errorf("told %v", m)
+	}
+	if m := c.next(); m != nil {
+		t.Errorf("after the end %v", m)
+	}
+	h.settled(t)
+}

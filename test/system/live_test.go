@@ -1,0 +1,74 @@
+package system
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// TestHangup: SIGHUP changes what can be changed in a running daemon, names what
+// cannot, and a wrong file changes nothing.
+func TestHangup(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	file := filepath.Join(t.TempDir(), "iwarpd.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("max-qps: 7\n")
+	h := newHost(t, &v.A, "--config", file)
+	if out := h.must("status"); !strings.Contains(out, "0 of 7") {
+		t.Fatalf("status: %s", out)
+	}
+	write("max-qps: 9\nspin: 1ms\nlog-level: debug\n")
+	h.daemon.signal(unix.SIGHUP)
+	h.daemon.expect("only when the daemon is started again")
+	if out := h.daemon.out.String(); !strings.Contains(out, `["max-qps", "log-level"]`) || !strings.Contains(out, `["spin"]`) {
+		t.Errorf("the log: %s", out)
+	}
+	if out := h.must("status"); !strings.Contains(out, "0 of 9") {
+		t.Errorf("status: %s", out)
+	}
+	write("max-qps: many\n")
+	h.daemon.signal(unix.SIGHUP)
+	h.daemon.expect("not reloaded")
+	if out := h.must("status"); !strings.Contains(out, "0 of 9") {
+		t.Errorf("status: %s", out)
+	}
+}
+
+// TestCapture: tshark decodes what iwarpctl capture wrote, from the SYN on.
+func TestCapture(t *testing.T) {
+	a, b := pair(t)
+	tshark := testenv.RequireTool(t, "tshark")
+	file := filepath.Join(t.TempDir(), "out.pcapng")
+	capture := start(t, b.command("capture", "--host", ":7174", "-w", file, "-n", "12"))
+	waitFor(t, "the capture", func() bool { fi, err := os.Stat(file); return err == nil && fi.Size() > 0 })
+	server := start(t, b.command("ping", "-s", "-a", b.end.Addr4.String(), "-p", "7174", "-C", "2"))
+	waitFor(t, "the server", func() bool { _, out := b.ctl("listen", "list"); return strings.Contains(out, ":7174") })
+	if code, out := a.ctl("ping", "-c", "-a", b.end.Addr4.String(), "-p", "7174", "-C", "2"); code != 0 {
+		t.Fatalf("ping: %d: %s", code, out)
+	}
+	server.wait(limit)
+	if code := capture.wait(limit); code != 0 {
+		t.Fatalf("capture: exit code %d: %s", code, capture.out.String())
+	}
+	cmd := b.end.NS.Command(tshark, "-r", file)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("tshark: %v: %s", err, out)
+	}
+	for _, want := range []string{"[SYN]", "[SYN, ACK]", "MPA"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("no %s in\n%s", want, out)
+		}
+	}
+}
