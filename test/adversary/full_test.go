@@ -141,7 +141,7 @@ func (c *conn) expect(a *attack, guilty []byte) {
 		}
 		want := peer.Term(o.layer, o.typ, o.code, seg, o.headers == withRDMA)
 		if got := c.next(); !bytes.Equal(got, want) {
-			t.Fatalf("Terminate\n% x\nwant\n% x", got, want)
+			t.Fatalf("Terminate of %d octets\n% x\nwant\n% x", len(got), got[:min(len(got), 80)], want)
 		}
 		c.end(finished)
 		if err := c.s.CloseWrite(); err != nil {

@@ -199,15 +199,6 @@ func (s *Stream) CloseWrite() error {
 // Reset sends a RST.
 func (s *Stream) Reset() error { return s.send(flagRST|flagACK, s.nxt, nil) }
 
-// SetWindow announces how much may be sent to us from now on.
-func (s *Stream) SetWindow(n uint16) error {
-	s.window = n
-	return s.send(flagACK, s.nxt, nil)
-}
-
-// Acked reports whether all that was sent has been acknowledged.
-func (s *Stream) Acked() bool { return s.una == s.nxt }
-
 // Need waits for n octets, or for the end of the stream.
 func (s *Stream) Need(n int) error {
 	return s.h.Until(fmt.Sprintf("%d octets", n), func() bool { return len(s.In) >= n || s.Ended() })
@@ -215,9 +206,6 @@ func (s *Stream) Need(n int) error {
 
 // Ended reports whether nothing more can come.
 func (s *Stream) Ended() bool { return s.FIN || s.RST }
-
-// Seq is the sequence number of the octet that Send sends next.
-func (s *Stream) Seq() uint32 { return s.nxt }
 
 // Forget lets go of the stream: its segments are not answered any more.
 func (s *Stream) Forget() { delete(s.h.streams, s.k) }
