@@ -201,7 +201,12 @@ func (c *Conn) lossFound(a *ackState) {
 
 // saveUndo keeps what a spurious recovery restores.
 func (c *Conn) saveUndo() {
-	if c.ca <= caCWR || !c.undoSet {
+	switch {
+	case c.ca == caRecovery:
+		// The loss that began it is not in doubt: only what comes on top of it is
+		// taken back. The window is on its way to ssthresh.
+		c.priorCwnd, c.priorSsthresh = c.w.ssthresh, c.w.ssthresh
+	case c.ca <= caCWR || !c.undoSet:
 		c.priorCwnd, c.priorSsthresh = c.w.cwnd, c.w.ssthresh
 	}
 	c.undoSet = true

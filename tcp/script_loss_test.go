@@ -424,6 +424,31 @@ func TestScriptLoss(t *testing.T) {
 			cwnd 10000
 			< . 1 ack 3001 ts 1001/100
 			deadline none`},
+		{name: "5682 4 a spurious time-out in a recovery takes back no more than itself", opts: tsSack + " rtt 100ms", conf: ts, text: `
+			connect
+			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			> P. 2001+1000
+			> P. 3001+1000
+			> P. 4001+1000
+			> P. 5001+1000
+			> P. 6001+1000
+			> P. 7001+1000
+			> P. 8001+1000
+			> P. 9001+1000
+			+100ms
+			< . 1 ack 1 sack 2001-10001
+			stat recoveries 1
+			> P. 1+1000 re
+			> P. 1001+1000 re
+			+500ms
+			> P. 1+1000 re
+			stat timeouts 1
+			+1ms
+			< . 1 ack 1001 sack 2001-10001 ts 1001/200
+			stat spurious 1
+			cwnd 7000`},
 		{name: "2883 5 D-SACK of every retransmission takes a recovery back", opts: sack, text: `
 			connect
 			push 1000 1000 1000 1000
