@@ -212,7 +212,7 @@ func (c *Client) Call(ctx context.Context, q *Call) (*Response, error) {
 // nothing to be done.
 func (c *Client) adapt(q *Call, f *session.FailureError) bool {
 	switch f.Code {
-	case wire.ErrReadChunks, wire.ErrWriteChunks, wire.ErrSegments:
+	case wire.ErrReadChunks, wire.ErrWriteChunks:
 		return true // the session has noted the limit
 	case wire.ErrWriteResource:
 		if !q.Again || f.Index == 0 || f.Needed == 0 || int(f.Index) > len(q.Results) || int(f.Needed) > c.e.cfg.Pool/2 {

@@ -30,6 +30,7 @@ const prog = 0x20000099
 type program struct {
 	mu    sync.Mutex
 	notes int
+	fixed bool // spend no time on what the data are
 }
 
 func sum(b []byte) (s uint32) {
@@ -54,6 +55,9 @@ func (p *program) serve(ctx context.Context, r *rpc.Request) rpc.Status {
 		r.Reply.Opaque(r.Args.Opaque(1 << 20))
 	case 2:
 		b := r.Args.Opaque(4 << 20)
+		if p.fixed {
+			b = b[:min(len(b), 16)]
+		}
 		r.Reply.U32(uint32(len(b)), sum(b))
 	case 3:
 		n := int(r.Args.U32())
@@ -68,7 +72,9 @@ func (p *program) serve(ctx context.Context, r *rpc.Request) rpc.Status {
 		if err != nil {
 			return rpc.SystemErr
 		}
-		copy(b, fill(n, 3))
+		if !p.fixed {
+			copy(b, fill(n, 3))
+		}
 		r.Reply.Item(b)
 	case 4:
 		r.Reply.Item(r.Args.Opaque(4 << 20))

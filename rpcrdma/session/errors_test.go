@@ -523,3 +523,46 @@ func TestReverseLevels(t *testing.T) {
 		}
 	}
 }
+
+// TestRefusedType: a header type that the peer has refused is not used again.
+func TestRefusedType(t *testing.T) {
+	p := clientPeer(t, nil)
+	long := &Spec{Body: 9000, Reply: 40}
+	plan, err := p.s.PlanCall(long)
+	if err != nil || plan.External {
+		t.Fatalf("%+v, %v", plan, err)
+	}
+	if err := p.s.Call(9, callBody(9, 9000), &CallChunks{}); err != nil {
+		t.Fatal(err)
+	}
+	p.drain()
+	p.send(wire.Header{XID: 9, Type: wire.Error, Failure: wire.Failure{Code: wire.ErrInvalHType}})
+	if plan, err = p.s.PlanCall(long); err != nil || !plan.External {
+		t.Fatalf("after CALL_MIDDLE was refused: %+v, %v", plan, err)
+	}
+	if err := p.s.Call(10, nil, &CallChunks{Call: []wire.ReadSegment{rseg(0, 1, 9000)}}); err != nil {
+		t.Fatal(err)
+	}
+	p.drain()
+	p.send(wire.Header{XID: 10, Type: wire.Error, Failure: wire.Failure{Code: wire.ErrInvalHType}})
+	if plan, err = p.s.PlanCall(long); !errors.Is(err, ErrTooLong) {
+		t.Errorf("after both were refused: %+v, %v", plan, err)
+	}
+	if plan, err = p.s.PlanCall(&Spec{Body: 100}); err != nil {
+		t.Errorf("a short one: %v", err)
+	}
+}
+
+// TestLateVersionError: an error that says that the peer does not speak our
+// version ends the call, and the connection.
+func TestLateVersionError(t *testing.T) {
+	p := clientPeer(t, nil)
+	if err := p.s.Call(9, callBody(9, 40), &CallChunks{}); err != nil {
+		t.Fatal(err)
+	}
+	p.drain()
+	p.send(wire.Header{XID: 9, Type: wire.Error, Failure: wire.Failure{Code: wire.ErrVers, Low: 1, High: 1}})
+	if len(p.evs) != 2 || p.evs[0].Kind != EventFailure || p.evs[1].Kind != EventClose {
+		t.Errorf("%+v", p.evs)
+	}
+}

@@ -124,7 +124,7 @@ func (s *Session) PlanCall(spec *Spec) (p CallPlan, err error) {
 	}
 	p.External = true
 	fixed += 24*segs(body) + 4
-	if fixed > limit {
+	if fixed > limit || s.refused&(1<<wire.CallExternal) != 0 && s.version == 2 {
 		return p, ErrTooLong
 	}
 	return p, nil
@@ -172,7 +172,11 @@ func (s *Session) Call(xid uint32, body []byte, c *CallChunks) error {
 	}
 	format[0]++
 	s.stats.CallsOut++
-	s.pending[xid] = &pending{writes: c.Writes, reply: c.Reply}
+	types := uint32(1) << m.hdr.Type
+	if format == &s.stats.Continued {
+		types |= 1 << wire.CallMiddle
+	}
+	s.pending[xid] = &pending{writes: c.Writes, reply: c.Reply, types: types}
 	s.queue = append(s.queue, m)
 	return nil
 }
@@ -367,12 +371,4 @@ func (s *Session) answered(c *Call) bool {
 	c.answered = true
 	s.busy--
 	return true
-}
-
-// Refused notes that the peer does not take header type t, which it said by
-// INVAL_HTYPE (draft section 7.1.3).
-func (s *Session) Refused(t wire.Type) {
-	if t < 32 {
-		s.refused |= 1 << t
-	}
 }

@@ -363,10 +363,17 @@ func (s *Session) failure(h *wire.Header) {
 		s.maxWrite = int(min(f.Max, 1<<20))
 	case wire.ErrSegments:
 		s.maxSegs = int(min(f.Max, 1<<20))
+	case wire.ErrInvalHType:
+		// What it does not take is not sent again (draft section 7.1.3). A call that
+		// was inline alone tells nothing: all must take that.
+		if p := s.pending[h.XID]; p != nil {
+			s.refused |= p.types &^ (1 << wire.CallInline)
+		}
 	case wire.ErrVers:
-		if s.version == 2 && (f.Low > 2 || f.High < 2) && len(s.pending) == 0 {
-			s.close(ErrVersion)
-			return
+		// Nothing of this version may be sent any more (draft section 7.1.1), and the
+		// version of a connection does not change.
+		if f.Low > 2 || f.High < 2 {
+			defer s.close(ErrVersion)
 		}
 	}
 	if s.pending[h.XID] == nil {

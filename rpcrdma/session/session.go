@@ -139,7 +139,8 @@ type Reply struct {
 type pending struct {
 	writes []wire.Chunk
 	reply  wire.Chunk
-	got    bool // sent as a whole
+	got    bool   // version 1: sent
+	types  uint32 // bits of the header types that it takes
 }
 
 // Stats counts.
