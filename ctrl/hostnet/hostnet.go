@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"runtime"
 	"sync"
 	"time"
 
@@ -136,15 +137,18 @@ func (r *Resolver) subscribe() error {
 		done: make(chan struct{}), links: make(chan netlink.LinkUpdate, 64), addrs: make(chan netlink.AddrUpdate, 64),
 		routes: make(chan netlink.RouteUpdate, 64), neighs: make(chan netlink.NeighUpdate, 64),
 	}
-	err := netlink.LinkSubscribeWithOptions(s.links, s.done, netlink.LinkSubscribeOptions{Namespace: &r.ns})
+	runtime.LockOSThread() // whose namespace counts
+	defer runtime.UnlockOSThread()
+	ns := r.elsewhere()
+	err := netlink.LinkSubscribeWithOptions(s.links, s.done, netlink.LinkSubscribeOptions{Namespace: ns})
 	if err == nil {
-		err = netlink.AddrSubscribeWithOptions(s.addrs, s.done, netlink.AddrSubscribeOptions{Namespace: &r.ns})
+		err = netlink.AddrSubscribeWithOptions(s.addrs, s.done, netlink.AddrSubscribeOptions{Namespace: ns})
 	}
 	if err == nil {
-		err = netlink.RouteSubscribeWithOptions(s.routes, s.done, netlink.RouteSubscribeOptions{Namespace: &r.ns})
+		err = netlink.RouteSubscribeWithOptions(s.routes, s.done, netlink.RouteSubscribeOptions{Namespace: ns})
 	}
 	if err == nil {
-		err = netlink.NeighSubscribeWithOptions(s.neighs, s.done, netlink.NeighSubscribeOptions{Namespace: &r.ns})
+		err = netlink.NeighSubscribeWithOptions(s.neighs, s.done, netlink.NeighSubscribeOptions{Namespace: ns})
 	}
 	if err != nil {
 		close(s.done)
@@ -153,6 +157,18 @@ func (r *Resolver) subscribe() error {
 	r.wg.Add(1)
 	go r.follow(s)
 	return nil
+}
+
+// elsewhere returns the namespace to go to for a socket, nil from within it:
+// going there takes CAP_SYS_ADMIN, which a daemon that never left need not have.
+func (r *Resolver) elsewhere() *netns.NsHandle {
+	if here, err := netns.Get(); err == nil {
+		defer here.Close()
+		if here.Equal(r.ns) {
+			return nil
+		}
+	}
+	return &r.ns
 }
 
 // end closes the sockets, and takes what their readers still have so that they
