@@ -566,3 +566,36 @@ func TestLateVersionError(t *testing.T) {
 		t.Errorf("%+v", p.evs)
 	}
 }
+
+// TestSegmentLimits: what would need more segments than the peer takes is not
+// sent (draft sections 5.2.4 and 7.3.3).
+func TestSegmentLimits(t *testing.T) {
+	cfg := DefaultConfig(false)
+	p := newPeer(t, cfg)
+	props := wire.DefaultProperties()
+	props.SegmentSize, props.Segments = 10_000, 3
+	p.send(wire.Header{Type: wire.ConnPropFinal, Props: props.Props()})
+	item := func(n int) *Spec { return &Spec{Body: 100, Items: []Item{{Pos: 100, Len: n}}, Reply: 40} }
+	for _, c := range []struct {
+		spec *Spec
+		ok   bool
+	}{
+		{item(30_000), true}, {item(30_001), false}, {&Spec{Body: 100, Results: []int{20_000}, Reply: 40}, true},
+		{&Spec{Body: 100, Results: []int{20_000, 10_001}, Reply: 40}, false}, {&Spec{Body: 100, Reply: 31_000}, false},
+	} {
+		if _, err := p.s.PlanCall(c.spec); (err == nil) != c.ok {
+			t.Errorf("%+v: %v", c.spec, err)
+		}
+	}
+	if err := p.s.Call(9, callBody(9, 40), &CallChunks{}); err != nil {
+		t.Fatal(err)
+	}
+	p.drain()
+	p.send(wire.Header{XID: 9, Type: wire.Error, Failure: wire.Failure{Code: wire.ErrSegments, Max: 2}})
+	if _, err := p.s.PlanCall(item(30_000)); !errors.Is(err, ErrTooLong) {
+		t.Errorf("three segments of two: %v", err)
+	}
+	if _, err := p.s.PlanCall(item(20_000)); err != nil {
+		t.Errorf("two segments of two: %v", err)
+	}
+}

@@ -48,7 +48,40 @@ func (s *Session) continueLimit(call bool) int {
 
 // PlanCall decides on the formats of a call and its reply. Errors: ErrTooLong,
 // ErrReverse.
-func (s *Session) PlanCall(spec *Spec) (p CallPlan, err error) {
+func (s *Session) PlanCall(spec *Spec) (CallPlan, error) {
+	p, err := s.planCall(spec)
+	if err != nil || s.version != 2 {
+		return p, err
+	}
+	// The peer's limits on segments: in all (draft section 5.2.4), and of a chunk
+	// as far as an error has told.
+	total, worst := 0, 0
+	add := func(n int) {
+		k := (n + p.MaxSeg - 1) / p.MaxSeg
+		total, worst = total+k, max(worst, k)
+	}
+	body := spec.Body
+	for i, it := range spec.Items {
+		if p.Reduce != nil && p.Reduce[i] {
+			add(it.Len)
+		} else {
+			body += pad(it.Len)
+		}
+	}
+	for _, n := range p.Writes {
+		add(n)
+	}
+	add(p.Reply)
+	if p.External {
+		add(body)
+	}
+	if uint64(total) > uint64(s.peer.Segments) || s.maxSegs >= 0 && worst > s.maxSegs {
+		return p, ErrTooLong
+	}
+	return p, nil
+}
+
+func (s *Session) planCall(spec *Spec) (p CallPlan, err error) {
 	p.MaxSeg = 1 << 30
 	if s.version == 2 {
 		p.MaxSeg = int(min(s.peer.SegmentSize, s.cfg.Props.SegmentSize, 1<<30))
