@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
