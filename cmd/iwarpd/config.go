@@ -52,6 +52,7 @@ type settings struct {
 	MaxRings      int64
 	Allow         []ctrl.Rule
 
+	Metrics   string // "": none
 	Drain     time.Duration
 	LogLevel  zapcore.Level
 	LogFormat string
@@ -129,6 +130,12 @@ var keys = []key{
 
 	{"max-rings", "", "1GiB", "memory that the queues of one user may take", func(s *settings, v string) (err error) {
 		s.MaxRings, err = parseSize(v)
+		return err
+	}},
+
+	{"metrics", "", "", "where Prometheus finds metrics: unix:PATH, or a loopback ADDR:PORT; empty: nowhere", func(s *settings, v string) error {
+		s.Metrics = v
+		_, _, err := parseMetrics(v)
 		return err
 	}},
 

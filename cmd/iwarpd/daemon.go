@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"time"
 
@@ -31,6 +32,7 @@ type daemon struct {
 	server  *ctrl.Server
 	engine  *dataplane.Engine
 	steer   *bpf.Steering
+	metrics net.Listener // nil: none are served
 
 	undo []func() error // in the order made
 }
@@ -102,6 +104,13 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 		return nil, socketError(s.Socket, err)
 	}
 	d.onClose(d.server.Close)
+
+	if s.Metrics != "" {
+		if d.metrics, err = listenMetrics(s.Metrics); err != nil {
+			return nil, exitErr(exitConfig, "%w", err)
+		}
+		d.onClose(func() error { d.metrics.Close(); return nil })
+	}
 
 	got, err := d.steer.Attach(ifi.Index, bpfMode(s.XDPMode))
 	if err != nil {
@@ -208,6 +217,9 @@ func (d *daemon) run(ctx context.Context) error {
 		zap.String("xdp", d.mode), zap.Int("queues", d.engine.Workers()), zap.String("version", version))
 	notify(d.log, sd.SdNotifyReady)
 	go watchdog(serving, d.log, d.turning)
+	if d.metrics != nil {
+		go serveMetrics(serving, d.metrics, metricsHandler(collector{d.server.Counters, d.engine.Stats}), d.log)
+	}
 
 	err := d.wait(ctx, served)
 	notify(d.log, sd.SdNotifyStopping)
