@@ -88,7 +88,9 @@ func newSim(t testing.TB, seed uint64, ca, cb Config, wire impair.Config, mtu in
 }
 
 // octet gives the contents of message n of host id.
-func octet(id int, n uint32, i int) byte { return byte(uint32(id)*31 + n*7 + uint32(i)*13 + uint32(i>>8)) }
+func octet(id int, n uint32, i int) byte {
+	return byte(uint32(id)*31 + n*7 + uint32(i)*13 + uint32(i>>8))
+}
 
 // message makes message n: its serial number, whether it is in order and its SSN,
 // then octets that follow from these.

@@ -58,7 +58,9 @@ func TestListenerKeepsNothing(t *testing.T) {
 
 // TestRefusals are INITs that get an ABORT, by their fault.
 func TestRefusals(t *testing.T) {
-	good := func() Init { return Init{Tag: 5, Rwnd: 5000, Out: 3, In: 3, TSN: 7, Adaptation: 1, HasAdaptation: true} }
+	good := func() Init {
+		return Init{Tag: 5, Rwnd: 5000, Out: 3, In: 3, TSN: 7, Adaptation: 1, HasAdaptation: true}
+	}
 	fine := good()
 	host := appendParam(fine.Append(nil, ChunkInit), ParamHostName, []byte("h\x00"))
 	be.PutUint16(host[2:], uint16(len(host)))

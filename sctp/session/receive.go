@@ -1,0 +1,313 @@
+package session
+
+import "github.com/iwarpd/iwarpd/internal/serial"
+
+// HandleMessage takes a whole message of the peer's: its stream, PPID and U bit, and
+// its octets, which are not kept. What it means is judged in the order of DDP-SSNs.
+func (m *Mux) HandleMessage(id uint16, ppid uint32, unordered bool, b []byte) {
+	s := m.stream(id)
+	if s == nil {
+		m.stats.Stray++
+		return
+	}
+	if s.state == Ended {
+		m.afterEnd(s, ppid, b)
+		return
+	}
+	p := m.cfg.Profile
+	switch {
+	case !unordered:
+		m.came(s, ppid, b)
+		m.violation(s, ErrOrdered)
+		return
+	case ppid != p.Segment() && ppid != p.Control():
+		m.came(s, ppid, b)
+		if other := Draft - p; ppid == other.Segment() || ppid == other.Control() {
+			m.violation(s, ErrProfile)
+		} else {
+			m.violation(s, ErrPPID)
+		}
+		return
+	case len(b) < HeaderLen || ppid == p.Control() && len(b) < controlHeader:
+		m.came(s, ppid, b)
+		m.violation(s, ErrShort)
+		return
+	}
+	d := be.Uint16(b) - s.next
+	switch {
+	case d == 0:
+		m.process(s, ppid, b)
+		m.advance(s)
+	case s.state == Idle:
+		// Nothing but the first message can come to a stream without a session: an
+		// Initiate is answered before anything follows it.
+		m.first(s, ppid, b)
+	case int(d) <= m.cfg.MaxAhead:
+		m.keep(s, d, ppid, b)
+	default:
+		m.violation(s, ErrSSN)
+	}
+}
+
+// first takes a message that is ahead of its turn on an idle stream. A Terminate of
+// an older session ends nothing.
+func (m *Mux) first(s *stream, ppid uint32, b []byte) {
+	if m.isTerminate(ppid, b) {
+		m.stats.Stray++
+		return
+	}
+	m.violation(s, ErrSSN)
+}
+
+// keep takes a message ahead of its turn: a DDP segment of an open session is placed
+// now, anything else waits.
+func (m *Mux) keep(s *stream, d uint16, ppid uint32, b []byte) {
+	for len(s.ring) <= int(d) {
+		m.widen(s)
+	}
+	a := &s.ring[int(s.next+d)&(len(s.ring)-1)]
+	if a.kind != notCome {
+		m.violation(s, ErrSSNTwice)
+		return
+	}
+	a.ppid = ppid
+	s.nahead++
+	if s.state == Open && s.sink != nil && !s.sinkEnded && ppid == m.cfg.Profile.Segment() &&
+		s.sink.HandleEarly(s.count+serial.Num(d), b[HeaderLen:]) {
+		a.kind = aheadPlaced
+		m.stats.Early++
+		return
+	}
+	a.kind = aheadHeld
+	if n := len(m.pool); n > 0 {
+		a.b, m.pool = append(m.pool[n-1][:0], b...), m.pool[:n-1]
+	} else {
+		a.b = append([]byte(nil), b...)
+	}
+	m.held += len(b)
+	m.stats.Held++
+}
+
+// widen doubles the ring of messages ahead of their turn.
+func (m *Mux) widen(s *stream) {
+	r := make([]ahead, max(64, 2*len(s.ring)))
+	for i := range s.ring {
+		ssn := s.next + uint16(i)
+		r[int(ssn)&(len(r)-1)] = s.ring[int(ssn)&(len(s.ring)-1)]
+	}
+	s.ring = r
+}
+
+// ready reports whether the next message, of this PPID, can be judged now: DDP
+// segments of an open session wait for a sink.
+func (m *Mux) ready(s *stream, ppid uint32) bool {
+	return s.state != Open || s.sink != nil || ppid != m.cfg.Profile.Segment()
+}
+
+// advance judges what was held, as far as it is in order.
+func (m *Mux) advance(s *stream) {
+	for s.nahead > 0 && s.state != Ended {
+		a := &s.ring[int(s.next)&(len(s.ring)-1)]
+		if a.kind == notCome || !m.ready(s, a.ppid) {
+			return
+		}
+		s.nahead--
+		if a.kind == aheadPlaced {
+			*a = ahead{}
+			key := s.count
+			s.next++
+			s.count++
+			m.stats.Delivered++
+			if !s.sinkEnded && s.sink.DeliverEarly(key) != nil {
+				s.sinkEnded = true
+			}
+			continue
+		}
+		h := *a
+		*a = ahead{}
+		m.held -= len(h.b)
+		m.process(s, h.ppid, h.b)
+		m.pool = append(m.pool, h.b)
+	}
+}
+
+// process judges the message whose turn it is.
+func (m *Mux) process(s *stream, ppid uint32, b []byte) {
+	if !m.ready(s, ppid) {
+		m.keep(s, 0, ppid, b)
+		return
+	}
+	s.next++
+	s.count++
+	if ppid == m.cfg.Profile.Control() {
+		m.handleControl(s, b)
+		return
+	}
+	switch s.state {
+	case Open:
+		m.stats.Delivered++
+		if !s.sinkEnded && s.sink.HandleULPDU(b[HeaderLen:]) != nil {
+			s.sinkEnded = true
+		}
+	case Requested, Initiating:
+		m.violation(s, ErrEarlyData)
+	default:
+		m.violation(s, ErrNoSession)
+	}
+}
+
+// handleControl judges a control message in its turn (RFC 5043 6.2 to 6.4; draft 3.2
+// to 3.5).
+func (m *Mux) handleControl(s *stream, b []byte) {
+	fn, enhanced, ok := m.cfg.Profile.decodeFunction(be.Uint16(b[2:]))
+	private := b[controlHeader:]
+	set := &Setup{}
+	switch {
+	case !ok:
+		m.violation(s, ErrFunction)
+		return
+	case enhanced && m.cfg.NoEnhanced:
+		m.violation(s, ErrEnhanced)
+		return
+	case fn == fnTerminate && len(private) > 0:
+		m.violation(s, ErrTermData)
+		return
+	case len(private) > MaxPrivate && m.cfg.Profile != Draft:
+		m.violation(s, ErrPrivate)
+		return
+	case enhanced && len(private) < 4:
+		m.violation(s, ErrShort)
+		return
+	}
+	if enhanced {
+		set.Enhanced = &Enhanced{}
+		set.Enhanced.decode(private)
+		private = private[4:]
+	}
+	set.Private = append([]byte{}, private...)
+	draft := m.cfg.Profile == Draft
+	switch fn {
+	case fnNegotiate:
+		if s.state != Idle && s.state != Negotiating {
+			m.violation(s, ErrNegotiate)
+			return
+		}
+		s.state = Negotiating
+		m.event(s, EventNegotiate, set, nil)
+	case fnInitiate:
+		switch {
+		case s.state == Initiating && draft:
+			m.opened(s, set) // active/active
+		case s.state == Initiating:
+			m.violation(s, ErrCollision)
+		case s.state == Idle || s.state == Negotiating:
+			s.enhanced = enhanced
+			if m.pending >= m.cfg.Pending {
+				// Refused without asking (RFC 5043 6.4).
+				m.stats.Rejected++
+				m.terminate(s)
+				s.gotTerm = true
+				m.settle(s)
+				return
+			}
+			m.pending++
+			s.state = Requested
+			m.event(s, EventRequest, set, nil)
+		default:
+			m.violation(s, ErrAgain)
+		}
+	case fnAccept, fnReject:
+		switch {
+		case s.state == Open || s.state == Requested:
+			m.violation(s, ErrAgain)
+		case s.state != Initiating:
+			m.violation(s, ErrNoInitiate)
+		case fn == fnAccept && enhanced != s.enhanced || enhanced && !s.enhanced:
+			m.violation(s, ErrKind)
+		case fn == fnAccept:
+			m.opened(s, set)
+		default:
+			m.refused(s, set)
+		}
+	case fnTerminate:
+		m.terminated(s)
+	}
+}
+
+// opened is the answer that our Initiate hoped for.
+func (m *Mux) opened(s *stream, set *Setup) {
+	if s.canceled {
+		m.terminate(s)
+		return
+	}
+	s.state = Open
+	m.stats.Sessions++
+	m.event(s, EventOpen, set, nil)
+}
+
+// refused ends a session that never was.
+func (m *Mux) refused(s *stream, set *Setup) {
+	m.stats.Rejected++
+	m.over(s)
+	s.gotTerm = true
+	m.event(s, EventRejected, set, nil)
+	m.settle(s)
+}
+
+// terminated takes the peer's Terminate.
+func (m *Mux) terminated(s *stream) {
+	switch s.state {
+	case Idle:
+		// No session: nothing to end, and nothing to answer lest it goes to and fro.
+		m.stats.Stray++
+		m.begin(s)
+		return
+	case Initiating:
+		m.refused(s, nil)
+		return
+	case Requested:
+		m.pending--
+	}
+	m.stats.Terminated++
+	s.gotTerm = true
+	m.event(s, EventTerminated, nil, nil)
+	// Ours follows, so that both sides know when the stream is free.
+	m.terminate(s)
+	m.settle(s)
+}
+
+// violation ends the session with a Terminate (RFC 5043 6.1). The association goes
+// on.
+func (m *Mux) violation(s *stream, err *Error) {
+	m.stats.Violations++
+	switch s.state {
+	case Requested:
+		m.pending--
+	case Idle:
+		s.gotTerm = true // there is no session that the peer would end
+	}
+	m.event(s, EventFailed, nil, err)
+	m.terminate(s)
+	m.settle(s)
+}
+
+// afterEnd takes a message on a stream whose session has ended here. Most are
+// remains of it; its Terminate says that no more follow; and an Initiate (in the
+// draft a Negotiate too) with the first DDP-SSN begins the next session: the peer
+// sends it only when nothing of the last one is under way (RFC 5043 6.6).
+func (m *Mux) afterEnd(s *stream, ppid uint32, b []byte) {
+	m.stats.AfterEnd++
+	p := m.cfg.Profile
+	if ppid == p.Control() && len(b) >= controlHeader && be.Uint16(b) == p.firstSSN() {
+		if fn, _, ok := p.decodeFunction(be.Uint16(b[2:])); ok && (fn == fnInitiate || fn == fnNegotiate) {
+			m.stats.AfterEnd--
+			m.begin(s)
+			m.event(s, EventIdle, nil, nil)
+			m.HandleMessage(s.id, ppid, true, b)
+			return
+		}
+	}
+	m.came(s, ppid, b)
+	m.pass(s)
+	m.settle(s)
+}

@@ -1,0 +1,264 @@
+// Package session is the DDP adaptation of SCTP: DDP streams over an association,
+// after RFC 5043 with the enhanced set-up of RFC 6581 section 7, or after
+// draft-ietf-rddp-sctp-00, from which the RFC came and whose code points differ.
+//
+// A Mux holds the DDP streams of one association. A DDP stream is the pair of SCTP
+// streams with one number; on it sessions follow one another, each with a beginning,
+// an end and numbers (DDP-SSN) of its own. All chunks are unordered for SCTP, so a
+// session puts what comes into the order of the DDP-SSNs itself; the payload of DDP
+// segments is placed as it comes.
+//
+// A Mux does no I/O and knows nothing of sctp.Assoc: its owner hands it the messages
+// that arrive (HandleMessage) and the news that messages of ours were acknowledged
+// (Acked), pushes what PollControl gives, and puts what Begin gives in front of each
+// DDP segment.
+package session
+
+import (
+	"errors"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/sctp"
+)
+
+// Profile says which of the two texts is followed.
+type Profile uint8
+
+// The profiles.
+const (
+	RFC5043 Profile = iota // with RFC 6581
+	Draft                  // draft-ietf-rddp-sctp-00
+)
+
+func (p Profile) String() string {
+	if p == Draft {
+		return "draft-ietf-rddp-sctp-00"
+	}
+	return "RFC 5043"
+}
+
+// Adaptation Layer Indications (RFC 5043 5.1; draft 2.1).
+const (
+	AdaptationDDP       = 1 // the draft: DDP without RDMA
+	AdaptationDraftRDMA = 2
+)
+
+// Payload Protocol Identifiers (RFC 5043 5.2; draft 2.2).
+const (
+	ppidSegment      = 16
+	ppidControl      = 17
+	ppidDraftSegment = 1
+	ppidDraftControl = 2
+)
+
+// Segment returns the PPID of DDP segments.
+func (p Profile) Segment() uint32 {
+	if p == Draft {
+		return ppidDraftSegment
+	}
+	return ppidSegment
+}
+
+// Control returns the PPID of session control messages.
+func (p Profile) Control() uint32 {
+	if p == Draft {
+		return ppidDraftControl
+	}
+	return ppidControl
+}
+
+// firstSSN is the DDP-SSN that begins a session (RFC 5043 6.1; draft 2.2.1).
+func (p Profile) firstSSN() uint16 {
+	if p == Draft {
+		return 1
+	}
+	return 0
+}
+
+// Configure sets the Adaptation Layer Indication of an association, and which ones
+// of the peer are acceptable. iwarpd runs RDMAP, so in the draft its indication is
+// DDP+RDMA.
+func (p Profile) Configure(c *sctp.Config) {
+	c.Adaptation = AdaptationDDP
+	if p == Draft {
+		c.Adaptation = AdaptationDraftRDMA
+	}
+	c.Accept = []uint32{c.Adaptation}
+}
+
+// function is what a session control message asks for.
+type function uint8
+
+const (
+	fnNegotiate function = iota + 1
+	fnInitiate
+	fnAccept
+	fnReject
+	fnTerminate
+)
+
+// Function codes (RFC 5043 5.2.3, RFC 6581 section 7; draft 2.2.3).
+var rfcCodes = [...]struct {
+	fn       function
+	enhanced bool
+}{1: {fnInitiate, false}, 2: {fnAccept, false}, 3: {fnReject, false}, 4: {fnTerminate, false},
+	5: {fnInitiate, true}, 6: {fnAccept, true}, 7: {fnReject, true}}
+
+var draftCodes = [...]function{1: fnNegotiate, 2: fnInitiate, 3: fnAccept, 4: fnTerminate}
+
+// decodeFunction reads a function code.
+func (p Profile) decodeFunction(code uint16) (fn function, enhanced, ok bool) {
+	if p == Draft {
+		if code == 0 || int(code) >= len(draftCodes) {
+			return 0, false, false
+		}
+		return draftCodes[code], false, true
+	}
+	if code == 0 || int(code) >= len(rfcCodes) {
+		return 0, false, false
+	}
+	c := rfcCodes[code]
+	return c.fn, c.enhanced, true
+}
+
+func (p Profile) code(fn function, enhanced bool) uint16 {
+	if p == Draft {
+		for c, f := range draftCodes {
+			if f == fn {
+				return uint16(c)
+			}
+		}
+		return 0
+	}
+	for c, f := range rfcCodes {
+		if f.fn == fn && f.enhanced == enhanced {
+			return uint16(c)
+		}
+	}
+	return 0
+}
+
+// MaxPrivate is the most private data of a message, enhanced data included (RFC
+// 5043 5.2.3). The draft gives no limit: it has the same here.
+const MaxPrivate = 512
+
+// NoNegotiation as IRD or ORD leaves the number to the ULP (RFC 6581 9.1).
+const NoNegotiation = 0x3fff
+
+// Enhanced is the set-up data of RFC 6581. RTR is a set: 1 Send, 2 Write, 4 Read.
+type Enhanced struct {
+	IRD, ORD   uint16 // 14 bits
+	PeerToPeer bool
+	RTR        uint8
+}
+
+func (e *Enhanced) append(b []byte) []byte {
+	hi, lo := e.IRD&NoNegotiation, e.ORD&NoNegotiation
+	if e.PeerToPeer {
+		hi |= 1 << 15
+		hi |= uint16(e.RTR&1) << 14
+		lo |= uint16(e.RTR>>1&1) << 15
+		lo |= uint16(e.RTR>>2&1) << 14
+	}
+	return append(b, byte(hi>>8), byte(hi), byte(lo>>8), byte(lo))
+}
+
+func (e *Enhanced) decode(b []byte) {
+	hi, lo := uint16(b[0])<<8|uint16(b[1]), uint16(b[2])<<8|uint16(b[3])
+	*e = Enhanced{IRD: hi & NoNegotiation, ORD: lo & NoNegotiation, PeerToPeer: hi>>15 == 1}
+	if e.PeerToPeer {
+		e.RTR = uint8(hi>>14&1 | lo>>15<<1 | lo>>14&1<<2)
+	}
+}
+
+// Setup is what Initiate, Accept and Reject carry.
+type Setup struct {
+	Private  []byte
+	Enhanced *Enhanced // nil: none
+}
+
+// Sink takes the DDP segments of a session; *rdmap.Stream is one. Keys of early
+// segments are unique in a session while fewer than 2^31 segments are under way.
+type Sink interface {
+	HandleULPDU(b []byte) *term.Error
+	HandleEarly(key serial.Num, b []byte) bool
+	DeliverEarly(key serial.Num) *term.Error
+}
+
+// State is where the session of a DDP stream stands.
+type State uint8
+
+// The states.
+const (
+	Idle        State = iota // no session, and the stream may have one
+	Negotiating              // draft: Negotiate went or came
+	Initiating               // our Initiate is out
+	Requested                // the peer's Initiate waits for the ULP
+	Open                     // DDP segments flow
+	Ended                    // over; messages of it may still be under way
+)
+
+var stateNames = [...]string{"idle", "negotiating", "initiating", "requested", "open", "ended"}
+
+func (s State) String() string { return stateNames[s] }
+
+// EventKind is the kind of an Event.
+type EventKind uint8
+
+// The events.
+const (
+	EventNegotiate  EventKind = iota + 1 // draft: the peer's Negotiate
+	EventRequest                         // the peer's Initiate: Accept, Reject or Terminate
+	EventOpen                            // our Initiate was accepted
+	EventRejected                        // our Initiate was refused; Setup is nil when not by the ULP
+	EventTerminated                      // the peer has ended the session
+	EventFailed                          // a violation was found here, Err; the session is over
+	EventIdle                            // nothing of the last session is under way: the stream may have another
+)
+
+var eventNames = [...]string{"", "negotiate", "request", "open", "rejected", "terminated", "failed", "idle"}
+
+func (k EventKind) String() string { return eventNames[k] }
+
+// Event is something that the ULP should know of a DDP stream.
+type Event struct {
+	Kind   EventKind
+	Stream uint16
+	Setup  *Setup // EventNegotiate, EventRequest, EventOpen, EventRejected
+	Err    error  // EventFailed: an *Error
+}
+
+// Error is an illegal sequence or message. It ends the session, not the
+// association.
+type Error struct{ text string }
+
+func (e *Error) Error() string { return "ddp over sctp: " + e.text }
+
+// Violations.
+var (
+	ErrOrdered    = &Error{"message is not unordered"}
+	ErrPPID       = &Error{"unknown payload protocol identifier"}
+	ErrProfile    = &Error{"peer follows the other text (payload protocol identifier)"}
+	ErrShort      = &Error{"message too short"}
+	ErrFunction   = &Error{"unknown function code"}
+	ErrEnhanced   = &Error{"enhanced message where none is allowed"}
+	ErrPrivate    = &Error{"too much private data"}
+	ErrTermData   = &Error{"Terminate with private data"}
+	ErrSSN        = &Error{"DDP-SSN outside the window"}
+	ErrSSNTwice   = &Error{"DDP-SSN came twice"}
+	ErrNoSession  = &Error{"DDP segment outside a session"}
+	ErrNoInitiate = &Error{"answer to no Initiate"}
+	ErrCollision  = &Error{"Initiate from both sides"}
+	ErrAgain      = &Error{"set-up message in a session that is set up"}
+	ErrEarlyData  = &Error{"DDP segment before the session was accepted"}
+	ErrKind       = &Error{"answer is not of the kind of the Initiate"}
+	ErrNegotiate  = &Error{"Negotiate after Initiate"}
+)
+
+// Errors of calls.
+var (
+	ErrState  = errors.New("ddp over sctp: not in this state of the session")
+	ErrStream = errors.New("ddp over sctp: no such stream")
+	ErrSize   = errors.New("ddp over sctp: too much private data")
+)
