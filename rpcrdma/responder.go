@@ -192,8 +192,8 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 		return
 	}
 	// What is not written by itself goes with the message.
-	body := flatFrom(m, plan.Reduced)
-	src := make([]*buffer, plan.Reduced+1)
+	body := flatFrom(m, plan.Reduce)
+	src := make([]*buffer, len(m.Items)+1)
 	need := func(i int, data []byte) bool {
 		for _, b := range *held {
 			if b.p != nil && b.holds(data) {
@@ -212,13 +212,13 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 		*held = append(*held, b)
 		return true
 	}
-	for i := range plan.Reduced {
-		if d := m.Items[i].Data; len(d) > 0 && !need(i, d) {
+	for i, it := range m.Items {
+		if d := it.Data; plan.Reduce[i] && len(d) > 0 && !need(i, d) {
 			ok = false
 		}
 	}
 	if plan.External() && ok {
-		ok = need(plan.Reduced, body)
+		ok = need(len(m.Items), body)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -229,7 +229,7 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 	}
 	last := &op{slot: -1}
 	for i, w := range plan.Copies {
-		b := src[plan.Reduced]
+		b := src[len(m.Items)]
 		if w.Item >= 0 {
 			b = src[w.Item]
 		}
@@ -256,11 +256,18 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 	c.turn()
 }
 
-// flatFrom is the message with the first n items taken out, all others in.
-func flatFrom(m rpc.Msg, n int) []byte {
-	if n == len(m.Items) {
+// flatFrom is the message with the items that go by themselves taken out, all
+// others in.
+func flatFrom(m rpc.Msg, reduce []bool) []byte {
+	var rest []rpc.Item
+	for i, it := range m.Items {
+		if !reduce[i] {
+			rest = append(rest, it)
+		}
+	}
+	if len(rest) == 0 {
 		return m.Body
 	}
-	rest := rpc.Msg{Body: m.Body, Items: m.Items[n:]}
-	return rest.AppendFlat(make([]byte, 0, rest.Len()))
+	in := rpc.Msg{Body: m.Body, Items: rest}
+	return in.AppendFlat(make([]byte, 0, in.Len()))
 }

@@ -463,6 +463,28 @@ func TestRecovery(t *testing.T) {
 	})
 }
 
+// TestIneligible: an item that the binding does not make DDP-eligible is not
+// taken in a chunk (RFC 8166 section 6.1).
+func TestIneligible(t *testing.T) {
+	for _, v := range []int{1, 2} {
+		g := newRig(t, func(c *rpcrdma.Config) { c.Session.Version = v }, func(c *rpcrdma.Config) {
+			p := &program{}
+			c.Server = &rpc.Server{}
+			c.Server.Register(prog, rpc.Program{Low: 1, High: 1, Serve: p.serve, Items: func(_, proc uint32) bool { return proc == 2 }})
+		})
+		data := fill(10_000, 1)
+		var f *session.FailureError
+		if _, _, err := g.do(1, func(w *rpc.Writer) { w.Item(data) }, rpcrdma.Call{Reply: 11_000}); !errors.As(err, &f) || f.Code != wire.ErrBadXDR {
+			t.Errorf("version %d: %v", v, err)
+		}
+		if _, resp, err := g.do(2, func(w *rpc.Writer) { w.Item(data) }, rpcrdma.Call{}); err != nil {
+			t.Errorf("version %d: %v", v, err)
+		} else {
+			resp.Release()
+		}
+	}
+}
+
 // TestNoCopy: large data move by RDMA alone, from and into the caller's
 // memory.
 func TestNoCopy(t *testing.T) {

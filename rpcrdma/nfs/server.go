@@ -81,14 +81,13 @@ func (s *Server) sync(fd int) error {
 	return unix.Fsync(fd)
 }
 
-// Procedures with a life of their own here.
+// Procedures that are told apart here (RFC 1813 section 3).
 const (
-	procSetattr  = 2
-	procReadlink = 5
-	procRead     = 6
-	procWrite    = 7
-	procCreate   = 8
-	procLink     = 15
+	procSetattr = 2
+	procWrite   = 7
+	procCreate  = 8
+	procSymlink = 10
+	procLink    = 15
 )
 
 // Program returns the NFS program for a rpc.Server.
@@ -104,6 +103,8 @@ func (s *Server) Program() rpc.Program {
 			}
 			return rpcgen.Serve(ctx, service, r)
 		},
+		// RFC 8267 section 4.
+		Items: func(vers, proc uint32) bool { return proc == procWrite || proc == procSymlink },
 		// What changes the tree in a way that cannot be done twice.
 		Once: func(vers, proc uint32) bool { return proc == procSetattr || proc >= procCreate && proc <= procLink },
 	}

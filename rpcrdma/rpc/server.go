@@ -22,6 +22,10 @@ type Request struct {
 type Program struct {
 	Low, High uint32
 	Serve     func(ctx context.Context, r *Request) Status
+	// Items reports whether the arguments of a procedure have data items that the
+	// program's binding makes DDP-eligible; nil: all may have. A call of another
+	// procedure whose items stand apart is none.
+	Items func(vers, proc uint32) bool
 	// Once reports that a procedure must not be done twice: replies to it are kept
 	// for requests that come again.
 	Once func(vers, proc uint32) bool
@@ -69,6 +73,9 @@ func (s *Server) Serve(ctx context.Context, peer string, m Msg, buffer func(int)
 	case c.Vers < p.Low || c.Vers > p.High:
 		startReply(&w, c.XID, ProgMismatch, p.Low, p.High)
 		return w.Msg, true
+	}
+	if p.Items != nil && len(m.Items) > 0 && !p.Items(c.Vers, c.Proc) {
+		return Msg{}, false
 	}
 	do := func() Msg {
 		startReply(&w, c.XID, Success, 0, 0)

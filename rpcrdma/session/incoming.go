@@ -133,6 +133,10 @@ func (s *Session) check(h *wire.Header) (wire.Failure, bool) {
 		}
 	}
 	if len(h.Writes) > l.WriteChunks {
+		// Who can do without them by no other way says so (draft section 7.3.2).
+		if l.WriteChunks == 0 && s.version == 2 && s.cfg.Continue < 2 {
+			return wire.Failure{Code: wire.ErrReplyResource}, false
+		}
 		return wire.Failure{Code: wire.ErrWriteChunks, Max: uint32(l.WriteChunks)}, false
 	}
 	for _, c := range h.Writes {
@@ -180,7 +184,11 @@ func (s *Session) receive1(h *wire.Header, err error, body []byte) {
 		return
 	}
 	if reply {
-		if err != nil || h.Type == wire.MsgP1 || len(h.Reads) > 0 {
+		if h.Type == wire.MsgP1 { // RFC 8166 section 4.6.1
+			s.stats.Discarded++
+			return
+		}
+		if err != nil || len(h.Reads) > 0 {
 			s.fail(h.XID, ErrProtocol)
 			return
 		}

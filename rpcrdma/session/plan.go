@@ -248,11 +248,11 @@ type Copy struct {
 // ReplyPlan says how a reply is to be sent: do the Copies, then call
 // Session.Reply with the octets that are left.
 type ReplyPlan struct {
-	Reduced int // the first items that go by Write chunks
-	Copies  []Copy
-	hdr     wire.Header
-	inv     uint32
-	format  uint8 // 0 inline, 1 continued, 2 special
+	Reduce []bool // which items go by Write chunks
+	Copies []Copy
+	hdr    wire.Header
+	inv    uint32
+	format uint8 // 0 inline, 1 continued, 2 special
 }
 
 // External reports whether the message itself goes by the Reply chunk.
@@ -263,37 +263,32 @@ func (p *ReplyPlan) External() bool { return p.hdr.Reply != nil && p.format == 2
 // given to Fail.
 func (s *Session) PlanReply(c *Call, body int, items []Item) (p *ReplyPlan, f wire.Failure, ok bool) {
 	p = &ReplyPlan{inv: c.Inv}
-	// Results that the requester gave a Write chunk go there (draft section 6.6.3,
-	// RFC 8166 section 4.3.2).
+	// A result goes into the Write chunk in its place (draft section 6.6.3, RFC
+	// 8166 section 4.3.2). An empty chunk asks for it inline (RFC 8166 section
+	// 4.3.2.3).
 	var short *wire.Failure
-	k := 0
 	rest := body
+	p.Reduce = make([]bool, len(items))
 	for i, it := range items {
-		for k < len(c.Writes) && len(c.Writes[k]) == 0 {
-			k++
-		}
-		if k < len(c.Writes) && short == nil && p.Reduced == i {
-			if c.Writes[k].Len() >= uint64(it.Len) {
-				p.Reduced++
-				k++
+		if i < len(c.Writes) && len(c.Writes[i]) > 0 {
+			if p.Reduce[i] = c.Writes[i].Len() >= uint64(it.Len); p.Reduce[i] {
 				continue
 			}
-			short = &wire.Failure{Code: wire.ErrWriteResource, Index: uint32(k + 1), Needed: uint32(it.Len)}
+			if short == nil {
+				short = &wire.Failure{Code: wire.ErrWriteResource, Index: uint32(i + 1), Needed: uint32(it.Len)}
+			}
 		}
 		rest += pad(it.Len)
 	}
 	h := &p.hdr
 	h.XID, h.Vers = c.XID, uint32(s.version)
 	h.Writes = cloneChunks(c.Writes)
-	k = 0
 	for i := range h.Writes {
-		left := 0
-		item := -1
-		if k < p.Reduced && len(h.Writes[i]) > 0 {
-			left, item = items[k].Len, k
-			k++
+		if i < len(items) && p.Reduce[i] {
+			p.fill(h.Writes[i], items[i].Len, i)
+		} else {
+			p.fill(h.Writes[i], 0, -1)
 		}
-		p.fill(h.Writes[i], left, item)
 	}
 	reply := append(wire.Chunk(nil), c.Reply...)
 	if c.Reply != nil && reply == nil {
