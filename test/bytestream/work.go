@@ -117,7 +117,11 @@ func work(o *options, r *report, s stream, number int) error {
 		}
 	}
 	receive := func(echo bool) error {
-		b := make([]byte, 128<<10)
+		size := 128 << 10
+		if o.conns > 64 {
+			size = 2 << 10
+		}
+		b := make([]byte, size)
 		for {
 			n, err := s.Read(b)
 			if n > 0 {
