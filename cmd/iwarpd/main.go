@@ -55,12 +55,7 @@ func rootCommand() *cobra.Command {
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return configErr("unexpected argument %q; see iwarpd --help", args[0])
-			}
-			return nil
-		},
+		Args:          noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if file == "" {
 				file = os.Getenv(envPrefix + "CONFIG")
@@ -82,7 +77,15 @@ func rootCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&check, "check-config", false, "check flags, environment and file, and end")
 	cmd.Flags().SortFlags = false
 	addFlags(cmd.Flags())
+	cmd.AddCommand(doctorCommand())
 	return cmd
+}
+
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return configErr("unexpected argument %q; see %s --help", args[0], cmd.CommandPath())
+	}
+	return nil
 }
 
 // serve runs the daemon until ctx is done, and says so in the log. SIGHUP has

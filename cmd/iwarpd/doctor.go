@@ -1,0 +1,79 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
+)
+
+// doctorCommand tells what the host and the interface lack.
+func doctorCommand() *cobra.Command {
+	var name, file string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "doctor [--interface IF]",
+		Short: "Tell what this host and interface lack for iwarpd, and how to mend it",
+		Long: "doctor looks at the kernel, its own capabilities and limits, the interface, its driver,\n" +
+			"queues and offloads. It changes nothing. Run it as root: it judges what it may do itself.\n\n" +
+			"Exit codes: 0 nothing keeps iwarpd from working, 1 something does, 2 wrong flag or configuration.",
+		Example: "  iwarpd doctor --interface eth0\n  iwarpd doctor --config /etc/iwarpd/iwarpd.yaml --json",
+		Args:    noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if name == "" {
+				s, err := settingsOf(file)
+				if err != nil {
+					return err
+				}
+				name = s.Interface
+			}
+			facts, err := hostcheck.Gather(name)
+			if err != nil {
+				return err
+			}
+			findings := hostcheck.Judge(facts)
+			if err := printFindings(cmd.OutOrStdout(), findings, asJSON); err != nil {
+				return err
+			}
+			if hostcheck.Worst(findings) == hostcheck.Fail {
+				return exitErr(exitFailure, "iwarpd cannot work on %q as it is", name)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&name, "interface", "i", "", "the interface; default: that of the configuration")
+	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file; also "+envPrefix+"CONFIG")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// settingsOf reads the configuration without flags.
+func settingsOf(file string) (*settings, error) {
+	if file == "" {
+		file = os.Getenv(envPrefix + "CONFIG")
+	}
+	none := &cobra.Command{}
+	addFlags(none.Flags())
+	return load(none.Flags(), file)
+}
+
+func printFindings(w io.Writer, findings []hostcheck.Finding, asJSON bool) error {
+	if asJSON {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(findings)
+	}
+	for _, f := range findings {
+		if _, err := fmt.Fprintf(w, "%-4s  %-17s  %s\n", f.State, f.What, f.Text); err != nil {
+			return err
+		}
+		if f.Mend != "" {
+			fmt.Fprintf(w, "%4s  %17s  mend: %s\n", "", "", f.Mend)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
+)
+
+func doctor(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := rootCommand()
+	cmd.SetArgs(append([]string{"doctor"}, args...))
+	cmd.SetOut(&out)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func TestDoctor(t *testing.T) {
+	out, err := doctor(t, "--interface", "iwarpd-none", "--json")
+	var findings []hostcheck.Finding
+	if jerr := json.Unmarshal([]byte(out), &findings); jerr != nil || len(findings) < 5 {
+		t.Fatalf("%v: %s", jerr, out)
+	}
+	if last := findings[len(findings)-1]; last.What != "interface" || last.State != hostcheck.Fail || exitCode(err) != exitFailure {
+		t.Errorf("%+v, %v", last, err)
+	}
+	out, err = doctor(t, "-i", "lo") // where no address is asked for
+	if exitCode(err) != exitFailure || !strings.Contains(out, "fail  interface          lo is loopback") || !strings.Contains(out, "mend: use a network interface") {
+		t.Errorf("%v:\n%s", err, out)
+	}
+	t.Setenv("IWARPD_INTERFACE", "iwarpd-none") // the configuration's
+	if _, err := doctor(t); err == nil || !strings.Contains(err.Error(), "iwarpd-none") {
+		t.Errorf("%v", err)
+	}
+	t.Setenv("IWARPD_INTERFACE", "")
+	for _, args := range [][]string{{}, {"x"}, {"--mtu", "3"}, {"--config", "/nonexistent"}} {
+		if _, err := doctor(t, args...); exitCode(err) != exitConfig {
+			t.Errorf("doctor %q: %v", args, err)
+		}
+	}
+	if exitCode(errors.New("x")) != exitFailure {
+		t.Error("an error without a code has one")
+	}
+}

@@ -1,0 +1,136 @@
+// Package hostcheck tells what a host and an interface lack for iwarpd, and how
+// to mend it. Gather looks, Judge thinks.
+package hostcheck
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/dataplane/xsk"
+)
+
+// Facts are what Gather found.
+type Facts struct {
+	Kernel       string // release, as uname tells it
+	Capabilities uint64 // effective, of this process
+	MemLock      uint64 // octets that this process may lock
+	CPUs         int
+	JIT          string // net.core.bpf_jit_enable; "" where it cannot be read
+
+	Interface *Interface // nil: there is none of that name
+	Others    []string   // interfaces that there are
+}
+
+// Interface is what is known of the interface.
+type Interface struct {
+	Name      string
+	Loopback  bool
+	Up        bool
+	Addresses int
+	Driver    string // "" where it does not tell
+	Kind      string // of virtual interfaces: veth, bond, ...
+	MTU       int
+	Queues    int
+	XDP       bool            // a program is attached
+	Features  map[string]bool // offloads that are on, by their names in ethtool
+	Peer      *Interface      // of a veth, in this namespace
+	PeerAway  bool            // of a veth, in another namespace
+}
+
+// Gather looks at the host and at the interface of that name.
+func Gather(name string) (*Facts, error) {
+	f := &Facts{CPUs: runtime.NumCPU()}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return nil, fmt.Errorf("hostcheck: uname: %w", err)
+	}
+	f.Kernel = unix.ByteSliceToString(u.Release[:])
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim); err != nil {
+		return nil, fmt.Errorf("hostcheck: RLIMIT_MEMLOCK: %w", err)
+	}
+	f.MemLock = lim.Cur
+	f.Capabilities = capabilities("/proc/self/status")
+	if b, err := os.ReadFile("/proc/sys/net/core/bpf_jit_enable"); err == nil {
+		f.JIT = strings.TrimSpace(string(b))
+	}
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("hostcheck: %w", err)
+	}
+	for _, i := range all {
+		if i.Flags&net.FlagLoopback == 0 {
+			f.Others = append(f.Others, i.Name)
+		}
+	}
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return f, nil
+	}
+	e, err := ethtool.NewEthtool()
+	if err != nil {
+		return nil, fmt.Errorf("hostcheck: ethtool: %w", err)
+	}
+	defer e.Close()
+	f.Interface = look(e, link)
+	if f.Interface.Kind == "veth" {
+		// The index counts in the namespace of the peer.
+		if peer, err := netlink.LinkByIndex(link.Attrs().ParentIndex); err == nil && link.Attrs().NetNsID < 0 {
+			f.Interface.Peer = look(e, peer)
+		} else {
+			f.Interface.PeerAway = true
+		}
+	}
+	return f, nil
+}
+
+// look gathers what one interface tells.
+func look(e *ethtool.Ethtool, link netlink.Link) *Interface {
+	a := link.Attrs()
+	i := &Interface{
+		Name: a.Name, Loopback: a.Flags&net.FlagLoopback != 0, Up: a.Flags&net.FlagUp != 0, Kind: link.Type(), MTU: a.MTU,
+		XDP: a.Xdp != nil && a.Xdp.Attached, Features: map[string]bool{},
+	}
+	i.Queues, _ = xsk.Queues(a.Name)
+	i.Driver, _ = e.DriverName(a.Name)
+	if addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL); err == nil {
+		for _, ad := range addrs {
+			if !ad.IP.IsLinkLocalUnicast() {
+				i.Addresses++
+			}
+		}
+	}
+	if features, err := e.Features(a.Name); err == nil {
+		for name, on := range features {
+			if on {
+				i.Features[name] = true
+			}
+		}
+	}
+	return i
+}
+
+// capabilities reads CapEff of a status file of proc(5).
+func capabilities(status string) uint64 {
+	f, err := os.Open(status)
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if hex, ok := strings.CutPrefix(lines.Text(), "CapEff:"); ok {
+			caps, _ := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+			return caps
+		}
+	}
+	return 0
+}

@@ -1,0 +1,106 @@
+package hostcheck
+
+import (
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// healthy is a host on which nothing is wrong.
+func healthy() *Facts {
+	return &Facts{
+		Kernel: "6.1.0-18-amd64", Capabilities: 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_NET_RAW | 1<<unix.CAP_BPF | 1<<unix.CAP_IPC_LOCK,
+		MemLock: 1 << 30, CPUs: 8, JIT: "1", Others: []string{"eth0"},
+		Interface: &Interface{Name: "eth0", Up: true, Addresses: 1, Driver: "ice", Kind: "device", MTU: 1500, Queues: 4, Features: map[string]bool{}},
+	}
+}
+
+func TestJudge(t *testing.T) {
+	veth := func(f *Facts) {
+		f.Interface.Kind, f.Interface.Driver = "veth", "veth"
+		f.Interface.Peer = &Interface{Name: "peer0", Features: map[string]bool{}}
+	}
+	for _, tt := range []struct {
+		name   string
+		change func(*Facts)
+		what   string
+		state  State
+		mend   string
+	}{
+		{"healthy", func(*Facts) {}, "interface", OK, ""},
+		{"old kernel", func(f *Facts) { f.Kernel = "4.19.0" }, "kernel", Fail, "boot"},
+		{"older kernel", func(f *Facts) { f.Kernel = "5.10.0-28" }, "kernel", Warn, "boot"},
+		{"odd kernel", func(f *Facts) { f.Kernel = "mine" }, "kernel", Warn, "5.11"},
+		{"no capabilities", func(f *Facts) { f.Capabilities = 0 }, "capabilities", Fail, "root"},
+		{"SYS_ADMIN for BPF", func(f *Facts) { f.Capabilities ^= 1<<unix.CAP_BPF | 1<<unix.CAP_SYS_ADMIN }, "capabilities", OK, ""},
+		{"little memory", func(f *Facts) { f.Capabilities ^= 1 << unix.CAP_IPC_LOCK; f.MemLock = 8 << 20 }, "locked memory", Warn, "LimitMEMLOCK"},
+		{"all memory", func(f *Facts) { f.Capabilities ^= 1 << unix.CAP_IPC_LOCK; f.MemLock = unix.RLIM_INFINITY }, "locked memory", OK, ""},
+		{"no JIT", func(f *Facts) { f.JIT = "0" }, "BPF compiler", Warn, "sysctl"},
+		{"no interface", func(f *Facts) { f.Interface = nil }, "interface", Fail, "eth0"},
+		{"loopback", func(f *Facts) { f.Interface.Loopback = true }, "interface", Fail, "veth"},
+		{"down", func(f *Facts) { f.Interface.Up = false }, "interface", Fail, "ip link set dev eth0 up"},
+		{"no address", func(f *Facts) { f.Interface.Addresses = 0 }, "interface", Fail, "ip address add"},
+		{"driver without XDP", func(f *Facts) { f.Interface.Driver = "e1000e" }, "driver", Warn, "generic"},
+		{"driver unknown", func(f *Facts) { f.Interface.Driver = "" }, "driver", Warn, "generic"},
+		{"bond", func(f *Facts) { f.Interface.Kind = "bond" }, "driver", Warn, "below"},
+		{"program attached", func(f *Facts) { f.Interface.XDP = true }, "XDP program", Warn, "xdp off"},
+		{"many queues", func(f *Facts) { f.Interface.Queues = 64 }, "queues", Warn, "combined 8"},
+		{"large MTU", func(f *Facts) { f.Interface.MTU = 65535 }, "MTU", Warn, "9216"},
+		{"small MTU", func(f *Facts) { f.Interface.MTU = 1000 }, "MTU", Warn, "1500"},
+		{"LRO", func(f *Facts) { f.Interface.Features["rx-lro"] = true }, "receive offloads", Warn, "ethtool -K eth0 lro off"},
+		{"LRO and GRO", func(f *Facts) { f.Interface.Features["rx-lro"], f.Interface.Features["rx-gro-hw"] = true, true }, "receive offloads", Warn, "lro off rx-gro-hw off"},
+		{"veth", veth, "veth peer", OK, ""},
+		{"veth peer with offloads", func(f *Facts) { veth(f); f.Interface.Peer.Features["tx-checksum-ip-generic"] = true }, "veth peer", Warn, "ethtool -K peer0 tx off"},
+		{"veth peer away", func(f *Facts) { veth(f); f.Interface.Peer, f.Interface.PeerAway = nil, true }, "veth peer", Warn, "ethtool -K PEER"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := healthy()
+			tt.change(f)
+			all := Judge(f)
+			found := false
+			for _, g := range all {
+				if g.Text == "" || g.State != OK && g.Mend == "" {
+					t.Errorf("%+v says too little", g)
+				}
+				if g.What != tt.what {
+					if g.State != OK {
+						t.Errorf("%+v, which is not what was broken", g)
+					}
+					continue
+				}
+				found = true
+				if g.State != tt.state || !strings.Contains(g.Mend, tt.mend) {
+					t.Errorf("%+v; want %s, %q", g, tt.state, tt.mend)
+				}
+			}
+			if !found || Worst(all) != tt.state {
+				t.Errorf("found %v, worst %s; want %s", found, Worst(all), tt.state)
+			}
+		})
+	}
+}
+
+// TestGather looks at a real veth, whose offloads testenv has switched off.
+func TestGather(t *testing.T) {
+	v := testenv.NewVeth(t, 1400)
+	var f *Facts
+	if err := v.A.NS.Do(func() (err error) { f, err = Gather(v.A.Name); return err }); err != nil {
+		t.Fatal(err)
+	}
+	i := f.Interface
+	if i == nil || !i.Up || i.Kind != "veth" || i.Driver != "veth" || i.MTU != 1400 || i.Queues != 1 || i.Addresses != 2 || i.XDP || !i.PeerAway {
+		t.Errorf("%+v", i)
+	}
+	if f.Capabilities == 0 || f.Kernel == "" || f.CPUs < 1 || len(f.Others) != 1 {
+		t.Errorf("%+v", f)
+	}
+	if all := Judge(f); Worst(all) == Fail {
+		t.Errorf("%+v", all)
+	}
+	if err := v.A.NS.Do(func() (err error) { f, err = Gather("none"); return err }); err != nil || f.Interface != nil {
+		t.Errorf("an interface that is not there: %+v, %v", f.Interface, err)
+	}
+}

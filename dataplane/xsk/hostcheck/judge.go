@@ -1,0 +1,221 @@
+package hostcheck
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// State is how serious a finding is.
+type State string
+
+// States.
+const (
+	OK   State = "ok"
+	Warn State = "warn" // it works, but not as well as it could
+	Fail State = "fail" // iwarpd does not start, or does not work
+)
+
+// Finding is one answer.
+type Finding struct {
+	What  string `json:"what"`
+	State State  `json:"state"`
+	Text  string `json:"text"`
+	Mend  string `json:"mend,omitempty"` // what to do about it
+}
+
+// Judge says what the facts mean.
+func Judge(f *Facts) []Finding {
+	out := []Finding{f.kernel(), f.capabilities(), f.memory(), f.jit()}
+	i := f.Interface
+	if i == nil {
+		mend := "give one with --interface"
+		if len(f.Others) > 0 {
+			mend += ": " + strings.Join(f.Others, ", ")
+		}
+		return append(out, Finding{"interface", Fail, "there is none of that name", mend})
+	}
+	out = append(out, i.link(), i.driver(), i.xdp(), f.queues(), i.mtu(), i.receive())
+	if i.Kind == "veth" {
+		out = append(out, i.peer())
+	}
+	return out
+}
+
+// Worst returns the most serious state of the findings.
+func Worst(all []Finding) State {
+	worst := OK
+	for _, f := range all {
+		if f.State == Fail || f.State == Warn && worst == OK {
+			worst = f.State
+		}
+	}
+	return worst
+}
+
+// kernel: AF_XDP with copies and need-wakeup is there since 5.4; CAP_BPF, and BPF
+// memory that is not locked memory, since 5.11.
+func (f *Facts) kernel() Finding {
+	var major, minor int
+	if n, _ := fmt.Sscanf(f.Kernel, "%d.%d", &major, &minor); n != 2 {
+		return Finding{"kernel", Warn, "its release " + f.Kernel + " has no number", "see that it is 5.11 or later"}
+	}
+	switch v := major*1000 + minor; {
+	case v < 5004:
+		return Finding{"kernel", Fail, f.Kernel + " is too old for AF_XDP as iwarpd uses it", "boot Linux 5.11 or later"}
+	case v < 5011:
+		return Finding{"kernel", Warn, f.Kernel + " counts BPF maps as locked memory and may lack CAP_BPF", "boot Linux 5.11 or later, or run iwarpd as root"}
+	}
+	return Finding{"kernel", OK, f.Kernel, ""}
+}
+
+// needed are the capabilities that iwarpd cannot do without.
+var needed = []struct {
+	bit  int
+	name string
+}{{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_NET_RAW, "CAP_NET_RAW"}, {unix.CAP_BPF, "CAP_BPF"}}
+
+func (f *Facts) has(bit int) bool { return f.Capabilities&(1<<bit) != 0 }
+
+func (f *Facts) capabilities() Finding {
+	var missing []string
+	for _, c := range needed {
+		if !f.has(c.bit) && !(c.bit == unix.CAP_BPF && f.has(unix.CAP_SYS_ADMIN)) {
+			missing = append(missing, c.name)
+		}
+	}
+	if len(missing) > 0 {
+		return Finding{"capabilities", Fail, "missing: " + strings.Join(missing, ", "), "run this as root; the unit gives the daemon what it needs"}
+	}
+	return Finding{"capabilities", OK, "NET_ADMIN, NET_RAW and BPF are there", ""}
+}
+
+// enoughMemory is what the packet memory of some queues takes.
+const enoughMemory = 256 << 20
+
+func (f *Facts) memory() Finding {
+	switch {
+	case f.has(unix.CAP_IPC_LOCK):
+		return Finding{"locked memory", OK, "no limit (CAP_IPC_LOCK)", ""}
+	case f.MemLock == unix.RLIM_INFINITY:
+		return Finding{"locked memory", OK, "no limit", ""}
+	case f.MemLock < enoughMemory:
+		return Finding{"locked memory", Warn, fmt.Sprintf("at most %d KiB: packet memory may not fit", f.MemLock>>10),
+			"LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited"}
+	}
+	return Finding{"locked memory", OK, fmt.Sprintf("up to %d MiB", f.MemLock>>20), ""}
+}
+
+func (f *Facts) jit() Finding {
+	if f.JIT == "0" {
+		return Finding{"BPF compiler", Warn, "off: the XDP program is interpreted", "sysctl net.core.bpf_jit_enable=1"}
+	}
+	return Finding{"BPF compiler", OK, "on", ""}
+}
+
+func (i *Interface) link() Finding {
+	switch {
+	case i.Loopback:
+		return Finding{"interface", Fail, i.Name + " is loopback, on which AF_XDP is unreliable", "use a network interface, or a veth pair"}
+	case !i.Up:
+		return Finding{"interface", Fail, i.Name + " is down", "ip link set dev " + i.Name + " up"}
+	case i.Addresses == 0:
+		return Finding{"interface", Fail, i.Name + " has no IP address but link-local ones", "ip address add ADDR/LEN dev " + i.Name}
+	}
+	return Finding{"interface", OK, fmt.Sprintf("%s is up, with %d addresses", i.Name, i.Addresses), ""}
+}
+
+// nativeDrivers have AF_XDP in the driver; most of them without copies.
+var nativeDrivers = []string{
+	"atlantic", "bnxt_en", "dpaa2-eth", "ena", "fec", "gve", "hv_netvsc", "i40e", "iavf", "ice", "idpf", "igb", "igc", "ixgbe", "ixgbevf",
+	"mana", "mlx4_en", "mlx5_core", "mtk_soc_eth", "mvneta", "mvpp2", "nfp", "qede", "sfc", "stmmac", "tsnep", "virtio_net", "vmxnet3",
+}
+
+func (i *Interface) driver() Finding {
+	switch {
+	case i.Kind == "bond" || i.Kind == "bridge" || i.Kind == "vlan" || i.Kind == "macvlan" || i.Kind == "ipvlan":
+		return Finding{"driver", Warn, "a " + i.Kind + " has no queues of its own: generic mode on top of it", "serve the interface below it; iwarpd does VLANs itself"}
+	case slices.Contains(nativeDrivers, i.Driver):
+		return Finding{"driver", OK, i.Driver + " has XDP: native mode", ""}
+	case i.Kind == "veth" || i.Kind == "tuntap":
+		return Finding{"driver", OK, i.Kind + ": generic mode, which is the faster one there", ""}
+	case i.Driver == "":
+		return Finding{"driver", Warn, "unknown: XDP may run in generic mode alone", "if the daemon does not start: xdp-mode: generic"}
+	}
+	return Finding{"driver", Warn, i.Driver + " is not known to have XDP: generic mode costs more CPU", "xdp-mode: generic, if native is refused; or a card with XDP"}
+}
+
+func (i *Interface) xdp() Finding {
+	if i.XDP {
+		return Finding{"XDP program", Warn, "one is attached already: iwarpd is running, or another program is in the way",
+			"systemctl status iwarpd; or ip link set dev " + i.Name + " xdp off"}
+	}
+	return Finding{"XDP program", OK, "none attached", ""}
+}
+
+func (f *Facts) queues() Finding {
+	i := f.Interface
+	if i.Queues > f.CPUs {
+		return Finding{"queues", Warn, fmt.Sprintf("%d for %d CPUs: each takes a worker thread", i.Queues, f.CPUs),
+			fmt.Sprintf("ethtool -L %s combined %d", i.Name, f.CPUs)}
+	}
+	if i.Queues == 1 {
+		return Finding{"queues", OK, "1: all connections on one worker", ""}
+	}
+	return Finding{"queues", OK, fmt.Sprintf("%d: connections are spread over them by the card's hash (RSS)", i.Queues), ""}
+}
+
+// largest is the largest MTU that a frame of the data plane holds.
+const largest = 9216
+
+func (i *Interface) mtu() Finding {
+	switch {
+	case i.MTU > largest:
+		return Finding{"MTU", Warn, fmt.Sprintf("%d is more than iwarpd sends", i.MTU), fmt.Sprintf("mtu: %d, or ip link set dev %s mtu %d", largest, i.Name, largest)}
+	case i.MTU < 1280:
+		return Finding{"MTU", Warn, fmt.Sprintf("%d is less than IPv6 needs", i.MTU), "ip link set dev " + i.Name + " mtu 1500"}
+	}
+	return Finding{"MTU", OK, fmt.Sprint(i.MTU), ""}
+}
+
+// receive: frames that the card or the kernel joins do not fit an XDP frame.
+func (i *Interface) receive() Finding {
+	var on []string
+	for _, f := range []struct{ feature, short string }{{"rx-lro", "lro"}, {"rx-gro-hw", "rx-gro-hw"}} {
+		if i.Features[f.feature] {
+			on = append(on, f.short)
+		}
+	}
+	if len(on) > 0 {
+		return Finding{"receive offloads", Warn, strings.Join(on, ", ") + ": joined frames are lost to XDP, or keep it from being attached",
+			"ethtool -K " + i.Name + " " + strings.Join(on, " off ") + " off"}
+	}
+	return Finding{"receive offloads", OK, "none in the way", ""}
+}
+
+// peer: what the kernel's own stack sends on the other end of a veth arrives
+// without checksum, and in pieces that are too long, unless that end does the
+// work itself.
+func (i *Interface) peer() Finding {
+	const mend = "on the other end, if the kernel's stack sends there: ethtool -K PEER tx off tso off gso off"
+	if i.PeerAway {
+		return Finding{"veth peer", Warn, "in another network namespace: its offloads are not known", mend}
+	}
+	if i.Peer == nil {
+		return Finding{"veth peer", OK, "none", ""}
+	}
+	var on []string
+	for f := range i.Peer.Features {
+		if strings.HasPrefix(f, "tx-checksum") || strings.HasPrefix(f, "tx-tcp") && strings.Contains(f, "segmentation") {
+			on = append(on, f)
+		}
+	}
+	slices.Sort(on)
+	if len(on) > 0 {
+		return Finding{"veth peer", Warn, i.Peer.Name + " leaves checksums and segments to others: " + strings.Join(on, ", "),
+			strings.Replace(mend, "PEER", i.Peer.Name, 1)}
+	}
+	return Finding{"veth peer", OK, i.Peer.Name + " sends whole frames", ""}
+}
