@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"sync"
 	"testing"
 	"time"
 
@@ -432,7 +431,6 @@ type good struct {
 	scq, rcq *iwarp.CQ
 	mr       *iwarp.MR
 	msn      uint32
-	mu       sync.Mutex
 }
 
 func newGood(t testing.TB, w *world, pd *iwarp.PD) *good {
@@ -470,8 +468,6 @@ func newGood(t testing.TB, w *world, pd *iwarp.PD) *good {
 
 // beat proves that the connection works.
 func (g *good) beat() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	msg := fmt.Appendf(nil, "all is well, message %d", g.msn)
 	if err := g.qp.PostRecv(&iwarp.RecvWR{ID: uint64(g.msn), SGEs: []iwarp.SGE{g.mr.SGE(1024, 256)}}); err != nil {
 		return err

@@ -64,7 +64,6 @@ type Stream struct {
 	una     uint32 // oldest sequence number that is not acknowledged
 	nxt     uint32 // ours, next to send
 	rcv     uint32 // the other side's, next expected
-	window  uint16
 	wnd     uint16 // the other side's, not scaled
 
 	In  []byte // received in order, not taken
@@ -73,7 +72,7 @@ type Stream struct {
 }
 
 func (h *Host) newStream(k key) *Stream {
-	s := &Stream{h: h, k: k, una: 0x10000, nxt: 0x10000, window: 0xffff}
+	s := &Stream{h: h, k: k, una: 0x10000, nxt: 0x10000}
 	h.streams[k] = s
 	return s
 }
@@ -112,7 +111,7 @@ func (h *Host) Accept(port uint16) (*Stream, error) {
 }
 
 func (s *Stream) send(flags uint8, seq uint32, payload []byte) error {
-	seg := segment{src: s.k.local, dst: s.k.remotP, seq: seq, ack: s.rcv, flags: flags, window: s.window, payload: payload}
+	seg := segment{src: s.k.local, dst: s.k.remotP, seq: seq, ack: s.rcv, flags: flags, window: 0xffff, payload: payload}
 	if flags&flagSYN != 0 {
 		seg.mss = MSS
 	}
