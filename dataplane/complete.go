@@ -15,7 +15,7 @@ func (w *worker) completions(c *conn) {
 	}
 	for c.qp.QP.PollWC(&w.wc) {
 		if !w.complete(c.qp, &w.wc) {
-			w.abort(c, errCQOverrun)
+			w.abort(c, ErrCQOverrun)
 			return
 		}
 	}

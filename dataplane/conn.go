@@ -41,6 +41,7 @@ type conn struct {
 	gone    bool // in no table any more
 	err     error
 
+	holds    int        // received frames that wait out of order
 	giveUp   clock.Time // of an active open
 	deadline clock.Time // the earliest of tcp's, giveUp and nudgeAt
 	timer    timer
@@ -75,7 +76,6 @@ type conn struct {
 var (
 	errDetached   = errors.New("dataplane: queue pair destroyed")
 	errAborted    = errors.New("dataplane: connection aborted by the application")
-	errCQOverrun  = errors.New("dataplane: completion queue overrun")
 	errNoConn     = errors.New("dataplane: connection is gone")
 	errTooMany    = errors.New("dataplane: too many connections")
 	errFlowExists = errors.New("dataplane: a connection with these addresses and ports exists")

@@ -170,6 +170,8 @@ type Event struct {
 var (
 	ErrStopped = errors.New("dataplane: engine stopped")
 	ErrTimeout = errors.New("dataplane: connect timed out")
+	// ErrCQOverrun ends the connection of a QP whose completion found no room.
+	ErrCQOverrun = errors.New("dataplane: completion queue overrun")
 )
 
 // Engine owns the workers, one for each queue.

@@ -371,3 +371,16 @@ func TestEarlyPlacement(t *testing.T) {
 	}
 	t.Logf("markers: %d of %d early segments placed, %d frames held at most; without: %d held", with.RxFPDUsPlacedEarly, with.RxEarly, with.HeldPeak, without.HeldPeak)
 }
+
+// TestHeldFramesRunOut: when all frames for data out of order are taken, the
+// connection that holds the most gives its own back, and all go on.
+func TestHeldFramesRunOut(t *testing.T) {
+	bad := impair.Config{Loss: 0.05, Delay: 2 * time.Millisecond, Seed: testenv.Seed(t)}
+	s, a, q := newLoad(t, link.PipeConfig{AtoB: bad, BtoA: impair.Config{Delay: 2 * time.Millisecond}}, mpa.Params{CRC: true, IRD: 4, ORD: 4}, rdmap.OpWrite, 256<<10)
+	s.hosts[1].w.held.init(8)
+	s.load(a, q, 16)
+	if st := s.hosts[1].w.stats; st.RxReclaims == 0 {
+		t.Error("nothing was taken back: the table is not short")
+	}
+	s.closeAll(a)
+}

@@ -143,6 +143,10 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 	if seg.Len > 0 && c.tcp.RcvNxt().Less(seg.Seq) {
 		n := len(w.held.free)
 		if n == 0 {
+			w.reclaim()
+			n = len(w.held.free)
+		}
+		if n == 0 {
 			// No frame to spare for data out of order: as if it had been lost.
 			w.stats.RxNoHold++
 			w.mark(c)
@@ -160,10 +164,11 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 		w.held.free = w.held.free[:len(w.held.free)-1]
 		h := &w.held.frames[seg.Buf]
 		h.frame, h.off = *f, w.in.off
+		c.holds++
 		w.stats.RxEarly++
 		if c.markers && c.mode == modeFull && !c.rxFailed && w.placeEarly(c, h, r) {
 			c.tcp.Placed(seg.Buf)
-			w.freeHeld(seg.Buf)
+			w.freeHeld(c, seg.Buf)
 		}
 		w.stats.HeldPeak = max(w.stats.HeldPeak, uint64(len(w.held.frames)-len(w.held.free)))
 		return true
@@ -174,10 +179,33 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 	return false
 }
 
-func (w *worker) freeHeld(b tcp.Buf) {
+func (w *worker) freeHeld(c *conn, b tcp.Buf) {
+	c.holds--
 	h := &w.held.frames[b]
 	w.link.Release(&h.frame)
 	w.held.free = append(w.held.free, b)
+}
+
+// reclaim takes back the frames of the connection that holds the most, at most
+// once a turn. Its peer sends them again.
+func (w *worker) reclaim() {
+	if w.reclaimed == w.now {
+		return
+	}
+	w.reclaimed = w.now
+	var most *conn
+	for _, c := range w.flows {
+		if most == nil || c.holds > most.holds {
+			most = c
+		}
+	}
+	if most == nil || most.holds == 0 {
+		return
+	}
+	w.stats.RxReclaims++
+	most.tcp.Reclaim()
+	w.drainHeld(most)
+	w.mark(most)
 }
 
 // drainHeld consumes the held segments that have come in order.
@@ -194,7 +222,7 @@ func (w *worker) drainHeld(c *conn) {
 			hf := &w.held.frames[h.Buf]
 			w.deliver(c, &hf.frame, hf.off+h.Off, h.Len)
 		}
-		w.freeHeld(h.Buf)
+		w.freeHeld(c, h.Buf)
 	}
 }
 

@@ -33,6 +33,7 @@ type Stats struct {
 	RxChecksum   uint64
 	RxNoConn     uint64
 	RxNoHold     uint64
+	RxReclaims   uint64 // times that a connection's held frames were taken back
 	RxUnwanted   uint64
 	RxAfterClose uint64 // octets
 
@@ -74,6 +75,7 @@ func (s *Stats) Add(o *Stats) {
 	s.RxChecksum += o.RxChecksum
 	s.RxNoConn += o.RxNoConn
 	s.RxNoHold += o.RxNoHold
+	s.RxReclaims += o.RxReclaims
 	s.RxUnwanted += o.RxUnwanted
 	s.RxAfterClose += o.RxAfterClose
 	s.TxNoSlot += o.TxNoSlot

@@ -55,14 +55,16 @@ type worker struct {
 
 	dirty     []*conn // to be pumped at the end of the turn
 	dirtyNext []*conn
-	starved   []*conn // wait for TX slots
-	cqs       []CQ    // with entries to publish
+	starved   []*conn    // wait for TX slots
+	cqs       []CQ       // with entries to publish
+	flushAt   clock.Time // when one of cqs must be flushed again
 
-	rx    [rxBudget]link.Frame
-	held  heldTable
-	slots []slotState
-	done  [reapBudget]link.Slot
-	ipid  uint16
+	rx        [rxBudget]link.Frame
+	held      heldTable
+	reclaimed clock.Time // when a connection's held frames were last taken back
+	slots     []slotState
+	done      [reapBudget]link.Slot
+	ipid      uint16
 
 	in      inbound // scratch of the frame in hand
 	out     tcp.Out
@@ -213,7 +215,7 @@ func (w *worker) arm(sleeping bool) {
 }
 
 func (w *worker) untilTimer(limit time.Duration) time.Duration {
-	if at := w.timers.next(); at != 0 {
+	if at := clock.Earliest(w.timers.next(), w.flushAt); at != 0 {
 		limit = min(limit, max(0, at.Sub(w.e.cfg.Now())))
 	}
 	return limit
@@ -312,13 +314,28 @@ func (w *worker) reap() int {
 	}
 }
 
+// moderated is a CQ that may want to be flushed again later: shm.CQ.
+type moderated interface {
+	FlushAt(worker int, now clock.Time) clock.Time
+}
+
 // publish makes this turn's completions visible.
 func (w *worker) publish() {
-	for i, cq := range w.cqs {
-		cq.Flush(w.id)
-		w.cqs[i] = nil
+	kept := w.cqs[:0]
+	w.flushAt = 0
+	for _, cq := range w.cqs {
+		m, ok := cq.(moderated)
+		if !ok {
+			cq.Flush(w.id)
+			continue
+		}
+		if at := m.FlushAt(w.id, w.now); at != 0 {
+			w.flushAt = clock.Earliest(w.flushAt, at)
+			kept = append(kept, cq)
+		}
 	}
-	w.cqs = w.cqs[:0]
+	clear(w.cqs[len(kept):])
+	w.cqs = kept
 }
 
 func (w *worker) bind(cb *ClientBinding) {
