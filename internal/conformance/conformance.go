@@ -16,6 +16,7 @@ import (
 // folders of the packages whose name is not their path.
 var folders = map[string]string{
 	"term": "internal/term", "serial": "internal/serial", "shm": "ctrl/shm", "crc32c": "mpa/crc32c",
+	"wire": "rpcrdma/wire", "session": "rpcrdma/session", "rpc": "rpcrdma/rpc", "nfs": "rpcrdma/nfs",
 }
 
 // A row that names no test begins its cell of code with why there is none.

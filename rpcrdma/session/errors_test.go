@@ -599,3 +599,180 @@ func TestSegmentLimits(t *testing.T) {
 		t.Errorf("two segments of two: %v", err)
 	}
 }
+
+// TestBrokenReply: a continued reply that goes on with something else ends its
+// call, and the peer is told (draft section 6.3.9).
+func TestBrokenReply(t *testing.T) {
+	p := clientPeer(t, nil)
+	for _, xid := range []uint32{9, 10} {
+		if err := p.s.Call(xid, callBody(xid, 40), &CallChunks{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.drain()
+	p.clear()
+	p.send(wire.Header{XID: 9, Type: wire.ReplyMiddle, Remaining: 40}, replyBody(9, 40)...)
+	p.send(wire.Header{XID: 10, Type: wire.ReplyInline}, replyBody(10, 40)...)
+	var codes []uint32
+	for _, h := range p.got {
+		if h.Type != wire.Error || h.Failure.Code != wire.ErrInvalCont {
+			t.Errorf("%+v", h)
+		}
+		codes = append(codes, h.XID)
+	}
+	if len(codes) != 2 || codes[0] != 9 || codes[1] != 10 {
+		t.Errorf("errors for %v", codes)
+	}
+	if len(p.evs) != 1 || p.evs[0].XID != 9 || !errors.Is(p.evs[0].Err, ErrProtocol) {
+		t.Errorf("%+v", p.evs)
+	}
+}
+
+// TestPoisonedRest: after INVAL_CONT the rest of the message is discarded.
+func TestPoisonedRest(t *testing.T) {
+	p := serverPeer(t, nil)
+	p.send(wire.Header{XID: 9, Type: wire.CallMiddle, Remaining: 100}, callBody(9, 16)...)
+	p.send(wire.Header{XID: 9, Type: wire.CallMiddle, Remaining: 3}, make([]byte, 16)...)
+	if len(p.got) != 1 || p.got[0].Failure.Code != wire.ErrInvalCont {
+		t.Fatalf("%+v", p.got)
+	}
+	p.clear()
+	p.send(wire.Header{XID: 9, Type: wire.CallMiddle, Remaining: 50}, make([]byte, 16)...)
+	p.send(wire.Header{XID: 9, Type: wire.CallInline}, make([]byte, 50)...)
+	if len(p.got) > 0 || len(p.evs) > 0 {
+		t.Errorf("%+v %+v", p.got, p.evs)
+	}
+	p.send(wire.Header{XID: 9, Type: wire.CallInline}, callBody(9, 50)...) // a new one
+	if len(p.evs) != 1 || p.evs[0].Kind != EventCall {
+		t.Errorf("%+v %+v", p.got, p.evs)
+	}
+}
+
+func TestNoWriteChunks(t *testing.T) {
+	p := serverPeer(t, func(c *Config) { c.Limits.WriteChunks, c.Continue = 0, 0 })
+	p.send(wire.Header{XID: 9, Type: wire.CallInline, Writes: []wire.Chunk{chunk(100)}}, callBody(9, 40)...)
+	if len(p.got) != 1 || p.got[0].Failure.Code != wire.ErrReplyResource {
+		t.Errorf("%+v", p.got)
+	}
+}
+
+// TestVersion1Credits: one call until the first reply, then as many as were
+// granted; a grant of zero is one (RFC 8166 section 3.3).
+func TestVersion1Credits(t *testing.T) {
+	cfg := DefaultConfig(false)
+	cfg.Version = 1
+	p := newPeer(t, cfg)
+	for xid := range uint32(20) {
+		if err := p.s.Call(100+xid, callBody(100+xid, 40), &CallChunks{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.drain()
+	if len(p.got) != 1 {
+		t.Errorf("%d calls before the first reply", len(p.got))
+	}
+	next := uint32(0) // to be answered
+	for _, c := range []struct{ grant, flying uint32 }{{5, 5}, {3, 4}, {3, 3}, {3, 3}, {7, 7}} {
+		p.send(wire.Header{XID: 100 + next, Vers: 1, Type: wire.Msg1, Credit: c.grant}, replyBody(100+next, 40)...)
+		next++
+		if got := uint32(len(p.got)) - next; got != c.flying {
+			t.Errorf("after a grant of %d: %d outstanding, not %d", c.grant, got, c.flying)
+		}
+	}
+	p.raw(append((&wire.Header{XID: 100 + next, Vers: 1, Type: wire.Msg1}).Append(nil), replyBody(100+next, 40)...))
+	if p.s.grant1 != 1 {
+		t.Errorf("a grant of zero is taken as %d", p.s.grant1)
+	}
+	for _, h := range p.got {
+		if h.Credit == 0 {
+			t.Error("no credits are asked for")
+		}
+	}
+	s := newPeer(t, DefaultConfig(true))
+	s.send(wire.Header{XID: 1, Vers: 1, Type: wire.Msg1}, callBody(1, 40)...)
+	plan, _, ok := s.s.PlanReply(s.evs[len(s.evs)-1].Call, 40, nil)
+	if !ok {
+		t.Fatal("no plan")
+	}
+	s.s.Reply(s.evs[len(s.evs)-1].Call, plan, replyBody(1, 40))
+	s.drain()
+	if len(s.got) != 1 || s.got[0].Credit != uint32(DefaultConfig(true).Window) {
+		t.Errorf("%+v", s.got)
+	}
+}
+
+// TestVersion1Replies: what a requester of version 1 does with bad ones.
+func TestVersion1Replies(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		h    wire.Header
+		body []byte
+		over bool // the call
+	}{
+		{"RDMA_MSGP", wire.Header{Type: wire.MsgP1}, replyBody(9, 40), false},
+		{"RDMA_DONE", wire.Header{Type: wire.Done1}, replyBody(9, 40), false},
+		{"another XID", wire.Header{Type: wire.Msg1, XID: 10}, replyBody(10, 40), false},
+		{"a Read list", wire.Header{Type: wire.Msg1, Reads: []wire.ReadSegment{rseg(8, 1, 4)}}, replyBody(9, 40), true},
+		{"a Reply chunk that is used", wire.Header{Type: wire.Msg1, Reply: chunk(4)}, replyBody(9, 40), true},
+		{"two Write chunks", wire.Header{Type: wire.Msg1, Writes: []wire.Chunk{chunk(4), chunk(4)}}, replyBody(9, 40), true},
+		{"ERR_CHUNK", wire.Header{Type: wire.Error1, Failure: wire.Failure{Code: wire.ErrChunk1}}, nil, true},
+		{"ERR_VERS", wire.Header{Type: wire.Error1, Failure: wire.Failure{Code: wire.ErrVers, Low: 2, High: 2}}, nil, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := DefaultConfig(false)
+			cfg.Version = 1
+			p := newPeer(t, cfg)
+			if err := p.s.Call(9, callBody(9, 40), &CallChunks{}); err != nil {
+				t.Fatal(err)
+			}
+			p.drain()
+			p.clear()
+			c.h.Vers = 1
+			if c.h.XID == 0 {
+				c.h.XID = 9
+			}
+			p.send(c.h, c.body...)
+			if (p.s.Outstanding() == 0) != c.over || len(p.got) > 0 {
+				t.Errorf("%+v, sent %+v", p.evs, p.got)
+			}
+		})
+	}
+	cfg := DefaultConfig(false)
+	cfg.Version = 1
+	p := newPeer(t, cfg)
+	if err := p.s.Call(9, callBody(9, 40), &CallChunks{}); err != nil {
+		t.Fatal(err)
+	}
+	p.drain()
+	p.raw((&wire.Header{XID: 9, Vers: 1, Type: wire.Error1, Failure: wire.Failure{Code: 77}}).Append(nil))
+	if p.s.Outstanding() != 1 {
+		t.Error("an error that is none ends the call")
+	}
+}
+
+// TestVersion1Reverse: a client of version 1 takes reverse calls if it is set
+// up for them, without chunks if it has none (RFC 8167 section 5.3).
+func TestVersion1Reverse(t *testing.T) {
+	for level := wire.ReverseNone; level <= wire.ReverseGeneral; level++ {
+		cfg := DefaultConfig(false)
+		cfg.Version, cfg.Props.Reverse = 1, level
+		p := newPeer(t, cfg)
+		p.send(wire.Header{XID: 5, Vers: 1, Type: wire.Msg1}, callBody(5, 40)...)
+		p.send(wire.Header{XID: 6, Vers: 1, Type: wire.Msg1, Reads: []wire.ReadSegment{rseg(8, 1, 4)}}, callBody(6, 40)...)
+		var calls, errs int
+		for _, e := range p.evs {
+			if e.Kind == EventCall {
+				calls++
+			}
+		}
+		for _, h := range p.got {
+			if h.Type == wire.Error1 && h.XID == 6 && h.Failure.Code == wire.ErrChunk1 {
+				errs++
+			}
+		}
+		want := [][2]int{{0, 0}, {1, 1}, {1, 1}, {2, 0}}[level]
+		if calls != want[0] || errs != want[1] {
+			t.Errorf("level %d: %d calls, %d errors", level, calls, errs)
+		}
+	}
+}

@@ -205,6 +205,10 @@ func (s *Session) receive1(h *wire.Header, err error, body []byte) {
 		s.sendError(h.XID, 1, wire.Failure{Code: wire.ErrChunk1})
 		return
 	}
+	if !s.cfg.Server && s.cfg.Props.Reverse != wire.ReverseGeneral && len(h.Reads)+len(h.Writes)+len(h.Reply) > 0 {
+		s.sendError(h.XID, 1, wire.Failure{Code: wire.ErrChunk1}) // RFC 8167 section 5.3
+		return
+	}
 	if !s.call1(h, body) {
 		s.sendError(h.XID, 1, wire.Failure{Code: wire.ErrChunk1})
 	}

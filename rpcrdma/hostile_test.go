@@ -1,0 +1,220 @@
+package rpcrdma_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/conformance"
+	"github.com/iwarpd/iwarpd/rpcrdma"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
+
+func TestConformance(t *testing.T) {
+	conformance.Check(t, "conformance-rpcrdma.md", "rpcrdma", map[string]int{"V": 124, "W": 64, "X": 8})
+}
+
+// raw is a requester that sends what it likes.
+type raw struct {
+	t   *testing.T
+	ctx context.Context
+	c   *iwarp.Conn
+	mr  *iwarp.MR
+}
+
+func (g *rig) raw() *raw {
+	g.t.Helper()
+	c, err := g.a.Device().Dial(g.ctx, g.l.Addr(), &iwarp.Config{RecvDepth: 200, RecvSize: 4096})
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	mr, err := c.Alloc(g.ctx, 1<<20, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	r := &raw{g.t.(*testing.T), g.ctx, c, mr}
+	r.send(wire.Header{Type: wire.ConnPropFinal}, nil)
+	if h, _, err := r.recv(); err != nil || h.Type != wire.ConnPropFinal {
+		g.t.Fatalf("%+v, %v", h, err)
+	}
+	return r
+}
+
+func (r *raw) send(h wire.Header, body []byte) {
+	h.Vers, h.Credit = 2, 1000
+	if err := r.c.Send(r.ctx, append(h.Append(nil), body...)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// recv gives the next message that is no Grant.
+func (r *raw) recv() (h wire.Header, body []byte, err error) {
+	b := make([]byte, 4096)
+	for {
+		n, err := r.c.Recv(r.ctx, b)
+		if err != nil {
+			return h, nil, err
+		}
+		k, err := h.Decode(b[:n])
+		if err != nil || h.Type != wire.Grant {
+			return h, b[k:n], err
+		}
+	}
+}
+
+// seg names n octets of the requester's memory from off on.
+func (r *raw) seg(off, n int) wire.Segment {
+	m := r.mr.RemoteAt(off, max(n, 1))
+	return wire.Segment{Handle: m.RKey, Length: uint32(n), Offset: m.Addr}
+}
+
+func call(xid, proc uint32, args func(w *rpc.Writer)) []byte {
+	var w rpc.Writer
+	c := rpc.Call{XID: xid, Prog: prog, Vers: 1, Proc: proc}
+	c.Start(&w)
+	if args != nil {
+		args(&w)
+	}
+	return w.Body
+}
+
+// TestHostileChunks: chunk lists that make no sense, or too much of it, are
+// answered by the draft's errors, and cost the server nothing.
+func TestHostileChunks(t *testing.T) {
+	g := newRig(t, nil, func(c *rpcrdma.Config) { c.Pool = 4 << 20 })
+	r := g.raw()
+	reads := func(n int, pos func(i int) uint32, size int) (l []wire.ReadSegment) {
+		for i := range n {
+			l = append(l, wire.ReadSegment{Position: pos(i), Segment: r.seg(0, size)})
+		}
+		return l
+	}
+	writes := func(chunks, segs, size int) (l []wire.Chunk) {
+		for range chunks {
+			c := wire.Chunk{}
+			for range segs {
+				c = append(c, r.seg(0, size))
+			}
+			l = append(l, c)
+		}
+		return l
+	}
+	whole := call(7, 1, func(w *rpc.Writer) { w.String("in a chunk") })
+	copy(r.mr.Bytes()[1000:], whole)
+	huge := wire.Segment{Handle: r.mr.RKey(), Length: 1<<32 - 1, Offset: r.mr.Base()}
+	for _, c := range []struct {
+		name string
+		h    wire.Header
+		body []byte
+		want wire.ErrCode // 0: a reply
+		stat uint32       // of the reply
+	}{
+		{"a Call chunk", wire.Header{XID: 7, Type: wire.CallExternal, Call: []wire.ReadSegment{{Segment: r.seg(1000, len(whole))}}}, nil, 0, 0},
+		{"a Call chunk in pieces", wire.Header{XID: 7, Type: wire.CallExternal, Call: []wire.ReadSegment{{Segment: r.seg(1000, 10)}, {Segment: r.seg(1010, 0)}, {Segment: r.seg(1010, len(whole)-10)}}}, nil, 0, 0},
+		{"a Call chunk with another XID", wire.Header{XID: 8, Type: wire.CallExternal, Call: []wire.ReadSegment{{Segment: r.seg(1000, len(whole))}}}, nil, wire.ErrBadXDR, 0},
+		{"a Call chunk of 4 GiB", wire.Header{XID: 7, Type: wire.CallExternal, Call: []wire.ReadSegment{{Segment: huge}}}, nil, wire.ErrSystem, 0},
+		{"a Read chunk of 4 GiB", wire.Header{XID: 7, Type: wire.CallInline, Reads: []wire.ReadSegment{{Position: 44, Segment: huge}}}, whole, wire.ErrReadChunks, 0},
+		{"150 Read chunks", wire.Header{XID: 7, Type: wire.CallInline, Reads: reads(150, func(i int) uint32 { return uint32(44 + 4*i) }, 4)}, whole, wire.ErrReadChunks, 0},
+		{"150 segments", wire.Header{XID: 7, Type: wire.CallInline, Reads: reads(150, func(i int) uint32 { return 44 }, 4)}, whole, wire.ErrSegments, 0},
+		{"200 Write chunks", wire.Header{XID: 7, Type: wire.CallInline, Writes: writes(150, 1, 1<<20)}, whole, wire.ErrWriteChunks, 0},
+		{"200 segments to write", wire.Header{XID: 7, Type: wire.CallInline, Writes: writes(1, 200, 1<<20)}, whole, wire.ErrSegments, 0},
+		{"200 segments for the reply", wire.Header{XID: 7, Type: wire.CallInline, Reply: writes(1, 200, 1<<20)[0]}, whole, wire.ErrSegments, 0},
+		{"a Read chunk behind the message", wire.Header{XID: 7, Type: wire.CallInline, Reads: reads(1, func(int) uint32 { return 4000 }, 40)}, whole, 0, 4},
+		{"a Read chunk in the middle of a word", wire.Header{XID: 7, Type: wire.CallInline, Reads: reads(1, func(int) uint32 { return 41 }, 40)}, whole, wire.ErrBadXDR, 0},
+		{"a Read chunk where no item is", wire.Header{XID: 7, Type: wire.CallInline, Reads: reads(1, func(int) uint32 { return 4 }, 40)}, whole, wire.ErrBadXDR, 0},
+		{"a Read chunk shorter than its item", wire.Header{XID: 7, Type: wire.CallInline, Reads: reads(1, func(int) uint32 { return 44 }, 4)}, call(7, 2, func(w *rpc.Writer) { w.U32(100) }), 0, 4},
+		{"an item longer than any memory", wire.Header{XID: 7, Type: wire.CallInline}, call(7, 1, func(w *rpc.Writer) { w.U32(1<<32 - 1) }), 0, 4},
+		{"an invalidation of what is not named", wire.Header{XID: 7, Type: wire.CallInline, InvHandle: 0xdeadbeef}, whole, 0, 0},
+		{"Write chunks of 4 GiB for a small reply", wire.Header{XID: 7, Type: wire.CallInline, Writes: []wire.Chunk{{huge, huge}}, Reply: wire.Chunk{huge}}, whole, 0, 0},
+	} {
+		r.send(c.h, c.body)
+		h, body, err := r.recv()
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		if h.XID != c.h.XID || c.want != 0 && (h.Type != wire.Error || h.Failure.Code != c.want) || c.want == 0 && h.Type != wire.ReplyInline {
+			t.Errorf("%s: %v %+v", c.name, h.Type, h.Failure)
+			continue
+		}
+		if c.want == 0 && binary.BigEndian.Uint32(body[20:]) != c.stat {
+			t.Errorf("%s: %x", c.name, body)
+		}
+	}
+	// What lies outside of the requester's memory ends its connection, and no other.
+	for _, h := range []wire.Header{
+		{XID: 7, Type: wire.CallExternal, Call: []wire.ReadSegment{{Segment: wire.Segment{Handle: 0x12345600, Length: 100}}}},
+		{XID: 7, Type: wire.CallInline, Reads: []wire.ReadSegment{{Position: 44, Segment: wire.Segment{Handle: r.mr.RKey(), Length: 100, Offset: 5}}}},
+		{XID: 7, Type: wire.CallInline, Writes: []wire.Chunk{{{Handle: 0x12345600, Length: 100_000}}}},
+	} {
+		bad := g.raw()
+		bad.send(h, call(7, 3, func(w *rpc.Writer) { w.U32(50_000) }))
+		if _, _, err := bad.recv(); err == nil {
+			t.Errorf("%+v: the connection goes on", h)
+		}
+		g.check(100_000)
+	}
+	// All memory is back, and serves the largest call that there can be.
+	if _, resp, err := g.do(2, func(w *rpc.Writer) { w.Item(make([]byte, 2<<20)) }, rpcrdma.Call{}); err != nil {
+		t.Error(err)
+	} else {
+		resp.Release()
+	}
+	r.c.Close()
+}
+
+// TestNothingToServe: a server without programs answers SYSTEM.
+func TestNothingToServe(t *testing.T) {
+	g := newRig(t, nil, func(c *rpcrdma.Config) { c.Server = nil })
+	r := g.raw()
+	r.send(wire.Header{XID: 7, Type: wire.CallInline}, call(7, 0, nil))
+	if h, _, err := r.recv(); err != nil || h.Failure.Code != wire.ErrSystem {
+		t.Errorf("%+v, %v", h, err)
+	}
+	r.c.Close()
+}
+
+// TestQuietServer: a server that does not say a word to version 2 is tried
+// with version 1 (draft section 4.3.2).
+func TestQuietServer(t *testing.T) {
+	g := newRig(t, func(c *rpcrdma.Config) { c.Setup = 300 * time.Millisecond }, nil)
+	l, err := g.b.Device().Listen(g.ctx, fmt.Sprintf("%v:4711", g.b.Addr()), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	versions := make(chan uint32, 4)
+	go func() {
+		for {
+			c, err := l.Accept(g.ctx)
+			if err != nil {
+				return
+			}
+			b := make([]byte, 4096)
+			n, err := c.Recv(g.ctx, b)
+			if err != nil {
+				continue
+			}
+			var h wire.Header
+			k, _ := h.Decode(b[:n])
+			versions <- h.Vers
+			if h.Vers == 1 {
+				reply := rpc.GarbageReply(h.XID)
+				_ = c.Send(g.ctx, append((&wire.Header{XID: h.XID, Vers: 1, Credit: 8, Type: wire.Msg1}).Append(nil), reply.Body...))
+			}
+			_ = k
+		}
+	}()
+	c := g.ce.Dial(l.Addr().String())
+	defer c.Close()
+	if _, _, err := c.Do(g.ctx, rpc.Call{Prog: prog, Vers: 1}, nil, rpcrdma.Call{}); !errors.Is(err, rpc.GarbageArgs) {
+		t.Error(err)
+	}
+	if a, b := <-versions, <-versions; a != 2 || b != 1 {
+		t.Errorf("versions %d, %d", a, b)
+	}
+	l.Close()
+}
