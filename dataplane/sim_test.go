@@ -31,6 +31,7 @@ type sim struct {
 	now   clock.Time
 	hosts [2]*simHost
 	limit clock.Time
+	real  bool // the clock is: step never moves it
 }
 
 type simHost struct {
@@ -44,6 +45,18 @@ type simHost struct {
 func newSim(t testing.TB, cfg link.PipeConfig) *sim {
 	s := &sim{t: t, now: clock.Time(time.Second)}
 	cfg.Now = func() clock.Time { return s.now }
+	s.make(t, cfg)
+	t.Cleanup(func() {
+		for _, h := range s.hosts {
+			h.w.closeFDs()
+			h.link.Close()
+		}
+	})
+	return s
+}
+
+// make makes the two hosts.
+func (s *sim) make(t testing.TB, cfg link.PipeConfig) {
 	a, b, err := link.NewPipe(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -57,14 +70,7 @@ func newSim(t testing.TB, cfg link.PipeConfig) *sim {
 		h.w = h.e.workers[0]
 		s.hosts[i] = h
 	}
-	t.Cleanup(func() {
-		for _, h := range s.hosts {
-			h.w.closeFDs()
-			h.link.Close()
-		}
-	})
 	s.limit = s.now.Add(10 * time.Minute)
-	return s
 }
 
 // step turns both workers once; without work it moves the clock to the next
@@ -78,6 +84,10 @@ func (s *sim) step() bool {
 		if len(h.w.dirty) > 0 {
 			n++
 		}
+	}
+	if s.real {
+		s.now = clock.Now()
+		return true
 	}
 	if n > 0 {
 		s.now = s.now.Add(time.Microsecond)
