@@ -169,7 +169,8 @@ func (a *Assoc) room() int {
 	if a.lostCount > 0 || a.last-a.next > 64 {
 		return 0
 	}
-	return max(0, min(p.cwnd-p.flight, a.peerRwnd)-a.queued)
+	// The last message may reach beyond the window (RFC 9260 6.1 B).
+	return max(0, min(p.cwnd+a.pmdcs(p)-1-p.flight, a.peerRwnd)-a.queued)
 }
 
 // Push queues a message of an association that is established. One that cannot be

@@ -188,6 +188,11 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 	if o.N > had && had == 0 {
 		a.burst--
 	}
+	if o.N > 0 && pa.flight >= pa.cwnd {
+		// Nothing can follow before a SACK: the peer need not wait for a second packet
+		// (RFC 9260 6.2, the I bit).
+		o.Parts[o.N-1].Hdr[1] |= flagImmediate
+	}
 	if r := &a.rcv; o.N > 0 && !sacked && r.pending > 0 {
 		// A SACK rides along where there is room for it.
 		if room := a.budget(&a.paths[o.Path]) + HeaderLen - len(o.Head) - o.Len; room >= chunkHeader+sackFixed {

@@ -46,10 +46,8 @@ type simHost struct {
 	kept    map[int][]byte
 	part    []byte // a message in pieces
 	events  []Event
-	closed  bool
 	slow    bool // the application reads late
 	backlog int
-	limit   int // largest message, 0: MaxMessage
 }
 
 type simFrame struct {
