@@ -35,8 +35,8 @@ type variant struct {
 
 var (
 	plain     = &variant{name: "plain", cflags: "-O2 -g"}
-	sanitized = &variant{name: "sanitized", cflags: "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"}
-	threaded  = &variant{name: "threaded", cflags: "-O1 -g -fsanitize=thread"}
+	sanitized = &variant{name: "sanitized", cflags: "-O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"}
+	threaded  = &variant{name: "threaded", cflags: "-O0 -g1 -fsanitize=thread"}
 )
 
 var (
@@ -80,7 +80,7 @@ func (v *variant) build(t *testing.T, name string) string {
 	requireTools(t)
 	v.once.Do(func() {
 		v.dir = filepath.Join(tmp, v.name)
-		if v.err = runTool("make", "-s", "-C", source, "O="+v.dir, "CFLAGS="+v.cflags, "CC=gcc"); v.err != nil {
+		if v.err = runTool("make", "-s", "-j2", "-C", source, "O="+v.dir, "CFLAGS="+v.cflags, "CC=gcc"); v.err != nil {
 			return
 		}
 		args := append([]string{"-std=c11", "-Wall", "-Wextra", "-Werror"}, strings.Fields(v.cflags)...)
