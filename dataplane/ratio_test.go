@@ -35,7 +35,7 @@ func (q *freeQP) NextSend(wr *verbs.SendWR) bool {
 func (q *freeQP) Push(int, *verbs.WC) bool { q.done.Add(1); return true }
 
 // BenchmarkPipeRatio moves 1 MiB messages between two workers that run by
-// themselves, and reports their time per message as a multiple of one copy plus
+// themselves, over a pipe that itself copies nothing, and reports their time per message as a multiple of one copy plus
 // one CRC32c (hash/crc32) of as many octets. The limit is 1.6, and 1.1 for what
 // markers add (x-none); it needs two idle CPUs.
 func BenchmarkPipeRatio(b *testing.B) {
@@ -45,7 +45,7 @@ func BenchmarkPipeRatio(b *testing.B) {
 			none := 0.0
 			for _, markers := range []bool{false, true} {
 				b.Run(fmt.Sprintf("%v/mtu=%d/markers=%v", op, mtu, markers), func(b *testing.B) {
-					s, a, q := newFree(b, link.PipeConfig{MTU: mtu, Slots: 4096, RxFrames: 4096, TxRing: 4096}, markers, op, size)
+					s, a, q := newFree(b, link.PipeConfig{MTU: mtu, ChunkSize: 16 << 10, Slots: 2048, RxFrames: 2048, TxRing: 2048, Lend: true}, markers, op, size)
 					run := func(n int) {
 						q.done.Store(0)
 						q.left.Store(int64(n))

@@ -28,6 +28,11 @@ type PipeConfig struct {
 	// side's goroutine.
 	Filter func(toB bool, frame []byte) bool
 
+	// Lend has the receiver read the sender's slots, each of which is reaped once
+	// the frame in it is released: no octet is copied on the way, as between a
+	// NIC and its driver. It is for a perfect wire, with RxFrames >= Slots.
+	Lend bool
+
 	// Now is the clock that impairments run by; nil means clock.Now. With a
 	// virtual clock both ends must be driven from one goroutine, and Wait
 	// returns at once.
@@ -55,7 +60,8 @@ type Pipe struct {
 // parcel is a frame in a cell of a wire.
 type parcel struct {
 	at   clock.Time // when it is due; not used by a perfect wire
-	cell uint32
+	cell uint32     // or the sender's slot
+	off  int32      // in the slot
 	n    int32
 }
 
@@ -64,7 +70,8 @@ type parcel struct {
 // writes is kept a cache line away from what the other does.
 type wire struct {
 	arena []byte
-	size  int // octets of a cell
+	size  int   // octets of a cell
+	slots *Pool // the sender's, of a wire that lends
 
 	full []parcel
 	free []uint32
@@ -114,6 +121,9 @@ func NewPipe(cfg PipeConfig) (a, b *Pipe, err error) {
 		return nil, nil, fmt.Errorf("link: bad pipe configuration: MTU %d, %d slots, %d RX frames of pieces of %d",
 			cfg.MTU, cfg.Slots, cfg.RxFrames, cfg.ChunkSize)
 	}
+	if cfg.Lend && (!cfg.AtoB.Perfect() || !cfg.BtoA.Perfect() || cfg.Filter != nil || cfg.RxFrames < cfg.Slots) {
+		return nil, nil, errors.New("link: a pipe that lends needs a perfect wire, no filter, and as many RX frames as slots")
+	}
 	ab, err := newWire(&cfg, cfg.AtoB)
 	if err != nil {
 		return nil, nil, fmt.Errorf("link: pipe: %w", err)
@@ -137,7 +147,7 @@ func newWire(cfg *PipeConfig, bad impair.Config) (*wire, error) {
 	n := uint32(cfg.RxFrames)
 	size := (cfg.MTU + HeaderRoom + 63) &^ 63
 	w := &wire{
-		arena: make([]byte, int(n)*size), size: size,
+		size: size,
 		full: make([]parcel, n), free: make([]uint32, n),
 		plan: make([]impair.Delivery, 0, impair.MaxDeliveries), wakeup: wk,
 	}
@@ -145,11 +155,14 @@ func newWire(cfg *PipeConfig, bad impair.Config) (*wire, error) {
 	w.get = ring.NewConsumer(&w.fullProd, &w.fullCon, n)
 	w.take = ring.NewConsumer(&w.freeProd, &w.freeCon, n)
 	w.give = ring.NewProducer(&w.freeProd, &w.freeCon, n)
-	w.give.Reserve(n)
-	for i := range w.free {
-		w.free[i] = uint32(i)
+	if !cfg.Lend {
+		w.arena = make([]byte, int(n)*size)
+		w.give.Reserve(n)
+		for i := range w.free {
+			w.free[i] = uint32(i)
+		}
+		w.give.Submit()
 	}
-	w.give.Submit()
 	if !bad.Perfect() {
 		w.decider = impair.NewDecider(bad)
 	}
@@ -164,6 +177,9 @@ func newEnd(cfg *PipeConfig, out, in *wire, toB bool) *Pipe {
 	}
 	if p.now == nil {
 		p.now = clock.Now
+	}
+	if cfg.Lend {
+		out.slots = &p.Pool
 	}
 	return p
 }
@@ -183,9 +199,13 @@ func (p *Pipe) Post(s Slot, off, n int) bool {
 	return queued
 }
 
-// Flush is Link.Flush. It copies each frame to the other side.
+// Flush is Link.Flush. It copies each frame to the other side, or lends it.
 func (p *Pipe) Flush() {
 	if len(p.queued) == 0 {
+		return
+	}
+	if p.cfg.Lend && !p.out.closed.Load() {
+		p.lend()
 		return
 	}
 	var now clock.Time
@@ -208,6 +228,36 @@ func (p *Pipe) Flush() {
 		p.out.put.Submit()
 		p.out.wakeup.wake()
 	}
+}
+
+// lend shows the queued frames to the other side.
+func (p *Pipe) lend() {
+	w := p.out
+	for _, f := range p.queued {
+		// There are as many entries as slots.
+		i, _ := w.put.Reserve(1)
+		w.full[w.put.Mask(i)] = parcel{cell: uint32(f.slot), off: int32(f.off), n: int32(f.n)}
+		p.stats.TxFrames++
+		p.stats.TxOctets += uint64(f.n)
+	}
+	p.queued = p.queued[:0]
+	w.put.Submit()
+	w.wakeup.wake()
+}
+
+// Reap is Link.Reap.
+func (p *Pipe) Reap(done []Slot) int {
+	if p.cfg.Lend {
+		w := p.out
+		first, n := w.take.Peek(uint32(len(w.free)))
+		for i := range n {
+			p.done = append(p.done, Slot(w.free[w.take.Mask(first+i)]))
+		}
+		if n > 0 {
+			w.take.Release(n)
+		}
+	}
+	return p.txQueue.Reap(done)
 }
 
 // send puts the deliveries of a frame in the ring, unpublished, and reports
@@ -284,7 +334,12 @@ func (p *Pipe) collect() {
 
 // fill makes f the frame in q.
 func (p *Pipe) fill(f *Frame, q parcel) {
-	b := p.in.arena[int(q.cell)*p.in.size:][:q.n:q.n]
+	var b []byte
+	if p.in.slots != nil {
+		b = p.in.slots.Bytes(Slot(q.cell))[q.off:][:q.n:q.n]
+	} else {
+		b = p.in.arena[int(q.cell)*p.in.size:][:q.n:q.n]
+	}
 	p.stats.RxFrames++
 	p.stats.RxOctets += uint64(len(b))
 	f.N = 0

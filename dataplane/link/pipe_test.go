@@ -215,8 +215,13 @@ func TestPipeFilter(t *testing.T) {
 // when they have nothing to do. With -race it proves that the ends share
 // nothing but the rings.
 func TestPipeTwoGoroutines(t *testing.T) {
+	t.Run("copied", func(t *testing.T) { twoGoroutines(t, false) })
+	t.Run("lent", func(t *testing.T) { twoGoroutines(t, true) })
+}
+
+func twoGoroutines(t *testing.T, lend bool) {
 	const total = 20000
-	a, b := newPipe(t, PipeConfig{RxFrames: 64, Slots: 32})
+	a, b := newPipe(t, PipeConfig{RxFrames: 64, Slots: 32, Lend: lend})
 	var wg sync.WaitGroup
 	// b echoes; a keeps at most 16 frames under way, so nothing is dropped.
 	wg.Add(2)
@@ -269,6 +274,33 @@ func TestPipeTwoGoroutines(t *testing.T) {
 		}
 	}()
 	wg.Wait()
+}
+
+// TestPipeLends: a lent slot is reaped when the frame in it is released, and not
+// before.
+func TestPipeLends(t *testing.T) {
+	a, b := newPipe(t, PipeConfig{Slots: 4, RxFrames: 4, Lend: true})
+	s, _ := a.Alloc()
+	copy(a.Bytes(s)[10:], frame(100, 7))
+	a.Post(s, 10, 100)
+	a.Flush()
+	fs, done := make([]Frame, 4), make([]Slot, 4)
+	if n := b.Receive(fs); n != 1 {
+		t.Fatalf("received %d frames; want 1", n)
+	}
+	if &fs[0].Pieces[0][0] != &a.Bytes(s)[10] {
+		t.Error("the frame was copied")
+	}
+	if n := a.Reap(done); n != 0 {
+		t.Errorf("%d slots reaped before the release", n)
+	}
+	b.Release(&fs[0])
+	if n := a.Reap(done); n != 1 || done[0] != s {
+		t.Errorf("reaped %v; want %d", done[:n], s)
+	}
+	if _, _, err := NewPipe(PipeConfig{Lend: true, AtoB: impair.Config{Loss: 0.1}}); err == nil {
+		t.Error("a bad wire that lends was made")
+	}
 }
 
 func TestPipeWait(t *testing.T) {
