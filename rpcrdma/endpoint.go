@@ -32,16 +32,19 @@ type Config struct {
 	// Server serves calls that come in: of clients, or, on a client's connections,
 	// in the reverse direction. The latter needs Session.Props.Reverse.
 	Server *rpc.Server
-	Pool   int           // octets of registered memory of an Endpoint
-	Setup  time.Duration // bound on a connection's start: version and properties
-	Iwarp  iwarp.Config  // MPA
+	Pool   int // octets of registered memory of an Endpoint
+	// MaxConns bounds how many connections an Endpoint has; more are refused. Each
+	// takes about 0.5 MiB of the Pool for messages.
+	MaxConns int
+	Setup    time.Duration // bound on a connection's start: version and properties
+	Iwarp    iwarp.Config  // MPA
 	// Wire, if set, sees every message that is sent or received.
 	Wire func(c *Conn, sent bool, b []byte)
 }
 
 // DefaultConfig returns a Config for one kind of endpoint.
 func DefaultConfig(server bool) Config {
-	c := Config{Session: session.DefaultConfig(server), Pool: 32 << 20, Setup: 10 * time.Second}
+	c := Config{Session: session.DefaultConfig(server), Pool: 32 << 20, MaxConns: 24, Setup: 10 * time.Second}
 	if server {
 		c.Iwarp.Startup.IRD = -1 // only servers read and write
 	} else {
@@ -217,6 +220,12 @@ func (l *Listener) run(ctx context.Context) {
 }
 
 func (e *Endpoint) accept(ctx context.Context, r *iwarp.ConnRequest) error {
+	e.mu.Lock()
+	full := len(e.conns) >= e.cfg.MaxConns
+	e.mu.Unlock()
+	if full {
+		return r.Reject(ctx, nil)
+	}
 	c, err := e.newConn(ctx, r.Remote.Addr().String(), e.cfg.session(r.PrivateData()))
 	if err != nil {
 		_ = r.Reject(ctx, nil)

@@ -218,3 +218,21 @@ func TestQuietServer(t *testing.T) {
 	}
 	l.Close()
 }
+
+// TestTooManyConns: connections beyond the limit are refused, those there are
+// go on.
+func TestTooManyConns(t *testing.T) {
+	g := newRig(t, nil, func(c *rpcrdma.Config) { c.MaxConns = 3 })
+	g.check(1000)
+	g.raw()
+	g.raw()
+	c, err := g.a.Device().Dial(g.ctx, g.l.Addr(), nil)
+	var reject *iwarp.RejectError
+	if !errors.As(err, &reject) {
+		t.Errorf("a fourth: %v", err)
+		if err == nil {
+			c.Close()
+		}
+	}
+	g.check(1000)
+}
