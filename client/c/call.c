@@ -69,6 +69,13 @@ static void reply_arrived(struct iwarpd_device *dev, struct packet *p)
 	packet_free(p); /* of device_post */
 }
 
+/* note_cut_off keeps what the daemon's last message says. */
+static void note_cut_off(struct iwarpd_device *dev, const Pb__CutOff *m)
+{
+	if (m->error)
+		strncpy(dev->why, m->error->text, sizeof(dev->why) - 1);
+}
+
 static void packet_arrived(struct iwarpd_device *dev, struct packet *p)
 {
 	switch (p->msg->body_case) {
@@ -77,6 +84,8 @@ static void packet_arrived(struct iwarpd_device *dev, struct packet *p)
 		return;
 	case PB__MESSAGE__BODY_EVENT:
 		close_fds(p->fds, p->num_fds);
+		if (p->msg->event->body_case == PB__EVENT__BODY_CUT_OFF)
+			note_cut_off(dev, p->msg->event->cut_off);
 		event_arrived(dev, p->msg);
 		if (dev->num_events > MAX_EVENTS)
 			device_died(dev, -EOVERFLOW);
@@ -183,6 +192,19 @@ static int exchange(struct iwarpd_device *dev, Pb__Request *req, int fd, struct 
 	return err;
 }
 
+int device_gone(struct iwarpd_device *dev, struct iwarpd_error *e)
+{
+	int err;
+
+	pthread_mutex_lock(&dev->lock);
+	if (dev->why[0])
+		err = set_error(e, -EPIPE, "the daemon has cut this client off: %s", dev->why);
+	else
+		err = set_error(e, -EPIPE, "the daemon is gone");
+	pthread_mutex_unlock(&dev->lock);
+	return err;
+}
+
 int device_call(struct iwarpd_device *dev, Pb__Request *req, int fd, Pb__Reply__BodyCase body, int num_fds,
 		struct packet *p, struct iwarpd_error *e)
 {
@@ -192,7 +214,7 @@ int device_call(struct iwarpd_device *dev, Pb__Request *req, int fd, Pb__Reply__
 
 	*p = c.packet;
 	if (err == -EPIPE)
-		return set_error(e, err, "the daemon is gone");
+		return device_gone(dev, e);
 	if (err)
 		return set_error(e, err, "request to the daemon: %s", strerror(-err));
 	reply = p->msg->reply;

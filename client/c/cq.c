@@ -113,6 +113,19 @@ int iwarpd_destroy_cq(struct iwarpd_cq *cq, struct iwarpd_error *e)
 	return err;
 }
 
+int iwarpd_modify_cq(struct iwarpd_cq *cq, uint32_t count, uint32_t period_us, struct iwarpd_error *e)
+{
+	Pb__ModifyCQ body = PB__MODIFY_CQ__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+
+	body.cq = cq->obj.handle;
+	body.count = count;
+	body.period_us = period_us;
+	req.body_case = PB__REQUEST__BODY_MODIFY_CQ;
+	req.modify_cq = &body;
+	return device_do(cq->obj.dev, &req, e);
+}
+
 /* poll_ring takes up to n completions of one ring. */
 static int poll_ring(struct ring *r, struct iwarpd_wc *wc, int n)
 {

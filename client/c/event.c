@@ -155,10 +155,21 @@ static void put_terminated(struct iwarpd_event *ev, const Pb__Terminated *t)
 	put_data(ev, &t->headers);
 }
 
+static void put_async(struct iwarpd_event *ev, struct iwarpd_device *dev, const Pb__AsyncError *a)
+{
+	struct object *cq = find_object(dev, OBJECT_CQ, a->cq), *srq = find_object(dev, OBJECT_SRQ, a->srq);
+
+	ev->type = IWARPD_EVENT_ASYNC_ERROR;
+	ev->async = (uint32_t)a->kind;
+	ev->cq = cq ? cq_of(cq) : NULL;
+	ev->srq = srq ? srq_of(srq) : NULL;
+	put_error(ev, a->error);
+}
+
 /* put_event fills *ev; false: the event is about an object that is gone. */
 static bool put_event(struct iwarpd_event *ev, struct iwarpd_device *dev, const Pb__Event *pb)
 {
-	struct object *qp = find_object(dev, OBJECT_QP, event_qp(pb)), *cq;
+	struct object *qp = find_object(dev, OBJECT_QP, event_qp(pb));
 
 	memset(ev, 0, sizeof(*ev));
 	if (event_qp(pb) != 0 && !qp)
@@ -189,10 +200,7 @@ static bool put_event(struct iwarpd_event *ev, struct iwarpd_device *dev, const 
 		put_terminated(ev, pb->terminated);
 		return true;
 	case PB__EVENT__BODY_ASYNC_ERROR:
-		ev->type = IWARPD_EVENT_ASYNC_ERROR;
-		cq = find_object(dev, OBJECT_CQ, pb->async_error->cq);
-		ev->cq = cq ? cq_of(cq) : NULL;
-		put_error(ev, pb->async_error->error);
+		put_async(ev, dev, pb->async_error);
 		return true;
 	case PB__EVENT__BODY_CONNECT_GONE:
 		ev->type = IWARPD_EVENT_CONNECT_GONE;
@@ -269,7 +277,7 @@ static int get_event(struct iwarpd_device *dev, uint32_t qp, struct iwarpd_event
 	case -ETIMEDOUT:
 		return set_error(e, err, "no event within %d ms", timeout_ms);
 	case -EPIPE:
-		return set_error(e, err, "the daemon is gone");
+		return device_gone(dev, e);
 	}
 	return set_error(e, err, "wait for an event: %s", strerror(-err));
 }

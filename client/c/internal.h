@@ -91,7 +91,7 @@ bool ring_pending(const struct ring *r);
 
 /* device.c */
 
-enum object_kind { OBJECT_PD, OBJECT_MR, OBJECT_MW, OBJECT_CQ, OBJECT_QP, OBJECT_LISTENER };
+enum object_kind { OBJECT_PD, OBJECT_MR, OBJECT_MW, OBJECT_CQ, OBJECT_SRQ, OBJECT_QP, OBJECT_LISTENER };
 
 /* An object is in the device's list, by which it is found and freed. */
 struct object {
@@ -139,6 +139,7 @@ struct iwarpd_device {
 	pthread_cond_t turn;  /* something was read, or nobody reads any more */
 	bool reading;         /* a thread waits for the socket */
 	int dead;             /* error that ended the device */
+	char why[248];        /* what the daemon said of it */
 	uint64_t last_id;
 	struct call *calls;
 	struct event *events, **last_event;
@@ -178,6 +179,9 @@ int device_wait(struct iwarpd_device *dev, bool (*until)(void *arg), void *arg, 
 /* device_post sends a request whose reply does not matter. */
 void device_post(struct iwarpd_device *dev, Pb__Request *req);
 
+/* device_gone fills *e for a device that has died. */
+int device_gone(struct iwarpd_device *dev, struct iwarpd_error *e);
+
 int64_t deadline_in(int timeout_ms); /* ns; negative: none */
 int wait_fd(int fd, int64_t deadline);
 
@@ -191,6 +195,7 @@ void events_free(struct iwarpd_device *dev);
 void qp_established(struct object *o, uint32_t worker);
 void qp_ended(struct object *o);
 struct iwarpd_qp *qp_of(struct object *o);
+struct iwarpd_srq *srq_of(struct object *o);
 struct object *qp_object(struct iwarpd_qp *qp);
 
 /* cq.c */

@@ -9,8 +9,8 @@
  * those with a last argument e say more in *e, which may be NULL.
  *
  * Threads: every function may be called from any thread, with these exceptions.
- * The send queue of a QP, its receive queue, and a CQ are each for one thread at
- * a time, and an object must not be used while or after it is destroyed.
+ * The send queue of a QP, its receive queue, an SRQ and a CQ are each for one
+ * thread at a time, and an object must not be used while or after it is destroyed.
  *
  * Structures are set to zero before they are filled: zero means the default
  * wherever 0 is not said to mean something else, and later versions of the
@@ -41,6 +41,7 @@ struct iwarpd_device;   /* a client of a daemon, owns all that is made by it */
 struct iwarpd_pd;       /* protection domain */
 struct iwarpd_cq;       /* completion queue */
 struct iwarpd_qp;       /* queue pair */
+struct iwarpd_srq;      /* shared receive queue */
 struct iwarpd_listener; /* endpoint that takes connect requests */
 
 /* Why something failed. */
@@ -231,10 +232,38 @@ IWARPD_API int iwarpd_cq_fd(const struct iwarpd_cq *cq);
 /* Completions that were lost for want of room. */
 IWARPD_API uint32_t iwarpd_cq_overruns(const struct iwarpd_cq *cq);
 
+/*
+ * Moderation: an armed queue wakes its client when count completions have come,
+ * or period_us after the first of them; for a solicited or failed one at once. 0
+ * for either: no moderation.
+ */
+IWARPD_API int iwarpd_modify_cq(struct iwarpd_cq *cq, uint32_t count, uint32_t period_us, struct iwarpd_error *e);
+
+/* Shared receive queues: several QPs of a PD take their receives from one. */
+
+struct iwarpd_srq_attr {
+	uint32_t depth;   /* work requests; 0: 64 */
+	uint32_t max_sge; /* 0: 4 */
+	uint32_t limit;   /* as of iwarpd_modify_srq */
+	void *context;    /* the caller's; iwarpd_srq_context returns it */
+};
+
+IWARPD_API int iwarpd_create_srq(struct iwarpd_pd *pd, const struct iwarpd_srq_attr *attr, struct iwarpd_srq **srq,
+				 struct iwarpd_error *e);
+IWARPD_API int iwarpd_destroy_srq(struct iwarpd_srq *srq, struct iwarpd_error *e); /* -EBUSY while a QP uses it */
+
+/*
+ * Arms the event ASYNC_ERROR with IWARPD_ASYNC_SRQ_LIMIT: it comes once, when a
+ * message leaves fewer than limit receives. 0 disarms it.
+ */
+IWARPD_API int iwarpd_modify_srq(struct iwarpd_srq *srq, uint32_t limit, struct iwarpd_error *e);
+IWARPD_API void *iwarpd_srq_context(const struct iwarpd_srq *srq);
+
 /* Queue pairs. A QP has one connection in its life. */
 
 struct iwarpd_qp_attr {
 	struct iwarpd_cq *send_cq, *recv_cq; /* may be the same */
+	struct iwarpd_srq *srq;              /* NULL: the QP has a receive queue of its own */
 	uint32_t send_depth, recv_depth;     /* work requests; 0: 64 */
 	uint32_t max_sge;                    /* 0: 4 */
 	uint32_t max_inline;                 /* octets */
@@ -315,7 +344,8 @@ struct iwarpd_recv_wr {
  */
 IWARPD_API int iwarpd_post_send(struct iwarpd_qp *qp, const struct iwarpd_send_wr *wr);
 IWARPD_API int iwarpd_post_sends(struct iwarpd_qp *qp, const struct iwarpd_send_wr *wr, int n);
-IWARPD_API int iwarpd_post_recv(struct iwarpd_qp *qp, const struct iwarpd_recv_wr *wr);
+IWARPD_API int iwarpd_post_recv(struct iwarpd_qp *qp, const struct iwarpd_recv_wr *wr); /* -EINVAL with an SRQ */
+IWARPD_API int iwarpd_post_srq_recv(struct iwarpd_srq *srq, const struct iwarpd_recv_wr *wr);
 
 /* Connections. Addresses are texts: "192.0.2.1:7174", "[2001:db8::1]:7174". */
 
@@ -394,7 +424,7 @@ enum iwarpd_event_type {
 	IWARPD_EVENT_CONNECT_FAILED = 4,  /* qp, error */
 	IWARPD_EVENT_DISCONNECTED = 5,    /* qp, error; error.err is 0 if it was closed in order */
 	IWARPD_EVENT_TERMINATED = 6,      /* qp, terminate, error.text, data: headers; DISCONNECTED follows */
-	IWARPD_EVENT_ASYNC_ERROR = 7,     /* qp or cq, error */
+	IWARPD_EVENT_ASYNC_ERROR = 7,     /* async; qp, cq or srq; error */
 	IWARPD_EVENT_CONNECT_GONE = 8,    /* conn, error: the connect request is withdrawn */
 };
 
@@ -410,18 +440,26 @@ struct iwarpd_terminate { /* RFC 5040 section 4.8 */
 	uint8_t layer, type, code;
 };
 
+enum iwarpd_async {
+	IWARPD_ASYNC_CQ_OVERRUN = 1, /* cq was full: qp was ended, completions of it are lost */
+	IWARPD_ASYNC_QP_FATAL = 2,   /* a violation ended the stream of qp */
+	IWARPD_ASYNC_SRQ_LIMIT = 3,  /* srq has fewer receives than its limit */
+};
+
 struct iwarpd_event {
 	uint32_t type; /* enum iwarpd_event_type */
 	uint32_t conn; /* for iwarpd_accept and iwarpd_reject */
 	struct iwarpd_qp *qp;
 	struct iwarpd_cq *cq;
+	struct iwarpd_srq *srq;
 	struct iwarpd_listener *listener;
 	char local[64], remote[64];
 	struct iwarpd_negotiated negotiated;
 	struct iwarpd_terminate terminate;
 	struct iwarpd_error error;
-	uint64_t reserved[8];
+	uint32_t async; /* enum iwarpd_async */
 	uint32_t data_len;
+	uint64_t reserved[8];
 	uint8_t data[IWARPD_MAX_PRIVATE_DATA]; /* private data of the peer */
 };
 

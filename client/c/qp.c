@@ -34,10 +34,23 @@ struct recv_wqe {
 _Static_assert(sizeof(struct recv_wqe) == 16, "receive WQE of docs/api.md");
 _Static_assert(sizeof(struct iwarpd_sge) == 16, "SGE of docs/api.md");
 
+/* A receive queue, of a QP or shared. */
+struct recv_queue {
+	struct map map; /* no memory: the QP uses an SRQ */
+	struct ring ring;
+};
+
+struct iwarpd_srq {
+	struct object obj;
+	struct recv_queue rq;
+	void *context;
+};
+
 struct iwarpd_qp {
 	struct object obj; /* its handle is the QP's number */
-	struct map sq_map, rq_map;
-	struct ring sq, rq;
+	struct map sq_map;
+	struct ring sq;
+	struct recv_queue rq;
 	uint32_t bell;
 	void *context;
 	atomic_int worker;  /* whose bell to ring; NO_WORKER: not established */
@@ -69,8 +82,17 @@ static void qp_free(struct object *o)
 	struct iwarpd_qp *qp = qp_of(o);
 
 	map_close(&qp->sq_map);
-	map_close(&qp->rq_map);
+	map_close(&qp->rq.map);
 	free(qp);
+}
+
+static int map_recv(struct recv_queue *q, int fd)
+{
+	int err = map_open(&q->map, fd, MAP_RQ);
+
+	if (!err)
+		ring_producer(&q->ring, &q->map);
+	return err;
 }
 
 static int map_rings(struct iwarpd_qp *qp, const struct packet *p)
@@ -79,14 +101,12 @@ static int map_rings(struct iwarpd_qp *qp, const struct packet *p)
 
 	if (err)
 		return err;
-	err = map_open(&qp->rq_map, p->fds[1], MAP_RQ);
-	if (err) {
-		map_close(&qp->sq_map);
-		return err;
-	}
 	ring_producer(&qp->sq, &qp->sq_map);
-	ring_producer(&qp->rq, &qp->rq_map);
-	return 0;
+	if (p->num_fds > 1)
+		err = map_recv(&qp->rq, p->fds[1]);
+	if (err)
+		map_close(&qp->sq_map);
+	return err;
 }
 
 /* bell_valid tells whether every doorbell page has that bell. */
@@ -156,9 +176,11 @@ int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, st
 	body.max_sge = attr->max_sge ? attr->max_sge : DEFAULT_SGE;
 	body.max_inline = attr->max_inline;
 	body.sig_all = attr->sig_all;
+	if (attr->srq)
+		body.srq = attr->srq->obj.handle;
 	req.body_case = PB__REQUEST__BODY_CREATE_QP;
 	req.create_qp = &body;
-	err = device_call(pd->obj.dev, &req, -1, PB__REPLY__BODY_QP, 2, &p, e);
+	err = device_call(pd->obj.dev, &req, -1, PB__REPLY__BODY_QP, attr->srq ? 1 : 2, &p, e);
 	if (err)
 		return err;
 	err = new_qp(pd->obj.dev, &p, attr->context, out);
@@ -217,7 +239,7 @@ void qp_ended(struct object *o)
 
 	if (atomic_exchange(&qp->ended, true))
 		return;
-	if (ring_pending(&qp->sq) || ring_pending(&qp->rq))
+	if (ring_pending(&qp->sq) || (qp->rq.map.mem && ring_pending(&qp->rq.ring)))
 		flush(qp);
 }
 
@@ -328,25 +350,127 @@ int iwarpd_post_send(struct iwarpd_qp *qp, const struct iwarpd_send_wr *wr)
 	return n < 0 ? n : 0;
 }
 
-int iwarpd_post_recv(struct iwarpd_qp *qp, const struct iwarpd_recv_wr *wr)
+static int put_recv(struct recv_queue *q, const struct iwarpd_recv_wr *wr)
 {
 	struct recv_wqe w = { .id = wr->id, .num_sge = (uint16_t)wr->num_sge };
 	uint8_t *entry;
 	int err = 0;
 
-	if (atomic_load(&qp->ended))
-		return -ENOTCONN;
-	if (wr->num_sge > qp->rq_map.max_sge)
+	if (wr->num_sge > q->map.max_sge)
 		return -EMSGSIZE;
-	entry = ring_free_entry(&qp->rq, &err);
+	entry = ring_free_entry(&q->ring, &err);
 	if (!entry)
 		return err ? err : -EAGAIN;
 	memcpy(entry, &w, sizeof(w));
 	if (wr->num_sge)
 		memcpy(entry + sizeof(w), wr->sge, wr->num_sge * sizeof(*wr->sge));
-	qp->rq.next++;
-	ring_publish(&qp->rq);
-	if (atomic_load(&qp->ended))
-		posted_late(qp);
+	q->ring.next++;
+	ring_publish(&q->ring);
 	return 0;
+}
+
+int iwarpd_post_recv(struct iwarpd_qp *qp, const struct iwarpd_recv_wr *wr)
+{
+	int err;
+
+	if (!qp->rq.map.mem)
+		return -EINVAL;
+	if (atomic_load(&qp->ended))
+		return -ENOTCONN;
+	err = put_recv(&qp->rq, wr);
+	if (!err && atomic_load(&qp->ended))
+		posted_late(qp);
+	return err;
+}
+
+struct iwarpd_srq *srq_of(struct object *o)
+{
+	return container_of(o, struct iwarpd_srq, obj);
+}
+
+void *iwarpd_srq_context(const struct iwarpd_srq *srq)
+{
+	return srq->context;
+}
+
+static void srq_free(struct object *o)
+{
+	struct iwarpd_srq *srq = srq_of(o);
+
+	map_close(&srq->rq.map);
+	free(srq);
+}
+
+static int new_srq(struct iwarpd_device *dev, const struct packet *p, void *context, struct iwarpd_srq **out)
+{
+	struct iwarpd_srq *srq = calloc(1, sizeof(*srq));
+	int err;
+
+	if (!srq)
+		return -ENOMEM;
+	err = map_recv(&srq->rq, p->fds[0]);
+	if (err) {
+		free(srq);
+		return err;
+	}
+	srq->context = context;
+	object_add(&srq->obj, dev, OBJECT_SRQ, p->msg->reply->srq->srq, srq_free);
+	*out = srq;
+	return 0;
+}
+
+int iwarpd_create_srq(struct iwarpd_pd *pd, const struct iwarpd_srq_attr *attr, struct iwarpd_srq **out,
+		      struct iwarpd_error *e)
+{
+	Pb__CreateSRQ body = PB__CREATE_SRQ__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	struct packet p;
+	int err;
+
+	body.pd = pd->obj.handle;
+	body.depth = ring_depth(pd->obj.dev, attr->depth);
+	body.max_sge = attr->max_sge ? attr->max_sge : DEFAULT_SGE;
+	body.limit = attr->limit;
+	req.body_case = PB__REQUEST__BODY_CREATE_SRQ;
+	req.create_srq = &body;
+	err = device_call(pd->obj.dev, &req, -1, PB__REPLY__BODY_SRQ, 1, &p, e);
+	if (err)
+		return err;
+	err = new_srq(pd->obj.dev, &p, attr->context, out);
+	packet_free(&p);
+	if (err)
+		return set_error(e, err, "shared receive queue: %s", strerror(-err));
+	return 0;
+}
+
+int iwarpd_modify_srq(struct iwarpd_srq *srq, uint32_t limit, struct iwarpd_error *e)
+{
+	Pb__ModifySRQ body = PB__MODIFY_SRQ__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+
+	body.srq = srq->obj.handle;
+	body.limit = limit;
+	req.body_case = PB__REQUEST__BODY_MODIFY_SRQ;
+	req.modify_srq = &body;
+	return device_do(srq->obj.dev, &req, e);
+}
+
+int iwarpd_destroy_srq(struct iwarpd_srq *srq, struct iwarpd_error *e)
+{
+	Pb__DestroySRQ body = PB__DESTROY_SRQ__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	int err;
+
+	body.srq = srq->obj.handle;
+	req.body_case = PB__REQUEST__BODY_DESTROY_SRQ;
+	req.destroy_srq = &body;
+	err = device_do(srq->obj.dev, &req, e);
+	if (!err)
+		object_free(&srq->obj);
+	return err;
+}
+
+int iwarpd_post_srq_recv(struct iwarpd_srq *srq, const struct iwarpd_recv_wr *wr)
+{
+	return put_recv(&srq->rq, wr);
 }

@@ -23,6 +23,8 @@ type memory struct {
 	version uint32
 	size    int64 // 0: what the header says
 	seals   int
+
+	producer, consumer uint32 // indices of the first ring
 }
 
 const sealSize = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
@@ -69,6 +71,13 @@ func (m memory) make(t *testing.T) int {
 			t.Fatal(err)
 		}
 	}
+	for off, index := range map[int64]uint32{4096: m.producer, 4096 + 128: m.consumer} {
+		if index != 0 {
+			if _, err := unix.Pwrite(fd, binary.LittleEndian.AppendUint32(nil, index), off); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
 		t.Fatal(err)
 	}
@@ -81,6 +90,8 @@ type evil struct {
 	mem map[string]memory
 	// reply may change a reply, or return the octets to send instead of it.
 	reply func(r *ctrlpb.Reply, fds []int) ([]byte, []int)
+	// events follow the reply to Connect, which is otherwise an error.
+	events []*ctrlpb.Event
 }
 
 // serve answers one client until it is gone.
@@ -111,6 +122,17 @@ func (e *evil) serve(c *seqpacket.Conn) {
 		if err != nil {
 			return
 		}
+		if r.GetConnect() != nil {
+			for _, ev := range e.events {
+				raw, _ = proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: ev}})
+				if c.Write(raw, nil) != nil {
+					return
+				}
+				if ev.GetCutOff() != nil {
+					return
+				}
+			}
+		}
 	}
 }
 
@@ -140,6 +162,10 @@ func (e *evil) answer(req *ctrlpb.Request) (*ctrlpb.Reply, []int) {
 	case *ctrlpb.Request_CreateQp:
 		return &ctrlpb.Reply{Body: &ctrlpb.Reply_Qp{Qp: &ctrlpb.QPReply{Qp: 4, Doorbell: 63}}},
 			[]int{e.mem["sq"].make(e.t), e.mem["rq"].make(e.t)}
+	case *ctrlpb.Request_Connect:
+		if e.events != nil {
+			return &ctrlpb.Reply{Body: &ctrlpb.Reply_Connect{Connect: &ctrlpb.ConnectReply{Conn: 5}}}, nil
+		}
 	}
 	return &ctrlpb.Reply{Error: &ctrlpb.Error{Code: 999, Text: strings.Repeat("far", 2000)}}, nil
 }
@@ -185,6 +211,8 @@ func TestHostileDaemon(t *testing.T) {
 		mem   map[string]memory
 		reply func(r *ctrlpb.Reply, fds []int) ([]byte, []int)
 		want  string
+
+		events []*ctrlpb.Event
 	}
 	tests := []test{{name: "as it should be", mem: good, want: whole}}
 	for which, m := range good {
@@ -271,9 +299,31 @@ func TestHostileDaemon(t *testing.T) {
 			return nil, fds
 		}},
 	)
+	established := func(worker uint32) *ctrlpb.Event {
+		return &ctrlpb.Event{Body: &ctrlpb.Event_Established{Established: &ctrlpb.Established{
+			Qp: 4, Worker: worker, Local: strings.Repeat("l", 1000), Remote: strings.Repeat("r", 1000), PrivateData: make([]byte, 5000),
+		}}}
+	}
+	ready := []*ctrlpb.Event{established(0)}
+	var flood []*ctrlpb.Event
+	for range 9000 {
+		flood = append(flood, &ctrlpb.Event{Body: &ctrlpb.Event_ConnectGone{ConnectGone: &ctrlpb.ConnectGone{Conn: 1}}})
+	}
+	tests = append(tests,
+		test{name: "CQ producer far ahead", mem: with("cq", func(m *memory) { m.producer = 1 << 20 }), want: "Protocol error", events: ready},
+		test{name: "CQ full of nonsense", mem: with("cq", func(m *memory) { m.producer = 64 }), want: "none of rping's", events: ready},
+		test{name: "SQ consumer ahead", mem: with("sq", func(m *memory) { m.consumer = 5 }), want: "Protocol error", events: ready},
+		test{name: "RQ consumer ahead", mem: with("rq", func(m *memory) { m.consumer = 5 }), want: "Protocol error"},
+		test{name: "no such worker", mem: good, want: "Broken pipe", events: []*ctrlpb.Event{established(1 << 31)}},
+		test{name: "a flood of events", mem: good, want: "Value too large", events: flood},
+		test{name: "cut off", mem: good, want: "cut this client off: because", events: []*ctrlpb.Event{
+			{Body: &ctrlpb.Event_CutOff{CutOff: &ctrlpb.CutOff{Error: &ctrlpb.Error{Text: "because"}}}},
+			{Body: &ctrlpb.Event_Disconnected{Disconnected: &ctrlpb.Disconnected{Qp: 77}}},
+		}},
+	)
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			e := &evil{t: t, mem: tt.mem, reply: tt.reply}
+			e := &evil{t: t, mem: tt.mem, reply: tt.reply, events: tt.events}
 			out, code := e.ping(sanitized)
 			if code != 1 || !strings.Contains(out, tt.want) || strings.Contains(out, "Sanitizer") {
 				t.Errorf("exit code %d; want 1 with %q:\n%s", code, tt.want, out)

@@ -2,7 +2,7 @@
  * check tries libiwarpd against two daemons that reach each other; a process may
  * be the client of both.
  *
- *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|threads|quiet|gone
+ *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|shared|threads|quiet|gone
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -409,6 +409,50 @@ static void check_early(struct side *a, struct side *b)
 	drop(a);
 }
 
+/* shared: a QP takes its receives from an SRQ, whose limit is told once; a moderated CQ. */
+static void shared(struct side *a, struct side *b)
+{
+	struct iwarpd_srq_attr srq_attr = { .depth = 8, .max_sge = 1, .limit = 7, .context = b };
+	struct iwarpd_qp_attr attr = { 0 };
+	struct iwarpd_listener *l = listen_on(b);
+	struct iwarpd_sge sge;
+	struct iwarpd_recv_wr wr = { .sge = &sge, .num_sge = 1 };
+	struct iwarpd_srq *srq;
+	struct iwarpd_qp *own;
+	struct iwarpd_wc wc;
+
+	make_qp(a);
+	make_qp(b);
+	own = b->qp;
+	CHECK(iwarpd_create_srq(b->pd, &srq_attr, &srq, &err) == 0 && iwarpd_srq_context(srq) == b);
+	attr = (struct iwarpd_qp_attr){ .send_cq = b->scq, .recv_cq = b->rcq, .srq = srq };
+	CHECK(iwarpd_create_qp(b->pd, &attr, &b->qp, &err) == 0);
+	sge = (struct iwarpd_sge){ b->mr->base, 64, b->mr->lkey };
+	CHECK(iwarpd_post_recv(b->qp, &wr) == -EINVAL);
+	for (int i = 0; i < 8; i++)
+		CHECK(iwarpd_post_srq_recv(srq, &wr) == 0);
+	CHECK(iwarpd_modify_cq(b->rcq, 2, 1000, &err) == 0);
+	CHECK(iwarpd_destroy_srq(srq, &err) == -EBUSY);
+	request(a, b, l);
+	CHECK(iwarpd_accept(b->dev, b->ev.conn, b->qp, NULL, &err) == 0);
+	expect_event(a, IWARPD_EVENT_ESTABLISHED);
+	expect_event(b, IWARPD_EVENT_ESTABLISHED);
+	for (int i = 0; i < 3; i++)
+		run(a, (struct iwarpd_send_wr){ .opcode = IWARPD_WR_SEND }, 0, 5, IWARPD_WC_SUCCESS);
+	for (int i = 0; i < 3; i++) {
+		wc = wait_one(b->rcq);
+		CHECK(wc.status == 0 && wc.len == 5 && wc.qp == iwarpd_qp_num(b->qp));
+		CHECK(iwarpd_post_srq_recv(srq, &wr) == 0);
+	}
+	CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0);
+	CHECK(b->ev.type == IWARPD_EVENT_ASYNC_ERROR && b->ev.async == IWARPD_ASYNC_SRQ_LIMIT && b->ev.srq == srq);
+	CHECK(iwarpd_modify_srq(srq, 0, &err) == 0);
+	CHECK(iwarpd_destroy_qp(own, &err) == 0);
+	CHECK(iwarpd_unlisten(l, &err) == 0);
+	CHECK(iwarpd_destroy_qp(b->qp, &err) == 0);
+	CHECK(iwarpd_destroy_srq(srq, &err) == 0);
+}
+
 static void *accept_all(void *arg)
 {
 	struct side *b = arg;
@@ -504,6 +548,8 @@ int main(int argc, char **argv)
 	} else if (strcmp(argv[5], "cm") == 0) {
 		check_refusals(&a, &b);
 		check_early(&a, &b);
+	} else if (strcmp(argv[5], "shared") == 0) {
+		shared(&a, &b);
 	} else if (strcmp(argv[5], "threads") == 0) {
 		threads(&a, &b);
 	} else if (strcmp(argv[5], "quiet") == 0) {
