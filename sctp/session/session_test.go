@@ -461,8 +461,8 @@ func TestDraftSetup(t *testing.T) {
 	}
 }
 
-// TestRefusals: the ULP's Reject, and the limit of requests that wait (6.3, 6.4).
-func TestRefusals(t *testing.T) {
+// TestSessionRefusals: the ULP's Reject, and the limit of requests that wait (6.3, 6.4).
+func TestSessionRefusals(t *testing.T) {
 	b := newBench(t, Config{Pending: 2}).in("requested+")
 	b.must(b.m.Reject(sid, Setup{Private: []byte("no"), Enhanced: &Enhanced{RTR: 1, PeerToPeer: true}}))
 	if !bytes.Equal(b.sent[0].Data, []byte{0, 0, 0, 7, 0xc0, 0, 0, 0, 'n', 'o'}) {

@@ -1,0 +1,47 @@
+package sctp
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// TestInitFlood: INITs and forged cookies from everywhere, while an association of
+// the same listener moves data: nothing is kept, and all data come.
+func TestInitFlood(t *testing.T) {
+	n := 100_000
+	if testing.Short() {
+		n = 5000
+	}
+	s := newSim(t, testSeed(t), Config{}, Config{}, wireOf(time.Millisecond), 1500, false)
+	s.establish()
+	l := s.h[1].l
+	rng := rand.New(rand.NewPCG(testSeed(t), 3))
+	s.h[0].total, s.h[1].total = 500, 500
+	for i := range n {
+		f := s.h[1].flow
+		f.Remote[14], f.Remote[15], f.RemotePort = byte(rng.Uint32()), byte(rng.Uint32()|1), uint16(rng.Uint32())
+		h := Header{f.RemotePort, f.LocalPort, 0}
+		in := Init{Tag: rng.Uint32() | 1, Rwnd: 5000, Out: 1, In: 1}
+		if a, reply := l.HandlePacket(s.now, f, 0, in.Append(h.Append(nil), ChunkInit)); a != nil || reply == nil {
+			t.Fatal("an INIT made an association, or had no answer")
+		}
+		if i%16 == 0 {
+			cookie := make([]byte, cookieFixed+macLen)
+			for j := range cookie {
+				cookie[j] = byte(rng.Uint32())
+			}
+			h.Tag = rng.Uint32()
+			if a, reply := l.HandlePacket(s.now, f, 0, appendChunk(h.Append(nil), ChunkCookieEcho, 0, cookie)); a != nil || reply != nil {
+				t.Fatal("a forged cookie has an effect")
+			}
+		}
+		if i%100 == 0 {
+			s.step()
+		}
+	}
+	s.transfer(500, 500)
+	if st := l.Stats(); st.CookiesGood != 1 || st.Inits < uint64(n) {
+		t.Errorf("%+v", st)
+	}
+}
