@@ -121,3 +121,37 @@ func (a *Admin) Disconnect(ctx context.Context, qp uint32, abort bool) error {
 	_, err := a.ask(ctx, "disconnect", &ctrlpb.Request{Body: &ctrlpb.Request_AdminDisconnect{AdminDisconnect: &ctrlpb.AdminDisconnect{Qp: qp, Abort: abort}}})
 	return err
 }
+
+// CQs returns the completion queues.
+func (a *Admin) CQs(ctx context.Context) ([]*ctrlpb.CQInfo, error) {
+	var all []*ctrlpb.CQInfo
+	for after := uint32(0); ; {
+		r, err := a.ask(ctx, "list completion queues", &ctrlpb.Request{Body: &ctrlpb.Request_ListCqs{ListCqs: &ctrlpb.ListCQs{After: after}}})
+		if err != nil {
+			return nil, err
+		}
+		page := r.GetCqs().GetCqs()
+		all = append(all, page...)
+		if !r.GetCqs().GetMore() || len(page) == 0 {
+			return all, nil
+		}
+		after = page[len(page)-1].Index
+	}
+}
+
+// SRQs returns the shared receive queues.
+func (a *Admin) SRQs(ctx context.Context) ([]*ctrlpb.SRQInfo, error) {
+	var all []*ctrlpb.SRQInfo
+	for after := uint32(0); ; {
+		r, err := a.ask(ctx, "list shared receive queues", &ctrlpb.Request{Body: &ctrlpb.Request_ListSrqs{ListSrqs: &ctrlpb.ListSRQs{After: after}}})
+		if err != nil {
+			return nil, err
+		}
+		page := r.GetSrqs().GetSrqs()
+		all = append(all, page...)
+		if !r.GetSrqs().GetMore() || len(page) == 0 {
+			return all, nil
+		}
+		after = page[len(page)-1].Index
+	}
+}

@@ -24,6 +24,8 @@ type CQ struct {
 
 	mu     sync.Mutex // guards the rest
 	ring   *shm.CQConsumer
+	old    []*shm.CQConsumer // of before Resize, not drained yet
+	swaps  int               // how often Resize replaced ring
 	closed bool
 	armed  bool // since the channel was last drained
 
@@ -90,6 +92,10 @@ func (c *CQ) poll(wcs []WC) int {
 	if c.closed {
 		return 0
 	}
+	if len(c.old) > 0 {
+		n := c.pollOld(wcs)
+		return n + c.ring.Poll(wcs[n:])
+	}
 	return c.ring.Poll(wcs)
 }
 
@@ -109,11 +115,11 @@ func (c *CQ) Wait(ctx context.Context, wcs []WC) (n int, err error) {
 		if n := c.look(wcs); n > 0 {
 			return n, nil
 		}
-		c.Arm(false)
+		swaps := c.arm(false)
 		if n := c.Poll(wcs); n > 0 {
 			return n, nil
 		}
-		if err := c.sleep(ctx); err != nil {
+		if err := c.sleep(ctx, swaps); err != nil {
 			// What was flushed when the daemon went is still there.
 			if n := c.poll(wcs); n > 0 {
 				return n, nil
@@ -143,12 +149,19 @@ func (c *CQ) look(wcs []WC) int {
 	}
 }
 
-// sleep waits for the wake-up of an armed queue.
-func (c *CQ) sleep(ctx context.Context) error {
+// sleep waits for the wake-up of an armed queue, or for a Resize after the swaps
+// that were counted when it was armed.
+func (c *CQ) sleep(ctx context.Context, swaps int) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	_ = c.file.SetReadDeadline(time.Time{})
+	c.mu.Lock()
+	resized := c.swaps != swaps
+	c.mu.Unlock()
+	if resized {
+		return nil
+	}
 	if ctx.Done() != nil {
 		stop := context.AfterFunc(ctx, func() { _ = c.file.SetReadDeadline(time.Unix(1, 0)) })
 		defer stop()
@@ -160,7 +173,7 @@ func (c *CQ) sleep(ctx context.Context) error {
 		c.armed = false
 		c.mu.Unlock()
 		return nil
-	case errors.Is(err, os.ErrDeadlineExceeded): // of this context, or late from an earlier one
+	case errors.Is(err, os.ErrDeadlineExceeded): // of this context, late from an earlier one, or of Resize
 		return ctx.Err()
 	case c.isClosed():
 		return ErrClosed
@@ -175,17 +188,20 @@ func (c *CQ) sleep(ctx context.Context) error {
 // solicitedOnly, with the next that is solicited or an error. Completions that
 // came before it do not count: Poll once more after Arm. It takes back what
 // made FD readable before.
-func (c *CQ) Arm(solicitedOnly bool) {
+func (c *CQ) Arm(solicitedOnly bool) { c.arm(solicitedOnly) }
+
+func (c *CQ) arm(solicitedOnly bool) (swaps int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return
+		return c.swaps
 	}
 	if c.armed {
 		shm.Drain(c.fd)
 	}
 	c.armed = true
 	c.ring.Arm(solicitedOnly)
+	return c.swaps
 }
 
 // FD returns the descriptor that becomes readable after Arm, for poll and
@@ -232,6 +248,10 @@ func (c *CQ) unmap() {
 	}
 	c.closed = true
 	c.ring.Close()
+	for _, o := range c.old {
+		o.Close()
+	}
+	c.old = nil
 	c.mu.Unlock()
 	c.file.Close() // wakes a sleeper
 }

@@ -33,18 +33,22 @@ type Device struct {
 
 	wmu    sync.Mutex // guards writes to conn
 	nextID atomic.Uint64
+	async  chan *AsyncEvent
 	done   chan struct{} // closed when the daemon is gone, or Close was called
 
-	mu      sync.Mutex
-	closed  bool
-	err     error
-	waiting map[uint64]chan answer
-	qps     map[uint32]*QP
-	listens map[uint32]*Listener
-	opening int                      // Listen calls whose reply is not handled yet
-	early   []*ctrlpb.ConnectRequest // that came meanwhile
-	reqs    map[uint32]*ConnRequest
-	cqs     map[*CQ]struct{}
+	mu           sync.Mutex
+	closed       bool
+	err          error
+	waiting      map[uint64]chan answer
+	qps          map[uint32]*QP
+	listens      map[uint32]*Listener
+	opening      int                      // Listen calls whose reply is not handled yet
+	early        []*ctrlpb.ConnectRequest // that came meanwhile
+	reqs         map[uint32]*ConnRequest
+	streams      map[uint32]*Stream
+	earlyStreams []earlyStream // as early
+	cqs          map[*CQ]struct{}
+	srqs         map[uint32]*SRQ
 }
 
 // answer is the reply to a request, with its descriptors.
@@ -86,7 +90,7 @@ func OpenFD(ctx context.Context, fd int, progress func() int) (*Device, error) {
 
 func newDevice(ctx context.Context, c *seqpacket.Conn, progress func() int) (*Device, error) {
 	d := &Device{
-		conn: c, progress: progress, done: make(chan struct{}),
+		conn: c, progress: progress, done: make(chan struct{}), async: make(chan *AsyncEvent, maxAsync), srqs: make(map[uint32]*SRQ), streams: make(map[uint32]*Stream),
 		waiting: make(map[uint64]chan answer), qps: make(map[uint32]*QP), listens: make(map[uint32]*Listener),
 		reqs: make(map[uint32]*ConnRequest), cqs: make(map[*CQ]struct{}),
 	}
@@ -169,13 +173,16 @@ func (d *Device) Close() error {
 		return nil
 	}
 	d.closed = true
-	qps, cqs := d.qps, d.cqs
-	d.qps, d.cqs = map[uint32]*QP{}, map[*CQ]struct{}{}
+	qps, cqs, srqs := d.qps, d.cqs, d.srqs
+	d.qps, d.cqs, d.srqs = map[uint32]*QP{}, map[*CQ]struct{}{}, map[uint32]*SRQ{}
 	d.mu.Unlock()
 	for _, q := range qps {
 		q.unmap()
 	}
 	for q := range cqs {
+		q.unmap()
+	}
+	for _, q := range srqs {
 		q.unmap()
 	}
 	for _, r := range d.ringers {

@@ -20,11 +20,12 @@ type Listener struct {
 	cfg  Config
 	own  bool // the Device is the Listener's
 
-	mu     sync.Mutex
-	queue  []*ConnRequest
-	more   chan struct{} // signalled when queue grows
-	closed bool
-	done   chan struct{}
+	mu      sync.Mutex
+	queue   []*ConnRequest
+	streams []*Stream     // for AcceptStream
+	more    chan struct{} // signalled when queue grows
+	closed  bool
+	done    chan struct{}
 
 	acceptOnce sync.Once
 	accepted   chan acceptResult
@@ -40,14 +41,15 @@ type acceptResult struct {
 type ConnRequest struct {
 	Local, Remote netip.AddrPort
 
-	l    *Listener
-	h    uint32
-	priv []byte
-	ird  int
-	ord  int
-	rev  int
-	gone chan struct{} // closed when the peer has left
-	once sync.Once
+	l        *Listener
+	h        uint32
+	priv     []byte
+	ird      int
+	ord      int
+	rev      int
+	gone     chan struct{} // closed when the peer has left
+	once     sync.Once
+	streamed bool // it was a Stream before
 }
 
 // Listen claims an endpoint, "addr:port" or ":port" for every address of the
@@ -67,7 +69,7 @@ func (d *Device) Listen(ctx context.Context, addr string, cfg *Config) (*Listene
 	d.opening++
 	d.mu.Unlock()
 	a, err := d.call(ctx, op, &ctrlpb.Request{Body: &ctrlpb.Request_Listen{Listen: &ctrlpb.Listen{
-		Address: host, Port: uint32(p), Backlog: uint32(max(cfg.Backlog, 0)), Startup: cfg.Startup.pb(),
+		Address: host, Port: uint32(p), Backlog: uint32(max(cfg.Backlog, 0)), Startup: cfg.Startup.pb(), Streaming: cfg.Streaming,
 	}}}, -1)
 	var l *Listener
 	if err == nil {
@@ -88,9 +90,14 @@ func (d *Device) Listen(ctx context.Context, addr string, cfg *Config) (*Listene
 				d.push(l, e)
 			}
 		}
+		for _, e := range d.earlyStreams {
+			if e.listen == l.h {
+				l.pushStream(e.s)
+			}
+		}
 	}
 	if d.opening == 0 {
-		d.early = nil
+		d.early, d.earlyStreams = nil, nil
 	}
 	return l, err
 }
@@ -99,7 +106,9 @@ func (d *Device) Listen(ctx context.Context, addr string, cfg *Config) (*Listene
 func (d *Device) connectRequest(e *ctrlpb.ConnectRequest) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if l := d.listens[e.Listen]; l != nil {
+	if s := d.streams[e.Conn]; s != nil {
+		d.push(s.l, e)
+	} else if l := d.listens[e.Listen]; l != nil {
 		d.push(l, e)
 	} else if d.opening > 0 {
 		d.early = append(d.early, e)
@@ -114,6 +123,12 @@ func (d *Device) push(l *Listener, e *ctrlpb.ConnectRequest) {
 	r.Local, _ = netip.ParseAddrPort(e.Local)
 	r.Remote, _ = netip.ParseAddrPort(e.Remote)
 	d.reqs[r.h] = r
+	if s := d.streams[r.h]; s != nil {
+		delete(d.streams, r.h)
+		r.streamed = true
+		s.request <- r // there is one
+		return
+	}
 	l.mu.Lock()
 	l.queue = append(l.queue, r)
 	l.mu.Unlock()
@@ -134,7 +149,11 @@ func (d *Device) connectGone(e *ctrlpb.ConnectGone) {
 			break
 		}
 	}
+	s := d.streams[e.Conn]
 	d.mu.Unlock()
+	if s != nil {
+		s.over(fromPB(s.op, e.Error))
+	}
 	if r != nil {
 		r.once.Do(func() { close(r.gone) })
 	}
@@ -254,12 +273,19 @@ func (l *Listener) Close() error {
 	err := l.d.do(context.Background(), "close listener", &ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l.h}}})
 	l.d.mu.Lock()
 	delete(l.d.listens, l.h)
+	l.mu.Lock()
+	streams := l.streams
+	l.streams = nil
+	l.mu.Unlock()
 	for h, r := range l.d.reqs {
-		if r.l == l {
+		if r.l == l && !r.streamed {
 			delete(l.d.reqs, h)
 		}
 	}
 	l.d.mu.Unlock()
+	for _, s := range streams {
+		_ = s.Abort()
+	}
 	l.wg.Wait()
 	if l.own {
 		l.d.Close()

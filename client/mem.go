@@ -113,7 +113,45 @@ func (p *PD) RegisterBase(ctx context.Context, fd int, mem []byte, offset int64,
 	return p.register(ctx, fd, mem, offset, base, a)
 }
 
+// AllocFast is Alloc of a region that is not valid until a work request of MR.Reg
+// registers it, or part of it, within the rights a. LocalInv, or the peer's Send
+// with Invalidate, makes it invalid again.
+func (p *PD) AllocFast(ctx context.Context, size int, a Access) (*MR, error) {
+	m, err := shm.CreateRegion("iwarp-mr", size)
+	if err != nil {
+		return nil, fmt.Errorf("iwarp: allocate memory: %w", err)
+	}
+	mr, err := p.request(ctx, m.FD(), m.Bytes(), 0, 0, a, true)
+	if err != nil {
+		m.Close()
+		return nil, err
+	}
+	mr.own = m
+	return mr, nil
+}
+
+// RegisterFast is AllocFast for memory that the caller has, as in Register.
+func (p *PD) RegisterFast(ctx context.Context, fd int, mem []byte, offset int64, a Access) (*MR, error) {
+	return p.request(ctx, fd, mem, offset, 0, a, true)
+}
+
+// Reg is the work request that registers n octets of a region of AllocFast, from
+// off on, for the rights a, with base the address of the first. key is the low
+// octet of the key that is valid then: the RKey of the work request. It panics if
+// the octets are not within the region.
+func (m *MR) Reg(id uint64, key uint8, base uint64, off, n int, a Access) SendWR {
+	_ = m.mem[off : off+n]
+	return SendWR{
+		ID: id, Op: OpReg, RKey: m.rkey&^0xff | uint32(key), Remote: base, Access: a,
+		SGEs: []SGE{{Addr: uint64(off), Len: uint32(n)}},
+	}
+}
+
 func (p *PD) register(ctx context.Context, fd int, mem []byte, offset int64, base uint64, a Access) (*MR, error) {
+	return p.request(ctx, fd, mem, offset, base, a, false)
+}
+
+func (p *PD) request(ctx context.Context, fd int, mem []byte, offset int64, base uint64, a Access, fast bool) (*MR, error) {
 	if len(mem) == 0 || offset < 0 || fd < 0 {
 		return nil, &Error{"register memory", ctrlpb.Code_CODE_INVALID, "no memory"}
 	}
@@ -121,7 +159,7 @@ func (p *PD) register(ctx context.Context, fd int, mem []byte, offset int64, bas
 		base = 0
 	}
 	ans, err := p.d.call(ctx, "register memory", &ctrlpb.Request{Body: &ctrlpb.Request_RegisterMr{RegisterMr: &ctrlpb.RegisterMR{
-		Pd: p.h, Offset: uint64(offset), Length: uint64(len(mem)), Base: base, Access: uint32(a),
+		Pd: p.h, Offset: uint64(offset), Length: uint64(len(mem)), Base: base, Access: uint32(a), Fast: fast,
 	}}}, fd)
 	if err != nil {
 		return nil, err
@@ -129,9 +167,11 @@ func (p *PD) register(ctx context.Context, fd int, mem []byte, offset int64, bas
 	seqpacket.CloseAll(ans.fds)
 	r := ans.reply.GetMr()
 	m := &MR{pd: p, h: r.GetMr(), lkey: r.GetLkey(), rkey: r.GetRkey(), base: base, mem: mem}
-	p.mu.Lock()
-	p.mrs = append(p.mrs, m)
-	p.mu.Unlock()
+	if !fast { // find gives regions that are valid
+		p.mu.Lock()
+		p.mrs = append(p.mrs, m)
+		p.mu.Unlock()
+	}
 	return m, nil
 }
 

@@ -23,6 +23,7 @@ type QPConfig struct {
 	MaxSGE               int  // pieces in a work request; default 4
 	MaxInline            int  // octets of inline data; default 64
 	SigAll               bool // every send work request completes on the CQ
+	SRQ                  *SRQ // receives come from there; RecvDepth is then how many the QP holds at a time
 }
 
 // QP is a queue pair. It has one connection in its life, by Connect or by
@@ -32,11 +33,12 @@ type QP struct {
 	num            uint32
 	bit            int
 	sendCQ, recvCQ *CQ
+	srq            bool // it has no receive queue of its own
 
 	smu sync.Mutex
 	sq  *shm.SQProducer // nil: closed; guarded by smu
 	rmu sync.Mutex
-	rq  *shm.RQProducer // nil: closed; guarded by rmu
+	rq  *shm.RQProducer // nil: closed, or an SRQ's; guarded by rmu
 
 	worker  atomic.Int32 // whose doorbell page to ring; -1: none yet
 	ended   atomic.Bool  // the connection is over: nothing more is posted
@@ -44,8 +46,9 @@ type QP struct {
 
 	mu      sync.Mutex // guards the rest
 	info    *ConnInfo
-	private []byte // of the request, on the accepting side
-	leaving bool   // we asked for the end
+	stream  *Stream // of ConnectStream
+	private []byte  // of the request, on the accepting side
+	leaving bool    // we asked for the end
 	term    *TerminateError
 	async   error // an AsyncError that was told of it
 	err     error
@@ -70,27 +73,33 @@ func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
 	}
 	a, err := d.call(ctx, "create QP", &ctrlpb.Request{Body: &ctrlpb.Request_CreateQp{CreateQp: &ctrlpb.CreateQP{
 		Pd: cfg.PD.h, SendCq: cfg.SendCQ.h, RecvCq: cfg.RecvCQ.h, SqDepth: uint32(cfg.SendDepth), RqDepth: uint32(cfg.RecvDepth),
-		MaxSge: uint32(cfg.MaxSGE), MaxInline: uint32(cfg.MaxInline), SigAll: cfg.SigAll,
+		MaxSge: uint32(cfg.MaxSGE), MaxInline: uint32(cfg.MaxInline), SigAll: cfg.SigAll, Srq: cfg.SRQ.handle(),
 	}}}, -1)
 	if err != nil {
 		return nil, err
 	}
 	defer seqpacket.CloseAll(a.fds)
 	r := a.reply.GetQp()
-	if len(a.fds) != 2 || r == nil {
+	want := 2
+	if cfg.SRQ != nil {
+		want = 1
+	}
+	if len(a.fds) != want || r == nil {
 		return nil, fmt.Errorf("iwarp: create QP: %d descriptors: %w", len(a.fds), ErrInternal)
 	}
 	q := &QP{
-		d: d, num: r.Qp, bit: int(r.Doorbell), sendCQ: cfg.SendCQ, recvCQ: cfg.RecvCQ,
+		d: d, num: r.Qp, bit: int(r.Doorbell), sendCQ: cfg.SendCQ, recvCQ: cfg.RecvCQ, srq: cfg.SRQ != nil,
 		outcome: make(chan error, 1), done: make(chan struct{}),
 	}
 	q.worker.Store(-1)
 	if q.sq, err = shm.MapSQ(a.fds[0]); err != nil {
 		return nil, fmt.Errorf("iwarp: create QP: %w", err)
 	}
-	if q.rq, err = shm.MapRQ(a.fds[1]); err != nil {
-		q.sq.Close()
-		return nil, fmt.Errorf("iwarp: create QP: %w", err)
+	if cfg.SRQ == nil {
+		if q.rq, err = shm.MapRQ(a.fds[1]); err != nil {
+			q.sq.Close()
+			return nil, fmt.Errorf("iwarp: create QP: %w", err)
+		}
 	}
 	d.mu.Lock()
 	err = d.err
@@ -155,11 +164,15 @@ func (q *QP) PostSends(wrs []SendWR) (n int, err error) {
 }
 
 // PostRecv posts a buffer for a message. Messages fill buffers in the order of
-// posting; a message without a buffer ends the connection.
+// posting; a message without a buffer ends the connection. ErrWR: the QP has an
+// SRQ.
 func (q *QP) PostRecv(wr *RecvWR) error {
 	q.rmu.Lock()
 	defer q.rmu.Unlock()
 	if q.rq == nil {
+		if q.srq {
+			return ErrWR
+		}
 		return ErrClosed
 	}
 	if q.ended.Load() {
@@ -184,6 +197,13 @@ func postError(err error) error {
 // returns when work requests flow. A refusal by the peer's application is a
 // *RejectError.
 func (q *QP) Connect(ctx context.Context, remote string, cfg *Config) (*ConnInfo, error) {
+	if err := q.connect(ctx, remote, cfg, false); err != nil {
+		return nil, err
+	}
+	return q.await(ctx, "connect to "+remote)
+}
+
+func (q *QP) connect(ctx context.Context, remote string, cfg *Config, streaming bool) error {
 	cfg = cfg.orDefault()
 	timeout := cfg.Timeout
 	if dl, ok := ctx.Deadline(); ok {
@@ -198,13 +218,9 @@ func (q *QP) Connect(ctx context.Context, remote string, cfg *Config) (*ConnInfo
 	case cfg.LocalAddr.Port() != 0:
 		local = fmt.Sprintf(":%d", cfg.LocalAddr.Port())
 	}
-	err := q.d.do(ctx, "connect to "+remote, &ctrlpb.Request{Body: &ctrlpb.Request_Connect{Connect: &ctrlpb.Connect{
-		Qp: q.num, Local: local, Remote: remote, PrivateData: cfg.PrivateData, Startup: cfg.Startup.pb(), TimeoutMs: millis(timeout),
+	return q.d.do(ctx, "connect to "+remote, &ctrlpb.Request{Body: &ctrlpb.Request_Connect{Connect: &ctrlpb.Connect{
+		Qp: q.num, Local: local, Remote: remote, PrivateData: cfg.PrivateData, Startup: cfg.Startup.pb(), TimeoutMs: millis(timeout), Streaming: streaming,
 	}}})
-	if err != nil {
-		return nil, err
-	}
-	return q.await(ctx, "connect to "+remote)
 }
 
 // await waits for the outcome of a connect or accept.
@@ -280,7 +296,11 @@ func (q *QP) established(e *ctrlpb.Established) {
 		info.PrivateData = q.private
 	}
 	q.info = info
+	stream := q.stream
 	q.mu.Unlock()
+	if stream != nil {
+		stream.over(ErrState)
+	}
 	q.smu.Lock()
 	q.worker.Store(int32(e.Worker))
 	if q.sq != nil { // sends that were posted before rang no bell
@@ -326,15 +346,18 @@ func (q *QP) over(err error) {
 		q.err = ErrPeerClosed
 	}
 	err = q.err
-	was := q.info != nil
+	was, stream := q.info != nil, q.stream
 	q.mu.Unlock()
+	if stream != nil {
+		stream.over(err)
+	}
 
 	// From here on nothing is posted. What was, after the daemon had flushed the
 	// queues, it must flush once more.
 	q.smu.Lock()
 	q.rmu.Lock()
 	q.ended.Store(true)
-	left := q.sq != nil && (q.sq.Space() < q.sq.Depth() || q.rq.Space() < q.rq.Depth())
+	left := q.sq != nil && q.sq.Space() < q.sq.Depth() || q.rq != nil && q.rq.Space() < q.rq.Depth()
 	q.rmu.Unlock()
 	q.smu.Unlock()
 	if left && was && q.d.Err() == nil {
@@ -389,6 +412,15 @@ func (d *Device) event(ev *ctrlpb.Event) {
 		d.connectRequest(b.ConnectRequest)
 	case *ctrlpb.Event_ConnectGone:
 		d.connectGone(b.ConnectGone)
+	case *ctrlpb.Event_StreamReady:
+		d.streamReady(b.StreamReady)
+	case *ctrlpb.Event_StreamData:
+		d.mu.Lock()
+		s := d.streams[b.StreamData.Conn]
+		d.mu.Unlock()
+		if s != nil {
+			s.data(b.StreamData)
+		}
 	case *ctrlpb.Event_Established:
 		if q := qp(b.Established.Qp); q != nil {
 			q.established(b.Established)
@@ -410,12 +442,8 @@ func (d *Device) event(ev *ctrlpb.Event) {
 			q.terminated(b.Terminated)
 		}
 	case *ctrlpb.Event_AsyncError:
-		if q := qp(b.AsyncError.Qp); q != nil && b.AsyncError.Error != nil {
-			q.mu.Lock()
-			if q.async == nil {
-				q.async = fromPB("queue pair", b.AsyncError.Error)
-			}
-			q.mu.Unlock()
-		}
+		d.asyncError(b.AsyncError)
+	case *ctrlpb.Event_CutOff:
+		d.fail(fmt.Errorf("%w: it cut this client off: %s", ErrDaemonGone, b.CutOff.GetError().GetText()))
 	}
 }

@@ -172,6 +172,7 @@ type Config struct {
 	PrivateData []byte         // goes with the request, or with the reply of an accept
 	LocalAddr   netip.AddrPort // Connect, Dial: where to connect from; each part may be left open
 	Backlog     int            // Listen: requests that may wait to be accepted; default 128
+	Streaming   bool           // Listen: connections begin as byte streams, for AcceptStream
 	// Timeout bounds Dial and Connect as a whole; 0: the daemon's default of 30 s.
 	// A context with a deadline bounds them too.
 	Timeout time.Duration

@@ -21,6 +21,7 @@ type connState uint8
 const (
 	connResolving connState = iota // route and neighbour are being found
 	connDialing                    // TCP active open
+	connStreaming                  // a byte stream, until the client starts MPA
 	connStartup                    // MPA frames
 	connWaiting                    // a connect request that the client has not answered
 	connSwitching                  // attached; full operation is not reached
@@ -29,7 +30,7 @@ const (
 	connGone    // in no table
 )
 
-var connStates = [...]string{"RESOLVING", "DIALING", "STARTUP", "WAITING", "SWITCHING", "UP", "CLOSING", "GONE"}
+var connStates = [...]string{"RESOLVING", "DIALING", "STREAMING", "STARTUP", "WAITING", "SWITCHING", "UP", "CLOSING", "GONE"}
 
 // conn is a connection from the first thought of it to its end. All of it is
 // guarded by Server.mu.
@@ -56,6 +57,13 @@ type conn struct {
 	waiting  bool   // in listener.waiting
 	failure  error  // connSwitching: the start-up failed, and the peer is being told by a Terminate
 	lingers  bool   // closed in order: its port must rest
+
+	streaming bool   // begins as a byte stream
+	in        []byte // connStreaming: received and not consumed
+	shown     int    // octets of in that the client has been shown
+	ended     bool   // connStreaming: the peer sends nothing more
+	endTold   bool
+	unsent    int // octets of StreamSend that the peer has not taken, as far as known
 }
 
 // maxPrivate is the longest private data of a client (RFC 5044 section 7.1.1).
@@ -81,13 +89,19 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 	c.worker = ev.Worker
 	switch ev.Kind {
 	case dataplane.EventConnected:
-		if c.state == connDialing {
-			c.state = connStartup
-			c.st = mpa.NewInitiator(c.cfg, s.now())
-			s.pump(c)
+		switch {
+		case c.state != connDialing:
+		case c.streaming:
+			s.streamReady(c)
+		default:
+			s.startInitiator(c)
 		}
 	case dataplane.EventData:
 		s.streamData(c, ev.Data)
+	case dataplane.EventWritable:
+		if c.state == connStreaming {
+			c.unsent = 0 // at most half of the engine's buffer is left
+		}
 	case dataplane.EventEstablished:
 		if c.state == connSwitching && c.failure == nil {
 			s.established(c)
@@ -122,7 +136,18 @@ func (s *Server) accepted(ev dataplane.Event) {
 	c.claim.refs++
 	s.perPeer[remote.Addr()]++
 	s.conns[c.id] = c
+	if l.streaming {
+		s.streamAccepted(c)
+		return
+	}
 	c.st = mpa.NewResponder(c.cfg, s.now())
+	s.pump(c)
+}
+
+// startInitiator begins the MPA start-up of an active open.
+func (s *Server) startInitiator(c *conn) {
+	c.state = connStartup
+	c.st = mpa.NewInitiator(c.cfg, s.now())
 	s.pump(c)
 }
 
@@ -133,6 +158,11 @@ func addrPort(a [16]byte, port uint16) netip.AddrPort {
 // streamData gives streaming-mode octets to the start-up. Octets behind the
 // frame stay with the engine: they are FPDUs.
 func (s *Server) streamData(c *conn, b []byte) {
+	if c.state == connStreaming {
+		c.in = append(c.in, b...)
+		s.show(c)
+		return
+	}
 	if c.state != connStartup && c.state != connWaiting {
 		return
 	}
@@ -194,8 +224,10 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 	l.waiting++
 	c.waiting = true
 	c.state = connWaiting
-	c.handle = c.sess.newHandle()
-	c.sess.conns[c.handle] = c
+	if c.handle == 0 {
+		c.handle = c.sess.newHandle()
+		c.sess.conns[c.handle] = c
+	}
 	c.limit = s.now().Add(s.cfg.Startup.Accept)
 	s.counters.connRequests.Add(1)
 	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_ConnectRequest{ConnectRequest: &ctrlpb.ConnectRequest{
@@ -316,7 +348,7 @@ func negotiated(p *mpa.Params) *ctrlpb.Negotiated {
 // rejected ends an active open that the peer's application refused, or tries
 // again where the refusal looks like one of a setting.
 func (s *Server) rejected(c *conn, ev *mpa.Event) {
-	if ev.Err != nil && ev.Err.Retry != mpa.RetryNone {
+	if ev.Err != nil && ev.Err.Retry != mpa.RetryNone && !c.streaming { // not: what was said before cannot be said again
 		s.retry(c, ev.Err.Retry)
 		return
 	}
@@ -330,7 +362,7 @@ func (s *Server) rejected(c *conn, ev *mpa.Event) {
 
 // startupFailed ends a start-up that the peer, or time, brought down.
 func (s *Server) startupFailed(c *conn, err *mpa.Error) {
-	if c.listener == nil && err.Retry != mpa.RetryNone {
+	if c.listener == nil && err.Retry != mpa.RetryNone && !c.streaming {
 		s.retry(c, err.Retry)
 		return
 	}
@@ -371,6 +403,9 @@ func (s *Server) retry(c *conn, r mpa.Retry) {
 // the end; in it the LLP is closed from our side too (RFC 5040 section 6.1).
 func (s *Server) peerClosed(c *conn) {
 	switch c.state {
+	case connStreaming:
+		c.ended = true
+		s.show(c)
 	case connStartup:
 		c.st.HandleClosed(s.now())
 		s.pump(c)
@@ -408,6 +443,7 @@ func (s *Server) terminated(c *conn, ev dataplane.Event) {
 		s.established(c)
 	}
 	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Terminated{Terminated: t}})
+	c.qp.async(ctrlpb.AsyncKind_ASYNC_QP_FATAL, errorf(protocol, "%w (peer %v)", ev.Err, c.remote))
 	c.limit = s.now().Add(closeTimeout)
 	s.arm(c)
 }
@@ -421,6 +457,8 @@ func (s *Server) closedEvent(c *conn, err error) {
 			code = timedOut
 		}
 		s.failConn(c, errorf(code, "tcp: %v: %w", c.remote, orClosed(err)))
+	case connStreaming:
+		s.failConn(c, errorf(refused, "tcp: %v: %w", c.remote, orClosed(err)))
 	case connStartup:
 		c.st.HandleClosed(s.now())
 		s.pump(c)
@@ -434,6 +472,9 @@ func (s *Server) closedEvent(c *conn, err error) {
 		s.failConn(c, errorf(refused, "tcp: %v: %w", c.remote, orClosed(err)))
 	case connUp, connClosing:
 		c.lingers = err == nil
+		if errors.Is(err, dataplane.ErrCQOverrun) {
+			c.qp.async(ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN, errorf(quota, "%w: make it as deep as all that can be outstanding on the queue pairs that use it", err))
+		}
 		d := &ctrlpb.Disconnected{Conn: c.handle, Qp: c.qp.num}
 		if err != nil {
 			d.Error = toPB(errorf(refused, "tcp: %v: %w", c.remote, err))

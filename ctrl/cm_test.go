@@ -140,6 +140,9 @@ func TestConnect(t *testing.T) {
 	if ev := c.event().GetTerminated(); ev == nil || ev.Remote || ev.Layer != 1 || ev.Type != 1 || ev.Code != 1 {
 		t.Errorf("event %v", ev)
 	}
+	if ev := c.event().GetAsyncError(); ev.GetKind() != ctrlpb.AsyncKind_ASYNC_QP_FATAL || ev.Qp == 0 || ev.Error == nil {
+		t.Errorf("event %v", ev)
+	}
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id, Err: errors.New("reset by the peer")})
 	if ev := c.event().GetDisconnected(); ev == nil || !strings.Contains(ev.Error.GetText(), "reset by the peer") {
 		t.Errorf("event %v", ev)

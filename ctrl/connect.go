@@ -94,6 +94,9 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	if local.Addr().IsValid() && local.Addr().Is4() != remote.Addr().Is4() {
 		return errorf(invalid, "ctrl: local %v and remote %v are of different families", local.Addr(), remote.Addr())
 	}
+	if r.Streaming && len(r.PrivateData) > 0 {
+		return errorf(invalid, "ctrl: private data of a connection that begins as a byte stream goes with StartMPA")
+	}
 	if len(r.PrivateData) > maxPrivate {
 		return errorf(invalid, "ctrl: private data has at most %d octets, not %d", maxPrivate, len(r.PrivateData))
 	}
@@ -116,7 +119,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 		timeout = time.Duration(r.TimeoutMs) * time.Millisecond
 	}
 	cn := &conn{
-		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, limit: s.now().Add(timeout),
+		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, limit: s.now().Add(timeout), streaming: r.Streaming,
 	}
 	c.conns[cn.handle] = cn
 	q.conn, q.used = cn, true
@@ -187,7 +190,11 @@ func (s *Server) dial(c *conn, attempt int) {
 	timeout := limit.Sub(s.now())
 	s.mu.Unlock()
 
-	id, err := s.engine.Connect(cl.addr, remote, max(timeout, time.Millisecond))
+	connect := s.engine.Connect
+	if e, ok := s.engine.(Streaming); ok && c.streaming {
+		connect = e.ConnectStream
+	}
+	id, err := connect(cl.addr, remote, max(timeout, time.Millisecond))
 
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -31,6 +31,14 @@ type Steering interface {
 	Unclaim(bpf.Endpoint) error
 }
 
+// Streaming is an Engine that holds back the peers of byte streams by the window.
+type Streaming interface {
+	ListenStream(local netip.AddrPort, backlog int) (dataplane.ListenerID, error)
+	ConnectStream(local, remote netip.AddrPort, timeout time.Duration) (dataplane.ConnID, error)
+}
+
+var _ Streaming = (*dataplane.Engine)(nil)
+
 // Counted is an Engine that can tell of its connections and counters.
 type Counted interface {
 	Conns() []dataplane.ConnInfo

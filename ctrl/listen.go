@@ -19,7 +19,9 @@ type listener struct {
 	claim   *claim
 	cfg     mpa.Config
 	backlog int
-	waiting int // connect requests that the client has not answered
+	waiting int // connect requests that the client has not answered, and byte streams
+
+	streaming bool // connections begin as byte streams
 
 	accepted, rejected, dropped uint64
 }
@@ -73,7 +75,11 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	}
 	// The workers answer from their own goroutines and never wait for mu, so it
 	// can be held: the first EventAccepted must find the listener.
-	id, err := s.engine.Listen(cl.addr, backlog)
+	listen := s.engine.Listen
+	if e, ok := s.engine.(Streaming); ok && r.Streaming {
+		listen = e.ListenStream
+	}
+	id, err := listen(cl.addr, backlog)
 	if err != nil {
 		cl.listening = false
 		s.claims.drop(cl)
@@ -81,7 +87,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 		return errorf(internal, "ctrl: listen on %v: %w", cl.addr, err)
 	}
 	s.lastIndex++
-	l := &listener{handle: c.newHandle(), index: s.lastIndex, id: id, sess: c, claim: cl, cfg: cfg, backlog: backlog}
+	l := &listener{handle: c.newHandle(), index: s.lastIndex, id: id, sess: c, claim: cl, cfg: cfg, backlog: backlog, streaming: r.Streaming}
 	c.listens[l.handle] = l
 	s.listeners[id] = l
 	reply.Body = &ctrlpb.Reply_Listen{Listen: &ctrlpb.ListenReply{Listen: l.handle, Address: cl.addr.String()}}
@@ -122,7 +128,7 @@ func (c *session) dropListener(l *listener) {
 	delete(s.listeners, l.id)
 	delete(c.listens, l.handle)
 	for _, cn := range s.conns {
-		if cn.listener == l && cn.qp == nil {
+		if cn.listener == l && cn.qp == nil && !cn.streaming { // a byte stream is the client's already
 			s.abandon(cn)
 		}
 	}

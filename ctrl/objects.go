@@ -3,7 +3,9 @@ package ctrl
 import (
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"math/bits"
+	"time"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
@@ -33,16 +35,21 @@ type (
 		window *verbs.Region
 	}
 	cq struct {
-		handle uint32
-		ring   *shm.CQ
-		size   uint64 // octets, for the quota
-		uses   int    // QPs that complete on it
+		handle    uint32
+		index     uint32 // order of making, over all clients
+		ring      *shm.CQ
+		size      uint64 // octets, for the quota
+		uses      int    // QPs that complete on it
+		modCount  uint32
+		modPeriod time.Duration
+		overruns  uint64 // that the client was told of
 	}
 	qp struct {
 		num            uint32
 		sess           *session
 		pd             *pd
 		sendCQ, recvCQ *cq
+		srq            *srq // nil: rq
 		sq             *shm.SQ
 		rq             *shm.RQ
 		binding        *dataplane.QPBinding
@@ -60,8 +67,8 @@ type (
 
 // usage counts what a uid, or one client of it, holds.
 type usage struct {
-	clients, pds, mrs, mws, cqs, qps, listens int
-	registered, rings                         uint64 // octets
+	clients, pds, mrs, mws, cqs, qps, srqs, listens int
+	registered, rings                               uint64 // octets
 }
 
 // sub takes o's counts away, but for clients.
@@ -71,6 +78,7 @@ func (u *usage) sub(o *usage) {
 	u.mws -= o.mws
 	u.cqs -= o.cqs
 	u.qps -= o.qps
+	u.srqs -= o.srqs
 	u.listens -= o.listens
 	u.registered -= o.registered
 	u.rings -= o.rings
@@ -122,6 +130,7 @@ func countMR(u *usage) *int     { return &u.mrs }
 func countMW(u *usage) *int     { return &u.mws }
 func countCQ(u *usage) *int     { return &u.cqs }
 func countQP(u *usage) *int     { return &u.qps }
+func countSRQ(u *usage) *int    { return &u.srqs }
 func countListen(u *usage) *int { return &u.listens }
 
 // newHandle returns a number that the client has not got for a live object.
@@ -129,7 +138,7 @@ func (c *session) newHandle() uint32 {
 	for {
 		c.lastH++
 		h := c.lastH
-		if h == 0 || c.pds[h] != nil || c.mrs[h] != nil || c.mws[h] != nil || c.cqs[h] != nil || c.listens[h] != nil || c.conns[h] != nil {
+		if h == 0 || c.pds[h] != nil || c.mrs[h] != nil || c.mws[h] != nil || c.cqs[h] != nil || c.srqs[h] != nil || c.listens[h] != nil || c.conns[h] != nil {
 			continue
 		}
 		return h
@@ -316,7 +325,7 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 	if err := c.depth("completion queue", r.Depth); err != nil {
 		return nil, err
 	}
-	size := 4096 + uint64(s.engine.Workers())*(4096+64*uint64(r.Depth))
+	size := cqSize(s.engine.Workers(), r.Depth)
 	s.mu.Lock()
 	err := c.count("completion queues", c.policy().limits.CQs, countCQ)
 	if err == nil {
@@ -342,7 +351,9 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 		c.giveRings(size)
 		return nil, errorf(internal, "ctrl: completion queue: %w", err)
 	}
-	q := &cq{handle: c.newHandle(), ring: ring, size: size}
+	s.lastIndex++
+	q := &cq{handle: c.newHandle(), index: s.lastIndex, ring: ring, size: size}
+	ring.OnFault = c.ringFault(fmt.Sprintf("consumer index of completion queue %d", q.handle))
 	c.cqs[q.handle] = q
 	reply.Body = &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: q.handle, Depth: uint32(ring.Depth()), Workers: uint32(s.engine.Workers())}}
 	return fds, nil
@@ -384,6 +395,10 @@ func (c *session) destroyCQ(h uint32) error {
 	c.uncount(countCQ)
 	c.giveRings(q.size)
 	s.mu.Unlock()
+	if q.modCount != 0 { // a worker may hold its wake-up back
+		q.ring.Moderate(0, 0)
+		s.quiet()
+	}
 	q.ring.Close() // Detach of the last QP has fenced
 	return nil
 }
@@ -417,6 +432,14 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 		if q.sendCQ, q.recvCQ = c.cqs[r.SendCq], c.cqs[r.RecvCq]; q.sendCQ == nil || q.recvCQ == nil {
 			return errorf(noObject, "ctrl: no completion queue %d or %d", r.SendCq, r.RecvCq)
 		}
+		if r.Srq != 0 {
+			if q.srq, err = c.srqOf(r.Srq); err != nil {
+				return err
+			}
+			if q.srq.pd != q.pd {
+				return errorf(invalid, "ctrl: shared receive queue %d is of another protection domain", r.Srq)
+			}
+		}
 		if bit = c.bits.take(); bit < 0 {
 			return errorf(quota, "ctrl: a client has at most %d queue pairs", c.bits.n)
 		}
@@ -438,6 +461,9 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 		q.pd.uses++
 		q.sendCQ.uses++
 		q.recvCQ.uses++
+		if q.srq != nil {
+			q.srq.uses++
+		}
 		s.qps[q.num] = q // reserves the number
 		return nil
 	}()
@@ -447,7 +473,11 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 	}
 
 	q.sq, err = shm.CreateSQ(int(r.SqDepth), int(r.MaxSge), int(r.MaxInline))
-	if err == nil {
+	switch {
+	case err != nil:
+	case q.srq != nil:
+		fds, err = dupAll(q.sq.FD())
+	default:
 		if q.rq, err = shm.CreateRQ(int(r.RqDepth), int(r.MaxSge)); err == nil {
 			fds, err = dupAll(q.sq.FD(), q.rq.FD())
 		}
@@ -459,10 +489,19 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 		s.mu.Unlock()
 		return nil, errorf(internal, "ctrl: queue pair: %w", err)
 	}
-	core := verbs.NewQP(verbs.QPConfig{
+	q.sq.OnFault = c.ringFault(fmt.Sprintf("producer index of the send queue of queue pair %d", q.num))
+	cfg := verbs.QPConfig{
 		Num: q.num, PD: q.pd.id, Table: s.table, SQDepth: int(r.SqDepth), RQDepth: int(r.RqDepth),
-		MaxSGE: int(r.MaxSge), MaxInline: int(r.MaxInline), SigAll: r.SigAll, Sends: q.sq, Recvs: q.rq,
-	})
+		MaxSGE: int(r.MaxSge), MaxInline: int(r.MaxInline), SigAll: r.SigAll, Sends: q.sq,
+	}
+	if q.srq != nil {
+		cfg.SRQ = verbs.NewSRQ(q.srq)
+		cfg.MaxSGE = max(cfg.MaxSGE, q.srq.maxSGE)
+	} else {
+		q.rq.OnFault = c.ringFault(fmt.Sprintf("producer index of the receive queue of queue pair %d", q.num))
+		cfg.Recvs = q.rq
+	}
+	core := verbs.NewQP(cfg)
 	s.mu.Lock()
 	q.binding = &dataplane.QPBinding{QP: core, SendCQ: q.sendCQ.ring, RecvCQ: q.recvCQ.ring, Client: c.binding, Bit: bit, User: q}
 	c.qps[q.num] = q
@@ -521,6 +560,9 @@ func (c *session) forgetQP(q *qp, bit int) {
 	q.pd.uses--
 	q.sendCQ.uses--
 	q.recvCQ.uses--
+	if q.srq != nil {
+		q.srq.uses--
+	}
 }
 
 // maxMRSize is the longest memory region: one SGE can name all of it.

@@ -141,11 +141,18 @@ func (c *session) listQPs(r *ctrlpb.ListQPs, reply *ctrlpb.Reply) error {
 	return nil
 }
 
+func (q *qp) srqHandle() uint32 {
+	if q.srq == nil {
+		return 0
+	}
+	return q.srq.handle
+}
+
 func (q *qp) info(conns map[*dataplane.QPBinding]dataplane.ConnInfo) *ctrlpb.QPInfo {
 	i := &ctrlpb.QPInfo{
 		Qp: q.num, Client: q.sess.id, Uid: q.sess.cred.Uid, Pid: uint32(q.sess.cred.Pid), State: "IDLE",
 		Pd: q.pd.handle, SendCq: q.sendCQ.handle, RecvCq: q.recvCQ.handle, SqDepth: uint32(q.sqDepth), RqDepth: uint32(q.rqDepth),
-		MaxSge: uint32(q.maxSGE), MaxInline: uint32(q.maxInline), SigAll: q.sigAll,
+		MaxSge: uint32(q.maxSGE), Srq: q.srqHandle(), MaxInline: uint32(q.maxInline), SigAll: q.sigAll,
 	}
 	c := q.conn
 	switch {

@@ -57,6 +57,7 @@ type session struct {
 	mws      map[uint32]*mw
 	cqs      map[uint32]*cq
 	qps      map[uint32]*qp // by number
+	srqs     map[uint32]*srq
 	listens  map[uint32]*listener
 	conns    map[uint32]*conn
 	binding  *dataplane.ClientBinding
@@ -92,7 +93,7 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) 
 		log: s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
 		out: make(chan outMessage, maxQueued), quit: make(chan struct{}),
 		pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
-		qps: make(map[uint32]*qp), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
+		qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
 	}
 	sess.pol.Store(&pol)
 	s.sessions[sess.id] = sess
@@ -190,6 +191,20 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 		return c.createCQ(b.CreateCq, reply)
 	case *ctrlpb.Request_DestroyCq:
 		return nil, c.destroyCQ(b.DestroyCq.Cq)
+	case *ctrlpb.Request_ResizeCq:
+		return c.resizeCQ(b.ResizeCq, reply)
+	case *ctrlpb.Request_ModifyCq:
+		return nil, c.modifyCQ(b.ModifyCq)
+	case *ctrlpb.Request_CreateSrq:
+		return c.createSRQ(b.CreateSrq, reply)
+	case *ctrlpb.Request_ModifySrq:
+		return nil, c.modifySRQ(b.ModifySrq)
+	case *ctrlpb.Request_DestroySrq:
+		return nil, c.destroySRQ(b.DestroySrq.Srq)
+	case *ctrlpb.Request_ListCqs:
+		return nil, c.listCQs(b.ListCqs, reply)
+	case *ctrlpb.Request_ListSrqs:
+		return nil, c.listSRQs(b.ListSrqs, reply)
 	case *ctrlpb.Request_CreateQp:
 		return c.createQP(b.CreateQp, reply)
 	case *ctrlpb.Request_DestroyQp:
@@ -204,6 +219,14 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 		return nil, c.accept(b.Accept)
 	case *ctrlpb.Request_Reject:
 		return nil, c.reject(b.Reject)
+	case *ctrlpb.Request_StreamSend:
+		return nil, c.streamSend(b.StreamSend)
+	case *ctrlpb.Request_StreamConsumed:
+		return nil, c.streamConsumed(b.StreamConsumed)
+	case *ctrlpb.Request_StartMpa:
+		return nil, c.startMPA(b.StartMpa)
+	case *ctrlpb.Request_StreamClose:
+		return nil, c.streamClose(b.StreamClose)
 	case *ctrlpb.Request_Disconnect:
 		return nil, c.disconnect(b.Disconnect)
 	case *ctrlpb.Request_QueryStatus:
@@ -408,7 +431,7 @@ func (c *session) teardown() {
 		s.engine.Unbind(c.binding)
 	}
 	s.mu.Lock()
-	mrs, mws, cqs := values(c.mrs), values(c.mws), values(c.cqs)
+	mrs, mws, cqs, srqs := values(c.mrs), values(c.mws), values(c.cqs), values(c.srqs)
 	for _, w := range mws { // before the regions they are bound to
 		_ = s.table.Deregister(w.window)
 	}
@@ -416,13 +439,19 @@ func (c *session) teardown() {
 		_ = s.table.Deregister(m.region) // cannot be busy: its windows are gone
 	}
 	s.mu.Unlock()
+	for _, q := range cqs {
+		q.ring.Moderate(0, 0) // no worker waits to wake the client
+	}
 	if len(mrs)+len(cqs) > 0 {
-		s.engine.Fence() // no worker looks at the regions any more
+		s.quiet() // no worker looks at the regions any more
 	}
 	for _, m := range mrs {
 		c.unmapMR(m)
 	}
 	for _, q := range cqs {
+		q.ring.Close()
+	}
+	for _, q := range srqs {
 		q.ring.Close()
 	}
 	for _, b := range c.bells {

@@ -53,6 +53,7 @@ type conn struct {
 	outq    []byte // to be sent, from outAt on
 	outAt   int
 	finish  bool // close once outq is sent
+	wide    bool // in may hold a whole window
 	attachP mpa.Params
 	attachE *term.Error
 
@@ -159,7 +160,7 @@ func (w *worker) event(c *conn, kind EventKind, err error, data []byte) {
 }
 
 // connect begins an active open.
-func (w *worker) connect(id ConnID, flow pkt.Flow, hop Hop, timeout time.Duration) error {
+func (w *worker) connect(id ConnID, flow pkt.Flow, hop Hop, timeout time.Duration, stream bool) error {
 	switch {
 	case w.flows[flow] != nil:
 		return errFlowExists
@@ -170,7 +171,7 @@ func (w *worker) connect(id ConnID, flow pkt.Flow, hop Hop, timeout time.Duratio
 	if hop.MTU != 0 {
 		mtu = min(mtu, hop.MTU)
 	}
-	c := &conn{id: id, flow: flow}
+	c := &conn{id: id, flow: flow, wide: stream}
 	c.tuple = tupleOf(flow, &hop)
 	c.tcp = tcp.Dial(w.now, &w.tcp, flow, tcp.ISS(w.e.secret, flow, w.now), mtu)
 	if timeout > 0 {

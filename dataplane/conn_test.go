@@ -205,10 +205,10 @@ func TestConnectRefused(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	w := s.hosts[0].w
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 1), netip.AddrPortFrom(addrB, 2))
-	if err := w.connect(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 0); err != nil {
+	if err := w.connect(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.connect(w.newID(), flow, Hop{}, 0); err == nil {
+	if err := w.connect(w.newID(), flow, Hop{}, 0, false); err == nil {
 		t.Error("a second connection of the same flow was allowed")
 	}
 	if ev := s.closed(0); ev.Err == nil {
@@ -221,7 +221,7 @@ func TestConnectTimeout(t *testing.T) {
 	w := s.hosts[0].w
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 1), netip.AddrPortFrom(addrB, 2))
 	start := s.now
-	if err := w.connect(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 2*time.Second); err != nil {
+	if err := w.connect(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 2*time.Second, false); err != nil {
 		t.Fatal(err)
 	}
 	if ev := s.closed(0); !errors.Is(ev.Err, ErrTimeout) {
@@ -241,13 +241,13 @@ func TestTimeWaitMakesRoom(t *testing.T) {
 	}
 	w := s.hosts[0].w
 	remote := netip.AddrPortFrom(addrB, 7174)
-	if err := s.hosts[1].w.listen(1, remote, 8); err != nil {
+	if err := s.hosts[1].w.listen(1, remote, 8, false); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 40 {
 		// Host 1 closes first, so that TIME-WAIT is with the listener.
 		local := netip.AddrPortFrom(addrA, uint16(1000+i/2%7))
-		if err := w.connect(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0); err != nil {
+		if err := w.connect(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}
 		var acc Event
@@ -299,12 +299,12 @@ func TestAdoption(t *testing.T) {
 		t.Fatal(err)
 	}
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
-	if err := eb.workers[0].listen(1, remote, 8); err != nil {
+	if err := eb.workers[0].listen(1, remote, 8, false); err != nil {
 		t.Fatal(err)
 	}
 	w := ea.workers[0]
 	id := w.newID()
-	if err := w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0); err != nil {
+	if err := w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {
 		t.Fatal(err)
 	}
 	for range 100 {

@@ -310,10 +310,21 @@ func (e *Engine) onConn(id ConnID, f func(w *worker, c *conn)) {
 // address stands for every address that frames arrive for. backlog bounds the
 // half-open connections of each worker.
 func (e *Engine) Listen(local netip.AddrPort, backlog int) (ListenerID, error) {
+	return e.listen(local, backlog, false)
+}
+
+// ListenStream is Listen for connections that are byte streams for a while: as
+// much as the receive window may wait for the control plane, where on others
+// Config.StreamBuffer is enough, and more is taken for an attack.
+func (e *Engine) ListenStream(local netip.AddrPort, backlog int) (ListenerID, error) {
+	return e.listen(local, backlog, true)
+}
+
+func (e *Engine) listen(local netip.AddrPort, backlog int, stream bool) (ListenerID, error) {
 	id := ListenerID(e.nextID.Add(1))
 	errs := make(chan error, len(e.workers))
 	for _, w := range e.workers {
-		w.post(func(w *worker) { errs <- w.listen(id, local, backlog) })
+		w.post(func(w *worker) { errs <- w.listen(id, local, backlog, stream) })
 	}
 	var first error
 	for range e.workers {
@@ -338,6 +349,15 @@ func (e *Engine) Unlisten(id ListenerID) {
 // Connect opens a connection from local to remote. EventConnected or
 // EventClosed follows within timeout.
 func (e *Engine) Connect(local, remote netip.AddrPort, timeout time.Duration) (ConnID, error) {
+	return e.connect(local, remote, timeout, false)
+}
+
+// ConnectStream is to Connect what ListenStream is to Listen.
+func (e *Engine) ConnectStream(local, remote netip.AddrPort, timeout time.Duration) (ConnID, error) {
+	return e.connect(local, remote, timeout, true)
+}
+
+func (e *Engine) connect(local, remote netip.AddrPort, timeout time.Duration, stream bool) (ConnID, error) {
 	hop, err := e.resolver.Resolve(remote.Addr(), local.Addr())
 	if err != nil {
 		return 0, err
@@ -349,7 +369,7 @@ func (e *Engine) Connect(local, remote netip.AddrPort, timeout time.Duration) (C
 	w := e.workers[int(local.Port())%len(e.workers)]
 	id := w.newID()
 	done := make(chan error, 1)
-	w.post(func(w *worker) { done <- w.connect(id, flow, hop, timeout) })
+	w.post(func(w *worker) { done <- w.connect(id, flow, hop, timeout, stream) })
 	if err := <-done; err != nil {
 		return 0, err
 	}

@@ -248,7 +248,7 @@ func (w *worker) deliverOctets(c *conn, b []byte) {
 	case modeFull:
 		w.receive(c, b)
 	case modeOpening, modeStreaming, modeSwitching:
-		if c.unread()+len(b) > w.e.cfg.StreamBuffer {
+		if c.unread()+len(b) > w.streamLimit(c) {
 			w.abort(c, errStreamFull)
 			return
 		}
@@ -257,6 +257,15 @@ func (w *worker) deliverOctets(c *conn, b []byte) {
 	case modeClosing:
 		w.stats.RxAfterClose += uint64(len(b))
 	}
+}
+
+// streamLimit is how many streaming-mode octets may wait for the control plane.
+// The window, which they lessen, is the other bound.
+func (w *worker) streamLimit(c *conn) int {
+	if c.wide {
+		return max(w.e.cfg.StreamBuffer, w.tcp.RcvWindow)
+	}
+	return w.e.cfg.StreamBuffer
 }
 
 // receive takes in-order octets of FPDUs.
@@ -392,7 +401,7 @@ func (w *worker) unowned() {
 // accept enters a connection that a listener made, half-open or, by a SYN
 // cookie, established.
 func (w *worker) accept(l *listener, tc *tcp.Conn) {
-	c := &conn{flow: w.in.pkt.Flow, tcp: tc, lst: l, passive: true, tuple: w.in.pkt.Reply()}
+	c := &conn{flow: w.in.pkt.Flow, tcp: tc, lst: l, passive: true, wide: l.stream, tuple: w.in.pkt.Reply()}
 	c.id = w.newID()
 	w.addConn(c)
 	w.stats.PassiveOpens++

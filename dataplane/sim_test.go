@@ -146,12 +146,12 @@ func (s *sim) openTo(from, to netip.Addr) (a, b *conn) {
 	local, remote := netip.AddrPortFrom(from, 40000), netip.AddrPortFrom(to, 7174)
 	hb.w.turn()
 	if hb.w.listenerFor(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}) == nil {
-		if err := hb.w.listen(1, remote, 8); err != nil {
+		if err := hb.w.listen(1, remote, 8, false); err != nil {
 			s.t.Fatal(err)
 		}
 	}
 	id := ha.w.newID()
-	if err := ha.w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0); err != nil {
+	if err := ha.w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {
 		s.t.Fatal(err)
 	}
 	var acc, con Event

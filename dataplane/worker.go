@@ -440,8 +440,9 @@ type listenKey struct {
 }
 
 type listener struct {
-	id ListenerID
-	l  *tcp.Listener
+	id     ListenerID
+	l      *tcp.Listener
+	stream bool // its connections are byte streams for a while
 }
 
 func keyOf(local netip.AddrPort) listenKey {
@@ -452,12 +453,12 @@ func keyOf(local netip.AddrPort) listenKey {
 	return k
 }
 
-func (w *worker) listen(id ListenerID, local netip.AddrPort, backlog int) error {
+func (w *worker) listen(id ListenerID, local netip.AddrPort, backlog int, stream bool) error {
 	k := keyOf(local)
 	if w.listeners[k] != nil {
 		return fmt.Errorf("dataplane: already listening on %v", local)
 	}
-	w.listeners[k] = &listener{id: id, l: tcp.NewListener(&w.tcp, backlog, w.e.secret, w.mtu)}
+	w.listeners[k] = &listener{id: id, l: tcp.NewListener(&w.tcp, backlog, w.e.secret, w.mtu), stream: stream}
 	return nil
 }
 

@@ -2,39 +2,77 @@ package shm
 
 import (
 	"sync/atomic"
+	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/ring"
 	"github.com/iwarpd/iwarpd/verbs"
-	"golang.org/x/sys/unix"
 )
 
 // CQ is the daemon's end of a completion queue: one ring for each worker, so
 // that none waits for another, and one arm word for all.
 type CQ struct {
+	wakeR, wakeW int
+	gen          atomic.Pointer[cqMem] // Resize replaces it; each worker follows with its next Push
+	rings        []cqRing
+	moderation   atomic.Uint64 // count<<32 | microseconds; 0: none
+	pushed, lost atomic.Uint64
+	woken        atomic.Uint64
+	told         atomic.Bool
+
+	// OnFault, if set, is called once, from a worker, when the client has written
+	// an impossible consumer index.
+	OnFault func()
+}
+
+// cqMem is the shared memory of a CQ.
+type cqMem struct {
 	file
 	arm, overruns *atomic.Uint32
-	wakeR, wakeW  int
 	entries       int
-	rings         []cqRing
+	ringSize      int
 }
 
 // cqRing is one worker's. Padding keeps two workers off one cache line.
 type cqRing struct {
+	gen     *cqMem
 	ring    ring.Producer
 	mem     []byte
 	dirty   bool // pushed since the last Flush
-	wakes   bool // one of those is solicited or an error
+	wakes   bool // one that nobody was woken for yet is solicited or an error
 	dropped uint64
+	waiting uint32     // completions that moderation holds the wake-up of back for
+	since   clock.Time // the first of them
 	_       [64]byte
 }
 
 // CreateCQ makes a completion queue of at least entries CQEs for each of
 // workers, and the channel by which Flush wakes the client.
 func CreateCQ(workers, entries int) (*CQ, error) {
-	if err := checkRange("number of entries", entries, MaxEntries); err != nil {
+	if err := checkRange("number of workers", workers, MaxWorkers); err != nil {
 		return nil, err
 	}
-	if err := checkRange("number of workers", workers, MaxWorkers); err != nil {
+	g, err := createCQMem(workers, entries)
+	if err != nil {
+		return nil, err
+	}
+	r, w, err := NewWake()
+	if err != nil {
+		g.Close()
+		return nil, err
+	}
+	c := &CQ{wakeR: r, wakeW: w, rings: make([]cqRing, workers)}
+	c.gen.Store(g)
+	for i := range c.rings {
+		c.rings[i].follow(g, i)
+	}
+	return c, nil
+}
+
+func createCQMem(workers, entries int) (*cqMem, error) {
+	if err := checkRange("number of entries", entries, MaxEntries); err != nil {
 		return nil, err
 	}
 	entries = pow2(entries)
@@ -43,25 +81,57 @@ func CreateCQ(workers, entries int) (*CQ, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, w, err := NewWake()
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
 	h := header{kind: KindCQ, entries: entries, stride: CQESize, rings: workers, ringSize: size}
 	h.put(f.mem)
-	c := &CQ{
-		file: f, wakeR: r, wakeW: w, entries: entries,
-		arm: word32(f.mem, HdrArm), overruns: word32(f.mem, HdrOverruns),
-		rings: make([]cqRing, workers),
-	}
-	for i := range c.rings {
-		m := f.mem[HeaderSize+i*size:][:size]
-		c.rings[i].ring = ring.NewProducer(word32(m, RingProducer), word32(m, RingConsumer), uint32(entries))
-		c.rings[i].mem = m[RingEntries:]
-	}
-	return c, nil
+	return &cqMem{file: f, arm: word32(f.mem, HdrArm), overruns: word32(f.mem, HdrOverruns), entries: entries, ringSize: size}, nil
 }
+
+// follow takes the ring of worker in g into use. What was pushed to the one
+// before is shown there first.
+func (r *cqRing) follow(g *cqMem, worker int) {
+	if r.dirty {
+		r.ring.Submit()
+	}
+	m := g.mem[HeaderSize+worker*g.ringSize:][:g.ringSize]
+	r.gen = g
+	r.ring = ring.NewProducer(word32(m, RingProducer), word32(m, RingConsumer), uint32(g.entries))
+	r.mem = m[RingEntries:]
+}
+
+// at returns worker's ring in the memory in use.
+func (c *CQ) at(worker int) *cqRing {
+	r := &c.rings[worker]
+	if g := c.gen.Load(); g != r.gen {
+		r.follow(g, worker)
+	}
+	return r
+}
+
+// Resize gives the queue rings of at least entries CQEs, empty and not armed.
+// When each worker has published what it had pushed before, it does not touch the
+// old memory any more, and release must be called, once.
+func (c *CQ) Resize(entries int) (release func() error, err error) {
+	g, err := createCQMem(len(c.rings), entries)
+	if err != nil {
+		return nil, err
+	}
+	return c.gen.Swap(g).Close, nil
+}
+
+// Moderate has an armed queue wake its client only after count completions, or
+// period after the first of them. Solicited ones and errors still wake at once.
+// 0 for either: every completion wakes.
+func (c *CQ) Moderate(count uint32, period time.Duration) {
+	us := uint64(min(max(period.Microseconds(), 0), 1<<31))
+	if count == 0 || us == 0 {
+		c.moderation.Store(0)
+		return
+	}
+	c.moderation.Store(uint64(count)<<32 | us)
+}
+
+// FD returns the descriptor of the memory in use.
+func (c *CQ) FD() int { return c.gen.Load().FD() }
 
 // EventFD returns the descriptor to hand to the client: it becomes readable
 // when an armed queue has a completion.
@@ -69,23 +139,31 @@ func (c *CQ) EventFD() int { return c.wakeR }
 
 // Close unmaps the queue and closes its descriptors.
 func (c *CQ) Close() error {
-	if c.mem != nil {
+	g := c.gen.Load()
+	if g.mem != nil {
 		unix.Close(c.wakeR)
 		unix.Close(c.wakeW)
 	}
-	return c.file.Close()
+	return g.Close()
 }
 
 // Room returns how many completions worker's ring takes now.
-func (c *CQ) Room(worker int) int { return int(c.rings[worker].ring.Free(uint32(c.entries))) }
+func (c *CQ) Room(worker int) int {
+	r := c.at(worker)
+	return int(r.ring.Free(uint32(r.gen.entries)))
+}
 
 // Push puts wc in worker's ring. False: the ring is full, or its client has
 // written an impossible index; the completion is counted as lost.
 func (c *CQ) Push(worker int, wc *verbs.WC) bool {
-	r := &c.rings[worker]
+	r := c.at(worker)
 	if r.ring.Free(1) == 0 {
 		r.dropped++
-		c.overruns.Add(1)
+		c.lost.Add(1)
+		r.gen.overruns.Add(1)
+		if r.ring.Bad() && c.OnFault != nil && !c.told.Swap(true) {
+			c.OnFault()
+		}
 		return false
 	}
 	i, _ := r.ring.Reserve(1)
@@ -97,35 +175,65 @@ func (c *CQ) Push(worker int, wc *verbs.WC) bool {
 
 // Flush shows the client what worker has pushed, and wakes it if it has armed
 // the queue for that.
-func (c *CQ) Flush(worker int) {
+func (c *CQ) Flush(worker int) { c.FlushAt(worker, 0) }
+
+// FlushAt is Flush for a queue that may be moderated: it returns when it must be
+// called again to wake the client, 0 if it need not. With now 0 nothing is held
+// back.
+func (c *CQ) FlushAt(worker int, now clock.Time) clock.Time {
 	r := &c.rings[worker]
-	if !r.dirty {
-		return
+	if r.dirty {
+		n := r.ring.Unsubmitted()
+		c.pushed.Add(uint64(n))
+		r.ring.Submit()
+		r.dirty = false
+		if r.waiting += n; r.since == 0 {
+			r.since = now
+		}
 	}
-	r.ring.Submit()
-	wakes := r.wakes
-	r.dirty, r.wakes = false, false
+	if r.waiting == 0 {
+		return 0
+	}
 	// The client arms, then looks at the rings again; we publish, then look at
-	// the arm word: one of the two sees the other.
-	arm := c.arm.Load()
-	if arm == ArmNone || arm == ArmSolicited && !wakes {
-		return
+	// the arm word: one of the two sees the other. After Resize it arms the memory
+	// that it has been told of last.
+	g := c.gen.Load()
+	arm := g.arm.Load()
+	if arm != ArmNone && (arm != ArmSolicited || r.wakes) {
+		m := c.moderation.Load()
+		due := r.since.Add(time.Duration(uint32(m)) * time.Microsecond)
+		if m != 0 && now != 0 && !r.wakes && uint64(r.waiting) < m>>32 && now < due {
+			return due
+		}
+		if g.arm.CompareAndSwap(arm, ArmNone) {
+			c.woken.Add(1)
+			Wake(c.wakeW)
+		}
 	}
-	if c.arm.CompareAndSwap(arm, ArmNone) {
-		Wake(c.wakeW)
-	}
+	r.waiting, r.since, r.wakes = 0, 0, false
+	return 0
 }
 
 // Dropped returns how many completions of worker found no room. It is for the
 // worker's goroutine.
 func (c *CQ) Dropped(worker int) uint64 { return c.rings[worker].dropped }
 
+// CQStats are the counters of a CQ.
+type CQStats struct {
+	Completions uint64 // shown to the client
+	Overruns    uint64 // lost for want of room
+	WakeUps     uint64
+}
+
+// Stats returns the counters. It may be called from any goroutine.
+func (c *CQ) Stats() CQStats { return CQStats{c.pushed.Load(), c.lost.Load(), c.woken.Load()} }
+
 // Fault reports whether the client has written an impossible consumer index to
 // worker's ring.
 func (c *CQ) Fault(worker int) bool { return c.rings[worker].ring.Bad() }
 
 // Depth returns how many completions each ring holds.
-func (c *CQ) Depth() int { return c.entries }
+func (c *CQ) Depth() int { return c.gen.Load().entries }
 
 // CQConsumer is the client's end of a completion queue. One goroutine at a
 // time may Poll.
@@ -193,6 +301,9 @@ func (c *CQConsumer) Arm(solicitedOnly bool) {
 	}
 	c.arm.Store(ArmNext)
 }
+
+// Armed returns what the queue is armed for.
+func (c *CQConsumer) Armed() uint32 { return c.arm.Load() }
 
 // Overruns returns how many completions were lost for want of room.
 func (c *CQConsumer) Overruns() uint32 { return c.overruns.Load() }

@@ -72,9 +72,9 @@ func TestHostileCQ(t *testing.T) {
 	const entries = 8
 	q, _ := newCQ(t, 2, entries)
 	size := ringSize(entries, CQESize)
-	cons := word32(q.file.mem, HeaderSize+RingConsumer)
-	other := q.file.mem[HeaderSize+size:]
-	header := append([]byte(nil), q.file.mem[:HdrArm]...)
+	cons := word32(q.gen.Load().file.mem, HeaderSize+RingConsumer)
+	other := q.gen.Load().mem[HeaderSize+size:]
+	header := append([]byte(nil), q.gen.Load().mem[:HdrArm]...)
 	pushed := uint32(0)
 	for range 1000 {
 		cons.Store(pushed + 1 + rng.Uint32N(1<<31))
@@ -94,7 +94,7 @@ func TestHostileCQ(t *testing.T) {
 			t.Fatalf("octet %d of the other worker's ring is %#x", i, v)
 		}
 	}
-	if string(header) != string(q.file.mem[:HdrArm]) {
+	if string(header) != string(q.gen.Load().mem[:HdrArm]) {
 		t.Error("the header has changed")
 	}
 }

@@ -38,7 +38,7 @@ func TestRingSeals(t *testing.T) {
 	rq, _ := newRQ(t, 4, 1)
 	cq, _ := newCQ(t, 1, 4)
 	d, _, _ := newBells(t, 64)
-	for name, f := range map[string]*file{"SQ": &sq.file, "RQ": &rq.file, "CQ": &cq.file, "doorbells": &d.file} {
+	for name, f := range map[string]*file{"SQ": &sq.file, "RQ": &rq.file, "CQ": &cq.gen.Load().file, "doorbells": &d.file} {
 		for _, size := range []int64{0, int64(len(f.mem)) - 4096, int64(len(f.mem)) + 4096} {
 			if err := unix.Ftruncate(f.FD(), size); !errors.Is(err, unix.EPERM) {
 				t.Errorf("%s: truncated to %d: %v", name, size, err)
@@ -83,7 +83,7 @@ func TestAttachRefuses(t *testing.T) {
 	rng := testenv.Rand(t)
 	cq, _ := newCQ(t, 2, 4)
 	bells, _, _ := newBells(t, 64)
-	for _, f := range []*file{&sq.file, &cq.file, &bells.file} {
+	for _, f := range []*file{&sq.file, &cq.gen.Load().file, &bells.file} {
 		good := bytes.Clone(f.mem[:64])
 		for range 2000 {
 			i := rng.IntN(40)

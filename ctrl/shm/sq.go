@@ -32,6 +32,11 @@ type reader struct {
 	first   uint32 // of the batch being taken
 	n, used uint32 // entries in the batch, and taken of it
 	wqe     []byte // the copy that is looked at
+	told    bool
+
+	// OnFault, if set, is called once, by who reads the ring, when the client has
+	// written an impossible producer index.
+	OnFault func()
 }
 
 func newReader(mem []byte, entries, stride int) reader {
@@ -53,7 +58,12 @@ func (r *reader) next(fixed int) bool {
 			r.ring.Release(r.used)
 		}
 		r.used = 0
-		if r.first, r.n = r.ring.Peek(r.batch); r.n == 0 {
+		r.first, r.n = r.ring.Peek(r.batch)
+		if r.OnFault != nil && r.ring.Bad() && !r.told {
+			r.told = true
+			r.OnFault()
+		}
+		if r.n == 0 {
 			return false
 		}
 	}

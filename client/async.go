@@ -1,0 +1,98 @@
+package iwarp
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+)
+
+// AsyncKind is the kind of an asynchronous event.
+type AsyncKind uint8
+
+// Asynchronous events, of libibverbs' names.
+const (
+	AsyncCQOverrun AsyncKind = 1 + iota // CQ was full; the connection of QP has ended
+	AsyncQPFatal                        // a violation ended the stream of QP: see its Err
+	AsyncSRQLimit                       // SRQ has fewer receives than its limit; it is not armed any more
+)
+
+// String names the kind.
+func (k AsyncKind) String() string {
+	switch k {
+	case AsyncCQOverrun:
+		return "completion queue overrun"
+	case AsyncQPFatal:
+		return "queue pair fatal"
+	case AsyncSRQLimit:
+		return "shared receive queue limit"
+	}
+	return fmt.Sprintf("asynchronous event %d", uint8(k))
+}
+
+// AsyncEvent is something that no work request reports. Objects that it is not
+// about, and those closed meanwhile, are nil.
+type AsyncEvent struct {
+	Kind AsyncKind
+	QP   *QP
+	CQ   *CQ
+	SRQ  *SRQ
+	Err  error // what happened; nil for AsyncSRQLimit
+}
+
+// maxAsync is how many events wait for AsyncEvent; more push out the oldest.
+const maxAsync = 256
+
+// AsyncEvent waits for the next asynchronous event of the Device's objects.
+func (d *Device) AsyncEvent(ctx context.Context) (*AsyncEvent, error) {
+	select {
+	case e := <-d.async:
+		return e, nil
+	default:
+	}
+	select {
+	case e := <-d.async:
+		return e, nil
+	case <-d.done:
+		return nil, d.Err()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("iwarp: wait for an asynchronous event: %w", ctx.Err())
+	}
+}
+
+// asyncError takes the event of that name.
+func (d *Device) asyncError(e *ctrlpb.AsyncError) {
+	ev := &AsyncEvent{Kind: AsyncKind(e.Kind)}
+	d.mu.Lock()
+	ev.QP, ev.SRQ = d.qps[e.Qp], d.srqs[e.Srq]
+	for c := range d.cqs {
+		if e.Cq != 0 && c.h == e.Cq {
+			ev.CQ = c
+		}
+	}
+	d.mu.Unlock()
+	if e.Error != nil {
+		ev.Err = fromPB(ev.Kind.String(), e.Error)
+	}
+	if q := ev.QP; q != nil && ev.Err != nil {
+		q.mu.Lock()
+		if q.async == nil {
+			q.async = ev.Err
+		}
+		q.mu.Unlock()
+	}
+	if ev.QP == nil && ev.CQ == nil && ev.SRQ == nil {
+		return
+	}
+	for {
+		select {
+		case d.async <- ev:
+			return
+		default:
+		}
+		select { // readLoop alone adds
+		case <-d.async:
+		default:
+		}
+	}
+}

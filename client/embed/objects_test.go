@@ -1,0 +1,327 @@
+package embed_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+)
+
+// join connects qa to qb, whose nodes are those of a pair.
+func join(t testing.TB, ctx context.Context, nb *embed.Node, qa, qb *iwarp.QP) {
+	t.Helper()
+	l, err := nb.Device().Listen(ctx, ":0", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	accepted := make(chan error, 1)
+	go func() {
+		r, err := l.Request(ctx)
+		if err == nil {
+			_, err = r.Accept(ctx, qb, nil)
+		}
+		accepted <- err
+	}()
+	if _, err := qa.Connect(ctx, dialAddr(nb, l), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-accepted; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSRQ: three queue pairs take from one queue, in order; the limit event comes
+// once for each arming; without receives the stream ends.
+func TestSRQ(t *testing.T) {
+	na, nb, ctx := pair(t, embed.PairConfig{})
+	b := newEnd(t, ctx, nb, 64)
+	srq, err := nb.Device().CreateSRQ(ctx, iwarp.SRQConfig{PD: b.pd, Depth: 16, MaxSGE: 2, Limit: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	post := func(id uint64) {
+		t.Helper()
+		if err := srq.PostRecv(&iwarp.RecvWR{ID: id, SGEs: []iwarp.SGE{b.mem.SGE(int(id)*64, 32), b.mem.SGE(int(id)*64+32, 32)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id := range uint64(6) {
+		post(id)
+	}
+	var from []*end
+	var to []*iwarp.QP
+	for range 3 {
+		e := newEnd(t, ctx, na, 16)
+		q, err := nb.Device().CreateQP(ctx, iwarp.QPConfig{PD: b.pd, SendCQ: b.cq, RecvCQ: b.cq, SRQ: srq, RecvDepth: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := q.PostRecv(&iwarp.RecvWR{}); !errors.Is(err, iwarp.ErrWR) {
+			t.Errorf("a receive of its own: %v", err)
+		}
+		join(t, ctx, nb, e.qp, q)
+		from, to = append(from, e), append(to, q)
+	}
+	send := func(i int, id uint64) {
+		t.Helper()
+		copy(from[i].mem.Bytes(), fmt.Sprintf("message %02d", id))
+		if err := from[i].qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{from[i].mem.SGE(0, 10)}}); err != nil {
+			t.Fatal(err)
+		}
+		from[i].wait(t, ctx, 1)
+		wc := b.wait(t, ctx, 1)[0]
+		if got := string(b.mem.Bytes()[id*64:][:10]); wc.ID != id || wc.QP != to[i].Num() || got != fmt.Sprintf("message %02d", id) {
+			t.Errorf("message %d: %+v, %q", id, wc, got)
+		}
+	}
+	for id := range uint64(3) {
+		send(int(id), id)
+	}
+	ev, err := nb.Device().AsyncEvent(ctx) // 3 of 6 are left
+	if err != nil || ev.Kind != iwarp.AsyncSRQLimit || ev.SRQ != srq || ev.QP != nil {
+		t.Fatalf("%+v, %v", ev, err)
+	}
+	send(0, 3)
+	infos, err := nb.Device().Admin().SRQs(ctx)
+	if err != nil || len(infos) != 1 || infos[0].Qps != 3 || infos[0].Posted != 2 || infos[0].Limit != 0 || infos[0].Counters[0].Value != 4 {
+		t.Errorf("%v, %v", infos, err)
+	}
+	if cqs, err := nb.Device().Admin().CQs(ctx); err != nil || len(cqs) != 1 || cqs[0].Qps != 8 || cqs[0].Depth != 128 || cqs[0].Counters[0].Value != 4 {
+		t.Errorf("%v, %v", cqs, err)
+	}
+	if err := srq.SetLimit(ctx, 2); err != nil {
+		t.Fatal(err)
+	}
+	send(1, 4)
+	if ev, err := nb.Device().AsyncEvent(ctx); err != nil || ev.Kind != iwarp.AsyncSRQLimit {
+		t.Fatalf("%+v, %v", ev, err)
+	}
+	if err := srq.Close(); !errors.Is(err, iwarp.ErrBusy) {
+		t.Errorf("in use: %v", err)
+	}
+	// A queue pair that ends leaves the receives to the others.
+	if err := from[2].qp.Abort(ctx); err != nil {
+		t.Fatal(err)
+	}
+	<-to[2].Done()
+	send(0, 5)
+	if n := b.cq.Poll(make([]iwarp.WC, 1)); n != 0 {
+		t.Error("a receive was flushed")
+	}
+	for _, q := range to {
+		if err := q.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := srq.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := srq.PostRecv(&iwarp.RecvWR{}); !errors.Is(err, iwarp.ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+}
+
+// TestCQResize: a queue is resized again and again while Writes complete on it
+// and the waiter sleeps and wakes; every completion comes, in order.
+func TestCQResize(t *testing.T) {
+	a, b, ctx := verbsPair(t, embed.PairConfig{}, 16)
+	const rounds = 2000
+	stop := make(chan error)
+	go func() {
+		for i := 0; ; i++ {
+			if err := a.cq.Resize(ctx, 40+i%5*50); err != nil {
+				stop <- err
+				return
+			}
+			select {
+			case stop <- nil:
+				return
+			default:
+			}
+		}
+	}()
+	next := uint64(0)
+	for i := range uint64(rounds) {
+		wr := iwarp.SendWR{ID: i, Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 64)}, RKey: b.mem.RKey(), Remote: b.mem.Base()}
+		if err := a.qp.PostSend(&wr); err != nil {
+			t.Fatal(err)
+		}
+		if i%8 == 7 {
+			for _, wc := range a.wait(t, ctx, 8) {
+				if wc.ID != next {
+					t.Fatalf("completion %d; want %d", wc.ID, next)
+				}
+				next++
+			}
+		}
+	}
+	if err := <-stop; err != nil {
+		t.Error(err)
+	}
+	if err := a.cq.Resize(ctx, 1000); err != nil || a.cq.Depth() != 1024 {
+		t.Errorf("%v, depth %d", err, a.cq.Depth())
+	}
+	if err := a.cq.Resize(ctx, 1<<30); !errors.Is(err, iwarp.ErrInvalid) {
+		t.Errorf("too deep: %v", err)
+	}
+}
+
+// readable waits up to d for a wake-up.
+func readable(t testing.TB, fd int, d time.Duration) bool {
+	t.Helper()
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(d.Milliseconds()))
+	if err != nil && err != unix.EINTR {
+		t.Fatal(err)
+	}
+	return n > 0
+}
+
+// TestModerate: a moderated queue wakes after the period, or with the count, and at
+// once for what is solicited.
+func TestModerate(t *testing.T) {
+	a, b, ctx := verbsPair(t, embed.PairConfig{}, 32)
+	const period = 400 * time.Millisecond
+	if err := b.cq.Moderate(ctx, 3, period); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.cq.Moderate(ctx, 3, time.Minute); !errors.Is(err, iwarp.ErrInvalid) {
+		t.Errorf("a minute: %v", err)
+	}
+	for i := range 16 {
+		if err := b.qp.PostRecv(&iwarp.RecvWR{ID: uint64(i), SGEs: []iwarp.SGE{b.mem.SGE(0, 64)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// look sends messages and tells how long the wake-up took.
+	look := func(n int, flags iwarp.SendFlags) time.Duration {
+		t.Helper()
+		b.cq.Arm(false)
+		began := time.Now()
+		for range n {
+			if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, Flags: flags | iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 8)}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !readable(t, b.cq.FD(), 10*time.Second) {
+			t.Fatal("never woken")
+		}
+		took := time.Since(began)
+		a.wait(t, ctx, n)
+		b.wait(t, ctx, n)
+		return took
+	}
+	if took := look(1, 0); took < period {
+		t.Errorf("one completion woke after %v; the period is %v", took, period)
+	}
+	if took := look(3, 0); took >= period {
+		t.Errorf("three completions woke after %v", took)
+	}
+	if took := look(1, iwarp.Solicited); took >= period {
+		t.Errorf("a solicited completion woke after %v", took)
+	}
+	if err := b.cq.Moderate(ctx, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	if took := look(1, 0); took >= period {
+		t.Errorf("not moderated: woke after %v", took)
+	}
+}
+
+// TestFastRegistration: a region is valid only between its registration, with the
+// rights and range of that, and its invalidation, and has another key each time.
+func TestFastRegistration(t *testing.T) {
+	a, b, ctx := verbsPair(t, embed.PairConfig{}, 16)
+	fast, err := b.pd.AllocFast(ctx, 8192, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite|iwarp.AccessRemoteRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fast.Close()
+	const base = 0x7000_0000
+	for key := range uint8(3) {
+		reg := fast.Reg(1, key, base, 4096, 1000, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
+		reg.Flags = iwarp.Signaled
+		if err := b.qp.PostSend(&reg); err != nil {
+			t.Fatal(err)
+		}
+		b.wait(t, ctx, 1)
+		text := fmt.Sprintf("round %d", key)
+		copy(a.mem.Bytes(), text)
+		wr := iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{a.mem.SGE(0, len(text))}, RKey: reg.RKey, Remote: base + 10}
+		// A Send behind the Write tells that it is placed.
+		if err := b.qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, 8)}}); err != nil {
+			t.Fatal(err)
+		}
+		inv := iwarp.SendWR{Op: iwarp.OpSendInv, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 1)}, Inv: reg.RKey}
+		if _, err := a.qp.PostSends([]iwarp.SendWR{wr, inv}); err != nil {
+			t.Fatal(err)
+		}
+		a.wait(t, ctx, 1)
+		if wc := b.wait(t, ctx, 1)[0]; wc.InvKey != reg.RKey {
+			t.Errorf("invalidated %#x; want %#x", wc.InvKey, reg.RKey)
+		}
+		if got := string(fast.Bytes()[4096+10:][:len(text)]); got != text {
+			t.Errorf("%q; want %q", got, text)
+		}
+	}
+	// Invalid now: a Write there is a protection error of the stream.
+	wr := iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{a.mem.SGE(0, 8)}, RKey: fast.RKey()&^0xff | 2, Remote: base}
+	if err := a.qp.PostSend(&wr); err != nil {
+		t.Fatal(err)
+	}
+	<-a.qp.Done()
+	var te *iwarp.TerminateError
+	if !errors.As(a.qp.Err(), &te) || !te.Remote {
+		t.Errorf("%v", a.qp.Err())
+	}
+}
+
+// TestAsyncErrors: an overrun of a completion queue and a violation are told, with
+// the objects that they are about.
+func TestAsyncErrors(t *testing.T) {
+	na, nb, ctx := pair(t, embed.PairConfig{})
+	a, b := newEnd(t, ctx, na, 64), newEnd(t, ctx, nb, 64)
+	small, err := na.Device().CreateCQ(ctx, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := na.Device().CreateQP(ctx, iwarp.QPConfig{PD: a.pd, SendCQ: small, RecvCQ: a.cq, SigAll: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	join(t, ctx, nb, q, b.qp)
+	for range 8 {
+		if err := q.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{a.mem.SGE(0, 8)}, RKey: b.mem.RKey(), Remote: b.mem.Base()}); err != nil {
+			break // it has ended already
+		}
+	}
+	ev, err := na.Device().AsyncEvent(ctx)
+	if err != nil || ev.Kind != iwarp.AsyncCQOverrun || ev.QP != q || ev.CQ != small || ev.Err == nil {
+		t.Fatalf("%+v, %v", ev, err)
+	}
+	<-q.Done()
+	if !errors.Is(q.Err(), iwarp.ErrQuota) {
+		t.Errorf("ended by %v", q.Err())
+	}
+
+	c, d := newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
+	join(t, ctx, nb, c.qp, d.qp)
+	if err := c.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{c.mem.SGE(0, 8)}, RKey: d.mem.RKey() ^ 0x5500, Remote: d.mem.Base()}); err != nil {
+		t.Fatal(err)
+	}
+	for _, side := range []struct {
+		dev *iwarp.Device
+		qp  *iwarp.QP
+	}{{na.Device(), c.qp}, {nb.Device(), d.qp}} {
+		ev, err := side.dev.AsyncEvent(ctx)
+		if err != nil || ev.Kind != iwarp.AsyncQPFatal || ev.QP != side.qp || ev.Err == nil {
+			t.Fatalf("%+v, %v", ev, err)
+		}
+	}
+}

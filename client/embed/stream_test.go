@@ -1,0 +1,248 @@
+package embed_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"testing"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/impair"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// streams opens a connection between two nodes as a byte stream.
+func streams(t *testing.T, ctx context.Context, na, nb *embed.Node, a *end, cfg *iwarp.Config) (sa, sb *iwarp.Stream, l *iwarp.Listener) {
+	t.Helper()
+	lcfg := iwarp.Config{Streaming: true}
+	if cfg != nil {
+		lcfg.Startup = cfg.Startup
+	}
+	l, err := nb.Device().Listen(ctx, ":0", &lcfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sa, err = a.qp.ConnectStream(ctx, dialAddr(nb, l), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if sb, err = l.AcceptStream(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if sa.Remote != sb.Local || sa.Local != sb.Remote {
+		t.Errorf("%v to %v, %v to %v", sa.Local, sa.Remote, sb.Local, sb.Remote)
+	}
+	return sa, sb, l
+}
+
+// talk sends n octets from one side, made of seed, and reads them at the other in
+// pieces of any size.
+func talk(ctx context.Context, from, to *iwarp.Stream, n int, seed uint64) error {
+	data := make([]byte, n)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	for i := range data {
+		data[i] = byte(rng.Uint32())
+	}
+	sent := make(chan error, 1)
+	go func() {
+		b := data
+		for len(b) > 0 {
+			k := min(len(b), 1+int(seed%50000))
+			if err := from.Write(ctx, b[:k]); err != nil {
+				sent <- err
+				return
+			}
+			b = b[k:]
+		}
+		sent <- nil
+	}()
+	got := make([]byte, n)
+	for at := 0; at < n; {
+		k := min(n-at, 1+rng.IntN(20000))
+		if err := to.ReadFull(ctx, got[at:at+k]); err != nil {
+			return err
+		}
+		at += k
+	}
+	if !bytes.Equal(got, data) {
+		return errors.New("octets differ")
+	}
+	return <-sent
+}
+
+// TestDelayedMPA: programs talk over the stream, in both directions, then start MPA
+// at once behind the last octet, and no octet on either side of the switch is
+// lost or misread, over good and bad wires, with any start-up.
+func TestDelayedMPA(t *testing.T) {
+	rng := testenv.Rand(t)
+	for _, tt := range []struct {
+		name    string
+		loss    string
+		startup iwarp.Startup
+		early   bool // the responder has the request before it starts MPA
+	}{
+		{"plain", "", iwarp.Startup{}, false},
+		{"request comes first", "", iwarp.Startup{}, true},
+		{"revision 1", "", iwarp.Startup{Revision: 1}, true},
+		{"not peer to peer", "", iwarp.Startup{NoPeerToPeer: true}, false},
+		{"markers, no CRC", "", iwarp.Startup{Markers: true, NoCRC: true}, true},
+		{"bad wire", "loss=0.02,dup=0.02,reorder=0.05,delay=100us", iwarp.Startup{}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := embed.PairConfig{}
+			if tt.loss != "" {
+				c, err := impair.Parse(tt.loss)
+				if err != nil {
+					t.Skip(err)
+				}
+				cfg.Pipe = link.PipeConfig{AtoB: c, BtoA: c}
+			}
+			na, nb, ctx := pair(t, cfg)
+			for range 3 {
+				a, b := newEnd(t, ctx, na, 16), newEnd(t, ctx, nb, 16)
+				sa, sb, l := streams(t, ctx, na, nb, a, &iwarp.Config{Startup: tt.startup})
+				for range 3 {
+					if err := talk(ctx, sa, sb, rng.IntN(100000), rng.Uint64()); err != nil {
+						t.Fatal("to the listener:", err)
+					}
+					if err := talk(ctx, sb, sa, rng.IntN(100000), rng.Uint64()); err != nil {
+						t.Fatal("to the dialer:", err)
+					}
+				}
+				if err := l.Close(); err != nil { // streams that were accepted stay
+					t.Fatal(err)
+				}
+				if err := b.qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, 4096)}}); err != nil {
+					t.Fatal(err)
+				}
+				// The last octets of the stream and the MPA request go out together.
+				if err := sa.Write(ctx, []byte("start")); err != nil {
+					t.Fatal(err)
+				}
+				started := make(chan error, 1)
+				go func() {
+					info, err := sa.StartMPA(ctx, &iwarp.Config{PrivateData: []byte("private")})
+					if err == nil && string(info.PrivateData) != "reply" {
+						err = errors.New("private data: " + string(info.PrivateData))
+					}
+					started <- err
+				}()
+				word := make([]byte, 5)
+				if err := sb.ReadFull(ctx, word); err != nil || string(word) != "start" {
+					t.Fatalf("%q, %v", word, err)
+				}
+				if tt.early {
+					for nb.Engine().Conns()[0].StreamData == 0 { // the request waits in the engine
+					}
+				}
+				req, err := sb.Request(ctx)
+				if err != nil || string(req.PrivateData()) != "private" {
+					t.Fatal(req, err)
+				}
+				if _, err := req.Accept(ctx, b.qp, &iwarp.Config{PrivateData: []byte("reply")}); err != nil {
+					t.Fatal(err)
+				}
+				if err := <-started; err != nil {
+					t.Fatal(err)
+				}
+				copy(a.mem.Bytes(), "an FPDU")
+				if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 4000)}}); err != nil {
+					t.Fatal(err)
+				}
+				a.wait(t, ctx, 1)
+				if wc := b.wait(t, ctx, 1)[0]; wc.Len != 4000 || string(b.mem.Bytes()[:7]) != "an FPDU" {
+					t.Errorf("%+v", wc)
+				}
+				if _, err := sb.Read(ctx, word); !errors.Is(err, iwarp.ErrState) {
+					t.Error("read from a stream on which MPA was started")
+				}
+				if err := a.qp.Abort(ctx); err != nil {
+					t.Fatal(err)
+				}
+				<-b.qp.Done()
+				<-a.qp.Done()
+				for len(nb.Engine().Conns()) > 0 || len(na.Engine().Conns()) > 0 {
+				}
+			}
+		})
+	}
+}
+
+// TestStreamEnds: either side ends the connection before MPA is started.
+func TestStreamEnds(t *testing.T) {
+	na, nb, ctx := pair(t, embed.PairConfig{})
+	b := make([]byte, 10)
+	t.Run("close", func(t *testing.T) {
+		sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
+		defer l.Close()
+		if err := sb.Write(ctx, []byte("last words")); err != nil {
+			t.Fatal(err)
+		}
+		if err := sb.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := sa.ReadFull(ctx, b); err != nil || string(b) != "last words" {
+			t.Errorf("%q, %v", b, err)
+		}
+		if n, err := sa.Read(ctx, b); !errors.Is(err, io.EOF) {
+			t.Errorf("%d, %v", n, err)
+		}
+		if err := sa.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := sa.StartMPA(ctx, nil); err == nil {
+			t.Error("MPA on a closed stream")
+		}
+	})
+	t.Run("abort", func(t *testing.T) {
+		a := newEnd(t, ctx, na, 8)
+		sa, sb, l := streams(t, ctx, na, nb, a, nil)
+		defer l.Close()
+		if err := sa.Abort(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := sb.Read(ctx, b); !errors.Is(err, iwarp.ErrRefused) {
+			t.Errorf("%v", err)
+		}
+		<-a.qp.Done()
+		if err := sb.Close(); err != nil {
+			t.Errorf("close after the end: %v", err)
+		}
+	})
+	t.Run("wrong side", func(t *testing.T) {
+		sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
+		defer l.Close()
+		if _, err := sa.Request(ctx); !errors.Is(err, iwarp.ErrInvalid) {
+			t.Errorf("%v", err)
+		}
+		if _, err := sb.StartMPA(ctx, nil); !errors.Is(err, iwarp.ErrInvalid) {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("no MPA", func(t *testing.T) {
+		sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
+		defer l.Close()
+		if err := sa.Write(ctx, bytes.Repeat([]byte("no MPA frame "), 10)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := sb.Request(ctx); !errors.Is(err, iwarp.ErrProtocol) {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("rejected", func(t *testing.T) {
+		sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
+		defer l.Close()
+		go func() {
+			if r, err := sb.Request(ctx); err == nil {
+				_ = r.Reject(ctx, []byte("no"))
+			}
+		}()
+		_, err := sa.StartMPA(ctx, nil)
+		if r, ok := errors.AsType[*iwarp.RejectError](err); !ok || string(r.PrivateData) != "no" {
+			t.Errorf("%v", err)
+		}
+	})
+}

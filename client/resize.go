@@ -1,0 +1,75 @@
+package iwarp
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+)
+
+// Resize gives the queue room for at least depth completions in each ring. Those
+// that wait stay. It may run beside Poll and Wait; a program that sleeps on FD
+// itself polls once more when Resize returns.
+func (c *CQ) Resize(ctx context.Context, depth int) error {
+	a, err := c.d.call(ctx, "resize CQ", &ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: c.h, Depth: uint32(max(depth, 0))}}}, -1)
+	if err != nil {
+		return err
+	}
+	defer seqpacket.CloseAll(a.fds)
+	if len(a.fds) != 1 {
+		return fmt.Errorf("iwarp: resize CQ: %d descriptors: %w", len(a.fds), ErrInternal)
+	}
+	ring, err := shm.MapCQ(a.fds[0])
+	if err != nil {
+		return fmt.Errorf("iwarp: resize CQ: %w", err)
+	}
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		ring.Close()
+		return ErrClosed
+	}
+	if arm := c.ring.Armed(); arm != shm.ArmNone {
+		ring.Arm(arm == shm.ArmSolicited)
+	}
+	c.old = append(c.old, c.ring)
+	c.ring = ring
+	c.swaps++
+	c.mu.Unlock()
+	// Whoever sleeps looks at the new ring, which may hold something already.
+	_ = c.file.SetReadDeadline(time.Unix(1, 0))
+	return nil
+}
+
+// Moderate has an armed queue wake up only after count completions, or period
+// after the first of them, at most a second. Solicited ones and errors still
+// wake at once. 0 for either: every completion wakes.
+func (c *CQ) Moderate(ctx context.Context, count int, period time.Duration) error {
+	return c.d.do(ctx, "moderate CQ", &ctrlpb.Request{Body: &ctrlpb.Request_ModifyCq{ModifyCq: &ctrlpb.ModifyCQ{
+		Cq: c.h, Count: uint32(max(count, 0)), PeriodUs: uint32(min(max(period.Microseconds(), 0), 1<<31)),
+	}}})
+}
+
+// Depth returns how many completions each ring of the queue holds.
+func (c *CQ) Depth() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ring.Depth()
+}
+
+// pollOld takes what the rings before the last Resize still hold. Called with mu
+// held.
+func (c *CQ) pollOld(wcs []WC) int {
+	n := 0
+	for len(c.old) > 0 && n < len(wcs) {
+		n += c.old[0].Poll(wcs[n:])
+		if n < len(wcs) { // nothing is added to it any more
+			c.old[0].Close()
+			c.old = c.old[1:]
+		}
+	}
+	return n
+}

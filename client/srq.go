@@ -1,0 +1,114 @@
+package iwarp
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+)
+
+// SRQConfig says what an SRQ is made of.
+type SRQConfig struct {
+	PD     *PD
+	Depth  int // receives; default 64
+	MaxSGE int // pieces in a receive; default 4
+	Limit  int // as of SetLimit
+}
+
+// SRQ is a shared receive queue: messages of several QPs take its receives, in
+// the order of posting. Their completions come to each QP's own receive CQ.
+type SRQ struct {
+	d *Device
+	h uint32
+
+	mu sync.Mutex
+	rq *shm.RQProducer // nil: closed
+}
+
+// CreateSRQ makes a shared receive queue.
+func (d *Device) CreateSRQ(ctx context.Context, cfg SRQConfig) (*SRQ, error) {
+	if cfg.PD == nil || cfg.Depth < 0 || cfg.MaxSGE < 0 || cfg.Limit < 0 {
+		return nil, &Error{"create SRQ", ctrlpb.Code_CODE_INVALID, "a shared receive queue needs a PD, and sizes that are not negative"}
+	}
+	if cfg.Depth == 0 {
+		cfg.Depth = 64
+	}
+	if cfg.MaxSGE == 0 {
+		cfg.MaxSGE = 4
+	}
+	a, err := d.call(ctx, "create SRQ", &ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{
+		Pd: cfg.PD.h, Depth: uint32(cfg.Depth), MaxSge: uint32(cfg.MaxSGE), Limit: uint32(cfg.Limit),
+	}}}, -1)
+	if err != nil {
+		return nil, err
+	}
+	defer seqpacket.CloseAll(a.fds)
+	if len(a.fds) != 1 {
+		return nil, fmt.Errorf("iwarp: create SRQ: %d descriptors: %w", len(a.fds), ErrInternal)
+	}
+	rq, err := shm.MapRQ(a.fds[0])
+	if err != nil {
+		return nil, fmt.Errorf("iwarp: create SRQ: %w", err)
+	}
+	s := &SRQ{d: d, h: a.reply.GetSrq().GetSrq(), rq: rq}
+	d.mu.Lock()
+	err = d.err
+	if err == nil {
+		d.srqs[s.h] = s
+	}
+	d.mu.Unlock()
+	if err != nil {
+		s.unmap()
+		return nil, fmt.Errorf("iwarp: create SRQ: %w", err)
+	}
+	return s, nil
+}
+
+// PostRecv posts a buffer for a message of any of the QPs.
+func (s *SRQ) PostRecv(wr *RecvWR) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rq == nil {
+		return ErrClosed
+	}
+	return postError(s.rq.Post(wr))
+}
+
+// SetLimit arms the limit event: AsyncSRQLimit comes once, when a message leaves
+// fewer than n receives. 0 disarms it.
+func (s *SRQ) SetLimit(ctx context.Context, n int) error {
+	return s.d.do(ctx, "set SRQ limit", &ctrlpb.Request{Body: &ctrlpb.Request_ModifySrq{ModifySrq: &ctrlpb.ModifySRQ{Srq: s.h, Limit: uint32(max(n, 0))}}})
+}
+
+// Close gives the queue back. It fails with ErrBusy while a QP takes from it.
+func (s *SRQ) Close() error {
+	err := s.d.do(context.Background(), "close SRQ", &ctrlpb.Request{Body: &ctrlpb.Request_DestroySrq{DestroySrq: &ctrlpb.DestroySRQ{Srq: s.h}}})
+	if err != nil && s.d.Err() == nil {
+		return err
+	}
+	s.d.mu.Lock()
+	delete(s.d.srqs, s.h)
+	s.d.mu.Unlock()
+	s.unmap()
+	return err
+}
+
+func (s *SRQ) unmap() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rq != nil {
+		s.rq.Close()
+		s.rq = nil
+	}
+}
+
+// handle returns 0 for nil.
+func (s *SRQ) handle() uint32 {
+	if s == nil {
+		return 0
+	}
+	return s.h
+}

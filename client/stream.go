@@ -1,0 +1,318 @@
+package iwarp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+)
+
+// Stream is a connection before MPA is started on it: the two programs exchange
+// octets, to agree on what follows, and then both start MPA (RFC 5044 section
+// 7.1.3). ConnectStream and AcceptStream make one. What a program has read is
+// the stream's; what it has not read when it starts MPA is MPA's. So it must read
+// what its peer sends ahead of MPA to the last octet, and no program sends more
+// once it has told the other to start.
+type Stream struct {
+	Local, Remote netip.AddrPort
+
+	d  *Device
+	h  uint32
+	q  *QP       // of ConnectStream
+	l  *Listener // of AcceptStream
+	op string
+
+	request chan *ConnRequest
+	rmu     sync.Mutex // held by the one that reads
+
+	mu   sync.Mutex // guards the rest
+	buf  []byte     // shown by the daemon, not read
+	end  bool       // nothing comes behind buf
+	err  error      // the stream is over
+	mpa  bool       // MPA was started: what is left of buf is its
+	more chan struct{}
+}
+
+// streamReady takes the event of that name.
+func (d *Device) streamReady(e *ctrlpb.StreamReady) {
+	s := &Stream{d: d, h: e.Conn, more: make(chan struct{}, 1), request: make(chan *ConnRequest, 1)}
+	s.Local, _ = netip.ParseAddrPort(e.Local)
+	s.Remote, _ = netip.ParseAddrPort(e.Remote)
+	d.mu.Lock()
+	d.streams[s.h] = s
+	if e.Qp != 0 {
+		q := d.qps[e.Qp]
+		d.mu.Unlock()
+		if q != nil {
+			s.q, s.op = q, fmt.Sprintf("stream to %v", s.Remote)
+			q.mu.Lock()
+			q.stream = s
+			q.mu.Unlock()
+			q.settle(nil)
+		}
+		return
+	}
+	defer d.mu.Unlock()
+	s.op = fmt.Sprintf("stream from %v", s.Remote)
+	if l := d.listens[e.Listen]; l != nil {
+		l.pushStream(s)
+	} else if d.opening > 0 {
+		d.earlyStreams = append(d.earlyStreams, earlyStream{e.Listen, s})
+	}
+}
+
+// earlyStream came before the reply to Listen was handled.
+type earlyStream struct {
+	listen uint32
+	s      *Stream
+}
+
+// pushStream queues a stream for AcceptStream. Called with d.mu held.
+func (l *Listener) pushStream(s *Stream) {
+	s.l = l
+	l.mu.Lock()
+	l.streams = append(l.streams, s)
+	l.mu.Unlock()
+	select {
+	case l.more <- struct{}{}:
+	default:
+	}
+}
+
+// ConnectStream opens a TCP connection for the QP and returns it as a Stream. cfg
+// is that of Connect, without private data.
+func (q *QP) ConnectStream(ctx context.Context, remote string, cfg *Config) (*Stream, error) {
+	if err := q.connect(ctx, remote, cfg, true); err != nil {
+		return nil, err
+	}
+	if _, err := q.await(ctx, "connect to "+remote); err != nil {
+		return nil, err
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.stream, nil
+}
+
+// AcceptStream waits for the next connection of a Listener whose Config has
+// Streaming set.
+func (l *Listener) AcceptStream(ctx context.Context) (*Stream, error) {
+	for {
+		l.mu.Lock()
+		if len(l.streams) > 0 {
+			s := l.streams[0]
+			if l.streams = l.streams[1:]; len(l.streams) > 0 {
+				select { // for another that waits
+				case l.more <- struct{}{}:
+				default:
+				}
+			}
+			l.mu.Unlock()
+			return s, nil
+		}
+		l.mu.Unlock()
+		select {
+		case <-l.more:
+		case <-l.done:
+			return nil, ErrClosed
+		case <-l.d.done:
+			return nil, l.d.Err()
+		case <-ctx.Done():
+			return nil, fmt.Errorf("iwarp: wait for a connection on %v: %w", l.addr, ctx.Err())
+		}
+	}
+}
+
+// data takes a StreamData event.
+func (s *Stream) data(e *ctrlpb.StreamData) {
+	s.mu.Lock()
+	s.buf = append(s.buf, e.Data...)
+	s.end = s.end || e.End
+	s.mu.Unlock()
+	s.wake()
+}
+
+// over ends the stream.
+func (s *Stream) over(err error) {
+	s.mu.Lock()
+	if s.err == nil {
+		s.err = err
+	}
+	s.mu.Unlock()
+	s.d.mu.Lock()
+	delete(s.d.streams, s.h)
+	s.d.mu.Unlock()
+	s.wake()
+}
+
+func (s *Stream) wake() {
+	select {
+	case s.more <- struct{}{}:
+	default:
+	}
+}
+
+// Read reads up to len(b) octets, at least one. io.EOF: the peer sends no more.
+func (s *Stream) Read(ctx context.Context, b []byte) (int, error) {
+	s.rmu.Lock()
+	defer s.rmu.Unlock()
+	for {
+		s.mu.Lock()
+		if s.mpa {
+			s.mu.Unlock()
+			return 0, fmt.Errorf("iwarp: %s: MPA was started: %w", s.op, ErrState)
+		}
+		n := copy(b, s.buf)
+		s.buf = s.buf[n:]
+		end, err := s.end && len(s.buf) == 0, s.err
+		s.mu.Unlock()
+		switch {
+		case n > 0:
+			err := s.d.do(ctx, s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StreamConsumed{StreamConsumed: &ctrlpb.StreamConsumed{Conn: s.h, Count: uint32(n)}}})
+			if errors.Is(err, ErrNoObject) { // the connection has ended; the octets came before
+				err = nil
+			}
+			return n, err
+		case len(b) == 0:
+			return 0, nil
+		case err != nil:
+			return 0, err
+		case end:
+			return 0, io.EOF
+		}
+		select {
+		case <-s.more:
+		case <-s.d.done:
+			return 0, s.d.Err()
+		case <-ctx.Done():
+			return 0, fmt.Errorf("iwarp: %s: %w", s.op, ctx.Err())
+		}
+	}
+}
+
+// ReadFull reads len(b) octets; io.ErrUnexpectedEOF: the peer sent fewer.
+func (s *Stream) ReadFull(ctx context.Context, b []byte) error {
+	for got := 0; got < len(b); {
+		n, err := s.Read(ctx, b[got:])
+		got += n
+		if err != nil {
+			if errors.Is(err, io.EOF) && got > 0 {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// Write sends b. It returns when the daemon has it.
+func (s *Stream) Write(ctx context.Context, b []byte) error {
+	const chunk = 32 << 10
+	for len(b) > 0 {
+		n := min(len(b), chunk)
+		err := s.d.do(ctx, s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StreamSend{StreamSend: &ctrlpb.StreamSend{Conn: s.h, Data: b[:n]}}})
+		if errors.Is(err, ErrBusy) { // the peer is slow
+			select {
+			case <-time.After(time.Millisecond):
+				continue
+			case <-ctx.Done():
+				return fmt.Errorf("iwarp: %s: %w", s.op, ctx.Err())
+			}
+		}
+		if err != nil {
+			return s.why(err)
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// why returns what ended the stream, if it is over, in place of err.
+func (s *Stream) why(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil && errors.Is(err, ErrNoObject) {
+		return s.err
+	}
+	return err
+}
+
+// StartMPA starts MPA as its initiator, on a Stream of ConnectStream, and returns
+// when work requests flow. Of cfg it uses PrivateData.
+func (s *Stream) StartMPA(ctx context.Context, cfg *Config) (*ConnInfo, error) {
+	if s.q == nil {
+		return nil, &Error{s.op, ctrlpb.Code_CODE_INVALID, "the side that accepted is the responder: use Request"}
+	}
+	if err := s.start(ctx, cfg.orDefault().PrivateData); err != nil {
+		return nil, err
+	}
+	return s.q.await(ctx, s.op)
+}
+
+// Request starts MPA as its responder, on a Stream of AcceptStream, and waits for
+// the initiator's request, which is to be accepted or rejected.
+func (s *Stream) Request(ctx context.Context) (*ConnRequest, error) {
+	if s.l == nil {
+		return nil, &Error{s.op, ctrlpb.Code_CODE_INVALID, "the side that connected is the initiator: use StartMPA"}
+	}
+	if err := s.start(ctx, nil); err != nil {
+		return nil, err
+	}
+	for {
+		select {
+		case r := <-s.request:
+			return r, nil
+		default:
+		}
+		s.mu.Lock()
+		err := s.err
+		s.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case r := <-s.request:
+			return r, nil
+		case <-s.more:
+		case <-s.d.done:
+			return nil, s.d.Err()
+		case <-ctx.Done():
+			return nil, fmt.Errorf("iwarp: %s: %w", s.op, ctx.Err())
+		}
+	}
+}
+
+// start starts MPA.
+func (s *Stream) start(ctx context.Context, private []byte) error {
+	if !s.rmu.TryLock() {
+		return &Error{s.op, ctrlpb.Code_CODE_BUSY, "a Read waits: what comes next would be its, not MPA's"}
+	}
+	defer s.rmu.Unlock()
+	err := s.d.do(ctx, s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StartMpa{StartMpa: &ctrlpb.StartMPA{Conn: s.h, PrivateData: private}}})
+	if err != nil {
+		return s.why(err)
+	}
+	s.mu.Lock()
+	s.mpa = true
+	s.mu.Unlock()
+	return nil
+}
+
+// Close ends the connection instead of starting MPA: what was written is sent.
+func (s *Stream) Close() error { return s.close(false) }
+
+// Abort resets the connection.
+func (s *Stream) Abort() error { return s.close(true) }
+
+func (s *Stream) close(abort bool) error {
+	err := s.d.do(context.Background(), s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: s.h, Abort: abort}}})
+	s.over(ErrClosed)
+	if errors.Is(err, ErrNoObject) { // over already
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,130 @@
+package ctrl
+
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+)
+
+// ringFault returns what to call when the client has written an impossible index:
+// it is cut off. Workers call it.
+func (c *session) ringFault(what string) func() {
+	return func() {
+		c.srv.counters.faults.Add(1)
+		go c.cutOff(errorf(invalid, "ctrl: the %s, written by the client, is impossible: it is further ahead than the ring is long", what))
+	}
+}
+
+// quiet waits until no worker has anything to do with completions that were made
+// before the call.
+func (s *Server) quiet() {
+	s.engine.Fence() // in the turn of which they may still be published
+	s.engine.Fence()
+}
+
+// resizeCQ gives a queue other rings.
+func (c *session) resizeCQ(r *ctrlpb.ResizeCQ, reply *ctrlpb.Reply) ([]int, error) {
+	s := c.srv
+	if err := c.depth("completion queue", r.Depth); err != nil {
+		return nil, err
+	}
+	size := cqSize(s.engine.Workers(), r.Depth)
+	s.mu.Lock()
+	q, err := c.cqOf(r.Cq)
+	if err == nil {
+		err = c.takeRings(size) // beside the old ones, which go only when the new are there
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	release, err := q.ring.Resize(int(r.Depth))
+	if err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		c.giveRings(size)
+		return nil, errorf(internal, "ctrl: completion queue %d: %w", r.Cq, err)
+	}
+	s.quiet()
+	_ = release()
+	fd, err := seqpacket.Dup(q.ring.FD())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.giveRings(q.size)
+	q.size = size
+	if err != nil {
+		return nil, errorf(internal, "ctrl: completion queue %d: %w", r.Cq, err)
+	}
+	reply.Body = &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: q.handle, Depth: uint32(q.ring.Depth()), Workers: uint32(s.engine.Workers())}}
+	return []int{fd}, nil
+}
+
+// maxModeration is the longest that a wake-up can be held back.
+const maxModeration = time.Second
+
+func (c *session) modifyCQ(r *ctrlpb.ModifyCQ) error {
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	q, err := c.cqOf(r.Cq)
+	if err != nil {
+		return err
+	}
+	period := time.Duration(r.PeriodUs) * time.Microsecond
+	if period > maxModeration {
+		return errorf(invalid, "ctrl: a moderation of %v: at most %v", period, maxModeration)
+	}
+	q.modCount, q.modPeriod = r.Count, period
+	q.ring.Moderate(r.Count, period)
+	return nil
+}
+
+// cqOf finds a completion queue. Called with mu held.
+func (c *session) cqOf(h uint32) (*cq, error) {
+	if q := c.cqs[h]; q != nil {
+		return q, nil
+	}
+	return nil, errorf(noObject, "ctrl: no completion queue %d", h)
+}
+
+// cqSize is what the rings of a completion queue take.
+func cqSize(workers int, depth uint32) uint64 { return 4096 + uint64(workers)*(4096+64*uint64(depth)) }
+
+func (c *session) listCQs(r *ctrlpb.ListCQs, reply *ctrlpb.Reply) error {
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	type item struct {
+		o *session
+		q *cq
+	}
+	var all []item
+	for _, o := range c.visible() {
+		for _, q := range o.cqs {
+			all = append(all, item{o, q})
+		}
+	}
+	all, more := page(all, func(i item) uint32 { return i.q.index }, r.After)
+	list := &ctrlpb.CQList{More: more}
+	for _, i := range all {
+		q := i.q
+		list.Cqs = append(list.Cqs, &ctrlpb.CQInfo{
+			Client: i.o.id, Uid: i.o.cred.Uid, Cq: q.handle, Depth: uint32(q.ring.Depth()), Qps: uint32(q.uses), Index: q.index,
+			ModerationCount: q.modCount, ModerationUs: uint32(q.modPeriod.Microseconds()), Counters: appendCounters(nil, "", q.ring.Stats()),
+		})
+	}
+	reply.Body = &ctrlpb.Reply_Cqs{Cqs: list}
+	return nil
+}
+
+// async tells the client of a queue pair's end that no work request reports.
+// Called with mu held.
+func (q *qp) async(kind ctrlpb.AsyncKind, err error) {
+	e := &ctrlpb.AsyncError{Qp: q.num, Kind: kind, Error: toPB(err)}
+	if kind == ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN {
+		e.Cq = q.recvCQ.handle
+		if n := q.sendCQ.ring.Stats().Overruns; n != q.sendCQ.overruns {
+			e.Cq, q.sendCQ.overruns = q.sendCQ.handle, n
+		}
+	}
+	q.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_AsyncError{AsyncError: e}})
+}

@@ -1,0 +1,135 @@
+package shm
+
+import (
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// TestResize: what was pushed before stays in the old rings, unflushed completions
+// too; all later ones come in the new, and none is lost or changes its place.
+func TestResize(t *testing.T) {
+	q, old := newCQ(t, 2, 4)
+	for id := range uint64(3) {
+		q.Push(0, &verbs.WC{ID: id})
+	}
+	q.Flush(0)
+	q.Push(0, &verbs.WC{ID: 3}) // not flushed
+	release, err := q.Resize(100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, err := MapCQ(q.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer now.Close()
+	for id := uint64(4); id < 100; id++ {
+		if !q.Push(0, &verbs.WC{ID: id}) {
+			t.Fatalf("no room for %d", id)
+		}
+	}
+	q.Flush(0)
+	q.Flush(1)
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+	if q.Depth() != 128 || q.Room(1) != 128 || now.Depth() != 128 {
+		t.Errorf("depth %d, room %d", q.Depth(), q.Room(1))
+	}
+	next := uint64(0)
+	for _, c := range []*CQConsumer{old, now} {
+		wcs := make([]verbs.WC, 7)
+		for n := c.Poll(wcs); n > 0; n = c.Poll(wcs) {
+			for _, wc := range wcs[:n] {
+				if wc.ID != next {
+					t.Fatalf("completion %d; want %d", wc.ID, next)
+				}
+				next++
+			}
+		}
+	}
+	if next != 100 {
+		t.Errorf("%d completions", next)
+	}
+	if s := q.Stats(); s.Completions != 99 || s.Overruns != 0 { // that of id 3 went with the old ring
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestModeration(t *testing.T) {
+	const period = 100 * time.Microsecond
+	type step struct {
+		push  *verbs.WC // nil: none
+		at    time.Duration
+		woken bool
+		again time.Duration // 0: FlushAt asks for no other call
+	}
+	plain, solicited := &verbs.WC{}, &verbs.WC{Flags: verbs.WCSolicited}
+	const start = clock.Time(time.Second)
+	for _, tt := range []struct {
+		name  string
+		count uint32
+		arm   bool
+		steps []step
+	}{
+		{"none", 0, true, []step{{plain, 0, true, 0}}},
+		{"count", 3, true, []step{{plain, 0, false, period}, {plain, 1000, false, period}, {plain, 2000, true, 0}, {nil, 3000, false, 0}}},
+		{"period", 3, true, []step{{plain, 0, false, period}, {nil, period - 1, false, period}, {nil, period, true, 0}}},
+		{"solicited", 100, true, []step{{plain, 0, false, period}, {solicited, 1000, true, 0}}},
+		{"not armed", 3, false, []step{{plain, 0, false, 0}, {nil, 2 * period, false, 0}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			q, c := newCQ(t, 1, 16)
+			q.Moderate(tt.count, period)
+			if tt.arm {
+				c.Arm(false)
+			}
+			for i, s := range tt.steps {
+				if s.push != nil {
+					q.Push(0, s.push)
+				}
+				again := q.FlushAt(0, start.Add(s.at))
+				if want := start.Add(s.again); s.again == 0 && again != 0 || s.again != 0 && again != want {
+					t.Errorf("step %d: again at %v; want %v", i, again, s.again)
+				}
+				if got := readable(q.EventFD()); got != s.woken {
+					t.Errorf("step %d: woken %v", i, got)
+				}
+				Drain(q.EventFD())
+			}
+		})
+	}
+}
+
+// TestOnFault: an impossible index is told once.
+func TestOnFault(t *testing.T) {
+	told := 0
+	sq, sp := newSQ(t, 4, 1, 0)
+	sq.OnFault = func() { told++ }
+	word32(sp.mem, HeaderSize+RingProducer).Store(1000)
+	for range 3 {
+		if sq.NextSend(newSendWR()) {
+			t.Error("a work request out of nothing")
+		}
+	}
+	rq, rp := newRQ(t, 4, 1)
+	rq.OnFault = func() { told++ }
+	word32(rp.mem, HeaderSize+RingProducer).Store(1 << 31)
+	for range 3 {
+		if rq.NextRecv(newRecvWR()) {
+			t.Error("a receive out of nothing")
+		}
+	}
+	cq, cc := newCQ(t, 1, 4)
+	cq.OnFault = func() { told++ }
+	word32(cc.mem, HeaderSize+RingConsumer).Store(77)
+	for range 8 { // what was seen before leaves room for 4
+		cq.Push(0, &verbs.WC{})
+	}
+	if told != 3 {
+		t.Errorf("told %d times; want 3", told)
+	}
+}

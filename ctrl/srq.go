@@ -1,0 +1,182 @@
+package ctrl
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// srq is a receive queue that several queue pairs take from, on any worker: it is
+// a verbs.RecvSource with a lock.
+type srq struct {
+	handle, index uint32
+	pd            *pd
+	depth, maxSGE int
+	size          uint64 // octets, for the quota
+	uses          int    // queue pairs that take from it
+	onLimit       func() // called from a worker
+
+	mu    sync.Mutex // guards the rest
+	ring  *shm.RQ
+	limit int // 0: not armed
+	taken uint64
+	short uint64 // messages that found no receive
+}
+
+// NextRecv implements verbs.RecvSource.
+func (q *srq) NextRecv(wr *verbs.RecvWR) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.ring.NextRecv(wr) {
+		q.short++
+		return false
+	}
+	q.taken++
+	if q.limit > 0 && q.ring.Posted() < q.limit {
+		q.limit = 0
+		q.onLimit()
+	}
+	return true
+}
+
+// arm sets the limit. One that is passed already is told at once.
+func (q *srq) arm(limit int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.limit = limit
+}
+
+func (c *session) createSRQ(r *ctrlpb.CreateSRQ, reply *ctrlpb.Reply) ([]int, error) {
+	s := c.srv
+	lim := c.policy().limits
+	if err := c.depth("shared receive queue", r.Depth); err != nil {
+		return nil, err
+	}
+	if r.MaxSge == 0 || int64(r.MaxSge) > int64(min(lim.MaxSGE, verbs.MaxSGE)) {
+		return nil, errorf(invalid, "ctrl: a work request has 1 to %d pieces, not %d", min(lim.MaxSGE, verbs.MaxSGE), r.MaxSge)
+	}
+	if r.Limit > r.Depth {
+		return nil, errorf(invalid, "ctrl: a limit of %d receives, in a queue of %d", r.Limit, r.Depth)
+	}
+	q := &srq{depth: int(r.Depth), maxSGE: int(r.MaxSge), limit: int(r.Limit), size: 8192 + 2*uint64(r.Depth)*(64+16*uint64(r.MaxSge))}
+	s.mu.Lock()
+	p, err := c.pdOf(r.Pd)
+	if err == nil {
+		err = c.count("shared receive queues", lim.QPs, countSRQ)
+	}
+	if err == nil {
+		if err = c.takeRings(q.size); err != nil {
+			c.uncount(countSRQ)
+		}
+	}
+	if err != nil {
+		s.mu.Unlock()
+		return nil, err
+	}
+	p.uses++
+	s.mu.Unlock()
+
+	var fds []int
+	if q.ring, err = shm.CreateRQ(q.depth, q.maxSGE); err == nil {
+		if fds, err = dupAll(q.ring.FD()); err != nil {
+			q.ring.Close()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		p.uses--
+		c.uncount(countSRQ)
+		c.giveRings(q.size)
+		return nil, errorf(internal, "ctrl: shared receive queue: %w", err)
+	}
+	s.lastIndex++
+	q.handle, q.index, q.pd = c.newHandle(), s.lastIndex, p
+	q.ring.OnFault = c.ringFault(fmt.Sprintf("producer index of shared receive queue %d", q.handle))
+	q.onLimit = func() { go c.srqLimit(q) }
+	c.srqs[q.handle] = q
+	reply.Body = &ctrlpb.Reply_Srq{Srq: &ctrlpb.SRQReply{Srq: q.handle, Depth: r.Depth, MaxSge: r.MaxSge}}
+	return fds, nil
+}
+
+// srqLimit tells the client that the limit event has happened.
+func (c *session) srqLimit(q *srq) {
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	if c.srqs[q.handle] == q {
+		c.event(&ctrlpb.Event{Body: &ctrlpb.Event_AsyncError{AsyncError: &ctrlpb.AsyncError{Srq: q.handle, Kind: ctrlpb.AsyncKind_ASYNC_SRQ_LIMIT}}})
+	}
+}
+
+// srqOf finds a shared receive queue. Called with mu held.
+func (c *session) srqOf(h uint32) (*srq, error) {
+	if q := c.srqs[h]; q != nil {
+		return q, nil
+	}
+	return nil, errorf(noObject, "ctrl: no shared receive queue %d", h)
+}
+
+func (c *session) modifySRQ(r *ctrlpb.ModifySRQ) error {
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	q, err := c.srqOf(r.Srq)
+	if err != nil {
+		return err
+	}
+	if int64(r.Limit) > int64(q.depth) {
+		return errorf(invalid, "ctrl: a limit of %d receives, in a queue of %d", r.Limit, q.depth)
+	}
+	q.arm(int(r.Limit))
+	return nil
+}
+
+func (c *session) destroySRQ(h uint32) error {
+	s := c.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q, err := c.srqOf(h)
+	if err != nil {
+		return err
+	}
+	if q.uses > 0 {
+		return errorf(busy, "ctrl: shared receive queue %d is still used by %d queue pairs", h, q.uses)
+	}
+	delete(c.srqs, h)
+	c.uncount(countSRQ)
+	c.giveRings(q.size)
+	q.pd.uses--
+	q.ring.Close() // Detach of the last QP has fenced
+	return nil
+}
+
+func (c *session) listSRQs(r *ctrlpb.ListSRQs, reply *ctrlpb.Reply) error {
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	type item struct {
+		o *session
+		q *srq
+	}
+	var all []item
+	for _, o := range c.visible() {
+		for _, q := range o.srqs {
+			all = append(all, item{o, q})
+		}
+	}
+	all, more := page(all, func(i item) uint32 { return i.q.index }, r.After)
+	list := &ctrlpb.SRQList{More: more}
+	for _, i := range all {
+		q := i.q
+		q.mu.Lock()
+		list.Srqs = append(list.Srqs, &ctrlpb.SRQInfo{
+			Client: i.o.id, Uid: i.o.cred.Uid, Srq: q.handle, Pd: q.pd.handle, Depth: uint32(q.depth), Posted: uint32(q.ring.Posted()),
+			Limit: uint32(q.limit), Qps: uint32(q.uses), Index: q.index,
+			Counters: []*ctrlpb.Counter{{Name: "taken", Value: q.taken}, {Name: "empty", Value: q.short}},
+		})
+		q.mu.Unlock()
+	}
+	reply.Body = &ctrlpb.Reply_Srqs{Srqs: list}
+	return nil
+}
