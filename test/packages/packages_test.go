@@ -3,8 +3,11 @@
 package packages
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -90,7 +93,8 @@ mount -t sysfs sys "$1/sys"
 exec chroot "$1" setpriv --reuid iwarpd --regid iwarpd --init-groups --no-new-privs \
 	--bounding-set "$2" --inh-caps "$2" --ambient-caps "$2" /usr/sbin/iwarpd --config /etc/iwarpd/iwarpd.yaml`
 	s.cmd = s.end.NS.Command("unshare", "-m", "--propagation", "private", "sh", "-c", script, "sh", s.root, caps)
-	s.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET=/run/notify", "WATCHDOG_USEC=1000000", "IWARPD_INTERFACE="+s.end.Name)
+	s.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET=/run/notify", "WATCHDOG_USEC=1000000", "IWARPD_INTERFACE="+s.end.Name,
+		"IWARPD_METRICS=unix:/run/iwarpd/metrics.sock")
 	s.cmd.Stdout, s.cmd.Stderr = os.Stderr, os.Stderr
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
@@ -140,6 +144,24 @@ func (s *service) runtimeDirectory() {
 	run(s.t, "chroot", s.root, "install", "-d", "-m", "755", "-o", "iwarpd", "-g", "iwarpd", "/run/iwarpd")
 }
 
+// scrape asks for the metrics as Prometheus does.
+func scrape(t *testing.T, socket string) string {
+	t.Helper()
+	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}}
+	r, err := c.Get("http://iwarpd/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
 func TestDebian(t *testing.T) {
 	packages := os.Getenv("PACKAGES_DIR")
 	if packages == "" {
@@ -186,6 +208,14 @@ func TestDebian(t *testing.T) {
 		if out, err := s.ctl(tt.user, tt.group, "status"); (err == nil) != tt.ok {
 			t.Errorf("iwarpctl status as %s:%s: %v: %s", tt.user, tt.group, err, out)
 		}
+	}
+
+	if text := scrape(t, filepath.Join(root, "run/iwarpd/metrics.sock")); !strings.Contains(text, "\niwarpd_engine_turns_total ") {
+		t.Errorf("metrics:\n%s", text)
+	}
+	if out, err := s.end.NS.Command("chroot", root, "iwarpd", "doctor", "--interface", s.end.Name).CombinedOutput(); err != nil ||
+		!strings.Contains(string(out), "warn  XDP program") {
+		t.Errorf("iwarpd doctor: %v\n%s", err, out)
 	}
 
 	// kill -9: the next one starts all the same.
