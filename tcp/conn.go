@@ -83,7 +83,8 @@ type Conn struct {
 	reasm        reassembly
 	finSeq       serial.Num
 	finSeen      bool
-	unacked      int // octets since the last ACK
+	unacked      int        // octets since the last ACK that was due
+	ackPoint     serial.Num // rcvNxt then
 	ackPending   bool
 	ackNow       bool
 	dupAcksOwed  int // for a peer without SACK, which counts them
@@ -104,8 +105,9 @@ type Conn struct {
 	stats Stats
 }
 
-// earlyAck is an ACK for what came before a change of the CE mark (RFC 8257
-// 3.2).
+// earlyAck is an ACK that leaves ahead of the current one: for what came before a
+// change of the CE mark (RFC 8257 3.2), or for an earlier part of a burst (RFC
+// 9293 3.8.6.3 SHLD-19: at least every second full segment).
 type earlyAck struct {
 	ack serial.Num
 	ece bool

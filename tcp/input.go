@@ -352,7 +352,7 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 			c.arm(timerDelayedAck, at)
 		}
 		if c.unacked >= 2*full || c.quickAcks > 0 {
-			c.ackNow = true
+			c.dueAck()
 		}
 		if c.quickAcks > 0 {
 			c.quickAcks--
@@ -367,6 +367,29 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 		c.handleFIN(now)
 	}
 	return in
+}
+
+// dueAck makes an ACK of what is delivered due. If another is due already, because
+// several segments came in one burst, that one is not replaced by it.
+func (c *Conn) dueAck() {
+	if c.ackNow && c.lastAckSent.Less(c.ackPoint) && c.ackPoint.Less(c.rcvNxt) {
+		c.earlyAck(c.ackPoint)
+	}
+	c.ackNow = true
+	c.ackPoint = c.rcvNxt
+	c.unacked = 0
+}
+
+// maxEarlyAcks is how many ACKs of one burst of segments leave beside the last. A
+// peer with a small window loses a round trip or more when its only ACK is lost;
+// in a long burst the last one says enough.
+const maxEarlyAcks = 3
+
+// earlyAck has an ACK leave ahead of the one that is due.
+func (c *Conn) earlyAck(ack serial.Num) {
+	if c.earlyAcks.len() < maxEarlyAcks {
+		c.earlyAcks.push(earlyAck{ack, c.ceSeen})
+	}
 }
 
 // deliver moves the in-order point over n octets and over what is held behind
@@ -387,10 +410,13 @@ func (c *Conn) deliver(n int) {
 // hold keeps octets ahead of the in-order point, if there is room and use.
 func (c *Conn) hold(seq serial.Num, n, off int, buf Buf) Input {
 	c.stats.OutOfOrderIn++
-	c.ackNow = true
-	if !c.sackOK {
+	switch {
+	case !c.sackOK:
 		c.dupAcksOwed++
+	case c.ackNow:
+		c.earlyAck(c.rcvNxt)
 	}
+	c.ackNow = true
 	if c.finSeen && c.finSeq.Less(seq.Add(n)) {
 		return Input{}
 	}

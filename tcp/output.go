@@ -32,9 +32,11 @@ func (c *Conn) PollTransmit(now clock.Time, o *Out) bool {
 	}
 	if c.earlyAcks.len() > 0 {
 		e, _ := c.earlyAcks.pop()
+		dups := c.dupAcksOwed
 		c.sendAck(now, o)
-		c.ackNow = true // for the current state
+		c.ackNow, c.dupAcksOwed = true, dups // for the current state
 		o.Ack = e.ack
+		o.Window = uint16(min(int(o.Window)+c.rcvNxt.Sub(e.ack)>>c.rcvShift, 0xffff)) // the same right edge
 		o.Flags &^= ECE
 		if e.ece {
 			o.Flags |= ECE

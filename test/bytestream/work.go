@@ -33,19 +33,19 @@ type report struct {
 	// octet to its last, in units of 1,000,000 octets.
 	MBps float64
 	// Requests is how many were answered; the times are of their round trips.
-	Requests           int     `json:",omitempty"`
-	P50, P99           float64 `json:",omitempty"` // µs
-	Errors             []string
-	TCP                []tcp.Stats       `json:",omitempty"` // of the first connections
-	Engine             []dataplane.Stats `json:",omitempty"` // at the end, everything closed
-	Left               int               // connections that the engine still knows
-	HeapMiB            float64
-	Goroutines         int
-	OpenSeconds        []float64 `json:",omitempty"` // hold: until all of a cycle were open
-	mu                 sync.Mutex
-	sentSum, recvSum   [32]byte
-	first, last, begun time.Time
-	rtts               []time.Duration
+	Requests         int     `json:",omitempty"`
+	P50, P99         float64 `json:",omitempty"` // µs
+	Errors           []string
+	TCP              []tcp.Stats       `json:",omitempty"` // of the first connections
+	Engine           []dataplane.Stats `json:",omitempty"` // at the end, everything closed
+	Left             int               // connections that the engine still knows
+	HeapMiB          float64
+	Goroutines       int
+	OpenSeconds      []float64 `json:",omitempty"` // hold: until all of a cycle were open
+	mu               sync.Mutex
+	sentSum, recvSum [32]byte
+	first, last      time.Time
+	rtts             []time.Duration
 }
 
 func (r *report) fail(err error) {

@@ -15,7 +15,6 @@ import (
 // wire is a bad wire; the impairment is of each direction.
 type wire struct {
 	name, impair string
-	rounds       int
 	conns        int
 	time         time.Duration
 	queue        int

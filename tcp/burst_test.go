@@ -1,0 +1,87 @@
+package tcp
+
+import (
+	"fmt"
+	"testing"
+)
+
+// burst delivers n full segments to b without a chance to send between them,
+// without the first if gap is set, and returns the ACKs that follow.
+func burst(t *testing.T, cfg Config, n int, gap bool) (l *loop, acks []Out) {
+	t.Helper()
+	l = newLoop(t, cfg, 1500)
+	mss := l.a.MSS()
+	l.b.quickAcks, l.b.rcvLast = 0, mss // as if more had come before
+	for k := range n {
+		l.a.Push(Buf(k), mss)
+	}
+	var o Out
+	var segs []Out
+	for l.a.PollTransmit(l.now, &o) {
+		segs = append(segs, o)
+	}
+	if len(segs) != n {
+		t.Fatalf("%d segments left; want %d", len(segs), n)
+	}
+	if gap {
+		segs = segs[1:]
+	}
+	l.now = l.now.Add(20_000)
+	for _, o := range segs {
+		l.b.HandleSegment(l.now, &Segment{Header: o.Header, Len: o.Len, Buf: o.Buf})
+	}
+	for l.b.PollTransmit(l.now, &o) {
+		acks = append(acks, o)
+	}
+	return l, acks
+}
+
+// TestBurstIsAcknowledgedInParts: RFC 9293 3.8.6.3 wants an ACK for at least
+// every second full segment. Those of a short burst leave one by one, each with
+// the right edge of the window where the last one puts it; a long burst has no
+// more than a few.
+func TestBurstIsAcknowledgedInParts(t *testing.T) {
+	for _, c := range []struct{ n, acks int }{{1, 0}, {2, 1}, {3, 1}, {4, 2}, {6, 3}, {8, 4}, {10, 4}} {
+		t.Run(fmt.Sprint(c.n), func(t *testing.T) {
+			l, acks := burst(t, DefaultConfig(), c.n, false)
+			if len(acks) != c.acks {
+				t.Fatalf("%d ACKs of %d segments; want %d", len(acks), c.n, c.acks)
+			}
+			for k, o := range acks {
+				want := l.b.irs.Add(1 + 2*(k+1)*l.a.MSS())
+				if k == len(acks)-1 {
+					want = l.b.rcvNxt
+				}
+				if o.Ack != want {
+					t.Errorf("ACK %d is of %d octets; want %d", k, o.Ack.Sub(l.b.irs)-1, want.Sub(l.b.irs)-1)
+				}
+				edge := o.Ack.Add(int(o.Window) << l.b.rcvShift)
+				if d := l.b.rcvAdv.Sub(edge); d < 0 || d >= 1<<l.b.rcvShift {
+					t.Errorf("ACK %d has the window end %d octets ahead of where it ends", k, d)
+				}
+			}
+			if due := l.b.ackPending; due != (c.acks == 0) {
+				t.Errorf("a delayed ACK is due: %v", due)
+			}
+		})
+	}
+}
+
+// TestGapIsReportedRepeatedly: each segment out of order calls for an ACK at once
+// (RFC 5681 4.2), so that one lost ACK does not hide the gap.
+func TestGapIsReportedRepeatedly(t *testing.T) {
+	l, acks := burst(t, DefaultConfig(), 4, true)
+	if len(acks) != 3 {
+		t.Fatalf("%d ACKs of 3 segments out of order", len(acks))
+	}
+	for k, o := range acks {
+		if o.Ack != l.b.rcvNxt || o.Opts.NSACK != 1 {
+			t.Errorf("ACK %d: ack %d, %d SACK blocks; want the gap, and a block", k, o.Ack.Sub(l.b.irs), o.Opts.NSACK)
+		}
+	}
+	cfg := DefaultConfig()
+	cfg.NoSACK = true
+	if _, acks := burst(t, cfg, 4, true); len(acks) != 3 {
+		t.Errorf("%d ACKs of 3 segments out of order without SACK", len(acks))
+	}
+}
