@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -43,17 +44,19 @@ func TestManyConnections(t *testing.T) {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
+		var wg sync.WaitGroup
+		defer wg.Wait()
 		for i := range conns * o.cycles {
 			s, err := nodes[1].Accept()
 			if err != nil {
 				server.fail(err)
 				return
 			}
-			go func() {
+			wg.Go(func() {
 				if err := work(o, server, s, 1000+i); err != nil {
 					server.fail(err)
 				}
-			}()
+			})
 		}
 	}()
 	before := runtime.NumGoroutine()
