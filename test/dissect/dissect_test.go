@@ -228,9 +228,10 @@ func record(t *testing.T, c *capture, s iwarp.Startup, v6 bool) {
 	program(a, b, long)
 }
 
-// harmless is what tshark says of things as they should be: TCP's life, and that
-// RFC 6581 has revised RFC 5044.
-var harmless = regexp.MustCompile(`Connection (establish|finish)|This frame (initiates|undergoes) the connection closing|NOT set to (zero|one) as required by RFC 5044`)
+// harmless is what tshark says of things as they should be: TCP's life, what a
+// segment that was sent twice is answered with, and that RFC 6581 has revised
+// RFC 5044.
+var harmless = regexp.MustCompile(`Connection (establish|finish)|D-SACK Sequence|Duplicate ACK|This frame (initiates|undergoes) the connection closing|NOT set to (zero|one) as required by RFC 5044`)
 
 func judge(t *testing.T, tshark string, c *capture, markers, crc bool) {
 	file := filepath.Join(t.TempDir(), "wire.pcap")
@@ -270,6 +271,11 @@ func judge(t *testing.T, tshark string, c *capture, markers, crc bool) {
 		}
 		if f[2] != "1" {
 			t.Errorf("frame %s: TCP checksum status %s", f[0], f[2])
+		}
+		if strings.Contains(f[6], "retransmission") {
+			// A probe for tail loss, as a busy machine brings about. tshark does not
+			// take it apart again.
+			continue
 		}
 		if f[3] != "" && f[3] != "1" {
 			t.Errorf("frame %s: TCP analysis %s", f[0], f[3])
