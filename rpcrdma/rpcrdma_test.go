@@ -227,6 +227,84 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
+// checker holds the messages of each connection against version 2's credits,
+// as one end sees them.
+type checker struct {
+	t  *testing.T
+	mu sync.Mutex
+	m  map[*rpcrdma.Conn]*flow
+}
+
+type flow struct{ sent, edge, most uint32 }
+
+func (k *checker) wire(c *rpcrdma.Conn, sent bool, b []byte) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	f := k.m[c]
+	if f == nil {
+		f = &flow{edge: 1}
+		k.m[c] = f
+	}
+	var h wire.Header
+	if _, err := h.Decode(b); err != nil || h.Vers != 2 {
+		k.t.Errorf("%x: %v", b[:min(len(b), 16)], err)
+		return
+	}
+	if !sent {
+		if int32(h.Credit-f.edge) > 0 {
+			f.edge = h.Credit
+		}
+		return
+	}
+	if d := int32(f.sent - f.edge); d > 0 || d == 0 && h.Type != wire.Grant {
+		k.t.Errorf("%v is message %d, with credits up to %d", h.Type, f.sent, f.edge)
+	}
+	if len(b) > 4096 {
+		k.t.Errorf("a message of %d octets", len(b))
+	}
+	f.sent++
+	f.most = max(f.most, f.edge-f.sent)
+}
+
+// TestCreditsOnTheWire has 64 calls under way, and call-only ones, at windows
+// from small to the default.
+func TestCreditsOnTheWire(t *testing.T) {
+	for _, window := range []int{2, 3, 5, 64} {
+		k := &checker{t: t, m: make(map[*rpcrdma.Conn]*flow)}
+		set := func(c *rpcrdma.Config) { c.Session.Window, c.Wire = window, k.wire }
+		g := newRig(t, set, set)
+		conn, err := g.c.Conn(g.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for i := range 64 {
+			wg.Go(func() {
+				g.check(300 * i)
+				var w rpc.Writer
+				head := rpc.Call{XID: uint32(1<<30 + i), Prog: prog, Vers: 1, Proc: 5}
+				head.Start(&w)
+				w.Opaque(make([]byte, 100*i))
+				if err := conn.Post(g.ctx, w.Msg); err != nil {
+					t.Error(err)
+				}
+				g.check(20_000)
+			})
+		}
+		wg.Wait()
+		k.mu.Lock()
+		for _, f := range k.m {
+			if f.most > uint32(window) {
+				t.Errorf("window %d: %d credits ahead", window, f.most)
+			}
+			if f.sent < 64 {
+				t.Errorf("%d messages", f.sent)
+			}
+		}
+		k.mu.Unlock()
+	}
+}
+
 func TestStatuses(t *testing.T) {
 	g := newRig(t, nil, nil)
 	for _, c := range []struct {

@@ -62,8 +62,19 @@ type object struct {
 	st unix.Stat_t
 }
 
-// object opens a handle for its attributes, or for more.
+// object opens a handle for its attributes, or for more. For more it must be a
+// file or a directory: to open a device can do things.
 func (s *Server) object(fh nfsv3.NfsFh3, flags int) (o object, err error) {
+	if flags != unix.O_PATH {
+		if o, err = s.object(fh, unix.O_PATH); err != nil {
+			return o, err
+		}
+		if t := o.st.Mode & unix.S_IFMT; t != unix.S_IFREG && t != unix.S_IFDIR {
+			o.close()
+			return o, unix.EINVAL
+		}
+		o.close()
+	}
 	o.fd, err = s.tree.open(fh.Data, flags)
 	if err != nil {
 		o.fd = -1
@@ -115,6 +126,9 @@ func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) e
 		}
 		if !c.may(&o.st, mayWrite) && c.uid != o.st.Uid {
 			return unix.EACCES
+		}
+		if o.st.Mode&unix.S_IFMT != unix.S_IFREG {
+			return unix.EINVAL
 		}
 		if z.Size > 1<<63-1 {
 			return unix.EFBIG

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -215,6 +217,23 @@ func TestTree(t *testing.T) {
 			_, err := n.Getattr(ctx, b)
 			return err
 		}(), nfsv3.NFS3ERR_BADHANDLE},
+		{"reading a FIFO", func() error {
+			if err := unix.Mkfifo(filepath.Join(g.dir, "fifo"), 0o666); err != nil {
+				return err
+			}
+			i, err := n.Walk(ctx, "fifo")
+			if err == nil {
+				_, err = n.ReadAt(ctx, i.Handle, make([]byte, 10), 0)
+			}
+			return err
+		}(), nfsv3.NFS3ERR_INVAL},
+		{"truncating a FIFO", func() error {
+			i, err := n.Walk(ctx, "fifo")
+			if err == nil {
+				err = n.Truncate(ctx, i.Handle, 0)
+			}
+			return err
+		}(), nfsv3.NFS3ERR_INVAL},
 		{"lookup through a link", func() error {
 			if err := os.Symlink("/etc", filepath.Join(g.dir, "etc")); err != nil {
 				return err
