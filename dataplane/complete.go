@@ -64,6 +64,10 @@ func (w *worker) remoteEvents(c *conn) {
 			w.event(c, EventTerminated, err, append([]byte(nil), c.stream.RemoteRaw()...))
 			w.dropQP(c)
 			c.mode = modeClosing
+			if c.as != nil {
+				w.sctpTerminated(c, err)
+				return
+			}
 			c.tcp.Close(w.now)
 			return
 		}

@@ -31,7 +31,9 @@ type conn struct {
 	id      ConnID
 	flow    pkt.Flow
 	tuple   pkt.Tuple
-	tcp     *tcp.Conn
+	tcp     *tcp.Conn // nil: a session of as
+	as      *assoc
+	sid     uint16 // its DDP stream
 	mode    mode
 	lst     *listener // while half-open
 	passive bool
@@ -209,6 +211,10 @@ func isV4(a [16]byte) bool {
 }
 
 func (w *worker) setHop(c *conn, hop *Hop) {
+	if c.as != nil {
+		setHop(&c.as.tuple, hop)
+		return
+	}
 	if c.tuple.HeaderLen() != 0 {
 		setHop(&c.tuple, hop)
 	}
@@ -318,6 +324,10 @@ func (w *worker) tell(c *conn) {
 // attach takes c to full operation, as soon as its streaming octets are sent.
 func (w *worker) attach(id ConnID, c *conn, a Attachment) {
 	b := a.QP
+	if c != nil && c.as != nil {
+		w.attachSCTP(c, a)
+		return
+	}
 	if c == nil || c.mode != modeStreaming || c.finish || c.closed {
 		b.QP.Error()
 		w.flushQP(b)
@@ -412,6 +422,10 @@ func (w *worker) disconnect(c *conn, abort bool) {
 		w.abort(c, errAborted)
 		return
 	}
+	if c.as != nil {
+		w.disconnectSCTP(c)
+		return
+	}
 	// What was posted or queued before the call still goes out.
 	switch c.mode {
 	case modeStreaming:
@@ -436,6 +450,11 @@ func (w *worker) abort(c *conn, why error) {
 	}
 	w.dropQP(c)
 	c.mode = modeClosing
+	if c.as != nil {
+		w.closeSession(c)
+		w.endSession(c, nil)
+		return
+	}
 	c.tcp.Abort(w.now)
 	w.mark(c)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/sctp/session"
 	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -150,6 +151,12 @@ const (
 	EventTerminated
 	// EventFailed: a violation was found here and a Terminate sent; Err is a *term.Error.
 	EventFailed
+	// EventRequest: SCTP, the peer asks for a session; AnswerSCTP. Setup is what it says.
+	EventRequest
+	// EventAnswer: SCTP, the peer has accepted our session; Attach. Setup likewise.
+	EventAnswer
+	// EventRejected: SCTP, the peer has not; Setup is nil when its ULP was not asked.
+	EventRejected
 	// EventClosed: the connection is gone, Err says why (nil: closed by both in order).
 	EventClosed
 )
@@ -163,7 +170,8 @@ type Event struct {
 	Worker   int // which of the client's doorbell pages serves the connection
 	Data     []byte
 	Err      error
-	QP       *QPBinding // nil in streaming mode
+	QP       *QPBinding     // nil in streaming mode
+	Setup    *session.Setup // SCTP
 }
 
 // Errors of the engine's calls.

@@ -73,8 +73,16 @@ func (w *worker) frame(f *link.Frame) (kept bool) {
 	switch in.pkt.Proto {
 	case pkt.ProtoTCP:
 		return w.segment(f)
+	case pkt.ProtoSCTP, pkt.ProtoUDP:
+		w.sctpFrame(f)
 	case pkt.ProtoICMP, pkt.ProtoICMPv6:
-		if in.icmp.Parse(&in.pkt, head) == nil && in.icmp.Proto == pkt.ProtoTCP {
+		if in.icmp.Parse(&in.pkt, head) != nil {
+			break
+		}
+		if in.icmp.Proto == pkt.ProtoSCTP {
+			w.sctpICMP()
+		}
+		if in.icmp.Proto == pkt.ProtoTCP {
 			if c := w.flows[in.icmp.Flow]; c != nil {
 				w.stats.RxICMP++
 				c.tcp.HandleICMP(w.now, &in.icmp)

@@ -24,6 +24,9 @@ type slotState struct {
 	posted uint16 // posts that the kernel has not completed
 	sum    uint32 // of the payload, so that a retransmission need not sum it again
 	n      int    // payload octets
+
+	sid     uint16 // SCTP: the stream
+	control bool   // SCTP: a session control message
 }
 
 // pumpConn moves a connection forward: it composes what the window lets out,
@@ -31,6 +34,9 @@ type slotState struct {
 func (w *worker) pumpConn(c *conn) int {
 	if c.gone {
 		return 0
+	}
+	if c.as != nil {
+		return w.pumpSCTP(c)
 	}
 	w.tell(c) // ahead of a FIN or the end
 	work := w.tcpEvents(c)

@@ -66,7 +66,8 @@ type worker struct {
 	done      [reapBudget]link.Slot
 	ipid      uint16
 
-	in      inbound // scratch of the frame in hand
+	sctp    *sctpState // nil: none
+	in      inbound    // scratch of the frame in hand
 	out     tcp.Out
 	wc      verbs.WC
 	current *conn   // whose client's memory is being touched
@@ -285,6 +286,10 @@ func (w *worker) onTimer(c *conn) {
 	if c.gone {
 		return
 	}
+	if c.as != nil {
+		w.sctpTimer(c)
+		return
+	}
 	if c.deadline.Due(w.now) {
 		c.deadline = 0
 		w.stats.Timeouts++
@@ -382,6 +387,10 @@ func (w *worker) fault(c *conn, reason any) {
 	for _, c := range w.conns {
 		c.dirty = false
 		w.mark(c)
+		if c.as != nil {
+			c.as.carrier.dirty = false
+			w.mark(&c.as.carrier)
+		}
 	}
 }
 

@@ -1,0 +1,391 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/sctp"
+	"github.com/iwarpd/iwarpd/sctp/session"
+)
+
+// SCTP is what may be set of DDP over SCTP, for a listener or a connect.
+type SCTP struct {
+	Profile session.Profile
+	UDP     bool // encapsulated (RFC 6951), port 9899 at both ends
+}
+
+// assoc is an SCTP association with its DDP streams. Each session on one of them is
+// a conn; one more conn, the carrier, stands for the association in the worker's
+// lists and timers.
+type assoc struct {
+	a       *sctp.Assoc
+	mux     *session.Mux // nil until established
+	opts    SCTP
+	flow    pkt.Flow // of SCTP
+	tuple   pkt.Tuple
+	carrier conn
+	streams map[uint16]*conn
+	lst     *sctpListener // nil: we dialled
+	dial    *conn         // whose Initiate waits for the association
+	setup   session.Setup
+	part    []byte   // a message that comes in pieces
+	kept    [][]byte // by sctp.Data.Slot
+	over    bool
+}
+
+type sctpListener struct {
+	id   ListenerID
+	l    *sctp.Listener
+	opts SCTP
+}
+
+// sctpState is what a worker has of SCTP.
+type sctpState struct {
+	assocs    map[pkt.Flow]*assoc
+	listeners map[listenKey]*sctpListener
+	scratch   []byte // a packet in one piece
+	out       sctp.Out
+	ctl       session.Control
+	ev        session.Event
+}
+
+var (
+	// ErrRejected is why a connection was closed whose peer refused it.
+	ErrRejected = errors.New("dataplane: session rejected by peer")
+	errSession  = errors.New("dataplane: session ended by peer")
+)
+
+func (w *worker) sctpConfig(o SCTP) *sctp.Config {
+	c := &sctp.Config{Streams: 64, UDP: o.UDP, RcvWindow: w.tcp.RcvWindow}
+	o.Profile.Configure(c)
+	return c
+}
+
+func (w *worker) sctpSecret() *sctp.Secret {
+	var s sctp.Secret
+	copy(s[:], w.e.secret[:])
+	copy(s[16:], "DDP over SCTP   ")
+	return &s
+}
+
+// ListenSCTP makes every worker accept DDP sessions over SCTP to local. EventRequest
+// asks for AnswerSCTP.
+func (e *Engine) ListenSCTP(local netip.AddrPort, o SCTP) (ListenerID, error) {
+	id := ListenerID(e.nextID.Add(1))
+	errs := make(chan error, len(e.workers))
+	for _, w := range e.workers {
+		w.post(func(w *worker) { errs <- w.listenSCTP(id, local, o) })
+	}
+	var first error
+	for range e.workers {
+		if err := <-errs; err != nil && first == nil {
+			first = err
+		}
+	}
+	return id, first
+}
+
+// ConnectSCTP opens an association from local to remote and a session on it.
+// EventAnswer, with the peer's data, or EventClosed follows within timeout; Attach
+// then takes the connection to full operation.
+func (e *Engine) ConnectSCTP(local, remote netip.AddrPort, o SCTP, set session.Setup, timeout time.Duration) (ConnID, error) {
+	hop, err := e.resolver.Resolve(remote.Addr(), local.Addr())
+	if err != nil {
+		return 0, err
+	}
+	w := e.workers[int(local.Port())%len(e.workers)]
+	id := w.newID()
+	done := make(chan error, 1)
+	w.post(func(w *worker) { done <- w.connectSCTP(id, pkt.NewFlow(local, remote), hop, o, set, timeout) })
+	return id, <-done
+}
+
+// AnswerSCTP answers the request of EventRequest: a.QP is attached, or, with a nil
+// QP, the request is rejected.
+func (e *Engine) AnswerSCTP(id ConnID, set session.Setup, a Attachment) {
+	e.onConn(id, func(w *worker, c *conn) {
+		if c != nil && c.as != nil {
+			w.answerSCTP(c, set, a)
+		}
+	})
+}
+
+func (w *worker) listenSCTP(id ListenerID, local netip.AddrPort, o SCTP) error {
+	s := w.sctp0()
+	k := keyOf(local)
+	if s.listeners[k] != nil {
+		return fmt.Errorf("dataplane: already listening on %v", local)
+	}
+	s.listeners[k] = &sctpListener{id, sctp.NewListener(w.sctpConfig(o), w.sctpSecret(), w.mtu), o}
+	return nil
+}
+
+// sctp0 returns the worker's SCTP, made when it is first asked for.
+func (w *worker) sctp0() *sctpState {
+	if w.sctp == nil {
+		w.sctp = &sctpState{assocs: make(map[pkt.Flow]*assoc), listeners: make(map[listenKey]*sctpListener), scratch: make([]byte, 1<<16)}
+	}
+	return w.sctp
+}
+
+func (w *worker) connectSCTP(id ConnID, flow pkt.Flow, hop Hop, o SCTP, set session.Setup, timeout time.Duration) error {
+	s := w.sctp0()
+	if s.assocs[flow] != nil {
+		return errFlowExists
+	}
+	mtu := w.mtu
+	if hop.MTU != 0 {
+		mtu = min(mtu, hop.MTU)
+	}
+	udp := uint16(0)
+	if o.UDP {
+		udp = sctp.UDPPort
+	}
+	t := tupleOf(flow, &hop)
+	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, udp, w.sctpSecret(), mtu), flow, t, o)
+	c := w.newSession(as, 0, id)
+	if timeout > 0 {
+		c.giveUp = w.now.Add(timeout)
+		as.carrier.giveUp = c.giveUp
+	}
+	as.dial, as.setup = c, set
+	w.mark(&as.carrier)
+	return nil
+}
+
+func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP) *assoc {
+	as := &assoc{a: a, opts: o, flow: flow, tuple: t, streams: make(map[uint16]*conn)}
+	as.tuple.Proto = pkt.ProtoSCTP
+	if o.UDP {
+		as.tuple.Proto = pkt.ProtoUDP
+	}
+	as.carrier.as, as.carrier.flow = as, flow
+	as.carrier.timer.conn = &as.carrier
+	w.sctp.assocs[flow] = as
+	return as
+}
+
+// newSession makes the conn of a session on stream sid.
+func (w *worker) newSession(as *assoc, sid uint16, id ConnID) *conn {
+	c := &conn{id: id, flow: as.flow, as: as, sid: sid}
+	c.timer.conn = c
+	as.streams[sid] = c
+	w.conns[c.id] = c
+	return c
+}
+
+// answerSCTP is AnswerSCTP.
+func (w *worker) answerSCTP(c *conn, set session.Setup, a Attachment) {
+	as := c.as
+	if c.closed || as.over || as.mux.State(c.sid) != session.Requested {
+		if a.QP != nil {
+			w.refuseAttach(c.id, a)
+		}
+		return
+	}
+	if a.QP == nil {
+		if as.mux.Reject(c.sid, set) == nil {
+			w.endSession(c, nil)
+		}
+		w.mark(&as.carrier)
+		return
+	}
+	if err := as.mux.Accept(c.sid, set); err != nil {
+		w.refuseAttach(c.id, a)
+		w.abort(c, err)
+		return
+	}
+	w.attachSCTP(c, a)
+}
+
+func (w *worker) refuseAttach(id ConnID, a Attachment) {
+	a.QP.QP.Error()
+	w.flushQP(a.QP)
+	w.e.events.push(Event{Kind: EventClosed, Conn: id, Worker: w.id, Err: errNoConn, QP: a.QP})
+}
+
+// attachSCTP takes a session that is open to full operation.
+func (w *worker) attachSCTP(c *conn, a Attachment) {
+	as := c.as
+	if c.closed || as.over || as.mux == nil || as.mux.State(c.sid) != session.Open || c.qp != nil {
+		w.refuseAttach(c.id, a)
+		return
+	}
+	w.linkQP(c, a)
+	c.qp.QP.Start(rdmap.Config{IRD: a.Params.IRD, ORD: a.Params.ORD})
+	c.stream = c.qp.QP.Stream()
+	c.mode = modeFull
+	w.event(c, EventEstablished, nil, nil)
+	if err := as.mux.Attach(c.sid, &ddpSink{w, c}); err != nil {
+		w.abort(c, err)
+	}
+	w.mark(&as.carrier)
+}
+
+// linkQP joins a connection and a queue pair.
+func (w *worker) linkQP(c *conn, a Attachment) {
+	b := a.QP
+	c.qp, c.attachP, c.attachE = b, a.Params, a.Fail
+	b.conn = c
+	b.id.Store(uint64(c.id))
+	if cl := w.client(b.Client); cl != nil {
+		for len(cl.conns) <= b.Bit {
+			cl.conns = append(cl.conns, nil)
+		}
+		cl.conns[b.Bit] = c
+	}
+}
+
+// ddpSink hands the DDP segments of a session to its stream.
+type ddpSink struct {
+	w *worker
+	c *conn
+}
+
+func (s *ddpSink) done(err *term.Error) *term.Error {
+	s.w.current = nil
+	if err != nil {
+		s.w.violation(s.c, err)
+	}
+	return err
+}
+
+func (s *ddpSink) HandleULPDU(b []byte) *term.Error {
+	if s.c.rxFailed || s.c.stream == nil {
+		return nil
+	}
+	s.w.stats.RxFPDUs++
+	s.w.current = s.c
+	return s.done(s.c.stream.HandleULPDU(b))
+}
+
+func (s *ddpSink) HandleEarly(key serial.Num, b []byte) bool {
+	if s.c.rxFailed || s.c.stream == nil {
+		return false
+	}
+	s.w.stats.RxFPDUsEarly++
+	s.w.current = s.c
+	ok := s.c.stream.HandleEarly(key, b)
+	s.w.current = nil
+	if ok {
+		s.w.stats.RxFPDUsPlacedEarly++
+	}
+	return ok
+}
+
+func (s *ddpSink) DeliverEarly(key serial.Num) *term.Error {
+	if s.c.rxFailed || s.c.stream == nil {
+		return nil
+	}
+	s.w.stats.RxFPDUs++
+	s.w.current = s.c
+	return s.done(s.c.stream.DeliverEarly(key))
+}
+
+// disconnectSCTP ends the session of c: what was posted still goes out.
+func (w *worker) disconnectSCTP(c *conn) {
+	if c.mode == modeFull {
+		w.composeDDP(c)
+	}
+	w.dropQP(c)
+	c.mode = modeClosing
+	w.closeSession(c)
+}
+
+// closeSession sends the session's Terminate.
+func (w *worker) closeSession(c *conn) {
+	as := c.as
+	w.mark(&as.carrier)
+	if as.mux == nil {
+		as.a.Abort(w.now) // nothing was set up yet
+		return
+	}
+	if as.mux.State(c.sid) == session.Initiating {
+		// Its answer is of no interest to anybody.
+		_ = as.mux.Terminate(c.sid)
+		w.endSession(c, nil)
+		return
+	}
+	if as.mux.Terminate(c.sid) != nil && as.mux.State(c.sid) == session.Idle {
+		w.endSession(c, nil)
+	}
+}
+
+// endSession tells the control plane that a session is over, and forgets it.
+func (w *worker) endSession(c *conn, err error) {
+	if c.gone {
+		return
+	}
+	as := c.as
+	w.finish(c, err)
+	c.gone = true
+	if as.streams[c.sid] == c {
+		delete(as.streams, c.sid)
+	}
+	if as.dial == c {
+		as.dial = nil
+	}
+	delete(w.conns, c.id)
+	if len(as.streams) == 0 && as.lst == nil {
+		as.a.Close(w.now)
+	}
+	w.mark(&as.carrier)
+}
+
+// sctpTimer is onTimer for an association.
+func (w *worker) sctpTimer(c *conn) {
+	as := c.as
+	if as.over {
+		return
+	}
+	w.mark(c)
+	if !c.deadline.Due(w.now) {
+		return // the wheel is early by up to a tick
+	}
+	c.deadline = 0
+	w.stats.Timeouts++
+	if c.giveUp.Due(w.now) {
+		c.giveUp = 0
+		if d := as.dial; d != nil {
+			d.err = ErrTimeout
+			as.a.Abort(w.now)
+		}
+	}
+	as.a.HandleTimeout(w.now)
+}
+
+// deadlineOf returns when the association has to be looked at.
+func (as *assoc) deadlineOf() clock.Time {
+	return clock.Earliest(as.a.Deadline(), as.carrier.giveUp)
+}
+
+// retire takes an association that has ended out of the tables. Its sessions end with
+// it, without a message of their own (RFC 5043 11.3).
+func (w *worker) retire(as *assoc) {
+	if as.over {
+		return
+	}
+	as.over = true
+	as.carrier.gone = true
+	w.timers.stop(&as.carrier.timer)
+	delete(w.sctp.assocs, as.flow)
+	for _, c := range as.streams {
+		w.remoteEventsSCTP(c)
+		w.endSession(c, as.a.Err())
+	}
+	for {
+		b, ok := as.a.PollReleased()
+		if !ok {
+			break
+		}
+		w.disown(link.Slot(b))
+	}
+}

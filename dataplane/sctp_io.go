@@ -1,0 +1,479 @@
+package dataplane
+
+import (
+	"encoding/binary"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/sctp"
+	"github.com/iwarpd/iwarpd/sctp/session"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// sctpFrame takes a frame with an SCTP packet, or with UDP that may hold one.
+func (w *worker) sctpFrame(f *link.Frame) {
+	in := &w.in
+	s := w.sctp
+	if s == nil {
+		w.stats.RxUnwanted++
+		return
+	}
+	off, n := in.pkt.L4Off, in.pkt.L4Len
+	udp := uint16(0)
+	if in.pkt.Proto == pkt.ProtoUDP {
+		if in.pkt.Flow.LocalPort != sctp.UDPPort || n < 8 {
+			w.stats.RxUnwanted++
+			return
+		}
+		udp = in.pkt.Flow.RemotePort
+		off, n = off+8, n-8
+	}
+	b := contiguous(f, off, n)
+	if b == nil {
+		b = s.scratch[:0]
+		for i := 0; i < f.N; i++ {
+			b = append(b, f.Pieces[i]...)
+		}
+		b = b[off : off+n]
+	}
+	if !sctp.Verify(b) {
+		w.stats.RxChecksum++
+		return
+	}
+	flow := in.pkt.Flow
+	flow.RemotePort, flow.LocalPort = binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])
+	as := s.assocs[flow]
+	if as == nil || as.a.State() == sctp.Closed {
+		if as = w.sctpUnowned(flow, udp, b); as == nil {
+			return
+		}
+	}
+	as.a.HandlePacket(w.now, flow, udp, b)
+	w.sctpData(as, b)
+	w.mark(&as.carrier)
+}
+
+// sctpICMP takes the ICMP error in hand, about an SCTP packet.
+func (w *worker) sctpICMP() {
+	if w.sctp == nil {
+		return
+	}
+	if as := w.sctp.assocs[w.in.icmp.Flow]; as != nil {
+		w.stats.RxICMP++
+		as.a.HandleICMP(w.now, &w.in.icmp)
+		w.mark(&as.carrier)
+	}
+}
+
+// sctpUnowned answers a packet that is no association's. It returns the one that a
+// listener made of it.
+func (w *worker) sctpUnowned(flow pkt.Flow, udp uint16, b []byte) *assoc {
+	t := w.in.pkt.Reply()
+	l := w.sctp.listeners[listenKey{flow.Local, flow.LocalPort}]
+	if l == nil {
+		l = w.sctp.listeners[listenKey{port: flow.LocalPort}]
+	}
+	if l == nil || l.opts.UDP != (udp != 0) {
+		w.stats.RxNoConn++
+		w.sctpReply(&t, udp, sctp.OutOfBlue(flow, b))
+		return nil
+	}
+	a, reply := l.l.HandlePacket(w.now, flow, udp, b)
+	w.sctpReply(&t, udp, reply)
+	if a == nil {
+		return nil
+	}
+	as := w.newAssoc(a, flow, t, l.opts)
+	as.lst = l
+	w.stats.PassiveOpens++
+	return as
+}
+
+func (w *worker) sctpReply(t *pkt.Tuple, udp uint16, b []byte) {
+	if b == nil {
+		return
+	}
+	s, ok := w.link.Alloc()
+	if !ok || len(b) > w.mtu-48 {
+		w.stats.TxNoSlot++
+		return
+	}
+	copy(w.link.Bytes(s)[headroom:], b)
+	w.slots[s].owned = false
+	w.postSCTP(t, udp, s, headroom, len(b))
+	w.stats.TxStateless++
+}
+
+// sctpData takes the user data that an association reports.
+func (w *worker) sctpData(as *assoc, b []byte) {
+	var d sctp.Data
+	for as.a.PollData(&d) {
+		switch d.Act {
+		case sctp.Deliver:
+			w.sctpMessage(as, &d, b[d.Off:d.Off+d.Len])
+		case sctp.Keep:
+			for len(as.kept) <= d.Slot {
+				as.kept = append(as.kept, nil)
+			}
+			as.kept[d.Slot] = append(as.kept[d.Slot][:0], b[d.Off:d.Off+d.Len]...)
+		case sctp.DeliverKept:
+			w.sctpMessage(as, &d, as.kept[d.Slot])
+		}
+	}
+	if as.mux != nil {
+		as.a.SetBacklog(as.mux.Held())
+	}
+}
+
+func (w *worker) sctpMessage(as *assoc, d *sctp.Data, b []byte) {
+	w.sctpUp(as)
+	if !d.Begin || !d.End {
+		as.part = append(as.part, b...)
+		if !d.End {
+			return
+		}
+		b, as.part = as.part, as.part[:0]
+	}
+	as.mux.HandleMessage(d.Stream, d.PPID, d.Unordered, b)
+}
+
+// sctpUp makes the sessions of an association that is established.
+func (w *worker) sctpUp(as *assoc) {
+	if as.mux != nil {
+		return
+	}
+	out, in := as.a.Streams()
+	as.mux = session.New(session.Config{Profile: as.opts.Profile}, min(out, in))
+	if c := as.dial; c != nil {
+		if err := as.mux.Initiate(c.sid, as.setup); err != nil {
+			w.endSession(c, err)
+		}
+		w.stats.ActiveOpens++
+	}
+}
+
+// pumpSCTP moves an association and its sessions forward.
+func (w *worker) pumpSCTP(c *conn) int {
+	as := c.as
+	if as.over {
+		return 0
+	}
+	work := w.sctpEvents(as)
+	if as.over {
+		return work
+	}
+	work += w.sessionEvents(as)
+	if as.mux != nil {
+		for as.a.Room() > 0 && w.link.FreeSlots() >= slotReserve && as.mux.PollControl(&w.sctp.ctl) {
+			w.sendControl(as, &w.sctp.ctl)
+			work++
+		}
+		for _, c := range as.streams {
+			if c.mode == modeFull {
+				work += w.composeDDP(c)
+			}
+		}
+	}
+	for as.a.PollTransmit(w.now, &w.sctp.out) {
+		w.transmitSCTP(as)
+		work++
+	}
+	for {
+		b, ok := as.a.PollReleased()
+		if !ok {
+			break
+		}
+		st := &w.slots[b]
+		if as.mux != nil {
+			as.mux.Acked(st.sid, st.control)
+		}
+		w.disown(link.Slot(b))
+		work++
+	}
+	w.sctpData(as, nil)
+	work += w.sessionEvents(as)
+	for _, c := range as.streams {
+		if c.mode == modeFull {
+			w.completions(c)
+		}
+	}
+	if work > 0 {
+		w.mark(&as.carrier)
+	}
+	work += w.sctpEvents(as)
+	if as.over {
+		return work
+	}
+	if at := as.deadlineOf(); at != as.carrier.deadline || at != 0 && !as.carrier.timer.armed() {
+		as.carrier.deadline = at
+		if at != 0 {
+			w.timers.arm(&as.carrier.timer, at)
+		}
+	}
+	return work
+}
+
+// sctpEvents acts on what the association reports.
+func (w *worker) sctpEvents(as *assoc) int {
+	n := 0
+	for {
+		ev, ok := as.a.PollEvent()
+		if !ok {
+			return n
+		}
+		n++
+		switch ev {
+		case sctp.EventUp:
+			w.sctpUp(as)
+		case sctp.EventRestart:
+			out, in := as.a.Streams()
+			for _, c := range as.streams {
+				w.endSession(c, errSession)
+			}
+			as.mux.Reset(min(out, in))
+		case sctp.EventShutdown:
+			for _, c := range as.streams {
+				w.event(c, EventPeerClosed, nil, nil)
+			}
+		case sctp.EventClosed:
+			for as.a.PollTransmit(w.now, &w.sctp.out) {
+				w.transmitSCTP(as)
+			}
+			w.retire(as)
+			return n
+		}
+	}
+}
+
+// sessionEvents acts on what the sessions report.
+func (w *worker) sessionEvents(as *assoc) int {
+	n := 0
+	ev := &w.sctp.ev
+	for as.mux != nil && as.mux.PollEvent(ev) {
+		n++
+		c := as.streams[ev.Stream]
+		if ev.Kind == session.EventRequest {
+			if c != nil {
+				w.endSession(c, nil) // the last session there; the peer knows that it is over
+			}
+			c = w.newSession(as, ev.Stream, w.newID())
+			c.passive = true
+			e := Event{Kind: EventRequest, Conn: c.id, Flow: c.flow, Worker: w.id, Setup: ev.Setup}
+			if as.lst != nil {
+				e.Listener = as.lst.id
+			}
+			w.e.events.push(e)
+			continue
+		}
+		if c == nil {
+			continue
+		}
+		switch ev.Kind {
+		case session.EventOpen:
+			as.dial, as.carrier.giveUp = nil, 0
+			w.e.events.push(Event{Kind: EventAnswer, Conn: c.id, Flow: c.flow, Worker: w.id, Setup: ev.Setup})
+		case session.EventRejected:
+			as.carrier.giveUp = 0
+			w.e.events.push(Event{Kind: EventRejected, Conn: c.id, Flow: c.flow, Worker: w.id, Setup: ev.Setup})
+			w.endSession(c, ErrRejected)
+		case session.EventTerminated:
+			w.event(c, EventPeerClosed, nil, nil)
+			w.remoteEventsSCTP(c)
+			w.dropQP(c)
+			c.mode = modeClosing
+		case session.EventFailed:
+			w.stats.Violations++
+			c.err = ev.Err
+			w.dropQP(c)
+			c.mode = modeClosing
+		case session.EventIdle:
+			w.endSession(c, nil)
+		}
+	}
+	return n
+}
+
+// remoteEventsSCTP acts on what the stream of a session reports.
+func (w *worker) remoteEventsSCTP(c *conn) {
+	if c.mode == modeFull && c.stream != nil {
+		w.remoteEvents(c)
+	}
+}
+
+// sendControl puts a session control message in a slot.
+func (w *worker) sendControl(as *assoc, c *session.Control) {
+	s, ok := w.link.Alloc()
+	if !ok {
+		return
+	}
+	n := copy(w.link.Bytes(s)[headroom:], c.Data)
+	w.pushSCTP(as, s, n, c.Stream, c.PPID, true)
+}
+
+func (w *worker) pushSCTP(as *assoc, s link.Slot, n int, sid uint16, ppid uint32, control bool) {
+	st := &w.slots[s]
+	st.owned, st.n, st.sid, st.control = true, n, sid, control
+	// The chunk's padding, if there is any.
+	clear(w.link.Bytes(s)[headroom+n : headroom+n+3])
+	as.a.Push(&sctp.Message{Stream: sid, PPID: ppid, Urgent: control, Buf: sctp.Buf(s), Len: n})
+}
+
+// composeDDP fills TX slots with DDP segments while the window has room.
+func (w *worker) composeDDP(c *conn) int {
+	as := c.as
+	w.remoteEventsSCTP(c)
+	n := 0
+	for c.mode == modeFull && as.mux.CanSend(c.sid) {
+		if n == pumpBudget {
+			w.mark(c)
+			break
+		}
+		if !c.failed {
+			c.qp.QP.PullSend(pumpBudget)
+		}
+		mulpdu := as.a.MaxMessage() - session.HeaderLen
+		if as.a.Room() < mulpdu+session.HeaderLen {
+			break
+		}
+		if w.link.FreeSlots() < slotReserve {
+			w.starve(c)
+			break
+		}
+		if !c.hasPend && !c.stream.PollSegment(mulpdu, &c.pending) {
+			break
+		}
+		s, ok := w.link.Alloc()
+		if !ok {
+			c.hasPend = true
+			w.starve(c)
+			break
+		}
+		c.hasPend = false
+		if used := w.composeSegment(c, w.link.Bytes(s)[headroom:]); used > 0 {
+			w.pushSCTP(as, s, used, c.sid, as.opts.Profile.Segment(), false)
+			w.stats.TxFPDUs++
+			n++
+		} else {
+			w.link.Free(s)
+			break
+		}
+	}
+	if n > 0 || c.failed {
+		w.remoteEventsSCTP(c)
+	}
+	if c.mode == modeFull && c.stream.TerminateSent() {
+		c.mode = modeClosing
+		w.dropQP(c)
+		w.closeSession(c)
+	}
+	return n
+}
+
+// composeSegment writes the pending segment behind its DDP-SSN. It returns 0 when the
+// payload could not be read: the stream knows.
+func (w *worker) composeSegment(c *conn, dst []byte) int {
+	p := &c.pending
+	var parts [verbs.MaxSGE][]byte
+	var payload [][]byte
+	if p.Len > 0 && p.Src.Kind != rdmap.SourceNone {
+		ok := false
+		if payload, ok = c.qp.QP.Gather(&p.Src, p.Len, parts[:0]); !ok {
+			w.violation(c, c.stream.Err())
+			w.mark(c)
+			return 0
+		}
+	}
+	w.current = c
+	n := session.HeaderLen + copy(dst[session.HeaderLen:], p.Hdr[:p.HdrLen])
+	for _, b := range payload {
+		n += copy(dst[n:], b)
+	}
+	w.current = nil
+	c.as.mux.Begin(c.sid, dst)
+	return n
+}
+
+// transmitSCTP makes a frame of the packet in w.sctp.out. One message that is in no
+// other post leaves from its own slot; anything else is copied.
+func (w *worker) transmitSCTP(as *assoc) {
+	o := &w.sctp.out
+	p := as.a.Path(o.Path)
+	t := as.tuple
+	t.Remote = p.Addr.As16()
+	if o.Retransmit {
+		w.stats.TxRetransmits++
+	}
+	if o.Fragment {
+		w.stats.TxNoSlot++ // IP fragments are not made: the path's MTU has to come back
+		return
+	}
+	if o.N == 1 {
+		q := &o.Parts[0]
+		s := link.Slot(q.Buf)
+		at := headroom - 16 - len(o.Head)
+		if w.slots[s].posted == 0 && at >= t.HeaderLen()+8 {
+			b := w.link.Bytes(s)
+			copy(b[at:], o.Head)
+			copy(b[headroom-16:], q.Hdr[:])
+			w.postSCTP(&t, p.UDPPort, s, at, o.Len)
+			return
+		}
+	}
+	s, ok := w.link.Alloc()
+	if !ok {
+		w.stats.TxNoSlot++
+		return
+	}
+	b := w.link.Bytes(s)[headroom:]
+	n := copy(b, o.Head)
+	for i := range o.Parts[:o.N] {
+		q := &o.Parts[i]
+		n += copy(b[n:], q.Hdr[:])
+		n += copy(b[n:], w.link.Bytes(link.Slot(q.Buf))[headroom:headroom+q.Len+q.Pad])
+	}
+	w.slots[s].owned = false
+	w.postSCTP(&t, p.UDPPort, s, headroom, n)
+}
+
+// postSCTP finishes the n octets of an SCTP packet at offset at of slot s, and posts
+// the frame.
+func (w *worker) postSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) {
+	b := w.link.Bytes(s)
+	sctp.SetChecksum(b[at : at+n])
+	if t.Proto == pkt.ProtoUDP {
+		at, n = at-8, n+8
+		h := b[at : at+8]
+		binary.BigEndian.PutUint16(h, sctp.UDPPort)
+		binary.BigEndian.PutUint16(h[2:], udp)
+		binary.BigEndian.PutUint16(h[4:], uint16(n))
+		h[6], h[7] = 0, 0
+		sum := max(pkt.Checksum(pkt.Sum(b[at:at+n], t.PseudoSum(n))), 1)
+		binary.BigEndian.PutUint16(h[6:], sum)
+	}
+	off := at - t.HeaderLen()
+	w.ipid++
+	t.Put(b[off:at], n, 0, w.ipid)
+	slot := &w.slots[s]
+	if !w.link.Post(s, off, at+n-off) {
+		w.link.Flush()
+		w.reap()
+		if !w.link.Post(s, off, at+n-off) {
+			w.stats.TxRingFull++
+			if !slot.owned && slot.posted == 0 {
+				w.link.Free(s)
+			}
+			return
+		}
+	}
+	slot.posted++
+	w.stats.TxFrames++
+	w.stats.TxOctets += uint64(at + n - off)
+}
+
+// sctpTerminated ends a session whose peer sent an RDMAP Terminate.
+func (w *worker) sctpTerminated(c *conn, err *term.RemoteError) {
+	c.err = err
+	w.closeSession(c)
+}

@@ -1,0 +1,311 @@
+package dataplane
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/impair"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/sctp/session"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// requestSCTP has host 0 ask host 1 for a session and waits for the request.
+func (s *sim) requestSCTP(o SCTP) (a *conn, req Event) {
+	s.t.Helper()
+	ha, hb := s.hosts[0], s.hosts[1]
+	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
+	hb.w.turn()
+	if hb.w.sctp == nil {
+		if err := hb.w.listenSCTP(1, remote, o); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	id := ha.w.newID()
+	if err := ha.w.connectSCTP(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, o, session.Setup{Private: []byte("hello")}, 0); err != nil {
+		s.t.Fatal(err)
+	}
+	s.until("request", func() bool {
+		ev, ok := hb.take(EventRequest)
+		if ok {
+			req = ev
+		}
+		return ok
+	})
+	if string(req.Setup.Private) != "hello" || req.Listener != 1 {
+		s.t.Fatalf("request %+v %+v", req, req.Setup)
+	}
+	return ha.w.conns[id], req
+}
+
+// openSCTP makes a session with queue pairs at both ends.
+func (s *sim) openSCTP(o SCTP, qa, qb *simQP) (a, b *conn) {
+	s.t.Helper()
+	a, req := s.requestSCTP(o)
+	ha, hb := s.hosts[0], s.hosts[1]
+	b = hb.w.conns[req.Conn]
+	hb.w.answerSCTP(b, session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8}})
+	var ans Event
+	s.until("answer", func() bool {
+		ev, ok := ha.take(EventAnswer)
+		if ok {
+			ans = ev
+		}
+		return ok
+	})
+	if string(ans.Setup.Private) != "welcome" || ans.Conn != a.id {
+		s.t.Fatalf("answer %+v", ans)
+	}
+	ha.w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8, Initiator: true}})
+	return a, b
+}
+
+// closedSCTP checks that everything came back.
+func (s *sim) closedSCTP() {
+	s.t.Helper()
+	s.until("associations gone", func() bool {
+		return len(s.hosts[0].w.sctp.assocs) == 0 && len(s.hosts[1].w.sctp.assocs) == 0
+	})
+	for s.step() {
+		if s.now > s.limit {
+			s.t.Fatal("never at rest")
+		}
+	}
+	for i, h := range s.hosts {
+		if h.link.FreeSlots() != h.link.Slots() {
+			s.t.Errorf("host %d: %d TX slots not given back", i, h.link.Slots()-h.link.FreeSlots())
+		}
+		if h.w.timers.count != 0 || len(h.w.conns) != 0 {
+			s.t.Errorf("host %d: %d timers, %d connections left", i, h.w.timers.count, len(h.w.conns))
+		}
+	}
+}
+
+// TestSCTPVerbs moves data by Write, Send and Read over SCTP, over good and bad
+// wires, in both profiles and over UDP.
+func TestSCTPVerbs(t *testing.T) {
+	seed := testenv.Seed(t)
+	seeds := 4
+	if testing.Short() {
+		seeds = 1
+	}
+	wires := []struct {
+		name string
+		cfg  impair.Config
+		mtu  int
+	}{
+		{"clean", impair.Config{}, 1500},
+		{"jumbo", impair.Config{}, 9000},
+		{"loss", impair.Config{Loss: 0.03, Delay: time.Millisecond}, 1500},
+		{"all", impair.Config{Loss: 0.02, Duplicate: 0.02, Reorder: 0.05, Corrupt: 0.01, Delay: time.Millisecond, Jitter: time.Millisecond}, 3498},
+	}
+	for _, wire := range wires {
+		for name, o := range map[string]SCTP{"rfc5043": {}, "draft": {Profile: session.Draft}, "udp": {UDP: true}} {
+			t.Run(wire.name+"/"+name, func(t *testing.T) {
+				for i := range seeds {
+					wire.cfg.Seed = seed + uint64(i)
+					cfg := link.PipeConfig{MTU: wire.mtu, AtoB: wire.cfg, BtoA: wire.cfg}
+					cfg.BtoA.Seed += 1000
+					moveDataSCTP(t, cfg, o, rand.New(rand.NewPCG(seed, uint64(i))))
+				}
+			})
+		}
+	}
+}
+
+func moveDataSCTP(t *testing.T, cfg link.PipeConfig, o SCTP, rng *rand.Rand) {
+	const size = 200_000
+	s := newSim(t, cfg)
+	qa, qb := newSimQP(t, s.hosts[0], 2*size), newSimQP(t, s.hosts[1], 2*size)
+	for i := range qa.mem[:size] {
+		qa.mem[i] = byte(rng.Uint32())
+	}
+	for i := range 16 {
+		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: uint64(i), SGEs: qb.sge(size+i*1000, 1000)})
+	}
+	a, b := s.openSCTP(o, qa, qb)
+	n := 0
+	for off := 0; off < size; n++ {
+		l := min(size-off, 1+rng.IntN(50_000))
+		qa.sends = append(qa.sends, verbs.SendWR{ID: uint64(n), Op: rdmap.OpWrite, SGEs: qa.sge(off, l), RKey: qb.reg.STag(), Remote: 0x10000 + uint64(off)})
+		off += l
+	}
+	for i := range 16 {
+		qa.sends = append(qa.sends, verbs.SendWR{ID: uint64(n), Op: rdmap.OpSend, SGEs: qa.sge(i*2000, 1000-i)})
+		n++
+	}
+	for off := 0; off < size; n++ {
+		l := min(size-off, 1+rng.IntN(50_000))
+		qa.sends = append(qa.sends, verbs.SendWR{ID: uint64(n), Op: rdmap.OpRead, SGEs: qa.sge(size+off, l), RKey: qb.reg.STag(), Remote: 0x10000 + uint64(off)})
+		off += l
+	}
+	s.hosts[0].w.mark(a)
+	s.until("all completed", func() bool { return len(qa.wcs) >= n && len(qb.wcs) >= 16 })
+	for i, wc := range qa.wcs {
+		if wc.ID != uint64(i) || wc.Status != verbs.WCSuccess {
+			t.Fatalf("completion %d: id %d, status %v", i, wc.ID, wc.Status)
+		}
+	}
+	for i, wc := range qb.wcs {
+		if wc.ID != uint64(i) || wc.Status != verbs.WCSuccess || wc.Len != uint32(1000-i) ||
+			!bytes.Equal(qb.mem[size+i*1000:][:1000-i], qa.mem[i*2000:][:1000-i]) {
+			t.Fatalf("receive %d: %+v", i, wc)
+		}
+	}
+	if !bytes.Equal(qb.mem[:size], qa.mem[:size]) || !bytes.Equal(qa.mem[size:], qa.mem[:size]) {
+		t.Fatal("memory differs")
+	}
+	if b.as.a.Stats().RxChunks == 0 {
+		t.Fatal("nothing went by SCTP")
+	}
+	s.hosts[0].w.disconnect(a, false)
+	for i := range s.hosts {
+		if ev := s.closed(i); ev.Err != nil {
+			t.Errorf("host %d closed by %v", i, ev.Err)
+		}
+	}
+	s.closedSCTP()
+}
+
+func newLoadSCTP(tb testing.TB, mtu int, op rdmap.Op, size int) (*sim, *conn, *loadQP) {
+	s := newSim(tb, link.PipeConfig{MTU: mtu})
+	qa, qb := &loadQP{simQP: newSimQP(tb, s.hosts[0], max(size, 4096))}, newSimQP(tb, s.hosts[1], max(size, 4096))
+	qa.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: qa.h.table, SQDepth: 256, MaxSGE: 1, SigAll: true, Sends: qa, Recvs: qa})
+	qa.SendCQ, qa.RecvCQ = qa, qa
+	qa.wr = verbs.SendWR{Op: op, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000}
+	a, _ := s.openSCTP(SCTP{}, qa.simQP, qb)
+	s.limit = 1 << 62
+	return s, a, qa
+}
+
+// TestSCTPAllocatesNothing covers the whole path of both hosts.
+func TestSCTPAllocatesNothing(t *testing.T) {
+	for _, l := range loads {
+		l.size = min(l.size, 64<<10)
+		s, a, q := newLoadSCTP(t, 1500, l.op, l.size)
+		s.load(a, q, 400)
+		if n := testing.AllocsPerRun(20, func() { s.load(a, q, 10) }); n != 0 {
+			t.Errorf("%v/%d: %v allocations in 10 work requests; want 0", l.op, l.size, n)
+		}
+	}
+}
+
+// BenchmarkPipeSCTP is BenchmarkPipe over SCTP.
+func BenchmarkPipeSCTP(b *testing.B) {
+	for _, mtu := range []int{1500, 9000} {
+		for _, l := range loads {
+			b.Run(fmt.Sprintf("%v/%d/mtu=%d", l.op, l.size, mtu), func(b *testing.B) {
+				s, a, q := newLoadSCTP(b, mtu, l.op, l.size)
+				s.load(a, q, 64)
+				b.SetBytes(int64(l.size))
+				b.ReportAllocs()
+				b.ResetTimer()
+				s.load(a, q, b.N)
+			})
+		}
+	}
+}
+
+// TestSCTPTerminate: a violation ends the session at both sides by the same code.
+func TestSCTPTerminate(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, _ := s.openSCTP(SCTP{}, qa, qb)
+	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: 0x12345678, Remote: 0})
+	s.post(a, qa, verbs.SendWR{ID: 2, Op: rdmap.OpRead, SGEs: qa.sge(0, 100), RKey: 0x12345678, Remote: 0})
+	s.closed(1)
+	if ev, ok := s.hosts[1].take(EventFailed); !ok || !errors.Is(ev.Err, term.ErrInvalidSTag) {
+		t.Errorf("host 1: EventFailed = %v, %v", ev.Err, ok)
+	}
+	if ev := s.closed(0); !errors.Is(ev.Err, term.ErrInvalidSTag) {
+		t.Errorf("host 0 closed by %v", ev.Err)
+	}
+	if len(qa.wcs) != 2 || qa.wcs[1].Status == verbs.WCSuccess {
+		t.Errorf("completions %+v", qa.wcs)
+	}
+	s.closedSCTP()
+}
+
+// TestSCTPReject: the ULP's refusal reaches the other side with its data.
+func TestSCTPReject(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	_, req := s.requestSCTP(SCTP{})
+	w := s.hosts[1].w
+	w.answerSCTP(w.conns[req.Conn], session.Setup{Private: []byte("no")}, Attachment{})
+	if ev := s.closed(0); ev.Err != ErrRejected {
+		t.Errorf("closed by %v", ev.Err)
+	}
+	if ev, ok := s.hosts[0].take(EventRejected); !ok || string(ev.Setup.Private) != "no" {
+		t.Errorf("EventRejected %v", ok)
+	}
+	s.closed(1)
+	s.closedSCTP()
+}
+
+// TestSCTPPeerGone: a host that falls silent is given up, and posted work is flushed.
+func TestSCTPPeerGone(t *testing.T) {
+	silent := false
+	s := newSim(t, link.PipeConfig{Filter: func(bool, []byte) bool { return !silent }})
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, _ := s.openSCTP(SCTP{}, qa, qb)
+	silent = true
+	s.limit = s.now.Add(time.Hour)
+	s.post(a, qa, verbs.SendWR{ID: 7, Op: rdmap.OpRead, SGEs: qa.sge(0, 100), RKey: qb.reg.STag(), Remote: 0x10000})
+	if ev := s.closed(0); ev.Err == nil {
+		t.Error("closed without an error")
+	}
+	if len(qa.wcs) != 1 || qa.wcs[0].Status != verbs.WCFlushErr {
+		t.Errorf("completions %+v", qa.wcs)
+	}
+	s.closed(1)
+	s.closedSCTP()
+}
+
+// TestSCTPAbortAndDetach: what the application cuts ends at both sides.
+func TestSCTPAbortAndDetach(t *testing.T) {
+	for _, detach := range []bool{false, true} {
+		s := newSim(t, link.PipeConfig{})
+		qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+		a, _ := s.openSCTP(SCTP{}, qa, qb)
+		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 5, SGEs: qb.sge(0, 10)})
+		if detach {
+			s.hosts[0].w.detach(a)
+		} else {
+			s.hosts[0].w.disconnect(a, true)
+		}
+		if ev := s.closed(0); ev.Err == nil {
+			t.Error("closed without an error")
+		}
+		s.closed(1)
+		if len(qb.wcs) != 1 || qb.wcs[0].Status != verbs.WCFlushErr {
+			t.Errorf("completions of host 1: %+v", qb.wcs)
+		}
+		s.closedSCTP()
+	}
+}
+
+// TestSCTPNoListener: a connect to nobody fails at once; one to silence in time.
+func TestSCTPNoListener(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	s.hosts[1].w.sctp0()
+	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 9)
+	w := s.hosts[0].w
+	w.turn()
+	if err := w.connectSCTP(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if ev := s.closed(0); ev.Err == nil {
+		t.Error("closed without an error")
+	}
+	s.closedSCTP()
+}
