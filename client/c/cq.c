@@ -22,13 +22,20 @@ _Static_assert(offsetof(struct iwarpd_wc, opcode) == 12 && offsetof(struct iwarp
 	       offsetof(struct iwarpd_wc, inv_key) == 28 && offsetof(struct iwarpd_wc, imm) == 32 &&
 	       offsetof(struct iwarpd_wc, vendor) == 40, "CQE of docs/api.md");
 
-struct iwarpd_cq {
-	struct object obj;
+/* The rings of a completion queue, one for each worker. */
+struct cq_rings {
 	struct map map;
 	_Atomic uint32_t *arm, *overruns;
-	int fd;
 	uint32_t turn; /* ring that a poll starts with */
 	struct ring rings[];
+};
+
+struct iwarpd_cq {
+	struct object obj;
+	struct cq_rings *now;
+	struct cq_rings *before; /* of before a resize, while they hold completions; or NULL */
+	uint32_t overruns;       /* of those that are gone */
+	int fd;
 };
 
 struct iwarpd_cq *cq_of(struct object *o)
@@ -41,34 +48,58 @@ uint32_t cq_handle(const struct iwarpd_cq *cq)
 	return cq->obj.handle;
 }
 
+static void rings_free(struct cq_rings *r)
+{
+	if (r)
+		map_close(&r->map);
+	free(r);
+}
+
 static void cq_free(struct object *o)
 {
 	struct iwarpd_cq *cq = cq_of(o);
 
-	map_close(&cq->map);
+	rings_free(cq->now);
+	rings_free(cq->before);
 	close(cq->fd);
 	free(cq);
+}
+
+static int new_rings(int fd, struct cq_rings **out)
+{
+	struct cq_rings *r;
+	struct map m;
+	int err = map_open(&m, fd, MAP_CQ);
+
+	if (err)
+		return err;
+	r = calloc(1, sizeof(*r) + m.rings * sizeof(r->rings[0]));
+	if (!r) {
+		map_close(&m);
+		return -ENOMEM;
+	}
+	r->map = m;
+	r->arm = map_word(&m, CQ_ARM);
+	r->overruns = map_word(&m, CQ_OVERRUNS);
+	for (uint32_t i = 0; i < m.rings; i++)
+		ring_consumer(&r->rings[i], &m, i);
+	*out = r;
+	return 0;
 }
 
 /* new_cq makes a queue of the descriptors of p, which it uses up if it succeeds. */
 static int new_cq(struct packet *p, struct iwarpd_cq **out)
 {
-	struct iwarpd_cq *cq;
-	struct map m;
-	int err = map_open(&m, p->fds[0], MAP_CQ);
+	struct iwarpd_cq *cq = calloc(1, sizeof(*cq));
+	int err;
 
-	if (err)
-		return err;
-	cq = calloc(1, sizeof(*cq) + m.rings * sizeof(cq->rings[0]));
-	if (!cq) {
-		map_close(&m);
+	if (!cq)
 		return -ENOMEM;
+	err = new_rings(p->fds[0], &cq->now);
+	if (err) {
+		free(cq);
+		return err;
 	}
-	cq->map = m;
-	cq->arm = map_word(&m, CQ_ARM);
-	cq->overruns = map_word(&m, CQ_OVERRUNS);
-	for (uint32_t i = 0; i < m.rings; i++)
-		ring_consumer(&cq->rings[i], &m, i);
 	cq->fd = p->fds[1];
 	fcntl(cq->fd, F_SETFL, O_NONBLOCK);
 	p->num_fds = 1;
@@ -126,6 +157,42 @@ int iwarpd_modify_cq(struct iwarpd_cq *cq, uint32_t count, uint32_t period_us, s
 	return device_do(cq->obj.dev, &req, e);
 }
 
+/* forget_before drops the rings of before a resize. */
+static void forget_before(struct iwarpd_cq *cq)
+{
+	if (!cq->before)
+		return;
+	cq->overruns += atomic_load(cq->before->overruns);
+	rings_free(cq->before);
+	cq->before = NULL;
+}
+
+int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *e)
+{
+	Pb__ResizeCQ body = PB__RESIZE_CQ__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	struct cq_rings *rings;
+	struct packet p;
+	int err;
+
+	if (cq->before)
+		return set_error(e, -EBUSY, "completion queue: poll what it held before the last resize first");
+	body.cq = cq->obj.handle;
+	body.depth = depth;
+	req.body_case = PB__REQUEST__BODY_RESIZE_CQ;
+	req.resize_cq = &body;
+	err = device_call(cq->obj.dev, &req, -1, PB__REPLY__BODY_CQ, 1, &p, e);
+	if (err)
+		return err;
+	err = new_rings(p.fds[0], &rings);
+	packet_free(&p);
+	if (err)
+		return set_error(e, err, "completion queue: %s", strerror(-err));
+	cq->before = cq->now;
+	cq->now = rings;
+	return 0;
+}
+
 /* poll_ring takes up to n completions of one ring. */
 static int poll_ring(struct ring *r, struct iwarpd_wc *wc, int n)
 {
@@ -141,20 +208,33 @@ static int poll_ring(struct ring *r, struct iwarpd_wc *wc, int n)
 	return got > 0 ? got : err;
 }
 
-int iwarpd_poll_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n)
+static int poll_rings(struct cq_rings *r, struct iwarpd_wc *wc, int n)
 {
 	int got = 0;
 
-	for (uint32_t i = 0; i < cq->map.rings && got < n; i++) {
-		int more = poll_ring(&cq->rings[cq->turn], wc + got, n - got);
+	for (uint32_t i = 0; i < r->map.rings && got < n; i++) {
+		int more = poll_ring(&r->rings[r->turn], wc + got, n - got);
 
 		if (more < 0)
 			return got > 0 ? got : more;
 		got += more;
-		if (got < n && ++cq->turn == cq->map.rings) /* that ring is empty */
-			cq->turn = 0;
+		if (got < n && ++r->turn == r->map.rings) /* that ring is empty */
+			r->turn = 0;
 	}
 	return got;
+}
+
+int iwarpd_poll_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n)
+{
+	int got;
+
+	if (cq->before) {
+		got = poll_rings(cq->before, wc, n);
+		if (got != 0)
+			return got;
+		forget_before(cq);
+	}
+	return poll_rings(cq->now, wc, n);
 }
 
 void iwarpd_arm_cq(struct iwarpd_cq *cq, bool solicited_only)
@@ -162,9 +242,9 @@ void iwarpd_arm_cq(struct iwarpd_cq *cq, bool solicited_only)
 	uint32_t none = ARM_NONE;
 
 	if (solicited_only)
-		atomic_compare_exchange_strong(cq->arm, &none, ARM_SOLICITED);
+		atomic_compare_exchange_strong(cq->now->arm, &none, ARM_SOLICITED);
 	else
-		atomic_store(cq->arm, ARM_NEXT);
+		atomic_store(cq->now->arm, ARM_NEXT);
 }
 
 /* drain reads the wake-ups that are there; -EPIPE: the daemon is gone. */
@@ -208,5 +288,7 @@ int iwarpd_cq_fd(const struct iwarpd_cq *cq)
 
 uint32_t iwarpd_cq_overruns(const struct iwarpd_cq *cq)
 {
-	return atomic_load(cq->overruns);
+	uint32_t before = cq->before ? atomic_load(cq->before->overruns) : 0;
+
+	return cq->overruns + before + atomic_load(cq->now->overruns);
 }

@@ -232,6 +232,9 @@ IWARPD_API int iwarpd_cq_fd(const struct iwarpd_cq *cq);
 /* Completions that were lost for want of room. */
 IWARPD_API uint32_t iwarpd_cq_overruns(const struct iwarpd_cq *cq);
 
+/* Gives the queue room for depth completions; those that it holds stay. It has to be armed anew. */
+IWARPD_API int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *e);
+
 /*
  * Moderation: an armed queue wakes its client when count completions have come,
  * or period_us after the first of them; for a solicited or failed one at once. 0

@@ -282,6 +282,29 @@ static void check_reg(struct side *a, struct side *b)
 	close(attr.fd);
 }
 
+/* check_resize makes a queue deeper while it holds completions: none is lost. */
+static void check_resize(struct side *a)
+{
+	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_RDMA_WRITE, .flags = IWARPD_SIGNALED };
+	struct iwarpd_wc wc;
+
+	for (int round = 0; round < 3; round++) {
+		uint32_t depth = (uint32_t)64 << round;
+
+		for (uint64_t i = 0; i < 6; i++) {
+			if (i == 3)
+				CHECK(iwarpd_resize_cq(a->scq, depth, &err) == 0);
+			wr.id = i;
+			CHECK(iwarpd_post_send(a->qp, &wr) == 0);
+		}
+		for (uint64_t i = 0; i < 6; i++) {
+			wc = wait_one(a->scq);
+			CHECK(wc.status == 0 && wc.id == i);
+		}
+	}
+	CHECK(iwarpd_resize_cq(a->scq, 0, &err) == -EINVAL);
+}
+
 static void check_posting(struct side *s)
 {
 	struct iwarpd_sge sge[3] = { { 0, 0, 0 } };
@@ -334,6 +357,7 @@ static void verbs(struct side *a, struct side *b)
 	check_messages(a, b);
 	check_window(a, b);
 	check_reg(a, b);
+	check_resize(a);
 	check_posting(a);
 	check_violation(a, b);
 	CHECK(iwarpd_cq_overruns(a->scq) == 0);
