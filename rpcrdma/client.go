@@ -164,15 +164,17 @@ func (c *Client) connect(ctx context.Context) (conn *Conn, quiet bool, err error
 	}
 }
 
-// retries is how often a call is made again after an error that tells how.
-const retries = 4
+// retries is how often a call is made again after an error that tells how, and
+// terminates how often after connections that ended by a Terminate: the call
+// itself may be what ends them (draft section 7.3).
+const retries, terminates = 4, 8
 
 // Call makes an RPC, as Conn.Call. After a broken connection it connects and
 // sends the call again, with the same XID, until ctx is done. After an error
 // that the draft lets a requester recover from it goes to the server again
 // with other formats, or with more memory if q.Again allows it.
 func (c *Client) Call(ctx context.Context, q *Call) (*Response, error) {
-	tries := 0
+	tries, ended := 0, 0
 	wait := 10 * time.Millisecond
 	call := *q
 	for {
@@ -195,7 +197,12 @@ func (c *Client) Call(ctx context.Context, q *Call) (*Response, error) {
 				return nil, err
 			}
 			continue // with the same XID: nothing was done
+		case errors.As(err, &lost) && errors.As(err, new(*iwarp.TerminateError)) && ended == terminates:
+			return nil, err
 		case errors.As(err, &lost), errors.Is(err, iwarp.ErrRefused), errors.Is(err, iwarp.ErrUnreachable), errors.Is(err, iwarp.ErrTimeout):
+			if errors.As(err, new(*iwarp.TerminateError)) {
+				ended++
+			}
 			select {
 			case <-time.After(wait):
 				wait = min(2*wait, time.Second)
