@@ -3,12 +3,10 @@
 package hostcheck
 
 import (
-	"bufio"
 	"fmt"
 	"net"
 	"os"
 	"runtime"
-	"strconv"
 	"strings"
 
 	"github.com/safchain/ethtool"
@@ -59,7 +57,7 @@ func Gather(name string) (*Facts, error) {
 		return nil, fmt.Errorf("hostcheck: RLIMIT_MEMLOCK: %w", err)
 	}
 	f.MemLock = lim.Cur
-	f.Capabilities = capabilities("/proc/self/status")
+	f.Capabilities = capabilities()
 	if b, err := os.ReadFile("/proc/sys/net/core/bpf_jit_enable"); err == nil {
 		f.JIT = strings.TrimSpace(string(b))
 	}
@@ -119,18 +117,12 @@ func look(e *ethtool.Ethtool, link netlink.Link) *Interface {
 	return i
 }
 
-// capabilities reads CapEff of a status file of proc(5).
-func capabilities(status string) uint64 {
-	f, err := os.Open(status)
-	if err != nil {
+// capabilities returns the effective ones of this thread.
+func capabilities() uint64 {
+	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var d [2]unix.CapUserData
+	if unix.Capget(&h, &d[0]) != nil {
 		return 0
 	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if hex, ok := strings.CutPrefix(lines.Text(), "CapEff:"); ok {
-			caps, _ := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
-			return caps
-		}
-	}
-	return 0
+	return uint64(d[1].Effective)<<32 | uint64(d[0].Effective)
 }
