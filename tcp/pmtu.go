@@ -192,11 +192,16 @@ func plateau(mtu int) int {
 	return ipv4MinMTU
 }
 
+// blackHoleTimeouts is how many time-outs of one segment in a row make a black
+// hole: R1 of RFC 9293 3.8.3 (SHLD-10). Fewer are too often mere loss, after which
+// the MTU would stay low for long.
+const blackHoleTimeouts = 3
+
 // blackHole lowers the path MTU when full segments do not get through and no
 // ICMP error says why (RFC 4821 7.7, RFC 8899 4.3).
 func (c *Conn) blackHole(now clock.Time) {
 	s := c.q.at(c.q.head)
-	if c.backoff < 2 || c.state < Established || c.q.head == c.q.next {
+	if c.backoff < blackHoleTimeouts || c.state < Established || c.q.head == c.q.next {
 		return
 	}
 	size := min(c.mtu, int(s.len)+c.overhead())
@@ -204,7 +209,7 @@ func (c *Conn) blackHole(now clock.Time) {
 		if mtu < size && mtu >= c.minMTU() {
 			c.changeMTU(now, mtu)
 			// What now leaves is no repetition: it does not wait as long.
-			c.backoff = 1
+			c.backoff = blackHoleTimeouts - 1
 			return
 		}
 	}

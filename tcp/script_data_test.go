@@ -649,14 +649,16 @@ func TestScriptSend(t *testing.T) {
 			+201ms
 			> P. 1+1460 re
 			+401ms
+			> P. 1+1460 re
+			+801ms
 			> P. 1+1360 re
 			mss 1360
-			+401ms
+			+801ms
 			> P. 1+1240 re
 			mss 1240
-			+401ms
+			+801ms
 			> P. 1+1044 re
-			+401ms
+			+801ms
 			> P. 1+1044 re
 			< . 1 ack 1461
 			released 1`},
