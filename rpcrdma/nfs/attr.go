@@ -102,6 +102,19 @@ func (o *object) wcc() nfsv3.WccData {
 	return nfsv3.WccData{Before: pre(&o.st), After: post(o.fd)}
 }
 
+// syncObject makes the attributes of a file or directory last.
+func (s *Server) syncObject(o *object, fh nfsv3.NfsFh3) error {
+	if t := o.st.Mode & unix.S_IFMT; s.cfg.Async || t != unix.S_IFREG && t != unix.S_IFDIR {
+		return nil
+	}
+	fd, err := s.tree.open(fh.Data, unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return s.sync(fd)
+}
+
 // proc is the path by which system calls that take no descriptor reach fd.
 func proc(fd int) string { return "/proc/self/fd/" + itoa(fd) }
 
@@ -138,9 +151,6 @@ func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) e
 			return err
 		}
 		err = unix.Ftruncate(fd, int64(z.Size))
-		if err == nil {
-			err = s.sync(fd)
-		}
 		unix.Close(fd)
 		if err != nil {
 			return err

@@ -126,7 +126,10 @@ func (s *Server) finish(c *cred, dir nfsv3.NfsFh3, name []byte, a *nfsv3.Sattr3)
 		return m, err
 	}
 	if a != nil {
-		if err = s.setattr(c, &o, nfsv3.NfsFh3{Data: fh}, a); err != nil {
+		if err = s.setattr(c, &o, nfsv3.NfsFh3{Data: fh}, a); err == nil {
+			err = s.syncObject(&o, nfsv3.NfsFh3{Data: fh})
+		}
+		if err != nil {
 			return m, err
 		}
 	}
@@ -161,8 +164,8 @@ func (s *Server) NfsV3Nfsproc3Create(ctx context.Context, a *nfsv3.Create3args) 
 		if err == nil {
 			defer unix.Close(fd)
 			if attrs != nil {
-				attrs = withoutMode(*attrs)
-				return s.sync(fd)
+				attrs = withoutMode(*attrs) // finish makes it last
+				return nil
 			}
 			how, _ := a.How.(*nfsv3.Createhow3_EXCLUSIVE)
 			ts := exclusive(how.Verf)

@@ -45,7 +45,11 @@ func (s *Server) NfsV3Nfsproc3Setattr(ctx context.Context, a *nfsv3.Setattr3args
 	if g, ok := a.Guard.(*nfsv3.Sattrguard3_TRUE); ok && g.ObjCtime != nfstime(o.st.Ctim) {
 		return fail(&o, nfsv3.NFS3ERR_NOT_SYNC)
 	}
-	if err := s.setattr(&exchangeOf(ctx).cred, &o, a.Object, &a.NewAttributes); err != nil {
+	err = s.setattr(&exchangeOf(ctx).cred, &o, a.Object, &a.NewAttributes)
+	if err == nil {
+		err = s.syncObject(&o, a.Object)
+	}
+	if err != nil {
 		return fail(&o, status(err))
 	}
 	return &nfsv3.Setattr3res_NFS3_OK{Resok: nfsv3.Setattr3resok{ObjWcc: o.wcc()}}, nil

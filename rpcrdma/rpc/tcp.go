@@ -7,12 +7,16 @@ import (
 	"io"
 	"net"
 	"sync"
+	"time"
 )
 
 // maxRecord is the longest message that is taken over TCP, in octets.
 const maxRecord = 1<<20 + 1<<16
 
-// ServeTCP serves the connections of l until ctx is done or l fails (record
+// idle is how long a TCP connection may be without a whole call.
+const idle = 2 * time.Minute
+
+// ServeTCP serves the connections of l until ctx is done or l is closed (record
 // marking: RFC 5531 section 11).
 func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
@@ -26,7 +30,14 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			return err
+			if errors.Is(err, net.ErrClosed) {
+				return err
+			}
+			select { // a connection that was gone already, or no descriptors
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+			}
+			continue
 		}
 		slots <- struct{}{}
 		wg.Go(func() {
@@ -41,6 +52,7 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 	peer, _, _ := net.SplitHostPort(c.RemoteAddr().String())
 	for {
+		_ = c.SetDeadline(time.Now().Add(idle))
 		b, err := ReadRecord(c)
 		if err != nil {
 			return
