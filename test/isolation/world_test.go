@@ -1,0 +1,313 @@
+// Package isolation tests what a daemon's clients cannot do to each other and to
+// it: two programs under different users, of which one is hostile; programs that
+// are killed; very many queue pairs and clients at once.
+package isolation
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/ctrl"
+)
+
+// full reports whether the tests run at the size of the requirements, not in the
+// short share that every run of the tests has.
+func full() bool { return os.Getenv("IWARPD_ISOLATION") == "full" }
+
+// roleEnv makes the test program a client instead.
+const roleEnv = "IWARPD_ISOLATION_ROLE"
+
+// job is what a client process is told.
+type job struct {
+	Socket string
+	Peer   string // sink of the other node
+	Strike string // its service that attacks whoever connects
+	Victim victimObjects
+	Seed   uint64
+}
+
+// victimObjects are the names of the victim's objects: the attacker guesses well.
+type victimObjects struct {
+	QP, RKey uint32
+	Addr     uint64
+	Port     uint16
+	Handles  []uint32
+	Client   uint32
+}
+
+func TestMain(m *testing.M) {
+	role := os.Getenv(roleEnv)
+	if role == "" {
+		os.Exit(m.Run())
+	}
+	var j job
+	in := bufio.NewReader(os.Stdin)
+	line, err := in.ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(line, &j)
+	}
+	if err == nil {
+		err = map[string]func(*job, *bufio.Reader) error{"victim": victim, "attacker": attacker, "worker": worker}[role](&j, in)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, role+":", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// world is two nodes; the clients are those of b, through its socket.
+type world struct {
+	a, b   *embed.Node
+	dir    string
+	exe    string // the test program, where other users can run it
+	socket string
+	peer   string
+	strike string
+}
+
+func newWorld(t *testing.T, limits ctrl.Limits) *world {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "iwarpd-isolation")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	w := &world{dir: dir, exe: filepath.Join(dir, "test"), socket: filepath.Join(dir, "iwarpd.sock")}
+	if err := copyFile("/proc/self/exe", w.exe); err != nil {
+		t.Fatal(err)
+	}
+	w.a, w.b, err = embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: w.socket, Mode: 0o666, Limits: limits}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(func() { cancel(); w.a.Close(); w.b.Close() })
+	w.peer = w.service(t, ctx, ":7001", sink)
+	w.strike = w.service(t, ctx, ":7002", strike)
+	return w
+}
+
+func copyFile(from, to string) error {
+	r, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	f, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, r)
+	return errors.Join(err, f.Close())
+}
+
+// service accepts connections on node a.
+func (w *world) service(t *testing.T, ctx context.Context, addr string, serve func(context.Context, *iwarp.Conn)) string {
+	t.Helper()
+	l, err := w.a.Device().Listen(ctx, addr, &iwarp.Config{Backlog: 2000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			c, err := l.Accept(ctx)
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Abort()
+				serve(ctx, c)
+			}()
+		}
+	}()
+	return w.a.Addr().String() + addr
+}
+
+// sink gives each connection memory to write to, and tells it by a message.
+func sink(ctx context.Context, c *iwarp.Conn) {
+	m, err := c.Alloc(ctx, 1<<16, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite|iwarp.AccessRemoteRead)
+	if err != nil {
+		return
+	}
+	if c.Send(ctx, marshal(m.Remote())) == nil {
+		<-c.QP().Done()
+	}
+}
+
+// strike writes to, or reads from, what the private data of the connection names.
+func strike(ctx context.Context, c *iwarp.Conn) {
+	var at struct {
+		iwarp.Remote
+		Read bool
+	}
+	if json.Unmarshal(c.Info().PrivateData, &at) != nil {
+		return
+	}
+	b := []byte("struck by the peer")
+	if at.Read {
+		_ = c.Read(ctx, at.Remote, b)
+	} else {
+		_ = c.Write(ctx, at.Remote, b)
+	}
+	<-c.QP().Done()
+}
+
+func marshal(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// process is a client process.
+type process struct {
+	*exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+// start runs a client as user uid.
+func (w *world) start(t *testing.T, role string, uid uint32, j job) *process {
+	t.Helper()
+	j.Socket, j.Peer, j.Strike = w.socket, w.peer, w.strike
+	p := &process{Cmd: exec.Command(w.exe)}
+	p.Env = append(os.Environ(), roleEnv+"="+role, "GOTRACEBACK=all")
+	p.Stderr = os.Stderr
+	if os.Getuid() == 0 {
+		p.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	}
+	var err error
+	if p.in, err = p.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewReader(out)
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.in.Close(); _ = p.Process.Kill(); _ = p.Wait() })
+	if _, err := p.in.Write(append(marshal(j), '\n')); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// ask writes a line and reads the answer.
+func (p *process) ask(t *testing.T, line string, v any) {
+	t.Helper()
+	if line != "" {
+		if _, err := io.WriteString(p.in, line+"\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := p.out.ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(b, v)
+	}
+	if err != nil {
+		t.Fatalf("%q: %q, %v", line, b, err)
+	}
+}
+
+// victim makes one of every object, then writes at a steady rate, and looks after
+// each answer whether its memory and its connection are whole.
+func victim(j *job, in *bufio.Reader) error {
+	ctx := context.Background()
+	d, err := iwarp.Open(ctx, j.Socket)
+	if err != nil {
+		return err
+	}
+	c, err := d.Dial(ctx, j.Peer, nil)
+	if err != nil {
+		return err
+	}
+	b := make([]byte, 4096)
+	n, err := c.Recv(ctx, b)
+	if err != nil {
+		return err
+	}
+	var to iwarp.Remote
+	if err := json.Unmarshal(b[:n], &to); err != nil {
+		return err
+	}
+	own, err := c.Alloc(ctx, 1<<16, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteAtomic)
+	if err != nil {
+		return err
+	}
+	for i := range own.Bytes() {
+		own.Bytes()[i] = byte(i*7 + 3)
+	}
+	l, err := d.Listen(ctx, ":7100", &iwarp.Config{Streaming: true})
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if _, err := c.PD().AllocMW(ctx); err != nil {
+		return err
+	}
+	if _, err := d.CreateSRQ(ctx, iwarp.SRQConfig{PD: c.PD()}); err != nil {
+		return err
+	}
+	objects := victimObjects{QP: c.QP().Num(), RKey: own.RKey(), Addr: own.Base(), Port: l.Addr().Port(), Client: d.Attr().Client}
+	for h := range uint32(16) { // handles begin at 1
+		objects.Handles = append(objects.Handles, h+1)
+	}
+	fmt.Println(string(marshal(objects)))
+	const pace = 500 * time.Microsecond
+	for {
+		line, err := in.ReadString('\n')
+		if err != nil {
+			return nil
+		}
+		length, err := time.ParseDuration(line[:len(line)-1])
+		if err != nil {
+			return err
+		}
+		done := 0
+		began := time.Now()
+		for next := began; time.Since(began) < length; next = next.Add(pace) {
+			time.Sleep(time.Until(next))
+			if err := c.Write(ctx, to.At(0, 4096), b); err != nil {
+				return err
+			}
+			done++
+		}
+		for i, v := range own.Bytes() {
+			if v != byte(i*7+3) {
+				return fmt.Errorf("octet %d of the victim's memory is %#x", i, v)
+			}
+		}
+		fmt.Println(string(marshal(float64(done) / time.Since(began).Seconds())))
+	}
+}
+
+// settle waits until ok holds.
+func settle(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); {
+		if time.Now().After(end) {
+			t.Fatal("not within 20 s: ", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
