@@ -109,7 +109,13 @@ func expert(t *testing.T, file string) map[string]int {
 		if m := expertRow.FindStringSubmatch(line); m != nil && severity != "" && strings.Contains(" TCP IP IPv4 IPv6 Ethernet ", " "+m[3]+" ") {
 			n := 0
 			fmt.Sscan(m[1], &n)
-			found[severity+": "+number.ReplaceAllString(m[4], "N")] += n
+			summary := number.ReplaceAllString(m[4], "N")
+			if strings.Contains(summary, "captured (common at capture start)") {
+				// A gap, or an ACK that was seen before its segment: of the wire and
+				// of the capture, not of who sent it.
+				summary = "not captured, or only later"
+			}
+			found[severity+": "+summary] += n
 		}
 	}
 	return found
