@@ -238,10 +238,20 @@ func TestExpert(t *testing.T) {
 	// are judged together.
 	for _, k := range slices.Sorted(maps.Keys(merge(found["kernel"], found["ours"]))) {
 		t.Logf("%-100s kernel %6d ours %6d", k, found["kernel"][k], found["ours"][k])
-		if found["kernel"][k] == 0 && (strings.HasPrefix(k, "Error") || strings.HasPrefix(k, "Warn")) {
+		if found["kernel"][k] == 0 && (full() || !slices.Contains(usual, k)) && (strings.HasPrefix(k, "Error") || strings.HasPrefix(k, "Warn")) {
 			t.Errorf("%s: %d in our traces, none in the kernel's", k, found["ours"][k])
 		}
 	}
+}
+
+// usual are the warnings that the kernel's own traces show in a full run. In a
+// short one it is chance which of them come up on either side.
+var usual = []string{
+	"Warns: D-SACK Sequence",
+	"Warns: TCP Zero Window segment",
+	"Warns: TCP window specified by the receiver is now completely full",
+	"Warns: This frame is a (suspected) out-of-order segment",
+	"Warns: not captured, or only later",
 }
 
 func merge(a, b map[string]int) map[string]int {
