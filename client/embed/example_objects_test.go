@@ -1,0 +1,155 @@
+package embed_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+)
+
+// Two programs agree on a greeting over the TCP connection, and start MPA behind it.
+func Example_stream() {
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx := context.Background()
+
+	qp := func(n *embed.Node) *iwarp.QP {
+		d := n.Device()
+		pd, err := d.AllocPD(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		cq, err := d.CreateCQ(ctx, 16)
+		if err != nil {
+			log.Fatal(err)
+		}
+		q, err := d.CreateQP(ctx, iwarp.QPConfig{PD: pd, SendCQ: cq, RecvCQ: cq})
+		if err != nil {
+			log.Fatal(err)
+		}
+		return q
+	}
+	l, err := b.Device().Listen(ctx, ":7174", &iwarp.Config{Streaming: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		s, err := l.AcceptStream(ctx)
+		if err != nil {
+			done <- err
+			return
+		}
+		word := make([]byte, 5)
+		if err := s.ReadFull(ctx, word); err != nil { // these octets, and none of MPA's
+			done <- err
+			return
+		}
+		fmt.Printf("the peer says %q\n", word)
+		req, err := s.Request(ctx)
+		if err == nil {
+			_, err = req.Accept(ctx, qp(b), nil)
+		}
+		done <- err
+	}()
+
+	q := qp(a)
+	s, err := q.ConnectStream(ctx, fmt.Sprintf("%v:7174", b.Addr()), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := s.Write(ctx, []byte("hello")); err != nil {
+		log.Fatal(err)
+	}
+	info, err := s.StartMPA(ctx, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("work requests flow to port", info.Remote.Port())
+	// Output:
+	// the peer says "hello"
+	// work requests flow to port 7174
+}
+
+// A server posts its receives to one queue for all of its connections, and is told
+// when they run short.
+func Example_srq() {
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx := context.Background()
+	d := b.Device()
+	pd, err := d.AllocPD(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	cq, err := d.CreateCQ(ctx, 64)
+	if err != nil {
+		log.Fatal(err)
+	}
+	mem, err := pd.Alloc(ctx, 4096, iwarp.AccessLocalWrite)
+	if err != nil {
+		log.Fatal(err)
+	}
+	srq, err := d.CreateSRQ(ctx, iwarp.SRQConfig{PD: pd, Depth: 16, Limit: 4})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i := range 4 {
+		if err := srq.PostRecv(&iwarp.RecvWR{ID: uint64(i), SGEs: []iwarp.SGE{mem.SGE(i*1024, 1024)}}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	l, err := d.Listen(ctx, ":7174", nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		q, err := d.CreateQP(ctx, iwarp.QPConfig{PD: pd, SendCQ: cq, RecvCQ: cq, SRQ: srq})
+		if err != nil {
+			done <- err
+			return
+		}
+		req, err := l.Request(ctx)
+		if err == nil {
+			_, err = req.Accept(ctx, q, nil)
+		}
+		done <- err
+	}()
+	c, err := a.Device().Dial(ctx, fmt.Sprintf("%v:7174", b.Addr()), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		log.Fatal(err)
+	}
+	if err := c.Send(ctx, []byte("for whoever takes it")); err != nil {
+		log.Fatal(err)
+	}
+	wcs := make([]iwarp.WC, 1)
+	if _, err := cq.Wait(ctx, wcs); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("receive %d: %s\n", wcs[0].ID, mem.Bytes()[:wcs[0].Len])
+	ev, err := d.AsyncEvent(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(ev.Kind)
+	// Output:
+	// receive 0: for whoever takes it
+	// shared receive queue limit
+}
