@@ -48,6 +48,9 @@ func (c *Client) XID() uint32 {
 	}
 }
 
+// Buffer allocates registered memory, as Endpoint.Buffer.
+func (c *Client) Buffer(ctx context.Context, n int) (*Buffer, error) { return c.e.Buffer(ctx, n) }
+
 // Close ends the connection.
 func (c *Client) Close() error {
 	c.mu.Lock()

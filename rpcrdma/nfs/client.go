@@ -511,13 +511,21 @@ func (n *Client) put(ctx context.Context, fh []byte, r io.Reader) (done int64, l
 			take()
 			continue
 		}
-		b := make([]byte, n.io)
-		k, rerr := io.ReadFull(r, b)
-		if k > 0 {
-			b, at := b[:k], off
+		// Read into memory from which the data go as they are.
+		buf, berr := n.rpc.Buffer(ctx, n.io)
+		if berr != nil {
+			err = berr
+			break
+		}
+		k, rerr := io.ReadFull(r, buf.Bytes())
+		if k == 0 {
+			buf.Release()
+		} else {
+			b, at := buf.Bytes()[:k], off
 			off += uint64(k)
 			flying++
 			go func() {
+				defer buf.Release()
 				var s sent
 				for len(b) > 0 {
 					c, committed, verf, err := n.write(ctx, fh, at, b, nfsv3.UNSTABLE)
