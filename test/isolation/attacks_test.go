@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -325,7 +326,8 @@ func wqe(fill func(f *foe, e []byte)) func(*foe) error {
 				return nil
 			}
 		}
-		return errors.New("no completion within 10 s")
+		rep, _, err := f.r.do(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{Qp: o.qp}}})
+		return fmt.Errorf("no completion within 10 s: %v, %w", rep.GetQps(), err)
 	}
 }
 
@@ -454,6 +456,9 @@ func attacker(j *job, in *bufio.Reader) error {
 			return nil
 		}
 		for _, a := range attacks(j) {
+			if only := os.Getenv("IWARPD_ATTACK"); only != "" && !strings.Contains(a.name, only) {
+				continue
+			}
 			report := map[string]string{"Attack": a.name}
 			err := f.strikeOnce(&a)
 			if err != nil {
@@ -469,6 +474,18 @@ func attacker(j *job, in *bufio.Reader) error {
 func (f *foe) strikeOnce(a *attack) (err error) {
 	if f.r, err = greet(f.Socket); err != nil {
 		return fmt.Errorf("the daemon does not greet: %w", err)
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) { // what the attack before had is given back
+		rep, _, err := f.r.must(&ctrlpb.Request{Body: &ctrlpb.Request_QueryStatus{QueryStatus: &ctrlpb.QueryStatus{}}})
+		if err != nil {
+			return fmt.Errorf("the daemon does not answer: %w", err)
+		}
+		if rep.GetStatus().Clients == 1 {
+			break
+		}
+		if time.Now().After(end) {
+			return errors.New("what the attack before had is not given back within 10 s")
+		}
 	}
 	fds := openFDs()
 	err = a.run(f)

@@ -120,7 +120,7 @@ func copyFile(from, to string) error {
 // service accepts connections on node a.
 func (w *world) service(t *testing.T, ctx context.Context, addr string, serve func(context.Context, *iwarp.Conn)) string {
 	t.Helper()
-	l, err := w.a.Device().Listen(ctx, addr, &iwarp.Config{Backlog: 2000})
+	l, err := w.a.Device().Listen(ctx, addr, &iwarp.Config{Backlog: 2000, SendDepth: 4, RecvDepth: 4, RecvSize: 256})
 	if err != nil {
 		t.Fatal(err)
 	}
