@@ -122,7 +122,20 @@ type Startup struct {
 	// 0: the daemon's default, negative: none.
 	IRD, ORD int
 	Timeout  time.Duration // of each wait of the start-up
+
+	Transport Transport // what carries DDP; over SCTP of the rest Revision, IRD and ORD count
+	UDP       bool      // SCTP in UDP, port 9899 (RFC 6951)
 }
+
+// Transport is what carries DDP.
+type Transport uint8
+
+// The transports.
+const (
+	TCP       Transport = iota // with MPA
+	SCTP                       // RFC 5043, with the set-up of RFC 6581
+	SCTPDraft                  // draft-ietf-rddp-sctp-00
+)
 
 func (s *Startup) pb() *ctrlpb.Startup {
 	p := &ctrlpb.Startup{}
@@ -148,6 +161,7 @@ func (s *Startup) pb() *ctrlpb.Startup {
 	if s.Timeout > 0 {
 		p.TimeoutMs = proto.Uint32(millis(s.Timeout))
 	}
+	p.Transport, p.UdpEncapsulation = ctrlpb.Transport(s.Transport), s.UDP
 	return p
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
+	ddp "github.com/iwarpd/iwarpd/sctp/session"
 )
 
 // connState is where a connection stands.
@@ -52,11 +53,13 @@ type conn struct {
 	limit    clock.Time // of the whole set-up, or of the present wait
 	deadline clock.Time // the earlier of limit and st's
 	params   mpa.Params
-	private  []byte // of the peer
-	counted  bool   // in Server.perPeer
-	waiting  bool   // in listener.waiting
-	failure  error  // connSwitching: the start-up failed, and the peer is being told by a Terminate
-	lingers  bool   // closed in order: its port must rest
+	private  []byte          // of the peer
+	counted  bool            // in Server.perPeer
+	waiting  bool            // in listener.waiting
+	sctp     *dataplane.SCTP // nil: TCP
+	enhanced *ddp.Enhanced   // of the peer, over SCTP
+	failure  error           // connSwitching: the start-up failed, and the peer is being told by a Terminate
+	lingers  bool            // closed in order: its port must rest
 
 	streaming bool   // begins as a byte stream
 	in        []byte // connStreaming: received and not consumed
@@ -75,6 +78,10 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 	defer s.mu.Unlock()
 	if ev.Kind == dataplane.EventAccepted {
 		s.accepted(ev)
+		return
+	}
+	if ev.Kind == dataplane.EventRequest {
+		s.requestSCTP(ev)
 		return
 	}
 	c := s.conns[ev.Conn]
@@ -96,6 +103,8 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 		default:
 			s.startInitiator(c)
 		}
+	case dataplane.EventAnswer, dataplane.EventRejected:
+		s.answeredSCTP(c, ev)
 	case dataplane.EventData:
 		s.streamData(c, ev.Data)
 	case dataplane.EventWritable:
@@ -267,12 +276,21 @@ func (c *session) accept(r *ctrlpb.Accept) error {
 	if r.Ord != nil {
 		ord = int(min(*r.Ord, uint32(s.cfg.Startup.MaxIRD)))
 	}
-	if err := cn.st.Accept(s.now(), r.PrivateData, ird, ord); err != nil {
-		return errorf(invalid, "ctrl: accept: %w", err)
+	if cn.sctp != nil {
+		err = checkPrivate(r.PrivateData)
+	} else if err = cn.st.Accept(s.now(), r.PrivateData, ird, ord); err != nil {
+		err = errorf(invalid, "ctrl: accept: %w", err)
+	}
+	if err != nil {
+		return err
 	}
 	s.answered(cn)
 	cn.listener.accepted++
 	cn.qp, q.conn, q.used = q, cn, true
+	if cn.sctp != nil {
+		s.acceptSCTP(cn, r.PrivateData, ird, ord)
+		return nil
+	}
 	s.pump(cn)
 	return nil
 }
@@ -285,11 +303,20 @@ func (c *session) reject(r *ctrlpb.Reject) error {
 	if err != nil {
 		return err
 	}
-	if err := cn.st.Reject(s.now(), r.PrivateData); err != nil {
-		return errorf(invalid, "ctrl: reject: %w", err)
+	if cn.sctp != nil {
+		err = checkPrivate(r.PrivateData)
+	} else if err = cn.st.Reject(s.now(), r.PrivateData); err != nil {
+		err = errorf(invalid, "ctrl: reject: %w", err)
+	}
+	if err != nil {
+		return err
 	}
 	s.answered(cn)
 	cn.listener.rejected++
+	if cn.sctp != nil {
+		s.rejectSCTP(cn, r.PrivateData)
+		return nil
+	}
 	s.pump(cn)
 	return nil
 }
@@ -318,7 +345,7 @@ func (s *Server) attach(c *conn, reply []byte) {
 	c.state = connSwitching
 	c.limit = s.now().Add(s.cfg.Startup.Timeout)
 	s.engine.Attach(c.id, dataplane.Attachment{QP: c.qp.binding, Params: c.params, Reply: reply})
-	if !c.params.Initiator && c.params.RTR == mpa.RTRNone {
+	if !c.params.Initiator && c.params.RTR == mpa.RTRNone && c.sctp == nil {
 		// Outside of the peer-to-peer model the responder has nothing to wait for:
 		// its sends are held back until the initiator's first FPDU.
 		s.established(c)
@@ -456,9 +483,9 @@ func (s *Server) closedEvent(c *conn, err error) {
 		if errors.Is(err, dataplane.ErrTimeout) {
 			code = timedOut
 		}
-		s.failConn(c, errorf(code, "tcp: %v: %w", c.remote, orClosed(err)))
+		s.failConn(c, errorf(code, "%s: %v: %w", c.llp(), c.remote, orClosed(err)))
 	case connStreaming:
-		s.failConn(c, errorf(refused, "tcp: %v: %w", c.remote, orClosed(err)))
+		s.failConn(c, errorf(refused, "%s: %v: %w", c.llp(), c.remote, orClosed(err)))
 	case connStartup:
 		c.st.HandleClosed(s.now())
 		s.pump(c)
@@ -469,15 +496,15 @@ func (s *Server) closedEvent(c *conn, err error) {
 			s.failConn(c, c.failure)
 			return
 		}
-		s.failConn(c, errorf(refused, "tcp: %v: %w", c.remote, orClosed(err)))
+		s.failConn(c, errorf(refused, "%s: %v: %w", c.llp(), c.remote, orClosed(err)))
 	case connUp, connClosing:
-		c.lingers = err == nil
+		c.lingers = err == nil && c.sctp == nil
 		if errors.Is(err, dataplane.ErrCQOverrun) {
 			c.qp.async(ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN, errorf(quota, "%w: make it as deep as all that can be outstanding on the queue pairs that use it", err))
 		}
 		d := &ctrlpb.Disconnected{Conn: c.handle, Qp: c.qp.num}
 		if err != nil {
-			d.Error = toPB(errorf(refused, "tcp: %v: %w", c.remote, err))
+			d.Error = toPB(errorf(refused, "%s: %v: %w", c.llp(), c.remote, err))
 		}
 		c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Disconnected{Disconnected: d}})
 		s.forget(c)

@@ -106,6 +106,13 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	if err != nil {
 		return err
 	}
+	o, err := s.sctpOf(r.Startup, r.Streaming)
+	if err == nil && o != nil {
+		err = checkPrivate(r.PrivateData)
+	}
+	if err != nil {
+		return err
+	}
 	cfg.PrivateData = r.PrivateData
 	if err := cfg.Validate(); err != nil {
 		return errorf(invalid, "ctrl: %w", err)
@@ -119,7 +126,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 		timeout = time.Duration(r.TimeoutMs) * time.Millisecond
 	}
 	cn := &conn{
-		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, limit: s.now().Add(timeout), streaming: r.Streaming,
+		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, limit: s.now().Add(timeout), streaming: r.Streaming, sctp: o,
 	}
 	c.conns[cn.handle] = cn
 	q.conn, q.used = cn, true
@@ -184,6 +191,14 @@ func (s *Server) dial(c *conn, attempt int) {
 		s.mu.Unlock()
 		return
 	}
+	if c.sctp != nil {
+		if err := s.claims.steerSCTP(cl); err != nil {
+			s.failConn(c, err)
+			s.claims.drop(cl)
+			s.mu.Unlock()
+			return
+		}
+	}
 	c.claim, c.local, c.state = cl, cl.addr, connDialing
 	flow := flowOf(c.local, c.remote)
 	s.dialing[flow] = c
@@ -193,6 +208,11 @@ func (s *Server) dial(c *conn, attempt int) {
 	connect := s.engine.Connect
 	if e, ok := s.engine.(Streaming); ok && c.streaming {
 		connect = e.ConnectStream
+	}
+	if c.sctp != nil {
+		connect = func(local, remote netip.AddrPort, timeout time.Duration) (dataplane.ConnID, error) {
+			return s.engine.(SCTP).ConnectSCTP(local, remote, *c.sctp, c.initiateSetup(), timeout)
+		}
 	}
 	id, err := connect(cl.addr, remote, max(timeout, time.Millisecond))
 

@@ -21,7 +21,8 @@ type listener struct {
 	backlog int
 	waiting int // connect requests that the client has not answered, and byte streams
 
-	streaming bool // connections begin as byte streams
+	streaming bool            // connections begin as byte streams
+	sctp      *dataplane.SCTP // nil: TCP
 
 	accepted, rejected, dropped uint64
 }
@@ -65,6 +66,10 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	if err := cfg.Validate(); err != nil {
 		return errorf(invalid, "ctrl: %w", err)
 	}
+	o, err := s.sctpOf(r.Startup, r.Streaming)
+	if err != nil {
+		return err
+	}
 	if err := c.count("listeners", c.policy().limits.Listens, countListen); err != nil {
 		return err
 	}
@@ -79,6 +84,14 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	if e, ok := s.engine.(Streaming); ok && r.Streaming {
 		listen = e.ListenStream
 	}
+	if o != nil {
+		listen = func(local netip.AddrPort, _ int) (dataplane.ListenerID, error) {
+			if err := s.claims.steerSCTP(cl); err != nil {
+				return 0, err
+			}
+			return s.engine.(SCTP).ListenSCTP(local, *o)
+		}
+	}
 	id, err := listen(cl.addr, backlog)
 	if err != nil {
 		cl.listening = false
@@ -87,7 +100,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 		return errorf(internal, "ctrl: listen on %v: %w", cl.addr, err)
 	}
 	s.lastIndex++
-	l := &listener{handle: c.newHandle(), index: s.lastIndex, id: id, sess: c, claim: cl, cfg: cfg, backlog: backlog, streaming: r.Streaming}
+	l := &listener{handle: c.newHandle(), index: s.lastIndex, id: id, sess: c, claim: cl, cfg: cfg, backlog: backlog, streaming: r.Streaming, sctp: o}
 	c.listens[l.handle] = l
 	s.listeners[id] = l
 	reply.Body = &ctrlpb.Reply_Listen{Listen: &ctrlpb.ListenReply{Listen: l.handle, Address: cl.addr.String()}}

@@ -128,6 +128,17 @@ func (w *worker) listenSCTP(id ListenerID, local netip.AddrPort, o SCTP) error {
 	return nil
 }
 
+func (w *worker) unlistenSCTP(id ListenerID) {
+	if w.sctp == nil {
+		return
+	}
+	for k, l := range w.sctp.listeners {
+		if l.id == id {
+			delete(w.sctp.listeners, k)
+		}
+	}
+}
+
 // sctp0 returns the worker's SCTP, made when it is first asked for.
 func (w *worker) sctp0() *sctpState {
 	if w.sctp == nil {

@@ -472,6 +472,7 @@ func (w *worker) listen(id ListenerID, local netip.AddrPort, backlog int, stream
 }
 
 func (w *worker) unlisten(id ListenerID) {
+	w.unlistenSCTP(id)
 	for k, l := range w.listeners {
 		if l.id == id {
 			delete(w.listeners, k)

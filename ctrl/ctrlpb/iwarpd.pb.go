@@ -187,6 +187,57 @@ func (Access) EnumDescriptor() ([]byte, []int) {
 	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{1}
 }
 
+// Transport is what carries DDP. Over SCTP the session control of RFC 5043 takes
+// the place of MPA; of Startup revision (2: RFC 6581's set-up), ird and ord count.
+type Transport int32
+
+const (
+	Transport_TRANSPORT_TCP        Transport = 0
+	Transport_TRANSPORT_SCTP       Transport = 1 // RFC 5043
+	Transport_TRANSPORT_SCTP_DRAFT Transport = 2 // draft-ietf-rddp-sctp-00
+)
+
+// Enum value maps for Transport.
+var (
+	Transport_name = map[int32]string{
+		0: "TRANSPORT_TCP",
+		1: "TRANSPORT_SCTP",
+		2: "TRANSPORT_SCTP_DRAFT",
+	}
+	Transport_value = map[string]int32{
+		"TRANSPORT_TCP":        0,
+		"TRANSPORT_SCTP":       1,
+		"TRANSPORT_SCTP_DRAFT": 2,
+	}
+)
+
+func (x Transport) Enum() *Transport {
+	p := new(Transport)
+	*p = x
+	return p
+}
+
+func (x Transport) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Transport) Descriptor() protoreflect.EnumDescriptor {
+	return file_ctrl_iwarpd_proto_enumTypes[2].Descriptor()
+}
+
+func (Transport) Type() protoreflect.EnumType {
+	return &file_ctrl_iwarpd_proto_enumTypes[2]
+}
+
+func (x Transport) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Transport.Descriptor instead.
+func (Transport) EnumDescriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{2}
+}
+
 type AsyncKind int32
 
 const (
@@ -223,11 +274,11 @@ func (x AsyncKind) String() string {
 }
 
 func (AsyncKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_ctrl_iwarpd_proto_enumTypes[2].Descriptor()
+	return file_ctrl_iwarpd_proto_enumTypes[3].Descriptor()
 }
 
 func (AsyncKind) Type() protoreflect.EnumType {
-	return &file_ctrl_iwarpd_proto_enumTypes[2]
+	return &file_ctrl_iwarpd_proto_enumTypes[3]
 }
 
 func (x AsyncKind) Number() protoreflect.EnumNumber {
@@ -236,7 +287,7 @@ func (x AsyncKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use AsyncKind.Descriptor instead.
 func (AsyncKind) EnumDescriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{2}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{3}
 }
 
 // Request is what a client sends. Replies may overtake each other: only the id
@@ -2878,18 +2929,20 @@ func (x *DestroyQP) GetQp() uint32 {
 // Startup is what MPA negotiates (RFC 5044 section 7, RFC 6581). Fields that
 // are absent mean the daemon's default.
 type Startup struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Crc           *bool                  `protobuf:"varint,1,opt,name=crc,proto3,oneof" json:"crc,omitempty"`                              // false: do not ask for CRC32c; used when the peer does not ask either
-	Markers       *bool                  `protobuf:"varint,2,opt,name=markers,proto3,oneof" json:"markers,omitempty"`                      // ask the peer to send markers
-	Revision      *uint32                `protobuf:"varint,3,opt,name=revision,proto3,oneof" json:"revision,omitempty"`                    // 1 or 2
-	Fallback      *bool                  `protobuf:"varint,4,opt,name=fallback,proto3,oneof" json:"fallback,omitempty"`                    // retry with revision 1, then without markers, when the peer refuses
-	P2P           *bool                  `protobuf:"varint,5,opt,name=p2p,proto3,oneof" json:"p2p,omitempty"`                              // peer-to-peer mode (RFC 6581 section 5)
-	Rtr           *uint32                `protobuf:"varint,6,opt,name=rtr,proto3,oneof" json:"rtr,omitempty"`                              // RTR bits: 1 Send, 2 Write, 4 Read
-	Ird           *uint32                `protobuf:"varint,7,opt,name=ird,proto3,oneof" json:"ird,omitempty"`                              // inbound reads that this side takes
-	Ord           *uint32                `protobuf:"varint,8,opt,name=ord,proto3,oneof" json:"ord,omitempty"`                              // outbound reads that this side wants
-	TimeoutMs     *uint32                `protobuf:"varint,9,opt,name=timeout_ms,json=timeoutMs,proto3,oneof" json:"timeout_ms,omitempty"` // of each wait of the start-up
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Crc              *bool                  `protobuf:"varint,1,opt,name=crc,proto3,oneof" json:"crc,omitempty"`                              // false: do not ask for CRC32c; used when the peer does not ask either
+	Markers          *bool                  `protobuf:"varint,2,opt,name=markers,proto3,oneof" json:"markers,omitempty"`                      // ask the peer to send markers
+	Revision         *uint32                `protobuf:"varint,3,opt,name=revision,proto3,oneof" json:"revision,omitempty"`                    // 1 or 2
+	Fallback         *bool                  `protobuf:"varint,4,opt,name=fallback,proto3,oneof" json:"fallback,omitempty"`                    // retry with revision 1, then without markers, when the peer refuses
+	P2P              *bool                  `protobuf:"varint,5,opt,name=p2p,proto3,oneof" json:"p2p,omitempty"`                              // peer-to-peer mode (RFC 6581 section 5)
+	Rtr              *uint32                `protobuf:"varint,6,opt,name=rtr,proto3,oneof" json:"rtr,omitempty"`                              // RTR bits: 1 Send, 2 Write, 4 Read
+	Ird              *uint32                `protobuf:"varint,7,opt,name=ird,proto3,oneof" json:"ird,omitempty"`                              // inbound reads that this side takes
+	Ord              *uint32                `protobuf:"varint,8,opt,name=ord,proto3,oneof" json:"ord,omitempty"`                              // outbound reads that this side wants
+	TimeoutMs        *uint32                `protobuf:"varint,9,opt,name=timeout_ms,json=timeoutMs,proto3,oneof" json:"timeout_ms,omitempty"` // of each wait of the start-up
+	Transport        Transport              `protobuf:"varint,10,opt,name=transport,proto3,enum=iwarpd.ctrl.v1.Transport" json:"transport,omitempty"`
+	UdpEncapsulation bool                   `protobuf:"varint,11,opt,name=udp_encapsulation,json=udpEncapsulation,proto3" json:"udp_encapsulation,omitempty"` // SCTP over UDP, port 9899 (RFC 6951)
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Startup) Reset() {
@@ -2983,6 +3036,20 @@ func (x *Startup) GetTimeoutMs() uint32 {
 		return *x.TimeoutMs
 	}
 	return 0
+}
+
+func (x *Startup) GetTransport() Transport {
+	if x != nil {
+		return x.Transport
+	}
+	return Transport_TRANSPORT_TCP
+}
+
+func (x *Startup) GetUdpEncapsulation() bool {
+	if x != nil {
+		return x.UdpEncapsulation
+	}
+	return false
 }
 
 type Listen struct {
@@ -6898,7 +6965,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
 	"max_inline\x18\x06 \x01(\rR\tmaxInline\"\x1b\n" +
 	"\tDestroyQP\x12\x0e\n" +
-	"\x02qp\x18\x01 \x01(\rR\x02qp\"\xde\x02\n" +
+	"\x02qp\x18\x01 \x01(\rR\x02qp\"\xc4\x03\n" +
 	"\aStartup\x12\x15\n" +
 	"\x03crc\x18\x01 \x01(\bH\x00R\x03crc\x88\x01\x01\x12\x1d\n" +
 	"\amarkers\x18\x02 \x01(\bH\x01R\amarkers\x88\x01\x01\x12\x1f\n" +
@@ -6909,7 +6976,10 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x03ird\x18\a \x01(\rH\x06R\x03ird\x88\x01\x01\x12\x15\n" +
 	"\x03ord\x18\b \x01(\rH\aR\x03ord\x88\x01\x01\x12\"\n" +
 	"\n" +
-	"timeout_ms\x18\t \x01(\rH\bR\ttimeoutMs\x88\x01\x01B\x06\n" +
+	"timeout_ms\x18\t \x01(\rH\bR\ttimeoutMs\x88\x01\x01\x127\n" +
+	"\ttransport\x18\n" +
+	" \x01(\x0e2\x19.iwarpd.ctrl.v1.TransportR\ttransport\x12+\n" +
+	"\x11udp_encapsulation\x18\v \x01(\bR\x10udpEncapsulationB\x06\n" +
 	"\x04_crcB\n" +
 	"\n" +
 	"\b_markersB\v\n" +
@@ -7252,7 +7322,11 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x12ACCESS_REMOTE_READ\x10\x04\x12\x18\n" +
 	"\x14ACCESS_REMOTE_ATOMIC\x10\b\x12\x12\n" +
 	"\x0eACCESS_MW_BIND\x10\x10\x12\x15\n" +
-	"\x11ACCESS_ZERO_BASED\x10 *a\n" +
+	"\x11ACCESS_ZERO_BASED\x10 *L\n" +
+	"\tTransport\x12\x11\n" +
+	"\rTRANSPORT_TCP\x10\x00\x12\x12\n" +
+	"\x0eTRANSPORT_SCTP\x10\x01\x12\x18\n" +
+	"\x14TRANSPORT_SCTP_DRAFT\x10\x02*a\n" +
 	"\tAsyncKind\x12\x15\n" +
 	"\x11ASYNC_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10ASYNC_CQ_OVERRUN\x10\x01\x12\x12\n" +
@@ -7271,192 +7345,194 @@ func file_ctrl_iwarpd_proto_rawDescGZIP() []byte {
 	return file_ctrl_iwarpd_proto_rawDescData
 }
 
-var file_ctrl_iwarpd_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_ctrl_iwarpd_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
 var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
 var file_ctrl_iwarpd_proto_goTypes = []any{
 	(Code)(0),               // 0: iwarpd.ctrl.v1.Code
 	(Access)(0),             // 1: iwarpd.ctrl.v1.Access
-	(AsyncKind)(0),          // 2: iwarpd.ctrl.v1.AsyncKind
-	(*Request)(nil),         // 3: iwarpd.ctrl.v1.Request
-	(*Message)(nil),         // 4: iwarpd.ctrl.v1.Message
-	(*Reply)(nil),           // 5: iwarpd.ctrl.v1.Reply
-	(*Error)(nil),           // 6: iwarpd.ctrl.v1.Error
-	(*Hello)(nil),           // 7: iwarpd.ctrl.v1.Hello
-	(*HelloReply)(nil),      // 8: iwarpd.ctrl.v1.HelloReply
-	(*DeviceAttr)(nil),      // 9: iwarpd.ctrl.v1.DeviceAttr
-	(*AllocPD)(nil),         // 10: iwarpd.ctrl.v1.AllocPD
-	(*PDReply)(nil),         // 11: iwarpd.ctrl.v1.PDReply
-	(*DeallocPD)(nil),       // 12: iwarpd.ctrl.v1.DeallocPD
-	(*RegisterMR)(nil),      // 13: iwarpd.ctrl.v1.RegisterMR
-	(*MRReply)(nil),         // 14: iwarpd.ctrl.v1.MRReply
-	(*DeregisterMR)(nil),    // 15: iwarpd.ctrl.v1.DeregisterMR
-	(*AllocMW)(nil),         // 16: iwarpd.ctrl.v1.AllocMW
-	(*MWReply)(nil),         // 17: iwarpd.ctrl.v1.MWReply
-	(*DeallocMW)(nil),       // 18: iwarpd.ctrl.v1.DeallocMW
-	(*CreateCQ)(nil),        // 19: iwarpd.ctrl.v1.CreateCQ
-	(*CQReply)(nil),         // 20: iwarpd.ctrl.v1.CQReply
-	(*DestroyCQ)(nil),       // 21: iwarpd.ctrl.v1.DestroyCQ
-	(*ResizeCQ)(nil),        // 22: iwarpd.ctrl.v1.ResizeCQ
-	(*ModifyCQ)(nil),        // 23: iwarpd.ctrl.v1.ModifyCQ
-	(*CreateSRQ)(nil),       // 24: iwarpd.ctrl.v1.CreateSRQ
-	(*SRQReply)(nil),        // 25: iwarpd.ctrl.v1.SRQReply
-	(*ModifySRQ)(nil),       // 26: iwarpd.ctrl.v1.ModifySRQ
-	(*DestroySRQ)(nil),      // 27: iwarpd.ctrl.v1.DestroySRQ
-	(*CreateQP)(nil),        // 28: iwarpd.ctrl.v1.CreateQP
-	(*QPReply)(nil),         // 29: iwarpd.ctrl.v1.QPReply
-	(*DestroyQP)(nil),       // 30: iwarpd.ctrl.v1.DestroyQP
-	(*Startup)(nil),         // 31: iwarpd.ctrl.v1.Startup
-	(*Listen)(nil),          // 32: iwarpd.ctrl.v1.Listen
-	(*ListenReply)(nil),     // 33: iwarpd.ctrl.v1.ListenReply
-	(*Unlisten)(nil),        // 34: iwarpd.ctrl.v1.Unlisten
-	(*Connect)(nil),         // 35: iwarpd.ctrl.v1.Connect
-	(*ConnectReply)(nil),    // 36: iwarpd.ctrl.v1.ConnectReply
-	(*Accept)(nil),          // 37: iwarpd.ctrl.v1.Accept
-	(*Reject)(nil),          // 38: iwarpd.ctrl.v1.Reject
-	(*StreamSend)(nil),      // 39: iwarpd.ctrl.v1.StreamSend
-	(*StreamConsumed)(nil),  // 40: iwarpd.ctrl.v1.StreamConsumed
-	(*StartMPA)(nil),        // 41: iwarpd.ctrl.v1.StartMPA
-	(*StreamClose)(nil),     // 42: iwarpd.ctrl.v1.StreamClose
-	(*Disconnect)(nil),      // 43: iwarpd.ctrl.v1.Disconnect
-	(*Event)(nil),           // 44: iwarpd.ctrl.v1.Event
-	(*Negotiated)(nil),      // 45: iwarpd.ctrl.v1.Negotiated
-	(*ConnectRequest)(nil),  // 46: iwarpd.ctrl.v1.ConnectRequest
-	(*Established)(nil),     // 47: iwarpd.ctrl.v1.Established
-	(*Rejected)(nil),        // 48: iwarpd.ctrl.v1.Rejected
-	(*ConnectFailed)(nil),   // 49: iwarpd.ctrl.v1.ConnectFailed
-	(*ConnectGone)(nil),     // 50: iwarpd.ctrl.v1.ConnectGone
-	(*Disconnected)(nil),    // 51: iwarpd.ctrl.v1.Disconnected
-	(*Terminated)(nil),      // 52: iwarpd.ctrl.v1.Terminated
-	(*AsyncError)(nil),      // 53: iwarpd.ctrl.v1.AsyncError
-	(*StreamReady)(nil),     // 54: iwarpd.ctrl.v1.StreamReady
-	(*StreamData)(nil),      // 55: iwarpd.ctrl.v1.StreamData
-	(*CutOff)(nil),          // 56: iwarpd.ctrl.v1.CutOff
-	(*QueryStatus)(nil),     // 57: iwarpd.ctrl.v1.QueryStatus
-	(*StatusReply)(nil),     // 58: iwarpd.ctrl.v1.StatusReply
-	(*ListQPs)(nil),         // 59: iwarpd.ctrl.v1.ListQPs
-	(*QPList)(nil),          // 60: iwarpd.ctrl.v1.QPList
-	(*QPInfo)(nil),          // 61: iwarpd.ctrl.v1.QPInfo
-	(*Counter)(nil),         // 62: iwarpd.ctrl.v1.Counter
-	(*ListMRs)(nil),         // 63: iwarpd.ctrl.v1.ListMRs
-	(*MRList)(nil),          // 64: iwarpd.ctrl.v1.MRList
-	(*MRInfo)(nil),          // 65: iwarpd.ctrl.v1.MRInfo
-	(*ListListens)(nil),     // 66: iwarpd.ctrl.v1.ListListens
-	(*ListenList)(nil),      // 67: iwarpd.ctrl.v1.ListenList
-	(*ListenInfo)(nil),      // 68: iwarpd.ctrl.v1.ListenInfo
-	(*ListClients)(nil),     // 69: iwarpd.ctrl.v1.ListClients
-	(*ClientList)(nil),      // 70: iwarpd.ctrl.v1.ClientList
-	(*ClientInfo)(nil),      // 71: iwarpd.ctrl.v1.ClientInfo
-	(*QueryStats)(nil),      // 72: iwarpd.ctrl.v1.QueryStats
-	(*StatsReply)(nil),      // 73: iwarpd.ctrl.v1.StatsReply
-	(*AdminDisconnect)(nil), // 74: iwarpd.ctrl.v1.AdminDisconnect
-	(*Capture)(nil),         // 75: iwarpd.ctrl.v1.Capture
-	(*CaptureReply)(nil),    // 76: iwarpd.ctrl.v1.CaptureReply
-	(*ListCQs)(nil),         // 77: iwarpd.ctrl.v1.ListCQs
-	(*CQList)(nil),          // 78: iwarpd.ctrl.v1.CQList
-	(*CQInfo)(nil),          // 79: iwarpd.ctrl.v1.CQInfo
-	(*ListSRQs)(nil),        // 80: iwarpd.ctrl.v1.ListSRQs
-	(*SRQList)(nil),         // 81: iwarpd.ctrl.v1.SRQList
-	(*SRQInfo)(nil),         // 82: iwarpd.ctrl.v1.SRQInfo
+	(Transport)(0),          // 2: iwarpd.ctrl.v1.Transport
+	(AsyncKind)(0),          // 3: iwarpd.ctrl.v1.AsyncKind
+	(*Request)(nil),         // 4: iwarpd.ctrl.v1.Request
+	(*Message)(nil),         // 5: iwarpd.ctrl.v1.Message
+	(*Reply)(nil),           // 6: iwarpd.ctrl.v1.Reply
+	(*Error)(nil),           // 7: iwarpd.ctrl.v1.Error
+	(*Hello)(nil),           // 8: iwarpd.ctrl.v1.Hello
+	(*HelloReply)(nil),      // 9: iwarpd.ctrl.v1.HelloReply
+	(*DeviceAttr)(nil),      // 10: iwarpd.ctrl.v1.DeviceAttr
+	(*AllocPD)(nil),         // 11: iwarpd.ctrl.v1.AllocPD
+	(*PDReply)(nil),         // 12: iwarpd.ctrl.v1.PDReply
+	(*DeallocPD)(nil),       // 13: iwarpd.ctrl.v1.DeallocPD
+	(*RegisterMR)(nil),      // 14: iwarpd.ctrl.v1.RegisterMR
+	(*MRReply)(nil),         // 15: iwarpd.ctrl.v1.MRReply
+	(*DeregisterMR)(nil),    // 16: iwarpd.ctrl.v1.DeregisterMR
+	(*AllocMW)(nil),         // 17: iwarpd.ctrl.v1.AllocMW
+	(*MWReply)(nil),         // 18: iwarpd.ctrl.v1.MWReply
+	(*DeallocMW)(nil),       // 19: iwarpd.ctrl.v1.DeallocMW
+	(*CreateCQ)(nil),        // 20: iwarpd.ctrl.v1.CreateCQ
+	(*CQReply)(nil),         // 21: iwarpd.ctrl.v1.CQReply
+	(*DestroyCQ)(nil),       // 22: iwarpd.ctrl.v1.DestroyCQ
+	(*ResizeCQ)(nil),        // 23: iwarpd.ctrl.v1.ResizeCQ
+	(*ModifyCQ)(nil),        // 24: iwarpd.ctrl.v1.ModifyCQ
+	(*CreateSRQ)(nil),       // 25: iwarpd.ctrl.v1.CreateSRQ
+	(*SRQReply)(nil),        // 26: iwarpd.ctrl.v1.SRQReply
+	(*ModifySRQ)(nil),       // 27: iwarpd.ctrl.v1.ModifySRQ
+	(*DestroySRQ)(nil),      // 28: iwarpd.ctrl.v1.DestroySRQ
+	(*CreateQP)(nil),        // 29: iwarpd.ctrl.v1.CreateQP
+	(*QPReply)(nil),         // 30: iwarpd.ctrl.v1.QPReply
+	(*DestroyQP)(nil),       // 31: iwarpd.ctrl.v1.DestroyQP
+	(*Startup)(nil),         // 32: iwarpd.ctrl.v1.Startup
+	(*Listen)(nil),          // 33: iwarpd.ctrl.v1.Listen
+	(*ListenReply)(nil),     // 34: iwarpd.ctrl.v1.ListenReply
+	(*Unlisten)(nil),        // 35: iwarpd.ctrl.v1.Unlisten
+	(*Connect)(nil),         // 36: iwarpd.ctrl.v1.Connect
+	(*ConnectReply)(nil),    // 37: iwarpd.ctrl.v1.ConnectReply
+	(*Accept)(nil),          // 38: iwarpd.ctrl.v1.Accept
+	(*Reject)(nil),          // 39: iwarpd.ctrl.v1.Reject
+	(*StreamSend)(nil),      // 40: iwarpd.ctrl.v1.StreamSend
+	(*StreamConsumed)(nil),  // 41: iwarpd.ctrl.v1.StreamConsumed
+	(*StartMPA)(nil),        // 42: iwarpd.ctrl.v1.StartMPA
+	(*StreamClose)(nil),     // 43: iwarpd.ctrl.v1.StreamClose
+	(*Disconnect)(nil),      // 44: iwarpd.ctrl.v1.Disconnect
+	(*Event)(nil),           // 45: iwarpd.ctrl.v1.Event
+	(*Negotiated)(nil),      // 46: iwarpd.ctrl.v1.Negotiated
+	(*ConnectRequest)(nil),  // 47: iwarpd.ctrl.v1.ConnectRequest
+	(*Established)(nil),     // 48: iwarpd.ctrl.v1.Established
+	(*Rejected)(nil),        // 49: iwarpd.ctrl.v1.Rejected
+	(*ConnectFailed)(nil),   // 50: iwarpd.ctrl.v1.ConnectFailed
+	(*ConnectGone)(nil),     // 51: iwarpd.ctrl.v1.ConnectGone
+	(*Disconnected)(nil),    // 52: iwarpd.ctrl.v1.Disconnected
+	(*Terminated)(nil),      // 53: iwarpd.ctrl.v1.Terminated
+	(*AsyncError)(nil),      // 54: iwarpd.ctrl.v1.AsyncError
+	(*StreamReady)(nil),     // 55: iwarpd.ctrl.v1.StreamReady
+	(*StreamData)(nil),      // 56: iwarpd.ctrl.v1.StreamData
+	(*CutOff)(nil),          // 57: iwarpd.ctrl.v1.CutOff
+	(*QueryStatus)(nil),     // 58: iwarpd.ctrl.v1.QueryStatus
+	(*StatusReply)(nil),     // 59: iwarpd.ctrl.v1.StatusReply
+	(*ListQPs)(nil),         // 60: iwarpd.ctrl.v1.ListQPs
+	(*QPList)(nil),          // 61: iwarpd.ctrl.v1.QPList
+	(*QPInfo)(nil),          // 62: iwarpd.ctrl.v1.QPInfo
+	(*Counter)(nil),         // 63: iwarpd.ctrl.v1.Counter
+	(*ListMRs)(nil),         // 64: iwarpd.ctrl.v1.ListMRs
+	(*MRList)(nil),          // 65: iwarpd.ctrl.v1.MRList
+	(*MRInfo)(nil),          // 66: iwarpd.ctrl.v1.MRInfo
+	(*ListListens)(nil),     // 67: iwarpd.ctrl.v1.ListListens
+	(*ListenList)(nil),      // 68: iwarpd.ctrl.v1.ListenList
+	(*ListenInfo)(nil),      // 69: iwarpd.ctrl.v1.ListenInfo
+	(*ListClients)(nil),     // 70: iwarpd.ctrl.v1.ListClients
+	(*ClientList)(nil),      // 71: iwarpd.ctrl.v1.ClientList
+	(*ClientInfo)(nil),      // 72: iwarpd.ctrl.v1.ClientInfo
+	(*QueryStats)(nil),      // 73: iwarpd.ctrl.v1.QueryStats
+	(*StatsReply)(nil),      // 74: iwarpd.ctrl.v1.StatsReply
+	(*AdminDisconnect)(nil), // 75: iwarpd.ctrl.v1.AdminDisconnect
+	(*Capture)(nil),         // 76: iwarpd.ctrl.v1.Capture
+	(*CaptureReply)(nil),    // 77: iwarpd.ctrl.v1.CaptureReply
+	(*ListCQs)(nil),         // 78: iwarpd.ctrl.v1.ListCQs
+	(*CQList)(nil),          // 79: iwarpd.ctrl.v1.CQList
+	(*CQInfo)(nil),          // 80: iwarpd.ctrl.v1.CQInfo
+	(*ListSRQs)(nil),        // 81: iwarpd.ctrl.v1.ListSRQs
+	(*SRQList)(nil),         // 82: iwarpd.ctrl.v1.SRQList
+	(*SRQInfo)(nil),         // 83: iwarpd.ctrl.v1.SRQInfo
 }
 var file_ctrl_iwarpd_proto_depIdxs = []int32{
-	7,  // 0: iwarpd.ctrl.v1.Request.hello:type_name -> iwarpd.ctrl.v1.Hello
-	10, // 1: iwarpd.ctrl.v1.Request.alloc_pd:type_name -> iwarpd.ctrl.v1.AllocPD
-	12, // 2: iwarpd.ctrl.v1.Request.dealloc_pd:type_name -> iwarpd.ctrl.v1.DeallocPD
-	13, // 3: iwarpd.ctrl.v1.Request.register_mr:type_name -> iwarpd.ctrl.v1.RegisterMR
-	15, // 4: iwarpd.ctrl.v1.Request.deregister_mr:type_name -> iwarpd.ctrl.v1.DeregisterMR
-	19, // 5: iwarpd.ctrl.v1.Request.create_cq:type_name -> iwarpd.ctrl.v1.CreateCQ
-	21, // 6: iwarpd.ctrl.v1.Request.destroy_cq:type_name -> iwarpd.ctrl.v1.DestroyCQ
-	28, // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
-	30, // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
-	32, // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
-	34, // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
-	35, // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
-	37, // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
-	38, // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
-	43, // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
-	16, // 15: iwarpd.ctrl.v1.Request.alloc_mw:type_name -> iwarpd.ctrl.v1.AllocMW
-	18, // 16: iwarpd.ctrl.v1.Request.dealloc_mw:type_name -> iwarpd.ctrl.v1.DeallocMW
-	24, // 17: iwarpd.ctrl.v1.Request.create_srq:type_name -> iwarpd.ctrl.v1.CreateSRQ
-	26, // 18: iwarpd.ctrl.v1.Request.modify_srq:type_name -> iwarpd.ctrl.v1.ModifySRQ
-	27, // 19: iwarpd.ctrl.v1.Request.destroy_srq:type_name -> iwarpd.ctrl.v1.DestroySRQ
-	22, // 20: iwarpd.ctrl.v1.Request.resize_cq:type_name -> iwarpd.ctrl.v1.ResizeCQ
-	23, // 21: iwarpd.ctrl.v1.Request.modify_cq:type_name -> iwarpd.ctrl.v1.ModifyCQ
-	39, // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
-	40, // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
-	41, // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
-	42, // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
-	57, // 26: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
-	59, // 27: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
-	63, // 28: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
-	66, // 29: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
-	69, // 30: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
-	72, // 31: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
-	74, // 32: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
-	75, // 33: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
-	77, // 34: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
-	80, // 35: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
-	5,  // 36: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
-	44, // 37: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
-	6,  // 38: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
-	8,  // 39: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
-	11, // 40: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
-	14, // 41: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
-	20, // 42: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
-	29, // 43: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
-	33, // 44: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
-	36, // 45: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
-	17, // 46: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
-	25, // 47: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
-	58, // 48: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
-	60, // 49: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
-	64, // 50: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
-	67, // 51: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
-	70, // 52: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
-	73, // 53: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
-	76, // 54: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
-	78, // 55: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
-	81, // 56: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
+	8,  // 0: iwarpd.ctrl.v1.Request.hello:type_name -> iwarpd.ctrl.v1.Hello
+	11, // 1: iwarpd.ctrl.v1.Request.alloc_pd:type_name -> iwarpd.ctrl.v1.AllocPD
+	13, // 2: iwarpd.ctrl.v1.Request.dealloc_pd:type_name -> iwarpd.ctrl.v1.DeallocPD
+	14, // 3: iwarpd.ctrl.v1.Request.register_mr:type_name -> iwarpd.ctrl.v1.RegisterMR
+	16, // 4: iwarpd.ctrl.v1.Request.deregister_mr:type_name -> iwarpd.ctrl.v1.DeregisterMR
+	20, // 5: iwarpd.ctrl.v1.Request.create_cq:type_name -> iwarpd.ctrl.v1.CreateCQ
+	22, // 6: iwarpd.ctrl.v1.Request.destroy_cq:type_name -> iwarpd.ctrl.v1.DestroyCQ
+	29, // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
+	31, // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
+	33, // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
+	35, // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
+	36, // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
+	38, // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
+	39, // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
+	44, // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
+	17, // 15: iwarpd.ctrl.v1.Request.alloc_mw:type_name -> iwarpd.ctrl.v1.AllocMW
+	19, // 16: iwarpd.ctrl.v1.Request.dealloc_mw:type_name -> iwarpd.ctrl.v1.DeallocMW
+	25, // 17: iwarpd.ctrl.v1.Request.create_srq:type_name -> iwarpd.ctrl.v1.CreateSRQ
+	27, // 18: iwarpd.ctrl.v1.Request.modify_srq:type_name -> iwarpd.ctrl.v1.ModifySRQ
+	28, // 19: iwarpd.ctrl.v1.Request.destroy_srq:type_name -> iwarpd.ctrl.v1.DestroySRQ
+	23, // 20: iwarpd.ctrl.v1.Request.resize_cq:type_name -> iwarpd.ctrl.v1.ResizeCQ
+	24, // 21: iwarpd.ctrl.v1.Request.modify_cq:type_name -> iwarpd.ctrl.v1.ModifyCQ
+	40, // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
+	41, // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
+	42, // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
+	43, // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
+	58, // 26: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
+	60, // 27: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
+	64, // 28: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
+	67, // 29: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
+	70, // 30: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
+	73, // 31: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
+	75, // 32: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
+	76, // 33: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
+	78, // 34: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
+	81, // 35: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
+	6,  // 36: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
+	45, // 37: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
+	7,  // 38: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
+	9,  // 39: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
+	12, // 40: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
+	15, // 41: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
+	21, // 42: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
+	30, // 43: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
+	34, // 44: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
+	37, // 45: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
+	18, // 46: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
+	26, // 47: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
+	59, // 48: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
+	61, // 49: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
+	65, // 50: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
+	68, // 51: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
+	71, // 52: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
+	74, // 53: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
+	77, // 54: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
+	79, // 55: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
+	82, // 56: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
 	0,  // 57: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
-	9,  // 58: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	31, // 59: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
-	31, // 60: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
-	46, // 61: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
-	47, // 62: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
-	48, // 63: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
-	49, // 64: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
-	51, // 65: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
-	52, // 66: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
-	53, // 67: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
-	50, // 68: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
-	54, // 69: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
-	55, // 70: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
-	56, // 71: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
-	45, // 72: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	6,  // 73: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
-	6,  // 74: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
-	6,  // 75: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
-	6,  // 76: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
-	2,  // 77: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
-	6,  // 78: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
-	9,  // 79: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	61, // 80: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
-	45, // 81: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	62, // 82: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
-	62, // 83: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
-	62, // 84: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
-	65, // 85: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
-	68, // 86: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
-	71, // 87: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
-	62, // 88: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
-	79, // 89: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
-	62, // 90: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	82, // 91: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
-	62, // 92: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	93, // [93:93] is the sub-list for method output_type
-	93, // [93:93] is the sub-list for method input_type
-	93, // [93:93] is the sub-list for extension type_name
-	93, // [93:93] is the sub-list for extension extendee
-	0,  // [0:93] is the sub-list for field type_name
+	10, // 58: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	2,  // 59: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
+	32, // 60: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
+	32, // 61: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
+	47, // 62: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
+	48, // 63: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
+	49, // 64: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
+	50, // 65: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
+	52, // 66: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
+	53, // 67: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
+	54, // 68: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
+	51, // 69: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
+	55, // 70: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
+	56, // 71: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
+	57, // 72: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
+	46, // 73: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	7,  // 74: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
+	7,  // 75: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
+	7,  // 76: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
+	7,  // 77: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
+	3,  // 78: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
+	7,  // 79: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
+	10, // 80: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	62, // 81: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
+	46, // 82: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	63, // 83: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
+	63, // 84: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
+	63, // 85: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
+	66, // 86: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
+	69, // 87: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
+	72, // 88: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
+	63, // 89: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
+	80, // 90: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
+	63, // 91: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	83, // 92: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
+	63, // 93: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	94, // [94:94] is the sub-list for method output_type
+	94, // [94:94] is the sub-list for method input_type
+	94, // [94:94] is the sub-list for extension type_name
+	94, // [94:94] is the sub-list for extension extendee
+	0,  // [0:94] is the sub-list for field type_name
 }
 
 func init() { file_ctrl_iwarpd_proto_init() }
@@ -7546,7 +7622,7 @@ func file_ctrl_iwarpd_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ctrl_iwarpd_proto_rawDesc), len(file_ctrl_iwarpd_proto_rawDesc)),
-			NumEnums:      3,
+			NumEnums:      4,
 			NumMessages:   80,
 			NumExtensions: 0,
 			NumServices:   0,

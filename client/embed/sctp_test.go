@@ -1,0 +1,126 @@
+package embed_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+)
+
+// sctpKinds are the ways of SCTP.
+var sctpKinds = []iwarp.Startup{
+	{Transport: iwarp.SCTP},
+	{Transport: iwarp.SCTP, Revision: 1},
+	{Transport: iwarp.SCTPDraft},
+	{Transport: iwarp.SCTP, UDP: true},
+}
+
+// TestSCTP runs the plain level over SCTP: nothing of it is different.
+func TestSCTP(t *testing.T) {
+	for _, st := range sctpKinds {
+		t.Run(fmt.Sprintf("%d-%d-%v", st.Transport, st.Revision, st.UDP), func(t *testing.T) {
+			a, b, ctx := pair(t, embed.PairConfig{})
+			ca, cb := connect(t, ctx, a, b, &iwarp.Config{Startup: st})
+			buf := make([]byte, 1<<16)
+			for _, n := range []int{0, 1, 1000, 16384} {
+				msg := bytes.Repeat([]byte{byte(n)}, n)
+				if err := ca.Send(ctx, msg); err != nil {
+					t.Fatal(err)
+				}
+				if got, err := cb.Recv(ctx, buf); err != nil || !bytes.Equal(buf[:got], msg) {
+					t.Fatalf("recv %d: %d octets, %v", n, got, err)
+				}
+				if err := cb.Send(ctx, msg); err != nil {
+					t.Fatal(err)
+				}
+				if got, err := ca.Recv(ctx, buf); err != nil || got != n {
+					t.Fatalf("recv back %d: %d octets, %v", n, got, err)
+				}
+			}
+			mr, err := cb.Alloc(ctx, 1<<20, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite|iwarp.AccessRemoteAtomic)
+			if err != nil {
+				t.Fatal(err)
+			}
+			src, dst := make([]byte, 1<<20), make([]byte, 1<<20)
+			for i := range src {
+				src[i] = byte(i * 7)
+			}
+			if err := ca.Write(ctx, mr.Remote(), src); err != nil {
+				t.Fatal(err)
+			}
+			if err := ca.Read(ctx, mr.Remote(), dst); err != nil || !bytes.Equal(src, dst) {
+				t.Fatal("read:", err)
+			}
+			if _, err := ca.FetchAdd(ctx, mr.RemoteAt(0, 8), 5); err != nil {
+				t.Fatal(err)
+			}
+			if err := ca.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := cb.Recv(ctx, buf); !errors.Is(err, io.EOF) {
+				t.Fatal("recv after close:", err)
+			}
+			if err := cb.Close(); err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range b.Engine().Stats() {
+				if s.TxRecords != 0 || s.TxFPDUs == 0 {
+					t.Errorf("went by TCP: %+v", s)
+				}
+			}
+		})
+	}
+}
+
+// TestSCTPReject: private data go both ways, and those of a refusal too.
+func TestSCTPReject(t *testing.T) {
+	for _, st := range sctpKinds {
+		a, b, ctx := pair(t, embed.PairConfig{})
+		l, err := b.Device().Listen(ctx, ":7174", &iwarp.Config{Startup: st})
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() {
+			r, err := l.Request(ctx)
+			if err == nil && string(r.PrivateData()) != "may I" {
+				err = fmt.Errorf("private data %q", r.PrivateData())
+			}
+			if err == nil {
+				err = r.Reject(ctx, []byte("no"))
+			}
+			done <- err
+		}()
+		_, err = a.Device().Dial(ctx, b.Addr().String()+":7174", &iwarp.Config{Startup: st, PrivateData: []byte("may I")})
+		var re *iwarp.RejectError
+		if !errors.As(err, &re) || st.Transport == iwarp.SCTP && string(re.PrivateData) != "no" {
+			t.Errorf("%+v: dial: %v", st, err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestSCTPMismatch: a peer of the other text, or of TCP alone, is refused.
+func TestSCTPMismatch(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	if _, err := b.Device().Listen(ctx, ":7174", &iwarp.Config{Startup: iwarp.Startup{Transport: iwarp.SCTP}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, st := range []iwarp.Startup{{Transport: iwarp.SCTPDraft}, {}} {
+		if c, err := a.Device().Dial(ctx, b.Addr().String()+":7174", &iwarp.Config{Startup: st}); err == nil {
+			c.Close()
+			t.Errorf("%+v: connected", st)
+		}
+	}
+	for _, st := range []iwarp.Startup{{UDP: true}, {Transport: 9}} {
+		if _, err := a.Device().Listen(ctx, ":7175", &iwarp.Config{Startup: st}); !errors.Is(err, iwarp.ErrInvalid) {
+			t.Errorf("%+v: %v", st, err)
+		}
+	}
+}
