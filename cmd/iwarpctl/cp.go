@@ -108,7 +108,7 @@ func (c *command) runCopy(ctx context.Context, j copyJob) error {
 		return err
 	}
 	defer dev.Close()
-	client, err := filecopy.Dial(ctx, dev, addr)
+	client, err := filecopy.DialConfig(ctx, dev, addr, c.over(filecopy.Config()))
 	if err != nil {
 		return peerError{fmt.Errorf("cp: connect to %s: %w", addr, err)}
 	}

@@ -24,10 +24,11 @@ var version = "devel"
 
 // command is what every subcommand shares.
 type command struct {
-	socket string
-	json   bool
-	out    io.Writer // results
-	err    io.Writer // everything else
+	socket    string
+	json      bool
+	transport transportValue
+	out       io.Writer // results
+	err       io.Writer // everything else
 }
 
 func main() {
@@ -89,7 +90,10 @@ func (c *command) root() *cobra.Command {
 	root.PersistentFlags().StringVar(&c.socket, "socket", "", "socket of the daemon (default "+iwarp.DefaultSocket+", or $IWARPD_SOCKET)")
 	root.PersistentFlags().BoolVar(&c.json, "json", false, "print JSON")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(c.status(), c.ping(), c.serve(), c.cp(), c.perf())
+	root.AddCommand(c.status())
+	for _, cmd := range []*cobra.Command{c.ping(), c.serve(), c.cp(), c.perf()} {
+		root.AddCommand(c.addTransport(cmd))
+	}
 	root.AddCommand(c.nfs())
 	root.AddCommand(c.lists()...)
 	return root

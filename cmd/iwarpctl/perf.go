@@ -104,7 +104,7 @@ func (c *command) perfClient(ctx context.Context, f *perfFlags, op perf.Op) erro
 	defer dev.Close()
 	var results []*perf.Result
 	for _, p := range plan {
-		r, err := perf.Client(ctx, dev, addr, p, nil)
+		r, err := perf.Client(ctx, dev, addr, p, c.over(&iwarp.Config{}))
 		if err != nil {
 			return peerError{fmt.Errorf("perf %v with %s: %w", op, addr, err)}
 		}
@@ -142,7 +142,7 @@ func (c *command) perfServer(ctx context.Context, f *perfFlags) error {
 		return err
 	}
 	defer dev.Close()
-	l, err := dev.Listen(ctx, addr, &iwarp.Config{})
+	l, err := dev.Listen(ctx, addr, c.over(&iwarp.Config{}))
 	if err != nil {
 		return fmt.Errorf("perf: listen on %s: %w", addr, err)
 	}

@@ -91,7 +91,7 @@ func (c *command) pingClient(ctx context.Context, f *pingFlags) error {
 	if err != nil {
 		return err
 	}
-	cfg := rping.Config()
+	cfg := c.over(rping.Config())
 	if f.source != "" {
 		src, err := netip.ParseAddr(f.source)
 		if err != nil {
@@ -145,7 +145,7 @@ func (c *command) pingServer(ctx context.Context, f *pingFlags) error {
 		return err
 	}
 	defer dev.Close()
-	l, err := dev.Listen(ctx, addr, rping.Config())
+	l, err := dev.Listen(ctx, addr, c.over(rping.Config()))
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", addr, err)
 	}

@@ -63,7 +63,7 @@ func (c *command) runServe(ctx context.Context, f *serveFlags) error {
 		return err
 	}
 	defer dev.Close()
-	l, err := dev.Listen(ctx, addr, filecopy.Config())
+	l, err := dev.Listen(ctx, addr, c.over(filecopy.Config()))
 	if err != nil {
 		return fmt.Errorf("serve: listen on %s: %w", addr, err)
 	}

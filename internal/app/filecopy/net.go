@@ -98,7 +98,12 @@ func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Ev
 
 // Dial connects to the server at addr, "address:port".
 func Dial(ctx context.Context, dev *iwarp.Device, addr string) (*Client, error) {
-	conn, err := dev.Dial(ctx, addr, Config())
+	return DialConfig(ctx, dev, addr, Config())
+}
+
+// DialConfig is Dial with Config's, or what is based on it.
+func DialConfig(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config) (*Client, error) {
+	conn, err := dev.Dial(ctx, addr, cfg)
 	if err != nil {
 		return nil, explain(err)
 	}

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+)
+
+// transportValue is the flag --transport: what carries DDP.
+type transportValue struct {
+	name string
+	kind iwarp.Transport
+	udp  bool
+}
+
+var transports = []transportValue{
+	{"tcp", iwarp.TCP, false},
+	{"sctp", iwarp.SCTP, false},
+	{"sctp-udp", iwarp.SCTP, true},
+	{"sctp-draft", iwarp.SCTPDraft, false},
+}
+
+func transportNames() (names []string) {
+	for _, t := range transports {
+		names = append(names, t.name)
+	}
+	return names
+}
+
+func (v *transportValue) Set(s string) error {
+	for _, t := range transports {
+		if t.name == s {
+			*v = t
+			return nil
+		}
+	}
+	return fmt.Errorf("choose one of %s", strings.Join(transportNames(), ", "))
+}
+
+func (v *transportValue) String() string { return v.name }
+func (v *transportValue) Type() string   { return "transport" }
+
+// addTransport gives cmd the flag.
+func (c *command) addTransport(cmd *cobra.Command) *cobra.Command {
+	c.transport.name = transports[0].name
+	cmd.Flags().Var(&c.transport, "transport", "what carries DDP: "+strings.Join(transportNames(), ", ")+"; both sides say the same")
+	// Fails only for a flag that is not there.
+	_ = cmd.RegisterFlagCompletionFunc("transport", cobra.FixedCompletions(transportNames(), cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// over sets the transport of a connection or a listener.
+func (c *command) over(cfg *iwarp.Config) *iwarp.Config {
+	cfg.Startup.Transport, cfg.Startup.UDP = c.transport.kind, c.transport.udp
+	return cfg
+}
