@@ -464,3 +464,24 @@ func BenchmarkRings(b *testing.B) {
 		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/16, "ns/wr")
 	})
 }
+
+// TestReceiveRingStaysFull: a client that keeps as many receives posted as the
+// ring holds can post the next one as soon as one has been taken.
+func TestReceiveRingStaysFull(t *testing.T) {
+	q, p := newRQ(t, 8, 1)
+	wr := verbs.RecvWR{SGEs: []verbs.SGE{{Addr: 1, Len: 2, LKey: 3}}}
+	for range p.Depth() {
+		if err := p.Post(&wr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got verbs.RecvWR
+	for i := range 100 {
+		if !q.NextRecv(&got) {
+			t.Fatalf("receive %d is not there", i)
+		}
+		if err := p.Post(&wr); err != nil {
+			t.Fatalf("post behind receive %d: %v", i, err)
+		}
+	}
+}

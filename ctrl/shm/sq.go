@@ -159,7 +159,11 @@ func (q *RQ) NextRecv(wr *verbs.RecvWR) bool {
 		return false
 	}
 	q.more(RQEFixed, min(int(le.Uint16(q.wqe[RQENumSGE:])), q.maxSGE)*SGESize)
-	q.used++
+	// The entry is free at once: a client that keeps as many receives posted as
+	// the ring holds posts the next one when this one completes.
+	q.ring.Release(1)
+	q.first++
+	q.n--
 	decodeRecv(q.wqe, wr, q.maxSGE)
 	return true
 }
