@@ -287,3 +287,48 @@ func TestCompletion(t *testing.T) {
 		t.Errorf("values of --sort: %q", out)
 	}
 }
+
+func TestQueueLists(t *testing.T) {
+	socket, ca, cb := running(t)
+	message(t, ca, cb, 100)
+	ctx := t.Context()
+	dev, err := iwarp.Open(ctx, socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	pd, err := dev.AllocPD(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dev.CreateSRQ(ctx, iwarp.SRQConfig{PD: pd, Depth: 77, Limit: 5}); err != nil {
+		t.Fatal(err)
+	}
+	cq, err := dev.CreateCQ(ctx, 99)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cq.Moderate(ctx, 16, 50*time.Microsecond); err != nil {
+		t.Fatal(err)
+	}
+	if code, out, errOut := ctl(t, "--socket", socket, "srq", "list"); code != exitOK || !strings.Contains(out, " 77 ") {
+		t.Error(code, out, errOut)
+	}
+	if code, out, errOut := ctl(t, "--socket", socket, "cq", "list"); code != exitOK || !strings.Contains(out, "16 or 50µs") {
+		t.Error(code, out, errOut)
+	}
+	var cqs []struct {
+		QPs      int `json:"qps"`
+		Counters map[string]uint64
+	}
+	if _, out, _ := ctl(t, "--socket", socket, "--json", "cq", "list"); json.Unmarshal([]byte(out), &cqs) != nil || len(cqs) < 2 {
+		t.Fatal(out)
+	}
+	var n uint64
+	for _, q := range cqs {
+		n += q.Counters["completions"]
+	}
+	if n == 0 {
+		t.Error("no completion was counted")
+	}
+}

@@ -130,6 +130,20 @@ func (c *command) lists() []*cobra.Command {
 			func(m *ctrlpb.MRInfo) []any {
 				return []any{m.Client, m.Uid, m.Mr, m.Pd, fmt.Sprintf("%#x", m.Base), octets(m.Length), access(m.Access)}
 			})),
+		group("cq", "Completion queues", list(c, "cq", "completion queues", (*iwarp.Admin).CQs,
+			[]string{"client", "uid", "cq", "depth", "qps", "completions", "overruns", "wake-ups", "moderation"},
+			func(q *ctrlpb.CQInfo) []any {
+				moderation := "-"
+				if q.ModerationCount != 0 && q.ModerationUs != 0 {
+					moderation = fmt.Sprintf("%d or %v", q.ModerationCount, time.Duration(q.ModerationUs)*time.Microsecond)
+				}
+				return []any{q.Client, q.Uid, q.Cq, q.Depth, q.Qps, counter(q.Counters, "completions"), counter(q.Counters, "overruns"), counter(q.Counters, "wake_ups"), moderation}
+			})),
+		group("srq", "Shared receive queues", list(c, "srq", "shared receive queues", (*iwarp.Admin).SRQs,
+			[]string{"client", "uid", "srq", "pd", "depth", "posted", "limit", "qps", "taken", "empty"},
+			func(q *ctrlpb.SRQInfo) []any {
+				return []any{q.Client, q.Uid, q.Srq, q.Pd, q.Depth, q.Posted, q.Limit, q.Qps, counter(q.Counters, "taken"), counter(q.Counters, "empty")}
+			})),
 		group("listen", "Listening endpoints", list(c, "listen", "endpoints that clients listen on", (*iwarp.Admin).Listens,
 			[]string{"address", "client", "uid", "process", "backlog", "waiting", "accepted", "rejected", "dropped"},
 			func(l *ctrlpb.ListenInfo) []any {
@@ -257,6 +271,7 @@ func access(bits uint32) string {
 		name string
 	}{
 		{iwarp.AccessLocalWrite, "local-write"}, {iwarp.AccessRemoteWrite, "remote-write"}, {iwarp.AccessRemoteRead, "remote-read"}, {iwarp.AccessRemoteAtomic, "remote-atomic"},
+		{iwarp.AccessMWBind, "window"}, {iwarp.AccessZeroBased, "zero-based"},
 	} {
 		if iwarp.Access(bits)&f.bit != 0 {
 			out = append(out, f.name)
