@@ -776,3 +776,21 @@ func TestVersion1Reverse(t *testing.T) {
 		}
 	}
 }
+
+// TestFlood: a peer that sends more than it was granted is cut off.
+func TestFlood(t *testing.T) {
+	p := serverPeer(t, func(c *Config) { c.Window = 4 })
+	for i := range uint32(20) {
+		p.send(wire.Header{XID: 50 + i, Type: wire.CallInline}, callBody(50+i, 40)...)
+	}
+	calls := 0
+	for _, e := range p.evs {
+		if e.Kind == EventCall {
+			calls++
+		}
+	}
+	last := p.evs[len(p.evs)-1]
+	if calls > 6 || last.Kind != EventClose || !errors.Is(last.Err, ErrProtocol) {
+		t.Errorf("%d calls, then %+v", calls, last)
+	}
+}

@@ -122,6 +122,12 @@ func (s *Session) credits(edge uint32) {
 }
 
 func (s *Session) receive2(h *wire.Header, err error, b []byte, n int) {
+	// One message more than was granted is a Grant's, or that of a peer that reads
+	// the rule by its letter. What goes beyond could be without end.
+	if int32(s.received-s.told) > 1 {
+		s.close(ErrProtocol)
+		return
+	}
 	s.credits(h.Credit)
 	if h.Type != wire.Grant {
 		s.payload = true

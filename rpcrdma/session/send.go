@@ -19,7 +19,7 @@ type Out struct {
 // edge is the credit value to be told: how many messages the peer may have
 // sent in all. It never falls.
 func (s *Session) edge() uint32 {
-	e := s.received + uint32(max(s.cfg.Window-s.busy, 0))
+	e := s.received + uint32(s.cfg.Window-s.busy) // modulo 2^32: busy may be one more
 	if int32(e-s.told) < 0 {
 		return s.told
 	}
