@@ -192,7 +192,7 @@ func (s *Server) dial(c *conn, attempt int) {
 		return
 	}
 	if c.sctp != nil {
-		if err := s.claims.steerSCTP(cl); err != nil {
+		if err := s.claims.steerSCTP(cl, c.sctp); err != nil {
 			s.failConn(c, err)
 			s.claims.drop(cl)
 			s.mu.Unlock()

@@ -86,7 +86,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	}
 	if o != nil {
 		listen = func(local netip.AddrPort, _ int) (dataplane.ListenerID, error) {
-			if err := s.claims.steerSCTP(cl); err != nil {
+			if err := s.claims.steerSCTP(cl, o); err != nil {
 				return 0, err
 			}
 			return s.engine.(SCTP).ListenSCTP(local, *o)

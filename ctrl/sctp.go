@@ -7,11 +7,11 @@ import (
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/sctp"
 	ddp "github.com/iwarpd/iwarpd/sctp/session"
 )
-
-const protoSCTP = 132
 
 // SCTP is an Engine that carries DDP over SCTP too.
 type SCTP interface {
@@ -55,13 +55,16 @@ func checkPrivate(b []byte) error {
 	return nil
 }
 
-// steerSCTP steers the SCTP packets of a claim beside its TCP segments. Called with
-// Server.mu held.
-func (cs *claims) steerSCTP(c *claim) error {
+// steerSCTP steers the SCTP packets of a claim beside its TCP segments; in UDP they
+// all have one port. Called with Server.mu held.
+func (cs *claims) steerSCTP(c *claim, o *dataplane.SCTP) error {
 	if cs.steering == nil {
 		return nil
 	}
-	ep := bpf.Endpoint{Proto: protoSCTP, Addr: c.addr.Addr(), Port: c.addr.Port()}
+	ep := bpf.Endpoint{Proto: pkt.ProtoSCTP, Addr: c.addr.Addr(), Port: c.addr.Port()}
+	if o.UDP {
+		ep.Proto, ep.Port = pkt.ProtoUDP, sctp.UDPPort
+	}
 	if ep.Addr.IsUnspecified() {
 		ep.Addr = netip.Addr{}
 	}

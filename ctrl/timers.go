@@ -94,7 +94,7 @@ func (s *Server) expired(c *conn, now clock.Time) {
 }
 
 var waits = [...]string{
-	connResolving: "finding the route and the neighbour", connDialing: "the TCP handshake", connStartup: "the MPA start-up", connStreaming: "",
+	connResolving: "finding the route and the neighbour", connDialing: "opening the connection", connStartup: "the MPA start-up", connStreaming: "",
 	connWaiting: "the application's answer", connSwitching: "the first FPDU of the peer", connGone: "",
 }
 
