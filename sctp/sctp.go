@@ -29,7 +29,7 @@ type Buf uint32
 // NoBuf is no octets.
 const NoBuf Buf = ^Buf(0)
 
-// Port is the IANA port for UDP encapsulation (RFC 6951 5.1).
+// UDPPort is the IANA port for UDP encapsulation (RFC 6951 5.1).
 const UDPPort = 9899
 
 // State is a state of RFC 9260 section 4. A closed association has no state of
