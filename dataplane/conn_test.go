@@ -150,7 +150,7 @@ func TestRTR(t *testing.T) {
 // TestNudge: an initiator whose first FPDU gets no answer sends empty Writes, a
 // few times, and none once it has heard something.
 func TestNudge(t *testing.T) {
-	s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true})
+	s, a, _, qa, qb := fullPair(t, mpa.Params{CRC: true})
 	qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 1, SGEs: qb.sge(0, 100)})
 	for range 1000 {
 		s.step()
@@ -169,8 +169,11 @@ func TestNudge(t *testing.T) {
 		t.Errorf("%d and %d completions; want one each", len(qa.wcs), len(qb.wcs))
 	}
 	s.closeAll(a)
+}
 
-	s, a, b, qa, qb = fullPair(t, mpa.Params{CRC: true})
+// TestNoNudge: an initiator that has heard something is content.
+func TestNoNudge(t *testing.T) {
+	s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true})
 	qa.recvs = append(qa.recvs, verbs.RecvWR{ID: 1, SGEs: qa.sge(0, 100)})
 	qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 2, SGEs: qb.sge(0, 100)})
 	s.post(a, qa, verbs.SendWR{ID: 3, Op: rdmap.OpSend, SGEs: qa.sge(0, 50)})
