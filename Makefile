@@ -12,7 +12,7 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 NORACE = /internal/bench$$|/test/bench$$
 
 .DEFAULT_GOAL := build
-.PHONY: build clib packages packages-check generate lint test demo bench interop clean help
+.PHONY: build clib packages packages-check generate lint test demo bench interop interop-nfs clean help
 
 build: ## build bin/iwarpd and bin/iwarpctl
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
@@ -37,7 +37,7 @@ lint: ## formatting, vet, staticcheck, the import table, generated files up to d
 	@.ci/lint
 
 test: ## unit, simulation and (as root) namespace tests, with the race detector
-	@.ci/need ip:iproute2 ethtool:ethtool gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark
+	@.ci/need ip:iproute2 ethtool:ethtool gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev
 	@status=0; \
 	$(GO) test $(RACE) -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list ./... | grep -vE '$(NORACE)') || status=1; \
 	$(GO) test -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list ./... | grep -E '$(NORACE)') || status=1; \
@@ -56,6 +56,10 @@ bench: build ## measure against the budget, kernel TCP and libfabric; writes out
 interop: build ## against Linux's soft-iWARP in a virtual machine
 	@test/interop/run
 	@test/interop/impaired
+
+interop-nfs: build ## Linux's NFS client, in a virtual machine, on an export of ours; our client on it
+	@test/interop/nfs
+	@test/interop/nfs2
 
 clean: ## remove what the other targets made
 	rm -rf bin $(OUT)
