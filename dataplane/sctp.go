@@ -152,6 +152,9 @@ func (w *worker) connectSCTP(id ConnID, flow pkt.Flow, hop Hop, o SCTP, set sess
 	if s.assocs[flow] != nil {
 		return errFlowExists
 	}
+	if len(s.assocs) >= w.e.cfg.MaxConns {
+		return errTooMany
+	}
 	mtu := w.mtu
 	if hop.MTU != 0 {
 		mtu = min(mtu, hop.MTU)

@@ -75,6 +75,10 @@ func (w *worker) sctpUnowned(flow pkt.Flow, udp uint16, b []byte) *assoc {
 	if l == nil {
 		l = w.sctp.listeners[listenKey{port: flow.LocalPort}]
 	}
+	if l != nil && len(w.sctp.assocs) >= w.e.cfg.MaxConns {
+		w.stats.RxNoConn++
+		return nil // no answer: the peer tries again
+	}
 	if l == nil || l.opts.UDP != (udp != 0) {
 		w.stats.RxNoConn++
 		w.sctpReply(&t, udp, sctp.OutOfBlue(flow, b))
@@ -95,8 +99,11 @@ func (w *worker) sctpReply(t *pkt.Tuple, udp uint16, b []byte) {
 	if b == nil {
 		return
 	}
+	if len(b) > min(w.mtu-48, w.link.SlotSize()-headroom) {
+		return
+	}
 	s, ok := w.link.Alloc()
-	if !ok || len(b) > w.mtu-48 {
+	if !ok {
 		w.stats.TxNoSlot++
 		return
 	}
@@ -228,6 +235,10 @@ func (w *worker) sctpEvents(as *assoc) int {
 		case sctp.EventUp:
 			w.sctpUp(as)
 		case sctp.EventRestart:
+			if as.mux == nil { // it had not begun here
+				w.sctpUp(as)
+				break
+			}
 			out, in := as.a.Streams()
 			for _, c := range as.streams {
 				w.endSession(c, errSession)
@@ -426,7 +437,8 @@ func (w *worker) transmitSCTP(as *assoc) {
 		w.stats.TxNoSlot++
 		return
 	}
-	b := w.link.Bytes(s)[headroom:]
+	at := t.HeaderLen() + 8 // a full packet fills the slot more than a message does
+	b := w.link.Bytes(s)[at:]
 	n := copy(b, o.Head)
 	for i := range o.Parts[:o.N] {
 		q := &o.Parts[i]
@@ -434,7 +446,7 @@ func (w *worker) transmitSCTP(as *assoc) {
 		n += copy(b[n:], w.link.Bytes(link.Slot(q.Buf))[headroom:headroom+q.Len+q.Pad])
 	}
 	w.slots[s].owned = false
-	w.postSCTP(&t, p.UDPPort, s, headroom, n)
+	w.postSCTP(&t, p.UDPPort, s, at, n)
 }
 
 // postSCTP finishes the n octets of an SCTP packet at offset at of slot s, and posts

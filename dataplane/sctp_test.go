@@ -309,3 +309,37 @@ func TestSCTPNoListener(t *testing.T) {
 	}
 	s.closedSCTP()
 }
+
+// TestSCTPLimit: associations are bounded, whoever asks for them.
+func TestSCTPLimit(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	ha, hb := s.hosts[0], s.hosts[1]
+	hb.w.turn()
+	if err := hb.w.listenSCTP(1, netip.AddrPortFrom(addrB, 7174), SCTP{}); err != nil {
+		t.Fatal(err)
+	}
+	hb.e.cfg.MaxConns = 3
+	ha.w.turn()
+	for i := range uint16(6) {
+		flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000+i), netip.AddrPortFrom(addrB, 7174))
+		if err := ha.w.connectSCTP(ha.w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 20*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3 {
+		if ev := s.closed(0); !errors.Is(ev.Err, ErrTimeout) {
+			t.Errorf("connection %d closed by %v", i, ev.Err)
+		}
+		if len(hb.w.sctp.assocs) > 3 {
+			t.Fatalf("%d associations", len(hb.w.sctp.assocs))
+		}
+	}
+}
+
+// TestSCTPFullSlot: packets that nearly fill a slot, copied for retransmission.
+func TestSCTPFullSlot(t *testing.T) {
+	for _, mtu := range []int{3968, 4000, 4050, 4096} {
+		bad := impair.Config{Loss: 0.05, Duplicate: 0.05, Seed: 7}
+		moveDataSCTP(t, link.PipeConfig{MTU: mtu, AtoB: bad, BtoA: bad}, SCTP{UDP: mtu == 4096}, rand.New(rand.NewPCG(1, uint64(mtu))))
+	}
+}
