@@ -95,9 +95,10 @@ func (p *program) step() {
 			p.readNothing()
 			wr.ID++
 			wc.ID++
+			p.writeLo, p.writeHi = partLen, 0
 		}
-		wr.Flags |= verbs.Fence
-		p.readLo, p.readHi, p.writeLo, p.writeHi = partLen, 0, partLen, 0
+		wr.Flags |= verbs.Fence // of Writes behind the last Read it says nothing
+		p.readLo, p.readHi = partLen, 0
 	}
 	switch k := p.rng.IntN(10); {
 	case k < 4: // Write, of up to four pieces

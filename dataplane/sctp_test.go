@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/impair"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/term"
@@ -21,10 +22,10 @@ import (
 )
 
 // requestSCTP has host 0 ask host 1 for a session and waits for the request.
-func (s *sim) requestSCTP(o SCTP) (a *conn, req Event) {
+func (s *sim) requestSCTP(o SCTP, v6 bool) (a *conn, req Event) {
 	s.t.Helper()
 	ha, hb := s.hosts[0], s.hosts[1]
-	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
+	local, remote := netip.AddrPortFrom(addrOf(0, v6), 40000), netip.AddrPortFrom(addrOf(1, v6), 7174)
 	hb.w.turn()
 	if hb.w.sctp == nil {
 		if err := hb.w.listenSCTP(1, remote, o); err != nil {
@@ -51,10 +52,16 @@ func (s *sim) requestSCTP(o SCTP) (a *conn, req Event) {
 // openSCTP makes a session with queue pairs at both ends.
 func (s *sim) openSCTP(o SCTP, qa, qb *simQP) (a, b *conn) {
 	s.t.Helper()
-	a, req := s.requestSCTP(o)
+	return s.openSCTPWith(o, false, 8, qa, qb)
+}
+
+// openSCTPWith is openSCTP with an IP version and a number of Reads.
+func (s *sim) openSCTPWith(o SCTP, v6 bool, reads int, qa, qb *simQP) (a, b *conn) {
+	s.t.Helper()
+	a, req := s.requestSCTP(o, v6)
 	ha, hb := s.hosts[0], s.hosts[1]
 	b = hb.w.conns[req.Conn]
-	hb.w.answerSCTP(b, session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8}})
+	hb.w.answerSCTP(b, session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: reads, ORD: reads}})
 	var ans Event
 	s.until("answer", func() bool {
 		ev, ok := ha.take(EventAnswer)
@@ -66,7 +73,7 @@ func (s *sim) openSCTP(o SCTP, qa, qb *simQP) (a, b *conn) {
 	if string(ans.Setup.Private) != "welcome" || ans.Conn != a.id {
 		s.t.Fatalf("answer %+v", ans)
 	}
-	ha.w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8, Initiator: true}})
+	ha.w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: mpa.Params{IRD: reads, ORD: reads, Initiator: true}})
 	return a, b
 }
 
@@ -239,7 +246,7 @@ func TestSCTPTerminate(t *testing.T) {
 // TestSCTPReject: the ULP's refusal reaches the other side with its data.
 func TestSCTPReject(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
-	_, req := s.requestSCTP(SCTP{})
+	_, req := s.requestSCTP(SCTP{}, false)
 	w := s.hosts[1].w
 	w.answerSCTP(w.conns[req.Conn], session.Setup{Private: []byte("no")}, Attachment{})
 	if ev := s.closed(0); ev.Err != ErrRejected {
@@ -342,4 +349,70 @@ func TestSCTPFullSlot(t *testing.T) {
 		bad := impair.Config{Loss: 0.05, Duplicate: 0.05, Seed: 7}
 		moveDataSCTP(t, link.PipeConfig{MTU: mtu, AtoB: bad, BtoA: bad}, SCTP{UDP: mtu == 4096}, rand.New(rand.NewPCG(1, uint64(mtu))))
 	}
+}
+
+// TestSCTPRandomPrograms is TestRandomPrograms over SCTP.
+func TestSCTPRandomPrograms(t *testing.T) {
+	base := testenv.Seed(t)
+	seeds := testenv.Count(t, "IWARPD_SEEDS", 60)
+	if testing.Short() {
+		seeds = min(seeds, 20)
+	}
+	for i := range seeds {
+		seed := base + uint64(i)
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomProgramsSCTP(t, seed) })
+	}
+}
+
+func randomProgramsSCTP(t *testing.T, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 0x73637470))
+	v6 := rng.IntN(2) == 0
+	cfg := link.PipeConfig{MTU: []int{600, 1280, 1500, 3498, 9000}[rng.IntN(5)]}
+	if v6 {
+		cfg.MTU = max(cfg.MTU, 1280)
+	}
+	wire := func() impair.Config {
+		bad := impair.Config{Seed: rng.Uint64(), Delay: time.Duration(rng.IntN(5)) * time.Millisecond}
+		if rng.IntN(3) != 0 {
+			bad.Loss, bad.Duplicate, bad.Reorder, bad.Corrupt = rng.Float64()*0.08, rng.Float64()*0.05, rng.Float64()*0.1, rng.Float64()*0.02
+		}
+		return bad
+	}
+	cfg.AtoB, cfg.BtoA = wire(), wire()
+	var s *sim
+	if rng.IntN(3) == 0 {
+		// For some seconds both wires are dead.
+		from := clock.Time(time.Second + time.Duration(rng.IntN(2000))*time.Millisecond)
+		cfg.Filter = func(bool, []byte) bool { return s.now < from || s.now > from.Add(5*time.Second) }
+	}
+	o := SCTP{Profile: session.Profile(rng.IntN(2)), UDP: rng.IntN(3) == 0}
+	s = newSim(t, cfg)
+	s.limit = s.now.Add(time.Hour)
+	qa, qb := newSimQP(t, s.hosts[0], memLen), newSimQP(t, s.hosts[1], memLen)
+	pa, pb := newProgram(rng, qa, qb), newProgram(rng, qb, qa)
+	pa.start()
+	pb.start()
+	pa.early, pb.early = true, true
+	pa.postReceives()
+	pb.postReceives()
+	a, b := s.openSCTPWith(o, v6, 1+rng.IntN(16), qa, qb)
+	for range 40 + rng.IntN(60) {
+		pa.step()
+		pb.step()
+	}
+	pa.readNothing()
+	pb.readNothing()
+	s.hosts[0].w.mark(a)
+	s.hosts[1].w.mark(b)
+	s.until("both programs done", func() bool {
+		return len(qa.wcs) >= len(pa.want)+len(pb.wantRcv) && len(qb.wcs) >= len(pb.want)+len(pa.wantRcv)
+	})
+	if err := pa.check("initiator"); err != nil {
+		t.Fatal(err)
+	}
+	if err := pb.check("responder"); err != nil {
+		t.Fatal(err)
+	}
+	s.hosts[0].w.disconnect(a, false)
+	s.closedSCTP()
 }
