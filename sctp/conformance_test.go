@@ -16,7 +16,7 @@ func TestConformanceDoc(t *testing.T) {
 		t.Fatal(err)
 	}
 	var src strings.Builder
-	for _, g := range []string{"*_test.go", "session/*_test.go", "../test/sctp-peer/*_test.go"} {
+	for _, g := range []string{"*_test.go", "session/*_test.go", "../test/*/*_test.go", "../dataplane/*_test.go", "../client/embed/*_test.go"} {
 		names, err := filepath.Glob(g)
 		if err != nil {
 			t.Fatal(err)
