@@ -83,7 +83,11 @@ func (s *Server) expired(c *conn, now clock.Time) {
 			}
 			err := c.failure
 			if err == nil {
-				err = errorf(timedOut, "ctrl: connection with %v: %s took too long", c.remote, waits[c.state])
+				what := waits[c.state]
+				if c.sctp != nil && c.state == connDialing {
+					what = "the SCTP association, or the peer's answer,"
+				}
+				err = errorf(timedOut, "ctrl: connection with %v: %s took too long", c.remote, what)
 			}
 			s.failConn(c, err)
 		}
@@ -94,7 +98,7 @@ func (s *Server) expired(c *conn, now clock.Time) {
 }
 
 var waits = [...]string{
-	connResolving: "finding the route and the neighbour", connDialing: "opening the connection", connStartup: "the MPA start-up", connStreaming: "",
+	connResolving: "finding the route and the neighbour", connDialing: "the TCP handshake", connStartup: "the MPA start-up", connStreaming: "",
 	connWaiting: "the application's answer", connSwitching: "the first FPDU of the peer", connGone: "",
 }
 
