@@ -213,6 +213,10 @@ func isV4(a [16]byte) bool {
 func (w *worker) setHop(c *conn, hop *Hop) {
 	if c.as != nil {
 		setHop(&c.as.tuple, hop)
+		if hop.MTU != 0 {
+			c.as.a.SetMTU(min(w.mtu, hop.MTU))
+		}
+		w.mark(&c.as.carrier)
 		return
 	}
 	if c.tuple.HeaderLen() != 0 {

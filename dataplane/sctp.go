@@ -14,6 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp"
 	"github.com/iwarpd/iwarpd/sctp/session"
+	"github.com/iwarpd/iwarpd/tcp"
 )
 
 // SCTP is what may be set of DDP over SCTP, for a listener or a connect.
@@ -379,6 +380,21 @@ func (w *worker) sctpTimer(c *conn) {
 // deadlineOf returns when the association has to be looked at.
 func (as *assoc) deadlineOf() clock.Time {
 	return clock.Earliest(as.a.Deadline(), as.carrier.giveUp)
+}
+
+// sessions appends what is known of the sessions over SCTP.
+func (w *worker) sessions(infos []ConnInfo) []ConnInfo {
+	for _, c := range w.conns {
+		if c.as == nil {
+			continue
+		}
+		ci := ConnInfo{ID: c.id, Flow: c.flow, Worker: w.id, State: tcp.Established, Full: c.mode == modeFull, Params: c.attachP, QP: c.qp}
+		if c.stream != nil {
+			ci.RDMAP, ci.Verbs = c.stream.Stats(), c.qp.QP.Stats()
+		}
+		infos = append(infos, ci)
+	}
+	return infos
 }
 
 // retire takes an association that has ended out of the tables. Its sessions end with

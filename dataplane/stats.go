@@ -140,7 +140,7 @@ func (e *Engine) Stats() []Stats {
 // Conns returns the connections of all workers.
 func (e *Engine) Conns() []ConnInfo {
 	return slices.Concat(ask(e, func(w *worker) []ConnInfo {
-		infos := make([]ConnInfo, 0, len(w.flows))
+		infos := w.sessions(make([]ConnInfo, 0, len(w.conns)))
 		for _, c := range w.flows {
 			ci := ConnInfo{
 				ID: c.id, Flow: c.flow, Worker: w.id, State: c.tcp.State(), Full: c.mode == modeFull,
