@@ -6081,7 +6081,7 @@ func ReadCreatehow3(r io.Reader) (m Createhow3, nTotal int64, err error) {
 		}
 		m = &mArm
 	default:
-		err = fmt.Errorf("discriminant createhow3.mode has unknown value %d", discriminant)
+		err = fmt.Errorf("discriminant createhow3.mode has unknown value %v", discriminant)
 		goto done
 	}
 done:

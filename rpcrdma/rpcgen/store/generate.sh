@@ -5,6 +5,9 @@ version=$(go list -m -f '{{.Version}}' github.com/buildbarn/go-xdr)
 module=$(go list -m -f '{{.Dir}}' github.com/buildbarn/go-xdr)
 out=$PWD/store_xdr.go
 in=$PWD
-cd "$(mktemp -d)"
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+cd "$tmp"
+rm -f "$out" # the compiler does not cut off what an older, longer file has behind
 go run "github.com/buildbarn/go-xdr/cmd/xdr_compiler@$version" -I "$module" -I "$in" store.x "$out"
 gofmt -w "$out"
