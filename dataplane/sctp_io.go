@@ -349,7 +349,7 @@ func (w *worker) composeDDP(c *conn) int {
 			break
 		}
 		if w.link.FreeSlots() < slotReserve {
-			w.starve(c)
+			w.starve(c, n > 0)
 			break
 		}
 		if !c.hasPend && !c.stream.PollSegment(mulpdu, &c.pending) {
@@ -358,7 +358,7 @@ func (w *worker) composeDDP(c *conn) int {
 		s, ok := w.link.Alloc()
 		if !ok {
 			c.hasPend = true
-			w.starve(c)
+			w.starve(c, n > 0)
 			break
 		}
 		c.hasPend = false

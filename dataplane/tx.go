@@ -144,7 +144,7 @@ func (w *worker) composeStream(c *conn) {
 		}
 		s, ok := w.link.Alloc()
 		if !ok {
-			w.starve(c)
+			w.starve(c, false)
 			break
 		}
 		n := min(len(c.outq)-c.outAt, c.tcp.MSS())
@@ -197,7 +197,7 @@ func (w *worker) composeFPDUs(c *conn) int {
 			break
 		}
 		if w.link.FreeSlots() < slotReserve {
-			w.starve(c)
+			w.starve(c, n > 0)
 			break
 		}
 		if !w.composeRecord(c) {
@@ -217,26 +217,34 @@ func (w *worker) composeFPDUs(c *conn) int {
 }
 
 // starve remembers that c waits for TX slots: no event of its own may follow
-// when they come free.
-func (w *worker) starve(c *conn) {
-	if !c.starved {
-		c.starved = true
+// when they come free. One that had some this time waits behind those that had
+// none.
+func (w *worker) starve(c *conn, had bool) {
+	if c.starved {
+		return
+	}
+	c.starved = true
+	if had {
+		w.sated = append(w.sated, c)
+	} else {
 		w.starved = append(w.starved, c)
 	}
 }
 
 // feed marks the connections that wait for slots, now that there are some.
 func (w *worker) feed() int {
-	n := len(w.starved)
+	n := len(w.starved) + len(w.sated)
 	if n == 0 || w.link.FreeSlots() < slotReserve {
 		return 0
 	}
-	for i, c := range w.starved {
-		c.starved = false
-		w.mark(c)
-		w.starved[i] = nil
+	for _, waiting := range []*[]*conn{&w.starved, &w.sated} {
+		for i, c := range *waiting {
+			c.starved = false
+			w.mark(c)
+			(*waiting)[i] = nil
+		}
+		*waiting = (*waiting)[:0]
 	}
-	w.starved = w.starved[:0]
 	return n
 }
 
@@ -251,7 +259,7 @@ func (w *worker) composeRecord(c *conn) bool {
 	s, ok := w.link.Alloc()
 	if !ok {
 		c.hasPend = true
-		w.starve(c)
+		w.starve(c, false)
 		return false
 	}
 	buf := w.link.Bytes(s)[headroom:]

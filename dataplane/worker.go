@@ -56,6 +56,7 @@ type worker struct {
 	dirty     []*conn // to be pumped at the end of the turn
 	dirtyNext []*conn
 	starved   []*conn    // wait for TX slots
+	sated     []*conn    // likewise, and had some at their last turn
 	cqs       []CQ       // with entries to publish
 	flushAt   clock.Time // when one of cqs must be flushed again
 
