@@ -152,7 +152,10 @@ func (w *worker) loop() {
 		if idle == 0 {
 			idle = w.now
 		}
-		if w.e.cfg.Poll == Busy || w.now.Sub(idle) < w.e.cfg.Spin {
+		if w.e.cfg.Poll == Busy {
+			continue // the CPU is the worker's own
+		}
+		if w.now.Sub(idle) < w.e.cfg.Spin {
 			// Free when nobody else wants the core, and a hand-over to the
 			// client when it shares ours.
 			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
@@ -186,15 +189,17 @@ func (w *worker) fillInTurn() {
 }
 
 func (w *worker) inlineTurn() int {
-	w.app.Store(int64(w.e.cfg.Now()))
 	if !w.drive.TryLock() {
+		w.app.Store(int64(w.e.cfg.Now()))
 		if w.cmds.sleeping.CompareAndSwap(true, false) {
 			w.cmds.wake()
 		}
 		return 0
 	}
 	defer w.drive.Unlock()
-	return w.turn()
+	n := w.turn()
+	w.app.Store(int64(w.now))
+	return n
 }
 
 // sleep waits for work. It arms first and looks again, so that nothing rung or

@@ -17,6 +17,7 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/dataplane"
 )
 
 const (
@@ -127,7 +128,9 @@ func open(ctx context.Context, j job) (*iwarp.Device, func(), error) {
 		d, err := iwarp.Open(ctx, j.Socket)
 		return d, func() { d.Close() }, err
 	}
-	n, err := embed.Open(embed.Config{Interface: j.If, InlineProgress: j.Inline})
+	// A side whose application sleeps has a CPU for its worker, as the peers' spinning
+	// programs have.
+	n, err := embed.Open(embed.Config{Interface: j.If, InlineProgress: j.Inline, Poll: dataplane.Busy})
 	if err != nil {
 		return nil, nil, err
 	}
