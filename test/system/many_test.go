@@ -3,13 +3,12 @@ package system
 import (
 	"context"
 	"encoding/json"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"strconv"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -17,12 +16,19 @@ import (
 
 // TestManyConnections opens many connections at once between two daemons, moves
 // a message over each, closes them, and does so again and again: nothing of them
-// is left. IWARPD_CONNS and IWARPD_CYCLES say how many.
+// is left. MANY_CONNS and MANY_CYCLES say how many.
 func TestManyConnections(t *testing.T) {
 	testenv.RequireRoot(t)
-	conns, cycles := testenv.Count(t, "IWARPD_CONNS", 200), testenv.Count(t, "IWARPD_CYCLES", 2)
-	// Two descriptors for the rings of each queue pair, at both ends.
-	files := unix.Rlimit{Cur: uint64(8*conns + 4096), Max: uint64(8*conns + 4096)}
+	conns, cycles := testenv.Count(t, "MANY_CONNS", 200), testenv.Count(t, "MANY_CYCLES", 2)
+	// The rings of each queue pair take two descriptors at both ends.
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	if files.Max < uint64(4*conns+1024) {
+		t.Fatalf("%d connections need RLIMIT_NOFILE of %d; it is %d", conns, 4*conns+1024, files.Max)
+	}
+	files.Cur = files.Max
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		t.Fatal(err)
 	}
