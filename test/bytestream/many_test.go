@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -31,7 +31,7 @@ func TestManyConnections(t *testing.T) {
 		drain: 20 * time.Second, timeout: 30 * time.Second}
 	var nodes [2]*node
 	for i, l := range []link.Link{pa, pb} {
-		res := dataplane.Static{addrs[1-i]: {SrcMAC: macs[i], DstMAC: macs[1-i], MTU: 1500, Src: addrs[i]}}
+		res := &hostnet.Static{SrcMAC: macs[i], DstMAC: macs[1-i], MTU: 1500, Addrs: addrs[i : i+1]}
 		if nodes[i], err = nodeOver(o, l, res); err != nil {
 			t.Fatal(err)
 		}
