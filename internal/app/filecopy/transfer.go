@@ -166,6 +166,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 		return nil
 	})
 	g.Go(func() error { // tells which slots are full, in order
+		var told uint64
 		for p := range ready {
 			if err := p.wait(ctx); err != nil {
 				return err
@@ -173,9 +174,10 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 			if err := send(ctx, t.conn, &message{Kind: kindChunk, Seq: p.seq, Len: uint32(p.n)}); err != nil {
 				return err
 			}
+			told++
 		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+		if told < t.chunks() { // filling failed, and says why
+			return nil
 		}
 		ended.Store(true)
 		return send(ctx, t.conn, &message{Kind: kindEnd, Size: uint64(t.size), Sum: digest(sum)})
