@@ -26,9 +26,11 @@ type side struct {
 	ifn  string
 	addr netip.Prefix
 	mac  net.HardwareAddr
-	cpu  int
+	cpu  int // anyCPU: all of them
 	h    netns.NsHandle
 }
+
+const anyCPU = -1
 
 // A lab is two namespaces joined by a veth pair with one queue each way.
 type lab struct {
@@ -201,7 +203,10 @@ func (s *side) do(f func() error) error {
 			return
 		}
 		defer home.Close()
-		one.Set(s.cpu)
+		if one = all; s.cpu != anyCPU {
+			one.Zero()
+			one.Set(s.cpu)
+		}
 		err = errors.Join(netns.Set(s.h), unix.SchedSetaffinity(0, &one))
 		if err == nil {
 			err = f()

@@ -62,7 +62,7 @@ func TestMatrix(t *testing.T) {
 	for _, want := range []string{
 		"write-bw/1 MiB/budget", "write-bw/64 KiB/budget", "read-bw/1 MiB/budget", "read-bw/64 KiB/kernel-tcp-gso",
 		"write-rate/64 B/kernel-tcp-nogso", "read-lat/64 B/kernel-tcp-nogso", "read-lat-inprocess/64 B/kernel-tcp-nogso",
-		"send-lat/64 B/libfabric-tcp", "send-lat-inprocess/64 B/libfabric-tcp",
+		"send-lat/64 B/libfabric-tcp", "send-lat-inprocess/64 B/libfabric-tcp", "write-lat-pipe/64 B/rings",
 	} {
 		if !have[want] {
 			t.Errorf("no cell %s", want)
@@ -80,9 +80,11 @@ func TestFloors(t *testing.T) {
 		{Workload: "write-bw", MTU: 9000, Size: mib, Peer: "budget", Ratio: 0.59},
 		{Workload: "read-lat-inprocess", MTU: 1500, Size: 64, Peer: "kernel-tcp-nogso", Ratio: 1.2},
 		{Workload: "write-rate", MTU: 1500, Size: 64, Peer: "kernel-tcp-nogso", Ratio: 5},
+		{Workload: "write-lat-pipe", MTU: 1500, Size: 64, Peer: rings, Ours: spread{1, 4.9, 9}, Ratio: 0.1},
+		{Workload: "write-lat-pipe", MTU: 9000, Size: 64, Peer: rings, Ours: spread{1, 5, 9}, Ratio: 0.1},
 	}
-	if n := floors(rows); n != 2 {
-		t.Errorf("%d floors missed; want 2", n)
+	if n := floors(rows); n != 3 {
+		t.Errorf("%d floors missed; want 3", n)
 	}
 }
 

@@ -462,13 +462,11 @@ func (e *end) measure(j job, t test, to offer) (result, error) {
 	case "write-rate":
 		return e.stream(j, t, iwarp.OpWrite, to, writeDepth, signalEach)
 	case "read-lat":
-		return pingPong(j, func() error {
-			if err := e.post(iwarp.OpRead, t.Size, to, iwarp.Signaled); err != nil {
-				return err
-			}
-			_, err := e.poll()
-			return err
-		})
+		return e.oneByOne(j, t, iwarp.OpRead, to, iwarp.Signaled)
+	case "write-lat":
+		return e.oneByOne(j, t, iwarp.OpWrite, to, iwarp.Signaled|iwarp.Inline)
+	case "local":
+		return e.local(j)
 	case "send-lat":
 		n := 0
 		return pingPong(j, func() error {
@@ -489,6 +487,17 @@ func (e *end) measure(j job, t test, to offer) (result, error) {
 		})
 	}
 	return result{}, fmt.Errorf("no workload %q", t.Workload)
+}
+
+// oneByOne posts an operation when the one before it has completed.
+func (e *end) oneByOne(j job, t test, op iwarp.Op, to offer, flags iwarp.SendFlags) (result, error) {
+	return pingPong(j, func() error {
+		if err := e.post(op, t.Size, to, flags); err != nil {
+			return err
+		}
+		_, err := e.poll()
+		return err
+	})
 }
 
 // stream keeps depth operations posted, every each-th of which completes, and
