@@ -22,11 +22,11 @@ const (
 	headroom = 64 // Ethernet, IPv4, UDP
 )
 
-// host is an association of ours on a packet socket, with its DDP streams: what a
-// worker of the data plane is to it.
+// host is an association of ours on a link, with its DDP streams: what a worker of the
+// data plane is to it.
 type host struct {
 	t     *testing.T
-	link  *link.Packet
+	link  link.Link
 	flow  pkt.Flow
 	tuple pkt.Tuple
 	udp   bool
@@ -54,14 +54,19 @@ type message struct {
 	control bool
 }
 
-// newHost opens v.A. The kernel there sees the packets too: sockets that nobody
-// reads keep it from answering.
-func newHost(t *testing.T, v *testenv.Veth, profile session.Profile, udp bool) *host {
+func makeHost(t *testing.T, profile session.Profile, udp bool) *host {
 	h := &host{t: t, udp: udp, key: sctp.Secret{1, 2, 3}, bufs: map[sctp.Buf]message{}, kept: map[int][]byte{}}
 	profile.Configure(&h.cfg)
 	h.cfg.UDP = udp
 	h.cfg.Streams = 16
 	h.mcfg.Profile = profile
+	return h
+}
+
+// newHost opens v.A. The kernel there sees the packets too: sockets that nobody
+// reads keep it from answering.
+func newHost(t *testing.T, v *testenv.Veth, profile session.Profile, udp bool) *host {
+	h := makeHost(t, profile, udp)
 	h.flow = pkt.NewFlow(netip.AddrPortFrom(v.A.Addr4, port), netip.AddrPortFrom(v.B.Addr4, peerPort))
 	h.tuple = pkt.Tuple{Flow: h.flow, Proto: pkt.ProtoSCTP, SrcMAC: [6]byte(v.A.MAC), DstMAC: [6]byte(v.B.MAC)}
 	var fd int
@@ -105,7 +110,7 @@ func (h *host) udpPort() uint16 {
 // run turns until what is asked for is true.
 func (h *host) run(what string, done func() bool) {
 	h.t.Helper()
-	end := time.Now().Add(20 * time.Second)
+	end := time.Now().Add(time.Minute)
 	for !done() {
 		if time.Now().After(end) {
 			h.t.Fatalf("waited in vain for %s: %s", what, h.describe())
@@ -167,6 +172,12 @@ func (h *host) receive(now clock.Time, f *link.Frame) {
 	}
 	flow := p.Flow
 	flow.RemotePort, flow.LocalPort = binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])
+	if h.a != nil && h.a.State() == sctp.Closed {
+		if reply := sctp.OutOfBlue(flow, b); reply != nil {
+			h.post(reply)
+		}
+		return
+	}
 	if h.a == nil {
 		if h.l == nil {
 			return
