@@ -57,6 +57,7 @@ func (d *Device) CreateCQ(ctx context.Context, depth int) (*CQ, error) {
 	closeFD(a.fds[0])
 	if err != nil {
 		closeFD(a.fds[1])
+		d.giveBack(a.reply)
 		return nil, fmt.Errorf("iwarp: create CQ: %w", err)
 	}
 	c := &CQ{

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
@@ -55,6 +56,7 @@ type Device struct {
 type answer struct {
 	reply *ctrlpb.Reply
 	fds   []int
+	lost  bool // there was no room for its descriptors
 	err   error
 }
 
@@ -222,7 +224,8 @@ func (d *Device) fail(err error) {
 func (d *Device) readLoop() {
 	for {
 		b, fds, err := d.conn.Read(seqpacket.MaxFDs)
-		if err != nil {
+		lost := errors.Is(err, seqpacket.ErrFilesLost)
+		if err != nil && !lost {
 			d.fail(ErrDaemonGone)
 			return
 		}
@@ -238,7 +241,7 @@ func (d *Device) readLoop() {
 			delete(d.waiting, r.Id)
 			d.mu.Unlock()
 			if ch != nil {
-				ch <- answer{reply: r, fds: fds}
+				ch <- answer{reply: r, fds: fds, lost: lost}
 				continue
 			}
 		}
@@ -303,7 +306,33 @@ func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd in
 		seqpacket.CloseAll(a.fds)
 		return answer{}, fromPB(op, a.reply.Error)
 	}
+	if a.lost {
+		err := fmt.Errorf("iwarp: %s: %w", op, shm.Limit(unix.EMFILE))
+		if req.GetResizeCq() != nil { // completions go where nobody sees them
+			d.fail(err)
+		} else {
+			d.giveBack(a.reply)
+		}
+		return answer{}, err
+	}
 	return a, nil
+}
+
+// giveBack destroys what a reply has brought that cannot be used, and does not
+// wait for it.
+func (d *Device) giveBack(r *ctrlpb.Reply) {
+	var req ctrlpb.Request
+	switch b := r.Body.(type) {
+	case *ctrlpb.Reply_Cq:
+		req.Body = &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: b.Cq.Cq}}
+	case *ctrlpb.Reply_Srq:
+		req.Body = &ctrlpb.Request_DestroySrq{DestroySrq: &ctrlpb.DestroySRQ{Srq: b.Srq.Srq}}
+	case *ctrlpb.Reply_Qp:
+		req.Body = &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: b.Qp.Qp}}
+	default:
+		return
+	}
+	go func() { _ = d.do(context.Background(), "give back", &req) }()
 }
 
 // do is call for requests whose reply says nothing but done.

@@ -97,6 +97,7 @@ func (p *PD) alloc(ctx context.Context, size int, base uint64, natural bool, a A
 		m.Close()
 		return nil, err
 	}
+	closeFD(m.TakeFD()) // the memory is mapped at both ends
 	mr.own = m
 	return mr, nil
 }
@@ -126,6 +127,7 @@ func (p *PD) AllocFast(ctx context.Context, size int, a Access) (*MR, error) {
 		m.Close()
 		return nil, err
 	}
+	closeFD(m.TakeFD())
 	mr.own = m
 	return mr, nil
 }

@@ -93,11 +93,13 @@ func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
 	}
 	q.worker.Store(-1)
 	if q.sq, err = shm.MapSQ(a.fds[0]); err != nil {
+		d.giveBack(a.reply)
 		return nil, fmt.Errorf("iwarp: create QP: %w", err)
 	}
 	if cfg.SRQ == nil {
 		if q.rq, err = shm.MapRQ(a.fds[1]); err != nil {
 			q.sq.Close()
+			d.giveBack(a.reply)
 			return nil, fmt.Errorf("iwarp: create QP: %w", err)
 		}
 	}

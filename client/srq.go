@@ -51,6 +51,7 @@ func (d *Device) CreateSRQ(ctx context.Context, cfg SRQConfig) (*SRQ, error) {
 	}
 	rq, err := shm.MapRQ(a.fds[0])
 	if err != nil {
+		d.giveBack(a.reply)
 		return nil, fmt.Errorf("iwarp: create SRQ: %w", err)
 	}
 	s := &SRQ{d: d, h: a.reply.GetSrq().GetSrq(), rq: rq}

@@ -59,6 +59,7 @@ type conn struct {
 	sctp     *dataplane.SCTP // nil: TCP
 	enhanced *ddp.Enhanced   // of the peer, over SCTP
 	failure  error           // connSwitching: the start-up failed, and the peer is being told by a Terminate
+	second   bool            // the peer closed first: TIME-WAIT is its
 	lingers  bool            // closed in order: its port must rest
 
 	streaming bool   // begins as a byte stream
@@ -440,10 +441,11 @@ func (s *Server) peerClosed(c *conn) {
 		s.engine.Disconnect(c.id, true)
 		s.failConn(c, errorf(refused, "mpa: the peer %v left before it was answered", c.remote))
 	case connSwitching, connUp:
-		c.limit = s.now().Add(closeTimeout)
 		if c.state == connUp {
+			c.second = c.limit == 0 // no Terminate: the engine had not begun to close
 			c.state = connClosing
 		}
+		c.limit = s.now().Add(closeTimeout)
 		s.engine.Disconnect(c.id, false)
 		s.arm(c)
 	}
@@ -498,7 +500,7 @@ func (s *Server) closedEvent(c *conn, err error) {
 		}
 		s.failConn(c, errorf(refused, "%s: %v: %w", c.llp(), c.remote, orClosed(err)))
 	case connUp, connClosing:
-		c.lingers = err == nil && c.sctp == nil
+		c.lingers = err == nil && c.sctp == nil && !c.second
 		if errors.Is(err, dataplane.ErrCQOverrun) {
 			c.qp.async(ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN, errorf(quota, "%w: make it as deep as all that can be outstanding on the queue pairs that use it", err))
 		}

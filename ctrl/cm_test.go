@@ -548,3 +548,65 @@ func TestDisconnect(t *testing.T) {
 		t.Error("nothing flushed")
 	}
 }
+
+// TestPortRests: the port of a connection that we opened rests if TIME-WAIT is
+// ours, and is free at once otherwise.
+func TestPortRests(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	pd, cq := c.pd(), c.cq()
+	for _, tt := range []struct {
+		name  string
+		end   func(p *mpaPeer, qp uint32)
+		err   error
+		rests bool
+	}{
+		{"we close", func(p *mpaPeer, qp uint32) {
+			c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}})
+			h.OnEvent(dataplane.Event{Kind: dataplane.EventPeerClosed, Conn: p.id})
+		}, nil, true},
+		{"the peer closes", func(p *mpaPeer, _ uint32) {
+			h.OnEvent(dataplane.Event{Kind: dataplane.EventPeerClosed, Conn: p.id})
+		}, nil, false},
+		{"a Terminate, then the peer closes", func(p *mpaPeer, _ uint32) {
+			h.OnEvent(dataplane.Event{Kind: dataplane.EventFailed, Conn: p.id, Err: term.ErrBounds})
+			h.OnEvent(dataplane.Event{Kind: dataplane.EventPeerClosed, Conn: p.id})
+		}, nil, true},
+		{"the peer resets", func(*mpaPeer, uint32) {}, errors.New("reset"), false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			qp := c.ok(reqQP(pd, cq)).GetQp().Qp
+			p, _ := h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
+			p.event(mpa.EventRequest)
+			if err := p.st.Accept(1e9, nil, -1, -1); err != nil {
+				t.Fatal(err)
+			}
+			p.send()
+			h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: p.attached().QP})
+			ports := func(want, resting int) {
+				t.Helper()
+				if n := h.steer.len(); n != want {
+					t.Errorf("%d endpoints claimed, want %d", n, want)
+				}
+				for _, k := range h.Counters() {
+					if k.Name == "ctrl.ports" && k.Value != uint64(want) || k.Name == "ctrl.ports_resting" && k.Value != uint64(resting) ||
+						k.Name == "ctrl.clients" && k.Value != 1 {
+						t.Errorf("%s is %d", k.Name, k.Value)
+					}
+				}
+			}
+			ports(1, 0)
+			tt.end(p, qp)
+			h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id, Err: tt.err})
+			h.e.Disconnect(p.id, true) // so that only finds the next one alone
+			if tt.rests {
+				ports(1, 1)
+				h.advance(lingerTime - time.Second)
+				ports(1, 1)
+				h.advance(2 * time.Second)
+			}
+			ports(0, 0)
+			c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: qp}}})
+		})
+	}
+}

@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
-	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 )
 
 // ringFault returns what to call when the client has written an impossible index:
@@ -48,16 +47,12 @@ func (c *session) resizeCQ(r *ctrlpb.ResizeCQ, reply *ctrlpb.Reply) ([]int, erro
 	}
 	s.quiet()
 	_ = release()
-	fd, err := seqpacket.Dup(q.ring.FD())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.giveRings(q.size)
 	q.size = size
-	if err != nil {
-		return nil, errorf(internal, "ctrl: completion queue %d: %w", r.Cq, err)
-	}
 	reply.Body = &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: q.handle, Depth: uint32(q.ring.Depth()), Workers: uint32(s.engine.Workers())}}
-	return []int{fd}, nil
+	return []int{q.ring.TakeFD()}, nil
 }
 
 // maxModeration is the longest that a wake-up can be held back.

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
-	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/ctrl/shm"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/verbs"
@@ -338,12 +337,6 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 		return nil, err
 	}
 	ring, err := shm.CreateCQ(s.engine.Workers(), int(r.Depth))
-	var fds []int
-	if err == nil {
-		if fds, err = dupAll(ring.FD(), ring.EventFD()); err != nil {
-			ring.Close()
-		}
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
@@ -356,7 +349,7 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 	ring.OnFault = c.ringFault(fmt.Sprintf("consumer index of completion queue %d", q.handle))
 	c.cqs[q.handle] = q
 	reply.Body = &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: q.handle, Depth: uint32(ring.Depth()), Workers: uint32(s.engine.Workers())}}
-	return fds, nil
+	return []int{ring.TakeFD(), ring.TakeEventFD()}, nil
 }
 
 func (c *session) depth(what string, d uint32) error {
@@ -364,19 +357,6 @@ func (c *session) depth(what string, d uint32) error {
 		return errorf(invalid, "ctrl: the depth of a %s is 1 to %d, not %d", what, c.policy().limits.QueueDepth, d)
 	}
 	return nil
-}
-
-func dupAll(fds ...int) ([]int, error) {
-	var out []int
-	for _, fd := range fds {
-		d, err := seqpacket.Dup(fd)
-		if err != nil {
-			seqpacket.CloseAll(out)
-			return nil, err
-		}
-		out = append(out, d)
-	}
-	return out, nil
 }
 
 func (c *session) destroyCQ(h uint32) error {
@@ -473,14 +453,8 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 	}
 
 	q.sq, err = shm.CreateSQ(int(r.SqDepth), int(r.MaxSge), int(r.MaxInline))
-	switch {
-	case err != nil:
-	case q.srq != nil:
-		fds, err = dupAll(q.sq.FD())
-	default:
-		if q.rq, err = shm.CreateRQ(int(r.RqDepth), int(r.MaxSge)); err == nil {
-			fds, err = dupAll(q.sq.FD(), q.rq.FD())
-		}
+	if err == nil && q.srq == nil {
+		q.rq, err = shm.CreateRQ(int(r.RqDepth), int(r.MaxSge))
 	}
 	if err != nil {
 		q.closeRings()
@@ -497,7 +471,9 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 	if q.srq != nil {
 		cfg.SRQ = verbs.NewSRQ(q.srq)
 		cfg.MaxSGE = max(cfg.MaxSGE, q.srq.maxSGE)
+		fds = []int{q.sq.TakeFD()}
 	} else {
+		fds = []int{q.sq.TakeFD(), q.rq.TakeFD()}
 		q.rq.OnFault = c.ringFault(fmt.Sprintf("producer index of the receive queue of queue pair %d", q.num))
 		cfg.Recvs = q.rq
 	}

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/ctrl/shm"
 )
 
 // protoTCP is the IP protocol number.
@@ -199,7 +200,7 @@ func bindGuard(addr netip.AddrPort) (fd int, port uint16, err error) {
 	}
 	fd, err = unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
-		return -1, 0, errorf(internal, "ctrl: guard socket: %w", err)
+		return -1, 0, errorf(internal, "ctrl: guard socket: the daemon: %w", shm.Limit(err))
 	}
 	var sa unix.Sockaddr
 	if domain == unix.AF_INET {

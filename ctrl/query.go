@@ -252,8 +252,14 @@ func (c *session) queryStats(reply *ctrlpb.Reply) error {
 // together ("engine."), of their links ("link.") and of the XDP program ("xdp.").
 func (s *Server) Counters() []*ctrlpb.Counter {
 	k := &s.counters
+	s.mu.Lock()
+	clients, conns, ports, resting := len(s.sessions), len(s.conns), len(s.claims.byAddr), len(s.lingering)
+	s.mu.Unlock()
 	out := []*ctrlpb.Counter{
-		{Name: "ctrl.clients", Value: k.clients.Load()},
+		{Name: "ctrl.clients", Value: uint64(clients)},
+		{Name: "ctrl.conns", Value: uint64(conns)},
+		{Name: "ctrl.ports", Value: uint64(ports)}, // those that rest too
+		{Name: "ctrl.ports_resting", Value: uint64(resting)},
 		{Name: "ctrl.requests", Value: k.requests.Load()},
 		{Name: "ctrl.request_errors", Value: k.errors.Load()},
 		{Name: "ctrl.clients_cut_off", Value: k.cutOff.Load()},

@@ -79,7 +79,7 @@ type Server struct {
 
 // counters are of the control plane; atomics, since sessions touch them alone.
 type counters struct {
-	clients, requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, fallbacks, faults atomic.Uint64
+	requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, fallbacks, faults atomic.Uint64
 }
 
 // New makes a Server. Bind must follow before anything else.
@@ -237,7 +237,6 @@ func (s *Server) serve(c *seqpacket.Conn) {
 			c.Close()
 			return
 		}
-		s.counters.clients.Add(1)
 		go sess.writeLoop()
 		sess.run()
 	}()

@@ -120,10 +120,11 @@ func (c *session) run() {
 func (c *session) readLoop() error {
 	for {
 		b, fds, err := c.conn.Read(1)
-		if err != nil {
+		lost := errors.Is(err, seqpacket.ErrFilesLost)
+		if err != nil && !lost {
 			return err
 		}
-		err = c.packet(b, fds)
+		err = c.packet(b, fds, lost)
 		seqpacket.CloseAll(fds)
 		if err != nil {
 			return err
@@ -132,8 +133,9 @@ func (c *session) readLoop() error {
 }
 
 // packet serves one packet. An error ends the session; what is wrong with a
-// well-formed request goes into the reply. fds stay the caller's.
-func (c *session) packet(b []byte, fds []int) (err error) {
+// well-formed request goes into the reply. fds stay the caller's. lost: there was
+// no room for its descriptors.
+func (c *session) packet(b []byte, fds []int, lost bool) (err error) {
 	var req ctrlpb.Request
 	if err := proto.Unmarshal(b, &req); err != nil {
 		return fmt.Errorf("ctrl: packet of %d octets is no Request: %w", len(b), err)
@@ -149,7 +151,13 @@ func (c *session) packet(b []byte, fds []int) (err error) {
 	}()
 	c.srv.counters.requests.Add(1)
 	reply := &ctrlpb.Reply{}
-	out, herr := c.dispatch(&req, fds, reply)
+	var out []int
+	var herr error
+	if lost {
+		herr = errorf(internal, "ctrl: the descriptor of the request did not arrive: the daemon: %w", shm.Limit(unix.EMFILE))
+	} else {
+		out, herr = c.dispatch(&req, fds, reply)
+	}
 	reply.Id = req.Id
 	if herr != nil {
 		c.srv.counters.errors.Add(1)
@@ -301,14 +309,10 @@ func (s *Server) newBells(workers, bits int) (bells []*shm.Doorbells, fds []int,
 			return bells, fds, err
 		}
 		bells = append(bells, b)
-		page, err := seqpacket.Dup(b.FD())
-		if err != nil {
-			return bells, fds, err
-		}
-		fds = append(fds, page)
+		fds = append(fds, b.TakeFD())
 		wake, err := wakeFor(s.engine.WakeFD(w))
 		if err != nil {
-			return bells, fds, err
+			return bells, fds, shm.Limit(err)
 		}
 		fds = append(fds, wake)
 	}

@@ -79,12 +79,7 @@ func (c *session) createSRQ(r *ctrlpb.CreateSRQ, reply *ctrlpb.Reply) ([]int, er
 	p.uses++
 	s.mu.Unlock()
 
-	var fds []int
-	if q.ring, err = shm.CreateRQ(q.depth, q.maxSGE); err == nil {
-		if fds, err = dupAll(q.ring.FD()); err != nil {
-			q.ring.Close()
-		}
-	}
+	q.ring, err = shm.CreateRQ(q.depth, q.maxSGE)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
@@ -99,7 +94,7 @@ func (c *session) createSRQ(r *ctrlpb.CreateSRQ, reply *ctrlpb.Reply) ([]int, er
 	q.onLimit = func() { go c.srqLimit(q) }
 	c.srqs[q.handle] = q
 	reply.Body = &ctrlpb.Reply_Srq{Srq: &ctrlpb.SRQReply{Srq: q.handle, Depth: r.Depth, MaxSge: r.MaxSge}}
-	return fds, nil
+	return []int{q.ring.TakeFD()}, nil
 }
 
 // srqLimit tells the client that the limit event has happened.

@@ -109,5 +109,5 @@ type lingering struct {
 }
 
 // lingerTime is how long the port of a connection that we opened stays taken
-// after it was closed in order: TIME-WAIT of Linux.
+// after we closed it in order: TIME-WAIT of Linux.
 const lingerTime = 60 * time.Second

@@ -26,6 +26,7 @@ const (
 var (
 	ErrTooLong    = errors.New("packet longer than 65536 octets")
 	ErrTooManyFDs = errors.New("more descriptors in a packet than the reader takes")
+	ErrFilesLost  = errors.New("descriptors of a packet lost: the reader has too many open files")
 )
 
 // Conn is one end of a connection. Read may be used by one goroutine at a time
@@ -93,7 +94,8 @@ func newConn(c *net.UnixConn) *Conn {
 // Read waits for a packet. The octets are valid until the next Read; the
 // descriptors, close-on-exec, are the caller's to close. A packet with more
 // than maxFDs descriptors, or longer than MaxPacket, is an error and what came
-// with it is closed. io.EOF tells that the other end is gone.
+// with it is closed. With ErrFilesLost the octets are there all the same. io.EOF
+// tells that the other end is gone.
 func (c *Conn) Read(maxFDs int) (b []byte, fds []int, err error) {
 	n, oobn, flags, _, err := c.c.ReadMsgUnix(c.buf, c.oob)
 	if oobn > 0 {
@@ -103,6 +105,9 @@ func (c *Conn) Read(maxFDs int) (b []byte, fds []int, err error) {
 	case err != nil:
 	case flags&unix.MSG_TRUNC != 0 || n > MaxPacket:
 		err = ErrTooLong
+	case flags&unix.MSG_CTRUNC != 0 && len(fds) < MaxFDs: // the kernel had more, and we room
+		CloseAll(fds)
+		return c.buf[:n], nil, ErrFilesLost
 	case flags&unix.MSG_CTRUNC != 0 || len(fds) > maxFDs:
 		err = ErrTooManyFDs
 	default:

@@ -109,7 +109,7 @@ func (r *DoorbellRinger) Ring(bit int) {
 func NewWake() (r, w int, err error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {
-		return -1, -1, fmt.Errorf("shm: pipe2: %w", err)
+		return -1, -1, fmt.Errorf("shm: pipe2: %w", Limit(err))
 	}
 	return p[0], p[1], nil
 }

@@ -130,18 +130,30 @@ func (c *CQ) Moderate(count uint32, period time.Duration) {
 	c.moderation.Store(uint64(count)<<32 | us)
 }
 
-// FD returns the descriptor of the memory in use.
+// FD returns the descriptor of the memory in use, -1 when it was taken.
 func (c *CQ) FD() int { return c.gen.Load().FD() }
 
-// EventFD returns the descriptor to hand to the client: it becomes readable
-// when an armed queue has a completion.
+// TakeFD is FD, and the descriptor is the caller's from then on.
+func (c *CQ) TakeFD() int { return c.gen.Load().TakeFD() }
+
+// EventFD returns the descriptor to hand to the client, -1 when it was taken: it
+// becomes readable when an armed queue has a completion.
 func (c *CQ) EventFD() int { return c.wakeR }
+
+// TakeEventFD is EventFD, and the descriptor is the caller's from then on.
+func (c *CQ) TakeEventFD() int {
+	fd := c.wakeR
+	c.wakeR = -1
+	return fd
+}
 
 // Close unmaps the queue and closes its descriptors.
 func (c *CQ) Close() error {
 	g := c.gen.Load()
 	if g.mem != nil {
-		unix.Close(c.wakeR)
+		if c.wakeR >= 0 {
+			unix.Close(c.wakeR)
+		}
 		unix.Close(c.wakeW)
 	}
 	return g.Close()

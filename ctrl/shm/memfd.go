@@ -13,7 +13,7 @@ const sealSize = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 // file is a mapped memfd of the daemon's making.
 type file struct {
-	fd  int // -1: not ours to give
+	fd  int // -1: not ours to give, or given
 	mem []byte
 }
 
@@ -33,7 +33,7 @@ func create(name string, size int) (file, error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return file{}, fmt.Errorf("shm: making %s of %d octets: %w", name, size, err)
+		return file{}, fmt.Errorf("shm: making %s of %d octets: %w", name, size, mapLimit(err))
 	}
 	return file{fd: fd, mem: mem}, nil
 }
@@ -46,13 +46,21 @@ func memfd(name string) (int, error) {
 		fd, err = unix.MemfdCreate(name, flags)
 	}
 	if err != nil {
-		return -1, fmt.Errorf("shm: memfd_create: %w", err)
+		return -1, fmt.Errorf("shm: memfd_create: %w", Limit(err))
 	}
 	return fd, nil
 }
 
-// FD returns the descriptor to hand to the client.
+// FD returns the descriptor to hand to the other side, -1 when it was taken.
 func (f *file) FD() int { return f.fd }
+
+// TakeFD is FD, and the descriptor is the caller's to close from then on: the
+// memory stays mapped without it.
+func (f *file) TakeFD() int {
+	fd := f.fd
+	f.fd = -1
+	return fd
+}
 
 // Close unmaps the memory and closes the descriptor. Nothing may use it then.
 func (f *file) Close() error {
@@ -101,7 +109,7 @@ func attach(fd, kind int) (file, header, error) {
 	}
 	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return file{}, h, fmt.Errorf("shm: mapping: %w", err)
+		return file{}, h, fmt.Errorf("shm: mapping: %w", mapLimit(err))
 	}
 	f := file{fd: -1, mem: mem}
 	u32 := func(off int) int { return int(le.Uint32(mem[off:])) }

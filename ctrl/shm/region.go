@@ -81,7 +81,7 @@ func MapRegion(fd int, offset, size uint64, write bool) (*Region, error) {
 	head := off % int64(os.Getpagesize())
 	mem, err := unix.Mmap(fd, off-head, int(head+length), prot, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("shm: mapping %d octets: %w", length, err)
+		return nil, fmt.Errorf("shm: mapping %d octets: %w", length, mapLimit(err))
 	}
 	return &Region{file: file{fd: -1, mem: mem}, data: mem[head : head+length : head+length]}, nil
 }
@@ -105,7 +105,7 @@ func CreateRegion(name string, size int) (*Region, error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("shm: making %d octets of memory: %w", size, err)
+		return nil, fmt.Errorf("shm: making %d octets of memory: %w", size, mapLimit(err))
 	}
 	return &Region{file: file{fd: fd, mem: mem}, data: mem}, nil
 }

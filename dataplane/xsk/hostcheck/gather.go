@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 
 	"github.com/safchain/ethtool"
@@ -21,6 +22,8 @@ type Facts struct {
 	Kernel       string // release, as uname tells it
 	Capabilities uint64 // effective, of this process
 	MemLock      uint64 // octets that this process may lock
+	Files        uint64 // descriptors that it may open; the daemon raises its soft limit to the hard one
+	Mappings     uint64 // vm.max_map_count; 0 where it cannot be read
 	CPUs         int
 	JIT          string // net.core.bpf_jit_enable; "" where it cannot be read
 
@@ -57,9 +60,16 @@ func Gather(name string) (*Facts, error) {
 		return nil, fmt.Errorf("hostcheck: RLIMIT_MEMLOCK: %w", err)
 	}
 	f.MemLock = lim.Cur
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		return nil, fmt.Errorf("hostcheck: RLIMIT_NOFILE: %w", err)
+	}
+	f.Files = lim.Max
 	f.Capabilities = capabilities()
 	if b, err := os.ReadFile("/proc/sys/net/core/bpf_jit_enable"); err == nil {
 		f.JIT = strings.TrimSpace(string(b))
+	}
+	if b, err := os.ReadFile("/proc/sys/vm/max_map_count"); err == nil {
+		f.Mappings, _ = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
 	}
 	all, err := net.Interfaces()
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 func healthy() *Facts {
 	return &Facts{
 		Kernel: "6.1.0-18-amd64", Capabilities: 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_NET_RAW | 1<<unix.CAP_BPF | 1<<unix.CAP_IPC_LOCK,
-		MemLock: 1 << 30, CPUs: 8, JIT: "1", Others: []string{"eth0"},
+		MemLock: 1 << 30, Files: 65536, Mappings: 65530, CPUs: 8, JIT: "1", Others: []string{"eth0"},
 		Interface: &Interface{Name: "eth0", Up: true, Addresses: 1, Driver: "ice", Kind: "device", MTU: 1500, Queues: 4, Features: map[string]bool{}},
 	}
 }
@@ -38,6 +38,9 @@ func TestJudge(t *testing.T) {
 		{"SYS_ADMIN for BPF", func(f *Facts) { f.Capabilities ^= 1<<unix.CAP_BPF | 1<<unix.CAP_SYS_ADMIN }, "capabilities", OK, ""},
 		{"little memory", func(f *Facts) { f.Capabilities ^= 1 << unix.CAP_IPC_LOCK; f.MemLock = 8 << 20 }, "locked memory", Warn, "LimitMEMLOCK"},
 		{"all memory", func(f *Facts) { f.Capabilities ^= 1 << unix.CAP_IPC_LOCK; f.MemLock = unix.RLIM_INFINITY }, "locked memory", OK, ""},
+		{"few files", func(f *Facts) { f.Files = 1024 }, "open files", Warn, "LimitNOFILE"},
+		{"few mappings", func(f *Facts) { f.Mappings = 10000 }, "mappings", Warn, "vm.max_map_count"},
+		{"mappings unknown", func(f *Facts) { f.Mappings = 0 }, "mappings", OK, ""},
 		{"no JIT", func(f *Facts) { f.JIT = "0" }, "BPF compiler", Warn, "sysctl"},
 		{"no interface", func(f *Facts) { f.Interface = nil }, "interface", Fail, "eth0"},
 		{"loopback", func(f *Facts) { f.Interface.Loopback = true }, "interface", Fail, "veth"},
@@ -94,7 +97,7 @@ func TestGather(t *testing.T) {
 	if i == nil || !i.Up || i.Kind != "veth" || i.Driver != "veth" || i.MTU != 1400 || i.Queues != 1 || i.Addresses != 2 || i.XDP || !i.PeerAway {
 		t.Errorf("%+v", i)
 	}
-	if f.Capabilities == 0 || f.Kernel == "" || f.CPUs < 1 || len(f.Others) != 1 {
+	if f.Capabilities == 0 || f.Files == 0 || f.Mappings == 0 || f.Kernel == "" || f.CPUs < 1 || len(f.Others) != 1 {
 		t.Errorf("%+v", f)
 	}
 	if all := Judge(f); Worst(all) == Fail {

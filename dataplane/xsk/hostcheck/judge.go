@@ -28,7 +28,7 @@ type Finding struct {
 
 // Judge says what the facts mean.
 func Judge(f *Facts) []Finding {
-	out := []Finding{f.kernel(), f.capabilities(), f.memory(), f.jit()}
+	out := []Finding{f.kernel(), f.capabilities(), f.memory(), f.files(), f.mappings(), f.jit()}
 	i := f.Interface
 	if i == nil {
 		mend := "give one with --interface"
@@ -106,6 +106,29 @@ func (f *Facts) memory() Finding {
 			"LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited"}
 	}
 	return Finding{"locked memory", OK, fmt.Sprintf("up to %d MiB", f.MemLock>>20), ""}
+}
+
+// enoughFiles is what the connections of one user take, by default, if it makes
+// them all from here: a descriptor holds the port of each. enoughMappings is
+// what their queue pairs take: two each.
+const enoughFiles, enoughMappings = 8192, 16384
+
+func (f *Facts) files() Finding {
+	if f.Files < enoughFiles {
+		return Finding{"open files", Warn, fmt.Sprintf("at most %d: each connection made from here holds one", f.Files),
+			"LimitNOFILE=65536 in the unit, or ulimit -Hn 65536"}
+	}
+	return Finding{"open files", OK, fmt.Sprintf("up to %d; each connection made from here holds one", f.Files), ""}
+}
+
+func (f *Facts) mappings() Finding {
+	switch {
+	case f.Mappings == 0:
+		return Finding{"mappings", OK, "their limit is not known", ""}
+	case f.Mappings < enoughMappings:
+		return Finding{"mappings", Warn, fmt.Sprintf("at most %d: each queue pair has two", f.Mappings), "sysctl vm.max_map_count=262144"}
+	}
+	return Finding{"mappings", OK, fmt.Sprintf("up to %d; each queue pair has two", f.Mappings), ""}
 }
 
 func (f *Facts) jit() Finding {

@@ -1,0 +1,72 @@
+package embed_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// TestFewFiles: a process that runs out of descriptors, at whichever end of the
+// socket, gets an error for what it asked for, and loses nothing else.
+func TestFewFiles(t *testing.T) {
+	na, nb, ctx := pair(t, embed.PairConfig{})
+	a, b, dev := newEnd(t, ctx, na, 16), newEnd(t, ctx, nb, 16), na.Device()
+	join(t, ctx, nb, a.qp, b.qp)
+	refused := 0
+	for n := range 8 {
+		restore := testenv.FewFiles(t, n)
+		qp, err := dev.CreateQP(ctx, iwarp.QPConfig{PD: a.pd, SendCQ: a.cq, RecvCQ: a.cq})
+		if err == nil {
+			err = qp.Close()
+		}
+		cq, cqErr := dev.CreateCQ(ctx, 4)
+		if cqErr == nil {
+			cqErr = cq.Close()
+		}
+		mr, mrErr := a.pd.Alloc(ctx, 4096, iwarp.AccessLocalWrite)
+		if mrErr == nil {
+			mrErr = mr.Close()
+		}
+		restore()
+		for _, err := range []error{err, cqErr, mrErr} {
+			if err == nil {
+				continue
+			}
+			refused++
+			if !strings.Contains(err.Error(), "too many open files") || !strings.Contains(err.Error(), "LimitNOFILE") {
+				t.Errorf("%d descriptors left: %v", n, err)
+			}
+			if n == 7 {
+				t.Errorf("%d descriptors are too few: %v", n, err)
+			}
+		}
+	}
+	if refused < 3 {
+		t.Errorf("%d refusals", refused)
+	}
+	// What the client could not take is given back, without its waiting for it.
+	for deadline := time.Now().Add(time.Minute); ; {
+		st, err := dev.Admin().Status(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.Qps == 1 && st.Cqs == 1 && st.Mrs == 1 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("left: %v", st)
+		}
+	}
+	if err := errors.Join(dev.Err(), nb.Device().Err(), a.qp.Err(), b.qp.Err()); err != nil {
+		t.Error(err)
+	}
+	if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 8)}, Remote: b.mem.Base(), RKey: b.mem.RKey()}); err != nil {
+		t.Fatal(err)
+	}
+	a.wait(t, ctx, 1)
+}

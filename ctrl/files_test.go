@@ -1,0 +1,70 @@
+package ctrl
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// TestDescriptors: of what it has mapped the daemon keeps no descriptor open, but
+// for the one by which it wakes the client of a completion queue.
+func TestDescriptors(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	pd, fd := c.pd(), memfd(t, 4096)
+	keeps := func(what string, want int, do func()) {
+		t.Helper()
+		seqpacket.CloseAll(c.fds)
+		c.fds = nil
+		before := openFDs(t)
+		do()
+		seqpacket.CloseAll(c.fds)
+		c.fds = nil
+		for deadline := time.Now().Add(time.Minute); openFDs(t) != before+want; {
+			if time.Now().After(deadline) { // its copies may be closed after we have ours
+				t.Errorf("%s: %d descriptors are open, %d were before", what, openFDs(t), before)
+				return
+			}
+		}
+	}
+	var cq uint32
+	keeps("completion queue", 1, func() { cq = c.cq() })
+	keeps("resizing it", 0, func() {
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: cq, Depth: 64}}})
+	})
+	keeps("queue pair", 0, func() { c.ok(reqQP(pd, cq)) })
+	keeps("shared receive queue", 0, func() {
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: pd, Depth: 8, MaxSge: 1}}})
+	})
+	keeps("memory region", 0, func() { c.ok(reqMR(pd, 4096), fd) })
+	keeps("client", 2, func() { c = h.hello(t) }) // the two ends of its socket
+}
+
+// TestNoDescriptors: a daemon that can open no more files says so, and mends
+// itself when it can again.
+func TestNoDescriptors(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	cq, fd := c.cq(), memfd(t, 4096)
+	pd := c.pd() // its reply tells that those of the queue are closed
+	restore := testenv.FewFiles(t, 0)
+	for what, text := range map[string]string{
+		"queue pair":       c.fails(internal, reqQP(pd, cq)),
+		"completion queue": c.fails(internal, &ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 4}}}),
+		"memory region":    c.fails(internal, reqMR(pd, 4096), fd),
+	} {
+		if !strings.Contains(text, "too many open files") || !strings.Contains(text, "LimitNOFILE") {
+			t.Errorf("%s: %q", what, text)
+		}
+	}
+	restore()
+	if st := h.Status(); st.Qps != 0 || st.Cqs != 1 || st.Mrs != 0 || st.Registered != 0 {
+		t.Errorf("status %v", st)
+	}
+	c.ok(reqQP(pd, cq))
+	c.ok(reqMR(pd, 4096), fd)
+}

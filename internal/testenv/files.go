@@ -1,0 +1,60 @@
+package testenv
+
+import (
+	"os"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// FewFiles leaves the process n descriptors that it can still open, until
+// restore is called or the test ends. Tests beside it would fail.
+func FewFiles(t testing.TB, n int) (restore func()) {
+	t.Helper()
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	var held []int
+	open := func() error {
+		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			held = append(held, fd)
+		}
+		return err
+	}
+	restore = func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+			t.Error(err)
+		}
+		for _, fd := range held {
+			unix.Close(fd)
+		}
+		held = nil
+	}
+	t.Cleanup(restore)
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	top := 0
+	for _, e := range list {
+		if fd, err := strconv.Atoi(e.Name()); err == nil {
+			top = max(top, fd)
+		}
+	}
+	few := was
+	few.Cur = uint64(top + n + 1)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
+		t.Fatal(err)
+	}
+	// What is free below counts too.
+	for open() == nil {
+	}
+	for range min(n, len(held)) {
+		unix.Close(held[len(held)-1])
+		held = held[:len(held)-1]
+	}
+	return restore
+}
