@@ -158,11 +158,11 @@ func (c *session) streamClose(r *ctrlpb.StreamClose) error {
 		return err
 	}
 	s.engine.Disconnect(cn.id, r.Abort)
+	cn.lingers = !r.Abort
 	if cn.qp != nil {
 		s.failConn(cn, errorf(canceled, "ctrl: connection with %v closed by the application", cn.remote))
 		return nil
 	}
-	cn.lingers = !r.Abort
 	s.forget(cn)
 	return nil
 }

@@ -45,9 +45,11 @@ static void put_startup(Pb__Startup *m, const struct iwarpd_startup *s)
 		PUT(m, STARTUP, ord, ORD, depth(s->ord));
 	if (s->timeout_ms)
 		PUT(m, STARTUP, timeout_ms, TIMEOUT_MS, s->timeout_ms);
+	m->transport = (Pb__Transport)s->transport;
+	m->udp_encapsulation = s->udp_encapsulation != 0;
 }
 
-static ProtobufCBinaryData bytes(const void *data, size_t len)
+ProtobufCBinaryData bytes(const void *data, size_t len)
 {
 	return (ProtobufCBinaryData){ .len = len, .data = (uint8_t *)data };
 }
@@ -66,6 +68,7 @@ int iwarpd_connect(struct iwarpd_qp *qp, const struct iwarpd_connect_attr *attr,
 		body.local = (char *)attr->local;
 	body.private_data = bytes(attr->private_data, attr->private_len);
 	body.timeout_ms = attr->timeout_ms;
+	body.streaming = attr->streaming;
 	if (attr->startup) {
 		put_startup(&startup, attr->startup);
 		body.startup = &startup;
@@ -117,6 +120,7 @@ int iwarpd_listen(struct iwarpd_device *dev, const struct iwarpd_listen_attr *at
 		body.address = (char *)attr->address;
 	body.port = attr->port;
 	body.backlog = attr->backlog;
+	body.streaming = attr->streaming;
 	if (attr->startup) {
 		put_startup(&startup, attr->startup);
 		body.startup = &startup;

@@ -110,6 +110,10 @@ const char *iwarpd_event_text(uint32_t type)
 		return "asynchronous error";
 	case IWARPD_EVENT_CONNECT_GONE:
 		return "connect request gone";
+	case IWARPD_EVENT_STREAM_READY:
+		return "stream ready";
+	case IWARPD_EVENT_STREAM_DATA:
+		return "stream data";
 	}
 	return "unknown event";
 }

@@ -23,6 +23,8 @@ static uint32_t event_qp(const Pb__Event *ev)
 		return ev->terminated->qp;
 	case PB__EVENT__BODY_ASYNC_ERROR:
 		return ev->async_error->qp;
+	case PB__EVENT__BODY_STREAM_READY:
+		return ev->stream_ready->qp;
 	default:
 		return 0;
 	}
@@ -84,10 +86,53 @@ static Pb__Message *pop_event(struct iwarpd_device *dev, struct event **at)
 	return msg;
 }
 
+void event_done(struct iwarpd_device *dev, struct event **at)
+{
+	pb__message__free_unpacked(pop_event(dev, at), NULL);
+}
+
+static bool concerns_stream(const Pb__Event *ev, uint32_t conn)
+{
+	switch (ev->body_case) {
+	case PB__EVENT__BODY_STREAM_DATA:
+		return ev->stream_data->conn == conn;
+	case PB__EVENT__BODY_CONNECT_FAILED:
+		return ev->connect_failed->conn == conn;
+	case PB__EVENT__BODY_CONNECT_GONE:
+		return ev->connect_gone->conn == conn;
+	default:
+		return false;
+	}
+}
+
+struct event **stream_event(struct iwarpd_device *dev, uint32_t conn)
+{
+	for (struct event **at = &dev->events; *at; at = &(*at)->next)
+		if (concerns_stream((*at)->msg->event, conn))
+			return at;
+	return NULL;
+}
+
+void stream_forget(struct iwarpd_device *dev, uint32_t conn)
+{
+	struct event **at = &dev->events;
+
+	pthread_mutex_lock(&dev->lock);
+	while (*at) {
+		const Pb__Event *ev = (*at)->msg->event;
+
+		if (ev->body_case == PB__EVENT__BODY_STREAM_DATA && ev->stream_data->conn == conn)
+			event_done(dev, at);
+		else
+			at = &(*at)->next;
+	}
+	pthread_mutex_unlock(&dev->lock);
+}
+
 void events_free(struct iwarpd_device *dev)
 {
 	while (dev->events)
-		pb__message__free_unpacked(pop_event(dev, &dev->events), NULL);
+		event_done(dev, &dev->events);
 }
 
 static void put_text(char *to, size_t size, const char *from)
@@ -129,6 +174,19 @@ static bool put_request(struct iwarpd_event *ev, struct iwarpd_device *dev, cons
 	put_addresses(ev, r->local, r->remote);
 	put_data(ev, &r->private_data);
 	ev->negotiated = (struct iwarpd_negotiated){ .revision = r->revision, .ird = r->ird, .ord = r->ord, .p2p = r->p2p };
+	return true;
+}
+
+static bool put_stream(struct iwarpd_event *ev, struct iwarpd_device *dev, const Pb__StreamReady *r)
+{
+	struct object *o = find_object(dev, OBJECT_LISTENER, r->listen);
+
+	if (!o && !ev->qp)
+		return false;
+	ev->type = IWARPD_EVENT_STREAM_READY;
+	ev->listener = o ? listener_of(o) : NULL;
+	ev->conn = r->conn;
+	put_addresses(ev, r->local, r->remote);
 	return true;
 }
 
@@ -207,6 +265,12 @@ static bool put_event(struct iwarpd_event *ev, struct iwarpd_device *dev, const 
 		ev->conn = pb->connect_gone->conn;
 		put_error(ev, pb->connect_gone->error);
 		return true;
+	case PB__EVENT__BODY_STREAM_READY:
+		return put_stream(ev, dev, pb->stream_ready);
+	case PB__EVENT__BODY_STREAM_DATA:
+		ev->type = IWARPD_EVENT_STREAM_DATA;
+		ev->conn = pb->stream_data->conn;
+		return true;
 	default: /* of a later version */
 		return false;
 	}
@@ -221,8 +285,13 @@ struct wanted {
 /* too_early: the event names a listener that iwarpd_listen has still to make. */
 static bool too_early(struct iwarpd_device *dev, const Pb__Event *ev)
 {
-	return dev->listening > 0 && ev->body_case == PB__EVENT__BODY_CONNECT_REQUEST &&
-	       !find_object(dev, OBJECT_LISTENER, ev->connect_request->listen);
+	uint32_t listener = 0;
+
+	if (ev->body_case == PB__EVENT__BODY_CONNECT_REQUEST)
+		listener = ev->connect_request->listen;
+	else if (ev->body_case == PB__EVENT__BODY_STREAM_READY)
+		listener = ev->stream_ready->listen;
+	return dev->listening > 0 && listener != 0 && !find_object(dev, OBJECT_LISTENER, listener);
 }
 
 static bool is_wanted(const struct wanted *w, const Pb__Event *ev)
@@ -249,14 +318,15 @@ static int next_event(struct wanted *w, struct iwarpd_event *ev, int64_t deadlin
 {
 	for (;;) {
 		int err = device_wait(w->dev, have_event, w, deadline);
-		Pb__Message *msg;
+		struct event **at;
 		bool good;
 
 		if (err)
 			return err;
-		msg = pop_event(w->dev, find_event(w));
-		good = put_event(ev, w->dev, msg->event);
-		pb__message__free_unpacked(msg, NULL);
+		at = find_event(w);
+		good = put_event(ev, w->dev, (*at)->msg->event);
+		if (!good || ev->type != IWARPD_EVENT_STREAM_DATA) /* that is iwarpd_stream_read's to take */
+			event_done(w->dev, at);
 		if (good)
 			return 0;
 	}

@@ -124,6 +124,7 @@ struct call {
 struct event {
 	struct event *next;
 	Pb__Message *msg;
+	size_t taken; /* of StreamData: octets that were read */
 };
 
 struct iwarpd_device {
@@ -190,6 +191,18 @@ int wait_fd(int fd, int64_t deadline);
 void event_arrived(struct iwarpd_device *dev, Pb__Message *msg); /* takes msg; the lock is held */
 void events_free(struct iwarpd_device *dev);
 
+/*
+ * stream_event returns where the queue has the first event that a reader of the
+ * stream conn has to see: its data or its end; NULL: none. The lock is held.
+ */
+struct event **stream_event(struct iwarpd_device *dev, uint32_t conn);
+
+/* stream_forget drops what was not read of the stream conn. */
+void stream_forget(struct iwarpd_device *dev, uint32_t conn);
+
+/* event_done takes the event that *at points to out of the queue. */
+void event_done(struct iwarpd_device *dev, struct event **at);
+
 /* qp.c */
 
 void qp_established(struct object *o, uint32_t worker);
@@ -206,5 +219,6 @@ uint32_t cq_handle(const struct iwarpd_cq *cq);
 /* connect.c */
 
 struct iwarpd_listener *listener_of(struct object *o);
+ProtobufCBinaryData bytes(const void *data, size_t len);
 
 #endif

@@ -367,7 +367,16 @@ struct iwarpd_startup {
 	int ird; /* Reads of the peer that may be outstanding */
 	int ord; /* Reads of ours */
 	unsigned int timeout_ms; /* of each wait */
-	unsigned int reserved[7];
+	unsigned int transport;  /* enum iwarpd_transport */
+	int udp_encapsulation;   /* not 0: SCTP over UDP (RFC 6951) */
+	unsigned int reserved[5];
+};
+
+/* What carries DDP. Over SCTP of what MPA negotiates only revision, ird and ord count. */
+enum iwarpd_transport {
+	IWARPD_TRANSPORT_TCP = 0,
+	IWARPD_TRANSPORT_SCTP = 1,       /* RFC 5043 */
+	IWARPD_TRANSPORT_SCTP_DRAFT = 2, /* draft-ietf-rddp-sctp-00 */
 };
 
 struct iwarpd_connect_attr {
@@ -377,6 +386,7 @@ struct iwarpd_connect_attr {
 	size_t private_len;
 	const struct iwarpd_startup *startup;
 	unsigned int timeout_ms; /* for all of it */
+	bool streaming; /* begin as a byte stream: STREAM_READY, or CONNECT_FAILED, is the outcome; no private data */
 };
 
 /* Starts a connection. Its outcome is an event: ESTABLISHED, REJECTED or CONNECT_FAILED. */
@@ -387,6 +397,7 @@ struct iwarpd_listen_attr {
 	uint16_t port;       /* 0: the daemon chooses */
 	uint32_t backlog;    /* connect requests that may wait; 0: 128 */
 	const struct iwarpd_startup *startup;
+	bool streaming; /* connections begin as byte streams: STREAM_READY in place of CONNECT_REQUEST */
 };
 
 /* Takes connect requests, which are events, at an endpoint. */
@@ -418,6 +429,36 @@ IWARPD_API int iwarpd_reject(struct iwarpd_device *dev, uint32_t conn, const voi
  */
 IWARPD_API int iwarpd_disconnect(struct iwarpd_qp *qp, bool abort, struct iwarpd_error *e);
 
+/*
+ * Byte streams ahead of MPA (delayed start, RFC 5044 section 7.1.3): both
+ * programs connect and listen with streaming set, exchange octets on the conn of
+ * STREAM_READY, and then start MPA. A program reads what its peer sends ahead of
+ * MPA to the last octet: what it has not read then is MPA's.
+ */
+
+/*
+ * Reads up to len octets, at least one, and returns how many. 0: the peer sends no
+ * more; do not read again. It waits as iwarpd_get_event does, for one thread a
+ * stream. -ECONNRESET: the connection is over, as an event tells.
+ */
+IWARPD_API int iwarpd_stream_read(struct iwarpd_device *dev, uint32_t conn, void *buf, size_t len, int timeout_ms,
+				  struct iwarpd_error *e);
+
+/* Writes octets and returns how many were taken, at most 32768. -EBUSY: the peer is behind; try again later. */
+IWARPD_API int iwarpd_stream_write(struct iwarpd_device *dev, uint32_t conn, const void *data, size_t len,
+				   struct iwarpd_error *e);
+
+/*
+ * Starts MPA. At the side that connected the outcome is ESTABLISHED, REJECTED or
+ * CONNECT_FAILED; at the other, which gives no private data, the peer's
+ * CONNECT_REQUEST follows.
+ */
+IWARPD_API int iwarpd_start_mpa(struct iwarpd_device *dev, uint32_t conn, const void *private_data, size_t private_len,
+				struct iwarpd_error *e);
+
+/* Ends the connection instead: after what was written, or by a reset. conn is gone with it. */
+IWARPD_API int iwarpd_stream_close(struct iwarpd_device *dev, uint32_t conn, bool abort, struct iwarpd_error *e);
+
 /* Events. */
 
 enum iwarpd_event_type {
@@ -429,6 +470,8 @@ enum iwarpd_event_type {
 	IWARPD_EVENT_TERMINATED = 6,      /* qp, terminate, error.text, data: headers; DISCONNECTED follows */
 	IWARPD_EVENT_ASYNC_ERROR = 7,     /* async; qp, cq or srq; error */
 	IWARPD_EVENT_CONNECT_GONE = 8,    /* conn, error: the connect request is withdrawn */
+	IWARPD_EVENT_STREAM_READY = 9,    /* conn, local, remote; qp at the side that connected, listener at the other */
+	IWARPD_EVENT_STREAM_DATA = 10,    /* conn: iwarpd_stream_read does not wait; comes again until it was called */
 };
 
 struct iwarpd_negotiated {
@@ -451,7 +494,7 @@ enum iwarpd_async {
 
 struct iwarpd_event {
 	uint32_t type; /* enum iwarpd_event_type */
-	uint32_t conn; /* for iwarpd_accept and iwarpd_reject */
+	uint32_t conn; /* for iwarpd_accept, iwarpd_reject and iwarpd_stream_* */
 	struct iwarpd_qp *qp;
 	struct iwarpd_cq *cq;
 	struct iwarpd_srq *srq;

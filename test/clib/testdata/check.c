@@ -27,7 +27,7 @@
 		}                                                                    \
 	} while (0)
 
-enum { SIZE = 65536, RECVS = 16, WAIT = 30000 };
+enum { SIZE = 65536, RECVS = 16, WAIT = 60000 };
 
 static struct iwarpd_error err;
 
@@ -433,6 +433,145 @@ static void check_early(struct side *a, struct side *b)
 	drop(a);
 }
 
+static void write_stream(struct side *s, uint32_t conn, const char *text, size_t n)
+{
+	while (n > 0) {
+		int m = iwarpd_stream_write(s->dev, conn, text, n, &err);
+
+		CHECK(m > 0 || m == -EBUSY);
+		if (m > 0) {
+			text += m;
+			n -= (size_t)m;
+		}
+	}
+}
+
+static void read_stream(struct side *s, uint32_t conn, char *buf, size_t n)
+{
+	while (n > 0) {
+		int m = iwarpd_stream_read(s->dev, conn, buf, n < 7000 ? n : 7000, WAIT, &err);
+
+		CHECK(m > 0);
+		buf += m;
+		n -= (size_t)m;
+	}
+}
+
+/* open_stream returns the stream's conn at a; at b it is b->ev.conn. */
+static uint32_t open_stream(struct side *a, struct side *b, struct iwarpd_listener *l)
+{
+	struct iwarpd_connect_attr attr = { .remote = iwarpd_listener_address(l), .streaming = true };
+
+	make_qp(a);
+	make_qp(b);
+	CHECK(iwarpd_connect(a->qp, &attr, &err) == 0);
+	expect_event(a, IWARPD_EVENT_STREAM_READY);
+	CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0);
+	CHECK(b->ev.type == IWARPD_EVENT_STREAM_READY && b->ev.listener == l && !b->ev.qp);
+	CHECK(strcmp(b->ev.remote, a->ev.local) == 0 && strcmp(b->ev.local, a->ev.remote) == 0);
+	return a->ev.conn;
+}
+
+/* streams: octets both ways, then MPA on the same connection, then a message; a stream that ends instead. */
+static void streams(struct side *a, struct side *b)
+{
+	enum { MANY = 200000 };
+	static char out[MANY], in[MANY];
+	struct iwarpd_listen_attr attr = { .address = b->address, .streaming = true };
+	struct iwarpd_listener *l;
+	uint32_t ca, cb;
+
+	for (int i = 0; i < MANY; i++)
+		out[i] = (char)(i * 7 + i / 1000);
+	CHECK(iwarpd_listen(b->dev, &attr, &l, &err) == 0);
+	ca = open_stream(a, b, l);
+	cb = b->ev.conn;
+	CHECK(iwarpd_stream_read(a->dev, ca, in, sizeof(in), 0, &err) == -ETIMEDOUT);
+	write_stream(a, ca, "HELLO", 5);
+	CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0);
+	CHECK(b->ev.type == IWARPD_EVENT_STREAM_DATA && b->ev.conn == cb);
+	CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0); /* until it is read */
+	CHECK(b->ev.type == IWARPD_EVENT_STREAM_DATA && b->ev.conn == cb);
+	read_stream(b, cb, in, 2);
+	read_stream(b, cb, in + 2, 3);
+	CHECK(memcmp(in, "HELLO", 5) == 0);
+	CHECK(iwarpd_get_event(b->dev, &b->ev, 0, &err) == -ETIMEDOUT);
+	write_stream(b, cb, out, MANY);
+	read_stream(a, ca, in, MANY);
+	CHECK(memcmp(in, out, MANY) == 0);
+
+	CHECK(iwarpd_start_mpa(b->dev, cb, NULL, 0, &err) == 0);
+	CHECK(iwarpd_start_mpa(a->dev, ca, "hello", 5, &err) == 0);
+	CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0);
+	CHECK(b->ev.type == IWARPD_EVENT_CONNECT_REQUEST && b->ev.conn == cb);
+	CHECK(b->ev.data_len == 5 && memcmp(b->ev.data, "hello", 5) == 0);
+	CHECK(iwarpd_accept(b->dev, cb, b->qp, NULL, &err) == 0);
+	expect_event(a, IWARPD_EVENT_ESTABLISHED);
+	expect_event(b, IWARPD_EVENT_ESTABLISHED);
+	run(a, (struct iwarpd_send_wr){ .opcode = IWARPD_WR_SEND }, 0, 1, 0);
+	expect_octet(b);
+	CHECK(iwarpd_disconnect(a->qp, false, &err) == 0);
+	expect_event(a, IWARPD_EVENT_DISCONNECTED);
+	expect_event(b, IWARPD_EVENT_DISCONNECTED);
+	drop(a);
+	drop(b);
+
+	ca = open_stream(a, b, l);
+	cb = b->ev.conn;
+	write_stream(a, ca, "bye", 3);
+	CHECK(iwarpd_stream_close(a->dev, ca, false, &err) == 0);
+	read_stream(b, cb, in, 3);
+	CHECK(iwarpd_stream_read(b->dev, cb, in, 1, WAIT, &err) == 0);
+	CHECK(iwarpd_stream_close(b->dev, cb, false, &err) == 0);
+	CHECK(iwarpd_stream_write(b->dev, cb, "x", 1, &err) == -ENOENT);
+	drop(a);
+	drop(b);
+
+	ca = open_stream(a, b, l);
+	cb = b->ev.conn;
+	CHECK(iwarpd_stream_close(b->dev, cb, true, &err) == 0);
+	CHECK(iwarpd_stream_read(a->dev, ca, in, 1, WAIT, &err) == -ECONNRESET);
+	expect_event(a, IWARPD_EVENT_CONNECT_FAILED);
+	drop(a);
+	drop(b);
+	CHECK(iwarpd_unlisten(l, &err) == 0);
+}
+
+/* sctp: the same over each of the other transports. */
+static void sctp(struct side *a, struct side *b)
+{
+	static const struct iwarpd_startup how[] = {
+		{ .transport = IWARPD_TRANSPORT_SCTP },
+		{ .transport = IWARPD_TRANSPORT_SCTP, .udp_encapsulation = 1 },
+		{ .transport = IWARPD_TRANSPORT_SCTP_DRAFT },
+	};
+
+	for (size_t i = 0; i < sizeof(how) / sizeof(how[0]); i++) {
+		struct iwarpd_listen_attr la = { .address = b->address, .startup = &how[i] };
+		struct iwarpd_connect_attr ca = { .startup = &how[i] };
+		struct iwarpd_listener *l;
+
+		CHECK(iwarpd_listen(b->dev, &la, &l, &err) == 0);
+		ca.remote = iwarpd_listener_address(l);
+		make_qp(a);
+		make_qp(b);
+		CHECK(iwarpd_connect(a->qp, &ca, &err) == 0);
+		CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0);
+		CHECK(b->ev.type == IWARPD_EVENT_CONNECT_REQUEST);
+		CHECK(iwarpd_accept(b->dev, b->ev.conn, b->qp, NULL, &err) == 0);
+		expect_event(a, IWARPD_EVENT_ESTABLISHED);
+		expect_event(b, IWARPD_EVENT_ESTABLISHED);
+		run(a, (struct iwarpd_send_wr){ .opcode = IWARPD_WR_SEND }, 0, 1, 0);
+		expect_octet(b);
+		CHECK(iwarpd_disconnect(a->qp, false, &err) == 0);
+		expect_event(a, IWARPD_EVENT_DISCONNECTED);
+		expect_event(b, IWARPD_EVENT_DISCONNECTED);
+		drop(a);
+		drop(b);
+		CHECK(iwarpd_unlisten(l, &err) == 0);
+	}
+}
+
 /* shared: a QP takes its receives from an SRQ, whose limit is told once; a moderated CQ. */
 static void shared(struct side *a, struct side *b)
 {
@@ -572,6 +711,10 @@ int main(int argc, char **argv)
 	} else if (strcmp(argv[5], "cm") == 0) {
 		check_refusals(&a, &b);
 		check_early(&a, &b);
+	} else if (strcmp(argv[5], "streams") == 0) {
+		streams(&a, &b);
+	} else if (strcmp(argv[5], "sctp") == 0) {
+		sctp(&a, &b);
 	} else if (strcmp(argv[5], "shared") == 0) {
 		shared(&a, &b);
 	} else if (strcmp(argv[5], "threads") == 0) {

@@ -1,0 +1,136 @@
+/* Byte streams ahead of MPA. */
+#include <errno.h>
+#include <string.h>
+
+#include "internal.h"
+
+enum { MAX_WRITE = 32768 }; /* octets of a StreamSend */
+
+/* What a read waits for. */
+struct stream {
+	struct iwarpd_device *dev;
+	uint32_t conn;
+};
+
+static bool have_stream_event(void *arg)
+{
+	const struct stream *s = arg;
+
+	return stream_event(s->dev, s->conn) != NULL;
+}
+
+/* take copies octets that are there, or returns an error. The lock is held. */
+static int take(struct stream *s, void *buf, size_t len, int64_t deadline)
+{
+	int err = device_wait(s->dev, have_stream_event, s, deadline);
+	const Pb__StreamData *d;
+	struct event **at, *ev;
+	size_t n;
+
+	if (err)
+		return err;
+	at = stream_event(s->dev, s->conn);
+	ev = *at;
+	if (ev->msg->event->body_case != PB__EVENT__BODY_STREAM_DATA)
+		return -ECONNRESET;
+	d = ev->msg->event->stream_data;
+	n = d->data.len - ev->taken;
+	if (n > len)
+		n = len;
+	if (n)
+		memcpy(buf, d->data.data + ev->taken, n);
+	ev->taken += n;
+	if (ev->taken == d->data.len && (n == 0 || !d->end)) /* the end is for a read of its own */
+		event_done(s->dev, at);
+	return (int)n;
+}
+
+/* consumed tells the daemon that n octets were read. */
+static int consumed(struct stream *s, int n, struct iwarpd_error *e)
+{
+	Pb__StreamConsumed body = PB__STREAM_CONSUMED__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	int err;
+
+	body.conn = s->conn;
+	body.count = (uint32_t)n;
+	req.body_case = PB__REQUEST__BODY_STREAM_CONSUMED;
+	req.stream_consumed = &body;
+	err = device_do(s->dev, &req, e);
+	return err == -ENOENT ? 0 : err; /* the connection has ended; the octets came before */
+}
+
+int iwarpd_stream_read(struct iwarpd_device *dev, uint32_t conn, void *buf, size_t len, int timeout_ms,
+		       struct iwarpd_error *e)
+{
+	struct stream s = { dev, conn };
+	int n, err;
+
+	if (len == 0 || len > INT32_MAX)
+		return set_error(e, -EINVAL, "read from a stream: no room, or too much");
+	pthread_mutex_lock(&dev->lock);
+	n = take(&s, buf, len, deadline_in(timeout_ms));
+	pthread_mutex_unlock(&dev->lock);
+	switch (n) {
+	case -ETIMEDOUT:
+		return set_error(e, n, "nothing to read within %d ms", timeout_ms);
+	case -ECONNRESET:
+		return set_error(e, n, "the connection is over");
+	case -EPIPE:
+		return device_gone(dev, e);
+	case 0:
+		return 0;
+	}
+	if (n < 0)
+		return set_error(e, n, "read from a stream: %s", strerror(-n));
+	err = consumed(&s, n, e);
+	return err ? err : n;
+}
+
+int iwarpd_stream_write(struct iwarpd_device *dev, uint32_t conn, const void *data, size_t len, struct iwarpd_error *e)
+{
+	Pb__StreamSend body = PB__STREAM_SEND__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	int err;
+
+	if (len > MAX_WRITE)
+		len = MAX_WRITE;
+	body.conn = conn;
+	body.data = bytes(data, len);
+	req.body_case = PB__REQUEST__BODY_STREAM_SEND;
+	req.stream_send = &body;
+	err = device_do(dev, &req, e);
+	return err ? err : (int)len;
+}
+
+int iwarpd_start_mpa(struct iwarpd_device *dev, uint32_t conn, const void *private_data, size_t private_len,
+		     struct iwarpd_error *e)
+{
+	Pb__StartMPA body = PB__START_MPA__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	int err;
+
+	body.conn = conn;
+	body.private_data = bytes(private_data, private_len);
+	req.body_case = PB__REQUEST__BODY_START_MPA;
+	req.start_mpa = &body;
+	err = device_do(dev, &req, e);
+	if (!err)
+		stream_forget(dev, conn);
+	return err;
+}
+
+int iwarpd_stream_close(struct iwarpd_device *dev, uint32_t conn, bool abort, struct iwarpd_error *e)
+{
+	Pb__StreamClose body = PB__STREAM_CLOSE__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	int err;
+
+	body.conn = conn;
+	body.abort = abort;
+	req.body_case = PB__REQUEST__BODY_STREAM_CLOSE;
+	req.stream_close = &body;
+	err = device_do(dev, &req, e);
+	stream_forget(dev, conn);
+	return err == -ENOENT ? 0 : err; /* over already */
+}
