@@ -1,0 +1,344 @@
+package verbs
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/rdmap"
+)
+
+// TestBadWR posts a good Read, the bad work request, and a good Send behind it:
+// the Read completes, the bad one tells why, the rest is flushed, and the peer
+// gets a Terminate.
+func TestBadWR(t *testing.T) {
+	many := make([]SGE, 17)
+	tests := []struct {
+		name string
+		wr   func(a, b *side) SendWR
+		want WCStatus
+		op   WCOp
+	}{
+		{"undecodable", func(a, b *side) SendWR { return SendWR{Op: OpInvalid} }, WCLocQPOpErr, WCSend},
+		{"terminate", func(a, b *side) SendWR { return SendWR{Op: rdmap.OpTerminate} }, WCLocQPOpErr, WCSend},
+		{"opcode 0", func(a, b *side) SendWR { return SendWR{} }, WCLocQPOpErr, WCSend},
+		{"17 SGEs", func(a, b *side) SendWR { return SendWR{Op: rdmap.OpSend, SGEs: many} }, WCLocQPOpErr, WCSend},
+		{"inline too long", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpSend, Flags: Inline, Inline: make([]byte, 257)}
+		}, WCLocQPOpErr, WCSend},
+		{"inline and SGEs", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpSend, Flags: Inline, SGEs: []SGE{a.sge(0, 1)}}
+		}, WCLocQPOpErr, WCSend},
+		{"inline Read", func(a, b *side) SendWR { return SendWR{Op: rdmap.OpRead, Flags: Inline} }, WCLocQPOpErr, WCRead},
+		{"Read of two sinks", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 1), a.sge(8, 1)}, RKey: b.mr.STag(), Remote: sideBase}
+		}, WCLocQPOpErr, WCRead},
+		{"atomic without SGE", func(a, b *side) SendWR { return SendWR{Op: rdmap.OpFetchAdd} }, WCLocQPOpErr, WCFetchAdd},
+		{"atomic of 4", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpCmpSwap, SGEs: []SGE{a.sge(0, 4)}}
+		}, WCLocLenErr, WCCmpSwap},
+		{"Imm with SGE", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpImm, SGEs: []SGE{a.sge(0, 4)}}
+		}, WCLocQPOpErr, WCImm},
+		{"lkey 0", func(a, b *side) SendWR { return SendWR{Op: rdmap.OpSend, SGEs: []SGE{{sideBase, 1, 0}}} }, WCLocProtErr, WCSend},
+		{"lkey of the peer", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpSend, SGEs: []SGE{{sideBase, 1, b.mr.STag()}}}
+		}, WCLocProtErr, WCSend},
+		{"second SGE out of bounds", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpWrite, SGEs: []SGE{a.sge(0, 8), a.sge(len(a.mem)-1, 2)}, RKey: b.mr.STag(), Remote: sideBase}
+		}, WCLocProtErr, WCWrite},
+		{"Read sink not writable", func(a, b *side) SendWR {
+			r, _ := a.table.Register(pdA, a.mem, 0, 0)
+			return SendWR{Op: rdmap.OpRead, SGEs: []SGE{{0, 8, r.STag()}}, RKey: b.mr.STag(), Remote: sideBase}
+		}, WCLocProtErr, WCRead},
+		{"over 2^31-1 octets", func(a, b *side) SendWR {
+			huge, _ := a.table.Register(pdA, make([]byte, 1<<28), 0, 0) // never touched
+			wr := SendWR{Op: rdmap.OpWrite, RKey: b.mr.STag(), Remote: sideBase}
+			for range 8 {
+				wr.SGEs = append(wr.SGEs, SGE{0, 1 << 28, huge.STag()})
+			}
+			return wr
+		}, WCLocLenErr, WCWrite},
+		{"local invalidate of a plain region", func(a, b *side) SendWR {
+			return SendWR{Op: OpLocalInv, Inv: a.mr.STag()}
+		}, WCLocAccessErr, WCLocalInv},
+		{"local invalidate with SGE", func(a, b *side) SendWR {
+			return SendWR{Op: OpLocalInv, SGEs: []SGE{a.sge(0, 8)}}
+		}, WCLocQPOpErr, WCLocalInv},
+		{"bind of a region", func(a, b *side) SendWR {
+			return SendWR{Op: OpBindMW, RKey: a.mr.STag(), SGEs: []SGE{a.sge(0, 8)}, Access: RemoteRead}
+		}, WCMWBindErr, WCBindMW},
+		{"registration of a plain region", func(a, b *side) SendWR {
+			return SendWR{Op: OpReg, RKey: a.mr.STag(), SGEs: []SGE{{0, 8, 0}}, Access: RemoteRead}
+		}, WCMWBindErr, WCReg},
+		{"registration without SGE", func(a, b *side) SendWR { return SendWR{Op: OpReg} }, WCLocQPOpErr, WCReg},
+		{"remote address wraps", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpWrite, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: math.MaxUint64 - 3}
+		}, WCLocQPOpErr, WCWrite},
+		{"inline Write wraps", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpWrite, Flags: Inline, Inline: []byte("12345678"), RKey: b.mr.STag(), Remote: math.MaxUint64 - 3}
+		}, WCLocQPOpErr, WCWrite},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := newPair(t, 4096, QPConfig{})
+			a.postRecv(RecvWR{ID: 70}, RecvWR{ID: 71})
+			bad := tt.wr(a, b)
+			bad.ID = 2
+			a.post(
+				SendWR{ID: 1, Op: rdmap.OpRead, Flags: Signaled, SGEs: []SGE{a.sge(0, 64)}, RKey: b.mr.STag(), Remote: sideBase},
+				bad,
+				SendWR{ID: 3, Op: rdmap.OpSend},
+			)
+			run(a, b, 1000)
+			if a.State() != StateTerminate || !errors.Is(a.Err(), term.ErrRDMAPLocal) {
+				t.Errorf("state %v, error %v", a.State(), a.Err())
+			}
+			if b.State() != StateTerminate || remoteErr(b.QP) != term.ErrRDMAPLocal {
+				t.Errorf("peer: state %v, error %v", b.State(), b.Err())
+			}
+			a.Error()
+			run(a, b, 1000)
+			got := a.take()
+			want := []outcome{{1, WCSuccess}, {2, tt.want}, {3, WCFlushErr}, {70, WCFlushErr}, {71, WCFlushErr}}
+			if diff := cmp.Diff(want, outcomes(got), cmp.AllowUnexported(outcome{})); diff != "" {
+				t.Errorf("completions (-want +got):\n%s", diff)
+			}
+			if len(got) > 1 && got[1].Op != tt.op {
+				t.Errorf("opcode of the completion: %v; want %v", got[1].Op, tt.op)
+			}
+			if len(got) > 1 {
+				if e, remote := got[1].Terminate(); e != term.ErrRDMAPLocal || remote {
+					t.Errorf("vendor error %#x", got[1].Vendor)
+				}
+			}
+		})
+	}
+}
+
+// TestNoORD: a stream that may have no Read outstanding refuses one.
+func TestNoORD(t *testing.T) {
+	a, b := newSide(t, 1, 64, QPConfig{}), newSide(t, 2, 64, QPConfig{})
+	a.Start(rdmap.Config{})
+	b.Start(rdmap.Config{})
+	a.post(SendWR{ID: 1, Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase})
+	run(a, b, 1000)
+	if diff := cmp.Diff([]outcome{{1, WCLocQPOpErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+		t.Errorf("completions (-want +got):\n%s", diff)
+	}
+}
+
+// TestRemoteErrors provokes each refusal by the peer's checks.
+func TestRemoteErrors(t *testing.T) {
+	tests := []struct {
+		name string
+		wr   func(a, b *side) SendWR
+		want *term.Error
+		st   WCStatus
+	}{
+		{"Write, STag", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpWrite, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag() ^ 1, Remote: sideBase}
+		}, term.ErrInvalidSTag, WCSuccess},
+		{"Write, bounds", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpWrite, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase - 1}
+		}, term.ErrBounds, WCSuccess},
+		{"Write, no right", func(a, b *side) SendWR {
+			r, _ := b.table.Register(pdA, b.mem, sideBase, LocalWrite|RemoteRead)
+			return SendWR{Op: rdmap.OpWrite, SGEs: []SGE{a.sge(0, 8)}, RKey: r.STag(), Remote: sideBase}
+		}, term.ErrInvalidSTag, WCSuccess},
+		{"Write, PD", func(a, b *side) SendWR {
+			r, _ := b.table.Register(pdB, b.mem, sideBase, accessRW)
+			return SendWR{Op: rdmap.OpWrite, SGEs: []SGE{a.sge(0, 8)}, RKey: r.STag(), Remote: sideBase}
+		}, term.ErrSTagStream, WCSuccess},
+		{"Read, STag", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: 12345, Remote: sideBase}
+		}, term.ErrReadSTag, WCRemAccessErr},
+		{"Read, bounds", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase + uint64(len(b.mem)) - 7}
+		}, term.ErrReadBounds, WCRemAccessErr},
+		{"Read, no right", func(a, b *side) SendWR {
+			r, _ := b.table.Register(pdA, b.mem, sideBase, LocalWrite|RemoteWrite)
+			return SendWR{Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: r.STag(), Remote: sideBase}
+		}, term.ErrReadAccess, WCRemAccessErr},
+		{"atomic, no right", func(a, b *side) SendWR {
+			r, _ := b.table.Register(pdA, b.mem, sideBase, LocalWrite|RemoteWrite)
+			return SendWR{Op: rdmap.OpFetchAdd, SGEs: []SGE{a.sge(0, 8)}, RKey: r.STag(), Remote: sideBase}
+		}, term.ErrReadAccess, WCRemAccessErr},
+		{"atomic, not aligned", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpFetchAdd, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase + 4}
+		}, term.ErrStream, WCRemOpErr},
+		{"Send, no receive", func(a, b *side) SendWR {
+			b.r.q = nil
+			return SendWR{Op: rdmap.OpSend, SGEs: []SGE{a.sge(0, 8)}}
+		}, term.ErrNoBuffer, WCSuccess},
+		{"Send, too long", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpSend, SGEs: []SGE{a.sge(0, 101)}}
+		}, term.ErrTooLong, WCSuccess},
+		{"Send with Invalidate of a plain region", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpSendInv, Inv: b.mr.STag()}
+		}, term.ErrOpInvalidate, WCSuccess},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := newPair(t, 4096, QPConfig{SigAll: true})
+			b.postRecv(RecvWR{ID: 60, SGEs: []SGE{b.sge(0, 100)}})
+			before := bytes.Clone(b.mem)
+			wr := tt.wr(a, b)
+			wr.ID = 1
+			a.post(wr)
+			run(a, b, 1000)
+			if got := remoteErr(a.QP); got != tt.want {
+				t.Errorf("Terminate: %v; want %v", got, tt.want)
+			}
+			a.Error()
+			b.Error()
+			run(a, b, 1000)
+			if diff := cmp.Diff([]outcome{{1, tt.st}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+				t.Errorf("completions (-want +got):\n%s", diff)
+			}
+			if !bytes.Equal(b.mem, before) {
+				t.Error("the peer's memory has changed")
+			}
+			if a.State() != StateError || b.State() != StateError {
+				t.Errorf("states %v, %v", a.State(), b.State())
+			}
+		})
+	}
+}
+
+// TestGatherFails deregisters memory after the work request was taken, and
+// after the Read Request was accepted.
+func TestGatherFails(t *testing.T) {
+	t.Run("send", func(t *testing.T) {
+		a, b := newPair(t, 8192, QPConfig{})
+		b.postRecv(RecvWR{ID: 60, SGEs: []SGE{b.sge(0, 8192)}})
+		a.post(SendWR{ID: 1, Op: rdmap.OpSend, SGEs: []SGE{a.sge(0, 8192)}}, SendWR{ID: 2, Op: rdmap.OpSend})
+		a.PullSend(2)
+		if err := a.table.Deregister(a.mr); err != nil {
+			t.Fatal(err)
+		}
+		run(a, b, 1000)
+		a.Error()
+		b.Error()
+		run(a, b, 1000)
+		want := []outcome{{1, WCLocProtErr}, {2, WCFlushErr}}
+		if diff := cmp.Diff(want, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("completions (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([]outcome{{60, WCFlushErr}}, outcomes(b.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("completions of the peer (-want +got):\n%s", diff)
+		}
+		if a.fails != 1 || remoteErr(b.QP) != term.ErrRDMAPLocal {
+			t.Errorf("%d Gathers failed, Terminate %v", a.fails, remoteErr(b.QP))
+		}
+	})
+	t.Run("read response", func(t *testing.T) {
+		a, b := newPair(t, 8192, QPConfig{})
+		a.post(SendWR{ID: 1, Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8192)}, RKey: b.mr.STag(), Remote: sideBase})
+		a.turn(b, 1000)
+		if err := b.table.Deregister(b.mr); err != nil {
+			t.Fatal(err)
+		}
+		run(a, b, 1000)
+		a.Error()
+		run(a, b, 1000)
+		if diff := cmp.Diff([]outcome{{1, WCRemAccessErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("completions (-want +got):\n%s", diff)
+		}
+		if b.fails != 1 || remoteErr(a.QP) != term.ErrReadSTag {
+			t.Errorf("%d Gathers failed, Terminate %v", b.fails, remoteErr(a.QP))
+		}
+	})
+}
+
+// TestBadReceive: a message meets a receive that cannot take it.
+func TestBadReceive(t *testing.T) {
+	tests := []struct {
+		name string
+		wr   func(b *side) RecvWR
+		want WCStatus
+	}{
+		{"lkey", func(b *side) RecvWR { return RecvWR{SGEs: []SGE{{sideBase, 100, 0}}} }, WCLocProtErr},
+		{"second piece out of bounds", func(b *side) RecvWR {
+			return RecvWR{SGEs: []SGE{b.sge(0, 4), b.sge(len(b.mem), 100)}}
+		}, WCLocProtErr},
+		{"not writable", func(b *side) RecvWR {
+			r, _ := b.table.Register(pdA, b.mem, 0, RemoteRead)
+			return RecvWR{SGEs: []SGE{{0, 100, r.STag()}}}
+		}, WCLocProtErr},
+		{"17 SGEs", func(b *side) RecvWR { return RecvWR{SGEs: make([]SGE, 17)} }, WCLocQPOpErr},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := newPair(t, 4096, QPConfig{})
+			wr := tt.wr(b)
+			wr.ID = 60
+			b.postRecv(wr, RecvWR{ID: 61})
+			a.post(SendWR{ID: 1, Op: rdmap.OpSend, SGEs: []SGE{a.sge(0, 50)}})
+			run(a, b, 1000)
+			b.Error()
+			run(a, b, 1000)
+			want := []outcome{{60, tt.want}, {61, WCFlushErr}}
+			if diff := cmp.Diff(want, outcomes(b.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+				t.Errorf("completions (-want +got):\n%s", diff)
+			}
+			if remoteErr(a.QP) == nil {
+				t.Error("the sender has no Terminate")
+			}
+		})
+	}
+}
+
+// TestZeroLengthErrors: errors without an octet moved end the QP as well.
+func TestZeroLengthErrors(t *testing.T) {
+	t.Run("receive", func(t *testing.T) {
+		a, b := newPair(t, 64, QPConfig{})
+		b.postRecv(RecvWR{ID: 60, SGEs: make([]SGE, 17)})
+		a.post(SendWR{ID: 1, Op: rdmap.OpSend})
+		run(a, b, 1000)
+		if diff := cmp.Diff([]outcome{{60, WCLocQPOpErr}}, outcomes(b.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("completions (-want +got):\n%s", diff)
+		}
+		if b.State() != StateTerminate || remoteErr(a.QP) != term.ErrRDMAPLocal {
+			t.Errorf("state %v, Terminate %v", b.State(), remoteErr(a.QP))
+		}
+	})
+	t.Run("atomic result", func(t *testing.T) {
+		a, b := newPair(t, 64, QPConfig{})
+		a.post(SendWR{ID: 1, Op: rdmap.OpFetchAdd, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase})
+		a.PullSend(1)
+		if err := a.table.Deregister(a.mr); err != nil {
+			t.Fatal(err)
+		}
+		run(a, b, 1000)
+		if diff := cmp.Diff([]outcome{{1, WCLocProtErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("completions (-want +got):\n%s", diff)
+		}
+		if a.State() != StateTerminate || remoteErr(b.QP) != term.ErrRDMAPLocal {
+			t.Errorf("state %v, Terminate %v", a.State(), remoteErr(b.QP))
+		}
+	})
+}
+
+// TestErrorBeforeStart: a QP that never had a stream flushes too.
+func TestErrorBeforeStart(t *testing.T) {
+	a := newSide(t, 1, 64, QPConfig{})
+	a.post(SendWR{ID: 1, Op: rdmap.OpSend})
+	a.postRecv(RecvWR{ID: 2})
+	if a.State() != StateIdle || a.PullSend(8) != 0 || a.poll() {
+		t.Error("an idle QP does something")
+	}
+	a.Error()
+	a.Start(rdmap.Config{})
+	a.poll()
+	if diff := cmp.Diff([]outcome{{1, WCFlushErr}, {2, WCFlushErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+		t.Errorf("completions (-want +got):\n%s", diff)
+	}
+	if a.State() != StateError || a.Err() != nil {
+		t.Errorf("state %v, error %v", a.State(), a.Err())
+	}
+}

@@ -1,0 +1,64 @@
+package verbs
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/iwarpd/iwarpd/rdmap"
+)
+
+// TestSRQ: two QPs take from one queue; ERROR of one leaves it alone.
+func TestSRQ(t *testing.T) {
+	var shared recvs
+	srq := NewSRQ(&shared)
+	a1, b1 := newPair(t, 4096, QPConfig{})
+	a2, b2 := newPair(t, 4096, QPConfig{})
+	for _, b := range []*side{b1, b2} {
+		b.cfg.SRQ = srq
+	}
+	for i := range uint64(6) {
+		shared.q = append(shared.q, RecvWR{ID: i})
+	}
+	for _, a := range []*side{a1, a2} {
+		a.post(SendWR{ID: 1, Op: rdmap.OpSend}, SendWR{ID: 2, Op: rdmap.OpSend})
+	}
+	run(a1, b1, 1000)
+	run(a2, b2, 1000)
+	b1.Error()
+	run(a1, b1, 1000)
+	got := [][]outcome{outcomes(b1.take()), outcomes(b2.take())}
+	want := [][]outcome{{{0, WCSuccess}, {1, WCSuccess}}, {{2, WCSuccess}, {3, WCSuccess}}}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(outcome{})); diff != "" {
+		t.Errorf("completions (-want +got):\n%s", diff)
+	}
+	if srq.Taken() != 4 || len(shared.q) != 2 {
+		t.Errorf("taken %d, left %d", srq.Taken(), len(shared.q))
+	}
+}
+
+func (s *recvs) Posted() int { return len(s.q) }
+
+func TestSRQLimit(t *testing.T) {
+	shared := &recvs{q: make([]RecvWR, 5)}
+	srq := NewSRQ(shared)
+	var wr RecvWR
+	take := func() bool {
+		if !srq.NextRecv(&wr) {
+			t.Fatal("empty")
+		}
+		return srq.PollLimit()
+	}
+	if take() {
+		t.Error("not armed")
+	}
+	srq.SetLimit(3)
+	if take() || !take() || srq.PollLimit() || take() {
+		t.Error("the event comes when 2 are left, once")
+	}
+	srq.SetLimit(1)
+	srq.SetLimit(0)
+	if take() {
+		t.Error("disarmed")
+	}
+}
