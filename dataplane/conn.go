@@ -340,7 +340,6 @@ func (w *worker) attach(id ConnID, c *conn, a Attachment) {
 	}
 	c.qp, c.attachP, c.attachE = b, a.Params, a.Fail
 	b.conn = c
-	b.id.Store(uint64(id))
 	if cl := w.client(b.Client); cl != nil {
 		for len(cl.conns) <= b.Bit {
 			cl.conns = append(cl.conns, nil)
@@ -497,7 +496,6 @@ func (w *worker) unlinkQP(c *conn) {
 		cl.conns[b.Bit] = nil
 	}
 	b.conn = nil
-	b.id.Store(0)
 	c.qp, c.stream = nil, nil
 }
 

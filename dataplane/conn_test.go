@@ -3,6 +3,7 @@ package dataplane
 import (
 	"errors"
 	"net/netip"
+	"runtime"
 	"testing"
 	"time"
 
@@ -124,6 +125,37 @@ func TestDetach(t *testing.T) {
 	s.hosts[0].w.detach(a)
 	if qa.conn != nil || a.qp != nil {
 		t.Error("binding still attached")
+	}
+	s.closed(0)
+	s.closed(1)
+}
+
+// TestDetachBehindAttach: a queue pair that goes away before the worker has got to
+// its attachment is taken from the worker all the same.
+func TestDetachBehindAttach(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	a, _ := s.open()
+	q := newSimQP(t, s.hosts[0], 8192)
+	w := s.hosts[0].w
+	s.hosts[0].e.Attach(a.id, Attachment{QP: &q.QPBinding, Params: mpa.Params{CRC: true}})
+	detached := make(chan struct{})
+	go func() {
+		defer close(detached)
+		s.hosts[0].e.Detach(&q.QPBinding)
+	}()
+	for w.cmds.pending.Load() < 2 { // the attachment, and what Detach posts first
+		runtime.Gosched()
+	}
+	for waiting := true; waiting; {
+		select {
+		case <-detached:
+			waiting = false
+		default:
+			s.step()
+		}
+	}
+	if a.qp != nil || q.conn != nil {
+		t.Error("the worker still has the queue pair")
 	}
 	s.closed(0)
 	s.closed(1)

@@ -106,8 +106,8 @@ type QPBinding struct {
 	Bit            int // in the client's doorbell pages
 	User           any // the owner's, untouched
 
-	conn *conn // owned by the worker it is attached to
-	id   atomic.Uint64
+	conn *conn         // owned by the worker it is attached to
+	id   atomic.Uint64 // of the connection that Attach was given
 }
 
 // ClientBinding is what the workers know of a client: its doorbell pages.
@@ -406,6 +406,7 @@ func (e *Engine) StreamConsumed(id ConnID, n int) {
 // Attach takes a connection to full operation: what arrives behind the octets
 // that were consumed is FPDUs, and so is what is sent behind a.Reply.
 func (e *Engine) Attach(id ConnID, a Attachment) {
+	a.QP.id.Store(uint64(id)) // Detach may come before the worker has got to it
 	e.onConn(id, func(w *worker, c *conn) { w.attach(id, c, a) })
 }
 
@@ -425,7 +426,7 @@ func (e *Engine) Detach(b *QPBinding) {
 	if id := ConnID(b.id.Load()); id != 0 {
 		done := make(chan struct{})
 		e.onConn(id, func(w *worker, c *conn) {
-			if c != nil {
+			if c != nil && c.qp == b {
 				w.detach(c)
 			}
 			close(done)

@@ -250,7 +250,6 @@ func (w *worker) linkQP(c *conn, a Attachment) {
 	b := a.QP
 	c.qp, c.attachP, c.attachE = b, a.Params, a.Fail
 	b.conn = c
-	b.id.Store(uint64(c.id))
 	if cl := w.client(b.Client); cl != nil {
 		for len(cl.conns) <= b.Bit {
 			cl.conns = append(cl.conns, nil)
