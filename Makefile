@@ -50,7 +50,7 @@ demo: build ## a file of 256 MiB there and back by RDMA between two namespaces, 
 
 bench: build ## measure against the budget, kernel TCP and libfabric; writes out/bench.json
 	@mkdir -p $(OUT)
-	@.ci/need fi_pingpong:libfabric-bin
+	@.ci/need fi_pingpong:libfabric-bin gcc:gcc /usr/include/stdlib.h:libc6-dev /usr/include/usrsctp.h:libusrsctp-dev
 	$(GO) run ./test/bench $(BENCHFLAGS)
 
 interop: build ## against Linux's soft-iWARP in a virtual machine

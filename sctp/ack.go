@@ -52,11 +52,13 @@ func (a *Assoc) handleSack(now clock.Time, s *Sack) {
 	}
 	a.peerRwnd = int(min(s.Rwnd, 1<<30)) - a.outstanding
 	a.probing = s.Rwnd == 0
+	octets := 0
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
 		if p.acked == 0 {
 			continue
 		}
+		octets += p.acked
 		a.alive(i)
 		if n > 0 && !a.recovering {
 			a.grow(p)
@@ -72,7 +74,9 @@ func (a *Assoc) handleSack(now clock.Time, s *Sack) {
 			p.t3 = now.Add(p.rto)
 		}
 	}
-	a.burst = a.cfg.MaxBurst
+	// A peer that takes packets in batches sends one SACK for many: as many packets may
+	// leave as if there had been one for every second packet.
+	a.burst = a.cfg.MaxBurst * max(1, octets/(2*a.MaxMessage()))
 	if a.first == a.last {
 		a.probing = false
 	}

@@ -138,7 +138,7 @@ type Message struct {
 }
 
 // MaxParts is how many messages one packet carries at most.
-const MaxParts = 8
+const MaxParts = 32
 
 // Part is a DATA chunk of a packet to be sent: its header, then Len octets of Buf,
 // then Pad zero octets.

@@ -756,3 +756,30 @@ func TestSackTimes(t *testing.T) {
 		t.Error("no duplicate reported")
 	}
 }
+
+// TestBurst: a SACK lets four packets go (6.1 D), and one for many packets as many as
+// SACKs for every second of them would have.
+func TestBurst(t *testing.T) {
+	r := dialing(t, Config{}, Established)
+	p := &r.a.paths[0]
+	p.cwnd, r.a.peerRwnd = 1<<20, 1<<20
+	for i := range 200 {
+		r.a.Push(&Message{Buf: Buf(i), Len: 1400})
+	}
+	r.drain(nil)
+	if n := len(r.take()); n != 4 {
+		t.Fatalf("%d packets leave at first", n)
+	}
+	cum := r.a.cumAck
+	for range 12 {
+		cum++
+		r.send(r.a.tag, sackBytes(cum, 1<<20))
+		if n := len(r.take()); n != 4 {
+			t.Fatalf("%d packets after a SACK for one", n)
+		}
+	}
+	r.send(r.a.tag, sackBytes(cum+20, 1<<20))
+	if n := len(r.take()); n != 36 {
+		t.Errorf("%d packets after a SACK for 20, want four for every second one in whole", n)
+	}
+}

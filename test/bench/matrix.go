@@ -23,6 +23,8 @@ var arms = []arm{
 	{"libfabric-tcp", runLibfabric},
 	{"pipe", runPipe},
 	{rings, runPipe},
+	{"daemon-sctp", runDaemonSCTP},
+	{"usrsctp", runUsrsctp},
 }
 
 // rings is the arm of work requests that pass the rings and no protocol.
@@ -64,11 +66,17 @@ func workloads() []workload {
 		{"read-lat-inprocess", "in-process", "read-lat", "us", true, []int{64}, lat},
 		{"send-lat-inprocess", "in-process", "send-lat", "us", true, []int{64}, lat},
 		{"write-lat-pipe", "pipe", "write-lat", "us", true, []int{64}, map[string]string{rings: "local"}},
+		// Over SCTP, beside the same over TCP.
+		{"sctp-write-bw", "daemon-sctp", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, map[string]string{"daemon": "write-bw", "usrsctp": "stream"}},
+		{"sctp-read-bw", "daemon-sctp", "read-bw", "Gb/s", false, []int{mib}, map[string]string{"daemon": "read-bw", "usrsctp": "stream"}},
+		{"sctp-write-rate", "daemon-sctp", "write-rate", "M/s", false, []int{64}, map[string]string{"daemon": "write-rate"}},
+		{"sctp-read-lat", "daemon-sctp", "read-lat", "us", true, []int{64}, map[string]string{"daemon": "read-lat", "usrsctp": "ping-pong"}},
+		{"sctp-send-lat", "daemon-sctp", "send-lat", "us", true, []int{64}, map[string]string{"daemon": "send-lat", "usrsctp": "ping-pong"}},
 	}
 }
 
 // peerOrder is the order of the peers in the table.
-var peerOrder = []string{"budget", "kernel-tcp-nogso", "kernel-tcp-gso", "libfabric-tcp", rings}
+var peerOrder = []string{"budget", "kernel-tcp-nogso", "kernel-tcp-gso", "libfabric-tcp", rings, "daemon", "usrsctp"}
 
 // A cell is one number to measure once a round.
 type cell struct {
@@ -110,7 +118,7 @@ func (m *matrix) pairings(mtu int) []pairing {
 				}
 				mean := peer == "libfabric-tcp"
 				theirs := size
-				if asked == "stream" && peer == "budget" {
+				if asked == "stream" && (peer == "budget" || peer == "usrsctp") {
 					theirs = mib // it has no messages
 				}
 				ps = append(ps, pairing{w, size, mtu, peer,

@@ -34,7 +34,12 @@ func init() {
 
 // runDaemon measures two daemons and an application beside each, all four of
 // them on the two pinned CPUs.
-func runDaemon(m *matrix, mtu int, tests []test) (rs []result, err error) {
+func runDaemon(m *matrix, mtu int, tests []test) ([]result, error) { return m.daemons(tests, false) }
+
+// runDaemonSCTP is the same over SCTP.
+func runDaemonSCTP(m *matrix, mtu int, tests []test) ([]result, error) { return m.daemons(tests, true) }
+
+func (m *matrix) daemons(tests []test, sctp bool) (rs []result, err error) {
 	if err := m.lab.setOffloads(true); err != nil {
 		return nil, err
 	}
@@ -51,7 +56,7 @@ func runDaemon(m *matrix, mtu int, tests []test) (rs []result, err error) {
 		}()
 		sockets[s] = socket
 	}
-	return m.iwarp(tests, sockets[&m.lab.a], sockets[&m.lab.b], false)
+	return m.iwarp(tests, sockets[&m.lab.a], sockets[&m.lab.b], false, sctp)
 }
 
 // runInProcess measures the engine inside the two applications: at the client's
@@ -73,7 +78,7 @@ func runInProcess(m *matrix, mtu int, tests []test) ([]result, error) {
 		if len(some) == 0 {
 			continue
 		}
-		got, err := m.iwarp(some, "", "", inline)
+		got, err := m.iwarp(some, "", "", inline, false)
 		for i, k := range at {
 			if err != nil {
 				rs[k].Err = err.Error()
@@ -85,11 +90,11 @@ func runInProcess(m *matrix, mtu int, tests []test) ([]result, error) {
 	return rs, nil
 }
 
-func (m *matrix) iwarp(tests []test, socketA, socketB string, inline bool) ([]result, error) {
+func (m *matrix) iwarp(tests []test, socketA, socketB string, inline, sctp bool) ([]result, error) {
 	a, b := &m.lab.a, &m.lab.b
 	return m.lab.pairOf(
-		job{Role: "iwarp-server", If: b.ifn, Socket: socketB, Local: b.addr.Addr().String(), Inline: inline},
-		job{Role: "iwarp-client", If: a.ifn, Socket: socketA, Remote: b.addr.Addr().String(), Inline: true, Tests: tests, Warm: m.opt.warm, Window: m.opt.window},
+		job{Role: "iwarp-server", If: b.ifn, Socket: socketB, Local: b.addr.Addr().String(), Inline: inline, SCTP: sctp},
+		job{Role: "iwarp-client", If: a.ifn, Socket: socketA, Remote: b.addr.Addr().String(), Inline: true, SCTP: sctp, Tests: tests, Warm: m.opt.warm, Window: m.opt.window},
 		m.limit(len(tests)), "GOMAXPROCS=3")
 }
 
@@ -282,7 +287,7 @@ func iwarpServer(j job, ready func()) ([]result, error) {
 		return nil, err
 	}
 	defer closer()
-	ln, err := d.Listen(ctx, net.JoinHostPort(j.Local, strconv.Itoa(iwarpPort)), nil)
+	ln, err := d.Listen(ctx, net.JoinHostPort(j.Local, strconv.Itoa(iwarpPort)), &iwarp.Config{Startup: j.startup()})
 	if err != nil {
 		return nil, err
 	}
@@ -403,7 +408,7 @@ func iwarpTest(ctx context.Context, d *iwarp.Device, j job, t test) (r result, e
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	info, err := e.qp.Connect(ctx, net.JoinHostPort(j.Remote, strconv.Itoa(iwarpPort)), &iwarp.Config{PrivateData: private})
+	info, err := e.qp.Connect(ctx, net.JoinHostPort(j.Remote, strconv.Itoa(iwarpPort)), &iwarp.Config{PrivateData: private, Startup: j.startup()})
 	if err != nil {
 		return r, err
 	}

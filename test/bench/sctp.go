@@ -1,0 +1,106 @@
+package main
+
+import (
+	"bytes"
+	_ "embed" // the usrsctp program
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/iwarpd/iwarpd/client"
+)
+
+const usrsctpPort = "7193"
+
+//go:embed usrsctp/bulk.c
+var usrsctpSource []byte
+
+// startup is what both ends say of the transport.
+func (j job) startup() iwarp.Startup {
+	if j.SCTP {
+		return iwarp.Startup{Transport: iwarp.SCTP}
+	}
+	return iwarp.Startup{}
+}
+
+// usrsctp compiles the program.
+func (m *matrix) usrsctp() (string, error) {
+	exe := filepath.Join(m.dir, "usrsctp")
+	if _, err := os.Stat(exe); err == nil {
+		return exe, nil
+	}
+	if _, err := os.Stat("/usr/include/usrsctp.h"); err != nil {
+		return "", fmt.Errorf("%w: usrsctp is not installed (Debian: libusrsctp-dev)", errSkip)
+	}
+	src := exe + ".c"
+	if err := os.WriteFile(src, usrsctpSource, 0o644); err != nil {
+		return "", err
+	}
+	if out, err := exec.Command("gcc", "-O2", "-Wall", "-o", exe, src, "-lusrsctp").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w\n%s", err, out)
+	}
+	return exe, nil
+}
+
+// runUsrsctp measures usrsctp over raw sockets: messages as large as one packet takes.
+func runUsrsctp(m *matrix, mtu int, tests []test) ([]result, error) {
+	exe, err := m.usrsctp()
+	if err != nil {
+		return nil, err
+	}
+	// It writes checksums of its own, and wants whole packets.
+	if err := m.lab.setOffloads(false); err != nil {
+		return nil, err
+	}
+	rs := make([]result, len(tests))
+	for i, t := range tests {
+		what, size := "ping", t.Size
+		if t.Workload == "stream" {
+			what, size = "stream", (mtu-20-12-16)&^3
+		}
+		if rs[i], err = m.usrsctpTest(exe, what, size); err != nil {
+			rs[i].Err = err.Error()
+		}
+	}
+	return rs, nil
+}
+
+func (m *matrix) usrsctpTest(exe, what string, size int) (r result, err error) {
+	server := exec.Command(exe, "server", usrsctpPort)
+	out, err := server.StdoutPipe()
+	if err != nil {
+		return r, err
+	}
+	if err := m.lab.b.start(server); err != nil {
+		return r, err
+	}
+	defer func() { _ = stop(server) }()
+	if _, err := out.Read(make([]byte, 16)); err != nil {
+		return r, fmt.Errorf("usrsctp: the server does not start: %w", err)
+	}
+	ms := func(d time.Duration) string { return strconv.Itoa(int(d.Milliseconds())) }
+	client := exec.Command(exe, "client", usrsctpPort, m.lab.b.addr.Addr().String(), what, strconv.Itoa(size), ms(m.opt.warm), ms(m.opt.window))
+	var said, errs bytes.Buffer
+	client.Stdout, client.Stderr = &said, &errs
+	if err := m.lab.a.start(client); err != nil {
+		return r, err
+	}
+	t := time.AfterFunc(m.limit(1), func() { _ = client.Process.Kill() })
+	defer t.Stop()
+	if err := client.Wait(); err != nil {
+		return r, fmt.Errorf("usrsctp: %w: %s", err, lastLine(errs.String()))
+	}
+	f := strings.Fields(said.String())
+	if len(f) == 0 {
+		return r, fmt.Errorf("usrsctp said nothing")
+	}
+	if r.Value, err = strconv.ParseFloat(f[0], 64); err != nil || len(f) == 1 {
+		return r, err
+	}
+	r.Mean, err = strconv.ParseFloat(f[1], 64)
+	return r, err
+}
