@@ -1,32 +1,31 @@
 package gvisor
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"io"
-	"net"
+	"flag"
+	"math/rand"
 	"net/netip"
 	"os"
 	"strconv"
 	"testing"
 	"time"
 
-	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/link/channel"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	gtcp "gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/waiter"
 
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/impair"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/tcp/peertest"
 )
+
+var seeds = flag.Int("gvisor.seeds", 1, "seeds of each scenario over a bad wire")
 
 // seed is printed by every test and can be set by TEST_SEED.
 func seed(t *testing.T) uint64 {
@@ -52,6 +51,7 @@ type scenario struct {
 	weClose      bool // we close when we have sent, else when the peer has closed
 	gClose       bool // netstack closes when it has sent, else when we have closed
 	noSACK       bool // of netstack
+	noRACK       bool // of netstack: RFC 6675 and time-outs only
 	conf         func(*tcp.Config)
 	mtu          int
 }
@@ -65,180 +65,99 @@ func addrs(v6 bool) (ours, theirs tcpip.Address) {
 
 const ourPort, theirPort = 7174, 20000
 
-func newStack(t *testing.T, sc *scenario) (*stack.Stack, *channel.Endpoint) {
-	s := stack.New(stack.Options{
+// began is when every run begins, by the virtual clock.
+const began = clock.Time(time.Hour)
+
+func newNetstack(t *testing.T, sc *scenario, seed uint64) *netstack {
+	n := &netstack{virtualClock: &virtualClock{now: began}, sc: sc, done: make(chan error, 1), proto: ipv4.ProtocolNumber}
+	random := &locked{r: rand.New(rand.NewSource(int64(seed)))}
+	n.s = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
-		TransportProtocols: []stack.TransportProtocolFactory{gtcp.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{gtcp.NewProtocolProbe(n.flight.probe)},
+		Clock:              n.virtualClock,
+		RandSource:         random,
+		SecureRNG:          random,
 	})
-	ch := channel.New(4096, uint32(sc.mtu), "")
-	if err := s.CreateNIC(1, ch); err != nil {
+	n.ch = channel.New(4096, uint32(sc.mtu), "")
+	if err := n.s.CreateNIC(1, n.ch); err != nil {
 		t.Fatal(err)
 	}
 	_, theirs := addrs(sc.v6)
-	proto, subnet := ipv4.ProtocolNumber, header.IPv4EmptySubnet
+	subnet := header.IPv4EmptySubnet
 	if sc.v6 {
-		proto, subnet = ipv6.ProtocolNumber, header.IPv6EmptySubnet
+		n.proto, subnet = ipv6.ProtocolNumber, header.IPv6EmptySubnet
 	}
-	addr := tcpip.ProtocolAddress{Protocol: proto, AddressWithPrefix: theirs.WithPrefix()}
-	if err := s.AddProtocolAddress(1, addr, stack.AddressProperties{}); err != nil {
+	addr := tcpip.ProtocolAddress{Protocol: n.proto, AddressWithPrefix: theirs.WithPrefix()}
+	if err := n.s.AddProtocolAddress(1, addr, stack.AddressProperties{}); err != nil {
 		t.Fatal(err)
 	}
-	s.SetRouteTable([]tcpip.Route{{Destination: subnet, NIC: 1}})
+	n.s.SetRouteTable([]tcpip.Route{{Destination: subnet, NIC: 1}})
 	sack := tcpip.TCPSACKEnabled(!sc.noSACK)
-	if err := s.SetTransportProtocolOption(gtcp.ProtocolNumber, &sack); err != nil {
+	if err := n.s.SetTransportProtocolOption(gtcp.ProtocolNumber, &sack); err != nil {
 		t.Fatal(err)
+	}
+	if sc.noRACK {
+		recovery := tcpip.TCPRecovery(0)
+		if err := n.s.SetTransportProtocolOption(gtcp.ProtocolNumber, &recovery); err != nil {
+			t.Fatal(err)
+		}
 	}
 	wait := tcpip.TCPTimeWaitTimeoutOption(10 * time.Millisecond)
-	if err := s.SetTransportProtocolOption(gtcp.ProtocolNumber, &wait); err != nil {
+	if err := n.s.SetTransportProtocolOption(gtcp.ProtocolNumber, &wait); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { ch.Close(); s.Destroy() })
-	return s, ch
+	n.s.Pause()
+	n.input = true
+	t.Cleanup(func() { n.s.Resume(); n.ch.Close(); n.s.Destroy() })
+	return n
 }
 
-// wire is netstack's link.
-type wire struct {
-	ch    *channel.Endpoint
-	proto tcpip.NetworkProtocolNumber
-}
-
-func (w *wire) Send(b []byte) {
-	p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(b)})
-	w.ch.InjectInbound(w.proto, p)
-	p.DecRef()
-}
-
-func (w *wire) Recv(d time.Duration) []byte {
-	p := w.ch.Read()
-	if p == nil && d > 0 {
-		ctx, cancel := context.WithTimeout(context.Background(), d)
-		p = w.ch.ReadContext(ctx)
-		cancel()
-	}
-	if p == nil {
-		return nil
-	}
-	v := p.ToView()
-	b := append([]byte(nil), v.AsSlice()...)
-	v.Release()
-	p.DecRef()
-	return b
-}
-
-// app is netstack's application.
-func app(conn net.Conn, sc *scenario) error {
-	errs := make(chan error, 2)
-	tc := conn.(*gonet.TCPConn)
-	gotAll := make(chan struct{})
-	go func() {
-		b := make([]byte, 64<<10)
-		got := 0
-		for {
-			n, err := tc.Read(b)
-			for i, v := range b[:n] {
-				if v != peertest.Octet(got+i) {
-					errs <- fmt.Errorf("octet %d from us is wrong", got+i)
-					return
-				}
-			}
-			got += n
-			if errors.Is(err, io.EOF) {
-				close(gotAll)
-				if got != sc.send {
-					err = fmt.Errorf("netstack got %d octets of %d", got, sc.send)
-				} else {
-					err = nil
-				}
-				errs <- err
-				return
-			}
-			if err != nil {
-				errs <- err
-				return
-			}
-		}
-	}()
-	go func() {
-		b := make([]byte, sc.recv)
-		for i := range b {
-			b[i] = peertest.Octet(i)
-		}
-		if _, err := tc.Write(b); err != nil {
-			errs <- err
-			return
-		}
-		if !sc.gClose {
-			select {
-			case <-gotAll:
-			case <-time.After(time.Minute):
-				errs <- errors.New("netstack waits in vain for our FIN")
-				return
-			}
-		}
-		errs <- tc.CloseWrite()
-	}()
-	for range 2 {
-		if err := <-errs; err != nil {
-			return err
-		}
-	}
-	return conn.Close()
-}
+// limit is how long a connection may take, by the virtual clock, of which time-outs
+// take nearly all.
+const limit = 5 * time.Minute
 
 func run(t *testing.T, sc *scenario, seed uint64) {
 	if sc.mtu == 0 {
 		sc.mtu = 1500
 	}
-	s, ch := newStack(t, sc)
+	n := newNetstack(t, sc, seed)
 	cfg := tcp.DefaultConfig()
 	cfg.TimeWait = 20 * time.Millisecond
-	cfg.MaxRTO = 2 * time.Second
 	if sc.conf != nil {
 		sc.conf(&cfg)
 	}
 	ours, theirs := addrs(sc.v6)
-	w := &wire{ch, ipv4.ProtocolNumber}
-	if sc.v6 {
-		w.proto = ipv6.ProtocolNumber
-	}
 	as16 := func(a tcpip.Address) [16]byte {
 		ip, _ := netip.AddrFromSlice(a.AsSlice())
 		return ip.As16()
 	}
-	out := impair.Config{Loss: sc.loss, Reorder: sc.reorder, Duplicate: sc.dup, Seed: 2 * seed}
+	out := impair.Config{Loss: sc.loss, Reorder: sc.reorder, Duplicate: sc.dup, Delay: 100 * time.Microsecond, Seed: 2 * seed}
 	in := out
 	in.Seed++
-	e := &peertest.End{T: t, Wire: w, Config: cfg, MTU: sc.mtu, Passive: sc.passive, Send: sc.send, Recv: sc.recv, CloseFirst: sc.weClose, Out: out, In: in,
+	e := &peertest.End{T: t, Wire: n, Config: cfg, MTU: sc.mtu, Passive: sc.passive, Send: sc.send, Recv: sc.recv, CloseFirst: sc.weClose, Out: out, In: in,
+		Rate: 125_000_000, Queue: 4 << 20, Now: n.at, Peer: n.String,
 		Flow: pkt.Flow{Local: as16(ours), Remote: as16(theirs), LocalPort: ourPort, RemotePort: theirPort}}
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Second)
-	defer cancel()
-	done := make(chan error, 1)
+	var wq waiter.Queue
+	ep, err := n.s.NewEndpoint(gtcp.ProtocolNumber, n.proto, &wq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ep.Bind(tcpip.FullAddress{NIC: 1, Addr: theirs, Port: theirPort}); err != nil {
+		t.Fatal(err)
+	}
 	if sc.passive {
-		go func() {
-			c, err := gonet.DialTCPWithBind(ctx, s, tcpip.FullAddress{NIC: 1, Addr: theirs, Port: theirPort},
-				tcpip.FullAddress{NIC: 1, Addr: ours, Port: ourPort}, w.proto)
-			if err != nil {
-				done <- err
-				return
-			}
-			done <- app(c, sc)
-		}()
+		n.ep = ep
+		if _, started := ep.Connect(tcpip.FullAddress{NIC: 1, Addr: ours, Port: ourPort}).(*tcpip.ErrConnectStarted); !started {
+			t.Fatal("netstack does not connect")
+		}
 	} else {
-		l, err := gonet.ListenTCP(s, tcpip.FullAddress{NIC: 1, Addr: theirs, Port: theirPort}, w.proto)
-		if err != nil {
+		n.listener = ep
+		if err := ep.Listen(8); err != nil {
 			t.Fatal(err)
 		}
-		go func() {
-			c, err := l.Accept()
-			if err != nil {
-				done <- err
-				return
-			}
-			done <- app(c, sc)
-		}()
 	}
-	st := e.Run(ctx, done)
-	t.Logf("retransmits %d (fast %d RTO %d TLP %d) undos %d D-SACK in %d out %d", st.Retransmits, st.RetransFast, st.RetransRTO, st.RetransTLP, st.Undos, st.DSACKIn, st.DSACKOut)
+	st := e.Run(limit, n.done)
+	t.Logf("%v: retransmits %d (fast %d RTO %d TLP %d) undos %d D-SACK in %d out %d; %v", n.at().Sub(began), st.Retransmits, st.RetransFast, st.RetransRTO, st.RetransTLP, st.Undos, st.DSACKIn, st.DSACKOut, n)
 }
 
 // TestNetstack moves octets to and from netstack in both roles, over good and bad
@@ -277,7 +196,18 @@ func TestNetstack(t *testing.T) {
 	} {
 		t.Run(sc.name, func(t *testing.T) {
 			t.Parallel()
-			run(t, &sc, seed(t))
+			first := seed(t)
+			run(t, &sc, first)
+			if sc.loss+sc.reorder+sc.dup == 0 {
+				return
+			}
+			// Netstack may miscount what is outstanding after a recovery by RACK, and
+			// then arms no timer behind a lost tail probe (sender.postXmit): in one run
+			// of some hundred at a loss of 5 % it never sends its last segment again.
+			sc.noRACK = true
+			for i := 1; i < *seeds; i++ {
+				t.Run(strconv.FormatUint(first+uint64(i), 10), func(t *testing.T) { run(t, &sc, first+uint64(i)) })
+			}
 		})
 	}
 }

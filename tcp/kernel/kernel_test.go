@@ -342,10 +342,8 @@ func TestKernel(t *testing.T) {
 			in.Seed++
 			e := &peertest.End{T: t, Wire: ns.tun, Config: cfg, Flow: flow(tc.v6), MTU: tc.mtu, Passive: tc.passive, Send: tc.send, Recv: tc.recv,
 				CloseFirst: tc.close != 2, Out: tc.wire, In: in, Echo: tc.echo, Small: tc.small}
-			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-			defer cancel()
 			done := peer(t, ns, a, tc.v6, tc.passive, from, to)
-			st := e.Run(ctx, done)
+			st := e.Run(2*time.Minute, done)
 			t.Logf("%v, retransmits %d (fast %d RTO %d TLP %d) undos %d D-SACK in %d out %d", e.Took, st.Retransmits, st.RetransFast, st.RetransRTO, st.RetransTLP, st.Undos, st.DSACKIn, st.DSACKOut)
 		})
 	}
@@ -410,7 +408,7 @@ func TestKernelGoodput(t *testing.T) {
 		{0.001, 10 * time.Millisecond, 6 << 20, true},
 	} {
 		t.Run(fmt.Sprintf("loss %v delay %v kernel sends %v", tc.loss, tc.delay, tc.recv), func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 			defer cancel()
 			// Which packets are lost is luck: a bad first run is one of three.
 			var ours, kernel time.Duration
@@ -418,7 +416,7 @@ func TestKernelGoodput(t *testing.T) {
 				out := impair.Config{Loss: tc.loss, Delay: tc.delay, Seed: 4 + 10*i}
 				in := impair.Config{Loss: tc.loss, Delay: tc.delay, Seed: 5 + 10*i}
 				kernel += kernelToKernel(ctx, t, tc.total, out, in)
-				ours += oursAndKernel(ctx, t, tc.total, out, in, tc.recv)
+				ours += oursAndKernel(t, tc.total, out, in, tc.recv)
 				if ours.Seconds()*0.8 <= kernel.Seconds() {
 					break
 				}
@@ -436,7 +434,7 @@ func TestKernelGoodput(t *testing.T) {
 const rate, queue = 12_500_000, 250_000
 
 // oursAndKernel returns how long we need for total octets to a kernel, or from it.
-func oursAndKernel(ctx context.Context, t *testing.T, total int, out, in impair.Config, recv bool) time.Duration {
+func oursAndKernel(t *testing.T, total int, out, in impair.Config, recv bool) time.Duration {
 	ns := newNamespace(t, 1500, theirs4, theirs6, ours4, ours6, nil)
 	cfg := tcp.DefaultConfig()
 	cfg.TimeWait = 20 * time.Millisecond
@@ -446,7 +444,7 @@ func oursAndKernel(ctx context.Context, t *testing.T, total int, out, in impair.
 		e.Send, e.Recv, e.CloseFirst, e.Out, e.In = 0, total, false, in, out
 		a.send, a.recv, a.closeFirst = total, 0, true
 	}
-	st := e.Run(ctx, peer(t, ns, a, false, false, theirs4, ours4))
+	st := e.Run(2*time.Minute, peer(t, ns, a, false, false, theirs4, ours4))
 	t.Logf("ours %.2f MB/s: %+v", float64(total)/e.Took.Seconds()/1e6, st)
 	return e.Took
 }

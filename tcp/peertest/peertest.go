@@ -1,11 +1,11 @@
-// Package peertest drives one tcp.Conn in real time against another TCP
-// implementation, for tests: it is what a worker of the data plane is, for one
-// connection, with a bad wire in front of it.
+// Package peertest drives one tcp.Conn against another TCP implementation, for
+// tests: it is what a worker of the data plane is, for one connection, with a bad
+// wire in front of it. Time is real, or that of a clock of the test's.
 package peertest
 
 import (
-	"context"
 	"encoding/binary"
+	"fmt"
 	"testing"
 	"time"
 
@@ -22,8 +22,8 @@ func Octet(pos int) byte { return byte(pos ^ pos>>8*7 ^ pos>>16*13) }
 // Wire carries IP packets to and from the other TCP.
 type Wire interface {
 	Send(packet []byte)
-	// Recv returns the next packet, or nil when d has passed without one. The
-	// packet is valid until the next call.
+	// Recv returns the next packet, or nil when d has passed without one, by the
+	// clock of the End. The packet is valid until the next call.
 	Recv(d time.Duration) []byte
 }
 
@@ -42,6 +42,8 @@ type End struct {
 	Rate       int // octets a second, each way; 0: no limit
 	Queue      int // octets that wait for the rate; more are dropped
 	Small      bool
+	Now        func() clock.Time // nil: clock.Now
+	Peer       func() string     // what the other end knows of itself, for the message of a failure; may be nil
 
 	Took time.Duration // from the first octet to the last, of the longer direction
 
@@ -59,7 +61,7 @@ type End struct {
 	seg      []byte
 }
 
-// Path is one direction of a bad wire, in real time.
+// Path is one direction of a bad wire.
 type Path struct {
 	d     *impair.Decider
 	q     impair.Queue[[]byte]
@@ -219,7 +221,7 @@ func (e *End) receive(now clock.Time, b []byte) {
 
 func (e *End) deliver(_ serial.Num, b []byte) {
 	if e.start == 0 {
-		e.start = clock.Now()
+		e.start = e.Now()
 	}
 	for i, v := range b {
 		if v != Octet(e.got+i) {
@@ -228,7 +230,7 @@ func (e *End) deliver(_ serial.Num, b []byte) {
 	}
 	e.got += len(b)
 	if e.got == e.Recv {
-		e.Took = max(e.Took, clock.Now().Sub(e.start))
+		e.Took = max(e.Took, e.Now().Sub(e.start))
 	}
 }
 
@@ -294,11 +296,15 @@ func (e *End) turn(now clock.Time) {
 	}
 }
 
-// Run moves everything, closes, and checks what must hold at the end. done gives
-// the verdict of the other end's application.
-func (e *End) Run(ctx context.Context, done <-chan error) tcp.Stats {
+// Run moves everything, closes, and checks what must hold at the end, all within
+// limit. done gives the verdict of the other end's application.
+func (e *End) Run(limit time.Duration, done <-chan error) tcp.Stats {
 	t := e.T
 	t.Helper()
+	if e.Now == nil {
+		e.Now = clock.Now
+	}
+	end := e.Now().Add(limit)
 	e.records, e.held = map[tcp.Buf][]byte{}, map[tcp.Buf][]byte{}
 	e.seg = make([]byte, 64<<10)
 	e.link[0], e.link[1] = NewPath(e.Out, e.Rate, e.Queue), NewPath(e.In, e.Rate, e.Queue)
@@ -306,12 +312,12 @@ func (e *End) Run(ctx context.Context, done <-chan error) tcp.Stats {
 	if e.Passive {
 		e.listener = tcp.NewListener(&e.Config, 4, secret, e.MTU)
 	} else {
-		now := clock.Now()
+		now := e.Now()
 		e.conn = tcp.Dial(now, &e.Config, e.Flow, tcp.ISS(secret, e.Flow, now), e.MTU)
 	}
 	peerDone := false
 	for {
-		now := clock.Now()
+		now := e.Now()
 		next := now.Add(50 * time.Millisecond)
 		for _, d := range []clock.Time{e.link[0].Deadline(), e.link[1].Deadline()} {
 			if d != 0 {
@@ -328,9 +334,9 @@ func (e *End) Run(ctx context.Context, done <-chan error) tcp.Stats {
 			if b == nil {
 				break
 			}
-			e.link[1].Push(clock.Now(), b)
+			e.link[1].Push(e.Now(), b)
 		}
-		now = clock.Now()
+		now = e.Now()
 		for {
 			b, ok := e.link[1].Pop(now)
 			if !ok {
@@ -351,7 +357,7 @@ func (e *End) Run(ctx context.Context, done <-chan error) tcp.Stats {
 		select {
 		case err := <-done:
 			if err != nil {
-				t.Fatalf("the peer: %v (our state %v, got %d, pushed %d)", err, e.state(), e.got, e.pushed)
+				e.fail(fmt.Sprint("the peer: ", err))
 			}
 			peerDone = true
 		default:
@@ -359,8 +365,8 @@ func (e *End) Run(ctx context.Context, done <-chan error) tcp.Stats {
 		if peerDone && e.conn != nil && e.conn.State() == tcp.Closed && e.link[0].Deadline() == 0 {
 			break
 		}
-		if ctx.Err() != nil {
-			t.Fatalf("out of time: state %v got %d of %d pushed %d of %d, peer done %v", e.state(), e.got, e.Recv, e.pushed, e.Send, peerDone)
+		if now > end {
+			e.fail(fmt.Sprintf("out of time after %v, peer done %v", limit, peerDone))
 		}
 	}
 	if err := e.conn.Err(); err != nil {
@@ -375,9 +381,15 @@ func (e *End) Run(ctx context.Context, done <-chan error) tcp.Stats {
 	return e.conn.Stats()
 }
 
-func (e *End) state() string {
-	if e.conn == nil {
-		return "none"
+// fail ends the test, with what both ends know of themselves.
+func (e *End) fail(why string) {
+	e.T.Helper()
+	state := "no connection"
+	if e.conn != nil {
+		state = fmt.Sprintf("%v, deadline in %v: %+v", e.conn.State(), e.conn.Deadline().Sub(e.Now()), e.conn.Stats())
 	}
-	return e.conn.State().String()
+	if e.Peer != nil {
+		state += "; the peer: " + e.Peer()
+	}
+	e.T.Fatalf("%s: got %d of %d, pushed %d of %d; %s", why, e.got, e.Recv, e.pushed, e.Send, state)
 }
