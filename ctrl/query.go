@@ -172,8 +172,13 @@ func (q *qp) info(conns map[*dataplane.QPBinding]dataplane.ConnInfo) *ctrlpb.QPI
 			i.State = "CONNECTING"
 		}
 		if ci, ok := conns[q.binding]; ok {
-			i.TcpState = ci.State.String()
-			i.Tcp = appendCounters(nil, "", ci.TCP)
+			if a := ci.SCTP; a != nil {
+				i.SctpState = a.State.String()
+				i.Sctp = appendCounters(appendCounters(appendCounters(nil, "", a.Stats), "path_", a.Path), "ddp_", a.Sessions)
+			} else {
+				i.TcpState = ci.State.String()
+				i.Tcp = appendCounters(nil, "", ci.TCP)
+			}
 			i.Rdmap = appendCounters(nil, "", ci.RDMAP)
 			i.Verbs = appendCounters(nil, "", ci.Verbs)
 		}
@@ -249,7 +254,8 @@ func (c *session) queryStats(reply *ctrlpb.Reply) error {
 }
 
 // Counters returns all counters of the control plane ("ctrl."), of the workers
-// together ("engine."), of their links ("link.") and of the XDP program ("xdp.").
+// together ("engine."), of their links ("link."), of SCTP ("sctp.") and of the XDP
+// program ("xdp.").
 func (s *Server) Counters() []*ctrlpb.Counter {
 	k := &s.counters
 	s.mu.Lock()
@@ -282,7 +288,10 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 	}
 	sums := make(map[string]*ctrlpb.Counter)
 	for _, st := range e.Stats() {
-		for _, k := range appendCounters(appendCounters(nil, "engine.", st), "link.", st.Link) {
+		all := appendCounters(appendCounters(nil, "engine.", st), "link.", st.Link)
+		all = appendCounters(appendCounters(all, "sctp.", st.SCTP), "sctp.", st.SCTP.Assoc)
+		all = appendCounters(appendCounters(all, "sctp.ddp_", st.SCTP.Sessions), "sctp.listen_", st.SCTP.Listeners)
+		for _, k := range all {
 			if sum := sums[k.Name]; sum != nil {
 				sum.Value += k.Value
 				continue

@@ -14,7 +14,6 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp"
 	"github.com/iwarpd/iwarpd/sctp/session"
-	"github.com/iwarpd/iwarpd/tcp"
 )
 
 // SCTP is what may be set of DDP over SCTP, for a listener or a connect.
@@ -56,6 +55,20 @@ type sctpState struct {
 	out       sctp.Out
 	ctl       session.Control
 	ev        session.Event
+	over      SCTPStats // of associations and listeners that are gone
+}
+
+func (s *sctpState) stats() SCTPStats {
+	sum := s.over
+	sum.Assocs = uint64(len(s.assocs))
+	for _, as := range s.assocs {
+		sum.add(as)
+	}
+	for _, l := range s.listeners {
+		st := l.l.Stats()
+		sum.Listeners.Add(&st)
+	}
+	return sum
 }
 
 var (
@@ -135,6 +148,8 @@ func (w *worker) unlistenSCTP(id ListenerID) {
 	}
 	for k, l := range w.sctp.listeners {
 		if l.id == id {
+			st := l.l.Stats()
+			w.sctp.over.Listeners.Add(&st)
 			delete(w.sctp.listeners, k)
 		}
 	}
@@ -387,7 +402,14 @@ func (w *worker) sessions(infos []ConnInfo) []ConnInfo {
 		if c.as == nil {
 			continue
 		}
-		ci := ConnInfo{ID: c.id, Flow: c.flow, Worker: w.id, State: tcp.Established, Full: c.mode == modeFull, Params: c.attachP, QP: c.qp}
+		as := c.as
+		si := &SCTPInfo{State: as.a.State(), Stats: as.a.Stats()}
+		_, current := as.a.Paths()
+		si.Path = as.a.Path(current)
+		if as.mux != nil {
+			si.Sessions = as.mux.Stats()
+		}
+		ci := ConnInfo{ID: c.id, Flow: c.flow, Worker: w.id, SCTP: si, Full: c.mode == modeFull, Params: c.attachP, QP: c.qp}
 		if c.stream != nil {
 			ci.RDMAP, ci.Verbs = c.stream.Stats(), c.qp.QP.Stats()
 		}
@@ -406,6 +428,7 @@ func (w *worker) retire(as *assoc) {
 	as.carrier.gone = true
 	w.timers.stop(&as.carrier.timer)
 	delete(w.sctp.assocs, as.flow)
+	w.sctp.over.add(as)
 	for _, c := range as.streams {
 		w.remoteEventsSCTP(c)
 		w.endSession(c, as.a.Err())

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"testing"
 	"time"
 
@@ -415,4 +416,32 @@ func randomProgramsSCTP(t *testing.T, seed uint64) {
 	}
 	s.hosts[0].w.disconnect(a, false)
 	s.closedSCTP()
+}
+
+// TestSCTPStatsAdd: every counter is in the sums.
+func TestSCTPStatsAdd(t *testing.T) {
+	var one, sum Stats
+	leaves := func(v reflect.Value, f func(reflect.Value)) {
+		for i := range v.NumField() {
+			if s := v.Field(i); s.Kind() == reflect.Struct {
+				for j := range s.NumField() {
+					f(s.Field(j))
+				}
+			} else {
+				f(s)
+			}
+		}
+	}
+	n := 0
+	leaves(reflect.ValueOf(&one.SCTP).Elem(), func(v reflect.Value) { v.SetUint(1); n++ })
+	sum.Add(&one)
+	sum.Add(&one)
+	leaves(reflect.ValueOf(&sum.SCTP).Elem(), func(v reflect.Value) {
+		if v.Uint() != 2 {
+			n = -1
+		}
+	})
+	if n < 30 {
+		t.Errorf("not all counters are added: %+v", sum.SCTP)
+	}
 }

@@ -8,6 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/sctp"
+	"github.com/iwarpd/iwarpd/sctp/session"
 	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -51,6 +53,34 @@ type Stats struct {
 	HeldPeak                  uint64 // the most frames that were held at once
 
 	Link link.Stats
+	SCTP SCTPStats
+}
+
+// SCTPStats are the counters of SCTP: those of associations and of their DDP sessions,
+// also of those that are over, and those of the listeners.
+type SCTPStats struct {
+	Assocs    uint64 // gauge
+	Assoc     sctp.Stats
+	Sessions  session.Stats
+	Listeners sctp.ListenerStats
+}
+
+// add adds what as has counted.
+func (s *SCTPStats) add(as *assoc) {
+	st := as.a.Stats()
+	s.Assoc.Add(&st)
+	if as.mux != nil {
+		m := as.mux.Stats()
+		s.Sessions.Add(&m)
+	}
+}
+
+// SCTPInfo describes an association, which the sessions on it share.
+type SCTPInfo struct {
+	State    sctp.State
+	Stats    sctp.Stats
+	Path     sctp.PathInfo // the one in use
+	Sessions session.Stats
 }
 
 // Add adds o to s, field by field.
@@ -92,6 +122,10 @@ func (s *Stats) Add(o *Stats) {
 	s.HeldFrames += o.HeldFrames
 	s.Timers += o.Timers
 	s.HeldPeak += o.HeldPeak
+	s.SCTP.Assocs += o.SCTP.Assocs
+	s.SCTP.Assoc.Add(&o.SCTP.Assoc)
+	s.SCTP.Sessions.Add(&o.SCTP.Sessions)
+	s.SCTP.Listeners.Add(&o.SCTP.Listeners)
 }
 
 // ConnInfo describes a connection.
@@ -99,10 +133,11 @@ type ConnInfo struct {
 	ID         ConnID
 	Flow       pkt.Flow
 	Worker     int
-	State      tcp.State
-	Full       bool // in full operation
+	State      tcp.State // without SCTP
+	Full       bool      // in full operation
 	Params     mpa.Params
 	TCP        tcp.Stats
+	SCTP       *SCTPInfo // nil: over TCP
 	RDMAP      rdmap.Stats
 	Verbs      verbs.Stats
 	QP         *QPBinding
@@ -133,6 +168,9 @@ func (e *Engine) Stats() []Stats {
 		s.HeldFrames = uint64(len(w.held.frames) - len(w.held.free))
 		s.Timers = uint64(w.timers.count)
 		w.link.Stats(&s.Link)
+		if w.sctp != nil {
+			s.SCTP = w.sctp.stats()
+		}
 		return s
 	})
 }

@@ -94,3 +94,29 @@ type Stats struct {
 	Reclaimed                     uint64 // chunks acknowledged by gap reports and given up for room
 	CookiesBad, CookiesStale      uint64
 }
+
+// Add adds o to s, field by field.
+func (s *Stats) Add(o *Stats) {
+	s.TxPackets += o.TxPackets
+	s.TxChunks += o.TxChunks
+	s.TxOctets += o.TxOctets
+	s.RxPackets += o.RxPackets
+	s.RxChunks += o.RxChunks
+	s.RxOctets += o.RxOctets
+	s.Retransmits += o.Retransmits
+	s.FastRetransmits += o.FastRetransmits
+	s.Timeouts += o.Timeouts
+	s.Sacks += o.Sacks
+	s.Duplicates += o.Duplicates
+	s.RxDropped += o.RxDropped
+	s.BadTag += o.BadTag
+	s.BadPacket += o.BadPacket
+	s.UnknownChunks += o.UnknownChunks
+	s.Restarts += o.Restarts
+	s.Collisions += o.Collisions
+	s.Heartbeats += o.Heartbeats
+	s.Failovers += o.Failovers
+	s.Reclaimed += o.Reclaimed
+	s.CookiesBad += o.CookiesBad
+	s.CookiesStale += o.CookiesStale
+}

@@ -22,6 +22,15 @@ type ListenerStats struct {
 	Inits, Refused, CookiesGood, CookiesBad, CookiesStale uint64
 }
 
+// Add adds o to s, field by field.
+func (s *ListenerStats) Add(o *ListenerStats) {
+	s.Inits += o.Inits
+	s.Refused += o.Refused
+	s.CookiesGood += o.CookiesGood
+	s.CookiesBad += o.CookiesBad
+	s.CookiesStale += o.CookiesStale
+}
+
 // NewListener returns a listener. mtu is that of the link.
 func NewListener(cfg *Config, key *Secret, mtu int) *Listener {
 	return &Listener{cfg: cfg.withDefaults(), key: *key, mtu: mtu}

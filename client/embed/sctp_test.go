@@ -9,6 +9,7 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
 // sctpKinds are the ways of SCTP.
@@ -122,5 +123,60 @@ func TestSCTPMismatch(t *testing.T) {
 		if _, err := a.Device().Listen(ctx, ":7175", &iwarp.Config{Startup: st}); !errors.Is(err, iwarp.ErrInvalid) {
 			t.Errorf("%+v: %v", st, err)
 		}
+	}
+}
+
+// TestSCTPCounters: an association's counters are shown with its queue pair, and count
+// on in the sums when it is over.
+func TestSCTPCounters(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	ca, cb := connect(t, ctx, a, b, &iwarp.Config{Startup: iwarp.Startup{Transport: iwarp.SCTP}})
+	if err := ca.Send(ctx, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cb.Recv(ctx, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	dev, err := b.NewDevice(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	qps, err := dev.Admin().QPs(ctx)
+	if err != nil || len(qps) != 1 || qps[0].SctpState != "ESTABLISHED" || qps[0].TcpState != "" || len(qps[0].Tcp) != 0 {
+		t.Fatalf("%v, %v", qps, err)
+	}
+	of := func(cs []*ctrlpb.Counter, name string) uint64 {
+		for _, c := range cs {
+			if c.Name == name {
+				return c.Value
+			}
+		}
+		t.Errorf("no counter %s", name)
+		return 0
+	}
+	if q := qps[0].Sctp; of(q, "rx_chunks") < 2 || of(q, "ddp_sessions") != 1 || of(q, "path_mtu") < 576 || of(q, "path_rto_ns") == 0 {
+		t.Errorf("%v", q)
+	}
+	sum := func(name string) uint64 {
+		cs, err := dev.Admin().Stats(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return of(cs, name)
+	}
+	if sum("sctp.assocs") != 1 || sum("sctp.listen_cookies_good") != 1 {
+		t.Error("no association")
+	}
+	if err := errors.Join(ca.Close(), cb.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for sum("sctp.assocs") != 0 {
+		if ctx.Err() != nil {
+			t.Fatal("the association does not end")
+		}
+	}
+	if sum("sctp.rx_chunks") < 2 || sum("sctp.ddp_sessions") != 1 {
+		t.Error("the counters of what is over are lost")
 	}
 }

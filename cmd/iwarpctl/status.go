@@ -232,11 +232,16 @@ func (c *command) showQP() *cobra.Command {
 				if c.json {
 					return c.print(plain(q))
 				}
-				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\ntcp    %s\nmpa    %s, ird %d, ord %d\n",
-					q.Qp, q.State, q.Local, q.Remote, q.TcpState, negotiated(q.Negotiated), q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd())
+				llp, state, ulp := "tcp", q.TcpState, "mpa"
+				if q.SctpState != "" {
+					llp, state, ulp = "sctp", q.SctpState, "ddp"
+				}
+				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\n%-6s %s\n%-6s %s, ird %d, ord %d\n",
+					q.Qp, q.State, q.Local, q.Remote, llp, state, ulp, negotiated(q.Negotiated), q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd())
 				fmt.Fprintf(c.out, "queues send %d, receive %d, %d SGEs, %d octets inline, worker %d\nuses   pd %d, cq %d and %d, srq %d\nowner  client %d, process %d, uid %d\n",
 					q.SqDepth, q.RqDepth, q.MaxSge, q.MaxInline, q.Worker, q.Pd, q.SendCq, q.RecvCq, q.Srq, q.Client, q.Pid, q.Uid)
 				c.counters("tcp.", q.Tcp)
+				c.counters("sctp.", q.Sctp)
 				c.counters("rdmap.", q.Rdmap)
 				c.counters("verbs.", q.Verbs)
 				return nil

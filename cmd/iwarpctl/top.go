@@ -159,11 +159,12 @@ func view(last, now *topSample, sortBy int) *topView {
 		}
 	}
 	for _, q := range now.qps {
-		t := topQP{QP: q.Qp, State: q.State, Local: q.Local, Remote: q.Remote, Client: q.Client, RTT: counter(q.Tcp, "srtt_ns"), Cwnd: counter(q.Tcp, "cwnd")}
+		t := topQP{QP: q.Qp, State: q.State, Local: q.Local, Remote: q.Remote, Client: q.Client,
+			RTT: llp(q, "srtt_ns", "path_srtt_ns"), Cwnd: llp(q, "cwnd", "path_cwnd")}
 		if b := before[q.Qp]; b != nil {
-			t.RxOctets = rate(counter(b.Tcp, "octets_in"), counter(q.Tcp, "octets_in"))
-			t.TxOctets = rate(counter(b.Tcp, "octets_out"), counter(q.Tcp, "octets_out"))
-			t.Retransmits = rate(counter(b.Tcp, "retransmits"), counter(q.Tcp, "retransmits"))
+			t.RxOctets = rate(llp(b, "octets_in", "rx_octets"), llp(q, "octets_in", "rx_octets"))
+			t.TxOctets = rate(llp(b, "octets_out", "tx_octets"), llp(q, "octets_out", "tx_octets"))
+			t.Retransmits = rate(llp(b, "retransmits", "retransmits"), llp(q, "retransmits", "retransmits"))
 			t.Messages = rate(messages(b.Rdmap), messages(q.Rdmap))
 		}
 		v.QPs = append(v.QPs, t)
@@ -172,6 +173,14 @@ func view(last, now *topSample, sortBy int) *topView {
 		return cmp.Or(topSorts[sortBy].less(&a, &b), cmp.Compare(a.QP, b.QP))
 	})
 	return v
+}
+
+// llp is a counter of what carries q, by its name in TCP and in SCTP.
+func llp(q *ctrlpb.QPInfo, tcp, sctp string) uint64 {
+	if len(q.Sctp) > 0 {
+		return counter(q.Sctp, sctp)
+	}
+	return counter(q.Tcp, tcp)
 }
 
 func counter(cs []*ctrlpb.Counter, name string) uint64 {

@@ -5195,6 +5195,8 @@ type QPInfo struct {
 	MaxInline     uint32                 `protobuf:"varint,20,opt,name=max_inline,json=maxInline,proto3" json:"max_inline,omitempty"`
 	SigAll        bool                   `protobuf:"varint,21,opt,name=sig_all,json=sigAll,proto3" json:"sig_all,omitempty"`
 	TcpState      string                 `protobuf:"bytes,22,opt,name=tcp_state,json=tcpState,proto3" json:"tcp_state,omitempty"`
+	Sctp          []*Counter             `protobuf:"bytes,23,rep,name=sctp,proto3" json:"sctp,omitempty"` // of the association, in place of tcp
+	SctpState     string                 `protobuf:"bytes,24,opt,name=sctp_state,json=sctpState,proto3" json:"sctp_state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5379,6 +5381,20 @@ func (x *QPInfo) GetSigAll() bool {
 func (x *QPInfo) GetTcpState() string {
 	if x != nil {
 		return x.TcpState
+	}
+	return ""
+}
+
+func (x *QPInfo) GetSctp() []*Counter {
+	if x != nil {
+		return x.Sctp
+	}
+	return nil
+}
+
+func (x *QPInfo) GetSctpState() string {
+	if x != nil {
+		return x.SctpState
 	}
 	return ""
 }
@@ -7156,7 +7172,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x02qp\x18\x02 \x01(\rR\x02qp\"F\n" +
 	"\x06QPList\x12(\n" +
 	"\x03qps\x18\x01 \x03(\v2\x16.iwarpd.ctrl.v1.QPInfoR\x03qps\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\bR\x04more\"\xed\x04\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\xb9\x05\n" +
 	"\x06QPInfo\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\rR\x06client\x12\x10\n" +
@@ -7183,7 +7199,10 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
 	"max_inline\x18\x14 \x01(\rR\tmaxInline\x12\x17\n" +
 	"\asig_all\x18\x15 \x01(\bR\x06sigAll\x12\x1b\n" +
-	"\ttcp_state\x18\x16 \x01(\tR\btcpState\"3\n" +
+	"\ttcp_state\x18\x16 \x01(\tR\btcpState\x12+\n" +
+	"\x04sctp\x18\x17 \x03(\v2\x17.iwarpd.ctrl.v1.CounterR\x04sctp\x12\x1d\n" +
+	"\n" +
+	"sctp_state\x18\x18 \x01(\tR\tsctpState\"3\n" +
 	"\aCounter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value\"\x1f\n" +
@@ -7520,19 +7539,20 @@ var file_ctrl_iwarpd_proto_depIdxs = []int32{
 	63, // 83: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
 	63, // 84: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
 	63, // 85: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
-	66, // 86: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
-	69, // 87: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
-	72, // 88: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
-	63, // 89: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
-	80, // 90: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
-	63, // 91: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	83, // 92: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
-	63, // 93: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	94, // [94:94] is the sub-list for method output_type
-	94, // [94:94] is the sub-list for method input_type
-	94, // [94:94] is the sub-list for extension type_name
-	94, // [94:94] is the sub-list for extension extendee
-	0,  // [0:94] is the sub-list for field type_name
+	63, // 86: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
+	66, // 87: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
+	69, // 88: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
+	72, // 89: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
+	63, // 90: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
+	80, // 91: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
+	63, // 92: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	83, // 93: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
+	63, // 94: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	95, // [95:95] is the sub-list for method output_type
+	95, // [95:95] is the sub-list for method input_type
+	95, // [95:95] is the sub-list for extension type_name
+	95, // [95:95] is the sub-list for extension extendee
+	0,  // [0:95] is the sub-list for field type_name
 }
 
 func init() { file_ctrl_iwarpd_proto_init() }

@@ -40,6 +40,19 @@ type Stats struct {
 	AfterEnd, Stray                            uint64 // messages dropped
 }
 
+// Add adds o to s, field by field.
+func (s *Stats) Add(o *Stats) {
+	s.Sessions += o.Sessions
+	s.Rejected += o.Rejected
+	s.Terminated += o.Terminated
+	s.Violations += o.Violations
+	s.Early += o.Early
+	s.Held += o.Held
+	s.Delivered += o.Delivered
+	s.AfterEnd += o.AfterEnd
+	s.Stray += o.Stray
+}
+
 // Mux holds the DDP streams of an association.
 type Mux struct {
 	cfg     Config
