@@ -23,7 +23,7 @@ const pageSize = 64
 func (s *Server) deviceAttr(p *policy) *ctrlpb.DeviceAttr {
 	l := &p.limits
 	a := &ctrlpb.DeviceAttr{
-		Interface: s.cfg.Interface, Mtu: uint32(s.cfg.MTU),
+		Interface: s.cfg.Interface, Mtu: uint32(s.presentMTU()),
 		MaxQp: uint32(l.QPs), MaxCq: uint32(l.CQs), MaxPd: uint32(l.PDs), MaxMr: uint32(l.MRs), MaxMw: uint32(l.MWs),
 		MaxListen: uint32(l.Listens), MaxMrSize: min(maxMRSize, l.Registered), MaxRegistered: l.Registered,
 		MaxQpWr: uint32(l.QueueDepth), MaxCqe: uint32(l.QueueDepth), MaxSge: uint32(min(l.MaxSGE, verbs.MaxSGE)),
@@ -36,6 +36,17 @@ func (s *Server) deviceAttr(p *policy) *ctrlpb.DeviceAttr {
 		}
 	}
 	return a
+}
+
+// presentMTU is the interface's now, as far as the links that were opened carry
+// it. Called with mu held.
+func (s *Server) presentMTU() int {
+	if s.mtu != nil {
+		if now := s.mtu(); now > 0 {
+			return min(now, s.cfg.MTU)
+		}
+	}
+	return s.cfg.MTU
 }
 
 // visible returns the sessions that c may see.

@@ -34,6 +34,7 @@ type Options struct {
 	Steering Steering            // nil: nothing to steer
 	Resolver dataplane.Resolver  // must not be nil
 	Addrs    func() []netip.Addr // of the interface; nil: none known
+	MTU      func() int          // of the interface now; nil: always Config's
 	Table    *verbs.Table        // nil: one of its own
 	NoGuard  bool                // no kernel shares the addresses: bind no guard sockets
 }
@@ -43,6 +44,7 @@ type Server struct {
 	log      *zap.Logger
 	resolver dataplane.Resolver
 	addrs    func() []netip.Addr
+	mtu      func() int
 	table    *verbs.Table
 	started  time.Time
 	engine   Engine // set by Bind, before anything runs
@@ -91,7 +93,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		o.Logger = zap.NewNop()
 	}
 	s := &Server{
-		log: o.Logger, resolver: o.Resolver, addrs: o.Addrs, table: o.Table, now: clock.Now, started: time.Now(), cfg: cfg.fill(),
+		log: o.Logger, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, table: o.Table, now: clock.Now, started: time.Now(), cfg: cfg.fill(),
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*usage),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		dialing: make(map[pkt.Flow]*conn), pending: make(map[*conn]struct{}), perPeer: make(map[netip.Addr]int),

@@ -29,6 +29,7 @@ type daemon struct {
 	hangups <-chan os.Signal
 	read    func() (*settings, error) // the settings, anew
 	mode    string
+	gone    <-chan struct{} // closed when the interface is removed
 	server  *ctrl.Server
 	engine  *dataplane.Engine
 	steer   *bpf.Steering
@@ -80,6 +81,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 		return nil, exitErr(exitInterface, "interface %s: %w", ifi.Name, err)
 	}
 	d.onClose(resolver.Close)
+	d.gone = resolver.Gone()
 	if d.steer, err = bpf.Load(bpf.Options{Queues: have}); err != nil {
 		return nil, bpfError(err)
 	}
@@ -90,7 +92,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 		mtu = ifi.MTU
 	}
 	d.server, err = ctrl.New(ctrlConfig(s, ifi.Name, mtu), ctrl.Options{
-		Logger: log, Steering: d.steer, Resolver: resolver, Addrs: resolver.Addrs,
+		Logger: log, Steering: d.steer, Resolver: resolver, Addrs: resolver.Addrs, MTU: resolver.MTU,
 	})
 	if err != nil {
 		return nil, err
@@ -228,7 +230,8 @@ func (d *daemon) run(ctx context.Context) error {
 	return err
 }
 
-// wait reloads with each hangup, until ctx is done or serving has ended.
+// wait reloads with each hangup, until ctx is done, serving has ended or the
+// interface is gone.
 func (d *daemon) wait(ctx context.Context, served <-chan error) error {
 	for {
 		select {
@@ -239,6 +242,8 @@ func (d *daemon) wait(ctx context.Context, served <-chan error) error {
 				err = errors.New("the socket was closed")
 			}
 			return err
+		case <-d.gone:
+			return exitErr(exitInterface, "interface %s was removed, and every connection with it: start iwarpd again when it is back", d.s.Interface)
 		case <-ctx.Done():
 			return <-served
 		}

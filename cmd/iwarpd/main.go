@@ -34,7 +34,7 @@ const exitCodes = `
   0  stopped by SIGTERM or SIGINT, or nothing to do
   1  failed for another reason than those below
   2  wrong flag, key or value
-  3  no such interface, no address on it, or no such queue
+  3  no such interface, no address on it, or no such queue; or it was removed
   4  a capability or a permission is missing
   5  the interface, a queue or the socket is taken`
 

@@ -35,6 +35,7 @@ var (
 	ErrNoNeighbour = errors.New("no answer to ARP or neighbour discovery")
 	ErrSource      = errors.New("no address of the interface")
 	ErrOwn         = errors.New("an address of this host")
+	ErrGone        = errors.New("the interface is gone")
 )
 
 // Resolver follows the kernel's view of one interface, with the VLANs on top of
@@ -54,6 +55,7 @@ type Resolver struct {
 	ifaces   map[int]iface // the interface itself and the VLANs on it
 	watchers []func()
 	changed  chan struct{}
+	gone     chan struct{} // closed once the interface is
 	closed   bool
 }
 
@@ -84,7 +86,7 @@ func New(name string) (*Resolver, error) {
 		return nil, fmt.Errorf("hostnet: netlink: %w", err)
 	}
 	r := &Resolver{
-		name: name, handle: h, ns: ns, done: make(chan struct{}), changed: make(chan struct{}, 1),
+		name: name, handle: h, ns: ns, done: make(chan struct{}), changed: make(chan struct{}, 1), gone: make(chan struct{}),
 		macs: make(map[neighbour][6]byte), waiting: make(map[neighbour][]chan struct{}),
 	}
 	link, err := h.LinkByName(name)
@@ -197,7 +199,7 @@ func (r *Resolver) follow(s *subscription) {
 		case <-r.done:
 			return
 		case _, ok = <-s.links:
-			_ = r.refresh() // the interface may be gone: what was known stays
+			_ = r.refresh() // what was known stays where this fails
 			r.change()
 		case _, ok = <-s.addrs:
 			_ = r.refresh()
@@ -311,6 +313,23 @@ func (r *Resolver) Addrs() []netip.Addr {
 	return r.addrs
 }
 
+// Gone returns a channel that is closed when the interface has been removed from
+// the host or the namespace. One that takes its name later is another.
+func (r *Resolver) Gone() <-chan struct{} { return r.gone }
+
+// lost notes that the interface is gone, and its addresses with it.
+func (r *Resolver) lost() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	select {
+	case <-r.gone:
+		return
+	default:
+	}
+	close(r.gone)
+	r.ifaces, r.addrs = nil, nil
+}
+
 // MTU returns the interface's, in octets of an IP packet.
 func (r *Resolver) MTU() int {
 	r.mu.Lock()
@@ -329,7 +348,8 @@ func (r *Resolver) refresh() error {
 		byIndex[l.Attrs().Index] = l
 	}
 	if byIndex[r.index] == nil {
-		return fmt.Errorf("interface %s is gone", r.name)
+		r.lost()
+		return ErrGone
 	}
 	ifaces := make(map[int]iface)
 	var addrs []netip.Addr
@@ -409,7 +429,11 @@ func (r *Resolver) route(dst, src netip.Addr) (hop dataplane.Hop, via neighbour,
 	}
 	r.mu.Lock()
 	f, ok := r.ifaces[rt.LinkIndex]
+	gone := r.ifaces == nil
 	r.mu.Unlock()
+	if gone {
+		return hop, via, ErrGone
+	}
 	if !ok {
 		return hop, via, fmt.Errorf("%w than %s: %s", ErrInterface, r.name, r.linkName(rt.LinkIndex))
 	}

@@ -265,3 +265,34 @@ func TestStatic(t *testing.T) {
 		}
 	}
 }
+
+// TestGone: the interface is removed; one that takes its name is another.
+func TestGone(t *testing.T) {
+	here, _ := wire(t)
+	r, err := New("a0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	select {
+	case <-r.Gone():
+		t.Fatal("gone before it is")
+	default:
+	}
+	l, err := here.LinkByName("a0")
+	must(t, err)
+	must(t, here.LinkDel(l))
+	select {
+	case <-r.Gone():
+	case <-time.After(time.Minute):
+		t.Fatal("not noticed")
+	}
+	must(t, here.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a0"}, PeerName: "c0"}))
+	up(t, here, "a0", "10.77.0.1/24")
+	if _, err := r.Resolve(netip.MustParseAddr("10.77.0.2"), netip.Addr{}); !errors.Is(err, ErrGone) {
+		t.Errorf("Resolve: %v; want %v", err, ErrGone)
+	}
+	if a := r.Addrs(); len(a) != 0 {
+		t.Errorf("addresses %v of an interface that is gone", a)
+	}
+}

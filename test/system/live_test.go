@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -70,5 +71,35 @@ func TestCapture(t *testing.T) {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("no %s in\n%s", want, out)
 		}
+	}
+}
+
+// The interface is removed under a connection: the daemon says so and ends, and so
+// does its client.
+func TestInterfaceRemoved(t *testing.T) {
+	a, b := pair(t)
+	start(t, b.command("ping", "-s", "-a", b.end.Addr4.String())).expect("listening on")
+	ping := start(t, a.command("ping", "-c", "-a", b.end.Addr4.String(), "-v"))
+	ping.expect("rdma-ping-3")
+	if err := a.end.NS.Do(func() error {
+		l, err := netlink.LinkByName(a.end.Name)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkDel(l)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if code := a.daemon.wait(limit); code != 3 {
+		t.Errorf("daemon: exit code %d; want 3", code)
+	}
+	if out := a.daemon.out.String(); !strings.Contains(out, "iwarpd: interface "+a.end.Name+" was removed") {
+		t.Errorf("daemon: %s", out)
+	}
+	if code := ping.wait(limit); code != 3 {
+		t.Errorf("ping: exit code %d; want 3: %s", code, ping.out.String())
+	}
+	if _, err := os.Stat(a.socket); err == nil {
+		t.Error("the daemon left its socket")
 	}
 }
