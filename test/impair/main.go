@@ -182,28 +182,27 @@ func (w *wire) run() {
 	}
 }
 
-// way is one direction: frames wait in TX slots of the link they go out on.
+// way is one direction.
 type way struct {
 	from, to *link.Packet
 	decider  *impair.Decider
-	late     impair.Queue[held]
+	late     impair.Queue[[]byte] // frames that wait for their time
+	free     [][]byte             // buffers for more
 	plan     []impair.Delivery
 	frames   []link.Frame
 	done     []link.Slot
 	waiting  int    // Posted, not reaped
-	noRoom   uint64 // lost here, not by decision: every slot is waiting
+	noRoom   uint64 // lost here, not by decision
 }
 
-// held is a frame that waits for its time.
-type held struct {
-	slot link.Slot
-	n    int
-}
+// maxLate is how many frames a direction holds at once: a tenth of a second of
+// what 4 Gbit/s bring, in frames of 1,500 octets.
+const maxLate = 1 << 15
 
 func newWay(from, to *link.Packet, cfg impair.Config) *way {
 	return &way{
 		from: from, to: to, decider: impair.NewDecider(cfg),
-		late: impair.NewQueue[held](to.Slots()), plan: make([]impair.Delivery, 0, impair.MaxDeliveries),
+		late: impair.NewQueue[[]byte](to.Slots()), plan: make([]impair.Delivery, 0, impair.MaxDeliveries),
 		frames: make([]link.Frame, 64), done: make([]link.Slot, 64),
 	}
 }
@@ -220,11 +219,20 @@ func (w *way) turn(now clock.Time) (busy bool) {
 		w.from.Release(f)
 	}
 	for {
-		h, ok := w.late.Peek(now)
-		if !ok || !w.to.Post(h.slot, 0, h.n) {
-			break // nothing is due, or the kernel is behind: try again soon
+		b, ok := w.late.Peek(now)
+		if !ok {
+			break
+		}
+		s, ok := w.to.Alloc()
+		if !ok {
+			break // the kernel is behind: try again soon
+		}
+		if !w.to.Post(s, 0, copy(w.to.Bytes(s), b)) {
+			w.to.Free(s)
+			break
 		}
 		w.late.Pop(now)
+		w.free = append(w.free, b)
 		w.waiting++
 	}
 	w.to.Flush()
@@ -239,26 +247,25 @@ func (w *way) turn(now clock.Time) (busy bool) {
 
 // hold copies a frame for one delivery.
 func (w *way) hold(f *link.Frame, d impair.Delivery) {
-	s, ok := w.to.Alloc()
-	b := []byte(nil)
-	if ok {
-		b = w.to.Bytes(s)
-	}
-	if n := f.Len(); !ok || n > len(b) {
-		if ok {
-			w.to.Free(s)
-		}
+	n := f.Len()
+	if n > w.to.SlotSize() || w.late.Len() >= maxLate {
 		w.noRoom++
 		return
 	}
-	n := 0
+	var b []byte
+	if k := len(w.free); k > 0 {
+		b, w.free = w.free[k-1], w.free[:k-1]
+	} else {
+		b = make([]byte, w.to.SlotSize())
+	}
+	b = b[:0]
 	for _, p := range f.Pieces[:f.N] {
-		n += copy(b[n:], p)
+		b = append(b, p...)
 	}
 	if d.Bit >= 0 {
 		b[d.Bit/8] ^= 1 << (d.Bit % 8)
 	}
-	w.late.Push(d.At, held{s, n})
+	w.late.Push(d.At, b)
 }
 
 // deadline is when turn has something to do even if nothing comes in.

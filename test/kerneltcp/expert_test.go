@@ -3,8 +3,11 @@ package kerneltcp
 import (
 	"bufio"
 	"bytes"
+	"crypto/rand"
 	"fmt"
+	"io"
 	"maps"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
@@ -28,7 +33,7 @@ func capture(t *testing.T, ns *testenv.Namespace, ifname, name string) (stop fun
 		dir = t.TempDir()
 	}
 	file := filepath.Join(dir, name+".pcap")
-	cmd := ns.Command(dumpcap, "-i", ifname, "-B", "64", "-w", file, "-f", "tcp")
+	cmd := ns.Command(dumpcap, "-i", ifname, "-B", "64", "-w", file, "-f", fmt.Sprintf("tcp or ether proto %#x", markType))
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -53,15 +58,7 @@ func capture(t *testing.T, ns *testenv.Namespace, ifname, name string) (stop fun
 		}
 	}
 	return func() string {
-		// What was last sent is in the file once it no longer grows.
-		for size, same := int64(-1), 0; same < 10; {
-			time.Sleep(100 * time.Millisecond)
-			if fi, err := os.Stat(file); err == nil && fi.Size() == size {
-				same++
-			} else if err == nil {
-				size, same = fi.Size(), 0
-			}
-		}
+		mark(t, ns, ifname, file)
 		_ = cmd.Process.Signal(syscall.SIGINT)
 		var rest bytes.Buffer
 		_, _ = rest.ReadFrom(lines)
@@ -73,12 +70,60 @@ func capture(t *testing.T, ns *testenv.Namespace, ifname, name string) (stop fun
 	}
 }
 
+// markType is an Ethertype for experiments (IEEE 802).
+const markType = 0x88b5
+
+// mark sends a frame that nobody understands out of the interface that dumpcap
+// listens on, and waits until it is in the file: all that came before is then too.
+func mark(t *testing.T, ns *testenv.Namespace, ifname, file string) {
+	t.Helper()
+	frame := make([]byte, 60)
+	copy(frame, []byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, markType >> 8, markType & 0xff})
+	nonce := frame[14:46]
+	_, _ = rand.Read(nonce)
+	if err := ns.Do(func() error {
+		ifi, err := net.InterfaceByName(ifname)
+		if err != nil {
+			return err
+		}
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: ifi.Index, Halen: 6})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	tail := make([]byte, 1<<20)
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		fi, err := f.Stat()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := f.ReadAt(tail, max(0, fi.Size()-int64(len(tail))))
+		if err != nil && err != io.EOF {
+			t.Fatal(err)
+		}
+		if bytes.Contains(tail[:n], nonce) {
+			return
+		}
+	}
+	t.Fatalf("dumpcap on %s has not seen the last frame after a minute", ifname)
+}
+
 var dropped = regexp.MustCompile(`received/dropped on interface .*: \d+/(\d+)`)
 
-// tshark runs tshark on a capture, with checksums verified.
+// tshark runs tshark on a capture, with checksums verified. The random octets are
+// not put together for whatever protocol tshark takes them for.
 func tshark(t *testing.T, file string, args ...string) string {
 	t.Helper()
-	args = append([]string{"-n", "-r", file, "-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE"}, args...)
+	args = append([]string{"-n", "-r", file, "-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE", "-o", "tcp.desegment_tcp_streams:FALSE"}, args...)
 	out, err := exec.Command(testenv.RequireTool(t, "tshark"), args...).Output()
 	if err != nil {
 		t.Fatalf("tshark %v: %v", args, err)
