@@ -89,11 +89,12 @@ func (e *Endpoint) newConn(ctx context.Context, peer string, cfg session.Config)
 	}
 	c.room = sync.NewCond(&c.mu)
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	defer func() {
+	defer func(made *Conn) {
 		if err != nil {
-			c.release()
+			made.cancel()
+			made.release()
 		}
-	}()
+	}(c)
 	if c.mem, err = e.pool.alloc(ctx, (recvs+sendSlots)*c.slot); err != nil {
 		return nil, err
 	}

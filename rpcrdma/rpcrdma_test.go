@@ -109,7 +109,7 @@ func newRig(t testing.TB, client, server func(*rpcrdma.Config)) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	g := &rig{t: t, ctx: ctx, a: a, b: b, prog: &program{}}
 	scfg, ccfg := rpcrdma.DefaultConfig(true), rpcrdma.DefaultConfig(false)
 	scfg.Pool, ccfg.Pool = 16<<20, 16<<20
@@ -445,6 +445,23 @@ func TestCallOnly(t *testing.T) {
 		if g.ctx.Err() != nil {
 			t.Error("not all came")
 		}
+	}
+}
+
+// TestConnectGivenUp: a call that is given up before its connection is made leaves
+// nothing behind, and the next one connects.
+func TestConnectGivenUp(t *testing.T) {
+	g := newRig(t, nil, nil)
+	ctx, cancel := context.WithCancel(g.ctx)
+	cancel()
+	for range 100 { // more than the pool holds
+		if _, _, err := g.c.Do(ctx, rpc.Call{Prog: prog, Vers: 1}, nil, rpcrdma.Call{}); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+	g.check(1000)
+	if s := g.b.Server().Status(); s.Qps != 1 {
+		t.Errorf("%d connections at the server", s.Qps)
 	}
 }
 
