@@ -134,7 +134,7 @@ func (e *fakeEngine) Unbind(*dataplane.ClientBinding) { e.mu.Lock(); e.bound--; 
 // await waits for a call of that name.
 func (e *fakeEngine) await(t testing.TB, name string) {
 	t.Helper()
-	for timeout := time.After(10 * time.Second); ; {
+	for timeout := time.After(time.Minute); ; {
 		select {
 		case got := <-e.calls:
 			if got == name {
@@ -455,7 +455,7 @@ func openFDs(t testing.TB) int {
 // settled waits until the server has no client.
 func (h *harness) settled(t testing.TB) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		h.mu.Lock()
 		n := len(h.sessions)

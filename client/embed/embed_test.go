@@ -28,7 +28,7 @@ func pair(t testing.TB, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Con
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(func() {
 		cancel()
 		a.Close()
@@ -141,7 +141,7 @@ func idle(t *testing.T, n *embed.Node) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		s := n.Server().Status()
 		if s.Clients == 1 && s.Pds+s.Mrs+s.Mws+s.Cqs+s.Qps+s.Listens+s.Conns == 0 && s.Registered == 0 {

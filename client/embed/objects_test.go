@@ -194,14 +194,14 @@ func TestModerate(t *testing.T) {
 	if err := b.cq.Moderate(ctx, 3, time.Minute); !errors.Is(err, iwarp.ErrInvalid) {
 		t.Errorf("a minute: %v", err)
 	}
-	for i := range 16 {
-		if err := b.qp.PostRecv(&iwarp.RecvWR{ID: uint64(i), SGEs: []iwarp.SGE{b.mem.SGE(0, 64)}}); err != nil {
-			t.Fatal(err)
-		}
-	}
 	// look sends messages and tells how long the wake-up took.
 	look := func(n int, flags iwarp.SendFlags) time.Duration {
 		t.Helper()
+		for range n {
+			if err := b.qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, 64)}}); err != nil {
+				t.Fatal(err)
+			}
+		}
 		b.cq.Arm(false)
 		began := time.Now()
 		for range n {
@@ -209,7 +209,7 @@ func TestModerate(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if !readable(t, b.cq.FD(), 10*time.Second) {
+		if !readable(t, b.cq.FD(), time.Minute) {
 			t.Fatal("never woken")
 		}
 		took := time.Since(began)
@@ -220,18 +220,23 @@ func TestModerate(t *testing.T) {
 	if took := look(1, 0); took < period {
 		t.Errorf("one completion woke after %v; the period is %v", took, period)
 	}
-	if took := look(3, 0); took >= period {
-		t.Errorf("three completions woke after %v", took)
+	// A machine may be too busy for one wake-up, but not for all of them.
+	quick := func(what string, n int, flags iwarp.SendFlags) {
+		t.Helper()
+		var took time.Duration
+		for range 20 {
+			if took = look(n, flags); took < period {
+				return
+			}
+		}
+		t.Errorf("%s woke after %v", what, took)
 	}
-	if took := look(1, iwarp.Solicited); took >= period {
-		t.Errorf("a solicited completion woke after %v", took)
-	}
+	quick("three completions", 3, 0)
+	quick("a solicited completion", 1, iwarp.Solicited)
 	if err := b.cq.Moderate(ctx, 0, 0); err != nil {
 		t.Fatal(err)
 	}
-	if took := look(1, 0); took >= period {
-		t.Errorf("not moderated: woke after %v", took)
-	}
+	quick("one completion, not moderated,", 1, 0)
 }
 
 // TestFastRegistration: a region is valid only between its registration, with the

@@ -96,7 +96,7 @@ func TestDelayedMPA(t *testing.T) {
 			if tt.loss != "" {
 				c, err := impair.Parse(tt.loss)
 				if err != nil {
-					t.Skip(err)
+					t.Fatal(err)
 				}
 				cfg.Pipe = link.PipeConfig{AtoB: c, BtoA: c}
 			}
@@ -135,7 +135,7 @@ func TestDelayedMPA(t *testing.T) {
 					t.Fatalf("%q, %v", word, err)
 				}
 				if tt.early {
-					for nb.Engine().Conns()[0].StreamData == 0 { // the request waits in the engine
+					for ctx.Err() == nil && nb.Engine().Conns()[0].StreamData == 0 { // the request waits in the engine
 					}
 				}
 				req, err := sb.Request(ctx)
@@ -165,6 +165,9 @@ func TestDelayedMPA(t *testing.T) {
 				<-b.qp.Done()
 				<-a.qp.Done()
 				for len(nb.Engine().Conns()) > 0 || len(na.Engine().Conns()) > 0 {
+					if ctx.Err() != nil {
+						t.Fatal("connections are left")
+					}
 				}
 			}
 		})

@@ -55,7 +55,7 @@ func running(t *testing.T) (socket string, ca, cb *iwarp.Conn) {
 // message takes one message across.
 func message(t *testing.T, ca, cb *iwarp.Conn, n int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := ca.Send(ctx, make([]byte, n)); err != nil {
 		t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"os"
 	"runtime"
 	"slices"
 	"testing"
@@ -13,18 +12,15 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // wire makes two network namespaces joined by a veth pair, and returns handles
 // of both. The calling test's goroutine is in the first, for the test's life.
 func wire(t *testing.T) (here, there *netlink.Handle) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("needs root")
-		}
-		t.Skip("needs root for network namespaces")
-	}
+	testenv.RequireRoot(t)
 	runtime.LockOSThread() // for good: the thread ends with the goroutine
 	orig, err := netns.Get()
 	if err != nil {
@@ -56,7 +52,20 @@ func wire(t *testing.T) (here, there *netlink.Handle) {
 	must(t, here.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a0", MTU: 1500}, PeerName: "b0", PeerNamespace: netlink.NsFd(peer)}))
 	up(t, here, "a0", "10.77.0.1/24")
 	up(t, there, "b0", "10.77.0.2/24")
-	return here, there
+	// Until then the kernel drops what is sent, and asks for no neighbour.
+	for began, h := time.Now(), here; ; {
+		l, err := h.LinkByName(map[*netlink.Handle]string{here: "a0", there: "b0"}[h])
+		must(t, err)
+		switch {
+		case l.Attrs().OperState != netlink.OperUp && time.Since(began) > time.Minute:
+			t.Fatalf("%s does not come up", l.Attrs().Name)
+		case l.Attrs().OperState != netlink.OperUp:
+		case h == there:
+			return here, there
+		default:
+			h = there
+		}
+	}
 }
 
 func must(t *testing.T, err error) {
@@ -188,7 +197,7 @@ func TestWatch(t *testing.T) {
 	})
 	wait := func(what string, ok func() bool) {
 		t.Helper()
-		for deadline := time.After(5 * time.Second); !ok(); {
+		for deadline := time.After(time.Minute); !ok(); {
 			select {
 			case <-changed:
 			case <-deadline:

@@ -138,7 +138,10 @@ func TestMutatingPeer(t *testing.T) {
 	}()
 	got, recv := newSendWR(), newRecvWR()
 	sends, recvs, errs := 0, 0, 0
-	for began := time.Now(); sends+recvs < 10000 && time.Since(began) < 5*time.Second; {
+	for began := time.Now(); sends == 0 || recvs == 0 || sends+recvs < 10000 && time.Since(began) < 5*time.Second; {
+		if time.Since(began) > time.Minute {
+			break
+		}
 		qp := verbs.NewQP(verbs.QPConfig{
 			Num: 1, PD: 1, Table: table, SQDepth: 4, RQDepth: 4, MaxSGE: maxSGE, MaxInline: maxInline, Sends: sq, Recvs: rq,
 		})

@@ -16,7 +16,7 @@ import (
 )
 
 // A wake-up that takes this long was lost.
-const lostAfter = 10000 // ms
+const lostAfter = 60000 // ms
 
 var errLost = errors.New("slept through a wake-up")
 

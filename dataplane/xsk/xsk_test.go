@@ -111,7 +111,7 @@ func exchange(t *testing.T, a, b *side, off int, lengths []int, total int) {
 	want := make([]byte, a.SlotSize())
 	sent, got, reaped := 0, 0, 0
 	posted := map[link.Slot]bool{}
-	for until := clock.Now().Add(10 * time.Second); got < total || reaped < total; {
+	for until := clock.Now().Add(time.Minute); got < total || reaped < total; {
 		if clock.Now() > until {
 			t.Fatalf("sent %d, received %d, reaped %d of %d", sent, got, reaped, total)
 		}
@@ -226,7 +226,7 @@ func TestPostRefuses(t *testing.T) {
 	}
 	reaped := map[link.Slot]int{}
 	done := make([]link.Slot, 2)
-	for until := clock.Now().Add(5 * time.Second); len(reaped) < 5 && clock.Now() < until; {
+	for until := clock.Now().Add(time.Minute); len(reaped) < 5 && clock.Now() < until; {
 		a.Flush()
 		for _, s := range done[:a.Reap(done)] {
 			reaped[s]++
@@ -246,10 +246,14 @@ func TestPostRefuses(t *testing.T) {
 func TestWait(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	a, b := openSide(t, &v.A, bpf.Generic, Config{Frames: 64, Ring: 64}), openSide(t, &v.B, bpf.Generic, Config{Frames: 64, Ring: 64})
-	start := clock.Now()
-	b.Wait(3*time.Millisecond, -1)
-	if d := clock.Now().Sub(start); d < 3*time.Millisecond {
-		t.Errorf("woke after %v with nothing there", d)
+	var longest time.Duration
+	for range 5 { // a signal may cut one short
+		start := clock.Now()
+		b.Wait(3*time.Millisecond, -1)
+		longest = max(longest, clock.Now().Sub(start))
+	}
+	if longest < 3*time.Millisecond {
+		t.Errorf("woke after %v with nothing there", longest)
 	}
 	fd, err := unix.Eventfd(1, unix.EFD_NONBLOCK)
 	if err != nil {
@@ -278,7 +282,7 @@ func TestWait(t *testing.T) {
 	a.Flush()
 	select {
 	case <-woken:
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("a frame did not wake the sleeper")
 	}
 }

@@ -65,7 +65,7 @@ type wire struct {
 
 func newWire(tb testing.TB, mtu int) *wire {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	na, nb, err := embed.Pair(embed.PairConfig{Pipe: link.PipeConfig{MTU: mtu}, InlineProgress: true})
 	if err != nil {

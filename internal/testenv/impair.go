@@ -50,7 +50,7 @@ func (w *Wire) Impair(t testing.TB, args ...string) (stop func() string) {
 	stop = func() string {
 		once.Do(func() {
 			_ = cmd.Process.Signal(syscall.SIGTERM)
-			kill := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+			kill := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
 			defer kill.Stop()
 			var b bytes.Buffer
 			_, _ = b.ReadFrom(out)

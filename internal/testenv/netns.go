@@ -17,6 +17,7 @@ import (
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // Namespace is a named network namespace, as `ip netns` makes them.
@@ -138,7 +139,7 @@ func bringUp(t testing.TB, ends ...*End) {
 // waitUp waits until the kernel sends on the interface: it drops everything
 // until some time after both ends are set up. It runs in its namespace.
 func (e *End) waitUp() error {
-	for range 2000 {
+	for began := time.Now(); time.Since(began) < patience; time.Sleep(time.Millisecond) {
 		l, err := netlink.LinkByName(e.Name)
 		if err != nil {
 			return err
@@ -146,7 +147,6 @@ func (e *End) waitUp() error {
 		if l.Attrs().OperState == netlink.OperUp {
 			return nil
 		}
-		time.Sleep(time.Millisecond)
 	}
 	return errors.New("does not come up")
 }
@@ -222,6 +222,10 @@ func newNamespace(t testing.TB, name string) *Namespace {
 	}
 	defer old.Close()
 	h, err := netns.NewNamed(name)
+	if errors.Is(err, os.ErrExist) { // of a process that is gone and had our id
+		_ = netns.DeleteNamed(name)
+		h, err = netns.NewNamed(name)
+	}
 	if err != nil {
 		Skip(t, "make network namespace %s: %v", name, err)
 	}
@@ -258,9 +262,12 @@ func (n *Namespace) Do(f func() error) error {
 	return f()
 }
 
-// Command returns a command that runs in the namespace.
+// Command returns a command that runs in the namespace, and ends with the test's
+// process at the latest.
 func (n *Namespace) Command(name string, args ...string) *exec.Cmd {
-	return exec.Command("ip", append([]string{"netns", "exec", n.Name, name}, args...)...)
+	cmd := exec.Command("ip", append([]string{"netns", "exec", n.Name, name}, args...)...)
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	return cmd
 }
 
 // removeLeftovers deletes namespaces of test processes that are gone.

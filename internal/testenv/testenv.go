@@ -65,6 +65,9 @@ func RequireTool(t testing.TB, name string) string {
 	return path
 }
 
+// patience bounds waits for what must come: a machine may be busy.
+var patience = time.Minute
+
 // NoGoroutineLeaks fails the test if, when it and its other cleanups are done,
 // goroutines of this module run that did not run now. Call it first.
 func NoGoroutineLeaks(t testing.TB) {
@@ -76,7 +79,7 @@ func NoGoroutineLeaks(t testing.TB) {
 	t.Cleanup(func() {
 		var left []string
 		// One that was told to stop may need a moment.
-		for wait := time.Millisecond; wait < 2*time.Second; wait *= 2 {
+		for began, wait := time.Now(), time.Millisecond; ; wait = min(2*wait, time.Second) {
 			left = left[:0]
 			for _, g := range goroutines() {
 				if !before[id(g)] && strings.Contains(g, "github.com/iwarpd/iwarpd/") && !strings.Contains(g, "testing.tRunner") {
@@ -85,6 +88,9 @@ func NoGoroutineLeaks(t testing.TB) {
 			}
 			if len(left) == 0 {
 				return
+			}
+			if time.Since(began) > patience {
+				break
 			}
 			time.Sleep(wait)
 		}

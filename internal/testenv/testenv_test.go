@@ -53,6 +53,8 @@ func TestLeakIsFound(t *testing.T) {
 	running := make(chan struct{})
 	go func() { close(running); <-stop }()
 	<-running
+	defer func(d time.Duration) { patience = d }(patience)
+	patience = 10 * time.Millisecond
 	r.cleanups[0]()
 	if !r.failed {
 		t.Error("a goroutine leaked and nobody noticed")
@@ -75,7 +77,7 @@ func TestVethIsUsableAndRemoved(t *testing.T) {
 			}
 			defer l.Close()
 			if err := v.A.NS.Do(func() error {
-				c, err := net.DialTimeout("tcp", l.Addr().String(), 5*time.Second)
+				c, err := net.DialTimeout("tcp", l.Addr().String(), patience)
 				if err != nil {
 					return err
 				}

@@ -209,7 +209,7 @@ func TestTCP(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	// In fragments of one word, then whole.
 	m := makeCall(3, 2, 1)
 	for i := 0; i < len(m.Body); i += 4 {

@@ -28,7 +28,7 @@ func TestManyConnections(t *testing.T) {
 	addrs := [2]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
 	macs := [2][6]byte{{2, 0, 0, 0, 0, 1}, {2, 0, 0, 0, 0, 2}}
 	o := &options{do: "echo", conns: conns, cycles: 10, backlog: 1024, queue: 4096, rcvWindow: 1 << 16, timeWait: 50 * time.Millisecond,
-		drain: 20 * time.Second, timeout: 30 * time.Second}
+		drain: 2 * time.Minute, timeout: 2 * time.Minute}
 	var nodes [2]*node
 	for i, l := range []link.Link{pa, pb} {
 		res := &hostnet.Static{SrcMAC: macs[i], DstMAC: macs[1-i], MTU: 1500, Addrs: addrs[i : i+1]}

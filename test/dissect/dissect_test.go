@@ -20,6 +20,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
@@ -154,20 +155,8 @@ func program(a, b *end, long int) {
 	}
 }
 
-func needTshark(t *testing.T) string {
-	t.Helper()
-	path, err := exec.LookPath("tshark")
-	if err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("tshark is missing, and CI is to have it")
-		}
-		t.Skip("needs tshark")
-	}
-	return path
-}
-
 func TestDissect(t *testing.T) {
-	tshark := needTshark(t)
+	tshark := testenv.RequireTool(t, "tshark")
 	for _, markers := range []bool{false, true} {
 		for _, crc := range []bool{true, false} {
 			for _, v6 := range []bool{false, true} {
@@ -184,7 +173,7 @@ func TestDissect(t *testing.T) {
 
 // record runs the program over a pipe, with c at it.
 func record(t *testing.T, c *capture, s iwarp.Startup, v6 bool) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	na, nb, err := embed.Pair(embed.PairConfig{Pipe: link.PipeConfig{Filter: c.filter}})
 	if err != nil {

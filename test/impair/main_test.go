@@ -41,7 +41,7 @@ func transfer(t *testing.T, w *testenv.Wire, n int64) time.Duration {
 	start := time.Now()
 	var c net.Conn
 	if err := w.A.NS.Do(func() (err error) {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		c, err = new(net.Dialer).DialContext(ctx, "tcp4", l.Addr().String())
 		return err
@@ -133,7 +133,7 @@ func TestFramesAreCarriedAsTheyAre(t *testing.T) {
 	a.Post(s, 0, len(f))
 	a.Flush()
 	fs := make([]link.Frame, 16)
-	for until := time.Now().Add(10 * time.Second); time.Now().Before(until); b.Wait(10*time.Millisecond, -1) {
+	for until := time.Now().Add(time.Minute); time.Now().Before(until); b.Wait(10*time.Millisecond, -1) {
 		for i := range b.Receive(fs) {
 			got := string(fs[i].Pieces[0])
 			b.Release(&fs[i])

@@ -23,7 +23,15 @@ import (
 )
 
 var build sync.Once
-var peerPath, buildErr = "", error(nil)
+var tmp, peerPath, buildErr = "", "", error(nil)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if tmp != "" {
+		_ = os.RemoveAll(tmp)
+	}
+	os.Exit(code)
+}
 
 // peerBinary compiles peer.c.
 func peerBinary(t *testing.T) string {
@@ -33,12 +41,10 @@ func peerBinary(t *testing.T) string {
 		testenv.Skip(t, "needs libusrsctp-dev: %v", err)
 	}
 	build.Do(func() {
-		dir, err := os.MkdirTemp("", "sctp-peer")
-		if err != nil {
-			buildErr = err
+		if tmp, buildErr = os.MkdirTemp("", "sctp-peer"); buildErr != nil {
 			return
 		}
-		peerPath = filepath.Join(dir, "peer")
+		peerPath = filepath.Join(tmp, "peer")
 		if out, err := exec.Command("gcc", "-O1", "-Wall", "-Werror", "-o", peerPath, filepath.Join("peer", "peer.c"), "-lusrsctp").CombinedOutput(); err != nil {
 			buildErr = fmt.Errorf("%v\n%s", err, out)
 		}
@@ -124,7 +130,7 @@ func capture(t *testing.T, v *testenv.Veth) (stop func() string) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(5 * time.Second); ; {
+	for end := time.Now().Add(time.Minute); ; {
 		if fi, err := os.Stat(file); err == nil && fi.Size() > 0 {
 			break
 		}

@@ -16,6 +16,7 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/internal/app/memconn"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"golang.org/x/sys/unix"
 )
 
@@ -305,15 +306,10 @@ func TestCorruption(t *testing.T) {
 
 // A full disk: the side with the disk says so, the other side hears it.
 func TestDiskFull(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root to mount a small tmpfs")
-	}
+	testenv.RequireRoot(t)
 	small := t.TempDir()
 	if err := unix.Mount("tmpfs", small, "tmpfs", 0, "size=64k"); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal(err)
-		}
-		t.Skip("cannot mount a tmpfs: ", err)
+		testenv.Skip(t, "cannot mount a tmpfs: %v", err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(small, 0) })
 	data := random(1 << 20)

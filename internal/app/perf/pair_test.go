@@ -58,7 +58,7 @@ func TestMeasure(t *testing.T) {
 			} {
 				p.Op, p.Mode = op, mode
 				t.Run(fmt.Sprintf("%v %v %d deep %d", op, mode, p.Size, p.Depth), func(t *testing.T) {
-					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+					ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 					defer cancel()
 					r, err := Client(ctx, node.Device(), addr, p, nil)
 					if err != nil {

@@ -21,7 +21,7 @@ var be = binary.BigEndian
 var MAC = [6]byte{2, 0, 0, 0, 0x66, 0x66}
 
 // patience is how long Host waits for what must come at once.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // ErrPatience says that what was waited for did not come.
 var ErrPatience = errors.New("peer: waited in vain")
