@@ -89,7 +89,7 @@ func TestDelayedMPA(t *testing.T) {
 		{"revision 1", "", iwarp.Startup{Revision: 1}, true},
 		{"not peer to peer", "", iwarp.Startup{NoPeerToPeer: true}, false},
 		{"markers, no CRC", "", iwarp.Startup{Markers: true, NoCRC: true}, true},
-		{"bad wire", "loss=0.02,dup=0.02,reorder=0.05,delay=100us", iwarp.Startup{}, false},
+		{"bad wire", "loss=0.02,duplicate=0.02,reorder=0.05,delay=100us", iwarp.Startup{}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cfg := embed.PairConfig{}
