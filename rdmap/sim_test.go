@@ -417,7 +417,10 @@ func corruptedRun(s *simulation, reasons map[string]int) {
 			}
 		}
 	}
-	for _, e := range s.ends { // what is on its way arrives
+	// What is on its way arrives; what it brings to light at the first end, the
+	// other hears in the second round.
+	for i := range 2 * len(s.ends) {
+		e := s.ends[i%len(s.ends)]
 		for b := e.poll(1400); b != nil && e.Terminating(); b = e.poll(1400) {
 			e.peer.wire = append(e.peer.wire, &inFlight{b: b})
 		}
