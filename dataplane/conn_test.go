@@ -1,7 +1,9 @@
 package dataplane
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"net/netip"
 	"runtime"
 	"testing"
@@ -80,6 +82,65 @@ func TestAtomicMisaligned(t *testing.T) {
 	}
 	if ev := s.closed(0); !errors.Is(ev.Err, term.ErrStream) {
 		t.Errorf("host 0 closed by %v; want the peer's %v", ev.Err, term.ErrStream)
+	}
+}
+
+// TestCorrupted: what TCP's checksum finds is sent again. What it misses the CRC
+// finds, before a single octet of the FPDU is placed.
+func TestCorrupted(t *testing.T) {
+	flip := func(b []byte) { b[700] ^= 0x10 }
+	swap := func(b []byte) { b[700], b[701], b[702], b[703] = b[702], b[703], b[700], b[701] }
+	for _, markers := range []bool{false, true} {
+		for _, cfg := range []link.PipeConfig{{MTU: 1500}, {MTU: 9000}, {MTU: 9000, ChunkSize: 16 << 10}} {
+			for _, tt := range []struct {
+				name    string
+				corrupt func([]byte)
+				fatal   bool
+			}{{"flip", flip, false}, {"swap", swap, true}} {
+				t.Run(fmt.Sprintf("markers=%v/mtu=%d/chunk=%d/%s", markers, cfg.MTU, cfg.ChunkSize, tt.name), func(t *testing.T) {
+					var s *sim
+					corrupted := 0
+					var undo []byte // the frame is the sender's slot
+					cfg.Filter = func(toB bool, frame []byte) bool {
+						if undo != nil {
+							tt.corrupt(undo)
+							undo = nil
+						}
+						if toB && len(frame) > 1400 && corrupted == 0 {
+							corrupted++
+							tt.corrupt(frame)
+							undo = frame
+						}
+						return true
+					}
+					s = newSim(t, cfg)
+					a, b := s.open()
+					const size = 20000
+					qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+					for i := range qa.mem {
+						qa.mem[i] = byte(i + i/251)
+					}
+					s.attach(a, b, qa, qb, mpa.Params{CRC: true, SendMarkers: markers, RecvMarkers: markers, IRD: 4, ORD: 4})
+					s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
+					if !tt.fatal {
+						s.until("the Write is placed", func() bool { return bytes.Equal(qa.mem, qb.mem) })
+						if n := s.hosts[1].w.stats.RxChecksum; n != 1 || corrupted != 1 {
+							t.Errorf("%d frames with a wrong checksum, %d corrupted; want 1", n, corrupted)
+						}
+						return
+					}
+					s.closed(1)
+					if ev, ok := s.hosts[1].take(EventFailed); !ok || !errors.Is(ev.Err, term.ErrMPACRC) {
+						t.Errorf("host 1: EventFailed = %v, %v; want %v", ev.Err, ok, term.ErrMPACRC)
+					}
+					for i, v := range qb.mem[:1000] {
+						if v != 0 {
+							t.Fatalf("octet %d of the corrupt FPDU is placed", i)
+						}
+					}
+				})
+			}
+		}
 	}
 }
 

@@ -2,11 +2,13 @@ package dataplane
 
 import (
 	"errors"
+	"iter"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/mpa/crc32c"
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
@@ -18,6 +20,9 @@ type inbound struct {
 	off   int // of the payload in the frame
 	fpdu  mpa.FPDU
 	early mpa.FPDU
+
+	summed bool // crc is the CRC32c of the payload but its last four octets
+	crc    uint32
 }
 
 // heldTable keeps the frames of out-of-order segments; its indices are the
@@ -97,18 +102,8 @@ func (w *worker) frame(f *link.Frame) (kept bool) {
 
 // checksum sums the transport header and payload over the pieces of f.
 func checksum(f *link.Frame, p *pkt.Packet) uint16 {
-	sum := p.PseudoSum
-	skip, left, odd := p.L4Off, p.L4Len, false
-	for i := 0; i < f.N && left > 0; i++ {
-		b := f.Pieces[i]
-		if skip >= len(b) {
-			skip -= len(b)
-			continue
-		}
-		b = b[skip:]
-		skip = 0
-		b = b[:min(left, len(b))]
-		left -= len(b)
+	sum, odd := p.PseudoSum, false
+	for b := range octets(f, p.L4Off, p.L4Len) {
 		if odd {
 			sum = pkt.SumSwap(b, sum)
 		} else {
@@ -119,17 +114,66 @@ func checksum(f *link.Frame, p *pkt.Packet) uint16 {
 	return pkt.Fold(sum)
 }
 
+// octets gives n octets at off of the frame, piece by piece.
+func octets(f *link.Frame, off, n int) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for i := 0; i < f.N && n > 0; i++ {
+			b := f.Pieces[i]
+			if off >= len(b) {
+				off -= len(b)
+				continue
+			}
+			b = b[off:min(len(b), off+n)]
+			off = 0
+			n -= len(b)
+			if !yield(b) {
+				return
+			}
+		}
+	}
+}
+
+// contiguous returns n octets at off of the frame if they lie in one piece.
+func contiguous(f *link.Frame, off, n int) []byte {
+	for b := range octets(f, off, n) {
+		if len(b) == n {
+			return b
+		}
+		break
+	}
+	return nil
+}
+
+// checksumTCP verifies the checksum of the segment in f, whose header has n
+// octets. If its payload looks like FPDUs, it takes the CRC32c that the payload
+// has if it is one, in the same pass.
+func (in *inbound) checksumTCP(f *link.Frame, n int) bool {
+	in.summed = false
+	p := &in.pkt
+	if b := f.Pieces[0]; crc32c.Together && len(b) >= p.L4Off+p.L4Len {
+		b = b[p.L4Off : p.L4Off+p.L4Len]
+		if last := len(b) - 4; last-n >= 64 && (last-n)%4 == 0 {
+			sum := pkt.Sum(b[last:], pkt.Sum(b[:n], p.PseudoSum))
+			var s uint32
+			in.crc, s = crc32c.Sum(0, b[n:last])
+			in.summed = true
+			return pkt.Fold(pkt.Add(sum, s)) == 0xffff
+		}
+	}
+	return checksum(f, p) == 0xffff
+}
+
 func (w *worker) segment(f *link.Frame) (kept bool) {
 	in := &w.in
 	p, seg := &in.pkt, &in.seg
-	if checksum(f, p) != 0xffff {
-		w.stats.RxChecksum++
-		return false
-	}
 	head := f.Pieces[0]
 	n, err := seg.Decode(head[p.L4Off:min(len(head), p.L4Off+p.L4Len)])
-	if err != nil {
+	if err != nil && checksum(f, p) == 0xffff {
 		w.stats.RxMalformed++
+		return false
+	}
+	if err != nil || !in.checksumTCP(f, n) {
+		w.stats.RxChecksum++
 		return false
 	}
 	in.off = p.L4Off + n
@@ -166,7 +210,11 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 	w.mark(c)
 	switch r.Action {
 	case tcp.Deliver:
-		w.deliver(c, f, w.in.off+r.Off, r.Len)
+		if w.in.summed && c.mode == modeFull && r.Off == 0 && r.Len == seg.Len {
+			w.receiveSummed(c, f.Pieces[0][w.in.off:][:r.Len])
+		} else {
+			w.deliver(c, f, w.in.off+r.Off, r.Len)
+		}
 		w.drainHeld(c)
 	case tcp.Hold:
 		w.held.free = w.held.free[:len(w.held.free)-1]
@@ -237,16 +285,7 @@ func (w *worker) drainHeld(c *conn) {
 // deliver hands n octets at off of the frame, next in order, to what the
 // connection runs.
 func (w *worker) deliver(c *conn, f *link.Frame, off, n int) {
-	for i := 0; i < f.N && n > 0; i++ {
-		b := f.Pieces[i]
-		if off >= len(b) {
-			off -= len(b)
-			continue
-		}
-		b = b[off:]
-		off = 0
-		b = b[:min(n, len(b))]
-		n -= len(b)
+	for b := range octets(f, off, n) {
 		w.deliverOctets(c, b)
 	}
 }
@@ -282,6 +321,15 @@ func (w *worker) receive(c *conn, b []byte) {
 		return
 	}
 	c.rx.Feed(b)
+	w.fpdus(c)
+}
+
+// receiveSummed is receive for the payload of the segment in hand, whole.
+func (w *worker) receiveSummed(c *conn, b []byte) {
+	if c.rxFailed {
+		return
+	}
+	c.rx.FeedSummed(b, w.in.crc)
 	w.fpdus(c)
 }
 
@@ -361,22 +409,6 @@ func (w *worker) placeEarly(c *conn, h *heldFrame, r tcp.Input) bool {
 		}
 	}
 	return c.rx.EarlyWhole() && all
-}
-
-// contiguous returns n octets at off of the frame if they lie in one piece.
-func contiguous(f *link.Frame, off, n int) []byte {
-	for i := 0; i < f.N; i++ {
-		b := f.Pieces[i]
-		if off >= len(b) {
-			off -= len(b)
-			continue
-		}
-		if off+n > len(b) {
-			return nil
-		}
-		return b[off : off+n]
-	}
-	return nil
 }
 
 // unowned answers the segment in hand, which is no connection's.

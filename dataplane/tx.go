@@ -150,7 +150,7 @@ func (w *worker) composeStream(c *conn) {
 		n := min(len(c.outq)-c.outAt, c.tcp.MSS())
 		copy(w.link.Bytes(s)[headroom:], c.outq[c.outAt:c.outAt+n])
 		c.outAt += n
-		w.push(c, s, n)
+		w.push(c, s, n, pkt.Sum(w.link.Bytes(s)[headroom:headroom+n], 0))
 	}
 	left := len(c.outq) - c.outAt
 	if half := w.e.cfg.SendBuffer / 2; had > 0 && left <= half && (left == 0 || had > half) && c.mode == modeStreaming {
@@ -171,11 +171,11 @@ func (w *worker) composeStream(c *conn) {
 	}
 }
 
-// push gives a composed slot to the transport, which owns it from here.
-func (w *worker) push(c *conn, s link.Slot, n int) {
+// push gives a composed slot to the transport, which owns it from here. sum is
+// that of its n octets.
+func (w *worker) push(c *conn, s link.Slot, n int, sum uint32) {
 	st := &w.slots[s]
-	st.owned, st.n = true, n
-	st.sum = pkt.Sum(w.link.Bytes(s)[headroom:headroom+n], 0)
+	st.owned, st.n, st.sum = true, n, sum
 	c.tcp.Push(tcp.Buf(s), n)
 }
 
@@ -263,7 +263,7 @@ func (w *worker) composeRecord(c *conn) bool {
 		return false
 	}
 	buf := w.link.Bytes(s)[headroom:]
-	seq, used := c.tcp.SndNxt(), 0
+	seq, used, sum := c.tcp.SndNxt(), 0, uint32(0)
 	for {
 		ulpdu := c.pending.HdrLen + c.pending.Len
 		size := c.tx.Size(seq, ulpdu)
@@ -277,6 +277,7 @@ func (w *worker) composeRecord(c *conn) bool {
 		}
 		used += size
 		seq = seq.Add(size)
+		sum = pkt.Add(sum, c.tx.Sum()) // an FPDU has a multiple of four octets
 		if c.stream.TerminateSent() || !c.stream.PollSegment(mulpdu, &c.pending) {
 			break
 		}
@@ -285,7 +286,7 @@ func (w *worker) composeRecord(c *conn) bool {
 		w.link.Free(s)
 		return false
 	}
-	w.push(c, s, used)
+	w.push(c, s, used, sum)
 	w.stats.TxRecords++
 	return true
 }
@@ -366,7 +367,7 @@ func (w *worker) postSegment(t *pkt.Tuple, h *tcp.Header, s link.Slot, at, n int
 	h.Put(b[tcpOff:at])
 	w.ipid++
 	t.Put(b[off:tcpOff], hl+n, ecn, w.ipid)
-	sum = pkt.Sum(b[tcpOff:at], addSum(sum, t.PseudoSum(hl+n)))
+	sum = pkt.Sum(b[tcpOff:at], pkt.Add(sum, t.PseudoSum(hl+n)))
 	c := ^pkt.Fold(sum)
 	b[tcpOff+16], b[tcpOff+17] = byte(c>>8), byte(c)
 
@@ -388,12 +389,6 @@ func (w *worker) postSegment(t *pkt.Tuple, h *tcp.Header, s link.Slot, at, n int
 	slot.posted++
 	w.stats.TxFrames++
 	w.stats.TxOctets += uint64(at + n - off)
-}
-
-// addSum is one's complement addition of two partial sums.
-func addSum(a, b uint32) uint32 {
-	s := uint64(a) + uint64(b)
-	return uint32(s) + uint32(s>>32)
 }
 
 // reply sends a header-only segment to where the one in hand came from, for no

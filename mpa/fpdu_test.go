@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
@@ -153,6 +154,9 @@ func TestFramerReference(t *testing.T) {
 					got := dst[:f.End()]
 					if !bytes.Equal(got, want) {
 						t.Fatalf("crc %v, markers %v, offset %d, %d octets:\ngot  %x\nwant %x", crc, markers, off, n, got, want)
+					}
+					if got, want := pkt.Fold(f.Sum()), pkt.Fold(pkt.Sum(want, 0)); got != want {
+						t.Fatalf("crc %v, markers %v, offset %d, %d octets: sum %04x; want %04x", crc, markers, off, n, got, want)
 					}
 					if f.Size(seq, n) != len(want) {
 						t.Fatalf("Size(%d, %d) = %d; want %d", off, n, f.Size(seq, n), len(want))

@@ -2,14 +2,19 @@ package mpa
 
 import (
 	"encoding/binary"
+	"math/bits"
 
+	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/mpa/crc32c"
 )
 
-// crcStep is how far the CRC may lag behind the copy: far enough for it to
-// run at speed, near enough that its octets are still in the L1 cache.
-const crcStep = 4096
+// sumStep is how far CRC and sum may lag behind the copy: far enough for them to
+// run at speed, near enough that their octets are still in the L1 cache.
+const sumStep = 4096
+
+// inOne is the length from which copy, CRC and sum are made in one pass.
+const inOne = 512
 
 // Framer composes the FPDUs of one half connection, each straight in the buffer
 // that it is sent from. For each FPDU call Begin, Write until the whole ULPDU
@@ -20,8 +25,9 @@ type Framer struct {
 
 	dst    []byte
 	at     int    // octets of dst written
-	summed int    // octets of dst in sum
-	sum    uint32 // CRC32c so far
+	summed int    // octets of dst in c and sum
+	c      uint32 // CRC32c so far
+	sum    uint32 // partial sum of TCP's checksum so far
 	next   int    // index in dst of the next marker
 	length int    // index in dst of ULPDU_Length
 	left   int    // octets of the ULPDU still to be written
@@ -60,7 +66,7 @@ func (f *Framer) Begin(dst []byte, seq serial.Num, ulpdu int) {
 	if uint(ulpdu) > 0xFFFF {
 		panic("mpa: ULPDU longer than its length field can say")
 	}
-	f.dst, f.at, f.summed, f.sum, f.left = dst, 0, 0, 0, ulpdu
+	f.dst, f.at, f.summed, f.c, f.sum, f.left = dst, 0, 0, 0, 0, ulpdu
 	f.length, f.next = 0, noMarker
 	if f.markers {
 		f.next = f.toMarker(seq)
@@ -91,15 +97,42 @@ func (f *Framer) Write(p []byte) {
 		if f.at == f.next {
 			f.marker(f.at - f.length)
 		}
-		n := min(len(p), f.next-f.at, crcStep)
-		copy(f.dst[f.at:f.at+n], p)
-		f.at += n
-		p = p[n:]
-		if f.crc && f.at-f.summed >= crcStep {
-			f.sum = crc32c.Update(f.sum, f.dst[f.summed:f.at])
-			f.summed = f.at
+		n := min(len(p), f.next-f.at)
+		if f.crc && n >= inOne {
+			f.sumUp()
+			c, sum := crc32c.Copy(f.dst[f.at:f.at+n], f.c, p[:n])
+			f.at += n
+			f.summedUp(c, sum)
+		} else {
+			n = min(n, sumStep)
+			copy(f.dst[f.at:f.at+n], p)
+			f.at += n
+			if f.at-f.summed >= sumStep {
+				f.sumUp()
+			}
 		}
+		p = p[n:]
 	}
+}
+
+// sumUp takes what is written and not yet in CRC and sum.
+func (f *Framer) sumUp() {
+	b := f.dst[f.summed:f.at]
+	switch {
+	case len(b) == 0:
+	case f.crc:
+		f.summedUp(crc32c.Sum(f.c, b))
+	default:
+		f.summedUp(0, pkt.Sum(b, 0))
+	}
+}
+
+// summedUp notes the CRC of all that is written and the sum of what is new.
+func (f *Framer) summedUp(c, sum uint32) {
+	if f.summed%2 == 1 {
+		sum = pkt.Swap(sum)
+	}
+	f.c, f.sum, f.summed = c, pkt.Add(f.sum, sum), f.at
 }
 
 // End adds pad and CRC and returns the size of the FPDU in octets. It panics if
@@ -115,11 +148,13 @@ func (f *Framer) End() int {
 	if f.at == f.next { // between PAD and CRC: this FPDU's (RFC 5044 section 4.4)
 		f.marker(f.at - f.length)
 	}
-	if f.crc {
-		f.sum = crc32c.Update(f.sum, f.dst[f.summed:f.at])
-	}
+	f.sumUp()
 	// Reflected CRC32c goes out low octet first (RFC 5044 figure 5).
-	binary.LittleEndian.PutUint32(f.dst[f.at:], f.sum)
+	binary.LittleEndian.PutUint32(f.dst[f.at:], f.c)
+	f.sum = pkt.Add(f.sum, bits.ReverseBytes32(f.c))
 	f.dst = nil
 	return f.at + crcLen
 }
+
+// Sum returns the partial sum (see pkt.Sum) of the FPDU that End has completed.
+func (f *Framer) Sum() uint32 { return f.sum }

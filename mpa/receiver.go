@@ -49,6 +49,8 @@ type Receiver struct {
 
 	next serial.Num // first octet of the FPDU that is due, its leading marker included
 	in   []byte     // octets fed and not consumed
+	fed  int        // if not zero: octets fed, of which the CRC below is known
+	sum  uint32     // CRC32c of the octets fed but the last crcLen
 	gone int        // octets skipped and not consumed
 	buf  []byte     // gathers an FPDU that comes in pieces, or its ULPDU without markers
 	held int        // octets of the due FPDU in buf
@@ -78,11 +80,15 @@ func (r *Receiver) Held() int { return r.held }
 
 // Feed gives the next octets in order. They are kept by reference until Next
 // returns false, which must happen before the next call of Feed or Skip.
-func (r *Receiver) Feed(b []byte) { r.in, r.gone = b, 0 }
+func (r *Receiver) Feed(b []byte) { r.in, r.gone, r.fed = b, 0, 0 }
+
+// FeedSummed is Feed with the CRC32c of b without its last four octets, at
+// least one octet: it need not be taken again if b is one FPDU.
+func (r *Receiver) FeedSummed(b []byte, crc uint32) { r.in, r.gone, r.fed, r.sum = b, 0, len(b), crc }
 
 // Skip says that the next n octets in order were placed early and are gone.
 // Then call Next as after Feed. n is a segment's worth: more than zero.
-func (r *Receiver) Skip(n int) { r.in, r.gone = nil, n }
+func (r *Receiver) Skip(n int) { r.in, r.gone, r.fed = nil, n, 0 }
 
 // Next gives the next FPDU in order, whose CRC is right and whose markers agree.
 // It returns false when octets are missing, and an error once the stream is
@@ -165,10 +171,14 @@ func (l *layout) header(seq serial.Num, b []byte) int {
 func (r *Receiver) whole() (raw []byte, ok bool) {
 	if r.held == 0 {
 		if n := r.header(r.next, r.in); n != 0 && n <= len(r.in) {
+			if n != r.fed {
+				r.fed = 0
+			}
 			raw, r.in = r.in[:n], r.in[n:]
 			return raw, true
 		}
 	}
+	r.fed = 0
 	const most = markerLen + lengthLen
 	n := r.header(r.next, r.buf[:r.held])
 	if n == 0 {
@@ -213,7 +223,7 @@ func grow(b []byte, keep, n int) []byte {
 
 // take checks the due FPDU, given as it is in the stream, and hands it out.
 func (r *Receiver) take(raw []byte, f *FPDU) bool {
-	if r.crc && !crcValid(raw) {
+	if r.crc && (r.fed == 0 && !crcValid(raw) || r.fed != 0 && r.sum != trailer(raw)) {
 		r.fail(term.ErrMPACRC)
 		return false
 	}
@@ -237,9 +247,11 @@ func (r *Receiver) take(raw []byte, f *FPDU) bool {
 // crcValid reports whether the CRC at the end of raw is right for what is in
 // front of it, markers included (RFC 5044 section 4.4).
 func crcValid(raw []byte) bool {
-	n := len(raw) - crcLen
-	return crc32c.Update(0, raw[:n]) == binary.LittleEndian.Uint32(raw[n:])
+	return crc32c.Update(0, raw[:len(raw)-crcLen]) == trailer(raw)
 }
+
+// trailer returns the CRC at the end of raw.
+func trailer(raw []byte) uint32 { return binary.LittleEndian.Uint32(raw[len(raw)-crcLen:]) }
 
 // strip checks the markers of the FPDU raw, which begins at seq, and returns its
 // ULPDU. If a marker lies within, it is moved together in *buf, which raw may

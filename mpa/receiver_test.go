@@ -8,6 +8,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/mpa/crc32c"
 )
 
 // sent is an FPDU of a stream made for a test.
@@ -91,8 +92,15 @@ func TestReceiverRandomCuts(t *testing.T) {
 		}
 		for len(octets) > 0 {
 			n := min(1+rnd.IntN(most), len(octets))
+			if next := r.header(r.next, octets); rnd.IntN(2) == 0 && r.Held() == 0 && next != 0 {
+				n = min(next, len(octets))
+			}
 			seg := bytes.Clone(octets[:n])
-			r.Feed(seg)
+			if n > crcLen && rnd.IntN(2) == 0 {
+				r.FeedSummed(seg, crc32c.Update(0, seg[:n-crcLen]))
+			} else {
+				r.Feed(seg)
+			}
 			want = collect(t, &r, want)
 			for i := range seg { // the frame is used for something else now
 				seg[i] = 0xee
@@ -104,6 +112,55 @@ func TestReceiverRandomCuts(t *testing.T) {
 		}
 		if got := r.Stats().FPDUs; got != uint64(len(sizes)) {
 			t.Fatalf("counted %d FPDUs of %d", got, len(sizes))
+		}
+	}
+}
+
+func TestFeedSummed(t *testing.T) {
+	rnd := seeded(t)
+	octets, want := stream(rnd, true, false, 0, 1442, 18, 700)
+	two, three := want[1].begin, want[2].begin
+	sum := func(b []byte) uint32 { return crc32c.Update(0, b[:len(b)-crcLen]) }
+	bad := bytes.Clone(octets)
+	bad[700] ^= 4
+	for _, tt := range []struct {
+		name string
+		feed func(r *Receiver)
+		ok   bool
+	}{
+		{"one FPDU", func(r *Receiver) { r.FeedSummed(octets[:two], sum(octets[:two])) }, true},
+		{"one FPDU, corrupt", func(r *Receiver) { r.FeedSummed(bad[:two], sum(bad[:two])) }, false},
+		{"one FPDU, its sum is another's", func(r *Receiver) { r.FeedSummed(octets[:two], 7) }, false},
+		{"two FPDUs", func(r *Receiver) { r.FeedSummed(octets[:three], sum(octets[:three])) }, true},
+		{"two FPDUs, corrupt", func(r *Receiver) { r.FeedSummed(bad[:three], sum(bad[:three])) }, false},
+		{"its end", func(r *Receiver) {
+			r.Feed(octets[:100])
+			r.Next(new(FPDU))
+			r.FeedSummed(octets[100:two], sum(octets[100:two]))
+		}, true},
+		{"its corrupt end", func(r *Receiver) {
+			r.Feed(bad[:100])
+			r.Next(new(FPDU))
+			r.FeedSummed(bad[100:two], sum(bad[100:two]))
+		}, false},
+		{"a corrupt one behind another", func(r *Receiver) {
+			r.next = -serial.Num(len(octets) - two)
+			b := append(bytes.Clone(octets[two:]), bad[:two]...)
+			r.FeedSummed(b, sum(b))
+			r.Next(new(FPDU))
+			r.Next(new(FPDU))
+		}, false},
+	} {
+		var r Receiver
+		r.Init(true, false, 0)
+		tt.feed(&r)
+		var f FPDU
+		ok, err := r.Next(&f)
+		if tt.ok != ok || ok != (err == nil) || !ok && err != term.ErrMPACRC {
+			t.Errorf("%s: %v, %v; want %v", tt.name, ok, err, tt.ok)
+		}
+		if ok && !bytes.Equal(f.ULPDU, want[0].ulpdu) {
+			t.Errorf("%s: the ULPDU is another", tt.name)
 		}
 	}
 }

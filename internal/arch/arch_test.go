@@ -42,6 +42,7 @@ var layers = []layer{
 	{folder: "tcp", core: true},
 	{folder: "sctp/session", inside: []string{"sctp", "rdmap"}, core: true},
 	{folder: "sctp", inside: []string{"mpa/crc32c"}, core: true},
+	{folder: "mpa/crc32c", outside: []string{"golang.org/x/sys/cpu"}, core: true},
 	{folder: "mpa", core: true},
 	{folder: "ddp", core: true},
 	{folder: "rdmap", inside: []string{"ddp"}, core: true},

@@ -10,12 +10,12 @@ import (
 // partial sum too: sums of pieces compose while each piece starts at an even
 // offset of the whole; for one at an odd offset see SumSwap.
 func Sum(b []byte, initial uint32) uint32 {
-	return add32(initial, uint32(bits.ReverseBytes16(sumLE(b))))
+	return Add(initial, uint32(bits.ReverseBytes16(sumLE(b))))
 }
 
 // SumSwap is Sum for a piece that starts at an odd offset of the whole.
 func SumSwap(b []byte, initial uint32) uint32 {
-	return add32(initial, uint32(sumLE(b)))
+	return Add(initial, uint32(sumLE(b)))
 }
 
 // Fold reduces a partial sum to 16 bits. It does not complement: a checksum
@@ -29,11 +29,14 @@ func Fold(sum uint32) uint16 {
 // Checksum is ^Fold(sum): what goes in a TCP checksum field.
 func Checksum(sum uint32) uint16 { return ^Fold(sum) }
 
-// add32 is one's complement addition of partial sums.
-func add32(a, b uint32) uint32 {
+// Add is the partial sum of two pieces, each at an even offset of the whole.
+func Add(a, b uint32) uint32 {
 	s, c := bits.Add32(a, b, 0)
 	return s + c
 }
+
+// Swap turns the partial sum of a piece into what it is at an odd offset.
+func Swap(sum uint32) uint32 { return uint32(bits.ReverseBytes16(Fold(sum))) }
 
 // sumLE sums b as little-endian words: one's complement addition commutes with
 // swapping the octets of every word (RFC 1071, Section 2(B)), and loads in the

@@ -1,48 +1,15 @@
 package crc32c
 
-import "hash/crc32"
+import "golang.org/x/sys/cpu"
 
-// shortest is the length from which folding is the faster way.
-const shortest = 128
+// vectors reports whether processor and kernel have what pass uses.
+var vectors = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI2 && cpu.X86.HasAVX512VNNI &&
+	cpu.X86.HasAVX512VPCLMULQDQ && cpu.X86.HasBMI2 && cpu.X86.HasSSE42
 
-var folds = canFold()
-
-func update(crc uint32, p []byte) uint32 {
-	if len(p) >= shortest && folds {
-		return ^fold(^crc, p)
-	}
-	return crc32.Update(crc, table, p)
-}
-
-// fold returns the CRC register after p, at least 64 octets, from crc before it.
+// pass returns the CRC register after the n octets at src, at least 64, from
+// crc before them, and the sums of the octets at even and at odd places, counted
+// so that the last one is odd. If dst is not nil it copies them there; the
+// results are those of the copy.
 //
 //go:noescape
-func fold(crc uint32, p []byte) uint32
-
-func cpuid(leaf, sub uint32) (eax, ebx, ecx, edx uint32)
-func xgetbv() uint32
-
-// canFold reports whether processor and kernel have what fold uses.
-func canFold() bool {
-	const (
-		pclmulqdq = 1 << 1  // leaf 1, ECX
-		sse42     = 1 << 20 // leaf 1, ECX
-		osxsave   = 1 << 27 // leaf 1, ECX
-		avx       = 1 << 28 // leaf 1, ECX
-
-		avx512f    = 1 << 16 // leaf 7, EBX
-		vpclmulqdq = 1 << 10 // leaf 7, ECX
-
-		// XMM, YMM, opmask, and both halves of ZMM are saved.
-		state = 1<<1 | 1<<2 | 1<<5 | 1<<6 | 1<<7
-	)
-	if most, _, _, _ := cpuid(0, 0); most < 7 {
-		return false
-	}
-	const need1 = pclmulqdq | sse42 | osxsave | avx
-	if _, _, c, _ := cpuid(1, 0); c&need1 != need1 || xgetbv()&state != state {
-		return false
-	}
-	_, b, c, _ := cpuid(7, 0)
-	return b&avx512f != 0 && c&vpclmulqdq != 0
-}
+func pass(dst, src *byte, n int, crc uint32) (reg, even, odd uint32)

@@ -23,28 +23,102 @@ DATA lanes<>+48(SB)/8, $0
 DATA lanes<>+56(SB)/8, $0
 GLOBL lanes<>(SB), RODATA|NOPTR, $64
 
-// func fold(crc uint32, p []byte) uint32
-TEXT ·fold(SB), NOSPLIT, $0-36
-	MOVL crc+0(FP), AX
-	MOVQ p_base+8(FP), SI
-	MOVQ p_len+16(FP), CX
+// func pass(dst, src *byte, n int, crc uint32) (reg, even, odd uint32)
+//
+// SI, DI, CX: src, dst or zero, octets left. Z0 to Z3: what the CRC has come to;
+// only Z0 outside of the loop. Z10 to Z13 and Z14 to Z17: sums, in each 32 bits,
+// of the octets at even and at odd places of a vector.
+TEXT ·pass(SB), NOSPLIT, $0-44
+	MOVQ dst+0(FP), DI
+	MOVQ src+8(FP), SI
+	MOVQ n+16(FP), CX
+	MOVL crc+24(FP), AX
 	VBROADCASTI32X4 fold512<>(SB), Z9
-	VMOVDQU64 (SI), Z0
-	VMOVD AX, X4 // clears the rest of Z4
-	VPXORQ Z4, Z0, Z0
-	CMPQ CX, $256
-	JB   one
+	MOVL $0x00010001, DX
+	VPBROADCASTD DX, Z18 // a one at every even place
+	VPSLLD $8, Z18, Z19  // at every odd one
+	VPXOR X0, X0, X0
+	VPXOR X10, X10, X10
+	VPXOR X11, X11, X11
+	VPXOR X12, X12, X12
+	VPXOR X13, X13, X13
+	VPXOR X14, X14, X14
+	VPXOR X15, X15, X15
+	VPXORQ Z16, Z16, Z16
+	VPXORQ Z17, Z17, Z17
 
-	VMOVDQU64 64(SI), Z1
-	VMOVDQU64 128(SI), Z2
-	VMOVDQU64 192(SI), Z3
-	VBROADCASTI32X4 fold2048<>(SB), Z8
-	ADDQ $256, SI
-	SUBQ $256, CX
+	// The first CX%64 octets stand at the end of a vector of zeros, which do not
+	// count where the register is not in front of them: it goes in behind them.
+	MOVQ CX, BX
+	ANDQ $63, BX
+	JZ   first
+	MOVL $64, R8
+	SUBQ BX, R8
+	MOVQ $-1, DX
+	SHLXQ R8, DX, DX
+	KMOVQ DX, K1
+	VMOVDQU64 (SI), Z20
+	TESTQ DI, DI
+	JZ   head
+	VMOVDQU64 Z20, (DI) // those behind the first CX%64 come again
+	ADDQ BX, DI
+
+head:
+	VPEXPANDB.Z Z20, K1, Z0
+	VPDPBUSD Z18, Z0, Z10
+	VPDPBUSD Z19, Z0, Z14
+	VMOVD AX, X4
+	VPEXPANDB.Z Z4, K1, Z4
+	VPXORQ Z4, Z0, Z0
+	ADDQ BX, SI
+	SUBQ BX, CX
+	// What is left of the register when there were fewer than four.
+	SHLL $3, BX
+	SHRXQ BX, AX, AX
+	CMPL BX, $32
+	JB   first
+	XORL AX, AX
+
+first: // whole vector
+	VMOVDQU64 (SI), Z20
+	TESTQ DI, DI
+	JZ   second
+	VMOVDQU64 Z20, (DI)
+	ADDQ $64, DI
+
+second:
+	VPDPBUSD Z18, Z20, Z10
+	VPDPBUSD Z19, Z20, Z14
+	VMOVD AX, X4
+	VPXORQ Z4, Z20, Z20
+	VPCLMULQDQ $0x00, Z9, Z0, Z4
+	VPCLMULQDQ $0x11, Z9, Z0, Z0
+	VPTERNLOGQ $0x96, Z20, Z4, Z0
+	ADDQ $64, SI
+	SUBQ $64, CX
 	CMPQ CX, $256
-	JB   four
+	JB   vectors
+
+	VMOVDQA64 Z0, Z3
+	VPXOR X0, X0, X0
+	VPXOR X1, X1, X1
+	VPXOR X2, X2, X2
+	VBROADCASTI32X4 fold2048<>(SB), Z8
 
 loop:
+	VMOVDQU64 (SI), Z20
+	VMOVDQU64 64(SI), Z21
+	VMOVDQU64 128(SI), Z22
+	VMOVDQU64 192(SI), Z23
+	TESTQ DI, DI
+	JZ   read
+	VMOVDQU64 Z20, (DI)
+	VMOVDQU64 Z21, 64(DI)
+	VMOVDQU64 Z22, 128(DI)
+	VMOVDQU64 Z23, 192(DI)
+	ADDQ $256, DI
+
+read:
 	VPCLMULQDQ $0x00, Z8, Z0, Z4
 	VPCLMULQDQ $0x11, Z8, Z0, Z0
 	VPCLMULQDQ $0x00, Z8, Z1, Z5
@@ -53,16 +127,24 @@ loop:
 	VPCLMULQDQ $0x11, Z8, Z2, Z2
 	VPCLMULQDQ $0x00, Z8, Z3, Z7
 	VPCLMULQDQ $0x11, Z8, Z3, Z3
-	VPTERNLOGQ $0x96, (SI), Z4, Z0
-	VPTERNLOGQ $0x96, 64(SI), Z5, Z1
-	VPTERNLOGQ $0x96, 128(SI), Z6, Z2
-	VPTERNLOGQ $0x96, 192(SI), Z7, Z3
+	VPDPBUSD Z18, Z20, Z10
+	VPDPBUSD Z18, Z21, Z11
+	VPDPBUSD Z18, Z22, Z12
+	VPDPBUSD Z18, Z23, Z13
+	VPDPBUSD Z19, Z20, Z14
+	VPDPBUSD Z19, Z21, Z15
+	VPDPBUSD Z19, Z22, Z16
+	VPDPBUSD Z19, Z23, Z17
+	VPTERNLOGQ $0x96, Z20, Z4, Z0
+	VPTERNLOGQ $0x96, Z21, Z5, Z1
+	VPTERNLOGQ $0x96, Z22, Z6, Z2
+	VPTERNLOGQ $0x96, Z23, Z7, Z3
 	ADDQ $256, SI
 	SUBQ $256, CX
 	CMPQ CX, $256
 	JAE  loop
 
-four: // vectors to one
+	// four vectors to one
 	VPCLMULQDQ $0x00, Z9, Z0, Z4
 	VPCLMULQDQ $0x11, Z9, Z0, Z0
 	VPTERNLOGQ $0x96, Z0, Z4, Z1
@@ -73,18 +155,28 @@ four: // vectors to one
 	VPCLMULQDQ $0x11, Z9, Z2, Z2
 	VPTERNLOGQ $0x96, Z2, Z4, Z3
 	VMOVDQA64 Z3, Z0
-	JMP  vectors
-
-one:
-	ADDQ $64, SI
-	SUBQ $64, CX
+	VPADDD Z11, Z10, Z10
+	VPADDD Z13, Z12, Z12
+	VPADDD Z15, Z14, Z14
+	VPADDD Z17, Z16, Z16
+	VPADDD Z12, Z10, Z10
+	VPADDD Z16, Z14, Z14
 
 vectors:
 	CMPQ CX, $64
 	JB   reduce
+	VMOVDQU64 (SI), Z20
+	TESTQ DI, DI
+	JZ   one
+	VMOVDQU64 Z20, (DI)
+	ADDQ $64, DI
+
+one:
 	VPCLMULQDQ $0x00, Z9, Z0, Z4
 	VPCLMULQDQ $0x11, Z9, Z0, Z0
-	VPTERNLOGQ $0x96, (SI), Z4, Z0
+	VPDPBUSD Z18, Z20, Z10
+	VPDPBUSD Z19, Z20, Z14
+	VPTERNLOGQ $0x96, Z20, Z4, Z0
 	ADDQ $64, SI
 	SUBQ $64, CX
 	JMP  vectors
@@ -100,66 +192,27 @@ reduce: // four lanes to one
 	VPXOR X4, X0, X0
 	VPXOR X2, X1, X1
 	VPXOR X1, X0, X0
-	VMOVDQU lanes<>+32(SB), X8
 
-sixteen:
-	CMPQ CX, $16
-	JB   last
-	VPCLMULQDQ $0x00, X8, X0, X1
-	VPCLMULQDQ $0x11, X8, X0, X0
-	VPXOR (SI), X1, X1
-	VPXOR X1, X0, X0
-	ADDQ $16, SI
-	SUBQ $16, CX
-	JMP  sixteen
+	// Sums of even and odd places, side by side.
+	VPUNPCKLDQ Z14, Z10, Z4
+	VPUNPCKHDQ Z14, Z10, Z5
+	VPADDD Z5, Z4, Z4
+	VEXTRACTI64X4 $1, Z4, Y5
+	VPADDD Y5, Y4, Y4
+	VEXTRACTI128 $1, Y4, X5
+	VPADDD X5, X4, X4
+	VPSRLDQ $8, X4, X5
+	VPADDD X5, X4, X4
+	VMOVQ X4, R8
 
-last:
 	VMOVQ X0, AX
 	VPEXTRQ $1, X0, DX
 	VZEROUPPER
 	XORL BX, BX
 	CRC32Q AX, BX
 	CRC32Q DX, BX
-	TESTQ $8, CX
-	JZ   word
-	CRC32Q (SI), BX
-	ADDQ $8, SI
-
-word:
-	TESTQ $4, CX
-	JZ   half
-	CRC32L (SI), BX
-	ADDQ $4, SI
-
-half:
-	TESTQ $2, CX
-	JZ   octet
-	CRC32W (SI), BX
-	ADDQ $2, SI
-
-octet:
-	TESTQ $1, CX
-	JZ   done
-	CRC32B (SI), BX
-
-done:
-	MOVL BX, ret+32(FP)
-	RET
-
-// func cpuid(leaf, sub uint32) (eax, ebx, ecx, edx uint32)
-TEXT ·cpuid(SB), NOSPLIT, $0-24
-	MOVL leaf+0(FP), AX
-	MOVL sub+4(FP), CX
-	CPUID
-	MOVL AX, eax+8(FP)
-	MOVL BX, ebx+12(FP)
-	MOVL CX, ecx+16(FP)
-	MOVL DX, edx+20(FP)
-	RET
-
-// func xgetbv() uint32
-TEXT ·xgetbv(SB), NOSPLIT, $0-4
-	XORL CX, CX
-	XGETBV
-	MOVL AX, ret+0(FP)
+	MOVL BX, reg+32(FP)
+	MOVL R8, even+36(FP)
+	SHRQ $32, R8
+	MOVL R8, odd+40(FP)
 	RET

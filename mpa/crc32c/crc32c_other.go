@@ -2,6 +2,6 @@
 
 package crc32c
 
-import "hash/crc32"
+const vectors = false
 
-func update(crc uint32, p []byte) uint32 { return crc32.Update(crc, table, p) }
+func pass(_, _ *byte, _ int, _ uint32) (reg, even, odd uint32) { panic("crc32c: no vectors") }

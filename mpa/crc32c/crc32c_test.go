@@ -1,10 +1,16 @@
 package crc32c
 
 import (
+	"bytes"
 	"encoding/hex"
+	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
 // Vectors: RFC 3720 appendix B.4, whose octets are those of the wire.
@@ -30,6 +36,30 @@ func TestVectors(t *testing.T) {
 	}
 }
 
+// check compares all functions with hash/crc32 and pkt.Sum, for p between
+// octets that nobody may write.
+func check(t *testing.T, crc uint32, p []byte) {
+	t.Helper()
+	want := crc32.Update(crc, table, p)
+	if got := Update(crc, p); got != want {
+		t.Fatalf("Update(%08x, %d octets) = %08x; want %08x", crc, len(p), got, want)
+	}
+	sum := pkt.Fold(pkt.Sum(p, 0))
+	if got, s := Sum(crc, p); got != want || pkt.Fold(s) != sum {
+		t.Fatalf("Sum(%08x, %d octets) = %08x, %04x; want %08x, %04x", crc, len(p), got, pkt.Fold(s), want, sum)
+	}
+	const room = 70
+	dst, rest := make([]byte, room+len(p)+room), bytes.Repeat([]byte{0x5a}, room)
+	copy(dst, rest)
+	copy(dst[room+len(p):], rest)
+	if got, s := Copy(dst[room:room+len(p)], crc, p); got != want || pkt.Fold(s) != sum {
+		t.Fatalf("Copy(%08x, %d octets) = %08x, %04x; want %08x, %04x", crc, len(p), got, pkt.Fold(s), want, sum)
+	}
+	if !bytes.Equal(dst[room:room+len(p)], p) || !bytes.Equal(dst[:room], rest) || !bytes.Equal(dst[room+len(p):], rest) {
+		t.Fatalf("Copy of %d octets is not exact", len(p))
+	}
+}
+
 func TestEveryLength(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	b := make([]byte, 3100)
@@ -38,10 +68,37 @@ func TestEveryLength(t *testing.T) {
 	}
 	for n := 0; n <= 3000; n++ {
 		at := n % 67
-		crc := rnd.Uint32()
-		if got, want := Update(crc, b[at:at+n]), crc32.Update(crc, table, b[at:at+n]); got != want {
-			t.Fatalf("%d octets at %d from %08x: %08x; want %08x", n, at, crc, got, want)
+		check(t, rnd.Uint32(), b[at:at+n])
+	}
+	// All ones carry everywhere.
+	for _, n := range []int{64, 65, 1448, 65537, longest, longest + 1} {
+		check(t, 0, bytes.Repeat([]byte{0xff}, n))
+	}
+}
+
+// Nothing in front of the octets or behind them is touched.
+func TestEdges(t *testing.T) {
+	page := unix.Getpagesize()
+	mem, err := unix.Mmap(-1, 0, 3*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	for _, i := range []int{0, 2} {
+		if err := unix.Mprotect(mem[i*page:(i+1)*page], unix.PROT_NONE); err != nil {
+			t.Fatal(err)
 		}
+	}
+	mid := mem[page : 2*page]
+	for i := range mid {
+		mid[i] = byte(i * 7)
+	}
+	src := bytes.Clone(mid)
+	for n := range 700 {
+		check(t, 0, mid[:n])
+		check(t, 0, mid[page-n:])
+		Copy(mid[:n], 0, src[:n])
+		Copy(mid[page-n:], 0, src[page-n:])
 	}
 }
 
@@ -62,30 +119,29 @@ func TestEveryBit(t *testing.T) {
 func FuzzUpdate(f *testing.F) {
 	f.Add(uint32(0), []byte("123456789"))
 	f.Add(uint32(0xffffffff), make([]byte, 600))
-	f.Fuzz(func(t *testing.T, crc uint32, b []byte) {
-		if got, want := Update(crc, b), crc32.Update(crc, table, b); got != want {
-			t.Fatalf("%08x; want %08x", got, want)
-		}
-	})
+	f.Fuzz(check)
 }
 
 func BenchmarkUpdate(b *testing.B) {
-	for _, s := range []struct {
-		name string
-		n    int
-	}{{"64", 64}, {"128", 128}, {"256", 256}, {"1452", 1452}, {"8944", 8944}} {
-		p := make([]byte, s.n)
-		b.Run(s.name, func(b *testing.B) {
-			b.SetBytes(int64(s.n))
-			for b.Loop() {
-				Update(0, p)
-			}
-		})
-		b.Run(s.name+"/std", func(b *testing.B) {
-			b.SetBytes(int64(s.n))
-			for b.Loop() {
-				crc32.Update(0, table, p)
-			}
-		})
+	for _, n := range []int{64, 84, 128, 256, 1448, 8948} {
+		p, dst := make([]byte, n), make([]byte, n)
+		for _, f := range []struct {
+			name string
+			f    func()
+		}{
+			{"Update", func() { Update(0, p) }},
+			{"Sum", func() { Sum(0, p) }},
+			{"Copy", func() { Copy(dst, 0, p) }},
+			{"std", func() { crc32.Update(0, table, p) }},
+			{"std+sum", func() { crc32.Update(0, table, p); pkt.Sum(p, 0) }},
+			{"copy+std+sum", func() { copy(dst, p); crc32.Update(0, table, dst); pkt.Sum(dst, 0) }},
+		} {
+			b.Run(fmt.Sprintf("%d/%s", n, f.name), func(b *testing.B) {
+				b.SetBytes(int64(n))
+				for b.Loop() {
+					f.f()
+				}
+			})
+		}
 	}
 }

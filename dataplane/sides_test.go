@@ -1,0 +1,64 @@
+package dataplane
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+)
+
+// BenchmarkSides is BenchmarkPipeRatio with both workers in one goroutine, one
+// turn after the other, and reports the time of each (host0 initiates) for 1 MiB
+// and as a multiple of one copy plus one CRC32c. They are taken message by
+// message, and what is reported is the best twentieth: so it can be compared
+// on a machine that other programs use too.
+func BenchmarkSides(b *testing.B) {
+	const size = 1 << 20
+	base := newBaseline(size)
+	for _, op := range []rdmap.Op{rdmap.OpWrite, rdmap.OpRead} {
+		for _, mtu := range []int{1500, 9000} {
+			for _, markers := range []bool{false, true} {
+				b.Run(fmt.Sprintf("%v/mtu=%d/markers=%v", op, mtu, markers), func(b *testing.B) {
+					p := mpa.Params{CRC: true, SendMarkers: markers, RecvMarkers: markers, IRD: 16, ORD: 16}
+					s, a, q := newLoad(b, link.PipeConfig{MTU: mtu, ChunkSize: 16 << 10, Slots: 2048, RxFrames: 2048, TxRing: 2048, Lend: true}, p, op, size)
+					s.load(a, q, 64)
+					b.ReportAllocs()
+					b.ResetTimer()
+					var one []float64
+					var sides [2][]float64
+					for i := range b.N {
+						if i%4 == 0 {
+							one = append(one, base.one(i))
+						}
+						var sum [2]clock.Time
+						q.left, q.done = 1, 0
+						s.hosts[0].w.mark(a)
+						for q.done < 1 {
+							for i, h := range s.hosts {
+								start := clock.Now()
+								h.w.turn()
+								sum[i] += clock.Now() - start
+							}
+							s.now += 1000
+						}
+						for i := range sides {
+							sides[i] = append(sides[i], float64(sum[i]))
+						}
+					}
+					b.StopTimer()
+					slices.Sort(one)
+					for i, side := range sides {
+						slices.Sort(side)
+						best := side[len(side)/20]
+						b.ReportMetric(best/1000, fmt.Sprintf("us-host%d", i))
+						b.ReportMetric(best/one[len(one)/20], fmt.Sprintf("x-host%d", i))
+					}
+				})
+			}
+		}
+	}
+}
