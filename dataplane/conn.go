@@ -274,12 +274,11 @@ func (w *worker) adopt(flow pkt.Flow, seg tcp.Segment) bool {
 		}
 		o.forgetEmbryo(c)
 		o.timers.stop(&c.timer)
+		o.unmark(c)
 		delete(o.flows, flow)
 		delete(o.conns, c.id)
 		o.moved[c.id] = w
-		c.gone = true // for marks and timers of the old owner
 		w.post(func(w *worker) {
-			c.gone, c.dirty = false, false
 			c.timer, c.deadline = timer{}, 0
 			w.addConn(c)
 			seg.Buf = tcp.NoBuf

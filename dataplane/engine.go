@@ -195,9 +195,11 @@ type Engine struct {
 	taps  atomic.Pointer[[]*Tap] // nil: none
 	tapMu sync.Mutex             // for changes of taps
 
-	mu       sync.Mutex // guards embryos
+	mu       sync.Mutex // guards embryos and dialing
 	embryos  map[pkt.Flow]*worker
 	nembryos atomic.Int32
+	dialing  map[pkt.Flow]*worker // SCTP associations in COOKIE-WAIT or COOKIE-ECHOED
+	ndialing atomic.Int32
 
 	stop    atomic.Bool
 	wg      sync.WaitGroup
@@ -232,7 +234,7 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 		c := tcp.DefaultConfig()
 		cfg.TCP = &c
 	}
-	e := &Engine{cfg: cfg, resolver: res, embryos: make(map[pkt.Flow]*worker), evDone: make(chan struct{})}
+	e := &Engine{cfg: cfg, resolver: res, embryos: make(map[pkt.Flow]*worker), dialing: make(map[pkt.Flow]*worker), evDone: make(chan struct{})}
 	if _, err := rand.Read(e.secret[:]); err != nil {
 		return nil, fmt.Errorf("dataplane: %w", err)
 	}

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -187,8 +188,73 @@ func (w *worker) connectSCTP(id ConnID, flow pkt.Flow, hop Hop, o SCTP, set sess
 		as.carrier.giveUp = c.giveUp
 	}
 	as.dial, as.setup = c, set
+	if len(w.e.workers) > 1 {
+		w.e.mu.Lock()
+		w.e.dialing[flow] = w
+		w.e.ndialing.Store(int32(len(w.e.dialing)))
+		w.e.mu.Unlock()
+	}
 	w.mark(&as.carrier)
 	return nil
+}
+
+// forgetDialing ends what connectSCTP noted for adoptSCTP.
+func (w *worker) forgetDialing(flow pkt.Flow) {
+	if w.e.ndialing.Load() == 0 {
+		return
+	}
+	w.e.mu.Lock()
+	if w.e.dialing[flow] == w {
+		delete(w.e.dialing, flow)
+		w.e.ndialing.Store(int32(len(w.e.dialing)))
+	}
+	w.e.mu.Unlock()
+}
+
+// adoptSCTP is adopt for an association that another worker dials, whose INIT ACK or
+// COOKIE ACK came here: nothing is in that worker's slots before it is established. It
+// reports whether there is one.
+func (w *worker) adoptSCTP(flow pkt.Flow, udp uint16, b []byte) bool {
+	if w.e.ndialing.Load() == 0 {
+		return false
+	}
+	w.e.mu.Lock()
+	owner := w.e.dialing[flow]
+	w.e.mu.Unlock()
+	if owner == nil || owner == w {
+		return false
+	}
+	b = bytes.Clone(b)
+	owner.post(func(o *worker) {
+		as := o.sctp.assocs[flow]
+		if as == nil || as.lst != nil || as.over {
+			return
+		}
+		if s := as.a.State(); s != sctp.CookieWait && s != sctp.CookieEchoed {
+			return
+		}
+		o.forgetDialing(flow)
+		o.timers.stop(&as.carrier.timer)
+		o.unmark(&as.carrier)
+		delete(o.sctp.assocs, flow)
+		for _, c := range as.streams {
+			o.unmark(c)
+			delete(o.conns, c.id)
+			o.moved[c.id] = w
+		}
+		w.post(func(w *worker) {
+			as.carrier.timer, as.carrier.deadline = timer{conn: &as.carrier}, 0
+			w.sctp0().assocs[flow] = as
+			for _, c := range as.streams {
+				c.timer = timer{conn: c}
+				w.conns[c.id] = c
+			}
+			as.a.HandlePacket(w.now, flow, udp, b)
+			w.sctpData(as, b)
+			w.mark(&as.carrier)
+		})
+	})
+	return true
 }
 
 func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP) *assoc {
@@ -363,6 +429,10 @@ func (w *worker) endSession(c *conn, err error) {
 		as.dial = nil
 	}
 	delete(w.conns, c.id)
+	if home := w.e.worker(c.id); home != w {
+		id := c.id
+		home.post(func(home *worker) { delete(home.moved, id) })
+	}
 	if len(as.streams) == 0 && as.lst == nil {
 		as.a.Close(w.now)
 	}
@@ -428,6 +498,7 @@ func (w *worker) retire(as *assoc) {
 	as.carrier.gone = true
 	w.timers.stop(&as.carrier.timer)
 	delete(w.sctp.assocs, as.flow)
+	w.forgetDialing(as.flow)
 	w.sctp.over.add(as)
 	for _, c := range as.streams {
 		w.remoteEventsSCTP(c)

@@ -17,8 +17,11 @@ func (w *worker) sctpFrame(f *link.Frame) {
 	in := &w.in
 	s := w.sctp
 	if s == nil {
-		w.stats.RxUnwanted++
-		return
+		if w.e.ndialing.Load() == 0 {
+			w.stats.RxUnwanted++
+			return
+		}
+		s = w.sctp0() // another worker dials
 	}
 	off, n := in.pkt.L4Off, in.pkt.L4Len
 	udp := uint16(0)
@@ -46,6 +49,9 @@ func (w *worker) sctpFrame(f *link.Frame) {
 	flow.RemotePort, flow.LocalPort = binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])
 	as := s.assocs[flow]
 	if as == nil || as.a.State() == sctp.Closed {
+		if as == nil && w.adoptSCTP(flow, udp, b) {
+			return
+		}
 		if as = w.sctpUnowned(flow, udp, b); as == nil {
 			return
 		}
@@ -233,6 +239,7 @@ func (w *worker) sctpEvents(as *assoc) int {
 		n++
 		switch ev {
 		case sctp.EventUp:
+			w.forgetDialing(as.flow)
 			w.sctpUp(as)
 		case sctp.EventRestart:
 			if as.mux == nil { // it had not begun here

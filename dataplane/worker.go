@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -272,6 +273,14 @@ func (w *worker) mark(c *conn) {
 	if !c.dirty {
 		c.dirty = true
 		w.dirty = append(w.dirty, c)
+	}
+}
+
+// unmark takes c off that list.
+func (w *worker) unmark(c *conn) {
+	if c.dirty {
+		c.dirty = false
+		w.dirty = slices.DeleteFunc(w.dirty, func(d *conn) bool { return d == c })
 	}
 }
 

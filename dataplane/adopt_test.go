@@ -1,0 +1,240 @@
+package dataplane
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/sctp/session"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// joined is a link that receives what comes to another one too: it sends on itself
+// alone, so that what came there is answered on another queue.
+type joined struct {
+	*link.Pipe
+	second *link.Pipe
+	from   map[*link.Frame]*link.Pipe
+}
+
+func (j *joined) Receive(fs []link.Frame) int {
+	n := j.Pipe.Receive(fs)
+	for i := range fs[:n] {
+		j.from[&fs[i]] = j.Pipe
+	}
+	m := j.second.Receive(fs[n:])
+	for i := range fs[n : n+m] {
+		j.from[&fs[n+i]] = j.second
+	}
+	return n + m
+}
+
+func (j *joined) Release(f *link.Frame) { j.from[f].Release(f) }
+
+// twoQueues is host 0 with two queues and host 1 with one, which answers all on the
+// second queue, driven from one goroutine under a virtual clock.
+type twoQueues struct {
+	*sim
+	workers []*worker
+	links   []*link.Pipe
+}
+
+func newTwoQueues(t *testing.T) *twoQueues {
+	q := &twoQueues{sim: &sim{t: t, now: clock.Time(time.Second)}}
+	s := q.sim
+	cfg := link.PipeConfig{Now: func() clock.Time { return s.now }}
+	a0, b0, err := link.NewPipe(cfg)
+	a1, b1, err1 := link.NewPipe(cfg)
+	if err := errors.Join(err, err1); err != nil {
+		t.Fatal(err)
+	}
+	q.links = []*link.Pipe{a0, a1, b0, b1}
+	for i, queues := range [][]Queue{{{Link: a0, CPU: -1}, {Link: a1, CPU: -1}}, {{Link: &joined{b1, b0, map[*link.Frame]*link.Pipe{}}, CPU: -1}}} {
+		e, err := New(Config{Now: cfg.Now}, queues, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.hosts[i] = &simHost{e: e, w: e.workers[0], table: verbs.NewTable(rand.NewChaCha8([32]byte{byte(i)}))}
+		q.workers = append(q.workers, e.workers...)
+	}
+	t.Cleanup(func() {
+		for _, w := range q.workers {
+			w.closeFDs()
+		}
+		for _, l := range q.links {
+			l.Close()
+		}
+	})
+	return q
+}
+
+// until turns all workers till cond holds.
+func (q *twoQueues) until(what string, cond func() bool) {
+	q.t.Helper()
+	for limit := q.now.Add(10 * time.Minute); !cond(); {
+		n := 0
+		next := clock.Time(0)
+		for _, w := range q.workers {
+			n += w.turn()
+			if len(w.dirty) > 0 || w.cmds.pending.Load() != 0 {
+				n++
+			}
+			next = clock.Earliest(next, w.timers.next())
+		}
+		for _, h := range q.hosts {
+			h.drain()
+		}
+		if n == 0 {
+			if next == 0 || q.now > limit {
+				q.t.Fatalf("not: %s", what)
+			}
+			q.now = max(q.now, next)
+		}
+		q.now = q.now.Add(time.Microsecond)
+	}
+}
+
+func (q *twoQueues) event(host int, kind EventKind) (ev Event) {
+	q.t.Helper()
+	q.until(fmt.Sprint("event ", kind), func() (ok bool) {
+		ev, ok = q.hosts[host].take(kind)
+		return ok
+	})
+	return ev
+}
+
+// transfer writes and ends: all goes over the second queue.
+func (q *twoQueues) transfer(id ConnID, qa, qb *simQP) {
+	q.t.Helper()
+	const size = 20000
+	a1 := q.workers[1]
+	for i := range qa.mem {
+		qa.mem[i] = byte(i * 7)
+	}
+	qa.sends = append(qa.sends, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000},
+		verbs.SendWR{ID: 2, Op: rdmap.OpRead, SGEs: qa.sge(size, size), RKey: qb.reg.STag(), Remote: 0x10000})
+	before := q.workers[0].stats.TxFrames
+	c := a1.conns[id]
+	if c == nil {
+		q.t.Fatal("the second worker has no such connection")
+	}
+	if c.as != nil {
+		a1.mark(&c.as.carrier)
+	} else {
+		a1.mark(c)
+	}
+	q.until("both done", func() bool { return len(qa.wcs) == 2 })
+	if !bytes.Equal(qb.mem[:size], qa.mem[:size]) || !bytes.Equal(qa.mem[size:2*size], qa.mem[:size]) {
+		q.t.Error("memory differs")
+	}
+	if n := q.workers[0].stats.TxFrames; n != before {
+		q.t.Errorf("the first queue sent %d frames", n-before)
+	}
+	q.hosts[0].e.Disconnect(id, false)
+	for i := range q.hosts {
+		if ev := q.event(i, EventClosed); ev.Err != nil {
+			q.t.Errorf("host %d closed by %v", i, ev.Err)
+		}
+	}
+	q.until("nothing left", func() bool {
+		n := 0
+		for _, w := range q.workers {
+			n += len(w.flows) + len(w.conns) + len(w.moved) + w.timers.count
+			if w.sctp != nil {
+				n += len(w.sctp.assocs)
+			}
+		}
+		e := q.hosts[0].e
+		return n == 0 && e.nembryos.Load() == 0 && e.ndialing.Load() == 0
+	})
+	for i, l := range q.links {
+		if l.FreeSlots() != l.Slots() {
+			q.t.Errorf("link %d: %d slots not given back", i, l.Slots()-l.FreeSlots())
+		}
+	}
+}
+
+// TestAdopt dials on one queue and is answered on another, whose worker then has the
+// connection.
+func TestAdopt(t *testing.T) {
+	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
+	hop := Hop{SrcMAC: macA, DstMAC: macB}
+	p := mpa.Params{CRC: true, IRD: 8, ORD: 8}
+	t.Run("TCP", func(t *testing.T) {
+		q := newTwoQueues(t)
+		w, b := q.workers[0], q.workers[2]
+		qa, qb := newSimQP(t, q.hosts[0], 65536), newSimQP(t, q.hosts[1], 65536)
+		b.turn()
+		if err := b.listen(1, remote, 8, false); err != nil {
+			t.Fatal(err)
+		}
+		id := w.newID()
+		if err := w.connect(id, pkt.NewFlow(local, remote), hop, time.Minute, false); err != nil {
+			t.Fatal(err)
+		}
+		if ev := q.event(0, EventConnected); ev.Conn != id || ev.Worker != 1 {
+			t.Errorf("event %+v", ev)
+		}
+		acc := q.event(1, EventAccepted)
+		q.hosts[1].e.Attach(acc.Conn, Attachment{QP: &qb.QPBinding, Params: p})
+		p.Initiator = true
+		q.hosts[0].e.Attach(id, Attachment{QP: &qa.QPBinding, Params: p})
+		q.event(0, EventEstablished)
+		q.event(1, EventEstablished)
+		q.transfer(id, qa, qb)
+	})
+	for name, o := range map[string]SCTP{"SCTP": {}, "SCTP in UDP": {UDP: true}} {
+		t.Run(name, func(t *testing.T) {
+			q := newTwoQueues(t)
+			w, b := q.workers[0], q.workers[2]
+			qa, qb := newSimQP(t, q.hosts[0], 65536), newSimQP(t, q.hosts[1], 65536)
+			b.turn()
+			if err := b.listenSCTP(1, remote, o); err != nil {
+				t.Fatal(err)
+			}
+			id := w.newID()
+			if err := w.connectSCTP(id, pkt.NewFlow(local, remote), hop, o, session.Setup{}, time.Minute); err != nil {
+				t.Fatal(err)
+			}
+			req := q.event(1, EventRequest)
+			q.hosts[1].e.AnswerSCTP(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding, Params: p})
+			if ev := q.event(0, EventAnswer); ev.Conn != id || ev.Worker != 1 {
+				t.Errorf("event %+v", ev)
+			}
+			q.hosts[0].e.Attach(id, Attachment{QP: &qa.QPBinding, Params: p})
+			q.event(0, EventEstablished)
+			q.transfer(id, qa, qb)
+		})
+	}
+}
+
+// TestAdoptGivenUp ends a connect that was adopted and is never answered.
+func TestAdoptGivenUp(t *testing.T) {
+	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
+	q := newTwoQueues(t)
+	w, b := q.workers[0], q.workers[2]
+	b.turn()
+	if err := b.listenSCTP(1, remote, SCTP{}); err != nil {
+		t.Fatal(err)
+	}
+	id := w.newID()
+	if err := w.connectSCTP(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	q.event(1, EventRequest)
+	if ev := q.event(0, EventClosed); ev.Conn != id || !errors.Is(ev.Err, ErrTimeout) {
+		t.Errorf("event %+v", ev)
+	}
+	q.until("nothing left", func() bool {
+		return len(w.conns)+len(w.moved)+len(q.workers[1].conns)+len(q.workers[1].sctp.assocs) == 0 && q.hosts[0].e.ndialing.Load() == 0
+	})
+}
