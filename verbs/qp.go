@@ -103,10 +103,11 @@ type QP struct {
 	ord    int
 
 	sq             []sendSlot
-	sges           []SGE  // cfg.MaxSGE for each send slot
-	inline         []byte // cfg.MaxInline for each send slot
-	sqHead, sqTail uint32 // oldest slot in use, next free one; free-running
-	held           bool   // the newest slot is a local operation or a bad WR that waits for all earlier ones
+	sges           []SGE                // cfg.MaxSGE for each send slot
+	inline         []byte               // cfg.MaxInline for each send slot
+	sqHead, sqTail uint32               // oldest slot in use, next free one; free-running
+	taken          interface{ Taken() } // Sends, if it has such a method
+	held           bool                 // the newest slot is a local operation or a bad WR that waits for all earlier ones
 
 	rq     []recvSlot
 	rsges  []SGE
@@ -147,6 +148,7 @@ func NewQP(cfg QPConfig) *QP {
 		rqHead: firstMSN,
 		rqTail: firstMSN,
 	}
+	q.taken, _ = cfg.Sends.(interface{ Taken() })
 	q.wr.SGEs = make([]SGE, 0, cfg.MaxSGE)
 	q.wr.Inline = make([]byte, 0, cfg.MaxInline)
 	q.rwr.SGEs = make([]SGE, 0, cfg.MaxSGE)

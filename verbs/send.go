@@ -24,6 +24,9 @@ func (q *QP) PullSend(max int) int {
 		n++
 		q.post(&q.wr)
 	}
+	if n > 0 && q.taken != nil {
+		q.taken.Taken()
+	}
 	return n
 }
 

@@ -66,7 +66,9 @@ type RecvWR struct {
 
 // SendSource is where posted work requests wait until the QP takes them.
 // NextSend fills *wr, appending to wr.SGEs[:0] and wr.Inline[:0], so that a
-// caller that keeps *wr pays no allocation; false: none is there.
+// caller that keeps *wr pays no allocation; false: none is there. A source with a
+// method Taken() is told when the QP has taken some for now, before any of them
+// completes.
 type SendSource interface {
 	NextSend(wr *SendWR) bool
 }

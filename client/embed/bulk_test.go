@@ -7,7 +7,8 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 )
 
-// TestBulk: a window full of long messages, and of short ones.
+// TestBulk: a window full of long messages, and of short ones. A work request's
+// place in the queue is free when its completion is seen.
 func TestBulk(t *testing.T) {
 	t.Run("long", func(t *testing.T) { bulk(t, 1<<16, 800) })
 	t.Run("short", func(t *testing.T) { bulk(t, 100, 15000) })
@@ -23,8 +24,8 @@ func bulk(t *testing.T, size, total int) {
 	for posted, done := 0, 0; done < total; {
 		if room := min(64-(posted-done), total-posted, len(wrs)); room > 0 {
 			n, err := a.qp.PostSends(wrs[:room])
-			if err != nil && n == 0 {
-				t.Fatal(err)
+			if err != nil {
+				t.Fatalf("%d posted, %d done: %v", posted, done, err)
 			}
 			posted += n
 		}

@@ -485,3 +485,28 @@ func TestReceiveRingStaysFull(t *testing.T) {
 		}
 	}
 }
+
+// TestSendRingGivesBack: what a queue pair has taken is free in the ring, also in
+// the middle of a batch, before any of it can complete.
+func TestSendRingGivesBack(t *testing.T) {
+	const entries = 16
+	q, p := newSQ(t, entries, 1, 0)
+	qp := verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: verbs.NewTable(rand.NewChaCha8([32]byte{})), SQDepth: entries, MaxSGE: 1, Sends: q})
+	qp.Start(rdmap.Config{IRD: 1, ORD: 1})
+	posted, taken := 0, 0
+	for _, n := range []int{1, 3, 5, 2, 1} {
+		for p.Post(&verbs.SendWR{ID: uint64(posted), Op: rdmap.OpSend}) == nil {
+			posted++
+		}
+		if got := qp.PullSend(n); got != n {
+			t.Fatalf("took %d work requests; want %d", got, n)
+		}
+		taken += n
+		if got := p.Space(); got != entries-(posted-taken) {
+			t.Errorf("space for %d with %d posted and %d taken", got, posted, taken)
+		}
+		if got := q.Posted(); got != posted-taken {
+			t.Errorf("%d wait; want %d", got, posted-taken)
+		}
+	}
+}

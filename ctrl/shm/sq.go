@@ -22,7 +22,7 @@ type RQ struct {
 }
 
 // reader takes WQEs of a ring in batches: the consumer index, whose store is
-// what costs, is published once a batch.
+// what costs, is published once a batch, or when Taken says so.
 type reader struct {
 	ring    ring.Consumer
 	slots   []byte // the entries
@@ -151,6 +151,18 @@ func (q *SQ) NextSend(wr *verbs.SendWR) bool {
 	q.used++
 	decodeSend(q.wqe, wr, q.maxSGE, q.maxInline)
 	return true
+}
+
+// Taken gives back the entries of what NextSend has returned. Before anything of
+// it completes: a client that has as many work requests under way as the ring
+// holds posts the next one then.
+func (q *SQ) Taken() {
+	if q.used != 0 {
+		q.ring.Release(q.used)
+		q.first += q.used
+		q.n -= q.used
+		q.used = 0
+	}
 }
 
 // NextRecv implements verbs.RecvSource.
