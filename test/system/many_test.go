@@ -37,7 +37,7 @@ func TestManyConnections(t *testing.T) {
 	}
 	hosts := []*host{a, b}
 	first := []holding{a.holds(), b.holds()}
-	var second []holding // after the cycle that all later ones are like
+	var early [2]int64 // the most that was resident after one of the first cycles
 	for cycle := range cycles {
 		began := time.Now()
 		open := make(chan *iwarp.QP, conns)
@@ -87,25 +87,17 @@ func TestManyConnections(t *testing.T) {
 		client.close()
 		server.close()
 		t.Logf("cycle %d: %d connections open after %.1f s, closed after %.1f s", cycle, len(accepted), up.Seconds(), time.Since(began).Seconds())
-		var after []holding
 		for i, h := range hosts {
-			after = append(after, h.settles(first[i]))
+			after := h.settles(first[i])
 			t.Logf("%s: %d MiB resident, %d descriptors with all open; %d MiB, %d after", h.end.Name, full[i].resident>>20, full[i].files,
-				after[i].resident>>20, after[i].files)
-		}
-		if cycle == 1 {
-			second = after
-		}
-	}
-	if second == nil {
-		return
-	}
-	for i, h := range hosts {
-		// What one more cycle would leave behind, all later ones have: a leak of 100
-		// octets a connection is seen in ten cycles of 10,000.
-		now := h.holds()
-		if grown := now.resident - second[i].resident; grown > 8<<20+second[i].resident/4 {
-			t.Errorf("%s: %d MiB resident after cycle 1, %d MiB after cycle %d", h.end.Name, second[i].resident>>20, now.resident>>20, cycles-1)
+				after.resident>>20, after.files)
+			// How much of the heap is garbage, and not given back yet, is chance;
+			// client/embed's TestNothingGrows looks closer.
+			if cycle < 3 {
+				early[i] = max(early[i], after.resident)
+			} else if after.resident > early[i]+early[i]/3 {
+				t.Errorf("%s: %d MiB resident after cycle %d, at most %d MiB after the first ones", h.end.Name, after.resident>>20, cycle, early[i]>>20)
+			}
 		}
 	}
 }

@@ -1,0 +1,103 @@
+package embed_test
+
+import (
+	"context"
+	"runtime"
+	"testing"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// TestNothingGrows: connections that are opened and closed over and over leave
+// nothing on the heap, at neither end: client, control plane and data plane are
+// all of this process. GROW_CYCLES says how often.
+func TestNothingGrows(t *testing.T) {
+	cfg := tcp.DefaultConfig()
+	cfg.TimeWait = 100 * time.Millisecond
+	na, nb, _ := pair(t, embed.PairConfig{TCP: &cfg})
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	a, b := newEnd(t, ctx, na, 16), newEnd(t, ctx, nb, 16)
+	l, err := nb.Device().Listen(ctx, ":0", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	const conns = 50
+	cycle := func() {
+		var qps []*iwarp.QP
+		for i := range conns {
+			qa, err := na.Device().CreateQP(ctx, iwarp.QPConfig{PD: a.pd, SendCQ: a.cq, RecvCQ: a.cq, SendDepth: 1, RecvDepth: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			qb, err := nb.Device().CreateQP(ctx, iwarp.QPConfig{PD: b.pd, SendCQ: b.cq, RecvCQ: b.cq, SendDepth: 1, RecvDepth: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			qps = append(qps, qa, qb)
+			accepted := make(chan error, 1)
+			go func() {
+				r, err := l.Request(ctx)
+				if err == nil {
+					_, err = r.Accept(ctx, qb, nil)
+				}
+				accepted <- err
+			}()
+			if _, err := qa.Connect(ctx, dialAddr(nb, l), nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-accepted; err != nil {
+				t.Fatal(err)
+			}
+			if err := qa.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 64)}, Remote: b.mem.Base(), RKey: b.mem.RKey()}); err != nil {
+				t.Fatal(err)
+			}
+			a.wait(t, ctx, 1)
+			if i%2 == 0 { // half of them in order, by the side that did not open
+				if err := qb.Disconnect(ctx); err != nil {
+					t.Fatal(err)
+				}
+				<-qa.Done()
+				<-qb.Done()
+			}
+		}
+		for _, q := range qps {
+			if err := q.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	heap := func() int64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.GC() // what the first has put on finalizer queues and in pools
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	for range 2 { // tables and pools get their size
+		cycle()
+	}
+	before := heap()
+	cycles := testenv.Count(t, "GROW_CYCLES", 5)
+	for range cycles {
+		cycle()
+	}
+	// What is still under way, a TIME-WAIT of the last cycle or a goroutine that
+	// ends, goes by itself.
+	const limit = 256 << 10 // of the runtime's own
+	var grown int64
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+		if grown = heap() - before; grown < limit {
+			break
+		}
+	}
+	t.Logf("%d octets more after %d connections", grown, conns*cycles)
+	if grown >= limit {
+		t.Errorf("the heap has grown by %d octets, %d for each of %d connections", grown, grown/int64(conns*cycles), conns*cycles)
+	}
+}
