@@ -115,7 +115,7 @@ vm_start() {
   VM_PID[$name]=$! VM_FD[$name]=$fd
 }
 
-vm_wait() { wait_for 120 "${VM_PID[$1]}" grep -qs "guest ready" "$TMP/$1.console" || { tail -5 "$TMP/$1.console" >&2; return 1; }; }
+vm_wait() { wait_for 300 "${VM_PID[$1]}" grep -qs "guest ready" "$TMP/$1.console" || { tail -5 "$TMP/$1.console" >&2; return 1; }; }
 
 vm_do() {
   local name=$1 n=${EPOCHREALTIME/./} console=$TMP/$1.console from
