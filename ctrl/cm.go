@@ -81,8 +81,16 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 		s.accepted(ev)
 		return
 	}
-	if ev.Kind == dataplane.EventRequest {
+	switch ev.Kind {
+	case dataplane.EventRequest:
 		s.requestSCTP(ev)
+		return
+	case dataplane.EventJoined:
+		s.joinedSCTP(ev)
+		return
+	case dataplane.EventParted:
+		s.claims.drop(s.assocs[ev.Flow])
+		delete(s.assocs, ev.Flow)
 		return
 	}
 	c := s.conns[ev.Conn]

@@ -107,6 +107,24 @@ func (c *conn) sctpParams() mpa.Params {
 	return p
 }
 
+// joinedSCTP keeps the port of an association steered while it lasts: a SHUTDOWN comes
+// when listener and connections may be gone.
+func (s *Server) joinedSCTP(ev dataplane.Event) {
+	var cl *claim
+	if l := s.listeners[ev.Listener]; l != nil {
+		cl = l.claim
+	} else if c := s.conns[ev.Conn]; c != nil {
+		cl = c.claim
+	} else if c := s.dialing[ev.Flow]; c != nil {
+		cl = c.claim
+	}
+	if cl == nil {
+		return // given up already
+	}
+	cl.refs++
+	s.assocs[ev.Flow] = cl
+}
+
 // requestSCTP takes the Initiate of a peer.
 func (s *Server) requestSCTP(ev dataplane.Event) {
 	l := s.listeners[ev.Listener]

@@ -445,15 +445,21 @@ func (w *worker) disconnect(c *conn, abort bool) {
 	w.mark(c)
 }
 
-// abort cuts c with a RST.
+// abort cuts c with a RST. Of an association it ends the session, and the association
+// by ABORT if that was its last.
 func (w *worker) abort(c *conn, why error) {
 	if c.err == nil {
 		c.err = why
 	}
 	w.dropQP(c)
 	c.mode = modeClosing
-	if c.as != nil {
-		w.closeSession(c)
+	if as := c.as; as != nil {
+		if as.lst == nil && len(as.streams) == 1 {
+			as.a.Abort(w.now)
+			w.mark(&as.carrier)
+		} else {
+			w.closeSession(c)
+		}
 		w.endSession(c, nil)
 		return
 	}

@@ -132,7 +132,8 @@ type Attachment struct {
 // EventKind says what happened.
 type EventKind uint8
 
-// Events of a connection come in this order; EventClosed is the last.
+// Events of a connection come in this order; EventClosed is the last. Those of an
+// association stand around them.
 const (
 	EventNone EventKind = iota
 	// EventAccepted: a passive open is done; the connection is in streaming mode.
@@ -159,13 +160,18 @@ const (
 	EventRejected
 	// EventClosed: the connection is gone, Err says why (nil: closed by both in order).
 	EventClosed
+	// EventJoined: SCTP, an association of Flow has begun: of Listener, or dialled for Conn. Its
+	// packets have to come until EventParted, which may be long after its sessions have ended.
+	EventJoined
+	// EventParted: SCTP, the association of Flow is gone.
+	EventParted
 )
 
 // Event tells the control plane what happened to a connection.
 type Event struct {
 	Kind     EventKind
 	Conn     ConnID
-	Listener ListenerID // EventAccepted
+	Listener ListenerID // EventAccepted, EventRequest, EventJoined
 	Flow     pkt.Flow
 	Worker   int // which of the client's doorbell pages serves the connection
 	Data     []byte

@@ -34,7 +34,7 @@ type assoc struct {
 	tuple   pkt.Tuple
 	carrier conn
 	streams map[uint16]*conn
-	lst     *sctpListener // nil: we dialled
+	lst     *sctpListener // nil: it ends with its last session, for we dialled or the listener is closed
 	dial    *conn         // whose Initiate waits for the association
 	setup   session.Setup
 	part    []byte   // a message that comes in pieces
@@ -154,6 +154,14 @@ func (w *worker) unlistenSCTP(id ListenerID) {
 			delete(w.sctp.listeners, k)
 		}
 	}
+	// Nobody takes another session of their peers.
+	for _, as := range w.sctp.assocs {
+		if as.lst == nil || as.lst.id != id {
+			continue
+		}
+		as.lst = nil
+		w.mark(&as.carrier)
+	}
 }
 
 // sctp0 returns the worker's SCTP, made when it is first asked for.
@@ -194,6 +202,7 @@ func (w *worker) connectSCTP(id ConnID, flow pkt.Flow, hop Hop, o SCTP, set sess
 		w.e.ndialing.Store(int32(len(w.e.dialing)))
 		w.e.mu.Unlock()
 	}
+	w.e.events.push(Event{Kind: EventJoined, Conn: id, Flow: flow, Worker: w.id})
 	w.mark(&as.carrier)
 	return nil
 }
@@ -433,10 +442,13 @@ func (w *worker) endSession(c *conn, err error) {
 		id := c.id
 		home.post(func(home *worker) { delete(home.moved, id) })
 	}
-	if len(as.streams) == 0 && as.lst == nil {
-		as.a.Close(w.now)
-	}
 	w.mark(&as.carrier)
+}
+
+// done reports whether an association has no further use: it ends with its last session,
+// once what sessions still have to say is on its way.
+func (as *assoc) done() bool {
+	return as.lst == nil && len(as.streams) == 0 && (as.mux == nil || as.mux.Quiet())
 }
 
 // sctpTimer is onTimer for an association.
@@ -497,13 +509,16 @@ func (w *worker) retire(as *assoc) {
 	as.over = true
 	as.carrier.gone = true
 	w.timers.stop(&as.carrier.timer)
-	delete(w.sctp.assocs, as.flow)
+	if w.sctp.assocs[as.flow] == as {
+		delete(w.sctp.assocs, as.flow)
+	}
 	w.forgetDialing(as.flow)
 	w.sctp.over.add(as)
 	for _, c := range as.streams {
 		w.remoteEventsSCTP(c)
 		w.endSession(c, as.a.Err())
 	}
+	w.e.events.push(Event{Kind: EventParted, Flow: as.flow, Worker: w.id})
 	for {
 		b, ok := as.a.PollReleased()
 		if !ok {

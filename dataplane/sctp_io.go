@@ -95,8 +95,13 @@ func (w *worker) sctpUnowned(flow pkt.Flow, udp uint16, b []byte) *assoc {
 	if a == nil {
 		return nil
 	}
+	if old := w.sctp.assocs[flow]; old != nil {
+		w.sctpEvents(old) // it is closed, and this packet came before its turn
+		w.retire(old)
+	}
 	as := w.newAssoc(a, flow, t, l.opts)
 	as.lst = l
+	w.e.events.push(Event{Kind: EventJoined, Listener: l.id, Flow: flow, Worker: w.id})
 	w.stats.PassiveOpens++
 	return as
 }
@@ -188,6 +193,9 @@ func (w *worker) pumpSCTP(c *conn) int {
 				work += w.composeDDP(c)
 			}
 		}
+	}
+	if as.done() {
+		as.a.Close(w.now)
 	}
 	for as.a.PollTransmit(w.now, &w.sctp.out) {
 		w.transmitSCTP(as)

@@ -260,6 +260,20 @@ func TestSCTPReject(t *testing.T) {
 	s.closedSCTP()
 }
 
+// TestSCTPRejectAndUnlisten: a refusal is said even if the listener is closed at once.
+func TestSCTPRejectAndUnlisten(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	_, req := s.requestSCTP(SCTP{}, false)
+	w := s.hosts[1].w
+	w.answerSCTP(w.conns[req.Conn], session.Setup{Private: []byte("no")}, Attachment{})
+	w.unlisten(1)
+	if ev := s.closed(0); ev.Err != ErrRejected {
+		t.Errorf("closed by %v", ev.Err)
+	}
+	s.closed(1)
+	s.closedSCTP()
+}
+
 // TestSCTPPeerGone: a host that falls silent is given up, and posted work is flushed.
 func TestSCTPPeerGone(t *testing.T) {
 	silent := false
@@ -299,6 +313,54 @@ func TestSCTPAbortAndDetach(t *testing.T) {
 			t.Errorf("completions of host 1: %+v", qb.wcs)
 		}
 		s.closedSCTP()
+	}
+}
+
+// TestSCTPJoinedParted: an association is reported for as long as its packets have to
+// come, and one whose listener is closed ends with its last session.
+func TestSCTPJoinedParted(t *testing.T) {
+	for _, how := range []string{"the dialling side ends", "listener closed in a session", "listener closed after the session"} {
+		t.Run(how, func(t *testing.T) {
+			s := newSim(t, link.PipeConfig{})
+			qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+			a, b := s.openSCTP(SCTP{}, qa, qb)
+			for i, want := range []Event{{Conn: a.id, Flow: a.flow}, {Listener: 1, Flow: b.flow}} {
+				if ev, ok := s.hosts[i].take(EventJoined); !ok || ev.Conn != want.Conn || ev.Listener != want.Listener || ev.Flow != want.Flow {
+					t.Errorf("host %d: %+v, %v", i, ev, ok)
+				}
+			}
+			rest := func() {
+				end := s.now.Add(3 * time.Second)
+				s.until("rest", func() bool { return s.now > end })
+				for i, h := range s.hosts {
+					if _, ok := h.take(EventParted); ok || len(h.w.sctp.assocs) != 1 {
+						t.Errorf("host %d: the association has ended", i)
+					}
+				}
+			}
+			w := s.hosts[1].w
+			switch how {
+			case "the dialling side ends":
+				s.hosts[0].w.disconnect(a, false)
+			case "listener closed in a session":
+				w.unlisten(1)
+				rest()
+				w.disconnect(b, false)
+			default:
+				a.as.lst = &sctpListener{} // a peer that keeps its associations
+				s.hosts[0].w.disconnect(a, false)
+				rest()
+				w.unlisten(1)
+			}
+			s.closed(0)
+			s.closed(1)
+			s.closedSCTP()
+			for i, h := range s.hosts {
+				if ev, ok := h.take(EventParted); !ok || ev.Flow != []pkt.Flow{a.flow, b.flow}[i] {
+					t.Errorf("host %d: no EventParted", i)
+				}
+			}
+		})
 	}
 }
 

@@ -203,6 +203,19 @@ func (m *Mux) PollControl(c *Control) bool {
 	return true
 }
 
+// Quiet reports that PollControl has given all control messages there are.
+func (m *Mux) Quiet() bool {
+	if len(m.control) > 0 {
+		return false
+	}
+	for _, s := range m.streams {
+		if s != nil && len(s.ctlQueue) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // send queues a control message with the next DDP-SSN. One that could overtake an
 // earlier one waits until that one is acknowledged (RFC 5043 6.6).
 func (m *Mux) send(s *stream, fn function, set *Setup) {

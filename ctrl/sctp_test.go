@@ -1,0 +1,80 @@
+package ctrl
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	ddp "github.com/iwarpd/iwarpd/sctp/session"
+)
+
+// sctpFake is a fakeEngine that has SCTP.
+type sctpFake struct{ *fakeEngine }
+
+func (e *sctpFake) ListenSCTP(local netip.AddrPort, _ dataplane.SCTP) (dataplane.ListenerID, error) {
+	return e.Listen(local, 0)
+}
+
+func (e *sctpFake) ConnectSCTP(local, remote netip.AddrPort, _ dataplane.SCTP, _ ddp.Setup, timeout time.Duration) (dataplane.ConnID, error) {
+	return e.Connect(local, remote, timeout)
+}
+
+func (e *sctpFake) AnswerSCTP(dataplane.ConnID, ddp.Setup, dataplane.Attachment) {}
+
+// TestSCTPClaims: a port stays steered while an association needs it, which may be
+// longer than its listener or its connection lasts.
+func TestSCTPClaims(t *testing.T) {
+	h := newHarness(t, Config{})
+	h.Bind(&sctpFake{h.e})
+	c := h.hello(t)
+	steered := func(port uint16) bool {
+		h.steer.mu.Lock()
+		defer h.steer.mu.Unlock()
+		return h.steer.eps[bpf.Endpoint{Proto: pkt.ProtoSCTP, Addr: addrA, Port: port}] > 0
+	}
+
+	req := reqListen(addrA.String(), 7174)
+	req.GetListen().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP}
+	l := c.ok(req).GetListen().Listen
+	var id dataplane.ListenerID
+	h.e.mu.Lock()
+	for id = range h.e.listens {
+	}
+	h.e.mu.Unlock()
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventJoined, Listener: id, Flow: flow})
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l}}})
+	if !steered(7174) {
+		t.Error("the port went with the listener")
+	}
+	if l2 := c.ok(req).GetListen(); l2 == nil { // an earlier association keeps nobody from listening anew
+		t.Error("no second listener")
+	} else {
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l2.Listen}}})
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventParted, Flow: flow})
+	if steered(7174) {
+		t.Error("the port outlives the association")
+	}
+
+	q := reqConnect(c.qp(), peerA.String())
+	q.GetConnect().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP}
+	c.ok(q)
+	h.e.await(t, "connect")
+	conn, fc := h.e.only(t, peerA)
+	flow = flowOf(fc.local, fc.remote)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventJoined, Conn: conn, Flow: flow})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: conn, Flow: flow, Err: errors.New("no")})
+	if !steered(fc.local.Port()) {
+		t.Error("the port went with the connection")
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventParted, Flow: flow})
+	if steered(fc.local.Port()) || len(h.assocs) != 0 {
+		t.Error("the port outlives the association")
+	}
+}
