@@ -12,7 +12,7 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 NORACE = /internal/bench$$|/test/bench$$
 
 .DEFAULT_GOAL := build
-.PHONY: build clib packages packages-check generate lint test demo bench interop interop-nfs clean help
+.PHONY: build clib packages packages-check generate lint test demo bench interop interop-nfs interop-sctp clean help
 
 build: ## build bin/iwarpd and bin/iwarpctl
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
@@ -60,6 +60,9 @@ interop: build ## against Linux's soft-iWARP in a virtual machine
 interop-nfs: build ## Linux's NFS client, in a virtual machine, on an export of ours; our client on it
 	@test/interop/nfs
 	@test/interop/nfs2
+
+interop-sctp: build ## DDP over SCTP, with the SCTP of Linux in a virtual machine
+	@test/interop/sctp
 
 clean: ## remove what the other targets made
 	rm -rf bin $(OUT)

@@ -8,6 +8,8 @@
 #   vm_do NAME SECONDS CMD    runs CMD (one line of sh) in the guest, prints its output, returns its status
 #   vm_stop NAME
 #
+# VM_INITRD is another initramfs to boot, as what lab_overlay makes.
+#
 # Builds: default, crc (asks for CRC), p2p (asks for peer-to-peer set-up, RFC 6581), rev1 (MPA revision 1). They are
 # compile-time constants in siw.
 #
@@ -99,6 +101,12 @@ I
   (cd "$R" && find . | cpio -o -H newc 2>/dev/null | gzip -1 >"$new/initrd.gz")
 }
 
+# lab_overlay DIR: the path of an initramfs with the files of DIR besides.
+lab_overlay() {
+  (cd "$1" && find . | cpio -o -H newc 2>/dev/null | gzip -1) | cat "$LAB/initrd.gz" - >"$TMP/initrd.gz"
+  echo "$TMP/initrd.gz"
+}
+
 vm_start() {
   local name=$1 ns=$2 tap=$3 addr=$4 build=$5 pcap=$6 fd mac
   # The guest's shell is driven over the serial line: one command a line, answered by "@@ number status".
@@ -107,7 +115,7 @@ vm_start() {
   mkfifo "$TMP/$name.in"
   exec {fd}<>"$TMP/$name.in"
   ip netns exec "$ns" nice -n -15 qemu-system-x86_64 -accel "${SIW_LAB_ACCEL:-tcg,thread=multi}" -cpu max -m 768 -smp 1 -display none \
-    -serial stdio -monitor none -no-reboot -kernel "$LAB/vmlinuz" -initrd "$LAB/initrd.gz" \
+    -serial stdio -monitor none -no-reboot -kernel "$LAB/vmlinuz" -initrd "${VM_INITRD:-$LAB/initrd.gz}" \
     -append "console=ttyS0 quiet loglevel=3 panic=-1 ipaddr=$addr siw=$build run=$(printf '%s' "$shell" | base64 -w0)" \
     -netdev "tap,id=n0,ifname=$tap,script=no,downscript=no,vhost=off,vnet_hdr=off" ${pcap:+-object filter-dump,id=d0,netdev=n0,file=$pcap} \
     -device "virtio-net-pci,romfile=,mac=$mac,netdev=n0,csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ufo=off,host_tso4=off,host_tso6=off,mrg_rxbuf=off" \
