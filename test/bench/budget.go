@@ -33,7 +33,7 @@ const (
 	budgetWindow  = 512                    // frames in flight
 	budgetStep    = 512                    // octets copied and summed at a time, as on iwarpd's transmit path
 	budgetMessage = 1 << 20                // the buffer that is sent over and over
-	budgetTimeout = 100 * time.Millisecond // without an answer: the frames in flight are lost
+	budgetTimeout = 100 * time.Millisecond // patience of a measurement
 )
 
 const (
@@ -102,8 +102,11 @@ type budget struct {
 	sent, acked, lost uint32 // frames, from the first on
 	frames            [64]link.Frame
 	slots             [64]link.Slot
-	bad               uint64 // frames whose CRC or checksum was wrong
+	bad               uint64        // frames whose CRC or checksum was wrong
+	patience          time.Duration // without an answer: the frames in flight are lost
 }
+
+var errNoFrame = errors.New("no frame came back")
 
 func newBudget(l link.Link, j job) (*budget, error) {
 	local, err := netip.ParseAddr(j.Local)
@@ -118,7 +121,7 @@ func newBudget(l link.Link, j job) (*budget, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &budget{link: l, data: make([]byte, budgetMessage)}
+	b := &budget{link: l, data: make([]byte, budgetMessage), patience: budgetTimeout}
 	for i := range b.data {
 		b.data[i] = byte(i * 7)
 	}
@@ -356,11 +359,11 @@ func (b *budget) send(warm, window time.Duration) (r result, err error) {
 				r.Note = fmt.Sprintf("%.2f %% of the frames were lost", 100*float64(l)/float64(max(b.acked-first, 1)))
 			}
 			if good == 0 {
-				return r, errors.New("no frame came back")
+				return r, errNoFrame
 			}
 			return r, nil
 		}
-		if b.sent != b.acked && now.Sub(progress) > budgetTimeout {
+		if b.sent != b.acked && now.Sub(progress) > b.patience {
 			b.lost += b.sent - b.acked
 			b.acked, progress = b.sent, now
 		}
@@ -397,7 +400,7 @@ func (b *budget) pingPong(j job, size int) (result, error) {
 				continue
 			}
 			if now := time.Now(); end.IsZero() {
-				end = now.Add(5 * time.Second)
+				end = now.Add(time.Minute)
 			} else if now.After(end) {
 				return errors.New("a ping got no answer")
 			}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -29,6 +30,7 @@ func TestBudget(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			a.patience = time.Minute // the wire loses nothing, and b may have no CPU for a while
 			want := bytes.Clone(a.data)
 			clear(b.data)
 			var stop atomic.Bool
@@ -42,7 +44,9 @@ func TestBudget(t *testing.T) {
 			}
 			var r result
 			for octets := 0.0; octets < 2*budgetMessage && err == nil; octets += r.Value * 200e6 / 8 {
-				r, err = a.send(time.Millisecond, 200*time.Millisecond)
+				if r, err = a.send(time.Millisecond, 200*time.Millisecond); errors.Is(err, errNoFrame) {
+					r, err = result{}, nil
+				}
 			}
 			stop.Store(true)
 			<-done
