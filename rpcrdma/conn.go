@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
@@ -49,6 +50,7 @@ type Conn struct {
 	calls   map[uint32]*call
 	windows []*window
 	byKey   map[uint32]*window
+	exposed exposed
 	out     session.Out
 	count   Counters
 }
@@ -223,6 +225,7 @@ func (c *Conn) end() {
 		case <-c.qp.Done():
 		case <-ctx.Done():
 		}
+		c.blame(c.qp.Err())
 	}
 	c.release()
 	c.e.mu.Lock()
@@ -370,7 +373,12 @@ func (c *Conn) events() {
 				close(c.ready)
 			}
 		case session.EventCall:
-			if c.err == nil {
+			switch {
+			case c.err != nil:
+			case c.e.guilty.take(c.peer, e.XID, time.Now()):
+				c.s.Fail(e.Call, wire.Failure{Code: wire.ErrSystem})
+			default:
+				c.exposed.add(e.Call)
 				c.serve.Add(1)
 				go c.answer(e.Call)
 			}

@@ -55,10 +55,11 @@ func DefaultConfig(server bool) Config {
 
 // Endpoint is registered memory and what uses it.
 type Endpoint struct {
-	dev  *iwarp.Device
-	pd   *iwarp.PD
-	cfg  Config
-	pool *pool
+	dev    *iwarp.Device
+	pd     *iwarp.PD
+	cfg    Config
+	pool   *pool
+	guilty guilty
 
 	mu      sync.Mutex
 	conns   map[*Conn]struct{}

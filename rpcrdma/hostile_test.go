@@ -147,15 +147,40 @@ func TestHostileChunks(t *testing.T) {
 		}
 	}
 	// What lies outside of the requester's memory ends its connection, and no other.
+	// Sent again on a new connection the call is answered by an error, once (draft
+	// section 7.3).
+	beyond := wire.Segment{Handle: r.mr.RKey(), Length: 100_000, Offset: r.mr.Base() + 1<<20 - 10}
 	for _, h := range []wire.Header{
-		{XID: 7, Type: wire.CallExternal, Call: []wire.ReadSegment{{Segment: wire.Segment{Handle: 0x12345600, Length: 100}}}},
-		{XID: 7, Type: wire.CallInline, Reads: []wire.ReadSegment{{Position: 44, Segment: wire.Segment{Handle: r.mr.RKey(), Length: 100, Offset: 5}}}},
-		{XID: 7, Type: wire.CallInline, Writes: []wire.Chunk{{{Handle: 0x12345600, Length: 100_000}}}},
+		{XID: 8, Type: wire.CallExternal, Call: []wire.ReadSegment{{Segment: wire.Segment{Handle: 0x12345600, Length: 100}}}},
+		{XID: 9, Type: wire.CallInline, Reads: []wire.ReadSegment{{Position: 44, Segment: wire.Segment{Handle: r.mr.RKey(), Length: 100, Offset: 5}}}},
+		{XID: 10, Type: wire.CallInline, Writes: []wire.Chunk{{{Handle: 0x12345600, Length: 100_000}}}},
+		{XID: 11, Type: wire.CallInline, Writes: []wire.Chunk{{beyond}}},
+		{XID: 12, Type: wire.CallInline, Reply: wire.Chunk{beyond}},
 	} {
-		bad := g.raw()
-		bad.send(h, call(7, 3, func(w *rpc.Writer) { w.U32(50_000) }))
-		if _, _, err := bad.recv(); err == nil {
-			t.Errorf("%+v: the connection goes on", h)
+		proc := uint32(3)
+		if h.Reply != nil {
+			proc = 6
+		}
+		for i := range 3 {
+			bad := g.raw()
+			bad.send(wire.Header{XID: h.XID + 100, Type: wire.CallInline}, call(h.XID+100, 0, nil))
+			if h, _, err := bad.recv(); err != nil || h.Type != wire.ReplyInline {
+				t.Errorf("an innocent call: %v, %v", h.Type, err)
+			}
+			bad.send(h, call(h.XID, proc, func(w *rpc.Writer) { w.U32(50_000) }))
+			switch got, _, err := bad.recv(); {
+			case i != 1 && err == nil:
+				t.Errorf("%+v: the connection goes on", h)
+			case i == 1 && (err != nil || got.Type != wire.Error || got.Failure.Code != wire.ErrSystem || got.XID != h.XID):
+				t.Errorf("%+v again: %v %+v, %v", h, got.Type, got.Failure, err)
+			}
+			bad.c.Close()
+			for len(g.se.Conns()) > 2 { // it is known when the connection is over
+				if g.ctx.Err() != nil {
+					t.Fatal("the connection stays")
+				}
+				time.Sleep(time.Millisecond)
+			}
 		}
 		g.check(100_000)
 	}

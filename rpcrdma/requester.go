@@ -328,9 +328,10 @@ func (x *exchange) expose() error {
 func (x *exchange) hide() error {
 	c := x.c
 	var n int
-	done := make(chan error, 32)
+	parts := x.parts()
+	done := make(chan error, len(parts)) // who handles completions must not wait for us
 	c.mu.Lock()
-	for _, p := range x.parts() {
+	for _, p := range parts {
 		if p.win == nil || !p.win.bound {
 			continue
 		}

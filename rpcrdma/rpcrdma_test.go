@@ -25,6 +25,7 @@ import (
 //	3 get:  length to DDP-eligible opaque of that length
 //	4 both: DDP-eligible opaque to the same
 //	5 note: call-only
+//	6 long: length to inline opaque of that length
 const prog = 0x20000099
 
 type program struct {
@@ -83,6 +84,8 @@ func (p *program) serve(ctx context.Context, r *rpc.Request) rpc.Status {
 		p.notes++
 		p.mu.Unlock()
 		r.Reply.Body = nil
+	case 6:
+		r.Reply.Opaque(make([]byte, min(r.Args.U32(), 1<<20)))
 	default:
 		return rpc.ProcUnavail
 	}

@@ -374,6 +374,11 @@ func (s *Session) Reply(c *Call, p *ReplyPlan, body []byte) {
 		s.stats.Special[1]++
 	}
 	s.queue = append(s.queue, message{hdr: p.hdr, body: body, inv: p.inv, pieces: p.format == 1})
+	s.replies.n++
+	s.replies.octets += len(body)
+	if s.replies.n > maxReplies || s.replies.octets > maxReplyOctets {
+		s.close(ErrProtocol)
+	}
 }
 
 // Fail answers c by an error. Where version 1 has none like it, it is

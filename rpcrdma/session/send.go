@@ -99,10 +99,19 @@ func (s *Session) next(out *Out) {
 	}
 	piece := *m
 	piece.body = m.body[m.off:]
+	s.left(m)
 	s.queue[0] = message{}
 	s.queue = s.queue[1:]
 	s.emit(out, &piece)
 	out.Payload, out.Last, out.Reply = true, true, !m.call
+}
+
+// left notes that m leaves the queue.
+func (s *Session) left(m *message) {
+	if !m.call {
+		s.replies.n--
+		s.replies.octets -= len(m.body)
+	}
 }
 
 func (s *Session) emit(out *Out, m *message) {
@@ -139,6 +148,7 @@ func (s *Session) poll1(out *Out) bool {
 			return false
 		}
 		m = s.queue[i]
+		s.left(&m)
 		s.queue = append(s.queue[:i], s.queue[i+1:]...)
 		if m.call {
 			s.flight1++
@@ -159,8 +169,16 @@ func (s *Session) poll1(out *Out) bool {
 	return true
 }
 
-// sendError answers a message with that XID and version (draft section 7).
+// sendError answers a message with that XID and version (draft section 7). A
+// peer that takes none of its errors, and goes on, is cut off.
 func (s *Session) sendError(xid, vers uint32, f wire.Failure) {
+	if s.closed {
+		return
+	}
+	if len(s.ctrl) >= 4*s.cfg.Window+16 {
+		s.close(ErrProtocol)
+		return
+	}
 	s.stats.Errors++
 	m := message{hdr: wire.Header{XID: xid, Type: wire.Error, Failure: f}, answer: true, vers: vers}
 	s.ctrl = append(s.ctrl, m)

@@ -174,7 +174,8 @@ type Session struct {
 
 	asm      assembly
 	pending  map[uint32]*pending
-	queue    []message // in order; the head may be sent in part
+	queue    []message               // in order; the head may be sent in part
+	replies  struct{ n, octets int } // in the queue
 	ctrl     []message
 	events   []Event
 	hdr      wire.Header
@@ -184,6 +185,13 @@ type Session struct {
 	refused  uint32 // bits of types that the peer does not take
 	stats    Stats
 }
+
+// maxReplies and maxReplyOctets bound the replies that wait to be sent. A peer
+// that has so many calls under way, and takes no reply, is not served on.
+const (
+	maxReplies     = 1024
+	maxReplyOctets = 16 << 20
+)
 
 // phase is how far an exchange of properties is.
 type phase uint8
@@ -271,7 +279,7 @@ func (s *Session) event(e Event) { s.events = append(s.events, e) }
 func (s *Session) close(err error) {
 	if !s.closed {
 		s.closed = true
-		s.queue, s.ctrl = nil, nil
+		s.queue, s.ctrl, s.replies.n, s.replies.octets = nil, nil, 0, 0
 		s.event(Event{Kind: EventClose, Err: err})
 	}
 }

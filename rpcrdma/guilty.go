@@ -1,0 +1,136 @@
+package rpcrdma
+
+import (
+	"encoding/binary"
+	"errors"
+	"sync"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/rpcrdma/session"
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
+
+// guilty remembers the calls whose chunks ended a connection: who sends such a
+// call again on a new one is told an error, or both would go on so for ever
+// (draft section 7.3, RFC 8166 section 4.5.3).
+type guilty struct {
+	mu sync.Mutex
+	m  map[transaction]time.Time
+}
+
+type transaction struct {
+	peer string
+	xid  uint32
+}
+
+// guiltySize bounds how many are remembered, and guiltyAge for how long.
+const (
+	guiltySize = 1024
+	guiltyAge  = 10 * time.Minute
+)
+
+func (g *guilty) add(peer string, xid uint32, now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.m == nil {
+		g.m = make(map[transaction]time.Time)
+	}
+	if len(g.m) >= guiltySize {
+		var oldest transaction
+		for k, t := range g.m {
+			if o, ok := g.m[oldest]; !ok || t.Before(o) {
+				oldest = k
+			}
+		}
+		delete(g.m, oldest)
+	}
+	g.m[transaction{peer, xid}] = now
+}
+
+// take reports whether a call is guilty. It tells so once: to be told ends the
+// transaction.
+func (g *guilty) take(peer string, xid uint32, now time.Time) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	k := transaction{peer, xid}
+	t, ok := g.m[k]
+	delete(g.m, k)
+	return ok && now.Sub(t) < guiltyAge
+}
+
+// maxExposed is how many calls with chunks a Conn remembers: more than can be
+// under way, for the Write that ends a connection may be that of a call which
+// has its reply in the send queue already.
+const maxExposed = 2 * sendSlots
+
+// exposed has the last calls with chunks.
+type exposed struct {
+	ring [maxExposed]struct {
+		xid         uint32
+		call, reads []wire.ReadSegment
+		writes      []wire.Chunk
+		reply       wire.Chunk
+	}
+	next int
+}
+
+func (x *exposed) add(c *session.Call) {
+	if len(c.Ext)+len(c.Reads)+len(c.Writes)+len(c.Reply) == 0 {
+		return
+	}
+	e := &x.ring[x.next%maxExposed]
+	x.next++
+	e.xid, e.call, e.reads, e.writes, e.reply = c.XID, c.Ext, c.Reads, c.Writes, c.Reply
+}
+
+// find calls f with the XID of each call that named the octet at to of stag.
+func (x *exposed) find(stag uint32, to uint64, f func(xid uint32)) {
+	in := func(s wire.Segment) bool { return s.Handle == stag && to-s.Offset < max(uint64(s.Length), 1) }
+	for i := range x.ring {
+		e := &x.ring[i]
+		hit := false
+		for _, l := range [][]wire.ReadSegment{e.call, e.reads} {
+			for _, s := range l {
+				hit = hit || in(s.Segment)
+			}
+		}
+		for _, l := range append(e.writes[:len(e.writes):len(e.writes)], e.reply) {
+			for _, s := range l {
+				hit = hit || in(s)
+			}
+		}
+		if hit {
+			f(e.xid)
+		}
+	}
+}
+
+// blame finds the calls that made the peer send the Terminate err, if one did.
+func (c *Conn) blame(err error) {
+	t, ok := errors.AsType[*iwarp.TerminateError](err)
+	if !ok || !t.Remote {
+		return
+	}
+	if stag, to, ok := terminated(t.Headers); ok {
+		c.exposed.find(stag, to, func(xid uint32) { c.e.guilty.add(c.peer, xid, time.Now()) })
+	}
+}
+
+// terminated returns what memory of its sender's a Terminate is about: that of
+// the tagged segment, or of the Read Request, whose header it has behind four
+// octets of control and two of length (RFC 5040 section 4.8).
+func terminated(b []byte) (stag uint32, to uint64, ok bool) {
+	const ddp, untagged = 6, 18
+	at := ddp + 2
+	if len(b) <= ddp {
+		return 0, 0, false
+	}
+	if b[ddp]&0x80 == 0 {
+		at = ddp + untagged + 16
+	}
+	if len(b) < at+12 {
+		return 0, 0, false
+	}
+	return binary.BigEndian.Uint32(b[at:]), binary.BigEndian.Uint64(b[at+4:]), true
+}
