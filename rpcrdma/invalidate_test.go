@@ -1,0 +1,88 @@
+package rpcrdma
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+)
+
+// TestInvalidationFails: where memory cannot be invalidated when the reply is
+// here, the connection is closed, and the call fails, before anything of it is
+// handed up (draft section 7.4, RFC 8166 section 4.5.4). The provider has
+// forgotten the window: a work request to invalidate it fails.
+func TestInvalidationFails(t *testing.T) {
+	for _, version := range []int{1, 2} {
+		a, b, err := embed.Pair(embed.PairConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		scfg, ccfg := DefaultConfig(true), DefaultConfig(false)
+		scfg.Server = &rpc.Server{}
+		scfg.Server.Register(7, rpc.Program{Low: 1, High: 1, Serve: func(_ context.Context, r *rpc.Request) rpc.Status {
+			r.Reply.Item(r.Args.Opaque(1 << 20))
+			return rpc.Success
+		}})
+		se, err := New(ctx, b.Device(), scfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := se.Listen(ctx, fmt.Sprintf("%v:%d", b.Addr(), Port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		forgotten := 0
+		ccfg.Session.Version = version
+		ccfg.Wire = func(c *Conn, sent bool, _ []byte) {
+			if sent {
+				return
+			}
+			for _, w := range c.byKey {
+				if w.bound {
+					forgotten++
+					if err := w.mw.Close(); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		}
+		ce, err := New(ctx, a.Device(), ccfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := ce.Dial(l.Addr())
+		conn, err := c.Conn(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var w rpc.Writer
+		(&rpc.Call{XID: c.XID(), Prog: 7, Vers: 1}).Start(&w)
+		w.Item(make([]byte, 100_000))
+		resp, err := conn.Call(ctx, &Call{Msg: w.Msg, Results: []int{100_000}, Reply: 64})
+		var lost *LostError
+		if resp != nil || !errors.As(err, &lost) || forgotten == 0 {
+			t.Errorf("version %d: a reply %v, %v with %d windows forgotten", version, resp != nil, err, forgotten)
+		}
+		select {
+		case <-conn.Done():
+		case <-ctx.Done():
+			t.Errorf("version %d: the connection stays", version)
+		}
+		c.Close()
+		if err := ce.Close(); err != nil {
+			t.Error(err)
+		}
+		l.Close()
+		if err := se.Close(); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		a.Close()
+		b.Close()
+	}
+}
