@@ -356,8 +356,9 @@ func (w *worker) composeDDP(c *conn) int {
 			w.mark(c)
 			break
 		}
+		took := 0
 		if !c.failed {
-			c.qp.QP.PullSend(pumpBudget)
+			took = c.qp.QP.PullSend(pumpBudget)
 		}
 		mulpdu := as.a.MaxMessage() - session.HeaderLen
 		if as.a.Room() < mulpdu+session.HeaderLen {
@@ -368,6 +369,9 @@ func (w *worker) composeDDP(c *conn) int {
 			break
 		}
 		if !c.hasPend && !c.stream.PollSegment(mulpdu, &c.pending) {
+			if took > 0 { // as in composeFPDUs
+				w.mark(c)
+			}
 			break
 		}
 		s, ok := w.link.Alloc()

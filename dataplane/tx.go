@@ -188,8 +188,9 @@ func (w *worker) composeFPDUs(c *conn) int {
 			w.mark(c) // the rest has its turn behind the others
 			break
 		}
+		took := 0
 		if !c.failed {
-			c.qp.QP.PullSend(pumpBudget)
+			took = c.qp.QP.PullSend(pumpBudget)
 		}
 		// A segment that does not fit in the record in hand begins the next one
 		// at once, so two slots must be free before the first is asked for.
@@ -201,6 +202,9 @@ func (w *worker) composeFPDUs(c *conn) int {
 			break
 		}
 		if !w.composeRecord(c) {
+			if took > 0 { // local operations, of which there may be more: no bell rings for them
+				w.mark(c)
+			}
 			break
 		}
 		n++

@@ -242,7 +242,7 @@ func (w *worker) turn() int {
 	n += w.pump()
 	w.link.Flush()
 	n += w.reap()
-	n += w.feed()
+	n += w.feed() + len(w.dirty) // who is marked already has work for the next turn
 	w.publish()
 	w.stats.Turns++
 	return n

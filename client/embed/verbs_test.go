@@ -227,7 +227,7 @@ func TestWindow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := mw.RKey() + 1
+	key := mw.RKey()&^0xff | (mw.RKey()+1)&0xff // the octet that is ours wraps
 	err = b.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpBindMW, Flags: iwarp.Signaled, RKey: key, SGEs: []iwarp.SGE{b.mem.SGE(1000, 100)}, Access: iwarp.AccessRemoteWrite})
 	if err != nil {
 		t.Fatal(err)
@@ -311,5 +311,35 @@ func BenchmarkWrite64(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// TestManyLocalOperations: a batch of work requests of which nothing goes to
+// the peer is done to its end, though one bell rings for all of it, and no
+// frame comes.
+func TestManyLocalOperations(t *testing.T) {
+	const n = 1000
+	a, _, ctx := verbsPair(t, embed.PairConfig{}, 2*n)
+	mw, err := a.pd.AllocMW(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wrs []iwarp.SendWR
+	for i := range n / 2 {
+		key := mw.RKey()&^0xff | uint32(i%255+1)
+		wrs = append(wrs,
+			iwarp.SendWR{ID: uint64(2 * i), Op: iwarp.OpBindMW, Flags: iwarp.Signaled, RKey: key, SGEs: []iwarp.SGE{a.mem.SGE(0, 100)}, Access: iwarp.AccessRemoteWrite},
+			iwarp.SendWR{ID: uint64(2*i + 1), Op: iwarp.OpLocalInv, Flags: iwarp.Signaled, Inv: key})
+	}
+	if k, err := a.qp.PostSends(wrs); err != nil {
+		t.Fatal(k, err)
+	}
+	for i, wc := range a.wait(t, ctx, n) {
+		if int(wc.ID) != i {
+			t.Fatalf("completion %d is that of work request %d", i, wc.ID)
+		}
+	}
+	if err := mw.Close(); err != nil {
+		t.Error(err)
 	}
 }
