@@ -79,6 +79,7 @@ func (c *command) nfsExport() *cobra.Command {
 	f.BoolVar(&cfg.Async, "async", false, "do not wait for the disk: faster, and a crash loses data")
 	f.IntVar(&x.MountPort, "mount-port", nfs.PortMount, "TCP port of MOUNT; 0: none")
 	f.IntVar(&x.PortmapPort, "portmap-port", nfs.PortPortmap, "TCP port of the portmapper; 0: none")
+	f.IntVar(&x.TCPPort, "tcp-port", 0, "serve NFS over TCP too, at this port, 2049 as a rule; 0: not")
 	f.IntVar(&memory, "memory", 32, "registered memory, MiB")
 	return cmd
 }

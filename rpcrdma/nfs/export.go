@@ -24,7 +24,9 @@ type Export struct {
 	// MountPort and PortmapPort are where TCP is served at Listen's address; 0:
 	// not at all. Without a portmapper clients must be told the port of MOUNT.
 	MountPort, PortmapPort int
-	Retry                  time.Duration // between attempts to reach a daemon; default 500 ms
+	// TCPPort is where NFS itself is served over TCP as well, at the same address; 0: not at all.
+	TCPPort int
+	Retry   time.Duration // between attempts to reach a daemon; default 500 ms
 	// Tell, if set, hears of what happens.
 	Tell func(format string, args ...any)
 }
@@ -42,8 +44,7 @@ func (x *Export) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("nfs: listen on %s: %w", x.Listen, err)
 	}
-	rdmaPort, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return fmt.Errorf("nfs: listen on %s: %w", x.Listen, err)
 	}
 	server := &rpc.Server{}
@@ -60,6 +61,11 @@ func (x *Export) Run(ctx context.Context) error {
 			return err
 		}
 	}
+	if x.TCPPort != 0 {
+		if err := x.tcp(ctx, cancel, server, host, x.TCPPort); err != nil {
+			return err
+		}
+	}
 	if x.PortmapPort != 0 {
 		side := &rpc.Server{}
 		var l []Mapping
@@ -67,7 +73,9 @@ func (x *Export) Run(ctx context.Context) error {
 		for _, v := range []uint32{1, 3} {
 			l = append(l, Mapping{ProgramMount, v, uint32(x.MountPort)})
 		}
-		_ = rdmaPort // NFS itself is not served over TCP
+		if x.TCPPort != 0 {
+			l = append(l, Mapping{ProgramNFS, 3, uint32(x.TCPPort)})
+		}
 		side.Register(ProgramPortmap, Portmap(l))
 		if err := x.tcp(ctx, cancel, side, host, x.PortmapPort); err != nil {
 			x.Tell("no portmapper: %v", err)

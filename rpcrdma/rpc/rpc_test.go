@@ -3,6 +3,7 @@ package rpc
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -221,10 +222,12 @@ func TestTCP(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := WriteRecord(c, &m); err != nil {
-		t.Fatal(err)
-	}
 	for want := range uint32(2) {
+		if want == 1 {
+			if err := WriteRecord(c, &m); err != nil {
+				t.Fatal(err)
+			}
+		}
 		b, err := ReadRecord(c)
 		if err != nil {
 			t.Fatal(err)
@@ -232,6 +235,39 @@ func TestTCP(t *testing.T) {
 		r, err := ParseReply(Msg{Body: b})
 		if err != nil || r.U32() != want+1 {
 			t.Fatal(err)
+		}
+	}
+	// Many at once, whose replies come in any order.
+	for i := range uint32(100) {
+		m := makeCall(100+i, 2, 1)
+		if err := WriteRecord(c, &m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen := make(map[uint32]bool)
+	for range 100 {
+		b, err := ReadRecord(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen[binary.BigEndian.Uint32(b)] = true
+	}
+	if len(seen) != 100 || !seen[100] || !seen[199] {
+		t.Errorf("replies to %d calls", len(seen))
+	}
+	// With items.
+	for n := range 9 {
+		var w Writer
+		w.U32(1)
+		w.Item(bytes.Repeat([]byte{1}, n))
+		w.Item(bytes.Repeat([]byte{2}, 9-n))
+		w.U32(2)
+		var b bytes.Buffer
+		if err := WriteRecord(&b, &w.Msg); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := ReadRecord(&b); err != nil || !bytes.Equal(got, w.AppendFlat(nil)) || b.Len() != 0 {
+			t.Errorf("%d octets: %x, %v", n, got, err)
 		}
 	}
 	// A record that is too long, or that never ends, ends the connection.

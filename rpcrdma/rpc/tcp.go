@@ -1,11 +1,13 @@
 package rpc
 
 import (
+	"bufio"
 	"context"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -49,19 +51,51 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 	}
 }
 
+// perConn is how many calls of a TCP connection are served at once.
+const perConn = 16
+
 func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 	peer, _, _ := net.SplitHostPort(c.RemoteAddr().String())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	var mu sync.Mutex // guards writing
+	type memory struct{ call, result []byte }
+	slots := make(chan *memory, perConn)
+	for range perConn {
+		slots <- new(memory)
+	}
+	r := bufio.NewReaderSize(c, 16<<10)
 	for {
-		_ = c.SetDeadline(time.Now().Add(idle))
-		b, err := ReadRecord(c)
-		if err != nil {
+		_ = c.SetReadDeadline(time.Now().Add(idle))
+		if _, err := r.Peek(1); err != nil {
 			return
 		}
-		if m, ok := s.Serve(ctx, peer, Msg{Body: b}, nil); ok {
-			if WriteRecord(c, &m) != nil {
+		mem := <-slots
+		var err error
+		if mem.call, err = readRecord(r, mem.call); err != nil {
+			return
+		}
+		wg.Go(func() {
+			defer func() { slots <- mem }()
+			spare := mem.result
+			m, ok := s.Serve(ctx, peer, Msg{Body: mem.call}, func(n int) ([]byte, error) {
+				b := spare
+				if spare = nil; cap(b) < n {
+					b = make([]byte, n)
+					mem.result = b
+				}
+				return b[:n], nil
+			})
+			if !ok {
 				return
 			}
-		}
+			mu.Lock()
+			defer mu.Unlock()
+			_ = c.SetWriteDeadline(time.Now().Add(idle))
+			if WriteRecord(c, &m) != nil {
+				c.Close()
+			}
+		})
 	}
 }
 
@@ -69,8 +103,11 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 var ErrRecord = errors.New("rpc: record is too long")
 
 // ReadRecord reads a message. Memory grows with what has come.
-func ReadRecord(r io.Reader) ([]byte, error) {
-	var b []byte
+func ReadRecord(r io.Reader) ([]byte, error) { return readRecord(r, nil) }
+
+// readRecord reads into the memory of b, whose octets are lost.
+func readRecord(r io.Reader, b []byte) ([]byte, error) {
+	b = b[:0]
 	for {
 		var mark [4]byte
 		if _, err := io.ReadFull(r, mark[:]); err != nil {
@@ -82,9 +119,9 @@ func ReadRecord(r io.Reader) ([]byte, error) {
 			return nil, ErrRecord
 		}
 		for n > 0 {
-			k := min(n, 1<<16)
 			at := len(b)
-			b = append(b, make([]byte, k)...)
+			k := min(n, max(1<<16, cap(b)-at, at))
+			b = slices.Grow(b, k)[:at+k]
 			if _, err := io.ReadFull(r, b[at:]); err != nil {
 				return nil, err
 			}
@@ -96,9 +133,20 @@ func ReadRecord(r io.Reader) ([]byte, error) {
 	}
 }
 
-// WriteRecord writes a message in one fragment.
+// WriteRecord writes a message in one fragment. Its items are not copied.
 func WriteRecord(w io.Writer, m *Msg) error {
-	b := binary.BigEndian.AppendUint32(make([]byte, 0, 4+m.Len()), 1<<31|uint32(m.Len()))
-	_, err := w.Write(m.AppendFlat(b))
+	mark := binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(m.Body)), 1<<31|uint32(m.Len()))
+	if len(m.Items) == 0 {
+		_, err := w.Write(append(mark, m.Body...))
+		return err
+	}
+	var l net.Buffers
+	at := 0
+	for _, it := range m.Items {
+		l = append(l, append(mark, m.Body[at:it.Pos]...), it.Data)
+		mark, at = make([]byte, -len(it.Data)&3, -len(it.Data)&3+len(m.Body)), it.Pos
+	}
+	l = append(l, append(mark, m.Body[at:]...))
+	_, err := l.WriteTo(w)
 	return err
 }

@@ -25,6 +25,9 @@ var arms = []arm{
 	{rings, runPipe},
 	{"daemon-sctp", runDaemonSCTP},
 	{"usrsctp", runUsrsctp},
+	{"nfs", runNFS},
+	{"nfs-tcp-nogso", func(m *matrix, mtu int, tests []test) ([]result, error) { return runNFSTCP(m, tests, false) }},
+	{"nfs-tcp-gso", func(m *matrix, mtu int, tests []test) ([]result, error) { return runNFSTCP(m, tests, true) }},
 }
 
 // rings is the arm of work requests that pass the rings and no protocol.
@@ -72,11 +75,14 @@ func workloads() []workload {
 		{"sctp-write-rate", "daemon-sctp", "write-rate", "M/s", false, []int{64}, map[string]string{"daemon": "write-rate"}},
 		{"sctp-read-lat", "daemon-sctp", "read-lat", "us", true, []int{64}, map[string]string{"daemon": "read-lat", "usrsctp": "ping-pong"}},
 		{"sctp-send-lat", "daemon-sctp", "send-lat", "us", true, []int{64}, map[string]string{"daemon": "send-lat", "usrsctp": "ping-pong"}},
+		// NFSv3 over RPC-over-RDMA, beside the RDMA operations that it is made of, and over the kernel's TCP.
+		{"nfs-read", "nfs", "nfs-read", "Gb/s", false, []int{mib}, map[string]string{"daemon": "write-bw", "nfs-tcp-nogso": "nfs-read", "nfs-tcp-gso": "nfs-read"}},
+		{"nfs-write", "nfs", "nfs-write", "Gb/s", false, []int{mib}, map[string]string{"daemon": "read-bw", "nfs-tcp-nogso": "nfs-write", "nfs-tcp-gso": "nfs-write"}},
 	}
 }
 
 // peerOrder is the order of the peers in the table.
-var peerOrder = []string{"budget", "kernel-tcp-nogso", "kernel-tcp-gso", "libfabric-tcp", rings, "daemon", "usrsctp"}
+var peerOrder = []string{"budget", "kernel-tcp-nogso", "kernel-tcp-gso", "libfabric-tcp", rings, "daemon", "usrsctp", "nfs-tcp-nogso", "nfs-tcp-gso"}
 
 // A cell is one number to measure once a round.
 type cell struct {
@@ -260,6 +266,8 @@ var floorList = []floor{
 	{"read-lat-inprocess", kernel, 64, 1 / 0.8, 0, "read-lat in-process is at most 0.8 of kernel TCP's spinning ping-pong"},
 	{"write-rate", kernel, 64, 5, 0, "write-rate is at least 5 times the kernel's at one write a message"},
 	{"write-lat-pipe", []string{rings}, 64, 0, 5, "a Write over the pipe completes within 5 us of its posting"},
+	{"nfs-read", []string{"daemon"}, mib, 0.8, 0, "NFS READs of 1 MiB are at least 0.8 of RDMA Writes"},
+	{"nfs-write", []string{"daemon"}, mib, 0.8, 0, "NFS WRITEs of 1 MiB are at least 0.8 of RDMA Reads"},
 }
 
 // floors prints whether each holds, at each MTU and against each peer that was
