@@ -52,7 +52,8 @@ type Config struct {
 	// Spin is how long an adaptive worker spins after work; default 50 µs.
 	Spin time.Duration
 	// TCP is used for every connection; default tcp.DefaultConfig().
-	TCP *tcp.Config
+	TCP  *tcp.Config
+	SCTP SCTPConfig
 	// StreamBuffer bounds the streaming-mode octets of a connection that wait for
 	// the control plane; default 64 KiB.
 	StreamBuffer int
@@ -66,6 +67,19 @@ type Config struct {
 	Inline bool
 	// Now is the workers' clock; default clock.Now.
 	Now func() clock.Time
+}
+
+// SCTPConfig holds what is the same for all associations.
+type SCTPConfig struct {
+	// RTOMin is RTO.Min of RFC 9260; default 1 s. What the loss of the last message of
+	// an exchange costs is at least this.
+	RTOMin time.Duration
+	// Idle is how long a peer may keep an association that it opened without a session;
+	// default a minute, negative: for ever.
+	Idle time.Duration
+	// PerPeer bounds the associations that one address may have with the listeners of
+	// one worker; default 1024.
+	PerPeer int
 }
 
 // Queue is one NIC queue for a worker.
@@ -232,6 +246,12 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 	}
 	if cfg.SendBuffer == 0 {
 		cfg.SendBuffer = cfg.StreamBuffer
+	}
+	if cfg.SCTP.Idle == 0 {
+		cfg.SCTP.Idle = time.Minute
+	}
+	if cfg.SCTP.PerPeer == 0 {
+		cfg.SCTP.PerPeer = 1024
 	}
 	if cfg.MaxConns == 0 {
 		cfg.MaxConns = 16384

@@ -40,6 +40,8 @@ type assoc struct {
 	part    []byte   // a message that comes in pieces
 	kept    [][]byte // by sctp.Data.Slot
 	over    bool
+	passive bool       // the peer opened it
+	idle    clock.Time // when it ends unless the peer asks for a session; 0: never
 }
 
 type sctpListener struct {
@@ -52,7 +54,8 @@ type sctpListener struct {
 type sctpState struct {
 	assocs    map[pkt.Flow]*assoc
 	listeners map[listenKey]*sctpListener
-	scratch   []byte // a packet in one piece
+	peers     map[[16]byte]int // associations of listeners, by the peer's address
+	scratch   []byte           // a packet in one piece
 	out       sctp.Out
 	ctl       session.Control
 	ev        session.Event
@@ -79,7 +82,7 @@ var (
 )
 
 func (w *worker) sctpConfig(o SCTP) *sctp.Config {
-	c := &sctp.Config{Streams: 64, UDP: o.UDP, RcvWindow: w.tcp.RcvWindow}
+	c := &sctp.Config{Streams: 64, UDP: o.UDP, RcvWindow: w.tcp.RcvWindow, RTOMin: w.e.cfg.SCTP.RTOMin}
 	o.Profile.Configure(c)
 	return c
 }
@@ -167,7 +170,7 @@ func (w *worker) unlistenSCTP(id ListenerID) {
 // sctp0 returns the worker's SCTP, made when it is first asked for.
 func (w *worker) sctp0() *sctpState {
 	if w.sctp == nil {
-		w.sctp = &sctpState{assocs: make(map[pkt.Flow]*assoc), listeners: make(map[listenKey]*sctpListener), scratch: make([]byte, 1<<16)}
+		w.sctp = &sctpState{assocs: make(map[pkt.Flow]*assoc), listeners: make(map[listenKey]*sctpListener), peers: make(map[[16]byte]int), scratch: make([]byte, 1<<16)}
 	}
 	return w.sctp
 }
@@ -423,6 +426,13 @@ func (w *worker) closeSession(c *conn) {
 	}
 }
 
+// idles begins the time that the peer has to ask for a session.
+func (w *worker) idles(as *assoc) {
+	if d := w.e.cfg.SCTP.Idle; d > 0 {
+		as.idle = w.now.Add(d)
+	}
+}
+
 // endSession tells the control plane that a session is over, and forgets it.
 func (w *worker) endSession(c *conn, err error) {
 	if c.gone {
@@ -441,6 +451,9 @@ func (w *worker) endSession(c *conn, err error) {
 	if home := w.e.worker(c.id); home != w {
 		id := c.id
 		home.post(func(home *worker) { delete(home.moved, id) })
+	}
+	if len(as.streams) == 0 && as.lst != nil {
+		w.idles(as)
 	}
 	w.mark(&as.carrier)
 }
@@ -470,12 +483,19 @@ func (w *worker) sctpTimer(c *conn) {
 			as.a.Abort(w.now)
 		}
 	}
+	if as.idle.Due(w.now) {
+		as.idle = 0
+		if len(as.streams) == 0 {
+			w.stats.AssocsIdle++
+			as.a.Close(w.now)
+		}
+	}
 	as.a.HandleTimeout(w.now)
 }
 
 // deadlineOf returns when the association has to be looked at.
 func (as *assoc) deadlineOf() clock.Time {
-	return clock.Earliest(as.a.Deadline(), as.carrier.giveUp)
+	return clock.Earliest(as.a.Deadline(), clock.Earliest(as.carrier.giveUp, as.idle))
 }
 
 // sessions appends what is known of the sessions over SCTP.
@@ -513,6 +533,13 @@ func (w *worker) retire(as *assoc) {
 		delete(w.sctp.assocs, as.flow)
 	}
 	w.forgetDialing(as.flow)
+	if as.passive {
+		if n := w.sctp.peers[as.flow.Remote]; n > 1 {
+			w.sctp.peers[as.flow.Remote] = n - 1
+		} else {
+			delete(w.sctp.peers, as.flow.Remote)
+		}
+	}
 	w.sctp.over.add(as)
 	for _, c := range as.streams {
 		w.remoteEventsSCTP(c)

@@ -85,6 +85,10 @@ func (w *worker) sctpUnowned(flow pkt.Flow, udp uint16, b []byte) *assoc {
 		w.stats.RxNoConn++
 		return nil // no answer: the peer tries again
 	}
+	if l != nil && w.sctp.peers[flow.Remote] >= w.e.cfg.SCTP.PerPeer && sctp.IsSetup(b) {
+		w.stats.AssocsRefused++
+		return nil
+	}
 	if l == nil || l.opts.UDP != (udp != 0) {
 		w.stats.RxNoConn++
 		w.sctpReply(&t, udp, sctp.OutOfBlue(flow, b))
@@ -100,8 +104,10 @@ func (w *worker) sctpUnowned(flow pkt.Flow, udp uint16, b []byte) *assoc {
 		w.retire(old)
 	}
 	as := w.newAssoc(a, flow, t, l.opts)
-	as.lst = l
+	as.lst, as.passive = l, true
 	w.e.events.push(Event{Kind: EventJoined, Listener: l.id, Flow: flow, Worker: w.id})
+	w.sctp.peers[flow.Remote]++
+	w.idles(as)
 	w.stats.PassiveOpens++
 	return as
 }
@@ -286,6 +292,7 @@ func (w *worker) sessionEvents(as *assoc) int {
 			}
 			c = w.newSession(as, ev.Stream, w.newID())
 			c.passive = true
+			as.idle = 0
 			e := Event{Kind: EventRequest, Conn: c.id, Flow: c.flow, Worker: w.id, Setup: ev.Setup}
 			if as.lst != nil {
 				e.Listener = as.lst.id

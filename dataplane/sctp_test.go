@@ -507,3 +507,121 @@ func TestSCTPStatsAdd(t *testing.T) {
 		t.Errorf("not all counters are added: %+v", sum.SCTP)
 	}
 }
+
+// dialSCTP has host 0 dial from a port, without waiting.
+func (s *sim) dialSCTP(port uint16, timeout time.Duration) *conn {
+	s.t.Helper()
+	w := s.hosts[0].w
+	w.turn()
+	id := w.newID()
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, port), netip.AddrPortFrom(addrB, 7174))
+	if err := w.connectSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, timeout); err != nil {
+		s.t.Fatal(err)
+	}
+	return w.conns[id]
+}
+
+func (s *sim) listenSCTP() {
+	s.t.Helper()
+	s.hosts[1].w.turn()
+	if err := s.hosts[1].w.listenSCTP(1, netip.AddrPortFrom(addrB, 7174), SCTP{}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// TestSCTPIdle: a peer that opens an association and asks for no session is told to go
+// after a minute; one that has a session is not.
+func TestSCTPIdle(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	s.listenSCTP()
+	idle := s.dialSCTP(40001, 0).as
+	idle.dial = nil
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, _ := s.openSCTP(SCTP{}, qa, qb)
+	s.until("two associations", func() bool { return len(s.hosts[1].w.sctp.assocs) == 2 })
+	began := s.now
+	s.until("one is over", func() bool { return idle.over && len(s.hosts[1].w.sctp.assocs) == 1 })
+	if d := s.now.Sub(began); d < 58*time.Second || d > 62*time.Second {
+		t.Errorf("over after %v", d)
+	}
+	if idle.a.Err() != nil || s.hosts[1].w.stats.AssocsIdle != 1 {
+		t.Errorf("ended by %v", idle.a.Err())
+	}
+	wait := s.now.Add(5 * time.Minute)
+	s.until("time to pass", func() bool { return s.now > wait })
+	if a.as.over || a.mode != modeFull {
+		t.Error("an association with a session ended")
+	}
+	s.hosts[0].w.disconnect(a, false)
+	s.closedSCTP()
+}
+
+// TestSCTPPerPeer: the associations of one address are bounded; one that ends makes
+// room.
+func TestSCTPPerPeer(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	s.hosts[1].e.cfg.SCTP.PerPeer = 2
+	s.listenSCTP()
+	var reqs []Event
+	for port := range uint16(3) {
+		s.dialSCTP(40001+port, 0)
+	}
+	requests := func(n int) func() bool {
+		return func() bool {
+			if ev, ok := s.hosts[1].take(EventRequest); ok {
+				reqs = append(reqs, ev)
+			}
+			return len(reqs) == n
+		}
+	}
+	s.until("two requests", requests(2))
+	s.until("a refusal", func() bool { return s.hosts[1].w.stats.AssocsRefused > 0 })
+	if n := len(s.hosts[1].w.sctp.assocs); n != 2 {
+		t.Fatalf("%d associations", n)
+	}
+	w := s.hosts[1].w
+	w.answerSCTP(w.conns[reqs[0].Conn], session.Setup{}, Attachment{})
+	s.until("a third request", requests(3))
+	for _, r := range reqs[1:] {
+		w.answerSCTP(w.conns[r.Conn], session.Setup{}, Attachment{})
+	}
+	s.closedSCTP()
+	if len(w.sctp.peers) != 0 {
+		t.Errorf("counts left: %v", w.sctp.peers)
+	}
+}
+
+// TestSCTPTailLoss: with a lower RTO.Min the loss of the only message under way costs
+// about that, and no time-out is spurious though the peer delays SACKs by more.
+func TestSCTPTailLoss(t *testing.T) {
+	lose := false
+	cfg := link.PipeConfig{Filter: func(toB bool, _ []byte) bool {
+		ok := !(toB && lose)
+		lose = lose && !toB
+		return ok
+	}}
+	s := newSim(t, cfg)
+	s.hosts[0].e.cfg.SCTP.RTOMin = 20 * time.Millisecond
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, _ := s.openSCTP(SCTP{}, qa, qb)
+	write := func() (took time.Duration) {
+		began, sent := s.now, a.as.a.Stats().TxChunks
+		s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: qb.reg.STag(), Remote: 0x10000})
+		s.until("acknowledged", func() bool { return a.as.a.Stats().TxChunks > sent && a.as.a.Unacked() == 0 })
+		return s.now.Sub(began)
+	}
+	for range 60 { // the round trip is what the last of them took
+		if d := write(); d > 5*time.Millisecond {
+			t.Fatalf("a Write is acknowledged after %v", d)
+		}
+	}
+	if n := a.as.a.Stats().Timeouts; n != 0 {
+		t.Errorf("%d time-outs", n)
+	}
+	lose = true
+	if d := write(); d < 20*time.Millisecond || d > 30*time.Millisecond {
+		t.Errorf("a Write whose packet is lost is acknowledged after %v", d)
+	}
+	s.hosts[0].w.disconnect(a, false)
+	s.closedSCTP()
+}

@@ -44,6 +44,8 @@ type Stats struct {
 	Conns                     uint64 // gauge
 	ActiveOpens, PassiveOpens uint64
 	Evicted                   uint64 // connections in TIME-WAIT that made room
+	AssocsIdle                uint64 // SCTP associations ended that had no session
+	AssocsRefused             uint64 // set-up chunks dropped of peers with too many
 	Violations                uint64 // by peers, answered by a Terminate
 	CQOverruns                uint64
 	Faults                    uint64
@@ -114,6 +116,8 @@ func (s *Stats) Add(o *Stats) {
 	s.ActiveOpens += o.ActiveOpens
 	s.PassiveOpens += o.PassiveOpens
 	s.Evicted += o.Evicted
+	s.AssocsIdle += o.AssocsIdle
+	s.AssocsRefused += o.AssocsRefused
 	s.Violations += o.Violations
 	s.CQOverruns += o.CQOverruns
 	s.Faults += o.Faults

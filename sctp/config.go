@@ -17,7 +17,7 @@ type Config struct {
 	RcvWindow int // octets; default 1 MiB
 	MaxKept   int // chunks that wait for the rest of their message or their turn; default 256
 
-	RTOInitial, RTOMin, RTOMax time.Duration // 1 s, 1 s, 60 s
+	RTOInitial, RTOMin, RTOMax time.Duration // 1 s, 1 s, 60 s; see docs/sctp.md for a lower RTOMin
 	SackDelay                  time.Duration // 200 ms, at most 500 ms
 	SackEvery                  int           // packets; 2
 	Heartbeat                  time.Duration // 30 s; negative: none
@@ -31,6 +31,9 @@ type Config struct {
 	// the MTU. The owner writes and strips the UDP headers.
 	UDP bool
 }
+
+// maxSackDelay is the longest that a peer may delay a SACK (RFC 9260 6.2).
+const maxSackDelay = 500 * time.Millisecond
 
 // withDefaults fills in what is zero.
 func (c Config) withDefaults() Config {
@@ -54,7 +57,7 @@ func (c Config) withDefaults() Config {
 	dur(&c.RTOMin, time.Second)
 	dur(&c.RTOMax, 60*time.Second)
 	dur(&c.SackDelay, 200*time.Millisecond)
-	c.SackDelay = min(c.SackDelay, 500*time.Millisecond)
+	c.SackDelay = min(c.SackDelay, maxSackDelay)
 	def(&c.SackEvery, 2)
 	dur(&c.Heartbeat, 30*time.Second)
 	dur(&c.CookieLife, 60*time.Second)

@@ -142,3 +142,9 @@ func OutOfBlue(f pkt.Flow, b []byte) []byte {
 	r := Header{f.LocalPort, f.RemotePort, tag}
 	return appendChunk(r.Append(nil), ChunkAbort, flags, nil)
 }
+
+// IsSetup reports whether a packet begins with INIT or COOKIE ECHO: chunks that ask a
+// listener for an association.
+func IsSetup(b []byte) bool {
+	return len(b) > HeaderLen && (ChunkType(b[HeaderLen]) == ChunkInit || ChunkType(b[HeaderLen]) == ChunkCookieEcho)
+}

@@ -108,6 +108,7 @@ func (a *Assoc) bundle(now clock.Time, h *Header, o *Out) bool {
 	o.Head = b
 	if !noData {
 		a.addData(now, o, sacked)
+		a.hurry(o)
 	}
 	if len(o.Head) == HeaderLen && o.N == 0 {
 		return false
@@ -188,17 +189,25 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 	if o.N > had && had == 0 {
 		a.burst--
 	}
-	if o.N > 0 && pa.flight >= pa.cwnd {
-		// Nothing can follow before a SACK: the peer need not wait for a second packet
-		// (RFC 9260 6.2, the I bit).
-		o.Parts[o.N-1].Hdr[1] |= flagImmediate
-	}
 	if r := &a.rcv; o.N > 0 && !sacked && r.pending > 0 {
 		// A SACK rides along where there is room for it.
 		if room := a.budget(&a.paths[o.Path]) + HeaderLen - len(o.Head) - o.Len; room >= chunkHeader+sackFixed {
 			o.Head = a.appendSack(o.Head, room)
 			a.head = o.Head[:0]
 		}
+	}
+}
+
+// hurry sets the I bit (RFC 9260 6.2) on the last message of o when nothing can follow
+// before a SACK, or nothing does and we may time out before one that is delayed: the
+// peer need not wait for a second packet.
+func (a *Assoc) hurry(o *Out) {
+	if o.N == 0 {
+		return
+	}
+	pa := &a.paths[o.Path]
+	if pa.flight >= pa.cwnd || a.next == a.last && a.lostCount == 0 && a.cfg.RTOMin < maxSackDelay {
+		o.Parts[o.N-1].Hdr[1] |= flagImmediate
 	}
 }
 

@@ -38,6 +38,9 @@ type settings struct {
 	Congestion   string
 	RcvWindow    int
 	KeepAlive    time.Duration // 0: off
+	SCTPRTOMin   time.Duration
+	SCTPIdle     time.Duration // 0: off
+	SCTPPerPeer  int
 	MPARevision  int
 	MPACRC       bool
 	MPAMarkers   bool
@@ -112,6 +115,9 @@ var keys = []key{
 	{"congestion-control", "", "cubic", "cubic, newreno or dctcp", oneOf(func(s *settings) *string { return &s.Congestion }, "cubic", "newreno", "dctcp")},
 	{"receive-window", "", "2097152", "octets that a connection may have unread; 65535 to 1 GiB", number(func(s *settings) *int { return &s.RcvWindow }, 65535, 1<<30)},
 	{"keep-alive", "", "30s", "silence after which a peer is asked whether it is there; 0: never", duration(func(s *settings) *time.Duration { return &s.KeepAlive }, 0, 24*time.Hour)},
+	{"sctp-rto-min", "", "1s", "least retransmission time-out over SCTP", duration(func(s *settings) *time.Duration { return &s.SCTPRTOMin }, 10*time.Millisecond, time.Minute)},
+	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: for ever", duration(func(s *settings) *time.Duration { return &s.SCTPIdle }, 0, 24*time.Hour)},
+	{"sctp-per-peer", "", "1024", "SCTP associations that one address may open on each queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},
 	{"mpa-revision", "", "2", "highest MPA revision offered, 1 or 2", number(func(s *settings) *int { return &s.MPARevision }, 1, 2)},
 	{"mpa-crc", "", "true", "ask for CRC32c; off only where both ends switch it off", boolean(func(s *settings) *bool { return &s.MPACRC })},
 	{"mpa-markers", "", "false", "ask the peer to send markers", boolean(func(s *settings) *bool { return &s.MPAMarkers })},

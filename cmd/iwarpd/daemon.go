@@ -128,12 +128,20 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	if s.Poll == "busy" {
 		poll = dataplane.Busy
 	}
-	d.engine, err = dataplane.New(dataplane.Config{OnEvent: d.server.OnEvent, Poll: poll, Spin: s.Spin, TCP: &tcpConfig}, links, resolver)
+	d.engine, err = dataplane.New(dataplane.Config{OnEvent: d.server.OnEvent, Poll: poll, Spin: s.Spin, TCP: &tcpConfig, SCTP: sctpConfig(s)}, links, resolver)
 	if err != nil {
 		return nil, err
 	}
 	d.server.Bind(d.engine)
 	return d, nil
+}
+
+func sctpConfig(s *settings) dataplane.SCTPConfig {
+	c := dataplane.SCTPConfig{RTOMin: s.SCTPRTOMin, Idle: s.SCTPIdle, PerPeer: s.SCTPPerPeer}
+	if c.Idle == 0 {
+		c.Idle = -1
+	}
+	return c
 }
 
 // tcpConfig has the keep-alive on by default, against RFC 9293 MUST-25, which is
