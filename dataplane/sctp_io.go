@@ -487,8 +487,7 @@ func (w *worker) postSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) {
 		binary.BigEndian.PutUint16(h[2:], udp)
 		binary.BigEndian.PutUint16(h[4:], uint16(n))
 		h[6], h[7] = 0, 0
-		sum := max(pkt.Checksum(pkt.Sum(b[at:at+n], t.PseudoSum(n))), 1)
-		binary.BigEndian.PutUint16(h[6:], sum)
+		binary.BigEndian.PutUint16(h[6:], pkt.UDPChecksum(pkt.Sum(b[at:at+n], t.PseudoSum(n))))
 	}
 	off := at - t.HeaderLen()
 	w.ipid++

@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -18,6 +19,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/sctp"
 	"github.com/iwarpd/iwarpd/sctp/session"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -361,6 +363,48 @@ func TestSCTPJoinedParted(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestSCTPOverUDPZeroSum: of the packets whose UDP checksum comes out as 0, which means
+// none, the receiver finds the sum right too.
+func TestSCTPOverUDPZeroSum(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	w := s.hosts[0].w
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 9899), netip.AddrPortFrom(addrB, 9899))
+	tuple := pkt.Tuple{Flow: flow, Proto: pkt.ProtoUDP, SrcMAC: macA, DstMAC: macB}
+	p := make([]byte, 12+16)
+	udp := append([]byte{9899 >> 8, 9899 & 0xff, 9899 >> 8, 9899 & 0xff, 0, byte(8 + len(p)), 0, 0}, p...)
+	for v := uint32(1); ; v++ {
+		if v == 1<<24 {
+			t.Fatal("no packet has that sum")
+		}
+		binary.BigEndian.PutUint32(udp[8+4:], v)
+		sctp.SetChecksum(udp[8:])
+		if pkt.Checksum(pkt.Sum(udp, tuple.PseudoSum(len(udp)))) == 0 {
+			break
+		}
+	}
+	slot, ok := w.link.Alloc()
+	if !ok {
+		t.Fatal("no slot")
+	}
+	copy(w.link.Bytes(slot)[headroom:], udp[8:])
+	w.slots[slot].owned = false
+	w.postSCTP(&tuple, 9899, slot, headroom, len(udp)-8)
+	w.link.Flush()
+	var f [1]link.Frame
+	if s.hosts[1].link.Receive(f[:]) != 1 {
+		t.Fatal("no frame")
+	}
+	var got pkt.Packet
+	b := f[0].Pieces[0]
+	if err := got.Parse(b, f[0].Len()); err != nil {
+		t.Fatal(err)
+	}
+	b = b[got.L4Off : got.L4Off+got.L4Len]
+	if sum := binary.BigEndian.Uint16(b[6:]); sum == 0 || pkt.Fold(pkt.Sum(b, got.PseudoSum)) != 0xffff {
+		t.Errorf("checksum %#x is wrong", sum)
 	}
 }
 

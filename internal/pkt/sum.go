@@ -29,6 +29,15 @@ func Fold(sum uint32) uint16 {
 // Checksum is ^Fold(sum): what goes in a TCP checksum field.
 func Checksum(sum uint32) uint16 { return ^Fold(sum) }
 
+// UDPChecksum is Checksum for a UDP checksum field, in which 0 means none: all ones stand
+// for it (RFC 768).
+func UDPChecksum(sum uint32) uint16 {
+	if c := Checksum(sum); c != 0 {
+		return c
+	}
+	return 0xffff
+}
+
 // Add is the partial sum of two pieces, each at an even offset of the whole.
 func Add(a, b uint32) uint32 {
 	s, c := bits.Add32(a, b, 0)

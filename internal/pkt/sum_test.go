@@ -27,6 +27,17 @@ func TestSumRFC1071(t *testing.T) {
 	}
 }
 
+func TestUDPChecksum(t *testing.T) {
+	for _, tt := range []struct {
+		sum  uint32
+		want uint16
+	}{{0, 0xffff}, {1, 0xfffe}, {0xfffe, 1}, {0xffff, 0xffff}, {0x1fffe, 0xffff}, {0x10000, 0xfffe}} {
+		if got := UDPChecksum(tt.sum); got != tt.want {
+			t.Errorf("UDPChecksum(%#x) = %#x, want %#x", tt.sum, got, tt.want)
+		}
+	}
+}
+
 // same compares one's complement numbers, where 0 and 0xffff are both zero.
 func same(a, b uint16) bool { return a == b || a%0xffff == b%0xffff }
 

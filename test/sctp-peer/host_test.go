@@ -295,8 +295,7 @@ func (h *host) post(b []byte) {
 		binary.BigEndian.PutUint16(u[2:], sctp.UDPPort)
 		binary.BigEndian.PutUint16(u[4:], uint16(8+len(b)))
 		b = append(u, b...)
-		sum := pkt.Checksum(pkt.Sum(b, h.tuple.PseudoSum(len(b))))
-		binary.BigEndian.PutUint16(b[6:], max(sum, 1)) // never 0, which means none
+		binary.BigEndian.PutUint16(b[6:], pkt.UDPChecksum(pkt.Sum(b, h.tuple.PseudoSum(len(b)))))
 	}
 	s, ok := h.link.Alloc()
 	if !ok {
