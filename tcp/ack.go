@@ -157,9 +157,31 @@ func (c *Conn) takeAck(a *ackState, ack serial.Num) {
 		a.segs++
 		c.q.head++
 	}
+	if c.q.head == c.q.next && c.q.next != c.q.tail && c.q.at(c.q.next).seq.Less(ack) {
+		c.takeProbe(ack)
+	}
 	if c.lostHint < c.q.head {
 		c.lostHint = c.q.head
 	}
+}
+
+// takeProbe removes from what is unsent the octet, or the FIN, that has reached
+// the peer as a probe of its window. To send it again would be in vain: an ACK of
+// it brings no news.
+func (c *Conn) takeProbe(ack serial.Num) {
+	s := c.q.at(c.q.next)
+	n := min(ack.Sub(s.seq), int(s.len))
+	s.seq, s.off, s.len = s.seq.Add(n), s.off+int32(n), s.len-int32(n)
+	c.pushed -= n
+	c.stats.OctetsOut += uint64(n)
+	if s.len > 0 || ack.Less(s.end()) {
+		return
+	}
+	if s.last && s.buf != NoBuf {
+		c.released.push(s.buf)
+	}
+	c.q.head++
+	c.q.next++
 }
 
 // arrived accounts for a segment that is now known to have reached the peer.

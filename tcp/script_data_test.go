@@ -437,9 +437,44 @@ func TestScriptSend(t *testing.T) {
 			+201ms
 			> . 1+1
 			< . 1 ack 2 win 1000
-			> P. 1+500 new
+			> P. 2+499 new
 			< . 1 ack 501
 			released 1`},
+		{name: "9293 3.8.6.1 the octet of a probe is taken, and the window stays shut", opts: "mss 1000 win 0", text: `
+			connect
+			push 500
+			+201ms
+			> . 1+1
+			< . 1 ack 2 win 0
+			+401ms
+			> . 2+1
+			< . 1 ack 2 win 1000
+			> P. 2+499 new
+			< . 1 ack 501
+			released 1
+			deadline none`},
+		{name: "9293 3.8.6.1 the octet of a probe is taken, and the window is one octet", opts: "mss 1000 win 0", text: `
+			connect
+			push 500
+			+201ms
+			> . 1+1
+			< . 1 ack 2 win 1
+			> P. 2+1 new
+			< . 1 ack 3 win 1000
+			> P. 3+498
+			< . 1 ack 501
+			released 1`},
+		{name: "9293 3.8.6.1 the octet of a probe was the whole record", opts: "mss 1000 win 0", text: `
+			connect
+			push 1
+			close
+			+201ms
+			> . 1+1
+			< . 1 ack 2 win 0
+			released 1
+			> F. 2
+			< . 1 ack 3 win 0
+			state FIN-WAIT-2`},
 		{name: "9293 3.8.6.1 the window closes while text is in flight", opts: "mss 1000 win 1000", text: `
 			connect
 			push 1000 500

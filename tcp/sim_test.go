@@ -35,7 +35,10 @@ type simWire struct {
 	mtu      int
 	icmp     bool // packets that are too big are reported
 	blackout [2]clock.Time
-	mark     float64 // chance of a CE mark on an ECT packet
+	mark     float64       // chance of a CE mark on an ECT packet
+	ackLoss  float64       // chance that a segment without octets vanishes
+	bunch    time.Duration // segments without octets leave together, so far apart
+	burst    float64       // chance of many duplicates
 
 	rng  *rand.Rand
 	d    *impair.Decider
@@ -72,6 +75,7 @@ type simHost struct {
 	eof      bool
 	iss      serial.Num
 	halfDone bool
+	stopped  bool       // the application does not read
 	doneAt   clock.Time // the peer's FIN came
 }
 
@@ -88,6 +92,7 @@ type sim struct {
 	mtuAt clock.Time // the links change their MTU
 	mtuTo int
 	step  func() // called at every step
+	plan  impair.Queue[func()]
 }
 
 func newSimHost(id int, cfg Config, total int, seed uint64) *simHost {
@@ -173,6 +178,14 @@ func (s *sim) send(from int, o *Out, payload []byte) {
 		w.free = at.Add(time.Duration(ip) * time.Second / time.Duration(w.rate))
 		at = w.free
 	}
+	if len(payload) == 0 && o.Flags&(SYN|FIN|RST) == 0 {
+		if w.ackLoss > 0 && w.rng.Float64() < w.ackLoss {
+			return
+		}
+		if w.bunch > 0 {
+			at = at.Add(w.bunch - time.Duration(at)%w.bunch)
+		}
+	}
 	ecn := o.ECN
 	if ecn != notECT && w.rng.Float64() < w.mark {
 		ecn = ce
@@ -183,6 +196,11 @@ func (s *sim) send(from int, o *Out, payload []byte) {
 			continue // a corrupted segment fails its checksum
 		}
 		s.queue.Push(d.At, simFrame{b: b, ecn: ecn, to: 1 - from})
+		if w.burst > 0 && w.rng.Float64() < w.burst {
+			for range 1 + w.rng.IntN(20) {
+				s.queue.Push(d.At.Add(time.Duration(w.rng.Int64N(int64(2*w.Delay)))), simFrame{b: b, ecn: ecn, to: 1 - from})
+			}
+		}
 	}
 }
 
@@ -259,7 +277,7 @@ func (s *sim) deliver(h *simHost, seq serial.Num, b []byte) {
 	}
 	s.check(h, seq, b)
 	h.got += len(b)
-	if h.readRate > 0 {
+	if h.readRate > 0 || h.stopped {
 		h.backlog += len(b)
 	}
 }
@@ -286,7 +304,7 @@ func (s *sim) drainHeld(h *simHost) {
 			s.deliver(h, d.Seq, b[d.Off:d.Off+d.Len])
 		}
 	}
-	if h.readRate > 0 {
+	if h.readRate > 0 || h.stopped {
 		h.c.SetBacklog(h.backlog)
 	}
 }
@@ -294,7 +312,9 @@ func (s *sim) drainHeld(h *simHost) {
 // app lets the application of h act.
 func (s *sim) app(h *simHost) {
 	c := h.c
-	if h.readRate > 0 {
+	if h.stopped {
+		h.readAt = s.now
+	} else if h.readRate > 0 {
 		if d := s.now.Sub(h.readAt); h.backlog > 0 && d > 0 {
 			n := min(h.backlog, int(d.Seconds()*float64(h.readRate)))
 			if n > 0 {
@@ -404,6 +424,13 @@ func (s *sim) run(limit time.Duration) {
 		if s.step != nil {
 			s.step()
 		}
+		for {
+			f, ok := s.plan.Pop(s.now)
+			if !ok {
+				break
+			}
+			f()
+		}
 		var next clock.Time
 		if s.mtuAt.Due(s.now) {
 			s.mtuAt = 0
@@ -432,7 +459,7 @@ func (s *sim) run(limit time.Duration) {
 			s.app(h)
 			s.drain(h)
 			next = clock.Earliest(next, h.c.Deadline())
-			if h.backlog > 0 {
+			if h.backlog > 0 && !h.stopped {
 				next = clock.Earliest(next, s.now.Add(10*time.Millisecond))
 			}
 			done = done && h.c.State() == Closed
@@ -440,7 +467,7 @@ func (s *sim) run(limit time.Duration) {
 		if done {
 			return
 		}
-		next = clock.Earliest(next, s.queue.Deadline())
+		next = clock.Earliest(clock.Earliest(next, s.queue.Deadline()), s.plan.Deadline())
 		if next == 0 {
 			s.fail("nothing will happen any more")
 		}
