@@ -265,7 +265,10 @@ func (c *Conn) markSACKed(a *ackState, start, end serial.Num) {
 		c.useSACK = true
 		c.arrived(a, p, s)
 		if s.retrans == 0 {
-			a.sackRTT = max(a.now.Sub(s.sent), a.sackRTT)
+			// The latest: ACKs that told of the others may have been lost.
+			if d := a.now.Sub(s.sent); a.sackRTT == 0 || d < a.sackRTT {
+				a.sackRTT = d
+			}
 		}
 		s.state = sacked
 		c.sackedSegs++
@@ -277,14 +280,15 @@ func (c *Conn) markSACKed(a *ackState, start, end serial.Num) {
 // takeRTT feeds the estimator (RFC 6298, RFC 7323 4). When the ACK fills a hole,
 // what lay behind it may have arrived long ago. A retransmission itself is timed
 // only if the timestamp shows that the ACK answers its last transmission (Karn):
-// the echo of an earlier one would take the loss of an ACK for a long path.
+// the echo of an earlier one would take the loss of an ACK for a long path. So would
+// the time of what an ACK of a retransmission selectively acknowledges beside it.
 func (c *Conn) takeRTT(a *ackState) {
 	switch {
 	case a.rtt > 0 && !a.retrans:
 		c.sampleRTT(a.rtt)
-	case a.sackRTT > 0:
-		c.sampleRTT(a.sackRTT)
 	case a.echoRTT > 0:
 		c.sampleRTT(a.echoRTT)
+	case a.sackRTT > 0 && !a.retrans:
+		c.sampleRTT(a.sackRTT)
 	}
 }

@@ -51,6 +51,20 @@ func TestScriptLoss(t *testing.T) {
 			> P. 1001+1000
 			+201ms
 			> P. 1001+1000 re`},
+		{name: "6298 3 nor is what its ACK selectively acknowledges beside it", opts: "mss 1000 sackok", text: `
+			connect
+			push 1000 1000 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			> P. 2001+1000
+			> P. 3001+1000
+			+11ms
+			> P. 3001+1000 re
+			+201ms
+			> P. 1+1000 re
+			+10ms
+			< . 1 ack 1001 sack 2001-3001
+			stat rtoms 200`},
 		{name: "7323 4.1 with timestamps it is", opts: "mss 1012 ts 1000", conf: ts, text: `
 			connect
 			push 1000

@@ -624,7 +624,8 @@ func (r *scriptRun) stat(name string) uint64 {
 	m := map[string]uint64{"retransmits": s.Retransmits, "fast": s.RetransFast, "rto": s.RetransRTO, "tlp": s.RetransTLP,
 		"timeouts": s.Timeouts, "spurious": s.SpuriousRTO, "undos": s.Undos, "recoveries": s.Recoveries, "challenge": s.ChallengeAcks,
 		"paws": s.PAWSDropped, "dsackin": s.DSACKIn, "dsackout": s.DSACKOut, "ooo": s.OutOfOrderIn, "dup": s.DuplicateIn,
-		"helddropped": s.HeldDropped, "probes": s.WindowProbes, "shrinks": s.PMTUShrinks, "ecn": s.ECNReductions, "bad": s.BadOptions, "ce": s.CEIn}
+		"helddropped": s.HeldDropped, "probes": s.WindowProbes, "shrinks": s.PMTUShrinks, "ecn": s.ECNReductions, "bad": s.BadOptions, "ce": s.CEIn,
+		"rtoms": uint64(s.RTO / time.Millisecond)}
 	v, ok := m[name]
 	if !ok {
 		r.fatalf("no statistic %q", name)

@@ -24,6 +24,7 @@ type wire struct {
 	args         []string // for our side only
 	mtu          int
 	v6           bool
+	request      int // octets of a request and of its answer; 0: bulk
 }
 
 // wires is loss by delay, and reordering. The delay is one way. Several
@@ -82,6 +83,10 @@ func wires() []wire {
 	} {
 		all = append(all, wire{name: "loss 1 %, 5 ms, " + o.name, impair: "loss=0.01,delay=5ms", conns: 8, time: 3 * time.Second, queue: 64 << 10,
 			light: true, sysctls: o.sysctls, args: o.args, mtu: o.mtu, v6: o.v6})
+	}
+	for _, size := range []int{64, 5000} {
+		all = append(all, wire{name: fmt.Sprintf("loss 1 %%, 5 ms, requests of %d octets", size), impair: "loss=0.01,delay=5ms", conns: 32, time: 4 * time.Second,
+			queue: 64 << 10, light: true, request: size})
 	}
 	return all
 }
@@ -204,8 +209,12 @@ func goodput(t *testing.T, x *testenv.Wire, arm [2]string, w *wire) (mbps, retra
 		}
 		return place{end: end, stack: stack, args: cc}
 	}
-	s, c, err := run(t, at(&x.B, arm[1]), at(&x.A, arm[0]), "receive", "send", w.v6,
-		"-conns", fmt.Sprint(w.conns), "-for", w.time.String(), "-queue", fmt.Sprint(w.queue), "-timewait", "1s")
+	serve, call := "receive", "send"
+	if w.request > 0 {
+		serve, call = "echo", "request"
+	}
+	s, c, err := run(t, at(&x.B, arm[1]), at(&x.A, arm[0]), serve, call, w.v6,
+		"-conns", fmt.Sprint(w.conns), "-for", w.time.String(), "-queue", fmt.Sprint(w.queue), "-timewait", "1s", "-size", fmt.Sprint(max(w.request, 1)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,6 +226,9 @@ func goodput(t *testing.T, x *testenv.Wire, arm [2]string, w *wire) (mbps, retra
 	}
 	if t.Failed() {
 		t.FailNow()
+	}
+	if w.request > 0 {
+		s = c // both ways are the same, and who asks knows how long it took
 	}
 	return s.MBps, again / max(out, 1)
 }
