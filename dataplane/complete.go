@@ -6,13 +6,9 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// completions moves what the queue pair has completed to its CQs. A segment
-// that was taken but not composed holds completions back: the payload of its
-// work request is not copied yet.
+// completions moves what the queue pair has completed to its CQs. A work request
+// is complete only when its payload has been copied.
 func (w *worker) completions(c *conn) {
-	if c.hasPend {
-		return
-	}
 	for c.qp.QP.PollWC(&w.wc) {
 		if !w.complete(c.qp, &w.wc) {
 			w.abort(c, ErrCQOverrun)

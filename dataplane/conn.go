@@ -38,10 +38,16 @@ type conn struct {
 	lst     *listener // while half-open
 	passive bool
 	dirty   bool
-	starved bool // on the worker's list of that name
 	closed  bool // EventClosed is out
 	gone    bool // in no table any more
 	err     error
+
+	client    *client // whose share of the sending it takes from
+	nextReady *conn   // in the client's round
+	queued    bool    // in it
+	credit    int     // what it may still send before others, in octets of cost
+	slots     int     // TX slots that wait for the peer's acknowledgement
+	pumped    uint64  // the last turn in which it was
 
 	holds    int        // received frames that wait out of order
 	giveUp   clock.Time // of an active open
@@ -90,6 +96,7 @@ func trailingZeros(v uint64) int { return bits.TrailingZeros64(v) }
 // addConn enters a new connection in the tables.
 func (w *worker) addConn(c *conn) {
 	c.timer.conn = c
+	c.join(&w.house)
 	w.flows[c.flow] = c
 	if c.id != 0 {
 		w.conns[c.id] = c
@@ -124,7 +131,7 @@ func (w *worker) evict() bool {
 		w.lingerAt++
 		if !c.gone {
 			c.tcp.Abort(w.now)
-			w.pumpConn(c)
+			w.pumpConn(c, nil)
 			w.stats.Evicted++
 			return true
 		}
@@ -279,7 +286,7 @@ func (w *worker) adopt(flow pkt.Flow, seg tcp.Segment) bool {
 		delete(o.conns, c.id)
 		o.moved[c.id] = w
 		w.post(func(w *worker) {
-			c.timer, c.deadline = timer{}, 0
+			c.timer, c.deadline, c.client = timer{}, 0, nil
 			w.addConn(c)
 			seg.Buf = tcp.NoBuf
 			c.tcp.HandleSegment(w.now, &seg)
@@ -337,14 +344,7 @@ func (w *worker) attach(id ConnID, c *conn, a Attachment) {
 		w.e.events.push(Event{Kind: EventClosed, Conn: id, Worker: w.id, Err: errNoConn, QP: b})
 		return
 	}
-	c.qp, c.attachP, c.attachE = b, a.Params, a.Fail
-	b.conn = c
-	if cl := w.client(b.Client); cl != nil {
-		for len(cl.conns) <= b.Bit {
-			cl.conns = append(cl.conns, nil)
-		}
-		cl.conns[b.Bit] = c
-	}
+	w.linkQP(c, a)
 	c.outq = append(c.outq, a.Reply...)
 	c.mode = modeSwitching
 	w.mark(c)
@@ -429,15 +429,16 @@ func (w *worker) disconnect(c *conn, abort bool) {
 		return
 	}
 	// What was posted or queued before the call still goes out.
+	g := grant{left: lastGrant}
 	switch c.mode {
 	case modeStreaming:
 		c.finish = true
 		w.mark(c)
 		return
 	case modeSwitching:
-		w.composeStream(c)
+		w.composeStream(c, &g)
 	case modeFull:
-		w.composeFPDUs(c)
+		w.composeFPDUs(c, &g)
 	}
 	w.dropQP(c)
 	c.mode = modeClosing

@@ -229,7 +229,7 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 		w.stats.HeldPeak = max(w.stats.HeldPeak, uint64(len(w.held.frames)-len(w.held.free)))
 		return true
 	case tcp.Reopen:
-		w.pumpConn(c) // takes what the old connection still reports, and drops it
+		w.pumpConn(c, nil) // takes what the old connection still reports, and drops it
 		w.unowned()
 	}
 	return false

@@ -255,7 +255,8 @@ func (w *worker) adoptSCTP(flow pkt.Flow, udp uint16, b []byte) bool {
 			o.moved[c.id] = w
 		}
 		w.post(func(w *worker) {
-			as.carrier.timer, as.carrier.deadline = timer{conn: &as.carrier}, 0
+			as.carrier.timer, as.carrier.deadline, as.carrier.client = timer{conn: &as.carrier}, 0, nil
+			as.carrier.join(&w.house)
 			w.sctp0().assocs[flow] = as
 			for _, c := range as.streams {
 				c.timer = timer{conn: c}
@@ -277,6 +278,7 @@ func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP) *as
 	}
 	as.carrier.as, as.carrier.flow = as, flow
 	as.carrier.timer.conn = &as.carrier
+	as.carrier.join(&w.house)
 	w.sctp.assocs[flow] = as
 	return as
 }
@@ -343,11 +345,19 @@ func (w *worker) linkQP(c *conn, a Attachment) {
 	b := a.QP
 	c.qp, c.attachP, c.attachE = b, a.Params, a.Fail
 	b.conn = c
-	if cl := w.client(b.Client); cl != nil {
-		for len(cl.conns) <= b.Bit {
-			cl.conns = append(cl.conns, nil)
-		}
-		cl.conns[b.Bit] = c
+	cl := w.client(b.Client)
+	if cl == nil {
+		return
+	}
+	for len(cl.conns) <= b.Bit {
+		cl.conns = append(cl.conns, nil)
+	}
+	cl.conns[b.Bit] = c
+	if c.as != nil {
+		c = &c.as.carrier
+	}
+	if c.client == &w.house {
+		c.join(cl)
 	}
 }
 
@@ -400,7 +410,7 @@ func (s *ddpSink) DeliverEarly(key serial.Num) *term.Error {
 // disconnectSCTP ends the session of c: what was posted still goes out.
 func (w *worker) disconnectSCTP(c *conn) {
 	if c.mode == modeFull {
-		w.composeDDP(c)
+		w.composeDDP(c, &grant{left: lastGrant})
 	}
 	w.dropQP(c)
 	c.mode = modeClosing
@@ -551,6 +561,6 @@ func (w *worker) retire(as *assoc) {
 		if !ok {
 			break
 		}
-		w.disown(link.Slot(b))
+		w.disown(&as.carrier, link.Slot(b))
 	}
 }

@@ -178,9 +178,9 @@ func (w *worker) sctpUp(as *assoc) {
 	}
 }
 
-// pumpSCTP moves an association and its sessions forward.
-func (w *worker) pumpSCTP(c *conn) int {
-	as := c.as
+// pumpSCTP moves an association and its sessions forward. They have one place in
+// the round, that of the client whose session was the first.
+func (w *worker) pumpSCTP(as *assoc, g *grant) int {
 	if as.over {
 		return 0
 	}
@@ -195,8 +195,12 @@ func (w *worker) pumpSCTP(c *conn) int {
 			work++
 		}
 		for _, c := range as.streams {
-			if c.mode == modeFull {
-				work += w.composeDDP(c)
+			switch {
+			case c.mode != modeFull:
+			case g != nil:
+				work += w.composeDDP(c, g)
+			default:
+				w.lookAt(c)
 			}
 		}
 	}
@@ -216,7 +220,7 @@ func (w *worker) pumpSCTP(c *conn) int {
 		if as.mux != nil {
 			as.mux.Acked(st.sid, st.control)
 		}
-		w.disown(link.Slot(b))
+		w.disown(&as.carrier, link.Slot(b))
 		work++
 	}
 	w.sctpData(as, nil)
@@ -224,6 +228,9 @@ func (w *worker) pumpSCTP(c *conn) int {
 	for _, c := range as.streams {
 		if c.mode == modeFull {
 			w.completions(c)
+		}
+		if c.mode == modeFull && as.mux.CanSend(c.sid) {
+			w.pullMore(c)
 		}
 	}
 	if work > 0 {
@@ -348,49 +355,41 @@ func (w *worker) sendControl(as *assoc, c *session.Control) {
 func (w *worker) pushSCTP(as *assoc, s link.Slot, n int, sid uint16, ppid uint32, control bool) {
 	st := &w.slots[s]
 	st.owned, st.n, st.sid, st.control = true, n, sid, control
+	w.own(&as.carrier)
 	// The chunk's padding, if there is any.
 	clear(w.link.Bytes(s)[headroom+n : headroom+n+3])
 	as.a.Push(&sctp.Message{Stream: sid, PPID: ppid, Urgent: control, Buf: sctp.Buf(s), Len: n})
 }
 
 // composeDDP fills TX slots with DDP segments while the window has room.
-func (w *worker) composeDDP(c *conn) int {
+func (w *worker) composeDDP(c *conn, g *grant) int {
 	as := c.as
 	w.remoteEventsSCTP(c)
 	n := 0
 	for c.mode == modeFull && as.mux.CanSend(c.sid) {
-		if n == pumpBudget {
-			w.mark(c)
-			break
-		}
-		took := 0
 		if !c.failed {
-			took = c.qp.QP.PullSend(pumpBudget)
+			c.qp.QP.PullSend(pullBudget)
 		}
 		mulpdu := as.a.MaxMessage() - session.HeaderLen
 		if as.a.Room() < mulpdu+session.HeaderLen {
 			break
 		}
-		if w.link.FreeSlots() < slotReserve {
-			w.starve(c, n > 0)
+		if !w.may(&as.carrier, g) {
 			break
 		}
 		if !c.hasPend && !c.stream.PollSegment(mulpdu, &c.pending) {
-			if took > 0 { // as in composeFPDUs
-				w.mark(c)
-			}
 			break
 		}
 		s, ok := w.link.Alloc()
 		if !ok {
-			c.hasPend = true
-			w.starve(c, n > 0)
+			c.hasPend, g.why = true, stopSlots
 			break
 		}
 		c.hasPend = false
 		if used := w.composeSegment(c, w.link.Bytes(s)[headroom:]); used > 0 {
 			w.pushSCTP(as, s, used, c.sid, as.opts.Profile.Segment(), false)
 			w.stats.TxFPDUs++
+			g.left -= used + recordCost + fpduCost
 			n++
 		} else {
 			w.link.Free(s)

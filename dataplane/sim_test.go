@@ -142,8 +142,13 @@ func (s *sim) open() (a, b *conn) {
 
 func (s *sim) openTo(from, to netip.Addr) (a, b *conn) {
 	s.t.Helper()
+	return s.openFrom(netip.AddrPortFrom(from, 40000), to)
+}
+
+func (s *sim) openFrom(local netip.AddrPort, to netip.Addr) (a, b *conn) {
+	s.t.Helper()
 	ha, hb := s.hosts[0], s.hosts[1]
-	local, remote := netip.AddrPortFrom(from, 40000), netip.AddrPortFrom(to, 7174)
+	remote := netip.AddrPortFrom(to, 7174)
 	hb.w.turn()
 	if hb.w.listenerFor(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}) == nil {
 		if err := hb.w.listen(1, remote, 8, false); err != nil {
@@ -252,6 +257,9 @@ func (s *sim) closeAll(a *conn) {
 		}
 		if h.link.FreeSlots() != h.link.Slots() {
 			s.t.Errorf("host %d: %d TX slots not given back", i, h.link.Slots()-h.link.FreeSlots())
+		}
+		if h.w.house.slots != 0 {
+			s.t.Errorf("host %d: %d TX slots accounted for", i, h.w.house.slots)
 		}
 		if h.w.timers.count != 0 {
 			s.t.Errorf("host %d: %d timers left", i, h.w.timers.count)

@@ -29,34 +29,74 @@ type slotState struct {
 	control bool   // SCTP: a session control message
 }
 
-// pumpConn moves a connection forward: it composes what the window lets out,
-// sends what is due, takes back what was acknowledged, and arms its timer.
-func (w *worker) pumpConn(c *conn) int {
+// begin is the first half of moving a connection forward: it takes what the
+// transport reports, and the slots that were acknowledged, before any are given
+// out. What has something to send enters the round.
+func (w *worker) begin(c *conn) int {
 	if c.gone {
 		return 0
 	}
 	if c.as != nil {
-		return w.pumpSCTP(c)
+		w.enqueue(&c.as.carrier)
+		return 0
 	}
 	w.tell(c) // ahead of a FIN or the end
 	work := w.tcpEvents(c)
-	if c.mode == modeStreaming || c.mode == modeSwitching {
-		w.composeStream(c)
+	if c.gone {
+		return work + w.send(c) // a RST may be left
 	}
-	if c.mode == modeFull {
-		work += w.composeFPDUs(c)
+	work += w.takeBack(c)
+	if c.mode == modeFull || c.wide && c.outAt < len(c.outq) {
+		w.enqueue(c)
 	}
+	return work
+}
+
+// send posts what the transport has due.
+func (w *worker) send(c *conn) int {
+	n := 0
 	for c.tcp.PollTransmit(w.now, &w.out) {
 		w.transmit(c)
-		work++
+		n++
 	}
+	return n
+}
+
+// takeBack frees the slots that the peer has acknowledged.
+func (w *worker) takeBack(c *conn) int {
+	n := 0
 	for {
 		b, ok := c.tcp.PollReleased()
 		if !ok {
-			break
+			return n
 		}
-		w.disown(link.Slot(b))
+		w.disown(c, link.Slot(b))
+		n++
 	}
+}
+
+// pumpConn moves a connection forward: it composes what the window and g let
+// out, nothing if g is nil, sends what is due, and arms its timer.
+func (w *worker) pumpConn(c *conn, g *grant) int {
+	if c.gone {
+		return 0
+	}
+	if c.as != nil {
+		c.as.carrier.pumped = w.stats.Turns
+		return w.pumpSCTP(c.as, g)
+	}
+	c.pumped = w.stats.Turns
+	work := 0
+	if c.mode == modeStreaming || c.mode == modeSwitching {
+		if w.composeStream(c, g); c.mode == modeFull {
+			w.mark(c)
+		}
+	} else if c.mode == modeFull && g != nil {
+		work += w.composeFPDUs(c, g)
+	} else if c.mode == modeFull {
+		w.lookAt(c)
+	}
+	work += w.send(c) + w.takeBack(c)
 	w.drainHeld(c)
 	w.tell(c)
 	work += w.tcpEvents(c)
@@ -67,6 +107,7 @@ func (w *worker) pumpConn(c *conn) int {
 		w.completions(c)
 	}
 	if c.mode == modeFull {
+		w.pullMore(c)
 		c.watchSilence(w.now)
 	}
 	if at := clock.Earliest(clock.Earliest(c.tcp.Deadline(), c.giveUp), c.nudgeAt); at != c.deadline {
@@ -95,13 +136,7 @@ func (w *worker) tcpEvents(c *conn) int {
 		case tcp.EventPeerClosed:
 			w.peerClosed(c)
 		case tcp.EventClosed:
-			for {
-				b, ok := c.tcp.PollReleased()
-				if !ok {
-					break
-				}
-				w.disown(link.Slot(b))
-			}
+			w.takeBack(c)
 			w.drainHeld(c)
 			w.finish(c, c.tcp.Err())
 			w.drop(c)
@@ -134,23 +169,50 @@ func (w *worker) peerClosed(c *conn) {
 	c.tcp.Close(w.now)
 }
 
+// lookAt does for a connection in full operation what takes no slot, while it
+// waits for its turn to send.
+func (w *worker) lookAt(c *conn) {
+	w.remoteEvents(c)
+	if c.mode == modeFull && !c.gate && !c.failed {
+		c.qp.QP.PullSend(pullBudget)
+	}
+}
+
+// pullMore takes the work requests for which the send queue had no room before
+// this turn's completions: no bell need ring for them again, and nothing may be
+// under way whose acknowledgement would do.
+func (w *worker) pullMore(c *conn) {
+	if !c.gate && !c.failed && c.qp.QP.PullSend(pullBudget) > 0 {
+		w.mark(c)
+	}
+}
+
 // composeStream sends streaming-mode octets, each call's worth in one segment
-// where it fits (an MPA frame must not share its segment).
-func (w *worker) composeStream(c *conn) {
+// where it fits (an MPA frame must not share its segment). MPA's do not wait for
+// their turn; those of a connection that is a byte stream for long do.
+func (w *worker) composeStream(c *conn, g *grant) {
 	had := len(c.outq) - c.outAt
 	for c.outAt < len(c.outq) {
-		if c.tcp.Room() <= 0 {
+		if c.tcp.Room() <= 0 || c.wide && (g == nil || !w.may(c, g)) {
 			break
 		}
 		s, ok := w.link.Alloc()
 		if !ok {
-			w.starve(c, false)
+			if g != nil {
+				g.why = stopSlots
+			} else {
+				w.enqueue(c)
+			}
 			break
 		}
 		n := min(len(c.outq)-c.outAt, c.tcp.MSS())
 		copy(w.link.Bytes(s)[headroom:], c.outq[c.outAt:c.outAt+n])
 		c.outAt += n
 		w.push(c, s, n, pkt.Sum(w.link.Bytes(s)[headroom:headroom+n], 0))
+		w.own(c)
+		if g != nil {
+			g.left -= n + recordCost
+		}
 	}
 	left := len(c.outq) - c.outAt
 	if half := w.e.cfg.SendBuffer / 2; had > 0 && left <= half && (left == 0 || had > half) && c.mode == modeStreaming {
@@ -179,34 +241,24 @@ func (w *worker) push(c *conn, s link.Slot, n int, sum uint32) {
 	c.tcp.Push(tcp.Buf(s), n)
 }
 
-// composeFPDUs fills TX slots with FPDUs while the window has room.
-func (w *worker) composeFPDUs(c *conn) int {
+// composeFPDUs fills TX slots with FPDUs while the window and g have room.
+func (w *worker) composeFPDUs(c *conn, g *grant) int {
 	w.remoteEvents(c)
 	n := 0
 	for !c.gate {
-		if n == pumpBudget {
-			w.mark(c) // the rest has its turn behind the others
-			break
-		}
-		took := 0
 		if !c.failed {
-			took = c.qp.QP.PullSend(pumpBudget)
+			c.qp.QP.PullSend(pullBudget)
 		}
 		// A segment that does not fit in the record in hand begins the next one
 		// at once, so two slots must be free before the first is asked for.
-		if c.tcp.Room() <= 0 {
+		if c.tcp.Room() <= 0 || !w.may(c, g) {
 			break
 		}
-		if w.link.FreeSlots() < slotReserve {
-			w.starve(c, n > 0)
+		seq, fpdus := c.tcp.SndNxt(), w.stats.TxFPDUs
+		if !w.composeRecord(c, g) {
 			break
 		}
-		if !w.composeRecord(c) {
-			if took > 0 { // local operations, of which there may be more: no bell rings for them
-				w.mark(c)
-			}
-			break
-		}
+		g.left -= c.tcp.SndNxt().Sub(seq) + recordCost + fpduCost*int(w.stats.TxFPDUs-fpdus)
 		n++
 	}
 	if n > 0 || c.failed {
@@ -220,41 +272,9 @@ func (w *worker) composeFPDUs(c *conn) int {
 	return n
 }
 
-// starve remembers that c waits for TX slots: no event of its own may follow
-// when they come free. One that had some this time waits behind those that had
-// none.
-func (w *worker) starve(c *conn, had bool) {
-	if c.starved {
-		return
-	}
-	c.starved = true
-	if had {
-		w.sated = append(w.sated, c)
-	} else {
-		w.starved = append(w.starved, c)
-	}
-}
-
-// feed marks the connections that wait for slots, now that there are some.
-func (w *worker) feed() int {
-	n := len(w.starved) + len(w.sated)
-	if n == 0 || w.link.FreeSlots() < slotReserve {
-		return 0
-	}
-	for _, waiting := range []*[]*conn{&w.starved, &w.sated} {
-		for i, c := range *waiting {
-			c.starved = false
-			w.mark(c)
-			(*waiting)[i] = nil
-		}
-		*waiting = (*waiting)[:0]
-	}
-	return n
-}
-
 // composeRecord packs whole FPDUs into one TCP segment. It reports whether
 // there was anything to send.
-func (w *worker) composeRecord(c *conn) bool {
+func (w *worker) composeRecord(c *conn, g *grant) bool {
 	mss := c.tcp.MSS()
 	mulpdu := c.tx.MULPDU(mss)
 	if !c.hasPend && !c.stream.PollSegment(mulpdu, &c.pending) {
@@ -262,8 +282,7 @@ func (w *worker) composeRecord(c *conn) bool {
 	}
 	s, ok := w.link.Alloc()
 	if !ok {
-		c.hasPend = true
-		w.starve(c, false)
+		c.hasPend, g.why = true, stopSlots
 		return false
 	}
 	buf := w.link.Bytes(s)[headroom:]
@@ -291,6 +310,7 @@ func (w *worker) composeRecord(c *conn) bool {
 		return false
 	}
 	w.push(c, s, used, sum)
+	w.own(c)
 	w.stats.TxRecords++
 	return true
 }
@@ -409,8 +429,10 @@ func (w *worker) reply(h *tcp.Header) {
 	w.stats.TxStateless++
 }
 
-// disown takes back a slot that the peer has acknowledged.
-func (w *worker) disown(s link.Slot) {
+// disown takes back a slot of c that the peer has acknowledged.
+func (w *worker) disown(c *conn, s link.Slot) {
+	c.slots--
+	c.client.slots--
 	st := &w.slots[s]
 	st.owned = false
 	if st.posted == 0 {

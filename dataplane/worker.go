@@ -23,8 +23,9 @@ import (
 // Budgets bound the work of one turn, so that every part of it gets its share
 // and timers stay on time.
 const (
-	rxBudget   = 64 // frames: the batch at which AF_XDP is fastest here
-	pumpBudget = 32 // records composed for one connection before the next has its turn
+	rxBudget   = 64      // frames: the batch at which AF_XDP is fastest here
+	pullBudget = 32      // work requests taken at once
+	lastGrant  = 1 << 30 // of what was posted before its connection is closed: as much as the window takes
 	reapBudget = 256
 )
 
@@ -56,8 +57,10 @@ type worker struct {
 
 	dirty     []*conn // to be pumped at the end of the turn
 	dirtyNext []*conn
-	starved   []*conn    // wait for TX slots
-	sated     []*conn    // likewise, and had some at their last turn
+	ready     clientQueue // have something to send
+	house     client      // of connections that are no client's yet
+	quantum   int
+	composed  uint64     // records, ever
 	cqs       []CQ       // with entries to publish
 	flushAt   clock.Time // when one of cqs must be flushed again
 
@@ -85,6 +88,12 @@ type client struct {
 	b     *ClientBinding
 	bells *shm.Doorbells
 	conns []*conn // by doorbell bit
+
+	queue     connQueue // the round of its connections
+	nextReady *client   // in the worker's round
+	queued    bool      // in it
+	credit    int       // as that of a conn
+	slots     int       // TX slots of its connections
 }
 
 func newWorker(e *Engine, id int, q Queue) (*worker, error) {
@@ -97,6 +106,7 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 	// A slot holds the payload behind headroom, so that the largest segment of a
 	// link whose packets nearly fill a slot is a few octets smaller.
 	w.mtu = min(q.Link.MTU(), q.Link.SlotSize()-headroom+minHeaders)
+	w.quantum = max(minQuantum, w.mtu)
 	w.held.init(q.Link.Slots() / 2)
 	w.now = w.e.cfg.Now()
 	w.timers.init(w.now)
@@ -231,6 +241,7 @@ func (w *worker) untilTimer(limit time.Duration) time.Duration {
 
 // turn is one pass over all that may have work. It returns how much it found.
 func (w *worker) turn() int {
+	w.stats.Turns++
 	w.now = w.e.cfg.Now()
 	w.taps = w.e.taps.Load()
 	n := w.pollRx()
@@ -242,20 +253,16 @@ func (w *worker) turn() int {
 	n += w.pump()
 	w.link.Flush()
 	n += w.reap()
-	n += w.feed() + len(w.dirty) // who is marked already has work for the next turn
 	w.publish()
-	w.stats.Turns++
-	return n
+	return n + len(w.dirty) // who is marked has work for the next turn
 }
 
-// pollBells marks the connections whose clients rang.
+// pollBells marks the connections whose clients rang. A bell beyond those of the
+// connections here is nobody's.
 func (w *worker) pollBells() int {
 	n := 0
 	for _, cl := range w.clients {
-		if !cl.bells.Any() {
-			continue
-		}
-		for i := range cl.bells.Words() {
+		for i := range (len(cl.conns) + 63) / 64 {
 			for v := cl.bells.Take(i); v != 0; v &= v - 1 {
 				bit := i*64 + trailingZeros(v)
 				n++
@@ -276,22 +283,36 @@ func (w *worker) mark(c *conn) {
 	}
 }
 
-// unmark takes c off that list.
+// unmark takes c off that list, and out of the round.
 func (w *worker) unmark(c *conn) {
 	if c.dirty {
 		c.dirty = false
 		w.dirty = slices.DeleteFunc(w.dirty, func(d *conn) bool { return d == c })
 	}
+	if c.queued {
+		c.queued = false
+		c.client.queue.remove(c)
+	}
 }
 
-// pump gives each marked connection one share of the transmit work.
+// pump moves the marked connections forward, and the round of those that have
+// something to send.
 func (w *worker) pump() int {
 	n := 0
 	work := w.dirty
 	w.dirty = w.dirtyNext[:0]
 	for _, c := range work {
 		c.dirty = false
-		n += w.pumpConn(c)
+		n += w.begin(c)
+	}
+	n += w.serve()
+	for _, c := range work {
+		if c.as != nil {
+			c = &c.as.carrier
+		}
+		if c.pumped != w.stats.Turns {
+			n += w.pumpConn(c, nil) // it has ACKs to send, or something again
+		}
 	}
 	w.dirtyNext = work[:0]
 	return n
@@ -399,6 +420,10 @@ func (w *worker) fault(c *conn, reason any) {
 		b.Client.OnFault()
 	}
 	// Marks that were being worked on when the turn ended.
+	for _, c := range w.dirty {
+		c.dirty = false
+	}
+	w.dirty, w.dirtyNext = nil, nil
 	for _, c := range w.conns {
 		c.dirty = false
 		w.mark(c)

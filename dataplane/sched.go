@@ -1,0 +1,223 @@
+package dataplane
+
+// A worker shares what it sends by deficit round robin (Shreedhar and Varghese,
+// 1995): first among the clients that have something to send, then among the
+// connections of each. A round is resumed where it stopped, for want of TX slots
+// or because the turn is over, so that no place in it is better than another.
+// What counts is cost, in octets: those of the records, and a fixed amount for
+// each record and each FPDU.
+const (
+	turnBudget = 64       // records composed in a turn: as many as frames are received
+	minQuantum = 16 << 10 // octets of cost that a connection, or client, may send in its turn of the round
+	recordCost = 128      // headers, and a frame's share of everything else
+	fpduCost   = 512      // a work request or message costs about as much as so many octets more
+)
+
+// No one holds more TX slots than so many times those that are free: a single
+// connection gets 8/9 of them, and n busy ones get equal parts of nearly all.
+// Slots come back only when the peer acknowledges, and a peer may be slow to, or
+// gone.
+const (
+	connShare   = 8
+	clientShare = 4
+)
+
+// A grant is what a connection may send in its turn of the round, and why it
+// stopped.
+type grant struct {
+	left int // cost, in octets; the last record may overdraw it
+	why  stopped
+}
+
+type stopped uint8
+
+const (
+	stopIdle  stopped = iota // nothing to send, or the window is closed: an event follows when that changes
+	stopSpent                // the rest has its turn behind the others
+	stopSlots                // no TX slot is free
+	stopShare                // too many slots wait for the peer, which brings an event
+)
+
+// connQueue is the round of a client's connections that have something to send.
+type connQueue struct{ head, tail *conn }
+
+func (q *connQueue) push(c *conn) {
+	c.nextReady = nil
+	if q.tail == nil {
+		q.head = c
+	} else {
+		q.tail.nextReady = c
+	}
+	q.tail = c
+}
+
+func (q *connQueue) pushFront(c *conn) {
+	c.nextReady = q.head
+	q.head = c
+	if q.tail == nil {
+		q.tail = c
+	}
+}
+
+func (q *connQueue) pop() *conn {
+	c := q.head
+	if c == nil {
+		return nil
+	}
+	if q.head = c.nextReady; q.head == nil {
+		q.tail = nil
+	}
+	c.nextReady = nil
+	return c
+}
+
+func (q *connQueue) remove(c *conn) {
+	var keep connQueue
+	for d := q.pop(); d != nil; d = q.pop() {
+		if d != c {
+			keep.push(d)
+		}
+	}
+	*q = keep
+}
+
+// clientQueue is the round of the clients that have such connections.
+type clientQueue struct {
+	head, tail *client
+	n          int
+}
+
+func (q *clientQueue) push(cl *client) {
+	cl.nextReady = nil
+	if q.tail == nil {
+		q.head = cl
+	} else {
+		q.tail.nextReady = cl
+	}
+	q.tail = cl
+	q.n++
+}
+
+func (q *clientQueue) pop() *client {
+	cl := q.head
+	if q.head = cl.nextReady; q.head == nil {
+		q.tail = nil
+	}
+	cl.nextReady = nil
+	q.n--
+	return cl
+}
+
+// enqueue enters c in the round of its client.
+func (w *worker) enqueue(c *conn) {
+	if c.queued {
+		return
+	}
+	c.queued = true
+	cl := c.client
+	cl.queue.push(c)
+	if !cl.queued {
+		cl.queued = true
+		w.ready.push(cl)
+	}
+}
+
+// serve goes on with the round until the turn is over, or the slots are used up.
+// It returns how much it has done.
+func (w *worker) serve() int {
+	work, passed := 0, 0
+	until := w.composed + turnBudget
+	for w.ready.n > 0 && w.composed < until {
+		free := w.freeSlots()
+		if free <= 0 {
+			break
+		}
+		cl := w.ready.head
+		if cl.queue.head == nil {
+			w.ready.pop()
+			cl.queued = false
+			continue
+		}
+		if cl.slots >= clientShare*free {
+			if passed++; passed > w.ready.n {
+				break // peers have to acknowledge first
+			}
+			w.ready.push(w.ready.pop())
+			continue
+		}
+		passed = 0
+		if cl.credit <= 0 {
+			if cl.credit += w.quantum; cl.credit <= 0 {
+				w.ready.push(w.ready.pop())
+				continue
+			}
+		}
+		c := cl.queue.pop()
+		if c.credit <= 0 {
+			if c.credit += w.quantum; c.credit <= 0 {
+				cl.queue.push(c)
+				continue
+			}
+		}
+		c.queued = false
+		g := grant{left: c.credit}
+		work += w.pumpConn(c, &g)
+		cl.credit -= c.credit - g.left
+		c.credit = g.left
+		switch {
+		case c.gone:
+		case g.why == stopSpent:
+			c.queued = true
+			cl.queue.push(c)
+		case g.why == stopSlots:
+			c.queued = true
+			cl.queue.pushFront(c)
+		default:
+			c.credit = min(c.credit, 0)
+		}
+		if cl.queue.head == nil {
+			w.ready.pop()
+			cl.queued = false
+			cl.credit = min(cl.credit, 0)
+		} else if cl.credit <= 0 {
+			w.ready.push(w.ready.pop())
+		}
+	}
+	return work
+}
+
+// freeSlots returns how many TX slots records may take. The rest is for ACKs,
+// retransmissions and connection set-up.
+func (w *worker) freeSlots() int { return w.link.FreeSlots() - slotReserve + 1 }
+
+// may reports whether c may compose one more record. If not, g knows why.
+func (w *worker) may(c *conn, g *grant) bool {
+	free := w.freeSlots()
+	switch {
+	case g.left <= 0:
+		g.why = stopSpent
+	case free <= 0:
+		g.why = stopSlots
+	case c.slots >= connShare*free:
+		g.why = stopShare
+	default:
+		return true
+	}
+	return false
+}
+
+// own notes that c has one slot more, until disown.
+func (w *worker) own(c *conn) {
+	c.slots++
+	c.client.slots++
+	w.composed++
+}
+
+// join makes c one of cl's connections. It takes its slots along.
+func (c *conn) join(cl *client) {
+	if c.client != nil {
+		c.client.slots -= c.slots
+	}
+	c.client = cl
+	cl.slots += c.slots
+}

@@ -1,0 +1,205 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// A lane is a queue pair of host side that always has work.
+type lane struct {
+	*loadQP
+	c    *conn
+	w    *worker
+	side int
+}
+
+// octets is what the lane has moved.
+func (l *lane) octets() int { return l.done * int(l.wr.SGEs[0].Len) }
+
+// A lanes is lanes between two hosts.
+type lanes struct {
+	*sim
+	all     []*lane
+	clients [2][]*ClientBinding
+	port    uint16
+}
+
+func newLanes(t testing.TB, cfg link.PipeConfig) *lanes {
+	s := newSim(t, cfg)
+	s.limit = 1 << 62
+	return &lanes{sim: s, port: 20000}
+}
+
+// client makes client i of a host known to its worker.
+func (s *lanes) client(side, i int) *ClientBinding {
+	for len(s.clients[side]) <= i {
+		bells, err := shm.CreateDoorbells(64)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.t.Cleanup(func() { bells.Close() })
+		cb := &ClientBinding{Doorbells: []*shm.Doorbells{bells}}
+		s.clients[side] = append(s.clients[side], cb)
+		s.hosts[side].w.bind(cb)
+	}
+	return s.clients[side][i]
+}
+
+// add makes n lanes of a client of host side, which do op with size octets.
+func (s *lanes) add(n, side, client int, op rdmap.Op, size int) {
+	for range n {
+		s.port++
+		a, b := s.openFrom(netip.AddrPortFrom(addrA, s.port), addrB)
+		ends := [2]*conn{a, b}
+		q := &loadQP{simQP: newSimQP(s.t, s.hosts[side], size)}
+		peer := newSimQP(s.t, s.hosts[1-side], size)
+		q.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: q.h.table, SQDepth: 16, MaxSGE: 1, SigAll: true, Sends: q, Recvs: q})
+		q.SendCQ, q.RecvCQ, q.Client = q, q, s.client(side, client)
+		peer.Client = s.client(1-side, client)
+		q.wr = verbs.SendWR{Op: op, SGEs: q.sge(0, size), RKey: peer.reg.STag(), Remote: 0x10000}
+		q.left = 1 << 60
+		qa, qb := q.simQP, peer
+		if side == 1 {
+			qa, qb = peer, q.simQP
+		}
+		s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4, RTR: mpa.RTRWrite})
+		s.all = append(s.all, &lane{loadQP: q, c: ends[side], w: s.hosts[side].w, side: side})
+	}
+}
+
+// run lets the lanes work until they have moved some octets each on average.
+func (s *lanes) run(each int) {
+	for _, l := range s.all {
+		l.done = 0
+		l.w.mark(l.c)
+	}
+	for sum := 0; sum < each*len(s.all); {
+		for range 64 {
+			if !s.step() {
+				s.t.Fatal("at rest")
+			}
+		}
+		sum = 0
+		for _, l := range s.all {
+			sum += l.octets()
+		}
+	}
+}
+
+// spread returns the least and the most octets of the lanes that are meant.
+func (s *lanes) spread(meant func(*lane) bool) (least, most int) {
+	least = 1 << 62
+	for _, l := range s.all {
+		if meant(l) {
+			least, most = min(least, l.octets()), max(most, l.octets())
+		}
+	}
+	return least, most
+}
+
+func everyLane(*lane) bool { return true }
+
+// TestFair: connections that always have work get equal shares, whatever is scarce.
+func TestFair(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		slots int
+		make  func(*lanes)
+		each  int
+		meant []func(*lane) bool
+	}{
+		{"more lanes than slots", 100, func(s *lanes) { s.add(80, 0, 0, rdmap.OpWrite, 1024) }, 60 << 10, []func(*lane) bool{everyLane}},
+		{"fewer lanes than slots", 1024, func(s *lanes) { s.add(20, 0, 0, rdmap.OpWrite, 1024) }, 120 << 10, []func(*lane) bool{everyLane}},
+		{"long beside short", 100, func(s *lanes) {
+			s.add(10, 0, 0, rdmap.OpWrite, 1024)
+			s.add(10, 0, 0, rdmap.OpWrite, 32<<10)
+			s.add(10, 0, 0, rdmap.OpWrite, 64)
+		}, 150 << 10, []func(*lane) bool{func(l *lane) bool { return l.wr.SGEs[0].Len > 64 }, func(l *lane) bool { return l.wr.SGEs[0].Len == 64 }}},
+		{"Reads beside Writes", 100, func(s *lanes) {
+			s.add(10, 0, 0, rdmap.OpRead, 8<<10)
+			s.add(10, 1, 0, rdmap.OpWrite, 8<<10)
+		}, 150 << 10, []func(*lane) bool{everyLane}},
+		{"both ways", 100, func(s *lanes) {
+			s.add(10, 0, 0, rdmap.OpRead, 4<<10)
+			s.add(10, 0, 0, rdmap.OpWrite, 4<<10)
+			s.add(10, 1, 0, rdmap.OpWrite, 4<<10)
+		}, 120 << 10, []func(*lane) bool{
+			func(l *lane) bool { return l.side == 0 && l.wr.Op == rdmap.OpWrite },
+			func(l *lane) bool { return l.side == 1 || l.wr.Op == rdmap.OpRead },
+		}},
+		{"many clients", 100, func(s *lanes) {
+			for i := range 15 {
+				s.add(3, 0, i, rdmap.OpWrite, 1024)
+			}
+		}, 80 << 10, []func(*lane) bool{everyLane}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newLanes(t, link.PipeConfig{Slots: c.slots})
+			c.make(s)
+			s.run(c.each / 10) // windows open
+			s.run(c.each)
+			for i, meant := range c.meant {
+				least, most := s.spread(meant)
+				t.Logf("kind %d: %d to %d octets, %.2f", i, least, most, float64(most)/float64(least))
+				if 5*most > 8*least {
+					t.Errorf("kind %d: %d to %d octets; want a factor of 1.6", i, least, most)
+				}
+			}
+		})
+	}
+}
+
+// TestFairClients: a client with one connection gets as much as one with many.
+func TestFairClients(t *testing.T) {
+	for _, many := range []int{2, 30} {
+		s := newLanes(t, link.PipeConfig{Slots: 100})
+		s.add(1, 0, 0, rdmap.OpWrite, 16<<10)
+		s.add(many, 0, 1, rdmap.OpWrite, 16<<10)
+		s.run(16 << 10)
+		s.run(2 << 20 / many)
+		one, all := s.all[0].octets(), 0
+		for _, l := range s.all[1:] {
+			all += l.octets()
+		}
+		t.Logf("one connection: %d octets; %d connections: %d octets", one, many, all)
+		if 5*all > 8*one || 5*one > 8*all {
+			t.Errorf("one connection got %d octets, %d of another client %d; want equal shares", one, many, all)
+		}
+	}
+}
+
+// TestSilentPeers: a client whose peers have stopped to acknowledge keeps no
+// other from sending.
+func TestSilentPeers(t *testing.T) {
+	silent := false
+	s := newLanes(t, link.PipeConfig{Slots: 200, Filter: func(toB bool, b []byte) bool {
+		port := binary.BigEndian.Uint16(b[14+20:])
+		if !toB {
+			port = binary.BigEndian.Uint16(b[14+22:])
+		}
+		return !silent || port > 20020
+	}})
+	s.add(20, 0, 0, rdmap.OpWrite, 64<<10)
+	s.add(10, 0, 1, rdmap.OpWrite, 1024)
+	s.run(32 << 10)
+	silent = true
+	for _, l := range s.all {
+		l.done = 0
+	}
+	s.limit = s.now.Add(500 * time.Microsecond)
+	for s.now < s.limit && s.step() {
+	}
+	least, most := s.spread(func(l *lane) bool { return l.wr.SGEs[0].Len == 1024 })
+	t.Logf("%d to %d octets in 500 µs", least, most)
+	if least < 1<<18 || most > 2*least {
+		t.Errorf("%d to %d octets in 500 µs while another client's peers are silent", least, most)
+	}
+}
