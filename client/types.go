@@ -114,7 +114,7 @@ type Startup struct {
 	NoCRC        bool // do not ask for CRC32c; it is used all the same if the peer asks
 	Markers      bool // ask the peer to send markers
 	Revision     int  // 1 or 2
-	NoFallback   bool // do not try again with revision 1, or without markers
+	NoFallback   bool // do not try again with revision 1 (over SCTP: without enhanced data), or without markers
 	PeerToPeer   bool // ask for it; the daemon's default is to ask
 	NoPeerToPeer bool
 	RTR          RTR // offered in peer-to-peer mode

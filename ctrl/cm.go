@@ -58,6 +58,7 @@ type conn struct {
 	waiting  bool            // in listener.waiting
 	sctp     *dataplane.SCTP // nil: TCP
 	enhanced *ddp.Enhanced   // of the peer, over SCTP
+	wantRTR  bool            // the client asks for peer-to-peer mode itself
 	failure  error           // connSwitching: the start-up failed, and the peer is being told by a Terminate
 	second   bool            // the peer closed first: TIME-WAIT is its
 	lingers  bool            // closed in order: its port must rest

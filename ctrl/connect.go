@@ -127,6 +127,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	}
 	cn := &conn{
 		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, limit: s.now().Add(timeout), streaming: r.Streaming, sctp: o,
+		wantRTR: r.Startup.GetP2P(),
 	}
 	c.conns[cn.handle] = cn
 	q.conn, q.used = cn, true
@@ -211,7 +212,9 @@ func (s *Server) dial(c *conn, attempt int) {
 	}
 	if c.sctp != nil {
 		connect = func(local, remote netip.AddrPort, timeout time.Duration) (dataplane.ConnID, error) {
-			return s.engine.(SCTP).ConnectSCTP(local, remote, *c.sctp, c.initiateSetup(), timeout)
+			o := *c.sctp
+			o.Fallback = c.cfg.RetryRev1
+			return s.engine.(SCTP).ConnectSCTP(local, remote, o, c.initiateSetup(), timeout)
 		}
 	}
 	id, err := connect(cl.addr, remote, max(timeout, time.Millisecond))

@@ -88,11 +88,16 @@ func (c *conn) llp() string {
 	return "tcp"
 }
 
-// initiateSetup is what our Initiate says. The draft has no enhanced set-up.
+// initiateSetup is what our Initiate says. The draft has no enhanced set-up. A
+// ready-to-receive message is offered only to a client that asks for it: over SCTP
+// either side may send first without one (RFC 6581 section 7).
 func (c *conn) initiateSetup() ddp.Setup {
 	set := ddp.Setup{Private: c.cfg.PrivateData}
 	if c.cfg.Enhanced && c.sctp.Profile == ddp.RFC5043 {
-		set.Enhanced = &ddp.Enhanced{IRD: uint16(c.cfg.IRD), ORD: uint16(c.cfg.ORD)}
+		set.Enhanced = &ddp.Enhanced{IRD: uint16(c.cfg.IRD), ORD: uint16(c.cfg.ORD), PeerToPeer: c.wantRTR}
+		if c.wantRTR {
+			set.Enhanced.RTR = uint8(c.cfg.RTR)
+		}
 	}
 	return set
 }
@@ -169,6 +174,7 @@ func (s *Server) acceptSCTP(c *conn, private []byte, ird, ord int) {
 		set.Enhanced = &ddp.Enhanced{IRD: uint16(c.params.IRD), ORD: uint16(c.params.ORD), PeerToPeer: e.PeerToPeer}
 		if e.PeerToPeer {
 			set.Enhanced.RTR = uint8(mpa.RTRWrite) // needs nothing of the receiver
+			c.params.RTR = mpa.RTRWrite
 		}
 	}
 	c.state = connSwitching
@@ -185,6 +191,20 @@ func (s *Server) rejectSCTP(c *conn, private []byte) {
 	}
 	s.engine.(SCTP).AnswerSCTP(c.id, set, dataplane.Attachment{})
 	s.forget(c)
+}
+
+// chooseRTR returns the kind that needs the least of the receiver; a Read needs that we
+// may have one outstanding.
+func chooseRTR(set mpa.RTRs, ord int) mpa.RTR {
+	switch {
+	case set.Has(mpa.RTRWrite):
+		return mpa.RTRWrite
+	case set.Has(mpa.RTRRead) && ord > 0:
+		return mpa.RTRRead
+	case set.Has(mpa.RTRSend):
+		return mpa.RTRSend
+	}
+	return mpa.RTRNone
 }
 
 // answeredSCTP takes the peer's answer to our Initiate.
@@ -210,6 +230,14 @@ func (s *Server) answeredSCTP(c *conn, ev dataplane.Event) {
 		}
 		if e.IRD != ddp.NoNegotiation {
 			c.params.ORD = min(c.params.ORD, int(e.IRD))
+		}
+		if c.wantRTR && e.PeerToPeer {
+			c.params.RTR = chooseRTR(mpa.RTRs(e.RTR)&c.cfg.RTR, c.params.ORD)
+			if c.params.RTR == mpa.RTRNone {
+				s.engine.Disconnect(c.id, true)
+				s.failConn(c, errorf(refused, "ctrl: the peer %v takes no ready-to-receive message that we may send (RFC 6581 section 9.2)", c.remote))
+				return
+			}
 		}
 	}
 	s.attach(c, nil)

@@ -21,6 +21,9 @@ import (
 type SCTP struct {
 	Profile session.Profile
 	UDP     bool // encapsulated (RFC 6951), port 9899 at both ends
+	// Fallback lets a connect try again without the enhanced set-up data when the peer
+	// refuses them by a Terminate, as one of RFC 5043 alone does.
+	Fallback bool
 }
 
 // assoc is an SCTP association with its DDP streams. Each session on one of them is
@@ -37,6 +40,7 @@ type assoc struct {
 	lst     *sctpListener // nil: it ends with its last session, for we dialled or the listener is closed
 	dial    *conn         // whose Initiate waits for the association
 	setup   session.Setup
+	retry   bool     // dial asks again, with setup, when its stream is free
 	part    []byte   // a message that comes in pieces
 	kept    [][]byte // by sctp.Data.Slot
 	over    bool
@@ -292,6 +296,15 @@ func (w *worker) newSession(as *assoc, sid uint16, id ConnID) *conn {
 	return c
 }
 
+// plain notes that c asks again without enhanced data, if it may.
+func (as *assoc) plain(c *conn, answer *session.Setup) bool {
+	if answer != nil || as.dial != c || !as.opts.Fallback || as.setup.Enhanced == nil || c.mode == modeClosing {
+		return false
+	}
+	as.setup.Enhanced, as.retry = nil, true
+	return true
+}
+
 // answerSCTP is AnswerSCTP.
 func (w *worker) answerSCTP(c *conn, set session.Setup, a Attachment) {
 	as := c.as
@@ -333,6 +346,9 @@ func (w *worker) attachSCTP(c *conn, a Attachment) {
 	c.qp.QP.Start(rdmap.Config{IRD: a.Params.IRD, ORD: a.Params.ORD})
 	c.stream = c.qp.QP.Stream()
 	c.mode = modeFull
+	if a.Params.RTR != 0 && a.Params.Initiator {
+		c.stream.SendRTR(rtrKind(a.Params.RTR))
+	}
 	w.event(c, EventEstablished, nil, nil)
 	if err := as.mux.Attach(c.sid, &ddpSink{w, c}); err != nil {
 		w.abort(c, err)

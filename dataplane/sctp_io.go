@@ -315,6 +315,9 @@ func (w *worker) sessionEvents(as *assoc) int {
 			as.dial, as.carrier.giveUp = nil, 0
 			w.e.events.push(Event{Kind: EventAnswer, Conn: c.id, Flow: c.flow, Worker: w.id, Setup: ev.Setup})
 		case session.EventRejected:
+			if as.plain(c, ev.Setup) {
+				continue // as soon as the stream is free
+			}
 			as.carrier.giveUp = 0
 			w.e.events.push(Event{Kind: EventRejected, Conn: c.id, Flow: c.flow, Worker: w.id, Setup: ev.Setup})
 			w.endSession(c, ErrRejected)
@@ -329,6 +332,13 @@ func (w *worker) sessionEvents(as *assoc) int {
 			w.dropQP(c)
 			c.mode = modeClosing
 		case session.EventIdle:
+			if as.dial == c && as.retry && c.mode != modeClosing {
+				as.retry = false
+				w.stats.SessionRetries++
+				if err := as.mux.Initiate(c.sid, as.setup); err == nil {
+					continue
+				}
+			}
 			w.endSession(c, nil)
 		}
 	}

@@ -669,3 +669,50 @@ func TestSCTPTailLoss(t *testing.T) {
 	s.hosts[0].w.disconnect(a, false)
 	s.closedSCTP()
 }
+
+// TestSCTPFallback: a peer of RFC 5043 alone answers enhanced set-up data by a
+// Terminate; a connect that may asks again without them, on the same association.
+func TestSCTPFallback(t *testing.T) {
+	for _, may := range []bool{true, false} {
+		s := newSim(t, link.PipeConfig{})
+		s.listenSCTP()
+		ha, hb := s.hosts[0], s.hosts[1]
+		ha.w.turn()
+		id := ha.w.newID()
+		flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
+		set := session.Setup{Private: []byte("hello"), Enhanced: &session.Enhanced{IRD: 4, ORD: 4}}
+		if err := ha.w.connectSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Fallback: may}, set, 0); err != nil {
+			t.Fatal(err)
+		}
+		s.until("the association", func() bool { return len(hb.w.sctp.assocs) == 1 })
+		for _, as := range hb.w.sctp.assocs {
+			as.mux = session.New(session.Config{NoEnhanced: true}, 64)
+		}
+		if !may {
+			if ev := s.closed(0); ev.Err != ErrRejected {
+				t.Errorf("closed by %v", ev.Err)
+			}
+			s.closedSCTP()
+			continue
+		}
+		var req Event
+		s.until("a request", func() (ok bool) {
+			req, ok = hb.take(EventRequest)
+			return ok
+		})
+		if string(req.Setup.Private) != "hello" || req.Setup.Enhanced != nil {
+			t.Errorf("request %+v", req.Setup)
+		}
+		qb := newSimQP(t, hb, 8192)
+		hb.w.answerSCTP(hb.w.conns[req.Conn], session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 1, ORD: 1}})
+		s.until("the answer", func() bool {
+			ev, ok := ha.take(EventAnswer)
+			return ok && ev.Conn == id && string(ev.Setup.Private) == "welcome"
+		})
+		if n := ha.w.stats.SessionRetries; n != 1 {
+			t.Errorf("%d retries", n)
+		}
+		ha.w.disconnect(ha.w.conns[id], false)
+		s.closedSCTP()
+	}
+}

@@ -46,6 +46,7 @@ type Stats struct {
 	Evicted                   uint64 // connections in TIME-WAIT that made room
 	AssocsIdle                uint64 // SCTP associations ended that had no session
 	AssocsRefused             uint64 // set-up chunks dropped of peers with too many
+	SessionRetries            uint64 // over SCTP, without enhanced data
 	Violations                uint64 // by peers, answered by a Terminate
 	CQOverruns                uint64
 	Faults                    uint64
@@ -118,6 +119,7 @@ func (s *Stats) Add(o *Stats) {
 	s.Evicted += o.Evicted
 	s.AssocsIdle += o.AssocsIdle
 	s.AssocsRefused += o.AssocsRefused
+	s.SessionRetries += o.SessionRetries
 	s.Violations += o.Violations
 	s.CQOverruns += o.CQOverruns
 	s.Faults += o.Faults

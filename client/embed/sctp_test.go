@@ -180,3 +180,29 @@ func TestSCTPCounters(t *testing.T) {
 		t.Error("the counters of what is over are lost")
 	}
 }
+
+// TestSCTPPeerToPeer: a client that asks for peer-to-peer mode sends a
+// ready-to-receive message, which nobody sees; one that does not ask sends none.
+func TestSCTPPeerToPeer(t *testing.T) {
+	for _, ask := range []bool{true, false} {
+		a, b, ctx := pair(t, embed.PairConfig{})
+		ca, cb := connect(t, ctx, a, b, &iwarp.Config{Startup: iwarp.Startup{Transport: iwarp.SCTP, PeerToPeer: ask}})
+		if ca.Info().PeerToPeer != ask || cb.Info().PeerToPeer != ask {
+			t.Errorf("asked %v: %v and %v", ask, ca.Info().PeerToPeer, cb.Info().PeerToPeer)
+		}
+		if err := ca.Send(ctx, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 10)
+		if n, err := cb.Recv(ctx, buf); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		var writes uint64
+		for _, ci := range b.Engine().Conns() {
+			writes += ci.RDMAP.RxWrites
+		}
+		if (writes == 1) != ask {
+			t.Errorf("asked %v: %d Writes came", ask, writes)
+		}
+	}
+}
