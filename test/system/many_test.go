@@ -28,7 +28,7 @@ func TestManyConnections(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	most := strconv.Itoa(conns + 1)
 	a, b := newHost(t, &v.A, "--max-qps", most), newHost(t, &v.B, "--max-qps", most)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+conns*cycles/2000)*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(5+conns*cycles/2000)*time.Minute)
 	defer cancel()
 	client, server := newParty(ctx, t, a, conns), newParty(ctx, t, b, conns)
 	l, err := server.dev.Listen(ctx, b.end.Addr4.String()+":7000", &iwarp.Config{Backlog: 256})
