@@ -85,3 +85,32 @@ func TestGapIsReportedRepeatedly(t *testing.T) {
 		t.Errorf("%d ACKs of 3 segments out of order without SACK", len(acks))
 	}
 }
+
+// TestBurstOfDuplicatesIsReported: a D-SACK for each duplicate (RFC 2883 4), one
+// for those that are neighbours. The sender counts them all.
+func TestBurstOfDuplicatesIsReported(t *testing.T) {
+	l, _ := burst(t, DefaultConfig(), 8, false)
+	mss := l.a.MSS()
+	dup := func(k int) {
+		s := Segment{Header: Header{Flags: ACK, Seq: l.b.irs.Add(1 + k*mss), Ack: l.b.nxt, Window: 1000}, Len: mss}
+		s.Opts.HasTimestamps, s.Opts.TSVal = true, l.b.tsRecent
+		l.b.HandleSegment(l.now, &s)
+	}
+	for _, k := range []int{1, 4, 5, 2, 7} {
+		dup(k)
+	}
+	want := [][2]int{{1, 2}, {4, 6}, {2, 3}, {7, 8}}
+	var o Out
+	for i := 0; l.b.PollTransmit(l.now, &o); i++ {
+		if i >= len(want) {
+			t.Fatalf("more than %d ACKs", len(want))
+		}
+		w := SACKBlock{l.b.irs.Add(1 + want[i][0]*mss), l.b.irs.Add(1 + want[i][1]*mss)}
+		if o.Ack != l.b.rcvNxt || o.Opts.NSACK != 1 || o.Opts.SACK[0] != w {
+			t.Errorf("ACK %d: ack %d, blocks %v; want segments %v", i, o.Ack.Sub(l.b.irs)-1, o.Opts.SACK[:o.Opts.NSACK], want[i])
+		}
+	}
+	if n := l.b.Stats().DSACKOut; n != uint64(len(want)) {
+		t.Errorf("%d D-SACKs; want %d", n, len(want))
+	}
+}

@@ -107,10 +107,12 @@ type Conn struct {
 
 // earlyAck is an ACK that leaves ahead of the current one: for what came before a
 // change of the CE mark (RFC 8257 3.2), or for an earlier part of a burst (RFC
-// 9293 3.8.6.3 SHLD-19: at least every second full segment).
+// 9293 3.8.6.3 SHLD-19: at least every second full segment), or with a D-SACK that
+// the next one would take the place of.
 type earlyAck struct {
-	ack serial.Num
-	ece bool
+	ack   serial.Num
+	ece   bool
+	dsack SACKBlock // empty: none
 }
 
 const (

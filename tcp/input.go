@@ -388,7 +388,7 @@ const maxEarlyAcks = 3
 // earlyAck has an ACK leave ahead of the one that is due.
 func (c *Conn) earlyAck(ack serial.Num) {
 	if c.earlyAcks.len() < maxEarlyAcks {
-		c.earlyAcks.push(earlyAck{ack, c.ceSeen})
+		c.earlyAcks.push(earlyAck{ack: ack, ece: c.ceSeen})
 	}
 }
 
@@ -433,9 +433,26 @@ func (c *Conn) hold(seq serial.Num, n, off int, buf Buf) Input {
 	return Input{Hold, h.seq, int(h.off), int(h.len)}
 }
 
+// maxEarlyDSACKs is how many ACKs of one burst leave for their D-SACK alone. A peer
+// that is told of each duplicate can take a needless reduction back.
+const maxEarlyDSACKs = 16
+
+// noteDSACK has the next ACK report a duplicate (RFC 2883 4): together with the one
+// before, if that waits yet and is its neighbour.
 func (c *Conn) noteDSACK(start, end serial.Num) {
 	if c.sackOK {
-		c.dsack, c.dsackPending = SACKBlock{start, end}, true
+		switch d := &c.dsack; {
+		case !c.dsackPending:
+			*d = SACKBlock{start, end}
+		case start.LessEq(d.End) && d.Start.LessEq(end):
+			d.Start, d.End = serial.Min(d.Start, start), serial.Max(d.End, end)
+		default:
+			if c.earlyAcks.len() < maxEarlyDSACKs {
+				c.earlyAcks.push(earlyAck{ack: c.rcvNxt, ece: c.ceSeen, dsack: *d})
+			}
+			*d = SACKBlock{start, end}
+		}
+		c.dsackPending = true
 	}
 	c.quickAcks = max(c.quickAcks, 2)
 }
@@ -487,7 +504,7 @@ func (c *Conn) noteCE(s *Segment) {
 	if c.cfg.CongestionControl == DCTCP {
 		if marked != c.ceSeen {
 			if c.ackPending {
-				c.earlyAcks.push(earlyAck{c.rcvNxt, c.ceSeen})
+				c.earlyAcks.push(earlyAck{ack: c.rcvNxt, ece: c.ceSeen})
 			}
 			c.ceSeen = marked
 			c.ackNow = true

@@ -33,8 +33,11 @@ func (c *Conn) PollTransmit(now clock.Time, o *Out) bool {
 	if c.earlyAcks.len() > 0 {
 		e, _ := c.earlyAcks.pop()
 		dups := c.dupAcksOwed
+		dsack, pending := c.dsack, c.dsackPending
+		c.dsack, c.dsackPending = e.dsack, e.dsack != SACKBlock{}
 		c.sendAck(now, o)
 		c.ackNow, c.dupAcksOwed = true, dups // for the current state
+		c.dsack, c.dsackPending = dsack, pending
 		o.Ack = e.ack
 		o.Window = uint16(min(int(o.Window)+c.rcvNxt.Sub(e.ack)>>c.rcvShift, 0xffff)) // the same right edge
 		o.Flags &^= ECE

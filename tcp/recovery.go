@@ -83,7 +83,9 @@ func (c *Conn) recover(a *ackState) {
 	if a.dsack {
 		c.rack.noteDSACK(c.una, c.nxt)
 		if c.undoSet && c.undoRetrans > 0 && c.undoFrom.LessEq(c.lastDSACK.Start) && c.lastDSACK.End.LessEq(c.undoTo) {
-			c.undoRetrans--
+			// A receiver that takes several segments at once reports them as one.
+			n := (c.lastDSACK.End.Sub(c.lastDSACK.Start) + c.w.mss - 1) / c.w.mss
+			c.undoRetrans = max(0, c.undoRetrans-n)
 		}
 	}
 	c.tlpAck(a)

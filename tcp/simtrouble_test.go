@@ -95,7 +95,7 @@ func trouble(s *sim, seed uint64) (more time.Duration) {
 // in the midst of the run.
 func TestSimTrouble(t *testing.T) {
 	from, only := firstSeed(t)
-	n := *simSeeds / 2
+	n := *simSeeds / 4
 	if only {
 		n = 1
 	} else if testing.Short() {

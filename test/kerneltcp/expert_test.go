@@ -167,7 +167,9 @@ func expert(t *testing.T, file string) map[string]int {
 }
 
 // closes counts the streams of a capture that were reset, and those without a
-// FIN of each side.
+// FIN of each side. A RST behind both FINs is none: it answers a segment that was
+// late, or sent again for nothing, and so met no connection any more (RFC 9293
+// 3.10.7.1).
 func closes(t *testing.T, file string) (streams, reset, unfinished int) {
 	t.Helper()
 	type seen struct {
@@ -190,7 +192,7 @@ func closes(t *testing.T, file string) (streams, reset, unfinished int) {
 		if yes(f[2]) {
 			s.fins[f[1]] = true
 		}
-		s.rst = s.rst || yes(f[3])
+		s.rst = s.rst || yes(f[3]) && len(s.fins) < 2
 	}
 	for _, s := range all {
 		if s.rst {
@@ -212,13 +214,12 @@ func TestExpert(t *testing.T) {
 		name, impair string
 		n            int
 		short        bool
-		reorders     bool
 	}{
-		{"clean", "", 4 << 20, false, false},
-		{"loss", "loss=0.01,delay=2ms", 2 << 20, true, false},
-		{"heavy loss", "loss=0.05,delay=1ms", 2 << 20, false, false},
-		{"reorder", "reorder=0.03,hold=1ms,delay=1ms", 4 << 20, false, true},
-		{"loss, duplicates and reordering", "loss=0.005,duplicate=0.01,reorder=0.02,hold=1ms,delay=2ms,jitter=1ms", 2 << 20, false, true},
+		{"clean", "", 4 << 20, false},
+		{"loss", "loss=0.01,delay=2ms", 2 << 20, true},
+		{"heavy loss", "loss=0.05,delay=1ms", 2 << 20, false},
+		{"reorder", "reorder=0.03,hold=1ms,delay=1ms", 4 << 20, false},
+		{"loss, duplicates and reordering", "loss=0.005,duplicate=0.01,reorder=0.02,hold=1ms,delay=2ms,jitter=1ms", 2 << 20, false},
 	}
 	talk := []int{0, 1, 2, 3}
 	found := map[string]map[string]int{"kernel": {}, "ours": {}}
@@ -266,11 +267,6 @@ func TestExpert(t *testing.T) {
 							found[stack][k] += n
 						}
 						n, reset, unfinished := closes(t, file)
-						if c.reorders {
-							// A late segment behind both FINs meets no connection: RFC 9293
-							// 3.10.7.1 has a RST answer it, and the kernel's does too.
-							reset = 0
-						}
 						if n != streams || reset != 0 || unfinished != 0 {
 							t.Errorf("%s: %d connections seen, %d reset, %d without both FINs; want %d, none, none", filepath.Base(file), n, reset, unfinished, streams)
 						}
