@@ -84,7 +84,7 @@ func (w *worker) frame(f *link.Frame) (kept bool) {
 		if in.icmp.Parse(&in.pkt, head) != nil {
 			break
 		}
-		if in.icmp.Proto == pkt.ProtoSCTP {
+		if in.icmp.Proto == pkt.ProtoSCTP || in.icmp.Proto == pkt.ProtoUDP {
 			w.sctpICMP()
 		}
 		if in.icmp.Proto == pkt.ProtoTCP {

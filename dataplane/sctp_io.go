@@ -61,16 +61,29 @@ func (w *worker) sctpFrame(f *link.Frame) {
 	w.mark(&as.carrier)
 }
 
-// sctpICMP takes the ICMP error in hand, about an SCTP packet.
+// sctpICMP takes the ICMP error in hand, about an SCTP packet or about one in UDP, which
+// has to show the verification tag behind the ports (RFC 6951 5.5).
 func (w *worker) sctpICMP() {
 	if w.sctp == nil {
 		return
 	}
-	if as := w.sctp.assocs[w.in.icmp.Flow]; as != nil {
-		w.stats.RxICMP++
-		as.a.HandleICMP(w.now, &w.in.icmp)
-		w.mark(&as.carrier)
+	e, udp := &w.in.icmp, uint16(0)
+	if e.Proto == pkt.ProtoUDP {
+		udp = e.Flow.RemotePort
+		if e.Flow.LocalPort != sctp.UDPPort || !e.Decapsulate() {
+			return
+		}
 	}
+	as := w.sctp.assocs[e.Flow]
+	if as == nil {
+		return
+	}
+	if _, i := as.a.Paths(); as.a.Path(i).UDPPort != udp {
+		return
+	}
+	w.stats.RxICMP++
+	as.a.HandleICMP(w.now, e)
+	w.mark(&as.carrier)
 }
 
 // sctpUnowned answers a packet that is no association's. It returns the one that a
@@ -451,11 +464,7 @@ func (w *worker) transmitSCTP(as *assoc) {
 	if o.Retransmit {
 		w.stats.TxRetransmits++
 	}
-	if o.Fragment {
-		w.stats.TxNoSlot++ // IP fragments are not made: the path's MTU has to come back
-		return
-	}
-	if o.N == 1 {
+	if o.N == 1 && !o.Fragment {
 		q := &o.Parts[0]
 		s := link.Slot(q.Buf)
 		at := headroom - 16 - len(o.Head)
@@ -481,12 +490,48 @@ func (w *worker) transmitSCTP(as *assoc) {
 		n += copy(b[n:], w.link.Bytes(link.Slot(q.Buf))[headroom:headroom+q.Len+q.Pad])
 	}
 	w.slots[s].owned = false
+	if o.Fragment {
+		at, n = w.finishSCTP(&t, p.UDPPort, s, at, n)
+		w.fragments(&t, p.MTU, w.link.Bytes(s)[at:at+n])
+		w.link.Free(s)
+		return
+	}
 	w.postSCTP(&t, p.UDPPort, s, at, n)
+}
+
+// fragments posts a packet as IP fragments: a message that was under way when the
+// path's MTU shrank cannot be cut otherwise (RFC 9260 7.3).
+func (w *worker) fragments(t *pkt.Tuple, mtu int, b []byte) {
+	at := t.FragmentHeaderLen()
+	size := t.FragmentSize(mtu)
+	w.ipid++
+	for off := 0; off < len(b); off += size {
+		s, ok := w.link.Alloc()
+		if !ok {
+			w.stats.TxNoSlot++
+			return // lost, as a packet may be
+		}
+		n := copy(w.link.Bytes(s)[at:], b[off:min(off+size, len(b))])
+		t.PutFragment(w.link.Bytes(s), n, off, off+n < len(b), uint32(w.ipid))
+		w.slots[s].owned = false
+		w.postFrame(s, 0, at+n)
+		w.stats.TxFragments++
+	}
 }
 
 // postSCTP finishes the n octets of an SCTP packet at offset at of slot s, and posts
 // the frame.
 func (w *worker) postSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) {
+	at, n = w.finishSCTP(t, udp, s, at, n)
+	off := at - t.HeaderLen()
+	w.ipid++
+	t.Put(w.link.Bytes(s)[off:at], n, 0, w.ipid)
+	w.postFrame(s, off, at+n-off)
+}
+
+// finishSCTP writes the checksum of a packet and puts UDP's header in front of it. It
+// returns where the payload of IP lies.
+func (w *worker) finishSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) (int, int) {
 	b := w.link.Bytes(s)
 	sctp.SetChecksum(b[at : at+n])
 	if t.Proto == pkt.ProtoUDP {
@@ -498,14 +543,16 @@ func (w *worker) postSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) {
 		h[6], h[7] = 0, 0
 		binary.BigEndian.PutUint16(h[6:], pkt.UDPChecksum(pkt.Sum(b[at:at+n], t.PseudoSum(n))))
 	}
-	off := at - t.HeaderLen()
-	w.ipid++
-	t.Put(b[off:at], n, 0, w.ipid)
+	return at, n
+}
+
+// postFrame posts n octets at offset off of slot s.
+func (w *worker) postFrame(s link.Slot, off, n int) {
 	slot := &w.slots[s]
-	if !w.link.Post(s, off, at+n-off) {
+	if !w.link.Post(s, off, n) {
 		w.link.Flush()
 		w.reap()
-		if !w.link.Post(s, off, at+n-off) {
+		if !w.link.Post(s, off, n) {
 			w.stats.TxRingFull++
 			if !slot.owned && slot.posted == 0 {
 				w.link.Free(s)
@@ -515,7 +562,7 @@ func (w *worker) postSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) {
 	}
 	slot.posted++
 	w.stats.TxFrames++
-	w.stats.TxOctets += uint64(at + n - off)
+	w.stats.TxOctets += uint64(n)
 }
 
 // sctpTerminated ends a session whose peer sent an RDMAP Terminate.

@@ -23,6 +23,7 @@ type Stats struct {
 	TxFrames, TxOctets uint64
 	TxRetransmits      uint64
 	TxStateless        uint64 // RSTs and SYN cookies
+	TxFragments        uint64 // IP fragments
 
 	RxFPDUs, TxFPDUs   uint64
 	TxRecords          uint64 // TCP segments composed of FPDUs
@@ -97,6 +98,7 @@ func (s *Stats) Add(o *Stats) {
 	s.TxOctets += o.TxOctets
 	s.TxRetransmits += o.TxRetransmits
 	s.TxStateless += o.TxStateless
+	s.TxFragments += o.TxFragments
 	s.RxFPDUs += o.RxFPDUs
 	s.TxFPDUs += o.TxFPDUs
 	s.TxRecords += o.TxRecords

@@ -44,6 +44,16 @@ type ICMPError struct {
 	// InitTag is the Initiate Tag of an SCTP packet whose verification tag is
 	// 0, 0 when the error does not show it.
 	InitTag uint32
+
+	inner  [20]byte // what the error shows behind a UDP header
+	ninner int
+}
+
+// Decapsulate turns an error about a UDP packet into one about the SCTP packet in it
+// (RFC 6951, Section 5.5): it replaces ports and protocol, and sets the tags. It reports
+// whether the error shows as much as a verification tag.
+func (e *ICMPError) Decapsulate() bool {
+	return e.Proto == ProtoUDP && e.transport(ProtoSCTP, e.inner[:e.ninner]) == nil
 }
 
 // Parse reads the ICMP error in the packet p, of which head is the first piece
@@ -153,6 +163,7 @@ func (e *ICMPError) transport(proto uint8, b []byte) error {
 	e.Flow.LocalPort = be.Uint16(b[0:])
 	e.Flow.RemotePort = be.Uint16(b[2:])
 	if proto == ProtoUDP {
+		e.ninner = copy(e.inner[:], b[8:])
 		return nil
 	}
 	e.Seq = be.Uint32(b[4:])

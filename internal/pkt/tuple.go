@@ -85,3 +85,44 @@ func (t *Tuple) PseudoSum(l4len int) uint32 {
 	}
 	return Sum(t.Remote[12:], Sum(t.Local[12:], s))
 }
+
+// FragmentHeaderLen is HeaderLen for fragments.
+func (t *Tuple) FragmentHeaderLen() int {
+	if t.V6 {
+		return t.HeaderLen() + 8
+	}
+	return t.HeaderLen()
+}
+
+// FragmentSize is how many octets of a packet a fragment carries where packets have at
+// most mtu octets; the last one may have fewer.
+func (t *Tuple) FragmentSize(mtu int) int {
+	if t.V6 {
+		return (mtu - ipv6Len - 8) &^ 7
+	}
+	return (mtu - ipv4Len) &^ 7
+}
+
+// PutFragment is Put for n octets that lie at offset off of a packet, a multiple of 8;
+// more says that others follow. The fragments of a packet have one id.
+func (t *Tuple) PutFragment(b []byte, n, off int, more bool, id uint32) {
+	m := uint16(0)
+	if more {
+		m = 1
+	}
+	if t.V6 {
+		t.Put(b, n+8, 0, 0)
+		h := b[t.HeaderLen():]
+		_ = h[7]
+		b[t.HeaderLen()-ipv6Len+6] = 44
+		h[0], h[1] = t.Proto, 0
+		be.PutUint16(h[2:], uint16(off)|m)
+		be.PutUint32(h[4:], id)
+		return
+	}
+	t.Put(b, n, 0, uint16(id))
+	ip := b[t.HeaderLen()-ipv4Len : t.HeaderLen()]
+	be.PutUint16(ip[6:], uint16(off/8)|m<<13)
+	be.PutUint16(ip[10:], 0)
+	be.PutUint16(ip[10:], Checksum(Sum(ip, 0)))
+}
