@@ -19,13 +19,17 @@ import (
 type CQ struct {
 	d    *Device
 	h    uint32
-	file *os.File // wake-up channel
+	file *os.File // wake-up channel; nil: ch
 	fd   int
+	ch   *CompChannel // that it shares; nil: file
+
+	queued bool // in ch.ready; guarded by ch.mu
 
 	mu     sync.Mutex // guards the rest
 	ring   *shm.CQConsumer
 	old    []*shm.CQConsumer // of before Resize, not drained yet
 	swaps  int               // how often Resize replaced ring
+	ending bool              // Close has asked the daemon, which closes its end first
 	closed bool
 	armed  bool // since the channel was last drained
 
@@ -42,27 +46,40 @@ const spin = 50 * time.Microsecond
 // It must hold all that can complete before they are polled: a queue that runs
 // over ends its QPs.
 func (d *Device) CreateCQ(ctx context.Context, depth int) (*CQ, error) {
+	return d.createCQ(ctx, depth, nil)
+}
+
+func (d *Device) createCQ(ctx context.Context, depth int, ch *CompChannel) (*CQ, error) {
 	if depth <= 0 {
 		return nil, &Error{"create CQ", ctrlpb.Code_CODE_INVALID, fmt.Sprintf("depth %d", depth)}
 	}
-	a, err := d.call(ctx, "create CQ", &ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: uint32(depth)}}}, -1)
+	req, want := &ctrlpb.CreateCQ{Depth: uint32(depth)}, 2
+	if ch != nil {
+		req.Channel, want = ch.h, 1
+	}
+	a, err := d.call(ctx, "create CQ", &ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: req}}, -1)
 	if err != nil {
 		return nil, err
 	}
-	if len(a.fds) != 2 {
+	if len(a.fds) != want {
 		seqpacket.CloseAll(a.fds)
 		return nil, fmt.Errorf("iwarp: create CQ: %d descriptors: %w", len(a.fds), ErrInternal)
 	}
 	ring, err := shm.MapCQ(a.fds[0])
 	closeFD(a.fds[0])
 	if err != nil {
-		closeFD(a.fds[1])
+		seqpacket.CloseAll(a.fds[1:])
 		d.giveBack(a.reply)
 		return nil, fmt.Errorf("iwarp: create CQ: %w", err)
 	}
-	c := &CQ{
-		d: d, h: a.reply.GetCq().GetCq(), ring: ring, fd: a.fds[1], file: os.NewFile(uintptr(a.fds[1]), "iwarp-cq"),
-		sleeper: make(chan struct{}, 1),
+	c := &CQ{d: d, h: a.reply.GetCq().GetCq(), ring: ring, ch: ch, sleeper: make(chan struct{}, 1)}
+	if ch != nil {
+		c.fd = ch.fd
+		ch.mu.Lock()
+		ch.cqs[c.h] = c
+		ch.mu.Unlock()
+	} else {
+		c.fd, c.file = a.fds[1], os.NewFile(uintptr(a.fds[1]), "iwarp-cq")
 	}
 	d.mu.Lock()
 	closed := d.closed
@@ -101,8 +118,12 @@ func (c *CQ) poll(wcs []WC) int {
 }
 
 // Wait is Poll that waits for at least one completion: it looks for a while,
-// then sleeps. n is 0 only with an error.
+// then sleeps. n is 0 only with an error. A CQ of a channel is waited for there:
+// ErrInvalid.
 func (c *CQ) Wait(ctx context.Context, wcs []WC) (n int, err error) {
+	if c.ch != nil {
+		return 0, &Error{"wait for completions", ctrlpb.Code_CODE_INVALID, "the queue has a completion channel: wait there"}
+	}
 	if n := c.Poll(wcs); n > 0 {
 		return n, nil
 	}
@@ -176,7 +197,7 @@ func (c *CQ) sleep(ctx context.Context, swaps int) error {
 		return nil
 	case errors.Is(err, os.ErrDeadlineExceeded): // of this context, late from an earlier one, or of Resize
 		return ctx.Err()
-	case c.isClosed():
+	case c.isEnding():
 		return ErrClosed
 	}
 	if derr := c.d.Err(); derr != nil {
@@ -188,7 +209,7 @@ func (c *CQ) sleep(ctx context.Context, swaps int) error {
 // Arm asks that FD becomes readable with the next completion; with
 // solicitedOnly, with the next that is solicited or an error. Completions that
 // came before it do not count: Poll once more after Arm. It takes back what
-// made FD readable before.
+// made FD readable before, but for a CQ of a channel.
 func (c *CQ) Arm(solicitedOnly bool) { c.arm(solicitedOnly) }
 
 func (c *CQ) arm(solicitedOnly bool) (swaps int) {
@@ -197,7 +218,7 @@ func (c *CQ) arm(solicitedOnly bool) (swaps int) {
 	if c.closed {
 		return c.swaps
 	}
-	if c.armed {
+	if c.armed && c.ch == nil {
 		shm.Drain(c.fd)
 	}
 	c.armed = true
@@ -205,8 +226,15 @@ func (c *CQ) arm(solicitedOnly bool) (swaps int) {
 	return c.swaps
 }
 
+// fired reports whether the daemon has taken the arming back.
+func (c *CQ) fired() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.closed && c.armed && c.ring.Armed() == shm.ArmNone
+}
+
 // FD returns the descriptor that becomes readable after Arm, for poll and
-// epoll. It stays the CQ's.
+// epoll. It stays the CQ's, or its channel's.
 func (c *CQ) FD() int { return c.fd }
 
 // Overruns returns how many completions were lost for want of room.
@@ -225,13 +253,27 @@ func (c *CQ) isClosed() bool {
 	return c.closed
 }
 
+func (c *CQ) isEnding() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed || c.ending
+}
+
+func (c *CQ) setEnding(v bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ending = v
+}
+
 // Close gives the queue back. It fails with ErrBusy while a QP completes on it.
 func (c *CQ) Close() error {
 	if c.isClosed() {
 		return nil
 	}
+	c.setEnding(true)
 	err := c.d.do(context.Background(), "close CQ", &ctrlpb.Request{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: c.h}}})
 	if err != nil && c.d.Err() == nil {
+		c.setEnding(false)
 		return err
 	}
 	c.d.mu.Lock()
@@ -254,5 +296,9 @@ func (c *CQ) unmap() {
 	}
 	c.old = nil
 	c.mu.Unlock()
+	if c.ch != nil {
+		c.ch.forget(c)
+		return
+	}
 	c.file.Close() // wakes a sleeper
 }

@@ -49,6 +49,7 @@ type Device struct {
 	streams      map[uint32]*Stream
 	earlyStreams []earlyStream // as early
 	cqs          map[*CQ]struct{}
+	channels     map[*CompChannel]struct{}
 	srqs         map[uint32]*SRQ
 }
 
@@ -94,7 +95,7 @@ func newDevice(ctx context.Context, c *seqpacket.Conn, progress func() int) (*De
 	d := &Device{
 		conn: c, progress: progress, done: make(chan struct{}), async: make(chan *AsyncEvent, maxAsync), srqs: make(map[uint32]*SRQ), streams: make(map[uint32]*Stream),
 		waiting: make(map[uint64]chan answer), qps: make(map[uint32]*QP), listens: make(map[uint32]*Listener),
-		reqs: make(map[uint32]*ConnRequest), cqs: make(map[*CQ]struct{}),
+		reqs: make(map[uint32]*ConnRequest), cqs: make(map[*CQ]struct{}), channels: make(map[*CompChannel]struct{}),
 	}
 	go d.readLoop()
 	if err := d.hello(ctx); err != nil {
@@ -175,14 +176,17 @@ func (d *Device) Close() error {
 		return nil
 	}
 	d.closed = true
-	qps, cqs, srqs := d.qps, d.cqs, d.srqs
-	d.qps, d.cqs, d.srqs = map[uint32]*QP{}, map[*CQ]struct{}{}, map[uint32]*SRQ{}
+	qps, cqs, srqs, channels := d.qps, d.cqs, d.srqs, d.channels
+	d.qps, d.cqs, d.srqs, d.channels = map[uint32]*QP{}, map[*CQ]struct{}{}, map[uint32]*SRQ{}, map[*CompChannel]struct{}{}
 	d.mu.Unlock()
 	for _, q := range qps {
 		q.unmap()
 	}
 	for q := range cqs {
 		q.unmap()
+	}
+	for ch := range channels {
+		ch.end()
 	}
 	for _, q := range srqs {
 		q.unmap()
@@ -325,6 +329,8 @@ func (d *Device) giveBack(r *ctrlpb.Reply) {
 	switch b := r.Body.(type) {
 	case *ctrlpb.Reply_Cq:
 		req.Body = &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: b.Cq.Cq}}
+	case *ctrlpb.Reply_Channel:
+		req.Body = &ctrlpb.Request_DestroyChannel{DestroyChannel: &ctrlpb.DestroyChannel{Channel: b.Channel.Channel}}
 	case *ctrlpb.Reply_Srq:
 		req.Body = &ctrlpb.Request_DestroySrq{DestroySrq: &ctrlpb.DestroySRQ{Srq: b.Srq.Srq}}
 	case *ctrlpb.Reply_Qp:

@@ -32,7 +32,8 @@ func (c *CQ) Resize(ctx context.Context, depth int) error {
 		ring.Close()
 		return ErrClosed
 	}
-	if arm := c.ring.Armed(); arm != shm.ArmNone {
+	arm := c.ring.Armed()
+	if arm != shm.ArmNone {
 		ring.Arm(arm == shm.ArmSolicited)
 	}
 	c.old = append(c.old, c.ring)
@@ -40,7 +41,12 @@ func (c *CQ) Resize(ctx context.Context, depth int) error {
 	c.swaps++
 	c.mu.Unlock()
 	// Whoever sleeps looks at the new ring, which may hold something already.
-	_ = c.file.SetReadDeadline(time.Unix(1, 0))
+	switch {
+	case c.ch == nil:
+		_ = c.file.SetReadDeadline(time.Unix(1, 0))
+	case arm != shm.ArmNone:
+		c.ch.wake(c)
+	}
 	return nil
 }
 

@@ -3,7 +3,11 @@ package ctrl
 import (
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/ctrl/shm"
 )
 
 // ringFault returns what to call when the client has written an impossible index:
@@ -102,8 +106,13 @@ func (c *session) listCQs(r *ctrlpb.ListCQs, reply *ctrlpb.Reply) error {
 	list := &ctrlpb.CQList{More: more}
 	for _, i := range all {
 		q := i.q
+		on := uint32(0)
+		if q.channel != nil {
+			on = q.channel.handle
+		}
 		list.Cqs = append(list.Cqs, &ctrlpb.CQInfo{
-			Client: i.o.id, Uid: i.o.cred.Uid, Cq: q.handle, Depth: uint32(q.ring.Depth()), Qps: uint32(q.uses), Index: q.index,
+			Channel: on,
+			Client:  i.o.id, Uid: i.o.cred.Uid, Cq: q.handle, Depth: uint32(q.ring.Depth()), Qps: uint32(q.uses), Index: q.index,
 			ModerationCount: q.modCount, ModerationUs: uint32(q.modPeriod.Microseconds()), Counters: appendCounters(nil, "", q.ring.Stats()),
 		})
 	}
@@ -122,4 +131,47 @@ func (q *qp) async(kind ctrlpb.AsyncKind, err error) {
 		}
 	}
 	q.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_AsyncError{AsyncError: e}})
+}
+
+// createChannel makes a wake-up channel for several completion queues.
+func (c *session) createChannel(reply *ctrlpb.Reply) ([]int, error) {
+	s := c.srv
+	r, w, err := shm.NewWake()
+	if err != nil {
+		return nil, errorf(internal, "ctrl: channel: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := c.count("channels", c.policy().limits.CQs, countChan); err != nil {
+		seqpacket.CloseAll([]int{r, w})
+		return nil, err
+	}
+	ch := &channel{handle: c.newHandle(), wake: w}
+	c.channels[ch.handle] = ch
+	reply.Body = &ctrlpb.Reply_Channel{Channel: &ctrlpb.ChannelReply{Channel: ch.handle}}
+	return []int{r}, nil
+}
+
+func (c *session) destroyChannel(h uint32) error {
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	ch, err := c.channelOf(h)
+	if err != nil {
+		return err
+	}
+	if ch.uses > 0 {
+		return errorf(busy, "ctrl: channel %d still has %d completion queues", h, ch.uses)
+	}
+	delete(c.channels, h)
+	c.uncount(countChan)
+	unix.Close(ch.wake)
+	return nil
+}
+
+// channelOf finds a channel. Called with mu held.
+func (c *session) channelOf(h uint32) (*channel, error) {
+	if ch := c.channels[h]; ch != nil {
+		return ch, nil
+	}
+	return nil, errorf(noObject, "ctrl: no channel %d", h)
 }

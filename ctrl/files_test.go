@@ -33,6 +33,13 @@ func TestDescriptors(t *testing.T) {
 	}
 	var cq uint32
 	keeps("completion queue", 1, func() { cq = c.cq() })
+	var ch uint32
+	keeps("channel", 1, func() {
+		ch = c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}).GetChannel().Channel
+	})
+	keeps("completion queue on it", 0, func() {
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 16, Channel: ch}}})
+	})
 	keeps("resizing it", 0, func() {
 		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: cq, Depth: 64}}})
 	})

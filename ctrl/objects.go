@@ -33,9 +33,15 @@ type (
 		pd     *pd
 		window *verbs.Region
 	}
+	channel struct {
+		handle uint32
+		wake   int // the end that workers write to
+		uses   int // completion queues
+	}
 	cq struct {
 		handle    uint32
-		index     uint32 // order of making, over all clients
+		channel   *channel // nil: its own
+		index     uint32   // order of making, over all clients
 		ring      *shm.CQ
 		size      uint64 // octets, for the quota
 		uses      int    // QPs that complete on it
@@ -66,8 +72,8 @@ type (
 
 // usage counts what a uid, or one client of it, holds.
 type usage struct {
-	clients, pds, mrs, mws, cqs, qps, srqs, listens int
-	registered, rings                               uint64 // octets
+	clients, pds, mrs, mws, cqs, qps, srqs, listens, channels int
+	registered, rings                                         uint64 // octets
 }
 
 // sub takes o's counts away, but for clients.
@@ -79,6 +85,7 @@ func (u *usage) sub(o *usage) {
 	u.qps -= o.qps
 	u.srqs -= o.srqs
 	u.listens -= o.listens
+	u.channels -= o.channels
 	u.registered -= o.registered
 	u.rings -= o.rings
 }
@@ -131,13 +138,14 @@ func countCQ(u *usage) *int     { return &u.cqs }
 func countQP(u *usage) *int     { return &u.qps }
 func countSRQ(u *usage) *int    { return &u.srqs }
 func countListen(u *usage) *int { return &u.listens }
+func countChan(u *usage) *int   { return &u.channels }
 
 // newHandle returns a number that the client has not got for a live object.
 func (c *session) newHandle() uint32 {
 	for {
 		c.lastH++
 		h := c.lastH
-		if h == 0 || c.pds[h] != nil || c.mrs[h] != nil || c.mws[h] != nil || c.cqs[h] != nil || c.srqs[h] != nil || c.listens[h] != nil || c.conns[h] != nil {
+		if h == 0 || c.pds[h] != nil || c.mrs[h] != nil || c.mws[h] != nil || c.cqs[h] != nil || c.srqs[h] != nil || c.channels[h] != nil || c.listens[h] != nil || c.conns[h] != nil {
 			continue
 		}
 		return h
@@ -324,32 +332,60 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 	if err := c.depth("completion queue", r.Depth); err != nil {
 		return nil, err
 	}
-	size := cqSize(s.engine.Workers(), r.Depth)
+	q := &cq{size: cqSize(s.engine.Workers(), r.Depth)}
 	s.mu.Lock()
-	err := c.count("completion queues", c.policy().limits.CQs, countCQ)
+	var err error
+	if r.Channel != 0 {
+		q.channel, err = c.channelOf(r.Channel)
+	}
 	if err == nil {
-		if err = c.takeRings(size); err != nil {
+		err = c.count("completion queues", c.policy().limits.CQs, countCQ)
+	}
+	if err == nil {
+		if err = c.takeRings(q.size); err != nil {
 			c.uncount(countCQ)
+		}
+	}
+	if err == nil {
+		q.handle = c.newHandle()
+		if q.channel != nil {
+			q.channel.uses++
 		}
 	}
 	s.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	ring, err := shm.CreateCQ(s.engine.Workers(), int(r.Depth))
+	if q.channel != nil {
+		q.ring, err = shm.CreateCQOn(s.engine.Workers(), int(r.Depth), q.channel.wake, uint64(q.handle))
+	} else {
+		q.ring, err = shm.CreateCQ(s.engine.Workers(), int(r.Depth))
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
-		c.uncount(countCQ)
-		c.giveRings(size)
+		c.forgetCQ(q)
 		return nil, errorf(internal, "ctrl: completion queue: %w", err)
 	}
 	s.lastIndex++
-	q := &cq{handle: c.newHandle(), index: s.lastIndex, ring: ring, size: size}
-	ring.OnFault = c.ringFault(fmt.Sprintf("consumer index of completion queue %d", q.handle))
+	q.index = s.lastIndex
+	q.ring.OnFault = c.ringFault(fmt.Sprintf("consumer index of completion queue %d", q.handle))
 	c.cqs[q.handle] = q
-	reply.Body = &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: q.handle, Depth: uint32(ring.Depth()), Workers: uint32(s.engine.Workers())}}
-	return []int{ring.TakeFD(), ring.TakeEventFD()}, nil
+	reply.Body = &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: q.handle, Depth: uint32(q.ring.Depth()), Workers: uint32(s.engine.Workers())}}
+	fds := []int{q.ring.TakeFD()}
+	if q.channel == nil {
+		fds = append(fds, q.ring.TakeEventFD())
+	}
+	return fds, nil
+}
+
+// forgetCQ gives back what a queue counts. Called with mu held.
+func (c *session) forgetCQ(q *cq) {
+	c.uncount(countCQ)
+	c.giveRings(q.size)
+	if q.channel != nil {
+		q.channel.uses--
+	}
 }
 
 func (c *session) depth(what string, d uint32) error {
@@ -372,14 +408,15 @@ func (c *session) destroyCQ(h uint32) error {
 		return errorf(busy, "ctrl: completion queue %d is still used by %d queues", h, q.uses)
 	}
 	delete(c.cqs, h)
-	c.uncount(countCQ)
-	c.giveRings(q.size)
 	s.mu.Unlock()
 	if q.modCount != 0 { // a worker may hold its wake-up back
 		q.ring.Moderate(0, 0)
 		s.quiet()
 	}
 	q.ring.Close() // Detach of the last QP has fenced
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.forgetCQ(q)
 	return nil
 }
 

@@ -128,6 +128,8 @@ func TestForeignHandles(t *testing.T) {
 	l := victim.ok(reqListen("", 7174)).GetListen().Listen
 	mw := victim.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd}}}).GetMw().Mw
 
+	ch := victim.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}).GetChannel().Channel
+
 	ownCQ := thief.cq() // moves the thief's handles away from the victim's
 	for _, req := range []*ctrlpb.Request{
 		{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd + 1000}}},
@@ -141,6 +143,8 @@ func TestForeignHandles(t *testing.T) {
 		{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: l}}},
 		{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd + 1000}}},
 		{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: cq + 1000}}},
+		{Body: &ctrlpb.Request_DestroyChannel{DestroyChannel: &ctrlpb.DestroyChannel{Channel: ch}}},
+		{Body: &ctrlpb.Request_CreateCq{CreateCq: &ctrlpb.CreateCQ{Depth: 4, Channel: ch}}},
 		reqConnect(qp, "10.0.0.2:7174"),
 		reqQP(pd+1000, ownCQ),
 		reqQP(thief.pd(), cq+1000),

@@ -58,6 +58,7 @@ type session struct {
 	cqs      map[uint32]*cq
 	qps      map[uint32]*qp // by number
 	srqs     map[uint32]*srq
+	channels map[uint32]*channel
 	listens  map[uint32]*listener
 	conns    map[uint32]*conn
 	binding  *dataplane.ClientBinding
@@ -93,7 +94,7 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) 
 		log: s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
 		out: make(chan outMessage, maxQueued), quit: make(chan struct{}),
 		pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
-		qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
+		qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq), channels: make(map[uint32]*channel), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
 	}
 	sess.pol.Store(&pol)
 	s.sessions[sess.id] = sess
@@ -203,6 +204,10 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 		return c.resizeCQ(b.ResizeCq, reply)
 	case *ctrlpb.Request_ModifyCq:
 		return nil, c.modifyCQ(b.ModifyCq)
+	case *ctrlpb.Request_CreateChannel:
+		return c.createChannel(reply)
+	case *ctrlpb.Request_DestroyChannel:
+		return nil, c.destroyChannel(b.DestroyChannel.Channel)
 	case *ctrlpb.Request_CreateSrq:
 		return c.createSRQ(b.CreateSrq, reply)
 	case *ctrlpb.Request_ModifySrq:
@@ -457,6 +462,9 @@ func (c *session) teardown() {
 	}
 	for _, q := range srqs {
 		q.ring.Close()
+	}
+	for _, ch := range c.channels { // their queues are closed
+		unix.Close(ch.wake)
 	}
 	for _, b := range c.bells {
 		b.Close()

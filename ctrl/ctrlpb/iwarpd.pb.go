@@ -323,6 +323,8 @@ type Request struct {
 	//	*Request_StreamConsumed
 	//	*Request_StartMpa
 	//	*Request_StreamClose
+	//	*Request_CreateChannel
+	//	*Request_DestroyChannel
 	//	*Request_QueryStatus
 	//	*Request_ListQps
 	//	*Request_ListMrs
@@ -616,6 +618,24 @@ func (x *Request) GetStreamClose() *StreamClose {
 	return nil
 }
 
+func (x *Request) GetCreateChannel() *CreateChannel {
+	if x != nil {
+		if x, ok := x.Body.(*Request_CreateChannel); ok {
+			return x.CreateChannel
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetDestroyChannel() *DestroyChannel {
+	if x != nil {
+		if x, ok := x.Body.(*Request_DestroyChannel); ok {
+			return x.DestroyChannel
+		}
+	}
+	return nil
+}
+
 func (x *Request) GetQueryStatus() *QueryStatus {
 	if x != nil {
 		if x, ok := x.Body.(*Request_QueryStatus); ok {
@@ -814,6 +834,14 @@ type Request_StreamClose struct {
 	StreamClose *StreamClose `protobuf:"bytes,27,opt,name=stream_close,json=streamClose,proto3,oneof"`
 }
 
+type Request_CreateChannel struct {
+	CreateChannel *CreateChannel `protobuf:"bytes,28,opt,name=create_channel,json=createChannel,proto3,oneof"`
+}
+
+type Request_DestroyChannel struct {
+	DestroyChannel *DestroyChannel `protobuf:"bytes,29,opt,name=destroy_channel,json=destroyChannel,proto3,oneof"`
+}
+
 type Request_QueryStatus struct {
 	QueryStatus *QueryStatus `protobuf:"bytes,32,opt,name=query_status,json=queryStatus,proto3,oneof"`
 }
@@ -905,6 +933,10 @@ func (*Request_StreamConsumed) isRequest_Body() {}
 func (*Request_StartMpa) isRequest_Body() {}
 
 func (*Request_StreamClose) isRequest_Body() {}
+
+func (*Request_CreateChannel) isRequest_Body() {}
+
+func (*Request_DestroyChannel) isRequest_Body() {}
 
 func (*Request_QueryStatus) isRequest_Body() {}
 
@@ -1026,6 +1058,7 @@ type Reply struct {
 	//	*Reply_Connect
 	//	*Reply_Mw
 	//	*Reply_Srq
+	//	*Reply_Channel
 	//	*Reply_Status
 	//	*Reply_Qps
 	//	*Reply_Mrs
@@ -1172,6 +1205,15 @@ func (x *Reply) GetSrq() *SRQReply {
 	return nil
 }
 
+func (x *Reply) GetChannel() *ChannelReply {
+	if x != nil {
+		if x, ok := x.Body.(*Reply_Channel); ok {
+			return x.Channel
+		}
+	}
+	return nil
+}
+
 func (x *Reply) GetStatus() *StatusReply {
 	if x != nil {
 		if x, ok := x.Body.(*Reply_Status); ok {
@@ -1293,6 +1335,10 @@ type Reply_Srq struct {
 	Srq *SRQReply `protobuf:"bytes,11,opt,name=srq,proto3,oneof"`
 }
 
+type Reply_Channel struct {
+	Channel *ChannelReply `protobuf:"bytes,12,opt,name=channel,proto3,oneof"`
+}
+
 type Reply_Status struct {
 	Status *StatusReply `protobuf:"bytes,32,opt,name=status,proto3,oneof"`
 }
@@ -1346,6 +1392,8 @@ func (*Reply_Connect) isReply_Body() {}
 func (*Reply_Mw) isReply_Body() {}
 
 func (*Reply_Srq) isReply_Body() {}
+
+func (*Reply_Channel) isReply_Body() {}
 
 func (*Reply_Status) isReply_Body() {}
 
@@ -2193,7 +2241,8 @@ func (x *DeallocMW) GetMw() uint32 {
 
 type CreateCQ struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Depth         uint32                 `protobuf:"varint,1,opt,name=depth,proto3" json:"depth,omitempty"`
+	Depth         uint32                 `protobuf:"varint,1,opt,name=depth,proto3" json:"depth,omitempty"`     // at least that many completions
+	Channel       uint32                 `protobuf:"varint,2,opt,name=channel,proto3" json:"channel,omitempty"` // wakes the client there; 0: on a channel of its own
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2235,8 +2284,16 @@ func (x *CreateCQ) GetDepth() uint32 {
 	return 0
 }
 
+func (x *CreateCQ) GetChannel() uint32 {
+	if x != nil {
+		return x.Channel
+	}
+	return 0
+}
+
 // CQReply carries two descriptors: the ring memfd, then the wake-up channel,
-// readable after a completion that the queue was armed for.
+// readable after a completion that the queue was armed for. With a channel of
+// CreateChannel it carries the memfd alone.
 type CQReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cq            uint32                 `protobuf:"varint,1,opt,name=cq,proto3" json:"cq,omitempty"`
@@ -2341,6 +2398,133 @@ func (x *DestroyCQ) GetCq() uint32 {
 	return 0
 }
 
+// CreateChannel makes a wake-up channel for several completion queues.
+type CreateChannel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateChannel) Reset() {
+	*x = CreateChannel{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateChannel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateChannel) ProtoMessage() {}
+
+func (x *CreateChannel) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateChannel.ProtoReflect.Descriptor instead.
+func (*CreateChannel) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{19}
+}
+
+// ChannelReply carries one descriptor, from which the client reads 8 octets for
+// each wake-up: the handle of the queue, 4 octets, then 4 that are 0.
+type ChannelReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Channel       uint32                 `protobuf:"varint,1,opt,name=channel,proto3" json:"channel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChannelReply) Reset() {
+	*x = ChannelReply{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChannelReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChannelReply) ProtoMessage() {}
+
+func (x *ChannelReply) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChannelReply.ProtoReflect.Descriptor instead.
+func (*ChannelReply) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ChannelReply) GetChannel() uint32 {
+	if x != nil {
+		return x.Channel
+	}
+	return 0
+}
+
+type DestroyChannel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Channel       uint32                 `protobuf:"varint,1,opt,name=channel,proto3" json:"channel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DestroyChannel) Reset() {
+	*x = DestroyChannel{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DestroyChannel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DestroyChannel) ProtoMessage() {}
+
+func (x *DestroyChannel) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DestroyChannel.ProtoReflect.Descriptor instead.
+func (*DestroyChannel) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *DestroyChannel) GetChannel() uint32 {
+	if x != nil {
+		return x.Channel
+	}
+	return 0
+}
+
 // ResizeCQ gives a completion queue rings of another depth. The CQReply carries
 // one descriptor, the new ring memfd; the wake-up channel stays. Nothing more is
 // put into the old rings when the reply is there: the client takes what they
@@ -2355,7 +2539,7 @@ type ResizeCQ struct {
 
 func (x *ResizeCQ) Reset() {
 	*x = ResizeCQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2367,7 +2551,7 @@ func (x *ResizeCQ) String() string {
 func (*ResizeCQ) ProtoMessage() {}
 
 func (x *ResizeCQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2380,7 +2564,7 @@ func (x *ResizeCQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCQ.ProtoReflect.Descriptor instead.
 func (*ResizeCQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{19}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ResizeCQ) GetCq() uint32 {
@@ -2411,7 +2595,7 @@ type ModifyCQ struct {
 
 func (x *ModifyCQ) Reset() {
 	*x = ModifyCQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2423,7 +2607,7 @@ func (x *ModifyCQ) String() string {
 func (*ModifyCQ) ProtoMessage() {}
 
 func (x *ModifyCQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2436,7 +2620,7 @@ func (x *ModifyCQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModifyCQ.ProtoReflect.Descriptor instead.
 func (*ModifyCQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{20}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ModifyCQ) GetCq() uint32 {
@@ -2473,7 +2657,7 @@ type CreateSRQ struct {
 
 func (x *CreateSRQ) Reset() {
 	*x = CreateSRQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2485,7 +2669,7 @@ func (x *CreateSRQ) String() string {
 func (*CreateSRQ) ProtoMessage() {}
 
 func (x *CreateSRQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2498,7 +2682,7 @@ func (x *CreateSRQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSRQ.ProtoReflect.Descriptor instead.
 func (*CreateSRQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{21}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CreateSRQ) GetPd() uint32 {
@@ -2541,7 +2725,7 @@ type SRQReply struct {
 
 func (x *SRQReply) Reset() {
 	*x = SRQReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2553,7 +2737,7 @@ func (x *SRQReply) String() string {
 func (*SRQReply) ProtoMessage() {}
 
 func (x *SRQReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2566,7 +2750,7 @@ func (x *SRQReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQReply.ProtoReflect.Descriptor instead.
 func (*SRQReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{22}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SRQReply) GetSrq() uint32 {
@@ -2602,7 +2786,7 @@ type ModifySRQ struct {
 
 func (x *ModifySRQ) Reset() {
 	*x = ModifySRQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2798,7 @@ func (x *ModifySRQ) String() string {
 func (*ModifySRQ) ProtoMessage() {}
 
 func (x *ModifySRQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2811,7 @@ func (x *ModifySRQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModifySRQ.ProtoReflect.Descriptor instead.
 func (*ModifySRQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{23}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ModifySRQ) GetSrq() uint32 {
@@ -2653,7 +2837,7 @@ type DestroySRQ struct {
 
 func (x *DestroySRQ) Reset() {
 	*x = DestroySRQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2665,7 +2849,7 @@ func (x *DestroySRQ) String() string {
 func (*DestroySRQ) ProtoMessage() {}
 
 func (x *DestroySRQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2678,7 +2862,7 @@ func (x *DestroySRQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DestroySRQ.ProtoReflect.Descriptor instead.
 func (*DestroySRQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{24}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DestroySRQ) GetSrq() uint32 {
@@ -2705,7 +2889,7 @@ type CreateQP struct {
 
 func (x *CreateQP) Reset() {
 	*x = CreateQP{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2717,7 +2901,7 @@ func (x *CreateQP) String() string {
 func (*CreateQP) ProtoMessage() {}
 
 func (x *CreateQP) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2730,7 +2914,7 @@ func (x *CreateQP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateQP.ProtoReflect.Descriptor instead.
 func (*CreateQP) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{25}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CreateQP) GetPd() uint32 {
@@ -2812,7 +2996,7 @@ type QPReply struct {
 
 func (x *QPReply) Reset() {
 	*x = QPReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2824,7 +3008,7 @@ func (x *QPReply) String() string {
 func (*QPReply) ProtoMessage() {}
 
 func (x *QPReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2837,7 +3021,7 @@ func (x *QPReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPReply.ProtoReflect.Descriptor instead.
 func (*QPReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{26}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *QPReply) GetQp() uint32 {
@@ -2891,7 +3075,7 @@ type DestroyQP struct {
 
 func (x *DestroyQP) Reset() {
 	*x = DestroyQP{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2903,7 +3087,7 @@ func (x *DestroyQP) String() string {
 func (*DestroyQP) ProtoMessage() {}
 
 func (x *DestroyQP) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2916,7 +3100,7 @@ func (x *DestroyQP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DestroyQP.ProtoReflect.Descriptor instead.
 func (*DestroyQP) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{27}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DestroyQP) GetQp() uint32 {
@@ -2947,7 +3131,7 @@ type Startup struct {
 
 func (x *Startup) Reset() {
 	*x = Startup{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2959,7 +3143,7 @@ func (x *Startup) String() string {
 func (*Startup) ProtoMessage() {}
 
 func (x *Startup) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2972,7 +3156,7 @@ func (x *Startup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Startup.ProtoReflect.Descriptor instead.
 func (*Startup) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{28}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Startup) GetCrc() bool {
@@ -3065,7 +3249,7 @@ type Listen struct {
 
 func (x *Listen) Reset() {
 	*x = Listen{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3077,7 +3261,7 @@ func (x *Listen) String() string {
 func (*Listen) ProtoMessage() {}
 
 func (x *Listen) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3090,7 +3274,7 @@ func (x *Listen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listen.ProtoReflect.Descriptor instead.
 func (*Listen) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{29}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Listen) GetAddress() string {
@@ -3138,7 +3322,7 @@ type ListenReply struct {
 
 func (x *ListenReply) Reset() {
 	*x = ListenReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3150,7 +3334,7 @@ func (x *ListenReply) String() string {
 func (*ListenReply) ProtoMessage() {}
 
 func (x *ListenReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3163,7 +3347,7 @@ func (x *ListenReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenReply.ProtoReflect.Descriptor instead.
 func (*ListenReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{30}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListenReply) GetListen() uint32 {
@@ -3189,7 +3373,7 @@ type Unlisten struct {
 
 func (x *Unlisten) Reset() {
 	*x = Unlisten{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3201,7 +3385,7 @@ func (x *Unlisten) String() string {
 func (*Unlisten) ProtoMessage() {}
 
 func (x *Unlisten) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3214,7 +3398,7 @@ func (x *Unlisten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unlisten.ProtoReflect.Descriptor instead.
 func (*Unlisten) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{31}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Unlisten) GetListen() uint32 {
@@ -3241,7 +3425,7 @@ type Connect struct {
 
 func (x *Connect) Reset() {
 	*x = Connect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3253,7 +3437,7 @@ func (x *Connect) String() string {
 func (*Connect) ProtoMessage() {}
 
 func (x *Connect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3266,7 +3450,7 @@ func (x *Connect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connect.ProtoReflect.Descriptor instead.
 func (*Connect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{32}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Connect) GetQp() uint32 {
@@ -3327,7 +3511,7 @@ type ConnectReply struct {
 
 func (x *ConnectReply) Reset() {
 	*x = ConnectReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3339,7 +3523,7 @@ func (x *ConnectReply) String() string {
 func (*ConnectReply) ProtoMessage() {}
 
 func (x *ConnectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3352,7 +3536,7 @@ func (x *ConnectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectReply.ProtoReflect.Descriptor instead.
 func (*ConnectReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{33}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ConnectReply) GetConn() uint32 {
@@ -3377,7 +3561,7 @@ type Accept struct {
 
 func (x *Accept) Reset() {
 	*x = Accept{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3389,7 +3573,7 @@ func (x *Accept) String() string {
 func (*Accept) ProtoMessage() {}
 
 func (x *Accept) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3402,7 +3586,7 @@ func (x *Accept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accept.ProtoReflect.Descriptor instead.
 func (*Accept) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{34}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Accept) GetConn() uint32 {
@@ -3451,7 +3635,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3463,7 +3647,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3476,7 +3660,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{35}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Reject) GetConn() uint32 {
@@ -3504,7 +3688,7 @@ type StreamSend struct {
 
 func (x *StreamSend) Reset() {
 	*x = StreamSend{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3516,7 +3700,7 @@ func (x *StreamSend) String() string {
 func (*StreamSend) ProtoMessage() {}
 
 func (x *StreamSend) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3529,7 +3713,7 @@ func (x *StreamSend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamSend.ProtoReflect.Descriptor instead.
 func (*StreamSend) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{36}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StreamSend) GetConn() uint32 {
@@ -3558,7 +3742,7 @@ type StreamConsumed struct {
 
 func (x *StreamConsumed) Reset() {
 	*x = StreamConsumed{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3570,7 +3754,7 @@ func (x *StreamConsumed) String() string {
 func (*StreamConsumed) ProtoMessage() {}
 
 func (x *StreamConsumed) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3583,7 +3767,7 @@ func (x *StreamConsumed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamConsumed.ProtoReflect.Descriptor instead.
 func (*StreamConsumed) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{37}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StreamConsumed) GetConn() uint32 {
@@ -3614,7 +3798,7 @@ type StartMPA struct {
 
 func (x *StartMPA) Reset() {
 	*x = StartMPA{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3626,7 +3810,7 @@ func (x *StartMPA) String() string {
 func (*StartMPA) ProtoMessage() {}
 
 func (x *StartMPA) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3639,7 +3823,7 @@ func (x *StartMPA) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMPA.ProtoReflect.Descriptor instead.
 func (*StartMPA) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{38}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StartMPA) GetConn() uint32 {
@@ -3667,7 +3851,7 @@ type StreamClose struct {
 
 func (x *StreamClose) Reset() {
 	*x = StreamClose{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3679,7 +3863,7 @@ func (x *StreamClose) String() string {
 func (*StreamClose) ProtoMessage() {}
 
 func (x *StreamClose) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3692,7 +3876,7 @@ func (x *StreamClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamClose.ProtoReflect.Descriptor instead.
 func (*StreamClose) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{39}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StreamClose) GetConn() uint32 {
@@ -3720,7 +3904,7 @@ type Disconnect struct {
 
 func (x *Disconnect) Reset() {
 	*x = Disconnect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3732,7 +3916,7 @@ func (x *Disconnect) String() string {
 func (*Disconnect) ProtoMessage() {}
 
 func (x *Disconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3745,7 +3929,7 @@ func (x *Disconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disconnect.ProtoReflect.Descriptor instead.
 func (*Disconnect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{40}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Disconnect) GetQp() uint32 {
@@ -3786,7 +3970,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3798,7 +3982,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3811,7 +3995,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{41}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Event) GetBody() isEvent_Body {
@@ -4007,7 +4191,7 @@ type Negotiated struct {
 
 func (x *Negotiated) Reset() {
 	*x = Negotiated{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4019,7 +4203,7 @@ func (x *Negotiated) String() string {
 func (*Negotiated) ProtoMessage() {}
 
 func (x *Negotiated) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4032,7 +4216,7 @@ func (x *Negotiated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Negotiated.ProtoReflect.Descriptor instead.
 func (*Negotiated) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{42}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Negotiated) GetRevision() uint32 {
@@ -4108,7 +4292,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4120,7 +4304,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4133,7 +4317,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{43}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ConnectRequest) GetListen() uint32 {
@@ -4215,7 +4399,7 @@ type Established struct {
 
 func (x *Established) Reset() {
 	*x = Established{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4227,7 +4411,7 @@ func (x *Established) String() string {
 func (*Established) ProtoMessage() {}
 
 func (x *Established) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4240,7 +4424,7 @@ func (x *Established) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Established.ProtoReflect.Descriptor instead.
 func (*Established) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{44}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Established) GetConn() uint32 {
@@ -4303,7 +4487,7 @@ type Rejected struct {
 
 func (x *Rejected) Reset() {
 	*x = Rejected{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4315,7 +4499,7 @@ func (x *Rejected) String() string {
 func (*Rejected) ProtoMessage() {}
 
 func (x *Rejected) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4328,7 +4512,7 @@ func (x *Rejected) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rejected.ProtoReflect.Descriptor instead.
 func (*Rejected) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{45}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Rejected) GetConn() uint32 {
@@ -4363,7 +4547,7 @@ type ConnectFailed struct {
 
 func (x *ConnectFailed) Reset() {
 	*x = ConnectFailed{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4375,7 +4559,7 @@ func (x *ConnectFailed) String() string {
 func (*ConnectFailed) ProtoMessage() {}
 
 func (x *ConnectFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4388,7 +4572,7 @@ func (x *ConnectFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectFailed.ProtoReflect.Descriptor instead.
 func (*ConnectFailed) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{46}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ConnectFailed) GetConn() uint32 {
@@ -4423,7 +4607,7 @@ type ConnectGone struct {
 
 func (x *ConnectGone) Reset() {
 	*x = ConnectGone{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4435,7 +4619,7 @@ func (x *ConnectGone) String() string {
 func (*ConnectGone) ProtoMessage() {}
 
 func (x *ConnectGone) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4448,7 +4632,7 @@ func (x *ConnectGone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectGone.ProtoReflect.Descriptor instead.
 func (*ConnectGone) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{47}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ConnectGone) GetConn() uint32 {
@@ -4477,7 +4661,7 @@ type Disconnected struct {
 
 func (x *Disconnected) Reset() {
 	*x = Disconnected{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4489,7 +4673,7 @@ func (x *Disconnected) String() string {
 func (*Disconnected) ProtoMessage() {}
 
 func (x *Disconnected) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4502,7 +4686,7 @@ func (x *Disconnected) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disconnected.ProtoReflect.Descriptor instead.
 func (*Disconnected) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{48}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Disconnected) GetConn() uint32 {
@@ -4542,7 +4726,7 @@ type Terminated struct {
 
 func (x *Terminated) Reset() {
 	*x = Terminated{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4554,7 +4738,7 @@ func (x *Terminated) String() string {
 func (*Terminated) ProtoMessage() {}
 
 func (x *Terminated) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4567,7 +4751,7 @@ func (x *Terminated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminated.ProtoReflect.Descriptor instead.
 func (*Terminated) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{49}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Terminated) GetQp() uint32 {
@@ -4634,7 +4818,7 @@ type AsyncError struct {
 
 func (x *AsyncError) Reset() {
 	*x = AsyncError{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4646,7 +4830,7 @@ func (x *AsyncError) String() string {
 func (*AsyncError) ProtoMessage() {}
 
 func (x *AsyncError) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4659,7 +4843,7 @@ func (x *AsyncError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AsyncError.ProtoReflect.Descriptor instead.
 func (*AsyncError) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{50}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *AsyncError) GetQp() uint32 {
@@ -4711,7 +4895,7 @@ type StreamReady struct {
 
 func (x *StreamReady) Reset() {
 	*x = StreamReady{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4723,7 +4907,7 @@ func (x *StreamReady) String() string {
 func (*StreamReady) ProtoMessage() {}
 
 func (x *StreamReady) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4736,7 +4920,7 @@ func (x *StreamReady) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamReady.ProtoReflect.Descriptor instead.
 func (*StreamReady) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{51}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *StreamReady) GetConn() uint32 {
@@ -4787,7 +4971,7 @@ type StreamData struct {
 
 func (x *StreamData) Reset() {
 	*x = StreamData{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4799,7 +4983,7 @@ func (x *StreamData) String() string {
 func (*StreamData) ProtoMessage() {}
 
 func (x *StreamData) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4812,7 +4996,7 @@ func (x *StreamData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamData.ProtoReflect.Descriptor instead.
 func (*StreamData) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{52}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StreamData) GetConn() uint32 {
@@ -4846,7 +5030,7 @@ type CutOff struct {
 
 func (x *CutOff) Reset() {
 	*x = CutOff{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4858,7 +5042,7 @@ func (x *CutOff) String() string {
 func (*CutOff) ProtoMessage() {}
 
 func (x *CutOff) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4871,7 +5055,7 @@ func (x *CutOff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CutOff.ProtoReflect.Descriptor instead.
 func (*CutOff) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{53}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CutOff) GetError() *Error {
@@ -4889,7 +5073,7 @@ type QueryStatus struct {
 
 func (x *QueryStatus) Reset() {
 	*x = QueryStatus{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4901,7 +5085,7 @@ func (x *QueryStatus) String() string {
 func (*QueryStatus) ProtoMessage() {}
 
 func (x *QueryStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4914,7 +5098,7 @@ func (x *QueryStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStatus.ProtoReflect.Descriptor instead.
 func (*QueryStatus) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{54}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{57}
 }
 
 type StatusReply struct {
@@ -4939,7 +5123,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4951,7 +5135,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4964,7 +5148,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{55}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -5077,7 +5261,7 @@ type ListQPs struct {
 
 func (x *ListQPs) Reset() {
 	*x = ListQPs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5089,7 +5273,7 @@ func (x *ListQPs) String() string {
 func (*ListQPs) ProtoMessage() {}
 
 func (x *ListQPs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5102,7 +5286,7 @@ func (x *ListQPs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListQPs.ProtoReflect.Descriptor instead.
 func (*ListQPs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{56}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListQPs) GetAfter() uint32 {
@@ -5129,7 +5313,7 @@ type QPList struct {
 
 func (x *QPList) Reset() {
 	*x = QPList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5141,7 +5325,7 @@ func (x *QPList) String() string {
 func (*QPList) ProtoMessage() {}
 
 func (x *QPList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5154,7 +5338,7 @@ func (x *QPList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPList.ProtoReflect.Descriptor instead.
 func (*QPList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{57}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *QPList) GetQps() []*QPInfo {
@@ -5203,7 +5387,7 @@ type QPInfo struct {
 
 func (x *QPInfo) Reset() {
 	*x = QPInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5215,7 +5399,7 @@ func (x *QPInfo) String() string {
 func (*QPInfo) ProtoMessage() {}
 
 func (x *QPInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5228,7 +5412,7 @@ func (x *QPInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPInfo.ProtoReflect.Descriptor instead.
 func (*QPInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{58}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *QPInfo) GetQp() uint32 {
@@ -5409,7 +5593,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5421,7 +5605,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5434,7 +5618,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{59}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Counter) GetName() string {
@@ -5460,7 +5644,7 @@ type ListMRs struct {
 
 func (x *ListMRs) Reset() {
 	*x = ListMRs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5472,7 +5656,7 @@ func (x *ListMRs) String() string {
 func (*ListMRs) ProtoMessage() {}
 
 func (x *ListMRs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5485,7 +5669,7 @@ func (x *ListMRs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMRs.ProtoReflect.Descriptor instead.
 func (*ListMRs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{60}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListMRs) GetAfter() uint32 {
@@ -5505,7 +5689,7 @@ type MRList struct {
 
 func (x *MRList) Reset() {
 	*x = MRList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5517,7 +5701,7 @@ func (x *MRList) String() string {
 func (*MRList) ProtoMessage() {}
 
 func (x *MRList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5530,7 +5714,7 @@ func (x *MRList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MRList.ProtoReflect.Descriptor instead.
 func (*MRList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{61}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *MRList) GetMrs() []*MRInfo {
@@ -5563,7 +5747,7 @@ type MRInfo struct {
 
 func (x *MRInfo) Reset() {
 	*x = MRInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5575,7 +5759,7 @@ func (x *MRInfo) String() string {
 func (*MRInfo) ProtoMessage() {}
 
 func (x *MRInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5588,7 +5772,7 @@ func (x *MRInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MRInfo.ProtoReflect.Descriptor instead.
 func (*MRInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{62}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *MRInfo) GetClient() uint32 {
@@ -5656,7 +5840,7 @@ type ListListens struct {
 
 func (x *ListListens) Reset() {
 	*x = ListListens{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5668,7 +5852,7 @@ func (x *ListListens) String() string {
 func (*ListListens) ProtoMessage() {}
 
 func (x *ListListens) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5681,7 +5865,7 @@ func (x *ListListens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListens.ProtoReflect.Descriptor instead.
 func (*ListListens) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{63}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListListens) GetAfter() uint32 {
@@ -5701,7 +5885,7 @@ type ListenList struct {
 
 func (x *ListenList) Reset() {
 	*x = ListenList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5713,7 +5897,7 @@ func (x *ListenList) String() string {
 func (*ListenList) ProtoMessage() {}
 
 func (x *ListenList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5726,7 +5910,7 @@ func (x *ListenList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenList.ProtoReflect.Descriptor instead.
 func (*ListenList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{64}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListenList) GetListens() []*ListenInfo {
@@ -5762,7 +5946,7 @@ type ListenInfo struct {
 
 func (x *ListenInfo) Reset() {
 	*x = ListenInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5774,7 +5958,7 @@ func (x *ListenInfo) String() string {
 func (*ListenInfo) ProtoMessage() {}
 
 func (x *ListenInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5787,7 +5971,7 @@ func (x *ListenInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenInfo.ProtoReflect.Descriptor instead.
 func (*ListenInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{65}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListenInfo) GetClient() uint32 {
@@ -5876,7 +6060,7 @@ type ListClients struct {
 
 func (x *ListClients) Reset() {
 	*x = ListClients{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5888,7 +6072,7 @@ func (x *ListClients) String() string {
 func (*ListClients) ProtoMessage() {}
 
 func (x *ListClients) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5901,7 +6085,7 @@ func (x *ListClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClients.ProtoReflect.Descriptor instead.
 func (*ListClients) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{66}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListClients) GetAfter() uint32 {
@@ -5921,7 +6105,7 @@ type ClientList struct {
 
 func (x *ClientList) Reset() {
 	*x = ClientList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5933,7 +6117,7 @@ func (x *ClientList) String() string {
 func (*ClientList) ProtoMessage() {}
 
 func (x *ClientList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5946,7 +6130,7 @@ func (x *ClientList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientList.ProtoReflect.Descriptor instead.
 func (*ClientList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{67}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ClientList) GetClients() []*ClientInfo {
@@ -5986,7 +6170,7 @@ type ClientInfo struct {
 
 func (x *ClientInfo) Reset() {
 	*x = ClientInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5998,7 +6182,7 @@ func (x *ClientInfo) String() string {
 func (*ClientInfo) ProtoMessage() {}
 
 func (x *ClientInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6011,7 +6195,7 @@ func (x *ClientInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientInfo.ProtoReflect.Descriptor instead.
 func (*ClientInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{68}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ClientInfo) GetClient() uint32 {
@@ -6127,7 +6311,7 @@ type QueryStats struct {
 
 func (x *QueryStats) Reset() {
 	*x = QueryStats{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6139,7 +6323,7 @@ func (x *QueryStats) String() string {
 func (*QueryStats) ProtoMessage() {}
 
 func (x *QueryStats) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6152,7 +6336,7 @@ func (x *QueryStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStats.ProtoReflect.Descriptor instead.
 func (*QueryStats) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{69}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{72}
 }
 
 type StatsReply struct {
@@ -6164,7 +6348,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6176,7 +6360,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6189,7 +6373,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{70}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *StatsReply) GetCounters() []*Counter {
@@ -6210,7 +6394,7 @@ type AdminDisconnect struct {
 
 func (x *AdminDisconnect) Reset() {
 	*x = AdminDisconnect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6222,7 +6406,7 @@ func (x *AdminDisconnect) String() string {
 func (*AdminDisconnect) ProtoMessage() {}
 
 func (x *AdminDisconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6235,7 +6419,7 @@ func (x *AdminDisconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminDisconnect.ProtoReflect.Descriptor instead.
 func (*AdminDisconnect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{71}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *AdminDisconnect) GetQp() uint32 {
@@ -6267,7 +6451,7 @@ type Capture struct {
 
 func (x *Capture) Reset() {
 	*x = Capture{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6279,7 +6463,7 @@ func (x *Capture) String() string {
 func (*Capture) ProtoMessage() {}
 
 func (x *Capture) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6292,7 +6476,7 @@ func (x *Capture) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capture.ProtoReflect.Descriptor instead.
 func (*Capture) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{72}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Capture) GetQp() uint32 {
@@ -6332,7 +6516,7 @@ type CaptureReply struct {
 
 func (x *CaptureReply) Reset() {
 	*x = CaptureReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6344,7 +6528,7 @@ func (x *CaptureReply) String() string {
 func (*CaptureReply) ProtoMessage() {}
 
 func (x *CaptureReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6357,7 +6541,7 @@ func (x *CaptureReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureReply.ProtoReflect.Descriptor instead.
 func (*CaptureReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{73}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *CaptureReply) GetSnaplen() uint32 {
@@ -6376,7 +6560,7 @@ type ListCQs struct {
 
 func (x *ListCQs) Reset() {
 	*x = ListCQs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6388,7 +6572,7 @@ func (x *ListCQs) String() string {
 func (*ListCQs) ProtoMessage() {}
 
 func (x *ListCQs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6401,7 +6585,7 @@ func (x *ListCQs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCQs.ProtoReflect.Descriptor instead.
 func (*ListCQs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{74}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListCQs) GetAfter() uint32 {
@@ -6421,7 +6605,7 @@ type CQList struct {
 
 func (x *CQList) Reset() {
 	*x = CQList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6433,7 +6617,7 @@ func (x *CQList) String() string {
 func (*CQList) ProtoMessage() {}
 
 func (x *CQList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6446,7 +6630,7 @@ func (x *CQList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CQList.ProtoReflect.Descriptor instead.
 func (*CQList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{75}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CQList) GetCqs() []*CQInfo {
@@ -6474,13 +6658,14 @@ type CQInfo struct {
 	ModerationUs    uint32                 `protobuf:"varint,7,opt,name=moderation_us,json=moderationUs,proto3" json:"moderation_us,omitempty"`
 	Index           uint32                 `protobuf:"varint,8,opt,name=index,proto3" json:"index,omitempty"` // key of paging
 	Counters        []*Counter             `protobuf:"bytes,9,rep,name=counters,proto3" json:"counters,omitempty"`
+	Channel         uint32                 `protobuf:"varint,10,opt,name=channel,proto3" json:"channel,omitempty"` // that it shares; 0: it has its own
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *CQInfo) Reset() {
 	*x = CQInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6492,7 +6677,7 @@ func (x *CQInfo) String() string {
 func (*CQInfo) ProtoMessage() {}
 
 func (x *CQInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6505,7 +6690,7 @@ func (x *CQInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CQInfo.ProtoReflect.Descriptor instead.
 func (*CQInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{76}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *CQInfo) GetClient() uint32 {
@@ -6571,6 +6756,13 @@ func (x *CQInfo) GetCounters() []*Counter {
 	return nil
 }
 
+func (x *CQInfo) GetChannel() uint32 {
+	if x != nil {
+		return x.Channel
+	}
+	return 0
+}
+
 type ListSRQs struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	After         uint32                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
@@ -6580,7 +6772,7 @@ type ListSRQs struct {
 
 func (x *ListSRQs) Reset() {
 	*x = ListSRQs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6592,7 +6784,7 @@ func (x *ListSRQs) String() string {
 func (*ListSRQs) ProtoMessage() {}
 
 func (x *ListSRQs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6605,7 +6797,7 @@ func (x *ListSRQs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSRQs.ProtoReflect.Descriptor instead.
 func (*ListSRQs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{77}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListSRQs) GetAfter() uint32 {
@@ -6625,7 +6817,7 @@ type SRQList struct {
 
 func (x *SRQList) Reset() {
 	*x = SRQList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6637,7 +6829,7 @@ func (x *SRQList) String() string {
 func (*SRQList) ProtoMessage() {}
 
 func (x *SRQList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6650,7 +6842,7 @@ func (x *SRQList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQList.ProtoReflect.Descriptor instead.
 func (*SRQList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{78}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *SRQList) GetSrqs() []*SRQInfo {
@@ -6685,7 +6877,7 @@ type SRQInfo struct {
 
 func (x *SRQInfo) Reset() {
 	*x = SRQInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6697,7 +6889,7 @@ func (x *SRQInfo) String() string {
 func (*SRQInfo) ProtoMessage() {}
 
 func (x *SRQInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6710,7 +6902,7 @@ func (x *SRQInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQInfo.ProtoReflect.Descriptor instead.
 func (*SRQInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{79}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *SRQInfo) GetClient() uint32 {
@@ -6787,7 +6979,7 @@ var File_ctrl_iwarpd_proto protoreflect.FileDescriptor
 
 const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
-	"\x11ctrl/iwarpd.proto\x12\x0eiwarpd.ctrl.v1\"\xf4\x10\n" +
+	"\x11ctrl/iwarpd.proto\x12\x0eiwarpd.ctrl.v1\"\x87\x12\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12-\n" +
 	"\x05hello\x18\x02 \x01(\v2\x15.iwarpd.ctrl.v1.HelloH\x00R\x05hello\x124\n" +
@@ -6827,7 +7019,9 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"streamSend\x12I\n" +
 	"\x0fstream_consumed\x18\x19 \x01(\v2\x1e.iwarpd.ctrl.v1.StreamConsumedH\x00R\x0estreamConsumed\x127\n" +
 	"\tstart_mpa\x18\x1a \x01(\v2\x18.iwarpd.ctrl.v1.StartMPAH\x00R\bstartMpa\x12@\n" +
-	"\fstream_close\x18\x1b \x01(\v2\x1b.iwarpd.ctrl.v1.StreamCloseH\x00R\vstreamClose\x12@\n" +
+	"\fstream_close\x18\x1b \x01(\v2\x1b.iwarpd.ctrl.v1.StreamCloseH\x00R\vstreamClose\x12F\n" +
+	"\x0ecreate_channel\x18\x1c \x01(\v2\x1d.iwarpd.ctrl.v1.CreateChannelH\x00R\rcreateChannel\x12I\n" +
+	"\x0fdestroy_channel\x18\x1d \x01(\v2\x1e.iwarpd.ctrl.v1.DestroyChannelH\x00R\x0edestroyChannel\x12@\n" +
 	"\fquery_status\x18  \x01(\v2\x1b.iwarpd.ctrl.v1.QueryStatusH\x00R\vqueryStatus\x124\n" +
 	"\blist_qps\x18! \x01(\v2\x17.iwarpd.ctrl.v1.ListQPsH\x00R\alistQps\x124\n" +
 	"\blist_mrs\x18\" \x01(\v2\x17.iwarpd.ctrl.v1.ListMRsH\x00R\alistMrs\x12@\n" +
@@ -6843,7 +7037,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\aMessage\x12-\n" +
 	"\x05reply\x18\x01 \x01(\v2\x15.iwarpd.ctrl.v1.ReplyH\x00R\x05reply\x12-\n" +
 	"\x05event\x18\x02 \x01(\v2\x15.iwarpd.ctrl.v1.EventH\x00R\x05eventB\x06\n" +
-	"\x04body\"\xbe\a\n" +
+	"\x04body\"\xf8\a\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12+\n" +
 	"\x05error\x18\x02 \x01(\v2\x15.iwarpd.ctrl.v1.ErrorR\x05error\x122\n" +
@@ -6856,7 +7050,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\aconnect\x18\t \x01(\v2\x1c.iwarpd.ctrl.v1.ConnectReplyH\x00R\aconnect\x12)\n" +
 	"\x02mw\x18\n" +
 	" \x01(\v2\x17.iwarpd.ctrl.v1.MWReplyH\x00R\x02mw\x12,\n" +
-	"\x03srq\x18\v \x01(\v2\x18.iwarpd.ctrl.v1.SRQReplyH\x00R\x03srq\x125\n" +
+	"\x03srq\x18\v \x01(\v2\x18.iwarpd.ctrl.v1.SRQReplyH\x00R\x03srq\x128\n" +
+	"\achannel\x18\f \x01(\v2\x1c.iwarpd.ctrl.v1.ChannelReplyH\x00R\achannel\x125\n" +
 	"\x06status\x18  \x01(\v2\x1b.iwarpd.ctrl.v1.StatusReplyH\x00R\x06status\x12*\n" +
 	"\x03qps\x18! \x01(\v2\x16.iwarpd.ctrl.v1.QPListH\x00R\x03qps\x12*\n" +
 	"\x03mrs\x18\" \x01(\v2\x16.iwarpd.ctrl.v1.MRListH\x00R\x03mrs\x126\n" +
@@ -6930,15 +7125,21 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x02mw\x18\x01 \x01(\rR\x02mw\x12\x12\n" +
 	"\x04rkey\x18\x02 \x01(\rR\x04rkey\"\x1b\n" +
 	"\tDeallocMW\x12\x0e\n" +
-	"\x02mw\x18\x01 \x01(\rR\x02mw\" \n" +
+	"\x02mw\x18\x01 \x01(\rR\x02mw\":\n" +
 	"\bCreateCQ\x12\x14\n" +
-	"\x05depth\x18\x01 \x01(\rR\x05depth\"I\n" +
+	"\x05depth\x18\x01 \x01(\rR\x05depth\x12\x18\n" +
+	"\achannel\x18\x02 \x01(\rR\achannel\"I\n" +
 	"\aCQReply\x12\x0e\n" +
 	"\x02cq\x18\x01 \x01(\rR\x02cq\x12\x14\n" +
 	"\x05depth\x18\x02 \x01(\rR\x05depth\x12\x18\n" +
 	"\aworkers\x18\x03 \x01(\rR\aworkers\"\x1b\n" +
 	"\tDestroyCQ\x12\x0e\n" +
-	"\x02cq\x18\x01 \x01(\rR\x02cq\"0\n" +
+	"\x02cq\x18\x01 \x01(\rR\x02cq\"\x0f\n" +
+	"\rCreateChannel\"(\n" +
+	"\fChannelReply\x12\x18\n" +
+	"\achannel\x18\x01 \x01(\rR\achannel\"*\n" +
+	"\x0eDestroyChannel\x12\x18\n" +
+	"\achannel\x18\x01 \x01(\rR\achannel\"0\n" +
 	"\bResizeCQ\x12\x0e\n" +
 	"\x02cq\x18\x01 \x01(\rR\x02cq\x12\x14\n" +
 	"\x05depth\x18\x02 \x01(\rR\x05depth\"M\n" +
@@ -7285,7 +7486,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x05after\x18\x01 \x01(\rR\x05after\"F\n" +
 	"\x06CQList\x12(\n" +
 	"\x03cqs\x18\x01 \x03(\v2\x16.iwarpd.ctrl.v1.CQInfoR\x03cqs\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\bR\x04more\"\x85\x02\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\x9f\x02\n" +
 	"\x06CQInfo\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\rR\x06client\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x0e\n" +
@@ -7295,7 +7496,9 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x10moderation_count\x18\x06 \x01(\rR\x0fmoderationCount\x12#\n" +
 	"\rmoderation_us\x18\a \x01(\rR\fmoderationUs\x12\x14\n" +
 	"\x05index\x18\b \x01(\rR\x05index\x123\n" +
-	"\bcounters\x18\t \x03(\v2\x17.iwarpd.ctrl.v1.CounterR\bcounters\" \n" +
+	"\bcounters\x18\t \x03(\v2\x17.iwarpd.ctrl.v1.CounterR\bcounters\x12\x18\n" +
+	"\achannel\x18\n" +
+	" \x01(\rR\achannel\" \n" +
 	"\bListSRQs\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\rR\x05after\"J\n" +
 	"\aSRQList\x12+\n" +
@@ -7365,7 +7568,7 @@ func file_ctrl_iwarpd_proto_rawDescGZIP() []byte {
 }
 
 var file_ctrl_iwarpd_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
+var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
 var file_ctrl_iwarpd_proto_goTypes = []any{
 	(Code)(0),               // 0: iwarpd.ctrl.v1.Code
 	(Access)(0),             // 1: iwarpd.ctrl.v1.Access
@@ -7390,67 +7593,70 @@ var file_ctrl_iwarpd_proto_goTypes = []any{
 	(*CreateCQ)(nil),        // 20: iwarpd.ctrl.v1.CreateCQ
 	(*CQReply)(nil),         // 21: iwarpd.ctrl.v1.CQReply
 	(*DestroyCQ)(nil),       // 22: iwarpd.ctrl.v1.DestroyCQ
-	(*ResizeCQ)(nil),        // 23: iwarpd.ctrl.v1.ResizeCQ
-	(*ModifyCQ)(nil),        // 24: iwarpd.ctrl.v1.ModifyCQ
-	(*CreateSRQ)(nil),       // 25: iwarpd.ctrl.v1.CreateSRQ
-	(*SRQReply)(nil),        // 26: iwarpd.ctrl.v1.SRQReply
-	(*ModifySRQ)(nil),       // 27: iwarpd.ctrl.v1.ModifySRQ
-	(*DestroySRQ)(nil),      // 28: iwarpd.ctrl.v1.DestroySRQ
-	(*CreateQP)(nil),        // 29: iwarpd.ctrl.v1.CreateQP
-	(*QPReply)(nil),         // 30: iwarpd.ctrl.v1.QPReply
-	(*DestroyQP)(nil),       // 31: iwarpd.ctrl.v1.DestroyQP
-	(*Startup)(nil),         // 32: iwarpd.ctrl.v1.Startup
-	(*Listen)(nil),          // 33: iwarpd.ctrl.v1.Listen
-	(*ListenReply)(nil),     // 34: iwarpd.ctrl.v1.ListenReply
-	(*Unlisten)(nil),        // 35: iwarpd.ctrl.v1.Unlisten
-	(*Connect)(nil),         // 36: iwarpd.ctrl.v1.Connect
-	(*ConnectReply)(nil),    // 37: iwarpd.ctrl.v1.ConnectReply
-	(*Accept)(nil),          // 38: iwarpd.ctrl.v1.Accept
-	(*Reject)(nil),          // 39: iwarpd.ctrl.v1.Reject
-	(*StreamSend)(nil),      // 40: iwarpd.ctrl.v1.StreamSend
-	(*StreamConsumed)(nil),  // 41: iwarpd.ctrl.v1.StreamConsumed
-	(*StartMPA)(nil),        // 42: iwarpd.ctrl.v1.StartMPA
-	(*StreamClose)(nil),     // 43: iwarpd.ctrl.v1.StreamClose
-	(*Disconnect)(nil),      // 44: iwarpd.ctrl.v1.Disconnect
-	(*Event)(nil),           // 45: iwarpd.ctrl.v1.Event
-	(*Negotiated)(nil),      // 46: iwarpd.ctrl.v1.Negotiated
-	(*ConnectRequest)(nil),  // 47: iwarpd.ctrl.v1.ConnectRequest
-	(*Established)(nil),     // 48: iwarpd.ctrl.v1.Established
-	(*Rejected)(nil),        // 49: iwarpd.ctrl.v1.Rejected
-	(*ConnectFailed)(nil),   // 50: iwarpd.ctrl.v1.ConnectFailed
-	(*ConnectGone)(nil),     // 51: iwarpd.ctrl.v1.ConnectGone
-	(*Disconnected)(nil),    // 52: iwarpd.ctrl.v1.Disconnected
-	(*Terminated)(nil),      // 53: iwarpd.ctrl.v1.Terminated
-	(*AsyncError)(nil),      // 54: iwarpd.ctrl.v1.AsyncError
-	(*StreamReady)(nil),     // 55: iwarpd.ctrl.v1.StreamReady
-	(*StreamData)(nil),      // 56: iwarpd.ctrl.v1.StreamData
-	(*CutOff)(nil),          // 57: iwarpd.ctrl.v1.CutOff
-	(*QueryStatus)(nil),     // 58: iwarpd.ctrl.v1.QueryStatus
-	(*StatusReply)(nil),     // 59: iwarpd.ctrl.v1.StatusReply
-	(*ListQPs)(nil),         // 60: iwarpd.ctrl.v1.ListQPs
-	(*QPList)(nil),          // 61: iwarpd.ctrl.v1.QPList
-	(*QPInfo)(nil),          // 62: iwarpd.ctrl.v1.QPInfo
-	(*Counter)(nil),         // 63: iwarpd.ctrl.v1.Counter
-	(*ListMRs)(nil),         // 64: iwarpd.ctrl.v1.ListMRs
-	(*MRList)(nil),          // 65: iwarpd.ctrl.v1.MRList
-	(*MRInfo)(nil),          // 66: iwarpd.ctrl.v1.MRInfo
-	(*ListListens)(nil),     // 67: iwarpd.ctrl.v1.ListListens
-	(*ListenList)(nil),      // 68: iwarpd.ctrl.v1.ListenList
-	(*ListenInfo)(nil),      // 69: iwarpd.ctrl.v1.ListenInfo
-	(*ListClients)(nil),     // 70: iwarpd.ctrl.v1.ListClients
-	(*ClientList)(nil),      // 71: iwarpd.ctrl.v1.ClientList
-	(*ClientInfo)(nil),      // 72: iwarpd.ctrl.v1.ClientInfo
-	(*QueryStats)(nil),      // 73: iwarpd.ctrl.v1.QueryStats
-	(*StatsReply)(nil),      // 74: iwarpd.ctrl.v1.StatsReply
-	(*AdminDisconnect)(nil), // 75: iwarpd.ctrl.v1.AdminDisconnect
-	(*Capture)(nil),         // 76: iwarpd.ctrl.v1.Capture
-	(*CaptureReply)(nil),    // 77: iwarpd.ctrl.v1.CaptureReply
-	(*ListCQs)(nil),         // 78: iwarpd.ctrl.v1.ListCQs
-	(*CQList)(nil),          // 79: iwarpd.ctrl.v1.CQList
-	(*CQInfo)(nil),          // 80: iwarpd.ctrl.v1.CQInfo
-	(*ListSRQs)(nil),        // 81: iwarpd.ctrl.v1.ListSRQs
-	(*SRQList)(nil),         // 82: iwarpd.ctrl.v1.SRQList
-	(*SRQInfo)(nil),         // 83: iwarpd.ctrl.v1.SRQInfo
+	(*CreateChannel)(nil),   // 23: iwarpd.ctrl.v1.CreateChannel
+	(*ChannelReply)(nil),    // 24: iwarpd.ctrl.v1.ChannelReply
+	(*DestroyChannel)(nil),  // 25: iwarpd.ctrl.v1.DestroyChannel
+	(*ResizeCQ)(nil),        // 26: iwarpd.ctrl.v1.ResizeCQ
+	(*ModifyCQ)(nil),        // 27: iwarpd.ctrl.v1.ModifyCQ
+	(*CreateSRQ)(nil),       // 28: iwarpd.ctrl.v1.CreateSRQ
+	(*SRQReply)(nil),        // 29: iwarpd.ctrl.v1.SRQReply
+	(*ModifySRQ)(nil),       // 30: iwarpd.ctrl.v1.ModifySRQ
+	(*DestroySRQ)(nil),      // 31: iwarpd.ctrl.v1.DestroySRQ
+	(*CreateQP)(nil),        // 32: iwarpd.ctrl.v1.CreateQP
+	(*QPReply)(nil),         // 33: iwarpd.ctrl.v1.QPReply
+	(*DestroyQP)(nil),       // 34: iwarpd.ctrl.v1.DestroyQP
+	(*Startup)(nil),         // 35: iwarpd.ctrl.v1.Startup
+	(*Listen)(nil),          // 36: iwarpd.ctrl.v1.Listen
+	(*ListenReply)(nil),     // 37: iwarpd.ctrl.v1.ListenReply
+	(*Unlisten)(nil),        // 38: iwarpd.ctrl.v1.Unlisten
+	(*Connect)(nil),         // 39: iwarpd.ctrl.v1.Connect
+	(*ConnectReply)(nil),    // 40: iwarpd.ctrl.v1.ConnectReply
+	(*Accept)(nil),          // 41: iwarpd.ctrl.v1.Accept
+	(*Reject)(nil),          // 42: iwarpd.ctrl.v1.Reject
+	(*StreamSend)(nil),      // 43: iwarpd.ctrl.v1.StreamSend
+	(*StreamConsumed)(nil),  // 44: iwarpd.ctrl.v1.StreamConsumed
+	(*StartMPA)(nil),        // 45: iwarpd.ctrl.v1.StartMPA
+	(*StreamClose)(nil),     // 46: iwarpd.ctrl.v1.StreamClose
+	(*Disconnect)(nil),      // 47: iwarpd.ctrl.v1.Disconnect
+	(*Event)(nil),           // 48: iwarpd.ctrl.v1.Event
+	(*Negotiated)(nil),      // 49: iwarpd.ctrl.v1.Negotiated
+	(*ConnectRequest)(nil),  // 50: iwarpd.ctrl.v1.ConnectRequest
+	(*Established)(nil),     // 51: iwarpd.ctrl.v1.Established
+	(*Rejected)(nil),        // 52: iwarpd.ctrl.v1.Rejected
+	(*ConnectFailed)(nil),   // 53: iwarpd.ctrl.v1.ConnectFailed
+	(*ConnectGone)(nil),     // 54: iwarpd.ctrl.v1.ConnectGone
+	(*Disconnected)(nil),    // 55: iwarpd.ctrl.v1.Disconnected
+	(*Terminated)(nil),      // 56: iwarpd.ctrl.v1.Terminated
+	(*AsyncError)(nil),      // 57: iwarpd.ctrl.v1.AsyncError
+	(*StreamReady)(nil),     // 58: iwarpd.ctrl.v1.StreamReady
+	(*StreamData)(nil),      // 59: iwarpd.ctrl.v1.StreamData
+	(*CutOff)(nil),          // 60: iwarpd.ctrl.v1.CutOff
+	(*QueryStatus)(nil),     // 61: iwarpd.ctrl.v1.QueryStatus
+	(*StatusReply)(nil),     // 62: iwarpd.ctrl.v1.StatusReply
+	(*ListQPs)(nil),         // 63: iwarpd.ctrl.v1.ListQPs
+	(*QPList)(nil),          // 64: iwarpd.ctrl.v1.QPList
+	(*QPInfo)(nil),          // 65: iwarpd.ctrl.v1.QPInfo
+	(*Counter)(nil),         // 66: iwarpd.ctrl.v1.Counter
+	(*ListMRs)(nil),         // 67: iwarpd.ctrl.v1.ListMRs
+	(*MRList)(nil),          // 68: iwarpd.ctrl.v1.MRList
+	(*MRInfo)(nil),          // 69: iwarpd.ctrl.v1.MRInfo
+	(*ListListens)(nil),     // 70: iwarpd.ctrl.v1.ListListens
+	(*ListenList)(nil),      // 71: iwarpd.ctrl.v1.ListenList
+	(*ListenInfo)(nil),      // 72: iwarpd.ctrl.v1.ListenInfo
+	(*ListClients)(nil),     // 73: iwarpd.ctrl.v1.ListClients
+	(*ClientList)(nil),      // 74: iwarpd.ctrl.v1.ClientList
+	(*ClientInfo)(nil),      // 75: iwarpd.ctrl.v1.ClientInfo
+	(*QueryStats)(nil),      // 76: iwarpd.ctrl.v1.QueryStats
+	(*StatsReply)(nil),      // 77: iwarpd.ctrl.v1.StatsReply
+	(*AdminDisconnect)(nil), // 78: iwarpd.ctrl.v1.AdminDisconnect
+	(*Capture)(nil),         // 79: iwarpd.ctrl.v1.Capture
+	(*CaptureReply)(nil),    // 80: iwarpd.ctrl.v1.CaptureReply
+	(*ListCQs)(nil),         // 81: iwarpd.ctrl.v1.ListCQs
+	(*CQList)(nil),          // 82: iwarpd.ctrl.v1.CQList
+	(*CQInfo)(nil),          // 83: iwarpd.ctrl.v1.CQInfo
+	(*ListSRQs)(nil),        // 84: iwarpd.ctrl.v1.ListSRQs
+	(*SRQList)(nil),         // 85: iwarpd.ctrl.v1.SRQList
+	(*SRQInfo)(nil),         // 86: iwarpd.ctrl.v1.SRQInfo
 }
 var file_ctrl_iwarpd_proto_depIdxs = []int32{
 	8,  // 0: iwarpd.ctrl.v1.Request.hello:type_name -> iwarpd.ctrl.v1.Hello
@@ -7460,99 +7666,102 @@ var file_ctrl_iwarpd_proto_depIdxs = []int32{
 	16, // 4: iwarpd.ctrl.v1.Request.deregister_mr:type_name -> iwarpd.ctrl.v1.DeregisterMR
 	20, // 5: iwarpd.ctrl.v1.Request.create_cq:type_name -> iwarpd.ctrl.v1.CreateCQ
 	22, // 6: iwarpd.ctrl.v1.Request.destroy_cq:type_name -> iwarpd.ctrl.v1.DestroyCQ
-	29, // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
-	31, // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
-	33, // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
-	35, // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
-	36, // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
-	38, // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
-	39, // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
-	44, // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
+	32, // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
+	34, // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
+	36, // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
+	38, // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
+	39, // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
+	41, // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
+	42, // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
+	47, // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
 	17, // 15: iwarpd.ctrl.v1.Request.alloc_mw:type_name -> iwarpd.ctrl.v1.AllocMW
 	19, // 16: iwarpd.ctrl.v1.Request.dealloc_mw:type_name -> iwarpd.ctrl.v1.DeallocMW
-	25, // 17: iwarpd.ctrl.v1.Request.create_srq:type_name -> iwarpd.ctrl.v1.CreateSRQ
-	27, // 18: iwarpd.ctrl.v1.Request.modify_srq:type_name -> iwarpd.ctrl.v1.ModifySRQ
-	28, // 19: iwarpd.ctrl.v1.Request.destroy_srq:type_name -> iwarpd.ctrl.v1.DestroySRQ
-	23, // 20: iwarpd.ctrl.v1.Request.resize_cq:type_name -> iwarpd.ctrl.v1.ResizeCQ
-	24, // 21: iwarpd.ctrl.v1.Request.modify_cq:type_name -> iwarpd.ctrl.v1.ModifyCQ
-	40, // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
-	41, // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
-	42, // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
-	43, // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
-	58, // 26: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
-	60, // 27: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
-	64, // 28: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
-	67, // 29: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
-	70, // 30: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
-	73, // 31: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
-	75, // 32: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
-	76, // 33: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
-	78, // 34: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
-	81, // 35: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
-	6,  // 36: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
-	45, // 37: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
-	7,  // 38: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
-	9,  // 39: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
-	12, // 40: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
-	15, // 41: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
-	21, // 42: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
-	30, // 43: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
-	34, // 44: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
-	37, // 45: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
-	18, // 46: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
-	26, // 47: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
-	59, // 48: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
-	61, // 49: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
-	65, // 50: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
-	68, // 51: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
-	71, // 52: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
-	74, // 53: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
-	77, // 54: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
-	79, // 55: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
-	82, // 56: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
-	0,  // 57: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
-	10, // 58: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	2,  // 59: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
-	32, // 60: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
-	32, // 61: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
-	47, // 62: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
-	48, // 63: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
-	49, // 64: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
-	50, // 65: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
-	52, // 66: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
-	53, // 67: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
-	54, // 68: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
-	51, // 69: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
-	55, // 70: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
-	56, // 71: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
-	57, // 72: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
-	46, // 73: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	7,  // 74: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
-	7,  // 75: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
-	7,  // 76: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
-	7,  // 77: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
-	3,  // 78: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
-	7,  // 79: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
-	10, // 80: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	62, // 81: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
-	46, // 82: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	63, // 83: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
-	63, // 84: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
-	63, // 85: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
-	63, // 86: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
-	66, // 87: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
-	69, // 88: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
-	72, // 89: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
-	63, // 90: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
-	80, // 91: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
-	63, // 92: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	83, // 93: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
-	63, // 94: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	95, // [95:95] is the sub-list for method output_type
-	95, // [95:95] is the sub-list for method input_type
-	95, // [95:95] is the sub-list for extension type_name
-	95, // [95:95] is the sub-list for extension extendee
-	0,  // [0:95] is the sub-list for field type_name
+	28, // 17: iwarpd.ctrl.v1.Request.create_srq:type_name -> iwarpd.ctrl.v1.CreateSRQ
+	30, // 18: iwarpd.ctrl.v1.Request.modify_srq:type_name -> iwarpd.ctrl.v1.ModifySRQ
+	31, // 19: iwarpd.ctrl.v1.Request.destroy_srq:type_name -> iwarpd.ctrl.v1.DestroySRQ
+	26, // 20: iwarpd.ctrl.v1.Request.resize_cq:type_name -> iwarpd.ctrl.v1.ResizeCQ
+	27, // 21: iwarpd.ctrl.v1.Request.modify_cq:type_name -> iwarpd.ctrl.v1.ModifyCQ
+	43, // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
+	44, // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
+	45, // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
+	46, // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
+	23, // 26: iwarpd.ctrl.v1.Request.create_channel:type_name -> iwarpd.ctrl.v1.CreateChannel
+	25, // 27: iwarpd.ctrl.v1.Request.destroy_channel:type_name -> iwarpd.ctrl.v1.DestroyChannel
+	61, // 28: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
+	63, // 29: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
+	67, // 30: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
+	70, // 31: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
+	73, // 32: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
+	76, // 33: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
+	78, // 34: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
+	79, // 35: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
+	81, // 36: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
+	84, // 37: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
+	6,  // 38: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
+	48, // 39: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
+	7,  // 40: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
+	9,  // 41: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
+	12, // 42: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
+	15, // 43: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
+	21, // 44: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
+	33, // 45: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
+	37, // 46: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
+	40, // 47: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
+	18, // 48: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
+	29, // 49: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
+	24, // 50: iwarpd.ctrl.v1.Reply.channel:type_name -> iwarpd.ctrl.v1.ChannelReply
+	62, // 51: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
+	64, // 52: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
+	68, // 53: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
+	71, // 54: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
+	74, // 55: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
+	77, // 56: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
+	80, // 57: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
+	82, // 58: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
+	85, // 59: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
+	0,  // 60: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
+	10, // 61: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	2,  // 62: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
+	35, // 63: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
+	35, // 64: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
+	50, // 65: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
+	51, // 66: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
+	52, // 67: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
+	53, // 68: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
+	55, // 69: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
+	56, // 70: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
+	57, // 71: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
+	54, // 72: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
+	58, // 73: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
+	59, // 74: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
+	60, // 75: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
+	49, // 76: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	7,  // 77: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
+	7,  // 78: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
+	7,  // 79: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
+	7,  // 80: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
+	3,  // 81: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
+	7,  // 82: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
+	10, // 83: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	65, // 84: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
+	49, // 85: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	66, // 86: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
+	66, // 87: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
+	66, // 88: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
+	66, // 89: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
+	69, // 90: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
+	72, // 91: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
+	75, // 92: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
+	66, // 93: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
+	83, // 94: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
+	66, // 95: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	86, // 96: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
+	66, // 97: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	98, // [98:98] is the sub-list for method output_type
+	98, // [98:98] is the sub-list for method input_type
+	98, // [98:98] is the sub-list for extension type_name
+	98, // [98:98] is the sub-list for extension extendee
+	0,  // [0:98] is the sub-list for field type_name
 }
 
 func init() { file_ctrl_iwarpd_proto_init() }
@@ -7587,6 +7796,8 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Request_StreamConsumed)(nil),
 		(*Request_StartMpa)(nil),
 		(*Request_StreamClose)(nil),
+		(*Request_CreateChannel)(nil),
+		(*Request_DestroyChannel)(nil),
 		(*Request_QueryStatus)(nil),
 		(*Request_ListQps)(nil),
 		(*Request_ListMrs)(nil),
@@ -7612,6 +7823,7 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Reply_Connect)(nil),
 		(*Reply_Mw)(nil),
 		(*Reply_Srq)(nil),
+		(*Reply_Channel)(nil),
 		(*Reply_Status)(nil),
 		(*Reply_Qps)(nil),
 		(*Reply_Mrs)(nil),
@@ -7622,9 +7834,9 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Reply_Cqs)(nil),
 		(*Reply_Srqs)(nil),
 	}
-	file_ctrl_iwarpd_proto_msgTypes[28].OneofWrappers = []any{}
-	file_ctrl_iwarpd_proto_msgTypes[34].OneofWrappers = []any{}
-	file_ctrl_iwarpd_proto_msgTypes[41].OneofWrappers = []any{
+	file_ctrl_iwarpd_proto_msgTypes[31].OneofWrappers = []any{}
+	file_ctrl_iwarpd_proto_msgTypes[37].OneofWrappers = []any{}
+	file_ctrl_iwarpd_proto_msgTypes[44].OneofWrappers = []any{
 		(*Event_ConnectRequest)(nil),
 		(*Event_Established)(nil),
 		(*Event_Rejected)(nil),
@@ -7643,7 +7855,7 @@ func file_ctrl_iwarpd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ctrl_iwarpd_proto_rawDesc), len(file_ctrl_iwarpd_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   80,
+			NumMessages:   83,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

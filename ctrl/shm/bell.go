@@ -118,9 +118,12 @@ var one = []byte{1, 0, 0, 0, 0, 0, 0, 0}
 
 // Wake makes fd, an eventfd or the w of NewWake, readable at its other end. It
 // does nothing where it is already, or nobody is left to read.
-func Wake(fd int) {
+func Wake(fd int) { wake(fd, one) }
+
+// wake writes b to fd. A full pipe has no room, and needs none.
+func wake(fd int, b []byte) {
 	for {
-		if _, err := unix.Write(fd, one); err != unix.EINTR {
+		if _, err := unix.Write(fd, b); err != unix.EINTR {
 			return
 		}
 	}

@@ -15,6 +15,8 @@ import (
 // that none waits for another, and one arm word for all.
 type CQ struct {
 	wakeR, wakeW int
+	shared       bool                  // wakeW is a Channel's
+	event        [8]byte               // what is written there
 	gen          atomic.Pointer[cqMem] // Resize replaces it; each worker follows with its next Push
 	rings        []cqRing
 	moderation   atomic.Uint64 // count<<32 | microseconds; 0: none
@@ -51,6 +53,24 @@ type cqRing struct {
 // CreateCQ makes a completion queue of at least entries CQEs for each of
 // workers, and the channel by which Flush wakes the client.
 func CreateCQ(workers, entries int) (*CQ, error) {
+	r, w, err := NewWake()
+	if err != nil {
+		return nil, err
+	}
+	c, err := CreateCQOn(workers, entries, w, 1)
+	if err != nil {
+		unix.Close(r)
+		unix.Close(w)
+		return nil, err
+	}
+	c.wakeR, c.shared = r, false
+	return c, nil
+}
+
+// CreateCQOn is CreateCQ for a queue that wakes its client by wake, the w of
+// NewWake, which other queues use too and which stays the caller's: it writes
+// event there, as 8 octets.
+func CreateCQOn(workers, entries, wake int, event uint64) (*CQ, error) {
 	if err := checkRange("number of workers", workers, MaxWorkers); err != nil {
 		return nil, err
 	}
@@ -58,12 +78,8 @@ func CreateCQ(workers, entries int) (*CQ, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, w, err := NewWake()
-	if err != nil {
-		g.Close()
-		return nil, err
-	}
-	c := &CQ{wakeR: r, wakeW: w, rings: make([]cqRing, workers)}
+	c := &CQ{wakeR: -1, wakeW: wake, shared: true, rings: make([]cqRing, workers)}
+	le.PutUint64(c.event[:], event)
 	c.gen.Store(g)
 	for i := range c.rings {
 		c.rings[i].follow(g, i)
@@ -154,7 +170,9 @@ func (c *CQ) Close() error {
 		if c.wakeR >= 0 {
 			unix.Close(c.wakeR)
 		}
-		unix.Close(c.wakeW)
+		if !c.shared {
+			unix.Close(c.wakeW)
+		}
 	}
 	return g.Close()
 }
@@ -219,7 +237,7 @@ func (c *CQ) FlushAt(worker int, now clock.Time) clock.Time {
 		}
 		if g.arm.CompareAndSwap(arm, ArmNone) {
 			c.woken.Add(1)
-			Wake(c.wakeW)
+			wake(c.wakeW, c.event[:])
 		}
 	}
 	r.waiting, r.since, r.wakes = 0, 0, false

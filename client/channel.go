@@ -1,0 +1,224 @@
+package iwarp
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+)
+
+// CompChannel is a completion channel: one place to sleep for the completions of
+// several CQs, with one descriptor for all of them.
+type CompChannel struct {
+	d    *Device
+	h    uint32
+	file *os.File
+	fd   int
+
+	mu     sync.Mutex // guards the rest; taken before that of a CQ
+	cqs    map[uint32]*CQ
+	ready  []*CQ // that have woken the channel, oldest first
+	ending bool  // Close has asked the daemon, which closes its end first
+	closed bool
+
+	sleeper chan struct{} // token of the one that reads; it has the rest
+	wakes   [4096]byte
+}
+
+// CreateCompChannel makes a completion channel. CQs are put on it by its
+// CreateCQ.
+func (d *Device) CreateCompChannel(ctx context.Context) (*CompChannel, error) {
+	a, err := d.call(ctx, "create channel", &ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}, -1)
+	if err != nil {
+		return nil, err
+	}
+	if len(a.fds) != 1 {
+		seqpacket.CloseAll(a.fds)
+		return nil, fmt.Errorf("iwarp: create channel: %d descriptors: %w", len(a.fds), ErrInternal)
+	}
+	ch := &CompChannel{
+		d: d, h: a.reply.GetChannel().GetChannel(), fd: a.fds[0], file: os.NewFile(uintptr(a.fds[0]), "iwarp-channel"),
+		cqs: make(map[uint32]*CQ), sleeper: make(chan struct{}, 1),
+	}
+	d.mu.Lock()
+	closed := d.closed
+	if !closed {
+		d.channels[ch] = struct{}{}
+	}
+	d.mu.Unlock()
+	if closed {
+		ch.file.Close()
+		return nil, fmt.Errorf("iwarp: create channel: %w", ErrClosed)
+	}
+	return ch, nil
+}
+
+// CreateCQ makes a completion queue that wakes this channel. It is armed, then
+// polled, by the program; its own Wait is not for it.
+func (ch *CompChannel) CreateCQ(ctx context.Context, depth int) (*CQ, error) {
+	return ch.d.createCQ(ctx, depth, ch)
+}
+
+// Wait sleeps until a CQ of the channel that was armed has a completion, and
+// returns that CQ, which is not armed any more: arm it, then poll it until it is
+// empty, then Wait again. What Wait returns may be empty already. Several
+// goroutines may wait: each gets another CQ.
+func (ch *CompChannel) Wait(ctx context.Context) (*CQ, error) {
+	select { // one reads, others wait for their turn
+	case ch.sleeper <- struct{}{}:
+		defer func() { <-ch.sleeper }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("iwarp: wait for a completion channel: %w", ctx.Err())
+	}
+	for {
+		_ = ch.file.SetReadDeadline(time.Time{})
+		if c := ch.take(); c != nil { // after the deadline: push makes one that has passed
+			return c, nil
+		}
+		if err := ch.sleep(ctx); err != nil {
+			return nil, fmt.Errorf("iwarp: wait for a completion channel: %w", err)
+		}
+	}
+}
+
+// take returns the oldest queue that has woken the channel, nil if there is none.
+func (ch *CompChannel) take() *CQ {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	if len(ch.ready) == 0 {
+		return nil
+	}
+	c := ch.ready[0]
+	ch.ready = ch.ready[1:]
+	c.queued = false
+	return c
+}
+
+// sleep reads what wakes the channel.
+func (ch *CompChannel) sleep(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, func() { _ = ch.file.SetReadDeadline(time.Unix(1, 0)) })
+		defer stop()
+	}
+	n, err := ch.file.Read(ch.wakes[:])
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	switch {
+	case err == nil:
+		ch.woken(ch.wakes[:n])
+		return nil
+	case errors.Is(err, os.ErrDeadlineExceeded): // of this context, late from an earlier one, or of Resize
+		return ctx.Err()
+	case ch.closed || ch.ending:
+		return ErrClosed
+	}
+	if derr := ch.d.Err(); derr != nil {
+		return derr
+	}
+	return ErrDaemonGone
+}
+
+// woken notes what was read. Called with mu held.
+func (ch *CompChannel) woken(b []byte) {
+	if len(b) >= len(ch.wakes) { // the pipe may have been full, and what came then is lost
+		for _, c := range ch.cqs {
+			if c.fired() {
+				ch.push(c)
+			}
+		}
+	}
+	for ; len(b) >= 8; b = b[8:] {
+		ch.push(ch.cqs[binary.LittleEndian.Uint32(b)])
+	}
+}
+
+// Poll is Wait that never sleeps: nil where there is nothing.
+func (ch *CompChannel) Poll() *CQ {
+	var b [len(ch.wakes)]byte
+	ch.mu.Lock()
+	if !ch.closed && len(ch.ready) == 0 {
+		if n, err := unix.Read(ch.fd, b[:]); err == nil {
+			ch.woken(b[:n])
+		}
+	}
+	ch.mu.Unlock()
+	c := ch.take()
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	if len(ch.ready) > 0 && !ch.closed { // for who sleeps in Wait: we have read it
+		_ = ch.file.SetReadDeadline(time.Unix(1, 0))
+	}
+	return c
+}
+
+// push has Wait return c, which may be nil or there already. Called with mu held.
+func (ch *CompChannel) push(c *CQ) {
+	if c != nil && !c.queued {
+		c.queued = true
+		ch.ready = append(ch.ready, c)
+	}
+}
+
+// wake has Wait return c.
+func (ch *CompChannel) wake(c *CQ) {
+	ch.mu.Lock()
+	ch.push(c)
+	ch.mu.Unlock()
+	_ = ch.file.SetReadDeadline(time.Unix(1, 0))
+}
+
+// forget takes a queue that is closed out.
+func (ch *CompChannel) forget(c *CQ) {
+	ch.mu.Lock()
+	defer ch.mu.Unlock()
+	delete(ch.cqs, c.h)
+	ch.ready = slices.DeleteFunc(ch.ready, func(o *CQ) bool { return o == c })
+}
+
+// FD returns the descriptor that becomes readable when a CQ of the channel wakes
+// it, for poll and epoll; Poll then tells which, one by one until it returns nil.
+// It stays the channel's.
+func (ch *CompChannel) FD() int { return ch.fd }
+
+// Close gives the channel back. It fails with ErrBusy while it has CQs.
+func (ch *CompChannel) Close() error {
+	ch.mu.Lock()
+	closed := ch.closed
+	ch.ending = true
+	ch.mu.Unlock()
+	if closed {
+		return nil
+	}
+	err := ch.d.do(context.Background(), "close channel", &ctrlpb.Request{Body: &ctrlpb.Request_DestroyChannel{DestroyChannel: &ctrlpb.DestroyChannel{Channel: ch.h}}})
+	if err != nil && ch.d.Err() == nil {
+		ch.mu.Lock()
+		ch.ending = false
+		ch.mu.Unlock()
+		return err
+	}
+	ch.d.mu.Lock()
+	delete(ch.d.channels, ch)
+	ch.d.mu.Unlock()
+	ch.end()
+	return err
+}
+
+// end wakes who sleeps.
+func (ch *CompChannel) end() {
+	ch.mu.Lock()
+	ch.closed = true
+	ch.mu.Unlock()
+	ch.file.Close()
+}

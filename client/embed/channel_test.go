@@ -1,0 +1,255 @@
+package embed_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+)
+
+// on makes an end whose CQ is on the channel.
+func on(t testing.TB, ctx context.Context, n *embed.Node, pd *iwarp.PD, mem *iwarp.MR, ch *iwarp.CompChannel) *end {
+	t.Helper()
+	e := &end{pd: pd, mem: mem}
+	var err error
+	if e.cq, err = ch.CreateCQ(ctx, 32); err != nil {
+		t.Fatal(err)
+	}
+	if e.qp, err = n.Device().CreateQP(ctx, iwarp.QPConfig{PD: pd, SendCQ: e.cq, RecvCQ: e.cq, SendDepth: 16, RecvDepth: 16}); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// one polls until there is a completion, which must be the only one.
+func one(t testing.TB, cq *iwarp.CQ) {
+	t.Helper()
+	wcs := make([]iwarp.WC, 2)
+	for deadline := time.Now().Add(time.Minute); ; {
+		if n := cq.Poll(wcs); n == 1 && wcs[0].Status == iwarp.WCSuccess {
+			return
+		} else if n != 0 || time.Now().After(deadline) {
+			t.Fatalf("%d completions, %v", n, wcs[0].Status)
+		}
+		time.Sleep(10 * time.Microsecond) // the engine may want this CPU
+	}
+}
+
+// TestCompChannel: the channel tells which of its queues has a completion, if it
+// was armed for that, once.
+func TestCompChannel(t *testing.T) {
+	na, nb, _ := pair(t, embed.PairConfig{})
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	ch, err := nb.Device().CreateCompChannel(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := newEnd(t, ctx, nb, 16) // with a channel of its own
+	var from, to []*end
+	for range 4 {
+		a, b := newEnd(t, ctx, na, 16), on(t, ctx, nb, own.pd, own.mem, ch)
+		join(t, ctx, nb, a.qp, b.qp)
+		from, to = append(from, a), append(to, b)
+	}
+	send := func(i int, flags iwarp.SendFlags) {
+		t.Helper()
+		if err := to[i].qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{own.mem.SGE(0, 64)}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := from[i].qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, Flags: flags | iwarp.Signaled, SGEs: []iwarp.SGE{from[i].mem.SGE(0, 8)}}); err != nil {
+			t.Fatal(err)
+		}
+		from[i].wait(t, ctx, 1)
+	}
+	wakes := func(want *end) {
+		t.Helper()
+		cq, err := ch.Wait(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cq != want.cq {
+			t.Error("another queue's wake-up")
+		}
+		one(t, cq)
+	}
+	silent := func() {
+		t.Helper()
+		if cq := ch.Poll(); cq != nil {
+			t.Error("a wake-up that nobody asked for")
+		}
+	}
+	for _, e := range to {
+		e.cq.Arm(false)
+	}
+	silent()
+	send(2, 0)
+	wakes(to[2])
+	silent()
+	send(2, 0) // not armed
+	one(t, to[2].cq)
+	silent()
+	to[2].cq.Arm(true)
+	send(2, 0)
+	one(t, to[2].cq)
+	silent()
+	send(2, iwarp.Solicited)
+	wakes(to[2])
+
+	// The descriptor is readable, and Poll tells of all that are there.
+	send(0, 0)
+	send(3, 0)
+	one(t, to[0].cq)
+	one(t, to[3].cq)
+	if !readable(t, ch.FD(), time.Minute) || to[0].cq.FD() != ch.FD() {
+		t.Error("the descriptor is not readable")
+	}
+	got := map[*iwarp.CQ]bool{}
+	for deadline := time.Now().Add(time.Minute); len(got) < 2 && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Microsecond)
+		if cq := ch.Poll(); cq != nil {
+			got[cq] = true
+		}
+	}
+	if !got[to[0].cq] || !got[to[3].cq] {
+		t.Errorf("Poll told of %d queues", len(got))
+	}
+	silent()
+
+	// Two that wait get a queue each.
+	to[0].cq.Arm(false) // to[1] is armed still
+	result := make(chan *iwarp.CQ, 2)
+	for range 2 {
+		go func() {
+			cq, err := ch.Wait(ctx)
+			if err != nil {
+				t.Error(err)
+			}
+			result <- cq
+		}()
+	}
+	send(0, 0)
+	send(1, 0)
+	if x, y := <-result, <-result; x == y || x != to[0].cq && x != to[1].cq || y != to[0].cq && y != to[1].cq {
+		t.Error("two waiters, and not one queue each")
+	}
+	one(t, to[0].cq)
+	one(t, to[1].cq)
+
+	// Resize wakes, since what came meanwhile would not.
+	to[1].cq.Arm(false)
+	if err := to[1].cq.Resize(ctx, 64); err != nil {
+		t.Fatal(err)
+	}
+	if cq, err := ch.Wait(ctx); err != nil || cq != to[1].cq {
+		t.Errorf("after Resize: %v", err)
+	}
+	send(1, 0) // it is armed still
+	wakes(to[1])
+
+	// What it is not for, and its end.
+	if _, err := to[0].cq.Wait(ctx, make([]iwarp.WC, 1)); !errors.Is(err, iwarp.ErrInvalid) {
+		t.Errorf("Wait of a queue with a channel: %v", err)
+	}
+	if err := ch.Close(); !errors.Is(err, iwarp.ErrBusy) {
+		t.Errorf("in use: %v", err)
+	}
+	if infos, err := nb.Device().Admin().CQs(ctx); err != nil || len(infos) != 5 || infos[0].Channel != 0 || infos[1].Channel == 0 {
+		t.Errorf("%v, %v", infos, err)
+	}
+	brief, stop := context.WithTimeout(ctx, time.Millisecond)
+	defer stop()
+	if _, err := ch.Wait(brief); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("nothing to wait for: %v", err)
+	}
+	go func() {
+		_, err := ch.Wait(ctx)
+		if !errors.Is(err, iwarp.ErrClosed) {
+			t.Errorf("closed while waiting: %v", err)
+		}
+		result <- nil
+	}()
+	for _, e := range to {
+		if err := errors.Join(e.qp.Close(), e.cq.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := ch.Close(); err != nil {
+		t.Error(err)
+	}
+	<-result
+	silent()
+	if _, err := ch.CreateCQ(ctx, 4); !errors.Is(err, iwarp.ErrNoObject) {
+		t.Errorf("a queue on a channel that is gone: %v", err)
+	}
+	if _, err := own.pd.Alloc(ctx, 4096, 0); err != nil { // the Device goes on
+		t.Error(err)
+	}
+	dev, err := nb.NewDevice(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ch, err = dev.CreateCompChannel(ctx); err != nil {
+		t.Fatal(err)
+	}
+	dev.Close()
+	if _, err := ch.Wait(ctx); !errors.Is(err, iwarp.ErrClosed) {
+		t.Errorf("with the Device closed: %v", err)
+	}
+}
+
+// TestCompChannelFull: wake-ups that find no room in the channel are not lost.
+func TestCompChannelFull(t *testing.T) {
+	na, nb, _ := pair(t, embed.PairConfig{})
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	ch, err := na.Device().CreateCompChannel(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size, err := unix.FcntlInt(uintptr(ch.FD()), unix.F_SETPIPE_SZ, 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := newEnd(t, ctx, na, 4)
+	var ends []*end
+	for range 3 {
+		a, b := on(t, ctx, na, mine.pd, mine.mem, ch), newEnd(t, ctx, nb, 4)
+		join(t, ctx, nb, a.qp, b.qp)
+		ends = append(ends, a)
+		if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, Remote: b.mem.Base(), RKey: b.mem.RKey()}); err != nil {
+			t.Fatal(err)
+		}
+		one(t, a.cq)
+		round := func() {
+			a.cq.Arm(false)
+			if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, Remote: b.mem.Base(), RKey: b.mem.RKey()}); err != nil {
+				t.Fatal(err)
+			}
+			one(t, a.cq)
+		}
+		// The first fills the channel; of the others nothing fits.
+		rounds := 1
+		if len(ends) == 1 {
+			rounds = size/8 + 8
+		}
+		for range rounds {
+			round()
+		}
+	}
+	got := map[*iwarp.CQ]bool{}
+	for deadline := time.Now().Add(time.Minute); len(got) < len(ends) && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Microsecond)
+		if cq := ch.Poll(); cq != nil {
+			got[cq] = true
+		}
+	}
+	if len(got) != len(ends) {
+		t.Errorf("%d queues of %d have woken", len(got), len(ends))
+	}
+}
