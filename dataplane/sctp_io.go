@@ -57,6 +57,9 @@ func (w *worker) sctpFrame(f *link.Frame) {
 		}
 	}
 	as.a.HandlePacket(w.now, flow, udp, b)
+	if as.a.PollRestart() {
+		w.sctpRestarted(as)
+	}
 	w.sctpData(as, b)
 	w.mark(&as.carrier)
 }
@@ -143,8 +146,10 @@ func (w *worker) sctpReply(t *pkt.Tuple, udp uint16, b []byte) {
 	w.stats.TxStateless++
 }
 
-// sctpData takes the user data that an association reports.
-func (w *worker) sctpData(as *assoc, b []byte) {
+// sctpData takes the user data that an association reports, and acts on what it means for
+// sessions at once: a command for a session that has ended must not meet the next one of
+// its stream. It returns how much there was of that.
+func (w *worker) sctpData(as *assoc, b []byte) int {
 	var d sctp.Data
 	for as.a.PollData(&d) {
 		switch d.Act {
@@ -159,14 +164,19 @@ func (w *worker) sctpData(as *assoc, b []byte) {
 			w.sctpMessage(as, &d, as.kept[d.Slot])
 		}
 	}
-	if as.mux != nil {
-		as.a.SetBacklog(as.mux.Held())
+	if as.mux == nil {
+		return 0
 	}
+	as.a.SetBacklog(as.mux.Held())
+	return w.sessionEvents(as)
 }
 
 func (w *worker) sctpMessage(as *assoc, d *sctp.Data, b []byte) {
 	w.sctpUp(as)
 	if !d.Begin || !d.End {
+		if d.Begin {
+			as.part = as.part[:0]
+		}
 		as.part = append(as.part, b...)
 		if !d.End {
 			return
@@ -236,8 +246,7 @@ func (w *worker) pumpSCTP(as *assoc, g *grant) int {
 		w.disown(&as.carrier, link.Slot(b))
 		work++
 	}
-	w.sctpData(as, nil)
-	work += w.sessionEvents(as)
+	work += w.sctpData(as, nil)
 	for _, c := range as.streams {
 		if c.mode == modeFull {
 			w.completions(c)
@@ -276,15 +285,7 @@ func (w *worker) sctpEvents(as *assoc) int {
 			w.forgetDialing(as.flow)
 			w.sctpUp(as)
 		case sctp.EventRestart:
-			if as.mux == nil { // it had not begun here
-				w.sctpUp(as)
-				break
-			}
-			out, in := as.a.Streams()
-			for _, c := range as.streams {
-				w.endSession(c, errSession)
-			}
-			as.mux.Reset(min(out, in))
+			w.sctpRestarted(as)
 		case sctp.EventShutdown:
 			for _, c := range as.streams {
 				w.event(c, EventPeerClosed, nil, nil)
@@ -297,6 +298,19 @@ func (w *worker) sctpEvents(as *assoc) int {
 			return n
 		}
 	}
+}
+
+// sctpRestarted ends the sessions of an association that the peer has begun anew.
+func (w *worker) sctpRestarted(as *assoc) {
+	if as.mux == nil { // it had not begun here
+		w.sctpUp(as)
+		return
+	}
+	out, in := as.a.Streams()
+	for _, c := range as.streams {
+		w.endSession(c, errSession)
+	}
+	as.mux.Reset(min(out, in))
 }
 
 // sessionEvents acts on what the sessions report.

@@ -408,6 +408,115 @@ func TestSCTPOverUDPZeroSum(t *testing.T) {
 	}
 }
 
+// TestSCTPStaleDisconnect: a command for a session that has ended does nothing to the
+// next one of its stream, whose Initiate came in the same turn.
+func TestSCTPStaleDisconnect(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, b := s.openSCTP(SCTP{}, qa, qb)
+	wa, wb, mux := s.hosts[0].w, s.hosts[1].w, a.as.mux
+	a.as.lst = &sctpListener{} // a peer that keeps its associations
+	wa.disconnect(a, false)
+	for {
+		wa.turn()
+		if mux.State(0) == session.Idle {
+			break
+		}
+		wb.turn()
+		if s.now = s.now.Add(time.Microsecond); s.now > s.limit {
+			t.Fatal("the session does not end")
+		}
+	}
+	if err := mux.Initiate(0, session.Setup{Private: []byte("again")}); err != nil {
+		t.Fatal(err)
+	}
+	wa.mark(&a.as.carrier)
+	wa.turn()
+	if b.gone || wb.conns[b.id] != b {
+		t.Fatal("the session has ended here already: this tests nothing")
+	}
+	wb.post(func(w *worker) {
+		if c := w.conns[b.id]; c != nil {
+			w.disconnect(c, false)
+		}
+	})
+	wb.turn()
+	s.until("the request", func() bool {
+		ev, ok := s.hosts[1].take(EventRequest)
+		return ok && string(ev.Setup.Private) == "again"
+	})
+	if got := b.as.mux.State(0); got != session.Requested {
+		t.Errorf("the session is %v", got)
+	}
+}
+
+// TestSCTPRestartWithData: what comes in the packet that restarts an association is of
+// the new one.
+func TestSCTPRestartWithData(t *testing.T) {
+	var cookie []byte
+	var tsn uint32
+	armed := false
+	s := newSim(t, link.PipeConfig{Filter: func(toB bool, f []byte) bool {
+		if !armed || !toB {
+			return true
+		}
+		switch chunk := f[14+20+12:]; sctp.ChunkType(chunk[0]) {
+		case sctp.ChunkInit:
+			tsn = binary.BigEndian.Uint32(chunk[16:])
+		case sctp.ChunkCookieEcho:
+			cookie = bytes.Clone(f)
+			return false
+		}
+		return true
+	}})
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, b := s.openSCTP(SCTP{}, qa, qb)
+	wa, wb := s.hosts[0].w, s.hosts[1].w
+	// Host 0 loses its memory, and begins anew from the same port.
+	wa.timers.stop(&a.as.carrier.timer)
+	wa.unmark(&a.as.carrier)
+	wa.unmark(a)
+	delete(wa.sctp.assocs, a.flow)
+	delete(wa.conns, a.id)
+	armed = true
+	s.now = s.now.Add(time.Second)
+	wa.turn()
+	if err := wa.connectSCTP(wa.newID(), a.flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the cookie", func() bool { return cookie != nil })
+
+	p := cookie[14+20:]
+	for len(p)%4 != 0 {
+		p = append(p, 0)
+	}
+	p = append(p, byte(sctp.ChunkData), 7, 0, 16+4+5) // U, B, E
+	p = binary.BigEndian.AppendUint32(p, tsn)
+	p = append(p, 0, 0, 0, 0, 0, 0, 0, 17, 0, 0, 0, 1)
+	p = append(p, "hello\x00\x00\x00"...)
+	sctp.SetChecksum(p)
+	tuple := pkt.Tuple{Flow: a.flow, Proto: pkt.ProtoSCTP, SrcMAC: macA, DstMAC: macB}
+	frame := make([]byte, tuple.HeaderLen(), tuple.HeaderLen()+len(p))
+	tuple.Put(frame, len(p), 0, 0)
+	frame = append(frame, p...)
+	if err := wb.in.pkt.Parse(frame, len(frame)); err != nil {
+		t.Fatal(err)
+	}
+	f := link.Frame{N: 1}
+	f.Pieces[0] = frame
+	wb.sctpFrame(&f)
+	s.until("the request", func() bool {
+		ev, ok := s.hosts[1].take(EventRequest)
+		return ok && string(ev.Setup.Private) == "hello" && ev.Conn != b.id
+	})
+	if ev := s.closed(1); ev.Conn != b.id || !errors.Is(ev.Err, errSession) {
+		t.Errorf("the old session: %+v", ev)
+	}
+	if got := b.as.mux.State(0); got != session.Requested {
+		t.Errorf("the new session is %v", got)
+	}
+}
+
 // TestSCTPNoListener: a connect to nobody fails at once; one to silence in time.
 func TestSCTPNoListener(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})

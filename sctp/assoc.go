@@ -260,6 +260,15 @@ func (a *Assoc) Close(now clock.Time) {
 	}
 }
 
+// PollRestart reports EventRestart ahead of PollEvent, and takes it. User data of the
+// packet in which the peer begins anew are of what begins: who keeps state of the messages
+// asks before PollData.
+func (a *Assoc) PollRestart() bool {
+	is := a.events&(1<<EventRestart) != 0
+	a.events &^= 1 << EventRestart
+	return is
+}
+
 // Abort ends the association at once with an ABORT, which PollTransmit gives.
 func (a *Assoc) Abort(now clock.Time) { a.abort(CauseUserAbort, nil, ErrAborted) }
 

@@ -13,7 +13,7 @@
  *	-s N    stream of the client's session   -p TEXT private data of it
  *	-b N    local port of the client         -l      serves one association after the other
  *	-f      fragmentation is allowed, and segments of the echo are larger than a packet
- *	-z      closing resets (SO_LINGER)
+ *	-z      closing resets (SO_LINGER)       -i      the first message opens the association
  *
  * Without -r a server sends each segment back; a client counts what comes back and ends
  * the session. A segment "ABORT" or "SHUTDOWN" tells the server to do so. An Initiate
@@ -40,6 +40,8 @@ static uint32_t adaptation = 1;
 static uint16_t udp_port, first_stream = 3;
 static const char *private = "hello";
 static sock_t sock;
+static struct sockaddr *to; /* where the first message goes */
+static socklen_t tolen;
 
 static void die(const char *what)
 {
@@ -120,8 +122,9 @@ static void send_message(uint16_t sid, uint32_t ppid, int ordered, unsigned char
 	info.snd_sid = sid;
 	info.snd_ppid = htonl(ppid);
 	info.snd_flags = ordered ? 0 : SCTP_UNORDERED;
-	if (x_send(sock, m, n, &info) < 0)
+	if (x_send(sock, m, n, &info, to, tolen) < 0)
 		perror("send"); /* the end will be told by a receive */
+	to = NULL, tolen = 0;
 }
 
 static void segment(uint16_t sid, const unsigned char *hdr, size_t nhdr, const unsigned char *b, size_t n, int ordered, uint32_t ppid)
@@ -432,10 +435,10 @@ int main(int argc, char **argv)
 	struct sockaddr_in *a4 = (struct sockaddr_in *)&addr;
 	struct sockaddr_in6 *a6 = (struct sockaddr_in6 *)&addr;
 	socklen_t len;
-	int c, from = 0;
+	int c, from = 0, implicit = 0;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	while ((c = getopt(argc, argv, "da:u:fn:er6k:s:p:b:lz")) != -1) {
+	while ((c = getopt(argc, argv, "da:u:fn:er6k:s:p:b:lzi")) != -1) {
 		switch (c) {
 		case 'd': draft = 1; break;
 		case 'a': adaptation = atoi(optarg); break;
@@ -451,6 +454,7 @@ int main(int argc, char **argv)
 		case 'b': from = atoi(optarg); break;
 		case 'l': many = 1; break;
 		case 'z': linger = 1; break;
+		case 'i': implicit = 1; break;
 		default: return 2;
 		}
 	}
@@ -471,7 +475,9 @@ int main(int argc, char **argv)
 		((struct sockaddr_in *)&local)->sin_port = htons(from);
 		if (from && x_bind(sock, (struct sockaddr *)&local, len) < 0)
 			die("bind");
-		if (x_connect(sock, (struct sockaddr *)&addr, len) < 0)
+		if (implicit)
+			to = (struct sockaddr *)&addr, tolen = len;
+		else if (x_connect(sock, (struct sockaddr *)&addr, len) < 0)
 			die("connect");
 		initiate(first_stream);
 		return talk();

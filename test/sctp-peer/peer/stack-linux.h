@@ -22,11 +22,11 @@ static int x_socket(sock_t *s, int family) { return *s = socket(family, SOCK_STR
 
 static int x_accept(sock_t l, sock_t *s) { return *s = accept(l, NULL, NULL); }
 
-static int x_send(sock_t s, void *m, size_t n, struct sctp_sndinfo *info)
+static int x_send(sock_t s, void *m, size_t n, struct sctp_sndinfo *info, struct sockaddr *to, socklen_t tolen)
 {
 	char control[CMSG_SPACE(sizeof *info)] = {0};
 	struct iovec iov = {m, n};
-	struct msghdr h = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	struct msghdr h = {.msg_name = to, .msg_namelen = tolen, .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
 	struct cmsghdr *c = CMSG_FIRSTHDR(&h);
 
 	c->cmsg_level = IPPROTO_SCTP;

@@ -39,9 +39,10 @@ static int x_accept(sock_t l, sock_t *s)
 	return *s == NULL ? -1 : 0;
 }
 
-static int x_send(sock_t s, void *m, size_t n, struct sctp_sndinfo *info)
+static int x_send(sock_t s, void *m, size_t n, struct sctp_sndinfo *info, struct sockaddr *to, socklen_t tolen)
 {
-	return usrsctp_sendv(s, m, n, NULL, 0, info, sizeof *info, SCTP_SENDV_SNDINFO, 0);
+	(void)tolen;
+	return usrsctp_sendv(s, m, n, to, to != NULL, info, sizeof *info, SCTP_SENDV_SNDINFO, 0);
 }
 
 static ssize_t x_receive(sock_t s, void *m, size_t n, struct sctp_rcvinfo *info, int *flags)
