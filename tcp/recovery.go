@@ -53,8 +53,8 @@ type recoveryState struct {
 	order                    uint32     // of the last transmission
 	roundEnd                 serial.Num // of the round trip in hand
 	limited, limitedNow      bool       // the window was in full use in the last, and in this, round
-	cwrSeen                  bool
-	ecnPoint                 serial.Num
+	reduced                  bool
+	reducedAt                serial.Num // nxt at the last reduction: an ECN echo counts once CWR, which is sent there, may have arrived
 }
 
 // pipe is the estimate of the octets in the network (RFC 6675 section 4). For a
@@ -108,9 +108,8 @@ func (c *Conn) recover(a *ackState) {
 	if found {
 		c.lossFound(a)
 	}
-	if a.ece && c.ca == caOpen && (!c.cwrSeen || c.ecnPoint.LessEq(c.una)) {
+	if a.ece && c.ca == caOpen && (!c.reduced || c.reducedAt.Less(c.una)) {
 		c.stats.ECNReductions++
-		c.cwrSeen, c.ecnPoint = true, c.nxt
 		c.enterCWR(a.now, true)
 	}
 	if a.advanced && a.acked > 0 {
@@ -221,6 +220,7 @@ func (c *Conn) beginReduction(now clock.Time, ecn bool) {
 	c.cwrPending = c.ecnOK // RFC 3168 6.1.2: for a reduction of any cause
 	flight := c.nxt.Sub(c.una)
 	c.w.ssthresh = c.cc.reduce(&c.w, now, min(flight, c.w.cwnd), ecn)
+	c.reduced, c.reducedAt = true, c.nxt
 	c.prrDelivered, c.prrOut = 0, 0
 	c.recoverFS = max(flight, 1)
 }

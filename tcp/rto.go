@@ -105,6 +105,7 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 		if c.ca != caLoss {
 			c.w.ssthresh = c.cc.reduce(&c.w, now, min(c.w.cwnd, c.nxt.Sub(c.una)), false)
 			c.cwrPending = c.ecnOK
+			c.reduced, c.reducedAt = true, c.nxt
 		}
 	}
 	// RFC 5682 2.1 (1): not when the same segment times out again.

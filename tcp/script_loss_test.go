@@ -565,12 +565,34 @@ func TestScriptLoss(t *testing.T) {
 			stat ecn 1
 			< E. 1 ack 2001
 			< E. 1 ack 3001
+			< E. 1 ack 4001
 			stat ecn 1
 			push 1000
 			> CP. 4001+1000 ect
-			< . 1 ack 5001
+			< E. 1 ack 5001
+			stat ecn 2
 			push 1000
-			> P. 5001+1000 ect`},
+			> CP. 5001+1000 ect
+			< . 1 ack 6001
+			push 1000
+			> P. 6001+1000 ect`},
+		{name: "3168 6.1.2 nor does it after a loss in the same window", opts: "mss 1000 sackok", conf: func(c *Config) { withECN(c); reno(c) }, text: `
+			connect
+			push 1000 1000 1000 1000 1000
+			> P. 1+1000 ect
+			> P. 1001+1000 ect
+			> P. 2001+1000 ect
+			> P. 3001+1000 ect
+			> P. 4001+1000 ect
+			< E. 1 ack 1 sack 1001-4001
+			> P. 1+1000 re noect
+			stat recoveries 1
+			< E. 1 ack 5001
+			stat ecn 0
+			push 1000
+			> CP. 5001+1000 ect
+			< . 1 ack 6001
+			stat ecn 0`},
 		{name: "3168 6.1.5 retransmissions and ACKs are not ECN-capable", opts: "mss 1000", conf: withECN, text: `
 			connect
 			push 1000
