@@ -93,6 +93,9 @@ func (o *object) close() {
 	}
 }
 
+// refresh looks at the attributes again, once the object is locked.
+func (o *object) refresh() error { return unix.Fstat(o.fd, &o.st) }
+
 func (o *object) dir() bool { return o.st.Mode&unix.S_IFMT == unix.S_IFDIR }
 
 func (o *object) wcc() nfsv3.WccData {
@@ -137,7 +140,7 @@ func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) e
 		if o.dir() {
 			return unix.EISDIR
 		}
-		if !c.may(&o.st, mayWrite) && c.uid != o.st.Uid {
+		if !s.may(c, o, mayWrite) && c.uid != o.st.Uid {
 			return unix.EACCES
 		}
 		if o.st.Mode&unix.S_IFMT != unix.S_IFREG {
@@ -150,7 +153,9 @@ func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) e
 		if err != nil {
 			return err
 		}
-		err = unix.Ftruncate(fd, int64(z.Size))
+		if err = unix.Ftruncate(fd, int64(z.Size)); err == nil {
+			keepNoSetID(c, fd, &o.st)
+		}
 		unix.Close(fd)
 		if err != nil {
 			return err
@@ -199,6 +204,14 @@ func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) e
 		}
 		return unix.UtimesNanoAt(unix.AT_FDCWD, proc(o.fd), ts[:], 0)
 	})
+}
+
+// keepNoSetID takes set-user-ID away from a file that was changed by another than
+// root.
+func keepNoSetID(c *cred, fd int, st *unix.Stat_t) {
+	if c.uid != 0 && st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 {
+		_ = unix.Fchmod(fd, st.Mode&0o1777)
+	}
 }
 
 func timespec(t nfsv3.Nfstime3) unix.Timespec {

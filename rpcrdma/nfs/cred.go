@@ -25,8 +25,14 @@ func (s *Server) credOf(a rpc.Auth) cred {
 		return cred{uid: nobody, gid: nobody}
 	}
 	c := cred{sys.UID, sys.GID, sys.GIDs}
-	if s.cfg.RootSquash && c.uid == 0 {
-		return cred{uid: nobody, gid: nobody}
+	if s.cfg.RootSquash {
+		if c.uid == 0 {
+			return cred{uid: nobody, gid: nobody}
+		}
+		if c.gid == 0 {
+			c.gid = nobody
+		}
+		c.gids = slices.DeleteFunc(c.gids, func(g uint32) bool { return g == 0 })
 	}
 	return c
 }
@@ -38,8 +44,16 @@ const (
 	mayExec  = 1
 )
 
-// may holds want against the mode of a file, for requests whose file is opened
-// by its handle.
+// may reports whether c may do want with o, which was opened by its handle: the
+// kernel is asked, for there may be more to it than the mode.
+func (s *Server) may(c *cred, o *object, want uint32) bool {
+	if c.uid == 0 || !s.root {
+		return c.may(&o.st, want)
+	}
+	return s.as(c, func() error { return unix.Faccessat2(o.fd, "", want, unix.AT_EMPTY_PATH|unix.AT_EACCESS) }) == nil
+}
+
+// may holds want against the mode of a file.
 func (c *cred) may(st *unix.Stat_t, want uint32) bool {
 	if c.uid == 0 {
 		return want&mayExec == 0 || st.Mode&unix.S_IFMT == unix.S_IFDIR || st.Mode&0o111 != 0

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 
 	"golang.org/x/sys/unix"
 
@@ -39,7 +40,7 @@ func (s *Server) directory(c *cred, fh nfsv3.NfsFh3, want uint32) (object, error
 	if !o.dir() {
 		return o, unix.ENOTDIR
 	}
-	if !c.may(&o.st, want) {
+	if !s.may(c, &o, want) {
 		return o, unix.EACCES
 	}
 	return o, nil
@@ -60,7 +61,7 @@ func (s *Server) NfsV3Nfsproc3Lookup(ctx context.Context, a *nfsv3.Lookup3args) 
 			if d.st.Ino == s.tree.ino && d.st.Dev == s.tree.dev {
 				fd, err = at(d.fd, ".")
 			} else {
-				fd, err = unix.Openat(d.fd, "..", unix.O_PATH|unix.O_CLOEXEC, 0)
+				fd, err = s.parent(d.fd)
 			}
 		default:
 			if name, err = entryName(a.What.Name); err == nil {
@@ -78,9 +79,42 @@ func (s *Server) NfsV3Nfsproc3Lookup(ctx context.Context, a *nfsv3.Lookup3args) 
 	return &nfsv3.Lookup3res_NFS3_OK{Resok: nfsv3.Lookup3resok{Object: nfsv3.NfsFh3{Data: fh}, ObjAttributes: post(fd), DirAttributes: post(d.fd)}}, nil
 }
 
+// maxDepth bounds how deep a directory may lie for its parent to be told.
+const maxDepth = 1024
+
+// parent opens the parent of a directory. ESTALE: the directory was moved away
+// from the export, where nothing is shown of what lies above.
+func (s *Server) parent(dir int) (fd int, err error) {
+	if fd, err = unix.Openat(dir, "..", unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
+		return -1, err
+	}
+	up, err := unix.Dup(fd)
+	for range maxDepth {
+		var st, above unix.Stat_t
+		if err != nil || unix.Fstat(up, &st) != nil {
+			break
+		}
+		if st.Ino == s.tree.ino && st.Dev == s.tree.dev {
+			unix.Close(up)
+			return fd, nil
+		}
+		next, nerr := unix.Openat(up, "..", unix.O_PATH|unix.O_CLOEXEC, 0)
+		unix.Close(up)
+		up, err = next, nerr
+		if err != nil || unix.Fstat(up, &above) != nil || above.Ino == st.Ino && above.Dev == st.Dev { // the root of all
+			break
+		}
+	}
+	if up >= 0 {
+		unix.Close(up)
+	}
+	unix.Close(fd)
+	return -1, unix.ESTALE
+}
+
 // change runs f to change the entry name of a directory, for c. f's directory
-// is open; the change lasts when change returns.
-func (s *Server) change(c *cred, dir nfsv3.NfsFh3, name []byte, f func(d *object, name string) error) (w nfsv3.WccData, err error) {
+// is open; the change lasts when change returns. also, if not nil, is changed too.
+func (s *Server) change(c *cred, dir nfsv3.NfsFh3, name []byte, also *object, f func(d *object, name string) error) (w nfsv3.WccData, err error) {
 	if s.cfg.ReadOnly {
 		return noWcc(), unix.EROFS
 	}
@@ -90,12 +124,26 @@ func (s *Server) change(c *cred, dir nfsv3.NfsFh3, name []byte, f func(d *object
 		return noWcc(), err
 	}
 	defer d.close()
-	if err = nerr; err == nil {
-		if err = s.as(c, func() error { return f(&d, n) }); err == nil {
-			err = s.sync(d.fd)
-		}
+	l := []*object{&d}
+	if also != nil {
+		l = append(l, also)
 	}
-	return d.wcc(), err
+	unlock := s.lock(l...)
+	for _, o := range l {
+		err = errors.Join(err, o.refresh())
+	}
+	if err == nil {
+		err = nerr
+	}
+	if err == nil {
+		err = s.as(c, func() error { return f(&d, n) })
+	}
+	w = d.wcc()
+	unlock()
+	if err == nil {
+		err = s.sync(d.fd)
+	}
+	return w, err
 }
 
 // made is what CREATE and its kin tell of a new object.
@@ -147,7 +195,7 @@ func exclusive(verf [8]byte) [2]unix.Timespec {
 func (s *Server) NfsV3Nfsproc3Create(ctx context.Context, a *nfsv3.Create3args) (nfsv3.Create3res, error) {
 	c := &exchangeOf(ctx).cred
 	var attrs *nfsv3.Sattr3
-	w, err := s.change(c, a.Where.Dir, a.Where.Name, func(d *object, name string) error {
+	w, err := s.change(c, a.Where.Dir, a.Where.Name, nil, func(d *object, name string) error {
 		flags := unix.O_CREAT | unix.O_WRONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
 		m := uint32(0o644)
 		switch how := a.How.(type) {
@@ -216,7 +264,7 @@ func (s *Server) NfsV3Nfsproc3Create(ctx context.Context, a *nfsv3.Create3args) 
 // NfsV3Nfsproc3Mkdir is MKDIR.
 func (s *Server) NfsV3Nfsproc3Mkdir(ctx context.Context, a *nfsv3.Mkdir3args) (nfsv3.Mkdir3res, error) {
 	c := &exchangeOf(ctx).cred
-	w, err := s.change(c, a.Where.Dir, a.Where.Name, func(d *object, name string) error {
+	w, err := s.change(c, a.Where.Dir, a.Where.Name, nil, func(d *object, name string) error {
 		return unix.Mkdirat(d.fd, name, mode(&a.Attributes, 0o755))
 	})
 	var m made
@@ -232,7 +280,7 @@ func (s *Server) NfsV3Nfsproc3Mkdir(ctx context.Context, a *nfsv3.Mkdir3args) (n
 // NfsV3Nfsproc3Symlink is SYMLINK.
 func (s *Server) NfsV3Nfsproc3Symlink(ctx context.Context, a *nfsv3.Symlink3args) (nfsv3.Symlink3res, error) {
 	c := &exchangeOf(ctx).cred
-	w, err := s.change(c, a.Where.Dir, a.Where.Name, func(d *object, name string) error {
+	w, err := s.change(c, a.Where.Dir, a.Where.Name, nil, func(d *object, name string) error {
 		if len(a.Symlink.SymlinkData) == 0 || bytes.IndexByte(a.Symlink.SymlinkData, 0) >= 0 {
 			return unix.EINVAL
 		}
@@ -266,7 +314,7 @@ func (s *Server) NfsV3Nfsproc3Mknod(ctx context.Context, a *nfsv3.Mknod3args) (n
 	if attrs == nil {
 		return &nfsv3.Mknod3res_default{Status: nfsv3.NFS3ERR_BADTYPE, Resfail: nfsv3.Mknod3resfail{DirWcc: noWcc()}}, nil
 	}
-	w, err := s.change(c, a.Where.Dir, a.Where.Name, func(d *object, name string) error {
+	w, err := s.change(c, a.Where.Dir, a.Where.Name, nil, func(d *object, name string) error {
 		return unix.Mknodat(d.fd, name, typ|mode(attrs, 0o644), dev)
 	})
 	var m made
@@ -281,7 +329,7 @@ func (s *Server) NfsV3Nfsproc3Mknod(ctx context.Context, a *nfsv3.Mknod3args) (n
 
 // NfsV3Nfsproc3Remove is REMOVE.
 func (s *Server) NfsV3Nfsproc3Remove(ctx context.Context, a *nfsv3.Remove3args) (nfsv3.Remove3res, error) {
-	w, err := s.change(&exchangeOf(ctx).cred, a.Object.Dir, a.Object.Name, func(d *object, name string) error {
+	w, err := s.change(&exchangeOf(ctx).cred, a.Object.Dir, a.Object.Name, nil, func(d *object, name string) error {
 		return unix.Unlinkat(d.fd, name, 0)
 	})
 	if err != nil {
@@ -292,7 +340,7 @@ func (s *Server) NfsV3Nfsproc3Remove(ctx context.Context, a *nfsv3.Remove3args) 
 
 // NfsV3Nfsproc3Rmdir is RMDIR.
 func (s *Server) NfsV3Nfsproc3Rmdir(ctx context.Context, a *nfsv3.Rmdir3args) (nfsv3.Rmdir3res, error) {
-	w, err := s.change(&exchangeOf(ctx).cred, a.Object.Dir, a.Object.Name, func(d *object, name string) error {
+	w, err := s.change(&exchangeOf(ctx).cred, a.Object.Dir, a.Object.Name, nil, func(d *object, name string) error {
 		return unix.Unlinkat(d.fd, name, unix.AT_REMOVEDIR)
 	})
 	if err != nil {
@@ -318,18 +366,21 @@ func (s *Server) NfsV3Nfsproc3Rename(ctx context.Context, a *nfsv3.Rename3args) 
 
 // rename does a RENAME to the entry name.
 func (s *Server) rename(c *cred, a *nfsv3.Rename3args, as string, from *nfsv3.WccData) (to nfsv3.WccData, err error) {
+	to = noWcc()
 	t, err := s.object(a.To.Dir, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
-		return noWcc(), err
+		return to, err
 	}
 	defer t.close()
-	*from, err = s.change(c, a.From.Dir, a.From.Name, func(d *object, name string) error {
-		return unix.Renameat(d.fd, name, t.fd, as)
+	*from, err = s.change(c, a.From.Dir, a.From.Name, &t, func(d *object, name string) error {
+		err := unix.Renameat(d.fd, name, t.fd, as)
+		to = t.wcc()
+		return err
 	})
 	if err == nil {
 		err = s.sync(t.fd)
 	}
-	return t.wcc(), err
+	return to, err
 }
 
 // NfsV3Nfsproc3Link is LINK.
@@ -339,7 +390,7 @@ func (s *Server) NfsV3Nfsproc3Link(ctx context.Context, a *nfsv3.Link3args) (nfs
 	o, err := s.object(a.File, unix.O_PATH)
 	defer o.close()
 	if err == nil {
-		w, err = s.change(c, a.Link.Dir, a.Link.Name, func(d *object, name string) error {
+		w, err = s.change(c, a.Link.Dir, a.Link.Name, nil, func(d *object, name string) error {
 			if o.dir() {
 				return unix.EINVAL
 			}
@@ -393,7 +444,7 @@ func entries(d int, cookie uint64, f func(e *entry) bool) (end bool, err error) 
 // list opens a directory to be read.
 func (s *Server) list(ctx context.Context, fh nfsv3.NfsFh3) (object, error) {
 	d, err := s.object(fh, unix.O_RDONLY|unix.O_DIRECTORY)
-	if err == nil && !exchangeOf(ctx).cred.may(&d.st, mayRead) {
+	if err == nil && !s.may(&exchangeOf(ctx).cred, &d, mayRead) {
 		err = unix.EACCES
 	}
 	return d, err

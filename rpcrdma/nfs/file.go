@@ -3,6 +3,7 @@ package nfs
 import (
 	"context"
 	"math"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -42,17 +43,24 @@ func (s *Server) NfsV3Nfsproc3Setattr(ctx context.Context, a *nfsv3.Setattr3args
 		return fail(nil, status(err))
 	}
 	defer o.close()
+	unlock := sync.OnceFunc(s.lock(&o))
+	defer unlock()
+	if err := o.refresh(); err != nil {
+		return fail(nil, status(err))
+	}
 	if g, ok := a.Guard.(*nfsv3.Sattrguard3_TRUE); ok && g.ObjCtime != nfstime(o.st.Ctim) {
 		return fail(&o, nfsv3.NFS3ERR_NOT_SYNC)
 	}
 	err = s.setattr(&exchangeOf(ctx).cred, &o, a.Object, &a.NewAttributes)
+	w := o.wcc()
+	unlock()
 	if err == nil {
 		err = s.syncObject(&o, a.Object)
 	}
 	if err != nil {
-		return fail(&o, status(err))
+		return &nfsv3.Setattr3res_default{Status: status(err), Resfail: nfsv3.Setattr3resfail{ObjWcc: w}}, nil
 	}
-	return &nfsv3.Setattr3res_NFS3_OK{Resok: nfsv3.Setattr3resok{ObjWcc: o.wcc()}}, nil
+	return &nfsv3.Setattr3res_NFS3_OK{Resok: nfsv3.Setattr3resok{ObjWcc: w}}, nil
 }
 
 // Bits of ACCESS (RFC 1813 section 3.3.4).
@@ -74,16 +82,16 @@ func (s *Server) NfsV3Nfsproc3Access(ctx context.Context, a *nfsv3.Access3args) 
 	defer o.close()
 	c := &exchangeOf(ctx).cred
 	var got uint32
-	if c.may(&o.st, mayRead) {
+	if s.may(c, &o, mayRead) {
 		got |= accessRead
 	}
-	if c.may(&o.st, mayWrite) && !s.cfg.ReadOnly {
+	if s.may(c, &o, mayWrite) && !s.cfg.ReadOnly {
 		got |= accessModify | accessExtend
 		if o.dir() {
 			got |= accessDelete
 		}
 	}
-	if c.may(&o.st, mayExec) {
+	if s.may(c, &o, mayExec) {
 		if o.dir() {
 			got |= accessLookup
 		} else {
@@ -114,8 +122,8 @@ func (s *Server) NfsV3Nfsproc3Readlink(ctx context.Context, a *nfsv3.Readlink3ar
 
 // readable reports whether c may read the data of a file: what it could
 // execute it may, and what it owns (RFC 1813 section 4.4).
-func readable(c *cred, st *unix.Stat_t) bool {
-	return c.may(st, mayRead) || c.may(st, mayExec) || c.uid == st.Uid
+func (s *Server) readable(c *cred, o *object) bool {
+	return c.uid == o.st.Uid || s.may(c, o, mayRead) || s.may(c, o, mayExec)
 }
 
 // NfsV3Nfsproc3Read is READ. The data go straight into memory from which the
@@ -137,7 +145,7 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 	default:
 		return fail(unix.EINVAL, post(o.fd))
 	}
-	if !readable(&x.cred, &o.st) {
+	if !s.readable(&x.cred, &o) {
 		return fail(unix.EACCES, post(o.fd))
 	}
 	ok := nfsv3.Read3resok{FileAttributes: post(o.fd)}
@@ -183,10 +191,15 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 	}
 	defer o.close()
 	c := &exchangeOf(ctx).cred
+	unlock := sync.OnceFunc(s.lock(&o))
+	defer unlock()
+	if err := o.refresh(); err != nil {
+		return fail(err, noWcc())
+	}
 	switch {
 	case o.st.Mode&unix.S_IFMT != unix.S_IFREG:
 		err = unix.EINVAL
-	case !c.may(&o.st, mayWrite) && c.uid != o.st.Uid:
+	case c.uid != o.st.Uid && !s.may(c, &o, mayWrite):
 		err = unix.EACCES
 	case a.Offset > math.MaxInt64-uint64(len(a.Data)):
 		err = unix.EFBIG
@@ -209,22 +222,20 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 		}
 		done += n
 	}
-	// A write by another than the owner takes set-user-ID away; root's does not.
-	if c.uid != 0 && o.st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 {
-		_ = unix.Fchmod(o.fd, o.st.Mode&0o1777)
-	}
-	ok := nfsv3.Write3resok{Count: uint32(done), Committed: a.Stable, Verf: s.verf}
+	keepNoSetID(c, o.fd, &o.st)
+	ok := nfsv3.Write3resok{Count: uint32(done), Committed: a.Stable, FileWcc: o.wcc()}
+	unlock() // the disk may take its time
 	switch {
 	case s.cfg.Async:
 	case a.Stable == nfsv3.FILE_SYNC:
-		err = unix.Fsync(o.fd)
+		err = s.lost(unix.Fsync(o.fd))
 	case a.Stable == nfsv3.DATA_SYNC:
-		err = unix.Fdatasync(o.fd)
+		err = s.lost(unix.Fdatasync(o.fd))
 	}
 	if err != nil {
-		return fail(err, o.wcc())
+		return fail(err, ok.FileWcc)
 	}
-	ok.FileWcc = o.wcc()
+	ok.Verf = s.verifier()
 	return &nfsv3.Write3res_NFS3_OK{Resok: ok}, nil
 }
 
@@ -235,10 +246,11 @@ func (s *Server) NfsV3Nfsproc3Commit(_ context.Context, a *nfsv3.Commit3args) (n
 		return &nfsv3.Commit3res_default{Status: status(err), Resfail: nfsv3.Commit3resfail{FileWcc: noWcc()}}, nil
 	}
 	defer o.close()
+	verf := s.verifier() // from before: what is lost meanwhile is not told to be safe
 	if err := s.sync(o.fd); err != nil {
 		return &nfsv3.Commit3res_default{Status: status(err), Resfail: nfsv3.Commit3resfail{FileWcc: o.wcc()}}, nil
 	}
-	return &nfsv3.Commit3res_NFS3_OK{Resok: nfsv3.Commit3resok{FileWcc: o.wcc(), Verf: s.verf}}, nil
+	return &nfsv3.Commit3res_NFS3_OK{Resok: nfsv3.Commit3resok{FileWcc: o.wcc(), Verf: verf}}, nil
 }
 
 // NfsV3Nfsproc3Fsstat is FSSTAT.
@@ -252,7 +264,10 @@ func (s *Server) NfsV3Nfsproc3Fsstat(ctx context.Context, a *nfsv3.Fsstat3args) 
 	if err != nil {
 		return &nfsv3.Fsstat3res_default{Status: status(err), Resfail: nfsv3.Fsstat3resfail{ObjAttributes: noAttr}}, nil
 	}
-	b := uint64(f.Bsize)
+	b := uint64(f.Frsize)
+	if b == 0 {
+		b = uint64(f.Bsize)
+	}
 	return &nfsv3.Fsstat3res_NFS3_OK{Resok: nfsv3.Fsstat3resok{
 		ObjAttributes: post(o.fd), Tbytes: f.Blocks * b, Fbytes: f.Bfree * b, Abytes: f.Bavail * b, Tfiles: f.Files, Ffiles: f.Ffree, Afiles: f.Ffree,
 	}}, nil

@@ -6,10 +6,12 @@ package nfs
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/binary"
+	"math/rand/v2"
 	"os"
-	"time"
+	"slices"
+	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -46,9 +48,10 @@ type Config struct {
 type Server struct {
 	cfg    Config
 	tree   *tree
-	verf   [8]byte // of writes: another after each start
-	root   bool    // the process may act for others
+	verf   atomic.Uint64 // of writes: another after each start, and when data were lost
+	root   bool          // the process may act for others
 	groups []uint32
+	locks  [256]sync.Mutex
 }
 
 // NewServer opens the tree. It sets the process's umask to 0: clients say what
@@ -65,9 +68,45 @@ func NewServer(cfg Config) (*Server, error) {
 		}
 	}
 	unix.Umask(0)
-	binary.BigEndian.PutUint64(s.verf[:], uint64(time.Now().UnixNano()))
-	_, _ = rand.Read(s.verf[4:])
+	s.verf.Store(rand.Uint64())
 	return s, nil
+}
+
+// verifier is what replies to WRITE and COMMIT say of the data: as long as it is
+// the same, none was lost.
+func (s *Server) verifier() (v [8]byte) {
+	binary.BigEndian.PutUint64(v[:], s.verf.Load())
+	return v
+}
+
+// lost notes that data which had been taken could not be written to the disk. The
+// kernel tells so once; others who wrote must hear of it too.
+func (s *Server) lost(err error) error {
+	if err != nil {
+		s.verf.Store(rand.Uint64())
+	}
+	return err
+}
+
+// lock keeps others from changing an object of this server's: what a reply tells
+// of it from before and after is then of the one request, as clients take it to
+// be (RFC 1813 section 2.6).
+func (s *Server) lock(o ...*object) (unlock func()) {
+	var l []int
+	for _, o := range o {
+		if i := int(o.st.Ino % uint64(len(s.locks))); !slices.Contains(l, i) {
+			l = append(l, i)
+		}
+	}
+	slices.Sort(l)
+	for _, i := range l {
+		s.locks[i].Lock()
+	}
+	return func() {
+		for _, i := range l {
+			s.locks[i].Unlock()
+		}
+	}
 }
 
 // Close gives the tree back.
@@ -78,7 +117,7 @@ func (s *Server) sync(fd int) error {
 	if s.cfg.Async {
 		return nil
 	}
-	return unix.Fsync(fd)
+	return s.lost(unix.Fsync(fd))
 }
 
 // Procedures that are told apart here (RFC 1813 section 3).
@@ -105,8 +144,9 @@ func (s *Server) Program() rpc.Program {
 		},
 		// RFC 8267 section 4.
 		Items: func(vers, proc uint32) bool { return proc == procWrite || proc == procSymlink },
-		// What changes the tree in a way that cannot be done twice.
-		Once: func(vers, proc uint32) bool { return proc == procSetattr || proc >= procCreate && proc <= procLink },
+		// What changes the tree in a way that cannot be done twice; and WRITE, which must
+		// not be done again behind a later one.
+		Once: func(vers, proc uint32) bool { return proc == procSetattr || proc >= procWrite && proc <= procLink },
 	}
 }
 

@@ -100,9 +100,10 @@ func GarbageReply(xid uint32) Msg {
 
 var seed = maphash.MakeSeed()
 
-// sum tells calls with the same XID apart.
+// sum tells calls with the same XID apart, by their length and the start of what
+// is in them.
 func sum(m Msg) uint64 {
-	h := maphash.Bytes(seed, m.Body)
+	h := maphash.Bytes(seed, m.Body[:min(len(m.Body), 2048)])*31 + uint64(m.Len())
 	for _, it := range m.Items {
 		h = h*31 + maphash.Bytes(seed, it.Data[:min(len(it.Data), 256)])
 	}

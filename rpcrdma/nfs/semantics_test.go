@@ -1,0 +1,623 @@
+package nfs_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs/nfsv3"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+)
+
+// who is a caller of AUTH_SYS.
+type who struct {
+	uid, gid uint32
+	gids     []uint32
+}
+
+var root, alice, bob = who{}, who{uid: 1000, gid: 100}, who{uid: 2000, gid: 200}
+
+// local is a server without a transport.
+type local struct {
+	t    *testing.T
+	dir  string
+	srv  *rpc.Server
+	root []byte
+	xid  atomic.Uint32
+}
+
+func newLocal(t *testing.T, cfg nfs.Config) *local {
+	t.Helper()
+	testenv.RequireRoot(t)
+	if cfg.Dir == "" {
+		cfg.Dir = t.TempDir()
+		if err := os.Chmod(cfg.Dir, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cfg.Async = true
+	s, err := nfs.NewServer(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	l := &local{t: t, dir: cfg.Dir, srv: &rpc.Server{}}
+	l.srv.Register(nfs.ProgramNFS, s.Program())
+	l.srv.Register(nfs.ProgramMount, s.MountProgram())
+	r := l.send(l.xid.Add(1), root, nfs.ProgramMount, 1, func(w *rpc.Writer) { w.String("/") })
+	if r.U32() != 0 {
+		t.Fatal("mount")
+	}
+	l.root = bytes.Clone(r.Opaque(64))
+	return l
+}
+
+func (l *local) send(xid uint32, c who, prog, proc uint32, args func(*rpc.Writer)) *rpc.Reader {
+	l.t.Helper()
+	var w rpc.Writer
+	sys := rpc.Sys{UID: c.uid, GID: c.gid, GIDs: c.gids}
+	(&rpc.Call{XID: xid, Prog: prog, Vers: 3, Proc: proc, Cred: sys.Auth()}).Start(&w)
+	args(&w)
+	reply, ok := l.srv.Serve(l.t.Context(), "10.0.0.9", rpc.Msg{Body: w.AppendFlat(nil)}, nil)
+	if !ok {
+		l.t.Error("no reply")
+		return rpc.NewReader(rpc.Msg{})
+	}
+	r, err := rpc.ParseReply(rpc.Msg{Body: reply.AppendFlat(nil)})
+	if err != nil {
+		l.t.Error(err)
+		return rpc.NewReader(rpc.Msg{})
+	}
+	return r
+}
+
+// do makes a call; the Reader is behind the status.
+func (l *local) do(c who, proc uint32, args func(*rpc.Writer)) (*rpc.Reader, nfsv3.Nfsstat3) {
+	l.t.Helper()
+	r := l.send(l.xid.Add(1), c, nfs.ProgramNFS, proc, args)
+	return r, nfsv3.Nfsstat3(r.U32())
+}
+
+// want makes a call that must have that status.
+func (l *local) want(st nfsv3.Nfsstat3, c who, proc uint32, args func(*rpc.Writer)) *rpc.Reader {
+	l.t.Helper()
+	r, got := l.do(c, proc, args)
+	if got != st {
+		l.t.Errorf("procedure %d: %s, not %s", proc, nfsv3.Nfsstat3_name[got], nfsv3.Nfsstat3_name[st])
+	}
+	return r
+}
+
+const (
+	pGetattr, pSetattr, pLookup, pAccess, pRead, pWrite, pCreate, pMkdir, pSymlink, pMknod = 1, 2, 3, 4, 6, 7, 8, 9, 10, 11
+	pRemove, pRmdir, pRename, pLink, pReaddirplus, pFsstat, pCommit                        = 12, 13, 14, 15, 17, 18, 21
+)
+
+func name(dir []byte, s string) func(*rpc.Writer) {
+	return func(w *rpc.Writer) { w.Opaque(dir); w.String(s) }
+}
+
+// lookup gives the handle of an entry of the root.
+func (l *local) lookup(s string) []byte {
+	l.t.Helper()
+	r := l.want(nfsv3.NFS3_OK, root, pLookup, name(l.root, s))
+	return bytes.Clone(r.Opaque(64))
+}
+
+// sattr writes a sattr3 with a mode, or a size, or nothing.
+func sattr(w *rpc.Writer, mode, size int64) {
+	if w.U32(0); mode >= 0 {
+		w.Body = w.Body[:len(w.Body)-4]
+		w.U32(1, uint32(mode))
+	}
+	if w.U32(0, 0, 0); size >= 0 {
+		w.Body = w.Body[:len(w.Body)-4]
+		w.U32(1)
+		w.U64(uint64(size))
+	}
+	w.U32(0, 0)
+}
+
+func read(fh []byte, off uint64, n uint32) func(*rpc.Writer) {
+	return func(w *rpc.Writer) { w.Opaque(fh); w.U64(off); w.U32(n) }
+}
+
+func write(fh []byte, off uint64, b []byte) func(*rpc.Writer) {
+	return func(w *rpc.Writer) { w.Opaque(fh); w.U64(off); w.U32(uint32(len(b)), 0); w.Opaque(b) }
+}
+
+func create(dir []byte, s string, mode int64) func(*rpc.Writer) {
+	return func(w *rpc.Writer) { name(dir, s)(w); w.U32(0); sattr(w, mode, -1) }
+}
+
+func (l *local) file(s string, mode os.FileMode, c who, data string) []byte {
+	l.t.Helper()
+	p := filepath.Join(l.dir, s)
+	if err := os.WriteFile(p, []byte(data), 0o600); err != nil {
+		l.t.Fatal(err)
+	}
+	if err := unix.Chown(p, int(c.uid), int(c.gid)); err != nil {
+		l.t.Fatal(err)
+	}
+	if err := unix.Chmod(p, uint32(mode)); err != nil {
+		l.t.Fatal(err)
+	}
+	return l.lookup(s)
+}
+
+func (l *local) access(c who, fh []byte) uint32 {
+	l.t.Helper()
+	r := l.want(nfsv3.NFS3_OK, c, pAccess, func(w *rpc.Writer) { w.Opaque(fh); w.U32(0x3f) })
+	if r.U32() == 1 {
+		r.Fixed(84)
+	}
+	return r.U32()
+}
+
+func TestRights(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	ok, denied := nfsv3.NFS3_OK, nfsv3.NFS3ERR_ACCES
+	for _, c := range []struct {
+		mode         os.FileMode
+		who          who
+		access       uint32
+		read, writes nfsv3.Nfsstat3
+	}{
+		{0o600, alice, 0x0d, ok, ok}, {0o600, bob, 0, denied, denied}, {0o600, root, 0x0d, ok, ok},
+		{0o400, alice, 0x01, ok, ok}, // an owner that has it open goes on (RFC 1813 section 4.4)
+		{0o711, bob, 0x20, ok, denied}, {0o640, who{2000, 100, nil}, 0x01, ok, denied}, {0o660, who{2000, 200, []uint32{7, 100}}, 0x0d, ok, ok},
+		{0o604, who{2000, 100, nil}, 0, denied, denied}, // the group's bits count, not the others'
+	} {
+		fh := l.file("f", c.mode, alice, "data")
+		if got := l.access(c.who, fh); got != c.access {
+			t.Errorf("%o for %d: access %#x, not %#x", c.mode, c.who.uid, got, c.access)
+		}
+		l.want(c.read, c.who, pRead, read(fh, 0, 4))
+		l.want(c.writes, c.who, pWrite, write(fh, 0, []byte("x")))
+	}
+	l.want(nfsv3.NFS3ERR_PERM, bob, pSetattr, func(w *rpc.Writer) { w.Opaque(l.file("f", 0o666, alice, "")); sattr(w, 0o777, -1); w.U32(0) })
+	// What others than root make is theirs, with the mode that they say; a sticky
+	// directory keeps others' hands off; set-group-ID is passed on.
+	l.want(ok, root, pMkdir, func(w *rpc.Writer) { name(l.root, "tmp")(w); sattr(w, 0o1777, -1) })
+	tmp := l.lookup("tmp")
+	l.want(ok, alice, pCreate, create(tmp, "a", 0o666))
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(l.dir, "tmp/a"), &st); err != nil || st.Uid != 1000 || st.Gid != 100 || st.Mode&0o7777 != 0o666 {
+		t.Errorf("%+v, %v", st, err)
+	}
+	if r, got := l.do(bob, pRemove, name(tmp, "a")); got != nfsv3.NFS3ERR_PERM && got != denied {
+		t.Errorf("another removes from a sticky directory: %v, %v", got, r.Err())
+	}
+	l.want(ok, alice, pRemove, name(tmp, "a"))
+	if err := unix.Chown(filepath.Join(l.dir, "tmp"), 0, 555); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Chmod(filepath.Join(l.dir, "tmp"), 0o2777); err != nil {
+		t.Fatal(err)
+	}
+	l.want(ok, alice, pCreate, create(tmp, "g", 0o600))
+	if err := unix.Stat(filepath.Join(l.dir, "tmp/g"), &st); err != nil || st.Gid != 555 {
+		t.Errorf("%+v, %v", st, err)
+	}
+	// Whoever changes a file but root takes set-user-ID away.
+	fh := l.file("suid", 0o4777, alice, "x")
+	l.want(ok, bob, pWrite, write(fh, 0, []byte("y")))
+	if err := unix.Stat(filepath.Join(l.dir, "suid"), &st); err != nil || st.Mode&unix.S_ISUID != 0 {
+		t.Errorf("%o, %v", st.Mode, err)
+	}
+	fh = l.file("suid", 0o4777, alice, "x")
+	l.want(ok, bob, pSetattr, func(w *rpc.Writer) { w.Opaque(fh); sattr(w, -1, 0); w.U32(0) })
+	if err := unix.Stat(filepath.Join(l.dir, "suid"), &st); err != nil || st.Mode&unix.S_ISUID != 0 {
+		t.Errorf("%o, %v", st.Mode, err)
+	}
+}
+
+// TestACL: rights that a file's mode does not tell. The mode of a file with an
+// ACL has the mask where the group's bits are.
+func TestACL(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	fh := l.file("f", 0o600, alice, "data")
+	acl := binary.LittleEndian.AppendUint32(nil, 2)
+	for _, e := range []struct {
+		tag, perm uint16
+		id        uint32
+	}{{0x01, 6, math.MaxUint32}, {0x02, 6, 2000}, {0x04, 0, math.MaxUint32}, {0x10, 6, math.MaxUint32}, {0x20, 0, math.MaxUint32}} {
+		acl = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint16(acl, e.tag), e.perm), e.id)
+	}
+	if err := unix.Setxattr(filepath.Join(l.dir, "f"), "system.posix_acl_access", acl, 0); err != nil {
+		testenv.Skip(t, "no ACLs on this file system: %v", err)
+	}
+	l.want(nfsv3.NFS3_OK, bob, pRead, read(fh, 0, 4))
+	l.want(nfsv3.NFS3_OK, bob, pWrite, write(fh, 0, []byte("x")))
+	group := who{uid: 3000, gid: 100}
+	l.want(nfsv3.NFS3ERR_ACCES, group, pRead, read(fh, 0, 4))
+	l.want(nfsv3.NFS3ERR_ACCES, group, pWrite, write(fh, 0, []byte("x")))
+	if a, b := l.access(bob, fh), l.access(group, fh); a != 0x0d || b != 0 {
+		t.Errorf("access %#x, %#x", a, b)
+	}
+}
+
+func TestRootSquash(t *testing.T) {
+	l := newLocal(t, nfs.Config{RootSquash: true})
+	l.want(nfsv3.NFS3_OK, root, pCreate, create(l.root, "made", 0o600))
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(l.dir, "made"), &st); err != nil || st.Uid != 65534 || st.Gid != 65534 {
+		t.Errorf("%+v, %v", st, err)
+	}
+	fh := l.file("f", 0o660, root, "data")
+	for _, c := range []who{root, {1000, 0, nil}, {1000, 100, []uint32{0}}, {0, 0, []uint32{0}}} {
+		l.want(nfsv3.NFS3ERR_ACCES, c, pRead, read(fh, 0, 4))
+	}
+}
+
+func TestReadOnly(t *testing.T) {
+	l := newLocal(t, nfs.Config{ReadOnly: true})
+	fh := l.file("f", 0o666, root, "data")
+	for proc, args := range map[uint32]func(*rpc.Writer){
+		pSetattr: func(w *rpc.Writer) { w.Opaque(fh); sattr(w, 0o600, -1); w.U32(0) },
+		pWrite:   write(fh, 0, []byte("x")), pCreate: create(l.root, "n", 0o600),
+		pMkdir:   func(w *rpc.Writer) { name(l.root, "n")(w); sattr(w, 0o700, -1) },
+		pSymlink: func(w *rpc.Writer) { name(l.root, "n")(w); sattr(w, -1, -1); w.String("f") },
+		pMknod:   func(w *rpc.Writer) { name(l.root, "n")(w); w.U32(7); sattr(w, 0o600, -1) },
+		pRemove:  name(l.root, "f"), pRmdir: name(l.root, "f"),
+		pRename: func(w *rpc.Writer) { name(l.root, "f")(w); name(l.root, "n")(w) },
+		pLink:   func(w *rpc.Writer) { w.Opaque(fh); name(l.root, "n")(w) },
+	} {
+		l.want(nfsv3.NFS3ERR_ROFS, root, proc, args)
+	}
+	if a := l.access(root, fh); a != 0x01 {
+		t.Errorf("access %#x", a)
+	}
+	if d := l.access(root, l.root); d != 0x03 {
+		t.Errorf("access to the directory %#x", d)
+	}
+	r := l.want(nfsv3.NFS3_OK, root, pRead, read(fh, 0, 10))
+	r.Fixed(4 + 84 + 4 + 4)
+	if s := r.String(10); s != "data" {
+		t.Errorf("%q", s)
+	}
+}
+
+func TestGuard(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	fh := l.file("f", 0o600, root, "data")
+	ctime := func() []byte {
+		r := l.want(nfsv3.NFS3_OK, root, pGetattr, func(w *rpc.Writer) { w.Opaque(fh) })
+		return bytes.Clone(r.Fixed(84)[76:])
+	}
+	set := func(guard []byte) func(*rpc.Writer) {
+		return func(w *rpc.Writer) { w.Opaque(fh); sattr(w, -1, 1); w.U32(1); w.Body = append(w.Body, guard...) }
+	}
+	l.want(nfsv3.NFS3ERR_NOT_SYNC, root, pSetattr, set([]byte{0, 0, 0, 1, 0, 0, 0, 0}))
+	if b, _ := os.ReadFile(filepath.Join(l.dir, "f")); string(b) != "data" {
+		t.Errorf("%q", b)
+	}
+	l.want(nfsv3.NFS3_OK, root, pSetattr, set(ctime()))
+	if b, _ := os.ReadFile(filepath.Join(l.dir, "f")); string(b) != "d" {
+		t.Errorf("%q", b)
+	}
+}
+
+func TestCreateKinds(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	exclusive := func(verf uint64) func(*rpc.Writer) {
+		return func(w *rpc.Writer) { name(l.root, "x")(w); w.U32(2); w.U64(verf) }
+	}
+	l.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123))
+	l.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123)) // sent again
+	l.want(nfsv3.NFS3ERR_EXIST, alice, pCreate, exclusive(0xdeadbeefcafe0124))
+	again := newLocal(t, nfs.Config{Dir: l.dir}) // the export was started anew
+	again.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123))
+	guarded := func(w *rpc.Writer) { name(l.root, "g")(w); w.U32(1); sattr(w, 0o600, -1) }
+	l.want(nfsv3.NFS3_OK, alice, pCreate, guarded)
+	l.want(nfsv3.NFS3ERR_EXIST, alice, pCreate, guarded)
+	// UNCHECKED cuts what is there, and leaves its mode.
+	l.file("u", 0o640, alice, "data")
+	l.want(nfsv3.NFS3_OK, alice, pCreate, func(w *rpc.Writer) { name(l.root, "u")(w); w.U32(0); sattr(w, 0o777, 2) })
+	st, err := os.Stat(filepath.Join(l.dir, "u"))
+	if err != nil || st.Size() != 2 || st.Mode() != 0o640 {
+		t.Errorf("%v, %v", st, err)
+	}
+}
+
+// TestStale: a handle is of one object, and does not come back with its name or
+// number.
+func TestStale(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	for i := range 20 {
+		old := l.file("f", 0o600, root, fmt.Sprint(i))
+		l.want(nfsv3.NFS3_OK, root, pRemove, name(l.root, "f"))
+		fh := l.file("f", 0o600, root, "new")
+		for proc, args := range map[uint32]func(*rpc.Writer){pGetattr: func(w *rpc.Writer) { w.Opaque(old) }, pRead: read(old, 0, 4), pWrite: write(old, 0, []byte("no"))} {
+			l.want(nfsv3.NFS3ERR_STALE, root, proc, args)
+		}
+		if bytes.Equal(old, fh) {
+			t.Fatal("the same handle")
+		}
+		l.want(nfsv3.NFS3_OK, root, pRemove, name(l.root, "f"))
+	}
+}
+
+func TestLinksAndRename(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	fh := l.file("f", 0o600, root, "f")
+	l.file("over", 0o600, root, "over")
+	l.want(nfsv3.NFS3_OK, root, pLink, func(w *rpc.Writer) { w.Opaque(fh); name(l.root, "h")(w) })
+	if !bytes.Equal(l.lookup("h"), fh) {
+		t.Error("a hard link has another handle")
+	}
+	l.want(nfsv3.NFS3ERR_EXIST, root, pLink, func(w *rpc.Writer) { w.Opaque(fh); name(l.root, "over")(w) })
+	if _, st := l.do(root, pLink, func(w *rpc.Writer) { w.Opaque(l.root); name(l.root, "d")(w) }); st == nfsv3.NFS3_OK {
+		t.Error("a hard link to a directory")
+	}
+	over := l.lookup("over")
+	move := func(from, to string) func(*rpc.Writer) {
+		return func(w *rpc.Writer) { name(l.root, from)(w); name(l.root, to)(w) }
+	}
+	l.want(nfsv3.NFS3_OK, root, pRename, move("f", "over"))
+	if !bytes.Equal(l.lookup("over"), fh) {
+		t.Error("renamed, another handle")
+	}
+	l.want(nfsv3.NFS3ERR_STALE, root, pGetattr, func(w *rpc.Writer) { w.Opaque(over) })
+	l.want(nfsv3.NFS3ERR_NOENT, root, pLookup, name(l.root, "f"))
+	l.want(nfsv3.NFS3_OK, root, pRename, move("over", "h")) // two names of one file: both stay
+	l.lookup("over")
+	for _, p := range []string{"full/x", "empty"} {
+		if err := os.MkdirAll(filepath.Join(l.dir, p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, st := l.do(root, pRename, move("empty", "full")); st != nfsv3.NFS3ERR_NOTEMPTY && st != nfsv3.NFS3ERR_EXIST {
+		t.Errorf("over a full directory: %v", st)
+	}
+	l.want(nfsv3.NFS3ERR_ISDIR, root, pRename, move("h", "empty"))
+	l.want(nfsv3.NFS3ERR_NOTDIR, root, pRename, move("empty", "h"))
+	l.want(nfsv3.NFS3ERR_INVAL, root, pRename, func(w *rpc.Writer) { name(l.root, "full")(w); name(l.lookup("full"), "in")(w) })
+	l.want(nfsv3.NFS3_OK, root, pRename, move("full", "empty"))
+}
+
+func TestNames(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	var odd []string
+	for b := 1; b < 256; b++ {
+		if s := "n" + string([]byte{byte(b)}); b != '/' {
+			odd = append(odd, s)
+		}
+	}
+	odd = append(odd, strings.Repeat("x", 255), "...", " ", "-rf", "\xff\xfe", "a\nb")
+	for _, s := range odd {
+		l.want(nfsv3.NFS3_OK, root, pCreate, create(l.root, s, 0o600))
+		if _, err := os.Lstat(filepath.Join(l.dir, s)); err != nil {
+			t.Errorf("%q: %v", s, err)
+		}
+		l.want(nfsv3.NFS3_OK, root, pRemove, name(l.root, s))
+	}
+	long := strings.Repeat("x", 256)
+	f := l.file("f", 0o600, root, "")
+	for proc, args := range map[uint32]func(*rpc.Writer){
+		pLookup: name(l.root, long), pCreate: create(l.root, long, 0o600), pRemove: name(l.root, long),
+		pRename: func(w *rpc.Writer) { name(l.root, "f")(w); name(l.root, long)(w) },
+		pLink:   func(w *rpc.Writer) { w.Opaque(f); name(l.root, long)(w) },
+	} {
+		l.want(nfsv3.NFS3ERR_NAMETOOLONG, root, proc, args)
+	}
+}
+
+func TestLargeOffsets(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	fh := l.file("f", 0o600, root, "")
+	const at = 5<<30 + 3
+	l.want(nfsv3.NFS3_OK, root, pWrite, write(fh, at, []byte("far")))
+	r := l.want(nfsv3.NFS3_OK, root, pRead, read(fh, at-2, 100))
+	r.Fixed(4 + 84 + 4)
+	if eof := r.U32(); eof != 1 {
+		t.Error("no end")
+	}
+	if s := r.String(100); s != "\x00\x00far" {
+		t.Errorf("%q", s)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(l.dir, "f"), &st); err != nil || st.Size != at+3 || st.Blocks > 100 {
+		t.Errorf("%d octets in %d blocks, %v", st.Size, st.Blocks, err)
+	}
+	l.want(nfsv3.NFS3ERR_FBIG, root, pWrite, write(fh, math.MaxInt64-1, []byte("far")))
+	l.want(nfsv3.NFS3ERR_FBIG, root, pWrite, write(fh, math.MaxUint64, []byte("far")))
+	for _, off := range []uint64{at + 3, math.MaxInt64, math.MaxInt64 + 1, math.MaxUint64} {
+		r := l.want(nfsv3.NFS3_OK, root, pRead, read(fh, off, 1000))
+		r.Fixed(4 + 84)
+		if n, eof := r.U32(), r.U32(); n != 0 || eof != 1 {
+			t.Errorf("at %d: %d octets, end %d", off, n, eof)
+		}
+	}
+}
+
+// TestVerifier: it stays for as long as the server runs, and changes with it.
+// Handles do not.
+func TestVerifier(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	fh := l.file("f", 0o600, root, "data")
+	verf := func(l *local) uint64 {
+		r := l.want(nfsv3.NFS3_OK, root, pCommit, func(w *rpc.Writer) { w.Opaque(fh); w.U64(0); w.U32(0) })
+		r.Fixed(4 + 24 + 4 + 84)
+		return r.U64()
+	}
+	a := verf(l)
+	r := l.want(nfsv3.NFS3_OK, root, pWrite, write(fh, 0, []byte("x")))
+	r.Fixed(4 + 24 + 4 + 84 + 4 + 4)
+	if b := r.U64(); a != b || verf(l) != a {
+		t.Error("it changes")
+	}
+	again := newLocal(t, nfs.Config{Dir: l.dir})
+	if verf(again) == a {
+		t.Error("the same after a start")
+	}
+	if !bytes.Equal(again.root, l.root) {
+		t.Error("another root")
+	}
+}
+
+func TestFsstat(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	var f unix.Statfs_t
+	if err := unix.Statfs(l.dir, &f); err != nil {
+		t.Fatal(err)
+	}
+	r := l.want(nfsv3.NFS3_OK, root, pFsstat, func(w *rpc.Writer) { w.Opaque(l.root) })
+	r.Fixed(88)
+	total, free, avail, files := r.U64(), r.U64(), r.U64(), r.U64()
+	if total != f.Blocks*uint64(f.Frsize) || free > total || avail > free || files != f.Files || free == 0 {
+		t.Errorf("%d, %d, %d octets, %d files of %+v", total, free, avail, files, f)
+	}
+}
+
+// TestCookies: entries that are there all the time are listed once each,
+// whatever else comes and goes meanwhile.
+func TestCookies(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	for i := range 600 {
+		for _, k := range []string{"stays", "goes"} {
+			if err := os.WriteFile(filepath.Join(l.dir, fmt.Sprintf("%s %d", k, i)), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	seen := make(map[string]int)
+	var cookie, verf uint64
+	gone := 0
+	for round := 0; ; round++ {
+		r := l.want(nfsv3.NFS3_OK, root, pReaddirplus, func(w *rpc.Writer) { w.Opaque(l.root); w.U64(cookie); w.U64(verf); w.U32(1000, 4000) })
+		r.Fixed(88)
+		verf = r.U64()
+		for r.U32() == 1 {
+			r.U64()
+			seen[r.String(255)]++
+			cookie = r.U64()
+			if r.U32() == 1 {
+				r.Fixed(84)
+			}
+			if r.U32() == 1 {
+				r.Opaque(64)
+			}
+		}
+		if r.U32() == 1 {
+			break
+		}
+		if r.Err() != nil || round > 1000 {
+			t.Fatal(round, r.Err())
+		}
+		for range 20 {
+			_ = os.Remove(filepath.Join(l.dir, fmt.Sprintf("goes %d", gone)))
+			gone++
+		}
+		if err := os.WriteFile(filepath.Join(l.dir, fmt.Sprintf("comes %d", round)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 600 {
+		if n := seen[fmt.Sprintf("stays %d", i)]; n != 1 {
+			t.Errorf("stays %d: %d times", i, n)
+		}
+	}
+	for s, n := range seen {
+		if n > 1 {
+			t.Errorf("%q: %d times", s, n)
+		}
+	}
+}
+
+// TestAgain: what must not be done twice is not.
+func TestAgain(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	fh := l.file("f", 0o600, root, "data")
+	twice := func(proc uint32, args func(*rpc.Writer), between func()) {
+		xid := l.xid.Add(1)
+		for i := range 2 {
+			if st := l.send(xid, root, nfs.ProgramNFS, proc, args).U32(); st != 0 {
+				t.Errorf("procedure %d, time %d: %d", proc, i, st)
+			}
+			if between != nil && i == 0 {
+				between()
+			}
+		}
+	}
+	twice(pMkdir, func(w *rpc.Writer) { name(l.root, "d")(w); sattr(w, 0o700, -1) }, nil)
+	twice(pRmdir, name(l.root, "d"), nil)
+	twice(pRename, func(w *rpc.Writer) { name(l.root, "f")(w); name(l.root, "g")(w) }, nil)
+	twice(pLink, func(w *rpc.Writer) { w.Opaque(fh); name(l.root, "h")(w) }, nil)
+	twice(pRemove, name(l.root, "h"), nil)
+	// A WRITE that comes again behind a later one leaves that alone.
+	twice(pWrite, write(fh, 0, []byte("first")), func() { l.want(nfsv3.NFS3_OK, root, pWrite, write(fh, 0, []byte("later"))) })
+	if b, _ := os.ReadFile(filepath.Join(l.dir, "g")); string(b) != "later" {
+		t.Errorf("%q", b)
+	}
+}
+
+// TestWcc: what replies tell of a file before and after is of the one request:
+// a client takes another's change between for its own, and keeps what it has
+// cached.
+func TestWcc(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	fh := l.file("f", 0o600, root, "")
+	var mu sync.Mutex
+	before := make(map[uint64]int)
+	var next atomic.Uint64
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 200 {
+				off := next.Add(1) * 10
+				r := l.want(nfsv3.NFS3_OK, root, pWrite, write(fh, off, []byte("ten octets")))
+				r.U32()
+				a := r.U64()
+				r.Fixed(16 + 4 + 20)
+				if b := r.U64(); b > a { // it made the file longer
+					mu.Lock()
+					before[a]++
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for size, n := range before {
+		if n > 1 {
+			t.Fatalf("%d requests found the file with %d octets, and made it longer", n, size)
+		}
+	}
+}
+
+// TestMovedAway: a directory that was moved out of the export tells nothing of
+// what is above it there.
+func TestMovedAway(t *testing.T) {
+	dir := t.TempDir()
+	for _, d := range []string{"export/a/b", "out"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := newLocal(t, nfs.Config{Dir: filepath.Join(dir, "export")})
+	a := l.lookup("a")
+	r := l.want(nfsv3.NFS3_OK, root, pLookup, name(a, "b"))
+	b := bytes.Clone(r.Opaque(64))
+	r = l.want(nfsv3.NFS3_OK, root, pLookup, name(b, ".."))
+	if !slices.Equal(r.Opaque(64), a) {
+		t.Error("the parent is another")
+	}
+	if err := os.Rename(filepath.Join(dir, "export/a"), filepath.Join(dir, "out/a")); err != nil {
+		t.Fatal(err)
+	}
+	l.want(nfsv3.NFS3ERR_STALE, root, pLookup, name(b, ".."))
+	l.want(nfsv3.NFS3ERR_STALE, root, pLookup, name(a, ".."))
+}
