@@ -21,7 +21,7 @@ func TestInvalidationFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		scfg, ccfg := DefaultConfig(true), DefaultConfig(false)
 		scfg.Server = &rpc.Server{}
 		scfg.Server.Register(7, rpc.Program{Low: 1, High: 1, Serve: func(_ context.Context, r *rpc.Request) rpc.Status {
