@@ -63,6 +63,7 @@ type sctpState struct {
 	out       sctp.Out
 	ctl       session.Control
 	ev        session.Event
+	tapped    pkt.Flow
 	over      SCTPStats // of associations and listeners that are gone
 }
 

@@ -505,6 +505,7 @@ func (w *worker) transmitSCTP(as *assoc) {
 	}
 	w.slots[s].owned = false
 	if o.Fragment {
+		w.tapFlow(&t, s, at)
 		at, n = w.finishSCTP(&t, p.UDPPort, s, at, n)
 		w.fragments(&t, p.MTU, w.link.Bytes(s)[at:at+n])
 		w.link.Free(s)
@@ -536,6 +537,7 @@ func (w *worker) fragments(t *pkt.Tuple, mtu int, b []byte) {
 // postSCTP finishes the n octets of an SCTP packet at offset at of slot s, and posts
 // the frame.
 func (w *worker) postSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) {
+	w.tapFlow(t, s, at)
 	at, n = w.finishSCTP(t, udp, s, at, n)
 	off := at - t.HeaderLen()
 	w.ipid++
@@ -560,9 +562,22 @@ func (w *worker) finishSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) (i
 	return at, n
 }
 
+// tapFlow tells the taps what the frames that follow belong to: the addresses of t, and
+// the ports of the SCTP packet at offset at of slot s, in UDP too.
+func (w *worker) tapFlow(t *pkt.Tuple, s link.Slot, at int) {
+	if w.taps != nil {
+		b, f := w.link.Bytes(s)[at:], &w.sctp.tapped
+		*f = t.Flow
+		f.LocalPort, f.RemotePort = binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])
+	}
+}
+
 // postFrame posts n octets at offset off of slot s.
 func (w *worker) postFrame(s link.Slot, off, n int) {
 	slot := &w.slots[s]
+	if w.taps != nil {
+		w.tapOut(&w.sctp.tapped, w.link.Bytes(s)[off:off+n])
+	}
 	if !w.link.Post(s, off, n) {
 		w.link.Flush()
 		w.reap()

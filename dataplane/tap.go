@@ -1,12 +1,14 @@
 package dataplane
 
 import (
+	"encoding/binary"
 	"slices"
 	"sync/atomic"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/sctp"
 )
 
 // A Tap copies frames, both ways, as the workers see them: what was received
@@ -134,8 +136,16 @@ func (w *worker) tapIn(f *link.Frame) {
 	if p.Parse(f.Pieces[0], f.Len()) == nil {
 		flow = &p.Flow
 		var e pkt.ICMPError
-		if (p.Proto == pkt.ProtoICMP || p.Proto == pkt.ProtoICMPv6) && e.Parse(&p, f.Pieces[0]) == nil {
-			flow = &e.Flow // an error belongs to the connection that it is about
+		switch p.Proto {
+		case pkt.ProtoICMP, pkt.ProtoICMPv6:
+			if e.Parse(&p, f.Pieces[0]) == nil {
+				e.Decapsulate()
+				flow = &e.Flow // an error belongs to the connection that it is about
+			}
+		case pkt.ProtoUDP: // to the association in it
+			if b := f.Pieces[0][p.L4Off:]; p.Flow.LocalPort == sctp.UDPPort && p.L4Len >= 12 && len(b) >= 12 {
+				p.Flow.RemotePort, p.Flow.LocalPort = binary.BigEndian.Uint16(b[8:]), binary.BigEndian.Uint16(b[10:])
+			}
 		}
 	}
 	for _, t := range *w.taps {

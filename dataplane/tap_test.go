@@ -1,8 +1,10 @@
 package dataplane
 
 import (
+	"net/netip"
 	"testing"
 
+	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
@@ -71,5 +73,42 @@ func TestTap(t *testing.T) {
 	s.step()
 	if s.hosts[0].w.taps != nil {
 		t.Error("taps are looked at after RemoveTap")
+	}
+}
+
+// TestTapSCTP: a tap of an association's flow sees its packets both ways, in UDP too.
+func TestTapSCTP(t *testing.T) {
+	for name, o := range map[string]SCTP{"raw": {}, "UDP": {UDP: true}} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t, link.PipeConfig{})
+			qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+			var taps []*Tap
+			for i, h := range s.hosts {
+				flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
+				if i == 1 {
+					flow = flow.Reverse()
+				}
+				taps = append(taps, h.e.NewTap(4096, 2048, func(f *pkt.Flow) bool { return *f == flow }))
+				h.e.AddTap(taps[i])
+			}
+			a, _ := s.openSCTP(o, qa, qb)
+			s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpRead, SGEs: qa.sge(0, 8192), RKey: qb.reg.STag(), Remote: 0x10000})
+			s.until("the read", func() bool { return len(qa.wcs) == 1 })
+			for i, h := range s.hosts {
+				h.e.RemoveTap(taps[i])
+				var in, out uint64
+				taps[i].Read(func(f *TapFrame) bool {
+					if f.Out {
+						out++
+					} else {
+						in++
+					}
+					return true
+				})
+				if st := h.w.stats; in != st.RxFrames || out != st.TxFrames || in < 3 || out < 3 {
+					t.Errorf("host %d: %d frames in, %d out; the worker had %d and %d", i, in, out, st.RxFrames, st.TxFrames)
+				}
+			}
+		})
 	}
 }
