@@ -205,6 +205,52 @@ int device_gone(struct iwarpd_device *dev, struct iwarpd_error *e)
 	return err;
 }
 
+/* give_back destroys what a reply has brought that cannot be used. */
+static void give_back(struct iwarpd_device *dev, const Pb__Reply *r)
+{
+	Pb__DestroyCQ cq = PB__DESTROY_CQ__INIT;
+	Pb__DestroyQP qp = PB__DESTROY_QP__INIT;
+	Pb__DestroySRQ srq = PB__DESTROY_SRQ__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+
+	switch (r->body_case) {
+	case PB__REPLY__BODY_CQ:
+		cq.cq = r->cq->cq;
+		req.body_case = PB__REQUEST__BODY_DESTROY_CQ;
+		req.destroy_cq = &cq;
+		break;
+	case PB__REPLY__BODY_QP:
+		qp.qp = r->qp->qp;
+		req.body_case = PB__REQUEST__BODY_DESTROY_QP;
+		req.destroy_qp = &qp;
+		break;
+	case PB__REPLY__BODY_SRQ:
+		srq.srq = r->srq->srq;
+		req.body_case = PB__REQUEST__BODY_DESTROY_SRQ;
+		req.destroy_srq = &srq;
+		break;
+	default:
+		return;
+	}
+	pthread_mutex_lock(&dev->lock);
+	device_post(dev, &req);
+	pthread_mutex_unlock(&dev->lock);
+}
+
+/* descriptors_lost is the error of a reply that this process had no room for. */
+static int descriptors_lost(struct iwarpd_device *dev, const Pb__Request *req, const Pb__Reply *reply,
+			    struct iwarpd_error *e)
+{
+	if (req->body_case != PB__REQUEST__BODY_RESIZE_CQ) {
+		give_back(dev, reply);
+	} else { /* completions go where nobody sees them */
+		pthread_mutex_lock(&dev->lock);
+		device_died(dev, -EMFILE);
+		pthread_mutex_unlock(&dev->lock);
+	}
+	return set_error(e, -EMFILE, "too many open files: raise RLIMIT_NOFILE (ulimit -n)");
+}
+
 int device_call(struct iwarpd_device *dev, Pb__Request *req, int fd, Pb__Reply__BodyCase body, int num_fds,
 		struct packet *p, struct iwarpd_error *e)
 {
@@ -220,6 +266,11 @@ int device_call(struct iwarpd_device *dev, Pb__Request *req, int fd, Pb__Reply__
 	reply = p->msg->reply;
 	if (reply->error) {
 		err = pb_error(e, reply->error);
+		packet_free(p);
+		return err;
+	}
+	if (p->lost) {
+		err = descriptors_lost(dev, req, reply, e);
 		packet_free(p);
 		return err;
 	}

@@ -39,6 +39,7 @@ int pb_error(struct iwarpd_error *e, const Pb__Error *pb);
 /* A packet is a message of the daemon's with its descriptors. */
 struct packet {
 	Pb__Message *msg;
+	bool lost; /* this process had no room for its descriptors */
 	int num_fds;
 	int fds[MAX_FDS];
 };

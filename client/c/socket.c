@@ -96,6 +96,7 @@ int socket_recv(int sock, void *buf, struct packet *p)
 	ssize_t n;
 
 	p->msg = NULL;
+	p->lost = false;
 	p->num_fds = 0;
 	do {
 		n = recvmsg(sock, &h, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
@@ -105,7 +106,12 @@ int socket_recv(int sock, void *buf, struct packet *p)
 	if (n <= 0)
 		return -EPIPE;
 	take_fds(&h, p);
-	if (!(h.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+	if ((h.msg_flags & MSG_CTRUNC) && p->num_fds < MAX_FDS) {
+		p->lost = true;
+		close_fds(p->fds, p->num_fds);
+		p->num_fds = 0;
+	}
+	if (!(h.msg_flags & MSG_TRUNC) && (p->lost || !(h.msg_flags & MSG_CTRUNC)))
 		p->msg = pb__message__unpack(NULL, (size_t)n, buf);
 	if (!p->msg) {
 		packet_free(p);

@@ -277,7 +277,7 @@ func check(t *testing.T, v *variant, a, b *host, mode string) *process {
 func TestCheck(t *testing.T) {
 	a, b := newHosts(t)
 	for _, v := range []*variant{plain, sanitized} {
-		for _, mode := range []string{"verbs", "cm", "streams", "sctp", "shared", "threads"} {
+		for _, mode := range []string{"verbs", "cm", "streams", "sctp", "shared", "threads", "files"} {
 			t.Run(v.name+"/"+mode, func(t *testing.T) { check(t, v, a, b, mode).succeed() })
 		}
 	}

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -391,6 +392,37 @@ static void check_refusals(struct side *a, struct side *b)
 	drop(a);
 }
 
+/* check_files: who has no descriptor left is told so, and loses nothing else. */
+static void check_files(struct side *a)
+{
+	struct rlimit was, few;
+	int last;
+
+	make_qp(a);
+	CHECK(getrlimit(RLIMIT_NOFILE, &was) == 0);
+	do { /* no free one below */
+		last = dup(0);
+		CHECK(last >= 0);
+	} while (last < 100);
+	for (int left = 0; left < 4; left++) {
+		struct iwarpd_qp_attr attr = { .send_cq = a->scq, .recv_cq = a->rcq };
+		int want = left < 2 ? -EMFILE : 0; /* each brings two */
+		struct iwarpd_cq *cq;
+		struct iwarpd_qp *qp;
+
+		few = was;
+		few.rlim_cur = (rlim_t)(last + 1 + left);
+		CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+		CHECK(iwarpd_create_cq(a->dev, 8, &cq, &err) == want);
+		CHECK(want == 0 || strstr(err.text, "too many open files"));
+		CHECK(want != 0 || iwarpd_destroy_cq(cq, &err) == 0);
+		CHECK(iwarpd_create_qp(a->pd, &attr, &qp, &err) == want);
+		CHECK(want != 0 || iwarpd_destroy_qp(qp, &err) == 0);
+		CHECK(setrlimit(RLIMIT_NOFILE, &was) == 0);
+	}
+	drop(a); /* nothing is left in the domain, or on the queues */
+}
+
 /* expect_octet receives a message of one octet, and posts its receive again. */
 static void expect_octet(struct side *s)
 {
@@ -711,6 +743,8 @@ int main(int argc, char **argv)
 	} else if (strcmp(argv[5], "cm") == 0) {
 		check_refusals(&a, &b);
 		check_early(&a, &b);
+	} else if (strcmp(argv[5], "files") == 0) {
+		check_files(&a);
 	} else if (strcmp(argv[5], "streams") == 0) {
 		streams(&a, &b);
 	} else if (strcmp(argv[5], "sctp") == 0) {
