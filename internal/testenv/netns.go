@@ -263,7 +263,8 @@ func (n *Namespace) Do(f func() error) error {
 }
 
 // Command returns a command that runs in the namespace, and ends with the test's
-// process at the latest.
+// process at the latest: with its thread, to be exact, so that a test with
+// threads that end before it (an engine's workers do) must not rely on it.
 func (n *Namespace) Command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command("ip", append([]string{"netns", "exec", n.Name, name}, args...)...)
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
