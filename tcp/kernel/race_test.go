@@ -1,0 +1,5 @@
+//go:build linux && race
+
+package kernel
+
+func init() { raceEnabled = true }
