@@ -443,3 +443,40 @@ func TestFewSlots(t *testing.T) {
 		s.load(a, q, 20)
 	}
 }
+
+// TestPostAfterEnd: what is posted to a queue pair that has ended is flushed while
+// its connection still closes. The client may not know yet.
+func TestPostAfterEnd(t *testing.T) {
+	for _, how := range []string{"disconnect", "abort", "refused"} {
+		t.Run(how, func(t *testing.T) {
+			s := newSim(t, link.PipeConfig{})
+			a, b := s.open()
+			qa, qb := newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096)
+			s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+			w := s.hosts[0].w
+			want := 1
+			switch how {
+			case "disconnect":
+				w.disconnect(a, false)
+			case "abort":
+				w.disconnect(a, true)
+			case "refused":
+				qa.sends = append(qa.sends, verbs.SendWR{ID: 1, Op: verbs.OpInvalid})
+				w.mark(a)
+				want++
+			}
+			if how != "abort" {
+				w.turn() // the other host gets no turn: the connection closes for ever
+			}
+			qa.sends = append(qa.sends, verbs.SendWR{ID: 7, Op: rdmap.OpSend})
+			w.mark(a)
+			w.turn()
+			if len(qa.wcs) != want {
+				t.Fatalf("%d completions; want %d", len(qa.wcs), want)
+			}
+			if wc := qa.wcs[want-1]; wc.ID != 7 || wc.Status != verbs.WCFlushErr {
+				t.Errorf("work request %d: %v", wc.ID, wc.Status)
+			}
+		})
+	}
+}

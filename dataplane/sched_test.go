@@ -41,7 +41,7 @@ func newLanes(t testing.TB, cfg link.PipeConfig) *lanes {
 // client makes client i of a host known to its worker.
 func (s *lanes) client(side, i int) *ClientBinding {
 	for len(s.clients[side]) <= i {
-		bells, err := shm.CreateDoorbells(64)
+		bells, err := shm.CreateDoorbells(256)
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -56,23 +56,29 @@ func (s *lanes) client(side, i int) *ClientBinding {
 // add makes n lanes of a client of host side, which do op with size octets.
 func (s *lanes) add(n, side, client int, op rdmap.Op, size int) {
 	for range n {
-		s.port++
-		a, b := s.openFrom(netip.AddrPortFrom(addrA, s.port), addrB)
-		ends := [2]*conn{a, b}
-		q := &loadQP{simQP: newSimQP(s.t, s.hosts[side], size)}
-		peer := newSimQP(s.t, s.hosts[1-side], size)
-		q.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: q.h.table, SQDepth: 16, MaxSGE: 1, SigAll: true, Sends: q, Recvs: q})
-		q.SendCQ, q.RecvCQ, q.Client = q, q, s.client(side, client)
-		peer.Client = s.client(1-side, client)
-		q.wr = verbs.SendWR{Op: op, SGEs: q.sge(0, size), RKey: peer.reg.STag(), Remote: 0x10000}
-		q.left = 1 << 60
-		qa, qb := q.simQP, peer
-		if side == 1 {
-			qa, qb = peer, q.simQP
-		}
-		s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4, RTR: mpa.RTRWrite})
-		s.all = append(s.all, &lane{loadQP: q, c: ends[side], w: s.hosts[side].w, side: side})
+		l := s.addLane(side, s.client(side, client), len(s.all)%64, op, size, 16, nil, nil)
+		l.left = 1 << 60
 	}
+}
+
+// addLane makes one, whose work requests come from src and whose completions go to
+// cq, unless these are nil.
+func (s *lanes) addLane(side int, cb *ClientBinding, bit int, op rdmap.Op, size, depth int, src verbs.SendSource, cq CQ) *lane {
+	s.port++
+	a, b := s.openFrom(netip.AddrPortFrom(addrA, s.port), addrB)
+	l := &lane{loadQP: &loadQP{simQP: newSimQP(s.t, s.hosts[side], size)}, w: s.hosts[side].w, side: side}
+	peer := newSimQP(s.t, s.hosts[1-side], size)
+	if src == nil {
+		src, cq = l, l
+	}
+	l.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: l.h.table, SQDepth: depth, MaxSGE: 1, SigAll: true, Sends: src, Recvs: l})
+	l.SendCQ, l.RecvCQ, l.Client, l.Bit = cq, cq, cb, bit
+	l.wr = verbs.SendWR{Op: op, SGEs: l.sge(0, size), RKey: peer.reg.STag(), Remote: 0x10000}
+	ends, qps := [2]*conn{a, b}, [2]*simQP{l.simQP, peer}
+	l.c = ends[side]
+	s.attach(a, b, qps[side], qps[1-side], mpa.Params{CRC: true, IRD: 4, ORD: 4, RTR: mpa.RTRWrite})
+	s.all = append(s.all, l)
+	return l
 }
 
 // run lets the lanes work until they have moved some octets each on average.

@@ -254,6 +254,7 @@ func (w *worker) pumpSCTP(as *assoc, g *grant) int {
 		if c.mode == modeFull && as.mux.CanSend(c.sid) {
 			w.pullMore(c)
 		}
+		w.flushLate(c)
 	}
 	if work > 0 {
 		w.mark(&as.carrier)

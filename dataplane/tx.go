@@ -110,6 +110,7 @@ func (w *worker) pumpConn(c *conn, g *grant) int {
 		w.pullMore(c)
 		c.watchSilence(w.now)
 	}
+	w.flushLate(c)
 	if at := clock.Earliest(clock.Earliest(c.tcp.Deadline(), c.giveUp), c.nudgeAt); at != c.deadline {
 		c.deadline = at
 		if at != 0 {
@@ -184,6 +185,14 @@ func (w *worker) lookAt(c *conn) {
 func (w *worker) pullMore(c *conn) {
 	if !c.gate && !c.failed && c.qp.QP.PullSend(pullBudget) > 0 {
 		w.mark(c)
+	}
+}
+
+// flushLate completes what was posted to a queue pair after it ended, as long as
+// its connection is there for a bell to ring.
+func (w *worker) flushLate(c *conn) {
+	if c.mode == modeClosing && c.qp != nil {
+		w.flushQP(c.qp)
 	}
 }
 

@@ -1,0 +1,215 @@
+package dataplane
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// A ringing is a worker's link that has clients post and ring whenever the worker
+// calls it: between any two of its steps, on its way to sleep, and asleep. When it
+// would sleep for good, nothing may be posted that it has not seen.
+type ringing struct {
+	link.Link
+	s     *lanes
+	rng   *rand.Rand
+	lanes []*ringLane
+	left  int // work requests to be posted
+	waits int // true sleeps
+	pace  int // a client acts at one in so many points
+	err   error
+}
+
+// ringLane is a lane whose work requests come from a ring.
+type ringLane struct {
+	*lane
+	sp     *shm.SQProducer
+	ringer *shm.DoorbellRinger
+	sq     *shm.SQ
+	fast   uint32
+	valid  bool
+	posted int
+	got    int
+}
+
+func (l *ringLane) Push(_ int, wc *verbs.WC) bool {
+	if wc.Status != verbs.WCSuccess {
+		panic(fmt.Sprintf("work request %d: %v", wc.ID, wc.Status))
+	}
+	l.got++
+	return true
+}
+
+// act has a client post some work requests now and then, with a bell for each or
+// for all.
+func (r *ringing) act(chance int) {
+	if r.left == 0 || r.rng.IntN(chance) > 0 {
+		return
+	}
+	l := r.lanes[r.rng.IntN(len(r.lanes))]
+	n := 1 + r.rng.IntN(3)
+	if r.rng.IntN(8) == 0 {
+		n = 2 * l.sp.Depth() // more than the queue pair takes at a time
+	}
+	for ; n > 0 && r.left > 0 && l.sp.Space() > 0; n-- {
+		wr := l.wr
+		wr.Flags = verbs.Signaled
+		switch r.rng.IntN(4) {
+		case 0: // done without a frame
+			wr = verbs.SendWR{Op: verbs.OpReg, Flags: verbs.Signaled, RKey: l.fast, SGEs: []verbs.SGE{{Len: 64}}, Access: verbs.LocalWrite}
+			if l.valid {
+				wr = verbs.SendWR{Op: verbs.OpLocalInv, Flags: verbs.Signaled, Inv: l.fast}
+			}
+			l.valid = !l.valid
+		case 1:
+			wr.Op = rdmap.OpRead
+		}
+		wr.ID = uint64(l.posted)
+		if err := l.sp.Post(&wr); err != nil {
+			panic(err)
+		}
+		l.posted++
+		r.left--
+		if r.rng.IntN(4) == 0 {
+			l.ringer.Ring(l.Bit)
+		}
+	}
+	l.ringer.Ring(l.Bit)
+}
+
+func (r *ringing) Receive(fs []link.Frame) int {
+	r.act(r.pace)
+	n := r.Link.Receive(fs)
+	r.act(r.pace)
+	return n
+}
+func (r *ringing) Flush() { r.act(r.pace); r.Link.Flush(); r.act(r.pace) }
+func (r *ringing) Reap(d []link.Slot) int {
+	r.act(r.pace)
+	n := r.Link.Reap(d)
+	r.act(r.pace)
+	return n
+}
+
+// Wait returns when there is something to wake up for, as poll would.
+func (r *ringing) Wait(timeout time.Duration, wakefd int) {
+	r.act(4) // on the way to sleep
+	r.pace = 8 << r.rng.IntN(10)
+	far := r.s.hosts[1].w
+	for range 1000 { // the other host does what it can
+		if far.turn() == 0 {
+			break
+		}
+		r.s.hosts[1].drain()
+	}
+	fds := []unix.PollFd{{Fd: int32(wakefd), Events: unix.POLLIN}}
+	n, _ := unix.Poll(fds, 0)
+	switch {
+	case n > 0:
+		shm.Drain(wakefd)
+		return
+	case r.s.hosts[0].link.Deadline() != 0:
+		return
+	}
+	r.waits++
+	w := r.s.hosts[0].w
+	for i, l := range r.lanes {
+		free := w.freeSlots()
+		forSlots := l.c.queued && (free <= 0 || l.c.client.slots >= clientShare*free) || l.c.slots >= connShare*free
+		if taken, _ := l.QP.Outstanding(); l.sq.Posted()+taken > 0 && !forSlots && r.err == nil {
+			r.err = fmt.Errorf("the worker sleeps, and queue pair %d has %d work requests posted and %d taken", i, l.sq.Posted(), taken)
+		}
+	}
+	// A timer, if there is one before a client wakes it.
+	next := clock.Earliest(far.timers.next(), r.s.hosts[0].w.timers.next())
+	if r.left > 0 && (next == 0 || r.rng.IntN(4) > 0) {
+		r.act(1) // rings in any case
+		if n, _ := unix.Poll(fds, 0); n > 0 {
+			shm.Drain(wakefd)
+		} else if r.err == nil {
+			r.err = fmt.Errorf("a bell did not wake the worker")
+		}
+		return
+	}
+	if next != 0 {
+		r.s.now = max(r.s.now, next)
+	}
+}
+
+// TestNoDoorbellIsLost has many clients with many queue pairs post at every point of
+// the worker's loop.
+func TestNoDoorbellIsLost(t *testing.T) {
+	for _, c := range []struct{ clients, each, slots int }{{1, 150, 1024}, {40, 3, 1024}, {5, 10, 80}} {
+		t.Run(fmt.Sprintf("%dx%d/slots=%d", c.clients, c.each, c.slots), func(t *testing.T) {
+			r := &ringing{s: newLanes(t, link.PipeConfig{Slots: c.slots}), rng: testenv.Rand(t), pace: 64}
+			s := r.s
+			w := s.hosts[0].w
+			bells := map[*ClientBinding]int{}
+			for i := range c.clients * c.each {
+				sq, err := shm.CreateSQ(4<<r.rng.IntN(4), 1, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { sq.Close() })
+				sp, err := shm.MapSQ(sq.FD())
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { sp.Close() })
+				l := &ringLane{sq: sq, sp: sp}
+				cb := s.client(0, i%c.clients)
+				if l.ringer, err = shm.MapDoorbells(cb.Doorbells[0].FD(), w.cmds.wakeFD); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { l.ringer.Close() })
+				bit := bells[cb]
+				bells[cb]++
+				l.lane = s.addLane(0, cb, bit, rdmap.OpWrite, 1+r.rng.IntN(4096), max(sp.Depth()/4, 1), sq, l)
+				fast, err := s.hosts[0].table.RegisterFast(1, make([]byte, 64), verbs.LocalWrite)
+				if err != nil {
+					t.Fatal(err)
+				}
+				l.fast = fast.STag()
+				r.lanes = append(r.lanes, l)
+			}
+			r.Link, r.left = w.link, 3000+20*c.clients*c.each
+			total := r.left
+			w.link = r
+			got := func() (n int) {
+				for _, l := range r.lanes {
+					n += l.got
+				}
+				return n
+			}
+			for turns := 0; r.err == nil && (r.left > 0 || got() < total); turns++ {
+				if turns > 100*total {
+					t.Fatalf("%d of %d work requests completed after %d turns", got(), total, turns)
+				}
+				if w.turn() == 0 {
+					w.sleep(time.Hour)
+				}
+				s.hosts[0].drain()
+				s.hosts[1].w.turn()
+				s.hosts[1].drain()
+				s.now = s.now.Add(time.Microsecond)
+			}
+			if r.err != nil {
+				t.Error(r.err)
+			}
+			if t.Logf("%d work requests, %d sleeps", total, r.waits); r.waits < 30 {
+				t.Errorf("the worker has slept %d times", r.waits)
+			}
+			w.link = r.Link
+		})
+	}
+}
