@@ -19,6 +19,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/ctrl/shm"
+	"github.com/iwarpd/iwarpd/verbs"
 )
 
 // raw is a client that speaks the protocol by hand, with descriptors as it likes.
@@ -159,13 +160,13 @@ func cutOff(b []byte, fds ...int) func(*foe) error {
 
 // ended waits until the daemon has ended the client.
 func (f *foe) ended() error {
-	end := time.AfterFunc(10*time.Second, func() { _ = unix.Shutdown(f.r.fd, unix.SHUT_RDWR) })
+	end := time.AfterFunc(patience, func() { _ = unix.Shutdown(f.r.fd, unix.SHUT_RDWR) })
 	for {
 		m, fds, err := f.r.next()
 		seqpacket.CloseAll(fds)
 		if err != nil {
 			if !end.Stop() {
-				return errors.New("not cut off within 10 s")
+				return fmt.Errorf("not cut off within %v", patience)
 			}
 			return nil
 		}
@@ -224,9 +225,9 @@ func (f *foe) objects(connect bool) (o own, err error) {
 	if !connect {
 		return o, nil
 	}
-	if rp, err := shm.MapRQ(o.rq); err == nil { // the sink sends a message
-		_ = rp.Post(&iwarp.RecvWR{})
-		rp.Close()
+	// The sink sends a message; without a buffer for it the connection would end.
+	if err := f.receive(&o); err != nil {
+		return o, err
 	}
 	if _, _, err = f.r.must(&ctrlpb.Request{Body: &ctrlpb.Request_Connect{Connect: &ctrlpb.Connect{Qp: o.qp, Remote: f.Peer}}}); err != nil {
 		return o, err
@@ -244,6 +245,28 @@ func (f *foe) objects(connect bool) (o own, err error) {
 			return o, errors.New(e.Error.GetText())
 		}
 	}
+}
+
+// receive posts a buffer in memory of the attacker's own.
+func (f *foe) receive(o *own) error {
+	const size = 4096
+	fd, err := memfd(size, 0)()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	rep, _, err := f.r.must(&ctrlpb.Request{Body: &ctrlpb.Request_RegisterMr{RegisterMr: &ctrlpb.RegisterMR{
+		Pd: o.pd, Length: size, Access: uint32(verbs.LocalWrite),
+	}}}, fd)
+	if err != nil {
+		return err
+	}
+	rp, err := shm.MapRQ(o.rq)
+	if err != nil {
+		return err
+	}
+	defer rp.Close()
+	return rp.Post(&iwarp.RecvWR{SGEs: []iwarp.SGE{{Len: size, LKey: rep.GetMr().Lkey}}})
 }
 
 // mapped maps a memfd of the daemon's making.
@@ -315,19 +338,23 @@ func wqe(fill func(f *foe, e []byte)) func(*foe) error {
 		}
 		defer cq.Close()
 		wcs := make([]iwarp.WC, 8)
-		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
+		err = within("a completion", func() (bool, error) {
 			for _, wc := range wcs[:cq.Poll(wcs)] {
 				if wc.IsRecv() {
 					continue
 				}
 				if wc.Status == iwarp.WCSuccess {
-					return errCarriedOut
+					return false, errCarriedOut
 				}
-				return nil
+				return true, nil
 			}
+			return false, nil
+		})
+		if err != nil {
+			rep, _, e := f.r.do(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{Qp: o.qp}}})
+			return errors.Join(fmt.Errorf("%w: %v", err, rep.GetQps()), e)
 		}
-		rep, _, err := f.r.do(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{Qp: o.qp}}})
-		return fmt.Errorf("no completion within 10 s: %v, %w", rep.GetQps(), err)
+		return nil
 	}
 }
 
@@ -382,7 +409,7 @@ func opened(name string, flags int) func() (int, error) {
 // must end that connection by a Terminate.
 func struck(read bool, guess func(f *foe, i int) (rkey uint32, addr uint64)) func(*foe) error {
 	return func(f *foe) error {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		d, err := iwarp.Open(ctx, f.Socket)
 		if err != nil {
@@ -475,17 +502,15 @@ func (f *foe) strikeOnce(a *attack) (err error) {
 	if f.r, err = greet(f.Socket); err != nil {
 		return fmt.Errorf("the daemon does not greet: %w", err)
 	}
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) { // what the attack before had is given back
+	err = within("what the attack before had is given back", func() (bool, error) {
 		rep, _, err := f.r.must(&ctrlpb.Request{Body: &ctrlpb.Request_QueryStatus{QueryStatus: &ctrlpb.QueryStatus{}}})
 		if err != nil {
-			return fmt.Errorf("the daemon does not answer: %w", err)
+			return false, fmt.Errorf("the daemon does not answer: %w", err)
 		}
-		if rep.GetStatus().Clients == 1 {
-			break
-		}
-		if time.Now().After(end) {
-			return errors.New("what the attack before had is not given back within 10 s")
-		}
+		return rep.GetStatus().Clients == 1, nil
+	})
+	if err != nil {
+		return err
 	}
 	fds := openFDs()
 	err = a.run(f)
@@ -495,16 +520,13 @@ func (f *foe) strikeOnce(a *attack) (err error) {
 		return err
 	}
 	// The quota of clients may be used up until the last of them are gone.
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	return within("the daemon greets afterwards", func() (bool, error) {
 		r, err := greet(f.Socket)
 		if err == nil {
 			r.close()
-			return nil
 		}
-		if time.Now().After(end) {
-			return fmt.Errorf("afterwards the daemon does not greet: %w", err)
-		}
-	}
+		return err == nil, nil
+	})
 }
 
 // openFDs returns the highest descriptor in use.

@@ -18,7 +18,7 @@ import (
 
 // TestForeignUser: a program of another user tries everything; each attempt is
 // refused or ends it, the daemon lives, and the victim neither loses an octet nor
-// a tenth of its rate.
+// stops; in the full test it does not lose a tenth of its rate.
 func TestForeignUser(t *testing.T) {
 	testenv.RequireRoot(t)
 	w := newWorld(t, ctrl.Limits{Clients: 100, PDs: 500, MWs: 500, CQs: 300, QPs: 300, Listens: 50, Rings: 128 << 20})
@@ -84,12 +84,9 @@ func TestForeignUser(t *testing.T) {
 	}
 	before, during := calm[len(calm)/2], storm[len(storm)/2]
 	t.Logf("%d attacks; %.0f Writes/s before, %.0f (lowest %.0f) while attacked", len(names), before, during, storm[0])
-	least := 0.5 // of a machine that others use too
-	if full() {
-		least = 0.9
-	}
-	if during < least*before {
-		t.Errorf("the victim's rate fell from %.0f to %.0f", before, during)
+	// On a machine that others use too the rates of two times say little.
+	if full() && during < 0.9*before || storm[0] == 0 {
+		t.Errorf("the victim's rate fell from %.0f to %.0f, at worst %.0f", before, during, storm[0])
 	}
 	for _, p := range []*process{v, f} {
 		p.in.Close()

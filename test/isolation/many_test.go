@@ -169,7 +169,7 @@ func many(t *testing.T, clients, each int, length time.Duration) {
 	}
 	defer b.Close()
 	defer a.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	w := &world{a: a, b: b}
 	peer := w.service(t, ctx, ":7001", sink)
@@ -189,7 +189,7 @@ func many(t *testing.T, clients, each int, length time.Duration) {
 	}
 	for _, sleepy := range []bool{false, true} {
 		var stop atomic.Bool
-		limited, end := context.WithTimeout(ctx, length+30*time.Second) // a lost doorbell leaves a Write without its completion
+		limited, end := context.WithTimeout(ctx, length+2*patience) // a lost doorbell leaves a Write without its completion
 		failed := make(chan error, len(parties))
 		waits := 1
 		for _, p := range parties {
@@ -227,8 +227,8 @@ func many(t *testing.T, clients, each int, length time.Duration) {
 		if least == 0 {
 			t.Errorf("%s: one has starved", what)
 		}
-		if full() && !sleepy && (most > 2*middle || 2*least < middle) {
-			t.Errorf("%s: more than a factor of two from the fair share", what)
+		if full() && !sleepy && most > 2*least {
+			t.Errorf("%s: more than a factor of two apart", what)
 		}
 	}
 }

@@ -301,13 +301,26 @@ func victim(j *job, in *bufio.Reader) error {
 	}
 }
 
+// patience bounds each wait for something that happens at once on an idle machine.
+const patience = time.Minute
+
+// within looks until ok holds or says why it never will. What it waits for lies in
+// the daemon, which tells nobody.
+func within(what string, ok func() (bool, error)) error {
+	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Microsecond) {
+		if done, err := ok(); done || err != nil {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("not within %v: %s", patience, what)
+		}
+	}
+}
+
 // settle waits until ok holds.
 func settle(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); {
-		if time.Now().After(end) {
-			t.Fatal("not within 20 s: ", what)
-		}
-		time.Sleep(time.Millisecond)
+	if err := within(what, func() (bool, error) { return ok(), nil }); err != nil {
+		t.Fatal(err)
 	}
 }
