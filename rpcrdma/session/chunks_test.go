@@ -14,7 +14,7 @@ import (
 func absurd(src func(n int) int) (wire.Header, []byte) {
 	lengths := []uint32{0, 1, 3, 4, 8, 100, 4096, 9999, 10_000, 1 << 20, 1<<31 - 1, 1 << 31, 1<<32 - 1}
 	positions := []uint32{0, 4, 8, 40, 41, 44, 48, 4096, 1<<31 + 4, 1<<32 - 4}
-	counts := []int{0, 0, 1, 1, 2, 3, 4, 20, 150}
+	counts := []int{0, 0, 0, 1, 1, 2, 3, 4, 20}
 	seg := func() wire.Segment {
 		return wire.Segment{Handle: uint32(src(3)), Length: lengths[src(len(lengths))], Offset: uint64(src(4)) << 62}
 	}
@@ -71,7 +71,9 @@ func holdChunks(t *testing.T, src func(n int) int) (accepted int) {
 	var messages [][]byte
 	for range 1 + src(8) {
 		h, body := absurd(src)
-		messages = append(messages, append(h.Append(nil), body...))
+		if b := append(h.Append(nil), body...); len(b) <= 4096 { // a Receive has room for no more
+			messages = append(messages, b)
+		}
 	}
 	runtime.ReadMemStats(&before)
 	for _, b := range messages {
