@@ -408,6 +408,36 @@ func TestSCTPOverUDPZeroSum(t *testing.T) {
 	}
 }
 
+// TestSCTPDetach: a queue pair that was given to a peer's session is let go of by Detach.
+func TestSCTPDetach(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	qb := newSimQP(t, s.hosts[1], 8192)
+	_, req := s.requestSCTP(SCTP{}, false)
+	h := s.hosts[1]
+	h.e.AnswerSCTP(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
+	h.w.turn()
+	c := h.w.conns[req.Conn]
+	if c == nil || c.qp != &qb.QPBinding {
+		t.Fatal("no queue pair")
+	}
+	done := make(chan struct{})
+	go func() {
+		h.e.Detach(&qb.QPBinding)
+		close(done)
+	}()
+	for {
+		select {
+		case <-done:
+			if c.qp != nil {
+				t.Error("the session still has it")
+			}
+			return
+		default:
+			h.w.turn()
+		}
+	}
+}
+
 // TestSCTPStaleDisconnect: a command for a session that has ended does nothing to the
 // next one of its stream, whose Initiate came in the same turn.
 func TestSCTPStaleDisconnect(t *testing.T) {
