@@ -217,7 +217,9 @@ func TestModerate(t *testing.T) {
 		b.wait(t, ctx, n)
 		return took
 	}
-	if took := look(1, 0); took < period {
+	// A worker reads its clock once a turn: of a turn that began before the post the
+	// period did, too.
+	if took := look(1, 0); took < period*3/4 {
 		t.Errorf("one completion woke after %v; the period is %v", took, period)
 	}
 	// A machine may be too busy for one wake-up, but not for all of them.
