@@ -18,8 +18,25 @@ func (h *heldSeg) end() serial.Num { return h.seq + serial.Num(h.len) }
 // are ordered too.
 type reassembly struct {
 	s      []heldSeg
-	recent serial.Num // a number in the range that changed last (RFC 2018 section 4)
+	recent [2]heldSpan // where something came last, and elsewhere before that (RFC 2018 section 4)
+	turn   serial.Num  // start of the block that was reported last in its turn
 	out    ring[Held]
+}
+
+// heldSpan is a range that came piece by piece, the last of them at at.
+type heldSpan struct {
+	SACKBlock
+	at serial.Num
+}
+
+// note makes n the range that came last.
+func (r *reassembly) note(n *heldSeg) {
+	if l := &r.recent[0]; n.seq.LessEq(l.End) && l.Start.LessEq(n.end()) {
+		l.Start, l.End, l.at = serial.Min(l.Start, n.seq), serial.Max(l.End, n.end()), n.seq
+		return
+	}
+	r.recent[1] = r.recent[0]
+	r.recent[0] = heldSpan{SACKBlock{n.seq, n.end()}, n.seq}
 }
 
 // insert adds the range n, of which it may take a part only, and returns that. It
@@ -78,7 +95,7 @@ func (r *reassembly) insert(n heldSeg, max int) (heldSeg, bool) {
 		copy(r.s[i+1:], r.s[i:])
 		r.s[i] = n
 	}
-	r.recent = n.seq
+	r.note(&n)
 	return n, true
 }
 
@@ -161,32 +178,61 @@ func (r *reassembly) drop() {
 	r.s = r.s[:0]
 }
 
-// blocks fills b with up to n SACK blocks, the one that changed last first (RFC
-// 2018 section 4), and returns how many there are. The rest are the first ones,
-// since the holes before them are what the peer needs to know of.
+// blocks fills b with up to n SACK blocks and returns how many there are: first
+// those in which something came last (RFC 2018 section 4), then the others in turn,
+// from one ACK to the next, so that all are reported however many there are and
+// however many segments an ACK is for.
 func (r *reassembly) blocks(b []SACKBlock) int {
 	if len(r.s) == 0 || len(b) == 0 {
 		return 0
 	}
-	n := 0
-	head := false
+	var recent [len(r.recent)]SACKBlock
+	var first, next [maxSACK + len(recent)]SACKBlock // the first of all, and of those behind turn
+	nf, nn := 0, 0
 	for i := 0; i < len(r.s); {
 		blk := SACKBlock{r.s[i].seq, r.s[i].end()}
 		for i++; i < len(r.s) && r.s[i].seq.LessEq(blk.End); i++ {
 			blk.End = serial.Max(blk.End, r.s[i].end())
 		}
-		switch {
-		case !head && r.recent.In(blk.Start, uint32(blk.End-blk.Start)):
-			// Move what is there one up; the last may fall off.
-			n = min(n+1, len(b))
-			copy(b[1:n], b[:n-1])
-			b[0] = blk
-			head = true
-		case n < len(b):
-			b[n] = blk
-			n++
-		case head:
-			return n
+		for k := range recent {
+			if r.recent[k].at.In(blk.Start, uint32(blk.End-blk.Start)) {
+				recent[k] = blk
+			}
+		}
+		if nf < len(first) {
+			first[nf] = blk
+			nf++
+		}
+		if nn < len(next) && r.turn.Less(blk.Start) {
+			next[nn] = blk
+			nn++
+		}
+	}
+	n := 0
+	add := func(blk SACKBlock) bool {
+		if n == len(b) || blk.Start == blk.End {
+			return false
+		}
+		for _, o := range b[:n] {
+			if o == blk {
+				return false
+			}
+		}
+		b[n] = blk
+		n++
+		return true
+	}
+	for _, blk := range recent {
+		add(blk)
+	}
+	for _, blk := range next[:nn] {
+		if add(blk) {
+			r.turn = blk.Start
+		}
+	}
+	for _, blk := range first[:nf] {
+		if add(blk) {
+			r.turn = blk.Start
 		}
 	}
 	return n

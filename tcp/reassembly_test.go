@@ -142,8 +142,34 @@ func checkBlocks(t *testing.T, q *reassembly, have map[serial.Num]bool) {
 			t.Fatalf("block %v twice", x)
 		}
 	}
-	if len(have) > 0 && have[q.recent] && !q.recent.In(b[0].Start, uint32(b[0].End-b[0].Start)) {
+	if len(have) > 0 && have[q.recent[0].at] && !q.recent[0].at.In(b[0].Start, uint32(b[0].End-b[0].Start)) {
 		t.Fatalf("first block %v does not hold the latest segment", b[0])
+	}
+}
+
+// TestEveryBlockIsReported: many ranges that came in one burst are all told of within as
+// few ACKs as hold them.
+func TestEveryBlockIsReported(t *testing.T) {
+	var q reassembly
+	const blocks, room = 20, 3
+	for i := range blocks {
+		q.insert(heldSeg{seq: serial.Num(1000 + 200*i), len: 100, buf: Buf(i)}, blocks)
+	}
+	told := map[SACKBlock]bool{}
+	for range (blocks - 2 + room - 3) / (room - 2) {
+		var b [room]SACKBlock
+		if n := q.blocks(b[:]); n != room {
+			t.Fatalf("%d blocks; want %d", n, room)
+		}
+		if b[0].Start != 1000+200*(blocks-1) || b[1].Start != b[0].Start-200 {
+			t.Errorf("%v; want the latest two first", b)
+		}
+		for _, x := range b {
+			told[x] = true
+		}
+	}
+	if len(told) != blocks {
+		t.Errorf("%d blocks of %d reported", len(told), blocks)
 	}
 }
 
