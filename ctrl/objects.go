@@ -469,6 +469,8 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 			c.uncount(countQP)
 			return err
 		}
+		// It stays: what is told of a queue pair can outlive it.
+		c.room.Store(max(c.room.Load(), int64(maxQueued+perQP*c.own.qps)))
 		for s.lastQP++; s.lastQP == 0 || s.lastQP > maxQPNum || s.qps[s.lastQP] != nil; s.lastQP++ {
 			if s.lastQP > maxQPNum {
 				s.lastQP = 0

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,9 +23,10 @@ import (
 const (
 	// Version is the highest protocol version spoken, MinVersion the lowest.
 	Version, MinVersion = 1, 1
-	// maxQueued bounds the messages that wait for a client to read them.
-	maxQueued = 1024
-	maxName   = 64
+	// maxQueued bounds the messages that wait for a client to read them, beside
+	// perQP for each queue pair: the connections of all may end at once.
+	maxQueued, perQP = 1024, 4
+	maxName          = 64
 )
 
 // session is one client.
@@ -37,7 +39,10 @@ type session struct {
 	gids    []uint32
 	grouped bool                   // gids are all of the user's, not just its own one
 	pol     atomic.Pointer[policy] // Reload may change it
-	out     chan outMessage
+	outMu   sync.Mutex
+	out     []outMessage  // guarded by outMu, which is taken last
+	more    chan struct{} // signalled when out grows
+	room    atomic.Int64  // most that out holds
 	quit    chan struct{} // closed when the session is over: the writer ends
 	cut     atomic.Bool   // it is being cut off, and was told why
 	started time.Time
@@ -91,12 +96,13 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) 
 	s.lastID++
 	sess := &session{
 		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, use: use, started: time.Now(),
-		log: s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
-		out: make(chan outMessage, maxQueued), quit: make(chan struct{}),
+		log:  s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
+		more: make(chan struct{}, 1), quit: make(chan struct{}),
 		pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
 		qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq), channels: make(map[uint32]*channel), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
 	}
 	sess.pol.Store(&pol)
+	sess.room.Store(maxQueued)
 	s.sessions[sess.id] = sess
 	return sess, nil
 }
@@ -365,15 +371,24 @@ func (c *session) send(m *ctrlpb.Message, fds []int) error {
 		seqpacket.CloseAll(fds)
 		return fmt.Errorf("ctrl: %w", err)
 	}
-	select {
-	case c.out <- outMessage{b, fds}:
-		return nil
-	default:
+	c.outMu.Lock()
+	n := len(c.out)
+	full := int64(n) >= c.room.Load()
+	if !full {
+		c.out = append(c.out, outMessage{b, fds})
+	}
+	c.outMu.Unlock()
+	if full {
 		seqpacket.CloseAll(fds)
 		c.srv.counters.cutOff.Add(1)
 		c.conn.Close()
-		return fmt.Errorf("ctrl: the client left %d messages unread", maxQueued)
+		return fmt.Errorf("ctrl: the client left %d messages unread", n)
 	}
+	select {
+	case c.more <- struct{}{}:
+	default:
+	}
+	return nil
 }
 
 // event queues an event. A client that reads none is cut off by send.
@@ -399,19 +414,23 @@ func (c *session) writeLoop() {
 		}
 		seqpacket.CloseAll(m.fds)
 	}
-	for {
+	for last := false; !last; {
 		select {
-		case m := <-c.out:
-			write(m)
+		case <-c.more:
 		case <-c.quit:
-			for {
-				select {
-				case m := <-c.out:
-					write(m)
-				default:
-					return
-				}
+			last = true
+		}
+		for {
+			c.outMu.Lock()
+			if len(c.out) == 0 {
+				c.out = nil
+				c.outMu.Unlock()
+				break
 			}
+			m := c.out[0]
+			c.out = c.out[1:]
+			c.outMu.Unlock()
+			write(m)
 		}
 	}
 }
