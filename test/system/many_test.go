@@ -47,6 +47,10 @@ func TestManyConnections(t *testing.T) {
 			wg.Go(func() {
 				for range (conns + 31 - i) / 32 {
 					q := client.qp(ctx)
+					if q == nil {
+						cancel()
+						return
+					}
 					if _, err := q.Connect(ctx, b.end.Addr4.String()+":7000", nil); err != nil {
 						t.Errorf("connect: %v", err)
 						cancel()
@@ -63,6 +67,9 @@ func TestManyConnections(t *testing.T) {
 				t.Fatal(err)
 			}
 			q := server.qp(ctx)
+			if q == nil {
+				t.FailNow()
+			}
 			if err := q.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{server.mr.SGE(0, 64)}}); err != nil {
 				t.Fatal(err)
 			}
