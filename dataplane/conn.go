@@ -93,6 +93,28 @@ var (
 
 func trailingZeros(v uint64) int { return bits.TrailingZeros64(v) }
 
+// lookup returns the connection of flow f, or nil. Segments come in bursts of
+// one connection.
+func (w *worker) lookup(f *pkt.Flow) *conn {
+	if c := w.recent; c != nil && c.flow == *f {
+		return c
+	}
+	c := w.flows[*f]
+	if c != nil {
+		w.recent = c
+	}
+	return c
+}
+
+// unlink takes a connection out of the tables.
+func (w *worker) unlink(c *conn) {
+	if w.recent == c {
+		w.recent = nil
+	}
+	delete(w.flows, c.flow)
+	delete(w.conns, c.id)
+}
+
 // addConn enters a new connection in the tables.
 func (w *worker) addConn(c *conn) {
 	c.timer.conn = c
@@ -111,8 +133,7 @@ func (w *worker) drop(c *conn) {
 	}
 	c.gone = true
 	w.timers.stop(&c.timer)
-	delete(w.flows, c.flow)
-	delete(w.conns, c.id)
+	w.unlink(c)
 	w.forgetEmbryo(c)
 	w.stats.Conns = uint64(len(w.flows))
 	if home := w.e.worker(c.id); home != w && c.id != 0 {
@@ -282,8 +303,7 @@ func (w *worker) adopt(flow pkt.Flow, seg tcp.Segment) bool {
 		o.forgetEmbryo(c)
 		o.timers.stop(&c.timer)
 		o.unmark(c)
-		delete(o.flows, flow)
-		delete(o.conns, c.id)
+		o.unlink(c)
 		o.moved[c.id] = w
 		w.post(func(w *worker) {
 			c.timer, c.deadline, c.client = timer{}, 0, nil

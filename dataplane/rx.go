@@ -181,7 +181,7 @@ func (w *worker) segment(f *link.Frame) (kept bool) {
 	seg.ECN = p.ECN
 	seg.Buf = tcp.NoBuf
 
-	c := w.flows[p.Flow]
+	c := w.lookup(&p.Flow)
 	if c == nil {
 		w.unowned()
 		return false

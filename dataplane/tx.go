@@ -7,7 +7,6 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/tcp"
-	"github.com/iwarpd/iwarpd/verbs"
 )
 
 // headroom is what stands in front of the payload in a TX slot: Ethernet 14,
@@ -328,11 +327,10 @@ func (w *worker) composeRecord(c *conn, g *grant) bool {
 // copied from client memory, markers, CRC in one pass.
 func (w *worker) composeFPDU(c *conn, dst []byte, seq serial.Num, ulpdu int) bool {
 	p := &c.pending
-	var parts [verbs.MaxSGE][]byte
 	var payload [][]byte
 	if p.Len > 0 && p.Src.Kind != rdmap.SourceNone {
 		ok := false
-		if payload, ok = c.qp.QP.Gather(&p.Src, p.Len, parts[:0]); !ok {
+		if payload, ok = c.qp.QP.Gather(&p.Src, p.Len, w.parts[:0]); !ok {
 			// The memory went away under the work request or the read; the stream
 			// knows, and its Terminate is next.
 			w.violation(c, c.stream.Err())

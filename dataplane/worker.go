@@ -47,6 +47,7 @@ type worker struct {
 	now       clock.Time
 	timers    wheel
 	flows     map[pkt.Flow]*conn
+	recent    *conn // in flows, or nil: whose segment came last
 	conns     map[ConnID]*conn
 	moved     map[ConnID]*worker // connections that another queue has adopted
 	listeners map[listenKey]*listener
@@ -74,6 +75,7 @@ type worker struct {
 	sctp    *sctpState // nil: none
 	in      inbound    // scratch of the frame in hand
 	out     tcp.Out
+	parts   [verbs.MaxSGE][]byte // of the payload in hand
 	wc      verbs.WC
 	current *conn   // whose client's memory is being touched
 	taps    *[]*Tap // as they were at the start of the turn; nil: none

@@ -21,6 +21,10 @@ const (
 	timestampsLen = 12 // of the timestamps option with its padding
 	maxSACK       = 4  // blocks that fit in the option space
 	maxWScale     = 14 // RFC 7323 2.3
+
+	// timestampsHead is what stands in front of the two values in most segments:
+	// the layout of RFC 7323 appendix A.
+	timestampsHead = kindNOP<<24 | kindNOP<<16 | kindTimestamp<<8 | 10
 )
 
 // SACKBlock is the range [Start,End) of sequence numbers (RFC 2018 section 3).
@@ -44,6 +48,12 @@ type Options struct {
 // what follows cannot be found; what came before is used (RFC 9293 MUST-7).
 func (o *Options) decode(b []byte) {
 	*o = Options{}
+	if len(b) == timestampsLen && binary.BigEndian.Uint32(b) == timestampsHead {
+		o.HasTimestamps = true
+		o.TSVal = binary.BigEndian.Uint32(b[4:])
+		o.TSEcr = binary.BigEndian.Uint32(b[8:])
+		return
+	}
 	for len(b) > 0 {
 		kind := b[0]
 		if kind == kindEOL {
@@ -136,11 +146,10 @@ func (o *Options) put(b []byte) int {
 	}
 	switch {
 	case o.HasTimestamps:
-		b[n], b[n+1] = kindNOP, kindNOP
+		binary.BigEndian.PutUint32(b[n:], timestampsHead)
 		if o.SACKPermitted {
 			b[n], b[n+1] = kindSACKPerm, 2
 		}
-		b[n+2], b[n+3] = kindTimestamp, 10
 		binary.BigEndian.PutUint32(b[n+4:], o.TSVal)
 		binary.BigEndian.PutUint32(b[n+8:], o.TSEcr)
 		n += timestampsLen

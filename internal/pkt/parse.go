@@ -126,7 +126,8 @@ func (p *Packet) parseIPv4(b []byte, n int) error {
 	if be.Uint16(b[6:])&0x3fff != 0 { // More Fragments, or an offset
 		return ErrFragment
 	}
-	if Fold(Sum(b[:ihl], 0)) != 0xffff {
+	addrs := words32(b[12:20])
+	if Fold(reduce(words32(b[:12])+addrs+words32(b[ipv4Len:ihl]))) != 0xffff {
 		return ErrChecksum
 	}
 	p.V6 = false
@@ -137,7 +138,7 @@ func (p *Packet) parseIPv4(b []byte, n int) error {
 	put4(&p.Flow.Local, b[16:20])
 	p.L4Off = ihl
 	p.L4Len = total - ihl
-	p.PseudoSum = Sum(b[12:20], uint32(p.Proto)+uint32(p.L4Len))
+	p.PseudoSum = reduce(addrs + uint64(p.Proto) + uint64(p.L4Len))
 	return nil
 }
 
@@ -167,7 +168,7 @@ func (p *Packet) parseIPv6(b []byte, n int) error {
 	p.Flow.Local = [16]byte(b[24:40])
 	p.L4Off = off
 	p.L4Len = total - off
-	p.PseudoSum = Sum(b[8:40], uint32(p.Proto)+uint32(p.L4Len))
+	p.PseudoSum = reduce(words32(b[8:40]) + uint64(p.Proto) + uint64(p.L4Len))
 	return nil
 }
 

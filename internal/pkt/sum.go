@@ -47,6 +47,22 @@ func Add(a, b uint32) uint32 {
 // Swap turns the partial sum of a piece into what it is at an odd offset.
 func Swap(sum uint32) uint32 { return uint32(bits.ReverseBytes16(Fold(sum))) }
 
+// words32 sums the words of 32 bits in b, which for a header is faster than Sum.
+// It is for reduce.
+func words32(b []byte) (sum uint64) {
+	for ; len(b) >= 4; b = b[4:] {
+		sum += uint64(be.Uint32(b))
+	}
+	return sum
+}
+
+// reduce makes a partial sum of a sum of 32-bit words: 2^16 is 1 modulo
+// 2^16-1.
+func reduce(sum uint64) uint32 {
+	sum = sum>>32 + sum&0xffffffff
+	return uint32(sum>>32 + sum)
+}
+
 // sumLE sums b as little-endian words: one's complement addition commutes with
 // swapping the octets of every word (RFC 1071, Section 2(B)), and loads in the
 // machine's own order are free.

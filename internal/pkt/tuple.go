@@ -62,28 +62,29 @@ func (t *Tuple) Put(b []byte, l4len int, ecn uint8, id uint16) {
 		return
 	}
 	be.PutUint16(b[off:], etherIPv4)
-	b = b[off+2:]
-	b[0] = 0x45
-	b[1] = t.DSCP<<2 | ecn&3
-	be.PutUint16(b[2:], uint16(ipv4Len+l4len))
-	be.PutUint16(b[4:], id)
-	be.PutUint16(b[6:], 0x4000) // DF
-	b[8] = 64
-	b[9] = t.Proto
-	be.PutUint16(b[10:], 0)
-	*(*[4]byte)(b[12:16]) = [4]byte(t.Local[12:])
-	*(*[4]byte)(b[16:20]) = [4]byte(t.Remote[12:])
-	be.PutUint16(b[10:], Checksum(Sum(b[:ipv4Len], 0)))
+	b = b[off+2 : off+2+ipv4Len]
+	// The checksum is of the words as they are written, not as they would have to
+	// be read back.
+	first := 0x45<<24 | uint32(t.DSCP<<2|ecn&3)<<16 | uint32(uint16(ipv4Len+l4len))
+	second := uint32(id)<<16 | 0x4000 // DF
+	third := 64<<24 | uint32(t.Proto)<<16
+	src, dst := be.Uint32(t.Local[12:]), be.Uint32(t.Remote[12:])
+	third |= uint32(Checksum(reduce(uint64(first) + uint64(second) + uint64(third) + uint64(src) + uint64(dst))))
+	be.PutUint32(b[0:], first)
+	be.PutUint32(b[4:], second)
+	be.PutUint32(b[8:], third)
+	be.PutUint32(b[12:], src)
+	be.PutUint32(b[16:], dst)
 }
 
 // PseudoSum is the sum of the pseudo-header of l4len octets of transport header
 // and payload (RFC 9293, Section 3.1; RFC 8200, Section 8.1).
 func (t *Tuple) PseudoSum(l4len int) uint32 {
-	s := uint32(t.Proto) + uint32(l4len)
+	s := uint64(t.Proto) + uint64(l4len)
 	if t.V6 {
-		return Sum(t.Remote[:], Sum(t.Local[:], s))
+		return reduce(s + words32(t.Local[:]) + words32(t.Remote[:]))
 	}
-	return Sum(t.Remote[12:], Sum(t.Local[12:], s))
+	return reduce(s + words32(t.Local[12:]) + words32(t.Remote[12:]))
 }
 
 // FragmentHeaderLen is HeaderLen for fragments.
