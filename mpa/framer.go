@@ -13,8 +13,12 @@ import (
 // run at speed, near enough that their octets are still in the L1 cache.
 const sumStep = 4096
 
-// inOne is the length from which copy, CRC and sum are made in one pass.
-const inOne = 512
+// From which length copy, CRC and sum are made in one pass: in octets, and with
+// markers in runs between two of them.
+const (
+	inOne     = 512
+	markInOne = 4
+)
 
 // Framer composes the FPDUs of one half connection, each straight in the buffer
 // that it is sent from. For each FPDU call Begin, Write until the whole ULPDU
@@ -95,6 +99,16 @@ func (f *Framer) Write(p []byte) {
 	f.left -= len(p)
 	for len(p) > 0 {
 		if f.at == f.next {
+			if n := len(p) - len(p)%markerRun; f.crc && n >= markInOne*markerRun {
+				f.sumUp()
+				c, sum := crc32c.Mark(f.dst[f.at:], f.c, p[:n], f.at-f.length)
+				p = p[n:]
+				n = n / markerRun * markerEvery
+				f.at += n
+				f.next += n
+				f.summedUp(c, sum)
+				continue
+			}
 			f.marker(f.at - f.length)
 		}
 		n := min(len(p), f.next-f.at)

@@ -276,22 +276,19 @@ func (r *Receiver) strip(seq serial.Num, raw []byte, buf *[]byte) (ulpdu []byte,
 		}
 		return raw[from : from+n : from+n], true
 	}
-	*buf = grow(*buf, 0, n)
-	out := *buf
-	to := 0
-	for ; next < len(raw); next += markerEvery {
-		if !r.marker(raw, next, next-at) {
+	for i := next; i < len(raw); i += markerEvery {
+		if !r.marker(raw, i, i-at) {
 			return nil, false
 		}
-		if to < n {
-			to += copy(out[to:n], raw[from:next])
-			from = next + markerLen
-		}
 	}
-	if to < n {
-		copy(out[to:n], raw[from:])
-	}
-	return out[:n:n], true
+	*buf = grow(*buf, 0, n)
+	out := (*buf)[:n:n]
+	to := copy(out, raw[from:next])
+	from = next + markerLen
+	runs := crc32c.Unmark(out[to:], raw[from:])
+	to += runs * markerRun
+	copy(out[to:], raw[from+runs*markerEvery:])
+	return out, true
 }
 
 // marker checks that the marker at raw[i] points back by ptr octets. The two

@@ -11,5 +11,14 @@ var vectors = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI
 // so that the last one is odd. If dst is not nil it copies them there; the
 // results are those of the copy.
 //
+// If ptr is not zero, n is a multiple of 512, and the octets are those of src
+// with a marker in front of each 508: ptr, then 512 more each time.
+//
 //go:noescape
-func pass(dst, src *byte, n int, crc uint32) (reg, even, odd uint32)
+func pass(dst, src *byte, n int, crc, ptr uint32) (reg, even, odd uint32)
+
+// join copies n pieces, at least one, of 508 octets from places that are 512
+// octets apart. dst and src may overlap if dst is the lower by four at least.
+//
+//go:noescape
+func join(dst, src *byte, n int)

@@ -23,9 +23,10 @@ DATA lanes<>+48(SB)/8, $0
 DATA lanes<>+56(SB)/8, $0
 GLOBL lanes<>(SB), RODATA|NOPTR, $64
 
-// func pass(dst, src *byte, n int, crc uint32) (reg, even, odd uint32)
+// func pass(dst, src *byte, n int, crc, ptr uint32) (reg, even, odd uint32)
 //
-// SI, DI, CX: src, dst or zero, octets left. Z0 to Z3: what the CRC has come to;
+// SI, DI, CX: src, dst or zero, octets left. R9: ptr of the marker that is due,
+// or zero. Z0 to Z3: what the CRC has come to;
 // only Z0 outside of the loop. Z10 to Z13 and Z14 to Z17: sums, in each 32 bits,
 // of the octets at even and at odd places of a vector.
 TEXT ·pass(SB), NOSPLIT, $0-44
@@ -33,6 +34,7 @@ TEXT ·pass(SB), NOSPLIT, $0-44
 	MOVQ src+8(FP), SI
 	MOVQ n+16(FP), CX
 	MOVL crc+24(FP), AX
+	MOVL ptr+28(FP), R9
 	VBROADCASTI32X4 fold512<>(SB), Z9
 	MOVL $0x00010001, DX
 	VPBROADCASTD DX, Z18 // a one at every even place
@@ -51,7 +53,24 @@ TEXT ·pass(SB), NOSPLIT, $0-44
 	// count where the register is not in front of them: it goes in behind them.
 	MOVQ CX, BX
 	ANDQ $63, BX
+	JNZ  ragged
+	TESTL R9, R9
 	JZ   first
+
+	// A marker, and the first 60 octets.
+	MOVL $1, DX
+	KMOVW DX, K2
+	KNOTW K2, K3
+	VMOVDQU64 (SI), Z20
+	VPEXPANDD.Z Z20, K3, Z20
+	MOVWLZX R9, R10
+	BSWAPL R10
+	VPBROADCASTD R10, K2, Z20
+	SUBQ $4, SI
+	MOVL $0, R12 // blocks since the last marker, modulo 2
+	JMP  loaded
+
+ragged:
 	MOVL $64, R8
 	SUBQ BX, R8
 	MOVQ $-1, DX
@@ -81,6 +100,8 @@ head:
 
 first: // whole vector
 	VMOVDQU64 (SI), Z20
+
+loaded:
 	TESTQ DI, DI
 	JZ   second
 	VMOVDQU64 Z20, (DI)
@@ -109,7 +130,13 @@ loop:
 	VMOVDQU64 (SI), Z20
 	VMOVDQU64 64(SI), Z21
 	VMOVDQU64 128(SI), Z22
+	TESTL R9, R9
+	JNZ  marked
+
+fourth:
 	VMOVDQU64 192(SI), Z23
+
+store:
 	TESTQ DI, DI
 	JZ   read
 	VMOVDQU64 Z20, (DI)
@@ -215,4 +242,45 @@ reduce: // four lanes to one
 	MOVL R8, even+36(FP)
 	SHRQ $32, R8
 	MOVL R8, odd+40(FP)
+	RET
+
+marked: // since one vector is ahead of the loop, in every second block the fourth begins with a marker
+	XORL $1, R12
+	JNZ  fourth
+	SUBQ $4, SI
+	VMOVDQU64 192(SI), Z23
+	ADDL $512, R9
+	MOVWLZX R9, R10
+	BSWAPL R10
+	VPBROADCASTD R10, K2, Z23
+	JMP  store
+
+// func join(dst, src *byte, n int)
+TEXT ·join(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), DI
+	MOVQ src+8(FP), SI
+	MOVQ n+16(FP), CX
+
+piece:
+	VMOVDQU64 (SI), Z0
+	VMOVDQU64 64(SI), Z1
+	VMOVDQU64 128(SI), Z2
+	VMOVDQU64 192(SI), Z3
+	VMOVDQU64 256(SI), Z4
+	VMOVDQU64 320(SI), Z5
+	VMOVDQU64 384(SI), Z6
+	VMOVDQU64 444(SI), Z7 // 508 octets are four less than eight vectors
+	VMOVDQU64 Z0, (DI)
+	VMOVDQU64 Z1, 64(DI)
+	VMOVDQU64 Z2, 128(DI)
+	VMOVDQU64 Z3, 192(DI)
+	VMOVDQU64 Z4, 256(DI)
+	VMOVDQU64 Z5, 320(DI)
+	VMOVDQU64 Z6, 384(DI)
+	VMOVDQU64 Z7, 444(DI)
+	ADDQ $512, SI
+	ADDQ $508, DI
+	DECQ CX
+	JNZ  piece
+	VZEROUPPER
 	RET

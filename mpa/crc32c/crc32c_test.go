@@ -2,6 +2,7 @@ package crc32c
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"hash/crc32"
@@ -76,6 +77,49 @@ func TestEveryLength(t *testing.T) {
 	}
 }
 
+// checkMarkers compares Mark and Unmark with their definition.
+func checkMarkers(t *testing.T, crc uint32, ptr int, p []byte) {
+	t.Helper()
+	var want []byte
+	n := len(p) / markerRun
+	for i := range n {
+		want = binary.BigEndian.AppendUint32(want, uint32(uint16(ptr+i*markerEvery)))
+		want = append(want, p[i*markerRun:][:markerRun]...)
+	}
+	rest := bytes.Repeat([]byte{0x5a}, 80)
+	dst := append(make([]byte, len(want)), rest...)
+	got, s := Mark(dst, crc, p[:n*markerRun], ptr)
+	if !bytes.Equal(dst[:len(want)], want) || !bytes.Equal(dst[len(want):], rest) {
+		t.Fatalf("Mark of %d octets from %d is not exact", n*markerRun, ptr)
+	}
+	if got != crc32.Update(crc, table, want) || pkt.Fold(s) != pkt.Fold(pkt.Sum(want, 0)) {
+		t.Fatalf("Mark of %d octets from %d: %08x, %04x; want %08x, %04x", n*markerRun, ptr, got, pkt.Fold(s), crc32.Update(crc, table, want), pkt.Fold(pkt.Sum(want, 0)))
+	}
+	if n == 0 {
+		return
+	}
+	out := append(make([]byte, n*markerRun), rest...)
+	if k := Unmark(out[:n*markerRun], want[markerLen:]); k != n || !bytes.Equal(out[:n*markerRun], p[:n*markerRun]) || !bytes.Equal(out[n*markerRun:], rest) {
+		t.Fatalf("Unmark of %d runs: %d, or not exact", n, k)
+	}
+	// In place, and with room for less than all.
+	k := Unmark(want[:n*markerRun-1], want[markerLen:])
+	if k != n-1 || !bytes.Equal(want[:k*markerRun], p[:k*markerRun]) {
+		t.Fatalf("Unmark of %d runs in place: %d, or not exact", n-1, k)
+	}
+}
+
+func TestMarkers(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(3, 4))
+	b := make([]byte, 70_000)
+	for i := range b {
+		b[i] = byte(rnd.Uint32())
+	}
+	for n := range 130 {
+		checkMarkers(t, rnd.Uint32(), 4+4*rnd.IntN(500), b[n%67:][:n*markerRun])
+	}
+}
+
 // Nothing in front of the octets or behind them is touched.
 func TestEdges(t *testing.T) {
 	page := unix.Getpagesize()
@@ -119,7 +163,10 @@ func TestEveryBit(t *testing.T) {
 func FuzzUpdate(f *testing.F) {
 	f.Add(uint32(0), []byte("123456789"))
 	f.Add(uint32(0xffffffff), make([]byte, 600))
-	f.Fuzz(check)
+	f.Fuzz(func(t *testing.T, crc uint32, p []byte) {
+		check(t, crc, p)
+		checkMarkers(t, crc, 1+int(crc%0xffff), p)
+	})
 }
 
 func BenchmarkUpdate(b *testing.B) {
