@@ -6,6 +6,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/prefetch"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/mpa/crc32c"
@@ -45,11 +46,19 @@ func (h *heldTable) init(n int) {
 	}
 }
 
+// ahead is how much of the next frame is fetched while one is worked on; in a
+// longer one the processor sees by then where the reading goes.
+const ahead = 2048
+
 // pollRx takes one burst of frames from the link.
 func (w *worker) pollRx() int {
 	n := w.link.Receive(w.rx[:])
 	for i := range w.rx[:n] {
 		f := &w.rx[i]
+		if i+1 < n {
+			next := w.rx[i+1].Pieces[0]
+			prefetch.Octets(next[:min(len(next), ahead)])
+		}
 		w.stats.RxFrames++
 		w.stats.RxOctets += uint64(f.Len())
 		if w.taps != nil {

@@ -31,6 +31,7 @@ type layer struct {
 // leaves stand on the standard library alone.
 var leaves = []string{
 	"internal/clock", "internal/serial", "internal/ring", "internal/pkt", "internal/term", "internal/impair",
+	"internal/prefetch",
 }
 
 // layers is searched in order, so a folder stands before the one it lies in.

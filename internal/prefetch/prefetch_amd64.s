@@ -1,0 +1,13 @@
+#include "textflag.h"
+
+// func octets(p *byte, n int)
+TEXT ·octets(SB), NOSPLIT, $0-16
+	MOVQ p+0(FP), SI
+	MOVQ n+8(FP), CX
+
+next:
+	PREFETCHT0 (SI)
+	ADDQ $64, SI
+	SUBQ $64, CX
+	JG   next
+	RET
