@@ -9,8 +9,12 @@ package dataplane
 const (
 	turnBudget = 64       // records composed in a turn: as many as frames are received
 	minQuantum = 16 << 10 // octets of cost that a connection, or client, may send in its turn of the round
-	recordCost = 128      // headers, and a frame's share of everything else
-	fpduCost   = 512      // a work request or message costs about as much as so many octets more
+	// A connection that nobody waits behind gets so many turns at once: a fifth of
+	// the time of large Writes at an MTU of 9000 is between two turns.
+	aloneQuanta = 8
+
+	recordCost = 128 // headers, and a frame's share of everything else
+	fpduCost   = 512 // a work request or message costs about as much as so many octets more
 )
 
 // No one holds more TX slots than so many times those that are free: a single
@@ -25,8 +29,9 @@ const (
 // A grant is what a connection may send in its turn of the round, and why it
 // stopped.
 type grant struct {
-	left int // cost, in octets; the last record may overdraw it
-	why  stopped
+	left  int    // cost, in octets; the last record may overdraw it
+	until uint64 // what worker.composed may come to; 0: anything
+	why   stopped
 }
 
 type stopped uint8
@@ -160,10 +165,21 @@ func (w *worker) serve() int {
 			}
 		}
 		c.queued = false
+		alone := cl.queue.head == nil && w.ready.n == 1
+		if alone {
+			c.credit += aloneQuanta * w.quantum
+			cl.credit += aloneQuanta * w.quantum
+		}
 		g := grant{left: c.credit}
+		if alone {
+			g.until = until
+		}
 		work += w.pumpConn(c, &g)
 		cl.credit -= c.credit - g.left
 		c.credit = g.left
+		if alone { // not for the time when others have come
+			c.credit, cl.credit = min(c.credit, w.quantum), min(cl.credit, w.quantum)
+		}
 		switch {
 		case c.gone:
 		case g.why == stopSpent:
@@ -194,7 +210,7 @@ func (w *worker) freeSlots() int { return w.link.FreeSlots() - slotReserve + 1 }
 func (w *worker) may(c *conn, g *grant) bool {
 	free := w.freeSlots()
 	switch {
-	case g.left <= 0:
+	case g.left <= 0 || g.until != 0 && w.composed >= g.until:
 		g.why = stopSpent
 	case free <= 0:
 		g.why = stopSlots
