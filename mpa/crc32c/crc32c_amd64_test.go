@@ -1,0 +1,11 @@
+package crc32c
+
+import "testing"
+
+// What runs on other processors gives the same.
+func TestWithoutVectors(t *testing.T) {
+	defer func(was bool) { vectors = was }(vectors)
+	vectors = false
+	t.Run("lengths", TestEveryLength)
+	t.Run("markers", TestMarkers)
+}
