@@ -93,7 +93,12 @@ func (s *Server) as(c *cred, f func() error) error {
 			keep = true
 		}
 	}()
+	// An id that is none (-1, or without a place in the user namespace) is not taken,
+	// and the thread keeps what it had.
 	if u, _ := unix.SetfsuidRetUid(-1); u != int(c.uid) {
+		return unix.EPERM
+	}
+	if g, _ := unix.SetfsgidRetGid(-1); g != int(c.gid) {
 		return unix.EPERM
 	}
 	return f()

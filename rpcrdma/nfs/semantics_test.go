@@ -257,7 +257,7 @@ func TestRootSquash(t *testing.T) {
 		t.Errorf("%+v, %v", st, err)
 	}
 	fh := l.file("f", 0o660, root, "data")
-	for _, c := range []who{root, {1000, 0, nil}, {1000, 100, []uint32{0}}, {0, 0, []uint32{0}}} {
+	for _, c := range []who{root, {1000, 0, nil}, {1000, 100, []uint32{0}}, {0, 0, []uint32{0}}, {1000, 1<<32 - 1, nil}, {1<<32 - 1, 100, nil}, {1000, 100, []uint32{1<<32 - 1}}} {
 		l.want(nfsv3.NFS3ERR_ACCES, c, pRead, read(fh, 0, 4))
 	}
 }
