@@ -31,6 +31,7 @@ type fakeEngine struct {
 	conns    map[dataplane.ConnID]*fakeConn
 	bound    int
 	fences   int
+	onFence  func() // of a worker that has passed a turn; nil: nothing
 	detached int
 	refuse   error         // of Connect
 	hold     chan struct{} // if set, Connect returns when it is closed
@@ -126,7 +127,15 @@ func (e *fakeEngine) Disconnect(id dataplane.ConnID, abort bool) {
 }
 
 func (e *fakeEngine) Detach(*dataplane.QPBinding) { e.mu.Lock(); e.detached++; e.mu.Unlock() }
-func (e *fakeEngine) Fence()                      { e.mu.Lock(); e.fences++; e.mu.Unlock() }
+
+func (e *fakeEngine) Fence() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.fences++
+	if e.onFence != nil {
+		e.onFence()
+	}
+}
 
 func (e *fakeEngine) Bind(*dataplane.ClientBinding)   { e.mu.Lock(); e.bound++; e.mu.Unlock() }
 func (e *fakeEngine) Unbind(*dataplane.ClientBinding) { e.mu.Lock(); e.bound--; e.mu.Unlock() }

@@ -47,6 +47,7 @@ type (
 		uses      int    // QPs that complete on it
 		modCount  uint32
 		modPeriod time.Duration
+		moderated bool   // it was so once: a worker may hold a wake-up back
 		overruns  uint64 // that the client was told of
 	}
 	qp struct {
@@ -409,7 +410,7 @@ func (c *session) destroyCQ(h uint32) error {
 	}
 	delete(c.cqs, h)
 	s.mu.Unlock()
-	if q.modCount != 0 { // a worker may hold its wake-up back
+	if q.moderated {
 		q.ring.Moderate(0, 0)
 		s.quiet()
 	}
