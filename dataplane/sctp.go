@@ -132,14 +132,18 @@ func (e *Engine) ConnectSCTP(local, remote netip.AddrPort, o SCTP, set session.S
 }
 
 // AnswerSCTP answers the request of EventRequest: a.QP is attached, or, with a nil
-// QP, the request is rejected.
+// QP, the request is rejected. If the request is gone, what was posted to a.QP is
+// flushed and an EventClosed has the queue pair.
 func (e *Engine) AnswerSCTP(id ConnID, set session.Setup, a Attachment) {
 	if a.QP != nil {
 		a.QP.id.Store(uint64(id)) // as Attach does
 	}
 	e.onConn(id, func(w *worker, c *conn) {
-		if c != nil && c.as != nil {
+		switch {
+		case c != nil && c.as != nil:
 			w.answerSCTP(c, set, a)
+		case a.QP != nil:
+			w.refuseAttach(id, a)
 		}
 	})
 }

@@ -438,6 +438,28 @@ func TestSCTPDetach(t *testing.T) {
 	}
 }
 
+// TestSCTPAnswerGone: a request that is answered when its session has ended leaves
+// nothing posted.
+func TestSCTPAnswerGone(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	qb := newSimQP(t, s.hosts[1], 8192)
+	qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 5, SGEs: qb.sge(0, 10)})
+	a, req := s.requestSCTP(SCTP{}, false)
+	h := s.hosts[1]
+	s.hosts[0].w.disconnect(a, true)
+	s.closed(1)
+	h.e.AnswerSCTP(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
+	h.w.turn()
+	h.drain()
+	if len(qb.wcs) != 1 || qb.wcs[0].ID != 5 || qb.wcs[0].Status != verbs.WCFlushErr {
+		t.Errorf("completions %+v", qb.wcs)
+	}
+	if ev, ok := h.take(EventClosed); !ok || ev.Conn != req.Conn || ev.QP != &qb.QPBinding || !errors.Is(ev.Err, errNoConn) {
+		t.Errorf("EventClosed %+v, %v", ev, ok)
+	}
+	s.closedSCTP()
+}
+
 // TestSCTPStaleDisconnect: a command for a session that has ended does nothing to the
 // next one of its stream, whose Initiate came in the same turn.
 func TestSCTPStaleDisconnect(t *testing.T) {
