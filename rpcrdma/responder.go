@@ -234,6 +234,7 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 			b = src[w.Item]
 		}
 		if !c.waitRoom() {
+			c.orphan(held)
 			return
 		}
 		wr := iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{b.sge(w.Off, int(w.To.Length))}, RKey: w.To.Handle, Remote: w.To.Offset}
@@ -245,6 +246,7 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 		if c.post(&wr, o) != nil {
 			*held = append(*held, o.free...)
 			o.free = nil
+			c.orphan(held)
 			return
 		}
 		c.count.WriteOctets += uint64(w.To.Length)
@@ -254,6 +256,17 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 	}
 	c.s.Reply(in, plan, body)
 	c.turn()
+}
+
+// orphan leaves buffers to the connection, which is failing: Writes from them may
+// be under way until its queue pair is gone. Called with mu held.
+func (c *Conn) orphan(held *[]*buffer) {
+	if c.ops == nil {
+		return // it is gone
+	}
+	c.nextID++
+	c.ops[c.nextID&^recvID] = &op{slot: -1, free: *held}
+	*held = nil
 }
 
 // flatFrom is the message with the items that go by themselves taken out, all

@@ -1,0 +1,93 @@
+package rpcrdma
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+	"github.com/iwarpd/iwarpd/rpcrdma/session"
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
+
+// TestBuffersOfBrokenConn: what Writes may be reading from is not handed out
+// again before the queue pair is gone, else the peer gets another's data.
+func TestBuffersOfBrokenConn(t *testing.T) {
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	e, err := New(ctx, b.Device(), DefaultConfig(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	free := func() (n int) {
+		e.pool.mu.Lock()
+		defer e.pool.mu.Unlock()
+		for _, x := range e.pool.free {
+			n += x.n
+		}
+		return n
+	}
+	all := free()
+	for _, x := range []struct {
+		name string
+		fail func(c *Conn)
+	}{
+		{"there is no room", func(c *Conn) { c.fail(errGone) }},
+		{"a Write is not taken", func(c *Conn) { _ = c.qp.Close() }},
+	} {
+		c, err := e.newConn(ctx, "peer", session.DefaultConfig(true))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.started = true // but nobody reads completions: the end waits for c.loop
+		var msg, w rpc.Writer
+		(&rpc.Call{XID: 7, Prog: 1, Vers: 1}).Start(&msg)
+		const n = 100_000
+		h := wire.Header{XID: 7, Vers: 2, Credit: 100, Type: wire.CallInline, Writes: []wire.Chunk{{{Handle: 1, Length: n}}}}
+		c.s.Receive((&wire.Header{Vers: 2, Credit: 100, Type: wire.ConnPropFinal}).Append(nil))
+		c.s.Receive(append(h.Append(nil), msg.Body...))
+		var in *session.Call
+		for in == nil {
+			ev, ok := c.s.Event()
+			if !ok {
+				t.Fatal("no call")
+			}
+			in = ev.Call
+		}
+		buf, err := e.pool.alloc(ctx, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.U32(7)
+		w.U32(1)
+		w.Item(buf.b)
+		held := []*buffer{buf}
+		x.fail(c)
+		before := free()
+		c.reply(in, w.Msg, &held)
+		for _, b := range held { // as answer does
+			b.release()
+		}
+		if c.Err() == nil || free() != before {
+			t.Errorf("%s: %d octets back before the end, %v", x.name, free()-before, c.Err())
+		}
+		_ = c.qp.Close() // it was never connected: there is no end to wait for
+		close(c.loop)
+		select {
+		case <-c.done:
+		case <-ctx.Done():
+			t.Fatal("no end")
+		}
+		if free() != all {
+			t.Errorf("%s: %d octets of %d back after the end", x.name, free(), all)
+		}
+	}
+}
