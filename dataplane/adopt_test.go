@@ -14,6 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/sctp"
 	"github.com/iwarpd/iwarpd/sctp/session"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -40,15 +41,15 @@ func (j *joined) Receive(fs []link.Frame) int {
 
 func (j *joined) Release(f *link.Frame) { j.from[f].Release(f) }
 
-// twoQueues is host 0 with two queues and host 1 with one, which answers all on the
-// second queue, driven from one goroutine under a virtual clock.
+// twoQueues is host 0 with two queues and host 1 with one, which answers all on one of
+// the two, driven from one goroutine under a virtual clock.
 type twoQueues struct {
 	*sim
 	workers []*worker
 	links   []*link.Pipe
 }
 
-func newTwoQueues(t *testing.T) *twoQueues {
+func newTwoQueues(t *testing.T, answer int) *twoQueues {
 	q := &twoQueues{sim: &sim{t: t, now: clock.Time(time.Second)}}
 	s := q.sim
 	cfg := link.PipeConfig{Now: func() clock.Time { return s.now }}
@@ -58,7 +59,11 @@ func newTwoQueues(t *testing.T) *twoQueues {
 		t.Fatal(err)
 	}
 	q.links = []*link.Pipe{a0, a1, b0, b1}
-	for i, queues := range [][]Queue{{{Link: a0, CPU: -1}, {Link: a1, CPU: -1}}, {{Link: &joined{b1, b0, map[*link.Frame]*link.Pipe{}}, CPU: -1}}} {
+	to, other := b0, b1
+	if answer == 1 {
+		to, other = b1, b0
+	}
+	for i, queues := range [][]Queue{{{Link: a0, CPU: -1}, {Link: a1, CPU: -1}}, {{Link: &joined{to, other, map[*link.Frame]*link.Pipe{}}, CPU: -1}}} {
 		e, err := New(Config{Now: cfg.Now}, queues, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -170,7 +175,7 @@ func TestAdopt(t *testing.T) {
 	hop := Hop{SrcMAC: macA, DstMAC: macB}
 	p := mpa.Params{CRC: true, IRD: 8, ORD: 8}
 	t.Run("TCP", func(t *testing.T) {
-		q := newTwoQueues(t)
+		q := newTwoQueues(t, 1)
 		w, b := q.workers[0], q.workers[2]
 		qa, qb := newSimQP(t, q.hosts[0], 65536), newSimQP(t, q.hosts[1], 65536)
 		b.turn()
@@ -194,7 +199,7 @@ func TestAdopt(t *testing.T) {
 	})
 	for name, o := range map[string]SCTP{"SCTP": {}, "SCTP in UDP": {UDP: true}} {
 		t.Run(name, func(t *testing.T) {
-			q := newTwoQueues(t)
+			q := newTwoQueues(t, 1)
 			w, b := q.workers[0], q.workers[2]
 			qa, qb := newSimQP(t, q.hosts[0], 65536), newSimQP(t, q.hosts[1], 65536)
 			b.turn()
@@ -220,7 +225,7 @@ func TestAdopt(t *testing.T) {
 // TestAdoptGivenUp ends a connect that was adopted and is never answered.
 func TestAdoptGivenUp(t *testing.T) {
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
-	q := newTwoQueues(t)
+	q := newTwoQueues(t, 1)
 	w, b := q.workers[0], q.workers[2]
 	b.turn()
 	if err := b.listenSCTP(1, remote, SCTP{}); err != nil {
@@ -237,4 +242,54 @@ func TestAdoptGivenUp(t *testing.T) {
 	q.until("nothing left", func() bool {
 		return len(w.conns)+len(w.moved)+len(q.workers[1].conns)+len(q.workers[1].sctp.assocs) == 0 && q.hosts[0].e.ndialing.Load() == 0
 	})
+}
+
+// TestAdoptForeignTag: a packet of a dialled flow that comes on another queue moves
+// nothing unless it has the association's tag, which nobody but the peer knows.
+func TestAdoptForeignTag(t *testing.T) {
+	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
+	for name, o := range map[string]SCTP{"SCTP": {}, "SCTP in UDP": {UDP: true}} {
+		t.Run(name, func(t *testing.T) {
+			q := newTwoQueues(t, 0)
+			w, second, b := q.workers[0], q.workers[1], q.workers[2]
+			qa, qb := newSimQP(t, q.hosts[0], 4096), newSimQP(t, q.hosts[1], 4096)
+			b.turn()
+			if err := b.listenSCTP(1, remote, o); err != nil {
+				t.Fatal(err)
+			}
+			id, flow := w.newID(), pkt.NewFlow(local, remote)
+			if err := w.connectSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, o, session.Setup{}, time.Minute); err != nil {
+				t.Fatal(err)
+			}
+			as := w.sctp.assocs[flow]
+
+			h := sctp.Header{SrcPort: flow.RemotePort, DstPort: flow.LocalPort}
+			p := append(h.Append(nil), byte(sctp.ChunkHeartbeat), 0, 0, 8, 0, 1, 0, 4)
+			if as.a.Ours(p) {
+				p[4] ^= 1
+			}
+			sctp.SetChecksum(p)
+			tuple := pkt.Tuple{Flow: pkt.NewFlow(remote, local), Proto: pkt.ProtoSCTP, SrcMAC: macB, DstMAC: macA}
+			if o.UDP {
+				tuple.Proto = pkt.ProtoUDP
+				p = append([]byte{0x12, 0x34, sctp.UDPPort >> 8, sctp.UDPPort & 0xff, 0, byte(8 + len(p)), 0, 0}, p...)
+			}
+			frame := make([]byte, tuple.HeaderLen(), tuple.HeaderLen()+len(p))
+			tuple.Put(frame, len(p), 0, 0)
+			frame = append(frame, p...)
+			f := link.Frame{N: 1}
+			f.Pieces[0] = frame
+			second.frame(&f)
+			q.until("the packet is seen", func() bool { return as.a.Stats().BadTag == 1 })
+
+			req := q.event(1, EventRequest)
+			q.hosts[1].e.AnswerSCTP(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
+			if ev := q.event(0, EventAnswer); ev.Conn != id || ev.Worker != 0 {
+				t.Errorf("event %+v", ev)
+			}
+			q.hosts[0].e.Attach(id, Attachment{QP: &qa.QPBinding, Params: mpa.Params{Initiator: true}})
+			q.event(0, EventEstablished)
+			q.event(1, EventEstablished)
+		})
+	}
 }

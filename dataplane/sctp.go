@@ -236,8 +236,9 @@ func (w *worker) forgetDialing(flow pkt.Flow) {
 }
 
 // adoptSCTP is adopt for an association that another worker dials, whose INIT ACK or
-// COOKIE ACK came here: nothing is in that worker's slots before it is established. It
-// reports whether there is one.
+// COOKIE ACK came here: nothing is in that worker's slots before it is established. A
+// packet without the tag of the association moves nothing. adoptSCTP reports whether
+// there is one.
 func (w *worker) adoptSCTP(flow pkt.Flow, udp uint16, b []byte) bool {
 	if w.e.ndialing.Load() == 0 {
 		return false
@@ -255,6 +256,12 @@ func (w *worker) adoptSCTP(flow pkt.Flow, udp uint16, b []byte) bool {
 			return
 		}
 		if s := as.a.State(); s != sctp.CookieWait && s != sctp.CookieEchoed {
+			return
+		}
+		if !as.a.Ours(b) { // anybody may have sent it
+			as.a.HandlePacket(o.now, flow, udp, b)
+			o.sctpData(as, b)
+			o.mark(&as.carrier)
 			return
 		}
 		o.forgetDialing(flow)

@@ -71,6 +71,13 @@ func (a *Assoc) mayReceive() bool {
 	return a.state == Established || a.state == ShutdownPending || a.state == ShutdownSent
 }
 
+// Ours reports whether packet b carries the verification tag that the association asked
+// its peer for, as nobody else knows it.
+func (a *Assoc) Ours(b []byte) bool {
+	var h Header
+	return h.Decode(b) == nil && h.Tag == a.tag
+}
+
 // tagOK is RFC 9260 8.5.
 func (a *Assoc) tagOK(h *Header, c *Chunk, more bool) bool {
 	switch c.Type {
