@@ -78,3 +78,27 @@ func TestSCTPClaims(t *testing.T) {
 		t.Error("the port outlives the association")
 	}
 }
+
+// TestSCTPClaimsAtClose: what is left of associations goes with the server.
+func TestSCTPClaimsAtClose(t *testing.T) {
+	h := newHarness(t, Config{})
+	h.Bind(&sctpFake{h.e})
+	c := h.hello(t)
+	req := reqListen(addrA.String(), 7174)
+	req.GetListen().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP}
+	c.ok(req)
+	var id dataplane.ListenerID
+	h.e.mu.Lock()
+	for id = range h.e.listens {
+	}
+	h.e.mu.Unlock()
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventJoined, Listener: id, Flow: flow})
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := h.steer.len(); n != 0 {
+		t.Errorf("%d endpoints still claimed", n)
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventParted, Flow: flow}) // the engine still runs
+}

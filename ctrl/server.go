@@ -292,7 +292,11 @@ func (s *Server) Close() error {
 	for _, l := range s.lingering {
 		s.claims.drop(l.claim)
 	}
+	for _, cl := range s.assocs {
+		s.claims.drop(cl)
+	}
 	s.lingering = nil
+	clear(s.assocs)
 	return nil
 }
 
