@@ -147,6 +147,7 @@ func (s *Server) Program() rpc.Program {
 		// What changes the tree in a way that cannot be done twice; and WRITE, which must
 		// not be done again behind a later one.
 		Once: func(vers, proc uint32) bool { return proc == procSetattr || proc >= procWrite && proc <= procLink },
+		Bulk: func(vers, proc uint32) bool { return proc == procWrite },
 	}
 }
 

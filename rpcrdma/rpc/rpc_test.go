@@ -196,6 +196,59 @@ func TestDuplicates(t *testing.T) {
 	}
 }
 
+// TestReplyIsKept: neither a mass of others nor bulk pushes out the reply of what
+// must not be done twice, as long as that is being done, or is young.
+func TestReplyIsKept(t *testing.T) {
+	var n atomic.Uint32
+	entered, hold := make(chan struct{}, 2), make(chan struct{})
+	s := &Server{}
+	yes := func(uint32, uint32) bool { return true }
+	s.Register(9, Program{Low: 1, High: 1, Once: yes, Bulk: func(_, proc uint32) bool { return proc == 2 }, Serve: func(_ context.Context, r *Request) Status {
+		if r.Proc == 3 {
+			entered <- struct{}{}
+			<-hold
+		}
+		r.Reply.U32(n.Add(1))
+		return Success
+	}})
+	do := func(m Msg) uint32 {
+		reply, ok := s.Serve(t.Context(), "a", m, nil)
+		r, err := ParseReply(reply)
+		if !ok || err != nil {
+			t.Error(ok, err)
+			return 0
+		}
+		return r.U32()
+	}
+	var wg sync.WaitGroup
+	var got [2]uint32
+	wg.Go(func() { got[0] = do(makeCall(1, 3, 0)) })
+	<-entered
+	for i := range uint32(cacheSize + 1) {
+		do(makeCall(i, 1, 0))
+	}
+	wg.Go(func() { got[1] = do(makeCall(1, 3, 0)) }) // comes again while it is being done
+	close(hold)
+	wg.Wait()
+	if again := do(makeCall(1, 3, 0)); got[0] != cacheSize+2 || got[1] != got[0] || again != got[0] {
+		t.Errorf("what was being done: %v, then %d", got, again)
+	}
+	first := do(makeCall(1, 2, 0))
+	for i := range uint32(cacheSize - 1) {
+		do(makeCall(2+i, 2, 0))
+	}
+	if again := do(makeCall(1, 2, 0)); again != first {
+		t.Errorf("bulk: %d, then %d", first, again)
+	}
+	do(makeCall(1+cacheSize, 2, 0))
+	if again := do(makeCall(1, 2, 0)); again == first {
+		t.Error("bulk is kept for good")
+	}
+	if again := do(makeCall(1, 3, 0)); again != got[0] {
+		t.Errorf("after bulk: %d, then %d", got[0], again)
+	}
+}
+
 func TestTCP(t *testing.T) {
 	var n atomic.Int32
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -29,6 +29,9 @@ type Program struct {
 	// Once reports that a procedure must not be done twice: replies to it are kept
 	// for requests that come again.
 	Once func(vers, proc uint32) bool
+	// Bulk reports which of those come in such numbers that replies to them are kept
+	// apart, so that the others' are not lost among them; nil: none.
+	Bulk func(vers, proc uint32) bool
 }
 
 // Server dispatches calls to programs. Its zero value has none.
@@ -36,6 +39,7 @@ type Server struct {
 	mu       sync.RWMutex
 	programs map[uint32]Program
 	cache    cache
+	bulk     cache
 }
 
 // Register adds a program.
@@ -88,7 +92,11 @@ func (s *Server) Serve(ctx context.Context, peer string, m Msg, buffer func(int)
 	if p.Once == nil || !p.Once(c.Vers, c.Proc) {
 		return do(), true
 	}
-	return s.cache.do(key{peer: peer, xid: c.XID, prog: c.Prog, vers: c.Vers, proc: c.Proc, sum: sum(m)}, do), true
+	cache := &s.cache
+	if p.Bulk != nil && p.Bulk(c.Vers, c.Proc) {
+		cache = &s.bulk
+	}
+	return cache.do(key{peer: peer, xid: c.XID, prog: c.Prog, vers: c.Vers, proc: c.Proc, sum: sum(m)}, do), true
 }
 
 // GarbageReply is the reply to a call whose message could not be put together.
@@ -125,8 +133,8 @@ const cacheSize = 4096
 // cache keeps replies for requests that come again.
 type cache struct {
 	mu      sync.Mutex
-	entries map[key]*entry
-	order   [cacheSize]key // a ring
+	entries map[key]*entry // those being done, and those of order
+	order   []key          // a ring of what was done
 	next    int
 }
 
@@ -147,16 +155,25 @@ func (c *cache) do(k key, f func() Msg) Msg {
 	if c.entries == nil {
 		c.entries = make(map[key]*entry)
 	}
-	if len(c.entries) == cacheSize {
-		delete(c.entries, c.order[c.next])
-	}
 	e := &entry{done: make(chan struct{})}
 	c.entries[k] = e
-	c.order[c.next] = k
-	c.next = (c.next + 1) % cacheSize
 	c.mu.Unlock()
 	defer close(e.done)
 	m := f()
 	e.reply = Msg{Body: m.AppendFlat(nil)}
+	c.keep(k)
 	return e.reply
+}
+
+// keep notes that k was done. The oldest of those goes when there are too many.
+func (c *cache) keep(k key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.order) < cacheSize {
+		c.order = append(c.order, k)
+		return
+	}
+	delete(c.entries, c.order[c.next])
+	c.order[c.next] = k
+	c.next = (c.next + 1) % cacheSize
 }
