@@ -12,19 +12,28 @@ import (
 
 // Resize gives the queue room for at least depth completions in each ring. Those
 // that wait stay. It may run beside Poll and Wait; a program that sleeps on FD
-// itself polls once more when Resize returns.
+// itself polls once more when Resize returns. Once it is asked for it happens:
+// that ctx ends matters only before. A queue whose new memory cannot be mapped
+// ends the Device.
 func (c *CQ) Resize(ctx context.Context, depth int) error {
-	a, err := c.d.call(ctx, "resize CQ", &ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: c.h, Depth: uint32(max(depth, 0))}}}, -1)
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("iwarp: resize CQ: %w", err)
+	}
+	a, err := c.d.call(context.WithoutCancel(ctx), "resize CQ", &ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: c.h, Depth: uint32(max(depth, 0))}}}, -1)
 	if err != nil {
 		return err
 	}
 	defer seqpacket.CloseAll(a.fds)
 	if len(a.fds) != 1 {
-		return fmt.Errorf("iwarp: resize CQ: %d descriptors: %w", len(a.fds), ErrInternal)
+		err := fmt.Errorf("iwarp: resize CQ: %d descriptors: %w", len(a.fds), ErrInternal)
+		c.d.fail(err) // completions go where nobody sees them
+		return err
 	}
 	ring, err := shm.MapCQ(a.fds[0])
 	if err != nil {
-		return fmt.Errorf("iwarp: resize CQ: %w", err)
+		err = fmt.Errorf("iwarp: resize CQ: %w", err)
+		c.d.fail(err)
+		return err
 	}
 	c.mu.Lock()
 	if c.closed {

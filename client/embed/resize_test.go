@@ -1,0 +1,139 @@
+package embed_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+)
+
+// endsAtOnce is a context that ends when it was looked at.
+type endsAtOnce struct {
+	context.Context
+	seen atomic.Bool
+}
+
+func (c *endsAtOnce) Done() <-chan struct{} {
+	ended := make(chan struct{})
+	close(ended)
+	return ended
+}
+
+func (c *endsAtOnce) Err() error {
+	if c.seen.Swap(true) {
+		return context.Canceled
+	}
+	return nil
+}
+
+// TestResizeContext: a context that ends before Resize leaves the queue as it is;
+// one that ends while the daemon is at it does not leave it without its completions.
+func TestResizeContext(t *testing.T) {
+	a, b, ctx := verbsPair(t, embed.PairConfig{}, 16)
+	write := func() {
+		t.Helper()
+		if err := a.qp.PostSend(&iwarp.SendWR{
+			Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 64)}, Remote: b.mem.Base(), RKey: b.mem.RKey(),
+		}); err != nil {
+			t.Fatal(err)
+		}
+		a.wait(t, ctx, 1)
+	}
+	before := a.cq.Depth()
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	if err := a.cq.Resize(ended, 4*before); !errors.Is(err, context.Canceled) || a.cq.Depth() != before {
+		t.Errorf("%v, depth %d", err, a.cq.Depth())
+	}
+	write()
+	if err := a.cq.Resize(&endsAtOnce{Context: ctx}, 4*before); err != nil || a.cq.Depth() < 4*before {
+		t.Fatalf("%v, depth %d", err, a.cq.Depth())
+	}
+	write()
+}
+
+// TestResizeUnmappable: a queue whose new memory cannot be mapped would never
+// complete anything again, so the device ends.
+func TestResizeUnmappable(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	daemon, err := seqpacket.FromFD(fds[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer daemon.Close()
+	ring, err := shm.CreateCQ(1, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ring.Close()
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	served := make(chan error, 1)
+	go func() {
+		served <- func() error {
+			for {
+				b, _, err := daemon.Read(0)
+				if err != nil {
+					return nil // the client is gone
+				}
+				var req ctrlpb.Request
+				if err := proto.Unmarshal(b, &req); err != nil {
+					return err
+				}
+				reply := &ctrlpb.Reply{Id: req.Id, Body: &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: 1, Depth: 16, Workers: 1}}}
+				var fds []int
+				switch req.Body.(type) {
+				case *ctrlpb.Request_Hello:
+					reply.Body = &ctrlpb.Reply_Hello{Hello: &ctrlpb.HelloReply{Version: 1, Device: &ctrlpb.DeviceAttr{}}}
+				case *ctrlpb.Request_CreateCq:
+					fds = []int{ring.FD(), ring.EventFD()}
+				case *ctrlpb.Request_ResizeCq:
+					fds = []int{int(null.Fd())}
+				}
+				if b, err = proto.Marshal(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: reply}}); err != nil {
+					return err
+				}
+				if err := daemon.Write(b, fds); err != nil {
+					return err
+				}
+			}
+		}()
+	}()
+	dev, err := iwarp.OpenFD(t.Context(), fds[1], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cq, err := dev.CreateCQ(t.Context(), 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rerr := cq.Resize(t.Context(), 32)
+	if rerr == nil {
+		t.Error("/dev/null was mapped")
+	}
+	if derr := dev.Err(); derr == nil || !errors.Is(rerr, derr) {
+		t.Errorf("the device: %v; want %v", derr, rerr)
+	}
+	if err := dev.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
