@@ -54,7 +54,7 @@ type recoveryState struct {
 	roundEnd                 serial.Num // of the round trip in hand
 	limited, limitedNow      bool       // the window was in full use in the last, and in this, round
 	reduced                  bool
-	reducedAt                serial.Num // nxt at the last reduction: an ECN echo counts once CWR, which is sent there, may have arrived
+	reducedAt                serial.Num // nxt at the last reduction: an ECN echo counts once CWR, which is sent there, may have arrived, and reduced is cleared
 }
 
 // pipe is the estimate of the octets in the network (RFC 6675 section 4). For a
@@ -108,7 +108,10 @@ func (c *Conn) recover(a *ackState) {
 	if found {
 		c.lossFound(a)
 	}
-	if a.ece && c.ca == caOpen && (!c.reduced || c.reducedAt.Less(c.una)) {
+	if c.reduced && c.reducedAt.Less(c.una) {
+		c.reduced = false // the order of the two is lost 2 GiB later
+	}
+	if a.ece && c.ca == caOpen && !c.reduced {
 		c.stats.ECNReductions++
 		c.enterCWR(a.now, true)
 	}
