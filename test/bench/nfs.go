@@ -27,7 +27,7 @@ import (
 // Read.
 
 const (
-	nfsDepth   = 4
+	nfsDepth   = 8
 	nfsTCPPort = 2049
 )
 
