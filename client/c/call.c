@@ -87,7 +87,7 @@ static void packet_arrived(struct iwarpd_device *dev, struct packet *p)
 		if (p->msg->event->body_case == PB__EVENT__BODY_CUT_OFF)
 			note_cut_off(dev, p->msg->event->cut_off);
 		event_arrived(dev, p->msg);
-		if (dev->num_events > MAX_EVENTS)
+		if (dev->event_lost || dev->num_events > MAX_EVENTS + EVENTS_QP * dev->most_qps)
 			device_died(dev, -EOVERFLOW);
 		return;
 	default: /* of a later version */

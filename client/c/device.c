@@ -28,6 +28,8 @@ void object_add(struct object *o, struct iwarpd_device *dev, enum object_kind ki
 	o->prev = &dev->objects;
 	o->next->prev = o;
 	o->prev->next = o;
+	if (kind == OBJECT_QP && ++dev->num_qps > dev->most_qps)
+		dev->most_qps = dev->num_qps;
 	pthread_mutex_unlock(&dev->lock);
 }
 
@@ -36,6 +38,8 @@ void object_free(struct object *o)
 	pthread_mutex_lock(&o->dev->lock);
 	o->next->prev = o->prev;
 	o->prev->next = o->next;
+	if (o->kind == OBJECT_QP)
+		o->dev->num_qps--;
 	pthread_mutex_unlock(&o->dev->lock);
 	o->free(o);
 }

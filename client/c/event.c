@@ -60,7 +60,7 @@ void event_arrived(struct iwarpd_device *dev, Pb__Message *msg)
 	note_event(dev, msg->event);
 	if (!ev) {
 		pb__message__free_unpacked(msg, NULL);
-		dev->num_events = MAX_EVENTS + 1; /* an event must not be lost */
+		dev->event_lost = true;
 		return;
 	}
 	ev->msg = msg;
@@ -91,18 +91,15 @@ void event_done(struct iwarpd_device *dev, struct event **at)
 	pb__message__free_unpacked(pop_event(dev, at), NULL);
 }
 
+static bool ends_stream(const Pb__Event *ev, uint32_t conn)
+{
+	return (ev->body_case == PB__EVENT__BODY_CONNECT_FAILED && ev->connect_failed->conn == conn) ||
+	       (ev->body_case == PB__EVENT__BODY_CONNECT_GONE && ev->connect_gone->conn == conn);
+}
+
 static bool concerns_stream(const Pb__Event *ev, uint32_t conn)
 {
-	switch (ev->body_case) {
-	case PB__EVENT__BODY_STREAM_DATA:
-		return ev->stream_data->conn == conn;
-	case PB__EVENT__BODY_CONNECT_FAILED:
-		return ev->connect_failed->conn == conn;
-	case PB__EVENT__BODY_CONNECT_GONE:
-		return ev->connect_gone->conn == conn;
-	default:
-		return false;
-	}
+	return (ev->body_case == PB__EVENT__BODY_STREAM_DATA && ev->stream_data->conn == conn) || ends_stream(ev, conn);
 }
 
 struct event **stream_event(struct iwarpd_device *dev, uint32_t conn)
@@ -162,32 +159,26 @@ static void put_error(struct iwarpd_event *ev, const Pb__Error *err)
 		pb_error(&ev->error, err);
 }
 
-static bool put_request(struct iwarpd_event *ev, struct iwarpd_device *dev, const Pb__ConnectRequest *r)
+static void put_request(struct iwarpd_event *ev, struct iwarpd_device *dev, const Pb__ConnectRequest *r)
 {
 	struct object *o = find_object(dev, OBJECT_LISTENER, r->listen);
 
-	if (!o)
-		return false;
 	ev->type = IWARPD_EVENT_CONNECT_REQUEST;
-	ev->listener = listener_of(o);
+	ev->listener = o ? listener_of(o) : NULL;
 	ev->conn = r->conn;
 	put_addresses(ev, r->local, r->remote);
 	put_data(ev, &r->private_data);
 	ev->negotiated = (struct iwarpd_negotiated){ .revision = r->revision, .ird = r->ird, .ord = r->ord, .p2p = r->p2p };
-	return true;
 }
 
-static bool put_stream(struct iwarpd_event *ev, struct iwarpd_device *dev, const Pb__StreamReady *r)
+static void put_stream(struct iwarpd_event *ev, struct iwarpd_device *dev, const Pb__StreamReady *r)
 {
 	struct object *o = find_object(dev, OBJECT_LISTENER, r->listen);
 
-	if (!o && !ev->qp)
-		return false;
 	ev->type = IWARPD_EVENT_STREAM_READY;
 	ev->listener = o ? listener_of(o) : NULL;
 	ev->conn = r->conn;
 	put_addresses(ev, r->local, r->remote);
-	return true;
 }
 
 static void put_established(struct iwarpd_event *ev, const Pb__Established *s)
@@ -236,7 +227,8 @@ static bool put_event(struct iwarpd_event *ev, struct iwarpd_device *dev, const 
 		ev->qp = qp_of(qp);
 	switch (pb->body_case) {
 	case PB__EVENT__BODY_CONNECT_REQUEST:
-		return put_request(ev, dev, pb->connect_request);
+		put_request(ev, dev, pb->connect_request);
+		return true;
 	case PB__EVENT__BODY_ESTABLISHED:
 		put_established(ev, pb->established);
 		return true;
@@ -266,7 +258,8 @@ static bool put_event(struct iwarpd_event *ev, struct iwarpd_device *dev, const 
 		put_error(ev, pb->connect_gone->error);
 		return true;
 	case PB__EVENT__BODY_STREAM_READY:
-		return put_stream(ev, dev, pb->stream_ready);
+		put_stream(ev, dev, pb->stream_ready);
+		return true;
 	case PB__EVENT__BODY_STREAM_DATA:
 		ev->type = IWARPD_EVENT_STREAM_DATA;
 		ev->conn = pb->stream_data->conn;
@@ -282,16 +275,44 @@ struct wanted {
 	uint32_t qp; /* number; 0: any */
 };
 
-/* too_early: the event names a listener that iwarpd_listen has still to make. */
+/* conn_of returns the connection that an event is about before it is established; 0: none. */
+static uint32_t conn_of(const Pb__Event *ev)
+{
+	switch (ev->body_case) {
+	case PB__EVENT__BODY_CONNECT_REQUEST:
+		return ev->connect_request->conn;
+	case PB__EVENT__BODY_CONNECT_GONE:
+		return ev->connect_gone->conn;
+	case PB__EVENT__BODY_CONNECT_FAILED:
+		return ev->connect_failed->conn;
+	case PB__EVENT__BODY_STREAM_READY:
+		return ev->stream_ready->conn;
+	case PB__EVENT__BODY_STREAM_DATA:
+		return ev->stream_data->conn;
+	default:
+		return 0;
+	}
+}
+
+/* listener_to_come: the event begins a connection of a listener that iwarpd_listen has still to make. */
+static bool listener_to_come(struct iwarpd_device *dev, const Pb__Event *ev)
+{
+	if (ev->body_case == PB__EVENT__BODY_CONNECT_REQUEST)
+		return dev->listening > 0 && !find_object(dev, OBJECT_LISTENER, ev->connect_request->listen);
+	if (ev->body_case == PB__EVENT__BODY_STREAM_READY && ev->stream_ready->qp == 0)
+		return dev->listening > 0 && !find_object(dev, OBJECT_LISTENER, ev->stream_ready->listen);
+	return false;
+}
+
+/* too_early: the connection of the event has its beginning held back. */
 static bool too_early(struct iwarpd_device *dev, const Pb__Event *ev)
 {
-	uint32_t listener = 0;
-
-	if (ev->body_case == PB__EVENT__BODY_CONNECT_REQUEST)
-		listener = ev->connect_request->listen;
-	else if (ev->body_case == PB__EVENT__BODY_STREAM_READY)
-		listener = ev->stream_ready->listen;
-	return dev->listening > 0 && listener != 0 && !find_object(dev, OBJECT_LISTENER, listener);
+	if (dev->listening == 0 || conn_of(ev) == 0)
+		return false;
+	for (struct event *at = dev->events; at && at->msg->event != ev; at = at->next)
+		if (conn_of(at->msg->event) == conn_of(ev) && listener_to_come(dev, at->msg->event))
+			return true;
+	return listener_to_come(dev, ev);
 }
 
 static bool is_wanted(const struct wanted *w, const Pb__Event *ev)
@@ -299,34 +320,59 @@ static bool is_wanted(const struct wanted *w, const Pb__Event *ev)
 	return w->qp != 0 ? event_qp(ev) == w->qp : !too_early(w->dev, ev);
 }
 
-static struct event **find_event(const struct wanted *w)
+/* find_event returns where the queue has the first event that is wanted, and was told of, or not. */
+static struct event **find_event(const struct wanted *w, bool told)
 {
 	struct event **at = &w->dev->events;
 
-	while (*at && !is_wanted(w, (*at)->msg->event))
+	while (*at && ((*at)->told != told || !is_wanted(w, (*at)->msg->event)))
 		at = &(*at)->next;
 	return at;
 }
 
+/* end_readers tells those who read a stream that its end is being taken. */
+static void end_readers(struct iwarpd_device *dev, const Pb__Event *ev)
+{
+	for (struct stream *s = dev->readers; s; s = s->next)
+		if (ends_stream(ev, s->conn))
+			s->over = true;
+}
+
 static bool have_event(void *arg)
 {
-	return *find_event(arg) != NULL;
+	return *find_event(arg, false) != NULL;
+}
+
+/*
+ * wait_event waits for an event and finds it. Data of a stream that was told of,
+ * and not read, comes when there is nothing else, in the socket neither.
+ */
+static int wait_event(struct wanted *w, struct event ***at, int64_t deadline)
+{
+	bool told = *find_event(w, true) != NULL;
+	int err = device_wait(w->dev, have_event, w, told ? deadline_in(0) : deadline);
+
+	*at = find_event(w, err == -ETIMEDOUT && told);
+	return **at ? 0 : err;
 }
 
 /* next_event is get_event with the lock held. */
 static int next_event(struct wanted *w, struct iwarpd_event *ev, int64_t deadline)
 {
 	for (;;) {
-		int err = device_wait(w->dev, have_event, w, deadline);
 		struct event **at;
+		int err = wait_event(w, &at, deadline);
 		bool good;
 
 		if (err)
 			return err;
-		at = find_event(w);
 		good = put_event(ev, w->dev, (*at)->msg->event);
-		if (!good || ev->type != IWARPD_EVENT_STREAM_DATA) /* that is iwarpd_stream_read's to take */
+		if (good && ev->type == IWARPD_EVENT_STREAM_DATA) {
+			(*at)->told = true; /* it is iwarpd_stream_read's to take */
+		} else {
+			end_readers(w->dev, (*at)->msg->event);
 			event_done(w->dev, at);
+		}
 		if (good)
 			return 0;
 	}

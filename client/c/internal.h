@@ -18,7 +18,8 @@ enum {
 	PROTOCOL_VERSION = 1,
 	MAX_PACKET = 65536, /* octets */
 	MAX_FDS = 252,      /* the kernel's SCM_MAX_FD is 253 */
-	MAX_EVENTS = 8192,  /* unread; more end the device */
+	MAX_EVENTS = 8192,  /* unread, and EVENTS_QP more for each QP; more end the device */
+	EVENTS_QP = 4,
 };
 
 /* error.c */
@@ -126,6 +127,15 @@ struct event {
 	struct event *next;
 	Pb__Message *msg;
 	size_t taken; /* of StreamData: octets that were read */
+	bool told;    /* of StreamData: an event said so */
+};
+
+/* What a read of a stream waits for. */
+struct stream {
+	struct stream *next;
+	struct iwarpd_device *dev;
+	uint32_t conn;
+	bool over; /* somebody else was told of its end */
 };
 
 struct iwarpd_device {
@@ -146,6 +156,9 @@ struct iwarpd_device {
 	struct call *calls;
 	struct event *events, **last_event;
 	unsigned int num_events;
+	bool event_lost;        /* for want of memory */
+	struct stream *readers; /* iwarpd_stream_read calls */
+	unsigned int num_qps, most_qps; /* now, and at most */
 	unsigned int listening; /* iwarpd_listen calls whose listener is not known yet */
 	struct object objects; /* head of the list */
 	uint8_t buf[MAX_PACKET];

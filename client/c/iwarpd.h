@@ -471,7 +471,7 @@ enum iwarpd_event_type {
 	IWARPD_EVENT_ASYNC_ERROR = 7,     /* async; qp, cq or srq; error */
 	IWARPD_EVENT_CONNECT_GONE = 8,    /* conn, error: the connect request is withdrawn */
 	IWARPD_EVENT_STREAM_READY = 9,    /* conn, local, remote; qp at the side that connected, listener at the other */
-	IWARPD_EVENT_STREAM_DATA = 10,    /* conn: iwarpd_stream_read does not wait; comes again until it was called */
+	IWARPD_EVENT_STREAM_DATA = 10,    /* conn: iwarpd_stream_read does not wait; comes again, behind all others, until it was called */
 };
 
 struct iwarpd_negotiated {
@@ -498,7 +498,7 @@ struct iwarpd_event {
 	struct iwarpd_qp *qp;
 	struct iwarpd_cq *cq;
 	struct iwarpd_srq *srq;
-	struct iwarpd_listener *listener;
+	struct iwarpd_listener *listener; /* NULL: it was given back meanwhile */
 	char local[64], remote[64];
 	struct iwarpd_negotiated negotiated;
 	struct iwarpd_terminate terminate;

@@ -6,17 +6,11 @@
 
 enum { MAX_WRITE = 32768 }; /* octets of a StreamSend */
 
-/* What a read waits for. */
-struct stream {
-	struct iwarpd_device *dev;
-	uint32_t conn;
-};
-
 static bool have_stream_event(void *arg)
 {
 	const struct stream *s = arg;
 
-	return stream_event(s->dev, s->conn) != NULL;
+	return s->over || stream_event(s->dev, s->conn) != NULL;
 }
 
 /* take copies octets that are there, or returns an error. The lock is held. */
@@ -30,6 +24,8 @@ static int take(struct stream *s, void *buf, size_t len, int64_t deadline)
 	if (err)
 		return err;
 	at = stream_event(s->dev, s->conn);
+	if (!at)
+		return -ECONNRESET;
 	ev = *at;
 	if (ev->msg->event->body_case != PB__EVENT__BODY_STREAM_DATA)
 		return -ECONNRESET;
@@ -50,27 +46,50 @@ static int consumed(struct stream *s, int n, struct iwarpd_error *e)
 {
 	Pb__StreamConsumed body = PB__STREAM_CONSUMED__INIT;
 	Pb__Request req = PB__REQUEST__INIT;
-	int err;
 
 	body.conn = s->conn;
 	body.count = (uint32_t)n;
 	req.body_case = PB__REQUEST__BODY_STREAM_CONSUMED;
 	req.stream_consumed = &body;
-	err = device_do(s->dev, &req, e);
-	return err == -ENOENT ? 0 : err; /* the connection has ended; the octets came before */
+	return device_do(s->dev, &req, e);
+}
+
+/* read_one registers the read, so that no end of the stream passes it by. */
+static int read_one(struct stream *s, void *buf, size_t len, int64_t deadline)
+{
+	struct iwarpd_device *dev = s->dev;
+	int n, err;
+
+	pthread_mutex_lock(&dev->lock);
+	s->next = dev->readers;
+	dev->readers = s;
+	if (!stream_event(dev, s->conn)) { /* an event may have told of the end before: the daemon knows */
+		pthread_mutex_unlock(&dev->lock);
+		err = consumed(s, 0, NULL);
+		pthread_mutex_lock(&dev->lock);
+		if (err == -ENOENT)
+			s->over = true;
+	}
+	n = take(s, buf, len, deadline);
+	for (struct stream **at = &dev->readers; *at; at = &(*at)->next) {
+		if (*at == s) {
+			*at = s->next;
+			break;
+		}
+	}
+	pthread_mutex_unlock(&dev->lock);
+	return n;
 }
 
 int iwarpd_stream_read(struct iwarpd_device *dev, uint32_t conn, void *buf, size_t len, int timeout_ms,
 		       struct iwarpd_error *e)
 {
-	struct stream s = { dev, conn };
+	struct stream s = { .dev = dev, .conn = conn };
 	int n, err;
 
 	if (len == 0 || len > INT32_MAX)
 		return set_error(e, -EINVAL, "read from a stream: no room, or too much");
-	pthread_mutex_lock(&dev->lock);
-	n = take(&s, buf, len, deadline_in(timeout_ms));
-	pthread_mutex_unlock(&dev->lock);
+	n = read_one(&s, buf, len, deadline_in(timeout_ms));
 	switch (n) {
 	case -ETIMEDOUT:
 		return set_error(e, n, "nothing to read within %d ms", timeout_ms);
@@ -84,7 +103,7 @@ int iwarpd_stream_read(struct iwarpd_device *dev, uint32_t conn, void *buf, size
 	if (n < 0)
 		return set_error(e, n, "read from a stream: %s", strerror(-n));
 	err = consumed(&s, n, e);
-	return err ? err : n;
+	return err && err != -ENOENT ? err : n; /* the connection may have ended; the octets came before */
 }
 
 int iwarpd_stream_write(struct iwarpd_device *dev, uint32_t conn, const void *data, size_t len, struct iwarpd_error *e)

@@ -564,9 +564,36 @@ static void streams(struct side *a, struct side *b)
 	CHECK(iwarpd_stream_close(b->dev, cb, true, &err) == 0);
 	CHECK(iwarpd_stream_read(a->dev, ca, in, 1, WAIT, &err) == -ECONNRESET);
 	expect_event(a, IWARPD_EVENT_CONNECT_FAILED);
+	CHECK(iwarpd_stream_read(a->dev, ca, in, 1, WAIT, &err) == -ECONNRESET); /* nor does it wait when that was told */
 	drop(a);
 	drop(b);
+
+	/* Unread data hides no other event, and a stream outlives its listener. */
+	ca = open_stream(a, b, l);
+	cb = b->ev.conn;
+	write_stream(a, ca, "abc", 3);
+	CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0);
+	CHECK(b->ev.type == IWARPD_EVENT_STREAM_DATA);
+	CHECK(iwarpd_stream_close(a->dev, ca, true, &err) == 0);
+	do {
+		CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0);
+	} while (b->ev.type == IWARPD_EVENT_STREAM_DATA);
+	CHECK(b->ev.type == IWARPD_EVENT_CONNECT_GONE && b->ev.conn == cb);
+	read_stream(b, cb, in, 3);
+	drop(a);
+	drop(b);
+	ca = open_stream(a, b, l);
+	cb = b->ev.conn;
 	CHECK(iwarpd_unlisten(l, &err) == 0);
+	CHECK(iwarpd_start_mpa(b->dev, cb, NULL, 0, &err) == 0);
+	CHECK(iwarpd_start_mpa(a->dev, ca, NULL, 0, &err) == 0);
+	CHECK(iwarpd_get_event(b->dev, &b->ev, WAIT, &err) == 0);
+	CHECK(b->ev.type == IWARPD_EVENT_CONNECT_REQUEST && b->ev.conn == cb && !b->ev.listener);
+	CHECK(iwarpd_accept(b->dev, cb, b->qp, NULL, &err) == 0);
+	expect_event(a, IWARPD_EVENT_ESTABLISHED);
+	expect_event(b, IWARPD_EVENT_ESTABLISHED);
+	drop(a);
+	drop(b);
 }
 
 /* sctp: the same over each of the other transports. */
