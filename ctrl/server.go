@@ -49,6 +49,7 @@ type Server struct {
 	started  time.Time
 	engine   Engine // set by Bind, before anything runs
 	now      func() clock.Time
+	unread   time.Duration // unreadLimit, but for tests
 
 	// mu guards everything below, and the objects of all sessions. It is not held
 	// while waiting for a worker, except in Listen.
@@ -94,7 +95,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		o.Logger = zap.NewNop()
 	}
 	s := &Server{
-		log: o.Logger, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, table: o.Table, now: clock.Now, started: time.Now(), cfg: cfg.fill(),
+		log: o.Logger, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*usage),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		dialing: make(map[pkt.Flow]*conn), assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}), perPeer: make(map[netip.Addr]int),

@@ -9,8 +9,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
@@ -344,6 +346,101 @@ func TestUnread(t *testing.T) {
 	h.settled(t)
 	if n := h.counters.cutOff.Load(); n != 1 {
 		t.Errorf("%d clients cut off", n)
+	}
+}
+
+// reqChurn returns the request that makes the next queue pair, or the one that ends
+// it again, for i even and odd.
+func reqChurn(i int, pd, cq uint32) []byte {
+	req := reqQP(pd, cq)
+	if i%2 == 1 {
+		req = &ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: uint32(i/2 + 1)}}}
+	}
+	req.Id = uint64(i + 1)
+	b, err := proto.Marshal(req)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// TestUnreadFDs: a client that leaves the descriptors of replies unread is cut off,
+// and costs few of the daemon's.
+func TestUnreadFDs(t *testing.T) {
+	h := newHarness(t, Config{})
+	h.unread = 100 * time.Millisecond
+	c := h.hello(t)
+	pd, cq := c.pd(), c.cq()
+	before, most := openFDs(t), 0
+	var err error
+	for i := range 1 << 16 {
+		if err = c.c.Write(reqChurn(i, pd, cq), nil); err != nil {
+			break
+		}
+		if i%64 == 0 {
+			most = max(most, openFDs(t)-before)
+		}
+	}
+	if err == nil {
+		t.Fatal("65536 requests without reading a reply")
+	}
+	h.settled(t)
+	if n := h.counters.cutOff.Load(); n != 1 {
+		t.Errorf("%d clients cut off", n)
+	}
+	if most > maxQueuedFDs+32 {
+		t.Errorf("%d descriptors open for it", most)
+	}
+	for deadline := time.Now().Add(time.Minute); openFDs(t) > before; { // those queued, and the socket
+		if time.Now().After(deadline) {
+			t.Fatalf("%d descriptors left", openFDs(t)-before)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestLateReader: a client that asks for much before it reads is served when it does.
+func TestLateReader(t *testing.T) {
+	h := newHarness(t, Config{})
+	h.unread = time.Minute
+	c := h.hello(t)
+	pd, cq := c.pd(), c.cq()
+	const n = 2000
+	sent := make(chan error, 1)
+	go func() {
+		for i := range n {
+			if err := c.c.Write(reqChurn(i, pd, cq), nil); err != nil {
+				sent <- err
+				return
+			}
+		}
+		sent <- nil
+	}()
+	full := func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for _, s := range h.sessions {
+			s.outMu.Lock()
+			defer s.outMu.Unlock()
+			return s.outFDs > maxQueuedFDs
+		}
+		return false
+	}
+	for deadline := time.Now().Add(time.Minute); !full(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the daemon did not wait")
+		}
+	}
+	for i := range n {
+		m := c.next()
+		if r := m.GetReply(); r == nil || r.Error != nil || r.Id != uint64(i+1) {
+			t.Fatalf("message %d: %v", i, m)
+		}
+		seqpacket.CloseAll(c.fds)
+		c.fds = nil
+	}
+	if err := <-sent; err != nil {
+		t.Error(err)
 	}
 }
 

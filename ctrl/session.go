@@ -26,8 +26,14 @@ const (
 	// maxQueued bounds the messages that wait for a client to read them, beside
 	// perQP for each queue pair: the connections of all may end at once.
 	maxQueued, perQP = 1024, 4
-	maxName          = 64
+	// maxQueuedFDs is how many descriptors may wait for the client to read them
+	// while it is served. They and their memory are in no quota.
+	maxQueuedFDs = 2 * seqpacket.MaxFDs
+	maxName      = 64
 )
+
+// unreadLimit is how long a client with more than maxQueuedFDs may take to read.
+const unreadLimit = 10 * time.Second
 
 // session is one client.
 type session struct {
@@ -41,7 +47,9 @@ type session struct {
 	pol     atomic.Pointer[policy] // Reload may change it
 	outMu   sync.Mutex
 	out     []outMessage  // guarded by outMu, which is taken last
+	outFDs  int           // descriptors of out, and of what is being written; guarded by outMu
 	more    chan struct{} // signalled when out grows
+	less    chan struct{} // signalled when outFDs shrinks
 	room    atomic.Int64  // most that out holds
 	quit    chan struct{} // closed when the session is over: the writer ends
 	cut     atomic.Bool   // it is being cut off, and was told why
@@ -97,7 +105,7 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) 
 	sess := &session{
 		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, use: use, started: time.Now(),
 		log:  s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
-		more: make(chan struct{}, 1), quit: make(chan struct{}),
+		more: make(chan struct{}, 1), less: make(chan struct{}, 1), quit: make(chan struct{}),
 		pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
 		qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq), channels: make(map[uint32]*channel), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
 	}
@@ -126,6 +134,9 @@ func (c *session) run() {
 
 func (c *session) readLoop() error {
 	for {
+		if err := c.awaitRead(); err != nil {
+			return err
+		}
 		b, fds, err := c.conn.Read(1)
 		lost := errors.Is(err, seqpacket.ErrFilesLost)
 		if err != nil && !lost {
@@ -134,6 +145,32 @@ func (c *session) readLoop() error {
 		err = c.packet(b, fds, lost)
 		seqpacket.CloseAll(fds)
 		if err != nil {
+			return err
+		}
+	}
+}
+
+// awaitRead waits until the client has read most of the descriptors sent to it: it
+// is not served before. One that does not read them is cut off.
+func (c *session) awaitRead() error {
+	var late <-chan time.Time
+	for {
+		c.outMu.Lock()
+		n := c.outFDs
+		c.outMu.Unlock()
+		if n <= maxQueuedFDs {
+			return nil
+		}
+		if late == nil {
+			t := time.NewTimer(c.srv.unread)
+			defer t.Stop()
+			late = t.C
+		}
+		select {
+		case <-c.less:
+		case <-late:
+			err := errorf(quota, "ctrl: the client left %d descriptors unread for %v: read the replies", n, c.srv.unread)
+			c.cutOff(err)
 			return err
 		}
 	}
@@ -376,6 +413,7 @@ func (c *session) send(m *ctrlpb.Message, fds []int) error {
 	full := int64(n) >= c.room.Load()
 	if !full {
 		c.out = append(c.out, outMessage{b, fds})
+		c.outFDs += len(fds)
 	}
 	c.outMu.Unlock()
 	if full {
@@ -412,7 +450,17 @@ func (c *session) writeLoop() {
 				ok = false
 			}
 		}
+		if len(m.fds) == 0 {
+			return
+		}
 		seqpacket.CloseAll(m.fds)
+		c.outMu.Lock()
+		c.outFDs -= len(m.fds)
+		c.outMu.Unlock()
+		select {
+		case c.less <- struct{}{}:
+		default:
+		}
 	}
 	for last := false; !last; {
 		select {
