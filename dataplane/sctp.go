@@ -45,6 +45,7 @@ type assoc struct {
 	kept    [][]byte // by sctp.Data.Slot
 	over    bool
 	passive bool       // the peer opened it
+	inHand  bool       // one of its messages is with a stream
 	idle    clock.Time // when it ends unless the peer asks for a session; 0: never
 }
 
@@ -371,6 +372,18 @@ func (w *worker) attachSCTP(c *conn, a Attachment) {
 	w.mark(&as.carrier)
 }
 
+// faultSCTP ends an association when a stream faulted over one of its messages: those
+// behind it in the packet are acknowledged, and lost.
+func (w *worker) faultSCTP(as *assoc) {
+	if !as.inHand {
+		return
+	}
+	as.inHand = false
+	for d := (sctp.Data{}); as.a.PollData(&d); {
+	}
+	as.a.Abort(w.now)
+}
+
 // linkQP joins a connection and a queue pair.
 func (w *worker) linkQP(c *conn, a Attachment) {
 	b := a.QP
@@ -398,8 +411,13 @@ type ddpSink struct {
 	c *conn
 }
 
+// begin notes whose memory a message touches, until end.
+func (s *ddpSink) begin() { s.w.current, s.c.as.inHand = s.c, true }
+
+func (s *ddpSink) end() { s.w.current, s.c.as.inHand = nil, false }
+
 func (s *ddpSink) done(err *term.Error) *term.Error {
-	s.w.current = nil
+	s.end()
 	if err != nil {
 		s.w.violation(s.c, err)
 	}
@@ -411,7 +429,7 @@ func (s *ddpSink) HandleULPDU(b []byte) *term.Error {
 		return nil
 	}
 	s.w.stats.RxFPDUs++
-	s.w.current = s.c
+	s.begin()
 	return s.done(s.c.stream.HandleULPDU(b))
 }
 
@@ -420,9 +438,9 @@ func (s *ddpSink) HandleEarly(key serial.Num, b []byte) bool {
 		return false
 	}
 	s.w.stats.RxFPDUsEarly++
-	s.w.current = s.c
+	s.begin()
 	ok := s.c.stream.HandleEarly(key, b)
-	s.w.current = nil
+	s.end()
 	if ok {
 		s.w.stats.RxFPDUsPlacedEarly++
 	}
@@ -434,7 +452,7 @@ func (s *ddpSink) DeliverEarly(key serial.Num) *term.Error {
 		return nil
 	}
 	s.w.stats.RxFPDUs++
-	s.w.current = s.c
+	s.begin()
 	return s.done(s.c.stream.DeliverEarly(key))
 }
 

@@ -191,6 +191,7 @@ func (w *worker) sctpUp(as *assoc) {
 	if as.mux != nil {
 		return
 	}
+	w.forgetDialing(as.flow)
 	out, in := as.a.Streams()
 	as.mux = session.New(session.Config{Profile: as.opts.Profile}, min(out, in))
 	if c := as.dial; c != nil {
@@ -283,7 +284,6 @@ func (w *worker) sctpEvents(as *assoc) int {
 		n++
 		switch ev {
 		case sctp.EventUp:
-			w.forgetDialing(as.flow)
 			w.sctpUp(as)
 		case sctp.EventRestart:
 			w.sctpRestarted(as)

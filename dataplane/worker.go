@@ -145,13 +145,7 @@ func (w *worker) run() {
 // loop turns until the engine stops, or until touching a client's memory
 // faults: then that client is ended and nobody else.
 func (w *worker) loop() {
-	defer func() {
-		if c := w.current; c != nil {
-			if r := recover(); r != nil {
-				w.fault(c, r)
-			}
-		}
-	}()
+	defer w.survive()
 	if w.e.cfg.Inline {
 		w.fillIn()
 		return
@@ -176,6 +170,15 @@ func (w *worker) loop() {
 		}
 		w.sleep(time.Hour)
 		idle = 0
+	}
+}
+
+// survive, deferred, recovers from a fault in a client's memory; any other panic goes on.
+func (w *worker) survive() {
+	if c := w.current; c != nil {
+		if r := recover(); r != nil {
+			w.fault(c, r)
+		}
 	}
 }
 
@@ -417,6 +420,9 @@ func (w *worker) fault(c *conn, reason any) {
 	w.stats.Faults++
 	b := c.qp
 	w.dropQP(c)
+	if c.as != nil {
+		w.faultSCTP(c.as)
+	}
 	w.abort(c, fmt.Errorf("dataplane: fault in client memory: %v", reason))
 	if b != nil && b.Client != nil && b.Client.OnFault != nil {
 		b.Client.OnFault()
@@ -429,9 +435,11 @@ func (w *worker) fault(c *conn, reason any) {
 	for _, c := range w.conns {
 		c.dirty = false
 		w.mark(c)
-		if c.as != nil {
-			c.as.carrier.dirty = false
-			w.mark(&c.as.carrier)
+	}
+	if w.sctp != nil {
+		for _, as := range w.sctp.assocs { // some have no session, as now that of c
+			as.carrier.dirty = false
+			w.mark(&as.carrier)
 		}
 	}
 }
