@@ -293,3 +293,32 @@ func TestAdoptForeignTag(t *testing.T) {
 		})
 	}
 }
+
+// TestAdoptInTheSameTurn adopts a connection in a turn with the number of that in
+// which its owner last pumped it: the handshake ends at once all the same.
+func TestAdoptInTheSameTurn(t *testing.T) {
+	q := newTwoQueues(t, 1)
+	owner, w, b := q.workers[0], q.workers[1], q.workers[2]
+	b.turn()
+	if err := b.listen(1, netip.AddrPortFrom(addrB, 7174), 8, false); err != nil {
+		t.Fatal(err)
+	}
+	id := owner.newID()
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
+	if err := owner.connect(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {
+		t.Fatal(err)
+	}
+	c := owner.conns[id]
+	owner.turn() // SYN
+	b.turn()     // SYN-ACK
+	w.turn()     // asks for c
+	owner.turn() // gives it
+	w.stats.Turns = c.pumped - 1
+	w.turn()
+	if w.conns[id] != c {
+		t.Fatal("not adopted")
+	}
+	if n := w.stats.TxFrames; n != 1 {
+		t.Errorf("%d frames sent; want an ACK", n)
+	}
+}

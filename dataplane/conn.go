@@ -306,7 +306,7 @@ func (w *worker) adopt(flow pkt.Flow, seg tcp.Segment) bool {
 		o.unlink(c)
 		o.moved[c.id] = w
 		w.post(func(w *worker) {
-			c.timer, c.deadline, c.client = timer{}, 0, nil
+			c.timer, c.deadline, c.client, c.pumped = timer{}, 0, nil, 0
 			w.addConn(c)
 			seg.Buf = tcp.NoBuf
 			c.tcp.HandleSegment(w.now, &seg)

@@ -10,6 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/sctp/session"
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
@@ -208,4 +209,24 @@ func TestSilentPeers(t *testing.T) {
 	if least < 1<<18 || most > 2*least {
 		t.Errorf("%d to %d octets in 500 µs while another client's peers are silent", least, most)
 	}
+}
+
+// TestJoinWhileReady: a connection that gets a client while it is in the round of
+// those without one goes on in its client's.
+func TestJoinWhileReady(t *testing.T) {
+	s := newLanes(t, link.PipeConfig{})
+	qa, qb := newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096)
+	qa.Client = s.client(0, 0)
+	w := s.hosts[0].w
+	a, req := s.requestSCTP(SCTP{}, false)
+	s.hosts[1].w.answerSCTP(s.hosts[1].w.conns[req.Conn], session.Setup{}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8}})
+	s.until("answer", func() bool { _, ok := s.hosts[0].take(EventAnswer); return ok })
+	c := &a.as.carrier
+	w.enqueue(c)
+	w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8, Initiator: true}})
+	if cl := w.clients[0]; c.client != cl || cl.queue.head != c || !cl.queued || w.house.queue.head != nil {
+		t.Errorf("of its client %v, in its round %v, in the house's %v", c.client == cl, cl.queue.head == c, w.house.queue.head == c)
+	}
+	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 4096), RKey: qb.reg.STag(), Remote: 0x10000})
+	s.until("written", func() bool { return len(qa.wcs) == 1 })
 }

@@ -276,6 +276,7 @@ func (w *worker) adoptSCTP(flow pkt.Flow, udp uint16, b []byte) bool {
 		}
 		w.post(func(w *worker) {
 			as.carrier.timer, as.carrier.deadline, as.carrier.client = timer{conn: &as.carrier}, 0, nil
+			as.carrier.pumped = 0
 			as.carrier.join(&w.house)
 			w.sctp0().assocs[flow] = as
 			for _, c := range as.streams {
@@ -400,8 +401,17 @@ func (w *worker) linkQP(c *conn, a Attachment) {
 	if c.as != nil {
 		c = &c.as.carrier
 	}
-	if c.client == &w.house {
-		c.join(cl)
+	if c.client != &w.house {
+		return
+	}
+	queued := c.queued
+	if queued {
+		c.queued = false
+		w.house.queue.remove(c)
+	}
+	c.join(cl)
+	if queued {
+		w.enqueue(c)
 	}
 }
 
