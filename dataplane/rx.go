@@ -50,12 +50,17 @@ func (h *heldTable) init(n int) {
 // longer one the processor sees by then where the reading goes.
 const ahead = 2048
 
-// pollRx takes one burst of frames from the link.
+// pollRx takes one burst of frames from the link, or what a fault has left of the
+// last one.
 func (w *worker) pollRx() int {
-	n := w.link.Receive(w.rx[:])
-	for i := range w.rx[:n] {
+	if w.rxAt == w.rxEnd {
+		w.rxAt, w.rxEnd = 0, w.link.Receive(w.rx[:])
+	}
+	first, end := w.rxAt, w.rxEnd
+	for i := first; i < end; i++ {
 		f := &w.rx[i]
-		if i+1 < n {
+		w.rxAt = i + 1
+		if i+1 < end {
 			next := w.rx[i+1].Pieces[0]
 			prefetch.Octets(next[:min(len(next), ahead)])
 		}
@@ -68,7 +73,7 @@ func (w *worker) pollRx() int {
 			w.link.Release(f)
 		}
 	}
-	return n
+	return end - first
 }
 
 // frame takes one frame. It reports whether the frame was kept: it is then held

@@ -66,6 +66,8 @@ type worker struct {
 	flushAt   clock.Time // when one of cqs must be flushed again
 
 	rx        [rxBudget]link.Frame
+	rxAt      int // of rx, those before rxEnd have not been looked at
+	rxEnd     int
 	held      heldTable
 	reclaimed clock.Time // when a connection's held frames were last taken back
 	slots     []slotState
@@ -414,7 +416,8 @@ func (w *worker) client(cb *ClientBinding) *client {
 }
 
 // fault ends the client in whose memory the worker faulted. What the turn had
-// in hand is lost with its connection; at most one frame is not returned.
+// in hand is lost with its connection; at most one frame is not returned, and the
+// next turn goes on with those behind it.
 func (w *worker) fault(c *conn, reason any) {
 	w.current = nil
 	w.stats.Faults++
