@@ -55,7 +55,7 @@ func (x *Export) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if x.MountPort != 0 {
-		side := &rpc.Server{}
+		side := &rpc.Server{MaxRecord: 1 << 16}
 		side.Register(ProgramMount, mountd)
 		if err := x.tcp(ctx, cancel, side, host, x.MountPort); err != nil {
 			return err
@@ -67,7 +67,7 @@ func (x *Export) Run(ctx context.Context) error {
 		}
 	}
 	if x.PortmapPort != 0 {
-		side := &rpc.Server{}
+		side := &rpc.Server{MaxRecord: 1 << 16}
 		var l []Mapping
 		l = append(l, Mapping{ProgramPortmap, 2, uint32(x.PortmapPort)})
 		for _, v := range []uint32{1, 3} {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -333,6 +334,160 @@ func TestTCP(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// serveTCP starts a server of p and returns a dialer to it.
+func serveTCP(t *testing.T, s *Server, p Program) func() net.Conn {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Register(9, p)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- s.ServeTCP(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return func() net.Conn {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
+		return c
+	}
+}
+
+// TestLargeCalls: a connection has no more than a few large calls under way,
+// whether it is their arguments or results. Large results do not keep other calls.
+func TestLargeCalls(t *testing.T) {
+	const calls = 3 * perConnLarge
+	for _, args := range []int{0, 1 << 20} {
+		var under, most atomic.Int32
+		entered, hold := make(chan struct{}, calls), make(chan struct{})
+		c := serveTCP(t, &Server{}, Program{Low: 1, High: 1, Serve: func(_ context.Context, r *Request) Status {
+			if r.Proc == 0 {
+				return Success
+			}
+			if args == 0 {
+				b, err := r.Buffer(1 << 20)
+				if err != nil {
+					return SystemErr
+				}
+				r.Reply.Item(b)
+			}
+			n := under.Add(1)
+			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+			}
+			entered <- struct{}{}
+			<-hold
+			under.Add(-1)
+			return Success
+		}})()
+		sent := make(chan error, 1)
+		go func() {
+			var err error
+			for i := range uint32(calls + 1) {
+				m := makeCall(i, 1, 0)
+				if i == calls {
+					m = makeCall(i, 0, 0)
+				} else {
+					m.Body = append(m.Body, make([]byte, args)...)
+				}
+				err = errors.Join(err, WriteRecord(c, &m))
+			}
+			sent <- err
+		}()
+		for range perConnLarge {
+			<-entered
+		}
+		if args > 0 {
+			close(hold)
+		}
+		seen := make(map[uint32]bool)
+		for i := range calls + 1 {
+			b, err := ReadRecord(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			xid := binary.BigEndian.Uint32(b)
+			seen[xid] = true
+			if args == 0 && i == 0 {
+				if xid != calls {
+					t.Errorf("call %d is answered first", xid)
+				}
+				close(hold)
+			}
+		}
+		if err := <-sent; err != nil || len(seen) != calls+1 {
+			t.Errorf("%d calls are answered, %v", len(seen), err)
+		}
+		if m := most.Load(); m != perConnLarge {
+			t.Errorf("%d octets of arguments: %d large calls at once", args, m)
+		}
+	}
+}
+
+// TestIdleConns: a connection without calls has no memory of those that were.
+func TestIdleConns(t *testing.T) {
+	dial := serveTCP(t, &Server{}, Program{Low: 1, High: 1, Serve: func(_ context.Context, r *Request) Status {
+		b, err := r.Buffer(1 << 20)
+		if err != nil {
+			return SystemErr
+		}
+		r.Reply.Item(b)
+		return Success
+	}})
+	heap := func() uint64 {
+		for range 3 { // a sync.Pool keeps what it has over one
+			runtime.GC()
+		}
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	const conns = 2
+	before := heap()
+	for range conns {
+		c := dial()
+		for i := range uint32(perConn) {
+			m := makeCall(i, 1, 0)
+			m.Body = append(m.Body, make([]byte, 1<<20)...)
+			if err := WriteRecord(c, &m); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := ReadRecord(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	const enough = 8 << 20
+	end := time.Now().Add(time.Minute)
+	for n := heap(); n > before+enough; n = heap() { // the last calls may be on their way out
+		if time.Now().After(end) {
+			t.Fatalf("%d MiB", (n-before)>>20)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestMaxRecord: a server may take less over TCP.
+func TestMaxRecord(t *testing.T) {
+	dial := serveTCP(t, &Server{MaxRecord: 1 << 16}, Program{Low: 1, High: 1, Serve: func(context.Context, *Request) Status { return Success }})
+	for _, n := range []int{1 << 16, 1<<16 + 4} {
+		c := dial()
+		m := makeCall(1, 0, 0)
+		m.Body = append(m.Body, make([]byte, n-len(m.Body))...)
+		_ = WriteRecord(c, &m) // cut off where the server is faster
+		if _, err := ReadRecord(c); (err == nil) != (n == 1<<16) {
+			t.Errorf("%d octets: %v", n, err)
+		}
 	}
 }
 

@@ -36,6 +36,10 @@ type Program struct {
 
 // Server dispatches calls to programs. Its zero value has none.
 type Server struct {
+	// MaxRecord is the longest call that is taken over TCP, in octets; 0: what has
+	// 1 MiB of data.
+	MaxRecord int
+
 	mu       sync.RWMutex
 	programs map[uint32]Program
 	cache    cache

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// maxRecord is the longest message that is taken over TCP, in octets.
+// maxRecord is the longest message that is taken over TCP as a rule, in octets.
 const maxRecord = 1<<20 + 1<<16
 
 // idle is how long a TCP connection may be without a whole call.
@@ -51,34 +51,71 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// perConn is how many calls of a TCP connection are served at once.
-const perConn = 16
+// perConn is how many calls of a TCP connection are served at once, and
+// perConnLarge how many of them may have more than small octets of arguments or
+// of results: a peer that does not read its replies holds no more.
+const (
+	perConn      = 16
+	perConnLarge = 4
+	small        = 1 << 16
+)
+
+// memory is what a call is read into and its result put together in.
+type memory struct {
+	call, result []byte
+	large        chan struct{} // of the connection: one entry for each call that is large
+	taken        bool
+}
+
+// want takes what a call needs to have n octets, once for both.
+func (m *memory) want(n int) {
+	if n > small && !m.taken {
+		m.large <- struct{}{}
+		m.taken = true
+	}
+}
+
+func (m *memory) free() {
+	if m.taken {
+		<-m.large
+	}
+	m.large, m.taken = nil, false
+	memories.Put(m)
+}
+
+var memories = sync.Pool{New: func() any { return new(memory) }}
 
 func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 	peer, _, _ := net.SplitHostPort(c.RemoteAddr().String())
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	var mu sync.Mutex // guards writing
-	type memory struct{ call, result []byte }
-	slots := make(chan *memory, perConn)
-	for range perConn {
-		slots <- new(memory)
+	limit := s.MaxRecord
+	if limit == 0 {
+		limit = maxRecord
 	}
+	slots := make(chan struct{}, perConn)
+	large := make(chan struct{}, perConnLarge)
 	r := bufio.NewReaderSize(c, 16<<10)
 	for {
 		_ = c.SetReadDeadline(time.Now().Add(idle))
 		if _, err := r.Peek(1); err != nil {
 			return
 		}
-		mem := <-slots
-		var err error
-		if mem.call, err = readRecord(r, mem.call); err != nil {
+		slots <- struct{}{}
+		mem := memories.Get().(*memory)
+		mem.large = large
+		call, err := readRecord(r, mem.call, limit, mem.want)
+		if err != nil {
+			mem.free()
 			return
 		}
+		mem.call = call
 		wg.Go(func() {
-			defer func() { slots <- mem }()
+			defer func() { mem.free(); <-slots }()
 			spare := mem.result
 			m, ok := s.Serve(ctx, peer, Msg{Body: mem.call}, func(n int) ([]byte, error) {
+				mem.want(n)
 				b := spare
 				if spare = nil; cap(b) < n {
 					b = make([]byte, n)
@@ -103,10 +140,11 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 var ErrRecord = errors.New("rpc: record is too long")
 
 // ReadRecord reads a message. Memory grows with what has come.
-func ReadRecord(r io.Reader) ([]byte, error) { return readRecord(r, nil) }
+func ReadRecord(r io.Reader) ([]byte, error) { return readRecord(r, nil, maxRecord, func(int) {}) }
 
-// readRecord reads into the memory of b, whose octets are lost.
-func readRecord(r io.Reader, b []byte) ([]byte, error) {
+// readRecord reads up to limit octets into the memory of b, whose octets are lost.
+// It calls want with how many there are to be, as far as that is known.
+func readRecord(r io.Reader, b []byte, limit int, want func(n int)) ([]byte, error) {
 	b = b[:0]
 	for {
 		var mark [4]byte
@@ -115,9 +153,10 @@ func readRecord(r io.Reader, b []byte) ([]byte, error) {
 		}
 		m := binary.BigEndian.Uint32(mark[:])
 		n := int(m &^ (1 << 31))
-		if n > maxRecord-len(b) || n == 0 && m>>31 == 0 {
+		if n > limit-len(b) || n == 0 && m>>31 == 0 {
 			return nil, ErrRecord
 		}
+		want(len(b) + n)
 		for n > 0 {
 			at := len(b)
 			k := min(n, max(1<<16, cap(b)-at, at))
