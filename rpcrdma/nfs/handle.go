@@ -1,9 +1,12 @@
 package nfs
 
 import (
+	"bytes"
 	"crypto/hmac"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -30,6 +33,7 @@ type tree struct {
 	dev  uint64
 	ino  uint64
 	key  [32]byte
+	kept bool   // the key is the same after a restart
 	fh   []byte // of the root
 }
 
@@ -42,7 +46,7 @@ func openTree(path string) (*tree, error) {
 	var st unix.Stat_t
 	if err = unix.Fstat(fd, &st); err == nil {
 		t.dev, t.ino = st.Dev, st.Ino
-		t.key = treeKey(&st)
+		t.key, t.kept = treeKey(&st, machineID)
 		t.fh, err = t.handle(fd, "")
 	}
 	if err == nil {
@@ -61,12 +65,19 @@ func openTree(path string) (*tree, error) {
 	return t, nil
 }
 
-// treeKey makes the key of the MACs, the same after a restart.
-func treeKey(st *unix.Stat_t) [32]byte {
-	id, _ := os.ReadFile("/etc/machine-id")
+const machineID = "/etc/machine-id"
+
+// treeKey makes the key of the MACs: kept, it is the same after a restart. Where
+// the host has no id (machine-id(5)) everyone could compute that, and it is random.
+func treeKey(st *unix.Stat_t, idFile string) (key [32]byte, kept bool) {
+	id, _ := os.ReadFile(idFile)
+	if n, err := hex.Decode(make([]byte, len(id)), bytes.TrimSpace(id)); err != nil || n != 16 {
+		_, _ = rand.Read(key[:]) // it does not fail
+		return key, false
+	}
 	b := binary.BigEndian.AppendUint64([]byte("iwarpd nfs handle\x00"), st.Dev)
 	b = binary.BigEndian.AppendUint64(b, st.Ino)
-	return sha256.Sum256(append(b, id...))
+	return sha256.Sum256(append(b, id...)), true
 }
 
 func (t *tree) mac(b []byte) []byte {

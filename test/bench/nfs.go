@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -106,7 +107,11 @@ func nfsServer(j job, ready func()) ([]result, error) {
 	x := &nfs.Export{
 		Server: s, Listen: net.JoinHostPort(j.Local, strconv.Itoa(rpcrdma.Port)), Config: rpcrdma.DefaultConfig(true),
 		Open: func(ctx context.Context) (*iwarp.Device, error) { return iwarp.Open(ctx, j.Socket) },
-		Tell: func(string, ...any) { ready() },
+		Tell: func(format string, _ ...any) {
+			if strings.HasPrefix(format, "serving") {
+				ready()
+			}
+		},
 	}
 	if err := x.Run(ctx); ctx.Err() == nil {
 		return nil, err
