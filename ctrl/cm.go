@@ -64,6 +64,7 @@ type conn struct {
 	lingers  bool            // closed in order: its port must rest
 
 	streaming bool   // begins as a byte stream
+	held      bool   // in usage.streams
 	in        []byte // connStreaming: received and not consumed
 	shown     int    // octets of in that the client has been shown
 	ended     bool   // connStreaming: the peer sends nothing more
@@ -567,6 +568,7 @@ func (s *Server) forget(c *conn) {
 	delete(s.pending, c)
 	s.uncountPeer(c)
 	s.answered(c)
+	s.unhold(c)
 	if c.handle != 0 {
 		delete(c.sess.conns, c.handle)
 	}

@@ -73,8 +73,8 @@ type (
 
 // usage counts what a uid, or one client of it, holds.
 type usage struct {
-	clients, pds, mrs, mws, cqs, qps, srqs, listens, channels int
-	registered, rings                                         uint64 // octets
+	clients, pds, mrs, mws, cqs, qps, srqs, listens, channels, streams int
+	registered, rings                                                  uint64 // octets
 }
 
 // sub takes o's counts away, but for clients.
@@ -87,6 +87,7 @@ func (u *usage) sub(o *usage) {
 	u.srqs -= o.srqs
 	u.listens -= o.listens
 	u.channels -= o.channels
+	u.streams -= o.streams
 	u.registered -= o.registered
 	u.rings -= o.rings
 }
@@ -140,6 +141,7 @@ func countQP(u *usage) *int     { return &u.qps }
 func countSRQ(u *usage) *int    { return &u.srqs }
 func countListen(u *usage) *int { return &u.listens }
 func countChan(u *usage) *int   { return &u.channels }
+func countStream(u *usage) *int { return &u.streams }
 
 // newHandle returns a number that the client has not got for a live object.
 func (c *session) newHandle() uint32 {

@@ -33,7 +33,8 @@ func (s *Server) streamReady(c *conn) {
 }
 
 // streamAccepted is streamReady for a passive open. It has a place in the backlog
-// until MPA is started.
+// until MPA is started, and one of as many as there may be queue pairs: it outlives
+// its listener.
 func (s *Server) streamAccepted(c *conn) {
 	l := c.listener
 	s.uncountPeer(c)
@@ -44,11 +45,26 @@ func (s *Server) streamAccepted(c *conn) {
 		s.forget(c)
 		return
 	}
+	if err := c.sess.count("accepted byte streams", c.sess.policy().limits.QPs, countStream); err != nil {
+		l.dropped++
+		l.sess.log.Warn("connection dropped", zap.Stringer("peer", c.remote), zap.Error(err))
+		s.engine.Disconnect(c.id, true)
+		s.forget(c)
+		return
+	}
 	l.waiting++
-	c.waiting, c.streaming = true, true
+	c.waiting, c.streaming, c.held = true, true, true
 	c.handle = c.sess.newHandle()
 	c.sess.conns[c.handle] = c
 	s.streamReady(c)
+}
+
+// unhold takes c out of the count of accepted byte streams.
+func (s *Server) unhold(c *conn) {
+	if c.held {
+		c.held = false
+		c.sess.uncount(countStream)
+	}
 }
 
 // show gives the client the next chunk, if it has consumed the one before.
@@ -133,6 +149,7 @@ func (c *session) startMPA(r *ctrlpb.StartMPA) error {
 	left := cn.in
 	cn.in, cn.shown = nil, 0
 	s.answered(cn)
+	s.unhold(cn)
 	if cn.listener == nil {
 		s.startInitiator(cn)
 	} else {
