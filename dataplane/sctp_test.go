@@ -517,6 +517,40 @@ func TestSCTPFault(t *testing.T) {
 	s.closedSCTP()
 }
 
+// TestFaultKeepsCommands: commands behind one that faults are called, in their order, once.
+func TestFaultKeepsCommands(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	a, b := s.open()
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	s.attach(a, b, qa, qb, mpa.Params{CRC: true})
+	w := s.hosts[1].w
+	var got []int
+	note := func(i int) func(*worker) { return func(*worker) { got = append(got, i) } }
+	w.post(note(1))
+	w.post(func(w *worker) {
+		w.post(note(4))
+		w.current = b
+		panic("a fault")
+	})
+	w.post(note(2))
+	w.post(note(3))
+	func() {
+		defer w.survive()
+		w.turn()
+	}()
+	w.post(func(w *worker) {
+		for i := range 8 {
+			w.post(note(6 + i))
+		}
+	})
+	w.post(note(5))
+	w.turn()
+	w.turn()
+	if want := []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}; w.stats.Faults != 1 || !slices.Equal(got, want) {
+		t.Errorf("%d faults, called %v; want %v", w.stats.Faults, got, want)
+	}
+}
+
 // TestFaultKeepsMarks: what waited to be pumped when a fault ended the turn still does,
 // also an association without a session.
 func TestFaultKeepsMarks(t *testing.T) {

@@ -481,18 +481,29 @@ func (q *cmdQueue) push(f func(*worker)) {
 
 func (q *cmdQueue) wake() { shm.Wake(q.wakeFD) }
 
+// drain calls what was pushed. If a function faults, those behind it stay.
 func (q *cmdQueue) drain(w *worker) int {
 	q.mu.Lock()
 	batch := q.q
-	q.q = q.spare[:0]
+	q.q, q.spare = q.spare[:0], nil
 	q.pending.Store(0)
 	q.mu.Unlock()
-	for i, f := range batch {
-		f(w)
-		batch[i] = nil
+	n := 0
+	defer func() {
+		if n < len(batch) {
+			q.mu.Lock()
+			q.q = append(slices.Clone(batch[n:]), q.q...)
+			q.pending.Store(int32(len(q.q)))
+			q.mu.Unlock()
+		}
+		clear(batch)
+		q.spare = batch
+	}()
+	for n < len(batch) {
+		n++
+		batch[n-1](w)
 	}
-	q.spare = batch
-	return len(batch)
+	return n
 }
 
 // listenKey finds a listener; the zero address stands for every address.
