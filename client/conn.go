@@ -3,6 +3,7 @@ package iwarp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 )
@@ -138,8 +139,14 @@ func ofPeer(err error) bool {
 	return ok
 }
 
-// newConn makes all that a Conn needs but its connection.
+// newConn makes all that a Conn needs but its connection. The context counts before
+// that: what the daemon had made of a call that was left would stay, and keep the
+// rest from being given back.
 func (d *Device) newConn(ctx context.Context, cfg *Config) (_ *Conn, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("iwarp: make a connection: %w", err)
+	}
+	ctx = context.WithoutCancel(ctx)
 	or := func(v, def, limit int) int {
 		if v <= 0 {
 			v = def

@@ -62,6 +62,24 @@ func TestResizeContext(t *testing.T) {
 	write()
 }
 
+// TestDialContext: a context that ends while the parts of a connection are made
+// leaves none of them behind.
+func TestDialContext(t *testing.T) {
+	na, nb, ctx := pair(t, embed.PairConfig{})
+	l, err := nb.Device().Listen(ctx, ":0", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if c, err := na.Device().Dial(&endsAtOnce{Context: ctx}, dialAddr(nb, l), nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, %v", c, err)
+	}
+	if _, err := na.Device().Admin().Status(ctx); err != nil { // behind what was asked before
+		t.Fatal(err)
+	}
+	idle(t, na)
+}
+
 // TestResizeUnmappable: a queue whose new memory cannot be mapped would never
 // complete anything again, so the device ends.
 func TestResizeUnmappable(t *testing.T) {
