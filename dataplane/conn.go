@@ -79,6 +79,8 @@ type conn struct {
 	pending  rdmap.Segment
 	hasPend  bool
 	failed   bool // a Terminate is queued or sent
+	leaving  bool // closed once it has sent what was posted, but no more than last octets
+	last     int
 	rxFailed bool // nothing that arrives is looked at any more
 }
 
@@ -448,22 +450,39 @@ func (w *worker) disconnect(c *conn, abort bool) {
 		w.disconnectSCTP(c)
 		return
 	}
-	// What was posted or queued before the call still goes out.
-	g := grant{left: lastGrant}
 	switch c.mode {
 	case modeStreaming:
 		c.finish = true
 		w.mark(c)
 		return
-	case modeSwitching:
-		w.composeStream(c, &g)
-	case modeFull:
-		w.composeFPDUs(c, &g)
+	case modeSwitching, modeFull:
+		w.leave(c, c.tcp.Room())
+		return
 	}
 	w.dropQP(c)
 	c.mode = modeClosing
 	c.tcp.Close(w.now)
 	w.mark(c)
+}
+
+// leave closes c behind what was posted or queued before, as far as room goes, the
+// window's at the time of the call; the rest is flushed. As anything that takes TX slots
+// it waits for its turns of the round.
+func (w *worker) leave(c *conn, room int) {
+	if !c.leaving {
+		c.leaving, c.last = true, room
+	}
+	w.mark(c)
+}
+
+// sent notes that c composed n octets, and why it stopped. It reports whether c has to
+// be closed now.
+func (c *conn) sent(n int, why stopped) bool {
+	if !c.leaving || c.mode != modeFull || c.failed { // a Terminate ends it
+		return false
+	}
+	c.last -= n
+	return c.last <= 0 || why == stopIdle
 }
 
 // abort cuts c with a RST. Of an association it ends the session, and the association

@@ -438,8 +438,9 @@ func (e *Engine) Attach(id ConnID, a Attachment) {
 	e.onConn(id, func(w *worker, c *conn) { w.attach(id, c, a) })
 }
 
-// Disconnect closes a connection: in order, behind all that was composed (in
-// streaming mode, all that StreamSend was given), or with a RST. EventClosed follows.
+// Disconnect closes a connection: in order, behind what was posted before, as much of
+// it as the window has room for (in streaming mode, all that StreamSend was given), or
+// with a RST. EventClosed follows.
 func (e *Engine) Disconnect(id ConnID, abort bool) {
 	e.onConn(id, func(w *worker, c *conn) {
 		if c != nil {

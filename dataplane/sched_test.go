@@ -230,3 +230,119 @@ func TestJoinWhileReady(t *testing.T) {
 	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 4096), RKey: qb.reg.STag(), Remote: 0x10000})
 	s.until("written", func() bool { return len(qa.wcs) == 1 })
 }
+
+// A leaver posts the work request of its queue pair left times, and is disconnected
+// before it is done.
+type leaver struct {
+	wr            verbs.SendWR
+	left          int
+	done, flushed int
+}
+
+func (l *leaver) NextSend(wr *verbs.SendWR) bool {
+	if l.left == 0 {
+		return false
+	}
+	l.left--
+	sges := append(wr.SGEs[:0], l.wr.SGEs...)
+	*wr = l.wr
+	wr.SGEs = sges
+	return true
+}
+
+func (l *leaver) Push(_ int, wc *verbs.WC) bool {
+	if wc.Status == verbs.WCSuccess {
+		l.done++
+	} else {
+		l.flushed++
+	}
+	return true
+}
+
+func (l *leaver) Flush(int) {}
+
+// TestSilentLeavers: a client that has its share of the TX slots gets no more of them
+// by disconnecting. What it had posted to a peer that answers goes out later.
+func TestSilentLeavers(t *testing.T) {
+	const n = 20
+	silent := false
+	s := newLanes(t, link.PipeConfig{Slots: 200, Filter: func(toB bool, b []byte) bool {
+		port := binary.BigEndian.Uint16(b[14+20:])
+		if !toB {
+			port = binary.BigEndian.Uint16(b[14+22:])
+		}
+		return !silent || port > 20000+n
+	}})
+	w, cb := s.hosts[0].w, s.client(0, 0)
+	cl := w.clients[0]
+	var leavers [n + 2]*leaver
+	var conns [n + 2]*conn
+	for i := range n + 1 {
+		l := new(leaver)
+		lane := s.addLane(0, cb, i, rdmap.OpWrite, 64<<10, 16, l, l)
+		l.wr = lane.wr
+		leavers[i], conns[i] = l, lane.c
+	}
+	over := new(leaver)
+	qa, qb := newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096)
+	qa.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: qa.h.table, SQDepth: 16, MaxSGE: 1, SigAll: true, Sends: over})
+	qa.SendCQ, qa.RecvCQ, qa.Client, qa.Bit = over, over, cb, n+1
+	over.wr = verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, 1000), RKey: qb.reg.STag(), Remote: 0x10000}
+	leavers[n+1] = over
+	conns[n+1], _ = s.openSCTP(SCTP{}, qa, qb)
+	s.add(10, 0, 1, rdmap.OpWrite, 1024)
+
+	for i := range n {
+		leavers[i].left = 1 << 60
+		w.mark(conns[i])
+	}
+	s.run(32 << 10) // windows open
+	silent = true
+	for _, l := range s.all {
+		l.left = 0
+	}
+	s.until("only the silent ones have slots, their client's share", func() bool {
+		return cl.slots >= clientShare*w.freeSlots() && w.clients[1].slots == 0
+	})
+	had := cl.slots
+	for i, c := range conns {
+		if i >= n {
+			leavers[i].left, leavers[i].wr.SGEs[0].Len = 3, 1000 // three fit in any window
+		}
+		w.disconnect(c, false)
+	}
+	for _, l := range s.all {
+		l.left, l.done = 1<<60, 0
+		w.mark(l.c)
+	}
+	for at := s.now.Add(500 * time.Microsecond); s.now < at && s.step(); {
+		if cl.slots > had {
+			t.Fatalf("%d TX slots where it had %d", cl.slots, had)
+		}
+	}
+	if least, _ := s.spread(func(l *lane) bool { return l.wr.SGEs[0].Len == 1024 }); least < 1<<17 {
+		t.Errorf("%d octets in 500 µs while another client leaves silent peers", least)
+	}
+	silent = false
+	for _, l := range s.all {
+		l.left = 0
+	}
+	for _, l := range leavers[:n] {
+		l.left = 0
+	}
+	left := len(conns)
+	s.until("all closed", func() bool {
+		if ev, ok := s.hosts[0].take(EventClosed); ok {
+			left--
+			if ev.Err != nil {
+				t.Errorf("closed by %v", ev.Err)
+			}
+		}
+		return left == 0
+	})
+	for _, l := range leavers[n:] {
+		if l.done != 3 || l.flushed != 0 {
+			t.Errorf("%d work requests done, %d flushed; want 3 done", l.done, l.flushed)
+		}
+	}
+}

@@ -469,7 +469,8 @@ func (s *ddpSink) DeliverEarly(key serial.Num) *term.Error {
 // disconnectSCTP ends the session of c: what was posted still goes out.
 func (w *worker) disconnectSCTP(c *conn) {
 	if c.mode == modeFull {
-		w.composeDDP(c, &grant{left: lastGrant})
+		w.leave(c, c.as.a.Room())
+		return
 	}
 	w.dropQP(c)
 	c.mode = modeClosing

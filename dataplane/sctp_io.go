@@ -403,7 +403,7 @@ func (w *worker) pushSCTP(as *assoc, s link.Slot, n int, sid uint16, ppid uint32
 func (w *worker) composeDDP(c *conn, g *grant) int {
 	as := c.as
 	w.remoteEventsSCTP(c)
-	n := 0
+	n, octets, why := 0, 0, stopIdle
 	for c.mode == modeFull && as.mux.CanSend(c.sid) {
 		if !c.failed {
 			c.qp.QP.PullSend(pullBudget)
@@ -413,6 +413,7 @@ func (w *worker) composeDDP(c *conn, g *grant) int {
 			break
 		}
 		if !w.may(&as.carrier, g) {
+			why = g.why
 			break
 		}
 		if !c.hasPend && !c.stream.PollSegment(mulpdu, &c.pending) {
@@ -420,7 +421,7 @@ func (w *worker) composeDDP(c *conn, g *grant) int {
 		}
 		s, ok := w.link.Alloc()
 		if !ok {
-			c.hasPend, g.why = true, stopSlots
+			c.hasPend, g.why, why = true, stopSlots, stopSlots
 			break
 		}
 		c.hasPend = false
@@ -428,6 +429,7 @@ func (w *worker) composeDDP(c *conn, g *grant) int {
 			w.pushSCTP(as, s, used, c.sid, as.opts.Profile.Segment(), false)
 			w.stats.TxFPDUs++
 			g.left -= used + recordCost + fpduCost
+			octets += used
 			n++
 		} else {
 			w.link.Free(s)
@@ -440,6 +442,11 @@ func (w *worker) composeDDP(c *conn, g *grant) int {
 	if c.mode == modeFull && c.stream.TerminateSent() {
 		c.mode = modeClosing
 		w.dropQP(c)
+		w.closeSession(c)
+	}
+	if c.sent(octets, why) {
+		w.dropQP(c)
+		c.mode = modeClosing
 		w.closeSession(c)
 	}
 	return n

@@ -252,7 +252,7 @@ func (w *worker) push(c *conn, s link.Slot, n int, sum uint32) {
 // composeFPDUs fills TX slots with FPDUs while the window and g have room.
 func (w *worker) composeFPDUs(c *conn, g *grant) int {
 	w.remoteEvents(c)
-	n := 0
+	n, start := 0, c.tcp.SndNxt()
 	for !c.gate {
 		if !c.failed {
 			c.qp.QP.PullSend(pullBudget)
@@ -275,6 +275,11 @@ func (w *worker) composeFPDUs(c *conn, g *grant) int {
 	if c.mode == modeFull && c.stream.TerminateSent() {
 		c.mode = modeClosing
 		w.dropQP(c)
+		c.tcp.Close(w.now)
+	}
+	if c.sent(c.tcp.SndNxt().Sub(start), g.why) {
+		w.dropQP(c)
+		c.mode = modeClosing
 		c.tcp.Close(w.now)
 	}
 	return n

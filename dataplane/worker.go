@@ -23,9 +23,8 @@ import (
 // Budgets bound the work of one turn, so that every part of it gets its share
 // and timers stay on time.
 const (
-	rxBudget   = 64      // frames: the batch at which AF_XDP is fastest here
-	pullBudget = 32      // work requests taken at once
-	lastGrant  = 1 << 30 // of what was posted before its connection is closed: as much as the window takes
+	rxBudget   = 64 // frames: the batch at which AF_XDP is fastest here
+	pullBudget = 32 // work requests taken at once
 	reapBudget = 256
 )
 
