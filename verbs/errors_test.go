@@ -236,6 +236,33 @@ func TestGatherFails(t *testing.T) {
 			t.Errorf("%d Gathers failed, Terminate %v", a.fails, remoteErr(b.QP))
 		}
 	})
+	t.Run("last segment", func(t *testing.T) {
+		for _, polled := range []bool{false, true} {
+			a, b := newPair(t, 8192, QPConfig{})
+			b.postRecv(RecvWR{ID: 60, SGEs: []SGE{b.sge(0, 8192)}})
+			a.post(SendWR{ID: 1, Op: rdmap.OpSend, SGEs: []SGE{a.sge(0, 100)}}, SendWR{ID: 2, Op: rdmap.OpSend})
+			a.PullSend(2)
+			if err := a.table.Deregister(a.mr); err != nil {
+				t.Fatal(err)
+			}
+			var seg rdmap.Segment
+			if !a.Stream().PollSegment(1000, &seg) {
+				t.Fatal("nothing to send")
+			}
+			if polled && a.poll() { // what the stream has completed is known
+				t.Errorf("completions %v", outcomes(a.take()))
+			}
+			if _, ok := a.Gather(&seg.Src, seg.Len, nil); ok {
+				t.Error("memory that is gone was gathered")
+			}
+			a.Error()
+			a.poll()
+			want := []outcome{{1, WCLocProtErr}, {2, WCFlushErr}}
+			if diff := cmp.Diff(want, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+				t.Errorf("completions (-want +got):\n%s", diff)
+			}
+		}
+	})
 	t.Run("read response", func(t *testing.T) {
 		a, b := newPair(t, 8192, QPConfig{})
 		a.post(SendWR{ID: 1, Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8192)}, RKey: b.mr.STag(), Remote: sideBase})

@@ -253,6 +253,10 @@ func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
 			s.gathered = max(s.gathered, uint32(src.Off)+uint32(n))
 			return b, true
 		}
+		// The stream has forgotten a work request whose last segment this is.
+		if s := &q.sq[src.WR&uint32(len(q.sq)-1)]; !s.complete() {
+			s.finish(WCLocProtErr)
+		}
 	case rdmap.SourceTagged:
 		b, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, src.STag, src.Off, uint32(n), UseReadSource)
 		if b != nil {
