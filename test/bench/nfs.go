@@ -38,24 +38,8 @@ func init() {
 }
 
 // runNFS measures it over two daemons.
-func runNFS(m *matrix, _ int, tests []test) (rs []result, err error) {
-	if err := m.lab.setOffloads(true); err != nil {
-		return nil, err
-	}
-	sockets := map[*side]string{}
-	for _, s := range []*side{&m.lab.a, &m.lab.b} {
-		d, socket, err := m.daemon(s)
-		if err != nil {
-			return nil, err
-		}
-		defer func() {
-			if e := stop(d); e != nil && err == nil {
-				err = fmt.Errorf("iwarpd: %w", e)
-			}
-		}()
-		sockets[s] = socket
-	}
-	return m.nfs(tests, sockets[&m.lab.a], sockets[&m.lab.b])
+func runNFS(m *matrix, _ int, tests []test) ([]result, error) {
+	return m.withDaemons(func(socketA, socketB string) ([]result, error) { return m.nfs(tests, socketA, socketB) })
 }
 
 // runNFSTCP measures it over the kernel's TCP.

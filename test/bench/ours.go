@@ -39,7 +39,13 @@ func runDaemon(m *matrix, mtu int, tests []test) ([]result, error) { return m.da
 // runDaemonSCTP is the same over SCTP.
 func runDaemonSCTP(m *matrix, mtu int, tests []test) ([]result, error) { return m.daemons(tests, true) }
 
-func (m *matrix) daemons(tests []test, sctp bool) (rs []result, err error) {
+func (m *matrix) daemons(tests []test, sctp bool) ([]result, error) {
+	return m.withDaemons(func(socketA, socketB string) ([]result, error) { return m.iwarp(tests, socketA, socketB, false, sctp) })
+}
+
+// withDaemons has run measure by two daemons, one on each side, whose sockets it
+// is given.
+func (m *matrix) withDaemons(run func(socketA, socketB string) ([]result, error)) (rs []result, err error) {
 	if err := m.lab.setOffloads(true); err != nil {
 		return nil, err
 	}
@@ -56,7 +62,7 @@ func (m *matrix) daemons(tests []test, sctp bool) (rs []result, err error) {
 		}()
 		sockets[s] = socket
 	}
-	return m.iwarp(tests, sockets[&m.lab.a], sockets[&m.lab.b], false, sctp)
+	return run(sockets[&m.lab.a], sockets[&m.lab.b])
 }
 
 // runInProcess measures the engine inside the two applications: at the client's
