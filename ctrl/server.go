@@ -340,12 +340,12 @@ func removeStale(path string) error {
 		return fmt.Errorf("ctrl: socket: %w", err)
 	}
 	if fi.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("ctrl: %s exists and is no socket: remove it, or set another path", path)
+		return fmt.Errorf("ctrl: %s exists: %w: remove it, or set another path", path, unix.ENOTSOCK)
 	}
 	c, err := net.DialTimeout("unixpacket", path, time.Second)
 	if err == nil {
 		c.Close()
-		return fmt.Errorf("ctrl: another iwarpd answers on %s: stop it, or set another path", path)
+		return fmt.Errorf("ctrl: another iwarpd answers on %s: stop it, or set another path: %w", path, unix.EADDRINUSE)
 	}
 	if !errors.Is(err, unix.ECONNREFUSED) {
 		return fmt.Errorf("ctrl: socket %s: %w", path, err)

@@ -67,8 +67,10 @@ func parseRule(m map[string]any, base ctrl.Limits) (r ctrl.Rule, err error) {
 			return r, fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	if _, has := m["users"]; has && len(r.UIDs) == 0 && len(r.GIDs) == 0 {
-		return r, errors.New("users: empty: the rule would be for everybody; leave it out if it shall")
+	for _, who := range []string{"users", "groups"} {
+		if _, has := m[who]; has && len(r.UIDs) == 0 && len(r.GIDs) == 0 {
+			return r, fmt.Errorf("%s: empty: the rule would be for everybody; leave it out if it shall", who)
+		}
 	}
 	if limits != base {
 		r.Limits = &limits

@@ -21,6 +21,9 @@ import (
 // envPrefix begins the name of every environment variable that sets a key.
 const envPrefix = "IWARPD_"
 
+// leastMTU is what every host takes (RFC 791, Section 3.2); an FPDU fits in it.
+const leastMTU = 576
+
 // settings is the configuration of one daemon, checked.
 type settings struct {
 	Interface string
@@ -90,7 +93,13 @@ var keys = []key{
 	{"xdp-mode", "", "auto", "auto, native or generic", oneOf(func(s *settings) *string { return &s.XDPMode }, "auto", "native", "generic")},
 	{"poll", "", "adaptive", "adaptive (sleeps when idle) or busy (spins)", oneOf(func(s *settings) *string { return &s.Poll }, "adaptive", "busy")},
 	{"spin", "", "50us", "how long an adaptive worker spins before it sleeps", duration(func(s *settings) *time.Duration { return &s.Spin }, 0, time.Second)},
-	{"mtu", "", "0", "largest IP packet; 0: the MTU of the interface", number(func(s *settings) *int { return &s.MTU }, 0, 9216)},
+	{"mtu", "", "0", "largest IP packet; 0: the MTU of the interface", func(s *settings, v string) error {
+		err := number(func(s *settings) *int { return &s.MTU }, 0, 9216)(s, v)
+		if err != nil || 0 < s.MTU && s.MTU < leastMTU {
+			return fmt.Errorf("must be 0, or a number from %d to 9216", leastMTU)
+		}
+		return nil
+	}},
 
 	{"socket", "", "/run/iwarpd/iwarpd.sock", "path of the API socket", func(s *settings, v string) error {
 		if v == "" || len(v) > 107 { // sun_path of sockaddr_un(7)

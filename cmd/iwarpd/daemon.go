@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"os/user"
 	"time"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
@@ -67,6 +68,9 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	}
 	queues, err := checkQueues(ifi.Name, s.Queues, have)
 	if err != nil {
+		return nil, err
+	}
+	if err := checkCPUs(s.CPUs, len(queues)); err != nil {
 		return nil, err
 	}
 
@@ -192,9 +196,9 @@ func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
 func (d *daemon) openQueues(ifname string, queues []int, mode bpf.Mode, mtu int) ([]dataplane.Queue, error) {
 	var out []dataplane.Queue
 	for i, q := range queues {
-		cpu, err := pinned(d.s.CPUs, i)
-		if err != nil {
-			return nil, configErr("cpus: %w", err)
+		cpu := -1
+		if len(d.s.CPUs) > 0 {
+			cpu = d.s.CPUs[i]
 		}
 		m := xsk.Native
 		if mode == bpf.Generic {
@@ -329,7 +333,9 @@ func socketError(path string, err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return exitErr(exitConfig, "cannot make the socket: %w: make the folder, or give another path with --socket", err)
 	case errors.Is(err, unix.EADDRINUSE):
-		return exitErr(exitBusy, "socket %s is taken: %w", path, err)
+		return exitErr(exitBusy, "cannot make the socket: %w", err)
+	case errors.Is(err, unix.ENOTSOCK), errors.As(err, new(user.UnknownGroupError)):
+		return exitErr(exitConfig, "cannot make the socket: %w", err)
 	}
 	return fmt.Errorf("cannot make the socket: %w", err)
 }

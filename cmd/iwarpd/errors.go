@@ -3,6 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Exit codes, as --help lists them.
@@ -41,4 +44,13 @@ func exitCode(err error) int {
 		return e.code
 	}
 	return exitFailure
+}
+
+// fewFiles says what to do about want of descriptors, which any step of start
+// may meet.
+func fewFiles(err error) error {
+	if errors.Is(err, unix.EMFILE) || strings.Contains(err.Error(), unix.EMFILE.Error()) { // xsk's has only the text
+		return exitErr(exitFailure, "%w: raise the limit with LimitNOFILE=65536 in the unit, or ulimit -n 65536", err)
+	}
+	return err
 }

@@ -2,11 +2,11 @@ package main
 
 import (
 	"bufio"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,6 +33,9 @@ func findInterface(name string) (*net.Interface, error) {
 	if ifi.Flags&net.FlagLoopback != 0 {
 		return nil, exitErr(exitInterface, "interface %s is loopback: AF_XDP is unreliable on it; use a network interface, or a veth pair", name)
 	}
+	if len(ifi.HardwareAddr) != 6 { // tun, and tunnels of layer 3
+		return nil, exitErr(exitInterface, "interface %s carries no Ethernet frames: use an Ethernet interface, a veth pair or a tap", name)
+	}
 	if ifi.Flags&net.FlagUp == 0 {
 		return nil, exitErr(exitInterface, "interface %s is down: ip link set dev %s up", name, name)
 	}
@@ -55,7 +58,7 @@ var needed = []struct {
 	bit  int
 	name string
 }{
-	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_NET_RAW, "CAP_NET_RAW"}, {unix.CAP_BPF, "CAP_BPF"},
+	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_NET_RAW, "CAP_NET_RAW"}, {unix.CAP_BPF, "CAP_BPF"}, {unix.CAP_PERFMON, "CAP_PERFMON"},
 }
 
 // checkCapabilities tells which capabilities are missing, before anything is
@@ -78,7 +81,8 @@ func checkCapabilities(status string) error {
 		}
 		var missing []string
 		for _, c := range needed {
-			if have&(1<<c.bit) == 0 && !(c.bit == unix.CAP_BPF && have&(1<<unix.CAP_SYS_ADMIN) != 0) {
+			wide := c.bit == unix.CAP_BPF || c.bit == unix.CAP_PERFMON
+			if have&(1<<c.bit) == 0 && !(wide && have&(1<<unix.CAP_SYS_ADMIN) != 0) {
 				missing = append(missing, c.name)
 			}
 		}
@@ -123,13 +127,31 @@ func checkQueues(ifname string, queues []int, have int) ([]int, error) {
 	return queues, nil
 }
 
-// pinned returns the CPU for the i-th queue, -1 for any.
-func pinned(cpus []int, i int) (int, error) {
-	if i >= len(cpus) {
-		if len(cpus) > 0 {
-			return 0, fmt.Errorf("%d CPUs for more queues: give one CPU a queue with --cpus", len(cpus))
-		}
-		return -1, nil
+// checkCPUs sees that there is one CPU for each of the queues, or none for any,
+// and that this process may run on it.
+func checkCPUs(cpus []int, queues int) error {
+	if len(cpus) == 0 {
+		return nil
 	}
-	return cpus[i], nil
+	if len(cpus) != queues {
+		return configErr("cpus: %d CPUs for %d queues: give one CPU a queue with --cpus", len(cpus), queues)
+	}
+	for _, cpu := range cpus {
+		if err := mayRunOn(cpu); err != nil {
+			return configErr("cpus: CPU %d is not there, is offline, or is not for this process (see /sys/devices/system/cpu/online and AllowedCPUs= of the unit): %w", cpu, err)
+		}
+	}
+	return nil
+}
+
+// mayRunOn tries it, on a thread that is given up then.
+func mayRunOn(cpu int) error {
+	tried := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		var set unix.CPUSet
+		set.Set(cpu)
+		tried <- unix.SchedSetaffinity(0, &set)
+	}()
+	return <-tried
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -20,8 +21,9 @@ var version = "devel"
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
-	// A second signal ends a daemon that drains too long for somebody's patience.
-	context.AfterFunc(ctx, stop)
+	// A second signal ends a daemon that drains too long for somebody's patience;
+	// timeout(1) and others send two at once, which are one.
+	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	err := rootCommand().ExecuteContext(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "iwarpd:", oneLine(err.Error()))
@@ -98,7 +100,7 @@ func serve(ctx context.Context, s *settings, read func() (*settings, error)) err
 	defer func() { _ = log.Sync() }() // fails on a terminal
 	d, err := start(s, log)
 	if err != nil {
-		return err
+		return fewFiles(err)
 	}
 	d.level, d.hangups, d.read = level, hangups, read
 	return errors.Join(d.run(ctx), d.close())

@@ -35,7 +35,10 @@ func TestDaemonErrors(t *testing.T) {
 		if err := netlink.LinkAdd(bare); err != nil {
 			return err
 		}
-		return netlink.LinkSetUp(bare)
+		if err := netlink.LinkSetUp(bare); err != nil {
+			return err
+		}
+		return netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, Mode: netlink.TUNTAP_MODE_TUN})
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -67,15 +70,20 @@ func TestDaemonErrors(t *testing.T) {
 		{"no address", on("bare0", sock), 3, "ip address add"},
 		{"no such queue", on(v.A.Name, sock, "--queues", "7"), 3, "no queue 7"},
 		{"missing capability", append([]string{setpriv, "--bounding-set=-net_raw,-bpf,-sys_admin"}, on(v.A.Name, sock)...), 4, "CAP_NET_RAW, CAP_BPF"},
+		{"missing PERFMON", append([]string{setpriv, "--bounding-set=-perfmon,-sys_admin"}, on(v.A.Name, sock)...), 4, "CAP_PERFMON"},
+		{"no Ethernet", on("tun0", sock), 3, "no Ethernet frames"},
+		{"no such CPU", on(v.A.Name, sock, "--cpus", "1023"), 2, "CPU 1023"},
+		{"more CPUs than queues", on(v.A.Name, sock, "--cpus", "0,1"), 2, "2 CPUs for 1 queues"},
+		{"few descriptors", append([]string{testenv.RequireTool(t, "prlimit"), "--nofile=20"}, on(v.A.Name, sock)...), 1, "LimitNOFILE"},
 		{"socket in no folder", on(v.A.Name, filepath.Join(dir, "no", "no", "s")), 2, "--socket"},
 		{"socket not writable", on(v.A.Name, "/proc/iwarpd.sock"), 2, "--socket"},
-		{"socket is a file", on(v.A.Name, plain), 1, "is no socket"},
+		{"socket is a file", on(v.A.Name, plain), 2, "non-socket"},
 		{"unknown key", on(v.A.Name, sock, "--config", config), 2, `did you mean "interface"?`},
 		{"no such file", on(v.A.Name, sock, "--config", filepath.Join(dir, "none")), 2, "no such file"},
 		{"unknown flag", on(v.A.Name, sock, "--color"), 2, "--color"},
 		{"bad value", on(v.A.Name, sock, "--poll", "never"), 2, "adaptive, busy"},
 		{"argument", on(v.A.Name, sock, "now"), 2, `"now"`},
-		{"group", on(v.A.Name, sock, "--socket-group", "nosuchgroup"), 1, "nosuchgroup"},
+		{"group", on(v.A.Name, sock, "--socket-group", "nosuchgroup"), 2, "nosuchgroup"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := start(t, v.A.NS.Command(tt.args[0], tt.args[1:]...))
@@ -104,8 +112,8 @@ func TestSecondDaemon(t *testing.T) {
 	}
 
 	p = start(t, a.end.NS.Command(program(t, "iwarpd"), daemonArgs(a.end, a.socket)...))
-	if code := p.wait(limit); code == 0 {
-		t.Error("a second daemon on the same socket: exit code 0")
+	if code := p.wait(limit); code != 5 {
+		t.Errorf("a second daemon on the same socket: exit code %d; want 5", code)
 	}
 	oneLine(t, p.out.String(), "iwarpd", a.socket)
 	if !a.hasXDP() {

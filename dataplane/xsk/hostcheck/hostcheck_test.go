@@ -12,7 +12,7 @@ import (
 // healthy is a host on which nothing is wrong.
 func healthy() *Facts {
 	return &Facts{
-		Kernel: "6.1.0-18-amd64", Capabilities: 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_NET_RAW | 1<<unix.CAP_BPF | 1<<unix.CAP_IPC_LOCK,
+		Kernel: "6.1.0-18-amd64", Capabilities: 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_NET_RAW | 1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_IPC_LOCK,
 		MemLock: 1 << 30, Files: 65536, Mappings: 65530, CPUs: 8, JIT: "1", Others: []string{"eth0"},
 		Interface: &Interface{Name: "eth0", Up: true, Addresses: 1, Driver: "ice", Kind: "device", MTU: 1500, Queues: 4, Features: map[string]bool{}},
 	}
@@ -35,7 +35,7 @@ func TestJudge(t *testing.T) {
 		{"older kernel", func(f *Facts) { f.Kernel = "5.10.0-28" }, "kernel", Warn, "boot"},
 		{"odd kernel", func(f *Facts) { f.Kernel = "mine" }, "kernel", Warn, "5.11"},
 		{"no capabilities", func(f *Facts) { f.Capabilities = 0 }, "capabilities", Fail, "root"},
-		{"SYS_ADMIN for BPF", func(f *Facts) { f.Capabilities ^= 1<<unix.CAP_BPF | 1<<unix.CAP_SYS_ADMIN }, "capabilities", OK, ""},
+		{"SYS_ADMIN for both", func(f *Facts) { f.Capabilities ^= 1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_SYS_ADMIN }, "capabilities", OK, ""},
 		{"little memory", func(f *Facts) { f.Capabilities ^= 1 << unix.CAP_IPC_LOCK; f.MemLock = 8 << 20 }, "locked memory", Warn, "LimitMEMLOCK"},
 		{"all memory", func(f *Facts) { f.Capabilities ^= 1 << unix.CAP_IPC_LOCK; f.MemLock = unix.RLIM_INFINITY }, "locked memory", OK, ""},
 		{"few files", func(f *Facts) { f.Files = 1024 }, "open files", Warn, "LimitNOFILE"},

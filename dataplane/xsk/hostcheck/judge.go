@@ -75,21 +75,22 @@ func (f *Facts) kernel() Finding {
 var needed = []struct {
 	bit  int
 	name string
-}{{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_NET_RAW, "CAP_NET_RAW"}, {unix.CAP_BPF, "CAP_BPF"}}
+}{{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_NET_RAW, "CAP_NET_RAW"}, {unix.CAP_BPF, "CAP_BPF"}, {unix.CAP_PERFMON, "CAP_PERFMON"}}
 
 func (f *Facts) has(bit int) bool { return f.Capabilities&(1<<bit) != 0 }
 
 func (f *Facts) capabilities() Finding {
 	var missing []string
 	for _, c := range needed {
-		if !f.has(c.bit) && !(c.bit == unix.CAP_BPF && f.has(unix.CAP_SYS_ADMIN)) {
+		wide := c.bit == unix.CAP_BPF || c.bit == unix.CAP_PERFMON
+		if !f.has(c.bit) && !(wide && f.has(unix.CAP_SYS_ADMIN)) {
 			missing = append(missing, c.name)
 		}
 	}
 	if len(missing) > 0 {
 		return Finding{"capabilities", Fail, "missing: " + strings.Join(missing, ", "), "run this as root; the unit gives the daemon what it needs"}
 	}
-	return Finding{"capabilities", OK, "NET_ADMIN, NET_RAW and BPF are there", ""}
+	return Finding{"capabilities", OK, "NET_ADMIN, NET_RAW, BPF and PERFMON are there", ""}
 }
 
 // enoughMemory is what the packet memory of some queues takes.
