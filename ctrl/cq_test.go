@@ -39,7 +39,7 @@ func TestDestroyModeratedCQ(t *testing.T) {
 			}
 			h.mu.Unlock()
 			ring.Push(0, &verbs.WC{})
-			held := ring.FlushAt(0, clock.Time(1e9)) != 0
+			held := ring.Flush(0, clock.Time(1e9)) != 0
 			if !held {
 				t.Fatal("the wake-up is not held back")
 			}
@@ -47,7 +47,7 @@ func TestDestroyModeratedCQ(t *testing.T) {
 			h.e.mu.Lock()
 			h.e.onFence = func() { // in the midst of a turn, which flushes at its end
 				if turns++; turns > 1 && held {
-					held = ring.FlushAt(0, clock.Time(1e9)) != 0
+					held = ring.Flush(0, clock.Time(1e9)) != 0
 				}
 			}
 			h.e.mu.Unlock()

@@ -26,21 +26,15 @@ func (w *worker) complete(b *QPBinding, wc *verbs.WC) bool {
 	if cq == nil {
 		return true
 	}
+	listed := cq.Pending(w.id)
 	if !cq.Push(w.id, wc) {
 		w.stats.CQOverruns++
 		return false
 	}
-	w.touch(cq)
-	return true
-}
-
-func (w *worker) touch(cq CQ) {
-	for _, t := range w.cqs {
-		if t == cq {
-			return
-		}
+	if !listed {
+		w.cqs = append(w.cqs, cq)
 	}
-	w.cqs = append(w.cqs, cq)
+	return true
 }
 
 // remoteEvents acts on what the stream reports.

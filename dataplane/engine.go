@@ -105,10 +105,12 @@ type Resolver interface {
 }
 
 // CQ is where completions go; shm.CQ is one. Flush makes those pushed by a
-// worker visible, and wakes a client that waits.
+// worker visible, and wakes a client that waits: now, or when it is called again,
+// as again asks unless that is 0. Pending reports whether worker owes it a Flush.
 type CQ interface {
 	Push(worker int, wc *verbs.WC) bool // false: full
-	Flush(worker int)
+	Pending(worker int) bool
+	Flush(worker int, now clock.Time) (again clock.Time)
 }
 
 // QPBinding joins a queue pair to its rings, for the worker that gets its

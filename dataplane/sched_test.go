@@ -8,6 +8,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/shm"
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp/session"
@@ -259,7 +260,8 @@ func (l *leaver) Push(_ int, wc *verbs.WC) bool {
 	return true
 }
 
-func (l *leaver) Flush(int) {}
+func (l *leaver) Pending(int) bool                 { return true } // nothing to flush
+func (l *leaver) Flush(int, clock.Time) clock.Time { return 0 }
 
 // TestSilentLeavers: a client that has its share of the TX slots gets no more of them
 // by disconnecting. What it had posted to a peer that answers goes out later.

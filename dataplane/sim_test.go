@@ -201,8 +201,9 @@ func (q *simQP) NextRecv(wr *verbs.RecvWR) bool {
 	return true
 }
 
-func (q *simQP) Push(_ int, wc *verbs.WC) bool { q.wcs = append(q.wcs, *wc); return true }
-func (q *simQP) Flush(int)                     {}
+func (q *simQP) Push(_ int, wc *verbs.WC) bool    { q.wcs = append(q.wcs, *wc); return true }
+func (q *simQP) Pending(int) bool                 { return true } // nothing to flush
+func (q *simQP) Flush(int, clock.Time) clock.Time { return 0 }
 
 const simAccess = verbs.LocalWrite | verbs.RemoteRead | verbs.RemoteWrite | verbs.RemoteAtomic
 

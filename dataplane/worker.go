@@ -61,7 +61,7 @@ type worker struct {
 	house     client      // of connections that are no client's yet
 	quantum   int
 	composed  uint64     // records, ever
-	cqs       []CQ       // with entries to publish
+	cqs       []CQ       // those that are Pending
 	flushAt   clock.Time // when one of cqs must be flushed again
 
 	rx        [rxBudget]link.Frame
@@ -361,22 +361,12 @@ func (w *worker) reap() int {
 	}
 }
 
-// moderated is a CQ that may want to be flushed again later: shm.CQ.
-type moderated interface {
-	FlushAt(worker int, now clock.Time) clock.Time
-}
-
 // publish makes this turn's completions visible.
 func (w *worker) publish() {
 	kept := w.cqs[:0]
 	w.flushAt = 0
 	for _, cq := range w.cqs {
-		m, ok := cq.(moderated)
-		if !ok {
-			cq.Flush(w.id)
-			continue
-		}
-		if at := m.FlushAt(w.id, w.now); at != 0 {
+		if at := cq.Flush(w.id, w.now); at != 0 {
 			w.flushAt = clock.Earliest(w.flushAt, at)
 			kept = append(kept, cq)
 		}

@@ -203,14 +203,17 @@ func (c *CQ) Push(worker int, wc *verbs.WC) bool {
 	return true
 }
 
-// Flush shows the client what worker has pushed, and wakes it if it has armed
-// the queue for that.
-func (c *CQ) Flush(worker int) { c.FlushAt(worker, 0) }
+// Pending reports whether worker has pushed what Flush has not shown yet, or not
+// woken the client for.
+func (c *CQ) Pending(worker int) bool {
+	r := &c.rings[worker]
+	return r.dirty || r.waiting != 0
+}
 
-// FlushAt is Flush for a queue that may be moderated: it returns when it must be
-// called again to wake the client, 0 if it need not. With now 0 nothing is held
-// back.
-func (c *CQ) FlushAt(worker int, now clock.Time) clock.Time {
+// Flush shows the client what worker has pushed, and wakes it if it has armed
+// the queue for that. A moderated queue may hold the wake-up back: then Flush
+// returns when it must be called again, else 0. With now 0 nothing is held back.
+func (c *CQ) Flush(worker int, now clock.Time) (again clock.Time) {
 	r := &c.rings[worker]
 	if r.dirty {
 		n := r.ring.Unsubmitted()

@@ -196,7 +196,7 @@ func TestDocumentRaw(t *testing.T) {
 	}
 	cq, c := newCQ(t, 2, 4)
 	cq.Push(1, &verbs.WC{ID: 9, Status: verbs.WCFlushErr, Op: verbs.WCRecv, QP: 3})
-	cq.Flush(1)
+	cq.Flush(1, 0)
 	r := c.mem[4096+int(le.Uint32(c.mem[28:])):]
 	if le.Uint32(r[0:]) != 1 || le.Uint64(r[256:]) != 9 || le.Uint32(r[264:]) != 5 || le.Uint32(r[268:]) != 128 || le.Uint32(r[276:]) != 3 {
 		t.Errorf("CQE % x", r[256:320])

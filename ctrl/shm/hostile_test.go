@@ -84,7 +84,7 @@ func TestHostileCQ(t *testing.T) {
 				t.Fatal("a full ring took a completion")
 			}
 		}
-		q.Flush(0)
+		q.Flush(0, 0)
 	}
 	if !q.Fault(0) || q.Fault(1) {
 		t.Error("faults")
@@ -178,7 +178,7 @@ func TestMutatingPeer(t *testing.T) {
 				}
 				cq.Push(0, &wc)
 			}
-			cq.Flush(0)
+			cq.Flush(0, 0)
 		}
 	}
 	stop.Store(true)

@@ -15,7 +15,7 @@ func TestResize(t *testing.T) {
 	for id := range uint64(3) {
 		q.Push(0, &verbs.WC{ID: id})
 	}
-	q.Flush(0)
+	q.Flush(0, 0)
 	q.Push(0, &verbs.WC{ID: 3}) // not flushed
 	release, err := q.Resize(100)
 	if err != nil {
@@ -31,8 +31,8 @@ func TestResize(t *testing.T) {
 			t.Fatalf("no room for %d", id)
 		}
 	}
-	q.Flush(0)
-	q.Flush(1)
+	q.Flush(0, 0)
+	q.Flush(1, 0)
 	if err := release(); err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestModeration(t *testing.T) {
 		push  *verbs.WC // nil: none
 		at    time.Duration
 		woken bool
-		again time.Duration // 0: FlushAt asks for no other call
+		again time.Duration // 0: Flush asks for no other call
 	}
 	plain, solicited := &verbs.WC{}, &verbs.WC{Flags: verbs.WCSolicited}
 	const start = clock.Time(time.Second)
@@ -88,12 +88,15 @@ func TestModeration(t *testing.T) {
 				c.Arm(false)
 			}
 			for i, s := range tt.steps {
-				if s.push != nil {
-					q.Push(0, s.push)
+				if s.push != nil && (!q.Push(0, s.push) || !q.Pending(0)) {
+					t.Errorf("step %d: nothing is pending after a push", i)
 				}
-				again := q.FlushAt(0, start.Add(s.at))
+				again := q.Flush(0, start.Add(s.at))
 				if want := start.Add(s.again); s.again == 0 && again != 0 || s.again != 0 && again != want {
 					t.Errorf("step %d: again at %v; want %v", i, again, s.again)
+				}
+				if got := q.Pending(0); got != (again != 0) {
+					t.Errorf("step %d: pending %v after Flush", i, got)
 				}
 				if got := readable(q.EventFD()); got != s.woken {
 					t.Errorf("step %d: woken %v", i, got)

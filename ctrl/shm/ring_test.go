@@ -158,7 +158,7 @@ func TestCQERoundTrip(t *testing.T) {
 	if n := c.Poll(got); n != 0 {
 		t.Errorf("%d completions before Flush", n)
 	}
-	q.Flush(0)
+	q.Flush(0, 0)
 	if n := c.Poll(got); n != 1 || got[0] != want {
 		t.Errorf("%d completions, %+v", n, got[0])
 	}
@@ -237,7 +237,7 @@ func TestCQOverrun(t *testing.T) {
 			t.Errorf("Push %d: %v", i, got)
 		}
 	}
-	q.Flush(1)
+	q.Flush(1, 0)
 	if q.Room(1) != 0 || q.Room(0) != 4 || q.Dropped(1) != 2 || q.Dropped(0) != 0 || c.Overruns() != 2 {
 		t.Errorf("room %d, %d; dropped %d; overruns %d", q.Room(1), q.Room(0), q.Dropped(1), c.Overruns())
 	}
@@ -248,7 +248,7 @@ func TestCQOverrun(t *testing.T) {
 	if !q.Push(1, &verbs.WC{ID: 9}) {
 		t.Error("no room after Poll")
 	}
-	q.Flush(1)
+	q.Flush(1, 0)
 	if n := c.Poll(wcs); n != 2 || wcs[0].ID != 3 || wcs[1].ID != 9 {
 		t.Errorf("%d completions: %v", n, wcs[:n])
 	}
@@ -262,7 +262,7 @@ func TestCQWorkers(t *testing.T) {
 		for i := range uint64(8) {
 			q.Push(w, &verbs.WC{ID: i, QP: uint32(w)})
 		}
-		q.Flush(w)
+		q.Flush(w, 0)
 	}
 	var next [workers]uint64
 	wcs := make([]verbs.WC, 5)
@@ -295,7 +295,7 @@ func readable(fd int) bool {
 func TestArm(t *testing.T) {
 	plain, solicited, failed := verbs.WC{}, verbs.WC{Flags: verbs.WCSolicited}, verbs.WC{Status: verbs.WCFlushErr}
 	type step func(q *CQ, c *CQConsumer)
-	push := func(wc verbs.WC) step { return func(q *CQ, c *CQConsumer) { q.Push(0, &wc); q.Flush(0) } }
+	push := func(wc verbs.WC) step { return func(q *CQ, c *CQConsumer) { q.Push(0, &wc); q.Flush(0, 0) } }
 	arm := func(sol bool) step { return func(q *CQ, c *CQConsumer) { c.Arm(sol) } }
 	tests := []struct {
 		name  string
@@ -404,9 +404,9 @@ func TestNoAllocs(t *testing.T) {
 	for name, f := range map[string]func(){
 		"send":   func() { sp.Post(&post); sp.Post(&inline); sq.NextSend(swr); sq.NextSend(swr) },
 		"recv":   func() { rp.Post(&recv); rq.NextRecv(rwr) },
-		"wc":     func() { cq.Push(1, &wcs[0]); cq.Flush(1); cc.Poll(wcs); cc.Arm(true) },
+		"wc":     func() { cq.Push(1, &wcs[0]); cq.Flush(1, 0); cc.Poll(wcs); cc.Arm(true) },
 		"bell":   func() { ringer.Ring(3); bells.Take(0); bells.Any(); bells.SetSleeping(true) },
-		"wakeup": func() { cc.Arm(false); cq.Push(0, &wcs[0]); cq.Flush(0); cc.Poll(wcs) },
+		"wakeup": func() { cc.Arm(false); cq.Push(0, &wcs[0]); cq.Flush(0, 0); cc.Poll(wcs) },
 	} {
 		if n := testing.AllocsPerRun(100, f); n != 0 {
 			t.Errorf("%s: %v allocations", name, n)
@@ -436,7 +436,7 @@ func BenchmarkRings(b *testing.B) {
 					b.Fatal("nothing posted")
 				}
 				cq.Push(0, &verbs.WC{ID: got.ID})
-				cq.Flush(0)
+				cq.Flush(0, 0)
 				if cc.Poll(wcs) != 1 {
 					b.Fatal("no completion")
 				}
@@ -456,7 +456,7 @@ func BenchmarkRings(b *testing.B) {
 			for sq.NextSend(got) {
 				cq.Push(0, &verbs.WC{ID: got.ID})
 			}
-			cq.Flush(0)
+			cq.Flush(0, 0)
 			if n := cc.Poll(wcs); n != 16 {
 				b.Fatal(fmt.Sprint(n, " completions"))
 			}

@@ -73,7 +73,7 @@ func TestNoLostWake(t *testing.T) {
 					cq.Push(0, &wc)
 				}
 			}
-			cq.Flush(0)
+			cq.Flush(0, 0)
 			return n
 		}
 		for !over.Load() {
@@ -189,7 +189,7 @@ func TestManyDoorbells(t *testing.T) {
 				}
 			}
 			for _, cq := range cqs {
-				cq.Flush(0)
+				cq.Flush(0, 0)
 			}
 			if n > 0 {
 				continue
@@ -273,7 +273,7 @@ func TestWakeIsSafe(t *testing.T) {
 		for range 100000 / 8 * 2 { // more than a pipe holds, never read
 			c.Arm(false)
 			q.Push(0, &verbs.WC{})
-			q.Flush(0)
+			q.Flush(0, 0)
 			c.Poll(wcs)
 		}
 	}
