@@ -42,12 +42,11 @@ type conn struct {
 	gone    bool // in no table any more
 	err     error
 
-	client    *client // whose share of the sending it takes from
-	nextReady *conn   // in the client's round
-	queued    bool    // in it
-	credit    int     // what it may still send before others, in octets of cost
-	slots     int     // TX slots that wait for the peer's acknowledgement
-	pumped    uint64  // the last turn in which it was
+	client *client // whose share of the sending it takes from
+	queued bool    // in the client's round
+	credit int     // what it may still send before others, in octets of cost
+	slots  int     // TX slots that wait for the peer's acknowledgement
+	pumped uint64  // the last turn in which it was
 
 	holds    int        // received frames that wait out of order
 	giveUp   clock.Time // of an active open

@@ -43,74 +43,64 @@ const (
 	stopShare                // too many slots wait for the peer, which brings an event
 )
 
-// connQueue is the round of a client's connections that have something to send.
-type connQueue struct{ head, tail *conn }
-
-func (q *connQueue) push(c *conn) {
-	c.nextReady = nil
-	if q.tail == nil {
-		q.head = c
-	} else {
-		q.tail.nextReady = c
-	}
-	q.tail = c
+// A round is a queue of those that wait for their turn. Once it has had room for
+// as many it allocates nothing.
+type round[T comparable] struct {
+	q     []T // as a ring; its length is a power of two
+	first int
+	n     int
 }
 
-func (q *connQueue) pushFront(c *conn) {
-	c.nextReady = q.head
-	q.head = c
-	if q.tail == nil {
-		q.tail = c
+func (r *round[T]) at(i int) *T { return &r.q[(r.first+i)&(len(r.q)-1)] }
+
+// head returns the first, the zero value of none.
+func (r *round[T]) head() (v T) {
+	if r.n > 0 {
+		v = *r.at(0)
 	}
+	return v
 }
 
-func (q *connQueue) pop() *conn {
-	c := q.head
-	if c == nil {
-		return nil
-	}
-	if q.head = c.nextReady; q.head == nil {
-		q.tail = nil
-	}
-	c.nextReady = nil
-	return c
+func (r *round[T]) push(v T) {
+	r.grow()
+	*r.at(r.n) = v
+	r.n++
 }
 
-func (q *connQueue) remove(c *conn) {
-	var keep connQueue
-	for d := q.pop(); d != nil; d = q.pop() {
-		if d != c {
-			keep.push(d)
+func (r *round[T]) pushFront(v T) {
+	r.grow()
+	r.first--
+	*r.at(0) = v
+	r.n++
+}
+
+func (r *round[T]) grow() {
+	if r.n < len(r.q) {
+		return
+	}
+	q := make([]T, max(8, 2*len(r.q)))
+	for i := range r.n {
+		q[i] = *r.at(i)
+	}
+	r.q, r.first = q, 0
+}
+
+// pop takes the first out; there must be one.
+func (r *round[T]) pop() T {
+	p := r.at(0)
+	v := *p
+	*p = *new(T)
+	r.first++
+	r.n--
+	return v
+}
+
+func (r *round[T]) remove(v T) {
+	for range r.n {
+		if u := r.pop(); u != v {
+			r.push(u)
 		}
 	}
-	*q = keep
-}
-
-// clientQueue is the round of the clients that have such connections.
-type clientQueue struct {
-	head, tail *client
-	n          int
-}
-
-func (q *clientQueue) push(cl *client) {
-	cl.nextReady = nil
-	if q.tail == nil {
-		q.head = cl
-	} else {
-		q.tail.nextReady = cl
-	}
-	q.tail = cl
-	q.n++
-}
-
-func (q *clientQueue) pop() *client {
-	cl := q.head
-	if q.head = cl.nextReady; q.head == nil {
-		q.tail = nil
-	}
-	cl.nextReady = nil
-	q.n--
-	return cl
 }
 
 // enqueue enters c in the round of its client.
@@ -137,8 +127,8 @@ func (w *worker) serve() int {
 		if free <= 0 {
 			break
 		}
-		cl := w.ready.head
-		if cl.queue.head == nil {
+		cl := w.ready.head()
+		if cl.queue.n == 0 {
 			w.ready.pop()
 			cl.queued = false
 			continue
@@ -165,7 +155,7 @@ func (w *worker) serve() int {
 			}
 		}
 		c.queued = false
-		alone := cl.queue.head == nil && w.ready.n == 1
+		alone := cl.queue.n == 0 && w.ready.n == 1
 		if alone {
 			c.credit += aloneQuanta * w.quantum
 			cl.credit += aloneQuanta * w.quantum
@@ -191,7 +181,7 @@ func (w *worker) serve() int {
 		default:
 			c.credit = min(c.credit, 0)
 		}
-		if cl.queue.head == nil {
+		if cl.queue.n == 0 {
 			w.ready.pop()
 			cl.queued = false
 			cl.credit = min(cl.credit, 0)

@@ -3,12 +3,14 @@ package dataplane
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/iwarpd/iwarpd/ctrl/shm"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp/session"
@@ -114,6 +116,39 @@ func (s *lanes) spread(meant func(*lane) bool) (least, most int) {
 }
 
 func everyLane(*lane) bool { return true }
+
+// TestRound: a round does what a slice would.
+func TestRound(t *testing.T) {
+	rng := testenv.Rand(t)
+	var r round[int]
+	var want []int
+	for i := range 10000 {
+		switch op := rng.IntN(8); {
+		case op < 3:
+			r.push(i)
+			want = append(want, i)
+		case op < 4:
+			r.pushFront(i)
+			want = slices.Insert(want, 0, i)
+		case op < 7 && len(want) > 0:
+			if v := r.pop(); v != want[0] {
+				t.Fatalf("step %d: pop is %d; want %d", i, v, want[0])
+			}
+			want = want[1:]
+		case len(want) > 0:
+			v := want[rng.IntN(len(want))]
+			r.remove(v)
+			want = slices.DeleteFunc(want, func(w int) bool { return w == v })
+		}
+		head := 0
+		if len(want) > 0 {
+			head = want[0]
+		}
+		if r.n != len(want) || r.head() != head {
+			t.Fatalf("step %d: %d with %d at the head; want %d with %d", i, r.n, r.head(), len(want), head)
+		}
+	}
+}
 
 // TestFair: connections that always have work get equal shares, whatever is scarce.
 func TestFair(t *testing.T) {
@@ -225,8 +260,8 @@ func TestJoinWhileReady(t *testing.T) {
 	c := &a.as.carrier
 	w.enqueue(c)
 	w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8, Initiator: true}})
-	if cl := w.clients[0]; c.client != cl || cl.queue.head != c || !cl.queued || w.house.queue.head != nil {
-		t.Errorf("of its client %v, in its round %v, in the house's %v", c.client == cl, cl.queue.head == c, w.house.queue.head == c)
+	if cl := w.clients[0]; c.client != cl || cl.queue.head() != c || !cl.queued || w.house.queue.n != 0 {
+		t.Errorf("of its client %v, in its round %v, in the house's %v", c.client == cl, cl.queue.head() == c, w.house.queue.head() == c)
 	}
 	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 4096), RKey: qb.reg.STag(), Remote: 0x10000})
 	s.until("written", func() bool { return len(qa.wcs) == 1 })

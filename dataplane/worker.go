@@ -57,8 +57,8 @@ type worker struct {
 
 	dirty     []*conn // to be pumped at the end of the turn
 	dirtyNext []*conn
-	ready     clientQueue // have something to send
-	house     client      // of connections that are no client's yet
+	ready     round[*client] // have something to send
+	house     client         // of connections that are no client's yet
 	quantum   int
 	composed  uint64     // records, ever
 	cqs       []CQ       // those that are Pending
@@ -92,11 +92,10 @@ type client struct {
 	bells *shm.Doorbells
 	conns []*conn // by doorbell bit
 
-	queue     connQueue // the round of its connections
-	nextReady *client   // in the worker's round
-	queued    bool      // in it
-	credit    int       // as that of a conn
-	slots     int       // TX slots of its connections
+	queue  round[*conn] // its connections that have something to send
+	queued bool         // in the worker's round
+	credit int          // as that of a conn
+	slots  int          // TX slots of its connections
 }
 
 func newWorker(e *Engine, id int, q Queue) (*worker, error) {
