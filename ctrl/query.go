@@ -266,7 +266,7 @@ func (c *session) queryStats(reply *ctrlpb.Reply) error {
 
 // Counters returns all counters of the control plane ("ctrl."), of the workers
 // together ("engine."), of their links ("link."), of SCTP ("sctp.") and of the XDP
-// program ("xdp.").
+// program ("xdp."). docs/metrics.md tells what each counts.
 func (s *Server) Counters() []*ctrlpb.Counter {
 	k := &s.counters
 	s.mu.Lock()

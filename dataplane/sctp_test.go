@@ -807,7 +807,7 @@ func randomProgramsSCTP(t *testing.T, seed uint64) {
 
 // TestSCTPStatsAdd: every counter is in the sums.
 func TestSCTPStatsAdd(t *testing.T) {
-	var one, sum Stats
+	var one, sum SCTPStats
 	leaves := func(v reflect.Value, f func(reflect.Value)) {
 		for i := range v.NumField() {
 			if s := v.Field(i); s.Kind() == reflect.Struct {
@@ -820,16 +820,20 @@ func TestSCTPStatsAdd(t *testing.T) {
 		}
 	}
 	n := 0
-	leaves(reflect.ValueOf(&one.SCTP).Elem(), func(v reflect.Value) { v.SetUint(1); n++ })
-	sum.Add(&one)
-	sum.Add(&one)
-	leaves(reflect.ValueOf(&sum.SCTP).Elem(), func(v reflect.Value) {
+	leaves(reflect.ValueOf(&one).Elem(), func(v reflect.Value) { v.SetUint(1); n++ })
+	sum.Assocs = 2
+	for range 2 {
+		sum.Assoc.Add(&one.Assoc)
+		sum.Sessions.Add(&one.Sessions)
+		sum.Listeners.Add(&one.Listeners)
+	}
+	leaves(reflect.ValueOf(&sum).Elem(), func(v reflect.Value) {
 		if v.Uint() != 2 {
 			n = -1
 		}
 	})
 	if n < 30 {
-		t.Errorf("not all counters are added: %+v", sum.SCTP)
+		t.Errorf("not all counters are added: %+v", sum)
 	}
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// Stats are the counters of a worker, or of all of them. Each dropped frame is
-// in exactly one of the Rx counters below RxICMP.
+// Stats are the counters of a worker. A frame that is dropped is in exactly one of
+// RxMalformed, RxChecksum, RxNoConn, RxNoHold and RxUnwanted.
 type Stats struct {
 	Turns, Sleeps, Timeouts uint64
 
@@ -85,55 +85,6 @@ type SCTPInfo struct {
 	Stats    sctp.Stats
 	Path     sctp.PathInfo // the one in use
 	Sessions session.Stats
-}
-
-// Add adds o to s, field by field.
-func (s *Stats) Add(o *Stats) {
-	s.Turns += o.Turns
-	s.Sleeps += o.Sleeps
-	s.Timeouts += o.Timeouts
-	s.RxFrames += o.RxFrames
-	s.RxOctets += o.RxOctets
-	s.TxFrames += o.TxFrames
-	s.TxOctets += o.TxOctets
-	s.TxRetransmits += o.TxRetransmits
-	s.TxStateless += o.TxStateless
-	s.TxFragments += o.TxFragments
-	s.RxFPDUs += o.RxFPDUs
-	s.TxFPDUs += o.TxFPDUs
-	s.TxRecords += o.TxRecords
-	s.RxEarly += o.RxEarly
-	s.RxFPDUsEarly += o.RxFPDUsEarly
-	s.RxFPDUsPlacedEarly += o.RxFPDUsPlacedEarly
-	s.RxICMP += o.RxICMP
-	s.RxMalformed += o.RxMalformed
-	s.RxChecksum += o.RxChecksum
-	s.RxNoConn += o.RxNoConn
-	s.RxNoHold += o.RxNoHold
-	s.RxReclaims += o.RxReclaims
-	s.RxUnwanted += o.RxUnwanted
-	s.RxAfterClose += o.RxAfterClose
-	s.TxNoSlot += o.TxNoSlot
-	s.TxRingFull += o.TxRingFull
-	s.Conns += o.Conns
-	s.ActiveOpens += o.ActiveOpens
-	s.PassiveOpens += o.PassiveOpens
-	s.Evicted += o.Evicted
-	s.AssocsIdle += o.AssocsIdle
-	s.AssocsRefused += o.AssocsRefused
-	s.SessionRetries += o.SessionRetries
-	s.Violations += o.Violations
-	s.CQOverruns += o.CQOverruns
-	s.Faults += o.Faults
-	s.FreeSlots += o.FreeSlots
-	s.Slots += o.Slots
-	s.HeldFrames += o.HeldFrames
-	s.Timers += o.Timers
-	s.HeldPeak += o.HeldPeak
-	s.SCTP.Assocs += o.SCTP.Assocs
-	s.SCTP.Assoc.Add(&o.SCTP.Assoc)
-	s.SCTP.Sessions.Add(&o.SCTP.Sessions)
-	s.SCTP.Listeners.Add(&o.SCTP.Listeners)
 }
 
 // ConnInfo describes a connection.

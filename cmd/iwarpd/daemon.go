@@ -294,13 +294,13 @@ func (d *daemon) traffic() {
 		d.log.Warn("no counters", zap.Error(err))
 		return
 	}
-	var st dataplane.Stats
+	var rx, tx, again uint64
 	for _, w := range d.engine.Stats() {
-		st.Add(&w)
+		rx, tx, again = rx+w.RxFrames, tx+w.TxFrames, again+w.TxRetransmits
 	}
 	d.log.Info("traffic",
 		zap.Uint64("frames-steered", c.SteeredTCP+c.SteeredSCTP+c.SteeredUDP+c.SteeredICMP), zap.Uint64("frames-passed", c.Passed+c.PassedFragment+c.Malformed+c.NoSocket),
-		zap.Uint64("rx-frames", st.RxFrames), zap.Uint64("tx-frames", st.TxFrames), zap.Uint64("retransmissions", st.TxRetransmits))
+		zap.Uint64("rx-frames", rx), zap.Uint64("tx-frames", tx), zap.Uint64("retransmissions", again))
 }
 
 // bpfError gives an error of package bpf its exit code.

@@ -135,12 +135,7 @@ func knownMetrics() map[string]bool {
 	for _, m := range perWorker {
 		known[regexp.MustCompile(`iwarpd_worker_[a-z_]+`).FindString(m.desc.String())] = true
 	}
-	s, err := ctrl.New(ctrl.Config{}, ctrl.Options{Resolver: noHost{}, Steering: noHost{}})
-	if err != nil {
-		return nil
-	}
-	s.Bind(countedEngine{})
-	for _, k := range s.Counters() {
+	for _, k := range allCounters() {
 		name := "iwarpd_" + strings.ReplaceAll(k.Name, ".", "_")
 		if !gauges[k.Name] {
 			name += "_total"
@@ -148,6 +143,48 @@ func knownMetrics() map[string]bool {
 		known[name] = true
 	}
 	return known
+}
+
+// allCounters are the counters of a daemon without clients.
+func allCounters() []*ctrlpb.Counter {
+	s, err := ctrl.New(ctrl.Config{}, ctrl.Options{Resolver: noHost{}, Steering: noHost{}})
+	if err != nil {
+		return nil
+	}
+	s.Bind(countedEngine{})
+	return s.Counters()
+}
+
+// TestDocument: docs/metrics.md tells of each counter what it means and whether it
+// is a gauge, and of none that there is not.
+func TestDocument(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := make(map[string]string)
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_.]+)` \\| (.+) \\|$").FindAllStringSubmatch(string(doc), -1) {
+		if told[m[1]] != "" {
+			t.Errorf("%s has two rows", m[1])
+		}
+		told[m[1]] = m[2]
+	}
+	counters := allCounters()
+	if len(counters) < 100 {
+		t.Fatalf("%d counters", len(counters))
+	}
+	for _, k := range counters {
+		text := told[k.Name]
+		delete(told, k.Name)
+		if text == "" {
+			t.Errorf("%s is not explained", k.Name)
+		} else if strings.HasPrefix(text, "gauge: ") != gauges[k.Name] {
+			t.Errorf("%s: %q, but gauge is %v", k.Name, text, gauges[k.Name])
+		}
+	}
+	for name := range told {
+		t.Errorf("%s is no counter", name)
+	}
 }
 
 // noHost stands for what ctrl needs of the host.
