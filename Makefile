@@ -8,8 +8,8 @@ LDFLAGS := -X main.version=$(VERSION)
 # The race detector needs cgo, and that a C compiler.
 RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 
-# Packages whose tests count allocations or time, which the detector changes; one test of
-# tcp/kernel does, too.
+# Packages whose tests count allocations or time, which the detector changes; single tests
+# of two others do, too.
 NORACE = /internal/bench$$|/test/bench$$
 
 .DEFAULT_GOAL := build
@@ -42,7 +42,7 @@ test: ## unit, simulation and (as root) namespace tests, with the race detector
 	@status=0; \
 	$(GO) test $(RACE) -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list ./... | grep -vE '$(NORACE)') || status=1; \
 	$(GO) test -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list ./... | grep -E '$(NORACE)') || status=1; \
-	$(GO) test -timeout 9m -run Goodput $(TESTFLAGS) ./tcp/kernel || status=1; \
+	$(GO) test -timeout 9m -run 'KernelGoodput|NoAllocs' $(TESTFLAGS) ./tcp/kernel ./client/embed || status=1; \
 	exit $$status
 
 demo: build ## a file of 256 MiB there and back by RDMA between two namespaces, with checks and figures
