@@ -114,6 +114,7 @@ func (w *worker) unlink(c *conn) {
 	}
 	delete(w.flows, c.flow)
 	delete(w.conns, c.id)
+	w.unclaim(c.flow, false)
 }
 
 // addConn enters a new connection in the tables.
@@ -121,6 +122,7 @@ func (w *worker) addConn(c *conn) {
 	c.timer.conn = c
 	c.join(&w.house)
 	w.flows[c.flow] = c
+	w.claim(c.flow, false)
 	if c.id != 0 {
 		w.conns[c.id] = c
 	}

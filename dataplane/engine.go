@@ -222,6 +222,7 @@ type Engine struct {
 	nembryos atomic.Int32
 	dialing  map[pkt.Flow]*worker // SCTP associations in COOKIE-WAIT or COOKIE-ECHOED
 	ndialing atomic.Int32
+	owners   owners
 
 	stop    atomic.Bool
 	wg      sync.WaitGroup

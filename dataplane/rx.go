@@ -36,6 +36,8 @@ type heldTable struct {
 type heldFrame struct {
 	frame link.Frame
 	off   int // of the segment's payload in the frame
+
+	foreign bool // a stray: not the link's
 }
 
 func (h *heldTable) init(n int) {
@@ -99,13 +101,15 @@ func (w *worker) frame(f *link.Frame) (kept bool) {
 			break
 		}
 		if in.icmp.Proto == pkt.ProtoSCTP || in.icmp.Proto == pkt.ProtoUDP {
-			w.sctpICMP()
+			w.sctpICMP(f)
 		}
 		if in.icmp.Proto == pkt.ProtoTCP {
 			if c := w.flows[in.icmp.Flow]; c != nil {
 				w.stats.RxICMP++
 				c.tcp.HandleICMP(w.now, &in.icmp)
 				w.mark(c)
+			} else {
+				w.stray(in.icmp.Flow, false, f)
 			}
 		}
 	default:
@@ -197,7 +201,9 @@ func (w *worker) segment(f *link.Frame) (kept bool) {
 
 	c := w.lookup(&p.Flow)
 	if c == nil {
-		w.unowned()
+		if !w.adopt(p.Flow, *seg) && !w.stray(p.Flow, false, f) {
+			w.unowned()
+		}
 		return false
 	}
 	return w.toConn(c, f)
@@ -233,7 +239,7 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 	case tcp.Hold:
 		w.held.free = w.held.free[:len(w.held.free)-1]
 		h := &w.held.frames[seg.Buf]
-		h.frame, h.off = *f, w.in.off
+		h.frame, h.off, h.foreign = *f, w.in.off, w.foreign
 		c.holds++
 		w.stats.RxEarly++
 		if c.markers && c.mode == modeFull && !c.rxFailed && w.placeEarly(c, h, r) {
@@ -252,7 +258,11 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 func (w *worker) freeHeld(c *conn, b tcp.Buf) {
 	c.holds--
 	h := &w.held.frames[b]
-	w.link.Release(&h.frame)
+	if h.foreign {
+		h.frame.Pieces[0] = nil
+	} else {
+		w.link.Release(&h.frame)
+	}
 	w.held.free = append(w.held.free, b)
 }
 
@@ -441,9 +451,6 @@ func (w *worker) unowned() {
 		if tc != nil {
 			w.accept(l, tc)
 		}
-		return
-	}
-	if w.adopt(flow, *seg) {
 		return
 	}
 	w.stats.RxNoConn++

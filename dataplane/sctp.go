@@ -269,6 +269,7 @@ func (w *worker) adoptSCTP(flow pkt.Flow, udp uint16, b []byte) bool {
 		o.timers.stop(&as.carrier.timer)
 		o.unmark(&as.carrier)
 		delete(o.sctp.assocs, flow)
+		o.unclaim(flow, true)
 		for _, c := range as.streams {
 			o.unmark(c)
 			delete(o.conns, c.id)
@@ -279,6 +280,7 @@ func (w *worker) adoptSCTP(flow pkt.Flow, udp uint16, b []byte) bool {
 			as.carrier.pumped = 0
 			as.carrier.join(&w.house)
 			w.sctp0().assocs[flow] = as
+			w.claim(flow, true)
 			for _, c := range as.streams {
 				c.timer = timer{conn: c}
 				w.conns[c.id] = c
@@ -301,6 +303,7 @@ func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP) *as
 	as.carrier.timer.conn = &as.carrier
 	as.carrier.join(&w.house)
 	w.sctp.assocs[flow] = as
+	w.claim(flow, true)
 	return as
 }
 
@@ -601,6 +604,7 @@ func (w *worker) retire(as *assoc) {
 	w.timers.stop(&as.carrier.timer)
 	if w.sctp.assocs[as.flow] == as {
 		delete(w.sctp.assocs, as.flow)
+		w.unclaim(as.flow, true)
 	}
 	w.forgetDialing(as.flow)
 	if as.passive {

@@ -17,11 +17,11 @@ func (w *worker) sctpFrame(f *link.Frame) {
 	in := &w.in
 	s := w.sctp
 	if s == nil {
-		if w.e.ndialing.Load() == 0 {
+		if w.e.ndialing.Load() == 0 && !w.e.owners.owned() {
 			w.stats.RxUnwanted++
 			return
 		}
-		s = w.sctp0() // another worker dials
+		s = w.sctp0() // another worker dials, or has dialled
 	}
 	off, n := in.pkt.L4Off, in.pkt.L4Len
 	udp := uint16(0)
@@ -49,7 +49,7 @@ func (w *worker) sctpFrame(f *link.Frame) {
 	flow.RemotePort, flow.LocalPort = binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])
 	as := s.assocs[flow]
 	if as == nil || as.a.State() == sctp.Closed {
-		if as == nil && w.adoptSCTP(flow, udp, b) {
+		if as == nil && (w.adoptSCTP(flow, udp, b) || w.stray(flow, true, f)) {
 			return
 		}
 		if as = w.sctpUnowned(flow, udp, b); as == nil {
@@ -66,10 +66,7 @@ func (w *worker) sctpFrame(f *link.Frame) {
 
 // sctpICMP takes the ICMP error in hand, about an SCTP packet or about one in UDP, which
 // has to show the verification tag behind the ports (RFC 6951 5.5).
-func (w *worker) sctpICMP() {
-	if w.sctp == nil {
-		return
-	}
+func (w *worker) sctpICMP(f *link.Frame) {
 	e, udp := &w.in.icmp, uint16(0)
 	if e.Proto == pkt.ProtoUDP {
 		udp = e.Flow.RemotePort
@@ -77,8 +74,9 @@ func (w *worker) sctpICMP() {
 			return
 		}
 	}
-	as := w.sctp.assocs[e.Flow]
+	as := w.assocOf(e.Flow)
 	if as == nil {
+		w.stray(e.Flow, true, f)
 		return
 	}
 	if _, i := as.a.Paths(); as.a.Path(i).UDPPort != udp {
@@ -87,6 +85,14 @@ func (w *worker) sctpICMP() {
 	w.stats.RxICMP++
 	as.a.HandleICMP(w.now, e)
 	w.mark(&as.carrier)
+}
+
+// assocOf returns the association of flow here, nil if there is none.
+func (w *worker) assocOf(flow pkt.Flow) *assoc {
+	if w.sctp == nil {
+		return nil
+	}
+	return w.sctp.assocs[flow]
 }
 
 // sctpUnowned answers a packet that is no association's. It returns the one that a

@@ -31,11 +31,13 @@ type Stats struct {
 	RxFPDUsEarly       uint64 // whole FPDUs found out of order
 	RxFPDUsPlacedEarly uint64 // of those, placed before the gap was filled
 
+	RxStrays     uint64 // frames of another worker's connections, handed to it
 	RxICMP       uint64
 	RxMalformed  uint64
 	RxChecksum   uint64
 	RxNoConn     uint64
 	RxNoHold     uint64
+	RxStraysLost uint64 // of the strays
 	RxReclaims   uint64 // times that a connection's held frames were taken back
 	RxUnwanted   uint64
 	RxAfterClose uint64 // octets

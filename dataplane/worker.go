@@ -67,6 +67,8 @@ type worker struct {
 	rx        [rxBudget]link.Frame
 	rxAt      int // of rx, those before rxEnd have not been looked at
 	rxEnd     int
+	foreign   bool         // the frame in hand is a stray
+	strays    atomic.Int32 // on their way here
 	held      heldTable
 	reclaimed clock.Time // when a connection's held frames were last taken back
 	slots     []slotState
