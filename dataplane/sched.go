@@ -125,6 +125,7 @@ func (w *worker) serve() int {
 	for w.ready.n > 0 && w.composed < until {
 		free := w.freeSlots()
 		if free <= 0 {
+			w.starves()
 			break
 		}
 		cl := w.ready.head()
@@ -135,6 +136,7 @@ func (w *worker) serve() int {
 		}
 		if cl.slots >= clientShare*free {
 			if passed++; passed > w.ready.n {
+				w.starves()
 				break // peers have to acknowledge first
 			}
 			w.ready.push(w.ready.pop())
@@ -192,6 +194,15 @@ func (w *worker) serve() int {
 	return work
 }
 
+// starves notes that what has windows and something to send stops for want of TX
+// slots, which wait for the peers' acknowledgements.
+func (w *worker) starves() {
+	if !w.starved {
+		w.starved = true
+		w.stats.TxStarved++
+	}
+}
+
 // freeSlots returns how many TX slots records may take. The rest is for ACKs,
 // retransmissions and connection set-up.
 func (w *worker) freeSlots() int { return w.link.FreeSlots() - slotReserve + 1 }
@@ -217,6 +228,7 @@ func (w *worker) own(c *conn) {
 	c.slots++
 	c.client.slots++
 	w.composed++
+	w.starved = false
 }
 
 // join makes c one of cl's connections. It takes its slots along.

@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -10,10 +11,12 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/shm"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/impair"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp/session"
+	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
@@ -244,6 +247,57 @@ func TestSilentPeers(t *testing.T) {
 	t.Logf("%d to %d octets in 500 µs", least, most)
 	if least < 1<<18 || most > 2*least {
 		t.Errorf("%d to %d octets in 500 µs while another client's peers are silent", least, most)
+	}
+}
+
+// TestStarved: a sender whose TX slots hold less than the path and the windows can have
+// under way says so, and another does not.
+func TestStarved(t *testing.T) {
+	for _, tc := range []struct {
+		slots  int
+		starve bool
+	}{{256, true}, {2048, false}} {
+		t.Run(fmt.Sprint(tc.slots, " slots"), func(t *testing.T) {
+			const size = 6 << 20
+			far := impair.Config{Delay: 50 * time.Millisecond}
+			s := newSim(t, link.PipeConfig{Slots: tc.slots, RxFrames: 4096, AtoB: far, BtoA: far})
+			a, b := s.open()
+			qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+			s.attach(a, b, qa, qb, mpa.Params{CRC: true})
+			qa.sends = append(qa.sends, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
+			s.hosts[0].w.mark(a)
+			s.until("written", func() bool { return len(qa.wcs) == 1 })
+			if n := s.hosts[0].w.stats.TxStarved; (n > 0) != tc.starve {
+				t.Errorf("starved %d times; want some: %v", n, tc.starve)
+			}
+			s.closeAll(a)
+		})
+	}
+}
+
+// TestHoldAll: without a MaxHeld it is the frames of the link that bound what a
+// connection offers its peers, and not some number.
+func TestHoldAll(t *testing.T) {
+	for _, frames := range []int{256, 16384} {
+		cfg := tcp.DefaultConfig()
+		cfg.RcvWindow, cfg.MaxHeld = 1<<30, 0
+		l, other, err := link.NewPipe(link.PipeConfig{RxFrames: frames})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := New(Config{TCP: &cfg}, []Queue{{Link: l, CPU: -1}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := e.workers[0].tcp.MaxHeld; got != frames/2 {
+			t.Errorf("of %d frames a connection may hold %d", frames, got)
+		}
+		if cfg.MaxHeld != 0 {
+			t.Error("the caller's configuration was changed")
+		}
+		e.workers[0].closeFDs()
+		l.Close()
+		other.Close()
 	}
 }
 

@@ -43,6 +43,7 @@ type Stats struct {
 	RxAfterClose uint64 // octets
 
 	TxNoSlot, TxRingFull uint64
+	TxStarved            uint64 // times that sending stopped because all TX slots waited for peers' acknowledgements
 
 	Conns                     uint64 // gauge
 	ActiveOpens, PassiveOpens uint64

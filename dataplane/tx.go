@@ -269,6 +269,9 @@ func (w *worker) composeFPDUs(c *conn, g *grant) int {
 		g.left -= c.tcp.SndNxt().Sub(seq) + recordCost + fpduCost*int(w.stats.TxFPDUs-fpdus)
 		n++
 	}
+	if g.why == stopShare && (c.hasPend || c.stream.Sendable()) {
+		w.starves()
+	}
 	if n > 0 || c.failed {
 		w.remoteEvents(c)
 	}

@@ -61,6 +61,7 @@ type worker struct {
 	house     client         // of connections that are no client's yet
 	quantum   int
 	composed  uint64     // records, ever
+	starved   bool       // none since TX slots were short
 	cqs       []CQ       // those that are Pending
 	flushAt   clock.Time // when one of cqs must be flushed again
 
@@ -111,7 +112,10 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 	// link whose packets nearly fill a slot is a few octets smaller.
 	w.mtu = min(q.Link.MTU(), q.Link.SlotSize()-headroom+minHeaders)
 	w.quantum = max(minQuantum, w.mtu)
-	w.held.init(q.Link.Slots() / 2)
+	w.held.init(q.Link.RxFrames() / 2)
+	if w.tcp.MaxHeld == 0 {
+		w.tcp.MaxHeld = len(w.held.frames)
+	}
 	w.now = w.e.cfg.Now()
 	w.timers.init(w.now)
 	if err := w.cmds.init(); err != nil {

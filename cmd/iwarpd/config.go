@@ -33,6 +33,7 @@ type settings struct {
 	Poll      string
 	Spin      time.Duration
 	MTU       int // 0: that of the interface
+	QueueMem  int64
 
 	Socket      string
 	SocketMode  fs.FileMode
@@ -99,6 +100,13 @@ var keys = []key{
 			return fmt.Errorf("must be 0, or a number from %d to 9216", leastMTU)
 		}
 		return nil
+	}},
+	{"queue-memory", "", "32MiB", "memory of each queue for frames: half for those received, half for those sent until they are acknowledged", func(s *settings, v string) (err error) {
+		s.QueueMem, err = parseSize(v)
+		if err == nil && (s.QueueMem < 4<<20 || s.QueueMem > 16<<30 || s.QueueMem&(s.QueueMem-1) != 0) {
+			err = errors.New("must be a power of two from 4MiB to 16GiB")
+		}
+		return err
 	}},
 
 	{"socket", "", "/run/iwarpd/iwarpd.sock", "path of the API socket", func(s *settings, v string) error {

@@ -87,6 +87,8 @@ func TestLoadRefuses(t *testing.T) {
 		{"rule, address", "interface: x\nallow:\n  - addresses: 10.0.0.1/24\n", nil, "did you mean 10.0.0.0/24"},
 		{"rule, quota", "interface: x\nallow:\n  - users: 5\n    max-qps: none\n", nil, "max-qps: must be a number"},
 		{"rule, no list", "interface: x\nallow: all\n", nil, "must be a list of rules"},
+		{"queue memory", "", []string{"-i", "x", "--queue-memory", "48MiB"}, "a power of two from 4MiB"},
+		{"queue memory, too little", "", []string{"-i", "x", "--queue-memory", "2MiB"}, "from 4MiB to 16GiB"},
 		{"size overflow", "", []string{"-i", "x", "--max-registered", "9999999TiB"}, "16MiB"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

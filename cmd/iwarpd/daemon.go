@@ -154,7 +154,7 @@ func sctpConfig(s *settings) dataplane.SCTPConfig {
 // twice the silence.
 func tcpConfig(s *settings) tcp.Config {
 	c := tcp.DefaultConfig()
-	c.RcvWindow = s.RcvWindow
+	c.RcvWindow, c.MaxHeld = s.RcvWindow, 0 // as many as queue-memory has room for
 	c.CongestionControl = congestion[s.Congestion]
 	const probes = 6
 	c.KeepAliveIdle = s.KeepAlive
@@ -204,7 +204,7 @@ func (d *daemon) openQueues(ifname string, queues []int, mode bpf.Mode, mtu int)
 		if mode == bpf.Generic {
 			m = xsk.Generic
 		}
-		sock, err := xsk.Open(xsk.Config{Interface: ifname, Queue: q, Mode: m, MTU: mtu})
+		sock, err := xsk.Open(xsk.Config{Interface: ifname, Queue: q, Mode: m, MTU: mtu, Frames: int(d.s.QueueMem / xsk.DefaultFrameSize)})
 		if err != nil {
 			return nil, xskError(ifname, q, err)
 		}

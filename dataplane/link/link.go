@@ -44,6 +44,9 @@ type Link interface {
 	Receive(fs []Frame) int
 	// Release gives a received frame back. Each frame is released once.
 	Release(f *Frame)
+	// RxFrames is how many frames of the MTU there is memory for, those that are
+	// to be received included.
+	RxFrames() int
 
 	// Alloc takes a free TX slot, the one freed last.
 	Alloc() (Slot, bool)

@@ -41,6 +41,9 @@ type Packet struct {
 
 var _ Link = (*Packet)(nil)
 
+// RxFrames is Link.RxFrames.
+func (p *Packet) RxFrames() int { return packetFrames }
+
 // Sizes of a Packet. RX buffers are many because TCP may hold frames that are
 // ahead of order.
 const (

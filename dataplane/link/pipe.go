@@ -187,6 +187,9 @@ func newEnd(cfg *PipeConfig, out, in *wire, toB bool) *Pipe {
 // MTU is Link.MTU.
 func (p *Pipe) MTU() int { return p.cfg.MTU }
 
+// RxFrames is Link.RxFrames.
+func (p *Pipe) RxFrames() int { return p.cfg.RxFrames }
+
 // Post is Link.Post.
 func (p *Pipe) Post(s Slot, off, n int) bool {
 	queued, valid := p.post(s, off, n)

@@ -25,7 +25,7 @@ type fake struct {
 // whose indices wrap soon.
 func newFake(mtu, n, size int) *fake {
 	cfg := Config{MTU: mtu, Frames: n, FrameSize: DefaultFrameSize, Ring: size, Mode: Generic}
-	cfg.SlotChunks = (mtu + link.HeaderRoom + cfg.FrameSize - 1) / cfg.FrameSize
+	cfg.layoutSlots()
 	f := &fake{Socket: &Socket{cfg: cfg, fd: -1, sg: true, umem: make([]byte, n*cfg.FrameSize)}}
 	for _, i := range []*[2]atomic.Uint32{&f.rxIdx, &f.compIdx, &f.txIdx, &f.fillIdx} {
 		i[0].Store(^uint32(2))
@@ -203,6 +203,41 @@ func TestPostCutsAtChunks(t *testing.T) {
 	}
 	if f.FreeSlots() != f.Slots() {
 		t.Errorf("%d of %d slots free", f.FreeSlots(), f.Slots())
+	}
+}
+
+// TestHalfSlots: frames that are short enough have two slots in a chunk, none of which
+// crosses into the next.
+func TestHalfSlots(t *testing.T) {
+	for _, tc := range []struct{ mtu, size, rxFrames int }{
+		{576, 2048, 32}, {1500, 2048, 32}, {1898, 2048, 32}, {1899, 4096, 32}, {3498, 4096, 32}, {4052, 4096, 16}, {9000, 3 * 4096, 10},
+	} {
+		f := newFake(tc.mtu, 64, 32)
+		if f.SlotSize() != tc.size || f.Slots() != 32*4096/tc.size || f.RxFrames() != tc.rxFrames {
+			t.Errorf("MTU %d: %d slots of %d, %d frames; want %d slots of %d, %d frames", tc.mtu, f.Slots(), f.SlotSize(), f.RxFrames(), 32*4096/tc.size, tc.size, tc.rxFrames)
+		}
+	}
+	f := newFake(1500, 64, 128)
+	seen := map[uint64]bool{}
+	for range f.Slots() {
+		s, _ := f.Alloc()
+		f.Bytes(s)[2047] = byte(s)
+		if !f.Post(s, 70, 1500) || !f.Posted(s) {
+			t.Fatalf("slot %d is not posted", s)
+		}
+	}
+	f.Flush()
+	ds := f.sent()
+	for _, d := range ds {
+		if d.Len != 1500 || d.Options != 0 || d.Addr%4096%2048 != 70 || d.Addr < f.rxMem || seen[d.Addr] {
+			t.Errorf("descriptor %+v", d)
+		}
+		seen[d.Addr] = true
+		f.complete(d.Addr)
+	}
+	done := make([]link.Slot, 128)
+	if n := f.Reap(done); len(ds) != f.Slots() || n != f.Slots() {
+		t.Errorf("%d descriptors and %d reaped of %d slots", len(ds), n, f.Slots())
 	}
 }
 

@@ -76,8 +76,9 @@ type Config struct {
 	Ring      int // entries of each of the four rings: a power of two
 
 	// SlotChunks is how many adjacent chunks make a TX slot; 0: as many as a
-	// frame of the MTU needs.
+	// frame of the MTU needs, or half a chunk where that is enough.
 	SlotChunks int
+	slotSize   int // octets
 
 	// Budget is how many frames the kernel may send in one system call; older
 	// kernels keep to 32.
@@ -103,7 +104,7 @@ func (c *Config) setDefaults(dev netlink.Link) error {
 	if c.BindRetry == 0 {
 		c.BindRetry = DefaultBindRetry
 	}
-	def(&c.SlotChunks, (c.MTU+link.HeaderRoom+c.FrameSize-1)/c.FrameSize)
+	c.layoutSlots()
 	if c.Mode == Auto {
 		c.Mode = Native
 		switch dev.Type() {
@@ -117,14 +118,38 @@ func (c *Config) setDefaults(dev netlink.Link) error {
 		return fmt.Errorf("frame size %d: only 2048 and 4096 exist", c.FrameSize)
 	case !pow2(c.Ring) || !pow2(c.Frames) || c.Frames < 4*c.SlotChunks:
 		return fmt.Errorf("%d frames and rings of %d: must be powers of two, and at least 4 TX slots' frames", c.Frames, c.Ring)
-	case c.SlotChunks*c.FrameSize < c.MTU+link.HeaderRoom:
-		return fmt.Errorf("slots of %d octets are too short for MTU %d", c.SlotChunks*c.FrameSize, c.MTU)
+	case c.slotSize < c.MTU+link.HeaderRoom:
+		return fmt.Errorf("slots of %d octets are too short for MTU %d", c.slotSize, c.MTU)
 	case c.MTU+link.HeaderRoom+rxHeadroom > link.MaxPieces*c.FrameSize:
 		return fmt.Errorf("MTU %d is more than a frame of %d pieces holds", c.MTU, link.MaxPieces)
 	case c.Queue < 0:
 		return fmt.Errorf("queue %d", c.Queue)
 	}
 	return nil
+}
+
+// txHeadroom is what an owner of a slot may want in front of what it sends, beside
+// the headers of the lower layers.
+const txHeadroom = 128
+
+// layoutSlots sets the size of the TX slots.
+func (c *Config) layoutSlots() {
+	need := c.MTU + link.HeaderRoom
+	switch {
+	case c.SlotChunks == 0 && need+txHeadroom <= c.FrameSize/2:
+		// What waits for the peer's acknowledgement bounds what is under way.
+		c.SlotChunks, c.slotSize = 1, c.FrameSize/2
+	case c.SlotChunks == 0:
+		c.SlotChunks = (need + c.FrameSize - 1) / c.FrameSize
+		fallthrough
+	default:
+		c.slotSize = c.SlotChunks * c.FrameSize
+	}
+}
+
+// rxPieces is how many chunks a frame of the MTU arrives in.
+func (c *Config) rxPieces() int {
+	return (c.MTU + link.HeaderRoom + rxHeadroom + c.FrameSize - 1) / c.FrameSize
 }
 
 // Errors of Open, for errors.Is.
@@ -183,7 +208,7 @@ func open(cfg Config) (_ *Socket, err error) {
 func (s *Socket) layout() {
 	chunks, size := s.cfg.Frames/2, s.cfg.FrameSize
 	s.rxMem = uint64(chunks * size)
-	s.Pool = link.NewPool(s.umem[s.rxMem:], s.cfg.SlotChunks*size)
+	s.Pool = link.NewPool(s.umem[s.rxMem:], s.cfg.slotSize)
 	s.left = make([]uint8, s.Slots())
 	s.dead = make([]link.Slot, 0, s.Slots())
 	s.spare = make([]uint64, 0, chunks)

@@ -62,6 +62,9 @@ func (s *Socket) MultiBuffer() bool { return s.sg }
 // MTU is link.Link.MTU.
 func (s *Socket) MTU() int { return s.cfg.MTU }
 
+// RxFrames is link.Link.RxFrames.
+func (s *Socket) RxFrames() int { return s.cfg.Frames / 2 / s.cfg.rxPieces() }
+
 // Receive is link.Link.Receive.
 func (s *Socket) Receive(fs []link.Frame) int {
 	s.refill()
@@ -167,13 +170,13 @@ func (s *Socket) Post(slot link.Slot, off, n int) bool {
 		return true
 	}
 	size := s.cfg.FrameSize
-	count := uint32((off%size + n + size - 1) / size)
+	addr := s.rxMem + uint64(int(slot)*s.SlotSize()+off)
+	count := uint32((int(addr)%size + n + size - 1) / size)
 	if s.tx.Free(count) < count {
 		s.stats.TxRingFull++
 		return false
 	}
 	first, _ := s.tx.Reserve(count)
-	addr := s.rxMem + uint64(int(slot)*s.SlotSize()+off)
 	for i := range count {
 		m := min(n, size-int(addr%uint64(size)))
 		d := unix.XDPDesc{Addr: addr, Len: uint32(m)}

@@ -93,7 +93,7 @@ func nodeOver(o *options, l link.Link, resolver dataplane.Resolver) (*node, erro
 	}
 	n := &node{o: o, resolver: resolver, conns: map[dataplane.ConnID]*conn{}, accepted: make(chan *conn, 1<<16), port: firstPort}
 	cfg := tcp.DefaultConfig()
-	cfg.RcvWindow, cfg.MaxHeld = o.rcvWindow, l.Slots()/2
+	cfg.RcvWindow, cfg.MaxHeld = o.rcvWindow, 0
 	cfg.CongestionControl, cfg.ECN = cc, o.ecn
 	cfg.NoSACK, cfg.NoTimestamps, cfg.NoWindowScale = o.noSACK, o.noTS, o.noWScale
 	cfg.TimeWait = o.timeWait
