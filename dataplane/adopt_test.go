@@ -24,22 +24,51 @@ import (
 type joined struct {
 	*link.Pipe
 	second *link.Pipe
-	from   map[*link.Frame]*link.Pipe
 }
+
+// ofSecond marks the frames of another link than that which is embedded.
+const ofSecond = 1 << 40
 
 func (j *joined) Receive(fs []link.Frame) int {
 	n := j.Pipe.Receive(fs)
-	for i := range fs[:n] {
-		j.from[&fs[i]] = j.Pipe
-	}
-	m := j.second.Receive(fs[n:])
-	for i := range fs[n : n+m] {
-		j.from[&fs[n+i]] = j.second
-	}
-	return n + m
+	return n + receiveMarked(j.second, fs[n:])
 }
 
-func (j *joined) Release(f *link.Frame) { j.from[f].Release(f) }
+func (j *joined) Release(f *link.Frame) { releaseMarked(j.Pipe, j.second, f) }
+
+func receiveMarked(l *link.Pipe, fs []link.Frame) int {
+	n := l.Receive(fs)
+	for i := range fs[:n] {
+		fs[i].IDs[0] |= ofSecond
+	}
+	return n
+}
+
+func releaseMarked(first, second *link.Pipe, f *link.Frame) {
+	if f.IDs[0]&ofSecond == 0 {
+		first.Release(f)
+		return
+	}
+	f.IDs[0] &^= ofSecond
+	second.Release(f)
+}
+
+// crossed is a link that receives, while on, what came for another, as when a NIC
+// spreads flows otherwise.
+type crossed struct {
+	*link.Pipe
+	other *link.Pipe
+	on    *bool
+}
+
+func (c *crossed) Receive(fs []link.Frame) int {
+	if *c.on {
+		return receiveMarked(c.other, fs)
+	}
+	return c.Pipe.Receive(fs)
+}
+
+func (c *crossed) Release(f *link.Frame) { releaseMarked(c.Pipe, c.other, f) }
 
 // twoQueues is host 0 with two queues and host 1 with one, which answers all on one of
 // the two, driven from one goroutine under a virtual clock.
@@ -47,12 +76,17 @@ type twoQueues struct {
 	*sim
 	workers []*worker
 	links   []*link.Pipe
+	cross   bool // what comes for one of host 0's queues comes to the other
 }
 
 func newTwoQueues(t *testing.T, answer int) *twoQueues {
+	return newTwoQueuesOver(t, answer, link.PipeConfig{})
+}
+
+func newTwoQueuesOver(t *testing.T, answer int, cfg link.PipeConfig) *twoQueues {
 	q := &twoQueues{sim: &sim{t: t, now: clock.Time(time.Second)}}
 	s := q.sim
-	cfg := link.PipeConfig{Now: func() clock.Time { return s.now }}
+	cfg.Now = func() clock.Time { return s.now }
 	a0, b0, err := link.NewPipe(cfg)
 	a1, b1, err1 := link.NewPipe(cfg)
 	if err := errors.Join(err, err1); err != nil {
@@ -63,7 +97,7 @@ func newTwoQueues(t *testing.T, answer int) *twoQueues {
 	if answer == 1 {
 		to, other = b1, b0
 	}
-	for i, queues := range [][]Queue{{{Link: a0, CPU: -1}, {Link: a1, CPU: -1}}, {{Link: &joined{to, other, map[*link.Frame]*link.Pipe{}}, CPU: -1}}} {
+	for i, queues := range [][]Queue{{{Link: &crossed{a0, a1, &q.cross}, CPU: -1}, {Link: &crossed{a1, a0, &q.cross}, CPU: -1}}, {{Link: &joined{to, other}, CPU: -1}}} {
 		e, err := New(Config{Now: cfg.Now}, queues, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -90,10 +124,13 @@ func (q *twoQueues) until(what string, cond func() bool) {
 		next := clock.Time(0)
 		for _, w := range q.workers {
 			n += w.turn()
-			if len(w.dirty) > 0 || w.cmds.pending.Load() != 0 {
+			if len(w.dirty) > 0 || w.cmds.pending.Load() != 0 || w.strays.pending.Load() {
 				n++
 			}
 			next = clock.Earliest(next, w.timers.next())
+		}
+		for _, l := range q.links {
+			next = clock.Earliest(next, l.Deadline())
 		}
 		for _, h := range q.hosts {
 			h.drain()

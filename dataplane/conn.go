@@ -195,7 +195,7 @@ func (w *worker) event(c *conn, kind EventKind, err error, data []byte) {
 // connect begins an active open.
 func (w *worker) connect(id ConnID, flow pkt.Flow, hop Hop, timeout time.Duration, stream bool) error {
 	switch {
-	case w.flows[flow] != nil:
+	case w.flows[flow] != nil || w.elsewhere(flow, false):
 		return errFlowExists
 	case len(w.flows) >= w.e.cfg.MaxConns && !w.evict():
 		return errTooMany

@@ -51,7 +51,8 @@ type Config struct {
 	Poll    PollPolicy
 	// Spin is how long an adaptive worker spins after work; default 50 µs.
 	Spin time.Duration
-	// TCP is used for every connection; default tcp.DefaultConfig().
+	// TCP is used for every connection; default tcp.DefaultConfig(). With a MaxHeld
+	// of 0 a connection may hold as many segments as its worker has room for.
 	TCP  *tcp.Config
 	SCTP SCTPConfig
 	// StreamBuffer bounds the streaming-mode octets of a connection that wait for
@@ -213,6 +214,7 @@ type Engine struct {
 	nextID   atomic.Uint64
 
 	events eventQueue
+	dir    *directory // nil: there is one worker
 
 	taps  atomic.Pointer[[]*Tap] // nil: none
 	tapMu sync.Mutex             // for changes of taps
@@ -222,7 +224,6 @@ type Engine struct {
 	nembryos atomic.Int32
 	dialing  map[pkt.Flow]*worker // SCTP associations in COOKIE-WAIT or COOKIE-ECHOED
 	ndialing atomic.Int32
-	owners   owners
 
 	stop    atomic.Bool
 	wg      sync.WaitGroup
@@ -268,6 +269,9 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 		return nil, fmt.Errorf("dataplane: %w", err)
 	}
 	e.events.init()
+	if len(queues) > 1 {
+		e.dir = newDirectory()
+	}
 	for i, q := range queues {
 		w, err := newWorker(e, i, q)
 		if err != nil {
@@ -276,6 +280,7 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 			}
 			return nil, err
 		}
+		w.strays.init(len(queues))
 		e.workers = append(e.workers, w)
 	}
 	return e, nil

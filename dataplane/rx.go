@@ -35,9 +35,8 @@ type heldTable struct {
 
 type heldFrame struct {
 	frame link.Frame
-	off   int // of the segment's payload in the frame
-
-	foreign bool // a stray: not the link's
+	off   int        // of the segment's payload in the frame
+	from  *strayRing // nil: the link
 }
 
 func (h *heldTable) init(n int) {
@@ -74,6 +73,9 @@ func (w *worker) pollRx() int {
 		if !w.frame(f) {
 			w.link.Release(f)
 		}
+	}
+	if len(w.strays.sent) > 0 {
+		w.wakeOwners()
 	}
 	return end - first
 }
@@ -214,7 +216,9 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 	seg := &w.in.seg
 	if seg.Len > 0 && c.tcp.RcvNxt().Less(seg.Seq) {
 		n := len(w.held.free)
-		if n == 0 {
+		if from := w.strays.from; from != nil && !from.mayKeep() {
+			n = 0
+		} else if n == 0 {
 			w.reclaim()
 			n = len(w.held.free)
 		}
@@ -239,7 +243,7 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 	case tcp.Hold:
 		w.held.free = w.held.free[:len(w.held.free)-1]
 		h := &w.held.frames[seg.Buf]
-		h.frame, h.off, h.foreign = *f, w.in.off, w.foreign
+		h.frame, h.off, h.from = *f, w.in.off, w.strays.from
 		c.holds++
 		w.stats.RxEarly++
 		if c.markers && c.mode == modeFull && !c.rxFailed && w.placeEarly(c, h, r) {
@@ -258,8 +262,8 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 func (w *worker) freeHeld(c *conn, b tcp.Buf) {
 	c.holds--
 	h := &w.held.frames[b]
-	if h.foreign {
-		h.frame.Pieces[0] = nil
+	if h.from != nil {
+		h.from.unkeep(&h.frame)
 	} else {
 		w.link.Release(&h.frame)
 	}

@@ -190,7 +190,7 @@ func (w *worker) sctp0() *sctpState {
 
 func (w *worker) connectSCTP(id ConnID, flow pkt.Flow, hop Hop, o SCTP, set session.Setup, timeout time.Duration) error {
 	s := w.sctp0()
-	if s.assocs[flow] != nil {
+	if s.assocs[flow] != nil || w.elsewhere(flow, true) {
 		return errFlowExists
 	}
 	if len(s.assocs) >= w.e.cfg.MaxConns {

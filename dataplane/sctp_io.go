@@ -17,11 +17,11 @@ func (w *worker) sctpFrame(f *link.Frame) {
 	in := &w.in
 	s := w.sctp
 	if s == nil {
-		if w.e.ndialing.Load() == 0 && !w.e.owners.owned() {
+		if w.e.dir == nil {
 			w.stats.RxUnwanted++
 			return
 		}
-		s = w.sctp0() // another worker dials, or has dialled
+		s = w.sctp0() // another worker may have dialled
 	}
 	off, n := in.pkt.L4Off, in.pkt.L4Len
 	udp := uint16(0)

@@ -15,7 +15,7 @@ import (
 )
 
 // Stats are the counters of a worker. A frame that is dropped is in exactly one of
-// RxMalformed, RxChecksum, RxNoConn, RxNoHold and RxUnwanted.
+// RxMalformed, RxChecksum, RxNoConn, RxNoHold, RxStraysLost and RxUnwanted.
 type Stats struct {
 	Turns, Sleeps, Timeouts uint64
 

@@ -1,98 +1,324 @@
 package dataplane
 
 import (
-	"sync"
+	"hash/maphash"
+	"slices"
+	"sync/atomic"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/ring"
 )
 
-// A stray is a frame that came on another queue than the one whose worker owns its
-// connection. ICMP errors do, since a NIC spreads them by other fields; those
-// of a whole connection do once RSS was configured anew, and on virtual interfaces,
-// which have no RSS: there the queue of the sender decides. A copy goes to the owner.
-// That is slow beside what the queues are for, but nothing is lost by it.
+// A connection stays with the worker that it began with, but its frames may come
+// to another's queue: ICMP errors come from a router and are spread by its
+// address, and the NIC may spread flows otherwise from one moment to the next (by
+// ethtool -X or -L, or when the peer is encapsulated). Such a stray is copied to the
+// worker that has the connection, over a ring for each pair of workers that is made
+// when the first one has to pass.
 
-// maxStrays bounds the strays on their way to a worker.
-const maxStrays = 1024
+// strayMemory is what the frames of such a ring take, in octets, and strayLeast how
+// many there are at least.
+const (
+	strayMemory = 1 << 20
+	strayLeast  = 64
+)
 
-// ownerKey is what owners are found by.
-type ownerKey struct {
+// flowKey names what a flow is to the workers.
+type flowKey struct {
 	flow pkt.Flow
-	sctp bool
+	sctp bool // in UDP too
 }
 
-// owners tells whose worker's a connection or association is. With one worker it
-// is empty.
-type owners struct {
-	mu sync.RWMutex
-	of map[ownerKey]*worker
+// directory says which worker has a connection or an association. Workers read
+// and change it without locks: a bucket is replaced whole.
+type directory struct {
+	seed    maphash.Seed
+	buckets [1 << 14]atomic.Pointer[[]dirEntry]
 }
 
+type dirEntry struct {
+	key flowKey
+	w   *worker
+}
+
+func newDirectory() *directory { return &directory{seed: maphash.MakeSeed()} }
+
+func (d *directory) bucket(k *flowKey) *atomic.Pointer[[]dirEntry] {
+	return &d.buckets[maphash.Comparable(d.seed, *k)%uint64(len(d.buckets))]
+}
+
+// find returns the worker that has k, or nil.
+func (d *directory) find(k *flowKey) *worker {
+	if b := d.bucket(k).Load(); b != nil {
+		for i := range *b {
+			if e := &(*b)[i]; e.key == *k {
+				return e.w
+			}
+		}
+	}
+	return nil
+}
+
+// put enters k as w's, unless it is another's.
+func (d *directory) put(k flowKey, w *worker) {
+	d.change(&k, func(b []dirEntry, at int) []dirEntry {
+		if at >= 0 {
+			return nil
+		}
+		return append(slices.Clip(b), dirEntry{k, w})
+	})
+}
+
+// remove takes k out if it is w's.
+func (d *directory) remove(k flowKey, w *worker) {
+	d.change(&k, func(b []dirEntry, at int) []dirEntry {
+		if at < 0 || b[at].w != w {
+			return nil
+		}
+		return slices.Delete(slices.Clone(b), at, at+1)
+	})
+}
+
+// change replaces the bucket of k by what f makes of it without changing it; at is
+// where k stands, or -1. Nothing changes when f returns nil.
+func (d *directory) change(k *flowKey, f func(b []dirEntry, at int) []dirEntry) {
+	p := d.bucket(k)
+	for {
+		old := p.Load()
+		var b []dirEntry
+		if old != nil {
+			b = *old
+		}
+		b = f(b, slices.IndexFunc(b, func(e dirEntry) bool { return e.key == *k }))
+		if b == nil || p.CompareAndSwap(old, &b) {
+			return
+		}
+	}
+}
+
+// claim makes a flow of this worker known to the others; unclaim takes that back.
 func (w *worker) claim(flow pkt.Flow, sctp bool) {
-	if len(w.e.workers) < 2 {
-		return
+	if w.e.dir != nil {
+		w.e.dir.put(flowKey{flow, sctp}, w)
 	}
-	o := &w.e.owners
-	o.mu.Lock()
-	if o.of == nil {
-		o.of = make(map[ownerKey]*worker)
-	}
-	o.of[ownerKey{flow, sctp}] = w
-	o.mu.Unlock()
 }
 
 func (w *worker) unclaim(flow pkt.Flow, sctp bool) {
-	if len(w.e.workers) < 2 {
-		return
+	if w.e.dir != nil {
+		w.e.dir.remove(flowKey{flow, sctp}, w)
 	}
-	o := &w.e.owners
-	o.mu.Lock()
-	if k := (ownerKey{flow, sctp}); o.of[k] == w { // not another's, who adopted it
-		delete(o.of, k)
-	}
-	o.mu.Unlock()
 }
 
-// owned reports whether any worker owns something.
-func (o *owners) owned() bool {
-	o.mu.RLock()
-	defer o.mu.RUnlock()
-	return len(o.of) > 0
+// elsewhere reports whether another worker has such a flow.
+func (w *worker) elsewhere(flow pkt.Flow, sctp bool) bool {
+	if w.e.dir == nil {
+		return false
+	}
+	owner := w.e.dir.find(&flowKey{flow, sctp})
+	return owner != nil && owner != w
 }
 
-// stray hands f, which is no connection's of this worker, to the worker that owns
-// its flow. It reports whether another one does.
-func (w *worker) stray(flow pkt.Flow, sctp bool, f *link.Frame) bool {
-	if w.foreign || len(w.e.workers) < 2 {
+// strayRing carries frames from one worker to another, and their buffers back.
+type strayRing struct {
+	size int // octets of a buffer
+	mem  []byte
+	lens []uint32 // by buffer
+	full []uint32 // buffers with frames
+	back []uint32 // buffers that are free again
+
+	_                  [64]byte
+	fullProd, backCons atomic.Uint32 // written by the sender
+	put                ring.Producer
+	take               ring.Consumer
+	free               []uint32
+
+	_                  [64]byte
+	fullCons, backProd atomic.Uint32 // written by the receiver
+	get                ring.Consumer
+	give               ring.Producer
+	hand               uint32 // in hand, if busy
+	busy               bool
+	kept               int // buffers held by connections
+}
+
+// newStrayRing makes a ring for frames of at most size octets.
+func newStrayRing(size int) *strayRing {
+	size = (size + 63) &^ 63
+	n := strayLeast
+	for 2*n*size <= strayMemory {
+		n *= 2
+	}
+	r := &strayRing{size: size, mem: make([]byte, n*size), lens: make([]uint32, n), full: make([]uint32, n), back: make([]uint32, n)}
+	for i := n - 1; i >= 0; i-- {
+		r.free = append(r.free, uint32(i))
+	}
+	r.put, r.get = ring.NewProducer(&r.fullProd, &r.fullCons, uint32(n)), ring.NewConsumer(&r.fullProd, &r.fullCons, uint32(n))
+	r.give, r.take = ring.NewProducer(&r.backProd, &r.backCons, uint32(n)), ring.NewConsumer(&r.backProd, &r.backCons, uint32(n))
+	return r
+}
+
+// send copies a frame into the ring. It reports whether there was room.
+func (r *strayRing) send(f *link.Frame) bool {
+	if len(r.free) == 0 {
+		first, n := r.take.Peek(uint32(len(r.back)))
+		for i := range n {
+			r.free = append(r.free, r.back[r.take.Mask(first+i)])
+		}
+		r.take.Release(n)
+	}
+	top := len(r.free) - 1
+	if top < 0 || f.Len() > r.size {
 		return false
 	}
-	w.e.owners.mu.RLock()
-	owner := w.e.owners.of[ownerKey{flow, sctp}]
-	w.e.owners.mu.RUnlock()
-	if owner == nil || owner == w {
+	at, n := r.put.Reserve(1)
+	if n == 0 {
 		return false
 	}
-	w.stats.RxStrays++
-	if owner.strays.Add(1) > maxStrays {
-		owner.strays.Add(-1)
-		w.stats.RxStraysLost++
-		return true
+	i := r.free[top]
+	r.free = r.free[:top]
+	b := r.mem[int(i)*r.size : int(i+1)*r.size]
+	used := 0
+	for _, p := range f.Pieces[:f.N] {
+		used += copy(b[used:], p)
 	}
-	b := make([]byte, 0, f.Len())
-	for i := range f.N {
-		b = append(b, f.Pieces[i]...)
-	}
-	owner.post(func(o *worker) { o.takeStray(b) })
+	r.lens[i] = uint32(used)
+	r.full[r.put.Mask(at)] = i
+	r.put.Submit()
 	return true
 }
 
-// takeStray takes a frame that came on another queue.
-func (w *worker) takeStray(b []byte) {
-	w.strays.Add(-1)
-	w.foreign = true
-	defer func() { w.foreign = false }() // also where the turn faults
-	f := link.Frame{N: 1}
-	f.Pieces[0] = b
-	w.frame(&f)
+// receive takes the next frame, which is in hand until release or keep.
+func (r *strayRing) receive(f *link.Frame) bool {
+	at, n := r.get.Peek(1)
+	if n == 0 {
+		return false
+	}
+	i := r.full[r.get.Mask(at)]
+	r.get.Release(1)
+	r.hand, r.busy = i, true
+	f.N, f.IDs[0] = 1, uint64(i)
+	f.Pieces[0] = r.mem[int(i)*r.size:][:r.lens[i]:r.lens[i]]
+	return true
+}
+
+// release gives back the frame in hand, if there is one.
+func (r *strayRing) release() {
+	if r.busy {
+		r.busy = false
+		r.giveBack(r.hand)
+	}
+}
+
+// mayKeep reports whether the frame in hand may be kept. Half of the buffers pass
+// frames whatever happens: among them is the one that fills the gap.
+func (r *strayRing) mayKeep() bool { return r.kept < len(r.full)/2 }
+
+// keep leaves the frame in hand with a connection, until unkeep.
+func (r *strayRing) keep() {
+	r.busy = false
+	r.kept++
+}
+
+func (r *strayRing) unkeep(f *link.Frame) {
+	r.kept--
+	r.giveBack(uint32(f.IDs[0]))
+}
+
+func (r *strayRing) giveBack(i uint32) {
+	at, _ := r.give.Reserve(1) // there are no more buffers than places
+	r.back[r.give.Mask(at)] = i
+	r.give.Submit()
+}
+
+// strays is what a worker has of such rings.
+type strays struct {
+	in      []atomic.Pointer[strayRing] // by the worker that sends; made there
+	pending atomic.Bool                 // something is in one of them
+
+	out   []*strayRing // by the worker that receives
+	sent  []*worker    // those given something in this burst
+	from  *strayRing   // of the frame in hand; nil: the link
+	frame link.Frame
+}
+
+func (s *strays) init(workers int) {
+	s.in, s.out = make([]atomic.Pointer[strayRing], workers), make([]*strayRing, workers)
+	s.sent = make([]*worker, 0, workers)
+}
+
+// stray copies f, whose flow is none of this worker's, to the worker that has it. It
+// reports whether that has been dealt with.
+func (w *worker) stray(flow pkt.Flow, sctp bool, f *link.Frame) bool {
+	if w.e.dir == nil {
+		return false
+	}
+	s := &w.strays
+	owner := w.e.dir.find(&flowKey{flow, sctp})
+	if owner == nil {
+		return false
+	}
+	if owner == w || s.from != nil {
+		w.stats.RxStraysLost++ // the connection is moving between workers
+		return true
+	}
+	r := s.out[owner.id]
+	if r == nil {
+		r = newStrayRing(w.link.MTU() + link.HeaderRoom)
+		s.out[owner.id] = r
+		owner.strays.in[w.id].Store(r)
+	}
+	w.stats.RxStrays++
+	if !r.send(f) {
+		w.stats.RxStraysLost++
+	} else if !slices.Contains(s.sent, owner) {
+		s.sent = append(s.sent, owner)
+	}
+	return true
+}
+
+// wakeOwners wakes the workers that this burst had frames for.
+func (w *worker) wakeOwners() {
+	for _, o := range w.strays.sent {
+		o.strays.pending.Store(true)
+		if o.cmds.sleeping.Load() {
+			o.cmds.wake()
+		}
+	}
+	w.strays.sent = w.strays.sent[:0]
+}
+
+// pollStrays takes the frames that others had for this worker.
+func (w *worker) pollStrays() int {
+	s := &w.strays
+	s.pending.Store(false)
+	n := 0
+	for i := range s.in {
+		r := s.in[i].Load()
+		if r == nil {
+			continue
+		}
+		r.release() // a fault may have left it
+		s.from = r
+		for k := 0; r.receive(&s.frame); k++ {
+			n++
+			if w.frame(&s.frame) {
+				r.keep()
+			} else {
+				r.release()
+			}
+			if k == rxBudget {
+				s.pending.Store(true)
+				break
+			}
+		}
+		s.from = nil
+	}
+	return n
+}
+
+// strayFault goes on after a fault in client memory over a frame of another worker.
+func (w *worker) strayFault() {
+	w.strays.from = nil
+	w.strays.pending.Store(true)
 }

@@ -2,18 +2,359 @@ package dataplane
 
 import (
 	"bytes"
+	"fmt"
+	"math/rand/v2"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/impair"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp/session"
-	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
 )
+
+// openQueues connects host 0, by its first queue or its second, to host 1 and takes
+// both ends to full operation. It returns what host 0 has.
+func (q *twoQueues) openQueues(over string, qa, qb *simQP) *conn {
+	q.t.Helper()
+	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
+	hop := Hop{SrcMAC: macA, DstMAC: macB}
+	p := mpa.Params{CRC: true, IRD: 8, ORD: 8}
+	w, b := q.workers[0], q.workers[2]
+	b.turn()
+	id := w.newID()
+	if over == "TCP" {
+		if err := b.listen(1, remote, 8, false); err != nil {
+			q.t.Fatal(err)
+		}
+		if err := w.connect(id, pkt.NewFlow(local, remote), hop, time.Minute, false); err != nil {
+			q.t.Fatal(err)
+		}
+		q.event(0, EventConnected)
+		acc := q.event(1, EventAccepted)
+		q.hosts[1].e.Attach(acc.Conn, Attachment{QP: &qb.QPBinding, Params: p})
+	} else {
+		o := SCTP{UDP: over == "SCTP in UDP"}
+		if err := b.listenSCTP(1, remote, o); err != nil {
+			q.t.Fatal(err)
+		}
+		if err := w.connectSCTP(id, pkt.NewFlow(local, remote), hop, o, session.Setup{}, time.Minute); err != nil {
+			q.t.Fatal(err)
+		}
+		req := q.event(1, EventRequest)
+		q.hosts[1].e.AnswerSCTP(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding, Params: p})
+		q.event(0, EventAnswer)
+	}
+	p.Initiator = true
+	q.hosts[0].e.Attach(id, Attachment{QP: &qa.QPBinding, Params: p})
+	q.event(0, EventEstablished)
+	for _, w := range q.workers[:2] {
+		if c := w.conns[id]; c != nil {
+			return c
+		}
+	}
+	q.t.Fatal("nobody has the connection")
+	return nil
+}
+
+// closeQueues ends the connection, and looks for what is left.
+func (q *twoQueues) closeQueues(c *conn) {
+	q.t.Helper()
+	q.hosts[0].e.Disconnect(c.id, false)
+	for i := range q.hosts {
+		if ev := q.event(i, EventClosed); ev.Err != nil {
+			q.t.Errorf("host %d closed by %v", i, ev.Err)
+		}
+	}
+	q.until("nothing left", func() bool {
+		n := 0
+		for _, w := range q.workers {
+			n += len(w.flows) + len(w.conns) + len(w.moved) + w.timers.count
+			if w.sctp != nil {
+				n += len(w.sctp.assocs)
+			}
+		}
+		return n == 0
+	})
+	for i, l := range q.links {
+		if l.FreeSlots() != l.Slots() {
+			q.t.Errorf("link %d: %d slots not given back", i, l.Slots()-l.FreeSlots())
+		}
+	}
+	for i, w := range q.workers {
+		if n := len(w.held.frames) - len(w.held.free); n != 0 {
+			q.t.Errorf("worker %d holds %d frames", i, n)
+		}
+		for from := range w.strays.in {
+			r := w.strays.in[from].Load()
+			if r == nil {
+				continue
+			}
+			if _, n := r.take.Peek(uint32(len(r.back))); r.kept != 0 || len(r.free)+int(n) != len(r.full) {
+				q.t.Errorf("from worker %d to %d: %d frames kept, %d free of %d", from, i, r.kept, len(r.free)+int(n), len(r.full))
+			}
+		}
+	}
+	for i := range q.hosts[0].e.dir.buckets {
+		if b := q.hosts[0].e.dir.buckets[i].Load(); b != nil && len(*b) != 0 {
+			q.t.Errorf("still in the directory: %v", *b)
+		}
+	}
+}
+
+// TestStrayRound moves data while the frames of the connection come now to one queue and now
+// to the other, over a wire that is good or bad.
+func TestStrayRound(t *testing.T) {
+	seed := testenv.Seed(t)
+	for _, over := range []string{"TCP", "SCTP", "SCTP in UDP"} {
+		for _, bad := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, bad wire %v", over, bad), func(t *testing.T) {
+				var cfg link.PipeConfig
+				if bad {
+					im := impair.Config{Loss: 0.02, Duplicate: 0.02, Reorder: 0.05, Delay: 100 * time.Microsecond, Seed: seed}
+					cfg.AtoB, cfg.BtoA = im, im
+					cfg.BtoA.Seed++
+				}
+				const size = 300_000
+				q := newTwoQueuesOver(t, 0, cfg)
+				qa, qb := newSimQP(t, q.hosts[0], 2*size), newSimQP(t, q.hosts[1], 2*size)
+				c := q.openQueues(over, qa, qb)
+				rng := rand.New(rand.NewPCG(seed, 1))
+				for i := range qa.mem[:size] {
+					qa.mem[i] = byte(rng.Uint32())
+				}
+				q.cross = true
+				for round := range 4 {
+					qa.wcs = nil
+					clear(qb.mem)
+					clear(qa.mem[size:])
+					qa.sends = append(qa.sends,
+						verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000},
+						verbs.SendWR{ID: 2, Op: rdmap.OpRead, SGEs: qa.sge(size, size), RKey: qb.reg.STag(), Remote: 0x10000})
+					if c.as != nil {
+						q.workers[0].mark(&c.as.carrier)
+					} else {
+						q.workers[0].mark(c)
+					}
+					n := 0
+					q.until("both done", func() bool {
+						if n++; round == 3 && n%50 == 0 {
+							q.cross = !q.cross
+						}
+						return len(qa.wcs) == 2
+					})
+					for _, wc := range qa.wcs {
+						if wc.Status != verbs.WCSuccess {
+							t.Fatalf("completion %+v", wc)
+						}
+					}
+					if !bytes.Equal(qb.mem[:size], qa.mem[:size]) || !bytes.Equal(qa.mem[size:], qa.mem[:size]) {
+						t.Fatal("memory differs")
+					}
+					if round == 2 {
+						q.cross = false
+					}
+				}
+				st := q.workers[1].stats
+				if st.RxStrays == 0 || st.RxNoConn != 0 || q.workers[1].stats.TxFrames != 0 {
+					t.Errorf("the second worker passed on %d frames, found no connection for %d, sent %d", st.RxStrays, st.RxNoConn, st.TxFrames)
+				}
+				q.cross = true
+				q.closeQueues(c)
+			})
+		}
+	}
+}
+
+// TestStrayICMP has the errors of a router come to the queue that is not the flow's.
+func TestStrayICMP(t *testing.T) {
+	const lower, size = 800, 60_000
+	for _, over := range []string{"TCP", "SCTP", "SCTP in UDP"} {
+		t.Run(over, func(t *testing.T) {
+			shrunk := false
+			var errs [][]byte
+			q := newTwoQueuesOver(t, 0, link.PipeConfig{Filter: func(isB bool, f []byte) bool {
+				if !isB || !shrunk || len(f)-14 <= lower {
+					return true
+				}
+				errs = append(errs, tooBig(f, lower, 40))
+				return false
+			}})
+			qa, qb := newSimQP(t, q.hosts[0], size), newSimQP(t, q.hosts[1], size)
+			c := q.openQueues(over, qa, qb)
+			shrunk = true
+			qa.sends = append(qa.sends, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
+			if c.as != nil {
+				q.workers[0].mark(&c.as.carrier)
+			} else {
+				q.workers[0].mark(c)
+			}
+			q.until("errors passed on", func() bool {
+				for _, b := range errs {
+					f := link.Frame{N: 1}
+					f.Pieces[0] = b
+					q.workers[1].frame(&f)
+				}
+				errs = nil
+				return q.workers[0].stats.RxICMP > 0
+			})
+			if n := q.workers[1].stats.RxStrays; n == 0 {
+				t.Error("the second worker passed nothing on")
+			}
+			if c.as == nil {
+				q.until("the write is done", func() bool { return len(qa.wcs) == 1 })
+				q.closeQueues(c)
+			}
+		})
+	}
+	t.Run("of a connection that is dialled", func(t *testing.T) {
+		q := newTwoQueues(t, 0)
+		w := q.workers[0]
+		flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
+		if err := w.connect(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {
+			t.Fatal(err)
+		}
+		w.turn()
+		tuple := pkt.Tuple{Flow: flow, Proto: pkt.ProtoTCP, SrcMAC: macA, DstMAC: macB}
+		syn := make([]byte, tuple.HeaderLen(), 200)
+		h := q.workers[0].out.Header
+		syn = syn[:len(syn)+h.Len()]
+		h.Put(syn[tuple.HeaderLen():])
+		tuple.Put(syn, h.Len(), 0, 1)
+		f := link.Frame{N: 1}
+		f.Pieces[0] = tooBig(syn, lower, 40)
+		q.workers[1].frame(&f)
+		q.until("the error has come", func() bool { return w.stats.RxICMP == 1 })
+	})
+}
+
+// TestStrayRing passes frames between two goroutines, some of which are kept for a
+// while: each arrives once and in order, and full means lost, not mixed up.
+func TestStrayRing(t *testing.T) {
+	r := newStrayRing(1522)
+	if n := len(r.mem); n > strayMemory || 2*n < strayMemory {
+		t.Errorf("%d octets", n)
+	}
+	const frames = 50_000
+	var wg sync.WaitGroup
+	var sent []uint32
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		var b [1500]byte
+		for i := range uint32(frames) {
+			n := 5 + int(i%1400)
+			b[0], b[1], b[2], b[3] = byte(i), byte(i>>8), byte(i>>16), byte(i>>24)
+			b[n-1] = byte(n)
+			f := link.Frame{N: 2}
+			f.Pieces[0], f.Pieces[1] = b[:3], b[3:n]
+			if r.send(&f) {
+				sent = append(sent, i)
+			}
+		}
+	}()
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	var got []uint32
+	var kept []link.Frame
+	read := func(f *link.Frame) uint32 {
+		b := f.Pieces[0]
+		i := uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 | uint32(b[3])<<24
+		if n := 5 + int(i%1400); len(b) != n || b[n-1] != byte(n) {
+			t.Errorf("frame %d: %d octets", i, len(b))
+		}
+		return i
+	}
+	var f link.Frame
+	for over := false; ; {
+		if !r.receive(&f) {
+			if over {
+				break
+			}
+			select {
+			case <-done:
+				over = true
+			default:
+			}
+			continue
+		}
+		i := read(&f)
+		got = append(got, i)
+		if i%3 == 0 && r.mayKeep() {
+			kept = append(kept, f)
+			r.keep()
+		} else {
+			r.release()
+		}
+		if len(kept) > 100 {
+			read(&kept[0])
+			r.unkeep(&kept[0])
+			kept = kept[1:]
+		}
+	}
+	if len(got) == 0 || len(got) != len(sent) {
+		t.Fatalf("%d arrived of %d", len(got), len(sent))
+	}
+	for i := range got {
+		if got[i] != sent[i] {
+			t.Fatalf("frame %d is %d, want %d", i, got[i], sent[i])
+		}
+	}
+	for i := range kept {
+		r.unkeep(&kept[i])
+	}
+	_, n := r.take.Peek(uint32(len(r.back)))
+	if r.kept != 0 || len(r.free)+int(n) != len(r.full) {
+		t.Errorf("%d kept, %d free", r.kept, len(r.free)+int(n))
+	}
+}
+
+// TestDirectory changes one bucket from several goroutines.
+func TestDirectory(t *testing.T) {
+	d := newDirectory()
+	key := func(i int) flowKey {
+		return flowKey{flow: pkt.Flow{LocalPort: uint16(i), RemotePort: uint16(i >> 16)}}
+	}
+	ws := []*worker{{id: 0}, {id: 1}, {id: 2}, {id: 3}}
+	const n = 5_000
+	var wg sync.WaitGroup
+	for g, w := range ws {
+		wg.Go(func() {
+			for i := g * n; i < (g+1)*n; i++ {
+				d.put(key(i), w)
+				if i%2 == 0 {
+					d.remove(key(i), ws[(g+1)%4]) // not its own
+					d.remove(key(i), w)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i := range 4 * n {
+		k := key(i)
+		want := ws[i/n]
+		if i%2 == 0 {
+			want = nil
+		}
+		if got := d.find(&k); got != want {
+			t.Fatalf("flow %d: %v, want %v", i, got, want)
+		}
+	}
+	d.put(key(1), ws[3])
+	k := key(1)
+	if d.find(&k) != ws[0] {
+		t.Error("put took a flow from its owner")
+	}
+	if a := testing.AllocsPerRun(100, func() { d.find(&k) }); a != 0 {
+		t.Errorf("%v allocations to find a flow", a)
+	}
+}
 
 // sprayed is a queue of an interface that spreads frames over its queues without
 // regard to flows.
@@ -123,9 +464,9 @@ func TestStrays(t *testing.T) {
 				}
 			}
 			q.until("nothing left", func() bool {
-				n := len(hosts[0].e.owners.of)
+				n := 0
 				for _, w := range q.workers {
-					n += len(w.flows) + len(w.conns) + len(w.moved) + w.timers.count + len(w.held.frames) - len(w.held.free) + int(w.strays.Load())
+					n += len(w.flows) + len(w.conns) + len(w.moved) + w.timers.count + len(w.held.frames) - len(w.held.free)
 					if w.sctp != nil {
 						n += len(w.sctp.assocs)
 					}
@@ -138,36 +479,5 @@ func TestStrays(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// TestStrayICMP: an ICMP error reaches the connection that it is about on whichever
-// queue it comes.
-func TestStrayICMP(t *testing.T) {
-	q := newTwoQueues(t, 0)
-	w := q.workers[0]
-	remote := netip.AddrPortFrom(addrB, 7174)
-	q.workers[2].turn()
-	if err := q.workers[2].listen(1, remote, 8, false); err != nil {
-		t.Fatal(err)
-	}
-	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), remote)
-	id := w.newID()
-	if err := w.connect(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {
-		t.Fatal(err)
-	}
-	q.event(0, EventConnected)
-	c := w.conns[id]
-	sent := make([]byte, c.tuple.HeaderLen()+20)
-	c.tuple.Put(sent, 20, 0, 0)
-	h := tcp.Header{SrcPort: 40000, DstPort: 7174, Seq: c.tcp.SndNxt()}
-	h.Put(sent[c.tuple.HeaderLen():])
-	other := q.workers[1]
-	f := link.Frame{N: 1}
-	f.Pieces[0] = tooBig(sent, 1400, 1<<16)
-	other.frame(&f)
-	w.turn()
-	if w.stats.RxICMP != 1 || other.stats.RxStrays != 1 {
-		t.Errorf("the owner took %d ICMP errors, the other worker handed %d on; want 1 each", w.stats.RxICMP, other.stats.RxStrays)
 	}
 }

@@ -68,8 +68,6 @@ type worker struct {
 	rx        [rxBudget]link.Frame
 	rxAt      int // of rx, those before rxEnd have not been looked at
 	rxEnd     int
-	foreign   bool         // the frame in hand is a stray
-	strays    atomic.Int32 // on their way here
 	held      heldTable
 	reclaimed clock.Time // when a connection's held frames were last taken back
 	slots     []slotState
@@ -81,6 +79,7 @@ type worker struct {
 	out     tcp.Out
 	parts   [verbs.MaxSGE][]byte // of the payload in hand
 	wc      verbs.WC
+	strays  strays
 	current *conn   // whose client's memory is being touched
 	taps    *[]*Tap // as they were at the start of the turn; nil: none
 
@@ -259,6 +258,9 @@ func (w *worker) turn() int {
 	if w.cmds.pending.Load() != 0 {
 		n += w.cmds.drain(w)
 	}
+	if w.strays.pending.Load() {
+		n += w.pollStrays()
+	}
 	n += w.pollBells()
 	n += w.timers.expire(w.now, w.onTimer)
 	n += w.pump()
@@ -414,6 +416,7 @@ func (w *worker) client(cb *ClientBinding) *client {
 // next turn goes on with those behind it.
 func (w *worker) fault(c *conn, reason any) {
 	w.current = nil
+	w.strayFault()
 	w.stats.Faults++
 	b := c.qp
 	w.dropQP(c)
