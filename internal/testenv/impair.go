@@ -3,24 +3,12 @@ package testenv
 import (
 	"bufio"
 	"bytes"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 )
-
-// Build compiles a package of this module and returns the program's path.
-func Build(t testing.TB, pkg string) string {
-	t.Helper()
-	bin := filepath.Join(t.TempDir(), filepath.Base(pkg))
-	if out, err := exec.Command("go", "build", "-o", bin, "github.com/iwarpd/iwarpd/"+pkg).CombinedOutput(); err != nil {
-		t.Fatalf("testenv: build %s: %v\n%s", pkg, err, out)
-	}
-	return bin
-}
 
 // Impair carries frames between the halves of the wire, as test/impair does
 // with the given arguments, until the test ends. Stop, which it returns, ends it

@@ -3,7 +3,6 @@
 package clib
 
 import (
-	"bufio"
 	"bytes"
 	"fmt"
 	"io"
@@ -39,22 +38,7 @@ var (
 	threaded  = &variant{name: "threaded", cflags: "-O0 -g1 -fsanitize=thread"}
 )
 
-var (
-	goOnce sync.Once
-	tmp    string
-	goErr  error
-)
-
-func TestMain(m *testing.M) {
-	var err error
-	if tmp, err = os.MkdirTemp("", "iwarpd-clib"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	code := m.Run()
-	_ = os.RemoveAll(tmp)
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { testenv.Main(m) }
 
 func runTool(name string, args ...string) error {
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
@@ -79,7 +63,7 @@ func (v *variant) build(t *testing.T, name string) string {
 	t.Helper()
 	requireTools(t)
 	v.once.Do(func() {
-		v.dir = filepath.Join(tmp, v.name)
+		v.dir = filepath.Join(testenv.Dir(t), v.name)
 		if v.err = runTool("make", "-s", "-j2", "-C", source, "O="+v.dir, "CFLAGS="+v.cflags, "CC=gcc"); v.err != nil {
 			return
 		}
@@ -94,122 +78,11 @@ func (v *variant) build(t *testing.T, name string) string {
 	return filepath.Join(v.dir, name)
 }
 
-// program builds iwarpd and iwarpctl, once, and returns the path of one.
-func program(t *testing.T, name string) string {
-	t.Helper()
-	goOnce.Do(func() {
-		cmd := exec.Command("go", "build", "-o", tmp, "../../cmd/iwarpd", "../../cmd/iwarpctl")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			goErr = fmt.Errorf("%w\n%s", err, out)
-		}
-	})
-	if goErr != nil {
-		t.Fatal(goErr)
-	}
-	return filepath.Join(tmp, name)
-}
-
-// process is a running program whose output is collected line by line.
-type process struct {
-	t     *testing.T
-	cmd   *exec.Cmd
-	stdin io.WriteCloser
-	lines chan string
-	done  chan struct{}
-	mu    sync.Mutex
-	text  strings.Builder
-}
-
-func start(t *testing.T, cmd *exec.Cmd) *process {
-	t.Helper()
-	p := &process{t: t, cmd: cmd, lines: make(chan string, 4096), done: make(chan struct{})}
-	r, w := io.Pipe()
-	cmd.Stdout, cmd.Stderr = w, w
-	var err error
-	if p.stdin, err = cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		s := bufio.NewScanner(r)
-		s.Buffer(nil, 1<<20) // ping data is a line
-		for s.Scan() {
-			p.mu.Lock()
-			fmt.Fprintln(&p.text, s.Text())
-			p.mu.Unlock()
-			select {
-			case p.lines <- s.Text():
-			default:
-			}
-		}
-		_, _ = io.Copy(io.Discard, r)
-	}()
-	go func() {
-		_ = cmd.Wait()
-		w.Close()
-		<-read
-		close(p.done)
-	}()
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-p.done
-		if t.Failed() {
-			t.Logf("%s:\n%s", strings.Join(cmd.Args, " "), p.output())
-		}
-	})
-	return p
-}
-
-func (p *process) output() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.text.String()
-}
-
-// expect waits until the process has printed a line with text.
-func (p *process) expect(text string) {
-	p.t.Helper()
-	deadline := time.After(limit)
-	for {
-		select {
-		case line := <-p.lines:
-			if strings.Contains(line, text) {
-				return
-			}
-		case <-p.done:
-			if !strings.Contains(p.output(), text) {
-				p.t.Fatalf("%s ended without %q:\n%s", filepath.Base(p.cmd.Path), text, p.output())
-			}
-			return
-		case <-deadline:
-			p.t.Fatalf("no %q within %v:\n%s", text, limit, p.output())
-		}
-	}
-}
-
-// succeed waits for the end, which must be one with exit code 0.
-func (p *process) succeed() {
-	p.t.Helper()
-	select {
-	case <-p.done:
-	case <-time.After(limit):
-		p.t.Fatalf("%s did not end within %v:\n%s", strings.Join(p.cmd.Args, " "), limit, p.output())
-	}
-	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-		p.t.Fatalf("%s: %v:\n%s", strings.Join(p.cmd.Args, " "), p.cmd.ProcessState, p.output())
-	}
-}
-
 // host is one end of a wire with a daemon on it.
 type host struct {
 	end    *testenv.End
 	socket string
-	daemon *process
+	daemon *testenv.Process
 }
 
 func newHosts(t *testing.T, args ...string) (a, b *host) {
@@ -221,21 +94,21 @@ func newHosts(t *testing.T, args ...string) (a, b *host) {
 		h := &host{end: end, socket: filepath.Join(t.TempDir(), "iwarpd.sock")}
 		// A namespace lasts as long as a process in it: the daemon's own address is
 		// its host's, the socket is found from everywhere.
-		h.daemon = start(t, end.NS.Command(program(t, "iwarpd"), append([]string{"--interface", end.Name, "--socket", h.socket}, args...)...))
-		h.daemon.expect("ready")
+		h.daemon = testenv.Start(t, end.NS.Command(testenv.Program(t, "cmd/iwarpd"), append([]string{"--interface", end.Name, "--socket", h.socket}, args...)...))
+		h.daemon.Expect("ready")
 		return h
 	}
 	return newHost(&v.A), newHost(&v.B)
 }
 
-func (h *host) ctl(t *testing.T, args ...string) *process {
+func (h *host) ctl(t *testing.T, args ...string) *testenv.Process {
 	t.Helper()
-	return start(t, exec.Command(program(t, "iwarpctl"), append([]string{"--socket", h.socket}, args...)...))
+	return testenv.Start(t, exec.Command(testenv.Program(t, "cmd/iwarpctl"), append([]string{"--socket", h.socket}, args...)...))
 }
 
-func (h *host) ping(t *testing.T, v *variant, args ...string) *process {
+func (h *host) ping(t *testing.T, v *variant, args ...string) *testenv.Process {
 	t.Helper()
-	return start(t, exec.Command(v.build(t, "ping"), append([]string{"-u", h.socket}, args...)...))
+	return testenv.Start(t, exec.Command(v.build(t, "ping"), append([]string{"-u", h.socket}, args...)...))
 }
 
 // The example pings iwarpctl ping, the other way round, and itself.
@@ -246,49 +119,48 @@ func TestPing(t *testing.T) {
 		for _, size := range []string{"26", "64", "65535"} {
 			t.Run(v.name+"/"+size, func(t *testing.T) {
 				server := b.ping(t, v, "-s", "-a", addr4)
-				server.expect("listening on")
-				a.ctl(t, "ping", "-c", "-a", addr4, "-C", "30", "-S", size, "-V").succeed()
-				server.succeed()
-				server.expect("30 rounds")
+				server.Expect("listening on")
+				a.ctl(t, "ping", "-c", "-a", addr4, "-C", "30", "-S", size, "-V").Succeed()
+				server.Succeed()
+				server.Expect("30 rounds")
 
 				server = b.ctl(t, "ping", "-s", "-a", addr4)
-				server.expect("listening on")
+				server.Expect("listening on")
 				client := a.ping(t, v, "-c", "-a", addr4, "-C", "30", "-S", size, "-V", "-v")
-				client.succeed()
-				client.expect("ping data: rdma-ping-29: ")
-				server.succeed()
+				client.Succeed()
+				client.Expect("ping data: rdma-ping-29: ")
+				server.Succeed()
 
 				server = b.ping(t, v, "-s", "-a", addr6)
-				server.expect("listening on")
-				a.ping(t, v, "-c", "-a", addr6, "-C", "30", "-S", size, "-V").succeed()
-				server.succeed()
+				server.Expect("listening on")
+				a.ping(t, v, "-c", "-a", addr6, "-C", "30", "-S", size, "-V").Succeed()
+				server.Succeed()
 			})
 		}
 	}
 }
 
-// check runs check.c in one of its modes.
-func check(t *testing.T, v *variant, a, b *host, mode string) *process {
+// check is check.c in one of its modes.
+func check(t *testing.T, v *variant, a, b *host, mode string) *exec.Cmd {
 	t.Helper()
-	cmd := exec.Command(v.build(t, "check"), a.socket, a.end.Addr4.String(), b.socket, b.end.Addr4.String(), mode)
-	return start(t, cmd)
+	return exec.Command(v.build(t, "check"), a.socket, a.end.Addr4.String(), b.socket, b.end.Addr4.String(), mode)
 }
 
 func TestCheck(t *testing.T) {
 	a, b := newHosts(t)
 	for _, v := range []*variant{plain, sanitized} {
 		for _, mode := range []string{"verbs", "cm", "streams", "sctp", "shared", "threads", "files"} {
-			t.Run(v.name+"/"+mode, func(t *testing.T) { check(t, v, a, b, mode).succeed() })
+			t.Run(v.name+"/"+mode, func(t *testing.T) { testenv.Start(t, check(t, v, a, b, mode)).Succeed() })
 		}
 	}
-	t.Run("threaded/threads", func(t *testing.T) { check(t, threaded, a, b, "threads").succeed() })
+	t.Run("threaded/threads", func(t *testing.T) { testenv.Start(t, check(t, threaded, a, b, "threads")).Succeed() })
 	// What was left behind, at its end, by a process that did not give it back:
 	// nothing.
 	status := a.ctl(t, "--json", "status")
-	status.succeed()
+	status.Succeed()
 	for _, what := range []string{`"qps": 0`, `"mrs": 0`, `"cqs": 0`, `"listens": 0`, `"registered": 0`} {
-		if !strings.Contains(status.output(), what) {
-			t.Errorf("status has no %s:\n%s", what, status.output())
+		if !strings.Contains(status.String(), what) {
+			t.Errorf("status has no %s:\n%s", what, status.String())
 		}
 	}
 }
@@ -297,7 +169,7 @@ func TestCheck(t *testing.T) {
 // forbids itself every call but read, write and exit.
 func TestNoSystemCall(t *testing.T) {
 	a, b := newHosts(t, "--poll", "busy")
-	check(t, plain, a, b, "quiet").succeed()
+	testenv.Start(t, check(t, plain, a, b, "quiet")).Succeed()
 }
 
 // The daemon is killed: every call says so, and SIGPIPE ends nobody.
@@ -305,16 +177,21 @@ func TestDaemonGone(t *testing.T) {
 	for _, v := range []*variant{plain, sanitized} {
 		t.Run(v.name, func(t *testing.T) {
 			a, b := newHosts(t, "--spin", "0s")
-			p := check(t, v, a, b, "gone")
-			p.expect("kill")
-			for _, h := range []*host{a, b} {
-				_ = h.daemon.cmd.Process.Kill()
-				<-h.daemon.done
-			}
-			if _, err := io.WriteString(p.stdin, "\n"); err != nil {
+			cmd := check(t, v, a, b, "gone")
+			stdin, err := cmd.StdinPipe()
+			if err != nil {
 				t.Fatal(err)
 			}
-			p.succeed()
+			p := testenv.Start(t, cmd)
+			p.Expect("kill")
+			for _, h := range []*host{a, b} {
+				_ = h.daemon.Cmd.Process.Kill()
+				<-h.daemon.Done
+			}
+			if _, err := io.WriteString(stdin, "\n"); err != nil {
+				t.Fatal(err)
+			}
+			p.Succeed()
 		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // memory describes a memfd as the daemon hands it out, or nearly so.
@@ -185,11 +186,11 @@ func (e *evil) ping(v *variant) (output string, code int) {
 			e.serve(seqpacket.FromUnix(c))
 		}
 	}()
-	p := start(e.t, exec.Command(v.build(e.t, "ping"), "-u", path, "-c", "-a", "192.0.2.1"))
-	<-p.done
+	p := testenv.Start(e.t, exec.Command(v.build(e.t, "ping"), "-u", path, "-c", "-a", "192.0.2.1"))
+	<-p.Done
 	l.Close()
 	<-done
-	return p.output(), p.cmd.ProcessState.ExitCode()
+	return p.String(), p.Cmd.ProcessState.ExitCode()
 }
 
 // A daemon that means it ill gets an error said, not a crash: the example is

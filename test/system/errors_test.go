@@ -52,7 +52,7 @@ func TestDaemonErrors(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	bin := program(t, "iwarpd")
+	bin := testenv.Program(t, "cmd/iwarpd")
 	on := func(ifname, socket string, more ...string) []string {
 		return append([]string{bin, "--interface", ifname, "--socket", socket}, more...)
 	}
@@ -86,11 +86,11 @@ func TestDaemonErrors(t *testing.T) {
 		{"group", on(v.A.Name, sock, "--socket-group", "nosuchgroup"), 2, "nosuchgroup"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p := start(t, v.A.NS.Command(tt.args[0], tt.args[1:]...))
-			if code := p.wait(limit); code != tt.code {
+			p := testenv.Start(t, v.A.NS.Command(tt.args[0], tt.args[1:]...))
+			if code := p.Wait(limit); code != tt.code {
 				t.Errorf("exit code %d; want %d", code, tt.code)
 			}
-			oneLine(t, p.out.String(), "iwarpd", tt.want)
+			oneLine(t, p.String(), "iwarpd", tt.want)
 			holds(t, dir, "c.yaml", "plain")
 			if (&host{t: t, end: &v.A}).hasXDP() {
 				t.Error("an XDP program is attached")
@@ -102,20 +102,20 @@ func TestDaemonErrors(t *testing.T) {
 func TestSecondDaemon(t *testing.T) {
 	a, _ := pair(t)
 	other := filepath.Join(t.TempDir(), "other.sock")
-	p := start(t, a.end.NS.Command(program(t, "iwarpd"), daemonArgs(a.end, other)...))
-	if code := p.wait(limit); code != 5 {
+	p := testenv.Start(t, a.end.NS.Command(testenv.Program(t, "cmd/iwarpd"), daemonArgs(a.end, other)...))
+	if code := p.Wait(limit); code != 5 {
 		t.Errorf("exit code %d; want 5", code)
 	}
-	oneLine(t, p.out.String(), "iwarpd", "another iwarpd")
+	oneLine(t, p.String(), "iwarpd", "another iwarpd")
 	if _, err := os.Stat(other); err == nil {
 		t.Error("the second daemon left its socket")
 	}
 
-	p = start(t, a.end.NS.Command(program(t, "iwarpd"), daemonArgs(a.end, a.socket)...))
-	if code := p.wait(limit); code != 5 {
+	p = testenv.Start(t, a.end.NS.Command(testenv.Program(t, "cmd/iwarpd"), daemonArgs(a.end, a.socket)...))
+	if code := p.Wait(limit); code != 5 {
 		t.Errorf("a second daemon on the same socket: exit code %d; want 5", code)
 	}
-	oneLine(t, p.out.String(), "iwarpd", a.socket)
+	oneLine(t, p.String(), "iwarpd", a.socket)
 	if !a.hasXDP() {
 		t.Error("the first daemon lost its XDP program")
 	}
@@ -127,8 +127,8 @@ func TestStaleSocket(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
 	a := newHost(t, &v.A)
-	a.daemon.signal(unix.SIGKILL)
-	a.daemon.wait(limit)
+	a.daemon.Signal(unix.SIGKILL)
+	a.daemon.Wait(limit)
 	if _, err := os.Stat(a.socket); err != nil {
 		t.Fatal("no stale socket to test with")
 	}
@@ -145,9 +145,9 @@ func TestNotify(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	cmd := v.A.NS.Command(program(t, "iwarpd"), daemonArgs(&v.A, filepath.Join(t.TempDir(), "s"))...)
+	cmd := v.A.NS.Command(testenv.Program(t, "cmd/iwarpd"), daemonArgs(&v.A, filepath.Join(t.TempDir(), "s"))...)
 	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+path)
-	p := start(t, cmd)
+	p := testenv.Start(t, cmd)
 	heard := func(want string) {
 		t.Helper()
 		b := make([]byte, 100)
@@ -160,9 +160,9 @@ func TestNotify(t *testing.T) {
 		}
 	}
 	heard("READY=1")
-	p.signal(unix.SIGTERM)
+	p.Signal(unix.SIGTERM)
 	heard("STOPPING=1")
-	if code := p.wait(limit); code != 0 {
+	if code := p.Wait(limit); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 }
@@ -240,9 +240,9 @@ func TestIdle(t *testing.T) {
 	const window = 2 * time.Second
 	var used time.Duration
 	for range 10 {
-		before := cpuTime(t, a.daemon.cmd)
+		before := cpuTime(t, a.daemon.Cmd)
 		<-time.After(window)
-		if used = cpuTime(t, a.daemon.cmd) - before; used <= window*2/100 {
+		if used = cpuTime(t, a.daemon.Cmd) - before; used <= window*2/100 {
 			return
 		}
 	}

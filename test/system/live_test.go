@@ -30,17 +30,17 @@ func TestHangup(t *testing.T) {
 		t.Fatalf("status: %s", out)
 	}
 	write("max-qps: 9\nspin: 1ms\nlog-level: debug\n")
-	h.daemon.signal(unix.SIGHUP)
-	h.daemon.expect("only when the daemon is started again")
-	if out := h.daemon.out.String(); !strings.Contains(out, `["max-qps", "log-level"]`) || !strings.Contains(out, `["spin"]`) {
+	h.daemon.Signal(unix.SIGHUP)
+	h.daemon.Expect("only when the daemon is started again")
+	if out := h.daemon.String(); !strings.Contains(out, `["max-qps", "log-level"]`) || !strings.Contains(out, `["spin"]`) {
 		t.Errorf("the log: %s", out)
 	}
 	if out := h.must("status"); !strings.Contains(out, "0 of 9") {
 		t.Errorf("status: %s", out)
 	}
 	write("max-qps: many\n")
-	h.daemon.signal(unix.SIGHUP)
-	h.daemon.expect("not reloaded")
+	h.daemon.Signal(unix.SIGHUP)
+	h.daemon.Expect("not reloaded")
 	if out := h.must("status"); !strings.Contains(out, "0 of 9") {
 		t.Errorf("status: %s", out)
 	}
@@ -51,16 +51,16 @@ func TestCapture(t *testing.T) {
 	a, b := pair(t)
 	tshark := testenv.RequireTool(t, "tshark")
 	file := filepath.Join(t.TempDir(), "out.pcapng")
-	capture := start(t, b.command("capture", "--host", ":7174", "-w", file, "-n", "12"))
+	capture := testenv.Start(t, b.command("capture", "--host", ":7174", "-w", file, "-n", "12"))
 	waitFor(t, "the capture", func() bool { fi, err := os.Stat(file); return err == nil && fi.Size() > 0 })
-	server := start(t, b.command("ping", "-s", "-a", b.end.Addr4.String(), "-p", "7174", "-C", "2"))
+	server := testenv.Start(t, b.command("ping", "-s", "-a", b.end.Addr4.String(), "-p", "7174", "-C", "2"))
 	waitFor(t, "the server", func() bool { _, out := b.ctl("listen", "list"); return strings.Contains(out, ":7174") })
 	if code, out := a.ctl("ping", "-c", "-a", b.end.Addr4.String(), "-p", "7174", "-C", "2"); code != 0 {
 		t.Fatalf("ping: %d: %s", code, out)
 	}
-	server.wait(limit)
-	if code := capture.wait(limit); code != 0 {
-		t.Fatalf("capture: exit code %d: %s", code, capture.out.String())
+	server.Wait(limit)
+	if code := capture.Wait(limit); code != 0 {
+		t.Fatalf("capture: exit code %d: %s", code, capture.String())
 	}
 	cmd := b.end.NS.Command(tshark, "-r", file)
 	out, err := cmd.CombinedOutput()
@@ -78,9 +78,9 @@ func TestCapture(t *testing.T) {
 // does its client.
 func TestInterfaceRemoved(t *testing.T) {
 	a, b := pair(t)
-	start(t, b.command("ping", "-s", "-a", b.end.Addr4.String())).expect("listening on")
-	ping := start(t, a.command("ping", "-c", "-a", b.end.Addr4.String(), "-v"))
-	ping.expect("rdma-ping-3")
+	testenv.Start(t, b.command("ping", "-s", "-a", b.end.Addr4.String())).Expect("listening on")
+	ping := testenv.Start(t, a.command("ping", "-c", "-a", b.end.Addr4.String(), "-v"))
+	ping.Expect("rdma-ping-3")
 	if err := a.end.NS.Do(func() error {
 		l, err := netlink.LinkByName(a.end.Name)
 		if err != nil {
@@ -90,14 +90,14 @@ func TestInterfaceRemoved(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if code := a.daemon.wait(limit); code != 3 {
+	if code := a.daemon.Wait(limit); code != 3 {
 		t.Errorf("daemon: exit code %d; want 3", code)
 	}
-	if out := a.daemon.out.String(); !strings.Contains(out, "iwarpd: interface "+a.end.Name+" was removed") {
+	if out := a.daemon.String(); !strings.Contains(out, "iwarpd: interface "+a.end.Name+" was removed") {
 		t.Errorf("daemon: %s", out)
 	}
-	if code := ping.wait(limit); code != 3 {
-		t.Errorf("ping: exit code %d; want 3: %s", code, ping.out.String())
+	if code := ping.Wait(limit); code != 3 {
+		t.Errorf("ping: exit code %d; want 3: %s", code, ping.String())
 	}
 	if _, err := os.Stat(a.socket); err == nil {
 		t.Error("the daemon left its socket")

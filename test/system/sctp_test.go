@@ -4,6 +4,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestSCTP runs the applications over SCTP, on daemons of their own: nothing of them
@@ -15,23 +17,23 @@ func TestSCTP(t *testing.T) {
 			dir, there := t.TempDir(), t.TempDir()
 			file := filepath.Join(dir, "f")
 			sum := randomFile(t, file, 3<<20+17)
-			server := start(t, b.command("serve", "--dir", there, "--listen", b.end.Addr4.String()+":7176", "--transport", kind))
-			server.expect("listening on")
+			server := testenv.Start(t, b.command("serve", "--dir", there, "--listen", b.end.Addr4.String()+":7176", "--transport", kind))
+			server.Expect("listening on")
 			a.must("cp", file, b.remote("g"), "--transport", kind)
 			checkFile(t, filepath.Join(there, "g"), sum)
 			a.must("cp", b.remote("g"), filepath.Join(dir, "h"), "--transport", kind)
 			checkFile(t, filepath.Join(dir, "h"), sum)
 
-			ping := start(t, b.command("ping", "-s", "-a", b.end.Addr4.String(), "--transport", kind))
-			ping.expect("listening on")
+			ping := testenv.Start(t, b.command("ping", "-s", "-a", b.end.Addr4.String(), "--transport", kind))
+			ping.Expect("listening on")
 			if out := a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "20", "-S", "65000", "-V", "-v", "--transport", kind); strings.Count(out, "ping data: rdma-ping-") != 20 {
 				t.Errorf("ping printed %q", tail(out, 3))
 			}
-			if code := ping.wait(limit); code != 0 {
+			if code := ping.Wait(limit); code != 0 {
 				t.Errorf("the ping server ended with %d", code)
 			}
-			perf := start(t, b.command("perf", "write", "--server", "--listen", b.end.Addr4.String()+":7178", "--transport", kind))
-			perf.expect("listening on")
+			perf := testenv.Start(t, b.command("perf", "write", "--server", "--listen", b.end.Addr4.String()+":7178", "--transport", kind))
+			perf.Expect("listening on")
 			out := a.must("perf", "write", "--client", b.end.Addr4.String()+":7178", "--size", "65536", "--iterations", "2000", "--mode", "bw", "--transport", kind)
 			t.Log(tail(out, 3))
 		})

@@ -3,7 +3,6 @@
 package system
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -25,135 +23,12 @@ import (
 // limit is how long anything may take that should be quick.
 const limit = 2 * time.Minute
 
-var (
-	buildOnce sync.Once
-	binDir    string
-	buildErr  error
-)
+func TestMain(m *testing.M) { testenv.Main(m) }
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if binDir != "" {
-		_ = os.RemoveAll(binDir)
-	}
-	os.Exit(code)
-}
-
-// program builds both programs, once, and returns the path of one.
-func program(t *testing.T, name string) string {
-	t.Helper()
-	buildOnce.Do(func() {
-		if binDir, buildErr = os.MkdirTemp("", "iwarpd-system"); buildErr != nil {
-			return
-		}
-		cmd := exec.Command("go", "build", "-o", binDir, "../../cmd/iwarpd", "../../cmd/iwarpctl")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			buildErr = fmt.Errorf("%w\n%s", err, out)
-		}
-	})
-	if buildErr != nil {
-		t.Fatal(buildErr)
-	}
-	return filepath.Join(binDir, name)
-}
-
-// output collects what a process prints, and can wait for a text in it.
-type output struct {
-	mu   sync.Mutex
-	buf  bytes.Buffer
-	grew chan struct{}
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.buf.Write(b)
-	close(o.grew)
-	o.grew = make(chan struct{})
-	return len(b), nil
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
-}
-
-// process is a running program.
-type process struct {
-	t    *testing.T
-	cmd  *exec.Cmd
-	out  *output // both standard output and error
-	done chan struct{}
-}
-
-func start(t *testing.T, cmd *exec.Cmd) *process {
-	t.Helper()
-	p := &process{t: t, cmd: cmd, out: &output{grew: make(chan struct{})}, done: make(chan struct{})}
-	cmd.Stdout, cmd.Stderr = p.out, p.out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		_ = cmd.Wait()
-		close(p.done)
-	}()
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-p.done
-		if t.Failed() {
-			t.Logf("%s:\n%s", strings.Join(cmd.Args, " "), tail(p.out.String(), 20))
-		}
-	})
-	return p
-}
-
+// tail returns the last n lines of s.
 func tail(s string, n int) string {
 	lines := strings.Split(strings.TrimSpace(s), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
-}
-
-// expect waits until the process has printed text.
-func (p *process) expect(text string) {
-	p.t.Helper()
-	deadline := time.After(limit)
-	for {
-		p.out.mu.Lock()
-		found, grew := strings.Contains(p.out.buf.String(), text), p.out.grew
-		p.out.mu.Unlock()
-		if found {
-			return
-		}
-		select {
-		case <-grew:
-		case <-p.done:
-			if !strings.Contains(p.out.String(), text) {
-				p.t.Fatalf("%s ended without %q:\n%s", filepath.Base(p.cmd.Path), text, p.out)
-			}
-			return
-		case <-deadline:
-			p.t.Fatalf("no %q within %v:\n%s", text, limit, p.out)
-		}
-	}
-}
-
-// wait waits for the end, within d, and returns the exit code.
-func (p *process) wait(d time.Duration) int {
-	p.t.Helper()
-	select {
-	case <-p.done:
-	case <-time.After(d):
-		p.t.Fatalf("%s did not end within %v:\n%s", strings.Join(p.cmd.Args, " "), d, tail(p.out.String(), 20))
-	}
-	return p.cmd.ProcessState.ExitCode()
-}
-
-func (p *process) signal(s os.Signal) {
-	p.t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil {
-		p.t.Fatal(err)
-	}
 }
 
 // host is one end of a wire with a daemon on it.
@@ -161,7 +36,7 @@ type host struct {
 	t      *testing.T
 	end    *testenv.End
 	socket string
-	daemon *process
+	daemon *testenv.Process
 }
 
 // daemonArgs are what every daemon of the tests gets.
@@ -178,21 +53,21 @@ func newHost(t *testing.T, end *testenv.End, args ...string) *host {
 
 func (h *host) start(args ...string) {
 	h.t.Helper()
-	h.daemon = start(h.t, h.end.NS.Command(program(h.t, "iwarpd"), append(daemonArgs(h.end, h.socket), args...)...))
-	h.daemon.expect("ready")
+	h.daemon = testenv.Start(h.t, h.end.NS.Command(testenv.Program(h.t, "cmd/iwarpd"), append(daemonArgs(h.end, h.socket), args...)...))
+	h.daemon.Expect("ready")
 }
 
 // command is iwarpctl on that host.
 func (h *host) command(args ...string) *exec.Cmd {
-	return h.end.NS.Command(program(h.t, "iwarpctl"), append([]string{"--socket", h.socket}, args...)...)
+	return h.end.NS.Command(testenv.Program(h.t, "cmd/iwarpctl"), append([]string{"--socket", h.socket}, args...)...)
 }
 
 // ctl runs iwarpctl to its end.
 func (h *host) ctl(args ...string) (code int, out string) {
 	h.t.Helper()
-	p := start(h.t, h.command(args...))
-	code = p.wait(2 * limit)
-	return code, p.out.String()
+	p := testenv.Start(h.t, h.command(args...))
+	code = p.Wait(2 * limit)
+	return code, p.String()
 }
 
 // must runs iwarpctl, which must succeed.
@@ -206,10 +81,10 @@ func (h *host) must(args ...string) string {
 }
 
 // serve runs iwarpctl serve on dir.
-func (h *host) serve(dir string) *process {
+func (h *host) serve(dir string) *testenv.Process {
 	h.t.Helper()
-	p := start(h.t, h.command("serve", "--dir", dir, "--listen", h.end.Addr4.String()+":7176"))
-	p.expect("listening on")
+	p := testenv.Start(h.t, h.command("serve", "--dir", dir, "--listen", h.end.Addr4.String()+":7176"))
+	p.Expect("listening on")
 	return p
 }
 
@@ -304,16 +179,16 @@ func TestCopyPingPerf(t *testing.T) {
 	}
 	checkFile(t, filepath.Join(dir, "h"), sum)
 
-	ping := start(t, b.command("ping", "-s", "-a", b.end.Addr4.String()))
-	ping.expect("listening on")
+	ping := testenv.Start(t, b.command("ping", "-s", "-a", b.end.Addr4.String()))
+	ping.Expect("listening on")
 	if out := a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "20", "-S", "65000", "-V", "-v"); strings.Count(out, "ping data: rdma-ping-") != 20 {
 		t.Errorf("ping printed %q", tail(out, 3))
 	}
-	if code := ping.wait(limit); code != 0 {
+	if code := ping.Wait(limit); code != 0 {
 		t.Errorf("ping -s: exit code %d", code)
 	}
 
-	start(t, b.command("perf", "send", "--server")).expect("listening on")
+	testenv.Start(t, b.command("perf", "send", "--server")).Expect("listening on")
 	var results []struct {
 		Op, Mode   string
 		Operations int64
@@ -339,9 +214,9 @@ func TestCopyPingPerf(t *testing.T) {
 // An administrator looks at a connection and ends it.
 func TestQueuePairs(t *testing.T) {
 	a, b := pair(t)
-	start(t, b.command("ping", "-s", "-P", "-a", b.end.Addr4.String())).expect("listening on")
-	ping := start(t, a.command("ping", "-c", "-a", b.end.Addr4.String(), "-v"))
-	ping.expect("rdma-ping-3")
+	testenv.Start(t, b.command("ping", "-s", "-P", "-a", b.end.Addr4.String())).Expect("listening on")
+	ping := testenv.Start(t, a.command("ping", "-c", "-a", b.end.Addr4.String(), "-v"))
+	ping.Expect("rdma-ping-3")
 	var qps []struct {
 		QP         uint32
 		State      string
@@ -363,7 +238,7 @@ func TestQueuePairs(t *testing.T) {
 		t.Errorf("qp show of none: exit code %d, %s", code, out)
 	}
 	a.must("qp", "close", num, "--abort")
-	if code := ping.wait(limit); code != 4 {
+	if code := ping.Wait(limit); code != 4 {
 		t.Errorf("ping: exit code %d; want 4", code)
 	}
 	a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "3", "-V") // the server goes on
@@ -376,11 +251,11 @@ func TestTerminate(t *testing.T) {
 	file := filepath.Join(dir, "f")
 	longFile(t, file)
 	serve := b.serve(there)
-	cp := start(t, a.command("cp", file, b.remote("g")))
+	cp := testenv.Start(t, a.command("cp", file, b.remote("g")))
 	waitFor(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
 
-	b.daemon.signal(unix.SIGTERM)
-	if code := b.daemon.wait(limit); code != 0 {
+	b.daemon.Signal(unix.SIGTERM)
+	if code := b.daemon.Wait(limit); code != 0 {
 		t.Errorf("iwarpd: exit code %d after SIGTERM", code)
 	}
 	if b.hasXDP() {
@@ -389,11 +264,11 @@ func TestTerminate(t *testing.T) {
 	if _, err := os.Stat(b.socket); err == nil {
 		t.Error("the socket file is still there")
 	}
-	if code := cp.wait(limit); code != 4 {
-		t.Errorf("cp: exit code %d; want 4: %s", code, cp.out)
+	if code := cp.Wait(limit); code != 4 {
+		t.Errorf("cp: exit code %d; want 4: %s", code, cp)
 	}
-	if code := serve.wait(limit); code != 3 {
-		t.Errorf("serve: exit code %d; want 3: %s", code, serve.out)
+	if code := serve.Wait(limit); code != 3 {
+		t.Errorf("serve: exit code %d; want 3: %s", code, serve)
 	}
 	holds(t, there)
 	b.start()
@@ -422,18 +297,18 @@ func TestKillDaemon(t *testing.T) {
 	file := filepath.Join(dir, "f")
 	longFile(t, file)
 	serve := b.serve(there)
-	cp := start(t, a.command("cp", file, b.remote("g")))
+	cp := testenv.Start(t, a.command("cp", file, b.remote("g")))
 	waitFor(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
 
-	b.daemon.signal(unix.SIGKILL)
-	b.daemon.wait(limit)
-	if code := serve.wait(limit); code != 3 {
-		t.Errorf("serve: exit code %d; want 3: %s", code, serve.out)
+	b.daemon.Signal(unix.SIGKILL)
+	b.daemon.Wait(limit)
+	if code := serve.Wait(limit); code != 3 {
+		t.Errorf("serve: exit code %d; want 3: %s", code, serve)
 	}
 	waitFor(t, "the XDP program is gone", func() bool { return !b.hasXDP() })
 	b.start()
-	if code := cp.wait(2 * limit); code != 4 {
-		t.Errorf("cp: exit code %d; want 4: %s", code, cp.out)
+	if code := cp.Wait(2 * limit); code != 4 {
+		t.Errorf("cp: exit code %d; want 4: %s", code, cp)
 	}
 	holds(t, there)
 }
@@ -444,11 +319,11 @@ func TestSilentPeer(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
 	a, b := newHost(t, &v.A), newHost(t, &v.B, "--keep-alive", "1s")
-	server := start(t, b.command("ping", "-s", "-a", b.end.Addr4.String()))
-	server.expect("listening on")
-	ping := start(t, a.command("ping", "-c", "-a", b.end.Addr4.String(), "-v"))
-	ping.expect("rdma-ping-3")
-	ping.signal(unix.SIGSTOP)
+	server := testenv.Start(t, b.command("ping", "-s", "-a", b.end.Addr4.String()))
+	server.Expect("listening on")
+	ping := testenv.Start(t, a.command("ping", "-c", "-a", b.end.Addr4.String(), "-v"))
+	ping.Expect("rdma-ping-3")
+	ping.Signal(unix.SIGSTOP)
 	var before uint64
 	waitFor(t, "the connection is idle", func() bool {
 		var qps []struct{ TCP map[string]uint64 }
@@ -460,9 +335,9 @@ func TestSilentPeer(t *testing.T) {
 		return before == last && qps[0].TCP["in_flight"] == 0
 	})
 	// A daemon that is stopped keeps its socket and program, and answers nothing.
-	a.daemon.signal(unix.SIGSTOP)
-	if code := server.wait(limit); code != 4 {
-		t.Errorf("ping -s: exit code %d; want 4: %s", code, server.out)
+	a.daemon.Signal(unix.SIGSTOP)
+	if code := server.Wait(limit); code != 4 {
+		t.Errorf("ping -s: exit code %d; want 4: %s", code, server)
 	}
 }
 
@@ -474,17 +349,17 @@ func TestKillClient(t *testing.T) {
 	file := filepath.Join(dir, "f")
 	sum := randomFile(t, file, 100<<20)
 	serve := b.serve(there)
-	other := start(t, a.command("cp", file, b.remote("other")))
+	other := testenv.Start(t, a.command("cp", file, b.remote("other")))
 	waitFor(t, "the first copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) == 1 })
 	long := filepath.Join(dir, "long")
 	longFile(t, long)
-	victim := start(t, a.command("cp", long, b.remote("victim")))
+	victim := testenv.Start(t, a.command("cp", long, b.remote("victim")))
 	waitFor(t, "the second copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 1 })
-	victim.signal(unix.SIGKILL)
-	victim.wait(limit)
-	serve.expect(`put "victim": `)
-	if code := other.wait(2 * limit); code != 0 {
-		t.Errorf("the other copy: exit code %d: %s", code, other.out)
+	victim.Signal(unix.SIGKILL)
+	victim.Wait(limit)
+	serve.Expect(`put "victim": `)
+	if code := other.Wait(2 * limit); code != 0 {
+		t.Errorf("the other copy: exit code %d: %s", code, other)
 	}
 	checkFile(t, filepath.Join(there, "other"), sum)
 	holds(t, there, "other")

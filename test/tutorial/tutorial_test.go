@@ -2,24 +2,17 @@
 package tutorial
 
 import (
-	"bufio"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 const root = "../.."
-
-// limit only guards against a hang.
-const limit = 2 * time.Minute
 
 // source writes the page's block of that name into a file and returns its path.
 func source(t *testing.T, page []byte, name string) string {
@@ -44,59 +37,11 @@ func run(t *testing.T, name string, args ...string) {
 	}
 }
 
-// A program runs until the test ends, or by itself.
-type program struct {
-	t   *testing.T
-	cmd *exec.Cmd
-	out *bufio.Reader
-	all strings.Builder
-}
-
-func start(t *testing.T, cmd *exec.Cmd, socket string) *program {
+// start starts a program that uses the daemon at socket.
+func start(t *testing.T, cmd *exec.Cmd, socket string) *testenv.Process {
 	t.Helper()
-	p := &program{t: t, cmd: cmd}
 	cmd.Env = append(os.Environ(), "IWARPD_SOCKET="+socket)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd.Stderr = cmd.Stdout
-	p.out = bufio.NewReader(out)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	killer := time.AfterFunc(limit, func() { _ = cmd.Process.Kill() })
-	t.Cleanup(func() {
-		killer.Stop()
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	return p
-}
-
-// expect reads until a line has text.
-func (p *program) expect(text string) {
-	p.t.Helper()
-	for {
-		line, err := p.out.ReadString('\n')
-		p.all.WriteString(line)
-		if strings.Contains(line, text) {
-			return
-		}
-		if err != nil {
-			_ = p.cmd.Wait()
-			p.t.Fatalf("%v: no %q: %v\n%s", p.cmd, text, err, &p.all)
-		}
-	}
-}
-
-// succeed waits for its end.
-func (p *program) succeed() {
-	p.t.Helper()
-	_, _ = io.Copy(&p.all, p.out)
-	if err := p.cmd.Wait(); err != nil {
-		p.t.Fatalf("%v: %v\n%s", p.cmd, err, &p.all)
-	}
+	return testenv.Start(t, cmd)
 }
 
 func TestTutorial(t *testing.T) {
@@ -120,7 +65,7 @@ func TestTutorial(t *testing.T) {
 	sockets := [2]string{}
 	for i, end := range []*testenv.End{&v.A, &v.B} {
 		sockets[i] = filepath.Join(dir, fmt.Sprintf("%d.sock", i))
-		start(t, end.NS.Command(iwarpd, "--interface", end.Name, "--socket", sockets[i]), sockets[i]).expect("ready")
+		start(t, end.NS.Command(iwarpd, "--interface", end.Name, "--socket", sockets[i]), sockets[i]).Expect("ready")
 	}
 	addr := v.B.Addr4.String() + ":7300"
 	for _, tt := range []struct {
@@ -132,12 +77,12 @@ func TestTutorial(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			server := start(t, exec.Command(inGo, "serve", addr), sockets[1])
-			server.expect("serving " + addr)
+			server.Expect("serving " + addr)
 			client := start(t, tt.client(), sockets[0])
-			client.expect(`read back "hello by RDMA"`)
-			client.succeed()
-			server.expect(`the client is done; it wrote "hello by RDMA"`)
-			server.succeed()
+			client.Expect(`read back "hello by RDMA"`)
+			client.Succeed()
+			server.Expect(`the client is done; it wrote "hello by RDMA"`)
+			server.Succeed()
 		})
 	}
 }
