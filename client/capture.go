@@ -39,7 +39,7 @@ type CapturedFrame struct {
 // counted; traffic does not wait.
 func (a *Admin) Capture(ctx context.Context, f CaptureFilter) (*Capture, error) {
 	ans, err := a.d.call(ctx, "capture", &ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{
-		Qp: f.QP, Address: f.Address, Port: uint32(f.Port), Snaplen: uint32(max(f.SnapLen, 0)),
+		Qp: f.QP, Address: f.Address, Port: uint32(f.Port), Snaplen: size(max(f.SnapLen, 0)),
 	}}}, -1)
 	if err != nil {
 		return nil, err

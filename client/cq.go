@@ -53,7 +53,7 @@ func (d *Device) createCQ(ctx context.Context, depth int, ch *CompChannel) (*CQ,
 	if depth <= 0 {
 		return nil, &Error{"create CQ", ctrlpb.Code_CODE_INVALID, fmt.Sprintf("depth %d", depth)}
 	}
-	req, want := &ctrlpb.CreateCQ{Depth: uint32(depth)}, 2
+	req, want := &ctrlpb.CreateCQ{Depth: size(depth)}, 2
 	if ch != nil {
 		req.Channel, want = ch.h, 1
 	}

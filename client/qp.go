@@ -72,8 +72,8 @@ func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
 		return nil, &Error{"create QP", ctrlpb.Code_CODE_INVALID, "negative size"}
 	}
 	a, err := d.call(ctx, "create QP", &ctrlpb.Request{Body: &ctrlpb.Request_CreateQp{CreateQp: &ctrlpb.CreateQP{
-		Pd: cfg.PD.h, SendCq: cfg.SendCQ.h, RecvCq: cfg.RecvCQ.h, SqDepth: uint32(cfg.SendDepth), RqDepth: uint32(cfg.RecvDepth),
-		MaxSge: uint32(cfg.MaxSGE), MaxInline: uint32(cfg.MaxInline), SigAll: cfg.SigAll, Srq: cfg.SRQ.handle(),
+		Pd: cfg.PD.h, SendCq: cfg.SendCQ.h, RecvCq: cfg.RecvCQ.h, SqDepth: size(cfg.SendDepth), RqDepth: size(cfg.RecvDepth),
+		MaxSge: size(cfg.MaxSGE), MaxInline: size(cfg.MaxInline), SigAll: cfg.SigAll, Srq: cfg.SRQ.handle(),
 	}}}, -1)
 	if err != nil {
 		return nil, err

@@ -19,20 +19,20 @@ func (c *CQ) Resize(ctx context.Context, depth int) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("iwarp: resize CQ: %w", err)
 	}
-	a, err := c.d.call(context.WithoutCancel(ctx), "resize CQ", &ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: c.h, Depth: uint32(max(depth, 0))}}}, -1)
+	a, err := c.d.call(context.WithoutCancel(ctx), "resize CQ", &ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: c.h, Depth: size(depth)}}}, -1)
 	if err != nil {
 		return err
 	}
 	defer seqpacket.CloseAll(a.fds)
-	if len(a.fds) != 1 {
-		err := fmt.Errorf("iwarp: resize CQ: %d descriptors: %w", len(a.fds), ErrInternal)
-		c.d.fail(err) // completions go where nobody sees them
-		return err
+	var ring *shm.CQConsumer
+	if len(a.fds) == 1 {
+		ring, err = shm.MapCQ(a.fds[0])
+	} else {
+		err = fmt.Errorf("%d descriptors: %w", len(a.fds), ErrInternal)
 	}
-	ring, err := shm.MapCQ(a.fds[0])
 	if err != nil {
 		err = fmt.Errorf("iwarp: resize CQ: %w", err)
-		c.d.fail(err)
+		c.d.fail(err) // completions go where nobody sees them
 		return err
 	}
 	c.mu.Lock()
@@ -64,7 +64,7 @@ func (c *CQ) Resize(ctx context.Context, depth int) error {
 // wake at once. 0 for either: every completion wakes.
 func (c *CQ) Moderate(ctx context.Context, count int, period time.Duration) error {
 	return c.d.do(ctx, "moderate CQ", &ctrlpb.Request{Body: &ctrlpb.Request_ModifyCq{ModifyCq: &ctrlpb.ModifyCQ{
-		Cq: c.h, Count: uint32(max(count, 0)), PeriodUs: uint32(min(max(period.Microseconds(), 0), 1<<31)),
+		Cq: c.h, Count: size(max(count, 0)), PeriodUs: uint32(min(max(period.Microseconds(), 0), 1<<31)),
 	}}})
 }
 

@@ -40,7 +40,7 @@ func (d *Device) CreateSRQ(ctx context.Context, cfg SRQConfig) (*SRQ, error) {
 		cfg.MaxSGE = 4
 	}
 	a, err := d.call(ctx, "create SRQ", &ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{
-		Pd: cfg.PD.h, Depth: uint32(cfg.Depth), MaxSge: uint32(cfg.MaxSGE), Limit: uint32(cfg.Limit),
+		Pd: cfg.PD.h, Depth: size(cfg.Depth), MaxSge: size(cfg.MaxSGE), Limit: size(cfg.Limit),
 	}}}, -1)
 	if err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (s *SRQ) PostRecv(wr *RecvWR) error {
 // SetLimit arms the limit event: AsyncSRQLimit comes once, when a message leaves
 // fewer than n receives. 0 disarms it.
 func (s *SRQ) SetLimit(ctx context.Context, n int) error {
-	return s.d.do(ctx, "set SRQ limit", &ctrlpb.Request{Body: &ctrlpb.Request_ModifySrq{ModifySrq: &ctrlpb.ModifySRQ{Srq: s.h, Limit: uint32(max(n, 0))}}})
+	return s.d.do(ctx, "set SRQ limit", &ctrlpb.Request{Body: &ctrlpb.Request_ModifySrq{ModifySrq: &ctrlpb.ModifySRQ{Srq: s.h, Limit: size(max(n, 0))}}})
 }
 
 // Close gives the queue back. It fails with ErrBusy while a QP takes from it.

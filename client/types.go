@@ -1,6 +1,7 @@
 package iwarp
 
 import (
+	"math"
 	"net/netip"
 	"time"
 
@@ -169,7 +170,16 @@ func depth(n int) *uint32 {
 	if n == 0 {
 		return nil
 	}
-	return proto.Uint32(uint32(max(n, 0)))
+	return proto.Uint32(size(max(n, 0)))
+}
+
+// size is n for the daemon: what does not fit is the most that does, which the
+// daemon refuses.
+func size(n int) uint32 {
+	if n < 0 || n > math.MaxUint32 {
+		return math.MaxUint32
+	}
+	return uint32(n)
 }
 
 func millis(d time.Duration) uint32 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -329,6 +330,28 @@ func TestAsyncErrors(t *testing.T) {
 		ev, err := side.dev.AsyncEvent(ctx)
 		if err != nil || ev.Kind != iwarp.AsyncQPFatal || ev.QP != side.qp || ev.Err == nil {
 			t.Fatalf("%+v, %v", ev, err)
+		}
+	}
+}
+
+// TestSizes: what no daemon can give is refused, also where its low 32 bits could
+// be had.
+func TestSizes(t *testing.T) {
+	n, _, ctx := pair(t, embed.PairConfig{})
+	a, d := newEnd(t, ctx, n, 16), n.Device()
+	for _, n := range []int{-1, 1<<32 + 16, math.MaxInt} {
+		_, cq := d.CreateCQ(ctx, n)
+		_, sq := d.CreateQP(ctx, iwarp.QPConfig{PD: a.pd, SendCQ: a.cq, RecvCQ: a.cq, SendDepth: n})
+		_, rq := d.CreateQP(ctx, iwarp.QPConfig{PD: a.pd, SendCQ: a.cq, RecvCQ: a.cq, RecvDepth: n})
+		_, sges := d.CreateQP(ctx, iwarp.QPConfig{PD: a.pd, SendCQ: a.cq, RecvCQ: a.cq, MaxSGE: n})
+		_, inline := d.CreateQP(ctx, iwarp.QPConfig{PD: a.pd, SendCQ: a.cq, RecvCQ: a.cq, MaxInline: n})
+		_, srq := d.CreateSRQ(ctx, iwarp.SRQConfig{PD: a.pd, Depth: n})
+		for name, err := range map[string]error{
+			"CreateCQ": cq, "SendDepth": sq, "RecvDepth": rq, "MaxSGE": sges, "MaxInline": inline, "SRQ": srq, "Resize": a.cq.Resize(ctx, n),
+		} {
+			if !errors.Is(err, iwarp.ErrInvalid) {
+				t.Errorf("%s %d: %v", name, n, err)
+			}
 		}
 	}
 }
