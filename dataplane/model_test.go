@@ -262,10 +262,10 @@ func (p *program) check(who string) error {
 
 // TestRandomPrograms runs random programs of every verb in both directions at
 // once over wires of random badness, MTUs, IP versions, markers and CRC, and
-// holds the result against a plain memory. IWARPD_SEEDS sets how many.
+// holds the result against a plain memory. SEEDS sets how many.
 func TestRandomPrograms(t *testing.T) {
 	base := testenv.Seed(t)
-	seeds := testenv.Count(t, "IWARPD_SEEDS", 60)
+	seeds := testenv.Count(t, "SEEDS", 60)
 	if testing.Short() {
 		seeds = min(seeds, 30)
 	}

@@ -742,7 +742,7 @@ func TestSCTPFullSlot(t *testing.T) {
 // TestSCTPRandomPrograms is TestRandomPrograms over SCTP.
 func TestSCTPRandomPrograms(t *testing.T) {
 	base := testenv.Seed(t)
-	seeds := testenv.Count(t, "IWARPD_SEEDS", 60)
+	seeds := testenv.Count(t, "SEEDS", 60)
 	if testing.Short() {
 		seeds = min(seeds, 20)
 	}

@@ -483,7 +483,7 @@ func attacker(j *job, in *bufio.Reader) error {
 			return nil
 		}
 		for _, a := range attacks(j) {
-			if only := os.Getenv("IWARPD_ATTACK"); only != "" && !strings.Contains(a.name, only) {
+			if only := os.Getenv("ATTACK"); only != "" && !strings.Contains(a.name, only) {
 				continue
 			}
 			report := map[string]string{"Attack": a.name}

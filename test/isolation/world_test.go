@@ -24,10 +24,10 @@ import (
 
 // full reports whether the tests run at the size of the requirements, not in the
 // short share that every run of the tests has.
-func full() bool { return os.Getenv("IWARPD_ISOLATION") == "full" }
+func full() bool { return os.Getenv("ISOLATION") == "full" }
 
 // roleEnv makes the test program a client instead.
-const roleEnv = "IWARPD_ISOLATION_ROLE"
+const roleEnv = "ISOLATION_ROLE"
 
 // job is what a client process is told.
 type job struct {
