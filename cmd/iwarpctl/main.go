@@ -75,7 +75,7 @@ func (c *command) root() *cobra.Command {
 		Use:   "iwarpctl",
 		Short: "Show, try, measure and use RDMA with iwarpd",
 		Long: "iwarpctl talks to the iwarpd of this host through its socket.\n\n" +
-			"Exit codes: " + exitCodes,
+			"Exit codes:" + exitCodes,
 		Example: "  iwarpctl status\n" +
 			"  iwarpctl ping -c -a 10.0.0.2 -C 10 -V\n" +
 			"  iwarpctl serve --dir /srv/files --listen 10.0.0.1:7176\n" +

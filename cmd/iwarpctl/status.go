@@ -92,19 +92,27 @@ func (c *command) status() *cobra.Command {
 			d := s.GetDevice()
 			for _, l := range [][2]any{
 				{"daemon", fmt.Sprintf("iwarpd %s, process %d, up %v", s.Version, s.Pid, (time.Duration(s.UptimeMs) * time.Millisecond).Round(time.Second))},
-				{"interface", fmt.Sprintf("%s, MTU %d, %d worker(s)", d.GetInterface(), d.GetMtu(), s.Workers)},
+				{"interface", fmt.Sprintf("%s, MTU %d, %s", d.GetInterface(), d.GetMtu(), plural(s.Workers, "worker"))},
 				{"addresses", strings.Join(d.GetAddresses(), ", ")},
 				{"clients", s.Clients},
 				{"connections", s.Conns},
 				{"queue pairs", fmt.Sprintf("%d of %d", s.Qps, d.GetMaxQp())},
-				{"memory", fmt.Sprintf("%d region(s), %s of %s", s.Mrs, octets(s.Registered), octets(d.GetMaxRegistered()))},
-				{"listening", fmt.Sprintf("on %d endpoint(s)", s.Listens)},
+				{"memory", fmt.Sprintf("%s, %s of %s", plural(s.Mrs, "region"), octets(s.Registered), octets(d.GetMaxRegistered()))},
+				{"listening", "on " + plural(s.Listens, "endpoint")},
 			} {
 				fmt.Fprintf(c.out, "%-12s %v\n", l[0], l[1])
 			}
 			return nil
 		}),
 	}
+}
+
+// plural is a number of things: "1 worker", "2 workers".
+func plural(n uint32, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
 }
 
 // octets writes a number of octets in a unit that fits.

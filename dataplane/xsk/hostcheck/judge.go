@@ -148,7 +148,7 @@ func (i *Interface) link() Finding {
 	case i.Addresses == 0:
 		return Finding{"interface", Fail, i.Name + " has no IP address but link-local ones", "ip address add ADDR/LEN dev " + i.Name}
 	}
-	return Finding{"interface", OK, fmt.Sprintf("%s is up, with %d addresses", i.Name, i.Addresses), ""}
+	return Finding{"interface", OK, fmt.Sprintf("%s is up; addresses: %d", i.Name, i.Addresses), ""}
 }
 
 // nativeDrivers have AF_XDP in the driver; most of them without copies.
