@@ -166,9 +166,33 @@ func (l *Listener) Addr() netip.AddrPort { return l.addr }
 // answered by Accept, AcceptConn or Reject within the daemon's time-out.
 func (l *Listener) Request(ctx context.Context) (*ConnRequest, error) {
 	for {
-		if r := l.pop(); r != nil {
+		r, err := next(ctx, l, &l.queue)
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case <-r.gone:
+		default:
 			return r, nil
 		}
+	}
+}
+
+// next waits for something in queue, which is one of l's, and takes it out.
+func next[T any](ctx context.Context, l *Listener, queue *[]*T) (*T, error) {
+	for {
+		l.mu.Lock()
+		if q := *queue; len(q) > 0 {
+			if *queue = q[1:]; len(q) > 1 {
+				select { // for another that waits
+				case l.more <- struct{}{}:
+				default:
+				}
+			}
+			l.mu.Unlock()
+			return q[0], nil
+		}
+		l.mu.Unlock()
 		select {
 		case <-l.more:
 		case <-l.done:
@@ -179,27 +203,6 @@ func (l *Listener) Request(ctx context.Context) (*ConnRequest, error) {
 			return nil, fmt.Errorf("iwarp: wait for a connection on %v: %w", l.addr, ctx.Err())
 		}
 	}
-}
-
-func (l *Listener) pop() *ConnRequest {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for len(l.queue) > 0 {
-		r := l.queue[0]
-		l.queue = l.queue[1:]
-		if len(l.queue) > 0 {
-			select { // for another that waits
-			case l.more <- struct{}{}:
-			default:
-			}
-		}
-		select {
-		case <-r.gone:
-		default:
-			return r
-		}
-	}
-	return nil
 }
 
 // Accept waits for the next connection, with the settings that Listen was

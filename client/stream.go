@@ -101,30 +101,7 @@ func (q *QP) ConnectStream(ctx context.Context, remote string, cfg *Config) (*St
 // AcceptStream waits for the next connection of a Listener whose Config has
 // Streaming set.
 func (l *Listener) AcceptStream(ctx context.Context) (*Stream, error) {
-	for {
-		l.mu.Lock()
-		if len(l.streams) > 0 {
-			s := l.streams[0]
-			if l.streams = l.streams[1:]; len(l.streams) > 0 {
-				select { // for another that waits
-				case l.more <- struct{}{}:
-				default:
-				}
-			}
-			l.mu.Unlock()
-			return s, nil
-		}
-		l.mu.Unlock()
-		select {
-		case <-l.more:
-		case <-l.done:
-			return nil, ErrClosed
-		case <-l.d.done:
-			return nil, l.d.Err()
-		case <-ctx.Done():
-			return nil, fmt.Errorf("iwarp: wait for a connection on %v: %w", l.addr, ctx.Err())
-		}
-	}
+	return next(ctx, l, &l.streams)
 }
 
 // data takes a StreamData event.

@@ -118,6 +118,18 @@ func (c *command) open(ctx context.Context) (*iwarp.Device, error) {
 	return dev, nil
 }
 
+// listenAt connects to the daemon and listens there at addr; end ends both.
+func (c *command) listenAt(ctx context.Context, addr string, cfg *iwarp.Config) (dev *iwarp.Device, l *iwarp.Listener, end func(), err error) {
+	if dev, err = c.open(ctx); err != nil {
+		return nil, nil, nil, err
+	}
+	if l, err = dev.Listen(ctx, addr, c.over(cfg)); err != nil {
+		dev.Close()
+		return nil, nil, nil, err
+	}
+	return dev, l, func() { l.Close(); dev.Close() }, nil
+}
+
 func (c *command) socketPath() string {
 	if c.socket != "" {
 		return c.socket

@@ -137,16 +137,11 @@ func (c *command) perfServer(ctx context.Context, f *perfFlags) error {
 	if err != nil {
 		return err
 	}
-	dev, err := c.open(ctx)
+	dev, l, end, err := c.listenAt(ctx, addr, &iwarp.Config{})
 	if err != nil {
 		return err
 	}
-	defer dev.Close()
-	l, err := dev.Listen(ctx, addr, c.over(&iwarp.Config{}))
-	if err != nil {
-		return fmt.Errorf("perf: listen on %s: %w", addr, err)
-	}
-	defer l.Close()
+	defer end()
 	fmt.Fprintf(c.err, "listening on %s\n", l.Addr())
 	return perf.Serve(ctx, dev, l, func(s perf.Served) {
 		if s.Err != nil && ctx.Err() == nil {

@@ -140,16 +140,11 @@ func (c *command) pingServer(ctx context.Context, f *pingFlags) error {
 	if err != nil {
 		return err
 	}
-	dev, err := c.open(ctx)
+	_, l, end, err := c.listenAt(ctx, addr, rping.Config())
 	if err != nil {
 		return err
 	}
-	defer dev.Close()
-	l, err := dev.Listen(ctx, addr, c.over(rping.Config()))
-	if err != nil {
-		return fmt.Errorf("listen on %s: %w", addr, err)
-	}
-	defer l.Close()
+	defer end()
 	fmt.Fprintf(c.err, "listening on %s\n", l.Addr())
 
 	var wg sync.WaitGroup

@@ -58,16 +58,11 @@ func (c *command) runServe(ctx context.Context, f *serveFlags) error {
 		return fmt.Errorf("serve: folder %w", err)
 	}
 	defer store.Close()
-	dev, err := c.open(ctx)
+	_, l, end, err := c.listenAt(ctx, addr, filecopy.Config())
 	if err != nil {
 		return err
 	}
-	defer dev.Close()
-	l, err := dev.Listen(ctx, addr, c.over(filecopy.Config()))
-	if err != nil {
-		return fmt.Errorf("serve: listen on %s: %w", addr, err)
-	}
-	defer l.Close()
+	defer end()
 	fmt.Fprintf(c.err, "serving %s, listening on %s\n", f.dir, l.Addr())
 
 	server := &filecopy.Server{Store: store, MaxClients: f.clients, Tell: c.served}
