@@ -288,7 +288,14 @@ func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd in
 	d.wmu.Lock()
 	err = d.conn.Write(b, fds)
 	d.wmu.Unlock()
-	if err != nil {
+	switch {
+	case err == nil:
+	case local(err):
+		d.mu.Lock()
+		delete(d.waiting, req.Id)
+		d.mu.Unlock()
+		return answer{}, fmt.Errorf("iwarp: %s: %w", op, err)
+	default:
 		d.fail(ErrDaemonGone)
 	}
 	a, err := wait(ctx, d, ch)
@@ -320,6 +327,17 @@ func (d *Device) call(ctx context.Context, op string, req *ctrlpb.Request, fd in
 		return answer{}, err
 	}
 	return a, nil
+}
+
+// local reports whether a request was not sent for a reason on this side: a descriptor
+// that is none, or too many on their way.
+func local(err error) bool {
+	for _, e := range []error{unix.EBADF, unix.ETOOMANYREFS, unix.ENOBUFS, unix.ENOMEM} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // giveBack destroys what a reply has brought that cannot be used, and does not

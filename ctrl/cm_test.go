@@ -601,6 +601,12 @@ func TestPortRests(t *testing.T) {
 			h.e.Disconnect(p.id, true) // so that only finds the next one alone
 			if tt.rests {
 				ports(1, 1)
+				h.mu.Lock()
+				_, err := h.claims.take(p.c.local, 0, false)
+				h.mu.Unlock()
+				if err == nil || !strings.Contains(err.Error(), "rests for") {
+					t.Errorf("the port of a connection in TIME-WAIT: %v", err)
+				}
 				h.advance(lingerTime - time.Second)
 				ports(1, 1)
 				h.advance(2 * time.Second)

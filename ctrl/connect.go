@@ -79,7 +79,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	s := c.srv
 	remote, err := parseAddrPort(r.Remote)
 	if err != nil || !remote.Addr().IsValid() || remote.Addr().IsUnspecified() || remote.Port() == 0 {
-		return errorf(invalid, "ctrl: remote %q: want address:port", clip(r.Remote, 64))
+		return errorf(invalid, "ctrl: remote %q: want address:port of one host", clip(r.Remote, 64))
 	}
 	if remote.Addr().IsMulticast() {
 		return errorf(invalid, "ctrl: remote %v is a multicast address", remote.Addr())
@@ -93,6 +93,13 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	}
 	if local.Addr().IsValid() && local.Addr().Is4() != remote.Addr().Is4() {
 		return errorf(invalid, "ctrl: local %v and remote %v are of different families", local.Addr(), remote.Addr())
+	}
+	for _, a := range []*netip.AddrPort{&local, &remote} {
+		to, err := s.unzoned(a.Addr())
+		if err != nil {
+			return err
+		}
+		*a = netip.AddrPortFrom(to, a.Port())
 	}
 	if r.Streaming && len(r.PrivateData) > 0 {
 		return errorf(invalid, "ctrl: private data of a connection that begins as a byte stream goes with StartMPA")

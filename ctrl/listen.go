@@ -2,6 +2,7 @@ package ctrl
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
@@ -42,6 +43,10 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 		if a = a.Unmap(); !a.IsUnspecified() {
 			addr = a
 		}
+	}
+	addr, err := c.srv.unzoned(addr)
+	if err != nil {
+		return err
 	}
 	if !c.policy().mayListen(port) {
 		return errorf(permission, "ctrl: uid %d may not listen on port %d (rule in the configuration)", c.cred.Uid, port)
@@ -109,15 +114,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 
 // isLocal reports whether a is an address of the interface, as far as known.
 func (s *Server) isLocal(a netip.Addr) bool {
-	if s.addrs == nil {
-		return true
-	}
-	for _, have := range s.addrs() {
-		if have == a {
-			return true
-		}
-	}
-	return false
+	return s.claims.addrs == nil || slices.Contains(s.claims.addrs(), a)
 }
 
 func (c *session) unlisten(h uint32) error {

@@ -3,6 +3,7 @@ package ctrl
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +23,7 @@ type claim struct {
 	addr      netip.AddrPort
 	uid       uint32
 	listening bool // a listener uses it
+	rests     bool // its connection is over, and in TIME-WAIT
 	refs      int
 	fds       []int
 	eps       []bpf.Endpoint
@@ -33,6 +35,7 @@ type claims struct {
 	steering Steering // nil: nothing to steer (pipes)
 	noGuard  bool     // no kernel shares the addresses (pipes)
 	addrs    func() []netip.Addr
+	zone     string // the interface, of link-local addresses
 	byAddr   map[netip.AddrPort]*claim
 	nextPort uint16 // for noGuard
 }
@@ -44,6 +47,9 @@ func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, er
 	if addr.Port() != 0 {
 		if c := cs.byAddr[addr]; c != nil {
 			if !listen || c.listening || c.uid != uid {
+				if c.rests {
+					return nil, errorf(portInUse, "ctrl: %v rests for %v after the connection that was made from it (TIME-WAIT, RFC 9293 3.6.1): choose another port", addr, lingerTime)
+				}
 				return nil, errorf(portInUse, "ctrl: %v is in use by another client of iwarpd: choose another port, or end that client (iwarpctl listen list)", addr)
 			}
 			c.refs++
@@ -121,7 +127,7 @@ func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 		return nil
 	}
 	want := netip.AddrPortFrom(a, c.addr.Port())
-	fd, port, err := bindGuard(want)
+	fd, port, err := bindGuard(want, cs.zone)
 	if err != nil {
 		return err
 	}
@@ -192,8 +198,9 @@ func (cs *claims) freePort(a netip.Addr) (uint16, error) {
 	return 0, errorf(portInUse, "ctrl: every port from %d on is in use on %v", first, a)
 }
 
-// bindGuard binds a TCP socket to addr and tells its port.
-func bindGuard(addr netip.AddrPort) (fd int, port uint16, err error) {
+// bindGuard binds a TCP socket to addr, of the interface zone if it is link-local,
+// and tells its port.
+func bindGuard(addr netip.AddrPort, zone string) (fd int, port uint16, err error) {
 	domain := unix.AF_INET
 	if addr.Addr().Is6() {
 		domain = unix.AF_INET6
@@ -207,7 +214,16 @@ func bindGuard(addr netip.AddrPort) (fd int, port uint16, err error) {
 		sa = &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}
 	} else {
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
-		sa = &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
+		sa6 := &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
+		if addr.Addr().IsLinkLocalUnicast() {
+			ifi, err := net.InterfaceByName(zone)
+			if err != nil {
+				unix.Close(fd)
+				return -1, 0, errorf(internal, "ctrl: guard socket of %v: %w", addr, err)
+			}
+			sa6.ZoneId = uint32(ifi.Index)
+		}
+		sa = sa6
 	}
 	if err := unix.Bind(fd, sa); err != nil {
 		unix.Close(fd)

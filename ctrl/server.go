@@ -34,9 +34,12 @@ type Options struct {
 	Steering Steering            // nil: nothing to steer
 	Resolver dataplane.Resolver  // must not be nil
 	Addrs    func() []netip.Addr // of the interface; nil: none known
-	MTU      func() int          // of the interface now; nil: always Config's
-	Table    *verbs.Table        // nil: one of its own
-	NoGuard  bool                // no kernel shares the addresses: bind no guard sockets
+	// LinkLocal returns the link-local IPv6 addresses of the interface, with it for a
+	// zone; nil: none.
+	LinkLocal func() []netip.Addr
+	MTU       func() int   // of the interface now; nil: always Config's
+	Table     *verbs.Table // nil: one of its own
+	NoGuard   bool         // no kernel shares the addresses: bind no guard sockets
 }
 
 // Server is the control plane of one engine.
@@ -86,6 +89,30 @@ type counters struct {
 	requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, fallbacks, faults atomic.Uint64
 }
 
+// endpoints returns what tells every address that an endpoint may have, without
+// zones; nil: they are not known.
+func (o *Options) endpoints() func() []netip.Addr {
+	if o.LinkLocal == nil {
+		return o.Addrs
+	}
+	return func() []netip.Addr {
+		all := slices.Clone(o.Addrs())
+		for _, a := range o.LinkLocal() {
+			all = append(all, a.WithZone(""))
+		}
+		return all
+	}
+}
+
+// unzoned returns a link-local address without its zone, which must be the
+// interface; others as they are.
+func (s *Server) unzoned(a netip.Addr) (netip.Addr, error) {
+	if z := a.Zone(); z != "" && (z != s.claims.zone || !a.IsLinkLocalUnicast()) {
+		return a, errorf(invalid, "ctrl: %v: this daemon has link-local addresses of the interface %s alone", a, s.claims.zone)
+	}
+	return a.WithZone(""), nil
+}
+
 // New makes a Server. Bind must follow before anything else.
 func New(cfg Config, o Options) (*Server, error) {
 	if o.Resolver == nil {
@@ -101,7 +128,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		dialing: make(map[pkt.Flow]*conn), assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}), perPeer: make(map[netip.Addr]int),
 		rewake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
-	s.claims = claims{steering: o.Steering, noGuard: o.NoGuard, addrs: o.Addrs, byAddr: make(map[netip.AddrPort]*claim)}
+	s.claims = claims{steering: o.Steering, noGuard: o.NoGuard, addrs: o.endpoints(), zone: cfg.Interface, byAddr: make(map[netip.AddrPort]*claim)}
 	if s.table == nil {
 		s.table = newTable()
 	}

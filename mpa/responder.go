@@ -98,7 +98,7 @@ func (s *Startup) reply(privateData []byte) (Frame, error) {
 		return Frame{}, ErrState
 	}
 	if len(privateData) > s.cfg.maxPrivateData(f.Enhanced) {
-		return Frame{}, ErrPrivateData
+		return Frame{}, s.cfg.tooMuch(privateData, f.Enhanced)
 	}
 	r := Frame{
 		Reply:       true,

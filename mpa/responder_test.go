@@ -1,6 +1,7 @@
 package mpa
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/iwarpd/iwarpd/internal/term"
@@ -134,7 +135,7 @@ func TestAnswerMisuse(t *testing.T) {
 		{"Accept again", ErrState, func() error { return s.Accept(t0, nil, 0, 0) }},
 		{"Reject after Accept", ErrState, func() error { return s.Reject(t0, nil) }},
 	} {
-		if err := tt.do(); err != tt.err {
+		if err := tt.do(); !errors.Is(err, tt.err) {
 			t.Errorf("%s: %v; want %v", tt.name, err, tt.err)
 		}
 	}

@@ -2,6 +2,7 @@ package mpa
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
@@ -93,9 +94,14 @@ func (c *Config) Validate() error {
 	case !validDepth(c.IRD), !validDepth(c.ORD), c.MaxIRD >= NoNegotiation:
 		return ErrDepth
 	case len(c.PrivateData) > c.maxPrivateData(c.Enhanced):
-		return ErrPrivateData
+		return c.tooMuch(c.PrivateData, c.Enhanced)
 	}
 	return nil
+}
+
+// tooMuch is ErrPrivateData with the numbers.
+func (c *Config) tooMuch(private []byte, enhanced bool) error {
+	return fmt.Errorf("%w: at most %d octets, not %d", ErrPrivateData, c.maxPrivateData(enhanced), len(private))
 }
 
 func validDepth(n int) bool { return n >= 0 && n < NoNegotiation }

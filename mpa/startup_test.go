@@ -411,7 +411,7 @@ func TestConfigValidate(t *testing.T) {
 		{"over the limit set", func(c *Config) { c.MaxPrivateData, c.PrivateData = 252, make([]byte, 253) }, ErrPrivateData},
 	} {
 		c := with(tt.change)
-		if err := c.Validate(); err != tt.err {
+		if err := c.Validate(); !errors.Is(err, tt.err) {
 			t.Errorf("%s: %v; want %v", tt.name, err, tt.err)
 		}
 		for _, s := range []*Startup{NewInitiator(c, t0), NewResponder(c, t0)} {

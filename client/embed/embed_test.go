@@ -477,6 +477,12 @@ func TestRegister(t *testing.T) {
 	if _, err := cb.PD().Register(ctx, fd, make([]byte, 16384), 0, rw); !errors.Is(err, iwarp.ErrInvalid) {
 		t.Errorf("more than the memfd has: %v", err)
 	}
+	if _, err := cb.PD().Register(ctx, 1<<30, mem, 0, rw); !errors.Is(err, unix.EBADF) {
+		t.Errorf("a descriptor that is none: %v", err)
+	}
+	if _, err := cb.PD().Alloc(ctx, 10, rw); err != nil {
+		t.Errorf("the device after a bad descriptor: %v", err)
+	}
 }
 
 func TestInvalidate(t *testing.T) {

@@ -96,7 +96,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 		mtu = ifi.MTU
 	}
 	d.server, err = ctrl.New(ctrlConfig(s, ifi.Name, mtu), ctrl.Options{
-		Logger: log, Steering: d.steer, Resolver: resolver, Addrs: resolver.Addrs, MTU: resolver.MTU,
+		Logger: log, Steering: d.steer, Resolver: resolver, Addrs: resolver.Addrs, LinkLocal: resolver.LinkLocal, MTU: resolver.MTU,
 	})
 	if err != nil {
 		return nil, err

@@ -34,7 +34,8 @@ var (
 	ErrInterface   = errors.New("the route leads through another interface")
 	ErrNoNeighbour = errors.New("no answer to ARP or neighbour discovery")
 	ErrSource      = errors.New("no address of the interface")
-	ErrOwn         = errors.New("an address of this host")
+	ErrOwn         = errors.New("an address of this host, which talks to itself beside the interface")
+	ErrBroadcast   = errors.New("a broadcast or multicast address")
 	ErrGone        = errors.New("the interface is gone")
 )
 
@@ -52,6 +53,7 @@ type Resolver struct {
 	macs     map[neighbour][6]byte // last known
 	waiting  map[neighbour][]chan struct{}
 	addrs    []netip.Addr
+	scoped   []netip.Addr  // IPv6 link-local ones of the interface itself, with its name
 	ifaces   map[int]iface // the interface itself and the VLANs on it
 	watchers []func()
 	changed  chan struct{}
@@ -313,6 +315,14 @@ func (r *Resolver) Addrs() []netip.Addr {
 	return r.addrs
 }
 
+// LinkLocal returns the link-local IPv6 addresses of the interface itself, with its
+// name for a zone.
+func (r *Resolver) LinkLocal() []netip.Addr {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.scoped
+}
+
 // Gone returns a channel that is closed when the interface has been removed from
 // the host or the namespace. One that takes its name later is another.
 func (r *Resolver) Gone() <-chan struct{} { return r.gone }
@@ -327,7 +337,7 @@ func (r *Resolver) lost() {
 	default:
 	}
 	close(r.gone)
-	r.ifaces, r.addrs = nil, nil
+	r.ifaces, r.addrs, r.scoped = nil, nil, nil
 }
 
 // MTU returns the interface's, in octets of an IP packet.
@@ -352,7 +362,8 @@ func (r *Resolver) refresh() error {
 		return ErrGone
 	}
 	ifaces := make(map[int]iface)
-	var addrs []netip.Addr
+	addrs := []netip.Addr{} // nil means that they are not known
+	var scoped []netip.Addr
 	for i, l := range byIndex {
 		f, ok := r.iface(l, byIndex)
 		if !ok {
@@ -365,16 +376,24 @@ func (r *Resolver) refresh() error {
 		}
 		for _, a := range list {
 			ad, ok := netip.AddrFromSlice(a.IP)
-			if ad = ad.Unmap(); ok && !ad.IsLinkLocalUnicast() && a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0 {
+			ad = ad.Unmap()
+			switch {
+			case !ok || a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0:
+			case !isScoped(ad):
 				addrs = append(addrs, ad)
+			case i == r.index:
+				scoped = append(scoped, ad.WithZone(r.name))
 			}
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ifaces, r.addrs = ifaces, addrs
+	r.ifaces, r.addrs, r.scoped = ifaces, addrs, scoped
 	return nil
 }
+
+// isScoped reports whether a means something on one link alone.
+func isScoped(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
 // iface describes l if it is the interface or a VLAN on top of it.
 func (r *Resolver) iface(l netlink.Link, all map[int]netlink.Link) (f iface, ok bool) {
@@ -410,8 +429,16 @@ func (r *Resolver) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
 // route finds the way to dst: all of the hop but the neighbour's address.
 func (r *Resolver) route(dst, src netip.Addr) (hop dataplane.Hop, via neighbour, err error) {
 	opts := &netlink.RouteGetOptions{}
+	if isScoped(dst) {
+		if z := dst.Zone(); z != "" && z != r.name {
+			return hop, via, fmt.Errorf("%w than %s: %s", ErrInterface, r.name, z)
+		}
+		dst = dst.WithZone("")
+		opts.OifIndex = r.index
+	}
 	if src.IsValid() && !src.IsUnspecified() {
-		if !slices.Contains(r.Addrs(), src) && !src.IsLinkLocalUnicast() {
+		src = src.WithZone("")
+		if !slices.Contains(r.Addrs(), src) && !slices.Contains(r.LinkLocal(), src.WithZone(r.name)) {
 			return hop, via, fmt.Errorf("%v is %w %s", src, ErrSource, r.name)
 		}
 		opts.SrcAddr = src.AsSlice()
@@ -424,8 +451,11 @@ func (r *Resolver) route(dst, src netip.Addr) (hop dataplane.Hop, via neighbour,
 		return hop, via, ErrNoRoute
 	}
 	rt := &routes[0]
-	if rt.Type == unix.RTN_LOCAL {
+	switch rt.Type {
+	case unix.RTN_LOCAL:
 		return hop, via, ErrOwn
+	case unix.RTN_BROADCAST, unix.RTN_MULTICAST:
+		return hop, via, ErrBroadcast
 	}
 	r.mu.Lock()
 	f, ok := r.ifaces[rt.LinkIndex]

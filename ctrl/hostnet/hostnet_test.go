@@ -118,6 +118,8 @@ func TestResolve(t *testing.T) {
 	if !vlans {
 		t.Log("this kernel has no VLANs: their cases are left out")
 	}
+	up(t, here, "a0", "fe80::1/64", "169.254.7.1/24")
+	up(t, there, "b0", "fe80::2/64", "169.254.7.2/24")
 	_, dst, err := net.ParseCIDR("10.80.0.0/16")
 	must(t, err)
 	must(t, here.RouteAdd(&netlink.Route{LinkIndex: a0.Attrs().Index, Dst: dst, Gw: netip.MustParseAddr("10.77.0.2").AsSlice(), MTU: 1400}))
@@ -141,6 +143,13 @@ func TestResolve(t *testing.T) {
 		{dst: "192.0.2.1", err: ErrNoRoute},
 		{dst: "10.77.0.1", err: ErrInterface}, // by lo, or ErrOwn
 		{dst: "10.77.0.2", src: "10.99.9.9", err: ErrSource},
+		{dst: "10.77.0.255", err: ErrBroadcast},
+		{dst: "169.254.7.2", want: "169.254.7.1", mtu: 1500},
+		{dst: "fe80::2", want: "fe80::1", mtu: 1500},
+		{dst: "fe80::2%a0", want: "fe80::1", mtu: 1500},
+		{dst: "fe80::2%a0", src: "fe80::1", want: "fe80::1", mtu: 1500},
+		{dst: "fe80::2%lo", err: ErrInterface},
+		{dst: "fe80::2", src: "fe80::9", err: ErrSource},
 	} {
 		if tt.vlan != 0 && !vlans {
 			continue
@@ -170,12 +179,15 @@ func TestResolve(t *testing.T) {
 	if _, err := r.Resolve(netip.MustParseAddr("10.77.0.99"), netip.Addr{}); !errors.Is(err, ErrNoNeighbour) {
 		t.Errorf("a neighbour that is not there: %v", err)
 	}
-	want := 2
+	want := 3
 	if vlans {
-		want = 3
+		want = 4
 	}
 	if got := r.Addrs(); len(got) != want {
 		t.Errorf("addresses %v, want %d", got, want)
+	}
+	if got := r.LinkLocal(); !slices.Contains(got, netip.MustParseAddr("fe80::1%a0")) {
+		t.Errorf("link-local addresses %v", got)
 	}
 }
 

@@ -1,6 +1,8 @@
 package system
 
 import (
+	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -101,5 +103,48 @@ func TestInterfaceRemoved(t *testing.T) {
 	}
 	if _, err := os.Stat(a.socket); err == nil {
 		t.Error("the daemon left its socket")
+	}
+}
+
+// Link-local addresses, of IPv6 with and without the interface in them, and of IPv4.
+func TestLinkLocal(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	for i, end := range []*testenv.End{&v.A, &v.B} {
+		err := end.NS.Do(func() error {
+			l, err := netlink.LinkByName(end.Name)
+			if err != nil {
+				return err
+			}
+			for _, s := range []string{"fe80::%d/64", "169.254.7.%d/24"} {
+				a, err := netlink.ParseAddr(fmt.Sprintf(s, i+1))
+				if err != nil {
+					return err
+				}
+				a.Flags = unix.IFA_F_NODAD
+				if err := netlink.AddrAdd(l, a); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, b := newHost(t, &v.A), newHost(t, &v.B)
+	for _, listen := range []string{"fe80::2%" + v.B.Name, "fe80::2", "169.254.7.2", ""} {
+		p := start(t, b.command("perf", "write", "--server", "--listen", net.JoinHostPort(listen, "7175")))
+		p.expect("listening on")
+		for _, to := range []string{"fe80::2%" + v.A.Name, "fe80::2", "169.254.7.2"} {
+			if listen == "" || strings.HasPrefix(to, listen[:4]) {
+				a.must("perf", "write", "--client", net.JoinHostPort(to, "7175"), "--size", "8", "--iterations", "8")
+			}
+		}
+		p.signal(unix.SIGTERM)
+		p.wait(limit)
+	}
+	if code, out := a.ctl("ping", "-c", "-a", "fe80::2%lo"); code == 0 || !strings.Contains(out, v.A.Name+" alone") {
+		t.Errorf("a link-local address of another interface: exit code %d: %s", code, out)
 	}
 }
