@@ -14,13 +14,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
-
-// limit is how long anything may take that should be quick.
-const limit = 2 * time.Minute
 
 const source = "../../client/c"
 
