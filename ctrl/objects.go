@@ -4,7 +4,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"math/bits"
 	"time"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
@@ -195,6 +194,9 @@ func (c *session) pdOf(h uint32) (*pd, error) {
 
 // registerMR maps the client's memory and registers it. The quota is taken
 // before anything is mapped.
+// maxMRSize is the longest memory region: one SGE can name all of it.
+const maxMRSize = 1<<32 - 1
+
 func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Reply) error {
 	s := c.srv
 	if len(fds) != 1 {
@@ -422,191 +424,3 @@ func (c *session) destroyCQ(h uint32) error {
 	c.forgetCQ(q)
 	return nil
 }
-
-func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, err error) {
-	s := c.srv
-	lim := &c.policy().limits
-	if err := c.depth("send queue", r.SqDepth); err != nil {
-		return nil, err
-	}
-	if err := c.depth("receive queue", r.RqDepth); err != nil {
-		return nil, err
-	}
-	if r.MaxSge == 0 || int64(r.MaxSge) > int64(min(lim.MaxSGE, verbs.MaxSGE)) {
-		return nil, errorf(invalid, "ctrl: a work request has 1 to %d pieces, not %d", min(lim.MaxSGE, verbs.MaxSGE), r.MaxSge)
-	}
-	if int64(r.MaxInline) > int64(min(lim.MaxInline, verbs.MaxInline)) {
-		return nil, errorf(invalid, "ctrl: inline data is at most %d octets, not %d", min(lim.MaxInline, verbs.MaxInline), r.MaxInline)
-	}
-
-	q := &qp{
-		sess: c, sqDepth: int(r.SqDepth), rqDepth: int(r.RqDepth), maxSGE: int(r.MaxSge), maxInline: int(r.MaxInline), sigAll: r.SigAll,
-		size: qpSize(r),
-	}
-	bit := -1
-	s.mu.Lock()
-	err = func() error {
-		if q.pd, err = c.pdOf(r.Pd); err != nil {
-			return err
-		}
-		if q.sendCQ, q.recvCQ = c.cqs[r.SendCq], c.cqs[r.RecvCq]; q.sendCQ == nil || q.recvCQ == nil {
-			return errorf(noObject, "ctrl: no completion queue %d or %d", r.SendCq, r.RecvCq)
-		}
-		if r.Srq != 0 {
-			if q.srq, err = c.srqOf(r.Srq); err != nil {
-				return err
-			}
-			if q.srq.pd != q.pd {
-				return errorf(invalid, "ctrl: shared receive queue %d is of another protection domain", r.Srq)
-			}
-		}
-		if bit = c.bits.take(); bit < 0 {
-			return errorf(quota, "ctrl: a client has at most %d queue pairs", c.bits.n)
-		}
-		if err := c.count("queue pairs", lim.QPs, countQP); err != nil {
-			c.bits.free(bit)
-			return err
-		}
-		if err := c.takeRings(q.size); err != nil {
-			c.bits.free(bit)
-			c.uncount(countQP)
-			return err
-		}
-		// It stays: what is told of a queue pair can outlive it.
-		c.room.Store(max(c.room.Load(), int64(maxQueued+perQP*c.own.qps)))
-		for s.lastQP++; s.lastQP == 0 || s.lastQP > maxQPNum || s.qps[s.lastQP] != nil; s.lastQP++ {
-			if s.lastQP > maxQPNum {
-				s.lastQP = 0
-			}
-		}
-		q.num = s.lastQP
-		q.pd.uses++
-		q.sendCQ.uses++
-		q.recvCQ.uses++
-		if q.srq != nil {
-			q.srq.uses++
-		}
-		s.qps[q.num] = q // reserves the number
-		return nil
-	}()
-	s.mu.Unlock()
-	if err != nil {
-		return nil, err
-	}
-
-	q.sq, err = shm.CreateSQ(int(r.SqDepth), int(r.MaxSge), int(r.MaxInline))
-	if err == nil && q.srq == nil {
-		q.rq, err = shm.CreateRQ(int(r.RqDepth), int(r.MaxSge))
-	}
-	if err != nil {
-		q.closeRings()
-		s.mu.Lock()
-		c.forgetQP(q, bit)
-		s.mu.Unlock()
-		return nil, errorf(internal, "ctrl: queue pair: %w", err)
-	}
-	q.sq.OnFault = c.ringFault(fmt.Sprintf("producer index of the send queue of queue pair %d", q.num))
-	cfg := verbs.QPConfig{
-		Num: q.num, PD: q.pd.id, Table: s.table, SQDepth: int(r.SqDepth), RQDepth: int(r.RqDepth),
-		MaxSGE: int(r.MaxSge), MaxInline: int(r.MaxInline), SigAll: r.SigAll, Sends: q.sq,
-	}
-	if q.srq != nil {
-		cfg.SRQ = verbs.NewSRQ(q.srq)
-		cfg.MaxSGE = max(cfg.MaxSGE, q.srq.maxSGE)
-		fds = []int{q.sq.TakeFD()}
-	} else {
-		fds = []int{q.sq.TakeFD(), q.rq.TakeFD()}
-		q.rq.OnFault = c.ringFault(fmt.Sprintf("producer index of the receive queue of queue pair %d", q.num))
-		cfg.Recvs = q.rq
-	}
-	core := verbs.NewQP(cfg)
-	s.mu.Lock()
-	q.binding = &dataplane.QPBinding{QP: core, SendCQ: q.sendCQ.ring, RecvCQ: q.recvCQ.ring, Client: c.binding, Bit: bit, User: q}
-	c.qps[q.num] = q
-	s.mu.Unlock()
-	reply.Body = &ctrlpb.Reply_Qp{Qp: &ctrlpb.QPReply{
-		Qp: q.num, Doorbell: uint32(bit), SqDepth: r.SqDepth, RqDepth: r.RqDepth, MaxSge: r.MaxSge, MaxInline: r.MaxInline,
-	}}
-	return fds, nil
-}
-
-// maxQPNum keeps QP numbers within the 24 bits of the verbs.
-const maxQPNum = 1<<24 - 1
-
-func (q *qp) closeRings() {
-	if q.sq != nil {
-		q.sq.Close()
-	}
-	if q.rq != nil {
-		q.rq.Close()
-	}
-}
-
-func (c *session) destroyQP(num uint32) error {
-	c.srv.mu.Lock()
-	q := c.qps[num]
-	c.srv.mu.Unlock()
-	if q == nil {
-		return errorf(noObject, "ctrl: no queue pair %d", num)
-	}
-	c.dropQP(q)
-	return nil
-}
-
-// dropQP ends a QP with its connection. When it returns no worker uses it.
-func (c *session) dropQP(q *qp) {
-	s := c.srv
-	s.mu.Lock()
-	if q.conn != nil {
-		s.abandon(q.conn)
-	}
-	s.mu.Unlock()
-	s.engine.Detach(q.binding)
-	q.closeRings()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(c.qps, q.num)
-	c.forgetQP(q, q.binding.Bit)
-}
-
-// forgetQP gives back the counts of a QP. Called with mu held.
-func (c *session) forgetQP(q *qp, bit int) {
-	delete(c.srv.qps, q.num)
-	c.bits.free(bit)
-	c.uncount(countQP)
-	c.giveRings(q.size)
-	q.pd.uses--
-	q.sendCQ.uses--
-	q.recvCQ.uses--
-	if q.srq != nil {
-		q.srq.uses--
-	}
-}
-
-// maxMRSize is the longest memory region: one SGE can name all of it.
-const maxMRSize = 1<<32 - 1
-
-// bitmap hands out the doorbell bits of a client.
-type bitmap struct {
-	words []uint64 // 1: taken
-	n     int
-}
-
-func (b *bitmap) init(n int) { b.words, b.n = make([]uint64, (n+63)/64), n }
-
-// take returns the lowest free bit, or -1.
-func (b *bitmap) take() int {
-	for i, w := range b.words {
-		if w != ^uint64(0) {
-			bit := i*64 + bits.TrailingZeros64(^w)
-			if bit >= b.n {
-				return -1
-			}
-			b.words[i] |= 1 << (bit % 64)
-			return bit
-		}
-	}
-	return -1
-}
-
-func (b *bitmap) free(bit int) { b.words[bit/64] &^= 1 << (bit % 64) }

@@ -165,17 +165,29 @@ func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 	}
 
 	if inline {
-		if len(wr.SGEs) != 0 {
-			return WCLocQPOpErr
-		}
-		s.inline = copy(q.inline[int(i)*q.cfg.MaxInline:], wr.Inline)
-		s.length, s.need = uint32(s.inline), uint32(s.inline)
-		w.Len = s.length
-		if op == rdmap.OpWrite && wr.Remote+uint64(w.Len) < wr.Remote {
-			return WCLocQPOpErr
-		}
-		return WCSuccess
+		return q.keepInline(wr, i, s, w)
 	}
+	return q.keepSGEs(wr, i, s, w, use, outgoing)
+}
+
+// keepInline is the end of compile for a payload in the work request.
+func (q *QP) keepInline(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
+	if len(wr.SGEs) != 0 {
+		return WCLocQPOpErr
+	}
+	s.inline = copy(q.inline[int(i)*q.cfg.MaxInline:], wr.Inline)
+	s.length, s.need = uint32(s.inline), uint32(s.inline)
+	w.Len = s.length
+	if w.Op == rdmap.OpWrite && wr.Remote+uint64(w.Len) < wr.Remote {
+		return WCLocQPOpErr
+	}
+	return WCSuccess
+}
+
+// keepSGEs is the end of compile for memory that is to be used so; outgoing tells
+// that the payload is in it.
+func (q *QP) keepSGEs(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR, use Use, outgoing bool) WCStatus {
+	op := w.Op
 	s.nsge = copy(q.sges[int(i)*q.cfg.MaxSGE:], wr.SGEs)
 	total := uint64(0)
 	for k := range wr.SGEs {

@@ -1,0 +1,207 @@
+package ctrl
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/shm"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, err error) {
+	s := c.srv
+	if err := c.checkQP(r); err != nil {
+		return nil, err
+	}
+	q := &qp{
+		sess: c, sqDepth: int(r.SqDepth), rqDepth: int(r.RqDepth), maxSGE: int(r.MaxSge), maxInline: int(r.MaxInline), sigAll: r.SigAll,
+		size: qpSize(r),
+	}
+	bit, err := c.reserveQP(q, r)
+	if err != nil {
+		return nil, err
+	}
+
+	q.sq, err = shm.CreateSQ(int(r.SqDepth), int(r.MaxSge), int(r.MaxInline))
+	if err == nil && q.srq == nil {
+		q.rq, err = shm.CreateRQ(int(r.RqDepth), int(r.MaxSge))
+	}
+	if err != nil {
+		q.closeRings()
+		s.mu.Lock()
+		c.forgetQP(q, bit)
+		s.mu.Unlock()
+		return nil, errorf(internal, "ctrl: queue pair: %w", err)
+	}
+	q.sq.OnFault = c.ringFault(fmt.Sprintf("producer index of the send queue of queue pair %d", q.num))
+	cfg := verbs.QPConfig{
+		Num: q.num, PD: q.pd.id, Table: s.table, SQDepth: int(r.SqDepth), RQDepth: int(r.RqDepth),
+		MaxSGE: int(r.MaxSge), MaxInline: int(r.MaxInline), SigAll: r.SigAll, Sends: q.sq,
+	}
+	if q.srq != nil {
+		cfg.SRQ = verbs.NewSRQ(q.srq)
+		cfg.MaxSGE = max(cfg.MaxSGE, q.srq.maxSGE)
+		fds = []int{q.sq.TakeFD()}
+	} else {
+		fds = []int{q.sq.TakeFD(), q.rq.TakeFD()}
+		q.rq.OnFault = c.ringFault(fmt.Sprintf("producer index of the receive queue of queue pair %d", q.num))
+		cfg.Recvs = q.rq
+	}
+	core := verbs.NewQP(cfg)
+	s.mu.Lock()
+	q.binding = &dataplane.QPBinding{QP: core, SendCQ: q.sendCQ.ring, RecvCQ: q.recvCQ.ring, Client: c.binding, Bit: bit, User: q}
+	c.qps[q.num] = q
+	s.mu.Unlock()
+	reply.Body = &ctrlpb.Reply_Qp{Qp: &ctrlpb.QPReply{
+		Qp: q.num, Doorbell: uint32(bit), SqDepth: r.SqDepth, RqDepth: r.RqDepth, MaxSge: r.MaxSge, MaxInline: r.MaxInline,
+	}}
+	return fds, nil
+}
+
+// checkQP reports a size that no queue pair of the client has.
+func (c *session) checkQP(r *ctrlpb.CreateQP) error {
+	lim := &c.policy().limits
+	if err := c.depth("send queue", r.SqDepth); err != nil {
+		return err
+	}
+	if err := c.depth("receive queue", r.RqDepth); err != nil {
+		return err
+	}
+	if most := min(lim.MaxSGE, verbs.MaxSGE); r.MaxSge == 0 || int64(r.MaxSge) > int64(most) {
+		return errorf(invalid, "ctrl: a work request has 1 to %d pieces, not %d", most, r.MaxSge)
+	}
+	if most := min(lim.MaxInline, verbs.MaxInline); int64(r.MaxInline) > int64(most) {
+		return errorf(invalid, "ctrl: inline data is at most %d octets, not %d", most, r.MaxInline)
+	}
+	return nil
+}
+
+// reserveQP gives q its number and a doorbell bit, and counts it and what it uses.
+func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
+	s := c.srv
+	limit := c.policy().limits.QPs
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if q.pd, err = c.pdOf(r.Pd); err != nil {
+		return 0, err
+	}
+	if q.sendCQ, q.recvCQ = c.cqs[r.SendCq], c.cqs[r.RecvCq]; q.sendCQ == nil || q.recvCQ == nil {
+		return 0, errorf(noObject, "ctrl: no completion queue %d or %d", r.SendCq, r.RecvCq)
+	}
+	if r.Srq != 0 {
+		if q.srq, err = c.srqOf(r.Srq); err != nil {
+			return 0, err
+		}
+		if q.srq.pd != q.pd {
+			return 0, errorf(invalid, "ctrl: shared receive queue %d is of another protection domain", r.Srq)
+		}
+	}
+	if bit = c.bits.take(); bit < 0 {
+		return 0, errorf(quota, "ctrl: a client has at most %d queue pairs", c.bits.n)
+	}
+	if err := c.count("queue pairs", limit, countQP); err != nil {
+		c.bits.free(bit)
+		return 0, err
+	}
+	if err := c.takeRings(q.size); err != nil {
+		c.bits.free(bit)
+		c.uncount(countQP)
+		return 0, err
+	}
+	// It stays: what is told of a queue pair can outlive it.
+	c.room.Store(max(c.room.Load(), int64(maxQueued+perQP*c.own.qps)))
+	for s.lastQP++; s.lastQP == 0 || s.lastQP > maxQPNum || s.qps[s.lastQP] != nil; s.lastQP++ {
+		if s.lastQP > maxQPNum {
+			s.lastQP = 0
+		}
+	}
+	q.num = s.lastQP
+	q.pd.uses++
+	q.sendCQ.uses++
+	q.recvCQ.uses++
+	if q.srq != nil {
+		q.srq.uses++
+	}
+	s.qps[q.num] = q // reserves the number
+	return bit, nil
+}
+
+// maxQPNum keeps QP numbers within the 24 bits of the verbs.
+const maxQPNum = 1<<24 - 1
+
+func (q *qp) closeRings() {
+	if q.sq != nil {
+		q.sq.Close()
+	}
+	if q.rq != nil {
+		q.rq.Close()
+	}
+}
+
+func (c *session) destroyQP(num uint32) error {
+	c.srv.mu.Lock()
+	q := c.qps[num]
+	c.srv.mu.Unlock()
+	if q == nil {
+		return errorf(noObject, "ctrl: no queue pair %d", num)
+	}
+	c.dropQP(q)
+	return nil
+}
+
+// dropQP ends a QP with its connection. When it returns no worker uses it.
+func (c *session) dropQP(q *qp) {
+	s := c.srv
+	s.mu.Lock()
+	if q.conn != nil {
+		s.abandon(q.conn)
+	}
+	s.mu.Unlock()
+	s.engine.Detach(q.binding)
+	q.closeRings()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(c.qps, q.num)
+	c.forgetQP(q, q.binding.Bit)
+}
+
+// forgetQP gives back the counts of a QP. Called with mu held.
+func (c *session) forgetQP(q *qp, bit int) {
+	delete(c.srv.qps, q.num)
+	c.bits.free(bit)
+	c.uncount(countQP)
+	c.giveRings(q.size)
+	q.pd.uses--
+	q.sendCQ.uses--
+	q.recvCQ.uses--
+	if q.srq != nil {
+		q.srq.uses--
+	}
+}
+
+// bitmap hands out the doorbell bits of a client.
+type bitmap struct {
+	words []uint64 // 1: taken
+	n     int
+}
+
+func (b *bitmap) init(n int) { b.words, b.n = make([]uint64, (n+63)/64), n }
+
+// take returns the lowest free bit, or -1.
+func (b *bitmap) take() int {
+	for i, w := range b.words {
+		if w != ^uint64(0) {
+			bit := i*64 + bits.TrailingZeros64(^w)
+			if bit >= b.n {
+				return -1
+			}
+			b.words[i] |= 1 << (bit % 64)
+			return bit
+		}
+	}
+	return -1
+}
+
+func (b *bitmap) free(bit int) { b.words[bit/64] &^= 1 << (bit % 64) }
