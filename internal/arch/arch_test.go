@@ -36,6 +36,7 @@ var leaves = []string{
 
 // layers is searched in order, so a folder stands before the one it lies in.
 var layers = []layer{
+	{folder: "internal/ipfrag", core: true},
 	{folder: "internal/conformance"}, // imported by tests alone, as testenv is
 	{folder: "internal/testenv", outside: []string{"golang.org/x/sys", "github.com/vishvananda", "github.com/safchain/ethtool"}},
 	{folder: "internal/app", inside: []string{"client"}, outside: []string{"golang.org/x", "github.com/HdrHistogram"}},
@@ -59,7 +60,7 @@ var layers = []layer{
 	{folder: "dataplane/link", outside: []string{"golang.org/x/sys"}},
 	{folder: "dataplane/xsk", inside: []string{"dataplane/link", "bpf"},
 		outside: []string{"github.com/asavie/xdp", "github.com/cilium/ebpf", "golang.org/x/sys", "github.com/safchain/ethtool", "github.com/vishvananda/netlink"}},
-	{folder: "dataplane", inside: []string{"dataplane/xsk", "dataplane/link", "bpf", "ctrl/shm", "verbs", "rdmap", "ddp", "mpa", "tcp", "sctp"},
+	{folder: "dataplane", inside: []string{"internal/ipfrag", "dataplane/xsk", "dataplane/link", "bpf", "ctrl/shm", "verbs", "rdmap", "ddp", "mpa", "tcp", "sctp"},
 		outside: []string{"golang.org/x/sys", "github.com/vishvananda"}},
 
 	{folder: "ctrl/shm", inside: []string{"verbs", "rdmap"}, outside: []string{"golang.org/x/sys"}},

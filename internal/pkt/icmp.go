@@ -139,7 +139,7 @@ func (e *ICMPError) embedded6(b []byte) error {
 	if b[0]>>4 != 6 {
 		return ErrHeader
 	}
-	proto, off, err := skipExt(b[6], b, len(b))
+	proto, off, err := skipExt(b[6], b, ipv6Len, len(b), true)
 	if err != nil {
 		return err
 	}

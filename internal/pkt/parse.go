@@ -5,6 +5,7 @@ const (
 	vlanLen     = 4
 	ipv4Len     = 20
 	ipv6Len     = 40
+	fragmentLen = 8 // the Fragment header of IPv6
 	etherIPv4   = 0x0800
 	etherIPv6   = 0x86dd
 	etherVLAN   = 0x8100
@@ -56,7 +57,8 @@ func l4min(proto uint8) int {
 // Parse reads the headers of a frame of frameLen octets whose first piece is
 // head. All headers, the fixed part of the transport's included, must lie in
 // head. The IPv4 header checksum is verified; the transport's is not. On error
-// p holds nothing of use. Fragments, atomic ones included, are ErrFragment.
+// p holds nothing of use. Fragments are ErrFragment: Fragment reads those. An IPv6
+// packet in one fragment is none (RFC 6946).
 func (p *Packet) Parse(head []byte, frameLen int) error {
 	if len(head) > frameLen {
 		head = head[:max(frameLen, 0)]
@@ -156,7 +158,7 @@ func (p *Packet) parseIPv6(b []byte, n int) error {
 	if n < total {
 		return ErrShort
 	}
-	next, off, err := skipExt(b[6], b[:min(len(b), total)], total)
+	next, off, err := skipExt(b[6], b[:min(len(b), total)], ipv6Len, total, false)
 	if err != nil {
 		return err
 	}
@@ -173,10 +175,10 @@ func (p *Packet) parseIPv6(b []byte, n int) error {
 }
 
 // skipExt walks the extension headers of the IPv6 packet at b, which has total
-// octets of which len(b) are here, from the next header value of its fixed
-// header. It returns the upper-layer protocol and its offset.
-func skipExt(next uint8, b []byte, total int) (proto uint8, off int, err error) {
-	off = ipv6Len
+// octets of which len(b) are here, from a header of type next at offset off. It
+// returns the upper-layer protocol and its offset. With first it goes on behind
+// the Fragment header of a first fragment.
+func skipExt(next uint8, b []byte, off, total int, first bool) (proto uint8, at int, err error) {
 	for range maxExt {
 		var n int
 		switch next {
@@ -191,7 +193,13 @@ func skipExt(next uint8, b []byte, total int) (proto uint8, off int, err error) 
 			}
 			n = int(b[off+1])*4 + 8
 		case 44:
-			return 0, 0, ErrFragment
+			if len(b) < off+fragmentLen {
+				return 0, 0, ErrShort
+			}
+			if m := be.Uint16(b[off+2:]); m>>3 != 0 || m&1 != 0 && !first {
+				return 0, 0, ErrFragment
+			}
+			n = fragmentLen
 		default:
 			return next, off, nil
 		}

@@ -29,13 +29,14 @@ const (
 	CE     = 3
 )
 
-// Errors of Packet.Parse and ICMPError.Parse.
+// Errors of the parsers.
 var (
 	ErrShort    = errors.New("pkt: frame shorter than its headers say")
 	ErrNotIP    = errors.New("pkt: neither IPv4 nor IPv6")
 	ErrHeader   = errors.New("pkt: malformed IP header")
 	ErrChecksum = errors.New("pkt: wrong checksum")
 	ErrFragment = errors.New("pkt: IP fragment")
+	ErrWhole    = errors.New("pkt: not a fragment")
 	ErrNotError = errors.New("pkt: not an ICMP error about a packet of ours")
 )
 

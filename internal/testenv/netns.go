@@ -291,3 +291,60 @@ func removeLeftovers() {
 		}
 	}
 }
+
+// Route makes the namespace in the middle a router, as the ends take each other
+// for neighbours, with interfaces of the given MTUs. What is larger than that of
+// the other side it cuts, or refuses with an ICMP error.
+func (w *Wire) Route(t testing.TB, mtuA, mtuB int) {
+	t.Helper()
+	if err := w.Mid.Do(func() error {
+		for name, v := range map[string]string{
+			"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1",
+			"net/ipv6/conf/" + w.MidA + "/disable_ipv6": "0", "net/ipv6/conf/" + w.MidB + "/disable_ipv6": "0",
+			"net/ipv4/conf/" + w.MidA + "/proxy_arp": "1", "net/ipv4/conf/" + w.MidB + "/proxy_arp": "1",
+			"net/ipv6/conf/" + w.MidA + "/proxy_ndp": "1", "net/ipv6/conf/" + w.MidB + "/proxy_ndp": "1",
+			"net/ipv4/conf/" + w.MidA + "/send_redirects": "0", "net/ipv4/conf/" + w.MidB + "/send_redirects": "0",
+		} {
+			if err := os.WriteFile("/proc/sys/"+name, []byte(v), 0); err != nil {
+				return err
+			}
+		}
+		for _, side := range []struct {
+			name      string
+			mtu       int
+			end, peer *End
+		}{{w.MidA, mtuA, &w.A, &w.B}, {w.MidB, mtuB, &w.B, &w.A}} {
+			l, err := netlink.LinkByName(side.name)
+			if err != nil {
+				return err
+			}
+			if err := netlink.LinkSetMTU(l, side.mtu); err != nil {
+				return err
+			}
+			// An address of its own, to answer neighbours and to send errors from.
+			for _, a := range []string{"192.0.2.1/32", "fd98::1/128"} {
+				addr, err := netlink.ParseAddr(a)
+				if err != nil {
+					return err
+				}
+				addr.Flags |= unix.IFA_F_NODAD
+				if err := netlink.AddrAdd(l, addr); err != nil {
+					return fmt.Errorf("address %s: %w", a, err)
+				}
+			}
+			for _, a := range []netip.Addr{side.end.Addr4, side.end.Addr6} {
+				r := &netlink.Route{LinkIndex: l.Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
+				if err := netlink.RouteReplace(r); err != nil {
+					return fmt.Errorf("route to %v: %w", a, err)
+				}
+			}
+			proxy := &netlink.Neigh{LinkIndex: l.Attrs().Index, Family: unix.AF_INET6, Flags: netlink.NTF_PROXY, IP: side.peer.Addr6.AsSlice()}
+			if err := netlink.NeighAdd(proxy); err != nil {
+				return fmt.Errorf("proxy for %v: %w", side.peer.Addr6, err)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatalf("testenv: router: %v", err)
+	}
+}

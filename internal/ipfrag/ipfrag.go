@@ -1,0 +1,436 @@
+// Package ipfrag reassembles IP packets (RFC 791, Section 3.2; RFC 1122, Section
+// 3.3.2; RFC 8200, Section 4.5). It takes the time as an argument, and what it
+// holds is bounded, in all and for each source: the oldest packet gives way, not
+// the newest, so that a flood of fragments has to outrun the packets that are
+// completed, and does not lock them out for the length of the time-out.
+//
+// Fragments that overlap end their packet in both families (RFC 5722; RFC 8200):
+// what is cut by a router never does. A fragment that came twice does not.
+package ipfrag
+
+import (
+	"bytes"
+	"slices"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+)
+
+const (
+	// Timeout4 is how long after its first fragment came a packet of IPv4 is given
+	// up. RFC 1122 recommends 60 s at least; but 16 bits of identification come
+	// around sooner than that at the rates of today, and what is left of one
+	// packet would be made part of another (RFC 4963, Section 4). Linux has 30 s.
+	Timeout4 = 30 * time.Second
+	// Timeout6 is the same for IPv6, as RFC 8200, Section 4.5 has it.
+	Timeout6 = 60 * time.Second
+
+	// maxPieces bounds the fragments of a packet, and with it the work to find the
+	// place of one: 64 KiB in fragments of a path whose MTU is 576 are 119.
+	maxPieces = 128
+	// overhead is what a packet, and each of its fragments, is taken to cost
+	// beyond its octets.
+	overhead = 256
+	// maxErrors bounds the ICMP errors in a second (RFC 1812, Section 4.3.2.8; RFC
+	// 4443, Section 2.4 (f)), and how many wait to be sent.
+	maxErrors = 16
+)
+
+// Config bounds what is held. A zero field has its default.
+type Config struct {
+	Octets    int // in all; default 4 MiB
+	PerSource int // by one IPv4 address or IPv6 /64; default an eighth of Octets
+}
+
+// Stats are counters.
+type Stats struct {
+	Received  uint64 // fragments taken in hand
+	Packets   uint64 // reassembled
+	Malformed uint64 // fragments that no packet can be cut into
+	Duplicate uint64 // fragments
+	Overlap   uint64 // packets given up since fragments overlap, or there are too many
+	ECN       uint64 // packets given up since only part of their fragments is ECN-capable, and another met congestion
+	Timeout   uint64 // packets given up
+	Evicted   uint64 // packets given up to make room
+	Waiting   uint64 // gauge: packets
+	Octets    uint64 // gauge: held, with what they cost beside
+}
+
+type key struct {
+	src, dst [16]byte
+	id       uint32
+	proto    uint8 // IPv4
+	v6       bool
+}
+
+// packet is one of which fragments are missing.
+type packet struct {
+	key    key
+	until  clock.Time
+	pieces []piece // by off
+	have   int
+	total  int  // of its payload; 0 until the last fragment has come
+	ecn    byte // 1<<codepoint of each fragment
+	cost   int
+
+	first   pkt.Fragment
+	head    []byte // of the frame with the first fragment, up to its payload
+	quote   []byte // the octets of that packet that an ICMP error shows
+	src     *source
+	byAge   link
+	bySrc   link
+	refused bool // nothing of it is held or taken any more
+}
+
+// piece is a fragment's payload.
+type piece struct {
+	off int
+	b   []byte
+}
+
+// source is what comes from one address.
+type source struct {
+	key  [16]byte
+	cost int
+	list list // of its packets
+}
+
+// Reassembler puts packets together. It is not safe for several goroutines.
+type Reassembler struct {
+	cfg     Config
+	packets map[key]*packet
+	sources map[[16]byte]*source
+	age     [2]list // oldest first: of IPv4, of IPv6
+	cost    int
+	f       pkt.Fragment
+	errors  []Expired
+	second  clock.Time // in which allowed errors are left
+	allowed int
+	stats   Stats
+}
+
+// Expired says of a packet whose first fragment has come, and others have not in
+// time, what an ICMP Time Exceeded about it is made of.
+type Expired struct {
+	Head  []byte // of the frame with the first fragment, up to the IP header
+	Quote []byte // the packet in it, or its begin
+}
+
+// New makes a Reassembler.
+func New(cfg Config) *Reassembler {
+	if cfg.Octets == 0 {
+		cfg.Octets = 4 << 20
+	}
+	if cfg.PerSource == 0 {
+		cfg.PerSource = cfg.Octets / 8
+	}
+	return &Reassembler{cfg: cfg, packets: make(map[key]*packet), sources: make(map[[16]byte]*source)}
+}
+
+// Handle takes a frame with a fragment, of which it keeps copies. It returns the
+// frame with the whole packet, if that was the last one missing: newly made, with
+// the Ethernet header of the first fragment.
+func (r *Reassembler) Handle(now clock.Time, frame []byte) []byte {
+	f := &r.f
+	r.stats.Received++
+	if f.Parse(frame) != nil {
+		r.stats.Malformed++
+		return nil
+	}
+	r.HandleTimeout(now)
+	k := key{src: f.Src, dst: f.Dst, id: f.ID, v6: f.V6}
+	if !f.V6 {
+		k.proto = f.Proto // RFC 8200: in IPv6 it may differ between the fragments of a packet
+	}
+	p := r.packets[k]
+	if p == nil {
+		p = r.add(now, k)
+	}
+	if p.refused {
+		return nil
+	}
+	b := frame[f.Data : f.Data+f.Len]
+	switch p.place(f, b) {
+	case duplicate:
+		r.stats.Duplicate++
+		return nil
+	case overlap:
+		r.stats.Overlap++
+		r.refuse(p)
+		return nil
+	}
+	r.charge(p, len(b)+overhead)
+	p.ecn |= 1 << f.ECN
+	if f.Off == 0 {
+		p.keep(f, frame)
+		r.charge(p, len(p.head)+len(p.quote))
+	}
+	if p.total == 0 || p.have != p.total {
+		r.room(p)
+		return nil
+	}
+	if p.ecn&(1<<pkt.CE) != 0 && p.ecn&(1<<pkt.NotECT) != 0 { // RFC 3168, Section 5.3
+		r.stats.ECN++
+		r.drop(p)
+		return nil
+	}
+	whole := p.whole()
+	if whole == nil {
+		r.stats.Malformed++
+	} else {
+		r.stats.Packets++
+	}
+	r.drop(p)
+	return whole
+}
+
+// add begins a packet.
+func (r *Reassembler) add(now clock.Time, k key) *packet {
+	sk := k.src
+	if k.v6 {
+		clear(sk[8:]) // who has one address of a /64 has all
+	}
+	s := r.sources[sk]
+	if s == nil {
+		s = &source{key: sk}
+		r.sources[sk] = s
+	}
+	p := &packet{key: k, src: s, until: now.Add(Timeout4)}
+	if k.v6 {
+		p.until = now.Add(Timeout6)
+	}
+	p.byAge.p, p.bySrc.p = p, p
+	r.packets[k] = p
+	r.ages(p).push(&p.byAge)
+	s.list.push(&p.bySrc)
+	r.charge(p, overhead)
+	return p
+}
+
+func (r *Reassembler) ages(p *packet) *list {
+	if p.key.v6 {
+		return &r.age[1]
+	}
+	return &r.age[0]
+}
+
+func (r *Reassembler) charge(p *packet, n int) {
+	p.cost += n
+	p.src.cost += n
+	r.cost += n
+}
+
+// room gives up the oldest packets, other than p, until what is held is within
+// its bounds.
+func (r *Reassembler) room(p *packet) {
+	for p.src.cost > r.cfg.PerSource && r.evict(p.src.list.oldest(), p) {
+	}
+	for r.cost > r.cfg.Octets {
+		old := r.age[0].oldest()
+		if o := r.age[1].oldest(); old == nil || o != nil && o.until.Add(-Timeout6) < old.until.Add(-Timeout4) {
+			old = o
+		}
+		if !r.evict(old, p) {
+			return
+		}
+	}
+}
+
+func (r *Reassembler) evict(old, but *packet) bool {
+	if old == nil || old == but {
+		return false
+	}
+	if !old.refused {
+		r.stats.Evicted++
+	}
+	r.drop(old)
+	return true
+}
+
+// refuse lets go of what has come of p, and remembers that nothing more of it is
+// wanted: "any constituent fragments, including those not yet received" (RFC
+// 5722, Section 4).
+func (r *Reassembler) refuse(p *packet) {
+	r.charge(p, overhead-p.cost)
+	p.refused, p.pieces, p.head, p.quote = true, nil, nil, nil
+}
+
+func (r *Reassembler) drop(p *packet) {
+	delete(r.packets, p.key)
+	r.charge(p, -p.cost)
+	r.ages(p).remove(&p.byAge)
+	p.src.list.remove(&p.bySrc)
+	if p.src.list.oldest() == nil {
+		delete(r.sources, p.src.key)
+	}
+}
+
+// HandleTimeout gives up the packets whose time is over.
+func (r *Reassembler) HandleTimeout(now clock.Time) {
+	for i := range r.age {
+		for p := r.age[i].oldest(); p != nil && p.until.Due(now); p = r.age[i].oldest() {
+			if !p.refused {
+				r.stats.Timeout++
+				r.expired(now, p)
+			}
+			r.drop(p)
+		}
+	}
+}
+
+// expired notes an ICMP error to be sent. Frames to a group are not answered (RFC
+// 1122, Section 3.2.2).
+func (r *Reassembler) expired(now clock.Time, p *packet) {
+	if p.head == nil || p.head[0]&1 != 0 {
+		return
+	}
+	if now.Sub(r.second) >= time.Second {
+		r.second, r.allowed = now, maxErrors
+	}
+	if r.allowed == 0 || len(r.errors) == maxErrors {
+		return
+	}
+	r.allowed--
+	r.errors = append(r.errors, Expired{p.head[:p.first.L3Off], p.quote})
+}
+
+// PollExpired returns the next ICMP error to be sent.
+func (r *Reassembler) PollExpired() (e Expired, ok bool) {
+	if len(r.errors) == 0 {
+		return e, false
+	}
+	e = r.errors[0]
+	r.errors = slices.Delete(r.errors, 0, 1)
+	return e, true
+}
+
+// Deadline is when HandleTimeout has something to do: 0 for never.
+func (r *Reassembler) Deadline() (at clock.Time) {
+	for i := range r.age {
+		if p := r.age[i].oldest(); p != nil {
+			at = clock.Earliest(at, p.until)
+		}
+	}
+	return at
+}
+
+// Stats returns the counters.
+func (r *Reassembler) Stats() Stats {
+	s := r.stats
+	s.Waiting, s.Octets = uint64(len(r.packets)), uint64(r.cost)
+	return s
+}
+
+type placed uint8
+
+const (
+	fits placed = iota
+	duplicate
+	overlap
+)
+
+// place puts a fragment where it belongs.
+func (p *packet) place(f *pkt.Fragment, b []byte) placed {
+	end := f.Off + f.Len
+	at := len(p.pieces)
+	for at > 0 && p.pieces[at-1].off >= f.Off { // mostly they come in order
+		at--
+	}
+	if at < len(p.pieces) {
+		next := &p.pieces[at]
+		last := at == len(p.pieces)-1 && p.total != 0
+		if next.off == f.Off && bytes.Equal(next.b, b) && f.More != last {
+			return duplicate
+		}
+		if next.off < end || !f.More {
+			return overlap
+		}
+	}
+	if at > 0 {
+		if prev := &p.pieces[at-1]; prev.off+len(prev.b) > f.Off {
+			return overlap
+		}
+	}
+	if p.total != 0 && (end > p.total || !f.More) || len(p.pieces) == maxPieces {
+		return overlap
+	}
+	if !f.More {
+		p.total = end
+	}
+	p.have += f.Len
+	p.pieces = slices.Insert(p.pieces, at, piece{f.Off, bytes.Clone(b)})
+	return fits
+}
+
+// keep remembers the headers of the first fragment, and what an ICMP error shows
+// of it: in IPv4 as much as 576 octets hold (RFC 1812, Section 4.3.2.3), in IPv6
+// as much as 1280 do (RFC 4443, Section 3.3).
+func (p *packet) keep(f *pkt.Fragment, frame []byte) {
+	p.first = *f
+	p.head = bytes.Clone(frame[:f.Data])
+	most := 576 - 20 - 8
+	if f.V6 {
+		most = 1280 - 40 - 8
+	}
+	p.quote = bytes.Clone(frame[f.L3Off:min(f.Data+f.Len, f.L3Off+most)])
+}
+
+// whole makes the frame of the packet, of which all is there. It is nil when the
+// headers of the first fragment make it too long.
+func (p *packet) whole() []byte {
+	n := p.first.Header()
+	if n-p.first.L3Off+p.total > 1<<16-1 && !p.key.v6 || n-p.first.L3Off-40+p.total > 1<<16-1 {
+		return nil
+	}
+	ecn := p.first.ECN
+	if p.ecn&(1<<pkt.CE) != 0 {
+		ecn = pkt.CE
+	}
+	b := make([]byte, n, n+p.total)
+	p.first.Unfragment(b, p.head, p.total, ecn)
+	for i := range p.pieces {
+		b = append(b, p.pieces[i].b...)
+	}
+	return b
+}
+
+// link and list are a doubly linked list of packets, oldest first. The zero list
+// is empty.
+type link struct {
+	prev, next *link
+	p          *packet
+}
+
+type list struct{ first, last *link }
+
+func (l *list) oldest() *packet {
+	if l.first == nil {
+		return nil
+	}
+	return l.first.p
+}
+
+func (l *list) push(k *link) {
+	k.prev, k.next = l.last, nil
+	if l.last != nil {
+		l.last.next = k
+	} else {
+		l.first = k
+	}
+	l.last = k
+}
+
+func (l *list) remove(k *link) {
+	if k.prev != nil {
+		k.prev.next = k.next
+	} else {
+		l.first = k.next
+	}
+	if k.next != nil {
+		k.next.prev = k.prev
+	} else {
+		l.last = k.prev
+	}
+	k.prev, k.next = nil, nil
+}

@@ -1,0 +1,470 @@
+package ipfrag
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+const (
+	start = clock.Time(1e9)
+	l4    = 200 // octets behind the IP header
+	size  = 48
+)
+
+// frameOf makes a frame with n octets behind the IP header, all of value fill but
+// for the ports, from host of the test's network.
+func frameOf(v6 bool, host byte, n int, fill byte) []byte {
+	src, dst := netip.AddrFrom4([4]byte{10, 0, 0, host}), netip.MustParseAddr("10.0.0.200")
+	if v6 {
+		src, dst = netip.AddrFrom16([16]byte{0xfd, 7: host, 15: 1}), netip.MustParseAddr("fd00::200")
+	}
+	tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(src, 40000), netip.AddrPortFrom(dst, 7174)), Proto: pkt.ProtoTCP, V6: v6,
+		SrcMAC: [6]byte{2, 1}, DstMAC: [6]byte{2, 2}, VLANs: [2]uint16{5}, NVLAN: 1}
+	b := make([]byte, tu.HeaderLen()+n)
+	tu.Put(b, n, pkt.ECT0, 1)
+	l := b[tu.HeaderLen():]
+	for i := range l {
+		l[i] = fill
+	}
+	copy(l, []byte{0x9c, 0x40, 0x1c, 0x06})
+	return b
+}
+
+func both(t *testing.T, f func(t *testing.T, v6 bool)) {
+	for _, v6 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("v6=%v", v6), func(t *testing.T) { f(t, v6) })
+	}
+}
+
+// same reports whether whole is the packet that want was, to what is above IP.
+func same(t *testing.T, whole, want []byte) bool {
+	t.Helper()
+	var a, b pkt.Packet
+	if err := a.Parse(whole, len(whole)); err != nil {
+		t.Errorf("what was put together: %v", err)
+		return false
+	}
+	if err := b.Parse(want, len(want)); err != nil {
+		t.Fatal(err)
+	}
+	if a != b {
+		t.Errorf("got %+v\nwant %+v", a, b)
+	}
+	return bytes.Equal(whole[a.L4Off:], want[b.L4Off:])
+}
+
+func sameStats(t *testing.T, r *Reassembler, want Stats) {
+	t.Helper()
+	if got := r.Stats(); got != want {
+		t.Errorf("counted %+v\nwant    %+v", got, want)
+	}
+}
+
+// TestOrders puts five fragments together in each of their orders.
+func TestOrders(t *testing.T) {
+	both(t, func(t *testing.T, v6 bool) {
+		want := frameOf(v6, 1, l4, 7)
+		var orders func(done []int)
+		n := uint64(0)
+		r := New(Config{})
+		orders = func(done []int) {
+			if len(done) < 5 {
+			next:
+				for i := range 5 {
+					for _, d := range done {
+						if d == i {
+							continue next
+						}
+					}
+					orders(append(done[:len(done):len(done)], i))
+				}
+				return
+			}
+			n++
+			frames := testenv.Cut(want, size, uint32(n))
+			for i, d := range done {
+				whole := r.Handle(start, frames[d])
+				if (whole != nil) != (i == 4) || i == 4 && !same(t, whole, want) {
+					t.Fatalf("order %v, step %d: %x", done, i, whole)
+				}
+			}
+		}
+		orders(nil)
+		sameStats(t, r, Stats{Received: 5 * n, Packets: n})
+	})
+}
+
+// TestOverlap: what no router makes ends the packet, and its later fragments too.
+func TestOverlap(t *testing.T) {
+	both(t, func(t *testing.T, v6 bool) {
+		p, other, short := frameOf(v6, 1, l4, 7), frameOf(v6, 1, l4, 8), frameOf(v6, 1, l4-8, 7)
+		c, o, s, wide := testenv.Cut(p, size, 1), testenv.Cut(other, size, 1), testenv.Cut(short, size, 1), testenv.Cut(p, 2*size, 1)
+		for _, tc := range []struct {
+			name string
+			in   [][]byte
+		}{
+			{"other octets", [][]byte{c[0], c[1], o[1]}},
+			{"wider", [][]byte{c[0], c[1], wide[0]}},
+			{"narrower", [][]byte{wide[0], c[0]}},
+			{"into the next", [][]byte{c[2], c[3], wide[1]}},
+			{"from within", [][]byte{wide[0], c[1]}},
+			{"two ends", [][]byte{c[4], s[3]}},
+			{"two ends, the later one longer", [][]byte{s[3], c[4]}},
+			{"behind the end", [][]byte{testenv.Cut(frameOf(v6, 1, 2*size, 7), size, 1)[1], c[2]}},
+			{"an end that is none", [][]byte{c[3], testenv.Cut(frameOf(v6, 1, 2*size, 7), size, 1)[1]}},
+			{"an end in the middle", [][]byte{c[1], testenv.Cut(frameOf(v6, 1, 2*size, 7), size, 1)[1]}},
+		} {
+			t.Run(tc.name, func(t *testing.T) {
+				r := New(Config{})
+				for _, f := range tc.in {
+					if r.Handle(start, f) != nil {
+						t.Fatal("complete")
+					}
+				}
+				if st := r.Stats(); st.Overlap != 1 || st.Octets != overhead {
+					t.Errorf("%+v", st)
+				}
+				for _, f := range c {
+					if r.Handle(start, f) != nil {
+						t.Error("complete, after an overlap")
+					}
+				}
+				for _, f := range testenv.Cut(p, size, 2) { // another packet is none the worse
+					if whole := r.Handle(start, f); whole != nil && same(t, whole, p) {
+						return
+					}
+				}
+				t.Error("the next packet does not become whole")
+			})
+		}
+	})
+}
+
+// TestDuplicate: a fragment that the network has doubled harms nothing.
+func TestDuplicate(t *testing.T) {
+	both(t, func(t *testing.T, v6 bool) {
+		p := frameOf(v6, 1, l4, 7)
+		c := testenv.Cut(p, size, 1)
+		for first := range c {
+			r := New(Config{})
+			order := append([]int{first, first}, 0, 1, 2, 3, 4)
+			n := 0
+			for _, i := range order {
+				if whole := r.Handle(start, c[i]); whole != nil {
+					n++
+					if !same(t, whole, p) {
+						t.Error("another packet")
+					}
+				}
+			}
+			if n != 1 {
+				t.Errorf("%d packets", n)
+			}
+		}
+	})
+}
+
+// TestApart: fragments of different packets are kept apart.
+func TestApart(t *testing.T) {
+	both(t, func(t *testing.T, v6 bool) {
+		r := New(Config{})
+		a, b, c := frameOf(v6, 1, l4, 1), frameOf(v6, 2, l4, 2), frameOf(v6, 1, l4, 3)
+		fa, fb, fc := testenv.Cut(a, size, 1), testenv.Cut(b, size, 1), testenv.Cut(c, size, 2)
+		for i := range 5 {
+			wa, wb, wc := r.Handle(start, fa[i]), r.Handle(start, fb[i]), r.Handle(start, fc[i])
+			if i == 4 && !(same(t, wa, a) && same(t, wb, b) && same(t, wc, c)) {
+				t.Error("mixed")
+			}
+		}
+		sameStats(t, r, Stats{Received: 15, Packets: 3})
+	})
+}
+
+// TestTimeout: a packet is given up a fixed time after its first fragment came.
+// Who has sent the first part of it hears of that (RFC 1122, Section 3.3.2; RFC
+// 8200, Section 4.5).
+func TestTimeout(t *testing.T) {
+	both(t, func(t *testing.T, v6 bool) {
+		limit := Timeout4
+		if v6 {
+			limit = Timeout6
+		}
+		c := testenv.Cut(frameOf(v6, 1, 4000, 7), 1400, 1)
+		for _, tc := range []struct {
+			name string
+			in   []int
+			tell bool
+		}{{"first there", []int{1, 0}, true}, {"first missing", []int{1, 2}, false}} {
+			t.Run(tc.name, func(t *testing.T) {
+				r := New(Config{})
+				r.Handle(start, c[tc.in[0]])
+				if at := r.Deadline(); at != start.Add(limit) {
+					t.Errorf("deadline %v", at)
+				}
+				r.Handle(start.Add(time.Second), c[tc.in[1]])
+				if at := r.Deadline(); at != start.Add(limit) {
+					t.Errorf("deadline %v after the second", at)
+				}
+				r.HandleTimeout(start.Add(limit - 1))
+				if r.Stats().Waiting != 1 {
+					t.Error("given up too early")
+				}
+				r.HandleTimeout(start.Add(limit))
+				sameStats(t, r, Stats{Received: 2, Timeout: 1})
+				if r.Deadline() != 0 {
+					t.Error("a deadline for nothing")
+				}
+				e, ok := r.PollExpired()
+				if ok != tc.tell {
+					t.Fatalf("an error: %v", ok)
+				}
+				if !ok {
+					return
+				}
+				want, most := c[0][18:], 576-28
+				if v6 {
+					most = 1280 - 48
+				}
+				if !bytes.Equal(e.Head, c[0][:18]) || !bytes.Equal(e.Quote, want[:min(len(want), most)]) {
+					t.Errorf("error of %d octets: %x %x", len(e.Quote), e.Head, e.Quote)
+				}
+				if _, ok := r.PollExpired(); ok {
+					t.Error("two errors")
+				}
+			})
+		}
+	})
+}
+
+// TestErrorsAreFew: many packets that do not become whole make few errors, and
+// frames to a group none.
+func TestErrorsAreFew(t *testing.T) {
+	r := New(Config{})
+	errors := func() (n int) {
+		for {
+			if _, ok := r.PollExpired(); !ok {
+				return n
+			}
+			n++
+		}
+	}
+	fill := func(now clock.Time, group byte) {
+		for i := range 1000 {
+			f := testenv.Cut(frameOf(false, 1, l4, 7), size, uint32(i))[0]
+			f[0] |= group
+			r.Handle(now, f)
+		}
+	}
+	at := start
+	for range 2 {
+		fill(at, 0)
+		at = at.Add(Timeout4)
+		r.HandleTimeout(at)
+		if n := errors(); n != maxErrors {
+			t.Errorf("%d errors", n)
+		}
+	}
+	fill(at, 1)
+	r.HandleTimeout(at.Add(Timeout4))
+	if n := errors(); n != 0 {
+		t.Errorf("%d errors about frames to a group", n)
+	}
+}
+
+// TestECN is the table of RFC 3168, Section 5.3.
+func TestECN(t *testing.T) {
+	both(t, func(t *testing.T, v6 bool) {
+		for _, tc := range []struct{ first, second, want int }{
+			{pkt.NotECT, pkt.NotECT, pkt.NotECT}, {pkt.ECT0, pkt.ECT0, pkt.ECT0}, {pkt.ECT1, pkt.ECT1, pkt.ECT1}, {pkt.CE, pkt.CE, pkt.CE},
+			{pkt.ECT0, pkt.CE, pkt.CE}, {pkt.CE, pkt.ECT0, pkt.CE}, {pkt.ECT1, pkt.CE, pkt.CE}, {pkt.CE, pkt.ECT1, pkt.CE},
+			{pkt.NotECT, pkt.CE, -1}, {pkt.CE, pkt.NotECT, -1},
+			{pkt.ECT0, pkt.ECT1, pkt.ECT0}, {pkt.NotECT, pkt.ECT0, pkt.NotECT}, // not specified: as the first
+		} {
+			r := New(Config{})
+			c := testenv.Cut(frameOf(v6, 1, 2*size, 7), size, 1)
+			for i, ecn := range []int{tc.first, tc.second} {
+				ip := c[i][18:]
+				if v6 {
+					ip[1] = ip[1]&^0x30 | byte(ecn)<<4
+				} else {
+					ip[1] = ip[1]&^3 | byte(ecn)
+					testenv.FixIPv4(ip[:20])
+				}
+			}
+			r.Handle(start, c[0])
+			whole := r.Handle(start, c[1])
+			if tc.want < 0 {
+				if st := r.Stats(); whole != nil || st.ECN != 1 || st.Waiting != 0 {
+					t.Errorf("%+v: %+v", tc, st)
+				}
+				continue
+			}
+			var p pkt.Packet
+			if err := p.Parse(whole, len(whole)); err != nil || int(p.ECN) != tc.want {
+				t.Errorf("%+v: %v, ECN %d", tc, err, p.ECN)
+			}
+		}
+	})
+}
+
+// TestLengths: the largest packet there is, and one that its headers make larger.
+func TestLengths(t *testing.T) {
+	for _, tc := range []struct {
+		v6 bool
+		n  int
+	}{{false, 65535 - 20}, {true, 65535}} {
+		r := New(Config{})
+		p := frameOf(tc.v6, 1, tc.n, 7)
+		var whole []byte
+		for _, f := range testenv.Cut(p, 1480, 1) {
+			whole = r.Handle(start, f)
+		}
+		if !same(t, whole, p) {
+			t.Errorf("%d octets: another packet", tc.n)
+		}
+	}
+	// The options are in the first fragment alone.
+	r := New(Config{})
+	c := testenv.Cut(frameOf(false, 1, 65535-20, 7), 1480, 1)
+	first := append(bytes.Clone(c[0][:18+20]), make([]byte, 8)...)
+	first = append(first, c[0][18+20:]...)
+	ip := first[18:]
+	ip[0] = 0x47
+	ip[2], ip[3] = byte((1480+28)>>8), byte((1480+28)&0xff)
+	testenv.FixIPv4(ip[:28])
+	c[0] = first
+	for _, f := range c {
+		if r.Handle(start, f) != nil {
+			t.Error("a packet of more than 65535 octets")
+		}
+	}
+	sameStats(t, r, Stats{Received: uint64(len(c)), Malformed: 1})
+}
+
+// TestBounds: what is held stays within its bounds, whatever comes, and packets
+// that are sent in one go become whole in the midst of a flood.
+func TestBounds(t *testing.T) {
+	both(t, func(t *testing.T, v6 bool) {
+		rnd := testenv.Rand(t)
+		cfg := Config{Octets: 64 << 10, PerSource: 16 << 10}
+		r := New(cfg)
+		good, now := 0, start
+		for i := range 3000 {
+			now = now.Add(time.Millisecond)
+			c := testenv.Cut(frameOf(v6, byte(rnd.IntN(20)), 600, 1), 200, rnd.Uint32())
+			r.Handle(now, c[rnd.IntN(3)])
+			if i%10 == 0 {
+				p := frameOf(v6, 99, 600, 2)
+				for _, f := range testenv.Cut(p, 200, uint32(i)) {
+					if whole := r.Handle(now, f); whole != nil && same(t, whole, p) {
+						good++
+					}
+				}
+			}
+			if st := r.Stats(); st.Octets > uint64(cfg.Octets) {
+				t.Fatalf("%+v", st)
+			}
+			for _, s := range r.sources {
+				if s.cost > cfg.PerSource {
+					t.Fatalf("a source has %d", s.cost)
+				}
+			}
+		}
+		if st := r.Stats(); good != 300 || st.Evicted == 0 {
+			t.Errorf("%d of 300 packets whole, %+v", good, st)
+		}
+		r.HandleTimeout(now.Add(Timeout6))
+		if st := r.Stats(); st.Waiting != 0 || st.Octets != 0 || len(r.sources) != 0 {
+			t.Errorf("left: %+v, %d sources", st, len(r.sources))
+		}
+	})
+}
+
+// TestManyPieces: a packet in more fragments than a path makes is given up.
+func TestManyPieces(t *testing.T) {
+	both(t, func(t *testing.T, v6 bool) {
+		r := New(Config{})
+		for i, f := range testenv.Cut(frameOf(v6, 1, 24*(maxPieces+1), 7), 24, 1) {
+			if r.Handle(start, f) != nil {
+				t.Fatalf("whole after %d", i)
+			}
+		}
+		if st := r.Stats(); st.Overlap != 1 || st.Octets != overhead {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
+// TestSources: in IPv6 those of a /64 count as one.
+func TestSources(t *testing.T) {
+	r := New(Config{})
+	for i := range 10 {
+		f := testenv.Cut(frameOf(true, 1, l4, 7), size, 1)[0]
+		f[18+8+15] = byte(i + 1)
+		r.Handle(start, f)
+	}
+	if len(r.sources) != 1 || len(r.packets) != 10 {
+		t.Errorf("%d sources, %d packets", len(r.sources), len(r.packets))
+	}
+}
+
+// FuzzHandle cuts a packet at places of the fuzzer's choice, doubles, drops and
+// changes fragments: what comes out whole is what went in, or was changed.
+func FuzzHandle(f *testing.F) {
+	f.Add(false, []byte{0, 1, 2, 3, 4})
+	f.Add(true, []byte{4, 3, 2, 1, 0})
+	f.Add(true, []byte{0, 0, 0x45, 1, 0x81, 2, 3, 4})
+	f.Fuzz(func(t *testing.T, v6 bool, script []byte) {
+		r := New(Config{Octets: 8 << 10, PerSource: 4 << 10})
+		p := frameOf(v6, 1, l4, 7)
+		now, changed := start, false
+		for i, op := range script {
+			id := uint32(op >> 5 & 1)
+			frames := testenv.Cut(p, size+int(op>>4&1)*8, id)
+			b := frames[int(op&15)%len(frames)]
+			switch op >> 6 {
+			case 1: // of whatever the script has next
+				if i+2 < len(script) {
+					at := 12 + int(script[i+1])%(len(b)-12)
+					b[at] ^= script[i+2]
+					if !v6 && at >= 18 && at < 38 && len(b) > 38 {
+						testenv.FixIPv4(b[18:38])
+					}
+					changed = true
+				}
+			case 2:
+				now = now.Add(10 * time.Second)
+			}
+			whole := r.Handle(now, b)
+			if whole != nil && !changed && !same(t, whole, p) {
+				t.Fatal("another packet")
+			}
+			sum := 0
+			for _, q := range r.packets {
+				sum += q.cost
+				if q.byAge.p != q || q.have > 0 && q.refused && q.pieces != nil {
+					t.Fatalf("%+v", q)
+				}
+			}
+			if sum != r.cost || sum > 8<<10 {
+				t.Fatalf("cost %d, packets %d", r.cost, sum)
+			}
+			for {
+				if _, ok := r.PollExpired(); !ok {
+					break
+				}
+			}
+		}
+		r.HandleTimeout(now.Add(Timeout6))
+		if r.cost != 0 || len(r.packets) != 0 || len(r.sources) != 0 || r.Deadline() != 0 {
+			t.Fatalf("left: %d octets, %d packets, %d sources", r.cost, len(r.packets), len(r.sources))
+		}
+	})
+}

@@ -1,0 +1,194 @@
+package pkt
+
+// maxPayload is what a packet can hold at most behind its IP header.
+const maxPayload = 1<<16 - 1
+
+// Fragment is a parsed frame with a fragment of an IP packet.
+type Fragment struct {
+	Src, Dst [16]byte // IPv4 as v4-mapped
+	V6       bool
+	ID       uint32
+	Proto    uint8 // what the payload begins with; in IPv6 only the first fragment says
+	ECN      uint8
+	More     bool
+	Off      int // of the payload of the packet, in octets: it holds [Off, Off+Len)
+	Len      int
+
+	L3Off int // of the IP header in the frame
+	Data  int // of the fragment's payload in the frame: behind the options, or the Fragment header
+	Next  int // IPv6: of the Next Header field in the frame that names the Fragment header
+}
+
+// Parse reads the headers of a frame, which is whole in b. That of IPv4 must have
+// the right checksum. A packet that is no fragment is ErrWhole. So that no
+// packet is reassembled that could not have been cut, ErrHeader is
+//   - one that ends beyond 65535 octets, or has none, or is not a multiple of eight
+//     octets and not the last (RFC 791, Section 3.2; RFC 8200, Section 4.5),
+//   - the first of an IPv6 packet without all the headers up to the transport's
+//     (RFC 8200, Section 4.5),
+//   - one whose source is no host (RFC 1122, Section 3.2.1.3).
+func (f *Fragment) Parse(b []byte) error {
+	if len(b) < etherLen {
+		return ErrShort
+	}
+	typ, off := be.Uint16(b[12:]), etherLen
+	for n := 0; typ == etherVLAN || typ == etherVLANad; n++ {
+		if n == MaxVLAN {
+			return ErrNotIP
+		}
+		if len(b) < off+vlanLen {
+			return ErrShort
+		}
+		typ = be.Uint16(b[off+2:])
+		off += vlanLen
+	}
+	*f = Fragment{L3Off: off}
+	var err error
+	switch typ {
+	case etherIPv4:
+		err = f.parseIPv4(b[off:])
+	case etherIPv6:
+		err = f.parseIPv6(b[off:])
+	default:
+		err = ErrNotIP
+	}
+	if err != nil {
+		return err
+	}
+	if f.Len == 0 || f.More && f.Len%8 != 0 || !unicast(&f.Src, f.V6) {
+		return ErrHeader
+	}
+	f.Data += off
+	f.Next += off
+	return nil
+}
+
+func (f *Fragment) parseIPv4(b []byte) error {
+	if len(b) < ipv4Len {
+		return ErrShort
+	}
+	ihl := int(b[0]&15) * 4
+	total := int(be.Uint16(b[2:]))
+	if b[0]>>4 != 4 || ihl < ipv4Len || total < ihl {
+		return ErrHeader
+	}
+	if len(b) < total {
+		return ErrShort
+	}
+	m := be.Uint16(b[6:])
+	if m&0x3fff == 0 {
+		return ErrWhole
+	}
+	if Fold(Sum(b[:ihl], 0)) != 0xffff {
+		return ErrChecksum
+	}
+	put4(&f.Src, b[12:16])
+	put4(&f.Dst, b[16:20])
+	f.ID = uint32(be.Uint16(b[4:]))
+	f.Proto = b[9]
+	f.ECN = b[1] & 3
+	f.More = m&0x2000 != 0
+	f.Off = int(m&0x1fff) * 8
+	f.Len = total - ihl
+	f.Data = ihl
+	if ihl+f.Off+f.Len > maxPayload {
+		return ErrHeader
+	}
+	return nil
+}
+
+func (f *Fragment) parseIPv6(b []byte) error {
+	if len(b) < ipv6Len {
+		return ErrShort
+	}
+	if b[0]>>4 != 6 {
+		return ErrHeader
+	}
+	total := ipv6Len + int(be.Uint16(b[4:]))
+	if len(b) < total {
+		return ErrShort
+	}
+	b = b[:total]
+	// What comes before the Fragment header is for each node on the way.
+	next, off := b[6], ipv6Len
+	f.Next = 6
+	for n := 0; next != 44; n++ {
+		if n == maxExt || next != 0 && next != 43 && next != 60 {
+			return ErrWhole
+		}
+		if len(b) < off+8 || len(b) < off+8+int(b[off+1])*8 {
+			return ErrHeader
+		}
+		if next == 43 && b[off+3] != 0 {
+			return ErrHeader
+		}
+		f.Next = off
+		next, off = b[off], off+8+int(b[off+1])*8
+	}
+	if len(b) < off+fragmentLen {
+		return ErrHeader
+	}
+	m := be.Uint16(b[off+2:])
+	if m&0xfff9 == 0 {
+		return ErrWhole
+	}
+	f.V6 = true
+	f.Src = [16]byte(b[8:24])
+	f.Dst = [16]byte(b[24:40])
+	f.ID = be.Uint32(b[off+4:])
+	f.Proto = b[off]
+	f.ECN = b[1] >> 4 & 3
+	f.More = m&1 != 0
+	f.Off = int(m &^ 7)
+	f.Data = off + fragmentLen
+	f.Len = total - f.Data
+	// The packet's payload has the headers in front of the Fragment header too.
+	if off-ipv6Len+f.Off+f.Len > maxPayload {
+		return ErrHeader
+	}
+	if f.Off == 0 {
+		proto, at, err := skipExt(f.Proto, b, f.Data, total, false)
+		if err != nil || total-at < l4min(proto) {
+			return ErrHeader
+		}
+	}
+	return nil
+}
+
+// unicast reports whether a may be the source of a packet from another host.
+func unicast(a *[16]byte, v6 bool) bool {
+	if v6 {
+		return a[0] != 0xff && !is4(a) && (be.Uint64(a[0:]) != 0 || be.Uint64(a[8:]) > 1)
+	}
+	return a[12] != 0 && a[12] != 127 && a[12] < 224
+}
+
+// Unfragment writes the headers of the packet that f, the first fragment in frame,
+// is of, as it was before it was cut into fragments: with n octets of payload in
+// all. dst has room for f.Header() octets; it is returned cut to that.
+func (f *Fragment) Unfragment(dst, frame []byte, n int, ecn uint8) []byte {
+	dst = dst[:f.Header()]
+	copy(dst, frame)
+	ip := dst[f.L3Off:]
+	if f.V6 {
+		dst[f.Next] = f.Proto
+		be.PutUint16(ip[4:], uint16(len(ip)-ipv6Len+n))
+		ip[1] = ip[1]&^0x30 | ecn<<4
+		return dst
+	}
+	be.PutUint16(ip[2:], uint16(len(ip)+n))
+	be.PutUint16(ip[6:], 0)
+	ip[1] = ip[1]&^3 | ecn
+	be.PutUint16(ip[10:], 0)
+	be.PutUint16(ip[10:], Checksum(Sum(ip, 0)))
+	return dst
+}
+
+// Header is how many octets are in front of the payload of the packet that f is
+// of, when it is the first fragment.
+func (f *Fragment) Header() int {
+	if f.V6 {
+		return f.Data - fragmentLen
+	}
+	return f.Data
+}

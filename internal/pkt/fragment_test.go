@@ -1,0 +1,158 @@
+package pkt_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// packet makes a frame with n octets of TCP header and payload.
+func packet(v6 bool, n int) []byte {
+	local, remote := netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.0.0.2:7174")
+	if v6 {
+		local, remote = netip.MustParseAddrPort("[fd00::1]:40000"), netip.MustParseAddrPort("[fd00::2]:7174")
+	}
+	tu := pkt.Tuple{Flow: pkt.NewFlow(local, remote), Proto: pkt.ProtoTCP, V6: v6, SrcMAC: [6]byte{2, 1}, DstMAC: [6]byte{2, 2}, VLANs: [2]uint16{5}, NVLAN: 1}
+	b := make([]byte, tu.HeaderLen()+n)
+	tu.Put(b, n, pkt.ECT0, 1)
+	for i := range b[tu.HeaderLen():] {
+		b[tu.HeaderLen()+i] = byte(i)
+	}
+	return b
+}
+
+func TestFragmentParse(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		whole := packet(v6, 100)
+		for i, b := range testenv.Cut(whole, 48, 0x1234) {
+			var f pkt.Fragment
+			if err := f.Parse(b); err != nil {
+				t.Fatalf("v6 %v, fragment %d: %v", v6, i, err)
+			}
+			src, dst := netip.AddrFrom16(f.Src).Unmap(), netip.AddrFrom16(f.Dst).Unmap()
+			if v6 && (src.String() != "fd00::1" || dst.String() != "fd00::2") || !v6 && (src.String() != "10.0.0.1" || dst.String() != "10.0.0.2") {
+				t.Errorf("%v to %v", src, dst)
+			}
+			if f.V6 != v6 || f.ID != 0x1234 || f.Proto != pkt.ProtoTCP || f.ECN != pkt.ECT0 || f.More != (i < 2) || f.Off != 48*i || f.Len != min(48, 100-48*i) || f.L3Off != 18 {
+				t.Errorf("v6 %v, fragment %d: %+v", v6, i, f)
+			}
+			if !bytes.Equal(b[f.Data:f.Data+f.Len], whole[len(whole)-100+f.Off:][:f.Len]) {
+				t.Errorf("v6 %v, fragment %d: payload at %d", v6, i, f.Data)
+			}
+			if i == 0 {
+				h := f.Unfragment(make([]byte, f.Header()), b, 100, pkt.ECT0)
+				if want := whole[:len(whole)-100]; !bytes.Equal(mask(h, v6), mask(want, v6)) {
+					t.Errorf("v6 %v: headers of the packet\n%x, were\n%x", v6, h, want)
+				}
+				var p pkt.Packet
+				if err := p.Parse(append(h, whole[len(whole)-100:]...), len(whole)); err != nil || p.L4Len != 100 || p.ECN != pkt.ECT0 {
+					t.Errorf("v6 %v: %v, %+v", v6, err, p)
+				}
+				h = f.Unfragment(h, b, 100, pkt.CE)
+				if err := p.Parse(append(h, whole[len(whole)-100:]...), len(whole)); err != nil || p.ECN != pkt.CE {
+					t.Errorf("v6 %v, CE: %v, %+v", v6, err, p)
+				}
+			}
+			for n := range len(b) {
+				if f.Parse(b[:n]) == nil {
+					t.Errorf("v6 %v: parsed %d octets of %d", v6, n, len(b))
+				}
+			}
+		}
+		var f pkt.Fragment
+		if err := f.Parse(whole); !errors.Is(err, pkt.ErrWhole) {
+			t.Errorf("v6 %v, whole: %v", v6, err)
+		}
+	}
+}
+
+// mask clears what a packet of IPv4 does not get back: its identification stays,
+// DF goes, and with it the checksum changes.
+func mask(b []byte, v6 bool) []byte {
+	b = bytes.Clone(b)
+	if !v6 {
+		clear(b[18+4 : 18+8])
+		clear(b[18+10 : 18+12])
+	}
+	return b
+}
+
+func TestFragmentRefuses(t *testing.T) {
+	v4, v6 := testenv.Cut(packet(false, 100), 48, 1), testenv.Cut(packet(true, 100), 48, 1)
+	edit := func(b []byte, off int, v ...byte) []byte {
+		b = bytes.Clone(b)
+		copy(b[18+off:], v)
+		if b[18]>>4 == 4 && off != 10 {
+			testenv.FixIPv4(b[18 : 18+int(b[18]&15)*4])
+		}
+		return b
+	}
+	length := func(b []byte, n int) []byte {
+		b = bytes.Clone(b)
+		if b[18]>>4 == 6 {
+			binary.BigEndian.PutUint16(b[22:], uint16(n))
+			return b
+		}
+		return edit(b, 2, byte(n>>8), byte(n))
+	}
+	for _, tc := range []struct {
+		name  string
+		frame []byte
+		want  error
+	}{
+		{"empty", nil, pkt.ErrShort},
+		{"ARP", edit(v4[0], -2, 8, 6), pkt.ErrNotIP},
+		{"IPv4 checksum", edit(v4[0], 10, 1), pkt.ErrChecksum},
+		{"IPv4 header length", edit(v4[0], 0, 0x44), pkt.ErrHeader},
+		{"IPv4 length below the header", length(v4[0], 19), pkt.ErrHeader},
+		{"IPv4 no octets", length(v4[2], 20), pkt.ErrHeader},
+		{"IPv4 beyond the frame", length(v4[0], 69), pkt.ErrShort},
+		{"IPv4 not a multiple of eight", length(v4[0], 67), pkt.ErrHeader},
+		{"IPv4 beyond 65535", edit(v4[2], 6, 0x1f, 0xff), pkt.ErrHeader},
+		{"IPv4 from a group", edit(v4[0], 12, 224), pkt.ErrHeader},
+		{"IPv4 from nobody", edit(v4[0], 12, 0), pkt.ErrHeader},
+		{"IPv4 from ourselves", edit(v4[0], 12, 127), pkt.ErrHeader},
+		{"IPv6 no octets", length(v6[2], 8), pkt.ErrHeader},
+		{"IPv6 cut in the Fragment header", length(v6[2], 7), pkt.ErrHeader},
+		{"IPv6 beyond the frame", length(v6[0], 57), pkt.ErrShort},
+		{"IPv6 not a multiple of eight", length(v6[0], 55), pkt.ErrHeader},
+		{"IPv6 beyond 65535", edit(v6[1], 42, 0xff, 0xf9), pkt.ErrHeader},
+		{"IPv6 from a group", edit(v6[0], 8, 0xff), pkt.ErrHeader},
+		{"IPv6 from nobody", edit(v6[0], 8, make([]byte, 16)...), pkt.ErrHeader},
+		{"IPv6 from ourselves", edit(v6[0], 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1), pkt.ErrHeader},
+		{"IPv6 from an address of IPv4", edit(v6[0], 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1), pkt.ErrHeader},
+		{"IPv6 headers in the second", testenv.Cut(packet(true, 100), 16, 1)[0], pkt.ErrHeader},
+		{"IPv6 two Fragment headers", edit(v6[0], 40, 44), pkt.ErrHeader},
+		{"IPv6 all of a packet", edit(v6[0], 42, 0, 0), pkt.ErrWhole},
+	} {
+		var f pkt.Fragment
+		if err := f.Parse(tc.frame); !errors.Is(err, tc.want) {
+			t.Errorf("%s: %v, want %v", tc.name, err, tc.want)
+		}
+	}
+}
+
+func FuzzFragment(f *testing.F) {
+	for _, v6 := range []bool{false, true} {
+		for _, b := range testenv.Cut(packet(v6, 100), 48, 1) {
+			f.Add(b)
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var fr pkt.Fragment
+		if fr.Parse(b) != nil {
+			return
+		}
+		if fr.Len < 1 || fr.Off < 0 || fr.Off+fr.Len > 1<<16-1 || fr.Data+fr.Len > len(b) || fr.Header() > fr.Data || fr.More && fr.Len%8 != 0 {
+			t.Fatalf("%+v of %d octets", fr, len(b))
+		}
+		if fr.Off == 0 {
+			fr.Unfragment(make([]byte, fr.Header()), b, fr.Len, pkt.CE)
+		}
+	})
+}
