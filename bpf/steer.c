@@ -4,6 +4,15 @@
 /*
  * steer sends the frames of claimed local endpoints to the AF_XDP socket of
  * their queue, and passes everything else to the kernel.
+ *
+ * Of a packet in fragments only the first one tells the ports. A first fragment
+ * to a claimed endpoint is taken: copied to a ring, whatever queue it came by,
+ * and dropped, so that the kernel never has the packet whole and never answers
+ * it. For a while the fragments behind it are known by their identification,
+ * and taken too. One that comes before the first is copied to the ring and
+ * passed to the kernel, since it may be for either of them: who lacks the
+ * first fragment forgets it. So what the kernel receives in fragments it gets
+ * all of.
  */
 #include "uapi.h"
 #include <bpf/bpf_helpers.h>
@@ -11,6 +20,15 @@
 
 #define MAX_VLAN 2
 #define MAX_EXT 8
+
+/* How long a first fragment tells whose the others are, in nanoseconds. They
+ * come at once; an identification may come again soon (RFC 4963). */
+#define FRAGMENT_LIFE 2000000000ULL
+
+/* Frames in the ring are of two sizes, since the verifier knows only constants:
+ * those of a usual MTU, and those of a large one. Longer ones are not taken. */
+#define SMALL 1580
+#define LARGE 10220
 
 #define ETH_IPV4 0x0800
 #define ETH_IPV6 0x86dd
@@ -49,7 +67,11 @@ enum verdict {
 	PASSED_FRAGMENT,
 	MALFORMED,
 	NO_SOCKET,
+	TAKEN_FRAGMENT,
+	COPIED_FRAGMENT,
+	LOST_FRAGMENT,
 	VERDICTS,
+	FRAGMENT = VERDICTS, /* of ip_header: not decided yet */
 };
 
 struct {
@@ -66,6 +88,53 @@ struct {
 	__type(key, struct address);
 	__type(value, __u32);
 } addresses SEC(".maps");
+
+/* What has a claim, whatever the port (it is 0 here). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct endpoint);
+	__type(value, __u32);
+} hosts SEC(".maps");
+
+/* A packet in fragments: in IPv6 the protocol is 0. */
+struct packet {
+	__u8 family;
+	__u8 proto;
+	__u8 zero[2];
+	__u32 id;
+	__u8 src[16], dst[16];
+};
+
+struct owner {
+	__u64 since;
+	__u32 ours;
+	__u32 zero;
+};
+
+/* The packets whose first fragment has come. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct packet);
+	__type(value, struct owner);
+} packets SEC(".maps");
+
+/* Copies of frames with fragments; reader in fragments.go. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} fragments SEC(".maps");
+
+struct small {
+	__u32 len;
+	__u8 frame[SMALL];
+};
+
+struct large {
+	__u32 len;
+	__u8 frame[LARGE];
+};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
@@ -115,6 +184,13 @@ struct ipv6 {
 	__u8 src[16], dst[16];
 } __attribute__((packed));
 
+struct fragment {
+	__u8 next;
+	__u8 reserved;
+	__be16 off;
+	__be32 id;
+};
+
 struct ext {
 	__u8 next;
 	__u8 len;
@@ -147,9 +223,9 @@ static __always_inline int count(__u32 verdict)
 }
 
 /* claimed looks for the endpoint, first with its address, then without. */
-static __always_inline int claimed(struct endpoint *key)
+static __always_inline int claimed(void *map, struct endpoint *key)
 {
-	if (bpf_map_lookup_elem(&endpoints, key))
+	if (bpf_map_lookup_elem(map, key))
 		return 1;
 	if (check_addresses) {
 		struct address a = { .family = key->family };
@@ -159,7 +235,7 @@ static __always_inline int claimed(struct endpoint *key)
 			return 0;
 	}
 	__builtin_memset(key->addr, 0, 16);
-	return bpf_map_lookup_elem(&endpoints, key) != 0;
+	return bpf_map_lookup_elem(map, key) != 0;
 }
 
 /* steer hands the frame to the socket of its queue. */
@@ -174,6 +250,11 @@ static __always_inline int steer(struct xdp_md *ctx, __u32 verdict)
 static __always_inline int is_transport(__u8 proto)
 {
 	return proto == PROTO_TCP || proto == PROTO_SCTP || proto == PROTO_UDP;
+}
+
+static __always_inline __u32 steered(__u8 proto)
+{
+	return proto == PROTO_TCP ? STEERED_TCP : proto == PROTO_SCTP ? STEERED_SCTP : STEERED_UDP;
 }
 
 /* ip_header reads the IP header at pos. With src it fills key with the packet's
@@ -195,7 +276,7 @@ static __always_inline void *ip_header(void *pos, void *end, int v6, int src,
 		/* Of a packet of ours, whatever was cut from it, the first
 		 * fragment comes back. */
 		if (ip->frag & bpf_htons(src ? 0x1fff : 0x3fff)) {
-			*verdict = PASSED_FRAGMENT;
+			*verdict = FRAGMENT;
 			return 0;
 		}
 		key->family = 4;
@@ -225,8 +306,16 @@ static __always_inline void *ip_header(void *pos, void *end, int v6, int src,
 		__u32 len;
 
 		if (next == 44) {
-			*verdict = PASSED_FRAGMENT;
-			return 0;
+			/* Ours have it in front. */
+			struct fragment *f = pos;
+
+			if (!src || i || (void *)(f + 1) > end || f->off & bpf_htons(0xfff8)) {
+				*verdict = FRAGMENT;
+				return 0;
+			}
+			next = f->next;
+			pos = f + 1;
+			continue;
 		}
 		/* Hop-by-Hop, Routing, Destination Options, Mobility, HIP,
 		 * Shim6, and AH, which counts in other units. */
@@ -249,6 +338,210 @@ static __always_inline void *ip_header(void *pos, void *end, int v6, int src,
 			return 0;
 	}
 	return 0;
+}
+
+/* Without this the compiler folds two comparisons into one of a difference, in
+ * which older verifiers do not see the bounds. */
+#define OPAQUE(v) asm volatile("" : "+r"(v))
+
+/* copy puts the frame in the ring, behind its length. */
+static __always_inline int copy(struct xdp_md *ctx)
+{
+	__u64 len = bpf_xdp_get_buff_len(ctx);
+	struct small *small;
+	struct large *large;
+	void *e;
+	long err;
+
+	if (len < 14 || len > LARGE)
+		return 0;
+	OPAQUE(len);
+	if (len <= SMALL) {
+		small = bpf_ringbuf_reserve(&fragments, sizeof(*small), 0);
+		if (!small)
+			return 0;
+		small->len = len;
+		if (len < 14)
+			len = 14;
+		err = bpf_xdp_load_bytes(ctx, 0, small->frame, len);
+		e = small;
+	} else {
+		large = bpf_ringbuf_reserve(&fragments, sizeof(*large), 0);
+		if (!large)
+			return 0;
+		large->len = len;
+		if (len > LARGE)
+			len = LARGE;
+		err = bpf_xdp_load_bytes(ctx, 0, large->frame, len);
+		e = large;
+	}
+	if (err < 0) {
+		bpf_ringbuf_discard(e, 0);
+		return 0;
+	}
+	bpf_ringbuf_submit(e, 0);
+	return 1;
+}
+
+/* take copies a fragment of ours, and the kernel does not see it. */
+static __always_inline int take(struct xdp_md *ctx)
+{
+	count(copy(ctx) ? TAKEN_FRAGMENT : LOST_FRAGMENT);
+	return XDP_DROP;
+}
+
+/* A fragment: which packet it is of, and what of that. */
+struct part {
+	struct packet packet;
+	struct endpoint key;
+	__u32 off;
+	__u32 len;
+	__u32 more;
+	__u32 l4; /* where its payload is in the frame */
+};
+
+static __always_inline int part4(struct xdp_md *ctx, __u32 pos, struct part *p)
+{
+	struct ipv4 ip;
+
+	if (bpf_xdp_load_bytes(ctx, pos, &ip, sizeof(ip)) < 0)
+		return -1;
+	p->off = (bpf_ntohs(ip.frag) & 0x1fff) * 8;
+	p->more = ip.frag & bpf_htons(0x2000);
+	p->l4 = (ip.version_ihl & 15) * 4;
+	p->len = bpf_ntohs(ip.len) - p->l4;
+	p->l4 += pos;
+	p->packet.family = 4;
+	p->packet.proto = ip.proto;
+	p->packet.id = ip.id;
+	__builtin_memcpy(p->packet.src, ip.src, 4);
+	__builtin_memcpy(p->packet.dst, ip.dst, 4);
+	p->key.family = 4;
+	p->key.proto = ip.proto;
+	__builtin_memcpy(p->key.addr, ip.dst, 4);
+	return 0;
+}
+
+/* part6 reads the headers up to the Fragment header, and in the first fragment
+ * those up to the transport. */
+static __always_inline int part6(struct xdp_md *ctx, __u32 pos, struct part *p)
+{
+	struct ipv6 ip;
+	struct ext e;
+	__u32 end;
+	__u8 next;
+	int found = 0;
+
+	if (bpf_xdp_load_bytes(ctx, pos, &ip, sizeof(ip)) < 0)
+		return -1;
+	next = ip.next;
+	pos += sizeof(ip);
+	end = pos + bpf_ntohs(ip.len);
+	p->packet.family = 6;
+	__builtin_memcpy(p->packet.src, ip.src, 16);
+	__builtin_memcpy(p->packet.dst, ip.dst, 16);
+	p->key.family = 6;
+	__builtin_memcpy(p->key.addr, ip.dst, 16);
+	for (int i = 0; i < MAX_EXT; i++) {
+		if (next != 0 && next != 43 && next != 60 && next != 51 && next != 44)
+			break;
+		if (bpf_xdp_load_bytes(ctx, pos, &e, sizeof(e)) < 0)
+			return -1;
+		if (next == 44) {
+			if (found || bpf_xdp_load_bytes(ctx, pos + 4, &p->packet.id, 4) < 0)
+				return -1;
+			found = 1;
+			next = e.next;
+			p->off = (e.type << 8 | e.left) & 0xfff8;
+			p->more = e.left & 1;
+			pos += 8;
+			p->len = end > pos ? end - pos : 0;
+			if (p->off)
+				break;
+			continue;
+		}
+		if (next == 43 && e.left)
+			return -1; /* this is not the last destination */
+		pos += next == 51 ? (e.len + 2) * 4 : (e.len + 1) * 8;
+		next = e.next;
+	}
+	p->key.proto = next;
+	p->l4 = pos;
+	return found ? 0 : -1;
+}
+
+/* transport_len is what the first fragment of an IPv6 packet has to hold of the
+ * transport header: all of it (RFC 8200, Section 4.5). In IPv4 the ports are
+ * certain, since a fragment has eight octets. */
+static __always_inline __u32 transport_len(const struct endpoint *key)
+{
+	if (key->family == 4)
+		return sizeof(struct ports);
+	return key->proto == PROTO_TCP ? 20 : key->proto == PROTO_SCTP ? 12 : 8;
+}
+
+/* fragment decides whose a fragment is. What no host would send is the kernel's
+ * to answer. It is verified by itself, and so it reads the headers again. */
+__attribute__((noinline)) int fragment(struct xdp_md *ctx)
+{
+	struct part p = {};
+	struct owner *known, owner = {};
+	struct endpoint host;
+	struct ports ports;
+	__u64 now = bpf_ktime_get_ns();
+	__u32 pos = 12;
+	__be16 type;
+
+	if (!ctx || bpf_xdp_load_bytes(ctx, pos, &type, 2) < 0)
+		return count(MALFORMED);
+	pos += 2;
+	for (int i = 0; i < MAX_VLAN; i++) {
+		if (type != bpf_htons(ETH_8021Q) && type != bpf_htons(ETH_8021AD))
+			break;
+		if (bpf_xdp_load_bytes(ctx, pos + 2, &type, 2) < 0)
+			return count(MALFORMED);
+		pos += 4;
+	}
+	if ((type == bpf_htons(ETH_IPV4) ? part4(ctx, pos, &p) : part6(ctx, pos, &p)) < 0)
+		return count(MALFORMED);
+	if (!p.off && !p.more) { /* a packet in one fragment (RFC 6946) */
+		if (!is_transport(p.key.proto))
+			return count(PASSED_FRAGMENT);
+		if (bpf_xdp_load_bytes(ctx, p.l4, &ports, sizeof(ports)) < 0)
+			return count(MALFORMED);
+		p.key.port = ports.dst;
+		return claimed(&endpoints, &p.key) ? steer(ctx, steered(p.key.proto)) : count(PASSED);
+	}
+	if (!p.len || (p.more && p.len & 7) || p.off + p.len > 65535)
+		return count(MALFORMED);
+
+	known = bpf_map_lookup_elem(&packets, &p.packet);
+	if (known && now - known->since > FRAGMENT_LIFE)
+		known = 0;
+	if (p.off && known) {
+		if (!known->ours)
+			return count(PASSED_FRAGMENT);
+		return take(ctx);
+	}
+	host = p.key;
+	if (!is_transport(p.key.proto) || !claimed(&hosts, &host)) {
+		if (known) /* of a packet of ours that had this identification */
+			known->ours = 0;
+		return count(PASSED_FRAGMENT);
+	}
+	if (p.off)
+		return count(copy(ctx) ? COPIED_FRAGMENT : PASSED_FRAGMENT);
+
+	if (p.l4 + transport_len(&p.key) > bpf_xdp_get_buff_len(ctx) ||
+	    bpf_xdp_load_bytes(ctx, p.l4, &ports, sizeof(ports)) < 0)
+		return count(MALFORMED);
+	p.key.port = ports.dst;
+	owner.since = now;
+	owner.ours = claimed(&endpoints, &p.key);
+	bpf_map_update_elem(&packets, &p.packet, &owner, 0);
+	if (owner.ours)
+		return take(ctx);
+	return count(PASSED_FRAGMENT);
 }
 
 /* is_error reports whether an ICMP message bears a packet of the receiver. */
@@ -296,19 +589,16 @@ int iwarpd_steer(struct xdp_md *ctx)
 	pos = v6 ? ip_header(pos, end, 1, 0, &key, &verdict)
 		 : ip_header(pos, end, 0, 0, &key, &verdict);
 	if (!pos)
-		return count(verdict);
+		return verdict == FRAGMENT ? fragment(ctx) : count(verdict);
 
 	if (is_transport(key.proto)) {
 		l4 = pos;
 		if ((void *)(l4 + 1) > end)
 			return count(MALFORMED);
 		key.port = l4->dst;
-		verdict = key.proto == PROTO_TCP    ? STEERED_TCP
-			  : key.proto == PROTO_SCTP ? STEERED_SCTP
-						    : STEERED_UDP;
-		if (!claimed(&key))
+		if (!claimed(&endpoints, &key))
 			return count(PASSED);
-		return steer(ctx, verdict);
+		return steer(ctx, steered(key.proto));
 	}
 
 	if (key.proto == (v6 ? PROTO_ICMPV6 : PROTO_ICMP)) {
@@ -323,12 +613,12 @@ int iwarpd_steer(struct xdp_md *ctx)
 		pos = v6 ? ip_header(pos, end, 1, 1, &key, &verdict)
 			 : ip_header(pos, end, 0, 1, &key, &verdict);
 		if (!pos)
-			return count(verdict);
+			return count(verdict == FRAGMENT ? PASSED_FRAGMENT : verdict);
 		l4 = pos;
 		if (!is_transport(key.proto) || (void *)(l4 + 1) > end)
 			return count(PASSED);
 		key.port = l4->src;
-		if (!claimed(&key))
+		if (!claimed(&endpoints, &key))
 			return count(PASSED);
 		return steer(ctx, STEERED_ICMP);
 	}

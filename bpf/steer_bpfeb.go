@@ -28,6 +28,23 @@ type steerEndpoint struct {
 	Addr   [16]uint8
 }
 
+type steerOwner struct {
+	_     structs.HostLayout
+	Since uint64
+	Ours  uint32
+	Zero  uint32
+}
+
+type steerPacket struct {
+	_      structs.HostLayout
+	Family uint8
+	Proto  uint8
+	Zero   [2]uint8
+	Id     uint32
+	Src    [16]uint8
+	Dst    [16]uint8
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -35,6 +52,9 @@ const (
 	steerMapAddresses      = "addresses"
 	steerMapCounters       = "counters"
 	steerMapEndpoints      = "endpoints"
+	steerMapFragments      = "fragments"
+	steerMapHosts          = "hosts"
+	steerMapPackets        = "packets"
 	steerMapSockets        = "sockets"
 	steerProgIwarpdSteer   = "iwarpd_steer"
 	steerVarCheckAddresses = "check_addresses"
@@ -92,6 +112,9 @@ type steerMapSpecs struct {
 	Addresses *ebpf.MapSpec `ebpf:"addresses"`
 	Counters  *ebpf.MapSpec `ebpf:"counters"`
 	Endpoints *ebpf.MapSpec `ebpf:"endpoints"`
+	Fragments *ebpf.MapSpec `ebpf:"fragments"`
+	Hosts     *ebpf.MapSpec `ebpf:"hosts"`
+	Packets   *ebpf.MapSpec `ebpf:"packets"`
 	Sockets   *ebpf.MapSpec `ebpf:"sockets"`
 }
 
@@ -125,6 +148,9 @@ type steerMaps struct {
 	Addresses *ebpf.Map `ebpf:"addresses"`
 	Counters  *ebpf.Map `ebpf:"counters"`
 	Endpoints *ebpf.Map `ebpf:"endpoints"`
+	Fragments *ebpf.Map `ebpf:"fragments"`
+	Hosts     *ebpf.Map `ebpf:"hosts"`
+	Packets   *ebpf.Map `ebpf:"packets"`
 	Sockets   *ebpf.Map `ebpf:"sockets"`
 }
 
@@ -133,6 +159,9 @@ func (m *steerMaps) Close() error {
 		m.Addresses,
 		m.Counters,
 		m.Endpoints,
+		m.Fragments,
+		m.Hosts,
+		m.Packets,
 		m.Sockets,
 	)
 }

@@ -86,9 +86,12 @@ type Counters struct {
 	SteeredTCP, SteeredSCTP, SteeredUDP uint64
 	SteeredICMP                         uint64 // errors about packets of ours
 	Passed                              uint64 // not ours
-	PassedFragment                      uint64 // IP fragments, whosever
+	PassedFragment                      uint64 // IP fragments, not ours
 	Malformed                           uint64 // passed: the kernel counts them better
 	NoSocket                            uint64 // ours, passed: no socket on that queue
+	TakenFragment                       uint64 // of packets of ours, in the ring
+	CopiedFragment                      uint64 // came before the first of their packet: in the ring, and passed
+	LostFragment                        uint64 // ours: no room in the ring
 }
 
 // Steering is the loaded program and its maps. It is safe for use by several
@@ -98,6 +101,7 @@ type Steering struct {
 
 	mu     sync.Mutex
 	claims map[steerEndpoint]int
+	hosts  map[steerEndpoint]int // claims of any port
 	local  map[steerAddress]bool
 	links  map[int]attachment
 	closed bool
@@ -124,9 +128,11 @@ func Load(opts Options) (*Steering, error) {
 	}
 	if opts.Endpoints > 0 {
 		spec.Maps[steerMapEndpoints].MaxEntries = uint32(opts.Endpoints)
+		spec.Maps[steerMapHosts].MaxEntries = uint32(opts.Endpoints)
 	}
 	s := &Steering{
 		claims: map[steerEndpoint]int{},
+		hosts:  map[steerEndpoint]int{},
 		local:  map[steerAddress]bool{},
 		links:  map[int]attachment{},
 	}
@@ -236,15 +242,12 @@ func (s *Steering) Claim(e Endpoint) error {
 	defer s.mu.Unlock()
 	keys := e.keys()
 	for i, k := range keys {
-		if s.claims[k] == 0 {
-			if err := s.objs.Endpoints.Put(k, uint32(1)); err != nil {
-				for _, k := range keys[:i] {
-					_ = s.drop(k)
-				}
-				return fmt.Errorf("bpf: claim %v: %w", e, explain(err))
+		if err := s.add(k); err != nil {
+			for _, k := range keys[:i] {
+				_ = s.drop(k)
 			}
+			return fmt.Errorf("bpf: claim %v: %w", e, explain(err))
 		}
-		s.claims[k]++
 	}
 	return nil
 }
@@ -267,13 +270,44 @@ func (s *Steering) Unclaim(e Endpoint) error {
 	return nil
 }
 
+// add puts one claim on a key.
+func (s *Steering) add(k steerEndpoint) error {
+	h := k
+	h.Port = 0
+	if s.hosts[h] == 0 {
+		if err := s.objs.Hosts.Put(h, uint32(1)); err != nil {
+			return err
+		}
+	}
+	s.hosts[h]++
+	if s.claims[k] == 0 {
+		if err := s.objs.Endpoints.Put(k, uint32(1)); err != nil {
+			_ = s.dropHost(h)
+			return err
+		}
+	}
+	s.claims[k]++
+	return nil
+}
+
 // drop takes one claim off a key.
 func (s *Steering) drop(k steerEndpoint) error {
+	h := k
+	h.Port = 0
+	err := s.dropHost(h)
 	if s.claims[k]--; s.claims[k] > 0 {
-		return nil
+		return err
 	}
 	delete(s.claims, k)
-	return s.objs.Endpoints.Delete(k)
+	return errors.Join(err, s.objs.Endpoints.Delete(k))
+}
+
+func (s *Steering) dropHost(h steerEndpoint) error {
+	if s.hosts[h]--; s.hosts[h] > 0 {
+		return nil
+	}
+	delete(s.hosts, h)
+	return s.objs.Hosts.Delete(h)
 }
 
 // SetAddresses says which addresses a claim of an unspecified address means.
@@ -342,6 +376,7 @@ func (s *Steering) Counters() (Counters, error) {
 	for i, p := range []*uint64{
 		&c.SteeredTCP, &c.SteeredSCTP, &c.SteeredUDP, &c.SteeredICMP,
 		&c.Passed, &c.PassedFragment, &c.Malformed, &c.NoSocket,
+		&c.TakenFragment, &c.CopiedFragment, &c.LostFragment,
 	} {
 		var perCPU []uint64
 		if err := s.objs.Counters.Lookup(uint32(i), &perCPU); err != nil {

@@ -172,9 +172,7 @@ func TestVerdicts(t *testing.T) {
 		{"hop-by-hop", withExt(tcp6, 0, 8), actRedirect, C{SteeredTCP: 1}},
 		{"three extension headers", withExt(withExt(withExt(tcp6, 60, 24), 51, 24), 0, 8), actRedirect, C{SteeredTCP: 1}},
 		{"routing, segments left", edit(withExt(tcp6, 43, 8), 57, 1), actPass, C{Passed: 1}},
-		{"fragment 6", withExt(tcp6, 44, 8), actPass, C{PassedFragment: 1}},
-		{"first fragment 4", edit(tcp4, 20, 0x20, 0), actPass, C{PassedFragment: 1}},
-		{"later fragment 4", edit(tcp4, 20, 0, 5), actPass, C{PassedFragment: 1}},
+		{"all of a packet in a fragment", withExt(tcp6, 44, 8), actRedirect, C{SteeredTCP: 1}},
 		{"arp", edit(tcp4, 12, 8, 6), actPass, C{Passed: 1}},
 		{"three vlans", edit(frame(6, peer4, addr4, 999, port, 2), 20, 0x81, 0), actPass, C{Passed: 1}},
 		{"version", edit(tcp4, 14, 0x65), actPass, C{Malformed: 1}},
@@ -198,6 +196,8 @@ func TestVerdicts(t *testing.T) {
 		{"icmp4 about a later fragment", icmpError(peer4, addr4, 3, edit(back4, 20, 0, 5)), actPass, C{PassedFragment: 1}},
 		{"icmp4 cut", icmpError(peer4, addr4, 3, back4[:40]), actPass, C{Passed: 1}},
 		{"icmp6 too big", icmpError(peer6, addr6, 2, back6), actRedirect, C{SteeredICMP: 1}},
+		{"icmp6 about a first fragment", icmpError(peer6, addr6, 2, testenv.Cut(back6, 16, 1)[0]), actRedirect, C{SteeredICMP: 1}},
+		{"icmp6 about a later fragment", icmpError(peer6, addr6, 2, testenv.Cut(back6, 16, 1)[1]), actPass, C{PassedFragment: 1}},
 		{"icmp6 neighbour solicitation", icmpError(peer6, addr6, 135, back6), actPass, C{Passed: 1}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -223,6 +223,7 @@ func minus(a, b Counters) Counters {
 	return Counters{
 		a.SteeredTCP - b.SteeredTCP, a.SteeredSCTP - b.SteeredSCTP, a.SteeredUDP - b.SteeredUDP, a.SteeredICMP - b.SteeredICMP,
 		a.Passed - b.Passed, a.PassedFragment - b.PassedFragment, a.Malformed - b.Malformed, a.NoSocket - b.NoSocket,
+		a.TakenFragment - b.TakenFragment, a.CopiedFragment - b.CopiedFragment, a.LostFragment - b.LostFragment,
 	}
 }
 
@@ -328,7 +329,7 @@ func TestAgreesWithPkt(t *testing.T) {
 	claim(addr6)
 	seeds := [][]byte{
 		frame(6, peer4, addr4, 999, port, 0), frame(132, peer6, addr6, 999, port, 1), withOptions(frame(6, peer4, addr4, 1, port, 0), 12),
-		withExt(withExt(frame(6, peer6, addr6, 1, port, 0), 51, 16), 60, 8),
+		withExt(withExt(frame(6, peer6, addr6, 1, port, 0), 51, 16), 60, 8), withExt(frame(6, peer6, addr6, 1, port, 1), 44, 8),
 	}
 	r := testenv.Rand(t)
 	steered := 0

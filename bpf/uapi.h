@@ -23,7 +23,9 @@ typedef __u32 __wsum;
 enum {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_XSKMAP = 17,
+	BPF_MAP_TYPE_RINGBUF = 27,
 };
 
 enum { BPF_F_NO_PREALLOC = 1 };

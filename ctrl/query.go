@@ -265,8 +265,8 @@ func (c *session) queryStats(reply *ctrlpb.Reply) error {
 }
 
 // Counters returns all counters of the control plane ("ctrl."), of the workers
-// together ("engine."), of their links ("link."), of SCTP ("sctp.") and of the XDP
-// program ("xdp."). docs/metrics.md tells what each counts.
+// together ("engine."), of their links ("link."), of reassembly ("fragments."), of SCTP
+// ("sctp.") and of the XDP program ("xdp."). docs/metrics.md tells what each counts.
 func (s *Server) Counters() []*ctrlpb.Counter {
 	k := &s.counters
 	s.mu.Lock()
@@ -301,6 +301,7 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 	for _, st := range e.Stats() {
 		all := appendCounters(appendCounters(nil, "engine.", st), "link.", st.Link)
 		all = appendCounters(appendCounters(all, "sctp.", st.SCTP), "sctp.", st.SCTP.Assoc)
+		all = appendCounters(appendCounters(all, "fragments.", st.Fragments.Stats), "fragments.", st.Fragments)
 		all = appendCounters(appendCounters(all, "sctp.ddp_", st.SCTP.Sessions), "sctp.listen_", st.SCTP.Listeners)
 		for _, k := range all {
 			if sum := sums[k.Name]; sum != nil {

@@ -154,6 +154,34 @@ func (q *twoQueues) event(host int, kind EventKind) (ev Event) {
 	return ev
 }
 
+// connected dials on the first queue, and is answered on the second.
+func (q *twoQueues) connected() (id ConnID, qa, qb *simQP) {
+	t := q.t
+	t.Helper()
+	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
+	p := mpa.Params{CRC: true, IRD: 8, ORD: 8}
+	w, b := q.workers[0], q.workers[2]
+	qa, qb = newSimQP(t, q.hosts[0], 65536), newSimQP(t, q.hosts[1], 65536)
+	b.turn()
+	if err := b.listen(1, remote, 8, false); err != nil {
+		t.Fatal(err)
+	}
+	id = w.newID()
+	if err := w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {
+		t.Fatal(err)
+	}
+	if ev := q.event(0, EventConnected); ev.Conn != id || ev.Worker != 1 {
+		t.Errorf("event %+v", ev)
+	}
+	acc := q.event(1, EventAccepted)
+	q.hosts[1].e.Attach(acc.Conn, Attachment{QP: &qb.QPBinding, Params: p})
+	p.Initiator = true
+	q.hosts[0].e.Attach(id, Attachment{QP: &qa.QPBinding, Params: p})
+	q.event(0, EventEstablished)
+	q.event(1, EventEstablished)
+	return id, qa, qb
+}
+
 // transfer writes and ends: all goes over the second queue.
 func (q *twoQueues) transfer(id ConnID, qa, qb *simQP) {
 	q.t.Helper()
@@ -213,26 +241,7 @@ func TestAdopt(t *testing.T) {
 	p := mpa.Params{CRC: true, IRD: 8, ORD: 8}
 	t.Run("TCP", func(t *testing.T) {
 		q := newTwoQueues(t, 1)
-		w, b := q.workers[0], q.workers[2]
-		qa, qb := newSimQP(t, q.hosts[0], 65536), newSimQP(t, q.hosts[1], 65536)
-		b.turn()
-		if err := b.listen(1, remote, 8, false); err != nil {
-			t.Fatal(err)
-		}
-		id := w.newID()
-		if err := w.connect(id, pkt.NewFlow(local, remote), hop, time.Minute, false); err != nil {
-			t.Fatal(err)
-		}
-		if ev := q.event(0, EventConnected); ev.Conn != id || ev.Worker != 1 {
-			t.Errorf("event %+v", ev)
-		}
-		acc := q.event(1, EventAccepted)
-		q.hosts[1].e.Attach(acc.Conn, Attachment{QP: &qb.QPBinding, Params: p})
-		p.Initiator = true
-		q.hosts[0].e.Attach(id, Attachment{QP: &qa.QPBinding, Params: p})
-		q.event(0, EventEstablished)
-		q.event(1, EventEstablished)
-		q.transfer(id, qa, qb)
+		q.transfer(q.connected())
 	})
 	for name, o := range map[string]SCTP{"SCTP": {}, "SCTP in UDP": {UDP: true}} {
 		t.Run(name, func(t *testing.T) {

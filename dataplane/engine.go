@@ -66,6 +66,9 @@ type Config struct {
 	// Inline lets an application drive worker 0 itself by Turn; the engine's own
 	// goroutine then only fills in while the application does not.
 	Inline bool
+	// Fragments is where IP fragments come from beside the queues; nil: from nowhere.
+	// The engine closes it.
+	Fragments FragmentSource
 	// Now is the workers' clock; default clock.Now.
 	Now func() clock.Time
 }
@@ -224,6 +227,7 @@ type Engine struct {
 	nembryos atomic.Int32
 	dialing  map[pkt.Flow]*worker // SCTP associations in COOKIE-WAIT or COOKIE-ECHOED
 	ndialing atomic.Int32
+	frags    defrag
 
 	stop    atomic.Bool
 	wg      sync.WaitGroup
@@ -300,6 +304,10 @@ func (e *Engine) Start() {
 			w.run()
 		}()
 	}
+	if e.cfg.Fragments != nil {
+		e.frags.done = make(chan struct{})
+		go e.readFragments()
+	}
 	if e.resolver != nil {
 		e.resolver.Watch(e.rehop)
 	}
@@ -313,6 +321,12 @@ func (e *Engine) Stop() {
 	}
 	for _, w := range e.workers {
 		w.cmds.wake()
+	}
+	if e.cfg.Fragments != nil {
+		_ = e.cfg.Fragments.Close()
+	}
+	if e.frags.done != nil {
+		<-e.frags.done
 	}
 	e.wg.Wait()
 	e.events.close()

@@ -38,12 +38,6 @@ func tooBig(frame []byte, mtu, show int) []byte {
 	return append(b, msg...)
 }
 
-func mapped(b []byte) (a [16]byte) {
-	a[10], a[11] = 0xff, 0xff
-	copy(a[12:], b)
-	return a
-}
-
 // reassembly puts the IP fragments of one packet together.
 type reassembly struct {
 	id    uint32

@@ -31,12 +31,14 @@ type inbound struct {
 type heldTable struct {
 	frames []heldFrame
 	free   []tcp.Buf
+	whole  int // octets of those that were reassembled
 }
 
 type heldFrame struct {
 	frame link.Frame
 	off   int        // of the segment's payload in the frame
-	from  *strayRing // nil: the link
+	from  *strayRing // nil: the link, or
+	whole bool       // it was reassembled
 }
 
 func (h *heldTable) init(n int) {
@@ -86,9 +88,12 @@ func (w *worker) frame(f *link.Frame) (kept bool) {
 	in := &w.in
 	head := f.Pieces[0]
 	if err := in.pkt.Parse(head, f.Len()); err != nil {
-		if errors.Is(err, pkt.ErrChecksum) {
+		switch {
+		case errors.Is(err, pkt.ErrFragment) && !w.whole:
+			w.fragment(f)
+		case errors.Is(err, pkt.ErrChecksum):
 			w.stats.RxChecksum++
-		} else {
+		default:
 			w.stats.RxMalformed++
 		}
 		return false
@@ -216,7 +221,7 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 	seg := &w.in.seg
 	if seg.Len > 0 && c.tcp.RcvNxt().Less(seg.Seq) {
 		n := len(w.held.free)
-		if from := w.strays.from; from != nil && !from.mayKeep() {
+		if from := w.strays.from; from != nil && !from.mayKeep() || w.whole && w.held.whole+f.Len() > maxWhole {
 			n = 0
 		} else if n == 0 {
 			w.reclaim()
@@ -243,7 +248,10 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 	case tcp.Hold:
 		w.held.free = w.held.free[:len(w.held.free)-1]
 		h := &w.held.frames[seg.Buf]
-		h.frame, h.off, h.from = *f, w.in.off, w.strays.from
+		h.frame, h.off, h.from, h.whole = *f, w.in.off, w.strays.from, w.whole
+		if h.whole {
+			w.held.whole += f.Len()
+		}
 		c.holds++
 		w.stats.RxEarly++
 		if c.markers && c.mode == modeFull && !c.rxFailed && w.placeEarly(c, h, r) {
@@ -262,7 +270,10 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 func (w *worker) freeHeld(c *conn, b tcp.Buf) {
 	c.holds--
 	h := &w.held.frames[b]
-	if h.from != nil {
+	if h.whole {
+		w.held.whole -= h.frame.Len()
+		h.frame.Pieces[0] = nil
+	} else if h.from != nil {
 		h.from.unkeep(&h.frame)
 	} else {
 		w.link.Release(&h.frame)

@@ -586,12 +586,16 @@ func (w *worker) tapFlow(t *pkt.Tuple, s link.Slot, at int) {
 	}
 }
 
-// postFrame posts n octets at offset off of slot s.
+// postFrame posts n octets at offset off of slot s, of what tapFlow has said.
 func (w *worker) postFrame(s link.Slot, off, n int) {
-	slot := &w.slots[s]
 	if w.taps != nil {
 		w.tapOut(&w.sctp.tapped, w.link.Bytes(s)[off:off+n])
 	}
+	w.postUntapped(s, off, n)
+}
+
+func (w *worker) postUntapped(s link.Slot, off, n int) {
+	slot := &w.slots[s]
 	if !w.link.Post(s, off, n) {
 		w.link.Flush()
 		w.reap()

@@ -59,8 +59,9 @@ type Stats struct {
 	Timers                    uint64 // gauge
 	HeldPeak                  uint64 // the most frames that were held at once
 
-	Link link.Stats
-	SCTP SCTPStats
+	Link      link.Stats
+	SCTP      SCTPStats
+	Fragments FragmentStats // of the engine: the first worker has them
 }
 
 // SCTPStats are the counters of SCTP: those of associations and of their DDP sessions,
@@ -132,6 +133,9 @@ func (e *Engine) Stats() []Stats {
 		w.link.Stats(&s.Link)
 		if w.sctp != nil {
 			s.SCTP = w.sctp.stats()
+		}
+		if w.id == 0 {
+			s.Fragments = e.frags.stats()
 		}
 		return s
 	})

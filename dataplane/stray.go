@@ -258,8 +258,12 @@ func (w *worker) stray(flow pkt.Flow, sctp bool, f *link.Frame) bool {
 	if owner == nil {
 		return false
 	}
-	if owner == w || s.from != nil {
+	if owner == w || s.from != nil || w.handed {
 		w.stats.RxStraysLost++ // the connection is moving between workers
+		return true
+	}
+	if w.whole {
+		w.handWhole(owner, f.Pieces[0])
 		return true
 	}
 	r := s.out[owner.id]

@@ -80,6 +80,8 @@ type worker struct {
 	parts   [verbs.MaxSGE][]byte // of the payload in hand
 	wc      verbs.WC
 	strays  strays
+	whole   bool    // the frame in hand was reassembled
+	handed  bool    // and another worker has handed it here
 	current *conn   // whose client's memory is being touched
 	taps    *[]*Tap // as they were at the start of the turn; nil: none
 

@@ -55,14 +55,15 @@ type Config struct {
 
 // Node is an iwarpd inside the process.
 type Node struct {
-	engine   *dataplane.Engine
-	server   *ctrl.Server
-	progress *progress
-	device   *iwarp.Device
-	addrs    []netip.Addr
-	closers  []func() error // in reverse order
-	cancel   context.CancelFunc
-	once     sync.Once
+	engine    *dataplane.Engine
+	server    *ctrl.Server
+	progress  *progress
+	device    *iwarp.Device
+	addrs     []netip.Addr
+	fragments dataplane.FragmentSource // nil: none
+	closers   []func() error           // in reverse order
+	cancel    context.CancelFunc
+	once      sync.Once
 }
 
 // Open starts a Node.
@@ -100,7 +101,7 @@ func Open(cfg Config) (n *Node, err error) {
 		return n, err
 	}
 	n.engine, err = dataplane.New(dataplane.Config{
-		OnEvent: n.server.OnEvent, Poll: cfg.Poll, Spin: cfg.Spin, TCP: cfg.TCP, Inline: cfg.InlineProgress,
+		Fragments: n.fragments, OnEvent: n.server.OnEvent, Poll: cfg.Poll, Spin: cfg.Spin, TCP: cfg.TCP, Inline: cfg.InlineProgress,
 	}, queues, opts.Resolver)
 	if err != nil {
 		return n, fmt.Errorf("embed: %w", err)

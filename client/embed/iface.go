@@ -32,6 +32,12 @@ func (n *Node) openInterface(cfg *Config, opts *ctrl.Options) ([]dataplane.Queue
 		return nil, fmt.Errorf("embed: %w", err)
 	}
 	n.closers = append(n.closers, steer.Close)
+	fragments, err := steer.Fragments()
+	if err != nil {
+		return nil, fmt.Errorf("embed: %w", err)
+	}
+	n.closers = append(n.closers, fragments.Close)
+	n.fragments = fragments
 	mode, err := steer.Attach(ifi.Index, cfg.XDPMode)
 	if err != nil {
 		return nil, fmt.Errorf("embed: interface %s: %w", cfg.Interface, err)

@@ -132,7 +132,12 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	if s.Poll == "busy" {
 		poll = dataplane.Busy
 	}
-	d.engine, err = dataplane.New(dataplane.Config{OnEvent: d.server.OnEvent, Poll: poll, Spin: s.Spin, TCP: &tcpConfig, SCTP: sctpConfig(s)}, links, resolver)
+	fragments, err := d.steer.Fragments()
+	if err != nil {
+		return nil, bpfError(err)
+	}
+	d.onClose(fragments.Close)
+	d.engine, err = dataplane.New(dataplane.Config{Fragments: fragments, OnEvent: d.server.OnEvent, Poll: poll, Spin: s.Spin, TCP: &tcpConfig, SCTP: sctpConfig(s)}, links, resolver)
 	if err != nil {
 		return nil, err
 	}

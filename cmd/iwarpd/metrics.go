@@ -25,6 +25,7 @@ var gauges = map[string]bool{
 	"ctrl.clients": true, "ctrl.conns": true, "ctrl.ports": true, "ctrl.ports_resting": true,
 	"engine.conns": true, "engine.free_slots": true, "engine.slots": true, "engine.held_frames": true,
 	"engine.held_peak": true, "engine.timers": true, "sctp.assocs": true,
+	"fragments.waiting": true, "fragments.octets": true,
 }
 
 // collector gives Prometheus the daemon's counters, which it reads when it is

@@ -76,7 +76,12 @@ func newNode(o *options) (_ *node, err error) {
 	if err := steer.SetSocket(0, sock.FD()); err != nil {
 		return nil, err
 	}
-	n, err := nodeOver(o, sock, resolver)
+	fragments, err := steer.Fragments()
+	if err != nil {
+		return nil, err
+	}
+	undo = append(undo, fragments.Close)
+	n, err := nodeOver(o, sock, resolver, fragments)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +91,7 @@ func newNode(o *options) (_ *node, err error) {
 }
 
 // nodeOver makes a node on a link. The link is the caller's to close.
-func nodeOver(o *options, l link.Link, resolver dataplane.Resolver) (*node, error) {
+func nodeOver(o *options, l link.Link, resolver dataplane.Resolver, fragments dataplane.FragmentSource) (*node, error) {
 	cc, ok := congestion[o.cc]
 	if !ok {
 		return nil, fmt.Errorf("no congestion control %q", o.cc)
@@ -102,7 +107,7 @@ func nodeOver(o *options, l link.Link, resolver dataplane.Resolver) (*node, erro
 	}
 	var err error
 	n.engine, err = dataplane.New(dataplane.Config{
-		OnEvent: n.event, TCP: &cfg, StreamBuffer: 2 * o.rcvWindow, SendBuffer: o.queue, MaxConns: 1 << 16,
+		Fragments: fragments, OnEvent: n.event, TCP: &cfg, StreamBuffer: 2 * o.rcvWindow, SendBuffer: o.queue, MaxConns: 1 << 16,
 	}, []dataplane.Queue{{Link: l, CPU: -1}}, resolver)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,329 @@
+package bpf
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+const actDrop = 1
+
+// TestFragments gives fragments to the program, one after the other.
+func TestFragments(t *testing.T) {
+	type C = Counters
+	const (
+		ours  = port
+		other = port + 1
+	)
+	packet := func(proto uint8, src, dst netip.Addr, dport uint16) []byte {
+		return frame(proto, src, dst, 999, dport, 0)
+	}
+	cut := func(b []byte, id uint32) [][]byte { return testenv.Cut(b, 24, id) }
+	taken, copied, passed, malformed := C{TakenFragment: 1}, C{CopiedFragment: 1}, C{PassedFragment: 1}, C{Malformed: 1}
+	type step struct {
+		frame []byte
+		act   uint32
+		count C
+	}
+	family := func(src, dst netip.Addr) map[string][]step {
+		a, b := cut(packet(6, src, dst, ours), 1), cut(packet(6, src, dst, other), 1)
+		a2 := cut(packet(6, src, dst, ours), 2)
+		udp := cut(packet(17, src, dst, ours), 3)
+		icmp := cut(packet(1, src, dst, ours), 3)
+		odd := testenv.Cut(packet(6, src, dst, ours), 24, 4)
+		l4 := len(odd[0]) - 24
+		if dst.Is6() {
+			binary.BigEndian.PutUint16(odd[0][18:], 8+23)
+		} else {
+			binary.BigEndian.PutUint16(odd[0][16:], 20+23)
+		}
+		far := bytes.Clone(a[1])
+		if dst.Is6() {
+			far[l4-6], far[l4-5] = 0xff, 0xf8
+		} else {
+			far[20], far[21] = 0x1f, 0xff
+		}
+		return map[string][]step{
+			"in order":                      {{a[0], actDrop, taken}, {a[1], actDrop, taken}},
+			"not ours":                      {{b[0], actPass, passed}, {b[1], actPass, passed}},
+			"not ours, backwards":           {{b[1], actPass, copied}, {b[0], actPass, passed}, {b[1], actPass, passed}},
+			"ours, backwards":               {{a[1], actPass, copied}, {a[0], actDrop, taken}, {a[1], actDrop, taken}},
+			"another identification":        {{a[0], actDrop, taken}, {a2[1], actPass, copied}},
+			"identification again, others'": {{a[0], actDrop, taken}, {b[0], actPass, passed}, {b[1], actPass, passed}},
+			"identification again, ours":    {{b[0], actPass, passed}, {a[0], actDrop, taken}, {a[1], actDrop, taken}},
+			"a protocol without claims":     {{udp[1], actPass, passed}, {udp[0], actPass, passed}, {icmp[0], actPass, passed}},
+			"no multiple of eight":          {{odd[0], actPass, malformed}},
+			"beyond 65535":                  {{far, actPass, malformed}},
+		}
+	}
+	v4, v6 := family(peer4, addr4), family(peer6, addr6)
+	v6["protocol without claims, same identification"] = []step{
+		{cut(packet(6, peer6, addr6, ours), 7)[0], actDrop, taken},
+		{cut(packet(17, peer6, addr6, ours), 7)[0], actPass, passed},
+		{cut(packet(17, peer6, addr6, ours), 7)[1], actPass, passed},
+	}
+	v6["headers cut"] = []step{{testenv.Cut(packet(6, peer6, addr6, ours), 16, 8)[0], actPass, malformed}}
+	v4["only the ports"] = []step{{testenv.Cut(packet(6, peer4, addr4, ours), 8, 8)[0], actDrop, taken}}
+	v4["another destination"] = []step{{cut(packet(6, peer4, other4, ours), 9)[0], actPass, passed}, {cut(packet(6, peer4, other4, ours), 10)[1], actPass, passed}}
+	v4["VLAN"] = []step{
+		{testenv.Cut(frame(6, peer4, addr4, 999, ours, 2), 24, 11)[0], actDrop, taken},
+		{testenv.Cut(frame(6, peer4, addr4, 999, ours, 2), 24, 11)[1], actDrop, taken},
+	}
+	hop := withExt(cut(packet(6, peer6, addr6, ours), 12)[0], 0, 8)
+	v6["behind options"] = []step{{hop, actDrop, taken}}
+	dst := testenv.Cut(withExt(packet(6, peer6, addr6, ours), 60, 8), 32, 13)
+	v6["in front of options"] = []step{{dst[0], actDrop, taken}, {dst[1], actDrop, taken}}
+	nested := withExt(cut(packet(6, peer6, addr6, ours), 14)[0], 44, 8)
+	nested[57] = 1
+	v6["two Fragment headers"] = []step{{nested, actPass, malformed}}
+
+	s := load(t)
+	for _, a := range []netip.Addr{addr4, addr6} {
+		if err := s.Claim(Endpoint{pkt.ProtoTCP, a, ours}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ring, err := s.Fragments()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ring.Close()
+	for fam, tests := range map[string]map[string][]step{"IPv4": v4, "IPv6": v6} {
+		for name, steps := range tests {
+			t.Run(fam+" "+name, func(t *testing.T) {
+				forget(t, s)
+				for i, st := range steps {
+					before, err := s.Counters()
+					if err != nil {
+						t.Fatal(err)
+					}
+					if act := run(t, s, st.frame); act != st.act {
+						t.Errorf("step %d: verdict %d, want %d", i, act, st.act)
+					}
+					after, err := s.Counters()
+					if err != nil {
+						t.Fatal(err)
+					}
+					if got := minus(after, before); got != st.count {
+						t.Errorf("step %d: counted %+v, want %+v", i, got, st.count)
+					}
+					if st.count == passed || st.count == malformed {
+						continue
+					}
+					if b, err := ring.Read(time.Time{}); err != nil || !bytes.Equal(b, st.frame) {
+						t.Errorf("step %d: the ring has %x, %v", i, b, err)
+					}
+				}
+				if b, err := ring.Read(time.Now()); !errors.Is(err, os.ErrDeadlineExceeded) {
+					t.Errorf("the ring has more: %x, %v", b, err)
+				}
+			})
+		}
+	}
+}
+
+// forget empties the program's memory of fragments.
+func forget(t testing.TB, s *Steering) {
+	t.Helper()
+	var k steerPacket
+	for s.objs.Packets.NextKey(nil, &k) == nil {
+		if err := s.objs.Packets.Delete(&k); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestFragmentRing: frames of every length come out whole, and when the ring is
+// full those of ours do not reach the kernel in part.
+func TestFragmentRing(t *testing.T) {
+	s := load(t)
+	if err := s.Claim(Endpoint{pkt.ProtoTCP, netip.Addr{}, port}); err != nil {
+		t.Fatal(err)
+	}
+	ring, err := s.Fragments()
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := func(n int) []byte {
+		b := append(frame(6, peer4, addr4, 999, port, 0), make([]byte, n)...)
+		for i := range b[54:] {
+			b[54+i] = byte(i * 7)
+		}
+		binary.BigEndian.PutUint16(b[16:], uint16(len(b)-14))
+		b[20] = 0x20
+		return b
+	}
+	for _, n := range []int{0, 1464, 1488, 1496, 2000, 3392} {
+		f := long(n)
+		if act := run(t, s, f); act != actDrop {
+			t.Fatalf("%d octets: verdict %d", len(f), act)
+		}
+		if b, err := ring.Read(time.Time{}); err != nil || !bytes.Equal(b, f) {
+			t.Fatalf("%d octets: %d come, %v", len(f), len(b), err)
+		}
+	}
+	f := long(0)
+	n := 0
+	for ; ; n++ {
+		if act := run(t, s, f); act != actDrop {
+			t.Fatalf("verdict %d", act)
+		}
+		c, err := s.Counters()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.LostFragment > 0 {
+			break
+		}
+	}
+	if n < 500 {
+		t.Errorf("full after %d frames", n)
+	}
+	for range n {
+		if _, err := ring.Read(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done := make(chan error)
+	go func() {
+		_, err := ring.Read(time.Time{})
+		done <- err
+	}()
+	if err := ring.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Read after Close: %v", err)
+	}
+}
+
+// TestFragmentsOfTheHost: packets in fragments for a socket of the kernel reach it
+// whole, in whatever order the fragments come, beside a claim of the same address
+// and protocol; those for the claim do not reach the kernel, which would answer
+// that nobody listens.
+func TestFragmentsOfTheHost(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	s := load(t)
+	for _, v6 := range []bool{false, true} {
+		src, dst := v.B.Addr4, v.A.Addr4
+		if v6 {
+			src, dst = v.B.Addr6, v.A.Addr6
+		}
+		t.Run(fmt.Sprint("v6=", v6), func(t *testing.T) {
+			const claimed, theirs = 9899, 5000
+			if err := s.Claim(Endpoint{pkt.ProtoUDP, dst, claimed}); err != nil {
+				t.Fatal(err)
+			}
+			var conn *net.UDPConn
+			var raw int
+			if err := v.A.NS.Do(func() (err error) {
+				if _, err = s.Attach(v.A.Index, Auto); err == nil {
+					conn, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, theirs)))
+				}
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if err := v.B.NS.Do(func() (err error) {
+				raw, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(raw)
+			datagram := func(port uint16, id byte) []byte {
+				tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(src, 999), netip.AddrPortFrom(dst, port)), Proto: pkt.ProtoUDP, V6: v6,
+					SrcMAC: [6]byte(v.B.MAC), DstMAC: [6]byte(v.A.MAC)}
+				const n = 3000
+				b := make([]byte, tu.HeaderLen()+n)
+				l4 := b[tu.HeaderLen():]
+				for i := range l4 {
+					l4[i] = id
+				}
+				binary.BigEndian.PutUint16(l4, 999)
+				binary.BigEndian.PutUint16(l4[2:], port)
+				binary.BigEndian.PutUint16(l4[4:], n)
+				binary.BigEndian.PutUint16(l4[6:], 0)
+				binary.BigEndian.PutUint16(l4[6:], pkt.UDPChecksum(pkt.Sum(l4, tu.PseudoSum(n))))
+				tu.Put(b, n, 0, 0)
+				return b
+			}
+			id := byte(0)
+			for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {2, 0, 1}} {
+				for _, port := range []uint16{claimed, theirs} {
+					id++
+					cut := testenv.Cut(datagram(port, id), 1400, uint32(id))
+					for _, i := range order {
+						if err := unix.Sendto(raw, cut[i], 0, &unix.SockaddrLinklayer{Ifindex: v.B.Index}); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if port == claimed {
+						continue
+					}
+					var got [4096]byte
+					if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+						t.Fatal(err)
+					}
+					n, err := conn.Read(got[:])
+					if err != nil || n != 2992 || got[0] != id || got[n-1] != id {
+						t.Fatalf("order %v: the kernel's socket has %d octets, %v", order, n, err)
+					}
+				}
+			}
+			c, err := s.Counters()
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Of ours two are known in the first order, one in the others; copied
+			// is what comes before its first, ours or not.
+			if c.TakenFragment < 7 || c.CopiedFragment < 8 || c.LostFragment != 0 {
+				t.Errorf("%+v", c)
+			}
+			var errs int
+			if err := v.A.NS.Do(func() (err error) {
+				errs, err = noPorts(v6)
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if errs != 0 {
+				t.Errorf("the kernel has got %d datagrams for nobody", errs)
+			}
+		})
+	}
+}
+
+// noPorts is how many datagrams the kernel has got that were for no socket.
+func noPorts(v6 bool) (n int, err error) {
+	if v6 {
+		b, err := os.ReadFile("/proc/thread-self/net/snmp6")
+		_, rest, _ := strings.Cut(string(b), "Udp6NoPorts")
+		if err == nil {
+			_, err = fmt.Sscan(rest, &n)
+		}
+		return n, err
+	}
+	b, err := os.ReadFile("/proc/thread-self/net/snmp")
+	lines := strings.Split(string(b), "Udp: ")
+	if err == nil && len(lines) < 3 {
+		err = errors.New("no line of UDP")
+	}
+	if err == nil {
+		_, err = fmt.Sscan(lines[2], new(int), &n)
+	}
+	return n, err
+}

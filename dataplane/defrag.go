@@ -1,0 +1,214 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/ipfrag"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+)
+
+// Packets that come in IP fragments are put together in one place for all workers,
+// beside the way of all others: fragments have no ports and a hash of their own, so
+// that they come on any queue. The packet goes to the first worker, and from there,
+// as a stray does, to its connection's.
+
+// maxWhole bounds the octets of reassembled packets on their way to the workers,
+// and for each worker those that it holds out of order.
+const maxWhole = 4 << 20
+
+// FragmentSource gives frames with IP fragments; bpf.Fragments is one. Read
+// returns os.ErrDeadlineExceeded when there is none until the deadline, unless
+// that is zero, and any other error when there will be none any more, as after
+// Close. The octets are valid until the next Read.
+type FragmentSource interface {
+	Read(deadline time.Time) ([]byte, error)
+	Close() error
+}
+
+// FragmentStats are the counters of reassembly, of all workers together.
+type FragmentStats struct {
+	ipfrag.Stats
+	Lost uint64 // packets that were whole, and found the worker too far behind
+}
+
+// defrag reassembles. Workers come here with what their links give them, and
+// the engine's reader of fragments.
+type defrag struct {
+	mu     sync.Mutex
+	r      *ipfrag.Reassembler // nil: there was never one
+	queued atomic.Int64        // octets of packets on their way to a worker
+	lost   atomic.Uint64
+	done   chan struct{} // closed when the reader has ended; nil: none
+}
+
+func (d *defrag) stats() (s FragmentStats) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.r != nil {
+		s.Stats = d.r.Stats()
+	}
+	s.Lost = d.lost.Load()
+	return s
+}
+
+// readFragments takes what the source has until it is closed.
+func (e *Engine) readFragments() {
+	defer close(e.frags.done)
+	for {
+		var wait time.Time
+		if at := e.fragmentTimeout(); at != 0 {
+			wait = time.Now().Add(at.Sub(e.cfg.Now()))
+		}
+		b, err := e.cfg.Fragments.Read(wait)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+		case err != nil:
+			return
+		default:
+			if whole := e.defragment(e.cfg.Now(), b); whole != nil {
+				e.deliverWhole(e.workers[0], whole, false)
+			}
+		}
+	}
+}
+
+// fragmentTimeout gives up the packets whose time is over. It returns when to
+// come again.
+func (e *Engine) fragmentTimeout() clock.Time {
+	d := &e.frags
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.r == nil {
+		return 0
+	}
+	d.r.HandleTimeout(e.cfg.Now())
+	e.tellExpired()
+	return d.r.Deadline()
+}
+
+// defragment takes a frame with a fragment. It returns the frame of the packet if
+// that is whole now.
+func (e *Engine) defragment(now clock.Time, frame []byte) []byte {
+	d := &e.frags
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.r == nil {
+		d.r = ipfrag.New(ipfrag.Config{})
+	}
+	whole := d.r.Handle(now, frame)
+	e.tellExpired()
+	return whole
+}
+
+// tellExpired has the first worker send the ICMP errors about packets that were
+// given up. d.mu is held.
+func (e *Engine) tellExpired() {
+	for {
+		x, ok := e.frags.r.PollExpired()
+		if !ok {
+			return
+		}
+		e.workers[0].post(func(w *worker) { w.timeExceeded(x) })
+	}
+}
+
+// deliverWhole has a worker take a packet that has been reassembled. handed tells
+// that it is the one that has its connection.
+func (e *Engine) deliverWhole(w *worker, b []byte, handed bool) {
+	d := &e.frags
+	n := int64(len(b))
+	if d.queued.Add(n) > maxWhole {
+		d.queued.Add(-n)
+		d.lost.Add(1)
+		return
+	}
+	w.post(func(w *worker) {
+		d.queued.Add(-n)
+		w.takeWhole(b, handed)
+	})
+}
+
+// handWhole gives the reassembled packet in hand to the worker that has its
+// connection. No ring of strays has buffers of that size.
+func (w *worker) handWhole(owner *worker, b []byte) {
+	w.stats.RxStrays++
+	w.e.deliverWhole(owner, b, true)
+}
+
+// takeWhole takes a packet that has been reassembled.
+func (w *worker) takeWhole(b []byte, handed bool) {
+	w.whole, w.handed = true, handed
+	defer func() { w.whole, w.handed = false, false }() // also where the turn faults
+	f := link.Frame{N: 1}
+	f.Pieces[0] = b
+	if w.taps != nil && !handed {
+		w.tapIn(&f)
+	}
+	w.frame(&f)
+}
+
+// fragment takes a frame of the link that holds a fragment.
+func (w *worker) fragment(f *link.Frame) {
+	b := make([]byte, 0, f.Len())
+	for i := range f.N {
+		b = append(b, f.Pieces[i]...)
+	}
+	if whole := w.e.defragment(w.now, b); whole != nil {
+		w.takeWhole(whole, false)
+	}
+}
+
+// timeExceeded tells the source of a packet that not all of its fragments have come
+// in time (RFC 792; RFC 4443, Section 3.3).
+func (w *worker) timeExceeded(e ipfrag.Expired) {
+	t := pkt.Tuple{Proto: pkt.ProtoICMP, V6: e.Quote[0]>>4 == 6, SrcMAC: [6]byte(e.Head), DstMAC: [6]byte(e.Head[6:])}
+	for at := 14; at+4 <= len(e.Head); at += 4 {
+		t.VLANs[t.NVLAN] = binary.BigEndian.Uint16(e.Head[at:])
+		t.NVLAN++
+	}
+	kind := byte(11)
+	if t.V6 {
+		kind, t.Proto = 3, pkt.ProtoICMPv6
+		t.Remote, t.Local = [16]byte(e.Quote[8:]), [16]byte(e.Quote[24:])
+	} else {
+		t.Remote, t.Local = mapped(e.Quote[12:]), mapped(e.Quote[16:])
+	}
+	n := 8 + len(e.Quote)
+	if n > w.mtu-40 {
+		return
+	}
+	s, ok := w.link.Alloc()
+	if !ok {
+		w.stats.TxNoSlot++
+		return
+	}
+	at := t.HeaderLen()
+	b := w.link.Bytes(s)[:at+n]
+	t.Put(b, n, 0, 0)
+	msg := b[at:]
+	copy(msg, []byte{kind, 1, 0, 0, 0, 0, 0, 0}) // code 1: fragment reassembly time exceeded
+	copy(msg[8:], e.Quote)
+	sum := uint32(0)
+	if t.V6 {
+		sum = t.PseudoSum(n)
+	}
+	binary.BigEndian.PutUint16(msg[2:], pkt.Checksum(pkt.Sum(msg, sum)))
+	w.slots[s].owned = false
+	if w.taps != nil {
+		w.tapOut(nil, b)
+	}
+	w.postUntapped(s, 0, len(b))
+	w.stats.TxStateless++
+}
+
+// mapped is the IPv4 address at b, v4-mapped.
+func mapped(b []byte) [16]byte {
+	return [16]byte{10: 0xff, 11: 0xff, 12: b[0], 13: b[1], 14: b[2], 15: b[3]}
+}
