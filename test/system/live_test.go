@@ -134,15 +134,15 @@ func TestLinkLocal(t *testing.T) {
 	}
 	a, b := newHost(t, &v.A), newHost(t, &v.B)
 	for _, listen := range []string{"fe80::2%" + v.B.Name, "fe80::2", "169.254.7.2", ""} {
-		p := start(t, b.command("perf", "write", "--server", "--listen", net.JoinHostPort(listen, "7175")))
-		p.expect("listening on")
+		p := testenv.Start(t, b.command("perf", "write", "--server", "--listen", net.JoinHostPort(listen, "7175")))
+		p.Expect("listening on")
 		for _, to := range []string{"fe80::2%" + v.A.Name, "fe80::2", "169.254.7.2"} {
 			if listen == "" || strings.HasPrefix(to, listen[:4]) {
 				a.must("perf", "write", "--client", net.JoinHostPort(to, "7175"), "--size", "8", "--iterations", "8")
 			}
 		}
-		p.signal(unix.SIGTERM)
-		p.wait(limit)
+		p.Signal(unix.SIGTERM)
+		p.Wait(limit)
 	}
 	if code, out := a.ctl("ping", "-c", "-a", "fe80::2%lo"); code == 0 || !strings.Contains(out, v.A.Name+" alone") {
 		t.Errorf("a link-local address of another interface: exit code %d: %s", code, out)
