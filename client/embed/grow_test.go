@@ -40,20 +40,7 @@ func TestNothingGrows(t *testing.T) {
 				t.Fatal(err)
 			}
 			qps = append(qps, qa, qb)
-			accepted := make(chan error, 1)
-			go func() {
-				r, err := l.Request(ctx)
-				if err == nil {
-					_, err = r.Accept(ctx, qb, nil)
-				}
-				accepted <- err
-			}()
-			if _, err := qa.Connect(ctx, dialAddr(nb, l), nil); err != nil {
-				t.Fatal(err)
-			}
-			if err := <-accepted; err != nil {
-				t.Fatal(err)
-			}
+			joinBy(t, ctx, nb, l, qa, qb)
 			if err := qa.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{a.mem.SGE(0, 64)}, Remote: b.mem.Base(), RKey: b.mem.RKey()}); err != nil {
 				t.Fatal(err)
 			}

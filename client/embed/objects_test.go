@@ -22,6 +22,12 @@ func join(t testing.TB, ctx context.Context, nb *embed.Node, qa, qb *iwarp.QP) {
 		t.Fatal(err)
 	}
 	defer l.Close()
+	joinBy(t, ctx, nb, l, qa, qb)
+}
+
+// joinBy is join by a listener of nb.
+func joinBy(t testing.TB, ctx context.Context, nb *embed.Node, l *iwarp.Listener, qa, qb *iwarp.QP) {
+	t.Helper()
 	accepted := make(chan error, 1)
 	go func() {
 		r, err := l.Request(ctx)

@@ -3,7 +3,6 @@ package isolation
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -111,19 +110,11 @@ func worker(j *job, _ *bufio.Reader) error {
 		if err != nil {
 			return err
 		}
-		c, err := d.Dial(ctx, j.Peer, nil)
+		c, to, err := dialSink(ctx, d, j.Peer)
 		if err != nil {
 			return err
 		}
 		b := make([]byte, 4096)
-		n, err := c.Recv(ctx, b)
-		if err != nil {
-			return err
-		}
-		var to iwarp.Remote
-		if err := json.Unmarshal(b[:n], &to); err != nil {
-			return err
-		}
 		m, err := c.Alloc(ctx, 1+rng.IntN(1<<20), iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
 		if err != nil {
 			return err

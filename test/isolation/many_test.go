@@ -95,22 +95,31 @@ func (p *party) run(ctx context.Context, rng *rand.Rand, stop *atomic.Bool) erro
 		if err != nil {
 			return fmt.Errorf("%d Writes never completed: %w", under, err)
 		}
-		for _, wc := range wcs[:n] {
-			if wc.Status != iwarp.WCSuccess {
-				return fmt.Errorf("queue pair %d: %v", wc.QP, wc.Status)
-			}
-			l := p.lanes[wc.QP]
-			l.done.Add(1)
-			under--
-			if !stop.Load() {
-				if err := p.post(l); err != nil {
-					return err
-				}
-				under++
-			}
+		again, err := p.account(wcs[:n], stop)
+		if err != nil {
+			return err
 		}
+		under += again - n
 	}
 	return nil
+}
+
+// account counts what is complete, and posts as much again until stop.
+func (p *party) account(wcs []iwarp.WC, stop *atomic.Bool) (posted int, err error) {
+	for _, wc := range wcs {
+		if wc.Status != iwarp.WCSuccess {
+			return posted, fmt.Errorf("queue pair %d: %v", wc.QP, wc.Status)
+		}
+		l := p.lanes[wc.QP]
+		l.done.Add(1)
+		if !stop.Load() {
+			if err := p.post(l); err != nil {
+				return posted, err
+			}
+			posted++
+		}
+	}
+	return posted, nil
 }
 
 // drive keeps every lane of all clients busy from one goroutine, so that the order
@@ -136,20 +145,11 @@ func drive(ctx context.Context, parties []*party, stop *atomic.Bool) error {
 		for _, p := range parties {
 			n := p.cq.Poll(wcs)
 			found += n
-			for _, wc := range wcs[:n] {
-				if wc.Status != iwarp.WCSuccess {
-					return fmt.Errorf("queue pair %d: %v", wc.QP, wc.Status)
-				}
-				l := p.lanes[wc.QP]
-				l.done.Add(1)
-				under--
-				if !stop.Load() {
-					if err := p.post(l); err != nil {
-						return err
-					}
-					under++
-				}
+			again, err := p.account(wcs[:n], stop)
+			if err != nil {
+				return err
 			}
+			under += again - n
 		}
 		if found == 0 {
 			time.Sleep(20 * time.Microsecond) // the daemon is in this process

@@ -229,6 +229,21 @@ func (p *process) ask(t *testing.T, line string, v any) {
 	}
 }
 
+// dialSink connects to sink, and learns where it may write.
+func dialSink(ctx context.Context, d *iwarp.Device, peer string) (*iwarp.Conn, iwarp.Remote, error) {
+	var to iwarp.Remote
+	c, err := d.Dial(ctx, peer, nil)
+	if err != nil {
+		return nil, to, err
+	}
+	b := make([]byte, 256)
+	n, err := c.Recv(ctx, b)
+	if err == nil {
+		err = json.Unmarshal(b[:n], &to)
+	}
+	return c, to, err
+}
+
 // victim makes one of every object, then writes at a steady rate, and looks after
 // each answer whether its memory and its connection are whole.
 func victim(j *job, in *bufio.Reader) error {
@@ -237,19 +252,11 @@ func victim(j *job, in *bufio.Reader) error {
 	if err != nil {
 		return err
 	}
-	c, err := d.Dial(ctx, j.Peer, nil)
+	c, to, err := dialSink(ctx, d, j.Peer)
 	if err != nil {
 		return err
 	}
 	b := make([]byte, 4096)
-	n, err := c.Recv(ctx, b)
-	if err != nil {
-		return err
-	}
-	var to iwarp.Remote
-	if err := json.Unmarshal(b[:n], &to); err != nil {
-		return err
-	}
 	own, err := c.Alloc(ctx, 1<<16, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteAtomic)
 	if err != nil {
 		return err
