@@ -1,5 +1,11 @@
 package link
 
+import "github.com/iwarpd/iwarpd/internal/prefetch"
+
+// ahead is how many octets of the slot that is allocated next are fetched while
+// one is filled.
+const ahead = 1536 + 128
+
 // Pool is a LIFO allocator of the TX slots of one arena: the slot freed last is
 // the one whose octets are still in the cache. It also knows which slots are
 // posted. It is for the implementations of Link.
@@ -28,6 +34,10 @@ func (p *Pool) Alloc() (Slot, bool) {
 	}
 	s := p.free[n-1]
 	p.free = p.free[:n-1]
+	if n > 1 {
+		b := p.Bytes(p.free[n-2])
+		prefetch.ForWriting(b[:min(len(b), ahead)])
+	}
 	return s, true
 }
 

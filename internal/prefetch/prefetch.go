@@ -1,4 +1,4 @@
-// Package prefetch asks the processor for memory that is about to be read.
+// Package prefetch asks the processor for memory that is about to be used.
 package prefetch
 
 // Octets has p on its way to the nearest cache, while the caller does something
@@ -7,5 +7,13 @@ package prefetch
 func Octets(p []byte) {
 	if len(p) > 0 {
 		octets(&p[0], len(p))
+	}
+}
+
+// ForWriting is Octets for p that is about to be written, as a whole: no other
+// core's cache will have it then.
+func ForWriting(p []byte) {
+	if len(p) > 0 {
+		forWriting(&p[0], len(p))
 	}
 }

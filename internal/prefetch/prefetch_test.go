@@ -4,10 +4,12 @@ import "testing"
 
 // Whatever lies around the octets, nothing is touched.
 func TestOctets(t *testing.T) {
-	Octets(nil)
-	b := make([]byte, 300)
-	for n := range b {
-		Octets(b[:n])
-		Octets(b[n:])
+	for _, fetch := range []func([]byte){Octets, ForWriting} {
+		fetch(nil)
+		b := make([]byte, 300)
+		for n := range b {
+			fetch(b[:n])
+			fetch(b[n:])
+		}
 	}
 }
