@@ -42,7 +42,8 @@ const NoSlot Slot = ^Slot(0)
 type Link interface {
 	// Receive fills fs with up to len(fs) frames and returns how many.
 	Receive(fs []Frame) int
-	// Release gives a received frame back. Each frame is released once.
+	// Release gives a received frame back, as seen by others at the next Receive,
+	// Flush or Wait. Each frame is released once.
 	Release(f *Frame)
 	// RxFrames is how many frames of the MTU there is memory for, those that are
 	// to be received included.

@@ -204,6 +204,7 @@ func (p *Pipe) Post(s Slot, off, n int) bool {
 
 // Flush is Link.Flush. It copies each frame to the other side, or lends it.
 func (p *Pipe) Flush() {
+	p.giveBack()
 	if len(p.queued) == 0 {
 		return
 	}
@@ -296,6 +297,7 @@ func (w *wire) send(now clock.Time, b []byte) (sent bool) {
 
 // Receive is Link.Receive.
 func (p *Pipe) Receive(fs []Frame) int {
+	p.giveBack()
 	w := p.in
 	if w.decider == nil {
 		first, n := w.get.Peek(uint32(len(fs)))
@@ -367,7 +369,14 @@ func (p *Pipe) Release(f *Frame) {
 		panic("link: more frames released than received")
 	}
 	w.free[w.give.Mask(i)] = uint32(f.IDs[0])
-	w.give.Submit()
+}
+
+// giveBack shows the other side what was released: once for a burst of frames, as
+// each time waits for all that is written before.
+func (p *Pipe) giveBack() {
+	if w := p.in; w.give.Unsubmitted() > 0 {
+		w.give.Submit()
+	}
 }
 
 // Deadline returns when the next frame that is under way to this end is due: 0
@@ -386,6 +395,7 @@ func (p *Pipe) Deadline() clock.Time {
 
 // Wait is Link.Wait.
 func (p *Pipe) Wait(timeout time.Duration, wakefd int) {
+	p.giveBack()
 	if p.virtual {
 		p.poll.wait(0, -1, wakefd)
 		return

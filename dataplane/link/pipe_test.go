@@ -135,6 +135,7 @@ func TestPipeDropsWhenReceiverHoldsEverything(t *testing.T) {
 		t.Errorf("RxFillEmpty %d, want 2", st.RxFillEmpty)
 	}
 	b.Release(&fs[2])
+	b.Flush()
 	send(t, a, frame(60, 9))
 	if n := b.Receive(fs); n != 1 || binary.BigEndian.Uint32(fs[0].Pieces[0]) != 9 {
 		t.Errorf("received %d after Release", n)
@@ -295,6 +296,7 @@ func TestPipeLends(t *testing.T) {
 		t.Errorf("%d slots reaped before the release", n)
 	}
 	b.Release(&fs[0])
+	b.Flush()
 	if n := a.Reap(done); n != 1 || done[0] != s {
 		t.Errorf("reaped %v; want %d", done[:n], s)
 	}
