@@ -42,7 +42,9 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 		c.challenge(now) // RFC 5961 5.2
 		return false
 	}
-	a := ackState{now: now, fack: c.rack.fack, prior: c.una, flight: c.pipe(), ece: c.ecnOK && s.Flags&ECE != 0}
+	var a ackState
+	a.now, a.fack, a.prior, a.flight = now, c.rack.fack, c.una, c.pipe()
+	a.ece = c.ecnOK && s.Flags&ECE != 0
 	if c.tsOK && s.Opts.HasTimestamps && s.Opts.TSEcr != 0 {
 		a.hasTS, a.tsEcr = true, s.Opts.TSEcr
 	}

@@ -232,7 +232,8 @@ func (c *Conn) Push(b Buf, n int) {
 		}
 		return
 	}
-	c.q.push(seg{seq: c.pushNxt, buf: b, len: int32(n), last: true})
+	s := c.q.add()
+	s.seq, s.buf, s.len, s.last = c.pushNxt, b, int32(n), true
 	c.pushNxt = c.pushNxt.Add(n)
 	c.pushed += n
 	for p := c.q.tail - 1; c.mss > 0 && int(c.q.at(p).len) > c.mss; p++ {

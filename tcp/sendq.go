@@ -58,12 +58,18 @@ func (q *sendq) init() {
 
 func (q *sendq) at(p uint64) *seg { return &q.s[p&uint64(len(q.s)-1)] }
 
-func (q *sendq) push(s seg) {
+func (q *sendq) push(s seg) { *q.add() = s }
+
+// add appends an empty segment, for its fields to be set where they stand: to copy
+// them, just set, in wider pieces would have the processor wait for them.
+func (q *sendq) add() *seg {
 	if int(q.tail-q.head) == len(q.s) {
 		q.grow()
 	}
-	*q.at(q.tail) = s
+	s := q.at(q.tail)
+	*s = seg{}
 	q.tail++
+	return s
 }
 
 func (q *sendq) grow() {

@@ -168,8 +168,8 @@ func (t *Table) aligned(stag uint32, to uint64) bool {
 	if r == nil {
 		return false
 	}
-	v, ok := r.read(stag)
-	return ok && (v.off+(to-v.base))%atomicLen == 0
+	var v view
+	return r.read(stag, &v) && (v.off+(to-v.base))%atomicLen == 0
 }
 
 // Invalidate implements rdmap.Memory (RFC 5040 section 5.3).

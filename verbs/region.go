@@ -85,16 +85,14 @@ type view struct {
 	root            *Region
 }
 
-// read returns the view of r; false: stag is not r's key, or r is not valid or
-// is being changed.
-func (r *Region) read(stag uint32) (v view, ok bool) {
+// read takes the view of r. It reports false when stag is not r's key, or r is not
+// valid or is being changed.
+func (r *Region) read(stag uint32, v *view) bool {
 	ver := r.ver.Load()
 	state := r.state.Load()
-	v = view{r.qp.Load(), Access(r.acc.Load()), r.base.Load(), r.off.Load(), r.size.Load(), r.root.Load()}
-	if ver&1 != 0 || r.ver.Load() != ver {
-		return v, false
-	}
-	return v, state&(stateKey|stateValid) == stag&stateKey|stateValid && v.root != nil
+	v.qp, v.acc, v.root = r.qp.Load(), Access(r.acc.Load()), r.root.Load()
+	v.base, v.off, v.size = r.base.Load(), r.off.Load(), r.size.Load()
+	return ver&1 == 0 && r.ver.Load() == ver && state&(stateKey|stateValid) == stag&stateKey|stateValid && v.root != nil
 }
 
 // lock starts a change. It fails when another one is under way: the two work
@@ -196,8 +194,8 @@ func (t *Table) check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) ([
 	if r == nil {
 		return nil, faultSTag
 	}
-	v, ok := r.read(stag)
-	if !ok {
+	var v view
+	if !r.read(stag, &v) {
 		return nil, faultSTag
 	}
 	if r.pd != pd || r.kind == kindWindow && v.qp != qp {

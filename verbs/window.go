@@ -36,8 +36,8 @@ func (t *Table) bind(pd PDID, qp, stag, lkey uint32, addr uint64, n uint32, a Ac
 	if a&^(RemoteWrite|RemoteRead|RemoteAtomic|ZeroBased) != 0 {
 		return false
 	}
-	v, ok := r.read(lkey)
-	if !ok || v.acc&MWBind == 0 || a&(RemoteWrite|RemoteAtomic) != 0 && v.acc&LocalWrite == 0 {
+	var v view
+	if !r.read(lkey, &v) || v.acc&MWBind == 0 || a&(RemoteWrite|RemoteAtomic) != 0 && v.acc&LocalWrite == 0 {
 		return false
 	}
 	if n == 0 || addr < v.base || addr-v.base > v.size || uint64(n) > v.size-(addr-v.base) {

@@ -82,5 +82,6 @@ func is4(a *[16]byte) bool {
 
 // put4 writes the IPv4 address b as v4-mapped.
 func put4(a *[16]byte, b []byte) {
-	*a = [16]byte{10: 0xff, 11: 0xff, 12: b[0], 13: b[1], 14: b[2], 15: b[3]}
+	be.PutUint64(a[0:], 0)
+	be.PutUint64(a[8:], 0xffff<<32|uint64(be.Uint32(b)))
 }
