@@ -13,11 +13,11 @@ import (
 // run at speed, near enough that their octets are still in the L1 cache.
 const sumStep = 4096
 
-// From which length copy, CRC and sum are made in one pass: in octets, and with
-// markers in runs between two of them.
+// From which length copy, CRC and sum are made in one pass: without markers, and with
+// one at least.
 const (
 	inOne     = 512
-	markInOne = 4
+	markInOne = 128
 )
 
 // Framer composes the FPDUs of one half connection, each straight in the buffer
@@ -98,17 +98,17 @@ func (f *Framer) Write(p []byte) {
 	}
 	f.left -= len(p)
 	for len(p) > 0 {
+		if first := f.next - f.at; f.crc && first < len(p) && first%4 == 0 && len(p) >= markInOne {
+			n := len(p) &^ 3
+			f.sumUp()
+			c, sum, size := crc32c.Mark(f.dst[f.at:], f.c, p[:n], first, f.next-f.length)
+			p = p[n:]
+			f.at += size
+			f.next += (f.at - f.next + markerEvery - 1) / markerEvery * markerEvery
+			f.summedUp(c, sum)
+			continue
+		}
 		if f.at == f.next {
-			if n := len(p) - len(p)%markerRun; f.crc && n >= markInOne*markerRun {
-				f.sumUp()
-				c, sum := crc32c.Mark(f.dst[f.at:], f.c, p[:n], f.at-f.length)
-				p = p[n:]
-				n = n / markerRun * markerEvery
-				f.at += n
-				f.next += n
-				f.summedUp(c, sum)
-				continue
-			}
 			f.marker(f.at - f.length)
 		}
 		n := min(len(p), f.next-f.at)

@@ -52,7 +52,8 @@ type Receiver struct {
 	fed  int        // if not zero: octets fed, of which the CRC below is known
 	sum  uint32     // CRC32c of the octets fed but the last crcLen
 	gone int        // octets skipped and not consumed
-	buf  []byte     // gathers an FPDU that comes in pieces, or its ULPDU without markers
+	buf  []byte     // gathers an FPDU that comes in pieces
+	out  []byte     // a ULPDU without the markers that lay within
 	held int        // octets of the due FPDU in buf
 	skip int        // octets left of an FPDU that was placed early
 
@@ -68,6 +69,7 @@ func (r *Receiver) Init(crc, markers bool, start serial.Num) {
 		crc:    crc,
 		next:   start,
 		buf:    r.buf[:0],
+		out:    r.out,
 		early:  earlyState{placed: r.early.placed[:0], buf: r.early.buf},
 	}
 }
@@ -235,7 +237,7 @@ func (r *Receiver) take(raw []byte, f *FPDU) bool {
 	}
 	*f = FPDU{Seq: r.lengthAt(r.next)}
 	ok := true
-	if f.ULPDU, ok = r.strip(r.next, raw, &r.buf); !ok {
+	if f.ULPDU, ok = r.strip(r.next, raw, &r.out); !ok {
 		r.fail(term.ErrMPAMarker)
 		return false
 	}
@@ -254,8 +256,7 @@ func crcValid(raw []byte) bool {
 func trailer(raw []byte) uint32 { return binary.LittleEndian.Uint32(raw[len(raw)-crcLen:]) }
 
 // strip checks the markers of the FPDU raw, which begins at seq, and returns its
-// ULPDU. If a marker lies within, it is moved together in *buf, which raw may
-// share.
+// ULPDU. If a marker lies within, it is moved together in *buf.
 func (r *Receiver) strip(seq serial.Num, raw []byte, buf *[]byte) (ulpdu []byte, ok bool) {
 	at := 0 // of ULPDU_Length
 	next := noMarker
@@ -281,14 +282,14 @@ func (r *Receiver) strip(seq serial.Num, raw []byte, buf *[]byte) (ulpdu []byte,
 			return nil, false
 		}
 	}
-	*buf = grow(*buf, 0, n)
-	out := (*buf)[:n:n]
-	to := copy(out, raw[from:next])
-	from = next + markerLen
-	runs := crc32c.Unmark(out[to:], raw[from:])
-	to += runs * markerRun
-	copy(out[to:], raw[from+runs*markerEvery:])
-	return out, true
+	// Markers stand where the FPDU, its length field included, has a multiple of four
+	// octets. It ends, with its pad, at another.
+	const odd = 4 - lengthLen
+	*buf = grow(*buf, 0, n+3)
+	out := (*buf)[:odd+(n-odd+3)&^3]
+	copy(out, raw[from:from+odd])
+	crc32c.Unmark(out[odd:], raw[from+odd:], next-from-odd)
+	return out[:n:n], true
 }
 
 // marker checks that the marker at raw[i] points back by ptr octets. The two

@@ -17,7 +17,7 @@ var table = crc32.MakeTable(crc32.Castagnoli)
 // them.
 func Update(crc uint32, p []byte) uint32 {
 	if fits(p) {
-		reg, _, _ := pass(nil, &p[0], len(p), ^crc, 0)
+		reg, _, _ := pass(nil, &p[0], len(p), ^crc, 0, 0)
 		return ^reg
 	}
 	return crc32.Update(crc, table, p)
@@ -25,9 +25,13 @@ func Update(crc uint32, p []byte) uint32 {
 
 // Sum returns what Update returns, and pkt.Sum(p, 0).
 func Sum(crc uint32, p []byte) (crc2, sum uint32) {
-	if fits(p) {
-		reg, even, odd := pass(nil, &p[0], len(p), ^crc, 0)
+	switch {
+	case fits(p):
+		reg, even, odd := pass(nil, &p[0], len(p), ^crc, 0, 0)
 		return ^reg, words(len(p), even, odd)
+	case vectors && len(p) > 0 && len(p) < shortest:
+		reg, le := short(&p[0], len(p), ^crc)
+		return ^reg, pkt.Swap(le)
 	}
 	return crc32.Update(crc, table, p), pkt.Sum(p, 0)
 }
@@ -37,7 +41,7 @@ func Sum(crc uint32, p []byte) (crc2, sum uint32) {
 func Copy(dst []byte, crc uint32, p []byte) (crc2, sum uint32) {
 	dst = dst[:len(p)]
 	if fits(p) {
-		reg, even, odd := pass(&dst[0], &p[0], len(p), ^crc, 0)
+		reg, even, odd := pass(&dst[0], &p[0], len(p), ^crc, 0, 0)
 		return ^reg, words(len(p), even, odd)
 	}
 	copy(dst, p)
@@ -51,37 +55,66 @@ const (
 	markerRun   = markerEvery - markerLen
 )
 
-// Mark is Copy of p, a multiple of 508 octets, to dst with a marker in front of
-// each 508. The first marker says ptr, more than zero, and each other one 512
-// more.
-func Mark(dst []byte, crc uint32, p []byte, ptr int) (crc2, sum uint32) {
-	n := len(p) / markerRun
-	dst, p = dst[:n*markerEvery], p[:n*markerRun]
-	if fits(dst) {
-		reg, even, odd := pass(&dst[0], &p[0], len(dst), ^crc, uint32(ptr))
-		return ^reg, words(len(dst), even, odd)
+// Mark copies p to dst with a marker in front of the octet at first, if there is one,
+// and of each 508th behind that. The first marker says ptr, more than zero, and each
+// other one 512 more. The lengths of p and first are multiples of four. It returns
+// what Sum returns for the copy, and how long that is.
+func Mark(dst []byte, crc uint32, p []byte, first, ptr int) (crc2, sum uint32, n int) {
+	n = len(p) + markerLen*markers(len(p), first)
+	dst = dst[:n]
+	if last := n - (n-first)%markerEvery; vectors && n >= fewest && n <= longest && n > first {
+		if n-last > 64 {
+			last = n
+		}
+		reg, even, odd := pass(&dst[0], &p[0], last, ^crc, uint32(ptr), first)
+		crc, sum = ^reg, words(last, even, odd)
+		if last < n { // the pass would read beyond p
+			binary.BigEndian.PutUint32(dst[last:], uint32(uint16(ptr+last-first)))
+			copy(dst[last+markerLen:], p[len(p)-(n-last-markerLen):])
+			var s uint32
+			crc, s = Sum(crc, dst[last:])
+			sum = pkt.Add(sum, s)
+		}
+		return crc, sum, n
 	}
-	for i := range n {
-		d := dst[i*markerEvery:]
-		binary.BigEndian.PutUint32(d, uint32(uint16(ptr+i*markerEvery)))
-		copy(d[markerLen:markerEvery], p[i*markerRun:])
+	for at := 0; ; ptr += markerEvery {
+		k := copy(dst[at:], p[:min(first, len(p))])
+		p, at, first = p[k:], at+k, markerRun
+		if len(p) == 0 {
+			break
+		}
+		binary.BigEndian.PutUint32(dst[at:], uint32(uint16(ptr)))
+		at += markerLen
 	}
-	return Sum(crc, dst)
+	crc, sum = Sum(crc, dst)
+	return crc, sum, n
 }
 
-// Unmark copies from p to dst as many runs of 508 octets as fit in dst, leaving
-// out the four octets behind each, and returns how many runs that was. dst and p
-// may be of one buffer, dst at least four octets ahead.
-func Unmark(dst, p []byte) int {
-	n := min(len(dst)/markerRun, (len(p)+markerLen)/markerEvery)
-	if vectors && n > 0 {
-		join(&dst[0], &p[0], n)
-		return n
+// Unmark undoes Mark: it fills dst, whose length is a multiple of four, with octets of
+// p, but for the markers: the four octets at first, and at each 512th from there. It may
+// read the four octets of p behind those. dst and p are apart from one another.
+func Unmark(dst, p []byte, first int) {
+	if n := len(dst) + markerLen*(1+markers(len(dst), first)); vectors && len(dst) >= fewest && len(p) >= n {
+		join(&dst[0], &p[0], len(dst), first)
+		return
 	}
-	for i := range n {
-		copy(dst[i*markerRun:][:markerRun], p[i*markerEvery:])
+	for len(dst) > 0 {
+		n := copy(dst, p[:min(first, len(p))])
+		dst, p = dst[n:], p[min(n+markerLen, len(p)):]
+		first = markerRun
 	}
-	return n
+}
+
+// fewest is how many octets Mark and Unmark need to do without a loop.
+const fewest = 384
+
+// markers returns how many markers stand among n octets, the first in front of the
+// octet at first.
+func markers(n, first int) int {
+	if n <= first {
+		return 0
+	}
+	return 1 + (n-first-1)/markerRun
 }
 
 // Together is whether Sum takes no longer than pkt.Sum alone.

@@ -11,14 +11,22 @@ var vectors = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI
 // so that the last one is odd. If dst is not nil it copies them there; the
 // results are those of the copy.
 //
-// If ptr is not zero, n is a multiple of 512, and the octets are those of src
-// with a marker in front of each 508: ptr, then 512 more each time.
+// If ptr is not zero, the octets are those of src with markers among them: one that
+// says ptr at next, and one that says 512 more at each 512th octet behind, but none in the
+// last 64. n, 320 at least, and next are then multiples of four.
 //
 //go:noescape
-func pass(dst, src *byte, n int, crc, ptr uint32) (reg, even, odd uint32)
+func pass(dst, src *byte, n int, crc, ptr uint32, next int) (reg, even, odd uint32)
 
-// join copies n pieces, at least one, of 508 octets from places that are 512
-// octets apart. dst and src may overlap if dst is the lower by four at least.
+// short returns the CRC register after the n octets at p, from crc before them, and
+// their sum as little-endian words of 16 bits. It is for a few octets.
 //
 //go:noescape
-func join(dst, src *byte, n int)
+func short(p *byte, n int, crc uint32) (reg, sum uint32)
+
+// join copies n octets, of which those at next and each 508th behind it come from
+// four octets farther than the ones before them. n, 256 at least, and next are multiples of
+// four. The four octets behind the last are read. dst and src must not overlap.
+//
+//go:noescape
+func join(dst, src *byte, n, next int)

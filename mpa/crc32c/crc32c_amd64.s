@@ -23,13 +23,119 @@ DATA lanes<>+48(SB)/8, $0
 DATA lanes<>+56(SB)/8, $0
 GLOBL lanes<>(SB), RODATA|NOPTR, $64
 
-// func pass(dst, src *byte, n int, crc, ptr uint32) (reg, even, odd uint32)
+// What follows takes 256 octets of a stream with markers at a time, without a branch:
+// where the marker lies is another place each time. R10 is how many times four octets
+// come before it; MARKER makes R11 of it, a bit for each four octets of the 256: one, or
+// none; and R12, all ones if there is one. The marker itself is in Z24, and R9 its ptr.
+// To be called with DX 1.
+#define MARKER \
+	SHLXQ R10, DX, R11     \
+	CMPQ R10, $64          \
+	SBBQ R12, R12          \
+	ANDQ R12, R11          \
+	MOVWLZX R9, R13        \
+	BSWAPL R13             \
+	VPBROADCASTD R13, Z24
+
+// PASSED goes on behind the 256 octets.
+#define PASSED \
+	MOVQ R12, R13          \
+	ANDL $512, R13         \
+	ADDL R13, R9           \
+	ANDQ $128, R12         \
+	LEAQ -64(R10)(R12*1), R10
+
+// SPREAD makes V of the octets at SI, and the marker if it lies in the lowest 16 bits of
+// R11. Only where R8 has a bit is there anything; in front of that V is zero. It goes to DI.
+#define SPREAD(V) \
+	MOVQ R11, R12          \
+	ANDNQ R8, R12, R12     \
+	KMOVW R12, K1          \
+	KMOVW R11, K2          \
+	KMOVW R8, K3           \
+	VMOVDQU64 (SI), V      \
+	VPEXPANDD.Z V, K1, V   \
+	VMOVDQA32 Z24, K2, V   \
+	VPCOMPRESSD V, K3, Z25 \
+	VMOVDQU64 Z25, (DI)    \
+	MOVWLZX R12, R12       \
+	POPCNTL R12, R12       \
+	LEAQ (SI)(R12*4), SI   \
+	MOVWLZX R8, R12        \
+	POPCNTL R12, R12       \
+	LEAQ (DI)(R12*4), DI   \
+	SHRQ $16, R8           \
+	SHRQ $16, R11
+
+// WEAVE is SPREAD where there is something everywhere, for Z20 to Z23 at once.
+#define WEAVE \
+	LEAQ -1(R11), R13      \
+	NOTQ R11               \
+	KMOVW R11, K1          \
+	VMOVDQU64 (SI), Z25    \
+	VMOVDQA64 Z24, Z20     \
+	VPEXPANDD Z25, K1, Z20 \
+	VMOVDQU64 Z20, (DI)    \
+	SHRQ $16, R11          \
+	KMOVW R11, K1          \
+	CMPQ R13, R8           \
+	SBBQ AX, AX            \
+	VMOVDQU64 64(SI)(AX*4), Z25 \
+	VMOVDQA64 Z24, Z21     \
+	VPEXPANDD Z25, K1, Z21 \
+	VMOVDQU64 Z21, 64(DI)  \
+	SHRQ $16, R11          \
+	KMOVW R11, K1          \
+	CMPQ R13, BX           \
+	SBBQ AX, AX            \
+	VMOVDQU64 128(SI)(AX*4), Z25 \
+	VMOVDQA64 Z24, Z22     \
+	VPEXPANDD Z25, K1, Z22 \
+	VMOVDQU64 Z22, 128(DI) \
+	SHRQ $16, R11          \
+	KMOVW R11, K1          \
+	CMPQ R13, R15          \
+	SBBQ AX, AX            \
+	VMOVDQU64 192(SI)(AX*4), Z25 \
+	VMOVDQA64 Z24, Z23     \
+	VPEXPANDD Z25, K1, Z23 \
+	VMOVDQU64 Z23, 192(DI) \
+	LEAQ 256(SI)(R12*4), SI \
+	ADDQ $256, DI
+
+// SUMS adds the octets in Z20 to Z23 to the sums.
+#define SUMS \
+	VPDPBUSD Z18, Z20, Z10 \
+	VPDPBUSD Z18, Z21, Z11 \
+	VPDPBUSD Z18, Z22, Z12 \
+	VPDPBUSD Z18, Z23, Z13 \
+	VPDPBUSD Z19, Z20, Z14 \
+	VPDPBUSD Z19, Z21, Z15 \
+	VPDPBUSD Z19, Z22, Z16 \
+	VPDPBUSD Z19, Z23, Z17
+
+// FOLD takes Z20 to Z23 into CRC and sums.
+#define FOLD \
+	VPCLMULQDQ $0x00, Z8, Z0, Z4 \
+	VPCLMULQDQ $0x11, Z8, Z0, Z0 \
+	VPCLMULQDQ $0x00, Z8, Z1, Z5 \
+	VPCLMULQDQ $0x11, Z8, Z1, Z1 \
+	VPCLMULQDQ $0x00, Z8, Z2, Z6 \
+	VPCLMULQDQ $0x11, Z8, Z2, Z2 \
+	VPCLMULQDQ $0x00, Z8, Z3, Z7 \
+	VPCLMULQDQ $0x11, Z8, Z3, Z3 \
+	SUMS                         \
+	VPTERNLOGQ $0x96, Z20, Z4, Z0 \
+	VPTERNLOGQ $0x96, Z21, Z5, Z1 \
+	VPTERNLOGQ $0x96, Z22, Z6, Z2 \
+	VPTERNLOGQ $0x96, Z23, Z7, Z3
+
+// func pass(dst, src *byte, n int, crc, ptr uint32, next int) (reg, even, odd uint32)
 //
-// SI, DI, CX: src, dst or zero, octets left. R9: ptr of the marker that is due,
-// or zero. Z0 to Z3: what the CRC has come to;
-// only Z0 outside of the loop. Z10 to Z13 and Z14 to Z17: sums, in each 32 bits,
+// SI, DI, CX: src, dst or zero, octets left. Z0 to Z3: what the CRC has come to;
+// only Z0 outside of the loops. Z10 to Z13 and Z14 to Z17: sums, in each 32 bits,
 // of the octets at even and at odd places of a vector.
-TEXT ·pass(SB), NOSPLIT, $0-44
+TEXT ·pass(SB), NOSPLIT, $0-52
 	MOVQ dst+0(FP), DI
 	MOVQ src+8(FP), SI
 	MOVQ n+16(FP), CX
@@ -48,29 +154,14 @@ TEXT ·pass(SB), NOSPLIT, $0-44
 	VPXOR X15, X15, X15
 	VPXORQ Z16, Z16, Z16
 	VPXORQ Z17, Z17, Z17
+	TESTL R9, R9
+	JNZ  marked
 
 	// The first CX%64 octets stand at the end of a vector of zeros, which do not
 	// count where the register is not in front of them: it goes in behind them.
 	MOVQ CX, BX
 	ANDQ $63, BX
-	JNZ  ragged
-	TESTL R9, R9
 	JZ   first
-
-	// A marker, and the first 60 octets.
-	MOVL $1, DX
-	KMOVW DX, K2
-	KNOTW K2, K3
-	VMOVDQU64 (SI), Z20
-	VPEXPANDD.Z Z20, K3, Z20
-	MOVWLZX R9, R10
-	BSWAPL R10
-	VPBROADCASTD R10, K2, Z20
-	SUBQ $4, SI
-	MOVL $0, R12 // blocks since the last marker, modulo 2
-	JMP  loaded
-
-ragged:
 	MOVL $64, R8
 	SUBQ BX, R8
 	MOVQ $-1, DX
@@ -100,8 +191,6 @@ head:
 
 first: // whole vector
 	VMOVDQU64 (SI), Z20
-
-loaded:
 	TESTQ DI, DI
 	JZ   second
 	VMOVDQU64 Z20, (DI)
@@ -126,17 +215,12 @@ second:
 	VPXOR X2, X2, X2
 	VBROADCASTI32X4 fold2048<>(SB), Z8
 
+	PCALIGN $64
 loop:
 	VMOVDQU64 (SI), Z20
 	VMOVDQU64 64(SI), Z21
 	VMOVDQU64 128(SI), Z22
-	TESTL R9, R9
-	JNZ  marked
-
-fourth:
 	VMOVDQU64 192(SI), Z23
-
-store:
 	TESTQ DI, DI
 	JZ   read
 	VMOVDQU64 Z20, (DI)
@@ -146,32 +230,13 @@ store:
 	ADDQ $256, DI
 
 read:
-	VPCLMULQDQ $0x00, Z8, Z0, Z4
-	VPCLMULQDQ $0x11, Z8, Z0, Z0
-	VPCLMULQDQ $0x00, Z8, Z1, Z5
-	VPCLMULQDQ $0x11, Z8, Z1, Z1
-	VPCLMULQDQ $0x00, Z8, Z2, Z6
-	VPCLMULQDQ $0x11, Z8, Z2, Z2
-	VPCLMULQDQ $0x00, Z8, Z3, Z7
-	VPCLMULQDQ $0x11, Z8, Z3, Z3
-	VPDPBUSD Z18, Z20, Z10
-	VPDPBUSD Z18, Z21, Z11
-	VPDPBUSD Z18, Z22, Z12
-	VPDPBUSD Z18, Z23, Z13
-	VPDPBUSD Z19, Z20, Z14
-	VPDPBUSD Z19, Z21, Z15
-	VPDPBUSD Z19, Z22, Z16
-	VPDPBUSD Z19, Z23, Z17
-	VPTERNLOGQ $0x96, Z20, Z4, Z0
-	VPTERNLOGQ $0x96, Z21, Z5, Z1
-	VPTERNLOGQ $0x96, Z22, Z6, Z2
-	VPTERNLOGQ $0x96, Z23, Z7, Z3
+	FOLD
 	ADDQ $256, SI
 	SUBQ $256, CX
 	CMPQ CX, $256
 	JAE  loop
 
-	// four vectors to one
+four: // vectors to one
 	VPCLMULQDQ $0x00, Z9, Z0, Z4
 	VPCLMULQDQ $0x11, Z9, Z0, Z0
 	VPTERNLOGQ $0x96, Z0, Z4, Z1
@@ -189,6 +254,7 @@ read:
 	VPADDD Z12, Z10, Z10
 	VPADDD Z16, Z14, Z14
 
+	PCALIGN $64
 vectors:
 	CMPQ CX, $64
 	JB   reduce
@@ -238,49 +304,172 @@ reduce: // four lanes to one
 	XORL BX, BX
 	CRC32Q AX, BX
 	CRC32Q DX, BX
-	MOVL BX, reg+32(FP)
-	MOVL R8, even+36(FP)
+	MOVL BX, reg+40(FP)
+	MOVL R8, even+44(FP)
 	SHRQ $32, R8
-	MOVL R8, odd+40(FP)
+	MOVL R8, odd+48(FP)
 	RET
 
-marked: // since one vector is ahead of the loop, in every second block the fourth begins with a marker
-	XORL $1, R12
-	JNZ  fourth
-	SUBQ $4, SI
-	VMOVDQU64 192(SI), Z23
-	ADDL $512, R9
-	MOVWLZX R9, R10
-	BSWAPL R10
-	VPBROADCASTD R10, K2, Z23
-	JMP  store
+marked: // the first block is filled up in front
+	MOVL $1, DX
+	MOVQ CX, BX
+	NEGQ BX
+	ANDQ $255, BX
+	ADDQ BX, CX
+	SHRQ $2, BX
+	MOVQ $-1, R8
+	SHLXQ BX, R8, R8
+	BLSIQ R8, R13
+	KMOVQ R13, K4 // where the first octets are: the register goes in front of them
+	MOVQ next+32(FP), R10
+	SHRQ $2, R10
+	ADDQ BX, R10
+	MARKER
+	PASSED
+	SPREAD(Z20)
+	SPREAD(Z21)
+	SPREAD(Z22)
+	SPREAD(Z23)
+	SUMS
+	VPBROADCASTD AX, Z24
+	VMOVDQA64 Z20, Z0
+	VMOVDQA64 Z21, Z1
+	VMOVDQA64 Z22, Z2
+	VMOVDQA64 Z23, Z3
+	VPXORD Z24, Z0, K4, Z0
+	KSHIFTRQ $16, K4, K4
+	VPXORD Z24, Z1, K4, Z1
+	KSHIFTRQ $16, K4, K4
+	VPXORD Z24, Z2, K4, Z2
+	KSHIFTRQ $16, K4, K4
+	VPXORD Z24, Z3, K4, Z3
+	VBROADCASTI32X4 fold2048<>(SB), Z8
+	MOVL $0xffff, R8 // bits of one vector, of two, of three
+	MOVL $0xffffffff, BX
+	MOVQ $0xffffffffffff, R15
+	SUBQ $256, CX
+	JZ   four
 
-// func join(dst, src *byte, n int)
-TEXT ·join(SB), NOSPLIT, $0-24
+	PCALIGN $64
+block:
+	MARKER
+	WEAVE
+	PASSED
+	FOLD
+	SUBQ $256, CX
+	JNZ  block
+	JMP  four
+
+// func join(dst, src *byte, n, next int)
+//
+// As with markers that are put in there is no branch. What does not make 256 octets
+// is copied first, with some of what follows.
+TEXT ·join(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), DI
 	MOVQ src+8(FP), SI
 	MOVQ n+16(FP), CX
+	MOVQ next+24(FP), R10
+	SHRQ $2, R10
+	MOVL $1, DX
+	MOVQ CX, BX
+	ANDQ $255, BX
+	JNZ  some
+	MOVL $256, BX
 
-piece:
-	VMOVDQU64 (SI), Z0
-	VMOVDQU64 64(SI), Z1
-	VMOVDQU64 128(SI), Z2
-	VMOVDQU64 192(SI), Z3
-	VMOVDQU64 256(SI), Z4
-	VMOVDQU64 320(SI), Z5
-	VMOVDQU64 384(SI), Z6
-	VMOVDQU64 444(SI), Z7 // 508 octets are four less than eight vectors
-	VMOVDQU64 Z0, (DI)
-	VMOVDQU64 Z1, 64(DI)
-	VMOVDQU64 Z2, 128(DI)
-	VMOVDQU64 Z3, 192(DI)
-	VMOVDQU64 Z4, 256(DI)
-	VMOVDQU64 Z5, 320(DI)
-	VMOVDQU64 Z6, 384(DI)
-	VMOVDQU64 Z7, 444(DI)
-	ADDQ $512, SI
-	ADDQ $508, DI
-	DECQ CX
-	JNZ  piece
+	PCALIGN $64
+some:
+	SHLXQ R10, DX, R11
+	CMPQ R10, $64
+	SBBQ R12, R12
+	ANDQ R12, R11
+	DECQ R11 // what comes in front of the gap: all if there is none
+	VMOVDQU64 4(SI), Z20
+	KMOVW R11, K1
+	VMOVDQU32 (SI), K1, Z20
+	SHRQ $16, R11
+	KMOVW R11, K2
+	VMOVDQU64 68(SI), Z21
+	VMOVDQU32 64(SI), K2, Z21
+	SHRQ $16, R11
+	KMOVW R11, K3
+	VMOVDQU64 132(SI), Z22
+	VMOVDQU32 128(SI), K3, Z22
+	SHRQ $16, R11
+	KMOVW R11, K4
+	VMOVDQU64 196(SI), Z23
+	VMOVDQU32 192(SI), K4, Z23
+	VMOVDQU64 Z20, (DI)
+	VMOVDQU64 Z21, 64(DI)
+	VMOVDQU64 Z22, 128(DI)
+	VMOVDQU64 Z23, 192(DI)
+	ADDQ BX, DI
+	ADDQ BX, SI
+	SUBQ BX, CX
+	JZ   done
+	SHRQ $2, BX
+	SUBQ BX, R10
+	SBBQ R12, R12 // the gap is behind us
+	MOVQ R12, R13
+	ANDQ $127, R12
+	ADDQ R12, R10
+	ANDQ $4, R13
+	ADDQ R13, SI
+	MOVL $256, BX
+	JMP  some
+
+done:
 	VZEROUPPER
+	RET
+
+// func short(p *byte, n int, crc uint32) (reg, sum uint32)
+TEXT ·short(SB), NOSPLIT, $0-32
+	MOVQ p+0(FP), SI
+	MOVQ n+8(FP), CX
+	MOVL crc+16(FP), AX
+	XORL DX, DX // the sum, of 64 bits with end-around carry
+	SUBQ $8, CX
+	JB   four
+
+eight:
+	MOVQ (SI), BX
+	CRC32Q BX, AX
+	ADDQ BX, DX
+	ADCQ $0, DX
+	ADDQ $8, SI
+	SUBQ $8, CX
+	JAE  eight
+
+four:
+	TESTQ $4, CX
+	JZ   two
+	MOVL (SI), BX
+	CRC32L BX, AX
+	ADDQ BX, DX
+	ADCQ $0, DX
+	ADDQ $4, SI
+
+two:
+	TESTQ $2, CX
+	JZ   one
+	MOVWLZX (SI), BX
+	CRC32W BX, AX
+	ADDQ BX, DX
+	ADCQ $0, DX
+	ADDQ $2, SI
+
+one:
+	TESTQ $1, CX
+	JZ   done
+	MOVBLZX (SI), BX
+	CRC32B BX, AX
+	ADDQ BX, DX
+	ADCQ $0, DX
+
+done:
+	MOVQ DX, BX
+	SHRQ $32, BX
+	ADDL BX, DX
+	ADCL $0, DX
+	MOVL AX, reg+24(FP)
+	MOVL DX, sum+28(FP)
 	RET

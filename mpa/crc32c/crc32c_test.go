@@ -78,34 +78,34 @@ func TestEveryLength(t *testing.T) {
 }
 
 // checkMarkers compares Mark and Unmark with their definition.
-func checkMarkers(t *testing.T, crc uint32, ptr int, p []byte) {
+func checkMarkers(t *testing.T, crc uint32, first, ptr int, p []byte) {
 	t.Helper()
 	var want []byte
-	n := len(p) / markerRun
-	for i := range n {
-		want = binary.BigEndian.AppendUint32(want, uint32(uint16(ptr+i*markerEvery)))
-		want = append(want, p[i*markerRun:][:markerRun]...)
+	n := len(p)
+	for i := 0; i < n; i++ {
+		if i >= first && (i-first)%markerRun == 0 {
+			want = binary.BigEndian.AppendUint32(want, uint32(uint16(ptr+(i-first)/markerRun*markerEvery)))
+		}
+		want = append(want, p[i])
 	}
-	rest := bytes.Repeat([]byte{0x5a}, 80)
-	dst := append(make([]byte, len(want)), rest...)
-	got, s := Mark(dst, crc, p[:n*markerRun], ptr)
-	if !bytes.Equal(dst[:len(want)], want) || !bytes.Equal(dst[len(want):], rest) {
-		t.Fatalf("Mark of %d octets from %d is not exact", n*markerRun, ptr)
+	const room = 300
+	rest := bytes.Repeat([]byte{0x5a}, room)
+	dst := append(append(bytes.Clone(rest), make([]byte, len(want))...), rest...)
+	got, s, size := Mark(dst[room:], crc, p, first, ptr)
+	if size != len(want) || !bytes.Equal(dst[room:room+size], want) || !bytes.Equal(dst[:room], rest) || !bytes.Equal(dst[room+size:], rest) {
+		t.Fatalf("Mark of %d octets, %d from %d, is not exact", n, ptr, first)
 	}
 	if got != crc32.Update(crc, table, want) || pkt.Fold(s) != pkt.Fold(pkt.Sum(want, 0)) {
-		t.Fatalf("Mark of %d octets from %d: %08x, %04x; want %08x, %04x", n*markerRun, ptr, got, pkt.Fold(s), crc32.Update(crc, table, want), pkt.Fold(pkt.Sum(want, 0)))
+		t.Fatalf("Mark of %d octets, %d from %d: %08x, %04x; want %08x, %04x", n, ptr, first, got, pkt.Fold(s), crc32.Update(crc, table, want), pkt.Fold(pkt.Sum(want, 0)))
 	}
-	if n == 0 {
-		return
+	out := append(append(bytes.Clone(rest), make([]byte, n)...), rest...)
+	if Unmark(out[room:room+n], want, first); !bytes.Equal(out[room:room+n], p) || !bytes.Equal(out[:room], rest) || !bytes.Equal(out[room+n:], rest) {
+		t.Fatalf("Unmark of %d octets from %d is not exact", n, first)
 	}
-	out := append(make([]byte, n*markerRun), rest...)
-	if k := Unmark(out[:n*markerRun], want[markerLen:]); k != n || !bytes.Equal(out[:n*markerRun], p[:n*markerRun]) || !bytes.Equal(out[n*markerRun:], rest) {
-		t.Fatalf("Unmark of %d runs: %d, or not exact", n, k)
-	}
-	// In place, and with room for less than all.
-	k := Unmark(want[:n*markerRun-1], want[markerLen:])
-	if k != n-1 || !bytes.Equal(want[:k*markerRun], p[:k*markerRun]) {
-		t.Fatalf("Unmark of %d runs in place: %d, or not exact", n-1, k)
+	// With an octet or more behind.
+	out = append(append(bytes.Clone(rest), make([]byte, n)...), rest...)
+	if Unmark(out[room:room+n], append(bytes.Clone(want), rest...), first); !bytes.Equal(out[room:room+n], p) || !bytes.Equal(out[:room], rest) || !bytes.Equal(out[room+n:], rest) {
+		t.Fatalf("Unmark of %d octets from %d, and more, is not exact", n, first)
 	}
 }
 
@@ -115,8 +115,19 @@ func TestMarkers(t *testing.T) {
 	for i := range b {
 		b[i] = byte(rnd.Uint32())
 	}
-	for n := range 130 {
-		checkMarkers(t, rnd.Uint32(), 4+4*rnd.IntN(500), b[n%67:][:n*markerRun])
+	for n := 0; n < 1600; n += 4 {
+		for range 4 {
+			checkMarkers(t, rnd.Uint32(), 4*rnd.IntN(140), 4+4*rnd.IntN(500), b[n%67:][:n])
+		}
+		checkMarkers(t, rnd.Uint32(), n, 4, b[:n])
+		checkMarkers(t, rnd.Uint32(), n+4, 4, b[:n])
+	}
+	for first := 0; first <= 512; first += 4 {
+		checkMarkers(t, rnd.Uint32(), first, 65000, b[first%5:][:1428])
+	}
+	for range 100 {
+		n := 4 * rnd.IntN(len(b)/4)
+		checkMarkers(t, rnd.Uint32(), 4*rnd.IntN(140), 4+4*rnd.IntN(500), b[:n])
 	}
 }
 
@@ -143,6 +154,20 @@ func TestEdges(t *testing.T) {
 		check(t, 0, mid[page-n:])
 		Copy(mid[:n], 0, src[:n])
 		Copy(mid[page-n:], 0, src[page-n:])
+		if n%4 != 0 {
+			continue
+		}
+		for _, first := range []int{0, 60, 508} {
+			size := n + markerLen*markers(n, first)
+			for _, p := range [][]byte{mid[:n], mid[page-n:]} {
+				Mark(make([]byte, size), 0, p, first, 4)
+				Unmark(p, src, first)
+			}
+			for _, p := range [][]byte{mid[:size], mid[page-size:]} {
+				Mark(p, 0, src[:n], first, 4)
+				Unmark(make([]byte, n), p, first)
+			}
+		}
 	}
 }
 
@@ -165,13 +190,14 @@ func FuzzUpdate(f *testing.F) {
 	f.Add(uint32(0xffffffff), make([]byte, 600))
 	f.Fuzz(func(t *testing.T, crc uint32, p []byte) {
 		check(t, crc, p)
-		checkMarkers(t, crc, 1+int(crc%0xffff), p)
+		checkMarkers(t, crc, 4*int(crc>>16%200), 1+int(crc%0xffff), p[:len(p)&^3])
 	})
 }
 
 func BenchmarkUpdate(b *testing.B) {
 	for _, n := range []int{64, 84, 128, 256, 1448, 8948} {
-		p, dst := make([]byte, n), make([]byte, n)
+		p, dst, marked := bytes.Repeat([]byte{1}, n+4096)[4096:], bytes.Repeat([]byte{1}, n+4096)[4096:], bytes.Repeat([]byte{1}, 4096+n+n/8)[4096:]
+		first := 4
 		for _, f := range []struct {
 			name string
 			f    func()
@@ -179,6 +205,8 @@ func BenchmarkUpdate(b *testing.B) {
 			{"Update", func() { Update(0, p) }},
 			{"Sum", func() { Sum(0, p) }},
 			{"Copy", func() { Copy(dst, 0, p) }},
+			{"Mark", func() { first = first * 5 % 512; Mark(marked, 0, p, first, 4) }},
+			{"Unmark", func() { first = first * 5 % 512; Unmark(dst, marked, first) }},
 			{"std", func() { crc32.Update(0, table, p) }},
 			{"std+sum", func() { crc32.Update(0, table, p); pkt.Sum(p, 0) }},
 			{"copy+std+sum", func() { copy(dst, p); crc32.Update(0, table, dst); pkt.Sum(dst, 0) }},
