@@ -178,7 +178,7 @@ func (in *inbound) checksumTCP(f *link.Frame, n int) bool {
 	if b := f.Pieces[0]; crc32c.Together && len(b) >= p.L4Off+p.L4Len {
 		b = b[p.L4Off : p.L4Off+p.L4Len]
 		if last := len(b) - 4; last-n >= 64 && (last-n)%4 == 0 {
-			sum := pkt.Sum(b[last:], pkt.Sum(b[:n], p.PseudoSum))
+			sum := pkt.SumHeader(b[last:], pkt.SumHeader(b[:n], p.PseudoSum))
 			var s uint32
 			in.crc, s = crc32c.Sum(0, b[n:last])
 			in.summed = true

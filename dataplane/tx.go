@@ -254,7 +254,7 @@ func (w *worker) composeFPDUs(c *conn, g *grant) int {
 	w.remoteEvents(c)
 	n, start := 0, c.tcp.SndNxt()
 	for !c.gate {
-		if !c.failed {
+		if !c.failed && c.stream.Left() < c.tcp.MSS() {
 			c.qp.QP.PullSend(pullBudget)
 		}
 		// A segment that does not fit in the record in hand begins the next one
@@ -406,7 +406,7 @@ func (w *worker) postSegment(t *pkt.Tuple, h *tcp.Header, s link.Slot, at, n int
 	h.Put(b[tcpOff:at])
 	w.ipid++
 	t.Put(b[off:tcpOff], hl+n, ecn, w.ipid)
-	sum = pkt.Sum(b[tcpOff:at], pkt.Add(sum, t.PseudoSum(hl+n)))
+	sum = pkt.SumHeader(b[tcpOff:at], pkt.Add(sum, t.PseudoSum(hl+n)))
 	c := ^pkt.Fold(sum)
 	b[tcpOff+16], b[tcpOff+17] = byte(c>>8), byte(c)
 

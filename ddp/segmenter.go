@@ -30,6 +30,9 @@ func (s *Segmenter) StartUntagged(ulp uint8, inv, qn uint32, msn serial.Num, n u
 // Active reports whether a message has segments left.
 func (s *Segmenter) Active() bool { return s.active }
 
+// Left returns the number of octets of the message that are not cut yet.
+func (s *Segmenter) Left() uint32 { return s.length - s.off }
+
 // Offset returns the number of octets of the message that are cut already.
 func (s *Segmenter) Offset() uint32 { return s.off }
 

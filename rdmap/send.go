@@ -49,6 +49,14 @@ func (s *Stream) PollSegment(mulpdu int, seg *Segment) bool {
 	return s.sent(seg)
 }
 
+// Left returns how many octets of the message in progress are in no segment yet.
+func (s *Stream) Left() int {
+	if !s.seg.Active() {
+		return 0
+	}
+	return int(s.seg.Left())
+}
+
 // sent counts a segment.
 func (s *Stream) sent(seg *Segment) bool {
 	n := seg.HdrLen + seg.Len

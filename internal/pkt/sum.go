@@ -47,6 +47,9 @@ func Add(a, b uint32) uint32 {
 // Swap turns the partial sum of a piece into what it is at an odd offset.
 func Swap(sum uint32) uint32 { return uint32(bits.ReverseBytes16(Fold(sum))) }
 
+// SumHeader is Sum for the few octets of a header, a multiple of four of them.
+func SumHeader(b []byte, initial uint32) uint32 { return Add(initial, reduce(words32(b))) }
+
 // words32 sums the words of 32 bits in b, which for a header is faster than Sum.
 // It is for reduce.
 func words32(b []byte) (sum uint64) {
