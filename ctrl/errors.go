@@ -3,6 +3,7 @@ package ctrl
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
@@ -37,11 +38,7 @@ func toPB(err error) *ctrlpb.Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		code = e.Code
 	}
-	text := err.Error()
-	if len(text) > maxText {
-		text = text[:maxText]
-	}
-	return &ctrlpb.Error{Code: code, Text: text}
+	return &ctrlpb.Error{Code: code, Text: clip(strings.ToValidUTF8(err.Error(), "?"), maxText)}
 }
 
 // maxText bounds the text of an error in a message, in octets.

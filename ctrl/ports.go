@@ -245,6 +245,8 @@ func bindGuard(addr netip.AddrPort, zone string) (fd int, port uint16, err error
 
 func bindError(addr netip.AddrPort, err error) error {
 	switch {
+	case errors.Is(err, unix.EADDRINUSE) && addr.Port() == 0:
+		return errorf(portInUse, "ctrl: every local port of %v is in use: close connections, wait %v for those that were closed (TIME-WAIT), or widen net.ipv4.ip_local_port_range", addr.Addr(), lingerTime)
 	case errors.Is(err, unix.EADDRINUSE):
 		return errorf(portInUse, "ctrl: %v is in use by another program: choose another port, or stop that program (ss -ltnp 'sport = :%d')", addr, addr.Port())
 	case errors.Is(err, unix.EADDRNOTAVAIL):

@@ -20,7 +20,9 @@ import (
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/clock"
@@ -82,6 +84,7 @@ type Server struct {
 	done     chan struct{}
 	wg       sync.WaitGroup // sessions and the timer goroutine
 	counters counters
+	refusing atomic.Int32 // clients in refuse
 }
 
 // counters are of the control plane; atomics, since sessions touch them alone.
@@ -265,12 +268,39 @@ func (s *Server) serve(c *seqpacket.Conn) {
 		sess, err := s.admit(c, rules)
 		if err != nil {
 			s.log.Warn("client refused", zap.Error(err))
-			c.Close()
+			s.refuse(c, err)
 			return
 		}
 		go sess.writeLoop()
 		sess.run()
 	}()
+}
+
+const (
+	// refuseWait is how long a client that is refused may take to ask for something.
+	refuseWait = time.Second
+	// maxRefusing is how many may do so at a time.
+	maxRefusing = 16
+)
+
+// refuse answers the first request of a client by err, and hangs up.
+func (s *Server) refuse(c *seqpacket.Conn, err error) {
+	defer c.Close()
+	defer s.refusing.Add(-1)
+	if s.refusing.Add(1) > maxRefusing {
+		return
+	}
+	defer time.AfterFunc(refuseWait, func() { c.Close() }).Stop()
+	b, fds, rerr := c.Read(1)
+	seqpacket.CloseAll(fds)
+	var req ctrlpb.Request
+	if rerr != nil || proto.Unmarshal(b, &req) != nil {
+		return
+	}
+	m := &ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: &ctrlpb.Reply{Id: req.Id, Error: toPB(err)}}}
+	if b, err := proto.Marshal(m); err == nil {
+		_ = c.Write(b, nil)
+	}
 }
 
 // admit makes a session for the client at the other end of c, if it is allowed.

@@ -236,8 +236,10 @@ func TestInvalidRequests(t *testing.T) {
 func TestQuota(t *testing.T) {
 	h := newHarness(t, Config{Limits: Limits{Clients: 2, PDs: 3, MRs: 2, MWs: 1, CQs: 2, QPs: 2, Listens: 1, Registered: 10000}})
 	a, b := h.hello(t), h.hello(t)
-	if m := h.client(t).next(); m != nil {
-		t.Errorf("a third client was told %v", m)
+	third := h.client(t)
+	text := third.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
+	if m := third.next(); m != nil || !strings.Contains(text, "max-clients") {
+		t.Errorf("a third client was told %q, then %v", text, m)
 	}
 	pd, cq := a.pd(), a.cq()
 	bpd, bcq := b.pd(), b.cq()
@@ -254,7 +256,7 @@ func TestQuota(t *testing.T) {
 	a.ok(reqListen("", 1))
 	b.fails(cQuota, reqListen("", 2))
 	a.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd}}})
-	text := b.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: bpd}}})
+	text = b.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: bpd}}})
 	if !strings.Contains(text, "raise the limit") {
 		t.Errorf("no mend named: %q", text)
 	}
@@ -325,7 +327,9 @@ func TestPolicy(t *testing.T) {
 		}
 	}
 	deny := newHarness(t, Config{Allow: []Rule{{UIDs: []uint32{uid}, Deny: true}}})
-	if m := deny.client(t).next(); m != nil {
+	denied := deny.client(t)
+	denied.fails(ctrlpb.Code_CODE_PERMISSION, &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
+	if m := denied.next(); m != nil {
 		t.Errorf("a denied client was told %v", m)
 	}
 }
@@ -557,5 +561,17 @@ func TestSnake(t *testing.T) {
 		if got := snake(in); got != want {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}
+	}
+}
+
+// TestName: a name that is cut in the middle of a character keeps nobody from the
+// list.
+func TestName(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.client(t)
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1, Name: strings.Repeat("a", maxName-1) + "\u00e9"}}})
+	list := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListClients{ListClients: &ctrlpb.ListClients{}}}).GetClients().Clients
+	if len(list) != 1 || list[0].Name != strings.Repeat("a", maxName-1) {
+		t.Errorf("clients %v", list)
 	}
 }

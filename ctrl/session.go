@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -90,7 +91,7 @@ type outMessage struct {
 func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) (*session, error) {
 	pol, ok := s.cfg.policyOf(cred.Uid, gids)
 	if !ok {
-		return nil, fmt.Errorf("ctrl: uid %d (pid %d) is not allowed", cred.Uid, cred.Pid)
+		return nil, errorf(permission, "ctrl: uid %d (pid %d) is not allowed (rule in the configuration)", cred.Uid, cred.Pid)
 	}
 	use := s.usage[cred.Uid]
 	if use == nil {
@@ -98,7 +99,7 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) 
 		s.usage[cred.Uid] = use
 	}
 	if use.clients >= pol.limits.Clients {
-		return nil, fmt.Errorf("ctrl: uid %d has %d clients, its limit", cred.Uid, use.clients)
+		return nil, errorf(quota, "ctrl: uid %d has %d clients, its limit: end some, or raise max-clients in the configuration", cred.Uid, use.clients)
 	}
 	use.clients++
 	s.lastID++
@@ -555,9 +556,10 @@ func values[K comparable, V any](m map[K]V) []V {
 	return vs
 }
 
+// clip cuts s to at most n octets, between characters.
 func clip(s string, n int) string {
 	if len(s) > n {
-		s = s[:n]
+		s = strings.ToValidUTF8(s[:n], "")
 	}
 	return s
 }
