@@ -126,6 +126,11 @@ type Startup struct {
 
 	Transport Transport // what carries DDP; over SCTP of the rest Revision, IRD and ORD count
 	UDP       bool      // SCTP in UDP, port 9899 (RFC 6951)
+	// SharedAssociation has a connect over SCTP be one of many on one association, which
+	// all connects of this Device to the same address and port that set it share: the
+	// first opens it, and it goes with the last. Such connections share one congestion
+	// window, and what ends the association ends them all. Listeners need not set it.
+	SharedAssociation bool
 }
 
 // Transport is what carries DDP.
@@ -162,7 +167,7 @@ func (s *Startup) pb() *ctrlpb.Startup {
 	if s.Timeout > 0 {
 		p.TimeoutMs = proto.Uint32(millis(s.Timeout))
 	}
-	p.Transport, p.UdpEncapsulation = ctrlpb.Transport(s.Transport), s.UDP
+	p.Transport, p.UdpEncapsulation, p.SharedAssociation = ctrlpb.Transport(s.Transport), s.UDP, s.SharedAssociation
 	return p
 }
 

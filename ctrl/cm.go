@@ -59,6 +59,10 @@ type conn struct {
 	sctp     *dataplane.SCTP // nil: TCP
 	enhanced *ddp.Enhanced   // of the peer, over SCTP
 	wantRTR  bool            // the client asks for peer-to-peer mode itself
+	shares   bool            // over SCTP: on an association with others of its client
+	shared   *shared         // which one; nil: none
+	alone    bool            // at least it begins one, for there was no stream
+	redials  int             // how often it sought another stream
 	failure  error           // connSwitching: the start-up failed, and the peer is being told by a Terminate
 	second   bool            // the peer closed first: TIME-WAIT is its
 	lingers  bool            // closed in order: its port must rest
@@ -491,6 +495,9 @@ func (s *Server) terminated(c *conn, ev dataplane.Event) {
 func (s *Server) closedEvent(c *conn, err error) {
 	switch c.state {
 	case connDialing:
+		if s.reshare(c, err) {
+			return
+		}
 		code := refused
 		if errors.Is(err, dataplane.ErrTimeout) {
 			code = timedOut
@@ -569,6 +576,7 @@ func (s *Server) forget(c *conn) {
 	s.uncountPeer(c)
 	s.answered(c)
 	s.unhold(c)
+	s.unshare(c)
 	if c.handle != 0 {
 		delete(c.sess.conns, c.handle)
 	}

@@ -134,7 +134,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	}
 	cn := &conn{
 		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, limit: s.now().Add(timeout), streaming: r.Streaming, sctp: o,
-		wantRTR: r.Startup.GetP2P(),
+		wantRTR: r.Startup.GetP2P(), shares: o != nil && r.Startup.GetSharedAssociation(),
 	}
 	c.conns[cn.handle] = cn
 	q.conn, q.used = cn, true
@@ -169,6 +169,13 @@ func (s *Server) startDial(c *conn) {
 // while.
 func (s *Server) dial(c *conn, attempt int) {
 	defer s.wg.Done()
+	var sh *shared
+	if c.shares {
+		if sh = s.share(c, attempt); sh == nil {
+			return
+		}
+		defer close(sh.ready)
+	}
 	s.mu.Lock()
 	want, remote, limit := c.wantAddr, c.remote, c.limit
 	s.mu.Unlock()
@@ -246,6 +253,9 @@ func (s *Server) dial(c *conn, attempt int) {
 	case c.id == 0:
 		c.id = id
 		s.conns[id] = c
+	}
+	if sh != nil && err == nil {
+		sh.claim = cl
 	}
 }
 

@@ -17,6 +17,8 @@ import (
 type SCTP interface {
 	ListenSCTP(local netip.AddrPort, o dataplane.SCTP) (dataplane.ListenerID, error)
 	ConnectSCTP(local, remote netip.AddrPort, o dataplane.SCTP, set ddp.Setup, timeout time.Duration) (dataplane.ConnID, error)
+	SessionSCTP(local netip.AddrPort) dataplane.ConnID
+	JoinSCTP(id dataplane.ConnID, local, remote netip.AddrPort, fallback bool, set ddp.Setup, timeout time.Duration) error
 	AnswerSCTP(id dataplane.ConnID, set ddp.Setup, a dataplane.Attachment)
 }
 
@@ -29,6 +31,9 @@ func (s *Server) sctpOf(w *ctrlpb.Startup, streaming bool) (*dataplane.SCTP, err
 	case ctrlpb.Transport_TRANSPORT_TCP:
 		if o.UDP {
 			return nil, errorf(invalid, "ctrl: only SCTP is encapsulated in UDP")
+		}
+		if w.GetSharedAssociation() {
+			return nil, errorf(invalid, "ctrl: only over SCTP are associations shared")
 		}
 		return nil, nil
 	case ctrlpb.Transport_TRANSPORT_SCTP:

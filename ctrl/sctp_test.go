@@ -24,6 +24,12 @@ func (e *sctpFake) ConnectSCTP(local, remote netip.AddrPort, _ dataplane.SCTP, _
 	return e.Connect(local, remote, timeout)
 }
 
+func (e *sctpFake) SessionSCTP(netip.AddrPort) dataplane.ConnID { return 0 }
+
+func (e *sctpFake) JoinSCTP(dataplane.ConnID, netip.AddrPort, netip.AddrPort, bool, ddp.Setup, time.Duration) error {
+	return dataplane.ErrNoStream
+}
+
 func (e *sctpFake) AnswerSCTP(dataplane.ConnID, ddp.Setup, dataplane.Attachment) {}
 
 // TestSCTPClaims: a port stays steered while an association needs it, which may be

@@ -75,6 +75,7 @@ type session struct {
 	channels map[uint32]*channel
 	listens  map[uint32]*listener
 	conns    map[uint32]*conn
+	shared   []*shared // associations
 	binding  *dataplane.ClientBinding
 	bells    []*shm.Doorbells
 	bits     bitmap

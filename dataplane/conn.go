@@ -33,7 +33,8 @@ type conn struct {
 	tuple   pkt.Tuple
 	tcp     *tcp.Conn // nil: a session of as
 	as      *assoc
-	sid     uint16 // its DDP stream
+	sid     uint16    // its DDP stream
+	ini     *initiate // a session that we began, until it is answered
 	mode    mode
 	lst     *listener // while half-open
 	passive bool
@@ -495,7 +496,7 @@ func (w *worker) abort(c *conn, why error) {
 	w.dropQP(c)
 	c.mode = modeClosing
 	if as := c.as; as != nil {
-		if as.lst == nil && len(as.streams) == 1 {
+		if as.lst == nil && len(as.round) == 1 {
 			as.a.Abort(w.now)
 			w.mark(&as.carrier)
 		} else {

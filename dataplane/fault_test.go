@@ -106,7 +106,7 @@ func TestFaultKeepsAssociations(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	_, b := s.open()
 	s.listenSCTP()
-	s.dialSCTP(40001, 0).as.dial = nil // it asks for no session
+	s.dialSCTP(40001, 0).ini = nil // it asks for no session
 	w := s.hosts[1].w
 	var as *assoc
 	s.until("association up", func() bool {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
@@ -30,23 +31,31 @@ type SCTP struct {
 // a conn; one more conn, the carrier, stands for the association in the worker's
 // lists and timers.
 type assoc struct {
-	a       *sctp.Assoc
-	mux     *session.Mux // nil until established
-	opts    SCTP
-	flow    pkt.Flow // of SCTP
-	tuple   pkt.Tuple
-	carrier conn
-	streams map[uint16]*conn
-	lst     *sctpListener // nil: it ends with its last session, for we dialled or the listener is closed
-	dial    *conn         // whose Initiate waits for the association
-	setup   session.Setup
-	retry   bool     // dial asks again, with setup, when its stream is free
-	part    []byte   // a message that comes in pieces
-	kept    [][]byte // by sctp.Data.Slot
-	over    bool
-	passive bool       // the peer opened it
-	inHand  bool       // one of its messages is with a stream
-	idle    clock.Time // when it ends unless the peer asks for a session; 0: never
+	a        *sctp.Assoc
+	mux      *session.Mux // nil until established
+	opts     SCTP
+	flow     pkt.Flow // of SCTP
+	tuple    pkt.Tuple
+	carrier  conn
+	streams  map[uint16]*conn
+	round    []*conn       // those of streams, in the order in which they send
+	turn     int           // of round: whose turn it is
+	nextSID  uint16        // from which on a stream is sought for a session of ours
+	lst      *sctpListener // nil: it ends with its last session, for we dialled or the listener is closed
+	part     []byte        // a message that comes in pieces
+	kept     [][]byte      // by sctp.Data.Slot
+	over     bool
+	passive  bool       // the peer opened it
+	enhanced bool       // the peer has accepted enhanced set-up data
+	inHand   bool       // one of its messages is with a stream
+	idle     clock.Time // when it ends unless the peer asks for a session; 0: never
+}
+
+// initiate is what a session of ours asks for, until it is answered.
+type initiate struct {
+	setup    session.Setup
+	fallback bool // it may ask again without enhanced data
+	retry    bool // it does, with setup, when its stream is free
 }
 
 type sctpListener struct {
@@ -59,8 +68,9 @@ type sctpListener struct {
 type sctpState struct {
 	assocs    map[pkt.Flow]*assoc
 	listeners map[listenKey]*sctpListener
-	peers     map[[16]byte]int // associations of listeners, by the peer's address
-	scratch   []byte           // a packet in one piece
+	moved     map[pkt.Flow]*worker // associations dialled here that another queue has adopted
+	peers     map[[16]byte]int     // associations of listeners, by the peer's address
+	scratch   []byte               // a packet in one piece
 	out       sctp.Out
 	ctl       session.Control
 	ev        session.Event
@@ -85,10 +95,16 @@ var (
 	// ErrRejected is why a connection was closed whose peer refused it.
 	ErrRejected = errors.New("dataplane: session rejected by peer")
 	errSession  = errors.New("dataplane: session ended by peer")
+	// ErrNoStream is why JoinSCTP began no session, or why one was closed that it began:
+	// the association has no stream left for it, or is about to end.
+	ErrNoStream = errors.New("dataplane: the association has no free stream")
 )
 
+// sctpStreams is how many streams an association has each way, if the peer has as many.
+const sctpStreams = 64
+
 func (w *worker) sctpConfig(o SCTP) *sctp.Config {
-	c := &sctp.Config{Streams: 64, UDP: o.UDP, RcvWindow: w.tcp.RcvWindow, RTOMin: w.e.cfg.SCTP.RTOMin}
+	c := &sctp.Config{Streams: sctpStreams, UDP: o.UDP, RcvWindow: w.tcp.RcvWindow, RTOMin: w.e.cfg.SCTP.RTOMin}
 	o.Profile.Configure(c)
 	return c
 }
@@ -125,11 +141,32 @@ func (e *Engine) ConnectSCTP(local, remote netip.AddrPort, o SCTP, set session.S
 	if err != nil {
 		return 0, err
 	}
-	w := e.workers[int(local.Port())%len(e.workers)]
+	w := e.dialler(local)
 	id := w.newID()
 	done := make(chan error, 1)
 	w.post(func(w *worker) { done <- w.connectSCTP(id, pkt.NewFlow(local, remote), hop, o, set, timeout) })
 	return id, <-done
+}
+
+// SessionSCTP names a session that JoinSCTP is to begin on an association from local,
+// ahead of its events.
+func (e *Engine) SessionSCTP(local netip.AddrPort) ConnID { return e.dialler(local).newID() }
+
+// JoinSCTP begins session id, of SessionSCTP, on a free stream of the association that
+// ConnectSCTP has opened, or is opening, from local to remote. Events as for ConnectSCTP
+// follow. Without such an association, or a stream, JoinSCTP returns ErrNoStream; if that
+// turns out only when the association is established, EventClosed says so.
+func (e *Engine) JoinSCTP(id ConnID, local, remote netip.AddrPort, fallback bool, set session.Setup, timeout time.Duration) error {
+	done := make(chan error, 1)
+	e.dialler(local).post(func(w *worker) {
+		w.joinSCTP(id, pkt.NewFlow(local, remote), &initiate{setup: set, fallback: fallback}, timeout, done)
+	})
+	return <-done
+}
+
+// dialler returns the worker that opens associations from local.
+func (e *Engine) dialler(local netip.AddrPort) *worker {
+	return e.workers[int(local.Port())%len(e.workers)]
 }
 
 // AnswerSCTP answers the request of EventRequest: a.QP is attached, or, with a nil
@@ -183,7 +220,7 @@ func (w *worker) unlistenSCTP(id ListenerID) {
 // sctp0 returns the worker's SCTP, made when it is first asked for.
 func (w *worker) sctp0() *sctpState {
 	if w.sctp == nil {
-		w.sctp = &sctpState{assocs: make(map[pkt.Flow]*assoc), listeners: make(map[listenKey]*sctpListener), peers: make(map[[16]byte]int), scratch: make([]byte, 1<<16)}
+		w.sctp = &sctpState{assocs: make(map[pkt.Flow]*assoc), listeners: make(map[listenKey]*sctpListener), moved: make(map[pkt.Flow]*worker), peers: make(map[[16]byte]int), scratch: make([]byte, 1<<16)}
 	}
 	return w.sctp
 }
@@ -206,12 +243,7 @@ func (w *worker) connectSCTP(id ConnID, flow pkt.Flow, hop Hop, o SCTP, set sess
 	}
 	t := tupleOf(flow, &hop)
 	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, udp, w.sctpSecret(), mtu), flow, t, o)
-	c := w.newSession(as, 0, id)
-	if timeout > 0 {
-		c.giveUp = w.now.Add(timeout)
-		as.carrier.giveUp = c.giveUp
-	}
-	as.dial, as.setup = c, set
+	w.beginSession(as, 0, id, &initiate{setup: set, fallback: o.Fallback}, timeout)
 	if len(w.e.workers) > 1 {
 		w.e.mu.Lock()
 		w.e.dialing[flow] = w
@@ -221,6 +253,72 @@ func (w *worker) connectSCTP(id ConnID, flow pkt.Flow, hop Hop, o SCTP, set sess
 	w.e.events.push(Event{Kind: EventJoined, Conn: id, Flow: flow, Worker: w.id})
 	w.mark(&as.carrier)
 	return nil
+}
+
+// joinSCTP is JoinSCTP. The association may be with another worker.
+func (w *worker) joinSCTP(id ConnID, flow pkt.Flow, ini *initiate, timeout time.Duration, done chan<- error) {
+	s := w.sctp0()
+	as := s.assocs[flow]
+	if to := s.moved[flow]; as == nil && to != nil {
+		w.moved[id] = to
+		to.post(func(w *worker) { w.joinSCTP(id, flow, ini, timeout, done) })
+		return
+	}
+	err := ErrNoStream
+	if as != nil {
+		if sid, ok := as.freeStream(); ok {
+			w.beginSession(as, sid, id, ini, timeout)
+			err = nil
+		}
+	}
+	if home := w.e.worker(id); err != nil && home != w {
+		home.post(func(home *worker) { delete(home.moved, id) })
+	}
+	done <- err
+}
+
+// freeStream finds a stream for a session of ours. One on which a session has just ended
+// is tried last.
+func (as *assoc) freeStream() (uint16, bool) {
+	n := sctpStreams // as many as the peer has: not known yet
+	switch {
+	case as.over || as.lst != nil || as.passive || !as.a.Open():
+		return 0, false
+	case as.mux != nil:
+		n = as.mux.Streams()
+	}
+	for i := range n {
+		sid := uint16((int(as.nextSID) + i) % n)
+		if as.streams[sid] == nil && (as.mux == nil || as.mux.Free(sid)) {
+			return sid, true
+		}
+	}
+	return 0, false
+}
+
+// beginSession begins a session of ours on stream sid: at once, or when the association is
+// established.
+func (w *worker) beginSession(as *assoc, sid uint16, id ConnID, ini *initiate, timeout time.Duration) {
+	c := w.newSession(as, sid, id)
+	c.ini = ini
+	as.nextSID = sid + 1
+	if timeout > 0 {
+		c.giveUp = w.now.Add(timeout)
+		as.carrier.giveUp = clock.Earliest(as.carrier.giveUp, c.giveUp)
+	}
+	if as.mux != nil {
+		w.initiate(c)
+	}
+	w.mark(&as.carrier)
+}
+
+// initiate asks the peer for the session of c.
+func (w *worker) initiate(c *conn) {
+	if int(c.sid) >= c.as.mux.Streams() {
+		w.endSession(c, ErrNoStream)
+	} else if err := c.as.mux.Initiate(c.sid, c.ini.setup); err != nil {
+		w.endSession(c, err)
+	}
 }
 
 // forgetDialing ends what connectSCTP noted for adoptSCTP.
@@ -270,7 +368,8 @@ func (w *worker) adoptSCTP(flow pkt.Flow, udp uint16, b []byte) bool {
 		o.unmark(&as.carrier)
 		delete(o.sctp.assocs, flow)
 		o.unclaim(flow, true)
-		for _, c := range as.streams {
+		o.sctp.moved[flow] = w
+		for _, c := range as.round {
 			o.unmark(c)
 			delete(o.conns, c.id)
 			o.moved[c.id] = w
@@ -281,7 +380,7 @@ func (w *worker) adoptSCTP(flow pkt.Flow, udp uint16, b []byte) bool {
 			as.carrier.join(&w.house)
 			w.sctp0().assocs[flow] = as
 			w.claim(flow, true)
-			for _, c := range as.streams {
+			for _, c := range as.round {
 				c.timer = timer{conn: c}
 				w.conns[c.id] = c
 			}
@@ -312,16 +411,18 @@ func (w *worker) newSession(as *assoc, sid uint16, id ConnID) *conn {
 	c := &conn{id: id, flow: as.flow, as: as, sid: sid}
 	c.timer.conn = c
 	as.streams[sid] = c
+	as.round = append(as.round, c)
 	w.conns[c.id] = c
 	return c
 }
 
 // plain notes that c asks again without enhanced data, if it may.
 func (as *assoc) plain(c *conn, answer *session.Setup) bool {
-	if answer != nil || as.dial != c || !as.opts.Fallback || as.setup.Enhanced == nil || c.mode == modeClosing {
+	i := c.ini
+	if answer != nil || i == nil || !i.fallback || i.setup.Enhanced == nil || as.enhanced || c.mode == modeClosing {
 		return false
 	}
-	as.setup.Enhanced, as.retry = nil, true
+	i.setup.Enhanced, i.retry = nil, true
 	return true
 }
 
@@ -469,10 +570,18 @@ func (s *ddpSink) DeliverEarly(key serial.Num) *term.Error {
 	return s.done(s.c.stream.DeliverEarly(key))
 }
 
+// leaveShared is how much a session that leaves an association with others may send, in
+// octets, when they have filled the window.
+const leaveShared = 64 << 10
+
 // disconnectSCTP ends the session of c: what was posted still goes out.
 func (w *worker) disconnectSCTP(c *conn) {
 	if c.mode == modeFull {
-		w.leave(c, c.as.a.Room())
+		room := c.as.a.Room()
+		if len(c.as.round) > 1 {
+			room = max(room, leaveShared) // what others have filled is no measure
+		}
+		w.leave(c, room)
 		return
 	}
 	w.dropQP(c)
@@ -484,8 +593,12 @@ func (w *worker) disconnectSCTP(c *conn) {
 func (w *worker) closeSession(c *conn) {
 	as := c.as
 	w.mark(&as.carrier)
-	if as.mux == nil {
-		as.a.Abort(w.now) // nothing was set up yet
+	if as.mux == nil { // nothing was set up yet
+		if len(as.round) > 1 {
+			w.endSession(c, nil)
+		} else {
+			as.a.Abort(w.now)
+		}
 		return
 	}
 	if as.mux.State(c.sid) == session.Initiating {
@@ -517,8 +630,11 @@ func (w *worker) endSession(c *conn, err error) {
 	if as.streams[c.sid] == c {
 		delete(as.streams, c.sid)
 	}
-	if as.dial == c {
-		as.dial = nil
+	if i := slices.Index(as.round, c); i >= 0 {
+		as.round = slices.Delete(as.round, i, i+1)
+		if i < as.turn {
+			as.turn--
+		}
 	}
 	delete(w.conns, c.id)
 	if home := w.e.worker(c.id); home != w {
@@ -551,9 +667,14 @@ func (w *worker) sctpTimer(c *conn) {
 	w.stats.Timeouts++
 	if c.giveUp.Due(w.now) {
 		c.giveUp = 0
-		if d := as.dial; d != nil {
-			d.err = ErrTimeout
-			as.a.Abort(w.now)
+		for _, d := range slices.Clone(as.round) {
+			switch {
+			case d.ini == nil:
+			case d.giveUp.Due(w.now):
+				w.abort(d, ErrTimeout)
+			default:
+				c.giveUp = clock.Earliest(c.giveUp, d.giveUp)
+			}
 		}
 	}
 	if as.idle.Due(w.now) {
@@ -607,6 +728,15 @@ func (w *worker) retire(as *assoc) {
 		w.unclaim(as.flow, true)
 	}
 	w.forgetDialing(as.flow)
+	if flow := as.flow; !as.passive {
+		if home := w.e.dialler(flow.LocalAddrPort()); home != w {
+			home.post(func(home *worker) {
+				if home.sctp != nil && home.sctp.moved[flow] == w {
+					delete(home.sctp.moved, flow)
+				}
+			})
+		}
+	}
 	if as.passive {
 		if n := w.sctp.peers[as.flow.Remote]; n > 1 {
 			w.sctp.peers[as.flow.Remote] = n - 1
@@ -615,7 +745,7 @@ func (w *worker) retire(as *assoc) {
 		}
 	}
 	w.sctp.over.add(as)
-	for _, c := range as.streams {
+	for _, c := range slices.Clone(as.round) {
 		w.remoteEventsSCTP(c)
 		w.endSession(c, as.a.Err())
 	}

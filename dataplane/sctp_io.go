@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
@@ -199,12 +200,15 @@ func (w *worker) sctpUp(as *assoc) {
 	}
 	w.forgetDialing(as.flow)
 	out, in := as.a.Streams()
-	as.mux = session.New(session.Config{Profile: as.opts.Profile}, min(out, in))
-	if c := as.dial; c != nil {
-		if err := as.mux.Initiate(c.sid, as.setup); err != nil {
-			w.endSession(c, err)
-		}
+	n := min(out, in)
+	as.mux = session.New(session.Config{Profile: as.opts.Profile, Pending: n}, n)
+	if !as.passive {
 		w.stats.ActiveOpens++
+	}
+	for _, c := range slices.Clone(as.round) {
+		if c.ini != nil {
+			w.initiate(c)
+		}
 	}
 }
 
@@ -224,14 +228,13 @@ func (w *worker) pumpSCTP(as *assoc, g *grant) int {
 			w.sendControl(as, &w.sctp.ctl)
 			work++
 		}
-		for _, c := range as.streams {
-			switch {
-			case c.mode != modeFull:
-			case g != nil:
-				work += w.composeDDP(c, g)
-			default:
+		for i := 0; i < len(as.round) && (g == nil || len(as.round) > 1); i++ {
+			if c := as.round[i]; c.mode == modeFull {
 				w.lookAt(c)
 			}
+		}
+		if g != nil {
+			work += w.composeSessions(as, g)
 		}
 	}
 	if as.done() {
@@ -254,7 +257,8 @@ func (w *worker) pumpSCTP(as *assoc, g *grant) int {
 		work++
 	}
 	work += w.sctpData(as, nil)
-	for _, c := range as.streams {
+	for i := 0; i < len(as.round); i++ {
+		c := as.round[i]
 		if c.mode == modeFull {
 			w.completions(c)
 		}
@@ -294,7 +298,7 @@ func (w *worker) sctpEvents(as *assoc) int {
 		case sctp.EventRestart:
 			w.sctpRestarted(as)
 		case sctp.EventShutdown:
-			for _, c := range as.streams {
+			for _, c := range as.round {
 				w.event(c, EventPeerClosed, nil, nil)
 			}
 		case sctp.EventClosed:
@@ -314,9 +318,10 @@ func (w *worker) sctpRestarted(as *assoc) {
 		return
 	}
 	out, in := as.a.Streams()
-	for _, c := range as.streams {
+	for _, c := range slices.Clone(as.round) {
 		w.endSession(c, errSession)
 	}
+	as.enhanced = false
 	as.mux.Reset(min(out, in))
 }
 
@@ -346,13 +351,13 @@ func (w *worker) sessionEvents(as *assoc) int {
 		}
 		switch ev.Kind {
 		case session.EventOpen:
-			as.dial, as.carrier.giveUp = nil, 0
+			c.ini = nil
+			as.enhanced = as.enhanced || ev.Setup.Enhanced != nil
 			w.e.events.push(Event{Kind: EventAnswer, Conn: c.id, Flow: c.flow, Worker: w.id, Setup: ev.Setup})
 		case session.EventRejected:
 			if as.plain(c, ev.Setup) {
 				continue // as soon as the stream is free
 			}
-			as.carrier.giveUp = 0
 			w.e.events.push(Event{Kind: EventRejected, Conn: c.id, Flow: c.flow, Worker: w.id, Setup: ev.Setup})
 			w.endSession(c, ErrRejected)
 		case session.EventTerminated:
@@ -366,10 +371,10 @@ func (w *worker) sessionEvents(as *assoc) int {
 			w.dropQP(c)
 			c.mode = modeClosing
 		case session.EventIdle:
-			if as.dial == c && as.retry && c.mode != modeClosing {
-				as.retry = false
+			if i := c.ini; i != nil && i.retry && c.mode != modeClosing {
+				i.retry = false
 				w.stats.SessionRetries++
-				if err := as.mux.Initiate(c.sid, as.setup); err == nil {
+				if err := as.mux.Initiate(c.sid, i.setup); err == nil {
 					continue
 				}
 			}
@@ -405,17 +410,59 @@ func (w *worker) pushSCTP(as *assoc, s link.Slot, n int, sid uint16, ppid uint32
 	as.a.Push(&sctp.Message{Stream: sid, PPID: ppid, Urgent: control, Buf: sctp.Buf(s), Len: n})
 }
 
+// composeSessions shares the grant of an association among its sessions, by deficit
+// round robin as among connections. Who stops for want of room, slots or grant has its
+// turn still.
+func (w *worker) composeSessions(as *assoc, g *grant) int {
+	work := 0
+	for idle := 0; idle < len(as.round); {
+		if as.turn >= len(as.round) {
+			as.turn = 0
+		}
+		c := as.round[as.turn]
+		if c.mode != modeFull {
+			as.turn++
+			idle++
+			continue
+		}
+		if c.credit <= 0 {
+			c.credit += w.quantum
+		}
+		had := min(c.credit, g.left)
+		sub := grant{left: had, until: g.until}
+		work += w.composeDDP(c, &sub)
+		g.left -= had - sub.left
+		c.credit -= had - sub.left
+		switch {
+		case sub.why == stopSpent && c.credit <= 0 && g.left > 0:
+			as.turn++
+			idle = 0
+		case sub.why != stopIdle:
+			g.why = sub.why
+			return work
+		case as.a.Room() < as.a.MaxMessage():
+			return work
+		default:
+			c.credit = min(c.credit, 0)
+			as.turn++
+			idle++
+		}
+	}
+	return work
+}
+
 // composeDDP fills TX slots with DDP segments while the window has room.
 func (w *worker) composeDDP(c *conn, g *grant) int {
 	as := c.as
 	w.remoteEventsSCTP(c)
-	n, octets, why := 0, 0, stopIdle
+	n, octets, why, shut := 0, 0, stopIdle, false
 	for c.mode == modeFull && as.mux.CanSend(c.sid) {
 		if !c.failed {
 			c.qp.QP.PullSend(pullBudget)
 		}
 		mulpdu := as.a.MaxMessage() - session.HeaderLen
 		if as.a.Room() < mulpdu+session.HeaderLen {
+			shut = len(as.round) > 1
 			break
 		}
 		if !w.may(&as.carrier, g) {
@@ -450,7 +497,7 @@ func (w *worker) composeDDP(c *conn, g *grant) int {
 		w.dropQP(c)
 		w.closeSession(c)
 	}
-	if c.sent(octets, why) {
+	if c.sent(octets, why) && (!shut || c.last <= 0) {
 		w.dropQP(c)
 		c.mode = modeClosing
 		w.closeSession(c)

@@ -556,7 +556,7 @@ func TestFaultKeepsCommands(t *testing.T) {
 func TestFaultKeepsMarks(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	s.listenSCTP()
-	s.dialSCTP(40001, 0).as.dial = nil
+	s.dialSCTP(40001, 0).ini = nil
 	a, b := s.open()
 	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
 	s.attach(a, b, qa, qb, mpa.Params{CRC: true})
@@ -863,8 +863,9 @@ func (s *sim) listenSCTP() {
 func TestSCTPIdle(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	s.listenSCTP()
-	idle := s.dialSCTP(40001, 0).as
-	idle.dial = nil
+	c := s.dialSCTP(40001, 0)
+	c.ini = nil
+	idle := c.as
 	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
 	a, _ := s.openSCTP(SCTP{}, qa, qb)
 	s.until("two associations", func() bool { return len(s.hosts[1].w.sctp.assocs) == 2 })

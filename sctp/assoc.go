@@ -128,6 +128,12 @@ func (a *Assoc) setTSN(t serial.Num) {
 // State returns the state of RFC 9260 section 4.
 func (a *Assoc) State() State { return a.state }
 
+// Open reports whether the association is established, or being set up, and nobody has
+// begun to end it.
+func (a *Assoc) Open() bool {
+	return !a.closing && (a.state == Established || a.state == CookieWait || a.state == CookieEchoed)
+}
+
 // Err says why the association ended; nil before the end and after an orderly one.
 func (a *Assoc) Err() error { return a.err }
 

@@ -47,6 +47,7 @@ static void put_startup(Pb__Startup *m, const struct iwarpd_startup *s)
 		PUT(m, STARTUP, timeout_ms, TIMEOUT_MS, s->timeout_ms);
 	m->transport = (Pb__Transport)s->transport;
 	m->udp_encapsulation = s->udp_encapsulation != 0;
+	m->shared_association = s->shared_association != 0;
 }
 
 ProtobufCBinaryData bytes(const void *data, size_t len)

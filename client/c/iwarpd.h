@@ -369,7 +369,13 @@ struct iwarpd_startup {
 	unsigned int timeout_ms; /* of each wait */
 	unsigned int transport;  /* enum iwarpd_transport */
 	int udp_encapsulation;   /* not 0: SCTP over UDP (RFC 6951) */
-	unsigned int reserved[5];
+	/*
+	 * Not 0: a connect over SCTP is one of many on one association, which all
+	 * connects of the device to the same address and port that ask for it share.
+	 * The first opens it, it goes with the last, and its end ends all of them.
+	 */
+	int shared_association;
+	unsigned int reserved[4];
 };
 
 /* What carries DDP. Over SCTP of what MPA negotiates only revision, ird and ord count. */

@@ -27,6 +27,7 @@ type command struct {
 	socket    string
 	json      bool
 	transport transportValue
+	share     bool
 	out       io.Writer // results
 	err       io.Writer // everything else
 }

@@ -18,6 +18,7 @@ type perfFlags struct {
 	mode           string
 	sizes          []int
 	depth, count   int
+	qps            int
 	duration       time.Duration
 }
 
@@ -32,7 +33,8 @@ func (c *command) perf() *cobra.Command {
 			"time of a whole round there and back.",
 		Example: "  iwarpctl perf write --server\n" +
 			"  iwarpctl perf write --client 10.0.0.1 --size 64,65536,1048576\n" +
-			"  iwarpctl perf read --client 10.0.0.1 --mode lat --size 64 --iterations 100000 --json",
+			"  iwarpctl perf read --client 10.0.0.1 --mode lat --size 64 --iterations 100000 --json\n" +
+			"  iwarpctl perf write --client 10.0.0.1 --transport sctp --qps 16 --shared-association",
 		ValidArgs: []string{"write", "read", "send"},
 		Args:      usageArgs(cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -56,7 +58,8 @@ func (c *command) perf() *cobra.Command {
 	fl.StringVar(&f.mode, "mode", "both", "bw, lat or both")
 	fl.IntSliceVar(&f.sizes, "size", []int{64, 65536}, "octets of each message, several with commas")
 	fl.IntVar(&f.depth, "depth", 32, "operations outstanding in bw")
-	fl.IntVar(&f.count, "iterations", 0, "operations to do; 0: as many as fit in the duration")
+	fl.IntVar(&f.qps, "qps", 1, "client: queue pairs, each with its connection, at a time")
+	fl.IntVar(&f.count, "iterations", 0, "operations to do, of each queue pair; 0: as many as fit in the duration")
 	fl.DurationVar(&f.duration, "duration", 0, "time to measure (default 2s without --iterations)")
 	return cmd
 }
@@ -78,7 +81,7 @@ func (f *perfFlags) plan(op perf.Op) ([]perf.Params, error) {
 	var out []perf.Params
 	for _, m := range modes {
 		for _, size := range f.sizes {
-			p := perf.Params{Op: op, Mode: m, Size: size, Depth: f.depth, Count: f.count, Duration: duration}
+			p := perf.Params{Op: op, Mode: m, Size: size, Depth: f.depth, Count: f.count, Duration: duration, QPs: f.qps}
 			if err := p.Check(); err != nil {
 				return nil, err
 			}
@@ -118,10 +121,10 @@ func (c *command) perfClient(ctx context.Context, f *perfFlags, op perf.Op) erro
 }
 
 func (c *command) perfTable(results []*perf.Result) {
-	header := []string{"op", "mode", "size", "depth", "operations", "Gbit/s", "ops/s", "p50 us", "p99 us", "p99.9 us", "max us"}
+	header := []string{"op", "mode", "size", "qps", "depth", "operations", "Gbit/s", "ops/s", "p50 us", "p99 us", "p99.9 us", "max us"}
 	var rows [][]any
 	for _, r := range results {
-		row := []any{r.Op, r.Mode, r.Size, r.Depth, r.Operations, fmt.Sprintf("%.3f", r.GbitPerSec), fmt.Sprintf("%.0f", r.OpsPerSec)}
+		row := []any{r.Op, r.Mode, r.Size, r.QPs, r.Depth, r.Operations, fmt.Sprintf("%.3f", r.GbitPerSec), fmt.Sprintf("%.0f", r.OpsPerSec)}
 		if p := r.Latency; p != nil {
 			row = append(row, fmt.Sprintf("%.1f", p.P50), fmt.Sprintf("%.1f", p.P99), fmt.Sprintf("%.1f", p.P999), fmt.Sprintf("%.1f", p.Max))
 		} else {

@@ -47,6 +47,7 @@ func (v *transportValue) Type() string   { return "transport" }
 func (c *command) addTransport(cmd *cobra.Command) *cobra.Command {
 	c.transport.name = transports[0].name
 	cmd.Flags().Var(&c.transport, "transport", "what carries DDP: "+strings.Join(transportNames(), ", ")+"; both sides say the same")
+	cmd.Flags().BoolVar(&c.share, "shared-association", false, "connect over SCTP: one association for all connections of this program to one port")
 	// Fails only for a flag that is not there.
 	_ = cmd.RegisterFlagCompletionFunc("transport", cobra.FixedCompletions(transportNames(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
@@ -55,5 +56,6 @@ func (c *command) addTransport(cmd *cobra.Command) *cobra.Command {
 // over sets the transport of a connection or a listener.
 func (c *command) over(cfg *iwarp.Config) *iwarp.Config {
 	cfg.Startup.Transport, cfg.Startup.UDP = c.transport.kind, c.transport.udp
+	cfg.Startup.SharedAssociation = c.share && c.transport.kind != iwarp.TCP
 	return cfg
 }

@@ -3125,8 +3125,13 @@ type Startup struct {
 	TimeoutMs        *uint32                `protobuf:"varint,9,opt,name=timeout_ms,json=timeoutMs,proto3,oneof" json:"timeout_ms,omitempty"` // of each wait of the start-up
 	Transport        Transport              `protobuf:"varint,10,opt,name=transport,proto3,enum=iwarpd.ctrl.v1.Transport" json:"transport,omitempty"`
 	UdpEncapsulation bool                   `protobuf:"varint,11,opt,name=udp_encapsulation,json=udpEncapsulation,proto3" json:"udp_encapsulation,omitempty"` // SCTP over UDP, port 9899 (RFC 6951)
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Connect, over SCTP: on an association that the client shares among all its
+	// connections to that port that ask for it; the first of them opens it. If no
+	// stream of it is free another is opened. It goes with the last of them, and
+	// all go with it. To a listener it means nothing: any peer may do so.
+	SharedAssociation bool `protobuf:"varint,12,opt,name=shared_association,json=sharedAssociation,proto3" json:"shared_association,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Startup) Reset() {
@@ -3232,6 +3237,13 @@ func (x *Startup) GetTransport() Transport {
 func (x *Startup) GetUdpEncapsulation() bool {
 	if x != nil {
 		return x.UdpEncapsulation
+	}
+	return false
+}
+
+func (x *Startup) GetSharedAssociation() bool {
+	if x != nil {
+		return x.SharedAssociation
 	}
 	return false
 }
@@ -7182,7 +7194,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
 	"max_inline\x18\x06 \x01(\rR\tmaxInline\"\x1b\n" +
 	"\tDestroyQP\x12\x0e\n" +
-	"\x02qp\x18\x01 \x01(\rR\x02qp\"\xc4\x03\n" +
+	"\x02qp\x18\x01 \x01(\rR\x02qp\"\xf3\x03\n" +
 	"\aStartup\x12\x15\n" +
 	"\x03crc\x18\x01 \x01(\bH\x00R\x03crc\x88\x01\x01\x12\x1d\n" +
 	"\amarkers\x18\x02 \x01(\bH\x01R\amarkers\x88\x01\x01\x12\x1f\n" +
@@ -7196,7 +7208,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"timeout_ms\x18\t \x01(\rH\bR\ttimeoutMs\x88\x01\x01\x127\n" +
 	"\ttransport\x18\n" +
 	" \x01(\x0e2\x19.iwarpd.ctrl.v1.TransportR\ttransport\x12+\n" +
-	"\x11udp_encapsulation\x18\v \x01(\bR\x10udpEncapsulationB\x06\n" +
+	"\x11udp_encapsulation\x18\v \x01(\bR\x10udpEncapsulation\x12-\n" +
+	"\x12shared_association\x18\f \x01(\bR\x11sharedAssociationB\x06\n" +
 	"\x04_crcB\n" +
 	"\n" +
 	"\b_markersB\v\n" +

@@ -138,6 +138,16 @@ func (m *Mux) State(id uint16) State {
 	return m.streams[id].state
 }
 
+// Free reports whether Initiate may begin a session on stream id: there is none, and
+// nothing of the last one is under way.
+func (m *Mux) Free(id uint16) bool {
+	if int(id) >= len(m.streams) {
+		return false
+	}
+	s := m.streams[id]
+	return s == nil || s.state == Idle && s.unacked == 0
+}
+
 func (m *Mux) stream(id uint16) *stream {
 	if int(id) >= len(m.streams) {
 		return nil

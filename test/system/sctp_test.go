@@ -1,6 +1,8 @@
 package system
 
 import (
+	"encoding/json"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -36,6 +38,29 @@ func TestSCTP(t *testing.T) {
 			perf.Expect("listening on")
 			out := a.must("perf", "write", "--client", b.end.Addr4.String()+":7178", "--size", "65536", "--iterations", "2000", "--mode", "bw", "--transport", kind)
 			t.Log(tail(out, 3))
+			// Many queue pairs, on one association: that of a single local port.
+			run := testenv.Start(t, a.command("perf", "write", "--client", b.end.Addr4.String()+":7178", "--size", "4096", "--duration", "1m", "--mode", "bw", "--transport", kind, "--qps", "12", "--shared-association"))
+			from := make(map[string]bool)
+			waitFor(t, "12 queue pairs", func() bool {
+				var qps []struct{ State, Local string }
+				if err := json.Unmarshal([]byte(a.must("--json", "qp", "list")), &qps); err != nil {
+					t.Fatal(err)
+				}
+				n := 0
+				clear(from)
+				for _, q := range qps {
+					if q.State == "RTS" {
+						n++
+						from[q.Local] = true
+					}
+				}
+				return n == 12
+			})
+			if len(from) != 1 {
+				t.Errorf("associations from %v", from)
+			}
+			run.Signal(os.Interrupt)
+			run.Wait(limit)
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
@@ -24,11 +25,71 @@ func Client(ctx context.Context, dev *iwarp.Device, addr string, p Params, cfg *
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	e, err := open(ctx, dev, &p)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var lanes []*lane
+	defer func() {
+		for _, l := range lanes {
+			l.e.close()
+		}
+	}()
+	for range max(p.QPs, 1) {
+		l, err := p.connect(ctx, dev, addr, cfg)
+		if err != nil {
+			return nil, err
+		}
+		lanes = append(lanes, l)
+	}
+	var wg sync.WaitGroup
+	began := time.Now()
+	for _, l := range lanes {
+		wg.Go(func() {
+			if l.result, l.err = p.run(ctx, l.e, l.far); l.err != nil {
+				cancel() // the others would measure something else
+			}
+		})
+	}
+	wg.Wait()
+	took := time.Since(began)
+	var errs []error
+	for _, l := range lanes {
+		if l.err == nil {
+			l.err = l.e.leave(ctx)
+		}
+		if l.err != nil && !errors.Is(l.err, context.Canceled) {
+			errs = append(errs, l.err)
+		}
+	}
+	switch {
+	case len(errs) > 0:
+		return nil, errs[0]
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case len(lanes) == 1:
+		return lanes[0].result, nil
+	}
+	return p.sum(lanes, took), nil
+}
+
+// lane is one queue pair of a client.
+type lane struct {
+	e      *endpoint
+	far    window
+	result *Result
+	err    error
+}
+
+// connect makes a lane.
+func (p *Params) connect(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config) (l *lane, err error) {
+	e, err := open(ctx, dev, p)
 	if err != nil {
 		return nil, err
 	}
-	defer e.close()
+	defer func() {
+		if err != nil {
+			e.close()
+		}
+	}()
 	// The messages that come: credits, or a ping-pong's other half.
 	for range p.clientReceives() {
 		if err := e.postRecv(p.clientRecv()); err != nil {
@@ -39,7 +100,7 @@ func Client(ctx context.Context, dev *iwarp.Device, addr string, p Params, cfg *
 	if cfg != nil {
 		c = *cfg
 	}
-	c.PrivateData = appendRequest(&p, e.window())
+	c.PrivateData = appendRequest(p, e.window())
 	info, err := e.qp.Connect(ctx, addr, &c)
 	if err != nil {
 		return nil, refused(err)
@@ -48,11 +109,7 @@ func Client(ctx context.Context, dev *iwarp.Device, addr string, p Params, cfg *
 	if err != nil {
 		return nil, err
 	}
-	r, err := p.run(ctx, e, far)
-	if err != nil {
-		return nil, err
-	}
-	return r, e.leave(ctx)
+	return &lane{e: e, far: far}, nil
 }
 
 // leave closes the connection in order; closing the queue pair at once would

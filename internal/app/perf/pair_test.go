@@ -54,7 +54,7 @@ func TestMeasure(t *testing.T) {
 		for _, mode := range []Mode{Bandwidth, Latency} {
 			for _, p := range []Params{
 				{Size: 64, Depth: 1, Count: 50}, {Size: 64, Depth: 256, Count: 1000}, {Size: 100000, Depth: 7, Count: 20},
-				{Size: 1, Depth: 32, Count: 1}, {Size: 1 << 20, Depth: 32, Duration: 50 * time.Millisecond}, {Size: 4096, Depth: 16, Duration: 20 * time.Millisecond},
+				{Size: 1, Depth: 32, Count: 1}, {Size: 4096, Depth: 4, Count: 20, QPs: 5}, {Size: 1 << 20, Depth: 32, Duration: 50 * time.Millisecond}, {Size: 4096, Depth: 16, Duration: 20 * time.Millisecond},
 			} {
 				p.Op, p.Mode = op, mode
 				t.Run(fmt.Sprintf("%v %v %d deep %d", op, mode, p.Size, p.Depth), func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestMeasure(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if p.Count > 0 && r.Operations != int64(p.Count) || r.Operations == 0 || r.OpsPerSec <= 0 || (r.Latency != nil) != (mode == Latency) {
+					if p.Count > 0 && r.Operations != int64(p.Count*max(p.QPs, 1)) || r.QPs != max(p.QPs, 1) || r.Least > r.Most || r.Operations == 0 || r.OpsPerSec <= 0 || (r.Latency != nil) != (mode == Latency) {
 						t.Errorf("result %+v", r)
 					}
 				})

@@ -69,6 +69,9 @@ const (
 	MaxDepth = 4096
 )
 
+// MaxQPs is with how many queue pairs a client measures at a time, at most.
+const MaxQPs = 1024
+
 // Params is one measurement. A client sets Count or Duration; with both, what
 // comes first ends it.
 type Params struct {
@@ -76,8 +79,9 @@ type Params struct {
 	Mode     Mode
 	Size     int // octets of each message, 1 to MaxSize
 	Depth    int // operations outstanding; latency is measured with one
-	Count    int
+	Count    int // of each queue pair
 	Duration time.Duration
+	QPs      int // of the client, each with a connection, that all do this at a time; 0: one
 }
 
 // Check tells what is wrong with p.
@@ -89,6 +93,8 @@ func (p *Params) Check() error {
 		return fmt.Errorf("size %d: must be from 1 to %d", p.Size, MaxSize)
 	case p.Depth < 1 || p.Depth > MaxDepth:
 		return fmt.Errorf("depth %d: must be from 1 to %d", p.Depth, MaxDepth)
+	case p.QPs < 0 || p.QPs > MaxQPs:
+		return fmt.Errorf("%d queue pairs: must be from 1 to %d", p.QPs, MaxQPs)
 	case p.Count < 0 || p.Duration < 0 || p.Count == 0 && p.Duration == 0:
 		return errors.New("give a positive number of iterations or a duration")
 	}

@@ -17,7 +17,12 @@ type Result struct {
 	Seconds    float64      `json:"seconds"`
 	GbitPerSec float64      `json:"gbit_per_s"`
 	OpsPerSec  float64      `json:"ops_per_s"`
+	QPs        int          `json:"qps"`
+	Least      int64        `json:"least_operations"`     // of a queue pair
+	Most       int64        `json:"most_operations"`      // likewise
 	Latency    *Percentiles `json:"latency_us,omitempty"` // of one operation, or of a whole round of a ping-pong
+
+	h *Histogram
 }
 
 // Percentiles are of latencies, in microseconds.
@@ -59,7 +64,7 @@ func (h *Histogram) Percentiles() *Percentiles {
 
 func (p *Params) result(ops int64, took time.Duration, h *Histogram) *Result {
 	s := took.Seconds()
-	r := &Result{Op: p.Op.String(), Mode: p.Mode.String(), Size: p.Size, Depth: p.Depth, Operations: ops, Seconds: s}
+	r := &Result{Op: p.Op.String(), Mode: p.Mode.String(), Size: p.Size, Depth: p.Depth, Operations: ops, Seconds: s, QPs: 1, Least: ops, Most: ops, h: h}
 	if s > 0 {
 		r.OpsPerSec = float64(ops) / s
 		r.GbitPerSec = r.OpsPerSec * float64(p.Size) * 8 / 1e9
@@ -67,5 +72,21 @@ func (p *Params) result(ops int64, took time.Duration, h *Histogram) *Result {
 	if h != nil {
 		r.Latency = h.Percentiles()
 	}
+	return r
+}
+
+// sum is the result of several queue pairs that took so long together.
+func (p *Params) sum(lanes []*lane, took time.Duration) *Result {
+	first := lanes[0].result
+	ops, least, most := int64(0), first.Operations, first.Operations
+	for _, l := range lanes {
+		n := l.result.Operations
+		ops, least, most = ops+n, min(least, n), max(most, n)
+		if first.h != nil && l.result != first {
+			first.h.h.Merge(l.result.h.h)
+		}
+	}
+	r := p.result(ops, took, first.h)
+	r.QPs, r.Least, r.Most = len(lanes), least, most
 	return r
 }

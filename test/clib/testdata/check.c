@@ -603,6 +603,7 @@ static void sctp(struct side *a, struct side *b)
 		{ .transport = IWARPD_TRANSPORT_SCTP },
 		{ .transport = IWARPD_TRANSPORT_SCTP, .udp_encapsulation = 1 },
 		{ .transport = IWARPD_TRANSPORT_SCTP_DRAFT },
+		{ .transport = IWARPD_TRANSPORT_SCTP, .shared_association = 1 },
 	};
 
 	for (size_t i = 0; i < sizeof(how) / sizeof(how[0]); i++) {

@@ -1,0 +1,126 @@
+package ctrl
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane"
+	ddp "github.com/iwarpd/iwarpd/sctp/session"
+)
+
+// shared is an association whose DDP streams the connections of one client share, when
+// these ask for it: those to the same port, over the same transport. Clients never share
+// one, since its end, by whatever cause, ends all sessions of it. All but ready is guarded
+// by Server.mu.
+type shared struct {
+	remote netip.AddrPort
+	opts   dataplane.SCTP
+	ready  chan struct{} // closed when the engine has it, or never will
+	claim  *claim        // nil: the engine does not have it
+	n      int           // connections on it; it ends with the last, which is no more waited for
+}
+
+// redials bounds how often a connection tries another stream.
+const redials = 8
+
+// fits reports whether c may be on sh, as far as that is known yet.
+func (sh *shared) fits(c *conn) bool {
+	if sh.n == 0 || sh.remote != c.remote || sh.opts != *c.sctp {
+		return false
+	}
+	if sh.claim == nil {
+		return true
+	}
+	have, want := sh.claim.addr, c.wantAddr
+	return (!want.Addr().IsValid() || want.Addr() == have.Addr()) && (want.Port() == 0 || want.Port() == have.Port()) &&
+		c.sess.policy().mayUse(have.Addr())
+}
+
+// share begins c on an association that its client has already. Otherwise it returns the
+// one that the caller has to open for c, and those that come after it, and whose ready it
+// has to close; nil when c is none of its business any more.
+func (s *Server) share(c *conn, attempt int) *shared {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	tried := make(map[*shared]bool)
+	for c.state == connResolving && c.attempt == attempt {
+		i := slices.IndexFunc(c.sess.shared, func(sh *shared) bool { return !tried[sh] && !c.alone && sh.fits(c) })
+		if i < 0 {
+			c.shared = &shared{remote: c.remote, opts: *c.sctp, ready: make(chan struct{}), n: 1}
+			c.sess.shared = append(c.sess.shared, c.shared)
+			return c.shared
+		}
+		sh := c.sess.shared[i]
+		tried[sh] = true
+		s.mu.Unlock()
+		<-sh.ready
+		s.mu.Lock()
+		if c.state == connResolving && c.attempt == attempt && sh.claim != nil && sh.fits(c) && s.joinShared(c, sh) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// joinShared begins c on sh. It reports false when sh has no stream for it. Called with
+// mu held, which it lets go meanwhile.
+func (s *Server) joinShared(c *conn, sh *shared) bool {
+	e, attempt, set := s.engine.(SCTP), c.attempt, c.initiateSetup()
+	local, timeout := sh.claim.addr, max(c.limit.Sub(s.now()), time.Millisecond)
+	id := e.SessionSCTP(local)
+	sh.n++
+	sh.claim.refs++
+	c.shared, c.claim, c.local, c.state, c.id = sh, sh.claim, local, connDialing, id
+	s.conns[id] = c // its events may come before JoinSCTP returns
+	s.mu.Unlock()
+	err := e.JoinSCTP(id, local, c.remote, c.cfg.RetryRev1, set, timeout)
+	s.mu.Lock()
+	switch ours := c.attempt == attempt && c.state != connGone; {
+	case err == nil && !ours: // given up before the worker heard of it, perhaps
+		s.engine.Disconnect(id, true)
+	case err == nil || !ours:
+	case errors.Is(err, dataplane.ErrNoStream):
+		s.leaveShared(c)
+		c.state, c.id = connResolving, 0
+		return false
+	default:
+		s.failConn(c, errorf(dialCode(err), "ctrl: connect to %v: %w", c.remote, err))
+	}
+	return true
+}
+
+// leaveShared takes c off its association, and out of the engine's sight.
+func (s *Server) leaveShared(c *conn) {
+	delete(s.conns, c.id)
+	s.claims.drop(c.claim)
+	c.claim = nil
+	s.unshare(c)
+}
+
+// unshare notes that c is no more on its association.
+func (s *Server) unshare(c *conn) {
+	sh := c.shared
+	if sh == nil {
+		return
+	}
+	c.shared = nil
+	if sh.n--; sh.n == 0 {
+		c.sess.shared = slices.DeleteFunc(c.sess.shared, func(o *shared) bool { return o == sh })
+	}
+}
+
+// reshare begins c anew when its stream was not to be had: the peer has fewer of them, or
+// has begun a session on it at the same time. It reports whether it does.
+func (s *Server) reshare(c *conn, err error) bool {
+	few := errors.Is(err, dataplane.ErrNoStream)
+	if c.shared == nil || c.redials == redials || !few && !errors.Is(err, ddp.ErrCollision) {
+		return false
+	}
+	c.redials++
+	c.alone = c.alone || few // another would have as few
+	s.leaveShared(c)
+	s.startDial(c)
+	return true
+}
