@@ -262,7 +262,16 @@ func (a *Assoc) Close(now clock.Time) {
 		a.end(nil)
 	case Established:
 		a.state = ShutdownPending
+		a.guard(now)
 		a.tryShutdown(now)
+	}
+}
+
+// guard bounds how long an end takes (T5-shutdown-guard, RFC 9260 9.2): here from its
+// beginning on, since a peer that keeps its window closed can delay SHUTDOWN for ever.
+func (a *Assoc) guard(now clock.Time) {
+	if a.t5 == 0 {
+		a.t5 = now.Add(5 * a.cfg.RTOMax)
 	}
 }
 
@@ -347,6 +356,7 @@ func (a *Assoc) up(now clock.Time) {
 	}
 	if a.closing {
 		a.state = ShutdownPending
+		a.guard(now)
 		a.tryShutdown(now)
 	}
 }

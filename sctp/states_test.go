@@ -477,6 +477,28 @@ func TestShutdown(t *testing.T) {
 			t.Error(r.a.State(), r.a.Err())
 		}
 	})
+	for _, who := range []string{"we", "the peer"} {
+		t.Run("a closed window, and "+who+" end", func(t *testing.T) {
+			r := listening(t, Config{})
+			r.push(10)
+			r.take()
+			if who == "we" {
+				r.a.Close(r.now)
+				r.drain(nil)
+			} else {
+				r.send(r.a.tag, chunk(ChunkShutdown, 0, be.AppendUint32(nil, uint32(r.a.cumAck))))
+			}
+			began := r.now
+			for r.a.State() != Closed && r.now.Sub(began) < time.Hour {
+				r.send(r.a.tag, sackBytes(r.a.cumAck, 0)) // it lives, and takes nothing
+				r.wait(time.Second)
+				r.take()
+			}
+			if d := r.now.Sub(began); d > 6*time.Minute || r.a.Err() != ErrTimeout {
+				t.Errorf("%v after %v: %v", r.a.State(), d, r.a.Err())
+			}
+		})
+	}
 	t.Run("abort", func(t *testing.T) {
 		r := listening(t, Config{})
 		r.push(10)

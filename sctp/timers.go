@@ -76,11 +76,9 @@ func (a *Assoc) tryShutdown(now clock.Time) {
 	switch a.state {
 	case ShutdownPending:
 		a.state = ShutdownSent
-		a.t5 = now.Add(5 * a.cfg.RTOMax)
 		a.sendShutdown(now)
 	case ShutdownReceived:
 		a.state = ShutdownAckSent
-		a.t5 = now.Add(5 * a.cfg.RTOMax)
 		a.sendShutdown(now)
 	}
 }
@@ -105,6 +103,7 @@ func (a *Assoc) handleShutdown(now clock.Time, c *Chunk) {
 	case Established, ShutdownPending:
 		a.state = ShutdownReceived
 		a.peerDone = true
+		a.guard(now)
 		a.events |= 1 << EventShutdown
 		a.shutdownAcks(now, cum)
 	case ShutdownReceived:
