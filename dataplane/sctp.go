@@ -34,7 +34,8 @@ type assoc struct {
 	a        *sctp.Assoc
 	mux      *session.Mux // nil until established
 	opts     SCTP
-	flow     pkt.Flow // of SCTP
+	flow     pkt.Flow   // of SCTP
+	also     []pkt.Flow // with the other addresses of the peer
 	tuple    pkt.Tuple
 	carrier  conn
 	streams  map[uint16]*conn
@@ -68,6 +69,7 @@ type sctpListener struct {
 type sctpState struct {
 	assocs    map[pkt.Flow]*assoc
 	listeners map[listenKey]*sctpListener
+	also      map[pkt.Flow]*assoc  // by further addresses of their peers
 	moved     map[pkt.Flow]*worker // associations dialled here that another queue has adopted
 	peers     map[[16]byte]int     // associations of listeners, by the peer's address
 	scratch   []byte               // a packet in one piece
@@ -220,7 +222,7 @@ func (w *worker) unlistenSCTP(id ListenerID) {
 // sctp0 returns the worker's SCTP, made when it is first asked for.
 func (w *worker) sctp0() *sctpState {
 	if w.sctp == nil {
-		w.sctp = &sctpState{assocs: make(map[pkt.Flow]*assoc), listeners: make(map[listenKey]*sctpListener), moved: make(map[pkt.Flow]*worker), peers: make(map[[16]byte]int), scratch: make([]byte, 1<<16)}
+		w.sctp = &sctpState{assocs: make(map[pkt.Flow]*assoc), listeners: make(map[listenKey]*sctpListener), also: make(map[pkt.Flow]*assoc), moved: make(map[pkt.Flow]*worker), peers: make(map[[16]byte]int), scratch: make([]byte, 1<<16)}
 	}
 	return w.sctp
 }
@@ -404,6 +406,52 @@ func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP) *as
 	w.sctp.assocs[flow] = as
 	w.claim(flow, true)
 	return as
+}
+
+// learnAddrs lets the packets of as come from each address that the peer has named. That
+// it is the peer who named them, and not somebody who would have the packets of another
+// host, is seen by the verification tag.
+func (w *worker) learnAddrs(as *assoc) {
+	n, _ := as.a.Paths()
+	for i := range n {
+		f := as.flow
+		if f.Remote = as.a.Path(i).Addr.As16(); f == as.flow || w.sctp.also[f] != nil {
+			continue
+		}
+		w.sctp.also[f] = as
+		as.also = append(as.also, f)
+		if w.e.dir != nil {
+			w.e.dir.put(flowKey{flow: f, sctp: true, also: true}, w)
+		}
+	}
+}
+
+func (w *worker) forgetAddrs(as *assoc) {
+	for _, f := range as.also {
+		delete(w.sctp.also, f)
+		if w.e.dir != nil {
+			w.e.dir.remove(flowKey{flow: f, sctp: true, also: true}, w)
+		}
+	}
+	as.also = nil
+}
+
+// assocFrom returns the association that packet b of flow f belongs to, if it is one of
+// this worker's whose peer has sent it from a further address.
+func (w *worker) assocFrom(f pkt.Flow, b []byte) *assoc {
+	if as := w.sctp.also[f]; as != nil && as.a.Ours(b) {
+		return as
+	}
+	return nil
+}
+
+// strayAddr is stray for an association whose peer has a further address.
+func (w *worker) strayAddr(flow pkt.Flow, f *link.Frame) bool {
+	if w.e.dir == nil {
+		return false
+	}
+	owner := w.e.dir.find(&flowKey{flow: flow, sctp: true, also: true})
+	return owner != w && w.strays.from == nil && !w.handed && w.strayTo(owner, f)
 }
 
 // newSession makes the conn of a session on stream sid.
@@ -727,6 +775,7 @@ func (w *worker) retire(as *assoc) {
 		delete(w.sctp.assocs, as.flow)
 		w.unclaim(as.flow, true)
 	}
+	w.forgetAddrs(as)
 	w.forgetDialing(as.flow)
 	if flow := as.flow; !as.passive {
 		if home := w.e.dialler(flow.LocalAddrPort()); home != w {

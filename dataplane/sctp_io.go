@@ -49,8 +49,11 @@ func (w *worker) sctpFrame(f *link.Frame) {
 	flow := in.pkt.Flow
 	flow.RemotePort, flow.LocalPort = binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])
 	as := s.assocs[flow]
+	if as == nil {
+		as = w.assocFrom(flow, b)
+	}
 	if as == nil || as.a.State() == sctp.Closed {
-		if as == nil && (w.adoptSCTP(flow, udp, b) || w.stray(flow, true, f)) {
+		if as == nil && (w.adoptSCTP(flow, udp, b) || w.stray(flow, true, f) || w.strayAddr(flow, f)) {
 			return
 		}
 		if as = w.sctpUnowned(flow, udp, b); as == nil {
@@ -201,6 +204,7 @@ func (w *worker) sctpUp(as *assoc) {
 	w.forgetDialing(as.flow)
 	out, in := as.a.Streams()
 	n := min(out, in)
+	w.learnAddrs(as)
 	as.mux = session.New(session.Config{Profile: as.opts.Profile, Pending: n}, n)
 	if !as.passive {
 		w.stats.ActiveOpens++
@@ -322,6 +326,8 @@ func (w *worker) sctpRestarted(as *assoc) {
 		w.endSession(c, errSession)
 	}
 	as.enhanced = false
+	w.forgetAddrs(as)
+	w.learnAddrs(as)
 	as.mux.Reset(min(out, in))
 }
 

@@ -28,6 +28,7 @@ const (
 type flowKey struct {
 	flow pkt.Flow
 	sctp bool // in UDP too
+	also bool // SCTP: from a further address of a peer
 }
 
 // directory says which worker has a connection or an association. Workers read
@@ -100,13 +101,13 @@ func (d *directory) change(k *flowKey, f func(b []dirEntry, at int) []dirEntry) 
 // claim makes a flow of this worker known to the others; unclaim takes that back.
 func (w *worker) claim(flow pkt.Flow, sctp bool) {
 	if w.e.dir != nil {
-		w.e.dir.put(flowKey{flow, sctp}, w)
+		w.e.dir.put(flowKey{flow: flow, sctp: sctp}, w)
 	}
 }
 
 func (w *worker) unclaim(flow pkt.Flow, sctp bool) {
 	if w.e.dir != nil {
-		w.e.dir.remove(flowKey{flow, sctp}, w)
+		w.e.dir.remove(flowKey{flow: flow, sctp: sctp}, w)
 	}
 }
 
@@ -115,7 +116,7 @@ func (w *worker) elsewhere(flow pkt.Flow, sctp bool) bool {
 	if w.e.dir == nil {
 		return false
 	}
-	owner := w.e.dir.find(&flowKey{flow, sctp})
+	owner := w.e.dir.find(&flowKey{flow: flow, sctp: sctp})
 	return owner != nil && owner != w
 }
 
@@ -253,11 +254,15 @@ func (w *worker) stray(flow pkt.Flow, sctp bool, f *link.Frame) bool {
 	if w.e.dir == nil {
 		return false
 	}
-	s := &w.strays
-	owner := w.e.dir.find(&flowKey{flow, sctp})
+	return w.strayTo(w.e.dir.find(&flowKey{flow: flow, sctp: sctp}), f)
+}
+
+// strayTo is stray with the worker that has the flow, or nil.
+func (w *worker) strayTo(owner *worker, f *link.Frame) bool {
 	if owner == nil {
 		return false
 	}
+	s := &w.strays
 	if owner == w || s.from != nil || w.handed {
 		w.stats.RxStraysLost++ // the connection is moving between workers
 		return true

@@ -1,0 +1,275 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/sctp"
+)
+
+// A rawPeer is a peer of host 1 that sends what the test makes, in the place of host 0.
+type rawPeer struct {
+	*sim
+	local, remote netip.AddrPort
+	peerTag, tsn  uint32
+	got           [][]byte // SCTP packets that came, and to whom
+	to            []netip.Addr
+}
+
+const rawTag = 0x11223344
+
+func newRawPeer(t testing.TB, params ...[]byte) *rawPeer {
+	t.Helper()
+	p := &rawPeer{sim: newSim(t, link.PipeConfig{}), local: netip.AddrPortFrom(addrA, 40000), remote: netip.AddrPortFrom(addrB, 7174), tsn: 1000}
+	p.listenSCTP()
+	if !p.connect(params...) {
+		t.Fatalf("no association, but %x", p.got)
+	}
+	return p
+}
+
+// chunk makes a chunk, or a parameter whose type is t<<8|flags.
+func chunk(t sctp.ChunkType, flags byte, body ...byte) []byte {
+	b := binary.BigEndian.AppendUint16([]byte{byte(t), flags}, uint16(4+len(body)))
+	b = append(b, body...)
+	return append(b, make([]byte, -len(b)&3)...)
+}
+
+// data makes a DATA chunk with the next TSN.
+func (p *rawPeer) data(flags byte, stream, ssn uint16, ppid uint32, body ...byte) []byte {
+	b := binary.BigEndian.AppendUint32(nil, p.tsn)
+	p.tsn++
+	b = binary.BigEndian.AppendUint16(b, stream)
+	b = binary.BigEndian.AppendUint16(b, ssn)
+	b = binary.BigEndian.AppendUint32(b, ppid)
+	return chunk(sctp.ChunkData, flags, append(b, body...)...)
+}
+
+// connect sets up an association, with these parameters in the INIT. It reports whether
+// host 1 lets it.
+func (p *rawPeer) connect(params ...[]byte) bool {
+	init := []byte{0x11, 0x22, 0x33, 0x44, 0, 1, 0, 0, 0, 64, 0, 64}
+	init = binary.BigEndian.AppendUint32(init, p.tsn)
+	init = append(init, 0xc0, 6, 0, 8, 0, 0, 0, 1) // the indication
+	p.peerTag = 0
+	p.send(p.local.Addr(), chunk(sctp.ChunkInit, 0, append(init, slices.Concat(params...)...)...))
+	var h sctp.Header
+	var c sctp.Chunk
+	var ack sctp.Init
+	b := p.got[len(p.got)-1]
+	if _, err := sctp.NextChunk(b, sctp.HeaderLen, &c); err != nil || c.Type != sctp.ChunkInitAck || h.Decode(b) != nil || h.Tag != rawTag || ack.Decode(c.Body) != nil {
+		return false
+	}
+	p.peerTag = ack.Tag
+	p.send(p.local.Addr(), chunk(sctp.ChunkCookieEcho, 0, ack.Cookie...))
+	return p.assoc() != nil
+}
+
+func (p *rawPeer) assoc() *assoc {
+	return p.hosts[1].w.sctp.assocs[pkt.NewFlow(p.remote, p.local)]
+}
+
+// send sends a packet of chunks from an address, and takes what comes back.
+func (p *rawPeer) send(from netip.Addr, chunks ...[]byte) {
+	h := sctp.Header{SrcPort: p.local.Port(), DstPort: p.remote.Port(), Tag: p.peerTag}
+	b := append(h.Append(nil), slices.Concat(chunks...)...)
+	sctp.SetChecksum(b)
+	t := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(from, p.local.Port()), p.remote), Proto: pkt.ProtoSCTP, SrcMAC: macA, DstMAC: macB}
+	frame := make([]byte, t.HeaderLen(), t.HeaderLen()+len(b))
+	t.Put(frame, len(b), 0, 0)
+	f := link.Frame{N: 1}
+	f.Pieces[0] = append(frame, b...)
+	w := p.hosts[1].w
+	if err := w.in.pkt.Parse(f.Pieces[0], f.Len()); err != nil {
+		p.t.Fatal(err)
+	}
+	w.sctpFrame(&f)
+	p.turn()
+}
+
+// turn lets host 1 work, and takes what it sends.
+func (p *rawPeer) turn() {
+	for p.hosts[1].w.turn() > 0 {
+		p.now = p.now.Add(time.Microsecond)
+	}
+	p.hosts[1].drain()
+	var fs [8]link.Frame
+	l := p.hosts[0].link
+	for n := l.Receive(fs[:]); n > 0; n = l.Receive(fs[:]) {
+		for i := range fs[:n] {
+			var in pkt.Packet
+			b := slices.Concat(fs[i].Pieces[:fs[i].N]...)
+			if err := in.Parse(b, len(b)); err != nil {
+				p.t.Fatal(err)
+			}
+			p.got = append(p.got, b[in.L4Off:in.L4Off+in.L4Len])
+			p.to = append(p.to, netip.AddrFrom16(in.Flow.Local).Unmap())
+			l.Release(&fs[i])
+		}
+	}
+}
+
+// chunks returns those that came of a type.
+func (p *rawPeer) chunks(t sctp.ChunkType) (cs []sctp.Chunk) {
+	for _, b := range p.got {
+		var c sctp.Chunk
+		for off, err := sctp.NextChunk(b, sctp.HeaderLen, &c); err == nil; off, err = sctp.NextChunk(b, off, &c) {
+			if c.Type == t {
+				cs = append(cs, c)
+			}
+			if off >= len(b) {
+				break
+			}
+		}
+	}
+	return cs
+}
+
+// TestSCTPFurtherAddress: the packets of a peer may come from each of the addresses that it
+// named, if they have the association's tag.
+func TestSCTPFurtherAddress(t *testing.T) {
+	second := netip.MustParseAddr("10.0.0.7")
+	p := newRawPeer(t, []byte{0, 5, 0, 8, 10, 0, 0, 7}, []byte{0, 5, 0, 8, 10, 0, 0, 1})
+	for end := p.now.Add(time.Second); p.now < end && !slices.Contains(p.to, second); p.now = p.now.Add(time.Millisecond) {
+		p.turn()
+	}
+	hb := p.chunks(sctp.ChunkHeartbeat)
+	if len(hb) != 1 {
+		t.Fatalf("%d HEARTBEATs", len(hb))
+	}
+	tag := p.peerTag
+	p.peerTag ^= 1
+	p.send(second, chunk(sctp.ChunkHeartbeatAck, 0, hb[0].Body...))
+	if p.assoc().a.Path(1).Confirmed {
+		t.Error("a foreign tag was believed")
+	}
+	p.peerTag, p.got = tag, nil
+	p.send(second, chunk(sctp.ChunkHeartbeatAck, 0, hb[0].Body...))
+	if !p.assoc().a.Path(1).Confirmed {
+		t.Error("the answer to a HEARTBEAT was not seen")
+	}
+	p.send(second, p.data(7, 0, 0, 17, 0, 0, 0, 1))
+	if _, ok := p.hosts[1].take(EventRequest); !ok {
+		t.Error("DATA were not seen")
+	}
+	if n := len(p.chunks(sctp.ChunkAbort)); n != 0 {
+		t.Errorf("%d ABORTs", n)
+	}
+	// Another host at that address, which knows of nothing, is another peer.
+	other := *p
+	other.local = netip.AddrPortFrom(second, p.local.Port())
+	if !other.connect() {
+		t.Error("it is refused")
+	}
+	if p.assoc() == other.assoc() || p.assoc().over {
+		t.Error("an association went to another host")
+	}
+	for _, q := range []*rawPeer{p, &other} {
+		q.send(q.local.Addr(), chunk(sctp.ChunkAbort, 0))
+	}
+	p.turn()
+	if w := p.hosts[1].w; len(w.sctp.assocs)+len(w.sctp.also)+len(w.conns) != 0 {
+		t.Errorf("left: %d associations, %d addresses, %d sessions", len(w.sctp.assocs), len(w.sctp.also), len(w.conns))
+	}
+}
+
+// TestSCTPOddPeer has peers send chunks at random, right and wrong ones, and go. Nothing of
+// them stays.
+func TestSCTPOddPeer(t *testing.T) {
+	base := testenv.Seed(t)
+	for i := range testenv.Count(t, "SCTP_PEERS", 100) {
+		seed := base + uint64(i)
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { oddPeer(t, rand.New(rand.NewPCG(seed, 1))) })
+	}
+}
+
+func oddPeer(t *testing.T, rng *rand.Rand) {
+	p := newRawPeer(t, []byte{0, 5, 0, 8, 10, 0, 0, 7})
+	any := func(n int) []byte {
+		b := make([]byte, rng.IntN(n+1))
+		for i := range b {
+			b[i] = byte(rng.Uint32())
+		}
+		return b
+	}
+	near := func(v uint32) []byte { return binary.BigEndian.AppendUint32(nil, v+uint32(rng.IntN(9))-4) }
+	w := p.hosts[1].w
+	for range 60 {
+		var packet []byte
+		for range 1 + rng.IntN(4) {
+			var c []byte
+			switch rng.IntN(16) {
+			default: // session control or a segment, more or less right
+				stream, ssn := uint16(rng.IntN(66)), uint16(rng.IntN(3))
+				if rng.IntN(4) != 0 {
+					stream = uint16(rng.IntN(2))
+				}
+				if rng.IntN(10) == 0 {
+					ssn = uint16(rng.Uint32())
+				}
+				flags := byte(7)
+				if rng.IntN(6) == 0 {
+					flags = byte(rng.Uint32())
+				}
+				if rng.IntN(8) == 0 {
+					p.tsn += uint32(rng.IntN(5)) - 2
+				}
+				body := binary.BigEndian.AppendUint16(nil, ssn)
+				body = append(body, 0, byte(rng.IntN(9)))
+				c = p.data(flags, stream, uint16(rng.IntN(2)), uint32(15+rng.IntN(4)), append(body, any(40)...)...)
+			case 0:
+				body := append(near(1000), 0, 1, 0, 0, 0, byte(rng.IntN(3)), 0, byte(rng.IntN(3)))
+				c = chunk(sctp.ChunkSack, 0, append(body, any(24)...)...)
+			case 1:
+				c = chunk(sctp.ChunkShutdown, 0, near(1000)...)
+			case 2:
+				c = chunk(sctp.ChunkType(rng.Uint32()), byte(rng.Uint32()), any(64)...)
+			case 3:
+				c = chunk(sctp.ChunkError, 0, any(32)...)
+			case 4:
+				c = chunk(sctp.ChunkHeartbeat, 0, any(64)...)
+			case 5:
+				c = p.data(3+4*byte(rng.IntN(2)), 0, 0, 16) // no user data
+			case 6:
+				types := []sctp.ChunkType{0x40, 0x80, 0x82, 0xc0, 0xc1, 0xc2} // I-DATA, ASCONF ACK, RE-CONFIG, FORWARD TSN, ASCONF, I-FORWARD TSN
+				c = chunk(types[rng.IntN(len(types))], 0, any(64)...)
+			}
+			packet = append(packet, c...)
+		}
+		from := p.local.Addr()
+		if rng.IntN(8) == 0 {
+			from = netip.MustParseAddr("10.0.0.7")
+		}
+		p.send(from, packet)
+		for ev, ok := p.hosts[1].take(EventRequest); ok; ev, ok = p.hosts[1].take(EventRequest) {
+			if c := w.conns[ev.Conn]; c != nil && rng.IntN(2) == 0 {
+				w.disconnect(c, rng.IntN(2) == 0)
+			}
+		}
+		if rng.IntN(4) == 0 {
+			p.now = p.now.Add(time.Duration(rng.IntN(3000)) * time.Millisecond)
+			p.turn()
+		}
+		if rng.IntN(20) == 0 && p.assoc() != nil { // it begins anew
+			p.connect()
+		}
+	}
+	p.send(p.local.Addr(), chunk(sctp.ChunkAbort, 0))
+	w.unlisten(1)
+	for end := p.now.Add(30 * time.Minute); p.now < end && len(w.sctp.assocs) > 0; p.now = p.now.Add(time.Second) {
+		p.turn()
+	}
+	p.turn()
+	if len(w.sctp.assocs)+len(w.sctp.also)+len(w.conns)+len(w.sctp.peers)+w.timers.count != 0 || w.link.FreeSlots() != w.link.Slots() {
+		t.Fatalf("left: %d associations, %d addresses, %d sessions, %d timers, %d slots", len(w.sctp.assocs), len(w.sctp.also), len(w.conns),
+			w.timers.count, w.link.Slots()-w.link.FreeSlots())
+	}
+}
