@@ -2,6 +2,7 @@ package session
 
 import (
 	"encoding/binary"
+	"math/bits"
 
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
@@ -63,6 +64,8 @@ type Mux struct {
 	held    int // octets
 	pool    [][]byte
 	stats   Stats
+
+	seenWords int // of stream.seen: a power of two, of more bits than MaxAhead
 }
 
 // New returns the Mux of an association with n streams each way: the smaller of the
@@ -75,7 +78,7 @@ func New(cfg Config, n int) *Mux {
 		cfg.MaxAhead = 4096
 	}
 	cfg.MaxAhead = min(cfg.MaxAhead, maxUnacked)
-	return &Mux{cfg: cfg, streams: make([]*stream, n)}
+	return &Mux{cfg: cfg, streams: make([]*stream, n), seenWords: max(1, 1<<bits.Len(uint(cfg.MaxAhead))/64)}
 }
 
 // aheadKind says what became of a message that came ahead of its turn.
@@ -116,8 +119,9 @@ type stream struct {
 	gotTerm bool // the peer's last message, and all before it, have come
 	hasTerm bool // its Terminate has
 	termSSN uint16
-	ring    []ahead // by SSN
-	nahead  int
+	ring    []ahead  // by SSN
+	seen    []uint64 // Ended: of messages ahead it is enough to know that they came; a bit for each, by SSN
+	nahead  int      // in ring or seen
 }
 
 // Stats returns the counters.
@@ -409,20 +413,38 @@ func (m *Mux) terminate(s *stream) {
 func (m *Mux) over(s *stream) {
 	s.state = Ended
 	s.sink = nil
-	if s.nahead > 0 {
-		for i := range s.ring {
-			a := &s.ring[i]
-			if a.kind != aheadHeld {
-				continue
-			}
-			if m.isTerminate(a.ppid, a.b) {
-				s.hasTerm, s.termSSN = true, be.Uint16(a.b)
-			}
-			m.free(a)
-			a.kind = aheadPlaced
+	for d := 0; s.nahead > 0; d++ {
+		a := &s.ring[int(s.next+uint16(d))&(len(s.ring)-1)]
+		if a.kind == notCome {
+			continue
 		}
+		if a.kind == aheadHeld && m.isTerminate(a.ppid, a.b) {
+			s.hasTerm, s.termSSN = true, be.Uint16(a.b)
+		}
+		m.free(a)
+		s.nahead--
+		m.note(s, d)
+	}
+	s.nahead = 0
+	for _, w := range s.seen {
+		s.nahead += bits.OnesCount64(w)
+	}
+	if len(s.ring) > maxIdleRing {
+		s.ring = nil
 	}
 	m.pass(s)
+}
+
+// maxIdleRing is the largest ring that a stream keeps for its next session.
+const maxIdleRing = 1024
+
+// note notes, in seen, that the message d places ahead came.
+func (m *Mux) note(s *stream, d int) {
+	if s.seen == nil {
+		s.seen = make([]uint64, m.seenWords)
+	}
+	i := int(s.next+uint16(d)) & (64*len(s.seen) - 1)
+	s.seen[i/64] |= 1 << (i % 64)
 }
 
 func (m *Mux) isTerminate(ppid uint32, b []byte) bool {
@@ -433,7 +455,7 @@ func (m *Mux) isTerminate(ppid uint32, b []byte) bool {
 	return ok && fn == fnTerminate
 }
 
-// came notes that a message of an ended session, or one that ends it, has come.
+// came notes that a message of an ended session, or the one that ended it, has come.
 func (m *Mux) came(s *stream, ppid uint32, b []byte) {
 	if len(b) < HeaderLen {
 		return
@@ -442,11 +464,8 @@ func (m *Mux) came(s *stream, ppid uint32, b []byte) {
 	if int(d) > m.cfg.MaxAhead {
 		return
 	}
-	for len(s.ring) <= int(d) {
-		m.widen(s)
-	}
-	if a := &s.ring[int(s.next+d)&(len(s.ring)-1)]; a.kind == notCome {
-		a.kind = aheadPlaced
+	if !s.saw(s.next + d) {
+		m.note(s, int(d))
 		s.nahead++
 	}
 	if m.isTerminate(ppid, b) {
@@ -454,14 +473,17 @@ func (m *Mux) came(s *stream, ppid uint32, b []byte) {
 	}
 }
 
+// saw reports whether a message of an ended session has come ahead.
+func (s *stream) saw(ssn uint16) bool {
+	i := int(ssn) & (64*len(s.seen) - 1)
+	return s.seen != nil && s.seen[i/64]&(1<<(i%64)) != 0
+}
+
 // pass counts what has come of an ended session.
 func (m *Mux) pass(s *stream) {
-	for s.nahead > 0 {
-		a := &s.ring[int(s.next)&(len(s.ring)-1)]
-		if a.kind == notCome {
-			break
-		}
-		*a = ahead{}
+	for s.nahead > 0 && s.saw(s.next) {
+		i := int(s.next) & (64*len(s.seen) - 1)
+		s.seen[i/64] &^= 1 << (i % 64)
 		s.nahead--
 		s.next++
 	}

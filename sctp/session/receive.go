@@ -17,20 +17,17 @@ func (m *Mux) HandleMessage(id uint16, ppid uint32, unordered bool, b []byte) {
 	p := m.cfg.Profile
 	switch {
 	case !unordered:
-		m.came(s, ppid, b)
-		m.violation(s, ErrOrdered)
+		m.illegal(s, ErrOrdered, ppid, b)
 		return
 	case ppid != p.Segment() && ppid != p.Control():
-		m.came(s, ppid, b)
 		if other := Draft - p; ppid == other.Segment() || ppid == other.Control() {
-			m.violation(s, ErrProfile)
+			m.illegal(s, ErrProfile, ppid, b)
 		} else {
-			m.violation(s, ErrPPID)
+			m.illegal(s, ErrPPID, ppid, b)
 		}
 		return
 	case len(b) < HeaderLen || ppid == p.Control() && len(b) < controlHeader:
-		m.came(s, ppid, b)
-		m.violation(s, ErrShort)
+		m.illegal(s, ErrShort, ppid, b)
 		return
 	}
 	d := be.Uint16(b) - s.next
@@ -42,12 +39,20 @@ func (m *Mux) HandleMessage(id uint16, ppid uint32, unordered bool, b []byte) {
 		// Nothing but the first message can come to a stream without a session: an
 		// Initiate is answered before anything follows it.
 		m.first(s, ppid, b)
+	case (s.state == Requested || s.state == Negotiating) && ppid == p.Segment():
+		m.illegal(s, ErrEarlyData, ppid, b) // whatever stands before it
+	case (s.state == Requested || s.state == Negotiating) && d > maxUnanswered:
+		m.illegal(s, ErrSSN, ppid, b)
 	case int(d) <= m.cfg.MaxAhead:
 		m.keep(s, d, ppid, b)
 	default:
 		m.violation(s, ErrSSN)
 	}
 }
+
+// maxUnanswered is how many control messages a peer may be ahead of one that is missing,
+// before its Initiate is answered.
+const maxUnanswered = 64
 
 // first takes a message that is ahead of its turn on an idle stream. A Terminate of
 // an older session ends nothing.
@@ -274,6 +279,13 @@ func (m *Mux) terminated(s *stream) {
 	// Ours follows, so that both sides know when the stream is free.
 	m.terminate(s)
 	m.settle(s)
+}
+
+// illegal ends the session for a message that is not judged in its turn.
+func (m *Mux) illegal(s *stream, err *Error, ppid uint32, b []byte) {
+	m.violation(s, err)
+	m.came(s, ppid, b)
+	m.pass(s)
 }
 
 // violation ends the session with a Terminate (RFC 5043 6.1). The association goes

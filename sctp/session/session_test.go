@@ -3,6 +3,8 @@ package session
 import (
 	"bytes"
 	"fmt"
+	"math/bits"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -611,7 +613,10 @@ func FuzzMessages(f *testing.F) {
 					held += len(a.b)
 				}
 			}
-			if c != s.nahead {
+			for _, w := range s.seen {
+				c += bits.OnesCount64(w)
+			}
+			if c != s.nahead || s.seen != nil && s.state != Ended {
 				t.Fatalf("%d ahead, counted %d", c, s.nahead)
 			}
 		}
@@ -619,4 +624,29 @@ func FuzzMessages(f *testing.F) {
 			t.Fatalf("held %d of %d, pending %d", held, b.m.Held(), b.m.pending)
 		}
 	})
+}
+
+// TestAheadMemory: what a peer sends far ahead of its turn, without a session, costs
+// little memory, on however many streams it does so.
+func TestAheadMemory(t *testing.T) {
+	const streams = 64
+	initiate := []byte{0, 0, 0, 1}
+	for name, ppid := range map[string]uint32{"another PPID": 99, "a segment": ppidSegment, "control": ppidControl} {
+		m := New(Config{Pending: streams}, streams)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for id := range uint16(streams) {
+			if id%2 == 0 {
+				m.HandleMessage(id, ppidControl, true, initiate)
+			}
+			for _, ssn := range []uint16{4096, 2000, 1, 4095} {
+				m.HandleMessage(id, ppid, true, be.AppendUint16(nil, ssn))
+				m.HandleMessage(id, ppid, true, append(be.AppendUint16(nil, ssn), 0, 4))
+			}
+		}
+		runtime.ReadMemStats(&after)
+		if n := after.TotalAlloc - before.TotalAlloc; n > 4<<10*streams {
+			t.Errorf("%s: %d octets for %d streams", name, n, streams)
+		}
+	}
 }
