@@ -76,8 +76,8 @@ func workloads() []workload {
 		{"sctp-read-lat", "daemon-sctp", "read-lat", "us", true, []int{64}, map[string]string{"daemon": "read-lat", "usrsctp": "ping-pong"}},
 		{"sctp-send-lat", "daemon-sctp", "send-lat", "us", true, []int{64}, map[string]string{"daemon": "send-lat", "usrsctp": "ping-pong"}},
 		// NFSv3 over RPC-over-RDMA, beside the RDMA operations that it is made of, and over the kernel's TCP.
-		{"nfs-read", "nfs", "nfs-read", "Gb/s", false, []int{mib}, map[string]string{"daemon": "write-bw", "nfs-tcp-nogso": "nfs-read", "nfs-tcp-gso": "nfs-read"}},
-		{"nfs-write", "nfs", "nfs-write", "Gb/s", false, []int{mib}, map[string]string{"daemon": "read-bw", "nfs-tcp-nogso": "nfs-write", "nfs-tcp-gso": "nfs-write"}},
+		{"nfs-read", "nfs", "nfs-read", "Gb/s", false, []int{mib}, map[string]string{"daemon": "write-spread", "nfs-tcp-nogso": "nfs-read", "nfs-tcp-gso": "nfs-read"}},
+		{"nfs-write", "nfs", "nfs-write", "Gb/s", false, []int{mib}, map[string]string{"daemon": "read-spread", "nfs-tcp-nogso": "nfs-write", "nfs-tcp-gso": "nfs-write"}},
 	}
 }
 

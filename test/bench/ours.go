@@ -22,9 +22,12 @@ import (
 
 const (
 	iwarpPort  = 7192
-	regionSize = 1 << 20 // the memory that is read and written, over and over
-	writeDepth = 256     // posted small writes
+	regionSize = spreadDepth * mib // the memory that is read and written, over and over; most workloads use its start alone
+	writeDepth = 256               // posted small writes
 	signalEach = 64
+	// spreadDepth is how many operations of the workloads that spread are posted, each
+	// with octets of its own, as calls of NFS have.
+	spreadDepth = nfsDepth
 )
 
 func init() {
@@ -179,6 +182,8 @@ type end struct {
 	sge    [1]iwarp.SGE
 	wr     iwarp.SendWR
 	rr     iwarp.RecvWR
+	spread bool // over the regions: each operation has other octets than those posted beside it
+	posts  int
 }
 
 func newEnd(ctx context.Context, d *iwarp.Device, shared bool) (e *end, err error) {
@@ -262,16 +267,24 @@ func (e *end) over() error {
 	return iwarp.ErrPeerClosed
 }
 
-// post posts op on the first n octets of both regions.
+// post posts op on the first n octets of both regions, or on the next n.
 func (e *end) post(op iwarp.Op, n int, to offer, flags iwarp.SendFlags) error {
-	e.wr = iwarp.SendWR{Op: op, Flags: flags, RKey: to.RKey, Remote: to.Addr}
+	at := 0
+	if e.spread {
+		at = e.posts % spreadDepth * n
+	}
+	e.wr = iwarp.SendWR{Op: op, Flags: flags, RKey: to.RKey, Remote: to.Addr + uint64(at)}
 	if flags&iwarp.Inline != 0 {
 		e.wr.Inline = e.mr.Bytes()[:n]
 	} else {
-		e.sge[0] = e.mr.SGE(0, n)
+		e.sge[0] = e.mr.SGE(at, n)
 		e.wr.SGEs = e.sge[:]
 	}
-	return e.qp.PostSend(&e.wr)
+	err := e.qp.PostSend(&e.wr)
+	if err == nil {
+		e.posts++
+	}
+	return err
 }
 
 // recvOffset is where received messages go: apart from what is sent.
@@ -470,6 +483,12 @@ func (e *end) measure(j job, t test, to offer) (result, error) {
 		return e.stream(j, t, iwarp.OpWrite, to, max(4, min(64, 4*mib/t.Size)), 1)
 	case "read-bw":
 		return e.stream(j, t, iwarp.OpRead, to, max(4, min(16, 4*mib/t.Size)), 1)
+	case "write-spread":
+		e.spread = true
+		return e.stream(j, t, iwarp.OpWrite, to, spreadDepth, 1)
+	case "read-spread":
+		e.spread = true
+		return e.stream(j, t, iwarp.OpRead, to, spreadDepth, 1)
 	case "write-rate":
 		return e.stream(j, t, iwarp.OpWrite, to, writeDepth, signalEach)
 	case "read-lat":
