@@ -1,0 +1,119 @@
+package session
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
+
+// TestFlood: a peer that sends more than it was granted is cut off.
+func TestFlood(t *testing.T) {
+	p := serverPeer(t, func(c *Config) { c.Window = 4 })
+	for i := range uint32(20) {
+		p.send(wire.Header{XID: 50 + i, Type: wire.CallInline}, callBody(50+i, 40)...)
+	}
+	calls := 0
+	for _, e := range p.evs {
+		if e.Kind == EventCall {
+			calls++
+		}
+	}
+	last := p.evs[len(p.evs)-1]
+	if calls > 6 || last.Kind != EventClose || !errors.Is(last.Err, ErrProtocol) {
+		t.Errorf("%d calls, then %+v", calls, last)
+	}
+}
+
+// TestErrorFlood: who sends nothing but what must be answered by errors, and
+// grants no credits for them, costs no more than a bound.
+func TestErrorFlood(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		first *wire.Header
+		flood wire.Header
+	}{
+		{"unknown versions before the first message", nil, wire.Header{XID: 5, Vers: 7, Type: wire.CallInline}},
+		{"unknown versions", &wire.Header{Type: wire.ConnPropFinal, Vers: 2, Credit: 2}, wire.Header{XID: 5, Vers: 7, Type: wire.CallInline}},
+		{"version 1 on a connection of version 2", &wire.Header{Type: wire.ConnPropFinal, Vers: 2, Credit: 2}, wire.Header{XID: 5, Vers: 1, Type: wire.Msg1}},
+		{"version 2 on a connection of version 1", &wire.Header{XID: 4, Type: wire.Done1, Vers: 1, Credit: 2}, wire.Header{XID: 5, Vers: 2, Type: wire.Grant}},
+	} {
+		cfg := DefaultConfig(true)
+		cfg.Window = 4
+		s := New(cfg)
+		var o Out
+		if c.first != nil {
+			s.Receive(append(c.first.Append(nil), make([]byte, 16)...))
+		}
+		b := append(c.flood.Append(nil), make([]byte, 16)...)
+		var last Event
+		for range 1000 {
+			s.Receive(b)
+			for e, ok := s.Event(); ok; e, ok = s.Event() {
+				last = e
+			}
+			if s.Version() != 1 { // version 1 has no credits for errors: there the Sends that are under way are the bound
+				for s.Poll(&o) {
+				}
+			}
+		}
+		if last.Kind != EventClose || !errors.Is(last.Err, ErrProtocol) || len(s.ctrl) > 100 {
+			t.Errorf("%s: %+v, %d queued", c.name, last, len(s.ctrl))
+		}
+	}
+}
+
+// TestReplyFlood: who calls on and on, and takes no reply, costs no more than a
+// bound; who takes them goes on for ever.
+func TestReplyFlood(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		octets int
+		vers   uint32
+		takes  bool
+	}{
+		{"many", 100, 2, false}, {"long", 25_000, 2, false}, {"version 1", 100, 1, false}, {"takes them", 100, 2, true}, {"takes them, version 1", 100, 1, true},
+	} {
+		s := New(DefaultConfig(true))
+		var o Out
+		var last Event
+		queued, most, octets := 0, 0, 0
+		for i := range uint32(5000) {
+			h := wire.Header{XID: i + 1, Vers: c.vers, Credit: 2, Type: wire.CallInline}
+			if c.vers == 1 {
+				h.Type = wire.Msg1
+			}
+			if c.takes {
+				h.Credit = i + 100
+			}
+			s.Receive(append(h.Append(nil), callBody(i+1, 40)...))
+			for e, ok := s.Event(); ok; e, ok = s.Event() {
+				last = e
+				if e.Kind == EventCall {
+					p, _, ok := s.PlanReply(e.Call, c.octets, nil)
+					if !ok {
+						t.Fatalf("%s: no plan", c.name)
+					}
+					s.Reply(e.Call, p, replyBody(i+1, c.octets))
+				}
+			}
+			if c.vers == 2 || c.takes { // of version 1 Sends that are under way are the bound: none completes
+				for s.Poll(&o) {
+				}
+			}
+			queued, octets = len(s.queue), 0
+			for _, m := range s.queue {
+				octets += len(m.body)
+			}
+			if most = max(most, queued); queued != s.replies.n || octets != s.replies.octets {
+				t.Fatalf("%s: %d replies with %d octets, counted %+v", c.name, queued, octets, s.replies)
+			}
+			if last.Kind == EventClose {
+				break
+			}
+		}
+		if closed := last.Kind == EventClose; closed == c.takes || most > maxReplies || c.takes && most > 2 {
+			t.Errorf("%s: %+v after %d replies waited", c.name, last, most)
+		}
+	}
+}

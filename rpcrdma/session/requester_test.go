@@ -1,0 +1,236 @@
+package session
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
+
+// Replies that do not fit their call end it, and nothing else.
+func TestRequesterErrors(t *testing.T) {
+	w, r := chunk(100, 50), chunk(400)
+	part := func(n ...uint32) wire.Chunk { return chunk(n...) }
+	other := chunk(10, 0)
+	other[0].Handle = 5
+	moved := chunk(10, 0)
+	moved[0].Offset++
+	inline := func(h wire.Header) msg { h.Type = wire.ReplyInline; return m(h, replyBody(9, 40)...) }
+	for _, c := range []struct {
+		name string
+		msg  msg
+		ok   bool
+	}{
+		{"inline, all lengths 0", inline(wire.Header{Writes: []wire.Chunk{part(0, 0)}}), true},
+		{"inline, without the list", inline(wire.Header{}), true},
+		{"inline, partly filled", inline(wire.Header{Writes: []wire.Chunk{part(100, 7)}}), true},
+		{"more written than there is", inline(wire.Header{Writes: []wire.Chunk{part(100, 51)}}), false},
+		{"a gap", inline(wire.Header{Writes: []wire.Chunk{part(99, 1)}}), false},
+		{"another handle", inline(wire.Header{Writes: []wire.Chunk{other}}), false},
+		{"another offset", inline(wire.Header{Writes: []wire.Chunk{moved}}), false},
+		{"a segment less", inline(wire.Header{Writes: []wire.Chunk{part(10)}}), false},
+		{"a chunk more", inline(wire.Header{Writes: []wire.Chunk{part(0, 0), part(0)}}), false},
+		{"external", m(wire.Header{Type: wire.ReplyExternal, Writes: []wire.Chunk{part(0, 0)}, Reply: part(44)}), true},
+		{"external without a chunk", m(wire.Header{Type: wire.ReplyExternal}), false},
+		{"external of 4 octets", m(wire.Header{Type: wire.ReplyExternal, Reply: part(4)}), false},
+		{"external, too long", m(wire.Header{Type: wire.ReplyExternal, Reply: part(401)}), false},
+		{"external, other segments", m(wire.Header{Type: wire.ReplyExternal, Reply: part(40, 4)}), false},
+		{"a call in a reply", m(wire.Header{Type: wire.ReplyInline}, callBody(9, 40)...), false},
+		{"another XID in the message", m(wire.Header{Type: wire.ReplyInline}, replyBody(8, 40)...), false},
+		{"no payload", m(wire.Header{Type: wire.ReplyInline}), false},
+		{"a middle with another XID", m(wire.Header{Type: wire.ReplyMiddle, Remaining: 8}, replyBody(8, 40)...), false},
+		{"a middle of 1 GiB", m(wire.Header{Type: wire.ReplyMiddle, Remaining: 1 << 30}, replyBody(9, 40)...), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := clientPeer(t, nil)
+			if err := p.s.Call(9, callBody(9, 40), &CallChunks{Writes: []wire.Chunk{w}, Reply: r}); err != nil {
+				t.Fatal(err)
+			}
+			p.drain()
+			p.clear()
+			c.msg.h.XID = 9
+			p.send(c.msg.h, c.msg.b...)
+			if len(p.evs) != 1 {
+				t.Fatalf("%+v", p.evs)
+			}
+			if c.ok != (p.evs[0].Kind == EventReply) || !c.ok && !errors.Is(p.evs[0].Err, ErrProtocol) {
+				t.Errorf("%+v", p.evs[0])
+			}
+			if p.s.Outstanding() != 0 {
+				t.Error("it is still outstanding")
+			}
+		})
+	}
+	// Each error that a responder may send ends the call it is about.
+	for code := range map[wire.ErrCode]bool{1: true, 2: true, 3: true, 4: true, 5: true, 6: true, 7: true, 8: true, 9: true, 10: true, 11: true, 100: true} {
+		p := clientPeer(t, nil)
+		for _, xid := range []uint32{8, 9} {
+			if err := p.s.Call(xid, callBody(xid, 40), &CallChunks{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p.drain()
+		p.clear()
+		f := wire.Failure{Code: code, Low: 1, High: 2}
+		if code != wire.ErrVers {
+			f.Low, f.High = 0, 0
+		}
+		p.send(wire.Header{XID: 9, Type: wire.Error, Failure: f})
+		var e *FailureError
+		if len(p.evs) != 1 || p.evs[0].XID != 9 || !errors.As(p.evs[0].Err, &e) || e.Failure != f || p.s.Outstanding() != 1 {
+			t.Errorf("%v: %+v", code, p.evs)
+		}
+	}
+}
+
+// Calls in the reverse direction at each level (draft sections 4.6.3, 4.6.4).
+func TestReverseLevels(t *testing.T) {
+	plain := m(wire.Header{XID: 9, Type: wire.CallInline}, callBody(9, 40)...)
+	middle := m(wire.Header{XID: 9, Type: wire.CallMiddle, Remaining: 8}, callBody(9, 40)...)
+	reads := m(wire.Header{XID: 9, Type: wire.CallInline, Reads: []wire.ReadSegment{rseg(8, 1, 4)}}, callBody(9, 40)...)
+	writes := m(wire.Header{XID: 9, Type: wire.CallInline, Writes: []wire.Chunk{chunk(4)}}, callBody(9, 40)...)
+	reply := m(wire.Header{XID: 9, Type: wire.CallInline, Reply: chunk(4)}, callBody(9, 40)...)
+	ext := m(wire.Header{XID: 9, Type: wire.CallExternal, Call: []wire.ReadSegment{rseg(0, 1, 40)}})
+	const none = wire.ErrCode(0)
+	for _, c := range []struct {
+		level wire.Reverse
+		msg   msg
+		want  wire.ErrCode
+	}{
+		{wire.ReverseNone, plain, wire.ErrInvalHType}, {wire.ReverseNone, middle, wire.ErrInvalHType}, {wire.ReverseNone, ext, wire.ErrInvalHType},
+		{wire.ReverseSimple, plain, none}, {wire.ReverseSimple, middle, wire.ErrInvalHType}, {wire.ReverseSimple, reads, wire.ErrReadChunks},
+		{wire.ReverseSimple, writes, wire.ErrWriteChunks}, {wire.ReverseSimple, reply, wire.ErrReplyResource}, {wire.ReverseSimple, ext, wire.ErrReadChunks},
+		{wire.ReverseContinued, plain, none}, {wire.ReverseContinued, middle, none}, {wire.ReverseContinued, reads, wire.ErrReadChunks},
+		{wire.ReverseContinued, writes, wire.ErrWriteChunks}, {wire.ReverseContinued, ext, wire.ErrReadChunks},
+		{wire.ReverseGeneral, plain, none}, {wire.ReverseGeneral, middle, none}, {wire.ReverseGeneral, reads, none},
+		{wire.ReverseGeneral, writes, none}, {wire.ReverseGeneral, reply, none}, {wire.ReverseGeneral, ext, none},
+	} {
+		p := clientPeer(t, func(cfg *Config) { cfg.Props.Reverse = c.level })
+		p.send(c.msg.h, c.msg.b...)
+		got := none
+		if len(p.got) > 0 {
+			got = p.got[0].Failure.Code
+		}
+		if got != c.want {
+			t.Errorf("level %d, %+v: %v, not %v", c.level, c.msg.h, got, c.want)
+		}
+	}
+}
+
+// TestRefusedType: a header type that the peer has refused is not used again.
+func TestRefusedType(t *testing.T) {
+	p := clientPeer(t, nil)
+	long := &Spec{Body: 9000, Reply: 40}
+	plan, err := p.s.PlanCall(long)
+	if err != nil || plan.External {
+		t.Fatalf("%+v, %v", plan, err)
+	}
+	if err := p.s.Call(9, callBody(9, 9000), &CallChunks{}); err != nil {
+		t.Fatal(err)
+	}
+	p.drain()
+	p.send(wire.Header{XID: 9, Type: wire.Error, Failure: wire.Failure{Code: wire.ErrInvalHType}})
+	if plan, err = p.s.PlanCall(long); err != nil || !plan.External {
+		t.Fatalf("after CALL_MIDDLE was refused: %+v, %v", plan, err)
+	}
+	if err := p.s.Call(10, nil, &CallChunks{Call: []wire.ReadSegment{rseg(0, 1, 9000)}}); err != nil {
+		t.Fatal(err)
+	}
+	p.drain()
+	p.send(wire.Header{XID: 10, Type: wire.Error, Failure: wire.Failure{Code: wire.ErrInvalHType}})
+	if plan, err = p.s.PlanCall(long); !errors.Is(err, ErrTooLong) {
+		t.Errorf("after both were refused: %+v, %v", plan, err)
+	}
+	if plan, err = p.s.PlanCall(&Spec{Body: 100}); err != nil {
+		t.Errorf("a short one: %v", err)
+	}
+}
+
+// TestSegmentLimits: what would need more segments than the peer takes is not
+// sent (draft sections 5.2.4 and 7.3.3).
+func TestSegmentLimits(t *testing.T) {
+	cfg := DefaultConfig(false)
+	p := newPeer(t, cfg)
+	props := wire.DefaultProperties()
+	props.SegmentSize, props.Segments = 10_000, 3
+	p.send(wire.Header{Type: wire.ConnPropFinal, Props: props.Props()})
+	item := func(n int) *Spec { return &Spec{Body: 100, Items: []Item{{Pos: 100, Len: n}}, Reply: 40} }
+	for _, c := range []struct {
+		spec *Spec
+		ok   bool
+	}{
+		{item(30_000), true}, {item(30_001), false}, {&Spec{Body: 100, Results: []int{20_000}, Reply: 40}, true},
+		{&Spec{Body: 100, Results: []int{20_000, 10_001}, Reply: 40}, false}, {&Spec{Body: 100, Reply: 31_000}, false},
+	} {
+		if _, err := p.s.PlanCall(c.spec); (err == nil) != c.ok {
+			t.Errorf("%+v: %v", c.spec, err)
+		}
+	}
+	if err := p.s.Call(9, callBody(9, 40), &CallChunks{}); err != nil {
+		t.Fatal(err)
+	}
+	p.drain()
+	p.send(wire.Header{XID: 9, Type: wire.Error, Failure: wire.Failure{Code: wire.ErrSegments, Max: 2}})
+	if _, err := p.s.PlanCall(item(30_000)); !errors.Is(err, ErrTooLong) {
+		t.Errorf("three segments of two: %v", err)
+	}
+	if _, err := p.s.PlanCall(item(20_000)); err != nil {
+		t.Errorf("two segments of two: %v", err)
+	}
+}
+
+// TestBrokenReply: a continued reply that goes on with something else ends its
+// call, and the peer is told (draft section 6.3.9).
+func TestBrokenReply(t *testing.T) {
+	p := clientPeer(t, nil)
+	for _, xid := range []uint32{9, 10} {
+		if err := p.s.Call(xid, callBody(xid, 40), &CallChunks{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.drain()
+	p.clear()
+	p.send(wire.Header{XID: 9, Type: wire.ReplyMiddle, Remaining: 40}, replyBody(9, 40)...)
+	p.send(wire.Header{XID: 10, Type: wire.ReplyInline}, replyBody(10, 40)...)
+	var codes []uint32
+	for _, h := range p.got {
+		if h.Type != wire.Error || h.Failure.Code != wire.ErrInvalCont {
+			t.Errorf("%+v", h)
+		}
+		codes = append(codes, h.XID)
+	}
+	if len(codes) != 2 || codes[0] != 9 || codes[1] != 10 {
+		t.Errorf("errors for %v", codes)
+	}
+	if len(p.evs) != 1 || p.evs[0].XID != 9 || !errors.Is(p.evs[0].Err, ErrProtocol) {
+		t.Errorf("%+v", p.evs)
+	}
+}
+
+// TestPoisonedRest: after INVAL_CONT the rest of the message is discarded.
+func TestPoisonedRest(t *testing.T) {
+	p := serverPeer(t, nil)
+	p.send(wire.Header{XID: 9, Type: wire.CallMiddle, Remaining: 100}, callBody(9, 16)...)
+	p.send(wire.Header{XID: 9, Type: wire.CallMiddle, Remaining: 3}, make([]byte, 16)...)
+	if len(p.got) != 1 || p.got[0].Failure.Code != wire.ErrInvalCont {
+		t.Fatalf("%+v", p.got)
+	}
+	p.clear()
+	p.send(wire.Header{XID: 9, Type: wire.CallMiddle, Remaining: 50}, make([]byte, 16)...)
+	p.send(wire.Header{XID: 9, Type: wire.CallInline}, make([]byte, 50)...)
+	if len(p.got) > 0 || len(p.evs) > 0 {
+		t.Errorf("%+v %+v", p.got, p.evs)
+	}
+	p.send(wire.Header{XID: 9, Type: wire.CallInline}, callBody(9, 50)...) // a new one
+	if len(p.evs) != 1 || p.evs[0].Kind != EventCall {
+		t.Errorf("%+v %+v", p.got, p.evs)
+	}
+}
+
+func TestNoWriteChunks(t *testing.T) {
+	p := serverPeer(t, func(c *Config) { c.Limits.WriteChunks, c.Continue = 0, 0 })
+	p.send(wire.Header{XID: 9, Type: wire.CallInline, Writes: []wire.Chunk{chunk(100)}}, callBody(9, 40)...)
+	if len(p.got) != 1 || p.got[0].Failure.Code != wire.ErrReplyResource {
+		t.Errorf("%+v", p.got)
+	}
+}
