@@ -225,7 +225,7 @@ func (c *Conn) end() {
 		case <-c.qp.Done():
 		case <-ctx.Done():
 		}
-		c.blame(c.qp.Err())
+		c.blame(c.qp.Err(), time.Now())
 	}
 	c.release()
 	c.e.mu.Lock()

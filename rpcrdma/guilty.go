@@ -107,13 +107,13 @@ func (x *exposed) find(stag uint32, to uint64, f func(xid uint32)) {
 }
 
 // blame finds the calls that made the peer send the Terminate err, if one did.
-func (c *Conn) blame(err error) {
+func (c *Conn) blame(err error, now time.Time) {
 	t, ok := errors.AsType[*iwarp.TerminateError](err)
 	if !ok || !t.Remote {
 		return
 	}
 	if stag, to, ok := terminated(t.Headers); ok {
-		c.exposed.find(stag, to, func(xid uint32) { c.e.guilty.add(c.peer, xid, time.Now()) })
+		c.exposed.find(stag, to, func(xid uint32) { c.e.guilty.add(c.peer, xid, now) })
 	}
 }
 
