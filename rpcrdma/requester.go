@@ -68,10 +68,8 @@ func (c *Conn) Call(ctx context.Context, q *Call) (*Response, error) {
 		return nil, rpc.ErrXDR
 	}
 	xid := binary.BigEndian.Uint32(q.Msg.Body)
-	spec := session.Spec{Body: len(q.Msg.Body), Results: q.Results, Reply: q.Reply}
-	if spec.Reply == 0 {
-		spec.Reply = 1024
-	}
+	q = q.secured()
+	spec := session.Spec{Body: len(q.Msg.Body), Results: q.Results, Reply: q.reply()}
 	for _, it := range q.Msg.Items {
 		spec.Items = append(spec.Items, session.Item{Pos: it.Pos, Len: len(it.Data)})
 	}
@@ -124,6 +122,33 @@ func (c *Conn) Call(ctx context.Context, q *Call) (*Response, error) {
 		return nil, r.err
 	}
 	return x.response(r.reply)
+}
+
+func (q *Call) reply() int {
+	if q.Reply == 0 {
+		return 1024
+	}
+	return q.Reply
+}
+
+// secured returns q as RPCSEC_GSS wants it: with room for its longest verifier,
+// and nothing apart from the rest where the message must stay whole (draft
+// section 11.2.2, RFC 8166 section 8.2.2).
+func (q *Call) secured() *Call {
+	cred, ok := rpc.GSS(q.Msg)
+	if !ok {
+		return q
+	}
+	g := *q
+	g.Reply = q.reply() + rpc.MaxVerifier
+	if cred.Whole() {
+		g.Msg = rpc.Msg{Body: q.Msg.AppendFlat(nil)}
+		for _, n := range q.Results {
+			g.Reply += 4 + (n+3)&^3
+		}
+		g.Results, g.Into = nil, nil
+	}
+	return &g
 }
 
 // Post makes a call-only RPC: it has no reply, and no data items.

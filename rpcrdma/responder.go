@@ -73,6 +73,9 @@ func (c *Conn) answer(in *session.Call) {
 		c.mu.Unlock()
 		return
 	}
+	if cred, ok := rpc.GSS(m); ok && cred.Whole() {
+		reply = rpc.Msg{Body: reply.AppendFlat(nil)}
+	}
 	c.reply(in, reply, &held)
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -200,6 +202,64 @@ func (c *command) nfsStat() *cobra.Command {
 	}
 }
 
+// nfsRegular says what is wrong with an object that is not a file.
+func nfsRegular(i *nfs.Info) error {
+	switch i.Type {
+	case nfsv3.NF3REG:
+		return nil
+	case nfsv3.NF3DIR:
+		return &fs.PathError{Op: "nfs", Path: i.Name, Err: errors.New("is a folder")}
+	case nfsv3.NF3LNK:
+		return &fs.PathError{Op: "nfs", Path: i.Name, Err: errors.New("is a symbolic link, and those are not followed")}
+	}
+	return &fs.PathError{Op: "nfs", Path: i.Name, Err: errors.New("is not a file")}
+}
+
+// writeWhole makes the file name of what f writes, or nothing: f writes to a file
+// beside it, which takes its place, and its mode, when it is whole. What is there
+// and is no file, such as a device, f writes to.
+func writeWhole(name string, f func(io.Writer) error) (err error) {
+	if p, err := filepath.EvalSymlinks(name); err == nil {
+		name = p
+	}
+	st, err := os.Stat(name)
+	if err == nil && !st.Mode().IsRegular() {
+		w, err := os.OpenFile(name, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		return errors.Join(f(w), w.Close())
+	}
+	temp := filepath.Join(filepath.Dir(name), ".iwarpctl-"+rand.Text())
+	w, terr := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if terr != nil {
+		return terr
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(temp)
+		}
+	}()
+	if err == nil {
+		err = w.Chmod(st.Mode().Perm())
+	} else if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err == nil {
+		err = f(w)
+	}
+	if err == nil {
+		err = w.Sync()
+	}
+	if cerr := w.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(temp, name)
+	}
+	return err
+}
+
 func (c *command) nfsGet() *cobra.Command {
 	return &cobra.Command{
 		Use: "get ADDR:/path [FILE]", Short: "Copy a file from the server; FILE -: standard output", Args: usageArgs(cobra.RangeArgs(1, 2)),
@@ -210,23 +270,21 @@ func (c *command) nfsGet() *cobra.Command {
 				if err != nil {
 					return err
 				}
+				if err := nfsRegular(&i); err != nil {
+					return err
+				}
 				name := path.Base(p)
 				if len(args) == 2 {
 					name = args[1]
 				}
+				get := func(w io.Writer) error {
+					_, err := n.Get(ctx, i.Handle, w)
+					return err
+				}
 				if name == "-" {
-					_, err = n.Get(ctx, i.Handle, c.out)
-					return err
+					return get(c.out)
 				}
-				f, err := os.Create(name)
-				if err != nil {
-					return err
-				}
-				_, err = n.Get(ctx, i.Handle, f)
-				if cerr := f.Close(); err == nil && cerr != nil {
-					err = cerr
-				}
-				return err
+				return writeWhole(name, get)
 			})
 		},
 	}
@@ -244,9 +302,14 @@ func (c *command) nfsPut() *cobra.Command {
 					return err
 				}
 				defer f.Close()
-				if st, err := f.Stat(); err == nil {
-					perm = uint32(st.Mode().Perm())
+				st, err := f.Stat()
+				if err != nil {
+					return err
 				}
+				if st.IsDir() {
+					return &fs.PathError{Op: "nfs", Path: args[0], Err: errors.New("is a folder")}
+				}
+				perm = uint32(st.Mode().Perm())
 				in = f
 			} else {
 				in = struct{ io.Reader }{in}
@@ -259,11 +322,7 @@ func (c *command) nfsPut() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				fh, err := n.Create(ctx, dir.Handle, path.Base(p), perm)
-				if err != nil {
-					return err
-				}
-				_, err = n.Put(ctx, fh, in)
+				_, err = n.PutFile(ctx, dir.Handle, path.Base(p), perm, in)
 				return err
 			})
 		},

@@ -1,7 +1,9 @@
 package nfs
 
 import (
+	"bytes"
 	"context"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -395,10 +397,56 @@ func (n *Client) change(ctx context.Context, op string, proc uint32, args func(*
 	return err
 }
 
+// PutFile makes the file name of a directory of what r has, or nothing: it is
+// written under another name first, and takes the place of a file that was there
+// when it is whole and lasts. It has the mode perm, or that of the file it
+// replaces. A name that something else has than a file gives fs.ErrExist.
+func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint32, r io.Reader) (done int64, err error) {
+	switch old, err := n.Lookup(ctx, dir, name); {
+	case err == nil && old.Type != nfsv3.NF3REG:
+		return 0, &Error{"put " + name, nfsv3.NFS3ERR_EXIST}
+	case err == nil:
+		perm = old.Perm
+	case !errors.Is(err, fs.ErrNotExist):
+		return 0, err
+	}
+	temp := ".iwarpctl-" + crand.Text()
+	defer func() {
+		if err != nil { // also when ctx is done
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidy)
+			defer cancel()
+			if rerr := n.Remove(ctx, dir, temp); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
+				err = fmt.Errorf("%w; %s is left: %w", err, temp, rerr)
+			}
+		}
+	}()
+	fh, err := n.Create(ctx, dir, temp, perm)
+	if err != nil {
+		return 0, err
+	}
+	if done, err = n.Put(ctx, fh, r); err != nil {
+		return done, err
+	}
+	err = n.Rename(ctx, dir, temp, dir, name)
+	if errors.Is(err, fs.ErrNotExist) { // done before the server started anew, and asked for again
+		if i, lerr := n.Lookup(ctx, dir, name); lerr == nil && bytes.Equal(i.Handle, fh) {
+			err = nil
+		}
+	}
+	return done, err
+}
+
+// tidy bounds how long is tried to remove what was not finished.
+const tidy = 10 * time.Second
+
 // window is how many READs or WRITEs of a transfer are under way.
 const window = 8
 
-// Get copies a file to w, in order.
+// ErrShrunk is a file that became shorter while it was read.
+var ErrShrunk = errors.New("nfs: the file became shorter while it was read")
+
+// Get copies a file to w, in order: as many octets as it has when Get begins, or
+// it fails with ErrShrunk.
 func (n *Client) Get(ctx context.Context, fh []byte, w io.Writer) (int64, error) {
 	i, err := n.Getattr(ctx, fh)
 	if err != nil {
@@ -435,6 +483,9 @@ func (n *Client) Get(ctx context.Context, fh []byte, w io.Writer) (int64, error)
 					}
 					b, release = b[:k], func() {}
 				}
+				if err == nil && len(b) < want {
+					err = ErrShrunk
+				}
 				c <- part{b, release, err}
 			}()
 		}
@@ -443,7 +494,9 @@ func (n *Client) Get(ctx context.Context, fh []byte, w io.Writer) (int64, error)
 	for c := range parts {
 		p := <-c
 		if p.err != nil {
-			err = errors.Join(err, p.err)
+			if err == nil { // those behind it are of our giving up
+				err = p.err
+			}
 			cancel()
 			continue
 		}

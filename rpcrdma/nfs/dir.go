@@ -411,10 +411,15 @@ type entry struct {
 	name        string
 }
 
+// errCookie is a place in a directory that there is none.
+var errCookie = errors.New("nfs: bad cookie")
+
 // entries calls f for each entry of d from cookie on until it returns false,
 // and reports whether the directory ended.
 func entries(d int, cookie uint64, f func(e *entry) bool) (end bool, err error) {
-	if _, err := unix.Seek(d, int64(cookie), unix.SEEK_SET); err != nil {
+	if _, err := unix.Seek(d, int64(cookie), unix.SEEK_SET); err == unix.EINVAL {
+		return false, errCookie
+	} else if err != nil {
 		return false, err
 	}
 	buf := make([]byte, 1<<15)

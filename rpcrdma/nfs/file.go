@@ -148,7 +148,8 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 	if !s.readable(&x.cred, &o) {
 		return fail(unix.EACCES, post(o.fd))
 	}
-	ok := nfsv3.Read3resok{FileAttributes: post(o.fd)}
+	var ok nfsv3.Read3resok
+	end := false // found, where a file has become shorter since it was looked at
 	n := min(int(min(a.Count, MaxIO)), int(max(min(o.st.Size-int64(min(a.Offset, math.MaxInt64)), MaxIO), 0)))
 	if n > 0 {
 		b, err := x.buffer(n)
@@ -156,7 +157,7 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 			return fail(unix.ENOMEM, post(o.fd))
 		}
 		got := 0
-		for got < n {
+		for got < n && !end {
 			k, err := unix.Pread(o.fd, b[got:n], int64(a.Offset)+int64(got))
 			if err == unix.EINTR {
 				continue
@@ -164,16 +165,15 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 			if err != nil {
 				return fail(err, post(o.fd))
 			}
-			if k == 0 {
-				break
-			}
+			end = k == 0
 			got += k
 		}
 		ok.Data = b[:got]
 		rpcgen.Item(ctx, ok.Data)
 	}
+	ok.FileAttributes = post(o.fd)
 	ok.Count = uint32(len(ok.Data))
-	ok.Eof = int64(min(a.Offset, math.MaxInt64-MaxIO))+int64(ok.Count) >= o.st.Size
+	ok.Eof = end || int64(min(a.Offset, math.MaxInt64-MaxIO))+int64(ok.Count) >= o.st.Size
 	return &nfsv3.Read3res_NFS3_OK{Resok: ok}, nil
 }
 
@@ -209,22 +209,23 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 	}
 	data := a.Data[:min(len(a.Data), int(a.Count))]
 	done := 0
-	for done < len(data) {
-		n, err := unix.Pwrite(o.fd, data[done:], int64(a.Offset)+int64(done))
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			if done > 0 {
-				break
+	err = s.as(c, func() error { // no more than they may have
+		for done < len(data) {
+			n, err := unix.Pwrite(o.fd, data[done:], int64(a.Offset)+int64(done))
+			if err != nil && err != unix.EINTR {
+				return err
 			}
-			return fail(err, o.wcc())
+			done += max(n, 0)
 		}
-		done += n
+		return nil
+	})
+	if err != nil && done == 0 {
+		return fail(err, o.wcc())
 	}
 	keepNoSetID(c, o.fd, &o.st)
 	ok := nfsv3.Write3resok{Count: uint32(done), Committed: a.Stable, FileWcc: o.wcc()}
 	unlock() // the disk may take its time
+	err = nil
 	switch {
 	case s.cfg.Async:
 	case a.Stable == nfsv3.FILE_SYNC:

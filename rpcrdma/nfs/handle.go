@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -38,6 +39,10 @@ type tree struct {
 }
 
 func openTree(path string) (*tree, error) {
+	path, err := filepath.Abs(path) // clients name it by that
+	if err != nil {
+		return nil, fmt.Errorf("nfs: export %s: %w", path, err)
+	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("nfs: export %s: %w", path, err)
@@ -138,6 +143,9 @@ func status(err error) nfsv3.Nfsstat3 {
 	}
 	if errors.Is(err, errHandle) {
 		return nfsv3.NFS3ERR_BADHANDLE
+	}
+	if errors.Is(err, errCookie) {
+		return nfsv3.NFS3ERR_BAD_COOKIE
 	}
 	var e unix.Errno
 	if !errors.As(err, &e) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestTreeKey: the key is the host's and the tree's, and cannot be computed where
@@ -57,6 +59,46 @@ func TestKeyWarning(t *testing.T) {
 		}
 		if kept != (len(told) == 0) || !kept && !strings.Contains(told[0], machineID) {
 			t.Errorf("kept %v: %q", kept, told)
+		}
+	}
+}
+
+// TestCapabilities: what is done for others than root is done without the rights
+// to what is kept for root, and to pass by quotas; the thread has them again then.
+func TestCapabilities(t *testing.T) {
+	testenv.RequireRoot(t)
+	s, err := NewServer(Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	effective := func() uint64 {
+		c, err := capabilitiesOf()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return uint64(c.root[1].Effective)<<32 | uint64(c.root[0].Effective)
+	}
+	all := effective()
+	if all&(1<<unix.CAP_DAC_OVERRIDE) == 0 {
+		t.Fatalf("root has %#x", all)
+	}
+	var none uint64
+	for _, n := range notOthers {
+		none |= 1 << n
+	}
+	for _, c := range []struct {
+		cred cred
+		want uint64
+	}{{cred{uid: 1000, gid: 100}, all &^ none}, {cred{uid: 1000}, all &^ none}, {cred{gid: 100}, all}, {cred{}, all}} {
+		var got uint64
+		if err := s.as(&c.cred, func() error { got = effective(); return nil }); err != nil || got != c.want {
+			t.Errorf("%+v: %#x, not %#x, %v", c.cred, got, c.want, err)
+		}
+		if got := effective(); got != all {
+			t.Errorf("%+v: %#x afterwards, not %#x", c.cred, got, all)
 		}
 	}
 }

@@ -29,6 +29,9 @@ func (s *Server) MountProgram() rpc.Program {
 	m := &mounts{s: s, list: make(map[mountEntry]struct{})}
 	f := mount.NewMountProgramService(m)
 	return rpc.Program{Low: 1, High: 3, Serve: func(ctx context.Context, r *rpc.Request) rpc.Status {
+		if _, ok := s.credOf(r.Cred); !ok {
+			return rpc.AuthError
+		}
 		return rpcgen.Serve(context.WithValue(ctx, peerKey{}, r.Peer), f, r)
 	}}
 }

@@ -102,7 +102,7 @@ func (l *local) want(st nfsv3.Nfsstat3, c who, proc uint32, args func(*rpc.Write
 
 const (
 	pGetattr, pSetattr, pLookup, pAccess, pRead, pWrite, pCreate, pMkdir, pSymlink, pMknod = 1, 2, 3, 4, 6, 7, 8, 9, 10, 11
-	pRemove, pRmdir, pRename, pLink, pReaddirplus, pFsstat, pCommit                        = 12, 13, 14, 15, 17, 18, 21
+	pRemove, pRmdir, pRename, pLink, pReaddir, pReaddirplus, pFsstat, pCommit              = 12, 13, 14, 15, 16, 17, 18, 21
 )
 
 func name(dir []byte, s string) func(*rpc.Writer) {
@@ -620,4 +620,53 @@ func TestMovedAway(t *testing.T) {
 	}
 	l.want(nfsv3.NFS3ERR_STALE, root, pLookup, name(b, ".."))
 	l.want(nfsv3.NFS3ERR_STALE, root, pLookup, name(a, ".."))
+}
+
+// TestBadCookie: a place in a directory that cannot be.
+func TestBadCookie(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	l.want(nfsv3.NFS3ERR_BAD_COOKIE, root, pReaddir, func(w *rpc.Writer) { w.Opaque(l.root); w.U64(1 << 63); w.U64(0); w.U32(4096) })
+	l.want(nfsv3.NFS3ERR_BAD_COOKIE, root, pReaddirplus, func(w *rpc.Writer) { w.Opaque(l.root); w.U64(math.MaxUint64); w.U64(0); w.U32(4096, 4096) })
+}
+
+// TestRelative: a folder that is exported by a relative path has an absolute one
+// for clients.
+func TestRelative(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	if err := os.Mkdir("sub", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l := newLocal(t, nfs.Config{Dir: "sub"})
+	if r := l.send(l.xid.Add(1), root, nfs.ProgramMount, 1, func(w *rpc.Writer) { w.String(filepath.Join(dir, "sub")) }); r.U32() != 0 {
+		t.Error("mount by the absolute path")
+	}
+	r := l.send(l.xid.Add(1), root, nfs.ProgramMount, 5, func(*rpc.Writer) {})
+	if r.U32() != 1 || r.String(1024) != filepath.Join(dir, "sub") {
+		t.Error("the list of exports has another path")
+	}
+}
+
+// TestFlavors: who says who he is in a way that is not served is told so.
+func TestFlavors(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	many := rpc.Sys{GIDs: make([]uint32, 17)}
+	for _, c := range []struct {
+		name string
+		cred rpc.Auth
+		err  error
+	}{
+		{"AUTH_NONE", rpc.Auth{}, nil}, {"AUTH_SYS", (&rpc.Sys{GIDs: make([]uint32, 16)}).Auth(), nil}, {"17 groups", many.Auth(), rpc.AuthError},
+		{"AUTH_SHORT", rpc.Auth{Flavor: 2, Body: make([]byte, 8)}, rpc.AuthError},
+		{"RPCSEC_GSS", rpc.Auth{Flavor: rpc.AuthGSS, Body: []byte{0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0}}, rpc.AuthError},
+	} {
+		for _, prog := range []uint32{nfs.ProgramNFS, nfs.ProgramMount} {
+			var w rpc.Writer
+			(&rpc.Call{XID: l.xid.Add(1), Prog: prog, Vers: 3, Cred: c.cred}).Start(&w)
+			reply, ok := l.srv.Serve(t.Context(), "10.0.0.9", w.Msg, nil)
+			if _, err := rpc.ParseReply(reply); !ok || err != c.err {
+				t.Errorf("%s, program %d: %v, not %v", c.name, prog, err, c.err)
+			}
+		}
+	}
 }

@@ -7,6 +7,7 @@ package nfs
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -51,6 +52,7 @@ type Server struct {
 	verf   atomic.Uint64 // of writes: another after each start, and when data were lost
 	root   bool          // the process may act for others
 	groups []uint32
+	caps   capabilities
 	locks  [256]sync.Mutex
 }
 
@@ -62,6 +64,10 @@ func NewServer(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{cfg: cfg, tree: t, root: os.Geteuid() == 0}
+	if s.caps, err = capabilitiesOf(); err != nil {
+		unix.Close(t.root)
+		return nil, fmt.Errorf("nfs: capabilities: %w", err)
+	}
 	if g, err := os.Getgroups(); err == nil {
 		for _, v := range g {
 			s.groups = append(s.groups, uint32(v))
@@ -135,7 +141,11 @@ func (s *Server) Program() rpc.Program {
 	return rpc.Program{
 		Low: 3, High: 3,
 		Serve: func(ctx context.Context, r *rpc.Request) rpc.Status {
-			x := &exchange{cred: s.credOf(r.Cred), buffer: r.Buffer}
+			c, ok := s.credOf(r.Cred)
+			if !ok {
+				return rpc.AuthError
+			}
+			x := &exchange{cred: c, buffer: r.Buffer}
 			ctx = context.WithValue(ctx, exchangeKey{}, x)
 			if r.Proc == procWrite { // the generated decoder would copy the data
 				return s.write(ctx, r)

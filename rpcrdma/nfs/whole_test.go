@@ -1,0 +1,122 @@
+package nfs_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
+)
+
+// readerFunc is an io.Reader.
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
+
+// writerFunc is an io.Writer.
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+
+// TestPutFile: a file is there whole or not at all, whatever ends its transfer.
+func TestPutFile(t *testing.T) {
+	g := start(t, 2)
+	n, ctx, root := g.n, g.ctx, g.n.Root()
+	at := func(s string) string { return filepath.Join(g.dir, s) }
+	is := func(name, data string, perm os.FileMode) {
+		t.Helper()
+		b, err := os.ReadFile(at(name))
+		st, serr := os.Stat(at(name))
+		if err != nil || serr != nil || string(b) != data || st.Mode() != perm {
+			t.Errorf("%s: %d octets, %v, %v %v", name, len(b), st, err, serr)
+		}
+		l, _ := os.ReadDir(g.dir)
+		for _, e := range l {
+			if strings.HasPrefix(e.Name(), ".") {
+				t.Errorf("left behind: %s", e.Name())
+			}
+		}
+	}
+	if k, err := n.PutFile(ctx, root, "new", 0o640, strings.NewReader("data")); k != 4 || err != nil {
+		t.Fatal(k, err)
+	}
+	is("new", "data", 0o640)
+	if _, err := n.PutFile(ctx, root, "new", 0o755, strings.NewReader("other data")); err != nil {
+		t.Fatal(err)
+	}
+	is("new", "other data", 0o640)
+	large := func(end func() (int, error)) io.Reader {
+		left := 12 << 20
+		return readerFunc(func(b []byte) (int, error) {
+			if left <= 0 {
+				return end()
+			}
+			k := min(len(b), left)
+			left -= k
+			return k, nil
+		})
+	}
+	broken := errors.New("broken")
+	for _, name := range []string{"new", "none"} {
+		if _, err := n.PutFile(ctx, root, name, 0o600, large(func() (int, error) { return 0, broken })); !errors.Is(err, broken) {
+			t.Error(err)
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		if _, err := n.PutFile(ctx, root, name, 0o600, large(func() (int, error) { cancel(); return 0, ctx.Err() })); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		is("new", "other data", 0o640)
+	}
+	if _, err := os.Lstat(at("none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	// What is no file is left alone.
+	if err := errors.Join(os.Mkdir(at("dir"), 0o755), unix.Mkfifo(at("fifo"), 0o600), os.Symlink("new", at("link"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"dir", "fifo", "link"} {
+		before, _ := os.Lstat(at(name))
+		if _, err := n.PutFile(ctx, root, name, 0o600, strings.NewReader("x")); !errors.Is(err, fs.ErrExist) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if after, err := os.Lstat(at(name)); err != nil || !os.SameFile(before, after) {
+			t.Errorf("%s: %v, %v", name, after, err)
+		}
+	}
+	is("new", "other data", 0o640)
+}
+
+// TestShrunk: what was cut off while it was read is not taken for the whole.
+func TestShrunk(t *testing.T) {
+	g := start(t, 2)
+	p := filepath.Join(g.dir, "f")
+	if err := errors.Join(os.WriteFile(p, bytes.Repeat([]byte("x"), 100), 0o600), os.Truncate(p, 40<<20)); err != nil {
+		t.Fatal(err)
+	}
+	i, err := g.n.Lookup(g.ctx, g.n.Root(), "f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := true
+	k, err := g.n.Get(g.ctx, i.Handle, writerFunc(func(b []byte) (int, error) {
+		if first {
+			first = false
+			return len(b), os.Truncate(p, 20<<20-5)
+		}
+		return len(b), nil
+	}))
+	if !errors.Is(err, nfs.ErrShrunk) || k > 20<<20 {
+		t.Errorf("%d, %v", k, err)
+	}
+	if k, err := g.n.Get(g.ctx, i.Handle, io.Discard); k != 20<<20-5 || err != nil {
+		t.Errorf("%d, %v", k, err)
+	}
+}

@@ -1,0 +1,46 @@
+package rpc
+
+import "encoding/binary"
+
+// AuthGSS is RPCSEC_GSS (RFC 2203, RFC 7861). This package does not serve it; a
+// transport has to know which of its messages must stay whole.
+const AuthGSS = 6
+
+// Of the credential of RPCSEC_GSS (RFC 2203 section 5, RFC 7861 section 2.1).
+const (
+	gssData        = 0 // the one procedure that is not for the context itself
+	gssNone        = 1 // services that leave arguments and results as they are
+	gssChannelProt = 4
+)
+
+// Whole reports whether nothing of a call with this credential, nor of the reply
+// to it, may be moved apart from the rest: RPCSEC_GSS with integrity or privacy,
+// or about its context (RFC 8166 section 8.2.2).
+func (a Auth) Whole() bool {
+	if a.Flavor != AuthGSS {
+		return false
+	}
+	r := NewReader(Msg{Body: a.Body})
+	r.U32() // version
+	proc := r.U32()
+	r.U32() // sequence number
+	service := r.U32()
+	return r.bad || proc != gssData || service != gssNone && service != gssChannelProt
+}
+
+// GSS returns the credential of a call that is by RPCSEC_GSS.
+func GSS(m Msg) (cred Auth, ok bool) {
+	const flavor = 24 // behind XID, type, version, program, its version and procedure
+	if len(m.Body) < flavor+4 || binary.BigEndian.Uint32(m.Body[flavor:]) != AuthGSS {
+		return cred, false
+	}
+	c, err := ParseCall(m)
+	if err != nil {
+		return cred, false
+	}
+	return c.Cred, true
+}
+
+// MaxVerifier is the longest body of a verifier, in octets (RFC 5531 section 8.2).
+// That of a reply has it where the call is by RPCSEC_GSS.
+const MaxVerifier = maxAuth
