@@ -293,8 +293,9 @@ func removeLeftovers() {
 }
 
 // Route makes the namespace in the middle a router, as the ends take each other
-// for neighbours, with interfaces of the given MTUs. What is larger than that of
-// the other side it cuts, or refuses with an ICMP error.
+// for neighbours, with interfaces of the given MTUs. A packet that comes by one and
+// is larger than the other's it cuts, or refuses with an ICMP error. One that is
+// larger than that of the interface it comes by is lost.
 func (w *Wire) Route(t testing.TB, mtuA, mtuB int) {
 	t.Helper()
 	if err := w.Mid.Do(func() error {

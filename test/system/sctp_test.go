@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -63,4 +64,41 @@ func TestSCTP(t *testing.T) {
 			run.Wait(limit)
 		})
 	}
+}
+
+// TestSCTPBehindRouter: the path's MTU is smaller than that of the interface. What is
+// under way when the first ICMP error tells of it leaves as IP fragments, and the
+// daemon at the other end puts them together.
+func TestSCTPBehindRouter(t *testing.T) {
+	w := testenv.NewWire(t, 1500)
+	w.Route(t, 1500, 1300)
+	a, b := newHost(t, &w.A), newHost(t, &w.B)
+	for i, tc := range []struct{ kind, addr string }{
+		{"sctp", w.B.Addr4.String()}, {"sctp", "[" + w.B.Addr6.String() + "]"}, {"sctp-udp", "[" + w.B.Addr6.String() + "]"},
+	} {
+		dir, there := t.TempDir(), t.TempDir()
+		file, at := filepath.Join(dir, "f"), tc.addr+":"+strconv.Itoa(7176+i)
+		sum := randomFile(t, file, 1<<20+17)
+		server := testenv.Start(t, b.command("serve", "--dir", there, "--listen", at, "--transport", tc.kind))
+		server.Expect("listening on")
+		before := b.counter("fragments.packets")
+		a.must("cp", file, at+"/g", "--transport", tc.kind)
+		checkFile(t, filepath.Join(there, "g"), sum)
+		n := b.counter("fragments.packets") - before
+		if n == 0 {
+			t.Errorf("%s to %s: no packet came in fragments", tc.kind, tc.addr)
+		}
+		t.Logf("%s to %s: %d packets came in fragments", tc.kind, tc.addr, n)
+	}
+}
+
+// counter is one of iwarpctl stats.
+func (h *host) counter(name string) (n int) {
+	h.t.Helper()
+	for line := range strings.Lines(h.must("stats")) {
+		if f := strings.Fields(line); len(f) == 2 && f[0] == name {
+			n, _ = strconv.Atoi(f[1])
+		}
+	}
+	return n
 }
