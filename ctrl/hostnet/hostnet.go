@@ -24,6 +24,9 @@ const (
 	// neighbourWait bounds how long Resolve waits for the kernel to find a
 	// neighbour: it asks three times, a second apart.
 	neighbourWait = 3500 * time.Millisecond
+	// maxKnown bounds the neighbours whose last address is remembered. Peers on
+	// the link choose how many there are.
+	maxKnown = 1 << 16
 	// maxVLANs is how many tags a frame may carry.
 	maxVLANs = 2
 )
@@ -50,7 +53,7 @@ type Resolver struct {
 	wg     sync.WaitGroup
 
 	mu       sync.Mutex
-	macs     map[neighbour][6]byte // last known
+	macs     map[neighbour][6]byte // what was resolved, as last known
 	waiting  map[neighbour][]chan struct{}
 	addrs    []netip.Addr
 	scoped   []netip.Addr  // IPv6 link-local ones of the interface itself, with its name
@@ -229,8 +232,9 @@ func (r *Resolver) follow(s *subscription) {
 }
 
 // neighbour notes what the kernel says of a neighbour. Watchers hear of it only
-// if a known one has another address now: to use a neighbour changes its state
-// all the time.
+// if one that was resolved has another address now: to use a neighbour changes its
+// state all the time. One that was lost keeps its last address here, for it may come
+// back with another one.
 func (r *Resolver) neighbour(n *netlink.NeighUpdate) {
 	addr, ok := netip.AddrFromSlice(n.IP)
 	if !ok || n.Family != unix.AF_INET && n.Family != unix.AF_INET6 {
@@ -240,12 +244,11 @@ func (r *Resolver) neighbour(n *netlink.NeighUpdate) {
 	mac, valid := macOf(&n.Neigh)
 	moved := false
 	r.mu.Lock()
-	if n.Type == unix.RTM_DELNEIGH || n.State&netlink.NUD_FAILED != 0 {
-		delete(r.macs, key)
-	} else if valid {
-		old, known := r.macs[key]
-		moved = known && old != mac
-		r.macs[key] = mac
+	if valid && n.Type != unix.RTM_DELNEIGH {
+		if old, known := r.macs[key]; known && old != mac {
+			moved = true
+			r.macs[key] = mac
+		}
 	}
 	if valid || n.State&netlink.NUD_FAILED != 0 {
 		for _, ch := range r.waiting[key] {
@@ -563,13 +566,22 @@ func (r *Resolver) lookup(n neighbour) (mac [6]byte, known bool, err error) {
 			continue
 		}
 		if mac, known = macOf(&list[i]); known {
-			r.mu.Lock()
-			r.macs[n] = mac
-			r.mu.Unlock()
+			r.learn(n, mac)
 		}
 		return mac, known, nil
 	}
 	return mac, false, nil
+}
+
+// learn remembers what a neighbour was resolved to.
+func (r *Resolver) learn(n neighbour, mac [6]byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.macs) == maxKnown {
+		clear(r.macs)
+		r.change() // who uses one asks for it again
+	}
+	r.macs[n] = mac
 }
 
 // kick tells the kernel that the neighbour is being used (NTF_USE): it asks for

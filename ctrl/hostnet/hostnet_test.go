@@ -236,6 +236,59 @@ func TestWatch(t *testing.T) {
 	wait("a new address", func() bool { return len(r.Addrs()) == 2 })
 }
 
+// TestNeighbourReplaced: a neighbour that connections use is lost, and found again as
+// another machine. They have to hear of that: nothing else tells them.
+func TestNeighbourReplaced(t *testing.T) {
+	r := &Resolver{macs: make(map[neighbour][6]byte), waiting: make(map[neighbour][]chan struct{}), changed: make(chan struct{}, 1)}
+	used, other := netip.MustParseAddr("10.77.0.2"), netip.MustParseAddr("10.77.0.3")
+	first, second := [6]byte{2, 0, 0, 8, 8, 1}, [6]byte{2, 0, 0, 8, 8, 2}
+	r.learn(neighbour{1, used}, first)
+	tell := func(a netip.Addr, typ uint16, state int, mac [6]byte) {
+		n := netlink.Neigh{LinkIndex: 1, IP: a.AsSlice(), Family: unix.AF_INET, State: state}
+		if state&usable != 0 {
+			n.HardwareAddr = mac[:]
+		}
+		r.neighbour(&netlink.NeighUpdate{Type: typ, Neigh: n})
+	}
+	for _, step := range []struct {
+		name   string
+		addr   netip.Addr
+		typ    uint16
+		state  int
+		mac    [6]byte
+		change bool
+	}{
+		{"confirmed", used, unix.RTM_NEWNEIGH, netlink.NUD_REACHABLE, first, false},
+		{"silent", used, unix.RTM_NEWNEIGH, netlink.NUD_FAILED, first, false},
+		{"another machine", used, unix.RTM_NEWNEIGH, netlink.NUD_REACHABLE, second, true},
+		{"forgotten", used, unix.RTM_DELNEIGH, netlink.NUD_STALE, second, false},
+		{"the same machine", used, unix.RTM_NEWNEIGH, netlink.NUD_STALE, second, false},
+		{"forgotten again", used, unix.RTM_DELNEIGH, netlink.NUD_STALE, second, false},
+		{"the first machine", used, unix.RTM_NEWNEIGH, netlink.NUD_REACHABLE, first, true},
+		{"one that nobody uses", other, unix.RTM_NEWNEIGH, netlink.NUD_REACHABLE, first, false},
+		{"it moves", other, unix.RTM_NEWNEIGH, netlink.NUD_REACHABLE, second, false},
+	} {
+		tell(step.addr, step.typ, step.state, step.mac)
+		select {
+		case <-r.changed:
+			if !step.change {
+				t.Errorf("%s: a change", step.name)
+			}
+		default:
+			if step.change {
+				t.Errorf("%s: no change", step.name)
+			}
+		}
+	}
+	// What is remembered is bounded; what is forgotten is asked for again.
+	for i := range maxKnown + 1 {
+		r.learn(neighbour{2, netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})}, first)
+	}
+	if len(r.macs) > maxKnown || len(r.changed) != 1 {
+		t.Errorf("%d neighbours known, %d changes", len(r.macs), len(r.changed))
+	}
+}
+
 func TestVLANs(t *testing.T) {
 	dev := func(index int) netlink.LinkAttrs { return netlink.LinkAttrs{Index: index, MTU: 1500} }
 	vlan := func(index, parent, id int) netlink.Link {
