@@ -566,6 +566,9 @@ int iwarpd_steer(struct xdp_md *ctx)
 
 	if ((void *)(eth + 1) > end)
 		return count(MALFORMED);
+	/* What was sent to many is no part of a connection. */
+	if (eth->dst[0] & 1)
+		return count(PASSED);
 	type = eth->type;
 	pos = eth + 1;
 #pragma unroll

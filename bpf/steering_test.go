@@ -173,6 +173,7 @@ func TestVerdicts(t *testing.T) {
 		{"three extension headers", withExt(withExt(withExt(tcp6, 60, 24), 51, 24), 0, 8), actRedirect, C{SteeredTCP: 1}},
 		{"routing, segments left", edit(withExt(tcp6, 43, 8), 57, 1), actPass, C{Passed: 1}},
 		{"all of a packet in a fragment", withExt(tcp6, 44, 8), actRedirect, C{SteeredTCP: 1}},
+		{"to many on the link", edit(tcp4, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff), actPass, C{Passed: 1}},
 		{"arp", edit(tcp4, 12, 8, 6), actPass, C{Passed: 1}},
 		{"three vlans", edit(frame(6, peer4, addr4, 999, port, 2), 20, 0x81, 0), actPass, C{Passed: 1}},
 		{"version", edit(tcp4, 14, 0x65), actPass, C{Malformed: 1}},

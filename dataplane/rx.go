@@ -454,6 +454,10 @@ func (w *worker) placeEarly(c *conn, h *heldFrame, r tcp.Input) bool {
 func (w *worker) unowned() {
 	in := &w.in
 	seg, flow := &in.seg, in.pkt.Flow
+	if !in.pkt.Answerable() {
+		w.stats.RxMalformed++
+		return
+	}
 	if l := w.listenerFor(&flow); l != nil {
 		if len(w.flows) >= w.e.cfg.MaxConns && !w.evict() && seg.Flags&tcp.SYN != 0 {
 			w.stats.RxNoConn++

@@ -102,6 +102,10 @@ func (w *worker) assocOf(flow pkt.Flow) *assoc {
 // sctpUnowned answers a packet that is no association's. It returns the one that a
 // listener made of it.
 func (w *worker) sctpUnowned(flow pkt.Flow, udp uint16, b []byte) *assoc {
+	if !w.in.pkt.Answerable() {
+		w.stats.RxMalformed++
+		return nil
+	}
 	t := w.in.pkt.Reply()
 	l := w.sctp.listeners[listenKey{flow.Local, flow.LocalPort}]
 	if l == nil {

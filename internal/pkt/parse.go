@@ -162,6 +162,10 @@ func (p *Packet) parseIPv6(b []byte, n int) error {
 	if err != nil {
 		return err
 	}
+	// An address of IPv4 in a packet of IPv6 would pass for the flow of that.
+	if is4((*[16]byte)(b[8:24])) || is4((*[16]byte)(b[24:40])) {
+		return ErrHeader
+	}
 	p.V6 = true
 	p.ECN = b[1] >> 4 & 3
 	p.TTL = b[7]

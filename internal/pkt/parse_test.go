@@ -140,6 +140,8 @@ func TestParseErrors(t *testing.T) {
 		{"IPv6 extension header beyond packet", ext(60, 6, 9, 1, 4, 0, 0, 0, 0), ErrHeader},
 		{"IPv6 segments left", ext(43, 6, 0, 0, 1, 0, 0, 0, 0), ErrHeader},
 		{"IPv6 nothing but extension headers", ext(60, unhex(t, strings.Repeat("3c00010400000000", 9))...), ErrHeader},
+		{"IPv6 from an address of IPv4", edit(v6, 22, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1), ErrHeader},
+		{"IPv6 to an address of IPv4", edit(v6, 38, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 2), ErrHeader},
 		{"IPv6 no next header", edit(v6, 20, 59), nil},
 	} {
 		var p Packet

@@ -12,6 +12,13 @@ type Tuple struct {
 	DSCP           uint8           // 0..63
 }
 
+// Answerable reports whether p may be answered, or begin a connection: whether it was
+// sent by a host that is not this one, and to this one alone also on the link (RFC
+// 9293, MUST-57 and MUST-63; RFC 1122, Sections 3.2.1.3 and 3.3.6).
+func (p *Packet) Answerable() bool {
+	return p.DstMAC[0]&1 == 0 && unicast(&p.Flow.Remote, p.V6) && p.Flow.Remote != p.Flow.Local
+}
+
 // Reply returns the tuple that answers p: addresses and MACs swapped.
 func (p *Packet) Reply() Tuple {
 	return Tuple{

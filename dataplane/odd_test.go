@@ -1,0 +1,78 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/sctp"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// TestNotAnswered: what no host can have sent to us alone is neither answered, by a
+// SYN-ACK, a RST, a cookie or an ABORT, nor does it begin a connection.
+func TestNotAnswered(t *testing.T) {
+	const port = 7174
+	syn := func() []byte {
+		h := tcp.Header{SrcPort: 40000, DstPort: port, Seq: 1, Flags: tcp.SYN, Window: 1000}
+		b := make([]byte, h.Len())
+		h.Put(b)
+		return b
+	}
+	init := func() []byte {
+		h := sctp.Header{SrcPort: 40000, DstPort: port}
+		b := append(h.Append(nil), 1, 0, 0, 20, 0, 0, 0, 9, 0, 1, 0, 0, 0, 10, 0, 10, 0, 0, 0, 1)
+		sctp.SetChecksum(b)
+		return b
+	}
+	for _, proto := range []uint8{pkt.ProtoTCP, pkt.ProtoSCTP} {
+		for _, listen := range []bool{true, false} {
+			for _, tc := range []struct {
+				name, from string
+				mac        byte
+				answered   bool
+			}{
+				{"a host", "10.0.0.1", 0, true}, {"a host over IPv6", "fd00::1", 0, true},
+				{"nobody", "0.0.0.0", 0, false}, {"loopback", "127.0.0.1", 0, false}, {"a group", "224.0.0.1", 0, false},
+				{"all", "255.255.255.255", 0, false}, {"ourselves", "10.0.0.2", 0, false}, {"to all on the link", "10.0.0.1", 1, false},
+				{"nobody over IPv6", "::", 0, false}, {"loopback over IPv6", "::1", 0, false}, {"a group over IPv6", "ff02::1", 0, false},
+				{"ourselves over IPv6", "fd00::2", 0, false},
+			} {
+				s := newSim(t, link.PipeConfig{})
+				h := s.hosts[1]
+				from := netip.MustParseAddr(tc.from)
+				local := netip.AddrPortFrom(addrOf(1, from.Is6()), port)
+				h.w.turn()
+				w := h.w
+				w.sctp0()
+				if listen && proto == pkt.ProtoTCP {
+					if err := w.listen(1, local, 8, false); err != nil {
+						t.Fatal(err)
+					}
+				} else if listen {
+					if err := w.listenSCTP(1, local, SCTP{}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(from, 40000), local), Proto: proto, V6: from.Is6(), SrcMAC: macA, DstMAC: macB}
+				tu.DstMAC[0] |= tc.mac
+				l4 := init()
+				if proto == pkt.ProtoTCP {
+					l4 = syn()
+					binary.BigEndian.PutUint16(l4[16:], pkt.Checksum(pkt.Sum(l4, tu.PseudoSum(len(l4)))))
+				}
+				f := link.Frame{N: 1}
+				f.Pieces[0] = make([]byte, tu.HeaderLen(), tu.HeaderLen()+len(l4))
+				tu.Put(f.Pieces[0], len(l4), 0, 0)
+				f.Pieces[0] = append(f.Pieces[0], l4...)
+				w.frame(&f)
+				w.turn()
+				if got := w.stats.TxFrames > 0; got != tc.answered || !tc.answered && (len(w.flows) > 0 || w.stats.RxMalformed != 1) {
+					t.Errorf("protocol %d, listener %v, from %s: answered %v, %+v", proto, listen, tc.name, got, w.stats)
+				}
+			}
+		}
+	}
+}
