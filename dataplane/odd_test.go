@@ -76,3 +76,57 @@ func TestNotAnswered(t *testing.T) {
 		}
 	}
 }
+
+// TestUDPHeader: the datagram that SCTP is in ends where UDP says, and has the
+// checksum that UDP asks for.
+func TestUDPHeader(t *testing.T) {
+	const port = 7174
+	for _, v6 := range []bool{false, true} {
+		for _, tc := range []struct {
+			name             string
+			length, trailing int // what the header says, 0: the right one; octets behind the datagram
+			zero, wrong      bool
+			malformed, sum   uint64
+		}{
+			{name: "right"}, {name: "no checksum", zero: true, sum: map[bool]uint64{true: 1}[v6]}, {name: "wrong checksum", wrong: true, sum: 1},
+			{name: "octets behind it", trailing: 5}, {name: "octets behind it, no checksum", trailing: 4, zero: true, sum: map[bool]uint64{true: 1}[v6]},
+			{name: "longer than the packet", length: 41, malformed: 1}, {name: "no header", length: 7, malformed: 1},
+		} {
+			s := newSim(t, link.PipeConfig{})
+			w := s.hosts[1].w
+			w.turn()
+			local := netip.AddrPortFrom(addrOf(1, v6), port)
+			if err := w.listenSCTP(1, local, SCTP{UDP: true}); err != nil {
+				t.Fatal(err)
+			}
+			h := sctp.Header{SrcPort: 40000, DstPort: port}
+			b := append(h.Append(nil), 1, 0, 0, 20, 0, 0, 0, 9, 0, 1, 0, 0, 0, 10, 0, 10, 0, 0, 0, 1)
+			sctp.SetChecksum(b)
+			n := 8 + len(b)
+			tu := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(addrOf(0, v6), 5000), netip.AddrPortFrom(addrOf(1, v6), sctp.UDPPort)),
+				Proto: pkt.ProtoUDP, V6: v6, SrcMAC: macA, DstMAC: macB}
+			l4 := []byte{5000 >> 8, 5000 & 0xff, sctp.UDPPort >> 8, sctp.UDPPort & 0xff, 0, byte(n), 0, 0}
+			if tc.length != 0 {
+				l4[5] = byte(tc.length)
+			}
+			l4 = append(l4, b...)
+			if !tc.zero {
+				binary.BigEndian.PutUint16(l4[6:], pkt.UDPChecksum(pkt.Sum(l4, tu.PseudoSum(n))))
+			}
+			if tc.wrong {
+				l4[7] ^= 1
+			}
+			l4 = append(l4, []byte("junk!")[:tc.trailing]...)
+			f := link.Frame{N: 1}
+			f.Pieces[0] = make([]byte, tu.HeaderLen(), tu.HeaderLen()+len(l4))
+			tu.Put(f.Pieces[0], len(l4), 0, 0)
+			f.Pieces[0] = append(f.Pieces[0], l4...)
+			w.frame(&f)
+			w.turn()
+			st := &w.stats
+			if want := uint64(1) - tc.malformed - tc.sum; st.RxMalformed != tc.malformed || st.RxChecksum != tc.sum || st.TxFrames != want {
+				t.Errorf("v6 %v, %s: %d answers, %d malformed, %d checksums; want %d, %d, %d", v6, tc.name, st.TxFrames, st.RxMalformed, st.RxChecksum, want, tc.malformed, tc.sum)
+			}
+		}
+	}
+}

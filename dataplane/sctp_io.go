@@ -31,8 +31,11 @@ func (w *worker) sctpFrame(f *link.Frame) {
 			w.stats.RxUnwanted++
 			return
 		}
+		if !w.udp(f) {
+			return
+		}
 		udp = in.pkt.Flow.RemotePort
-		off, n = off+8, n-8
+		off, n = off+8, in.pkt.L4Len-8
 	}
 	b := contiguous(f, off, n)
 	if b == nil {
@@ -66,6 +69,26 @@ func (w *worker) sctpFrame(f *link.Frame) {
 	}
 	w.sctpData(as, b)
 	w.mark(&as.carrier)
+}
+
+// udp checks the UDP header of the frame in hand, and cuts off what is behind the
+// datagram (RFC 768). A checksum of 0 is none, which IPv6 does not allow (RFC 8200,
+// Section 8.1; RFC 6951, Section 5.3).
+func (w *worker) udp(f *link.Frame) bool {
+	p := &w.in.pkt
+	h := f.Pieces[0][p.L4Off : p.L4Off+8]
+	n := int(binary.BigEndian.Uint16(h[4:]))
+	if n < 8 || n > p.L4Len {
+		w.stats.RxMalformed++
+		return false
+	}
+	p.PseudoSum = pkt.Add(pkt.Add(p.PseudoSum, uint32(n)), 0xffff-uint32(p.L4Len))
+	p.L4Len = n
+	if h[6] == 0 && h[7] == 0 && !p.V6 || checksum(f, p) == 0xffff && (h[6] != 0 || h[7] != 0) {
+		return true
+	}
+	w.stats.RxChecksum++
+	return false
 }
 
 // sctpICMP takes the ICMP error in hand, about an SCTP packet or about one in UDP, which
