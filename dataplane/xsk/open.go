@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -189,7 +191,7 @@ func open(cfg Config) (_ *Socket, err error) {
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	if err := s.mapRings(); err != nil {
+	if err := s.viewRings(); err != nil {
 		return nil, err
 	}
 	// Kernels before 6.16 do not know it and send 32 frames a call.
@@ -223,8 +225,8 @@ func (s *Socket) layout() {
 var opening sync.Mutex
 
 // bind opens, registers and binds the socket through asavie/xdp. That package
-// takes bind's flags from a package variable, hides bind's errno in text, and
-// never unmaps its rings; bind makes up for each.
+// takes bind's flags from a package variable, hides bind's errno in text, shows
+// nobody its rings, and never unmaps them; bind makes up for each.
 func (s *Socket) bind(ifindex int) error {
 	flags := uint16(unix.XDP_USE_NEED_WAKEUP)
 	switch s.cfg.Mode {
@@ -282,19 +284,20 @@ func (s *Socket) newSocket(ifindex int, flags uint16) error {
 	})
 	xdp.DefaultSocketFlags = saved
 
-	// A mapping holds the socket open, and with it the queue: without this,
-	// neither a failed bind nor Close would ever free either.
+	// The rings are found where asavie/xdp mapped them: kernels before 6.4 map
+	// none of a socket that is bound. A mapping holds the socket open, and with it
+	// the queue, so that without unmap neither a failed bind nor Close would ever
+	// free either.
 	after, merr := socketMaps()
-	for m := range after {
-		if _, old := before[m]; !old && merr == nil {
-			merr = munmapRange(m.addr, m.length)
-		}
+	for m := range before {
+		delete(after, m)
 	}
+	s.maps = slices.Collect(maps.Keys(after))
 	if err != nil {
-		return err
+		return errors.Join(err, merr, s.unmap())
 	}
 	if merr != nil {
-		return errors.Join(fmt.Errorf("unmap the rings that are mapped twice: %w", merr), sock.Close())
+		return errors.Join(merr, s.unmap(), sock.Close())
 	}
 	s.sock = sock
 	s.fd = sock.FD()
@@ -302,8 +305,21 @@ func (s *Socket) newSocket(ifindex int, flags uint16) error {
 	return nil
 }
 
-// mapping is a piece of the address space.
-type mapping struct{ addr, length uintptr }
+// unmap unmaps the rings.
+func (s *Socket) unmap() error {
+	var errs []error
+	for _, m := range s.maps {
+		errs = append(errs, m.unmap())
+	}
+	s.maps = nil
+	return errors.Join(errs...)
+}
+
+// mapping is a piece of the address space, and what of the socket it shows.
+type mapping struct {
+	addr, length uintptr
+	pgoff        uint64
+}
 
 // socketMaps lists the sockets that are mapped into this process.
 func socketMaps() (map[mapping]struct{}, error) {
@@ -319,16 +335,18 @@ func socketMaps() (map[mapping]struct{}, error) {
 			continue
 		}
 		var lo, hi uintptr
-		if _, err := fmt.Sscanf(sc.Text(), "%x-%x ", &lo, &hi); err != nil {
+		var perm string
+		var pgoff uint64
+		if _, err := fmt.Sscanf(sc.Text(), "%x-%x %s %x ", &lo, &hi, &perm, &pgoff); err != nil {
 			return nil, fmt.Errorf("/proc/self/maps: %w", err)
 		}
-		found[mapping{lo, hi - lo}] = struct{}{}
+		found[mapping{lo, hi - lo, pgoff}] = struct{}{}
 	}
 	return found, sc.Err()
 }
 
-// mapRings maps the four rings from the socket's descriptor.
-func (s *Socket) mapRings() error {
+// viewRings finds the four rings in the socket's mappings.
+func (s *Socket) viewRings() error {
 	off, err := mmapOffsets(s.fd)
 	if err != nil {
 		return err
@@ -336,7 +354,7 @@ func (s *Socket) mapRings() error {
 	n := s.cfg.Ring
 	for _, r := range []struct {
 		m     *ringMem
-		pgoff int64
+		pgoff uint64
 		off   *unix.XDPRingOffset
 		size  uintptr
 	}{
@@ -345,7 +363,11 @@ func (s *Socket) mapRings() error {
 		{&s.fillMap, unix.XDP_UMEM_PGOFF_FILL_RING, &off.Fr, addrSize},
 		{&s.compMap, unix.XDP_UMEM_PGOFF_COMPLETION_RING, &off.Cr, addrSize},
 	} {
-		if *r.m, err = mapRing(s.fd, r.pgoff, r.off, n, r.size); err != nil {
+		i := slices.IndexFunc(s.maps, func(m mapping) bool { return m.pgoff == r.pgoff })
+		if i < 0 {
+			return fmt.Errorf("/proc/self/maps does not show the ring at %#x", r.pgoff)
+		}
+		if *r.m, err = s.maps[i].ring(r.off, n, r.size); err != nil {
 			return err
 		}
 	}

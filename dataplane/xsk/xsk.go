@@ -1,5 +1,5 @@
 // Package xsk is a link.Link on an AF_XDP socket. github.com/asavie/xdp opens
-// and binds the socket; the four rings are then mapped here and driven with
+// and binds the socket; the four rings that it mapped are driven here, with
 // acquire and release, in batches, and without looking for free frames.
 package xsk
 
@@ -29,6 +29,7 @@ type Socket struct {
 	sg       bool // frames may have several pieces
 	zeroCopy bool
 
+	maps                           []mapping // by asavie/xdp
 	rxMap, txMap, fillMap, compMap ringMem
 	rxDescs, txDescs               []unix.XDPDesc
 	fillAddrs, compAddrs           []uint64
@@ -306,13 +307,9 @@ func (s *Socket) Close() error {
 	if s.sock == nil {
 		return nil
 	}
-	var errs []error
-	for _, m := range []*ringMem{&s.rxMap, &s.txMap, &s.fillMap, &s.compMap} {
-		errs = append(errs, m.unmap())
-	}
-	errs = append(errs, s.sock.Close())
+	err := errors.Join(s.unmap(), s.sock.Close())
 	s.sock, s.fd, s.umem = nil, -1, nil
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return fmt.Errorf("xsk: close: %w", err)
 	}
 	return nil

@@ -8,10 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ringMem is a ring of the kernel's, mapped. The index that is not ours is
+// ringMem is a ring in memory shared with the kernel. The index that is not ours is
 // written by the kernel only.
 type ringMem struct {
-	mem              []byte
 	prod, cons, flag *atomic.Uint32
 	entries          unsafe.Pointer
 	n                uint32
@@ -47,18 +46,15 @@ func getsockopt(fd, opt int, val unsafe.Pointer, size uintptr) error {
 	return nil
 }
 
-// mapRing maps a ring of n entries of size octets each.
-func mapRing(fd int, pgoff int64, off *unix.XDPRingOffset, n int, size uintptr) (ringMem, error) {
-	length := off.Desc + uint64(n)*uint64(size)
-	mem, err := unix.Mmap(fd, pgoff, int(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
-	if err != nil {
-		return ringMem{}, fmt.Errorf("mmap ring at %#x: %w", pgoff, err)
+// ring is the ring of n entries of size octets each that m shows.
+func (m mapping) ring(off *unix.XDPRingOffset, n int, size uintptr) (ringMem, error) {
+	if need := off.Desc + uint64(n)*uint64(size); need > uint64(m.length) {
+		return ringMem{}, fmt.Errorf("the mapping of the ring at %#x has %d octets, and the ring %d", m.pgoff, m.length, need)
 	}
-	base := unsafe.Pointer(unsafe.SliceData(mem))
+	base := *(*unsafe.Pointer)(unsafe.Pointer(&m.addr)) // not the collector's memory
 	at := func(o uint64) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Add(base, o)) }
 	return ringMem{
-		mem: mem, n: uint32(n),
-		prod: at(off.Producer), cons: at(off.Consumer), flag: at(off.Flags),
+		n: uint32(n), prod: at(off.Producer), cons: at(off.Consumer), flag: at(off.Flags),
 		entries: unsafe.Add(base, off.Desc),
 	}, nil
 }
@@ -70,15 +66,6 @@ func (r *ringMem) descs() []unix.XDPDesc {
 
 // addrs views the entries of a fill or completion ring.
 func (r *ringMem) addrs() []uint64 { return unsafe.Slice((*uint64)(r.entries), r.n) }
-
-func (r *ringMem) unmap() error {
-	if r.mem == nil {
-		return nil
-	}
-	mem := r.mem
-	*r = ringMem{}
-	return unix.Munmap(mem)
-}
 
 // kick asks the kernel to send what is in the TX ring. It does not block, so
 // the scheduler need not know: RawSyscall keeps the P.
@@ -92,10 +79,10 @@ func kickRx(fd int) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)
 }
 
-// munmapRange unmaps pages that no Go slice of ours stands for.
-func munmapRange(addr, length uintptr) error {
-	if _, _, errno := unix.Syscall(unix.SYS_MUNMAP, addr, length, 0); errno != 0 {
-		return errno
+// unmap unmaps m, for which there is no Go slice of ours.
+func (m mapping) unmap() error {
+	if _, _, errno := unix.Syscall(unix.SYS_MUNMAP, m.addr, m.length, 0); errno != 0 {
+		return fmt.Errorf("munmap: %w", errno)
 	}
 	return nil
 }
