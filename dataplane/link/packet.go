@@ -273,16 +273,7 @@ func (p *Packet) Release(f *Frame) {
 }
 
 // Post is Link.Post.
-func (p *Packet) Post(s Slot, off, n int) bool {
-	queued, valid := p.post(s, off, n)
-	if !queued {
-		p.stats.TxRingFull++
-	}
-	if !valid {
-		p.stats.TxInvalid++
-	}
-	return queued
-}
+func (p *Packet) Post(s Slot, off, n int) bool { return p.post(s, off, n, &p.stats) }
 
 // Flush is Link.Flush. The kernel copies each frame at once.
 func (p *Packet) Flush() {

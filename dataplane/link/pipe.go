@@ -191,16 +191,7 @@ func (p *Pipe) MTU() int { return p.cfg.MTU }
 func (p *Pipe) RxFrames() int { return p.cfg.RxFrames }
 
 // Post is Link.Post.
-func (p *Pipe) Post(s Slot, off, n int) bool {
-	queued, valid := p.post(s, off, n)
-	if !queued {
-		p.stats.TxRingFull++
-	}
-	if !valid {
-		p.stats.TxInvalid++
-	}
-	return queued
-}
+func (p *Pipe) Post(s Slot, off, n int) bool { return p.post(s, off, n, &p.stats) }
 
 // Flush is Link.Flush. It copies each frame to the other side, or lends it.
 func (p *Pipe) Flush() {

@@ -28,23 +28,22 @@ func ValidFrame(off, n, size, limit int) bool {
 	return off >= 0 && n >= 14 && n <= limit && n <= size && off <= size-n
 }
 
-// post queues a frame. It reports whether there was room, and whether the frame
-// can be sent at all.
-func (q *txQueue) post(s Slot, off, n int) (queued, valid bool) {
-	if q.Posted(s) {
-		return false, true
-	}
-	if !ValidFrame(off, n, q.SlotSize(), q.max) {
-		q.SetPosted(s, true)
-		q.done = append(q.done, s)
-		return true, false
-	}
-	if len(q.queued) == cap(q.queued) {
-		return false, true
+// post is Link.Post. A frame that cannot be sent at all is counted, and its slot
+// reaped.
+func (q *txQueue) post(s Slot, off, n int, stats *Stats) bool {
+	valid := ValidFrame(off, n, q.SlotSize(), q.max)
+	if q.Posted(s) || valid && len(q.queued) == cap(q.queued) {
+		stats.TxRingFull++
+		return false
 	}
 	q.SetPosted(s, true)
-	q.queued = append(q.queued, txFrame{s, off, n})
-	return true, true
+	if valid {
+		q.queued = append(q.queued, txFrame{s, off, n})
+	} else {
+		stats.TxInvalid++
+		q.done = append(q.done, s)
+	}
+	return true
 }
 
 // finish marks the first n queued frames as ready to be reaped.
