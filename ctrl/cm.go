@@ -481,7 +481,7 @@ func (s *Server) terminated(c *conn, ev dataplane.Event) {
 	if ev.Err != nil {
 		t.Text = clip(ev.Err.Error(), maxText)
 	}
-	c.sess.log.Info("stream terminated", zap.Uint32("qp", c.qp.num), zap.Stringer("peer", c.remote), zap.Bool("by_peer", t.Remote), zap.Error(ev.Err))
+	c.sess.log.Info("stream terminated", zap.Uint32("qp", c.qp.num), zap.Stringer("peer", c.remote), zap.Bool("by-peer", t.Remote), zap.Error(ev.Err))
 	if c.state == connSwitching { // the client must know of the connection first
 		s.established(c)
 	}
