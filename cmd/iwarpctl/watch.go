@@ -53,7 +53,8 @@ func (c *command) stats() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "stats", Short: "Show the counters of the daemon",
 		Long: "Show the counters of the daemon. With --watch, those that change, with their rates,\n" +
-			"each interval until interrupted; with --json one object a line.",
+			"each interval until interrupted; with --json one object a line.\n\n" +
+			"docs/metrics.md, in packages /usr/share/doc/iwarpd/metrics.md, tells what each counts.",
 		Example: "  iwarpctl stats\n  iwarpctl stats --watch --interval 5s\n  iwarpctl stats --json | jq '.[\"engine.rx_frames\"]'",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
