@@ -212,6 +212,7 @@ func (n *Client) List(ctx context.Context, dir []byte, f func(Info) error) error
 			return err
 		}
 		skipAttr(r.Reader)
+		from := cookie
 		verf = r.U64()
 		for r.U32() == 1 {
 			id, name := r.U64(), r.String(maxName)
@@ -237,6 +238,9 @@ func (n *Client) List(ctx context.Context, dir []byte, f func(Info) error) error
 		r.release()
 		if err != nil || eof == 1 {
 			return err
+		}
+		if cookie == from {
+			return errors.New("nfs: readdirplus: the server does not go on")
 		}
 	}
 }

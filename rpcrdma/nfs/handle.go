@@ -65,6 +65,9 @@ func openTree(path string) (*tree, error) {
 		if errors.Is(err, unix.EPERM) {
 			return nil, fmt.Errorf("nfs: export %s: file handles need CAP_DAC_READ_SEARCH: %w", path, err)
 		}
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			return nil, fmt.Errorf("nfs: export %s: its file system has no file handles; an overlay may, by its mount option nfs_export=on: %w", path, err)
+		}
 		return nil, fmt.Errorf("nfs: export %s: %w", path, err)
 	}
 	return t, nil
