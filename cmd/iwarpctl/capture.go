@@ -110,7 +110,7 @@ func (c *command) runCapture(ctx context.Context, file string, filter iwarp.Capt
 		}
 		defer f.Close()
 		out = f
-	} else if f, ok := c.out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+	} else if f, ok := c.file(); ok && term.IsTerminal(int(f.Fd())) {
 		return usageError{errors.New("-w -: standard output is a terminal; write to a file, or into a pipe")}
 	}
 	defer context.AfterFunc(ctx, func() { tap.Close() })()

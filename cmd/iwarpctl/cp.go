@@ -8,9 +8,11 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/app/filecopy"
 )
@@ -21,7 +23,7 @@ func (c *command) cp() *cobra.Command {
 		Short: "Copy a file to or from another host's iwarpctl serve, by RDMA",
 		Long: "cp puts a file by RDMA Write into the other side's memory, or gets one by RDMA\n" +
 			"Read from there. SHA-256 is compared at the end, and only then the file gets its\n" +
-			"name. An empty NAME, or a folder as FILE, keeps the name of the source. A local\n" +
+			"name. An empty NAME, one that ends with a slash, or a folder as FILE, keeps the name of the source. A local\n" +
 			"file whose name looks like ADDR:PORT/NAME is written with ./ in front.",
 		Example: "  iwarpctl cp big.tar 10.0.0.1:7176/\n" +
 			"  iwarpctl cp 10.0.0.1:7176/big.tar /tmp\n" +
@@ -54,8 +56,8 @@ func parseCopy(from, to string) (copyJob, error) {
 		return j, usageError{errors.New("cp: both sides are remote: one must be a local file")}
 	case put:
 		j = copyJob{put: true, host: toHost, name: toName, local: from}
-		if j.name == "" {
-			j.name = filepath.Base(from)
+		if j.name == "" || strings.HasSuffix(j.name, "/") { // a folder there
+			j.name += filepath.Base(from)
 		}
 	case get:
 		j = copyJob{host: fromHost, name: fromName, local: to}
@@ -139,7 +141,7 @@ func (c *command) runCopy(ctx context.Context, j copyJob) error {
 
 // openSource opens a regular file.
 func openSource(name string) (*os.File, int64, error) {
-	f, err := os.Open(name)
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // which does not wait for the writer of a pipe
 	if err != nil {
 		return nil, 0, err
 	}

@@ -41,12 +41,18 @@ func main() {
 
 // run runs one command line and returns its exit code.
 func run(ctx context.Context, args []string, out, errOut io.Writer) int {
-	c := &command{out: out, err: errOut}
+	working, end := context.WithCancel(ctx)
+	defer end()
+	results := &results{w: out, failed: end}
+	c := &command{out: results, err: errOut}
 	root := c.root()
 	root.SetArgs(args)
-	root.SetOut(out)
+	root.SetOut(results)
 	root.SetErr(errOut)
-	err := root.ExecuteContext(ctx)
+	err := root.ExecuteContext(working)
+	if werr := results.error(); werr != nil {
+		err = werr
+	}
 	code := exitCode(ctx, err)
 	if err != nil && code != exitInterrupted {
 		c.report(err, code)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ctl runs one command line.
@@ -223,5 +225,44 @@ func TestTable(t *testing.T) {
 	lines := strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
 	if len(lines) != 3 || !strings.HasPrefix(lines[0], "name") || strings.Contains(b.String(), "|") {
 		t.Errorf("table:\n%s", b.String())
+	}
+}
+
+// What is no regular file is refused, and a pipe without a writer waited for by nobody.
+func TestCopySource(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{pipe, dir, "/dev/zero"} {
+		code, _, errOut := ctl(t, "cp", name, "10.0.0.1:7176/x")
+		if code != exitFile || !strings.Contains(errOut, "not a regular file") {
+			t.Errorf("cp %s: exit code %d: %s", name, code, errOut)
+		}
+	}
+}
+
+func TestParseCopy(t *testing.T) {
+	for to, want := range map[string]string{"": "f", "g": "g", "sub/": "sub/f", "sub/g": "sub/g", "/": "", "../": ""} {
+		j, err := parseCopy("/some/f", "10.0.0.1:7176/"+to)
+		if (err != nil) != (want == "") || err == nil && j.name != want {
+			t.Errorf("a copy to %q: %q, %v; want %q", to, j.name, err, want)
+		}
+	}
+}
+
+// fullDisk takes no octet.
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) {
+	return 0, &os.PathError{Op: "write", Path: "/dev/stdout", Err: unix.ENOSPC}
+}
+
+// TestOutputLost: results that cannot be written are a failure.
+func TestOutputLost(t *testing.T) {
+	var e bytes.Buffer
+	if code := run(t.Context(), []string{"--help"}, fullDisk{}, &e); code != exitFile || !strings.Contains(e.String(), "no space") {
+		t.Errorf("exit code %d: %s", code, e.String())
 	}
 }

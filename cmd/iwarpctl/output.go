@@ -13,6 +13,45 @@ import (
 	"golang.org/x/term"
 )
 
+// results is where results go. The first that cannot be written ends the command:
+// its exit code says so.
+type results struct {
+	w      io.Writer
+	failed func()
+
+	mu  sync.Mutex
+	err error
+}
+
+func (r *results) Write(b []byte) (int, error) {
+	n, err := r.w.Write(b)
+	if err != nil {
+		r.mu.Lock()
+		if r.err == nil {
+			r.err = err
+		}
+		r.mu.Unlock()
+		r.failed()
+	}
+	return n, err
+}
+
+func (r *results) error() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.err
+}
+
+// file returns what results are written to, if it is a file or a terminal.
+func (c *command) file() (*os.File, bool) {
+	w := c.out
+	if r, ok := w.(*results); ok {
+		w = r.w
+	}
+	f, ok := w.(*os.File)
+	return f, ok
+}
+
 // gbit is the rate in Gbit/s.
 func gbit(octets int64, seconds float64) float64 {
 	if seconds <= 0 {

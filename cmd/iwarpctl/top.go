@@ -250,7 +250,7 @@ func (c *command) runTop(ctx context.Context, interval time.Duration, count, sor
 		return err
 	}
 	defer dev.Close()
-	out, isFile := c.out.(*os.File)
+	out, isFile := c.file()
 	if isFile && !c.json && term.IsTerminal(int(out.Fd())) && term.IsTerminal(int(os.Stdin.Fd())) {
 		return c.liveTop(ctx, dev.Admin(), out, interval, count, sortBy)
 	}
