@@ -228,6 +228,7 @@ type Engine struct {
 	dialing  map[pkt.Flow]*worker // SCTP associations in COOKIE-WAIT or COOKIE-ECHOED
 	ndialing atomic.Int32
 	frags    defrag
+	doubts   atomic.Int32 // under way
 
 	stop    atomic.Bool
 	wg      sync.WaitGroup
@@ -532,6 +533,28 @@ func (e *Engine) rehop() {
 	for _, ci := range e.Conns() {
 		e.resolveConn(ci.ID, ci.Flow)
 	}
+}
+
+// maxDoubts bounds the next hops that are being doubted. Others come again with
+// their next time-out.
+const maxDoubts = 16
+
+// doubt asks for the next hop of a connection that is not heard: the kernel, which
+// sees none of its packets, has no reason of its own to find out that the
+// neighbour is gone or has another address (RFC 1122, Section 3.3.1.4; RFC
+// 4861, Section 7.3.1).
+func (e *Engine) doubt(id ConnID, flow pkt.Flow) {
+	if e.resolver == nil {
+		return
+	}
+	if e.doubts.Add(1) > maxDoubts {
+		e.doubts.Add(-1)
+		return
+	}
+	go func() {
+		defer e.doubts.Add(-1)
+		e.resolveConn(id, flow)
+	}()
 }
 
 // resolveConn asks the resolver for a connection's next hop and tells its

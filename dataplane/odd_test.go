@@ -3,12 +3,19 @@ package dataplane
 import (
 	"encoding/binary"
 	"net/netip"
+	"runtime"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp"
 	"github.com/iwarpd/iwarpd/tcp"
+	"github.com/iwarpd/iwarpd/verbs"
 )
 
 // TestNotAnswered: what no host can have sent to us alone is neither answered, by a
@@ -127,6 +134,65 @@ func TestUDPHeader(t *testing.T) {
 			if want := uint64(1) - tc.malformed - tc.sum; st.RxMalformed != tc.malformed || st.RxChecksum != tc.sum || st.TxFrames != want {
 				t.Errorf("v6 %v, %s: %d answers, %d malformed, %d checksums; want %d, %d, %d", v6, tc.name, st.TxFrames, st.RxMalformed, st.RxChecksum, want, tc.malformed, tc.sum)
 			}
+		}
+	}
+}
+
+// movable is a resolver of a neighbour that moves, of which the kernel hears only
+// when it asks: nobody calls the watchers.
+type movable struct {
+	mu    sync.Mutex
+	mac   [6]byte
+	asked int
+}
+
+func (m *movable) Resolve(netip.Addr, netip.Addr) (Hop, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.asked++
+	return Hop{SrcMAC: macA, DstMAC: m.mac}, nil
+}
+
+func (*movable) Watch(func()) {}
+
+// TestSilentNeighbour: the peer is another machine now. A connection that is not
+// heard asks for its next hop, and goes on.
+func TestSilentNeighbour(t *testing.T) {
+	const size = 8000
+	moved := [6]byte{2, 0, 0, 0, 0, 0x77}
+	for _, overSCTP := range []bool{false, true} {
+		dead := false
+		s := newSim(t, link.PipeConfig{Filter: func(isB bool, f []byte) bool { return !dead || !isB || [6]byte(f) == moved }})
+		r := &movable{mac: macB}
+		s.hosts[0].e.resolver = r
+		qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+		var a *conn
+		if overSCTP {
+			a, _ = s.openSCTP(SCTP{}, qa, qb)
+		} else {
+			var b *conn
+			a, b = s.open()
+			s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+		}
+		if r.asked != 0 {
+			t.Errorf("SCTP %v: asked %d times for a peer that answers", overSCTP, r.asked)
+		}
+		dead = true
+		r.mu.Lock()
+		r.mac = moved
+		r.mu.Unlock()
+		s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
+		s.until("all sent and acknowledged", func() bool {
+			for s.hosts[0].e.doubts.Load() != 0 {
+				runtime.Gosched() // the answer takes no virtual time
+			}
+			if overSCTP {
+				return len(qa.wcs) == 1 && a.as.a.Unacked() == 0
+			}
+			return len(qa.wcs) == 1 && a.tcp.Stats().InFlight == 0
+		})
+		if took := s.now.Sub(clock.Time(time.Second)); took > 30*time.Second {
+			t.Errorf("SCTP %v: that took %v", overSCTP, took)
 		}
 	}
 }

@@ -732,7 +732,14 @@ func (w *worker) sctpTimer(c *conn) {
 			as.a.Close(w.now)
 		}
 	}
+	before := as.a.Stats().Timeouts
 	as.a.HandleTimeout(w.now)
+	if as.a.Stats().Timeouts > before {
+		for _, c := range as.streams {
+			w.e.doubt(c.id, c.flow)
+			break // what is found is the association's
+		}
+	}
 }
 
 // deadlineOf returns when the association has to be looked at.

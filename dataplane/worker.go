@@ -346,10 +346,17 @@ func (w *worker) onTimer(c *conn) {
 		w.stats.Timeouts++
 		c.connectTimeout(w)
 		c.nudge(w.now)
+		before := c.tcp.TimeoutsInARow()
 		c.tcp.HandleTimeout(w.now)
+		if n := c.tcp.TimeoutsInARow(); n > before && n >= doubtful {
+			w.e.doubt(c.id, c.flow)
+		}
 	}
 	w.mark(c)
 }
+
+// doubtful is how many time-outs in a row put the next hop in doubt.
+const doubtful = 2
 
 // reap takes back the slots that the kernel has finished with.
 func (w *worker) reap() int {
