@@ -150,8 +150,20 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
+/* The VLANs that the host is in, when check_vlans: the identifiers of a frame's
+ * tags, 12 bits each, the innermost lowest. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, __u32);
+} vlans SEC(".maps");
+
 /* Not 0: an unspecified address claims only what is in addresses. */
 volatile __u32 check_addresses;
+
+/* Not 0: frames of other VLANs are not for this host. */
+volatile __u32 check_vlans;
 
 struct ether {
 	__u8 dst[6], src[6];
@@ -561,7 +573,7 @@ int iwarpd_steer(struct xdp_md *ctx)
 	struct endpoint key = {};
 	struct ports *l4;
 	__be16 type;
-	__u32 verdict;
+	__u32 verdict, tags = 0;
 	int v6;
 
 	if ((void *)(eth + 1) > end)
@@ -580,8 +592,12 @@ int iwarpd_steer(struct xdp_md *ctx)
 		if ((void *)(tag + 1) > end)
 			return count(MALFORMED);
 		type = tag->type;
+		tags = tags << 12 | (bpf_ntohs(tag->tci) & 0xfff);
 		pos = tag + 1;
 	}
+	/* A tag with no VLAN has a priority alone. */
+	if (tags && check_vlans && !bpf_map_lookup_elem(&vlans, &tags))
+		return count(PASSED);
 	if (type == bpf_htons(ETH_IPV4))
 		v6 = 0;
 	else if (type == bpf_htons(ETH_IPV6))

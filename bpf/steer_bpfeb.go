@@ -56,8 +56,10 @@ const (
 	steerMapHosts          = "hosts"
 	steerMapPackets        = "packets"
 	steerMapSockets        = "sockets"
+	steerMapVlans          = "vlans"
 	steerProgIwarpdSteer   = "iwarpd_steer"
 	steerVarCheckAddresses = "check_addresses"
+	steerVarCheckVlans     = "check_vlans"
 )
 
 // loadSteer returns the embedded CollectionSpec for steer.
@@ -116,6 +118,7 @@ type steerMapSpecs struct {
 	Hosts     *ebpf.MapSpec `ebpf:"hosts"`
 	Packets   *ebpf.MapSpec `ebpf:"packets"`
 	Sockets   *ebpf.MapSpec `ebpf:"sockets"`
+	Vlans     *ebpf.MapSpec `ebpf:"vlans"`
 }
 
 // steerVariableSpecs contains global variables before they are loaded into the kernel.
@@ -123,6 +126,7 @@ type steerMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type steerVariableSpecs struct {
 	CheckAddresses *ebpf.VariableSpec `ebpf:"check_addresses"`
+	CheckVlans     *ebpf.VariableSpec `ebpf:"check_vlans"`
 }
 
 // steerObjects contains all objects after they have been loaded into the kernel.
@@ -152,6 +156,7 @@ type steerMaps struct {
 	Hosts     *ebpf.Map `ebpf:"hosts"`
 	Packets   *ebpf.Map `ebpf:"packets"`
 	Sockets   *ebpf.Map `ebpf:"sockets"`
+	Vlans     *ebpf.Map `ebpf:"vlans"`
 }
 
 func (m *steerMaps) Close() error {
@@ -163,6 +168,7 @@ func (m *steerMaps) Close() error {
 		m.Hosts,
 		m.Packets,
 		m.Sockets,
+		m.Vlans,
 	)
 }
 
@@ -171,6 +177,7 @@ func (m *steerMaps) Close() error {
 // It can be passed to loadSteerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type steerVariables struct {
 	CheckAddresses *ebpf.Variable `ebpf:"check_addresses"`
+	CheckVlans     *ebpf.Variable `ebpf:"check_vlans"`
 }
 
 // steerPrograms contains all programs after they have been loaded into the kernel.

@@ -103,6 +103,7 @@ type Steering struct {
 	claims map[steerEndpoint]int
 	hosts  map[steerEndpoint]int // claims of any port
 	local  map[steerAddress]bool
+	vlans  map[uint32]bool
 	links  map[int]attachment
 	closed bool
 }
@@ -134,6 +135,7 @@ func Load(opts Options) (*Steering, error) {
 		claims: map[steerEndpoint]int{},
 		hosts:  map[steerEndpoint]int{},
 		local:  map[steerAddress]bool{},
+		vlans:  map[uint32]bool{},
 		links:  map[int]attachment{},
 	}
 	if err := spec.LoadAndAssign(&s.objs, nil); err != nil {
@@ -341,6 +343,44 @@ func (s *Steering) SetAddresses(addrs []netip.Addr) error {
 				return fmt.Errorf("bpf: addresses: %w", err)
 			}
 			delete(s.local, k)
+		}
+	}
+	return nil
+}
+
+// SetVLANs says which VLANs the host is in, each by the identifiers of its tags,
+// outermost first. Until it is called frames of all VLANs are steered; after that those
+// of others are left to the kernel, which drops them. Frames without a VLAN are not
+// concerned. At most two tags are looked at.
+func (s *Steering) SetVLANs(vlans [][]uint16) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	want := map[uint32]bool{}
+	for _, tags := range vlans {
+		var k uint32
+		for _, id := range tags {
+			k = k<<12 | uint32(id&0xfff)
+		}
+		if k == 0 {
+			continue
+		}
+		want[k] = true
+		if !s.vlans[k] {
+			if err := s.objs.Vlans.Put(k, uint32(1)); err != nil {
+				return fmt.Errorf("bpf: VLAN %v: %w", tags, explain(err))
+			}
+			s.vlans[k] = true
+		}
+	}
+	if err := s.objs.CheckVlans.Set(uint32(1)); err != nil {
+		return fmt.Errorf("bpf: VLANs: %w", err)
+	}
+	for k := range s.vlans {
+		if !want[k] {
+			if err := s.objs.Vlans.Delete(k); err != nil {
+				return fmt.Errorf("bpf: VLANs: %w", err)
+			}
+			delete(s.vlans, k)
 		}
 	}
 	return nil

@@ -313,6 +313,47 @@ func TestWildcardMeansOurAddresses(t *testing.T) {
 	check("no list again", ours, actRedirect)
 }
 
+// TestVLANs: the host takes part in some VLANs; frames of others, to its address, are
+// not for it.
+func TestVLANs(t *testing.T) {
+	s := load(t)
+	withSocket(t, s)
+	if err := s.Claim(Endpoint{pkt.ProtoTCP, addr4, port}); err != nil {
+		t.Fatal(err)
+	}
+	tagged := func(tags ...uint16) []byte {
+		b := frame(6, peer4, addr4, 999, port, len(tags))
+		for i, tag := range tags {
+			binary.BigEndian.PutUint16(b[14+4*i:], tag)
+		}
+		return b
+	}
+	for _, step := range []struct {
+		set  [][]uint16
+		want map[string]uint32
+	}{
+		{nil, map[string]uint32{"none": actRedirect, "5": actRedirect, "7": actRedirect, "5 7": actRedirect}},
+		{[][]uint16{nil, {5}}, map[string]uint32{"none": actRedirect, "priority": actRedirect, "5": actRedirect, "7": actPass, "5 7": actPass}},
+		{[][]uint16{{7}, {5, 7}}, map[string]uint32{"none": actRedirect, "5": actPass, "7": actRedirect, "5 7": actRedirect, "7 5": actPass}},
+		{[][]uint16{}, map[string]uint32{"none": actRedirect, "priority": actRedirect, "5": actPass}},
+	} {
+		if step.set != nil {
+			if err := s.SetVLANs(step.set); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for name, f := range map[string][]byte{
+			"none": tagged(), "priority": tagged(0xe000), "5": tagged(0x6005), "7": tagged(7), "5 7": tagged(5, 7), "7 5": tagged(7, 0x1005),
+		} {
+			if want, ok := step.want[name]; ok {
+				if act := run(t, s, f); act != want {
+					t.Errorf("in VLANs %v: a frame of VLAN %s: verdict %d, want %d", step.set, name, act, want)
+				}
+			}
+		}
+	}
+}
+
 // TestAgreesWithPkt gives damaged frames to the program and to pkt.Packet: what
 // is steered has headers that pkt reads the same way, or refuses for what the
 // program does not look at.

@@ -35,7 +35,8 @@ type claims struct {
 	steering Steering // nil: nothing to steer (pipes)
 	noGuard  bool     // no kernel shares the addresses (pipes)
 	addrs    func() []netip.Addr
-	zone     string // the interface, of link-local addresses
+	vlans    func() [][]uint16 // that the host is in; nil: not known
+	zone     string            // the interface, of link-local addresses
 	byAddr   map[netip.AddrPort]*claim
 	nextPort uint16 // for noGuard
 }
@@ -148,6 +149,9 @@ func (cs *claims) refresh() {
 	addrs := cs.addrs()
 	if st, ok := cs.steering.(interface{ SetAddresses([]netip.Addr) error }); ok {
 		_ = st.SetAddresses(addrs) // what it knew stays
+	}
+	if st, ok := cs.steering.(interface{ SetVLANs([][]uint16) error }); ok && cs.vlans != nil {
+		_ = st.SetVLANs(cs.vlans())
 	}
 	if cs.noGuard {
 		return

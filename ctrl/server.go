@@ -132,6 +132,9 @@ func New(cfg Config, o Options) (*Server, error) {
 		rewake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	s.claims = claims{steering: o.Steering, noGuard: o.NoGuard, addrs: o.endpoints(), zone: cfg.Interface, byAddr: make(map[netip.AddrPort]*claim)}
+	if v, ok := o.Resolver.(interface{ VLANs() [][]uint16 }); ok {
+		s.claims.vlans = v.VLANs
+	}
 	if s.table == nil {
 		s.table = newTable()
 	}

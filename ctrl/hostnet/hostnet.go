@@ -318,6 +318,20 @@ func (r *Resolver) Addrs() []netip.Addr {
 	return r.addrs
 }
 
+// VLANs returns the VLANs on the interface, each by its identifiers, outermost first;
+// the interface itself has none.
+func (r *Resolver) VLANs() [][]uint16 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make([][]uint16, 0, len(r.ifaces))
+	for _, f := range r.ifaces {
+		if f.vlans != nil {
+			all = append(all, f.vlans)
+		}
+	}
+	return all
+}
+
 // LinkLocal returns the link-local IPv6 addresses of the interface itself, with its
 // name for a zone.
 func (r *Resolver) LinkLocal() []netip.Addr {
