@@ -31,6 +31,7 @@ type conn struct {
 	id      ConnID
 	flow    pkt.Flow
 	tuple   pkt.Tuple
+	hopMTU  hopMTU
 	tcp     *tcp.Conn // nil: a session of as
 	as      *assoc
 	sid     uint16    // its DDP stream
@@ -205,7 +206,7 @@ func (w *worker) connect(id ConnID, flow pkt.Flow, hop Hop, timeout time.Duratio
 	if hop.MTU != 0 {
 		mtu = min(mtu, hop.MTU)
 	}
-	c := &conn{id: id, flow: flow, wide: stream}
+	c := &conn{id: id, flow: flow, wide: stream, hopMTU: hopMTU(mtu)}
 	c.tuple = tupleOf(flow, &hop)
 	c.tcp = tcp.Dial(w.now, &w.tcp, flow, tcp.ISS(w.e.secret, flow, w.now), mtu)
 	if timeout > 0 {
@@ -243,10 +244,14 @@ func isV4(a [16]byte) bool {
 }
 
 func (w *worker) setHop(c *conn, hop *Hop) {
+	mtu := w.mtu
+	if hop.MTU != 0 {
+		mtu = min(mtu, hop.MTU)
+	}
 	if c.as != nil {
 		setHop(&c.as.tuple, hop)
-		if hop.MTU != 0 {
-			c.as.a.SetMTU(min(w.mtu, hop.MTU))
+		if c.as.hopMTU.set(w, mtu) {
+			c.as.a.SetMTU(mtu)
 		}
 		w.mark(&c.as.carrier)
 		return
@@ -254,12 +259,24 @@ func (w *worker) setHop(c *conn, hop *Hop) {
 	if c.tuple.HeaderLen() != 0 {
 		setHop(&c.tuple, hop)
 	}
-	mtu := w.mtu
-	if hop.MTU != 0 {
-		mtu = min(mtu, hop.MTU)
+	if c.hopMTU.set(w, mtu) {
+		c.tcp.SetMTU(w.now, mtu)
 	}
-	c.tcp.SetMTU(w.now, mtu)
 	w.mark(c)
+}
+
+// hopMTU is the MTU of the first hop; 0 is that of the link. To say it again would make
+// a connection forget what it has found out about the path.
+type hopMTU int
+
+// set reports whether mtu is another one than before.
+func (h *hopMTU) set(w *worker, mtu int) bool {
+	old := int(*h)
+	if old == 0 {
+		old = w.mtu
+	}
+	*h = hopMTU(mtu)
+	return mtu != old
 }
 
 // An embryo is a connection in SYN-SENT. Its SYN-ACK may arrive on another

@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net/netip"
 	"runtime"
@@ -195,4 +196,42 @@ func TestSilentNeighbour(t *testing.T) {
 			t.Errorf("SCTP %v: that took %v", overSCTP, took)
 		}
 	}
+}
+
+// TestHopKeepsPath: to hear of the same next hop again does not make a connection
+// forget the path's MTU; to hear of another MTU does.
+func TestHopKeepsPath(t *testing.T) {
+	const size = 4000
+	var grabbed []byte
+	grab := false
+	s := newSim(t, link.PipeConfig{Filter: func(isB bool, f []byte) bool {
+		if grab && isB && grabbed == nil && len(f) > 1300 {
+			grabbed = bytes.Clone(f)
+			return false
+		}
+		return true
+	}})
+	a, b := s.open()
+	qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+	s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+	w := s.hosts[0].w
+	hop := Hop{SrcMAC: macA, DstMAC: macB, MTU: 1500}
+	w.setHop(a, &hop)
+	grab = true
+	s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
+	s.until("a full segment", func() bool { return grabbed != nil })
+	f := link.Frame{N: 1}
+	f.Pieces[0] = tooBig(grabbed, 1300, 1<<16)
+	w.frame(&f)
+	if n := a.tcp.Stats().PMTU; n != 1300 {
+		t.Fatalf("path MTU %d after the error", n)
+	}
+	for _, step := range []struct{ hop, path int }{{1500, 1300}, {0, 1300}, {1400, 1400}, {1500, 1500}} {
+		hop.MTU = step.hop
+		w.setHop(a, &hop)
+		if n := a.tcp.Stats().PMTU; n != step.path {
+			t.Errorf("path MTU %d after a hop with %d; want %d", n, step.hop, step.path)
+		}
+	}
+	s.closeAll(a)
 }

@@ -37,6 +37,7 @@ type assoc struct {
 	flow     pkt.Flow   // of SCTP
 	also     []pkt.Flow // with the other addresses of the peer
 	tuple    pkt.Tuple
+	hopMTU   hopMTU
 	carrier  conn
 	streams  map[uint16]*conn
 	round    []*conn       // those of streams, in the order in which they send
@@ -245,6 +246,7 @@ func (w *worker) connectSCTP(id ConnID, flow pkt.Flow, hop Hop, o SCTP, set sess
 	}
 	t := tupleOf(flow, &hop)
 	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, udp, w.sctpSecret(), mtu), flow, t, o)
+	as.hopMTU = hopMTU(mtu)
 	w.beginSession(as, 0, id, &initiate{setup: set, fallback: o.Fallback}, timeout)
 	if len(w.e.workers) > 1 {
 		w.e.mu.Lock()
