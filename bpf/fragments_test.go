@@ -327,3 +327,66 @@ func noPorts(v6 bool) (n int, err error) {
 	}
 	return n, err
 }
+
+// TestFragmentsAgreeWithPkt gives damaged first fragments to the program and to
+// pkt.Fragment: what pkt would take is taken, and what is taken pkt refuses only for
+// what the program does not look at.
+func TestFragmentsAgreeWithPkt(t *testing.T) {
+	s := load(t)
+	for _, a := range []netip.Addr{addr4, addr6} {
+		if err := s.Claim(Endpoint{pkt.ProtoTCP, a, port}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ring, err := s.Fragments()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ring.Close()
+	seeds := [][]byte{
+		testenv.Cut(frame(6, peer4, addr4, 999, port, 0), 32, 1)[0], testenv.Cut(frame(6, peer6, addr6, 999, port, 1), 32, 1)[0],
+		withExt(testenv.Cut(frame(6, peer6, addr6, 999, port, 0), 24, 1)[0], 60, 16),
+	}
+	r := testenv.Rand(t)
+	taken := 0
+	for i := range 3000 {
+		f := bytes.Clone(seeds[i%len(seeds)])
+		for range r.IntN(3) {
+			f[12+r.IntN(len(f)-12)] = byte(r.Uint32())
+		}
+		if r.IntN(4) == 0 {
+			f = f[:14+r.IntN(len(f)-13)]
+		}
+		forget(t, s)
+		act := run(t, s, f)
+		var p pkt.Fragment
+		perr := p.Parse(f)
+		ours := perr == nil && p.Off == 0 && (p.Dst == addr4.As16() || p.Dst == addr6.As16())
+		if ours {
+			// The transport may be another one now, or another port.
+			h := p.Unfragment(make([]byte, p.Header()), f, p.Len, p.ECN)
+			var whole pkt.Packet
+			b := append(h, f[p.Data:p.Data+p.Len]...)
+			ours = whole.Parse(b, len(b)) == nil && whole.Proto == pkt.ProtoTCP && whole.Flow.LocalPort == port
+		}
+		switch {
+		case ours && act != actDrop:
+			t.Fatalf("pkt says ours, verdict %d: %x", act, f)
+		case act == actDrop && perr != nil && !errors.Is(perr, pkt.ErrShort) && !errors.Is(perr, pkt.ErrChecksum) && !errors.Is(perr, pkt.ErrHeader):
+			t.Fatalf("taken, but pkt says %v: %x", perr, f)
+		case act == actDrop:
+			taken++
+			if b, err := ring.Read(time.Time{}); err != nil || !bytes.Equal(b, f) {
+				t.Fatalf("the ring has %x, %v", b, err)
+			}
+		}
+		for { // copies of what could be ours
+			if _, err := ring.Read(time.Unix(1, 0)); err != nil {
+				break
+			}
+		}
+	}
+	if taken < 100 {
+		t.Errorf("only %d of 3000 fragments were taken: the test tests little", taken)
+	}
+}
