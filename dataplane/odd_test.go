@@ -48,7 +48,7 @@ func TestNotAnswered(t *testing.T) {
 				{"nobody over IPv6", "::", 0, false}, {"loopback over IPv6", "::1", 0, false}, {"a group over IPv6", "ff02::1", 0, false},
 				{"ourselves over IPv6", "fd00::2", 0, false},
 			} {
-				s := newSim(t, link.PipeConfig{})
+				s := newSim(t, link.PipeConfig{Slots: 256, RxFrames: 256, TxRing: 256})
 				h := s.hosts[1]
 				from := netip.MustParseAddr(tc.from)
 				local := netip.AddrPortFrom(addrOf(1, from.Is6()), port)
@@ -100,7 +100,7 @@ func TestUDPHeader(t *testing.T) {
 			{name: "octets behind it", trailing: 5}, {name: "octets behind it, no checksum", trailing: 4, zero: true, sum: map[bool]uint64{true: 1}[v6]},
 			{name: "longer than the packet", length: 41, malformed: 1}, {name: "no header", length: 7, malformed: 1},
 		} {
-			s := newSim(t, link.PipeConfig{})
+			s := newSim(t, link.PipeConfig{Slots: 256, RxFrames: 256, TxRing: 256})
 			w := s.hosts[1].w
 			w.turn()
 			local := netip.AddrPortFrom(addrOf(1, v6), port)
