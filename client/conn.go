@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
 // Conn is a connection at the plain level: a queue pair with its queues,
@@ -114,7 +116,10 @@ func Listen(ctx context.Context, addr string, cfg *Config) (*Listener, error) {
 
 // AcceptConn gives the peer a connection at the plain level.
 func (r *ConnRequest) AcceptConn(ctx context.Context, cfg *Config) (*Conn, error) {
-	c, err := r.l.d.newConn(ctx, cfg.orDefault())
+	if r.q != nil {
+		return nil, &Error{fmt.Sprintf("accept %v", r.Remote), ctrlpb.Code_CODE_INVALID, "the stream has a queue pair already: use Accept"}
+	}
+	c, err := r.d.newConn(ctx, cfg.orDefault())
 	if err != nil {
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()

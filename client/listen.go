@@ -41,7 +41,9 @@ type acceptResult struct {
 type ConnRequest struct {
 	Local, Remote netip.AddrPort
 
-	l        *Listener
+	d        *Device
+	l        *Listener // nil: of a Stream of ConnectStream, whose QP is q
+	q        *QP
 	h        uint32
 	priv     []byte
 	ird      int
@@ -107,7 +109,10 @@ func (d *Device) connectRequest(e *ctrlpb.ConnectRequest) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s := d.streams[e.Conn]; s != nil {
-		d.push(s.l, e)
+		delete(d.streams, e.Conn)
+		r := d.newRequest(s.l, e)
+		r.q, r.streamed = s.q, true
+		s.request <- r // there is one
 	} else if l := d.listens[e.Listen]; l != nil {
 		d.push(l, e)
 	} else if d.opening > 0 {
@@ -115,20 +120,20 @@ func (d *Device) connectRequest(e *ctrlpb.ConnectRequest) {
 	}
 }
 
-// push queues a request. Called with d.mu held.
-func (d *Device) push(l *Listener, e *ctrlpb.ConnectRequest) {
+// newRequest notes a request. Called with d.mu held.
+func (d *Device) newRequest(l *Listener, e *ctrlpb.ConnectRequest) *ConnRequest {
 	r := &ConnRequest{
-		l: l, h: e.Conn, priv: e.PrivateData, ird: int(e.Ird), ord: int(e.Ord), rev: int(e.Revision), gone: make(chan struct{}),
+		d: d, l: l, h: e.Conn, priv: e.PrivateData, ird: int(e.Ird), ord: int(e.Ord), rev: int(e.Revision), gone: make(chan struct{}),
 	}
 	r.Local, _ = netip.ParseAddrPort(e.Local)
 	r.Remote, _ = netip.ParseAddrPort(e.Remote)
 	d.reqs[r.h] = r
-	if s := d.streams[r.h]; s != nil {
-		delete(d.streams, r.h)
-		r.streamed = true
-		s.request <- r // there is one
-		return
-	}
+	return r
+}
+
+// push queues a request. Called with d.mu held.
+func (d *Device) push(l *Listener, e *ctrlpb.ConnectRequest) {
+	r := d.newRequest(l, e)
 	l.mu.Lock()
 	l.queue = append(l.queue, r)
 	l.mu.Unlock()
@@ -138,11 +143,21 @@ func (d *Device) push(l *Listener, e *ctrlpb.ConnectRequest) {
 	}
 }
 
+// withdraw ends a request, if the connection h is one.
+func (d *Device) withdraw(h uint32) {
+	d.mu.Lock()
+	r := d.reqs[h]
+	delete(d.reqs, h)
+	d.mu.Unlock()
+	if r != nil {
+		r.once.Do(func() { close(r.gone) })
+	}
+}
+
 // connectGone withdraws a request.
 func (d *Device) connectGone(e *ctrlpb.ConnectGone) {
+	d.withdraw(e.Conn)
 	d.mu.Lock()
-	r := d.reqs[e.Conn]
-	delete(d.reqs, e.Conn)
 	for i, early := range d.early {
 		if early.Conn == e.Conn {
 			d.early = append(d.early[:i:i], d.early[i+1:]...)
@@ -153,9 +168,6 @@ func (d *Device) connectGone(e *ctrlpb.ConnectGone) {
 	d.mu.Unlock()
 	if s != nil {
 		s.over(fromPB(s.op, e.Error))
-	}
-	if r != nil {
-		r.once.Do(func() { close(r.gone) })
 	}
 }
 
@@ -313,21 +325,28 @@ func (r *ConnRequest) Revision() int { return r.rev }
 func (r *ConnRequest) Gone() <-chan struct{} { return r.gone }
 
 func (r *ConnRequest) forget() {
-	r.l.d.mu.Lock()
-	delete(r.l.d.reqs, r.h)
-	r.l.d.mu.Unlock()
+	r.d.mu.Lock()
+	delete(r.d.reqs, r.h)
+	r.d.mu.Unlock()
 }
 
 // Accept gives the peer a connection with q, and returns when work requests
-// flow. Of cfg it uses PrivateData, and Startup's IRD and ORD.
+// flow. Of cfg it uses PrivateData, and Startup's IRD and ORD. A request of a Stream
+// of ConnectStream has a QP; q is that or nil.
 func (r *ConnRequest) Accept(ctx context.Context, q *QP, cfg *Config) (*ConnInfo, error) {
 	cfg = cfg.orDefault()
 	op := fmt.Sprintf("accept %v", r.Remote)
+	switch {
+	case r.q != nil && q != nil && q != r.q:
+		return nil, &Error{op, ctrlpb.Code_CODE_INVALID, "the stream has the queue pair that it was connected with"}
+	case r.q != nil:
+		q = r.q
+	}
 	q.mu.Lock()
 	q.private = append([]byte{}, r.priv...)
 	q.mu.Unlock()
 	r.forget()
-	err := r.l.d.do(ctx, op, &ctrlpb.Request{Body: &ctrlpb.Request_Accept{Accept: &ctrlpb.Accept{
+	err := r.d.do(ctx, op, &ctrlpb.Request{Body: &ctrlpb.Request_Accept{Accept: &ctrlpb.Accept{
 		Conn: r.h, Qp: q.num, PrivateData: cfg.PrivateData, Ird: depth(cfg.Startup.IRD), Ord: depth(cfg.Startup.ORD),
 	}}})
 	if err != nil {
@@ -339,7 +358,7 @@ func (r *ConnRequest) Accept(ctx context.Context, q *QP, cfg *Config) (*ConnInfo
 // Reject refuses the peer. Its application gets private, at most 508 octets.
 func (r *ConnRequest) Reject(ctx context.Context, private []byte) error {
 	r.forget()
-	return r.l.d.do(ctx, fmt.Sprintf("reject %v", r.Remote), &ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{
+	return r.d.do(ctx, fmt.Sprintf("reject %v", r.Remote), &ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{
 		Conn: r.h, PrivateData: private,
 	}}})
 }

@@ -46,7 +46,7 @@ type QP struct {
 
 	mu      sync.Mutex // guards the rest
 	info    *ConnInfo
-	stream  *Stream // of ConnectStream
+	stream  *Stream // of ConnectStream or Initiate
 	private []byte  // of the request, on the accepting side
 	leaving bool    // we asked for the end
 	term    *TerminateError
@@ -289,7 +289,7 @@ func (q *QP) established(e *ctrlpb.Established) {
 	n := e.GetNegotiated()
 	info := &ConnInfo{
 		PrivateData: e.PrivateData, Revision: int(n.GetRevision()), IRD: int(n.GetIrd()), ORD: int(n.GetOrd()), CRC: n.GetCrc(),
-		SendMarkers: n.GetSendMarkers(), RecvMarkers: n.GetRecvMarkers(), PeerToPeer: n.GetP2P(), Worker: int(e.Worker),
+		SendMarkers: n.GetSendMarkers(), RecvMarkers: n.GetRecvMarkers(), PeerToPeer: n.GetP2P(), Initiator: n.GetInitiator(), Worker: int(e.Worker),
 	}
 	info.Local, _ = netip.ParseAddrPort(e.Local)
 	info.Remote, _ = netip.ParseAddrPort(e.Remote)
@@ -352,6 +352,7 @@ func (q *QP) over(err error) {
 	q.mu.Unlock()
 	if stream != nil {
 		stream.over(err)
+		q.d.withdraw(stream.h)
 	}
 
 	// From here on nothing is posted. What was, after the daemon had flushed the

@@ -18,6 +18,10 @@ import (
 // the stream's; what it has not read when it starts MPA is MPA's. So it must read
 // what its peer sends ahead of MPA to the last octet, and no program sends more
 // once it has told the other to start.
+//
+// One of the two starts MPA as the initiator and the other as the responder; who
+// opened the TCP connection does not matter, but it must be agreed. Where both are
+// initiators both fail with ErrProtocol, where both are responders with ErrTimeout.
 type Stream struct {
 	Local, Remote netip.AddrPort
 
@@ -221,22 +225,43 @@ func (s *Stream) why(err error) error {
 // StartMPA starts MPA as its initiator, on a Stream of ConnectStream, and returns
 // when work requests flow. Of cfg it uses PrivateData.
 func (s *Stream) StartMPA(ctx context.Context, cfg *Config) (*ConnInfo, error) {
-	if s.q == nil {
-		return nil, &Error{s.op, ctrlpb.Code_CODE_INVALID, "the side that accepted is the responder: use Request"}
+	if s.l != nil {
+		return nil, &Error{s.op, ctrlpb.Code_CODE_INVALID, "the side that accepted has no queue pair yet: use Initiate, or Request to be the responder"}
 	}
-	if err := s.start(ctx, cfg.orDefault().PrivateData); err != nil {
-		return nil, err
-	}
-	return s.q.await(ctx, s.op)
+	return s.Initiate(ctx, nil, cfg)
 }
 
-// Request starts MPA as its responder, on a Stream of AcceptStream, and waits for
-// the initiator's request, which is to be accepted or rejected.
-func (s *Stream) Request(ctx context.Context) (*ConnRequest, error) {
-	if s.l == nil {
-		return nil, &Error{s.op, ctrlpb.Code_CODE_INVALID, "the side that connected is the initiator: use StartMPA"}
+// Initiate is StartMPA for either kind of Stream: a Stream of AcceptStream needs a
+// QP for it, and one of ConnectStream has one, so that q is nil.
+func (s *Stream) Initiate(ctx context.Context, q *QP, cfg *Config) (*ConnInfo, error) {
+	switch {
+	case s.l == nil && q != nil && q != s.q:
+		return nil, &Error{s.op, ctrlpb.Code_CODE_INVALID, "the stream has the queue pair that it was connected with"}
+	case s.l == nil:
+		q = s.q
+	case q == nil:
+		return nil, &Error{s.op, ctrlpb.Code_CODE_INVALID, "the side that accepted has no queue pair yet: one is needed"}
 	}
-	if err := s.start(ctx, nil); err != nil {
+	// Its events may come before the answer.
+	q.mu.Lock()
+	was := q.stream
+	q.stream = s
+	q.mu.Unlock()
+	err := s.start(ctx, &ctrlpb.StartMPA{Role: ctrlpb.MPARole_MPA_ROLE_INITIATOR, PrivateData: cfg.orDefault().PrivateData, Qp: q.num})
+	if err != nil {
+		q.mu.Lock()
+		q.stream = was
+		q.mu.Unlock()
+		return nil, err
+	}
+	return q.await(ctx, s.op)
+}
+
+// Request starts MPA as its responder and waits for the initiator's request, which
+// is to be accepted or rejected. That of a Stream of ConnectStream is accepted with
+// the QP that the stream has, or nil; to reject it ends that QP's connection.
+func (s *Stream) Request(ctx context.Context) (*ConnRequest, error) {
+	if err := s.start(ctx, &ctrlpb.StartMPA{Role: ctrlpb.MPARole_MPA_ROLE_RESPONDER}); err != nil {
 		return nil, err
 	}
 	for {
@@ -264,12 +289,13 @@ func (s *Stream) Request(ctx context.Context) (*ConnRequest, error) {
 }
 
 // start starts MPA.
-func (s *Stream) start(ctx context.Context, private []byte) error {
+func (s *Stream) start(ctx context.Context, m *ctrlpb.StartMPA) error {
 	if !s.rmu.TryLock() {
 		return &Error{s.op, ctrlpb.Code_CODE_BUSY, "a Read waits: what comes next would be its, not MPA's"}
 	}
 	defer s.rmu.Unlock()
-	err := s.d.do(ctx, s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StartMpa{StartMpa: &ctrlpb.StartMPA{Conn: s.h, PrivateData: private}}})
+	m.Conn = s.h
+	err := s.d.do(ctx, s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StartMpa{StartMpa: m}})
 	if err != nil {
 		return s.why(err)
 	}

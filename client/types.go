@@ -232,6 +232,7 @@ type ConnInfo struct {
 	CRC                      bool
 	SendMarkers, RecvMarkers bool
 	PeerToPeer               bool
+	Initiator                bool // of the MPA start-up; the other side is its responder
 	Worker                   int
 }
 

@@ -67,6 +67,8 @@ type conn struct {
 	second   bool            // the peer closed first: TIME-WAIT is its
 	lingers  bool            // closed in order: its port must rest
 
+	initiator bool // it sends the MPA request; otherwise it waits for the peer's
+
 	streaming bool   // begins as a byte stream
 	held      bool   // in usage.streams
 	in        []byte // connStreaming: received and not consumed
@@ -116,7 +118,8 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 		case c.streaming:
 			s.streamReady(c)
 		default:
-			s.startInitiator(c)
+			c.initiator = true
+			s.startup(c)
 		}
 	case dataplane.EventAnswer, dataplane.EventRejected:
 		s.answeredSCTP(c, ev)
@@ -164,14 +167,17 @@ func (s *Server) accepted(ev dataplane.Event) {
 		s.streamAccepted(c)
 		return
 	}
-	c.st = mpa.NewResponder(c.cfg, s.now())
-	s.pump(c)
+	s.startup(c)
 }
 
-// startInitiator begins the MPA start-up of an active open.
-func (s *Server) startInitiator(c *conn) {
+// startup begins the MPA start-up.
+func (s *Server) startup(c *conn) {
 	c.state = connStartup
-	c.st = mpa.NewInitiator(c.cfg, s.now())
+	if c.initiator {
+		c.st = mpa.NewInitiator(c.cfg, s.now())
+	} else {
+		c.st = mpa.NewResponder(c.cfg, s.now())
+	}
 	s.pump(c)
 }
 
@@ -213,14 +219,19 @@ func (s *Server) pump(c *conn) {
 		s.request(c, &ev.Frame)
 	case mpa.EventAccepted:
 		c.params = c.st.Result()
-		if c.params.Initiator {
+		if c.initiator {
 			c.private = ev.Frame.PrivateData
 		}
 		s.attach(c, out)
 	case mpa.EventRejected:
-		if c.listener != nil { // we said no
+		if !c.initiator { // we said no
 			s.engine.StreamSend(c.id, out)
 			s.engine.Disconnect(c.id, false)
+			c.lingers = true
+			if c.qp != nil {
+				s.failConn(c, errorf(canceled, "ctrl: the application rejected the request of %v", c.remote))
+				return
+			}
 			s.forget(c)
 			return
 		}
@@ -236,17 +247,25 @@ func (s *Server) pump(c *conn) {
 
 // request asks the client about a connect request.
 func (s *Server) request(c *conn, f *mpa.Frame) {
-	l := c.listener
-	s.uncountPeer(c)
-	if l.waiting >= l.backlog {
-		l.dropped++
-		l.sess.log.Warn("connect request dropped: backlog full", zap.Stringer("peer", c.remote), zap.Int("backlog", l.backlog))
-		s.engine.Disconnect(c.id, true)
-		s.forget(c)
-		return
+	ask := &ctrlpb.ConnectRequest{
+		Local: c.local.String(), Remote: c.remote.String(), PrivateData: f.PrivateData,
+		Ird: uint32(f.IRD), Ord: uint32(f.ORD), Revision: uint32(f.Rev), P2P: f.P2P,
 	}
-	l.waiting++
-	c.waiting = true
+	if l := c.listener; l != nil {
+		s.uncountPeer(c)
+		if l.waiting >= l.backlog {
+			l.dropped++
+			l.sess.log.Warn("connect request dropped: backlog full", zap.Stringer("peer", c.remote), zap.Int("backlog", l.backlog))
+			s.engine.Disconnect(c.id, true)
+			s.forget(c)
+			return
+		}
+		l.waiting++
+		c.waiting = true
+		ask.Listen = l.handle
+	} else {
+		ask.Qp = c.qp.num
+	}
 	c.state = connWaiting
 	if c.handle == 0 {
 		c.handle = c.sess.newHandle()
@@ -254,10 +273,8 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 	}
 	c.limit = s.now().Add(s.cfg.Startup.Accept)
 	s.counters.connRequests.Add(1)
-	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_ConnectRequest{ConnectRequest: &ctrlpb.ConnectRequest{
-		Listen: l.handle, Conn: c.handle, Local: c.local.String(), Remote: c.remote.String(), PrivateData: f.PrivateData,
-		Ird: uint32(f.IRD), Ord: uint32(f.ORD), Revision: uint32(f.Rev), P2P: f.P2P,
-	}}})
+	ask.Conn = c.handle
+	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_ConnectRequest{ConnectRequest: ask}})
 }
 
 // waitingConn finds a connect request that waits for the client's answer.
@@ -280,9 +297,13 @@ func (c *session) accept(r *ctrlpb.Accept) error {
 	if err != nil {
 		return err
 	}
-	q, err := c.freshQP(r.Qp)
-	if err != nil {
-		return err
+	q := cn.qp // of Connect: a byte stream whose initiator is the peer
+	if q == nil {
+		if q, err = c.freshQP(r.Qp); err != nil {
+			return err
+		}
+	} else if r.Qp != 0 && r.Qp != q.num {
+		return errorf(invalid, "ctrl: connection %d is queue pair %d's, not %d's", r.Conn, q.num, r.Qp)
 	}
 	ird, ord := -1, -1
 	if r.Ird != nil {
@@ -300,8 +321,10 @@ func (c *session) accept(r *ctrlpb.Accept) error {
 		return err
 	}
 	s.answered(cn)
-	cn.listener.accepted++
-	cn.qp, q.conn, q.used = q, cn, true
+	if cn.listener != nil {
+		cn.listener.accepted++
+	}
+	cn.take(q)
 	if cn.sctp != nil {
 		s.acceptSCTP(cn, r.PrivateData, ird, ord)
 		return nil
@@ -327,7 +350,9 @@ func (c *session) reject(r *ctrlpb.Reject) error {
 		return err
 	}
 	s.answered(cn)
-	cn.listener.rejected++
+	if cn.listener != nil {
+		cn.listener.rejected++
+	}
 	if cn.sctp != nil {
 		s.rejectSCTP(cn, r.PrivateData)
 		return nil
@@ -335,6 +360,9 @@ func (c *session) reject(r *ctrlpb.Reject) error {
 	s.pump(cn)
 	return nil
 }
+
+// take gives c its queue pair.
+func (c *conn) take(q *qp) { c.qp, q.conn, q.used = q, c, true }
 
 func (s *Server) answered(c *conn) {
 	if c.waiting {
@@ -383,14 +411,14 @@ func (s *Server) established(c *conn) {
 func negotiated(p *mpa.Params) *ctrlpb.Negotiated {
 	return &ctrlpb.Negotiated{
 		Revision: uint32(p.Rev), Crc: p.CRC, SendMarkers: p.SendMarkers, RecvMarkers: p.RecvMarkers,
-		P2P: p.RTR != mpa.RTRNone, Rtr: uint32(p.RTR), Ird: uint32(p.IRD), Ord: uint32(p.ORD),
+		P2P: p.RTR != mpa.RTRNone, Rtr: uint32(p.RTR), Ird: uint32(p.IRD), Ord: uint32(p.ORD), Initiator: p.Initiator,
 	}
 }
 
 // rejected ends an active open that the peer's application refused, or tries
 // again where the refusal looks like one of a setting.
 func (s *Server) rejected(c *conn, ev *mpa.Event) {
-	if ev.Err != nil && ev.Err.Retry != mpa.RetryNone && !c.streaming { // not: what was said before cannot be said again
+	if ev.Err != nil && ev.Err.Retry != mpa.RetryNone {
 		s.retry(c, ev.Err.Retry)
 		return
 	}
@@ -404,7 +432,7 @@ func (s *Server) rejected(c *conn, ev *mpa.Event) {
 
 // startupFailed ends a start-up that the peer, or time, brought down.
 func (s *Server) startupFailed(c *conn, err *mpa.Error) {
-	if c.listener == nil && err.Retry != mpa.RetryNone && !c.streaming {
+	if err.Retry != mpa.RetryNone {
 		s.retry(c, err.Retry)
 		return
 	}
@@ -418,13 +446,19 @@ func (s *Server) startupFailed(c *conn, err *mpa.Error) {
 		code = refused
 	}
 	failure := errorf(code, "%w (peer %v)", err, c.remote)
+	if c.streaming && !c.initiator && errors.Is(err, mpa.ErrTimeout) {
+		failure = errorf(code, "%w: the peer %v may be a responder too", err, c.remote)
+	}
 	if err.Terminate && c.qp != nil {
 		c.failure, c.state, c.limit = failure, connSwitching, s.now().Add(closeTimeout)
 		c.params = c.st.Result()
 		s.engine.Attach(c.id, dataplane.Attachment{QP: c.qp.binding, Params: c.params, Fail: err.Term})
 		return
 	}
-	s.engine.Disconnect(c.id, true)
+	// A peer that has begun as initiator too learns the reason from our request: it must
+	// not be overtaken by a reset.
+	c.lingers = errors.Is(err, mpa.ErrBothInitiators)
+	s.engine.Disconnect(c.id, !c.lingers)
 	s.failConn(c, failure)
 }
 

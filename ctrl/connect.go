@@ -137,7 +137,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 		wantRTR: r.Startup.GetP2P(), shares: o != nil && r.Startup.GetSharedAssociation(),
 	}
 	c.conns[cn.handle] = cn
-	q.conn, q.used = cn, true
+	cn.take(q)
 	s.arm(cn)
 	s.startDial(cn)
 	reply.Body = &ctrlpb.Reply_Connect{Connect: &ctrlpb.ConnectReply{Conn: cn.handle}}

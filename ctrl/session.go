@@ -278,13 +278,13 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 	case *ctrlpb.Request_Reject:
 		return nil, c.reject(b.Reject)
 	case *ctrlpb.Request_StreamSend:
-		return nil, c.streamSend(b.StreamSend)
+		return nil, c.onStream(b.StreamSend.Conn, func(cn *conn) error { return c.srv.streamSend(cn, b.StreamSend) })
 	case *ctrlpb.Request_StreamConsumed:
-		return nil, c.streamConsumed(b.StreamConsumed)
+		return nil, c.onStream(b.StreamConsumed.Conn, func(cn *conn) error { return c.srv.streamConsumed(cn, b.StreamConsumed) })
 	case *ctrlpb.Request_StartMpa:
-		return nil, c.startMPA(b.StartMpa)
+		return nil, c.onStream(b.StartMpa.Conn, func(cn *conn) error { return c.srv.startMPA(cn, b.StartMpa) })
 	case *ctrlpb.Request_StreamClose:
-		return nil, c.streamClose(b.StreamClose)
+		return nil, c.onStream(b.StreamClose.Conn, func(cn *conn) error { return c.srv.streamClose(cn, b.StreamClose) })
 	case *ctrlpb.Request_Disconnect:
 		return nil, c.disconnect(b.Disconnect)
 	case *ctrlpb.Request_QueryStatus:

@@ -4,7 +4,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
-	"github.com/iwarpd/iwarpd/mpa"
 )
 
 // Delayed MPA start (RFC 5044 section 7.1.3): a connection is a byte stream until
@@ -77,26 +76,22 @@ func (s *Server) show(c *conn) {
 	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_StreamData{StreamData: &ctrlpb.StreamData{Conn: c.handle, Data: c.in[:c.shown], End: c.endTold}}})
 }
 
-// streamConn finds a connection in streaming mode. Called with mu held.
-func (c *session) streamConn(h uint32) (*conn, error) {
-	cn := c.conns[h]
-	if cn == nil {
-		return nil, errorf(noObject, "ctrl: no connection %d: the peer may have left", h)
-	}
-	if cn.state != connStreaming {
-		return nil, errorf(badState, "ctrl: connection %d is no byte stream, or not any more", h)
-	}
-	return cn, nil
-}
-
-func (c *session) streamSend(r *ctrlpb.StreamSend) error {
+// onStream has f do a request about a connection in streaming mode, with mu held.
+func (c *session) onStream(h uint32, f func(cn *conn) error) error {
 	s := c.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	cn, err := c.streamConn(r.Conn)
-	if err != nil {
-		return err
+	cn := c.conns[h]
+	if cn == nil {
+		return errorf(noObject, "ctrl: no connection %d: the peer may have left", h)
 	}
+	if cn.state != connStreaming {
+		return errorf(badState, "ctrl: connection %d is no byte stream, or not any more", h)
+	}
+	return f(cn)
+}
+
+func (s *Server) streamSend(cn *conn, r *ctrlpb.StreamSend) error {
 	if len(r.Data) > maxChunk {
 		return errorf(invalid, "ctrl: %d octets at a time: at most %d", len(r.Data), maxChunk)
 	}
@@ -108,14 +103,7 @@ func (c *session) streamSend(r *ctrlpb.StreamSend) error {
 	return nil
 }
 
-func (c *session) streamConsumed(r *ctrlpb.StreamConsumed) error {
-	s := c.srv
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	cn, err := c.streamConn(r.Conn)
-	if err != nil {
-		return err
-	}
+func (s *Server) streamConsumed(cn *conn, r *ctrlpb.StreamConsumed) error {
 	n := int(r.Count)
 	if n > cn.shown {
 		return errorf(invalid, "ctrl: %d octets consumed of %d that were shown", n, cn.shown)
@@ -127,36 +115,47 @@ func (c *session) streamConsumed(r *ctrlpb.StreamConsumed) error {
 	return nil
 }
 
-// startMPA ends streaming mode: what was received and not consumed is MPA's.
-func (c *session) startMPA(r *ctrlpb.StartMPA) error {
-	s := c.srv
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	cn, err := c.streamConn(r.Conn)
-	if err != nil {
-		return err
+// startMPA ends streaming mode: what was received and not consumed is MPA's. Which
+// side is the initiator has nothing to do with who opened the TCP connection (RFC
+// 5044 section 7.1).
+func (s *Server) startMPA(cn *conn, r *ctrlpb.StartMPA) error {
+	initiator := cn.listener == nil
+	switch r.Role {
+	case ctrlpb.MPARole_MPA_ROLE_UNSPECIFIED:
+	case ctrlpb.MPARole_MPA_ROLE_INITIATOR, ctrlpb.MPARole_MPA_ROLE_RESPONDER:
+		initiator = r.Role == ctrlpb.MPARole_MPA_ROLE_INITIATOR
+	default:
+		return errorf(invalid, "ctrl: MPA has no role %d", r.Role)
+	}
+	q := cn.qp
+	switch {
+	case !initiator && len(r.PrivateData) > 0:
+		return errorf(invalid, "ctrl: private data of the responder goes with Accept")
+	case q != nil && r.Qp != 0 && r.Qp != q.num:
+		return errorf(invalid, "ctrl: connection %d is queue pair %d's, not %d's", r.Conn, q.num, r.Qp)
+	case q == nil && initiator:
+		var err error
+		if q, err = cn.sess.freshQP(r.Qp); err != nil {
+			return err
+		}
+	case q == nil && r.Qp != 0:
+		return errorf(invalid, "ctrl: the queue pair of the responder goes with Accept")
 	}
 	cfg := cn.cfg
-	if cn.listener == nil {
-		cfg.PrivateData = r.PrivateData
-	} else if len(r.PrivateData) > 0 {
-		return errorf(invalid, "ctrl: private data of the responder goes with Accept")
-	}
+	cfg.PrivateData = r.PrivateData
+	cfg.RetryRev1, cfg.RetryNoMarkers = false, false // what was said before cannot be said again
 	if err := cfg.Validate(); err != nil {
 		return errorf(invalid, "ctrl: %w", err)
 	}
-	cn.cfg = cfg
+	cn.cfg, cn.initiator = cfg, initiator
+	if q != nil {
+		cn.take(q)
+	}
 	left := cn.in
 	cn.in, cn.shown = nil, 0
 	s.answered(cn)
 	s.unhold(cn)
-	if cn.listener == nil {
-		s.startInitiator(cn)
-	} else {
-		cn.state = connStartup
-		cn.st = mpa.NewResponder(cn.cfg, s.now())
-		s.pump(cn)
-	}
+	s.startup(cn)
 	if len(left) > 0 {
 		s.streamData(cn, left)
 	}
@@ -166,14 +165,7 @@ func (c *session) startMPA(r *ctrlpb.StartMPA) error {
 	return nil
 }
 
-func (c *session) streamClose(r *ctrlpb.StreamClose) error {
-	s := c.srv
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	cn, err := c.streamConn(r.Conn)
-	if err != nil {
-		return err
-	}
+func (s *Server) streamClose(cn *conn, r *ctrlpb.StreamClose) error {
 	s.engine.Disconnect(cn.id, r.Abort)
 	cn.lingers = !r.Abort
 	if cn.qp != nil {

@@ -1,10 +1,14 @@
 package ctrl
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
@@ -62,4 +66,185 @@ func TestStreamQuota(t *testing.T) {
 	if len(h.usage) != 0 {
 		t.Errorf("usage left: %v", h.usage)
 	}
+}
+
+const (
+	roleInitiator = ctrlpb.MPARole_MPA_ROLE_INITIATOR
+	roleResponder = ctrlpb.MPARole_MPA_ROLE_RESPONDER
+)
+
+func reqStart(m *ctrlpb.StartMPA) *ctrlpb.Request {
+	return &ctrlpb.Request{Body: &ctrlpb.Request_StartMpa{StartMpa: m}}
+}
+
+// accepted makes a byte stream that a peer opened and returns its handle.
+func (h *harness) accepted(t *testing.T, c *tclient) (uint32, *mpaPeer) {
+	t.Helper()
+	req := reqListen(addrA.String(), 7174)
+	req.GetListen().Streaming = true
+	c.ok(req)
+	p := h.arrive(t, "10.0.0.2:999", 7174, mpa.DefaultConfig())
+	return c.event().GetStreamReady().GetConn(), p
+}
+
+// connected makes one that we opened, and returns its handle and queue pair too.
+func (h *harness) connected(t *testing.T, c *tclient) (conn, qp uint32, p *mpaPeer) {
+	t.Helper()
+	qp = c.qp()
+	req := reqConnect(qp, peerA.String())
+	req.GetConnect().Streaming = true
+	conn = c.ok(req).GetConnect().Conn
+	h.e.await(t, "connect")
+	id, fc := h.e.only(t, peerA)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventConnected, Conn: id, Flow: flowOf(fc.local, fc.remote)})
+	if ev := c.event().GetStreamReady(); ev.GetConn() != conn || ev.GetQp() != qp {
+		t.Fatalf("StreamReady %v", ev)
+	}
+	return conn, qp, &mpaPeer{t: t, h: h, id: id, c: fc, st: mpa.NewInitiator(mpa.DefaultConfig(), 1e9)}
+}
+
+// TestStartMPARoles: either side of the TCP connection is the initiator, with the
+// queue pair that this takes, and the requests that make no sense are refused.
+func TestStartMPARoles(t *testing.T) {
+	t.Run("refused", func(t *testing.T) {
+		h := newHarness(t, Config{})
+		c := h.hello(t)
+		in, _ := h.accepted(t, c)
+		out, qp, _ := h.connected(t, c)
+		other := c.qp()
+		private := []byte("private")
+		for _, tt := range []struct {
+			code ctrlpb.Code
+			m    *ctrlpb.StartMPA
+		}{
+			{invalid, &ctrlpb.StartMPA{Conn: in, Role: 3}},
+			{invalid, &ctrlpb.StartMPA{Conn: in, PrivateData: private}},
+			{invalid, &ctrlpb.StartMPA{Conn: out, Role: roleResponder, PrivateData: private}},
+			{invalid, &ctrlpb.StartMPA{Conn: in, Qp: other}},
+			{invalid, &ctrlpb.StartMPA{Conn: out, Qp: other}},
+			{invalid, &ctrlpb.StartMPA{Conn: out, Role: roleResponder, Qp: other}},
+			{invalid, &ctrlpb.StartMPA{Conn: in, Role: roleInitiator, Qp: other, PrivateData: make([]byte, 513)}},
+			{noObject, &ctrlpb.StartMPA{Conn: in, Role: roleInitiator}},
+			{noObject, &ctrlpb.StartMPA{Conn: in, Role: roleInitiator, Qp: 1 << 23}},
+			{badState, &ctrlpb.StartMPA{Conn: in, Role: roleInitiator, Qp: qp}},
+			{noObject, &ctrlpb.StartMPA{Conn: out + 1000}},
+		} {
+			c.fails(tt.code, reqStart(tt.m))
+		}
+		// None of that has changed anything.
+		c.ok(reqStart(&ctrlpb.StartMPA{Conn: in, Role: roleInitiator, Qp: other, PrivateData: private}))
+		c.ok(reqStart(&ctrlpb.StartMPA{Conn: out, Role: roleResponder, Qp: qp}))
+		c.fails(badState, reqStart(&ctrlpb.StartMPA{Conn: in}))
+	})
+	t.Run("the side that accepted initiates", func(t *testing.T) {
+		h := newHarness(t, Config{})
+		c := h.hello(t)
+		conn, p := h.accepted(t, c)
+		p.st = mpa.NewResponder(mpa.DefaultConfig(), 1e9)
+		qp := c.qp()
+		c.ok(reqStart(&ctrlpb.StartMPA{Conn: conn, Role: roleInitiator, Qp: qp, PrivateData: []byte("hello")}))
+		p.deliver()
+		if ev := p.event(mpa.EventRequest); string(ev.Frame.PrivateData) != "hello" || !ev.Frame.P2P {
+			t.Fatalf("request %+v", ev.Frame)
+		}
+		if err := p.st.Accept(1e9, []byte("welcome"), -1, -1); err != nil {
+			t.Fatal(err)
+		}
+		p.send()
+		a := p.attached()
+		if !a.Params.Initiator || a.Params.RTR == mpa.RTRNone || len(a.Reply) != 0 {
+			t.Errorf("attached with %+v", a)
+		}
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: a.QP})
+		ev := c.event().GetEstablished()
+		if ev.GetQp() != qp || ev.Conn != conn || string(ev.PrivateData) != "welcome" || !ev.Negotiated.Initiator {
+			t.Errorf("event %v", ev)
+		}
+	})
+	t.Run("the side that connected responds", func(t *testing.T) {
+		h := newHarness(t, Config{})
+		c := h.hello(t)
+		conn, qp, p := h.connected(t, c)
+		c.ok(reqStart(&ctrlpb.StartMPA{Conn: conn, Role: roleResponder}))
+		p.send()
+		if ev := c.event().GetConnectRequest(); ev.GetConn() != conn || ev.Qp != qp || ev.Listen != 0 || ev.Remote != peerA.String() {
+			t.Fatalf("event %v", ev)
+		}
+		accept := &ctrlpb.Accept{Conn: conn, Qp: c.qp()}
+		c.fails(invalid, &ctrlpb.Request{Body: &ctrlpb.Request_Accept{Accept: accept}})
+		accept.Qp = qp
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Accept{Accept: accept}})
+		p.deliver()
+		p.event(mpa.EventAccepted)
+		a := p.attached()
+		if a.Params.Initiator || len(a.Reply) == 0 {
+			t.Errorf("attached with %+v", a)
+		}
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: a.QP})
+		if ev := c.event().GetEstablished(); ev.GetQp() != qp || ev.Negotiated.Initiator {
+			t.Errorf("event %v", ev)
+		}
+	})
+	t.Run("the side that connected rejects", func(t *testing.T) {
+		h := newHarness(t, Config{})
+		c := h.hello(t)
+		conn, qp, p := h.connected(t, c)
+		c.ok(reqStart(&ctrlpb.StartMPA{Conn: conn, Role: roleResponder}))
+		p.send()
+		c.event()
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: conn, PrivateData: []byte("no")}}})
+		p.deliver()
+		if ev := p.event(mpa.EventRejected); string(ev.Frame.PrivateData) != "no" {
+			t.Errorf("rejected with %q", ev.Frame.PrivateData)
+		}
+		if ended, abort := p.ended(); !ended || abort {
+			t.Errorf("ended %v, reset %v", ended, abort)
+		}
+		if ev := c.event().GetConnectFailed(); ev.GetQp() != qp || ev.Conn != conn || ev.Error.Code != canceled {
+			t.Errorf("event %v", ev)
+		}
+	})
+	t.Run("the answer takes too long", func(t *testing.T) {
+		h := newHarness(t, Config{})
+		c := h.hello(t)
+		conn, qp, p := h.connected(t, c)
+		c.ok(reqStart(&ctrlpb.StartMPA{Conn: conn, Role: roleResponder}))
+		p.send()
+		c.event()
+		h.advance(time.Hour)
+		if ev := c.event().GetConnectFailed(); ev.GetQp() != qp || ev.Error.Code != timedOut {
+			t.Errorf("event %v", ev)
+		}
+	})
+	t.Run("both initiate", func(t *testing.T) {
+		h := newHarness(t, Config{})
+		c := h.hello(t)
+		conn, p := h.accepted(t, c)
+		p.send() // it waits to be consumed
+		if ev := c.event().GetStreamData(); ev == nil {
+			t.Fatal("no StreamData")
+		}
+		qp := c.qp()
+		c.ok(reqStart(&ctrlpb.StartMPA{Conn: conn, Role: roleInitiator, Qp: qp}))
+		p.deliver()
+		if ev := p.event(mpa.EventFailed); !errors.Is(ev.Err, mpa.ErrBothInitiators) {
+			t.Errorf("the peer fails with %v", ev.Err)
+		}
+		if ended, abort := p.ended(); !ended || abort {
+			t.Errorf("ended %v, reset %v: it must not overtake the request", ended, abort)
+		}
+		if ev := c.event().GetConnectFailed(); ev.GetQp() != qp || ev.Error.Code != protocol || !strings.Contains(ev.Error.Text, "both sides started as initiator") {
+			t.Errorf("event %v", ev)
+		}
+	})
+	t.Run("both respond", func(t *testing.T) {
+		h := newHarness(t, Config{})
+		c := h.hello(t)
+		conn, qp, _ := h.connected(t, c)
+		c.ok(reqStart(&ctrlpb.StartMPA{Conn: conn, Role: roleResponder}))
+		h.advance(time.Minute)
+		if ev := c.event().GetConnectFailed(); ev.GetQp() != qp || ev.Error.Code != timedOut || !strings.Contains(ev.Error.Text, "may be a responder too") {
+			t.Errorf("event %v", ev)
+		}
+	})
 }

@@ -166,7 +166,7 @@ int iwarpd_accept(struct iwarpd_device *dev, uint32_t conn, struct iwarpd_qp *qp
 	Pb__Request req = PB__REQUEST__INIT;
 
 	body.conn = conn;
-	body.qp = iwarpd_qp_num(qp);
+	body.qp = qp ? iwarpd_qp_num(qp) : 0;
 	if (attr)
 		body.private_data = bytes(attr->private_data, attr->private_len);
 	if (attr && attr->ird)

@@ -35,12 +35,28 @@ struct iwarpd_cq {
 	struct cq_rings *now;
 	struct cq_rings *before; /* of before a resize, while they hold completions; or NULL */
 	uint32_t overruns;       /* of those that are gone */
-	int fd;
+	int fd;                  /* -1: of channel */
+	void *context;
+	struct iwarpd_channel *channel; /* or NULL; its lock guards link, and now against a resize */
+	struct cq_link link;
+	_Atomic bool armed;
 };
 
 struct iwarpd_cq *cq_of(struct object *o)
 {
 	return container_of(o, struct iwarpd_cq, obj);
+}
+
+struct iwarpd_cq *cq_of_link(struct cq_link *l)
+{
+	return container_of(l, struct iwarpd_cq, link);
+}
+
+bool cq_fired(struct cq_link *l)
+{
+	struct iwarpd_cq *cq = cq_of_link(l);
+
+	return atomic_load(&cq->armed) && atomic_load(cq->now->arm) == ARM_NONE;
 }
 
 uint32_t cq_handle(const struct iwarpd_cq *cq)
@@ -59,9 +75,12 @@ static void cq_free(struct object *o)
 {
 	struct iwarpd_cq *cq = cq_of(o);
 
+	if (cq->channel)
+		channel_remove(cq->channel, &cq->link);
 	rings_free(cq->now);
 	rings_free(cq->before);
-	close(cq->fd);
+	if (cq->fd >= 0)
+		close(cq->fd);
 	free(cq);
 }
 
@@ -100,33 +119,62 @@ static int new_cq(struct packet *p, struct iwarpd_cq **out)
 		free(cq);
 		return err;
 	}
-	cq->fd = p->fds[1];
-	fcntl(cq->fd, F_SETFL, O_NONBLOCK);
-	p->num_fds = 1;
+	cq->fd = -1;
+	if (p->num_fds > 1) {
+		cq->fd = p->fds[1];
+		fcntl(cq->fd, F_SETFL, O_NONBLOCK);
+		p->num_fds = 1;
+	}
 	*out = cq;
+	return 0;
+}
+
+static int create_cq(struct iwarpd_device *dev, struct iwarpd_channel *channel, uint32_t depth, void *context,
+		     struct iwarpd_cq **out, struct iwarpd_error *e)
+{
+	Pb__CreateCQ body = PB__CREATE_CQ__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	struct iwarpd_cq *cq;
+	struct packet p;
+	int err;
+
+	body.depth = depth;
+	body.channel = channel ? channel_object(channel)->handle : 0;
+	req.body_case = PB__REQUEST__BODY_CREATE_CQ;
+	req.create_cq = &body;
+	err = device_call(dev, &req, -1, PB__REPLY__BODY_CQ, channel ? 1 : 2, &p, e);
+	if (err)
+		return err;
+	err = new_cq(&p, &cq);
+	if (!err) {
+		cq->context = context;
+		cq->channel = channel;
+		cq->link.handle = p.msg->reply->cq->cq;
+		if (channel)
+			channel_add(channel, &cq->link);
+		object_add(&cq->obj, dev, OBJECT_CQ, cq->link.handle, cq_free);
+		*out = cq;
+	}
+	packet_free(&p);
+	if (err)
+		return set_error(e, err, "completion queue: %s", strerror(-err));
 	return 0;
 }
 
 int iwarpd_create_cq(struct iwarpd_device *dev, uint32_t depth, struct iwarpd_cq **out, struct iwarpd_error *e)
 {
-	Pb__CreateCQ body = PB__CREATE_CQ__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
-	struct packet p;
-	int err;
+	return create_cq(dev, NULL, depth, NULL, out, e);
+}
 
-	body.depth = depth;
-	req.body_case = PB__REQUEST__BODY_CREATE_CQ;
-	req.create_cq = &body;
-	err = device_call(dev, &req, -1, PB__REPLY__BODY_CQ, 2, &p, e);
-	if (err)
-		return err;
-	err = new_cq(&p, out);
-	if (!err)
-		object_add(&(*out)->obj, dev, OBJECT_CQ, p.msg->reply->cq->cq, cq_free);
-	packet_free(&p);
-	if (err)
-		return set_error(e, err, "completion queue: %s", strerror(-err));
-	return 0;
+int iwarpd_create_cq_on(struct iwarpd_channel *channel, uint32_t depth, void *context, struct iwarpd_cq **out,
+			struct iwarpd_error *e)
+{
+	return create_cq(channel_object(channel)->dev, channel, depth, context, out, e);
+}
+
+void *iwarpd_cq_context(const struct iwarpd_cq *cq)
+{
+	return cq->context;
 }
 
 int iwarpd_destroy_cq(struct iwarpd_cq *cq, struct iwarpd_error *e)
@@ -188,8 +236,13 @@ int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *
 	packet_free(&p);
 	if (err)
 		return set_error(e, err, "completion queue: %s", strerror(-err));
+	if (cq->channel)
+		channel_lock(cq->channel);
+	atomic_store(&cq->armed, false);
 	cq->before = cq->now;
 	cq->now = rings;
+	if (cq->channel)
+		channel_unlock(cq->channel);
 	return 0;
 }
 
@@ -241,6 +294,7 @@ void iwarpd_arm_cq(struct iwarpd_cq *cq, bool solicited_only)
 {
 	uint32_t none = ARM_NONE;
 
+	atomic_store(&cq->armed, true);
 	if (solicited_only)
 		atomic_compare_exchange_strong(cq->now->arm, &none, ARM_SOLICITED);
 	else
@@ -264,6 +318,8 @@ int iwarpd_wait_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n, int timeou
 	int64_t deadline = deadline_in(timeout_ms);
 	int got = iwarpd_poll_cq(cq, wc, n);
 
+	if (got == 0 && cq->channel)
+		return -EINVAL;
 	while (got == 0) {
 		int err;
 
@@ -283,7 +339,7 @@ int iwarpd_wait_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n, int timeou
 
 int iwarpd_cq_fd(const struct iwarpd_cq *cq)
 {
-	return cq->fd;
+	return cq->channel ? iwarpd_channel_fd(cq->channel) : cq->fd;
 }
 
 uint32_t iwarpd_cq_overruns(const struct iwarpd_cq *cq)

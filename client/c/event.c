@@ -25,6 +25,8 @@ static uint32_t event_qp(const Pb__Event *ev)
 		return ev->async_error->qp;
 	case PB__EVENT__BODY_STREAM_READY:
 		return ev->stream_ready->qp;
+	case PB__EVENT__BODY_CONNECT_REQUEST:
+		return ev->connect_request->qp;
 	default:
 		return 0;
 	}
@@ -297,7 +299,7 @@ static uint32_t conn_of(const Pb__Event *ev)
 /* listener_to_come: the event begins a connection of a listener that iwarpd_listen has still to make. */
 static bool listener_to_come(struct iwarpd_device *dev, const Pb__Event *ev)
 {
-	if (ev->body_case == PB__EVENT__BODY_CONNECT_REQUEST)
+	if (ev->body_case == PB__EVENT__BODY_CONNECT_REQUEST && ev->connect_request->qp == 0)
 		return dev->listening > 0 && !find_object(dev, OBJECT_LISTENER, ev->connect_request->listen);
 	if (ev->body_case == PB__EVENT__BODY_STREAM_READY && ev->stream_ready->qp == 0)
 		return dev->listening > 0 && !find_object(dev, OBJECT_LISTENER, ev->stream_ready->listen);

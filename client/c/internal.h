@@ -93,7 +93,7 @@ bool ring_pending(const struct ring *r);
 
 /* device.c */
 
-enum object_kind { OBJECT_PD, OBJECT_MR, OBJECT_MW, OBJECT_CQ, OBJECT_SRQ, OBJECT_QP, OBJECT_LISTENER };
+enum object_kind { OBJECT_PD, OBJECT_MR, OBJECT_MW, OBJECT_CHANNEL, OBJECT_CQ, OBJECT_SRQ, OBJECT_QP, OBJECT_LISTENER };
 
 /* An object is in the device's list, by which it is found and freed. */
 struct object {
@@ -225,10 +225,29 @@ struct iwarpd_qp *qp_of(struct object *o);
 struct iwarpd_srq *srq_of(struct object *o);
 struct object *qp_object(struct iwarpd_qp *qp);
 
+/* channel.c */
+
+/* A completion queue in the lists of its channel. */
+struct cq_link {
+	struct cq_link *next, *next_ready;
+	uint32_t handle;
+	bool is_ready;
+};
+
+struct object *channel_object(struct iwarpd_channel *ch);
+void channel_add(struct iwarpd_channel *ch, struct cq_link *l);
+void channel_remove(struct iwarpd_channel *ch, struct cq_link *l);
+void channel_lock(struct iwarpd_channel *ch);
+void channel_unlock(struct iwarpd_channel *ch);
+
 /* cq.c */
 
 struct iwarpd_cq *cq_of(struct object *o);
+struct iwarpd_cq *cq_of_link(struct cq_link *l);
 uint32_t cq_handle(const struct iwarpd_cq *cq);
+
+/* cq_fired tells whether the daemon has taken the arming back. The channel's lock is held. */
+bool cq_fired(struct cq_link *l);
 
 /* connect.c */
 

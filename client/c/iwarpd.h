@@ -40,6 +40,7 @@ extern "C" {
 struct iwarpd_device;   /* a client of a daemon, owns all that is made by it */
 struct iwarpd_pd;       /* protection domain */
 struct iwarpd_cq;       /* completion queue */
+struct iwarpd_channel;  /* completion channel: wakes for several completion queues */
 struct iwarpd_qp;       /* queue pair */
 struct iwarpd_srq;      /* shared receive queue */
 struct iwarpd_listener; /* endpoint that takes connect requests */
@@ -217,14 +218,15 @@ IWARPD_API int iwarpd_poll_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n)
 /*
  * iwarpd_poll_cq that sleeps until there is a completion, for at most
  * timeout_ms, or without end if that is negative: then -ETIMEDOUT. -EPIPE: the
- * daemon is gone.
+ * daemon is gone. -EINVAL: the queue is empty and wakes a channel.
  */
 IWARPD_API int iwarpd_wait_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n, int timeout_ms);
 
 /*
  * Asks that iwarpd_cq_fd becomes readable with the next completion, or the next
  * that is solicited or failed. What came before does not count: poll the queue
- * once more before sleeping. Octets read from the descriptor mean nothing.
+ * once more before sleeping. Octets read from the descriptor mean nothing. A queue
+ * of a channel wakes that, once, and has the channel's descriptor.
  */
 IWARPD_API void iwarpd_arm_cq(struct iwarpd_cq *cq, bool solicited_only);
 IWARPD_API int iwarpd_cq_fd(const struct iwarpd_cq *cq);
@@ -241,6 +243,35 @@ IWARPD_API int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwa
  * for either: no moderation.
  */
 IWARPD_API int iwarpd_modify_cq(struct iwarpd_cq *cq, uint32_t count, uint32_t period_us, struct iwarpd_error *e);
+
+/*
+ * Completion channels: one place to sleep for several completion queues. Where
+ * libibverbs has ibv_create_comp_channel, ibv_req_notify_cq and ibv_get_cq_event,
+ * a program makes a channel, and queues on it, and then
+ *   1. arms each queue (iwarpd_arm_cq), and polls it until it is empty;
+ *   2. waits with iwarpd_get_cq_event, or for iwarpd_channel_fd to be readable;
+ *   3. does 1 again for the queue that it was given.
+ * Nothing has to be acknowledged.
+ */
+
+IWARPD_API int iwarpd_create_channel(struct iwarpd_device *dev, struct iwarpd_channel **channel, struct iwarpd_error *e);
+IWARPD_API int iwarpd_destroy_channel(struct iwarpd_channel *channel, struct iwarpd_error *e); /* -EBUSY while it has queues */
+
+/* iwarpd_create_cq for a queue that wakes this channel. context is the caller's. */
+IWARPD_API int iwarpd_create_cq_on(struct iwarpd_channel *channel, uint32_t depth, void *context, struct iwarpd_cq **cq,
+				   struct iwarpd_error *e);
+IWARPD_API void *iwarpd_cq_context(const struct iwarpd_cq *cq);
+
+/*
+ * Waits for a queue of the channel that was armed and has a completion, for at
+ * most timeout_ms, or without end if that is negative: then -ETIMEDOUT. The queue is
+ * not armed any more, and may be empty already. Several threads may wait: each is
+ * given another queue. -EPIPE: the daemon is gone. -EINTR: a signal was handled.
+ */
+IWARPD_API int iwarpd_get_cq_event(struct iwarpd_channel *channel, struct iwarpd_cq **cq, int timeout_ms);
+
+/* Readable, for poll and epoll, while iwarpd_get_cq_event would not wait long. It stays the channel's. */
+IWARPD_API int iwarpd_channel_fd(const struct iwarpd_channel *channel);
 
 /* Shared receive queues: several QPs of a PD take their receives from one. */
 
@@ -454,11 +485,31 @@ IWARPD_API int iwarpd_stream_read(struct iwarpd_device *dev, uint32_t conn, void
 IWARPD_API int iwarpd_stream_write(struct iwarpd_device *dev, uint32_t conn, const void *data, size_t len,
 				   struct iwarpd_error *e);
 
+/* A side of the MPA start-up. Which is nothing to do with who opened the TCP connection (RFC 5044 section 7.1). */
+enum iwarpd_mpa_role {
+	IWARPD_MPA_BY_TCP = 0,    /* initiator where the TCP connection was opened, responder where accepted */
+	IWARPD_MPA_INITIATOR = 1, /* sends the request: the outcome is ESTABLISHED, REJECTED or CONNECT_FAILED */
+	IWARPD_MPA_RESPONDER = 2, /* waits for it: the peer's CONNECT_REQUEST follows */
+};
+
+struct iwarpd_mpa_attr {
+	uint32_t role;            /* enum iwarpd_mpa_role */
+	struct iwarpd_qp *qp;     /* of an initiator that accepted the TCP connection; else NULL, or that of the connect */
+	const void *private_data; /* of an initiator */
+	size_t private_len;
+	uint64_t reserved[4];
+};
+
 /*
- * Starts MPA. At the side that connected the outcome is ESTABLISHED, REJECTED or
- * CONNECT_FAILED; at the other, which gives no private data, the peer's
- * CONNECT_REQUEST follows.
+ * Starts MPA. The programs agree on who is the initiator: where both are, both
+ * fail with -EPROTO, where neither is, with -ETIMEDOUT. The request to a responder
+ * that connected has a qp and no listener; it is accepted with that QP, or NULL,
+ * and a rejection ends the QP's connection by CONNECT_FAILED with -ECANCELED.
  */
+IWARPD_API int iwarpd_start_mpa_as(struct iwarpd_device *dev, uint32_t conn, const struct iwarpd_mpa_attr *attr,
+				   struct iwarpd_error *e);
+
+/* iwarpd_start_mpa_as with IWARPD_MPA_BY_TCP. A responder gives no private data. */
 IWARPD_API int iwarpd_start_mpa(struct iwarpd_device *dev, uint32_t conn, const void *private_data, size_t private_len,
 				struct iwarpd_error *e);
 
@@ -468,7 +519,7 @@ IWARPD_API int iwarpd_stream_close(struct iwarpd_device *dev, uint32_t conn, boo
 /* Events. */
 
 enum iwarpd_event_type {
-	IWARPD_EVENT_CONNECT_REQUEST = 1, /* listener, conn, local, remote, data, negotiated: revision, p2p, and the peer's ird, ord */
+	IWARPD_EVENT_CONNECT_REQUEST = 1, /* listener, or qp of a stream that was connected; conn, local, remote, data, negotiated: revision, p2p, and the peer's ird, ord */
 	IWARPD_EVENT_ESTABLISHED = 2,     /* qp, local, remote, data, negotiated */
 	IWARPD_EVENT_REJECTED = 3,        /* qp, data */
 	IWARPD_EVENT_CONNECT_FAILED = 4,  /* qp, error */

@@ -122,21 +122,31 @@ int iwarpd_stream_write(struct iwarpd_device *dev, uint32_t conn, const void *da
 	return err ? err : (int)len;
 }
 
-int iwarpd_start_mpa(struct iwarpd_device *dev, uint32_t conn, const void *private_data, size_t private_len,
-		     struct iwarpd_error *e)
+int iwarpd_start_mpa_as(struct iwarpd_device *dev, uint32_t conn, const struct iwarpd_mpa_attr *attr,
+			struct iwarpd_error *e)
 {
 	Pb__StartMPA body = PB__START_MPA__INIT;
 	Pb__Request req = PB__REQUEST__INIT;
 	int err;
 
 	body.conn = conn;
-	body.private_data = bytes(private_data, private_len);
+	body.role = (Pb__MPARole)attr->role;
+	body.qp = attr->qp ? iwarpd_qp_num(attr->qp) : 0;
+	body.private_data = bytes(attr->private_data, attr->private_len);
 	req.body_case = PB__REQUEST__BODY_START_MPA;
 	req.start_mpa = &body;
 	err = device_do(dev, &req, e);
 	if (!err)
 		stream_forget(dev, conn);
 	return err;
+}
+
+int iwarpd_start_mpa(struct iwarpd_device *dev, uint32_t conn, const void *private_data, size_t private_len,
+		     struct iwarpd_error *e)
+{
+	struct iwarpd_mpa_attr attr = { .private_data = private_data, .private_len = private_len };
+
+	return iwarpd_start_mpa_as(dev, conn, &attr, e);
 }
 
 int iwarpd_stream_close(struct iwarpd_device *dev, uint32_t conn, bool abort, struct iwarpd_error *e)

@@ -205,6 +205,7 @@ func TestNegotiation(t *testing.T) {
 			defer cb.Close()
 			got := *ca.Info()
 			got.Local, got.Remote, got.PrivateData, got.Worker = tt.want.Local, tt.want.Remote, nil, 0
+			tt.want.Initiator = true
 			if !reflect.DeepEqual(got, tt.want) {
 				t.Errorf("%+v, want %+v", got, tt.want)
 			}

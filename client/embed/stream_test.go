@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
+	"strings"
 	"testing"
+	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
@@ -73,9 +76,12 @@ func talk(ctx context.Context, from, to *iwarp.Stream, n int, seed uint64) error
 	return <-sent
 }
 
+const badWire = "loss=0.02,duplicate=0.02,reorder=0.05,delay=100us"
+
 // TestDelayedMPA: programs talk over the stream, in both directions, then start MPA
 // at once behind the last octet, and no octet on either side of the switch is
-// lost or misread, over good and bad wires, with any start-up.
+// lost or misread, over good and bad wires, with any start-up, whichever side is the
+// initiator (RFC 5044 section 7.1).
 func TestDelayedMPA(t *testing.T) {
 	rng := testenv.Rand(t)
 	for _, tt := range []struct {
@@ -83,13 +89,21 @@ func TestDelayedMPA(t *testing.T) {
 		loss    string
 		startup iwarp.Startup
 		early   bool // the responder has the request before it starts MPA
+		swapped bool // the side that accepted is the initiator
 	}{
-		{"plain", "", iwarp.Startup{}, false},
-		{"request comes first", "", iwarp.Startup{}, true},
-		{"revision 1", "", iwarp.Startup{Revision: 1}, true},
-		{"not peer to peer", "", iwarp.Startup{NoPeerToPeer: true}, false},
-		{"markers, no CRC", "", iwarp.Startup{Markers: true, NoCRC: true}, true},
-		{"bad wire", "loss=0.02,duplicate=0.02,reorder=0.05,delay=100us", iwarp.Startup{}, false},
+		{"plain", "", iwarp.Startup{}, false, false},
+		{"request comes first", "", iwarp.Startup{}, true, false},
+		{"revision 1", "", iwarp.Startup{Revision: 1}, true, false},
+		{"not peer to peer", "", iwarp.Startup{NoPeerToPeer: true}, false, false},
+		{"markers, no CRC", "", iwarp.Startup{Markers: true, NoCRC: true}, true, false},
+		{"bad wire", badWire, iwarp.Startup{}, false, false},
+		{"swapped", "", iwarp.Startup{}, false, true},
+		{"swapped, request comes first", "", iwarp.Startup{}, true, true},
+		{"swapped, revision 1", "", iwarp.Startup{Revision: 1}, true, true},
+		{"swapped, not peer to peer", "", iwarp.Startup{NoPeerToPeer: true}, false, true},
+		{"swapped, RTR Send", "", iwarp.Startup{RTR: iwarp.RTRSend}, true, true},
+		{"swapped, RTR Read", "", iwarp.Startup{RTR: iwarp.RTRRead}, false, true},
+		{"swapped, markers, bad wire", badWire, iwarp.Startup{Markers: true}, false, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cfg := embed.PairConfig{}
@@ -102,8 +116,8 @@ func TestDelayedMPA(t *testing.T) {
 			}
 			na, nb, ctx := pair(t, cfg)
 			for range 3 {
-				a, b := newEnd(t, ctx, na, 16), newEnd(t, ctx, nb, 16)
-				sa, sb, l := streams(t, ctx, na, nb, a, &iwarp.Config{Startup: tt.startup})
+				dialer, accepter := newEnd(t, ctx, na, 16), newEnd(t, ctx, nb, 16)
+				sa, sb, l := streams(t, ctx, na, nb, dialer, &iwarp.Config{Startup: tt.startup})
 				for range 3 {
 					if err := talk(ctx, sa, sb, rng.IntN(100000), rng.Uint64()); err != nil {
 						t.Fatal("to the listener:", err)
@@ -115,6 +129,14 @@ func TestDelayedMPA(t *testing.T) {
 				if err := l.Close(); err != nil { // streams that were accepted stay
 					t.Fatal(err)
 				}
+				// From here on sa and a are the initiator's.
+				a, b := dialer, accepter
+				if tt.swapped {
+					a, b, sa, sb = b, a, sb, sa
+				}
+				if err := a.qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{a.mem.SGE(8192, 4096)}}); err != nil {
+					t.Fatal(err)
+				}
 				if err := b.qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, 4096)}}); err != nil {
 					t.Fatal(err)
 				}
@@ -124,9 +146,10 @@ func TestDelayedMPA(t *testing.T) {
 				}
 				started := make(chan error, 1)
 				go func() {
-					info, err := sa.StartMPA(ctx, &iwarp.Config{PrivateData: []byte("private")})
-					if err == nil && string(info.PrivateData) != "reply" {
-						err = errors.New("private data: " + string(info.PrivateData))
+					cfg := &iwarp.Config{PrivateData: []byte("private")}
+					info, err := sa.Initiate(ctx, a.qp, cfg)
+					if err == nil && (string(info.PrivateData) != "reply" || !info.Initiator) {
+						err = fmt.Errorf("%+v", info)
 					}
 					started <- err
 				}()
@@ -135,15 +158,20 @@ func TestDelayedMPA(t *testing.T) {
 					t.Fatalf("%q, %v", word, err)
 				}
 				if tt.early {
-					for ctx.Err() == nil && nb.Engine().Conns()[0].StreamData == 0 { // the request waits in the engine
+					n := nb
+					if tt.swapped {
+						n = na
+					}
+					for ctx.Err() == nil && n.Engine().Conns()[0].StreamData == 0 { // the request waits in the engine
 					}
 				}
 				req, err := sb.Request(ctx)
 				if err != nil || string(req.PrivateData()) != "private" {
 					t.Fatal(req, err)
 				}
-				if _, err := req.Accept(ctx, b.qp, &iwarp.Config{PrivateData: []byte("reply")}); err != nil {
-					t.Fatal(err)
+				info, err := req.Accept(ctx, b.qp, &iwarp.Config{PrivateData: []byte("reply")})
+				if err != nil || info.Initiator || string(info.PrivateData) != "private" {
+					t.Fatal(info, err)
 				}
 				if err := <-started; err != nil {
 					t.Fatal(err)
@@ -154,6 +182,14 @@ func TestDelayedMPA(t *testing.T) {
 				}
 				a.wait(t, ctx, 1)
 				if wc := b.wait(t, ctx, 1)[0]; wc.Len != 4000 || string(b.mem.Bytes()[:7]) != "an FPDU" {
+					t.Errorf("%+v", wc)
+				}
+				copy(b.mem.Bytes()[4096:], "its answer")
+				if err := b.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{b.mem.SGE(4096, 4001)}}); err != nil {
+					t.Fatal(err)
+				}
+				b.wait(t, ctx, 1)
+				if wc := a.wait(t, ctx, 1)[0]; wc.Len != 4001 || string(a.mem.Bytes()[8192:8202]) != "its answer" {
 					t.Errorf("%+v", wc)
 				}
 				if _, err := sb.Read(ctx, word); !errors.Is(err, iwarp.ErrState) {
@@ -215,15 +251,56 @@ func TestStreamEnds(t *testing.T) {
 			t.Errorf("close after the end: %v", err)
 		}
 	})
-	t.Run("wrong side", func(t *testing.T) {
-		sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
+	t.Run("wrong queue pair", func(t *testing.T) {
+		a, other, theirs := newEnd(t, ctx, na, 8), newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
+		sa, sb, l := streams(t, ctx, na, nb, a, nil)
 		defer l.Close()
-		if _, err := sa.Request(ctx); !errors.Is(err, iwarp.ErrInvalid) {
+		if _, err := sa.Initiate(ctx, other.qp, nil); !errors.Is(err, iwarp.ErrInvalid) {
 			t.Errorf("%v", err)
 		}
 		if _, err := sb.StartMPA(ctx, nil); !errors.Is(err, iwarp.ErrInvalid) {
 			t.Errorf("%v", err)
 		}
+		if _, err := sb.Initiate(ctx, nil, nil); !errors.Is(err, iwarp.ErrInvalid) {
+			t.Errorf("%v", err)
+		}
+		started := make(chan error, 1)
+		go func() { _, err := sb.Initiate(ctx, theirs.qp, nil); started <- err }()
+		r, err := sa.Request(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Accept(ctx, other.qp, nil); !errors.Is(err, iwarp.ErrInvalid) {
+			t.Errorf("%v", err)
+		}
+		if _, err := r.AcceptConn(ctx, nil); !errors.Is(err, iwarp.ErrInvalid) {
+			t.Errorf("%v", err)
+		}
+		if _, err := r.Accept(ctx, nil, nil); err != nil { // the stream has one
+			t.Errorf("%v", err)
+		}
+		if err := <-started; err != nil {
+			t.Error(err)
+		}
+		if a.qp.Info() == nil || theirs.qp.Info() == nil {
+			t.Error("not established")
+		}
+	})
+	t.Run("both responders", func(t *testing.T) {
+		a := newEnd(t, ctx, na, 8)
+		sa, sb, l := streams(t, ctx, na, nb, a, &iwarp.Config{Startup: iwarp.Startup{Timeout: 50 * time.Millisecond}})
+		defer l.Close()
+		errs := make(chan error, 2)
+		go func() { _, err := sa.Request(ctx); errs <- err }()
+		go func() { _, err := sb.Request(ctx); errs <- err }()
+		// The first says so, and ends the connection; the other is told either.
+		if err := <-errs; !errors.Is(err, iwarp.ErrTimeout) || !strings.Contains(err.Error(), "may be a responder too") {
+			t.Errorf("%v", err)
+		}
+		if err := <-errs; !errors.Is(err, iwarp.ErrTimeout) && !errors.Is(err, iwarp.ErrRefused) {
+			t.Errorf("%v", err)
+		}
+		<-a.qp.Done()
 	})
 	t.Run("no MPA", func(t *testing.T) {
 		sa, sb, l := streams(t, ctx, na, nb, newEnd(t, ctx, na, 8), nil)
@@ -248,4 +325,84 @@ func TestStreamEnds(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
+	t.Run("rejected by the side that connected", func(t *testing.T) {
+		a, b := newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
+		sa, sb, l := streams(t, ctx, na, nb, a, nil)
+		defer l.Close()
+		go func() {
+			if r, err := sa.Request(ctx); err == nil {
+				_ = r.Reject(ctx, []byte("no"))
+			}
+		}()
+		_, err := sb.Initiate(ctx, b.qp, nil)
+		if r, ok := errors.AsType[*iwarp.RejectError](err); !ok || string(r.PrivateData) != "no" {
+			t.Errorf("%v", err)
+		}
+		<-a.qp.Done()
+		if err := a.qp.Err(); !errors.Is(err, iwarp.ErrCanceled) {
+			t.Errorf("the side that rejected: %v", err)
+		}
+	})
+	t.Run("withdrawn from the side that connected", func(t *testing.T) {
+		a, b := newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
+		sa, sb, l := streams(t, ctx, na, nb, a, nil)
+		defer l.Close()
+		gone := make(chan error, 1)
+		go func() { _, err := sb.Initiate(ctx, b.qp, nil); gone <- err }()
+		r, err := sa.Request(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.qp.Abort(ctx); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-r.Gone():
+		case <-ctx.Done():
+			t.Fatal(ctx.Err())
+		}
+		<-a.qp.Done()
+		if err := a.qp.Err(); !errors.Is(err, iwarp.ErrRefused) {
+			t.Errorf("the side that was asked: %v", err)
+		}
+		if err := <-gone; err == nil {
+			t.Error("the side that gave up is told nothing")
+		}
+		if _, err := r.Accept(ctx, nil, nil); !errors.Is(err, iwarp.ErrNoObject) {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// TestBothInitiate: two programs that both mean to be the initiator are both told so
+// (RFC 5044 section 7.1.2, rule 8), also where frames are lost.
+func TestBothInitiate(t *testing.T) {
+	for _, loss := range []string{"", badWire} {
+		c, err := impair.Parse(loss)
+		if err != nil {
+			t.Fatal(err)
+		}
+		na, nb, ctx := pair(t, embed.PairConfig{Pipe: link.PipeConfig{AtoB: c, BtoA: c}})
+		for range 5 {
+			a, b := newEnd(t, ctx, na, 8), newEnd(t, ctx, nb, 8)
+			sa, sb, l := streams(t, ctx, na, nb, a, nil)
+			errs := make(chan error, 2)
+			go func() { _, err := sa.StartMPA(ctx, nil); errs <- err }()
+			go func() { _, err := sb.Initiate(ctx, b.qp, nil); errs <- err }()
+			for range 2 {
+				if err := <-errs; !errors.Is(err, iwarp.ErrProtocol) || !strings.Contains(err.Error(), "both sides started as initiator") {
+					t.Errorf("wire %q: %v", loss, err)
+				}
+			}
+			for _, q := range []*iwarp.QP{a.qp, b.qp} {
+				<-q.Done()
+				if err := q.Err(); !errors.Is(err, iwarp.ErrProtocol) {
+					t.Errorf("wire %q: %v", loss, err)
+				}
+			}
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 }

@@ -244,8 +244,15 @@ func (c *command) showQP() *cobra.Command {
 				if q.SctpState != "" {
 					llp, state, ulp = "sctp", q.SctpState, "ddp"
 				}
-				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\n%-6s %s\n%-6s %s, ird %d, ord %d\n",
-					q.Qp, q.State, q.Local, q.Remote, llp, state, ulp, negotiated(q.Negotiated), q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd())
+				role := ""
+				switch {
+				case q.GetNegotiated().GetInitiator():
+					role = ", initiator"
+				case q.Negotiated != nil:
+					role = ", responder"
+				}
+				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\n%-6s %s\n%-6s %s%s, ird %d, ord %d\n",
+					q.Qp, q.State, q.Local, q.Remote, llp, state, ulp, negotiated(q.Negotiated), role, q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd())
 				fmt.Fprintf(c.out, "queues send %d, receive %d, %d SGEs, %d octets inline, worker %d\nuses   pd %d, cq %d and %d, srq %d\nowner  client %d, process %d, uid %d\n",
 					q.SqDepth, q.RqDepth, q.MaxSge, q.MaxInline, q.Worker, q.Pd, q.SendCq, q.RecvCq, q.Srq, q.Client, q.Pid, q.Uid)
 				c.counters("tcp.", q.Tcp)

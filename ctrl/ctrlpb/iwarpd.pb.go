@@ -238,6 +238,57 @@ func (Transport) EnumDescriptor() ([]byte, []int) {
 	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{2}
 }
 
+// MPARole is a side of the MPA start-up. Which has nothing to do with who opened
+// the TCP connection (RFC 5044 section 7.1).
+type MPARole int32
+
+const (
+	MPARole_MPA_ROLE_UNSPECIFIED MPARole = 0 // initiator where the TCP connection was opened, responder where accepted
+	MPARole_MPA_ROLE_INITIATOR   MPARole = 1 // sends the request
+	MPARole_MPA_ROLE_RESPONDER   MPARole = 2 // waits for it
+)
+
+// Enum value maps for MPARole.
+var (
+	MPARole_name = map[int32]string{
+		0: "MPA_ROLE_UNSPECIFIED",
+		1: "MPA_ROLE_INITIATOR",
+		2: "MPA_ROLE_RESPONDER",
+	}
+	MPARole_value = map[string]int32{
+		"MPA_ROLE_UNSPECIFIED": 0,
+		"MPA_ROLE_INITIATOR":   1,
+		"MPA_ROLE_RESPONDER":   2,
+	}
+)
+
+func (x MPARole) Enum() *MPARole {
+	p := new(MPARole)
+	*p = x
+	return p
+}
+
+func (x MPARole) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MPARole) Descriptor() protoreflect.EnumDescriptor {
+	return file_ctrl_iwarpd_proto_enumTypes[3].Descriptor()
+}
+
+func (MPARole) Type() protoreflect.EnumType {
+	return &file_ctrl_iwarpd_proto_enumTypes[3]
+}
+
+func (x MPARole) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MPARole.Descriptor instead.
+func (MPARole) EnumDescriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{3}
+}
+
 type AsyncKind int32
 
 const (
@@ -274,11 +325,11 @@ func (x AsyncKind) String() string {
 }
 
 func (AsyncKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_ctrl_iwarpd_proto_enumTypes[3].Descriptor()
+	return file_ctrl_iwarpd_proto_enumTypes[4].Descriptor()
 }
 
 func (AsyncKind) Type() protoreflect.EnumType {
-	return &file_ctrl_iwarpd_proto_enumTypes[3]
+	return &file_ctrl_iwarpd_proto_enumTypes[4]
 }
 
 func (x AsyncKind) Number() protoreflect.EnumNumber {
@@ -287,7 +338,7 @@ func (x AsyncKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use AsyncKind.Descriptor instead.
 func (AsyncKind) EnumDescriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{3}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{4}
 }
 
 // Request is what a client sends. Replies may overtake each other: only the id
@@ -3563,7 +3614,7 @@ func (x *ConnectReply) GetConn() uint32 {
 type Accept struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
-	Qp            uint32                 `protobuf:"varint,2,opt,name=qp,proto3" json:"qp,omitempty"`
+	Qp            uint32                 `protobuf:"varint,2,opt,name=qp,proto3" json:"qp,omitempty"` // 0, or that of the event, where the event has one
 	PrivateData   []byte                 `protobuf:"bytes,3,opt,name=private_data,json=privateData,proto3" json:"private_data,omitempty"`
 	Ird           *uint32                `protobuf:"varint,4,opt,name=ird,proto3,oneof" json:"ird,omitempty"` // absent: what the initiator asked, within the limits
 	Ord           *uint32                `protobuf:"varint,5,opt,name=ord,proto3,oneof" json:"ord,omitempty"`
@@ -3636,7 +3687,8 @@ func (x *Accept) GetOrd() uint32 {
 	return 0
 }
 
-// Reject answers a ConnectRequest event; the conn handle is gone with it.
+// Reject answers a ConnectRequest event; the conn handle is gone with it. A QP that
+// the event named is told by ConnectFailed.
 type Reject struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
@@ -3796,14 +3848,16 @@ func (x *StreamConsumed) GetCount() uint32 {
 	return 0
 }
 
-// StartMPA ends streaming mode behind the octets that were sent and consumed. The
-// side that opened the TCP connection is the initiator; its outcome is
-// Established, Rejected or ConnectFailed. At the other ConnectRequest follows
-// when the peer's request is there.
+// StartMPA ends streaming mode behind the octets that were sent and consumed. Of
+// the two sides one must be the initiator; its outcome is Established, Rejected or
+// ConnectFailed. At the other ConnectRequest follows when the peer's request is
+// there.
 type StartMPA struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
 	PrivateData   []byte                 `protobuf:"bytes,2,opt,name=private_data,json=privateData,proto3" json:"private_data,omitempty"` // of the initiator
+	Role          MPARole                `protobuf:"varint,3,opt,name=role,proto3,enum=iwarpd.ctrl.v1.MPARole" json:"role,omitempty"`
+	Qp            uint32                 `protobuf:"varint,4,opt,name=qp,proto3" json:"qp,omitempty"` // of an initiator that accepted the TCP connection; else 0, or that of Connect
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3850,6 +3904,20 @@ func (x *StartMPA) GetPrivateData() []byte {
 		return x.PrivateData
 	}
 	return nil
+}
+
+func (x *StartMPA) GetRole() MPARole {
+	if x != nil {
+		return x.Role
+	}
+	return MPARole_MPA_ROLE_UNSPECIFIED
+}
+
+func (x *StartMPA) GetQp() uint32 {
+	if x != nil {
+		return x.Qp
+	}
+	return 0
 }
 
 // StreamClose ends a connection in streaming mode; its handle is gone with it.
@@ -4197,6 +4265,7 @@ type Negotiated struct {
 	Rtr           uint32                 `protobuf:"varint,6,opt,name=rtr,proto3" json:"rtr,omitempty"` // the RTR bit used; 0 none
 	Ird           uint32                 `protobuf:"varint,7,opt,name=ird,proto3" json:"ird,omitempty"`
 	Ord           uint32                 `protobuf:"varint,8,opt,name=ord,proto3" json:"ord,omitempty"`
+	Initiator     bool                   `protobuf:"varint,9,opt,name=initiator,proto3" json:"initiator,omitempty"` // of the MPA start-up, whoever opened the TCP connection
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4287,6 +4356,13 @@ func (x *Negotiated) GetOrd() uint32 {
 	return 0
 }
 
+func (x *Negotiated) GetInitiator() bool {
+	if x != nil {
+		return x.Initiator
+	}
+	return false
+}
+
 type ConnectRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Listen        uint32                 `protobuf:"varint,1,opt,name=listen,proto3" json:"listen,omitempty"`
@@ -4298,6 +4374,7 @@ type ConnectRequest struct {
 	Ord           uint32                 `protobuf:"varint,7,opt,name=ord,proto3" json:"ord,omitempty"` // what the peer wants to have outstanding
 	Revision      uint32                 `protobuf:"varint,8,opt,name=revision,proto3" json:"revision,omitempty"`
 	P2P           bool                   `protobuf:"varint,9,opt,name=p2p,proto3" json:"p2p,omitempty"`
+	Qp            uint32                 `protobuf:"varint,10,opt,name=qp,proto3" json:"qp,omitempty"` // of a byte stream that this side connected; listen is 0 then
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4393,6 +4470,13 @@ func (x *ConnectRequest) GetP2P() bool {
 		return x.P2P
 	}
 	return false
+}
+
+func (x *ConnectRequest) GetQp() uint32 {
+	if x != nil {
+		return x.Qp
+	}
+	return 0
 }
 
 // Established: work requests flow. The QP's doorbell is on the page of worker.
@@ -4608,7 +4692,8 @@ func (x *ConnectFailed) GetError() *Error {
 	return nil
 }
 
-// ConnectGone withdraws a ConnectRequest: the peer left, or its time is up.
+// ConnectGone withdraws a ConnectRequest that named no QP, or a byte stream that was
+// accepted: the peer left, or its time is up.
 type ConnectGone struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
@@ -7259,10 +7344,12 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x04data\x18\x02 \x01(\fR\x04data\":\n" +
 	"\x0eStreamConsumed\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\rR\x04conn\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\rR\x05count\"A\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"~\n" +
 	"\bStartMPA\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\rR\x04conn\x12!\n" +
-	"\fprivate_data\x18\x02 \x01(\fR\vprivateData\"7\n" +
+	"\fprivate_data\x18\x02 \x01(\fR\vprivateData\x12+\n" +
+	"\x04role\x18\x03 \x01(\x0e2\x17.iwarpd.ctrl.v1.MPARoleR\x04role\x12\x0e\n" +
+	"\x02qp\x18\x04 \x01(\rR\x02qp\"7\n" +
 	"\vStreamClose\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\rR\x04conn\x12\x14\n" +
 	"\x05abort\x18\x02 \x01(\bR\x05abort\"2\n" +
@@ -7287,7 +7374,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	" \x01(\v2\x1a.iwarpd.ctrl.v1.StreamDataH\x00R\n" +
 	"streamData\x121\n" +
 	"\acut_off\x18\v \x01(\v2\x16.iwarpd.ctrl.v1.CutOffH\x00R\x06cutOffB\x06\n" +
-	"\x04body\"\xc8\x01\n" +
+	"\x04body\"\xe6\x01\n" +
 	"\n" +
 	"Negotiated\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\rR\brevision\x12\x10\n" +
@@ -7297,7 +7384,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x03p2p\x18\x05 \x01(\bR\x03p2p\x12\x10\n" +
 	"\x03rtr\x18\x06 \x01(\rR\x03rtr\x12\x10\n" +
 	"\x03ird\x18\a \x01(\rR\x03ird\x12\x10\n" +
-	"\x03ord\x18\b \x01(\rR\x03ord\"\xdf\x01\n" +
+	"\x03ord\x18\b \x01(\rR\x03ord\x12\x1c\n" +
+	"\tinitiator\x18\t \x01(\bR\tinitiator\"\xef\x01\n" +
 	"\x0eConnectRequest\x12\x16\n" +
 	"\x06listen\x18\x01 \x01(\rR\x06listen\x12\x12\n" +
 	"\x04conn\x18\x02 \x01(\rR\x04conn\x12\x14\n" +
@@ -7307,7 +7395,9 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x03ird\x18\x06 \x01(\rR\x03ird\x12\x10\n" +
 	"\x03ord\x18\a \x01(\rR\x03ord\x12\x1a\n" +
 	"\brevision\x18\b \x01(\rR\brevision\x12\x10\n" +
-	"\x03p2p\x18\t \x01(\bR\x03p2p\"\xd6\x01\n" +
+	"\x03p2p\x18\t \x01(\bR\x03p2p\x12\x0e\n" +
+	"\x02qp\x18\n" +
+	" \x01(\rR\x02qp\"\xd6\x01\n" +
 	"\vEstablished\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\rR\x04conn\x12\x0e\n" +
 	"\x02qp\x18\x02 \x01(\rR\x02qp\x12\x16\n" +
@@ -7561,7 +7651,11 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\tTransport\x12\x11\n" +
 	"\rTRANSPORT_TCP\x10\x00\x12\x12\n" +
 	"\x0eTRANSPORT_SCTP\x10\x01\x12\x18\n" +
-	"\x14TRANSPORT_SCTP_DRAFT\x10\x02*a\n" +
+	"\x14TRANSPORT_SCTP_DRAFT\x10\x02*S\n" +
+	"\aMPARole\x12\x18\n" +
+	"\x14MPA_ROLE_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12MPA_ROLE_INITIATOR\x10\x01\x12\x16\n" +
+	"\x12MPA_ROLE_RESPONDER\x10\x02*a\n" +
 	"\tAsyncKind\x12\x15\n" +
 	"\x11ASYNC_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10ASYNC_CQ_OVERRUN\x10\x01\x12\x12\n" +
@@ -7580,201 +7674,203 @@ func file_ctrl_iwarpd_proto_rawDescGZIP() []byte {
 	return file_ctrl_iwarpd_proto_rawDescData
 }
 
-var file_ctrl_iwarpd_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_ctrl_iwarpd_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
 var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
 var file_ctrl_iwarpd_proto_goTypes = []any{
 	(Code)(0),               // 0: iwarpd.ctrl.v1.Code
 	(Access)(0),             // 1: iwarpd.ctrl.v1.Access
 	(Transport)(0),          // 2: iwarpd.ctrl.v1.Transport
-	(AsyncKind)(0),          // 3: iwarpd.ctrl.v1.AsyncKind
-	(*Request)(nil),         // 4: iwarpd.ctrl.v1.Request
-	(*Message)(nil),         // 5: iwarpd.ctrl.v1.Message
-	(*Reply)(nil),           // 6: iwarpd.ctrl.v1.Reply
-	(*Error)(nil),           // 7: iwarpd.ctrl.v1.Error
-	(*Hello)(nil),           // 8: iwarpd.ctrl.v1.Hello
-	(*HelloReply)(nil),      // 9: iwarpd.ctrl.v1.HelloReply
-	(*DeviceAttr)(nil),      // 10: iwarpd.ctrl.v1.DeviceAttr
-	(*AllocPD)(nil),         // 11: iwarpd.ctrl.v1.AllocPD
-	(*PDReply)(nil),         // 12: iwarpd.ctrl.v1.PDReply
-	(*DeallocPD)(nil),       // 13: iwarpd.ctrl.v1.DeallocPD
-	(*RegisterMR)(nil),      // 14: iwarpd.ctrl.v1.RegisterMR
-	(*MRReply)(nil),         // 15: iwarpd.ctrl.v1.MRReply
-	(*DeregisterMR)(nil),    // 16: iwarpd.ctrl.v1.DeregisterMR
-	(*AllocMW)(nil),         // 17: iwarpd.ctrl.v1.AllocMW
-	(*MWReply)(nil),         // 18: iwarpd.ctrl.v1.MWReply
-	(*DeallocMW)(nil),       // 19: iwarpd.ctrl.v1.DeallocMW
-	(*CreateCQ)(nil),        // 20: iwarpd.ctrl.v1.CreateCQ
-	(*CQReply)(nil),         // 21: iwarpd.ctrl.v1.CQReply
-	(*DestroyCQ)(nil),       // 22: iwarpd.ctrl.v1.DestroyCQ
-	(*CreateChannel)(nil),   // 23: iwarpd.ctrl.v1.CreateChannel
-	(*ChannelReply)(nil),    // 24: iwarpd.ctrl.v1.ChannelReply
-	(*DestroyChannel)(nil),  // 25: iwarpd.ctrl.v1.DestroyChannel
-	(*ResizeCQ)(nil),        // 26: iwarpd.ctrl.v1.ResizeCQ
-	(*ModifyCQ)(nil),        // 27: iwarpd.ctrl.v1.ModifyCQ
-	(*CreateSRQ)(nil),       // 28: iwarpd.ctrl.v1.CreateSRQ
-	(*SRQReply)(nil),        // 29: iwarpd.ctrl.v1.SRQReply
-	(*ModifySRQ)(nil),       // 30: iwarpd.ctrl.v1.ModifySRQ
-	(*DestroySRQ)(nil),      // 31: iwarpd.ctrl.v1.DestroySRQ
-	(*CreateQP)(nil),        // 32: iwarpd.ctrl.v1.CreateQP
-	(*QPReply)(nil),         // 33: iwarpd.ctrl.v1.QPReply
-	(*DestroyQP)(nil),       // 34: iwarpd.ctrl.v1.DestroyQP
-	(*Startup)(nil),         // 35: iwarpd.ctrl.v1.Startup
-	(*Listen)(nil),          // 36: iwarpd.ctrl.v1.Listen
-	(*ListenReply)(nil),     // 37: iwarpd.ctrl.v1.ListenReply
-	(*Unlisten)(nil),        // 38: iwarpd.ctrl.v1.Unlisten
-	(*Connect)(nil),         // 39: iwarpd.ctrl.v1.Connect
-	(*ConnectReply)(nil),    // 40: iwarpd.ctrl.v1.ConnectReply
-	(*Accept)(nil),          // 41: iwarpd.ctrl.v1.Accept
-	(*Reject)(nil),          // 42: iwarpd.ctrl.v1.Reject
-	(*StreamSend)(nil),      // 43: iwarpd.ctrl.v1.StreamSend
-	(*StreamConsumed)(nil),  // 44: iwarpd.ctrl.v1.StreamConsumed
-	(*StartMPA)(nil),        // 45: iwarpd.ctrl.v1.StartMPA
-	(*StreamClose)(nil),     // 46: iwarpd.ctrl.v1.StreamClose
-	(*Disconnect)(nil),      // 47: iwarpd.ctrl.v1.Disconnect
-	(*Event)(nil),           // 48: iwarpd.ctrl.v1.Event
-	(*Negotiated)(nil),      // 49: iwarpd.ctrl.v1.Negotiated
-	(*ConnectRequest)(nil),  // 50: iwarpd.ctrl.v1.ConnectRequest
-	(*Established)(nil),     // 51: iwarpd.ctrl.v1.Established
-	(*Rejected)(nil),        // 52: iwarpd.ctrl.v1.Rejected
-	(*ConnectFailed)(nil),   // 53: iwarpd.ctrl.v1.ConnectFailed
-	(*ConnectGone)(nil),     // 54: iwarpd.ctrl.v1.ConnectGone
-	(*Disconnected)(nil),    // 55: iwarpd.ctrl.v1.Disconnected
-	(*Terminated)(nil),      // 56: iwarpd.ctrl.v1.Terminated
-	(*AsyncError)(nil),      // 57: iwarpd.ctrl.v1.AsyncError
-	(*StreamReady)(nil),     // 58: iwarpd.ctrl.v1.StreamReady
-	(*StreamData)(nil),      // 59: iwarpd.ctrl.v1.StreamData
-	(*CutOff)(nil),          // 60: iwarpd.ctrl.v1.CutOff
-	(*QueryStatus)(nil),     // 61: iwarpd.ctrl.v1.QueryStatus
-	(*StatusReply)(nil),     // 62: iwarpd.ctrl.v1.StatusReply
-	(*ListQPs)(nil),         // 63: iwarpd.ctrl.v1.ListQPs
-	(*QPList)(nil),          // 64: iwarpd.ctrl.v1.QPList
-	(*QPInfo)(nil),          // 65: iwarpd.ctrl.v1.QPInfo
-	(*Counter)(nil),         // 66: iwarpd.ctrl.v1.Counter
-	(*ListMRs)(nil),         // 67: iwarpd.ctrl.v1.ListMRs
-	(*MRList)(nil),          // 68: iwarpd.ctrl.v1.MRList
-	(*MRInfo)(nil),          // 69: iwarpd.ctrl.v1.MRInfo
-	(*ListListens)(nil),     // 70: iwarpd.ctrl.v1.ListListens
-	(*ListenList)(nil),      // 71: iwarpd.ctrl.v1.ListenList
-	(*ListenInfo)(nil),      // 72: iwarpd.ctrl.v1.ListenInfo
-	(*ListClients)(nil),     // 73: iwarpd.ctrl.v1.ListClients
-	(*ClientList)(nil),      // 74: iwarpd.ctrl.v1.ClientList
-	(*ClientInfo)(nil),      // 75: iwarpd.ctrl.v1.ClientInfo
-	(*QueryStats)(nil),      // 76: iwarpd.ctrl.v1.QueryStats
-	(*StatsReply)(nil),      // 77: iwarpd.ctrl.v1.StatsReply
-	(*AdminDisconnect)(nil), // 78: iwarpd.ctrl.v1.AdminDisconnect
-	(*Capture)(nil),         // 79: iwarpd.ctrl.v1.Capture
-	(*CaptureReply)(nil),    // 80: iwarpd.ctrl.v1.CaptureReply
-	(*ListCQs)(nil),         // 81: iwarpd.ctrl.v1.ListCQs
-	(*CQList)(nil),          // 82: iwarpd.ctrl.v1.CQList
-	(*CQInfo)(nil),          // 83: iwarpd.ctrl.v1.CQInfo
-	(*ListSRQs)(nil),        // 84: iwarpd.ctrl.v1.ListSRQs
-	(*SRQList)(nil),         // 85: iwarpd.ctrl.v1.SRQList
-	(*SRQInfo)(nil),         // 86: iwarpd.ctrl.v1.SRQInfo
+	(MPARole)(0),            // 3: iwarpd.ctrl.v1.MPARole
+	(AsyncKind)(0),          // 4: iwarpd.ctrl.v1.AsyncKind
+	(*Request)(nil),         // 5: iwarpd.ctrl.v1.Request
+	(*Message)(nil),         // 6: iwarpd.ctrl.v1.Message
+	(*Reply)(nil),           // 7: iwarpd.ctrl.v1.Reply
+	(*Error)(nil),           // 8: iwarpd.ctrl.v1.Error
+	(*Hello)(nil),           // 9: iwarpd.ctrl.v1.Hello
+	(*HelloReply)(nil),      // 10: iwarpd.ctrl.v1.HelloReply
+	(*DeviceAttr)(nil),      // 11: iwarpd.ctrl.v1.DeviceAttr
+	(*AllocPD)(nil),         // 12: iwarpd.ctrl.v1.AllocPD
+	(*PDReply)(nil),         // 13: iwarpd.ctrl.v1.PDReply
+	(*DeallocPD)(nil),       // 14: iwarpd.ctrl.v1.DeallocPD
+	(*RegisterMR)(nil),      // 15: iwarpd.ctrl.v1.RegisterMR
+	(*MRReply)(nil),         // 16: iwarpd.ctrl.v1.MRReply
+	(*DeregisterMR)(nil),    // 17: iwarpd.ctrl.v1.DeregisterMR
+	(*AllocMW)(nil),         // 18: iwarpd.ctrl.v1.AllocMW
+	(*MWReply)(nil),         // 19: iwarpd.ctrl.v1.MWReply
+	(*DeallocMW)(nil),       // 20: iwarpd.ctrl.v1.DeallocMW
+	(*CreateCQ)(nil),        // 21: iwarpd.ctrl.v1.CreateCQ
+	(*CQReply)(nil),         // 22: iwarpd.ctrl.v1.CQReply
+	(*DestroyCQ)(nil),       // 23: iwarpd.ctrl.v1.DestroyCQ
+	(*CreateChannel)(nil),   // 24: iwarpd.ctrl.v1.CreateChannel
+	(*ChannelReply)(nil),    // 25: iwarpd.ctrl.v1.ChannelReply
+	(*DestroyChannel)(nil),  // 26: iwarpd.ctrl.v1.DestroyChannel
+	(*ResizeCQ)(nil),        // 27: iwarpd.ctrl.v1.ResizeCQ
+	(*ModifyCQ)(nil),        // 28: iwarpd.ctrl.v1.ModifyCQ
+	(*CreateSRQ)(nil),       // 29: iwarpd.ctrl.v1.CreateSRQ
+	(*SRQReply)(nil),        // 30: iwarpd.ctrl.v1.SRQReply
+	(*ModifySRQ)(nil),       // 31: iwarpd.ctrl.v1.ModifySRQ
+	(*DestroySRQ)(nil),      // 32: iwarpd.ctrl.v1.DestroySRQ
+	(*CreateQP)(nil),        // 33: iwarpd.ctrl.v1.CreateQP
+	(*QPReply)(nil),         // 34: iwarpd.ctrl.v1.QPReply
+	(*DestroyQP)(nil),       // 35: iwarpd.ctrl.v1.DestroyQP
+	(*Startup)(nil),         // 36: iwarpd.ctrl.v1.Startup
+	(*Listen)(nil),          // 37: iwarpd.ctrl.v1.Listen
+	(*ListenReply)(nil),     // 38: iwarpd.ctrl.v1.ListenReply
+	(*Unlisten)(nil),        // 39: iwarpd.ctrl.v1.Unlisten
+	(*Connect)(nil),         // 40: iwarpd.ctrl.v1.Connect
+	(*ConnectReply)(nil),    // 41: iwarpd.ctrl.v1.ConnectReply
+	(*Accept)(nil),          // 42: iwarpd.ctrl.v1.Accept
+	(*Reject)(nil),          // 43: iwarpd.ctrl.v1.Reject
+	(*StreamSend)(nil),      // 44: iwarpd.ctrl.v1.StreamSend
+	(*StreamConsumed)(nil),  // 45: iwarpd.ctrl.v1.StreamConsumed
+	(*StartMPA)(nil),        // 46: iwarpd.ctrl.v1.StartMPA
+	(*StreamClose)(nil),     // 47: iwarpd.ctrl.v1.StreamClose
+	(*Disconnect)(nil),      // 48: iwarpd.ctrl.v1.Disconnect
+	(*Event)(nil),           // 49: iwarpd.ctrl.v1.Event
+	(*Negotiated)(nil),      // 50: iwarpd.ctrl.v1.Negotiated
+	(*ConnectRequest)(nil),  // 51: iwarpd.ctrl.v1.ConnectRequest
+	(*Established)(nil),     // 52: iwarpd.ctrl.v1.Established
+	(*Rejected)(nil),        // 53: iwarpd.ctrl.v1.Rejected
+	(*ConnectFailed)(nil),   // 54: iwarpd.ctrl.v1.ConnectFailed
+	(*ConnectGone)(nil),     // 55: iwarpd.ctrl.v1.ConnectGone
+	(*Disconnected)(nil),    // 56: iwarpd.ctrl.v1.Disconnected
+	(*Terminated)(nil),      // 57: iwarpd.ctrl.v1.Terminated
+	(*AsyncError)(nil),      // 58: iwarpd.ctrl.v1.AsyncError
+	(*StreamReady)(nil),     // 59: iwarpd.ctrl.v1.StreamReady
+	(*StreamData)(nil),      // 60: iwarpd.ctrl.v1.StreamData
+	(*CutOff)(nil),          // 61: iwarpd.ctrl.v1.CutOff
+	(*QueryStatus)(nil),     // 62: iwarpd.ctrl.v1.QueryStatus
+	(*StatusReply)(nil),     // 63: iwarpd.ctrl.v1.StatusReply
+	(*ListQPs)(nil),         // 64: iwarpd.ctrl.v1.ListQPs
+	(*QPList)(nil),          // 65: iwarpd.ctrl.v1.QPList
+	(*QPInfo)(nil),          // 66: iwarpd.ctrl.v1.QPInfo
+	(*Counter)(nil),         // 67: iwarpd.ctrl.v1.Counter
+	(*ListMRs)(nil),         // 68: iwarpd.ctrl.v1.ListMRs
+	(*MRList)(nil),          // 69: iwarpd.ctrl.v1.MRList
+	(*MRInfo)(nil),          // 70: iwarpd.ctrl.v1.MRInfo
+	(*ListListens)(nil),     // 71: iwarpd.ctrl.v1.ListListens
+	(*ListenList)(nil),      // 72: iwarpd.ctrl.v1.ListenList
+	(*ListenInfo)(nil),      // 73: iwarpd.ctrl.v1.ListenInfo
+	(*ListClients)(nil),     // 74: iwarpd.ctrl.v1.ListClients
+	(*ClientList)(nil),      // 75: iwarpd.ctrl.v1.ClientList
+	(*ClientInfo)(nil),      // 76: iwarpd.ctrl.v1.ClientInfo
+	(*QueryStats)(nil),      // 77: iwarpd.ctrl.v1.QueryStats
+	(*StatsReply)(nil),      // 78: iwarpd.ctrl.v1.StatsReply
+	(*AdminDisconnect)(nil), // 79: iwarpd.ctrl.v1.AdminDisconnect
+	(*Capture)(nil),         // 80: iwarpd.ctrl.v1.Capture
+	(*CaptureReply)(nil),    // 81: iwarpd.ctrl.v1.CaptureReply
+	(*ListCQs)(nil),         // 82: iwarpd.ctrl.v1.ListCQs
+	(*CQList)(nil),          // 83: iwarpd.ctrl.v1.CQList
+	(*CQInfo)(nil),          // 84: iwarpd.ctrl.v1.CQInfo
+	(*ListSRQs)(nil),        // 85: iwarpd.ctrl.v1.ListSRQs
+	(*SRQList)(nil),         // 86: iwarpd.ctrl.v1.SRQList
+	(*SRQInfo)(nil),         // 87: iwarpd.ctrl.v1.SRQInfo
 }
 var file_ctrl_iwarpd_proto_depIdxs = []int32{
-	8,  // 0: iwarpd.ctrl.v1.Request.hello:type_name -> iwarpd.ctrl.v1.Hello
-	11, // 1: iwarpd.ctrl.v1.Request.alloc_pd:type_name -> iwarpd.ctrl.v1.AllocPD
-	13, // 2: iwarpd.ctrl.v1.Request.dealloc_pd:type_name -> iwarpd.ctrl.v1.DeallocPD
-	14, // 3: iwarpd.ctrl.v1.Request.register_mr:type_name -> iwarpd.ctrl.v1.RegisterMR
-	16, // 4: iwarpd.ctrl.v1.Request.deregister_mr:type_name -> iwarpd.ctrl.v1.DeregisterMR
-	20, // 5: iwarpd.ctrl.v1.Request.create_cq:type_name -> iwarpd.ctrl.v1.CreateCQ
-	22, // 6: iwarpd.ctrl.v1.Request.destroy_cq:type_name -> iwarpd.ctrl.v1.DestroyCQ
-	32, // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
-	34, // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
-	36, // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
-	38, // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
-	39, // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
-	41, // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
-	42, // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
-	47, // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
-	17, // 15: iwarpd.ctrl.v1.Request.alloc_mw:type_name -> iwarpd.ctrl.v1.AllocMW
-	19, // 16: iwarpd.ctrl.v1.Request.dealloc_mw:type_name -> iwarpd.ctrl.v1.DeallocMW
-	28, // 17: iwarpd.ctrl.v1.Request.create_srq:type_name -> iwarpd.ctrl.v1.CreateSRQ
-	30, // 18: iwarpd.ctrl.v1.Request.modify_srq:type_name -> iwarpd.ctrl.v1.ModifySRQ
-	31, // 19: iwarpd.ctrl.v1.Request.destroy_srq:type_name -> iwarpd.ctrl.v1.DestroySRQ
-	26, // 20: iwarpd.ctrl.v1.Request.resize_cq:type_name -> iwarpd.ctrl.v1.ResizeCQ
-	27, // 21: iwarpd.ctrl.v1.Request.modify_cq:type_name -> iwarpd.ctrl.v1.ModifyCQ
-	43, // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
-	44, // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
-	45, // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
-	46, // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
-	23, // 26: iwarpd.ctrl.v1.Request.create_channel:type_name -> iwarpd.ctrl.v1.CreateChannel
-	25, // 27: iwarpd.ctrl.v1.Request.destroy_channel:type_name -> iwarpd.ctrl.v1.DestroyChannel
-	61, // 28: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
-	63, // 29: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
-	67, // 30: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
-	70, // 31: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
-	73, // 32: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
-	76, // 33: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
-	78, // 34: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
-	79, // 35: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
-	81, // 36: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
-	84, // 37: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
-	6,  // 38: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
-	48, // 39: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
-	7,  // 40: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
-	9,  // 41: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
-	12, // 42: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
-	15, // 43: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
-	21, // 44: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
-	33, // 45: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
-	37, // 46: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
-	40, // 47: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
-	18, // 48: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
-	29, // 49: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
-	24, // 50: iwarpd.ctrl.v1.Reply.channel:type_name -> iwarpd.ctrl.v1.ChannelReply
-	62, // 51: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
-	64, // 52: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
-	68, // 53: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
-	71, // 54: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
-	74, // 55: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
-	77, // 56: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
-	80, // 57: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
-	82, // 58: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
-	85, // 59: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
+	9,  // 0: iwarpd.ctrl.v1.Request.hello:type_name -> iwarpd.ctrl.v1.Hello
+	12, // 1: iwarpd.ctrl.v1.Request.alloc_pd:type_name -> iwarpd.ctrl.v1.AllocPD
+	14, // 2: iwarpd.ctrl.v1.Request.dealloc_pd:type_name -> iwarpd.ctrl.v1.DeallocPD
+	15, // 3: iwarpd.ctrl.v1.Request.register_mr:type_name -> iwarpd.ctrl.v1.RegisterMR
+	17, // 4: iwarpd.ctrl.v1.Request.deregister_mr:type_name -> iwarpd.ctrl.v1.DeregisterMR
+	21, // 5: iwarpd.ctrl.v1.Request.create_cq:type_name -> iwarpd.ctrl.v1.CreateCQ
+	23, // 6: iwarpd.ctrl.v1.Request.destroy_cq:type_name -> iwarpd.ctrl.v1.DestroyCQ
+	33, // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
+	35, // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
+	37, // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
+	39, // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
+	40, // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
+	42, // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
+	43, // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
+	48, // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
+	18, // 15: iwarpd.ctrl.v1.Request.alloc_mw:type_name -> iwarpd.ctrl.v1.AllocMW
+	20, // 16: iwarpd.ctrl.v1.Request.dealloc_mw:type_name -> iwarpd.ctrl.v1.DeallocMW
+	29, // 17: iwarpd.ctrl.v1.Request.create_srq:type_name -> iwarpd.ctrl.v1.CreateSRQ
+	31, // 18: iwarpd.ctrl.v1.Request.modify_srq:type_name -> iwarpd.ctrl.v1.ModifySRQ
+	32, // 19: iwarpd.ctrl.v1.Request.destroy_srq:type_name -> iwarpd.ctrl.v1.DestroySRQ
+	27, // 20: iwarpd.ctrl.v1.Request.resize_cq:type_name -> iwarpd.ctrl.v1.ResizeCQ
+	28, // 21: iwarpd.ctrl.v1.Request.modify_cq:type_name -> iwarpd.ctrl.v1.ModifyCQ
+	44, // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
+	45, // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
+	46, // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
+	47, // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
+	24, // 26: iwarpd.ctrl.v1.Request.create_channel:type_name -> iwarpd.ctrl.v1.CreateChannel
+	26, // 27: iwarpd.ctrl.v1.Request.destroy_channel:type_name -> iwarpd.ctrl.v1.DestroyChannel
+	62, // 28: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
+	64, // 29: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
+	68, // 30: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
+	71, // 31: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
+	74, // 32: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
+	77, // 33: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
+	79, // 34: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
+	80, // 35: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
+	82, // 36: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
+	85, // 37: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
+	7,  // 38: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
+	49, // 39: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
+	8,  // 40: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
+	10, // 41: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
+	13, // 42: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
+	16, // 43: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
+	22, // 44: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
+	34, // 45: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
+	38, // 46: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
+	41, // 47: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
+	19, // 48: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
+	30, // 49: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
+	25, // 50: iwarpd.ctrl.v1.Reply.channel:type_name -> iwarpd.ctrl.v1.ChannelReply
+	63, // 51: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
+	65, // 52: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
+	69, // 53: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
+	72, // 54: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
+	75, // 55: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
+	78, // 56: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
+	81, // 57: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
+	83, // 58: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
+	86, // 59: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
 	0,  // 60: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
-	10, // 61: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	11, // 61: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
 	2,  // 62: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
-	35, // 63: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
-	35, // 64: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
-	50, // 65: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
-	51, // 66: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
-	52, // 67: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
-	53, // 68: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
-	55, // 69: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
-	56, // 70: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
-	57, // 71: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
-	54, // 72: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
-	58, // 73: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
-	59, // 74: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
-	60, // 75: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
-	49, // 76: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	7,  // 77: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
-	7,  // 78: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
-	7,  // 79: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
-	7,  // 80: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
-	3,  // 81: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
-	7,  // 82: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
-	10, // 83: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	65, // 84: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
-	49, // 85: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	66, // 86: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
-	66, // 87: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
-	66, // 88: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
-	66, // 89: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
-	69, // 90: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
-	72, // 91: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
-	75, // 92: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
-	66, // 93: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
-	83, // 94: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
-	66, // 95: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	86, // 96: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
-	66, // 97: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	98, // [98:98] is the sub-list for method output_type
-	98, // [98:98] is the sub-list for method input_type
-	98, // [98:98] is the sub-list for extension type_name
-	98, // [98:98] is the sub-list for extension extendee
-	0,  // [0:98] is the sub-list for field type_name
+	36, // 63: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
+	36, // 64: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
+	3,  // 65: iwarpd.ctrl.v1.StartMPA.role:type_name -> iwarpd.ctrl.v1.MPARole
+	51, // 66: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
+	52, // 67: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
+	53, // 68: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
+	54, // 69: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
+	56, // 70: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
+	57, // 71: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
+	58, // 72: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
+	55, // 73: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
+	59, // 74: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
+	60, // 75: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
+	61, // 76: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
+	50, // 77: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	8,  // 78: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
+	8,  // 79: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
+	8,  // 80: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
+	8,  // 81: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
+	4,  // 82: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
+	8,  // 83: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
+	11, // 84: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	66, // 85: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
+	50, // 86: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	67, // 87: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
+	67, // 88: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
+	67, // 89: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
+	67, // 90: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
+	70, // 91: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
+	73, // 92: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
+	76, // 93: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
+	67, // 94: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
+	84, // 95: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
+	67, // 96: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	87, // 97: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
+	67, // 98: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	99, // [99:99] is the sub-list for method output_type
+	99, // [99:99] is the sub-list for method input_type
+	99, // [99:99] is the sub-list for extension type_name
+	99, // [99:99] is the sub-list for extension extendee
+	0,  // [0:99] is the sub-list for field type_name
 }
 
 func init() { file_ctrl_iwarpd_proto_init() }
@@ -7867,7 +7963,7 @@ func file_ctrl_iwarpd_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ctrl_iwarpd_proto_rawDesc), len(file_ctrl_iwarpd_proto_rawDesc)),
-			NumEnums:      4,
+			NumEnums:      5,
 			NumMessages:   83,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -59,6 +59,7 @@ func TestTutorial(t *testing.T) {
 	run(t, "make", "-s", "-j2", "-C", "client/c", "O="+lib)
 	run(t, "cc", "-std=c11", "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Werror", "-Iclient/c", source(t, page, "board.c"), "-o", inC,
 		"-L"+lib, "-liwarpd", "-Wl,-rpath,"+lib)
+	run(t, "cc", "-std=c11", "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Werror", "-Iclient/c", "-c", source(t, page, "serve.c"), "-o", filepath.Join(dir, "serve.o"))
 	iwarpd := testenv.Build(t, "cmd/iwarpd")
 
 	v := testenv.NewVeth(t, 1500)

@@ -2,13 +2,15 @@
  * check tries libiwarpd against two daemons that reach each other; a process may
  * be the client of both.
  *
- *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|shared|threads|quiet|gone
+ *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|streams|sctp|shared|channels|threads|quiet|gone
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +38,7 @@ struct side {
 	struct iwarpd_device *dev;
 	const char *address;
 	struct iwarpd_pd *pd;
+	struct iwarpd_channel *channel; /* of the queues; NULL: each has its own */
 	struct iwarpd_cq *scq, *rcq;
 	struct iwarpd_qp *qp;
 	struct iwarpd_mr *mr;
@@ -49,13 +52,22 @@ static void open_side(struct side *s, const char *socket, const char *address)
 	CHECK(iwarpd_open(socket, "check", &s->dev, &err) == 0);
 }
 
+static void make_cq(struct side *s, struct iwarpd_cq **cq)
+{
+	if (s->channel)
+		CHECK(iwarpd_create_cq_on(s->channel, 64, cq, cq, &err) == 0);
+	else
+		CHECK(iwarpd_create_cq(s->dev, 64, cq, &err) == 0);
+	CHECK(iwarpd_cq_context(*cq) == (s->channel ? cq : NULL));
+}
+
 static void make_qp(struct side *s)
 {
 	struct iwarpd_qp_attr attr = { .send_depth = 8, .recv_depth = RECVS, .max_sge = 2, .max_inline = 32, .context = s };
 
 	CHECK(iwarpd_alloc_pd(s->dev, &s->pd, &err) == 0);
-	CHECK(iwarpd_create_cq(s->dev, 64, &s->scq, &err) == 0);
-	CHECK(iwarpd_create_cq(s->dev, 64, &s->rcq, &err) == 0);
+	make_cq(s, &s->scq);
+	make_cq(s, &s->rcq);
 	CHECK(iwarpd_alloc_mr(s->pd, SIZE, IWARPD_LOCAL_WRITE | IWARPD_REMOTE_WRITE | IWARPD_REMOTE_READ |
 			      IWARPD_REMOTE_ATOMIC | IWARPD_MW_BIND, &s->mr, &err) == 0);
 	attr.send_cq = s->scq;
@@ -504,6 +516,60 @@ static uint32_t open_stream(struct side *a, struct side *b, struct iwarpd_listen
 	return a->ev.conn;
 }
 
+/* check_roles: the side that accepted TCP is MPA's initiator; both are; it is rejected. */
+static void check_roles(struct side *a, struct side *b, struct iwarpd_listener *l)
+{
+	struct iwarpd_mpa_attr responder = { .role = IWARPD_MPA_RESPONDER };
+	struct iwarpd_mpa_attr initiator = { .role = IWARPD_MPA_INITIATOR, .private_data = "hello", .private_len = 5 };
+	uint32_t ca = open_stream(a, b, l), cb = b->ev.conn;
+	struct iwarpd_listen_attr other = { .address = b->address };
+	struct iwarpd_listener *l2;
+
+	CHECK(iwarpd_start_mpa_as(b->dev, cb, &initiator, &err) == -ENOENT); /* no QP */
+	initiator.qp = b->qp;
+	CHECK(iwarpd_start_mpa_as(a->dev, ca, &responder, &err) == 0);
+	CHECK(iwarpd_start_mpa_as(b->dev, cb, &initiator, &err) == 0);
+	CHECK(iwarpd_listen(a->dev, &other, &l2, &err) < 0); /* not its address; no request is held back meanwhile */
+	expect_event(a, IWARPD_EVENT_CONNECT_REQUEST);
+	CHECK(a->ev.conn == ca && !a->ev.listener && a->ev.data_len == 5 && memcmp(a->ev.data, "hello", 5) == 0);
+	CHECK(iwarpd_accept(a->dev, ca, NULL, NULL, &err) == 0);
+	expect_event(a, IWARPD_EVENT_ESTABLISHED);
+	expect_event(b, IWARPD_EVENT_ESTABLISHED);
+	run(b, (struct iwarpd_send_wr){ .opcode = IWARPD_WR_SEND }, 0, 1, 0);
+	expect_octet(a);
+	run(a, (struct iwarpd_send_wr){ .opcode = IWARPD_WR_SEND }, 0, 1, 0);
+	expect_octet(b);
+	drop(a);
+	drop(b);
+
+	ca = open_stream(a, b, l);
+	cb = b->ev.conn;
+	initiator.qp = NULL; /* that of the connect */
+	CHECK(iwarpd_start_mpa_as(a->dev, ca, &initiator, &err) == 0);
+	initiator.qp = b->qp;
+	CHECK(iwarpd_start_mpa_as(b->dev, cb, &initiator, &err) == 0);
+	expect_event(a, IWARPD_EVENT_CONNECT_FAILED);
+	CHECK(a->ev.error.err == -EPROTO && strstr(a->ev.error.text, "both sides started as initiator"));
+	expect_event(b, IWARPD_EVENT_CONNECT_FAILED);
+	CHECK(b->ev.error.err == -EPROTO && strstr(b->ev.error.text, "both sides started as initiator"));
+	drop(a);
+	drop(b);
+
+	ca = open_stream(a, b, l);
+	cb = b->ev.conn;
+	initiator.qp = b->qp;
+	CHECK(iwarpd_start_mpa_as(a->dev, ca, &responder, &err) == 0);
+	CHECK(iwarpd_start_mpa_as(b->dev, cb, &initiator, &err) == 0);
+	expect_event(a, IWARPD_EVENT_CONNECT_REQUEST);
+	CHECK(iwarpd_reject(a->dev, ca, "no", 2, &err) == 0);
+	expect_event(a, IWARPD_EVENT_CONNECT_FAILED);
+	CHECK(a->ev.error.err == -ECANCELED);
+	expect_event(b, IWARPD_EVENT_REJECTED);
+	CHECK(b->ev.data_len == 2 && memcmp(b->ev.data, "no", 2) == 0);
+	drop(a);
+	drop(b);
+}
+
 /* streams: octets both ways, then MPA on the same connection, then a message; a stream that ends instead. */
 static void streams(struct side *a, struct side *b)
 {
@@ -548,6 +614,7 @@ static void streams(struct side *a, struct side *b)
 	drop(a);
 	drop(b);
 
+	check_roles(a, b, l);
 	ca = open_stream(a, b, l);
 	cb = b->ev.conn;
 	write_stream(a, ca, "bye", 3);
@@ -676,6 +743,149 @@ static void shared(struct side *a, struct side *b)
 	CHECK(iwarpd_destroy_srq(srq, &err) == 0);
 }
 
+/* told expects the channel to name that queue, which has n completions. */
+static void told(struct side *s, struct iwarpd_cq *cq, int n)
+{
+	struct iwarpd_cq *got;
+	struct iwarpd_wc wc[4];
+
+	CHECK(iwarpd_get_cq_event(s->channel, &got, WAIT) == 0);
+	CHECK(got == cq && *(struct iwarpd_cq **)iwarpd_cq_context(got) == cq);
+	CHECK(iwarpd_poll_cq(cq, wc, 4) == n);
+}
+
+static bool readable(struct iwarpd_channel *ch)
+{
+	struct pollfd fd = { .fd = iwarpd_channel_fd(ch), .events = POLLIN };
+
+	return poll(&fd, 1, 0) == 1;
+}
+
+/* until_told waits until the channel's descriptor is readable, and takes nothing. */
+static void until_told(struct iwarpd_channel *ch)
+{
+	struct pollfd fd = { .fd = iwarpd_channel_fd(ch), .events = POLLIN };
+
+	CHECK(poll(&fd, 1, WAIT) == 1);
+}
+
+/* sleeper takes one queue of a channel. */
+static void *sleeper(void *arg)
+{
+	struct side *s = arg;
+	struct iwarpd_cq *cq;
+
+	CHECK(iwarpd_get_cq_event(s->channel, &cq, WAIT) == 0);
+	return cq;
+}
+
+/* full_channel: wake-ups that find the pipe full are not lost. */
+static void full_channel(struct side *a, struct side *b)
+{
+	enum { PIPE = 4096 };
+	struct iwarpd_send_wr none = { .opcode = IWARPD_WR_RDMA_WRITE, .flags = IWARPD_SIGNALED };
+	struct iwarpd_cq *got;
+	struct iwarpd_wc wc;
+
+	for (int fd = 3; fd < 256; fd++) /* the channel's pipe is one of them */
+		fcntl(fd, F_SETPIPE_SZ, PIPE);
+	for (int i = 0; i < PIPE / 8 + 10; i++) {
+		iwarpd_arm_cq(b->scq, false);
+		CHECK(iwarpd_post_send(b->qp, &none) == 0);
+		while (iwarpd_poll_cq(b->scq, &wc, 1) == 0)
+			sched_yield();
+	}
+	iwarpd_arm_cq(b->rcq, false);
+	run(a, (struct iwarpd_send_wr){ .opcode = IWARPD_WR_SEND }, 0, 1, 0);
+	do {
+		CHECK(iwarpd_get_cq_event(b->channel, &got, WAIT) == 0);
+	} while (got != b->rcq);
+	expect_octet(b);
+	while (iwarpd_get_cq_event(b->channel, &got, 0) == 0)
+		;
+}
+
+/* channels: two queues of b wake one channel. */
+static void channels(struct side *a, struct side *b)
+{
+	struct iwarpd_send_wr send = { .opcode = IWARPD_WR_SEND }, none = { .opcode = IWARPD_WR_RDMA_WRITE, .flags = IWARPD_SIGNALED };
+	struct iwarpd_cq *got, *one, *two;
+	struct iwarpd_wc wc;
+	pthread_t t;
+
+	CHECK(iwarpd_create_channel(b->dev, &b->channel, &err) == 0);
+	join(a, b);
+	CHECK(iwarpd_destroy_channel(b->channel, &err) == -EBUSY);
+	CHECK(iwarpd_cq_fd(b->scq) == iwarpd_channel_fd(b->channel));
+	CHECK(iwarpd_wait_cq(b->scq, &wc, 1, WAIT) == -EINVAL);
+
+	/* What is not armed wakes nobody, and what came before the arming neither. */
+	run(a, send, 0, 1, 0);
+	while (iwarpd_poll_cq(b->rcq, &wc, 1) == 0)
+		sched_yield();
+	CHECK(iwarpd_get_cq_event(b->channel, &got, 0) == -ETIMEDOUT && !readable(b->channel));
+	iwarpd_arm_cq(b->rcq, false);
+	CHECK(iwarpd_get_cq_event(b->channel, &got, 20) == -ETIMEDOUT);
+	run(a, send, 0, 1, 0);
+	told(b, b->rcq, 1);
+	CHECK(!readable(b->channel));
+
+	/* Both wake it; it is readable until both are taken, in the order in which they came. */
+	iwarpd_arm_cq(b->rcq, false);
+	iwarpd_arm_cq(b->scq, false);
+	run(a, send, 0, 1, 0);
+	until_told(b->channel);
+	CHECK(iwarpd_post_send(b->qp, &none) == 0);
+	told(b, b->rcq, 1);
+	until_told(b->channel);
+	told(b, b->scq, 1);
+	CHECK(!readable(b->channel));
+
+	/* The solicited alone. */
+	iwarpd_arm_cq(b->rcq, true);
+	run(a, send, 0, 1, 0);
+	while (iwarpd_poll_cq(b->rcq, &wc, 1) == 0)
+		sched_yield();
+	CHECK(!readable(b->channel));
+	send.flags = IWARPD_SOLICITED;
+	run(a, send, 0, 1, 0);
+	told(b, b->rcq, 1);
+	send.flags = 0;
+
+	/* Two threads sleep: each is given a queue of its own. */
+	iwarpd_arm_cq(b->rcq, false);
+	iwarpd_arm_cq(b->scq, false);
+	CHECK(pthread_create(&t, NULL, sleeper, b) == 0);
+	CHECK(iwarpd_post_send(b->qp, &none) == 0);
+	run(a, send, 0, 1, 0);
+	one = sleeper(b);
+	CHECK(pthread_join(t, (void **)&two) == 0);
+	CHECK(one != two && (one == b->scq || two == b->scq) && (one == b->rcq || two == b->rcq));
+	expect_octet(b);
+	CHECK(iwarpd_poll_cq(b->scq, &wc, 1) == 1);
+
+	/* After a resize the queue has to be armed anew, and wakes. */
+	iwarpd_arm_cq(b->rcq, false);
+	CHECK(iwarpd_resize_cq(b->rcq, 128, &err) == 0);
+	iwarpd_arm_cq(b->rcq, false);
+	run(a, send, 0, 1, 0);
+	told(b, b->rcq, 1);
+	full_channel(a, b);
+
+	/* A queue that has woken the channel, and is destroyed, is not named: b's, whose flushed receives are not looked at. */
+	iwarpd_arm_cq(b->rcq, false);
+	iwarpd_arm_cq(b->scq, false);
+	run(a, send, 0, 1, 0);
+	CHECK(iwarpd_post_send(b->qp, &none) == 0);
+	CHECK(iwarpd_get_cq_event(b->channel, &got, WAIT) == 0);
+	until_told(b->channel);
+	drop(b);
+	CHECK(iwarpd_get_cq_event(b->channel, &got, 0) == -ETIMEDOUT && !readable(b->channel));
+	CHECK(iwarpd_destroy_channel(b->channel, &err) == 0);
+	b->channel = NULL;
+	drop(a);
+}
+
 static void *accept_all(void *arg)
 {
 	struct side *b = arg;
@@ -742,9 +952,11 @@ static void quiet(struct side *a, struct side *b)
 static void gone(struct side *a, struct side *b)
 {
 	struct iwarpd_send_wr wr = { .opcode = IWARPD_WR_SEND };
+	struct iwarpd_cq *cq;
 	struct iwarpd_wc wc;
 	char c;
 
+	CHECK(iwarpd_create_channel(b->dev, &b->channel, &err) == 0);
 	join(a, b);
 	printf("kill\n");
 	fflush(stdout);
@@ -755,6 +967,7 @@ static void gone(struct side *a, struct side *b)
 	CHECK(iwarpd_get_qp_event(b->qp, &b->ev, WAIT, &err) == -EPIPE);
 	CHECK(iwarpd_post_send(a->qp, &wr) == -ENOTCONN);
 	CHECK(iwarpd_wait_cq(a->rcq, &wc, 1, WAIT) == -EPIPE);
+	CHECK(iwarpd_get_cq_event(b->channel, &cq, WAIT) == -EPIPE);
 	CHECK(iwarpd_destroy_qp(a->qp, &err) == -EPIPE && strstr(err.text, "gone"));
 }
 
@@ -779,6 +992,8 @@ int main(int argc, char **argv)
 		sctp(&a, &b);
 	} else if (strcmp(argv[5], "shared") == 0) {
 		shared(&a, &b);
+	} else if (strcmp(argv[5], "channels") == 0) {
+		channels(&a, &b);
 	} else if (strcmp(argv[5], "threads") == 0) {
 		threads(&a, &b);
 	} else if (strcmp(argv[5], "quiet") == 0) {

@@ -1,0 +1,268 @@
+/* Completion channels: one place to sleep for several completion queues. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+enum {
+	WAKE_LEN = 8,     /* octets of a wake-up: the handle of the queue, and 4 that are 0 */
+	MANY_WAKES = 4096, /* octets in the pipe that may have found it full */
+};
+
+struct iwarpd_channel {
+	struct object obj;
+	int pipe;
+	int more;  /* eventfd, readable while ready holds something */
+	int epoll; /* of both: iwarpd_channel_fd */
+
+	pthread_mutex_t lock; /* guards the rest, and the links of the queues */
+	struct cq_link *cqs;
+	struct cq_link *ready, **last_ready; /* have woken us, oldest first */
+	bool more_set;
+};
+
+static struct iwarpd_channel *channel_of(struct object *o)
+{
+	return container_of(o, struct iwarpd_channel, obj);
+}
+
+struct object *channel_object(struct iwarpd_channel *ch)
+{
+	return &ch->obj;
+}
+
+static void close_all(struct iwarpd_channel *ch)
+{
+	const int fds[] = { ch->pipe, ch->more, ch->epoll };
+
+	for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
+		if (fds[i] >= 0)
+			close(fds[i]);
+}
+
+static void channel_free(struct object *o)
+{
+	struct iwarpd_channel *ch = channel_of(o);
+
+	close_all(ch);
+	pthread_mutex_destroy(&ch->lock);
+	free(ch);
+}
+
+static int watch(int epoll, int fd)
+{
+	struct epoll_event ev = { .events = EPOLLIN };
+
+	return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &ev);
+}
+
+/* new_channel makes a channel of the descriptor of p, which it uses up. */
+static int new_channel(struct packet *p, struct iwarpd_channel **out)
+{
+	struct iwarpd_channel *ch = calloc(1, sizeof(*ch));
+	int err;
+
+	if (!ch)
+		return -ENOMEM;
+	ch->pipe = p->fds[0];
+	p->num_fds = 0;
+	ch->last_ready = &ch->ready;
+	ch->more = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	ch->epoll = epoll_create1(EPOLL_CLOEXEC);
+	if (ch->more < 0 || ch->epoll < 0 || fcntl(ch->pipe, F_SETFL, O_NONBLOCK) < 0 || watch(ch->epoll, ch->pipe) ||
+	    watch(ch->epoll, ch->more)) {
+		err = -errno;
+		close_all(ch);
+		free(ch);
+		return err;
+	}
+	pthread_mutex_init(&ch->lock, NULL);
+	*out = ch;
+	return 0;
+}
+
+int iwarpd_create_channel(struct iwarpd_device *dev, struct iwarpd_channel **out, struct iwarpd_error *e)
+{
+	Pb__CreateChannel body = PB__CREATE_CHANNEL__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	struct packet p;
+	int err;
+
+	req.body_case = PB__REQUEST__BODY_CREATE_CHANNEL;
+	req.create_channel = &body;
+	err = device_call(dev, &req, -1, PB__REPLY__BODY_CHANNEL, 1, &p, e);
+	if (err)
+		return err;
+	err = new_channel(&p, out);
+	if (!err)
+		object_add(&(*out)->obj, dev, OBJECT_CHANNEL, p.msg->reply->channel->channel, channel_free);
+	packet_free(&p);
+	if (err)
+		return set_error(e, err, "completion channel: %s", strerror(-err));
+	return 0;
+}
+
+int iwarpd_destroy_channel(struct iwarpd_channel *ch, struct iwarpd_error *e)
+{
+	Pb__DestroyChannel body = PB__DESTROY_CHANNEL__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	int err;
+
+	body.channel = ch->obj.handle;
+	req.body_case = PB__REQUEST__BODY_DESTROY_CHANNEL;
+	req.destroy_channel = &body;
+	err = device_do(ch->obj.dev, &req, e);
+	if (!err)
+		object_free(&ch->obj);
+	return err;
+}
+
+/* show_more keeps the descriptor readable while a queue is to be told of. The lock is held. */
+static void show_more(struct iwarpd_channel *ch)
+{
+	static const uint64_t one = 1;
+	uint64_t count;
+	bool set = ch->ready != NULL;
+
+	if (set == ch->more_set)
+		return;
+	ch->more_set = set;
+	if ((set ? write(ch->more, &one, sizeof(one)) : read(ch->more, &count, sizeof(count))) < 0)
+		return; /* not with a counter of 0 or 1 */
+}
+
+void channel_lock(struct iwarpd_channel *ch)
+{
+	pthread_mutex_lock(&ch->lock);
+}
+
+void channel_unlock(struct iwarpd_channel *ch)
+{
+	pthread_mutex_unlock(&ch->lock);
+}
+
+void channel_add(struct iwarpd_channel *ch, struct cq_link *l)
+{
+	channel_lock(ch);
+	l->next = ch->cqs;
+	ch->cqs = l;
+	channel_unlock(ch);
+}
+
+void channel_remove(struct iwarpd_channel *ch, struct cq_link *l)
+{
+	channel_lock(ch);
+	for (struct cq_link **at = &ch->cqs; *at; at = &(*at)->next) {
+		if (*at == l) {
+			*at = l->next;
+			break;
+		}
+	}
+	for (struct cq_link **at = &ch->ready; l->is_ready && *at; at = &(*at)->next_ready) {
+		if (*at == l) {
+			*at = l->next_ready;
+			if (ch->last_ready == &l->next_ready)
+				ch->last_ready = at;
+			break;
+		}
+	}
+	show_more(ch);
+	channel_unlock(ch);
+}
+
+/* push has iwarpd_get_cq_event return l. The lock is held. */
+static void push(struct iwarpd_channel *ch, struct cq_link *l)
+{
+	if (l->is_ready)
+		return;
+	l->is_ready = true;
+	l->next_ready = NULL;
+	*ch->last_ready = l;
+	ch->last_ready = &l->next_ready;
+}
+
+/* take returns the queue that has woken us first, or NULL. The lock is held. */
+static struct cq_link *take(struct iwarpd_channel *ch)
+{
+	struct cq_link *l = ch->ready;
+
+	if (!l)
+		return NULL;
+	ch->ready = l->next_ready;
+	if (!ch->ready)
+		ch->last_ready = &ch->ready;
+	l->is_ready = false;
+	show_more(ch);
+	return l;
+}
+
+/* woken notes the wake-ups in b. The lock is held. */
+static void woken(struct iwarpd_channel *ch, const uint8_t *b, size_t n)
+{
+	for (size_t i = 0; i + WAKE_LEN <= n; i += WAKE_LEN) {
+		uint32_t handle;
+
+		memcpy(&handle, b + i, sizeof(handle));
+		for (struct cq_link *l = ch->cqs; l; l = l->next)
+			if (l->handle == handle)
+				push(ch, l);
+	}
+	if (n < MANY_WAKES)
+		return;
+	for (struct cq_link *l = ch->cqs; l; l = l->next) /* the pipe may have been full, and what came then is lost */
+		if (cq_fired(l))
+			push(ch, l);
+}
+
+/* look takes a queue that has woken us; NULL: none has, or -EPIPE in *err. */
+static struct cq_link *look(struct iwarpd_channel *ch, int *err)
+{
+	uint8_t b[MANY_WAKES];
+	struct cq_link *l;
+	ssize_t n = 1;
+
+	*err = 0;
+	channel_lock(ch);
+	if (!ch->ready) {
+		do {
+			n = read(ch->pipe, b, sizeof(b));
+		} while (n < 0 && errno == EINTR);
+		if (n > 0)
+			woken(ch, b, (size_t)n);
+	}
+	l = take(ch);
+	channel_unlock(ch);
+	if (!l && n == 0)
+		*err = -EPIPE;
+	return l;
+}
+
+int iwarpd_get_cq_event(struct iwarpd_channel *ch, struct iwarpd_cq **cq, int timeout_ms)
+{
+	int64_t deadline = deadline_in(timeout_ms);
+	int err;
+
+	for (;;) {
+		struct cq_link *l = look(ch, &err);
+
+		if (l) {
+			*cq = cq_of_link(l);
+			return 0;
+		}
+		if (!err)
+			err = wait_fd(ch->epoll, deadline);
+		if (err)
+			return err;
+	}
+}
+
+int iwarpd_channel_fd(const struct iwarpd_channel *ch)
+{
+	return ch->epoll;
+}
