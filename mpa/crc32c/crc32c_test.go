@@ -116,7 +116,7 @@ func TestMarkers(t *testing.T) {
 		b[i] = byte(rnd.Uint32())
 	}
 	for n := 0; n < 1600; n += 4 {
-		for range 4 {
+		for range 2 {
 			checkMarkers(t, rnd.Uint32(), 4*rnd.IntN(140), 4+4*rnd.IntN(500), b[n%67:][:n])
 		}
 		checkMarkers(t, rnd.Uint32(), n, 4, b[:n])
@@ -125,7 +125,7 @@ func TestMarkers(t *testing.T) {
 	for first := 0; first <= 512; first += 4 {
 		checkMarkers(t, rnd.Uint32(), first, 65000, b[first%5:][:1428])
 	}
-	for range 100 {
+	for range 20 {
 		n := 4 * rnd.IntN(len(b)/4)
 		checkMarkers(t, rnd.Uint32(), 4*rnd.IntN(140), 4+4*rnd.IntN(500), b[:n])
 	}
