@@ -58,6 +58,7 @@ bench: build ## measure against the budget, kernel TCP and libfabric; writes out
 interop: build ## against Linux's soft-iWARP in a virtual machine
 	@test/interop/run
 	@test/interop/impaired
+	@test/interop/kernel
 
 interop-nfs: build ## Linux's NFS client, in a virtual machine, on an export of ours; our client on it
 	@test/interop/nfs

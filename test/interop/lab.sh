@@ -8,7 +8,7 @@
 #   vm_do NAME SECONDS CMD    runs CMD (one line of sh) in the guest, prints its output, returns its status
 #   vm_stop NAME
 #
-# VM_INITRD is another initramfs to boot, as what lab_overlay makes.
+# VM_INITRD is another initramfs to boot, as what lab_overlay makes; VM_NIC other properties of the guest's virtio-net.
 #
 # Builds: default, crc (asks for CRC), p2p (asks for peer-to-peer set-up, RFC 6581), rev1 (MPA revision 1). They are
 # compile-time constants in siw.
@@ -121,7 +121,7 @@ vm_start() {
     -serial stdio -monitor none -no-reboot -kernel "$LAB/vmlinuz" -initrd "${VM_INITRD:-$LAB/initrd.gz}" \
     -append "console=ttyS0 quiet loglevel=3 panic=-1 ipaddr=$addr siw=$build run=$(printf '%s' "$shell" | base64 -w0)" \
     -netdev "tap,id=n0,ifname=$tap,script=no,downscript=no,vhost=off,vnet_hdr=off" ${pcap:+-object filter-dump,id=d0,netdev=n0,file=$pcap} \
-    -device "virtio-net-pci,romfile=,mac=$mac,netdev=n0,csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ufo=off,host_tso4=off,host_tso6=off,mrg_rxbuf=off" \
+    -device "virtio-net-pci,romfile=,mac=$mac,netdev=n0,${VM_NIC:-csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ufo=off,host_tso4=off,host_tso6=off,mrg_rxbuf=off}" \
     <&"$fd" >"$TMP/$name.console" 2>&1 &
   VM_PID[$name]=$! VM_FD[$name]=$fd
 }
