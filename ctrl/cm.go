@@ -253,9 +253,13 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 	}
 	if l := c.listener; l != nil {
 		s.uncountPeer(c)
-		if l.waiting >= l.backlog {
+		if l.waiting >= l.backlog || c.sess.behind() {
+			// Also for a client that does not keep up: a peer that asks and leaves, over and
+			// over, must not have it cut off.
 			l.dropped++
-			l.sess.log.Warn("connect request dropped: backlog full", zap.Stringer("peer", c.remote), zap.Int("backlog", l.backlog))
+			if l.dropped&(l.dropped-1) == 0 { // a peer sets how many there are
+				l.sess.log.Warn("connect requests dropped: backlog full", zap.Stringer("peer", c.remote), zap.Int("backlog", l.backlog), zap.Uint64("so far", l.dropped))
+			}
 			s.engine.Disconnect(c.id, true)
 			s.forget(c)
 			return

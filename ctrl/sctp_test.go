@@ -108,3 +108,44 @@ func TestSCTPClaimsAtClose(t *testing.T) {
 	}
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventParted, Flow: flow}) // the engine still runs
 }
+
+// TestSCTPRequestFlood: a peer that asks for sessions and leaves, faster than the listener's
+// client reads of it, does not have the client cut off; and the client hears of others when
+// it has read.
+func TestSCTPRequestFlood(t *testing.T) {
+	h := newHarness(t, Config{})
+	h.Bind(&sctpFake{h.e})
+	c := h.hello(t)
+	req := reqListen(addrA.String(), 7174)
+	req.GetListen().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP}
+	c.ok(req)
+	var id dataplane.ListenerID
+	h.e.mu.Lock()
+	for id = range h.e.listens {
+	}
+	h.e.mu.Unlock()
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)
+	ask := func(conn dataplane.ConnID) {
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventRequest, Conn: conn, Listener: id, Flow: flow, Setup: &ddp.Setup{}})
+	}
+	const many = 5000
+	for conn := range dataplane.ConnID(many) {
+		ask(1000 + conn)
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: 1000 + conn, Flow: flow, Err: errors.New("left")})
+	}
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListListens{ListListens: &ctrlpb.ListListens{}}})
+	asked := 0
+	for _, ev := range c.events {
+		if ev.GetConnectRequest() != nil {
+			asked++
+		}
+	}
+	if asked < 100 || asked == many {
+		t.Errorf("the client heard of %d of %d requests", asked, many)
+	}
+	c.events = nil
+	ask(1)
+	if ev := c.event(); ev.GetConnectRequest() == nil {
+		t.Errorf("after the flood: %v", ev)
+	}
+}

@@ -431,6 +431,13 @@ func (c *session) send(m *ctrlpb.Message, fds []int) error {
 	return nil
 }
 
+// behind reports whether the client has left half of what may wait for it unread.
+func (c *session) behind() bool {
+	c.outMu.Lock()
+	defer c.outMu.Unlock()
+	return 2*int64(len(c.out)) >= c.room.Load()
+}
+
 // event queues an event. A client that reads none is cut off by send.
 func (c *session) event(e *ctrlpb.Event) {
 	if c.dead {
