@@ -163,12 +163,13 @@ func (a *Assoc) misses(s *Sack, newest serial.Num, advanced bool) {
 	}
 }
 
-// grow opens the congestion window (RFC 9260 7.2.1, 7.2.2).
+// grow opens the congestion window (RFC 9260 7.2.1, 7.2.2). In slow start L is the number
+// of SACKs that there would have been for every second packet, if that is more than one.
 func (a *Assoc) grow(p *path) {
 	m := a.pmdcs(p)
 	if p.cwnd <= p.ssthresh {
 		if p.fullBefore {
-			p.cwnd += min(p.acked, m)
+			p.cwnd += min(p.acked, m*max(1, p.acked/(2*m)))
 		}
 		return
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
 func tagOf(b []byte) uint32 { return be.Uint32(b[4:]) }
@@ -803,5 +804,25 @@ func TestBurst(t *testing.T) {
 	r.send(r.a.tag, sackBytes(cum+20, 1<<20))
 	if n := len(r.take()); n != 36 {
 		t.Errorf("%d packets after a SACK for 20, want four for every second one in whole", n)
+	}
+}
+
+// TestSlowStart: a SACK opens the window by a packet, or, if it stands for many, by one for
+// every second packet that it acknowledges.
+func TestSlowStart(t *testing.T) {
+	for acked, want := range map[int]int{1: 1, 2: 1, 3: 1, 4: 2, 20: 10} {
+		r := dialing(t, Config{MaxBurst: 100}, Established)
+		p := &r.a.paths[0]
+		m := r.a.MaxMessage()
+		p.cwnd, r.a.peerRwnd = 20*m, 1<<20
+		for i := range 20 {
+			r.a.Push(&Message{Buf: Buf(i), Len: m})
+		}
+		r.drain(nil)
+		r.take()
+		r.send(r.a.tag, sackBytes(r.a.cumAck+serial.Num(acked), 1<<20))
+		if n := p.cwnd - 20*m; n != want*m {
+			t.Errorf("a SACK for %d packets opens the window by %d octets, want %d packets of %d", acked, n, want, m)
+		}
 	}
 }
