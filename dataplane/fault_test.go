@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -120,4 +121,120 @@ func TestFaultKeepsAssociations(t *testing.T) {
 		t.Error("the association is forgotten")
 	}
 	s.until("pumped", func() bool { return !as.carrier.dirty })
+}
+
+// TestSCTPFault: a fault in a client's memory ends the association whose packet was in
+// hand, for its other messages are acknowledged and lost.
+func TestSCTPFault(t *testing.T) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	s := newSim(t, link.PipeConfig{})
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	none, err := unix.Mmap(-1, 0, 4096, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(none)
+	bad, err := s.hosts[1].table.Register(1, none, 0, simAccess)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := 0
+	qb.Client.OnFault = func() { told++ }
+	a, b := s.openSCTP(SCTP{}, qa, qb)
+	wa, wb := s.hosts[0].w, s.hosts[1].w
+	settled := s.now.Add(time.Second)
+	s.until("rest", func() bool { return s.now > settled })
+	for i := range uint64(2) {
+		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: i, SGEs: []verbs.SGE{{Len: 100, LKey: bad.STag()}}})
+		qa.sends = append(qa.sends, verbs.SendWR{ID: i, Op: rdmap.OpSend, SGEs: qa.sge(0, 100)})
+	}
+	wa.mark(a)
+	wa.turn()
+	frames, chunks := wb.stats.RxFrames, b.as.a.Stats().RxChunks
+	func() {
+		defer wb.survive()
+		wb.turn()
+	}()
+	if wb.stats.Faults != 1 || told != 1 {
+		t.Fatalf("%d faults, told of %d", wb.stats.Faults, told)
+	}
+	if f, c := wb.stats.RxFrames-frames, b.as.a.Stats().RxChunks-chunks; f != 1 || c != 2 {
+		t.Fatalf("%d messages in %d frames: this tests nothing", c, f)
+	}
+	wb.turn()
+	if !b.as.over {
+		t.Error("the association has not ended")
+	}
+	for i := range s.hosts {
+		if ev := s.closed(i); ev.Err == nil {
+			t.Errorf("host %d closed without an error", i)
+		}
+	}
+	if n := len(qb.wcs); n != 2 || qb.wcs[0].Status != verbs.WCFlushErr || qb.wcs[1].Status != verbs.WCFlushErr {
+		t.Errorf("completions %+v", qb.wcs)
+	}
+	s.closedSCTP()
+}
+
+// TestFaultKeepsCommands: commands behind one that faults are called, in their order, once.
+func TestFaultKeepsCommands(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	a, b := s.open()
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	s.attach(a, b, qa, qb, mpa.Params{CRC: true})
+	w := s.hosts[1].w
+	var got []int
+	note := func(i int) func(*worker) { return func(*worker) { got = append(got, i) } }
+	w.post(note(1))
+	w.post(func(w *worker) {
+		w.post(note(4))
+		w.current = b
+		panic("a fault")
+	})
+	w.post(note(2))
+	w.post(note(3))
+	func() {
+		defer w.survive()
+		w.turn()
+	}()
+	w.post(func(w *worker) {
+		for i := range 8 {
+			w.post(note(6 + i))
+		}
+	})
+	w.post(note(5))
+	w.turn()
+	w.turn()
+	if want := []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}; w.stats.Faults != 1 || !slices.Equal(got, want) {
+		t.Errorf("%d faults, called %v; want %v", w.stats.Faults, got, want)
+	}
+}
+
+// TestFaultKeepsMarks: what waited to be pumped when a fault ended the turn still does,
+// also an association without a session.
+func TestFaultKeepsMarks(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	s.listenSCTP()
+	s.dialSCTP(40001, 0).ini = nil
+	a, b := s.open()
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	s.attach(a, b, qa, qb, mpa.Params{CRC: true})
+	w := s.hosts[1].w
+	s.until("an association", func() bool { return len(w.sctp.assocs) == 1 })
+	marked := []*conn{b}
+	for _, as := range w.sctp.assocs {
+		marked = append(marked, &as.carrier)
+	}
+	if len(w.conns) != 1 {
+		t.Fatalf("%d connections, the association has a session: this tests nothing", len(w.conns))
+	}
+	for _, c := range marked {
+		w.mark(c)
+	}
+	w.fault(b, "none")
+	for _, c := range marked {
+		if !c.dirty || !slices.Contains(w.dirty, c) {
+			t.Errorf("%v: dirty %v, in the list %v", c.flow, c.dirty, slices.Contains(w.dirty, c))
+		}
+	}
 }

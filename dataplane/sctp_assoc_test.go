@@ -1,0 +1,333 @@
+package dataplane
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/sctp"
+	"github.com/iwarpd/iwarpd/sctp/session"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// TestSCTPPeerGone: a host that falls silent is given up, and posted work is flushed.
+func TestSCTPPeerGone(t *testing.T) {
+	silent := false
+	s := newSim(t, link.PipeConfig{Filter: func(bool, []byte) bool { return !silent }})
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, _ := s.openSCTP(SCTP{}, qa, qb)
+	silent = true
+	s.limit = s.now.Add(time.Hour)
+	s.post(a, qa, verbs.SendWR{ID: 7, Op: rdmap.OpRead, SGEs: qa.sge(0, 100), RKey: qb.reg.STag(), Remote: 0x10000})
+	if ev := s.closed(0); ev.Err == nil {
+		t.Error("closed without an error")
+	}
+	if len(qa.wcs) != 1 || qa.wcs[0].Status != verbs.WCFlushErr {
+		t.Errorf("completions %+v", qa.wcs)
+	}
+	s.closed(1)
+	s.closedSCTP()
+}
+
+// TestSCTPJoinedParted: an association is reported for as long as its packets have to
+// come, and one whose listener is closed ends with its last session.
+func TestSCTPJoinedParted(t *testing.T) {
+	for _, how := range []string{"the dialling side ends", "listener closed in a session", "listener closed after the session"} {
+		t.Run(how, func(t *testing.T) {
+			s := newSim(t, link.PipeConfig{})
+			qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+			a, b := s.openSCTP(SCTP{}, qa, qb)
+			for i, want := range []Event{{Conn: a.id, Flow: a.flow}, {Listener: 1, Flow: b.flow}} {
+				if ev, ok := s.hosts[i].take(EventJoined); !ok || ev.Conn != want.Conn || ev.Listener != want.Listener || ev.Flow != want.Flow {
+					t.Errorf("host %d: %+v, %v", i, ev, ok)
+				}
+			}
+			rest := func() {
+				end := s.now.Add(3 * time.Second)
+				s.until("rest", func() bool { return s.now > end })
+				for i, h := range s.hosts {
+					if _, ok := h.take(EventParted); ok || len(h.w.sctp.assocs) != 1 {
+						t.Errorf("host %d: the association has ended", i)
+					}
+				}
+			}
+			w := s.hosts[1].w
+			switch how {
+			case "the dialling side ends":
+				s.hosts[0].w.disconnect(a, false)
+			case "listener closed in a session":
+				w.unlisten(1)
+				rest()
+				w.disconnect(b, false)
+			default:
+				a.as.lst = &sctpListener{} // a peer that keeps its associations
+				s.hosts[0].w.disconnect(a, false)
+				rest()
+				w.unlisten(1)
+			}
+			s.closed(0)
+			s.closed(1)
+			s.closedSCTP()
+			for i, h := range s.hosts {
+				if ev, ok := h.take(EventParted); !ok || ev.Flow != []pkt.Flow{a.flow, b.flow}[i] {
+					t.Errorf("host %d: no EventParted", i)
+				}
+			}
+		})
+	}
+}
+
+// TestSCTPOverUDPZeroSum: of the packets whose UDP checksum comes out as 0, which means
+// none, the receiver finds the sum right too.
+func TestSCTPOverUDPZeroSum(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	w := s.hosts[0].w
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 9899), netip.AddrPortFrom(addrB, 9899))
+	tuple := pkt.Tuple{Flow: flow, Proto: pkt.ProtoUDP, SrcMAC: macA, DstMAC: macB}
+	p := make([]byte, 12+16)
+	udp := append([]byte{9899 >> 8, 9899 & 0xff, 9899 >> 8, 9899 & 0xff, 0, byte(8 + len(p)), 0, 0}, p...)
+	for v := uint32(1); ; v++ {
+		if v == 1<<24 {
+			t.Fatal("no packet has that sum")
+		}
+		binary.BigEndian.PutUint32(udp[8+4:], v)
+		sctp.SetChecksum(udp[8:])
+		if pkt.Checksum(pkt.Sum(udp, tuple.PseudoSum(len(udp)))) == 0 {
+			break
+		}
+	}
+	slot, ok := w.link.Alloc()
+	if !ok {
+		t.Fatal("no slot")
+	}
+	copy(w.link.Bytes(slot)[headroom:], udp[8:])
+	w.slots[slot].owned = false
+	w.postSCTP(&tuple, 9899, slot, headroom, len(udp)-8)
+	w.link.Flush()
+	var f [1]link.Frame
+	if s.hosts[1].link.Receive(f[:]) != 1 {
+		t.Fatal("no frame")
+	}
+	var got pkt.Packet
+	b := f[0].Pieces[0]
+	if err := got.Parse(b, f[0].Len()); err != nil {
+		t.Fatal(err)
+	}
+	b = b[got.L4Off : got.L4Off+got.L4Len]
+	if sum := binary.BigEndian.Uint16(b[6:]); sum == 0 || pkt.Fold(pkt.Sum(b, got.PseudoSum)) != 0xffff {
+		t.Errorf("checksum %#x is wrong", sum)
+	}
+}
+
+// TestSCTPRestartWithData: what comes in the packet that restarts an association is of
+// the new one.
+func TestSCTPRestartWithData(t *testing.T) {
+	var cookie []byte
+	var tsn uint32
+	armed := false
+	s := newSim(t, link.PipeConfig{Filter: func(toB bool, f []byte) bool {
+		if !armed || !toB {
+			return true
+		}
+		switch chunk := f[14+20+12:]; sctp.ChunkType(chunk[0]) {
+		case sctp.ChunkInit:
+			tsn = binary.BigEndian.Uint32(chunk[16:])
+		case sctp.ChunkCookieEcho:
+			cookie = bytes.Clone(f)
+			return false
+		}
+		return true
+	}})
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, b := s.openSCTP(SCTP{}, qa, qb)
+	wa, wb := s.hosts[0].w, s.hosts[1].w
+	// Host 0 loses its memory, and begins anew from the same port.
+	wa.timers.stop(&a.as.carrier.timer)
+	wa.unmark(&a.as.carrier)
+	wa.unmark(a)
+	delete(wa.sctp.assocs, a.flow)
+	delete(wa.conns, a.id)
+	armed = true
+	s.now = s.now.Add(time.Second)
+	wa.turn()
+	if err := wa.connectSCTP(wa.newID(), a.flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the cookie", func() bool { return cookie != nil })
+
+	p := cookie[14+20:]
+	for len(p)%4 != 0 {
+		p = append(p, 0)
+	}
+	p = append(p, byte(sctp.ChunkData), 7, 0, 16+4+5) // U, B, E
+	p = binary.BigEndian.AppendUint32(p, tsn)
+	p = append(p, 0, 0, 0, 0, 0, 0, 0, 17, 0, 0, 0, 1)
+	p = append(p, "hello\x00\x00\x00"...)
+	sctp.SetChecksum(p)
+	tuple := pkt.Tuple{Flow: a.flow, Proto: pkt.ProtoSCTP, SrcMAC: macA, DstMAC: macB}
+	frame := make([]byte, tuple.HeaderLen(), tuple.HeaderLen()+len(p))
+	tuple.Put(frame, len(p), 0, 0)
+	frame = append(frame, p...)
+	if err := wb.in.pkt.Parse(frame, len(frame)); err != nil {
+		t.Fatal(err)
+	}
+	f := link.Frame{N: 1}
+	f.Pieces[0] = frame
+	wb.sctpFrame(&f)
+	s.until("the request", func() bool {
+		ev, ok := s.hosts[1].take(EventRequest)
+		return ok && string(ev.Setup.Private) == "hello" && ev.Conn != b.id
+	})
+	if ev := s.closed(1); ev.Conn != b.id || !errors.Is(ev.Err, errSession) {
+		t.Errorf("the old session: %+v", ev)
+	}
+	if got := b.as.mux.State(0); got != session.Requested {
+		t.Errorf("the new session is %v", got)
+	}
+}
+
+// TestSCTPNoListener: a connect to nobody fails at once; one to silence in time.
+func TestSCTPNoListener(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	s.hosts[1].w.sctp0()
+	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 9)
+	w := s.hosts[0].w
+	w.turn()
+	if err := w.connectSCTP(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if ev := s.closed(0); ev.Err == nil {
+		t.Error("closed without an error")
+	}
+	s.closedSCTP()
+}
+
+// TestSCTPLimit: associations are bounded, whoever asks for them.
+func TestSCTPLimit(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	ha, hb := s.hosts[0], s.hosts[1]
+	hb.w.turn()
+	if err := hb.w.listenSCTP(1, netip.AddrPortFrom(addrB, 7174), SCTP{}); err != nil {
+		t.Fatal(err)
+	}
+	hb.e.cfg.MaxConns = 3
+	ha.w.turn()
+	for i := range uint16(6) {
+		flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000+i), netip.AddrPortFrom(addrB, 7174))
+		if err := ha.w.connectSCTP(ha.w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 20*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3 {
+		if ev := s.closed(0); !errors.Is(ev.Err, ErrTimeout) {
+			t.Errorf("connection %d closed by %v", i, ev.Err)
+		}
+		if len(hb.w.sctp.assocs) > 3 {
+			t.Fatalf("%d associations", len(hb.w.sctp.assocs))
+		}
+	}
+}
+
+// TestSCTPIdle: a peer that opens an association and asks for no session is told to go
+// after a minute; one that has a session is not.
+func TestSCTPIdle(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	s.listenSCTP()
+	c := s.dialSCTP(40001, 0)
+	c.ini = nil
+	idle := c.as
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, _ := s.openSCTP(SCTP{}, qa, qb)
+	s.until("two associations", func() bool { return len(s.hosts[1].w.sctp.assocs) == 2 })
+	began := s.now
+	s.until("one is over", func() bool { return idle.over && len(s.hosts[1].w.sctp.assocs) == 1 })
+	if d := s.now.Sub(began); d < 58*time.Second || d > 62*time.Second {
+		t.Errorf("over after %v", d)
+	}
+	if idle.a.Err() != nil || s.hosts[1].w.stats.AssocsIdle != 1 {
+		t.Errorf("ended by %v", idle.a.Err())
+	}
+	wait := s.now.Add(5 * time.Minute)
+	s.until("time to pass", func() bool { return s.now > wait })
+	if a.as.over || a.mode != modeFull {
+		t.Error("an association with a session ended")
+	}
+	s.hosts[0].w.disconnect(a, false)
+	s.closedSCTP()
+}
+
+// TestSCTPPerPeer: the associations of one address are bounded; one that ends makes
+// room.
+func TestSCTPPerPeer(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	s.hosts[1].e.cfg.SCTP.PerPeer = 2
+	s.listenSCTP()
+	var reqs []Event
+	for port := range uint16(3) {
+		s.dialSCTP(40001+port, 0)
+	}
+	requests := func(n int) func() bool {
+		return func() bool {
+			if ev, ok := s.hosts[1].take(EventRequest); ok {
+				reqs = append(reqs, ev)
+			}
+			return len(reqs) == n
+		}
+	}
+	s.until("two requests", requests(2))
+	s.until("a refusal", func() bool { return s.hosts[1].w.stats.AssocsRefused > 0 })
+	if n := len(s.hosts[1].w.sctp.assocs); n != 2 {
+		t.Fatalf("%d associations", n)
+	}
+	w := s.hosts[1].w
+	w.answerSCTP(w.conns[reqs[0].Conn], session.Setup{}, Attachment{})
+	s.until("a third request", requests(3))
+	for _, r := range reqs[1:] {
+		w.answerSCTP(w.conns[r.Conn], session.Setup{}, Attachment{})
+	}
+	s.closedSCTP()
+	if len(w.sctp.peers) != 0 {
+		t.Errorf("counts left: %v", w.sctp.peers)
+	}
+}
+
+// TestSCTPTailLoss: with a lower RTO.Min the loss of the only message under way costs
+// about that, and no time-out is spurious though the peer delays SACKs by more.
+func TestSCTPTailLoss(t *testing.T) {
+	lose := false
+	cfg := link.PipeConfig{Filter: func(toB bool, _ []byte) bool {
+		ok := !(toB && lose)
+		lose = lose && !toB
+		return ok
+	}}
+	s := newSim(t, cfg)
+	s.hosts[0].e.cfg.SCTP.RTOMin = 20 * time.Millisecond
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, _ := s.openSCTP(SCTP{}, qa, qb)
+	write := func() (took time.Duration) {
+		began, sent := s.now, a.as.a.Stats().TxChunks
+		s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: qb.reg.STag(), Remote: 0x10000})
+		s.until("acknowledged", func() bool { return a.as.a.Stats().TxChunks > sent && a.as.a.Unacked() == 0 })
+		return s.now.Sub(began)
+	}
+	for range 60 { // the round trip is what the last of them took
+		if d := write(); d > 5*time.Millisecond {
+			t.Fatalf("a Write is acknowledged after %v", d)
+		}
+	}
+	if n := a.as.a.Stats().Timeouts; n != 0 {
+		t.Errorf("%d time-outs", n)
+	}
+	lose = true
+	if d := write(); d < 20*time.Millisecond || d > 30*time.Millisecond {
+		t.Errorf("a Write whose packet is lost is acknowledged after %v", d)
+	}
+	s.hosts[0].w.disconnect(a, false)
+	s.closedSCTP()
+}

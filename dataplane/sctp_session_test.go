@@ -1,0 +1,230 @@
+package dataplane
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/sctp/session"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// TestSCTPTerminate: a violation ends the session at both sides by the same code.
+func TestSCTPTerminate(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, _ := s.openSCTP(SCTP{}, qa, qb)
+	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: 0x12345678, Remote: 0})
+	s.post(a, qa, verbs.SendWR{ID: 2, Op: rdmap.OpRead, SGEs: qa.sge(0, 100), RKey: 0x12345678, Remote: 0})
+	s.closed(1)
+	if ev, ok := s.hosts[1].take(EventFailed); !ok || !errors.Is(ev.Err, term.ErrInvalidSTag) {
+		t.Errorf("host 1: EventFailed = %v, %v", ev.Err, ok)
+	}
+	if ev := s.closed(0); !errors.Is(ev.Err, term.ErrInvalidSTag) {
+		t.Errorf("host 0 closed by %v", ev.Err)
+	}
+	if len(qa.wcs) != 2 || qa.wcs[1].Status == verbs.WCSuccess {
+		t.Errorf("completions %+v", qa.wcs)
+	}
+	s.closedSCTP()
+}
+
+// TestSCTPReject: the ULP's refusal reaches the other side with its data.
+func TestSCTPReject(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	_, req := s.requestSCTP(SCTP{}, false)
+	w := s.hosts[1].w
+	w.answerSCTP(w.conns[req.Conn], session.Setup{Private: []byte("no")}, Attachment{})
+	if ev := s.closed(0); ev.Err != ErrRejected {
+		t.Errorf("closed by %v", ev.Err)
+	}
+	if ev, ok := s.hosts[0].take(EventRejected); !ok || string(ev.Setup.Private) != "no" {
+		t.Errorf("EventRejected %v", ok)
+	}
+	s.closed(1)
+	s.closedSCTP()
+}
+
+// TestSCTPRejectAndUnlisten: a refusal is said even if the listener is closed at once.
+func TestSCTPRejectAndUnlisten(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	_, req := s.requestSCTP(SCTP{}, false)
+	w := s.hosts[1].w
+	w.answerSCTP(w.conns[req.Conn], session.Setup{Private: []byte("no")}, Attachment{})
+	w.unlisten(1)
+	if ev := s.closed(0); ev.Err != ErrRejected {
+		t.Errorf("closed by %v", ev.Err)
+	}
+	s.closed(1)
+	s.closedSCTP()
+}
+
+// TestSCTPAbortAndDetach: what the application cuts ends at both sides.
+func TestSCTPAbortAndDetach(t *testing.T) {
+	for _, detach := range []bool{false, true} {
+		s := newSim(t, link.PipeConfig{})
+		qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+		a, _ := s.openSCTP(SCTP{}, qa, qb)
+		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 5, SGEs: qb.sge(0, 10)})
+		if detach {
+			s.hosts[0].w.detach(a)
+		} else {
+			s.hosts[0].w.disconnect(a, true)
+		}
+		if ev := s.closed(0); ev.Err == nil {
+			t.Error("closed without an error")
+		}
+		s.closed(1)
+		if len(qb.wcs) != 1 || qb.wcs[0].Status != verbs.WCFlushErr {
+			t.Errorf("completions of host 1: %+v", qb.wcs)
+		}
+		s.closedSCTP()
+	}
+}
+
+// TestSCTPDetach: a queue pair that was given to a peer's session is let go of by Detach.
+func TestSCTPDetach(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	qb := newSimQP(t, s.hosts[1], 8192)
+	_, req := s.requestSCTP(SCTP{}, false)
+	h := s.hosts[1]
+	h.e.AnswerSCTP(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
+	h.w.turn()
+	c := h.w.conns[req.Conn]
+	if c == nil || c.qp != &qb.QPBinding {
+		t.Fatal("no queue pair")
+	}
+	done := make(chan struct{})
+	go func() {
+		h.e.Detach(&qb.QPBinding)
+		close(done)
+	}()
+	for {
+		select {
+		case <-done:
+			if c.qp != nil {
+				t.Error("the session still has it")
+			}
+			return
+		default:
+			h.w.turn()
+		}
+	}
+}
+
+// TestSCTPAnswerGone: a request that is answered when its session has ended leaves
+// nothing posted.
+func TestSCTPAnswerGone(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	qb := newSimQP(t, s.hosts[1], 8192)
+	qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 5, SGEs: qb.sge(0, 10)})
+	a, req := s.requestSCTP(SCTP{}, false)
+	h := s.hosts[1]
+	s.hosts[0].w.disconnect(a, true)
+	s.closed(1)
+	h.e.AnswerSCTP(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
+	h.w.turn()
+	h.drain()
+	if len(qb.wcs) != 1 || qb.wcs[0].ID != 5 || qb.wcs[0].Status != verbs.WCFlushErr {
+		t.Errorf("completions %+v", qb.wcs)
+	}
+	if ev, ok := h.take(EventClosed); !ok || ev.Conn != req.Conn || ev.QP != &qb.QPBinding || !errors.Is(ev.Err, errNoConn) {
+		t.Errorf("EventClosed %+v, %v", ev, ok)
+	}
+	s.closedSCTP()
+}
+
+// TestSCTPStaleDisconnect: a command for a session that has ended does nothing to the
+// next one of its stream, whose Initiate came in the same turn.
+func TestSCTPStaleDisconnect(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	a, b := s.openSCTP(SCTP{}, qa, qb)
+	wa, wb, mux := s.hosts[0].w, s.hosts[1].w, a.as.mux
+	a.as.lst = &sctpListener{} // a peer that keeps its associations
+	wa.disconnect(a, false)
+	for {
+		wa.turn()
+		if mux.State(0) == session.Idle {
+			break
+		}
+		wb.turn()
+		if s.now = s.now.Add(time.Microsecond); s.now > s.limit {
+			t.Fatal("the session does not end")
+		}
+	}
+	if err := mux.Initiate(0, session.Setup{Private: []byte("again")}); err != nil {
+		t.Fatal(err)
+	}
+	wa.mark(&a.as.carrier)
+	wa.turn()
+	if b.gone || wb.conns[b.id] != b {
+		t.Fatal("the session has ended here already: this tests nothing")
+	}
+	wb.post(func(w *worker) {
+		if c := w.conns[b.id]; c != nil {
+			w.disconnect(c, false)
+		}
+	})
+	wb.turn()
+	s.until("the request", func() bool {
+		ev, ok := s.hosts[1].take(EventRequest)
+		return ok && string(ev.Setup.Private) == "again"
+	})
+	if got := b.as.mux.State(0); got != session.Requested {
+		t.Errorf("the session is %v", got)
+	}
+}
+
+// TestSCTPFallback: a peer of RFC 5043 alone answers enhanced set-up data by a
+// Terminate; a connect that may asks again without them, on the same association.
+func TestSCTPFallback(t *testing.T) {
+	for _, may := range []bool{true, false} {
+		s := newSim(t, link.PipeConfig{})
+		s.listenSCTP()
+		ha, hb := s.hosts[0], s.hosts[1]
+		ha.w.turn()
+		id := ha.w.newID()
+		flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
+		set := session.Setup{Private: []byte("hello"), Enhanced: &session.Enhanced{IRD: 4, ORD: 4}}
+		if err := ha.w.connectSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Fallback: may}, set, 0); err != nil {
+			t.Fatal(err)
+		}
+		s.until("the association", func() bool { return len(hb.w.sctp.assocs) == 1 })
+		for _, as := range hb.w.sctp.assocs {
+			as.mux = session.New(session.Config{NoEnhanced: true}, 64)
+		}
+		if !may {
+			if ev := s.closed(0); ev.Err != ErrRejected {
+				t.Errorf("closed by %v", ev.Err)
+			}
+			s.closedSCTP()
+			continue
+		}
+		var req Event
+		s.until("a request", func() (ok bool) {
+			req, ok = hb.take(EventRequest)
+			return ok
+		})
+		if string(req.Setup.Private) != "hello" || req.Setup.Enhanced != nil {
+			t.Errorf("request %+v", req.Setup)
+		}
+		qb := newSimQP(t, hb, 8192)
+		hb.w.answerSCTP(hb.w.conns[req.Conn], session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 1, ORD: 1}})
+		s.until("the answer", func() bool {
+			ev, ok := ha.take(EventAnswer)
+			return ok && ev.Conn == id && string(ev.Setup.Private) == "welcome"
+		})
+		if n := ha.w.stats.SessionRetries; n != 1 {
+			t.Errorf("%d retries", n)
+		}
+		ha.w.disconnect(ha.w.conns[id], false)
+		s.closedSCTP()
+	}
+}
