@@ -60,6 +60,7 @@ var cases = map[string]func(context.Context, *run) (string, error){
 	"both":      func(ctx context.Context, r *run) (string, error) { return together(ctx, r) },
 	"idle":      idle,
 	"sessions":  sessions,
+	"shared":    shared,
 	"reject":    reject,    // the peer does
 	"rejecting": rejecting, // we do
 	"abort":     abort,     // ours
@@ -543,6 +544,60 @@ func sessions(ctx context.Context, r *run) (string, error) {
 		return "", fmt.Errorf("not one association: ports %v", ports)
 	}
 	return "four sessions of one association", nil
+}
+
+// shared begins sessions on an association that we opened, which the peer takes on any of
+// its 16 streams; some end and others follow.
+func shared(ctx context.Context, r *run) (string, error) {
+	const n = 8
+	r.cfg.Startup.SharedAssociation = true
+	var cs [n]*conn
+	for round := range 4 {
+		errs := make(chan error, n)
+		for i := range cs {
+			if cs[i] == nil {
+				c, err := r.open(ctx)
+				if err != nil {
+					return "", fmt.Errorf("round %d, session %d: %w", round, i, err)
+				}
+				c.lo, c.hi = i*memSize/n, (i+1)*memSize/n
+				cs[i] = c
+			}
+			if got, want := cs[i].Info().Local, cs[0].Info().Local; got != want {
+				return "", fmt.Errorf("session %d is on an association of its own, from %v and not %v", i, got, want)
+			}
+		}
+		for _, c := range cs {
+			go func() {
+				err := c.echo(ctx, 3000)
+				if err == nil {
+					err = c.move(ctx, 50000)
+				}
+				errs <- err
+			}()
+		}
+		for range cs {
+			if err := <-errs; err != nil {
+				return "", fmt.Errorf("round %d: %w", round, err)
+			}
+		}
+		for i, c := range cs {
+			if i > 0 && i%2 == round%2 {
+				if err := c.end(); err != nil {
+					return "", err
+				}
+				cs[i] = nil
+			}
+		}
+	}
+	for _, c := range cs {
+		if c != nil {
+			if err := c.end(); err != nil {
+				return "", err
+			}
+		}
+	}
+	return "sessions of one association of ours", nil
 }
 
 // tell says how a session ended.
