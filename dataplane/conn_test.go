@@ -11,6 +11,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/impair"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
@@ -479,4 +480,47 @@ func TestPostAfterEnd(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestStreamBlackHole has a path's MTU shrink without a word while all that a byte
+// stream may take of the TX slots waits for acknowledgement: what is sent again in
+// smaller segments needs others.
+func TestStreamBlackHole(t *testing.T) {
+	const size = 1 << 20
+	shrunk := false
+	far := impair.Config{Delay: time.Millisecond}
+	s := newSim(t, link.PipeConfig{Slots: 128, AtoB: far, BtoA: far, Filter: func(toB bool, f []byte) bool {
+		return !toB || !shrunk || len(f) <= 1300+14
+	}})
+	for _, h := range s.hosts {
+		h.e.cfg.StreamBuffer, h.e.cfg.SendBuffer = 4<<20, 4<<20
+	}
+	a, b := s.open()
+	msg := make([]byte, size)
+	for i := range msg {
+		msg[i] = byte(i * 7 >> 3)
+	}
+	s.hosts[0].w.streamSend(a, msg)
+	var got []byte
+	s.until("octets arrived", func() bool {
+		if len(got) > size/4 && s.hosts[0].link.FreeSlots() <= slotReserve/2 {
+			shrunk = true
+		}
+		for {
+			ev, ok := s.hosts[1].take(EventData)
+			if !ok {
+				return len(got) >= size
+			}
+			got = append(got, ev.Data...)
+			s.hosts[1].w.streamConsumed(b, len(ev.Data))
+		}
+	})
+	if !bytes.Equal(got, msg) {
+		t.Error("octets differ")
+	}
+	if !shrunk || a.tcp.Stats().PMTUShrinks == 0 {
+		t.Error("the slots were never used up, or the MTU did not shrink")
+	}
+	s.hosts[1].w.disconnect(b, false)
+	s.closeAll(a)
 }

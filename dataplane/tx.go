@@ -204,7 +204,7 @@ func (w *worker) composeStream(c *conn, g *grant) {
 		if c.tcp.Room() <= 0 || c.wide && (g == nil || !w.may(c, g)) {
 			break
 		}
-		s, ok := w.link.Alloc()
+		s, ok := w.streamSlot()
 		if !ok {
 			if g != nil {
 				g.why = stopSlots
@@ -239,6 +239,15 @@ func (w *worker) composeStream(c *conn, g *grant) {
 	case c.finish:
 		c.tcp.Close(w.now) // the other direction stays open
 	}
+}
+
+// streamSlot is a TX slot for streaming-mode octets: connection set-up, which takes of
+// the reserve, but leaves half for ACKs and retransmissions.
+func (w *worker) streamSlot() (link.Slot, bool) {
+	if w.link.FreeSlots() <= min(slotReserve/2, w.link.Slots()/4) {
+		return link.NoSlot, false
+	}
+	return w.link.Alloc()
 }
 
 // push gives a composed slot to the transport, which owns it from here. sum is
