@@ -226,6 +226,11 @@ func (q *twoQueues) transfer(id ConnID, qa, qb *simQP) {
 		e := q.hosts[0].e
 		return n == 0 && e.nembryos.Load() == 0 && e.ndialing.Load() == 0
 	})
+	for i, w := range q.workers {
+		if n := w.stats.Conns; n != 0 {
+			q.t.Errorf("worker %d counts %d connections", i, n)
+		}
+	}
 	for i, l := range q.links {
 		if l.FreeSlots() != l.Slots() {
 			q.t.Errorf("link %d: %d slots not given back", i, l.Slots()-l.FreeSlots())

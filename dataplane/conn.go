@@ -116,6 +116,7 @@ func (w *worker) unlink(c *conn) {
 	}
 	delete(w.flows, c.flow)
 	delete(w.conns, c.id)
+	w.stats.Conns = uint64(len(w.flows))
 	w.unclaim(c.flow, false)
 }
 
@@ -140,7 +141,6 @@ func (w *worker) drop(c *conn) {
 	w.timers.stop(&c.timer)
 	w.unlink(c)
 	w.forgetEmbryo(c)
-	w.stats.Conns = uint64(len(w.flows))
 	if home := w.e.worker(c.id); home != w && c.id != 0 {
 		id := c.id
 		home.post(func(home *worker) { delete(home.moved, id) })

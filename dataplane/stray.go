@@ -20,7 +20,7 @@ import (
 // strayMemory is what the frames of such a ring take, in octets, and strayLeast how
 // many there are at least.
 const (
-	strayMemory = 1 << 20
+	strayMemory = 4 << 20
 	strayLeast  = 64
 )
 

@@ -36,6 +36,8 @@ type End struct {
 	Addr6   netip.Addr // fdxx::1 or ::2, /64
 	MTU     int
 	Prefix4 netip.Prefix
+
+	queues int // 0: one
 }
 
 // Veth is a pair of namespaces joined by a veth pair.
@@ -51,8 +53,15 @@ const prefix = "iwt"
 // removes them when the test ends. It skips the test when that cannot be done.
 func NewVeth(t testing.TB, mtu int) *Veth {
 	t.Helper()
+	return NewVethQueues(t, mtu, 1)
+}
+
+// NewVethQueues is NewVeth with ends of several queues each way.
+func NewVethQueues(t testing.TB, mtu, queues int) *Veth {
+	t.Helper()
 	v := &Veth{}
 	a, b := newEnds(t, mtu)
+	a.queues = queues
 	v.A, v.B = *a, *b
 	join(t, &v.A, &v.B)
 	bringUp(t, &v.A, &v.B)
@@ -112,12 +121,15 @@ func newEnds(t testing.TB, mtu int) (a, b *End) {
 // join makes the veth pair of two ends.
 func join(t testing.TB, a, b *End) {
 	t.Helper()
+	n := max(a.queues, 1)
 	if err := a.NS.Do(func() error {
 		return netlink.LinkAdd(&netlink.Veth{
-			LinkAttrs:     netlink.LinkAttrs{Name: a.Name, MTU: a.MTU, NumTxQueues: 1, NumRxQueues: 1},
-			PeerName:      b.Name,
-			PeerNamespace: netlink.NsFd(int(b.NS.handle)),
-			PeerMTU:       uint32(b.MTU),
+			LinkAttrs:       netlink.LinkAttrs{Name: a.Name, MTU: a.MTU, NumTxQueues: n, NumRxQueues: n},
+			PeerName:        b.Name,
+			PeerNamespace:   netlink.NsFd(int(b.NS.handle)),
+			PeerMTU:         uint32(b.MTU),
+			PeerNumTxQueues: uint32(n),
+			PeerNumRxQueues: uint32(n),
 		})
 	}); err != nil {
 		t.Fatalf("testenv: make a veth pair: %v", err)

@@ -27,6 +27,7 @@ import (
 type options struct {
 	stack           string
 	ifname          string
+	queues          int
 	listen, connect string
 	do              string
 	octets          int64
@@ -52,6 +53,7 @@ func main() {
 	fl := flag.CommandLine
 	fl.StringVar(&o.stack, "stack", "ours", "whose TCP: ours or kernel")
 	fl.StringVar(&o.ifname, "i", "veth0", "interface for AF_XDP")
+	fl.IntVar(&o.queues, "queues", 1, "receive queues of the interface, each of which gets a worker")
 	fl.StringVar(&o.listen, "listen", "", "address and port to accept connections on")
 	fl.StringVar(&o.connect, "connect", "", "address and port to connect to")
 	fl.StringVar(&o.do, "do", "receive", "receive, send, both, echo, request, or hold: open all connections, say one octet on each, close")

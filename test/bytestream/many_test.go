@@ -32,7 +32,7 @@ func TestManyConnections(t *testing.T) {
 	var nodes [2]*node
 	for i, l := range []link.Link{pa, pb} {
 		res := &hostnet.Static{SrcMAC: macs[i], DstMAC: macs[1-i], MTU: 1500, Addrs: addrs[i : i+1]}
-		if nodes[i], err = nodeOver(o, l, res, nil); err != nil {
+		if nodes[i], err = nodeOver(o, []link.Link{l}, res, nil); err != nil {
 			t.Fatal(err)
 		}
 	}

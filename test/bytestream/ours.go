@@ -60,7 +60,7 @@ func newNode(o *options) (_ *node, err error) {
 		return nil, err
 	}
 	undo = append(undo, resolver.Close)
-	steer, err := bpf.Load(bpf.Options{Queues: 1, Endpoints: 1 << 17})
+	steer, err := bpf.Load(bpf.Options{Queues: o.queues, Endpoints: 1 << 17})
 	if err != nil {
 		return nil, err
 	}
@@ -68,20 +68,24 @@ func newNode(o *options) (_ *node, err error) {
 	if _, err := steer.Attach(ifi.Index, bpf.Auto); err != nil {
 		return nil, err
 	}
-	sock, err := xsk.Open(xsk.Config{Interface: ifi.Name, MTU: ifi.MTU, Frames: o.frames})
-	if err != nil {
-		return nil, err
-	}
-	undo = append(undo, sock.Close)
-	if err := steer.SetSocket(0, sock.FD()); err != nil {
-		return nil, err
+	var links []link.Link
+	for q := range o.queues {
+		sock, err := xsk.Open(xsk.Config{Interface: ifi.Name, Queue: q, MTU: ifi.MTU, Frames: o.frames})
+		if err != nil {
+			return nil, err
+		}
+		undo = append(undo, sock.Close)
+		if err := steer.SetSocket(q, sock.FD()); err != nil {
+			return nil, err
+		}
+		links = append(links, sock)
 	}
 	fragments, err := steer.Fragments()
 	if err != nil {
 		return nil, err
 	}
 	undo = append(undo, fragments.Close)
-	n, err := nodeOver(o, sock, resolver, fragments)
+	n, err := nodeOver(o, links, resolver, fragments)
 	if err != nil {
 		return nil, err
 	}
@@ -90,8 +94,8 @@ func newNode(o *options) (_ *node, err error) {
 	return n, nil
 }
 
-// nodeOver makes a node on a link. The link is the caller's to close.
-func nodeOver(o *options, l link.Link, resolver dataplane.Resolver, fragments dataplane.FragmentSource) (*node, error) {
+// nodeOver makes a node on the queues of an interface. They are the caller's to close.
+func nodeOver(o *options, links []link.Link, resolver dataplane.Resolver, fragments dataplane.FragmentSource) (*node, error) {
 	cc, ok := congestion[o.cc]
 	if !ok {
 		return nil, fmt.Errorf("no congestion control %q", o.cc)
@@ -105,10 +109,14 @@ func nodeOver(o *options, l link.Link, resolver dataplane.Resolver, fragments da
 	if o.delayedAck > 0 {
 		cfg.DelayedAck = o.delayedAck
 	}
+	var queues []dataplane.Queue
+	for _, l := range links {
+		queues = append(queues, dataplane.Queue{Link: l, CPU: -1})
+	}
 	var err error
 	n.engine, err = dataplane.New(dataplane.Config{
 		Fragments: fragments, OnEvent: n.event, TCP: &cfg, StreamBuffer: 2 * o.rcvWindow, SendBuffer: o.queue, MaxConns: 1 << 16,
-	}, []dataplane.Queue{{Link: l, CPU: -1}}, resolver)
+	}, queues, resolver)
 	if err != nil {
 		return nil, err
 	}
@@ -149,12 +157,21 @@ func (n *node) Close(r *report) error {
 	}
 	for end := time.Now().Add(n.o.drain); ; {
 		r.Engine = n.engine.Stats()
-		r.Left = int(r.Engine[0].Conns)
-		// A slot is free only when the kernel has said that it is sent.
-		if r.Left == 0 && r.Engine[0].FreeSlots == r.Engine[0].Slots || time.Now().After(end) {
+		r.Left = 0
+		busy := uint64(0)
+		for _, e := range r.Engine {
+			r.Left += int(e.Conns)
+			busy += e.Slots - e.FreeSlots // free only when the kernel has said that it is sent
+		}
+		if r.Left == 0 && busy == 0 || time.Now().After(end) {
 			break
 		}
 		time.Sleep(20 * time.Millisecond)
+	}
+	for i, ci := range n.engine.Conns() {
+		if i < 8 {
+			r.fail(fmt.Errorf("left behind by worker %d: %v in %v, %+v", ci.Worker, ci.Flow, ci.State, ci.TCP))
+		}
 	}
 	return unwind(n.undo)
 }
