@@ -94,6 +94,53 @@ func TestTimes(t *testing.T) {
 	}
 }
 
+// TestBursts: bursts of loss are about as many and as long as configured.
+func TestBursts(t *testing.T) {
+	const n = 200000
+	cfg := Config{Burst: 0.01, BurstLen: 5, Seed: testenv.Seed(t)}
+	d := NewDecider(cfg)
+	lost, bursts, in := 0.0, 0.0, false
+	for i := range n {
+		gone := len(d.Decide(clock.Time(i+1), 1500, nil)) == 0
+		if gone {
+			lost++
+			if !in {
+				bursts++
+			}
+		}
+		in = gone
+	}
+	want := n / (1/cfg.Burst + cfg.BurstLen)
+	if math.Abs(bursts-want) > 6*math.Sqrt(want) || math.Abs(lost/bursts-cfg.BurstLen) > 0.1*cfg.BurstLen {
+		t.Errorf("%v bursts of %.2f frames; want about %.0f of %v", bursts, lost/bursts, want, cfg.BurstLen)
+	}
+}
+
+// TestBottleneck: frames leave at the rate, in order, and those that find the queue
+// full are lost.
+func TestBottleneck(t *testing.T) {
+	d := NewDecider(Config{Rate: 8_000_000, Queue: 3000, MTU: 1486, Delay: time.Millisecond}) // an octet a microsecond
+	us := func(n int) clock.Time { return clock.Time(n * 1000) }
+	for i, want := range []int{2001, 3001, 4001, 5001, 0, 0} {
+		got := d.Decide(us(1), 1000, nil)
+		if want == 0 && len(got) != 0 || want != 0 && (len(got) != 1 || got[0].At != us(want)) {
+			t.Errorf("frame %d: %+v, want one after %d µs", i, got, want)
+		}
+	}
+	if got := d.Decide(us(2001), 1000, nil); len(got) != 1 || got[0].At != us(6001) {
+		t.Errorf("a frame that came when there was room again: %+v", got)
+	}
+	if got := d.Decide(us(20000), 1500, nil); len(got) != 1 || got[0].At != us(22500) {
+		t.Errorf("a frame that came after a pause: %+v", got)
+	}
+	if got := d.Decide(us(30000), 1501, nil); len(got) != 0 {
+		t.Errorf("a frame longer than the MTU: %+v", got)
+	}
+	if st := d.Stats(); st.Overflowed != 2 || st.TooBig != 1 || st.Frames != 9 || st.Lost != 0 {
+		t.Errorf("stats %+v", st)
+	}
+}
+
 func TestSameSeedSameFate(t *testing.T) {
 	cfg := Config{Loss: 0.1, Duplicate: 0.1, Reorder: 0.1, Corrupt: 0.1, Jitter: time.Second, Seed: testenv.Seed(t)}
 	a, b := NewDecider(cfg), NewDecider(cfg)
@@ -192,8 +239,9 @@ func TestAllocatesNothing(t *testing.T) {
 }
 
 func TestParse(t *testing.T) {
-	want := Config{Loss: 0.01, Duplicate: 0.5, Reorder: 1, Corrupt: 0.001, Delay: time.Millisecond, Jitter: 2 * time.Microsecond, Hold: time.Second, Seed: 77}
-	const s = "loss=0.01,duplicate=0.5,reorder=1,corrupt=0.001,delay=1ms,jitter=2µs,hold=1s,seed=77"
+	want := Config{Loss: 0.01, Duplicate: 0.5, Reorder: 1, Corrupt: 0.001, Delay: time.Millisecond, Jitter: 2 * time.Microsecond, Hold: time.Second,
+		Burst: 0.25, BurstLen: 4, Rate: 1000, Queue: 77, MTU: 1300, Seed: 77}
+	const s = "loss=0.01,duplicate=0.5,reorder=1,corrupt=0.001,burst=0.25,burstlen=4,delay=1ms,jitter=2µs,hold=1s,rate=1000,queue=77,mtu=1300,seed=77"
 	got, err := Parse(s)
 	if err != nil || got != want {
 		t.Errorf("%+v, %v", got, err)
@@ -204,7 +252,7 @@ func TestParse(t *testing.T) {
 	if c, err := Parse(" loss=0.5, "); err != nil || c != (Config{Loss: 0.5}) {
 		t.Errorf("%+v, %v", c, err)
 	}
-	for _, bad := range []string{"loss", "loss=2", "loss=-1", "loss=NaN", "delay=1", "delay=-1s", "speed=1", "seed=x"} {
+	for _, bad := range []string{"loss", "loss=2", "loss=-1", "loss=NaN", "delay=1", "delay=-1s", "speed=1", "seed=x", "rate=-1", "queue=x", "burstlen=0"} {
 		if _, err := Parse(bad); err == nil {
 			t.Errorf("%q was taken", bad)
 		}

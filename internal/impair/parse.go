@@ -32,10 +32,22 @@ func Parse(s string) (Config, error) {
 			err = duration(&c.Jitter, val)
 		case "hold":
 			err = duration(&c.Hold, val)
+		case "burst":
+			err = probability(&c.Burst, val)
+		case "burstlen":
+			if c.BurstLen, err = strconv.ParseFloat(val, 64); err == nil && !(c.BurstLen >= 1 && c.BurstLen <= 1e9) {
+				err = fmt.Errorf("a burst has at least one frame")
+			}
+		case "rate":
+			err = count(&c.Rate, val)
+		case "queue":
+			err = count(&c.Queue, val)
+		case "mtu":
+			err = count(&c.MTU, val)
 		case "seed":
 			c.Seed, err = strconv.ParseUint(val, 0, 64)
 		default:
-			err = fmt.Errorf("unknown; known are loss duplicate reorder corrupt delay jitter hold seed")
+			err = fmt.Errorf("unknown; known are loss duplicate reorder corrupt delay jitter hold burst burstlen rate queue mtu seed")
 		}
 		if err != nil {
 			return Config{}, fmt.Errorf("impair: %q: %w", item, err)
@@ -53,6 +65,18 @@ func probability(p *float64, s string) error {
 		return fmt.Errorf("a probability is 0 to 1")
 	}
 	*p = v
+	return nil
+}
+
+func count(n *int, s string) error {
+	v, err := strconv.Atoi(s)
+	if err != nil {
+		return err
+	}
+	if v < 0 {
+		return fmt.Errorf("must not be negative")
+	}
+	*n = v
 	return nil
 }
 
@@ -80,7 +104,7 @@ func (c Config) String() string {
 	for _, p := range []struct {
 		key string
 		v   float64
-	}{{"loss", c.Loss}, {"duplicate", c.Duplicate}, {"reorder", c.Reorder}, {"corrupt", c.Corrupt}} {
+	}{{"loss", c.Loss}, {"duplicate", c.Duplicate}, {"reorder", c.Reorder}, {"corrupt", c.Corrupt}, {"burst", c.Burst}, {"burstlen", c.BurstLen}} {
 		if p.v != 0 {
 			add(p.key, strconv.FormatFloat(p.v, 'g', -1, 64))
 		}
@@ -91,6 +115,14 @@ func (c Config) String() string {
 	}{{"delay", c.Delay}, {"jitter", c.Jitter}, {"hold", c.Hold}} {
 		if d.v != 0 {
 			add(d.key, d.v.String())
+		}
+	}
+	for _, n := range []struct {
+		key string
+		v   int
+	}{{"rate", c.Rate}, {"queue", c.Queue}, {"mtu", c.MTU}} {
+		if n.v != 0 {
+			add(n.key, strconv.Itoa(n.v))
 		}
 	}
 	if c.Seed != 0 {

@@ -4,6 +4,7 @@
 // when it is ready, and stops on SIGINT or SIGTERM.
 //
 //	impair -a veth1 -b veth2 -both loss=0.01,delay=1ms -b-to-a corrupt=0.001 -seed 7
+//	impair -a veth1 -b veth2 -both delay=1ms -after 2s -then delay=1ms,mtu=1300 -icmp
 //
 // The ends where a kernel's stack sits must not leave segmentation and checksums
 // to the hardware: ethtool -K DEV tx off tso off gso off gro off. On its own
@@ -40,9 +41,12 @@ func run(args []string) error {
 	fl := flag.NewFlagSet("impair", flag.ContinueOnError)
 	a := fl.String("a", "", "one interface")
 	b := fl.String("b", "", "the other interface")
-	both := fl.String("both", "", "what happens to frames either way: loss= duplicate= reorder= corrupt= (0..1), delay= jitter= hold= (durations)")
+	both := fl.String("both", "", "what happens to frames either way: loss= duplicate= reorder= corrupt= burst= (0..1), delay= jitter= hold= (durations), burstlen= (frames), rate= (bits a second), queue= mtu= (octets)")
 	ab := fl.String("a-to-b", "", "the same, for frames from a to b only, in place of -both")
 	ba := fl.String("b-to-a", "", "the same, for frames from b to a only, in place of -both")
+	after := fl.Duration("after", 0, "when to change to -then, from the first frame on")
+	then := fl.String("then", "", "what happens to frames either way from -after on")
+	icmp := fl.Bool("icmp", false, "tell the sender of a packet that is longer than mtu=, as a router does")
 	seed := fl.Uint64("seed", 0, "seed of all decisions; 0: $TEST_SEED, else from the clock")
 	stats := fl.Bool("stats", false, "print counters as JSON at the end")
 	if err := fl.Parse(args); err != nil {
@@ -79,6 +83,14 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
+	var later *impair.Config
+	if *after > 0 {
+		c, err := config(*then, 2)
+		if err != nil {
+			return err
+		}
+		later = &c
+	}
 	la, err := open(*a)
 	if err != nil {
 		return err
@@ -94,7 +106,10 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	w := &wire{ab: newWay(la, lb, cab), ba: newWay(lb, la, cba), stop: stop}
+	w := &wire{ab: newWay(la, lb, cab), ba: newWay(lb, la, cba), stop: stop, after: *after, later: later}
+	if *icmp {
+		w.ab.back, w.ba.back = w.ba, w.ab
+	}
 	fmt.Printf("impair: ready a=%s b=%s seed=%d a-to-b=[%v] b-to-a=[%v]\n", *a, *b, *seed, cab, cba)
 	w.run()
 	if *stats {
@@ -155,6 +170,26 @@ func stopFD() (int, error) {
 type wire struct {
 	ab, ba *way
 	stop   int
+
+	after   time.Duration
+	later   *impair.Config // nil: nothing changes any more
+	changes clock.Time
+}
+
+// change goes over to -then when it is time.
+func (w *wire) change(now clock.Time) {
+	switch {
+	case w.changes == 0:
+		if w.ab.decider.Stats().Frames+w.ba.decider.Stats().Frames > 0 {
+			w.changes = now.Add(w.after)
+		}
+	case w.changes.Due(now):
+		w.ab.become(*w.later)
+		c := *w.later
+		c.Seed++
+		w.ba.become(c)
+		w.later = nil
+	}
 }
 
 // run moves frames until told to stop.
@@ -166,6 +201,9 @@ func (w *wire) run() {
 	}
 	for fds[2].Revents == 0 {
 		now := clock.Now()
+		if w.later != nil {
+			w.change(now)
+		}
 		busy := w.ab.turn(now)
 		busy = w.ba.turn(now) || busy
 		ts := unix.Timespec{}
@@ -186,6 +224,9 @@ func (w *wire) run() {
 type way struct {
 	from, to *link.Packet
 	decider  *impair.Decider
+	before   impair.Stats // of earlier deciders
+	mtu      int
+	back     *way                 // where senders of longer packets are told; nil: they are not
 	late     impair.Queue[[]byte] // frames that wait for their time
 	free     [][]byte             // buffers for more
 	plan     []impair.Delivery
@@ -201,7 +242,7 @@ const maxLate = 1 << 15
 
 func newWay(from, to *link.Packet, cfg impair.Config) *way {
 	return &way{
-		from: from, to: to, decider: impair.NewDecider(cfg),
+		from: from, to: to, decider: impair.NewDecider(cfg), mtu: cfg.MTU,
 		late: impair.NewQueue[[]byte](to.Slots()), plan: make([]impair.Delivery, 0, impair.MaxDeliveries),
 		frames: make([]link.Frame, 64), done: make([]link.Slot, 64),
 	}
@@ -213,6 +254,11 @@ func (w *way) turn(now clock.Time) (busy bool) {
 	n := w.from.Receive(w.frames)
 	for i := range n {
 		f := &w.frames[i]
+		if w.back != nil && w.mtu > 0 && f.Len() > ethernet+w.mtu {
+			if b := tooBig(f.Pieces[0], w.mtu); b != nil {
+				w.back.late.Push(now, b)
+			}
+		}
 		for _, d := range w.decider.Decide(now, f.Len(), w.plan[:0]) {
 			w.hold(f, d)
 		}
@@ -245,6 +291,13 @@ func (w *way) turn(now clock.Time) (busy bool) {
 	return n > 0
 }
 
+// become changes what happens to frames that come from now on.
+func (w *way) become(cfg impair.Config) {
+	st := w.decider.Stats()
+	w.before.Add(&st)
+	w.decider, w.mtu = impair.NewDecider(cfg), cfg.MTU
+}
+
 // hold copies a frame for one delivery.
 func (w *way) hold(f *link.Frame, d impair.Delivery) {
 	n := f.Len()
@@ -253,7 +306,7 @@ func (w *way) hold(f *link.Frame, d impair.Delivery) {
 		return
 	}
 	var b []byte
-	if k := len(w.free); k > 0 {
+	if k := len(w.free); k > 0 && cap(w.free[k-1]) >= n {
 		b, w.free = w.free[k-1], w.free[:k-1]
 	} else {
 		b = make([]byte, w.to.SlotSize())
@@ -289,8 +342,10 @@ func (w *way) counters() counters {
 	var in, out link.Stats
 	w.from.Stats(&in)
 	w.to.Stats(&out)
+	st := w.decider.Stats()
+	st.Add(&w.before)
 	return counters{
-		Stats: w.decider.Stats(), Received: in.RxFrames, Sent: out.TxFrames,
+		Stats: st, Received: in.RxFrames, Sent: out.TxFrames,
 		TooLong: in.RxInvalid + out.TxInvalid, NoRoom: w.noRoom + in.RxRingFull,
 	}
 }

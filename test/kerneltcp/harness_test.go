@@ -149,6 +149,12 @@ var nextPort atomic.Uint32
 // run has the program talk between two places. Every run has a port of its own.
 func run(t testing.TB, server, client place, serverDo, clientDo string, v6 bool, args ...string) (s, c *report, err error) {
 	t.Helper()
+	return runWhile(t, server, client, serverDo, clientDo, v6, nil, args...)
+}
+
+// runWhile is run with something done to the two programs meanwhile.
+func runWhile(t testing.TB, server, client place, serverDo, clientDo string, v6 bool, while func(s, c *proc), args ...string) (s, c *report, err error) {
+	t.Helper()
 	addr := server.end.Addr4
 	if v6 {
 		addr = server.end.Addr6
@@ -158,6 +164,9 @@ func run(t testing.TB, server, client place, serverDo, clientDo string, v6 bool,
 	ps := start(t, server.end.NS, append(append([]string{"-stack", server.stack, "-i", server.end.Name, "-listen", at, "-do", serverDo}, server.args...), args...)...)
 	ps.ready()
 	pc := start(t, client.end.NS, append(append([]string{"-stack", client.stack, "-i", client.end.Name, "-connect", at, "-do", clientDo}, client.args...), args...)...)
+	if while != nil {
+		while(ps, pc)
+	}
 	c, err = pc.wait(limit)
 	if err != nil {
 		return nil, nil, err

@@ -24,7 +24,8 @@ type wire struct {
 	args         []string // for our side only
 	mtu          int
 	v6           bool
-	request      int // octets of a request and of its answer; 0: bulk
+	flags        []string // of test/impair, in place of -both impair
+	request      int      // octets of a request and of its answer; 0: bulk
 }
 
 // wires is loss by delay, and reordering. The delay is one way. Several
@@ -84,9 +85,40 @@ func wires() []wire {
 		all = append(all, wire{name: "loss 1 %, 5 ms, " + o.name, impair: "loss=0.01,delay=5ms", conns: 8, time: 3 * time.Second, queue: 64 << 10,
 			light: true, sysctls: o.sysctls, args: o.args, mtu: o.mtu, v6: o.v6})
 	}
+	all = append(all, worse()...)
 	for _, size := range []int{64, 5000} {
 		all = append(all, wire{name: fmt.Sprintf("loss 1 %%, 5 ms, requests of %d octets", size), impair: "loss=0.01,delay=5ms", conns: 32, time: 4 * time.Second,
 			queue: 64 << 10, light: true, request: size})
+	}
+	return all
+}
+
+// worse are wires that are bad in another way than by independent loss and delay.
+func worse() []wire {
+	var all []wire
+	for _, w := range []wire{
+		{name: "bursts of 10 lost, 5 ms", impair: "burst=0.0005,burstlen=10,delay=5ms"},
+		{name: "bursts of 40 lost, 20 ms", impair: "burst=0.0002,burstlen=40,delay=20ms"},
+		{name: "100 Mb/s, queue of 30 kB, 5 ms", impair: "rate=100000000,queue=30000,delay=5ms"},
+		{name: "100 Mb/s, queue of 2 MB, 5 ms", impair: "rate=100000000,queue=2000000,delay=5ms"},
+		{name: "1 ms there, 100 ms back", flags: []string{"-a-to-b", "delay=1ms", "-b-to-a", "delay=100ms"}},
+		{name: "100 Mb/s there, 1 Mb/s back", flags: []string{"-a-to-b", "rate=100000000,queue=200000,delay=5ms", "-b-to-a", "rate=1000000,queue=20000,delay=5ms"}},
+		{name: "duplicates 5 %, 2 ms", impair: "duplicate=0.05,delay=2ms"},
+		{name: "corrupt 1 %, 2 ms", impair: "corrupt=0.01,delay=2ms"},
+		{name: "jitter of 10 ms, 5 ms", impair: "delay=5ms,jitter=10ms"},
+		{name: "MTU 750 after 1 s, ICMP, 2 ms", flags: []string{"-both", "delay=2ms", "-after", "1s", "-then", "delay=2ms,mtu=750", "-icmp"}},
+		{name: "MTU 1300 after 1 s, no ICMP, 2 ms", flags: []string{"-both", "delay=2ms", "-after", "1s", "-then", "delay=2ms,mtu=1300"}, time: 10 * time.Second,
+			sysctls: []string{"net.ipv4.tcp_mtu_probing=1"}},
+		{name: "tiny tcp_wmem and tcp_rmem, 5 ms", impair: "loss=0.001,delay=5ms", sysctls: []string{"net.ipv4.tcp_wmem=4096 8192 16384", "net.ipv4.tcp_rmem=4096 8192 16384"}},
+		{name: "ECN but no SACK, timestamps, scaling; 0.5 %, 5 ms", impair: "loss=0.005,delay=5ms", args: []string{"-ecn"},
+			sysctls: []string{"net.ipv4.tcp_sack=0", "net.ipv4.tcp_dsack=0", "net.ipv4.tcp_timestamps=0", "net.ipv4.tcp_window_scaling=0", "net.ipv4.tcp_ecn=1"}},
+	} {
+		w.conns, w.queue = 8, 256<<10
+		w.light = !strings.Contains(w.impair, "duplicate") && !strings.Contains(w.impair, "corrupt")
+		if w.time == 0 {
+			w.time = 4 * time.Second
+		}
+		all = append(all, w)
 	}
 	return all
 }
@@ -161,14 +193,29 @@ func compare(t *testing.T, w *wire) string {
 			sysctl(t, ns, name, value)
 		}
 	}
-	stop := x.Impair(t, "-both", w.impair, "-stats", "-seed", fmt.Sprint(testenv.Seed(t)%1e9+1))
+	flags := w.flags
+	if flags == nil {
+		flags = []string{"-both", w.impair}
+	}
+	flags = append(flags[:len(flags):len(flags)], "-stats", "-seed", fmt.Sprint(testenv.Seed(t)%1e9+1))
+	stop := func() string { return "" }
+	changes := slices.Contains(flags, "-after") // in each run
+	if !changes {
+		stop = x.Impair(t, flags...)
+	}
 	sums, again, ratio := make([][]float64, len(arms)), make([][]float64, len(arms)), make([]float64, len(arms))
 	for round := 0; round < rounds; round++ {
 		for i := range arms {
 			if round%2 == 1 {
 				i = len(arms) - 1 - i
 			}
+			if changes {
+				stop = x.Impair(t, flags...)
+			}
 			mbps, share := goodput(t, x, arms[i], w)
+			if changes {
+				t.Log(strings.TrimSpace(stop()))
+			}
 			sums[i], again[i] = append(sums[i], mbps), append(again[i], share)
 		}
 		for i := range arms {
