@@ -31,9 +31,9 @@ func TestJudge(t *testing.T) {
 		mend   string
 	}{
 		{"healthy", func(*Facts) {}, "interface", OK, ""},
-		{"old kernel", func(f *Facts) { f.Kernel = "4.19.0" }, "kernel", Fail, "boot"},
-		{"older kernel", func(f *Facts) { f.Kernel = "5.10.0-28" }, "kernel", Warn, "boot"},
-		{"odd kernel", func(f *Facts) { f.Kernel = "mine" }, "kernel", Warn, "5.11"},
+		{"old kernel", func(f *Facts) { f.Kernel = "5.10.0-28" }, "kernel", Fail, "boot"},
+		{"older kernel", func(f *Facts) { f.Kernel = "5.14.0-503" }, "kernel", Warn, "boot"},
+		{"odd kernel", func(f *Facts) { f.Kernel = "mine" }, "kernel", Warn, "6.1"},
 		{"no capabilities", func(f *Facts) { f.Capabilities = 0 }, "capabilities", Fail, "root"},
 		{"SYS_ADMIN for both", func(f *Facts) { f.Capabilities ^= 1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_SYS_ADMIN }, "capabilities", OK, ""},
 		{"little memory", func(f *Facts) { f.Capabilities ^= 1 << unix.CAP_IPC_LOCK; f.MemLock = 8 << 20 }, "locked memory", Warn, "LimitMEMLOCK"},

@@ -55,18 +55,18 @@ func Worst(all []Finding) State {
 	return worst
 }
 
-// kernel: AF_XDP with copies and need-wakeup is there since 5.4; CAP_BPF, and BPF
-// memory that is not locked memory, since 5.11.
+// kernel: XDP programs for frames in pieces, and what reads fragments, are there since
+// 5.18; some distributors have them in kernels of lower numbers. iwarpd is tested from 6.1 on.
 func (f *Facts) kernel() Finding {
 	var major, minor int
 	if n, _ := fmt.Sscanf(f.Kernel, "%d.%d", &major, &minor); n != 2 {
-		return Finding{"kernel", Warn, "its release " + f.Kernel + " has no number", "see that it is 5.11 or later"}
+		return Finding{"kernel", Warn, "its release " + f.Kernel + " has no number", "see that it is 6.1 or later"}
 	}
 	switch v := major*1000 + minor; {
-	case v < 5004:
-		return Finding{"kernel", Fail, f.Kernel + " is too old for AF_XDP as iwarpd uses it", "boot Linux 5.11 or later"}
 	case v < 5011:
-		return Finding{"kernel", Warn, f.Kernel + " counts BPF maps as locked memory and may lack CAP_BPF", "boot Linux 5.11 or later, or run iwarpd as root"}
+		return Finding{"kernel", Fail, f.Kernel + " is too old for iwarpd", "boot Linux 6.1 or later"}
+	case v < 5018:
+		return Finding{"kernel", Warn, f.Kernel + " lacks XDP programs for frames in pieces, unless its distributor added them", "boot Linux 6.1 or later"}
 	}
 	return Finding{"kernel", OK, f.Kernel, ""}
 }
