@@ -12,6 +12,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -216,22 +217,28 @@ func nfsRegular(i *nfs.Info) error {
 }
 
 // writeWhole makes the file name of what f writes, or nothing: f writes to a file
-// beside it, which takes its place, and its mode, when it is whole. What is there
-// and is no file, such as a device, f writes to.
+// beside it, which takes its place, its permissions, and its owner where that is
+// allowed, when it is whole. What is there and is no file with a name, such as a
+// device, f writes to.
 func writeWhole(name string, f func(io.Writer) error) (err error) {
-	if p, err := filepath.EvalSymlinks(name); err == nil {
+	p, perr := filepath.EvalSymlinks(name)
+	if perr == nil {
 		name = p
 	}
 	st, err := os.Stat(name)
-	if err == nil && !st.Mode().IsRegular() {
-		w, err := os.OpenFile(name, os.O_WRONLY, 0)
+	if err == nil && (perr != nil || !st.Mode().IsRegular()) {
+		w, err := os.OpenFile(name, os.O_WRONLY|os.O_TRUNC, 0)
 		if err != nil {
 			return err
 		}
 		return errors.Join(f(w), w.Close())
 	}
 	temp := filepath.Join(filepath.Dir(name), ".iwarpctl-"+rand.Text())
-	w, terr := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	perm := fs.FileMode(0o666)
+	if err == nil {
+		perm = 0o600 // before it has those of the other, nobody else opens it
+	}
+	w, terr := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
 	if terr != nil {
 		return terr
 	}
@@ -241,6 +248,9 @@ func writeWhole(name string, f func(io.Writer) error) (err error) {
 		}
 	}()
 	if err == nil {
+		if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+			_ = w.Chown(int(sys.Uid), int(sys.Gid))
+		}
 		err = w.Chmod(st.Mode().Perm())
 	} else if errors.Is(err, fs.ErrNotExist) {
 		err = nil
@@ -290,6 +300,18 @@ func (c *command) nfsGet() *cobra.Command {
 	}
 }
 
+// until is r until ctx is done: a terminal or a pipe that has nothing to read does
+// not hold who reads.
+func until(ctx context.Context, r io.Reader) io.Reader {
+	pr, pw := io.Pipe()
+	context.AfterFunc(ctx, func() { pw.CloseWithError(ctx.Err()) })
+	go func() {
+		_, err := io.Copy(pw, r)
+		pw.CloseWithError(err)
+	}()
+	return pr
+}
+
 func (c *command) nfsPut() *cobra.Command {
 	return &cobra.Command{
 		Use: "put FILE ADDR:/path", Short: "Copy a file to the server; FILE -: standard input", Args: usageArgs(cobra.ExactArgs(2)),
@@ -311,8 +333,11 @@ func (c *command) nfsPut() *cobra.Command {
 				}
 				perm = uint32(st.Mode().Perm())
 				in = f
+				if !st.Mode().IsRegular() {
+					in = until(cmd.Context(), f)
+				}
 			} else {
-				in = struct{ io.Reader }{in}
+				in = until(cmd.Context(), in)
 			}
 			return c.withNFS(cmd.Context(), args[1], func(ctx context.Context, n *nfs.Client, p string) error {
 				if strings.HasSuffix(p, "/") {

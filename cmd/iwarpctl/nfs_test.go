@@ -1,15 +1,19 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // TestWriteWhole: a file is there whole or not at all, with the mode of the one it
@@ -60,7 +64,73 @@ func TestWriteWhole(t *testing.T) {
 		t.Error(err)
 	}
 	w.Close()
+	// Nor is a file that has no name any more replaced.
+	f, err := os.Create(at("gone"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := errors.Join(os.Remove(at("gone")), writeWhole(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), whole)); err != nil {
+		t.Error(err)
+	}
+	if b, err := io.ReadAll(f); string(b) != "whole" || err != nil {
+		t.Errorf("%q, %v", b, err)
+	}
 	if b, err := io.ReadAll(r); string(b) != "whole" || err != nil {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// TestWriteOwner: root does not take files from their owners, and nobody else can
+// open what takes the place of a file that he cannot open.
+func TestWriteOwner(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	p := filepath.Join(dir, "f")
+	if err := errors.Join(os.WriteFile(p, nil, 0o600), os.Chown(p, 1000, 100), os.Chmod(p, 0o640|fs.ModeSetuid)); err != nil {
+		t.Fatal(err)
+	}
+	is := func(p string, mode uint32) {
+		t.Helper()
+		var st unix.Stat_t
+		if err := unix.Stat(p, &st); err != nil || st.Uid != 1000 || st.Gid != 100 || st.Mode != unix.S_IFREG|mode {
+			t.Errorf("%d:%d %#o, %v", st.Uid, st.Gid, st.Mode, err)
+		}
+	}
+	err := writeWhole(p, func(io.Writer) error {
+		l, err := filepath.Glob(filepath.Join(dir, ".iwarpctl-*"))
+		if len(l) == 1 {
+			is(l[0], 0o640)
+		}
+		return errors.Join(err, os.Chmod(p, 0o600))
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	is(p, 0o640)
+}
+
+// TestUntil: who has nothing to read is not waited for when all is over.
+func TestUntil(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	in := until(ctx, r)
+	b := make([]byte, 10)
+	if _, err := io.WriteString(w, "some"); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := io.ReadFull(in, b[:4]); string(b[:n]) != "some" || err != nil {
+		t.Errorf("%q, %v", b[:n], err)
+	}
+	cancel()
+	if n, err := io.ReadFull(in, b); n != 0 || !errors.Is(err, context.Canceled) {
+		t.Errorf("%d, %v", n, err)
+	}
+	if b, err := io.ReadAll(until(t.Context(), strings.NewReader("whole"))); string(b) != "whole" || err != nil {
 		t.Errorf("%q, %v", b, err)
 	}
 }

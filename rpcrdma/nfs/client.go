@@ -403,20 +403,24 @@ func (n *Client) change(ctx context.Context, op string, proc uint32, args func(*
 
 // PutFile makes the file name of a directory of what r has, or nothing: it is
 // written under another name first, and takes the place of a file that was there
-// when it is whole and lasts. It has the mode perm, or that of the file it
-// replaces. A name that something else has than a file gives fs.ErrExist.
+// when it is whole and lasts. It has the mode perm, or the permissions of the file
+// it replaces, and that one's owner where the server allows that. A name that
+// something else has than a file gives fs.ErrExist.
 func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint32, r io.Reader) (done int64, err error) {
-	switch old, err := n.Lookup(ctx, dir, name); {
-	case err == nil && old.Type != nfsv3.NF3REG:
+	old, err := n.Lookup(ctx, dir, name)
+	there := err == nil
+	switch {
+	case there && old.Type != nfsv3.NF3REG:
 		return 0, &Error{"put " + name, nfsv3.NFS3ERR_EXIST}
-	case err == nil:
-		perm = old.Perm
+	case there:
+		perm = old.Perm & 0o777 // no set-user-ID for what another wrote
 	case !errors.Is(err, fs.ErrNotExist):
 		return 0, err
 	}
 	temp := ".iwarpctl-" + crand.Text()
+	refused := false // there is none
 	defer func() {
-		if err != nil { // also when ctx is done
+		if err != nil && !refused { // also when ctx is done
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidy)
 			defer cancel()
 			if rerr := n.Remove(ctx, dir, temp); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
@@ -426,7 +430,13 @@ func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint
 	}()
 	fh, err := n.Create(ctx, dir, temp, perm)
 	if err != nil {
+		refused = errors.Is(err, fs.ErrPermission)
 		return 0, err
+	}
+	if there {
+		if err := n.own(ctx, fh, &old); err != nil {
+			return 0, err
+		}
 	}
 	if done, err = n.Put(ctx, fh, r); err != nil {
 		return done, err
@@ -438,6 +448,22 @@ func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint
 		}
 	}
 	return done, err
+}
+
+// own gives a file the owner and group of old, where the server lets the caller.
+func (n *Client) own(ctx context.Context, fh []byte, old *Info) error {
+	i, err := n.Getattr(ctx, fh)
+	if err != nil || i.UID == old.UID && i.GID == old.GID {
+		return err
+	}
+	err = n.change(ctx, "setattr", 2, func(w *rpc.Writer) {
+		w.Opaque(fh)
+		w.U32(0, 1, old.UID, 1, old.GID, 0, 0, 0, 0)
+	})
+	if _, ok := errors.AsType[*Error](err); ok {
+		return nil
+	}
+	return err
 }
 
 // tidy bounds how long is tried to remove what was not finished.
@@ -513,6 +539,9 @@ func (n *Client) Get(ctx context.Context, fh []byte, w io.Writer) (int64, error)
 		if err != nil {
 			cancel()
 		}
+	}
+	if err == nil && uint64(done) < i.Size { // no more was asked for
+		err = ctx.Err()
 	}
 	return done, err
 }

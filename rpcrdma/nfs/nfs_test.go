@@ -34,14 +34,18 @@ type rig struct {
 	n   *nfs.Client
 }
 
-func start(t testing.TB, version int) *rig {
+func start(t testing.TB, version int, set ...func(*nfs.Config)) *rig {
 	t.Helper()
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	s, err := nfs.NewServer(nfs.Config{Dir: dir})
+	scfg := nfs.Config{Dir: dir}
+	for _, f := range set {
+		f(&scfg)
+	}
+	s, err := nfs.NewServer(scfg)
 	if err != nil {
 		t.Fatal(err)
 	}

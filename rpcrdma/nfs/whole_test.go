@@ -94,6 +94,57 @@ func TestPutFile(t *testing.T) {
 	is("new", "other data", 0o640)
 }
 
+// TestPutOver: what replaces a file has its owner, and its permissions, but no
+// set-user-ID; and what could not be made is not told to be left behind.
+func TestPutOver(t *testing.T) {
+	g := start(t, 2)
+	p := filepath.Join(g.dir, "f")
+	if err := errors.Join(os.WriteFile(p, []byte("theirs"), 0o600), os.Chown(p, 1000, 100), os.Chmod(p, 0o750|fs.ModeSetuid|fs.ModeSetgid)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.n.PutFile(g.ctx, g.n.Root(), "f", 0o600, strings.NewReader("ours")); err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(p, &st); err != nil || st.Uid != 1000 || st.Gid != 100 || st.Mode != unix.S_IFREG|0o750 {
+		t.Errorf("%d:%d %#o, %v", st.Uid, st.Gid, st.Mode, err)
+	}
+	g = start(t, 2, func(cfg *nfs.Config) { cfg.ReadOnly = true })
+	if _, err := g.n.PutFile(g.ctx, g.n.Root(), "f", 0o600, strings.NewReader("x")); !errors.Is(err, fs.ErrPermission) || strings.Contains(err.Error(), "left") {
+		t.Error(err)
+	}
+}
+
+// TestGetCancelled: a transfer that is given up while all that was asked for is
+// there already is not taken for the whole.
+func TestGetCancelled(t *testing.T) {
+	g := start(t, 2)
+	const size = 40 << 20
+	if err := errors.Join(os.WriteFile(filepath.Join(g.dir, "f"), nil, 0o600), os.Truncate(filepath.Join(g.dir, "f"), size)); err != nil {
+		t.Fatal(err)
+	}
+	i, err := g.n.Lookup(g.ctx, g.n.Root(), "f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(g.ctx)
+	defer cancel()
+	k, err := g.n.Get(ctx, i.Handle, writerFunc(func(b []byte) (int, error) {
+		if ctx.Err() == nil {
+			for range 200 { // which are answered behind the READs that are under way
+				if _, err := g.n.Getattr(g.ctx, i.Handle); err != nil {
+					return 0, err
+				}
+			}
+			cancel()
+		}
+		return len(b), nil
+	}))
+	if k >= size || !errors.Is(err, context.Canceled) {
+		t.Errorf("%d octets, %v", k, err)
+	}
+}
+
 // TestShrunk: what was cut off while it was read is not taken for the whole.
 func TestShrunk(t *testing.T) {
 	g := start(t, 2)
