@@ -480,7 +480,8 @@ func (s *Server) retry(c *conn, r mpa.Retry) {
 }
 
 // peerClosed: the peer sends nothing more. Outside of full operation that is
-// the end; in it the LLP is closed from our side too (RFC 5040 section 6.1).
+// the end; in it the LLP is closed from our side too (RFC 5040 section 6.1), behind
+// what the engine still sends for a while.
 func (s *Server) peerClosed(c *conn) {
 	switch c.state {
 	case connStreaming:

@@ -52,7 +52,7 @@ type conn struct {
 
 	holds    int        // received frames that wait out of order
 	giveUp   clock.Time // of an active open
-	deadline clock.Time // the earliest of tcp's, giveUp and nudgeAt
+	deadline clock.Time // the earliest of tcp's, giveUp, nudgeAt and halfUntil
 	timer    timer
 
 	// streaming mode
@@ -67,22 +67,25 @@ type conn struct {
 	attachE *term.Error
 
 	// full operation
-	qp       *QPBinding
-	stream   *rdmap.Stream
-	tx       mpa.Framer
-	txStart  serial.Num // of the first FPDU
-	rx       mpa.Receiver
-	markers  bool // the peer sends them
-	heard    bool // an FPDU has arrived
-	nudges   int
-	nudgeAt  clock.Time
-	gate     bool // a responder waits for the first FPDU
-	pending  rdmap.Segment
-	hasPend  bool
-	failed   bool // a Terminate is queued or sent
-	leaving  bool // closed once it has sent what was posted, but no more than last octets
-	last     int
-	rxFailed bool // nothing that arrives is looked at any more
+	qp        *QPBinding
+	stream    *rdmap.Stream
+	tx        mpa.Framer
+	txStart   serial.Num // of the first FPDU
+	rx        mpa.Receiver
+	markers   bool // the peer sends them
+	heard     bool // an FPDU has arrived
+	nudges    int
+	nudgeAt   clock.Time
+	gate      bool // a responder waits for the first FPDU
+	pending   rdmap.Segment
+	hasPend   bool
+	failed    bool // a Terminate is queued or sent
+	leaving   bool // closed once it has sent what was posted, but no more than last octets
+	last      int
+	half      bool       // the peer has closed, and
+	rest      int        // so many work requests may still be taken,
+	halfUntil clock.Time // until then
+	rxFailed  bool       // nothing that arrives is looked at any more
 }
 
 var (
@@ -486,8 +489,8 @@ func (w *worker) disconnect(c *conn, abort bool) {
 }
 
 // leave closes c behind what was posted or queued before, as far as room goes, the
-// window's at the time of the call; the rest is flushed. As anything that takes TX slots
-// it waits for its turns of the round.
+// window's at the time of the call, or, when the peer has closed, all of it; the rest is
+// flushed. As anything that takes TX slots it waits for its turns of the round.
 func (w *worker) leave(c *conn, room int) {
 	if !c.leaving {
 		c.leaving, c.last = true, room
@@ -500,6 +503,9 @@ func (w *worker) leave(c *conn, room int) {
 func (c *conn) sent(n int, why stopped) bool {
 	if !c.leaving || c.mode != modeFull || c.failed { // a Terminate ends it
 		return false
+	}
+	if c.half { // also what the window does not let out yet
+		return why == stopIdle && (c.gate || !c.hasPend && !c.stream.Sendable())
 	}
 	c.last -= n
 	return c.last <= 0 || why == stopIdle
@@ -571,6 +577,9 @@ func (w *worker) finish(c *conn, err error) {
 		return
 	}
 	c.closed = true
+	if c.half && errors.Is(err, tcp.ErrReset) {
+		err = nil // it had closed, and wants nothing more
+	}
 	if c.err != nil {
 		err = c.err
 	}

@@ -1,6 +1,9 @@
 package dataplane
 
 import (
+	"math"
+	"time"
+
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
@@ -110,7 +113,7 @@ func (w *worker) pumpConn(c *conn, g *grant) int {
 		c.watchSilence(w.now)
 	}
 	w.flushLate(c)
-	if at := clock.Earliest(clock.Earliest(c.tcp.Deadline(), c.giveUp), c.nudgeAt); at != c.deadline {
+	if at := clock.Earliest(clock.Earliest(c.tcp.Deadline(), c.giveUp), clock.Earliest(c.nudgeAt, c.halfUntil)); at != c.deadline {
 		c.deadline = at
 		if at != 0 {
 			w.timers.arm(&c.timer, at)
@@ -119,6 +122,17 @@ func (w *worker) pumpConn(c *conn, g *grant) int {
 		w.timers.arm(&c.timer, at)
 	}
 	return work
+}
+
+// pull takes work requests from c's queue pair, as many as are sensible at once. Once
+// the peer has closed these are no more than the queue may have held then.
+func (w *worker) pull(c *conn) int {
+	if !c.half {
+		return c.qp.QP.PullSend(pullBudget)
+	}
+	n := c.qp.QP.PullSend(min(pullBudget, c.rest))
+	c.rest -= n
+	return n
 }
 
 // tcpEvents acts on what the transport reports.
@@ -151,8 +165,9 @@ func (w *worker) tcpEvents(c *conn) int {
 }
 
 // peerClosed takes the peer's FIN. In streaming mode our direction stays open,
-// until the control plane closes it; an RDMAP stream, or the switch to one,
-// does not go on without the other half.
+// until the control plane closes it. In full operation what is still to be sent goes
+// out first: the responses to the peer's Reads, and what was posted (RFC 5041 section
+// 6.2.1), for some time. The switch to it does not go on without the other half.
 func (w *worker) peerClosed(c *conn) {
 	if c.closed {
 		return
@@ -162,10 +177,30 @@ func (w *worker) peerClosed(c *conn) {
 		return
 	}
 	if c.mode == modeFull {
-		w.remoteEvents(c)
-		w.dropQP(c)
+		if w.remoteEvents(c); c.mode == modeFull {
+			c.half, c.rest, c.halfUntil = true, c.qp.QP.Config().SQDepth, w.now.Add(halfTime)
+			w.leave(c, math.MaxInt)
+		}
+		return
 	}
-	c.mode = modeClosing
+	w.closeNow(c)
+}
+
+// halfTime is how long a connection goes on sending that the peer has closed. It is less
+// than the peer, if it is one of ours, waits before it resets.
+const halfTime = 5 * time.Second
+
+// halfOver ends that.
+func (w *worker) halfOver(c *conn) {
+	if c.halfUntil.Due(w.now) {
+		w.closeNow(c)
+	}
+}
+
+// closeNow closes c behind what TCP has, and flushes the rest.
+func (w *worker) closeNow(c *conn) {
+	w.dropQP(c)
+	c.mode, c.halfUntil = modeClosing, 0
 	c.tcp.Close(w.now)
 }
 
@@ -174,7 +209,7 @@ func (w *worker) peerClosed(c *conn) {
 func (w *worker) lookAt(c *conn) {
 	w.remoteEvents(c)
 	if c.mode == modeFull && !c.gate && !c.failed {
-		c.qp.QP.PullSend(pullBudget)
+		w.pull(c)
 	}
 }
 
@@ -182,7 +217,7 @@ func (w *worker) lookAt(c *conn) {
 // this turn's completions: no bell need ring for them again, and nothing may be
 // under way whose acknowledgement would do.
 func (w *worker) pullMore(c *conn) {
-	if !c.gate && !c.failed && c.qp.QP.PullSend(pullBudget) > 0 {
+	if !c.gate && !c.failed && w.pull(c) > 0 {
 		w.mark(c)
 	}
 }
@@ -264,7 +299,7 @@ func (w *worker) composeFPDUs(c *conn, g *grant) int {
 	n, start := 0, c.tcp.SndNxt()
 	for !c.gate {
 		if !c.failed && c.stream.Left() < c.tcp.MSS() {
-			c.qp.QP.PullSend(pullBudget)
+			w.pull(c)
 		}
 		// A segment that does not fit in the record in hand begins the next one
 		// at once, so two slots must be free before the first is asked for.
@@ -285,14 +320,10 @@ func (w *worker) composeFPDUs(c *conn, g *grant) int {
 		w.remoteEvents(c)
 	}
 	if c.mode == modeFull && c.stream.TerminateSent() {
-		c.mode = modeClosing
-		w.dropQP(c)
-		c.tcp.Close(w.now)
+		w.closeNow(c)
 	}
 	if c.sent(c.tcp.SndNxt().Sub(start), g.why) {
-		w.dropQP(c)
-		c.mode = modeClosing
-		c.tcp.Close(w.now)
+		w.closeNow(c)
 	}
 	return n
 }

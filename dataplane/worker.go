@@ -346,6 +346,7 @@ func (w *worker) onTimer(c *conn) {
 		w.stats.Timeouts++
 		c.connectTimeout(w)
 		c.nudge(w.now)
+		w.halfOver(c)
 		before := c.tcp.TimeoutsInARow()
 		c.tcp.HandleTimeout(w.now)
 		if n := c.tcp.TimeoutsInARow(); n > before && n >= doubtful {

@@ -250,6 +250,16 @@ func TestMPA(t *testing.T) {
 	ends("RST in an FPDU", outcome{kind: cut}, func(c *conn) { c.raw(peer.FPDU(write(c, long))[:600]); _ = c.s.Reset() })
 	ends("RST with a Read outstanding", outcome{kind: cut}, func(c *conn) { c.read(64); _ = c.s.Reset() })
 	ends("FIN with a Read outstanding", outcome{kind: finished}, func(c *conn) { c.read(64); _ = c.s.CloseWrite() })
+	ends("FIN behind Read Requests", outcome{kind: finished}, func(c *conn) {
+		u := peer.ReadReq{Sink: 7, SinkTO: 9, Size: 1200, Src: c.regions["readable"].RKey(), SrcTO: 0x20000}
+		v := peer.ReadReq{Sink: 8, SinkTO: 9, Size: 4, Src: c.regions["readable"].RKey(), SrcTO: 0x20000}
+		c.send(u.Msg(1), v.Msg(2))
+		_ = c.s.CloseWrite()
+		b := c.regions["readable"].Bytes()
+		c.want(peer.Tagged(peer.ReadResponse, true, 7, 9, b[:1200]))
+		c.want(peer.Tagged(peer.ReadResponse, true, 8, 9, b[:4]))
+	})
+	attacks[len(attacks)-1].rules += ", D74"
 	ends("FIN in a Read Response", outcome{kind: finished}, func(c *conn) {
 		r := c.read(64)
 		c.send(peer.Tagged(peer.ReadResponse, false, r.Sink, r.SinkTO, long[:32]))

@@ -1,0 +1,156 @@
+package dataplane
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// halfClose has the TCP of c send a FIN, whose RDMAP goes on.
+func (s *sim) halfClose(c *conn) {
+	w := s.hosts[0].w
+	c.tcp.Close(w.now)
+	w.mark(c)
+}
+
+// TestHalfClose: what the peer asked for before its FIN, and what was posted here, is sent
+// before ours (RFC 5041 section 6.2.1).
+func TestHalfClose(t *testing.T) {
+	const size = 300_000 // many windows of the beginning
+	s := newSim(t, link.PipeConfig{})
+	a, b := s.open()
+	qa, qb := newSimQP(t, s.hosts[0], 2*size), newSimQP(t, s.hosts[1], 2*size)
+	s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+	for i := range qb.mem {
+		qb.mem[i] = byte(i + i/251)
+	}
+	qa.recvs = append(qa.recvs, verbs.RecvWR{ID: 1, SGEs: qa.sge(size, size)})
+	qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 2, SGEs: qb.sge(0, 10)})
+	s.post(b, qb, verbs.SendWR{ID: 3, Op: rdmap.OpSend, SGEs: qb.sge(size, size)})
+	s.post(b, qb, verbs.SendWR{ID: 4, Op: rdmap.OpRead, SGEs: qb.sge(0, 10), RKey: qa.reg.STag(), Remote: 0x10000})
+	s.post(b, qb, verbs.SendWR{ID: 5, Op: rdmap.OpWrite, SGEs: qb.sge(0, 10), RKey: qa.reg.STag(), Remote: 0x10000, Flags: verbs.Fence})
+	s.post(a, qa, verbs.SendWR{ID: 6, Op: rdmap.OpRead, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
+	s.hosts[0].w.turn()
+	s.halfClose(a)
+	s.until("the FIN has come", func() bool { _, ok := s.hosts[1].take(EventPeerClosed); return ok })
+	s.hosts[1].w.disconnect(b, false) // as the control plane does
+	if ev := s.closed(1); ev.Err != nil {
+		t.Errorf("host 1 closed by %v", ev.Err)
+	}
+	s.until("host 0 closes", func() bool { return len(qa.wcs) == 2 })
+	for _, wc := range qa.wcs {
+		if wc.Status != verbs.WCSuccess {
+			t.Errorf("host 0: completion %+v", wc)
+		}
+	}
+	if !bytes.Equal(qa.mem, qb.mem) {
+		t.Error("memory differs")
+	}
+	// The response to the Read never came, and what waits for it stays behind.
+	want := map[uint64]verbs.WCStatus{2: verbs.WCFlushErr, 3: verbs.WCSuccess, 4: verbs.WCFlushErr, 5: verbs.WCFlushErr}
+	for _, wc := range qb.wcs {
+		if st, ok := want[wc.ID]; !ok || st != wc.Status {
+			t.Errorf("host 1: completion %+v", wc)
+		}
+		delete(want, wc.ID)
+	}
+	if len(want) != 0 {
+		t.Errorf("host 1: no completion of %v", want)
+	}
+	s.closeAll(a)
+}
+
+// TestHalfCloseIdle: with nothing left to be sent, or nothing that may be, the FIN is
+// answered at once, and all is flushed.
+func TestHalfCloseIdle(t *testing.T) {
+	for _, gated := range []bool{false, true} {
+		s, a, b, _, qb := fullPair(t, mpa.Params{CRC: true})
+		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 1, SGEs: qb.sge(0, 10)})
+		if b.gate = gated; gated { // no FPDU has been heard
+			s.post(b, qb, verbs.SendWR{ID: 2, Op: rdmap.OpSend, SGEs: qb.sge(0, 10)})
+		}
+		start := s.now
+		s.halfClose(a)
+		if ev := s.closed(1); ev.Err != nil {
+			t.Errorf("gated %v: closed by %v", gated, ev.Err)
+		}
+		if d := s.now.Sub(start); d > time.Second {
+			t.Errorf("gated %v: closed after %v", gated, d)
+		}
+		for _, wc := range qb.wcs {
+			if wc.Status != verbs.WCFlushErr {
+				t.Errorf("gated %v: completion %+v", gated, wc)
+			}
+		}
+		if len(qb.wcs) == 0 {
+			t.Errorf("gated %v: nothing is flushed", gated)
+		}
+	}
+}
+
+// TestHalfCloseBounds: neither a peer that takes nothing nor an application that goes on
+// posting keeps a connection that the peer has closed.
+func TestHalfCloseBounds(t *testing.T) {
+	t.Run("time", func(t *testing.T) {
+		silent := false
+		s := newSim(t, link.PipeConfig{Filter: func(toB bool, _ []byte) bool { return !silent }})
+		const size = 300_000
+		a, b := s.open()
+		qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+		s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+		s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpRead, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
+		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 2, SGEs: qb.sge(0, 10)})
+		s.hosts[0].w.turn()
+		s.halfClose(a)
+		s.until("the FIN has come", func() bool { _, ok := s.hosts[1].take(EventPeerClosed); return ok })
+		silent = true
+		start := s.now
+		s.until("the rest is flushed", func() bool { return len(qb.wcs) > 0 })
+		if d := s.now.Sub(start); d < halfTime-time.Second || d > halfTime+time.Second {
+			t.Errorf("flushed after %v", d)
+		}
+	})
+	t.Run("work requests", func(t *testing.T) {
+		s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true})
+		w := s.hosts[1].w
+		write := verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qb.sge(0, 1000), RKey: qa.reg.STag(), Remote: 0x10000}
+		s.halfClose(a)
+		b.gate = false
+		n, over := 0, false
+		s.until("closed", func() bool {
+			for len(qb.sends) < 1000 {
+				qb.sends = append(qb.sends, write)
+			}
+			if b.qp != nil {
+				w.mark(b)
+			}
+			n = max(n, int(qb.QP.Stats().Sends))
+			_, over = s.hosts[1].take(EventClosed)
+			return over || s.now > s.limit
+		})
+		if depth := qb.QP.Config().SQDepth; n < depth || n > 2*depth {
+			t.Errorf("%d work requests were taken", n)
+		}
+	})
+}
+
+// TestHalfCloseReset: a peer that has closed and resets what still comes has closed in order.
+func TestHalfCloseReset(t *testing.T) {
+	s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true})
+	b.gate = false
+	s.post(b, qb, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qb.sge(0, 8000), RKey: qa.reg.STag(), Remote: 0x10000})
+	s.halfClose(a)
+	s.hosts[0].w.turn()
+	s.hosts[0].w.abort(a, errAborted)
+	if ev := s.closed(1); ev.Err != nil {
+		t.Errorf("closed by %v", ev.Err)
+	}
+	if len(qb.wcs) != 1 {
+		t.Errorf("completions %+v", qb.wcs)
+	}
+}
