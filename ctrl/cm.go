@@ -256,12 +256,7 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 		if l.waiting >= l.backlog || c.sess.behind() {
 			// Also for a client that does not keep up: a peer that asks and leaves, over and
 			// over, must not have it cut off.
-			l.dropped++
-			if l.dropped&(l.dropped-1) == 0 { // a peer sets how many there are
-				l.sess.log.Warn("connect requests dropped: backlog full", zap.Stringer("peer", c.remote), zap.Int("backlog", l.backlog), zap.Uint64("so far", l.dropped))
-			}
-			s.engine.Disconnect(c.id, true)
-			s.forget(c)
+			s.turnAway(c, errBacklog)
 			return
 		}
 		l.waiting++
@@ -279,6 +274,25 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 	s.counters.connRequests.Add(1)
 	ask.Conn = c.handle
 	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_ConnectRequest{ConnectRequest: ask}})
+}
+
+var errBacklog = errors.New("backlog full")
+
+// turnAway drops a connection that its listener, or the client, has no room for. The
+// client hears of it if it knows of the connection: a byte stream that it has started
+// MPA on.
+func (s *Server) turnAway(c *conn, why error) {
+	l := c.listener
+	l.dropped++
+	if l.dropped&(l.dropped-1) == 0 { // a peer sets how many there are
+		l.sess.log.Warn("connections dropped", zap.Stringer("peer", c.remote), zap.Error(why), zap.Int("backlog", l.backlog), zap.Uint64("so far", l.dropped))
+	}
+	s.engine.Disconnect(c.id, true)
+	if c.handle != 0 {
+		s.failConn(c, errorf(quota, "ctrl: the request of %v was dropped: %w", c.remote, why))
+		return
+	}
+	s.forget(c)
 }
 
 // waitingConn finds a connect request that waits for the client's answer.

@@ -1,8 +1,6 @@
 package ctrl
 
 import (
-	"go.uber.org/zap"
-
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
@@ -37,18 +35,12 @@ func (s *Server) streamReady(c *conn) {
 func (s *Server) streamAccepted(c *conn) {
 	l := c.listener
 	s.uncountPeer(c)
-	if l.waiting >= l.backlog {
-		l.dropped++
-		l.sess.log.Warn("connection dropped: backlog full", zap.Stringer("peer", c.remote), zap.Int("backlog", l.backlog))
-		s.engine.Disconnect(c.id, true)
-		s.forget(c)
+	if l.waiting >= l.backlog || c.sess.behind() { // as in request
+		s.turnAway(c, errBacklog)
 		return
 	}
 	if err := c.sess.count("accepted byte streams", c.sess.policy().limits.QPs, countStream); err != nil {
-		l.dropped++
-		l.sess.log.Warn("connection dropped", zap.Stringer("peer", c.remote), zap.Error(err))
-		s.engine.Disconnect(c.id, true)
-		s.forget(c)
+		s.turnAway(c, err)
 		return
 	}
 	l.waiting++

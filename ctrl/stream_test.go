@@ -248,3 +248,57 @@ func TestStartMPARoles(t *testing.T) {
 		}
 	})
 }
+
+// TestStreamTurnedAway: the client hears of a byte stream that it has started MPA on and
+// whose request finds no room.
+func TestStreamTurnedAway(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	req := reqListen(addrA.String(), 7174)
+	req.GetListen().Streaming, req.GetListen().Backlog = true, 1
+	c.ok(req)
+	p := h.arrive(t, "10.0.0.2:999", 7174, mpa.DefaultConfig())
+	conn := c.event().GetStreamReady().GetConn()
+	c.ok(reqStart(&ctrlpb.StartMPA{Conn: conn}))
+	h.arrive(t, "10.0.0.2:998", 7174, mpa.DefaultConfig()) // has the one place now
+	if ev := c.event().GetStreamReady(); ev == nil || ev.Conn == conn {
+		t.Fatalf("event %v", ev)
+	}
+	p.send()
+	if ended, abort := p.ended(); !ended || !abort {
+		t.Errorf("ended %v, reset %v", ended, abort)
+	}
+	if ev := c.event().GetConnectGone(); ev.GetConn() != conn || ev.Error.GetCode() != quota {
+		t.Errorf("event %v", ev)
+	}
+}
+
+// TestStreamFlood: a peer that connects and leaves, faster than the listener's client reads
+// of it, does not have the client cut off.
+func TestStreamFlood(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	req := reqListen(addrA.String(), 7174)
+	req.GetListen().Streaming = true
+	c.ok(req)
+	const many = 5000
+	arrive := func() dataplane.ConnID { return h.arrive(t, "10.0.0.2:999", 7174, mpa.DefaultConfig()).id }
+	for range many {
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: arrive(), Err: errors.New("left")})
+	}
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListListens{ListListens: &ctrlpb.ListListens{}}})
+	seen := 0
+	for _, ev := range c.events {
+		if ev.GetStreamReady() != nil {
+			seen++
+		}
+	}
+	if seen < 100 || seen == many {
+		t.Errorf("the client heard of %d of %d streams", seen, many)
+	}
+	c.events = nil
+	arrive()
+	if ev := c.event(); ev.GetStreamReady() == nil {
+		t.Errorf("after the flood: %v", ev)
+	}
+}
