@@ -222,6 +222,7 @@ func (s *Server) Serve(ctx context.Context) error {
 		s.mu.Unlock()
 	}
 	defer context.AfterFunc(ctx, func() { l.Close() })()
+	var full seldom
 	for {
 		c, err := l.AcceptUnix()
 		switch {
@@ -230,7 +231,9 @@ func (s *Server) Serve(ctx context.Context) error {
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
-			s.log.Warn("client not accepted", zap.Error(err))
+			if full.now(s.now()) {
+				s.log.Warn("clients not accepted", zap.Error(err))
+			}
 			select { // descriptors come free when clients leave
 			case <-time.After(100 * time.Millisecond):
 			case <-ctx.Done():
@@ -241,6 +244,19 @@ func (s *Server) Serve(ctx context.Context) error {
 			return fmt.Errorf("ctrl: socket: %w", err)
 		}
 	}
+}
+
+// seldom tells when to log again what may happen all the time: once in logEvery.
+type seldom struct{ next clock.Time }
+
+const logEvery = 10 * time.Second
+
+func (s *seldom) now(t clock.Time) bool {
+	if t < s.next {
+		return false
+	}
+	s.next = t.Add(logEvery)
+	return true
 }
 
 // ServeConn serves the client at the other end of a connected SOCK_SEQPACKET

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
 const (
@@ -573,5 +575,18 @@ func TestName(t *testing.T) {
 	list := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListClients{ListClients: &ctrlpb.ListClients{}}}).GetClients().Clients
 	if len(list) != 1 || list[0].Name != strings.Repeat("a", maxName-1) {
 		t.Errorf("clients %v", list)
+	}
+}
+
+func TestSeldom(t *testing.T) {
+	var s seldom
+	var logged []clock.Time
+	for at := clock.Time(1e9); at < 1e9+clock.Time(25*time.Second); at = at.Add(100 * time.Millisecond) {
+		if s.now(at) {
+			logged = append(logged, at)
+		}
+	}
+	if want := []clock.Time{1e9, 11e9, 21e9}; !slices.Equal(logged, want) {
+		t.Errorf("logged at %v; want %v", logged, want)
 	}
 }
