@@ -99,10 +99,12 @@ func (c *command) runCopy(ctx context.Context, j copyJob) error {
 	var src *os.File
 	var size int64
 	if j.put {
-		if src, size, err = openSource(j.local); err != nil {
+		var info os.FileInfo
+		if src, info, err = openSource(j.local); err != nil {
 			return fmt.Errorf("cp: %w", err)
 		}
 		defer src.Close()
+		size = info.Size()
 	}
 
 	dev, err := c.open(ctx)
@@ -140,10 +142,10 @@ func (c *command) runCopy(ctx context.Context, j copyJob) error {
 }
 
 // openSource opens a regular file.
-func openSource(name string) (*os.File, int64, error) {
+func openSource(name string) (*os.File, os.FileInfo, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // which does not wait for the writer of a pipe
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
@@ -151,9 +153,9 @@ func openSource(name string) (*os.File, int64, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, 0, err
+		return nil, nil, err
 	}
-	return f, info.Size(), nil
+	return f, info, nil
 }
 
 // copyFailed marks what is neither a file's fault nor told by the other side

@@ -236,9 +236,11 @@ func TestCopySource(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{pipe, dir, "/dev/zero"} {
-		code, _, errOut := ctl(t, "cp", name, "10.0.0.1:7176/x")
-		if code != exitFile || !strings.Contains(errOut, "not a regular file") {
-			t.Errorf("cp %s: exit code %d: %s", name, code, errOut)
+		for _, args := range [][]string{{"cp", name, "10.0.0.1:7176/x"}, {"nfs", "put", name, "10.0.0.1:/x"}} {
+			code, _, errOut := ctl(t, args...)
+			if code != exitFile || !strings.Contains(errOut, "not a regular file") {
+				t.Errorf("%v: exit code %d: %s", args, code, errOut)
+			}
 		}
 	}
 }

@@ -319,18 +319,11 @@ func (c *command) nfsPut() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in, perm := io.Reader(cmd.InOrStdin()), uint32(0o644)
 			if args[0] != "-" {
-				f, err := os.Open(args[0])
+				f, st, err := openSource(args[0])
 				if err != nil {
-					return err
+					return fmt.Errorf("nfs put: %w", err)
 				}
 				defer f.Close()
-				st, err := f.Stat()
-				if err != nil {
-					return err
-				}
-				if st.IsDir() {
-					return &fs.PathError{Op: "nfs", Path: args[0], Err: errors.New("is a folder")}
-				}
 				perm = uint32(st.Mode().Perm())
 				in = f
 				if !st.Mode().IsRegular() {
