@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 	"go.uber.org/zap/zapcore"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/iwarpd/iwarpd/ctrl"
 )
@@ -260,6 +262,9 @@ func readFile(v *viper.Viper, file string) error {
 	if err := v.ReadConfig(bytes.NewReader(text)); err != nil {
 		return configErr("%s: not YAML: %s", file, oneLine(err.Error()))
 	}
+	if err := oneDocument(text); err != nil {
+		return configErr("%s: %s", file, oneLine(err.Error()))
+	}
 	for _, name := range v.AllKeys() {
 		if name == allowKey {
 			continue
@@ -277,6 +282,24 @@ func readFile(v *viper.Viper, file string) error {
 		}
 	}
 	return nil
+}
+
+// oneDocument sees that only the first YAML document of text, which is all that
+// viper reads, holds anything.
+func oneDocument(text []byte) error {
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	for i := 0; ; i++ {
+		var doc any
+		err := dec.Decode(&doc)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("not YAML: %w", err)
+		case i > 0 && doc != nil:
+			return errors.New("more than one YAML document: remove the line \"---\" between them")
+		}
+	}
 }
 
 // checkEnv refuses variables that look like a key and are none.

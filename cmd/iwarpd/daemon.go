@@ -73,6 +73,9 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	if err := checkCPUs(s.CPUs, len(queues)); err != nil {
 		return nil, err
 	}
+	if why := leftOut(ifi.Name, queues, have); why != "" {
+		log.Warn(why, zap.Ints("served", queues), zap.Int("queues", have))
+	}
 
 	d := &daemon{s: s, log: log}
 	defer func() {

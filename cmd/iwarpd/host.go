@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -125,6 +126,28 @@ func checkQueues(ifname string, queues []int, have int) ([]int, error) {
 		}
 	}
 	return queues, nil
+}
+
+// leftOut says what becomes of the frames of the queues that are not served, and
+// how to have none there; "" where every queue is.
+func leftOut(ifname string, queues []int, have int) string {
+	if len(queues) == have {
+		return ""
+	}
+	mend := fmt.Sprintf("ethtool -L %s combined %d", ifname, len(queues)) // where they are the first ones
+	weights := make([]byte, 0, 2*have)
+	for q := range have {
+		served := slices.Contains(queues, q)
+		if served && q >= len(queues) {
+			mend = ""
+		}
+		weights = append(weights, ' ', map[bool]byte{false: '0', true: '1'}[served])
+	}
+	spread := fmt.Sprintf("ethtool -X %s weight%s", ifname, weights)
+	if mend != "" {
+		spread += ", or " + mend
+	}
+	return "frames that come on the other queues are left to the kernel, so that some connections cannot be made: serve all queues, or let the interface use these alone: " + spread
 }
 
 // checkCPUs sees that there is one CPU for each of the queues, or none for any,
