@@ -97,7 +97,7 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 		s.joinedSCTP(ev)
 		return
 	case dataplane.EventParted:
-		s.claims.drop(s.assocs[ev.Flow])
+		s.partedSCTP(s.assocs[ev.Flow])
 		delete(s.assocs, ev.Flow)
 		return
 	}

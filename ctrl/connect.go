@@ -245,7 +245,7 @@ func (s *Server) dial(c *conn, attempt int) {
 		if err == nil {
 			s.engine.Disconnect(id, true)
 		}
-		s.claims.drop(cl)
+		s.partedSCTP(cl)
 	case c.state == connGone:
 	case err != nil:
 		s.failConn(c, errorf(dialCode(err), "ctrl: connect to %v: %w", remote, err))

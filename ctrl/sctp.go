@@ -7,6 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/sctp"
@@ -133,6 +134,48 @@ func (s *Server) joinedSCTP(ev dataplane.Event) {
 	}
 	cl.refs++
 	s.assocs[ev.Flow] = cl
+}
+
+// partedSCTP gives back a claim whose association is gone. What the peer has under way to
+// it still comes to the engine, which knows what to answer; the host does not.
+func (s *Server) partedSCTP(cl *claim) {
+	if cl == nil {
+		return
+	}
+	until := s.now().Add(lateTime)
+	for _, ep := range cl.eps {
+		if ep.Proto == protoTCP {
+			continue
+		}
+		if s.late[ep] == 0 {
+			if s.closed || s.claims.steering.Claim(ep) != nil {
+				continue
+			}
+			s.lateNext = append(s.lateNext, lateEndpoint{ep, until})
+			s.wake(until)
+		}
+		s.late[ep] = until
+	}
+	s.claims.drop(cl)
+}
+
+// endLate ends the steering of endpoints that rest no longer, and returns when it is to be
+// looked at again. Called with mu held.
+func (s *Server) endLate(now clock.Time) clock.Time {
+	for len(s.lateNext) > 0 && s.lateNext[0].at.Due(now) {
+		l := s.lateNext[0]
+		s.lateNext = s.lateNext[1:]
+		if !s.late[l.ep].Due(now) { // another association has ended meanwhile
+			s.lateNext = append(s.lateNext, lateEndpoint{l.ep, now.Add(lateTime)})
+			continue
+		}
+		delete(s.late, l.ep)
+		_ = s.claims.steering.Unclaim(l.ep) // gone with the program otherwise
+	}
+	if len(s.lateNext) == 0 {
+		return 0
+	}
+	return s.lateNext[0].at
 }
 
 // requestSCTP takes the Initiate of a peer.

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/dataplane"
@@ -72,11 +73,13 @@ type Server struct {
 	claims    claims
 	listeners map[dataplane.ListenerID]*listener
 	conns     map[dataplane.ConnID]*conn
-	dialing   map[pkt.Flow]*conn  // engine.Connect has not told their id yet
-	assocs    map[pkt.Flow]*claim // of associations, while these last
-	pending   map[*conn]struct{}  // those with a deadline
-	perPeer   map[netip.Addr]int  // passive connections in start-up
-	lingering []lingering         // oldest first
+	dialing   map[pkt.Flow]*conn          // engine.Connect has not told their id yet
+	assocs    map[pkt.Flow]*claim         // of associations, while these last
+	pending   map[*conn]struct{}          // those with a deadline
+	perPeer   map[netip.Addr]int          // passive connections in start-up
+	lingering []lingering                 // oldest first
+	late      map[bpf.Endpoint]clock.Time // of SCTP: steered until then, for what is under way to associations that are gone
+	lateNext  []lateEndpoint              // the same
 	captures  int
 	wakeAt    clock.Time // when the timer goroutine wakes
 
@@ -129,7 +132,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*usage),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		dialing: make(map[pkt.Flow]*conn), assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}), perPeer: make(map[netip.Addr]int),
-		rewake: make(chan struct{}, 1), done: make(chan struct{}),
+		late: make(map[bpf.Endpoint]clock.Time), rewake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	s.claims = claims{steering: o.Steering, noGuard: o.NoGuard, addrs: o.endpoints(), zone: cfg.Interface, byAddr: make(map[netip.AddrPort]*claim)}
 	if v, ok := o.Resolver.(interface{ VLANs() [][]uint16 }); ok {
@@ -372,8 +375,12 @@ func (s *Server) Close() error {
 	for _, cl := range s.assocs {
 		s.claims.drop(cl)
 	}
-	s.lingering = nil
+	for ep := range s.late {
+		_ = s.claims.steering.Unclaim(ep)
+	}
+	s.lingering, s.lateNext = nil, nil
 	clear(s.assocs)
+	clear(s.late)
 	return nil
 }
 

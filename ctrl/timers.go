@@ -3,6 +3,7 @@ package ctrl
 import (
 	"time"
 
+	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
@@ -17,7 +18,12 @@ func (s *Server) arm(c *conn) {
 		return
 	}
 	s.pending[c] = struct{}{}
-	if s.wakeAt == 0 || c.deadline < s.wakeAt {
+	s.wake(c.deadline)
+}
+
+// wake has the timer goroutine wake at that time, if not before. Called with mu held.
+func (s *Server) wake(at clock.Time) {
+	if s.wakeAt == 0 || at < s.wakeAt {
 		select {
 		case s.rewake <- struct{}{}:
 		default:
@@ -67,7 +73,7 @@ func (s *Server) expire(now clock.Time) (next clock.Time) {
 	if len(s.lingering) > 0 {
 		next = clock.Earliest(next, s.lingering[0].at)
 	}
-	return next
+	return clock.Earliest(next, s.endLate(now))
 }
 
 func (s *Server) expired(c *conn, now clock.Time) {
@@ -107,6 +113,17 @@ type lingering struct {
 	claim *claim
 	at    clock.Time
 }
+
+// lateEndpoint is an endpoint of SCTP whose steering is to be looked at.
+type lateEndpoint struct {
+	ep bpf.Endpoint
+	at clock.Time
+}
+
+// lateTime is how long the SCTP packets of a port are steered after its last association
+// has gone: for what was under way, and a few retransmissions of a SHUTDOWN ACK. The port
+// is free meanwhile.
+const lateTime = 10 * time.Second
 
 // lingerTime is how long the port of a connection that we opened stays taken
 // after we closed it in order: TIME-WAIT of Linux.
