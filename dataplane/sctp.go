@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -34,8 +35,8 @@ type assoc struct {
 	a        *sctp.Assoc
 	mux      *session.Mux // nil until established
 	opts     SCTP
-	flow     pkt.Flow   // of SCTP
-	also     []pkt.Flow // with the other addresses of the peer
+	flow     pkt.Flow  // of SCTP
+	also     []flowKey // with the other addresses of the peer
 	tuple    pkt.Tuple
 	hopMTU   hopMTU
 	carrier  conn
@@ -70,7 +71,7 @@ type sctpListener struct {
 type sctpState struct {
 	assocs    map[pkt.Flow]*assoc
 	listeners map[listenKey]*sctpListener
-	also      map[pkt.Flow]*assoc  // by further addresses of their peers
+	also      map[flowKey]*assoc   // by further addresses of their peers, and tags
 	moved     map[pkt.Flow]*worker // associations dialled here that another queue has adopted
 	peers     map[[16]byte]int     // associations of listeners, by the peer's address
 	scratch   []byte               // a packet in one piece
@@ -223,7 +224,7 @@ func (w *worker) unlistenSCTP(id ListenerID) {
 // sctp0 returns the worker's SCTP, made when it is first asked for.
 func (w *worker) sctp0() *sctpState {
 	if w.sctp == nil {
-		w.sctp = &sctpState{assocs: make(map[pkt.Flow]*assoc), listeners: make(map[listenKey]*sctpListener), also: make(map[pkt.Flow]*assoc), moved: make(map[pkt.Flow]*worker), peers: make(map[[16]byte]int), scratch: make([]byte, 1<<16)}
+		w.sctp = &sctpState{assocs: make(map[pkt.Flow]*assoc), listeners: make(map[listenKey]*sctpListener), also: make(map[flowKey]*assoc), moved: make(map[pkt.Flow]*worker), peers: make(map[[16]byte]int), scratch: make([]byte, 1<<16)}
 	}
 	return w.sctp
 }
@@ -412,28 +413,28 @@ func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP) *as
 }
 
 // learnAddrs lets the packets of as come from each address that the peer has named. That
-// it is the peer who named them, and not somebody who would have the packets of another
-// host, is seen by the verification tag.
+// it is the peer who sends them is seen by the verification tag: whoever names the address
+// of another host, with the ports of an association of that, has none of its packets.
 func (w *worker) learnAddrs(as *assoc) {
 	n, _ := as.a.Paths()
 	for i := range n {
-		f := as.flow
-		if f.Remote = as.a.Path(i).Addr.As16(); f == as.flow || w.sctp.also[f] != nil {
+		k := flowKey{flow: as.flow, sctp: true, tag: as.a.Tag()}
+		if k.flow.Remote = as.a.Path(i).Addr.As16(); k.flow == as.flow || w.sctp.also[k] != nil {
 			continue
 		}
-		w.sctp.also[f] = as
-		as.also = append(as.also, f)
+		w.sctp.also[k] = as
+		as.also = append(as.also, k)
 		if w.e.dir != nil {
-			w.e.dir.put(flowKey{flow: f, sctp: true, also: true}, w)
+			w.e.dir.put(k, w)
 		}
 	}
 }
 
 func (w *worker) forgetAddrs(as *assoc) {
-	for _, f := range as.also {
-		delete(w.sctp.also, f)
+	for _, k := range as.also {
+		delete(w.sctp.also, k)
 		if w.e.dir != nil {
-			w.e.dir.remove(flowKey{flow: f, sctp: true, also: true}, w)
+			w.e.dir.remove(k, w)
 		}
 	}
 	as.also = nil
@@ -442,18 +443,24 @@ func (w *worker) forgetAddrs(as *assoc) {
 // assocFrom returns the association that packet b of flow f belongs to, if it is one of
 // this worker's whose peer has sent it from a further address.
 func (w *worker) assocFrom(f pkt.Flow, b []byte) *assoc {
-	if as := w.sctp.also[f]; as != nil && as.a.Ours(b) {
-		return as
+	if len(w.sctp.also) == 0 {
+		return nil
 	}
-	return nil
+	return w.sctp.also[alsoKey(f, b)]
 }
 
-// strayAddr is stray for an association whose peer has a further address.
-func (w *worker) strayAddr(flow pkt.Flow, f *link.Frame) bool {
-	if w.e.dir == nil {
+// alsoKey is what packet b of flow f belongs to if it came from a further address.
+func alsoKey(f pkt.Flow, b []byte) flowKey {
+	return flowKey{flow: f, sctp: true, tag: binary.BigEndian.Uint32(b[4:])}
+}
+
+// strayAddr is stray for packet b of an association whose peer has a further address.
+func (w *worker) strayAddr(flow pkt.Flow, b []byte, f *link.Frame) bool {
+	k := alsoKey(flow, b)
+	if w.e.dir == nil || k.tag == 0 {
 		return false
 	}
-	owner := w.e.dir.find(&flowKey{flow: flow, sctp: true, also: true})
+	owner := w.e.dir.find(&k)
 	return owner != w && w.strays.from == nil && !w.handed && w.strayTo(owner, f)
 }
 
@@ -781,9 +788,9 @@ func (w *worker) retire(as *assoc) {
 	as.over = true
 	as.carrier.gone = true
 	w.timers.stop(&as.carrier.timer)
-	if w.sctp.assocs[as.flow] == as {
+	known := w.sctp.assocs[as.flow] == as
+	if known {
 		delete(w.sctp.assocs, as.flow)
-		w.unclaim(as.flow, true)
 	}
 	w.forgetAddrs(as)
 	w.forgetDialing(as.flow)
@@ -809,6 +816,9 @@ func (w *worker) retire(as *assoc) {
 		w.endSession(c, as.a.Err())
 	}
 	w.e.events.push(Event{Kind: EventParted, Flow: as.flow, Worker: w.id})
+	if known {
+		w.unclaim(as.flow, true) // from here on another worker may have one of this flow, with an EventJoined
+	}
 	for {
 		b, ok := as.a.PollReleased()
 		if !ok {

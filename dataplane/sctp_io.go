@@ -56,7 +56,7 @@ func (w *worker) sctpFrame(f *link.Frame) {
 		as = w.assocFrom(flow, b)
 	}
 	if as == nil || as.a.State() == sctp.Closed {
-		if as == nil && (w.adoptSCTP(flow, udp, b) || w.stray(flow, true, f) || w.strayAddr(flow, f)) {
+		if as == nil && (w.adoptSCTP(flow, udp, b) || w.stray(flow, true, f) || w.strayAddr(flow, b, f)) {
 			return
 		}
 		if as = w.sctpUnowned(flow, udp, b); as == nil {

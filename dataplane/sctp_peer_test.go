@@ -181,6 +181,35 @@ func TestSCTPFurtherAddress(t *testing.T) {
 	}
 }
 
+// TestSCTPFurtherAddressTwice: a peer that names the address of another one, with its
+// port, does not have that one's packets, nor keeps them from being taken.
+func TestSCTPFurtherAddressTwice(t *testing.T) {
+	second := netip.MustParseAddr("10.0.0.7")
+	p := newRawPeer(t, []byte{0, 5, 0, 8, 10, 0, 0, 7}) // who names what is not its own
+	other := *p
+	other.local = netip.AddrPortFrom(netip.MustParseAddr("10.0.0.9"), p.local.Port())
+	if !other.connect([]byte{0, 5, 0, 8, 10, 0, 0, 7}) {
+		t.Fatal("no association")
+	}
+	other.got = nil
+	other.send(second, other.data(7, 0, 0, 17, 0, 0, 0, 1))
+	if ev, ok := p.hosts[1].take(EventRequest); !ok || ev.Flow != other.assoc().flow {
+		t.Error("DATA of the second address were not seen")
+	}
+	if n := len(other.chunks(sctp.ChunkAbort)); n != 0 {
+		t.Errorf("%d ABORTs", n)
+	}
+	p.send(p.local.Addr(), chunk(sctp.ChunkAbort, 0)) // the other's is left
+	other.send(second, chunk(sctp.ChunkHeartbeat, 0, 1, 2, 3, 4))
+	if n := len(other.chunks(sctp.ChunkHeartbeatAck)); n != 1 {
+		t.Errorf("%d answers to a HEARTBEAT", n)
+	}
+	other.send(second, chunk(sctp.ChunkAbort, 0))
+	if w := p.hosts[1].w; len(w.sctp.assocs)+len(w.sctp.also)+len(w.conns) != 0 {
+		t.Errorf("left: %d associations, %d addresses, %d sessions", len(w.sctp.assocs), len(w.sctp.also), len(w.conns))
+	}
+}
+
 // TestSCTPOddPeer has peers send chunks at random, right and wrong ones, and go. Nothing of
 // them stays.
 func TestSCTPOddPeer(t *testing.T) {

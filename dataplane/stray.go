@@ -27,8 +27,8 @@ const (
 // flowKey names what a flow is to the workers.
 type flowKey struct {
 	flow pkt.Flow
-	sctp bool // in UDP too
-	also bool // SCTP: from a further address of a peer
+	sctp bool   // in UDP too
+	tag  uint32 // SCTP: from a further address of a peer, with this verification tag; 0: from the first
 }
 
 // directory says which worker has a connection or an association. Workers read

@@ -78,6 +78,9 @@ func (a *Assoc) Ours(b []byte) bool {
 	return h.Decode(b) == nil && h.Tag == a.tag
 }
 
+// Tag returns that verification tag.
+func (a *Assoc) Tag() uint32 { return a.tag }
+
 // tagOK is RFC 9260 8.5.
 func (a *Assoc) tagOK(h *Header, c *Chunk, more bool) bool {
 	switch c.Type {
