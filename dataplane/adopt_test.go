@@ -77,6 +77,7 @@ type twoQueues struct {
 	workers []*worker
 	links   []*link.Pipe
 	cross   bool // what comes for one of host 0's queues comes to the other
+	markers bool // openQueues agrees on them
 }
 
 func newTwoQueues(t *testing.T, answer int) *twoQueues {

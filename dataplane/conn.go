@@ -327,8 +327,8 @@ func (w *worker) adopt(flow pkt.Flow, seg tcp.Segment) bool {
 		o.forgetEmbryo(c)
 		o.timers.stop(&c.timer)
 		o.unmark(c)
+		w.e.dir.move(flowKey{flow: flow}, o, w) // what comes before it is there is lost, not answered
 		o.unlink(c)
-		w.claim(flow, false) // what comes before it is there is lost, not answered
 		o.moved[c.id] = w
 		w.post(func(w *worker) {
 			c.timer, c.deadline, c.client, c.pumped = timer{}, 0, nil, 0

@@ -251,6 +251,8 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 		h.frame, h.off, h.from, h.whole = *f, w.in.off, w.strays.from, w.whole
 		if h.whole {
 			w.held.whole += f.Len()
+		} else if h.from != nil {
+			h.from.keep() // at once: what follows may fault
 		}
 		c.holds++
 		w.stats.RxEarly++

@@ -372,8 +372,7 @@ func (w *worker) adoptSCTP(flow pkt.Flow, udp uint16, b []byte) bool {
 		o.timers.stop(&as.carrier.timer)
 		o.unmark(&as.carrier)
 		delete(o.sctp.assocs, flow)
-		o.unclaim(flow, true)
-		w.claim(flow, true)
+		w.e.dir.move(flowKey{flow: flow, sctp: true}, o, w)
 		o.sctp.moved[flow] = w
 		for _, c := range as.round {
 			o.unmark(c)

@@ -71,6 +71,18 @@ func (d *directory) put(k flowKey, w *worker) {
 	})
 }
 
+// move makes k to's if it is from's: at no time is it nobody's.
+func (d *directory) move(k flowKey, from, to *worker) {
+	d.change(&k, func(b []dirEntry, at int) []dirEntry {
+		if at < 0 || b[at].w != from {
+			return nil
+		}
+		b = slices.Clone(b)
+		b[at].w = to
+		return b
+	})
+}
+
 // remove takes k out if it is w's.
 func (d *directory) remove(k flowKey, w *worker) {
 	d.change(&k, func(b []dirEntry, at int) []dirEntry {
@@ -311,11 +323,8 @@ func (w *worker) pollStrays() int {
 		s.from = r
 		for k := 0; r.receive(&s.frame); k++ {
 			n++
-			if w.frame(&s.frame) {
-				r.keep()
-			} else {
-				r.release()
-			}
+			w.frame(&s.frame)
+			r.release() // unless a connection keeps it
 			if k == rxBudget {
 				s.pending.Store(true)
 				break

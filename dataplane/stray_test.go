@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"runtime/debug"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/impair"
@@ -25,7 +28,7 @@ func (q *twoQueues) openQueues(over string, qa, qb *simQP) *conn {
 	q.t.Helper()
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
 	hop := Hop{SrcMAC: macA, DstMAC: macB}
-	p := mpa.Params{CRC: true, IRD: 8, ORD: 8}
+	p := mpa.Params{CRC: true, SendMarkers: q.markers, RecvMarkers: q.markers, IRD: 8, ORD: 8}
 	w, b := q.workers[0], q.workers[2]
 	b.turn()
 	id := w.newID()
@@ -351,6 +354,21 @@ func TestDirectory(t *testing.T) {
 	if d.find(&k) != ws[0] {
 		t.Error("put took a flow from its owner")
 	}
+	d.move(k, ws[2], ws[3])
+	if d.find(&k) != ws[0] {
+		t.Error("move took a flow from another than its owner")
+	}
+	wg.Go(func() {
+		for i := range n {
+			d.move(k, ws[i%2], ws[1-i%2])
+		}
+	})
+	for range n {
+		if d.find(&k) == nil {
+			t.Fatal("a flow that moves is nobody's")
+		}
+	}
+	wg.Wait()
 	if a := testing.AllocsPerRun(100, func() { d.find(&k) }); a != 0 {
 		t.Errorf("%v allocations to find a flow", a)
 	}
@@ -479,5 +497,69 @@ func TestStrays(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestStrayFault: a frame of another worker that is held when touching a client's memory
+// faults is given back once, by the connection.
+func TestStrayFault(t *testing.T) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	const size = 20_000
+	drop := false
+	q := newTwoQueuesOver(t, 0, link.PipeConfig{Filter: func(isB bool, f []byte) bool {
+		if isB || !drop || len(f) < 1000 {
+			return true
+		}
+		drop = false
+		return false
+	}})
+	none, err := unix.Mmap(-1, 0, size+unix.Getpagesize(), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(none)
+	bad, err := q.hosts[0].table.Register(1, none, 0x10000, simAccess)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, second, b := q.workers[0], q.workers[1], q.workers[2]
+	qa, qb := newSimQP(t, q.hosts[0], size), newSimQP(t, q.hosts[1], size)
+	q.markers = true
+	c := q.openQueues("TCP", qa, qb)
+	// The first word of ours ends the responder's silence.
+	qa.sends = append(qa.sends, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 8), RKey: qb.reg.STag(), Remote: 0x10000})
+	w.mark(c)
+	q.until("written", func() bool { return len(qa.wcs) == 1 && b.stats.RxFPDUs == 1 })
+	for settled := q.now.Add(time.Second); q.now < settled; q.now = q.now.Add(time.Millisecond) {
+		for _, w := range q.workers {
+			w.turn()
+		}
+	}
+	var peer *conn
+	for _, peer = range b.flows {
+	}
+	qb.sends = append(qb.sends, verbs.SendWR{ID: 2, Op: rdmap.OpWrite, SGEs: qb.sge(0, size), RKey: bad.STag(), Remote: 0x10000})
+	q.cross, drop = true, true
+	b.mark(peer)
+	b.turn()
+	second.turn()
+	func() { // as loop
+		defer w.survive()
+		w.turn()
+	}()
+	if w.stats.Faults != 1 || c.holds != 1 {
+		t.Fatalf("%d faults, %d frames held: this tests nothing", w.stats.Faults, c.holds)
+	}
+	for i := range q.hosts {
+		q.event(i, EventClosed)
+	}
+	q.until("at rest", func() bool { return !w.strays.pending.Load() && len(w.flows) == 0 })
+	r := w.strays.in[1].Load()
+	_, n := r.take.Peek(uint32(len(r.back)))
+	if r.kept != 0 || len(r.free)+int(n) != len(r.full) {
+		t.Errorf("%d frames kept, %d free of %d", r.kept, len(r.free)+int(n), len(r.full))
+	}
+	if n := len(w.held.frames) - len(w.held.free); n != 0 {
+		t.Errorf("%d frames held", n)
 	}
 }
