@@ -205,15 +205,20 @@ int device_gone(struct iwarpd_device *dev, struct iwarpd_error *e)
 	return err;
 }
 
-/* give_back destroys what a reply has brought that cannot be used. */
-static void give_back(struct iwarpd_device *dev, const Pb__Reply *r)
+void give_back(struct iwarpd_device *dev, const Pb__Reply *r)
 {
+	Pb__DestroyChannel channel = PB__DESTROY_CHANNEL__INIT;
 	Pb__DestroyCQ cq = PB__DESTROY_CQ__INIT;
 	Pb__DestroyQP qp = PB__DESTROY_QP__INIT;
 	Pb__DestroySRQ srq = PB__DESTROY_SRQ__INIT;
 	Pb__Request req = PB__REQUEST__INIT;
 
 	switch (r->body_case) {
+	case PB__REPLY__BODY_CHANNEL:
+		channel.channel = r->channel->channel;
+		req.body_case = PB__REQUEST__BODY_DESTROY_CHANNEL;
+		req.destroy_channel = &channel;
+		break;
 	case PB__REPLY__BODY_CQ:
 		cq.cq = r->cq->cq;
 		req.body_case = PB__REQUEST__BODY_DESTROY_CQ;

@@ -155,6 +155,8 @@ static int create_cq(struct iwarpd_device *dev, struct iwarpd_channel *channel, 
 		object_add(&cq->obj, dev, OBJECT_CQ, cq->link.handle, cq_free);
 		*out = cq;
 	}
+	if (err)
+		give_back(dev, p.msg->reply);
 	packet_free(&p);
 	if (err)
 		return set_error(e, err, "completion queue: %s", strerror(-err));

@@ -188,6 +188,9 @@ int device_call(struct iwarpd_device *dev, Pb__Request *req, int fd, Pb__Reply__
 /* device_do is device_call for replies that say nothing but done. */
 int device_do(struct iwarpd_device *dev, Pb__Request *req, struct iwarpd_error *e);
 
+/* give_back destroys what a reply has brought that cannot be used. */
+void give_back(struct iwarpd_device *dev, const Pb__Reply *r);
+
 /* device_wait reads from the socket until until(arg) with the lock held, or the deadline. */
 int device_wait(struct iwarpd_device *dev, bool (*until)(void *arg), void *arg, int64_t deadline);
 

@@ -184,6 +184,8 @@ int iwarpd_create_qp(struct iwarpd_pd *pd, const struct iwarpd_qp_attr *attr, st
 	if (err)
 		return err;
 	err = new_qp(pd->obj.dev, &p, attr->context, out);
+	if (err)
+		give_back(pd->obj.dev, p.msg->reply);
 	packet_free(&p);
 	if (err)
 		return set_error(e, err, "queue pair: %s", strerror(-err));
@@ -437,6 +439,8 @@ int iwarpd_create_srq(struct iwarpd_pd *pd, const struct iwarpd_srq_attr *attr, 
 	if (err)
 		return err;
 	err = new_srq(pd->obj.dev, &p, attr->context, out);
+	if (err)
+		give_back(pd->obj.dev, p.msg->reply);
 	packet_free(&p);
 	if (err)
 		return set_error(e, err, "shared receive queue: %s", strerror(-err));

@@ -416,6 +416,15 @@ static void check_files(struct side *a)
 		last = dup(0);
 		CHECK(last >= 0);
 	} while (last < 100);
+	few = was;
+	few.rlim_cur = (rlim_t)(last + 2); /* not enough for a channel, though what comes from the daemon finds room */
+	CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+	for (int i = 0; i < 4200; i++) { /* more than one may have */
+		struct iwarpd_channel *channel;
+
+		CHECK(iwarpd_create_channel(a->dev, &channel, &err) == -EMFILE);
+	}
+	CHECK(setrlimit(RLIMIT_NOFILE, &was) == 0);
 	for (int left = 0; left < 4; left++) {
 		struct iwarpd_qp_attr attr = { .send_cq = a->scq, .recv_cq = a->rcq };
 		int want = left < 2 ? -EMFILE : 0; /* each brings two */
