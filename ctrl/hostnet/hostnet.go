@@ -114,7 +114,7 @@ func New(name string) (*Resolver, error) {
 	return r, nil
 }
 
-// Close ends the subscriptions.
+// Close ends the subscriptions, and what Resolve is still waiting for.
 func (r *Resolver) Close() error {
 	r.mu.Lock()
 	if r.closed {
@@ -433,6 +433,10 @@ func (r *Resolver) iface(l netlink.Link, all map[int]netlink.Link) (f iface, ok 
 // Resolve implements dataplane.Resolver. It waits at most neighbourWait while
 // the kernel looks for the neighbour.
 func (r *Resolver) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
+	if !r.enter() {
+		return dataplane.Hop{}, fmt.Errorf("hostnet: %v: %w", dst, net.ErrClosed)
+	}
+	defer r.wg.Done()
 	hop, via, err := r.route(dst, src)
 	if err != nil {
 		return hop, fmt.Errorf("hostnet: %v: %w", dst, err)
@@ -441,6 +445,17 @@ func (r *Resolver) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
 		return hop, fmt.Errorf("hostnet: %v: %w (asked for %v on %s)", dst, err, via.addr, r.name)
 	}
 	return hop, nil
+}
+
+// enter has Close wait for the caller, who calls wg.Done. It reports whether there
+// is something to wait for.
+func (r *Resolver) enter() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.closed {
+		r.wg.Add(1)
+	}
+	return !r.closed
 }
 
 // route finds the way to dst: all of the hop but the neighbour's address.
@@ -587,13 +602,18 @@ func (r *Resolver) lookup(n neighbour) (mac [6]byte, known bool, err error) {
 	return mac, false, nil
 }
 
-// learn remembers what a neighbour was resolved to.
+// learn remembers what a neighbour was resolved to. Where that is another address than
+// before, the kernel's word of it has still to come, and would be no news then.
 func (r *Resolver) learn(n neighbour, mac [6]byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.macs) == maxKnown {
+	old, known := r.macs[n]
+	if !known && len(r.macs) == maxKnown {
 		clear(r.macs)
 		r.change() // who uses one asks for it again
+	}
+	if known && old != mac {
+		r.change()
 	}
 	r.macs[n] = mac
 }

@@ -280,12 +280,57 @@ func TestNeighbourReplaced(t *testing.T) {
 			}
 		}
 	}
+	// Who asks may hear of it before the kernel's word is read.
+	r.learn(neighbour{1, used}, second)
+	if len(r.changed) != 1 {
+		t.Error("another address was found, and nobody else hears of it")
+	}
+	<-r.changed
+	r.learn(neighbour{1, used}, second)
+	if len(r.changed) != 0 {
+		t.Error("the same address found again is a change")
+	}
 	// What is remembered is bounded; what is forgotten is asked for again.
 	for i := range maxKnown + 1 {
 		r.learn(neighbour{2, netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})}, first)
 	}
 	if len(r.macs) > maxKnown || len(r.changed) != 1 {
 		t.Errorf("%d neighbours known, %d changes", len(r.macs), len(r.changed))
+	}
+}
+
+// TestCloseEndsResolve: Close does not wait for a neighbour that is not there, and
+// whoever still asks uses nothing that is closed.
+func TestCloseEndsResolve(t *testing.T) {
+	wire(t)
+	r, err := New("a0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const askers = 8
+	began, ended := make(chan struct{}), make(chan error, askers)
+	for i := range askers {
+		go func() {
+			dst := netip.AddrFrom4([4]byte{10, 77, 0, byte(100 + i)}) // nobody
+			began <- struct{}{}
+			for {
+				if _, err := r.Resolve(dst, netip.Addr{}); !errors.Is(err, ErrNoNeighbour) {
+					ended <- err
+					return
+				}
+			}
+		}()
+	}
+	for range askers {
+		<-began
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range askers {
+		if err := <-ended; !errors.Is(err, net.ErrClosed) {
+			t.Error(err)
+		}
 	}
 }
 
