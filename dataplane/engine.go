@@ -229,6 +229,7 @@ type Engine struct {
 	ndialing atomic.Int32
 	frags    defrag
 	doubts   atomic.Int32 // under way
+	changes  atomic.Int32 // of hops, since the rehop under way began and before; 0: none is
 
 	stop    atomic.Bool
 	wg      sync.WaitGroup
@@ -310,7 +311,7 @@ func (e *Engine) Start() {
 		go e.readFragments()
 	}
 	if e.resolver != nil {
-		e.resolver.Watch(e.rehop)
+		e.resolver.Watch(e.hopsChanged)
 	}
 }
 
@@ -528,11 +529,44 @@ func (e *Engine) Unbind(cb *ClientBinding) {
 	e.Fence()
 }
 
-// rehop finds the next hop of every connection again.
-func (e *Engine) rehop() {
-	for _, ci := range e.Conns() {
-		e.resolveConn(ci.ID, ci.Flow)
+// hopsChanged has the next hops found again, and does not wait for that, nor lets
+// it be done twice at a time: the answers would cross.
+func (e *Engine) hopsChanged() {
+	if e.changes.Add(1) > 1 {
+		return // who is at it begins again
 	}
+	go func() {
+		for left := int32(1); left > 0 && !e.stop.Load(); {
+			n := e.changes.Load()
+			e.rehop()
+			left = e.changes.Add(-n)
+		}
+	}()
+}
+
+// maxRehops bounds the ways that rehop asks for at a time.
+const maxRehops = 64
+
+// rehop finds the next hop of every connection again: once for those between the
+// same addresses, and many at a time, since each neighbour that is gone takes
+// seconds to find out.
+func (e *Engine) rehop() {
+	type way struct{ local, remote [16]byte }
+	conns := make(map[way][]ConnID)
+	for _, ci := range e.Conns() {
+		w := way{ci.Flow.Local, ci.Flow.Remote}
+		conns[w] = append(conns[w], ci.ID)
+	}
+	var wg sync.WaitGroup
+	turns := make(chan struct{}, maxRehops)
+	for w, ids := range conns {
+		turns <- struct{}{}
+		wg.Go(func() {
+			e.resolveConns(ids, pkt.Flow{Local: w.local, Remote: w.remote})
+			<-turns
+		})
+	}
+	wg.Wait()
 }
 
 // maxDoubts bounds the next hops that are being doubted. Others come again with
@@ -559,7 +593,9 @@ func (e *Engine) doubt(id ConnID, flow pkt.Flow) {
 
 // resolveConn asks the resolver for a connection's next hop and tells its
 // worker.
-func (e *Engine) resolveConn(id ConnID, flow pkt.Flow) {
+func (e *Engine) resolveConn(id ConnID, flow pkt.Flow) { e.resolveConns([]ConnID{id}, flow) }
+
+func (e *Engine) resolveConns(ids []ConnID, flow pkt.Flow) {
 	if e.resolver == nil {
 		return
 	}
@@ -567,11 +603,13 @@ func (e *Engine) resolveConn(id ConnID, flow pkt.Flow) {
 	if err != nil {
 		return // the hop in use stays: the peer was heard over it
 	}
-	e.onConn(id, func(w *worker, c *conn) {
-		if c != nil {
-			w.setHop(c, &hop)
-		}
-	})
+	for _, id := range ids {
+		e.onConn(id, func(w *worker, c *conn) {
+			if c != nil {
+				w.setHop(c, &hop)
+			}
+		})
+	}
 }
 
 // eventQueue carries events from the workers to the event goroutine.

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"net/netip"
 	"runtime"
 	"sync"
@@ -195,6 +196,127 @@ func TestSilentNeighbour(t *testing.T) {
 		if took := s.now.Sub(clock.Time(time.Second)); took > 30*time.Second {
 			t.Errorf("SCTP %v: that took %v", overSCTP, took)
 		}
+	}
+}
+
+// TestSilentNeighbourIdle: so does a connection that has nothing to send, before it is
+// taken for dead.
+func TestSilentNeighbourIdle(t *testing.T) {
+	moved := [6]byte{2, 0, 0, 0, 0, 0x77}
+	for _, overSCTP := range []bool{false, true} {
+		dead, came := false, 0
+		s := newSim(t, link.PipeConfig{Filter: func(isB bool, f []byte) bool {
+			if dead && isB && [6]byte(f) == moved {
+				came++
+			}
+			return !dead || !isB || [6]byte(f) == moved
+		}})
+		r := &movable{mac: macB}
+		s.hosts[0].e.resolver = r
+		s.hosts[0].w.tcp.KeepAliveIdle, s.hosts[0].w.tcp.KeepAliveInterval, s.hosts[0].w.tcp.KeepAliveCount = 20*time.Second, 5*time.Second, 6
+		qa, qb := newSimQP(t, s.hosts[0], 8), newSimQP(t, s.hosts[1], 8)
+		if overSCTP {
+			s.openSCTP(SCTP{}, qa, qb)
+		} else {
+			a, b := s.open()
+			s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+		}
+		dead = true
+		r.mac = moved
+		s.until("the peer is heard again", func() bool {
+			for s.hosts[0].e.doubts.Load() != 0 {
+				runtime.Gosched() // the answer takes no virtual time
+			}
+			if ev, ok := s.hosts[0].take(EventClosed); ok {
+				t.Fatalf("SCTP %v: closed: %v", overSCTP, ev.Err)
+			}
+			return came > 1
+		})
+	}
+}
+
+// TestPassiveHop: who is connected to asks for its next hop too, over either transport.
+func TestPassiveHop(t *testing.T) {
+	for _, overSCTP := range []bool{false, true} {
+		s := newSim(t, link.PipeConfig{})
+		r := &movable{mac: macA}
+		s.hosts[1].e.resolver = r
+		qa, qb := newSimQP(t, s.hosts[0], 8), newSimQP(t, s.hosts[1], 8)
+		if overSCTP {
+			s.openSCTP(SCTP{}, qa, qb)
+		} else {
+			a, b := s.open()
+			s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+		}
+		asked := func() int {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return r.asked
+		}
+		for end := time.Now().Add(time.Minute); asked() == 0; runtime.Gosched() {
+			if time.Now().After(end) {
+				t.Fatalf("SCTP %v: not asked", overSCTP)
+			}
+		}
+	}
+}
+
+// slowly is a resolver of neighbours that are not there, which takes its time to find out.
+type slowly struct {
+	asked chan netip.Addr
+	gone  chan struct{}
+}
+
+func (r *slowly) Resolve(dst, _ netip.Addr) (Hop, error) {
+	r.asked <- dst
+	<-r.gone
+	return Hop{}, errors.New("no neighbour")
+}
+
+func (*slowly) Watch(func()) {}
+
+// TestRehop: neighbours that are gone hold back neither who tells of a change nor each
+// other, and are asked for once for all connections; a change meanwhile has them asked
+// for again.
+func TestRehop(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	other := netip.MustParseAddr("10.0.0.77")
+	s.open()
+	s.openFrom(netip.AddrPortFrom(addrA, 40001), addrB)
+	s.openFrom(netip.AddrPortFrom(addrA, 40002), other)
+	e := s.hosts[0].e
+	r := &slowly{asked: make(chan netip.Addr), gone: make(chan struct{})}
+	e.resolver = r
+	asked := make(map[netip.Addr]int)
+	drive := func(what string, done func() bool) {
+		for end := time.Now().Add(time.Minute); !done(); {
+			s.hosts[0].w.turn() // says which connections there are
+			select {
+			case a := <-r.asked:
+				asked[a]++
+			default:
+				runtime.Gosched()
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s: asked for %v", what, asked)
+			}
+			if e.changes.Load() == 0 && !done() {
+				e.hopsChanged() // the worker was too slow to say it
+			}
+		}
+	}
+	e.hopsChanged()
+	drive("both at a time", func() bool { return asked[addrB] == 1 && asked[other] == 1 })
+	e.hopsChanged()
+	close(r.gone)
+	drive("once more", func() bool { return asked[addrB] == 2 && asked[other] == 2 })
+	for end := time.Now().Add(time.Minute); e.changes.Load() != 0; s.hosts[0].w.turn() {
+		if time.Now().After(end) {
+			t.Fatal("it does not end")
+		}
+	}
+	if len(asked) != 2 {
+		t.Errorf("asked for %v", asked)
 	}
 }
 

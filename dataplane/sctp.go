@@ -741,9 +741,9 @@ func (w *worker) sctpTimer(c *conn) {
 			as.a.Close(w.now)
 		}
 	}
-	before := as.a.Stats().Timeouts
+	before := as.a.TimeoutsInARow()
 	as.a.HandleTimeout(w.now)
-	if as.a.Stats().Timeouts > before {
+	if as.a.TimeoutsInARow() > before {
 		for _, c := range as.streams {
 			w.e.doubt(c.id, c.flow)
 			break // what is found is the association's

@@ -377,6 +377,9 @@ func (w *worker) sessionEvents(as *assoc) int {
 				e.Listener = as.lst.id
 			}
 			w.e.events.push(e)
+			if as.passive && len(as.streams) == 1 && w.e.resolver != nil {
+				go w.e.resolveConn(c.id, c.flow) // what the route says, and to hear of the neighbour
+			}
 			continue
 		}
 		if c == nil {

@@ -130,6 +130,10 @@ func (a *Assoc) sample(p *path, r time.Duration) {
 
 func (a *Assoc) backOff(p *path) { p.rto = min(2*p.rto, a.cfg.RTOMax) }
 
+// TimeoutsInARow is how many packets and heartbeats in a row were not answered in
+// time.
+func (a *Assoc) TimeoutsInARow() int { return a.errors }
+
 // failed counts a time-out on path i. It reports whether the association is over.
 func (a *Assoc) failed(now clock.Time, i int) bool {
 	p := &a.paths[i]

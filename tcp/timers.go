@@ -27,8 +27,9 @@ func (c *Conn) stop(t int) { c.deadlines[t] = 0 }
 func (c *Conn) armed(t int) bool { return c.deadlines[t] != 0 }
 
 // TimeoutsInARow is how often what is in flight was sent again by the timer since
-// the peer was last heard to have received something.
-func (c *Conn) TimeoutsInARow() int { return int(c.backoff) }
+// the peer was last heard to have received something, or, on a connection with
+// nothing in flight, how many probes of the keep-alive were not answered.
+func (c *Conn) TimeoutsInARow() int { return max(int(c.backoff), c.keepProbes) }
 
 // Deadline returns when HandleTimeout is due, zero for never. Any call may
 // change it.
