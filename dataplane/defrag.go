@@ -64,7 +64,7 @@ func (e *Engine) readFragments() {
 	for {
 		var wait time.Time
 		if at := e.fragmentTimeout(); at != 0 {
-			wait = time.Now().Add(at.Sub(e.cfg.Now()))
+			wait = time.Now().Add(at.Sub(e.cfg.Now()) + time.Millisecond) // a source may be early by that
 		}
 		b, err := e.cfg.Fragments.Read(wait)
 		switch {
