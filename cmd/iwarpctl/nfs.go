@@ -326,9 +326,6 @@ func (c *command) nfsPut() *cobra.Command {
 				defer f.Close()
 				perm = uint32(st.Mode().Perm())
 				in = f
-				if !st.Mode().IsRegular() {
-					in = until(cmd.Context(), f)
-				}
 			} else {
 				in = until(cmd.Context(), in)
 			}
