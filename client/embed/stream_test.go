@@ -198,6 +198,9 @@ func TestDelayedMPA(t *testing.T) {
 				if err := a.qp.Abort(ctx); err != nil {
 					t.Fatal(err)
 				}
+				if tt.loss != "" { // the wire may lose the reset, and b, idle, would never learn
+					_ = b.qp.Abort(ctx)
+				}
 				<-b.qp.Done()
 				<-a.qp.Done()
 				for len(nb.Engine().Conns()) > 0 || len(na.Engine().Conns()) > 0 {
