@@ -31,7 +31,8 @@ type inbound struct {
 type heldTable struct {
 	frames []heldFrame
 	free   []tcp.Buf
-	whole  int // octets of those that were reassembled
+	hand   tcp.Buf // that is being delivered; NoBuf: none
+	whole  int     // octets of those that were reassembled
 }
 
 type heldFrame struct {
@@ -42,7 +43,7 @@ type heldFrame struct {
 }
 
 func (h *heldTable) init(n int) {
-	h.frames = make([]heldFrame, n)
+	h.frames, h.hand = make([]heldFrame, n), tcp.NoBuf
 	h.free = make([]tcp.Buf, 0, n)
 	for i := n - 1; i >= 0; i-- {
 		h.free = append(h.free, tcp.Buf(i))
@@ -72,9 +73,11 @@ func (w *worker) pollRx() int {
 		if w.taps != nil {
 			w.tapIn(f)
 		}
+		w.hand = f
 		if !w.frame(f) {
 			w.link.Release(f)
 		}
+		w.hand = nil
 	}
 	if len(w.strays.sent) > 0 {
 		w.wakeOwners()
@@ -253,6 +256,8 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 			w.held.whole += f.Len()
 		} else if h.from != nil {
 			h.from.keep() // at once: what follows may fault
+		} else {
+			w.hand = nil
 		}
 		c.holds++
 		w.stats.RxEarly++
@@ -317,7 +322,9 @@ func (w *worker) drainHeld(c *conn) {
 		}
 		if h.Deliver {
 			hf := &w.held.frames[h.Buf]
+			w.held.hand = h.Buf
 			w.deliver(c, &hf.frame, hf.off+h.Off, h.Len)
+			w.held.hand = tcp.NoBuf
 		}
 		w.freeHeld(c, h.Buf)
 	}

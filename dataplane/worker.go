@@ -68,6 +68,7 @@ type worker struct {
 	rx        [rxBudget]link.Frame
 	rxAt      int // of rx, those before rxEnd have not been looked at
 	rxEnd     int
+	hand      *link.Frame // of rx, while nobody keeps it; nil: none
 	held      heldTable
 	reclaimed clock.Time // when a connection's held frames were last taken back
 	slots     []slotState
@@ -422,10 +423,18 @@ func (w *worker) client(cb *ClientBinding) *client {
 }
 
 // fault ends the client in whose memory the worker faulted. What the turn had
-// in hand is lost with its connection; at most one frame is not returned, and the
-// next turn goes on with those behind it.
+// in hand is lost with its connection, its frames are given back, and the next turn
+// goes on with those behind them.
 func (w *worker) fault(c *conn, reason any) {
 	w.current = nil
+	if w.hand != nil {
+		w.link.Release(w.hand)
+		w.hand = nil
+	}
+	if b := w.held.hand; b != tcp.NoBuf {
+		w.held.hand = tcp.NoBuf
+		w.freeHeld(c, b)
+	}
 	w.strayFault()
 	w.stats.Faults++
 	b := c.qp
