@@ -307,7 +307,9 @@ func (s *Socket) Close() error {
 	if s.sock == nil {
 		return nil
 	}
+	opening.Lock() // whoever opens looks at what is mapped before and after
 	err := errors.Join(s.unmap(), s.sock.Close())
+	opening.Unlock()
 	s.sock, s.fd, s.umem = nil, -1, nil
 	if err != nil {
 		return fmt.Errorf("xsk: close: %w", err)
