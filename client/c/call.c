@@ -242,17 +242,21 @@ void give_back(struct iwarpd_device *dev, const Pb__Reply *r)
 	pthread_mutex_unlock(&dev->lock);
 }
 
+void device_broken(struct iwarpd_device *dev, int err)
+{
+	pthread_mutex_lock(&dev->lock);
+	device_died(dev, err);
+	pthread_mutex_unlock(&dev->lock);
+}
+
 /* descriptors_lost is the error of a reply that this process had no room for. */
 static int descriptors_lost(struct iwarpd_device *dev, const Pb__Request *req, const Pb__Reply *reply,
 			    struct iwarpd_error *e)
 {
-	if (req->body_case != PB__REQUEST__BODY_RESIZE_CQ) {
+	if (req->body_case == PB__REQUEST__BODY_RESIZE_CQ)
+		device_broken(dev, -EMFILE); /* completions go where nobody sees them */
+	else
 		give_back(dev, reply);
-	} else { /* completions go where nobody sees them */
-		pthread_mutex_lock(&dev->lock);
-		device_died(dev, -EMFILE);
-		pthread_mutex_unlock(&dev->lock);
-	}
 	return set_error(e, -EMFILE, "too many open files: raise RLIMIT_NOFILE (ulimit -n)");
 }
 

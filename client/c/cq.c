@@ -236,8 +236,10 @@ int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *
 		return err;
 	err = new_rings(p.fds[0], &rings);
 	packet_free(&p);
-	if (err)
+	if (err) {
+		device_broken(cq->obj.dev, err); /* completions go where nobody sees them */
 		return set_error(e, err, "completion queue: %s", strerror(-err));
+	}
 	if (cq->channel)
 		channel_lock(cq->channel);
 	atomic_store(&cq->armed, false);

@@ -197,6 +197,9 @@ int device_wait(struct iwarpd_device *dev, bool (*until)(void *arg), void *arg, 
 /* device_post sends a request whose reply does not matter. */
 void device_post(struct iwarpd_device *dev, Pb__Request *req);
 
+/* device_broken ends a device that cannot go on. */
+void device_broken(struct iwarpd_device *dev, int err);
+
 /* device_gone fills *e for a device that has died. */
 int device_gone(struct iwarpd_device *dev, struct iwarpd_error *e);
 

@@ -150,6 +150,8 @@ func TestCheck(t *testing.T) {
 			t.Run(v.name+"/"+mode, func(t *testing.T) { testenv.Start(t, check(t, v, a, b, mode)).Succeed() })
 		}
 	}
+	// The sanitizers themselves need memory.
+	t.Run("plain/memory", func(t *testing.T) { testenv.Start(t, check(t, plain, a, b, "memory")).Succeed() })
 	for _, mode := range []string{"threads", "channels"} {
 		t.Run("threaded/"+mode, func(t *testing.T) { testenv.Start(t, check(t, threaded, a, b, mode)).Succeed() })
 	}

@@ -2,7 +2,7 @@
  * check tries libiwarpd against two daemons that reach each other; a process may
  * be the client of both.
  *
- *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|streams|sctp|shared|channels|threads|quiet|gone
+ *   check SOCKET_A ADDRESS_A SOCKET_B ADDRESS_B verbs|cm|files|memory|streams|sctp|shared|channels|threads|quiet|gone
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -442,6 +442,33 @@ static void check_files(struct side *a)
 		CHECK(setrlimit(RLIMIT_NOFILE, &was) == 0);
 	}
 	drop(a); /* nothing is left in the domain, or on the queues */
+}
+
+/* memory_mapped is how much address space this process has, in octets. */
+static rlim_t memory_mapped(void)
+{
+	unsigned long pages;
+	FILE *f = fopen("/proc/self/statm", "r");
+
+	CHECK(f && fscanf(f, "%lu", &pages) == 1);
+	fclose(f);
+	return (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
+}
+
+/* check_resize_lost: a queue whose new rings cannot be mapped ends the device, or completions would be lost unheard of. */
+static void check_resize_lost(struct side *a)
+{
+	struct rlimit was, few;
+	struct iwarpd_cq *cq;
+
+	CHECK(iwarpd_create_cq(a->dev, 8, &cq, &err) == 0);
+	CHECK(getrlimit(RLIMIT_AS, &was) == 0);
+	few = was;
+	few.rlim_cur = memory_mapped() + (1 << 19);
+	CHECK(setrlimit(RLIMIT_AS, &few) == 0);
+	CHECK(iwarpd_resize_cq(cq, 1 << 14, &err) == -ENOMEM); /* 1 MiB */
+	CHECK(setrlimit(RLIMIT_AS, &was) == 0);
+	CHECK(iwarpd_modify_cq(cq, 1, 1, &err) == -ENOMEM);
 }
 
 /* expect_octet receives a message of one octet, and posts its receive again. */
@@ -995,6 +1022,8 @@ int main(int argc, char **argv)
 		check_early(&a, &b);
 	} else if (strcmp(argv[5], "files") == 0) {
 		check_files(&a);
+	} else if (strcmp(argv[5], "memory") == 0) {
+		check_resize_lost(&a);
 	} else if (strcmp(argv[5], "streams") == 0) {
 		streams(&a, &b);
 	} else if (strcmp(argv[5], "sctp") == 0) {
