@@ -82,8 +82,14 @@ type SCTPConfig struct {
 	// default a minute, negative: for ever.
 	Idle time.Duration
 	// PerPeer bounds the associations that one address may have with the listeners of
-	// one worker; default 1024.
+	// one worker; default 1024. Until it has an accepted session each holds at most 64 KiB
+	// of what its peer sends.
 	PerPeer int
+	// Memory bounds what the associations of one worker hold of what their peers have sent
+	// ahead of its turn, in octets; default 256 MiB, or four receive windows if that is more. When it
+	// is not enough the association that holds most is ended, first of those without an
+	// accepted session.
+	Memory int
 }
 
 // Queue is one NIC queue for a worker.
@@ -269,6 +275,9 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 	if cfg.TCP == nil {
 		c := tcp.DefaultConfig()
 		cfg.TCP = &c
+	}
+	if cfg.SCTP.Memory == 0 {
+		cfg.SCTP.Memory = max(256<<20, 4*cfg.TCP.RcvWindow)
 	}
 	e := &Engine{cfg: cfg, resolver: res, embryos: make(map[pkt.Flow]*worker), dialing: make(map[pkt.Flow]*worker), evDone: make(chan struct{})}
 	if _, err := rand.Read(e.secret[:]); err != nil {

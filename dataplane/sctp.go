@@ -45,8 +45,9 @@ type assoc struct {
 	turn     int           // of round: whose turn it is
 	nextSID  uint16        // from which on a stream is sought for a session of ours
 	lst      *sctpListener // nil: it ends with its last session, for we dialled or the listener is closed
-	part     []byte        // a message that comes in pieces
 	kept     [][]byte      // by sctp.Data.Slot
+	memory   int           // what is counted for it in sctpState.memory
+	admitted bool          // we dialled, or a session was accepted
 	over     bool
 	passive  bool       // the peer opened it
 	enhanced bool       // the peer has accepted enhanced set-up data
@@ -74,6 +75,9 @@ type sctpState struct {
 	also      map[flowKey]*assoc   // by further addresses of their peers, and tags
 	moved     map[pkt.Flow]*worker // associations dialled here that another queue has adopted
 	peers     map[[16]byte]int     // associations of listeners, by the peer's address
+	memory    int                  // octets held for all associations
+	free      [][]byte             // buffers of assoc.kept
+	part      []byte               // a message that came in pieces
 	scratch   []byte               // a packet in one piece
 	out       sctp.Out
 	ctl       session.Control
@@ -247,7 +251,7 @@ func (w *worker) connectSCTP(id ConnID, flow pkt.Flow, hop Hop, o SCTP, set sess
 	}
 	t := tupleOf(flow, &hop)
 	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, udp, w.sctpSecret(), mtu), flow, t, o)
-	as.hopMTU = hopMTU(mtu)
+	as.hopMTU, as.admitted = hopMTU(mtu), true
 	w.beginSession(as, 0, id, &initiate{setup: set, fallback: o.Fallback}, timeout)
 	if len(w.e.workers) > 1 {
 		w.e.mu.Lock()
@@ -504,7 +508,45 @@ func (w *worker) answerSCTP(c *conn, set session.Setup, a Attachment) {
 		w.abort(c, err)
 		return
 	}
+	if !as.admitted {
+		as.admitted = true
+		as.a.SetWindow(w.sctpConfig(as.opts).RcvWindow)
+	}
 	w.attachSCTP(c, a)
+}
+
+// strangerWindow is the receive window, in octets, of an association that a peer has opened,
+// until one of its sessions is accepted: what goes before that is short. INIT ACK has the
+// full window, which peers begin their slow start with.
+const strangerWindow = 64 << 10
+
+// holds counts what is held for as, and ends associations when it is too much for all.
+func (w *worker) holds(as *assoc) {
+	n := 0
+	if as.a.State() != sctp.Closed && !as.over {
+		n = as.a.Kept()
+		if as.mux != nil {
+			n += as.mux.Held()
+		}
+	}
+	w.sctp.memory += n - as.memory
+	as.memory = n
+	for w.sctp.memory > w.e.cfg.SCTP.Memory {
+		var most *assoc
+		for _, o := range w.sctp.assocs {
+			if o.memory > 0 && (most == nil || most.admitted && !o.admitted || most.admitted == o.admitted && most.memory < o.memory) {
+				most = o
+			}
+		}
+		if most == nil {
+			return
+		}
+		w.stats.AssocsNoMemory++
+		most.a.GiveUp(w.now)
+		w.sctp.memory -= most.memory
+		most.memory = 0
+		w.mark(&most.carrier)
+	}
 }
 
 func (w *worker) refuseAttach(id ConnID, a Attachment) {
@@ -809,6 +851,7 @@ func (w *worker) retire(as *assoc) {
 			delete(w.sctp.peers, as.flow.Remote)
 		}
 	}
+	w.holds(as)
 	w.sctp.over.add(as)
 	for _, c := range slices.Clone(as.round) {
 		w.remoteEventsSCTP(c)

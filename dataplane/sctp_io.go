@@ -158,6 +158,7 @@ func (w *worker) sctpUnowned(flow pkt.Flow, udp uint16, b []byte) *assoc {
 	}
 	as := w.newAssoc(a, flow, t, l.opts)
 	as.lst, as.passive = l, true
+	a.SetWindow(min(strangerWindow, w.tcp.RcvWindow))
 	w.e.events.push(Event{Kind: EventJoined, Listener: l.id, Flow: flow, Worker: w.id})
 	w.sctp.peers[flow.Remote]++
 	w.idles(as)
@@ -196,11 +197,15 @@ func (w *worker) sctpData(as *assoc, b []byte) int {
 			for len(as.kept) <= d.Slot {
 				as.kept = append(as.kept, nil)
 			}
-			as.kept[d.Slot] = append(as.kept[d.Slot][:0], b[d.Off:d.Off+d.Len]...)
+			as.kept[d.Slot] = append(w.sctpBuffer(d.Len), b[d.Off:d.Off+d.Len]...)
 		case sctp.DeliverKept:
 			w.sctpMessage(as, &d, as.kept[d.Slot])
+			w.sctpUnkeep(as, d.Slot)
+		case sctp.Forget:
+			w.sctpUnkeep(as, d.Slot)
 		}
 	}
+	w.holds(as)
 	if as.mux == nil {
 		return 0
 	}
@@ -208,17 +213,41 @@ func (w *worker) sctpData(as *assoc, b []byte) int {
 	return w.sessionEvents(as)
 }
 
+// sctpBuffer returns a buffer for n octets, not much longer: sctp counts octets, and a peer
+// chooses how long its chunks are.
+func (w *worker) sctpBuffer(n int) []byte {
+	free := w.sctp.free
+	if top := len(free) - 1; top >= 0 && cap(free[top]) <= 4*n {
+		b := free[top]
+		free[top], w.sctp.free = nil, free[:top]
+		return b[:0]
+	}
+	return nil
+}
+
+// sctpUnkeep takes back the buffer of a slot.
+func (w *worker) sctpUnkeep(as *assoc, slot int) {
+	if slot >= len(as.kept) {
+		return
+	}
+	if b := as.kept[slot]; b != nil && len(w.sctp.free) < 256 {
+		w.sctp.free = append(w.sctp.free, b)
+	}
+	as.kept[slot] = nil
+}
+
 func (w *worker) sctpMessage(as *assoc, d *sctp.Data, b []byte) {
 	w.sctpUp(as)
-	if !d.Begin || !d.End {
+	if !d.Begin || !d.End { // its pieces follow one another
+		part := &w.sctp.part
 		if d.Begin {
-			as.part = as.part[:0]
+			*part = (*part)[:0]
 		}
-		as.part = append(as.part, b...)
+		*part = append(*part, b...)
 		if !d.End {
 			return
 		}
-		b, as.part = as.part, as.part[:0]
+		b = *part
 	}
 	as.mux.HandleMessage(d.Stream, d.PPID, d.Unordered, b)
 }

@@ -12,7 +12,9 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/sctp"
+	"github.com/iwarpd/iwarpd/sctp/session"
 )
 
 // A rawPeer is a peer of host 1 that sends what the test makes, in the place of host 0.
@@ -207,6 +209,112 @@ func TestSCTPFurtherAddressTwice(t *testing.T) {
 	other.send(second, chunk(sctp.ChunkAbort, 0))
 	if w := p.hosts[1].w; len(w.sctp.assocs)+len(w.sctp.also)+len(w.conns) != 0 {
 		t.Errorf("left: %d associations, %d addresses, %d sessions", len(w.sctp.assocs), len(w.sctp.also), len(w.conns))
+	}
+}
+
+// piece sends n octets of a message that never ends.
+func (p *rawPeer) piece(flags byte, n int) {
+	p.send(p.local.Addr(), p.data(flags, 1, 0, 16, make([]byte, n)...))
+}
+
+// window returns what the last SACK says of the receive window.
+func (p *rawPeer) window() uint32 {
+	var s sctp.Sack
+	sacks := p.chunks(sctp.ChunkSack)
+	if len(sacks) == 0 || s.Decode(sacks[len(sacks)-1].Body) != nil {
+		p.t.Fatal("no SACK")
+	}
+	return s.Rwnd
+}
+
+// admit has the session that the peer asks for accepted.
+func (p *rawPeer) admit(t *testing.T) {
+	t.Helper()
+	h := p.hosts[1]
+	qb := newSimQP(t, h, 8192)
+	p.send(p.local.Addr(), p.data(7, 0, 0, 17, 0, 0, 0, 1))
+	ev, ok := h.take(EventRequest)
+	if !ok {
+		t.Fatal("no request")
+	}
+	h.w.answerSCTP(h.w.conns[ev.Conn], session.Setup{}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 4, ORD: 4}})
+	p.turn()
+}
+
+// TestSCTPStranger: a peer whose session nobody has accepted has little memory of ours,
+// however it cuts what it sends; one that was accepted has the window.
+func TestSCTPStranger(t *testing.T) {
+	for _, size := range []int{1400, 1} {
+		p := newRawPeer(t)
+		p.piece(6, size)
+		for range 200 {
+			p.piece(4, size)
+		}
+		as, octets := p.assoc(), 0
+		for _, b := range as.kept {
+			octets += cap(b)
+		}
+		if n := as.a.Kept(); n >= strangerWindow+size || n != as.memory || n != p.hosts[1].w.sctp.memory || octets > 2*strangerWindow || size*30 > n {
+			t.Errorf("pieces of %d: keeps %d octets in buffers of %d, counted %d of %d", size, n, octets, as.memory, p.hosts[1].w.sctp.memory)
+		}
+		if n := p.window(); n > strangerWindow {
+			t.Errorf("a window of %d", n)
+		}
+		p.send(p.local.Addr(), chunk(sctp.ChunkAbort, 0))
+		if w := p.hosts[1].w; w.sctp.memory != 0 {
+			t.Errorf("%d octets are counted of nothing", w.sctp.memory)
+		}
+	}
+	p := newRawPeer(t)
+	p.admit(t)
+	if n := p.window(); int(n) != p.hosts[1].w.tcp.RcvWindow {
+		t.Errorf("a window of %d when the session is accepted", n)
+	}
+	p.piece(6, 1400)
+	for range 200 {
+		p.piece(4, 1400)
+	}
+	if n := p.assoc().a.Kept(); n != 201*1400 {
+		t.Errorf("keeps %d octets of a session", n)
+	}
+}
+
+// TestSCTPMemory: what all associations hold is bounded, and those whose sessions were
+// accepted do not pay for others while these have something.
+func TestSCTPMemory(t *testing.T) {
+	p := newRawPeer(t)
+	const most = 300 << 10
+	w := p.hosts[1].w
+	w.e.cfg.SCTP.Memory = most
+	p.admit(t)
+	p.piece(6, 1400)
+	for range 100 {
+		p.piece(4, 1400)
+	}
+	for port := range uint16(8) {
+		other := *p
+		other.local = netip.AddrPortFrom(p.local.Addr(), 41000+port)
+		if !other.connect() {
+			t.Fatal("no association")
+		}
+		other.piece(6, 1400)
+		for range 50 {
+			if other.piece(4, 1400); w.sctp.memory > most {
+				t.Fatalf("%d octets", w.sctp.memory)
+			}
+		}
+	}
+	sum := 0
+	for _, as := range w.sctp.assocs {
+		sum += as.a.Kept() + as.mux.Held()
+	}
+	if w.stats.AssocsNoMemory == 0 || sum != w.sctp.memory || p.assoc() == nil || p.assoc().a.Kept() != 101*1400 {
+		t.Errorf("%d associations ended; %d octets, counted %d", w.stats.AssocsNoMemory, sum, w.sctp.memory)
+	}
+	w.e.cfg.SCTP.Memory = 100 << 10
+	p.piece(4, 1400)
+	if p.turn(); w.sctp.memory > 100<<10 || p.assoc() != nil {
+		t.Errorf("%d octets with less room", w.sctp.memory)
 	}
 }
 

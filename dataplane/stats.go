@@ -50,6 +50,7 @@ type Stats struct {
 	Evicted                   uint64 // connections in TIME-WAIT that made room
 	AssocsIdle                uint64 // SCTP associations ended that had no session
 	AssocsRefused             uint64 // set-up chunks dropped of peers with too many
+	AssocsNoMemory            uint64 // SCTP associations ended since all held too much
 	SessionRetries            uint64 // over SCTP, without enhanced data
 	Violations                uint64 // by peers, answered by a Terminate
 	CQOverruns                uint64

@@ -237,6 +237,15 @@ func (a *Assoc) SetBacklog(n int) {
 	}
 }
 
+// SetWindow sets Config.RcvWindow, in octets. What is kept already stays.
+func (a *Assoc) SetWindow(n int) {
+	a.cfg.RcvWindow = max(n, 2*minRwnd)
+	a.SetBacklog(a.rcv.backlog)
+}
+
+// Kept returns how many octets the owner keeps for the association.
+func (a *Assoc) Kept() int { return a.rcv.keptLen }
+
 // SetMTU tells the MTU of the link.
 func (a *Assoc) SetMTU(mtu int) {
 	a.mtu = mtu
@@ -286,6 +295,9 @@ func (a *Assoc) PollRestart() bool {
 
 // Abort ends the association at once with an ABORT, which PollTransmit gives.
 func (a *Assoc) Abort(now clock.Time) { a.abort(CauseUserAbort, nil, ErrAborted) }
+
+// GiveUp is Abort because the owner is short of memory.
+func (a *Assoc) GiveUp(now clock.Time) { a.abort(CauseOutOfResource, nil, ErrNoRoom) }
 
 // abort sends an ABORT with a cause and ends the association.
 func (a *Assoc) abort(c Cause, info []byte, err error) {

@@ -63,6 +63,7 @@ type Mux struct {
 	pending int
 	held    int // octets
 	pool    [][]byte
+	pooled  int // octets
 	stats   Stats
 
 	seenWords int // of stream.seen: a power of two, of more bits than MaxAhead
@@ -187,9 +188,32 @@ func (m *Mux) drop(s *stream) {
 func (m *Mux) free(a *ahead) {
 	if a.kind == aheadHeld {
 		m.held -= len(a.b)
-		m.pool = append(m.pool, a.b)
+		m.recycle(a.b)
 	}
 	*a = ahead{}
+}
+
+// maxPooled is how many octets of buffers that are not in use a Mux has.
+const maxPooled = 64 << 10
+
+// recycle takes back the buffer of a message that was held.
+func (m *Mux) recycle(b []byte) {
+	if m.pooled+cap(b) <= maxPooled {
+		m.pool = append(m.pool, b)
+		m.pooled += cap(b)
+	}
+}
+
+// hold returns a copy of b, in a buffer that is not much longer: Held counts octets, and
+// a peer chooses how long its messages are.
+func (m *Mux) hold(b []byte) []byte {
+	if n := len(m.pool); n > 0 && cap(m.pool[n-1]) <= 4*len(b) {
+		c := m.pool[n-1]
+		m.pool[n-1], m.pool = nil, m.pool[:n-1]
+		m.pooled -= cap(c)
+		return append(c[:0], b...)
+	}
+	return append([]byte(nil), b...)
 }
 
 func (m *Mux) event(s *stream, k EventKind, set *Setup, err error) {

@@ -84,11 +84,7 @@ func (m *Mux) keep(s *stream, d uint16, ppid uint32, b []byte) {
 		return
 	}
 	a.kind = aheadHeld
-	if n := len(m.pool); n > 0 {
-		a.b, m.pool = append(m.pool[n-1][:0], b...), m.pool[:n-1]
-	} else {
-		a.b = append([]byte(nil), b...)
-	}
+	a.b = m.hold(b)
 	m.held += len(b)
 	m.stats.Held++
 }
@@ -132,7 +128,7 @@ func (m *Mux) advance(s *stream) {
 		*a = ahead{}
 		m.held -= len(h.b)
 		m.process(s, h.ppid, h.b)
-		m.pool = append(m.pool, h.b)
+		m.recycle(h.b)
 	}
 }
 
