@@ -373,15 +373,64 @@ func TestEarlyPlacement(t *testing.T) {
 	t.Logf("markers: %d of %d early segments placed, %d frames held at most; without: %d held", with.RxFPDUsPlacedEarly, with.RxEarly, with.HeldPeak, without.HeldPeak)
 }
 
-// TestHeldFramesRunOut: when all frames for data out of order are taken, the
-// connection that holds the most gives its own back, and all go on.
+// TestHeldFramesRunOut: when all frames for data out of order are taken by one
+// connection, it loses what comes further, keeps what it has, and goes on.
 func TestHeldFramesRunOut(t *testing.T) {
 	bad := impair.Config{Loss: 0.05, Delay: 2 * time.Millisecond, Seed: testenv.Seed(t)}
 	s, a, q := newLoad(t, link.PipeConfig{AtoB: bad, BtoA: impair.Config{Delay: 2 * time.Millisecond}}, mpa.Params{CRC: true, IRD: 4, ORD: 4}, rdmap.OpWrite, 256<<10)
 	s.hosts[1].w.held.init(8)
 	s.load(a, q, 16)
-	if st := s.hosts[1].w.stats; st.RxReclaims == 0 {
-		t.Error("nothing was taken back: the table is not short")
+	if st := s.hosts[1].w.stats; st.RxNoHold == 0 || st.RxReclaims != 0 {
+		t.Errorf("%d segments not held, %d times taken back; want some and none", st.RxNoHold, st.RxReclaims)
 	}
 	s.closeAll(a)
+	if n := s.hosts[1].w.held.holders; n != 0 {
+		t.Errorf("%d connections hold frames after the end", n)
+	}
+}
+
+// TestHeldFramesShared: a connection that has less than half of its share of the
+// frames for data out of order gets some when there are none left, from the one that
+// holds the most.
+func TestHeldFramesShared(t *testing.T) {
+	const size, frames = 16 << 10, 8
+	first := map[uint16]uint32{} // by source port: the segment that is lost
+	losing := false
+	s := newSim(t, link.PipeConfig{Filter: func(isB bool, f []byte) bool {
+		if !isB || !losing || len(f) < 200 {
+			return true
+		}
+		port, seq := binary.BigEndian.Uint16(f[34:]), binary.BigEndian.Uint32(f[38:])
+		if _, ok := first[port]; !ok {
+			first[port] = seq
+		}
+		return first[port] != seq
+	}})
+	w := s.hosts[1].w
+	w.held.init(frames)
+	var as, bs [2]*conn
+	var qas, qbs [2]*simQP
+	for i := range as {
+		as[i], bs[i] = s.openFrom(netip.AddrPortFrom(addrA, uint16(40000+i)), addrB)
+		qas[i], qbs[i] = newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+		s.attach(as[i], bs[i], qas[i], qbs[i], mpa.Params{CRC: true, IRD: 4, ORD: 4})
+	}
+	losing = true
+	post := func(i int) {
+		s.post(as[i], qas[i], verbs.SendWR{Op: rdmap.OpWrite, SGEs: qas[i].sge(0, size), RKey: qbs[i].reg.STag(), Remote: 0x10000})
+	}
+	post(0)
+	s.until("all frames held", func() bool { return bs[0].holds == frames })
+	post(1)
+	s.until("the other has its part", func() bool { return bs[1].holds == frames/4 })
+	if w.stats.RxReclaims != frames/4 || bs[0].holds != frames-frames/4 {
+		t.Errorf("taken back %d times, and %d left; want one each time, half of a share", w.stats.RxReclaims, bs[0].holds)
+	}
+	losing = false
+	s.until("all written", func() bool { return len(qas[0].wcs) == 1 && len(qas[1].wcs) == 1 })
+	s.hosts[0].w.disconnect(as[1], false)
+	s.closeAll(as[0])
+	if w.held.holders != 0 || len(w.held.free) != frames {
+		t.Errorf("%d connections hold %d frames after the end", w.held.holders, frames-len(w.held.free))
+	}
 }

@@ -29,10 +29,11 @@ type inbound struct {
 // heldTable keeps the frames of out-of-order segments; its indices are the
 // tcp.Bufs of received segments.
 type heldTable struct {
-	frames []heldFrame
-	free   []tcp.Buf
-	hand   tcp.Buf // that is being delivered; NoBuf: none
-	whole  int     // octets of those that were reassembled
+	frames  []heldFrame
+	free    []tcp.Buf
+	hand    tcp.Buf // that is being delivered; NoBuf: none
+	holders int     // connections that have some
+	whole   int     // octets of those that were reassembled
 }
 
 type heldFrame struct {
@@ -226,7 +227,7 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 		n := len(w.held.free)
 		if from := w.strays.from; from != nil && !from.mayKeep() || w.whole && w.held.whole+f.Len() > maxWhole {
 			n = 0
-		} else if n == 0 {
+		} else if n == 0 && w.wantsHeld(c) {
 			w.reclaim()
 			n = len(w.held.free)
 		}
@@ -259,7 +260,9 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 		} else {
 			w.hand = nil
 		}
-		c.holds++
+		if c.holds++; c.holds == 1 {
+			w.held.holders++
+		}
 		w.stats.RxEarly++
 		if c.markers && c.mode == modeFull && !c.rxFailed && w.placeEarly(c, h, r) {
 			c.tcp.Placed(seg.Buf)
@@ -275,7 +278,9 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 }
 
 func (w *worker) freeHeld(c *conn, b tcp.Buf) {
-	c.holds--
+	if c.holds--; c.holds == 0 {
+		w.held.holders--
+	}
 	h := &w.held.frames[b]
 	if h.whole {
 		w.held.whole -= h.frame.Len()
@@ -288,8 +293,17 @@ func (w *worker) freeHeld(c *conn, b tcp.Buf) {
 	w.held.free = append(w.held.free, b)
 }
 
-// reclaim takes back the frames of the connection that holds the most, at most
-// once a turn. Its peer sends them again.
+// wantsHeld reports whether c, which has a segment to be held when no frame is left,
+// holds less than half of its share, so that another connection has to give. One
+// that holds more loses the segment: its peer sends that again, and not, after a
+// time-out and from the window of one segment, all that was acknowledged selectively
+// and then taken back (RFC 2018 section 8).
+func (w *worker) wantsHeld(c *conn) bool {
+	return 2*c.holds*w.held.holders < len(w.held.frames)
+}
+
+// reclaim takes back some frames of the connection that holds the most, at most once
+// a turn. Its peer sends them again.
 func (w *worker) reclaim() {
 	if w.reclaimed == w.now {
 		return
@@ -305,7 +319,7 @@ func (w *worker) reclaim() {
 		return
 	}
 	w.stats.RxReclaims++
-	most.tcp.Reclaim()
+	most.tcp.Reclaim(max(min(len(w.held.frames)/8, most.holds/2), 1))
 	w.drainHeld(most)
 	w.mark(most)
 }

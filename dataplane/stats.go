@@ -38,7 +38,7 @@ type Stats struct {
 	RxNoConn     uint64
 	RxNoHold     uint64
 	RxStraysLost uint64 // of the strays
-	RxReclaims   uint64 // times that a connection's held frames were taken back
+	RxReclaims   uint64 // times that some of a connection's held frames were taken back
 	RxUnwanted   uint64
 	RxAfterClose uint64 // octets
 

@@ -70,7 +70,7 @@ type worker struct {
 	rxEnd     int
 	hand      *link.Frame // of rx, while nobody keeps it; nil: none
 	held      heldTable
-	reclaimed clock.Time // when a connection's held frames were last taken back
+	reclaimed clock.Time // when some of a connection's held frames were last taken back
 	slots     []slotState
 	done      [reapBudget]link.Slot
 	ipid      uint16

@@ -269,10 +269,11 @@ func (c *Conn) Placed(b Buf) {
 	}
 }
 
-// Reclaim gives up what is held out of order and not placed: PollHeld returns the
-// frames, undelivered. It is for an owner that is short of frames. The peer has to
-// send the octets again, as RFC 2018 section 8 provides for.
-func (c *Conn) Reclaim() { c.reasm.reclaim() }
+// Reclaim gives up as many as n segments that are held out of order and not placed,
+// from the one that lies furthest ahead on: PollHeld returns the frames, undelivered.
+// It is for an owner that is short of frames. The peer has to send the octets again,
+// as RFC 2018 section 8 provides for, and all that follow.
+func (c *Conn) Reclaim(n int) { c.reasm.reclaim(n) }
 
 // PollEvent returns the next event. EventClosed is the last one of a connection.
 func (c *Conn) PollEvent() (Event, bool) {

@@ -227,7 +227,7 @@ func fuzzSegment(t *testing.T, b []byte) {
 			c.HandleICMP(now, &pkt.ICMPError{Kind: pkt.ICMPKind(op >> 4 % 5), MTU: in.u16() % 2000, Seq: uint32(c.una.Add(in.u16()%3000 - 100))})
 		case 7:
 			if op == 7+16 {
-				c.Reclaim()
+				c.Reclaim(in.u16() % 8)
 				break
 			}
 			for h := range held {

@@ -154,18 +154,25 @@ func (r *reassembly) advance(next serial.Num) serial.Num {
 	return next
 }
 
-// reclaim gives back every held segment but what is placed.
-func (r *reassembly) reclaim() {
-	n := 0
-	for _, h := range r.s {
+// reclaim gives back up to n held segments that are not placed, those furthest ahead.
+func (r *reassembly) reclaim(n int) {
+	i := len(r.s)
+	for i > 0 && n > 0 {
+		i--
+		if r.s[i].buf != NoBuf {
+			n--
+		}
+	}
+	kept := i
+	for _, h := range r.s[i:] {
 		if h.buf == NoBuf {
-			r.s[n] = h
-			n++
+			r.s[kept] = h
+			kept++
 			continue
 		}
 		r.out.push(Held{Buf: h.buf, Seq: h.seq, Off: int(h.off)})
 	}
-	r.s = r.s[:n]
+	r.s = r.s[:kept]
 }
 
 // drop gives every held segment back undelivered.

@@ -48,7 +48,7 @@ func TestReassemblyOracle(t *testing.T) {
 		for range 300 {
 			seq := next.Add(1 + r.IntN(60))
 			ln := 1 + r.IntN(30)
-			switch r.IntN(6) {
+			switch r.IntN(8) {
 			case 0:
 				// In order: octets up to seq come.
 				k := 1 + r.IntN(20)
@@ -73,6 +73,29 @@ func TestReassemblyOracle(t *testing.T) {
 					q.placed(b)
 					delete(held, b)
 					break
+				}
+			case 2:
+				// Some of what is held comes back: the rest stays as it was.
+				var want []heldSeg
+				k, n := r.IntN(6), len(held)
+				for _, h := range q.s {
+					if h.buf != NoBuf {
+						if n <= k {
+							continue
+						}
+						n--
+					}
+					want = append(want, h)
+				}
+				q.reclaim(k)
+				if !slices.Equal(q.s, want) {
+					t.Fatalf("seed %d: %d reclaimed: %+v; want %+v", seed, k, q.s, want)
+				}
+				clear(have)
+				for _, h := range q.s {
+					for i := range int(h.len) {
+						have[h.seq.Add(i)] = true
+					}
 				}
 			default:
 				buf++

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"testing"
@@ -363,7 +364,7 @@ func (r *scriptRun) step(f []string) {
 		r.c.SetMTU(r.now, r.num(f[1]))
 		r.poll()
 	case "reclaim":
-		r.c.Reclaim()
+		r.c.Reclaim(math.MaxInt)
 	case "quick":
 		r.c.quickAcks = 0
 	case "placed":
