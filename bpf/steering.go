@@ -337,13 +337,8 @@ func (s *Steering) SetAddresses(addrs []netip.Addr) error {
 	if err := s.objs.CheckAddresses.Set(check); err != nil {
 		return fmt.Errorf("bpf: addresses: %w", err)
 	}
-	for k := range s.local {
-		if !want[k] {
-			if err := s.objs.Addresses.Delete(k); err != nil {
-				return fmt.Errorf("bpf: addresses: %w", err)
-			}
-			delete(s.local, k)
-		}
+	if err := prune(s.objs.Addresses, s.local, want); err != nil {
+		return fmt.Errorf("bpf: addresses: %w", err)
 	}
 	return nil
 }
@@ -375,13 +370,22 @@ func (s *Steering) SetVLANs(vlans [][]uint16) error {
 	if err := s.objs.CheckVlans.Set(uint32(1)); err != nil {
 		return fmt.Errorf("bpf: VLANs: %w", err)
 	}
-	for k := range s.vlans {
-		if !want[k] {
-			if err := s.objs.Vlans.Delete(k); err != nil {
-				return fmt.Errorf("bpf: VLANs: %w", err)
-			}
-			delete(s.vlans, k)
+	if err := prune(s.objs.Vlans, s.vlans, want); err != nil {
+		return fmt.Errorf("bpf: VLANs: %w", err)
+	}
+	return nil
+}
+
+// prune takes from the map m, and from have, which tells what is in it, all that is not in want.
+func prune[K comparable](m *ebpf.Map, have, want map[K]bool) error {
+	for k := range have {
+		if want[k] {
+			continue
 		}
+		if err := m.Delete(k); err != nil {
+			return err
+		}
+		delete(have, k)
 	}
 	return nil
 }

@@ -32,6 +32,22 @@ func (e *sctpFake) JoinSCTP(dataplane.ConnID, netip.AddrPort, netip.AddrPort, bo
 
 func (e *sctpFake) AnswerSCTP(dataplane.ConnID, ddp.Setup, dataplane.Attachment) {}
 
+func reqListenSCTP() *ctrlpb.Request {
+	req := reqListen(addrA.String(), 7174)
+	req.GetListen().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP}
+	return req
+}
+
+// listenSCTP makes the only listener, and returns the client's handle of it and the engine's.
+func (h *harness) listenSCTP(c *tclient) (l uint32, id dataplane.ListenerID) {
+	l = c.ok(reqListenSCTP()).GetListen().Listen
+	h.e.mu.Lock()
+	defer h.e.mu.Unlock()
+	for id = range h.e.listens {
+	}
+	return l, id
+}
+
 // TestSCTPClaims: a port stays steered while an association needs it, which may be
 // longer than its listener or its connection lasts.
 func TestSCTPClaims(t *testing.T) {
@@ -44,14 +60,8 @@ func TestSCTPClaims(t *testing.T) {
 		return h.steer.eps[bpf.Endpoint{Proto: pkt.ProtoSCTP, Addr: addrA, Port: port}] > 0
 	}
 
-	req := reqListen(addrA.String(), 7174)
-	req.GetListen().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP}
-	l := c.ok(req).GetListen().Listen
-	var id dataplane.ListenerID
-	h.e.mu.Lock()
-	for id = range h.e.listens {
-	}
-	h.e.mu.Unlock()
+	req := reqListenSCTP()
+	l, id := h.listenSCTP(c)
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventJoined, Listener: id, Flow: flow})
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l}}})
@@ -108,14 +118,8 @@ func TestSCTPLate(t *testing.T) {
 	h := newHarness(t, Config{})
 	h.Bind(&sctpFake{h.e})
 	c := h.hello(t)
-	req := reqListen(addrA.String(), 7174)
-	req.GetListen().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP}
-	l := c.ok(req).GetListen().Listen
-	var id dataplane.ListenerID
-	h.e.mu.Lock()
-	for id = range h.e.listens {
-	}
-	h.e.mu.Unlock()
+	req := reqListenSCTP()
+	l, id := h.listenSCTP(c)
 	ep := bpf.Endpoint{Proto: pkt.ProtoSCTP, Addr: addrA, Port: 7174}
 	claims := func(want int) {
 		t.Helper()
@@ -157,14 +161,7 @@ func TestSCTPClaimsAtClose(t *testing.T) {
 	h := newHarness(t, Config{})
 	h.Bind(&sctpFake{h.e})
 	c := h.hello(t)
-	req := reqListen(addrA.String(), 7174)
-	req.GetListen().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP}
-	c.ok(req)
-	var id dataplane.ListenerID
-	h.e.mu.Lock()
-	for id = range h.e.listens {
-	}
-	h.e.mu.Unlock()
+	_, id := h.listenSCTP(c)
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventJoined, Listener: id, Flow: flow})
 	if err := h.Close(); err != nil {
@@ -183,14 +180,7 @@ func TestSCTPRequestFlood(t *testing.T) {
 	h := newHarness(t, Config{})
 	h.Bind(&sctpFake{h.e})
 	c := h.hello(t)
-	req := reqListen(addrA.String(), 7174)
-	req.GetListen().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP}
-	c.ok(req)
-	var id dataplane.ListenerID
-	h.e.mu.Lock()
-	for id = range h.e.listens {
-	}
-	h.e.mu.Unlock()
+	_, id := h.listenSCTP(c)
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)
 	ask := func(conn dataplane.ConnID) {
 		h.OnEvent(dataplane.Event{Kind: dataplane.EventRequest, Conn: conn, Listener: id, Flow: flow, Setup: &ddp.Setup{}})
@@ -200,17 +190,7 @@ func TestSCTPRequestFlood(t *testing.T) {
 		ask(1000 + conn)
 		h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: 1000 + conn, Flow: flow, Err: errors.New("left")})
 	}
-	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListListens{ListListens: &ctrlpb.ListListens{}}})
-	asked := 0
-	for _, ev := range c.events {
-		if ev.GetConnectRequest() != nil {
-			asked++
-		}
-	}
-	if asked < 100 || asked == many {
-		t.Errorf("the client heard of %d of %d requests", asked, many)
-	}
-	c.events = nil
+	c.heardOfSome(many, func(ev *ctrlpb.Event) bool { return ev.GetConnectRequest() != nil })
 	ask(1)
 	if ev := c.event(); ev.GetConnectRequest() == nil {
 		t.Errorf("after the flood: %v", ev)

@@ -103,6 +103,14 @@ func (h *harness) connected(t *testing.T, c *tclient) (conn, qp uint32, p *mpaPe
 	return conn, qp, &mpaPeer{t: t, h: h, id: id, c: fc, st: mpa.NewInitiator(mpa.DefaultConfig(), 1e9)}
 }
 
+// responding makes one that we opened and are MPA's responder on.
+func (h *harness) responding(t *testing.T, c *tclient) (conn, qp uint32, p *mpaPeer) {
+	t.Helper()
+	conn, qp, p = h.connected(t, c)
+	c.ok(reqStart(&ctrlpb.StartMPA{Conn: conn, Role: roleResponder}))
+	return conn, qp, p
+}
+
 // TestStartMPARoles: either side of the TCP connection is the initiator, with the
 // queue pair that this takes, and the requests that make no sense are refused.
 func TestStartMPARoles(t *testing.T) {
@@ -164,8 +172,7 @@ func TestStartMPARoles(t *testing.T) {
 	t.Run("the side that connected responds", func(t *testing.T) {
 		h := newHarness(t, Config{})
 		c := h.hello(t)
-		conn, qp, p := h.connected(t, c)
-		c.ok(reqStart(&ctrlpb.StartMPA{Conn: conn, Role: roleResponder}))
+		conn, qp, p := h.responding(t, c)
 		p.send()
 		if ev := c.event().GetConnectRequest(); ev.GetConn() != conn || ev.Qp != qp || ev.Listen != 0 || ev.Remote != peerA.String() {
 			t.Fatalf("event %v", ev)
@@ -188,8 +195,7 @@ func TestStartMPARoles(t *testing.T) {
 	t.Run("the side that connected rejects", func(t *testing.T) {
 		h := newHarness(t, Config{})
 		c := h.hello(t)
-		conn, qp, p := h.connected(t, c)
-		c.ok(reqStart(&ctrlpb.StartMPA{Conn: conn, Role: roleResponder}))
+		conn, qp, p := h.responding(t, c)
 		p.send()
 		c.event()
 		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: conn, PrivateData: []byte("no")}}})
@@ -207,8 +213,7 @@ func TestStartMPARoles(t *testing.T) {
 	t.Run("the answer takes too long", func(t *testing.T) {
 		h := newHarness(t, Config{})
 		c := h.hello(t)
-		conn, qp, p := h.connected(t, c)
-		c.ok(reqStart(&ctrlpb.StartMPA{Conn: conn, Role: roleResponder}))
+		_, qp, p := h.responding(t, c)
 		p.send()
 		c.event()
 		h.advance(time.Hour)
@@ -240,8 +245,7 @@ func TestStartMPARoles(t *testing.T) {
 	t.Run("both respond", func(t *testing.T) {
 		h := newHarness(t, Config{})
 		c := h.hello(t)
-		conn, qp, _ := h.connected(t, c)
-		c.ok(reqStart(&ctrlpb.StartMPA{Conn: conn, Role: roleResponder}))
+		_, qp, _ := h.responding(t, c)
 		h.advance(time.Minute)
 		if ev := c.event().GetConnectFailed(); ev.GetQp() != qp || ev.Error.Code != timedOut || !strings.Contains(ev.Error.Text, "may be a responder too") {
 			t.Errorf("event %v", ev)
@@ -273,6 +277,23 @@ func TestStreamTurnedAway(t *testing.T) {
 	}
 }
 
+// heardOfSome checks, after many events that the client did not read, that it was told of some
+// of them and not cut off; and drops them.
+func (c *tclient) heardOfSome(many int, is func(*ctrlpb.Event) bool) {
+	c.t.Helper()
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListListens{ListListens: &ctrlpb.ListListens{}}})
+	n := 0
+	for _, ev := range c.events {
+		if is(ev) {
+			n++
+		}
+	}
+	if n < 100 || n == many {
+		c.t.Errorf("the client heard of %d of %d", n, many)
+	}
+	c.events = nil
+}
+
 // TestStreamFlood: a peer that connects and leaves, faster than the listener's client reads
 // of it, does not have the client cut off.
 func TestStreamFlood(t *testing.T) {
@@ -286,17 +307,7 @@ func TestStreamFlood(t *testing.T) {
 	for range many {
 		h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: arrive(), Err: errors.New("left")})
 	}
-	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListListens{ListListens: &ctrlpb.ListListens{}}})
-	seen := 0
-	for _, ev := range c.events {
-		if ev.GetStreamReady() != nil {
-			seen++
-		}
-	}
-	if seen < 100 || seen == many {
-		t.Errorf("the client heard of %d of %d streams", seen, many)
-	}
-	c.events = nil
+	c.heardOfSome(many, func(ev *ctrlpb.Event) bool { return ev.GetStreamReady() != nil })
 	arrive()
 	if ev := c.event(); ev.GetStreamReady() == nil {
 		t.Errorf("after the flood: %v", ev)

@@ -210,33 +210,7 @@ func (q *twoQueues) transfer(id ConnID, qa, qb *simQP) {
 	if n := q.workers[0].stats.TxFrames; n != before {
 		q.t.Errorf("the first queue sent %d frames", n-before)
 	}
-	q.hosts[0].e.Disconnect(id, false)
-	for i := range q.hosts {
-		if ev := q.event(i, EventClosed); ev.Err != nil {
-			q.t.Errorf("host %d closed by %v", i, ev.Err)
-		}
-	}
-	q.until("nothing left", func() bool {
-		n := 0
-		for _, w := range q.workers {
-			n += len(w.flows) + len(w.conns) + len(w.moved) + w.timers.count
-			if w.sctp != nil {
-				n += len(w.sctp.assocs)
-			}
-		}
-		e := q.hosts[0].e
-		return n == 0 && e.nembryos.Load() == 0 && e.ndialing.Load() == 0
-	})
-	for i, w := range q.workers {
-		if n := w.stats.Conns; n != 0 {
-			q.t.Errorf("worker %d counts %d connections", i, n)
-		}
-	}
-	for i, l := range q.links {
-		if l.FreeSlots() != l.Slots() {
-			q.t.Errorf("link %d: %d slots not given back", i, l.Slots()-l.FreeSlots())
-		}
-	}
+	q.closeQueues(id)
 }
 
 // TestAdopt dials on one queue and is answered on another, whose worker then has the

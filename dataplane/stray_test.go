@@ -67,9 +67,9 @@ func (q *twoQueues) openQueues(over string, qa, qb *simQP) *conn {
 }
 
 // closeQueues ends the connection, and looks for what is left.
-func (q *twoQueues) closeQueues(c *conn) {
+func (q *twoQueues) closeQueues(id ConnID) {
 	q.t.Helper()
-	q.hosts[0].e.Disconnect(c.id, false)
+	q.hosts[0].e.Disconnect(id, false)
 	for i := range q.hosts {
 		if ev := q.event(i, EventClosed); ev.Err != nil {
 			q.t.Errorf("host %d closed by %v", i, ev.Err)
@@ -83,7 +83,8 @@ func (q *twoQueues) closeQueues(c *conn) {
 				n += len(w.sctp.assocs)
 			}
 		}
-		return n == 0
+		e := q.hosts[0].e
+		return n == 0 && e.nembryos.Load() == 0 && e.ndialing.Load() == 0
 	})
 	for i, l := range q.links {
 		if l.FreeSlots() != l.Slots() {
@@ -91,6 +92,9 @@ func (q *twoQueues) closeQueues(c *conn) {
 		}
 	}
 	for i, w := range q.workers {
+		if n := w.stats.Conns; n != 0 {
+			q.t.Errorf("worker %d counts %d connections", i, n)
+		}
 		if n := len(w.held.frames) - len(w.held.free); n != 0 {
 			q.t.Errorf("worker %d holds %d frames", i, n)
 		}
@@ -169,7 +173,7 @@ func TestStrayRound(t *testing.T) {
 					t.Errorf("the second worker passed on %d frames, found no connection for %d, sent %d", st.RxStrays, st.RxNoConn, st.TxFrames)
 				}
 				q.cross = true
-				q.closeQueues(c)
+				q.closeQueues(c.id)
 			})
 		}
 	}
@@ -212,7 +216,7 @@ func TestStrayICMP(t *testing.T) {
 			}
 			if c.as == nil {
 				q.until("the write is done", func() bool { return len(qa.wcs) == 1 })
-				q.closeQueues(c)
+				q.closeQueues(c.id)
 			}
 		})
 	}
