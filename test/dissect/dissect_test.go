@@ -236,7 +236,8 @@ func judge(t *testing.T, tshark string, c *capture, markers, crc bool) {
 	run := func(args ...string) string {
 		t.Helper()
 		cmd := exec.Command(tshark, append([]string{
-			"-n", "-r", file, "-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE",
+			// By what the octets are and not by the ports, of which some belong to others.
+			"-n", "-r", file, "-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE", "-o", "tcp.try_heuristic_first:TRUE",
 			"--disable-protocol", "rpcordma", "--disable-protocol", "smb_direct",
 		}, args...)...)
 		var stderr bytes.Buffer

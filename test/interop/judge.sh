@@ -8,8 +8,8 @@ judge() {
   dir=$(mktemp -d "$TMP/judge.XXXX")
   tshark -r "$pcap" -Y "tcp.port==$port" -w "$dir/one.pcap" 2>"$dir/err" || { cat "$dir/err"; return 1; }
 
-  # One line a frame: what the dissectors made of it.
-  tshark -2 -r "$dir/one.pcap" --disable-protocol rpcordma --disable-protocol smb_direct -o tcp.check_checksum:TRUE -o ip.check_checksum:TRUE -T fields -E separator=';' -E occurrence=a -E aggregator=, \
+  # One line a frame: what the dissectors made of it, by its octets: ports that clients happen to get may be another protocol's.
+  tshark -2 -r "$dir/one.pcap" --disable-protocol rpcordma --disable-protocol smb_direct -o tcp.try_heuristic_first:TRUE -o tcp.check_checksum:TRUE -o ip.check_checksum:TRUE -T fields -E separator=';' -E occurrence=a -E aggregator=, \
     -e frame.number -e ip.src -e tcp.len -e tcp.flags.syn -e tcp.flags.reset -e frame.protocols -e iwarp_rdma.opcode \
     -e tcp.reassembled_in -e tcp.analysis.retransmission -e tcp.analysis.lost_segment -e tcp.analysis.out_of_order -e tcp.checksum.status \
     -e ip.checksum.status -e _ws.expert.severity -e _ws.expert.message -e tcp.segment.count -e iwarp_mpa.rev 2>"$dir/err" >"$dir/frames"
@@ -48,7 +48,7 @@ judge() {
     }' "$dir/frames" >"$dir/verdict"
   local status=$?
 
-  tshark -r "$dir/one.pcap" -V -O iwarp_mpa 2>/dev/null |
+  tshark -r "$dir/one.pcap" -o tcp.try_heuristic_first:TRUE -V -O iwarp_mpa 2>/dev/null |
     awk '/ULPDU length:/ { fpdu++ } /Good CRC32/ { good++ } /Bad CRC32/ { wrong++ } END { print fpdu + 0, good + 0, wrong + 0 }' >"$dir/crc"
   read -r fpdu good wrong <"$dir/crc"
   if [ "$wrong" -gt 0 ]; then echo "wrong CRC in $wrong FPDUs"; status=1; fi

@@ -64,7 +64,7 @@ func TestCapture(t *testing.T) {
 	if code := capture.Wait(limit); code != 0 {
 		t.Fatalf("capture: exit code %d: %s", code, capture.String())
 	}
-	cmd := b.end.NS.Command(tshark, "-r", file)
+	cmd := b.end.NS.Command(tshark, "-r", file, "-o", "tcp.try_heuristic_first:TRUE")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("tshark: %v: %s", err, out)
