@@ -225,11 +225,17 @@ func TestModerate(t *testing.T) {
 		return took
 	}
 	// A worker reads its clock once a turn: of a turn that began before the post the
-	// period did, too.
-	if took := look(1, 0); took < period*3/4 {
-		t.Errorf("one completion woke after %v; the period is %v", took, period)
+	// period did, too. A machine may be too busy for one turn or one wake-up, but not for
+	// all of them.
+	late := false
+	for range 5 {
+		if late = look(1, 0) >= period*3/4; late {
+			break
+		}
 	}
-	// A machine may be too busy for one wake-up, but not for all of them.
+	if !late {
+		t.Errorf("one completion always wakes before three quarters of the period of %v", period)
+	}
 	quick := func(what string, n int, flags iwarp.SendFlags) {
 		t.Helper()
 		var took time.Duration

@@ -171,11 +171,7 @@ func TestSCTPCounters(t *testing.T) {
 	if err := errors.Join(ca.Close(), cb.Close()); err != nil {
 		t.Fatal(err)
 	}
-	for sum("sctp.assocs") != 0 {
-		if ctx.Err() != nil {
-			t.Fatal("the association does not end")
-		}
-	}
+	until(t, ctx, "the association ends", func() bool { return sum("sctp.assocs") == 0 })
 	if sum("sctp.rx_chunks") < 2 || sum("sctp.ddp_sessions") != 1 {
 		t.Error("the counters of what is over are lost")
 	}

@@ -92,11 +92,7 @@ func assocs(n *embed.Node) (sum uint64) {
 func parted(t *testing.T, ctx context.Context, nodes ...*embed.Node) {
 	t.Helper()
 	for _, n := range nodes {
-		for assocs(n) != 0 {
-			if ctx.Err() != nil {
-				t.Fatal("an association does not end with its last session")
-			}
-		}
+		until(t, ctx, "an association ends with its last session", func() bool { return assocs(n) == 0 })
 	}
 }
 

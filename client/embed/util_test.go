@@ -1,7 +1,10 @@
 package embed_test
 
 import (
+	"context"
 	"net/netip"
+	"testing"
+	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
@@ -9,4 +12,15 @@ import (
 
 func dialAddr(n *embed.Node, l *iwarp.Listener) string {
 	return netip.AddrPortFrom(n.Addr(), l.Addr().Port()).String()
+}
+
+// until waits for what the engine tells nobody of.
+func until(t testing.TB, ctx context.Context, what string, ok func() bool) {
+	t.Helper()
+	for !ok() {
+		if ctx.Err() != nil {
+			t.Fatalf("in vain: %s", what)
+		}
+		time.Sleep(100 * time.Microsecond) // the engine may want this CPU
+	}
 }
