@@ -1,123 +1,17 @@
 package kerneltcp
 
 import (
-	"bufio"
-	"bytes"
-	"crypto/rand"
 	"fmt"
-	"io"
 	"maps"
-	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
-
-// capture has dumpcap, which comes with tshark, write what passes an interface
-// until stop is called, which returns the file.
-func capture(t *testing.T, ns *testenv.Namespace, ifname, name string) (stop func() string) {
-	t.Helper()
-	dumpcap := testenv.RequireTool(t, "dumpcap")
-	dir := os.Getenv("KERNELTCP_CAPTURES") // to keep them
-	if dir == "" {
-		dir = t.TempDir()
-	}
-	file := filepath.Join(dir, name+".pcap")
-	cmd := ns.Command(dumpcap, "-i", ifname, "-B", "64", "-w", file, "-f", fmt.Sprintf("tcp or ether proto %#x", markType))
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if cmd.ProcessState == nil {
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-		}
-	})
-	lines := bufio.NewReader(stderr)
-	for {
-		line, err := lines.ReadString('\n')
-		if err != nil {
-			t.Fatalf("dumpcap: %q %v", line, err)
-		}
-		if strings.HasPrefix(line, "File: ") {
-			break
-		}
-	}
-	return func() string {
-		mark(t, ns, ifname, file)
-		_ = cmd.Process.Signal(syscall.SIGINT)
-		var rest bytes.Buffer
-		_, _ = rest.ReadFrom(lines)
-		_ = cmd.Wait()
-		if m := dropped.FindStringSubmatch(rest.String()); m == nil || m[1] != "0" {
-			t.Logf("dumpcap missed frames: %s", strings.TrimSpace(rest.String()))
-		}
-		return file
-	}
-}
-
-// markType is an Ethertype for experiments (IEEE 802).
-const markType = 0x88b5
-
-// mark sends a frame that nobody understands out of the interface that dumpcap
-// listens on, and waits until it is in the file: all that came before is then too.
-func mark(t *testing.T, ns *testenv.Namespace, ifname, file string) {
-	t.Helper()
-	frame := make([]byte, 60)
-	copy(frame, []byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, markType >> 8, markType & 0xff})
-	nonce := frame[14:46]
-	_, _ = rand.Read(nonce)
-	if err := ns.Do(func() error {
-		ifi, err := net.InterfaceByName(ifname)
-		if err != nil {
-			return err
-		}
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		return unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: ifi.Index, Halen: 6})
-	}); err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	tail := make([]byte, 1<<20)
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		fi, err := f.Stat()
-		if err != nil {
-			t.Fatal(err)
-		}
-		n, err := f.ReadAt(tail, max(0, fi.Size()-int64(len(tail))))
-		if err != nil && err != io.EOF {
-			t.Fatal(err)
-		}
-		if bytes.Contains(tail[:n], nonce) {
-			return
-		}
-	}
-	t.Fatalf("dumpcap on %s has not seen the last frame after a minute", ifname)
-}
-
-var dropped = regexp.MustCompile(`received/dropped on interface .*: \d+/(\d+)`)
 
 // tshark runs tshark on a capture, with checksums verified. The random octets are
 // not put together for whatever protocol tshark takes them for.
@@ -252,8 +146,8 @@ func TestExpert(t *testing.T) {
 			}
 			for _, stack := range []string{"kernel", "ours"} {
 				for round := range rounds {
-					near := capture(t, x.Mid, x.MidA, fmt.Sprintf("%s-%s-%d-near", c.name, stack, round))
-					far := capture(t, x.B.NS, x.B.Name, fmt.Sprintf("%s-%s-%d-far", c.name, stack, round))
+					near := testenv.Capture(t, x.Mid, x.MidA, "tcp", fmt.Sprintf("%s-%s-%d-near", c.name, stack, round))
+					far := testenv.Capture(t, x.B.NS, x.B.Name, "tcp", fmt.Sprintf("%s-%s-%d-far", c.name, stack, round))
 					streams := 0
 					for _, i := range talk {
 						conns := 4

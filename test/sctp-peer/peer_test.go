@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/serial"
@@ -121,33 +120,6 @@ func (e *echo) HandleULPDU(b []byte) *term.Error {
 func (e *echo) HandleEarly(serial.Num, []byte) bool { return false }
 func (e *echo) DeliverEarly(serial.Num) *term.Error { panic("nothing was placed early") }
 
-// capture runs tshark's capture on the peer's side; stop returns the file.
-func capture(t *testing.T, v *testenv.Veth) (stop func() string) {
-	testenv.RequireTool(t, "tshark")
-	dumpcap := testenv.RequireTool(t, "dumpcap")
-	file := filepath.Join(t.TempDir(), "wire.pcap")
-	cmd := v.B.NS.Command(dumpcap, "-q", "-P", "-i", v.B.Name, "-w", file)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	for end := time.Now().Add(time.Minute); ; {
-		if fi, err := os.Stat(file); err == nil && fi.Size() > 0 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("no capture")
-		}
-		runtimeYield()
-	}
-	return func() string {
-		cmd.Process.Signal(os.Interrupt)
-		cmd.Wait()
-		return file
-	}
-}
-
-func runtimeYield() { <-time.After(10 * time.Millisecond) }
-
 // fields reads fields of the packets that match a filter.
 func fields(t *testing.T, file, filter string, names ...string) []string {
 	t.Helper()
@@ -155,7 +127,7 @@ func fields(t *testing.T, file, filter string, names ...string) []string {
 	for _, n := range names {
 		args = append(args, "-e", n)
 	}
-	out, err := exec.Command("tshark", args...).Output()
+	out, err := exec.Command(testenv.RequireTool(t, "tshark"), args...).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +213,7 @@ func TestDial(t *testing.T) {
 		t.Run(w.name, func(t *testing.T) {
 			v := testenv.NewVeth(t, 1500)
 			peerBinary(t)
-			stop := capture(t, v)
+			stop := testenv.Capture(t, v.B.NS, v.B.Name, "ip or ip6", "wire")
 			p := start(t, v, append(w.args(), "server", fmt.Sprint(peerPort))...)
 			h := newHost(t, v, w.profile, w.udp)
 			h.run("the peer", func() bool { return p.has("listening") })
