@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -150,12 +151,13 @@ func (n *node) unclaim(local netip.AddrPort) error {
 }
 
 // Close waits until the engine has forgotten all connections, TIME-WAIT
-// included.
+// included. Those that a flood has left half-open are not waited for longer than
+// -drain says.
 func (n *node) Close(r *report) error {
 	if n.listener != 0 {
 		n.engine.Unlisten(n.listener)
 	}
-	for end := time.Now().Add(n.o.drain); ; {
+	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
 		r.Engine = n.engine.Stats()
 		r.Left = 0
 		busy := uint64(0)
@@ -163,10 +165,13 @@ func (n *node) Close(r *report) error {
 			r.Left += int(e.Conns)
 			busy += e.Slots - e.FreeSlots // free only when the kernel has said that it is sent
 		}
-		if r.Left == 0 && busy == 0 || time.Now().After(end) {
+		took := time.Since(began)
+		if r.Left == 0 && busy == 0 || took > max(n.o.drain, time.Minute) {
 			break
 		}
-		time.Sleep(20 * time.Millisecond)
+		if took > n.o.drain && busy == 0 && !slices.ContainsFunc(n.engine.Conns(), func(ci dataplane.ConnInfo) bool { return ci.State != tcp.SynReceived }) {
+			break
+		}
 	}
 	for i, ci := range n.engine.Conns() {
 		if i < 8 && ci.State != tcp.SynReceived { // which is a flood's, and nobody's connection

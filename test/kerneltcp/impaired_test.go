@@ -128,9 +128,10 @@ var percent = map[string]string{"0": "0", "0.001": "0.1 %", "0.01": "1 %", "0.05
 // arms are the runs that are compared, as the stacks of sender and receiver.
 var arms = [][2]string{{"kernel", "kernel"}, {"ours", "kernel"}, {"kernel", "ours"}}
 
-// TestImpaired compares goodput over bad wires: our TCP as sender and as receiver
-// with a kernel beside kernel to kernel, round by round on the same wire. Every
-// octet arrives, and all connections close in order.
+// TestImpaired has our TCP as sender and as receiver with a kernel on bad wires: every
+// octet arrives, and all connections close in order. The full run, which has the machine to
+// itself, compares the goodput with that of kernel to kernel, round by round on the same
+// wire.
 func TestImpaired(t *testing.T) {
 	var (
 		mu   sync.Mutex
@@ -161,6 +162,9 @@ func TestImpaired(t *testing.T) {
 			}
 		}
 	})
+	if !full() {
+		return
+	}
 	var b strings.Builder
 	for _, w := range all {
 		if row, ok := rows[w.name]; ok {
@@ -175,13 +179,10 @@ const least = 0.8
 
 // compare runs the arms on one wire and returns the row of the table. The goodput
 // of a lossy connection varies, so that rounds are added while a median is too
-// low.
+// low. In the short run there is no row, and no kernel to kernel.
 func compare(t *testing.T, w *wire) string {
 	t.Helper()
 	rounds, most := 3, 9
-	if !full() {
-		w.time = min(w.time, time.Second)
-	}
 	if w.mtu == 0 {
 		w.mtu = 1500
 	}
@@ -204,19 +205,30 @@ func compare(t *testing.T, w *wire) string {
 		stop = x.Impair(t, flags...)
 	}
 	sums, again, ratio := make([][]float64, len(arms)), make([][]float64, len(arms)), make([]float64, len(arms))
+	run := func(i int) {
+		if changes {
+			stop = x.Impair(t, flags...)
+		}
+		mbps, share := goodput(t, x, arms[i], w)
+		if changes {
+			t.Log(strings.TrimSpace(stop()))
+		}
+		sums[i], again[i] = append(sums[i], mbps), append(again[i], share)
+	}
+	if !full() { // too short, and on too busy a machine, to compare
+		w.time = min(w.time, time.Second)
+		for i := 1; i < len(arms); i++ {
+			run(i)
+		}
+		t.Logf("MB/s %.2f; %s", sums[1:], strings.TrimSpace(stop()))
+		return ""
+	}
 	for round := 0; round < rounds; round++ {
 		for i := range arms {
 			if round%2 == 1 {
 				i = len(arms) - 1 - i
 			}
-			if changes {
-				stop = x.Impair(t, flags...)
-			}
-			mbps, share := goodput(t, x, arms[i], w)
-			if changes {
-				t.Log(strings.TrimSpace(stop()))
-			}
-			sums[i], again[i] = append(sums[i], mbps), append(again[i], share)
+			run(i)
 		}
 		for i := range arms {
 			ratio[i] = median(sums[i]) / median(sums[0])

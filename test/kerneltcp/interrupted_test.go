@@ -49,7 +49,7 @@ func TestInterrupted(t *testing.T) {
 			t.Parallel()
 			x := testenv.NewWire(t, 1500)
 			x.Impair(t, "-both", "delay=5ms")
-			clean(t, []*testenv.Namespace{x.B.NS}, func() {
+			clean(t, []*testenv.Namespace{x.B.NS}, func() uint64 {
 				s, c, err := runWhile(t, place{end: &x.B, stack: "kernel"}, place{end: &x.A, stack: "ours"}, "both", "both", false, func(s, c *proc) {
 					before := counters(t, x.B.NS)["Tcp:InSegs"]
 					const under = 5000 // segments that none of the handshakes is among
@@ -66,6 +66,7 @@ func TestInterrupted(t *testing.T) {
 				}
 				check(t, s, c)
 				t.Logf("%.1f s, %.0f MB/s to the kernel, %.0f to us", s.Seconds, s.MBps, c.MBps)
+				return c.Engine[0].TxRetransmits
 			})
 		})
 	}

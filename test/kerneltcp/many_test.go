@@ -33,7 +33,7 @@ func TestManyConnections(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			rs, err := s.wait(time.Minute)
+			rs, err := s.wait(5 * time.Minute)
 			if err != nil {
 				t.Fatal(err)
 			}
