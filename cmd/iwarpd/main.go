@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,9 @@ import (
 var version = "devel"
 
 func main() {
+	// A crash ends by SIGABRT. The exit code of the Go runtime would be 2, with which
+	// the unit is not started again.
+	debug.SetTraceback("crash")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
 	// A second signal ends a daemon that drains too long for somebody's patience;

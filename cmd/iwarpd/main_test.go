@@ -1,0 +1,57 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// asProgram has the test binary be iwarpd.
+const asProgram = "TEST_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// TestCrash: a daemon that crashes, as with the SIGABRT of systemd's watchdog, ends by
+// a signal: exit code 2 is that of a wrong configuration, which the unit takes for final.
+func TestCrash(t *testing.T) {
+	// While its configuration is a pipe that nobody writes, it waits.
+	pipe := filepath.Join(t.TempDir(), "config")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "--config", pipe, "--check-config")
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(pipe, os.O_WRONLY, 0) // returns once it reads
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Process.Signal(unix.SIGABRT); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if status := cmd.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != unix.SIGABRT {
+		t.Errorf("%v; want it ended by SIGABRT", cmd.ProcessState)
+	}
+	if !bytes.Contains(said.Bytes(), []byte("goroutine ")) {
+		t.Errorf("no stacks: %s", said.Bytes())
+	}
+}
