@@ -376,6 +376,7 @@ func (c *Conn) establish(now clock.Time) {
 	c.bucket = c.cfg.MaxBurst * c.mss
 	c.bucketAt = now
 	c.rack.fack = c.una
+	c.roundEnd = c.una
 	c.progress = now
 	c.lastSend = now
 	c.armKeepAlive(now)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
 // TestSimGoodput checks that a bulk transfer gets from a path about what the
@@ -58,5 +60,35 @@ func TestSimGoodput(t *testing.T) {
 				t.Errorf("goodput is %.3f of the rate, want %.2f", got, tc.min)
 			}
 		})
+	}
+}
+
+// TestSimDeepQueue checks that slow start ends before it fills a queue that is many
+// times as deep as the path (RFC 9406), whatever the initial sequence number.
+func TestSimDeepQueue(t *testing.T) {
+	const total = 20e6
+	for _, cc := range []CongestionControl{CUBIC, NewReno} {
+		for _, iss := range []serial.Num{1 << 30, 3 << 30} {
+			cfg := DefaultConfig()
+			cfg.RcvWindow, cfg.MaxHeld = 8<<20, 8192
+			cfg.CongestionControl = cc
+			a, b := newSimHost(0, cfg, total, 1), newSimHost(1, cfg, 0, 1)
+			w := simWire{rate: 12_500_000, queue: 160 * time.Millisecond}
+			w.Delay = 5 * time.Millisecond
+			s := newSim(t, a, b, w, w, 1, false)
+			s.fast = true
+			s.dial(1500)
+			a.iss = iss
+			a.c = Dial(s.now, &cfg, a.flow, iss, 1500)
+			s.run(60 * time.Second)
+			s.finish()
+			st := a.c.Stats()
+			if st.RetransOctets > total/100 {
+				t.Errorf("%v, initial sequence number %#x: %d octets were sent again: %+v", cc, uint32(iss), st.RetransOctets, st)
+			}
+			if took := b.doneAt.Sub(simStart); took > 2*time.Second {
+				t.Errorf("%v, initial sequence number %#x: it took %v", cc, uint32(iss), took)
+			}
+		}
 	}
 }

@@ -9,12 +9,13 @@ import (
 // newReno is the window of RFC 5681.
 type newReno struct {
 	acked int // octets acknowledged towards the next increase, RFC 5681 (3) by counting
+	hystart
 }
 
-func (*newReno) seen(*window, *ackSample) {}
+func (r *newReno) seen(w *window, a *ackSample) { r.hystart.seen(w, a) }
 
 func (r *newReno) grow(w *window, a *ackSample) {
-	n := w.slowStart(a.acked)
+	n := r.hystart.grow(w, a)
 	if n <= 0 {
 		return
 	}
@@ -28,6 +29,7 @@ func (r *newReno) grow(w *window, a *ackSample) {
 
 func (r *newReno) reduce(w *window, _ clock.Time, flight int, _ bool) int {
 	r.acked = 0
+	r.hystart.end()
 	return max(flight/2, 2*w.mss) // RFC 5681 (4)
 }
 

@@ -410,72 +410,78 @@ func (s *sim) drain(h *simHost) {
 func (s *sim) run(limit time.Duration) {
 	end := s.now.Add(limit)
 	for {
-		s.steps++
-		if s.steps > 5_000_000 {
-			s.fail("too many steps")
-		}
-		for {
-			f, ok := s.queue.Pop(s.now)
-			if !ok {
-				break
-			}
-			s.receive(f)
-		}
-		if s.step != nil {
-			s.step()
-		}
-		for {
-			f, ok := s.plan.Pop(s.now)
-			if !ok {
-				break
-			}
-			f()
-		}
-		var next clock.Time
-		if s.mtuAt.Due(s.now) {
-			s.mtuAt = 0
-			for i, h := range s.h {
-				s.wire[i].mtu = min(s.wire[i].mtu, s.mtuTo)
-				if h.c != nil {
-					h.c.SetMTU(s.now, s.mtuTo)
-				}
-			}
-		}
-		next = s.mtuAt
-		done := true
-		for _, h := range s.h {
-			if h.c == nil {
-				done = done && h.l != nil && s.h[0].c.State() == Closed
-				continue
-			}
-			if d := h.c.Deadline(); d.Due(s.now) {
-				h.c.HandleTimeout(s.now)
-				if d := h.c.Deadline(); d != 0 && d <= s.now {
-					s.fail("deadline not moved")
-				}
-			}
-			s.app(h)
-			s.drain(h)
-			s.app(h)
-			s.drain(h)
-			next = clock.Earliest(next, h.c.Deadline())
-			if h.backlog > 0 && !h.stopped {
-				next = clock.Earliest(next, s.now.Add(10*time.Millisecond))
-			}
-			done = done && h.c.State() == Closed
-		}
+		next, done := s.turn()
 		if done {
 			return
-		}
-		next = clock.Earliest(clock.Earliest(next, s.queue.Deadline()), s.plan.Deadline())
-		if next == 0 {
-			s.fail("nothing will happen any more")
 		}
 		s.now = max(next, s.now+1)
 		if s.now > end {
 			s.fail("out of time")
 		}
 	}
+}
+
+// turn does all that is due now. It returns when the next of it is, or that both ends
+// are closed.
+func (s *sim) turn() (next clock.Time, done bool) {
+	s.steps++
+	if s.steps > 5_000_000 {
+		s.fail("too many steps")
+	}
+	for {
+		f, ok := s.queue.Pop(s.now)
+		if !ok {
+			break
+		}
+		s.receive(f)
+	}
+	if s.step != nil {
+		s.step()
+	}
+	for {
+		f, ok := s.plan.Pop(s.now)
+		if !ok {
+			break
+		}
+		f()
+	}
+	if s.mtuAt.Due(s.now) {
+		s.mtuAt = 0
+		for i, h := range s.h {
+			s.wire[i].mtu = min(s.wire[i].mtu, s.mtuTo)
+			if h.c != nil {
+				h.c.SetMTU(s.now, s.mtuTo)
+			}
+		}
+	}
+	next = s.mtuAt
+	done = true
+	for _, h := range s.h {
+		if h.c == nil {
+			done = done && h.l != nil && s.h[0].c.State() == Closed
+			continue
+		}
+		if d := h.c.Deadline(); d.Due(s.now) {
+			h.c.HandleTimeout(s.now)
+			if d := h.c.Deadline(); d != 0 && d <= s.now {
+				s.fail("deadline not moved")
+			}
+		}
+		s.app(h)
+		s.drain(h)
+		s.app(h)
+		s.drain(h)
+		next = clock.Earliest(next, h.c.Deadline())
+		if h.backlog > 0 && !h.stopped {
+			next = clock.Earliest(next, s.now.Add(10*time.Millisecond))
+		}
+		done = done && h.c.State() == Closed
+	}
+	next = clock.Earliest(clock.Earliest(next, s.queue.Deadline()), s.plan.Deadline())
+	if next == 0 && !done {
+		s.fail("nothing will happen any more")
+	}
+	return next, done
 }
 
 func (s *sim) fail(why string) {
