@@ -434,3 +434,45 @@ func TestHeldFramesShared(t *testing.T) {
 		t.Errorf("%d connections hold %d frames after the end", w.held.holders, frames-len(w.held.free))
 	}
 }
+
+// TestHeldFramesScarce: many connections that lose segments all the time share few
+// frames. What they offer their peers is about what these can hold: little is lost for
+// want of frames, and none stands still.
+func TestHeldFramesScarce(t *testing.T) {
+	const conns, frames = 16, 64
+	bad := impair.Config{Loss: 0.01, Delay: 5 * time.Millisecond, Rate: 1e9, Queue: 2 << 20, Seed: 1}
+	s := newLanes(t, link.PipeConfig{AtoB: bad, BtoA: impair.Config{Delay: 5 * time.Millisecond}})
+	w := s.hosts[1].w
+	w.held.init(frames)
+	s.add(conns, 0, 0, rdmap.OpWrite, 16<<10)
+	for _, l := range s.all {
+		l.w.mark(l.c)
+	}
+	for end := s.now.Add(2 * time.Second); s.now < end && s.step(); {
+	}
+	least, most := s.spread(everyLane)
+	lost, held := w.stats.RxNoHold, w.stats.RxEarly
+	t.Logf("%d to %d octets a connection; %d segments held, %d not, %d times taken back", least, most, held, lost, w.stats.RxReclaims)
+	if held < 1000 {
+		t.Fatal("the wire is too good")
+	}
+	if lost*2 > held {
+		t.Errorf("%d segments lost for want of a frame, %d held; want half at most", lost, held)
+	}
+	if least < 256<<10 {
+		t.Errorf("one connection moved %d octets, another %d", least, most)
+	}
+	posted := 0
+	for _, l := range s.all {
+		posted += 1<<60 - l.left
+		l.left = 0
+	}
+	s.until("all written", func() bool {
+		done := 0
+		for _, l := range s.all {
+			done += l.done
+		}
+		return done == posted
+	})
+	s.until("all given back", func() bool { return len(w.held.free) == frames && w.held.holders == 0 })
+}

@@ -302,6 +302,16 @@ func (w *worker) wantsHeld(c *conn) bool {
 	return 2*c.holds*w.held.holders < len(w.held.frames)
 }
 
+// mayHold is how many segments c could hold: besides what it has all that is free, or
+// else the half of its share that others would have to give.
+func (w *worker) mayHold(c *conn) int {
+	n := c.holds + len(w.held.free)
+	if 2*n < len(w.held.frames) {
+		n = max(n, len(w.held.frames)/max(2*w.held.holders, 1))
+	}
+	return n
+}
+
 // reclaim takes back some frames of the connection that holds the most, at most once
 // a turn. Its peer sends them again.
 func (w *worker) reclaim() {

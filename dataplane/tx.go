@@ -57,6 +57,7 @@ func (w *worker) begin(c *conn) int {
 // send posts what the transport has due.
 func (w *worker) send(c *conn) int {
 	n := 0
+	c.tcp.SetMayHold(w.mayHold(c))
 	for c.tcp.PollTransmit(w.now, &w.out) {
 		w.transmit(c)
 		n++

@@ -80,6 +80,7 @@ type Conn struct {
 	rcvMean      int // moving mean of payloads, in sixteenths of an octet
 	rcvMax       int // largest window
 	backlog      int
+	mayHold      int // segments, by the owner's count
 	reasm        reassembly
 	finSeq       serial.Num
 	finSeen      bool
@@ -130,6 +131,7 @@ func newConn(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *
 	c.peerMSS = c.defaultMSS()
 	c.rcvShift, c.rcvMax = rcvScale(&c.cfg, c.offeredMSS())
 	c.rcvMean = 16 * c.offeredMSS()
+	c.mayHold = c.cfg.MaxHeld
 	c.cc = newCongestion(c.cfg.CongestionControl)
 	c.rto = c.cfg.InitialRTO
 	c.tsOff = uint32(iss) - issClock(now)

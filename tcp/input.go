@@ -494,6 +494,12 @@ func (c *Conn) SetBacklog(n int) {
 	}
 }
 
+// SetMayHold says how many segments this connection could hold out of order now,
+// those that it holds included, where many share the frames for that. The window
+// that is offered next is no larger than what they take; what was offered before
+// stands.
+func (c *Conn) SetMayHold(n int) { c.mayHold = n }
+
 // noteCE keeps account of congestion marks on what arrives (RFC 3168 6.1.3, RFC
 // 8257 3.2).
 func (c *Conn) noteCE(s *Segment) {

@@ -165,10 +165,15 @@ func (c *Conn) putSACK(o *Options, k int) {
 	c.stats.SACKOut += uint64(n)
 }
 
+// leastHeld is how many segments' worth of window is offered in any case: those that
+// come in order need not be held, and a closed window is a connection that stands
+// still until its peer probes it.
+const leastHeld = 16
+
 // rcvLimit is the largest window worth offering now: what the frames that may be
 // held can take, if segments go on to be as long as of late.
 func (c *Conn) rcvLimit() int {
-	return min(c.rcvMax, c.cfg.MaxHeld*max(c.rcvMean/16, minMSS))
+	return min(c.rcvMax, min(c.cfg.MaxHeld, max(c.mayHold, leastHeld))*max(c.rcvMean/16, minMSS))
 }
 
 // window is the window to offer. Its right edge never moves left (RFC 9293
