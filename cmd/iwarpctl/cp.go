@@ -23,8 +23,8 @@ func (c *command) cp() *cobra.Command {
 		Short: "Copy a file to or from another host's iwarpctl serve, by RDMA",
 		Long: "cp puts a file by RDMA Write into the other side's memory, or gets one by RDMA\n" +
 			"Read from there. SHA-256 is compared at the end, and only then the file gets its\n" +
-			"name. An empty NAME, one that ends with a slash, or a folder as FILE, keeps the name of the source. A local\n" +
-			"file whose name looks like ADDR:PORT/NAME is written with ./ in front.",
+			"name. An empty NAME, one that ends with a slash, or a folder as FILE, keeps the name\n" +
+			"of the source. A local file whose name looks like ADDR:PORT/NAME is written with ./ in front.",
 		Example: "  iwarpctl cp big.tar 10.0.0.1:7176/\n" +
 			"  iwarpctl cp 10.0.0.1:7176/big.tar /tmp\n" +
 			"  iwarpctl cp big.tar '[fd00::1]:7176/archive/big.tar'",

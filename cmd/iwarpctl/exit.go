@@ -43,6 +43,11 @@ type peerError struct{ error }
 
 func (e peerError) Unwrap() error { return e.error }
 
+// fileError is a file or folder that cannot be used.
+type fileError struct{ error }
+
+func (e fileError) Unwrap() error { return e.error }
+
 // exitCode finds the exit code for what a command returned.
 func exitCode(ctx context.Context, err error) int {
 	var (
@@ -52,6 +57,7 @@ func exitCode(ctx context.Context, err error) int {
 		remote *filecopy.RemoteError
 		local  *filecopy.Error
 		path   *fs.PathError
+		file   fileError
 		term   *iwarp.TerminateError
 		reject *iwarp.RejectError
 	)
@@ -70,7 +76,7 @@ func exitCode(ctx context.Context, err error) int {
 		return copyCode(remote.Code)
 	case errors.As(err, &local):
 		return copyCode(local.Code)
-	case errors.As(err, &path):
+	case errors.As(err, &path), errors.As(err, &file):
 		return exitFile
 	case errors.As(err, &peer), errors.As(err, &term), errors.As(err, &reject), errors.Is(err, iwarp.ErrPeerClosed):
 		return exitPeer

@@ -160,6 +160,28 @@ func TestTop(t *testing.T) {
 			t.Fatalf("%v: %+v", err, v)
 		}
 	}
+	// A single look has rates too.
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				message(t, ca, cb, 1000)
+			}
+		}
+	}()
+	for v, end := (topView{}), time.Now().Add(time.Minute); v.RxFrames == 0; {
+		code, out, errOut = ctl(t, "--socket", socket, "--json", "top", "-n", "1", "--interval", "100ms")
+		if err := json.Unmarshal([]byte(out), &v); err != nil || code != exitOK || time.Now().After(end) {
+			t.Errorf("%v: %d %s%s", err, code, out, errOut)
+			break
+		}
+	}
+	close(stop)
+	<-stopped
 	if code, out, errOut = ctl(t, "--socket", socket, "top", "-n", "1"); code != exitOK || !strings.Contains(out, ca.Info().Local.String()) {
 		t.Error(code, out, errOut)
 	}

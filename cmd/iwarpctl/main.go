@@ -96,7 +96,9 @@ func (c *command) root() *cobra.Command {
 	root.SetVersionTemplate("iwarpctl {{.Version}}\n")
 	root.PersistentFlags().StringVar(&c.socket, "socket", "", "socket of the daemon (default "+iwarp.DefaultSocket+", or $IWARPD_SOCKET)")
 	root.PersistentFlags().BoolVar(&c.json, "json", false, "print JSON")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
+	})
 	root.AddCommand(c.status())
 	for _, cmd := range []*cobra.Command{c.ping(), c.serve(), c.cp(), c.perf()} {
 		root.AddCommand(c.addTransport(cmd))
@@ -106,13 +108,23 @@ func (c *command) root() *cobra.Command {
 	return root
 }
 
-// usageArgs makes a wrong number of arguments a usage error.
+// usageArgs makes a wrong number of arguments a usage error, which tells what the
+// command takes.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if err := check(cmd, args); err != nil {
-			return usageError{fmt.Errorf("%w; see iwarpctl %s--help", err, strings.TrimPrefix(cmd.CommandPath()+" ", "iwarpctl "))}
+		err := check(cmd, args)
+		switch {
+		case err == nil:
+			return nil
+		case cmd.HasAvailableSubCommands():
+			mean := ""
+			cmd.SuggestionsMinimumDistance = 2
+			if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
+				mean = ", did you mean " + strings.Join(s, " or ") + "?"
+			}
+			return usageError{fmt.Errorf("%s has no command %q%s; see %s --help", cmd.CommandPath(), args[0], mean, cmd.CommandPath())}
 		}
-		return nil
+		return usageError{fmt.Errorf("%q: write it as %s; see %s --help", cmd.CommandPath()+" "+strings.Join(args, " "), cmd.UseLine(), cmd.CommandPath())}
 	}
 }
 

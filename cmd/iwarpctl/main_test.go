@@ -43,8 +43,9 @@ func TestErrors(t *testing.T) {
 		code int
 		want string
 	}{
-		{"unknown command", []string{"pingg"}, exitUsage, "unknown command"},
-		{"unknown flag", []string{"status", "--colour"}, exitUsage, "--colour"},
+		{"unknown command", []string{"pingg"}, exitUsage, `no command "pingg", did you mean ping?; see iwarpctl --help`},
+		{"unknown command of a group", []string{"qp", "fly"}, exitUsage, `iwarpctl qp has no command "fly"; see iwarpctl qp --help`},
+		{"unknown flag", []string{"status", "--colour"}, exitUsage, "--colour; see iwarpctl status --help"},
 		{"no daemon", []string{"--socket", none, "status"}, exitDaemon, "no iwarpd at " + none},
 		{"stale socket", []string{"--socket", stale, "status"}, exitDaemon, "no iwarpd at " + stale},
 		{"status with an argument", []string{"status", "x"}, exitUsage, "iwarpctl status --help"},
@@ -61,7 +62,7 @@ func TestErrors(t *testing.T) {
 		{"serve a file", []string{"serve", "--dir", file}, exitFile, "not a directory"},
 		{"serve nobody", []string{"serve", "--dir", dir, "--max-clients", "0"}, exitUsage, "1 or more"},
 		{"serve without daemon", []string{"--socket", none, "serve", "--dir", dir}, exitDaemon, "no iwarpd"},
-		{"cp with one argument", []string{"cp", file}, exitUsage, "accepts 2 arg(s)"},
+		{"cp with one argument", []string{"cp", file}, exitUsage, "cp FILE ADDR:PORT/NAME"},
 		{"cp local to local", []string{"cp", file, file}, exitUsage, "ADDR:PORT/NAME"},
 		{"cp remote to remote", []string{"cp", "1.2.3.4:1/a", "1.2.3.4:1/b"}, exitUsage, "both sides are remote"},
 		{"cp out of the folder", []string{"cp", file, "1.2.3.4:1/../x"}, exitUsage, `".."`},
@@ -69,11 +70,17 @@ func TestErrors(t *testing.T) {
 		{"cp a folder", []string{"cp", dir, "1.2.3.4:1/a"}, exitFile, "not a regular file"},
 		{"cp into no folder", []string{"cp", "1.2.3.4:1/a", filepath.Join(dir, "no", "a")}, exitFile, "no such file"},
 		{"cp without daemon", []string{"--socket", none, "cp", file, "1.2.3.4:1/a"}, exitDaemon, "no iwarpd"},
-		{"perf what", []string{"perf", "--server"}, exitUsage, "accepts 1 arg(s)"},
-		{"perf unknown", []string{"perf", "fly", "--server"}, exitUsage, `"fly"`},
+		{"perf what", []string{"perf", "--server"}, exitUsage, "(write|read|send)"},
+		{"perf unknown", []string{"perf", "fly", "--server"}, exitUsage, "(write|read|send)"},
 		{"perf no side", []string{"perf", "write"}, exitUsage, "--server or --client"},
 		{"perf both sides", []string{"perf", "write", "--server", "--client", "1.2.3.4"}, exitUsage, "--server or --client"},
-		{"perf mode", []string{"perf", "write", "--client", "1.2.3.4", "--mode", "x"}, exitUsage, "bw or lat"},
+		{"perf mode", []string{"perf", "write", "--client", "1.2.3.4", "--mode", "x"}, exitUsage, "bw or lat, or both"},
+		{"stats without watch", []string{"stats", "--count", "2"}, exitUsage, "--watch"},
+		{"stats count", []string{"stats", "--watch", "--count", "-1"}, exitUsage, "--count -1"},
+		{"top count", []string{"top", "--count", "-1"}, exitUsage, "--count -1"},
+		{"top interval", []string{"top", "--interval", "1ms"}, exitUsage, "at least 100ms"},
+		{"qp show nothing", []string{"qp", "show"}, exitUsage, "qp show NUMBER"},
+		{"export a folder that is not there", []string{"nfs", "export", filepath.Join(dir, "no")}, exitFile, "no such file"},
 		{"perf size", []string{"perf", "write", "--client", "1.2.3.4", "--size", "0"}, exitUsage, "size 0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

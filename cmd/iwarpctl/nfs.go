@@ -66,7 +66,7 @@ func (c *command) nfsExport() *cobra.Command {
 			x.Listen = addr
 			x.Tell = func(format string, args ...any) { fmt.Fprintf(c.err, format+"\n", args...) }
 			if x.Server, err = nfs.NewServer(cfg); err != nil {
-				return err
+				return fileError{err}
 			}
 			defer x.Server.Close()
 			if err := x.Run(cmd.Context()); err != nil && cmd.Context().Err() == nil {

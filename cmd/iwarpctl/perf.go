@@ -70,7 +70,7 @@ func (f *perfFlags) plan(op perf.Op) ([]perf.Params, error) {
 	if f.mode != "both" {
 		m, err := perf.ParseMode(f.mode)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w, or both", err)
 		}
 		modes = []perf.Mode{m}
 	}

@@ -28,11 +28,12 @@ func (c *command) top() *cobra.Command {
 		Use: "top", Short: "Show live what the daemon and its connections do",
 		Long: "Show the busiest queue pairs, and the rates of the daemon, until q is typed.\n\n" +
 			"Keys: q quit, s sort by the next column, p pause, up and down (or k and j) scroll.\n" +
-			"Without a terminal, and with --json, it prints one screen, or object, each interval.",
+			"Without a terminal, and with --json, it prints one screen, or object, each interval,\n" +
+			"the first after one.",
 		Example: "  iwarpctl top\n  iwarpctl top --interval 5s --sort retransmissions\n  iwarpctl top --json --count 1",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkInterval(interval); err != nil {
+			if err := checkLooks(interval, count); err != nil {
 				return err
 			}
 			at := slices.IndexFunc(topSorts, func(s topSort) bool { return s.name == by })
@@ -254,14 +255,20 @@ func (c *command) runTop(ctx context.Context, interval time.Duration, count, sor
 	if isFile && !c.json && term.IsTerminal(int(out.Fd())) && term.IsTerminal(int(os.Stdin.Fd())) {
 		return c.liveTop(ctx, dev.Admin(), out, interval, count, sortBy)
 	}
+	if count > 0 {
+		count++ // the first look has no rates
+	}
 	var last *topSample
 	return every(ctx, interval, count, func(time.Time) error {
 		now, err := look(ctx, dev.Admin())
 		if err != nil {
 			return err
 		}
-		v := view(last, now, sortBy)
-		last = now
+		before := last
+		if last = now; before == nil {
+			return nil
+		}
+		v := view(before, now, sortBy)
 		if c.json {
 			return json.NewEncoder(c.out).Encode(v)
 		}

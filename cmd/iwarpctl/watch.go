@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -36,12 +37,16 @@ func every(ctx context.Context, interval time.Duration, count int, f func(time.T
 	}
 }
 
-// interval bounds: less would only load the daemon.
+// leastInterval bounds --interval: less would only load the daemon.
 const leastInterval = 100 * time.Millisecond
 
-func checkInterval(d time.Duration) error {
-	if d < leastInterval {
-		return usageError{fmt.Errorf("--interval %v: must be at least %v", d, leastInterval)}
+// checkLooks checks --interval and --count.
+func checkLooks(interval time.Duration, count int) error {
+	if interval < leastInterval {
+		return usageError{fmt.Errorf("--interval %v: must be at least %v", interval, leastInterval)}
+	}
+	if count < 0 {
+		return usageError{fmt.Errorf("--count %d: must not be negative", count)}
 	}
 	return nil
 }
@@ -60,6 +65,9 @@ func (c *command) stats() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if watch {
 				return c.watchStats(cmd.Context(), interval, count, all)
+			}
+			if cmd.Flags().Changed("interval") || cmd.Flags().Changed("count") {
+				return usageError{errors.New("stats: --interval and --count are those of --watch: give it too")}
 			}
 			return query(c, (*iwarp.Admin).Stats, func(cs []*ctrlpb.Counter) error {
 				if c.json {
@@ -82,7 +90,7 @@ func (c *command) stats() *cobra.Command {
 
 // watchStats prints, each interval, the counters that have changed.
 func (c *command) watchStats(ctx context.Context, interval time.Duration, count int, all bool) error {
-	if err := checkInterval(interval); err != nil {
+	if err := checkLooks(interval, count); err != nil {
 		return err
 	}
 	dev, err := c.open(ctx)
