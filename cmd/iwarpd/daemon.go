@@ -239,9 +239,11 @@ func (d *daemon) run(ctx context.Context) error {
 		zap.String("xdp", d.mode), zap.Int("queues", d.engine.Workers()), zap.String("version", version))
 	notify(d.log, sd.SdNotifyReady)
 	go watchdog(serving, d.log, d.turning)
-	tick := time.NewTicker(unservedPeriod)
-	defer tick.Stop()
-	go watchUnserved(serving, d.log, d.s.Interface, tick.C, d.unserved)
+	for _, l := range d.losses() {
+		tick := time.NewTicker(lostPeriod)
+		defer tick.Stop()
+		go l.watch(serving, d.log, d.s.Interface, tick.C)
+	}
 	if d.metrics != nil {
 		go serveMetrics(serving, d.metrics, metricsHandler(collector{d.server.Counters, d.engine.Stats}), d.log)
 	}

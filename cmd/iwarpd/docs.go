@@ -16,7 +16,9 @@ func init() {
 		return
 	}
 	header := &doc.GenManHeader{Title: "IWARPD", Section: "8", Source: "iwarpd", Manual: "System Administration"}
-	if err := doc.GenManTree(rootCommand(), header, os.Args[2]); err != nil {
+	root := rootCommand()
+	root.DisableAutoGenTag = true // no HISTORY, which says how the page was made
+	if err := doc.GenManTree(root, header, os.Args[2]); err != nil {
 		fmt.Fprintln(os.Stderr, "iwarpd:", err)
 		os.Exit(1)
 	}

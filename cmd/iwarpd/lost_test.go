@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
-func TestWatchUnserved(t *testing.T) {
+func TestFramesLost(t *testing.T) {
 	core, logs := observer.New(zap.WarnLevel)
 	ctx, cancel := context.WithCancel(t.Context())
 	var n uint64
@@ -19,10 +19,10 @@ func TestWatchUnserved(t *testing.T) {
 	asked := make(chan struct{})
 	go func() {
 		defer close(done)
-		watchUnserved(ctx, zap.New(core), "eth0", tick, func() (uint64, error) {
+		framesLost{what: "they are lost", count: func() (uint64, error) {
 			defer func() { asked <- struct{}{} }()
 			return n, err
-		})
+		}}.watch(ctx, zap.New(core), "eth0", tick)
 	}()
 	for i, step := range []struct {
 		n    uint64
@@ -45,7 +45,7 @@ func TestWatchUnserved(t *testing.T) {
 		}
 	}
 	n, err = 9, nil
-	for range unservedQuiet {
+	for range lostQuiet {
 		tick <- time.Time{}
 		<-asked
 	}
