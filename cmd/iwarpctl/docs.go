@@ -17,7 +17,9 @@ func init() {
 		return
 	}
 	header := &doc.GenManHeader{Title: "IWARPCTL", Section: "1", Source: "iwarpd", Manual: "User Commands"}
-	if err := doc.GenManTree((&command{out: os.Stdout, err: os.Stderr}).root(), header, os.Args[2]); err != nil {
+	root := (&command{out: os.Stdout, err: os.Stderr}).root()
+	root.DisableAutoGenTag = true // no HISTORY, which says how the page was made
+	if err := doc.GenManTree(root, header, os.Args[2]); err != nil {
 		fmt.Fprintln(os.Stderr, "iwarpctl:", err)
 		os.Exit(1)
 	}

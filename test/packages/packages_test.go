@@ -170,7 +170,8 @@ func TestDebian(t *testing.T) {
 	root := newRoot(t, packages)
 	for _, f := range []string{
 		"usr/lib/sysusers.d/iwarpd.conf", "usr/lib/tmpfiles.d/iwarpd.conf", "etc/iwarpd/iwarpd.yaml", "usr/share/man/man8/iwarpd.8.gz",
-		"usr/share/man/man1/iwarpctl.1.gz", "usr/share/bash-completion/completions/iwarpctl", "usr/lib/x86_64-linux-gnu/libiwarpd.so.0",
+		"usr/share/man/man1/iwarpctl.1.gz", "usr/share/bash-completion/completions/iwarpctl", "usr/share/bash-completion/completions/iwarpd",
+		"usr/share/doc/iwarpd/service.md", "usr/lib/x86_64-linux-gnu/libiwarpd.so.0",
 	} {
 		if _, err := os.Stat(filepath.Join(root, f)); err != nil {
 			t.Error(err)
@@ -240,7 +241,16 @@ func TestDebian(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(root, "run/iwarpd/*")); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
+	if _, err := os.Stat(filepath.Join(root, "run/iwarpd")); err != nil {
+		t.Error(err)
+	}
 	if n, err := strconv.Atoi(strings.TrimSpace(run(t, "chroot", root, "sh", "-c", "dpkg -r iwarpd >/dev/null && ls /usr/sbin | grep -c iwarpd || true"))); err != nil || n != 0 {
 		t.Errorf("dpkg -r leaves the daemon: %d, %v", n, err)
+	}
+	run(t, "chroot", root, "dpkg", "-P", "iwarpd")
+	for _, f := range []string{"run/iwarpd", "etc/iwarpd", "etc/systemd/system/multi-user.target.wants/iwarpd.service", "usr/share/doc/iwarpd"} {
+		if _, err := os.Lstat(filepath.Join(root, f)); err == nil {
+			t.Errorf("dpkg -P leaves /%s", f)
+		}
 	}
 }
