@@ -47,7 +47,7 @@ func (c *command) nfsExport() *cobra.Command {
 		Use:   "export DIR --listen ADDR:PORT",
 		Short: "Serve a folder",
 		Long: "export serves a folder until it is told to stop. MOUNT and a small portmapper are\n" +
-			"served over TCP by the kernel, at the same address. Whoever can reach the address\n" +
+			"served by the kernel's TCP and UDP, at the same address. Whoever can reach the address\n" +
 			"can use the folder, with the rights of the user that he says he is. It must run\n" +
 			"as root: file handles need CAP_DAC_READ_SEARCH. When the daemon stops, export\n" +
 			"waits for it and goes on.",
@@ -81,7 +81,7 @@ func (c *command) nfsExport() *cobra.Command {
 	f.BoolVar(&cfg.RootSquash, "root-squash", false, "treat the clients' root as nobody")
 	f.BoolVar(&cfg.Async, "async", false, "do not wait for the disk: faster, and a crash loses data")
 	f.IntVar(&x.MountPort, "mount-port", nfs.PortMount, "TCP port of MOUNT; 0: none")
-	f.IntVar(&x.PortmapPort, "portmap-port", nfs.PortPortmap, "TCP port of the portmapper; 0: none")
+	f.IntVar(&x.PortmapPort, "portmap-port", nfs.PortPortmap, "TCP and UDP port of the portmapper; 0: none")
 	f.IntVar(&x.TCPPort, "tcp-port", 0, "serve NFS over TCP too, at this port, 2049 as a rule; 0: not")
 	f.IntVar(&memory, "memory", 32, "registered memory, MiB")
 	return cmd

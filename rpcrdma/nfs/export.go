@@ -21,8 +21,9 @@ type Export struct {
 	Open   func(context.Context) (*iwarp.Device, error)
 	Listen string         // "10.0.0.1:20049"
 	Config rpcrdma.Config // DefaultConfig(true), with changes
-	// MountPort and PortmapPort are where TCP is served at Listen's address; 0:
-	// not at all. Without a portmapper clients must be told the port of MOUNT.
+	// MountPort is where MOUNT is served over TCP, and PortmapPort where a portmapper
+	// is, over TCP and UDP, at Listen's address; 0: not at all. Without a portmapper
+	// clients must be told the port of MOUNT.
 	MountPort, PortmapPort int
 	// TCPPort is where NFS itself is served over TCP as well, at the same address; 0: not at all.
 	TCPPort int
@@ -68,17 +69,11 @@ func (x *Export) Run(ctx context.Context) error {
 	}
 	if x.PortmapPort != 0 {
 		side := &rpc.Server{MaxRecord: 1 << 16}
-		var l []Mapping
-		l = append(l, Mapping{ProgramPortmap, 2, uint32(x.PortmapPort)})
-		for _, v := range []uint32{1, 3} {
-			l = append(l, Mapping{ProgramMount, v, uint32(x.MountPort)})
-		}
-		if x.TCPPort != 0 {
-			l = append(l, Mapping{ProgramNFS, 3, uint32(x.TCPPort)})
-		}
-		side.Register(ProgramPortmap, Portmap(l))
+		side.Register(ProgramPortmap, Portmap(x.mappings()))
 		if err := x.tcp(ctx, cancel, side, host, x.PortmapPort); err != nil {
 			x.Tell("no portmapper: %v", err)
+		} else if err := x.udp(ctx, cancel, side, host, x.PortmapPort); err != nil {
+			x.Tell("no portmapper over UDP: %v", err)
 		}
 	}
 	if !x.Server.tree.kept {
@@ -101,16 +96,51 @@ func (x *Export) Run(ctx context.Context) error {
 	}
 }
 
-func (x *Export) tcp(ctx context.Context, cancel context.CancelCauseFunc, s *rpc.Server, host string, port int) error {
+// mappings are what the portmapper tells.
+func (x *Export) mappings() []Mapping {
+	portmap := Mapping{Prog: ProgramPortmap, Vers: 2, Port: uint32(x.PortmapPort)}
+	l := []Mapping{portmap, portmap}
+	l[1].UDP = true
+	if x.MountPort != 0 {
+		for _, v := range []uint32{1, 3} {
+			l = append(l, Mapping{Prog: ProgramMount, Vers: v, Port: uint32(x.MountPort)})
+		}
+	}
+	if x.TCPPort != 0 {
+		l = append(l, Mapping{Prog: ProgramNFS, Vers: 3, Port: uint32(x.TCPPort)})
+	}
+	return l
+}
+
+// bound is the address of host and port to bind a socket to.
+func bound(host string, port int) string {
 	if a, err := netip.ParseAddr(host); err == nil && a.IsUnspecified() {
 		host = ""
 	}
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	return net.JoinHostPort(host, strconv.Itoa(port))
+}
+
+func (x *Export) tcp(ctx context.Context, cancel context.CancelCauseFunc, s *rpc.Server, host string, port int) error {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", bound(host, port))
 	if err != nil {
 		return fmt.Errorf("nfs: %w", err)
 	}
 	go func() {
 		if err := s.ServeTCP(ctx, l); err != nil {
+			cancel(fmt.Errorf("nfs: %w", err))
+		}
+	}()
+	return nil
+}
+
+// udp serves s in datagrams: the tools of nfs-common and rpcbind ask a portmapper so.
+func (x *Export) udp(ctx context.Context, cancel context.CancelCauseFunc, s *rpc.Server, host string, port int) error {
+	l, err := rpc.ListenUDP(ctx, bound(host, port))
+	if err != nil {
+		return fmt.Errorf("nfs: %w", err)
+	}
+	go func() {
+		if err := s.ServeUDP(ctx, l); err != nil {
 			cancel(fmt.Errorf("nfs: %w", err))
 		}
 	}()

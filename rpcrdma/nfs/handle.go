@@ -117,15 +117,15 @@ func (t *tree) handle(dir int, name string) ([]byte, error) {
 
 var errHandle = errors.New("nfs: bad file handle")
 
-// open opens what a handle names. ESTALE: it is gone. The caller has checked
-// the rights.
+// open opens what a handle names. ESTALE: it is gone, or the handle is of another
+// export, such as the one that was here before. The caller has checked the rights.
 func (t *tree) open(fh []byte, flags int) (fd int, err error) {
 	if len(fh) < 6+macSize || fh[0] != handleVersion || len(fh) != 6+int(fh[1])+macSize {
 		return -1, errHandle
 	}
 	body := fh[:len(fh)-macSize]
 	if !hmac.Equal(t.mac(body), fh[len(body):]) {
-		return -1, errHandle
+		return -1, unix.ESTALE
 	}
 	k := unix.NewFileHandle(int32(binary.BigEndian.Uint32(fh[2:])), body[6:])
 	return unix.OpenByHandleAt(t.root, k, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK)

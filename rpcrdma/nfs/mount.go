@@ -2,8 +2,12 @@ package nfs
 
 import (
 	"context"
+	"errors"
 	"path"
+	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/buildbarn/go-xdr/pkg/protocols/mount"
 
@@ -29,31 +33,86 @@ func (s *Server) MountProgram() rpc.Program {
 	m := &mounts{s: s, list: make(map[mountEntry]struct{})}
 	f := mount.NewMountProgramService(m)
 	return rpc.Program{Low: 1, High: 3, Serve: func(ctx context.Context, r *rpc.Request) rpc.Status {
-		if _, ok := s.credOf(r.Cred); !ok {
+		c, ok := s.credOf(r.Cred)
+		if !ok {
 			return rpc.AuthError
 		}
-		return rpcgen.Serve(context.WithValue(ctx, peerKey{}, r.Peer), f, r)
+		return rpcgen.Serve(context.WithValue(ctx, mounterKey{}, &mounter{r.Peer, c}), f, r)
 	}}
 }
 
-type peerKey struct{}
+// mounter is who calls MOUNT.
+type mounter struct {
+	host string
+	cred cred
+}
 
-// root gives the handle for a path: the export's own, or "/".
-func (m *mounts) root(ctx context.Context, dir string) ([]byte, bool) {
-	if p := path.Clean("/" + dir); p != "/" && p != path.Clean(m.s.tree.path) {
-		return nil, false
+type mounterKey struct{}
+
+func mounterOf(ctx context.Context) *mounter { return ctx.Value(mounterKey{}).(*mounter) }
+
+// mount gives the handle of a directory and remembers who has it. Its path is
+// within the export, "/", or the export's own and what is beneath.
+func (m *mounts) mount(ctx context.Context, dir string) ([]byte, error) {
+	who := mounterOf(ctx)
+	p := path.Clean("/" + dir)
+	if own := m.s.tree.path; p == own || strings.HasPrefix(p, own+"/") {
+		p = p[len(own):]
 	}
-	host, _ := ctx.Value(peerKey{}).(string)
+	fh := m.s.tree.fh
+	if p = strings.TrimPrefix(p, "/"); p != "" {
+		var err error
+		if fh, err = m.s.below(&who.cred, p); err != nil {
+			return nil, err
+		}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.list) < maxMounts {
-		m.list[mountEntry{host, dir}] = struct{}{}
+		m.list[mountEntry{who.host, dir}] = struct{}{}
 	}
-	return m.s.tree.fh, true
+	return fh, nil
+}
+
+// below gives the handle of a directory of the export, if c has the right to go
+// there. p is clean, and relative to the export.
+func (s *Server) below(c *cred, p string) (fh []byte, err error) {
+	fd := -1
+	if err = s.as(c, func() (err error) { fd, err = at(s.tree.root, p); return err }); err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return nil, unix.ENOTDIR
+	}
+	return s.tree.handle(fd, "")
+}
+
+// mountStatus gives an error as MOUNT has it.
+func mountStatus(err error) mount.Mountstat3 {
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return mount.MNT3ERR_NOENT
+	case errors.Is(err, unix.ENOTDIR):
+		return mount.MNT3ERR_NOTDIR
+	case errors.Is(err, unix.ENAMETOOLONG):
+		return mount.MNT3ERR_NAMETOOLONG
+	case errors.Is(err, unix.EINVAL):
+		return mount.MNT3ERR_INVAL
+	case errors.Is(err, unix.EIO):
+		return mount.MNT3ERR_IO
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
+		return mount.MNT3ERR_SERVERFAULT
+	}
+	return mount.MNT3ERR_ACCES // also by a symbolic link, or onto another file system
 }
 
 func (m *mounts) forget(ctx context.Context, f func(mountEntry) bool) {
-	host, _ := ctx.Value(peerKey{}).(string)
+	host := mounterOf(ctx).host
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for e := range m.list {
@@ -95,9 +154,9 @@ func (m *mounts) MountV1MountprocExport(context.Context) (*mount.Exportnode, err
 func (m *mounts) MountV3Mountproc3Null(context.Context) error { return nil }
 
 func (m *mounts) MountV3Mountproc3Mnt(ctx context.Context, dir string) (mount.Mountres3, error) {
-	fh, ok := m.root(ctx, dir)
-	if !ok {
-		return &mount.Mountres3_default{FhsStatus: mount.MNT3ERR_NOENT}, nil
+	fh, err := m.mount(ctx, dir)
+	if err != nil {
+		return &mount.Mountres3_default{FhsStatus: mountStatus(err)}, nil
 	}
 	return &mount.Mountres3_MNT3_OK{Mountinfo: mount.Mountres3Ok{Fhandle: fh, AuthFlavors: []int32{rpc.AuthSys, rpc.AuthNone}}}, nil
 }
@@ -116,13 +175,23 @@ func (m *mounts) MountV3Mountproc3Export(context.Context) (*mount.Exportnode, er
 	return m.exports(), nil
 }
 
-// Mapping is an entry of the portmapper: a program at a TCP port.
-type Mapping struct{ Prog, Vers, Port uint32 }
+// Mapping is an entry of the portmapper: a program at a TCP port, or at one of UDP.
+type Mapping struct {
+	Prog, Vers, Port uint32
+	UDP              bool
+}
+
+// protocol is that of IP.
+func (m *Mapping) protocol() uint32 {
+	if m.UDP {
+		return 17
+	}
+	return 6
+}
 
 // Portmap is a portmapper of fixed entries (RFC 1833 section 3): NULL, GETPORT
 // and DUMP of version 2.
 func Portmap(entries []Mapping) rpc.Program {
-	const tcp = 6
 	return rpc.Program{Low: 2, High: 2, Serve: func(_ context.Context, r *rpc.Request) rpc.Status {
 		switch r.Proc {
 		case 0:
@@ -135,14 +204,14 @@ func Portmap(entries []Mapping) rpc.Program {
 			var port uint32
 			for _, e := range entries {
 				// Any version tells the port: the program itself says what it has.
-				if e.Prog == prog && proto == tcp && (e.Vers == vers || port == 0) {
+				if e.Prog == prog && proto == e.protocol() && (e.Vers == vers || port == 0) {
 					port = e.Port
 				}
 			}
 			r.Reply.U32(port)
 		case 4:
 			for _, e := range entries {
-				r.Reply.U32(1, e.Prog, e.Vers, tcp, e.Port)
+				r.Reply.U32(1, e.Prog, e.Vers, e.protocol(), e.Port)
 			}
 			r.Reply.U32(0)
 		default:

@@ -214,13 +214,14 @@ func TestTree(t *testing.T) {
 		{"remove of dot dot", n.Remove(ctx, root, ".."), nfsv3.NFS3ERR_INVAL},
 		{"rename of a long name", n.Rename(ctx, dir, "moved", root, string(make([]byte, 300))), nfsv3.NFS3ERR_ACCES},
 		{"truncate of a directory", n.Truncate(ctx, dir, 0), nfsv3.NFS3ERR_ISDIR},
-		{"a made-up handle", func() error { _, err := n.Getattr(ctx, append([]byte{1, 8}, make([]byte, 20)...)); return err }(), nfsv3.NFS3ERR_BADHANDLE},
+		{"octets that are no handle", func() error { _, err := n.Getattr(ctx, append([]byte{1, 8}, make([]byte, 21)...)); return err }(), nfsv3.NFS3ERR_BADHANDLE},
+		{"a made-up handle", func() error { _, err := n.Getattr(ctx, append([]byte{1, 8}, make([]byte, 20)...)); return err }(), nfsv3.NFS3ERR_STALE},
 		{"a forged handle", func() error {
 			b := slices.Clone(root)
 			b[8] ^= 1
 			_, err := n.Getattr(ctx, b)
 			return err
-		}(), nfsv3.NFS3ERR_BADHANDLE},
+		}(), nfsv3.NFS3ERR_STALE},
 		{"reading a FIFO", func() error {
 			if err := unix.Mkfifo(filepath.Join(g.dir, "fifo"), 0o666); err != nil {
 				return err

@@ -3,6 +3,7 @@ package nfs_test
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -594,6 +595,65 @@ func TestWcc(t *testing.T) {
 	for size, n := range before {
 		if n > 1 {
 			t.Fatalf("%d requests found the file with %d octets, and made it longer", n, size)
+		}
+	}
+}
+
+// TestOtherExport: what clients have of an export that was here before is gone.
+func TestOtherExport(t *testing.T) {
+	old := newLocal(t, nfs.Config{})
+	f := old.file("f", 0o600, root, "old")
+	l := newLocal(t, nfs.Config{})
+	for _, fh := range [][]byte{old.root, f} {
+		l.want(nfsv3.NFS3ERR_STALE, root, pGetattr, func(w *rpc.Writer) { w.Opaque(fh) })
+	}
+}
+
+// TestMountBelow: folders of the export are mounted by their paths, by those who
+// may go there, and nothing else is.
+func TestMountBelow(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for d, mode := range map[string]os.FileMode{"a": 0o755, "a/b c": 0o755, "closed": 0o700, "closed/in": 0o755} {
+		if err := errors.Join(os.MkdirAll(filepath.Join(dir, d), 0o755), os.Chmod(filepath.Join(dir, d), mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, "file"), nil, 0o644), os.Symlink("a", filepath.Join(dir, "link")), os.Symlink("/etc", filepath.Join(dir, "out"))); err != nil {
+		t.Fatal(err)
+	}
+	l := newLocal(t, nfs.Config{Dir: dir})
+	for _, c := range []struct {
+		path string
+		who  who
+		want uint32
+		is   string // what it is the handle of
+	}{
+		{"/", alice, 0, ""}, {"", root, 0, ""}, {dir, root, 0, ""}, {dir + "/", root, 0, ""},
+		{"/a", alice, 0, "a"}, {"/a/", root, 0, "a"}, {"a/./b c/..", root, 0, "a"}, {dir + "/a", alice, 0, "a"}, {"/a/b c", root, 0, "a/b c"},
+		{"/closed/in", root, 0, "closed/in"}, {"/closed/in", alice, 13, ""}, {"/closed", alice, 0, "closed"},
+		{"/none", root, 2, ""}, {dir + "x", root, 2, ""}, {"/../etc", root, 2, ""}, {"/a/../../etc", root, 2, ""}, {"/etc", root, 2, ""},
+		{"/file", root, 20, ""}, {"/file/x", root, 20, ""}, {"/link", root, 20, ""}, {"/link/b c", root, 13, ""}, {"/out/ssh", root, 13, ""},
+		{"/a\x00", root, 22, ""}, {"/" + strings.Repeat("n", 256), root, 63, ""},
+	} {
+		r := l.send(l.xid.Add(1), c.who, nfs.ProgramMount, 1, func(w *rpc.Writer) { w.String(c.path) })
+		if st := r.U32(); st != c.want {
+			t.Errorf("mount of %q: status %d, not %d", c.path, st, c.want)
+			continue
+		}
+		if c.want != 0 {
+			continue
+		}
+		fh, want := bytes.Clone(r.Opaque(64)), l.root
+		for n := range strings.SplitSeq(c.is, "/") {
+			if n != "" {
+				want = bytes.Clone(l.want(nfsv3.NFS3_OK, root, pLookup, name(want, n)).Opaque(64))
+			}
+		}
+		if !bytes.Equal(fh, want) {
+			t.Errorf("mount of %q: another handle", c.path)
 		}
 	}
 }

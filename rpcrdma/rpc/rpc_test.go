@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"runtime"
@@ -338,6 +339,50 @@ func TestTCP(t *testing.T) {
 }
 
 // serveTCP starts a server of p and returns a dialer to it.
+// TestUDP: a call in a datagram has its reply in one, from the address that it was
+// sent to, on a socket that is bound to one address or to all; what is no call has
+// none.
+func TestUDP(t *testing.T) {
+	for _, bind := range []string{"127.0.0.2:0", ":0"} {
+		l, err := ListenUDP(t.Context(), bind)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var n atomic.Int32
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- counter(&n, nil).ServeUDP(ctx, l) }()
+		// A socket that is connected takes nothing from another address.
+		c, err := net.Dial("udp", fmt.Sprintf("127.0.0.2:%d", l.LocalAddr().(*net.UDPAddr).Port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
+		b := make([]byte, 2048)
+		for want := range uint32(3) {
+			m := makeCall(7+want, 2, 1)
+			for _, d := range [][]byte{nil, {1, 2, 3}, bytes.Repeat([]byte{0xff}, 6000), m.Body} {
+				if _, err := c.Write(d); err != nil {
+					t.Fatal(err)
+				}
+			}
+			k, err := c.Read(b)
+			if err != nil {
+				t.Fatalf("bound to %s: %v", bind, err)
+			}
+			r, err := ParseReply(Msg{Body: b[:k]})
+			if err != nil || binary.BigEndian.Uint32(b) != 7+want || r.U32() != want+1 {
+				t.Fatal(err, b[:k])
+			}
+		}
+		c.Close()
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func serveTCP(t *testing.T, s *Server, p Program) func() net.Conn {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
