@@ -1,57 +1,12 @@
 package tcp
 
 import (
-	"os"
-	"path/filepath"
-	"regexp"
-	"strings"
 	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/conformance"
 )
 
-// TestConformanceDoc checks that every test and script that docs/conformance-tcp.md
-// names exists.
+// TestConformanceDoc: every test and script that docs/conformance-tcp.md names is there.
 func TestConformanceDoc(t *testing.T) {
-	doc, err := os.ReadFile("../docs/conformance-tcp.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var src strings.Builder
-	for _, g := range []string{"*_test.go", "*/*_test.go"} {
-		names, err := filepath.Glob(g)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, n := range names {
-			b, err := os.ReadFile(n)
-			if err != nil {
-				t.Fatal(err)
-			}
-			src.Write(b)
-		}
-	}
-	all := src.String()
-	named := 0
-	for _, m := range regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9]+)`").FindAllStringSubmatch(string(doc), -1) {
-		if m[1] == "TestX" {
-			continue
-		}
-		named++
-		if !strings.Contains(all, "func "+m[1]+"(") {
-			t.Errorf("no test %s", m[1])
-		}
-	}
-	for _, line := range strings.Split(string(doc), "\n") {
-		if !strings.HasPrefix(line, "|") {
-			continue
-		}
-		for _, m := range regexp.MustCompile(`\*([^*]+)\*`).FindAllStringSubmatch(line, -1) {
-			named++
-			if !strings.Contains(all, `name: "`+m[1]) && !strings.Contains(all, `add("`+m[1]) {
-				t.Errorf("no script %q", m[1])
-			}
-		}
-	}
-	if named < 80 {
-		t.Errorf("only %d proofs found: has the form of the file changed?", named)
-	}
+	conformance.CheckProofs(t, "conformance-tcp.md", []string{"*_test.go", "*/*_test.go"}, 80)
 }

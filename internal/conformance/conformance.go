@@ -25,6 +25,9 @@ var reasons = []string{"ULP", "administrator", "other", "does not arise:", "not 
 var (
 	row    = regexp.MustCompile(`^\| ([A-Z]+)(\d+) \|`)
 	quoted = regexp.MustCompile("`([^`]+)`")
+
+	testName = regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9]+)`")
+	caseName = regexp.MustCompile(`\*([^*]+)\*`)
 )
 
 // Check reads docs/<file> of the module that the test runs in, two or fewer
@@ -68,6 +71,54 @@ func Check(t *testing.T, file, pkg string, rows map[string]int) {
 	}
 	if p.find(t, "TestNotThere", true) || p.find(t, pkg+".NotThere", false) || p.find(t, "nopackage", false) {
 		t.Error("what does not exist is found")
+	}
+}
+
+// CheckProofs reads docs/<file> of the module that the test runs in, one level
+// below its root, for tables without cells of code. Tests that it names in
+// backquotes must be in test files that one of the globs matches, and what it has
+// between asterisks, in a row of a table, must be the name of a case there. least
+// says how many of both there must be.
+func CheckProofs(t *testing.T, file string, globs []string, least int) {
+	t.Helper()
+	doc, err := os.ReadFile(filepath.Join("..", "docs", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var src strings.Builder
+	for _, g := range globs {
+		names, err := filepath.Glob(g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range names {
+			b, err := os.ReadFile(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			src.Write(b)
+		}
+	}
+	tests, named := src.String(), 0
+	for line := range strings.Lines(string(doc)) {
+		for _, m := range testName.FindAllStringSubmatch(line, -1) {
+			named++
+			if !strings.Contains(tests, "func "+m[1]+"(") {
+				t.Errorf("no test %s", m[1])
+			}
+		}
+		if !strings.HasPrefix(line, "|") {
+			continue
+		}
+		for _, m := range caseName.FindAllStringSubmatch(line, -1) {
+			named++
+			if !strings.Contains(tests, `name: "`+m[1]) && !strings.Contains(tests, `add("`+m[1]) {
+				t.Errorf("no case %q", m[1])
+			}
+		}
+	}
+	if named < least {
+		t.Errorf("only %d proofs found: has the form of %s changed?", named, file)
 	}
 }
 
