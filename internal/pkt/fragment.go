@@ -67,9 +67,8 @@ func (f *Fragment) parseIPv4(b []byte) error {
 	if len(b) < ipv4Len {
 		return ErrShort
 	}
-	ihl := int(b[0]&15) * 4
-	total := int(be.Uint16(b[2:]))
-	if b[0]>>4 != 4 || ihl < ipv4Len || total < ihl {
+	ihl, total, ok := ipv4Lens(b)
+	if !ok {
 		return ErrHeader
 	}
 	if len(b) < total {

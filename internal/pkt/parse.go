@@ -117,9 +117,8 @@ func (p *Packet) parseIPv4(b []byte, n int) error {
 	if len(b) < ipv4Len {
 		return ErrShort
 	}
-	ihl := int(b[0]&15) * 4
-	total := int(be.Uint16(b[2:]))
-	if b[0]>>4 != 4 || ihl < ipv4Len || total < ihl {
+	ihl, total, ok := ipv4Lens(b)
+	if !ok {
 		return ErrHeader
 	}
 	if len(b) < ihl || n < total {
@@ -142,6 +141,13 @@ func (p *Packet) parseIPv4(b []byte, n int) error {
 	p.L4Len = total - ihl
 	p.PseudoSum = reduce(addrs + uint64(p.Proto) + uint64(p.L4Len))
 	return nil
+}
+
+// ipv4Lens returns the lengths of the IPv4 header at b, which is at least ipv4Len
+// octets, and of its packet; not ok, if they or the version cannot be.
+func ipv4Lens(b []byte) (ihl, total int, ok bool) {
+	ihl, total = int(b[0]&15)*4, int(be.Uint16(b[2:]))
+	return ihl, total, b[0]>>4 == 4 && ipv4Len <= ihl && ihl <= total
 }
 
 // parseIPv6 reads the IPv6 header at b and its extension headers (RFC 8200,
