@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # The virtual machines of the interop run: Debian's kernel with its soft-iWARP (siw) in four builds, and Debian's
-# RDMA tools, in an initramfs. Sourced by run.
+# RDMA tools, in an initramfs. Sourced, behind harness.sh, by the runs that have a guest.
 #
 #   lab_build            makes the pieces in $LAB unless they are there: about two minutes, and network for apt
 #   vm_start NAME NETNS TAP ADDR/LEN BUILD PCAP    boots a guest on TAP; every frame of TAP goes to PCAP
@@ -55,6 +55,13 @@ lab_build() {
   lab_initrd "$new" "$kver"
   cp "$new/kernel/boot/vmlinuz-$kver" "$new/vmlinuz"
   rm -rf "$LAB"; mv "$new" "$LAB"
+}
+
+apt_install() {
+  export DEBIAN_FRONTEND=noninteractive
+  local apt=(apt-get -qq -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300)
+  "${apt[@]}" update >/dev/null
+  "${apt[@]}" install -y --no-install-recommends "$@" >/dev/null 2>"$TMP/apt.err" || { cat "$TMP/apt.err" >&2; return 1; }
 }
 
 lab_initrd() {
@@ -151,14 +158,4 @@ vm_stop() {
   exec {fd}>&-
   rm -f "$TMP/$1.in"
   unset "VM_PID[$1]" "VM_FD[$1]"
-}
-
-# wait_for SECONDS PID CMD...: until CMD succeeds; fails when the time is up or process PID is gone.
-wait_for() {
-  local end=$((SECONDS + $1)) pid=$2
-  shift 2
-  until "$@"; do
-    [ "$SECONDS" -lt "$end" ] && kill -0 "$pid" 2>/dev/null || return 1
-    sleep 0.1
-  done
 }
