@@ -54,6 +54,17 @@ func (p *mpaPeer) event(kind mpa.EventKind) mpa.Event {
 	return ev
 }
 
+// accept takes the server's Request, and answers it with the private data.
+func (p *mpaPeer) accept(private string, ird, ord int) mpa.Event {
+	p.t.Helper()
+	ev := p.event(mpa.EventRequest)
+	if err := p.st.Accept(1e9, []byte(private), ird, ord); err != nil {
+		p.t.Fatal(err)
+	}
+	p.send()
+	return ev
+}
+
 // dial starts a connect and answers the TCP part.
 func (h *harness) dial(t *testing.T, c *tclient, req *ctrlpb.Request, cfg mpa.Config) (*mpaPeer, uint32) {
 	t.Helper()
@@ -115,13 +126,9 @@ func TestConnect(t *testing.T) {
 	req := reqConnect(c.qp(), peerA.String())
 	req.GetConnect().PrivateData = []byte("hello")
 	p, conn := h.dial(t, c, req, mpa.DefaultConfig())
-	if ev := p.event(mpa.EventRequest); string(ev.Frame.PrivateData) != "hello" || !ev.Frame.P2P || !ev.Frame.CRC {
+	if ev := p.accept("welcome", 3, 4); string(ev.Frame.PrivateData) != "hello" || !ev.Frame.P2P || !ev.Frame.CRC {
 		t.Fatalf("request %+v", ev.Frame)
 	}
-	if err := p.st.Accept(1e9, []byte("welcome"), 3, 4); err != nil {
-		t.Fatal(err)
-	}
-	p.send()
 	a := p.attached()
 	if !a.Params.Initiator || !a.Params.CRC || a.Params.RTR == mpa.RTRNone || a.Params.ORD != 3 {
 		t.Errorf("params %+v", a.Params)
@@ -213,13 +220,9 @@ func TestFallback(t *testing.T) {
 	}
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id}) // late news of the first
 	p = h.opened(t, mpa.DefaultConfig())
-	if f := p.event(mpa.EventRequest).Frame; f.Rev != 1 || f.Enhanced {
+	if f := p.accept("", -1, -1).Frame; f.Rev != 1 || f.Enhanced {
 		t.Fatalf("request %+v", f)
 	}
-	if err := p.st.Accept(1e9, nil, -1, -1); err != nil {
-		t.Fatal(err)
-	}
-	p.send()
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
 	if ev := c.event().GetEstablished(); ev == nil || ev.Negotiated.Revision != 1 || ev.Negotiated.P2P {
 		t.Errorf("event %v", ev)
@@ -406,11 +409,7 @@ func TestClientDies(t *testing.T) {
 			if at == "startup" {
 				break
 			}
-			p.event(mpa.EventRequest)
-			if err := p.st.Accept(1e9, nil, -1, -1); err != nil {
-				t.Fatal(err)
-			}
-			p.send()
+			p.accept("", -1, -1)
 			h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
 			c.event()
 		}
@@ -517,11 +516,7 @@ func TestDisconnect(t *testing.T) {
 	c.ok(reqConnect(qp, peerA.String()))
 	h.e.await(t, "connect")
 	p := h.opened(t, mpa.DefaultConfig())
-	p.event(mpa.EventRequest)
-	if err := p.st.Accept(1e9, nil, -1, -1); err != nil {
-		t.Fatal(err)
-	}
-	p.send()
+	p.accept("", -1, -1)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
 	c.event()
 	c.ok(disc(false))
@@ -577,11 +572,7 @@ func TestPortRests(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			qp := c.ok(reqQP(pd, cq)).GetQp().Qp
 			p, _ := h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
-			p.event(mpa.EventRequest)
-			if err := p.st.Accept(1e9, nil, -1, -1); err != nil {
-				t.Fatal(err)
-			}
-			p.send()
+			p.accept("", -1, -1)
 			h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: p.attached().QP})
 			ports := func(want, resting int) {
 				t.Helper()

@@ -3,6 +3,7 @@ package ctrl
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -461,15 +462,18 @@ func openFDs(t testing.TB) int {
 	return n
 }
 
-// settled waits until the server has no client.
+// settled waits until the server has no client. Then nothing is counted as used.
 func (h *harness) settled(t testing.TB) {
 	t.Helper()
 	deadline := time.After(time.Minute)
 	for {
 		h.mu.Lock()
-		n := len(h.sessions)
+		n, left := len(h.sessions), maps.Clone(h.usage)
 		h.mu.Unlock()
 		if n == 0 {
+			if len(left) != 0 {
+				t.Errorf("usage left: %v", left)
+			}
 			return
 		}
 		select {
