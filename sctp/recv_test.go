@@ -1,0 +1,106 @@
+package sctp
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// TestReceive is what the receiver does with ordered, unordered and fragmented
+// messages.
+func TestReceive(t *testing.T) {
+	const u, b, e = flagUnordered, flagBegin, flagEnd
+	r := listening(t, Config{})
+	want := func(s ...string) {
+		t.Helper()
+		if !slices.Equal(r.got, s) {
+			t.Fatalf("got %q, want %q", r.got, s)
+		}
+		r.got = nil
+	}
+	r.recv(u|b|e, 2, 1, 0, "two") // ahead of TSN 0 and 1
+	want("two")
+	r.recv(u|b|e, 2, 1, 0, "two")
+	want()
+	r.recv(b|e, 1, 3, 1, "second")
+	want()
+	r.recv(b|e, 0, 3, 0, "first")
+	want("first", "second")
+	r.recv(u|e, 5, 0, 0, "C")
+	r.recv(u, 4, 0, 0, "B")
+	want()
+	r.recv(u|b, 3, 0, 0, "A")
+	want("A", "B", "C")
+	r.recv(b, 6, 3, 2, "a") // an ordered message in pieces, behind which another waits
+	r.recv(b|e, 8, 3, 3, "next")
+	r.recv(e, 7, 3, 2, "b")
+	want("a", "b", "next")
+	r.recv(u|b|e, 9, 10, 0, "no such stream")
+	want()
+	reported := false
+	for _, s := range r.take() {
+		if c, info := cause(s); types(s)[0] == ChunkError && c == CauseInvalidStream && info[1] == 10 {
+			reported = true
+		}
+	}
+	if !reported {
+		t.Error("invalid stream is not reported")
+	}
+	r.recv(u|b|e, 5000, 0, 0, "far ahead")
+	want()
+	if len(r.kept) != 0 || r.a.rcv.cum != rigTSN+9 {
+		t.Errorf("kept %v, cumulative %d", r.kept, r.a.rcv.cum-rigTSN)
+	}
+}
+
+// TestReceiveLimits: a peer cannot make us hold more than the configuration says.
+func TestReceiveLimits(t *testing.T) {
+	r := listening(t, Config{MaxKept: 4})
+	for i := 10; i > 0; i-- {
+		r.recv(flagUnordered, i, 0, 0, "piece")
+		if len(r.kept) > 4 {
+			t.Fatalf("%d chunks kept", len(r.kept))
+		}
+	}
+	if r.a.Stats().Reclaimed == 0 || r.a.State() != Established {
+		t.Error("nothing was reclaimed", r.a.State())
+	}
+	r.recv(flagUnordered|flagBegin, 0, 0, 0, "begin")
+	r.recv(flagUnordered, 4, 0, 0, "piece")
+	if r.a.State() != Closed || r.a.Err() != ErrNoRoom {
+		t.Errorf("a message that can never be whole: %v %v", r.a.State(), r.a.Err())
+	}
+}
+
+// TestSackTimes: every second packet, at once for a hole, else late.
+func TestSackTimes(t *testing.T) {
+	r := listening(t, Config{})
+	r.recv(7, 0, 0, 0, "a")
+	r.one(ChunkSack) // the first DATA
+	r.recv(7, 1, 0, 0, "b")
+	r.none()
+	r.recv(7, 2, 0, 0, "c")
+	r.one(ChunkSack)
+	r.recv(7, 3, 0, 0, "d")
+	r.none()
+	r.wait(200 * time.Millisecond)
+	r.one(ChunkSack)
+	r.recv(7|flagImmediate, 4, 0, 0, "e")
+	r.one(ChunkSack)
+	r.recv(7, 6, 0, 0, "g")
+	b := r.one(ChunkSack)
+	var c Chunk
+	var s Sack
+	NextChunk(b, HeaderLen, &c)
+	if s.Decode(c.Body); s.Gaps() != 1 || s.Cum != rigTSN+4 {
+		t.Fatalf("%+v", s)
+	} else if from, to := s.Gap(0); from != rigTSN+6 || to != rigTSN+6 {
+		t.Error(from, to)
+	}
+	r.recv(7, 6, 0, 0, "g")
+	b = r.one(ChunkSack)
+	NextChunk(b, HeaderLen, &c)
+	if s.Decode(c.Body); s.Dups() != 1 {
+		t.Error("no duplicate reported")
+	}
+}
