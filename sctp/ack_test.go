@@ -1,6 +1,7 @@
 package sctp
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -16,8 +17,19 @@ func TestZeroWindow(t *testing.T) {
 	if r.a.Room() < r.a.MaxMessage() {
 		t.Fatal("no room for a probe")
 	}
+	p := &r.a.paths[0]
+	cwnd, ssthresh := p.cwnd, p.ssthresh
 	r.push(1000)
+	r.wait(p.rto - 1)
+	r.none() // what a SACK, soon, lets go would be lost now
+	r.wait(1)
 	r.one(ChunkData)
+	r.send(r.a.tag, sackBytes(r.a.cumAck, 0))
+	r.wait(p.rto)
+	r.one(ChunkData)
+	if p.cwnd != cwnd || p.ssthresh != ssthresh {
+		t.Errorf("a probe changed the window: %d, threshold %d", p.cwnd, p.ssthresh)
+	}
 	for range 30 {
 		r.send(r.a.tag, sackBytes(r.a.cumAck, 0)) // dropped by the peer
 		r.wait(61 * time.Second)
@@ -116,5 +128,196 @@ func TestSlowStart(t *testing.T) {
 		if n := p.cwnd - 20*m; n != want*m {
 			t.Errorf("a SACK for %d packets opens the window by %d octets, want %d packets of %d", acked, n, want, m)
 		}
+	}
+}
+
+// TestWindowOpens: what waits for a closed window leaves when it opens, whatever its probe
+// waits for.
+func TestWindowOpens(t *testing.T) {
+	r := listening(t, Config{})
+	r.push(1000)
+	r.take()
+	r.send(r.a.tag, sackBytes(r.a.cumAck+1, 0))
+	r.push(1000)
+	r.none()
+	r.wait(10 * time.Millisecond)
+	r.send(r.a.tag, sackBytes(r.a.cumAck, 5000))
+	r.one(ChunkData)
+	r.send(r.a.tag, sackBytes(r.a.cumAck+1, 5000))
+	r.wait(5 * time.Second)
+	r.none()
+}
+
+// tsns are the TSNs of the DATA chunks that were sent, from base on.
+func tsns(s [][]byte, base serial.Num) (out []int) {
+	for _, b := range s {
+		for off := HeaderLen; off < len(b); {
+			var c Chunk
+			next, err := NextChunk(b, off, &c)
+			if err != nil {
+				break
+			}
+			if off = next; c.Type == ChunkData {
+				out = append(out, serial.Num(be.Uint32(c.Body)).Sub(base))
+			}
+		}
+	}
+	return out
+}
+
+// TestTimerOfTheEarliest: acknowledgements of what is newer do not put off T3 of what is
+// missing (6.3.2 R3): here its fast retransmission was lost too.
+func TestTimerOfTheEarliest(t *testing.T) {
+	r := listening(t, Config{})
+	base := r.a.cumAck
+	sent := 0
+	for i := range uint16(50) {
+		r.push(100)
+		r.wait(300 * time.Millisecond)
+		for _, n := range tsns(r.take(), base) {
+			if n == 1 {
+				sent++
+			}
+		}
+		r.send(r.a.tag, sackBytes(base, 100000, 2, 2+i))
+	}
+	if sent < 4 {
+		t.Errorf("the TSN that is missing was sent %d times in 15 s", sent)
+	}
+}
+
+// TestAfterTimeout: one packet is in flight until something is acknowledged (7.2.3).
+func TestAfterTimeout(t *testing.T) {
+	r := listening(t, Config{})
+	base := r.a.cumAck
+	for range 4 {
+		r.push(800) // two do not fit a packet, nor fill it
+	}
+	r.take()
+	r.wait(time.Second)
+	if got := tsns(r.take(), base); !slices.Equal(got, []int{1}) {
+		t.Fatalf("a time-out sends %v, want 1 alone", got)
+	}
+	r.send(r.a.tag, sackBytes(base+1, 100000))
+	if got := tsns(r.take(), base); !slices.Equal(got, []int{2, 3, 4}) {
+		t.Errorf("then %v, want what fits the window", got)
+	}
+}
+
+// TestRevokedReport: what a report named and a later one does not is in flight, and not
+// sent again at once: a peer may report but a few of its blocks (6.2.1 D iii).
+func TestRevokedReport(t *testing.T) {
+	r := listening(t, Config{MaxBurst: 100})
+	r.a.paths[0].cwnd = 100000
+	base := r.a.cumAck
+	for range 8 {
+		r.push(1000)
+	}
+	r.take()
+	r.send(r.a.tag, sackBytes(base, 100000, 2, 2, 4, 4))
+	flight := r.a.outstanding
+	r.send(r.a.tag, sackBytes(base, 100000, 2, 2))
+	r.none()
+	if r.a.outstanding != flight+1000 {
+		t.Errorf("%d octets in flight, want %d and 1000", r.a.outstanding, flight)
+	}
+	r.send(r.a.tag, sackBytes(base+2, 100000, 2, 2))
+	if r.none(); r.a.outstanding != flight-1000 {
+		t.Errorf("%d octets in flight, want %d less 1000", r.a.outstanding, flight)
+	}
+	r.wait(time.Second)
+	if got := tsns(r.take(), base); !slices.Equal(got, []int{3}) {
+		t.Errorf("T3 sends %v", got)
+	}
+}
+
+// TestAbsurdReports: gap blocks that make no sense do no harm.
+func TestAbsurdReports(t *testing.T) {
+	for name, gaps := range map[string][]uint16{
+		"backwards":            {5, 2},
+		"nothing":              {0, 0},
+		"from the cumulative":  {0, 3},
+		"beyond what was sent": {100, 65535},
+		"all there is":         {1, 65535},
+		"overlapping":          {2, 4, 3, 6, 2, 2},
+		"from the end":         {7, 7, 5, 5, 2, 2},
+		"twice":                {3, 3, 3, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := listening(t, Config{MaxBurst: 100})
+			r.a.paths[0].cwnd = 100000
+			base := r.a.cumAck
+			for range 8 {
+				r.push(1000)
+			}
+			for range 5 {
+				r.send(r.a.tag, sackBytes(base, 100000, gaps...))
+				checkAccounts(t, r.a)
+			}
+			r.wait(3 * time.Second)
+			checkAccounts(t, r.a)
+			r.send(r.a.tag, sackBytes(base+8, 100000))
+			if r.a.Unacked() != 0 || r.a.outstanding != 0 || r.a.State() != Established {
+				t.Error(r.a.Unacked(), r.a.outstanding, r.a.State(), r.a.Err())
+			}
+		})
+	}
+	t.Run("while it recovers", func(t *testing.T) {
+		r := listening(t, Config{MaxBurst: 100})
+		r.a.paths[0].cwnd = 100000
+		base := r.a.cumAck
+		for range 30 {
+			r.push(1000)
+		}
+		for i := range uint16(3) {
+			r.send(r.a.tag, sackBytes(base, 100000, 2, 2+i)) // 1 is lost
+		}
+		r.take()
+		for i := range serial.Num(4) {
+			r.send(r.a.tag, sackBytes(base+4+i, 100000, 2, 2, 60000, 60000))
+		}
+		if got := tsns(r.take(), base); slices.ContainsFunc(got, func(n int) bool { return n > 9 }) {
+			t.Errorf("a block beyond all that was sent has %v sent again", got)
+		}
+	})
+}
+
+// TestIdleWindow: the window that was measured does not outlive the traffic (7.2.1).
+func TestIdleWindow(t *testing.T) {
+	r := dialing(t, Config{Heartbeat: -1}, Established)
+	p := &r.a.paths[0]
+	m := r.a.MaxMessage()
+	r.push(100)
+	r.send(r.a.tag, sackBytes(r.a.cumAck+1, 1<<20))
+	p.cwnd, r.a.burst = 100*m, 1000
+	for range 2 { // a pause that is shorter than RTO
+		r.wait(p.rto / 2)
+		r.push(100)
+		r.send(r.a.tag, sackBytes(r.a.cumAck+1, 1<<20))
+		if p.cwnd < 100*m {
+			t.Fatalf("cwnd %d after half an RTO", p.cwnd)
+		}
+	}
+	r.take()
+	r.wait(2 * p.rto)
+	r.a.burst = 1000
+	for range 50 {
+		r.a.Push(&Message{Buf: 1, Len: m})
+	}
+	r.drain(nil)
+	if p.cwnd != 25*m || p.ssthresh != 100*m {
+		t.Errorf("cwnd %d, ssthresh %d after two RTOs; want a quarter of %d, and that", p.cwnd, p.ssthresh, 100*m)
+	}
+	if n := len(r.take()); n != 4 {
+		t.Errorf("%d packets leave at once, want 4", n)
+	}
+	r.send(r.a.tag, sackBytes(r.a.cumAck+4, 1<<20))
+	for r.a.Unacked() > 0 {
+		r.send(r.a.tag, sackBytes(r.a.cumAck+serial.Num(r.a.next-r.a.first), 1<<20))
+	}
+	r.wait(time.Hour)
+	r.push(100)
+	if p.cwnd != 4*m {
+		t.Errorf("cwnd %d after an hour, want %d", p.cwnd, 4*m)
 	}
 }

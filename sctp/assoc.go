@@ -30,11 +30,13 @@ type Assoc struct {
 	npaths  int
 	primary int
 	errors  int // time-outs in a row
-	lastIn  int // path that the last packet came on
+	lastIn  int // path that the last packet came on, and its UDP port
+	lastUDP uint16
 	salt    uint32
 
 	// Set-up.
 	initRetries int
+	stales      int // cookies that the peer called stale
 	t1          clock.Time
 	t1Sent      clock.Time
 	preserve    uint32 // ms, to ask for in the next INIT
@@ -43,10 +45,10 @@ type Assoc struct {
 
 	// Control that waits for its turn to be sent.
 	want    wants
-	replies []byte // HEARTBEAT ACK and ERROR chunks
+	replies []byte // ERROR chunks
 	replyTo int
-	raw     [][]byte // whole packets
-	head    []byte   // scratch of PollTransmit
+	raw     []rawPacket
+	head    []byte // scratch of PollTransmit
 
 	// Sending.
 	q            []item // a ring; its size is a power of two
@@ -63,8 +65,10 @@ type Assoc struct {
 	burst        int
 	recovering   bool
 	recoverTo    serial.Num
-	fastPending  bool // the first packet of a fast retransmission leaves whatever the window
-	probing      bool // a zero window is being probed, and a SACK came
+	fastPending  bool       // the first packet of a fast retransmission leaves whatever the window
+	probing      bool       // a zero window is being probed, and a SACK came
+	persist      clock.Time // when a closed window is probed
+	probe        bool       // now
 	released     []Buf
 	releasedHead int
 
@@ -75,6 +79,16 @@ type Assoc struct {
 	closing  bool // Close was called
 	peerDone bool // the peer's SHUTDOWN came
 	t2, t5   clock.Time
+
+	verifyAt clock.Time // when a path may be verified
+}
+
+// rawPacket is a whole packet to be sent, on a path, but to a UDP port of its own: the
+// peer may have begun anew from another one (RFC 6951 5.4).
+type rawPacket struct {
+	b    []byte
+	path int
+	udp  uint16
 }
 
 // wants are the chunks to be sent.
@@ -310,7 +324,7 @@ func (a *Assoc) abort(c Cause, info []byte, err error) {
 		if c != 0 {
 			b = appendParam(b, ParamType(c), info)
 		}
-		a.raw = append(a.raw[:0], endChunk(b, at))
+		a.raw = append(a.raw[:0], rawPacket{endChunk(b, at), a.primary, a.paths[a.primary].udp})
 	}
 	a.end(err)
 }
@@ -329,7 +343,8 @@ func (a *Assoc) end(err error) {
 	a.replies = a.replies[:0]
 	a.t1, a.t2, a.t5 = 0, 0, 0
 	for i := range a.paths[:a.npaths] {
-		a.paths[i].t3, a.paths[i].hb, a.paths[i].hbSend = 0, 0, false
+		p := &a.paths[i]
+		p.t3, p.hb, p.hbSend, p.ack = 0, 0, false, p.ack[:0]
 	}
 	a.events |= 1 << EventClosed
 }
@@ -344,10 +359,11 @@ func (a *Assoc) dropSends() {
 	a.first, a.next, a.last = 0, 0, 0
 	a.outstanding, a.queued, a.lostCount, a.gapAcked = 0, 0, 0, 0
 	a.recovering, a.fastPending, a.probing = false, false, false
+	a.persist, a.probe = 0, false
 	clear(a.ssn)
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
-		p.flight, p.t3, p.timing = 0, 0, false
+		p.flight, p.t3, p.timing, p.single = 0, 0, false, false
 	}
 }
 
@@ -355,7 +371,7 @@ func (a *Assoc) dropSends() {
 func (a *Assoc) up(now clock.Time) {
 	a.state = Established
 	a.t1 = 0
-	a.initRetries = 0
+	a.initRetries, a.stales = 0, 0
 	a.errors = 0
 	a.cookie = nil
 	a.events |= 1 << EventUp

@@ -36,7 +36,11 @@ func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 	} else if h.Tag == a.tag {
 		a.paths[from].udp = udp // RFC 6951 5.4
 	}
-	a.lastIn = from
+	a.lastIn, a.lastUDP = from, udp
+	if a.state == ShutdownSent { // the peer is there, and may have much to send (9.2)
+		a.errors, a.paths[a.primary].errors = 0, 0
+		a.t2 = now.Add(a.paths[a.primary].rto)
+	}
 	data, budget := false, 64
 	for {
 		if c.Type == ChunkData {
@@ -78,8 +82,9 @@ func (a *Assoc) Ours(b []byte) bool {
 	return h.Decode(b) == nil && h.Tag == a.tag
 }
 
-// Tag returns that verification tag.
-func (a *Assoc) Tag() uint32 { return a.tag }
+// Tag returns that verification tag, and PeerTag that of the packets to the peer.
+func (a *Assoc) Tag() uint32     { return a.tag }
+func (a *Assoc) PeerTag() uint32 { return a.peerTag }
 
 // tagOK is RFC 9260 8.5.
 func (a *Assoc) tagOK(h *Header, c *Chunk, more bool) bool {
@@ -130,11 +135,9 @@ func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chu
 			a.handleSack(now, &s)
 		}
 	case ChunkHeartbeat:
-		if a.state != CookieWait {
-			if len(a.replies)+chunkHeader+len(c.Body) <= maxReplies {
-				a.replies = appendChunk(a.replies, ChunkHeartbeatAck, 0, c.Body)
-				a.replyTo = a.lastIn
-			}
+		p := &a.paths[a.lastIn]
+		if a.state != CookieWait && len(p.ack)+chunkHeader+pad4(len(c.Body)) <= min(maxReplies, a.budget(p)) {
+			p.ack = appendChunk(p.ack, ChunkHeartbeatAck, 0, c.Body)
 		}
 	case ChunkHeartbeatAck:
 		a.heartbeatAck(now, c.Body)
@@ -179,12 +182,14 @@ func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chu
 	return true
 }
 
-// maxReplies bounds what a peer can make us hold of HEARTBEAT ACK and ERROR.
+// maxReplies bounds what a peer can make us hold of ERROR, and of HEARTBEAT ACK for each
+// path, in octets.
 const maxReplies = 1024
 
 // reply queues an ERROR.
 func (a *Assoc) reply(c Cause, info []byte) {
-	if len(a.replies)+chunkHeader+4+len(info)+3 > maxReplies {
+	to := a.answerPath()
+	if len(a.replies)+chunkHeader+4+len(info)+3 > min(maxReplies, a.budget(&a.paths[to])) {
 		return
 	}
 	b, at := beginChunk(a.replies, ChunkError, 0)
@@ -193,12 +198,12 @@ func (a *Assoc) reply(c Cause, info []byte) {
 	b = be.AppendUint16(b, uint16(4+len(info)))
 	b = append(b, info...)
 	a.replies = endChunk(b, at)
-	a.replyTo = a.lastIn
+	a.replyTo = to
 }
 
 func (a *Assoc) rawPacket(b []byte) {
 	if len(a.raw) < 4 {
-		a.raw = append(a.raw, b)
+		a.raw = append(a.raw, rawPacket{b, a.lastIn, a.lastUDP})
 	}
 }
 
@@ -218,7 +223,7 @@ func (a *Assoc) handleError(now clock.Time, c *Chunk) {
 		}
 		if Cause(p.Type) == CauseStaleCookie && a.state == CookieEchoed && len(p.Body) == 4 {
 			// Begin again and ask for a longer life (5.2.6).
-			if a.initRetries++; a.initRetries > a.cfg.MaxInit {
+			if a.stales++; a.stales > a.cfg.MaxInit {
 				a.end(ErrTimeout)
 				return
 			}
@@ -246,9 +251,13 @@ func (a *Assoc) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 	if i < 0 {
 		return
 	}
+	if a.refused(e) {
+		a.end(ErrUnreachable) // 10, ICMP8: as an ABORT
+		return
+	}
 	switch e.Kind {
 	case pkt.TooBig:
-		if p := &a.paths[i]; e.MTU >= minMTU/2 && e.MTU < p.mtu {
+		if p := &a.paths[i]; e.MTU >= p.minMTU()/2 && e.MTU < p.mtu {
 			a.lowerMTU(i, e.MTU)
 			for q := a.first; q != a.next; q++ {
 				if it := a.at(q); int(it.path) == i && int(it.len) > a.pmdcs(p) {
@@ -257,8 +266,30 @@ func (a *Assoc) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 			}
 		}
 	case pkt.Unreachable:
-		if a.state == CookieWait {
+		if a.state == CookieWait && !portUnreachable(e) { // ICMP3
 			a.end(ErrUnreachable)
 		}
 	}
+}
+
+// refused reports whether an ICMP error says that nobody speaks SCTP there: protocol
+// unreachable, unrecognized next header, or port unreachable in answer to UDP (RFC 6951
+// 5.5).
+func (a *Assoc) refused(e *pkt.ICMPError) bool {
+	v6 := a.paths[0].addr.Is6()
+	switch {
+	case a.cfg.UDP:
+		return portUnreachable(e)
+	case v6:
+		return e.Kind == pkt.ParameterProblem && e.Code == 1
+	}
+	return e.Kind == pkt.Unreachable && e.Code == 2
+}
+
+func portUnreachable(e *pkt.ICMPError) bool {
+	code := uint8(3)
+	if netip.AddrFrom16(e.Flow.Remote).Unmap().Is6() {
+		code = 4
+	}
+	return e.Kind == pkt.Unreachable && e.Code == code
 }

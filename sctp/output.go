@@ -10,10 +10,12 @@ func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
 	o.N, o.Len, o.Retransmit, o.Fragment, o.Probe = 0, 0, false, false, false
 	o.Path = a.primary
 	if len(a.raw) > 0 {
-		o.Head = a.raw[0]
+		r := a.raw[0]
 		a.raw = append(a.raw[:0], a.raw[1:]...)
-		o.Path = a.lastIn
-		return a.done(o)
+		o.Head, o.Path = r.b, r.path
+		a.done(o)
+		o.UDP = r.udp
+		return true
 	}
 	h := Header{a.flow.LocalPort, a.flow.RemotePort, a.peerTag}
 	if a.want.take(wantShutdownComplete) {
@@ -53,11 +55,22 @@ func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
 			o.Path, o.Probe = i, true
 			return a.done(o)
 		}
+		// Nothing else goes to where the peer is not known to be (5.4).
+		if p := &a.paths[i]; len(p.ack) > 0 && !p.confirmed {
+			o.Head = append(h.Append(a.head[:0]), p.ack...)
+			a.head, p.ack = o.Head[:0], p.ack[:0]
+			o.Path = i
+			return a.done(o)
+		}
 	}
 	return a.bundle(now, &h, o)
 }
 
+// shutdownRoom is what SHUTDOWN, or SHUTDOWN ACK with an ERROR, take in octets.
+const shutdownRoom = 2*chunkHeader + 4
+
 func (a *Assoc) done(o *Out) bool {
+	o.UDP = a.paths[o.Path].udp
 	o.Len += len(o.Head)
 	a.stats.TxPackets++
 	return true
@@ -70,21 +83,31 @@ func (a *Assoc) bundle(now clock.Time, h *Header, o *Out) bool {
 	noData := false
 	if a.want.take(wantCookieAck) {
 		b = appendChunk(b, ChunkCookieAck, 0, nil)
-		o.Path = a.lastIn
+		o.Path = a.answerPath()
 	}
-	if len(a.replies) > 0 {
+	for i := range a.paths[:a.npaths] {
+		if p := &a.paths[i]; len(p.ack) > 0 && (len(b) == HeaderLen || i == o.Path) {
+			b = append(b, p.ack...)
+			p.ack = p.ack[:0]
+			o.Path = i
+			break
+		}
+	}
+	if n := len(a.replies); n > 0 && (len(b) == HeaderLen || a.replyTo == o.Path && len(b)+n <= HeaderLen+a.budget(&a.paths[o.Path])) {
 		o.Path = a.replyTo
 		b = append(b, a.replies...)
 		a.replies = a.replies[:0]
 	}
-	limit := HeaderLen + a.budget(&a.paths[o.Path])
 	sacked := false
 	if r.sackNow {
 		if len(b) == HeaderLen {
-			o.Path = a.lastIn
-			limit = HeaderLen + a.budget(&a.paths[o.Path])
+			o.Path = a.answerPath()
 		}
-		if room := limit - len(b); room >= chunkHeader+sackFixed {
+		room := HeaderLen + a.budget(&a.paths[o.Path]) - len(b)
+		if a.want&(wantShutdown|wantShutdownAck) != 0 {
+			room -= shutdownRoom
+		}
+		if room >= chunkHeader+sackFixed {
 			b = a.appendSack(b, room)
 			sacked = true
 		}
@@ -136,8 +159,7 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 			if int(it.path) == i && a.paths[i].errors > 0 && it.sends > 0 {
 				i = a.retransmitPath(i)
 			}
-			pa := &a.paths[i]
-			if pa.flight >= pa.cwnd && !a.fastPending && pa.flight > 0 {
+			if !a.fastPending && a.paths[i].shut(o) {
 				return
 			}
 			if control || o.N > 0 {
@@ -167,13 +189,11 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 	if a.next == a.last || o.N == 0 && a.burst <= 0 && a.outstanding > 0 {
 		return
 	}
+	a.idled(now, pa)
 	had := o.N
 	for a.next != a.last && o.N < MaxParts {
 		it := a.at(a.next)
-		if pa.flight >= pa.cwnd && pa.flight > 0 {
-			break
-		}
-		if a.outstanding > 0 && int(it.len) > a.peerRwnd {
+		if pa.shut(o) || !a.admits(now, pa, int(it.len)) {
 			break
 		}
 		if o.N == 0 && !control {
@@ -196,6 +216,29 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 			a.head = o.Head[:0]
 		}
 	}
+}
+
+// shut reports whether the congestion window lets nothing more into o.
+func (p *path) shut(o *Out) bool {
+	return p.flight > 0 && (p.flight >= p.cwnd || p.single && o.N == 0)
+}
+
+// admits reports whether the peer's window lets n octets of new data go on path p, or a
+// probe of one that is closed: the first after an RTO (RFC 9260 6.1 A), since what comes to
+// a peer without room is lost, and takes longer than the SACK that opens the window.
+func (a *Assoc) admits(now clock.Time, p *path, n int) bool {
+	switch {
+	case n <= a.peerRwnd:
+		return true
+	case a.outstanding > 0:
+		return false
+	case a.peerRwnd > 0 || a.probe:
+		a.probe = false
+		return true
+	case a.persist == 0:
+		a.persist = now.Add(p.rto)
+	}
+	return false
 }
 
 // hurry sets the I bit (RFC 9260 6.2) on the last message of o when nothing can follow

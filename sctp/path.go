@@ -8,8 +8,11 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// minMTU is the smallest MTU that is believed (RFC 1191, RFC 9260 section 7.3).
-const minMTU = 576
+// The smallest MTUs that are believed (RFC 1191, RFC 8201 section 4).
+const (
+	minMTU  = 576
+	minMTU6 = 1280
+)
 
 // path is one address of the peer's with all that is known of the way there.
 type path struct {
@@ -24,6 +27,10 @@ type path struct {
 	flight              int
 	fullBefore          bool // the window was used up before this SACK
 	acked               int  // octets that this SACK acknowledges
+	heard               bool // this SACK acknowledges something
+	earliest            bool // and the oldest in flight
+	single              bool // timed out: one packet at a time until something is acknowledged
+	lastData            clock.Time
 
 	srtt, rttvar, rto time.Duration
 	timing            bool // an RTT is being measured
@@ -31,6 +38,7 @@ type path struct {
 	timedAt           clock.Time
 
 	t3      clock.Time
+	ack     []byte     // HEARTBEAT ACKs to be sent there
 	hb      clock.Time // next HEARTBEAT, or the time-out of the one that is out
 	hbOut   bool
 	hbSend  bool
@@ -52,6 +60,12 @@ type PathInfo struct {
 func (a *Assoc) Path(i int) PathInfo {
 	p := &a.paths[i]
 	return PathInfo{p.addr, p.udp, p.mtu, p.cwnd, p.flight, p.rto, p.srtt, p.active, p.confirmed}
+}
+
+// FindPath returns the path to an address, if there is one.
+func (a *Assoc) FindPath(addr netip.Addr) (i int, ok bool) {
+	i = a.findPath(addr)
+	return i, i >= 0
 }
 
 // Paths returns how many paths there are, and which one is in use.
@@ -80,6 +94,22 @@ func (a *Assoc) findPath(addr netip.Addr) int {
 		}
 	}
 	return -1
+}
+
+func (p *path) minMTU() int {
+	if p.addr.Is6() {
+		return minMTU6
+	}
+	return minMTU
+}
+
+// answerPath is where control chunks and SACKs go in answer to the packet at hand: to
+// where it came from, unless the peer is not known to be there (5.4).
+func (a *Assoc) answerPath() int {
+	if a.paths[a.lastIn].confirmed {
+		return a.lastIn
+	}
+	return a.primary
 }
 
 // overhead is what stands in front of the chunks in an IP packet.
@@ -134,11 +164,15 @@ func (a *Assoc) backOff(p *path) { p.rto = min(2*p.rto, a.cfg.RTOMax) }
 // time.
 func (a *Assoc) TimeoutsInARow() int { return a.errors }
 
-// failed counts a time-out on path i. It reports whether the association is over.
-func (a *Assoc) failed(now clock.Time, i int) bool {
+// failed counts a time-out on path i: of what is counted for the association too, or not,
+// as a HEARTBEAT on a path that is not in use (RFC 9260 8.1). It reports whether the
+// association is over.
+func (a *Assoc) failed(now clock.Time, i int, counts bool) bool {
 	p := &a.paths[i]
-	p.errors++
-	if p.confirmed {
+	if p.active {
+		p.errors++ // 8.3
+	}
+	if counts {
 		a.errors++
 	}
 	if a.errors > a.cfg.MaxAssoc {
@@ -192,7 +226,7 @@ func (a *Assoc) retransmitPath(i int) int {
 // lowerMTU takes a smaller MTU for path i.
 func (a *Assoc) lowerMTU(i, mtu int) {
 	p := &a.paths[i]
-	mtu = max(mtu, minMTU)
+	mtu = max(mtu, p.minMTU())
 	if mtu >= p.mtu {
 		return
 	}

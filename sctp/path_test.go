@@ -2,10 +2,13 @@ package sctp
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
 // TestHeartbeatAndFailover: a second address of the peer's is verified, and used
@@ -88,23 +91,274 @@ func TestPathMTU(t *testing.T) {
 	if !r.a.PollTransmit(r.now, &o) || !o.Fragment || o.N != 1 {
 		t.Error("what is in flight does not leave as IP fragments")
 	}
+	six := newRig(t, Config{})
+	six.flow = simFlow(0, true)
+	six.a = Dial(six.now, &six.cfg, six.flow, 0, &six.key, 1500)
+	six.a.HandleICMP(six.now, &pkt.ICMPError{Flow: six.flow, Proto: 132, Kind: pkt.TooBig, MTU: 1000, InitTag: six.a.tag})
+	if n := six.a.MaxMessage(); n != 1280-40-12-16 {
+		t.Errorf("%d octets in a packet of IPv6, whose links have 1280 at least", n)
+	}
 	u := listening(t, Config{UDP: true})
 	if u.a.MaxMessage() != 1444 {
 		t.Error(u.a.MaxMessage())
 	}
 }
 
-// TestICMPUnreachable ends a set-up only.
+// TestICMPUnreachable is RFC 9260 section 10 and RFC 6951 5.5.
 func TestICMPUnreachable(t *testing.T) {
-	r := dialing(t, Config{}, CookieWait)
-	e := pkt.ICMPError{Flow: r.flow, Proto: 132, Kind: pkt.Unreachable, InitTag: r.a.tag + 1}
-	r.a.HandleICMP(r.now, &e)
-	if r.a.State() != CookieWait {
-		t.Fatal("a forged ICMP error is believed")
+	const v4, v6, udp4 = 1, 2, 3
+	for _, c := range []struct {
+		name   string
+		over   int
+		kind   pkt.ICMPKind
+		code   uint8
+		setup  bool // ends a set-up
+		always bool // ends an association
+	}{
+		{"network", v4, pkt.Unreachable, 0, true, false},
+		{"host", v4, pkt.Unreachable, 1, true, false},
+		{"protocol", v4, pkt.Unreachable, 2, true, true},
+		{"port", v4, pkt.Unreachable, 3, false, false},
+		{"prohibited", v4, pkt.Unreachable, 13, true, false},
+		{"time exceeded", v4, pkt.TimeExceeded, 0, false, false},
+		{"no route, IPv6", v6, pkt.Unreachable, 0, true, false},
+		{"port, IPv6", v6, pkt.Unreachable, 4, false, false},
+		{"next header", v6, pkt.ParameterProblem, 1, true, true},
+		{"header field", v6, pkt.ParameterProblem, 0, false, false},
+		{"port, of UDP", udp4, pkt.Unreachable, 3, true, true},
+		{"host, of UDP", udp4, pkt.Unreachable, 1, true, false},
+	} {
+		for _, stop := range []State{CookieWait, CookieEchoed, Established} {
+			r := newRig(t, Config{UDP: c.over == udp4})
+			r.flow = simFlow(0, c.over == v6)
+			r.a = Dial(r.now, &r.cfg, r.flow, 9899, &r.key, 1500)
+			e := pkt.ICMPError{Flow: r.flow, Proto: 132, Kind: c.kind, Code: c.code, InitTag: r.a.tag}
+			forged := e
+			forged.InitTag++
+			if stop > CookieWait {
+				r.send(r.a.tag, r.initChunk(ChunkInitAck, []byte("cookie")))
+				e.InitTag, e.Seq = 0, rigTag
+				forged.InitTag, forged.Seq = 0, rigTag+1
+			}
+			if stop == Established {
+				r.send(r.a.tag, chunk(ChunkCookieAck, 0, nil))
+			}
+			r.a.HandleICMP(r.now, &forged)
+			if r.a.State() != stop {
+				t.Fatalf("%s in %v: a forged ICMP error is believed", c.name, stop)
+			}
+			r.a.HandleICMP(r.now, &e)
+			ends := c.always || c.setup && stop == CookieWait
+			if (r.a.Err() == ErrUnreachable) != ends || (r.a.State() == Closed) != ends {
+				t.Errorf("%s in %v: %v, %v", c.name, stop, r.a.State(), r.a.Err())
+			}
+		}
 	}
-	e.InitTag--
-	r.a.HandleICMP(r.now, &e)
-	if r.a.Err() != ErrUnreachable {
-		t.Error(r.a.Err())
+}
+
+// TestVerification: of the paths that are to be verified one is asked in each RTO
+// (HB.Max.Burst, RFC 9260 5.4), also when none answers, and each has its turn.
+func TestVerification(t *testing.T) {
+	for _, answers := range []bool{true, false} {
+		r := manyHomed(t, Config{}, 8)
+		asked := map[int]int{}
+		times := 0
+		var last clock.Time
+		for range 290 {
+			n := r.heartbeats(func(int) bool { return answers })
+			delete(n, 0)
+			for i, k := range n {
+				if asked[i], times = asked[i]+k, times+k; last != 0 && r.now.Sub(last) < 900*time.Millisecond { // they are seen late by up to a step
+					t.Fatalf("answers %v: path %d is asked %v after another", answers, i, r.now.Sub(last))
+				}
+				last = r.now
+			}
+			r.wait(100 * time.Millisecond)
+		}
+		for i := 1; i < 8; i++ {
+			if asked[i] == 0 || answers && !r.a.Path(i).Confirmed {
+				t.Errorf("answers %v: path %d was asked %d times: %+v", answers, i, asked[i], r.a.Path(i))
+			}
+		}
+		if answers && times != 7 {
+			t.Errorf("%d HEARTBEATs for 7 paths: %v", times, asked)
+		}
+		if r.a.State() != Established {
+			t.Fatal(r.a.Err())
+		}
+	}
+}
+
+// TestSilentPaths: paths that are not in use and do not answer end nothing (8.1), and are
+// asked at the usual rate once they are down (8.3).
+func TestSilentPaths(t *testing.T) {
+	r := manyHomed(t, Config{}, 8)
+	all := func(int) bool { return true }
+	for range 200 {
+		r.heartbeats(all)
+		r.wait(100 * time.Millisecond)
+	}
+	for i := range 8 {
+		if !r.a.Path(i).Confirmed {
+			t.Fatalf("path %d is not verified", i)
+		}
+	}
+	asked := map[int]int{}
+	for range 36000 { // an hour
+		for i, n := range r.heartbeats(func(i int) bool { return i == 0 }) {
+			asked[i] += n
+		}
+		r.wait(100 * time.Millisecond)
+		if r.a.State() != Established {
+			t.Fatalf("%v after %v: %v", r.a.State(), r.now.Sub(simStart), r.a.Err())
+		}
+	}
+	for i := 1; i < 8; i++ {
+		if n := asked[i]; r.a.Path(i).Active || n < 35 || n > 55 { // every 90 s, when RTO is at its end
+			t.Errorf("path %d: active %v, asked %d times in an hour", i, r.a.Path(i).Active, n)
+		}
+	}
+	if _, i := r.a.Paths(); i != 0 || r.a.Stats().Failovers != 0 {
+		t.Errorf("path %d in use", i)
+	}
+	// They are taken into use again.
+	for range 3000 {
+		r.heartbeats(all)
+		r.wait(100 * time.Millisecond)
+	}
+	for i := range 8 {
+		if !r.a.Path(i).Active {
+			t.Errorf("path %d answers, and is down", i)
+		}
+	}
+}
+
+// TestReturn: data go by another path while theirs is down, and by their own again when it
+// is up.
+func TestReturn(t *testing.T) {
+	r := manyHomed(t, Config{}, 2)
+	for range 20 {
+		r.heartbeats(func(int) bool { return true })
+		r.wait(100 * time.Millisecond)
+	}
+	down := true
+	base := r.a.cumAck
+	used := []int{}
+	for i := range 2000 {
+		if r.a.Room() > 0 && r.a.Unacked() == 0 {
+			r.push(100)
+		}
+		to := r.to
+		for k, b := range r.take() {
+			var c Chunk
+			NextChunk(b, HeaderLen, &c)
+			switch p := to[k]; {
+			case p == 0 && down:
+			case c.Type == ChunkHeartbeat:
+				r.sendFrom(p, r.a.tag, chunk(ChunkHeartbeatAck, 0, c.Body))
+			case c.Type == ChunkData:
+				if len(used) == 0 || used[len(used)-1] != p {
+					used = append(used, p)
+				}
+				base = serial.Max(base, serial.Num(be.Uint32(c.Body)))
+				r.sendFrom(p, r.a.tag, sackBytes(base, 100000))
+			}
+		}
+		if r.wait(100 * time.Millisecond); r.a.State() != Established {
+			t.Fatal(r.a.Err())
+		}
+		if i == 1000 {
+			down = false
+		}
+	}
+	if !slices.Equal(used, []int{1, 0}) || r.a.Stats().Failovers != 2 {
+		t.Errorf("paths in use %v, %d fail-overs", used, r.a.Stats().Failovers)
+	}
+}
+
+// TestUnconfirmed: to an address that is not verified go HEARTBEAT and its ACK, and nothing
+// else (5.4).
+func TestUnconfirmed(t *testing.T) {
+	r := manyHomed(t, Config{}, 2)
+	r.take()
+	check := func(what string, want ...ChunkType) {
+		t.Helper()
+		to := r.to
+		var at1 []ChunkType
+		for k, b := range r.take() {
+			if to[k] == 1 {
+				at1 = append(at1, types(b)...)
+			}
+		}
+		if !slices.Equal(at1, want) {
+			t.Errorf("%s: %v go to an address that is not verified, want %v", what, at1, want)
+		}
+	}
+	r.sendFrom(1, r.a.tag, dataBytes(7, rigTSN, 0, 0, "a"))
+	check("DATA")
+	r.sendFrom(1, r.a.tag, dataBytes(7, rigTSN+1, 10, 0, "no such stream"))
+	check("an invalid stream")
+	r.sendFrom(1, r.a.tag, chunk(ChunkHeartbeat, 0, []byte{0, 1, 0, 8, 1, 2, 3, 4}), dataBytes(7|flagImmediate, rigTSN+2, 0, 0, "b"))
+	check("HEARTBEAT and DATA", ChunkHeartbeatAck)
+	r.send(r.a.tag, chunk(ChunkHeartbeat, 0, []byte{0, 1, 0, 8, 1, 2, 3, 4}), dataBytes(7|flagImmediate, rigTSN+3, 0, 0, "c"))
+	if s := r.take(); len(s) != 1 || !slices.Equal(types(s[0]), []ChunkType{ChunkHeartbeatAck, ChunkSack}) {
+		t.Errorf("sent %v", describe(s))
+	}
+}
+
+// TestHeartbeatsFill: what a peer asks for in HEARTBEATs stays within the path's MTU.
+func TestHeartbeatsFill(t *testing.T) {
+	r := listening(t, Config{})
+	r.a.SetMTU(576)
+	body := make([]byte, 400)
+	for range 3 {
+		h := Header{r.flow.RemotePort, r.flow.LocalPort, r.a.tag}
+		r.a.HandlePacket(r.now, r.flow, 0, append(h.Append(nil), chunk(ChunkHeartbeat, 0, body)...))
+	}
+	r.recv(7, 0, 20, 0, "no such stream")
+	n := 0
+	for _, b := range r.take() {
+		if n++; len(b)+20 > 576 {
+			t.Errorf("a packet of %d octets", len(b)+20)
+		}
+	}
+	if n < 1 {
+		t.Error("no answer")
+	}
+}
+
+// TestUDPPort: what answers a packet goes to the port that it came from, also to an INIT
+// that begins anew (RFC 6951 5.4); one without the tag changes nothing.
+func TestUDPPort(t *testing.T) {
+	r := newRig(t, Config{UDP: true})
+	r.from = 1000
+	r.l = NewListener(&r.cfg, &r.key, 1500)
+	r.cookieEcho(r.init())
+	r.take()
+	r.from = 2000
+	r.send(r.a.tag+1, chunk(ChunkHeartbeat, 0, []byte{0, 1, 0, 8, 1, 2, 3, 4}))
+	if p := r.a.Path(0).UDPPort; p != 1000 {
+		t.Fatalf("port %d after a packet with a wrong tag", p)
+	}
+	r.peerTag = 77
+	r.send(0, r.initChunk(ChunkInit, nil))
+	if len(r.udp) != 1 || r.udp[0] != 2000 || r.a.Path(0).UDPPort != 1000 {
+		t.Fatalf("INIT ACK goes to port %v; the association's is %d", r.udp, r.a.Path(0).UDPPort)
+	}
+	var c Chunk
+	var i Init
+	NextChunk(r.one(ChunkInitAck), HeaderLen, &c)
+	if err := i.Decode(c.Body); err != nil {
+		t.Fatal(err)
+	}
+	r.cookieEcho(i)
+	if len(r.udp) != 1 || r.udp[0] != 2000 || r.a.Path(0).UDPPort != 2000 || r.a.Stats().Restarts != 1 {
+		t.Fatalf("COOKIE ACK goes to port %v; the association's is %d", r.udp, r.a.Path(0).UDPPort)
+	}
+	r.take()
+	r.from = 3000
+	r.send(r.a.tag, dataBytes(7|flagImmediate, r.peerTSN, 0, 0, "a"))
+	if len(r.udp) != 1 || r.udp[0] != 3000 {
+		t.Errorf("SACK goes to port %v", r.udp)
 	}
 }

@@ -10,7 +10,6 @@ import (
 const (
 	rcvTSNs = 4096 // TSNs ahead of the cumulative point that are taken
 	maxDups = 16   // reported in one SACK
-	maxGaps = 64
 )
 
 // kept is a chunk that waits with the owner.
@@ -300,6 +299,9 @@ func (a *Assoc) dataSeen(now clock.Time) {
 	if r.pending >= a.cfg.SackEvery || a.state == ShutdownSent {
 		r.sackNow = true
 	}
+	if a.state == ShutdownSent {
+		a.sendShutdown(now) // 9.2
+	}
 	if !r.sackNow && r.timer == 0 {
 		r.timer = now.Add(max(a.cfg.SackDelay, time.Nanosecond))
 	}
@@ -315,7 +317,7 @@ func (a *Assoc) appendSack(b []byte, room int) []byte {
 	b = be.AppendUint32(b, uint32(w))
 	ngapAt := len(b)
 	b = append(b, 0, 0, 0, 0)
-	most := min(maxGaps, (room-chunkHeader-sackFixed)/4)
+	most := (room - chunkHeader - sackFixed) / 4 // as many as fit (6.2)
 	gaps := 0
 	for t := r.cum + 1; gaps < most && t.LessEq(r.high); {
 		for !r.has(t) {

@@ -104,3 +104,20 @@ func TestSackTimes(t *testing.T) {
 		t.Error("no duplicate reported")
 	}
 }
+
+// TestManyGaps: a SACK reports as many blocks as fit the packet (6.2).
+func TestManyGaps(t *testing.T) {
+	r := listening(t, Config{})
+	r.recv(7, 0, 0, 0, "x")
+	for i := range 500 {
+		r.take()
+		r.recv(7, 2+2*i, 0, 0, "x")
+	}
+	b := r.one(ChunkSack)
+	var c Chunk
+	var s Sack
+	NextChunk(b, HeaderLen, &c)
+	if err := s.Decode(c.Body); err != nil || s.Gaps() != (1500-20-12-16)/4 || len(b)+20 != 1500 {
+		t.Errorf("%d blocks in %d octets, %v", s.Gaps(), len(b), err)
+	}
+}

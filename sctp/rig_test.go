@@ -22,6 +22,9 @@ type rig struct {
 	peerTag uint32
 	peerTSN serial.Num
 	sent    [][]byte // what left since take was called
+	to      []int    // and on which path, but for what a listener answers
+	udp     []uint16 // and to which port
+	from    uint16   // the port that the peer's packets come from
 	data    []Data
 	got     []string
 	kept    map[int]string
@@ -95,7 +98,7 @@ func (r *rig) send(tag uint32, chunks ...[]byte) {
 
 func (r *rig) packet(b []byte) {
 	if r.a == nil {
-		a, reply := r.l.HandlePacket(r.now, r.flow, 0, b)
+		a, reply := r.l.HandlePacket(r.now, r.flow, r.from, b)
 		if reply != nil {
 			r.sent = append(r.sent, reply)
 		}
@@ -103,8 +106,57 @@ func (r *rig) packet(b []byte) {
 			return
 		}
 	}
-	r.a.HandlePacket(r.now, r.flow, 0, b)
+	r.a.HandlePacket(r.now, r.flow, r.from, b)
 	r.drain(b)
+}
+
+// manyHomed makes an association with a peer that has n addresses: 10.0.0.2, of the rig's
+// flow, and 10.0.1.1 and so on.
+func manyHomed(t *testing.T, cfg Config, n int) *rig {
+	r := newRig(t, cfg)
+	r.l = NewListener(&r.cfg, &r.key, 1500)
+	b := r.initChunk(ChunkInit, nil)
+	for i := 1; i < n; i++ {
+		b = appendParam(b, ParamIPv4, []byte{10, 0, 1, byte(i)})
+	}
+	be.PutUint16(b[2:], uint16(len(b)))
+	r.send(0, b)
+	var c Chunk
+	var i Init
+	NextChunk(r.one(ChunkInitAck), HeaderLen, &c)
+	if err := i.Decode(c.Body); err != nil {
+		t.Fatal(err)
+	}
+	r.cookieEcho(i)
+	if got, _ := r.a.Paths(); got != n {
+		t.Fatalf("%d paths, want %d", got, n)
+	}
+	return r
+}
+
+// sendFrom is send from the address of path i.
+func (r *rig) sendFrom(i int, tag uint32, chunks ...[]byte) {
+	flow := r.flow
+	r.flow.Remote = r.a.Path(i).Addr.As16()
+	r.send(tag, chunks...)
+	r.flow = flow
+}
+
+// heartbeats answers those that were sent on the paths that alive names, and returns how
+// many left on each path.
+func (r *rig) heartbeats(alive func(path int) bool) map[int]int {
+	n := map[int]int{}
+	to := r.to
+	for k, b := range r.take() {
+		var c Chunk
+		if _, err := NextChunk(b, HeaderLen, &c); err == nil && c.Type == ChunkHeartbeat {
+			n[to[k]]++
+			if alive(to[k]) {
+				r.sendFrom(to[k], r.a.tag, chunk(ChunkHeartbeatAck, 0, c.Body))
+			}
+		}
+	}
+	return n
 }
 
 func (r *rig) drain(b []byte) {
@@ -130,7 +182,7 @@ func (r *rig) drain(b []byte) {
 			p = append(p, o.Parts[i].Hdr[:]...)
 			p = append(p, make([]byte, o.Parts[i].Len+o.Parts[i].Pad)...)
 		}
-		r.sent = append(r.sent, p)
+		r.sent, r.to, r.udp = append(r.sent, p), append(r.to, o.Path), append(r.udp, o.UDP)
 	}
 	for {
 		e, ok := r.a.PollEvent()
@@ -143,7 +195,7 @@ func (r *rig) drain(b []byte) {
 
 func (r *rig) take() [][]byte {
 	s := r.sent
-	r.sent = nil
+	r.sent, r.to, r.udp = nil, nil, nil
 	return s
 }
 

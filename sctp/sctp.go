@@ -156,8 +156,9 @@ type Out struct {
 	Head       []byte
 	Parts      [MaxParts]Part
 	N          int
-	Len        int // octets of the packet
-	Path       int // index of the path that it goes to
+	Len        int    // octets of the packet
+	Path       int    // index of the path that it goes to
+	UDP        uint16 // the port there, when it is encapsulated
 	Retransmit bool
 	Fragment   bool // larger than the path's MTU: has to leave as IP fragments
 	Probe      bool // a HEARTBEAT for path verification or failure detection

@@ -66,6 +66,7 @@ func (a *Assoc) leave(now clock.Time, p uint32, i int) {
 	it.sends = min(it.sends+1, 255-1)
 	pa.flight += int(it.len)
 	pa.used = true
+	pa.lastData = now
 	a.outstanding += int(it.len)
 	a.peerRwnd -= int(it.len)
 	if pa.t3 == 0 {
@@ -97,10 +98,11 @@ func (a *Assoc) lose(p uint32) {
 // ackItem counts the item at place p as received by the peer.
 func (a *Assoc) ackItem(now clock.Time, p uint32) {
 	it := a.at(p)
+	pa := &a.paths[it.path]
+	pa.heard = true
 	switch it.state {
 	case inFlight:
 		a.land(it)
-		pa := &a.paths[it.path]
 		pa.acked += int(it.len)
 		if pa.timing && pa.timed == a.tsn(p) {
 			pa.timing = false

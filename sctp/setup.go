@@ -54,9 +54,9 @@ func (a *Assoc) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) {
 		return
 	}
 	tag, tsn := a.tag, a.initTSN
-	if a.state > CookieEchoed {
+	if a.state >= CookieEchoed {
 		for _, ad := range i.Addrs[:i.NAddrs] {
-			if a.findPath(ad) < 0 {
+			if a.adds(ad) {
 				h := Header{f.LocalPort, f.RemotePort, i.Tag}
 				b, at := beginChunk(h.Append(nil), ChunkAbort, 0)
 				var p []byte
@@ -69,6 +69,8 @@ func (a *Assoc) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) {
 				return
 			}
 		}
+	}
+	if a.state > CookieEchoed {
 		a.salt++
 		tag, tsn = draw(&a.key, f, now, i.Tag^a.salt<<16)
 	}
@@ -78,6 +80,12 @@ func (a *Assoc) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) {
 	}
 	k.collided = a.state <= CookieEchoed
 	a.rawPacket(initAck(&a.cfg, f, &i, &k, &a.key))
+}
+
+// adds reports whether an address of an INIT would be new to the association. One of the
+// other family never becomes a path, nor does one for which there is no place.
+func (a *Assoc) adds(ad netip.Addr) bool {
+	return ad.Is4() == a.paths[0].addr.Is4() && a.npaths < maxAddrs && a.findPath(ad) < 0
 }
 
 // handleInitAck takes the answer to our INIT (5.1 C).
@@ -94,7 +102,7 @@ func (a *Assoc) handleInitAck(now clock.Time, c *Chunk) {
 	}
 	if why != nil {
 		if abort != nil {
-			a.raw = append(a.raw[:0], abort)
+			a.raw = append(a.raw[:0], rawPacket{abort, a.lastIn, a.lastUDP})
 		}
 		a.end(why)
 		return
@@ -171,6 +179,7 @@ func (a *Assoc) restart(now clock.Time, k *cookie) {
 	a.setTSN(k.tsn)
 	a.replies = a.replies[:0]
 	a.want = 0
+	a.verifyAt = 0
 	a.t1, a.t2, a.t5 = 0, 0, 0
 	a.errors = 0
 	a.closing, a.peerDone = false, false
@@ -180,6 +189,7 @@ func (a *Assoc) restart(now clock.Time, k *cookie) {
 		p.errors, p.active = 0, true
 		a.resetWindow(p)
 	}
+	a.paths[a.lastIn].udp = a.lastUDP
 	a.events &^= 1<<EventUp | 1<<EventShutdown
 	a.up(now)
 	a.events &^= 1 << EventUp

@@ -2,6 +2,7 @@ package sctp
 
 import (
 	"errors"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -214,6 +215,14 @@ func TestStaleCookie(t *testing.T) {
 	if i.Decode(c.Body); i.Preserve != 2000 || r.a.State() != CookieWait {
 		t.Errorf("preserve %d, state %v", i.Preserve, r.a.State())
 	}
+	// A peer whose cookies are always stale is given up.
+	for range 20 {
+		r.send(r.a.tag, r.initChunk(ChunkInitAck, []byte("cookie")))
+		r.send(r.a.tag, chunk(ChunkError, 0, appendParam(nil, ParamType(CauseStaleCookie), []byte{0, 0, 0, 1})))
+	}
+	if n := len(r.take()); r.a.State() != Closed || r.a.Err() != ErrTimeout || n > 20 {
+		t.Errorf("%v %v after %d packets", r.a.State(), r.a.Err(), n)
+	}
 }
 
 // TestTags is RFC 9260 8.5: packets with a wrong verification tag are not there.
@@ -338,6 +347,64 @@ func TestDuplicateInit(t *testing.T) {
 		be.PutUint16(b[2:], uint16(len(b)))
 		r.send(0, b)
 		if c, info := cause(r.one(ChunkAbort)); c != CauseRestartAddresses || len(info) != 8 || r.a.State() != Established {
+			t.Errorf("cause %v %x, %v", c, info, r.a.State())
+		}
+	})
+	with := func(r *rig, addrs ...string) []byte {
+		b := r.initChunk(ChunkInit, nil)
+		for _, s := range addrs {
+			ad := netip.MustParseAddr(s)
+			typ := ParamIPv4
+			if ad.Is6() {
+				typ = ParamIPv6
+			}
+			b = appendParam(b, typ, ad.AsSlice())
+		}
+		be.PutUint16(b[2:], uint16(len(b)))
+		return b
+	}
+	t.Run("restart of a peer with addresses of both families", func(t *testing.T) {
+		r := newRig(t, Config{})
+		r.l = NewListener(&r.cfg, &r.key, 1500)
+		for range 2 {
+			r.peerTag++
+			r.send(0, with(r, "10.0.0.2", "fd00::2", "10.0.0.3"))
+			var c Chunk
+			var i Init
+			NextChunk(r.one(ChunkInitAck), HeaderLen, &c)
+			i.Decode(c.Body)
+			r.cookieEcho(i)
+			r.take()
+		}
+		if r.a == nil || r.a.Stats().Restarts != 1 {
+			t.Error("not restarted")
+		}
+	})
+	t.Run("restart of a peer with many addresses", func(t *testing.T) {
+		r := newRig(t, Config{})
+		r.l = NewListener(&r.cfg, &r.key, 1500)
+		var list []string
+		for i := range 12 {
+			list = append(list, netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 1)}).String())
+		}
+		for range 2 {
+			r.peerTag++
+			r.send(0, with(r, list...))
+			var c Chunk
+			var i Init
+			NextChunk(r.one(ChunkInitAck), HeaderLen, &c)
+			i.Decode(c.Body)
+			r.cookieEcho(i)
+			r.take()
+		}
+		if r.a == nil || r.a.Stats().Restarts != 1 {
+			t.Error("not restarted")
+		}
+	})
+	t.Run("new addresses in COOKIE-ECHOED", func(t *testing.T) {
+		r := dialing(t, Config{}, CookieEchoed)
+		r.send(0, with(r, "10.9.9.9"))
+		if c, info := cause(r.one(ChunkAbort)); c != CauseRestartAddresses || len(info) != 8 || r.a.State() != CookieEchoed {
 			t.Errorf("cause %v %x, %v", c, info, r.a.State())
 		}
 	})

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
 // TestShutdown walks the ways to an orderly end.
@@ -115,4 +117,90 @@ func TestShutdown(t *testing.T) {
 			t.Error("not released")
 		}
 	})
+}
+
+func shutdown(cum serial.Num) []byte {
+	return chunk(ChunkShutdown, 0, be.AppendUint32(nil, uint32(cum)))
+}
+
+// TestShutdownAcknowledges: a peer that shuts down may acknowledge by SHUTDOWN alone what we
+// still have to send.
+func TestShutdownAcknowledges(t *testing.T) {
+	t.Run("flow", func(t *testing.T) {
+		r := listening(t, Config{})
+		m := r.a.MaxMessage()
+		r.a.peerRwnd = 20 * m
+		for range 60 {
+			r.a.Push(&Message{Buf: 1, Len: m})
+		}
+		r.drain(nil)
+		base, turns := r.a.cumAck, 0
+		for sent := len(tsns(r.take(), base)); r.a.Unacked() > 0; turns++ {
+			r.send(r.a.tag, shutdown(base.Add(sent)))
+			sent += len(tsns(r.take(), base))
+		}
+		if turns > 25 {
+			t.Errorf("60 messages took %d round trips", turns)
+		}
+		if r.a.State() != ShutdownAckSent {
+			t.Error(r.a.State())
+		}
+	})
+	t.Run("a bad wire", func(t *testing.T) {
+		r := listening(t, Config{})
+		r.a.peerRwnd = 1 << 20
+		for range 300 {
+			r.a.Push(&Message{Buf: 1, Len: 1000})
+		}
+		r.drain(nil)
+		base, sent := r.a.cumAck, 0
+		look := func() {
+			for _, n := range tsns(r.take(), base) {
+				sent = max(sent, n)
+			}
+		}
+		look()
+		r.send(r.a.tag, shutdown(base))
+		for range 20 { // of each two flights the first is lost
+			r.wait(time.Second)
+			look()
+			r.send(r.a.tag, shutdown(base.Add(sent)))
+			look()
+			r.send(r.a.tag, shutdown(base.Add(sent)))
+			look()
+		}
+		if r.a.State() != ShutdownReceived || r.a.Stats().Timeouts < 15 {
+			t.Errorf("%v: %v, %d time-outs", r.a.State(), r.a.Err(), r.a.Stats().Timeouts)
+		}
+	})
+}
+
+// TestShutdownSent: data that come are answered by a SHUTDOWN each time, and put off T2;
+// nothing asks whether the peer lives (9.2, 8.3).
+func TestShutdownSent(t *testing.T) {
+	r := listening(t, Config{Heartbeat: 100 * time.Millisecond})
+	r.a.Close(r.now)
+	r.drain(nil)
+	r.one(ChunkShutdown)
+	for i := range 100 {
+		r.wait(900 * time.Millisecond)
+		r.none()
+		r.recv(7, i, 0, 0, "more")
+		b := r.one(ChunkSack)
+		var c Chunk
+		next, _ := NextChunk(b, HeaderLen, &c)
+		if NextChunk(b, next, &c); c.Type != ChunkShutdown || serial.Num(be.Uint32(c.Body)) != rigTSN.Add(i) {
+			t.Fatalf("answered by %v, %x", types(b), c.Body)
+		}
+	}
+	r.wait(20 * time.Second)
+	for _, b := range r.take() {
+		if types(b)[0] != ChunkShutdown {
+			t.Errorf("sent %v", types(b))
+		}
+	}
+	r.recv(7, 100, 0, 0, "more")
+	if r.a.TimeoutsInARow() != 0 {
+		t.Errorf("%d time-outs in a row after a packet of the peer's", r.a.TimeoutsInARow())
+	}
 }

@@ -258,7 +258,19 @@ func (s *sim) app(h *simHost) {
 }
 
 func (s *sim) invariants(h *simHost) {
-	a := h.a
+	checkAccounts(s.t, h.a)
+	n := 0
+	for _, k := range h.a.rcv.kept {
+		n += k.n
+	}
+	if n != h.a.rcv.keptLen || len(h.kept) != len(h.a.rcv.kept) {
+		s.t.Fatalf("host %d: kept %d/%d chunks %d/%d", h.id, n, h.a.rcv.keptLen, len(h.kept), len(h.a.rcv.kept))
+	}
+}
+
+// checkAccounts compares the sums that an association keeps with what they are of.
+func checkAccounts(t testing.TB, a *Assoc) {
+	t.Helper()
 	flight, lostN, ackedN, queued := 0, 0, 0, 0
 	for p := a.first; p != a.last; p++ {
 		it := a.at(p)
@@ -278,19 +290,15 @@ func (s *sim) invariants(h *simHost) {
 		p := &a.paths[i]
 		sum += p.flight
 		if p.flight > 0 && p.t3 == 0 {
-			s.t.Fatalf("host %d: data in flight and no timer", h.id)
+			t.Fatal("data in flight and no timer")
 		}
 	}
 	if flight != a.outstanding || flight != sum || lostN != a.lostCount || ackedN != a.gapAcked || queued != a.queued {
-		s.t.Fatalf("host %d: accounts are wrong: flight %d/%d/%d lost %d/%d acked %d/%d queued %d/%d", h.id,
+		t.Fatalf("accounts are wrong: flight %d/%d/%d lost %d/%d acked %d/%d queued %d/%d",
 			flight, a.outstanding, sum, lostN, a.lostCount, ackedN, a.gapAcked, queued, a.queued)
 	}
-	n := 0
-	for _, k := range a.rcv.kept {
-		n += k.n
-	}
-	if n != a.rcv.keptLen || len(h.kept) != len(a.rcv.kept) {
-		s.t.Fatalf("host %d: kept %d/%d chunks %d/%d", h.id, n, a.rcv.keptLen, len(h.kept), len(a.rcv.kept))
+	if queued > 0 && flight+lostN == 0 && (a.State() == Established || a.State() == ShutdownPending || a.State() == ShutdownReceived) && a.Deadline() == 0 {
+		t.Fatal("messages wait, and nothing is to happen")
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 // Deadline returns when HandleTimeout is due, 0 for never.
 func (a *Assoc) Deadline() clock.Time {
 	d := clock.Earliest(a.t1, clock.Earliest(a.t2, a.t5))
-	d = clock.Earliest(d, a.rcv.timer)
+	d = clock.Earliest(d, clock.Earliest(a.rcv.timer, a.persist))
 	for i := range a.paths[:a.npaths] {
 		d = clock.Earliest(d, clock.Earliest(a.paths[i].t3, a.paths[i].hb))
 	}
@@ -33,13 +33,16 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 		a.t2 = 0
 		p := &a.paths[a.primary]
 		a.backOff(p)
-		if !a.failed(now, a.primary) {
+		if !a.failed(now, a.primary, true) {
 			a.sendShutdown(now)
 		}
 	}
 	if r := &a.rcv; r.timer.Due(now) {
 		r.timer = 0
 		r.sackNow = true
+	}
+	if a.persist.Due(now) {
+		a.persist, a.probe = 0, true
 	}
 	for i := range a.paths[:a.npaths] {
 		if a.state != Closed && a.paths[i].t3.Due(now) {
@@ -117,38 +120,6 @@ func (a *Assoc) handleShutdown(now clock.Time, c *Chunk) {
 	}
 }
 
-// shutdownAcks takes the cumulative TSN of a SHUTDOWN as that of a SACK without
-// gaps; what gap reports named stays acknowledged.
-func (a *Assoc) shutdownAcks(now clock.Time, cum serial.Num) {
-	n := cum.Sub(a.cumAck)
-	if n > int(a.next-a.first) {
-		a.abort(CauseProtocol, nil, ErrProtocol)
-		return
-	}
-	for i := range a.paths[:a.npaths] {
-		a.paths[i].acked = 0
-	}
-	for range max(n, 0) {
-		it := a.at(a.first)
-		if it.state == acked {
-			a.gapAcked--
-		} else {
-			a.ackItem(now, a.first)
-		}
-		if it.buf != NoBuf {
-			a.released = append(a.released, it.buf)
-		}
-		a.first++
-		a.cumAck++
-	}
-	for i := range a.paths[:a.npaths] {
-		if p := &a.paths[i]; p.flight == 0 {
-			p.t3 = 0
-		}
-	}
-	a.tryShutdown(now)
-}
-
 // armHeartbeat is RFC 9260 8.3.
 func (a *Assoc) armHeartbeat(now clock.Time, i int) {
 	p := &a.paths[i]
@@ -167,19 +138,32 @@ func (a *Assoc) armHeartbeat(now clock.Time, i int) {
 // heartbeatDue sends a HEARTBEAT on an idle path, or counts one without an answer.
 func (a *Assoc) heartbeatDue(now clock.Time, i int) {
 	p := &a.paths[i]
-	if a.state < Established || a.state == ShutdownAckSent {
+	if a.state < Established || a.state == ShutdownSent || a.state == ShutdownAckSent {
 		a.armHeartbeat(now, i)
 		return
 	}
 	if p.hbOut {
 		a.backOff(p)
-		if a.failed(now, i) {
+		if a.failed(now, i, i == a.primary) {
 			return
 		}
 		p.hbOut = false
+		if !p.active { // from here on at the usual rate (5.4), of which an RTO has passed
+			if a.armHeartbeat(now, i); p.hb != 0 {
+				p.hb = max(now.Add(time.Millisecond), p.hb.Add(-p.rto))
+			}
+			return
+		}
 	} else if p.used && p.confirmed {
 		a.armHeartbeat(now, i)
 		return
+	}
+	if !p.confirmed { // HB.Max.Burst of 1 in an RTO (5.4)
+		if now < a.verifyAt {
+			p.hb = a.verifyAt
+			return
+		}
+		a.verifyAt = now.Add(a.paths[a.primary].rto)
 	}
 	p.hbSend, p.hbOut = true, true
 	p.hbAt = now
