@@ -425,10 +425,16 @@ func (w *worker) learnAddrs(as *assoc) {
 		if k.flow.Remote = as.a.Path(i).Addr.As16(); k.flow == as.flow || w.sctp.also[k] != nil {
 			continue
 		}
-		w.sctp.also[k] = as
-		as.also = append(as.also, k)
-		if w.e.dir != nil {
-			w.e.dir.put(k, w)
+		// ICMP errors show packets as we sent them.
+		for _, k := range [...]flowKey{k, {flow: k.flow.Reverse(), sctp: true, tag: as.a.PeerTag()}} {
+			if w.sctp.also[k] != nil {
+				continue
+			}
+			w.sctp.also[k] = as
+			as.also = append(as.also, k)
+			if w.e.dir != nil {
+				w.e.dir.put(k, w)
+			}
 		}
 	}
 }
@@ -457,9 +463,14 @@ func alsoKey(f pkt.Flow, b []byte) flowKey {
 	return flowKey{flow: f, sctp: true, tag: binary.BigEndian.Uint32(b[4:])}
 }
 
-// strayAddr is stray for packet b of an association whose peer has a further address.
-func (w *worker) strayAddr(flow pkt.Flow, b []byte, f *link.Frame) bool {
-	k := alsoKey(flow, b)
+// alsoICMP is alsoKey for an ICMP error.
+func alsoICMP(e *pkt.ICMPError) flowKey {
+	return flowKey{flow: e.Flow.Reverse(), sctp: true, tag: e.Seq}
+}
+
+// strayAddr is stray for what belongs to k, of an association whose peer has a further
+// address.
+func (w *worker) strayAddr(k flowKey, f *link.Frame) bool {
 	if w.e.dir == nil || k.tag == 0 {
 		return false
 	}
@@ -522,16 +533,18 @@ const strangerWindow = 64 << 10
 
 // holds counts what is held for as, and ends associations when it is too much for all.
 func (w *worker) holds(as *assoc) {
-	n := 0
-	if as.a.State() != sctp.Closed && !as.over {
-		n = as.a.Kept()
-		if as.mux != nil {
-			n += as.mux.Held()
+	w.weigh(as)
+	for trimmed := false; w.sctp.memory > w.e.cfg.SCTP.Memory; {
+		if !trimmed {
+			trimmed = true
+			for _, o := range w.sctp.assocs {
+				if o.mux != nil {
+					o.mux.Trim()
+					w.weigh(o)
+				}
+			}
+			continue
 		}
-	}
-	w.sctp.memory += n - as.memory
-	as.memory = n
-	for w.sctp.memory > w.e.cfg.SCTP.Memory {
 		var most *assoc
 		for _, o := range w.sctp.assocs {
 			if o.memory > 0 && (most == nil || most.admitted && !o.admitted || most.admitted == o.admitted && most.memory < o.memory) {
@@ -547,6 +560,19 @@ func (w *worker) holds(as *assoc) {
 		most.memory = 0
 		w.mark(&most.carrier)
 	}
+}
+
+// weigh counts what is held for as.
+func (w *worker) weigh(as *assoc) {
+	n := 0
+	if as.a.State() != sctp.Closed && !as.over {
+		n = as.a.Kept()
+		if as.mux != nil {
+			n += as.mux.Memory()
+		}
+	}
+	w.sctp.memory += n - as.memory
+	as.memory = n
 }
 
 func (w *worker) refuseAttach(id ConnID, a Attachment) {
@@ -861,11 +887,5 @@ func (w *worker) retire(as *assoc) {
 	if known {
 		w.unclaim(as.flow, true) // from here on another worker may have one of this flow, with an EventJoined
 	}
-	for {
-		b, ok := as.a.PollReleased()
-		if !ok {
-			break
-		}
-		w.disown(&as.carrier, link.Slot(b))
-	}
+	w.dropReleased(as)
 }

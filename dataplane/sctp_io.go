@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"slices"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
@@ -56,7 +57,7 @@ func (w *worker) sctpFrame(f *link.Frame) {
 		as = w.assocFrom(flow, b)
 	}
 	if as == nil || as.a.State() == sctp.Closed {
-		if as == nil && (w.adoptSCTP(flow, udp, b) || w.stray(flow, true, f) || w.strayAddr(flow, b, f)) {
+		if as == nil && (w.adoptSCTP(flow, udp, b) || w.stray(flow, true, f) || w.strayAddr(alsoKey(flow, b), f)) {
 			return
 		}
 		if as = w.sctpUnowned(flow, udp, b); as == nil {
@@ -102,11 +103,16 @@ func (w *worker) sctpICMP(f *link.Frame) {
 		}
 	}
 	as := w.assocOf(e.Flow)
+	if as == nil && w.sctp != nil {
+		as = w.sctp.also[alsoICMP(e)]
+	}
 	if as == nil {
-		w.stray(e.Flow, true, f)
+		if !w.stray(e.Flow, true, f) {
+			w.strayAddr(alsoICMP(e), f)
+		}
 		return
 	}
-	if _, i := as.a.Paths(); as.a.Path(i).UDPPort != udp {
+	if i, ok := as.a.FindPath(netip.AddrFrom16(e.Flow.Remote).Unmap()); !ok || as.a.Path(i).UDPPort != udp {
 		return
 	}
 	w.stats.RxICMP++
@@ -381,10 +387,18 @@ func (w *worker) sctpRestarted(as *assoc) {
 	for _, c := range slices.Clone(as.round) {
 		w.endSession(c, errSession)
 	}
+	w.dropReleased(as) // what they had under way is nothing to the sessions to come
 	as.enhanced = false
 	w.forgetAddrs(as)
 	w.learnAddrs(as)
 	as.mux.Reset(min(out, in))
+}
+
+// dropReleased takes back the slots of messages that nobody waits for any more.
+func (w *worker) dropReleased(as *assoc) {
+	for b, ok := as.a.PollReleased(); ok; b, ok = as.a.PollReleased() {
+		w.disown(&as.carrier, link.Slot(b))
+	}
 }
 
 // sessionEvents acts on what the sessions report.
@@ -612,7 +626,7 @@ func (w *worker) transmitSCTP(as *assoc) {
 			b := w.link.Bytes(s)
 			copy(b[at:], o.Head)
 			copy(b[headroom-16:], q.Hdr[:])
-			w.postSCTP(&t, p.UDPPort, s, at, o.Len)
+			w.postSCTP(&t, o.UDP, s, at, o.Len)
 			return
 		}
 	}
@@ -632,12 +646,12 @@ func (w *worker) transmitSCTP(as *assoc) {
 	w.slots[s].owned = false
 	if o.Fragment {
 		w.tapFlow(&t, s, at)
-		at, n = w.finishSCTP(&t, p.UDPPort, s, at, n)
+		at, n = w.finishSCTP(&t, o.UDP, s, at, n)
 		w.fragments(&t, p.MTU, w.link.Bytes(s)[at:at+n])
 		w.link.Free(s)
 		return
 	}
-	w.postSCTP(&t, p.UDPPort, s, at, n)
+	w.postSCTP(&t, o.UDP, s, at, n)
 }
 
 // fragments posts a packet as IP fragments: a message that was under way when the

@@ -21,16 +21,15 @@ import (
 type rawPeer struct {
 	*sim
 	local, remote netip.AddrPort
+	tag           uint32 // its own
 	peerTag, tsn  uint32
 	got           [][]byte // SCTP packets that came, and to whom
 	to            []netip.Addr
 }
 
-const rawTag = 0x11223344
-
 func newRawPeer(t testing.TB, params ...[]byte) *rawPeer {
 	t.Helper()
-	p := &rawPeer{sim: newSim(t, link.PipeConfig{}), local: netip.AddrPortFrom(addrA, 40000), remote: netip.AddrPortFrom(addrB, 7174), tsn: 1000}
+	p := &rawPeer{sim: newSim(t, link.PipeConfig{}), local: netip.AddrPortFrom(addrA, 40000), remote: netip.AddrPortFrom(addrB, 7174), tag: 0x11223344, tsn: 1000}
 	p.listenSCTP()
 	if !p.connect(params...) {
 		t.Fatalf("no association, but %x", p.got)
@@ -58,21 +57,36 @@ func (p *rawPeer) data(flags byte, stream, ssn uint16, ppid uint32, body ...byte
 // connect sets up an association, with these parameters in the INIT. It reports whether
 // host 1 lets it.
 func (p *rawPeer) connect(params ...[]byte) bool {
-	init := []byte{0x11, 0x22, 0x33, 0x44, 0, 1, 0, 0, 0, 64, 0, 64}
+	p.peerTag = 0
+	p.send(p.local.Addr(), p.init(params...))
+	cookie, ok := p.initAck()
+	if !ok {
+		return false
+	}
+	p.send(p.local.Addr(), chunk(sctp.ChunkCookieEcho, 0, cookie...))
+	return p.assoc() != nil
+}
+
+// init makes an INIT with these parameters.
+func (p *rawPeer) init(params ...[]byte) []byte {
+	init := binary.BigEndian.AppendUint32(nil, p.tag)
+	init = append(init, 0, 1, 0, 0, 0, 64, 0, 64)
 	init = binary.BigEndian.AppendUint32(init, p.tsn)
 	init = append(init, 0xc0, 6, 0, 8, 0, 0, 0, 1) // the indication
-	p.peerTag = 0
-	p.send(p.local.Addr(), chunk(sctp.ChunkInit, 0, append(init, slices.Concat(params...)...)...))
+	return chunk(sctp.ChunkInit, 0, append(init, slices.Concat(params...)...)...)
+}
+
+// initAck reads the INIT ACK that came last: its cookie, and the tag.
+func (p *rawPeer) initAck() (cookie []byte, ok bool) {
 	var h sctp.Header
 	var c sctp.Chunk
 	var ack sctp.Init
 	b := p.got[len(p.got)-1]
-	if _, err := sctp.NextChunk(b, sctp.HeaderLen, &c); err != nil || c.Type != sctp.ChunkInitAck || h.Decode(b) != nil || h.Tag != rawTag || ack.Decode(c.Body) != nil {
-		return false
+	if _, err := sctp.NextChunk(b, sctp.HeaderLen, &c); err != nil || c.Type != sctp.ChunkInitAck || h.Decode(b) != nil || h.Tag != p.tag || ack.Decode(c.Body) != nil {
+		return nil, false
 	}
 	p.peerTag = ack.Tag
-	p.send(p.local.Addr(), chunk(sctp.ChunkCookieEcho, 0, ack.Cookie...))
-	return p.assoc() != nil
+	return ack.Cookie, true
 }
 
 func (p *rawPeer) assoc() *assoc {
@@ -180,6 +194,47 @@ func TestSCTPFurtherAddress(t *testing.T) {
 	p.turn()
 	if w := p.hosts[1].w; len(w.sctp.assocs)+len(w.sctp.also)+len(w.conns) != 0 {
 		t.Errorf("left: %d associations, %d addresses, %d sessions", len(w.sctp.assocs), len(w.sctp.also), len(w.conns))
+	}
+}
+
+// TestSCTPFurtherAddressICMP: what an ICMP error says of the way to a further address.
+func TestSCTPFurtherAddressICMP(t *testing.T) {
+	p := newRawPeer(t, []byte{0, 5, 0, 8, 10, 0, 0, 7})
+	w, a := p.hosts[1].w, p.assoc().a
+	mtu := a.Path(1).MTU
+	for _, tc := range []struct {
+		to   string
+		tag  uint32
+		want int
+	}{{"10.0.0.7", p.tag + 1, mtu}, {"10.0.0.8", p.tag, mtu}, {"10.0.0.7", p.tag, 1000}} {
+		w.in.icmp = pkt.ICMPError{Flow: pkt.NewFlow(p.remote, netip.AddrPortFrom(netip.MustParseAddr(tc.to), p.local.Port())),
+			Proto: pkt.ProtoSCTP, Kind: pkt.TooBig, MTU: 1000, Seq: tc.tag}
+		w.sctpICMP(&link.Frame{})
+		if got := a.Path(1).MTU; got != tc.want || a.Path(0).MTU != mtu {
+			t.Errorf("to %s, tag %#x: the path's MTU is %d, want %d; the first one's %d", tc.to, tc.tag, got, tc.want, a.Path(0).MTU)
+		}
+	}
+}
+
+// TestSCTPRestartForgets: what was under way before the peer began anew is not taken for
+// messages of the sessions that follow.
+func TestSCTPRestartForgets(t *testing.T) {
+	p := newRawPeer(t)
+	p.admit(t) // the Accept is not acknowledged
+	old := p.assoc()
+	p.tag, p.peerTag, p.tsn = 77, 0, 5000
+	p.send(p.local.Addr(), p.init())
+	cookie, ok := p.initAck()
+	if !ok {
+		t.Fatal("no INIT ACK")
+	}
+	p.got = nil
+	p.send(p.local.Addr(), chunk(sctp.ChunkCookieEcho, 0, cookie...), p.data(7, 0, 0, 17, 0, 0, 0, 2)) // an Accept of nothing
+	if p.assoc() != old || len(p.chunks(sctp.ChunkData)) != 1 || old.a.Unacked() != 1 {
+		t.Fatalf("%d messages after the restart, %d not acknowledged", len(p.chunks(sctp.ChunkData)), old.a.Unacked())
+	}
+	if old.mux.Free(0) {
+		t.Error("the stream is free while its Terminate is under way")
 	}
 }
 
@@ -306,7 +361,7 @@ func TestSCTPMemory(t *testing.T) {
 	}
 	sum := 0
 	for _, as := range w.sctp.assocs {
-		sum += as.a.Kept() + as.mux.Held()
+		sum += as.a.Kept() + as.mux.Memory()
 	}
 	if w.stats.AssocsNoMemory == 0 || sum != w.sctp.memory || p.assoc() == nil || p.assoc().a.Kept() != 101*1400 {
 		t.Errorf("%d associations ended; %d octets, counted %d", w.stats.AssocsNoMemory, sum, w.sctp.memory)
@@ -315,6 +370,57 @@ func TestSCTPMemory(t *testing.T) {
 	p.piece(4, 1400)
 	if p.turn(); w.sctp.memory > 100<<10 || p.assoc() != nil {
 		t.Errorf("%d octets with less room", w.sctp.memory)
+	}
+}
+
+// segment sends a DDP segment of a session, which has no meaning, with a DDP-SSN.
+func (p *rawPeer) segment(stream, ssn uint16) {
+	p.send(p.local.Addr(), p.data(7, stream, 0, 16, byte(ssn>>8), byte(ssn), 0, 0, 0, 0))
+}
+
+// TestSCTPMemoryOfPlaces: the places that a stream keeps for segments ahead of their turn are
+// part of the account, and are let go, when they are empty, before an association is ended.
+func TestSCTPMemoryOfPlaces(t *testing.T) {
+	p := newRawPeer(t)
+	w := p.hosts[1].w
+	w.e.cfg.SCTP.Memory = 100 << 10
+	p.send(p.local.Addr(), p.data(7, 0, 0, 17, 0, 0, 0, 1))
+	ev, ok := p.hosts[1].take(EventRequest)
+	if !ok {
+		t.Fatal("no request")
+	}
+	// Accepted, but without a queue pair: segments wait.
+	c := w.conns[ev.Conn]
+	if err := c.as.mux.Accept(c.sid, session.Setup{}); err != nil {
+		t.Fatal(err)
+	}
+	c.as.admitted = true
+	p.segment(0, 900)
+	if m := p.assoc().mux; m.Held() > 100 || m.Memory() < 900*24 || w.sctp.memory != m.Memory() {
+		t.Errorf("%d octets are held, %d with their places; counted %d", m.Held(), m.Memory(), w.sctp.memory)
+	}
+	// Strangers, each with a place or two on many streams.
+	for port := range uint16(40) {
+		other := *p
+		other.local = netip.AddrPortFrom(p.local.Addr(), 41000+port)
+		if !other.connect() {
+			t.Fatal("no association")
+		}
+		for stream := range uint16(64) {
+			other.send(p.local.Addr(), other.data(7, stream, 0, 17, 0, 0, 0, 1))
+			other.send(p.local.Addr(), other.data(7, stream, 0, 17, 0, 60, 0, 4))
+		}
+		if w.sctp.memory > 100<<10 {
+			t.Fatalf("%d octets after %d strangers", w.sctp.memory, port+1)
+		}
+	}
+	if w.stats.AssocsNoMemory == 0 || p.assoc() == nil {
+		t.Errorf("%d associations ended; that with a session: %v", w.stats.AssocsNoMemory, p.assoc())
+	}
+	n := w.stats.AssocsNoMemory
+	p.segment(0, 4000) // a ring of more than there may be
+	if p.turn(); p.assoc() != nil || w.stats.AssocsNoMemory == n {
+		t.Errorf("%d octets, and nobody was ended", w.sctp.memory)
 	}
 }
 

@@ -62,6 +62,7 @@ type Mux struct {
 	control []Control
 	pending int
 	held    int // octets
+	kept    int // octets of the streams' rings and bits, in use or not
 	pool    [][]byte
 	pooled  int // octets
 	stats   Stats
@@ -97,6 +98,9 @@ type ahead struct {
 	b    []byte // aheadHeld: the message, SSN included
 }
 
+// aheadSize is what an ahead takes, in octets.
+const aheadSize = 32
+
 // stream is a DDP stream.
 type stream struct {
 	id    uint16
@@ -131,6 +135,32 @@ func (m *Mux) Stats() Stats { return m.stats }
 // Held returns how many octets wait for their turn: they lessen the window of the
 // association.
 func (m *Mux) Held() int { return m.held }
+
+// Memory returns how many octets a peer has us keep by what it sends: what is held, buffers
+// for more of that, and places for messages that come ahead of their turn.
+func (m *Mux) Memory() int { return m.held + m.pooled + m.kept }
+
+// Trim lets go what Memory counts and nothing is in.
+func (m *Mux) Trim() {
+	m.pool, m.pooled = nil, 0
+	for _, s := range m.streams {
+		if s != nil && s.nahead == 0 {
+			m.keepRing(s, nil)
+			m.keepSeen(s, nil)
+		}
+	}
+}
+
+// keepRing and keepSeen give a stream another ring, and other bits.
+func (m *Mux) keepRing(s *stream, r []ahead) {
+	m.kept += (len(r) - len(s.ring)) * aheadSize
+	s.ring = r
+}
+
+func (m *Mux) keepSeen(s *stream, b []uint64) {
+	m.kept += 8 * (len(b) - len(s.seen))
+	s.seen = b
+}
 
 // Streams returns how many DDP streams there are.
 func (m *Mux) Streams() int { return len(m.streams) }
@@ -169,6 +199,7 @@ func (m *Mux) stream(id uint16) *stream {
 // begin makes s ready for a session.
 func (m *Mux) begin(s *stream) {
 	m.drop(s)
+	m.keepSeen(s, nil)
 	*s = stream{id: s.id, ring: s.ring, unacked: s.unacked, ctlUnacked: s.ctlUnacked}
 	s.ssn = m.cfg.Profile.firstSSN()
 	s.next = s.ssn
@@ -454,7 +485,7 @@ func (m *Mux) over(s *stream) {
 		s.nahead += bits.OnesCount64(w)
 	}
 	if len(s.ring) > maxIdleRing {
-		s.ring = nil
+		m.keepRing(s, nil)
 	}
 	m.pass(s)
 }
@@ -465,7 +496,7 @@ const maxIdleRing = 1024
 // note notes, in seen, that the message d places ahead came.
 func (m *Mux) note(s *stream, d int) {
 	if s.seen == nil {
-		s.seen = make([]uint64, m.seenWords)
+		m.keepSeen(s, make([]uint64, m.seenWords))
 	}
 	i := int(s.next+uint16(d)) & (64*len(s.seen) - 1)
 	s.seen[i/64] |= 1 << (i % 64)
@@ -561,7 +592,7 @@ func (m *Mux) Reset(n int) {
 			m.drop(s)
 		}
 	}
-	m.pending = 0
+	m.pending, m.kept = 0, 0
 	m.control = m.control[:0]
 	m.streams = make([]*stream, n)
 }

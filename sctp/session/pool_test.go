@@ -2,6 +2,7 @@ package session
 
 import (
 	"testing"
+	"unsafe"
 
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
@@ -50,6 +51,60 @@ func TestPoolMemory(t *testing.T) {
 		msg(next, 1)
 		next += n + 1
 	}
+}
+
+// TestMemory: Memory counts what there is, and Trim lets go what is of no use.
+func TestMemory(t *testing.T) {
+	if aheadSize != unsafe.Sizeof(ahead{}) {
+		t.Fatalf("a place takes %d octets", unsafe.Sizeof(ahead{}))
+	}
+	m := New(Config{}, 4)
+	check := func(when string, least, most int) {
+		t.Helper()
+		n := m.Held() + m.pooled
+		for _, s := range m.streams {
+			if s != nil {
+				n += aheadSize*len(s.ring) + 8*len(s.seen)
+			}
+		}
+		if got := m.Memory(); got != n || got < least || got > most {
+			t.Errorf("%s: Memory is %d, there are %d octets; want %d to %d", when, got, n, least, most)
+		}
+	}
+	msg := func(id uint16, ssn int, ppid uint32, b ...byte) {
+		m.HandleMessage(id, ppid, true, append(be.AppendUint16(nil, uint16(ssn)), b...))
+	}
+	check("new", 0, 0)
+	for id := range uint16(4) {
+		msg(id, 0, ppidControl, 0, 1)
+		if err := m.Accept(id, Setup{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Attach(id, nullSink{}); err != nil {
+			t.Fatal(err)
+		}
+		check("accepted", 0, aheadSize*2048*int(id)+20)
+		msg(id, 2000, ppidSegment, 1, 2, 3)
+		check("ahead", aheadSize*2048, aheadSize*2048*int(id+1)+20)
+	}
+	m.Trim()
+	check("trimmed in use", aheadSize*4*2048, 1<<20)
+	for i := range 1999 {
+		msg(0, i+1, ppidSegment, 1)
+	}
+	m.Trim()
+	check("one in order", aheadSize*3*2048, aheadSize*3*2048+15)
+	msg(1, 1, 99, 0) // a violation: what is held is of no use, but that it came
+	check("one ended", aheadSize*2*2048, aheadSize*2*2048+8*64*2+20)
+	for m.PollControl(new(Control)) {
+	}
+	m.Acked(1, true)
+	m.Acked(1, true)
+	msg(1, 0, ppidControl, 0, 1) // it begins anew
+	check("begun anew", aheadSize*2*2048, aheadSize*2*2048+20)
+	m.Reset(4)
+	m.Trim()
+	check("reset", 0, 0)
 }
 
 // nullSink takes segments in order alone.

@@ -96,7 +96,7 @@ func (m *Mux) widen(s *stream) {
 		ssn := s.next + uint16(i)
 		r[int(ssn)&(len(r)-1)] = s.ring[int(ssn)&(len(s.ring)-1)]
 	}
-	s.ring = r
+	m.keepRing(s, r)
 }
 
 // ready reports whether the next message, of this PPID, can be judged now: DDP
