@@ -85,7 +85,9 @@ const maxDepth = 1024
 // parent opens the parent of a directory. ESTALE: the directory was moved away
 // from the export, where nothing is shown of what lies above.
 func (s *Server) parent(dir int) (fd int, err error) {
-	if fd, err = unix.Openat(dir, "..", unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
+	if fd, err = unix.Openat(dir, "..", unix.O_PATH|unix.O_CLOEXEC, 0); err == unix.ENOENT { // not beneath the root of its mount
+		return -1, unix.ESTALE
+	} else if err != nil {
 		return -1, err
 	}
 	up, err := unix.Dup(fd)

@@ -30,7 +30,8 @@ const (
 // tree is a directory and what lies beneath it, on its file system.
 type tree struct {
 	path string
-	root int // O_RDONLY
+	root int   // O_RDONLY
+	held []int // more descriptors that are open as long as the tree is
 	dev  uint64
 	ino  uint64
 	key  [32]byte
@@ -48,11 +49,12 @@ func openTree(path string) (*tree, error) {
 		return nil, fmt.Errorf("nfs: export %s: %w", path, err)
 	}
 	t := &tree{path: path, root: fd}
+	t.alone()
 	var st unix.Stat_t
 	if err = unix.Fstat(fd, &st); err == nil {
 		t.dev, t.ino = st.Dev, st.Ino
 		t.key, t.kept = treeKey(&st, machineID)
-		t.fh, err = t.handle(fd, "")
+		t.fh, err = t.handle(t.root, "")
 	}
 	if err == nil {
 		var f int
@@ -61,7 +63,7 @@ func openTree(path string) (*tree, error) {
 		}
 	}
 	if err != nil {
-		unix.Close(fd)
+		t.close()
 		if errors.Is(err, unix.EPERM) {
 			return nil, fmt.Errorf("nfs: export %s: file handles need CAP_DAC_READ_SEARCH: %w", path, err)
 		}
@@ -71,6 +73,32 @@ func openTree(path string) (*tree, error) {
 		return nil, fmt.Errorf("nfs: export %s: %w", path, err)
 	}
 	return t, nil
+}
+
+// alone takes a copy of the tree's mount for its root that has none of those beneath
+// it: where another file system is mounted, clients see the directory that it covers,
+// and not one that nobody can enter. Where that is not permitted the tree stays as it
+// is. The first root is kept open: the file system is in use.
+func (t *tree) alone() {
+	c, err := unix.OpenTree(t.root, "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return
+	}
+	r, err := unix.Openat(c, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		unix.Close(c)
+		return
+	}
+	t.held = append(t.held, t.root, c)
+	t.root = r
+}
+
+func (t *tree) close() error {
+	err := unix.Close(t.root)
+	for _, fd := range t.held {
+		err = errors.Join(err, unix.Close(fd))
+	}
+	return err
 }
 
 const machineID = "/etc/machine-id"
@@ -163,11 +191,10 @@ func status(err error) nfsv3.Nfsstat3 {
 		return nfsv3.NFS3ERR_IO
 	case unix.ENXIO:
 		return nfsv3.NFS3ERR_NXIO
-	case unix.EACCES, unix.EXDEV:
-		if e == unix.EXDEV {
-			return nfsv3.NFS3ERR_XDEV
-		}
+	case unix.EACCES, unix.EBUSY: // EBUSY: another file system is mounted there
 		return nfsv3.NFS3ERR_ACCES
+	case unix.EXDEV:
+		return nfsv3.NFS3ERR_XDEV
 	case unix.EEXIST:
 		return nfsv3.NFS3ERR_EXIST
 	case unix.ENODEV:

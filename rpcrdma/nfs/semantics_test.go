@@ -658,6 +658,70 @@ func TestMountBelow(t *testing.T) {
 	}
 }
 
+// TestMountBeneath: where another file system is mounted beneath the export, clients
+// see the directory that it covers, whole, and cannot remove it.
+func TestMountBeneath(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	there := filepath.Join(dir, "there")
+	if err := os.Mkdir(there, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(there, "covered"), []byte("c"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", there, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(there, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := os.WriteFile(filepath.Join(there, "inner"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	l := newLocal(t, nfs.Config{Dir: dir})
+	l.want(nfsv3.NFS3ERR_ACCES, root, pRmdir, name(l.root, "there"))
+	fh := l.lookup("there")
+	l.want(nfsv3.NFS3_OK, root, pLookup, name(fh, "covered"))
+	l.want(nfsv3.NFS3ERR_NOENT, root, pLookup, name(fh, "inner"))
+	l.want(nfsv3.NFS3_OK, alice, pCreate, create(l.root, "file", 0o600))
+	l.want(nfsv3.NFS3_OK, root, pRename, func(w *rpc.Writer) { name(l.root, "file")(w); name(fh, "moved")(w) })
+	up := l.want(nfsv3.NFS3_OK, root, pLookup, name(fh, ".."))
+	if !bytes.Equal(up.Opaque(64), l.root) {
+		t.Error("its parent is another")
+	}
+	r := l.want(nfsv3.NFS3_OK, root, pReaddirplus, func(w *rpc.Writer) { w.Opaque(l.root); w.U64(0); w.U64(0); w.U32(4096, 4096) })
+	if r.U32() == 1 {
+		r.Fixed(84)
+	}
+	r.U64()
+	seen := false
+	for r.U32() == 1 {
+		r.U64()
+		n := r.String(255)
+		r.U64()
+		attr := r.U32() == 1
+		if attr {
+			r.Fixed(84)
+		}
+		h := []byte(nil)
+		if r.U32() == 1 {
+			h = r.Opaque(64)
+		}
+		if n == "there" {
+			seen = attr && bytes.Equal(h, fh)
+		}
+	}
+	if r.Err() != nil || !seen {
+		t.Errorf("READDIRPLUS tells nothing of it: %v", r.Err())
+	}
+	if _, err := os.Lstat(filepath.Join(there, "moved")); err == nil {
+		t.Error("moved into what is mounted")
+	}
+}
+
 // TestMovedAway: a directory that was moved out of the export tells nothing of
 // what is above it there.
 func TestMovedAway(t *testing.T) {

@@ -65,7 +65,7 @@ func NewServer(cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, tree: t, root: os.Geteuid() == 0}
 	if s.caps, err = capabilitiesOf(); err != nil {
-		unix.Close(t.root)
+		t.close()
 		return nil, fmt.Errorf("nfs: capabilities: %w", err)
 	}
 	if g, err := os.Getgroups(); err == nil {
@@ -116,7 +116,7 @@ func (s *Server) lock(o ...*object) (unlock func()) {
 }
 
 // Close gives the tree back.
-func (s *Server) Close() error { return unix.Close(s.tree.root) }
+func (s *Server) Close() error { return s.tree.close() }
 
 // sync makes what was done to fd last, unless nobody wants that.
 func (s *Server) sync(fd int) error {
