@@ -88,6 +88,9 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 		return nil, exitErr(exitInterface, "interface %s: %w", ifi.Name, err)
 	}
 	d.onClose(resolver.Close)
+	if len(resolver.Addrs()) == 0 { // nor have its VLANs
+		return nil, exitErr(exitInterface, "interface %s has no IP address: ip address add ADDR/LEN dev %s", ifi.Name, ifi.Name)
+	}
 	d.gone = resolver.Gone()
 	if d.steer, err = bpf.Load(bpf.Options{Queues: have}); err != nil {
 		return nil, bpfError(err)

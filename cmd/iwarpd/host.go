@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -40,17 +39,7 @@ func findInterface(name string) (*net.Interface, error) {
 	if ifi.Flags&net.FlagUp == 0 {
 		return nil, exitErr(exitInterface, "interface %s is down: ip link set dev %s up", name, name)
 	}
-	addrs, err := ifi.Addrs()
-	if err == nil && !slices.ContainsFunc(addrs, usable) {
-		err = exitErr(exitInterface, "interface %s has no IP address: ip address add ADDR/LEN dev %s", name, name)
-	}
-	return ifi, err
-}
-
-// usable leaves out link-local IPv6 addresses, which every interface has.
-func usable(a net.Addr) bool {
-	p, err := netip.ParsePrefix(a.String())
-	return err == nil && !(p.Addr().Is6() && p.Addr().IsLinkLocalUnicast())
+	return ifi, nil
 }
 
 // needed are the capabilities that AF_XDP and its program take. BPF and PERFMON

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -36,7 +37,8 @@ type Interface struct {
 	Name      string
 	Loopback  bool
 	Up        bool
-	Addresses int
+	Ethernet  bool
+	Addresses int    // also of the VLANs on it; without the link-local ones of IPv6
 	Driver    string // "" where it does not tell
 	Kind      string // of virtual interfaces: veth, bond, ...
 	MTU       int
@@ -90,6 +92,9 @@ func Gather(name string) (*Facts, error) {
 	}
 	defer e.Close()
 	f.Interface = look(e, link)
+	for _, l := range vlansOn(link) {
+		f.Interface.Addresses += addresses(l)
+	}
 	if f.Interface.Kind == "veth" {
 		// The index counts in the namespace of the peer.
 		if peer, err := netlink.LinkByIndex(link.Attrs().ParentIndex); err == nil && link.Attrs().NetNsID < 0 {
@@ -106,17 +111,11 @@ func look(e *ethtool.Ethtool, link netlink.Link) *Interface {
 	a := link.Attrs()
 	i := &Interface{
 		Name: a.Name, Loopback: a.Flags&net.FlagLoopback != 0, Up: a.Flags&net.FlagUp != 0, Kind: link.Type(), MTU: a.MTU,
-		XDP: a.Xdp != nil && a.Xdp.Attached, Features: map[string]bool{},
+		Ethernet: len(a.HardwareAddr) == 6, XDP: a.Xdp != nil && a.Xdp.Attached, Features: map[string]bool{},
 	}
 	i.Queues, _ = xsk.Queues(a.Name)
 	i.Driver, _ = e.DriverName(a.Name)
-	if addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL); err == nil {
-		for _, ad := range addrs {
-			if !ad.IP.IsLinkLocalUnicast() {
-				i.Addresses++
-			}
-		}
-	}
+	i.Addresses = addresses(link)
 	if features, err := e.Features(a.Name); err == nil {
 		for name, on := range features {
 			if on {
@@ -125,6 +124,38 @@ func look(e *ethtool.Ethtool, link netlink.Link) *Interface {
 		}
 	}
 	return i
+}
+
+// addresses counts those that link has for itself, without the link-local ones of
+// IPv6, which every interface has.
+func addresses(link netlink.Link) (n int) {
+	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return 0
+	}
+	for _, a := range addrs {
+		if a.IP.To4() != nil || !a.IP.IsLinkLocalUnicast() {
+			n++
+		}
+	}
+	return n
+}
+
+// vlansOn lists the VLANs on link, and those on them.
+func vlansOn(link netlink.Link) []netlink.Link {
+	all, err := netlink.LinkList()
+	if err != nil {
+		return nil
+	}
+	on := []netlink.Link{link}
+	for range 2 { // tags that a frame may carry
+		for _, l := range all {
+			if l.Type() == "vlan" && !slices.Contains(on, l) && slices.ContainsFunc(on, func(o netlink.Link) bool { return o.Attrs().Index == l.Attrs().ParentIndex }) {
+				on = append(on, l)
+			}
+		}
+	}
+	return on[1:]
 }
 
 // capabilities returns the effective ones of this thread.

@@ -1,9 +1,12 @@
 package hostcheck
 
 import (
+	"errors"
+	"net"
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -14,7 +17,7 @@ func healthy() *Facts {
 	return &Facts{
 		Kernel: "6.1.0-18-amd64", Capabilities: 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_NET_RAW | 1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_IPC_LOCK,
 		MemLock: 1 << 30, Files: 65536, Mappings: 65530, CPUs: 8, JIT: "1", Others: []string{"eth0"},
-		Interface: &Interface{Name: "eth0", Up: true, Addresses: 1, Driver: "ice", Kind: "device", MTU: 1500, Queues: 4, Features: map[string]bool{}},
+		Interface: &Interface{Name: "eth0", Up: true, Ethernet: true, Addresses: 1, Driver: "ice", Kind: "device", MTU: 1500, Queues: 4, Features: map[string]bool{}},
 	}
 }
 
@@ -48,7 +51,9 @@ func TestJudge(t *testing.T) {
 		{"no address", func(f *Facts) { f.Interface.Addresses = 0 }, "interface", Fail, "ip address add"},
 		{"driver without XDP", func(f *Facts) { f.Interface.Driver = "e1000e" }, "driver", Warn, "generic"},
 		{"driver unknown", func(f *Facts) { f.Interface.Driver = "" }, "driver", Warn, "generic"},
-		{"bond", func(f *Facts) { f.Interface.Kind = "bond" }, "driver", Warn, "below"},
+		{"bond", func(f *Facts) { f.Interface.Kind = "bond" }, "driver", Warn, "no part of one"},
+		{"VLAN", func(f *Facts) { f.Interface.Kind = "vlan" }, "driver", Warn, "below"},
+		{"tunnel", func(f *Facts) { f.Interface.Ethernet = false }, "interface", Fail, "tap"},
 		{"program attached", func(f *Facts) { f.Interface.XDP = true }, "XDP program", Warn, "xdp off"},
 		{"many queues", func(f *Facts) { f.Interface.Queues = 64 }, "queues", Warn, "combined 8"},
 		{"large MTU", func(f *Facts) { f.Interface.MTU = 65535 }, "MTU", Warn, "9216"},
@@ -94,7 +99,7 @@ func TestGather(t *testing.T) {
 		t.Fatal(err)
 	}
 	i := f.Interface
-	if i == nil || !i.Up || i.Kind != "veth" || i.Driver != "veth" || i.MTU != 1400 || i.Queues != 1 || i.Addresses != 2 || i.XDP || !i.PeerAway {
+	if i == nil || !i.Up || !i.Ethernet || i.Kind != "veth" || i.Driver != "veth" || i.MTU != 1400 || i.Queues != 1 || i.Addresses != 2 || i.XDP || !i.PeerAway {
 		t.Errorf("%+v", i)
 	}
 	if f.Capabilities == 0 || f.Files == 0 || f.Mappings == 0 || f.Kernel == "" || f.CPUs < 1 || len(f.Others) != 1 {
@@ -102,6 +107,33 @@ func TestGather(t *testing.T) {
 	}
 	if all := Judge(f); Worst(all) == Fail {
 		t.Errorf("%+v", all)
+	}
+	// The addresses of VLANs on it count.
+	err := v.A.NS.Do(func() error {
+		parent, err := netlink.LinkByName(v.A.Name)
+		if err != nil {
+			return err
+		}
+		for n, name := range []string{"outer", "inner"} {
+			l := &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: name, ParentIndex: parent.Attrs().Index}, VlanId: n + 5}
+			if err := netlink.LinkAdd(l); errors.Is(err, unix.EOPNOTSUPP) {
+				t.Log("this kernel has no VLANs")
+				return nil
+			} else if err != nil {
+				return err
+			}
+			if err := netlink.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 0, byte(n), 1), Mask: net.CIDRMask(24, 32)}}); err != nil {
+				return err
+			}
+			parent = l
+		}
+		if f, err = Gather(v.A.Name); err == nil && f.Interface.Addresses != 4 {
+			t.Errorf("%d addresses with those of two VLANs; want 4", f.Interface.Addresses)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 	if err := v.A.NS.Do(func() (err error) { f, err = Gather("none"); return err }); err != nil || f.Interface != nil {
 		t.Errorf("an interface that is not there: %+v, %v", f.Interface, err)

@@ -143,6 +143,8 @@ func (i *Interface) link() Finding {
 	switch {
 	case i.Loopback:
 		return Finding{"interface", Fail, i.Name + " is loopback, on which AF_XDP is unreliable", "use a network interface, or a veth pair"}
+	case !i.Ethernet: // tun, and tunnels of layer 3
+		return Finding{"interface", Fail, i.Name + " carries no Ethernet frames", "use an Ethernet interface, a veth pair or a tap"}
 	case !i.Up:
 		return Finding{"interface", Fail, i.Name + " is down", "ip link set dev " + i.Name + " up"}
 	case i.Addresses == 0:
@@ -159,8 +161,12 @@ var nativeDrivers = []string{
 
 func (i *Interface) driver() Finding {
 	switch {
-	case i.Kind == "bond" || i.Kind == "bridge" || i.Kind == "vlan" || i.Kind == "macvlan" || i.Kind == "ipvlan":
-		return Finding{"driver", Warn, "a " + i.Kind + " has no queues of its own: generic mode on top of it", "serve the interface below it; iwarpd does VLANs itself"}
+	case i.Kind == "vlan":
+		return Finding{"driver", Warn, "a vlan has no queues of its own: generic mode on top of it",
+			"serve the interface below it: iwarpd does VLANs itself, and takes the addresses of this one"}
+	case i.Kind == "bond" || i.Kind == "bridge" || i.Kind == "macvlan" || i.Kind == "ipvlan":
+		return Finding{"driver", Warn, "a " + i.Kind + " has no queues of its own: generic mode on top of it, which is slower",
+			"serve an interface that is no part of one, and has the address"}
 	case slices.Contains(nativeDrivers, i.Driver):
 		return Finding{"driver", OK, i.Driver + " has XDP: native mode", ""}
 	case i.Kind == "veth" || i.Kind == "tuntap":
