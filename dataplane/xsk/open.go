@@ -301,7 +301,7 @@ func (s *Socket) newSocket(ifindex int, flags uint16) error {
 	}
 	s.sock = sock
 	s.fd = sock.FD()
-	s.umem = sock.GetFrame(xdp.Desc{Addr: 0, Len: uint32(s.cfg.Frames * s.cfg.FrameSize)})
+	s.umem = sock.GetFrame(xdp.Desc{})[:s.cfg.Frames*s.cfg.FrameSize] // which a Len of 32 bits may not hold
 	return nil
 }
 
