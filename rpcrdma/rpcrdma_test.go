@@ -112,7 +112,7 @@ func newRig(t testing.TB, client, server func(*rpcrdma.Config)) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	g := &rig{t: t, ctx: ctx, a: a, b: b, prog: &program{}}
 	scfg, ccfg := rpcrdma.DefaultConfig(true), rpcrdma.DefaultConfig(false)
 	scfg.Pool, ccfg.Pool = 16<<20, 16<<20

@@ -28,7 +28,7 @@ func pair(t testing.TB, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Con
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(func() {
 		cancel()
 		a.Close()

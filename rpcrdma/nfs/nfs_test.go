@@ -53,7 +53,7 @@ func start(t testing.TB, version int, set ...func(*nfs.Config)) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	x := &nfs.Export{
 		Server: s, Listen: netip.AddrPortFrom(b.Addr(), rpcrdma.Port).String(), Config: rpcrdma.DefaultConfig(true),
 		Open: func(ctx context.Context) (*iwarp.Device, error) { return b.NewDevice(ctx) },

@@ -68,7 +68,7 @@ func newWorld(t testing.TB) *world {
 	})
 	must(err)
 	var cancel context.CancelFunc
-	w.ctx, cancel = context.WithTimeout(context.Background(), 2*time.Minute)
+	w.ctx, cancel = context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(func() {
 		cancel()
 		must(w.node.Close())
