@@ -175,6 +175,7 @@ func (c *Conn) tlpAck(a *ackState) {
 	case c.ca == caOpen:
 		// The probe repaired a loss: congestion, once.
 		c.saveUndo()
+		c.countRetrans()
 		c.enterCWR(a.now, false)
 	}
 	c.tlpActive = false

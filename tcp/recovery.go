@@ -30,7 +30,7 @@ type recoveryState struct {
 	dupAcks       int                // of a peer without SACK
 	ca            caState
 	recoverPoint  serial.Num // RecoveryPoint of RFC 6675
-	everRecovered bool
+	everRecovered bool       // una has not passed recoverPoint
 	lossUna       serial.Num // una at the last time-out
 	frto          uint8      // step of RFC 5682 3.1
 	frtoHigh      serial.Num
@@ -108,8 +108,15 @@ func (c *Conn) recover(a *ackState) {
 	if found {
 		c.lossFound(a)
 	}
+	// What is behind una is forgotten: the order of the two is lost 2 GiB later.
 	if c.reduced && c.reducedAt.Less(c.una) {
-		c.reduced = false // the order of the two is lost 2 GiB later
+		c.reduced = false
+	}
+	if c.everRecovered && c.ca == caOpen && c.recoverPoint.LessEq(c.una) {
+		c.everRecovered = false
+	}
+	if c.rack.dsackSet && c.rack.dsackRound.LessEq(c.una) {
+		c.rack.dsackSet = false
 	}
 	if a.ece && c.ca == caOpen && !c.reduced {
 		c.stats.ECNReductions++
@@ -193,6 +200,7 @@ func (c *Conn) lossFound(a *ackState) {
 	c.stats.Recoveries++
 	if c.ca != caCWR {
 		c.saveUndo()
+		c.countRetrans()
 		c.beginReduction(a.now, false)
 	}
 	c.ca = caRecovery
@@ -215,8 +223,24 @@ func (c *Conn) saveUndo() {
 	}
 	c.undoSet = true
 	c.undoFrom, c.undoTo = c.una, c.nxt
+}
+
+// countRetrans begins the account of retransmissions that may prove needless. Those
+// that are in flight already, from before, are part of it: what the peer says of them
+// tells nothing of those to come.
+func (c *Conn) countRetrans() {
 	c.undoRetrans = 0
 	c.tsSentValid = false
+	for p := c.q.oldest; p != noPos; p = c.q.at(p).next {
+		s := c.q.at(p)
+		if s.retrans == 0 {
+			continue
+		}
+		c.undoRetrans++
+		if !c.tsSentValid {
+			c.tsSent, c.tsSentValid = c.tsAt(s.sent), true
+		}
+	}
 }
 
 func (c *Conn) beginReduction(now clock.Time, ecn bool) {

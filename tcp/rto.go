@@ -123,6 +123,9 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 		c.renege()
 	}
 	c.markLostOnTimeout(now)
+	if !again {
+		c.countRetrans()
+	}
 	c.w.cwnd = c.pipe() + c.w.mss
 	c.arm(timerRTO, now.Add(c.currentRTO()))
 }

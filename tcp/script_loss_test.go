@@ -480,6 +480,58 @@ func TestScriptLoss(t *testing.T) {
 			< . 1 ack 1001 sack 2001-10001 ts 1001/200
 			stat spurious 1
 			cwnd 7000`},
+		{name: "3522 3.2 the echo of a retransmission from before a recovery takes nothing back", opts: tsSack + " rtt 50ms", conf: ts, text: `
+			connect
+			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			> P. 2001+1000
+			> P. 3001+1000
+			> P. 4001+1000
+			> P. 5001+1000
+			> P. 6001+1000
+			> P. 7001+1000
+			> P. 8001+1000
+			> P. 9001+1000
+			+50ms
+			< . 1 ack 1 sack 1001-4001 ts 1001/50
+			> P. 1+1000 re # and lost again
+			+1ms
+			< . 1 ack 1 sack 1001-7001
+			> P. 10001+1000 new # lost
+			> P. 11001+1000
+			> P. 12001+1000
+			+1ms
+			< . 1 ack 1 sack 1001-10001
+			> P. 13001+1000
+			> P. 14001+1000 new # lost
+			> P. 15001+1000
+			+49ms
+			< . 1 ack 1 sack 11001-13001 1001-10001
+			> P. 1+1000 re
+			> P. 10001+1000 re
+			> P. 16001+1000 new # lost
+			> P. 17001+1000
+			+1ms
+			< . 1 ack 1 sack 11001-14001 1001-10001
+			> P. 18001+1000
+			+1ms
+			< . 1 ack 1 sack 15001-16001 11001-14001 1001-10001
+			> P. 14001+1000 re
+			+48ms
+			< . 1 ack 10001 sack 15001-16001 11001-14001 ts 1002/151
+			stat recoveries 1
+			< . 1 ack 14001 sack 15001-16001
+			< . 1 ack 14001 sack 17001-19001 15001-16001
+			> P. 16001+1000 re
+			stat recoveries 2
+			+2ms
+			< . 1 ack 16001 sack 17001-19001 ts 1002/153
+			stat undos 0
+			+48ms
+			< . 1 ack 19001 ts 1002/201
+			deadline none
+			stat undos 0`},
 		{name: "2883 5 D-SACK of every retransmission takes a recovery back", opts: sack, text: `
 			connect
 			push 1000 1000 1000 1000
