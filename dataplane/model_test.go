@@ -62,6 +62,39 @@ func newProgram(rng *rand.Rand, q, peer *simQP) *program {
 	return p
 }
 
+// newPrograms makes the programs of both sides, with their receives posted.
+func newPrograms(rng *rand.Rand, qa, qb *simQP) (pa, pb *program) {
+	pa, pb = newProgram(rng, qa, qb), newProgram(rng, qb, qa)
+	pa.start()
+	pb.start()
+	pa.postReceives()
+	pb.postReceives()
+	return pa, pb
+}
+
+// runPrograms runs both for so many steps each, over the ends a and b of a
+// connection, and checks what they have done.
+func (s *sim) runPrograms(a, b *conn, pa, pb *program, steps int) {
+	s.t.Helper()
+	for range steps {
+		pa.step()
+		pb.step()
+	}
+	pa.readNothing()
+	pb.readNothing()
+	s.hosts[0].w.mark(a)
+	s.hosts[1].w.mark(b)
+	s.until("both programs done", func() bool {
+		return len(pa.q.wcs) >= len(pa.want)+len(pb.wantRcv) && len(pb.q.wcs) >= len(pb.want)+len(pa.wantRcv)
+	})
+	if err := pa.check("initiator"); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := pb.check("responder"); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // start takes the model's copy once both sides' memory is filled.
 func (p *program) start() {
 	p.remote = bytes.Clone(p.peer.mem[offRemote:][:partLen])
@@ -310,31 +343,10 @@ func randomPrograms(t *testing.T, seed uint64) {
 	s := newSim(t, cfg)
 	a, b := s.openTo(addrOf(0, v6), addrOf(1, v6))
 	qa, qb := newSimQP(t, s.hosts[0], memLen), newSimQP(t, s.hosts[1], memLen)
-	pa, pb := newProgram(rng, qa, qb), newProgram(rng, qb, qa)
-	pa.start()
-	pb.start()
+	pa, pb := newPrograms(rng, qa, qb)
 	pa.early, pb.early = par.SendMarkers, par.RecvMarkers
-	pa.postReceives()
-	pb.postReceives()
 	s.attachEach(a, b, qa, qb, par)
-
-	for range 40 + rng.IntN(60) {
-		pa.step()
-		pb.step()
-	}
-	pa.readNothing()
-	pb.readNothing()
-	s.hosts[0].w.mark(a)
-	s.hosts[1].w.mark(b)
-	s.until("both programs done", func() bool {
-		return len(qa.wcs) >= len(pa.want)+len(pb.wantRcv) && len(qb.wcs) >= len(pb.want)+len(pa.wantRcv)
-	})
-	if err := pa.check("initiator"); err != nil {
-		t.Fatal(err)
-	}
-	if err := pb.check("responder"); err != nil {
-		t.Fatal(err)
-	}
+	s.runPrograms(a, b, pa, pb, 40+rng.IntN(60))
 	s.closeAll(a)
 }
 

@@ -72,18 +72,23 @@ func TestNotAnswered(t *testing.T) {
 					l4 = syn()
 					binary.BigEndian.PutUint16(l4[16:], pkt.Checksum(pkt.Sum(l4, tu.PseudoSum(len(l4)))))
 				}
-				f := link.Frame{N: 1}
-				f.Pieces[0] = make([]byte, tu.HeaderLen(), tu.HeaderLen()+len(l4))
-				tu.Put(f.Pieces[0], len(l4), 0, 0)
-				f.Pieces[0] = append(f.Pieces[0], l4...)
-				w.frame(&f)
-				w.turn()
+				w.takes(&tu, l4)
 				if got := w.stats.TxFrames > 0; got != tc.answered || !tc.answered && (len(w.flows) > 0 || w.stats.RxMalformed != 1) {
 					t.Errorf("protocol %d, listener %v, from %s: answered %v, %+v", proto, listen, tc.name, got, w.stats)
 				}
 			}
 		}
 	}
+}
+
+// takes has w take a frame in, and turn once.
+func (w *worker) takes(tu *pkt.Tuple, l4 []byte) {
+	f := link.Frame{N: 1}
+	f.Pieces[0] = make([]byte, tu.HeaderLen(), tu.HeaderLen()+len(l4))
+	tu.Put(f.Pieces[0], len(l4), 0, 0)
+	f.Pieces[0] = append(f.Pieces[0], l4...)
+	w.frame(&f)
+	w.turn()
 }
 
 // TestUDPHeader: the datagram that SCTP is in ends where UDP says, and has the
@@ -126,12 +131,7 @@ func TestUDPHeader(t *testing.T) {
 				l4[7] ^= 1
 			}
 			l4 = append(l4, []byte("junk!")[:tc.trailing]...)
-			f := link.Frame{N: 1}
-			f.Pieces[0] = make([]byte, tu.HeaderLen(), tu.HeaderLen()+len(l4))
-			tu.Put(f.Pieces[0], len(l4), 0, 0)
-			f.Pieces[0] = append(f.Pieces[0], l4...)
-			w.frame(&f)
-			w.turn()
+			w.takes(&tu, l4)
 			st := &w.stats
 			if want := uint64(1) - tc.malformed - tc.sum; st.RxMalformed != tc.malformed || st.RxChecksum != tc.sum || st.TxFrames != want {
 				t.Errorf("v6 %v, %s: %d answers, %d malformed, %d checksums; want %d, %d, %d", v6, tc.name, st.TxFrames, st.RxMalformed, st.RxChecksum, want, tc.malformed, tc.sum)

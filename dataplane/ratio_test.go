@@ -16,27 +16,15 @@ import (
 
 // A freeQP is a loadQP for a worker that runs by itself.
 type freeQP struct {
-	*simQP
-	wr         verbs.SendWR
-	left, todo int
-	start      clock.Time
-	done       chan time.Duration // what a run took
-}
-
-func (q *freeQP) NextSend(wr *verbs.SendWR) bool {
-	if q.left == 0 {
-		return false
-	}
-	q.left--
-	sges := append(wr.SGEs[:0], q.wr.SGEs...)
-	*wr = q.wr
-	wr.SGEs = sges
-	return true
+	*loadQP
+	todo  int
+	start clock.Time
+	took  chan time.Duration // by a run
 }
 
 func (q *freeQP) Push(int, *verbs.WC) bool {
 	if q.todo--; q.todo == 0 {
-		q.done <- clock.Now().Sub(q.start)
+		q.took <- clock.Now().Sub(q.start)
 	}
 	return true
 }
@@ -47,7 +35,7 @@ func (q *freeQP) run(c *conn, n int) time.Duration {
 		q.left, q.todo, q.start = n, n, clock.Now()
 		w.mark(c)
 	})
-	return <-q.done
+	return <-q.took
 }
 
 // BenchmarkPipeRatio moves 1 MiB messages between two workers that run by
@@ -138,7 +126,7 @@ func newFree(b *testing.B, cfg link.PipeConfig, markers bool, op rdmap.Op, size 
 	s := &sim{t: b, now: clock.Now(), real: true}
 	s.make(b, cfg)
 	a, c := s.open()
-	qa, qb := &freeQP{simQP: newSimQP(b, s.hosts[0], size), done: make(chan time.Duration, 1)}, newSimQP(b, s.hosts[1], size)
+	qa, qb := &freeQP{loadQP: &loadQP{simQP: newSimQP(b, s.hosts[0], size)}, took: make(chan time.Duration, 1)}, newSimQP(b, s.hosts[1], size)
 	qa.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: qa.h.table, SQDepth: 32, MaxSGE: 1, SigAll: true, Sends: qa, Recvs: qa})
 	qa.SendCQ, qa.RecvCQ = qa, qa
 	qa.wr = verbs.SendWR{Op: op, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000}

@@ -271,30 +271,10 @@ func randomProgramsSCTP(t *testing.T, seed uint64) {
 		h.e.cfg.SCTP.Idle = -1 // a set-up that loses a few of its packets takes minutes
 	}
 	qa, qb := newSimQP(t, s.hosts[0], memLen), newSimQP(t, s.hosts[1], memLen)
-	pa, pb := newProgram(rng, qa, qb), newProgram(rng, qb, qa)
-	pa.start()
-	pb.start()
+	pa, pb := newPrograms(rng, qa, qb)
 	pa.early, pb.early = true, true
-	pa.postReceives()
-	pb.postReceives()
 	a, b := s.openSCTPWith(o, v6, 1+rng.IntN(16), qa, qb)
-	for range 40 + rng.IntN(60) {
-		pa.step()
-		pb.step()
-	}
-	pa.readNothing()
-	pb.readNothing()
-	s.hosts[0].w.mark(a)
-	s.hosts[1].w.mark(b)
-	s.until("both programs done", func() bool {
-		return len(qa.wcs) >= len(pa.want)+len(pb.wantRcv) && len(qb.wcs) >= len(pb.want)+len(pa.wantRcv)
-	})
-	if err := pa.check("initiator"); err != nil {
-		t.Fatal(err)
-	}
-	if err := pb.check("responder"); err != nil {
-		t.Fatal(err)
-	}
+	s.runPrograms(a, b, pa, pb, 40+rng.IntN(60))
 	s.hosts[0].w.disconnect(a, false)
 	s.closedSCTP()
 }

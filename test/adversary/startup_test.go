@@ -137,20 +137,8 @@ func TestResponderWaiting(t *testing.T) {
 		"an octet": func(s *peer.Stream) error { return s.Send([]byte{0}) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := w.listens[onPlain]
-			s, err := w.host.Dial(addrOf(l))
-			if err != nil {
-				t.Fatal(err)
-			}
+			s, r := w.ask(t, w.listens[onPlain], options{})
 			defer s.Forget()
-			o := options{}
-			if err := s.Send(o.request().Octets()); err != nil {
-				t.Fatal(err)
-			}
-			r, err := l.Request(w.ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
 			if err := then(s); err != nil {
 				t.Fatal(err)
 			}
@@ -241,19 +229,7 @@ func TestResponderFrames(t *testing.T) {
 // TestReject: what comes behind a refusal is nothing to anybody.
 func TestReject(t *testing.T) {
 	w := newWorld(t)
-	l := w.listens[onPlain]
-	s, err := w.host.Dial(addrOf(l))
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := options{}
-	if err := s.Send(o.request().Octets()); err != nil {
-		t.Fatal(err)
-	}
-	r, err := l.Request(w.ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, r := w.ask(t, w.listens[onPlain], options{})
 	if err := r.Reject(w.ctx, []byte("not today")); err != nil {
 		t.Fatal(err)
 	}

@@ -245,10 +245,9 @@ func (o *options) request() peer.Frame {
 	return f
 }
 
-// open makes a connection that is in full operation.
-func (w *world) open(t testing.TB, o options) *conn {
+// ask connects to l and sends a Request, which the application is to answer.
+func (w *world) ask(t testing.TB, l *iwarp.Listener, o options) (*peer.Stream, *iwarp.ConnRequest) {
 	t.Helper()
-	l := w.listens[o.on]
 	s, err := w.host.Dial(addrOf(l))
 	if err != nil {
 		t.Fatal(err)
@@ -256,11 +255,18 @@ func (w *world) open(t testing.TB, o options) *conn {
 	if err := s.Send(o.request().Octets()); err != nil {
 		t.Fatal(err)
 	}
-	c := &conn{world: w, t: t, s: s, marked: o.on == onMarked}
 	req, err := l.Request(w.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return s, req
+}
+
+// open makes a connection that is in full operation.
+func (w *world) open(t testing.TB, o options) *conn {
+	t.Helper()
+	s, req := w.ask(t, w.listens[o.on], o)
+	c := &conn{world: w, t: t, s: s, marked: o.on == onMarked}
 	c.qp, c.scq, c.rcq = w.newQP(t)
 	switch {
 	case o.recvs == 0:
@@ -273,6 +279,7 @@ func (w *world) open(t testing.TB, o options) *conn {
 		_, err := req.Accept(w.ctx, c.qp, &iwarp.Config{Startup: iwarp.Startup{IRD: o.ird}})
 		accepted <- err
 	}()
+	var err error
 	if c.reply, err = s.ReadFrame(); err != nil {
 		t.Fatal(err)
 	}
@@ -452,12 +459,8 @@ func newGood(t testing.TB, w *world, pd *iwarp.PD) *good {
 	must(err)
 	g.mr, err = pd.Alloc(w.ctx, 4096, allAccess)
 	must(err)
-	g.s, err = w.host.Dial(addrOf(l))
-	must(err)
-	o := options{}
-	must(g.s.Send(o.request().Octets()))
-	req, err := l.Request(w.ctx)
-	must(err)
+	var req *iwarp.ConnRequest
+	g.s, req = w.ask(t, l, options{})
 	_, err = req.Accept(w.ctx, g.qp, nil)
 	must(err)
 	_, err = g.s.ReadFrame()

@@ -203,6 +203,10 @@ type own struct {
 	worker          uint32
 }
 
+func sq(o *own) int   { return o.sq }
+func rq(o *own) int   { return o.rq }
+func ring(o *own) int { return o.ring }
+
 // objects makes a PD, a CQ and a QP, and connects it if asked.
 func (f *foe) objects(connect bool) (o own, err error) {
 	rep, _, err := f.r.must(&ctrlpb.Request{Body: &ctrlpb.Request_AllocPd{AllocPd: &ctrlpb.AllocPD{}}})
@@ -278,6 +282,14 @@ func mapped(fd int) ([]byte, error) {
 	return unix.Mmap(fd, 0, int(st.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 }
 
+// mapping makes objects of f's own, with a connection, and maps one of their memfds.
+func (f *foe) mapping(which func(*own) int) (o own, m []byte, err error) {
+	if o, err = f.objects(true); err == nil {
+		m, err = mapped(which(&o))
+	}
+	return o, m, err
+}
+
 func word(m []byte, off int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&m[off])) }
 
 // ring rings the bell of a QP, and wakes the worker in any case.
@@ -297,11 +309,7 @@ func (f *foe) ring(o *own) error {
 // the client.
 func scribble(which func(*own) int, off int, v uint32) func(*foe) error {
 	return func(f *foe) error {
-		o, err := f.objects(true)
-		if err != nil {
-			return err
-		}
-		m, err := mapped(which(&o))
+		o, m, err := f.mapping(which)
 		if err != nil {
 			return err
 		}
@@ -318,11 +326,7 @@ func scribble(which func(*own) int, off int, v uint32) func(*foe) error {
 // attacker, and nobody else.
 func wqe(fill func(f *foe, e []byte)) func(*foe) error {
 	return func(f *foe) error {
-		o, err := f.objects(true)
-		if err != nil {
-			return err
-		}
-		m, err := mapped(o.sq)
+		o, m, err := f.mapping(sq)
 		if err != nil {
 			return err
 		}

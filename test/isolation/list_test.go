@@ -20,9 +20,6 @@ import (
 func attacks(j *job) []attack {
 	v := &j.Victim
 	le := binary.LittleEndian
-	sq := func(o *own) int { return o.sq }
-	rq := func(o *own) int { return o.rq }
-	ring := func(o *own) int { return o.ring }
 	req := func(b any) *ctrlpb.Request {
 		r := new(ctrlpb.Request)
 		m := r.ProtoReflect()
@@ -233,14 +230,11 @@ func attacks(j *job) []attack {
 		{"a send index far ahead", scribble(sq, shm.HeaderSize+shm.RingProducer, 100_000)},
 		{"a send index behind", scribble(sq, shm.HeaderSize+shm.RingProducer, ^uint32(0))},
 		{"a completion index far ahead", func(f *foe) error {
-			o, err := f.objects(true)
+			o, m, err := f.mapping(ring)
 			if err != nil {
 				return err
 			}
-			m, err := mapped(o.ring)
-			if err != nil {
-				return err
-			}
+			defer unix.Munmap(m)
 			word(m, shm.HeaderSize+int(o.worker)*(len(m)-shm.HeaderSize)/int(f.r.hello.Workers)+shm.RingConsumer).Store(1 << 30)
 			p, err := shm.MapSQ(o.sq)
 			if err != nil {
@@ -386,14 +380,11 @@ func noise(rings ...func(*own) int) func(*foe) error {
 
 // changing posts work requests and changes them while the daemon reads them.
 func changing(f *foe) error {
-	o, err := f.objects(true)
+	o, m, err := f.mapping(sq)
 	if err != nil {
 		return err
 	}
-	m, err := mapped(o.sq)
-	if err != nil {
-		return err
-	}
+	defer unix.Munmap(m)
 	var stop atomic.Bool
 	done := make(chan struct{})
 	go func() {

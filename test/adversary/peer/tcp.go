@@ -97,9 +97,6 @@ func (h *Host) Dial(remote netip.AddrPort) (*Stream, error) {
 // Listen lets others connect to port.
 func (h *Host) Listen(port uint16) { h.listens[port] = nil }
 
-// Unlisten ends Listen.
-func (h *Host) Unlisten(port uint16) { delete(h.listens, port) }
-
 // Accept returns the next connection to port.
 func (h *Host) Accept(port uint16) (*Stream, error) {
 	if err := h.Until("SYN", func() bool { return len(h.listens[port]) > 0 }); err != nil {
