@@ -108,6 +108,18 @@ type budget struct {
 
 var errNoFrame = errors.New("no frame came back")
 
+func openBudget(j job) (b *budget, closer func(), err error) {
+	l, closer, err := openXSK(j)
+	if err != nil {
+		return nil, nil, err
+	}
+	if b, err = newBudget(l, j); err != nil {
+		closer()
+		return nil, nil, err
+	}
+	return b, closer, nil
+}
+
 func newBudget(l link.Link, j job) (*budget, error) {
 	local, err := netip.ParseAddr(j.Local)
 	if err != nil {
@@ -410,15 +422,11 @@ func (b *budget) pingPong(j job, size int) (result, error) {
 
 func budgetServer(j job, ready func()) ([]result, error) {
 	quiet()
-	l, closer, err := openXSK(j)
+	b, closer, err := openBudget(j)
 	if err != nil {
 		return nil, err
 	}
 	defer closer()
-	b, err := newBudget(l, j)
-	if err != nil {
-		return nil, err
-	}
 	var stop atomic.Bool
 	go func() {
 		untilStdinEnds()
@@ -434,15 +442,11 @@ func budgetServer(j job, ready func()) ([]result, error) {
 
 func budgetClient(j job, _ func()) ([]result, error) {
 	quiet()
-	l, closer, err := openXSK(j)
+	b, closer, err := openBudget(j)
 	if err != nil {
 		return nil, err
 	}
 	defer closer()
-	b, err := newBudget(l, j)
-	if err != nil {
-		return nil, err
-	}
 	rs := make([]result, len(j.Tests))
 	for i, t := range j.Tests {
 		if t.Workload == "ping-pong" {

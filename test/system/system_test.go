@@ -137,6 +137,18 @@ func longFile(t *testing.T, name string) {
 	}
 }
 
+// copying begins a long copy from a to b, into the folder there.
+func copying(t *testing.T, a, b *host) (cp, serve *testenv.Process, there string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "f")
+	there = t.TempDir()
+	longFile(t, file)
+	serve = b.serve(there)
+	cp = testenv.Start(t, a.command("cp", file, b.remote("g")))
+	waitFor(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
+	return cp, serve, there
+}
+
 func checkFile(t *testing.T, name string, want [32]byte) {
 	t.Helper()
 	b, err := os.ReadFile(name)
@@ -247,12 +259,7 @@ func TestQueuePairs(t *testing.T) {
 // SIGTERM in the middle of a transfer: exit code 0, and nothing is left.
 func TestTerminate(t *testing.T) {
 	a, b := pair(t)
-	dir, there := t.TempDir(), t.TempDir()
-	file := filepath.Join(dir, "f")
-	longFile(t, file)
-	serve := b.serve(there)
-	cp := testenv.Start(t, a.command("cp", file, b.remote("g")))
-	waitFor(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
+	cp, serve, there := copying(t, a, b)
 
 	b.daemon.Signal(unix.SIGTERM)
 	if code := b.daemon.Wait(limit); code != 0 {
@@ -293,12 +300,7 @@ func waitFor(t *testing.T, what string, ok func() bool) {
 // interface back, and a new daemon can start at once.
 func TestKillDaemon(t *testing.T) {
 	a, b := pair(t)
-	dir, there := t.TempDir(), t.TempDir()
-	file := filepath.Join(dir, "f")
-	longFile(t, file)
-	serve := b.serve(there)
-	cp := testenv.Start(t, a.command("cp", file, b.remote("g")))
-	waitFor(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
+	cp, serve, there := copying(t, a, b)
 
 	b.daemon.Signal(unix.SIGKILL)
 	b.daemon.Wait(limit)
