@@ -236,7 +236,7 @@ func (d *Device) readLoop() {
 		var m ctrlpb.Message
 		if err := proto.Unmarshal(b, &m); err != nil {
 			seqpacket.CloseAll(fds)
-			d.fail(fmt.Errorf("%w: it sent what is no message: %v", ErrDaemonGone, err))
+			d.fail(fmt.Errorf("%w: it sent what is no message: %w", ErrDaemonGone, err))
 			return
 		}
 		if r := m.GetReply(); r != nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// Errors that *Error, and errors of this package, are by errors.Is.
+// Errors to compare with by errors.Is. An *Error unwraps to one of those down to
+// ErrCanceled; the others come of this package itself.
 var (
 	ErrInvalid     = errors.New("iwarp: invalid argument")
 	ErrNoObject    = errors.New("iwarp: no such object")
@@ -82,8 +83,8 @@ func (e *RejectError) Is(target error) bool { return target == ErrRejected }
 // stream.
 type TerminateError struct {
 	Remote  bool // the peer found the violation; false: this side did
-	Term    *term.Error
-	Headers []byte // of the terminated segment, as in the message
+	Term    *term.Error // the violation: Layer, Type and Code are those of the message
+	Headers []byte      // of the terminated segment, as in the message
 }
 
 // Error implements error.

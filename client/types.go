@@ -15,17 +15,26 @@ import (
 // DefaultSocket is where the daemon listens unless it was told otherwise.
 const DefaultSocket = "/run/iwarpd/iwarpd.sock"
 
-// The work requests and completions of the verbs level.
+// Of the verbs level. Their fields and methods are described in package verbs.
 type (
-	SGE       = verbs.SGE
-	SendWR    = verbs.SendWR
-	RecvWR    = verbs.RecvWR
-	WC        = verbs.WC
-	WCStatus  = verbs.WCStatus
-	WCOp      = verbs.WCOp
+	// SendWR is a work request for a send queue.
+	SendWR = verbs.SendWR
+	// RecvWR is a work request for a receive queue: a buffer for one message.
+	RecvWR = verbs.RecvWR
+	// SGE is a piece of a registered region, as part of a work request.
+	SGE = verbs.SGE
+	// Op is what a SendWR asks for.
+	Op = rdmap.Op
+	// SendFlags are the flags of a SendWR.
 	SendFlags = verbs.SendFlags
-	Access    = verbs.Access
-	Op        = rdmap.Op
+	// WC is a completion.
+	WC = verbs.WC
+	// WCStatus says whether a work request was done, or why not.
+	WCStatus = verbs.WCStatus
+	// WCOp is what has completed.
+	WCOp = verbs.WCOp
+	// Access is a set of rights to a memory region.
+	Access = verbs.Access
 )
 
 // Access rights of memory. Local read is always granted.

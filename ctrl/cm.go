@@ -285,7 +285,7 @@ func (s *Server) turnAway(c *conn, why error) {
 	l := c.listener
 	l.dropped++
 	if l.dropped&(l.dropped-1) == 0 { // a peer sets how many there are
-		l.sess.log.Warn("connections dropped", zap.Stringer("peer", c.remote), zap.Error(why), zap.Int("backlog", l.backlog), zap.Uint64("so far", l.dropped))
+		l.sess.log.Warn("connections dropped", zap.Stringer("peer", c.remote), zap.Error(why), zap.Int("backlog", l.backlog), zap.Uint64("dropped", l.dropped))
 	}
 	s.engine.Disconnect(c.id, true)
 	if c.handle != 0 {
@@ -484,7 +484,7 @@ func (s *Server) startupFailed(c *conn, err *mpa.Error) {
 // the first.
 func (s *Server) retry(c *conn, r mpa.Retry) {
 	s.counters.fallbacks.Add(1)
-	c.sess.log.Info("MPA start-up refused: "+r.String(), zap.Stringer("peer", c.remote))
+	c.sess.log.Info("MPA start-up refused", zap.Stringer("peer", c.remote), zap.Stringer("next", r))
 	s.engine.Disconnect(c.id, true)
 	delete(s.conns, c.id)
 	s.claims.drop(c.claim)

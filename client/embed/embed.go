@@ -122,7 +122,7 @@ func Open(cfg Config) (n *Node, err error) {
 		n.cancel = cancel
 		go func() {
 			if err := n.server.Serve(ctx); err != nil {
-				cfg.Logger.Error("socket", zap.Error(err))
+				cfg.Logger.Error("the socket is not served any more", zap.Error(err))
 			}
 		}()
 	}

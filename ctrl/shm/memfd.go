@@ -152,7 +152,7 @@ func sealsOf(fd int) (size int64, seals int, err error) {
 	}
 	seals, err = unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
-		return 0, 0, fmt.Errorf("%w: not a memfd (%v)", ErrMemory, err)
+		return 0, 0, fmt.Errorf("%w: not a memfd (%w)", ErrMemory, err)
 	}
 	return st.Size, seals, nil
 }
