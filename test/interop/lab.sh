@@ -4,7 +4,7 @@
 #
 #   lab_build            makes the pieces in $LAB unless they are there: about two minutes, and network for apt
 #   vm_start NAME NETNS TAP ADDR/LEN BUILD PCAP    boots a guest on TAP; every frame of TAP goes to PCAP
-#   vm_wait NAME         returns when its siw0 is up
+#   vm_wait NAME         returns when its siw0 is up, of the third guest at the latest
 #   vm_do NAME SECONDS CMD    runs CMD (one line of sh) in the guest, prints its output, returns its status
 #   vm_stop NAME
 #
@@ -24,7 +24,7 @@
 # (generic XDP runs before the packet taps) nor what an AF_XDP socket sends. vnet_hdr=off keeps virtio headers out of the file.
 
 LAB=${SIW_LAB_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/siw-lab}
-declare -A VM_PID VM_FD
+declare -A VM_PID VM_FD VM_ARGS
 
 lab_ready() { [ -s "$LAB/initrd.gz" ] && [ -s "$LAB/vmlinuz" ]; }
 
@@ -38,7 +38,7 @@ lab_build() {
   apt_install qemu-system-x86 busybox-static kmod cpio xz-utils gcc make "linux-headers-$kver" linux-source rdma-core \
     ibverbs-utils ibverbs-providers rdmacm-utils perftest qperf libfabric-bin iproute2 ethtool iperf3 tcpdump \
     nfs-common netbase libtirpc-common
-  (cd "$new" && apt-get download "$pkg" >/dev/null 2>&1 && dpkg -x "$pkg"_*.deb kernel && rm -f "$pkg"_*.deb)
+  (cd "$new" && apt-get -o Acquire::Retries=5 download "$pkg" >/dev/null 2>&1 && dpkg -x "$pkg"_*.deb kernel && rm -f "$pkg"_*.deb)
   tar -C "$new/src" --strip-components=1 --wildcards -xf /usr/src/linux-source-*.tar.xz '*/drivers/infiniband/sw/siw/*'
   for v in default crc p2p rev1; do
     cp -r "$new/src/drivers/infiniband/sw/siw" "$new/siw-$v"
@@ -121,6 +121,7 @@ lab_overlay() {
 
 vm_start() {
   local name=$1 ns=$2 tap=$3 addr=$4 build=$5 pcap=$6 fd mac
+  VM_ARGS[$name]=${*@Q}
   # The guest's shell is driven over the serial line: one command a line, answered by "@@ number status".
   local shell='stty -echo; while read -r N L; do eval "$L" </dev/null 2>&1; echo "@@ $N $?"; done'
   mac=52:54:00:$(printf '%s' "$tap" | md5sum | sed 's/\(..\)\(..\)\(..\).*/\1:\2:\3/')
@@ -135,7 +136,20 @@ vm_start() {
   VM_PID[$name]=$! VM_FD[$name]=$fd
 }
 
-vm_wait() { wait_for 300 "${VM_PID[$1]}" grep -qs "guest ready" "$TMP/$1.console" || { tail -5 "$TMP/$1.console" >&2; return 1; }; }
+# vm_wait NAME: until the guest is ready. One that dies at its start, or that stands still (emulated processors on a busy
+# machine do), is replaced, and that is said.
+vm_wait() {
+  local name=$1 try args
+  for try in 1 2 3; do
+    ! wait_for $((60 + 60 * try)) "${VM_PID[$name]}" grep -qs "guest ready" "$TMP/$name.console" || return 0
+    tail -5 "$TMP/$name.console" | tr -d '\r' | cut -c 1-160 >&2
+    [ "$try" -lt 3 ] || return 1
+    echo "interop: $name did not start: once more, with a new one" >&2
+    vm_stop "$name"
+    eval "args=(${VM_ARGS[$name]})"
+    vm_start "${args[@]}"
+  done
+}
 
 vm_do() {
   local name=$1 n=${EPOCHREALTIME/./} console=$TMP/$1.console from
