@@ -119,7 +119,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 
 	if s.Metrics != "" {
 		if d.metrics, err = listenMetrics(s.Metrics); err != nil {
-			return nil, exitErr(exitConfig, "%w", err)
+			return nil, metricsError(err)
 		}
 		d.onClose(func() error { d.metrics.Close(); return nil })
 	}
@@ -340,6 +340,18 @@ func xskError(ifname string, queue int, err error) error {
 		return exitErr(exitInterface, "queue %d of %s cannot be used: see ethtool -l %s: %w", queue, ifname, ifname, err)
 	}
 	return err
+}
+
+func metricsError(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
+		return exitErr(exitPermission, "%w: give another place with --metrics", err)
+	case errors.Is(err, fs.ErrNotExist):
+		return exitErr(exitConfig, "%w: make the folder, or give another place with --metrics", err)
+	case errors.Is(err, unix.EADDRINUSE):
+		return exitErr(exitBusy, "%w: stop the other program, or give another place with --metrics", err)
+	}
+	return exitErr(exitConfig, "%w: give another place with --metrics", err)
 }
 
 func socketError(path string, err error) error {

@@ -15,7 +15,7 @@ const (
 	exitConfig     = 2 // bad flag, key or value
 	exitInterface  = 3 // no such interface, no address, no such queue
 	exitPermission = 4 // capability or file permission missing
-	exitBusy       = 5 // interface, queue, socket or port is taken
+	exitBusy       = 5 // interface, queue, socket or place of metrics is taken
 )
 
 // An exitError is an error that decides the exit code.

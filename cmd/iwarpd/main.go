@@ -42,7 +42,7 @@ const exitCodes = `
   2  wrong flag, key or value
   3  no such interface, no address on it, or no such queue; or it was removed
   4  a capability or a permission is missing
-  5  the interface, a queue or the socket is taken`
+  5  the interface, a queue, the socket or the place of the metrics is taken`
 
 func rootCommand() *cobra.Command {
 	var file string

@@ -74,6 +74,8 @@ func TestMetrics(t *testing.T) {
 		}
 		if _, err := listenMetrics("unix:" + path); err == nil {
 			t.Error("a socket that is served was taken away")
+		} else if err = metricsError(err); exitCode(err) != exitBusy || !strings.Contains(err.Error(), "--metrics") {
+			t.Errorf("exit code %d: %v", exitCode(err), err)
 		}
 		cancel()
 		<-done

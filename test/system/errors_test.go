@@ -77,6 +77,7 @@ func TestDaemonErrors(t *testing.T) {
 		{"few descriptors", append([]string{testenv.RequireTool(t, "prlimit"), "--nofile=20"}, on(v.A.Name, sock)...), 1, "LimitNOFILE"},
 		{"socket in no folder", on(v.A.Name, filepath.Join(dir, "no", "no", "s")), 2, "--socket"},
 		{"socket not writable", on(v.A.Name, "/proc/iwarpd.sock"), 2, "--socket"},
+		{"metrics in no folder", on(v.A.Name, sock, "--metrics", "unix:"+filepath.Join(dir, "no", "m")), 2, "--metrics"},
 		{"socket is a file", on(v.A.Name, plain), 2, "non-socket"},
 		{"unknown key", on(v.A.Name, sock, "--config", config), 2, `did you mean "interface"?`},
 		{"no such file", on(v.A.Name, sock, "--config", filepath.Join(dir, "none")), 2, "no such file"},
