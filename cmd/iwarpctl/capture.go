@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"strconv"
 	"time"
@@ -47,6 +48,9 @@ func (c *command) capture() *cobra.Command {
 			if err := hostFilter(peer, &filter); err != nil {
 				return err
 			}
+			if filter.SnapLen < 0 || count < 0 || length < 0 {
+				return usageError{errors.New("capture: --snaplen, --count and --duration must not be negative")}
+			}
 			if filter.QP != 0 && peer != "" {
 				return usageError{errors.New("a queue pair has its address already: leave out --host")}
 			}
@@ -68,14 +72,22 @@ func hostFilter(s string, f *iwarp.CaptureFilter) error {
 	}
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		f.Address = s
+		host, port = s, ""
+	}
+	if host != "" {
+		if _, err := netip.ParseAddr(host); err != nil {
+			return usageError{fmt.Errorf("--host %s: %q is no IP address", s, host)}
+		}
+	}
+	f.Address = host
+	if err != nil { // an address alone
 		return nil
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 {
 		return usageError{fmt.Errorf("--host %s: %q is no port", s, port)}
 	}
-	f.Address, f.Port = host, uint16(n)
+	f.Port = uint16(n)
 	return nil
 }
 
@@ -104,7 +116,8 @@ func (c *command) runCapture(ctx context.Context, file string, filter iwarp.Capt
 	defer tap.Close()
 	out := c.out
 	if file != "-" {
-		f, err := os.Create(file)
+		// What it holds is the owner's of the connection.
+		f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 		if err != nil {
 			return err
 		}

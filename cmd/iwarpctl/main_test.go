@@ -81,6 +81,10 @@ func TestErrors(t *testing.T) {
 		{"top interval", []string{"top", "--interval", "1ms"}, exitUsage, "at least 100ms"},
 		{"qp show nothing", []string{"qp", "show"}, exitUsage, "qp show NUMBER"},
 		{"export a folder that is not there", []string{"nfs", "export", filepath.Join(dir, "no")}, exitFile, "no such file"},
+		{"capture of no address", []string{"capture", "--host", "foo", "-w", "-"}, exitUsage, `"foo" is no IP address`},
+		{"capture of no address with a port", []string{"capture", "--host", "foo:7174", "-w", "-"}, exitUsage, `"foo" is no IP address`},
+		{"capture of no port", []string{"capture", "--host", "10.0.0.1:x", "-w", "-"}, exitUsage, `"x" is no port`},
+		{"capture count", []string{"capture", "-n", "-1", "-w", "-"}, exitUsage, "not be negative"},
 		{"perf size", []string{"perf", "write", "--client", "1.2.3.4", "--size", "0"}, exitUsage, "size 0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
