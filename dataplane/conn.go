@@ -246,12 +246,17 @@ func isV4(a [16]byte) bool {
 	return [12]byte(a[:12]) == [12]byte{10: 0xff, 11: 0xff}
 }
 
-func (w *worker) setHop(c *conn, hop *Hop) {
+// setHop gives c the next hop to its peer, or, to an SCTP peer, that to one of its addresses.
+func (w *worker) setHop(c *conn, remote [16]byte, hop *Hop) {
 	mtu := w.mtu
 	if hop.MTU != 0 {
 		mtu = min(mtu, hop.MTU)
 	}
 	if c.as != nil {
+		if remote != c.flow.Remote {
+			c.as.setFurtherHop(remote, hop)
+			return
+		}
 		setHop(&c.as.tuple, hop)
 		if c.as.hopMTU.set(w, mtu) {
 			c.as.a.SetMTU(mtu)

@@ -565,6 +565,13 @@ func (e *Engine) rehop() {
 	for _, ci := range e.Conns() {
 		w := way{ci.Flow.Local, ci.Flow.Remote}
 		conns[w] = append(conns[w], ci.ID)
+		if ci.SCTP == nil {
+			continue
+		}
+		for _, a := range ci.SCTP.further {
+			w.remote = a
+			conns[w] = append(conns[w], ci.ID)
+		}
 	}
 	var wg sync.WaitGroup
 	turns := make(chan struct{}, maxRehops)
@@ -587,6 +594,11 @@ const maxDoubts = 16
 // neighbour is gone or has another address (RFC 1122, Section 3.3.1.4; RFC
 // 4861, Section 7.3.1).
 func (e *Engine) doubt(id ConnID, flow pkt.Flow) {
+	e.ask(func() { e.resolveConn(id, flow) })
+}
+
+// ask has f ask the resolver, unless as many do already as may.
+func (e *Engine) ask(f func()) {
 	if e.resolver == nil {
 		return
 	}
@@ -596,7 +608,7 @@ func (e *Engine) doubt(id ConnID, flow pkt.Flow) {
 	}
 	go func() {
 		defer e.doubts.Add(-1)
-		e.resolveConn(id, flow)
+		f()
 	}()
 }
 
@@ -615,7 +627,7 @@ func (e *Engine) resolveConns(ids []ConnID, flow pkt.Flow) {
 	for _, id := range ids {
 		e.onConn(id, func(w *worker, c *conn) {
 			if c != nil {
-				w.setHop(c, &hop)
+				w.setHop(c, flow.Remote, &hop)
 			}
 		})
 	}

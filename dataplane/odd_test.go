@@ -338,7 +338,7 @@ func TestHopKeepsPath(t *testing.T) {
 	s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
 	w := s.hosts[0].w
 	hop := Hop{SrcMAC: macA, DstMAC: macB, MTU: 1500}
-	w.setHop(a, &hop)
+	w.setHop(a, a.flow.Remote, &hop)
 	grab = true
 	s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
 	s.until("a full segment", func() bool { return grabbed != nil })
@@ -350,7 +350,7 @@ func TestHopKeepsPath(t *testing.T) {
 	}
 	for _, step := range []struct{ hop, path int }{{1500, 1300}, {0, 1300}, {1400, 1400}, {1500, 1500}} {
 		hop.MTU = step.hop
-		w.setHop(a, &hop)
+		w.setHop(a, a.flow.Remote, &hop)
 		if n := a.tcp.Stats().PMTU; n != step.path {
 			t.Errorf("path MTU %d after a hop with %d; want %d", n, step.hop, step.path)
 		}

@@ -30,6 +30,7 @@ type assoc struct {
 	opts     SCTP
 	flow     pkt.Flow  // of SCTP
 	also     []flowKey // with the other addresses of the peer
+	hops     []Hop     // by path, to those: without a DstMAC as to the first
 	tuple    pkt.Tuple
 	hopMTU   hopMTU
 	carrier  conn
@@ -266,7 +267,7 @@ func (w *worker) sessions(infos []ConnInfo) []ConnInfo {
 		as := c.as
 		si := &SCTPInfo{State: as.a.State(), Stats: as.a.Stats()}
 		_, current := as.a.Paths()
-		si.Path = as.a.Path(current)
+		si.Path, si.further = as.a.Path(current), as.further()
 		if as.mux != nil {
 			si.Sessions = as.mux.Stats()
 		}

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"bytes"
 	"encoding/binary"
+	"net/netip"
 	"slices"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
@@ -131,6 +132,55 @@ func (w *worker) forgetAddrs(as *assoc) {
 	as.also = nil
 }
 
+// further returns the addresses of the peer's beside that of the flow.
+func (as *assoc) further() (addrs [][16]byte) {
+	n, _ := as.a.Paths()
+	for i := 1; i < n; i++ {
+		addrs = append(addrs, as.a.Path(i).Addr.As16())
+	}
+	return addrs
+}
+
+// findHops asks for the next hops to them, since another address may be another interface
+// of the peer's, or behind another router.
+func (w *worker) findHops(as *assoc) {
+	addrs, local := as.further(), netip.AddrFrom16(as.flow.Local).Unmap()
+	if len(addrs) == 0 {
+		return
+	}
+	w.e.ask(func() {
+		for _, a := range addrs {
+			if hop, err := w.e.resolver.Resolve(netip.AddrFrom16(a).Unmap(), local); err == nil {
+				w.post(func(*worker) { as.setFurtherHop(a, &hop) })
+			}
+		}
+	})
+}
+
+func (as *assoc) setFurtherHop(addr [16]byte, hop *Hop) {
+	i, ok := as.a.FindPath(netip.AddrFrom16(addr).Unmap())
+	if !ok || as.over {
+		return
+	}
+	for len(as.hops) <= i {
+		as.hops = append(as.hops, Hop{})
+	}
+	as.hops[i] = *hop
+	if hop.MTU != 0 {
+		as.a.LowerMTU(i, hop.MTU)
+	}
+}
+
+// tupleTo is what stands in front of a packet that goes on path i, to addr.
+func (as *assoc) tupleTo(i int, addr netip.Addr) pkt.Tuple {
+	t := as.tuple
+	t.Remote = addr.As16()
+	if i < len(as.hops) && as.hops[i].DstMAC != [6]byte{} {
+		setHop(&t, &as.hops[i])
+	}
+	return t
+}
+
 // assocOf returns the association of flow here, nil if there is none.
 func (w *worker) assocOf(flow pkt.Flow) *assoc {
 	if w.sctp == nil {
@@ -177,6 +227,7 @@ func (w *worker) sctpUp(as *assoc) {
 	out, in := as.a.Streams()
 	n := min(out, in)
 	w.learnAddrs(as)
+	w.findHops(as)
 	as.mux = session.New(session.Config{Profile: as.opts.Profile, Pending: n}, n)
 	if !as.passive {
 		w.stats.ActiveOpens++
@@ -230,6 +281,7 @@ func (w *worker) sctpRestarted(as *assoc) {
 	as.enhanced = false
 	w.forgetAddrs(as)
 	w.learnAddrs(as)
+	w.findHops(as)
 	as.mux.Reset(min(out, in))
 }
 
@@ -274,8 +326,11 @@ func (w *worker) sctpTimer(c *conn) {
 	before := as.a.TimeoutsInARow()
 	as.a.HandleTimeout(w.now)
 	if as.a.TimeoutsInARow() > before {
+		flow := as.flow
+		_, i := as.a.Paths()
+		flow.Remote = as.a.Path(i).Addr.As16()
 		for _, c := range as.streams {
-			w.e.doubt(c.id, c.flow)
+			w.e.doubt(c.id, flow)
 			break // what is found is the association's
 		}
 	}

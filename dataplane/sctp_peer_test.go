@@ -2,10 +2,13 @@ package dataplane
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,11 +28,17 @@ type rawPeer struct {
 	peerTag, tsn  uint32
 	got           [][]byte // SCTP packets that came, and to whom
 	to            []netip.Addr
+	macs          [][6]byte
 }
 
 func newRawPeer(t testing.TB, params ...[]byte) *rawPeer {
 	t.Helper()
-	p := &rawPeer{sim: newSim(t, link.PipeConfig{}), local: netip.AddrPortFrom(addrA, 40000), remote: netip.AddrPortFrom(addrB, 7174), tag: 0x11223344, tsn: 1000}
+	return newRawPeerOf(t, newSim(t, link.PipeConfig{}), params...)
+}
+
+func newRawPeerOf(t testing.TB, s *sim, params ...[]byte) *rawPeer {
+	t.Helper()
+	p := &rawPeer{sim: s, local: netip.AddrPortFrom(addrA, 40000), remote: netip.AddrPortFrom(addrB, 7174), tag: 0x11223344, tsn: 1000}
 	p.listenSCTP()
 	if !p.connect(params...) {
 		t.Fatalf("no association, but %x", p.got)
@@ -128,6 +137,7 @@ func (p *rawPeer) turn() {
 			}
 			p.got = append(p.got, b[in.L4Off:in.L4Off+in.L4Len])
 			p.to = append(p.to, netip.AddrFrom16(in.Flow.Local).Unmap())
+			p.macs = append(p.macs, in.DstMAC)
 			l.Release(&fs[i])
 		}
 	}
@@ -213,6 +223,83 @@ func TestSCTPFurtherAddressICMP(t *testing.T) {
 		if got := a.Path(1).MTU; got != tc.want || a.Path(0).MTU != mtu {
 			t.Errorf("to %s, tag %#x: the path's MTU is %d, want %d; the first one's %d", tc.to, tc.tag, got, tc.want, a.Path(0).MTU)
 		}
+	}
+}
+
+// ways is a resolver of neighbours by address.
+type ways struct {
+	mu   sync.Mutex
+	macs map[netip.Addr][6]byte
+}
+
+func (r *ways) Resolve(dst, _ netip.Addr) (Hop, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if mac, ok := r.macs[dst]; ok {
+		return Hop{SrcMAC: macB, DstMAC: mac, MTU: 1400}, nil
+	}
+	return Hop{}, errors.New("no such neighbour")
+}
+
+func (*ways) Watch(func()) {}
+
+// TestSCTPFurtherHop: packets to a further address of the peer go to the neighbour who has
+// it, also when that is another one later.
+func TestSCTPFurtherHop(t *testing.T) {
+	second, third := netip.MustParseAddr("10.0.0.7"), netip.MustParseAddr("10.0.0.8")
+	r := &ways{macs: map[netip.Addr][6]byte{second: {2, 0, 0, 0, 0, 7}}}
+	s := newSim(t, link.PipeConfig{})
+	e := s.hosts[1].e
+	e.resolver = r
+	p := newRawPeerOf(t, s, []byte{0, 5, 0, 8, 10, 0, 0, 7}, []byte{0, 5, 0, 8, 10, 0, 0, 8})
+	p.admit(t)
+	answered := func() {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); e.doubts.Load() != 0; runtime.Gosched() {
+			if time.Now().After(end) {
+				t.Fatal("the resolver has not answered")
+			}
+		}
+		p.turn()
+	}
+	sent := func(to netip.Addr) (macs [][6]byte) {
+		t.Helper()
+		p.got, p.to, p.macs = nil, nil, nil
+		for end := p.now.Add(time.Minute); p.now < end; p.now = p.now.Add(100 * time.Millisecond) {
+			p.turn()
+		}
+		for i, a := range p.to {
+			if a == to && !slices.Contains(macs, p.macs[i]) {
+				macs = append(macs, p.macs[i])
+			}
+		}
+		return macs
+	}
+	answered()
+	if got := sent(second); len(got) != 1 || got[0] != r.macs[second] {
+		t.Errorf("packets to the second address go to %x, want %x", got, r.macs[second])
+	}
+	if got := sent(third); len(got) != 1 || got[0] != macA {
+		t.Errorf("packets to an address that nobody has go to %x, want the first one's, %x", got, macA)
+	}
+	if mtu := p.assoc().a.Path(1).MTU; mtu != 1400 {
+		t.Errorf("the path has an MTU of %d", mtu)
+	}
+	r.mu.Lock()
+	r.macs[second] = [6]byte{2, 0, 0, 0, 0, 9}
+	r.mu.Unlock()
+	var ids []ConnID
+	for id := range s.hosts[1].w.conns {
+		ids = append(ids, id)
+	}
+	infos := s.hosts[1].w.sessions(nil)
+	if len(infos) != 1 || !slices.Equal(infos[0].SCTP.further, [][16]byte{second.As16(), third.As16()}) {
+		t.Fatalf("addresses of the peer's: %+v", infos)
+	}
+	e.resolveConns(ids, pkt.Flow{Local: addrB.As16(), Remote: second.As16()})
+	p.turn()
+	if got := sent(second); len(got) != 1 || got[0] != r.macs[second] {
+		t.Errorf("packets to the second address go to %x now, want %x", got, r.macs[second])
 	}
 }
 

@@ -225,8 +225,7 @@ func (w *worker) composeSegment(c *conn, dst []byte) int {
 func (w *worker) transmitSCTP(as *assoc) {
 	o := &w.sctp.out
 	p := as.a.Path(o.Path)
-	t := as.tuple
-	t.Remote = p.Addr.As16()
+	t := as.tupleTo(o.Path, p.Addr)
 	if o.Retransmit {
 		w.stats.TxRetransmits++
 	}

@@ -90,6 +90,8 @@ type SCTPInfo struct {
 	Stats    sctp.Stats
 	Path     sctp.PathInfo // the one in use
 	Sessions session.Stats
+
+	further [][16]byte // addresses of the peer's beside that of the flow
 }
 
 // ConnInfo describes a connection.

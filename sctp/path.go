@@ -223,6 +223,9 @@ func (a *Assoc) retransmitPath(i int) int {
 	return a.primary
 }
 
+// LowerMTU says that path i has an MTU of at most mtu.
+func (a *Assoc) LowerMTU(i, mtu int) { a.lowerMTU(i, mtu) }
+
 // lowerMTU takes a smaller MTU for path i.
 func (a *Assoc) lowerMTU(i, mtu int) {
 	p := &a.paths[i]
