@@ -67,7 +67,8 @@ type conn struct {
 	second   bool            // the peer closed first: TIME-WAIT is its
 	lingers  bool            // closed in order: its port must rest
 
-	initiator bool // it sends the MPA request; otherwise it waits for the peer's
+	before    map[int]dataplane.ConnID // connDialing: by worker, the newest id of another connection
+	initiator bool                     // it sends the MPA request; otherwise it waits for the peer's
 
 	streaming bool   // begins as a byte stream
 	held      bool   // in usage.streams
@@ -85,6 +86,7 @@ const maxPrivate = mpa.MaxPrivateData
 func (s *Server) OnEvent(ev dataplane.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.seen(ev.Conn)
 	if ev.Kind == dataplane.EventAccepted {
 		s.accepted(ev)
 		return
@@ -103,8 +105,8 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 	}
 	c := s.conns[ev.Conn]
 	if c == nil {
-		if c = s.dialing[ev.Flow]; c == nil {
-			return // given up by us
+		if c = s.dialing[ev.Flow]; c == nil || ev.Conn <= c.before[ev.Conn.Worker()] {
+			return // given up by us, perhaps for another attempt from the same port
 		}
 		delete(s.dialing, ev.Flow)
 		c.id = ev.Conn
@@ -140,6 +142,12 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 	case dataplane.EventClosed:
 		s.closedEvent(c, ev.Err)
 	}
+}
+
+// seen notes that the engine has come as far as id.
+func (s *Server) seen(id dataplane.ConnID) {
+	w := id.Worker()
+	s.newest[w] = max(s.newest[w], id)
 }
 
 // accepted begins the start-up of a passive open.

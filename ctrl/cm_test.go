@@ -607,3 +607,39 @@ func TestPortRests(t *testing.T) {
 		})
 	}
 }
+
+// TestLateClose: the end of an attempt that was given up is not that of the next one
+// from the same port.
+func TestLateClose(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	qp := c.qp()
+	req := reqConnect(qp, peerA.String())
+	req.GetConnect().Local = "10.0.0.1:5000"
+	c.ok(req)
+	h.e.await(t, "connect")
+	first, fc := h.e.only(t, peerA)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventConnected, Conn: first, Flow: flowOf(fc.local, fc.remote)})
+	h.e.await(t, "send")
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}})
+	if ev := c.event().GetConnectFailed(); ev == nil {
+		t.Fatal("no event")
+	}
+	h.e.await(t, "disconnect")
+
+	h.e.mu.Lock()
+	h.e.hold = make(chan struct{})
+	defer close(h.e.hold)
+	h.e.mu.Unlock()
+	req.GetConnect().Qp = c.qp()
+	c.ok(req)
+	h.e.await(t, "connect")
+	second, sc := h.e.only(t, peerA)
+	if sc.local != fc.local {
+		t.Fatalf("from %v, after %v", sc.local, fc.local)
+	}
+	flow := flowOf(sc.local, sc.remote)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: first, Flow: flow})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventConnected, Conn: second, Flow: flow})
+	h.e.await(t, "send") // the MPA request
+}

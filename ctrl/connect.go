@@ -2,6 +2,7 @@ package ctrl
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
 	"time"
 
@@ -216,7 +217,7 @@ func (s *Server) dial(c *conn, attempt int) {
 	}
 	c.claim, c.local, c.state = cl, cl.addr, connDialing
 	flow := flowOf(c.local, c.remote)
-	s.dialing[flow] = c
+	s.dialing[flow], c.before = c, maps.Clone(s.newest)
 	timeout := limit.Sub(s.now())
 	s.mu.Unlock()
 
@@ -237,6 +238,9 @@ func (s *Server) dial(c *conn, attempt int) {
 	defer s.mu.Unlock()
 	if s.dialing[flow] == c {
 		delete(s.dialing, flow)
+	}
+	if err == nil {
+		s.seen(id)
 	}
 	switch {
 	case c.attempt != attempt:

@@ -28,6 +28,10 @@ import (
 // the worker that made it.
 type ConnID uint64
 
+// Worker returns the worker that made id. Of two ids of one worker the greater was made
+// later.
+func (id ConnID) Worker() int { return int(id >> 48) }
+
 // ListenerID names a listener.
 type ListenerID uint64
 
@@ -362,7 +366,7 @@ func (e *Engine) WakeFD(worker int) int { return e.workers[worker].cmds.wakeFD }
 func (e *Engine) Turn() int { return e.workers[0].inlineTurn() }
 
 func (e *Engine) worker(id ConnID) *worker {
-	i := int(uint64(id) >> 48)
+	i := id.Worker()
 	if i >= len(e.workers) {
 		i = 0
 	}
