@@ -23,6 +23,7 @@ type Client struct {
 	e    *Endpoint
 	addr string
 	xid  atomic.Uint32
+	told atomic.Bool // that the server is silent
 
 	mu      sync.Mutex
 	conn    *Conn
@@ -172,13 +173,18 @@ func (c *Client) connect(ctx context.Context) (conn *Conn, quiet bool, err error
 // itself may be what ends them (draft section 7.3).
 const retries, terminates = 4, 8
 
+// silence is how long a server may be gone before Config.Silent hears of it.
+const silence = 5 * time.Second
+
 // Call makes an RPC, as Conn.Call. After a broken connection it connects and
-// sends the call again, with the same XID, until ctx is done. After an error
+// sends the call again, with the same XID, until ctx is done or Config.Patience at
+// its end. After an error
 // that the draft lets a requester recover from it goes to the server again
 // with other formats, or with more memory if q.Again allows it.
 func (c *Client) Call(ctx context.Context, q *Call) (*Response, error) {
 	tries, ended := 0, 0
 	wait := 10 * time.Millisecond
+	var since time.Time // the first of the failures
 	call := *q
 	for {
 		conn, err := c.Conn(ctx)
@@ -187,6 +193,7 @@ func (c *Client) Call(ctx context.Context, q *Call) (*Response, error) {
 			r, err = conn.Call(ctx, &call)
 		}
 		if err == nil {
+			c.told.Store(false)
 			return r, nil
 		}
 		var f *session.FailureError
@@ -205,6 +212,19 @@ func (c *Client) Call(ctx context.Context, q *Call) (*Response, error) {
 		case errors.As(err, &lost), errors.Is(err, iwarp.ErrRefused), errors.Is(err, iwarp.ErrUnreachable), errors.Is(err, iwarp.ErrTimeout):
 			if errors.As(err, new(*iwarp.TerminateError)) {
 				ended++
+			}
+			if since.IsZero() {
+				since = time.Now()
+			}
+			gone, tell := time.Since(since), silence
+			if p := c.e.cfg.Patience; p > 0 {
+				if gone >= p {
+					return nil, err
+				}
+				tell = min(tell, p/2)
+			}
+			if f := c.e.cfg.Silent; f != nil && gone >= tell && c.told.CompareAndSwap(false, true) {
+				f(c.addr, err)
 			}
 			select {
 			case <-time.After(wait):

@@ -37,7 +37,11 @@ type Config struct {
 	// takes about 0.5 MiB of the Pool for messages.
 	MaxConns int
 	Setup    time.Duration // bound on a connection's start: version and properties
+	Patience time.Duration // how long a Client's call tries to reach a server that is gone; 0: until its context is done
 	Iwarp    iwarp.Config  // MPA
+	// Silent, if set, hears of a server that a Client has tried to reach for some
+	// seconds, once until it answers a call again.
+	Silent func(addr string, err error)
 	// Wire, if set, sees every message that is sent or received.
 	Wire func(c *Conn, sent bool, b []byte)
 }

@@ -504,6 +504,27 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
+// TestPatience: a call gives up a server that stays away, and it is told before.
+func TestPatience(t *testing.T) {
+	told := make(chan string, 100)
+	g := newRig(t, func(c *rpcrdma.Config) {
+		c.Patience = time.Second
+		c.Silent = func(addr string, _ error) { told <- addr }
+	}, nil)
+	g.check(10)
+	g.l.Close()
+	for _, c := range g.se.Conns() {
+		c.Close()
+	}
+	start := time.Now()
+	if _, _, err := g.do(0, nil, rpcrdma.Call{Again: true}); err == nil || g.ctx.Err() != nil || time.Since(start) < time.Second {
+		t.Errorf("%v after %v", err, time.Since(start))
+	}
+	if len(told) != 1 || <-told != g.l.Addr() {
+		t.Errorf("told %d times more", len(told))
+	}
+}
+
 // TestRecovery: errors that a requester may answer by other formats or more
 // memory (draft sections 7.3.1 to 7.3.5).
 func TestRecovery(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
 )
 
 // version is set by the linker.
@@ -54,7 +55,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 		err = werr
 	}
 	code := exitCode(ctx, err)
-	if err != nil && code != exitInterrupted {
+	if err != nil && (code != exitInterrupted || errors.As(err, new(*nfs.LeftError))) {
 		c.report(err, code)
 	}
 	return code

@@ -97,6 +97,9 @@ func nfsTarget(ctx context.Context, s string) (addr, p string, err error) {
 	return addr, "/" + p, err
 }
 
+// nfsPatience is how long a transfer waits for a server that is gone.
+const nfsPatience = 2 * time.Minute
+
 // withNFS runs f with a client of the server that target names.
 func (c *command) withNFS(ctx context.Context, target string, f func(ctx context.Context, n *nfs.Client, p string) error) error {
 	addr, p, err := nfsTarget(ctx, target)
@@ -109,6 +112,10 @@ func (c *command) withNFS(ctx context.Context, target string, f func(ctx context
 	}
 	defer dev.Close()
 	cfg := rpcrdma.DefaultConfig(false)
+	cfg.Patience = nfsPatience
+	cfg.Silent = func(addr string, err error) {
+		fmt.Fprintf(c.err, "%s does not answer; trying for %v: %v\n", addr, nfsPatience, err)
+	}
 	e, err := rpcrdma.New(ctx, dev, cfg)
 	if err != nil {
 		return err

@@ -188,7 +188,9 @@ func (n *Client) Walk(ctx context.Context, p string) (Info, error) {
 	i := Info{Handle: n.root, Type: nfsv3.NF3DIR, Name: "/"}
 	for name := range strings.SplitSeq(strings.Trim(path.Clean("/"+p), "/"), "/") {
 		if name == "" {
-			return n.Getattr(ctx, n.root)
+			i, err := n.Getattr(ctx, n.root)
+			i.Name = "/"
+			return i, err
 		}
 		var err error
 		if i, err = n.Lookup(ctx, i.Handle, name); err != nil {
@@ -401,11 +403,24 @@ func (n *Client) change(ctx context.Context, op string, proc uint32, args func(*
 	return err
 }
 
+// LeftError is a transfer that failed with Err, and whose file of that name, beside the
+// one that was to be, could not be removed for Why: it may still be there.
+type LeftError struct {
+	Err  error
+	Name string
+	Why  error
+}
+
+func (e *LeftError) Error() string { return fmt.Sprintf("%v; %s is left: %v", e.Err, e.Name, e.Why) }
+
+// Unwrap returns both errors.
+func (e *LeftError) Unwrap() []error { return []error{e.Err, e.Why} }
+
 // PutFile makes the file name of a directory of what r has, or nothing: it is
 // written under another name first, and takes the place of a file that was there
 // when it is whole and lasts. It has the mode perm, or the permissions of the file
 // it replaces, and that one's owner where the server allows that. A name that
-// something else has than a file gives fs.ErrExist.
+// something else has than a file gives fs.ErrExist. Errors: LeftError, too.
 func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint32, r io.Reader) (done int64, err error) {
 	old, err := n.Lookup(ctx, dir, name)
 	there := err == nil
@@ -424,7 +439,7 @@ func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidy)
 			defer cancel()
 			if rerr := n.Remove(ctx, dir, temp); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
-				err = fmt.Errorf("%w; %s is left: %w", err, temp, rerr)
+				err = &LeftError{Err: err, Name: temp, Why: rerr}
 			}
 		}
 	}()

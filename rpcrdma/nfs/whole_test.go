@@ -94,6 +94,29 @@ func TestPutFile(t *testing.T) {
 	is("new", "other data", 0o640)
 }
 
+// TestPutLeft: what could not be removed after a transfer that failed is named.
+func TestPutLeft(t *testing.T) {
+	g := start(t, 2)
+	broken := errors.New("broken")
+	var temp string
+	_, err := g.n.PutFile(g.ctx, g.n.Root(), "f", 0o600, readerFunc(func([]byte) (int, error) {
+		l, err := os.ReadDir(g.dir)
+		if err != nil || len(l) != 1 {
+			t.Error(l, err)
+			return 0, broken
+		}
+		temp = l[0].Name()
+		if err := errors.Join(os.Remove(filepath.Join(g.dir, temp)), os.Mkdir(filepath.Join(g.dir, temp), 0o755)); err != nil {
+			t.Error(err)
+		}
+		return 0, broken
+	}))
+	left, ok := errors.AsType[*nfs.LeftError](err)
+	if !ok || !errors.Is(err, broken) || temp == "" || left.Name != temp || !strings.Contains(err.Error(), temp) {
+		t.Errorf("%v; the file was %q", err, temp)
+	}
+}
+
 // TestPutOver: what replaces a file has its owner, and its permissions, but no
 // set-user-ID; and what could not be made is not told to be left behind.
 func TestPutOver(t *testing.T) {
