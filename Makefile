@@ -48,7 +48,7 @@ test: ## unit, simulation and (as root) namespace tests, with the race detector
 demo: build ## a file of 256 MiB there and back by RDMA between two namespaces, with checks and figures
 	@mkdir -p $(OUT)
 	@CGO_ENABLED=0 $(GO) build -o $(OUT)/iwarpd-demo ./test/demo
-	@exec $(OUT)/iwarpd-demo $(DEMOFLAGS)
+	@GO=$(GO) exec $(OUT)/iwarpd-demo $(DEMOFLAGS)
 
 bench: build ## measure against the budget, kernel TCP and libfabric; writes out/bench.json
 	@mkdir -p $(OUT)

@@ -10,6 +10,7 @@ package main
 import (
 	"archive/tar"
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -151,7 +152,7 @@ func cannot() string {
 
 // makeFile writes a tar of the Go tree, again and again, cut at size octets.
 func makeFile(ctx context.Context, name string, size int64) (sum [sha256.Size]byte, err error) {
-	out, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
+	out, err := exec.CommandContext(ctx, cmp.Or(os.Getenv("GO"), "go"), "env", "GOROOT").Output() // GO: of the Makefile
 	if err != nil {
 		return sum, fmt.Errorf("go env GOROOT: %w", err)
 	}
