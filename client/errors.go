@@ -82,7 +82,7 @@ func (e *RejectError) Is(target error) bool { return target == ErrRejected }
 // TerminateError is a Terminate message (RFC 5040 section 4.8) that ended a
 // stream.
 type TerminateError struct {
-	Remote  bool // the peer found the violation; false: this side did
+	Remote  bool        // the peer found the violation; false: this side did
 	Term    *term.Error // the violation: Layer, Type and Code are those of the message
 	Headers []byte      // of the terminated segment, as in the message
 }
