@@ -67,11 +67,17 @@ func (s *Stream) awaited(h *ddp.Tagged, n int) bool {
 		if p.atomic {
 			continue
 		}
-		if n == 0 || p.stag == h.STag && h.TO-p.to <= uint64(p.length) && uint64(n) <= uint64(p.length)-(h.TO-p.to) {
+		if n == 0 || p.stag == h.STag && p.covers(h.TO, uint64(n)) {
 			return true
 		}
 	}
 	return false
+}
+
+// covers reports whether the sink of a Read has n octets at to.
+func (p *pending) covers(to, n uint64) bool {
+	off := to - p.to
+	return off <= uint64(p.length) && n <= uint64(p.length)-off
 }
 
 // DeliverEarly does what is left to do for the ULPDU that HandleEarly placed

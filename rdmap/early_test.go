@@ -27,6 +27,7 @@ func TestHandleEarly(t *testing.T) {
 		{"Read Response", "c142 00000007 0000000000001008 0102030405060708", true},
 		{"Read Response of no octets", "c142 00000007 0000000000001010", true},
 		{"Read Response nobody awaits: STag", "c142 0000000a 0000000000001008 01", false},
+		{"Read Response nobody awaits: an STag that is there", "c142 00000008 0000000000001008 01", false},
 		{"Read Response nobody awaits: TO", "c142 00000007 0000000000001011 01", false},
 		{"Read Response nobody awaits: length", "c142 00000007 000000000000100f 0102", false},
 		{"Read Response nobody awaits: before", "c142 00000007 0000000000000fff 0102", false},
@@ -75,6 +76,16 @@ func TestHandleEarly(t *testing.T) {
 				t.Errorf("%d headers kept", n)
 			}
 		})
+	}
+}
+
+// An atomic awaits no Read Response, not even one of no octets.
+func TestHandleEarlyAtomic(t *testing.T) {
+	e := newVictim()
+	e.post(t, WR{Op: OpFetchAdd})
+	e.poll(testMULPDU)
+	if e.HandleEarly(1000, unhex(t, "c142 00000000 0000000000000000")) {
+		t.Error("a Read Response that only an atomic could have asked for was taken early")
 	}
 }
 

@@ -76,6 +76,7 @@ var errorCases = []struct {
 	// RFC 5041 section 7.1, untagged.
 	{"untagged: QN 4", "4143 00000000 00000004 00000001 00000000 aa", term.ErrInvalidQN, ddpHeader},
 	{"untagged: QN 2^32-1", "4143 00000000 ffffffff 00000001 00000000", term.ErrInvalidQN, ddpHeader},
+	{"untagged: QN 4 and RDMAP version 0", "4103 00000000 00000004 00000001 00000000 aa", term.ErrInvalidQN, ddpHeader},
 	{"untagged: MSN 0", "4143 00000000 00000000 00000000 00000000 aa", term.ErrMSNRange, ddpHeader},
 	{"untagged: MSN 2 first", "4143 00000000 00000000 00000002 00000000 aa", term.ErrMSNRange, ddpHeader},
 	{"untagged: MSN far", "4143 00000000 00000000 80000001 00000000 aa", term.ErrMSNRange, ddpHeader},
@@ -134,6 +135,7 @@ var errorCases = []struct {
 	{"Read Request with payload", hRead + sink + "00000001 00000007 0000000000001000 aa", term.ErrOperation, ddpHeader},
 	{"Invalidate of an unknown STag", "4144 00000006 00000000 00000001 00000000 aa", term.ErrCannotInvalidate, ddpHeader},
 	{"Invalidate with SE of an unknown STag", "4146 00000006 00000000 00000001 00000000", term.ErrCannotInvalidate, ddpHeader},
+	{"Invalidate, and too long", "4144 00000007 00000000 00000001 00000000" + strings.Repeat("aa", 65), term.ErrTooLong, ddpHeader},
 	{"Terminate cut short", hTerm + "200200", term.ErrOperation, ddpHeader},
 
 	// RFC 7306 section 8.2.
@@ -148,6 +150,8 @@ var errorCases = []struct {
 	{"Immediate Data of 7 octets", "4148 00000000 00000000 00000001 00000000 00000000000000", term.ErrOperation, ddpHeader},
 	{"Immediate Data of 9 octets", "4149 00000000 00000000 00000001 00000000 000000000000000000", term.ErrOperation, ddpHeader},
 	{"Immediate Data in two segments", "0148 00000000 00000000 00000001 00000000 0000000000000000", term.ErrOperation, ddpHeader},
+	{"Immediate Data: MSN 0", "4148 00000000 00000000 00000000 00000000 0000000000000000", term.ErrMSNRange, ddpHeader},
+	{"Immediate Data: MSN 2 first", "4149 00000000 00000000 00000002 00000000 0000000000000000", term.ErrMSNRange, ddpHeader},
 	{"Immediate Data with an offset", "4148 00000000 00000000 00000001 00000008 0000000000000000", term.ErrInvalidMO, ddpHeader},
 
 	// Too short for a header: there is none to send back.
@@ -186,8 +190,8 @@ func TestErrors(t *testing.T) {
 				t.Error("something was placed")
 			}
 			for stag, r := range e.mem.regions {
-				if !bytes.Equal(r.buf, make([]byte, 256)) {
-					t.Errorf("STag %d was written to", stag)
+				if !bytes.Equal(r.buf, make([]byte, 256)) || r.gone {
+					t.Errorf("STag %d was written to, or invalidated", stag)
 				}
 			}
 		})
@@ -317,6 +321,7 @@ func TestErrorsOfResponses(t *testing.T) {
 		{"TO back", read, good, "c142 00000007 0000000000001000 0102030405060708", term.ErrBounds, StatusFlushed},
 		{"a hole", read, good, "c142 00000007 0000000000001009 01020304050607", term.ErrBounds, StatusFlushed},
 		{"too long", read, good, "c142 00000007 0000000000001008 010203040506070809", term.ErrBounds, StatusFlushed},
+		{"too long, and not the last", read, good, "8142 00000007 0000000000001008 010203040506070809", term.ErrBounds, StatusFlushed},
 		{"too short", read, "", "c142 00000007 0000000000001000 aa", term.ErrBounds, StatusFlushed},
 		{"no octets", read, "", "c142 00000007 0000000000001000", term.ErrBounds, StatusFlushed},
 		{"atomic's answer", read, "", hAnswer + "00000000 0000000000000000", term.ErrOpcode, StatusFlushed},
@@ -386,6 +391,9 @@ func TestReservedIgnored(t *testing.T) {
 		if err := e.HandleULPDU(unhex(t, in)); err != nil {
 			t.Errorf("%s: %v", in, err)
 		}
+	}
+	if cs := e.completions(); len(cs) != 1 || cs[0].InvSTag != 0 {
+		t.Errorf("completions %+v; want a Send that invalidates nothing", cs)
 	}
 	e.poll(testMULPDU)
 	if err := e.HandleULPDU(unhex(t, "7d7a deadbeef 00000001 00000002 00000000 fffffff0 00000005 00000007 0000000000001000 0000000000000001 0000000000000000 ffffffffffffffff 0000000000000000")); err != nil {

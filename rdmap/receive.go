@@ -376,7 +376,8 @@ func (s *Stream) handleTerminate(msg []byte) *term.Error {
 
 // blamed finds the outstanding request that a Terminate names: by the MSN of its
 // DDP header, or by the sink in its Read Request header, as not every peer's MSN
-// can be trusted.
+// can be trusted. That header names the octets that are missing: with them it tells
+// apart Reads whose sinks lie end to end.
 func (s *Stream) blamed(t *Terminate) *pending {
 	var h ddp.Untagged
 	byMSN := t.RDMA == nil && len(t.DDP) == ddp.UntaggedLen
@@ -394,7 +395,7 @@ func (s *Stream) blamed(t *Terminate) *pending {
 		switch {
 		case byMSN && p.msn == h.MSN:
 			return p
-		case !byMSN && !p.atomic && p.stag == req.sinkSTag && req.sinkTO-p.to <= uint64(p.length):
+		case !byMSN && !p.atomic && p.stag == req.sinkSTag && p.covers(req.sinkTO, uint64(req.size)):
 			return p
 		}
 	}

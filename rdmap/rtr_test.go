@@ -97,6 +97,11 @@ func TestRTRExpected(t *testing.T) {
 		{"a Send with SE", OpSend, "4145 00000000 00000000 00000001 00000000", 0, nil, 1, "4143 00000000 00000000 00000002 00000000"},
 		{"a Write with octets", OpWrite, "c140 00000007 0000000000001000 aa", 0, nil, 0, hSend},
 		{"a Read with octets", OpRead, hRead + sink + "00000001 00000007 0000000000001000", 0, nil, 0, hSend},
+		{"a Send at an offset", OpSend, "4143 00000000 00000000 00000001 00000004", 0, term.ErrInvalidMO, 1, ""},
+		{"a Read at an offset", OpRead, "4141 00000000 00000001 00000001 00000004" + rtrRead[len(hRead):], 0, term.ErrInvalidMO, 0, ""},
+		{"a Read that is not the last segment", OpRead, "01" + rtrRead[2:], 0, nil, 0, hSend},
+		{"a Write that is not the last segment", OpWrite, "8140 00000001 0000000000000000", 0, nil, 0, hSend},
+		{"a Read Response of no octets", OpWrite, "c142 00000001 0000000000000000", 0, term.ErrOpcode, 0, ""},
 		{"a Send on a wrong MSN", OpSend, "4143 00000000 00000000 00000002 00000000", 0, term.ErrMSNRange, 0, ""},
 		{"a Write of a wrong version", OpWrite, "c040 00000001 0000000000000000", 0, term.ErrTaggedVersion, 0, ""},
 		{"a Send of a wrong version", OpSend, "4103 00000000 00000000 00000001 00000000", 0, term.ErrRDMAPVersion, 0, ""},
@@ -113,6 +118,9 @@ func TestRTRExpected(t *testing.T) {
 				t.Fatalf("HandleULPDU = %v; want %v", err, tt.err)
 			}
 			if tt.err != nil {
+				if e.RTR() != tt.want {
+					t.Errorf("RTR %v; want %v", e.RTR(), tt.want)
+				}
 				return
 			}
 			if ev, ok := e.PollEvent(); !ok || ev != EventRTR || e.RTR() != tt.want {

@@ -123,6 +123,15 @@ func TestTerminated(t *testing.T) {
 			[3]Status{1, 1, StatusRemoteAccess}},
 		{"siw: the third, with a wrong MSN", "10000700 001c" + readHdr("00000010", "00000007 0000000000003000 00000010 00000055 0000000000000066"), term.ErrReadSTag,
 			[3]Status{1, 1, StatusRemoteAccess}},
+		{"a Read that begins where the first one's sink ends", "0100e000 002e" + readHdr("00000003", "00000007 0000000000001010 00000010 00000055 0000000000000066"), term.ErrReadSTag,
+			[3]Status{1, 1, 1}},
+		{"the first, of which nothing is missing", "0100e000 002e" + readHdr("00000001", "00000007 0000000000001010 00000000 00000055 0000000000000076"), term.ErrReadSTag,
+			[3]Status{StatusRemoteAccess, 1, 1}},
+		{"a Read into another STag", "0100e000 002e" + readHdr("00000001", "00000008 0000000000001000 00000010 00000055 0000000000000066"), term.ErrReadSTag,
+			[3]Status{1, 1, 1}},
+		{"a Read of more octets", "0100e000 002e" + readHdr("00000001", "00000007 0000000000001000 00000011 00000055 0000000000000066"), term.ErrReadSTag,
+			[3]Status{1, 1, 1}},
+		{"a Send with the number of the first", "1204c000 0013" + hSend, term.ErrInvalidMO, [3]Status{1, 1, 1}},
 		{"the atomic is not aligned", "0207c000 0046 414a 00000000 00000001 00000002 00000000", term.ErrStream,
 			[3]Status{1, StatusRemoteOp, 1}},
 		{"a request that is not ours", "0207c000 0046 414a 00000000 00000001 00000009 00000000", term.ErrStream, [3]Status{1, 1, 1}},
@@ -177,6 +186,28 @@ func TestTerminatedAtSetup(t *testing.T) {
 	e.HandleULPDU(unhex(t, hSend))
 	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrStream || e.RemoteLayout() != LayoutSwapped {
 		t.Errorf("after a Send: %v, %v, layout %v; want %v", err, e.Remote(), e.RemoteLayout(), term.ErrStream)
+	}
+	e = newVictim()
+	e.HandleULPDU(unhex(t, hRead+sink+"00000000 00000000 0000000000000000"))
+	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrStream || e.RemoteLayout() != LayoutSwapped {
+		t.Errorf("after a Read Request: %v, %v, layout %v; want %v", err, e.Remote(), e.RemoteLayout(), term.ErrStream)
+	}
+}
+
+// Of two Reads whose sinks lie end to end the Terminate blames the one that it names.
+func TestTerminatedEndToEnd(t *testing.T) {
+	e := newEnd(Config{ORD: 2})
+	for i := range uint32(2) {
+		e.post(t, WR{ID: i, Op: OpRead, Len: 16, STag: 0x55, SinkSTag: 7, SinkTO: 0x1000 + 16*uint64(i)})
+		e.poll(testMULPDU)
+	}
+	in := hTerm + "0100e000 002e 4141 00000000 00000001 00000002 00000000 00000007 0000000000001010 00000010 00000055 0000000000000000"
+	if err := e.HandleULPDU(unhex(t, in)); err != nil {
+		t.Fatal(err)
+	}
+	e.Flush()
+	if cs := e.completions(); len(cs) != 2 || cs[0].Status != StatusFlushed || cs[1].Status != StatusRemoteAccess {
+		t.Errorf("completions %+v; want the first flushed, the second refused", cs)
 	}
 }
 
