@@ -260,6 +260,18 @@ func TestEarlyLocate(t *testing.T) {
 			}
 		}
 	})
+	t.Run("behind one that was placed, not as the last", func(t *testing.T) {
+		w := newWorld(t, rnd, true, 7, 600, 600, 60, 600, 600) // FPDU 2 has no marker
+		if d := w.r.toMarker(w.fpdus[2].seq); d < bodyLen(60) {
+			t.Fatalf("FPDU 2 has a marker at %d", d)
+		}
+		for _, i := range []int{1, 4, 2} {
+			found, gone := early(t, w.r, w.start, w.stream, w.fpdus[i].begin, w.end(i), func(*FPDU) bool { return true })
+			if len(found) != 1 || !gone {
+				t.Errorf("FPDU %d: found %d, gone %v", i, len(found), gone)
+			}
+		}
+	})
 	t.Run("overlap with one that was placed", func(t *testing.T) {
 		w.r.Init(true, true, w.start)
 		for _, s := range []struct{ from, to, found int }{
@@ -304,6 +316,14 @@ func TestEarlyLocate(t *testing.T) {
 		b, fpdus := stream(rnd, true, false, 7, 600, 600)
 		r.Init(true, false, 7)
 		if found, gone := early(t, &r, 7, b, fpdus[1].begin, len(b), func(*FPDU) bool { return true }); len(found) != 0 || gone {
+			t.Errorf("found %d, gone %v", len(found), gone)
+		}
+	})
+	t.Run("within what is gathered", func(t *testing.T) {
+		w.r.Init(true, true, w.start)
+		w.r.Feed(w.stream[:w.fpdus[5].begin+520])
+		collect(t, w.r, w.fpdus)
+		if found, gone := early(t, w.r, w.start, w.stream, w.fpdus[5].begin, w.end(5), func(*FPDU) bool { return true }); len(found) != 0 || gone {
 			t.Errorf("found %d, gone %v", len(found), gone)
 		}
 	})
@@ -473,6 +493,11 @@ func TestEarlyInvalid(t *testing.T) {
 			b[0], b[1] = 0, 18
 			resum(b[:bodyLen(18)])
 		}},
+		{"length ends at the marker that points back", func(b []byte) {
+			const n = mark - lengthLen - crcLen
+			b[0], b[1] = n>>8, n&0xff
+			resum(b[:bodyLen(n)])
+		}},
 	} {
 		w := newWorld(t, rnd, true, 5, 600, 600, 600)
 		seg := bytes.Clone(w.stream[w.fpdus[1].begin:w.end(1)])
@@ -488,6 +513,19 @@ func TestEarlyInvalid(t *testing.T) {
 		if _, err := w.r.Next(&f); err != nil {
 			t.Errorf("%s: an error ahead of order: %v", tt.name, err)
 		}
+	}
+}
+
+// An FPDU known to begin behind another one is not taken if a marker in it says
+// something else.
+func TestEarlyKnownMarker(t *testing.T) {
+	w := newWorld(t, seeded(t), true, 5, 600, 600, 600, 600)
+	second := w.stream[w.fpdus[2].begin:w.end(2)]
+	second[w.r.toMarker(w.fpdus[2].seq)+3] ^= 4
+	resum(second)
+	found, gone := early(t, w.r, w.start, w.stream, w.fpdus[1].begin, w.end(2), func(*FPDU) bool { return true })
+	if len(found) != 1 || gone {
+		t.Errorf("found %d, gone %v; want the first FPDU alone", len(found), gone)
 	}
 }
 

@@ -70,6 +70,8 @@ func TestInitiatorReply(t *testing.T) {
 		params func(*Params)
 	}{
 		{"reserved flags", same, hexRep + "5f02000400100010", nil},
+		{"CRCs are on if one side wants them: we do", same, hexRep + "1002000400100010", nil},
+		{"CRCs are on if one side wants them: the peer does", func(c *Config) { c.CRC = false }, hexRep + "5002000400100010", nil},
 		{"IRD raised to the responder's ORD", same, hexRep + "5002000400100080", func(p *Params) { p.IRD = 128 }},
 		{"IRD not lowered to the responder's ORD", same, hexRep + "5002000400100001", nil},
 		{"ORD lowered to 0", same, hexRep + "5002000400000000", func(p *Params) { p.ORD = 0 }},
@@ -78,6 +80,7 @@ func TestInitiatorReply(t *testing.T) {
 		{"IRD manual, answered by a number", func(c *Config) { c.ManualIRD, c.MaxIRD = true, 0 }, hexRep + "5002000400100080", nil},
 		{"A without having been asked for", same, hexRep + "500200048010c010", nil},
 		{"all kinds of RTR", func(c *Config) { c.P2P = true }, hexRep + "50020004c010c010", func(p *Params) { p.RTR = RTRWrite }},
+		{"no kinds in the Config are all", func(c *Config) { c.P2P, c.RTR = true, 0 }, hexRep + "5002000480104010", func(p *Params) { p.RTR = RTRRead }},
 		{"kinds that we did not offer beside one that we did", func(c *Config) { c.P2P, c.RTR = true, RTRs(RTRSend) },
 			hexRep + "50020004c010c010", func(p *Params) { p.RTR = RTRSend }},
 		{"no Read to an IRD of 0", func(c *Config) { c.P2P, c.RTR = true, RTRs(RTRSend|RTRRead) },
@@ -96,6 +99,14 @@ func TestInitiatorReply(t *testing.T) {
 				t.Errorf("params %+v\nwant   %+v", got, want)
 			}
 		})
+	}
+}
+
+// An empty set of RTRs in the Config offers them all.
+func TestInitiatorOffersAll(t *testing.T) {
+	s := NewInitiator(with(func(c *Config) { c.P2P, c.RTR = true, 0 }), t0)
+	if f, _, err := Decode(frameOf(t, s)); err != nil || !f.P2P || f.RTR != AllRTRs {
+		t.Errorf("Request %+v, %v; want every kind of RTR", f, err)
 	}
 }
 

@@ -256,6 +256,8 @@ func TestReceiverErrors(t *testing.T) {
 		{"third marker wrong", true, true, []int{1200}, func(b []byte) { b[1026] ^= 2; resum(b) }, 0, term.ErrMPAMarker},
 		{"marker between pad and CRC wrong", true, true, []int{505}, func(b []byte) { b[515] ^= 4; resum(b) }, 0, term.ErrMPAMarker},
 		{"marker between pad and CRC right", true, true, []int{505}, func(b []byte) {}, 1, nil},
+		{"marker between pad and CRC wrong, another within", true, true, []int{1013}, func(b []byte) { b[1027] ^= 4; resum(b) }, 0, term.ErrMPAMarker},
+		{"marker between pad and CRC right, another within", true, true, []int{1013}, func(b []byte) { b[1027] ^= 3; resum(b) }, 1, nil},
 		{"markers missing", true, true, []int{40}, func(b []byte) { b[3] = 8; resum(b) }, 0, term.ErrMPAMarker},
 		{"length zero", true, false, []int{0, 40}, func(b []byte) {}, 2, nil},
 		{"longest that can be announced", true, true, []int{0xffff}, func(b []byte) {}, 1, nil},
@@ -294,6 +296,11 @@ func TestReceiverErrors(t *testing.T) {
 				r.Feed(good)
 				if ok, err := r.Next(&f); ok || err != tt.err {
 					t.Errorf("step %d: an FPDU after the error: %v, %v", step, ok, err)
+				}
+				ahead, fs := stream(rnd, tt.crc, tt.mark, start, 600, 600)
+				r.FeedEarly(fs[1].seq, ahead[fs[1].begin:])
+				if r.NextEarly(&f) || r.EarlyWhole() {
+					t.Errorf("step %d: an FPDU ahead of order after the error", step)
 				}
 			}
 		})

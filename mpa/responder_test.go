@@ -139,6 +139,21 @@ func TestAnswerMisuse(t *testing.T) {
 			t.Errorf("%s: %v; want %v", tt.name, err, tt.err)
 		}
 	}
+	// Beside enhanced data there is room for 508 octets, alone for 512.
+	for wire, most := range map[string]int{hexReq + "5002000400010001": 508, hexReq + "40010000": 512} {
+		s := NewResponder(DefaultConfig(), t0)
+		give(t, s, unhex(t, wire))
+		event(t, s, EventRequest)
+		if err := s.Reject(t0, make([]byte, most+1)); !errors.Is(err, ErrPrivateData) {
+			t.Errorf("Reject with %d octets: %v; want %v", most+1, err, ErrPrivateData)
+		}
+		if err := s.Accept(t0, make([]byte, most+1), -1, -1); !errors.Is(err, ErrPrivateData) {
+			t.Errorf("Accept with %d octets: %v; want %v", most+1, err, ErrPrivateData)
+		}
+		if err := s.Accept(t0, make([]byte, most), -1, -1); err != nil {
+			t.Errorf("Accept with %d octets: %v", most, err)
+		}
+	}
 	i := NewInitiator(DefaultConfig(), t0)
 	if err := i.Accept(t0, nil, -1, -1); err != ErrState {
 		t.Errorf("Accept by the initiator: %v", err)

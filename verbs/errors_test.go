@@ -41,6 +41,9 @@ func TestBadWR(t *testing.T) {
 		{"atomic of 4", func(a, b *side) SendWR {
 			return SendWR{Op: rdmap.OpCmpSwap, SGEs: []SGE{a.sge(0, 4)}}
 		}, WCLocLenErr, WCCmpSwap},
+		{"atomic of 16", func(a, b *side) SendWR {
+			return SendWR{Op: rdmap.OpFetchAdd, SGEs: []SGE{a.sge(0, 16)}}
+		}, WCLocLenErr, WCFetchAdd},
 		{"Imm with SGE", func(a, b *side) SendWR {
 			return SendWR{Op: rdmap.OpImm, SGEs: []SGE{a.sge(0, 4)}}
 		}, WCLocQPOpErr, WCImm},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/rdmap"
 )
@@ -235,6 +236,86 @@ func TestClosing(t *testing.T) {
 	}
 	if !a.Idle() {
 		t.Error("not idle")
+	}
+	a.postRecv(RecvWR{ID: 5})
+	b.post(SendWR{ID: 6, Op: rdmap.OpSend})
+	run(a, b, 1000)
+	if diff := cmp.Diff([]outcome{{5, WCSuccess}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+		t.Errorf("the peer's Send in CLOSING (-want +got):\n%s", diff)
+	}
+}
+
+// TestRecvOrder: receives are given by message number, as many as there are slots, and
+// across the wrap of the number.
+func TestRecvOrder(t *testing.T) {
+	for _, head := range []serial.Num{firstMSN, 0xfffffffe, 0xffffffff} {
+		a := newSide(t, 1, 4096, QPConfig{RQDepth: 4})
+		a.Start(rdmap.Config{})
+		a.rqHead, a.rqTail = head, head
+		a.stats.Recvs = 100 // no RTR came
+		for i := range uint64(8) {
+			a.postRecv(RecvWR{ID: i, SGEs: []SGE{a.sge(0, int(i))}})
+		}
+		for _, i := range []int{3, 0, 2, 1, 3} {
+			id, size, ok := a.Recv(head.Add(i))
+			if !ok || size != uint32(i) || a.rq[id].id != uint64(i) {
+				t.Errorf("from %#x, message %d: slot %d of %d octets, %v", head, i, id, size, ok)
+			}
+		}
+		for _, i := range []int{-1, 4, 5, -4, 1 << 30} {
+			if _, _, ok := a.Recv(head.Add(i)); ok {
+				t.Errorf("from %#x, message %d has a receive", head, i)
+			}
+		}
+		if len(a.r.q) != 4 {
+			t.Errorf("%d receives left; want 4", len(a.r.q))
+		}
+	}
+}
+
+// TestRecvHuge: a receive may offer more than the largest message.
+func TestRecvHuge(t *testing.T) {
+	a := newSide(t, 1, 64, QPConfig{MaxSGE: 32})
+	a.Start(rdmap.Config{})
+	huge := mustRegister(t, a.table, pdA, make([]byte, 1<<28), 0, LocalWrite) // never touched
+	var wr RecvWR
+	for range 16 {
+		wr.SGEs = append(wr.SGEs, SGE{0, 1 << 28, huge.STag()})
+	}
+	a.postRecv(wr)
+	if _, size, ok := a.Recv(firstMSN); !ok || size != 1<<32-1 {
+		t.Errorf("size %#x, %v; want all that 32 bits can say", size, ok)
+	}
+}
+
+// TestEmptySGEs: an SGE of no octets names no memory, in sends and in receives.
+func TestEmptySGEs(t *testing.T) {
+	a, b := newPair(t, 4096, QPConfig{SigAll: true})
+	copy(a.mem, "0123456789")
+	none := SGE{Addr: 1, LKey: 0xdead00}
+	b.postRecv(RecvWR{ID: 1, SGEs: []SGE{none, b.sge(0, 4), none, none, b.sge(100, 6), none}})
+	a.post(SendWR{ID: 2, Op: rdmap.OpSend, SGEs: []SGE{none, a.sge(0, 3), none, a.sge(3, 7), none}})
+	run(a, b, 1000)
+	if string(b.mem[:4]) != "0123" || string(b.mem[100:106]) != "456789" {
+		t.Errorf("received %q and %q", b.mem[:4], b.mem[100:106])
+	}
+	if diff := cmp.Diff([]outcome{{1, WCSuccess}}, outcomes(b.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+		t.Errorf("completions (-want +got):\n%s", diff)
+	}
+}
+
+// TestAtomicAlignment: what counts is where the word lies in memory, whatever its
+// tagged offset is.
+func TestAtomicAlignment(t *testing.T) {
+	a := newSide(t, 1, 64, QPConfig{})
+	a.Start(rdmap.Config{})
+	odd := mustRegister(t, a.table, pdA, a.mem, 0x1003, accessRW)
+	add := rdmap.AtomicOp{Op: rdmap.OpFetchAdd, Data: 1}
+	for to := uint64(0x1003); to <= 0x1003+56; to++ {
+		_, err := a.Atomic(odd.STag(), to, &add)
+		if want := (to-0x1003)%8 == 0; (err == nil) != want || err != nil && err != term.ErrStream {
+			t.Errorf("atomic at %#x: %v", to, err)
+		}
 	}
 }
 

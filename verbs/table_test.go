@@ -209,6 +209,7 @@ func TestWindows(t *testing.T) {
 	r := mustRegister(t, tb, pdA, mem, 0x1000, accessRW)
 	noBind := mustRegister(t, tb, pdA, mem, 0x1000, LocalWrite|RemoteRead)
 	readOnly := mustRegister(t, tb, pdA, mem, 0x1000, MWBind)
+	foreign := mustRegister(t, tb, pdB, mem, 0x1000, accessRW)
 	w, err := tb.AllocWindow(pdA)
 	if err != nil {
 		t.Fatal(err)
@@ -227,10 +228,13 @@ func TestWindows(t *testing.T) {
 		{"no region", pdA, 0, 0x1000, 16, RemoteRead, false},
 		{"no MWBind", pdA, noBind.STag(), 0x1000, 16, RemoteRead, false},
 		{"other PD", pdB, r.STag(), 0x1000, 16, RemoteRead, false},
+		{"region of another PD", pdA, foreign.STag(), 0x1000, 16, RemoteRead, false},
 		{"window of a window", pdA, w.STag(), 0x1000, 16, RemoteRead, false},
 		{"empty", pdA, r.STag(), 0x1000, 0, RemoteRead, false},
 		{"below", pdA, r.STag(), 0xfff, 16, RemoteRead, false},
 		{"above", pdA, r.STag(), 0x1000, 257, RemoteRead, false},
+		{"straddles the end", pdA, r.STag(), 0x10f8, 16, RemoteRead, false},
+		{"behind", pdA, r.STag(), 0x1100, 1, RemoteRead, false},
 		{"write to read-only memory", pdA, readOnly.STag(), 0x1000, 16, RemoteWrite, false},
 		{"local write", pdA, r.STag(), 0x1000, 16, LocalWrite, false},
 		{"right", pdA, r.STag(), 0x1010, 16, RemoteRead | RemoteWrite, true},
@@ -240,6 +244,9 @@ func TestWindows(t *testing.T) {
 		if got := tb.bind(tt.pd, qp, tag, tt.lkey, tt.addr, tt.n, tt.a); got != tt.ok {
 			t.Errorf("bind, %s: %v", tt.name, got)
 		}
+	}
+	if strange, err := tb.AllocWindow(pdB); err != nil || tb.bind(pdA, qp, strange.STag(), r.STag(), 0x1000, 16, RemoteRead) {
+		t.Errorf("a window of another PD was bound (%v)", err)
 	}
 	if w.STag() != tag || !w.Valid() || !w.Window() {
 		t.Fatalf("window is %#x, valid %v", w.STag(), w.Valid())
@@ -343,6 +350,75 @@ func TestFastRegistration(t *testing.T) {
 	}
 	if _, err := tb.Check(pdA, 1, tag+1, 0, 8, UseReadSource); err != nil {
 		t.Errorf("zero-based: %v", err)
+	}
+}
+
+// TestWindowOfFastRegion binds a window to part of what was registered of a region,
+// which then cannot be invalidated before the window is.
+func TestWindowOfFastRegion(t *testing.T) {
+	tb := NewTable(rand.Reader)
+	mem := make([]byte, 4096)
+	fast, err := tb.RegisterFast(pdA, mem, accessRW)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := tb.AllocWindow(pdA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tb.fastReg(pdA, fast.STag(), 0x5000, 64, 128, RemoteWrite) {
+		t.Error("registered for remote writing without local writing")
+	}
+	const qp = 7
+	if !tb.fastReg(pdA, fast.STag(), 0x5000, 64, 128, accessRW) {
+		t.Fatal("registration")
+	}
+	for _, at := range []uint64{0x4fff, 0x5078, 0x5080} {
+		if tb.bind(pdA, qp, w.STag(), fast.STag(), at, 16, RemoteRead) {
+			t.Errorf("bound to 16 octets at %#x", at)
+		}
+	}
+	if !tb.bind(pdA, qp, w.STag(), fast.STag(), 0x5010, 16, RemoteRead) {
+		t.Fatal("bind")
+	}
+	if b, err := tb.Check(pdA, qp, w.STag(), 0x5010, 16, UseReadSource); err != nil || &b[0] != &mem[64+16] {
+		t.Errorf("through the window: %v, or other memory", err)
+	}
+	if tb.localInv(pdA, fast.STag()) || tb.remoteInv(pdA, qp, fast.STag()) || !fast.Valid() {
+		t.Error("invalidated under its window")
+	}
+	if !tb.localInv(pdA, w.STag()) || !tb.remoteInv(pdA, qp, fast.STag()) {
+		t.Error("not invalidated once the window was")
+	}
+}
+
+// TestDeregisterInRegistration: a region that is freed while a work request registers
+// it does not stay valid.
+func TestDeregisterInRegistration(t *testing.T) {
+	tb := NewTable(rand.Reader)
+	r, err := tb.RegisterFast(pdA, make([]byte, 64), accessRW)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.change(r.STag(), nil, func() {
+		r.set(0, 0, 64, accessRW)
+		if err := tb.Deregister(r); err != nil {
+			t.Error(err)
+		}
+	})
+	if r.Valid() {
+		t.Error("valid, though it is gone")
+	}
+}
+
+func TestTableFull(t *testing.T) {
+	tb := NewTable(rand.Reader)
+	tb.n = MaxRegions - 1
+	if _, err := tb.Register(pdA, make([]byte, 8), 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tb.AllocWindow(pdA); !errors.Is(err, ErrTableFull) {
+		t.Errorf("one more than MaxRegions: %v; want %v", err, ErrTableFull)
 	}
 }
 
