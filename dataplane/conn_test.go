@@ -295,6 +295,15 @@ func TestResponderWaits(t *testing.T) {
 	}
 	s.post(a, qa, verbs.SendWR{ID: 4, Op: rdmap.OpSend, SGEs: qa.sge(0, 50)})
 	s.until("both received", func() bool { return len(qa.wcs) == 2 && len(qb.wcs) == 2 })
+	for i, h := range s.hosts {
+		n := 0
+		for _, ok := h.take(EventEstablished); ok; _, ok = h.take(EventEstablished) {
+			n++
+		}
+		if n != 1 {
+			t.Errorf("host %d: established %d times", i, n)
+		}
+	}
 	s.closeAll(a)
 }
 

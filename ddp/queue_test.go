@@ -184,6 +184,27 @@ func TestAssembler(t *testing.T) {
 			t.Errorf("%s: %v; want %v", tt.name, err, tt.want)
 		}
 	}
+
+	// What is too long may be so only with what came before.
+	reset()
+	if _, _, err := accept(1, 0, false, msg[:5]); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := accept(1, 5, true, make([]byte, len(msg)-4)); err != term.ErrTooLong {
+		t.Errorf("too long by the second segment: %v; want %v", err, term.ErrTooLong)
+	}
+
+	// The number wraps, and what has it again is past.
+	reset()
+	a.next = 0xffffffff
+	for _, msn := range []serial.Num{0xffffffff, 0, 1} {
+		if _, done, err := accept(msn, 0, true, msg); !done || err != nil {
+			t.Errorf("MSN %#x: %v, %v", msn, done, err)
+		}
+		if _, _, err := accept(msn, 0, true, msg); err != term.ErrMSNRange {
+			t.Errorf("MSN %#x once more: %v; want %v", msn, err, term.ErrMSNRange)
+		}
+	}
 }
 
 func TestNoAllocs(t *testing.T) {

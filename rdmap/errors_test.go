@@ -247,6 +247,7 @@ func TestTerminateOctets(t *testing.T) {
 			head + "0100e000 002e " + hRead + sink + "00000001 00000006 0000000000001000"},
 		{"a DDP error of a Read Request", term.ErrMSNRange, read, head + "1203c000 002e" + hRead},
 		{"an operation error of a Read Request", term.ErrStream, read, head + "0207c000 002e" + hRead},
+		{"a protection error of an Atomic Request", term.ErrReadSTag, hAtomic + strings.Repeat("00", 52), head + "0100c000 0046" + hAtomic},
 		{"CRC", term.ErrMPACRC, write, head + "20020000"},
 		{"no RTR", term.ErrMPARTR, "", head + "20070000"},
 		{"local catastrophic, RDMAP", term.ErrRDMAPLocal, write, head + "00000000"},

@@ -134,6 +134,7 @@ func TestTerminated(t *testing.T) {
 		{"a Send with the number of the first", "1204c000 0013" + hSend, term.ErrInvalidMO, [3]Status{1, 1, 1}},
 		{"the atomic is not aligned", "0207c000 0046 414a 00000000 00000001 00000002 00000000", term.ErrStream,
 			[3]Status{1, StatusRemoteOp, 1}},
+		{"the third, by its number alone", "0207c000 002e" + readHdr("00000003", ""), term.ErrStream, [3]Status{1, 1, StatusRemoteOp}},
 		{"a request that is not ours", "0207c000 0046 414a 00000000 00000001 00000009 00000000", term.ErrStream, [3]Status{1, 1, 1}},
 	}
 	for _, tt := range tests {

@@ -1,0 +1,115 @@
+package dataplane
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/ddp"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// TestRecordBoundary: FPDUs share a segment as far as they fill it, and none is cut by
+// the end of one (RFC 5044 section 5.1).
+func TestRecordBoundary(t *testing.T) {
+	for _, over := range []int{-4, 0, 4, 8} { // of both FPDUs, beyond the MSS
+		var lens []int // of the payloads on the wire
+		s := newSim(t, link.PipeConfig{Filter: func(toB bool, f []byte) bool {
+			if toB {
+				ip := f[14:]
+				hdr := 20 + int(ip[20+12]>>4)*4
+				if n := int(binary.BigEndian.Uint16(ip[2:])) - hdr; n > 0 {
+					lens = append(lens, n)
+				}
+			}
+			return true
+		}})
+		a, b := s.open()
+		qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+		s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+		mss := a.tcp.MSS()
+		const first = 100
+		one := a.tx.Size(0, ddp.UntaggedLen+first)
+		second := mss + over - one - (2 + ddp.UntaggedLen + 4)
+		if got := one + a.tx.Size(0, ddp.UntaggedLen+second); got != mss+over {
+			t.Fatalf("FPDUs of %d octets at an MSS of %d", got, mss)
+		}
+		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 1, SGEs: qb.sge(0, 2000)}, verbs.RecvWR{ID: 2, SGEs: qb.sge(2000, 2000)})
+		s.post(a, qa, verbs.SendWR{ID: 3, Op: rdmap.OpSend, SGEs: qa.sge(0, first)})
+		s.post(a, qa, verbs.SendWR{ID: 4, Op: rdmap.OpSend, SGEs: qa.sge(0, second)})
+		s.until("both received", func() bool { return len(qb.wcs) == 2 })
+		want := []int{mss + over}
+		if over > 0 {
+			want = []int{one, mss + over - one}
+		}
+		if !slices.Equal(lens, want) {
+			t.Errorf("%+d octets beyond the MSS: payloads of %v octets; want %v", over, lens, want)
+		}
+		s.closeAll(a)
+	}
+}
+
+// TestAttachUnread: FPDUs, or a part of one, that came before the switch to full
+// operation are taken at it, with the first marker where the first of them begins.
+func TestAttachUnread(t *testing.T) {
+	for _, markers := range []bool{false, true} {
+		for _, before := range []int{1, 100, 514, 640} {
+			t.Run(fmt.Sprintf("markers=%v/%d octets", markers, before), func(t *testing.T) {
+				s := newSim(t, link.PipeConfig{})
+				a, b := s.open()
+				qb := newSimQP(t, s.hosts[1], 8192)
+				payload := bytes.Repeat([]byte("before the switch "), 34)
+				h := ddp.Tagged{Last: true, ULP: 0x40, STag: qb.reg.STag(), TO: 0x10000}
+				ulpdu := append(h.Append(nil), payload...)
+				var f mpa.Framer
+				start := a.tcp.SndNxt()
+				f.Init(true, markers, start)
+				octets := make([]byte, f.Size(start, len(ulpdu)))
+				f.Begin(octets, start, len(ulpdu))
+				f.Write(ulpdu)
+				f.End()
+				n := min(before, len(octets))
+				s.hosts[0].w.streamSend(a, octets[:n])
+				s.until("the front of it", func() bool { return b.unread() == n })
+				s.hosts[1].w.attach(b.id, b, Attachment{QP: &qb.QPBinding, Params: mpa.Params{CRC: true, RecvMarkers: markers}})
+				s.until("full operation", func() bool { return b.mode == modeFull })
+				s.hosts[0].w.streamSend(a, octets[n:])
+				s.until("the Write", func() bool { return bytes.Equal(qb.mem[:len(payload)], payload) })
+				s.closeAll(a)
+			})
+		}
+	}
+}
+
+// TestEarlyOneWay: it is the peer's markers by which segments are placed early, whether
+// or not we send any.
+func TestEarlyOneWay(t *testing.T) {
+	for _, sends := range []bool{true, false} {
+		lost := 0
+		s := newSim(t, link.PipeConfig{Filter: func(toB bool, f []byte) bool {
+			if toB && len(f) > 1400 && lost == 0 {
+				lost++
+				return false
+			}
+			return true
+		}})
+		a, b := s.open()
+		const size = 8000
+		qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+		for i := range qa.mem {
+			qa.mem[i] = byte(i + i/251)
+		}
+		s.attachEach(a, b, qa, qb, mpa.Params{CRC: true, SendMarkers: sends, RecvMarkers: !sends, IRD: 4, ORD: 4})
+		s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
+		s.until("the Write", func() bool { return bytes.Equal(qa.mem, qb.mem) })
+		if n := s.hosts[1].w.stats.RxFPDUsPlacedEarly; (n > 0) != sends || lost != 1 {
+			t.Errorf("peer sends markers: %v; %d FPDUs placed early, %d frames lost", sends, n, lost)
+		}
+		s.closeAll(a)
+	}
+}
