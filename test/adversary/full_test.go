@@ -114,6 +114,9 @@ func (w *world) attack(t *testing.T, a *attack) {
 	if len(c.got) != c.posted || ok != a.delivered {
 		t.Errorf("%d receives of %d completed, %d of them well; want %d", len(c.got), c.posted, ok, a.delivered)
 	}
+	if len(c.sent) != c.sends {
+		t.Errorf("%d work requests posted, %d completed", c.sends, len(c.sent))
+	}
 	for name, mr := range w.regions { // for the next one
 		copy(mr.Bytes(), before[name])
 	}
@@ -166,6 +169,14 @@ func (c *conn) expect(a *attack, guilty []byte) {
 		}
 		if err := c.over(); err == nil {
 			t.Error("the application is told nothing")
+		}
+		if a.want.kind == cut {
+			if err := c.good.beat(); err != nil { // behind all that the node had to say
+				t.Fatal(err)
+			}
+			if c.s.RST {
+				t.Error("a RST is answered by a RST")
+			}
 		}
 	}
 }

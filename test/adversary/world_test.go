@@ -181,7 +181,8 @@ type conn struct {
 	r        *peer.Reader
 	qp       *iwarp.QP
 	scq, rcq *iwarp.CQ
-	posted   int
+	posted   int  // receives
+	sends    int  // work requests posted and not seen by local
 	marked   bool // we send markers
 	at       int  // our place in the half connection
 	reply    peer.Frame
@@ -334,6 +335,7 @@ func (c *conn) post(wr iwarp.SendWR) {
 	if err := c.qp.PostSend(&wr); err != nil {
 		c.t.Fatal(err)
 	}
+	c.sends++
 }
 
 func (c *conn) drain() {
@@ -365,7 +367,7 @@ func (c *conn) over() error {
 			return false
 		}
 	})
-	c.until("every receive completed", func() bool { return len(c.got) >= c.posted })
+	c.until("every work request completed", func() bool { return len(c.got) >= c.posted && len(c.sent) >= c.sends })
 	return c.qp.Err()
 }
 
@@ -426,6 +428,7 @@ func (c *conn) local(id uint64) {
 		c.t.Fatalf("local operation: %+v", wc)
 	}
 	c.sent = c.sent[1:]
+	c.sends--
 }
 
 // good is a well-behaved connection beside the bad ones, to another client of

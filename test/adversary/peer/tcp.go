@@ -61,6 +61,7 @@ type Stream struct {
 	k       key
 	passive bool
 	open    bool
+	dead    bool   // we have sent a RST: nothing is acknowledged any more
 	una     uint32 // oldest sequence number that is not acknowledged
 	nxt     uint32 // ours, next to send
 	rcv     uint32 // the other side's, next expected
@@ -155,7 +156,9 @@ func (s *Stream) handle(g *segment) {
 			s.rcv++
 		}
 	}
-	_ = s.send(flagACK, s.nxt, nil)
+	if !s.dead {
+		_ = s.send(flagACK, s.nxt, nil)
+	}
 }
 
 // Send sends octets, in segments as large as can be.
@@ -192,8 +195,11 @@ func (s *Stream) CloseWrite() error {
 	return err
 }
 
-// Reset sends a RST.
-func (s *Stream) Reset() error { return s.send(flagRST|flagACK, s.nxt, nil) }
+// Reset sends a RST, and nothing after it.
+func (s *Stream) Reset() error {
+	s.dead = true
+	return s.send(flagRST|flagACK, s.nxt, nil)
+}
 
 // Need waits for n octets, or for the end of the stream.
 func (s *Stream) Need(n int) error {
