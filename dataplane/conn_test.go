@@ -230,6 +230,10 @@ func TestRTR(t *testing.T) {
 		t.Run(rtr.String(), func(t *testing.T) {
 			s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true, RTR: rtr, IRD: 1, ORD: 1})
 			s.until("responder established", func() bool { _, ok := s.hosts[1].take(EventEstablished); return ok })
+			want := map[mpa.RTR]rdmap.Op{mpa.RTRSend: rdmap.OpSend, mpa.RTRWrite: rdmap.OpWrite, mpa.RTRRead: rdmap.OpRead}[rtr]
+			if got := b.stream.RTR(); got != want {
+				t.Errorf("the RTR was a %v", got)
+			}
 			qa.recvs = append(qa.recvs, verbs.RecvWR{ID: 9, SGEs: qa.sge(0, 100)})
 			s.post(b, qb, verbs.SendWR{ID: 3, Op: rdmap.OpSend, SGEs: qb.sge(0, 50)})
 			s.until("received", func() bool { return len(qa.wcs) == 1 })

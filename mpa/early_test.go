@@ -321,9 +321,9 @@ func TestEarlyLocate(t *testing.T) {
 	})
 	t.Run("within what is gathered", func(t *testing.T) {
 		w.r.Init(true, true, w.start)
-		w.r.Feed(w.stream[:w.fpdus[5].begin+520])
+		w.r.Feed(w.stream[:w.fpdus[4].begin+10])
 		collect(t, w.r, w.fpdus)
-		if found, gone := early(t, w.r, w.start, w.stream, w.fpdus[5].begin, w.end(5), func(*FPDU) bool { return true }); len(found) != 0 || gone {
+		if found, gone := early(t, w.r, w.start, w.stream, w.fpdus[4].begin, w.end(4), func(*FPDU) bool { return true }); len(found) != 0 || gone {
 			t.Errorf("found %d, gone %v", len(found), gone)
 		}
 	})

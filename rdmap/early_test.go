@@ -42,6 +42,7 @@ func TestHandleEarly(t *testing.T) {
 		{"Send with Invalidate", "4144 00000007 00000000 00000001 00000000 aa", true},
 		{"Immediate Data", "4148 00000000 00000000 00000001 00000000 0102030405060708", false},
 		{"Read Request", hRead + sink + "00000001 00000007 0000000000001000", false},
+		{"Atomic Request", hAtomic + "00000000 00000000 00000007 0000000000001000 0000000000000001 0000000000000000" + atomOnes, false},
 		{"Terminate", hTerm + "20020000", false},
 		{"Atomic Response", hAnswer + "00000000 0000000000000000", false},
 		{"opcode 12", "c14c 00000007 0000000000001010 aabb", false},

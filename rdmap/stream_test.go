@@ -436,10 +436,10 @@ func TestReceiveRingGrows(t *testing.T) {
 func TestPollSegmentTooSmall(t *testing.T) {
 	e := newEnd(Config{})
 	e.post(t, WR{Op: OpWrite})
-	if p := e.poll(ddp.MinMULPDU - 1); p != nil {
+	if p := e.poll(127); p != nil {
 		t.Errorf("MULPDU below the minimum: %x", p)
 	}
-	if e.poll(ddp.MinMULPDU) == nil {
+	if e.poll(128) == nil {
 		t.Error("nothing at the minimum")
 	}
 }

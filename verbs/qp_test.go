@@ -304,6 +304,56 @@ func TestEmptySGEs(t *testing.T) {
 	}
 }
 
+// TestLongestMessage: 2^31-1 octets are a message yet.
+func TestLongestMessage(t *testing.T) {
+	a, b := newPair(t, 4096, QPConfig{})
+	huge := mustRegister(t, a.table, pdA, make([]byte, 1<<28), 0, 0) // never touched
+	wr := SendWR{ID: 1, Op: rdmap.OpWrite, RKey: b.mr.STag(), Remote: sideBase}
+	for range 8 {
+		wr.SGEs = append(wr.SGEs, SGE{0, 1 << 28, huge.STag()})
+	}
+	wr.SGEs[7].Len--
+	a.post(wr)
+	if a.PullSend(1); a.Err() != nil || a.poll() {
+		t.Errorf("refused: %v, %+v", a.Err(), a.take())
+	}
+}
+
+// TestFetchAddFields: the mask of a FetchAdd, which parts the word into fields, is that
+// of the work request's SwapMask.
+func TestFetchAddFields(t *testing.T) {
+	a, b := newPair(t, 4096, QPConfig{SigAll: true})
+	binary.NativeEndian.PutUint64(b.mem, 0x00000001_ffffffff)
+	a.post(SendWR{ID: 1, Op: rdmap.OpFetchAdd, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase,
+		CompareAdd: 0x00000001_00000001, SwapMask: 0x80000000_80000000, CompareMask: 1})
+	run(a, b, 1000)
+	if got := binary.NativeEndian.Uint64(b.mem); got != 0x00000002_00000000 {
+		t.Errorf("two fields of 32 bits become %#x", got)
+	}
+}
+
+// TestAtomicResultRefused: an atomic whose result has nowhere to go is not begun.
+func TestAtomicResultRefused(t *testing.T) {
+	a, b := newPair(t, 4096, QPConfig{SigAll: true})
+	readOnly := mustRegister(t, a.table, pdA, a.mem, 0, 0)
+	a.post(SendWR{ID: 1, Op: rdmap.OpFetchAdd, SGEs: []SGE{{0, 8, readOnly.STag()}}, RKey: b.mr.STag(), Remote: sideBase, CompareAdd: 1})
+	run(a, b, 1000)
+	if diff := cmp.Diff([]outcome{{1, WCLocProtErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
+		t.Errorf("completions (-want +got):\n%s", diff)
+	}
+	if b.mem[0] != 0 {
+		t.Error("the peer's memory has changed")
+	}
+}
+
+// TestCloseEarly: only a QP in RTS closes.
+func TestCloseEarly(t *testing.T) {
+	a := newSide(t, 1, 64, QPConfig{})
+	if a.Close(); a.State() != StateIdle {
+		t.Errorf("state %v", a.State())
+	}
+}
+
 // TestAtomicAlignment: what counts is where the word lies in memory, whatever its
 // tagged offset is.
 func TestAtomicAlignment(t *testing.T) {

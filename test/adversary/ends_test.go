@@ -191,6 +191,11 @@ func TestEnds(t *testing.T) {
 	}
 	both("FIN behind the node's FIN", "D76", outcome{kind: finished}, func(c *conn) []byte { leave(c); return nil })
 	both("RST behind the node's FIN", "M113", outcome{kind: cut}, func(c *conn) []byte { leave(c); _ = c.s.Reset(); return nil })
+	both("a Write and a Send behind the node's FIN", "D76", outcome{kind: finished}, func(c *conn) []byte {
+		leave(c)
+		c.send(peer.Tagged(peer.Write, true, c.regions["all"].RKey(), 0x10000, long[:64]), hello)
+		return nil
+	})
 	runAttacks(t, attacks)
 }
 
