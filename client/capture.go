@@ -46,7 +46,7 @@ func (a *Admin) Capture(ctx context.Context, f CaptureFilter) (*Capture, error) 
 	}
 	if len(ans.fds) != 1 {
 		seqpacket.CloseAll(ans.fds)
-		return nil, fmt.Errorf("iwarp: capture: %d descriptors: %w", len(ans.fds), ErrInternal)
+		return nil, fmt.Errorf("%w: capture: %d descriptors", ErrInternal, len(ans.fds))
 	}
 	conn, err := seqpacket.FromFD(ans.fds[0])
 	if err != nil {
@@ -68,7 +68,7 @@ func (c *Capture) Next() (CapturedFrame, error) {
 	}
 	seqpacket.CloseAll(fds)
 	if len(b) < header {
-		return CapturedFrame{}, fmt.Errorf("iwarp: capture: record of %d octets: %w", len(b), ErrInternal)
+		return CapturedFrame{}, fmt.Errorf("%w: capture: record of %d octets", ErrInternal, len(b))
 	}
 	le := binary.LittleEndian
 	return CapturedFrame{

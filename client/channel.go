@@ -43,7 +43,7 @@ func (d *Device) CreateCompChannel(ctx context.Context) (*CompChannel, error) {
 	}
 	if len(a.fds) != 1 {
 		seqpacket.CloseAll(a.fds)
-		return nil, fmt.Errorf("iwarp: create channel: %d descriptors: %w", len(a.fds), ErrInternal)
+		return nil, fmt.Errorf("%w: create channel: %d descriptors", ErrInternal, len(a.fds))
 	}
 	ch := &CompChannel{
 		d: d, h: a.reply.GetChannel().GetChannel(), fd: a.fds[0], file: os.NewFile(uintptr(a.fds[0]), "iwarp-channel"),
@@ -57,7 +57,7 @@ func (d *Device) CreateCompChannel(ctx context.Context) (*CompChannel, error) {
 	d.mu.Unlock()
 	if closed {
 		ch.file.Close()
-		return nil, fmt.Errorf("iwarp: create channel: %w", ErrClosed)
+		return nil, fmt.Errorf("%w: create channel", ErrClosed)
 	}
 	return ch, nil
 }

@@ -63,7 +63,7 @@ func (d *Device) createCQ(ctx context.Context, depth int, ch *CompChannel) (*CQ,
 	}
 	if len(a.fds) != want {
 		seqpacket.CloseAll(a.fds)
-		return nil, fmt.Errorf("iwarp: create CQ: %d descriptors: %w", len(a.fds), ErrInternal)
+		return nil, fmt.Errorf("%w: create CQ: %d descriptors", ErrInternal, len(a.fds))
 	}
 	ring, err := shm.MapCQ(a.fds[0])
 	closeFD(a.fds[0])
@@ -89,7 +89,7 @@ func (d *Device) createCQ(ctx context.Context, depth int, ch *CompChannel) (*CQ,
 	d.mu.Unlock()
 	if closed {
 		c.unmap()
-		return nil, fmt.Errorf("iwarp: create CQ: %w", ErrClosed)
+		return nil, fmt.Errorf("%w: create CQ", ErrClosed)
 	}
 	return c, nil
 }

@@ -116,7 +116,7 @@ func (d *Device) hello(ctx context.Context) error {
 	h := a.reply.GetHello()
 	if h == nil || len(a.fds) != 2*int(h.Workers) {
 		seqpacket.CloseAll(a.fds)
-		return fmt.Errorf("iwarp: hello: the daemon's reply makes no sense: %w", ErrVersion)
+		return fmt.Errorf("%w: hello: the daemon's reply makes no sense", ErrVersion)
 	}
 	for i := 0; i < len(a.fds); i += 2 {
 		page, wake := a.fds[i], a.fds[i+1]

@@ -85,7 +85,7 @@ func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
 		want = 1
 	}
 	if len(a.fds) != want || r == nil {
-		return nil, fmt.Errorf("iwarp: create QP: %d descriptors: %w", len(a.fds), ErrInternal)
+		return nil, fmt.Errorf("%w: create QP: %d descriptors", ErrInternal, len(a.fds))
 	}
 	q := &QP{
 		d: d, num: r.Qp, bit: int(r.Doorbell), sendCQ: cfg.SendCQ, recvCQ: cfg.RecvCQ, srq: cfg.SRQ != nil,

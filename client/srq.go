@@ -47,7 +47,7 @@ func (d *Device) CreateSRQ(ctx context.Context, cfg SRQConfig) (*SRQ, error) {
 	}
 	defer seqpacket.CloseAll(a.fds)
 	if len(a.fds) != 1 {
-		return nil, fmt.Errorf("iwarp: create SRQ: %d descriptors: %w", len(a.fds), ErrInternal)
+		return nil, fmt.Errorf("%w: create SRQ: %d descriptors", ErrInternal, len(a.fds))
 	}
 	rq, err := shm.MapRQ(a.fds[0])
 	if err != nil {

@@ -145,7 +145,7 @@ func (s *Stream) Read(ctx context.Context, b []byte) (int, error) {
 		s.mu.Lock()
 		if s.mpa {
 			s.mu.Unlock()
-			return 0, fmt.Errorf("iwarp: %s: MPA was started: %w", s.op, ErrState)
+			return 0, fmt.Errorf("%w: %s: MPA was started", ErrState, s.op)
 		}
 		n := copy(b, s.buf)
 		s.buf = s.buf[n:]

@@ -132,7 +132,7 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 	}
 	n := int(wc.Len)
 	if n > len(b) {
-		return n, MsgInfo{}, fmt.Errorf("iwarp: message of %d octets, buffer of %d: %w", n, len(b), ErrMessage)
+		return n, MsgInfo{}, fmt.Errorf("%w: %d octets, buffer of %d", ErrMessage, n, len(b))
 	}
 	i := int(wc.ID)
 	info := MsgInfo{Imm: wc.Imm, HasImm: wc.Flags&WCWithImm != 0, Solicited: wc.Flags&WCSolicited != 0}
@@ -153,7 +153,7 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 // sent later has been answered.
 func (c *Conn) Write(ctx context.Context, r Remote, b []byte) error {
 	if uint64(len(b)) > uint64(r.Len) {
-		return fmt.Errorf("iwarp: write of %d octets to %d of the peer's: %w", len(b), r.Len, ErrInvalid)
+		return fmt.Errorf("%w: write of %d octets to %d of the peer's", ErrInvalid, len(b), r.Len)
 	}
 	if mr, off := c.pd.find(b); mr != nil {
 		return c.wrap("write", c.direct(ctx, OpWrite, r, mr.SGE(off, len(b))))
@@ -164,7 +164,7 @@ func (c *Conn) Write(ctx context.Context, r Remote, b []byte) error {
 // Read reads the peer's memory r, from its start on, into b.
 func (c *Conn) Read(ctx context.Context, r Remote, b []byte) error {
 	if uint64(len(b)) > uint64(r.Len) {
-		return fmt.Errorf("iwarp: read of %d octets from %d of the peer's: %w", len(b), r.Len, ErrInvalid)
+		return fmt.Errorf("%w: read of %d octets from %d of the peer's", ErrInvalid, len(b), r.Len)
 	}
 	if mr, off := c.pd.find(b); mr != nil {
 		return c.wrap("read", c.direct(ctx, OpRead, r, mr.SGE(off, len(b))))
