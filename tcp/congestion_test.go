@@ -54,6 +54,40 @@ func TestCubicCurve(t *testing.T) {
 	}
 }
 
+// TestCubicUnused checks RFC 9438 4.2.3 and 5.8: time in which the window is not in full
+// use, with ACKs or without, is not time in which it grows.
+func TestCubicUnused(t *testing.T) {
+	const mss, rtt = 1000, 100 * time.Millisecond
+	run := func(idle bool, unused time.Duration) int {
+		c := newCongestion(CUBIC).(*cubic)
+		w := window{cwnd: 1000 * mss, ssthresh: infinite, mss: mss}
+		now := simStart
+		w.ssthresh = c.reduce(&w, now, w.cwnd, false)
+		w.cwnd = w.ssthresh
+		for range 20 {
+			now = ackRound(c, &w, now, rtt, 0)
+		}
+		for end := now.Add(unused); now < end && !idle; {
+			now = now.Add(rtt)
+			c.seen(&w, &ackSample{now: now, acked: mss, rtt: rtt, srtt: rtt, round: true})
+		}
+		if idle && unused > 0 {
+			now = now.Add(unused)
+			c.idle(now, unused)
+		}
+		for range 20 {
+			now = ackRound(c, &w, now, rtt, 0)
+		}
+		return w.cwnd / mss
+	}
+	want := run(false, 0)
+	for _, idle := range []bool{false, true} {
+		if got := run(idle, 30*time.Second); got < want-want/50 || got > want+want/50 {
+			t.Errorf("idle %v: the window is %d segments, want %d", idle, got, want)
+		}
+	}
+}
+
 // TestCubicRenoRegion checks RFC 9438 4.3: with a short round trip the window is
 // no smaller than Reno's would be.
 func TestCubicRenoRegion(t *testing.T) {

@@ -18,6 +18,7 @@ const (
 type cubic struct {
 	cubicState
 	saved cubicState // before the last reduce
+	last  clock.Time // ACK of new data
 	hystart
 }
 
@@ -25,10 +26,23 @@ type cubicState struct {
 	wMax, k, wEst, cwndPrior float64
 	frac                     float64    // of an octet, not yet added to the window
 	epoch                    clock.Time // start of this congestion avoidance phase; 0: not begun
-	used                     clock.Time // last growth
 }
 
-func (c *cubic) seen(w *window, a *ackSample) { c.hystart.seen(w, a) }
+func (c *cubic) seen(w *window, a *ackSample) {
+	c.hystart.seen(w, a)
+	if !a.limited {
+		c.skip(a.now)
+	}
+	c.last = a.now
+}
+
+// skip takes the time since the last ACK out of the epoch, so that the window does not
+// grow for time in which it was not in full use (RFC 9438 4.2.3 and 5.8).
+func (c *cubic) skip(now clock.Time) {
+	if c.epoch != 0 {
+		c.epoch = c.epoch.Add(now.Sub(max(c.last, c.epoch)))
+	}
+}
 
 func (c *cubic) grow(w *window, a *ackSample) {
 	n := a.acked
@@ -52,7 +66,6 @@ func (c *cubic) grow(w *window, a *ackSample) {
 		}
 		c.wEst = cwnd
 	}
-	c.used = a.now
 	t := a.now.Sub(c.epoch).Seconds()
 	alpha := cubicAlpha
 	if c.wEst >= c.cwndPrior {
@@ -100,10 +113,7 @@ func (c *cubic) reduce(w *window, _ clock.Time, _ int, _ bool) int {
 
 func (c *cubic) undo(*window) { c.cubicState = c.saved }
 
-// idle moves the epoch, so that the window does not grow for time in which it
-// was not used (RFC 9438 4.2.3 and 5.8).
-func (c *cubic) idle(_ clock.Time, d time.Duration) {
-	if c.epoch != 0 {
-		c.epoch = c.epoch.Add(d)
-	}
+func (c *cubic) idle(now clock.Time, _ time.Duration) {
+	c.skip(now)
+	c.last = now
 }
