@@ -551,10 +551,27 @@ func (e *Engine) hopsChanged() {
 	go func() {
 		for left := int32(1); left > 0 && !e.stop.Load(); {
 			n := e.changes.Load()
+			e.offerMTU()
 			e.rehop()
 			left = e.changes.Add(-n)
 		}
 	}()
+}
+
+// offerMTU has connections to come tell their peers of the MTU that the interface has
+// now, if the resolver knows it: frames for the one it had may not arrive.
+func (e *Engine) offerMTU() {
+	r, ok := e.resolver.(interface{ MTU() int })
+	if !ok {
+		return
+	}
+	mtu := r.MTU()
+	if mtu <= 0 {
+		return // it is gone
+	}
+	for _, w := range e.workers {
+		w.post(func(w *worker) { w.offerMTU(mtu) })
+	}
 }
 
 // maxRehops bounds the ways that rehop asks for at a time.

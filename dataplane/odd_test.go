@@ -357,3 +357,36 @@ func TestHopKeepsPath(t *testing.T) {
 	}
 	s.closeAll(a)
 }
+
+// narrow is a resolver whose interface has an MTU.
+type narrow struct {
+	ways
+	mtu int
+}
+
+func (n *narrow) MTU() int { return n.mtu }
+
+// TestOfferedMTU: peers are told of the MTU that the interface has now.
+func TestOfferedMTU(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	r := &narrow{}
+	e, w := s.hosts[1].e, s.hosts[1].w
+	e.resolver = r
+	full := w.mtu - 40
+	for i, tt := range []struct{ mtu, want int }{{w.mtu, full}, {1300, 1260}, {0, 1260}, {900, 860}, {1 << 16, full}} {
+		r.mtu = tt.mtu
+		e.offerMTU()
+		w.turn()
+		a, _ := s.openFrom(netip.AddrPortFrom(addrA, 41000+uint16(i)), addrB)
+		if got := a.tcp.MSS() + 12; got != tt.want { // the time stamps
+			t.Errorf("MTU %d: peers send %d octets, want %d", tt.mtu, got, tt.want)
+		}
+		w.unlisten(1)
+		if i%2 == 0 { // and the next listener begins so
+			continue
+		}
+		if err := w.listen(1, netip.AddrPortFrom(addrB, 7174), 8, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -40,6 +40,7 @@ type worker struct {
 	link link.Link
 	cpu  int
 	mtu  int // of the link, as far as the slots hold it
+	told int // MTU that listeners tell peers of: mtu, or what less the interface has come to
 	tcp  tcp.Config
 	cmds cmdQueue
 
@@ -113,6 +114,7 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 	// A slot holds the payload behind headroom, so that the largest segment of a
 	// link whose packets nearly fill a slot is a few octets smaller.
 	w.mtu = min(q.Link.MTU(), q.Link.SlotSize()-headroom+minHeaders)
+	w.told = w.mtu
 	w.quantum = max(minQuantum, w.mtu)
 	w.held.init(q.Link.RxFrames() / 2)
 	if w.tcp.MaxHeld == 0 {
@@ -547,8 +549,16 @@ func (w *worker) listen(id ListenerID, local netip.AddrPort, backlog int, stream
 	if w.listeners[k] != nil {
 		return fmt.Errorf("dataplane: already listening on %v", local)
 	}
-	w.listeners[k] = &listener{id: id, l: tcp.NewListener(&w.tcp, backlog, w.e.secret, w.mtu), stream: stream}
+	w.listeners[k] = &listener{id: id, l: tcp.NewListener(&w.tcp, backlog, w.e.secret, w.told), stream: stream}
 	return nil
+}
+
+// offerMTU says that the MTU of the interface is now mtu.
+func (w *worker) offerMTU(mtu int) {
+	w.told = min(w.mtu, mtu)
+	for _, l := range w.listeners {
+		l.l.SetMTU(w.told)
+	}
 }
 
 func (w *worker) unlisten(id ListenerID) {
