@@ -435,7 +435,7 @@ func (w *worker) fpdus(c *conn) {
 		if f.Placed {
 			terr = c.stream.DeliverEarly(f.Seq)
 		} else {
-			terr = c.stream.HandleULPDU(f.ULPDU)
+			terr = c.stream.HandleMarked(f.ULPDU)
 		}
 		w.current = nil
 		if terr != nil {
@@ -471,7 +471,7 @@ func (w *worker) placeEarly(c *conn, h *heldFrame, r tcp.Input) bool {
 	for c.rx.NextEarly(f) {
 		w.stats.RxFPDUsEarly++
 		w.current = c
-		placed := c.stream.HandleEarly(f.Seq, f.ULPDU)
+		placed := c.stream.HandleEarlyMarked(f.Seq, f.ULPDU)
 		w.current = nil
 		if placed {
 			c.rx.MarkPlaced(f.Seq)

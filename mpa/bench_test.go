@@ -45,6 +45,14 @@ func BenchmarkCopyAndCRC(b *testing.B) {
 	})
 }
 
+// place copies the payload of a Write to dst and returns how much it is.
+func place(dst []byte, f *FPDU) int {
+	p := f.ULPDU.After(len(header))
+	n := p.Len()
+	p.CopyTo(dst[:n])
+	return n
+}
+
 // castagnoli is for the standard library's CRC, the measure of ours.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -115,7 +123,7 @@ func benchReceiver(b *testing.B, crc, markers bool, cut int) {
 						if !ok {
 							break
 						}
-						to += copy(dst[to:], p.ULPDU[len(header):])
+						to += place(dst[to:], &p)
 						if to > len(dst)-emss {
 							to = 0
 						}
@@ -157,7 +165,7 @@ func BenchmarkEarly(b *testing.B) {
 				r.FeedEarly(seq, s)
 				seq = seq.Add(len(s))
 				for r.NextEarly(&p) {
-					copy(dst, p.ULPDU[len(header):])
+					place(dst, &p)
 					r.MarkPlaced(p.Seq)
 				}
 				if !r.EarlyWhole() {

@@ -105,7 +105,7 @@ func TestCaptures(t *testing.T) {
 							break
 						}
 						n++
-						out = append(out, compose(&tx, serial.Num(1+len(out)), p.ULPDU)...)
+						out = append(out, compose(&tx, serial.Num(1+len(out)), joined(p.ULPDU))...)
 					}
 				}
 				if initiator && n != tt.fpdus || n == 0 {

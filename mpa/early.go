@@ -34,7 +34,6 @@ type earlyState struct {
 	done   bool // nothing more can be found
 	missed bool // some octets were in no FPDU found
 	found  span // given by NextEarly last; n is 0 once marked
-	buf    []byte
 }
 
 // first returns the first FPDU that was placed.
@@ -142,7 +141,7 @@ func (r *Receiver) NextEarly(f *FPDU) bool {
 		if r.crc && !crcValid(raw) {
 			break
 		}
-		ulpdu, ok := r.strip(seq, raw, &e.buf)
+		ulpdu, ok := r.strip(seq, raw)
 		if !ok {
 			break
 		}

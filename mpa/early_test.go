@@ -95,7 +95,7 @@ func (w *world) arrive(from, to int, place func() bool) {
 			if w.placed[i] {
 				w.t.Fatalf("FPDU %d is given early a second time", i)
 			}
-			if !bytes.Equal(f.ULPDU, w.fpdus[i].ulpdu) {
+			if !bytes.Equal(joined(f.ULPDU), w.fpdus[i].ulpdu) {
 				w.t.Fatalf("FPDU %d is wrong ahead of order", i)
 			}
 			if w.fpdus[i].begin < from || w.end(i) > to {
@@ -156,7 +156,7 @@ func (w *world) deliver(p piece) {
 		if f.Placed != w.placed[i] || f.Early {
 			w.t.Fatalf("FPDU %d in order: placed %v, early %v; want placed %v", i, f.Placed, f.Early, w.placed[i])
 		}
-		if f.Placed && len(f.ULPDU) != 0 || !f.Placed && !bytes.Equal(f.ULPDU, w.fpdus[i].ulpdu) {
+		if f.Placed && f.ULPDU.Len() != 0 || !f.Placed && !bytes.Equal(joined(f.ULPDU), w.fpdus[i].ulpdu) {
 			w.t.Fatalf("FPDU %d is wrong in order", i)
 		}
 	}

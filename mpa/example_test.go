@@ -48,7 +48,7 @@ func Example() {
 			fmt.Println("error:", err)
 			break
 		}
-		fmt.Printf("%q at %d\n", f.ULPDU, f.Seq)
+		fmt.Printf("%q at %d\n", f.ULPDU.B, f.Seq)
 	}
 	// Output:
 	// hello, IRD 16, ORD 16

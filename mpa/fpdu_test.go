@@ -54,8 +54,8 @@ func TestRFC5044Figures(t *testing.T) {
 			r.next = tt.seq
 			r.Feed(wire)
 			var p FPDU
-			if ok, err := r.Next(&p); !ok || err != nil || !bytes.Equal(p.ULPDU, ulpdu) {
-				t.Errorf("Next = %v, %v, ULPDU %x; want %x", ok, err, p.ULPDU, ulpdu)
+			if ok, err := r.Next(&p); !ok || err != nil || !bytes.Equal(joined(p.ULPDU), ulpdu) {
+				t.Errorf("Next = %v, %v, ULPDU %x; want %x", ok, err, joined(p.ULPDU), ulpdu)
 			}
 		})
 	}

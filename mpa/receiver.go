@@ -3,6 +3,7 @@ package mpa
 import (
 	"encoding/binary"
 
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa/crc32c"
@@ -10,10 +11,10 @@ import (
 
 // FPDU is what the Receiver found.
 type FPDU struct {
-	// ULPDU is the payload without markers. It is empty for an FPDU of length
-	// zero and for one with Placed set. It may alias the octets that were fed,
+	// ULPDU is the payload, with the markers that lie within. It is empty for an FPDU
+	// of length zero and for one with Placed set. It may alias the octets that were fed,
 	// and is valid until the next call of Next, NextEarly, Feed or FeedEarly.
-	ULPDU []byte
+	ULPDU marked.Octets
 	// Seq is the sequence number of the first octet of ULPDU_Length. It names
 	// the FPDU: the same FPDU has the same Seq early and in order.
 	Seq    serial.Num
@@ -53,7 +54,6 @@ type Receiver struct {
 	sum  uint32     // CRC32c of the octets fed but the last crcLen
 	gone int        // octets skipped and not consumed
 	buf  []byte     // gathers an FPDU that comes in pieces
-	out  []byte     // a ULPDU without the markers that lay within
 	held int        // octets of the due FPDU in buf
 	skip int        // octets left of an FPDU that was placed early
 
@@ -69,8 +69,7 @@ func (r *Receiver) Init(crc, markers bool, start serial.Num) {
 		crc:    crc,
 		next:   start,
 		buf:    r.buf[:0],
-		out:    r.out,
-		early:  earlyState{placed: r.early.placed[:0], buf: r.early.buf},
+		early:  earlyState{placed: r.early.placed[:0]},
 	}
 }
 
@@ -237,7 +236,7 @@ func (r *Receiver) take(raw []byte, f *FPDU) bool {
 	}
 	*f = FPDU{Seq: r.lengthAt(r.next)}
 	ok := true
-	if f.ULPDU, ok = r.strip(r.next, raw, &r.out); !ok {
+	if f.ULPDU, ok = r.strip(r.next, raw); !ok {
 		r.fail(term.ErrMPAMarker)
 		return false
 	}
@@ -256,45 +255,33 @@ func crcValid(raw []byte) bool {
 func trailer(raw []byte) uint32 { return binary.LittleEndian.Uint32(raw[len(raw)-crcLen:]) }
 
 // strip checks the markers of the FPDU raw, which begins at seq, and returns its
-// ULPDU. If a marker lies within, it is moved together in *buf.
-func (r *Receiver) strip(seq serial.Num, raw []byte, buf *[]byte) (ulpdu []byte, ok bool) {
+// ULPDU.
+func (r *Receiver) strip(seq serial.Num, raw []byte) (ulpdu marked.Octets, ok bool) {
 	at := 0 // of ULPDU_Length
 	next := noMarker
 	if r.markers {
+		// Of what a marker says the two low bits do not count (RFC 5044 section 4.2), nor does
+		// the reserved half.
+		wrong, n := uint16(0), 0
 		next = r.toMarker(seq)
 		if next == 0 {
-			if !r.marker(raw, 0, 0) {
-				return nil, false
-			}
+			wrong, n = binary.BigEndian.Uint16(raw[2:]), 1
 			at, next = markerLen, markerEvery
+		}
+		for i := next; i+markerLen <= len(raw); i += markerEvery {
+			wrong |= binary.BigEndian.Uint16(raw[i+2:i+markerLen]) ^ uint16(i-at)
+			n++
+		}
+		r.stats.Markers += uint64(n)
+		if wrong&^3 != 0 {
+			return ulpdu, false
 		}
 	}
 	n := int(binary.BigEndian.Uint16(raw[at:]))
 	from := at + lengthLen
-	if next >= from+n { // none within the ULPDU; at most one behind it
-		if next < len(raw) && !r.marker(raw, next, next-at) {
-			return nil, false
-		}
-		return raw[from : from+n : from+n], true
+	if next >= from+n { // at most one marker, behind it
+		return marked.Octets{B: raw[from : from+n : from+n]}, true
 	}
-	for i := next; i < len(raw); i += markerEvery {
-		if !r.marker(raw, i, i-at) {
-			return nil, false
-		}
-	}
-	// Markers stand where the FPDU, its length field included, has a multiple of four
-	// octets. It ends, with its pad, at another.
-	const odd = 4 - lengthLen
-	*buf = grow(*buf, 0, n+3)
-	out := (*buf)[:odd+(n-odd+3)&^3]
-	copy(out, raw[from:from+odd])
-	crc32c.Unmark(out[odd:], raw[from+odd:], next-from-odd)
-	return out[:n:n], true
-}
-
-// marker checks that the marker at raw[i] points back by ptr octets. The two
-// low bits do not count (RFC 5044 section 4.2), nor does the reserved half.
-func (r *Receiver) marker(raw []byte, i, ptr int) bool {
-	r.stats.Markers++
-	return binary.BigEndian.Uint16(raw[i+2:])&^3 == uint16(ptr)&^3
+	first := next - from
+	return marked.Octets{B: raw[from:][:n+markerLen*marked.Among(n, first)], First: first}, true
 }

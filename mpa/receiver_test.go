@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa/crc32c"
@@ -31,6 +32,13 @@ func stream(rnd *rand.Rand, crc, markers bool, start serial.Num, sizes ...int) (
 	return octets, fpdus
 }
 
+// joined returns a copy of o without markers.
+func joined(o marked.Octets) []byte {
+	b := make([]byte, o.Len())
+	o.CopyTo(b)
+	return b
+}
+
 // collect takes all FPDUs that r has and checks them against want, of which it
 // returns the rest.
 func collect(t testing.TB, r *Receiver, want []sent) []sent {
@@ -47,9 +55,9 @@ func collect(t testing.TB, r *Receiver, want []sent) []sent {
 		if len(want) == 0 {
 			t.Fatalf("an FPDU at %d that was never sent", f.Seq)
 		}
-		if f.Seq != want[0].seq || f.Early || f.Placed || !bytes.Equal(f.ULPDU, want[0].ulpdu) {
+		if f.Seq != want[0].seq || f.Early || f.Placed || !bytes.Equal(joined(f.ULPDU), want[0].ulpdu) {
 			t.Fatalf("FPDU at %d of %d octets, early %v, placed %v; want the one at %d of %d octets",
-				f.Seq, len(f.ULPDU), f.Early, f.Placed, want[0].seq, len(want[0].ulpdu))
+				f.Seq, f.ULPDU.Len(), f.Early, f.Placed, want[0].seq, len(want[0].ulpdu))
 		}
 		want = want[1:]
 	}
@@ -159,7 +167,7 @@ func TestFeedSummed(t *testing.T) {
 		if tt.ok != ok || ok != (err == nil) || !ok && err != term.ErrMPACRC {
 			t.Errorf("%s: %v, %v; want %v", tt.name, ok, err, tt.ok)
 		}
-		if ok && !bytes.Equal(f.ULPDU, want[0].ulpdu) {
+		if ok && !bytes.Equal(joined(f.ULPDU), want[0].ulpdu) {
 			t.Errorf("%s: the ULPDU is another", tt.name)
 		}
 	}
@@ -212,11 +220,22 @@ func TestReceiverNoCopy(t *testing.T) {
 	r.Feed(octets)
 	var f FPDU
 	for _, w := range want {
-		if ok, err := r.Next(&f); !ok || err != nil || &f.ULPDU[0] != &octets[w.begin+lengthLen] {
+		if ok, err := r.Next(&f); !ok || err != nil || &f.ULPDU.B[0] != &octets[w.begin+lengthLen] {
 			t.Fatalf("Next = %v, %v, or the ULPDU was copied", ok, err)
 		}
-		if cap(f.ULPDU) != len(w.ulpdu) {
-			t.Errorf("a ULPDU of %d octets has room for %d", len(w.ulpdu), cap(f.ULPDU))
+		if cap(f.ULPDU.B) != len(w.ulpdu) {
+			t.Errorf("a ULPDU of %d octets has room for %d", len(w.ulpdu), cap(f.ULPDU.B))
+		}
+	}
+
+	// Nor with markers.
+	octets, want = stream(rnd, true, true, 9, 100, 2000, 3000)
+	r.Init(true, true, 9)
+	r.Feed(octets)
+	for _, w := range want {
+		at := w.seq.Sub(9) + lengthLen
+		if ok, err := r.Next(&f); !ok || err != nil || &f.ULPDU.B[0] != &octets[at] || !bytes.Equal(joined(f.ULPDU), w.ulpdu) {
+			t.Fatalf("Next = %v, %v, or the ULPDU was copied, or is another", ok, err)
 		}
 	}
 }
@@ -280,7 +299,7 @@ func TestReceiverErrors(t *testing.T) {
 						if ok, err = r.Next(&f); !ok {
 							break
 						}
-						if !bytes.Equal(f.ULPDU, want[n].ulpdu) {
+						if !bytes.Equal(joined(f.ULPDU), want[n].ulpdu) {
 							t.Fatalf("step %d: ULPDU %d is wrong", step, n)
 						}
 						n++
@@ -354,10 +373,10 @@ func FuzzReceiver(f *testing.F) {
 			if !ok {
 				break
 			}
-			if total += len(a.ULPDU); total > len(b) {
+			if total += a.ULPDU.Len(); total > len(b) {
 				t.Fatal("more octets out than in")
 			}
-			got = append(got, bytes.Clone(a.ULPDU))
+			got = append(got, joined(a.ULPDU))
 		}
 		for rest := b; len(rest) > 0; {
 			n := min(int(step)+1, len(rest))
@@ -368,7 +387,7 @@ func FuzzReceiver(f *testing.F) {
 				if !ok {
 					break
 				}
-				if len(got) == 0 || !bytes.Equal(got[0], c.ULPDU) {
+				if len(got) == 0 || !bytes.Equal(got[0], joined(c.ULPDU)) {
 					t.Fatal("the cuts change the result")
 				}
 				got = got[1:]

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/iwarpd/iwarpd/ddp"
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
 )
@@ -15,7 +16,7 @@ func (m *nullMemory) Recv(serial.Num) (uint32, uint32, bool) {
 	m.recv++
 	return m.recv, 1 << 20, true
 }
-func (*nullMemory) Place(*Placement, []byte) *term.Error                   { return nil }
+func (*nullMemory) Place(*Placement, marked.Octets) *term.Error            { return nil }
 func (*nullMemory) CheckRead(uint32, uint64, uint32) *term.Error           { return nil }
 func (*nullMemory) Atomic(uint32, uint64, *AtomicOp) (uint64, *term.Error) { return 7, nil }
 func (*nullMemory) Invalidate(uint32) *term.Error                          { return nil }

@@ -2,32 +2,41 @@ package rdmap
 
 import (
 	"github.com/iwarpd/iwarpd/ddp"
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// HandleEarly takes a ULPDU ahead of its turn, places its payload, and keeps its
+// HandleEarly is HandleEarlyMarked for octets without markers.
+func (s *Stream) HandleEarly(key serial.Num, b []byte) bool {
+	return s.HandleEarlyMarked(key, marked.Octets{B: b})
+}
+
+// HandleEarlyMarked takes a ULPDU ahead of its turn, places its payload, and keeps its
 // header under key until DeliverEarly. It returns false, and has changed nothing
 // that matters, when the ULPDU must be given again in order: when it is neither
 // an RDMA Write, a Read Response to an outstanding Read nor a Send that has a
 // buffer, when a check fails (only in its turn is it known whether the error is
 // the stream's first) or when no more headers can be kept. A ULPDU may come
 // early more than once.
-func (s *Stream) HandleEarly(key serial.Num, b []byte) bool {
-	if !s.receiving() || s.expect != 0 || !s.early.room(key) || !s.placeEarly(b) {
+func (s *Stream) HandleEarlyMarked(key serial.Num, u marked.Octets) bool {
+	n := u.Len()
+	b := s.frontOf(u, n)
+	if !s.receiving() || s.expect != 0 || !s.early.room(key) || !s.placeEarly(u, b, n) {
 		s.stats.RxEarlyRefused++
 		return false
 	}
-	s.early.put(key, b)
+	s.early.put(key, b, n)
 	s.stats.RxEarlyPlaced++
 	return true
 }
 
-func (s *Stream) placeEarly(b []byte) bool {
+// placeEarly places the payload of u, which has segLen octets, the first of which are b.
+func (s *Stream) placeEarly(u marked.Octets, b []byte, segLen int) bool {
 	if ddp.IsTagged(b) {
 		var h ddp.Tagged
-		payload, err := h.Decode(b)
-		if err != nil || h.ULP&ctrlVersion != version {
+		n := segLen - ddp.TaggedLen
+		if _, err := h.Decode(b); err != nil || h.ULP&ctrlVersion != version {
 			return false
 		}
 		op := OpWrite
@@ -35,28 +44,28 @@ func (s *Stream) placeEarly(b []byte) bool {
 		case opcodeWrite:
 		case opcodeReadResponse:
 			op = OpRead
-			if !s.awaited(&h, len(payload)) {
+			if !s.awaited(&h, n) {
 				return false
 			}
 		default:
 			return false
 		}
-		return len(payload) == 0 || s.placeTagged(&h, op, payload) == nil
+		return n == 0 || s.placeTagged(&h, op, u, n) == nil
 	}
 	var h ddp.Untagged
-	payload, err := h.Decode(b)
-	if err != nil || s.checkUntagged(&h) != nil {
+	if _, err := h.Decode(b); err != nil || s.checkUntagged(&h) != nil {
 		return false
 	}
+	n := segLen - ddp.UntaggedLen
 	op := sendOps[h.ULP&ctrlOpcode]
 	if !op.IsSend() || !s.recvq.InWindow(h.MSN) || !s.supply(&h) {
 		return false
 	}
-	buf, terr := s.recvq.Check(&h, len(payload))
+	buf, terr := s.recvq.Check(&h, n)
 	if terr != nil {
 		return false
 	}
-	return len(payload) == 0 || s.placeRecv(&h, op, buf.ID, payload) == nil
+	return n == 0 || s.placeRecv(&h, op, buf.ID, u.After(ddp.UntaggedLen)) == nil
 }
 
 // awaited reports whether a Read Response segment of n octets belongs to an
@@ -98,16 +107,19 @@ func (s *Stream) DeliverEarly(key serial.Num) *term.Error {
 	if ddp.IsTagged(seg) {
 		var h ddp.Tagged
 		if _, err := h.Decode(seg); err != nil {
-			return s.blameLen(headerError(err), seg, segLen)
+			return s.blame(headerError(err), seg, segLen)
 		}
-		return s.handleTagged(&h, nil, seg, segLen, true)
+		if err := s.handleTagged(&h, marked.Octets{}, segLen-ddp.TaggedLen, true); err != nil {
+			return s.blame(err, seg, segLen)
+		}
+		return nil
 	}
 	var h ddp.Untagged
 	if _, err := h.Decode(seg); err != nil {
-		return s.blameLen(headerError(err), seg, segLen)
+		return s.blame(headerError(err), seg, segLen)
 	}
 	s.rxData = true
-	return s.handleSend(&h, nil, seg, segLen, true)
+	return s.handleSend(&h, marked.Octets{}, seg, segLen, true)
 }
 
 // earlySeg is a segment that was placed ahead of its turn.
@@ -153,7 +165,8 @@ func (t *earlyTable) room(key serial.Num) bool {
 	return t.n < t.limit || t.n > 0 && t.segs[t.find(key)].used
 }
 
-func (t *earlyTable) put(key serial.Num, seg []byte) {
+// put keeps the header of a segment of segLen octets, the first of which are seg.
+func (t *earlyTable) put(key serial.Num, seg []byte, segLen int) {
 	if t.segs == nil {
 		t.alloc()
 	}
@@ -161,7 +174,7 @@ func (t *earlyTable) put(key serial.Num, seg []byte) {
 	if !e.used {
 		t.n++
 	}
-	e.key, e.used, e.segLen = key, true, uint32(len(seg))
+	e.key, e.used, e.segLen = key, true, uint32(segLen)
 	copy(e.hdr[:], seg)
 }
 

@@ -248,7 +248,7 @@ func TestEarlyTable(t *testing.T) {
 			key := base.Add(r.IntN(64) * step)
 			if r.IntN(2) == 0 && table.room(key) {
 				n := r.IntN(100)
-				table.put(key, make([]byte, n))
+				table.put(key, nil, n)
 				want[key] = n
 			} else {
 				e, ok := table.take(key)

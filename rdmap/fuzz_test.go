@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
 )
@@ -39,15 +40,17 @@ func fuzzEnd() *end {
 }
 
 // split cuts fuzz input into ULPDUs: a length octet, an octet whose low bit
-// says that the ULPDU is offered early, and the ULPDU.
-func split(b []byte) (ulpdus [][]byte, early []bool) {
+// says that the ULPDU is offered early and whose others where its first marker stands, and
+// the ULPDU.
+func split(b []byte) (ulpdus [][]byte, early []bool, with []marked.Octets) {
 	for len(b) >= 2 && len(ulpdus) < 64 {
 		n := min(int(b[0]), len(b)-2)
 		ulpdus = append(ulpdus, b[2:2+n])
 		early = append(early, b[1]&1 != 0)
+		with = append(with, withMarkers(b[2:2+n], 1+int(b[1]>>1)))
 		b = b[2+n:]
 	}
-	return ulpdus, early
+	return ulpdus, early, with
 }
 
 func join(ulpdus ...[]byte) (b []byte) {
@@ -58,7 +61,8 @@ func join(ulpdus ...[]byte) (b []byte) {
 }
 
 // Any octets give a result and no panic; what comes early ends as it would have
-// in order: the same error and Terminate, the same completions, the same answers.
+// in order, and what comes with markers as without: the same error and Terminate, the
+// same completions, the same answers.
 func FuzzStream(f *testing.F) {
 	for _, tt := range errorCases {
 		f.Add(join(unhex(f, tt.in)))
@@ -69,12 +73,12 @@ func FuzzStream(f *testing.F) {
 		unhex(f, hAtomic+"00000000 00000000 00000007 0000000000001000 0000000000000001 0000000000000000"+atomOnes),
 		unhex(f, "4141 00000000 00000001 00000002 00000000"+sink+"00000010 00000007 0000000000001000"), unhex(f, hTerm+"01000700 0010")))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		ulpdus, early := split(b)
+		ulpdus, early, with := split(b)
 		a, e := fuzzEnd(), fuzzEnd()
 		placed := map[int]bool{}
 		for i := len(ulpdus) - 1; i > 0; i-- {
 			if early[i] {
-				placed[i] = e.HandleEarly(serial.Num(i), ulpdus[i])
+				placed[i] = e.HandleEarlyMarked(serial.Num(i), with[i])
 			}
 		}
 		for i, u := range ulpdus {
@@ -83,7 +87,7 @@ func FuzzStream(f *testing.F) {
 			if placed[i] {
 				got = e.DeliverEarly(serial.Num(i))
 			} else {
-				got = e.HandleULPDU(u)
+				got = e.HandleMarked(with[i])
 			}
 			if got != want {
 				t.Fatalf("ULPDU %d %x: %v, in order %v", i, u, got, want)

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/iwarpd/iwarpd/ddp"
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
 )
@@ -42,10 +43,11 @@ func (m *fakeMemory) Recv(msn serial.Num) (id, size uint32, ok bool) {
 	return id, uint32(len(m.recvs[id])), true
 }
 
-func (m *fakeMemory) Place(p *Placement, payload []byte) *term.Error {
+func (m *fakeMemory) Place(p *Placement, payload marked.Octets) *term.Error {
+	n := payload.Len()
 	if p.Kind == PlaceRecv {
 		m.placed++
-		copy(m.recvs[p.Recv][p.Off:], payload)
+		payload.CopyTo(m.recvs[p.Recv][p.Off:][:n])
 		return nil
 	}
 	r := m.regions[p.STag]
@@ -54,11 +56,11 @@ func (m *fakeMemory) Place(p *Placement, payload []byte) *term.Error {
 		return term.ErrInvalidSTag
 	case r.other:
 		return term.ErrSTagStream
-	case p.TO < r.base || p.TO-r.base > uint64(len(r.buf)) || uint64(len(payload)) > uint64(len(r.buf))-(p.TO-r.base):
+	case p.TO < r.base || p.TO-r.base > uint64(len(r.buf)) || uint64(n) > uint64(len(r.buf))-(p.TO-r.base):
 		return term.ErrBounds
 	}
 	m.placed++
-	copy(r.buf[p.TO-r.base:], payload)
+	payload.CopyTo(r.buf[p.TO-r.base:][:n])
 	return nil
 }
 

@@ -8,6 +8,7 @@ package rdmap
 
 import (
 	"github.com/iwarpd/iwarpd/ddp"
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
 )
@@ -161,7 +162,7 @@ type Memory interface {
 	Recv(msn serial.Num) (id, size uint32, ok bool)
 	// Place checks p and copies payload there. The same placement may be asked
 	// for twice.
-	Place(p *Placement, payload []byte) *term.Error
+	Place(p *Placement, payload marked.Octets) *term.Error
 	// CheckRead checks the source of a Read Request of n > 0 octets.
 	CheckRead(stag uint32, to uint64, n uint32) *term.Error
 	// Atomic performs a, alone among all atomics, and returns the old value.

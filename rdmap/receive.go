@@ -2,20 +2,26 @@ package rdmap
 
 import (
 	"github.com/iwarpd/iwarpd/ddp"
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// HandleULPDU takes the next ULPDU in order. It places the payload and, with
+// HandleULPDU is HandleMarked for octets without markers.
+func (s *Stream) HandleULPDU(b []byte) *term.Error { return s.HandleMarked(marked.Octets{B: b}) }
+
+// HandleMarked takes the next ULPDU in order. It places the payload and, with
 // the last segment of a message, delivers the message. A violation has been
-// given to Fail when HandleULPDU returns it. After the end of the stream
+// given to Fail when HandleMarked returns it. After the end of the stream
 // ULPDUs are dropped (RFC 5041 section 7.1) and nil is returned.
-func (s *Stream) HandleULPDU(b []byte) *term.Error {
+func (s *Stream) HandleMarked(u marked.Octets) *term.Error {
 	if !s.receiving() {
 		s.stats.RxDropped++
 		return nil
 	}
+	n := u.Len()
 	s.stats.RxSegments++
-	s.stats.RxOctets += uint64(len(b))
+	s.stats.RxOctets += uint64(n)
+	b := s.frontOf(u, n)
 	if s.expect != 0 {
 		if s.takeRTR(b) {
 			return nil
@@ -23,27 +29,45 @@ func (s *Stream) HandleULPDU(b []byte) *term.Error {
 	}
 	if ddp.IsTagged(b) {
 		var h ddp.Tagged
-		payload, err := h.Decode(b)
-		if err != nil {
-			return s.blame(headerError(err), b)
+		if _, err := h.Decode(b); err != nil {
+			return s.blame(headerError(err), b, n)
 		}
-		return s.handleTagged(&h, payload, b, len(b), false)
+		if err := s.handleTagged(&h, u, n-ddp.TaggedLen, false); err != nil {
+			return s.blame(err, s.frontOf(u, n), n)
+		}
+		return nil
 	}
 	var h ddp.Untagged
-	payload, err := h.Decode(b)
+	control, err := h.Decode(b)
 	if err != nil {
-		return s.blame(headerError(err), b)
+		return s.blame(headerError(err), b, n)
 	}
-	return s.handleUntagged(&h, payload, b)
+	return s.handleUntagged(&h, u.After(ddp.UntaggedLen), control, b, n)
+}
+
+// front is how many octets of a ULPDU are looked at, beside the payload that is
+// placed: more than a header and the largest control message.
+const front = 128
+
+// frontOf returns the first octets of u, which has n: front, or all if they are fewer. Behind
+// the header there may be markers where it is front.
+func (s *Stream) frontOf(u marked.Octets, n int) []byte {
+	if n >= front && u.Plain(ddp.UntaggedLen) {
+		return u.B[:front]
+	}
+	return s.gather(u, min(n, front))
+}
+
+// gather returns the first n octets of u, front at most.
+func (s *Stream) gather(u marked.Octets, n int) []byte {
+	if u.Plain(n) {
+		return u.B[:n]
+	}
+	u.CopyTo(s.front[:n])
+	return s.front[:n]
 }
 
 func (s *Stream) receiving() bool { return s.state == stateOpen && !s.flushed }
-
-// blame fails the stream for a segment.
-func (s *Stream) blame(err *term.Error, seg []byte) *term.Error {
-	s.Fail(err, seg)
-	return err
-}
 
 // headerError turns the error of a DDP header into the stream's.
 func headerError(err error) *term.Error {
@@ -53,21 +77,21 @@ func headerError(err error) *term.Error {
 	return errShort
 }
 
-// handleTagged takes a tagged segment in order: of an RDMA Write or a Read
-// Response. With placed, its payload is where it belongs already, and payload
-// is nil; seg holds the first octets of the segment and segLen its length.
-func (s *Stream) handleTagged(h *ddp.Tagged, payload, seg []byte, segLen int, placed bool) *term.Error {
+// handleTagged takes a tagged segment in order, of an RDMA Write or a Read Response, with
+// n octets of payload. With placed, these are where they belong already, and u is not
+// looked at. For the error that it returns the stream has yet to fail.
+func (s *Stream) handleTagged(h *ddp.Tagged, u marked.Octets, n int, placed bool) *term.Error {
 	if h.ULP&ctrlVersion != version {
-		return s.blameLen(term.ErrRDMAPVersion, seg, segLen)
+		return term.ErrRDMAPVersion
 	}
 	s.rxData = true
 	switch h.ULP & ctrlOpcode {
 	case opcodeWrite:
 		// A zero-length segment's STag and TO are not looked at (RFC 5041
 		// section 5.2).
-		if len(payload) > 0 {
-			if err := s.placeTagged(h, OpWrite, payload); err != nil {
-				return s.blameLen(err, seg, segLen)
+		if n > 0 && !placed {
+			if err := s.placeTagged(h, OpWrite, u, n); err != nil {
+				return err
 			}
 		}
 		if h.Last {
@@ -75,31 +99,33 @@ func (s *Stream) handleTagged(h *ddp.Tagged, payload, seg []byte, segLen int, pl
 		}
 		return nil
 	case opcodeReadResponse:
-		if err := s.handleReadResponse(h, payload, segLen-ddp.TaggedLen, placed); err != nil {
-			return s.blameLen(err, seg, segLen)
-		}
-		return nil
+		return s.handleReadResponse(h, u, n, placed)
 	}
-	return s.blameLen(term.ErrOpcode, seg, segLen)
+	return term.ErrOpcode
 }
 
-func (s *Stream) blameLen(err *term.Error, seg []byte, segLen int) *term.Error {
-	s.fail(err, seg, segLen, nil)
+// blame fails the stream for a segment of segLen octets, whose first ones are seg.
+func (s *Stream) blame(err *term.Error, seg []byte, segLen int) *term.Error {
+	var rdma []byte
+	if len(seg) >= ddp.UntaggedLen+readRequestLen && !ddp.IsTagged(seg) && seg[1]&ctrlOpcode == opcodeReadRequest {
+		rdma = seg[ddp.UntaggedLen:]
+	}
+	s.fail(err, seg, segLen, rdma)
 	return err
 }
 
-// placeTagged places the payload of a tagged segment. Memory need not think of
-// an offset that wraps (RFC 5041 section 7.1, tagged check 5).
-func (s *Stream) placeTagged(h *ddp.Tagged, op Op, payload []byte) *term.Error {
-	if h.TO+uint64(len(payload)) < h.TO {
+// placeTagged places the n octets of payload of the tagged segment u. Memory need not think
+// of an offset that wraps (RFC 5041 section 7.1, tagged check 5).
+func (s *Stream) placeTagged(h *ddp.Tagged, op Op, u marked.Octets, n int) *term.Error {
+	if h.TO+uint64(n) < h.TO {
 		return term.ErrTOWrap
 	}
 	s.placement = Placement{Kind: PlaceTagged, STag: h.STag, TO: h.TO, Op: op}
-	return s.mem.Place(&s.placement, payload)
+	return s.mem.Place(&s.placement, u.After(ddp.TaggedLen))
 }
 
 // placeRecv places the payload of a Send's segment in its receive buffer.
-func (s *Stream) placeRecv(h *ddp.Untagged, op Op, id uint32, payload []byte) *term.Error {
+func (s *Stream) placeRecv(h *ddp.Untagged, op Op, id uint32, payload marked.Octets) *term.Error {
 	s.placement = Placement{Kind: PlaceRecv, Recv: id, Off: h.MO, Op: op}
 	return s.mem.Place(&s.placement, payload)
 }
@@ -107,7 +133,7 @@ func (s *Stream) placeRecv(h *ddp.Untagged, op Op, id uint32, payload []byte) *t
 // handleReadResponse checks a segment of n octets of payload against the oldest
 // outstanding request, which it must answer: responses come in the order of the
 // requests (RFC 5040 section 5.5, rule 20; RFC 7306 section 7).
-func (s *Stream) handleReadResponse(h *ddp.Tagged, payload []byte, n int, placed bool) *term.Error {
+func (s *Stream) handleReadResponse(h *ddp.Tagged, u marked.Octets, n int, placed bool) *term.Error {
 	if s.pendHead == s.pendTail {
 		return term.ErrOpcode
 	}
@@ -123,7 +149,7 @@ func (s *Stream) handleReadResponse(h *ddp.Tagged, payload []byte, n int, placed
 			return term.ErrBounds
 		}
 		if !placed {
-			if err := s.placeTagged(h, OpRead, payload); err != nil {
+			if err := s.placeTagged(h, OpRead, u, n); err != nil {
 				s.finishPending(r, StatusLocalProtection)
 				return err
 			}
@@ -148,22 +174,23 @@ func (s *Stream) finishPending(p *pending, st Status) {
 	}
 }
 
-// handleUntagged takes an untagged segment in order.
-func (s *Stream) handleUntagged(h *ddp.Untagged, payload, seg []byte) *term.Error {
+// handleUntagged takes an untagged segment in order. control is the payload, or so much
+// of it that it is too long for a control message.
+func (s *Stream) handleUntagged(h *ddp.Untagged, payload marked.Octets, control, seg []byte, segLen int) *term.Error {
 	err := s.checkUntagged(h)
 	if err != nil {
-		return s.blame(err, seg)
+		return s.blame(err, seg, segLen)
 	}
 	if h.QN == ddp.QNSend {
 		s.rxData = true
-		return s.handleSend(h, payload, seg, len(seg), false)
+		return s.handleSend(h, payload, seg, segLen, false)
 	}
-	msg, done, err := s.ctl[h.QN-1].Accept(h, payload)
+	msg, done, err := s.ctl[h.QN-1].Accept(h, control)
 	if err != nil {
 		if err == term.ErrMSNRange && h.QN == ddp.QNAtomicResponse && s.pendHead == s.pendTail {
 			err = term.ErrNoBuffer
 		}
-		return s.blame(err, seg)
+		return s.blame(err, seg, segLen)
 	}
 	if h.QN != ddp.QNTerminate {
 		s.rxData = true
@@ -182,7 +209,7 @@ func (s *Stream) handleUntagged(h *ddp.Untagged, payload, seg []byte) *term.Erro
 		err = s.handleTerminate(msg)
 	}
 	if err != nil {
-		return s.blame(err, seg)
+		return s.blame(err, seg, segLen)
 	}
 	return nil
 }
@@ -203,19 +230,20 @@ func (s *Stream) checkUntagged(h *ddp.Untagged) *term.Error {
 }
 
 // handleSend takes a segment of queue 0 whose header has been checked by
-// itself; placed, seg and segLen are as in handleTagged.
-func (s *Stream) handleSend(h *ddp.Untagged, payload, seg []byte, segLen int, placed bool) *term.Error {
+// itself. With placed, its payload is where it belongs already, and payload is empty; seg
+// holds the first octets of the segment and segLen its length.
+func (s *Stream) handleSend(h *ddp.Untagged, payload marked.Octets, seg []byte, segLen int, placed bool) *term.Error {
 	n := segLen - ddp.UntaggedLen
 	op := sendOps[h.ULP&ctrlOpcode]
 	imm := op == OpImm || op == OpImmSE
 	if h.MSN != s.recvq.Head() {
-		return s.blameLen(term.ErrMSNRange, seg, segLen)
+		return s.blame(term.ErrMSNRange, seg, segLen)
 	}
 	if !s.supply(h) {
-		return s.blameLen(term.ErrNoBuffer, seg, segLen)
+		return s.blame(term.ErrNoBuffer, seg, segLen)
 	}
 	if imm {
-		return s.handleImm(h, op, payload, seg)
+		return s.handleImm(h, op, seg, segLen)
 	}
 	buf, err := s.recvq.Check(h, n)
 	if err == nil && !placed && n > 0 {
@@ -229,7 +257,7 @@ func (s *Stream) handleSend(h *ddp.Untagged, payload, seg []byte, segLen int, pl
 		err = s.mem.Invalidate(h.Inv)
 	}
 	if err != nil {
-		return s.blameLen(err, seg, segLen)
+		return s.blame(err, seg, segLen)
 	}
 	if !h.Last {
 		return nil
@@ -246,17 +274,17 @@ func (s *Stream) handleSend(h *ddp.Untagged, payload, seg []byte, segLen int, pl
 
 // handleImm takes Immediate Data: always one segment of eight octets (RFC 7306
 // section 6.3). It uses up a receive buffer and puts nothing in it.
-func (s *Stream) handleImm(h *ddp.Untagged, op Op, payload, seg []byte) *term.Error {
+func (s *Stream) handleImm(h *ddp.Untagged, op Op, seg []byte, segLen int) *term.Error {
 	switch {
 	case h.MO != 0:
-		return s.blame(term.ErrInvalidMO, seg)
-	case len(payload) != immLen || !h.Last:
-		return s.blame(errShort, seg)
+		return s.blame(term.ErrInvalidMO, seg, segLen)
+	case segLen != ddp.UntaggedLen+immLen || !h.Last:
+		return s.blame(errShort, seg, segLen)
 	}
 	buf, _ := s.recvq.Pop()
 	s.stats.RxImms++
 	c := Completion{Kind: CompRecv, ID: buf.ID, Op: op, Solicited: op == OpImmSE}
-	copy(c.Imm[:], payload)
+	copy(c.Imm[:], seg[ddp.UntaggedLen:])
 	s.complete(&c)
 	return nil
 }
@@ -278,7 +306,7 @@ func (s *Stream) supply(h *ddp.Untagged) bool {
 func (s *Stream) handleReadRequest(msg, seg []byte) *term.Error {
 	var req readRequest
 	if len(msg) != readRequestLen || !req.decode(msg) {
-		return s.blame(errShort, seg)
+		return s.blame(errShort, seg, len(seg))
 	}
 	s.stats.RxReadRequests++
 	err := s.roomForRequest()

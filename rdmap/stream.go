@@ -94,7 +94,7 @@ type response struct {
 
 // Stream is one RDMAP stream. One goroutine at a time may use it.
 //
-// Inputs are PostSend, HandleULPDU, HandleEarly, DeliverEarly, Fail, SourceError and
+// Inputs are PostSend, HandleULPDU or HandleMarked, HandleEarly, DeliverEarly, Fail, SourceError and
 // Flush. After any of them drain PollSegment as far as the wire has room, then
 // PollCompletion, then PollEvent.
 //
@@ -155,6 +155,8 @@ type Stream struct {
 	termBuf [maxTerminate]byte
 	termLen int
 	remote  remoteTerm
+
+	front [front]byte // of a ULPDU that has a marker there
 }
 
 // remoteTerm is the peer's Terminate.
@@ -351,11 +353,7 @@ func (s *Stream) TerminateSent() bool { return s.stats.TxTerminates != 0 }
 // first error counts (RFC 5040 section 7.1, rule 4); a stream that the peer has
 // terminated sends none.
 func (s *Stream) Fail(err *term.Error, ulpdu []byte) {
-	var rdma []byte
-	if len(ulpdu) >= ddp.UntaggedLen+readRequestLen && !ddp.IsTagged(ulpdu) && ulpdu[1]&ctrlOpcode == opcodeReadRequest {
-		rdma = ulpdu[ddp.UntaggedLen:]
-	}
-	s.fail(err, ulpdu, len(ulpdu), rdma)
+	s.blame(err, ulpdu, len(ulpdu))
 }
 
 // fail is Fail with the parts of the guilty segment.

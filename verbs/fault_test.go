@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
@@ -35,9 +36,14 @@ func TestFault(t *testing.T) {
 		t.Error("an atomic on memory without access did not fault")
 	}
 	if !faults(func() {
-		q.Place(&rdmap.Placement{Kind: rdmap.PlaceTagged, STag: bad.STag(), Op: rdmap.OpWrite}, []byte{1})
+		q.Place(&rdmap.Placement{Kind: rdmap.PlaceTagged, STag: bad.STag(), Op: rdmap.OpWrite}, marked.Octets{B: []byte{1}})
 	}) {
 		t.Error("a Write to memory without access did not fault")
+	}
+	if !faults(func() {
+		q.Place(&rdmap.Placement{Kind: rdmap.PlaceTagged, STag: bad.STag(), Op: rdmap.OpWrite}, marked.Octets{B: make([]byte, 2000), First: 100})
+	}) {
+		t.Error("a Write with markers to memory without access did not fault")
 	}
 	for want := range uint64(2) {
 		if old, err := q.Atomic(good.STag(), 0, &add); old != want || err != nil {

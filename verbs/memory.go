@@ -3,6 +3,7 @@ package verbs
 import (
 	"encoding/binary"
 
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/rdmap"
@@ -69,30 +70,32 @@ func (q *QP) nextRecv(wr *RecvWR) bool {
 }
 
 // Place implements rdmap.Memory.
-func (q *QP) Place(p *rdmap.Placement, payload []byte) *term.Error {
-	if len(payload) == 0 {
+func (q *QP) Place(p *rdmap.Placement, payload marked.Octets) *term.Error {
+	n := uint32(payload.Len())
+	if n == 0 {
 		return nil
 	}
-	q.stats.OctetsPlaced += uint64(len(payload))
+	q.stats.OctetsPlaced += uint64(n)
 	switch p.Kind {
 	case rdmap.PlaceTagged:
 		use := UseWriteSink
 		if p.Op != rdmap.OpWrite {
 			use = UseReadSink
 		}
-		b, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, p.STag, p.TO, uint32(len(payload)), use)
+		b, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, p.STag, p.TO, n, use)
 		if b == nil {
 			q.stats.ProtectionErrors++
 			return taggedFaults[f]
 		}
-		copy(b, payload)
+		payload.CopyTo(b)
 	case rdmap.PlaceRecv:
-		return q.placeRecv(p.Recv, p.Off, payload)
+		return q.placeRecv(p.Recv, p.Off, payload, n)
 	}
 	return nil
 }
 
-func (q *QP) placeRecv(slot, off uint32, payload []byte) *term.Error {
+// placeRecv places a payload of n octets.
+func (q *QP) placeRecv(slot, off uint32, payload marked.Octets, n uint32) *term.Error {
 	slot &= uint32(len(q.rq) - 1)
 	s := &q.rq[slot]
 	if s.status != WCSuccess {
@@ -105,17 +108,17 @@ func (q *QP) placeRecv(slot, off uint32, payload []byte) *term.Error {
 			off -= g.Len
 			continue
 		}
-		m := min(uint32(len(payload)), g.Len-off)
+		m := min(n, g.Len-off)
 		b, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr+uint64(off), m, UseLocalWrite)
 		if b == nil {
 			s.status = WCLocProtErr
 			return term.ErrDDPLocal
 		}
-		copy(b, payload)
-		if payload = payload[m:]; len(payload) == 0 {
+		payload.CopyTo(b)
+		if n -= m; n == 0 {
 			return nil
 		}
-		off = 0
+		payload, off = payload.After(int(m)), 0
 	}
 	s.status = WCLocLenErr
 	return term.ErrTooLong

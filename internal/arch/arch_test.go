@@ -28,15 +28,16 @@ type layer struct {
 	core    bool // sans-I/O: see coreImports
 }
 
-// leaves stand on the standard library alone.
+// leaves stand on the standard library alone, but for what layers say.
 var leaves = []string{
 	"internal/clock", "internal/serial", "internal/ring", "internal/pkt", "internal/term", "internal/impair",
-	"internal/prefetch",
+	"internal/prefetch", "internal/marked",
 }
 
 // layers is searched in order, so a folder stands before the one it lies in.
 var layers = []layer{
 	{folder: "internal/ipfrag", core: true},
+	{folder: "internal/marked", outside: []string{"golang.org/x/sys/cpu"}, core: true},
 	{folder: "internal/conformance"}, // imported by tests alone, as testenv is
 	{folder: "internal/testenv", outside: []string{"golang.org/x/sys", "github.com/vishvananda", "github.com/safchain/ethtool"}},
 	{folder: "internal/app", inside: []string{"client"}, outside: []string{"golang.org/x", "github.com/HdrHistogram"}},
@@ -155,15 +156,12 @@ func anyUnder(p string, folders []string) bool {
 }
 
 func layerOf(folder string) (layer, bool) {
-	if anyUnder(folder, leaves) {
-		return layer{folder: folder}, true
-	}
 	for _, l := range layers {
 		if under(folder, l.folder) {
 			return l, true
 		}
 	}
-	return layer{}, false
+	return layer{folder: folder}, anyUnder(folder, leaves)
 }
 
 // allowed reports whether a package of layer l in folder may import imp.

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
@@ -60,7 +61,7 @@ const (
 // other one 512 more. The lengths of p and first are multiples of four. It returns
 // what Sum returns for the copy, and how long that is.
 func Mark(dst []byte, crc uint32, p []byte, first, ptr int) (crc2, sum uint32, n int) {
-	n = len(p) + markerLen*markers(len(p), first)
+	n = len(p) + markerLen*marked.Among(len(p), first)
 	dst = dst[:n]
 	if last := n - (n-first)%markerEvery; vectors && n >= fewest && n <= longest && n > first {
 		if n-last > 64 {
@@ -90,32 +91,8 @@ func Mark(dst []byte, crc uint32, p []byte, first, ptr int) (crc2, sum uint32, n
 	return crc, sum, n
 }
 
-// Unmark undoes Mark: it fills dst, whose length is a multiple of four, with octets of
-// p, but for the markers: the four octets at first, and at each 512th from there. It may
-// read the four octets of p behind those. dst and p are apart from one another.
-func Unmark(dst, p []byte, first int) {
-	if n := len(dst) + markerLen*(1+markers(len(dst), first)); vectors && len(dst) >= fewest && len(p) >= n {
-		join(&dst[0], &p[0], len(dst), first)
-		return
-	}
-	for len(dst) > 0 {
-		n := copy(dst, p[:min(first, len(p))])
-		dst, p = dst[n:], p[min(n+markerLen, len(p)):]
-		first = markerRun
-	}
-}
-
-// fewest is how many octets Mark and Unmark need to do without a loop.
+// fewest is how many octets Mark needs to do without a loop.
 const fewest = 384
-
-// markers returns how many markers stand among n octets, the first in front of the
-// octet at first.
-func markers(n, first int) int {
-	if n <= first {
-		return 0
-	}
-	return 1 + (n-first-1)/markerRun
-}
 
 // Together is whether Sum takes no longer than pkt.Sum alone.
 var Together bool = vectors

@@ -23,10 +23,3 @@ func pass(dst, src *byte, n int, crc, ptr uint32, next int) (reg, even, odd uint
 //
 //go:noescape
 func short(p *byte, n int, crc uint32) (reg, sum uint32)
-
-// join copies n octets, of which those at next and each 508th behind it come from
-// four octets farther than the ones before them. n, 256 at least, and next are multiples of
-// four. The four octets behind the last are read. dst and src must not overlap.
-//
-//go:noescape
-func join(dst, src *byte, n, next int)

@@ -360,67 +360,6 @@ block:
 	JNZ  block
 	JMP  four
 
-// func join(dst, src *byte, n, next int)
-//
-// As with markers that are put in there is no branch. What does not make 256 octets
-// is copied first, with some of what follows.
-TEXT ·join(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), DI
-	MOVQ src+8(FP), SI
-	MOVQ n+16(FP), CX
-	MOVQ next+24(FP), R10
-	SHRQ $2, R10
-	MOVL $1, DX
-	MOVQ CX, BX
-	ANDQ $255, BX
-	JNZ  some
-	MOVL $256, BX
-
-	PCALIGN $64
-some:
-	SHLXQ R10, DX, R11
-	CMPQ R10, $64
-	SBBQ R12, R12
-	ANDQ R12, R11
-	DECQ R11 // what comes in front of the gap: all if there is none
-	VMOVDQU64 4(SI), Z20
-	KMOVW R11, K1
-	VMOVDQU32 (SI), K1, Z20
-	SHRQ $16, R11
-	KMOVW R11, K2
-	VMOVDQU64 68(SI), Z21
-	VMOVDQU32 64(SI), K2, Z21
-	SHRQ $16, R11
-	KMOVW R11, K3
-	VMOVDQU64 132(SI), Z22
-	VMOVDQU32 128(SI), K3, Z22
-	SHRQ $16, R11
-	KMOVW R11, K4
-	VMOVDQU64 196(SI), Z23
-	VMOVDQU32 192(SI), K4, Z23
-	VMOVDQU64 Z20, (DI)
-	VMOVDQU64 Z21, 64(DI)
-	VMOVDQU64 Z22, 128(DI)
-	VMOVDQU64 Z23, 192(DI)
-	ADDQ BX, DI
-	ADDQ BX, SI
-	SUBQ BX, CX
-	JZ   done
-	SHRQ $2, BX
-	SUBQ BX, R10
-	SBBQ R12, R12 // the gap is behind us
-	MOVQ R12, R13
-	ANDQ $127, R12
-	ADDQ R12, R10
-	ANDQ $4, R13
-	ADDQ R13, SI
-	MOVL $256, BX
-	JMP  some
-
-done:
-	VZEROUPPER
-	RET
-
 // func short(p *byte, n int, crc uint32) (reg, sum uint32)
 TEXT ·short(SB), NOSPLIT, $0-32
 	MOVQ p+0(FP), SI

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
@@ -77,7 +78,7 @@ func TestEveryLength(t *testing.T) {
 	}
 }
 
-// checkMarkers compares Mark and Unmark with their definition.
+// checkMarkers compares Mark with its definition.
 func checkMarkers(t *testing.T, crc uint32, first, ptr int, p []byte) {
 	t.Helper()
 	var want []byte
@@ -97,15 +98,6 @@ func checkMarkers(t *testing.T, crc uint32, first, ptr int, p []byte) {
 	}
 	if got != crc32.Update(crc, table, want) || pkt.Fold(s) != pkt.Fold(pkt.Sum(want, 0)) {
 		t.Fatalf("Mark of %d octets, %d from %d: %08x, %04x; want %08x, %04x", n, ptr, first, got, pkt.Fold(s), crc32.Update(crc, table, want), pkt.Fold(pkt.Sum(want, 0)))
-	}
-	out := append(append(bytes.Clone(rest), make([]byte, n)...), rest...)
-	if Unmark(out[room:room+n], want, first); !bytes.Equal(out[room:room+n], p) || !bytes.Equal(out[:room], rest) || !bytes.Equal(out[room+n:], rest) {
-		t.Fatalf("Unmark of %d octets from %d is not exact", n, first)
-	}
-	// With an octet or more behind.
-	out = append(append(bytes.Clone(rest), make([]byte, n)...), rest...)
-	if Unmark(out[room:room+n], append(bytes.Clone(want), rest...), first); !bytes.Equal(out[room:room+n], p) || !bytes.Equal(out[:room], rest) || !bytes.Equal(out[room+n:], rest) {
-		t.Fatalf("Unmark of %d octets from %d, and more, is not exact", n, first)
 	}
 }
 
@@ -158,14 +150,12 @@ func TestEdges(t *testing.T) {
 			continue
 		}
 		for _, first := range []int{0, 60, 508} {
-			size := n + markerLen*markers(n, first)
+			size := n + markerLen*marked.Among(n, first)
 			for _, p := range [][]byte{mid[:n], mid[page-n:]} {
 				Mark(make([]byte, size), 0, p, first, 4)
-				Unmark(p, src, first)
 			}
 			for _, p := range [][]byte{mid[:size], mid[page-size:]} {
 				Mark(p, 0, src[:n], first, 4)
-				Unmark(make([]byte, n), p, first)
 			}
 		}
 	}
@@ -196,7 +186,7 @@ func FuzzUpdate(f *testing.F) {
 
 func BenchmarkUpdate(b *testing.B) {
 	for _, n := range []int{64, 84, 128, 256, 1448, 8948} {
-		p, dst, marked := bytes.Repeat([]byte{1}, n+4096)[4096:], bytes.Repeat([]byte{1}, n+4096)[4096:], bytes.Repeat([]byte{1}, 4096+n+n/8)[4096:]
+		p, dst, with := bytes.Repeat([]byte{1}, n+4096)[4096:], bytes.Repeat([]byte{1}, n+4096)[4096:], bytes.Repeat([]byte{1}, 4096+n+n/8)[4096:]
 		first := 4
 		for _, f := range []struct {
 			name string
@@ -205,8 +195,7 @@ func BenchmarkUpdate(b *testing.B) {
 			{"Update", func() { Update(0, p) }},
 			{"Sum", func() { Sum(0, p) }},
 			{"Copy", func() { Copy(dst, 0, p) }},
-			{"Mark", func() { first = first * 5 % 512; Mark(marked, 0, p, first, 4) }},
-			{"Unmark", func() { first = first * 5 % 512; Unmark(dst, marked, first) }},
+			{"Mark", func() { first = first * 5 % 512; Mark(with, 0, p, first, 4) }},
 			{"std", func() { crc32.Update(0, table, p) }},
 			{"std+sum", func() { crc32.Update(0, table, p); pkt.Sum(p, 0) }},
 			{"copy+std+sum", func() { copy(dst, p); crc32.Update(0, table, dst); pkt.Sum(dst, 0) }},

@@ -1,0 +1,82 @@
+// Package marked holds octets among which the markers of MPA stand, so that they
+// are copied once: from the frame that they came in to the memory that they are for.
+package marked
+
+// Markers of RFC 5044 section 4.3, in octets.
+const (
+	every  = 512
+	length = 4
+	run    = every - length // octets between two markers
+)
+
+// Octets are those of B but for its markers: four octets at First, and at each 512th
+// from there. With First zero it has none. B does not end with a marker.
+type Octets struct {
+	B     []byte
+	First int
+}
+
+// Among returns the number of markers among n octets, the first marker in front of
+// the octet at first.
+func Among(n, first int) int {
+	if n <= first {
+		return 0
+	}
+	return 1 + (n-first-1)/run
+}
+
+// Len returns the number of octets without markers.
+func (o Octets) Len() int {
+	if n := len(o.B) - o.First; o.First > 0 && n > 0 {
+		return len(o.B) - (n+every-1)/every*length
+	}
+	return len(o.B)
+}
+
+// After returns what is behind the first n octets, at most Len.
+func (o Octets) After(n int) Octets {
+	if o.Plain(n) {
+		return Octets{o.B[n:], max(o.First-n, 0)}
+	}
+	return o.behind(n)
+}
+
+// Plain reports whether no marker stands in front of the octet at n, nor among those before.
+func (o Octets) Plain(n int) bool { return uint(n) <= uint(o.First-1) }
+
+// behind is After where a marker is passed, or stands in front of what is left.
+func (o Octets) behind(n int) Octets {
+	if n == o.Len() {
+		return Octets{}
+	}
+	n -= o.First
+	passed := 1 + n/run
+	return Octets{o.B[o.First+n+passed*length:], run - n%run}
+}
+
+// CopyTo fills dst, which is no longer than Len, with the first octets. Meanwhile there
+// may be others in dst.
+func (o Octets) CopyTo(dst []byte) {
+	if o.Plain(len(dst)) {
+		copy(dst, o.B)
+	} else {
+		o.gather(dst)
+	}
+}
+
+// gather is CopyTo where a marker may stand among the octets.
+func (o Octets) gather(dst []byte) {
+	src, first, n := o.B, o.First, len(dst)
+	if runs := (n - first) / run; vectors && runs > 0 && first <= run {
+		src = src[:n+length*Among(n, first)]
+		join(&dst[0], &src[0], n, len(src), first, runs)
+		return
+	}
+	for {
+		n := copy(dst, src[:min(first, len(src))])
+		if dst = dst[n:]; len(dst) == 0 {
+			return
+		}
+		src, first = src[n+length:], run
+	}
+}

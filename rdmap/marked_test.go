@@ -1,0 +1,79 @@
+package rdmap
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/marked"
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// withMarkers returns p with a marker in front of the octet at first, at least 1, and of each
+// 508th behind.
+func withMarkers(p []byte, first int) marked.Octets {
+	if first >= len(p) {
+		return marked.Octets{B: p}
+	}
+	b := bytes.Clone(p[:first])
+	for rest := p[first:]; len(rest) > 0; {
+		n := min(508, len(rest))
+		b = append(append(b, 0xc1, 0x40, 0xff, 0xff), rest[:n]...)
+		rest = rest[n:]
+	}
+	return marked.Octets{B: b, First: first}
+}
+
+// Wherever markers stand, a segment is refused as it is without them.
+func TestErrorsMarked(t *testing.T) {
+	for _, tt := range errorCases {
+		in := unhex(t, tt.in)
+		plain := newVictim()
+		want := plain.HandleULPDU(in)
+		terminate := plain.poll(testMULPDU)
+		for first := 1; first < len(in); first++ {
+			e := newVictim()
+			if err := e.HandleMarked(withMarkers(in, first)); err != want {
+				t.Fatalf("%s, markers from %d: %v; want %v", tt.name, first, err, want)
+			}
+			if got := e.poll(testMULPDU); !bytes.Equal(got, terminate) {
+				t.Fatalf("%s, markers from %d: sends %x; want %x", tt.name, first, got, terminate)
+			}
+		}
+	}
+}
+
+// What is placed has no marker, in order and early.
+func TestPlaceMarked(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	payload := make([]byte, 1400)
+	for i := range payload {
+		payload[i] = byte(rnd.Uint32())
+	}
+	for _, hdr := range []string{"c140 00000007 0000000000001000", hSend} {
+		for first := 1; first <= 508; first += 1 + rnd.IntN(12) {
+			u := withMarkers(append(unhex(t, hdr), payload...), first)
+			for _, early := range []bool{false, true} {
+				e := newVictim()
+				e.mem.regions[7].buf = make([]byte, len(payload))
+				e.mem.recvs = [][]byte{make([]byte, len(payload))}
+				if early {
+					if !e.HandleEarlyMarked(serial.Num(1), u) {
+						t.Fatalf("%s, markers from %d: not placed early", hdr, first)
+					}
+					if err := e.DeliverEarly(1); err != nil {
+						t.Fatal(err)
+					}
+				} else if err := e.HandleMarked(u); err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(e.mem.regions[7].buf, payload) && !bytes.Equal(e.mem.recvs[0], payload) {
+					t.Fatalf("%s, markers from %d, early %v: other octets are placed", hdr, first, early)
+				}
+				if got, want := e.Stats().RxOctets, uint64(u.Len()); got != want {
+					t.Fatalf("RxOctets = %d; want %d", got, want)
+				}
+			}
+		}
+	}
+}
