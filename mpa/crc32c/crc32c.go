@@ -63,20 +63,9 @@ const (
 func Mark(dst []byte, crc uint32, p []byte, first, ptr int) (crc2, sum uint32, n int) {
 	n = len(p) + markerLen*marked.Among(len(p), first)
 	dst = dst[:n]
-	if last := n - (n-first)%markerEvery; vectors && n >= fewest && n <= longest && n > first {
-		if n-last > 64 {
-			last = n
-		}
-		reg, even, odd := pass(&dst[0], &p[0], last, ^crc, uint32(ptr), first)
-		crc, sum = ^reg, words(last, even, odd)
-		if last < n { // the pass would read beyond p
-			binary.BigEndian.PutUint32(dst[last:], uint32(uint16(ptr+last-first)))
-			copy(dst[last+markerLen:], p[len(p)-(n-last-markerLen):])
-			var s uint32
-			crc, s = Sum(crc, dst[last:])
-			sum = pkt.Add(sum, s)
-		}
-		return crc, sum, n
+	if vectors && n >= fewest && n <= longest && n > first {
+		reg, even, odd := pass(&dst[0], &p[0], n, ^crc, uint32(ptr), first)
+		return ^reg, words(n, even, odd), n
 	}
 	for at := 0; ; ptr += markerEvery {
 		k := copy(dst[at:], p[:min(first, len(p))])

@@ -12,8 +12,7 @@ var vectors = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI
 // results are those of the copy.
 //
 // If ptr is not zero, the octets are those of src with markers among them: one that
-// says ptr at next, and one that says 512 more at each 512th octet behind, but none in the
-// last 64. n, 320 at least, and next are then multiples of four.
+// says ptr at next, and one that says 512 more at each 512th octet behind. n, 320 at least, and next are then multiples of four.
 //
 //go:noescape
 func pass(dst, src *byte, n int, crc, ptr uint32, next int) (reg, even, odd uint32)

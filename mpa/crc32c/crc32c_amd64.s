@@ -67,7 +67,8 @@ GLOBL lanes<>(SB), RODATA|NOPTR, $64
 	SHRQ $16, R8           \
 	SHRQ $16, R11
 
-// WEAVE is SPREAD where there is something everywhere, for Z20 to Z23 at once.
+// WEAVE is SPREAD where there is something everywhere, for Z20 to Z23 at once. It does
+// not read what is behind the octets that it takes: Z23 is filled from memory.
 #define WEAVE \
 	LEAQ -1(R11), R13      \
 	NOTQ R11               \
@@ -96,9 +97,8 @@ GLOBL lanes<>(SB), RODATA|NOPTR, $64
 	KMOVW R11, K1          \
 	CMPQ R13, R15          \
 	SBBQ AX, AX            \
-	VMOVDQU64 192(SI)(AX*4), Z25 \
 	VMOVDQA64 Z24, Z23     \
-	VPEXPANDD Z25, K1, Z23 \
+	VPEXPANDD 192(SI)(AX*4), K1, Z23 \
 	VMOVDQU64 Z23, 192(DI) \
 	LEAQ 256(SI)(R12*4), SI \
 	ADDQ $256, DI
