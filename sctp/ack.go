@@ -62,6 +62,7 @@ func (a *Assoc) shutdownAcks(now clock.Time, cum serial.Num) {
 
 // noAcks begins what an acknowledgement says of the paths.
 func (a *Assoc) noAcks() {
+	a.ackedPackets = 0
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
 		p.acked, p.heard, p.earliest = 0, false, false
@@ -109,10 +110,8 @@ func (a *Assoc) opened(advanced bool) {
 // acknowledged ends what an acknowledgement does: the paths that it was heard of are up,
 // and T3 begins anew where it named the earliest in flight (RFC 9260 6.3.2 R3).
 func (a *Assoc) acknowledged(now clock.Time) {
-	octets := 0
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
-		octets += p.acked
 		if p.heard {
 			a.alive(i)
 			p.single = false
@@ -126,7 +125,7 @@ func (a *Assoc) acknowledged(now clock.Time) {
 	}
 	// A peer that takes packets in batches sends one SACK for many: as many packets may
 	// leave as if there had been one for every second packet.
-	a.burst = a.cfg.MaxBurst * max(1, octets/(2*a.MaxMessage()))
+	a.burst = a.cfg.MaxBurst * max(1, a.ackedPackets/2)
 	a.tryShutdown(now)
 }
 

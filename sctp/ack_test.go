@@ -1,10 +1,12 @@
 package sctp
 
 import (
+	"encoding/binary"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/iwarpd/iwarpd/internal/impair"
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
@@ -106,8 +108,49 @@ func TestBurst(t *testing.T) {
 		}
 	}
 	r.send(r.a.tag, sackBytes(cum+20, 1<<20))
-	if n := len(r.take()); n != 36 {
-		t.Errorf("%d packets after a SACK for 20, want four for every second one in whole", n)
+	if n := len(r.take()); n != 40 {
+		t.Errorf("%d packets after a SACK for 20, want four for every second one", n)
+	}
+	// Packets count, and not octets: these have 32 small messages each.
+	r = dialing(t, Config{}, Established)
+	r.a.paths[0].cwnd, r.a.peerRwnd = 1<<20, 1<<20
+	for range 32 * 100 {
+		r.a.Push(&Message{Buf: 1, Len: 8})
+	}
+	r.drain(nil)
+	if n := len(r.take()); n != 4 {
+		t.Fatalf("%d packets leave at first", n)
+	}
+	r.send(r.a.tag, sackBytes(r.a.cumAck+4*32, 1<<20))
+	if n := len(r.take()); n != 8 {
+		t.Errorf("%d packets after a SACK for four, want four for every second one", n)
+	}
+}
+
+// TestManyInFlight: no more TSNs are under way than a peer takes ahead of one that is lost.
+func TestManyInFlight(t *testing.T) {
+	s := newSim(t, testSeed(t), Config{}, Config{}, impair.Config{Delay: 10 * time.Millisecond, Loss: 0.002}, 1500, false)
+	s.establish()
+	h := s.h[0]
+	for n := 0; n < 40000 || h.a.Unacked() > 0; {
+		for more := true; more; s.pump(h) {
+			more = false
+			for ; n < 40000 && h.a.Room() >= 20; n, more = n+1, true {
+				h.nextBuf++
+				h.bufs[h.nextBuf] = binary.BigEndian.AppendUint32(make([]byte, 0, 20), uint32(n))
+				for i := 4; i < 20; i++ {
+					h.bufs[h.nextBuf] = append(h.bufs[h.nextBuf], octet(0, uint32(n), i))
+				}
+				h.bufs[h.nextBuf][4] = 0
+				h.a.Push(&Message{Buf: h.nextBuf, Len: 20})
+			}
+		}
+		if !s.step() {
+			t.Fatal(s.describe())
+		}
+	}
+	if st, n := h.a.Stats(), s.h[1].a.Stats().RxDropped; n != 0 || st.Retransmits == 0 {
+		t.Errorf("%d chunks are dropped, and %d sent again", n, st.Retransmits)
 	}
 }
 

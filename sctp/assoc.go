@@ -63,6 +63,7 @@ type Assoc struct {
 	lostCount    int
 	gapAcked     int
 	burst        int
+	ackedPackets int // by the SACK at hand
 	recovering   bool
 	recoverTo    serial.Num
 	fastPending  bool       // the first packet of a fast retransmission leaves whatever the window
@@ -186,7 +187,7 @@ func (a *Assoc) Room() int {
 
 func (a *Assoc) room() int {
 	p := &a.paths[a.primary]
-	if a.lostCount > 0 || a.last-a.next > 64 {
+	if a.lostCount > 0 || a.last-a.next > 64 || a.last-a.first >= rcvTSNs-1 {
 		return 0
 	}
 	// The last message may reach beyond the window (RFC 9260 6.1 B).

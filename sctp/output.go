@@ -173,6 +173,7 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 				break
 			}
 			o.Retransmit = true
+			it.head = o.N == 1
 			a.leave(now, p, i)
 		}
 		if o.N > 0 {
@@ -193,7 +194,7 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 	had := o.N
 	for a.next != a.last && o.N < MaxParts {
 		it := a.at(a.next)
-		if pa.shut(o) || !a.admits(now, pa, int(it.len)) {
+		if pa.shut(o) || a.next-a.first >= rcvTSNs-1 || !a.admits(now, pa, int(it.len)) {
 			break
 		}
 		if o.N == 0 && !control {
@@ -203,6 +204,7 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 			break
 		}
 		p := a.next
+		it.head = o.N == 1
 		a.next++
 		a.leave(now, p, a.primary)
 	}

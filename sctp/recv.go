@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	rcvTSNs = 4096 // TSNs ahead of the cumulative point that are taken
+	rcvTSNs = 4096 // TSNs ahead of the cumulative point that are taken, and sent: no peer known takes more
 	maxDups = 16   // reported in one SACK
 )
 

@@ -28,6 +28,7 @@ type item struct {
 	sends  uint8
 	path   uint8
 	fast   bool // was retransmitted fast: never again so
+	head   bool // the first of its packet
 }
 
 func (a *Assoc) at(p uint32) *item { return &a.q[p&uint32(len(a.q)-1)] }
@@ -104,6 +105,9 @@ func (a *Assoc) ackItem(now clock.Time, p uint32) {
 	case inFlight:
 		a.land(it)
 		pa.acked += int(it.len)
+		if it.head {
+			a.ackedPackets++
+		}
 		if pa.timing && pa.timed == a.tsn(p) {
 			pa.timing = false
 			if it.sends == 1 {
