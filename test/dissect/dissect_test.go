@@ -224,7 +224,7 @@ var harmless = regexp.MustCompile(`Connection (establish|finish)|D-SACK Sequence
 
 func judge(t *testing.T, tshark string, c *capture, markers, crc bool) {
 	file := filepath.Join(t.TempDir(), "wire.pcap")
-	if dir := os.Getenv("KEEP"); dir != "" {
+	if dir := os.Getenv("CAPTURES"); dir != "" {
 		file = filepath.Join(dir, strings.NewReplacer("/", "-", "=", "-", ",", "-").Replace(t.Name())+".pcap")
 	}
 	c.mu.Lock()
