@@ -55,31 +55,48 @@ func TestRecordBoundary(t *testing.T) {
 }
 
 // TestAttachUnread: FPDUs, or a part of one, that came before the switch to full
-// operation are taken at it, with the first marker where the first of them begins.
+// operation are taken at it, with the first marker where the first of them begins. So
+// those behind a gap are found by their markers.
 func TestAttachUnread(t *testing.T) {
 	for _, markers := range []bool{false, true} {
 		for _, before := range []int{1, 100, 514, 640} {
 			t.Run(fmt.Sprintf("markers=%v/%d octets", markers, before), func(t *testing.T) {
-				s := newSim(t, link.PipeConfig{})
+				losing, lost := false, 0
+				s := newSim(t, link.PipeConfig{Filter: func(toB bool, f []byte) bool {
+					if toB && losing && len(f) > 1000 && lost == 0 {
+						lost++
+						return false
+					}
+					return true
+				}})
 				a, b := s.open()
+				const size, each = 6000, 300
 				qb := newSimQP(t, s.hosts[1], 8192)
-				payload := bytes.Repeat([]byte("before the switch "), 34)
-				h := ddp.Tagged{Last: true, ULP: 0x40, STag: qb.reg.STag(), TO: 0x10000}
-				ulpdu := append(h.Append(nil), payload...)
+				data := bytes.Repeat([]byte("before the switch, and behind it "), size)[:size]
 				var f mpa.Framer
+				var octets []byte
 				start := a.tcp.SndNxt()
 				f.Init(true, markers, start)
-				octets := make([]byte, f.Size(start, len(ulpdu)))
-				f.Begin(octets, start, len(ulpdu))
-				f.Write(ulpdu)
-				f.End()
-				n := min(before, len(octets))
-				s.hosts[0].w.streamSend(a, octets[:n])
-				s.until("the front of it", func() bool { return b.unread() == n })
+				for i := 0; i < size; i += each {
+					h := ddp.Tagged{Last: true, ULP: 0x40, STag: qb.reg.STag(), TO: 0x10000 + uint64(i)}
+					ulpdu := append(h.Append(nil), data[i:i+each]...)
+					seq := start.Add(len(octets))
+					fpdu := make([]byte, f.Size(seq, len(ulpdu)))
+					f.Begin(fpdu, seq, len(ulpdu))
+					f.Write(ulpdu)
+					f.End()
+					octets = append(octets, fpdu...)
+				}
+				s.hosts[0].w.streamSend(a, octets[:before])
+				s.until("the front", func() bool { return b.unread() == before })
 				s.hosts[1].w.attach(b.id, b, Attachment{QP: &qb.QPBinding, Params: mpa.Params{CRC: true, RecvMarkers: markers}})
 				s.until("full operation", func() bool { return b.mode == modeFull })
-				s.hosts[0].w.streamSend(a, octets[n:])
-				s.until("the Write", func() bool { return bytes.Equal(qb.mem[:len(payload)], payload) })
+				losing = true
+				s.hosts[0].w.streamSend(a, octets[before:])
+				s.until("the Writes", func() bool { return bytes.Equal(qb.mem[:size], data) })
+				if n := s.hosts[1].w.stats.RxFPDUsPlacedEarly; (n > 0) != markers || lost != 1 {
+					t.Errorf("%d FPDUs placed early, %d frames lost", n, lost)
+				}
 				s.closeAll(a)
 			})
 		}
