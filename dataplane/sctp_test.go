@@ -267,9 +267,6 @@ func randomProgramsSCTP(t *testing.T, seed uint64) {
 	o := SCTP{Profile: session.Profile(rng.IntN(2)), UDP: rng.IntN(3) == 0}
 	s = newSim(t, cfg)
 	s.limit = s.now.Add(time.Hour)
-	for _, h := range s.hosts {
-		h.e.cfg.SCTP.Idle = -1 // a set-up that loses a few of its packets takes minutes
-	}
 	qa, qb := newSimQP(t, s.hosts[0], memLen), newSimQP(t, s.hosts[1], memLen)
 	pa, pb := newPrograms(rng, qa, qb)
 	pa.early, pb.early = true, true

@@ -375,6 +375,7 @@ func (a *Assoc) up(now clock.Time) {
 	a.initRetries, a.stales = 0, 0
 	a.errors = 0
 	a.cookie = nil
+	a.setRTO(&a.paths[0])
 	a.events |= 1 << EventUp
 	a.burst = a.cfg.MaxBurst
 	for i := range a.paths[:a.npaths] {

@@ -37,7 +37,7 @@ func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 		a.paths[from].udp = udp // RFC 6951 5.4
 	}
 	a.lastIn, a.lastUDP = from, udp
-	if a.state == ShutdownSent { // the peer is there, and may have much to send (9.2)
+	if a.state == ShutdownSent && h.Tag == a.tag { // the peer is there, and may have much to send (9.2)
 		a.errors, a.paths[a.primary].errors = 0, 0
 		a.t2 = now.Add(a.paths[a.primary].rto)
 	}
@@ -122,6 +122,9 @@ func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chu
 		return c.Off == HeaderLen && a.handleCookieEcho(now, h, c)
 	case ChunkCookieAck:
 		if a.state == CookieEchoed {
+			if a.initRetries == 0 {
+				a.sample(&a.paths[0], now.Sub(a.t1Sent))
+			}
 			a.up(now)
 		}
 	case ChunkSack:

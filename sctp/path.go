@@ -155,7 +155,16 @@ func (a *Assoc) sample(p *path, r time.Duration) {
 		p.rttvar += (d - p.rttvar) / 4
 		p.srtt += (r - p.srtt) / 8
 	}
-	p.rto = min(max(p.srtt+4*p.rttvar, a.cfg.RTOMin), a.cfg.RTOMax)
+	a.setRTO(p)
+}
+
+// setRTO sets the RTO to what was measured, or to the initial one (6.3.1 C1): the back-off
+// of what was asked before is not that of what follows.
+func (a *Assoc) setRTO(p *path) {
+	p.rto = a.cfg.RTOInitial
+	if p.srtt != 0 {
+		p.rto = min(max(p.srtt+4*p.rttvar, a.cfg.RTOMin), a.cfg.RTOMax)
+	}
 }
 
 func (a *Assoc) backOff(p *path) { p.rto = min(2*p.rto, a.cfg.RTOMax) }

@@ -125,6 +125,7 @@ func (a *Assoc) handleInitAck(now clock.Time, c *Chunk) {
 	if a.initRetries == 0 {
 		a.sample(p, now.Sub(a.t1Sent))
 	}
+	a.setRTO(p)
 	a.initRetries = 0
 	a.state = CookieEchoed
 	a.want |= wantCookieEcho

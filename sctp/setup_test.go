@@ -205,6 +205,49 @@ func TestSetupTimers(t *testing.T) {
 	}
 }
 
+// TestSetupBackOff: that INIT or COOKIE ECHO was lost does not make the first DATA wait
+// for longer when they are lost (6.3.1 C1), and what was not sent again is a measurement.
+func TestSetupBackOff(t *testing.T) {
+	const rtt = 400 * time.Millisecond
+	for _, c := range []struct {
+		name         string
+		init, cookie int // how often each is sent again
+		rto          time.Duration
+	}{
+		{"none", 0, 0, 1000 * time.Millisecond}, // 400 ms, and four times 150 ms
+		{"INIT", 3, 0, 1200 * time.Millisecond},
+		{"COOKIE ECHO", 0, 3, 1200 * time.Millisecond},
+		{"both", 3, 3, time.Second},
+	} {
+		r := dialing(t, Config{RTOInitial: time.Second, RTOMin: 10 * time.Millisecond}, CookieWait)
+		again := func(n int, typ ChunkType) {
+			for range n + 1 {
+				r.one(typ)
+				if n--; n >= 0 {
+					r.now = r.a.Deadline()
+					r.a.HandleTimeout(r.now)
+					r.drain(nil)
+				}
+			}
+			r.now = r.now.Add(rtt)
+		}
+		again(c.init, ChunkInit)
+		r.send(r.a.tag, r.initChunk(ChunkInitAck, []byte("cookie")))
+		again(c.cookie, ChunkCookieEcho)
+		r.send(r.a.tag, chunk(ChunkCookieAck, 0, nil))
+		r.take()
+		if rto := r.a.Path(0).RTO; rto != c.rto {
+			t.Errorf("%s sent again: an RTO of %v, want %v", c.name, rto, c.rto)
+		}
+		r.push(100)
+		r.take()
+		r.wait(c.rto - 1)
+		r.none()
+		r.wait(1)
+		r.one(ChunkData)
+	}
+}
+
 func TestStaleCookie(t *testing.T) {
 	r := dialing(t, Config{}, CookieEchoed)
 	r.send(r.a.tag, chunk(ChunkError, 0, appendParam(nil, ParamType(CauseStaleCookie), []byte{0, 0x0f, 0x42, 0x40})))
