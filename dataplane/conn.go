@@ -259,7 +259,7 @@ func (w *worker) setHop(c *conn, remote [16]byte, hop *Hop) {
 		}
 		setHop(&c.as.tuple, hop)
 		if c.as.hopMTU.set(w, mtu) {
-			c.as.a.SetMTU(mtu)
+			c.as.setMTU(mtu)
 		}
 		w.mark(&c.as.carrier)
 		return

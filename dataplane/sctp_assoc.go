@@ -171,6 +171,17 @@ func (as *assoc) setFurtherHop(addr [16]byte, hop *Hop) {
 	}
 }
 
+// setMTU sets the MTU of the way to the first address, and of the others where theirs is
+// not smaller.
+func (as *assoc) setMTU(mtu int) {
+	as.a.SetMTU(mtu)
+	for i := range as.hops {
+		if n := as.hops[i].MTU; n != 0 {
+			as.a.LowerMTU(i, n)
+		}
+	}
+}
+
 // tupleTo is what stands in front of a packet that goes on path i, to addr.
 func (as *assoc) tupleTo(i int, addr netip.Addr) pkt.Tuple {
 	t := as.tuple

@@ -301,6 +301,14 @@ func TestSCTPFurtherHop(t *testing.T) {
 	if got := sent(second); len(got) != 1 || got[0] != r.macs[second] {
 		t.Errorf("packets to the second address go to %x now, want %x", got, r.macs[second])
 	}
+	// What the way to the first address takes is not what that to the second does.
+	w, a := s.hosts[1].w, p.assoc().a
+	for _, mtu := range []int{1300, 1500} {
+		w.setHop(w.conns[ids[0]], addrA.As16(), &Hop{SrcMAC: macB, DstMAC: macA, MTU: mtu})
+		if got, further := a.Path(0).MTU, a.Path(1).MTU; got != mtu || further != min(mtu, 1400) {
+			t.Errorf("MTUs of %d and %d, when the first way has %d and the second 1400", got, further, mtu)
+		}
+	}
 }
 
 // TestSCTPRestartForgets: what was under way before the peer began anew is not taken for
