@@ -36,6 +36,12 @@ func (a *Assoc) handleSack(now clock.Time, s *Sack) {
 		}
 		a.misses(newest)
 	}
+	if s.Rwnd > 0 && a.starved {
+		a.starved = false
+		if !any && n == 0 {
+			a.probeLost()
+		}
+	}
 	a.peerRwnd = int(min(s.Rwnd, 1<<30)) - a.outstanding
 	a.probing = s.Rwnd == 0 && a.first != a.last
 	if a.peerRwnd > 0 {
@@ -262,10 +268,21 @@ func (a *Assoc) retransmitTimeout(now clock.Time, i int) {
 	// Probes of a window that the peer keeps closed, and says so, are no failure
 	// (6.1 A).
 	if a.probing {
-		a.probing = false
+		a.probing, a.starved = false, true
 		return
 	}
 	a.failed(now, i, true)
+}
+
+// probeLost has what is in flight, since T3 was last due with a closed window, sent again
+// at once: the peer, who now has room, has dropped it, and T3 may have become a minute.
+func (a *Assoc) probeLost() {
+	for p := a.first; p != a.next; p++ {
+		a.lose(p)
+	}
+	for i := range a.paths[:a.npaths] {
+		a.paths[i].t3 = 0
+	}
 }
 
 // idled lowers the window of a path that nothing was sent on for a while, by half for each

@@ -191,6 +191,48 @@ func TestWindowOpens(t *testing.T) {
 	r.none()
 }
 
+// TestProbeDropped: a window that opens lets a message that was dropped for want of room go
+// again at once, and not when its time-out, a minute by now, is over.
+func TestProbeDropped(t *testing.T) {
+	for probes := range 9 {
+		r := listening(t, Config{})
+		if probes > 0 {
+			r.push(1000)
+			r.take()
+			r.send(r.a.tag, sackBytes(r.a.cumAck+1, 0))
+			r.push(1000)
+			for range probes {
+				r.none()
+				r.wait(r.a.Path(0).RTO)
+				r.one(ChunkData)
+				r.send(r.a.tag, sackBytes(r.a.cumAck, 0))
+			}
+		} else { // under way while the window closed
+			r.push(1000)
+			r.send(r.a.tag, sackBytes(r.a.cumAck, 0))
+			r.wait(r.a.Path(0).RTO)
+			r.take()
+		}
+		r.push(1000)
+		r.none()
+		r.wait(time.Millisecond)
+		r.send(r.a.tag, sackBytes(r.a.cumAck, 1<<20))
+		if got := tsns(r.take(), r.a.cumAck+1); len(got) == 0 || got[0] != 0 {
+			t.Fatalf("%d probes dropped: TSNs %v leave when the window opens", probes, got)
+		}
+		r.send(r.a.tag, sackBytes(r.a.cumAck, 1<<20)) // once
+		r.none()
+		r.send(r.a.tag, sackBytes(r.a.cumAck+1, 1<<20))
+		r.send(r.a.tag, sackBytes(r.a.cumAck+serial.Num(r.a.Unacked()), 1<<20))
+		checkAccounts(t, r.a)
+		r.take()
+		r.wait(2 * time.Minute)
+		if st := r.a.Stats(); r.a.Unacked() != 0 || int(st.Timeouts) != max(probes-1, 0) && probes > 0 {
+			t.Errorf("%d probes: %d not acknowledged, %d time-outs", probes, r.a.Unacked(), st.Timeouts)
+		}
+	}
+}
+
 // tsns are the TSNs of the DATA chunks that were sent, from base on.
 func tsns(s [][]byte, base serial.Num) (out []int) {
 	for _, b := range s {

@@ -68,6 +68,7 @@ type Assoc struct {
 	recoverTo    serial.Num
 	fastPending  bool       // the first packet of a fast retransmission leaves whatever the window
 	probing      bool       // a zero window is being probed, and a SACK came
+	starved      bool       // a probe was sent, or what the peer had no room for was
 	persist      clock.Time // when a closed window is probed
 	probe        bool       // now
 	released     []Buf
@@ -360,7 +361,7 @@ func (a *Assoc) dropSends() {
 	a.first, a.next, a.last = 0, 0, 0
 	a.outstanding, a.queued, a.lostCount, a.gapAcked = 0, 0, 0, 0
 	a.recovering, a.fastPending, a.probing = false, false, false
-	a.persist, a.probe = 0, false
+	a.persist, a.probe, a.starved = 0, false, false
 	clear(a.ssn)
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]

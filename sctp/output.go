@@ -160,11 +160,11 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 				i = a.retransmitPath(i)
 			}
 			if !a.fastPending && a.paths[i].shut(o) {
-				return
+				break
 			}
 			if control || o.N > 0 {
 				if i != o.Path {
-					return
+					break
 				}
 			} else {
 				o.Path = i
@@ -235,6 +235,7 @@ func (a *Assoc) admits(now clock.Time, p *path, n int) bool {
 	case a.outstanding > 0:
 		return false
 	case a.peerRwnd > 0 || a.probe:
+		a.starved = a.starved || a.probe
 		a.probe = false
 		return true
 	case a.persist == 0:
