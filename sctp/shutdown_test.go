@@ -203,4 +203,11 @@ func TestShutdownSent(t *testing.T) {
 	if r.a.TimeoutsInARow() != 0 {
 		t.Errorf("%d time-outs in a row after a packet of the peer's", r.a.TimeoutsInARow())
 	}
+	// What anybody may have sent puts off nothing.
+	r.take()
+	r.wait(r.a.Path(0).RTO - 1)
+	r.none()
+	r.send(r.a.tag+1, chunk(ChunkCookieEcho, 0, []byte("no cookie")))
+	r.wait(1)
+	r.one(ChunkShutdown)
 }
