@@ -615,15 +615,15 @@ const maxDoubts = 16
 // neighbour is gone or has another address (RFC 1122, Section 3.3.1.4; RFC
 // 4861, Section 7.3.1).
 func (e *Engine) doubt(id ConnID, flow pkt.Flow) {
-	e.ask(func() { e.resolveConn(id, flow) })
+	e.ask(maxDoubts, func() { e.resolveConn(id, flow) })
 }
 
-// ask has f ask the resolver, unless as many do already as may.
-func (e *Engine) ask(f func()) {
+// ask has f ask the resolver, unless most, of maxDoubts, do already.
+func (e *Engine) ask(most int32, f func()) {
 	if e.resolver == nil {
 		return
 	}
-	if e.doubts.Add(1) > maxDoubts {
+	if e.doubts.Add(1) > most {
 		e.doubts.Add(-1)
 		return
 	}

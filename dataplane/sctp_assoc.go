@@ -148,7 +148,8 @@ func (w *worker) findHops(as *assoc) {
 	if len(addrs) == 0 {
 		return
 	}
-	w.e.ask(func() {
+	// Who asks for addresses that a peer has named, and nobody may have, leaves others a turn.
+	w.e.ask(maxDoubts/2, func() {
 		for _, a := range addrs {
 			if hop, err := w.e.resolver.Resolve(netip.AddrFrom16(a).Unmap(), local); err == nil {
 				w.post(func(*worker) { as.setFurtherHop(a, &hop) })

@@ -311,6 +311,38 @@ func TestSCTPFurtherHop(t *testing.T) {
 	}
 }
 
+// silence is a resolver of neighbours that do not answer until it is closed.
+type silence chan struct{}
+
+func (s silence) Resolve(netip.Addr, netip.Addr) (Hop, error) {
+	<-s
+	return Hop{}, errors.New("no such neighbour")
+}
+
+func (silence) Watch(func()) {}
+
+// TestSCTPFurtherHopsOfMany: peers that name addresses which nobody has leave others a turn
+// with the resolver.
+func TestSCTPFurtherHopsOfMany(t *testing.T) {
+	p := newRawPeer(t, []byte{0, 5, 0, 8, 10, 0, 0, 7})
+	w, as, r := p.hosts[1].w, p.assoc(), make(silence)
+	w.e.resolver = r
+	for range 100 {
+		w.findHops(as)
+	}
+	n := w.e.doubts.Load()
+	w.e.doubt(1, as.flow)
+	if got := w.e.doubts.Load(); n == 0 || got != n+1 {
+		t.Errorf("%d ask, and %d when a connection's hop is in doubt too", n, got)
+	}
+	close(r)
+	for end := time.Now().Add(time.Minute); w.e.doubts.Load() != 0; runtime.Gosched() {
+		if time.Now().After(end) {
+			t.Fatal("somebody asks for ever")
+		}
+	}
+}
+
 // TestSCTPRestartForgets: what was under way before the peer began anew is not taken for
 // messages of the sessions that follow.
 func TestSCTPRestartForgets(t *testing.T) {
