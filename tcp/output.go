@@ -171,9 +171,13 @@ func (c *Conn) putSACK(o *Options, k int) {
 const leastHeld = 16
 
 // rcvLimit is the largest window worth offering now: what the frames that may be
-// held can take, if segments go on to be as long as of late.
+// held can take, if segments go on to be as long as of late. However few these are,
+// there is room for two segments of any length: a peer that has a long one would
+// wait for it, and then send a part (RFC 9293 3.8.6.2.1).
 func (c *Conn) rcvLimit() int {
-	return min(c.rcvMax, min(c.cfg.MaxHeld, max(c.mayHold, leastHeld))*max(c.rcvMean/16, minMSS))
+	mean := max(c.rcvMean/16, minMSS)
+	limit := min(c.rcvMax, c.cfg.MaxHeld*mean)
+	return min(limit, max(max(c.mayHold, leastHeld)*mean, 2*c.offeredMSS()))
 }
 
 // window is the window to offer. Its right edge never moves left (RFC 9293

@@ -1,0 +1,37 @@
+package tcp
+
+import (
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/impair"
+)
+
+// TestSimLeastWindow: where other connections hold nearly all frames, and segments
+// were short for long, the window offered has room for a long one all the same. A
+// peer would wait for more, and send an octet now and then to ask.
+func TestSimLeastWindow(t *testing.T) {
+	const short, total = 200_000, 1_000_000
+	for _, mtu := range []int{1500, 9000} {
+		cfg := DefaultConfig()
+		cfg.RcvWindow = 65535
+		a, b := newSimHost(0, cfg, total, 1), newSimHost(1, cfg, 0, 1)
+		w := simWire{Config: impair.Config{Delay: time.Millisecond}, mtu: mtu}
+		s := newSim(t, a, b, w, w, 1, false)
+		a.maxRec = 40
+		s.step = func() {
+			if b.c != nil {
+				b.c.SetMayHold(1)
+			}
+			if a.pushed > short {
+				a.maxRec = 0
+			}
+		}
+		s.dial(mtu)
+		s.run(60 * time.Second)
+		s.finish()
+		if d := a.c.Stats().ZeroWindow; d != 0 {
+			t.Errorf("MTU %d: segments waited %v for the peer's window", mtu, d)
+		}
+	}
+}
