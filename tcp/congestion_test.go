@@ -88,6 +88,30 @@ func TestCubicUnused(t *testing.T) {
 	}
 }
 
+// TestCubicRestart checks that a window that was lowered after idle time comes back by
+// slow start and then as in any congestion avoidance, not by one ACK.
+func TestCubicRestart(t *testing.T) {
+	const mss, rtt = 1000, time.Millisecond
+	c := newCongestion(CUBIC).(*cubic)
+	w := window{cwnd: 100 * mss, ssthresh: infinite, mss: mss}
+	now := simStart
+	w.ssthresh = c.reduce(&w, now, w.cwnd, false)
+	w.cwnd = w.ssthresh
+	for range 1500 {
+		now = ackRound(c, &w, now, rtt, 0)
+	}
+	was := w.cwnd
+	now = now.Add(time.Second)
+	c.idle(now, time.Second)
+	w.cwnd = 10 * mss
+	for w.cwnd < was*3/4 {
+		before := w.cwnd
+		if now = ackRound(c, &w, now, rtt, 0); w.cwnd > 2*before+mss || w.cwnd <= before {
+			t.Fatalf("the window went from %d to %d segments in a round trip", before/mss, w.cwnd/mss)
+		}
+	}
+}
+
 // TestCubicRenoRegion checks RFC 9438 4.3: with a short round trip the window is
 // no smaller than Reno's would be.
 func TestCubicRenoRegion(t *testing.T) {

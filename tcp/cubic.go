@@ -48,6 +48,7 @@ func (c *cubic) grow(w *window, a *ackSample) {
 	n := a.acked
 	if w.cwnd < w.ssthresh {
 		n = c.hystart.grow(w, a)
+		c.wEst = float64(w.cwnd) / float64(w.mss) // an epoch in hand: the window was lowered since
 		if n <= 0 {
 			return
 		}

@@ -403,7 +403,7 @@ func (c *Conn) sendProbe(now clock.Time, o *Out) bool {
 }
 
 // restartAfterIdle lowers a window that was not in use for longer than a
-// time-out (RFC 5681 4.1).
+// time-out (RFC 5681 4.1). Slow start takes it most of the way back (RFC 2861 3.1).
 func (c *Conn) restartAfterIdle(now clock.Time) {
 	if c.q.head != c.q.next {
 		return
@@ -417,6 +417,7 @@ func (c *Conn) restartAfterIdle(now clock.Time) {
 		return
 	}
 	c.cc.idle(now, idle)
+	c.w.ssthresh = max(c.w.ssthresh, c.w.cwnd/4*3)
 	c.w.cwnd = min(c.w.cwnd, max(c.initialWindow, 2*c.w.mss))
 	c.limited, c.limitedNow = false, false
 }
