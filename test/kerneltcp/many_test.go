@@ -42,7 +42,7 @@ func TestManyConnections(t *testing.T) {
 				t.Errorf("%d connections ended at the client, %d at the server with %d octets; want %d", rc.Done, rs.Done, rs.Received, want)
 			}
 			for _, r := range []*report{rs, rc} {
-				if r.Goroutines > 64 { // a few are just ending
+				if r.Goroutines > 64 {
 					t.Errorf("%s %s: %d goroutines at the end", r.Stack, r.Do, r.Goroutines)
 				}
 				for _, e := range r.Engine {
