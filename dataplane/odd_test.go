@@ -168,14 +168,7 @@ func TestSilentNeighbour(t *testing.T) {
 		r := &movable{mac: macB}
 		s.hosts[0].e.resolver = r
 		qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
-		var a *conn
-		if overSCTP {
-			a, _ = s.openSCTP(SCTP{}, qa, qb)
-		} else {
-			var b *conn
-			a, b = s.open()
-			s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
-		}
+		a := s.connect(overSCTP, qa, qb)
 		if r.asked != 0 {
 			t.Errorf("SCTP %v: asked %d times for a peer that answers", overSCTP, r.asked)
 		}
@@ -215,12 +208,7 @@ func TestSilentNeighbourIdle(t *testing.T) {
 		s.hosts[0].e.resolver = r
 		s.hosts[0].w.tcp.KeepAliveIdle, s.hosts[0].w.tcp.KeepAliveInterval, s.hosts[0].w.tcp.KeepAliveCount = 20*time.Second, 5*time.Second, 6
 		qa, qb := newSimQP(t, s.hosts[0], 8), newSimQP(t, s.hosts[1], 8)
-		if overSCTP {
-			s.openSCTP(SCTP{}, qa, qb)
-		} else {
-			a, b := s.open()
-			s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
-		}
+		s.connect(overSCTP, qa, qb)
 		dead = true
 		r.mac = moved
 		s.until("the peer is heard again", func() bool {
@@ -242,12 +230,7 @@ func TestPassiveHop(t *testing.T) {
 		r := &movable{mac: macA}
 		s.hosts[1].e.resolver = r
 		qa, qb := newSimQP(t, s.hosts[0], 8), newSimQP(t, s.hosts[1], 8)
-		if overSCTP {
-			s.openSCTP(SCTP{}, qa, qb)
-		} else {
-			a, b := s.open()
-			s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
-		}
+		s.connect(overSCTP, qa, qb)
 		asked := func() int {
 			r.mu.Lock()
 			defer r.mu.Unlock()

@@ -54,6 +54,19 @@ func (s *sim) openSCTP(o SCTP, qa, qb *simQP) (a, b *conn) {
 	return s.openSCTPWith(o, false, 8, qa, qb)
 }
 
+// connect joins two queue pairs over either transport, and returns the first one's
+// connection.
+func (s *sim) connect(overSCTP bool, qa, qb *simQP) *conn {
+	s.t.Helper()
+	if overSCTP {
+		a, _ := s.openSCTP(SCTP{}, qa, qb)
+		return a
+	}
+	a, b := s.open()
+	s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
+	return a
+}
+
 // openSCTPWith is openSCTP with an IP version and a number of Reads.
 func (s *sim) openSCTPWith(o SCTP, v6 bool, reads int, qa, qb *simQP) (a, b *conn) {
 	s.t.Helper()

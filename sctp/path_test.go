@@ -345,13 +345,7 @@ func TestUDPPort(t *testing.T) {
 	if len(r.udp) != 1 || r.udp[0] != 2000 || r.a.Path(0).UDPPort != 1000 {
 		t.Fatalf("INIT ACK goes to port %v; the association's is %d", r.udp, r.a.Path(0).UDPPort)
 	}
-	var c Chunk
-	var i Init
-	NextChunk(r.one(ChunkInitAck), HeaderLen, &c)
-	if err := i.Decode(c.Body); err != nil {
-		t.Fatal(err)
-	}
-	r.cookieEcho(i)
+	r.cookieEcho(r.initAck())
 	if len(r.udp) != 1 || r.udp[0] != 2000 || r.a.Path(0).UDPPort != 2000 || r.a.Stats().Restarts != 1 {
 		t.Fatalf("COOKIE ACK goes to port %v; the association's is %d", r.udp, r.a.Path(0).UDPPort)
 	}

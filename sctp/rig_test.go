@@ -78,6 +78,12 @@ func (r *rig) initChunk(t ChunkType, cookie []byte) []byte {
 func (r *rig) init() Init {
 	r.t.Helper()
 	r.send(0, r.initChunk(ChunkInit, nil))
+	return r.initAck()
+}
+
+// initAck takes the INIT ACK that has just been sent.
+func (r *rig) initAck() Init {
+	r.t.Helper()
 	b := r.one(ChunkInitAck)
 	var i Init
 	var c Chunk
@@ -121,13 +127,7 @@ func manyHomed(t *testing.T, cfg Config, n int) *rig {
 	}
 	be.PutUint16(b[2:], uint16(len(b)))
 	r.send(0, b)
-	var c Chunk
-	var i Init
-	NextChunk(r.one(ChunkInitAck), HeaderLen, &c)
-	if err := i.Decode(c.Body); err != nil {
-		t.Fatal(err)
-	}
-	r.cookieEcho(i)
+	r.cookieEcho(r.initAck())
 	if got, _ := r.a.Paths(); got != n {
 		t.Fatalf("%d paths, want %d", got, n)
 	}

@@ -406,44 +406,28 @@ func TestDuplicateInit(t *testing.T) {
 		be.PutUint16(b[2:], uint16(len(b)))
 		return b
 	}
-	t.Run("restart of a peer with addresses of both families", func(t *testing.T) {
-		r := newRig(t, Config{})
-		r.l = NewListener(&r.cfg, &r.key, 1500)
-		for range 2 {
-			r.peerTag++
-			r.send(0, with(r, "10.0.0.2", "fd00::2", "10.0.0.3"))
-			var c Chunk
-			var i Init
-			NextChunk(r.one(ChunkInitAck), HeaderLen, &c)
-			i.Decode(c.Body)
-			r.cookieEcho(i)
-			r.take()
-		}
-		if r.a == nil || r.a.Stats().Restarts != 1 {
-			t.Error("not restarted")
-		}
-	})
-	t.Run("restart of a peer with many addresses", func(t *testing.T) {
-		r := newRig(t, Config{})
-		r.l = NewListener(&r.cfg, &r.key, 1500)
-		var list []string
-		for i := range 12 {
-			list = append(list, netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 1)}).String())
-		}
-		for range 2 {
-			r.peerTag++
-			r.send(0, with(r, list...))
-			var c Chunk
-			var i Init
-			NextChunk(r.one(ChunkInitAck), HeaderLen, &c)
-			i.Decode(c.Body)
-			r.cookieEcho(i)
-			r.take()
-		}
-		if r.a == nil || r.a.Stats().Restarts != 1 {
-			t.Error("not restarted")
-		}
-	})
+	var many []string
+	for i := range 12 {
+		many = append(many, netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 1)}).String())
+	}
+	for name, list := range map[string][]string{
+		"addresses of both families": {"10.0.0.2", "fd00::2", "10.0.0.3"},
+		"many addresses":             many,
+	} {
+		t.Run("restart of a peer with "+name, func(t *testing.T) {
+			r := newRig(t, Config{})
+			r.l = NewListener(&r.cfg, &r.key, 1500)
+			for range 2 {
+				r.peerTag++
+				r.send(0, with(r, list...))
+				r.cookieEcho(r.initAck())
+				r.take()
+			}
+			if r.a == nil || r.a.Stats().Restarts != 1 {
+				t.Error("not restarted")
+			}
+		})
+	}
 	t.Run("new addresses in COOKIE-ECHOED", func(t *testing.T) {
 		r := dialing(t, Config{}, CookieEchoed)
 		r.send(0, with(r, "10.9.9.9"))

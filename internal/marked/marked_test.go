@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // put returns p with a marker in front of the octet at first and of each 508th behind.
@@ -91,29 +91,18 @@ func TestAmong(t *testing.T) {
 
 // Nothing in front of the octets or behind them is touched.
 func TestEdges(t *testing.T) {
-	page := unix.Getpagesize()
-	mem, err := unix.Mmap(-1, 0, 3*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
-	for _, i := range []int{0, 2} {
-		if err := unix.Mprotect(mem[i*page:(i+1)*page], unix.PROT_NONE); err != nil {
-			t.Fatal(err)
-		}
-	}
-	mid := mem[page : 2*page : 2*page]
-	src := random(page)
+	mid := testenv.Page(t)
+	src := random(len(mid))
 	for n := 0; n < 1200; n += 3 {
 		for _, first := range []int{1, 4, 60, 61, 508, 512} {
 			want := src[:n]
 			o := put(want, first)
-			for _, p := range [][]byte{mid[:n], mid[page-n:]} {
+			for _, p := range [][]byte{mid[:n], mid[len(mid)-n:]} {
 				if o.CopyTo(p); !bytes.Equal(p, want) {
 					t.Fatalf("CopyTo of %d octets, markers from %d, is not exact", n, first)
 				}
 			}
-			for _, p := range [][]byte{mid[:len(o.B)], mid[page-len(o.B):]} {
+			for _, p := range [][]byte{mid[:len(o.B)], mid[len(mid)-len(o.B):]} {
 				copy(p, o.B)
 				got := make([]byte, n)
 				if (Octets{p, o.First}).CopyTo(got); !bytes.Equal(got, want) {

@@ -9,10 +9,9 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // Vectors: RFC 3720 appendix B.4, whose octets are those of the wire.
@@ -125,36 +124,25 @@ func TestMarkers(t *testing.T) {
 
 // Nothing in front of the octets or behind them is touched.
 func TestEdges(t *testing.T) {
-	page := unix.Getpagesize()
-	mem, err := unix.Mmap(-1, 0, 3*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
-	for _, i := range []int{0, 2} {
-		if err := unix.Mprotect(mem[i*page:(i+1)*page], unix.PROT_NONE); err != nil {
-			t.Fatal(err)
-		}
-	}
-	mid := mem[page : 2*page]
+	mid := testenv.Page(t)
 	for i := range mid {
 		mid[i] = byte(i * 7)
 	}
 	src := bytes.Clone(mid)
 	for n := range 700 {
 		check(t, 0, mid[:n])
-		check(t, 0, mid[page-n:])
+		check(t, 0, mid[len(mid)-n:])
 		Copy(mid[:n], 0, src[:n])
-		Copy(mid[page-n:], 0, src[page-n:])
+		Copy(mid[len(mid)-n:], 0, src[len(mid)-n:])
 		if n%4 != 0 {
 			continue
 		}
 		for _, first := range []int{0, 60, 508} {
 			size := n + markerLen*marked.Among(n, first)
-			for _, p := range [][]byte{mid[:n], mid[page-n:]} {
+			for _, p := range [][]byte{mid[:n], mid[len(mid)-n:]} {
 				Mark(make([]byte, size), 0, p, first, 4)
 			}
-			for _, p := range [][]byte{mid[:size], mid[page-size:]} {
+			for _, p := range [][]byte{mid[:size], mid[len(mid)-size:]} {
 				Mark(p, 0, src[:n], first, 4)
 			}
 		}

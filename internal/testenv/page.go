@@ -1,0 +1,25 @@
+package testenv
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Page returns a page of memory with none that can be read or written in front of it or
+// behind it.
+func Page(t testing.TB) []byte {
+	t.Helper()
+	page := unix.Getpagesize()
+	mem, err := unix.Mmap(-1, 0, 3*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(mem) })
+	for _, i := range []int{0, 2} {
+		if err := unix.Mprotect(mem[i*page:(i+1)*page], unix.PROT_NONE); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return mem[page : 2*page : 2*page]
+}
