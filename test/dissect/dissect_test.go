@@ -9,7 +9,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -156,7 +155,6 @@ func program(a, b *end, long int) {
 }
 
 func TestDissect(t *testing.T) {
-	tshark := testenv.RequireTool(t, "tshark")
 	for _, markers := range []bool{false, true} {
 		for _, crc := range []bool{true, false} {
 			for _, v6 := range []bool{false, true} {
@@ -164,7 +162,7 @@ func TestDissect(t *testing.T) {
 				t.Run(name, func(t *testing.T) {
 					c := newCapture()
 					record(t, c, iwarp.Startup{Markers: markers, NoCRC: !crc}, v6)
-					judge(t, tshark, c, markers, crc)
+					judge(t, c, markers, crc)
 				})
 			}
 		}
@@ -222,7 +220,7 @@ func record(t *testing.T, c *capture, s iwarp.Startup, v6 bool) {
 // RFC 5044.
 var harmless = regexp.MustCompile(`Connection (establish|finish)|D-SACK Sequence|Duplicate ACK|This frame (initiates|undergoes) the connection closing|NOT set to (zero|one) as required by RFC 5044`)
 
-func judge(t *testing.T, tshark string, c *capture, markers, crc bool) {
+func judge(t *testing.T, c *capture, markers, crc bool) {
 	file := filepath.Join(t.TempDir(), "wire.pcap")
 	if dir := os.Getenv("CAPTURES"); dir != "" {
 		file = filepath.Join(dir, strings.NewReplacer("/", "-", "=", "-", ",", "-").Replace(t.Name())+".pcap")
@@ -233,23 +231,8 @@ func judge(t *testing.T, tshark string, c *capture, markers, crc bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run := func(args ...string) string {
-		t.Helper()
-		cmd := exec.Command(tshark, append([]string{
-			// By what the octets are and not by the ports, of which some belong to others.
-			"-n", "-r", file, "-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE", "-o", "tcp.try_heuristic_first:TRUE",
-			"--disable-protocol", "rpcordma", "--disable-protocol", "smb_direct",
-		}, args...)...)
-		var stderr bytes.Buffer
-		cmd.Stderr = &stderr
-		out, err := cmd.Output()
-		if err != nil {
-			t.Fatalf("tshark: %v: %s", err, stderr.Bytes())
-		}
-		return string(out)
-	}
 	seen := make(map[string]int)
-	for _, line := range strings.Split(run("-T", "fields", "-E", "separator=;", "-E", "aggregator=,",
+	for _, line := range strings.Split(testenv.Tshark(t, file, "-T", "fields", "-E", "separator=;", "-E", "aggregator=,",
 		"-e", "frame.number", "-e", "frame.protocols", "-e", "tcp.checksum.status", "-e", "tcp.analysis.flags", "-e", "tcp.len",
 		"-e", "_ws.malformed", "-e", "_ws.expert.message", "-e", "iwarp_rdma.opcode"), "\n") {
 		f := strings.Split(line, ";")
@@ -289,7 +272,7 @@ func judge(t *testing.T, tshark string, c *capture, markers, crc bool) {
 			t.Errorf("no message of opcode %d in the capture", op)
 		}
 	}
-	text := run("-V", "-O", "iwarp_mpa")
+	text := testenv.Tshark(t, file, "-V", "-O", "iwarp_mpa")
 	fpdus := strings.Count(text, "ULPDU length:")
 	good, bad := strings.Count(text, "Good CRC32"), strings.Count(text, "Bad CRC32")
 	if bad > 0 || crc && good != fpdus || fpdus < 60 {

@@ -1,9 +1,7 @@
 package dissect
 
 import (
-	"bytes"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,7 +13,6 @@ import (
 // TestDissectSCTP is TestDissect over SCTP, of which tshark knows all but the DDP
 // segments.
 func TestDissectSCTP(t *testing.T) {
-	tshark := testenv.RequireTool(t, "tshark")
 	for _, tc := range []struct {
 		name       string
 		s          iwarp.Startup
@@ -38,24 +35,13 @@ func TestDissectSCTP(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			args := []string{"-n", "-r", file, "-o", "sctp.checksum:CRC 32c", "-o", "ip.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE",
-				"-T", "fields", "-E", "separator=;", "-E", "aggregator=,"}
-			for _, p := range []string{"iua", "m2ua"} { // what these numbers mean to IANA
-				args = append(args, "--disable-protocol", p)
-			}
+			args := []string{"-T", "fields", "-E", "separator=;", "-E", "aggregator=,"}
 			for _, f := range []string{"frame.number", "frame.protocols", "sctp.checksum.status", "udp.checksum.status", "_ws.malformed", "_ws.expert.message",
 				"sctp.adaptation_layer_indication", "sctp.chunk_type", "sctp.data_u_bit", "sctp.data_b_bit", "sctp.data_e_bit", "sctp.data_payload_proto_id"} {
 				args = append(args, "-e", f)
 			}
-			cmd := exec.Command(tshark, args...)
-			var stderr bytes.Buffer
-			cmd.Stderr = &stderr
-			out, err := cmd.Output()
-			if err != nil {
-				t.Fatalf("tshark: %v: %s", err, stderr.Bytes())
-			}
 			chunks, ppids, indications := map[string]int{}, map[string]int{}, 0
-			for line := range strings.Lines(string(out)) {
+			for line := range strings.Lines(testenv.Tshark(t, file, args...)) {
 				f := strings.Split(strings.TrimSuffix(line, "\n"), ";")
 				if len(f) != 12 {
 					t.Fatalf("tshark wrote %q", line)

@@ -3,7 +3,6 @@ package kerneltcp
 import (
 	"fmt"
 	"maps"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -13,16 +12,11 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// tshark runs tshark on a capture, with checksums verified. The random octets are
-// not put together for whatever protocol tshark takes them for.
+// tshark runs tshark on a capture. The random octets are not put together for whatever
+// protocol tshark takes them for.
 func tshark(t *testing.T, file string, args ...string) string {
 	t.Helper()
-	args = append([]string{"-n", "-r", file, "-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE", "-o", "tcp.desegment_tcp_streams:FALSE"}, args...)
-	out, err := exec.Command(testenv.RequireTool(t, "tshark"), args...).Output()
-	if err != nil {
-		t.Fatalf("tshark %v: %v", args, err)
-	}
-	return string(out)
+	return testenv.Tshark(t, file, append([]string{"-o", "tcp.desegment_tcp_streams:FALSE"}, args...)...)
 }
 
 var expertRow = regexp.MustCompile(`^\s+(\d+)\s+(\w+)\s+(\S+)\s+(.*\S)\s*$`)

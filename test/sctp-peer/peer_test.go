@@ -123,15 +123,11 @@ func (e *echo) DeliverEarly(serial.Num) *term.Error { panic("nothing was placed 
 // fields reads fields of the packets that match a filter.
 func fields(t *testing.T, file, filter string, names ...string) []string {
 	t.Helper()
-	args := []string{"-r", file, "-o", "sctp.checksum:CRC 32c", "--disable-protocol", "iua", "--disable-protocol", "m2ua", "-Y", filter, "-T", "fields"}
+	args := []string{"-Y", filter, "-T", "fields"}
 	for _, n := range names {
 		args = append(args, "-e", n)
 	}
-	out, err := exec.Command(testenv.RequireTool(t, "tshark"), args...).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.Split(strings.TrimSpace(string(out)), "\n")
+	return strings.Split(strings.TrimSpace(testenv.Tshark(t, file, args...)), "\n")
 }
 
 // checkWire has tshark judge the packets.

@@ -51,7 +51,6 @@ func TestHangup(t *testing.T) {
 // TestCapture: tshark decodes what iwarpctl capture wrote, from the SYN on.
 func TestCapture(t *testing.T) {
 	a, b := pair(t)
-	tshark := testenv.RequireTool(t, "tshark")
 	file := filepath.Join(t.TempDir(), "out.pcapng")
 	capture := testenv.Start(t, b.command("capture", "--host", ":7174", "-w", file, "-n", "12"))
 	waitFor(t, "the capture", func() bool { fi, err := os.Stat(file); return err == nil && fi.Size() > 0 })
@@ -64,13 +63,9 @@ func TestCapture(t *testing.T) {
 	if code := capture.Wait(limit); code != 0 {
 		t.Fatalf("capture: exit code %d: %s", code, capture.String())
 	}
-	cmd := b.end.NS.Command(tshark, "-r", file, "-o", "tcp.try_heuristic_first:TRUE")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("tshark: %v: %s", err, out)
-	}
+	out := testenv.Tshark(t, file)
 	for _, want := range []string{"[SYN]", "[SYN, ACK]", "MPA"} {
-		if !strings.Contains(string(out), want) {
+		if !strings.Contains(out, want) {
 			t.Errorf("no %s in\n%s", want, out)
 		}
 	}
