@@ -292,7 +292,7 @@ func victim(j *job, in *bufio.Reader) error {
 		}
 		done := 0
 		began := time.Now()
-		for next := began; time.Since(began) < length; next = next.Add(pace) {
+		for next := began; done == 0 || time.Since(began) < length; next = next.Add(pace) {
 			time.Sleep(time.Until(next))
 			if err := c.Write(ctx, to.At(0, 4096), b); err != nil {
 				return err
