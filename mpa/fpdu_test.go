@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"testing"
-	"time"
 
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 // compose returns the FPDU of a ULPDU that begins at seq.
@@ -64,15 +62,7 @@ func TestRFC5044Figures(t *testing.T) {
 // seeded returns a generator whose seed is logged and can be set by TEST_SEED.
 func seeded(t testing.TB) *rand.Rand {
 	t.Helper()
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("TEST_SEED"); s != "" {
-		var err error
-		if seed, err = strconv.ParseUint(s, 0, 64); err != nil {
-			t.Fatalf("TEST_SEED: %v", err)
-		}
-	}
-	t.Logf("TEST_SEED=%d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
+	return testenv.Rand(t)
 }
 
 func randomOctets(rnd *rand.Rand, n int) []byte {

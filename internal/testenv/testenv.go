@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// Seed returns the seed of a randomised test: TEST_SEED if it is set, else one
-// from the clock. It is printed, so that a failure can be repeated.
+// Seed returns the seed of a randomised test: TEST_SEED if it is set, else always the
+// same. It is printed, so that a failure can be repeated.
 func Seed(t testing.TB) uint64 {
 	t.Helper()
-	seed := uint64(time.Now().UnixNano())
+	seed := uint64(1)
 	if s := os.Getenv("TEST_SEED"); s != "" {
 		n, err := strconv.ParseUint(s, 0, 64)
 		if err != nil {

@@ -12,9 +12,14 @@ import (
 )
 
 func TestSeedIsSettable(t *testing.T) {
-	t.Setenv("TEST_SEED", "0x10")
-	if s := Seed(t); s != 16 {
-		t.Errorf("seed %d", s)
+	for _, tt := range []struct {
+		env  string
+		want uint64
+	}{{"", 1}, {"0x10", 16}} {
+		t.Setenv("TEST_SEED", tt.env)
+		if s := Seed(t); s != tt.want {
+			t.Errorf("TEST_SEED=%s: seed %d", tt.env, s)
+		}
 	}
 	if Rand(t).Uint64() != Rand(t).Uint64() {
 		t.Error("one seed, two sequences")
