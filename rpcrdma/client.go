@@ -216,15 +216,15 @@ func (c *Client) Call(ctx context.Context, q *Call) (*Response, error) {
 			if since.IsZero() {
 				since = time.Now()
 			}
-			gone, tell := time.Since(since), silence
-			if p := c.e.cfg.Patience; p > 0 {
-				if gone >= p {
-					return nil, err
-				}
-				tell = min(tell, p/2)
+			gone, tell, patience := time.Since(since), silence, c.e.cfg.Patience
+			if patience > 0 {
+				tell = min(tell, patience/2)
 			}
 			if f := c.e.cfg.Silent; f != nil && gone >= tell && c.told.CompareAndSwap(false, true) {
 				f(c.addr, err)
+			}
+			if patience > 0 && gone >= patience {
+				return nil, err
 			}
 			select {
 			case <-time.After(wait):

@@ -504,24 +504,27 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// TestPatience: a call gives up a server that stays away, and it is told before.
+// TestPatience: a call gives up a server that stays away, and it is told before, also
+// where it looks at the clock too late for all but the end.
 func TestPatience(t *testing.T) {
-	told := make(chan string, 100)
-	g := newRig(t, func(c *rpcrdma.Config) {
-		c.Patience = time.Second
-		c.Silent = func(addr string, _ error) { told <- addr }
-	}, nil)
-	g.check(10)
-	g.l.Close()
-	for _, c := range g.se.Conns() {
-		c.Close()
-	}
-	start := time.Now()
-	if _, _, err := g.do(0, nil, rpcrdma.Call{Again: true}); err == nil || g.ctx.Err() != nil || time.Since(start) < time.Second {
-		t.Errorf("%v after %v", err, time.Since(start))
-	}
-	if len(told) != 1 || <-told != g.l.Addr() {
-		t.Errorf("told %d times more", len(told))
+	for _, patience := range []time.Duration{1, time.Second} {
+		told := make(chan string, 100)
+		g := newRig(t, func(c *rpcrdma.Config) {
+			c.Patience = patience
+			c.Silent = func(addr string, _ error) { told <- addr }
+		}, nil)
+		g.check(10)
+		g.l.Close()
+		for _, c := range g.se.Conns() {
+			c.Close()
+		}
+		start := time.Now()
+		if _, _, err := g.do(0, nil, rpcrdma.Call{Again: true}); err == nil || g.ctx.Err() != nil || time.Since(start) < patience {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+		if n := len(told); n != 1 || <-told != g.l.Addr() {
+			t.Errorf("patience of %v: told %d times", patience, n)
+		}
 	}
 }
 
