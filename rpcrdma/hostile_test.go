@@ -149,6 +149,7 @@ func TestHostileChunks(t *testing.T) {
 	// What lies outside of the requester's memory ends its connection, and no other.
 	// Sent again on a new connection the call is answered by an error, once (draft
 	// section 7.3).
+	g.check(1) // the other connection, for all that follows
 	beyond := wire.Segment{Handle: r.mr.RKey(), Length: 100_000, Offset: r.mr.Base() + 1<<20 - 10}
 	for _, h := range []wire.Header{
 		{XID: 8, Type: wire.CallExternal, Call: []wire.ReadSegment{{Segment: wire.Segment{Handle: 0x12345600, Length: 100}}}},

@@ -161,7 +161,9 @@ func TestReject(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	rejected := make(chan struct{})
 	go func() {
+		defer close(rejected)
 		r, err := l.Request(ctx)
 		if err != nil {
 			t.Error(err)
@@ -179,6 +181,7 @@ func TestReject(t *testing.T) {
 	if !errors.As(err, &re) || string(re.PrivateData) != "no" || !errors.Is(err, iwarp.ErrRejected) {
 		t.Errorf("dial: %v", err)
 	}
+	<-rejected // told here, the peer may be told before we are
 	l.Close()
 	idle(t, a)
 	idle(t, b)
