@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/rpcrdma"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
@@ -59,6 +60,14 @@ func (c *command) nfsExport() *cobra.Command {
 				return usageError{fmt.Errorf("nfs export: --memory %d: must be 4 to 4096", memory)}
 			}
 			x.Config.Pool = memory << 20
+			for _, f := range []struct {
+				name string
+				port int
+			}{{"mount-port", x.MountPort}, {"portmap-port", x.PortmapPort}, {"tcp-port", x.TCPPort}} {
+				if f.port < 0 || f.port > 65535 {
+					return usageError{fmt.Errorf("nfs export: --%s %d: must be 1 to 65535, or 0 for none", f.name, f.port)}
+				}
+			}
 			addr, err := listenAddr(x.Listen, rpcrdma.Port)
 			if err != nil {
 				return err
@@ -70,7 +79,7 @@ func (c *command) nfsExport() *cobra.Command {
 			}
 			defer x.Server.Close()
 			if err := x.Run(cmd.Context()); err != nil && cmd.Context().Err() == nil {
-				return err
+				return portTaken(err)
 			}
 			return nil
 		},
@@ -85,6 +94,18 @@ func (c *command) nfsExport() *cobra.Command {
 	f.IntVar(&x.TCPPort, "tcp-port", 0, "serve NFS over TCP too, at this port, 2049 as a rule; 0: not")
 	f.IntVar(&memory, "memory", 32, "registered memory, MiB")
 	return cmd
+}
+
+// portTaken tells what to do where a port of an export's is taken.
+func portTaken(err error) error {
+	p, ok := errors.AsType[*nfs.PortError](err)
+	switch {
+	case !ok || !errors.Is(err, unix.EADDRINUSE):
+		return err
+	case p.Service == "MOUNT":
+		return fmt.Errorf("%w: each export of an address needs a port of its own for MOUNT: give another with --mount-port (clients mount with mountport=N then), or 0 for none", err)
+	}
+	return fmt.Errorf("%w: give another port with --tcp-port, or 0 for none", err)
 }
 
 // nfsTarget takes ADDR:/path or ADDR:PORT:/path apart.

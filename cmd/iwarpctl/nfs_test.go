@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -132,5 +133,29 @@ func TestUntil(t *testing.T) {
 	}
 	if b, err := io.ReadAll(until(t.Context(), strings.NewReader("whole"))); string(b) != "whole" || err != nil {
 		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// TestExportPortTaken: of two exports on an address the second says what to do.
+func TestExportPortTaken(t *testing.T) {
+	testenv.RequireRoot(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, taken, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ flag, want string }{
+		{"--mount-port", "nfs: MOUNT: listen tcp 127.0.0.1:" + taken + ": bind: address already in use: each export of an address needs a port of its own"},
+		{"--tcp-port", "nfs: NFS over TCP: listen tcp 127.0.0.1:" + taken + ": bind: address already in use: give another"},
+	} {
+		args := []string{"nfs", "export", t.TempDir(), "--listen", "127.0.0.1:20049", "--portmap-port", "0", "--mount-port", "0", c.flag, taken}
+		code, out, errOut := ctl(t, args...)
+		if code != exitFailure || !strings.Contains(errOut, c.want) || !strings.Contains(errOut, c.flag) || strings.Count(errOut, "\n") != 1 || out != "" {
+			t.Errorf("%s: exit code %d: %q, %q", c.flag, code, errOut, out)
+		}
 	}
 }

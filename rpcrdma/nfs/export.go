@@ -32,6 +32,19 @@ type Export struct {
 	Tell func(format string, args ...any)
 }
 
+// PortError is a port of an Export's that cannot be served, such as one that another
+// Export has.
+type PortError struct {
+	Service string // "MOUNT" or "NFS over TCP"
+	Err     error
+}
+
+// Error implements error.
+func (e *PortError) Error() string { return fmt.Sprintf("nfs: %s: %v", e.Service, e.Err) }
+
+// Unwrap returns the cause.
+func (e *PortError) Unwrap() error { return e.Err }
+
 // Run serves until ctx is done. A daemon that stops is waited for: handles and
 // the cache of replies stay, so clients go on where they were.
 func (x *Export) Run(ctx context.Context) error {
@@ -48,6 +61,11 @@ func (x *Export) Run(ctx context.Context) error {
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return fmt.Errorf("nfs: listen on %s: %w", x.Listen, err)
 	}
+	for _, p := range []int{x.MountPort, x.PortmapPort, x.TCPPort} {
+		if p < 0 || p > 65535 {
+			return fmt.Errorf("nfs: port %d: must be 1 to 65535, or 0 for none", p)
+		}
+	}
 	server := &rpc.Server{}
 	server.Register(ProgramNFS, x.Server.Program())
 	mountd := x.Server.MountProgram()
@@ -59,12 +77,12 @@ func (x *Export) Run(ctx context.Context) error {
 		side := &rpc.Server{MaxRecord: 1 << 16}
 		side.Register(ProgramMount, mountd)
 		if err := x.tcp(ctx, cancel, side, host, x.MountPort); err != nil {
-			return err
+			return &PortError{"MOUNT", err}
 		}
 	}
 	if x.TCPPort != 0 {
 		if err := x.tcp(ctx, cancel, server, host, x.TCPPort); err != nil {
-			return err
+			return &PortError{"NFS over TCP", err}
 		}
 	}
 	if x.PortmapPort != 0 {
@@ -120,10 +138,11 @@ func bound(host string, port int) string {
 	return net.JoinHostPort(host, strconv.Itoa(port))
 }
 
+// tcp serves s over TCP, until ctx is done.
 func (x *Export) tcp(ctx context.Context, cancel context.CancelCauseFunc, s *rpc.Server, host string, port int) error {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", bound(host, port))
 	if err != nil {
-		return fmt.Errorf("nfs: %w", err)
+		return err
 	}
 	go func() {
 		if err := s.ServeTCP(ctx, l); err != nil {
@@ -137,7 +156,7 @@ func (x *Export) tcp(ctx context.Context, cancel context.CancelCauseFunc, s *rpc
 func (x *Export) udp(ctx context.Context, cancel context.CancelCauseFunc, s *rpc.Server, host string, port int) error {
 	l, err := rpc.ListenUDP(ctx, bound(host, port))
 	if err != nil {
-		return fmt.Errorf("nfs: %w", err)
+		return err
 	}
 	go func() {
 		if err := s.ServeUDP(ctx, l); err != nil {
