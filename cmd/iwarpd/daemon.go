@@ -70,6 +70,9 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkFiles(openFiles(), len(queues)); err != nil {
+		return nil, err
+	}
 	if err := checkCPUs(s.CPUs, len(queues)); err != nil {
 		return nil, err
 	}

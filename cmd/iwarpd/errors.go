@@ -46,11 +46,14 @@ func exitCode(err error) int {
 	return exitFailure
 }
 
+// moreFiles is what to do about it.
+const moreFiles = "raise the limit with LimitNOFILE=65536 in the unit, or ulimit -n 65536"
+
 // fewFiles says what to do about want of descriptors, which any step of start
 // may meet.
 func fewFiles(err error) error {
 	if errors.Is(err, unix.EMFILE) || strings.Contains(err.Error(), unix.EMFILE.Error()) { // xsk's has only the text
-		return exitErr(exitFailure, "%w: raise the limit with LimitNOFILE=65536 in the unit, or ulimit -n 65536", err)
+		return exitErr(exitFailure, "%w: "+moreFiles, err)
 	}
 	return err
 }

@@ -83,6 +83,30 @@ func checkCapabilities(status string) error {
 	return nil
 }
 
+// leastFiles are the descriptors without which there is no start: about thirty, some
+// for each queue, and a few clients'.
+func leastFiles(queues int) uint64 { return 64 + 8*uint64(queues) }
+
+// checkFiles sees that the process may have the descriptors that a start takes; most
+// is how many it may have. Want of one would be met half way, and the verifier
+// of BPF run several times for that.
+func checkFiles(most uint64, queues int) error {
+	if least := leastFiles(queues); most < least {
+		return exitErr(exitFailure, "this process may have at most %d open files, and needs %d and one for each connection: "+moreFiles, most, least)
+	}
+	return nil
+}
+
+// openFiles is how many descriptors the process may have. The runtime has raised the
+// soft limit to the hard one.
+func openFiles() uint64 {
+	var l unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
+		return unix.RLIM_INFINITY // the kernel will tell
+	}
+	return l.Cur
+}
+
 // makeSocketDir makes the folder of the socket, if it alone is missing. The
 // function it returns takes it away again, once empty.
 func makeSocketDir(socket string) (undo func(), err error) {

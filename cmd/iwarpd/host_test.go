@@ -3,6 +3,8 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestLeftOut: the mend has every frame come on a queue that is served.
@@ -22,5 +24,25 @@ func TestLeftOut(t *testing.T) {
 		if !strings.HasSuffix(got, tt.want) || (got == "") != (tt.want == "") {
 			t.Errorf("%v of %d: %q; want it to end with %q", tt.queues, tt.have, got, tt.want)
 		}
+	}
+}
+
+func TestCheckFiles(t *testing.T) {
+	for _, tt := range []struct {
+		most   uint64
+		queues int
+		ok     bool
+	}{{20, 1, false}, {71, 1, false}, {72, 1, true}, {1024, 64, true}, {512, 64, false}, {unix.RLIM_INFINITY, 64, true}} {
+		err := checkFiles(tt.most, tt.queues)
+		if (err == nil) != tt.ok {
+			t.Errorf("%d files, %d queues: %v", tt.most, tt.queues, err)
+		}
+		if err != nil && (!strings.Contains(err.Error(), "LimitNOFILE") || exitCode(err) != exitFailure) {
+			t.Errorf("%v, exit code %d", err, exitCode(err))
+		}
+	}
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil || openFiles() != l.Cur {
+		t.Errorf("%d files: %v, %v", openFiles(), l, err)
 	}
 }

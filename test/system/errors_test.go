@@ -74,7 +74,7 @@ func TestDaemonErrors(t *testing.T) {
 		{"no Ethernet", on("tun0", sock), 3, "no Ethernet frames"},
 		{"no such CPU", on(v.A.Name, sock, "--cpus", "1023"), 2, "CPU 1023"},
 		{"more CPUs than queues", on(v.A.Name, sock, "--cpus", "0,1"), 2, "2 CPUs for 1 queues"},
-		{"few descriptors", append([]string{testenv.RequireTool(t, "prlimit"), "--nofile=20"}, on(v.A.Name, sock)...), 1, "LimitNOFILE"},
+		{"few descriptors", append([]string{testenv.RequireTool(t, "prlimit"), "--nofile=23"}, on(v.A.Name, sock)...), 1, "at most 23 open files"},
 		{"socket in no folder", on(v.A.Name, filepath.Join(dir, "no", "no", "s")), 2, "--socket"},
 		{"socket not writable", on(v.A.Name, "/proc/iwarpd.sock"), 2, "--socket"},
 		{"metrics in no folder", on(v.A.Name, sock, "--metrics", "unix:"+filepath.Join(dir, "no", "m")), 2, "--metrics"},
