@@ -190,6 +190,43 @@ func TestTop(t *testing.T) {
 	}
 }
 
+// TestOtherClients: who asks is no client that is counted or listed. The daemon may
+// take a moment to see that the one that asked before is gone.
+func TestOtherClients(t *testing.T) {
+	socket, _, _ := running(t)
+	for _, c := range []struct {
+		args  []string
+		count func(out []byte) (n int, err error)
+	}{
+		{[]string{"client", "list"}, func(out []byte) (int, error) {
+			var l []struct{ Client int }
+			err := json.Unmarshal(out, &l)
+			return len(l), err
+		}},
+		{[]string{"status"}, func(out []byte) (int, error) {
+			var s struct{ Clients int }
+			err := json.Unmarshal(out, &s)
+			return s.Clients, err
+		}},
+		{[]string{"top", "-n", "1", "--interval", "100ms"}, func(out []byte) (int, error) {
+			var v topView
+			err := json.Unmarshal(out, &v)
+			return int(v.Clients), err
+		}},
+	} {
+		for end := time.Now().Add(time.Minute); ; {
+			code, out, errOut := ctl(t, append([]string{"--socket", socket, "--json"}, c.args...)...)
+			n, err := c.count([]byte(out))
+			if n == 1 && err == nil && code == exitOK {
+				break
+			}
+			if n < 1 || err != nil || code != exitOK || time.Now().After(end) {
+				t.Fatalf("%v: %d clients, want 1: %v, exit code %d, %s", c.args, n, err, code, errOut)
+			}
+		}
+	}
+}
+
 func TestTopView(t *testing.T) {
 	qp := func(num uint32, in, out, retr, rtt uint64) *ctrlpb.QPInfo {
 		return &ctrlpb.QPInfo{Qp: num, State: "RTS", Remote: "10.0.0.9:7174", Tcp: []*ctrlpb.Counter{

@@ -31,6 +31,7 @@ type command struct {
 	share     bool
 	out       io.Writer // results
 	err       io.Writer // everything else
+	self      uint32    // number of the client that a query is
 }
 
 func main() {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -71,6 +72,7 @@ func query[T any](c *command, ask func(*iwarp.Admin, context.Context) (T, error)
 			return err
 		}
 		defer dev.Close()
+		c.self = dev.Attr().Client
 		v, err := ask(dev.Admin(), cmd.Context())
 		if err != nil {
 			return err
@@ -79,13 +81,29 @@ func query[T any](c *command, ask func(*iwarp.Admin, context.Context) (T, error)
 	}
 }
 
+// status asks for the state of the daemon. Who asks is a client too, but not one that
+// anybody wants to hear of.
+func status(a *iwarp.Admin, ctx context.Context) (*ctrlpb.StatusReply, error) {
+	s, err := a.Status(ctx)
+	if s.GetClients() > 0 {
+		s.Clients--
+	}
+	return s, err
+}
+
+// clients asks for the daemon's clients but this one.
+func (c *command) clients(a *iwarp.Admin, ctx context.Context) ([]*ctrlpb.ClientInfo, error) {
+	all, err := a.Clients(ctx)
+	return slices.DeleteFunc(all, func(i *ctrlpb.ClientInfo) bool { return i.Client == c.self }), err
+}
+
 func (c *command) status() *cobra.Command {
 	return &cobra.Command{
 		Use:     "status",
 		Short:   "Show the daemon: its interface, and what it holds",
 		Example: "  iwarpctl status\n  iwarpctl status --json",
 		Args:    usageArgs(cobra.NoArgs),
-		RunE: query(c, (*iwarp.Admin).Status, func(s *ctrlpb.StatusReply) error {
+		RunE: query(c, status, func(s *ctrlpb.StatusReply) error {
 			if c.json {
 				return c.print(plain(s))
 			}
@@ -157,7 +175,7 @@ func (c *command) lists() []*cobra.Command {
 			func(l *ctrlpb.ListenInfo) []any {
 				return []any{l.Address, l.Client, l.Uid, l.Pid, l.Backlog, l.Waiting, l.Accepted, l.Rejected, l.Dropped}
 			})),
-		group("client", "Programs that use the daemon", list(c, "client", "programs that are connected", (*iwarp.Admin).Clients,
+		group("client", "Programs that use the daemon", list(c, "client", "programs that are connected", c.clients,
 			[]string{"client", "name", "uid", "process", "qps", "regions", "memory", "listens", "connected"},
 			func(l *ctrlpb.ClientInfo) []any {
 				return []any{l.Client, l.Name, l.Uid, l.Pid, l.Qps, l.Mrs, octets(l.Registered), l.Listens, (time.Duration(l.ConnectedMs) * time.Millisecond).Round(time.Second)}

@@ -114,7 +114,7 @@ func sortNames() []string {
 // look asks the daemon for everything that top shows.
 func look(ctx context.Context, a *iwarp.Admin) (s *topSample, err error) {
 	s = &topSample{counters: make(map[string]uint64)}
-	if s.status, err = a.Status(ctx); err != nil {
+	if s.status, err = status(a, ctx); err != nil {
 		return nil, err
 	}
 	cs, err := a.Stats(ctx)
