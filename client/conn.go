@@ -393,7 +393,7 @@ func (c *Conn) result(wc *WC) error {
 		}
 	}
 	if t, remote := wc.Terminate(); t != nil && cause == nil {
-		cause = &TerminateError{Remote: remote, Term: t}
+		cause = terminateError(t, remote, nil)
 	}
 	return &WCError{Status: wc.Status, Op: wc.Op, Cause: cause}
 }

@@ -3,6 +3,7 @@ package iwarp
 import (
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/internal/term"
@@ -80,23 +81,62 @@ func (e *RejectError) Error() string {
 func (e *RejectError) Is(target error) bool { return target == ErrRejected }
 
 // TerminateError is a Terminate message (RFC 5040 section 4.8) that ended a
-// stream.
+// stream. Layer, EType and ECode are the RFC's (its figure 9, RFC 5041 section 8,
+// RFC 5044 section 8, RFC 6581 section 8), also of a peer that puts them in other
+// places of the message.
 type TerminateError struct {
-	Remote  bool        // the peer found the violation; false: this side did
-	Term    *term.Error // the violation: Layer, Type and Code are those of the message
-	Headers []byte      // of the terminated segment, as in the message
+	Remote bool // the peer found the violation; false: this side did
+	Layer  TerminateLayer
+	EType  uint8 // error type, 0 to 15
+	ECode  uint8 // error code
+	// Message is the peer's, octet for octet: four of control, then, where there are
+	// any, the length and the headers of the terminated segment. Nil if this side sent it,
+	// or it has not come this far.
+	Message []byte
+}
+
+// TerminateLayer is the layer that found a violation.
+type TerminateLayer uint8
+
+// Layers of a Terminate.
+const (
+	TerminateRDMAP TerminateLayer = term.LayerRDMAP
+	TerminateDDP   TerminateLayer = term.LayerDDP
+	TerminateLLP   TerminateLayer = term.LayerLLP // MPA
+)
+
+// String returns "rdmap", "ddp", "llp" or the number.
+func (l TerminateLayer) String() string {
+	switch l {
+	case TerminateRDMAP:
+		return "rdmap"
+	case TerminateDDP:
+		return "ddp"
+	case TerminateLLP:
+		return "llp"
+	}
+	return strconv.Itoa(int(l))
+}
+
+func terminateError(e *term.Error, remote bool, message []byte) *TerminateError {
+	return &TerminateError{Remote: remote, Layer: TerminateLayer(e.Layer), EType: e.Type, ECode: e.Code, Message: message}
+}
+
+// violation returns the violation, with its words.
+func (e *TerminateError) violation() *term.Error {
+	return term.Lookup(uint8(e.Layer), e.EType, e.ECode)
 }
 
 // Error implements error.
 func (e *TerminateError) Error() string {
 	if e.Remote {
-		return "iwarp: the peer sent a Terminate: " + e.Term.Error()
+		return "iwarp: the peer sent a Terminate: " + e.violation().Error()
 	}
-	return "iwarp: stream terminated: " + e.Term.Error()
+	return "iwarp: stream terminated: " + e.violation().Error()
 }
 
 // Unwrap returns the violation.
-func (e *TerminateError) Unwrap() error { return e.Term }
+func (e *TerminateError) Unwrap() error { return e.violation() }
 
 // WCError is a work request that failed.
 type WCError struct {

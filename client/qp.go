@@ -324,7 +324,7 @@ func (q *QP) terminated(e *ctrlpb.Terminated) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.term == nil {
-		q.term = &TerminateError{Remote: e.Remote, Term: term.Lookup(uint8(e.Layer), uint8(e.Type), uint8(e.Code)), Headers: e.Headers}
+		q.term = terminateError(&term.Error{Layer: uint8(e.Layer), Type: uint8(e.Type), Code: uint8(e.Code)}, e.Remote, e.Headers)
 	}
 }
 

@@ -112,7 +112,7 @@ func (c *Conn) blame(err error, now time.Time) {
 	if !ok || !t.Remote {
 		return
 	}
-	if stag, to, ok := terminated(t.Headers); ok {
+	if stag, to, ok := terminated(t.Message); ok {
 		c.exposed.find(stag, to, func(xid uint32) { c.e.guilty.add(c.peer, xid, now) })
 	}
 }

@@ -306,13 +306,16 @@ func TestTerminate(t *testing.T) {
 	r.Addr += 4090
 	_ = ca.Write(ctx, r, make([]byte, 100)) // leaves before the peer finds fault with it
 	_, err = ca.Recv(ctx, make([]byte, 8))
+	bounds := func(te *iwarp.TerminateError) bool {
+		return te.Layer == iwarp.TerminateDDP && te.EType == 1 && te.ECode == 1 && errors.Is(te, term.ErrBounds) // RFC 5041 section 8
+	}
 	var te *iwarp.TerminateError
-	if !errors.As(err, &te) || !te.Remote || !errors.Is(err, term.ErrBounds) {
-		t.Errorf("the guilty side: %v", err)
+	if !errors.As(err, &te) || !te.Remote || !bounds(te) || !bytes.HasPrefix(te.Message, []byte{0x11, 1}) {
+		t.Errorf("the guilty side: %v, %+v", err, te)
 	}
 	_, err = cb.Recv(ctx, make([]byte, 8))
-	if !errors.As(err, &te) || te.Remote || !errors.Is(err, term.ErrBounds) {
-		t.Errorf("the other side: %v", err)
+	if !errors.As(err, &te) || te.Remote || !bounds(te) || te.Message != nil {
+		t.Errorf("the other side: %v, %+v", err, te)
 	}
 	if err := ca.Send(ctx, nil); !errors.Is(err, term.ErrBounds) {
 		t.Errorf("send afterwards: %v", err)

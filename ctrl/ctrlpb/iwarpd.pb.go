@@ -4816,7 +4816,7 @@ type Terminated struct {
 	Type          uint32                 `protobuf:"varint,4,opt,name=type,proto3" json:"type,omitempty"`
 	Code          uint32                 `protobuf:"varint,5,opt,name=code,proto3" json:"code,omitempty"`
 	Text          string                 `protobuf:"bytes,6,opt,name=text,proto3" json:"text,omitempty"`
-	Headers       []byte                 `protobuf:"bytes,7,opt,name=headers,proto3" json:"headers,omitempty"` // the terminated headers, when there were any
+	Headers       []byte                 `protobuf:"bytes,7,opt,name=headers,proto3" json:"headers,omitempty"` // the octets of the Terminate that the peer sent, its control field first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -152,7 +152,7 @@ func (c *conn) expect(a *attack, guilty []byte) {
 		}
 		err := c.over()
 		te, ok := errors.AsType[*iwarp.TerminateError](err)
-		if !ok || te.Remote || te.Term != term.Lookup(o.layer, o.typ, o.code) {
+		if !ok || te.Remote || !errors.Is(te, term.Lookup(o.layer, o.typ, o.code)) {
 			t.Errorf("the application is told: %v", err)
 		}
 	case finished:

@@ -614,7 +614,7 @@ func tell(ctx context.Context, c *iwarp.Conn) (string, error) {
 		if t.Remote {
 			side = "remote"
 		}
-		return fmt.Sprintf("terminate %s %d/%d/%#02x", side, t.Term.Layer, t.Term.Type, t.Term.Code), nil
+		return fmt.Sprintf("terminate %s %d/%d/%#02x", side, uint8(t.Layer), t.EType, t.ECode), nil
 	}
 	if errors.Is(err, io.EOF) || errors.Is(c.QP().Err(), iwarp.ErrPeerClosed) {
 		return "closed by the peer", nil

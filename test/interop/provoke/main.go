@@ -64,7 +64,7 @@ func tell(ctx context.Context, q *iwarp.QP) (string, error) {
 	if te.Remote {
 		side = "remote"
 	}
-	return fmt.Sprintf("terminate %s %d/%d/%#02x", side, te.Term.Layer, te.Term.Type, te.Term.Code), nil
+	return fmt.Sprintf("terminate %s %d/%d/%#02x", side, uint8(te.Layer), te.EType, te.ECode), nil
 }
 
 // serve is the server of rping up to the client's first advert.
