@@ -166,6 +166,9 @@ func (n *node) Close(r *report) error {
 			busy += e.Slots - e.FreeSlots // free only when the kernel has said that it is sent
 		}
 		took := time.Since(began)
+		if len(r.Engine) < n.engine.Workers() && took < time.Minute {
+			continue // a worker that had no CPU for a second is not among them
+		}
 		if r.Left == 0 && busy == 0 || took > max(n.o.drain, time.Minute) {
 			break
 		}
