@@ -77,13 +77,13 @@ started() {
   disown
 }
 
-# stop SIGNAL NAME: sends it the signal, and waits till it is gone, 10 s at most.
+# stop SIGNAL NAME: sends it the signal, and waits till it is gone, a minute at most.
 stop() {
   local pid
   pid=$(cat "$TMP/$2.pid" 2>/dev/null) || return 0
   rm -f "$TMP/$2.pid"
   kill "-$1" "$pid" 2>/dev/null || return 0
-  for _ in {1..100}; do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
+  for _ in {1..600}; do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
 }
 
 # wait_for SECONDS PID CMD...: until CMD succeeds; fails when the time is up or process PID is gone.

@@ -672,6 +672,20 @@ func reject(ctx context.Context, r *run) (string, error) {
 	return fmt.Sprintf("rejected %q", e.PrivateData), nil
 }
 
+// another serves the peer's next session (peer -k 2), which says that the peer has done
+// with the last one: that an answer of it is on its way no longer, when our end takes the
+// association with it.
+func (r *run) another(ctx context.Context) error {
+	c, err := r.open(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.echo(ctx, 2000); err != nil {
+		return err
+	}
+	return c.end()
+}
+
 func rejecting(ctx context.Context, r *run) (string, error) {
 	q, err := r.listen.Request(ctx)
 	if err != nil {
@@ -683,7 +697,7 @@ func rejecting(ctx context.Context, r *run) (string, error) {
 	if err := q.Reject(ctx, []byte("no, thank you")); err != nil {
 		return "", err
 	}
-	return "rejecting", nil
+	return "one rejected, one taken", r.another(ctx)
 }
 
 func abort(ctx context.Context, r *run) (string, error) {
@@ -694,7 +708,10 @@ func abort(ctx context.Context, r *run) (string, error) {
 	if err := c.echo(ctx, 2000); err != nil {
 		return "", err
 	}
-	return "aborting", c.Abort()
+	if err := c.Abort(); err != nil || r.listen == nil {
+		return "aborted", err
+	}
+	return "aborted, and another", r.another(ctx)
 }
 
 // restart has a session, waits until the peer, having lost its memory, begins another from the
