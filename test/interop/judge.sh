@@ -3,13 +3,21 @@
 # objection, or a summary, and returns 1 if there was an objection. OURS is the address whose frames must be perfect (may be empty): each of its
 # segments starts and ends at an FPDU boundary. With crc, each FPDU must carry a CRC that is right.
 
+# tshark_knows DIR PROTOCOL...: makes DIR a configuration for tshark (WIRESHARK_CONFIG_DIR) with these protocols alone. Of the
+# thousands that it knows another may lay claim to any payload, by the port that a client happens to get or by its looks.
+tshark_knows() {
+  mkdir -p "$1" && tshark -G protocols 2>/dev/null | cut -f 3 | grep -vxF "$(printf '%s\n' frame data eth ip ipv6 "${@:2}")" >"$1/disabled_protos"
+}
+
 judge() {
   local pcap=$1 port=$2 ours=$3 crc=${4:-} dir
   dir=$(mktemp -d "$TMP/judge.XXXX")
+  tshark_knows "$dir/tshark" tcp iwarp_mpa iwarp_ddp_rdmap || return 1
+  local -x WIRESHARK_CONFIG_DIR=$dir/tshark
   tshark -r "$pcap" -Y "tcp.port==$port" -w "$dir/one.pcap" 2>"$dir/err" || { cat "$dir/err"; return 1; }
 
-  # One line a frame: what the dissectors made of it, by its octets: ports that clients happen to get may be another protocol's.
-  tshark -2 -r "$dir/one.pcap" --disable-protocol rpcordma --disable-protocol smb_direct -o tcp.try_heuristic_first:TRUE -o tcp.check_checksum:TRUE -o ip.check_checksum:TRUE -T fields -E separator=';' -E occurrence=a -E aggregator=, \
+  # One line a frame: what the dissectors made of it.
+  tshark -2 -r "$dir/one.pcap" -o tcp.try_heuristic_first:TRUE -o tcp.check_checksum:TRUE -o ip.check_checksum:TRUE -T fields -E separator=';' -E occurrence=a -E aggregator=, \
     -e frame.number -e ip.src -e tcp.len -e tcp.flags.syn -e tcp.flags.reset -e frame.protocols -e iwarp_rdma.opcode \
     -e tcp.reassembled_in -e tcp.analysis.retransmission -e tcp.analysis.lost_segment -e tcp.analysis.out_of_order -e tcp.checksum.status \
     -e ip.checksum.status -e _ws.expert.severity -e _ws.expert.message -e tcp.segment.count -e iwarp_mpa.rev 2>"$dir/err" >"$dir/frames"
