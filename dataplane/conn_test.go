@@ -72,6 +72,92 @@ func TestTerminate(t *testing.T) {
 	s.closeAll(a)
 }
 
+// TestTerminateWaits: a Terminate for which the window has no room goes out when it has,
+// and the connection is not closed before, also if it is to be closed behind what the
+// window lets out now.
+func TestTerminateWaits(t *testing.T) {
+	for _, leaving := range []bool{false, true} {
+		t.Run(fmt.Sprintf("leaving=%v", leaving), func(t *testing.T) {
+			deaf := false
+			s := newSim(t, link.PipeConfig{Filter: func(toB bool, _ []byte) bool { return toB || !deaf }})
+			const size = 1 << 20
+			a, b := s.open()
+			qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+			s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4, RTR: mpa.RTRWrite})
+			s.until("responder established", func() bool { _, ok := s.hosts[1].take(EventEstablished); return ok })
+			deaf = true // host 0 acknowledges nothing, and speaks
+			s.post(b, qb, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qb.sge(0, size), RKey: qa.reg.STag(), Remote: 0x10000})
+			s.until("the window is full", func() bool { return b.tcp.SndNxt() != b.txStart && b.tcp.Room() <= 0 })
+			s.post(a, qa, verbs.SendWR{ID: 2, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: 0x12345678})
+			s.until("the violation", func() bool { _, ok := s.hosts[1].take(EventFailed); return ok })
+			if leaving {
+				s.hosts[1].w.disconnect(b, false)
+			}
+			s.hosts[1].w.turn()
+			if b.mode != modeFull || b.tcp.Room() > 0 {
+				t.Errorf("mode %v, %d octets of room; want the connection as it was", b.mode, b.tcp.Room())
+			}
+			deaf = false
+			if ev := s.closed(0); !errors.Is(ev.Err, term.ErrInvalidSTag) {
+				t.Errorf("host 0 closed by %v; want the peer's %v", ev.Err, term.ErrInvalidSTag)
+			}
+			s.closed(1)
+			s.closeAll(a)
+		})
+	}
+}
+
+// A fullCQ is a queue pair whose completion queue takes so many completions.
+type fullCQ struct {
+	*simQP
+	room int
+}
+
+func (q *fullCQ) Push(i int, wc *verbs.WC) bool {
+	return len(q.wcs) < q.room && q.simQP.Push(i, wc)
+}
+
+// TestCQOverrun: a completion that finds no room ends the connection of its queue pair,
+// and no other, and says why. What was complete before stays.
+func TestCQOverrun(t *testing.T) {
+	for _, overSCTP := range []bool{false, true} {
+		for _, recv := range []bool{false, true} {
+			t.Run(fmt.Sprintf("SCTP=%v/receives=%v", overSCTP, recv), func(t *testing.T) {
+				s := newSim(t, link.PipeConfig{})
+				qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+				full, host := &fullCQ{simQP: qa, room: 3}, 0
+				if recv {
+					full, host = &fullCQ{simQP: qb, room: 3}, 1
+				}
+				full.SendCQ, full.RecvCQ = full, full
+				a := s.connect(overSCTP, qa, qb)
+				qc, qd := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+				c, d := s.openFrom(netip.AddrPortFrom(addrA, 41000), addrB)
+				s.attach(c, d, qc, qd, mpa.Params{CRC: true})
+				for i := range uint64(4) {
+					qb.recvs = append(qb.recvs, verbs.RecvWR{ID: i, SGEs: qb.sge(0, 10)})
+					s.post(a, qa, verbs.SendWR{ID: i, Op: rdmap.OpSend, SGEs: qa.sge(0, 10)})
+				}
+				if ev := s.closed(host); !errors.Is(ev.Err, ErrCQOverrun) {
+					t.Errorf("closed by %v; want %v", ev.Err, ErrCQOverrun)
+				}
+				if ev := s.closed(1 - host); !overSCTP && ev.Err == nil {
+					t.Error("the other side closed without an error")
+				}
+				for i, wc := range full.wcs {
+					if wc.ID != uint64(i) || wc.Status != verbs.WCSuccess {
+						t.Errorf("completion %+v", wc)
+					}
+				}
+				if n := s.hosts[host].w.stats.CQOverruns; n == 0 || len(full.wcs) != full.room {
+					t.Errorf("%d overruns, %d completions; want some, and %d", n, len(full.wcs), full.room)
+				}
+				s.write(c, qc, qd, 1000)
+			})
+		}
+	}
+}
+
 // TestAtomicMisaligned: a violation that is found only when the response is
 // composed is reported as any other.
 func TestAtomicMisaligned(t *testing.T) {
@@ -490,6 +576,54 @@ func TestPostAfterEnd(t *testing.T) {
 			}
 			if wc := qa.wcs[want-1]; wc.ID != 7 || wc.Status != verbs.WCFlushErr {
 				t.Errorf("work request %d: %v", wc.ID, wc.Status)
+			}
+		})
+	}
+}
+
+// TestStreamLimit: as many streaming-mode octets as the control plane is to be given at
+// a time may wait for it, and no more. A byte stream is bounded by its window.
+func TestStreamLimit(t *testing.T) {
+	const limit = 3000
+	for _, tt := range []struct {
+		name         string
+		wide         bool
+		first, again int // octets that are sent, and then consumed, before the next come
+		more         int
+		closed       bool
+	}{
+		{"so many", false, limit, 0, 0, false},
+		{"one more", false, limit, 0, 1, true},
+		{"one more at once", false, limit + 1, 0, 0, true},
+		{"as many again", false, limit, limit, limit, false},
+		{"some of them again", false, limit, 100, 100, false},
+		{"and one more", false, limit, 100, 101, true},
+		{"a byte stream", true, limit, 0, limit, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newSim(t, link.PipeConfig{})
+			s.hosts[1].e.cfg.StreamBuffer = limit
+			a, b := s.open()
+			b.wide = tt.wide
+			send := func(n int) {
+				came := int(b.tcp.Stats().OctetsIn) + n
+				s.hosts[0].w.streamSend(a, make([]byte, n))
+				s.until("octets arrived", func() bool { return b.closed || int(b.tcp.Stats().OctetsIn) >= came })
+			}
+			send(tt.first)
+			s.hosts[1].w.streamConsumed(b, tt.again)
+			if tt.more > 0 {
+				send(tt.more)
+			}
+			for range 10 {
+				s.step()
+			}
+			ev, closed := s.hosts[1].take(EventClosed)
+			if closed != tt.closed || closed && !errors.Is(ev.Err, errStreamFull) {
+				t.Errorf("closed %v, by %v; want %v", closed, ev.Err, tt.closed)
+			}
+			if want := tt.first - tt.again + tt.more; !closed && b.unread() != want {
+				t.Errorf("%d octets wait; want %d", b.unread(), want)
 			}
 		})
 	}

@@ -183,7 +183,7 @@ func (w *worker) composeDDP(c *conn, g *grant) int {
 	if n > 0 || c.failed {
 		w.remoteEventsSCTP(c)
 	}
-	if c.mode == modeFull && c.stream.TerminateSent() {
+	if c.mode == modeFull && c.stream.TerminateSent() && !c.hasPend { // else that is what waits
 		c.mode = modeClosing
 		w.dropQP(c)
 		w.closeSession(c)

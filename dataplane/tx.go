@@ -320,7 +320,7 @@ func (w *worker) composeFPDUs(c *conn, g *grant) int {
 	if n > 0 || c.failed {
 		w.remoteEvents(c)
 	}
-	if c.mode == modeFull && c.stream.TerminateSent() {
+	if c.mode == modeFull && c.stream.TerminateSent() && !c.hasPend { // else that is what waits
 		w.closeNow(c)
 	}
 	if c.sent(c.tcp.SndNxt().Sub(start), g.why) {
