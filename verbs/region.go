@@ -88,11 +88,21 @@ type view struct {
 // read takes the view of r. It reports false when stag is not r's key, or r is not
 // valid or is being changed.
 func (r *Region) read(stag uint32, v *view) bool {
+	state := uint32(0)
+	whole := r.unchanged(func() {
+		state = r.state.Load()
+		v.qp, v.acc, v.root = r.qp.Load(), Access(r.acc.Load()), r.root.Load()
+		v.base, v.off, v.size = r.base.Load(), r.off.Load(), r.size.Load()
+	})
+	return whole && state&(stateKey|stateValid) == stag&stateKey|stateValid && v.root != nil
+}
+
+// unchanged calls load, and reports whether no change was under way before, after or
+// meanwhile.
+func (r *Region) unchanged(load func()) bool {
 	ver := r.ver.Load()
-	state := r.state.Load()
-	v.qp, v.acc, v.root = r.qp.Load(), Access(r.acc.Load()), r.root.Load()
-	v.base, v.off, v.size = r.base.Load(), r.off.Load(), r.size.Load()
-	return ver&1 == 0 && r.ver.Load() == ver && state&(stateKey|stateValid) == stag&stateKey|stateValid && v.root != nil
+	load()
+	return ver&1 == 0 && r.ver.Load() == ver
 }
 
 // lock starts a change. It fails when another one is under way: the two work

@@ -411,6 +411,47 @@ func TestDeregisterInRegistration(t *testing.T) {
 	}
 }
 
+// TestUnchanged: what is loaded of a region counts only when no change was under way
+// before, and none came meanwhile, be it over already.
+func TestUnchanged(t *testing.T) {
+	r, err := NewTable(rand.Reader).RegisterFast(pdA, make([]byte, 64), accessRW)
+	if err != nil {
+		t.Fatal(err)
+	}
+	none := func() {}
+	set := func(n uint64) func() { return func() { r.set(0, 0, n, accessRW) } }
+	for _, tt := range []struct {
+		name string
+		load func()
+		want bool
+	}{
+		{"at rest", none, true},
+		{"a change begins and ends", func() { r.change(r.STag(), nil, set(32)) }, false},
+		{"after it", none, true},
+		{"an invalidation, which the state tells", func() { r.invalidate(0, true) }, true},
+		{"a change begins", func() { r.lock() }, false},
+		{"during it", none, false},
+		{"it ends", r.unlock, false},
+		{"after all", none, true},
+	} {
+		loaded := false
+		if got := r.unchanged(func() { loaded = true; tt.load() }); got != tt.want || !loaded {
+			t.Errorf("%s: unchanged %v; want %v", tt.name, got, tt.want)
+		}
+	}
+	if !r.lock() {
+		t.Fatal("it can be changed no more")
+	}
+	var v view
+	if r.state.Or(stateValid); r.read(r.STag(), &v) {
+		t.Error("read in the middle of a change")
+	}
+	r.unlock()
+	if !r.read(r.STag(), &v) || v.size != 32 {
+		t.Errorf("read behind it: %+v", v)
+	}
+}
+
 func TestTableFull(t *testing.T) {
 	tb := NewTable(rand.Reader)
 	tb.n = MaxRegions - 1
