@@ -243,7 +243,7 @@ func (w *worker) toConn(c *conn, f *link.Frame) (kept bool) {
 	w.mark(c)
 	switch r.Action {
 	case tcp.Deliver:
-		if w.in.summed && c.mode == modeFull && r.Off == 0 && r.Len == seg.Len {
+		if w.in.summed && c.mode == modeFull && r.Len == seg.Len {
 			w.receiveSummed(c, f.Pieces[0][w.in.off:][:r.Len])
 		} else {
 			w.deliver(c, f, w.in.off+r.Off, r.Len)
