@@ -50,16 +50,19 @@ func TestPlaceMarked(t *testing.T) {
 	for i := range payload {
 		payload[i] = byte(rnd.Uint32())
 	}
-	for _, hdr := range []string{"c140 00000007 0000000000001000", hSend} {
+	for _, tt := range []struct {
+		name, hdr string
+		recv      bool // the payload belongs in the receive buffer, else in the region
+	}{{"Write", "c140 00000007 0000000000001000", false}, {"Send", hSend, true}} {
 		for first := 1; first <= 508; first += 1 + rnd.IntN(12) {
-			u := withMarkers(append(unhex(t, hdr), payload...), first)
+			u := withMarkers(append(unhex(t, tt.hdr), payload...), first)
 			for _, early := range []bool{false, true} {
 				e := newVictim()
-				e.mem.regions[7].buf = make([]byte, len(payload))
-				e.mem.recvs = [][]byte{make([]byte, len(payload))}
+				region, recv := make([]byte, len(payload)), make([]byte, len(payload))
+				e.mem.regions[7].buf, e.mem.recvs = region, [][]byte{recv}
 				if early {
 					if !e.HandleEarlyMarked(serial.Num(1), u) {
-						t.Fatalf("%s, markers from %d: not placed early", hdr, first)
+						t.Fatalf("%s, markers from %d: not placed early", tt.name, first)
 					}
 					if err := e.DeliverEarly(1); err != nil {
 						t.Fatal(err)
@@ -67,8 +70,15 @@ func TestPlaceMarked(t *testing.T) {
 				} else if err := e.HandleMarked(u); err != nil {
 					t.Fatal(err)
 				}
-				if !bytes.Equal(e.mem.regions[7].buf, payload) && !bytes.Equal(e.mem.recvs[0], payload) {
-					t.Fatalf("%s, markers from %d, early %v: other octets are placed", hdr, first, early)
+				right, other := region, recv
+				if tt.recv {
+					right, other = recv, region
+				}
+				if !bytes.Equal(right, payload) || !bytes.Equal(other, make([]byte, len(payload))) {
+					t.Fatalf("%s, markers from %d, early %v: other octets are placed, or elsewhere", tt.name, first, early)
+				}
+				if e.mem.placed != 1 {
+					t.Fatalf("%s, markers from %d, early %v: placed %d times", tt.name, first, early, e.mem.placed)
 				}
 				if got, want := e.Stats().RxOctets, uint64(u.Len()); got != want {
 					t.Fatalf("RxOctets = %d; want %d", got, want)
