@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/iwarpd/iwarpd/ddp"
+	"github.com/iwarpd/iwarpd/internal/term"
 )
 
 func unhex(t testing.TB, s string) []byte {
@@ -16,6 +17,57 @@ func unhex(t testing.TB, s string) []byte {
 		t.Fatal(err)
 	}
 	return b
+}
+
+// The registry of RDMAP Message Operation Codes: RFC 6580 section 3.4, and what RFC 7306
+// section 10.1 added. What is not in it is an unexpected opcode, the experimental one too.
+func TestOpcodeRegistry(t *testing.T) {
+	registry := []struct {
+		name   string
+		opcode uint8
+		code   uint8
+		queue  uint8 // noQueue: tagged
+		op     Op    // of queue 0
+	}{
+		{"RDMA Write", opcodeWrite, 0x0, noQueue, 0},
+		{"RDMA Read Request", opcodeReadRequest, 0x1, 1, 0},
+		{"RDMA Read Response", opcodeReadResponse, 0x2, noQueue, 0},
+		{"Send", opcodeSend, 0x3, 0, OpSend},
+		{"Send with Invalidate", opcodeSendInv, 0x4, 0, OpSendInv},
+		{"Send with Solicited Event", opcodeSendSE, 0x5, 0, OpSendSE},
+		{"Send with Solicited Event and Invalidate", opcodeSendSEInv, 0x6, 0, OpSendSEInv},
+		{"Terminate", opcodeTerminate, 0x7, 2, 0},
+		{"Immediate Data", opcodeImm, 0x8, 0, OpImm},
+		{"Immediate Data with Solicited Event", opcodeImmSE, 0x9, 0, OpImmSE},
+		{"Atomic Request", opcodeAtomicRequest, 0xa, 1, 0},
+		{"Atomic Response", opcodeAtomicResponse, 0xb, 3, 0},
+	}
+	for i, r := range registry {
+		if r.opcode != r.code || r.code != uint8(i) {
+			t.Errorf("%s is %#x; want %#x", r.name, r.opcode, r.code)
+		}
+		if opcodeQueue[i] != r.queue || sendOps[i] != r.op {
+			t.Errorf("%s: queue %d, operation %v; want %d, %v", r.name, opcodeQueue[i], sendOps[i], r.queue, r.op)
+		}
+		if r.op != 0 && sendOpcodes[r.op] != r.code {
+			t.Errorf("%v has opcode %#x; want %#x", r.op, sendOpcodes[r.op], r.code)
+		}
+	}
+	for code := len(registry); code < 16; code++ {
+		if opcodeQueue[code] != noQueue || sendOps[code] != 0 {
+			t.Errorf("opcode %#x has queue %d, operation %v", code, opcodeQueue[code], sendOps[code])
+		}
+		for qn := range 4 {
+			seg := []byte{0x41, 0x40 | byte(code), 0, 0, 0, 0, 0, 0, 0, byte(qn), 0, 0, 0, 1, 0, 0, 0, 0}
+			if err := newVictim().HandleULPDU(seg); err != term.ErrOpcode {
+				t.Errorf("opcode %#x on queue %d: %v; want %v", code, qn, err, term.ErrOpcode)
+			}
+		}
+		seg := []byte{0xc1, 0x40 | byte(code), 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0x10, 0}
+		if err := newVictim().HandleULPDU(seg); err != term.ErrOpcode {
+			t.Errorf("opcode %#x, tagged: %v; want %v", code, err, term.ErrOpcode)
+		}
+	}
 }
 
 // Each message as it goes over the wire: control octets of RFC 5040 figure 4

@@ -172,6 +172,34 @@ func (b *bench) in(s string) *bench {
 	return b
 }
 
+// TestFunctionCodes: the registry of SCTP function codes, RFC 6580 section 3.5 and what RFC
+// 6581 section 11 added, and those of the draft. No other is understood, the experimental
+// one neither.
+func TestFunctionCodes(t *testing.T) {
+	type known struct {
+		fn       function
+		enhanced bool
+	}
+	for profile, registry := range map[Profile]map[uint16]known{
+		RFC5043: {
+			0x0001: {fnInitiate, false}, 0x0002: {fnAccept, false}, 0x0003: {fnReject, false}, 0x0004: {fnTerminate, false},
+			0x0005: {fnInitiate, true}, 0x0006: {fnAccept, true}, 0x0007: {fnReject, true},
+		},
+		Draft: {0x0001: {fnNegotiate, false}, 0x0002: {fnInitiate, false}, 0x0003: {fnAccept, false}, 0x0004: {fnTerminate, false}},
+	} {
+		for code := range 1 << 16 {
+			fn, enhanced, ok := profile.decodeFunction(uint16(code))
+			want, isKnown := registry[uint16(code)]
+			if ok != isKnown || ok && (fn != want.fn || enhanced != want.enhanced) {
+				t.Errorf("%v: code %#04x is %v, enhanced %v, %v; want %v, %v", profile, code, fn, enhanced, ok, want, isKnown)
+			}
+			if ok && profile.code(fn, enhanced) != uint16(code) {
+				t.Errorf("%v: sent as %#04x; want %#04x", profile, profile.code(fn, enhanced), code)
+			}
+		}
+	}
+}
+
 // TestSequences gives every message in every state, with its outcome: an error of
 // this package, or the state that follows. More than sixty are illegal.
 func TestSequences(t *testing.T) {
