@@ -248,19 +248,14 @@ func isV4(a [16]byte) bool {
 
 // setHop gives c the next hop to its peer, or, to an SCTP peer, that to one of its addresses.
 func (w *worker) setHop(c *conn, remote [16]byte, hop *Hop) {
-	mtu := w.mtu
-	if hop.MTU != 0 {
-		mtu = min(mtu, hop.MTU)
-	}
+	mtu := w.mtuOf(hop)
 	if c.as != nil {
 		if remote != c.flow.Remote {
-			c.as.setFurtherHop(remote, hop)
+			w.setFurtherHop(c.as, remote, hop)
 			return
 		}
 		setHop(&c.as.tuple, hop)
-		if c.as.hopMTU.set(w, mtu) {
-			c.as.setMTU(mtu)
-		}
+		c.as.setMTU(mtu)
 		w.mark(&c.as.carrier)
 		return
 	}
@@ -271,6 +266,14 @@ func (w *worker) setHop(c *conn, remote [16]byte, hop *Hop) {
 		c.tcp.SetMTU(w.now, mtu)
 	}
 	w.mark(c)
+}
+
+// mtuOf returns the MTU of a way that begins with hop.
+func (w *worker) mtuOf(hop *Hop) int {
+	if hop.MTU != 0 {
+		return min(w.mtu, hop.MTU)
+	}
+	return w.mtu
 }
 
 // hopMTU is the MTU of the first hop; 0 is that of the link. To say it again would make

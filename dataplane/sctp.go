@@ -32,7 +32,6 @@ type assoc struct {
 	also     []flowKey // with the other addresses of the peer
 	hops     []Hop     // by path, to those: without a DstMAC as to the first
 	tuple    pkt.Tuple
-	hopMTU   hopMTU
 	carrier  conn
 	streams  map[uint16]*conn
 	round    []*conn       // those of streams, in the order in which they send
@@ -235,17 +234,13 @@ func (w *worker) connectSCTP(id ConnID, flow pkt.Flow, hop Hop, o SCTP, set sess
 	if len(s.assocs) >= w.e.cfg.MaxConns {
 		return errTooMany
 	}
-	mtu := w.mtu
-	if hop.MTU != 0 {
-		mtu = min(mtu, hop.MTU)
-	}
 	udp := uint16(0)
 	if o.UDP {
 		udp = sctp.UDPPort
 	}
 	t := tupleOf(flow, &hop)
-	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, udp, w.sctpSecret(), mtu), flow, t, o)
-	as.hopMTU, as.admitted = hopMTU(mtu), true
+	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, udp, w.sctpSecret(), w.mtuOf(&hop)), flow, t, o)
+	as.admitted = true
 	w.beginSession(as, 0, id, &initiate{setup: set, fallback: o.Fallback}, timeout)
 	if len(w.e.workers) > 1 {
 		w.e.mu.Lock()

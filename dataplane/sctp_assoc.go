@@ -152,13 +152,13 @@ func (w *worker) findHops(as *assoc) {
 	w.e.ask(maxDoubts/2, func() {
 		for _, a := range addrs {
 			if hop, err := w.e.resolver.Resolve(netip.AddrFrom16(a).Unmap(), local); err == nil {
-				w.post(func(*worker) { as.setFurtherHop(a, &hop) })
+				w.post(func(w *worker) { w.setFurtherHop(as, a, &hop) })
 			}
 		}
 	})
 }
 
-func (as *assoc) setFurtherHop(addr [16]byte, hop *Hop) {
+func (w *worker) setFurtherHop(as *assoc, addr [16]byte, hop *Hop) {
 	i, ok := as.a.FindPath(netip.AddrFrom16(addr).Unmap())
 	if !ok || as.over {
 		return
@@ -167,18 +167,20 @@ func (as *assoc) setFurtherHop(addr [16]byte, hop *Hop) {
 		as.hops = append(as.hops, Hop{})
 	}
 	as.hops[i] = *hop
-	if hop.MTU != 0 {
-		as.a.LowerMTU(i, hop.MTU)
-	}
+	as.a.SetMTU(i, w.mtuOf(hop))
+	w.mark(&as.carrier)
 }
 
-// setMTU sets the MTU of the way to the first address, and of the others where theirs is
-// not smaller.
+// ownHop reports whether path i has a next hop of its own.
+func (as *assoc) ownHop(i int) bool { return i < len(as.hops) && as.hops[i].DstMAC != [6]byte{} }
+
+// setMTU sets the MTU of the way to the first address, and of the others that begin
+// with the same hop.
 func (as *assoc) setMTU(mtu int) {
-	as.a.SetMTU(mtu)
-	for i := range as.hops {
-		if n := as.hops[i].MTU; n != 0 {
-			as.a.LowerMTU(i, n)
+	n, _ := as.a.Paths()
+	for i := range n {
+		if i == 0 || !as.ownHop(i) {
+			as.a.SetMTU(i, mtu)
 		}
 	}
 }
@@ -187,7 +189,7 @@ func (as *assoc) setMTU(mtu int) {
 func (as *assoc) tupleTo(i int, addr netip.Addr) pkt.Tuple {
 	t := as.tuple
 	t.Remote = addr.As16()
-	if i < len(as.hops) && as.hops[i].DstMAC != [6]byte{} {
+	if as.ownHop(i) {
 		setHop(&t, &as.hops[i])
 	}
 	return t

@@ -265,7 +265,8 @@ func TestSCTPFurtherHop(t *testing.T) {
 	sent := func(to netip.Addr) (macs [][6]byte) {
 		t.Helper()
 		p.got, p.to, p.macs = nil, nil, nil
-		for end := p.now.Add(time.Minute); p.now < end; p.now = p.now.Add(100 * time.Millisecond) {
+		// A HEARTBEAT goes there once in two minutes at the least, when RTO is at its end.
+		for end := p.now.Add(125 * time.Second); p.now < end && !slices.Contains(p.to, to); p.now = p.now.Add(100 * time.Millisecond) {
 			p.turn()
 		}
 		for i, a := range p.to {
@@ -301,14 +302,32 @@ func TestSCTPFurtherHop(t *testing.T) {
 	if got := sent(second); len(got) != 1 || got[0] != r.macs[second] {
 		t.Errorf("packets to the second address go to %x now, want %x", got, r.macs[second])
 	}
-	// What the way to the first address takes is not what that to the second does.
+	// Each way has its MTU, and the third goes with the first. What ICMP has said of one
+	// lasts until its route has another.
 	w, a := s.hosts[1].w, p.assoc().a
-	for _, mtu := range []int{1300, 1500} {
-		w.setHop(w.conns[ids[0]], addrA.As16(), &Hop{SrcMAC: macB, DstMAC: macA, MTU: mtu})
-		if got, further := a.Path(0).MTU, a.Path(1).MTU; got != mtu || further != min(mtu, 1400) {
-			t.Errorf("MTUs of %d and %d, when the first way has %d and the second 1400", got, further, mtu)
+	mtus := func(what string, want ...int) {
+		t.Helper()
+		for i, mtu := range want {
+			if got := a.Path(i).MTU; got != mtu {
+				t.Errorf("%s: path %d has an MTU of %d, want %d", what, i, got, mtu)
+			}
 		}
 	}
+	hop := func(to netip.Addr, mtu int) {
+		w.setHop(w.conns[ids[0]], to.As16(), &Hop{SrcMAC: macB, DstMAC: r.macs[second], MTU: mtu})
+	}
+	for _, mtu := range []int{1300, 1500} {
+		w.setHop(w.conns[ids[0]], addrA.As16(), &Hop{SrcMAC: macB, DstMAC: macA, MTU: mtu})
+		mtus("the first way changes", mtu, 1400, mtu)
+	}
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrB, 7174), netip.AddrPortFrom(second, 40000))
+	a.HandleICMP(w.now, &pkt.ICMPError{Flow: flow, Proto: pkt.ProtoSCTP, Kind: pkt.TooBig, MTU: 1000, Seq: a.PeerTag()})
+	hop(second, 1400)
+	mtus("ICMP about the second way", 1500, 1000, 1500)
+	hop(second, 1450)
+	mtus("the second way changes", 1500, 1450, 1500)
+	hop(second, 0)
+	mtus("the second way takes what the link does", 1500, 1500, 1500)
 }
 
 // silence is a resolver of neighbours that do not answer until it is closed.

@@ -257,9 +257,11 @@ func (a *Assoc) retransmitTimeout(now clock.Time, i int) {
 	p.timing = false
 	a.backOff(p)
 	a.recovering, a.fastPending = false, false
+	longest := 0
 	for q := a.first; q != a.next; q++ {
 		it := a.at(q)
 		if it.state == inFlight && int(it.path) == i {
+			longest = max(longest, int(it.size))
 			it.fast = false
 			a.lose(q)
 		}
@@ -271,7 +273,9 @@ func (a *Assoc) retransmitTimeout(now clock.Time, i int) {
 		a.probing, a.starved = false, true
 		return
 	}
-	a.failed(now, i, true)
+	if !a.failed(now, i, true) {
+		a.blackHole(now, i, longest)
+	}
 }
 
 // probeLost has what is in flight, since T3 was last due with a closed window, sent again

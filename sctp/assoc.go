@@ -262,19 +262,6 @@ func (a *Assoc) SetWindow(n int) {
 // Kept returns how many octets the owner keeps for the association.
 func (a *Assoc) Kept() int { return a.rcv.keptLen }
 
-// SetMTU tells the MTU of the link.
-func (a *Assoc) SetMTU(mtu int) {
-	a.mtu = mtu
-	for i := range a.paths[:a.npaths] {
-		if p := &a.paths[i]; mtu > p.mtu {
-			p.mtu = mtu
-			a.events |= 1 << EventPath
-		} else {
-			a.lowerMTU(i, mtu)
-		}
-	}
-}
-
 // Close ends the association when all that was pushed is acknowledged (RFC 9260
 // 9.2).
 func (a *Assoc) Close(now clock.Time) {
@@ -347,6 +334,7 @@ func (a *Assoc) end(err error) {
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
 		p.t3, p.hb, p.hbSend, p.ack = 0, 0, false, p.ack[:0]
+		p.pmtu = pmtu{limit: p.pmtu.limit}
 	}
 	a.events |= 1 << EventClosed
 }

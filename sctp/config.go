@@ -93,6 +93,8 @@ type Stats struct {
 	UnknownChunks                 uint64
 	Restarts, Collisions          uint64
 	Heartbeats                    uint64
+	MTUProbes                     uint64 // HEARTBEATs that ask what the path's MTU is
+	BlackHoles                    uint64 // times that it was lowered as long packets were lost and short ones not
 	Failovers                     uint64
 	Reclaimed                     uint64 // chunks acknowledged by gap reports and given up for room
 	CookiesBad, CookiesStale      uint64
@@ -118,6 +120,8 @@ func (s *Stats) Add(o *Stats) {
 	s.Restarts += o.Restarts
 	s.Collisions += o.Collisions
 	s.Heartbeats += o.Heartbeats
+	s.MTUProbes += o.MTUProbes
+	s.BlackHoles += o.BlackHoles
 	s.Failovers += o.Failovers
 	s.Reclaimed += o.Reclaimed
 	s.CookiesBad += o.CookiesBad

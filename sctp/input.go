@@ -173,7 +173,7 @@ func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chu
 		return false
 	case ChunkError:
 		a.handleError(now, c)
-	case ChunkECNE, ChunkCWR:
+	case ChunkECNE, ChunkCWR, ChunkPad:
 	default:
 		a.stats.UnknownChunks++
 		how := c.Type.unknown()
@@ -260,14 +260,7 @@ func (a *Assoc) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 	}
 	switch e.Kind {
 	case pkt.TooBig:
-		if p := &a.paths[i]; e.MTU >= p.minMTU()/2 && e.MTU < p.mtu {
-			a.lowerMTU(i, e.MTU)
-			for q := a.first; q != a.next; q++ {
-				if it := a.at(q); int(it.path) == i && int(it.len) > a.pmdcs(p) {
-					a.lose(q)
-				}
-			}
-		}
+		a.tooBig(now, i, e.MTU)
 	case pkt.Unreachable:
 		if a.state == CookieWait && !portUnreachable(e) { // ICMP3
 			a.end(ErrUnreachable)

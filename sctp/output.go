@@ -51,7 +51,12 @@ func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
 	for i := range a.paths[:a.npaths] {
 		if p := &a.paths[i]; p.hbSend {
 			p.hbSend = false
-			o.Head = a.heartbeat(now, &h, i)
+			o.Head = a.heartbeat(&h, i, p.hbAt, p.hbNonce)
+			o.Path, o.Probe = i, true
+			return a.done(o)
+		}
+		if a.paths[i].pmtu.send {
+			o.Head = a.mtuProbe(now, &h, i)
 			o.Path, o.Probe = i, true
 			return a.done(o)
 		}
@@ -261,12 +266,15 @@ func (a *Assoc) hurry(o *Out) {
 func (a *Assoc) part(o *Out, p uint32, sacked bool) bool {
 	it := a.at(p)
 	n := dataHeader + pad4(int(it.len))
-	if have := len(o.Head) + o.Len; have+n > HeaderLen+a.budget(&a.paths[o.Path]) {
+	pa := &a.paths[o.Path]
+	have := len(o.Head) + o.Len
+	if have+n > HeaderLen+a.budget(pa) {
 		if have > HeaderLen {
 			return false
 		}
 		o.Fragment = true
 	}
+	it.size = uint16(min(have+n-HeaderLen+a.overhead(pa), pa.mtu, 1<<16-1))
 	d := dataChunk{flags: it.flags, tsn: a.tsn(p), stream: it.stream, ssn: it.ssn, ppid: it.ppid, n: int(it.len)}
 	q := &o.Parts[o.N]
 	d.put(&q.Hdr)

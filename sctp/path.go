@@ -8,17 +8,12 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// The smallest MTUs that are believed (RFC 1191, RFC 8201 section 4).
-const (
-	minMTU  = 576
-	minMTU6 = 1280
-)
-
 // path is one address of the peer's with all that is known of the way there.
 type path struct {
 	addr      netip.Addr
 	udp       uint16
 	mtu       int
+	pmtu      pmtu
 	confirmed bool // the peer is known to be there (RFC 9260 5.4)
 	active    bool
 	errors    int
@@ -39,8 +34,9 @@ type path struct {
 
 	t3      clock.Time
 	ack     []byte     // HEARTBEAT ACKs to be sent there
-	hb      clock.Time // next HEARTBEAT, or the time-out of the one that is out
-	hbOut   bool
+	hb      clock.Time // next HEARTBEAT, or the time-out of the last one
+	hbOut   bool       // the last one is not answered
+	hbWait  bool       // nor is its time over
 	hbSend  bool
 	hbNonce uint64
 	hbAt    clock.Time
@@ -81,7 +77,7 @@ func (a *Assoc) addPath(addr netip.Addr, udp uint16, confirmed bool) int {
 		return 0
 	}
 	p := &a.paths[a.npaths]
-	*p = path{addr: addr, udp: udp, mtu: a.mtu, confirmed: confirmed, active: true, rto: a.cfg.RTOInitial}
+	*p = path{addr: addr, udp: udp, mtu: a.mtu, pmtu: pmtu{limit: a.mtu}, confirmed: confirmed, active: true, rto: a.cfg.RTOInitial}
 	a.resetWindow(p)
 	a.npaths++
 	return a.npaths - 1
@@ -94,13 +90,6 @@ func (a *Assoc) findPath(addr netip.Addr) int {
 		}
 	}
 	return -1
-}
-
-func (p *path) minMTU() int {
-	if p.addr.Is6() {
-		return minMTU6
-	}
-	return minMTU
 }
 
 // answerPath is where control chunks and SACKs go in answer to the packet at hand: to
@@ -230,18 +219,4 @@ func (a *Assoc) retransmitPath(i int) int {
 		}
 	}
 	return a.primary
-}
-
-// LowerMTU says that path i has an MTU of at most mtu.
-func (a *Assoc) LowerMTU(i, mtu int) { a.lowerMTU(i, mtu) }
-
-// lowerMTU takes a smaller MTU for path i.
-func (a *Assoc) lowerMTU(i, mtu int) {
-	p := &a.paths[i]
-	mtu = max(mtu, p.minMTU())
-	if mtu >= p.mtu {
-		return
-	}
-	p.mtu = mtu
-	a.events |= 1 << EventPath
 }

@@ -233,6 +233,52 @@ func TestSilentPaths(t *testing.T) {
 	}
 }
 
+// TestHeartbeatPeriod: on an idle path one HEARTBEAT goes in HB.interval and an RTO, which
+// is backed off by each that is not answered, with jitter of half the RTO either way (8.3);
+// one is counted when its RTO is over, and an answer that is late still clears the count.
+func TestHeartbeatPeriod(t *testing.T) {
+	const interval = 10 * time.Second
+	for _, late := range []bool{false, true} {
+		r := listening(t, Config{Heartbeat: interval})
+		var last clock.Time
+		var c Chunk
+		n, rto := 0, time.Second
+		for r.a.State() == Established {
+			at := r.a.Deadline()
+			errors := r.a.TimeoutsInARow()
+			r.wait(at.Sub(r.now))
+			switch s := r.take(); {
+			case len(s) == 1 && types(s[0])[0] == ChunkHeartbeat:
+				if d := r.now.Sub(last); n > 0 && (d < interval+rto/2 || d > interval+rto*3/2) {
+					t.Errorf("HEARTBEAT %d is sent %v after the one before, at an RTO of %v", n, d, rto)
+				}
+				n++
+				last = r.now
+				NextChunk(s[0], HeaderLen, &c)
+			case r.a.State() == Established && r.a.TimeoutsInARow() == errors+1:
+				if d := r.now.Sub(last); d != rto {
+					t.Errorf("HEARTBEAT %d is given up after %v, at an RTO of %v", n, d, rto)
+				}
+				if rto = min(2*rto, 60*time.Second); late && n == 5 {
+					r.wait(interval / 2)
+					r.send(r.a.tag, chunk(ChunkHeartbeatAck, 0, c.Body))
+					if r.a.TimeoutsInARow() != 0 || r.a.Path(0).SRTT != r.now.Sub(last) {
+						t.Errorf("a late answer: %d errors, RTT %v", r.a.TimeoutsInARow(), r.a.Path(0).SRTT)
+					}
+					rto, last = r.a.Path(0).RTO, r.now
+				}
+			}
+		}
+		want := 11 // Association.Max.Retrans is 10
+		if late {
+			want += 5
+		}
+		if n != want || r.a.Err() != ErrTimeout {
+			t.Errorf("late %v: the association ends after %d HEARTBEATs, want %d: %v", late, n, want, r.a.Err())
+		}
+	}
+}
+
 // TestReturn: data go by another path while theirs is down, and by their own again when it
 // is up.
 func TestReturn(t *testing.T) {
@@ -309,7 +355,7 @@ func TestUnconfirmed(t *testing.T) {
 // TestHeartbeatsFill: what a peer asks for in HEARTBEATs stays within the path's MTU.
 func TestHeartbeatsFill(t *testing.T) {
 	r := listening(t, Config{})
-	r.a.SetMTU(576)
+	r.a.SetMTU(0, 576)
 	body := make([]byte, 400)
 	for range 3 {
 		h := Header{r.flow.RemotePort, r.flow.LocalPort, r.a.tag}

@@ -161,7 +161,7 @@ type Out struct {
 	UDP        uint16 // the port there, when it is encapsulated
 	Retransmit bool
 	Fragment   bool // larger than the path's MTU: has to leave as IP fragments
-	Probe      bool // a HEARTBEAT for path verification or failure detection
+	Probe      bool // a HEARTBEAT for path verification, failure detection or the path's MTU
 }
 
 // dataHeader is a chunk header with the fixed fields of DATA.

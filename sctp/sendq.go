@@ -22,6 +22,7 @@ type item struct {
 	ppid   uint32
 	stream uint16
 	ssn    uint16
+	size   uint16 // octets of the IP packet that it left in, as far as it
 	flags  uint8
 	state  itemState
 	misses uint8
@@ -101,6 +102,9 @@ func (a *Assoc) ackItem(now clock.Time, p uint32) {
 	it := a.at(p)
 	pa := &a.paths[it.path]
 	pa.heard = true
+	if pa.pmtu.lost > 0 && int(it.size) > pa.floor() {
+		a.longGotThrough(now, pa)
+	}
 	switch it.state {
 	case inFlight:
 		a.land(it)

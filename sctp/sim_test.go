@@ -64,6 +64,8 @@ type sim struct {
 	queue    impair.Queue[simFrame]
 	blackout [2]clock.Time
 	mtu      int
+	narrow   int // longest IP packet while narrowed
+	narrowed [2]clock.Time
 	filter   func(from int, b []byte) bool // false: lost
 	tap      func(from int, b []byte)
 	steps    int
@@ -209,6 +211,14 @@ func (s *sim) pump(h *simHost) {
 		b := assemble(&s.out, h.bufs)
 		if len(b) != s.out.Len {
 			s.t.Fatalf("Len %d, packet %d", s.out.Len, len(b))
+		}
+		if n := len(b) + h.a.overhead(&h.a.paths[0]) - HeaderLen; s.now >= s.narrowed[0] && s.now < s.narrowed[1] {
+			if s.out.Fragment {
+				n = h.a.Path(s.out.Path).MTU
+			}
+			if n > s.narrow {
+				continue
+			}
 		}
 		s.send(h.id, b)
 	}

@@ -12,7 +12,8 @@ func (a *Assoc) Deadline() clock.Time {
 	d := clock.Earliest(a.t1, clock.Earliest(a.t2, a.t5))
 	d = clock.Earliest(d, clock.Earliest(a.rcv.timer, a.persist))
 	for i := range a.paths[:a.npaths] {
-		d = clock.Earliest(d, clock.Earliest(a.paths[i].t3, a.paths[i].hb))
+		p := &a.paths[i]
+		d = clock.Earliest(d, clock.Earliest(p.t3, clock.Earliest(p.hb, p.pmtu.due)))
 	}
 	return d
 }
@@ -50,6 +51,9 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 		}
 		if a.state != Closed && a.paths[i].hb.Due(now) {
 			a.heartbeatDue(now, i)
+		}
+		if a.state != Closed && a.paths[i].pmtu.due.Due(now) {
+			a.mtuDue(now, i)
 		}
 	}
 }
@@ -120,37 +124,45 @@ func (a *Assoc) handleShutdown(now clock.Time, c *Chunk) {
 	}
 }
 
-// armHeartbeat is RFC 9260 8.3.
+// armHeartbeat begins a heartbeat period on path i (RFC 9260 8.3).
 func (a *Assoc) armHeartbeat(now clock.Time, i int) {
 	p := &a.paths[i]
-	p.hbOut = false
+	p.hbOut, p.hbWait = false, false
+	p.used = false
+	a.nextHeartbeat(now, i)
+}
+
+// nextHeartbeat sets when the next HEARTBEAT goes on path i: a period after from.
+func (a *Assoc) nextHeartbeat(from clock.Time, i int) {
+	p := &a.paths[i]
 	if a.cfg.Heartbeat < 0 {
 		p.hb = 0
 		return
 	}
 	// Jitter of half the RTO either way, from what the peer cannot guess.
-	m, _ := draw(&a.key, &a.flow, now, uint32(i)<<8|0x80000000)
+	m, _ := draw(&a.key, &a.flow, from, uint32(i)<<8|0x80000000)
 	jitter := time.Duration(m%1024)*p.rto/1024 - p.rto/2
-	p.hb = now.Add(max(a.cfg.Heartbeat+p.rto+jitter, time.Millisecond))
-	p.used = false
+	p.hb = from.Add(max(a.cfg.Heartbeat+p.rto+jitter, time.Millisecond))
 }
 
-// heartbeatDue sends a HEARTBEAT on an idle path, or counts one without an answer.
+// heartbeatDue sends a HEARTBEAT on an idle path, or counts one without an answer, after
+// which the next one has its usual time, by an RTO that is backed off. Only where the peer
+// is not known to be they follow one another by an RTO (5.4).
 func (a *Assoc) heartbeatDue(now clock.Time, i int) {
 	p := &a.paths[i]
 	if a.state < Established || a.state == ShutdownSent || a.state == ShutdownAckSent {
 		a.armHeartbeat(now, i)
 		return
 	}
-	if p.hbOut {
+	if p.hbWait {
+		p.hbWait = false
 		a.backOff(p)
 		if a.failed(now, i, i == a.primary) {
 			return
 		}
-		p.hbOut = false
-		if !p.active { // from here on at the usual rate (5.4), of which an RTO has passed
-			if a.armHeartbeat(now, i); p.hb != 0 {
-				p.hb = max(now.Add(time.Millisecond), p.hb.Add(-p.rto))
+		if p.confirmed || !p.active {
+			if a.nextHeartbeat(p.hbAt, i); p.hb != 0 {
+				p.hb = max(p.hb, now.Add(time.Millisecond))
 			}
 			return
 		}
@@ -165,27 +177,33 @@ func (a *Assoc) heartbeatDue(now clock.Time, i int) {
 		}
 		a.verifyAt = now.Add(a.paths[a.primary].rto)
 	}
-	p.hbSend, p.hbOut = true, true
+	p.hbSend, p.hbOut, p.hbWait = true, true, true
 	p.hbAt = now
 	p.hb = now.Add(p.rto)
-	a.salt++
-	t, s := draw(&a.key, &a.flow, now, a.salt)
-	p.hbNonce = uint64(t)<<32 | uint64(s)
+	p.hbNonce = a.newNonce(now)
 	a.stats.Heartbeats++
 }
 
+// newNonce returns what the answer to a HEARTBEAT is known by. It is never 0.
+func (a *Assoc) newNonce(now clock.Time) uint64 {
+	a.salt++
+	t, s := draw(&a.key, &a.flow, now, a.salt)
+	return uint64(t)<<32 | uint64(s)
+}
+
 // heartbeat makes the packet: path, time and nonce are what the ACK brings back.
-func (a *Assoc) heartbeat(now clock.Time, h *Header, i int) []byte {
-	p := &a.paths[i]
-	b, at := beginChunk(h.Append(a.head[:0]), ChunkHeartbeat, 0)
+func (a *Assoc) heartbeat(h *Header, i int, at clock.Time, nonce uint64) []byte {
+	b, begin := beginChunk(h.Append(a.head[:0]), ChunkHeartbeat, 0)
 	b = be.AppendUint16(b, uint16(ParamHeartbeatInfo))
 	b = be.AppendUint16(b, 4+20)
 	b = be.AppendUint32(b, uint32(i))
-	b = be.AppendUint64(b, uint64(p.hbAt))
-	b = be.AppendUint64(b, p.hbNonce)
-	return endChunk(b, at)
+	b = be.AppendUint64(b, uint64(at))
+	b = be.AppendUint64(b, nonce)
+	return endChunk(b, begin)
 }
 
+// heartbeatAck takes the answer to a HEARTBEAT, be it late: to the last one, or to the last
+// probe of the MTU.
 func (a *Assoc) heartbeatAck(now clock.Time, b []byte) {
 	var p Param
 	if len(b) == 0 {
@@ -198,14 +216,16 @@ func (a *Assoc) heartbeatAck(now clock.Time, b []byte) {
 	if i >= uint32(a.npaths) {
 		return
 	}
-	pa := &a.paths[i]
-	if !pa.hbOut || be.Uint64(p.Body[12:]) != pa.hbNonce {
-		return
+	pa, nonce := &a.paths[i], be.Uint64(p.Body[12:])
+	switch {
+	case pa.hbOut && nonce == pa.hbNonce:
+		pa.confirmed = true
+		if pa.hbAt != 0 {
+			a.sample(pa, now.Sub(pa.hbAt))
+		}
+		a.alive(int(i))
+		a.armHeartbeat(now, int(i))
+	case pa.pmtu.size != 0 && nonce == pa.pmtu.nonce:
+		a.mtuProbed(now, int(i))
 	}
-	pa.confirmed = true
-	if pa.hbAt != 0 {
-		a.sample(pa, now.Sub(pa.hbAt))
-	}
-	a.alive(int(i))
-	a.armHeartbeat(now, int(i))
 }

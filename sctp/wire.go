@@ -34,6 +34,8 @@ const (
 	ChunkECNE
 	ChunkCWR
 	ChunkShutdownComplete
+
+	ChunkPad ChunkType = 0x84 // RFC 4820
 )
 
 var chunkNames = [...]string{"DATA", "INIT", "INIT-ACK", "SACK", "HEARTBEAT", "HEARTBEAT-ACK", "ABORT", "SHUTDOWN",
@@ -42,6 +44,9 @@ var chunkNames = [...]string{"DATA", "INIT", "INIT-ACK", "SACK", "HEARTBEAT", "H
 func (t ChunkType) String() string {
 	if int(t) < len(chunkNames) {
 		return chunkNames[t]
+	}
+	if t == ChunkPad {
+		return "PAD"
 	}
 	return "unknown"
 }
