@@ -3,7 +3,6 @@ package clib
 import (
 	"encoding/binary"
 	"net"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -186,7 +185,7 @@ func (e *evil) ping(v *variant) (output string, code int) {
 			e.serve(seqpacket.FromUnix(c))
 		}
 	}()
-	p := testenv.Start(e.t, exec.Command(v.build(e.t, "ping"), "-u", path, "-c", "-a", "192.0.2.1"))
+	p := testenv.Start(e.t, v.command(e.t, "ping", "-u", path, "-c", "-a", "192.0.2.1"))
 	<-p.Done
 	l.Close()
 	<-done
