@@ -236,6 +236,7 @@ func TestFragmentsOfTheHost(t *testing.T) {
 			src, dst = v.B.Addr6, v.A.Addr6
 		}
 		t.Run(fmt.Sprint("v6=", v6), func(t *testing.T) {
+			testenv.OneCPU(t)
 			const claimed, theirs = 9899, 5000
 			if err := s.Claim(Endpoint{pkt.ProtoUDP, dst, claimed}); err != nil {
 				t.Fatal(err)

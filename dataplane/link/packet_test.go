@@ -92,6 +92,7 @@ func TestPacketCarriesFrames(t *testing.T) {
 }
 
 func TestPacketManyFrames(t *testing.T) {
+	testenv.OneCPU(t)
 	v := testenv.NewVeth(t, 1500)
 	a, b := openPacketEnd(t, &v.A, PortFilter([]uint16{1})), openPacketEnd(t, &v.B, PortFilter([]uint16{7174}))
 	const total = 5000
@@ -142,6 +143,7 @@ func TestPacketManyFrames(t *testing.T) {
 }
 
 func TestPortFilter(t *testing.T) {
+	testenv.OneCPU(t)
 	v := testenv.NewVeth(t, 1500)
 	a, b := openPacketEnd(t, &v.A, nil), openPacketEnd(t, &v.B, PortFilter([]uint16{7174, 9899}))
 	frag := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, 0, 40)
