@@ -82,7 +82,10 @@ type Server struct {
 	late      map[bpf.Endpoint]clock.Time // of SCTP: steered until then, for what is under way to associations that are gone
 	lateNext  []lateEndpoint              // the same
 	captures  int
+	refused   uint64     // clients, since the last of which the log tells
 	wakeAt    clock.Time // when the timer goroutine wakes
+
+	tellRefused seldom
 
 	rewake   chan struct{}
 	done     chan struct{}
@@ -290,13 +293,28 @@ func (s *Server) serve(c *seqpacket.Conn) {
 		defer s.wg.Done()
 		sess, err := s.admit(c, rules)
 		if err != nil {
-			s.log.Warn("client refused", zap.Error(err))
+			s.logRefused(err)
 			s.refuse(c, err)
 			return
 		}
 		go sess.writeLoop()
 		sess.run()
 	}()
+}
+
+// logRefused logs that a client was refused. One that is may try again at once, for
+// ever, so only some are logged, with how many they stand for.
+func (s *Server) logRefused(err error) {
+	s.mu.Lock()
+	s.refused++
+	n, tell := s.refused, s.tellRefused.now(s.now())
+	if tell {
+		s.refused = 0
+	}
+	s.mu.Unlock()
+	if tell {
+		s.log.Warn("client refused", zap.Error(err), zap.Uint64("times", n))
+	}
 }
 
 const (

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
@@ -570,6 +572,35 @@ func TestName(t *testing.T) {
 	list := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListClients{ListClients: &ctrlpb.ListClients{}}}).GetClients().Clients
 	if len(list) != 1 || list[0].Name != strings.Repeat("a", maxName-1) {
 		t.Errorf("clients %v", list)
+	}
+}
+
+// TestRefusedLog: a client that is refused and tries again does not fill the log.
+func TestRefusedLog(t *testing.T) {
+	h := newHarness(t, Config{Limits: Limits{Clients: 1}})
+	core, logs := observer.New(zap.WarnLevel)
+	h.log = zap.New(core)
+	h.hello(t)
+	for _, step := range []struct {
+		after   time.Duration
+		clients int
+		times   []uint64 // of what is logged
+	}{{0, 5, []uint64{1}}, {logEvery, 1, []uint64{5}}, {logEvery - 1, 3, nil}, {1, 2, []uint64{4}}} {
+		h.advance(step.after)
+		for range step.clients {
+			c := h.client(t)
+			c.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
+			c.c.Close()
+		}
+		var times []uint64
+		for _, e := range logs.TakeAll() {
+			if e.Message == "client refused" {
+				times = append(times, e.ContextMap()["times"].(uint64))
+			}
+		}
+		if !slices.Equal(times, step.times) {
+			t.Errorf("%d clients: logged %v; want %v", step.clients, times, step.times)
+		}
 	}
 }
 
