@@ -37,7 +37,7 @@ var (
 	ErrInterface   = errors.New("the route leads through another interface")
 	ErrNoNeighbour = errors.New("no answer to ARP or neighbour discovery")
 	ErrSource      = errors.New("no address of the interface")
-	ErrOwn         = errors.New("an address of this host, which talks to itself beside the interface")
+	ErrOwn         = errors.New("an address of this host, and what a host sends to itself passes no interface that AF_XDP serves: connect from another host, or from a network namespace with an iwarpd of its own")
 	ErrBroadcast   = errors.New("a broadcast or multicast address")
 	ErrGone        = errors.New("the interface is gone")
 )

@@ -142,6 +142,7 @@ func TestResolve(t *testing.T) {
 		{dst: "fd77::2", want: "fd77::1", mtu: 1500},
 		{dst: "192.0.2.1", err: ErrNoRoute},
 		{dst: "10.77.0.1", err: ErrInterface}, // by lo, or ErrOwn
+		{dst: "fd77::1", err: ErrInterface},
 		{dst: "10.77.0.2", src: "10.99.9.9", err: ErrSource},
 		{dst: "10.77.0.255", err: ErrBroadcast},
 		{dst: "169.254.7.2", want: "169.254.7.1", mtu: 1500},
