@@ -28,6 +28,7 @@ type Conn struct {
 	cq   *iwarp.CQ
 	mem  *buffer // receive slots, then send slots
 	slot int     // octets of a slot
+	held share   // of the calls that came in
 
 	ctx    context.Context
 	cancel context.CancelFunc

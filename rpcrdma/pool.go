@@ -37,16 +37,43 @@ func newPool(ctx context.Context, pd *iwarp.PD, size int) (*pool, error) {
 	return &pool{mr: mr, free: []extent{{0, size}}, freed: make(chan struct{})}, nil
 }
 
+// share is what the calls of a connection's peer hold of a pool, so that one peer,
+// whose calls may take as long as it likes, leaves the others something.
+type share struct {
+	held int // octets; guarded by the pool's mu
+}
+
+// fair reports whether a call that holds own octets of s may have n more: calls begin
+// in a quarter of the pool, and end in half of it, for who waits at the end should
+// not wait for those that begin. One alone may have all. Called with mu held.
+func (p *pool) fair(s *share, own, n int) bool {
+	if s == nil || s.held <= own {
+		return true
+	}
+	part := len(p.mr.Bytes()) / 4
+	if own > 0 {
+		part *= 2
+	}
+	return s.held+n <= part
+}
+
 // alloc returns n octets, n > 0.
 func (p *pool) alloc(ctx context.Context, n int) (*buffer, error) {
+	return p.take(ctx, n, n, nil, 0)
+}
+
+// take returns n octets to a call that holds own octets of s, and will want that many
+// from n on.
+func (p *pool) take(ctx context.Context, n, want int, s *share, own int) (*buffer, error) {
 	if n <= 0 || n > len(p.mr.Bytes()) {
 		return nil, ErrNoMemory
 	}
 	size := (n + pageSize - 1) &^ (pageSize - 1)
 	for {
 		p.mu.Lock()
+		fair := p.fair(s, own, max(size, want))
 		for i, e := range p.free {
-			if e.n < size {
+			if e.n < size || !fair {
 				continue
 			}
 			if e.n == size {
@@ -54,8 +81,11 @@ func (p *pool) alloc(ctx context.Context, n int) (*buffer, error) {
 			} else {
 				p.free[i] = extent{e.off + size, e.n - size}
 			}
+			if s != nil {
+				s.held += size
+			}
 			p.mu.Unlock()
-			return &buffer{p: p, off: e.off, size: size, b: p.mr.Bytes()[e.off : e.off+n : e.off+size]}, nil
+			return &buffer{p: p, s: s, off: e.off, size: size, b: p.mr.Bytes()[e.off : e.off+n : e.off+size]}, nil
 		}
 		freed := p.freed
 		p.mu.Unlock()
@@ -70,6 +100,7 @@ func (p *pool) alloc(ctx context.Context, n int) (*buffer, error) {
 // buffer is a piece of a pool.
 type buffer struct {
 	p         *pool
+	s         *share // nil: nobody's
 	off, size int
 	b         []byte
 }
@@ -93,6 +124,9 @@ func (b *buffer) release() {
 	b.p, b.b = nil, nil
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if b.s != nil {
+		b.s.held -= b.size
+	}
 	i, _ := slices.BinarySearchFunc(p.free, b.off, func(e extent, off int) int { return e.off - off })
 	p.free = slices.Insert(p.free, i, extent{b.off, b.size})
 	if i+1 < len(p.free) && p.free[i].off+p.free[i].n == p.free[i+1].off {

@@ -12,8 +12,16 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// memoryWait bounds how long a call waits for registered memory.
-const memoryWait = 20 * time.Second
+const (
+	// memoryWait bounds how long a call waits for registered memory: as long as a slow
+	// client takes for those that have it.
+	memoryWait = time.Minute
+	// readWait bounds how long the peer may leave the RDMA Reads of a call without an
+	// answer, while the call has memory.
+	readWait = time.Minute
+)
+
+var errReads = errors.New("rpcrdma: the peer does not answer RDMA Reads")
 
 // answer serves a call, in a goroutine of its own. How many there are is
 // bounded by the credits.
@@ -27,15 +35,7 @@ func (c *Conn) answer(in *session.Call) {
 		held = nil
 	}
 	defer func() { release() }()
-	alloc := func(n int) (*buffer, error) {
-		ctx, cancel := context.WithTimeout(c.ctx, memoryWait)
-		defer cancel()
-		b, err := c.e.pool.alloc(ctx, n)
-		if err == nil {
-			held = append(held, b)
-		}
-		return b, err
-	}
+	alloc := func(n, want int) (*buffer, error) { return c.hold(n, want, &held) }
 	m, f, err := c.fetch(in, alloc)
 	if err != nil {
 		if errors.Is(err, errPlace) {
@@ -56,7 +56,7 @@ func (c *Conn) answer(in *session.Call) {
 		return
 	}
 	reply, ok := c.e.cfg.Server.Serve(c.ctx, c.peer, m, func(n int) ([]byte, error) {
-		b, err := alloc(n)
+		b, err := alloc(n, n)
 		if err != nil {
 			return nil, err
 		}
@@ -79,17 +79,38 @@ func (c *Conn) answer(in *session.Call) {
 	c.reply(in, reply, &held)
 }
 
+// hold gets n octets for a call that has held, as take does.
+func (c *Conn) hold(n, want int, held *[]*buffer) (*buffer, error) {
+	own := 0
+	for _, b := range *held {
+		own += b.size
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, memoryWait)
+	defer cancel()
+	b, err := c.e.pool.take(ctx, n, want, &c.held, own)
+	if err == nil {
+		*held = append(*held, b)
+	}
+	return b, err
+}
+
 var errPlace = errors.New("rpcrdma: a chunk has no place in the message")
 
 // fetch reads the chunks of a call, and puts its message together. With an
 // error, f is the answer, but for errPlace.
-func (c *Conn) fetch(in *session.Call, alloc func(int) (*buffer, error)) (m rpc.Msg, f wire.Failure, err error) {
+func (c *Conn) fetch(in *session.Call, alloc func(n, want int) (*buffer, error)) (m rpc.Msg, f wire.Failure, err error) {
 	f = wire.Failure{Code: wire.ErrSystem}
 	type read struct {
 		segs []wire.ReadSegment
 		b    *buffer
 	}
 	var reads []read
+	left := 0 // octets of the chunks that have no memory yet
+	for _, l := range [][]wire.ReadSegment{in.Ext, in.Reads} {
+		for _, g := range l {
+			left += int(g.Length)
+		}
+	}
 	add := func(segs []wire.ReadSegment) error {
 		n := 0
 		for _, g := range segs {
@@ -98,9 +119,10 @@ func (c *Conn) fetch(in *session.Call, alloc func(int) (*buffer, error)) (m rpc.
 		r := read{segs: segs}
 		if n > 0 {
 			var err error
-			if r.b, err = alloc(n); err != nil {
+			if r.b, err = alloc(n, left); err != nil {
 				return err
 			}
+			left -= n
 		}
 		reads = append(reads, r)
 		return nil
@@ -149,9 +171,18 @@ func (c *Conn) fetch(in *session.Call, alloc func(int) (*buffer, error)) (m rpc.
 			}
 		}
 		c.mu.Unlock()
-		for range n {
-			err = errors.Join(err, <-done)
+		quiet := time.NewTimer(c.e.readWait)
+		for n > 0 {
+			select {
+			case rerr := <-done:
+				err = errors.Join(err, rerr)
+				n--
+				quiet.Reset(c.e.readWait)
+			case <-quiet.C:
+				c.fail(errReads) // which ends them
+			}
 		}
+		quiet.Stop()
 		if err != nil {
 			return m, f, err
 		}
@@ -204,15 +235,12 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 				return true
 			}
 		}
-		ctx, cancel := context.WithTimeout(c.ctx, memoryWait)
-		defer cancel()
-		b, err := c.e.pool.alloc(ctx, len(data))
+		b, err := c.hold(len(data), len(data), held)
 		if err != nil {
 			return false
 		}
 		copy(b.b, data)
 		src[i] = b
-		*held = append(*held, b)
 		return true
 	}
 	for i, it := range m.Items {

@@ -1,0 +1,124 @@
+package rpcrdma
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/rpcrdma/session"
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
+
+// TestPoolShares: calls of one connection leave others memory, and each of them has
+// what it needs to end.
+func TestPoolShares(t *testing.T) {
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	pd, err := b.Device().AllocPD(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const part = 8 * pageSize
+	p, err := newPool(ctx, pd, 4*part)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, end := context.WithCancel(ctx) // who would wait gets nothing
+	end()
+	var one, other share
+	taken := map[string]*buffer{}
+	for _, step := range []struct {
+		name    string // of the call
+		s       *share
+		n, want int
+		own     int
+		ok      bool
+	}{
+		{"first", &one, part / 2, part, 0, true},
+		{"second, with more to come", &one, part / 2, part, 0, false},
+		{"second", &one, part / 2, part / 2, 0, true},
+		{"third", &one, 1, 1, 0, false},
+		{"first, further", &one, part, part, part / 2, true},
+		{"second, further", &one, pageSize, pageSize, part / 2, false},
+		{"another's", &other, part, part, 0, true},
+		{"another's last", &other, part, part, part, true}, // that there is
+		{"ours", nil, 1, 1, 0, false},
+	} {
+		buf, err := p.take(over, step.n, step.want, step.s, step.own)
+		if (err == nil) != step.ok || err != nil && !errors.Is(err, context.Canceled) {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		taken[step.name] = buf
+	}
+	got := make(chan error, 1)
+	go func() {
+		buf, err := p.take(ctx, pageSize, pageSize, &one, part/2)
+		buf.release()
+		got <- err
+	}()
+	for _, buf := range taken {
+		buf.release()
+	}
+	if err := <-got; err != nil {
+		t.Error("who waited:", err)
+	}
+	if one.held != 0 || other.held != 0 {
+		t.Errorf("held: %d, %d", one.held, other.held)
+	}
+	if buf, err := p.take(over, 4*part, 4*part, &one, 0); err != nil {
+		t.Error("a call alone:", err)
+	} else {
+		buf.release()
+	}
+	if err := errors.Join(p.mr.Close(), pd.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSilentReads: a peer that does not answer the Reads of its call keeps no memory:
+// its connection ends.
+func TestSilentReads(t *testing.T) {
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	e, err := New(ctx, b.Device(), DefaultConfig(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	e.readWait = time.Millisecond
+	c, err := e.newConn(ctx, "peer", session.DefaultConfig(true)) // to nobody: Reads stay where they are
+	if err != nil {
+		t.Fatal(err)
+	}
+	var held []*buffer
+	in := &session.Call{XID: 7, Reads: []wire.ReadSegment{{Position: 44, Segment: wire.Segment{Length: 1000}}, {Position: 48, Segment: wire.Segment{Length: 100}}}}
+	_, _, err = c.fetch(in, func(n, want int) (*buffer, error) { return c.hold(n, want, &held) })
+	if err == nil || !errors.Is(c.Err(), errReads) || len(held) != 2 {
+		t.Errorf("%v, %v, %d buffers", err, c.Err(), len(held))
+	}
+	for _, b := range held {
+		b.release()
+	}
+	select {
+	case <-c.done:
+	case <-ctx.Done():
+		t.Fatal("no end")
+	}
+	if c.held.held != 0 {
+		t.Errorf("%d octets held", c.held.held)
+	}
+}
