@@ -52,6 +52,8 @@ type Resolver struct {
 	done   chan struct{}
 	wg     sync.WaitGroup
 
+	patience time.Duration // neighbourWait, but for tests
+
 	mu       sync.Mutex
 	macs     map[neighbour][6]byte // what was resolved, as last known
 	waiting  map[neighbour][]chan struct{}
@@ -91,7 +93,7 @@ func New(name string) (*Resolver, error) {
 		return nil, fmt.Errorf("hostnet: netlink: %w", err)
 	}
 	r := &Resolver{
-		name: name, handle: h, ns: ns, done: make(chan struct{}), changed: make(chan struct{}, 1), gone: make(chan struct{}),
+		name: name, handle: h, ns: ns, patience: neighbourWait, done: make(chan struct{}), changed: make(chan struct{}, 1), gone: make(chan struct{}),
 		macs: make(map[neighbour][6]byte), waiting: make(map[neighbour][]chan struct{}),
 	}
 	link, err := h.LinkByName(name)
@@ -531,36 +533,45 @@ func (r *Resolver) linkName(index int) string {
 // neighbourMAC returns the address of a neighbour, and has the kernel find it
 // or, where it is known, confirm it: the kernel sees none of our traffic.
 func (r *Resolver) neighbourMAC(n neighbour) (mac [6]byte, err error) {
-	if mac, known, err := r.lookup(n); known || err != nil {
+	if mac, state, err := r.lookup(n); state == known || err != nil {
 		if err == nil {
 			_ = r.kick(n)
 		}
 		return mac, err
 	}
-	heard := make(chan struct{})
-	r.mu.Lock()
-	r.waiting[n] = append(r.waiting[n], heard)
-	r.mu.Unlock()
-	defer r.unwait(n, heard)
+	heard := r.listen(n)
+	defer func() { r.unwait(n, heard) }()
 	if err := r.kick(n); err != nil {
 		return mac, fmt.Errorf("asking the kernel for the neighbour: %w", err)
 	}
-	mac, known, err := r.lookup(n) // it may have come before we listened
-	if !known && err == nil {
-		timeout := time.NewTimer(neighbourWait)
-		defer timeout.Stop()
+	timeout := time.NewTimer(r.patience)
+	defer timeout.Stop()
+	mac, state, err := r.lookup(n) // it may have come before we listened
+	for first := true; err == nil && (state == asked || first && state == unknown); first = false {
 		select {
-		case <-heard: // found, or failed
-			mac, known, err = r.lookup(n)
+		case <-heard: // found, or failed: now, or when it was asked for before
+			heard = r.listen(n)
+			mac, state, err = r.lookup(n)
 		case <-timeout.C:
+			return mac, ErrNoNeighbour
 		case <-r.done:
 			return mac, net.ErrClosed
 		}
 	}
-	if !known && err == nil {
+	if state != known && err == nil {
 		err = ErrNoNeighbour
 	}
 	return mac, err
+}
+
+// listen returns what is closed when the kernel next tells of n. Who calls it calls
+// unwait.
+func (r *Resolver) listen(n neighbour) chan struct{} {
+	heard := make(chan struct{})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiting[n] = append(r.waiting[n], heard)
+	return heard
 }
 
 func (r *Resolver) unwait(n neighbour, heard chan struct{}) {
@@ -574,13 +585,22 @@ func (r *Resolver) unwait(n neighbour, heard chan struct{}) {
 	}
 }
 
+// knowledge is what the kernel has of a neighbour.
+type knowledge uint8
+
+const (
+	unknown knowledge = iota // nothing, or that it did not answer
+	asked                    // nothing yet
+	known
+)
+
 // lookup reads a neighbour from the kernel's table.
-func (r *Resolver) lookup(n neighbour) (mac [6]byte, known bool, err error) {
+func (r *Resolver) lookup(n neighbour) (mac [6]byte, state knowledge, err error) {
 	r.mu.Lock()
 	noARP := r.ifaces[n.iface].noARP
 	r.mu.Unlock()
 	if noARP {
-		return mac, true, nil
+		return mac, known, nil
 	}
 	family := netlink.FAMILY_V4
 	if n.addr.Is6() {
@@ -588,18 +608,23 @@ func (r *Resolver) lookup(n neighbour) (mac [6]byte, known bool, err error) {
 	}
 	list, err := r.handle.NeighList(n.iface, family)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return mac, false, fmt.Errorf("neighbours: %w", err)
+		return mac, unknown, fmt.Errorf("neighbours: %w", err)
 	}
 	for i := range list {
 		if a, ok := netip.AddrFromSlice(list[i].IP); !ok || a.Unmap() != n.addr {
 			continue
 		}
-		if mac, known = macOf(&list[i]); known {
+		mac, ok := macOf(&list[i])
+		switch {
+		case ok:
 			r.learn(n, mac)
+			return mac, known, nil
+		case list[i].State&netlink.NUD_INCOMPLETE != 0:
+			return mac, asked, nil
 		}
-		return mac, known, nil
+		return mac, unknown, nil
 	}
-	return mac, false, nil
+	return mac, unknown, nil
 }
 
 // learn remembers what a neighbour was resolved to. Where that is another address than

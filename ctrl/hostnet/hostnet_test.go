@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"slices"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
@@ -414,5 +416,59 @@ func TestGone(t *testing.T) {
 	}
 	if a := r.Addrs(); len(a) != 0 {
 		t.Errorf("addresses %v of an interface that is gone", a)
+	}
+}
+
+// TestOldFailure: word that a neighbour was not found when it was asked for before
+// does not end a wait of now.
+func TestOldFailure(t *testing.T) {
+	here, _ := wire(t)
+	r, err := New("a0")
+	must(t, err)
+	defer r.Close()
+	r.patience = 2 * time.Minute
+	// The kernel asks until the test is over.
+	must(t, os.WriteFile("/proc/sys/net/ipv4/neigh/a0/mcast_solicit", []byte("1000"), 0))
+	peer := netip.MustParseAddr("10.77.0.99") // nobody
+	key := neighbour{r.index, peer}
+	ended := make(chan error, 1)
+	var hop dataplane.Hop
+	go func() {
+		var err error
+		hop, err = r.Resolve(peer, netip.Addr{})
+		ended <- err
+	}()
+	// waits returns what Resolve waits for, once that is not last and the kernel asks.
+	waits := func(last chan struct{}) chan struct{} {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			select {
+			case err := <-ended:
+				t.Fatalf("ended: %v", err)
+			default:
+			}
+			var now chan struct{}
+			r.mu.Lock()
+			if l := r.waiting[key]; len(l) == 1 {
+				now = l[0]
+			}
+			r.mu.Unlock()
+			if _, state, err := r.lookup(key); now != nil && now != last && state == asked && err == nil {
+				return now
+			}
+		}
+		t.Fatal("nobody waits")
+		return nil
+	}
+	var last chan struct{}
+	for range 3 {
+		last = waits(last)
+		r.neighbour(&netlink.NeighUpdate{Type: unix.RTM_NEWNEIGH, Neigh: netlink.Neigh{LinkIndex: r.index, IP: peer.AsSlice(), Family: unix.AF_INET, State: netlink.NUD_FAILED}})
+	}
+	waits(last)
+	found := [6]byte{2, 0, 0, 9, 9, 9}
+	must(t, here.NeighSet(&netlink.Neigh{LinkIndex: r.index, IP: peer.AsSlice(), State: netlink.NUD_REACHABLE, HardwareAddr: found[:]}))
+	if err := <-ended; err != nil || hop.DstMAC != found {
+		t.Errorf("%v, %v", hop.DstMAC, err)
 	}
 }
