@@ -138,8 +138,13 @@ func TestConnect(t *testing.T) {
 	if ev == nil || ev.Conn != conn || string(ev.PrivateData) != "welcome" || ev.Negotiated.Revision != 2 || ev.Remote != peerA.String() {
 		t.Fatalf("event %v", ev)
 	}
-	if q := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{}}}).GetQps().Qps[0]; q.State != "RTS" || q.Remote != peerA.String() {
-		t.Errorf("queue pair %v", q)
+	for _, silent := range [][]int{nil, {0}} { // workers
+		h.e.mu.Lock()
+		h.e.silent = silent
+		h.e.mu.Unlock()
+		if q := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListQps{ListQps: &ctrlpb.ListQPs{}}}).GetQps().Qps[0]; q.State != "RTS" || q.Remote != peerA.String() || q.Silent != (silent != nil) {
+			t.Errorf("queue pair %v", q)
+		}
 	}
 	c.fails(cState, req) // a QP has one connection
 

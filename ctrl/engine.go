@@ -41,7 +41,7 @@ var _ Streaming = (*dataplane.Engine)(nil)
 
 // Counted is an Engine that can tell of its connections and counters.
 type Counted interface {
-	Conns() []dataplane.ConnInfo
+	QueryConns() (conns []dataplane.ConnInfo, silent []int)
 	Stats() []dataplane.Stats
 }
 

@@ -38,6 +38,7 @@ type fakeEngine struct {
 	hold     chan struct{} // if set, Connect returns when it is closed
 	connects []netip.AddrPort
 	calls    chan string // one for each call that a test may wait for
+	silent   []int       // workers that do not answer
 }
 
 type fakeConn struct {
@@ -59,6 +60,15 @@ func newFakeEngine(t testing.TB) *fakeEngine {
 		calls: make(chan string, 1<<16),
 	}
 }
+
+// QueryConns tells of no connection.
+func (e *fakeEngine) QueryConns() (conns []dataplane.ConnInfo, silent []int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return nil, e.silent
+}
+
+func (e *fakeEngine) Stats() []dataplane.Stats { return nil }
 
 func (e *fakeEngine) Workers() int   { return 1 }
 func (e *fakeEngine) WakeFD(int) int { return e.wake }

@@ -119,8 +119,11 @@ func page[T any](items []T, key func(T) uint32, after uint32) (out []T, more boo
 func (c *session) listQPs(r *ctrlpb.ListQPs, reply *ctrlpb.Reply) error {
 	s := c.srv
 	infos := make(map[*dataplane.QPBinding]dataplane.ConnInfo)
+	var silent []int // workers
 	if e, ok := s.engine.(Counted); ok {
-		for _, ci := range e.Conns() {
+		var conns []dataplane.ConnInfo
+		conns, silent = e.QueryConns()
+		for _, ci := range conns {
 			if ci.QP != nil {
 				infos[ci.QP] = ci
 			}
@@ -146,7 +149,7 @@ func (c *session) listQPs(r *ctrlpb.ListQPs, reply *ctrlpb.Reply) error {
 	}
 	list := &ctrlpb.QPList{More: more}
 	for _, q := range qps {
-		list.Qps = append(list.Qps, q.info(infos))
+		list.Qps = append(list.Qps, q.info(infos, silent))
 	}
 	reply.Body = &ctrlpb.Reply_Qps{Qps: list}
 	return nil
@@ -159,7 +162,7 @@ func (q *qp) srqHandle() uint32 {
 	return q.srq.handle
 }
 
-func (q *qp) info(conns map[*dataplane.QPBinding]dataplane.ConnInfo) *ctrlpb.QPInfo {
+func (q *qp) info(conns map[*dataplane.QPBinding]dataplane.ConnInfo, silent []int) *ctrlpb.QPInfo {
 	i := &ctrlpb.QPInfo{
 		Qp: q.num, Client: q.sess.id, Uid: q.sess.cred.Uid, Pid: uint32(q.sess.cred.Pid), State: "IDLE",
 		Pd: q.pd.handle, SendCq: q.sendCQ.handle, RecvCq: q.recvCQ.handle, SqDepth: uint32(q.sqDepth), RqDepth: uint32(q.rqDepth),
@@ -192,6 +195,8 @@ func (q *qp) info(conns map[*dataplane.QPBinding]dataplane.ConnInfo) *ctrlpb.QPI
 			}
 			i.Rdmap = appendCounters(nil, "", ci.RDMAP)
 			i.Verbs = appendCounters(nil, "", ci.Verbs)
+		} else {
+			i.Silent = slices.Contains(silent, c.worker)
 		}
 	}
 	return i

@@ -111,9 +111,9 @@ type ConnInfo struct {
 }
 
 // ask runs f in every worker and waits for the answers, at most a second for
-// each: a worker that an application drives may not be turning.
-func ask[T any](e *Engine, f func(*worker) T) []T {
-	var all []T
+// each: a worker that an application drives may not be turning. It returns the ones
+// that did not answer, too.
+func ask[T any](e *Engine, f func(*worker) T) (all []T, silent []int) {
 	for _, w := range e.workers {
 		ch := make(chan T, 1)
 		w.post(func(w *worker) { ch <- f(w) })
@@ -121,14 +121,15 @@ func ask[T any](e *Engine, f func(*worker) T) []T {
 		case v := <-ch:
 			all = append(all, v)
 		case <-time.After(time.Second):
+			silent = append(silent, w.id)
 		}
 	}
-	return all
+	return all, silent
 }
 
 // Stats returns the counters of each worker.
 func (e *Engine) Stats() []Stats {
-	return ask(e, func(w *worker) Stats {
+	all, _ := ask(e, func(w *worker) Stats {
 		s := w.stats
 		s.FreeSlots, s.Slots = uint64(w.link.FreeSlots()), uint64(w.link.Slots())
 		s.HeldFrames = uint64(len(w.held.frames) - len(w.held.free))
@@ -142,11 +143,19 @@ func (e *Engine) Stats() []Stats {
 		}
 		return s
 	})
+	return all
 }
 
-// Conns returns the connections of all workers.
+// Conns returns the connections of all workers that answer.
 func (e *Engine) Conns() []ConnInfo {
-	return slices.Concat(ask(e, func(w *worker) []ConnInfo {
+	all, _ := e.QueryConns()
+	return all
+}
+
+// QueryConns returns the connections of all workers that answer, and those that do not
+// in a second, whose connections are left out.
+func (e *Engine) QueryConns() (conns []ConnInfo, silent []int) {
+	all, silent := ask(e, func(w *worker) []ConnInfo {
 		infos := w.sessions(make([]ConnInfo, 0, len(w.conns)))
 		for _, c := range w.flows {
 			ci := ConnInfo{
@@ -160,5 +169,6 @@ func (e *Engine) Conns() []ConnInfo {
 			infos = append(infos, ci)
 		}
 		return infos
-	})...)
+	})
+	return slices.Concat(all...), silent
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
 // ctl runs one command line.
@@ -280,5 +282,16 @@ func TestOutputLost(t *testing.T) {
 	var e bytes.Buffer
 	if code := run(t.Context(), []string{"--help"}, fullDisk{}, &e); code != exitFile || !strings.Contains(e.String(), "no space") {
 		t.Errorf("exit code %d: %s", code, e.String())
+	}
+}
+
+func TestSilentNote(t *testing.T) {
+	l := []*ctrlpb.QPInfo{{Qp: 1}, {Qp: 2, Worker: 1, Silent: true}, {Qp: 3, Worker: 1, Silent: true}, {Qp: 4, Worker: 2}}
+	for asJSON, want := range map[bool]string{false: "worker 1 does not answer: its connections are shown without counters\n", true: ""} {
+		var b bytes.Buffer
+		c := &command{err: &b, json: asJSON}
+		if c.silent(l); b.String() != want {
+			t.Errorf("JSON %v: %q; want %q", asJSON, b.String(), want)
+		}
 	}
 }

@@ -220,8 +220,25 @@ func list[T proto.Message](c *command, what, short string, ask func(*iwarp.Admin
 	}
 }
 
+// silent tells on standard error of the workers that did not say what they have of
+// the queue pairs l; JSON has it in each.
+func (c *command) silent(l []*ctrlpb.QPInfo) {
+	told := make(map[uint32]bool)
+	for _, q := range l {
+		if q.Silent && !told[q.Worker] && !c.json {
+			told[q.Worker] = true
+			fmt.Fprintf(c.err, "worker %d does not answer: its connections are shown without counters\n", q.Worker)
+		}
+	}
+}
+
 func (c *command) listQPs() *cobra.Command {
-	return list(c, "qp", "queue pairs and their connections", (*iwarp.Admin).QPs,
+	ask := func(a *iwarp.Admin, ctx context.Context) ([]*ctrlpb.QPInfo, error) {
+		all, err := a.QPs(ctx)
+		c.silent(all)
+		return all, err
+	}
+	return list(c, "qp", "queue pairs and their connections", ask,
 		[]string{"qp", "state", "local", "remote", "mpa", "ird/ord", "client", "process", "worker"},
 		func(q *ctrlpb.QPInfo) []any {
 			return []any{q.Qp, q.State, q.Local, q.Remote, negotiated(q.Negotiated), fmt.Sprintf("%d/%d", q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd()), q.Client, q.Pid, q.Worker}
@@ -273,6 +290,7 @@ func (c *command) showQP() *cobra.Command {
 					q.Qp, q.State, q.Local, q.Remote, llp, state, ulp, negotiated(q.Negotiated), role, q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd())
 				fmt.Fprintf(c.out, "queues send %d, receive %d, %d SGEs, %d octets inline, worker %d\nuses   pd %d, cq %d and %d, srq %d\nowner  client %d, process %d, uid %d\n",
 					q.SqDepth, q.RqDepth, q.MaxSge, q.MaxInline, q.Worker, q.Pd, q.SendCq, q.RecvCq, q.Srq, q.Client, q.Pid, q.Uid)
+				c.silent([]*ctrlpb.QPInfo{q})
 				c.counters("tcp.", q.Tcp)
 				c.counters("sctp.", q.Sctp)
 				c.counters("rdmap.", q.Rdmap)

@@ -5478,6 +5478,7 @@ type QPInfo struct {
 	TcpState      string                 `protobuf:"bytes,22,opt,name=tcp_state,json=tcpState,proto3" json:"tcp_state,omitempty"`
 	Sctp          []*Counter             `protobuf:"bytes,23,rep,name=sctp,proto3" json:"sctp,omitempty"` // of the association, in place of tcp
 	SctpState     string                 `protobuf:"bytes,24,opt,name=sctp_state,json=sctpState,proto3" json:"sctp_state,omitempty"`
+	Silent        bool                   `protobuf:"varint,25,opt,name=silent,proto3" json:"silent,omitempty"` // the worker did not answer: there are no counters, and no tcp_state or sctp_state
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5678,6 +5679,13 @@ func (x *QPInfo) GetSctpState() string {
 		return x.SctpState
 	}
 	return ""
+}
+
+func (x *QPInfo) GetSilent() bool {
+	if x != nil {
+		return x.Silent
+	}
+	return false
 }
 
 type Counter struct {
@@ -7476,7 +7484,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x02qp\x18\x02 \x01(\rR\x02qp\"F\n" +
 	"\x06QPList\x12(\n" +
 	"\x03qps\x18\x01 \x03(\v2\x16.iwarpd.ctrl.v1.QPInfoR\x03qps\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\bR\x04more\"\xb9\x05\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\xd1\x05\n" +
 	"\x06QPInfo\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\rR\x06client\x12\x10\n" +
@@ -7506,7 +7514,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\ttcp_state\x18\x16 \x01(\tR\btcpState\x12+\n" +
 	"\x04sctp\x18\x17 \x03(\v2\x17.iwarpd.ctrl.v1.CounterR\x04sctp\x12\x1d\n" +
 	"\n" +
-	"sctp_state\x18\x18 \x01(\tR\tsctpState\"3\n" +
+	"sctp_state\x18\x18 \x01(\tR\tsctpState\x12\x16\n" +
+	"\x06silent\x18\x19 \x01(\bR\x06silent\"3\n" +
 	"\aCounter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value\"\x1f\n" +
