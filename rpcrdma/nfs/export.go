@@ -76,21 +76,22 @@ func (x *Export) Run(ctx context.Context) error {
 	if x.MountPort != 0 {
 		side := &rpc.Server{MaxRecord: 1 << 16}
 		side.Register(ProgramMount, mountd)
-		if err := x.tcp(ctx, cancel, side, host, x.MountPort); err != nil {
+		if err := begin(ctx, cancel, bound(host, x.MountPort), listenTCP, side.ServeTCP); err != nil {
 			return &PortError{"MOUNT", err}
 		}
 	}
 	if x.TCPPort != 0 {
-		if err := x.tcp(ctx, cancel, server, host, x.TCPPort); err != nil {
+		if err := begin(ctx, cancel, bound(host, x.TCPPort), listenTCP, server.ServeTCP); err != nil {
 			return &PortError{"NFS over TCP", err}
 		}
 	}
 	if x.PortmapPort != 0 {
 		side := &rpc.Server{MaxRecord: 1 << 16}
 		side.Register(ProgramPortmap, Portmap(x.mappings()))
-		if err := x.tcp(ctx, cancel, side, host, x.PortmapPort); err != nil {
+		addr := bound(host, x.PortmapPort) // over UDP: the tools of nfs-common and rpcbind ask so
+		if err := begin(ctx, cancel, addr, listenTCP, side.ServeTCP); err != nil {
 			x.Tell("no portmapper: %v", err)
-		} else if err := x.udp(ctx, cancel, side, host, x.PortmapPort); err != nil {
+		} else if err := begin(ctx, cancel, addr, rpc.ListenUDP, side.ServeUDP); err != nil {
 			x.Tell("no portmapper over UDP: %v", err)
 		}
 	}
@@ -138,28 +139,20 @@ func bound(host string, port int) string {
 	return net.JoinHostPort(host, strconv.Itoa(port))
 }
 
-// tcp serves s over TCP, until ctx is done.
-func (x *Export) tcp(ctx context.Context, cancel context.CancelCauseFunc, s *rpc.Server, host string, port int) error {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", bound(host, port))
-	if err != nil {
-		return err
-	}
-	go func() {
-		if err := s.ServeTCP(ctx, l); err != nil {
-			cancel(fmt.Errorf("nfs: %w", err))
-		}
-	}()
-	return nil
+// listenTCP is what rpc.ListenUDP is for TCP.
+func listenTCP(ctx context.Context, addr string) (net.Listener, error) {
+	return new(net.ListenConfig).Listen(ctx, "tcp", addr)
 }
 
-// udp serves s in datagrams: the tools of nfs-common and rpcbind ask a portmapper so.
-func (x *Export) udp(ctx context.Context, cancel context.CancelCauseFunc, s *rpc.Server, host string, port int) error {
-	l, err := rpc.ListenUDP(ctx, bound(host, port))
+// begin listens at addr, and serves there until ctx is done. It cancels where that
+// fails.
+func begin[L any](ctx context.Context, cancel context.CancelCauseFunc, addr string, listen func(context.Context, string) (L, error), serve func(context.Context, L) error) error {
+	l, err := listen(ctx, addr)
 	if err != nil {
 		return err
 	}
 	go func() {
-		if err := s.ServeUDP(ctx, l); err != nil {
+		if err := serve(ctx, l); err != nil {
 			cancel(fmt.Errorf("nfs: %w", err))
 		}
 	}()
