@@ -11,22 +11,31 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// TestBuffersOfBrokenConn: what Writes may be reading from is not handed out
-// again before the queue pair is gone, else the peer gets another's data.
-func TestBuffersOfBrokenConn(t *testing.T) {
+// endpoint makes a server's, for two minutes.
+func endpoint(t *testing.T) (context.Context, *Endpoint) {
+	t.Helper()
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer a.Close()
-	defer b.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
 	e, err := New(ctx, b.Device(), DefaultConfig(true))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer e.Close()
+	t.Cleanup(func() {
+		e.Close()
+		cancel()
+		b.Close()
+		a.Close()
+	})
+	return ctx, e
+}
+
+// TestBuffersOfBrokenConn: what Writes may be reading from is not handed out
+// again before the queue pair is gone, else the peer gets another's data.
+func TestBuffersOfBrokenConn(t *testing.T) {
+	ctx, e := endpoint(t)
 	free := func() (n int) {
 		e.pool.mu.Lock()
 		defer e.pool.mu.Unlock()

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
@@ -14,20 +13,9 @@ import (
 // TestPoolShares: calls of one connection leave others memory, and each of them has
 // what it needs to end.
 func TestPoolShares(t *testing.T) {
-	a, b, err := embed.Pair(embed.PairConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	pd, err := b.Device().AllocPD(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx, e := endpoint(t)
 	const part = 8 * pageSize
-	p, err := newPool(ctx, pd, 4*part)
+	p, err := newPool(ctx, e.pd, 4*part)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +66,7 @@ func TestPoolShares(t *testing.T) {
 	} else {
 		buf.release()
 	}
-	if err := errors.Join(p.mr.Close(), pd.Close()); err != nil {
+	if err := p.mr.Close(); err != nil {
 		t.Error(err)
 	}
 }
@@ -86,19 +74,7 @@ func TestPoolShares(t *testing.T) {
 // TestSilentReads: a peer that does not answer the Reads of its call keeps no memory:
 // its connection ends.
 func TestSilentReads(t *testing.T) {
-	a, b, err := embed.Pair(embed.PairConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	defer b.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	e, err := New(ctx, b.Device(), DefaultConfig(true))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Close()
+	ctx, e := endpoint(t)
 	e.readWait = time.Millisecond
 	c, err := e.newConn(ctx, "peer", session.DefaultConfig(true)) // to nobody: Reads stay where they are
 	if err != nil {
