@@ -60,7 +60,7 @@ const (
 	DefaultFrameSize = 4096
 	DefaultRing      = 4096
 	DefaultBudget    = 256
-	DefaultBindRetry = 2 * time.Second
+	DefaultBindRetry = 5 * time.Second
 )
 
 // rxHeadroom is what the kernel leaves free in front of a received frame.
