@@ -368,7 +368,7 @@ func (r *Resolver) MTU() int {
 
 // refresh reads interfaces and addresses anew.
 func (r *Resolver) refresh() error {
-	links, err := r.handle.LinkList()
+	links, err := whole(r.handle.LinkList)
 	if err != nil {
 		return err
 	}
@@ -389,7 +389,7 @@ func (r *Resolver) refresh() error {
 			continue
 		}
 		ifaces[i] = f
-		list, err := r.handle.AddrList(l, netlink.FAMILY_ALL)
+		list, err := whole(func() ([]netlink.Addr, error) { return r.handle.AddrList(l, netlink.FAMILY_ALL) })
 		if err != nil {
 			return err
 		}
@@ -409,6 +409,17 @@ func (r *Resolver) refresh() error {
 	defer r.mu.Unlock()
 	r.ifaces, r.addrs, r.scoped = ifaces, addrs, scoped
 	return nil
+}
+
+// whole asks the kernel for a list again while it changes under the reader, as on hosts
+// where containers come and go.
+func whole[T any](read func() ([]T, error)) (list []T, err error) {
+	for range 100 {
+		if list, err = read(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return list, err
 }
 
 // isScoped reports whether a means something on one link alone.

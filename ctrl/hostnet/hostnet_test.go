@@ -472,3 +472,30 @@ func TestOldFailure(t *testing.T) {
 		t.Errorf("%v, %v", hop.DstMAC, err)
 	}
 }
+
+// TestWhole: a list that changes while it is read is read again; another error stands.
+func TestWhole(t *testing.T) {
+	other := errors.New("another")
+	for _, tt := range []struct {
+		name string
+		errs []error
+		want error
+		left int
+	}{
+		{"at once", []error{nil, other}, nil, 1},
+		{"changed", []error{netlink.ErrDumpInterrupted, netlink.ErrDumpInterrupted, nil}, nil, 0},
+		{"another error", []error{netlink.ErrDumpInterrupted, other, nil}, other, 1},
+		{"for ever", slices.Repeat([]error{netlink.ErrDumpInterrupted}, 1000), netlink.ErrDumpInterrupted, 900},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			errs := tt.errs
+			_, err := whole(func() (l []int, err error) {
+				err, errs = errs[0], errs[1:]
+				return l, err
+			})
+			if err != tt.want || len(errs) != tt.left {
+				t.Errorf("%v, with %d answers not asked for; want %v, %d", err, len(errs), tt.want, tt.left)
+			}
+		})
+	}
+}
