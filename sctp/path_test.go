@@ -91,6 +91,15 @@ func TestPathMTU(t *testing.T) {
 	if !r.a.PollTransmit(r.now, &o) || !o.Fragment || o.N != 1 {
 		t.Error("what is in flight does not leave as IP fragments")
 	}
+	// Of what leaves in the least of fragments an error changes nothing.
+	for _, n := range []int{1, 0} {
+		e.MTU = 400
+		r.a.HandleICMP(r.now, &e)
+		r.drain(nil)
+		if got := len(r.take()); got != n || r.a.Path(0).MTU != 576 {
+			t.Errorf("%d packets sent again, MTU %d; want %d, 576", got, r.a.Path(0).MTU, n)
+		}
+	}
 	six := newRig(t, Config{})
 	six.flow = simFlow(0, true)
 	six.a = Dial(six.now, &six.cfg, six.flow, 0, &six.key, 1500)

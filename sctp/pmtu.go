@@ -98,8 +98,13 @@ func (a *Assoc) lowerMTU(now clock.Time, i, mtu int, again time.Duration) {
 func (a *Assoc) tooBig(now clock.Time, i, mtu int) {
 	p := &a.paths[i]
 	m := &p.pmtu
+	if mtu < p.minMTU()/2 {
+		return
+	}
+	// What is as short as packets become has no further answer: sent again at once, it
+	// would meet the next error.
+	mtu = max(mtu, p.minMTU())
 	switch {
-	case mtu < p.minMTU()/2:
 	case mtu < p.mtu:
 		a.lowerMTU(now, i, mtu, raiseAfter)
 		for q := a.first; q != a.next; q++ {
