@@ -583,7 +583,11 @@ const maxRehops = 64
 func (e *Engine) rehop() {
 	type way struct{ local, remote [16]byte }
 	conns := make(map[way][]ConnID)
-	for _, ci := range e.Conns() {
+	all, silent := e.QueryConns()
+	for _, id := range silent { // what it has is asked for when it turns again
+		e.workers[id].post(func(*worker) { e.hopsChanged() })
+	}
+	for _, ci := range all {
 		w := way{ci.Flow.Local, ci.Flow.Remote}
 		conns[w] = append(conns[w], ci.ID)
 		if ci.SCTP == nil {
