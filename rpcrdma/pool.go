@@ -17,13 +17,22 @@ const pageSize = 4096
 var ErrNoMemory = errors.New("rpcrdma: not enough registered memory")
 
 // pool hands out pieces of a memory region. They are multiples of a page, first
-// fit; who finds none waits.
+// fit; who finds none waits, and who came first is served first.
 type pool struct {
 	mr *iwarp.MR
 
-	mu    sync.Mutex
-	free  []extent // by offset, none adjacent to another
-	freed chan struct{}
+	mu      sync.Mutex
+	free    []extent // by offset, none adjacent to another
+	waiting []*want  // who came first is first
+	rounds  uint64   // of serve
+}
+
+// want is a request for memory.
+type want struct {
+	n, more int // octets now, and with what follows
+	s       *share
+	own     int
+	got     chan *buffer
 }
 
 type extent struct{ off, n int }
@@ -34,13 +43,14 @@ func newPool(ctx context.Context, pd *iwarp.PD, size int) (*pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rpcrdma: %w", err)
 	}
-	return &pool{mr: mr, free: []extent{{0, size}}, freed: make(chan struct{})}, nil
+	return &pool{mr: mr, free: []extent{{0, size}}}, nil
 }
 
 // share is what the calls of a connection's peer hold of a pool, so that one peer,
 // whose calls may take as long as it likes, leaves the others something.
 type share struct {
-	held int // octets; guarded by the pool's mu
+	held  int    // octets; guarded by the pool's mu, as is the rest
+	round uint64 // of the pool's, in which a call that would begin found nothing
 }
 
 // fair reports whether a call that holds own octets of s may have n more: calls begin
@@ -62,39 +72,81 @@ func (p *pool) alloc(ctx context.Context, n int) (*buffer, error) {
 	return p.take(ctx, n, n, nil, 0)
 }
 
-// take returns n octets to a call that holds own octets of s, and will want that many
-// from n on.
-func (p *pool) take(ctx context.Context, n, want int, s *share, own int) (*buffer, error) {
+// take returns n octets to a call that holds own octets of s, and will want more, n
+// among them, before it ends.
+func (p *pool) take(ctx context.Context, n, more int, s *share, own int) (*buffer, error) {
 	if n <= 0 || n > len(p.mr.Bytes()) {
 		return nil, ErrNoMemory
 	}
-	size := (n + pageSize - 1) &^ (pageSize - 1)
-	for {
-		p.mu.Lock()
-		fair := p.fair(s, own, max(size, want))
-		for i, e := range p.free {
-			if e.n < size || !fair {
-				continue
-			}
-			if e.n == size {
-				p.free = slices.Delete(p.free, i, i+1)
-			} else {
-				p.free[i] = extent{e.off + size, e.n - size}
-			}
-			if s != nil {
-				s.held += size
-			}
-			p.mu.Unlock()
-			return &buffer{p: p, s: s, off: e.off, size: size, b: p.mr.Bytes()[e.off : e.off+n : e.off+size]}, nil
-		}
-		freed := p.freed
-		p.mu.Unlock()
-		select {
-		case <-freed:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("rpcrdma: wait for registered memory: %w", ctx.Err())
-		}
+	w := &want{n: n, more: more, s: s, own: own, got: make(chan *buffer, 1)}
+	p.mu.Lock()
+	p.waiting = append(p.waiting, w)
+	p.serve()
+	p.mu.Unlock()
+	select {
+	case b := <-w.got:
+		return b, nil
+	default:
 	}
+	select {
+	case b := <-w.got:
+		return b, nil
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.Index(p.waiting, w)
+	if i < 0 {
+		return <-w.got, nil
+	}
+	p.waiting = slices.Delete(p.waiting, i, i+1)
+	p.serve() // who waited for this one to begin
+	return nil, fmt.Errorf("rpcrdma: wait for registered memory: %w", ctx.Err())
+}
+
+// serve gives memory to those that wait and may have it. The calls of a connection
+// begin in the order in which they came, lest small ones hold up a large one for ever.
+// Called with mu held.
+func (p *pool) serve() {
+	p.rounds++
+	p.waiting = slices.DeleteFunc(p.waiting, func(w *want) bool {
+		begins := w.s != nil && w.own == 0
+		if begins && w.s.round == p.rounds {
+			return false
+		}
+		if b := p.fit(w); b != nil {
+			w.got <- b
+			return true
+		}
+		if begins {
+			w.s.round = p.rounds
+		}
+		return false
+	})
+}
+
+// fit returns what w wants, nil: it may not have it, or there is none. Called with mu
+// held.
+func (p *pool) fit(w *want) *buffer {
+	size := (w.n + pageSize - 1) &^ (pageSize - 1)
+	if !p.fair(w.s, w.own, max(size, w.more)) {
+		return nil
+	}
+	for i, e := range p.free {
+		if e.n < size {
+			continue
+		}
+		if e.n == size {
+			p.free = slices.Delete(p.free, i, i+1)
+		} else {
+			p.free[i] = extent{e.off + size, e.n - size}
+		}
+		if w.s != nil {
+			w.s.held += size
+		}
+		return &buffer{p: p, s: w.s, off: e.off, size: size, b: p.mr.Bytes()[e.off : e.off+w.n : e.off+size]}
+	}
+	return nil
 }
 
 // buffer is a piece of a pool.
@@ -137,6 +189,5 @@ func (b *buffer) release() {
 		p.free[i-1].n += p.free[i].n
 		p.free = slices.Delete(p.free, i, i+1)
 	}
-	close(p.freed)
-	p.freed = make(chan struct{})
+	p.serve()
 }

@@ -71,6 +71,88 @@ func TestPoolShares(t *testing.T) {
 	}
 }
 
+// TestPoolOrder: of the calls of a connection that wait for memory the first has it
+// first, however many come after it, and however little they want.
+func TestPoolOrder(t *testing.T) {
+	ctx, e := endpoint(t)
+	const part = 8 * pageSize
+	p, err := newPool(ctx, e.pd, 4*part)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s share
+	type taken struct {
+		b   *buffer
+		err error
+	}
+	// take asks, and returns when the request waits or is served.
+	take := func(ctx context.Context, n int) <-chan taken {
+		t.Helper()
+		before := func() (n uint64, waiting int) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return p.rounds, len(p.waiting)
+		}
+		had, _ := before()
+		got := make(chan taken, 1)
+		go func() {
+			b, err := p.take(ctx, n, n, &s, 0)
+			got <- taken{b, err}
+		}()
+		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			if now, _ := before(); now > had {
+				return got
+			}
+			if time.Now().After(end) {
+				t.Fatal("no request")
+			}
+		}
+	}
+	have := func(got <-chan taken) *buffer {
+		t.Helper()
+		r := <-got
+		if r.err != nil {
+			t.Fatal(r.err)
+		}
+		return r.b
+	}
+	first, second := have(take(ctx, part/2)), have(take(ctx, part/2))
+	over, giveUp := context.WithCancel(ctx)
+	large, gone := take(ctx, part), take(over, part)
+	small := []<-chan taken{take(ctx, pageSize), take(ctx, pageSize)}
+	first.release()
+	late := take(ctx, pageSize)
+	second.release()
+	b := have(large)
+	for _, got := range append(small, gone, late) {
+		if len(got) != 0 {
+			t.Error("who came later had it before")
+		}
+	}
+	b.release()
+	b = have(gone)
+	again := take(over, part)
+	b.release()
+	for _, got := range append(small, late) {
+		have(got).release()
+	}
+	have(again).release()
+	b = have(take(ctx, part/2))
+	gone, late = take(over, part), take(ctx, pageSize)
+	giveUp()
+	if r := <-gone; !errors.Is(r.err, context.Canceled) {
+		t.Error("who gave up:", r.err)
+	}
+	have(late).release()
+	b.release()
+	if s.held != 0 || len(p.waiting) != 0 {
+		t.Errorf("%d octets held, %d wait", s.held, len(p.waiting))
+	}
+	if err := p.mr.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestSilentReads: a peer that does not answer the Reads of its call keeps no memory:
 // its connection ends.
 func TestSilentReads(t *testing.T) {
