@@ -48,6 +48,9 @@ type Conn struct {
 	slots   []int          // free send slots
 	ops     map[uint64]*op // work requests under way
 	nextID  uint64
+	moving  int         // RDMA Reads and Writes under way
+	watch   *time.Timer // on them; nil before the first
+	doneAt  time.Time   // when work was done, or began after none was under way
 	calls   map[uint32]*call
 	windows []*window
 	byKey   map[uint32]*window
@@ -67,6 +70,7 @@ type Counters struct {
 // op is a work request under way.
 type op struct {
 	slot int       // of a Send, -1: none
+	move bool      // an RDMA Read or Write
 	free []*buffer // to be released
 	done func(err error)
 }
@@ -80,6 +84,28 @@ type window struct {
 }
 
 const recvID = 1 << 63
+
+// opWait bounds how long RDMA Reads and Writes may be under way while none is done:
+// those of a server have memory that others wait for, and a peer that leaves them undone
+// may be alive.
+const opWait = time.Minute
+
+var errSilent = errors.New("rpcrdma: the peer leaves RDMA Reads or Writes undone")
+
+// watched ends a connection whose Reads and Writes are not done. Work requests complete
+// in order, so while any does those that wait behind it are not to blame.
+func (c *Conn) watched() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.moving == 0 || c.err != nil {
+		return
+	}
+	if left := time.Until(c.doneAt.Add(c.e.opWait)); left > 0 {
+		c.watch.Reset(left)
+		return
+	}
+	c.failLocked(errSilent)
+}
 
 func (e *Endpoint) newConn(ctx context.Context, peer string, cfg session.Config) (c *Conn, err error) {
 	recvs := max(cfg.Window, 2) + 1
@@ -199,6 +225,9 @@ func (c *Conn) failLocked(err error) {
 	c.err = err
 	c.cancel()
 	c.room.Broadcast()
+	if c.watch != nil {
+		c.watch.Stop()
+	}
 	for xid, w := range c.calls {
 		delete(c.calls, xid)
 		w.result <- result{err: &LostError{err}}
@@ -304,11 +333,17 @@ func (c *Conn) run() {
 			if o.slot >= 0 {
 				c.slots = append(c.slots, o.slot)
 			}
+			if o.move {
+				c.moving--
+			}
 			if w.Status != iwarp.WCSuccess {
 				ferr = c.reason(w)
 				o.done = failed(o.done, ferr)
 			}
 			finished = append(finished, o)
+		}
+		if len(finished) > 0 {
+			c.doneAt = time.Now()
 		}
 		if ferr != nil {
 			c.failLocked(ferr)
@@ -441,6 +476,19 @@ func (c *Conn) post(wr *iwarp.SendWR, o *op) error {
 		c.free++
 		c.failLocked(err)
 		return err
+	}
+	if wr.Op == iwarp.OpRead || wr.Op == iwarp.OpWrite {
+		o.move = true
+		if c.moving++; c.moving == 1 {
+			if now := time.Now(); now.After(c.doneAt) {
+				c.doneAt = now
+			}
+			if c.watch == nil {
+				c.watch = time.AfterFunc(c.e.opWait, c.watched)
+			} else {
+				c.watch.Reset(c.e.opWait)
+			}
+		}
 	}
 	return nil
 }

@@ -65,7 +65,7 @@ type Endpoint struct {
 	pool   *pool
 	guilty guilty
 
-	readWait time.Duration // but for tests the constant
+	opWait time.Duration // but for tests the constant
 
 	mu      sync.Mutex
 	conns   map[*Conn]struct{}
@@ -87,7 +87,7 @@ func New(ctx context.Context, dev *iwarp.Device, cfg Config) (*Endpoint, error) 
 		pd.Close()
 		return nil, err
 	}
-	return &Endpoint{dev: dev, pd: pd, cfg: cfg, pool: p, readWait: readWait, conns: make(map[*Conn]struct{}), buffers: make(map[*byte]*buffer)}, nil
+	return &Endpoint{dev: dev, pd: pd, cfg: cfg, pool: p, opWait: opWait, conns: make(map[*Conn]struct{}), buffers: make(map[*byte]*buffer)}, nil
 }
 
 // Close ends all connections and gives the memory back.

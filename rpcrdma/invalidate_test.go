@@ -60,6 +60,11 @@ func TestInvalidationFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		sc := se.Conns()[0]
+		later := time.Now().Add(time.Hour)
+		sc.mu.Lock()
+		sc.doneAt = later
+		sc.mu.Unlock()
 		var w rpc.Writer
 		(&rpc.Call{XID: c.XID(), Prog: 7, Vers: 1}).Start(&w)
 		w.Item(make([]byte, 100_000))
@@ -73,6 +78,11 @@ func TestInvalidationFails(t *testing.T) {
 		case <-ctx.Done():
 			t.Errorf("version %d: the connection stays", version)
 		}
+		sc.mu.Lock()
+		if !sc.doneAt.Before(later) {
+			t.Errorf("version %d: a Read was done, which was not noted", version)
+		}
+		sc.mu.Unlock()
 		c.Close()
 		if err := ce.Close(); err != nil {
 			t.Error(err)

@@ -3,9 +3,11 @@ package rpcrdma
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
+	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
@@ -153,30 +155,66 @@ func TestPoolOrder(t *testing.T) {
 	}
 }
 
-// TestSilentReads: a peer that does not answer the Reads of its call keeps no memory:
-// its connection ends.
-func TestSilentReads(t *testing.T) {
-	ctx, e := endpoint(t)
-	e.readWait = time.Millisecond
-	c, err := e.newConn(ctx, "peer", session.DefaultConfig(true)) // to nobody: Reads stay where they are
-	if err != nil {
-		t.Fatal(err)
+// TestSilentPeer: a peer that leaves the Reads of its call, or the Writes of a reply,
+// undone keeps no memory: its connection ends. While others are done it does not.
+func TestSilentPeer(t *testing.T) {
+	const wait = 20 * time.Millisecond
+	for _, tt := range []struct {
+		name  string
+		alive time.Duration // how long work is done
+		do    func(c *Conn, held *[]*buffer) error
+	}{
+		{"Reads", 0, silentReads},
+		{"Reads behind others", 5 * wait, silentReads},
+		{"Writes", 0, silentWrites},
+		{"Writes behind others", 5 * wait, silentWrites},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx, e := endpoint(t)
+			e.opWait = wait
+			c, err := e.newConn(ctx, "peer", session.DefaultConfig(true)) // to nobody: what is posted stays where it is
+			if err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			c.doneAt = start.Add(tt.alive)
+			var held []*buffer
+			if err := tt.do(c, &held); err != nil {
+				t.Error(err)
+			}
+			for _, b := range held {
+				b.release()
+			}
+			select {
+			case <-c.done:
+			case <-ctx.Done():
+				t.Fatal("no end")
+			}
+			if err := c.Err(); !errors.Is(err, errSilent) || time.Since(start) < tt.alive+wait {
+				t.Errorf("%v after %v", err, time.Since(start))
+			}
+			if c.held.held != 0 {
+				t.Errorf("%d octets held", c.held.held)
+			}
+		})
 	}
-	var held []*buffer
+}
+
+func silentReads(c *Conn, held *[]*buffer) error {
 	in := &session.Call{XID: 7, Reads: []wire.ReadSegment{{Position: 44, Segment: wire.Segment{Length: 1000}}, {Position: 48, Segment: wire.Segment{Length: 100}}}}
-	_, _, err = c.fetch(in, func(n, want int) (*buffer, error) { return c.hold(n, want, &held) })
-	if err == nil || !errors.Is(c.Err(), errReads) || len(held) != 2 {
-		t.Errorf("%v, %v, %d buffers", err, c.Err(), len(held))
+	if _, _, err := c.fetch(in, func(n, want int) (*buffer, error) { return c.hold(n, want, held) }); err == nil || len(*held) != 2 {
+		return fmt.Errorf("%v, %d buffers", err, len(*held))
 	}
-	for _, b := range held {
-		b.release()
+	return nil
+}
+
+func silentWrites(c *Conn, held *[]*buffer) error {
+	b, err := c.hold(1000, 1000, held)
+	if err != nil {
+		return err
 	}
-	select {
-	case <-c.done:
-	case <-ctx.Done():
-		t.Fatal("no end")
-	}
-	if c.held.held != 0 {
-		t.Errorf("%d octets held", c.held.held)
-	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	*held = nil
+	return c.post(&iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{b.sge(0, 1000)}}, &op{slot: -1, free: []*buffer{b}})
 }

@@ -12,16 +12,9 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-const (
-	// memoryWait bounds how long a call waits for registered memory: as long as a slow
-	// client takes for those that have it.
-	memoryWait = time.Minute
-	// readWait bounds how long the peer may leave the RDMA Reads of a call without an
-	// answer, while the call has memory.
-	readWait = time.Minute
-)
-
-var errReads = errors.New("rpcrdma: the peer does not answer RDMA Reads")
+// memoryWait bounds how long a call waits for registered memory: as long as a slow
+// client takes for those that have it.
+const memoryWait = time.Minute
 
 // answer serves a call, in a goroutine of its own. How many there are is
 // bounded by the credits.
@@ -171,18 +164,9 @@ func (c *Conn) fetch(in *session.Call, alloc func(n, want int) (*buffer, error))
 			}
 		}
 		c.mu.Unlock()
-		quiet := time.NewTimer(c.e.readWait)
-		for n > 0 {
-			select {
-			case rerr := <-done:
-				err = errors.Join(err, rerr)
-				n--
-				quiet.Reset(c.e.readWait)
-			case <-quiet.C:
-				c.fail(errReads) // which ends them
-			}
+		for range n {
+			err = errors.Join(err, <-done)
 		}
-		quiet.Stop()
 		if err != nil {
 			return m, f, err
 		}
