@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"bytes"
+	"errors"
 	"os/exec"
 	"strings"
 	"sync"
@@ -41,9 +42,12 @@ var otherDissectors = sync.OnceValues(func() (options []string, err error) {
 	}
 	for line := range strings.Lines(string(out)) {
 		f := strings.Fields(line)
-		if len(f) == 3 && (f[0] == "tcp" || f[0] == "iwarp_ddp_rdmap") && f[1] != "iwarp_mpa" {
+		if len(f) > 1 && (f[0] == "tcp" || f[0] == "iwarp_ddp_rdmap") && f[1] != "iwarp_mpa" {
 			options = append(options, "--disable-protocol", f[1])
 		}
+	}
+	if len(options) == 0 {
+		return nil, errors.New("no protocol over TCP or DDP is named")
 	}
 	return options, nil
 })
