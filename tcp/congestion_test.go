@@ -26,15 +26,22 @@ func ackRound(cc congestion, w *window, now clock.Time, rtt time.Duration, mark 
 	return now
 }
 
+// afterLoss returns CUBIC with the window that it leaves of segments of mss octets when
+// one is lost.
+func afterLoss(segments, mss int) (*cubic, *window) {
+	c := newCongestion(CUBIC).(*cubic)
+	w := &window{cwnd: segments * mss, ssthresh: infinite, mss: mss}
+	w.ssthresh = c.reduce(w, simStart, w.cwnd, false)
+	w.cwnd = w.ssthresh
+	return c, w
+}
+
 // TestCubicCurve checks the window against RFC 9438 (1): after a loss at W_max it
 // takes K seconds to be there again, and is concave before and convex after.
 func TestCubicCurve(t *testing.T) {
 	const mss, rtt = 1000, 100 * time.Millisecond
-	c := newCongestion(CUBIC).(*cubic)
-	w := window{cwnd: 1000 * mss, ssthresh: infinite, mss: mss}
+	c, w := afterLoss(1000, mss)
 	now := simStart
-	w.ssthresh = c.reduce(&w, now, w.cwnd, false)
-	w.cwnd = w.ssthresh
 	if w.cwnd != 700*mss {
 		t.Fatalf("after a loss the window is %d segments, want 700 (beta)", w.cwnd/mss)
 	}
@@ -42,7 +49,7 @@ func TestCubicCurve(t *testing.T) {
 	at := map[int]float64{}
 	for s := 0; s < 30; s++ {
 		for range 10 {
-			now = ackRound(c, &w, now, rtt, 0)
+			now = ackRound(c, w, now, rtt, 0)
 		}
 		at[s+1] = float64(w.cwnd) / mss
 	}
@@ -59,24 +66,21 @@ func TestCubicCurve(t *testing.T) {
 func TestCubicUnused(t *testing.T) {
 	const mss, rtt = 1000, 100 * time.Millisecond
 	run := func(idle bool, unused time.Duration) int {
-		c := newCongestion(CUBIC).(*cubic)
-		w := window{cwnd: 1000 * mss, ssthresh: infinite, mss: mss}
+		c, w := afterLoss(1000, mss)
 		now := simStart
-		w.ssthresh = c.reduce(&w, now, w.cwnd, false)
-		w.cwnd = w.ssthresh
 		for range 20 {
-			now = ackRound(c, &w, now, rtt, 0)
+			now = ackRound(c, w, now, rtt, 0)
 		}
 		for end := now.Add(unused); now < end && !idle; {
 			now = now.Add(rtt)
-			c.seen(&w, &ackSample{now: now, acked: mss, rtt: rtt, srtt: rtt, round: true})
+			c.seen(w, &ackSample{now: now, acked: mss, rtt: rtt, srtt: rtt, round: true})
 		}
 		if idle && unused > 0 {
 			now = now.Add(unused)
 			c.idle(now, unused)
 		}
 		for range 20 {
-			now = ackRound(c, &w, now, rtt, 0)
+			now = ackRound(c, w, now, rtt, 0)
 		}
 		return w.cwnd / mss
 	}
@@ -92,13 +96,10 @@ func TestCubicUnused(t *testing.T) {
 // slow start and then as in any congestion avoidance, not by one ACK.
 func TestCubicRestart(t *testing.T) {
 	const mss, rtt = 1000, time.Millisecond
-	c := newCongestion(CUBIC).(*cubic)
-	w := window{cwnd: 100 * mss, ssthresh: infinite, mss: mss}
+	c, w := afterLoss(100, mss)
 	now := simStart
-	w.ssthresh = c.reduce(&w, now, w.cwnd, false)
-	w.cwnd = w.ssthresh
 	for range 1500 {
-		now = ackRound(c, &w, now, rtt, 0)
+		now = ackRound(c, w, now, rtt, 0)
 	}
 	was := w.cwnd
 	now = now.Add(time.Second)
@@ -106,7 +107,7 @@ func TestCubicRestart(t *testing.T) {
 	w.cwnd = 10 * mss
 	for w.cwnd < was*3/4 {
 		before := w.cwnd
-		if now = ackRound(c, &w, now, rtt, 0); w.cwnd > 2*before+mss || w.cwnd <= before {
+		if now = ackRound(c, w, now, rtt, 0); w.cwnd > 2*before+mss || w.cwnd <= before {
 			t.Fatalf("the window went from %d to %d segments in a round trip", before/mss, w.cwnd/mss)
 		}
 	}
@@ -116,13 +117,10 @@ func TestCubicRestart(t *testing.T) {
 // no smaller than Reno's would be.
 func TestCubicRenoRegion(t *testing.T) {
 	const mss, rtt = 1000, time.Millisecond
-	c := newCongestion(CUBIC)
-	w := window{cwnd: 20 * mss, ssthresh: infinite, mss: mss}
+	c, w := afterLoss(20, mss)
 	now := simStart
-	w.ssthresh = c.reduce(&w, now, w.cwnd, false)
-	w.cwnd = w.ssthresh
 	for range 20 {
-		now = ackRound(c, &w, now, rtt, 0)
+		now = ackRound(c, w, now, rtt, 0)
 	}
 	// alpha is 9/17 a round trip until the old window is reached, then 1.
 	if got := float64(w.cwnd) / mss; got < 14+20*0.5 || got > 14+21 {
