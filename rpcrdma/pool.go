@@ -86,17 +86,12 @@ func (p *pool) take(ctx context.Context, n, more int, s *share, own int) (*buffe
 	select {
 	case b := <-w.got:
 		return b, nil
-	default:
-	}
-	select {
-	case b := <-w.got:
-		return b, nil
 	case <-ctx.Done():
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	i := slices.Index(p.waiting, w)
-	if i < 0 {
+	if i < 0 { // it has come meanwhile
 		return <-w.got, nil
 	}
 	p.waiting = slices.Delete(p.waiting, i, i+1)
