@@ -4,8 +4,8 @@ import (
 	"testing"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
-	"github.com/iwarpd/iwarpd/ctrl/shm"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/shm"
 	"github.com/iwarpd/iwarpd/verbs"
 )
 

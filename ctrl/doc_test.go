@@ -11,7 +11,7 @@ import (
 )
 
 // TestDocument compares the numbers of the control API in docs/api.md with the
-// code; those of the rings are compared in ctrl/shm.
+// code; those of the rings are compared in shm.
 func TestDocument(t *testing.T) {
 	text, err := os.ReadFile("../docs/api.md")
 	if err != nil {

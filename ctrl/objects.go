@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
-	"github.com/iwarpd/iwarpd/ctrl/shm"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/shm"
 	"github.com/iwarpd/iwarpd/verbs"
 )
 

@@ -17,8 +17,8 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
-	"github.com/iwarpd/iwarpd/ctrl/shm"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/shm"
 )
 
 const (

@@ -5,11 +5,11 @@ import (
 	"iter"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/crc32c"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/prefetch"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
-	"github.com/iwarpd/iwarpd/mpa/crc32c"
 	"github.com/iwarpd/iwarpd/tcp"
 )
 

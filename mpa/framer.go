@@ -4,9 +4,9 @@ import (
 	"encoding/binary"
 	"math/bits"
 
+	"github.com/iwarpd/iwarpd/internal/crc32c"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
-	"github.com/iwarpd/iwarpd/mpa/crc32c"
 )
 
 // sumStep is how far CRC and sum may lag behind the copy: far enough for them to

@@ -3,10 +3,10 @@ package mpa
 import (
 	"encoding/binary"
 
+	"github.com/iwarpd/iwarpd/internal/crc32c"
 	"github.com/iwarpd/iwarpd/internal/marked"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
-	"github.com/iwarpd/iwarpd/mpa/crc32c"
 )
 
 // FPDU is what the Receiver found.

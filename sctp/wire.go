@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 
-	"github.com/iwarpd/iwarpd/mpa/crc32c"
+	"github.com/iwarpd/iwarpd/internal/crc32c"
 )
 
 var be = binary.BigEndian

@@ -5,8 +5,8 @@ import (
 	"crypto/rand"
 	"testing"
 
+	"github.com/iwarpd/iwarpd/internal/crc32c"
 	"github.com/iwarpd/iwarpd/internal/marked"
-	"github.com/iwarpd/iwarpd/mpa/crc32c"
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 

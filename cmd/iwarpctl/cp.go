@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/iwarpd/iwarpd/internal/app/filecopy"
+	"github.com/iwarpd/iwarpd/app/filecopy"
 )
 
 func (c *command) cp() *cobra.Command {

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"io/fs"
 
-	"github.com/iwarpd/iwarpd/internal/app/filecopy"
-	"github.com/iwarpd/iwarpd/internal/app/rping"
+	"github.com/iwarpd/iwarpd/app/filecopy"
+	"github.com/iwarpd/iwarpd/app/rping"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 )

@@ -1,6 +1,6 @@
 // Command iwarpctl talks to iwarpd: it shows what the daemon has, and tries,
 // measures and uses its RDMA. Its commands are thin; what they do is in
-// internal/app.
+// app.
 package main
 
 import (

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/iwarpd/iwarpd/app/perf"
 	iwarp "github.com/iwarpd/iwarpd/client"
-	"github.com/iwarpd/iwarpd/internal/app/perf"
 )
 
 type perfFlags struct {

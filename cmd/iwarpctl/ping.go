@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/iwarpd/iwarpd/app/perf"
+	"github.com/iwarpd/iwarpd/app/rping"
 	iwarp "github.com/iwarpd/iwarpd/client"
-	"github.com/iwarpd/iwarpd/internal/app/perf"
-	"github.com/iwarpd/iwarpd/internal/app/rping"
 )
 
 type pingFlags struct {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/iwarpd/iwarpd/internal/app/filecopy"
+	"github.com/iwarpd/iwarpd/app/filecopy"
 )
 
 // copyPort is where iwarpctl serve listens unless told otherwise.

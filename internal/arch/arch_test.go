@@ -31,21 +31,21 @@ type layer struct {
 // leaves stand on the standard library alone, but for what layers say.
 var leaves = []string{
 	"internal/clock", "internal/serial", "internal/ring", "internal/pkt", "internal/term", "internal/impair",
-	"internal/prefetch", "internal/marked",
+	"internal/prefetch", "internal/marked", "internal/crc32c",
 }
 
 // layers is searched in order, so a folder stands before the one it lies in.
 var layers = []layer{
 	{folder: "internal/ipfrag", core: true},
 	{folder: "internal/marked", outside: []string{"golang.org/x/sys/cpu"}, core: true},
+	{folder: "internal/crc32c", outside: []string{"golang.org/x/sys/cpu"}, core: true},
 	{folder: "internal/conformance"}, // imported by tests alone, as testenv is
 	{folder: "internal/testenv", outside: []string{"golang.org/x/sys", "github.com/vishvananda", "github.com/safchain/ethtool"}},
-	{folder: "internal/app", inside: []string{"client"}, outside: []string{"golang.org/x", "github.com/HdrHistogram"}},
+	{folder: "app", inside: []string{"client"}, outside: []string{"golang.org/x", "github.com/HdrHistogram"}},
 
 	{folder: "tcp", core: true},
 	{folder: "sctp/session", inside: []string{"sctp", "rdmap"}, core: true},
-	{folder: "sctp", inside: []string{"mpa/crc32c"}, core: true},
-	{folder: "mpa/crc32c", outside: []string{"golang.org/x/sys/cpu"}, core: true},
+	{folder: "sctp", core: true},
 	{folder: "mpa", core: true},
 	{folder: "ddp", core: true},
 	{folder: "rdmap", inside: []string{"ddp"}, core: true},
@@ -57,25 +57,25 @@ var layers = []layer{
 	{folder: "rpcrdma/nfs", inside: []string{"rpcrdma", "client"}, outside: []string{"github.com/buildbarn/go-xdr", "golang.org/x"}},
 	{folder: "rpcrdma", inside: []string{"client", "rpcrdma/wire", "rpcrdma/session", "rpcrdma/rpc"}},
 
+	{folder: "shm", inside: []string{"verbs", "rdmap"}, outside: []string{"golang.org/x/sys"}},
 	{folder: "bpf", outside: []string{"github.com/cilium/ebpf", "golang.org/x/sys", "github.com/vishvananda/netlink"}},
 	{folder: "dataplane/link", outside: []string{"golang.org/x/sys"}},
 	{folder: "dataplane/xsk", inside: []string{"dataplane/link", "bpf"},
 		outside: []string{"github.com/asavie/xdp", "github.com/cilium/ebpf", "golang.org/x/sys", "github.com/safchain/ethtool", "github.com/vishvananda/netlink"}},
-	{folder: "dataplane", inside: []string{"internal/ipfrag", "dataplane/xsk", "dataplane/link", "bpf", "ctrl/shm", "verbs", "rdmap", "ddp", "mpa", "tcp", "sctp"},
+	{folder: "dataplane", inside: []string{"internal/ipfrag", "dataplane/xsk", "dataplane/link", "bpf", "shm", "verbs", "rdmap", "ddp", "mpa", "tcp", "sctp"},
 		outside: []string{"golang.org/x/sys", "github.com/vishvananda"}},
 
-	{folder: "ctrl/shm", inside: []string{"verbs", "rdmap"}, outside: []string{"golang.org/x/sys"}},
 	{folder: "ctrl/hostnet", inside: []string{"dataplane"}, outside: []string{"github.com/vishvananda", "golang.org/x/sys"}},
-	{folder: "ctrl", inside: []string{"ctrl", "dataplane", "bpf", "verbs", "rdmap", "ddp", "mpa", "tcp", "sctp"},
+	{folder: "ctrl", inside: []string{"ctrl", "shm", "dataplane", "bpf", "verbs", "rdmap", "ddp", "mpa", "tcp", "sctp"},
 		outside: []string{"golang.org/x", "google.golang.org/protobuf", "go.uber.org/zap", "github.com/vishvananda", "github.com/prometheus"}},
-	{folder: "client/embed", inside: []string{"client", "ctrl", "dataplane", "bpf", "verbs", "rdmap", "mpa", "tcp"},
+	{folder: "client/embed", inside: []string{"client", "ctrl", "shm", "dataplane", "bpf", "verbs", "rdmap", "mpa", "tcp"},
 		outside: []string{"golang.org/x/sys", "go.uber.org/zap"}},
-	{folder: "client", inside: []string{"ctrl", "verbs", "rdmap"},
+	{folder: "client", inside: []string{"ctrl", "shm", "verbs", "rdmap"},
 		outside: []string{"golang.org/x", "google.golang.org/protobuf"}},
 
 	{folder: "cmd/iwarpd", inside: []string{"ctrl", "client", "dataplane", "bpf", "mpa", "tcp"},
 		outside: []string{"github.com/spf13", "go.uber.org/zap", "github.com/coreos/go-systemd", "golang.org/x", "go.yaml.in/yaml", "github.com/prometheus"}},
-	{folder: "cmd/iwarpctl", inside: []string{"client", "ctrl/ctrlpb", "internal/app", "rpcrdma"},
+	{folder: "cmd/iwarpctl", inside: []string{"client", "ctrl/ctrlpb", "app", "rpcrdma"},
 		outside: []string{"github.com/spf13", "golang.org/x", "github.com/jedib0t/go-pretty", "google.golang.org/protobuf", "github.com/gopacket"}},
 }
 
@@ -92,7 +92,7 @@ var exempt = map[string][]string{
 }
 
 // unsafeFolders may import unsafe: shared memory and rings live here.
-var unsafeFolders = []string{"rpcrdma/nfs", "dataplane/xsk", "dataplane/link", "ctrl/shm", "ctrl/ctrlpb", "client", "test"}
+var unsafeFolders = []string{"rpcrdma/nfs", "dataplane/xsk", "dataplane/link", "shm", "ctrl/ctrlpb", "client", "test"}
 
 type file struct {
 	folder string // slash path in the module
@@ -230,8 +230,8 @@ func TestImportTableRules(t *testing.T) {
 		{"tcp", module + "/dataplane", false},
 		{"rdmap", module + "/ddp", true},
 		{"ddp", module + "/rdmap", false},
-		{"verbs", module + "/ctrl/shm", false},
-		{"dataplane", module + "/ctrl/shm", true},
+		{"verbs", module + "/shm", false},
+		{"dataplane", module + "/shm", true},
 		{"dataplane", module + "/ctrl", false},
 		{"dataplane/link", module + "/dataplane", false},
 		{"client", module + "/dataplane", false},

@@ -15,7 +15,7 @@ import (
 
 // folders of the packages whose name is not their path.
 var folders = map[string]string{
-	"term": "internal/term", "serial": "internal/serial", "shm": "ctrl/shm", "crc32c": "mpa/crc32c",
+	"term": "internal/term", "serial": "internal/serial", "shm": "shm", "crc32c": "internal/crc32c",
 	"wire": "rpcrdma/wire", "session": "rpcrdma/session", "rpc": "rpcrdma/rpc", "nfs": "rpcrdma/nfs",
 }
 

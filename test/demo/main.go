@@ -29,7 +29,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/iwarpd/iwarpd/internal/app/perf"
+	"github.com/iwarpd/iwarpd/app/perf"
 )
 
 func init() {

@@ -21,7 +21,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/iwarpd/iwarpd/internal/app/perf"
+	"github.com/iwarpd/iwarpd/app/perf"
 )
 
 // The names are fixed, so that a run finds what a crashed one left.

@@ -10,12 +10,12 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/iwarpd/iwarpd/app/filecopy"
+	"github.com/iwarpd/iwarpd/app/perf"
+	"github.com/iwarpd/iwarpd/app/rping"
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/dataplane/link"
-	"github.com/iwarpd/iwarpd/internal/app/filecopy"
-	"github.com/iwarpd/iwarpd/internal/app/perf"
-	"github.com/iwarpd/iwarpd/internal/app/rping"
 )
 
 // runProcess does the job over embedded engines that a pipe joins.

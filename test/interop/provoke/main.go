@@ -17,8 +17,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/iwarpd/iwarpd/app/rping"
 	iwarp "github.com/iwarpd/iwarpd/client"
-	"github.com/iwarpd/iwarpd/internal/app/rping"
 )
 
 func main() {

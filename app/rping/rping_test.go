@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/iwarpd/iwarpd/internal/app/memconn"
+	"github.com/iwarpd/iwarpd/app/memconn"
 )
 
 // The data and the advert are those of rping -C 3 in a capture of two

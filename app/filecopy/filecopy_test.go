@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/iwarpd/iwarpd/app/memconn"
 	iwarp "github.com/iwarpd/iwarpd/client"
-	"github.com/iwarpd/iwarpd/internal/app/memconn"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"golang.org/x/sys/unix"
 )

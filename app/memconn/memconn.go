@@ -1,4 +1,4 @@
-// Package memconn is a connection in memory for tests: what internal/app needs
+// Package memconn is a connection in memory for tests: what app needs
 // of an *iwarp.Conn, with its rules checked.
 package memconn
 

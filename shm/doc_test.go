@@ -22,7 +22,7 @@ type table struct {
 // readTables returns the tables of docs/api.md whose rows start with a number.
 func readTables(t *testing.T) []table {
 	t.Helper()
-	doc, err := os.ReadFile("../../docs/api.md")
+	doc, err := os.ReadFile("../docs/api.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func TestDocument(t *testing.T) {
 	}
 
 	// Numbers in the text.
-	doc, err := os.ReadFile("../../docs/api.md")
+	doc, err := os.ReadFile("../docs/api.md")
 	if err != nil {
 		t.Fatal(err)
 	}
