@@ -121,7 +121,10 @@ const (
 // configured for: by default CRC32c, no markers, revision 2 in peer-to-peer
 // mode, with a retry at revision 1.
 type Startup struct {
-	NoCRC        bool // do not ask for CRC32c; it is used all the same if the peer asks
+	// NoCRC is the wish to do without CRC32c. It counts only where the daemon is
+	// configured with crc: optional (RFC 5044 Section 4.4), and the CRC is used all
+	// the same if the peer asks for it. ConnInfo.CRC is what came of it.
+	NoCRC        bool
 	Markers      bool // ask the peer to send markers
 	Revision     int  // 1 or 2
 	NoFallback   bool // do not try again with revision 1 (over SCTP: without enhanced data), or without markers

@@ -181,10 +181,12 @@ func (s *Server) accepted(ev dataplane.Event) {
 // startup begins the MPA start-up.
 func (s *Server) startup(c *conn) {
 	c.state = connStartup
+	cfg := c.cfg
+	cfg.CRC = s.cfg.Startup.crc(c.remote.Addr(), cfg.CRC)
 	if c.initiator {
-		c.st = mpa.NewInitiator(c.cfg, s.now())
+		c.st = mpa.NewInitiator(cfg, s.now())
 	} else {
-		c.st = mpa.NewResponder(c.cfg, s.now())
+		c.st = mpa.NewResponder(cfg, s.now())
 	}
 	s.pump(c)
 }

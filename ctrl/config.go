@@ -81,8 +81,8 @@ func (l Limits) fill() Limits {
 // StartupDefaults are the MPA negotiation where a client says nothing, and the
 // bounds of what it may ask.
 type StartupDefaults struct {
-	NoCRC      bool // do not ask for CRC32c by default
-	RequireCRC bool // clients cannot turn CRC32c off
+	CRC        CRCPolicy
+	CRCPeers   []CRCRule // exceptions from CRC; the first that contains the peer holds
 	Markers    bool
 	Revision   int // default 2
 	NoFallback bool
@@ -94,6 +94,36 @@ type StartupDefaults struct {
 	Connect    time.Duration // of a whole connect; default 30 s
 	Accept     time.Duration // how long a connect request waits for the client; default 30 s
 	PerPeer    int           // connections in start-up from one remote address; default 64
+}
+
+// A CRCPolicy is the administrator's choice whether MPA uses CRC32c. RFC 5044
+// Section 4.4 gives it to no one else: a client's wish counts only within it. The
+// CRC is off only where both ends of a connection turn it off.
+type CRCPolicy uint8
+
+// The policies.
+const (
+	CRCRequired CRCPolicy = iota // every connection uses it
+	CRCOptional                  // asked for, unless the client wishes to do without
+	CRCOff                       // used only where the peer asks for it
+)
+
+// A CRCRule is the policy for the peers of a network.
+type CRCRule struct {
+	Peers netip.Prefix
+	CRC   CRCPolicy
+}
+
+// crc reports whether to ask peer for CRC32c. wish is the client's.
+func (s *StartupDefaults) crc(peer netip.Addr, wish bool) bool {
+	p := s.CRC
+	for _, r := range s.CRCPeers {
+		if r.Peers.Contains(peer) {
+			p = r.CRC
+			break
+		}
+	}
+	return p == CRCRequired || p == CRCOptional && wish
 }
 
 func (s StartupDefaults) fill() StartupDefaults {

@@ -12,22 +12,18 @@ import (
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
-// mpaConfig merges a client's wishes with the defaults.
+// mpaConfig merges a client's wishes with the defaults. The CRC of the result is only
+// the wish: startup applies the policy, which depends on the peer.
 func (s *Server) mpaConfig(w *ctrlpb.Startup) (mpa.Config, error) {
 	d := &s.cfg.Startup
 	cfg := mpa.DefaultConfig()
-	cfg.CRC, cfg.Markers = !d.NoCRC, d.Markers
+	cfg.CRC, cfg.Markers = w == nil || w.Crc == nil || *w.Crc, d.Markers
 	cfg.Rev, cfg.Enhanced = uint8(d.Revision), d.Revision >= 2
 	cfg.P2P, cfg.RTR = !d.NoP2P, mpa.RTRs(d.RTR)
 	cfg.IRD, cfg.ORD, cfg.MaxIRD = d.IRD, d.ORD, d.MaxIRD
 	cfg.Timeout, cfg.Decision = d.Timeout, d.Accept
 	fallback := !d.NoFallback
 	if w != nil {
-		if w.Crc != nil {
-			if cfg.CRC = *w.Crc; !cfg.CRC && d.RequireCRC {
-				return cfg, errorf(permission, "ctrl: this daemon requires CRC32c on every connection (RFC 5044 4.4)")
-			}
-		}
 		if w.Markers != nil {
 			cfg.Markers = *w.Markers
 		}

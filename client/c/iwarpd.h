@@ -389,7 +389,8 @@ IWARPD_API int iwarpd_post_srq_recv(struct iwarpd_srq *srq, const struct iwarpd_
  * and ord -1 means none.
  */
 struct iwarpd_startup {
-	int crc;      /* no: used all the same if the peer asks for it */
+	int crc;      /* no: a wish, which counts only where the daemon has "crc: optional"; the
+	               * CRC is used all the same if the peer asks for it. See iwarpd_negotiated */
 	int markers;  /* ask the peer to send markers */
 	int fallback; /* try again with revision 1, then without markers */
 	int p2p;      /* peer-to-peer mode: either side may send first */

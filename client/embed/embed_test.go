@@ -18,6 +18,7 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/term"
 )
@@ -187,8 +188,57 @@ func TestReject(t *testing.T) {
 	idle(t, b)
 }
 
+// TestCRCPolicy: whether a connection uses CRC32c is the choice of the two
+// administrators, and a client's NoCRC counts only where its own leaves the choice to
+// it (RFC 5044 section 4.4). Data passes either way.
+func TestCRCPolicy(t *testing.T) {
+	const required, optional, off = ctrl.CRCRequired, ctrl.CRCOptional, ctrl.CRCOff
+	peers := func(rules ...ctrl.CRCRule) []ctrl.CRCRule { return rules }
+	rule := func(p string, c ctrl.CRCPolicy) ctrl.CRCRule {
+		return ctrl.CRCRule{Peers: netip.MustParsePrefix(p), CRC: c}
+	}
+	for _, tt := range []struct {
+		name  string
+		a, b  ctrl.StartupDefaults
+		noCRC bool // the wish of both clients
+		want  bool
+	}{
+		{"defaults", ctrl.StartupDefaults{}, ctrl.StartupDefaults{}, false, true},
+		{"defaults, clients without", ctrl.StartupDefaults{}, ctrl.StartupDefaults{}, true, true},
+		{"optional", ctrl.StartupDefaults{CRC: optional}, ctrl.StartupDefaults{CRC: optional}, false, true},
+		{"optional, clients without", ctrl.StartupDefaults{CRC: optional}, ctrl.StartupDefaults{CRC: optional}, true, false},
+		{"initiator requires", ctrl.StartupDefaults{CRC: required}, ctrl.StartupDefaults{CRC: off}, true, true},
+		{"responder requires", ctrl.StartupDefaults{CRC: off}, ctrl.StartupDefaults{CRC: required}, true, true},
+		{"off", ctrl.StartupDefaults{CRC: off}, ctrl.StartupDefaults{CRC: off}, false, false},
+		{"off for these peers", ctrl.StartupDefaults{CRCPeers: peers(rule("10.99.0.0/24", off))},
+			ctrl.StartupDefaults{CRCPeers: peers(rule("10.99.0.1/32", off))}, false, false},
+		{"first rule counts", ctrl.StartupDefaults{CRC: off, CRCPeers: peers(rule("10.99.0.2/32", required), rule("10.99.0.0/24", off))},
+			ctrl.StartupDefaults{CRC: off}, true, true},
+		{"other peers", ctrl.StartupDefaults{CRCPeers: peers(rule("10.98.0.0/16", off), rule("::/0", off))},
+			ctrl.StartupDefaults{CRC: off}, true, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b, ctx := pair(t, embed.PairConfig{CtrlA: ctrl.Config{Startup: tt.a}, CtrlB: ctrl.Config{Startup: tt.b}})
+			ca, cb := connect(t, ctx, a, b, &iwarp.Config{Startup: iwarp.Startup{NoCRC: tt.noCRC}})
+			defer ca.Close()
+			defer cb.Close()
+			if ca.Info().CRC != tt.want || cb.Info().CRC != tt.want {
+				t.Errorf("CRC %v at the initiator, %v at the responder; want %v", ca.Info().CRC, cb.Info().CRC, tt.want)
+			}
+			buf := make([]byte, 5000)
+			if err := ca.Send(ctx, buf); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := cb.Recv(ctx, buf); err != nil || n != 5000 {
+				t.Fatal(n, err)
+			}
+		})
+	}
+}
+
 func TestNegotiation(t *testing.T) {
-	a, b, ctx := pair(t, embed.PairConfig{})
+	optional := ctrl.Config{Startup: ctrl.StartupDefaults{CRC: ctrl.CRCOptional}}
+	a, b, ctx := pair(t, embed.PairConfig{CtrlA: optional, CtrlB: optional})
 	for _, tt := range []struct {
 		name string
 		s    iwarp.Startup

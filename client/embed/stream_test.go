@@ -13,6 +13,7 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/impair"
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -106,7 +107,8 @@ func TestDelayedMPA(t *testing.T) {
 		{"swapped, markers, bad wire", badWire, iwarp.Startup{Markers: true}, false, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			cfg := embed.PairConfig{}
+			optional := ctrl.Config{Startup: ctrl.StartupDefaults{CRC: ctrl.CRCOptional}}
+			cfg := embed.PairConfig{CtrlA: optional, CtrlB: optional}
 			if tt.loss != "" {
 				c, err := impair.Parse(tt.loss)
 				if err != nil {

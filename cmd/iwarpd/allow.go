@@ -191,20 +191,32 @@ func parsePrefixes(v any) ([]netip.Prefix, error) {
 	}
 	var out []netip.Prefix
 	for _, item := range items {
-		p, err := netip.ParsePrefix(item)
+		p, err := parsePrefix(item)
 		if err != nil {
-			a, aerr := netip.ParseAddr(item)
-			if aerr != nil {
-				return nil, fmt.Errorf("%q: must be an address, or a network like 10.0.0.0/24", item)
-			}
-			p = netip.PrefixFrom(a, a.BitLen())
-		}
-		if p != p.Masked() {
-			return nil, fmt.Errorf("%q: has bits behind its length: did you mean %v?", item, p.Masked())
+			return nil, err
 		}
 		out = append(out, p)
 	}
 	return out, nil
+}
+
+// parsePrefix reads an address, or a network like 10.0.0.0/24.
+func parsePrefix(v string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(v)
+	if err != nil {
+		a, err := netip.ParseAddr(v)
+		if err != nil || a.Zone() != "" {
+			return p, fmt.Errorf("%q: must be an address, or a network like 10.0.0.0/24", v)
+		}
+		p = netip.PrefixFrom(a, a.BitLen())
+	}
+	if p.Addr().Is4In6() {
+		return p, fmt.Errorf("%q: write the IPv4 address by itself", v) // no address matches it
+	}
+	if p != p.Masked() {
+		return p, fmt.Errorf("%q: has bits set after its length: did you mean %v?", v, p.Masked())
+	}
+	return p, nil
 }
 
 // sameRules reports whether two lists of rules say the same.

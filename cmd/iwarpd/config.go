@@ -48,7 +48,8 @@ type settings struct {
 	SCTPIdle     time.Duration // 0: off
 	SCTPPerPeer  int
 	MPARevision  int
-	MPACRC       bool
+	CRC          ctrl.CRCPolicy
+	CRCPeers     []ctrl.CRCRule
 	MPAMarkers   bool
 	MPAPeer      bool // peer-to-peer mode
 	IRD, ORD     int
@@ -138,7 +139,14 @@ var keys = []key{
 	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: for ever", duration(func(s *settings) *time.Duration { return &s.SCTPIdle }, 0, 24*time.Hour)},
 	{"sctp-per-peer", "", "1024", "SCTP associations that one address may open on each queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},
 	{"mpa-revision", "", "2", "highest MPA revision offered, 1 or 2", number(func(s *settings) *int { return &s.MPARevision }, 1, 2)},
-	{"mpa-crc", "", "true", "ask for CRC32c; off only where both ends switch it off", boolean(func(s *settings) *bool { return &s.MPACRC })},
+	{"crc", "", "required", "MPA's CRC32c: required, optional (a client may wish to do without) or off (used only where the peer asks)", func(s *settings, v string) (err error) {
+		s.CRC, err = parseCRC(v)
+		return err
+	}},
+	{"crc-peers", "", "", "exceptions from crc for some peers, like 10.1.0.0/16=off,fd00::/8=optional", func(s *settings, v string) (err error) {
+		s.CRCPeers, err = parseCRCPeers(v)
+		return err
+	}},
 	{"mpa-markers", "", "false", "ask the peer to send markers", boolean(func(s *settings) *bool { return &s.MPAMarkers })},
 	{"mpa-peer-to-peer", "", "true", "ask for peer-to-peer mode, in which either side may send first", boolean(func(s *settings) *bool { return &s.MPAPeer })},
 	{"ird", "", "16", "RDMA Reads that a peer may have outstanding on one connection, where a client says nothing", number(func(s *settings) *int { return &s.IRD }, 1, 16382)},
@@ -176,7 +184,7 @@ var keys = []key{
 
 // reloadable are the keys that SIGHUP can change, beside the rules of "allow".
 var reloadable = []string{
-	"mpa-revision", "mpa-crc", "mpa-markers", "mpa-peer-to-peer", "ird", "ord", "max-ird", "startup-timeout",
+	"crc", "crc-peers", "mpa-revision", "mpa-markers", "mpa-peer-to-peer", "ird", "ord", "max-ird", "startup-timeout",
 	"max-clients", "max-qps", "max-registered", "max-rings", "drain-timeout", "log-level",
 }
 
@@ -423,6 +431,38 @@ func parseList(v string) ([]int, error) {
 		}
 	}
 	return out, nil
+}
+
+var crcPolicies = map[string]ctrl.CRCPolicy{"required": ctrl.CRCRequired, "optional": ctrl.CRCOptional, "off": ctrl.CRCOff}
+
+func parseCRC(v string) (ctrl.CRCPolicy, error) {
+	p, ok := crcPolicies[v]
+	if !ok {
+		return p, errors.New("must be one of required, optional, off")
+	}
+	return p, nil
+}
+
+// parseCRCPeers reads "10.1.0.0/16=off,fd00::/8=optional".
+func parseCRCPeers(v string) (rules []ctrl.CRCRule, err error) {
+	if v == "" {
+		return nil, nil
+	}
+	for part := range strings.SplitSeq(v, ",") {
+		peers, policy, ok := strings.Cut(strings.TrimSpace(part), "=")
+		if !ok {
+			return nil, fmt.Errorf("%q: must be a network and its policy, like 10.1.0.0/16=off", part)
+		}
+		var r ctrl.CRCRule
+		if r.Peers, err = parsePrefix(peers); err != nil {
+			return nil, err
+		}
+		if r.CRC, err = parseCRC(policy); err != nil {
+			return nil, fmt.Errorf("%q: %w", part, err)
+		}
+		rules = append(rules, r)
+	}
+	return rules, nil
 }
 
 // parseSize reads a number of octets: 4096, 64KiB, 16MiB, 2GiB.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -12,6 +13,8 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/iwarpd/iwarpd/ctrl"
 )
 
 // parse reads args as the daemon does; text, if any, is the file's.
@@ -41,7 +44,7 @@ func TestPrecedence(t *testing.T) {
 	if s.Interface != "file0" || s.Spin != time.Millisecond || s.LogLevel != zapcore.WarnLevel {
 		t.Errorf("file: %+v", s)
 	}
-	if s.MaxRegistered != 1<<30 || !s.MPACRC || s.SocketMode != 0o660 {
+	if s.MaxRegistered != 1<<30 || s.CRC != ctrl.CRCRequired || s.SocketMode != 0o660 {
 		t.Errorf("defaults: %+v", s)
 	}
 	t.Setenv("IWARPD_INTERFACE", "env0")
@@ -52,6 +55,24 @@ func TestPrecedence(t *testing.T) {
 	}
 	if s.Interface != "flag0" || s.LogLevel != zapcore.ErrorLevel || s.Spin != time.Millisecond || !s.MPAMarkers {
 		t.Errorf("flag over environment over file: %+v", s)
+	}
+}
+
+// TestCRCKeys: crc and crc-peers as they stand in a file, where YAML might take off for
+// a boolean.
+func TestCRCKeys(t *testing.T) {
+	s, err := parse(t, "interface: x\ncrc: off\ncrc-peers: 10.1.0.0/16=required, 10.2.0.7=optional,fd00::/8=off\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := []ctrl.CRCRule{
+		{Peers: netip.MustParsePrefix("10.1.0.0/16"), CRC: ctrl.CRCRequired},
+		{Peers: netip.MustParsePrefix("10.2.0.7/32"), CRC: ctrl.CRCOptional},
+		{Peers: netip.MustParsePrefix("fd00::/8"), CRC: ctrl.CRCOff},
+	}
+	c := ctrlConfig(s, "x", 1500).Startup
+	if c.CRC != ctrl.CRCOff || !slices.Equal(c.CRCPeers, rules) {
+		t.Errorf("crc %v, crc-peers %v; want %v, %v", c.CRC, c.CRCPeers, ctrl.CRCOff, rules)
 	}
 }
 
@@ -92,6 +113,11 @@ func TestLoadRefuses(t *testing.T) {
 		{"rule, no list", "interface: x\nallow: all\n", nil, "must be a list of rules"},
 		{"queue memory", "", []string{"-i", "x", "--queue-memory", "48MiB"}, "a power of two from 4MiB"},
 		{"queue memory, too little", "", []string{"-i", "x", "--queue-memory", "2MiB"}, "from 4MiB to 16GiB"},
+		{"crc", "", []string{"-i", "x", "--crc", "false"}, "required, optional, off"},
+		{"crc peers, no policy", "", []string{"-i", "x", "--crc-peers", "10.0.0.0/8"}, "like 10.1.0.0/16=off"},
+		{"crc peers, policy", "", []string{"-i", "x", "--crc-peers", "10.0.0.0/8=never"}, "required, optional, off"},
+		{"crc peers, network", "", []string{"-i", "x", "--crc-peers", "10.0.0.1/8=off"}, "did you mean 10.0.0.0/8"},
+		{"crc peers, mapped", "", []string{"-i", "x", "--crc-peers", "::ffff:10.0.0.0/104=off"}, "IPv4 address by itself"},
 		{"size overflow", "", []string{"-i", "x", "--max-registered", "9999999TiB"}, "16MiB"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

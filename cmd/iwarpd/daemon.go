@@ -199,7 +199,7 @@ func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
 		Socket: s.Socket, Mode: s.SocketMode, Group: s.SocketGroup,
 		Allow: s.Allow, Limits: limits(s),
 		Startup: ctrl.StartupDefaults{
-			NoCRC: !s.MPACRC, Markers: s.MPAMarkers, Revision: s.MPARevision, NoP2P: !s.MPAPeer,
+			CRC: s.CRC, CRCPeers: s.CRCPeers, Markers: s.MPAMarkers, Revision: s.MPARevision, NoP2P: !s.MPAPeer,
 			IRD: s.IRD, ORD: s.ORD, MaxIRD: s.MaxIRD, Timeout: s.StartTimeout,
 		},
 		Version: version, Interface: ifname, MTU: mtu,

@@ -71,9 +71,9 @@ func TestReload(t *testing.T) {
 	}{
 		{before, nil, nil},
 		{"interface: eth1\nlog-level: debug\nmax-qps: 10\npoll: busy\n", []string{"log-level"}, []string{"interface", "poll"}},
-		{"interface: eth0\nlog-level: debug\nmax-qps: 20\nmax-rings: 1MiB\nmpa-crc: false\nallow: [{users: 5}]\n",
-			[]string{"mpa-crc", "max-qps", "max-rings", "allow"}, nil},
-		{"interface: eth0\nlog-level: debug\nmax-qps: 20\nmax-rings: 1MiB\nmpa-crc: false\nallow: [{users: 5}]\n", nil, nil},
+		{"interface: eth0\nlog-level: debug\nmax-qps: 20\nmax-rings: 1MiB\ncrc: off\nallow: [{users: 5}]\n",
+			[]string{"crc", "max-qps", "max-rings", "allow"}, nil},
+		{"interface: eth0\nlog-level: debug\nmax-qps: 20\nmax-rings: 1MiB\ncrc: off\nallow: [{users: 5}]\n", nil, nil},
 	} {
 		next, err := parse(t, tt.text)
 		if err != nil {
@@ -84,13 +84,15 @@ func TestReload(t *testing.T) {
 			t.Errorf("%q:\nchanged %v; want %v\nkept %v; want %v", tt.text, changed, tt.changed, kept, tt.kept)
 		}
 	}
-	if d.s.MaxQPs != 20 || d.s.MPACRC || d.s.Interface != "eth0" || d.s.Poll != "adaptive" || d.level.Level() != zapcore.DebugLevel || len(d.s.Allow) != 1 {
+	if d.s.MaxQPs != 20 || d.s.CRC != ctrl.CRCOff || d.s.Interface != "eth0" || d.s.Poll != "adaptive" || d.level.Level() != zapcore.DebugLevel || len(d.s.Allow) != 1 {
 		t.Errorf("%+v", d.s)
 	}
-	d.read = func() (*settings, error) { return parse(t, "interface: eth0\nmax-qps: many\n") }
-	d.hangup()
-	if d.s.MaxQPs != 20 {
-		t.Error("a wrong file was taken over")
+	for _, wrong := range []string{"max-qps: many", "crc: maybe", "crc-peers: 10.0.0.1/8=off", "allow: [{groups: [nosuchgroup]}]", "allow: [{users: 6, deny: 1}]"} {
+		d.read = func() (*settings, error) { return parse(t, "interface: eth0\n"+wrong+"\n") }
+		d.hangup()
+		if d.s.MaxQPs != 20 || d.s.CRC != ctrl.CRCOff || len(d.s.Allow) != 1 || d.s.Allow[0].UIDs[0] != 5 {
+			t.Errorf("%s: taken over: %+v", wrong, d.s)
+		}
 	}
 }
 

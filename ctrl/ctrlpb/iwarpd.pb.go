@@ -3165,7 +3165,7 @@ func (x *DestroyQP) GetQp() uint32 {
 // are absent mean the daemon's default.
 type Startup struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
-	Crc              *bool                  `protobuf:"varint,1,opt,name=crc,proto3,oneof" json:"crc,omitempty"`                              // false: do not ask for CRC32c; used when the peer does not ask either
+	Crc              *bool                  `protobuf:"varint,1,opt,name=crc,proto3,oneof" json:"crc,omitempty"`                              // false: the wish to do without CRC32c, where the daemon's configuration (crc) allows it
 	Markers          *bool                  `protobuf:"varint,2,opt,name=markers,proto3,oneof" json:"markers,omitempty"`                      // ask the peer to send markers
 	Revision         *uint32                `protobuf:"varint,3,opt,name=revision,proto3,oneof" json:"revision,omitempty"`                    // 1 or 2
 	Fallback         *bool                  `protobuf:"varint,4,opt,name=fallback,proto3,oneof" json:"fallback,omitempty"`                    // retry with revision 1, then without markers, when the peer refuses

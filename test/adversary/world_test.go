@@ -11,6 +11,7 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/test/adversary/peer"
@@ -65,6 +66,7 @@ func newWorld(t testing.TB) *world {
 	w.node, err = embed.Open(embed.Config{
 		Link: a, Addrs: []netip.Addr{nodeAddr},
 		Resolver: &hostnet.Static{SrcMAC: nodeMAC, DstMAC: peer.MAC, MTU: a.MTU(), Addrs: []netip.Addr{nodeAddr}},
+		Ctrl:     ctrl.Config{Startup: ctrl.StartupDefaults{CRC: ctrl.CRCOptional}},
 	})
 	must(err)
 	var cancel context.CancelFunc

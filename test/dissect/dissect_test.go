@@ -18,6 +18,7 @@ import (
 
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/verbs"
@@ -173,7 +174,10 @@ func TestDissect(t *testing.T) {
 func record(t *testing.T, c *capture, s iwarp.Startup, v6 bool) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	na, nb, err := embed.Pair(embed.PairConfig{Pipe: link.PipeConfig{Filter: c.filter}})
+	optional := ctrl.Config{Startup: ctrl.StartupDefaults{CRC: ctrl.CRCOptional}}
+	na, nb, err := embed.Pair(embed.PairConfig{
+		Pipe: link.PipeConfig{Filter: c.filter}, CtrlA: optional, CtrlB: optional,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
