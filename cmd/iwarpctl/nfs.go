@@ -73,6 +73,11 @@ func (c *command) nfsExport() *cobra.Command {
 				return err
 			}
 			x.Listen = addr
+			if cfg.KeyFile == "" {
+				if cfg.KeyFile, err = nfs.DefaultKeyFile(); err != nil {
+					return fileError{err}
+				}
+			}
 			x.Tell = func(format string, args ...any) { fmt.Fprintf(c.err, format+"\n", args...) }
 			if x.Server, err = nfs.NewServer(cfg); err != nil {
 				return fileError{err}
@@ -92,6 +97,7 @@ func (c *command) nfsExport() *cobra.Command {
 	f.IntVar(&x.MountPort, "mount-port", nfs.PortMount, "TCP port of MOUNT; 0: none")
 	f.IntVar(&x.PortmapPort, "portmap-port", nfs.PortPortmap, "TCP and UDP port of the portmapper; 0: none")
 	f.IntVar(&x.TCPPort, "tcp-port", 0, "serve NFS over TCP too, at this port, 2049 as a rule; 0: not")
+	f.StringVar(&cfg.KeyFile, "key-file", "", "file with the secret key of file handles, made if it does not exist; default /var/lib/iwarpd/nfs.key for root")
 	f.IntVar(&memory, "memory", 32, "registered memory, MiB")
 	return cmd
 }

@@ -139,6 +139,7 @@ func TestUntil(t *testing.T) {
 // TestExportPortTaken: of two exports on an address the second says what to do.
 func TestExportPortTaken(t *testing.T) {
 	testenv.RequireRoot(t)
+	t.Setenv("STATE_DIRECTORY", t.TempDir())
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -156,6 +157,34 @@ func TestExportPortTaken(t *testing.T) {
 		code, out, errOut := ctl(t, args...)
 		if code != exitFailure || !strings.Contains(errOut, c.want) || !strings.Contains(errOut, c.flag) || strings.Count(errOut, "\n") != 1 || out != "" {
 			t.Errorf("%s: exit code %d: %q, %q", c.flag, code, errOut, out)
+		}
+	}
+}
+
+// TestExportKeyFile: the key of file handles is made where --key-file says, or in the
+// state directory; one that others can read is refused.
+func TestExportKeyFile(t *testing.T) {
+	testenv.RequireRoot(t)
+	state, none := t.TempDir(), filepath.Join(t.TempDir(), "none")
+	t.Setenv("STATE_DIRECTORY", state)
+	named := filepath.Join(t.TempDir(), "named")
+	args := []string{"--socket", none, "nfs", "export", t.TempDir(), "--listen", "127.0.0.1:20049", "--portmap-port", "0", "--mount-port", "0"}
+	for _, c := range []struct {
+		args []string
+		file string
+	}{{args, filepath.Join(state, "nfs.key")}, {append(args, "--key-file", named), named}} {
+		if code, _, errOut := ctl(t, c.args...); code != exitDaemon {
+			t.Errorf("exit code %d: %q", code, errOut)
+		}
+		if st, err := os.Stat(c.file); err != nil || st.Mode() != 0o600 {
+			t.Errorf("%v, %v", st, err)
+		}
+		if err := os.Chmod(c.file, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		code, _, errOut := ctl(t, c.args...)
+		if want := "key file " + c.file + ": mode 0644"; code != exitFile || !strings.Contains(errOut, want) || strings.Count(errOut, "\n") != 1 {
+			t.Errorf("exit code %d: %q; want %q", code, errOut, want)
 		}
 	}
 }

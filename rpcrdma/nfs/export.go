@@ -95,9 +95,6 @@ func (x *Export) Run(ctx context.Context) error {
 			x.Tell("no portmapper over UDP: %v", err)
 		}
 	}
-	if !x.Server.tree.kept {
-		x.Tell("warning: no id of this host in %s: clients must mount again when the export was started anew; systemd-machine-id-setup makes one", machineID)
-	}
 	up := false
 	for {
 		err := x.serve(ctx, func() { up = true })

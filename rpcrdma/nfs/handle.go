@@ -1,15 +1,11 @@
 package nfs
 
 import (
-	"bytes"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
@@ -18,13 +14,16 @@ import (
 )
 
 // A file handle is the kernel's (name_to_handle_at), which stays valid over
-// restarts and renames, with a MAC, so that none can be made up:
+// restarts and renames, with a MAC, so that clients cannot forge one:
 //
-//	1 octet version, 1 octet length, 4 octets type, the kernel's octets, 8 octets MAC
+//	1 byte version, 1 byte type, the kernel's bytes, 16 bytes MAC
+//
+// The MAC is HMAC-SHA-256-128 (RFC 4868) of what precedes it.
 const (
-	handleVersion = 1
-	macSize       = 8
-	maxKernel     = nfsv3.NFS3_FHSIZE - 6 - macSize
+	handleVersion = 2
+	headSize      = 2
+	macSize       = 16
+	maxKernel     = nfsv3.NFS3_FHSIZE - headSize - macSize
 )
 
 // tree is a directory and what lies beneath it, on its file system.
@@ -34,12 +33,13 @@ type tree struct {
 	held []int // more descriptors that are open as long as the tree is
 	dev  uint64
 	ino  uint64
-	key  [32]byte
-	kept bool   // the key is the same after a restart
+	key  []byte // of the MACs
 	fh   []byte // of the root
 }
 
-func openTree(path string) (*tree, error) {
+// openTree opens the tree at path. The key of its handles is derived from that in
+// keyFile, "": from a random one.
+func openTree(path, keyFile string) (*tree, error) {
 	path, err := filepath.Abs(path) // clients name it by that
 	if err != nil {
 		return nil, fmt.Errorf("nfs: export %s: %w", path, err)
@@ -53,7 +53,10 @@ func openTree(path string) (*tree, error) {
 	var st unix.Stat_t
 	if err = unix.Fstat(fd, &st); err == nil {
 		t.dev, t.ino = st.Dev, st.Ino
-		t.key, t.kept = treeKey(&st, machineID)
+		if err := t.loadKey(keyFile); err != nil {
+			t.close()
+			return nil, fmt.Errorf("nfs: export %s: %w", path, err)
+		}
 		t.fh, err = t.handle(t.root, "")
 	}
 	if err == nil {
@@ -101,23 +104,61 @@ func (t *tree) close() error {
 	return err
 }
 
-const machineID = "/etc/machine-id"
-
-// treeKey makes the key of the MACs: kept, it is the same after a restart. Where
-// the host has no id (machine-id(5)) everyone could compute that, and it is random.
-func treeKey(st *unix.Stat_t, idFile string) (key [32]byte, kept bool) {
-	id, _ := os.ReadFile(idFile)
-	if n, err := hex.Decode(make([]byte, len(id)), bytes.TrimSpace(id)); err != nil || n != 16 {
-		_, _ = rand.Read(key[:]) // it does not fail
-		return key, false
+// loadKey sets the key of the handles. A key file in the tree is refused: a client with
+// the rights of its owner could read it.
+func (t *tree) loadKey(file string) (err error) {
+	var key [keySize]byte
+	if file == "" {
+		_, _ = rand.Read(key[:]) // never fails
+	} else if key, err = loadKey(file); err != nil {
+		return err
+	} else if in, err := t.contains(file); err != nil {
+		return err
+	} else if in {
+		return fmt.Errorf("key file %s is in the folder, where clients can read it; name another with --key-file", file)
 	}
-	b := binary.BigEndian.AppendUint64([]byte("iwarpd nfs handle\x00"), st.Dev)
-	b = binary.BigEndian.AppendUint64(b, st.Ino)
-	return sha256.Sum256(append(b, id...)), true
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(t.root, &st); err != nil {
+		return err
+	}
+	fsid := uint64(uint32(st.Fsid.Val[0]))<<32 | uint64(uint32(st.Fsid.Val[1]))
+	if fsid == 0 { // the file system has none; a device number may change at a reboot
+		fsid = t.dev
+	}
+	t.key = treeKey(key, fsid, t.ino)
+	return nil
+}
+
+// contains reports whether a file lies in the tree, by its name.
+func (t *tree) contains(name string) (bool, error) {
+	name, err := filepath.Abs(name)
+	if err != nil {
+		return false, err
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(name))
+	if err != nil {
+		return false, err
+	}
+	var first, st unix.Stat_t
+	if err := unix.Stat(dir, &first); err != nil {
+		return false, err
+	}
+	for ; first.Dev == t.dev; dir = filepath.Dir(dir) {
+		if err := unix.Stat(dir, &st); err != nil {
+			return false, err
+		}
+		if st.Dev == t.dev && st.Ino == t.ino {
+			return true, nil
+		}
+		if dir == "/" {
+			break
+		}
+	}
+	return false, nil
 }
 
 func (t *tree) mac(b []byte) []byte {
-	h := hmac.New(sha256.New, t.key[:])
+	h := hmac.New(sha256.New, t.key)
 	h.Write(b)
 	return h.Sum(nil)[:macSize]
 }
@@ -133,12 +174,11 @@ func (t *tree) handle(dir int, name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if k.Size() > maxKernel {
+	if k.Size() > maxKernel || k.Type() < 0 || k.Type() > 0xff {
 		return nil, unix.EOVERFLOW
 	}
 	b := make([]byte, 0, nfsv3.NFS3_FHSIZE)
-	b = append(b, handleVersion, byte(k.Size()))
-	b = binary.BigEndian.AppendUint32(b, uint32(k.Type()))
+	b = append(b, handleVersion, byte(k.Type()))
 	b = append(b, k.Bytes()...)
 	return append(b, t.mac(b)...), nil
 }
@@ -148,14 +188,14 @@ var errHandle = errors.New("nfs: bad file handle")
 // open opens what a handle names. ESTALE: it is gone, or the handle is of another
 // export, such as the one that was here before. The caller has checked the rights.
 func (t *tree) open(fh []byte, flags int) (fd int, err error) {
-	if len(fh) < 6+macSize || fh[0] != handleVersion || len(fh) != 6+int(fh[1])+macSize {
+	if len(fh) < headSize+macSize || fh[0] == 0 || fh[0] > handleVersion { // an earlier version: stale
 		return -1, errHandle
 	}
 	body := fh[:len(fh)-macSize]
 	if !hmac.Equal(t.mac(body), fh[len(body):]) {
 		return -1, unix.ESTALE
 	}
-	k := unix.NewFileHandle(int32(binary.BigEndian.Uint32(fh[2:])), body[6:])
+	k := unix.NewFileHandle(int32(fh[1]), body[headSize:])
 	return unix.OpenByHandleAt(t.root, k, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK)
 }
 

@@ -1,64 +1,277 @@
 package nfs
 
 import (
-	"context"
+	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
-	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
-	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestTreeKey: the key is the host's and the tree's, and cannot be computed where
-// the host has no id.
-func TestTreeKey(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "machine-id")
-	var seen [][32]byte
-	for _, c := range []struct {
-		id   string // "": no file
-		kept bool
-	}{
-		{"", false}, {"\n", false}, {"uninitialized\n", false}, {"0123456789abcdef", false}, {"0123456789abcdef0123456789abcdeg\n", false},
-		{"0123456789abcdef0123456789abcdef\n", true}, {"0123456789abcdef0123456789abcde0", true},
+// TestForgedHandle: what other users of the host can read is not enough to make a
+// handle. Before there was a key file, the key was a hash of /etc/machine-id.
+func TestForgedHandle(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	outside := filepath.Join(dir, "outside")
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "export"), 0o755), os.WriteFile(outside, []byte("secret"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	s, err := NewServer(Config{Dir: filepath.Join(dir, "export"), KeyFile: filepath.Join(dir, "state", "nfs.key")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	k, _, err := unix.NameToHandleAt(unix.AT_FDCWD, outside, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As root the file can be opened by its kernel handle: only the MAC is in the way.
+	if fd, err := unix.OpenByHandleAt(s.tree.root, k, unix.O_RDONLY); err != nil {
+		t.Fatal(err)
+	} else {
+		unix.Close(fd)
+	}
+	id, _ := os.ReadFile("/etc/machine-id")
+	place := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, s.tree.dev), s.tree.ino)
+	hashed := func(parts ...[]byte) []byte { h := sha256.Sum256(bytes.Join(parts, nil)); return h[:] }
+	v1 := append([]byte{1, byte(k.Size())}, binary.BigEndian.AppendUint32(nil, uint32(k.Type()))...)
+	v2 := []byte{2, byte(k.Type())}
+	for name, key := range map[string][]byte{
+		"machine-id": hashed([]byte("iwarpd nfs handle\x00"), place, id), "no key": nil, "zeros": make([]byte, keySize),
+		"tree of zeros": treeKey([keySize]byte{}, s.tree.dev, s.tree.ino), "place": place,
 	} {
-		if c.id != "" {
-			if err := os.WriteFile(file, []byte(c.id), 0o600); err != nil {
-				t.Fatal(err)
+		for _, head := range [][]byte{v1, v2} {
+			for _, size := range []int{8, macSize} {
+				body := append(bytes.Clone(head), k.Bytes()...)
+				h := hmac.New(sha256.New, key)
+				h.Write(body)
+				if fd, err := s.tree.open(append(body, h.Sum(nil)[:size]...), unix.O_RDONLY); err == nil {
+					unix.Close(fd)
+					t.Errorf("a handle of version %d with the key %q and a MAC of %d bytes opens a file outside of the export", head[0], name, size)
+				}
 			}
 		}
-		one, kept := treeKey(&unix.Stat_t{Dev: 1, Ino: 2}, file)
-		again, _ := treeKey(&unix.Stat_t{Dev: 1, Ino: 2}, file)
-		other, _ := treeKey(&unix.Stat_t{Dev: 1, Ino: 3}, file)
-		if kept != c.kept || (one == again) != kept || one == other || slices.Contains(seen, one) {
-			t.Errorf("%q: kept %v, %x, %x, %x", c.id, kept, one, again, other)
+	}
+	// The root's handle with each bit changed, with more and with less.
+	for i := range s.tree.fh {
+		for bit := range 8 {
+			fh := bytes.Clone(s.tree.fh)
+			fh[i] ^= 1 << bit
+			if fd, err := s.tree.open(fh, unix.O_PATH); err == nil {
+				unix.Close(fd)
+				t.Errorf("bit %d of byte %d is not authenticated", bit, i)
+			}
 		}
-		seen = append(seen, one)
+		if fd, err := s.tree.open(s.tree.fh[:i], unix.O_PATH); err == nil {
+			unix.Close(fd)
+			t.Errorf("a handle of %d bytes is taken", i)
+		}
+	}
+	if _, err := s.tree.open(append(bytes.Clone(s.tree.fh), 0), unix.O_PATH); !errors.Is(err, unix.ESTALE) {
+		t.Error(err)
 	}
 }
 
-// TestKeyWarning: who exports is told that handles will not last.
-func TestKeyWarning(t *testing.T) {
-	gone := errors.New("no daemon")
-	for _, kept := range []bool{false, true} {
-		var told []string
-		x := &Export{
-			Server: &Server{tree: &tree{kept: kept}}, Listen: "127.0.0.1:20049",
-			Open: func(context.Context) (*iwarp.Device, error) { return nil, gone },
-			Tell: func(format string, args ...any) { told = append(told, fmt.Sprintf(format, args...)) },
-		}
-		if err := x.Run(t.Context()); !errors.Is(err, gone) {
+// TestHandlesLast: handles are valid after a restart with the same key file, and in no
+// other tree; without a key file, and with another key, they are stale.
+func TestHandlesLast(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	for _, d := range []string{"one", "two"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if kept != (len(told) == 0) || !kept && !strings.Contains(told[0], machineID) {
-			t.Errorf("kept %v: %q", kept, told)
+	}
+	key := filepath.Join(dir, "state", "iwarpd", "nfs.key")
+	handle := func(tree, key string) []byte {
+		s, err := NewServer(Config{Dir: filepath.Join(dir, tree), KeyFile: key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		return s.tree.fh
+	}
+	valid := func(fh []byte, tree, key string) bool {
+		s, err := NewServer(Config{Dir: filepath.Join(dir, tree), KeyFile: key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		fd, err := s.tree.open(fh, unix.O_PATH)
+		if err == nil {
+			unix.Close(fd)
+		} else if !errors.Is(err, unix.ESTALE) {
+			t.Error(err)
+		}
+		return err == nil
+	}
+	fh := handle("one", key)
+	if st, err := os.Stat(key); err != nil || st.Mode() != 0o600 || st.Size() != keySize {
+		t.Fatalf("%v, %v", st, err)
+	}
+	if st, err := os.Stat(filepath.Dir(key)); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("%v, %v", st, err)
+	}
+	if !bytes.Equal(fh, handle("one", key)) || !valid(fh, "one", key) {
+		t.Error("the handle is not valid after a restart")
+	}
+	if valid(fh, "two", key) {
+		t.Error("the handle is valid in another tree")
+	}
+	if valid(fh, "one", filepath.Join(dir, "state", "other")) || valid(fh, "one", "") || valid(handle("one", ""), "one", "") {
+		t.Error("the handle is valid with another key")
+	}
+}
+
+// TestKeyFile: a key file that others can read or change, or that is no key, is
+// refused, and never replaced.
+func TestKeyFile(t *testing.T) {
+	dir := t.TempDir()
+	good := bytes.Repeat([]byte{7}, keySize)
+	for _, c := range []struct {
+		name string
+		make func(name string) error
+		want string // "": it is good
+	}{
+		{"good", func(n string) error { return os.WriteFile(n, good, 0o600) }, ""},
+		{"read-only", func(n string) error { return os.WriteFile(n, good, 0o400) }, ""},
+		{"group reads", func(n string) error { return errors.Join(os.WriteFile(n, good, 0o600), os.Chmod(n, 0o640)) }, "mode 0640 lets others"},
+		{"group writes", func(n string) error { return errors.Join(os.WriteFile(n, good, 0o600), os.Chmod(n, 0o620)) }, "mode 0620 lets others"},
+		{"world reads", func(n string) error { return errors.Join(os.WriteFile(n, good, 0o600), os.Chmod(n, 0o604)) }, "mode 0604 lets others"},
+		{"world writes", func(n string) error { return errors.Join(os.WriteFile(n, good, 0o600), os.Chmod(n, 0o602)) }, "mode 0602 lets others"},
+		{"short", func(n string) error { return os.WriteFile(n, good[1:], 0o600) }, "31 bytes, not 32"},
+		{"long", func(n string) error { return os.WriteFile(n, append(good, 1), 0o600) }, "33 bytes, not 32"},
+		{"empty", func(n string) error { return os.WriteFile(n, nil, 0o600) }, "0 bytes, not 32"},
+		{"zeros", func(n string) error { return os.WriteFile(n, make([]byte, keySize), 0o600) }, "only zeros"},
+		{"folder", func(n string) error { return os.Mkdir(n, 0o700) }, "not a regular file"},
+		{"FIFO", func(n string) error { return unix.Mkfifo(n, 0o600) }, "not a regular file"},
+		{"link", func(n string) error { return os.Symlink("good", n) }, "too many levels"},
+		{"broken link", func(n string) error { return os.Symlink("none", n) }, "too many levels"},
+		{"other owner", func(n string) error {
+			err := os.WriteFile(n, good, 0o600)
+			if os.Geteuid() != 0 {
+				return err
+			}
+			return errors.Join(err, os.Chown(n, 1234, 0))
+		}, "belongs to user 1234"},
+	} {
+		if c.name == "other owner" && os.Geteuid() != 0 {
+			continue
+		}
+		name := filepath.Join(dir, c.name)
+		if err := c.make(name); err != nil {
+			t.Fatal(err)
+		}
+		before, err := os.Lstat(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key, err := loadKey(name)
+		if c.want == "" {
+			if err != nil || !bytes.Equal(key[:], good) {
+				t.Errorf("%s: %x, %v", c.name, key, err)
+			}
+		} else if err == nil || !strings.Contains(err.Error(), c.want) || key != [keySize]byte{} {
+			t.Errorf("%s: %x, %v; want %q", c.name, key, err, c.want)
+		}
+		after, err := os.Lstat(name)
+		if err != nil || !os.SameFile(before, after) || after.Mode() != before.Mode() || after.Size() != before.Size() {
+			t.Errorf("%s: changed: %v, %v", c.name, after, err)
+		}
+	}
+	if _, err := loadKey(filepath.Join(dir, "good", "key")); err == nil {
+		t.Error("a file is a folder")
+	}
+}
+
+// TestKeyFileCreated: processes that create the file at once have one key, whatever
+// the umask, and leave nothing else.
+func TestKeyFileCreated(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "a", "b", "nfs.key")
+	keys := make([][keySize]byte, 16)
+	errs := make([]error, len(keys))
+	begin := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range keys {
+		wg.Go(func() {
+			<-begin
+			keys[i], errs[i] = loadKey(name)
+		})
+	}
+	close(begin)
+	wg.Wait()
+	for i := range keys {
+		if errs[i] != nil || keys[i] != keys[0] || keys[i] == [keySize]byte{} {
+			t.Errorf("%x, %v", keys[i], errs[i])
+		}
+	}
+	l, err := os.ReadDir(filepath.Dir(name))
+	if err != nil || len(l) != 1 {
+		t.Errorf("%v, %v", l, err)
+	}
+	if st, err := os.Stat(name); err != nil || st.Mode() != 0o600 {
+		t.Errorf("%v, %v", st, err)
+	}
+	if other, err := loadKey(name + "2"); err != nil || other == keys[0] {
+		t.Errorf("%x, %v", other, err)
+	}
+	if err := createKey(name); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("an existing key is replaced: %v", err)
+	}
+}
+
+// TestKeyInTree: a key that clients could read is refused, also by a roundabout name.
+func TestKeyInTree(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	export := filepath.Join(dir, "export")
+	if err := errors.Join(os.MkdirAll(filepath.Join(export, "sub"), 0o755), os.Symlink("export/sub", filepath.Join(dir, "link"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{export + "/key", export + "/sub/key", dir + "/link/key", export + "/../export/key"} {
+		s, err := NewServer(Config{Dir: export, KeyFile: key})
+		if err == nil || !strings.Contains(err.Error(), "--key-file") {
+			t.Errorf("%s: %v", key, err)
+		}
+		if err == nil {
+			s.Close()
+		}
+	}
+	s, err := NewServer(Config{Dir: export, KeyFile: export + "/../key"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+}
+
+// TestDefaultKeyFile: each user has a key file of its own.
+func TestDefaultKeyFile(t *testing.T) {
+	for _, c := range []struct{ dir, xdg, home, root, user string }{
+		{"/var/lib/x", "/s", "/h", "/var/lib/x/nfs.key", "/var/lib/x/nfs.key"},
+		{"/var/lib/x:/var/lib/y", "/s", "/h", "/var/lib/x/nfs.key", "/var/lib/x/nfs.key"},
+		{"", "/s", "/h", "/var/lib/iwarpd/nfs.key", "/s/iwarpd/nfs.key"},
+		{"", "relative", "/h", "/var/lib/iwarpd/nfs.key", "/h/.local/state/iwarpd/nfs.key"},
+		{"", "", "", "/var/lib/iwarpd/nfs.key", ""},
+	} {
+		t.Setenv("STATE_DIRECTORY", c.dir)
+		t.Setenv("XDG_STATE_HOME", c.xdg)
+		t.Setenv("HOME", c.home)
+		for uid, want := range map[int]string{0: c.root, 1000: c.user} {
+			if got, err := defaultKeyFile(uid); got != want || (err == nil) != (want != "") {
+				t.Errorf("%+v: %d: %q, %v", c, uid, got, err)
+			}
 		}
 	}
 }

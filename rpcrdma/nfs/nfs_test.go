@@ -214,8 +214,10 @@ func TestTree(t *testing.T) {
 		{"remove of dot dot", n.Remove(ctx, root, ".."), nfsv3.NFS3ERR_INVAL},
 		{"rename of a long name", n.Rename(ctx, dir, "moved", root, string(make([]byte, 300))), nfsv3.NFS3ERR_ACCES},
 		{"truncate of a directory", n.Truncate(ctx, dir, 0), nfsv3.NFS3ERR_ISDIR},
-		{"octets that are no handle", func() error { _, err := n.Getattr(ctx, append([]byte{1, 8}, make([]byte, 21)...)); return err }(), nfsv3.NFS3ERR_BADHANDLE},
-		{"a made-up handle", func() error { _, err := n.Getattr(ctx, append([]byte{1, 8}, make([]byte, 20)...)); return err }(), nfsv3.NFS3ERR_STALE},
+		{"octets that are no handle", func() error { _, err := n.Getattr(ctx, append([]byte{3, 8}, make([]byte, 21)...)); return err }(), nfsv3.NFS3ERR_BADHANDLE},
+		{"a handle that is too short", func() error { _, err := n.Getattr(ctx, root[:17]); return err }(), nfsv3.NFS3ERR_BADHANDLE},
+		{"a handle of the version before", func() error { _, err := n.Getattr(ctx, append([]byte{1, 8}, make([]byte, 20)...)); return err }(), nfsv3.NFS3ERR_STALE},
+		{"a made-up handle", func() error { _, err := n.Getattr(ctx, append([]byte{2, 8}, make([]byte, 20)...)); return err }(), nfsv3.NFS3ERR_STALE},
 		{"a forged handle", func() error {
 			b := slices.Clone(root)
 			b[8] ^= 1

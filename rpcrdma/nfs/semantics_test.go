@@ -34,6 +34,7 @@ var root, alice, bob = who{}, who{uid: 1000, gid: 100}, who{uid: 2000, gid: 200}
 type local struct {
 	t    *testing.T
 	dir  string
+	key  string // key file
 	srv  *rpc.Server
 	root []byte
 	xid  atomic.Uint32
@@ -49,12 +50,15 @@ func newLocal(t *testing.T, cfg nfs.Config) *local {
 		}
 	}
 	cfg.Async = true
+	if cfg.KeyFile == "" {
+		cfg.KeyFile = filepath.Join(t.TempDir(), "nfs.key")
+	}
 	s, err := nfs.NewServer(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	l := &local{t: t, dir: cfg.Dir, srv: &rpc.Server{}}
+	l := &local{t: t, dir: cfg.Dir, key: cfg.KeyFile, srv: &rpc.Server{}}
 	l.srv.Register(nfs.ProgramNFS, s.Program())
 	l.srv.Register(nfs.ProgramMount, s.MountProgram())
 	r := l.send(l.xid.Add(1), root, nfs.ProgramMount, 1, func(w *rpc.Writer) { w.String("/") })
@@ -319,7 +323,7 @@ func TestCreateKinds(t *testing.T) {
 	l.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123))
 	l.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123)) // sent again
 	l.want(nfsv3.NFS3ERR_EXIST, alice, pCreate, exclusive(0xdeadbeefcafe0124))
-	again := newLocal(t, nfs.Config{Dir: l.dir}) // the export was started anew
+	again := newLocal(t, nfs.Config{Dir: l.dir, KeyFile: l.key}) // the export was started anew
 	again.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123))
 	guarded := func(w *rpc.Writer) { name(l.root, "g")(w); w.U32(1); sattr(w, 0o600, -1) }
 	l.want(nfsv3.NFS3_OK, alice, pCreate, guarded)
@@ -460,7 +464,7 @@ func TestVerifier(t *testing.T) {
 	if b := r.U64(); a != b || verf(l) != a {
 		t.Error("it changes")
 	}
-	again := newLocal(t, nfs.Config{Dir: l.dir})
+	again := newLocal(t, nfs.Config{Dir: l.dir, KeyFile: l.key})
 	if verf(again) == a {
 		t.Error("the same after a start")
 	}

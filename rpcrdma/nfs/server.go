@@ -43,6 +43,10 @@ type Config struct {
 	ReadOnly   bool
 	RootSquash bool // the client's root is nobody
 	Async      bool // do not wait for the disk where the protocol demands it: a crash loses data
+	// KeyFile has the key that authenticates file handles, as DefaultKeyFile; it is
+	// created if it does not exist. Without one the key is random: handles end with
+	// the Server.
+	KeyFile string
 }
 
 // Server serves one tree. Its methods of the protocol are called by many.
@@ -59,7 +63,7 @@ type Server struct {
 // NewServer opens the tree. It sets the process's umask to 0: clients say what
 // modes files have.
 func NewServer(cfg Config) (*Server, error) {
-	t, err := openTree(cfg.Dir)
+	t, err := openTree(cfg.Dir, cfg.KeyFile)
 	if err != nil {
 		return nil, err
 	}
