@@ -25,22 +25,10 @@ const (
 	captureInterval = 5       // milliseconds between looks
 )
 
-// Tapped is an Engine whose frames can be captured.
-type Tapped interface {
-	NewTap(frames, snap int, match func(*pkt.Flow) bool) *dataplane.Tap
-	AddTap(*dataplane.Tap)
-	RemoveTap(*dataplane.Tap)
-}
-
-var _ Tapped = (*dataplane.Engine)(nil)
-
 // capture begins to copy frames to a socket, whose other end it returns.
 func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error) {
 	s := c.srv
-	e, ok := s.engine.(Tapped)
-	if !ok {
-		return nil, errorf(internal, "ctrl: frames cannot be captured here")
-	}
+	e := s.engine
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	match, err := c.captureFilter(r)

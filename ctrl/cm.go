@@ -36,13 +36,12 @@ var connStates = [...]string{"RESOLVING", "DIALING", "STREAMING", "STARTUP", "WA
 // conn is a connection from the first thought of it to its end. All of it is
 // guarded by Server.mu.
 type conn struct {
-	id       dataplane.ConnID // 0 until the engine has told it
+	id       dataplane.ConnID // 0 until it is opened
 	handle   uint32
 	sess     *session
 	listener *listener // passive; nil: active
 	qp       *qp       // nil until connect or accept
 	state    connState
-	attempt  int // counts the tries of an active open
 	worker   int
 	st       *mpa.Startup
 	cfg      mpa.Config
@@ -67,8 +66,7 @@ type conn struct {
 	second   bool            // the peer closed first: TIME-WAIT is its
 	lingers  bool            // closed in order: its port must rest
 
-	before    map[int]dataplane.ConnID // connDialing: by worker, the newest id of another connection
-	initiator bool                     // it sends the MPA request; otherwise it waits for the peer's
+	initiator bool // it sends the MPA request; otherwise it waits for the peer's
 
 	streaming bool   // begins as a byte stream
 	held      bool   // in usage.streams
@@ -86,7 +84,6 @@ const maxPrivate = mpa.MaxPrivateData
 func (s *Server) OnEvent(ev dataplane.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.seen(ev.Conn)
 	if ev.Kind == dataplane.EventAccepted {
 		s.accepted(ev)
 		return
@@ -105,12 +102,7 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 	}
 	c := s.conns[ev.Conn]
 	if c == nil {
-		if c = s.dialing[ev.Flow]; c == nil || ev.Conn <= c.before[ev.Conn.Worker()] {
-			return // given up by us, perhaps for another attempt from the same port
-		}
-		delete(s.dialing, ev.Flow)
-		c.id = ev.Conn
-		s.conns[ev.Conn] = c
+		return // given up by us
 	}
 	c.worker = ev.Worker
 	switch ev.Kind {
@@ -142,12 +134,6 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 	case dataplane.EventClosed:
 		s.closedEvent(c, ev.Err)
 	}
-}
-
-// seen notes that the engine has come as far as id.
-func (s *Server) seen(id dataplane.ConnID) {
-	w := id.Worker()
-	s.newest[w] = max(s.newest[w], id)
 }
 
 // accepted begins the start-up of a passive open.
@@ -629,10 +615,6 @@ func (s *Server) failConn(c *conn, err error) {
 func (s *Server) forget(c *conn) {
 	if c.state == connGone {
 		return
-	}
-	if c.id == 0 && c.state == connDialing {
-		delete(s.dialing, flowOf(c.local, c.remote)) // whose events nobody wants any more
-		c.claim = nil                                // dial still uses it, and drops it
 	}
 	delete(s.conns, c.id)
 	delete(s.pending, c)

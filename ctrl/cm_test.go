@@ -422,7 +422,7 @@ func TestClientDies(t *testing.T) {
 		h.settled(t)
 		st := h.Status()
 		h.mu.Lock()
-		left := len(h.conns) + len(h.dialing) + len(h.pending) + len(h.qps) + len(h.usage) + len(h.listeners) + len(h.claims.byAddr) + len(h.perPeer)
+		left := len(h.conns) + len(h.pending) + len(h.qps) + len(h.usage) + len(h.listeners) + len(h.claims.byAddr) + len(h.perPeer)
 		h.mu.Unlock()
 		if left != 0 || st.Mrs+st.Qps+st.Conns+st.Listens+st.Cqs+st.Pds != 0 || h.table.Len() != 0 || h.steer.len() != 0 {
 			t.Errorf("%s: left behind: %d entries, %v, %d endpoints", at, left, st, h.steer.len())
@@ -494,7 +494,7 @@ func TestEventsBeforeConnectReturns(t *testing.T) {
 		c.c.Close()
 		h.settled(t)
 		h.Close() // waits for dial
-		if n := len(h.conns) + len(h.dialing) + len(h.claims.byAddr) + len(h.pending); n != 0 {
+		if n := len(h.conns) + len(h.claims.byAddr) + len(h.pending); n != 0 {
 			t.Errorf("given up %v: %d entries left", giveUp, n)
 		}
 	}

@@ -2,7 +2,6 @@ package ctrl
 
 import (
 	"errors"
-	"maps"
 	"net/netip"
 	"time"
 
@@ -155,31 +154,30 @@ func (c *session) freshQP(num uint32) (*qp, error) {
 
 // startDial begins an attempt to open c. Called with mu held.
 func (s *Server) startDial(c *conn) {
-	c.attempt++
 	c.state, c.id, c.st = connResolving, 0, nil
 	s.wg.Add(1)
-	go s.dial(c, c.attempt)
+	go s.dial(c)
 }
 
 // dial finds the way to the peer, claims a local port and has the engine
 // connect. It runs in a goroutine of its own, since the resolver may take a
 // while.
-func (s *Server) dial(c *conn, attempt int) {
+func (s *Server) dial(c *conn) {
 	defer s.wg.Done()
 	var sh *shared
 	if c.shares {
-		if sh = s.share(c, attempt); sh == nil {
+		if sh = s.share(c); sh == nil {
 			return
 		}
 		defer close(sh.ready)
 	}
 	s.mu.Lock()
-	want, remote, limit := c.wantAddr, c.remote, c.limit
+	want, remote := c.wantAddr, c.remote
 	s.mu.Unlock()
 	hop, err := s.resolver.Resolve(remote.Addr(), want.Addr())
 
 	s.mu.Lock()
-	if c.state != connResolving || c.attempt != attempt {
+	if c.state != connResolving {
 		s.mu.Unlock()
 		return // given up meanwhile
 	}
@@ -211,52 +209,42 @@ func (s *Server) dial(c *conn, attempt int) {
 			return
 		}
 	}
-	c.claim, c.local, c.state = cl, cl.addr, connDialing
-	flow := flowOf(c.local, c.remote)
-	s.dialing[flow], c.before = c, maps.Clone(s.newest)
-	timeout := limit.Sub(s.now())
+	id := s.engine.NewID(cl.addr)
+	c.claim, c.local, c.state, c.id = cl, cl.addr, connDialing, id
+	s.conns[id] = c // its events may come before Connect returns
+	cl.refs++       // until Connect returns, whatever becomes of c meanwhile
+	r := s.connectRequest(c)
 	s.mu.Unlock()
 
-	connect := s.engine.Connect
-	if e, ok := s.engine.(Streaming); ok && c.streaming {
-		connect = e.ConnectStream
-	}
-	if c.sctp != nil {
-		connect = func(local, remote netip.AddrPort, timeout time.Duration) (dataplane.ConnID, error) {
-			o := *c.sctp
-			o.Fallback = c.cfg.RetryRev1
-			return s.engine.(SCTP).ConnectSCTP(local, remote, o, c.initiateSetup(), timeout)
-		}
-	}
-	id, err := connect(cl.addr, remote, max(timeout, time.Millisecond))
+	err = s.engine.Connect(id, r)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.dialing[flow] == c {
-		delete(s.dialing, flow)
-	}
-	if err == nil {
-		s.seen(id)
-	}
+	ours := c.id == id && c.state != connGone
 	switch {
-	case c.attempt != attempt:
-		// An event ended this attempt before Connect returned; the next one is under way.
-	case c.state == connGone && c.id == 0: // given up while Connect ran
-		if err == nil {
-			s.engine.Disconnect(id, true)
-		}
+	case err == nil && !ours: // perhaps before the engine had it, or events have ended it
+		s.engine.Disconnect(id, true)
 		s.partedSCTP(cl)
-	case c.state == connGone:
-	case err != nil:
+	case err != nil && ours:
 		s.failConn(c, errorf(dialCode(err), "ctrl: connect to %v: %w", remote, err))
 		s.claims.drop(cl)
-	case c.id == 0:
-		c.id = id
-		s.conns[id] = c
+	default:
+		s.claims.drop(cl)
 	}
 	if sh != nil && err == nil {
 		sh.claim = cl
 	}
+}
+
+// connectRequest is what the engine is to open for c. Called with mu held.
+func (s *Server) connectRequest(c *conn) dataplane.ConnectRequest {
+	r := dataplane.ConnectRequest{Local: c.local, Remote: c.remote, Timeout: max(c.limit.Sub(s.now()), time.Millisecond), Stream: c.streaming}
+	if c.sctp != nil {
+		o := *c.sctp
+		o.Fallback = c.cfg.RetryRev1
+		r.SCTP, r.Setup = &o, c.initiateSetup()
+	}
+	return r
 }
 
 func dialCode(err error) ctrlpb.Code {

@@ -20,6 +20,8 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	ddp "github.com/iwarpd/iwarpd/sctp/session"
 )
 
 // fakeEngine notes what the server asks of it. Events are the test's to make.
@@ -70,15 +72,19 @@ func (e *fakeEngine) QueryConns() (conns []dataplane.ConnInfo, silent []int) {
 
 func (e *fakeEngine) Stats() []dataplane.Stats { return nil }
 
+func (e *fakeEngine) NewTap(int, int, func(*pkt.Flow) bool) *dataplane.Tap { return nil }
+func (e *fakeEngine) AddTap(*dataplane.Tap)                                {}
+func (e *fakeEngine) RemoveTap(*dataplane.Tap)                             {}
+
 func (e *fakeEngine) Workers() int   { return 1 }
 func (e *fakeEngine) WakeFD(int) int { return e.wake }
 
-func (e *fakeEngine) Listen(local netip.AddrPort, _ int) (dataplane.ListenerID, error) {
+func (e *fakeEngine) Listen(r dataplane.ListenRequest) (dataplane.ListenerID, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.next++
 	id := dataplane.ListenerID(e.next)
-	e.listens[id] = local
+	e.listens[id] = r.Local
 	return id, nil
 }
 
@@ -88,19 +94,30 @@ func (e *fakeEngine) Unlisten(id dataplane.ListenerID) {
 	delete(e.listens, id)
 }
 
-func (e *fakeEngine) Connect(local, remote netip.AddrPort, _ time.Duration) (dataplane.ConnID, error) {
+func (e *fakeEngine) NewID(netip.AddrPort) dataplane.ConnID {
 	e.mu.Lock()
-	e.connects = append(e.connects, remote)
-	id, err, hold := dataplane.ConnID(0), e.refuse, e.hold
+	defer e.mu.Unlock()
+	e.next++
+	return dataplane.ConnID(e.next)
+}
+
+// Connect opens what does not join an association.
+func (e *fakeEngine) Connect(id dataplane.ConnID, r dataplane.ConnectRequest) error {
+	if r.Join {
+		return dataplane.ErrNoStream
+	}
+	e.mu.Lock()
+	e.connects = append(e.connects, r.Remote)
+	err, hold := e.refuse, e.hold
 	if err == nil {
-		id = e.add(local, remote)
+		e.conns[id] = &fakeConn{local: r.Local, remote: r.Remote}
 	}
 	e.mu.Unlock()
 	e.calls <- "connect"
 	if hold != nil {
 		<-hold
 	}
-	return id, err
+	return err
 }
 
 func (e *fakeEngine) add(local, remote netip.AddrPort) dataplane.ConnID {
@@ -117,6 +134,8 @@ func (e *fakeEngine) with(id dataplane.ConnID, f func(*fakeConn)) {
 		f(c)
 	}
 }
+
+func (e *fakeEngine) Answer(dataplane.ConnID, ddp.Setup, dataplane.Attachment) {}
 
 func (e *fakeEngine) StreamSend(id dataplane.ConnID, b []byte) {
 	e.with(id, func(c *fakeConn) { c.sent = append(c.sent, b...) })

@@ -85,19 +85,13 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	}
 	// The workers answer from their own goroutines and never wait for mu, so it
 	// can be held: the first EventAccepted must find the listener.
-	listen := s.engine.Listen
-	if e, ok := s.engine.(Streaming); ok && r.Streaming {
-		listen = e.ListenStream
-	}
+	var id dataplane.ListenerID
 	if o != nil {
-		listen = func(local netip.AddrPort, _ int) (dataplane.ListenerID, error) {
-			if err := s.claims.steerSCTP(cl, o); err != nil {
-				return 0, err
-			}
-			return s.engine.(SCTP).ListenSCTP(local, *o)
-		}
+		err = s.claims.steerSCTP(cl, o)
 	}
-	id, err := listen(cl.addr, backlog)
+	if err == nil {
+		id, err = s.engine.Listen(dataplane.ListenRequest{Local: cl.addr, Backlog: backlog, Stream: r.Streaming, SCTP: o})
+	}
 	if err != nil {
 		cl.listening = false
 		s.claims.drop(cl)

@@ -119,14 +119,10 @@ func page[T any](items []T, key func(T) uint32, after uint32) (out []T, more boo
 func (c *session) listQPs(r *ctrlpb.ListQPs, reply *ctrlpb.Reply) error {
 	s := c.srv
 	infos := make(map[*dataplane.QPBinding]dataplane.ConnInfo)
-	var silent []int // workers
-	if e, ok := s.engine.(Counted); ok {
-		var conns []dataplane.ConnInfo
-		conns, silent = e.QueryConns()
-		for _, ci := range conns {
-			if ci.QP != nil {
-				infos[ci.QP] = ci
-			}
+	conns, silent := s.engine.QueryConns()
+	for _, ci := range conns {
+		if ci.QP != nil {
+			infos[ci.QP] = ci
 		}
 	}
 	s.mu.Lock()
@@ -293,17 +289,13 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 		{Name: "ctrl.startup_timeouts", Value: k.startupTimeout.Load()},
 		{Name: "ctrl.fallbacks", Value: k.fallbacks.Load()},
 	}
-	e, ok := s.engine.(Counted)
-	if !ok {
-		return out
-	}
 	if x, ok := s.claims.steering.(interface{ Counters() (bpf.Counters, error) }); ok {
 		if k, err := x.Counters(); err == nil {
 			out = appendCounters(out, "xdp.", k)
 		}
 	}
 	sums := make(map[string]*ctrlpb.Counter)
-	for _, st := range e.Stats() {
+	for _, st := range s.engine.Stats() {
 		all := appendCounters(appendCounters(nil, "engine.", st), "link.", st.Link)
 		all = appendCounters(appendCounters(all, "sctp.", st.SCTP), "sctp.", st.SCTP.Assoc)
 		all = appendCounters(appendCounters(all, "fragments.", st.Fragments.Stats), "fragments.", st.Fragments)

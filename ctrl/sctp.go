@@ -2,7 +2,6 @@ package ctrl
 
 import (
 	"net/netip"
-	"time"
 
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
@@ -13,17 +12,6 @@ import (
 	"github.com/iwarpd/iwarpd/sctp"
 	ddp "github.com/iwarpd/iwarpd/sctp/session"
 )
-
-// SCTP is an Engine that carries DDP over SCTP too.
-type SCTP interface {
-	ListenSCTP(local netip.AddrPort, o dataplane.SCTP) (dataplane.ListenerID, error)
-	ConnectSCTP(local, remote netip.AddrPort, o dataplane.SCTP, set ddp.Setup, timeout time.Duration) (dataplane.ConnID, error)
-	SessionSCTP(local netip.AddrPort) dataplane.ConnID
-	JoinSCTP(id dataplane.ConnID, local, remote netip.AddrPort, fallback bool, set ddp.Setup, timeout time.Duration) error
-	AnswerSCTP(id dataplane.ConnID, set ddp.Setup, a dataplane.Attachment)
-}
-
-var _ SCTP = (*dataplane.Engine)(nil)
 
 // sctpOf reads the transport that a client asks for; nil is TCP.
 func (s *Server) sctpOf(w *ctrlpb.Startup, streaming bool) (*dataplane.SCTP, error) {
@@ -45,9 +33,6 @@ func (s *Server) sctpOf(w *ctrlpb.Startup, streaming bool) (*dataplane.SCTP, err
 	}
 	if streaming {
 		return nil, errorf(invalid, "ctrl: a connection over SCTP does not begin as a byte stream")
-	}
-	if _, ok := s.engine.(SCTP); !ok {
-		return nil, errorf(invalid, "ctrl: this daemon has no SCTP")
 	}
 	return o, nil
 }
@@ -125,8 +110,6 @@ func (s *Server) joinedSCTP(ev dataplane.Event) {
 	if l := s.listeners[ev.Listener]; l != nil {
 		cl = l.claim
 	} else if c := s.conns[ev.Conn]; c != nil {
-		cl = c.claim
-	} else if c := s.dialing[ev.Flow]; c != nil {
 		cl = c.claim
 	}
 	if cl == nil {
@@ -227,7 +210,7 @@ func (s *Server) acceptSCTP(c *conn, private []byte, ird, ord int) {
 	}
 	c.state = connSwitching
 	c.limit = s.now().Add(s.cfg.Startup.Timeout)
-	s.engine.(SCTP).AnswerSCTP(c.id, set, dataplane.Attachment{QP: c.qp.binding, Params: c.params})
+	s.engine.Answer(c.id, set, dataplane.Attachment{QP: c.qp.binding, Params: c.params})
 	s.arm(c)
 }
 
@@ -237,7 +220,7 @@ func (s *Server) rejectSCTP(c *conn, private []byte) {
 	if c.enhanced != nil {
 		set.Enhanced = &ddp.Enhanced{IRD: uint16(c.cfg.IRD), ORD: uint16(c.cfg.ORD)}
 	}
-	s.engine.(SCTP).AnswerSCTP(c.id, set, dataplane.Attachment{})
+	s.engine.Answer(c.id, set, dataplane.Attachment{})
 	s.forget(c)
 }
 

@@ -13,25 +13,6 @@ import (
 	ddp "github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// sctpFake is a fakeEngine that has SCTP.
-type sctpFake struct{ *fakeEngine }
-
-func (e *sctpFake) ListenSCTP(local netip.AddrPort, _ dataplane.SCTP) (dataplane.ListenerID, error) {
-	return e.Listen(local, 0)
-}
-
-func (e *sctpFake) ConnectSCTP(local, remote netip.AddrPort, _ dataplane.SCTP, _ ddp.Setup, timeout time.Duration) (dataplane.ConnID, error) {
-	return e.Connect(local, remote, timeout)
-}
-
-func (e *sctpFake) SessionSCTP(netip.AddrPort) dataplane.ConnID { return 0 }
-
-func (e *sctpFake) JoinSCTP(dataplane.ConnID, netip.AddrPort, netip.AddrPort, bool, ddp.Setup, time.Duration) error {
-	return dataplane.ErrNoStream
-}
-
-func (e *sctpFake) AnswerSCTP(dataplane.ConnID, ddp.Setup, dataplane.Attachment) {}
-
 func reqListenSCTP() *ctrlpb.Request {
 	req := reqListen(addrA.String(), 7174)
 	req.GetListen().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP}
@@ -52,7 +33,6 @@ func (h *harness) listenSCTP(c *tclient) (l uint32, id dataplane.ListenerID) {
 // longer than its listener or its connection lasts.
 func TestSCTPClaims(t *testing.T) {
 	h := newHarness(t, Config{})
-	h.Bind(&sctpFake{h.e})
 	c := h.hello(t)
 	steered := func(port uint16) bool {
 		h.steer.mu.Lock()
@@ -116,7 +96,6 @@ func TestSCTPClaims(t *testing.T) {
 // the last one has been gone for a while, also when a listener is on it meanwhile.
 func TestSCTPLate(t *testing.T) {
 	h := newHarness(t, Config{})
-	h.Bind(&sctpFake{h.e})
 	c := h.hello(t)
 	req := reqListenSCTP()
 	l, id := h.listenSCTP(c)
@@ -159,7 +138,6 @@ func TestSCTPLate(t *testing.T) {
 // TestSCTPClaimsAtClose: what is left of associations goes with the server.
 func TestSCTPClaimsAtClose(t *testing.T) {
 	h := newHarness(t, Config{})
-	h.Bind(&sctpFake{h.e})
 	c := h.hello(t)
 	_, id := h.listenSCTP(c)
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)
@@ -178,7 +156,6 @@ func TestSCTPClaimsAtClose(t *testing.T) {
 // it has read.
 func TestSCTPRequestFlood(t *testing.T) {
 	h := newHarness(t, Config{})
-	h.Bind(&sctpFake{h.e})
 	c := h.hello(t)
 	_, id := h.listenSCTP(c)
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)

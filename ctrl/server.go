@@ -73,8 +73,6 @@ type Server struct {
 	claims    claims
 	listeners map[dataplane.ListenerID]*listener
 	conns     map[dataplane.ConnID]*conn
-	dialing   map[pkt.Flow]*conn          // engine.Connect has not told their id yet
-	newest    map[int]dataplane.ConnID    // by worker: the latest id that the engine has told
 	assocs    map[pkt.Flow]*claim         // of associations, while these last
 	pending   map[*conn]struct{}          // those with a deadline
 	perPeer   map[netip.Addr]int          // passive connections in start-up
@@ -135,7 +133,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		log: o.Logger, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*usage),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
-		dialing: make(map[pkt.Flow]*conn), newest: make(map[int]dataplane.ConnID), assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}), perPeer: make(map[netip.Addr]int),
+		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}), perPeer: make(map[netip.Addr]int),
 		late: make(map[bpf.Endpoint]clock.Time), rewake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	s.claims = claims{steering: o.Steering, noGuard: o.NoGuard, addrs: o.endpoints(), zone: cfg.Interface, byAddr: make(map[netip.AddrPort]*claim)}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane"
 	ddp "github.com/iwarpd/iwarpd/sctp/session"
@@ -41,11 +40,11 @@ func (sh *shared) fits(c *conn) bool {
 // share begins c on an association that its client has already. Otherwise it returns the
 // one that the caller has to open for c, and those that come after it, and whose ready it
 // has to close; nil when c is none of its business any more.
-func (s *Server) share(c *conn, attempt int) *shared {
+func (s *Server) share(c *conn) *shared {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	tried := make(map[*shared]bool)
-	for c.state == connResolving && c.attempt == attempt {
+	for c.state == connResolving {
 		i := slices.IndexFunc(c.sess.shared, func(sh *shared) bool { return !tried[sh] && !c.alone && sh.fits(c) })
 		if i < 0 {
 			c.shared = &shared{remote: c.remote, opts: *c.sctp, ready: make(chan struct{}), n: 1}
@@ -57,7 +56,7 @@ func (s *Server) share(c *conn, attempt int) *shared {
 		s.mu.Unlock()
 		<-sh.ready
 		s.mu.Lock()
-		if c.state == connResolving && c.attempt == attempt && sh.claim != nil && sh.fits(c) && s.joinShared(c, sh) {
+		if c.state == connResolving && sh.claim != nil && sh.fits(c) && s.joinShared(c, sh) {
 			return nil
 		}
 	}
@@ -67,17 +66,18 @@ func (s *Server) share(c *conn, attempt int) *shared {
 // joinShared begins c on sh. It reports false when sh has no stream for it. Called with
 // mu held, which it lets go meanwhile.
 func (s *Server) joinShared(c *conn, sh *shared) bool {
-	e, attempt, set := s.engine.(SCTP), c.attempt, c.initiateSetup()
-	local, timeout := sh.claim.addr, max(c.limit.Sub(s.now()), time.Millisecond)
-	id := e.SessionSCTP(local)
+	local := sh.claim.addr
+	id := s.engine.NewID(local)
 	sh.n++
 	sh.claim.refs++
 	c.shared, c.claim, c.local, c.state, c.id = sh, sh.claim, local, connDialing, id
-	s.conns[id] = c // its events may come before JoinSCTP returns
+	s.conns[id] = c // its events may come before Connect returns
+	r := s.connectRequest(c)
+	r.Join = true
 	s.mu.Unlock()
-	err := e.JoinSCTP(id, local, c.remote, c.cfg.RetryRev1, set, timeout)
+	err := s.engine.Connect(id, r)
 	s.mu.Lock()
-	switch ours := c.attempt == attempt && c.state != connGone; {
+	switch ours := c.id == id && c.state != connGone; {
 	case err == nil && !ours: // given up before the worker heard of it, perhaps
 		s.engine.Disconnect(id, true)
 	case err == nil || !ours:

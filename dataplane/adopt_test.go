@@ -164,7 +164,7 @@ func (q *twoQueues) connected() (id ConnID, qa, qb *simQP) {
 	w, b := q.workers[0], q.workers[2]
 	qa, qb = newSimQP(t, q.hosts[0], 65536), newSimQP(t, q.hosts[1], 65536)
 	b.turn()
-	if err := b.listen(1, remote, 8, false); err != nil {
+	if err := b.listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
 		t.Fatal(err)
 	}
 	id = w.newID()
@@ -237,7 +237,7 @@ func TestAdopt(t *testing.T) {
 				t.Fatal(err)
 			}
 			req := q.event(1, EventRequest)
-			q.hosts[1].e.AnswerSCTP(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding, Params: p})
+			q.hosts[1].e.Answer(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding, Params: p})
 			if ev := q.event(0, EventAnswer); ev.Conn != id || ev.Worker != 1 {
 				t.Errorf("event %+v", ev)
 			}
@@ -309,7 +309,7 @@ func TestAdoptForeignTag(t *testing.T) {
 			q.until("the packet is seen", func() bool { return as.a.Stats().BadTag == 1 })
 
 			req := q.event(1, EventRequest)
-			q.hosts[1].e.AnswerSCTP(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
+			q.hosts[1].e.Answer(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
 			if ev := q.event(0, EventAnswer); ev.Conn != id || ev.Worker != 0 {
 				t.Errorf("event %+v", ev)
 			}
@@ -326,7 +326,7 @@ func TestAdoptInTheSameTurn(t *testing.T) {
 	q := newTwoQueues(t, 1)
 	owner, w, b := q.workers[0], q.workers[1], q.workers[2]
 	b.turn()
-	if err := b.listen(1, netip.AddrPortFrom(addrB, 7174), 8, false); err != nil {
+	if err := b.listen(1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8}); err != nil {
 		t.Fatal(err)
 	}
 	id := owner.newID()

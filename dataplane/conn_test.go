@@ -437,7 +437,7 @@ func TestTimeWaitMakesRoom(t *testing.T) {
 	}
 	w := s.hosts[0].w
 	remote := netip.AddrPortFrom(addrB, 7174)
-	if err := s.hosts[1].w.listen(1, remote, 8, false); err != nil {
+	if err := s.hosts[1].w.listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 40 {
@@ -495,7 +495,7 @@ func TestAdoption(t *testing.T) {
 		t.Fatal(err)
 	}
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
-	if err := eb.workers[0].listen(1, remote, 8, false); err != nil {
+	if err := eb.workers[0].listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
 		t.Fatal(err)
 	}
 	w := ea.workers[0]

@@ -182,7 +182,7 @@ const (
 	EventTerminated
 	// EventFailed: a violation was found here and a Terminate sent; Err is a *term.Error.
 	EventFailed
-	// EventRequest: SCTP, the peer asks for a session; AnswerSCTP. Setup is what it says.
+	// EventRequest: SCTP, the peer asks for a session; Answer. Setup is what it says.
 	EventRequest
 	// EventAnswer: SCTP, the peer has accepted our session; Attach. Setup likewise.
 	EventAnswer
@@ -379,25 +379,29 @@ func (e *Engine) onConn(id ConnID, f func(w *worker, c *conn)) {
 	e.worker(id).post(func(w *worker) { w.withConn(id, f) })
 }
 
-// Listen makes every worker accept connections to local. An unspecified
-// address stands for every address that frames arrive for. backlog bounds the
-// half-open connections of each worker.
-func (e *Engine) Listen(local netip.AddrPort, backlog int) (ListenerID, error) {
-	return e.listen(local, backlog, false)
+// ListenRequest says what Listen is to listen on.
+type ListenRequest struct {
+	// Local is the endpoint. An unspecified address stands for every address that
+	// frames arrive for.
+	Local netip.AddrPort
+	// Backlog bounds the half-open TCP connections of each worker.
+	Backlog int
+	// Stream says that TCP connections are byte streams for a while: as much as the
+	// receive window may wait for the control plane, where on others
+	// Config.StreamBuffer is enough, and more is taken for an attack.
+	Stream bool
+	// SCTP is how DDP sessions are carried over SCTP; nil: the transport is TCP.
+	SCTP *SCTP
 }
 
-// ListenStream is Listen for connections that are byte streams for a while: as
-// much as the receive window may wait for the control plane, where on others
-// Config.StreamBuffer is enough, and more is taken for an attack.
-func (e *Engine) ListenStream(local netip.AddrPort, backlog int) (ListenerID, error) {
-	return e.listen(local, backlog, true)
-}
-
-func (e *Engine) listen(local netip.AddrPort, backlog int, stream bool) (ListenerID, error) {
+// Listen makes every worker accept connections, which EventAccepted reports, or
+// sessions over SCTP, for which EventRequest asks for Answer. If one worker
+// cannot listen, none does.
+func (e *Engine) Listen(r ListenRequest) (ListenerID, error) {
 	id := ListenerID(e.nextID.Add(1))
 	errs := make(chan error, len(e.workers))
 	for _, w := range e.workers {
-		w.post(func(w *worker) { errs <- w.listen(id, local, backlog, stream) })
+		w.post(func(w *worker) { errs <- w.listen(id, &r) })
 	}
 	var first error
 	for range e.workers {
@@ -419,34 +423,70 @@ func (e *Engine) Unlisten(id ListenerID) {
 	}
 }
 
-// Connect opens a connection from local to remote. EventConnected or
-// EventClosed follows within timeout.
-func (e *Engine) Connect(local, remote netip.AddrPort, timeout time.Duration) (ConnID, error) {
-	return e.connect(local, remote, timeout, false)
+// NewID returns the id of a connection that Connect is to open from local. No event
+// has it before Connect is called.
+func (e *Engine) NewID(local netip.AddrPort) ConnID { return e.dialer(local).newID() }
+
+// dialer returns the worker that opens connections from local.
+func (e *Engine) dialer(local netip.AddrPort) *worker {
+	return e.workers[int(local.Port())%len(e.workers)]
 }
 
-// ConnectStream is to Connect what ListenStream is to Listen.
-func (e *Engine) ConnectStream(local, remote netip.AddrPort, timeout time.Duration) (ConnID, error) {
-	return e.connect(local, remote, timeout, true)
+// ConnectRequest says what Connect is to open.
+type ConnectRequest struct {
+	Local, Remote netip.AddrPort
+	Timeout       time.Duration // 0: as long as the transport tries
+	Stream        bool          // as in ListenRequest
+	SCTP          *SCTP         // nil: the transport is TCP
+	Setup         session.Setup // over SCTP: what the session is asked for with
+	// Join begins the session on an association that an earlier Connect has opened, or is
+	// opening, between the same endpoints, and not on a new one.
+	Join bool
 }
 
-func (e *Engine) connect(local, remote netip.AddrPort, timeout time.Duration, stream bool) (ConnID, error) {
-	hop, err := e.resolver.Resolve(remote.Addr(), local.Addr())
-	if err != nil {
-		return 0, err
+// Connect opens connection id, of NewID for the same local endpoint. EventConnected, or
+// EventAnswer over SCTP, or EventClosed follows within the timeout. An error means that
+// nothing was opened and no event comes. Without an association to join, or a free stream
+// on it, it is ErrNoStream; if that turns out only when the association is established,
+// EventClosed says so. Connect waits for the resolver.
+func (e *Engine) Connect(id ConnID, r ConnectRequest) error {
+	var hop Hop
+	if !r.Join {
+		var err error
+		if hop, err = e.resolver.Resolve(r.Remote.Addr(), r.Local.Addr()); err != nil {
+			return err
+		}
 	}
-	flow := pkt.Flow{
-		Local: local.Addr().As16(), LocalPort: local.Port(),
-		Remote: remote.Addr().As16(), RemotePort: remote.Port(),
-	}
-	w := e.workers[int(local.Port())%len(e.workers)]
-	id := w.newID()
+	flow := pkt.NewFlow(r.Local, r.Remote)
 	done := make(chan error, 1)
-	w.post(func(w *worker) { done <- w.connect(id, flow, hop, timeout, stream) })
-	if err := <-done; err != nil {
-		return 0, err
+	e.worker(id).post(func(w *worker) {
+		switch {
+		case r.Join:
+			w.joinSCTP(id, flow, &initiate{setup: r.Setup, fallback: r.SCTP.Fallback}, r.Timeout, done)
+		case r.SCTP != nil:
+			done <- w.connectSCTP(id, flow, hop, *r.SCTP, r.Setup, r.Timeout)
+		default:
+			done <- w.connect(id, flow, hop, r.Timeout, r.Stream)
+		}
+	})
+	return <-done
+}
+
+// Answer answers the request of EventRequest: a.QP is attached, or, with a nil
+// QP, the request is rejected. If the request is gone, what was posted to a.QP is
+// flushed and an EventClosed has the queue pair.
+func (e *Engine) Answer(id ConnID, set session.Setup, a Attachment) {
+	if a.QP != nil {
+		a.QP.id.Store(uint64(id)) // as Attach does
 	}
-	return id, nil
+	e.onConn(id, func(w *worker, c *conn) {
+		switch {
+		case c != nil && c.as != nil:
+			w.answerSCTP(c, set, a)
+		case a.QP != nil:
+			w.refuseAttach(id, a)
+		}
+	})
 }
 
 // StreamSend sends octets in streaming mode, before Attach.

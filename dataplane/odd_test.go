@@ -57,7 +57,7 @@ func TestNotAnswered(t *testing.T) {
 				w := h.w
 				w.sctp0()
 				if listen && proto == pkt.ProtoTCP {
-					if err := w.listen(1, local, 8, false); err != nil {
+					if err := w.listen(1, &ListenRequest{Local: local, Backlog: 8}); err != nil {
 						t.Fatal(err)
 					}
 				} else if listen {
@@ -370,7 +370,7 @@ func TestOfferedMTU(t *testing.T) {
 		if i%2 == 0 { // and the next listener begins so
 			continue
 		}
-		if err := w.listen(1, netip.AddrPortFrom(addrB, 7174), 8, false); err != nil {
+		if err := w.listen(1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8}); err != nil {
 			t.Fatal(err)
 		}
 	}

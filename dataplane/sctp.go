@@ -96,7 +96,7 @@ var (
 	// ErrRejected is why a connection was closed whose peer refused it.
 	ErrRejected = errors.New("dataplane: session rejected by peer")
 	errSession  = errors.New("dataplane: session ended by peer")
-	// ErrNoStream is why JoinSCTP began no session, or why one was closed that it began:
+	// ErrNoStream is why Connect joined no association, or why one was closed that it began:
 	// the association has no stream left for it, or is about to end.
 	ErrNoStream = errors.New("dataplane: the association has no free stream")
 )
@@ -115,76 +115,6 @@ func (w *worker) sctpSecret() *sctp.Secret {
 	copy(s[:], w.e.secret[:])
 	copy(s[16:], "DDP over SCTP   ")
 	return &s
-}
-
-// ListenSCTP makes every worker accept DDP sessions over SCTP to local. EventRequest
-// asks for AnswerSCTP.
-func (e *Engine) ListenSCTP(local netip.AddrPort, o SCTP) (ListenerID, error) {
-	id := ListenerID(e.nextID.Add(1))
-	errs := make(chan error, len(e.workers))
-	for _, w := range e.workers {
-		w.post(func(w *worker) { errs <- w.listenSCTP(id, local, o) })
-	}
-	var first error
-	for range e.workers {
-		if err := <-errs; err != nil && first == nil {
-			first = err
-		}
-	}
-	return id, first
-}
-
-// ConnectSCTP opens an association from local to remote and a session on it.
-// EventAnswer, with the peer's data, or EventClosed follows within timeout; Attach
-// then takes the connection to full operation.
-func (e *Engine) ConnectSCTP(local, remote netip.AddrPort, o SCTP, set session.Setup, timeout time.Duration) (ConnID, error) {
-	hop, err := e.resolver.Resolve(remote.Addr(), local.Addr())
-	if err != nil {
-		return 0, err
-	}
-	w := e.dialler(local)
-	id := w.newID()
-	done := make(chan error, 1)
-	w.post(func(w *worker) { done <- w.connectSCTP(id, pkt.NewFlow(local, remote), hop, o, set, timeout) })
-	return id, <-done
-}
-
-// SessionSCTP names a session that JoinSCTP is to begin on an association from local,
-// ahead of its events.
-func (e *Engine) SessionSCTP(local netip.AddrPort) ConnID { return e.dialler(local).newID() }
-
-// JoinSCTP begins session id, of SessionSCTP, on a free stream of the association that
-// ConnectSCTP has opened, or is opening, from local to remote. Events as for ConnectSCTP
-// follow. Without such an association, or a stream, JoinSCTP returns ErrNoStream; if that
-// turns out only when the association is established, EventClosed says so.
-func (e *Engine) JoinSCTP(id ConnID, local, remote netip.AddrPort, fallback bool, set session.Setup, timeout time.Duration) error {
-	done := make(chan error, 1)
-	e.dialler(local).post(func(w *worker) {
-		w.joinSCTP(id, pkt.NewFlow(local, remote), &initiate{setup: set, fallback: fallback}, timeout, done)
-	})
-	return <-done
-}
-
-// dialler returns the worker that opens associations from local.
-func (e *Engine) dialler(local netip.AddrPort) *worker {
-	return e.workers[int(local.Port())%len(e.workers)]
-}
-
-// AnswerSCTP answers the request of EventRequest: a.QP is attached, or, with a nil
-// QP, the request is rejected. If the request is gone, what was posted to a.QP is
-// flushed and an EventClosed has the queue pair.
-func (e *Engine) AnswerSCTP(id ConnID, set session.Setup, a Attachment) {
-	if a.QP != nil {
-		a.QP.id.Store(uint64(id)) // as Attach does
-	}
-	e.onConn(id, func(w *worker, c *conn) {
-		switch {
-		case c != nil && c.as != nil:
-			w.answerSCTP(c, set, a)
-		case a.QP != nil:
-			w.refuseAttach(id, a)
-		}
-	})
 }
 
 func (w *worker) listenSCTP(id ListenerID, local netip.AddrPort, o SCTP) error {

@@ -445,7 +445,7 @@ func (w *worker) retire(as *assoc) {
 	w.forgetAddrs(as)
 	w.forgetDialing(as.flow)
 	if flow := as.flow; !as.passive {
-		if home := w.e.dialler(flow.LocalAddrPort()); home != w {
+		if home := w.e.dialer(flow.LocalAddrPort()); home != w {
 			home.post(func(home *worker) {
 				if home.sctp != nil && home.sctp.moved[flow] == w {
 					delete(home.sctp.moved, flow)

@@ -12,7 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// joinSCTP is JoinSCTP. The association may be with another worker.
+// joinSCTP begins session id on the association of flow. The association may be with another worker.
 func (w *worker) joinSCTP(id ConnID, flow pkt.Flow, ini *initiate, timeout time.Duration, done chan<- error) {
 	s := w.sctp0()
 	as := s.assocs[flow]
@@ -98,7 +98,7 @@ func (as *assoc) plain(c *conn, answer *session.Setup) bool {
 	return true
 }
 
-// answerSCTP is AnswerSCTP.
+// answerSCTP is Answer.
 func (w *worker) answerSCTP(c *conn, set session.Setup, a Attachment) {
 	as := c.as
 	if c.closed || as.over || as.mux.State(c.sid) != session.Requested {

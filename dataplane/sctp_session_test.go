@@ -94,7 +94,7 @@ func TestSCTPDetach(t *testing.T) {
 	qb := newSimQP(t, s.hosts[1], 8192)
 	_, req := s.requestSCTP(SCTP{}, false)
 	h := s.hosts[1]
-	h.e.AnswerSCTP(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
+	h.e.Answer(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
 	h.w.turn()
 	c := h.w.conns[req.Conn]
 	if c == nil || c.qp != &qb.QPBinding {
@@ -128,7 +128,7 @@ func TestSCTPAnswerGone(t *testing.T) {
 	h := s.hosts[1]
 	s.hosts[0].w.disconnect(a, true)
 	s.closed(1)
-	h.e.AnswerSCTP(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
+	h.e.Answer(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
 	h.w.turn()
 	h.drain()
 	if len(qb.wcs) != 1 || qb.wcs[0].ID != 5 || qb.wcs[0].Status != verbs.WCFlushErr {

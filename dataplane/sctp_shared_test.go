@@ -430,7 +430,7 @@ func TestAdoptJoin(t *testing.T) {
 	for range ids {
 		qb := newSimQP(t, q.hosts[1], 4096)
 		req := q.event(1, EventRequest)
-		q.hosts[1].e.AnswerSCTP(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
+		q.hosts[1].e.Answer(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
 		if ev := q.event(0, EventAnswer); ev.Worker != 1 {
 			t.Errorf("event %+v", ev)
 		}

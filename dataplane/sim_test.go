@@ -151,7 +151,7 @@ func (s *sim) openFrom(local netip.AddrPort, to netip.Addr) (a, b *conn) {
 	remote := netip.AddrPortFrom(to, 7174)
 	hb.w.turn()
 	if hb.w.listenerFor(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}) == nil {
-		if err := hb.w.listen(1, remote, 8, false); err != nil {
+		if err := hb.w.listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
 			s.t.Fatal(err)
 		}
 	}

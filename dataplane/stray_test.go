@@ -33,7 +33,7 @@ func (q *twoQueues) openQueues(over string, qa, qb *simQP) *conn {
 	b.turn()
 	id := w.newID()
 	if over == "TCP" {
-		if err := b.listen(1, remote, 8, false); err != nil {
+		if err := b.listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
 			q.t.Fatal(err)
 		}
 		if err := w.connect(id, pkt.NewFlow(local, remote), hop, time.Minute, false); err != nil {
@@ -51,7 +51,7 @@ func (q *twoQueues) openQueues(over string, qa, qb *simQP) *conn {
 			q.t.Fatal(err)
 		}
 		req := q.event(1, EventRequest)
-		q.hosts[1].e.AnswerSCTP(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding, Params: p})
+		q.hosts[1].e.Answer(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding, Params: p})
 		q.event(0, EventAnswer)
 	}
 	p.Initiator = true
@@ -417,7 +417,7 @@ func TestStrays(t *testing.T) {
 				if tt.sctp {
 					err = w.listenSCTP(1, remote, SCTP{})
 				} else {
-					err = w.listen(1, remote, 8, false)
+					err = w.listen(1, &ListenRequest{Local: remote, Backlog: 8})
 				}
 				if err != nil {
 					t.Fatal(err)
@@ -433,7 +433,7 @@ func TestStrays(t *testing.T) {
 					t.Fatal(err)
 				}
 				req := q.event(to, EventRequest)
-				hosts[to].e.AnswerSCTP(req.Conn, session.Setup{}, Attachment{QP: &qp[to].QPBinding, Params: p})
+				hosts[to].e.Answer(req.Conn, session.Setup{}, Attachment{QP: &qp[to].QPBinding, Params: p})
 				q.event(from, EventAnswer)
 			} else {
 				if err := w.connect(id, flow, hop, time.Minute, false); err != nil {

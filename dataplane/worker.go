@@ -544,12 +544,15 @@ func keyOf(local netip.AddrPort) listenKey {
 	return k
 }
 
-func (w *worker) listen(id ListenerID, local netip.AddrPort, backlog int, stream bool) error {
-	k := keyOf(local)
-	if w.listeners[k] != nil {
-		return fmt.Errorf("dataplane: already listening on %v", local)
+func (w *worker) listen(id ListenerID, r *ListenRequest) error {
+	if r.SCTP != nil {
+		return w.listenSCTP(id, r.Local, *r.SCTP)
 	}
-	w.listeners[k] = &listener{id: id, l: tcp.NewListener(&w.tcp, backlog, w.e.secret, w.told), stream: stream}
+	k := keyOf(r.Local)
+	if w.listeners[k] != nil {
+		return fmt.Errorf("dataplane: already listening on %v", r.Local)
+	}
+	w.listeners[k] = &listener{id: id, l: tcp.NewListener(&w.tcp, r.Backlog, w.e.secret, w.told), stream: r.Stream}
 	return nil
 }
 

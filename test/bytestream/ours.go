@@ -188,7 +188,7 @@ func (n *node) Listen(local netip.AddrPort, backlog int) (err error) {
 	if err := n.claim(local); err != nil {
 		return err
 	}
-	n.listener, err = n.engine.Listen(local, backlog)
+	n.listener, err = n.engine.Listen(dataplane.ListenRequest{Local: local, Backlog: backlog})
 	return err
 }
 
@@ -227,8 +227,8 @@ func (n *node) connect(src netip.Addr, remote netip.AddrPort) (*conn, error) {
 		if err := n.claim(local); err != nil {
 			return nil, err
 		}
-		id, err := n.engine.Connect(local, remote, n.o.timeout)
-		if err != nil { // most likely this port is in TIME-WAIT
+		id := n.engine.NewID(local)
+		if err := n.engine.Connect(id, dataplane.ConnectRequest{Local: local, Remote: remote, Timeout: n.o.timeout}); err != nil { // most likely this port is in TIME-WAIT
 			last = errors.Join(err, n.unclaim(local))
 			continue
 		}

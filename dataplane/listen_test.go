@@ -1,0 +1,47 @@
+package dataplane
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+)
+
+// TestListenUndone: when one worker cannot listen none does, over either transport.
+func TestListenUndone(t *testing.T) {
+	var queues []Queue
+	for range 2 {
+		a, b, err := link.NewPipe(link.PipeConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		defer b.Close()
+		queues = append(queues, Queue{Link: a, CPU: -1})
+	}
+	e, err := New(Config{}, queues, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Start()
+	defer e.Stop()
+	for _, r := range []ListenRequest{
+		{Local: netip.MustParseAddrPort("10.0.0.1:7174"), Backlog: 8},
+		{Local: netip.MustParseAddrPort("10.0.0.1:7174"), SCTP: &SCTP{}},
+	} {
+		second := make(chan error)
+		e.workers[1].post(func(w *worker) { second <- w.listen(1<<40, &r) })
+		if err := <-second; err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.Listen(r); err == nil {
+			t.Fatalf("%+v: listens twice", r)
+		}
+		e.Unlisten(1 << 40)
+		id, err := e.Listen(r)
+		if err != nil {
+			t.Errorf("%+v: after it failed once: %v", r, err)
+		}
+		e.Unlisten(id)
+	}
+}
