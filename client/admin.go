@@ -116,6 +116,23 @@ func (a *Admin) Clients(ctx context.Context) ([]*ctrlpb.ClientInfo, error) {
 	}
 }
 
+// Quotas returns what the users hold, and their limits.
+func (a *Admin) Quotas(ctx context.Context) ([]*ctrlpb.UserQuotas, error) {
+	var all []*ctrlpb.UserQuotas
+	for after := uint32(0); ; {
+		r, err := a.ask(ctx, "list quotas", &ctrlpb.Request{Body: &ctrlpb.Request_ListQuotas{ListQuotas: &ctrlpb.ListQuotas{After: after}}})
+		if err != nil {
+			return nil, err
+		}
+		page := r.GetQuotas().GetUsers()
+		all = append(all, page...)
+		if !r.GetQuotas().GetMore() || len(page) == 0 {
+			return all, nil
+		}
+		after = page[len(page)-1].Uid + 1
+	}
+}
+
 // Disconnect ends the connection of a queue pair, this client's or another's.
 func (a *Admin) Disconnect(ctx context.Context, qp uint32, abort bool) error {
 	_, err := a.ask(ctx, "disconnect", &ctrlpb.Request{Body: &ctrlpb.Request_AdminDisconnect{AdminDisconnect: &ctrlpb.AdminDisconnect{Qp: qp, Abort: abort}}})

@@ -48,12 +48,12 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	}
 	frames := min(max(captureRing/snap, 256), 16384)
 	size := uint64(s.engine.Workers()) * uint64(frames) * uint64(snap+40)
-	if err := c.takeRings(size); err != nil {
+	if err := c.take(resRings, size); err != nil {
 		return nil, err
 	}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		c.giveRings(size)
+		c.give(resRings, size)
 		return nil, errorf(internal, "ctrl: capture: %w", err)
 	}
 	if unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, captureSocket) != nil {
@@ -83,7 +83,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 // has given back its share then. Called with mu held.
 func (c *session) giveCapture(size uint64) {
 	if c.srv.sessions[c.id] == c {
-		c.giveRings(size)
+		c.give(resRings, size)
 	}
 }
 

@@ -69,7 +69,7 @@ type conn struct {
 	initiator bool // it sends the MPA request; otherwise it waits for the peer's
 
 	streaming bool   // begins as a byte stream
-	held      bool   // in usage.streams
+	held      bool   // charged as a byte stream
 	in        []byte // connStreaming: received and not consumed
 	shown     int    // octets of in that the client has been shown
 	ended     bool   // connStreaming: the peer sends nothing more

@@ -36,7 +36,7 @@ func (c *session) resizeCQ(r *ctrlpb.ResizeCQ, reply *ctrlpb.Reply) ([]int, erro
 	s.mu.Lock()
 	q, err := c.cqOf(r.Cq)
 	if err == nil {
-		err = c.takeRings(size) // beside the old ones, which go only when the new are there
+		err = c.take(resRings, size) // beside the old ones, which go only when the new are there
 	}
 	s.mu.Unlock()
 	if err != nil {
@@ -46,14 +46,14 @@ func (c *session) resizeCQ(r *ctrlpb.ResizeCQ, reply *ctrlpb.Reply) ([]int, erro
 	if err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		c.giveRings(size)
+		c.give(resRings, size)
 		return nil, errorf(internal, "ctrl: completion queue %d: %w", r.Cq, err)
 	}
 	s.quiet()
 	_ = release()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c.giveRings(q.size)
+	c.give(resRings, q.size)
 	q.size = size
 	reply.Body = &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: q.handle, Depth: uint32(q.ring.Depth()), Workers: uint32(s.engine.Workers())}}
 	return []int{q.ring.TakeFD()}, nil
@@ -143,7 +143,7 @@ func (c *session) createChannel(reply *ctrlpb.Reply) ([]int, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := c.count("channels", c.policy().limits.CQs, countChan); err != nil {
+	if err := c.take(resChannels, 1); err != nil {
 		seqpacket.CloseAll([]int{r, w})
 		return nil, err
 	}
@@ -164,7 +164,7 @@ func (c *session) destroyChannel(h uint32) error {
 		return errorf(busy, "ctrl: channel %d still has %d completion queues", h, ch.uses)
 	}
 	delete(c.channels, h)
-	c.uncount(countChan)
+	c.give(resChannels, 1)
 	unix.Close(ch.wake)
 	return nil
 }

@@ -75,12 +75,12 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	if err != nil {
 		return err
 	}
-	if err := c.count("listeners", c.policy().limits.Listens, countListen); err != nil {
+	if err := c.take(resListens, 1); err != nil {
 		return err
 	}
 	cl, err := s.claims.take(netip.AddrPortFrom(addr, port), c.cred.Uid, true)
 	if err != nil {
-		c.uncount(countListen)
+		c.give(resListens, 1)
 		return err
 	}
 	// The workers answer from their own goroutines and never wait for mu, so it
@@ -95,7 +95,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	if err != nil {
 		cl.listening = false
 		s.claims.drop(cl)
-		c.uncount(countListen)
+		c.give(resListens, 1)
 		return errorf(internal, "ctrl: listen on %v: %w", cl.addr, err)
 	}
 	s.lastIndex++
@@ -138,5 +138,5 @@ func (c *session) dropListener(l *listener) {
 	}
 	l.claim.listening = false
 	s.claims.drop(l.claim)
-	c.uncount(countListen)
+	c.give(resListens, 1)
 }

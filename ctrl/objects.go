@@ -70,55 +70,6 @@ type (
 	}
 )
 
-// usage counts what a uid, or one client of it, holds.
-type usage struct {
-	clients, pds, mrs, mws, cqs, qps, srqs, listens, channels, streams int
-	registered, rings                                                  uint64 // octets
-}
-
-// sub takes o's counts away, but for clients.
-func (u *usage) sub(o *usage) {
-	u.pds -= o.pds
-	u.mrs -= o.mrs
-	u.mws -= o.mws
-	u.cqs -= o.cqs
-	u.qps -= o.qps
-	u.srqs -= o.srqs
-	u.listens -= o.listens
-	u.channels -= o.channels
-	u.streams -= o.streams
-	u.registered -= o.registered
-	u.rings -= o.rings
-}
-
-// count takes one more of a kind within limit. Called with mu held; field
-// picks the count out of the uid's usage and the client's share.
-func (c *session) count(what string, limit int, field func(*usage) *int) error {
-	n := field(c.use)
-	if *n >= limit {
-		return errorf(quota, "ctrl: uid %d has %d %s, its limit: close some, or raise the limit in the configuration", c.cred.Uid, *n, what)
-	}
-	*n++
-	*field(&c.own)++
-	return nil
-}
-
-// takeRings takes n octets for rings. Called with mu held.
-func (c *session) takeRings(n uint64) error {
-	if lim := c.policy().limits.Rings; c.use.rings > lim || n > lim-c.use.rings {
-		return errorf(quota, "ctrl: uid %d has %d octets of queues, %d more pass its limit of %d: make shallower ones, or raise the limit in the configuration",
-			c.cred.Uid, c.use.rings, n, lim)
-	}
-	c.use.rings += n
-	c.own.rings += n
-	return nil
-}
-
-func (c *session) giveRings(n uint64) {
-	c.use.rings -= n
-	c.own.rings -= n
-}
-
 // qpSize is about what the queues of a QP take: a ring entry in shared memory and
 // its copy in the worker's, for each work request.
 func qpSize(r *ctrlpb.CreateQP) uint64 {
@@ -126,21 +77,6 @@ func qpSize(r *ctrlpb.CreateQP) uint64 {
 	sges := uint64(r.MaxSge) * 16
 	return fixed + 2*uint64(r.SqDepth)*(64+max(sges, uint64(r.MaxInline))) + 2*uint64(r.RqDepth)*(64+sges)
 }
-
-func (c *session) uncount(field func(*usage) *int) {
-	*field(c.use)--
-	*field(&c.own)--
-}
-
-func countPD(u *usage) *int     { return &u.pds }
-func countMR(u *usage) *int     { return &u.mrs }
-func countMW(u *usage) *int     { return &u.mws }
-func countCQ(u *usage) *int     { return &u.cqs }
-func countQP(u *usage) *int     { return &u.qps }
-func countSRQ(u *usage) *int    { return &u.srqs }
-func countListen(u *usage) *int { return &u.listens }
-func countChan(u *usage) *int   { return &u.channels }
-func countStream(u *usage) *int { return &u.streams }
 
 // newHandle returns a number that the client has not got for a live object.
 func (c *session) newHandle() uint32 {
@@ -160,7 +96,7 @@ func (c *session) allocPD(reply *ctrlpb.Reply) error {
 	s := c.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := c.count("protection domains", c.policy().limits.PDs, countPD); err != nil {
+	if err := c.take(resPDs, 1); err != nil {
 		return err
 	}
 	s.lastPD++
@@ -181,7 +117,7 @@ func (c *session) deallocPD(h uint32) error {
 		return errorf(busy, "ctrl: protection domain %d still has %d regions, windows or queue pairs", h, p.uses)
 	}
 	delete(c.pds, h)
-	c.uncount(countPD)
+	c.give(resPDs, 1)
 	return nil
 }
 
@@ -208,21 +144,17 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	s.mu.Lock()
 	p, err := c.pdOf(r.Pd)
 	if err == nil {
-		err = c.count("memory regions", c.policy().limits.MRs, countMR)
+		err = c.take(resMRs, 1)
 	}
 	if err == nil {
-		if lim := c.policy().limits.Registered; c.use.registered > lim || r.Length > lim-c.use.registered {
-			c.uncount(countMR)
-			err = errorf(quota, "ctrl: uid %d has %d octets registered, %d more pass its limit of %d: deregister some, or raise the limit in the configuration",
-				c.cred.Uid, c.use.registered, r.Length, lim)
+		if err = c.take(resRegistered, r.Length); err != nil {
+			c.give(resMRs, 1)
 		}
 	}
 	if err != nil {
 		s.mu.Unlock()
 		return err
 	}
-	c.use.registered += r.Length
-	c.own.registered += r.Length
 	p.uses++
 	s.mu.Unlock()
 
@@ -238,9 +170,8 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
-		c.use.registered -= r.Length
-		c.own.registered -= r.Length
-		c.uncount(countMR)
+		c.give(resRegistered, r.Length)
+		c.give(resMRs, 1)
 		p.uses--
 		return err
 	}
@@ -286,9 +217,8 @@ func (c *session) unmapMR(m *mr) {
 	m.mem.Close()
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	c.use.registered -= m.length
-	c.own.registered -= m.length
-	c.uncount(countMR)
+	c.give(resRegistered, m.length)
+	c.give(resMRs, 1)
 	m.pd.uses--
 }
 
@@ -300,12 +230,12 @@ func (c *session) allocMW(h uint32, reply *ctrlpb.Reply) error {
 	if err != nil {
 		return err
 	}
-	if err := c.count("memory windows", c.policy().limits.MWs, countMW); err != nil {
+	if err := c.take(resMWs, 1); err != nil {
 		return err
 	}
 	w, err := s.table.AllocWindow(p.id)
 	if err != nil {
-		c.uncount(countMW)
+		c.give(resMWs, 1)
 		return errorf(internal, "ctrl: memory window: %w", err)
 	}
 	m := &mw{handle: c.newHandle(), pd: p, window: w}
@@ -327,7 +257,7 @@ func (c *session) deallocMW(h uint32) error {
 		return errorf(internal, "ctrl: memory window %d: %w", h, err)
 	}
 	delete(c.mws, h)
-	c.uncount(countMW)
+	c.give(resMWs, 1)
 	m.pd.uses--
 	return nil
 }
@@ -344,11 +274,11 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 		q.channel, err = c.channelOf(r.Channel)
 	}
 	if err == nil {
-		err = c.count("completion queues", c.policy().limits.CQs, countCQ)
+		err = c.take(resCQs, 1)
 	}
 	if err == nil {
-		if err = c.takeRings(q.size); err != nil {
-			c.uncount(countCQ)
+		if err = c.take(resRings, q.size); err != nil {
+			c.give(resCQs, 1)
 		}
 	}
 	if err == nil {
@@ -386,8 +316,8 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 
 // forgetCQ gives back what a queue counts. Called with mu held.
 func (c *session) forgetCQ(q *cq) {
-	c.uncount(countCQ)
-	c.giveRings(q.size)
+	c.give(resCQs, 1)
+	c.give(resRings, q.size)
 	if q.channel != nil {
 		q.channel.uses--
 	}

@@ -81,7 +81,6 @@ func (c *session) checkQP(r *ctrlpb.CreateQP) error {
 // reserveQP gives q its number and a doorbell bit, and counts it and what it uses.
 func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 	s := c.srv
-	limit := c.policy().limits.QPs
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if q.pd, err = c.pdOf(r.Pd); err != nil {
@@ -101,17 +100,17 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 	if bit = c.bits.take(); bit < 0 {
 		return 0, errorf(quota, "ctrl: a client has at most %d queue pairs", c.bits.n)
 	}
-	if err := c.count("queue pairs", limit, countQP); err != nil {
+	if err := c.take(resQPs, 1); err != nil {
 		c.bits.free(bit)
 		return 0, err
 	}
-	if err := c.takeRings(q.size); err != nil {
+	if err := c.take(resRings, q.size); err != nil {
 		c.bits.free(bit)
-		c.uncount(countQP)
+		c.give(resQPs, 1)
 		return 0, err
 	}
 	// It stays: what is told of a queue pair can outlive it.
-	c.room.Store(max(c.room.Load(), int64(maxQueued+perQP*c.own.qps)))
+	c.room.Store(max(c.room.Load(), int64(maxQueued)+perQP*int64(c.own[resQPs])))
 	for s.lastQP++; s.lastQP == 0 || s.lastQP > maxQPNum || s.qps[s.lastQP] != nil; s.lastQP++ {
 		if s.lastQP > maxQPNum {
 			s.lastQP = 0
@@ -171,8 +170,8 @@ func (c *session) dropQP(q *qp) {
 func (c *session) forgetQP(q *qp, bit int) {
 	delete(c.srv.qps, q.num)
 	c.bits.free(bit)
-	c.uncount(countQP)
-	c.giveRings(q.size)
+	c.give(resQPs, 1)
+	c.give(resRings, q.size)
 	q.pd.uses--
 	q.sendCQ.uses--
 	q.recvCQ.uses--

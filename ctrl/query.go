@@ -84,13 +84,13 @@ func (s *Server) status(sessions []*session, p *policy) *ctrlpb.StatusReply {
 	seen := make(map[*session]bool, len(sessions))
 	for _, o := range sessions {
 		seen[o] = true
-		r.Pds += uint32(o.own.pds)
-		r.Mrs += uint32(o.own.mrs)
-		r.Mws += uint32(o.own.mws)
-		r.Cqs += uint32(o.own.cqs)
-		r.Qps += uint32(o.own.qps)
-		r.Listens += uint32(o.own.listens)
-		r.Registered += o.own.registered
+		r.Pds += uint32(o.own[resPDs])
+		r.Mrs += uint32(o.own[resMRs])
+		r.Mws += uint32(o.own[resMWs])
+		r.Cqs += uint32(o.own[resCQs])
+		r.Qps += uint32(o.own[resQPs])
+		r.Listens += uint32(o.own[resListens])
+		r.Registered += o.own[resRegistered]
 	}
 	for _, cn := range s.conns {
 		if seen[cn.sess] {
@@ -251,8 +251,8 @@ func (c *session) listClients(r *ctrlpb.ListClients, reply *ctrlpb.Reply) error 
 		u := &o.own
 		list.Clients = append(list.Clients, &ctrlpb.ClientInfo{
 			Client: o.id, Uid: o.cred.Uid, Gid: o.cred.Gid, Pid: uint32(o.cred.Pid), Name: o.name,
-			Pds: uint32(u.pds), Mrs: uint32(u.mrs), Mws: uint32(u.mws), Cqs: uint32(u.cqs), Qps: uint32(u.qps),
-			Listens: uint32(u.listens), Registered: u.registered,
+			Pds: uint32(u[resPDs]), Mrs: uint32(u[resMRs]), Mws: uint32(u[resMWs]), Cqs: uint32(u[resCQs]), Qps: uint32(u[resQPs]),
+			Listens: uint32(u[resListens]), Registered: u[resRegistered],
 			ConnectedMs: uint64(time.Since(o.started).Milliseconds()), Requests: o.requests, Errors: o.errors,
 		})
 	}

@@ -69,7 +69,7 @@ type Server struct {
 	lastQP    uint32
 	lastPD    verbs.PDID
 	lastIndex uint32
-	usage     map[uint32]*usage // by uid
+	usage     map[uint32]*account // by uid
 	claims    claims
 	listeners map[dataplane.ListenerID]*listener
 	conns     map[dataplane.ConnID]*conn
@@ -131,7 +131,7 @@ func New(cfg Config, o Options) (*Server, error) {
 	}
 	s := &Server{
 		log: o.Logger, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
-		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*usage),
+		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*account),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}), perPeer: make(map[netip.Addr]int),
 		late: make(map[bpf.Endpoint]clock.Time), rewake: make(chan struct{}, 1), done: make(chan struct{}),

@@ -61,8 +61,8 @@ type session struct {
 	hello    bool
 	dead     bool // being torn down
 	name     string
-	use      *usage
-	own      usage // its share of use
+	use      *account
+	own      account // its share of use
 	requests uint64
 	errors   uint64
 	lastH    uint32
@@ -94,24 +94,19 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) 
 	if !ok {
 		return nil, errorf(permission, "ctrl: uid %d (pid %d) is not allowed (rule in the configuration)", cred.Uid, cred.Pid)
 	}
-	use := s.usage[cred.Uid]
-	if use == nil {
-		use = new(usage)
-		s.usage[cred.Uid] = use
-	}
-	if use.clients >= pol.limits.Clients {
-		return nil, errorf(quota, "ctrl: uid %d has %d clients, its limit: end some, or raise max-clients in the configuration", cred.Uid, use.clients)
-	}
-	use.clients++
 	s.lastID++
 	sess := &session{
-		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, use: use, started: time.Now(),
+		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, use: s.account(cred.Uid), started: time.Now(),
 		log:  s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
 		more: make(chan struct{}, 1), less: make(chan struct{}, 1), quit: make(chan struct{}),
 		pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
 		qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq), channels: make(map[uint32]*channel), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
 	}
 	sess.pol.Store(&pol)
+	if err := sess.take(resClients, 1); err != nil {
+		s.settle(cred.Uid)
+		return nil, err
+	}
 	sess.room.Store(maxQueued)
 	s.sessions[sess.id] = sess
 	return sess, nil
@@ -297,6 +292,8 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 		return nil, c.listListens(b.ListListens, reply)
 	case *ctrlpb.Request_ListClients:
 		return nil, c.listClients(b.ListClients, reply)
+	case *ctrlpb.Request_ListQuotas:
+		return nil, c.listQuotas(b.ListQuotas, reply)
 	case *ctrlpb.Request_QueryStats:
 		return nil, c.queryStats(reply)
 	case *ctrlpb.Request_AdminDisconnect:
@@ -548,10 +545,7 @@ func (c *session) teardown() {
 
 	s.mu.Lock()
 	delete(s.sessions, c.id)
-	c.use.sub(&c.own)
-	if c.use.clients--; c.use.clients == 0 {
-		delete(s.usage, c.cred.Uid)
-	}
+	c.giveAll()
 	close(c.quit)
 	s.mu.Unlock()
 }

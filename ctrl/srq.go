@@ -65,11 +65,11 @@ func (c *session) createSRQ(r *ctrlpb.CreateSRQ, reply *ctrlpb.Reply) ([]int, er
 	s.mu.Lock()
 	p, err := c.pdOf(r.Pd)
 	if err == nil {
-		err = c.count("shared receive queues", lim.QPs, countSRQ)
+		err = c.take(resSRQs, 1)
 	}
 	if err == nil {
-		if err = c.takeRings(q.size); err != nil {
-			c.uncount(countSRQ)
+		if err = c.take(resRings, q.size); err != nil {
+			c.give(resSRQs, 1)
 		}
 	}
 	if err != nil {
@@ -84,8 +84,8 @@ func (c *session) createSRQ(r *ctrlpb.CreateSRQ, reply *ctrlpb.Reply) ([]int, er
 	defer s.mu.Unlock()
 	if err != nil {
 		p.uses--
-		c.uncount(countSRQ)
-		c.giveRings(q.size)
+		c.give(resSRQs, 1)
+		c.give(resRings, q.size)
 		return nil, errorf(internal, "ctrl: shared receive queue: %w", err)
 	}
 	s.lastIndex++
@@ -140,8 +140,8 @@ func (c *session) destroySRQ(h uint32) error {
 		return errorf(busy, "ctrl: shared receive queue %d is still used by %d queue pairs", h, q.uses)
 	}
 	delete(c.srqs, h)
-	c.uncount(countSRQ)
-	c.giveRings(q.size)
+	c.give(resSRQs, 1)
+	c.give(resRings, q.size)
 	q.pd.uses--
 	q.ring.Close() // Detach of the last QP has fenced
 	return nil

@@ -39,7 +39,7 @@ func (s *Server) streamAccepted(c *conn) {
 		s.turnAway(c, errBacklog)
 		return
 	}
-	if err := c.sess.count("accepted byte streams", c.sess.policy().limits.QPs, countStream); err != nil {
+	if err := c.sess.take(resStreams, 1); err != nil {
 		s.turnAway(c, err)
 		return
 	}
@@ -54,7 +54,7 @@ func (s *Server) streamAccepted(c *conn) {
 func (s *Server) unhold(c *conn) {
 	if c.held {
 		c.held = false
-		c.sess.uncount(countStream)
+		c.sess.give(resStreams, 1)
 	}
 }
 

@@ -180,8 +180,45 @@ func (c *command) lists() []*cobra.Command {
 			func(l *ctrlpb.ClientInfo) []any {
 				return []any{l.Client, l.Name, l.Uid, l.Pid, l.Qps, l.Mrs, octets(l.Registered), l.Listens, (time.Duration(l.ConnectedMs) * time.Millisecond).Round(time.Second)}
 			})),
+		group("quota", "What users hold, and their limits", c.listQuotas()),
 		c.stats(), c.top(), c.capture(), c.disconnect("disconnect", "  iwarpctl disconnect 3 --abort"),
 	}
+}
+
+// listQuotas is "iwarpctl quota list": a line for each quota of each user.
+func (c *command) listQuotas() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List what each user holds, over all its programs, and its limits", Example: "  iwarpctl quota list\n  iwarpctl quota list --json",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: query(c, (*iwarp.Admin).Quotas, func(all []*ctrlpb.UserQuotas) error {
+			if c.json {
+				out := make([]any, len(all))
+				for i, u := range all {
+					out[i] = plain(u)
+				}
+				return c.print(out)
+			}
+			var rows [][]any
+			for _, u := range all {
+				for _, q := range u.Quotas {
+					row := []any{u.Uid, q.Name, q.Used, q.Limit, orDash(q.Key)}
+					if q.Bytes {
+						row[2], row[3] = octets(q.Used), octets(q.Limit)
+					}
+					rows = append(rows, row)
+				}
+			}
+			printTable(c.out, []string{"uid", "quota", "used", "limit", "key"}, rows)
+			return nil
+		}),
+	}
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
 }
 
 // group is a command that only has others.

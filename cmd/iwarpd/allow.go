@@ -16,7 +16,7 @@ import (
 const allowKey = "allow"
 
 // ruleKeys are the keys of a rule; deploy/iwarpd.yaml explains each.
-var ruleKeys = []string{"users", "groups", "deny", "admin", "listen", "addresses", "max-clients", "max-qps", "max-registered", "max-rings"}
+var ruleKeys = append([]string{"users", "groups", "deny", "admin", "listen", "addresses"}, quotaNames()...)
 
 // parseAllow reads the rules; base has the quotas where a rule says nothing.
 func parseAllow(v any, base ctrl.Limits) ([]ctrl.Rule, error) {
@@ -51,12 +51,9 @@ func parseRule(m map[string]any, base ctrl.Limits) (r ctrl.Rule, err error) {
 		"admin":     func(v any) error { return truth(v, &r.Admin) },
 		"listen":    func(v any) (err error) { r.Listen, err = parsePorts(v); return err },
 		"addresses": func(v any) (err error) { r.Addrs, err = parsePrefixes(v); return err },
-		"max-clients": func(v any) error {
-			return limit(v, 1, 1<<16, &limits.Clients)
-		},
-		"max-qps":        func(v any) error { return limit(v, 1, 1<<20, &limits.QPs) },
-		"max-registered": func(v any) error { return size(v, &limits.Registered) },
-		"max-rings":      func(v any) error { return size(v, &limits.Rings) },
+	}
+	for _, q := range quotaKeys {
+		fields[q.name] = func(v any) error { return q.set(&limits, fmt.Sprint(v)) }
 	}
 	for name, v := range m {
 		set := fields[name]
@@ -143,21 +140,6 @@ func truth(v any, to *bool) error {
 	}
 	*to = b
 	return nil
-}
-
-func limit(v any, least, most int, to *int) error {
-	n, ok := v.(int)
-	if !ok || n < least || n > most {
-		return fmt.Errorf("must be a number from %d to %d", least, most)
-	}
-	*to = n
-	return nil
-}
-
-func size(v any, to *uint64) error {
-	n, err := parseSize(fmt.Sprint(v))
-	*to = uint64(n)
-	return err
 }
 
 // parsePorts reads ports and ranges: 7174, "7000-7999", "20049,7174-7180".

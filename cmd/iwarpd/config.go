@@ -56,11 +56,8 @@ type settings struct {
 	MaxIRD       int
 	StartTimeout time.Duration
 
-	MaxClients    int
-	MaxQPs        int
-	MaxRegistered int64
-	MaxRings      int64
-	Allow         []ctrl.Rule
+	Limits ctrl.Limits // of a user whom no rule gives others
+	Allow  []ctrl.Rule
 
 	Metrics   string // "": none
 	Drain     time.Duration
@@ -81,7 +78,7 @@ type key struct {
 }
 
 // keys holds every setting there is; deploy/iwarpd.yaml explains each.
-var keys = []key{
+var keys = slices.Concat([]key{
 	{"interface", "i", "", "network interface to serve", func(s *settings, v string) error {
 		s.Interface = v
 		return nil
@@ -153,19 +150,7 @@ var keys = []key{
 	{"ord", "", "16", "RDMA Reads that a connection may have outstanding, where a client says nothing", number(func(s *settings) *int { return &s.ORD }, 1, 16382)},
 	{"max-ird", "", "128", "most that a client may ask of either", number(func(s *settings) *int { return &s.MaxIRD }, 1, 16382)},
 	{"startup-timeout", "", "10s", "longest wait for the peer in each step of connection set-up", duration(func(s *settings) *time.Duration { return &s.StartTimeout }, 100*time.Millisecond, 10*time.Minute)},
-
-	{"max-clients", "", "256", "clients of one user", number(func(s *settings) *int { return &s.MaxClients }, 1, 1<<16)},
-	{"max-qps", "", "4096", "queue pairs of one user", number(func(s *settings) *int { return &s.MaxQPs }, 1, 1<<20)},
-	{"max-registered", "", "1GiB", "memory that one user may register", func(s *settings, v string) (err error) {
-		s.MaxRegistered, err = parseSize(v)
-		return err
-	}},
-
-	{"max-rings", "", "1GiB", "memory that the queues of one user may take", func(s *settings, v string) (err error) {
-		s.MaxRings, err = parseSize(v)
-		return err
-	}},
-
+}, quotaSettings(), []key{
 	{"metrics", "", "", "where Prometheus finds metrics: unix:PATH, or a loopback ADDR:PORT; empty: nowhere", func(s *settings, v string) error {
 		s.Metrics = v
 		_, _, err := parseMetrics(v)
@@ -180,13 +165,13 @@ var keys = []key{
 		return nil
 	}},
 	{"log-format", "", "console", "console or json", oneOf(func(s *settings) *string { return &s.LogFormat }, "console", "json")},
-}
+})
 
 // reloadable are the keys that SIGHUP can change, beside the rules of "allow".
-var reloadable = []string{
+var reloadable = append(quotaNames(),
 	"crc", "crc-peers", "mpa-revision", "mpa-markers", "mpa-peer-to-peer", "ird", "ord", "max-ird", "startup-timeout",
-	"max-clients", "max-qps", "max-registered", "max-rings", "drain-timeout", "log-level",
-}
+	"drain-timeout", "log-level",
+)
 
 // addFlags gives flags one flag for each key.
 func addFlags(flags *pflag.FlagSet) {
@@ -224,7 +209,7 @@ func load(flags *pflag.FlagSet, file string) (*settings, error) {
 			return nil, configErr("%s is %q: %w", source(v, flags, file, k.name), value, err)
 		}
 	}
-	rules, err := parseAllow(v.Get(allowKey), limits(s))
+	rules, err := parseAllow(v.Get(allowKey), s.Limits)
 	if err != nil {
 		return nil, configErr("%s: %s: %w", file, allowKey, err)
 	}

@@ -44,7 +44,7 @@ func TestPrecedence(t *testing.T) {
 	if s.Interface != "file0" || s.Spin != time.Millisecond || s.LogLevel != zapcore.WarnLevel {
 		t.Errorf("file: %+v", s)
 	}
-	if s.MaxRegistered != 1<<30 || s.CRC != ctrl.CRCRequired || s.SocketMode != 0o660 {
+	if s.Limits.Registered != 1<<30 || s.CRC != ctrl.CRCRequired || s.SocketMode != 0o660 {
 		t.Errorf("defaults: %+v", s)
 	}
 	t.Setenv("IWARPD_INTERFACE", "env0")

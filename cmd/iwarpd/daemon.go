@@ -189,15 +189,10 @@ func bpfMode(s string) bpf.Mode {
 	return bpf.Auto
 }
 
-// limits are the quotas of a user whom no rule gives others.
-func limits(s *settings) ctrl.Limits {
-	return ctrl.Limits{Clients: s.MaxClients, QPs: s.MaxQPs, Registered: uint64(s.MaxRegistered), Rings: uint64(s.MaxRings)}
-}
-
 func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
 	return ctrl.Config{
 		Socket: s.Socket, Mode: s.SocketMode, Group: s.SocketGroup,
-		Allow: s.Allow, Limits: limits(s),
+		Allow: s.Allow, Limits: s.Limits,
 		Startup: ctrl.StartupDefaults{
 			CRC: s.CRC, CRCPeers: s.CRCPeers, Markers: s.MPAMarkers, Revision: s.MPARevision, NoP2P: !s.MPAPeer,
 			IRD: s.IRD, ORD: s.ORD, MaxIRD: s.MaxIRD, Timeout: s.StartTimeout,

@@ -386,6 +386,7 @@ type Request struct {
 	//	*Request_Capture
 	//	*Request_ListCqs
 	//	*Request_ListSrqs
+	//	*Request_ListQuotas
 	Body          isRequest_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -777,6 +778,15 @@ func (x *Request) GetListSrqs() *ListSRQs {
 	return nil
 }
 
+func (x *Request) GetListQuotas() *ListQuotas {
+	if x != nil {
+		if x, ok := x.Body.(*Request_ListQuotas); ok {
+			return x.ListQuotas
+		}
+	}
+	return nil
+}
+
 type isRequest_Body interface {
 	isRequest_Body()
 }
@@ -933,6 +943,10 @@ type Request_ListSrqs struct {
 	ListSrqs *ListSRQs `protobuf:"bytes,41,opt,name=list_srqs,json=listSrqs,proto3,oneof"`
 }
 
+type Request_ListQuotas struct {
+	ListQuotas *ListQuotas `protobuf:"bytes,47,opt,name=list_quotas,json=listQuotas,proto3,oneof"`
+}
+
 func (*Request_Hello) isRequest_Body() {}
 
 func (*Request_AllocPd) isRequest_Body() {}
@@ -1008,6 +1022,8 @@ func (*Request_Capture) isRequest_Body() {}
 func (*Request_ListCqs) isRequest_Body() {}
 
 func (*Request_ListSrqs) isRequest_Body() {}
+
+func (*Request_ListQuotas) isRequest_Body() {}
 
 // Message is what the daemon sends: the reply to a request, or an event.
 type Message struct {
@@ -1119,6 +1135,7 @@ type Reply struct {
 	//	*Reply_Capture
 	//	*Reply_Cqs
 	//	*Reply_Srqs
+	//	*Reply_Quotas
 	Body          isReply_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1346,6 +1363,15 @@ func (x *Reply) GetSrqs() *SRQList {
 	return nil
 }
 
+func (x *Reply) GetQuotas() *QuotaList {
+	if x != nil {
+		if x, ok := x.Body.(*Reply_Quotas); ok {
+			return x.Quotas
+		}
+	}
+	return nil
+}
+
 type isReply_Body interface {
 	isReply_Body()
 }
@@ -1426,6 +1452,10 @@ type Reply_Srqs struct {
 	Srqs *SRQList `protobuf:"bytes,41,opt,name=srqs,proto3,oneof"`
 }
 
+type Reply_Quotas struct {
+	Quotas *QuotaList `protobuf:"bytes,47,opt,name=quotas,proto3,oneof"`
+}
+
 func (*Reply_Hello) isReply_Body() {}
 
 func (*Reply_Pd) isReply_Body() {}
@@ -1463,6 +1493,8 @@ func (*Reply_Capture) isReply_Body() {}
 func (*Reply_Cqs) isReply_Body() {}
 
 func (*Reply_Srqs) isReply_Body() {}
+
+func (*Reply_Quotas) isReply_Body() {}
 
 type Error struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -6408,6 +6440,233 @@ func (x *ClientInfo) GetErrors() uint64 {
 	return 0
 }
 
+// ListQuotas reports what the users hold, over all their clients and until it is
+// really gone, and their limits. The users are those that the client may see, by
+// rising uid; after is the last uid plus 1, at first 0.
+type ListQuotas struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	After         uint32                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListQuotas) Reset() {
+	*x = ListQuotas{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListQuotas) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListQuotas) ProtoMessage() {}
+
+func (x *ListQuotas) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListQuotas.ProtoReflect.Descriptor instead.
+func (*ListQuotas) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *ListQuotas) GetAfter() uint32 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+type QuotaList struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Users         []*UserQuotas          `protobuf:"bytes,1,rep,name=users,proto3" json:"users,omitempty"`
+	More          bool                   `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QuotaList) Reset() {
+	*x = QuotaList{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QuotaList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QuotaList) ProtoMessage() {}
+
+func (x *QuotaList) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QuotaList.ProtoReflect.Descriptor instead.
+func (*QuotaList) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *QuotaList) GetUsers() []*UserQuotas {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+func (x *QuotaList) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+type UserQuotas struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           uint32                 `protobuf:"varint,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	Quotas        []*Quota               `protobuf:"bytes,2,rep,name=quotas,proto3" json:"quotas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UserQuotas) Reset() {
+	*x = UserQuotas{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UserQuotas) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UserQuotas) ProtoMessage() {}
+
+func (x *UserQuotas) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UserQuotas.ProtoReflect.Descriptor instead.
+func (*UserQuotas) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *UserQuotas) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *UserQuotas) GetQuotas() []*Quota {
+	if x != nil {
+		return x.Quotas
+	}
+	return nil
+}
+
+type Quota struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Used          uint64                 `protobuf:"varint,2,opt,name=used,proto3" json:"used,omitempty"`
+	Limit         uint64                 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	Bytes         bool                   `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"` // used and limit are bytes; otherwise they are counts
+	Key           string                 `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`      // of the configuration; "": none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Quota) Reset() {
+	*x = Quota{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Quota) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Quota) ProtoMessage() {}
+
+func (x *Quota) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Quota.ProtoReflect.Descriptor instead.
+func (*Quota) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *Quota) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Quota) GetUsed() uint64 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+func (x *Quota) GetLimit() uint64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *Quota) GetBytes() bool {
+	if x != nil {
+		return x.Bytes
+	}
+	return false
+}
+
+func (x *Quota) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
 type QueryStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -6416,7 +6675,7 @@ type QueryStats struct {
 
 func (x *QueryStats) Reset() {
 	*x = QueryStats{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6428,7 +6687,7 @@ func (x *QueryStats) String() string {
 func (*QueryStats) ProtoMessage() {}
 
 func (x *QueryStats) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6441,7 +6700,7 @@ func (x *QueryStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStats.ProtoReflect.Descriptor instead.
 func (*QueryStats) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{72}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{76}
 }
 
 type StatsReply struct {
@@ -6453,7 +6712,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6465,7 +6724,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6478,7 +6737,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{73}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *StatsReply) GetCounters() []*Counter {
@@ -6499,7 +6758,7 @@ type AdminDisconnect struct {
 
 func (x *AdminDisconnect) Reset() {
 	*x = AdminDisconnect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6511,7 +6770,7 @@ func (x *AdminDisconnect) String() string {
 func (*AdminDisconnect) ProtoMessage() {}
 
 func (x *AdminDisconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6524,7 +6783,7 @@ func (x *AdminDisconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminDisconnect.ProtoReflect.Descriptor instead.
 func (*AdminDisconnect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{74}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *AdminDisconnect) GetQp() uint32 {
@@ -6556,7 +6815,7 @@ type Capture struct {
 
 func (x *Capture) Reset() {
 	*x = Capture{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6568,7 +6827,7 @@ func (x *Capture) String() string {
 func (*Capture) ProtoMessage() {}
 
 func (x *Capture) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6581,7 +6840,7 @@ func (x *Capture) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capture.ProtoReflect.Descriptor instead.
 func (*Capture) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{75}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Capture) GetQp() uint32 {
@@ -6621,7 +6880,7 @@ type CaptureReply struct {
 
 func (x *CaptureReply) Reset() {
 	*x = CaptureReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6633,7 +6892,7 @@ func (x *CaptureReply) String() string {
 func (*CaptureReply) ProtoMessage() {}
 
 func (x *CaptureReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6646,7 +6905,7 @@ func (x *CaptureReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureReply.ProtoReflect.Descriptor instead.
 func (*CaptureReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{76}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *CaptureReply) GetSnaplen() uint32 {
@@ -6665,7 +6924,7 @@ type ListCQs struct {
 
 func (x *ListCQs) Reset() {
 	*x = ListCQs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6677,7 +6936,7 @@ func (x *ListCQs) String() string {
 func (*ListCQs) ProtoMessage() {}
 
 func (x *ListCQs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6690,7 +6949,7 @@ func (x *ListCQs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCQs.ProtoReflect.Descriptor instead.
 func (*ListCQs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{77}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListCQs) GetAfter() uint32 {
@@ -6710,7 +6969,7 @@ type CQList struct {
 
 func (x *CQList) Reset() {
 	*x = CQList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6722,7 +6981,7 @@ func (x *CQList) String() string {
 func (*CQList) ProtoMessage() {}
 
 func (x *CQList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6735,7 +6994,7 @@ func (x *CQList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CQList.ProtoReflect.Descriptor instead.
 func (*CQList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{78}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *CQList) GetCqs() []*CQInfo {
@@ -6770,7 +7029,7 @@ type CQInfo struct {
 
 func (x *CQInfo) Reset() {
 	*x = CQInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6782,7 +7041,7 @@ func (x *CQInfo) String() string {
 func (*CQInfo) ProtoMessage() {}
 
 func (x *CQInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6795,7 +7054,7 @@ func (x *CQInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CQInfo.ProtoReflect.Descriptor instead.
 func (*CQInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{79}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CQInfo) GetClient() uint32 {
@@ -6877,7 +7136,7 @@ type ListSRQs struct {
 
 func (x *ListSRQs) Reset() {
 	*x = ListSRQs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6889,7 +7148,7 @@ func (x *ListSRQs) String() string {
 func (*ListSRQs) ProtoMessage() {}
 
 func (x *ListSRQs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6902,7 +7161,7 @@ func (x *ListSRQs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSRQs.ProtoReflect.Descriptor instead.
 func (*ListSRQs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{80}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListSRQs) GetAfter() uint32 {
@@ -6922,7 +7181,7 @@ type SRQList struct {
 
 func (x *SRQList) Reset() {
 	*x = SRQList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6934,7 +7193,7 @@ func (x *SRQList) String() string {
 func (*SRQList) ProtoMessage() {}
 
 func (x *SRQList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6947,7 +7206,7 @@ func (x *SRQList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQList.ProtoReflect.Descriptor instead.
 func (*SRQList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{81}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *SRQList) GetSrqs() []*SRQInfo {
@@ -6982,7 +7241,7 @@ type SRQInfo struct {
 
 func (x *SRQInfo) Reset() {
 	*x = SRQInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6994,7 +7253,7 @@ func (x *SRQInfo) String() string {
 func (*SRQInfo) ProtoMessage() {}
 
 func (x *SRQInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7007,7 +7266,7 @@ func (x *SRQInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQInfo.ProtoReflect.Descriptor instead.
 func (*SRQInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{82}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *SRQInfo) GetClient() uint32 {
@@ -7084,7 +7343,7 @@ var File_ctrl_iwarpd_proto protoreflect.FileDescriptor
 
 const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
-	"\x11ctrl/iwarpd.proto\x12\x0eiwarpd.ctrl.v1\"\x87\x12\n" +
+	"\x11ctrl/iwarpd.proto\x12\x0eiwarpd.ctrl.v1\"\xc6\x12\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12-\n" +
 	"\x05hello\x18\x02 \x01(\v2\x15.iwarpd.ctrl.v1.HelloH\x00R\x05hello\x124\n" +
@@ -7137,12 +7396,14 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x10admin_disconnect\x18& \x01(\v2\x1f.iwarpd.ctrl.v1.AdminDisconnectH\x00R\x0fadminDisconnect\x123\n" +
 	"\acapture\x18' \x01(\v2\x17.iwarpd.ctrl.v1.CaptureH\x00R\acapture\x124\n" +
 	"\blist_cqs\x18( \x01(\v2\x17.iwarpd.ctrl.v1.ListCQsH\x00R\alistCqs\x127\n" +
-	"\tlist_srqs\x18) \x01(\v2\x18.iwarpd.ctrl.v1.ListSRQsH\x00R\blistSrqsB\x06\n" +
+	"\tlist_srqs\x18) \x01(\v2\x18.iwarpd.ctrl.v1.ListSRQsH\x00R\blistSrqs\x12=\n" +
+	"\vlist_quotas\x18/ \x01(\v2\x1a.iwarpd.ctrl.v1.ListQuotasH\x00R\n" +
+	"listQuotasB\x06\n" +
 	"\x04body\"o\n" +
 	"\aMessage\x12-\n" +
 	"\x05reply\x18\x01 \x01(\v2\x15.iwarpd.ctrl.v1.ReplyH\x00R\x05reply\x12-\n" +
 	"\x05event\x18\x02 \x01(\v2\x15.iwarpd.ctrl.v1.EventH\x00R\x05eventB\x06\n" +
-	"\x04body\"\xf8\a\n" +
+	"\x04body\"\xad\b\n" +
 	"\x05Reply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12+\n" +
 	"\x05error\x18\x02 \x01(\v2\x15.iwarpd.ctrl.v1.ErrorR\x05error\x122\n" +
@@ -7165,7 +7426,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x05stats\x18% \x01(\v2\x1a.iwarpd.ctrl.v1.StatsReplyH\x00R\x05stats\x128\n" +
 	"\acapture\x18' \x01(\v2\x1c.iwarpd.ctrl.v1.CaptureReplyH\x00R\acapture\x12*\n" +
 	"\x03cqs\x18( \x01(\v2\x16.iwarpd.ctrl.v1.CQListH\x00R\x03cqs\x12-\n" +
-	"\x04srqs\x18) \x01(\v2\x17.iwarpd.ctrl.v1.SRQListH\x00R\x04srqsB\x06\n" +
+	"\x04srqs\x18) \x01(\v2\x17.iwarpd.ctrl.v1.SRQListH\x00R\x04srqs\x123\n" +
+	"\x06quotas\x18/ \x01(\v2\x19.iwarpd.ctrl.v1.QuotaListH\x00R\x06quotasB\x06\n" +
 	"\x04body\"E\n" +
 	"\x05Error\x12(\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x14.iwarpd.ctrl.v1.CodeR\x04code\x12\x12\n" +
@@ -7578,7 +7840,23 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"registered\x12!\n" +
 	"\fconnected_ms\x18\r \x01(\x04R\vconnectedMs\x12\x1a\n" +
 	"\brequests\x18\x0e \x01(\x04R\brequests\x12\x16\n" +
-	"\x06errors\x18\x0f \x01(\x04R\x06errors\"\f\n" +
+	"\x06errors\x18\x0f \x01(\x04R\x06errors\"\"\n" +
+	"\n" +
+	"ListQuotas\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\rR\x05after\"Q\n" +
+	"\tQuotaList\x120\n" +
+	"\x05users\x18\x01 \x03(\v2\x1a.iwarpd.ctrl.v1.UserQuotasR\x05users\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"M\n" +
+	"\n" +
+	"UserQuotas\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\rR\x03uid\x12-\n" +
+	"\x06quotas\x18\x02 \x03(\v2\x15.iwarpd.ctrl.v1.QuotaR\x06quotas\"m\n" +
+	"\x05Quota\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04used\x18\x02 \x01(\x04R\x04used\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\x04R\x05limit\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\bR\x05bytes\x12\x10\n" +
+	"\x03key\x18\x05 \x01(\tR\x03key\"\f\n" +
 	"\n" +
 	"QueryStats\"A\n" +
 	"\n" +
@@ -7684,7 +7962,7 @@ func file_ctrl_iwarpd_proto_rawDescGZIP() []byte {
 }
 
 var file_ctrl_iwarpd_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
+var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
 var file_ctrl_iwarpd_proto_goTypes = []any{
 	(Code)(0),               // 0: iwarpd.ctrl.v1.Code
 	(Access)(0),             // 1: iwarpd.ctrl.v1.Access
@@ -7763,123 +8041,131 @@ var file_ctrl_iwarpd_proto_goTypes = []any{
 	(*ListClients)(nil),     // 74: iwarpd.ctrl.v1.ListClients
 	(*ClientList)(nil),      // 75: iwarpd.ctrl.v1.ClientList
 	(*ClientInfo)(nil),      // 76: iwarpd.ctrl.v1.ClientInfo
-	(*QueryStats)(nil),      // 77: iwarpd.ctrl.v1.QueryStats
-	(*StatsReply)(nil),      // 78: iwarpd.ctrl.v1.StatsReply
-	(*AdminDisconnect)(nil), // 79: iwarpd.ctrl.v1.AdminDisconnect
-	(*Capture)(nil),         // 80: iwarpd.ctrl.v1.Capture
-	(*CaptureReply)(nil),    // 81: iwarpd.ctrl.v1.CaptureReply
-	(*ListCQs)(nil),         // 82: iwarpd.ctrl.v1.ListCQs
-	(*CQList)(nil),          // 83: iwarpd.ctrl.v1.CQList
-	(*CQInfo)(nil),          // 84: iwarpd.ctrl.v1.CQInfo
-	(*ListSRQs)(nil),        // 85: iwarpd.ctrl.v1.ListSRQs
-	(*SRQList)(nil),         // 86: iwarpd.ctrl.v1.SRQList
-	(*SRQInfo)(nil),         // 87: iwarpd.ctrl.v1.SRQInfo
+	(*ListQuotas)(nil),      // 77: iwarpd.ctrl.v1.ListQuotas
+	(*QuotaList)(nil),       // 78: iwarpd.ctrl.v1.QuotaList
+	(*UserQuotas)(nil),      // 79: iwarpd.ctrl.v1.UserQuotas
+	(*Quota)(nil),           // 80: iwarpd.ctrl.v1.Quota
+	(*QueryStats)(nil),      // 81: iwarpd.ctrl.v1.QueryStats
+	(*StatsReply)(nil),      // 82: iwarpd.ctrl.v1.StatsReply
+	(*AdminDisconnect)(nil), // 83: iwarpd.ctrl.v1.AdminDisconnect
+	(*Capture)(nil),         // 84: iwarpd.ctrl.v1.Capture
+	(*CaptureReply)(nil),    // 85: iwarpd.ctrl.v1.CaptureReply
+	(*ListCQs)(nil),         // 86: iwarpd.ctrl.v1.ListCQs
+	(*CQList)(nil),          // 87: iwarpd.ctrl.v1.CQList
+	(*CQInfo)(nil),          // 88: iwarpd.ctrl.v1.CQInfo
+	(*ListSRQs)(nil),        // 89: iwarpd.ctrl.v1.ListSRQs
+	(*SRQList)(nil),         // 90: iwarpd.ctrl.v1.SRQList
+	(*SRQInfo)(nil),         // 91: iwarpd.ctrl.v1.SRQInfo
 }
 var file_ctrl_iwarpd_proto_depIdxs = []int32{
-	9,  // 0: iwarpd.ctrl.v1.Request.hello:type_name -> iwarpd.ctrl.v1.Hello
-	12, // 1: iwarpd.ctrl.v1.Request.alloc_pd:type_name -> iwarpd.ctrl.v1.AllocPD
-	14, // 2: iwarpd.ctrl.v1.Request.dealloc_pd:type_name -> iwarpd.ctrl.v1.DeallocPD
-	15, // 3: iwarpd.ctrl.v1.Request.register_mr:type_name -> iwarpd.ctrl.v1.RegisterMR
-	17, // 4: iwarpd.ctrl.v1.Request.deregister_mr:type_name -> iwarpd.ctrl.v1.DeregisterMR
-	21, // 5: iwarpd.ctrl.v1.Request.create_cq:type_name -> iwarpd.ctrl.v1.CreateCQ
-	23, // 6: iwarpd.ctrl.v1.Request.destroy_cq:type_name -> iwarpd.ctrl.v1.DestroyCQ
-	33, // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
-	35, // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
-	37, // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
-	39, // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
-	40, // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
-	42, // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
-	43, // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
-	48, // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
-	18, // 15: iwarpd.ctrl.v1.Request.alloc_mw:type_name -> iwarpd.ctrl.v1.AllocMW
-	20, // 16: iwarpd.ctrl.v1.Request.dealloc_mw:type_name -> iwarpd.ctrl.v1.DeallocMW
-	29, // 17: iwarpd.ctrl.v1.Request.create_srq:type_name -> iwarpd.ctrl.v1.CreateSRQ
-	31, // 18: iwarpd.ctrl.v1.Request.modify_srq:type_name -> iwarpd.ctrl.v1.ModifySRQ
-	32, // 19: iwarpd.ctrl.v1.Request.destroy_srq:type_name -> iwarpd.ctrl.v1.DestroySRQ
-	27, // 20: iwarpd.ctrl.v1.Request.resize_cq:type_name -> iwarpd.ctrl.v1.ResizeCQ
-	28, // 21: iwarpd.ctrl.v1.Request.modify_cq:type_name -> iwarpd.ctrl.v1.ModifyCQ
-	44, // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
-	45, // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
-	46, // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
-	47, // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
-	24, // 26: iwarpd.ctrl.v1.Request.create_channel:type_name -> iwarpd.ctrl.v1.CreateChannel
-	26, // 27: iwarpd.ctrl.v1.Request.destroy_channel:type_name -> iwarpd.ctrl.v1.DestroyChannel
-	62, // 28: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
-	64, // 29: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
-	68, // 30: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
-	71, // 31: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
-	74, // 32: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
-	77, // 33: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
-	79, // 34: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
-	80, // 35: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
-	82, // 36: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
-	85, // 37: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
-	7,  // 38: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
-	49, // 39: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
-	8,  // 40: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
-	10, // 41: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
-	13, // 42: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
-	16, // 43: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
-	22, // 44: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
-	34, // 45: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
-	38, // 46: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
-	41, // 47: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
-	19, // 48: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
-	30, // 49: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
-	25, // 50: iwarpd.ctrl.v1.Reply.channel:type_name -> iwarpd.ctrl.v1.ChannelReply
-	63, // 51: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
-	65, // 52: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
-	69, // 53: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
-	72, // 54: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
-	75, // 55: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
-	78, // 56: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
-	81, // 57: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
-	83, // 58: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
-	86, // 59: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
-	0,  // 60: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
-	11, // 61: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	2,  // 62: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
-	36, // 63: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
-	36, // 64: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
-	3,  // 65: iwarpd.ctrl.v1.StartMPA.role:type_name -> iwarpd.ctrl.v1.MPARole
-	51, // 66: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
-	52, // 67: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
-	53, // 68: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
-	54, // 69: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
-	56, // 70: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
-	57, // 71: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
-	58, // 72: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
-	55, // 73: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
-	59, // 74: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
-	60, // 75: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
-	61, // 76: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
-	50, // 77: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	8,  // 78: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
-	8,  // 79: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
-	8,  // 80: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
-	8,  // 81: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
-	4,  // 82: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
-	8,  // 83: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
-	11, // 84: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	66, // 85: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
-	50, // 86: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	67, // 87: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
-	67, // 88: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
-	67, // 89: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
-	67, // 90: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
-	70, // 91: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
-	73, // 92: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
-	76, // 93: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
-	67, // 94: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
-	84, // 95: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
-	67, // 96: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	87, // 97: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
-	67, // 98: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	99, // [99:99] is the sub-list for method output_type
-	99, // [99:99] is the sub-list for method input_type
-	99, // [99:99] is the sub-list for extension type_name
-	99, // [99:99] is the sub-list for extension extendee
-	0,  // [0:99] is the sub-list for field type_name
+	9,   // 0: iwarpd.ctrl.v1.Request.hello:type_name -> iwarpd.ctrl.v1.Hello
+	12,  // 1: iwarpd.ctrl.v1.Request.alloc_pd:type_name -> iwarpd.ctrl.v1.AllocPD
+	14,  // 2: iwarpd.ctrl.v1.Request.dealloc_pd:type_name -> iwarpd.ctrl.v1.DeallocPD
+	15,  // 3: iwarpd.ctrl.v1.Request.register_mr:type_name -> iwarpd.ctrl.v1.RegisterMR
+	17,  // 4: iwarpd.ctrl.v1.Request.deregister_mr:type_name -> iwarpd.ctrl.v1.DeregisterMR
+	21,  // 5: iwarpd.ctrl.v1.Request.create_cq:type_name -> iwarpd.ctrl.v1.CreateCQ
+	23,  // 6: iwarpd.ctrl.v1.Request.destroy_cq:type_name -> iwarpd.ctrl.v1.DestroyCQ
+	33,  // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
+	35,  // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
+	37,  // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
+	39,  // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
+	40,  // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
+	42,  // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
+	43,  // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
+	48,  // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
+	18,  // 15: iwarpd.ctrl.v1.Request.alloc_mw:type_name -> iwarpd.ctrl.v1.AllocMW
+	20,  // 16: iwarpd.ctrl.v1.Request.dealloc_mw:type_name -> iwarpd.ctrl.v1.DeallocMW
+	29,  // 17: iwarpd.ctrl.v1.Request.create_srq:type_name -> iwarpd.ctrl.v1.CreateSRQ
+	31,  // 18: iwarpd.ctrl.v1.Request.modify_srq:type_name -> iwarpd.ctrl.v1.ModifySRQ
+	32,  // 19: iwarpd.ctrl.v1.Request.destroy_srq:type_name -> iwarpd.ctrl.v1.DestroySRQ
+	27,  // 20: iwarpd.ctrl.v1.Request.resize_cq:type_name -> iwarpd.ctrl.v1.ResizeCQ
+	28,  // 21: iwarpd.ctrl.v1.Request.modify_cq:type_name -> iwarpd.ctrl.v1.ModifyCQ
+	44,  // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
+	45,  // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
+	46,  // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
+	47,  // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
+	24,  // 26: iwarpd.ctrl.v1.Request.create_channel:type_name -> iwarpd.ctrl.v1.CreateChannel
+	26,  // 27: iwarpd.ctrl.v1.Request.destroy_channel:type_name -> iwarpd.ctrl.v1.DestroyChannel
+	62,  // 28: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
+	64,  // 29: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
+	68,  // 30: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
+	71,  // 31: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
+	74,  // 32: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
+	81,  // 33: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
+	83,  // 34: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
+	84,  // 35: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
+	86,  // 36: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
+	89,  // 37: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
+	77,  // 38: iwarpd.ctrl.v1.Request.list_quotas:type_name -> iwarpd.ctrl.v1.ListQuotas
+	7,   // 39: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
+	49,  // 40: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
+	8,   // 41: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
+	10,  // 42: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
+	13,  // 43: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
+	16,  // 44: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
+	22,  // 45: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
+	34,  // 46: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
+	38,  // 47: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
+	41,  // 48: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
+	19,  // 49: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
+	30,  // 50: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
+	25,  // 51: iwarpd.ctrl.v1.Reply.channel:type_name -> iwarpd.ctrl.v1.ChannelReply
+	63,  // 52: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
+	65,  // 53: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
+	69,  // 54: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
+	72,  // 55: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
+	75,  // 56: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
+	82,  // 57: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
+	85,  // 58: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
+	87,  // 59: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
+	90,  // 60: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
+	78,  // 61: iwarpd.ctrl.v1.Reply.quotas:type_name -> iwarpd.ctrl.v1.QuotaList
+	0,   // 62: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
+	11,  // 63: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	2,   // 64: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
+	36,  // 65: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
+	36,  // 66: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
+	3,   // 67: iwarpd.ctrl.v1.StartMPA.role:type_name -> iwarpd.ctrl.v1.MPARole
+	51,  // 68: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
+	52,  // 69: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
+	53,  // 70: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
+	54,  // 71: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
+	56,  // 72: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
+	57,  // 73: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
+	58,  // 74: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
+	55,  // 75: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
+	59,  // 76: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
+	60,  // 77: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
+	61,  // 78: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
+	50,  // 79: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	8,   // 80: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 81: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 82: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 83: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
+	4,   // 84: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
+	8,   // 85: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
+	11,  // 86: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	66,  // 87: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
+	50,  // 88: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	67,  // 89: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
+	67,  // 90: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
+	67,  // 91: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
+	67,  // 92: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
+	70,  // 93: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
+	73,  // 94: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
+	76,  // 95: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
+	79,  // 96: iwarpd.ctrl.v1.QuotaList.users:type_name -> iwarpd.ctrl.v1.UserQuotas
+	80,  // 97: iwarpd.ctrl.v1.UserQuotas.quotas:type_name -> iwarpd.ctrl.v1.Quota
+	67,  // 98: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
+	88,  // 99: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
+	67,  // 100: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	91,  // 101: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
+	67,  // 102: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	103, // [103:103] is the sub-list for method output_type
+	103, // [103:103] is the sub-list for method input_type
+	103, // [103:103] is the sub-list for extension type_name
+	103, // [103:103] is the sub-list for extension extendee
+	0,   // [0:103] is the sub-list for field type_name
 }
 
 func init() { file_ctrl_iwarpd_proto_init() }
@@ -7926,6 +8212,7 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Request_Capture)(nil),
 		(*Request_ListCqs)(nil),
 		(*Request_ListSrqs)(nil),
+		(*Request_ListQuotas)(nil),
 	}
 	file_ctrl_iwarpd_proto_msgTypes[1].OneofWrappers = []any{
 		(*Message_Reply)(nil),
@@ -7951,6 +8238,7 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Reply_Capture)(nil),
 		(*Reply_Cqs)(nil),
 		(*Reply_Srqs)(nil),
+		(*Reply_Quotas)(nil),
 	}
 	file_ctrl_iwarpd_proto_msgTypes[31].OneofWrappers = []any{}
 	file_ctrl_iwarpd_proto_msgTypes[37].OneofWrappers = []any{}
@@ -7973,7 +8261,7 @@ func file_ctrl_iwarpd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ctrl_iwarpd_proto_rawDesc), len(file_ctrl_iwarpd_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   83,
+			NumMessages:   87,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

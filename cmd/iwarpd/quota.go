@@ -1,0 +1,66 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/iwarpd/iwarpd/ctrl"
+)
+
+// A quotaKey is a quota of one user. It is a key of the configuration, for users
+// whom no rule gives another, and a key of a rule.
+type quotaKey struct {
+	name string
+	def  string
+	help string
+	set  func(l *ctrl.Limits, v string) error
+}
+
+// quotaKeys holds every quota that can be configured; deploy/iwarpd.yaml explains
+// each.
+var quotaKeys = []quotaKey{
+	{"max-clients", "256", "clients of one user", count(func(l *ctrl.Limits) *int { return &l.Clients }, 1<<16)},
+	{"max-qps", "4096", "queue pairs of one user", count(func(l *ctrl.Limits) *int { return &l.QPs }, 1<<20)},
+	{"max-registered", "1GiB", "memory that one user may register", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Registered })},
+	{"max-rings", "1GiB", "memory that the queues of one user may take", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Rings })},
+}
+
+// count returns the setter of a quota that is a number from 1 to most.
+func count(at func(*ctrl.Limits) *int, most int) func(*ctrl.Limits, string) error {
+	return func(l *ctrl.Limits, v string) error {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 1 || n > most {
+			return fmt.Errorf("must be a number from 1 to %d", most)
+		}
+		*at(l) = n
+		return nil
+	}
+}
+
+// bytesOf returns the setter of a quota in bytes.
+func bytesOf(at func(*ctrl.Limits) *uint64) func(*ctrl.Limits, string) error {
+	return func(l *ctrl.Limits, v string) error {
+		n, err := parseSize(v)
+		*at(l) = uint64(n)
+		return err
+	}
+}
+
+// quotaSettings returns the keys of the configuration that set the quotas of users
+// whom no rule gives others.
+func quotaSettings() []key {
+	var out []key
+	for _, q := range quotaKeys {
+		out = append(out, key{q.name, "", q.def, q.help, func(s *settings, v string) error { return q.set(&s.Limits, v) }})
+	}
+	return out
+}
+
+func quotaNames() []string {
+	var out []string
+	for _, q := range quotaKeys {
+		out = append(out, q.name)
+	}
+	return slices.Clip(out)
+}

@@ -1,0 +1,157 @@
+package ctrl
+
+import (
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+)
+
+// A resource is something that the daemon holds for a user (uid) and that a quota
+// bounds, over all clients of that user.
+type resource uint8
+
+const (
+	resClients resource = iota
+	resPDs
+	resMRs
+	resMWs
+	resCQs
+	resQPs
+	resSRQs
+	resChannels
+	resListens
+	resStreams
+	resRegistered // bytes
+	resRings      // bytes
+	numResources
+)
+
+// quotas describes the resources. To add one, add a field to Limits, a line here,
+// and a key to quotaKeys of cmd/iwarpd.
+var quotas = [numResources]struct {
+	name  string // in lists
+	noun  string // in errors
+	key   string // of the configuration; "": none
+	bytes bool
+	limit func(*Limits) uint64
+}{
+	resClients:    {"clients", "clients", "max-clients", false, func(l *Limits) uint64 { return uint64(l.Clients) }},
+	resPDs:        {"pds", "protection domains", "", false, func(l *Limits) uint64 { return uint64(l.PDs) }},
+	resMRs:        {"mrs", "memory regions", "", false, func(l *Limits) uint64 { return uint64(l.MRs) }},
+	resMWs:        {"mws", "memory windows", "", false, func(l *Limits) uint64 { return uint64(l.MWs) }},
+	resCQs:        {"cqs", "completion queues", "", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
+	resQPs:        {"qps", "queue pairs", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
+	resSRQs:       {"srqs", "shared receive queues", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
+	resChannels:   {"channels", "channels", "", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
+	resListens:    {"listens", "listeners", "", false, func(l *Limits) uint64 { return uint64(l.Listens) }},
+	resStreams:    {"streams", "accepted byte streams", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
+	resRegistered: {"registered", "registered memory", "max-registered", true, func(l *Limits) uint64 { return l.Registered }},
+	resRings:      {"rings", "queues", "max-rings", true, func(l *Limits) uint64 { return l.Rings }},
+}
+
+// An account is what the daemon holds for one user, or the share of one client in
+// that. Server.mu guards it.
+type account [numResources]uint64
+
+// empty reports whether nothing is held.
+func (a *account) empty() bool { return *a == account{} }
+
+// account returns the account of uid. Called with mu held.
+func (s *Server) account(uid uint32) *account {
+	a := s.usage[uid]
+	if a == nil {
+		a = new(account)
+		s.usage[uid] = a
+	}
+	return a
+}
+
+// settle forgets the account of uid if it is empty. Called with mu held.
+func (s *Server) settle(uid uint32) {
+	if a := s.usage[uid]; a != nil && a.empty() {
+		delete(s.usage, uid)
+	}
+}
+
+// overQuota returns the error of a user that holds have of r, which n more would
+// take past limit.
+func overQuota(uid uint32, r resource, have, n, limit uint64) error {
+	q := &quotas[r]
+	fix := "the limit"
+	if q.key != "" {
+		fix = q.key
+	}
+	if q.bytes {
+		return errorf(quota, "ctrl: uid %d has %d bytes of %s, %d more pass its limit of %d: give some back, or raise %s in the configuration",
+			uid, have, q.noun, n, limit, fix)
+	}
+	return errorf(quota, "ctrl: uid %d has %d %s, its limit is %d: close some, or raise %s in the configuration", uid, have, q.noun, limit, fix)
+}
+
+// take charges n of r to the client's user, or returns an error if that would pass
+// the quota. What it charged is given back by give, or when the client ends.
+// Called with mu held.
+func (c *session) take(r resource, n uint64) error {
+	have, limit := c.use[r], quotas[r].limit(&c.policy().limits)
+	if have > limit || n > limit-have {
+		return overQuota(c.cred.Uid, r, have, n, limit)
+	}
+	c.use[r] += n
+	c.own[r] += n
+	return nil
+}
+
+// give returns n of r to the quota. Called with mu held.
+func (c *session) give(r resource, n uint64) {
+	c.use[r] -= n
+	c.own[r] -= n
+}
+
+// giveAll returns everything that the client holds, when it has ended. Called with
+// mu held.
+func (c *session) giveAll() {
+	for r, n := range c.own {
+		c.use[r] -= n
+	}
+	c.own = account{}
+	c.srv.settle(c.cred.Uid)
+}
+
+// listQuotas reports what the users that c may see hold, and their limits.
+func (c *session) listQuotas(r *ctrlpb.ListQuotas, reply *ctrlpb.Reply) error {
+	s := c.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	type item struct {
+		uid    uint32
+		limits *Limits
+	}
+	byUID := make(map[uint32]item)
+	for _, o := range c.visible() {
+		byUID[o.cred.Uid] = item{o.cred.Uid, &o.policy().limits}
+	}
+	for uid := range s.usage {
+		if _, has := byUID[uid]; !has && (c.policy().admin || uid == c.cred.Uid) {
+			pol, _ := s.cfg.policyOf(uid, nil) // it has no client whose groups are known
+			byUID[uid] = item{uid, &pol.limits}
+		}
+	}
+	// A uid can be 0, so that after counts from 1.
+	all, more := page(values(byUID), func(i item) uint32 { return i.uid + 1 }, r.After)
+	const most = pageSize / 4 // an item is long
+	if len(all) > most {
+		all, more = all[:most], true
+	}
+	list := &ctrlpb.QuotaList{More: more}
+	for _, i := range all {
+		u := &ctrlpb.UserQuotas{Uid: i.uid}
+		for r := range numResources {
+			q := &ctrlpb.Quota{Name: quotas[r].name, Limit: quotas[r].limit(i.limits), Bytes: quotas[r].bytes, Key: quotas[r].key}
+			if a := s.usage[i.uid]; a != nil {
+				q.Used = a[r]
+			}
+			u.Quotas = append(u.Quotas, q)
+		}
+		list.Users = append(list.Users, u)
+	}
+	reply.Body = &ctrlpb.Reply_Quotas{Quotas: list}
+	return nil
+}
