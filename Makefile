@@ -13,7 +13,7 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 NORACE = /internal/bench$$|/test/bench$$
 
 .DEFAULT_GOAL := build
-.PHONY: build clib packages packages-check generate lint test demo bench interop interop-nfs interop-sctp clean help
+.PHONY: build docs clib packages packages-check generate lint test demo bench interop interop-nfs interop-sctp clean help
 
 build: ## build bin/iwarpd and bin/iwarpctl
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
@@ -21,6 +21,10 @@ build: ## build bin/iwarpd and bin/iwarpctl
 clib: ## build the C library and its example into out/libiwarpd
 	@.ci/need gcc:gcc /usr/include/stdlib.h:libc6-dev protoc-c:protobuf-c-compiler /usr/include/protobuf-c/protobuf-c.h:libprotobuf-c-dev pkg-config:pkg-config
 	$(MAKE) -C client/c O=$(CURDIR)/$(OUT)/libiwarpd
+
+docs: ## the documentation site into out/site, with its links checked
+	@.ci/need mkdocs:mkdocs /usr/share/doc/mkdocs-material:mkdocs-material dot:graphviz
+	@GO=$(GO) docs/site/build
 
 packages: build ## .deb and .rpm packages into out/packages
 	@.ci/need gcc:gcc /usr/include/stdlib.h:libc6-dev protoc-c:protobuf-c-compiler /usr/include/protobuf-c/protobuf-c.h:libprotobuf-c-dev pkg-config:pkg-config

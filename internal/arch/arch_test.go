@@ -39,7 +39,9 @@ var layers = []layer{
 	{folder: "internal/ipfrag", core: true},
 	{folder: "internal/marked", outside: []string{"golang.org/x/sys/cpu"}, core: true},
 	{folder: "internal/crc32c", outside: []string{"golang.org/x/sys/cpu"}, core: true},
-	{folder: "internal/conformance"}, // imported by tests alone, as testenv is
+	{folder: "docs/site"},
+	{folder: "internal/clidoc", outside: []string{"github.com/spf13"}}, // in programs built with the tag docs
+	{folder: "internal/conformance"},                                   // imported by tests alone, as testenv is
 	{folder: "internal/testenv", outside: []string{"golang.org/x/sys", "github.com/vishvananda", "github.com/safchain/ethtool"}},
 	{folder: "app", inside: []string{"client"}, outside: []string{"golang.org/x", "github.com/HdrHistogram"}},
 
@@ -73,9 +75,9 @@ var layers = []layer{
 	{folder: "client", inside: []string{"ctrl", "shm", "verbs", "rdmap"},
 		outside: []string{"golang.org/x", "google.golang.org/protobuf"}},
 
-	{folder: "cmd/iwarpd", inside: []string{"ctrl", "client", "dataplane", "bpf", "mpa", "tcp"},
+	{folder: "cmd/iwarpd", inside: []string{"internal/clidoc", "ctrl", "client", "dataplane", "bpf", "mpa", "tcp"},
 		outside: []string{"github.com/spf13", "go.uber.org/zap", "github.com/coreos/go-systemd", "golang.org/x", "go.yaml.in/yaml", "github.com/prometheus"}},
-	{folder: "cmd/iwarpctl", inside: []string{"client", "ctrl/ctrlpb", "app", "rpcrdma"},
+	{folder: "cmd/iwarpctl", inside: []string{"client", "ctrl/ctrlpb", "app", "rpcrdma", "internal/clidoc"},
 		outside: []string{"github.com/spf13", "golang.org/x", "github.com/jedib0t/go-pretty", "google.golang.org/protobuf", "github.com/gopacket"}},
 }
 

@@ -1,0 +1,109 @@
+// Package clidoc writes the documentation of a command line program from its
+// own help: manual pages, and one page of Markdown. Only programs built with
+// the tag docs import it.
+package clidoc
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+)
+
+// Main runs "PROGRAM gen-man DIR", "PROGRAM gen-markdown" or "PROGRAM
+// gen-config FILE" and exits, if args ask for one of them; otherwise it
+// returns. gen-man writes the manual pages of root into DIR, gen-markdown
+// prints one page with all commands, gen-config one about a configuration file.
+func Main(args []string, root *cobra.Command, header *doc.GenManHeader) {
+	var err error
+	switch {
+	case len(args) == 3 && args[1] == "gen-man":
+		root.DisableAutoGenTag = true // no HISTORY section
+		err = doc.GenManTree(root, header, args[2])
+	case len(args) == 2 && args[1] == "gen-markdown":
+		err = Markdown(os.Stdout, root)
+	case len(args) == 3 && args[1] == "gen-config":
+		err = configFile(args[2], strings.ToUpper(root.Name())+"_")
+	default:
+		return
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", root.Name(), err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func configFile(name, env string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return Config(os.Stdout, f, env)
+}
+
+// Markdown writes one page that describes root and all its commands.
+func Markdown(w io.Writer, root *cobra.Command) error {
+	var b bytes.Buffer
+	root.InitDefaultHelpCmd()
+	section(&b, root, 1)
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+func section(b *bytes.Buffer, cmd *cobra.Command, level int) {
+	fmt.Fprintf(b, "%s %s\n\n", strings.Repeat("#", min(level, 3)), cmd.CommandPath())
+	text := cmd.Long
+	if text == "" {
+		text = cmd.Short + "."
+	}
+	paragraphs(b, text)
+	if cmd.Runnable() {
+		fence(b, cmd.UseLine())
+	}
+	if cmd.Example != "" {
+		b.WriteString("Examples:\n\n")
+		fence(b, cmd.Example)
+	}
+	if f := cmd.NonInheritedFlags(); f.HasAvailableFlags() {
+		b.WriteString("Options:\n\n")
+		fence(b, f.FlagUsages())
+	}
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() && sub.Name() != "help" && sub.Name() != "completion" {
+			section(b, sub, level+1)
+		}
+	}
+}
+
+// paragraphs writes help text. Indented lines, which are lists and tables, keep
+// their shape.
+func paragraphs(b *bytes.Buffer, text string) {
+	for p := range strings.SplitSeq(strings.TrimSpace(text), "\n\n") {
+		first, rest, more := strings.Cut(p, "\n")
+		if more && strings.HasPrefix(rest, "  ") {
+			fmt.Fprintf(b, "%s\n\n", escape(first))
+			fence(b, rest)
+			continue
+		}
+		if strings.HasPrefix(p, "  ") {
+			fence(b, p)
+			continue
+		}
+		fmt.Fprintf(b, "%s\n\n", escape(p))
+	}
+}
+
+func fence(b *bytes.Buffer, text string) {
+	fmt.Fprintf(b, "```text\n%s\n```\n\n", strings.TrimRight(text, "\n"))
+}
+
+// escape keeps angle brackets and asterisks of help text from being markup.
+func escape(s string) string {
+	return strings.NewReplacer("<", "&lt;", ">", "&gt;", "*", `\*`, "_", `\_`).Replace(s)
+}

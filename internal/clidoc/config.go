@@ -1,0 +1,88 @@
+package clidoc
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Config writes a Markdown page about the configuration file yaml: its leading
+// comment, then a section for each group of keys, with the comment that stands
+// above them. Each key is also a flag and an environment variable, whose name
+// begins with env.
+func Config(w io.Writer, yaml io.Reader, env string) error {
+	var page, comment bytes.Buffer
+	page.WriteString("# Configuration\n\n")
+	lead, keys := true, []string(nil)
+	flush := func() {
+		if len(keys) == 0 && !lead {
+			return
+		}
+		var names []string
+		for _, k := range keys {
+			name, _, _ := strings.Cut(k, ":")
+			names = append(names, "`"+name+"`")
+		}
+		if len(keys) > 0 {
+			fmt.Fprintf(&page, "## %s\n\n", strings.Join(names, ", "))
+		}
+		page.Write(markdown(comment.String()))
+		if len(keys) > 0 {
+			fmt.Fprintf(&page, "```yaml\n%s\n```\n\n", strings.Join(keys, "\n"))
+			for _, k := range keys {
+				name, _, _ := strings.Cut(k, ":")
+				if name != "allow" { // which stands in the file only
+					fmt.Fprintf(&page, "`--%s`, `%s%s`\n\n", name, env, strings.ToUpper(strings.ReplaceAll(name, "-", "_")))
+				}
+			}
+		}
+		comment.Reset()
+		keys, lead = nil, false
+	}
+	lines := bufio.NewScanner(yaml)
+	for lines.Scan() {
+		line := lines.Text()
+		switch {
+		case line == "":
+			flush()
+		case strings.HasPrefix(line, "#"):
+			comment.WriteString(strings.TrimPrefix(strings.TrimPrefix(line, "#"), " ") + "\n")
+		default:
+			keys = append(keys, line)
+		}
+	}
+	flush()
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	_, err := w.Write(page.Bytes())
+	return err
+}
+
+// markdown turns the text of a comment into Markdown: indented lines become a
+// block of their own.
+func markdown(text string) []byte {
+	var b bytes.Buffer
+	inside := false
+	for line := range strings.SplitSeq(strings.TrimRight(text, "\n"), "\n") {
+		indented := strings.HasPrefix(line, "  ")
+		switch {
+		case indented && !inside:
+			b.WriteString("\n```text\n")
+		case !indented && inside:
+			b.WriteString("```\n\n")
+		}
+		inside = indented
+		if !indented {
+			line = escape(line)
+		}
+		b.WriteString(line + "\n")
+	}
+	if inside {
+		b.WriteString("```\n")
+	}
+	b.WriteString("\n")
+	return b.Bytes()
+}
