@@ -93,7 +93,9 @@ type StartupDefaults struct {
 	Timeout    time.Duration // of each wait of the MPA start-up; default 10 s
 	Connect    time.Duration // of a whole connect; default 30 s
 	Accept     time.Duration // how long a connect request waits for the client; default 30 s
-	PerPeer    int           // connections in start-up from one remote address; default 64
+	// PerPeer and PerListener bound the connections of one listener whose MPA request
+	// has not come: those of one remote address, default 64, and all, default 1024.
+	PerPeer, PerListener int
 }
 
 // A CRCPolicy is the administrator's choice whether MPA uses CRC32c. RFC 5044
@@ -153,6 +155,9 @@ func (s StartupDefaults) fill() StartupDefaults {
 	}
 	if s.PerPeer == 0 {
 		s.PerPeer = 64
+	}
+	if s.PerListener == 0 {
+		s.PerListener = 1024
 	}
 	return s
 }

@@ -25,6 +25,8 @@ type listener struct {
 	streaming bool            // connections begin as byte streams
 	sctp      *dataplane.SCTP // nil: TCP
 
+	starting startups
+
 	accepted, rejected, dropped uint64
 }
 

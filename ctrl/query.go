@@ -287,6 +287,7 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 		{Name: "ctrl.rejected", Value: k.rejected.Load()},
 		{Name: "ctrl.startup_failed", Value: k.startupFailed.Load()},
 		{Name: "ctrl.startup_timeouts", Value: k.startupTimeout.Load()},
+		{Name: "ctrl.startups_crowded_out", Value: k.crowdedOut.Load()},
 		{Name: "ctrl.fallbacks", Value: k.fallbacks.Load()},
 	}
 	if x, ok := s.claims.steering.(interface{ Counters() (bpf.Counters, error) }); ok {

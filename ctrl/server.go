@@ -75,15 +75,13 @@ type Server struct {
 	conns     map[dataplane.ConnID]*conn
 	assocs    map[pkt.Flow]*claim         // of associations, while these last
 	pending   map[*conn]struct{}          // those with a deadline
-	perPeer   map[netip.Addr]int          // passive connections in start-up
 	lingering []lingering                 // oldest first
 	late      map[bpf.Endpoint]clock.Time // of SCTP: steered until then, for what is under way to associations that are gone
 	lateNext  []lateEndpoint              // the same
 	captures  int
-	refused   uint64     // clients, since the last of which the log tells
 	wakeAt    clock.Time // when the timer goroutine wakes
 
-	tellRefused seldom
+	refused tally // clients
 
 	rewake   chan struct{}
 	done     chan struct{}
@@ -94,7 +92,7 @@ type Server struct {
 
 // counters are of the control plane; atomics, since sessions touch them alone.
 type counters struct {
-	requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, fallbacks, faults atomic.Uint64
+	requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, crowdedOut, fallbacks, faults atomic.Uint64
 }
 
 // endpoints returns what tells every address that an endpoint may have, without
@@ -133,7 +131,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		log: o.Logger, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*account),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
-		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}), perPeer: make(map[netip.Addr]int),
+		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),
 		late: make(map[bpf.Endpoint]clock.Time), rewake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	s.claims = claims{steering: o.Steering, noGuard: o.NoGuard, addrs: o.endpoints(), zone: cfg.Interface, byAddr: make(map[netip.AddrPort]*claim)}
@@ -264,6 +262,22 @@ func (s *seldom) now(t clock.Time) bool {
 	return true
 }
 
+// A tally counts what may happen all the time, and is logged once in logEvery.
+type tally struct {
+	seldom
+	n uint64 // since it was last logged
+}
+
+// add counts one more. n is how many the line to log now stands for.
+func (t *tally) add(now clock.Time) (n uint64, tell bool) {
+	t.n++
+	n, tell = t.n, t.now(now)
+	if tell {
+		t.n = 0
+	}
+	return n, tell
+}
+
 // ServeConn serves the client at the other end of a connected SOCK_SEQPACKET
 // descriptor, which it takes over, and returns at once.
 func (s *Server) ServeConn(fd int) error {
@@ -304,11 +318,7 @@ func (s *Server) serve(c *seqpacket.Conn) {
 // ever, so only some are logged, with how many they stand for.
 func (s *Server) logRefused(err error) {
 	s.mu.Lock()
-	s.refused++
-	n, tell := s.refused, s.tellRefused.now(s.now())
-	if tell {
-		s.refused = 0
-	}
+	n, tell := s.refused.add(s.now())
 	s.mu.Unlock()
 	if tell {
 		s.log.Warn("client refused", zap.Error(err), zap.Uint64("times", n))
