@@ -11,9 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/user"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,6 +25,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/nss"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -178,12 +177,7 @@ func (s *Server) Reload(cfg Config) {
 		cfg.Interface, cfg.MTU = s.cfg.Interface, s.cfg.MTU
 	}
 	s.cfg = cfg.fill()
-	byGroup := slices.ContainsFunc(s.cfg.Allow, func(r Rule) bool { return len(r.GIDs) > 0 })
 	for _, c := range s.sessions {
-		if byGroup && !c.grouped {
-			// Its groups were not asked for when it came.
-			c.gids, c.grouped = groupsOf(&c.cred), true
-		}
 		pol, ok := s.cfg.policyOf(c.cred.Uid, c.gids)
 		if !ok {
 			go c.cutOff(errorf(permission, "ctrl: uid %d is not allowed any more", c.cred.Uid))
@@ -289,8 +283,7 @@ func (s *Server) ServeConn(fd int) error {
 	return nil
 }
 
-// serve begins a session, in goroutines of its own: to find a user's groups may
-// take a while.
+// serve begins a session, in goroutines of its own.
 func (s *Server) serve(c *seqpacket.Conn) {
 	s.mu.Lock()
 	if s.closed {
@@ -298,12 +291,11 @@ func (s *Server) serve(c *seqpacket.Conn) {
 		c.Close()
 		return
 	}
-	rules := s.cfg.Allow
 	s.wg.Add(1)
 	s.mu.Unlock()
 	go func() {
 		defer s.wg.Done()
-		sess, err := s.admit(c, rules)
+		sess, err := s.admit(c)
 		if err != nil {
 			s.logRefused(err)
 			s.refuse(c, err)
@@ -353,15 +345,16 @@ func (s *Server) refuse(c *seqpacket.Conn, err error) {
 }
 
 // admit makes a session for the client at the other end of c, if it is allowed.
-func (s *Server) admit(c *seqpacket.Conn, rules []Rule) (*session, error) {
+func (s *Server) admit(c *seqpacket.Conn) (*session, error) {
 	cred, err := c.Cred()
 	if err != nil {
 		return nil, fmt.Errorf("ctrl: peer credentials: %w", err)
 	}
-	gids := []uint32{cred.Gid}
-	byGroup := slices.ContainsFunc(rules, func(r Rule) bool { return len(r.GIDs) > 0 })
-	if byGroup {
-		gids = groupsOf(cred)
+	// The kernel's word: the name service may fail, and knows nothing of groups that
+	// newgrp or a unit's SupplementaryGroups gave.
+	gids, err := c.Groups()
+	if err != nil {
+		return nil, fmt.Errorf("ctrl: peer groups: %w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -370,7 +363,6 @@ func (s *Server) admit(c *seqpacket.Conn, rules []Rule) (*session, error) {
 	}
 	sess, err := s.newSession(c, cred, gids)
 	if err == nil {
-		sess.grouped = byGroup
 		s.wg.Add(1) // its writer
 	}
 	return sess, err
@@ -415,10 +407,11 @@ func (s *Server) Close() error {
 func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListener, error) {
 	gid := -1
 	if group != "" {
-		var err error
-		if gid, err = groupID(group); err != nil {
+		n, err := nss.GID(group)
+		if err != nil {
 			return nil, fmt.Errorf("ctrl: socket group: %w", err)
 		}
+		gid = int(n)
 	}
 	if err := removeStale(path); err != nil {
 		return nil, err
@@ -464,34 +457,4 @@ func removeStale(path string) error {
 		return fmt.Errorf("ctrl: stale socket: %w", err)
 	}
 	return nil
-}
-
-func groupID(name string) (int, error) {
-	if n, err := strconv.Atoi(name); err == nil {
-		return n, nil
-	}
-	g, err := user.LookupGroup(name)
-	if err != nil {
-		return 0, err
-	}
-	return strconv.Atoi(g.Gid)
-}
-
-// groupsOf returns the groups of a client's user, its own one first.
-func groupsOf(cred *unix.Ucred) []uint32 {
-	gids := []uint32{cred.Gid}
-	u, err := user.LookupId(strconv.FormatUint(uint64(cred.Uid), 10))
-	if err != nil {
-		return gids
-	}
-	names, err := u.GroupIds()
-	if err != nil {
-		return gids
-	}
-	for _, n := range names {
-		if g, err := strconv.ParseUint(n, 10, 32); err == nil {
-			gids = append(gids, uint32(g))
-		}
-	}
-	return gids
 }

@@ -43,8 +43,7 @@ type session struct {
 	conn    *seqpacket.Conn
 	cred    unix.Ucred
 	log     *zap.Logger
-	gids    []uint32
-	grouped bool                   // gids are all of the user's, not just its own one
+	gids    []uint32               // its effective group first
 	pol     atomic.Pointer[policy] // Reload may change it
 	outMu   sync.Mutex
 	out     []outMessage  // guarded by outMu, which is taken last
