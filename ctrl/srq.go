@@ -19,11 +19,13 @@ type srq struct {
 	uses          int    // queue pairs that take from it
 	onLimit       func() // called from a worker
 
-	mu    sync.Mutex // guards the rest
-	ring  *shm.RQ
-	limit int // 0: not armed
-	taken uint64
-	short uint64 // messages that found no receive
+	ring *shm.RQ // only workers look into it, with mu held
+
+	mu     sync.Mutex // guards the rest
+	limit  int        // 0: not armed
+	posted int        // receives in ring when a worker last looked
+	taken  uint64
+	short  uint64 // messages that found no receive
 }
 
 // NextRecv implements verbs.RecvSource.
@@ -32,10 +34,12 @@ func (q *srq) NextRecv(wr *verbs.RecvWR) bool {
 	defer q.mu.Unlock()
 	if !q.ring.NextRecv(wr) {
 		q.short++
+		q.posted = 0
 		return false
 	}
 	q.taken++
-	if q.limit > 0 && q.ring.Posted() < q.limit {
+	q.posted = q.ring.Posted()
+	if q.limit > 0 && q.posted < q.limit {
 		q.limit = 0
 		q.onLimit()
 	}
@@ -166,7 +170,7 @@ func (c *session) listSRQs(r *ctrlpb.ListSRQs, reply *ctrlpb.Reply) error {
 		q := i.q
 		q.mu.Lock()
 		list.Srqs = append(list.Srqs, &ctrlpb.SRQInfo{
-			Client: i.o.id, Uid: i.o.cred.Uid, Srq: q.handle, Pd: q.pd.handle, Depth: uint32(q.depth), Posted: uint32(q.ring.Posted()),
+			Client: i.o.id, Uid: i.o.cred.Uid, Srq: q.handle, Pd: q.pd.handle, Depth: uint32(q.depth), Posted: uint32(q.posted),
 			Limit: uint32(q.limit), Qps: uint32(q.uses), Index: q.index,
 			Counters: []*ctrlpb.Counter{{Name: "taken", Value: q.taken}, {Name: "empty", Value: q.short}},
 		})

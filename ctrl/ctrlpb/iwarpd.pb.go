@@ -7230,7 +7230,7 @@ type SRQInfo struct {
 	Srq           uint32                 `protobuf:"varint,3,opt,name=srq,proto3" json:"srq,omitempty"`
 	Pd            uint32                 `protobuf:"varint,4,opt,name=pd,proto3" json:"pd,omitempty"`
 	Depth         uint32                 `protobuf:"varint,5,opt,name=depth,proto3" json:"depth,omitempty"`
-	Posted        uint32                 `protobuf:"varint,6,opt,name=posted,proto3" json:"posted,omitempty"` // receives that wait
+	Posted        uint32                 `protobuf:"varint,6,opt,name=posted,proto3" json:"posted,omitempty"` // receives in the queue when a message last took one, 0 before the first
 	Limit         uint32                 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`
 	Qps           uint32                 `protobuf:"varint,8,opt,name=qps,proto3" json:"qps,omitempty"`
 	Index         uint32                 `protobuf:"varint,9,opt,name=index,proto3" json:"index,omitempty"` // key of paging
