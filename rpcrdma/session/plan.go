@@ -262,7 +262,7 @@ func (p *ReplyPlan) External() bool { return p.hdr.Reply != nil && p.format == 2
 // their padding apart. ok false: no format will do, and f is the error to be
 // given to Fail.
 func (s *Session) PlanReply(c *Call, body int, items []Item) (p *ReplyPlan, f wire.Failure, ok bool) {
-	p = &ReplyPlan{inv: c.Inv}
+	p = &ReplyPlan{inv: s.invalidate(c)}
 	// A result goes into the Write chunk in its place (draft section 6.6.3, RFC
 	// 8166 section 4.3.2). An empty chunk asks for it inline (RFC 8166 section
 	// 4.3.2.3).
@@ -405,3 +405,8 @@ func (s *Session) answered(c *Call) bool {
 	s.busy--
 	return true
 }
+	c.handles(func(h uint32) {
+		if s.named[h]--; s.named[h] == 0 {
+			delete(s.named, h)
+		}
+	})
