@@ -34,7 +34,8 @@ func pad(n int) int { return (n + 3) &^ 3 }
 // fits without.
 const smallItem = 256
 
-// continueLimit is the longest body that a continued message of ours may have.
+// continueLimit returns the length of the longest body that a continued message of
+// ours may have now, in bytes; 0: none.
 func (s *Session) continueLimit(call bool) int {
 	t := wire.ReplyMiddle
 	if call {
@@ -42,6 +43,9 @@ func (s *Session) continueLimit(call bool) int {
 	}
 	if s.version != 2 || s.cfg.Continue < 2 || s.refused&(1<<t) != 0 {
 		return 0
+	}
+	if !call {
+		return maxReplyOctets - s.replies.octets
 	}
 	return (s.sendLimit() - wire.PrefixSize - 4 - 600) * s.cfg.Continue
 }
@@ -403,10 +407,10 @@ func (s *Session) answered(c *Call) bool {
 	}
 	c.answered = true
 	s.busy--
-	return true
-}
 	c.handles(func(h uint32) {
 		if s.named[h]--; s.named[h] == 0 {
 			delete(s.named, h)
 		}
 	})
+	return true
+}
