@@ -65,7 +65,7 @@ func (c *session) createSRQ(r *ctrlpb.CreateSRQ, reply *ctrlpb.Reply) ([]int, er
 	if r.Limit > r.Depth {
 		return nil, errorf(invalid, "ctrl: a limit of %d receives, in a queue of %d", r.Limit, r.Depth)
 	}
-	q := &srq{depth: int(r.Depth), maxSGE: int(r.MaxSge), limit: int(r.Limit), size: 8192 + 2*uint64(r.Depth)*(64+16*uint64(r.MaxSge))}
+	q := &srq{depth: int(r.Depth), maxSGE: int(r.MaxSge), limit: int(r.Limit), size: 8192 + 2*entries(r.Depth)*(64+16*uint64(r.MaxSge))}
 	s.mu.Lock()
 	p, err := c.pdOf(r.Pd)
 	if err == nil {
@@ -147,7 +147,7 @@ func (c *session) destroySRQ(h uint32) error {
 	c.give(resSRQs, 1)
 	c.give(resRings, q.size)
 	q.pd.uses--
-	q.ring.Close() // Detach of the last QP has fenced
+	_ = q.ring.Free() // Detach of the last QP has fenced
 	return nil
 }
 

@@ -2611,7 +2611,9 @@ func (x *DestroyChannel) GetChannel() uint32 {
 // ResizeCQ gives a completion queue rings of another depth. The CQReply carries
 // one descriptor, the new ring memfd; the wake-up channel stays. Nothing more is
 // put into the old rings when the reply is there: the client takes what they
-// still hold first, then goes on with the new ones, which are not armed.
+// still hold first, then goes on with the new ones, which are not armed. The next
+// ResizeCQ and DestroyCQ take the pages of the old rings away; until then they
+// count in the quota of ring memory.
 type ResizeCQ struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cq            uint32                 `protobuf:"varint,1,opt,name=cq,proto3" json:"cq,omitempty"`
