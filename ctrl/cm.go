@@ -619,7 +619,7 @@ func (s *Server) forget(c *conn) {
 	if c.lingers && c.listener == nil {
 		// The engine answers for the port while TCP is in TIME-WAIT.
 		c.claim.rests = true
-		s.lingering = append(s.lingering, lingering{c.claim, s.now().Add(lingerTime)})
+		s.lingering = append(s.lingering, lingering{c.claim, s.now().Add(s.cfg.TimeWait)})
 	} else {
 		s.claims.drop(c.claim)
 	}

@@ -558,7 +558,7 @@ func TestDisconnect(t *testing.T) {
 // TestPortRests: the port of a connection that we opened rests if TIME-WAIT is
 // ours, and is free at once otherwise.
 func TestPortRests(t *testing.T) {
-	h := newHarness(t, Config{})
+	h := newHarness(t, Config{TimeWait: 20 * time.Second})
 	c := h.hello(t)
 	pd, cq := c.pd(), c.cq()
 	for _, tt := range []struct {
@@ -606,10 +606,10 @@ func TestPortRests(t *testing.T) {
 				h.mu.Lock()
 				_, err := h.claims.take(p.c.local, 0, false)
 				h.mu.Unlock()
-				if err == nil || !strings.Contains(err.Error(), "rests for") {
+				if err == nil || !strings.Contains(err.Error(), "in TIME-WAIT") {
 					t.Errorf("the port of a connection in TIME-WAIT: %v", err)
 				}
-				h.advance(lingerTime - time.Second)
+				h.advance(h.cfg.TimeWait - time.Second)
 				ports(1, 1)
 				h.advance(2 * time.Second)
 			}

@@ -8,7 +8,7 @@ import (
 )
 
 // Config is what the control plane is set up with. The zero value of each
-// field has a default; Reload may change all but Socket, Mode and Group.
+// field has a default; Reload may change all but Socket, Mode, Group and TimeWait.
 type Config struct {
 	// Socket is the path of the Unix socket; Mode its permission bits, default
 	// 0660; Group the name or number of its group, "" leaves it alone.
@@ -23,7 +23,10 @@ type Config struct {
 	Limits Limits
 
 	Startup StartupDefaults
-	Version string // of the daemon, shown to clients
+	// TimeWait is how long the port of a connection that we opened stays taken after we
+	// closed it in order; default 60 s, TIME-WAIT of Linux.
+	TimeWait time.Duration
+	Version  string // of the daemon, shown to clients
 	// Interface, MTU: shown to clients.
 	Interface string
 	MTU       int
@@ -169,6 +172,9 @@ func (c Config) fill() Config {
 	}
 	if c.Version == "" {
 		c.Version = "devel"
+	}
+	if c.TimeWait == 0 {
+		c.TimeWait = time.Minute
 	}
 	c.Limits = c.Limits.fill()
 	c.Startup = c.Startup.fill()

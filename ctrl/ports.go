@@ -49,7 +49,7 @@ func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, er
 		if c := cs.byAddr[addr]; c != nil {
 			if !listen || c.listening || c.uid != uid {
 				if c.rests {
-					return nil, errorf(portInUse, "ctrl: %v rests for %v after the connection that was made from it (TIME-WAIT, RFC 9293 3.6.1): choose another port", addr, lingerTime)
+					return nil, errorf(portInUse, "ctrl: %v is in TIME-WAIT after the connection that was made from it (RFC 9293 3.6.1): choose another port, or wait (tcp-time-wait)", addr)
 				}
 				return nil, errorf(portInUse, "ctrl: %v is in use by another client of iwarpd: choose another port, or end that client (iwarpctl listen list)", addr)
 			}
@@ -250,7 +250,7 @@ func bindGuard(addr netip.AddrPort, zone string) (fd int, port uint16, err error
 func bindError(addr netip.AddrPort, err error) error {
 	switch {
 	case errors.Is(err, unix.EADDRINUSE) && addr.Port() == 0:
-		return errorf(portInUse, "ctrl: every local port of %v is in use: close connections, wait %v for those that were closed (TIME-WAIT), or widen net.ipv4.ip_local_port_range", addr.Addr(), lingerTime)
+		return errorf(portInUse, "ctrl: every local port of %v is in use: close connections, wait for those in TIME-WAIT (tcp-time-wait), or widen net.ipv4.ip_local_port_range", addr.Addr())
 	case errors.Is(err, unix.EADDRINUSE):
 		return errorf(portInUse, "ctrl: %v is in use by another program: choose another port, or stop that program (ss -ltnp 'sport = :%d')", addr, addr.Port())
 	case errors.Is(err, unix.EADDRNOTAVAIL):

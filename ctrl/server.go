@@ -169,7 +169,7 @@ func (s *Server) Table() *verbs.Table { return s.table }
 func (s *Server) Reload(cfg Config) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	cfg.Socket, cfg.Mode, cfg.Group = s.cfg.Socket, s.cfg.Mode, s.cfg.Group
+	cfg.Socket, cfg.Mode, cfg.Group, cfg.TimeWait = s.cfg.Socket, s.cfg.Mode, s.cfg.Group, s.cfg.TimeWait
 	if cfg.Version == "" {
 		cfg.Version = s.cfg.Version
 	}

@@ -124,7 +124,3 @@ type lateEndpoint struct {
 // has gone: for what was under way, and a few retransmissions of a SHUTDOWN ACK. The port
 // is free meanwhile.
 const lateTime = 10 * time.Second
-
-// lingerTime is how long the port of a connection that we opened stays taken
-// after we closed it in order: TIME-WAIT of Linux.
-const lingerTime = 60 * time.Second

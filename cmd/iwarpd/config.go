@@ -44,6 +44,10 @@ type settings struct {
 	Congestion   string
 	RcvWindow    int
 	KeepAlive    time.Duration // 0: off
+	TCPR2        time.Duration
+	TCPR2SYN     time.Duration
+	UserTimeout  time.Duration // 0: none
+	TimeWait     time.Duration
 	SCTPRTOMin   time.Duration
 	SCTPIdle     time.Duration // 0: off
 	SCTPPerPeer  int
@@ -132,6 +136,10 @@ var keys = slices.Concat([]key{
 	{"congestion-control", "", "cubic", "cubic, newreno or dctcp", oneOf(func(s *settings) *string { return &s.Congestion }, "cubic", "newreno", "dctcp")},
 	{"receive-window", "", "2097152", "octets that a connection may have unread; 65535 to 1 GiB", number(func(s *settings) *int { return &s.RcvWindow }, 65535, 1<<30)},
 	{"keep-alive", "", "30s", "silence after which a peer is asked whether it is there; 0: never", duration(func(s *settings) *time.Duration { return &s.KeepAlive }, 0, 24*time.Hour)},
+	{"tcp-r2", "", "2m", "how long TCP retransmits data without an acknowledgement before it ends the connection (R2)", duration(func(s *settings) *time.Duration { return &s.TCPR2 }, time.Second, 24*time.Hour)},
+	{"tcp-r2-syn", "", "3m", "the same for SYN and SYN-ACK", duration(func(s *settings) *time.Duration { return &s.TCPR2SYN }, time.Second, 24*time.Hour)},
+	{"tcp-user-timeout", "", "0s", "how long sent data may stay unacknowledged, also where the peer's window is closed; 0: no limit", duration(func(s *settings) *time.Duration { return &s.UserTimeout }, 0, 24*time.Hour)},
+	{"tcp-time-wait", "", "1m", "how long a connection that was closed from here, and its port, stay in TIME-WAIT", duration(func(s *settings) *time.Duration { return &s.TimeWait }, time.Second, 4*time.Minute)},
 	{"sctp-rto-min", "", "1s", "least retransmission time-out over SCTP", duration(func(s *settings) *time.Duration { return &s.SCTPRTOMin }, 10*time.Millisecond, time.Minute)},
 	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: for ever", duration(func(s *settings) *time.Duration { return &s.SCTPIdle }, 0, 24*time.Hour)},
 	{"sctp-per-peer", "", "1024", "SCTP associations that one address may open on each queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},

@@ -220,3 +220,28 @@ func TestDistance(t *testing.T) {
 		}
 	}
 }
+
+// TestTCPKeys: the time-outs of TCP reach the engine, and TIME-WAIT the ports too.
+func TestTCPKeys(t *testing.T) {
+	s, err := parse(t, "interface: x\ntcp-r2: 10s\ntcp-r2-syn: 20s\ntcp-user-timeout: 30s\ntcp-time-wait: 40s\nkeep-alive: 60s\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := tcpConfig(s)
+	if c.DataTimeout != 10*time.Second || c.SynTimeout != 20*time.Second || c.UserTimeout != 30*time.Second || c.TimeWait != 40*time.Second {
+		t.Errorf("%+v", c)
+	}
+	if c.KeepAliveIdle != time.Minute || c.KeepAliveInterval*time.Duration(c.KeepAliveCount) != time.Minute {
+		t.Errorf("keep-alive after %v, %d times each %v; want as much again as the silence", c.KeepAliveIdle, c.KeepAliveCount, c.KeepAliveInterval)
+	}
+	if got := ctrlConfig(s, "x", 1500).TimeWait; got != 40*time.Second {
+		t.Errorf("ports rest for %v; want 40s", got)
+	}
+	if s, err = parse(t, "interface: x\n"); err != nil {
+		t.Fatal(err)
+	}
+	// RFC 9293 SHLD-11 and MUST-23.
+	if c = tcpConfig(s); c.DataTimeout < 100*time.Second || c.SynTimeout < 3*time.Minute || c.UserTimeout != 0 || c.TimeWait != time.Minute || c.KeepAliveIdle != 30*time.Second {
+		t.Errorf("defaults: %+v", c)
+	}
+}

@@ -174,6 +174,7 @@ func tcpConfig(s *settings) tcp.Config {
 	c.KeepAliveIdle = s.KeepAlive
 	c.KeepAliveInterval = max(s.KeepAlive/probes, time.Second)
 	c.KeepAliveCount = probes
+	c.DataTimeout, c.SynTimeout, c.UserTimeout, c.TimeWait = s.TCPR2, s.TCPR2SYN, s.UserTimeout, s.TimeWait
 	return c
 }
 
@@ -191,7 +192,8 @@ func bpfMode(s string) bpf.Mode {
 
 func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
 	return ctrl.Config{
-		Socket: s.Socket, Mode: s.SocketMode, Group: s.SocketGroup,
+		TimeWait: s.TimeWait,
+		Socket:   s.Socket, Mode: s.SocketMode, Group: s.SocketGroup,
 		Allow: s.Allow, Limits: s.Limits,
 		Startup: ctrl.StartupDefaults{
 			CRC: s.CRC, CRCPeers: s.CRCPeers, Markers: s.MPAMarkers, Revision: s.MPARevision, NoP2P: !s.MPAPeer,
