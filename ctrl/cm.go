@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
@@ -52,18 +53,19 @@ type conn struct {
 	limit    clock.Time // of the whole set-up, or of the present wait
 	deadline clock.Time // the earlier of limit and st's
 	params   mpa.Params
-	private  []byte          // of the peer
-	waiting  bool            // in listener.waiting
-	sctp     *dataplane.SCTP // nil: TCP
-	enhanced *ddp.Enhanced   // of the peer, over SCTP
-	wantRTR  bool            // the client asks for peer-to-peer mode itself
-	shares   bool            // over SCTP: on an association with others of its client
-	shared   *shared         // which one; nil: none
-	alone    bool            // at least it begins one, for there was no stream
-	redials  int             // how often it sought another stream
-	failure  error           // connSwitching: the start-up failed, and the peer is being told by a Terminate
-	second   bool            // the peer closed first: TIME-WAIT is its
-	lingers  bool            // closed in order: its port must rest
+	private  []byte            // of the peer
+	counted  bool              // in Server.perPeer
+	waiting  bool              // in listener.waiting
+	sctp     *dataplane.SCTP   // nil: TCP
+	neg      mpa.Negotiation   // over SCTP; st has that of TCP
+	peer     *mpa.EnhancedData // what the peer says of its depths; nil: nothing
+	shares   bool              // over SCTP: on an association with others of its client
+	shared   *shared           // which one; nil: none
+	alone    bool              // at least it begins one, for there was no stream
+	redials  int               // how often it sought another stream
+	failure  error             // connSwitching: the start-up failed, and the peer is being told by a Terminate
+	second   bool              // the peer closed first: TIME-WAIT is its
+	lingers  bool              // closed in order: its port must rest
 
 	initiator bool // it sends the MPA request; otherwise it waits for the peer's
 
@@ -143,18 +145,23 @@ func (s *Server) accepted(ev dataplane.Event) {
 		s.engine.Disconnect(ev.Conn, true)
 		return
 	}
+	if s.perPeer[remote.Addr()] >= s.cfg.Startup.PerPeer {
+		l.dropped++
+		s.engine.Disconnect(ev.Conn, true)
+		l.sess.log.Debug("connection dropped: too many of this peer in start-up", zap.Stringer("peer", remote))
+		return
+	}
 	c := &conn{
 		id: ev.Conn, sess: l.sess, listener: l, state: connStartup, worker: ev.Worker, cfg: l.cfg,
-		local: addrPort(ev.Flow.Local, ev.Flow.LocalPort), remote: remote, claim: l.claim,
+		local: addrPort(ev.Flow.Local, ev.Flow.LocalPort), remote: remote, claim: l.claim, counted: true,
 	}
 	c.claim.refs++
+	s.perPeer[remote.Addr()]++
 	s.conns[c.id] = c
 	if l.streaming {
 		s.streamAccepted(c)
 		return
 	}
-	s.makeRoom(l, remote.Addr())
-	l.starting.add(c)
 	s.startup(c)
 }
 
@@ -208,7 +215,7 @@ func (s *Server) pump(c *conn) {
 	case mpa.EventRequest:
 		s.request(c, &ev.Frame)
 	case mpa.EventAccepted:
-		c.params = c.st.Result()
+		c.params, c.peer = c.st.Result(), ev.Frame.Data()
 		if c.initiator {
 			c.private = ev.Frame.PrivateData
 		}
@@ -230,6 +237,7 @@ func (s *Server) pump(c *conn) {
 		if out != nil {
 			s.engine.StreamSend(c.id, out)
 		}
+		c.params = c.st.Result()
 		s.startupFailed(c, ev.Err)
 	}
 	s.arm(c)
@@ -242,7 +250,7 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 		Ird: uint32(f.IRD), Ord: uint32(f.ORD), Revision: uint32(f.Rev), P2P: f.P2P,
 	}
 	if l := c.listener; l != nil {
-		l.starting.remove(c)
+		s.uncountPeer(c)
 		if l.waiting >= l.backlog || c.sess.behind() {
 			// Also for a client that does not keep up: a peer that asks and leaves, over and
 			// over, must not have it cut off.
@@ -255,7 +263,7 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 	} else {
 		ask.Qp = c.qp.num
 	}
-	c.state = connWaiting
+	c.state, c.peer = connWaiting, f.Data()
 	if c.handle == 0 {
 		c.handle = c.sess.newHandle()
 		c.sess.conns[c.handle] = c
@@ -320,8 +328,9 @@ func (c *session) accept(r *ctrlpb.Accept) error {
 	if r.Ord != nil {
 		ord = int(min(*r.Ord, uint32(s.cfg.Startup.MaxIRD)))
 	}
+	var set ddp.Setup
 	if cn.sctp != nil {
-		err = checkPrivate(r.PrivateData)
+		set, err = cn.acceptSetup(r.PrivateData, ird, ord)
 	} else if err = cn.st.Accept(s.now(), r.PrivateData, ird, ord); err != nil {
 		err = errorf(invalid, "ctrl: accept: %w", err)
 	}
@@ -334,7 +343,7 @@ func (c *session) accept(r *ctrlpb.Accept) error {
 	}
 	cn.take(q)
 	if cn.sctp != nil {
-		s.acceptSCTP(cn, r.PrivateData, ird, ord)
+		s.acceptSCTP(cn, set)
 		return nil
 	}
 	s.pump(cn)
@@ -379,6 +388,17 @@ func (s *Server) answered(c *conn) {
 	}
 }
 
+func (s *Server) uncountPeer(c *conn) {
+	if !c.counted {
+		return
+	}
+	c.counted = false
+	a := c.remote.Addr()
+	if s.perPeer[a]--; s.perPeer[a] == 0 {
+		delete(s.perPeer, a)
+	}
+}
+
 // attach takes the connection to full operation; reply is the responder's last
 // frame.
 func (s *Server) attach(c *conn, reply []byte) {
@@ -397,10 +417,12 @@ func (s *Server) established(c *conn) {
 	c.limit = 0
 	s.arm(c)
 	s.counters.established.Add(1)
-	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Established{Established: &ctrlpb.Established{
+	e := &ctrlpb.Established{
 		Conn: c.handle, Qp: c.qp.num, Worker: uint32(c.worker), Local: c.local.String(), Remote: c.remote.String(),
 		PrivateData: c.private, Negotiated: negotiated(&c.params),
-	}}})
+	}
+	e.PeerIrd, e.PeerOrd = depths(c.peer)
+	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Established{Established: e}})
 	c.sess.log.Debug("connection established", zap.Uint32("qp", c.qp.num), zap.Stringer("peer", c.remote),
 		zap.Uint8("mpa", c.params.Rev), zap.Bool("crc", c.params.CRC), zap.Int("ird", c.params.IRD), zap.Int("ord", c.params.ORD))
 }
@@ -419,12 +441,25 @@ func (s *Server) rejected(c *conn, ev *mpa.Event) {
 		s.retry(c, ev.Err.Retry)
 		return
 	}
-	s.counters.rejected.Add(1)
 	s.engine.Disconnect(c.id, true)
-	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Rejected{Rejected: &ctrlpb.Rejected{
-		Conn: c.handle, Qp: c.qp.num, PrivateData: ev.Frame.PrivateData,
-	}}})
+	s.reportRejected(c, ev.Frame.PrivateData, ev.Frame.Data())
+}
+
+// reportRejected reports to the client what the peer's application refused, and forgets c.
+func (s *Server) reportRejected(c *conn, private []byte, peer *mpa.EnhancedData) {
+	s.counters.rejected.Add(1)
+	r := &ctrlpb.Rejected{Conn: c.handle, Qp: c.qp.num, PrivateData: private}
+	r.PeerIrd, r.PeerOrd = depths(peer)
+	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Rejected{Rejected: r}})
 	s.forget(c)
+}
+
+// depths returns the IRD and ORD of the peer's message, nil if there are none.
+func depths(d *mpa.EnhancedData) (ird, ord *uint32) {
+	if d == nil {
+		return nil, nil
+	}
+	return proto.Uint32(uint32(d.IRD)), proto.Uint32(uint32(d.ORD))
 }
 
 // startupFailed ends a start-up that the peer, or time, brought down.
@@ -448,7 +483,6 @@ func (s *Server) startupFailed(c *conn, err *mpa.Error) {
 	}
 	if err.Terminate && c.qp != nil {
 		c.failure, c.state, c.limit = failure, connSwitching, s.now().Add(closeTimeout)
-		c.params = c.st.Result()
 		s.engine.Attach(c.id, dataplane.Attachment{QP: c.qp.binding, Params: c.params, Fail: err.Term})
 		return
 	}
@@ -601,9 +635,7 @@ func (s *Server) forget(c *conn) {
 	}
 	delete(s.conns, c.id)
 	delete(s.pending, c)
-	if c.listener != nil {
-		c.listener.starting.remove(c)
-	}
+	s.uncountPeer(c)
 	s.answered(c)
 	s.unhold(c)
 	s.unshare(c)

@@ -346,16 +346,12 @@ func TestBadPeers(t *testing.T) {
 	if _, abort := garbage.ended(); !abort {
 		t.Error("garbage is not reset")
 	}
-	late := []*mpaPeer{silent}
-	for i := range 5 {
-		late = append(late, h.arrive(t, netip.AddrPortFrom(netip.MustParseAddr("10.0.0.3"), uint16(10+i)).String(), 7174, cfg))
-	}
-	for i, want := range []bool{true, true, false, false, false, false} { // the oldest make room
-		if _, abort := late[i].ended(); abort != want {
+	for i, want := range []bool{false, false, false, true, true} {
+		p := h.arrive(t, netip.AddrPortFrom(netip.MustParseAddr("10.0.0.3"), uint16(10+i)).String(), 7174, cfg)
+		if _, abort := p.ended(); abort != want {
 			t.Errorf("silent connection %d of one peer: reset %v", i, abort)
 		}
 	}
-	silent = late[5]
 	good := h.arrive(t, "10.0.0.4:1", 7174, cfg)
 	good.send()
 	first := c.event().GetConnectRequest()
@@ -385,10 +381,8 @@ func TestBadPeers(t *testing.T) {
 	if ev := c.event().GetConnectGone(); ev.GetError().GetCode() != ctrlpb.Code_CODE_TIMEOUT {
 		t.Errorf("event %v", ev)
 	}
-	for _, l := range h.listeners {
-		if l.starting.n != 0 {
-			t.Errorf("still counted: %v", l.starting)
-		}
+	if len(h.perPeer) != 0 {
+		t.Errorf("peers still counted: %v", h.perPeer)
 	}
 }
 
@@ -428,7 +422,7 @@ func TestClientDies(t *testing.T) {
 		h.settled(t)
 		st := h.Status()
 		h.mu.Lock()
-		left := len(h.conns) + len(h.pending) + len(h.qps) + len(h.usage) + len(h.listeners) + len(h.claims.byAddr)
+		left := len(h.conns) + len(h.pending) + len(h.qps) + len(h.usage) + len(h.listeners) + len(h.claims.byAddr) + len(h.perPeer)
 		h.mu.Unlock()
 		if left != 0 || st.Mrs+st.Qps+st.Conns+st.Listens+st.Cqs+st.Pds != 0 || h.table.Len() != 0 || h.steer.len() != 0 {
 			t.Errorf("%s: left behind: %d entries, %v, %d endpoints", at, left, st, h.steer.len())
@@ -452,7 +446,7 @@ func TestStartupTerminate(t *testing.T) {
 	p, _ := h.dial(t, c, reqConnect(c.qp(), peerA.String()), mpa.DefaultConfig())
 	p.event(mpa.EventRequest)
 	// A peer that wants more reads outstanding than we can take (RFC 6581 9.1).
-	f := mpa.Frame{Reply: true, CRC: true, Enhanced: true, Rev: 2, IRD: 1, ORD: 100, P2P: true, RTR: mpa.RTRs(mpa.RTRWrite)}
+	f := mpa.Frame{Reply: true, CRC: true, Enhanced: true, Rev: 2, EnhancedData: mpa.EnhancedData{IRD: 1, ORD: 100, P2P: true, RTR: mpa.RTRs(mpa.RTRWrite)}}
 	b, err := f.Append(nil)
 	if err != nil {
 		t.Fatal(err)

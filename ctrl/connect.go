@@ -19,7 +19,7 @@ func (s *Server) mpaConfig(w *ctrlpb.Startup) (mpa.Config, error) {
 	cfg.CRC, cfg.Markers = w == nil || w.Crc == nil || *w.Crc, d.Markers
 	cfg.Rev, cfg.Enhanced = uint8(d.Revision), d.Revision >= 2
 	cfg.P2P, cfg.RTR = !d.NoP2P, mpa.RTRs(d.RTR)
-	cfg.IRD, cfg.ORD, cfg.MaxIRD = d.IRD, d.ORD, d.MaxIRD
+	cfg.IRD, cfg.ORD, cfg.MaxIRD, cfg.MaxORD = d.IRD, d.ORD, d.MaxIRD, d.MaxIRD
 	cfg.Timeout, cfg.Decision = d.Timeout, d.Accept
 	fallback := !d.NoFallback
 	if w != nil {
@@ -90,11 +90,6 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	if local.Addr().IsValid() && local.Addr().Is4() != remote.Addr().Is4() {
 		return errorf(invalid, "ctrl: local %v and remote %v are of different families", local.Addr(), remote.Addr())
 	}
-	if local.Port() != 0 {
-		if err := c.mayBind(local.Port()); err != nil {
-			return err
-		}
-	}
 	for _, a := range []*netip.AddrPort{&local, &remote} {
 		to, err := s.unzoned(a.Addr())
 		if err != nil {
@@ -121,6 +116,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	if err != nil {
 		return err
 	}
+	setSCTP(&cfg, o, r.Startup.GetP2P())
 	cfg.PrivateData = r.PrivateData
 	if err := cfg.Validate(); err != nil {
 		return errorf(invalid, "ctrl: %w", err)
@@ -135,7 +131,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	}
 	cn := &conn{
 		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, limit: s.now().Add(timeout), streaming: r.Streaming, sctp: o,
-		wantRTR: r.Startup.GetP2P(), shares: o != nil && r.Startup.GetSharedAssociation(),
+		shares: o != nil && r.Startup.GetSharedAssociation(),
 	}
 	c.conns[cn.handle] = cn
 	cn.take(q)

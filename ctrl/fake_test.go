@@ -48,6 +48,8 @@ type fakeConn struct {
 	sent          []byte
 	consumed      int
 	attached      *dataplane.Attachment
+	asked         ddp.Setup  // of Connect, over SCTP
+	answer        *ddp.Setup // of Answer
 	ended, abort  bool
 }
 
@@ -110,7 +112,7 @@ func (e *fakeEngine) Connect(id dataplane.ConnID, r dataplane.ConnectRequest) er
 	e.connects = append(e.connects, r.Remote)
 	err, hold := e.refuse, e.hold
 	if err == nil {
-		e.conns[id] = &fakeConn{local: r.Local, remote: r.Remote}
+		e.conns[id] = &fakeConn{local: r.Local, remote: r.Remote, asked: r.Setup}
 	}
 	e.mu.Unlock()
 	e.calls <- "connect"
@@ -135,7 +137,10 @@ func (e *fakeEngine) with(id dataplane.ConnID, f func(*fakeConn)) {
 	}
 }
 
-func (e *fakeEngine) Answer(dataplane.ConnID, ddp.Setup, dataplane.Attachment) {}
+func (e *fakeEngine) Answer(id dataplane.ConnID, set ddp.Setup, a dataplane.Attachment) {
+	e.with(id, func(c *fakeConn) { c.answer, c.attached = &set, &a })
+	e.calls <- "answer"
+}
 
 func (e *fakeEngine) StreamSend(id dataplane.ConnID, b []byte) {
 	e.with(id, func(c *fakeConn) { c.sent = append(c.sent, b...) })

@@ -79,28 +79,30 @@ func (c *conn) llp() string {
 	return "tcp"
 }
 
-// initiateSetup is what our Initiate says. The draft has no enhanced set-up. A
-// ready-to-receive message is offered only to a client that asks for it: over SCTP
-// either side may send first without one (RFC 6581 section 7).
-func (c *conn) initiateSetup() ddp.Setup {
-	set := ddp.Setup{Private: c.cfg.PrivateData}
-	if c.cfg.Enhanced && c.sctp.Profile == ddp.RFC5043 {
-		set.Enhanced = &ddp.Enhanced{IRD: uint16(c.cfg.IRD), ORD: uint16(c.cfg.ORD), PeerToPeer: c.wantRTR}
-		if c.wantRTR {
-			set.Enhanced.RTR = uint8(c.cfg.RTR)
-		}
+// setSCTP fits the settings of a connection to its transport. The draft has no enhanced
+// set-up. Over SCTP a ready-to-receive indication is offered only to a client that asks for
+// it: either side may send first without one (RFC 6581 section 7).
+func setSCTP(cfg *mpa.Config, o *dataplane.SCTP, p2p bool) {
+	if o == nil {
+		return
 	}
-	return set
+	cfg.Enhanced = cfg.Enhanced && o.Profile == ddp.RFC5043
+	cfg.P2P = cfg.Enhanced && p2p
 }
 
-// sctpParams is what full operation runs with when nothing was negotiated. SCTP has a
-// CRC32c of its own.
-func (c *conn) sctpParams() mpa.Params {
-	p := mpa.Params{CRC: true, Rev: 1, IRD: c.cfg.IRD, ORD: c.cfg.ORD, Initiator: c.listener == nil}
-	if c.enhanced != nil {
-		p.Rev, p.Enhanced = 2, true
+// initiateSetup begins the negotiation, and returns what our Initiate says. Called with
+// Server.mu held.
+func (c *conn) initiateSetup() ddp.Setup {
+	c.neg = mpa.NewNegotiation(&c.cfg)
+	return ddp.Setup{Private: c.cfg.PrivateData, Enhanced: c.neg.Request()}
+}
+
+// setParams sets what full operation over SCTP runs with. SCTP has a CRC32c of its own.
+func (c *conn) setParams() {
+	c.params = mpa.Params{CRC: true, Rev: 1, Initiator: c.listener == nil}
+	if c.neg.Apply(&c.params); c.params.Enhanced {
+		c.params.Rev = 2
 	}
-	return p
 }
 
 // joinedSCTP keeps the port of an association steered while it lasts: a SHUTDOWN comes
@@ -169,45 +171,36 @@ func (s *Server) requestSCTP(ev dataplane.Event) {
 		return
 	}
 	c := &conn{
-		id: ev.Conn, sess: l.sess, listener: l, state: connStartup, worker: ev.Worker, cfg: l.cfg, sctp: l.sctp, enhanced: ev.Setup.Enhanced,
+		id: ev.Conn, sess: l.sess, listener: l, state: connStartup, worker: ev.Worker, cfg: l.cfg, sctp: l.sctp,
 		local: addrPort(ev.Flow.Local, ev.Flow.LocalPort), remote: addrPort(ev.Flow.Remote, ev.Flow.RemotePort), claim: l.claim,
 	}
 	c.claim.refs++
 	s.conns[c.id] = c
+	c.neg = mpa.NewNegotiation(&c.cfg)
+	c.neg.HandleRequest(ev.Setup.Enhanced)
 	f := mpa.Frame{PrivateData: ev.Setup.Private, Rev: 1}
-	if e := c.enhanced; e != nil {
-		f.Rev, f.IRD, f.ORD, f.P2P = 2, e.IRD, e.ORD, e.PeerToPeer
+	if d := c.neg.Peer(); d != nil {
+		f.Rev, f.Enhanced, f.EnhancedData = 2, true, *d
 	}
 	s.request(c, &f)
 	s.arm(c)
 }
 
-// acceptSCTP answers an Initiate for the client. ird and ord are the client's, or
-// negative.
-func (s *Server) acceptSCTP(c *conn, private []byte, ird, ord int) {
-	c.params = c.sctpParams()
-	if ird >= 0 {
-		c.params.IRD = ird
+// acceptSetup is what our Accept says. ird and ord are the client's, or negative.
+func (c *conn) acceptSetup(private []byte, ird, ord int) (set ddp.Setup, err error) {
+	if err = checkPrivate(private); err != nil {
+		return set, err
 	}
-	if ord >= 0 {
-		c.params.ORD = ord
+	if set.Enhanced, err = c.neg.Accept(ird, ord); err != nil {
+		return set, errorf(invalid, "ctrl: accept: %w", err)
 	}
-	set := ddp.Setup{Private: private}
-	if e := c.enhanced; e != nil {
-		// RFC 6581 9.1: our Reads within what the peer takes, and what it asks for as
-		// far as we can.
-		if ird < 0 && e.ORD != ddp.NoNegotiation {
-			c.params.IRD = min(max(c.params.IRD, int(e.ORD)), c.cfg.MaxIRD)
-		}
-		if e.IRD != ddp.NoNegotiation {
-			c.params.ORD = min(c.params.ORD, int(e.IRD))
-		}
-		set.Enhanced = &ddp.Enhanced{IRD: uint16(c.params.IRD), ORD: uint16(c.params.ORD), PeerToPeer: e.PeerToPeer}
-		if e.PeerToPeer {
-			set.Enhanced.RTR = uint8(mpa.RTRWrite) // needs nothing of the receiver
-			c.params.RTR = mpa.RTRWrite
-		}
-	}
+	set.Private = private
+	return set, nil
+}
+
+// acceptSCTP answers an Initiate for the client.
+func (s *Server) acceptSCTP(c *conn, set ddp.Setup) {
+	c.setParams()
 	c.state = connSwitching
 	c.limit = s.now().Add(s.cfg.Startup.Timeout)
 	s.engine.Answer(c.id, set, dataplane.Attachment{QP: c.qp.binding, Params: c.params})
@@ -216,26 +209,8 @@ func (s *Server) acceptSCTP(c *conn, private []byte, ird, ord int) {
 
 // rejectSCTP refuses an Initiate for the client.
 func (s *Server) rejectSCTP(c *conn, private []byte) {
-	set := ddp.Setup{Private: private}
-	if c.enhanced != nil {
-		set.Enhanced = &ddp.Enhanced{IRD: uint16(c.cfg.IRD), ORD: uint16(c.cfg.ORD)}
-	}
-	s.engine.Answer(c.id, set, dataplane.Attachment{})
+	s.engine.Answer(c.id, ddp.Setup{Private: private, Enhanced: c.neg.Reject()}, dataplane.Attachment{})
 	s.forget(c)
-}
-
-// chooseRTR returns the kind that needs the least of the receiver; a Read needs that we
-// may have one outstanding.
-func chooseRTR(set mpa.RTRs, ord int) mpa.RTR {
-	switch {
-	case set.Has(mpa.RTRWrite):
-		return mpa.RTRWrite
-	case set.Has(mpa.RTRRead) && ord > 0:
-		return mpa.RTRRead
-	case set.Has(mpa.RTRSend):
-		return mpa.RTRSend
-	}
-	return mpa.RTRNone
 }
 
 // answeredSCTP takes the peer's answer to our Initiate.
@@ -244,33 +219,22 @@ func (s *Server) answeredSCTP(c *conn, ev dataplane.Event) {
 		return
 	}
 	if ev.Kind == dataplane.EventRejected {
-		s.counters.rejected.Add(1)
-		r := &ctrlpb.Rejected{Conn: c.handle, Qp: c.qp.num}
-		if ev.Setup != nil {
-			r.PrivateData = ev.Setup.Private
+		set := ev.Setup
+		if set == nil { // refused by a Terminate, which says nothing
+			set = &ddp.Setup{}
 		}
-		c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Rejected{Rejected: r}})
-		s.forget(c)
+		c.neg.HandleReject(set.Enhanced)
+		s.reportRejected(c, set.Private, c.neg.Peer())
 		return
 	}
-	c.private, c.enhanced = ev.Setup.Private, ev.Setup.Enhanced
-	c.params = c.sctpParams()
-	if e := c.enhanced; e != nil {
-		if e.ORD != ddp.NoNegotiation {
-			c.params.IRD = min(max(c.params.IRD, int(e.ORD)), c.cfg.MaxIRD)
-		}
-		if e.IRD != ddp.NoNegotiation {
-			c.params.ORD = min(c.params.ORD, int(e.IRD))
-		}
-		if c.wantRTR && e.PeerToPeer {
-			c.params.RTR = chooseRTR(mpa.RTRs(e.RTR)&c.cfg.RTR, c.params.ORD)
-			if c.params.RTR == mpa.RTRNone {
-				s.engine.Disconnect(c.id, true)
-				s.failConn(c, errorf(refused, "ctrl: the peer %v takes no ready-to-receive message that we may send (RFC 6581 section 9.2)", c.remote))
-				return
-			}
-		}
+	c.private = ev.Setup.Private
+	err := c.neg.HandleAccept(ev.Setup.Enhanced)
+	c.setParams()
+	if err != nil {
+		s.startupFailed(c, err)
+	} else {
+		c.peer = c.neg.Peer()
+		s.attach(c, nil)
 	}
-	s.attach(c, nil)
 	s.arm(c)
 }

@@ -43,7 +43,8 @@ type session struct {
 	conn    *seqpacket.Conn
 	cred    unix.Ucred
 	log     *zap.Logger
-	gids    []uint32               // its effective group first
+	gids    []uint32
+	grouped bool                   // gids are all of the user's, not just its own one
 	pol     atomic.Pointer[policy] // Reload may change it
 	outMu   sync.Mutex
 	out     []outMessage  // guarded by outMu, which is taken last
@@ -345,7 +346,7 @@ func (s *Server) newBells(workers, bits int) (bells []*shm.Doorbells, fds []int,
 		if err != nil {
 			seqpacket.CloseAll(fds)
 			for _, b := range bells {
-				_ = b.Free()
+				b.Close()
 			}
 		}
 	}()
@@ -512,7 +513,6 @@ func (c *session) teardown() {
 		s.engine.Unbind(c.binding)
 	}
 	s.mu.Lock()
-	closing := s.closed
 	mrs, mws, cqs, srqs := values(c.mrs), values(c.mws), values(c.cqs), values(c.srqs)
 	for _, w := range mws { // before the regions they are bound to
 		_ = s.table.Deregister(w.window)
@@ -531,20 +531,16 @@ func (c *session) teardown() {
 		c.unmapMR(m)
 	}
 	for _, q := range cqs {
-		if closing {
-			q.ring.Close() // the client finds what was completed
-		} else {
-			_ = q.ring.Free()
-		}
+		q.ring.Close()
 	}
 	for _, q := range srqs {
-		_ = q.ring.Free()
+		q.ring.Close()
 	}
 	for _, ch := range c.channels { // their queues are closed
 		unix.Close(ch.wake)
 	}
 	for _, b := range c.bells {
-		_ = b.Free()
+		b.Close()
 	}
 
 	s.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp/session"
 )
@@ -143,10 +144,20 @@ func (w *worker) attachSCTP(c *conn, a Attachment) {
 	c.qp.QP.Start(rdmap.Config{IRD: a.Params.IRD, ORD: a.Params.ORD})
 	c.stream = c.qp.QP.Stream()
 	c.mode = modeFull
-	if a.Params.RTR != 0 && a.Params.Initiator {
+	switch {
+	case a.Fail != nil:
+		c.stream.Fail(a.Fail, nil)
+		w.violation(c, a.Fail)
+	case a.Params.RTR == mpa.RTRNone:
+	case a.Params.Initiator:
 		c.stream.SendRTR(rtrKind(a.Params.RTR))
+	default:
+		c.stream.ExpectRTR(rtrKind(a.Params.RTR))
 	}
-	w.event(c, EventEstablished, nil, nil)
+	if a.Fail == nil {
+		// Either side may send first (RFC 6581 section 7): a responder does not wait for the RTR.
+		w.event(c, EventEstablished, nil, nil)
+	}
 	if err := as.mux.Attach(c.sid, &ddpSink{w, c}); err != nil {
 		w.abort(c, err)
 	}

@@ -192,7 +192,7 @@ func TestSCTPFallback(t *testing.T) {
 		ha.w.turn()
 		id := ha.w.newID()
 		flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
-		set := session.Setup{Private: []byte("hello"), Enhanced: &session.Enhanced{IRD: 4, ORD: 4}}
+		set := session.Setup{Private: []byte("hello"), Enhanced: &mpa.EnhancedData{IRD: 4, ORD: 4}}
 		if err := ha.w.connectSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Fallback: may}, set, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -225,6 +225,53 @@ func TestSCTPFallback(t *testing.T) {
 			t.Errorf("%d retries", n)
 		}
 		ha.w.disconnect(ha.w.conns[id], false)
+		s.closedSCTP()
+	}
+}
+
+// TestSCTPRTR: each kind of ready-to-receive indication is sent first, and takes no receive
+// (RFC 6581 sections 7 and 9.2).
+func TestSCTPRTR(t *testing.T) {
+	for _, rtr := range []mpa.RTR{mpa.RTRSend, mpa.RTRWrite, mpa.RTRRead} {
+		t.Run(rtr.String(), func(t *testing.T) {
+			s := newSim(t, link.PipeConfig{})
+			qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+			qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 9, SGEs: qb.sge(0, 100)})
+			a, b := s.openSCTPParams(SCTP{}, false, mpa.Params{RTR: rtr, IRD: 1, ORD: 1}, nil, qa, qb)
+			s.post(a, qa, verbs.SendWR{ID: 3, Op: rdmap.OpSend, SGEs: qa.sge(0, 50)})
+			s.until("received", func() bool { return len(qb.wcs) == 1 })
+			if wc := qb.wcs[0]; wc.ID != 9 || wc.Status != verbs.WCSuccess || wc.Len != 50 {
+				t.Errorf("receive completed as %+v", wc)
+			}
+			want := map[mpa.RTR]rdmap.Op{mpa.RTRSend: rdmap.OpSend, mpa.RTRWrite: rdmap.OpWrite, mpa.RTRRead: rdmap.OpRead}[rtr]
+			if got := b.stream.RTR(); got != want {
+				t.Errorf("the RTR was a %v", got)
+			}
+			s.hosts[0].w.disconnect(a, false)
+			s.closed(0)
+			s.closed(1)
+			s.closedSCTP()
+		})
+	}
+}
+
+// TestSCTPStartupFails: an initiator that cannot do what the answer asks for sends a
+// Terminate with the code of RFC 6581 section 8, and the session ends.
+func TestSCTPStartupFails(t *testing.T) {
+	for _, want := range []*term.Error{term.ErrMPAIRD, term.ErrMPARTR} {
+		s := newSim(t, link.PipeConfig{})
+		qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+		s.openSCTPParams(SCTP{}, false, mpa.Params{IRD: 1, ORD: 1}, want, qa, qb)
+		s.closed(0)
+		if _, ok := s.hosts[0].take(EventEstablished); ok {
+			t.Error("established")
+		}
+		if ev := s.closed(1); !errors.Is(ev.Err, want) {
+			t.Errorf("the responder was closed by %v", ev.Err)
+		}
+		if ev, ok := s.hosts[1].take(EventTerminated); !ok || !errors.Is(ev.Err, want) {
+			t.Errorf("EventTerminated %v, %v", ev.Err, ok)
+		}
 		s.closedSCTP()
 	}
 }

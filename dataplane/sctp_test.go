@@ -13,6 +13,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/impair"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
@@ -70,10 +71,17 @@ func (s *sim) connect(overSCTP bool, qa, qb *simQP) *conn {
 // openSCTPWith is openSCTP with an IP version and a number of Reads.
 func (s *sim) openSCTPWith(o SCTP, v6 bool, reads int, qa, qb *simQP) (a, b *conn) {
 	s.t.Helper()
+	return s.openSCTPParams(o, v6, mpa.Params{IRD: reads, ORD: reads}, nil, qa, qb)
+}
+
+// openSCTPParams is openSCTP with what full operation runs with, and, if not nil, with what
+// the initiator finds wrong of the answer.
+func (s *sim) openSCTPParams(o SCTP, v6 bool, p mpa.Params, fail *term.Error, qa, qb *simQP) (a, b *conn) {
+	s.t.Helper()
 	a, req := s.requestSCTP(o, v6)
 	ha, hb := s.hosts[0], s.hosts[1]
 	b = hb.w.conns[req.Conn]
-	hb.w.answerSCTP(b, session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: reads, ORD: reads}})
+	hb.w.answerSCTP(b, session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: p})
 	var ans Event
 	s.until("answer", func() bool {
 		ev, ok := ha.take(EventAnswer)
@@ -85,7 +93,8 @@ func (s *sim) openSCTPWith(o SCTP, v6 bool, reads int, qa, qb *simQP) (a, b *con
 	if string(ans.Setup.Private) != "welcome" || ans.Conn != a.id {
 		s.t.Fatalf("answer %+v", ans)
 	}
-	ha.w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: mpa.Params{IRD: reads, ORD: reads, Initiator: true}})
+	p.Initiator = true
+	ha.w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: p, Fail: fail})
 	return a, b
 }
 

@@ -14,60 +14,8 @@ const (
 	MaxFrameLen    = HeaderLen + MaxPrivateData
 )
 
-// NoNegotiation is the value of IRD or ORD that leaves this depth to the ULPs
-// (RFC 6581 section 9.1). Every negotiated depth is smaller.
-const NoNegotiation = 0x3FFF
-
 // Highest revision that this package speaks (RFC 6581 section 6).
 const MaxRev = 2
-
-// RTR is a kind of ready-to-receive indication: what the initiator of a
-// peer-to-peer connection sends first (RFC 6581 section 9.2).
-type RTR uint8
-
-// Kinds of RTR. Each is a bit, so that a set of them is their union.
-const (
-	RTRNone  RTR = 0
-	RTRSend  RTR = 1 << 0 // flag B: zero-length Send
-	RTRWrite RTR = 1 << 1 // flag C: zero-length RDMA Write
-	RTRRead  RTR = 1 << 2 // flag D: zero-length RDMA Read
-)
-
-// String returns the name of the kind.
-func (r RTR) String() string {
-	switch r {
-	case RTRNone:
-		return "none"
-	case RTRSend:
-		return "send"
-	case RTRWrite:
-		return "write"
-	case RTRRead:
-		return "read"
-	}
-	return "invalid"
-}
-
-// RTRs is a set of kinds of RTR.
-type RTRs uint8
-
-// AllRTRs holds every kind.
-const AllRTRs = RTRs(RTRSend | RTRWrite | RTRRead)
-
-// Has reports whether r is in s.
-func (s RTRs) Has(r RTR) bool { return r != RTRNone && s&RTRs(r) == RTRs(r) }
-
-// prefer picks one kind of the set, RTRNone of an empty one. A Write costs the
-// peer nothing, a Read takes a place in its IRRQ, and a Send is what the fewest
-// peers support.
-func (s RTRs) prefer() RTR {
-	for _, r := range [...]RTR{RTRWrite, RTRRead, RTRSend} {
-		if s.Has(r) {
-			return r
-		}
-	}
-	return RTRNone
-}
 
 // Errors of Decode and Append. ErrShort asks for more octets; the others mark
 // a frame that is improperly formatted.
@@ -93,16 +41,6 @@ const (
 	flagS = 0x10
 )
 
-// Control flags in the enhanced data: A and B above IRD, C and D above ORD
-// (RFC 6581 section 9).
-const (
-	ctrlA     = 1 << 31
-	ctrlB     = 1 << 30
-	ctrlC     = 1 << 15
-	ctrlD     = 1 << 14
-	ctrlDepth = 0x3FFF
-)
-
 // Frame is an MPA Request or Reply Frame (RFC 5044 section 7.1.1, RFC 6581
 // sections 6 and 9).
 type Frame struct {
@@ -113,10 +51,7 @@ type Frame struct {
 	Enhanced bool // S: the Private Data begins with IRD, ORD and the control flags
 	Rev      uint8
 
-	// What follows has a meaning if Enhanced is set.
-	IRD, ORD uint16 // 14 bits each
-	P2P      bool   // A
-	RTR      RTRs   // B, C, D; empty if A is clear
+	EnhancedData // of the sender, if Enhanced is set
 
 	PrivateData []byte // the ULP's, without the enhanced data
 }
@@ -130,15 +65,32 @@ func (f *Frame) Len() int {
 	return n
 }
 
-// Append adds the frame's octets to dst. It fails with ErrPDLength or ErrDepth,
+// Data returns the enhanced data, nil if there are none.
+func (f *Frame) Data() *EnhancedData {
+	if !f.Enhanced {
+		return nil
+	}
+	return &f.EnhancedData
+}
+
+// setData makes d the enhanced data; nil: there are none.
+func (f *Frame) setData(d *EnhancedData) {
+	if f.Enhanced = d != nil; f.Enhanced {
+		f.EnhancedData = *d
+	}
+}
+
+// Append adds the frame's bytes to dst. It fails with ErrPDLength or ErrDepth,
 // and then returns dst as it was.
 func (f *Frame) Append(dst []byte) ([]byte, error) {
 	pd := f.Len() - HeaderLen
 	if pd > MaxPrivateData {
 		return dst, ErrPDLength
 	}
-	if f.Enhanced && (f.IRD > ctrlDepth || f.ORD > ctrlDepth) {
-		return dst, ErrDepth
+	if f.Enhanced {
+		if err := f.EnhancedData.Validate(); err != nil {
+			return dst, err
+		}
 	}
 	key, flags := keyRequest, byte(0)
 	if f.Reply {
@@ -156,27 +108,9 @@ func (f *Frame) Append(dst []byte) ([]byte, error) {
 	dst = append(dst, flags, f.Rev)
 	dst = binary.BigEndian.AppendUint16(dst, uint16(pd))
 	if f.Enhanced {
-		dst = binary.BigEndian.AppendUint32(dst, f.enhanced())
+		dst = f.EnhancedData.Append(dst)
 	}
 	return append(dst, f.PrivateData...), nil
-}
-
-func (f *Frame) enhanced() uint32 {
-	w := uint32(f.IRD)<<16 | uint32(f.ORD)
-	if !f.P2P { // then B, C and D are zero too (RFC 6581 section 9.2)
-		return w
-	}
-	w |= ctrlA
-	if f.RTR.Has(RTRSend) {
-		w |= ctrlB
-	}
-	if f.RTR.Has(RTRWrite) {
-		w |= ctrlC
-	}
-	if f.RTR.Has(RTRRead) {
-		w |= ctrlD
-	}
-	return w
 }
 
 // Decode reads a startup frame from the front of b, of which it takes n
@@ -215,25 +149,8 @@ func Decode(b []byte) (f Frame, n int, err error) {
 	}
 	f.PrivateData = b[HeaderLen:n:n]
 	if f.Enhanced {
-		f.setEnhanced(binary.BigEndian.Uint32(f.PrivateData))
+		_ = f.EnhancedData.Decode(f.PrivateData) // there are enough bytes
 		f.PrivateData = f.PrivateData[EnhancedLen:]
 	}
 	return f, n, nil
-}
-
-func (f *Frame) setEnhanced(w uint32) {
-	f.IRD, f.ORD = uint16(w>>16)&ctrlDepth, uint16(w)&ctrlDepth
-	if w&ctrlA == 0 {
-		return // B, C and D are ignored (RFC 6581 section 9.2)
-	}
-	f.P2P = true
-	if w&ctrlB != 0 {
-		f.RTR |= RTRs(RTRSend)
-	}
-	if w&ctrlC != 0 {
-		f.RTR |= RTRs(RTRWrite)
-	}
-	if w&ctrlD != 0 {
-		f.RTR |= RTRs(RTRRead)
-	}
 }

@@ -27,15 +27,15 @@ var frameVectors = []struct {
 	{"rejecting reply", hexRep + "60010002beef",
 		Frame{Reply: true, Reject: true, CRC: true, Rev: 1, PrivateData: []byte{0xbe, 0xef}}},
 	{"revision 2 without S", hexReq + "40020001aa", Frame{CRC: true, Rev: 2, PrivateData: []byte{0xaa}}},
-	{"soft-iWARP request", hexReq + "1002000400010001", Frame{Enhanced: true, Rev: 2, IRD: 1, ORD: 1}},
+	{"soft-iWARP request", hexReq + "1002000400010001", Frame{Enhanced: true, Rev: 2, EnhancedData: EnhancedData{IRD: 1, ORD: 1}}},
 	{"soft-iWARP peer-to-peer request", hexReq + "100200048001c001",
-		Frame{Enhanced: true, Rev: 2, IRD: 1, ORD: 1, P2P: true, RTR: RTRs(RTRWrite | RTRRead)}},
+		Frame{Enhanced: true, Rev: 2, EnhancedData: EnhancedData{IRD: 1, ORD: 1, P2P: true, RTR: RTRs(RTRWrite | RTRRead)}}},
 	{"soft-iWARP peer-to-peer reply", hexRep + "1002000480018001",
-		Frame{Reply: true, Enhanced: true, Rev: 2, IRD: 1, ORD: 1, P2P: true, RTR: RTRs(RTRWrite)}},
+		Frame{Reply: true, Enhanced: true, Rev: 2, EnhancedData: EnhancedData{IRD: 1, ORD: 1, P2P: true, RTR: RTRs(RTRWrite)}}},
 	{"no negotiation, all kinds of RTR", hexReq + "50020006ffffffff0102",
-		Frame{CRC: true, Enhanced: true, Rev: 2, IRD: NoNegotiation, ORD: NoNegotiation, P2P: true, RTR: AllRTRs, PrivateData: []byte{1, 2}}},
+		Frame{CRC: true, Enhanced: true, Rev: 2, EnhancedData: EnhancedData{IRD: NoNegotiation, ORD: NoNegotiation, P2P: true, RTR: AllRTRs}, PrivateData: []byte{1, 2}}},
 	{"Send only", hexReq + "50020004c0020003",
-		Frame{CRC: true, Enhanced: true, Rev: 2, IRD: 2, ORD: 3, P2P: true, RTR: RTRs(RTRSend)}},
+		Frame{CRC: true, Enhanced: true, Rev: 2, EnhancedData: EnhancedData{IRD: 2, ORD: 3, P2P: true, RTR: RTRs(RTRSend)}}},
 }
 
 func unhex(t testing.TB, s string) []byte {
@@ -88,7 +88,7 @@ func TestFrameDecodeLenient(t *testing.T) {
 		{"S is reserved below revision 2", hexReq + "50010000", Frame{CRC: true, Rev: 1}},
 		{"S is reserved below revision 2, with data", hexReq + "50010004c0020003",
 			Frame{CRC: true, Rev: 1, PrivateData: []byte{0xc0, 2, 0, 3}}},
-		{"B, C, D are ignored without A", hexReq + "100200044001c001", Frame{Enhanced: true, Rev: 2, IRD: 1, ORD: 1}},
+		{"B, C, D are ignored without A", hexReq + "100200044001c001", Frame{Enhanced: true, Rev: 2, EnhancedData: EnhancedData{IRD: 1, ORD: 1}}},
 		{"any revision", hexReq + "10ff000400000000", Frame{Enhanced: true, Rev: 255}},
 		{"R in a request", hexReq + "20010000", Frame{Reject: true, Rev: 1}},
 	} {
@@ -125,8 +125,8 @@ func TestFrameErrors(t *testing.T) {
 		{"513 octets", Frame{Rev: 1, PrivateData: make([]byte, 513)}, ErrPDLength},
 		{"508 octets, enhanced", Frame{Rev: 2, Enhanced: true, PrivateData: make([]byte, 508)}, nil},
 		{"509 octets, enhanced", Frame{Rev: 2, Enhanced: true, PrivateData: make([]byte, 509)}, ErrPDLength},
-		{"IRD of 15 bits", Frame{Rev: 2, Enhanced: true, IRD: 0x4000}, ErrDepth},
-		{"ORD of 15 bits", Frame{Rev: 2, Enhanced: true, ORD: 0x4000}, ErrDepth},
+		{"IRD of 15 bits", Frame{Rev: 2, Enhanced: true, EnhancedData: EnhancedData{IRD: 0x4000}}, ErrDepth},
+		{"ORD of 15 bits", Frame{Rev: 2, Enhanced: true, EnhancedData: EnhancedData{ORD: 0x4000}}, ErrDepth},
 	} {
 		b, err := tt.f.Append([]byte{7})
 		if err != tt.err {
@@ -165,7 +165,7 @@ func FuzzDecode(f *testing.F) {
 }
 
 func TestFrameFlagsWithoutA(t *testing.T) {
-	f := Frame{Rev: 2, Enhanced: true, IRD: 1, ORD: 2, RTR: AllRTRs}
+	f := Frame{Rev: 2, Enhanced: true, EnhancedData: EnhancedData{IRD: 1, ORD: 2, RTR: AllRTRs}}
 	if b, err := f.Append(nil); err != nil || !bytes.Equal(b, unhex(t, hexReq+"1002000400010002")) {
 		t.Errorf("Append = %x, %v", b, err)
 	}

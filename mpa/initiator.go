@@ -18,6 +18,7 @@ func (s *Startup) handleReply(behind bool) error {
 			// soft-iWARP refuses markers so, without a word of explanation.
 			e.Retry = s.allow(RetryNoMarkers)
 		}
+		s.neg.HandleReject(f.Data())
 		s.done(Event{Kind: EventRejected, Frame: *f, Err: e})
 		return nil
 	case behind:
@@ -30,15 +31,12 @@ func (s *Startup) handleReply(behind bool) error {
 		SendMarkers: f.Markers,
 		RecvMarkers: cfg.Markers,
 		Rev:         f.Rev,
-		Enhanced:    f.Enhanced,
-		IRD:         cfg.IRD,
-		ORD:         cfg.ORD,
 		Initiator:   true,
 	}
-	if f.Enhanced {
-		if e := s.takeEnhanced(f); e != nil {
-			return s.failed(e)
-		}
+	err := s.neg.HandleAccept(f.Data())
+	s.neg.Apply(&s.params)
+	if err != nil {
+		return s.failed(err)
 	}
 	s.done(Event{Kind: EventAccepted, Frame: *f})
 	return nil
@@ -60,32 +58,4 @@ func (s *Startup) wrongReply() error {
 // bare reports whether a rejection says nothing at all.
 func bare(f *Frame) bool {
 	return len(f.PrivateData) == 0 && f.IRD == 0 && f.ORD == 0 && !f.P2P
-}
-
-// takeEnhanced works out depths and RTR of an accepting Reply (RFC 6581 sections
-// 9.1 and 9.2).
-func (s *Startup) takeEnhanced(f *Frame) *Error {
-	p, cfg := &s.params, &s.cfg
-	if f.IRD != NoNegotiation {
-		p.ORD = min(p.ORD, int(f.IRD))
-	}
-	if need := int(f.ORD); need > p.IRD && need != NoNegotiation && !cfg.ManualIRD {
-		if need > cfg.MaxIRD {
-			return &Error{Cause: ErrIRD, Term: term.ErrMPAIRD, Terminate: true}
-		}
-		p.IRD = need
-	}
-	if !s.sent.P2P {
-		return nil // whatever the Reply says of RTRs, we asked for none
-	}
-	// A Reply without A has no RTR either: the connection models do not match,
-	// which is the same error.
-	kinds := f.RTR & cfg.rtrs()
-	if f.IRD == 0 {
-		kinds &^= RTRs(RTRRead) // it would overrun the peer's IRRQ
-	}
-	if p.RTR = kinds.prefer(); p.RTR == RTRNone {
-		return &Error{Cause: ErrRTR, Term: term.ErrMPARTR, Terminate: true}
-	}
-	return nil
 }

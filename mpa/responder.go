@@ -19,6 +19,7 @@ func (s *Startup) handleRequest(now clock.Time, behind bool) error {
 		return s.malformed(ErrTrailing)
 	}
 	f.Reject = false // not checked in a Request (RFC 5044 section 7.1.1)
+	s.neg.HandleRequest(f.Data())
 	s.state = stateWaitULP
 	s.arm(now, s.cfg.Decision, DecisionTimeout)
 	s.event = Event{Kind: EventRequest, Frame: *f}
@@ -26,47 +27,22 @@ func (s *Startup) handleRequest(now clock.Time, behind bool) error {
 }
 
 // Accept answers the Request: Full Operation begins. ird and ord are the ULP's
-// depths; a negative one stands for the Config's. The ULP's ORD is lowered to
-// the initiator's IRD; Result has what came out. It fails with ErrState when no
-// request waits, ErrDepth or ErrPrivateData; then the request goes on waiting.
+// depths, as for Negotiation.Accept; Result has what came out. Accept fails with
+// ErrState when no request waits, ErrDepth or ErrPrivateData; then the request
+// goes on waiting.
 func (s *Startup) Accept(now clock.Time, privateData []byte, ird, ord int) error {
-	if ird < 0 {
-		ird = s.cfg.IRD
-	}
-	if ord < 0 {
-		ord = s.cfg.ORD
-	}
-	if !validDepth(ird) || !validDepth(ord) {
-		return ErrDepth
-	}
 	r, err := s.reply(privateData)
 	if err != nil {
 		return err
 	}
-	f := &s.peer
-	p := Params{
-		CRC:         r.CRC,
-		SendMarkers: f.Markers,
-		RecvMarkers: r.Markers,
-		Rev:         r.Rev,
-		Enhanced:    r.Enhanced,
-		IRD:         ird,
-		ORD:         ord,
+	d, err := s.neg.Accept(ird, ord)
+	if err != nil {
+		return err
 	}
-	if r.Enhanced {
-		p.RTR = r.RTR.prefer()
-		if p.RTR == RTRRead {
-			p.IRD = max(p.IRD, 1) // the RTR needs a place (RFC 6581 section 9.1)
-		}
-		if f.IRD != NoNegotiation {
-			p.ORD = min(p.ORD, int(f.IRD))
-		}
-		r.IRD = offer(p.IRD, s.cfg.ManualIRD || f.ORD == NoNegotiation)
-		r.ORD = offer(p.ORD, s.cfg.ManualORD || f.IRD == NoNegotiation)
-	}
-	s.sent, s.params = r, p
-	s.send()
-	s.done(Event{Kind: EventAccepted, Frame: *f})
+	r.setData(d)
+	s.params = Params{CRC: r.CRC, SendMarkers: s.peer.Markers, RecvMarkers: r.Markers, Rev: r.Rev}
+	s.neg.Apply(&s.params)
+	s.answer(r, EventAccepted)
 	return nil
 }
 
@@ -80,18 +56,21 @@ func (s *Startup) Reject(now clock.Time, privateData []byte) error {
 		return err
 	}
 	r.Reject = true
-	if r.Enhanced {
-		r.IRD, r.ORD = offer(s.cfg.IRD, s.cfg.ManualIRD), offer(s.cfg.ORD, s.cfg.ManualORD)
-	}
-	s.sent = r
-	s.send()
-	s.done(Event{Kind: EventRejected, Frame: s.peer})
+	r.setData(s.neg.Reject())
+	s.answer(r, EventRejected)
 	return nil
 }
 
-// reply begins a Reply to the Request, all but R and the depths. It has the
-// Request's revision and S, and C if either side wants it: some initiators take
-// a Reply without C for a refusal of theirs.
+// answer sends the Reply.
+func (s *Startup) answer(r Frame, kind EventKind) {
+	s.sent = r
+	s.send()
+	s.done(Event{Kind: kind, Frame: s.peer})
+}
+
+// reply begins a Reply to the Request, all but R and the enhanced data. It has
+// the Request's revision, and C if either side wants it: some initiators take a
+// Reply without C for a refusal of theirs.
 func (s *Startup) reply(privateData []byte) (Frame, error) {
 	f := &s.peer
 	if s.initiator || s.state != stateWaitULP {
@@ -100,22 +79,11 @@ func (s *Startup) reply(privateData []byte) (Frame, error) {
 	if len(privateData) > s.cfg.maxPrivateData(f.Enhanced) {
 		return Frame{}, s.cfg.tooMuch(privateData, f.Enhanced)
 	}
-	r := Frame{
+	return Frame{
 		Reply:       true,
 		CRC:         s.cfg.CRC || f.CRC || f.Rev == 0,
 		Markers:     s.cfg.Markers || f.Rev == 0,
-		Enhanced:    f.Enhanced,
 		Rev:         f.Rev,
 		PrivateData: privateData,
-	}
-	if f.P2P {
-		// One kind, so that both sides know which: of those that the initiator
-		// offers if possible, else what we could take (RFC 6581 section 9.2).
-		kind := (f.RTR & s.cfg.rtrs()).prefer()
-		if kind == RTRNone {
-			kind = s.cfg.rtrs().prefer()
-		}
-		r.P2P, r.RTR = true, RTRs(kind)
-	}
-	return r, nil
+	}, nil
 }

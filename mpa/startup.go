@@ -43,11 +43,12 @@ type Config struct {
 	RTR RTRs
 
 	// IRD and ORD are the local depths, 0 to 0x3FFE. An initiator offers them; a
-	// responder takes them if Accept is not given others.
+	// responder runs with them if neither its ULP nor the Request gives others.
 	IRD, ORD int
-	// MaxIRD is how far an initiator can raise its IRD for a responder that wants
-	// more than IRD. Less than IRD means not at all.
-	MaxIRD int
+	// MaxIRD is the highest IRD for a peer that wants more than IRD, MaxORD the
+	// highest ORD of a responder whose initiator takes more than ORD. Values below
+	// IRD and ORD allow no more than these.
+	MaxIRD, MaxORD int
 	// ManualIRD and ManualORD keep the depth out of the negotiation: 0x3FFF is
 	// sent for it and the ULPs agree on it by themselves.
 	ManualIRD, ManualORD bool
@@ -74,7 +75,7 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Rev: 2, Enhanced: true, CRC: true, RTR: AllRTRs,
-		IRD: 16, ORD: 16, MaxIRD: 128,
+		IRD: 16, ORD: 16, MaxIRD: 128, MaxORD: 128,
 		RetryNoMarkers: true, RetryRev1: true,
 	}
 }
@@ -91,7 +92,7 @@ func (c *Config) Validate() error {
 	switch {
 	case c.Rev < 1 || c.Rev > MaxRev, c.Enhanced && c.Rev < 2, c.P2P && !c.Enhanced, c.RTR&^AllRTRs != 0:
 		return ErrConfig
-	case !validDepth(c.IRD), !validDepth(c.ORD), c.MaxIRD >= NoNegotiation:
+	case !validDepth(c.IRD), !validDepth(c.ORD), c.MaxIRD >= NoNegotiation, c.MaxORD >= NoNegotiation:
 		return ErrDepth
 	case len(c.PrivateData) > c.maxPrivateData(c.Enhanced):
 		return c.tooMuch(c.PrivateData, c.Enhanced)
@@ -266,6 +267,7 @@ type Startup struct {
 	held   int
 	peer   Frame // decoded from in
 	sent   Frame
+	neg    Negotiation
 	out    []byte
 	event  Event // at most one is pending
 	params Params
@@ -275,17 +277,13 @@ type Startup struct {
 // EventFailed follows at once if cfg is not valid.
 func NewInitiator(cfg Config, now clock.Time) *Startup {
 	s := &Startup{cfg: cfg, initiator: true}
+	s.neg = NewNegotiation(&s.cfg)
 	if err := cfg.Validate(); err != nil {
 		s.failed(&Error{Cause: err})
 		return s
 	}
-	s.sent = Frame{CRC: cfg.CRC, Markers: cfg.Markers, Enhanced: cfg.Enhanced, Rev: cfg.Rev, PrivateData: cfg.PrivateData}
-	if cfg.Enhanced {
-		s.sent.IRD, s.sent.ORD = offer(cfg.IRD, cfg.ManualIRD), offer(cfg.ORD, cfg.ManualORD)
-		if cfg.P2P {
-			s.sent.P2P, s.sent.RTR = true, cfg.rtrs()
-		}
-	}
+	s.sent = Frame{CRC: cfg.CRC, Markers: cfg.Markers, Rev: cfg.Rev, PrivateData: cfg.PrivateData}
+	s.sent.setData(s.neg.Request())
 	s.send()
 	s.arm(now, cfg.Timeout, ReplyTimeout)
 	return s
@@ -295,19 +293,13 @@ func NewInitiator(cfg Config, now clock.Time) *Startup {
 // once if cfg is not valid.
 func NewResponder(cfg Config, now clock.Time) *Startup {
 	s := &Startup{cfg: cfg}
+	s.neg = NewNegotiation(&s.cfg)
 	if err := cfg.Validate(); err != nil {
 		s.failed(&Error{Cause: err})
 		return s
 	}
 	s.arm(now, cfg.Timeout, RequestTimeout)
 	return s
-}
-
-func offer(depth int, manual bool) uint16 {
-	if manual {
-		return NoNegotiation
-	}
-	return uint16(depth)
 }
 
 // send makes the octets of s.sent, whose sizes were checked before.

@@ -133,7 +133,7 @@ func TestStartupNegotiation(t *testing.T) {
 		{"revision 2 without S", func(c *Config) { c.Enhanced = false }, same, -1, -1,
 			func(p *Params) { p.Enhanced = false }, func(p *Params) { p.Enhanced = false }},
 
-		{"initiator's ORD lowered to the responder's IRD", depths(16, 16), depths(5, 16), -1, -1,
+		{"initiator's ORD lowered to the responder's IRD", depths(16, 16), func(c *Config) { c.IRD, c.MaxIRD = 5, 0 }, -1, -1,
 			func(p *Params) { p.ORD = 5 }, func(p *Params) { p.IRD = 5 }},
 		{"responder's ORD lowered to the initiator's IRD", depths(3, 16), same, -1, -1,
 			func(p *Params) { p.IRD = 3 }, func(p *Params) { p.ORD = 3 }},

@@ -2611,9 +2611,7 @@ func (x *DestroyChannel) GetChannel() uint32 {
 // ResizeCQ gives a completion queue rings of another depth. The CQReply carries
 // one descriptor, the new ring memfd; the wake-up channel stays. Nothing more is
 // put into the old rings when the reply is there: the client takes what they
-// still hold first, then goes on with the new ones, which are not armed. The next
-// ResizeCQ and DestroyCQ take the pages of the old rings away; until then they
-// count in the quota of ring memory.
+// still hold first, then goes on with the new ones, which are not armed.
 type ResizeCQ struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cq            uint32                 `protobuf:"varint,1,opt,name=cq,proto3" json:"cq,omitempty"`
@@ -3646,12 +3644,15 @@ func (x *ConnectReply) GetConn() uint32 {
 // Accept answers a ConnectRequest event; the outcome is Established or
 // ConnectFailed.
 type Accept struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
-	Qp            uint32                 `protobuf:"varint,2,opt,name=qp,proto3" json:"qp,omitempty"` // 0, or that of the event, where the event has one
-	PrivateData   []byte                 `protobuf:"bytes,3,opt,name=private_data,json=privateData,proto3" json:"private_data,omitempty"`
-	Ird           *uint32                `protobuf:"varint,4,opt,name=ird,proto3,oneof" json:"ird,omitempty"` // absent: what the initiator asked, within the limits
-	Ord           *uint32                `protobuf:"varint,5,opt,name=ord,proto3,oneof" json:"ord,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Conn        uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
+	Qp          uint32                 `protobuf:"varint,2,opt,name=qp,proto3" json:"qp,omitempty"` // 0, or that of the event, where the event has one
+	PrivateData []byte                 `protobuf:"bytes,3,opt,name=private_data,json=privateData,proto3" json:"private_data,omitempty"`
+	// Absent: what the initiator asks for, its ord and ird, up to the Startup of Listen if
+	// that names them, otherwise up to max_ird and max_ord. If the request does not say, the
+	// Startup's. The ord is never more than the ird of the initiator.
+	Ird           *uint32 `protobuf:"varint,4,opt,name=ird,proto3,oneof" json:"ird,omitempty"`
+	Ord           *uint32 `protobuf:"varint,5,opt,name=ord,proto3,oneof" json:"ord,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4515,14 +4516,18 @@ func (x *ConnectRequest) GetQp() uint32 {
 
 // Established: work requests flow. The QP's doorbell is on the page of worker.
 type Established struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
-	Qp            uint32                 `protobuf:"varint,2,opt,name=qp,proto3" json:"qp,omitempty"`
-	Worker        uint32                 `protobuf:"varint,3,opt,name=worker,proto3" json:"worker,omitempty"`
-	Local         string                 `protobuf:"bytes,4,opt,name=local,proto3" json:"local,omitempty"`
-	Remote        string                 `protobuf:"bytes,5,opt,name=remote,proto3" json:"remote,omitempty"`
-	PrivateData   []byte                 `protobuf:"bytes,6,opt,name=private_data,json=privateData,proto3" json:"private_data,omitempty"` // of the peer's reply
-	Negotiated    *Negotiated            `protobuf:"bytes,7,opt,name=negotiated,proto3" json:"negotiated,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Conn        uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
+	Qp          uint32                 `protobuf:"varint,2,opt,name=qp,proto3" json:"qp,omitempty"`
+	Worker      uint32                 `protobuf:"varint,3,opt,name=worker,proto3" json:"worker,omitempty"`
+	Local       string                 `protobuf:"bytes,4,opt,name=local,proto3" json:"local,omitempty"`
+	Remote      string                 `protobuf:"bytes,5,opt,name=remote,proto3" json:"remote,omitempty"`
+	PrivateData []byte                 `protobuf:"bytes,6,opt,name=private_data,json=privateData,proto3" json:"private_data,omitempty"` // of the peer's reply
+	Negotiated  *Negotiated            `protobuf:"bytes,7,opt,name=negotiated,proto3" json:"negotiated,omitempty"`
+	// IRD and ORD of the peer's request or reply (RFC 6581 section 9.1). 16383 leaves the
+	// depth to the applications. Absent: the peer sent none (revision 1).
+	PeerIrd       *uint32 `protobuf:"varint,8,opt,name=peer_ird,json=peerIrd,proto3,oneof" json:"peer_ird,omitempty"`
+	PeerOrd       *uint32 `protobuf:"varint,9,opt,name=peer_ord,json=peerOrd,proto3,oneof" json:"peer_ord,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4606,11 +4611,27 @@ func (x *Established) GetNegotiated() *Negotiated {
 	return nil
 }
 
+func (x *Established) GetPeerIrd() uint32 {
+	if x != nil && x.PeerIrd != nil {
+		return *x.PeerIrd
+	}
+	return 0
+}
+
+func (x *Established) GetPeerOrd() uint32 {
+	if x != nil && x.PeerOrd != nil {
+		return *x.PeerOrd
+	}
+	return 0
+}
+
 type Rejected struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
 	Qp            uint32                 `protobuf:"varint,2,opt,name=qp,proto3" json:"qp,omitempty"`
 	PrivateData   []byte                 `protobuf:"bytes,3,opt,name=private_data,json=privateData,proto3" json:"private_data,omitempty"`
+	PeerIrd       *uint32                `protobuf:"varint,4,opt,name=peer_ird,json=peerIrd,proto3,oneof" json:"peer_ird,omitempty"` // what the peer would have needed; as in Established
+	PeerOrd       *uint32                `protobuf:"varint,5,opt,name=peer_ord,json=peerOrd,proto3,oneof" json:"peer_ord,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4664,6 +4685,20 @@ func (x *Rejected) GetPrivateData() []byte {
 		return x.PrivateData
 	}
 	return nil
+}
+
+func (x *Rejected) GetPeerIrd() uint32 {
+	if x != nil && x.PeerIrd != nil {
+		return *x.PeerIrd
+	}
+	return 0
+}
+
+func (x *Rejected) GetPeerOrd() uint32 {
+	if x != nil && x.PeerOrd != nil {
+		return *x.PeerOrd
+	}
+	return 0
 }
 
 type ConnectFailed struct {
@@ -7232,7 +7267,7 @@ type SRQInfo struct {
 	Srq           uint32                 `protobuf:"varint,3,opt,name=srq,proto3" json:"srq,omitempty"`
 	Pd            uint32                 `protobuf:"varint,4,opt,name=pd,proto3" json:"pd,omitempty"`
 	Depth         uint32                 `protobuf:"varint,5,opt,name=depth,proto3" json:"depth,omitempty"`
-	Posted        uint32                 `protobuf:"varint,6,opt,name=posted,proto3" json:"posted,omitempty"` // receives in the queue when a message last took one, 0 before the first
+	Posted        uint32                 `protobuf:"varint,6,opt,name=posted,proto3" json:"posted,omitempty"` // receives that wait
 	Limit         uint32                 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`
 	Qps           uint32                 `protobuf:"varint,8,opt,name=qps,proto3" json:"qps,omitempty"`
 	Index         uint32                 `protobuf:"varint,9,opt,name=index,proto3" json:"index,omitempty"` // key of paging
@@ -7669,7 +7704,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\brevision\x18\b \x01(\rR\brevision\x12\x10\n" +
 	"\x03p2p\x18\t \x01(\bR\x03p2p\x12\x0e\n" +
 	"\x02qp\x18\n" +
-	" \x01(\rR\x02qp\"\xd6\x01\n" +
+	" \x01(\rR\x02qp\"\xb0\x02\n" +
 	"\vEstablished\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\rR\x04conn\x12\x0e\n" +
 	"\x02qp\x18\x02 \x01(\rR\x02qp\x12\x16\n" +
@@ -7679,11 +7714,19 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\fprivate_data\x18\x06 \x01(\fR\vprivateData\x12:\n" +
 	"\n" +
 	"negotiated\x18\a \x01(\v2\x1a.iwarpd.ctrl.v1.NegotiatedR\n" +
-	"negotiated\"Q\n" +
+	"negotiated\x12\x1e\n" +
+	"\bpeer_ird\x18\b \x01(\rH\x00R\apeerIrd\x88\x01\x01\x12\x1e\n" +
+	"\bpeer_ord\x18\t \x01(\rH\x01R\apeerOrd\x88\x01\x01B\v\n" +
+	"\t_peer_irdB\v\n" +
+	"\t_peer_ord\"\xab\x01\n" +
 	"\bRejected\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\rR\x04conn\x12\x0e\n" +
 	"\x02qp\x18\x02 \x01(\rR\x02qp\x12!\n" +
-	"\fprivate_data\x18\x03 \x01(\fR\vprivateData\"`\n" +
+	"\fprivate_data\x18\x03 \x01(\fR\vprivateData\x12\x1e\n" +
+	"\bpeer_ird\x18\x04 \x01(\rH\x00R\apeerIrd\x88\x01\x01\x12\x1e\n" +
+	"\bpeer_ord\x18\x05 \x01(\rH\x01R\apeerOrd\x88\x01\x01B\v\n" +
+	"\t_peer_irdB\v\n" +
+	"\t_peer_ord\"`\n" +
 	"\rConnectFailed\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\rR\x04conn\x12\x0e\n" +
 	"\x02qp\x18\x02 \x01(\rR\x02qp\x12+\n" +
@@ -8257,6 +8300,8 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Event_StreamData)(nil),
 		(*Event_CutOff)(nil),
 	}
+	file_ctrl_iwarpd_proto_msgTypes[47].OneofWrappers = []any{}
+	file_ctrl_iwarpd_proto_msgTypes[48].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -31,7 +31,7 @@ type layer struct {
 // leaves stand on the standard library alone, but for what layers say.
 var leaves = []string{
 	"internal/clock", "internal/serial", "internal/ring", "internal/pkt", "internal/term", "internal/impair",
-	"internal/prefetch", "internal/marked", "internal/crc32c", "internal/nss",
+	"internal/prefetch", "internal/marked", "internal/crc32c",
 }
 
 // layers is searched in order, so a folder stands before the one it lies in.
@@ -46,7 +46,7 @@ var layers = []layer{
 	{folder: "app", inside: []string{"client"}, outside: []string{"golang.org/x", "github.com/HdrHistogram"}},
 
 	{folder: "tcp", core: true},
-	{folder: "sctp/session", inside: []string{"sctp", "rdmap"}, core: true},
+	{folder: "sctp/session", inside: []string{"sctp", "mpa", "rdmap"}, core: true},
 	{folder: "sctp", core: true},
 	{folder: "mpa", core: true},
 	{folder: "ddp", core: true},
@@ -94,7 +94,7 @@ var exempt = map[string][]string{
 }
 
 // unsafeFolders may import unsafe: shared memory and rings live here.
-var unsafeFolders = []string{"rpcrdma/nfs", "dataplane/xsk", "dataplane/link", "shm", "ctrl/ctrlpb", "ctrl/seqpacket", "client", "test"}
+var unsafeFolders = []string{"rpcrdma/nfs", "dataplane/xsk", "dataplane/link", "shm", "ctrl/ctrlpb", "client", "test"}
 
 type file struct {
 	folder string // slash path in the module

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 
 	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/mpa"
 )
 
 var be = binary.BigEndian
@@ -289,11 +290,11 @@ func (m *Mux) Quiet() bool {
 // earlier one waits until that one is acknowledged (RFC 5043 6.6).
 func (m *Mux) send(s *stream, fn function, set *Setup) {
 	enh := set != nil && set.Enhanced != nil
-	b := make([]byte, 0, controlHeader+4)
+	b := make([]byte, 0, controlHeader+mpa.EnhancedLen)
 	b = be.AppendUint16(b, s.ssn)
 	b = be.AppendUint16(b, m.cfg.Profile.code(fn, enh))
 	if enh {
-		b = set.Enhanced.append(b)
+		b = set.Enhanced.Append(b)
 	}
 	if set != nil {
 		b = append(b, set.Private...)
@@ -340,8 +341,11 @@ func (m *Mux) settle(s *stream) {
 
 func checkSetup(set *Setup) error {
 	n := len(set.Private)
-	if set.Enhanced != nil {
-		n += 4
+	if d := set.Enhanced; d != nil {
+		if err := d.Validate(); err != nil {
+			return err
+		}
+		n += mpa.EnhancedLen
 	}
 	if n > MaxPrivate {
 		return ErrSize

@@ -1,6 +1,9 @@
 package session
 
-import "github.com/iwarpd/iwarpd/internal/serial"
+import (
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/mpa"
+)
 
 // HandleMessage takes a whole message of the peer's: its stream, PPID and U bit, and
 // its octets, which are not kept. What it means is judged in the order of DDP-SSNs.
@@ -176,14 +179,14 @@ func (m *Mux) handleControl(s *stream, b []byte) {
 	case len(private) > MaxPrivate && m.cfg.Profile != Draft:
 		m.violation(s, ErrPrivate)
 		return
-	case enhanced && len(private) < 4:
+	case enhanced && len(private) < mpa.EnhancedLen:
 		m.violation(s, ErrShort)
 		return
 	}
 	if enhanced {
-		set.Enhanced = &Enhanced{}
-		set.Enhanced.decode(private)
-		private = private[4:]
+		set.Enhanced = &mpa.EnhancedData{}
+		_ = set.Enhanced.Decode(private) // there are enough bytes
+		private = private[mpa.EnhancedLen:]
 	}
 	set.Private = append([]byte{}, private...)
 	draft := m.cfg.Profile == Draft

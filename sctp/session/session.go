@@ -19,6 +19,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/sctp"
 )
 
@@ -143,39 +144,10 @@ func (p Profile) code(fn function, enhanced bool) uint16 {
 // 5043 5.2.3). The draft gives no limit: it has the same here.
 const MaxPrivate = 512
 
-// NoNegotiation as IRD or ORD leaves the number to the ULP (RFC 6581 9.1).
-const NoNegotiation = 0x3fff
-
-// Enhanced is the set-up data of RFC 6581. RTR is a set: 1 Send, 2 Write, 4 Read.
-type Enhanced struct {
-	IRD, ORD   uint16 // 14 bits
-	PeerToPeer bool
-	RTR        uint8
-}
-
-func (e *Enhanced) append(b []byte) []byte {
-	hi, lo := e.IRD&NoNegotiation, e.ORD&NoNegotiation
-	if e.PeerToPeer {
-		hi |= 1 << 15
-		hi |= uint16(e.RTR&1) << 14
-		lo |= uint16(e.RTR>>1&1) << 15
-		lo |= uint16(e.RTR>>2&1) << 14
-	}
-	return append(b, byte(hi>>8), byte(hi), byte(lo>>8), byte(lo))
-}
-
-func (e *Enhanced) decode(b []byte) {
-	hi, lo := uint16(b[0])<<8|uint16(b[1]), uint16(b[2])<<8|uint16(b[3])
-	*e = Enhanced{IRD: hi & NoNegotiation, ORD: lo & NoNegotiation, PeerToPeer: hi>>15 == 1}
-	if e.PeerToPeer {
-		e.RTR = uint8(hi>>14&1 | lo>>15<<1 | lo>>14&1<<2)
-	}
-}
-
 // Setup is what Initiate, Accept and Reject carry.
 type Setup struct {
 	Private  []byte
-	Enhanced *Enhanced // nil: none
+	Enhanced *mpa.EnhancedData // nil: the message is unenhanced
 }
 
 // Sink takes the DDP segments of a session; *rdmap.Stream is one. Keys of early

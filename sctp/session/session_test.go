@@ -10,6 +10,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp"
 )
@@ -148,7 +149,7 @@ func (b *bench) in(s string) *bench {
 	case "initiating":
 		b.must(b.m.Initiate(sid, Setup{}))
 	case "initiating+":
-		b.must(b.m.Initiate(sid, Setup{Enhanced: &Enhanced{}}))
+		b.must(b.m.Initiate(sid, Setup{Enhanced: &mpa.EnhancedData{}}))
 	case "requested":
 		b.control(i, "")
 	case "requested+":
@@ -386,7 +387,7 @@ func TestWrap(t *testing.T) {
 // TestSetup follows the numbers, codes and data of both ways to a session.
 func TestSetup(t *testing.T) {
 	b := newBench(t, Config{})
-	b.must(b.m.Initiate(sid, Setup{Private: []byte("hello"), Enhanced: &Enhanced{IRD: 5, ORD: 9, PeerToPeer: true, RTR: 6}}))
+	b.must(b.m.Initiate(sid, Setup{Private: []byte("hello"), Enhanced: &mpa.EnhancedData{IRD: 5, ORD: 9, P2P: true, RTR: 6}}))
 	want := Control{sid, 17, append([]byte{0, 0, 0, 5, 0x80, 5, 0xc0, 9}, "hello"...)}
 	if len(b.sent) != 1 || b.sent[0].PPID != want.PPID || !bytes.Equal(b.sent[0].Data, want.Data) {
 		t.Fatalf("sent %+v, want %+v", b.sent, want)
@@ -397,7 +398,7 @@ func TestSetup(t *testing.T) {
 	b.segmentAt(1, "early") // overtakes the Accept
 	b.control(6, "\x80\x03\x80\x04bye")
 	e := b.events[0]
-	if e.Kind != EventOpen || string(e.Setup.Private) != "bye" || *e.Setup.Enhanced != (Enhanced{3, 4, true, 2}) {
+	if e.Kind != EventOpen || string(e.Setup.Private) != "bye" || *e.Setup.Enhanced != (mpa.EnhancedData{IRD: 3, ORD: 4, P2P: true, RTR: 2}) {
 		t.Fatalf("event %+v %+v", e, e.Setup)
 	}
 	if len(b.sink.got) != 0 || b.m.Held() == 0 {
@@ -494,7 +495,7 @@ func TestDraftSetup(t *testing.T) {
 // TestSessionRefusals: the ULP's Reject, and the limit of requests that wait (6.3, 6.4).
 func TestSessionRefusals(t *testing.T) {
 	b := newBench(t, Config{Pending: 2}).in("requested+")
-	b.must(b.m.Reject(sid, Setup{Private: []byte("no"), Enhanced: &Enhanced{RTR: 1, PeerToPeer: true}}))
+	b.must(b.m.Reject(sid, Setup{Private: []byte("no"), Enhanced: &mpa.EnhancedData{RTR: 1, P2P: true}}))
 	if !bytes.Equal(b.sent[0].Data, []byte{0, 0, 0, 7, 0xc0, 0, 0, 0, 'n', 'o'}) {
 		t.Errorf("sent %x", b.sent[0].Data)
 	}
@@ -545,10 +546,10 @@ func TestCalls(t *testing.T) {
 		{"idle", func(m *Mux) error { return m.Initiate(sid, Setup{Private: make([]byte, 513)}) }, ErrSize},
 		{"idle", func(m *Mux) error { return m.Initiate(sid, Setup{Private: make([]byte, 512)}) }, nil},
 		{"idle", func(m *Mux) error {
-			return m.Initiate(sid, Setup{Private: make([]byte, 509), Enhanced: &Enhanced{}})
+			return m.Initiate(sid, Setup{Private: make([]byte, 509), Enhanced: &mpa.EnhancedData{}})
 		}, ErrSize},
 		{"requested", func(m *Mux) error { return m.Initiate(sid, Setup{}) }, ErrState},
-		{"requested", func(m *Mux) error { return m.Accept(sid, Setup{Enhanced: &Enhanced{}}) }, ErrState},
+		{"requested", func(m *Mux) error { return m.Accept(sid, Setup{Enhanced: &mpa.EnhancedData{}}) }, ErrState},
 		{"requested+", func(m *Mux) error { return m.Accept(sid, Setup{}) }, ErrState},
 		{"passive", func(m *Mux) error { return m.Accept(sid, Setup{}) }, ErrState},
 		{"ended", func(m *Mux) error { return m.Initiate(sid, Setup{}) }, ErrState},

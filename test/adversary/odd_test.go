@@ -293,14 +293,14 @@ func TestCutFrames(t *testing.T) {
 	w.alone(t)
 }
 
-// TestOddDepths: absurd depths in a Request are answered by what there is, and a
+// TestOddDepths: absurd depths in a Request are answered by the most that there is, and a
 // Reply of no depth at all leaves Reads that complete in error.
 func TestOddDepths(t *testing.T) {
 	w := newWorld(t)
 	for _, tt := range []struct{ send, want []byte }{
-		{[]byte{0x3f, 0xfe, 0x3f, 0xfe}, []byte{0, 16, 0, 16}},
-		{[]byte{0x00, 0x00, 0x3f, 0xfe}, []byte{0, 16, 0, 0}},
-		{[]byte{0x3f, 0xfe, 0x00, 0x00}, []byte{0, 16, 0, 16}},
+		{[]byte{0x3f, 0xfe, 0x3f, 0xfe}, []byte{0, 128, 0, 128}},
+		{[]byte{0x00, 0x00, 0x3f, 0xfe}, []byte{0, 128, 0, 0}},
+		{[]byte{0x3f, 0xfe, 0x00, 0x00}, []byte{0, 0, 0, 128}},
 		{[]byte{0x00, 0x01, 0x3f, 0xff}, []byte{0x3f, 0xff, 0, 1}},
 	} {
 		c := w.open(t, options{rtr: tt.send})

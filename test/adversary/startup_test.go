@@ -188,9 +188,9 @@ func TestResponderFrames(t *testing.T) {
 		{"no CRC wanted", "M71", request(0, 1, -1, nil), crc, 1, nil},
 		{"markers wanted", "M69", request(crc|peer.FlagMarkers, 1, -1, nil), crc, 1, nil},
 		{"512 octets of private data", "M82", request(crc, 1, -1, make([]byte, 512)), crc, 1, nil},
-		{"depths 0", "E9, E11", request(enhanced, 2, -1, make([]byte, 4)), enhanced, 2, []byte{0, 16, 0, 0}},
+		{"depths 0", "E9, E11", request(enhanced, 2, -1, make([]byte, 4)), enhanced, 2, []byte{0, 0, 0, 0}},
 		{"no depths negotiated", "E18, E20", request(enhanced, 2, -1, []byte{0x3f, 0xff, 0x3f, 0xff}), enhanced, 2, []byte{0x3f, 0xff, 0x3f, 0xff}},
-		{"B, C, D without A", "E33, E35", request(enhanced, 2, -1, []byte{0x40, 4, 0xc0, 4}), enhanced, 2, []byte{0, 16, 0, 4}},
+		{"B, C, D without A", "E33, E35", request(enhanced, 2, -1, []byte{0x40, 4, 0xc0, 4}), enhanced, 2, []byte{0, 4, 0, 4}},
 	} {
 		checkRules(t, f.name, f.rules)
 		t.Run(f.name, func(t *testing.T) {

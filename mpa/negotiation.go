@@ -1,0 +1,293 @@
+package mpa
+
+import (
+	"encoding/binary"
+
+	"github.com/iwarpd/iwarpd/internal/term"
+)
+
+// NoNegotiation is the value of IRD or ORD that leaves this depth to the ULPs
+// (RFC 6581 section 9.1). Every negotiated depth is smaller.
+const NoNegotiation = 0x3FFF
+
+// RTR is a kind of ready-to-receive indication: what the initiator of a
+// peer-to-peer connection sends first (RFC 6581 section 9.2).
+type RTR uint8
+
+// Kinds of RTR. Each is a bit, so that a set of them is their union.
+const (
+	RTRNone  RTR = 0
+	RTRSend  RTR = 1 << 0 // flag B: zero-length Send
+	RTRWrite RTR = 1 << 1 // flag C: zero-length RDMA Write
+	RTRRead  RTR = 1 << 2 // flag D: zero-length RDMA Read
+)
+
+// String returns the name of the kind.
+func (r RTR) String() string {
+	switch r {
+	case RTRNone:
+		return "none"
+	case RTRSend:
+		return "send"
+	case RTRWrite:
+		return "write"
+	case RTRRead:
+		return "read"
+	}
+	return "invalid"
+}
+
+// RTRs is a set of kinds of RTR.
+type RTRs uint8
+
+// AllRTRs holds every kind.
+const AllRTRs = RTRs(RTRSend | RTRWrite | RTRRead)
+
+// Has reports whether r is in s.
+func (s RTRs) Has(r RTR) bool { return r != RTRNone && s&RTRs(r) == RTRs(r) }
+
+// prefer picks one kind of the set, RTRNone of an empty one. A Write costs the
+// peer nothing, a Read takes a place in its IRRQ, and a Send is what the fewest
+// peers support.
+func (s RTRs) prefer() RTR {
+	for _, r := range [...]RTR{RTRWrite, RTRRead, RTRSend} {
+		if s.Has(r) {
+			return r
+		}
+	}
+	return RTRNone
+}
+
+// EnhancedData is the enhanced RDMA connection establishment data of RFC 6581
+// section 9. It begins the Private Data of an MPA startup frame with S set, and
+// of an enhanced session control chunk over SCTP.
+type EnhancedData struct {
+	IRD, ORD uint16 // 14 bits each; NoNegotiation leaves the depth to the ULPs
+	P2P      bool   // A
+	RTR      RTRs   // B, C, D; empty if A is clear
+}
+
+// Control flags: A and B above IRD, C and D above ORD (RFC 6581 section 9).
+const (
+	ctrlA     = 1 << 31
+	ctrlB     = 1 << 30
+	ctrlC     = 1 << 15
+	ctrlD     = 1 << 14
+	ctrlDepth = 0x3FFF
+)
+
+// ctrlFlags has the control flag of each kind of RTR.
+var ctrlFlags = [...]struct {
+	kind RTR
+	flag uint32
+}{{RTRSend, ctrlB}, {RTRWrite, ctrlC}, {RTRRead, ctrlD}}
+
+// Validate reports ErrDepth if IRD or ORD does not fit in 14 bits.
+func (d *EnhancedData) Validate() error {
+	if d.IRD > ctrlDepth || d.ORD > ctrlDepth {
+		return ErrDepth
+	}
+	return nil
+}
+
+// Append adds the EnhancedLen bytes of d, which is valid, to dst.
+func (d *EnhancedData) Append(dst []byte) []byte {
+	w := uint32(d.IRD&ctrlDepth)<<16 | uint32(d.ORD&ctrlDepth)
+	if d.P2P { // otherwise B, C and D are zero too (RFC 6581 section 9.2)
+		w |= ctrlA
+		for _, f := range ctrlFlags {
+			if d.RTR.Has(f.kind) {
+				w |= f.flag
+			}
+		}
+	}
+	return binary.BigEndian.AppendUint32(dst, w)
+}
+
+// Decode reads d from the front of b. It fails with ErrEnhancedData if b has
+// fewer than EnhancedLen bytes.
+func (d *EnhancedData) Decode(b []byte) error {
+	if len(b) < EnhancedLen {
+		return ErrEnhancedData
+	}
+	w := binary.BigEndian.Uint32(b)
+	*d = EnhancedData{IRD: uint16(w>>16) & ctrlDepth, ORD: uint16(w) & ctrlDepth, P2P: w&ctrlA != 0}
+	if d.P2P { // otherwise B, C and D are ignored (RFC 6581 section 9.2)
+		for _, f := range ctrlFlags {
+			if w&f.flag != 0 {
+				d.RTR |= RTRs(f.kind)
+			}
+		}
+	}
+	return nil
+}
+
+// Negotiation agrees on IRD, ORD and the kind of RTR for one connection (RFC
+// 6581 sections 4 to 9). It is one side's, and knows EnhancedData only: Startup
+// carries them in MPA frames, package session in session control chunks over
+// SCTP. In their place nil stands for unenhanced connection setup. That
+// negotiates nothing, and each side runs with the depths of its Config.
+//
+// The initiator calls Request, then HandleAccept or HandleReject with the
+// responder's answer. The responder calls HandleRequest, then Accept or Reject,
+// and sends what these return. Peer and Apply give the outcome.
+type Negotiation struct {
+	cfg      *Config
+	enhanced bool         // the peer has sent enhanced data
+	peer     EnhancedData // its data
+	sent     EnhancedData // ours, of an initiator
+	ird, ord int          // depths of this side
+	rtr      RTR          // the kind that both sides use
+}
+
+// NewNegotiation returns the negotiation of one connection. cfg is valid, and
+// must not change until the negotiation is over.
+func NewNegotiation(cfg *Config) Negotiation {
+	return Negotiation{cfg: cfg, ird: cfg.IRD, ord: cfg.ORD}
+}
+
+// Request returns the data of the initiator's request, nil if cfg is unenhanced.
+func (n *Negotiation) Request() *EnhancedData {
+	if !n.cfg.Enhanced {
+		return nil
+	}
+	d := EnhancedData{IRD: offer(n.cfg.IRD, n.cfg.ManualIRD), ORD: offer(n.cfg.ORD, n.cfg.ManualORD)}
+	if n.cfg.P2P {
+		d.P2P, d.RTR = true, n.cfg.rtrs()
+	}
+	n.sent = d
+	return &d
+}
+
+// HandleRequest takes the data of the initiator's request.
+func (n *Negotiation) HandleRequest(d *EnhancedData) { n.setPeer(d) }
+
+// Accept returns the data of the responder's accepting answer, nil if the
+// request was unenhanced. ird and ord are the ULP's depths. A negative one stands
+// for what the initiator asks for, its ORD or IRD, up to the Config's MaxIRD or
+// MaxORD; if it does not say, for the Config's depth. The ULP's ORD is lowered to
+// the initiator's IRD. Accept fails with ErrDepth, and then changes nothing.
+func (n *Negotiation) Accept(ird, ord int) (*EnhancedData, error) {
+	c := n.cfg
+	if ird < 0 {
+		ird = n.asked(n.peer.ORD, c.IRD, c.MaxIRD, c.ManualIRD)
+	}
+	if ord < 0 {
+		ord = n.asked(n.peer.IRD, c.ORD, c.MaxORD, c.ManualORD)
+	}
+	if !validDepth(ird) || !validDepth(ord) {
+		return nil, ErrDepth
+	}
+	n.ird, n.ord = ird, ord
+	if !n.enhanced {
+		return nil, nil
+	}
+	d := n.answer()
+	n.rtr = d.RTR.prefer()
+	if n.rtr == RTRRead {
+		n.ird = max(n.ird, 1) // the RTR needs a place (RFC 6581 section 9.1)
+	}
+	if n.peer.IRD != NoNegotiation {
+		n.ord = min(n.ord, int(n.peer.IRD))
+	}
+	d.IRD = offer(n.ird, c.ManualIRD || n.peer.ORD == NoNegotiation)
+	d.ORD = offer(n.ord, c.ManualORD || n.peer.IRD == NoNegotiation)
+	return d, nil
+}
+
+// Reject returns the data of the responder's rejecting answer, nil if the request
+// was unenhanced. Its depths are the Config's: what the ULP would have needed.
+func (n *Negotiation) Reject() *EnhancedData {
+	if !n.enhanced {
+		return nil
+	}
+	d := n.answer()
+	d.IRD, d.ORD = offer(n.cfg.IRD, n.cfg.ManualIRD), offer(n.cfg.ORD, n.cfg.ManualORD)
+	return d
+}
+
+// HandleAccept takes the data of an accepting answer. It returns an *Error with a
+// Terminate for the peer, ErrIRD or ErrRTR, if this side cannot do what the
+// responder needs (RFC 6581 sections 9.1 and 9.2).
+func (n *Negotiation) HandleAccept(d *EnhancedData) *Error {
+	n.setPeer(d)
+	if !n.enhanced {
+		return nil
+	}
+	if d.IRD != NoNegotiation {
+		n.ord = min(n.ord, int(d.IRD))
+	}
+	if need := int(d.ORD); need > n.ird && need != NoNegotiation && !n.cfg.ManualIRD {
+		if need > n.cfg.MaxIRD {
+			return &Error{Cause: ErrIRD, Term: term.ErrMPAIRD, Terminate: true}
+		}
+		n.ird = need
+	}
+	if !n.sent.P2P {
+		return nil // the answer's kinds mean nothing: we asked for none
+	}
+	// An answer without A has no kinds either: the connection models do not
+	// match, which is the same error.
+	kinds := d.RTR & n.sent.RTR
+	if d.IRD == 0 {
+		kinds &^= RTRs(RTRRead) // it would overrun the peer's IRRQ
+	}
+	if n.rtr = kinds.prefer(); n.rtr == RTRNone {
+		return &Error{Cause: ErrRTR, Term: term.ErrMPARTR, Terminate: true}
+	}
+	return nil
+}
+
+// HandleReject takes the data of a rejecting answer, which are for the ULP.
+func (n *Negotiation) HandleReject(d *EnhancedData) { n.setPeer(d) }
+
+// Peer returns the peer's data, which both ULPs must see (RFC 6581 section 9.1),
+// or nil.
+func (n *Negotiation) Peer() *EnhancedData {
+	if !n.enhanced {
+		return nil
+	}
+	return &n.peer
+}
+
+// Apply sets the outcome in p: Enhanced, IRD, ORD and RTR.
+func (n *Negotiation) Apply(p *Params) {
+	p.Enhanced, p.IRD, p.ORD, p.RTR = n.enhanced, n.ird, n.ord, n.rtr
+}
+
+func (n *Negotiation) setPeer(d *EnhancedData) {
+	if d != nil {
+		n.enhanced, n.peer = true, *d
+	}
+}
+
+// asked returns the depth that the initiator asks for, at most limit. It is def
+// if one side does not negotiate.
+func (n *Negotiation) asked(depth uint16, def, limit int, manual bool) int {
+	if !n.enhanced || manual || depth == NoNegotiation {
+		return def
+	}
+	return min(int(depth), max(def, limit))
+}
+
+// answer begins the data of an answer: A as in the request and, with A, one kind
+// of RTR, so that both sides know which. It is one that the initiator offers if
+// possible, else one that we support (RFC 6581 section 9.2).
+func (n *Negotiation) answer() *EnhancedData {
+	if !n.peer.P2P {
+		return &EnhancedData{}
+	}
+	kind := (n.peer.RTR & n.cfg.rtrs()).prefer()
+	if kind == RTRNone {
+		kind = n.cfg.rtrs().prefer()
+	}
+	return &EnhancedData{P2P: true, RTR: RTRs(kind)}
+}
+
+// offer returns what a message says of a depth.
+func offer(depth int, manual bool) uint16 {
+	if manual {
+		return NoNegotiation
+	}
+	return uint16(depth)
+}
