@@ -70,6 +70,9 @@ func fromPB(op string, e *ctrlpb.Error) error {
 // RejectError is a refusal by the peer's application.
 type RejectError struct {
 	PrivateData []byte // what it had to say; may be empty
+	// IRD and ORD are the depths that it would have needed, as PeerIRD and PeerORD in
+	// ConnInfo.
+	IRD, ORD int
 }
 
 // Error implements error.

@@ -284,11 +284,20 @@ func (q *QP) Err() error {
 	return q.err
 }
 
+// peerDepth is a depth that the peer may not have sent.
+func peerDepth(n *uint32) int {
+	if n == nil {
+		return -1
+	}
+	return int(*n)
+}
+
 // established takes the event of that name.
 func (q *QP) established(e *ctrlpb.Established) {
 	n := e.GetNegotiated()
 	info := &ConnInfo{
 		PrivateData: e.PrivateData, Revision: int(n.GetRevision()), IRD: int(n.GetIrd()), ORD: int(n.GetOrd()), CRC: n.GetCrc(),
+		PeerIRD: peerDepth(e.PeerIrd), PeerORD: peerDepth(e.PeerOrd),
 		SendMarkers: n.GetSendMarkers(), RecvMarkers: n.GetRecvMarkers(), PeerToPeer: n.GetP2P(), Initiator: n.GetInitiator(), Worker: int(e.Worker),
 	}
 	info.Local, _ = netip.ParseAddrPort(e.Local)
@@ -430,7 +439,7 @@ func (d *Device) event(ev *ctrlpb.Event) {
 		}
 	case *ctrlpb.Event_Rejected:
 		if q := qp(b.Rejected.Qp); q != nil {
-			q.over(&RejectError{b.Rejected.PrivateData})
+			q.over(&RejectError{b.Rejected.PrivateData, peerDepth(b.Rejected.PeerIrd), peerDepth(b.Rejected.PeerOrd)})
 		}
 	case *ctrlpb.Event_ConnectFailed:
 		if q := qp(b.ConnectFailed.Qp); q != nil {

@@ -237,10 +237,14 @@ func (c *Config) orDefault() *Config {
 
 // ConnInfo describes an established connection.
 type ConnInfo struct {
-	Local, Remote            netip.AddrPort
-	PrivateData              []byte // of the peer's reply; for the accepting side that of its request
-	Revision                 int    // of MPA
-	IRD, ORD                 int
+	Local, Remote netip.AddrPort
+	PrivateData   []byte // of the peer's reply; for the accepting side that of its request
+	Revision      int    // of MPA
+	IRD, ORD      int    // what this side runs with
+	// PeerIRD and PeerORD are what the peer's request or reply says (RFC 6581 section
+	// 9.1): Reads of ours that it takes, and that it wants outstanding. 0x3FFF leaves the
+	// number to the applications; -1: it does not say (revision 1).
+	PeerIRD, PeerORD         int
 	CRC                      bool
 	SendMarkers, RecvMarkers bool
 	PeerToPeer               bool

@@ -18,7 +18,6 @@ type CQ struct {
 	shared       bool                  // wakeW is a Channel's
 	event        [8]byte               // what is written there
 	gen          atomic.Pointer[cqMem] // Resize replaces it; each worker follows with its next Push
-	before       *cqMem                // replaced by the last Resize: the client may still read it
 	rings        []cqRing
 	moderation   atomic.Uint64 // count<<32 | microseconds; 0: none
 	pushed, lost atomic.Uint64
@@ -124,25 +123,15 @@ func (c *CQ) at(worker int) *cqRing {
 	return r
 }
 
-// Resize gives the queue rings of at least entries CQEs, empty and not armed. The
-// client can read those that it had until the next Resize or Free. When each worker
-// has published what it had pushed before, done must be called, once.
-func (c *CQ) Resize(entries int) (done func(), err error) {
-	c.FreeBefore()
+// Resize gives the queue rings of at least entries CQEs, empty and not armed.
+// When each worker has published what it had pushed before, it does not touch the
+// old memory any more, and release must be called, once.
+func (c *CQ) Resize(entries int) (release func() error, err error) {
 	g, err := createCQMem(len(c.rings), entries)
 	if err != nil {
 		return nil, err
 	}
-	old := c.gen.Swap(g)
-	return func() { c.before = old }, nil
-}
-
-// FreeBefore frees the rings that the last Resize replaced.
-func (c *CQ) FreeBefore() {
-	if c.before != nil {
-		_ = c.before.Free()
-		c.before = nil
-	}
+	return c.gen.Swap(g).Close, nil
 }
 
 // Moderate has an armed queue wake its client only after count completions, or
@@ -174,23 +163,8 @@ func (c *CQ) TakeEventFD() int {
 	return fd
 }
 
-// Free is Close that gives the memory back too, whoever has its descriptor.
-func (c *CQ) Free() error {
-	c.FreeBefore()
-	return c.end((*file).Free)
-}
-
-// Close unmaps the queue and closes its descriptors. The client still finds there
-// what was completed.
+// Close unmaps the queue and closes its descriptors.
 func (c *CQ) Close() error {
-	if c.before != nil {
-		_ = c.before.Close()
-		c.before = nil
-	}
-	return c.end((*file).Close)
-}
-
-func (c *CQ) end(end func(*file) error) error {
 	g := c.gen.Load()
 	if g.mem != nil {
 		if c.wakeR >= 0 {
@@ -200,7 +174,7 @@ func (c *CQ) end(end func(*file) error) error {
 			unix.Close(c.wakeW)
 		}
 	}
-	return end(&g.file)
+	return g.Close()
 }
 
 // Room returns how many completions worker's ring takes now.

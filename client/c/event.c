@@ -183,6 +183,9 @@ static void put_stream(struct iwarpd_event *ev, struct iwarpd_device *dev, const
 	put_addresses(ev, r->local, r->remote);
 }
 
+/* A depth that the peer may not have sent. */
+#define PEER_DEPTH(m, M, f, F) ((m)->opt_##f##_case == PB__##M##__OPT_##F##_##F ? (int32_t)(m)->f : -1)
+
 static void put_established(struct iwarpd_event *ev, const Pb__Established *s)
 {
 	const Pb__Negotiated *n = s->negotiated;
@@ -191,11 +194,21 @@ static void put_established(struct iwarpd_event *ev, const Pb__Established *s)
 	ev->conn = s->conn;
 	put_addresses(ev, s->local, s->remote);
 	put_data(ev, &s->private_data);
+	ev->peer_ird = PEER_DEPTH(s, ESTABLISHED, peer_ird, PEER_IRD);
+	ev->peer_ord = PEER_DEPTH(s, ESTABLISHED, peer_ord, PEER_ORD);
 	if (n)
 		ev->negotiated = (struct iwarpd_negotiated){
 			.revision = n->revision, .rtr = n->rtr, .ird = n->ird, .ord = n->ord, .crc = n->crc,
 			.send_markers = n->send_markers, .recv_markers = n->recv_markers, .p2p = n->p2p,
 		};
+}
+
+static void put_rejected(struct iwarpd_event *ev, const Pb__Rejected *r)
+{
+	ev->type = IWARPD_EVENT_REJECTED;
+	put_data(ev, &r->private_data);
+	ev->peer_ird = PEER_DEPTH(r, REJECTED, peer_ird, PEER_IRD);
+	ev->peer_ord = PEER_DEPTH(r, REJECTED, peer_ord, PEER_ORD);
 }
 
 static void put_terminated(struct iwarpd_event *ev, const Pb__Terminated *t)
@@ -235,8 +248,7 @@ static bool put_event(struct iwarpd_event *ev, struct iwarpd_device *dev, const 
 		put_established(ev, pb->established);
 		return true;
 	case PB__EVENT__BODY_REJECTED:
-		ev->type = IWARPD_EVENT_REJECTED;
-		put_data(ev, &pb->rejected->private_data);
+		put_rejected(ev, pb->rejected);
 		return true;
 	case PB__EVENT__BODY_CONNECT_FAILED:
 		ev->type = IWARPD_EVENT_CONNECT_FAILED;

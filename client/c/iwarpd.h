@@ -447,7 +447,11 @@ IWARPD_API int iwarpd_unlisten(struct iwarpd_listener *listener, struct iwarpd_e
 struct iwarpd_accept_attr {
 	const void *private_data;
 	size_t private_len;
-	int ird, ord; /* 0: what the peer asked for, within the limits; -1: none */
+	/*
+	 * 0: what the peer asks for, its ord and ird, up to the startup of iwarpd_listen if that
+	 * names them, otherwise up to max_ird and max_ord; -1: none.
+	 */
+	int ird, ord;
 };
 
 /*
@@ -521,8 +525,8 @@ IWARPD_API int iwarpd_stream_close(struct iwarpd_device *dev, uint32_t conn, boo
 
 enum iwarpd_event_type {
 	IWARPD_EVENT_CONNECT_REQUEST = 1, /* listener, or qp of a stream that was connected; conn, local, remote, data, negotiated: revision, p2p, and the peer's ird, ord */
-	IWARPD_EVENT_ESTABLISHED = 2,     /* qp, local, remote, data, negotiated */
-	IWARPD_EVENT_REJECTED = 3,        /* qp, data */
+	IWARPD_EVENT_ESTABLISHED = 2,     /* qp, local, remote, data, negotiated, peer_ird, peer_ord */
+	IWARPD_EVENT_REJECTED = 3,        /* qp, data, peer_ird, peer_ord */
 	IWARPD_EVENT_CONNECT_FAILED = 4,  /* qp, error */
 	IWARPD_EVENT_DISCONNECTED = 5,    /* qp, error; error.err is 0 if it was closed in order */
 	IWARPD_EVENT_TERMINATED = 6,      /* qp, terminate, error.text, data: headers; DISCONNECTED follows */
@@ -563,7 +567,13 @@ struct iwarpd_event {
 	struct iwarpd_error error;
 	uint32_t async; /* enum iwarpd_async */
 	uint32_t data_len;
-	uint64_t reserved[8];
+	/*
+	 * What the peer's request or reply says (RFC 6581 section 9.1): Reads of ours that it
+	 * takes, and that it wants outstanding. 0x3fff leaves the number to the programs; -1:
+	 * it does not say (revision 1).
+	 */
+	int32_t peer_ird, peer_ord;
+	uint64_t reserved[7];
 	uint8_t data[IWARPD_MAX_PRIVATE_DATA]; /* private data of the peer */
 };
 

@@ -140,8 +140,10 @@ static void join(struct side *a, struct side *b)
 	expect_event(a, IWARPD_EVENT_ESTABLISHED);
 	CHECK(a->ev.data_len == 7 && memcmp(a->ev.data, "welcome", 7) == 0);
 	CHECK(a->ev.negotiated.revision == 2 && a->ev.negotiated.crc && a->ev.negotiated.ord == 4);
+	CHECK(a->ev.peer_ird == 4 && a->ev.peer_ord == 0);
 	expect_event(b, IWARPD_EVENT_ESTABLISHED);
 	CHECK(b->ev.negotiated.ird == 4 && b->ev.negotiated.ord == 0);
+	CHECK(b->ev.peer_ird == 16 && b->ev.peer_ord == 16);
 	CHECK(iwarpd_unlisten(l, &err) == 0);
 }
 
@@ -390,6 +392,7 @@ static void check_refusals(struct side *a, struct side *b)
 	CHECK(iwarpd_reject(b->dev, b->ev.conn, "no", 2, &err) == 0);
 	expect_event(a, IWARPD_EVENT_REJECTED);
 	CHECK(a->ev.data_len == 2 && memcmp(a->ev.data, "no", 2) == 0);
+	CHECK(a->ev.peer_ird == 16 && a->ev.peer_ord == 16);
 	CHECK(iwarpd_accept(b->dev, b->ev.conn, a->qp, NULL, &err) == -ENOENT);
 	CHECK(iwarpd_connect(a->qp, &(struct iwarpd_connect_attr){ .remote = iwarpd_listener_address(l) }, &err) == -EBADFD);
 	CHECK(iwarpd_unlisten(l, &err) == 0);
