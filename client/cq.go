@@ -25,11 +25,14 @@ type CQ struct {
 
 	queued bool // in ch.ready; guarded by ch.mu
 
+	resizing sync.Mutex // held by Resize, ahead of mu
+
 	mu     sync.Mutex // guards the rest
 	ring   *shm.CQConsumer
-	old    []*shm.CQConsumer // of before Resize, not drained yet
-	swaps  int               // how often Resize replaced ring
-	ending bool              // Close has asked the daemon, which closes its end first
+	old    *shm.CQConsumer // of before the last Resize, until it is drained; or nil
+	saved  []WC            // what was left in the rings of before old
+	swaps  int             // how often Resize replaced ring
+	ending bool            // Close has asked the daemon, which closes its end first
 	closed bool
 	armed  bool // since the channel was last drained
 
@@ -110,7 +113,7 @@ func (c *CQ) poll(wcs []WC) int {
 	if c.closed {
 		return 0
 	}
-	if len(c.old) > 0 {
+	if c.old != nil || len(c.saved) > 0 {
 		n := c.pollOld(wcs)
 		return n + c.ring.Poll(wcs[n:])
 	}
@@ -291,10 +294,10 @@ func (c *CQ) unmap() {
 	}
 	c.closed = true
 	c.ring.Close()
-	for _, o := range c.old {
-		o.Close()
+	if c.old != nil {
+		c.old.Close()
 	}
-	c.old = nil
+	c.old, c.saved = nil, nil
 	c.mu.Unlock()
 	if c.ch != nil {
 		c.ch.forget(c)

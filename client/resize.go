@@ -19,6 +19,9 @@ func (c *CQ) Resize(ctx context.Context, depth int) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("iwarp: resize CQ: %w", err)
 	}
+	c.resizing.Lock()
+	defer c.resizing.Unlock()
+	c.saveOld() // the request takes those rings away
 	a, err := c.d.call(context.WithoutCancel(ctx), "resize CQ", &ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: c.h, Depth: size(depth)}}}, -1)
 	if err != nil {
 		return err
@@ -45,7 +48,7 @@ func (c *CQ) Resize(ctx context.Context, depth int) error {
 	if arm != shm.ArmNone {
 		ring.Arm(arm == shm.ArmSolicited)
 	}
-	c.old = append(c.old, c.ring)
+	c.old = c.ring
 	c.ring = ring
 	c.swaps++
 	c.mu.Unlock()
@@ -75,15 +78,30 @@ func (c *CQ) Depth() int {
 	return c.ring.Depth()
 }
 
-// pollOld takes what the rings before the last Resize still hold. Called with mu
-// held.
+// saveOld copies what the rings before the last Resize still hold.
+func (c *CQ) saveOld() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.old == nil {
+		return
+	}
+	wcs := make([]WC, 64)
+	for n := c.old.Poll(wcs); n > 0; n = c.old.Poll(wcs) {
+		c.saved = append(c.saved, wcs[:n]...)
+	}
+	c.old.Close()
+	c.old = nil
+}
+
+// pollOld takes what there was before the last Resize. Called with mu held.
 func (c *CQ) pollOld(wcs []WC) int {
-	n := 0
-	for len(c.old) > 0 && n < len(wcs) {
-		n += c.old[0].Poll(wcs[n:])
+	n := copy(wcs, c.saved)
+	c.saved = c.saved[n:]
+	if c.old != nil && n < len(wcs) {
+		n += c.old.Poll(wcs[n:])
 		if n < len(wcs) { // nothing is added to it any more
-			c.old[0].Close()
-			c.old = c.old[1:]
+			c.old.Close()
+			c.old = nil
 		}
 	}
 	return n

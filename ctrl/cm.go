@@ -54,7 +54,6 @@ type conn struct {
 	deadline clock.Time // the earlier of limit and st's
 	params   mpa.Params
 	private  []byte            // of the peer
-	counted  bool              // in Server.perPeer
 	waiting  bool              // in listener.waiting
 	sctp     *dataplane.SCTP   // nil: TCP
 	neg      mpa.Negotiation   // over SCTP; st has that of TCP
@@ -145,23 +144,18 @@ func (s *Server) accepted(ev dataplane.Event) {
 		s.engine.Disconnect(ev.Conn, true)
 		return
 	}
-	if s.perPeer[remote.Addr()] >= s.cfg.Startup.PerPeer {
-		l.dropped++
-		s.engine.Disconnect(ev.Conn, true)
-		l.sess.log.Debug("connection dropped: too many of this peer in start-up", zap.Stringer("peer", remote))
-		return
-	}
 	c := &conn{
 		id: ev.Conn, sess: l.sess, listener: l, state: connStartup, worker: ev.Worker, cfg: l.cfg,
-		local: addrPort(ev.Flow.Local, ev.Flow.LocalPort), remote: remote, claim: l.claim, counted: true,
+		local: addrPort(ev.Flow.Local, ev.Flow.LocalPort), remote: remote, claim: l.claim,
 	}
 	c.claim.refs++
-	s.perPeer[remote.Addr()]++
 	s.conns[c.id] = c
 	if l.streaming {
 		s.streamAccepted(c)
 		return
 	}
+	s.makeRoom(l, remote.Addr())
+	l.starting.add(c)
 	s.startup(c)
 }
 
@@ -250,7 +244,7 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 		Ird: uint32(f.IRD), Ord: uint32(f.ORD), Revision: uint32(f.Rev), P2P: f.P2P,
 	}
 	if l := c.listener; l != nil {
-		s.uncountPeer(c)
+		l.starting.remove(c)
 		if l.waiting >= l.backlog || c.sess.behind() {
 			// Also for a client that does not keep up: a peer that asks and leaves, over and
 			// over, must not have it cut off.
@@ -385,17 +379,6 @@ func (s *Server) answered(c *conn) {
 	if c.waiting {
 		c.waiting = false
 		c.listener.waiting--
-	}
-}
-
-func (s *Server) uncountPeer(c *conn) {
-	if !c.counted {
-		return
-	}
-	c.counted = false
-	a := c.remote.Addr()
-	if s.perPeer[a]--; s.perPeer[a] == 0 {
-		delete(s.perPeer, a)
 	}
 }
 
@@ -635,7 +618,9 @@ func (s *Server) forget(c *conn) {
 	}
 	delete(s.conns, c.id)
 	delete(s.pending, c)
-	s.uncountPeer(c)
+	if c.listener != nil {
+		c.listener.starting.remove(c)
+	}
 	s.answered(c)
 	s.unhold(c)
 	s.unshare(c)

@@ -346,12 +346,16 @@ func TestBadPeers(t *testing.T) {
 	if _, abort := garbage.ended(); !abort {
 		t.Error("garbage is not reset")
 	}
-	for i, want := range []bool{false, false, false, true, true} {
-		p := h.arrive(t, netip.AddrPortFrom(netip.MustParseAddr("10.0.0.3"), uint16(10+i)).String(), 7174, cfg)
-		if _, abort := p.ended(); abort != want {
+	late := []*mpaPeer{silent}
+	for i := range 5 {
+		late = append(late, h.arrive(t, netip.AddrPortFrom(netip.MustParseAddr("10.0.0.3"), uint16(10+i)).String(), 7174, cfg))
+	}
+	for i, want := range []bool{true, true, false, false, false, false} { // the oldest make room
+		if _, abort := late[i].ended(); abort != want {
 			t.Errorf("silent connection %d of one peer: reset %v", i, abort)
 		}
 	}
+	silent = late[5]
 	good := h.arrive(t, "10.0.0.4:1", 7174, cfg)
 	good.send()
 	first := c.event().GetConnectRequest()
@@ -381,8 +385,10 @@ func TestBadPeers(t *testing.T) {
 	if ev := c.event().GetConnectGone(); ev.GetError().GetCode() != ctrlpb.Code_CODE_TIMEOUT {
 		t.Errorf("event %v", ev)
 	}
-	if len(h.perPeer) != 0 {
-		t.Errorf("peers still counted: %v", h.perPeer)
+	for _, l := range h.listeners {
+		if l.starting.n != 0 {
+			t.Errorf("still counted: %v", l.starting)
+		}
 	}
 }
 
@@ -422,7 +428,7 @@ func TestClientDies(t *testing.T) {
 		h.settled(t)
 		st := h.Status()
 		h.mu.Lock()
-		left := len(h.conns) + len(h.pending) + len(h.qps) + len(h.usage) + len(h.listeners) + len(h.claims.byAddr) + len(h.perPeer)
+		left := len(h.conns) + len(h.pending) + len(h.qps) + len(h.usage) + len(h.listeners) + len(h.claims.byAddr)
 		h.mu.Unlock()
 		if left != 0 || st.Mrs+st.Qps+st.Conns+st.Listens+st.Cqs+st.Pds != 0 || h.table.Len() != 0 || h.steer.len() != 0 {
 			t.Errorf("%s: left behind: %d entries, %v, %d endpoints", at, left, st, h.steer.len())

@@ -3,6 +3,7 @@ package ctrl
 import (
 	"io/fs"
 	"net/netip"
+	"os"
 	"time"
 )
 
@@ -36,7 +37,7 @@ type Rule struct {
 	UIDs, GIDs []uint32       // whom it is for; both empty: everybody
 	Deny       bool           // they may not connect at all
 	Admin      bool           // they see everybody's objects and may end any connection
-	Listen     []PortRange    // ports they may listen on; empty: all
+	Listen     []PortRange    // local ports they may use; empty: see unprivileged
 	Addrs      []netip.Prefix // local addresses they may use; empty: all
 	Limits     *Limits        // nil: Config.Limits
 }
@@ -96,7 +97,9 @@ type StartupDefaults struct {
 	Timeout    time.Duration // of each wait of the MPA start-up; default 10 s
 	Connect    time.Duration // of a whole connect; default 30 s
 	Accept     time.Duration // how long a connect request waits for the client; default 30 s
-	PerPeer    int           // connections in start-up from one remote address; default 64
+	// PerPeer and PerListener bound the connections of one listener whose MPA request
+	// has not come: those of one remote address, default 64, and all, default 1024.
+	PerPeer, PerListener int
 }
 
 // A CRCPolicy is the administrator's choice whether MPA uses CRC32c. RFC 5044
@@ -157,6 +160,9 @@ func (s StartupDefaults) fill() StartupDefaults {
 	if s.PerPeer == 0 {
 		s.PerPeer = 64
 	}
+	if s.PerListener == 0 {
+		s.PerListener = 1024
+	}
 	return s
 }
 
@@ -178,6 +184,7 @@ func (c Config) fill() Config {
 // policy is what one client may do: the rule that matched it.
 type policy struct {
 	admin  bool
+	system bool // root, or the daemon's own user: it may use every port that no rule denies it
 	listen []PortRange
 	addrs  []netip.Prefix
 	limits Limits
@@ -186,21 +193,22 @@ type policy struct {
 // policyOf finds the rule for a uid and its groups; ok is false when it may
 // not connect.
 func (c *Config) policyOf(uid uint32, gids []uint32) (p policy, ok bool) {
+	system := uid == 0 || int(uid) == os.Geteuid()
 	if len(c.Allow) == 0 {
-		return policy{admin: uid == 0, limits: c.Limits}, true
+		return policy{admin: uid == 0, system: system, limits: c.Limits}, true
 	}
 	for i := range c.Allow {
 		r := &c.Allow[i]
 		if !r.matches(uid, gids) {
 			continue
 		}
-		p = policy{admin: r.Admin || uid == 0, listen: r.Listen, addrs: r.Addrs, limits: c.Limits}
+		p = policy{admin: r.Admin || uid == 0, system: system, listen: r.Listen, addrs: r.Addrs, limits: c.Limits}
 		if r.Limits != nil {
 			p.limits = r.Limits.fill()
 		}
 		return p, !r.Deny
 	}
-	return policy{admin: true, limits: c.Limits}, uid == 0
+	return policy{admin: true, system: true, limits: c.Limits}, uid == 0
 }
 
 func (r *Rule) matches(uid uint32, gids []uint32) bool {
@@ -222,9 +230,15 @@ func (r *Rule) matches(uid uint32, gids []uint32) bool {
 	return false
 }
 
-func (p *policy) mayListen(port uint16) bool {
-	if len(p.listen) == 0 || port == 0 {
-		return true
+// unprivileged is the first port that users may take whom no rule gives others, as
+// with the kernel's sockets.
+const unprivileged = 1024
+
+// mayBind reports whether the client may take a local port, to listen on it or to
+// connect from it.
+func (p *policy) mayBind(port uint16) bool {
+	if len(p.listen) == 0 {
+		return p.system || port >= unprivileged
 	}
 	for _, r := range p.listen {
 		if r.From <= port && port <= r.To {

@@ -90,6 +90,11 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	if local.Addr().IsValid() && local.Addr().Is4() != remote.Addr().Is4() {
 		return errorf(invalid, "ctrl: local %v and remote %v are of different families", local.Addr(), remote.Addr())
 	}
+	if local.Port() != 0 {
+		if err := c.mayBind(local.Port()); err != nil {
+			return err
+		}
+	}
 	for _, a := range []*netip.AddrPort{&local, &remote} {
 		to, err := s.unzoned(a.Addr())
 		if err != nil {

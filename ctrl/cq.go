@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"math/bits"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,27 +35,31 @@ func (c *session) resizeCQ(r *ctrlpb.ResizeCQ, reply *ctrlpb.Reply) ([]int, erro
 	}
 	size := cqSize(s.engine.Workers(), r.Depth)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	q, err := c.cqOf(r.Cq)
-	if err == nil {
-		err = c.take(resRings, size) // beside the old ones, which go only when the new are there
-	}
-	s.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	release, err := q.ring.Resize(int(r.Depth))
+	// The client has taken what it wants of the rings before the last resize. Those
+	// in use now are charged until it resizes again: it still has to read them.
+	q.ring.FreeBefore()
+	c.give(resRings, q.before)
+	q.before = 0
+	if err := c.take(resRings, size); err != nil {
+		return nil, err
+	}
+	s.mu.Unlock()
+	done, err := q.ring.Resize(int(r.Depth))
+	if err == nil {
+		s.quiet()
+		done()
+	}
+	s.mu.Lock()
 	if err != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
 		c.give(resRings, size)
 		return nil, errorf(internal, "ctrl: completion queue %d: %w", r.Cq, err)
 	}
-	s.quiet()
-	_ = release()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c.give(resRings, q.size)
-	q.size = size
+	q.before, q.size = q.size, size
 	reply.Body = &ctrlpb.Reply_Cq{Cq: &ctrlpb.CQReply{Cq: q.handle, Depth: uint32(q.ring.Depth()), Workers: uint32(s.engine.Workers())}}
 	return []int{q.ring.TakeFD()}, nil
 }
@@ -88,7 +93,10 @@ func (c *session) cqOf(h uint32) (*cq, error) {
 }
 
 // cqSize is what the rings of a completion queue take.
-func cqSize(workers int, depth uint32) uint64 { return 4096 + uint64(workers)*(4096+64*uint64(depth)) }
+func cqSize(workers int, depth uint32) uint64 { return 4096 + uint64(workers)*(4096+64*entries(depth)) }
+
+// entries returns how many entries a ring of that depth has.
+func entries(depth uint32) uint64 { return 1 << bits.Len32(depth-1) }
 
 func (c *session) listCQs(r *ctrlpb.ListCQs, reply *ctrlpb.Reply) error {
 	c.srv.mu.Lock()

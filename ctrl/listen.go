@@ -25,6 +25,8 @@ type listener struct {
 	streaming bool            // connections begin as byte streams
 	sctp      *dataplane.SCTP // nil: TCP
 
+	starting startups
+
 	accepted, rejected, dropped uint64
 }
 
@@ -48,8 +50,13 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	if err != nil {
 		return err
 	}
-	if !c.policy().mayListen(port) {
-		return errorf(permission, "ctrl: uid %d may not listen on port %d (rule in the configuration)", c.cred.Uid, port)
+	switch pol := c.policy(); {
+	case port != 0:
+		if err := c.mayBind(port); err != nil {
+			return err
+		}
+	case len(pol.listen) > 0: // the port that is free may be another
+		return errorf(permission, "ctrl: uid %d may listen only on the ports of its rule in the configuration: name one of them", c.cred.Uid)
 	}
 	if len(c.policy().addrs) > 0 && !c.policy().mayUse(addr) {
 		return errorf(permission, "ctrl: uid %d may not listen on %v (rule in the configuration)", c.cred.Uid, addr)
@@ -112,6 +119,18 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	s.listeners[id] = l
 	reply.Body = &ctrlpb.Reply_Listen{Listen: &ctrlpb.ListenReply{Listen: l.handle, Address: cl.addr.String()}}
 	return nil
+}
+
+// mayBind reports why the client may not use a local port.
+func (c *session) mayBind(port uint16) error {
+	pol := c.policy()
+	switch {
+	case pol.mayBind(port):
+		return nil
+	case len(pol.listen) == 0:
+		return errorf(permission, "ctrl: uid %d may not use port %d: ports below %d are for root, and for users with a rule that lists them (allow: listen)", c.cred.Uid, port, unprivileged)
+	}
+	return errorf(permission, "ctrl: uid %d may not use port %d (rule in the configuration)", c.cred.Uid, port)
 }
 
 // isLocal reports whether a is an address of the interface, as far as known.

@@ -43,6 +43,7 @@ type (
 		index     uint32   // order of making, over all clients
 		ring      *shm.CQ
 		size      uint64 // octets, for the quota
+		before    uint64 // the same of the rings that the last resize replaced
 		uses      int    // QPs that complete on it
 		modCount  uint32
 		modPeriod time.Duration
@@ -75,7 +76,7 @@ type (
 func qpSize(r *ctrlpb.CreateQP) uint64 {
 	const fixed = 3 * 4096
 	sges := uint64(r.MaxSge) * 16
-	return fixed + 2*uint64(r.SqDepth)*(64+max(sges, uint64(r.MaxInline))) + 2*uint64(r.RqDepth)*(64+sges)
+	return fixed + 2*entries(r.SqDepth)*(64+max(sges, uint64(r.MaxInline))) + 2*entries(r.RqDepth)*(64+sges)
 }
 
 // newHandle returns a number that the client has not got for a live object.
@@ -317,7 +318,7 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 // forgetCQ gives back what a queue counts. Called with mu held.
 func (c *session) forgetCQ(q *cq) {
 	c.give(resCQs, 1)
-	c.give(resRings, q.size)
+	c.give(resRings, q.size+q.before)
 	if q.channel != nil {
 		q.channel.uses--
 	}
@@ -348,7 +349,7 @@ func (c *session) destroyCQ(h uint32) error {
 		q.ring.Moderate(0, 0)
 		s.quiet()
 	}
-	q.ring.Close() // Detach of the last QP has fenced
+	_ = q.ring.Free() // Detach of the last QP has fenced
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.forgetCQ(q)

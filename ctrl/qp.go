@@ -29,7 +29,7 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 		q.rq, err = shm.CreateRQ(int(r.RqDepth), int(r.MaxSge))
 	}
 	if err != nil {
-		q.closeRings()
+		q.freeRings()
 		s.mu.Lock()
 		c.forgetQP(q, bit)
 		s.mu.Unlock()
@@ -130,12 +130,12 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 // maxQPNum keeps QP numbers within the 24 bits of the verbs.
 const maxQPNum = 1<<24 - 1
 
-func (q *qp) closeRings() {
+func (q *qp) freeRings() {
 	if q.sq != nil {
-		q.sq.Close()
+		_ = q.sq.Free()
 	}
 	if q.rq != nil {
-		q.rq.Close()
+		_ = q.rq.Free()
 	}
 }
 
@@ -159,7 +159,7 @@ func (c *session) dropQP(q *qp) {
 	}
 	s.mu.Unlock()
 	s.engine.Detach(q.binding)
-	q.closeRings()
+	q.freeRings()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(c.qps, q.num)

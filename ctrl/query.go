@@ -49,15 +49,23 @@ func (s *Server) presentMTU() int {
 	return s.cfg.MTU
 }
 
-// visible returns the sessions that c may see.
+// visible returns the sessions whose objects c may list, by rising number. A session
+// that is being torn down is not among them. Called with mu held.
 func (c *session) visible() []*session {
+	all := slices.DeleteFunc(c.holding(), func(o *session) bool { return o.dead })
+	slices.SortFunc(all, func(a, b *session) int { return cmp.Compare(a.id, b.id) })
+	return all
+}
+
+// holding returns the sessions that c may see, with those that are being torn down,
+// which still hold memory and quota. Called with mu held.
+func (c *session) holding() []*session {
 	var all []*session
 	for _, o := range c.srv.sessions {
 		if c.policy().admin || o.cred.Uid == c.cred.Uid {
 			all = append(all, o)
 		}
 	}
-	slices.SortFunc(all, func(a, b *session) int { return cmp.Compare(a.id, b.id) })
 	return all
 }
 
@@ -65,7 +73,7 @@ func (c *session) queryStatus(reply *ctrlpb.Reply) error {
 	s := c.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	reply.Body = &ctrlpb.Reply_Status{Status: s.status(c.visible(), c.policy())}
+	reply.Body = &ctrlpb.Reply_Status{Status: s.status(c.holding(), c.policy())}
 	return nil
 }
 
@@ -287,6 +295,7 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 		{Name: "ctrl.rejected", Value: k.rejected.Load()},
 		{Name: "ctrl.startup_failed", Value: k.startupFailed.Load()},
 		{Name: "ctrl.startup_timeouts", Value: k.startupTimeout.Load()},
+		{Name: "ctrl.startups_crowded_out", Value: k.crowdedOut.Load()},
 		{Name: "ctrl.fallbacks", Value: k.fallbacks.Load()},
 	}
 	if x, ok := s.claims.steering.(interface{ Counters() (bpf.Counters, error) }); ok {

@@ -125,7 +125,7 @@ func (c *session) listQuotas(r *ctrlpb.ListQuotas, reply *ctrlpb.Reply) error {
 		limits *Limits
 	}
 	byUID := make(map[uint32]item)
-	for _, o := range c.visible() {
+	for _, o := range c.holding() {
 		byUID[o.cred.Uid] = item{o.cred.Uid, &o.policy().limits}
 	}
 	for uid := range s.usage {

@@ -6,7 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/shm"
 )
 
 // reqQuotas asks for the quotas.
@@ -58,5 +61,78 @@ func TestQuotaTable(t *testing.T) {
 		if q.name == "" || q.noun == "" || q.limit(&l) == 0 || q.key != "" && !strings.HasPrefix(q.key, "max-") {
 			t.Errorf("resource %d: %q, %q, key %q, default %d", r, q.name, q.noun, q.key, q.limit(&l))
 		}
+	}
+}
+
+// held returns the bytes of memory that the descriptors which the client was sent
+// stand for.
+func (c *tclient) held() (n int64) {
+	c.t.Helper()
+	for _, fd := range c.fds {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			c.t.Fatal(err)
+		}
+		n += st.Blocks * 512
+	}
+	return n
+}
+
+// TestResizeUnread: rings that ResizeCQ has replaced are in the quota until they are
+// gone, whether the client reads the replies and keeps the descriptors or not.
+func TestResizeUnread(t *testing.T) {
+	const depth, limit = 4096, 4 << 20
+	h := newHarness(t, Config{Limits: Limits{Rings: limit}})
+	c := h.hello(t)
+	cq := c.cq()
+	const n = 100
+	for range n { // none of the replies is read
+		c.send(&ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: cq, Depth: depth}}})
+	}
+	done := 0
+	for range n {
+		r := c.next().GetReply()
+		if r.GetError() != nil {
+			t.Fatalf("a resize: %v", r.Error)
+		}
+		done++
+	}
+	if got := c.held(); got > limit || got < cqSizeHeld(depth) {
+		t.Errorf("%d resizes: the daemon holds %d bytes, the limit is %d", done, got, limit)
+	}
+	if q := c.quota("rings"); q.Used < 2*uint64(cqSizeHeld(depth)) {
+		t.Errorf("%d bytes are charged, the client has two sets of rings", q.Used)
+	}
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: cq}}})
+	if q := c.quota("rings"); q.Used != 0 {
+		t.Errorf("%d bytes of rings are charged after DestroyCQ", q.Used)
+	}
+}
+
+// cqSizeHeld is the memory of the entries of a completion queue with one worker.
+func cqSizeHeld(depth int64) int64 { return depth * shm.CQESize }
+
+// TestFreedRings: what the daemon allocated for a client is gone when the object is,
+// though the client keeps the descriptors.
+func TestFreedRings(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	pd, cq := c.pd(), c.cq()
+	qp := c.ok(reqQP(pd, cq)).GetQp().Qp
+	srq := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: pd, Depth: 64, MaxSge: 1}}}).GetSrq().Srq
+	if c.held() == 0 {
+		t.Fatal("the rings hold no memory")
+	}
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: qp}}})
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroySrq{DestroySrq: &ctrlpb.DestroySRQ{Srq: srq}}})
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyCq{DestroyCq: &ctrlpb.DestroyCQ{Cq: cq}}})
+	if n, bells := c.held(), int64(2*shm.PageSize); n != bells {
+		t.Errorf("%d bytes are held after all objects are destroyed, want %d of the doorbell page", n, bells)
+	}
+	c.cq()
+	c.c.Close()
+	h.settled(t)
+	if n := c.held(); n != 0 {
+		t.Errorf("%d bytes are held after the client has ended", n)
 	}
 }

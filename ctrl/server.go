@@ -11,9 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/user"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,6 +25,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/nss"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/verbs"
 )
@@ -75,15 +74,13 @@ type Server struct {
 	conns     map[dataplane.ConnID]*conn
 	assocs    map[pkt.Flow]*claim         // of associations, while these last
 	pending   map[*conn]struct{}          // those with a deadline
-	perPeer   map[netip.Addr]int          // passive connections in start-up
 	lingering []lingering                 // oldest first
 	late      map[bpf.Endpoint]clock.Time // of SCTP: steered until then, for what is under way to associations that are gone
 	lateNext  []lateEndpoint              // the same
 	captures  int
-	refused   uint64     // clients, since the last of which the log tells
 	wakeAt    clock.Time // when the timer goroutine wakes
 
-	tellRefused seldom
+	refused tally // clients
 
 	rewake   chan struct{}
 	done     chan struct{}
@@ -94,7 +91,7 @@ type Server struct {
 
 // counters are of the control plane; atomics, since sessions touch them alone.
 type counters struct {
-	requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, fallbacks, faults atomic.Uint64
+	requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, crowdedOut, fallbacks, faults atomic.Uint64
 }
 
 // endpoints returns what tells every address that an endpoint may have, without
@@ -133,7 +130,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		log: o.Logger, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*account),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
-		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}), perPeer: make(map[netip.Addr]int),
+		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),
 		late: make(map[bpf.Endpoint]clock.Time), rewake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	s.claims = claims{steering: o.Steering, noGuard: o.NoGuard, addrs: o.endpoints(), zone: cfg.Interface, byAddr: make(map[netip.AddrPort]*claim)}
@@ -180,12 +177,7 @@ func (s *Server) Reload(cfg Config) {
 		cfg.Interface, cfg.MTU = s.cfg.Interface, s.cfg.MTU
 	}
 	s.cfg = cfg.fill()
-	byGroup := slices.ContainsFunc(s.cfg.Allow, func(r Rule) bool { return len(r.GIDs) > 0 })
 	for _, c := range s.sessions {
-		if byGroup && !c.grouped {
-			// Its groups were not asked for when it came.
-			c.gids, c.grouped = groupsOf(&c.cred), true
-		}
 		pol, ok := s.cfg.policyOf(c.cred.Uid, c.gids)
 		if !ok {
 			go c.cutOff(errorf(permission, "ctrl: uid %d is not allowed any more", c.cred.Uid))
@@ -264,6 +256,22 @@ func (s *seldom) now(t clock.Time) bool {
 	return true
 }
 
+// A tally counts what may happen all the time, and is logged once in logEvery.
+type tally struct {
+	seldom
+	n uint64 // since it was last logged
+}
+
+// add counts one more. n is how many the line to log now stands for.
+func (t *tally) add(now clock.Time) (n uint64, tell bool) {
+	t.n++
+	n, tell = t.n, t.now(now)
+	if tell {
+		t.n = 0
+	}
+	return n, tell
+}
+
 // ServeConn serves the client at the other end of a connected SOCK_SEQPACKET
 // descriptor, which it takes over, and returns at once.
 func (s *Server) ServeConn(fd int) error {
@@ -275,8 +283,7 @@ func (s *Server) ServeConn(fd int) error {
 	return nil
 }
 
-// serve begins a session, in goroutines of its own: to find a user's groups may
-// take a while.
+// serve begins a session, in goroutines of its own.
 func (s *Server) serve(c *seqpacket.Conn) {
 	s.mu.Lock()
 	if s.closed {
@@ -284,12 +291,11 @@ func (s *Server) serve(c *seqpacket.Conn) {
 		c.Close()
 		return
 	}
-	rules := s.cfg.Allow
 	s.wg.Add(1)
 	s.mu.Unlock()
 	go func() {
 		defer s.wg.Done()
-		sess, err := s.admit(c, rules)
+		sess, err := s.admit(c)
 		if err != nil {
 			s.logRefused(err)
 			s.refuse(c, err)
@@ -304,11 +310,7 @@ func (s *Server) serve(c *seqpacket.Conn) {
 // ever, so only some are logged, with how many they stand for.
 func (s *Server) logRefused(err error) {
 	s.mu.Lock()
-	s.refused++
-	n, tell := s.refused, s.tellRefused.now(s.now())
-	if tell {
-		s.refused = 0
-	}
+	n, tell := s.refused.add(s.now())
 	s.mu.Unlock()
 	if tell {
 		s.log.Warn("client refused", zap.Error(err), zap.Uint64("times", n))
@@ -343,15 +345,16 @@ func (s *Server) refuse(c *seqpacket.Conn, err error) {
 }
 
 // admit makes a session for the client at the other end of c, if it is allowed.
-func (s *Server) admit(c *seqpacket.Conn, rules []Rule) (*session, error) {
+func (s *Server) admit(c *seqpacket.Conn) (*session, error) {
 	cred, err := c.Cred()
 	if err != nil {
 		return nil, fmt.Errorf("ctrl: peer credentials: %w", err)
 	}
-	gids := []uint32{cred.Gid}
-	byGroup := slices.ContainsFunc(rules, func(r Rule) bool { return len(r.GIDs) > 0 })
-	if byGroup {
-		gids = groupsOf(cred)
+	// The kernel's word: the name service may fail, and knows nothing of groups that
+	// newgrp or a unit's SupplementaryGroups gave.
+	gids, err := c.Groups()
+	if err != nil {
+		return nil, fmt.Errorf("ctrl: peer groups: %w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -360,7 +363,6 @@ func (s *Server) admit(c *seqpacket.Conn, rules []Rule) (*session, error) {
 	}
 	sess, err := s.newSession(c, cred, gids)
 	if err == nil {
-		sess.grouped = byGroup
 		s.wg.Add(1) // its writer
 	}
 	return sess, err
@@ -405,10 +407,11 @@ func (s *Server) Close() error {
 func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListener, error) {
 	gid := -1
 	if group != "" {
-		var err error
-		if gid, err = groupID(group); err != nil {
+		n, err := nss.GID(group)
+		if err != nil {
 			return nil, fmt.Errorf("ctrl: socket group: %w", err)
 		}
+		gid = int(n)
 	}
 	if err := removeStale(path); err != nil {
 		return nil, err
@@ -454,34 +457,4 @@ func removeStale(path string) error {
 		return fmt.Errorf("ctrl: stale socket: %w", err)
 	}
 	return nil
-}
-
-func groupID(name string) (int, error) {
-	if n, err := strconv.Atoi(name); err == nil {
-		return n, nil
-	}
-	g, err := user.LookupGroup(name)
-	if err != nil {
-		return 0, err
-	}
-	return strconv.Atoi(g.Gid)
-}
-
-// groupsOf returns the groups of a client's user, its own one first.
-func groupsOf(cred *unix.Ucred) []uint32 {
-	gids := []uint32{cred.Gid}
-	u, err := user.LookupId(strconv.FormatUint(uint64(cred.Uid), 10))
-	if err != nil {
-		return gids
-	}
-	names, err := u.GroupIds()
-	if err != nil {
-		return gids
-	}
-	for _, n := range names {
-		if g, err := strconv.ParseUint(n, 10, 32); err == nil {
-			gids = append(gids, uint32(g))
-		}
-	}
-	return gids
 }

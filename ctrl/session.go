@@ -43,8 +43,7 @@ type session struct {
 	conn    *seqpacket.Conn
 	cred    unix.Ucred
 	log     *zap.Logger
-	gids    []uint32
-	grouped bool                   // gids are all of the user's, not just its own one
+	gids    []uint32               // its effective group first
 	pol     atomic.Pointer[policy] // Reload may change it
 	outMu   sync.Mutex
 	out     []outMessage  // guarded by outMu, which is taken last
@@ -346,7 +345,7 @@ func (s *Server) newBells(workers, bits int) (bells []*shm.Doorbells, fds []int,
 		if err != nil {
 			seqpacket.CloseAll(fds)
 			for _, b := range bells {
-				b.Close()
+				_ = b.Free()
 			}
 		}
 	}()
@@ -513,6 +512,7 @@ func (c *session) teardown() {
 		s.engine.Unbind(c.binding)
 	}
 	s.mu.Lock()
+	closing := s.closed
 	mrs, mws, cqs, srqs := values(c.mrs), values(c.mws), values(c.cqs), values(c.srqs)
 	for _, w := range mws { // before the regions they are bound to
 		_ = s.table.Deregister(w.window)
@@ -531,16 +531,20 @@ func (c *session) teardown() {
 		c.unmapMR(m)
 	}
 	for _, q := range cqs {
-		q.ring.Close()
+		if closing {
+			q.ring.Close() // the client finds what was completed
+		} else {
+			_ = q.ring.Free()
+		}
 	}
 	for _, q := range srqs {
-		q.ring.Close()
+		_ = q.ring.Free()
 	}
 	for _, ch := range c.channels { // their queues are closed
 		unix.Close(ch.wake)
 	}
 	for _, b := range c.bells {
-		b.Close()
+		_ = b.Free()
 	}
 
 	s.mu.Lock()

@@ -19,11 +19,13 @@ type srq struct {
 	uses          int    // queue pairs that take from it
 	onLimit       func() // called from a worker
 
-	mu    sync.Mutex // guards the rest
-	ring  *shm.RQ
-	limit int // 0: not armed
-	taken uint64
-	short uint64 // messages that found no receive
+	ring *shm.RQ // only workers look into it, with mu held
+
+	mu     sync.Mutex // guards the rest
+	limit  int        // 0: not armed
+	posted int        // receives in ring when a worker last looked
+	taken  uint64
+	short  uint64 // messages that found no receive
 }
 
 // NextRecv implements verbs.RecvSource.
@@ -32,10 +34,12 @@ func (q *srq) NextRecv(wr *verbs.RecvWR) bool {
 	defer q.mu.Unlock()
 	if !q.ring.NextRecv(wr) {
 		q.short++
+		q.posted = 0
 		return false
 	}
 	q.taken++
-	if q.limit > 0 && q.ring.Posted() < q.limit {
+	q.posted = q.ring.Posted()
+	if q.limit > 0 && q.posted < q.limit {
 		q.limit = 0
 		q.onLimit()
 	}
@@ -61,7 +65,7 @@ func (c *session) createSRQ(r *ctrlpb.CreateSRQ, reply *ctrlpb.Reply) ([]int, er
 	if r.Limit > r.Depth {
 		return nil, errorf(invalid, "ctrl: a limit of %d receives, in a queue of %d", r.Limit, r.Depth)
 	}
-	q := &srq{depth: int(r.Depth), maxSGE: int(r.MaxSge), limit: int(r.Limit), size: 8192 + 2*uint64(r.Depth)*(64+16*uint64(r.MaxSge))}
+	q := &srq{depth: int(r.Depth), maxSGE: int(r.MaxSge), limit: int(r.Limit), size: 8192 + 2*entries(r.Depth)*(64+16*uint64(r.MaxSge))}
 	s.mu.Lock()
 	p, err := c.pdOf(r.Pd)
 	if err == nil {
@@ -143,7 +147,7 @@ func (c *session) destroySRQ(h uint32) error {
 	c.give(resSRQs, 1)
 	c.give(resRings, q.size)
 	q.pd.uses--
-	q.ring.Close() // Detach of the last QP has fenced
+	_ = q.ring.Free() // Detach of the last QP has fenced
 	return nil
 }
 
@@ -166,7 +170,7 @@ func (c *session) listSRQs(r *ctrlpb.ListSRQs, reply *ctrlpb.Reply) error {
 		q := i.q
 		q.mu.Lock()
 		list.Srqs = append(list.Srqs, &ctrlpb.SRQInfo{
-			Client: i.o.id, Uid: i.o.cred.Uid, Srq: q.handle, Pd: q.pd.handle, Depth: uint32(q.depth), Posted: uint32(q.ring.Posted()),
+			Client: i.o.id, Uid: i.o.cred.Uid, Srq: q.handle, Pd: q.pd.handle, Depth: uint32(q.depth), Posted: uint32(q.posted),
 			Limit: uint32(q.limit), Qps: uint32(q.uses), Index: q.index,
 			Counters: []*ctrlpb.Counter{{Name: "taken", Value: q.taken}, {Name: "empty", Value: q.short}},
 		})

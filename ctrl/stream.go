@@ -34,7 +34,6 @@ func (s *Server) streamReady(c *conn) {
 // its listener.
 func (s *Server) streamAccepted(c *conn) {
 	l := c.listener
-	s.uncountPeer(c)
 	if l.waiting >= l.backlog || c.sess.behind() { // as in request
 		s.turnAway(c, errBacklog)
 		return

@@ -238,8 +238,9 @@ type Engine struct {
 	dialing  map[pkt.Flow]*worker // SCTP associations in COOKIE-WAIT or COOKIE-ECHOED
 	ndialing atomic.Int32
 	frags    defrag
-	doubts   atomic.Int32 // under way
-	changes  atomic.Int32 // of hops, since the rehop under way began and before; 0: none is
+	doubts   atomic.Int32                          // under way
+	hostless atomic.Pointer[map[[16]byte]struct{}] // see learnHostless
+	changes  atomic.Int32                          // of hops, since the rehop under way began and before; 0: none is
 
 	stop    atomic.Bool
 	wg      sync.WaitGroup
@@ -324,6 +325,7 @@ func (e *Engine) Start() {
 		go e.readFragments()
 	}
 	if e.resolver != nil {
+		e.learnHostless()
 		e.resolver.Watch(e.hopsChanged)
 	}
 }
@@ -591,11 +593,40 @@ func (e *Engine) hopsChanged() {
 	go func() {
 		for left := int32(1); left > 0 && !e.stop.Load(); {
 			n := e.changes.Load()
+			e.learnHostless()
 			e.offerMTU()
 			e.rehop()
 			left = e.changes.Add(-n)
 		}
 	}()
+}
+
+// learnHostless asks the resolver, if it knows, for the addresses that no other host has:
+// this host's own, and the broadcast addresses of its subnets.
+func (e *Engine) learnHostless() {
+	r, ok := e.resolver.(interface{ Hostless() []netip.Addr })
+	if !ok {
+		return
+	}
+	all := make(map[[16]byte]struct{})
+	for _, a := range r.Hostless() {
+		all[a.As16()] = struct{}{}
+	}
+	e.hostless.Store(&all)
+}
+
+// answerable reports whether the packet in hand may be answered, or begin a connection
+// (RFC 9293 MUST-57 and MUST-63).
+func (w *worker) answerable() bool {
+	if !w.in.pkt.Answerable() {
+		return false
+	}
+	hostless := w.e.hostless.Load()
+	if hostless == nil {
+		return true
+	}
+	_, bad := (*hostless)[w.in.pkt.Flow.Remote]
+	return !bad
 }
 
 // offerMTU has connections to come tell their peers of the MTU that the interface has

@@ -47,12 +47,15 @@ func TestNotAnswered(t *testing.T) {
 				{"nobody", "0.0.0.0", 0, false}, {"loopback", "127.0.0.1", 0, false}, {"a group", "224.0.0.1", 0, false},
 				{"all", "255.255.255.255", 0, false}, {"ourselves", "10.0.0.2", 0, false}, {"to all on the link", "10.0.0.1", 1, false},
 				{"nobody over IPv6", "::", 0, false}, {"loopback over IPv6", "::1", 0, false}, {"a group over IPv6", "ff02::1", 0, false},
-				{"ourselves over IPv6", "fd00::2", 0, false},
+				{"ourselves over IPv6", "fd00::2", 0, false}, {"our subnet's broadcast address", "10.0.0.255", 0, false},
+				{"another address of ours", "10.0.0.9", 0, false}, {"another address of ours over IPv6", "fd00::9", 0, false},
 			} {
 				s := newSim(t, link.PipeConfig{Slots: 256, RxFrames: 256, TxRing: 256})
 				h := s.hosts[1]
 				from := netip.MustParseAddr(tc.from)
 				local := netip.AddrPortFrom(addrOf(1, from.Is6()), port)
+				h.e.resolver = hostless{}
+				h.e.learnHostless()
 				h.w.turn()
 				w := h.w
 				w.sctp0()
@@ -79,6 +82,13 @@ func TestNotAnswered(t *testing.T) {
 			}
 		}
 	}
+}
+
+// hostless is a resolver of a host with two addresses of each family.
+type hostless struct{ Resolver }
+
+func (hostless) Hostless() []netip.Addr {
+	return []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.255"), netip.MustParseAddr("fd00::9")}
 }
 
 // takes has w take a frame in, and turn once.

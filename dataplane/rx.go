@@ -487,7 +487,7 @@ func (w *worker) placeEarly(c *conn, h *heldFrame, r tcp.Input) bool {
 func (w *worker) unowned() {
 	in := &w.in
 	seg, flow := &in.seg, in.pkt.Flow
-	if !in.pkt.Answerable() {
+	if !w.answerable() {
 		w.stats.RxMalformed++
 		return
 	}

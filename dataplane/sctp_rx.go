@@ -118,7 +118,7 @@ func (w *worker) sctpICMP(f *link.Frame) {
 // sctpUnowned answers a packet that is no association's. It returns the one that a
 // listener made of it.
 func (w *worker) sctpUnowned(flow pkt.Flow, udp uint16, b []byte) *assoc {
-	if !w.in.pkt.Answerable() {
+	if !w.answerable() {
 		w.stats.RxMalformed++
 		return nil
 	}

@@ -148,12 +148,9 @@ func (c *Client) connect(ctx context.Context) (conn *Conn, quiet bool, err error
 		conn.fail(err)
 		return nil, false, fmt.Errorf("rpcrdma: %w", err)
 	}
-	scfg := cfg
-	if p, ok := wire.FindPrivate(info.PrivateData); ok {
-		scfg.Send1, scfg.Recv1 = min(p.RecvSize, int(cfg.Props.SendSize)), min(p.SendSize, int(cfg.Props.RecvSize))
-	}
+	agree(&cfg, info.PrivateData)
 	conn.mu.Lock()
-	conn.s.SetVersion1(scfg.Send1, scfg.Recv1)
+	conn.s.SetVersion1(cfg.Send1, cfg.Recv1, cfg.Invalidate)
 	conn.mu.Unlock()
 	conn.start()
 	select {

@@ -150,18 +150,28 @@ func (b *Buffer) Release() {
 // private is what we say in MPA's private data (RFC 8797).
 func (c *Config) private() []byte {
 	return wire.Private{
-		Invalidate: !c.Session.Server, SendSize: int(c.Session.Props.SendSize), RecvSize: int(c.Session.Props.RecvSize),
+		Invalidate: true, SendSize: int(c.Session.Props.SendSize), RecvSize: int(c.Session.Props.RecvSize),
 	}.Append(nil)
+}
+
+// agree sets in s what the peer's private data decide.
+func agree(s *session.Config, private []byte) {
+	p, ok := wire.FindPrivate(private)
+	if !ok {
+		return
+	}
+	s.Send1 = min(p.RecvSize, int(s.Props.SendSize))
+	s.Recv1 = min(p.SendSize, int(s.Props.RecvSize))
+	s.Invalidate = session.InvalidateNone
+	if p.Invalidate { // and we set our flag
+		s.Invalidate = session.InvalidateAny
+	}
 }
 
 // session gives the Config of a Session with a peer that sent that private data.
 func (c *Config) session(private []byte) session.Config {
 	s := c.Session
-	if p, ok := wire.FindPrivate(private); ok {
-		s.Send1 = min(p.RecvSize, int(s.Props.SendSize))
-		s.Recv1 = min(p.SendSize, int(s.Props.RecvSize))
-		s.Invalidate1 = p.Invalidate
-	}
+	agree(&s, private)
 	if c.Auth != nil {
 		s.Auth = c.Auth()
 	}

@@ -26,9 +26,23 @@ type raw struct {
 	ctx context.Context
 	c   *iwarp.Conn
 	mr  *iwarp.MR
+	// vers is the version of what it sends.
+	vers uint32
 }
 
 func (g *rig) raw() *raw {
+	g.t.Helper()
+	r := g.raw1()
+	r.vers = 2
+	r.send(wire.Header{Type: wire.ConnPropFinal}, nil)
+	if h, _, err := r.recv(); err != nil || h.Type != wire.ConnPropFinal {
+		g.t.Fatalf("%+v, %v", h, err)
+	}
+	return r
+}
+
+// raw1 makes a raw of version 1.
+func (g *rig) raw1() *raw {
 	g.t.Helper()
 	c, err := g.a.Device().Dial(g.ctx, g.l.Addr(), &iwarp.Config{RecvDepth: 200, RecvSize: 4096})
 	if err != nil {
@@ -38,16 +52,11 @@ func (g *rig) raw() *raw {
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	r := &raw{g.t.(*testing.T), g.ctx, c, mr}
-	r.send(wire.Header{Type: wire.ConnPropFinal}, nil)
-	if h, _, err := r.recv(); err != nil || h.Type != wire.ConnPropFinal {
-		g.t.Fatalf("%+v, %v", h, err)
-	}
-	return r
+	return &raw{g.t.(*testing.T), g.ctx, c, mr, 1}
 }
 
 func (r *raw) send(h wire.Header, body []byte) {
-	h.Vers, h.Credit = 2, 1000
+	h.Vers, h.Credit = r.vers, 1000
 	if err := r.c.Send(r.ctx, append(h.Append(nil), body...)); err != nil {
 		r.t.Fatal(err)
 	}
@@ -192,6 +201,57 @@ func TestHostileChunks(t *testing.T) {
 		resp.Release()
 	}
 	r.c.Close()
+}
+
+// TestSegmentWraps: a segment that passes the end of the address space does not end the
+// connection, also where the call is repeated.
+func TestSegmentWraps(t *testing.T) {
+	g := newRig(t, nil, nil)
+	for _, vers := range []uint32{1, 2} {
+		r, want := g.raw1(), wire.ErrChunk1
+		if vers == 2 {
+			r, want = g.raw(), wire.ErrSystem
+		}
+		xid := uint32(100)
+		for _, length := range []uint32{200, 100_000} {
+			bad := wire.Segment{Handle: r.mr.RKey(), Length: length, Offset: 1<<64 - 100}
+			for _, h := range []wire.Header{
+				{Type: wire.CallExternal, Call: []wire.ReadSegment{{Segment: bad}}}, {Reads: []wire.ReadSegment{{Position: 44, Segment: bad}}},
+				{Writes: []wire.Chunk{{bad}}}, {Reply: wire.Chunk{bad}}, {Writes: []wire.Chunk{{r.seg(0, 100_000)}, {bad}}},
+			} {
+				for range 3 {
+					b := call(xid, 3, func(w *rpc.Writer) { w.U32(50_000) })
+					x := h
+					x.XID = xid
+					switch {
+					case x.Type != 0:
+						b = nil
+						if vers == 1 {
+							x.Type, x.Reads, x.Call = wire.NoMsg1, x.Call, nil
+						}
+					case vers == 1:
+						x.Type = wire.Msg1
+					default:
+						x.Type = wire.CallInline
+					}
+					r.send(x, b)
+					if got, _, err := r.recv(); err != nil || got.XID != xid || got.Type != wire.Error && got.Type != wire.Error1 || got.Failure.Code != want {
+						t.Fatalf("version %d, %+v: %+v, %v", vers, h, got, err)
+					}
+				}
+				xid++
+			}
+		}
+		good := wire.Header{XID: xid, Type: wire.CallInline, Writes: []wire.Chunk{{r.seg(0, 50_000)}}}
+		if vers == 1 {
+			good.Type = wire.Msg1
+		}
+		r.send(good, call(xid, 3, func(w *rpc.Writer) { w.U32(50_000) }))
+		if got, _, err := r.recv(); err != nil || got.XID != xid || len(got.Writes) != 1 || got.Writes[0].Len() != 50_000 || !slices.Equal(r.mr.Bytes()[:50_000], fill(50_000, 3)) {
+			t.Errorf("version %d: the next call: %+v, %v", vers, got, err)
+		}
+		r.c.Close()
+	}
 }
 
 // TestNothingToServe: a server without programs answers SYSTEM.

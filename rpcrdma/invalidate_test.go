@@ -9,7 +9,82 @@ import (
 
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
+
+// TestInvalidateFlag: Send with Invalidate is used where both ends set R in their
+// private data, in no other case with version 1, and never where the client's is 0 (RFC
+// 8797 section 4.1).
+func TestInvalidateFlag(t *testing.T) {
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	scfg := DefaultConfig(true)
+	scfg.Server = &rpc.Server{}
+	scfg.Server.Register(7, rpc.Program{Low: 1, High: 1, Serve: func(_ context.Context, r *rpc.Request) rpc.Status {
+		r.Reply.Item(make([]byte, 100_000))
+		return rpc.Success
+	}})
+	se, err := New(ctx, b.Device(), scfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer se.Close()
+	l, err := se.Listen(ctx, fmt.Sprintf("%v:%d", b.Addr(), Port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ce, err := New(ctx, a.Device(), DefaultConfig(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ce.Close()
+	for _, c := range []struct {
+		version int
+		private []byte
+		want    uint64
+	}{
+		{1, nil, 0}, {1, wire.Private{}.Append(nil), 0}, {1, wire.Private{Invalidate: true}.Append(nil), 1},
+		{2, nil, 1}, {2, wire.Private{}.Append(nil), 0}, {2, wire.Private{Invalidate: true}.Append(nil), 1},
+	} {
+		cfg := ce.cfg.Session
+		cfg.Version = c.version
+		conn, err := ce.newConn(ctx, l.Addr(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		icfg := ce.cfg.Iwarp
+		icfg.PrivateData = c.private
+		info, err := conn.qp.Connect(ctx, l.Addr(), &icfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p, ok := wire.FindPrivate(info.PrivateData); !ok || !p.Invalidate {
+			t.Errorf("the server says %+v, %v: it invalidates, so its R is 1", p, ok)
+		}
+		conn.start()
+		var w rpc.Writer
+		(&rpc.Call{XID: 5, Prog: 7, Vers: 1}).Start(&w)
+		resp, err := conn.Call(ctx, &Call{Msg: w.Msg, Results: []int{100_000}, Reply: 64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Release()
+		if n := conn.Counters().Invalidated; n != c.want {
+			t.Errorf("version %d, private data %x: %d invalidations, not %d", c.version, c.private, n, c.want)
+		}
+		conn.Close()
+	}
+	if p, ok := wire.FindPrivate(ce.cfg.private()); !ok || !p.Invalidate {
+		t.Errorf("a client says %+v, %v", p, ok)
+	}
+}
 
 // TestInvalidationFails: where memory cannot be invalidated when the reply is
 // here, the connection is closed, and the call fails, before anything of it is

@@ -582,6 +582,12 @@ func TestRecovery(t *testing.T) {
 		if n := g.se.Conns()[0].Counters().Continued[1]; n != 1 {
 			t.Errorf("%d continued replies", n)
 		}
+		for _, n := range []int{27_808, 27_809, 100_000, 1_000_000} { // more than fits eight messages
+			r, _, err := g.do(6, func(w *rpc.Writer) { w.U32(uint32(n)) }, rpcrdma.Call{Reply: 1000})
+			if err != nil || len(r.Opaque(1<<20)) != n {
+				t.Fatalf("a continued reply of %d: %v", n, err)
+			}
+		}
 	})
 }
 

@@ -18,6 +18,7 @@ type CQ struct {
 	shared       bool                  // wakeW is a Channel's
 	event        [8]byte               // what is written there
 	gen          atomic.Pointer[cqMem] // Resize replaces it; each worker follows with its next Push
+	before       *cqMem                // replaced by the last Resize: the client may still read it
 	rings        []cqRing
 	moderation   atomic.Uint64 // count<<32 | microseconds; 0: none
 	pushed, lost atomic.Uint64
@@ -123,15 +124,25 @@ func (c *CQ) at(worker int) *cqRing {
 	return r
 }
 
-// Resize gives the queue rings of at least entries CQEs, empty and not armed.
-// When each worker has published what it had pushed before, it does not touch the
-// old memory any more, and release must be called, once.
-func (c *CQ) Resize(entries int) (release func() error, err error) {
+// Resize gives the queue rings of at least entries CQEs, empty and not armed. The
+// client can read those that it had until the next Resize or Free. When each worker
+// has published what it had pushed before, done must be called, once.
+func (c *CQ) Resize(entries int) (done func(), err error) {
+	c.FreeBefore()
 	g, err := createCQMem(len(c.rings), entries)
 	if err != nil {
 		return nil, err
 	}
-	return c.gen.Swap(g).Close, nil
+	old := c.gen.Swap(g)
+	return func() { c.before = old }, nil
+}
+
+// FreeBefore frees the rings that the last Resize replaced.
+func (c *CQ) FreeBefore() {
+	if c.before != nil {
+		_ = c.before.Free()
+		c.before = nil
+	}
 }
 
 // Moderate has an armed queue wake its client only after count completions, or
@@ -163,8 +174,23 @@ func (c *CQ) TakeEventFD() int {
 	return fd
 }
 
-// Close unmaps the queue and closes its descriptors.
+// Free is Close that gives the memory back too, whoever has its descriptor.
+func (c *CQ) Free() error {
+	c.FreeBefore()
+	return c.end((*file).Free)
+}
+
+// Close unmaps the queue and closes its descriptors. The client still finds there
+// what was completed.
 func (c *CQ) Close() error {
+	if c.before != nil {
+		_ = c.before.Close()
+		c.before = nil
+	}
+	return c.end((*file).Close)
+}
+
+func (c *CQ) end(end func(*file) error) error {
 	g := c.gen.Load()
 	if g.mem != nil {
 		if c.wakeR >= 0 {
@@ -174,7 +200,7 @@ func (c *CQ) Close() error {
 			unix.Close(c.wakeW)
 		}
 	}
-	return g.Close()
+	return end(&g.file)
 }
 
 // Room returns how many completions worker's ring takes now.

@@ -2,6 +2,7 @@ package shm
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -74,6 +75,26 @@ func (f *file) Close() error {
 		f.fd = -1
 	}
 	return err
+}
+
+// Free gives the pages back, whoever still has the descriptor, and closes the
+// file. It is for what create made: those pages are charged to this process, and
+// without Free a client that keeps its descriptor would keep them. A page that the
+// client touches later is a new one, charged to the client.
+func (f *file) Free() error {
+	if f.mem == nil {
+		return nil
+	}
+	err := unix.Madvise(f.mem, unix.MADV_REMOVE)
+	if err == unix.EINVAL { // locked
+		if err = unix.Munlock(f.mem); err == nil {
+			err = unix.Madvise(f.mem, unix.MADV_REMOVE)
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("shm: freeing %d bytes: %w", len(f.mem), err)
+	}
+	return errors.Join(err, f.Close())
 }
 
 // header is the header's content.

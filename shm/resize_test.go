@@ -17,7 +17,7 @@ func TestResize(t *testing.T) {
 	}
 	q.Flush(0, 0)
 	q.Push(0, &verbs.WC{ID: 3}) // not flushed
-	release, err := q.Resize(100)
+	done, err := q.Resize(100)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,9 +33,7 @@ func TestResize(t *testing.T) {
 	}
 	q.Flush(0, 0)
 	q.Flush(1, 0)
-	if err := release(); err != nil {
-		t.Fatal(err)
-	}
+	done()
 	if q.Depth() != 128 || q.Room(1) != 128 || now.Depth() != 128 {
 		t.Errorf("depth %d, room %d", q.Depth(), q.Room(1))
 	}

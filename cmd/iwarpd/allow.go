@@ -4,12 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os/user"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/internal/nss"
 )
 
 // allowKey is the one key of the file that is no flag: a list of rules.
@@ -45,8 +45,8 @@ func parseAllow(v any, base ctrl.Limits) ([]ctrl.Rule, error) {
 func parseRule(m map[string]any, base ctrl.Limits) (r ctrl.Rule, err error) {
 	limits := base
 	fields := map[string]func(v any) error{
-		"users":     func(v any) (err error) { r.UIDs, err = ids(v, lookupUser); return err },
-		"groups":    func(v any) (err error) { r.GIDs, err = ids(v, lookupGroup); return err },
+		"users":     func(v any) (err error) { r.UIDs, err = ids(v, nss.UID); return err },
+		"groups":    func(v any) (err error) { r.GIDs, err = ids(v, nss.GID); return err },
 		"deny":      func(v any) error { return truth(v, &r.Deny) },
 		"admin":     func(v any) error { return truth(v, &r.Admin) },
 		"listen":    func(v any) (err error) { r.Listen, err = parsePorts(v); return err },
@@ -95,42 +95,23 @@ func scalars(v any) ([]string, error) {
 	return out, nil
 }
 
-func ids(v any, lookup func(string) (string, error)) ([]uint32, error) {
+func ids(v any, lookup func(string) (uint32, error)) ([]uint32, error) {
 	names, err := scalars(v)
 	if err != nil {
 		return nil, err
 	}
 	var out []uint32
 	for _, name := range names {
-		n, err := strconv.ParseUint(name, 10, 32)
-		if err != nil {
-			id, lerr := lookup(name)
-			if lerr != nil {
-				return nil, fmt.Errorf("%q is not known on this host: give a number, or make it first", name)
-			}
-			if n, err = strconv.ParseUint(id, 10, 32); err != nil {
-				return nil, fmt.Errorf("%q has the id %q", name, id)
-			}
+		n, err := lookup(name)
+		if errors.Is(err, nss.ErrUnknown) {
+			return nil, fmt.Errorf("%w: give a number, or make it first", err)
 		}
-		out = append(out, uint32(n))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, n)
 	}
 	return out, nil
-}
-
-func lookupUser(name string) (string, error) {
-	u, err := user.Lookup(name)
-	if err != nil {
-		return "", err
-	}
-	return u.Uid, nil
-}
-
-func lookupGroup(name string) (string, error) {
-	g, err := user.LookupGroup(name)
-	if err != nil {
-		return "", err
-	}
-	return g.Gid, nil
 }
 
 func truth(v any, to *bool) error {

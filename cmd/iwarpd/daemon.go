@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"os/user"
 	"time"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
@@ -19,6 +18,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
+	"github.com/iwarpd/iwarpd/internal/nss"
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
@@ -362,7 +362,7 @@ func socketError(path string, err error) error {
 		return exitErr(exitConfig, "cannot make the socket: %w: make the folder, or give another path with --socket", err)
 	case errors.Is(err, unix.EADDRINUSE):
 		return exitErr(exitBusy, "cannot make the socket: %w", err)
-	case errors.Is(err, unix.ENOTSOCK), errors.As(err, new(user.UnknownGroupError)):
+	case errors.Is(err, unix.ENOTSOCK), errors.Is(err, nss.ErrUnknown):
 		return exitErr(exitConfig, "cannot make the socket: %w", err)
 	}
 	return fmt.Errorf("cannot make the socket: %w", err)

@@ -2611,7 +2611,9 @@ func (x *DestroyChannel) GetChannel() uint32 {
 // ResizeCQ gives a completion queue rings of another depth. The CQReply carries
 // one descriptor, the new ring memfd; the wake-up channel stays. Nothing more is
 // put into the old rings when the reply is there: the client takes what they
-// still hold first, then goes on with the new ones, which are not armed.
+// still hold first, then goes on with the new ones, which are not armed. The next
+// ResizeCQ and DestroyCQ take the pages of the old rings away; until then they
+// count in the quota of ring memory.
 type ResizeCQ struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cq            uint32                 `protobuf:"varint,1,opt,name=cq,proto3" json:"cq,omitempty"`
@@ -7267,7 +7269,7 @@ type SRQInfo struct {
 	Srq           uint32                 `protobuf:"varint,3,opt,name=srq,proto3" json:"srq,omitempty"`
 	Pd            uint32                 `protobuf:"varint,4,opt,name=pd,proto3" json:"pd,omitempty"`
 	Depth         uint32                 `protobuf:"varint,5,opt,name=depth,proto3" json:"depth,omitempty"`
-	Posted        uint32                 `protobuf:"varint,6,opt,name=posted,proto3" json:"posted,omitempty"` // receives that wait
+	Posted        uint32                 `protobuf:"varint,6,opt,name=posted,proto3" json:"posted,omitempty"` // receives in the queue when a message last took one, 0 before the first
 	Limit         uint32                 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`
 	Qps           uint32                 `protobuf:"varint,8,opt,name=qps,proto3" json:"qps,omitempty"`
 	Index         uint32                 `protobuf:"varint,9,opt,name=index,proto3" json:"index,omitempty"` // key of paging

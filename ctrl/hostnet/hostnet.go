@@ -58,6 +58,7 @@ type Resolver struct {
 	macs     map[neighbour][6]byte // what was resolved, as last known
 	waiting  map[neighbour][]chan struct{}
 	addrs    []netip.Addr
+	hostless []netip.Addr  // see Hostless
 	scoped   []netip.Addr  // IPv6 link-local ones of the interface itself, with its name
 	ifaces   map[int]iface // the interface itself and the VLANs on it
 	watchers []func()
@@ -320,6 +321,14 @@ func (r *Resolver) Addrs() []netip.Addr {
 	return r.addrs
 }
 
+// Hostless returns the addresses that no other host has: those of the interface and its
+// VLANs, and the broadcast addresses of their subnets.
+func (r *Resolver) Hostless() []netip.Addr {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.hostless
+}
+
 // VLANs returns the VLANs on the interface, each by its identifiers, outermost first;
 // the interface itself has none.
 func (r *Resolver) VLANs() [][]uint16 {
@@ -356,7 +365,7 @@ func (r *Resolver) lost() {
 	default:
 	}
 	close(r.gone)
-	r.ifaces, r.addrs, r.scoped = nil, nil, nil
+	r.ifaces, r.addrs, r.scoped, r.hostless = nil, nil, nil, nil
 }
 
 // MTU returns the interface's, in octets of an IP packet.
@@ -382,7 +391,7 @@ func (r *Resolver) refresh() error {
 	}
 	ifaces := make(map[int]iface)
 	addrs := []netip.Addr{} // nil means that they are not known
-	var scoped []netip.Addr
+	var scoped, hostless []netip.Addr
 	for i, l := range byIndex {
 		f, ok := r.iface(l, byIndex)
 		if !ok {
@@ -396,6 +405,15 @@ func (r *Resolver) refresh() error {
 		for _, a := range list {
 			ad, ok := netip.AddrFromSlice(a.IP)
 			ad = ad.Unmap()
+			if ok {
+				hostless = append(hostless, ad)
+			}
+			if b, ok := broadcast(a.IPNet); ok {
+				hostless = append(hostless, b)
+			}
+			if b, ok := netip.AddrFromSlice(a.Broadcast); ok && !b.IsUnspecified() { // which the administrator may choose
+				hostless = append(hostless, b.Unmap())
+			}
 			switch {
 			case !ok || a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0:
 			case !isScoped(ad):
@@ -407,8 +425,23 @@ func (r *Resolver) refresh() error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ifaces, r.addrs, r.scoped = ifaces, addrs, scoped
+	r.ifaces, r.addrs, r.scoped, r.hostless = ifaces, addrs, scoped, hostless
 	return nil
+}
+
+// broadcast returns the directed broadcast address of an IPv4 subnet; one of 31 bits or
+// more has none (RFC 3021).
+func broadcast(n *net.IPNet) (netip.Addr, bool) {
+	ip := n.IP.To4()
+	ones, bits := n.Mask.Size()
+	if ip == nil || bits != 32 || ones > 30 {
+		return netip.Addr{}, false
+	}
+	b := [4]byte(ip)
+	for i := range b {
+		b[i] |= ^n.Mask[i]
+	}
+	return netip.AddrFrom4(b), true
 }
 
 // whole asks the kernel for a list again while it changes under the reader, as on hosts

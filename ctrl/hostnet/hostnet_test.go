@@ -388,6 +388,44 @@ func TestStatic(t *testing.T) {
 	}
 }
 
+// TestHostless: our own addresses and our subnets' broadcast addresses are no other
+// host's; an address that goes is another's again.
+func TestHostless(t *testing.T) {
+	here, _ := wire(t)
+	a0 := up(t, here, "a0", "10.90.0.1/31", "10.91.0.5/30", "10.92.0.1/16", "fd77::1/64", "fe80::1/64")
+	odd, err := netlink.ParseAddr("10.93.0.1/24")
+	must(t, err)
+	odd.Broadcast = net.IPv4(10, 93, 0, 77).To4()
+	must(t, here.AddrAdd(a0, odd))
+	r, err := New("a0")
+	must(t, err)
+	defer r.Close()
+	has := func(a string) bool { return slices.Contains(r.Hostless(), netip.MustParseAddr(a)) }
+	for a, want := range map[string]bool{
+		"10.90.0.1": true, "10.90.0.0": false, "10.91.0.5": true, "10.91.0.7": true, "10.91.0.6": false,
+		"10.92.255.255": true, "10.92.0.255": false, "10.93.0.77": true, "10.93.0.255": true, "fd77::1": true, "fe80::1": true, "fd77::2": false,
+	} {
+		if has(a) != want {
+			t.Errorf("%s is hostless: %v; want %v", a, !want, want)
+		}
+	}
+	changed := make(chan struct{}, 1)
+	r.Watch(func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	})
+	must(t, here.AddrDel(a0, odd))
+	for limit := time.After(time.Minute); has("10.93.0.1") || has("10.93.0.255"); {
+		select {
+		case <-changed:
+		case <-limit:
+			t.Fatal("an address that is gone is still ours")
+		}
+	}
+}
+
 // TestGone: the interface is removed; one that takes its name is another.
 func TestGone(t *testing.T) {
 	here, _ := wire(t)

@@ -31,7 +31,7 @@ type layer struct {
 // leaves stand on the standard library alone, but for what layers say.
 var leaves = []string{
 	"internal/clock", "internal/serial", "internal/ring", "internal/pkt", "internal/term", "internal/impair",
-	"internal/prefetch", "internal/marked", "internal/crc32c",
+	"internal/prefetch", "internal/marked", "internal/crc32c", "internal/nss",
 }
 
 // layers is searched in order, so a folder stands before the one it lies in.
@@ -94,7 +94,7 @@ var exempt = map[string][]string{
 }
 
 // unsafeFolders may import unsafe: shared memory and rings live here.
-var unsafeFolders = []string{"rpcrdma/nfs", "dataplane/xsk", "dataplane/link", "shm", "ctrl/ctrlpb", "client", "test"}
+var unsafeFolders = []string{"rpcrdma/nfs", "dataplane/xsk", "dataplane/link", "shm", "ctrl/ctrlpb", "ctrl/seqpacket", "client", "test"}
 
 type file struct {
 	folder string // slash path in the module

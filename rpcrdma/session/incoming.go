@@ -49,7 +49,7 @@ func (s *Session) newCall(h *wire.Header) *Call {
 	if h.Reply != nil {
 		c.Reply = append(wire.Chunk{}, h.Reply...)
 	}
-	if h.InvHandle != 0 && named(h, h.InvHandle) {
+	if h.InvHandle != 0 && s.cfg.Invalidate != InvalidateNone && named(h, h.InvHandle) {
 		c.Inv = h.InvHandle
 	}
 	return c
@@ -57,6 +57,7 @@ func (s *Session) newCall(h *wire.Header) *Call {
 
 func (s *Session) deliver(c *Call) {
 	s.busy++
+	c.handles(func(h uint32) { s.named[h]++ })
 	s.stats.CallsIn++
 	s.event(Event{Kind: EventCall, XID: c.XID, Call: c})
 }
@@ -147,16 +148,56 @@ func (s *Session) check(h *wire.Header) (wire.Failure, bool) {
 	if len(h.Reply) > l.Segments {
 		return wire.Failure{Code: wire.ErrSegments, Max: uint32(l.Segments)}, false
 	}
+	// No work request for memory that passes the end of the address space can be
+	// posted: to try would end the connection.
+	if anySegment(h, func(g wire.Segment) bool { return g.Offset+uint64(g.Length) < g.Offset }) {
+		return wire.Failure{Code: wire.ErrSystem}, false
+	}
 	return wire.Failure{}, true
+}
+
+// anySegment reports whether f is true of a segment of h.
+func anySegment(h *wire.Header, f func(wire.Segment) bool) bool {
+	read := func(r wire.ReadSegment) bool { return f(r.Segment) }
+	in := func(c wire.Chunk) bool { return slices.ContainsFunc(c, f) }
+	return slices.ContainsFunc(h.Call, read) || slices.ContainsFunc(h.Reads, read) || slices.ContainsFunc(h.Writes, in) || in(h.Reply)
+}
+
+// handles calls f with the handle of each segment of c.
+func (c *Call) handles(f func(uint32)) {
+	for _, l := range [][]wire.ReadSegment{c.Ext, c.Reads} {
+		for _, r := range l {
+			f(r.Handle)
+		}
+	}
+	for _, w := range c.Writes {
+		for _, g := range w {
+			f(g.Handle)
+		}
+	}
+	for _, g := range c.Reply {
+		f(g.Handle)
+	}
+}
+
+// invalidate returns the STag that the reply to c may invalidate: one that no other
+// unanswered call names (RFC 8797 section 4.1). 0: none.
+func (s *Session) invalidate(c *Call) uint32 {
+	own := 0
+	c.handles(func(h uint32) {
+		if h == c.Inv {
+			own++
+		}
+	})
+	if s.named[c.Inv] != own {
+		return 0
+	}
+	return c.Inv
 }
 
 // named reports whether a segment of h has that handle.
 func named(h *wire.Header, handle uint32) bool {
-	is := func(r wire.ReadSegment) bool { return r.Handle == handle }
-	in := func(c wire.Chunk) bool {
-		return slices.ContainsFunc(c, func(g wire.Segment) bool { return g.Handle == handle })
-	}
-	return slices.ContainsFunc(h.Call, is) || slices.ContainsFunc(h.Reads, is) || slices.ContainsFunc(h.Writes, in) || in(h.Reply)
+	return anySegment(h, func(g wire.Segment) bool { return g.Handle == handle })
 }
 
 // receive1 takes a message of version 1.
@@ -243,7 +284,7 @@ func (s *Session) call1(h *wire.Header, body []byte) bool {
 			return false
 		}
 	}
-	if s.cfg.Invalidate1 {
+	if s.cfg.Invalidate == InvalidateAny {
 		c.Inv = only(h)
 	}
 	s.deliver(c)

@@ -34,7 +34,8 @@ func pad(n int) int { return (n + 3) &^ 3 }
 // fits without.
 const smallItem = 256
 
-// continueLimit is the longest body that a continued message of ours may have.
+// continueLimit returns the length of the longest body that a continued message of
+// ours may have now, in bytes; 0: none.
 func (s *Session) continueLimit(call bool) int {
 	t := wire.ReplyMiddle
 	if call {
@@ -42,6 +43,9 @@ func (s *Session) continueLimit(call bool) int {
 	}
 	if s.version != 2 || s.cfg.Continue < 2 || s.refused&(1<<t) != 0 {
 		return 0
+	}
+	if !call {
+		return maxReplyOctets - s.replies.octets
 	}
 	return (s.sendLimit() - wire.PrefixSize - 4 - 600) * s.cfg.Continue
 }
@@ -262,7 +266,7 @@ func (p *ReplyPlan) External() bool { return p.hdr.Reply != nil && p.format == 2
 // their padding apart. ok false: no format will do, and f is the error to be
 // given to Fail.
 func (s *Session) PlanReply(c *Call, body int, items []Item) (p *ReplyPlan, f wire.Failure, ok bool) {
-	p = &ReplyPlan{inv: c.Inv}
+	p = &ReplyPlan{inv: s.invalidate(c)}
 	// A result goes into the Write chunk in its place (draft section 6.6.3, RFC
 	// 8166 section 4.3.2). An empty chunk asks for it inline (RFC 8166 section
 	// 4.3.2.3).
@@ -403,5 +407,10 @@ func (s *Session) answered(c *Call) bool {
 	}
 	c.answered = true
 	s.busy--
+	c.handles(func(h uint32) {
+		if s.named[h]--; s.named[h] == 0 {
+			delete(s.named, h)
+		}
+	})
 	return true
 }

@@ -114,13 +114,6 @@ func (s *Session) negotiate(h *wire.Header, err error) bool {
 	return true
 }
 
-// credits takes the peer's credit edge, unless it is older than the last.
-func (s *Session) credits(edge uint32) {
-	if int32(edge-s.limit) > 0 {
-		s.limit = edge
-	}
-}
-
 func (s *Session) receive2(h *wire.Header, err error, b []byte, n int) {
 	// One message more than was granted is a Grant's, or that of a peer that reads
 	// the rule by its letter. What goes beyond could be without end.
@@ -128,7 +121,7 @@ func (s *Session) receive2(h *wire.Header, err error, b []byte, n int) {
 		s.close(ErrProtocol)
 		return
 	}
-	s.credits(h.Credit)
+	s.limit = h.Credit // "in the most recently received message": it may fall
 	if h.Type != wire.Grant {
 		s.payload = true
 	}

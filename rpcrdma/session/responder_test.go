@@ -182,3 +182,69 @@ func TestBadProperties(t *testing.T) {
 		}
 	})
 }
+
+// TestSegmentWraps: segments that pass the end of the address space are answered by an
+// error, as often as they come, and nothing of their calls is done (draft section
+// 7.4.1, RFC 8166 section 4.5.2).
+func TestSegmentWraps(t *testing.T) {
+	for _, vers := range []uint32{1, 2} {
+		cfg := DefaultConfig(true)
+		p := newPeer(t, cfg)
+		p.send(wire.Header{Vers: vers, Type: map[uint32]wire.Type{1: wire.Done1, 2: wire.ConnPropFinal}[vers]}, make([]byte, 16)...)
+		xid := uint32(100)
+		for _, c := range []struct {
+			seg wire.Segment
+			ok  bool
+		}{
+			{wire.Segment{Handle: 1, Length: 400, Offset: 1<<64 - 1}, false},
+			{wire.Segment{Handle: 1, Length: 400, Offset: 1<<64 - 399}, false},
+			{wire.Segment{Handle: 1, Length: 400, Offset: 1<<64 - 400}, false},
+			{wire.Segment{Handle: 1, Length: 400, Offset: 1<<64 - 401}, true},
+			{wire.Segment{Handle: 1, Length: 0, Offset: 1<<64 - 1}, true},
+		} {
+			good := wire.Segment{Handle: 1, Length: 40, Offset: 64}
+			for name, h := range map[string]wire.Header{
+				"Call chunk":            {Call: []wire.ReadSegment{{Segment: good}, {Segment: c.seg}}},
+				"Read chunk":            {Reads: []wire.ReadSegment{{Position: 8, Segment: c.seg}}},
+				"Read chunk in pieces":  {Reads: []wire.ReadSegment{{Position: 8, Segment: good}, {Position: 8, Segment: c.seg}}},
+				"Write chunk":           {Writes: []wire.Chunk{{c.seg}}},
+				"second Write chunk":    {Writes: []wire.Chunk{{good}, {good, c.seg}}},
+				"Reply chunk":           {Reply: wire.Chunk{c.seg}},
+				"Reply chunk in pieces": {Reply: wire.Chunk{good, c.seg}},
+				"Call and Write chunks": {Call: []wire.ReadSegment{{Segment: good}}, Writes: []wire.Chunk{{c.seg}}},
+			} {
+				h.Vers, h.XID, h.Type = vers, xid, wire.CallInline
+				body := callBody(xid, 40)
+				if h.Call != nil {
+					h.Type, body = wire.CallExternal, nil
+				}
+				if vers == 1 {
+					h.Type = wire.Msg1
+					if h.Call != nil {
+						h.Type = wire.NoMsg1
+						h.Reads, h.Call = h.Call, nil
+					}
+				}
+				for range 3 {
+					p.clear()
+					p.send(h, body...)
+					if c.ok {
+						if len(p.evs) != 1 || p.evs[0].Kind != EventCall {
+							t.Fatalf("version %d, %s, %+v: %+v %+v", vers, name, c.seg, p.got, p.evs)
+						}
+						p.s.Drop(p.evs[0].Call)
+						continue
+					}
+					want := wire.ErrSystem
+					if vers == 1 {
+						want = wire.ErrChunk1
+					}
+					if len(p.evs) != 0 || len(p.got) != 1 || p.got[0].Failure.Code != want || p.got[0].XID != xid {
+						t.Errorf("version %d, %s, %+v: %+v %+v", vers, name, c.seg, p.got, p.evs)
+					}
+				}
+				xid++
+			}
+		}
+	}
+}

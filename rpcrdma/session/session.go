@@ -37,14 +37,25 @@ type Config struct {
 	// Send1 and Recv1 are the inline thresholds of version 1, which the private
 	// data of the connection told (RFC 8797).
 	Send1, Recv1 int
-	// Invalidate1: both ends allow remote invalidation with version 1.
-	Invalidate1 bool
-	Limits      Limits
-	// Continue is how many messages a continued call or reply may be cut into;
-	// below 2: this end continues none.
+	Invalidate   Invalidation
+	Limits       Limits
+	// Continue is how many messages a call may be cut into; longer ones go by a
+	// Call chunk. Replies of any length are continued while those that wait to be
+	// sent take no more than 16 MiB. Below 2 this end continues neither.
 	Continue int
 	Auth     Handshake // nil: no host authentication
 }
+
+// Invalidation says which Sends of a responder may invalidate an STag.
+type Invalidation uint8
+
+// Invalidations, by the R flags in the private data of the connection (RFC 8797
+// section 4.1).
+const (
+	InvalidateNamed Invalidation = iota // no private data: replies of version 2, whose calls name the STag
+	InvalidateNone                      // a peer has cleared its flag: none
+	InvalidateAny                       // both have set it: replies of version 1 too
+)
 
 // DefaultConfig returns a Config that is good for NFS.
 func DefaultConfig(server bool) Config {
@@ -174,6 +185,7 @@ type Session struct {
 
 	asm      assembly
 	pending  map[uint32]*pending
+	named    map[uint32]int          // how many segments of unanswered calls have a handle
 	queue    []message               // in order; the head may be sent in part
 	replies  struct{ n, octets int } // in the queue
 	ctrl     []message
@@ -233,7 +245,7 @@ func New(cfg Config) *Session {
 	cfg.Window = max(cfg.Window, 2)
 	cfg.Send1, cfg.Recv1 = max(cfg.Send1, 1024), max(cfg.Recv1, 1024)
 	s := &Session{
-		cfg: cfg, peer: wire.DefaultProperties(), pending: make(map[uint32]*pending),
+		cfg: cfg, peer: wire.DefaultProperties(), pending: make(map[uint32]*pending), named: make(map[uint32]int),
 		limit: 1, told: 1, grant1: 1, maxRead: -1, maxWrite: -1, maxSegs: -1,
 	}
 	s.auth.on = cfg.Auth != nil
@@ -342,6 +354,6 @@ func (s *Session) recvLimit() int {
 
 // SetVersion1 sets what Config has of the same names, before the first message
 // goes out.
-func (s *Session) SetVersion1(send, recv int) {
-	s.cfg.Send1, s.cfg.Recv1 = max(send, 1024), max(recv, 1024)
+func (s *Session) SetVersion1(send, recv int, inv Invalidation) {
+	s.cfg.Send1, s.cfg.Recv1, s.cfg.Invalidate = max(send, 1024), max(recv, 1024), inv
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -35,9 +36,7 @@ func (e *end) deliver() {
 		e.t.Fatalf("a message of %d octets into buffers of %d", len(b), e.max)
 	}
 	if e.s.Version() == 2 || binary.BigEndian.Uint32(b[4:]) == 2 {
-		if c := binary.BigEndian.Uint32(b[8:]); int32(c-e.edge) > 0 {
-			e.edge = c
-		}
+		e.edge = binary.BigEndian.Uint32(b[8:])
 	}
 	e.s.Receive(b)
 }
@@ -161,8 +160,9 @@ func TestSimulation(t *testing.T) {
 			want := map[*end]int{}
 			next := uint32(2)
 			sizes := []int{8, 40, 900, 1000, 4000, 4060, 4064, 4068, 4096, 9000, 20000}
+			replies := append(slices.Clone(sizes), 60_000)
 			if version == 1 {
-				sizes = sizes[:3]
+				sizes, replies = sizes[:3], sizes[:3]
 			}
 			for step := 0; ; step++ {
 				if step > 200_000 {
@@ -195,7 +195,7 @@ func TestSimulation(t *testing.T) {
 					}
 					e.events()
 					if rnd.IntN(3) == 0 {
-						e.answer(rnd, sizes[rnd.IntN(len(sizes))])
+						e.answer(rnd, replies[rnd.IntN(len(replies))])
 					}
 					e.send(o)
 				}
@@ -269,6 +269,116 @@ func TestZeroGrant(t *testing.T) {
 	p.send(wire.Header{Type: wire.Grant, Credit: p.s.sent + 1})
 	if len(p.got) != 1 || p.got[0].Type != wire.CallInline {
 		t.Errorf("%+v", p.got)
+	}
+}
+
+// TestCreditsFall: the edge is that of the most recent message, also where it falls,
+// and nothing goes beyond it (draft section 4.2.1).
+func TestCreditsFall(t *testing.T) {
+	p := clientPeer(t, nil)
+	grant := func(edge uint32) {
+		p.clear()
+		p.send(wire.Header{Type: wire.Grant, Credit: edge})
+	}
+	calls := func() (n int) {
+		for _, h := range p.got {
+			if h.Type == wire.CallInline {
+				n++
+			}
+		}
+		return n
+	}
+	grant(p.s.sent + 100)
+	grant(p.s.sent + 2)
+	p.clear()
+	for xid := range uint32(10) {
+		if err := p.s.Call(50+xid, callBody(50+xid, 40), &CallChunks{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.drain()
+	if calls() != 2 || len(p.got) != 2 {
+		t.Fatalf("%d calls of %d messages with 2 credits", calls(), len(p.got))
+	}
+	// Below what was sent: not even a Grant goes, though this end's window is used up.
+	for range 4 {
+		p.s.told = p.s.received
+		grant(p.s.sent - 1)
+		if len(p.got) != 0 {
+			t.Fatalf("%+v is sent beyond the credits", p.got)
+		}
+	}
+	p.s.told = p.s.edge()
+	grant(p.s.sent + 4)
+	if calls() != 4 {
+		t.Errorf("%d calls with 4 credits", calls())
+	}
+	grant(p.s.sent + 50)
+	if calls() != 4 {
+		t.Errorf("%d calls of the last 4", calls())
+	}
+}
+
+// TestLongContinuedReply: a reply that fits no chunk is continued however long it is
+// (draft section 6.6.4), up to the memory that a connection has for replies; beyond that
+// it is REPLY_RESOURCE, and the connection goes on.
+func TestLongContinuedReply(t *testing.T) {
+	p := serverPeer(t, nil)
+	want := pattern(9, 1<<20+13, rpcReply)
+	p.send(wire.Header{XID: 9, Type: wire.CallInline, Reply: chunk(100)}, callBody(9, 40)...)
+	c := p.evs[0].Call
+	plan, f, ok := p.s.PlanReply(c, len(want), nil)
+	if !ok {
+		t.Fatalf("%+v", f)
+	}
+	p.clear()
+	p.s.Reply(c, plan, want)
+	p.drain()
+	var got []byte
+	for i := 0; len(got) < len(want); i++ {
+		if i > len(p.got)-1 {
+			p.send(wire.Header{Type: wire.Grant, Credit: p.s.sent + 1000})
+			if i > len(p.got)-1 {
+				t.Fatalf("%d messages, %d bytes", i, len(got))
+			}
+		}
+		h := p.got[i]
+		if h.Type == wire.Grant {
+			continue
+		}
+		got = append(got, p.body[i]...)
+		if last := len(got) == len(want); h.XID != 9 || last != (h.Type == wire.ReplyInline) || !last && (h.Type != wire.ReplyMiddle || int(h.Remaining) != len(want)-len(got)) {
+			t.Fatalf("message %d: %+v", i, h)
+		}
+	}
+	if !bytes.Equal(got, want) {
+		t.Error("other bytes")
+	}
+	// A peer that takes no replies: 16 MiB wait, and no more.
+	p.send(wire.Header{Type: wire.Grant, Credit: p.s.sent})
+	planned, refused := 0, 0
+	for i := range uint32(40) {
+		p.clear()
+		p.send(wire.Header{XID: 100 + i, Type: wire.CallInline, Credit: p.s.sent}, callBody(100+i, 40)...)
+		for _, e := range p.evs {
+			if e.Kind != EventCall {
+				t.Fatalf("%+v", e)
+			}
+			plan, f, ok := p.s.PlanReply(e.Call, 1<<20, nil)
+			if ok {
+				planned++
+				p.s.Reply(e.Call, plan, replyBody(e.XID, 1<<20))
+				continue
+			}
+			refused++
+			if f != (wire.Failure{Code: wire.ErrReplyResource, Needed: 1 << 20}) {
+				t.Fatalf("%+v", f)
+			}
+			p.s.Fail(e.Call, f)
+		}
+	}
+	if planned != 16 || refused != 24 {
+		t.Errorf("%d replies wait, %d are refused", planned, refused)
 	}
 }
 

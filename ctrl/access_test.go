@@ -1,0 +1,106 @@
+package ctrl
+
+import (
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// TestPorts: rules cover the local port of Connect as that of Listen. Ports below 1024
+// are for root and the daemon's user, and for those whose rule lists them.
+func TestPorts(t *testing.T) {
+	rule := func(ranges ...PortRange) []Rule { return []Rule{{Listen: ranges}} }
+	for _, tt := range []struct {
+		name  string
+		allow []Rule
+		uid   uint32
+		port  uint16
+		ok    bool
+	}{
+		{"no rules, root", nil, 0, 80, true},
+		{"no rules, the daemon's user", nil, uint32(os.Geteuid()), 80, true},
+		{"no rules, a user", nil, 54321, 80, false},
+		{"no rules, a user, the last", nil, 54321, 1023, false},
+		{"no rules, a user, the first", nil, 54321, 1024, true},
+
+		{"rule without ports", rule(), 54321, 80, false},
+		{"rule without ports, high", rule(), 54321, 7174, true},
+		{"rule without ports, root", rule(), 0, 80, true},
+		{"rule with the port", rule(PortRange{80, 80}), 54321, 80, true},
+		{"rule with others", rule(PortRange{7000, 7999}), 54321, 8000, false},
+		{"rule with others, root", rule(PortRange{7000, 7999}), 0, 8000, false},
+	} {
+		cfg := Config{Allow: tt.allow}.fill()
+		pol, ok := cfg.policyOf(tt.uid, nil)
+		if !ok || pol.mayBind(tt.port) != tt.ok {
+			t.Errorf("%s: port %d allowed %v; want %v", tt.name, tt.port, !tt.ok, tt.ok)
+		}
+	}
+
+	h := newHarness(t, Config{Allow: rule(PortRange{7000, 7999})})
+	c := h.hello(t)
+	from := func(local string) *ctrlpb.Request {
+		req := reqConnect(c.qp(), peerA.String())
+		req.GetConnect().Local = local
+		return req
+	}
+	const denied = ctrlpb.Code_CODE_PERMISSION
+	c.fails(denied, from(":22"))
+	c.fails(denied, from("10.0.0.1:8000"))
+	c.fails(denied, reqListen("", 8000))
+	c.fails(denied, reqListen("", 0)) // which might be any port
+	c.ok(from("10.0.0.1:7001"))
+	c.ok(from("")) // a port that the host chooses
+	c.ok(reqListen("", 7002))
+}
+
+// TestUserPorts: a client that is neither root nor the daemon's user.
+func TestUserPorts(t *testing.T) {
+	h := newHarness(t, Config{})
+	var c *tclient
+	testenv.AsUser(t, 54321, 54321, nil, func() { c = h.client(t) })
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
+	c.fails(ctrlpb.Code_CODE_PERMISSION, reqListen("", 22))
+	req := reqConnect(c.qp(), peerA.String())
+	req.GetConnect().Local = ":1023"
+	c.fails(ctrlpb.Code_CODE_PERMISSION, req)
+	c.ok(reqListen("", 1024))
+	c.ok(reqListen("", 0))
+}
+
+// TestGroupRules: the groups of a client are those that the kernel notes, whatever the
+// name service says of its user.
+func TestGroupRules(t *testing.T) {
+	const group, other = 70001, 70002
+	hello := &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}}
+	for _, tt := range []struct {
+		name   string
+		allow  []Rule
+		gid    uint32
+		groups []int
+		ok     bool
+	}{
+		{"allowed by a supplementary group", []Rule{{GIDs: []uint32{group}}}, other, []int{5, group}, true},
+		{"allowed by the effective group", []Rule{{GIDs: []uint32{group}}}, group, nil, true},
+		{"not of the group", []Rule{{GIDs: []uint32{group}}}, other, []int{5}, false},
+		{"denied by a supplementary group", []Rule{{GIDs: []uint32{group}, Deny: true}, {}}, other, []int{5, group}, false},
+		{"not denied", []Rule{{GIDs: []uint32{group}, Deny: true}, {}}, other, []int{5}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := newHarness(t, Config{Allow: tt.allow})
+			var c *tclient
+			testenv.AsUser(t, 54321, tt.gid, tt.groups, func() { c = h.client(t) }) // a uid without a name
+			if !tt.ok {
+				c.fails(ctrlpb.Code_CODE_PERMISSION, hello)
+				return
+			}
+			c.ok(hello)
+			// A reload judges by the same groups.
+			h.Reload(Config{Allow: append([]Rule{{UIDs: []uint32{1}, Addrs: []netip.Prefix{}}}, tt.allow...)})
+			c.ok(reqListen("", 7174))
+		})
+	}
+}

@@ -1,0 +1,117 @@
+package ctrl
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/mpa"
+)
+
+// TestIdleStartups: a peer that opens connections and leaves them idle keeps nobody from
+// starting up, neither at another client's listener nor at the same one. It gets resets,
+// and the log has a line about it, once for many.
+func TestIdleStartups(t *testing.T) {
+	h := newHarness(t, Config{Startup: StartupDefaults{PerPeer: 4}})
+	core, logs := observer.New(zap.InfoLevel)
+	h.log = zap.New(core)
+	a, b := h.hello(t), h.hello(t)
+	a.ok(reqListen("", 7174))
+	b.ok(reqListen("", 7175))
+	cfg := mpa.DefaultConfig()
+	var idle []*mpaPeer
+	for i := range 64 {
+		idle = append(idle, h.arrive(t, fmt.Sprintf("10.0.0.3:%d", 1000+i), 7174, cfg))
+	}
+	for _, tt := range []struct {
+		c    *tclient
+		port uint16
+	}{{b, 7175}, {a, 7174}} {
+		p := h.arrive(t, fmt.Sprintf("10.0.0.3:%d", tt.port), tt.port, cfg)
+		p.send()
+		if _, abort := p.ended(); abort {
+			t.Fatalf("the start-up at port %d was reset because of idle ones", tt.port)
+		}
+		if r := tt.c.event().GetConnectRequest(); r == nil || r.Remote != fmt.Sprintf("10.0.0.3:%d", tt.port) {
+			t.Fatalf("event %v", r)
+		}
+	}
+	reset := 0
+	for _, p := range idle {
+		if _, abort := p.ended(); abort {
+			reset++
+		}
+	}
+	if reset != 61 { // the newest 4, less the one that made room for the good one
+		t.Errorf("%d idle connections were reset; want 61", reset)
+	}
+	tell := func() (times []uint64) {
+		for _, e := range logs.TakeAll() {
+			if n, ok := e.ContextMap()["times"].(uint64); ok && e.Level >= zap.WarnLevel {
+				times = append(times, n)
+			}
+		}
+		return times
+	}
+	if got := tell(); len(got) != 1 || got[0] != 1 {
+		t.Errorf("logged %v; want once, at the first", got)
+	}
+	h.advance(logEvery) // the idle ones time out with it
+	for i := range 5 {
+		h.arrive(t, fmt.Sprintf("10.0.0.3:%d", 2000+i), 7174, cfg)
+	}
+	if got := tell(); len(got) != 1 || got[0] != 61 {
+		t.Errorf("later logged %v; want once, for all since", got)
+	}
+	if n := h.counters.crowdedOut.Load(); n != 62 {
+		t.Errorf("counted %d; want 62", n)
+	}
+	h.advance(time.Minute)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range h.listeners {
+		if l.starting.n != 0 || len(l.starting.by) != 0 {
+			t.Errorf("still counted: %+v", l.starting)
+		}
+	}
+}
+
+// TestCrowdedListener: where a listener's start-ups are too many in all, the network
+// that has the most of them makes room.
+func TestCrowdedListener(t *testing.T) {
+	h := newHarness(t, Config{Startup: StartupDefaults{PerPeer: 4, PerListener: 8}})
+	c := h.hello(t)
+	c.ok(reqListen("", 7174))
+	cfg := mpa.DefaultConfig()
+	honest := []*mpaPeer{h.arrive(t, "10.0.0.7:1", 7174, cfg), h.arrive(t, "[2001:db8:2::1]:1", 7174, cfg)}
+	var hostile []*mpaPeer
+	for i := range 100 { // as many addresses as it likes, of one network
+		hostile = append(hostile, h.arrive(t, fmt.Sprintf("[2001:db8:1::%x]:1", i+1), 7174, cfg))
+	}
+	for i, p := range hostile {
+		if _, abort := p.ended(); abort != (i < 94) {
+			t.Errorf("connection %d of the crowd: reset %v", i, abort)
+		}
+	}
+	for _, p := range honest {
+		if _, abort := p.ended(); abort {
+			t.Error("a connection from elsewhere made room for the crowd")
+		}
+		p.send()
+		if c.event().GetConnectRequest() == nil {
+			t.Error("no connect request")
+		}
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: hostile[99].id})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range h.listeners {
+		if l.starting.n != 5 {
+			t.Errorf("%d counted; want 5", l.starting.n)
+		}
+	}
+}

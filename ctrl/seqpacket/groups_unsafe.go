@@ -1,0 +1,47 @@
+package seqpacket
+
+import (
+	"errors"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Groups returns the group numbers of the process at the other end, its effective one
+// first, as the kernel noted them when the connection was made.
+func (c *Conn) Groups() ([]uint32, error) {
+	cred, err := c.Cred()
+	if err != nil {
+		return nil, err
+	}
+	raw, err := c.c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var gids []uint32
+	var serr error
+	if err := raw.Control(func(fd uintptr) { gids, serr = peerGroups(fd) }); err != nil {
+		return nil, err
+	}
+	return append([]uint32{cred.Gid}, gids...), serr
+}
+
+// peerGroups returns SO_PEERGROUPS (Linux 4.13). The kernel reports the length that it
+// needs where the buffer is too short.
+func peerGroups(fd uintptr) ([]uint32, error) {
+	const size = unsafe.Sizeof(uint32(0))
+	for room := uintptr(64); ; {
+		gids := make([]uint32, room)
+		n := uint32(room * size)
+		_, _, e := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+			uintptr(unsafe.Pointer(&gids[0])), uintptr(unsafe.Pointer(&n)), 0)
+		switch need := uintptr(n) / size; {
+		case e == 0:
+			return gids[:need], nil
+		case errors.Is(e, unix.ERANGE) && need > room:
+			room = need
+		default:
+			return nil, e
+		}
+	}
+}

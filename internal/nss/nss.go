@@ -1,0 +1,81 @@
+// Package nss finds the numbers of users and groups by the host's name service.
+package nss
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"os/user"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// ErrUnknown reports a name that the host does not know.
+var ErrUnknown = errors.New("not known on this host")
+
+// timeout bounds a query of the name service, which may ask other hosts.
+const timeout = 10 * time.Second
+
+// UID returns the number of a user, which may be given as a number.
+func UID(name string) (uint32, error) {
+	return lookup("passwd", name, func() (string, error) {
+		u, err := user.Lookup(name)
+		if err != nil {
+			return "", err
+		}
+		return u.Uid, nil
+	})
+}
+
+// GID returns the number of a group, which may be given as a number.
+func GID(name string) (uint32, error) {
+	return lookup("group", name, func() (string, error) {
+		g, err := user.LookupGroup(name)
+		if err != nil {
+			return "", err
+		}
+		return g.Gid, nil
+	})
+}
+
+// lookup asks package os/user first and getent(1) where that knows nothing: os/user
+// reads only /etc/passwd and /etc/group in a static binary.
+func lookup(database, name string, local func() (string, error)) (uint32, error) {
+	id := name
+	if _, err := strconv.ParseUint(name, 10, 32); err != nil {
+		if id, err = local(); err != nil {
+			if id, err = getent(database, name); err != nil {
+				return 0, err
+			}
+		}
+	}
+	n, err := strconv.ParseUint(id, 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("%q has the number %q", name, id)
+	}
+	return uint32(n), nil
+}
+
+// getent returns the third field of a line of the name service.
+func getent(database, name string) (string, error) {
+	if name == "" || strings.HasPrefix(name, "-") {
+		return "", fmt.Errorf("%q: %w", name, ErrUnknown)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "getent", database, name).Output()
+	var exit *exec.ExitError
+	switch {
+	case errors.Is(err, exec.ErrNotFound), errors.As(err, &exit) && exit.ExitCode() == 2:
+		return "", fmt.Errorf("%q: %w", name, ErrUnknown)
+	case err != nil:
+		return "", fmt.Errorf("%q: getent %s: %w", name, database, err)
+	}
+	f := strings.Split(strings.TrimSpace(string(out)), ":")
+	if len(f) < 3 || f[0] != name {
+		return "", fmt.Errorf("%q: getent %s: unexpected answer %q", name, database, out)
+	}
+	return f[2], nil
+}

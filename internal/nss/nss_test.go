@@ -1,0 +1,56 @@
+package nss
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestNameService: names that are only in the name service, as of LDAP, are found by a
+// static binary too; an unknown name, and a name service that fails, are errors.
+func TestNameService(t *testing.T) {
+	dir := t.TempDir()
+	script := `#!/bin/sh
+case "$1 $2" in
+"group ldapgroup") echo "ldapgroup:*:70001:alice,bob" ;;
+"passwd ldapuser") echo "ldapuser:*:70002:70001::/home/ldapuser:/bin/sh" ;;
+"group broken") echo "server down" >&2; exit 3 ;;
+"group odd") echo "other:*:1:" ;;
+"group much") echo "much:*:4294967296:" ;;
+*) exit 2 ;;
+esac
+`
+	if err := os.WriteFile(filepath.Join(dir, "getent"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir)
+	for _, tt := range []struct {
+		look    func(string) (uint32, error)
+		name    string
+		want    uint32
+		ok      bool
+		unknown bool
+	}{
+		{GID, "ldapgroup", 70001, true, false},
+		{UID, "ldapuser", 70002, true, false},
+		{GID, "root", 0, true, false},
+		{UID, "root", 0, true, false},
+		{GID, "4294967295", 4294967295, true, false},
+		{UID, "ldapgroup", 0, false, true},
+		{GID, "-s", 0, false, true},
+		{GID, "", 0, false, true},
+		{GID, "broken", 0, false, false},
+		{GID, "odd", 0, false, false},
+		{GID, "much", 0, false, false},
+	} {
+		got, err := tt.look(tt.name)
+		if (err == nil) != tt.ok || got != tt.want || errors.Is(err, ErrUnknown) != tt.unknown {
+			t.Errorf("%q: %d, %v; want %d, found %v, unknown %v", tt.name, got, err, tt.want, tt.ok, tt.unknown)
+		}
+	}
+	t.Setenv("PATH", t.TempDir()) // no getent
+	if _, err := GID("ldapgroup"); !errors.Is(err, ErrUnknown) {
+		t.Errorf("without getent: %v", err)
+	}
+}

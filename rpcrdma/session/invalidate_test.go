@@ -1,0 +1,90 @@
+package session
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/rpcrdma/wire"
+)
+
+// TestInvalidate: Send with Invalidate goes where both ends have set R in their private
+// data, or a call of version 2 names the STag and no private data say otherwise; and of
+// an STag that belongs to the one call alone (RFC 8797 section 4.1, draft section 6.5).
+func TestInvalidate(t *testing.T) {
+	one := wire.Chunk{{Handle: 100, Length: 50, Offset: 4096}, {Handle: 100, Length: 50, Offset: 8192}}
+	for _, c := range []struct {
+		name string
+		vers uint32
+		mode Invalidation
+		h    wire.Header
+		want uint32
+	}{
+		{"without private data", 2, InvalidateNamed, wire.Header{InvHandle: 100, Writes: []wire.Chunk{one}}, 100},
+		{"R is 0", 2, InvalidateNone, wire.Header{InvHandle: 100, Writes: []wire.Chunk{one}}, 0},
+		{"R is 1", 2, InvalidateAny, wire.Header{InvHandle: 100, Writes: []wire.Chunk{one}}, 100},
+		{"R is 1, one of several", 2, InvalidateAny, wire.Header{InvHandle: 101, Writes: []wire.Chunk{chunk(5, 5)}}, 101},
+		{"the call names none", 2, InvalidateAny, wire.Header{Writes: []wire.Chunk{one}}, 0},
+		{"it names what is in no chunk", 2, InvalidateAny, wire.Header{InvHandle: 7, Writes: []wire.Chunk{one}}, 0},
+		{"without private data", 1, InvalidateNamed, wire.Header{Writes: []wire.Chunk{one}}, 0},
+		{"R is 0", 1, InvalidateNone, wire.Header{Writes: []wire.Chunk{one}}, 0},
+		{"R is 1", 1, InvalidateAny, wire.Header{Writes: []wire.Chunk{one}}, 100},
+		{"R is 1, of a Reply chunk", 1, InvalidateAny, wire.Header{Reply: one}, 100},
+		{"R is 1, of a Read chunk", 1, InvalidateAny, wire.Header{Reads: []wire.ReadSegment{rseg(8, 100, 4)}}, 100},
+		{"R is 1, two STags", 1, InvalidateAny, wire.Header{Writes: []wire.Chunk{chunk(5, 5)}}, 0},
+		{"R is 1, two STags in two chunks", 1, InvalidateAny, wire.Header{Writes: []wire.Chunk{one}, Reply: wire.Chunk{{Handle: 101, Length: 5}}}, 0},
+		{"R is 1, no STag", 1, InvalidateAny, wire.Header{}, 0},
+	} {
+		t.Run(fmt.Sprintf("version %d, %s", c.vers, c.name), func(t *testing.T) {
+			cfg := DefaultConfig(true)
+			cfg.Invalidate = c.mode
+			p := newPeer(t, cfg)
+			if c.vers == 2 {
+				p.send(wire.Header{Type: wire.ConnPropFinal})
+			}
+			call := func(xid uint32) *Call {
+				h := c.h
+				h.XID, h.Vers, h.Type = xid, c.vers, wire.CallInline
+				if c.vers == 1 {
+					h.Type = wire.Msg1
+				}
+				p.clear()
+				p.send(h, callBody(xid, 40)...)
+				last := p.evs[len(p.evs)-1]
+				if last.Kind != EventCall || last.XID != xid {
+					t.Fatalf("%+v", p.evs)
+				}
+				return last.Call
+			}
+			reply := func(in *Call) (inv uint32) {
+				plan, _, ok := p.s.PlanReply(in, 40, nil)
+				if !ok {
+					t.Fatal("no plan")
+				}
+				p.s.Reply(in, plan, replyBody(in.XID, 40))
+				var o Out
+				for p.s.Poll(&o) {
+					if o.XID == in.XID && o.Reply {
+						inv = o.Inv
+					} else if o.Inv != 0 {
+						t.Errorf("message for %d invalidates %#x", o.XID, o.Inv)
+					}
+				}
+				return inv
+			}
+			if got := reply(call(9)); got != c.want {
+				t.Errorf("it invalidates %#x, not %#x", got, c.want)
+			}
+			// Two calls at once with the same STags: the first reply leaves them to the other.
+			first, second := call(10), call(11)
+			if got := reply(first); got != 0 {
+				t.Errorf("it invalidates %#x, which another call has", got)
+			}
+			if got := reply(second); got != c.want {
+				t.Errorf("the last invalidates %#x, not %#x", got, c.want)
+			}
+			if len(p.s.named) != 0 {
+				t.Errorf("still counted: %v", p.s.named)
+			}
+		})
+	}
+}
