@@ -1,0 +1,65 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
+)
+
+// Where a container finds what it is given. A folder is mounted and not the
+// socket: a mounted socket goes stale when the daemon restarts.
+const (
+	inSocketDir = "/run/iwarpd"
+	inLibraries = "/usr/lib/iwarpd"
+)
+
+// spec describes one CDI device for each slot.
+func spec(c config, names []string) *specs.Spec {
+	s := &specs.Spec{Version: "0.6.0", Kind: c.Resource}
+	s.ContainerEdits.Env = []string{"IWARPD_SOCKET=" + inSocketDir + "/iwarpd.sock"}
+	if c.Libraries != "" {
+		s.ContainerEdits.Mounts = []*specs.Mount{{
+			HostPath: c.Libraries, ContainerPath: inLibraries, Options: []string{"ro", "nosuid", "nodev", "rbind"},
+		}}
+		s.ContainerEdits.Env = append(s.ContainerEdits.Env, "LD_LIBRARY_PATH="+inLibraries)
+	}
+	for _, name := range names {
+		s.Devices = append(s.Devices, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{
+			Mounts: []*specs.Mount{{
+				HostPath: filepath.Join(c.Slots, name), ContainerPath: inSocketDir, Options: []string{"ro", "nosuid", "nodev", "noexec", "bind"},
+			}},
+		}})
+	}
+	return s
+}
+
+// writeCDI replaces the CDI file of the resource. Without slots there is none:
+// CDI allows no file without devices.
+func writeCDI(c config, names []string) error {
+	file := strings.ReplaceAll(c.Resource, "/", "-") + ".json"
+	if len(names) == 0 {
+		if err := os.Remove(filepath.Join(c.CDI, file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("CDI: %w", err)
+		}
+		return nil
+	}
+	if c.Libraries != "" {
+		if _, err := os.Stat(c.Libraries); errors.Is(err, fs.ErrNotExist) {
+			c.Libraries = "" // the package iwarpd-verbs is not installed
+		}
+	}
+	cache, err := cdi.NewCache(cdi.WithAutoRefresh(false), cdi.WithSpecDirs(c.CDI))
+	if err != nil {
+		return fmt.Errorf("CDI: %w", err)
+	}
+	if err := cache.WriteSpec(spec(c, names), file); err != nil {
+		return fmt.Errorf("CDI: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+// Command iwarpd-device-plugin gives pods of Kubernetes access to the iwarpd of
+// their node. It advertises the resource iwarpd.io/rdma to the kubelet. A
+// container that asks for one gets the folder of one socket of the daemon, and
+// the libraries for unmodified RDMA programs, by CDI.
+//
+// Each unit of the resource is a slot: a folder below --slots with a socket
+// that the daemon opens there (key "sockets" of iwarpd.yaml), with its own
+// quotas and without administrator's rights.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+)
+
+func main() {
+	var c config
+	var socket string
+	flag.StringVar(&c.Resource, "resource", "iwarpd.io/rdma", "name of the resource")
+	flag.StringVar(&c.Slots, "slots", "/run/iwarpd/slots", "folder of the daemon's sockets for containers: SLOTS/NAME/iwarpd.sock; each is one unit")
+	flag.StringVar(&socket, "socket", iwarp.DefaultSocket, "socket of the daemon, whose health is that of the units")
+	flag.StringVar(&c.Libraries, "libraries", "/usr/lib/iwarpd", "folder of the libraries for unmodified RDMA programs; empty: none")
+	flag.StringVar(&c.Kubelet, "kubelet", filepath.Clean(v1beta1.DevicePluginPath), "folder of the kubelet's device plugins")
+	flag.StringVar(&c.CDI, "cdi", "/var/run/cdi", "folder of CDI files; containerd, CRI-O and podman read it")
+	flag.DurationVar(&c.Period, "period", 2*time.Second, "time between two looks at the daemon")
+	flag.Usage = func() {
+		fmt.Fprintln(flag.CommandLine.Output(), "Usage: iwarpd-device-plugin [flags]\n\nGives pods access to the iwarpd of their node, as the resource iwarpd.io/rdma.\n\nFlags:")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "iwarpd-device-plugin: unexpected argument %q; see -help\n", flag.Arg(0))
+		os.Exit(2)
+	}
+	c.Alive = func(ctx context.Context) error { return ask(ctx, socket) }
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	err := run(ctx, c, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "iwarpd-device-plugin:", err)
+		os.Exit(1)
+	}
+}
+
+// ask returns nil if the daemon answers on socket.
+func ask(ctx context.Context, socket string) error {
+	dev, err := iwarp.Open(ctx, socket)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	_, err = dev.Admin().Status(ctx)
+	return err
+}

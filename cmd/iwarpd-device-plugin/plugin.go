@@ -1,0 +1,238 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// config is how the plugin is set up.
+type config struct {
+	Resource  string // domain/name
+	Slots     string // folder with one folder for each unit
+	Libraries string // mounted read-only into containers; "": none
+	Kubelet   string // folder of kubelet.sock and of the plugin's own socket
+	CDI       string // folder of CDI files
+	Period    time.Duration
+
+	Alive func(context.Context) error // nil if the daemon answers
+}
+
+// answerTime bounds each question to the daemon and each call to the kubelet.
+const answerTime = 5 * time.Second
+
+// endpoint is the file name of the plugin's socket.
+const endpoint = "iwarpd.sock"
+
+// plugin is the state that the kubelet's streams share.
+type plugin struct {
+	v1beta1.UnimplementedDevicePluginServer
+	config
+	log *slog.Logger
+
+	mu      sync.Mutex
+	devices []*v1beta1.Device // replaced as a whole, never changed
+	changed chan struct{}     // closed when devices is replaced
+}
+
+// run serves the kubelet until ctx is done. A kubelet that restarts removes the
+// sockets in its folder, so run registers again whenever its own is gone.
+func run(ctx context.Context, c config, log *slog.Logger) error {
+	p := &plugin{config: c, log: log, changed: make(chan struct{})}
+	if err := p.look(ctx); err != nil {
+		return err
+	}
+	for ctx.Err() == nil {
+		if err := p.serve(ctx); err != nil {
+			log.Warn("the kubelet is not reached; trying again", "error", err)
+			pause(ctx, c.Period)
+		}
+	}
+	return nil
+}
+
+// serve offers the devices to one run of the kubelet. It returns nil when the
+// kubelet has removed the socket, or ctx is done.
+func (p *plugin) serve(ctx context.Context) error {
+	path := filepath.Join(p.Kubelet, endpoint)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the old socket: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	own, err := os.Lstat(path)
+	if err != nil {
+		l.Close()
+		return err
+	}
+	server := grpc.NewServer()
+	v1beta1.RegisterDevicePluginServer(server, p)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	defer func() {
+		server.Stop()
+		<-done
+	}()
+	if err := p.register(ctx); err != nil {
+		return err
+	}
+	p.log.Info("registered with the kubelet", "resource", p.Resource)
+	for {
+		if !pause(ctx, p.Period) {
+			return nil
+		}
+		if err := p.look(ctx); err != nil {
+			p.log.Warn("slots or CDI files", "error", err)
+		}
+		if now, err := os.Lstat(path); err != nil || !os.SameFile(own, now) {
+			p.log.Info("the kubelet has restarted")
+			return nil
+		}
+	}
+}
+
+func (p *plugin) register(ctx context.Context) error {
+	conn, err := grpc.NewClient("unix://"+filepath.Join(p.Kubelet, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("kubelet: %w", err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	_, err = v1beta1.NewRegistrationClient(conn).Register(ctx, &v1beta1.RegisterRequest{
+		Version: v1beta1.Version, Endpoint: endpoint, ResourceName: p.Resource,
+	})
+	if err != nil {
+		return fmt.Errorf("register with the kubelet: %w", err)
+	}
+	return nil
+}
+
+// look reads the slots, asks the daemon whether it is alive, and publishes what
+// has changed.
+func (p *plugin) look(ctx context.Context) error {
+	names, err := slots(p.Slots)
+	if err != nil {
+		return err
+	}
+	ask, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	why := p.Alive(ask)
+	if ctx.Err() != nil {
+		return nil // its end, and not the daemon's
+	}
+	health := v1beta1.Healthy
+	if why != nil {
+		health = v1beta1.Unhealthy
+	}
+	devices := make([]*v1beta1.Device, 0, len(names))
+	for _, name := range names {
+		devices = append(devices, &v1beta1.Device{ID: name, Health: health})
+	}
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if slices.EqualFunc(devices, p.devices, func(a, b *v1beta1.Device) bool { return a.ID == b.ID && a.Health == b.Health }) && p.devices != nil {
+		return nil
+	}
+	if err := writeCDI(p.config, names); err != nil {
+		return err
+	}
+	p.log.Info("units", "count", len(names), "health", health, "daemon", why)
+	p.devices = devices
+	close(p.changed)
+	p.changed = make(chan struct{})
+	return nil
+}
+
+// slots returns the names of the folders in dir that hold a socket, in order.
+func slots(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // the daemon has not made it yet
+	}
+	if err != nil {
+		return nil, fmt.Errorf("slots: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if info, err := os.Lstat(filepath.Join(dir, e.Name(), "iwarpd.sock")); err == nil && info.Mode()&fs.ModeSocket != 0 {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// GetDevicePluginOptions asks for nothing beyond Allocate.
+func (p *plugin) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
+	return &v1beta1.DevicePluginOptions{}, nil
+}
+
+// ListAndWatch sends the devices, and again whenever one of them changes.
+func (p *plugin) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
+	for {
+		p.mu.Lock()
+		devices, changed := p.devices, p.changed
+		p.mu.Unlock()
+		if err := stream.Send(&v1beta1.ListAndWatchResponse{Devices: devices}); err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+}
+
+// Allocate names the CDI devices for each container. A container that asks for
+// several units gets the socket of the first: a program opens one.
+func (p *plugin) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
+	p.mu.Lock()
+	devices := p.devices
+	p.mu.Unlock()
+	var reply v1beta1.AllocateResponse
+	for _, c := range req.ContainerRequests {
+		ids := slices.Sorted(slices.Values(c.DevicesIds))
+		for _, id := range ids {
+			if !slices.ContainsFunc(devices, func(d *v1beta1.Device) bool { return d.ID == id }) {
+				return nil, status.Errorf(codes.NotFound, "no unit %q of %s on this node", id, p.Resource)
+			}
+		}
+		if len(ids) == 0 {
+			return nil, status.Error(codes.InvalidArgument, "a container without units")
+		}
+		reply.ContainerResponses = append(reply.ContainerResponses, &v1beta1.ContainerAllocateResponse{
+			CdiDevices: []*v1beta1.CDIDevice{{Name: p.Resource + "=" + ids[0]}},
+		})
+	}
+	return &reply, nil
+}
+
+// pause waits for d and reports whether ctx still runs.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,281 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+)
+
+// bound is how long a test waits for what must come.
+const bound = time.Minute
+
+// A kubelet is the part of the kubelet that device plugins see.
+type kubelet struct {
+	v1beta1.UnimplementedRegistrationServer
+	dir        string
+	server     *grpc.Server
+	registered chan *v1beta1.RegisterRequest
+}
+
+func (k *kubelet) Register(_ context.Context, r *v1beta1.RegisterRequest) (*v1beta1.Empty, error) {
+	k.registered <- r
+	return &v1beta1.Empty{}, nil
+}
+
+// start begins like the kubelet does: it removes every socket in its folder.
+func (k *kubelet) start(t *testing.T) {
+	t.Helper()
+	old, err := filepath.Glob(filepath.Join(k.dir, "*.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range old {
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := net.Listen("unix", filepath.Join(k.dir, "kubelet.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.server = grpc.NewServer()
+	v1beta1.RegisterRegistrationServer(k.server, k)
+	go k.server.Serve(l)
+	t.Cleanup(k.server.Stop)
+}
+
+// plugin waits for a registration and connects to the plugin that made it.
+func (k *kubelet) plugin(t *testing.T) v1beta1.DevicePluginClient {
+	t.Helper()
+	select {
+	case r := <-k.registered:
+		if r.Version != "v1beta1" || r.ResourceName != "iwarpd.io/rdma" || r.Endpoint != endpoint {
+			t.Fatalf("registered %v", r)
+		}
+	case <-time.After(bound):
+		t.Fatal("no registration")
+	}
+	conn, err := grpc.NewClient("unix://"+filepath.Join(k.dir, endpoint), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return v1beta1.NewDevicePluginClient(conn)
+}
+
+// A node is a kubelet and a plugin with a daemon that can be said to be dead.
+type node struct {
+	kubelet
+	config
+	dead atomic.Bool
+	end  func() error // ends the plugin and returns its error
+}
+
+func newNode(t *testing.T, units ...string) *node {
+	t.Helper()
+	dir := t.TempDir()
+	n := &node{kubelet: kubelet{dir: filepath.Join(dir, "kubelet"), registered: make(chan *v1beta1.RegisterRequest, 8)}}
+	n.config = config{
+		Resource: "iwarpd.io/rdma", Slots: filepath.Join(dir, "slots"), Libraries: filepath.Join(dir, "lib"),
+		Kubelet: n.dir, CDI: filepath.Join(dir, "cdi"), Period: 5 * time.Millisecond,
+		Alive: func(context.Context) error {
+			if n.dead.Load() {
+				return errors.New("no answer")
+			}
+			return nil
+		},
+	}
+	for _, d := range []string{n.dir, n.Slots, n.Libraries, n.CDI} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, u := range units {
+		n.addUnit(t, u)
+	}
+	n.kubelet.start(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx, n.config, slog.New(slog.DiscardHandler)) }()
+	n.end = func() error {
+		cancel()
+		select {
+		case err := <-done:
+			done <- err
+			return err
+		case <-time.After(bound):
+			return errors.New("the plugin does not end")
+		}
+	}
+	t.Cleanup(func() {
+		if err := n.end(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// addUnit makes the folder and the socket of a slot, as the daemon does.
+func (n *node) addUnit(t *testing.T, name string) {
+	t.Helper()
+	dir := filepath.Join(n.Slots, name)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(dir, "iwarpd.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+}
+
+// watch returns what ListAndWatch sends, as "ID health" of each device.
+func watch(t *testing.T, c v1beta1.DevicePluginClient) func(want ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), bound)
+	t.Cleanup(cancel)
+	stream, err := c.ListAndWatch(ctx, &v1beta1.Empty{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(want ...string) {
+		t.Helper()
+		r, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, d := range r.Devices {
+			got = append(got, d.ID+" "+d.Health)
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("devices %q; want %q", got, want)
+		}
+	}
+}
+
+func TestListAndWatch(t *testing.T) {
+	n := newNode(t, "0", "1")
+	next := watch(t, n.plugin(t))
+	next("0 Healthy", "1 Healthy")
+	n.dead.Store(true)
+	next("0 Unhealthy", "1 Unhealthy")
+	n.dead.Store(false)
+	next("0 Healthy", "1 Healthy")
+	n.addUnit(t, "2")
+	next("0 Healthy", "1 Healthy", "2 Healthy")
+}
+
+// TestKubeletRestarts: the kubelet removes the plugin's socket and wants to
+// hear of it anew; one that was not there at the start is waited for.
+func TestKubeletRestarts(t *testing.T) {
+	n := newNode(t, "0")
+	watch(t, n.plugin(t))("0 Healthy")
+	for range 3 {
+		n.server.Stop()
+		n.kubelet.start(t)
+		watch(t, n.plugin(t))("0 Healthy")
+	}
+}
+
+func TestAllocate(t *testing.T) {
+	n := newNode(t, "0", "1", "2")
+	c := n.plugin(t)
+	ctx, cancel := context.WithTimeout(context.Background(), bound)
+	defer cancel()
+	r, err := c.Allocate(ctx, &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{
+		{DevicesIds: []string{"1"}}, {DevicesIds: []string{"2", "0"}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, c := range r.ContainerResponses {
+		for _, d := range c.CdiDevices {
+			got = append(got, d.Name)
+		}
+	}
+	if want := []string{"iwarpd.io/rdma=1", "iwarpd.io/rdma=0"}; !slices.Equal(got, want) {
+		t.Errorf("CDI devices %q; want %q", got, want)
+	}
+	for _, tt := range []struct {
+		ids  []string
+		want codes.Code
+	}{{[]string{"9"}, codes.NotFound}, {[]string{"0", "../x"}, codes.NotFound}, {nil, codes.InvalidArgument}} {
+		_, err := c.Allocate(ctx, &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: tt.ids}}})
+		if status.Code(err) != tt.want {
+			t.Errorf("Allocate %q: %v; want %v", tt.ids, err, tt.want)
+		}
+	}
+}
+
+// TestCDI: the CDI library finds a device for each unit and gives a container
+// the folder of that unit's socket, and the libraries.
+func TestCDI(t *testing.T) {
+	n := newNode(t, "0", "1")
+	n.plugin(t)
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(n.CDI), cdi.WithAutoRefresh(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if errs := cache.GetErrors(); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	container := &oci.Spec{Version: "1.0.2", Process: &oci.Process{}, Linux: &oci.Linux{}}
+	if missing, err := cache.InjectDevices(container, "iwarpd.io/rdma=1"); err != nil {
+		t.Fatalf("%v, missing %v", err, missing)
+	}
+	var got []string
+	for _, m := range container.Mounts {
+		got = append(got, fmt.Sprint(m.Source, " ", m.Destination, " ", slices.Contains(m.Options, "ro")))
+	}
+	slices.Sort(got)
+	want := []string{n.Libraries + " /usr/lib/iwarpd true", filepath.Join(n.Slots, "1") + " /run/iwarpd true"}
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("mounts %q; want %q", got, want)
+	}
+	for _, want := range []string{"IWARPD_SOCKET=/run/iwarpd/iwarpd.sock", "LD_LIBRARY_PATH=/usr/lib/iwarpd"} {
+		if !slices.Contains(container.Process.Env, want) {
+			t.Errorf("environment %q lacks %q", container.Process.Env, want)
+		}
+	}
+}
+
+// TestNoSlots: without a slot nothing is offered, and no CDI file is left.
+func TestNoSlots(t *testing.T) {
+	n := newNode(t)
+	if err := os.WriteFile(filepath.Join(n.Slots, "file"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	next := watch(t, n.plugin(t))
+	next()
+	n.addUnit(t, "a")
+	next("a Healthy")
+	if files, _ := os.ReadDir(n.CDI); len(files) != 1 {
+		t.Errorf("%d CDI files; want 1", len(files))
+	}
+	if err := os.RemoveAll(filepath.Join(n.Slots, "a")); err != nil {
+		t.Fatal(err)
+	}
+	next()
+	if files, _ := os.ReadDir(n.CDI); len(files) != 0 {
+		t.Errorf("%d CDI files; want none", len(files))
+	}
+}
