@@ -15,8 +15,9 @@ NORACE = /internal/bench$$|/test/bench$$
 .DEFAULT_GOAL := build
 .PHONY: build docs clib packages packages-check generate lint test demo bench interop interop-nfs interop-sctp clean help
 
-build: ## build bin/iwarpd and bin/iwarpctl
+build: ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
+	CGO_ENABLED=0 $(GO) build -C cmd/iwarpd-device-plugin -trimpath -ldflags '-s -w' -o $(CURDIR)/bin/ .
 
 clib: ## build the C library and its example into out/libiwarpd
 	@.ci/need gcc:gcc /usr/include/stdlib.h:libc6-dev protoc-c:protobuf-c-compiler /usr/include/protobuf-c/protobuf-c.h:libprotobuf-c-dev pkg-config:pkg-config
@@ -42,11 +43,12 @@ lint: ## formatting, vet, staticcheck, the import table, generated files up to d
 	@.ci/lint
 
 test: ## unit, simulation and (as root) namespace tests, with the race detector
-	@.ci/need ip:iproute2 ethtool:ethtool gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev
+	@.ci/need ip:iproute2 ethtool:ethtool gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev runc:runc
 	@status=0; \
 	$(GO) test $(RACE) -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list ./... | grep -vE '$(NORACE)') || status=1; \
 	$(GO) test -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list ./... | grep -E '$(NORACE)') || status=1; \
 	$(GO) test -timeout 9m -run 'KernelGoodput|NoAllocs' $(TESTFLAGS) ./tcp/kernel ./client/embed || status=1; \
+	$(GO) test -C cmd/iwarpd-device-plugin $(RACE) -timeout 9m $(TESTFLAGS) ./... || status=1; \
 	exit $$status
 
 demo: build ## a file of 256 MiB there and back by RDMA between two namespaces, with checks and figures

@@ -113,7 +113,7 @@ func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error)
 		return func(f *pkt.Flow) bool { return *f == flow }, nil
 	}
 	if !c.policy().admin {
-		return nil, errorf(permission, "ctrl: uid %d may capture the connections of its own queue pairs only: name one", c.cred.Uid)
+		return nil, errorf(permission, "ctrl: %s may capture the connections of its own queue pairs only: name one", user(c.cred.Uid))
 	}
 	if !addr.IsValid() && r.Port == 0 {
 		return nil, nil
@@ -131,7 +131,7 @@ func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error)
 func (c *session) visibleQP(num uint32) (*qp, error) {
 	q := c.srv.qps[num]
 	if q == nil || q.sess.dead || !c.policy().admin && q.sess.cred.Uid != c.cred.Uid {
-		return nil, errorf(noObject, "ctrl: no queue pair %d of uid %d", num, c.cred.Uid)
+		return nil, errorf(noObject, "ctrl: no queue pair %d of %s", num, user(c.cred.Uid))
 	}
 	return q, nil
 }

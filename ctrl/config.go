@@ -8,7 +8,8 @@ import (
 )
 
 // Config is what the control plane is set up with. The zero value of each
-// field has a default; Reload may change all but Socket, Mode, Group and TimeWait.
+// field has a default; Reload may change all but Socket, Mode, Group, TimeWait, and
+// Folder and Count of Slots.
 type Config struct {
 	// Socket is the path of the Unix socket; Mode its permission bits, default
 	// 0660; Group the name or number of its group, "" leaves it alone.
@@ -21,6 +22,9 @@ type Config struct {
 	// within Limits, and root may see everybody's objects.
 	Allow  []Rule
 	Limits Limits
+
+	// Slots are sockets for containers, to which no rule of Allow applies.
+	Slots Slots
 
 	Startup StartupDefaults
 	// TimeWait is how long the port of a connection that we opened stays taken after we
@@ -193,6 +197,9 @@ type policy struct {
 // policyOf finds the rule for a uid and its groups; ok is false when it may
 // not connect.
 func (c *Config) policyOf(uid uint32, gids []uint32) (p policy, ok bool) {
+	if uid >= slotUID {
+		return c.Slots.policy(c), true
+	}
 	system := uid == 0 || int(uid) == os.Geteuid()
 	if len(c.Allow) == 0 {
 		return policy{admin: uid == 0, system: system, limits: c.Limits}, true

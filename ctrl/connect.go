@@ -197,7 +197,7 @@ func (s *Server) dial(c *conn) {
 		addr = hop.Src
 	}
 	if !c.sess.policy().mayUse(addr) {
-		s.failConn(c, errorf(permission, "ctrl: uid %d may not use the address %v", c.sess.cred.Uid, addr))
+		s.failConn(c, errorf(permission, "ctrl: %s may not use the address %v", user(c.sess.cred.Uid), addr))
 		s.mu.Unlock()
 		return
 	}

@@ -56,10 +56,10 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 			return err
 		}
 	case len(pol.listen) > 0: // the port that is free may be another
-		return errorf(permission, "ctrl: uid %d may listen only on the ports of its rule in the configuration: name one of them", c.cred.Uid)
+		return errorf(permission, "ctrl: %s may listen only on the ports of its rule in the configuration: name one of them", user(c.cred.Uid))
 	}
 	if len(c.policy().addrs) > 0 && !c.policy().mayUse(addr) {
-		return errorf(permission, "ctrl: uid %d may not listen on %v (rule in the configuration)", c.cred.Uid, addr)
+		return errorf(permission, "ctrl: %s may not listen on %v (rule in the configuration)", user(c.cred.Uid), addr)
 	}
 	backlog := int(min(r.Backlog, maxBacklog))
 	if backlog == 0 {
@@ -128,9 +128,9 @@ func (c *session) mayBind(port uint16) error {
 	case pol.mayBind(port):
 		return nil
 	case len(pol.listen) == 0:
-		return errorf(permission, "ctrl: uid %d may not use port %d: ports below %d are for root, and for users with a rule that lists them (allow: listen)", c.cred.Uid, port, unprivileged)
+		return errorf(permission, "ctrl: %s may not use port %d: ports below %d are for root, and for users with a rule that lists them (allow: listen)", user(c.cred.Uid), port, unprivileged)
 	}
-	return errorf(permission, "ctrl: uid %d may not use port %d (rule in the configuration)", c.cred.Uid, port)
+	return errorf(permission, "ctrl: %s may not use port %d (rule in the configuration)", user(c.cred.Uid), port)
 }
 
 // isLocal reports whether a is an address of the interface, as far as known.

@@ -80,10 +80,10 @@ func overQuota(uid uint32, r resource, have, n, limit uint64) error {
 		fix = q.key
 	}
 	if q.bytes {
-		return errorf(quota, "ctrl: uid %d has %d bytes of %s, %d more pass its limit of %d: give some back, or raise %s in the configuration",
-			uid, have, q.noun, n, limit, fix)
+		return errorf(quota, "ctrl: %s has %d bytes of %s, %d more pass its limit of %d: give some back, or raise %s in the configuration",
+			user(uid), have, q.noun, n, limit, fix)
 	}
-	return errorf(quota, "ctrl: uid %d has %d %s, its limit is %d: close some, or raise %s in the configuration", uid, have, q.noun, limit, fix)
+	return errorf(quota, "ctrl: %s has %d %s, its limit is %d: close some, or raise %s in the configuration", user(uid), have, q.noun, limit, fix)
 }
 
 // take charges n of r to the client's user, or returns an error if that would pass

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
@@ -61,7 +62,7 @@ type Server struct {
 	mu        sync.Mutex
 	cfg       Config
 	closed    bool
-	socket    *net.UnixListener
+	sockets   []*net.UnixListener // the main one, then those of the slots
 	sessions  map[uint32]*session
 	lastID    uint32
 	qps       map[uint32]*qp // by number
@@ -170,6 +171,7 @@ func (s *Server) Reload(cfg Config) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cfg.Socket, cfg.Mode, cfg.Group, cfg.TimeWait = s.cfg.Socket, s.cfg.Mode, s.cfg.Group, s.cfg.TimeWait
+	cfg.Slots.Folder, cfg.Slots.Count = s.cfg.Slots.Folder, s.cfg.Slots.Count
 	if cfg.Version == "" {
 		cfg.Version = s.cfg.Version
 	}
@@ -180,51 +182,73 @@ func (s *Server) Reload(cfg Config) {
 	for _, c := range s.sessions {
 		pol, ok := s.cfg.policyOf(c.cred.Uid, c.gids)
 		if !ok {
-			go c.cutOff(errorf(permission, "ctrl: uid %d is not allowed any more", c.cred.Uid))
+			go c.cutOff(errorf(permission, "ctrl: %s is not allowed any more", user(c.cred.Uid)))
 			continue
 		}
 		c.pol.Store(&pol)
 	}
 }
 
-// Listen opens the Unix socket. A socket file that nobody answers on is
-// replaced; one that somebody does is an error.
+// Listen opens the Unix socket and those of the slots. A socket file that nobody
+// answers on is replaced; one that somebody does is an error.
 func (s *Server) Listen() error {
 	l, err := listenSocket(s.cfg.Socket, s.cfg.Mode, s.cfg.Group)
 	if err != nil {
+		return err
+	}
+	slots, err := s.cfg.Slots.listen()
+	if err != nil {
+		l.Close()
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		l.Close()
+		closeAll(slots)
 		return net.ErrClosed
 	}
-	s.socket = l
+	s.sockets = append([]*net.UnixListener{l}, slots...)
 	return nil
 }
 
-// Serve opens the Unix socket, unless Listen did, and serves clients until ctx
+// Serve opens the Unix sockets, unless Listen did, and serves clients until ctx
 // is done or Close is called. It returns nil then.
 func (s *Server) Serve(ctx context.Context) error {
 	s.mu.Lock()
-	l := s.socket
+	opened := len(s.sockets) > 0
 	s.mu.Unlock()
-	if l == nil {
+	if !opened {
 		if err := s.Listen(); err != nil {
 			return err
 		}
-		s.mu.Lock()
-		l = s.socket
-		s.mu.Unlock()
 	}
-	defer context.AfterFunc(ctx, func() { l.Close() })()
+	s.mu.Lock()
+	sockets := s.sockets
+	s.mu.Unlock()
+	defer context.AfterFunc(ctx, func() { closeAll(sockets) })()
+	var g errgroup.Group
+	for i, l := range sockets {
+		g.Go(func() error { // one that fails ends the others
+			err := s.accept(ctx, l, i-1)
+			closeAll(sockets)
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+// noSlot stands for the main socket.
+const noSlot = -1
+
+// accept serves the clients of one socket until it is closed.
+func (s *Server) accept(ctx context.Context, l *net.UnixListener, slot int) error {
 	var full seldom
 	for {
 		c, err := l.AcceptUnix()
 		switch {
 		case err == nil:
-			s.serve(seqpacket.FromUnix(c))
+			s.serve(seqpacket.FromUnix(c), slot)
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
@@ -279,12 +303,13 @@ func (s *Server) ServeConn(fd int) error {
 	if err != nil {
 		return err
 	}
-	s.serve(c)
+	s.serve(c, noSlot)
 	return nil
 }
 
-// serve begins a session, in goroutines of its own.
-func (s *Server) serve(c *seqpacket.Conn) {
+// serve begins a session of a client that came by the socket of slot, in
+// goroutines of its own.
+func (s *Server) serve(c *seqpacket.Conn, slot int) {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
@@ -295,7 +320,7 @@ func (s *Server) serve(c *seqpacket.Conn) {
 	s.mu.Unlock()
 	go func() {
 		defer s.wg.Done()
-		sess, err := s.admit(c)
+		sess, err := s.admit(c, slot)
 		if err != nil {
 			s.logRefused(err)
 			s.refuse(c, err)
@@ -345,7 +370,7 @@ func (s *Server) refuse(c *seqpacket.Conn, err error) {
 }
 
 // admit makes a session for the client at the other end of c, if it is allowed.
-func (s *Server) admit(c *seqpacket.Conn) (*session, error) {
+func (s *Server) admit(c *seqpacket.Conn, slot int) (*session, error) {
 	cred, err := c.Cred()
 	if err != nil {
 		return nil, fmt.Errorf("ctrl: peer credentials: %w", err)
@@ -355,6 +380,12 @@ func (s *Server) admit(c *seqpacket.Conn) (*session, error) {
 	gids, err := c.Groups()
 	if err != nil {
 		return nil, fmt.Errorf("ctrl: peer groups: %w", err)
+	}
+	switch {
+	case slot != noSlot:
+		cred.Uid, cred.Gid, gids = slotUID+uint32(slot), slotUID+uint32(slot), nil
+	case cred.Uid >= slotUID:
+		return nil, errorf(permission, "ctrl: uid %d is not allowed: uids from %d on stand for slots", cred.Uid, uint32(slotUID))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -377,9 +408,7 @@ func (s *Server) Close() error {
 		return nil
 	}
 	s.closed = true
-	if s.socket != nil {
-		s.socket.Close()
-	}
+	closeAll(s.sockets)
 	for _, sess := range s.sessions {
 		sess.conn.Close()
 	}

@@ -91,7 +91,7 @@ type outMessage struct {
 func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) (*session, error) {
 	pol, ok := s.cfg.policyOf(cred.Uid, gids)
 	if !ok {
-		return nil, errorf(permission, "ctrl: uid %d (pid %d) is not allowed (rule in the configuration)", cred.Uid, cred.Pid)
+		return nil, errorf(permission, "ctrl: %s (pid %d) is not allowed (rule in the configuration)", user(cred.Uid), cred.Pid)
 	}
 	s.lastID++
 	sess := &session{

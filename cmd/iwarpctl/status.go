@@ -154,7 +154,7 @@ func (c *command) lists() []*cobra.Command {
 		group("mr", "Memory regions", list(c, "mr", "registered memory", (*iwarp.Admin).MRs,
 			[]string{"client", "uid", "region", "pd", "base", "length", "access"},
 			func(m *ctrlpb.MRInfo) []any {
-				return []any{m.Client, m.Uid, m.Mr, m.Pd, fmt.Sprintf("%#x", m.Base), octets(m.Length), access(m.Access)}
+				return []any{m.Client, owner(m.Uid), m.Mr, m.Pd, fmt.Sprintf("%#x", m.Base), octets(m.Length), access(m.Access)}
 			})),
 		group("cq", "Completion queues", list(c, "cq", "completion queues", (*iwarp.Admin).CQs,
 			[]string{"client", "uid", "cq", "depth", "qps", "completions", "overruns", "wake-ups", "moderation"},
@@ -163,22 +163,22 @@ func (c *command) lists() []*cobra.Command {
 				if q.ModerationCount != 0 && q.ModerationUs != 0 {
 					moderation = fmt.Sprintf("%d or %v", q.ModerationCount, time.Duration(q.ModerationUs)*time.Microsecond)
 				}
-				return []any{q.Client, q.Uid, q.Cq, q.Depth, q.Qps, counter(q.Counters, "completions"), counter(q.Counters, "overruns"), counter(q.Counters, "wake_ups"), moderation}
+				return []any{q.Client, owner(q.Uid), q.Cq, q.Depth, q.Qps, counter(q.Counters, "completions"), counter(q.Counters, "overruns"), counter(q.Counters, "wake_ups"), moderation}
 			})),
 		group("srq", "Shared receive queues", list(c, "srq", "shared receive queues", (*iwarp.Admin).SRQs,
 			[]string{"client", "uid", "srq", "pd", "depth", "posted", "limit", "qps", "taken", "empty"},
 			func(q *ctrlpb.SRQInfo) []any {
-				return []any{q.Client, q.Uid, q.Srq, q.Pd, q.Depth, q.Posted, q.Limit, q.Qps, counter(q.Counters, "taken"), counter(q.Counters, "empty")}
+				return []any{q.Client, owner(q.Uid), q.Srq, q.Pd, q.Depth, q.Posted, q.Limit, q.Qps, counter(q.Counters, "taken"), counter(q.Counters, "empty")}
 			})),
 		group("listen", "Listening endpoints", list(c, "listen", "endpoints that clients listen on", (*iwarp.Admin).Listens,
 			[]string{"address", "client", "uid", "process", "backlog", "waiting", "accepted", "rejected", "dropped"},
 			func(l *ctrlpb.ListenInfo) []any {
-				return []any{l.Address, l.Client, l.Uid, l.Pid, l.Backlog, l.Waiting, l.Accepted, l.Rejected, l.Dropped}
+				return []any{l.Address, l.Client, owner(l.Uid), l.Pid, l.Backlog, l.Waiting, l.Accepted, l.Rejected, l.Dropped}
 			})),
 		group("client", "Programs that use the daemon", list(c, "client", "programs that are connected", c.clients,
 			[]string{"client", "name", "uid", "process", "qps", "regions", "memory", "listens", "connected"},
 			func(l *ctrlpb.ClientInfo) []any {
-				return []any{l.Client, l.Name, l.Uid, l.Pid, l.Qps, l.Mrs, octets(l.Registered), l.Listens, (time.Duration(l.ConnectedMs) * time.Millisecond).Round(time.Second)}
+				return []any{l.Client, l.Name, owner(l.Uid), l.Pid, l.Qps, l.Mrs, octets(l.Registered), l.Listens, (time.Duration(l.ConnectedMs) * time.Millisecond).Round(time.Second)}
 			})),
 		group("quota", "What users hold, and their limits", c.listQuotas()),
 		c.stats(), c.top(), c.capture(), c.disconnect("disconnect", "  iwarpctl disconnect 3 --abort"),
@@ -201,7 +201,7 @@ func (c *command) listQuotas() *cobra.Command {
 			var rows [][]any
 			for _, u := range all {
 				for _, q := range u.Quotas {
-					row := []any{u.Uid, q.Name, q.Used, q.Limit, orDash(q.Key)}
+					row := []any{owner(u.Uid), q.Name, q.Used, q.Limit, orDash(q.Key)}
 					if q.Bytes {
 						row[2], row[3] = octets(q.Used), octets(q.Limit)
 					}
@@ -325,8 +325,8 @@ func (c *command) showQP() *cobra.Command {
 				}
 				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\n%-6s %s\n%-6s %s%s, ird %d, ord %d\n",
 					q.Qp, q.State, q.Local, q.Remote, llp, state, ulp, negotiated(q.Negotiated), role, q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd())
-				fmt.Fprintf(c.out, "queues send %d, receive %d, %d SGEs, %d octets inline, worker %d\nuses   pd %d, cq %d and %d, srq %d\nowner  client %d, process %d, uid %d\n",
-					q.SqDepth, q.RqDepth, q.MaxSge, q.MaxInline, q.Worker, q.Pd, q.SendCq, q.RecvCq, q.Srq, q.Client, q.Pid, q.Uid)
+				fmt.Fprintf(c.out, "queues send %d, receive %d, %d SGEs, %d octets inline, worker %d\nuses   pd %d, cq %d and %d, srq %d\nowner  client %d, process %d, uid %s\n",
+					q.SqDepth, q.RqDepth, q.MaxSge, q.MaxInline, q.Worker, q.Pd, q.SendCq, q.RecvCq, q.Srq, q.Client, q.Pid, owner(q.Uid))
 				c.silent([]*ctrlpb.QPInfo{q})
 				c.counters("tcp.", q.Tcp)
 				c.counters("sctp.", q.Sctp)
@@ -374,4 +374,15 @@ func access(bits uint32) string {
 		return "local-read"
 	}
 	return strings.Join(out, ",")
+}
+
+// slotUID is the uid that the daemon lists for the programs of slot 0.
+const slotUID = 1 << 31
+
+// owner names the user of an object: a uid, or the slot of a container.
+func owner(uid uint32) string {
+	if uid >= slotUID {
+		return "slot " + strconv.FormatUint(uint64(uid-slotUID), 10)
+	}
+	return strconv.FormatUint(uint64(uid), 10)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,8 +13,12 @@ import (
 	"github.com/iwarpd/iwarpd/internal/nss"
 )
 
-// allowKey is the one key of the file that is no flag: a list of rules.
-const allowKey = "allow"
+// Keys of the file that are not flags: allow is a list of rules, slots one rule
+// for the sockets of containers.
+const (
+	allowKey = "allow"
+	slotsKey = "slots"
+)
 
 // ruleKeys are the keys of a rule; deploy/iwarpd.yaml explains each.
 var ruleKeys = append([]string{"users", "groups", "deny", "admin", "listen", "addresses"}, quotaNames()...)
@@ -44,25 +49,13 @@ func parseAllow(v any, base ctrl.Limits) ([]ctrl.Rule, error) {
 
 func parseRule(m map[string]any, base ctrl.Limits) (r ctrl.Rule, err error) {
 	limits := base
-	fields := map[string]func(v any) error{
-		"users":     func(v any) (err error) { r.UIDs, err = ids(v, nss.UID); return err },
-		"groups":    func(v any) (err error) { r.GIDs, err = ids(v, nss.GID); return err },
-		"deny":      func(v any) error { return truth(v, &r.Deny) },
-		"admin":     func(v any) error { return truth(v, &r.Admin) },
-		"listen":    func(v any) (err error) { r.Listen, err = parsePorts(v); return err },
-		"addresses": func(v any) (err error) { r.Addrs, err = parsePrefixes(v); return err },
-	}
-	for _, q := range quotaKeys {
-		fields[q.name] = func(v any) error { return q.set(&limits, fmt.Sprint(v)) }
-	}
-	for name, v := range m {
-		set := fields[name]
-		if set == nil {
-			return r, fmt.Errorf("unknown key %q: must be one of %s", name, strings.Join(ruleKeys, ", "))
-		}
-		if err := set(v); err != nil {
-			return r, fmt.Errorf("%s: %w", name, err)
-		}
+	fields := rights(&r, &limits)
+	fields["users"] = func(v any) (err error) { r.UIDs, err = ids(v, nss.UID); return err }
+	fields["groups"] = func(v any) (err error) { r.GIDs, err = ids(v, nss.GID); return err }
+	fields["deny"] = func(v any) error { return truth(v, &r.Deny) }
+	fields["admin"] = func(v any) error { return truth(v, &r.Admin) }
+	if err := setFields(m, fields, ruleKeys); err != nil {
+		return r, err
 	}
 	for _, who := range []string{"users", "groups"} {
 		if _, has := m[who]; has && len(r.UIDs) == 0 && len(r.GIDs) == 0 {
@@ -74,6 +67,76 @@ func parseRule(m map[string]any, base ctrl.Limits) (r ctrl.Rule, err error) {
 	}
 	return r, nil
 }
+
+// rights returns what sets each key that rules and slots have in common.
+func rights(r *ctrl.Rule, limits *ctrl.Limits) map[string]func(v any) error {
+	fields := map[string]func(v any) error{
+		"listen":    func(v any) (err error) { r.Listen, err = parsePorts(v); return err },
+		"addresses": func(v any) (err error) { r.Addrs, err = parsePrefixes(v); return err },
+	}
+	for _, q := range quotaKeys {
+		fields[q.name] = func(v any) error { return q.set(limits, fmt.Sprint(v)) }
+	}
+	return fields
+}
+
+// setFields sets each key of m; known are the keys that there are.
+func setFields(m map[string]any, fields map[string]func(v any) error, known []string) error {
+	for name, v := range m {
+		set := fields[name]
+		if set == nil {
+			return fmt.Errorf("unknown key %q: must be one of %s", name, strings.Join(known, ", "))
+		}
+		if err := set(v); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// slotKeys are the keys of slots; deploy/iwarpd.yaml explains each.
+var slotKeys = append([]string{"folder", "count", "listen", "addresses"}, quotaNames()...)
+
+// parseSlots reads the sockets for containers; base has the quotas where they
+// say nothing.
+func parseSlots(v any, base ctrl.Limits) (s ctrl.Slots, err error) {
+	if v == nil {
+		return s, nil
+	}
+	m, ok := v.(map[string]any)
+	if !ok {
+		return s, errors.New("must have keys like \"count: 16\"")
+	}
+	s.Folder = "/run/iwarpd/slots"
+	limits := base
+	fields := rights(&s.Rule, &limits)
+	fields["folder"] = func(v any) error {
+		dir, ok := v.(string)
+		if !ok || !filepath.IsAbs(dir) || len(dir) > maxSlotFolder {
+			return fmt.Errorf("%v: must be an absolute path of at most %d bytes", v, maxSlotFolder)
+		}
+		s.Folder = dir
+		return nil
+	}
+	fields["count"] = func(v any) error {
+		n, ok := v.(int)
+		if !ok || n < 0 || n > ctrl.MaxSlots {
+			return fmt.Errorf("%v: must be a number from 0 to %d", v, ctrl.MaxSlots)
+		}
+		s.Count = n
+		return nil
+	}
+	if err := setFields(m, fields, slotKeys); err != nil {
+		return s, err
+	}
+	if limits != base {
+		s.Rule.Limits = &limits
+	}
+	return s, nil
+}
+
+// maxSlotFolder leaves room for "/4095/iwarpd.sock" in sun_path of sockaddr_un(7).
+const maxSlotFolder = 90
 
 // scalars returns the values of a list, or of one value alone.
 func scalars(v any) ([]string, error) {

@@ -62,6 +62,7 @@ type settings struct {
 
 	Limits ctrl.Limits // of a user whom no rule gives others
 	Allow  []ctrl.Rule
+	Slots  ctrl.Slots
 
 	Metrics   string // "": none
 	Drain     time.Duration
@@ -222,6 +223,9 @@ func load(flags *pflag.FlagSet, file string) (*settings, error) {
 		return nil, configErr("%s: %s: %w", file, allowKey, err)
 	}
 	s.Allow = rules
+	if s.Slots, err = parseSlots(v.Get(slotsKey), s.Limits); err != nil {
+		return nil, configErr("%s: %s: %w", file, slotsKey, err)
+	}
 	return s, s.check()
 }
 
@@ -267,7 +271,7 @@ func readFile(v *viper.Viper, file string) error {
 		return configErr("%s: %s", file, oneLine(err.Error()))
 	}
 	for _, name := range v.AllKeys() {
-		if name == allowKey {
+		if top, _, _ := strings.Cut(name, "."); top == allowKey || top == slotsKey {
 			continue
 		}
 		if !slices.ContainsFunc(keys, func(k key) bool { return k.name == name }) {

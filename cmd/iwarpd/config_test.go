@@ -176,6 +176,11 @@ func TestDeployedFile(t *testing.T) {
 			t.Errorf("%s does not explain %s of a rule", file, name)
 		}
 	}
+	for _, name := range slotKeys {
+		if !strings.Contains(string(text), "\n#     "+name) && !strings.Contains(string(text), "\n#   "+name) {
+			t.Errorf("%s does not explain %s of slots", file, name)
+		}
+	}
 	if got := v.Get(allowKey); !reflect.DeepEqual(got, []any{}) {
 		t.Errorf("%s: allow is %v", file, got)
 	}
@@ -243,5 +248,31 @@ func TestTCPKeys(t *testing.T) {
 	// RFC 9293 SHLD-11 and MUST-23.
 	if c = tcpConfig(s); c.DataTimeout < 100*time.Second || c.SynTimeout < 3*time.Minute || c.UserTimeout != 0 || c.TimeWait != time.Minute || c.KeepAliveIdle != 30*time.Second {
 		t.Errorf("defaults: %+v", c)
+	}
+}
+
+func TestSlots(t *testing.T) {
+	s, err := parse(t, "interface: x\nmax-qps: 7\nslots:\n  count: 3\n  listen: 20000-20009\n  max-clients: 2\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := ctrl.Slots{Folder: "/run/iwarpd/slots", Count: 3, Rule: ctrl.Rule{Listen: []ctrl.PortRange{{From: 20000, To: 20009}}}}
+	limits := s.Limits
+	limits.Clients = 2
+	want.Rule.Limits = &limits
+	if limits.QPs != 7 || !reflect.DeepEqual(s.Slots, want) {
+		t.Errorf("slots %+v; want %+v", s.Slots, want)
+	}
+	for _, tt := range []struct{ text, want string }{
+		{"slots: 3", "slots: must have keys"},
+		{"slots:\n  count: 5000", "count: 5000: must be a number from 0 to 4096"},
+		{"slots:\n  count: \"3\"", "count: 3: must be a number"},
+		{"slots:\n  folder: run", "folder: run: must be an absolute path"},
+		{"slots:\n  users: [alice]", "unknown key \"users\": must be one of folder"},
+		{"slots:\n  listen: 0", "must be ports from 1 to 65535"},
+	} {
+		if _, err := parse(t, "interface: x\n"+tt.text+"\n"); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%q: error %v; want %q in it", tt.text, err, tt.want)
+		}
 	}
 }

@@ -70,7 +70,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkFiles(openFiles(), len(queues)); err != nil {
+	if err := checkFiles(openFiles(), len(queues), s.Slots.Count); err != nil {
 		return nil, err
 	}
 	if err := checkCPUs(s.CPUs, len(queues)); err != nil {
@@ -194,7 +194,7 @@ func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
 	return ctrl.Config{
 		TimeWait: s.TimeWait,
 		Socket:   s.Socket, Mode: s.SocketMode, Group: s.SocketGroup,
-		Allow: s.Allow, Limits: s.Limits,
+		Allow: s.Allow, Limits: s.Limits, Slots: s.Slots,
 		Startup: ctrl.StartupDefaults{
 			CRC: s.CRC, CRCPeers: s.CRCPeers, Markers: s.MPAMarkers, Revision: s.MPARevision, NoP2P: !s.MPAPeer,
 			IRD: s.IRD, ORD: s.ORD, MaxIRD: s.MaxIRD, Timeout: s.StartTimeout,

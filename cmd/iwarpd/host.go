@@ -84,14 +84,14 @@ func checkCapabilities(status string) error {
 }
 
 // leastFiles are the descriptors without which there is no start: about thirty, some
-// for each queue, and a few clients'.
-func leastFiles(queues int) uint64 { return 64 + 8*uint64(queues) }
+// for each queue, one for each slot, and a few clients'.
+func leastFiles(queues, slots int) uint64 { return 64 + 8*uint64(queues) + uint64(slots) }
 
 // checkFiles sees that the process may have the descriptors that a start takes; most
 // is how many it may have. Want of one would be met half way, and the verifier
 // of BPF run several times for that.
-func checkFiles(most uint64, queues int) error {
-	if least := leastFiles(queues); most < least {
+func checkFiles(most uint64, queues, slots int) error {
+	if least := leastFiles(queues, slots); most < least {
 		return exitErr(exitFailure, "this process may have at most %d open files, and needs %d and one for each connection: "+moreFiles, most, least)
 	}
 	return nil

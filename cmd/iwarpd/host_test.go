@@ -31,9 +31,13 @@ func TestCheckFiles(t *testing.T) {
 	for _, tt := range []struct {
 		most   uint64
 		queues int
+		slots  int
 		ok     bool
-	}{{20, 1, false}, {71, 1, false}, {72, 1, true}, {1024, 64, true}, {512, 64, false}, {unix.RLIM_INFINITY, 64, true}} {
-		err := checkFiles(tt.most, tt.queues)
+	}{
+		{20, 1, 0, false}, {71, 1, 0, false}, {72, 1, 0, true}, {1024, 64, 0, true}, {512, 64, 0, false}, {unix.RLIM_INFINITY, 64, 0, true},
+		{135, 1, 64, false}, {136, 1, 64, true},
+	} {
+		err := checkFiles(tt.most, tt.queues, tt.slots)
 		if (err == nil) != tt.ok {
 			t.Errorf("%d files, %d queues: %v", tt.most, tt.queues, err)
 		}

@@ -7,6 +7,8 @@ import (
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/ctrl"
 )
 
 // hangup reads the settings again.
@@ -50,6 +52,13 @@ func (d *daemon) reload(s *settings) (changed, kept []string) {
 	if !sameRules(now.Allow, s.Allow) {
 		changed = append(changed, allowKey)
 		now.Allow = s.Allow
+	}
+	if !sameRules([]ctrl.Rule{now.Slots.Rule}, []ctrl.Rule{s.Slots.Rule}) {
+		changed = append(changed, slotsKey)
+		now.Slots.Rule = s.Slots.Rule
+	}
+	if now.Slots.Folder != s.Slots.Folder || now.Slots.Count != s.Slots.Count {
+		kept = append(kept, slotsKey)
 	}
 	if len(changed) > 0 {
 		d.s = &now

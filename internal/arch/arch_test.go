@@ -77,6 +77,8 @@ var layers = []layer{
 
 	{folder: "cmd/iwarpd", inside: []string{"internal/clidoc", "ctrl", "client", "dataplane", "bpf", "mpa", "tcp"},
 		outside: []string{"github.com/spf13", "go.uber.org/zap", "github.com/coreos/go-systemd", "golang.org/x", "go.yaml.in/yaml", "github.com/prometheus"}},
+	{folder: "cmd/iwarpd-device-plugin", inside: []string{"client"}, // a module of its own
+		outside: []string{"golang.org/x/sys", "google.golang.org/grpc", "k8s.io/kubelet", "tags.cncf.io/container-device-interface"}},
 	{folder: "cmd/iwarpctl", inside: []string{"client", "ctrl/ctrlpb", "app", "rpcrdma", "internal/clidoc"},
 		outside: []string{"github.com/spf13", "golang.org/x", "github.com/jedib0t/go-pretty", "google.golang.org/protobuf", "github.com/gopacket"}},
 }

@@ -1,0 +1,163 @@
+package ctrl
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// slotServer serves a main socket and two slots until the test ends.
+func slotServer(t *testing.T, rule Rule) (main string, slot func(n string) string) {
+	t.Helper()
+	dir := t.TempDir()
+	main = filepath.Join(dir, "main")
+	h := newHarness(t, Config{Socket: main, Slots: Slots{Folder: filepath.Join(dir, "slots"), Count: 2, Rule: rule}})
+	if err := h.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- h.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return main, func(n string) string { return filepath.Join(dir, "slots", n, "iwarpd.sock") }
+}
+
+func dialSocket(t *testing.T, path string) *tclient {
+	t.Helper()
+	c, err := seqpacket.Dial(context.Background(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tc := &tclient{t: t, c: c}
+	t.Cleanup(func() {
+		seqpacket.CloseAll(tc.fds)
+		c.Close()
+	})
+	return tc
+}
+
+func helloOn(t *testing.T, path string) *tclient {
+	t.Helper()
+	c := dialSocket(t, path)
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
+	return c
+}
+
+func (c *tclient) clients() []*ctrlpb.ClientInfo {
+	return c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListClients{ListClients: &ctrlpb.ListClients{}}}).GetClients().GetClients()
+}
+
+// TestSlots: clients of a slot see each other and no others, and root is no
+// administrator there; the administrator of the host sees all.
+func TestSlots(t *testing.T) {
+	main, slot := slotServer(t, Rule{})
+	admin, a, a2, b := helloOn(t, main), helloOn(t, slot("0")), helloOn(t, slot("0")), helloOn(t, slot("1"))
+	for _, tt := range []struct {
+		name string
+		c    *tclient
+		want int
+	}{{"slot 0", a, 2}, {"slot 0, second", a2, 2}, {"slot 1", b, 1}} {
+		if got := tt.c.clients(); len(got) != tt.want || got[0].Uid < slotUID {
+			t.Errorf("%s: %d clients, the first of uid %d; want %d of its slot", tt.name, len(got), got[0].Uid, tt.want)
+		}
+	}
+	if os.Getuid() == 0 {
+		if got := admin.clients(); len(got) != 4 {
+			t.Errorf("root of the host sees %d clients; want 4", len(got))
+		}
+	}
+	text := a.fails(ctrlpb.Code_CODE_PERMISSION, &ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{}}})
+	if !strings.Contains(text, "slot 0 may capture") {
+		t.Errorf("error %q does not name the slot", text)
+	}
+	// Root of a container has no port below 1024.
+	a.fails(ctrlpb.Code_CODE_PERMISSION, &ctrlpb.Request{Body: &ctrlpb.Request_Listen{Listen: &ctrlpb.Listen{Port: 80}}})
+	a.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Listen{Listen: &ctrlpb.Listen{Port: 8080}}})
+}
+
+// TestSlotQuota: each slot has its own quota, whoever's programs use it.
+func TestSlotQuota(t *testing.T) {
+	limits := DefaultLimits
+	limits.Clients = 2
+	main, slot := slotServer(t, Rule{Limits: &limits, Listen: []PortRange{{20000, 20009}}})
+	first := helloOn(t, slot("0"))
+	helloOn(t, slot("0"))
+	text := dialSocket(t, slot("0")).fails(ctrlpb.Code_CODE_QUOTA, &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
+	if !strings.Contains(text, "slot 0 has 2 clients, its limit is 2") {
+		t.Errorf("error %q", text)
+	}
+	for range 2 {
+		helloOn(t, slot("1"))
+	}
+	for range 3 {
+		helloOn(t, main)
+	}
+	first.fails(ctrlpb.Code_CODE_PERMISSION, &ctrlpb.Request{Body: &ctrlpb.Request_Listen{Listen: &ctrlpb.Listen{Port: 8080}}})
+	first.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Listen{Listen: &ctrlpb.Listen{Port: 20003}}})
+}
+
+// TestSlotUID: a user with the uid of a slot gets in by no socket but a slot's.
+func TestSlotUID(t *testing.T) {
+	testenv.RequireRoot(t)
+	main, slot := slotServer(t, Rule{})
+	if err := os.Chmod(main, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for dir := filepath.Dir(slot("0")); dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			break // what is above the test's own folder
+		}
+	}
+	connect := func(path string) (c *tclient) {
+		done := make(chan struct{})
+		go func() { // ends with its thread, whose uid it changes
+			defer close(done)
+			runtime.LockOSThread()
+			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), slotUID+1, ^uintptr(0)); errno != 0 {
+				t.Error(errno)
+				return
+			}
+			fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+				t.Error(err)
+				return
+			}
+			conn, err := seqpacket.FromFD(fd)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			c = &tclient{t: t, c: conn}
+		}()
+		<-done
+		if c == nil {
+			t.FailNow()
+		}
+		t.Cleanup(func() { c.c.Close() })
+		return c
+	}
+	hello := &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}}
+	connect(slot("0")).ok(hello)
+	text := connect(main).fails(ctrlpb.Code_CODE_PERMISSION, hello)
+	if !strings.Contains(text, "stand for slots") {
+		t.Errorf("error %q", text)
+	}
+}
