@@ -184,6 +184,9 @@ const (
 	EventFailed
 	// EventRequest: SCTP, the peer asks for a session; Answer. Setup is what it says.
 	EventRequest
+	// EventNegotiate: SCTP in the draft's profile, the peer's Negotiate, in Setup. Conn is a
+	// session of ours that is not answered yet; otherwise it is of the listener.
+	EventNegotiate
 	// EventAnswer: SCTP, the peer has accepted our session; Attach. Setup likewise.
 	EventAnswer
 	// EventRejected: SCTP, the peer has not; Setup is nil when its ULP was not asked.
@@ -201,7 +204,7 @@ const (
 type Event struct {
 	Kind     EventKind
 	Conn     ConnID
-	Listener ListenerID // EventAccepted, EventRequest, EventJoined
+	Listener ListenerID // EventAccepted, EventRequest, EventNegotiate, EventJoined
 	Flow     pkt.Flow
 	Worker   int // which of the client's doorbell pages serves the connection
 	Data     []byte
@@ -464,7 +467,7 @@ func (e *Engine) Connect(id ConnID, r ConnectRequest) error {
 	e.worker(id).post(func(w *worker) {
 		switch {
 		case r.Join:
-			w.joinSCTP(id, flow, &initiate{setup: r.Setup, fallback: r.SCTP.Fallback}, r.Timeout, done)
+			w.joinSCTP(id, flow, &initiate{setup: r.Setup, answer: r.SCTP.Answer, fallback: r.SCTP.Fallback}, r.Timeout, done)
 		case r.SCTP != nil:
 			done <- w.connectSCTP(id, flow, hop, *r.SCTP, r.Setup, r.Timeout)
 		default:

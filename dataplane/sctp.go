@@ -19,6 +19,7 @@ type SCTP struct {
 	// Fallback lets a connect try again without the enhanced set-up data when the peer
 	// refuses them by a Terminate, as one of RFC 5043 alone does.
 	Fallback bool
+	Answer   time.Duration // longest wait of a connect for the answer to its Initiate; 0: no limit
 }
 
 // assoc is an SCTP association with its DDP streams. Each session on one of them is
@@ -51,8 +52,10 @@ type assoc struct {
 // initiate is what a session of ours asks for, until it is answered.
 type initiate struct {
 	setup    session.Setup
-	fallback bool // it may ask again without enhanced data
-	retry    bool // it does, with setup, when its stream is free
+	limit    clock.Time    // of the whole set-up; 0: none
+	answer   time.Duration // longest wait for the answer to each Initiate; 0: up to limit
+	fallback bool          // it may ask again without enhanced data
+	retry    bool          // it does, with setup, when its stream is free
 }
 
 type sctpListener struct {
@@ -96,6 +99,7 @@ var (
 	// ErrRejected is why a connection was closed whose peer refused it.
 	ErrRejected = errors.New("dataplane: session rejected by peer")
 	errSession  = errors.New("dataplane: session ended by peer")
+	errNoAnswer = fmt.Errorf("%w: the peer did not answer the DDP Stream Session Initiate", ErrTimeout)
 	// ErrNoStream is why Connect joined no association, or why one was closed that it began:
 	// the association has no stream left for it, or is about to end.
 	ErrNoStream = errors.New("dataplane: the association has no free stream")
@@ -171,7 +175,7 @@ func (w *worker) connectSCTP(id ConnID, flow pkt.Flow, hop Hop, o SCTP, set sess
 	t := tupleOf(flow, &hop)
 	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, udp, w.sctpSecret(), w.mtuOf(&hop)), flow, t, o)
 	as.admitted = true
-	w.beginSession(as, 0, id, &initiate{setup: set, fallback: o.Fallback}, timeout)
+	w.beginSession(as, 0, id, &initiate{setup: set, answer: o.Answer, fallback: o.Fallback}, timeout)
 	if len(w.e.workers) > 1 {
 		w.e.mu.Lock()
 		w.e.dialing[flow] = w

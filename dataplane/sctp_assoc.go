@@ -324,7 +324,11 @@ func (w *worker) sctpTimer(c *conn) {
 			switch {
 			case d.ini == nil:
 			case d.giveUp.Due(w.now):
-				w.abort(d, ErrTimeout)
+				why := ErrTimeout
+				if as.mux != nil {
+					why = errNoAnswer
+				}
+				w.abort(d, why)
 			default:
 				c.giveUp = clock.Earliest(c.giveUp, d.giveUp)
 			}

@@ -61,8 +61,8 @@ func (w *worker) beginSession(as *assoc, sid uint16, id ConnID, ini *initiate, t
 	c.ini = ini
 	as.nextSID = sid + 1
 	if timeout > 0 {
-		c.giveUp = w.now.Add(timeout)
-		as.carrier.giveUp = clock.Earliest(as.carrier.giveUp, c.giveUp)
+		ini.limit = w.now.Add(timeout)
+		w.waits(c, ini.limit)
 	}
 	if as.mux != nil {
 		w.initiate(c)
@@ -76,7 +76,15 @@ func (w *worker) initiate(c *conn) {
 		w.endSession(c, ErrNoStream)
 	} else if err := c.as.mux.Initiate(c.sid, c.ini.setup); err != nil {
 		w.endSession(c, err)
+	} else if c.ini.answer > 0 {
+		w.waits(c, clock.Earliest(c.ini.limit, w.now.Add(c.ini.answer)))
 	}
+}
+
+// waits gives the set-up of c up at a time, if no answer comes before.
+func (w *worker) waits(c *conn, until clock.Time) {
+	c.giveUp = until
+	c.as.carrier.giveUp = clock.Earliest(c.as.carrier.giveUp, until)
 }
 
 // newSession makes the conn of a session on stream sid.
@@ -269,6 +277,16 @@ func (w *worker) sessionEvents(as *assoc) int {
 			}
 			continue
 		}
+		if ev.Kind == session.EventNegotiate {
+			e := Event{Kind: EventNegotiate, Flow: as.flow, Worker: w.id, Setup: ev.Setup}
+			if c != nil {
+				e.Conn = c.id
+			} else if as.lst != nil {
+				e.Listener = as.lst.id
+			}
+			w.e.events.push(e)
+			continue
+		}
 		if c == nil {
 			continue
 		}
@@ -290,16 +308,13 @@ func (w *worker) sessionEvents(as *assoc) int {
 			c.mode = modeClosing
 		case session.EventFailed:
 			w.stats.Violations++
-			c.err = ev.Err
-			w.dropQP(c)
-			c.mode = modeClosing
+			w.endSession(c, ev.Err) // whether the peer answers the Terminate or not
 		case session.EventIdle:
 			if i := c.ini; i != nil && i.retry && c.mode != modeClosing {
 				i.retry = false
 				w.stats.SessionRetries++
-				if err := as.mux.Initiate(c.sid, i.setup); err == nil {
-					continue
-				}
+				w.initiate(c)
+				continue
 			}
 			w.endSession(c, nil)
 		}

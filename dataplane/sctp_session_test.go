@@ -275,3 +275,102 @@ func TestSCTPStartupFails(t *testing.T) {
 		s.closedSCTP()
 	}
 }
+
+// TestSCTPNegotiate: a Negotiate of the draft that crosses the Initiate, or comes with the
+// COOKIE ACK, is reported and ends nothing; one ahead of the peer's Initiate is reported to
+// the listener.
+func TestSCTPNegotiate(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	s.listenSCTPWith(SCTP{Profile: session.Draft})
+	ha, hb := s.hosts[0], s.hosts[1]
+	ha.w.turn()
+	id := ha.w.newID()
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
+	if err := ha.w.connectSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Profile: session.Draft}, session.Setup{Private: []byte("hello")}, 0); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the association", func() bool {
+		for _, as := range hb.w.sctp.assocs {
+			return as.mux != nil
+		}
+		return false
+	})
+	for _, as := range hb.w.sctp.assocs {
+		if err := as.mux.Negotiate(0, []byte("how about")); err != nil {
+			t.Fatal(err)
+		}
+		hb.w.mark(&as.carrier)
+	}
+	var req, ans Event
+	s.until("the request", func() (ok bool) { req, ok = hb.take(EventRequest); return ok })
+	s.until("the Negotiate", func() bool {
+		ev, ok := ha.take(EventNegotiate)
+		return ok && ev.Conn == id && string(ev.Setup.Private) == "how about"
+	})
+	qb := newSimQP(t, hb, 8192)
+	hb.w.answerSCTP(hb.w.conns[req.Conn], session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 1, ORD: 1}})
+	s.until("the answer", func() (ok bool) { ans, ok = ha.take(EventAnswer); return ok })
+	if ans.Conn != id || string(ans.Setup.Private) != "welcome" {
+		t.Errorf("answer %+v", ans)
+	}
+
+	// The dialing side negotiates on another stream, of which the listener's ULP learns.
+	as := ha.w.conns[id].as
+	if err := as.mux.Negotiate(1, []byte("and")); err != nil {
+		t.Fatal(err)
+	}
+	ha.w.mark(&as.carrier)
+	s.until("the listener's Negotiate", func() bool {
+		ev, ok := hb.take(EventNegotiate)
+		return ok && ev.Conn == 0 && ev.Listener == 1 && string(ev.Setup.Private) == "and"
+	})
+	ha.w.disconnect(ha.w.conns[id], false)
+	s.closedSCTP()
+}
+
+// TestSCTPViolationInSetup: a violation of the peer during set-up ends it at once at either
+// side, also if the peer does not answer the Terminate.
+func TestSCTPViolationInSetup(t *testing.T) {
+	for guilty := range 2 {
+		deaf := false
+		s := newSim(t, link.PipeConfig{Filter: func(toB bool, _ []byte) bool { return !deaf || toB == (guilty == 0) }})
+		_, req := s.requestSCTP(SCTP{}, false)
+		for _, as := range s.hosts[guilty].w.sctp.assocs {
+			s.hosts[guilty].w.sendControl(as, &session.Control{PPID: session.RFC5043.Control(), Data: []byte{0, byte(1 - guilty), 0, 99}})
+			s.hosts[guilty].w.mark(&as.carrier)
+		}
+		deaf = true
+		start := s.now
+		ev := s.closed(1 - guilty)
+		if _, ok := errors.AsType[*session.Error](ev.Err); !ok {
+			t.Errorf("closed by %v", ev.Err)
+		}
+		if d := s.now.Sub(start); d > time.Second {
+			t.Errorf("reported after %v", d)
+		}
+		if guilty == 0 && ev.Conn != req.Conn {
+			t.Errorf("closed %v, not the request %v", ev.Conn, req.Conn)
+		}
+	}
+}
+
+// TestSCTPAnswerTimeout: the wait for the answer to an Initiate has a limit of its own.
+func TestSCTPAnswerTimeout(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	s.listenSCTP()
+	w := s.hosts[0].w
+	w.turn()
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
+	if err := w.connectSCTP(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Answer: 2 * time.Second}, session.Setup{}, 30*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	start := s.now
+	s.limit = s.now.Add(time.Minute)
+	if ev := s.closed(0); !errors.Is(ev.Err, ErrTimeout) || ev.Err != errNoAnswer {
+		t.Errorf("closed by %v", ev.Err)
+	}
+	if d := s.now.Sub(start); d < 2*time.Second || d > 3*time.Second {
+		t.Errorf("after %v", d)
+	}
+	s.closedSCTP()
+}

@@ -343,10 +343,12 @@ func (s *sim) dialSCTP(port uint16, timeout time.Duration) *conn {
 	return w.conns[id]
 }
 
-func (s *sim) listenSCTP() {
+func (s *sim) listenSCTP() { s.listenSCTPWith(SCTP{}) }
+
+func (s *sim) listenSCTPWith(o SCTP) {
 	s.t.Helper()
 	s.hosts[1].w.turn()
-	if err := s.hosts[1].w.listenSCTP(1, netip.AddrPortFrom(addrB, 7174), SCTP{}); err != nil {
+	if err := s.hosts[1].w.listenSCTP(1, netip.AddrPortFrom(addrB, 7174), o); err != nil {
 		s.t.Fatal(err)
 	}
 }

@@ -120,14 +120,15 @@ type stream struct {
 	sentTerm   bool
 
 	// Receiving.
-	next    uint16 // SSN whose turn it is
-	count   serial.Num
-	gotTerm bool // the peer's last message, and all before it, have come
-	hasTerm bool // its Terminate has
-	termSSN uint16
-	ring    []ahead  // by SSN
-	seen    []uint64 // Ended: of messages ahead it is enough to know that they came; a bit for each, by SSN
-	nahead  int      // in ring or seen
+	next       uint16 // SSN whose turn it is
+	count      serial.Num
+	gotTerm    bool // the peer's last message, and all before it, have come
+	hasTerm    bool // its Terminate has
+	negotiates int  // the peer's Negotiates in this session
+	termSSN    uint16
+	ring       []ahead  // by SSN
+	seen       []uint64 // Ended: of messages ahead it is enough to know that they came; a bit for each, by SSN
+	nahead     int      // in ring or seen
 }
 
 // Stats returns the counters.

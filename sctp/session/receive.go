@@ -57,6 +57,11 @@ func (m *Mux) HandleMessage(id uint16, ppid uint32, unordered bool, b []byte) {
 // before its Initiate is answered.
 const maxUnanswered = 64
 
+// maxNegotiates is how many Negotiates a peer may send before it asks for a session. The
+// draft allows one outstanding Negotiate and any number of rounds (section 3.6); the ULP
+// learns of each.
+const maxNegotiates = 64
+
 // first takes a message that is ahead of its turn on an idle stream. A Terminate of
 // an older session ends nothing.
 func (m *Mux) first(s *stream, ppid uint32, b []byte) {
@@ -192,11 +197,17 @@ func (m *Mux) handleControl(s *stream, b []byte) {
 	draft := m.cfg.Profile == Draft
 	switch fn {
 	case fnNegotiate:
-		if s.state != Idle && s.state != Negotiating {
+		s.negotiates++
+		switch {
+		case s.state != Idle && s.state != Negotiating && s.state != Initiating:
 			m.violation(s, ErrNegotiate)
 			return
+		case s.negotiates > maxNegotiates:
+			m.violation(s, ErrNegotiates)
+			return
+		case s.state != Initiating: // otherwise it has crossed our Initiate (draft 3.2)
+			s.state = Negotiating
 		}
-		s.state = Negotiating
 		m.event(s, EventNegotiate, set, nil)
 	case fnInitiate:
 		switch {

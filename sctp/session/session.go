@@ -225,7 +225,8 @@ var (
 	ErrAgain      = &Error{"set-up message in a session that is set up"}
 	ErrEarlyData  = &Error{"DDP segment before the session was accepted"}
 	ErrKind       = &Error{"answer is not of the kind of the Initiate"}
-	ErrNegotiate  = &Error{"Negotiate after Initiate"}
+	ErrNegotiate  = &Error{"Negotiate after Initiate or Accept"}
+	ErrNegotiates = &Error{"too many Negotiates"}
 )
 
 // Errors of calls.

@@ -254,7 +254,7 @@ func TestSequences(t *testing.T) {
 		{"one octet", RFC5043, raw(16, true, []byte{0}), all(ErrShort)},
 		{"control of three octets", RFC5043, raw(17, true, []byte{0, 0, 0}), all(ErrShort)},
 
-		{"Negotiate", Draft, ctl(1, "n"), all(ErrNegotiate, "idle", Negotiating, "negotiating", Negotiating)},
+		{"Negotiate", Draft, ctl(1, "n"), all(ErrNegotiate, "idle", Negotiating, "initiating", Initiating, "negotiating", Negotiating)},
 		{"Initiate", Draft, ctl(2, ""), all(ErrAgain, "idle", Requested, "initiating", Open, "negotiating", Requested)},
 		{"Accept", Draft, ctl(3, ""), all(ErrAgain, "idle", ErrNoInitiate, "initiating", Open, "negotiating", ErrNoInitiate)},
 		{"Terminate", Draft, ctl(4, ""), all(Ended, "idle", Idle, "initiating", Idle, "negotiating", Ended)},
@@ -677,5 +677,43 @@ func TestAheadMemory(t *testing.T) {
 		if n := after.TotalAlloc - before.TotalAlloc; n > 4<<10*streams {
 			t.Errorf("%s: %d octets for %d streams", name, n, streams)
 		}
+	}
+}
+
+// TestNegotiateCrosses: a Negotiate that crosses our Initiate is reported and ends nothing,
+// in order or not (draft 3.2). One that the peer sends after its Accept or Initiate is a
+// violation, and so are too many.
+func TestNegotiateCrosses(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		b := newBench(t, Config{Profile: Draft}).in("initiating")
+		if late { // the Accept overtakes it
+			first := b.ssn
+			b.ssn++
+			b.control(3, "yes")
+			b.ssn = first
+			b.control(1, "n")
+			b.ssn++
+		} else {
+			b.control(1, "n")
+			b.control(3, "yes")
+		}
+		if got := b.kinds(); !slices.Equal(got, []EventKind{EventNegotiate, EventOpen}) {
+			t.Errorf("late %v: events %v", late, got)
+		}
+		b.control(1, "n")
+		if got := b.kinds(); !slices.Contains(got, EventFailed) {
+			t.Errorf("a Negotiate after the Accept: %v", got)
+		}
+	}
+	b := newBench(t, Config{Profile: Draft})
+	for range maxNegotiates {
+		b.control(1, "n")
+	}
+	if got := b.kinds(); len(got) != maxNegotiates || slices.Contains(got, EventFailed) {
+		t.Errorf("%d Negotiates: %v", maxNegotiates, got)
+	}
+	b.control(1, "n")
+	if len(b.events) == 0 || b.events[0].Err != error(ErrNegotiates) {
+		t.Errorf("one more: %v", b.events)
 	}
 }
