@@ -3,6 +3,7 @@ package iwarp
 import (
 	"context"
 	"fmt"
+	"net/netip"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
@@ -15,6 +16,10 @@ const (
 	AsyncCQOverrun AsyncKind = 1 + iota // CQ was full; the connection of QP has ended
 	AsyncQPFatal                        // a violation ended the stream of QP: see its Err
 	AsyncSRQLimit                       // SRQ has fewer receives than its limit; it is not armed any more
+	// AsyncNegotiate: over SCTPDraft a peer, Remote, has sent a DDP Stream Session Negotiate
+	// with PrivateData, to Listener or to the QP that is being connected. It asks for no
+	// answer.
+	AsyncNegotiate
 )
 
 // String names the kind.
@@ -26,6 +31,8 @@ func (k AsyncKind) String() string {
 		return "queue pair fatal"
 	case AsyncSRQLimit:
 		return "shared receive queue limit"
+	case AsyncNegotiate:
+		return "DDP Stream Session Negotiate"
 	}
 	return fmt.Sprintf("asynchronous event %d", uint8(k))
 }
@@ -37,7 +44,12 @@ type AsyncEvent struct {
 	QP   *QP
 	CQ   *CQ
 	SRQ  *SRQ
-	Err  error // what happened; nil for AsyncSRQLimit
+	Err  error // what happened; nil for AsyncSRQLimit and AsyncNegotiate
+
+	// Of AsyncNegotiate.
+	Listener    *Listener
+	Remote      netip.AddrPort
+	PrivateData []byte
 }
 
 // maxAsync is how many events wait for AsyncEvent; more push out the oldest.
@@ -62,9 +74,10 @@ func (d *Device) AsyncEvent(ctx context.Context) (*AsyncEvent, error) {
 
 // asyncError takes the event of that name.
 func (d *Device) asyncError(e *ctrlpb.AsyncError) {
-	ev := &AsyncEvent{Kind: AsyncKind(e.Kind)}
+	ev := &AsyncEvent{Kind: AsyncKind(e.Kind), PrivateData: e.PrivateData}
+	ev.Remote, _ = netip.ParseAddrPort(e.Remote)
 	d.mu.Lock()
-	ev.QP, ev.SRQ = d.qps[e.Qp], d.srqs[e.Srq]
+	ev.QP, ev.SRQ, ev.Listener = d.qps[e.Qp], d.srqs[e.Srq], d.listens[e.Listen]
 	for c := range d.cqs {
 		if e.Cq != 0 && c.h == e.Cq {
 			ev.CQ = c
@@ -81,7 +94,7 @@ func (d *Device) asyncError(e *ctrlpb.AsyncError) {
 		}
 		q.mu.Unlock()
 	}
-	if ev.QP == nil && ev.CQ == nil && ev.SRQ == nil {
+	if ev.QP == nil && ev.CQ == nil && ev.SRQ == nil && ev.Listener == nil {
 		return
 	}
 	for {

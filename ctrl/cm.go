@@ -92,6 +92,9 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 	case dataplane.EventRequest:
 		s.requestSCTP(ev)
 		return
+	case dataplane.EventNegotiate:
+		s.negotiateSCTP(ev)
+		return
 	case dataplane.EventJoined:
 		s.joinedSCTP(ev)
 		return
@@ -547,18 +550,17 @@ func (s *Server) closedEvent(c *conn, err error) {
 		if s.reshare(c, err) {
 			return
 		}
-		code := refused
-		if errors.Is(err, dataplane.ErrTimeout) {
-			code = timedOut
-		}
-		s.failConn(c, errorf(code, "%s: %v: %w", c.llp(), c.remote, orClosed(err)))
+		s.failConn(c, errorf(closeCode(err), "%s: %v: %w", c.llp(), c.remote, orClosed(err)))
 	case connStreaming:
 		s.failConn(c, errorf(refused, "%s: %v: %w", c.llp(), c.remote, orClosed(err)))
 	case connStartup:
 		c.st.HandleClosed(s.now())
 		s.pump(c)
 	case connWaiting:
-		s.failConn(c, errorf(refused, "mpa: the peer %v left before it was answered", c.remote))
+		if err == nil {
+			err = errors.New("the peer left before it was answered")
+		}
+		s.failConn(c, errorf(closeCode(err), "%s: %v: %w", c.llp(), c.remote, err))
 	case connSwitching:
 		if c.failure != nil {
 			s.failConn(c, c.failure)
@@ -577,6 +579,17 @@ func (s *Server) closedEvent(c *conn, err error) {
 		c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Disconnected{Disconnected: d}})
 		s.forget(c)
 	}
+}
+
+// closeCode is the code of a set-up that the engine ended by err.
+func closeCode(err error) ctrlpb.Code {
+	if _, ok := errors.AsType[*ddp.Error](err); ok {
+		return protocol
+	}
+	if errors.Is(err, dataplane.ErrTimeout) {
+		return timedOut
+	}
+	return refused
 }
 
 func orClosed(err error) error {

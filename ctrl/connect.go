@@ -247,7 +247,7 @@ func (s *Server) connectRequest(c *conn) dataplane.ConnectRequest {
 	r := dataplane.ConnectRequest{Local: c.local, Remote: c.remote, Timeout: max(c.limit.Sub(s.now()), time.Millisecond), Stream: c.streaming}
 	if c.sctp != nil {
 		o := *c.sctp
-		o.Fallback = c.cfg.RetryRev1
+		o.Fallback, o.Answer = c.cfg.RetryRev1, c.cfg.Timeout
 		r.SCTP, r.Setup = &o, c.initiateSetup()
 	}
 	return r

@@ -48,7 +48,8 @@ type fakeConn struct {
 	sent          []byte
 	consumed      int
 	attached      *dataplane.Attachment
-	asked         ddp.Setup  // of Connect, over SCTP
+	asked         ddp.Setup // of Connect, over SCTP
+	sctp          *dataplane.SCTP
 	answer        *ddp.Setup // of Answer
 	ended, abort  bool
 }
@@ -112,7 +113,7 @@ func (e *fakeEngine) Connect(id dataplane.ConnID, r dataplane.ConnectRequest) er
 	e.connects = append(e.connects, r.Remote)
 	err, hold := e.refuse, e.hold
 	if err == nil {
-		e.conns[id] = &fakeConn{local: r.Local, remote: r.Remote, asked: r.Setup}
+		e.conns[id] = &fakeConn{local: r.Local, remote: r.Remote, asked: r.Setup, sctp: r.SCTP}
 	}
 	e.mu.Unlock()
 	e.calls <- "connect"

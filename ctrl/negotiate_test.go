@@ -2,9 +2,11 @@ package ctrl
 
 import (
 	"encoding/hex"
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -248,5 +250,89 @@ func TestPeerDepths(t *testing.T) {
 		h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
 		c.event()
 		h.e.with(p.id, func(fc *fakeConn) { fc.ended = true })
+	}
+}
+
+// TestSCTPNegotiateReported: a Negotiate of the draft reaches the client of the listener, or
+// of the connect, that it is for; a peer that sends many does not have the client cut off.
+func TestSCTPNegotiateReported(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	draft := &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP_DRAFT}
+	listen, connect := reqListenSCTP(), reqConnect(c.qp(), peerA.String())
+	listen.GetListen().Startup, connect.GetConnect().Startup = draft, draft
+	l := c.ok(listen).GetListen().Listen
+	c.ok(connect)
+	h.e.await(t, "connect")
+	id, _ := h.e.only(t, peerA)
+	h.e.mu.Lock()
+	var lid dataplane.ListenerID
+	for lid = range h.e.listens {
+	}
+	h.e.mu.Unlock()
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)
+	ev := dataplane.Event{Kind: dataplane.EventNegotiate, Flow: flow, Setup: setup(t, "", "how about")}
+	h.OnEvent(ev) // of nobody: a listener that is closed
+	for _, to := range []struct {
+		conn   dataplane.ConnID
+		listen dataplane.ListenerID
+	}{{conn: id}, {listen: lid}} {
+		ev.Conn, ev.Listener = to.conn, to.listen
+		h.OnEvent(ev)
+		a := c.event().GetAsyncError()
+		if a.GetKind() != ctrlpb.AsyncKind_ASYNC_NEGOTIATE || string(a.PrivateData) != "how about" || a.Remote != peerA.String() {
+			t.Fatalf("event %v", a)
+		}
+		if (to.conn != 0) != (a.Qp == connect.GetConnect().Qp) || (to.listen != 0) != (a.Listen == l) {
+			t.Errorf("it is for queue pair %d, listener %d", a.Qp, a.Listen)
+		}
+	}
+	const many = 5000
+	for range many {
+		h.OnEvent(ev)
+	}
+	c.heardOfSome(many, func(ev *ctrlpb.Event) bool { return ev.GetAsyncError() != nil })
+}
+
+// TestSCTPSetupErrors: what ended a set-up is told by its code.
+func TestSCTPSetupErrors(t *testing.T) {
+	h := newHarness(t, Config{})
+	for _, tt := range []struct {
+		err  error
+		code ctrlpb.Code
+	}{
+		{ddp.ErrFunction, ctrlpb.Code_CODE_PROTOCOL},
+		{dataplane.ErrTimeout, ctrlpb.Code_CODE_TIMEOUT},
+		{errors.New("ABORT"), ctrlpb.Code_CODE_REFUSED},
+		{nil, ctrlpb.Code_CODE_REFUSED},
+	} {
+		c := h.hello(t)
+		req := reqConnect(c.qp(), peerA.String())
+		req.GetConnect().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP, TimeoutMs: proto.Uint32(2500)}
+		c.ok(req)
+		h.e.await(t, "connect")
+		id, fc := h.e.only(t, peerA)
+		if fc.sctp.Answer != 2500*time.Millisecond {
+			t.Errorf("the answer may take %v", fc.sctp.Answer)
+		}
+		h.e.with(id, func(fc *fakeConn) { fc.ended = true })
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: id, Err: tt.err})
+		if e := c.event().GetConnectFailed(); e.GetError().GetCode() != tt.code {
+			t.Errorf("connect, %v: %v", tt.err, e)
+		}
+		l, lid := h.listenSCTP(c)
+		h.e.mu.Lock()
+		id = h.e.add(netip.AddrPortFrom(addrA, 7174), peerA)
+		h.e.mu.Unlock()
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventRequest, Conn: id, Listener: lid, Flow: pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA), Setup: &ddp.Setup{}})
+		h.e.with(id, func(fc *fakeConn) { fc.ended = true })
+		conn := c.event().GetConnectRequest().GetConn()
+		h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: id, Err: tt.err})
+		if e := c.event().GetConnectGone(); e.GetConn() != conn || e.GetError().GetCode() != tt.code {
+			t.Errorf("request, %v: %v", tt.err, e)
+		}
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l}}})
+		c.c.Close()
+		h.settled(t)
 	}
 }

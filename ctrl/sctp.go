@@ -186,6 +186,26 @@ func (s *Server) requestSCTP(ev dataplane.Event) {
 	s.arm(c)
 }
 
+// negotiateSCTP reports a Negotiate of the draft to the client whose listener, or connect, it
+// is for. A peer may send many: a client that does not keep up is not told of all.
+func (s *Server) negotiateSCTP(ev dataplane.Event) {
+	a := &ctrlpb.AsyncError{
+		Kind: ctrlpb.AsyncKind_ASYNC_NEGOTIATE, PrivateData: ev.Setup.Private,
+		Local:  addrPort(ev.Flow.Local, ev.Flow.LocalPort).String(),
+		Remote: addrPort(ev.Flow.Remote, ev.Flow.RemotePort).String(),
+	}
+	var sess *session
+	if c := s.conns[ev.Conn]; c != nil && c.qp != nil {
+		sess, a.Qp = c.sess, c.qp.num
+	} else if l := s.listeners[ev.Listener]; l != nil {
+		sess, a.Listen = l.sess, l.handle
+	}
+	if sess == nil || sess.dead || sess.behind() {
+		return
+	}
+	sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_AsyncError{AsyncError: a}})
+}
+
 // acceptSetup is what our Accept says. ird and ord are the client's, or negative.
 func (c *conn) acceptSetup(private []byte, ird, ord int) (set ddp.Setup, err error) {
 	if err = checkPrivate(private); err != nil {

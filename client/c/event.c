@@ -222,11 +222,15 @@ static void put_terminated(struct iwarpd_event *ev, const Pb__Terminated *t)
 static void put_async(struct iwarpd_event *ev, struct iwarpd_device *dev, const Pb__AsyncError *a)
 {
 	struct object *cq = find_object(dev, OBJECT_CQ, a->cq), *srq = find_object(dev, OBJECT_SRQ, a->srq);
+	struct object *listener = find_object(dev, OBJECT_LISTENER, a->listen);
 
 	ev->type = IWARPD_EVENT_ASYNC_ERROR;
 	ev->async = (uint32_t)a->kind;
 	ev->cq = cq ? cq_of(cq) : NULL;
 	ev->srq = srq ? srq_of(srq) : NULL;
+	ev->listener = listener ? listener_of(listener) : NULL;
+	put_addresses(ev, a->local, a->remote);
+	put_data(ev, &a->private_data);
 	put_error(ev, a->error);
 }
 

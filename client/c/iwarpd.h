@@ -530,7 +530,7 @@ enum iwarpd_event_type {
 	IWARPD_EVENT_CONNECT_FAILED = 4,  /* qp, error */
 	IWARPD_EVENT_DISCONNECTED = 5,    /* qp, error; error.err is 0 if it was closed in order */
 	IWARPD_EVENT_TERMINATED = 6,      /* qp, terminate, error.text, data: headers; DISCONNECTED follows */
-	IWARPD_EVENT_ASYNC_ERROR = 7,     /* async; qp, cq or srq; error */
+	IWARPD_EVENT_ASYNC_ERROR = 7,     /* async; qp, cq, srq or listener; error */
 	IWARPD_EVENT_CONNECT_GONE = 8,    /* conn, error: the connect request is withdrawn */
 	IWARPD_EVENT_STREAM_READY = 9,    /* conn, local, remote; qp at the side that connected, listener at the other */
 	IWARPD_EVENT_STREAM_DATA = 10,    /* conn: iwarpd_stream_read does not wait; comes again, behind all others, until it was called */
@@ -552,6 +552,11 @@ enum iwarpd_async {
 	IWARPD_ASYNC_CQ_OVERRUN = 1, /* cq was full: qp was ended, completions of it are lost */
 	IWARPD_ASYNC_QP_FATAL = 2,   /* a violation ended the stream of qp */
 	IWARPD_ASYNC_SRQ_LIMIT = 3,  /* srq has fewer receives than its limit */
+	/*
+	 * Over IWARPD_TRANSPORT_SCTP_DRAFT: remote has sent a DDP Stream Session Negotiate with data,
+	 * to listener or to the connect of qp. It asks for no answer.
+	 */
+	IWARPD_ASYNC_NEGOTIATE = 4,
 };
 
 struct iwarpd_event {

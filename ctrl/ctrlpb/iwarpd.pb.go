@@ -296,6 +296,10 @@ const (
 	AsyncKind_ASYNC_CQ_OVERRUN  AsyncKind = 1 // cq was full; qp was ended, and completions of it are lost
 	AsyncKind_ASYNC_QP_FATAL    AsyncKind = 2 // a violation, of the peer or of this side, ended the stream of qp
 	AsyncKind_ASYNC_SRQ_LIMIT   AsyncKind = 3 // srq has fewer receives than its limit
+	// TRANSPORT_SCTP_DRAFT: a DDP Stream Session Negotiate of remote, to the listener listen
+	// or to the Connect of qp. It asks for no answer. A client that is behind with its events
+	// loses some.
+	AsyncKind_ASYNC_NEGOTIATE AsyncKind = 4
 )
 
 // Enum value maps for AsyncKind.
@@ -305,12 +309,14 @@ var (
 		1: "ASYNC_CQ_OVERRUN",
 		2: "ASYNC_QP_FATAL",
 		3: "ASYNC_SRQ_LIMIT",
+		4: "ASYNC_NEGOTIATE",
 	}
 	AsyncKind_value = map[string]int32{
 		"ASYNC_UNSPECIFIED": 0,
 		"ASYNC_CQ_OVERRUN":  1,
 		"ASYNC_QP_FATAL":    2,
 		"ASYNC_SRQ_LIMIT":   3,
+		"ASYNC_NEGOTIATE":   4,
 	}
 )
 
@@ -4971,15 +4977,20 @@ func (x *Terminated) GetHeaders() []byte {
 	return nil
 }
 
-// AsyncError is an asynchronous event of the verbs; those of a queue pair come
-// ahead of its Disconnected.
+// AsyncError is an asynchronous event; those of a queue pair come ahead of its
+// Disconnected.
 type AsyncError struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Qp            uint32                 `protobuf:"varint,1,opt,name=qp,proto3" json:"qp,omitempty"` // 0: none
-	Cq            uint32                 `protobuf:"varint,2,opt,name=cq,proto3" json:"cq,omitempty"` // 0: none
-	Error         *Error                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
-	Srq           uint32                 `protobuf:"varint,4,opt,name=srq,proto3" json:"srq,omitempty"` // 0: none
-	Kind          AsyncKind              `protobuf:"varint,5,opt,name=kind,proto3,enum=iwarpd.ctrl.v1.AsyncKind" json:"kind,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Qp    uint32                 `protobuf:"varint,1,opt,name=qp,proto3" json:"qp,omitempty"` // 0: none
+	Cq    uint32                 `protobuf:"varint,2,opt,name=cq,proto3" json:"cq,omitempty"` // 0: none
+	Error *Error                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	Srq   uint32                 `protobuf:"varint,4,opt,name=srq,proto3" json:"srq,omitempty"` // 0: none
+	Kind  AsyncKind              `protobuf:"varint,5,opt,name=kind,proto3,enum=iwarpd.ctrl.v1.AsyncKind" json:"kind,omitempty"`
+	// ASYNC_NEGOTIATE:
+	Listen        uint32 `protobuf:"varint,6,opt,name=listen,proto3" json:"listen,omitempty"` // 0: none
+	Local         string `protobuf:"bytes,7,opt,name=local,proto3" json:"local,omitempty"`
+	Remote        string `protobuf:"bytes,8,opt,name=remote,proto3" json:"remote,omitempty"`
+	PrivateData   []byte `protobuf:"bytes,9,opt,name=private_data,json=privateData,proto3" json:"private_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5047,6 +5058,34 @@ func (x *AsyncError) GetKind() AsyncKind {
 		return x.Kind
 	}
 	return AsyncKind_ASYNC_UNSPECIFIED
+}
+
+func (x *AsyncError) GetListen() uint32 {
+	if x != nil {
+		return x.Listen
+	}
+	return 0
+}
+
+func (x *AsyncError) GetLocal() string {
+	if x != nil {
+		return x.Local
+	}
+	return ""
+}
+
+func (x *AsyncError) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+func (x *AsyncError) GetPrivateData() []byte {
+	if x != nil {
+		return x.PrivateData
+	}
+	return nil
 }
 
 // StreamReady: TCP is there, in streaming mode.
@@ -7748,14 +7787,18 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x04type\x18\x04 \x01(\rR\x04type\x12\x12\n" +
 	"\x04code\x18\x05 \x01(\rR\x04code\x12\x12\n" +
 	"\x04text\x18\x06 \x01(\tR\x04text\x12\x18\n" +
-	"\aheaders\x18\a \x01(\fR\aheaders\"\x9a\x01\n" +
+	"\aheaders\x18\a \x01(\fR\aheaders\"\x83\x02\n" +
 	"\n" +
 	"AsyncError\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x0e\n" +
 	"\x02cq\x18\x02 \x01(\rR\x02cq\x12+\n" +
 	"\x05error\x18\x03 \x01(\v2\x15.iwarpd.ctrl.v1.ErrorR\x05error\x12\x10\n" +
 	"\x03srq\x18\x04 \x01(\rR\x03srq\x12-\n" +
-	"\x04kind\x18\x05 \x01(\x0e2\x19.iwarpd.ctrl.v1.AsyncKindR\x04kind\"w\n" +
+	"\x04kind\x18\x05 \x01(\x0e2\x19.iwarpd.ctrl.v1.AsyncKindR\x04kind\x12\x16\n" +
+	"\x06listen\x18\x06 \x01(\rR\x06listen\x12\x14\n" +
+	"\x05local\x18\a \x01(\tR\x05local\x12\x16\n" +
+	"\x06remote\x18\b \x01(\tR\x06remote\x12!\n" +
+	"\fprivate_data\x18\t \x01(\fR\vprivateData\"w\n" +
 	"\vStreamReady\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\rR\x04conn\x12\x0e\n" +
 	"\x02qp\x18\x02 \x01(\rR\x02qp\x12\x16\n" +
@@ -7989,12 +8032,13 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\aMPARole\x12\x18\n" +
 	"\x14MPA_ROLE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12MPA_ROLE_INITIATOR\x10\x01\x12\x16\n" +
-	"\x12MPA_ROLE_RESPONDER\x10\x02*a\n" +
+	"\x12MPA_ROLE_RESPONDER\x10\x02*v\n" +
 	"\tAsyncKind\x12\x15\n" +
 	"\x11ASYNC_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10ASYNC_CQ_OVERRUN\x10\x01\x12\x12\n" +
 	"\x0eASYNC_QP_FATAL\x10\x02\x12\x13\n" +
-	"\x0fASYNC_SRQ_LIMIT\x10\x03B&Z$github.com/iwarpd/iwarpd/ctrl/ctrlpbb\x06proto3"
+	"\x0fASYNC_SRQ_LIMIT\x10\x03\x12\x13\n" +
+	"\x0fASYNC_NEGOTIATE\x10\x04B&Z$github.com/iwarpd/iwarpd/ctrl/ctrlpbb\x06proto3"
 
 var (
 	file_ctrl_iwarpd_proto_rawDescOnce sync.Once
