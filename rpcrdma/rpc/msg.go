@@ -168,8 +168,8 @@ func (r *Reader) Opaque(limit int) []byte {
 	if len(r.m.Items) > 0 && r.m.Items[0].Pos == r.off {
 		it := r.m.Items[0]
 		r.m.Items = r.m.Items[1:]
-		// A chunk of version 1 may have the padding in it.
-		if len(it.Data) < int(n) || len(it.Data) > pad(int(n)) {
+		// A chunk of version 1 may have the padding in it (RFC 8166 section 3.4.5.2).
+		if len(it.Data) != int(n) && len(it.Data) != pad(int(n)) {
 			r.bad = true
 			return nil
 		}

@@ -72,6 +72,28 @@ func TestPlaceRefuses(t *testing.T) {
 	}
 }
 
+// TestPadding: a data item that came in a chunk has the length that stands in the
+// message, or has its padding too.
+func TestPadding(t *testing.T) {
+	for _, c := range []struct {
+		n, chunk int
+		ok       bool
+	}{{5, 5, true}, {5, 8, true}, {5, 4, false}, {5, 6, false}, {5, 9, false}, {5, 12, false}, {8, 8, true}, {8, 7, false}, {8, 9, false}, {8, 12, false}, {1, 4, true}} {
+		var w Writer
+		w.U32(uint32(c.n), 99)
+		data := bytes.Repeat([]byte{7}, c.chunk)
+		m, ok := Place(w.Body, []Item{{Data: data}}, []uint32{4})
+		if !ok {
+			t.Fatal("no place")
+		}
+		r := NewReader(m)
+		got := r.Opaque(100)
+		if (r.Err() == nil) != c.ok || c.ok && (!bytes.Equal(got, data[:c.n]) || r.U32() != 99 || r.Left() != 0) {
+			t.Errorf("an item of %d in a chunk of %d: %d, %v", c.n, c.chunk, len(got), r.Err())
+		}
+	}
+}
+
 func TestResult(t *testing.T) {
 	head := func(n uint32) []byte { var w Writer; w.U32(n); return w.Body }
 	for _, c := range []struct {
