@@ -16,15 +16,9 @@ type Out struct {
 	Last    bool // the last message of a call or reply
 }
 
-// edge is the credit value to be told: how many messages the peer may have
-// sent in all. It never falls.
-func (s *Session) edge() uint32 {
-	e := s.received + uint32(s.cfg.Window-s.busy) // modulo 2^32: busy may be one more
-	if int32(e-s.told) < 0 {
-		return s.told
-	}
-	return e
-}
+// edge returns the credit value to advertise: how many messages the peer may have sent
+// in all, modulo 2^32. It never falls, since each message adds at most one call.
+func (s *Session) edge() uint32 { return s.received + uint32(s.cfg.Window-s.busy) }
 
 // may reports whether a message may be sent by the credits. Sent messages are
 // those before limit; a Grant may be one more, which the peer's spare Receive

@@ -1,0 +1,102 @@
+package rpcrdma
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/client/embed"
+	"github.com/iwarpd/iwarpd/rpcrdma/session"
+)
+
+// TestReceives: a connection has Receives for its window and one message more before it
+// takes the first, and one that granted no credits for errors has two for them: as many
+// messages come, while nothing takes a completion (draft section 4.2.1.1, RFC 8166 section
+// 3.3.1).
+func TestReceives(t *testing.T) {
+	a, b, err := embed.Pair(embed.PairConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	e, err := New(ctx, b.Device(), DefaultConfig(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	for i, c := range []struct {
+		server        bool
+		version, want int // messages besides the window
+	}{{true, 2, 1}, {true, 1, 3}, {false, 2, 3}, {false, 1, 3}} {
+		for _, window := range []int{1, 2, 5, 64} {
+			cfg := session.DefaultConfig(c.server)
+			cfg.Version, cfg.Window = c.version, window
+			want := max(window, 2) + c.want
+			l, err := b.Device().Listen(ctx, fmt.Sprintf("%v:%d", b.Addr(), 5000+100*i+window), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dialed := make(chan *iwarp.Conn, 1)
+			go func() {
+				peer, err := a.Device().Dial(ctx, l.Addr().String(), nil)
+				if err != nil {
+					t.Error(err)
+				}
+				dialed <- peer
+			}()
+			r, err := l.Request(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn, err := e.newConn(ctx, "peer", cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.Accept(ctx, conn.qp, nil); err != nil {
+				t.Fatal(err)
+			}
+			peer := <-dialed
+			if peer == nil {
+				t.FailNow()
+			}
+			for n := range want + 1 { // the last finds no buffer, and ends the connection
+				if err := peer.Send(ctx, []byte{byte(n)}); err != nil && n < want {
+					t.Fatal(n, err)
+				}
+			}
+			over, end := context.WithCancel(ctx)
+			go func() {
+				<-conn.qp.Done()
+				end()
+			}()
+			got := 0
+			var wcs [16]iwarp.WC
+			for got <= want {
+				n, err := conn.cq.Wait(over, wcs[:])
+				if err != nil { // it is over
+					n = conn.cq.Poll(wcs[:])
+				}
+				for _, w := range wcs[:n] {
+					if w.ID&recvID != 0 && w.Status == iwarp.WCSuccess {
+						got++
+					}
+				}
+				if n == 0 {
+					break
+				}
+			}
+			if got != want {
+				t.Errorf("server %v, version %d, window %d: %d messages came, not %d", c.server, c.version, window, got, want)
+			}
+			peer.Close()
+			conn.fail(errGone)
+			<-conn.done
+			l.Close()
+		}
+	}
+}
