@@ -16,6 +16,9 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 )
 
+// manyWakes is how many bytes a channel holds at least.
+const manyWakes = 1024
+
 // CompChannel is a completion channel: one place to sleep for the completions of
 // several CQs, with one descriptor for all of them.
 type CompChannel struct {
@@ -132,7 +135,7 @@ func (ch *CompChannel) sleep(ctx context.Context) error {
 
 // woken notes what was read. Called with mu held.
 func (ch *CompChannel) woken(b []byte) {
-	if len(b) >= len(ch.wakes) { // the pipe may have been full, and what came then is lost
+	if len(b) >= manyWakes { // the channel may have been full, and what came then is lost
 		for _, c := range ch.cqs {
 			if c.fired() {
 				ch.push(c)

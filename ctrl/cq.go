@@ -145,7 +145,7 @@ func (q *qp) async(kind ctrlpb.AsyncKind, err error) {
 // createChannel makes a wake-up channel for several completion queues.
 func (c *session) createChannel(reply *ctrlpb.Reply) ([]int, error) {
 	s := c.srv
-	r, w, err := shm.NewWake()
+	r, w, err := shm.NewChannel()
 	if err != nil {
 		return nil, errorf(internal, "ctrl: channel: %w", err)
 	}

@@ -12,7 +12,6 @@ import (
 // Engine is what the control plane uses of a dataplane.Engine.
 type Engine interface {
 	Workers() int
-	WakeFD(worker int) int
 
 	Listen(dataplane.ListenRequest) (dataplane.ListenerID, error)
 	Unlisten(dataplane.ListenerID)
@@ -26,7 +25,7 @@ type Engine interface {
 
 	Detach(*dataplane.QPBinding)
 	Fence()
-	Bind(*dataplane.ClientBinding)
+	Bind(*dataplane.ClientBinding) error
 	Unbind(*dataplane.ClientBinding)
 
 	QueryConns() (conns []dataplane.ConnInfo, silent []int)

@@ -26,8 +26,6 @@ import (
 
 // fakeEngine notes what the server asks of it. Events are the test's to make.
 type fakeEngine struct {
-	wake int
-
 	mu       sync.Mutex
 	next     uint64
 	listens  map[dataplane.ListenerID]netip.AddrPort
@@ -54,14 +52,9 @@ type fakeConn struct {
 	ended, abort  bool
 }
 
-func newFakeEngine(t testing.TB) *fakeEngine {
-	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { unix.Close(fd) })
+func newFakeEngine() *fakeEngine {
 	return &fakeEngine{
-		wake: fd, listens: make(map[dataplane.ListenerID]netip.AddrPort), conns: make(map[dataplane.ConnID]*fakeConn),
+		listens: make(map[dataplane.ListenerID]netip.AddrPort), conns: make(map[dataplane.ConnID]*fakeConn),
 		calls: make(chan string, 1<<16),
 	}
 }
@@ -79,8 +72,7 @@ func (e *fakeEngine) NewTap(int, int, func(*pkt.Flow) bool) *dataplane.Tap { ret
 func (e *fakeEngine) AddTap(*dataplane.Tap)                                {}
 func (e *fakeEngine) RemoveTap(*dataplane.Tap)                             {}
 
-func (e *fakeEngine) Workers() int   { return 1 }
-func (e *fakeEngine) WakeFD(int) int { return e.wake }
+func (e *fakeEngine) Workers() int { return 1 }
 
 func (e *fakeEngine) Listen(r dataplane.ListenRequest) (dataplane.ListenerID, error) {
 	e.mu.Lock()
@@ -173,8 +165,10 @@ func (e *fakeEngine) Fence() {
 	}
 }
 
-func (e *fakeEngine) Bind(*dataplane.ClientBinding)   { e.mu.Lock(); e.bound++; e.mu.Unlock() }
-func (e *fakeEngine) Unbind(*dataplane.ClientBinding) { e.mu.Lock(); e.bound--; e.mu.Unlock() }
+func (e *fakeEngine) Bind(*dataplane.ClientBinding) error { e.bind(1); return nil }
+func (e *fakeEngine) Unbind(*dataplane.ClientBinding)     { e.bind(-1) }
+
+func (e *fakeEngine) bind(n int) { e.mu.Lock(); e.bound += n; e.mu.Unlock() }
 
 // await waits for a call of that name.
 func (e *fakeEngine) await(t testing.TB, name string) {
@@ -278,7 +272,7 @@ var (
 
 func newHarness(t testing.TB, cfg Config) *harness {
 	t.Helper()
-	h := &harness{e: newFakeEngine(t), steer: &fakeSteering{}}
+	h := &harness{e: newFakeEngine(), steer: &fakeSteering{}}
 	s, err := New(cfg, Options{
 		Logger: zap.NewNop(), Steering: h.steer, Resolver: fakeResolver{addrA}, NoGuard: true,
 		Addrs: func() []netip.Addr { return []netip.Addr{addrA} },

@@ -48,7 +48,7 @@ func TestDescriptors(t *testing.T) {
 		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: pd, Depth: 8, MaxSge: 1}}})
 	})
 	keeps("memory region", 0, func() { c.ok(reqMR(pd, 4096), fd) })
-	keeps("client", 2, func() { c = h.hello(t) }) // the two ends of its socket
+	keeps("client", 3, func() { c = h.hello(t) }) // the two ends of its socket, and what wakes the worker for it
 }
 
 // TestNoDescriptors: a daemon that can open no more files says so, and mends

@@ -72,7 +72,7 @@ func TestCutOff(t *testing.T) {
 		c := h.hello(t)
 		var fds []int
 		for range tt.fds {
-			fds = append(fds, h.e.wake)
+			fds = append(fds, memfd(t, 4096))
 		}
 		if err := c.c.Write(tt.b, fds); err != nil {
 			t.Fatalf("%s: %v", tt.name, err)

@@ -322,7 +322,11 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 		return nil, errorf(internal, "ctrl: doorbells: %w", err)
 	}
 	binding := &dataplane.ClientBinding{Doorbells: bells, OnFault: func() { go c.fault() }}
-	s.engine.Bind(binding)
+	if err := s.engine.Bind(binding); err != nil {
+		seqpacket.CloseAll(fds)
+		closeBells(bells)
+		return nil, errorf(internal, "ctrl: %w", err)
+	}
 
 	s.mu.Lock()
 	c.binding, c.bells = binding, bells
@@ -344,19 +348,17 @@ func (s *Server) newBells(workers, bits int) (bells []*shm.Doorbells, fds []int,
 	defer func() {
 		if err != nil {
 			seqpacket.CloseAll(fds)
-			for _, b := range bells {
-				_ = b.Free()
-			}
+			closeBells(bells)
 		}
 	}()
-	for w := range workers {
+	for range workers {
 		b, err := shm.CreateDoorbells(bits)
 		if err != nil {
 			return bells, fds, err
 		}
 		bells = append(bells, b)
 		fds = append(fds, b.TakeFD())
-		wake, err := wakeFor(s.engine.WakeFD(w))
+		wake, err := seqpacket.Dup(b.WakeFD())
 		if err != nil {
 			return bells, fds, shm.Limit(err)
 		}
@@ -365,14 +367,10 @@ func (s *Server) newBells(workers, bits int) (bells []*shm.Doorbells, fds []int,
 	return bells, fds, nil
 }
 
-// wakeFor makes the descriptor that a client wakes a worker by. The write end of
-// a pipe is opened anew, so that no client can change the file flags of
-// another's; what cannot be opened is duplicated.
-func wakeFor(fd int) (int, error) {
-	if n, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); err == nil {
-		return n, nil
+func closeBells(bells []*shm.Doorbells) {
+	for _, b := range bells {
+		_ = b.Free()
 	}
-	return seqpacket.Dup(fd)
 }
 
 // fault ends a client whose memory could not be touched.
@@ -543,9 +541,7 @@ func (c *session) teardown() {
 	for _, ch := range c.channels { // their queues are closed
 		unix.Close(ch.wake)
 	}
-	for _, b := range c.bells {
-		_ = b.Free()
-	}
+	closeBells(c.bells)
 
 	s.mu.Lock()
 	delete(s.sessions, c.id)

@@ -340,7 +340,7 @@ func (e *Engine) Stop() {
 		return
 	}
 	for _, w := range e.workers {
-		w.cmds.wake()
+		w.cmds.alarm.Ring()
 	}
 	if e.cfg.Fragments != nil {
 		_ = e.cfg.Fragments.Close()
@@ -360,10 +360,6 @@ func (e *Engine) Stop() {
 
 // Workers returns the number of workers.
 func (e *Engine) Workers() int { return len(e.workers) }
-
-// WakeFD returns the descriptor by which shm.Wake wakes a worker. The end that
-// the worker reads stays private.
-func (e *Engine) WakeFD(worker int) int { return e.workers[worker].cmds.wakeFD }
 
 // Turn drives worker 0 once from the calling goroutine and returns the amount
 // of work found. The engine must have been made with Inline. It returns 0 when
@@ -571,12 +567,27 @@ func (e *Engine) await(done chan struct{}) {
 	}
 }
 
-// Bind makes the workers look at a client's doorbells.
-func (e *Engine) Bind(cb *ClientBinding) {
+// Bind makes the workers look at a client's doorbells, and gives the client their
+// wake-ups.
+func (e *Engine) Bind(cb *ClientBinding) error {
+	for i, w := range e.workers {
+		if err := w.cmds.alarm.Watch(cb.Doorbells[i].WakeFD()); err != nil {
+			e.unwatch(cb, i)
+			return fmt.Errorf("dataplane: wake-ups of a client: %w", err)
+		}
+	}
 	for _, w := range e.workers {
 		w.post(func(w *worker) { w.bind(cb) })
 	}
 	e.Fence()
+	return nil
+}
+
+// unwatch ends the wake-ups of a client for the first n workers.
+func (e *Engine) unwatch(cb *ClientBinding, n int) {
+	for i, w := range e.workers[:n] {
+		w.cmds.alarm.Unwatch(cb.Doorbells[i].WakeFD())
+	}
 }
 
 // Unbind ends Bind. When it returns no worker uses the pages.
@@ -585,6 +596,7 @@ func (e *Engine) Unbind(cb *ClientBinding) {
 		w.post(func(w *worker) { w.unbind(cb) })
 	}
 	e.Fence()
+	e.unwatch(cb, len(e.workers))
 }
 
 // hopsChanged has the next hops found again, and does not wait for that, nor lets

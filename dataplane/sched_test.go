@@ -55,6 +55,9 @@ func (s *lanes) client(side, i int) *ClientBinding {
 		s.t.Cleanup(func() { bells.Close() })
 		cb := &ClientBinding{Doorbells: []*shm.Doorbells{bells}}
 		s.clients[side] = append(s.clients[side], cb)
+		if err := s.hosts[side].w.cmds.alarm.Watch(bells.WakeFD()); err != nil {
+			s.t.Fatal(err)
+		}
 		s.hosts[side].w.bind(cb)
 	}
 	return s.clients[side][i]

@@ -303,7 +303,7 @@ func (w *worker) wakeOwners() {
 	for _, o := range w.strays.sent {
 		o.strays.pending.Store(true)
 		if o.cmds.sleeping.Load() {
-			o.cmds.wake()
+			o.cmds.alarm.Ring()
 		}
 	}
 	w.strays.sent = w.strays.sent[:0]

@@ -102,7 +102,7 @@ func (r *ringing) Reap(d []link.Slot) int {
 }
 
 // Wait returns when there is something to wake up for, as poll would.
-func (r *ringing) Wait(timeout time.Duration, wakefd int) {
+func (r *ringing) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	r.act(4) // on the way to sleep
 	r.pace = 8 << r.rng.IntN(10)
 	far := r.s.hosts[1].w
@@ -116,10 +116,9 @@ func (r *ringing) Wait(timeout time.Duration, wakefd int) {
 	n, _ := unix.Poll(fds, 0)
 	switch {
 	case n > 0:
-		shm.Drain(wakefd)
-		return
+		return true
 	case r.s.hosts[0].link.Deadline() != 0:
-		return
+		return false
 	}
 	r.waits++
 	w := r.s.hosts[0].w
@@ -134,16 +133,16 @@ func (r *ringing) Wait(timeout time.Duration, wakefd int) {
 	next := clock.Earliest(far.timers.next(), r.s.hosts[0].w.timers.next())
 	if r.left > 0 && (next == 0 || r.rng.IntN(4) > 0) {
 		r.act(1) // rings in any case
-		if n, _ := unix.Poll(fds, 0); n > 0 {
-			shm.Drain(wakefd)
-		} else if r.err == nil {
+		n, _ := unix.Poll(fds, 0)
+		if n == 0 && r.err == nil {
 			r.err = fmt.Errorf("a bell did not wake the worker")
 		}
-		return
+		return n > 0
 	}
 	if next != 0 {
 		r.s.now = max(r.s.now, next)
 	}
+	return false
 }
 
 // TestNoDoorbellIsLost has many clients with many queue pairs post at every point of
@@ -168,7 +167,7 @@ func TestNoDoorbellIsLost(t *testing.T) {
 				t.Cleanup(func() { sp.Close() })
 				l := &ringLane{sq: sq, sp: sp}
 				cb := s.client(0, i%c.clients)
-				if l.ringer, err = shm.MapDoorbells(cb.Doorbells[0].FD(), w.cmds.wakeFD); err != nil {
+				if l.ringer, err = shm.MapDoorbells(cb.Doorbells[0].FD(), cb.Doorbells[0].WakeFD()); err != nil {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() { l.ringer.Close() })

@@ -128,7 +128,7 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 	return w, nil
 }
 
-func (w *worker) closeFDs() { w.cmds.close() }
+func (w *worker) closeFDs() { w.cmds.alarm.Close() }
 
 // newID may be called from any goroutine.
 func (w *worker) newID() ConnID {
@@ -218,7 +218,7 @@ func (w *worker) inlineTurn() int {
 	if !w.drive.TryLock() {
 		w.app.Store(int64(w.e.cfg.Now()))
 		if w.cmds.sleeping.CompareAndSwap(true, false) {
-			w.cmds.wake()
+			w.cmds.alarm.Ring()
 		}
 		return 0
 	}
@@ -234,7 +234,9 @@ func (w *worker) sleep(limit time.Duration) {
 	w.arm(true)
 	if w.turn() == 0 && !w.e.stop.Load() {
 		w.stats.Sleeps++
-		w.link.Wait(w.untilTimer(limit), w.cmds.fd)
+		if w.link.Wait(w.untilTimer(limit), w.cmds.alarm.FD()) {
+			w.cmds.alarm.Clear()
+		}
 	}
 	w.arm(false)
 }
@@ -471,20 +473,14 @@ type cmdQueue struct {
 	q, spare []func(*worker)
 	pending  atomic.Int32
 	sleeping atomic.Bool
-	fd       int // the worker sleeps on it
-	wakeFD   int // written by whoever wakes it, clients too
+	alarm    *shm.Alarm // on which the worker sleeps
 }
 
 func (q *cmdQueue) init() (err error) {
-	if q.fd, q.wakeFD, err = shm.NewWake(); err != nil {
+	if q.alarm, err = shm.NewAlarm(); err != nil {
 		return fmt.Errorf("dataplane: %w", err)
 	}
 	return nil
-}
-
-func (q *cmdQueue) close() {
-	unix.Close(q.fd)
-	unix.Close(q.wakeFD)
 }
 
 func (q *cmdQueue) push(f func(*worker)) {
@@ -493,11 +489,9 @@ func (q *cmdQueue) push(f func(*worker)) {
 	q.pending.Store(int32(len(q.q)))
 	q.mu.Unlock()
 	if q.sleeping.Load() {
-		q.wake()
+		q.alarm.Ring()
 	}
 }
-
-func (q *cmdQueue) wake() { shm.Wake(q.wakeFD) }
 
 // drain calls what was pushed. If a function faults, those behind it stay.
 func (q *cmdQueue) drain(w *worker) int {

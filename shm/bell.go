@@ -3,16 +3,15 @@ package shm
 import (
 	"fmt"
 	"sync/atomic"
-
-	"golang.org/x/sys/unix"
 )
 
 // Doorbells is the worker's end of a client's doorbell page, which is a memfd of
-// its own. The worker goes to sleep by SetSleeping(true), then Any on each of
-// its pages, and sleeps only if none has a bell; it clears the flag when it
-// wakes.
+// its own, with the eventfd by which that client wakes the worker. The worker goes
+// to sleep by SetSleeping(true), then Any on each of its pages, and sleeps only if
+// none has a bell; it clears the flag when it wakes.
 type Doorbells struct {
 	file
+	wake     int
 	bits     int
 	sleeping *atomic.Uint32
 	words    []atomic.Uint64
@@ -28,10 +27,31 @@ func CreateDoorbells(bits int) (*Doorbells, error) {
 	if err != nil {
 		return nil, err
 	}
+	wake, err := newEventFD()
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("shm: eventfd: %w", Limit(err))
+	}
 	h := header{kind: KindDoorbells, entries: bits, rings: 1, ringSize: PageSize}
 	h.put(f.mem)
 	m := f.mem[HeaderSize:]
-	return &Doorbells{f, bits, word32(m, BellSleeping), words64(m, BellBits, bits/64)}, nil
+	return &Doorbells{f, wake, bits, word32(m, BellSleeping), words64(m, BellBits, bits/64)}, nil
+}
+
+// WakeFD returns the eventfd, for Alarm.Watch and the client. It stays the page's.
+func (d *Doorbells) WakeFD() int { return d.wake }
+
+// Close unmaps the page and closes its descriptors.
+func (d *Doorbells) Close() error { return d.end((*file).Close) }
+
+// Free is Close that gives the memory back too, whoever has its descriptor.
+func (d *Doorbells) Free() error { return d.end((*file).Free) }
+
+func (d *Doorbells) end(end func(*file) error) error {
+	if d.mem != nil {
+		closeFDs(d.wake)
+	}
+	return end(&d.file)
 }
 
 // Bits returns how many doorbells there are.
@@ -78,7 +98,7 @@ type DoorbellRinger struct {
 	wake     int
 }
 
-// MapDoorbells maps the doorbell page in fd. wake is the descriptor that wakes
+// MapDoorbells maps the doorbell page in fd. wake is the eventfd that wakes
 // its worker. Both stay the caller's.
 func MapDoorbells(fd, wake int) (*DoorbellRinger, error) {
 	f, h, err := attach(fd, KindDoorbells)
@@ -98,45 +118,5 @@ func (r *DoorbellRinger) Ring(bit int) {
 	r.words[bit/64].Or(1 << (bit % 64))
 	if r.sleeping.Load() != 0 && r.sleeping.CompareAndSwap(1, 0) {
 		Wake(r.wake)
-	}
-}
-
-// NewWake makes a wake-up channel: whoever holds r sleeps in poll on it, and
-// Wake(w) wakes it; both are non-blocking. It is a pipe, not an eventfd: the
-// ends of a pipe have a file description each, so one side cannot take the
-// other's O_NONBLOCK away, fill it so that a wake blocks, or read the wakes
-// that are for the other.
-func NewWake() (r, w int, err error) {
-	var p [2]int
-	if err := unix.Pipe2(p[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {
-		return -1, -1, fmt.Errorf("shm: pipe2: %w", Limit(err))
-	}
-	return p[0], p[1], nil
-}
-
-var one = []byte{1, 0, 0, 0, 0, 0, 0, 0}
-
-// Wake makes fd, an eventfd or the w of NewWake, readable at its other end. It
-// does nothing where it is already, or nobody is left to read.
-func Wake(fd int) { wake(fd, one) }
-
-// wake writes b to fd. A full pipe has no room, and needs none.
-func wake(fd int, b []byte) {
-	for {
-		if _, err := unix.Write(fd, b); err != unix.EINTR {
-			return
-		}
-	}
-}
-
-// Drain makes fd, an eventfd or the r of NewWake, not readable any more. fd
-// must be non-blocking.
-func Drain(fd int) {
-	var b [512]byte
-	for {
-		n, err := unix.Read(fd, b[:])
-		if err != unix.EINTR && n < len(b) {
-			return
-		}
 	}
 }

@@ -54,7 +54,7 @@ type cqRing struct {
 // CreateCQ makes a completion queue of at least entries CQEs for each of
 // workers, and the channel by which Flush wakes the client.
 func CreateCQ(workers, entries int) (*CQ, error) {
-	r, w, err := NewWake()
+	r, w, err := newWaker(queueWakes)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func CreateCQ(workers, entries int) (*CQ, error) {
 }
 
 // CreateCQOn is CreateCQ for a queue that wakes its client by wake, the w of
-// NewWake, which other queues use too and which stays the caller's: it writes
+// NewChannel, which other queues use too and which stays the caller's: it writes
 // event there, as 8 octets.
 func CreateCQOn(workers, entries, wake int, event uint64) (*CQ, error) {
 	if err := checkRange("number of workers", workers, MaxWorkers); err != nil {
@@ -266,7 +266,7 @@ func (c *CQ) Flush(worker int, now clock.Time) (again clock.Time) {
 		}
 		if g.arm.CompareAndSwap(arm, ArmNone) {
 			c.woken.Add(1)
-			wake(c.wakeW, c.event[:])
+			notify(c.wakeW, c.event[:])
 		}
 	}
 	r.waiting, r.since, r.wakes = 0, 0, false

@@ -48,22 +48,25 @@ func newCQ(t testing.TB, workers, entries int) (*CQ, *CQConsumer) {
 	return q, c
 }
 
-// newBells returns both ends of a doorbell page, and the worker's wake-up.
-func newBells(t testing.TB, bits int) (d *Doorbells, r *DoorbellRinger, wake int) {
+// newBells returns both ends of a doorbell page, and where its worker sleeps.
+func newBells(t testing.TB, bits int) (d *Doorbells, r *DoorbellRinger, alarm *Alarm) {
 	t.Helper()
 	d, err := CreateDoorbells(bits)
 	if err != nil {
 		t.Fatal(err)
 	}
-	wake, w, err := NewWake()
-	if err != nil {
+	if alarm, err = NewAlarm(); err != nil {
 		t.Fatal(err)
 	}
-	if r, err = MapDoorbells(d.FD(), w); err != nil {
+	if err := alarm.Watch(d.WakeFD()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { r.Close(); d.Close(); closeAll(wake, w) })
-	return d, r, wake
+	alarm.Clear() // it begins readable
+	if r, err = MapDoorbells(d.FD(), d.WakeFD()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close(); d.Close(); alarm.Close() })
+	return d, r, alarm
 }
 
 // newSendWR has room for what the limits allow, as a QP's scratch has.

@@ -332,14 +332,14 @@ func TestArm(t *testing.T) {
 
 // TestDoorbells: each bell once, a wake-up only for a sleeper.
 func TestDoorbells(t *testing.T) {
-	d, r, wake := newBells(t, 130)
+	d, r, alarm := newBells(t, 130)
 	if d.Words() != 3 || d.Bits() != 192 || r.Bits() != 192 || d.Any() {
 		t.Fatalf("words %d, bits %d and %d", d.Words(), d.Bits(), r.Bits())
 	}
 	for _, bit := range []int{0, 63, 64, 191, 64} {
 		r.Ring(bit)
 	}
-	if readable(wake) {
+	if readable(alarm.FD()) {
 		t.Error("a worker that is awake was woken")
 	}
 	for i, want := range []uint64{1 | 1<<63, 1, 1 << 63} {
@@ -353,16 +353,17 @@ func TestDoorbells(t *testing.T) {
 	d.SetSleeping(true)
 	r.Ring(5)
 	r.Ring(6)
-	if !readable(wake) || !d.Any() {
+	if !readable(alarm.FD()) || !d.Any() {
 		t.Error("a sleeper was not woken")
 	}
 	var b [64]byte
-	if n, err := unix.Read(wake, b[:]); n != 8 || err != nil {
-		t.Errorf("%d octets of wake-up: %v; want one of 8", n, err)
+	if n, err := unix.Read(d.WakeFD(), b[:]); n != 8 || err != nil || b[0] != 2 { // it begins at 1
+		t.Errorf("%d bytes, %d, of the eventfd: %v; want one wake-up", n, b[0], err)
 	}
+	alarm.Clear()
 	d.SetSleeping(false)
 	r.Ring(7)
-	if readable(wake) {
+	if readable(alarm.FD()) {
 		t.Error("woken after SetSleeping(false)")
 	}
 }

@@ -178,7 +178,7 @@ func TestMapRegionRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer zero.Close()
-	pr, pw, err := NewWake()
+	pr, pw, err := NewChannel()
 	if err != nil {
 		t.Fatal(err)
 	}

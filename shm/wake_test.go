@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -20,8 +22,8 @@ const lostAfter = 60000 // ms
 
 var errLost = errors.New("slept through a wake-up")
 
-// sleepOn waits until fd is readable, and drains it.
-func sleepOn(fd int) error {
+// sleepOn waits until fd is readable, and has clear take that back.
+func sleepOn(fd int, clear func(fd int)) error {
 	for {
 		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(p, lostAfter)
@@ -32,7 +34,7 @@ func sleepOn(fd int) error {
 		case n == 0:
 			return errLost
 		default:
-			Drain(fd)
+			clear(fd)
 			return nil
 		}
 	}
@@ -48,7 +50,7 @@ func TestNoLostWake(t *testing.T) {
 	rng := testenv.Rand(t)
 	sq, sp := newSQ(t, 64, 1, 0)
 	cq, cc := newCQ(t, 1, 64)
-	bells, ringer, wake := newBells(t, 128)
+	bells, ringer, alarm := newBells(t, 128)
 	const bit = 77
 
 	var workerSleeps, clientSleeps int
@@ -86,7 +88,7 @@ func TestNoLostWake(t *testing.T) {
 				continue
 			}
 			workerSleeps++
-			if err := sleepOn(wake); err != nil {
+			if err := sleepOn(alarm.FD(), func(int) { alarm.Clear() }); err != nil {
 				worker <- fmt.Errorf("worker: %w", err)
 				return
 			}
@@ -117,7 +119,7 @@ func TestNoLostWake(t *testing.T) {
 					cc.Arm(rng.IntN(2) == 0)
 					if n = cc.Poll(wcs); n == 0 {
 						clientSleeps++
-						if err := sleepOn(cq.EventFD()); err != nil {
+						if err := sleepOn(cq.EventFD(), Drain); err != nil {
 							return fmt.Errorf("client, %d of %d done: %w", done, posted, err)
 						}
 					}
@@ -155,7 +157,7 @@ func TestManyDoorbells(t *testing.T) {
 		rounds = 500
 	}
 	rng := testenv.Rand(t)
-	bells, ringer, wake := newBells(t, threads*queues)
+	bells, ringer, alarm := newBells(t, threads*queues)
 	type queue struct {
 		sq *SQ
 		sp *SQProducer
@@ -196,7 +198,7 @@ func TestManyDoorbells(t *testing.T) {
 			}
 			bells.SetSleeping(true)
 			if !bells.Any() && !over.Load() {
-				if err := sleepOn(wake); err != nil {
+				if err := sleepOn(alarm.FD(), func(int) { alarm.Clear() }); err != nil {
 					worker <- fmt.Errorf("worker: %w", err)
 					return
 				}
@@ -231,7 +233,7 @@ func TestManyDoorbells(t *testing.T) {
 					if n == 0 {
 						cc.Arm(false)
 						if n = cc.Poll(wcs); n == 0 {
-							if err := sleepOn(cqs[c].EventFD()); err != nil {
+							if err := sleepOn(cqs[c].EventFD(), Drain); err != nil {
 								clients <- fmt.Errorf("thread %d, open %v: %w", c, open, err)
 								return
 							}
@@ -279,5 +281,83 @@ func TestWakeIsSafe(t *testing.T) {
 	}
 	if !readable(q.EventFD()) {
 		t.Error("not readable")
+	}
+}
+
+// TestWakeWhileStuck: a client whose threads stop in the kernel while they read what wakes
+// it and write what wakes the worker stops the daemon in neither direction.
+func TestWakeWhileStuck(t *testing.T) {
+	page := stuckPage(t)
+	q, c := newCQ(t, 1, 4)
+	d, _, alarm := newBells(t, 64)
+	other, _, _ := newBells(t, 64)
+	if err := alarm.Watch(other.WakeFD()); err != nil {
+		t.Fatal(err)
+	}
+	c.Arm(false)
+	q.Push(0, &verbs.WC{})
+	q.Flush(0, 0)
+	stickIn(t, unix.SYS_READ, q.EventFD(), page)
+	stickIn(t, unix.SYS_WRITE, d.WakeFD(), page)
+	alarm.Clear()
+	done := make(chan bool)
+	go func() {
+		defer close(done)
+		for range 10 {
+			c.Arm(false)
+			q.Push(0, &verbs.WC{})
+			q.Flush(0, 0) // wakes the client that is stuck
+			Wake(other.WakeFD())
+			ok := readable(alarm.FD())
+			alarm.Clear()
+			if !ok || readable(alarm.FD()) {
+				t.Error("the worker was not woken once")
+			}
+		}
+		alarm.Unwatch(d.WakeFD())
+	}()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the daemon waits for the client")
+	}
+}
+
+// TestAlarmIsBounded: clients that wake a worker all the time do not keep it from
+// going on, and no wake-up is lost.
+func TestAlarmIsBounded(t *testing.T) {
+	_, _, alarm := newBells(t, 64)
+	var fds []int
+	for range 3 * len(alarm.events) {
+		d, _, _ := newBells(t, 64)
+		if err := alarm.Watch(d.WakeFD()); err != nil {
+			t.Fatal(err)
+		}
+		fds = append(fds, d.WakeFD())
+	}
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for !stop.Load() {
+			for _, fd := range fds {
+				Wake(fd)
+			}
+		}
+	})
+	for range 1000 {
+		alarm.Clear() // that it returns is the test
+	}
+	stop.Store(true)
+	wg.Wait()
+	for n := 0; readable(alarm.FD()); n++ {
+		if alarm.Clear(); n > 4 {
+			t.Fatal("readable for good")
+		}
+	}
+	if _, err := unix.Write(fds[1], make([]byte, 8)); err != nil { // a 0 is a wake-up too
+		t.Fatal(err)
+	}
+	if !readable(alarm.FD()) {
+		t.Error("a wake-up was lost")
 	}
 }

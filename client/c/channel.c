@@ -12,12 +12,12 @@
 
 enum {
 	WAKE_LEN = 8,     /* octets of a wake-up: the handle of the queue, and 4 that are 0 */
-	MANY_WAKES = 4096, /* octets in the pipe that may have found it full */
+	MANY_WAKES = 1024, /* bytes that a channel holds at least: one with more may have been full */
 };
 
 struct iwarpd_channel {
 	struct object obj;
-	int pipe;
+	int sock;
 	int more;  /* eventfd, readable while ready holds something */
 	int epoll; /* of both: iwarpd_channel_fd */
 
@@ -39,7 +39,7 @@ struct object *channel_object(struct iwarpd_channel *ch)
 
 static void close_all(struct iwarpd_channel *ch)
 {
-	const int fds[] = { ch->pipe, ch->more, ch->epoll };
+	const int fds[] = { ch->sock, ch->more, ch->epoll };
 
 	for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
 		if (fds[i] >= 0)
@@ -70,12 +70,12 @@ static int new_channel(struct packet *p, struct iwarpd_channel **out)
 
 	if (!ch)
 		return -ENOMEM;
-	ch->pipe = p->fds[0];
+	ch->sock = p->fds[0];
 	p->num_fds = 0;
 	ch->last_ready = &ch->ready;
 	ch->more = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	ch->epoll = epoll_create1(EPOLL_CLOEXEC);
-	if (ch->more < 0 || ch->epoll < 0 || fcntl(ch->pipe, F_SETFL, O_NONBLOCK) < 0 || watch(ch->epoll, ch->pipe) ||
+	if (ch->more < 0 || ch->epoll < 0 || fcntl(ch->sock, F_SETFL, O_NONBLOCK) < 0 || watch(ch->epoll, ch->sock) ||
 	    watch(ch->epoll, ch->more)) {
 		err = -errno;
 		close_all(ch);
@@ -217,7 +217,7 @@ static void woken(struct iwarpd_channel *ch, const uint8_t *b, size_t n)
 	}
 	if (n < MANY_WAKES)
 		return;
-	for (struct cq_link *l = ch->cqs; l; l = l->next) /* the pipe may have been full, and what came then is lost */
+	for (struct cq_link *l = ch->cqs; l; l = l->next) /* what came while it was full is lost */
 		if (cq_fired(l))
 			push(ch, l);
 }
@@ -233,7 +233,7 @@ static struct cq_link *look(struct iwarpd_channel *ch, int *err)
 	channel_lock(ch);
 	if (!ch->ready) {
 		do {
-			n = read(ch->pipe, b, sizeof(b));
+			n = read(ch->sock, b, sizeof(b));
 		} while (n < 0 && errno == EINTR);
 		if (n > 0)
 			woken(ch, b, (size_t)n);

@@ -53,8 +53,8 @@ struct object *find_object(struct iwarpd_device *dev, enum object_kind kind, uin
 }
 
 /*
- * wake writes to a worker's pipe. A daemon that has died would be told by
- * SIGPIPE, which is nobody's business but ours.
+ * wake writes to the eventfd that wakes a worker. Older daemons give the end of a pipe, and when
+ * such a daemon has died the write raises SIGPIPE, which the program must not see.
  */
 static void wake(int fd)
 {

@@ -112,7 +112,7 @@ struct bell_page {
 	struct map map;
 	_Atomic uint32_t *sleeping;
 	_Atomic uint64_t *bells;
-	int wake; /* write end of a pipe */
+	int wake; /* eventfd */
 };
 
 /* A call waits for the reply to its request. */

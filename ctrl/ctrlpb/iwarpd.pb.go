@@ -1616,7 +1616,7 @@ func (x *Hello) GetName() string {
 }
 
 // HelloReply carries 2*workers descriptors: for each worker the memfd of its
-// doorbell page, then the descriptor to which 8 octets are written to wake it.
+// doorbell page, then the descriptor to which the integer 1, 8 bytes, is written to wake it.
 type HelloReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"` // the version that both speak from now on

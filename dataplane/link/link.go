@@ -75,10 +75,10 @@ type Link interface {
 	// exactly once.
 	Reap(done []Slot) int
 
-	// Wait sleeps until a frame can be received, wakefd is readable (it is an
-	// eventfd, and drained here), or timeout has passed. A negative timeout is
+	// Wait sleeps until a frame can be received, wakefd is readable, or timeout
+	// has passed. It reports whether wakefd is readable. A negative timeout is
 	// none; wakefd -1 is none.
-	Wait(timeout time.Duration, wakefd int)
+	Wait(timeout time.Duration, wakefd int) (woken bool)
 
 	// MTU is the largest IP packet that the link carries.
 	MTU() int

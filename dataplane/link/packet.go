@@ -313,14 +313,14 @@ func (p *Packet) Flush() {
 
 // Wait is Link.Wait. While frames could not be sent it sleeps a millisecond at
 // most.
-func (p *Packet) Wait(timeout time.Duration, wakefd int) {
+func (p *Packet) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	if len(p.queued) > 0 && (timeout < 0 || timeout > time.Millisecond) {
 		timeout = time.Millisecond
 	}
 	if timeout != 0 {
 		p.stats.Wakes++
 	}
-	p.poll.wait(timeout, p.fd, wakefd)
+	return p.poll.wait(timeout, p.fd, wakefd)
 }
 
 // Stats is Link.Stats. It makes a system call.

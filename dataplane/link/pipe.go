@@ -385,11 +385,10 @@ func (p *Pipe) Deadline() clock.Time {
 }
 
 // Wait is Link.Wait.
-func (p *Pipe) Wait(timeout time.Duration, wakefd int) {
+func (p *Pipe) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	p.giveBack()
 	if p.virtual {
-		p.poll.wait(0, -1, wakefd)
-		return
+		return p.poll.wait(0, -1, wakefd)
 	}
 	wk := p.in.wakeup
 	wk.asleep.Store(true)
@@ -404,11 +403,12 @@ func (p *Pipe) Wait(timeout time.Duration, wakefd int) {
 	if timeout != 0 {
 		p.stats.Wakes++
 	}
-	p.poll.wait(timeout, wk.fd, wakefd)
+	woken = p.poll.wait(timeout, wk.fd, wakefd)
 	wk.asleep.Store(false)
 	if p.poll.fds[0].Revents != 0 {
-		Drain(wk.fd)
+		wk.clear()
 	}
+	return woken
 }
 
 // Stats is Link.Stats.

@@ -31,13 +31,19 @@ func (w *waker) wake() {
 	}
 }
 
+// clear makes the descriptor unreadable.
+func (w *waker) clear() {
+	var b [8]byte
+	_, _ = unix.Read(w.fd, b[:])
+}
+
 // poller waits for descriptors. It holds what poll needs, so that waiting does
 // not allocate.
 type poller struct{ fds [2]unix.PollFd }
 
-// wait sleeps until fd or wakefd is readable or timeout is up. It drains
-// wakefd.
-func (p *poller) wait(timeout time.Duration, fd, wakefd int) {
+// wait sleeps until fd or wakefd is readable or timeout is up. It reports whether
+// wakefd is readable.
+func (p *poller) wait(timeout time.Duration, fd, wakefd int) (woken bool) {
 	// A negative descriptor is ignored by poll(2).
 	p.fds[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
 	p.fds[1] = unix.PollFd{Fd: int32(wakefd), Events: unix.POLLIN}
@@ -47,17 +53,5 @@ func (p *poller) wait(timeout time.Duration, fd, wakefd int) {
 		ts = &t
 	}
 	n, err := unix.Ppoll(p.fds[:], ts, nil)
-	if err == nil && n > 0 && p.fds[1].Revents&unix.POLLIN != 0 {
-		Drain(wakefd)
-	}
-}
-
-// Drain empties an eventfd or a pipe, which must not block.
-func Drain(fd int) {
-	var b [512]byte
-	for {
-		if n, err := unix.Read(fd, b[:]); err != nil || n < len(b) {
-			return // EAGAIN: somebody else did
-		}
-	}
+	return err == nil && n > 0 && p.fds[1].Revents&unix.POLLIN != 0
 }

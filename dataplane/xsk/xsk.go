@@ -265,7 +265,7 @@ func (s *Socket) Reap(done []link.Slot) int {
 const retry = time.Millisecond
 
 // Wait is link.Link.Wait.
-func (s *Socket) Wait(timeout time.Duration, wakefd int) {
+func (s *Socket) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	s.refill()
 	if s.behind && (timeout < 0 || timeout > retry) {
 		timeout = retry
@@ -283,9 +283,7 @@ func (s *Socket) Wait(timeout time.Duration, wakefd int) {
 		s.stats.Wakes++
 	}
 	n, err := unix.Ppoll(s.poll[:], ts, nil)
-	if err == nil && n > 0 && s.poll[1].Revents&unix.POLLIN != 0 {
-		link.Drain(wakefd)
-	}
+	return err == nil && n > 0 && s.poll[1].Revents&unix.POLLIN != 0
 }
 
 // Stats is link.Link.Stats. It makes a system call.

@@ -188,7 +188,7 @@ func attacks(j *job) []attack {
 		}},
 		{"a port that is none", refused(req(&ctrlpb.Listen{Port: 70000}), invalid)},
 		{"an address that is none", refused(req(&ctrlpb.Listen{Address: "the victim's"}), invalid)},
-		{"an address of somebody else", refused(req(&ctrlpb.Listen{Address: "192.0.2.1", Port: 9}), ctrlpb.Code_CODE_ADDRESS)},
+		{"an address of somebody else", refused(req(&ctrlpb.Listen{Address: "192.0.2.1", Port: 9009}), ctrlpb.Code_CODE_ADDRESS)},
 		// Memory that is none.
 		{"a memfd that cannot be sealed", region(func() (int, error) {
 			fd, err := unix.MemfdCreate("attack", unix.MFD_CLOEXEC)
@@ -302,14 +302,14 @@ func attacks(j *job) []attack {
 			}
 			return nil
 		}},
-		{"a wake-up pipe that is full", func(f *foe) error {
+		{"a wake-up descriptor that is full", func(f *foe) error {
 			b := make([]byte, 1<<16)
 			for range 100 {
 				_, _ = unix.Write(f.r.bells[1], b)
 			}
 			return nil
 		}},
-		{"a wake-up pipe that blocks", func(f *foe) error {
+		{"a wake-up descriptor that blocks", func(f *foe) error {
 			return unix.SetNonblock(f.r.bells[1], false)
 		}},
 		// Quantity.

@@ -1,0 +1,74 @@
+package shm
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// stuckPage returns a page whose first access, also by the kernel, waits until the test
+// ends: a page of a userfaultfd that nobody serves. It takes root.
+func stuckPage(t testing.TB) []byte {
+	t.Helper()
+	testenv.RequireRoot(t)
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
+	if errno != 0 {
+		testenv.Skip(t, "no userfaultfd: %v", errno)
+	}
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const (
+		apiVersion  = 0xaa
+		ioctlAPI    = 0xc018aa3f // UFFDIO_API
+		ioctlReg    = 0xc020aa00 // UFFDIO_REGISTER
+		modeMissing = 1          // UFFDIO_REGISTER_MODE_MISSING
+	)
+	api := [3]uint64{apiVersion}
+	_, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, ioctlAPI, uintptr(unsafe.Pointer(&api)))
+	if errno == 0 {
+		reg := [4]uint64{uint64(uintptr(unsafe.Pointer(&page[0]))), uint64(len(page)), modeMissing}
+		_, _, errno = unix.Syscall(unix.SYS_IOCTL, fd, ioctlReg, uintptr(unsafe.Pointer(&reg)))
+	}
+	if errno != 0 {
+		t.Fatal(errno)
+	}
+	t.Cleanup(func() {
+		unix.Close(int(fd)) // those that wait go on
+		_ = unix.Munmap(page)
+	})
+	return page
+}
+
+// stickIn has a thread stop in the system call trap, read or write, on fd, which it
+// can only finish when the test ends, since page is one of stuckPage. Then the kernel
+// holds what locks it takes before it copies.
+func stickIn(t testing.TB, trap uintptr, fd int, page []byte) {
+	t.Helper()
+	tid := make(chan int, 1)
+	done := make(chan unix.Errno, 1)
+	go func() {
+		runtime.LockOSThread()
+		tid <- unix.Gettid()
+		_, _, errno := unix.Syscall(trap, uintptr(fd), uintptr(unsafe.Pointer(&page[0])), 8)
+		done <- errno
+	}()
+	name := fmt.Sprintf("/proc/self/task/%d/", <-tid)
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		call, _ := os.ReadFile(name + "syscall")
+		where, _ := os.ReadFile(name + "stack")
+		if strings.HasPrefix(string(call), fmt.Sprintf("%d %#x ", trap, fd)) && strings.Contains(string(where), "userfault") {
+			return
+		}
+	}
+	t.Fatalf("no thread stopped in system call %d: %v", trap, <-done)
+}

@@ -1,0 +1,135 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// No wake-up can make the daemon wait for a client. A worker never reads or writes
+// what its clients write to: it watches their eventfds, edge-triggered, in an epoll
+// instance of its own. A client is woken by a socket of which it has the other end:
+// the kernel copies what it reads under the lock of that end alone. An object whose
+// lock is held while memory of a client is copied, like that of a pipe, would stop
+// the daemon with a client that copies from a page which never arrives.
+
+// Alarm is where a worker sleeps. Its clients wake it by eventfds, others by Ring.
+type Alarm struct {
+	epoll, own int
+	events     [64]unix.EpollEvent
+}
+
+// NewAlarm returns an Alarm that watches nothing yet.
+func NewAlarm() (a *Alarm, err error) {
+	a = &Alarm{epoll: -1, own: -1}
+	if a.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err == nil {
+		if a.own, err = newEventFD(); err == nil {
+			err = a.Watch(a.own)
+		}
+	}
+	if err != nil {
+		a.Close()
+		return nil, fmt.Errorf("shm: wake-ups of a worker: %w", Limit(err))
+	}
+	return a, nil
+}
+
+// newEventFD makes an eventfd that is readable from the beginning: each write to it
+// is an edge, even that of a 0.
+func newEventFD() (int, error) { return unix.Eventfd(1, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC) }
+
+// FD returns the descriptor that is readable from a wake-up until Clear.
+func (a *Alarm) FD() int { return a.epoll }
+
+// Watch makes each write to the eventfd fd a wake-up. Any goroutine may call it.
+func (a *Alarm) Watch(fd int) error {
+	err := unix.EpollCtl(a.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: int32(fd)})
+	if errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("%w: raise the sysctl fs.epoll.max_user_watches", err)
+	}
+	return err
+}
+
+// Unwatch ends Watch. Any goroutine may call it.
+func (a *Alarm) Unwatch(fd int) { _ = unix.EpollCtl(a.epoll, unix.EPOLL_CTL_DEL, fd, nil) }
+
+// Ring is a wake-up. Any goroutine may call it.
+func (a *Alarm) Ring() { Wake(a.own) }
+
+// Clear makes FD unreadable, unless more clients have woken the worker than it
+// takes at once.
+func (a *Alarm) Clear() { _, _ = unix.EpollWait(a.epoll, a.events[:], 0) }
+
+// Close closes the descriptors.
+func (a *Alarm) Close() { closeFDs(a.epoll, a.own) }
+
+func closeFDs(fds ...int) {
+	for _, fd := range fds {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+var one = []byte{1, 0, 0, 0, 0, 0, 0, 0}
+
+// Wake writes to the eventfd by which a client wakes a worker.
+func Wake(fd int) {
+	for {
+		if _, err := unix.Write(fd, one); err != unix.EINTR {
+			return
+		}
+	}
+}
+
+// Octets of wake-ups that wait for a client, as the kernel counts them, with its
+// overhead. A queue that wakes its client alone needs one wake-up.
+const (
+	queueWakes   = 1 // the least that the kernel has
+	channelWakes = 96 << 10
+)
+
+// NewChannel makes a wake-up channel for the completion queues of a client: the
+// client reads r, and they write to w.
+func NewChannel() (r, w int, err error) { return newWaker(channelWakes) }
+
+// newWaker makes a one-way socket pair that takes about room octets which are not
+// read. What its reader does with r does not make Send on w wait, and nothing can be
+// sent to w.
+func newWaker(room int) (r, w int, err error) {
+	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, -1, fmt.Errorf("shm: socketpair: %w", Limit(err))
+	}
+	if err = unix.SetsockoptInt(p[1], unix.SOL_SOCKET, unix.SO_SNDBUF, room); err == nil {
+		err = unix.Shutdown(p[1], unix.SHUT_RD)
+	}
+	if err != nil {
+		closeFDs(p[0], p[1])
+		return -1, -1, fmt.Errorf("shm: wake-ups: %w", err)
+	}
+	return p[0], p[1], nil
+}
+
+// notify sends b to the reader of w. A channel that is full has no room, and needs
+// none.
+func notify(w int, b []byte) {
+	for {
+		if err := unix.Send(w, b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != unix.EINTR {
+			return
+		}
+	}
+}
+
+// Drain reads the wake-ups that wait in fd, which must be non-blocking. It is for
+// clients.
+func Drain(fd int) {
+	var b [512]byte
+	for {
+		n, err := unix.Read(fd, b[:])
+		if err != unix.EINTR && n < len(b) {
+			return
+		}
+	}
+}
