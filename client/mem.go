@@ -104,7 +104,7 @@ func (p *PD) alloc(ctx context.Context, size int, base uint64, natural bool, a A
 
 // Register makes a region of memory that the caller has: mem is where the
 // octets from offset on of the memfd fd are mapped. The memfd is sealed against
-// shrinking; fd and mem stay the caller's.
+// shrinking, and its pages are allocated; fd and mem stay the caller's.
 func (p *PD) Register(ctx context.Context, fd int, mem []byte, offset int64, a Access) (*MR, error) {
 	return p.register(ctx, fd, mem, offset, addrOf(mem), a)
 }
@@ -160,6 +160,9 @@ func (p *PD) request(ctx context.Context, fd int, mem []byte, offset int64, base
 	if a&AccessZeroBased != 0 {
 		base = 0
 	}
+	// The pages are charged to us, so we allocate them. What cannot be, the daemon
+	// refuses, with a better error.
+	_ = shm.Populate(mem)
 	ans, err := p.d.call(ctx, "register memory", &ctrlpb.Request{Body: &ctrlpb.Request_RegisterMr{RegisterMr: &ctrlpb.RegisterMR{
 		Pd: p.h, Offset: uint64(offset), Length: uint64(len(mem)), Base: base, Access: uint32(a), Fast: fast,
 	}}}, fd)

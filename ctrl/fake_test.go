@@ -461,14 +461,14 @@ func reqMR(pd uint32, length uint64) *ctrlpb.Request {
 	return &ctrlpb.Request{Body: &ctrlpb.Request_RegisterMr{RegisterMr: &ctrlpb.RegisterMR{Pd: pd, Length: length, Base: 4096, Access: 7}}}
 }
 
-// memfd makes one of n octets.
+// memfd makes one of n bytes, all allocated.
 func memfd(t testing.TB, n int64) int {
 	t.Helper()
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Ftruncate(fd, n); err != nil {
+	if err := unix.Fallocate(fd, 0, 0, n); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(fd) })

@@ -28,6 +28,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/nss"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/shm"
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
@@ -126,6 +127,9 @@ func New(cfg Config, o Options) (*Server, error) {
 	}
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
+	}
+	if err := shm.Guarded(); err != nil {
+		o.Logger.Warn("a client can make the daemon allocate memory", zap.Error(err))
 	}
 	s := &Server{
 		log: o.Logger, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),

@@ -32,9 +32,12 @@ const (
 // region; with write false the mapping is read-only. fd stays the caller's.
 //
 // A memfd that shrank would kill the daemon with SIGBUS at the next access, so
-// F_SEAL_SHRINK is added here, before the mapping, and the pages are allocated
-// now. Descriptors of any other kind are refused, huge pages too: they can be
-// taken back by a hole and then not be had again.
+// F_SEAL_SHRINK is added here, before the mapping. Descriptors of any other kind
+// are refused, huge pages too: they can be taken back by a hole and then not be had
+// again. All pages must be allocated, by the client, to which they are charged:
+// the daemon never allocates any. An access to a hole that the client makes later
+// is a fault (see Guarded), so that only code under debug.SetPanicOnFault touches
+// the memory.
 func MapRegion(fd int, offset, size uint64, write bool) (*Region, error) {
 	if size == 0 || offset > maxRegion || size > maxRegion {
 		return nil, fmt.Errorf("%w: offset %d, length %d", ErrMemory, offset, size)
@@ -70,24 +73,26 @@ func MapRegion(fd int, offset, size uint64, write bool) (*Region, error) {
 	case off+length > have:
 		return nil, fmt.Errorf("%w: %d octets at %d of a memfd of %d", ErrMemory, length, off, have)
 	}
-	prot := unix.PROT_READ
+	// What is never written through the mapping is the file's page in a private one
+	// too, and that can be protected when the memfd is sealed or opened read-only.
+	prot, flags := unix.PROT_READ, unix.MAP_PRIVATE
 	if write {
-		prot |= unix.PROT_WRITE
-	}
-	// EBADF: the descriptor is read-only, and so is the region.
-	if err := unix.Fallocate(fd, 0, off, length); err != nil && (write || err != unix.EBADF) {
-		return nil, fmt.Errorf("shm: allocating %d octets: %w", length, err)
+		prot, flags = unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED
 	}
 	head := off % int64(os.Getpagesize())
-	mem, err := unix.Mmap(fd, off-head, int(head+length), prot, unix.MAP_SHARED)
+	mem, err := unix.Mmap(fd, off-head, int(head+length), prot, flags)
 	if err != nil {
 		return nil, fmt.Errorf("shm: mapping %d octets: %w", length, mapLimit(err))
+	}
+	if err := protect(mem, write); err != nil {
+		_ = unix.Munmap(mem)
+		return nil, err
 	}
 	return &Region{file: file{fd: -1, mem: mem}, data: mem[head : head+length : head+length]}, nil
 }
 
 // CreateRegion makes client memory of size octets in a memfd that cannot
-// shrink, and maps it.
+// shrink, all allocated, and maps it.
 func CreateRegion(name string, size int) (*Region, error) {
 	if size <= 0 || size > maxRegion {
 		return nil, fmt.Errorf("%w: length %d", ErrMemory, size)
@@ -102,6 +107,11 @@ func CreateRegion(name string, size int) (*Region, error) {
 	var mem []byte
 	if err == nil {
 		mem, err = unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	if err == nil {
+		if err = Populate(mem); err != nil {
+			_ = unix.Munmap(mem)
+		}
 	}
 	if err != nil {
 		unix.Close(fd)

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +15,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
+// testMemfd makes a memfd of size bytes, all allocated.
 func testMemfd(t *testing.T, size int64, seals int) int {
 	t.Helper()
 	fd, err := memfd("test")
@@ -20,7 +23,7 @@ func testMemfd(t *testing.T, size int64, seals int) int {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(fd) })
-	if err := unix.Ftruncate(fd, size); err != nil {
+	if err := unix.Fallocate(fd, 0, 0, size); err != nil {
 		t.Fatal(err)
 	}
 	if seals != 0 {
@@ -125,16 +128,6 @@ func TestMapRegion(t *testing.T) {
 	if err := unix.Ftruncate(fd, 0); !errors.Is(err, unix.EPERM) {
 		t.Errorf("truncated under the mapping: %v", err)
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Blocks*512 < 4096 {
-		t.Errorf("pages were not allocated: %d blocks", st.Blocks)
-	}
-	if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 3*4096); err != nil {
-		t.Fatal(err)
-	}
-	if r.Bytes()[0] != 0 {
-		t.Error("a punched hole is not zero")
-	}
 	if err := r.Close(); err != nil || r.Bytes() != nil || r.Close() != nil {
 		t.Errorf("Close: %v", err)
 	}
@@ -228,6 +221,132 @@ func TestMapRegionRefuses(t *testing.T) {
 			}
 		}
 	}
+}
+
+// allocated returns the bytes of memory that a memfd has.
+func allocated(t *testing.T, fd int) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Blocks * 512
+}
+
+func punch(t *testing.T, fd int, off, n int64) {
+	t.Helper()
+	if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n); err != nil {
+		t.Fatal(err)
+	}
+}
+
+var sink byte // keeps reads
+
+// faults reports whether touch is a memory fault.
+func faults(touch func()) (fault bool) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() { fault = recover() != nil }()
+	touch()
+	return false
+}
+
+// TestMapRegionHoles: no memory of a client is allocated by the daemon: a hole is
+// refused, and one that is made later is a fault.
+func TestMapRegionHoles(t *testing.T) {
+	const page, pages = 4096, 8
+	if err := Guarded(); err != nil {
+		t.Fatal(err)
+	}
+	for hole := range int64(pages) {
+		for _, write := range []bool{true, false} {
+			fd := testMemfd(t, pages*page, 0)
+			punch(t, fd, hole*page, page)
+			r, err := MapRegion(fd, 100, pages*page-200, write)
+			if !errors.Is(err, ErrMemory) || !strings.Contains(err.Error(), "MADV_POPULATE_WRITE") {
+				t.Errorf("hole at page %d, write %v: %v", hole, write, err)
+			}
+			if err == nil {
+				r.Close()
+			}
+			if n := allocated(t, fd); n != (pages-1)*page {
+				t.Errorf("hole at page %d, write %v: %d bytes allocated", hole, write, n)
+			}
+		}
+	}
+	for _, write := range []bool{true, false} {
+		fd := testMemfd(t, pages*page, 0)
+		r, err := MapRegion(fd, 0, pages*page, write)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := r.Bytes()
+		punch(t, fd, page, page)
+		if !faults(func() { sink = b[page+7] }) {
+			t.Errorf("write %v: a hole was read", write)
+		}
+		if write && !faults(func() { b[page] = 1 }) {
+			t.Error("a hole was written")
+		}
+		if faults(func() { sink = b[2*page] }) {
+			t.Errorf("write %v: a page beside the hole is lost", write)
+		}
+		if n := allocated(t, fd); n != (pages-1)*page {
+			t.Errorf("write %v: %d bytes allocated after access to the hole", write, n)
+		}
+		// A client that fills the hole again has memory there.
+		if _, err := unix.Pwrite(fd, []byte("new"), page); err != nil {
+			t.Fatal(err)
+		}
+		if string(b[page:page+3]) != "new" {
+			t.Errorf("write %v: %q", write, b[page:page+3])
+		}
+		r.Close()
+	}
+}
+
+// TestIncore is the check for holes where there is no userfaultfd. It wants pages
+// that were written.
+func TestIncore(t *testing.T) {
+	m, err := CreateRegion("mem", 5*4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if !incore(m.data) {
+		t.Error("a region that is allocated has holes")
+	}
+	punch(t, m.FD(), 4*4096, 4096)
+	if incore(m.data) {
+		t.Error("a hole was not found")
+	}
+	if err := Populate(m.data[4*4096+5 : 5*4096-5]); err != nil || !incore(m.data) {
+		t.Errorf("Populate: %v", err)
+	}
+}
+
+// TestPopulate: memory that is mapped for reading is allocated too.
+func TestPopulate(t *testing.T) {
+	fd, err := memfd("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, 3*4096); err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unix.Mmap(fd, 0, 3*4096, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	if err := Populate(mem[4000:8192]); err != nil || allocated(t, fd) != 2*4096 {
+		t.Errorf("%v, %d bytes allocated", err, allocated(t, fd))
+	}
+	r, err := MapRegion(fd, 4000, 4192, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
 }
 
 func TestCreateRegion(t *testing.T) {

@@ -72,6 +72,28 @@ static void mr_free(struct object *o)
 	free(m);
 }
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/*
+ * populate allocates the pages of memory that is to be registered: they are
+ * charged to us, and the daemon refuses memory with holes. What cannot be
+ * allocated is left to the daemon's error.
+ */
+static void populate(const struct iwarpd_mr_attr *attr)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+	uintptr_t at = (uintptr_t)attr->addr & ~(page - 1);
+	size_t n = (uintptr_t)attr->addr + attr->length - at;
+
+	if (attr->addr && (madvise((void *)at, n, MADV_POPULATE_WRITE) == 0 || madvise((void *)at, n, MADV_POPULATE_READ) == 0))
+		return;
+	if (fallocate(attr->fd, 0, (off_t)attr->offset, (off_t)attr->length) < 0)
+		errno = 0;
+}
+
 static int register_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, bool own, struct iwarpd_mr **out,
 		       struct iwarpd_error *e)
 {
@@ -83,6 +105,7 @@ static int register_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, 
 
 	if (!m)
 		return set_error(e, -ENOMEM, "out of memory");
+	populate(attr);
 	body.pd = pd->obj.handle;
 	body.offset = attr->offset;
 	body.length = attr->length;

@@ -492,6 +492,48 @@ func TestDaemonGone(t *testing.T) {
 	}
 }
 
+// TestHole: a client that takes pages of registered memory away is cut off when a
+// peer writes there; nothing is allocated in their place.
+func TestHole(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	ca, cb := connect(t, ctx, a, b, nil)
+	const size = 1 << 20
+	fd, err := unix.MemfdCreate("own", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, size); err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	mr, err := cb.PD().Register(ctx, fd, mem, 0, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, size); err != nil {
+		t.Fatal(err)
+	}
+	_ = ca.Write(ctx, mr.RemoteAt(0, size), make([]byte, size)) // it may have been acknowledged before
+	dev := b.Device()
+	select {
+	case <-dev.Done():
+	case <-ctx.Done():
+		t.Fatal("the client was not cut off")
+	}
+	if err := dev.Err(); !strings.Contains(err.Error(), "memory of the client") {
+		t.Errorf("cut off: %v", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Blocks != 0 {
+		t.Errorf("%d bytes were allocated: %v", st.Blocks*512, err)
+	}
+}
+
 // TestRegister: memory of the caller's own memfd, by address and zero-based.
 func TestRegister(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})

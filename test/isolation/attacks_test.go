@@ -396,7 +396,7 @@ func memfd(size int64, seals int) func() (int, error) {
 	return func() (int, error) {
 		fd, err := unix.MemfdCreate("attack", unix.MFD_ALLOW_SEALING|unix.MFD_CLOEXEC)
 		if err == nil {
-			err = unix.Ftruncate(fd, size)
+			err = unix.Fallocate(fd, 0, 0, size)
 		}
 		if err == nil && seals != 0 {
 			_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)

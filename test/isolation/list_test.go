@@ -206,6 +206,10 @@ func attacks(j *job) []attack {
 		{"no octets", region(memfd(4096, 0), &ctrlpb.RegisterMR{Access: 1}, invalid)},
 		{"a base that wraps", region(memfd(4096, 0), &ctrlpb.RegisterMR{Length: 4096, Base: 1<<64 - 100, Access: 1}, invalid)},
 		{"a write-sealed memfd to write to", region(memfd(4096, unix.F_SEAL_WRITE), quarter, invalid)},
+		{"memory that is not allocated", region(func() (int, error) {
+			fd, err := unix.MemfdCreate("attack", unix.MFD_ALLOW_SEALING|unix.MFD_CLOEXEC)
+			return fd, errors.Join(err, unix.Ftruncate(fd, 4096))
+		}, quarter, invalid)},
 		{"access bits that are none", region(memfd(4096, 0), &ctrlpb.RegisterMR{Length: 4096, Access: 1 << 31}, invalid)},
 		{"more memory than allowed", region(memfd(4096, 0), &ctrlpb.RegisterMR{Length: 3 << 30, Access: 1}, noQuota)},
 		{"memory that is truncated", func(f *foe) error {

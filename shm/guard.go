@@ -1,0 +1,120 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Of linux/userfaultfd.h.
+const (
+	uffdUserModeOnly   = 1
+	uffdAPI            = 0xaa
+	uffdMissingShmem   = 1 << 5
+	uffdSIGBUS         = 1 << 7
+	uffdModeMissing    = 1
+	uffdioAPI          = 0xc018aa3f
+	uffdioRegister     = 0xc020aa00
+	mincoreChunk       = 1 << 20 // pages
+	errNotAllocatedFix = "the owner of the memory allocates it before it is registered: write to each page, or madvise(MADV_POPULATE_WRITE)"
+)
+
+// guard is the userfaultfd of this process, which makes a hole in client memory a
+// fault (SIGBUS) where the kernel would put in a page of its own, charged to this
+// process. It needs no privilege.
+var guard = sync.OnceValues(func() (int, error) {
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK|uffdUserModeOnly, 0, 0)
+	if errno != 0 {
+		return -1, fmt.Errorf("shm: userfaultfd: %w: client memory is not protected against holes that the client makes later; allow the system call, and CONFIG_USERFAULTFD in the kernel", errno)
+	}
+	api := [3]uint64{uffdAPI, uffdMissingShmem | uffdSIGBUS}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, uffdioAPI, uintptr(unsafe.Pointer(&api))); errno != 0 {
+		unix.Close(int(fd))
+		return -1, fmt.Errorf("shm: userfaultfd: features of Linux 4.14: %w", errno)
+	}
+	return int(fd), nil
+})
+
+// Guarded returns nil where no access to a Region can allocate memory, and else
+// why that cannot be had: only holes that are there at the time of MapRegion are
+// found then.
+func Guarded() error {
+	_, err := guard()
+	return err
+}
+
+// protect sees that the whole of mem, a mapping of client memory, is allocated, and
+// that this process never allocates any of it: a hole that the client makes later
+// is a fault of who touches it.
+func protect(mem []byte, write bool) error {
+	if fd, err := guard(); err == nil {
+		reg := [4]uint64{uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), roundPages(len(mem)), uffdModeMissing}
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uffdioRegister, uintptr(unsafe.Pointer(&reg))); errno != 0 {
+			return fmt.Errorf("shm: protecting %d bytes: %w", len(mem), errno)
+		}
+	} else if !incore(mem) {
+		return fmt.Errorf("%w: not all of its %d bytes are allocated: %s", ErrMemory, len(mem), errNotAllocatedFix)
+	}
+	advice := unix.MADV_POPULATE_READ
+	if write {
+		advice = unix.MADV_POPULATE_WRITE
+	}
+	switch err := unix.Madvise(mem, advice); {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EFAULT):
+		return fmt.Errorf("%w: not all of its %d bytes are allocated: %s", ErrMemory, len(mem), errNotAllocatedFix)
+	default:
+		return fmt.Errorf("shm: mapping the pages of %d bytes: %w", len(mem), err)
+	}
+}
+
+// incore reports whether all pages of mem have memory.
+func incore(mem []byte) bool {
+	page := os.Getpagesize()
+	vec := make([]byte, min(mincoreChunk, (len(mem)+page-1)/page))
+	for len(mem) > 0 {
+		n := min(len(mem), len(vec)*page)
+		at := unsafe.Pointer(unsafe.SliceData(mem))
+		if _, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(at), uintptr(n), uintptr(unsafe.Pointer(unsafe.SliceData(vec)))); errno != 0 {
+			return false
+		}
+		for _, v := range vec[:(n+page-1)/page] {
+			if v&1 == 0 {
+				return false
+			}
+		}
+		mem = mem[n:]
+	}
+	return true
+}
+
+// Populate allocates the pages of memory that is to be registered, so that they
+// are charged to this process and not to the daemon, which takes memory without
+// holes only. mem is a mapping of it.
+func Populate(mem []byte) error {
+	if len(mem) == 0 {
+		return nil
+	}
+	page := uintptr(os.Getpagesize())
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+	head := at % page
+	n := roundPages(len(mem) + int(head))
+	for _, advice := range []uintptr{unix.MADV_POPULATE_WRITE, unix.MADV_POPULATE_READ} {
+		_, _, errno := unix.Syscall(unix.SYS_MADVISE, at-head, uintptr(n), advice)
+		switch errno {
+		case 0:
+			return nil
+		case unix.EINVAL, unix.EACCES, unix.EFAULT: // mapped for reading only
+			continue
+		}
+		return fmt.Errorf("shm: allocating %d bytes: %w", len(mem), errno)
+	}
+	return fmt.Errorf("shm: allocating %d bytes: %w: is all of the memory within its file, and the kernel Linux 5.14 or later?", len(mem), unix.EFAULT)
+}
+
+func roundPages(n int) uint64 { return uint64(align(n, os.Getpagesize())) }
