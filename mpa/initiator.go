@@ -3,8 +3,11 @@ package mpa
 import "github.com/iwarpd/iwarpd/internal/term"
 
 // handleReply is the initiator's: s.peer is a frame that is properly formatted.
-// behind says that octets follow it.
-func (s *Startup) handleReply(behind bool) error {
+// Bytes that follow it are left alone. A responder has to wait for our first FPDU
+// before it sends one (RFC 5044 section 7.1.2, 4), so that the initiator can
+// prepare; one that does not is taken, whether its FPDU comes with the Reply or
+// later.
+func (s *Startup) handleReply() error {
 	f, cfg := &s.peer, &s.cfg
 	switch {
 	case !f.Reply:
@@ -21,10 +24,6 @@ func (s *Startup) handleReply(behind bool) error {
 		s.neg.HandleReject(f.Data())
 		s.done(Event{Kind: EventRejected, Frame: *f, Err: e})
 		return nil
-	case behind:
-		// The responder may send nothing before it has our first FPDU
-		// (RFC 5044 section 7.1.2, 4).
-		return s.malformed(ErrTrailing)
 	}
 	s.params = Params{
 		CRC:         cfg.CRC || f.CRC,

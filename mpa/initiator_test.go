@@ -25,7 +25,6 @@ func TestInitiatorErrors(t *testing.T) {
 		{"initiator against initiator", same, hexReq + "5002000400100010", ErrBothInitiators, term.ErrMPAFrame, false, RetryNone},
 		{"513 octets of private data", same, hexRep + "50020201", ErrPDLength, term.ErrMPAFrame, false, RetryNone},
 		{"S without enhanced data", same, hexRep + "50020000", ErrEnhancedData, term.ErrMPAFrame, false, RetryNone},
-		{"octets behind the reply", same, hexRep + "500200040010001000", ErrTrailing, term.ErrMPAFrame, false, RetryNone},
 		{"revision-1 reply", same, hexRep + "40010000", ErrRevision, term.ErrMPAFrame, false, RetryRev1},
 		{"revision-1 reply, rejecting", same, hexRep + "60010000", ErrRevision, term.ErrMPAFrame, false, RetryRev1},
 		{"revision-1 reply, no retry wanted", noRetry, hexRep + "40010000", ErrRevision, term.ErrMPAFrame, false, RetryNone},
@@ -196,5 +195,28 @@ func TestStartupFallback(t *testing.T) {
 	}
 	if c := RetryNone.Apply(DefaultConfig()); c.Rev != 2 || !c.Enhanced {
 		t.Errorf("RetryNone changes the settings")
+	}
+}
+
+// TestInitiatorEarlyFPDU: bytes after an accepting Reply are FPDUs, whatever read they
+// come with: HandleStream takes the Reply and no byte more.
+func TestInitiatorEarlyFPDU(t *testing.T) {
+	reply, fpdu := unhex(t, hexRep+"5002000400100010"), []byte{0, 2, 1, 2, 0, 0, 0, 0}
+	for cut := 1; cut <= len(reply)+len(fpdu); cut++ {
+		s := NewInitiator(DefaultConfig(), t0)
+		frameOf(t, s)
+		b := append(bytes.Clone(reply), fpdu...)
+		took := 0
+		for _, p := range [][]byte{b[:cut], b[cut:]} {
+			n, err := s.HandleStream(t0, p)
+			if err != nil {
+				t.Fatalf("cut at %d: %v", cut, err)
+			}
+			took += n
+		}
+		event(t, s, EventAccepted)
+		if took != len(reply) {
+			t.Errorf("cut at %d: took %d bytes, want the %d of the Reply", cut, took, len(reply))
+		}
 	}
 }

@@ -167,7 +167,7 @@ var (
 	ErrBothResponders = errors.New("mpa: reply without a request")
 	ErrRevision       = errors.New("mpa: revision not supported")
 	ErrNotEnhanced    = errors.New("mpa: enhanced setup on one side only")
-	ErrTrailing       = errors.New("mpa: octets behind the startup frame")
+	ErrTrailing       = errors.New("mpa: bytes after the Request Frame")
 	ErrRejected       = errors.New("mpa: rejected by the peer")
 	ErrIRD            = errors.New("mpa: the responder needs more IRD than there is")
 	ErrRTR            = errors.New("mpa: the responder takes no RTR that can be sent")
@@ -346,11 +346,10 @@ func (s *Startup) HandleStream(now clock.Time, b []byte) (consumed int, err erro
 	s.peer = f
 	consumed = n - before
 	s.held = n
-	behind := len(b) > consumed
 	if s.initiator {
-		return consumed, s.handleReply(behind)
+		return consumed, s.handleReply()
 	}
-	return consumed, s.handleRequest(now, behind)
+	return consumed, s.handleRequest(now, len(b) > consumed)
 }
 
 // HandleClosed says that the peer has closed or reset the TCP connection.

@@ -318,8 +318,6 @@ func TestInitiator(t *testing.T) {
 		{"private data/65535", "M80, M105", nil, reply(enhanced, 2, 65535, depths), nil, iwarp.ErrProtocol, nil},
 		{"enhanced/no private data", "E5", nil, reply(enhanced, 2, 0, nil), nil, iwarp.ErrProtocol, nil},
 		{"enhanced/three octets", "E5", nil, reply(enhanced, 2, -1, depths[:3]), nil, iwarp.ErrProtocol, nil},
-		{"behind the frame/one octet", "M98", nil, append(reply(enhanced, 2, -1, depths), 0), nil, iwarp.ErrProtocol, nil},
-		{"behind the frame/an FPDU", "M98", nil, append(reply(enhanced, 2, -1, depths), peer.FPDU(peer.SendMsg(1, nil))...), nil, iwarp.ErrProtocol, nil},
 		{"FIN/at once", "M113", nil, nil, (*peer.Stream).CloseWrite, iwarp.ErrRefused, nil},
 		{"FIN/in the frame", "M113", nil, reply(enhanced, 2, -1, depths)[:22], (*peer.Stream).CloseWrite, iwarp.ErrRefused, nil},
 		{"RST/at once", "M113", nil, nil, (*peer.Stream).Reset, iwarp.ErrRefused, nil},
@@ -398,6 +396,43 @@ func TestInitiator(t *testing.T) {
 	w.unchanged(t, before)
 	w.alone(t)
 	t.Logf("%d attacks", len(attacks))
+}
+
+// TestInitiatorEarlyFPDU: a responder that does not wait for the initiator's first FPDU is
+// judged the same, whether its own comes with the Reply or after it: its messages arrive.
+func TestInitiatorEarlyFPDU(t *testing.T) {
+	w := newWorld(t)
+	const port = 7174
+	w.host.Listen(port)
+	accepted := reply(enhanced, 2, -1, []byte{0, 4, 0, 4})
+	both := append(bytes.Clone(accepted), peer.FPDU(peer.SendMsg(1, []byte("too early")))...)
+	for _, cut := range []int{len(accepted) - 1, len(accepted), len(accepted) + 1, len(both) - 1, len(both)} {
+		c := &conn{world: w, t: t}
+		c.qp, c.scq, c.rcq = w.newQP(t)
+		c.postRecvs(slots)
+		result := w.connect(c.qp, port, iwarp.Startup{NoFallback: true, NoPeerToPeer: true})
+		var err error
+		if c.s, err = w.host.Accept(port); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.s.ReadFrame(); err != nil {
+			t.Fatal(err)
+		}
+		for _, b := range [][]byte{both[:cut], both[cut:]} {
+			if err := c.s.Send(b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.result(t, result); err != nil {
+			t.Errorf("cut at %d: Connect returns %v", cut, err)
+		}
+		c.until("the message", func() bool { return len(c.got) > 0 })
+		if wc := c.got[0]; wc.Status != iwarp.WCSuccess || wc.Len != 9 {
+			t.Errorf("cut at %d: received %+v", cut, wc)
+		}
+		c.destroy()
+	}
+	w.alone(t)
 }
 
 // connect has the application connect to the raw peer.
