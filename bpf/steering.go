@@ -202,6 +202,48 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 	return 0, errors.Join(errs...)
 }
 
+// A Program is the steering program on one interface, to be watched.
+type Program struct {
+	s       *Steering
+	ifindex int
+	mode    Mode
+}
+
+// Program returns the program on an interface of the process's network namespace.
+func (s *Steering) Program(ifindex int, mode Mode) *Program { return &Program{s, ifindex, mode} }
+
+// Attach attaches the program again.
+func (p *Program) Attach() error {
+	if err := p.s.Detach(p.ifindex); err != nil {
+		return err
+	}
+	_, err := p.s.Attach(p.ifindex, p.mode)
+	return err
+}
+
+// Attached reports whether the program is on the interface: others can detach its
+// bpf_link, or put another program in its place.
+func (p *Program) Attached() (bool, error) {
+	s, ifindex := p.s, p.ifindex
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a, ok := s.links[ifindex]
+	if !ok {
+		return false, nil
+	}
+	info, err := a.link.Info()
+	if err != nil {
+		return false, fmt.Errorf("bpf: interface %d: %w", ifindex, err)
+	}
+	own, err := s.objs.IwarpdSteer.Info()
+	if err != nil {
+		return false, fmt.Errorf("bpf: interface %d: %w", ifindex, err)
+	}
+	id, _ := own.ID()
+	x := info.XDP()
+	return x != nil && int(x.Ifindex) == ifindex && info.Program == id, nil
+}
+
 // Detach takes the program off an interface. To detach what is not attached is
 // no error.
 func (s *Steering) Detach(ifindex int) error {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -436,6 +437,70 @@ func TestAttach(t *testing.T) {
 		return err
 	}); err == nil {
 		t.Error("attached to an interface that is not there")
+	}
+}
+
+// TestDetachedByOthers: a program that an administrator detaches by its bpf_link, which is
+// the only way that the kernel allows, is missed, and can be attached again.
+func TestDetachedByOthers(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	s := load(t)
+	if err := v.A.NS.Do(func() error {
+		if _, err := s.Attach(v.A.Index, Auto); err != nil {
+			return err
+		}
+		p := s.Program(v.A.Index, Auto)
+		attached := func(step string, want bool) {
+			t.Helper()
+			if ok, err := p.Attached(); ok != want || err != nil {
+				t.Errorf("%s: attached %v, %v", step, ok, err)
+			}
+		}
+		attached("at first", true)
+		nl, err := netlink.LinkByIndex(v.A.Index)
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetXdpFdWithFlags(nl, -1, unix.XDP_FLAGS_SKB_MODE); !errors.Is(err, unix.EBUSY) {
+			t.Errorf("ip link set dev %s xdpgeneric off: %v; want EBUSY", v.A.Name, err)
+		}
+		attached("after ip link", true)
+		info, err := s.links[v.A.Index].link.Info()
+		if err != nil {
+			return err
+		}
+		theirs, err := link.NewFromID(info.ID)
+		if err != nil {
+			return err
+		}
+		defer theirs.Close()
+		if err := theirs.Detach(); err != nil {
+			return err
+		}
+		attached("after bpftool link detach", false)
+		other, err := Load(Options{})
+		if err != nil {
+			return err
+		}
+		defer other.Close()
+		if _, err := other.Attach(v.A.Index, Auto); err != nil {
+			return err
+		}
+		attached("with another program", false)
+		if err := p.Attach(); !errors.Is(err, ErrBusy) {
+			t.Errorf("attach beside another program: %v", err)
+		}
+		attached("still with another program", false)
+		if err := other.Detach(v.A.Index); err != nil {
+			return err
+		}
+		if err := p.Attach(); err != nil {
+			return err
+		}
+		attached("attached again", true)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 

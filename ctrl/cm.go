@@ -63,6 +63,7 @@ type conn struct {
 	alone    bool              // at least it begins one, for there was no stream
 	redials  int               // how often it sought another stream
 	failure  error             // connSwitching: the start-up failed, and the peer is being told by a Terminate
+	reason   error             // connClosing: why we reset it; nil: the client asked, or the engine knows
 	second   bool              // the peer closed first: TIME-WAIT is its
 	lingers  bool              // closed in order: its port must rest
 
@@ -573,7 +574,10 @@ func (s *Server) closedEvent(c *conn, err error) {
 			c.qp.async(ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN, errorf(quota, "%w: make it as deep as all that can be outstanding on the queue pairs that use it", err))
 		}
 		d := &ctrlpb.Disconnected{Conn: c.handle, Qp: c.qp.num}
-		if err != nil {
+		switch {
+		case c.reason != nil:
+			d.Error = toPB(c.reason)
+		case err != nil:
 			d.Error = toPB(errorf(refused, "%s: %v: %w", c.llp(), c.remote, err))
 		}
 		c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Disconnected{Disconnected: d}})
@@ -692,17 +696,34 @@ func (s *Server) disconnectQP(q *qp, abort bool, who string) error {
 	}
 	switch c.state {
 	case connUp, connClosing:
-		c.state = connClosing
-		s.engine.Disconnect(c.id, abort)
-		c.limit = s.now().Add(closeTimeout)
-		s.arm(c)
+		s.closeConn(c, abort)
+	default:
+		s.end(c, errorf(canceled, "ctrl: connect to %v given up %s", c.remote, who))
+	}
+	return nil
+}
+
+// closeConn makes the engine close an established connection.
+func (s *Server) closeConn(c *conn, abort bool) {
+	c.state = connClosing
+	s.engine.Disconnect(c.id, abort)
+	c.limit = s.now().Add(closeTimeout)
+	s.arm(c)
+}
+
+// end resets a connection in any state. Its client learns why. Called with mu held.
+func (s *Server) end(c *conn, why error) {
+	switch c.state {
+	case connGone:
+	case connUp, connClosing:
+		c.reason = why
+		s.closeConn(c, true)
 	default:
 		if c.id != 0 {
 			s.engine.Disconnect(c.id, true)
 		}
-		s.failConn(c, errorf(canceled, "ctrl: connect to %v given up %s", c.remote, who))
+		s.failConn(c, why)
 	}
-	return nil
 }
 
 // String names the state.

@@ -30,6 +30,7 @@ type Config struct {
 	// TimeWait is how long the port of a connection that we opened stays taken after we
 	// closed it in order; default 60 s, TIME-WAIT of Linux.
 	TimeWait time.Duration
+	Detached DetachPolicy
 	Version  string // of the daemon, shown to clients
 	// Interface, MTU: shown to clients.
 	Interface string

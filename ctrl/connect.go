@@ -110,6 +110,9 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.detached != nil {
+		return s.detached
+	}
 	cfg, err := s.mpaConfig(r.Startup)
 	if err != nil {
 		return err

@@ -68,6 +68,9 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.detached != nil {
+		return s.detached
+	}
 	if !addr.IsUnspecified() && !s.isLocal(addr) {
 		return errorf(badAddress, "ctrl: %v is not an address of the interface: choose one of those that iwarpctl status shows", addr)
 	}

@@ -89,6 +89,9 @@ func (s *Server) status(sessions []*session, p *policy) *ctrlpb.StatusReply {
 		Version: s.cfg.Version, UptimeMs: uint64(time.Since(s.started).Milliseconds()), Device: s.deviceAttr(p),
 		Workers: uint32(s.engine.Workers()), Clients: uint32(len(sessions)), Pid: uint32(os.Getpid()),
 	}
+	if s.detached != nil {
+		r.Detached = s.detached.Error()
+	}
 	seen := make(map[*session]bool, len(sessions))
 	for _, o := range sessions {
 		seen[o] = true
@@ -280,6 +283,10 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 	k := &s.counters
 	s.mu.Lock()
 	clients, conns, ports, resting := len(s.sessions), len(s.conns), len(s.claims.byAddr), len(s.lingering)
+	var detached uint64
+	if s.detached != nil {
+		detached = 1
+	}
 	s.mu.Unlock()
 	out := []*ctrlpb.Counter{
 		{Name: "ctrl.clients", Value: uint64(clients)},
@@ -296,6 +303,8 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 		{Name: "ctrl.startup_failed", Value: k.startupFailed.Load()},
 		{Name: "ctrl.startup_timeouts", Value: k.startupTimeout.Load()},
 		{Name: "ctrl.startups_crowded_out", Value: k.crowdedOut.Load()},
+		{Name: "ctrl.program_detached", Value: detached},
+		{Name: "ctrl.program_detachments", Value: k.detached.Load()},
 		{Name: "ctrl.fallbacks", Value: k.fallbacks.Load()},
 	}
 	if x, ok := s.claims.steering.(interface{ Counters() (bpf.Counters, error) }); ok {

@@ -43,6 +43,7 @@ type Options struct {
 	LinkLocal func() []netip.Addr
 	MTU       func() int   // of the interface now; nil: always Config's
 	Table     *verbs.Table // nil: one of its own
+	Program   Program      // to watch; nil: none
 	NoGuard   bool         // no kernel shares the addresses: bind no guard sockets
 }
 
@@ -53,6 +54,7 @@ type Server struct {
 	addrs    func() []netip.Addr
 	mtu      func() int
 	table    *verbs.Table
+	program  Program
 	started  time.Time
 	engine   Engine // set by Bind, before anything runs
 	now      func() clock.Time
@@ -82,7 +84,8 @@ type Server struct {
 	captures  int
 	wakeAt    clock.Time // when the timer goroutine wakes
 
-	refused tally // clients
+	refused  tally // clients
+	detached error // why no frames come; nil: they do
 
 	rewake   chan struct{}
 	done     chan struct{}
@@ -93,7 +96,7 @@ type Server struct {
 
 // counters are of the control plane; atomics, since sessions touch them alone.
 type counters struct {
-	requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, crowdedOut, fallbacks, faults atomic.Uint64
+	requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, crowdedOut, detached, fallbacks, faults atomic.Uint64
 }
 
 // endpoints returns what tells every address that an endpoint may have, without
@@ -132,7 +135,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		o.Logger.Warn("a client can make the daemon allocate memory", zap.Error(err))
 	}
 	s := &Server{
-		log: o.Logger, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
+		log: o.Logger, program: o.Program, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*account),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),
@@ -157,6 +160,14 @@ func (s *Server) Bind(e Engine) {
 	s.mu.Unlock()
 	s.wg.Add(1)
 	go s.runTimers()
+	if s.program != nil {
+		s.wg.Add(1)
+		go func() {
+			t := time.NewTicker(programPeriod)
+			defer t.Stop()
+			s.watchProgram(s.program, t.C)
+		}()
+	}
 	s.resolver.Watch(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -58,6 +58,7 @@ func (n *Node) openInterface(cfg *Config, opts *ctrl.Options) ([]dataplane.Queue
 		}
 		out = append(out, dataplane.Queue{Link: sock, CPU: -1})
 	}
+	opts.Program = steer.Program(ifi.Index, cfg.XDPMode)
 	n.addrs = resolver.Addrs()
 	opts.Resolver, opts.Addrs, opts.LinkLocal, opts.Steering = resolver, resolver.Addrs, resolver.LinkLocal, steer
 	cfg.Ctrl.Interface, cfg.Ctrl.MTU = cfg.Interface, ifi.MTU

@@ -111,6 +111,7 @@ func (c *command) status() *cobra.Command {
 			for _, l := range [][2]any{
 				{"daemon", fmt.Sprintf("iwarpd %s, process %d, up %v", s.Version, s.Pid, (time.Duration(s.UptimeMs) * time.Millisecond).Round(time.Second))},
 				{"interface", fmt.Sprintf("%s, MTU %d, %s", d.GetInterface(), d.GetMtu(), plural(s.Workers, "worker"))},
+				{"xdp", attached(s.Detached)},
 				{"addresses", strings.Join(d.GetAddresses(), ", ")},
 				{"clients", s.Clients},
 				{"connections", s.Conns},
@@ -123,6 +124,14 @@ func (c *command) status() *cobra.Command {
 			return nil
 		}),
 	}
+}
+
+// attached says whether the XDP program is on the interface.
+func attached(why string) string {
+	if why == "" {
+		return "attached"
+	}
+	return "DETACHED: " + why
 }
 
 // plural is a number of things: "1 worker", "2 workers".

@@ -32,6 +32,7 @@ type settings struct {
 	Queues    []int // empty: all
 	CPUs      []int // one a queue; empty: not pinned
 	XDPMode   string
+	Detached  ctrl.DetachPolicy
 	Poll      string
 	Spin      time.Duration
 	MTU       int // 0: that of the interface
@@ -97,6 +98,15 @@ var keys = slices.Concat([]key{
 		return err
 	}},
 	{"xdp-mode", "", "auto", "auto, native or generic", oneOf(func(s *settings) *string { return &s.XDPMode }, "auto", "native", "generic")},
+	{"xdp-detached", "", "end", "when somebody detaches the XDP program: end all connections, or attach it again", func(s *settings, v string) error {
+		s.Detached = ctrl.DetachEnd
+		if v == "attach" {
+			s.Detached = ctrl.DetachAttach
+		} else if v != "end" {
+			return errors.New("must be one of end, attach")
+		}
+		return nil
+	}},
 	{"poll", "", "adaptive", "adaptive (sleeps when idle) or busy (spins)", oneOf(func(s *settings) *string { return &s.Poll }, "adaptive", "busy")},
 	{"spin", "", "50us", "how long an adaptive worker spins before it sleeps", duration(func(s *settings) *time.Duration { return &s.Spin }, 0, time.Second)},
 	{"mtu", "", "0", "largest IP packet; 0: the MTU of the interface", func(s *settings, v string) error {
@@ -178,7 +188,7 @@ var keys = slices.Concat([]key{
 
 // reloadable are the keys that SIGHUP can change, beside the rules of "allow".
 var reloadable = append(quotaNames(),
-	"crc", "crc-peers", "mpa-revision", "mpa-markers", "mpa-peer-to-peer", "ird", "ord", "max-ird", "startup-timeout",
+	"xdp-detached", "crc", "crc-peers", "mpa-revision", "mpa-markers", "mpa-peer-to-peer", "ird", "ord", "max-ird", "startup-timeout",
 	"drain-timeout", "log-level",
 )
 

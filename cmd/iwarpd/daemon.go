@@ -106,6 +106,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	}
 	d.server, err = ctrl.New(ctrlConfig(s, ifi.Name, mtu), ctrl.Options{
 		Logger: log, Steering: d.steer, Resolver: resolver, Addrs: resolver.Addrs, LinkLocal: resolver.LinkLocal, MTU: resolver.MTU,
+		Program: d.steer.Program(ifi.Index, bpfMode(s.XDPMode)),
 	})
 	if err != nil {
 		return nil, err
@@ -192,8 +193,8 @@ func bpfMode(s string) bpf.Mode {
 
 func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
 	return ctrl.Config{
-		TimeWait: s.TimeWait,
-		Socket:   s.Socket, Mode: s.SocketMode, Group: s.SocketGroup,
+		TimeWait: s.TimeWait, Detached: s.Detached,
+		Socket: s.Socket, Mode: s.SocketMode, Group: s.SocketGroup,
 		Allow: s.Allow, Limits: s.Limits, Slots: s.Slots,
 		Startup: ctrl.StartupDefaults{
 			CRC: s.CRC, CRCPeers: s.CRCPeers, Markers: s.MPAMarkers, Revision: s.MPARevision, NoP2P: !s.MPAPeer,

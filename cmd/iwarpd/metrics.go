@@ -22,7 +22,7 @@ import (
 
 // gauges are the counters that can go down.
 var gauges = map[string]bool{
-	"ctrl.clients": true, "ctrl.conns": true, "ctrl.ports": true, "ctrl.ports_resting": true,
+	"ctrl.clients": true, "ctrl.conns": true, "ctrl.ports": true, "ctrl.ports_resting": true, "ctrl.program_detached": true,
 	"engine.conns": true, "engine.free_slots": true, "engine.slots": true, "engine.held_frames": true,
 	"engine.held_peak": true, "engine.timers": true, "sctp.assocs": true,
 	"fragments.waiting": true, "fragments.octets": true,

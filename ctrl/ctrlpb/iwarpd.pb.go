@@ -5324,6 +5324,7 @@ type StatusReply struct {
 	Conns         uint32                 `protobuf:"varint,12,opt,name=conns,proto3" json:"conns,omitempty"`           // set up or being set up
 	Registered    uint64                 `protobuf:"varint,13,opt,name=registered,proto3" json:"registered,omitempty"` // octets
 	Pid           uint32                 `protobuf:"varint,14,opt,name=pid,proto3" json:"pid,omitempty"`
+	Detached      string                 `protobuf:"bytes,15,opt,name=detached,proto3" json:"detached,omitempty"` // why no frames reach the daemon; "": they do
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5454,6 +5455,13 @@ func (x *StatusReply) GetPid() uint32 {
 		return x.Pid
 	}
 	return 0
+}
+
+func (x *StatusReply) GetDetached() string {
+	if x != nil {
+		return x.Detached
+	}
+	return ""
 }
 
 // A list comes in pages: ask again with after set to the last item's key while
@@ -7812,7 +7820,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x03end\x18\x03 \x01(\bR\x03end\"5\n" +
 	"\x06CutOff\x12+\n" +
 	"\x05error\x18\x01 \x01(\v2\x15.iwarpd.ctrl.v1.ErrorR\x05error\"\r\n" +
-	"\vQueryStatus\"\xe8\x02\n" +
+	"\vQueryStatus\"\x84\x03\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\x122\n" +
@@ -7830,7 +7838,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
 	"registered\x18\r \x01(\x04R\n" +
 	"registered\x12\x10\n" +
-	"\x03pid\x18\x0e \x01(\rR\x03pid\"/\n" +
+	"\x03pid\x18\x0e \x01(\rR\x03pid\x12\x1a\n" +
+	"\bdetached\x18\x0f \x01(\tR\bdetached\"/\n" +
 	"\aListQPs\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\rR\x05after\x12\x0e\n" +
 	"\x02qp\x18\x02 \x01(\rR\x02qp\"F\n" +

@@ -7,7 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -68,6 +70,91 @@ func TestCapture(t *testing.T) {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %s in\n%s", want, out)
 		}
+	}
+}
+
+// xdpLink returns the number of the bpf_link that holds the daemon's XDP program.
+func (h *host) xdpLink() link.ID {
+	h.t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", h.daemon.Cmd.Process.Pid))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for _, f := range files {
+		text, _ := os.ReadFile(f) // it may be closed by now
+		if !strings.Contains(string(text), "link_type:\txdp") {
+			continue
+		}
+		var id uint32
+		if _, after, ok := strings.Cut(string(text), "link_id:"); ok {
+			if _, err := fmt.Sscan(after, &id); err == nil {
+				return link.ID(id)
+			}
+		}
+	}
+	h.t.Fatal("the daemon has no XDP link")
+	return 0
+}
+
+// TestDetached: an administrator detaches the XDP program under a connection. The daemon
+// says so within a second, its client gets the reason, and after a reload that allows it
+// the program is attached again.
+func TestDetached(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	file := filepath.Join(t.TempDir(), "iwarpd.yaml")
+	write := func(policy string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte("xdp-detached: "+policy+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("end")
+	a, b := newHost(t, &v.A, "--config", file), newHost(t, &v.B)
+	testenv.Start(t, b.command("ping", "-s", "-P", "-a", b.end.Addr4.String())).Expect("listening on")
+	client := func() *testenv.Process {
+		return testenv.Start(t, a.command("ping", "-c", "-a", b.end.Addr4.String(), "-v"))
+	}
+	ping := client()
+	ping.Expect("rdma-ping-3")
+	if out := a.must("status"); !strings.Contains(out, "attached") {
+		t.Errorf("status: %s", out)
+	}
+	detach := func() {
+		t.Helper()
+		l, err := link.NewFromID(a.xdpLink())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if err := l.Detach(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	detach()
+	began := time.Now()
+	waitFor(t, "the daemon to notice", func() bool { return strings.Contains(a.must("status"), "DETACHED") })
+	took := time.Since(began)
+	t.Logf("noticed after %v", took)
+	if took > 5*time.Second { // half a second and what a busy machine takes
+		t.Errorf("noticed after %v", took)
+	}
+	a.daemon.Expect("was detached from the interface")
+	if code := ping.Wait(limit); code == 0 || !strings.Contains(ping.String(), "XDP program was detached") {
+		t.Errorf("the client ended with %d: %s", code, ping.String())
+	}
+	if code, out := a.ctl("ping", "-c", "-a", b.end.Addr4.String(), "-C", "1"); code == 0 || !strings.Contains(out, "XDP program was detached") {
+		t.Errorf("a new connection: %d: %s", code, out)
+	}
+	write("attach")
+	a.daemon.Signal(unix.SIGHUP)
+	a.daemon.Expect("is attached again")
+	ping = client()
+	ping.Expect("rdma-ping-3")
+	detach()
+	waitFor(t, "the program to be attached again", func() bool { return a.hasXDP() && a.counter("ctrl.program_detachments") == 2 })
+	if code, out := a.ctl("ping", "-c", "-a", b.end.Addr4.String(), "-C", "1"); code != 0 {
+		t.Errorf("after the program was attached again: %d: %s", code, out)
 	}
 }
 

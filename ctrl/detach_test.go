@@ -1,0 +1,166 @@
+package ctrl
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/mpa"
+)
+
+// fakeProgram can be detached by anybody.
+type fakeProgram struct {
+	off   bool
+	fails error // of Attach
+	tries int
+}
+
+func (p *fakeProgram) Attached() (bool, error) { return !p.off, nil }
+
+func (p *fakeProgram) Attach() error {
+	p.tries++
+	if p.fails == nil {
+		p.off = false
+	}
+	return p.fails
+}
+
+// detachable is a harness with a connection that is up, a connect that the peer has not
+// answered, and a request that waits for its client.
+func detachable(t *testing.T, cfg Config) (h *harness, c *tclient, up *mpaPeer, logs *observer.ObservedLogs) {
+	h = newHarness(t, cfg)
+	core, logs := observer.New(zap.WarnLevel)
+	h.log = zap.New(core)
+	c = h.hello(t)
+	up, _ = h.dial(t, c, reqConnect(c.qp(), peerA.String()), mpa.DefaultConfig())
+	up.accept("", -1, -1)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: up.id, QP: up.attached().QP})
+	if c.event().GetEstablished() == nil {
+		t.Fatal("not established")
+	}
+	c.ok(reqListen("", 7174))
+	h.arrive(t, "10.0.0.3:1", 7174, mpa.DefaultConfig()).send()
+	if c.event().GetConnectRequest() == nil {
+		t.Fatal("no request")
+	}
+	c.ok(reqConnect(c.qp(), "10.0.0.4:7174"))
+	h.e.await(t, "connect")
+	return h, c, up, logs
+}
+
+func (h *harness) value(t *testing.T, name string) uint64 {
+	t.Helper()
+	for _, k := range h.Counters() {
+		if k.Name == name {
+			return k.Value
+		}
+	}
+	t.Fatalf("no counter %s", name)
+	return 0
+}
+
+// TestDetachEnd: every connection ends, with the reason, when the program is detached, and
+// others are refused until it is back.
+func TestDetachEnd(t *testing.T) {
+	h, c, up, logs := detachable(t, Config{Interface: "eth9"})
+	p := &fakeProgram{}
+	h.checkProgram(p)
+	if up, abort := up.ended(); up || abort || h.Status().Detached != "" || h.value(t, "ctrl.program_detached") != 0 {
+		t.Fatal("ended while the program was attached")
+	}
+	p.off = true
+	const why = "the XDP program was detached from the interface eth9"
+	for range 3 {
+		h.checkProgram(p)
+	}
+	if p.tries != 0 {
+		t.Error("attached again without leave")
+	}
+	var failed, gone bool
+	for range 2 {
+		switch e := c.event(); {
+		case e.GetConnectFailed() != nil:
+			failed = strings.Contains(e.GetConnectFailed().Error.Text, why)
+		case e.GetConnectGone() != nil:
+			gone = strings.Contains(e.GetConnectGone().Error.Text, why)
+		default:
+			t.Errorf("event %v", e)
+		}
+	}
+	if !failed || !gone {
+		t.Errorf("reason of the connect %v, of the request %v", failed, gone)
+	}
+	if _, abort := up.ended(); !abort {
+		t.Error("the peer of the connection gets no reset")
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: up.id})
+	if d := c.event().GetDisconnected(); d == nil || !strings.Contains(d.GetError().GetText(), why) {
+		t.Errorf("event %v", d)
+	}
+	const code = ctrlpb.Code_CODE_UNREACHABLE
+	for _, req := range []*ctrlpb.Request{reqListen("", 7175), reqConnect(c.qp(), peerA.String())} {
+		if text := c.fails(code, req); !strings.Contains(text, why) {
+			t.Errorf("refused for %q", text)
+		}
+	}
+	if h.value(t, "ctrl.program_detached") != 1 || h.value(t, "ctrl.program_detachments") != 1 || !strings.Contains(h.Status().Detached, why) {
+		t.Errorf("status %q", h.Status().Detached)
+	}
+	if n := logs.FilterMessageSnippet("detached").Len(); n != 1 {
+		t.Errorf("%d lines in the log; want 1", n)
+	}
+	// An administrator who changes his mind.
+	h.Reload(Config{Detached: DetachAttach})
+	h.checkProgram(p)
+	if p.off || h.Status().Detached != "" || h.value(t, "ctrl.program_detached") != 0 {
+		t.Error("not attached after the reload")
+	}
+	c.ok(reqListen("", 7175))
+}
+
+// TestDetachAttach: the program is attached again, and connections stay; where that fails
+// they end, and it is tried again.
+func TestDetachAttach(t *testing.T) {
+	h, c, up, logs := detachable(t, Config{Detached: DetachAttach})
+	p := &fakeProgram{off: true}
+	h.checkProgram(p)
+	if _, abort := up.ended(); abort || p.off || h.Status().Detached != "" {
+		t.Error("the connection was ended, or the program is off")
+	}
+	if h.value(t, "ctrl.program_detachments") != 1 || logs.FilterMessageSnippet("attached again").Len() != 1 {
+		t.Errorf("logged %v", logs.All())
+	}
+	c.ok(reqListen("", 7175))
+	p.off, p.fails = true, errors.New("another program is there")
+	for range 3 {
+		h.checkProgram(p)
+	}
+	if _, abort := up.ended(); !abort || h.Status().Detached == "" || p.tries != 4 {
+		t.Errorf("after a failure: reset %v, status %q, %d tries", abort, h.Status().Detached, p.tries)
+	}
+	p.fails = nil
+	h.checkProgram(p)
+	if h.Status().Detached != "" || p.off || h.value(t, "ctrl.program_detachments") != 2 {
+		t.Errorf("status %q", h.Status().Detached)
+	}
+	c.ok(reqListen("", 7176))
+}
+
+// TestWatchProgram: the server looks at its program, and ends with it.
+func TestWatchProgram(t *testing.T) {
+	h := newHarness(t, Config{})
+	tick := make(chan time.Time)
+	h.wg.Add(1)
+	go h.watchProgram(&fakeProgram{off: true}, tick)
+	tick <- time.Time{}
+	tick <- time.Time{} // the first was looked at
+	if h.Status().Detached == "" {
+		t.Error("not noticed")
+	}
+}
