@@ -17,7 +17,7 @@ import (
 )
 
 func TestConformance(t *testing.T) {
-	conformance.Check(t, "conformance-rpcrdma.md", "rpcrdma", map[string]int{"V": 124, "W": 64, "X": 8}) // docs/conformance.md has these numbers
+	conformance.Check(t, "conformance-rpcrdma.md", "rpcrdma", map[string]int{"V": 124, "W": 64, "X": 8, "Y": 17, "Z": 13}) // docs/conformance.md has these numbers
 }
 
 // raw is a requester that sends what it likes.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+	"github.com/iwarpd/iwarpd/rpcrdma/session"
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
@@ -52,6 +53,7 @@ func TestInvalidateFlag(t *testing.T) {
 	}{
 		{1, nil, 0}, {1, wire.Private{}.Append(nil), 0}, {1, wire.Private{Invalidate: true}.Append(nil), 1},
 		{2, nil, 1}, {2, wire.Private{}.Append(nil), 0}, {2, wire.Private{Invalidate: true}.Append(nil), 1},
+		{1, nil, 0}, // nothing is kept from one connection to the next
 	} {
 		cfg := ce.cfg.Session
 		cfg.Version = c.version
@@ -83,6 +85,30 @@ func TestInvalidateFlag(t *testing.T) {
 	}
 	if p, ok := wire.FindPrivate(ce.cfg.private()); !ok || !p.Invalidate {
 		t.Errorf("a client says %+v, %v", p, ok)
+	}
+}
+
+// TestPrivateSizes: of the sizes that both ends say in their private data the lesser one
+// counts, and without private data both are 1024 (RFC 8797 sections 4.2 and 5.1).
+func TestPrivateSizes(t *testing.T) {
+	both := func(send, recv int) []byte { return wire.Private{SendSize: send, RecvSize: recv}.Append(nil) }
+	for _, c := range []struct {
+		private    []byte
+		send, recv int
+	}{
+		{nil, 1024, 1024}, {[]byte("of another protocol"), 1024, 1024}, {both(1024, 1024), 1024, 1024}, {both(2048, 3072), 3072, 2048},
+		{both(8192, 8192), 8192, 4096}, {both(1<<18, 1<<18), 8192, 4096}, {append([]byte{1, 2, 3}, both(2048, 3072)...), 3072, 2048},
+		{both(2048, 3072)[:7], 1024, 1024}, {append([]byte{0xf6, 0xab, 0x0e, 0x18, 2}, 0, 1, 1), 1024, 1024},
+	} {
+		cfg := DefaultConfig(true)
+		cfg.Session.Props.SendSize, cfg.Session.Props.RecvSize = 8192, 4096
+		s := cfg.session(c.private)
+		if s.Send1 != c.send || s.Recv1 != c.recv {
+			t.Errorf("%x: %d and %d, not %d and %d", c.private, s.Send1, s.Recv1, c.send, c.recv)
+		}
+		if cfg.Session.Send1 != 1024 || cfg.Session.Recv1 != 1024 || cfg.Session.Invalidate != session.InvalidateNamed {
+			t.Error("it stays for the next connection")
+		}
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 // folders of the packages whose name is not their path.
 var folders = map[string]string{
 	"term": "internal/term", "serial": "internal/serial", "shm": "shm", "crc32c": "internal/crc32c",
-	"wire": "rpcrdma/wire", "session": "rpcrdma/session", "rpc": "rpcrdma/rpc", "nfs": "rpcrdma/nfs",
+	"wire": "rpcrdma/wire", "session": "rpcrdma/session", "rpc": "rpcrdma/rpc", "rpcgen": "rpcrdma/rpcgen", "nfs": "rpcrdma/nfs",
 }
 
 // A row that names no test begins its cell of code with why there is none.

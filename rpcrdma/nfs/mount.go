@@ -32,13 +32,17 @@ const maxMounts = 1024
 func (s *Server) MountProgram() rpc.Program {
 	m := &mounts{s: s, list: make(map[mountEntry]struct{})}
 	f := mount.NewMountProgramService(m)
-	return rpc.Program{Low: 1, High: 3, Serve: func(ctx context.Context, r *rpc.Request) rpc.Status {
-		c, ok := s.credOf(r.Cred)
-		if !ok {
-			return rpc.AuthError
-		}
-		return rpcgen.Serve(context.WithValue(ctx, mounterKey{}, &mounter{r.Peer, c}), f, r)
-	}}
+	return rpc.Program{
+		Low: 1, High: 3,
+		Serve: func(ctx context.Context, r *rpc.Request) rpc.Status {
+			c, ok := s.credOf(r.Cred)
+			if !ok {
+				return rpc.AuthError
+			}
+			return rpcgen.Serve(context.WithValue(ctx, mounterKey{}, &mounter{r.Peer, c}), f, r)
+		},
+		Items: func(uint32, uint32) bool { return false }, // RFC 8267 section 5 makes none eligible
+	}
 }
 
 // mounter is who calls MOUNT.

@@ -134,6 +134,23 @@ func TestFiles(t *testing.T) {
 			if c := conn.Counters(); c.InlineOctets > 400<<10 {
 				t.Errorf("data went inline: %+v", c)
 			}
+			// Write chunks are as long as the longest result: none comes another way.
+			fh, err := n.Create(ctx, n.Root(), "chunks", 0o640)
+			if err != nil {
+				t.Fatal(err)
+			}
+			data := make([]byte, 20_000) // would fit a continued reply
+			_, _ = rnd.Read(data)
+			if _, err := n.Put(ctx, fh, bytes.NewReader(data)); err != nil {
+				t.Fatal(err)
+			}
+			before, got := conn.Counters().InlineOctets, make([]byte, len(data))
+			if k, err := n.ReadAt(ctx, fh, got, 0); k != len(data) || !bytes.Equal(got, data) {
+				t.Fatal(k, err)
+			}
+			if n := conn.Counters().InlineOctets - before; n > 1000 {
+				t.Errorf("%d bytes of a READ went inline", n)
+			}
 		})
 	}
 }

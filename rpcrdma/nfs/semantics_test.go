@@ -798,3 +798,45 @@ func TestFlavors(t *testing.T) {
 		}
 	}
 }
+
+// TestEligible: the data items that may go by chunks are those of RFC 8267 section 4: the
+// arguments of WRITE and SYMLINK, the results of READ and READLINK.
+func TestEligible(t *testing.T) {
+	l := newLocal(t, nfs.Config{})
+	fh := l.file("f", 0o644, root, "data")
+	if err := os.Symlink("target", filepath.Join(l.dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	link := l.lookup("link")
+	serve := func(prog, proc uint32, args func(*rpc.Writer)) (rpc.Msg, bool) {
+		var w rpc.Writer
+		sys := rpc.Sys{}
+		(&rpc.Call{XID: l.xid.Add(1), Prog: prog, Vers: 3, Proc: proc, Cred: sys.Auth()}).Start(&w)
+		args(&w)
+		return l.srv.Serve(t.Context(), "10.0.0.9", w.Msg, nil)
+	}
+	for proc := range uint32(22) {
+		_, ok := serve(nfs.ProgramNFS, proc, func(w *rpc.Writer) { w.Item([]byte("12345678")) })
+		if want := proc == pWrite || proc == pSymlink; ok != want {
+			t.Errorf("an argument of procedure %d in a chunk: done %v", proc, ok)
+		}
+	}
+	if _, ok := serve(nfs.ProgramMount, 1, func(w *rpc.Writer) { w.Item([]byte("/sub")) }); ok {
+		t.Error("an argument of MOUNT in a chunk is taken")
+	}
+	const pReadlink = 5
+	for proc, args := range map[uint32]func(*rpc.Writer){
+		pGetattr: func(w *rpc.Writer) { w.Opaque(fh) }, pLookup: name(l.root, "f"), pRead: read(fh, 0, 100), pReadlink: func(w *rpc.Writer) { w.Opaque(link) },
+		pReaddir:     func(w *rpc.Writer) { w.Opaque(l.root); w.U64(0); w.U64(0); w.U32(4096) },
+		pReaddirplus: func(w *rpc.Writer) { w.Opaque(l.root); w.U64(0); w.U64(0); w.U32(4096, 4096) },
+	} {
+		reply, ok := serve(nfs.ProgramNFS, proc, args)
+		want := 0
+		if proc == pRead || proc == pReadlink {
+			want = 1
+		}
+		if !ok || len(reply.Items) != want {
+			t.Errorf("procedure %d: %d results may go by chunks", proc, len(reply.Items))
+		}
+	}
+}

@@ -82,6 +82,14 @@ func TestInvalidate(t *testing.T) {
 			if got := reply(second); got != c.want {
 				t.Errorf("the last invalidates %#x, not %#x", got, c.want)
 			}
+			// An error is no reply.
+			p.s.Fail(call(12), wire.Failure{Code: wire.ErrSystem})
+			var o Out
+			for p.s.Poll(&o) {
+				if o.Inv != 0 {
+					t.Errorf("an error invalidates %#x", o.Inv)
+				}
+			}
 			if len(p.s.named) != 0 {
 				t.Errorf("still counted: %v", p.s.named)
 			}

@@ -1,7 +1,9 @@
 package session
 
 import (
+	"encoding/binary"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
@@ -180,30 +182,66 @@ func TestSegmentLimits(t *testing.T) {
 }
 
 // TestBrokenReply: a continued reply that goes on with something else ends its
-// call, and the peer is told (draft section 6.3.9).
+// call, and the peer gets INVAL_CONT (draft section 6.3.9).
 func TestBrokenReply(t *testing.T) {
-	p := clientPeer(t, nil)
-	for _, xid := range []uint32{9, 10} {
-		if err := p.s.Call(xid, callBody(xid, 40), &CallChunks{}); err != nil {
+	for _, c := range []struct {
+		name string
+		next msg
+		errs []uint32 // XIDs of the errors that go out
+	}{
+		{"another reply", m(wire.Header{XID: 10, Type: wire.ReplyInline}, replyBody(10, 40)...), []uint32{9, 10}},
+		{"another continued reply", m(wire.Header{XID: 10, Type: wire.ReplyMiddle, Remaining: 40}, replyBody(10, 40)...), []uint32{9, 10}},
+		{"another special reply", m(wire.Header{XID: 10, Type: wire.ReplyExternal, Reply: chunk(40)}), []uint32{9, 10}},
+		{"a special reply to the same call", m(wire.Header{XID: 9, Type: wire.ReplyExternal, Reply: chunk(40)}), []uint32{9}},
+		{"a call", m(wire.Header{XID: 10, Type: wire.CallInline}, callBody(10, 40)...), []uint32{9, 10}},
+		{"a call with the same XID", m(wire.Header{XID: 9, Type: wire.CallInline}, callBody(9, 40)...), []uint32{9}},
+		{"properties", m(wire.Header{Type: wire.ConnPropFinal}), []uint32{9, 0}},
+	} {
+		p := clientPeer(t, func(c *Config) { c.Props.Reverse = wire.ReverseGeneral })
+		for _, xid := range []uint32{9, 10} {
+			if err := p.s.Call(xid, callBody(xid, 40), &CallChunks{Reply: chunk(50)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p.drain()
+		p.clear()
+		p.send(wire.Header{XID: 9, Type: wire.ReplyMiddle, Remaining: 40}, replyBody(9, 40)...)
+		p.send(c.next.h, c.next.b...)
+		var xids []uint32
+		for _, h := range p.got {
+			if h.Type != wire.Error || h.Failure.Code != wire.ErrInvalCont {
+				t.Errorf("%s: %+v", c.name, h)
+			}
+			xids = append(xids, h.XID)
+		}
+		if !slices.Equal(xids, c.errs) {
+			t.Errorf("%s: errors for %v, not %v", c.name, xids, c.errs)
+		}
+		if len(p.evs) != 1 || p.evs[0].XID != 9 || !errors.Is(p.evs[0].Err, ErrProtocol) {
+			t.Errorf("%s: %+v", c.name, p.evs)
+		}
+	}
+}
+
+// TestUnknownError: an error with a code that is not defined is discarded: the call that
+// it is about goes on (draft section 7).
+func TestUnknownError(t *testing.T) {
+	for _, code := range []uint32{0, 12, 13, 99, 101, 1 << 31, 1<<32 - 1} {
+		p := clientPeer(t, nil)
+		if err := p.s.Call(9, callBody(9, 40), &CallChunks{}); err != nil {
 			t.Fatal(err)
 		}
-	}
-	p.drain()
-	p.clear()
-	p.send(wire.Header{XID: 9, Type: wire.ReplyMiddle, Remaining: 40}, replyBody(9, 40)...)
-	p.send(wire.Header{XID: 10, Type: wire.ReplyInline}, replyBody(10, 40)...)
-	var codes []uint32
-	for _, h := range p.got {
-		if h.Type != wire.Error || h.Failure.Code != wire.ErrInvalCont {
-			t.Errorf("%+v", h)
+		p.drain()
+		p.clear()
+		b := (&wire.Header{XID: 9, Vers: 2, Credit: 1000, Type: wire.Error}).Append(nil)[:16]
+		p.raw(append(binary.BigEndian.AppendUint32(b, code), make([]byte, 12)...))
+		if len(p.evs) != 0 || len(p.got) != 0 || p.s.Outstanding() != 1 {
+			t.Errorf("code %d: %+v, %+v", code, p.evs, p.got)
 		}
-		codes = append(codes, h.XID)
-	}
-	if len(codes) != 2 || codes[0] != 9 || codes[1] != 10 {
-		t.Errorf("errors for %v", codes)
-	}
-	if len(p.evs) != 1 || p.evs[0].XID != 9 || !errors.Is(p.evs[0].Err, ErrProtocol) {
-		t.Errorf("%+v", p.evs)
+		p.send(wire.Header{XID: 9, Type: wire.ReplyInline}, replyBody(9, 40)...)
+		if len(p.evs) != 1 || p.evs[0].Kind != EventReply {
+			t.Errorf("code %d, then the reply: %+v", code, p.evs)
+		}
 	}
 }
 
@@ -224,6 +262,21 @@ func TestPoisonedRest(t *testing.T) {
 	p.send(wire.Header{XID: 9, Type: wire.CallInline}, callBody(9, 50)...) // a new one
 	if len(p.evs) != 1 || p.evs[0].Kind != EventCall {
 		t.Errorf("%+v %+v", p.got, p.evs)
+	}
+}
+
+// TestNoReadChunks: a responder that takes no Read chunks says so by a limit of 0 (draft
+// section 7.3.1), and takes other calls.
+func TestNoReadChunks(t *testing.T) {
+	p := serverPeer(t, func(c *Config) { c.Limits.ReadChunks = 0 })
+	p.send(wire.Header{XID: 9, Type: wire.CallInline, Reads: []wire.ReadSegment{rseg(8, 1, 4)}}, callBody(9, 40)...)
+	if len(p.got) != 1 || p.got[0].Failure != (wire.Failure{Code: wire.ErrReadChunks}) || len(p.evs) != 0 {
+		t.Errorf("%+v, %+v", p.got, p.evs)
+	}
+	p.clear()
+	p.send(wire.Header{XID: 10, Type: wire.CallInline}, callBody(10, 40)...)
+	if len(p.got) != 0 || len(p.evs) != 1 {
+		t.Errorf("%+v, %+v", p.got, p.evs)
 	}
 }
 

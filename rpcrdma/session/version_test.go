@@ -86,6 +86,7 @@ func TestVersion1Errors(t *testing.T) {
 		{"procedure 5", wire.Header{Type: 5}, make([]byte, 40), false},
 		{"an error", wire.Header{Type: wire.Error1, Failure: wire.Failure{Code: wire.ErrChunk1}}, nil, true},
 		{"another XID", wire.Header{Type: wire.Msg1}, callBody(8, 40), false},
+		{"neither a call nor a reply", wire.Header{Type: wire.Msg1}, append([]byte{0, 0, 0, 9, 0, 0, 0, 2}, make([]byte, 32)...), false},
 		{"RDMA_NOMSG with nothing", wire.Header{Type: wire.NoMsg1}, nil, false},
 		{"position 0 in RDMA_MSG", wire.Header{Type: wire.Msg1, Reads: []wire.ReadSegment{rseg(0, 1, 40)}}, callBody(9, 40), false},
 		{"a position of 5", wire.Header{Type: wire.Msg1, Reads: []wire.ReadSegment{rseg(5, 1, 40)}}, callBody(9, 40), false},

@@ -227,6 +227,26 @@ func TestPrivate(t *testing.T) {
 			t.Errorf("at %d: %+v, %v", off, got, ok)
 		}
 	}
+	// Reserved bits are not looked at (RFC 8797 section 4).
+	for flags, want := range map[byte]bool{0: false, 1: true, 0xfe: false, 0xff: true} {
+		b := bytes.Clone(siw)
+		b[5] = flags
+		if got, ok := FindPrivate(b); !ok || got.Invalidate != want {
+			t.Errorf("flags %#x: %+v, %v", flags, got, ok)
+		}
+	}
+	// Sizes are rounded down to what can be said.
+	for _, c := range []struct {
+		p    Private
+		want string
+	}{
+		{Private{}, "f6ab0e1801000000"}, {Private{SendSize: 1023, RecvSize: 2047}, "f6ab0e1801000000"},
+		{Private{SendSize: 2048, RecvSize: 1 << 18}, "f6ab0e18010001ff"}, {Private{Invalidate: true, SendSize: 1 << 20, RecvSize: 5000}, "f6ab0e180101ff03"},
+	} {
+		if b := c.p.Append(nil); !bytes.Equal(b, unhex(t, c.want)) {
+			t.Errorf("%+v: %x, not %s", c.p, b, c.want)
+		}
+	}
 	for _, s := range []string{"", "f6ab0e18", "f6ab0e1802010303", "f6ab0e19010103030000"} {
 		if _, ok := FindPrivate(unhex(t, s)); ok {
 			t.Errorf("found in %s", s)

@@ -1,0 +1,115 @@
+package nfs_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
+	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
+)
+
+// TestExport: MOUNT is served over TCP beside the export, and NFS where it is asked for;
+// a portmapper names their ports. NLM and NSM are not served (RFC 8267 section 5.1).
+func TestExport(t *testing.T) {
+	testenv.RequireRoot(t)
+	s, err := nfs.NewServer(nfs.Config{Dir: t.TempDir(), KeyFile: filepath.Join(t.TempDir(), "nfs.key")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var ports [3]int
+	for i := range ports {
+		l, err := net.Listen("tcp", "127.0.0.9:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		_, p, err := net.SplitHostPort(l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ports[i], err = strconv.Atoi(p); err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+	}
+	up, gone := make(chan struct{}), errors.New("no daemon")
+	x := &nfs.Export{
+		Server: s, Listen: "127.0.0.9:20049", MountPort: ports[0], PortmapPort: ports[1], TCPPort: ports[2],
+		Open: func(ctx context.Context) (*iwarp.Device, error) { close(up); <-ctx.Done(); return nil, gone },
+		Tell: func(format string, args ...any) { t.Errorf(format, args...) },
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	done := make(chan error, 1)
+	go func() { done <- x.Run(ctx) }()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	select {
+	case <-up:
+	case err := <-done:
+		t.Fatal(err)
+	}
+	call := func(port int, prog, vers, proc uint32, args func(*rpc.Writer)) (*rpc.Reader, error) {
+		t.Helper()
+		c, err := net.Dial("tcp", net.JoinHostPort("127.0.0.9", strconv.Itoa(port)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
+		var w rpc.Writer
+		sys := rpc.Sys{}
+		(&rpc.Call{XID: 7, Prog: prog, Vers: vers, Proc: proc, Cred: sys.Auth()}).Start(&w)
+		args(&w)
+		if _, err := c.Write(append(binary.BigEndian.AppendUint32(nil, 1<<31|uint32(len(w.Body))), w.Body...)); err != nil {
+			t.Fatal(err)
+		}
+		var mark [4]byte
+		if _, err := io.ReadFull(c, mark[:]); err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, binary.BigEndian.Uint32(mark[:])&^(1<<31))
+		if _, err := io.ReadFull(c, b); err != nil {
+			t.Fatal(err)
+		}
+		return rpc.ParseReply(rpc.Msg{Body: b})
+	}
+	port := func(prog, vers uint32) uint32 {
+		t.Helper()
+		r, err := call(ports[1], nfs.ProgramPortmap, 2, 3, func(w *rpc.Writer) { w.U32(prog, vers, 6, 0) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.U32()
+	}
+	const nlm, nsm = 100021, 100024
+	for _, c := range []struct{ prog, vers, want uint32 }{
+		{nfs.ProgramMount, 3, uint32(ports[0])}, {nfs.ProgramNFS, 3, uint32(ports[2])}, {nlm, 4, 0}, {nsm, 1, 0},
+	} {
+		if got := port(c.prog, c.vers); got != c.want {
+			t.Errorf("program %d is at port %d, not %d", c.prog, got, c.want)
+		}
+	}
+	r, err := call(ports[0], nfs.ProgramMount, 3, 1, func(w *rpc.Writer) { w.String("/") })
+	if err != nil || r.U32() != 0 {
+		t.Fatal("MOUNT over TCP:", err)
+	}
+	fh := r.Opaque(64)
+	if r, err := call(ports[2], nfs.ProgramNFS, 3, 1, func(w *rpc.Writer) { w.Opaque(fh) }); err != nil || r.U32() != 0 || r.U32() != 2 {
+		t.Error("GETATTR of the root over TCP:", err)
+	}
+	if _, err := call(ports[2], nlm, 4, 0, func(*rpc.Writer) {}); !errors.Is(err, rpc.ProgUnavail) {
+		t.Error("NLM:", err)
+	}
+}
