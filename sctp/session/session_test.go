@@ -717,3 +717,46 @@ func TestNegotiateCrosses(t *testing.T) {
 		t.Errorf("one more: %v", b.events)
 	}
 }
+
+// TestEnhancedChunks has the golden bytes of enhanced session control chunks (RFC 6581
+// sections 7 and 9): DDP-SSN, function code, enhanced data, the ULP's Private Data.
+func TestEnhancedChunks(t *testing.T) {
+	word := &mpa.EnhancedData{IRD: 0x123, ORD: 0x3fff, P2P: true, RTR: mpa.RTRs(mpa.RTRSend | mpa.RTRRead)}
+	set := Setup{Private: []byte("pd"), Enhanced: word}
+	for _, c := range []struct {
+		name, state string
+		do          func(m *Mux) error
+		want        string // in hex, but for the DDP-SSN
+	}{
+		{"Initiate", "idle", func(m *Mux) error { return m.Initiate(sid, set) }, "0005c1237fff7064"},
+		{"Accept", "requested+", func(m *Mux) error { return m.Accept(sid, set) }, "0006c1237fff7064"},
+		{"Reject", "requested+", func(m *Mux) error { return m.Reject(sid, set) }, "0007c1237fff7064"},
+		{"plain Initiate", "idle", func(m *Mux) error { return m.Initiate(sid, Setup{Private: []byte("pd")}) }, "00017064"},
+		{"Terminate", "requested+", func(m *Mux) error { return m.Terminate(sid) }, "0004"},
+	} {
+		b := newBench(t, Config{}).in(c.state)
+		b.must(c.do(b.m))
+		b.drain()
+		if len(b.sent) != 1 || fmt.Sprintf("%x", b.sent[0].Data[2:]) != c.want || b.sent[0].PPID != 17 {
+			t.Errorf("%s: sent %x, want %s", c.name, b.sent, c.want)
+		}
+	}
+	// What comes: the word and the rest are taken apart.
+	b := newBench(t, Config{})
+	b.control(5, "\xc1\x23\x7f\xffpd")
+	if e := b.events[0]; e.Kind != EventRequest || *e.Setup.Enhanced != *word || string(e.Setup.Private) != "pd" {
+		t.Errorf("Initiate: %+v", e)
+	}
+	for _, code := range []uint16{6, 7} {
+		b := newBench(t, Config{}).in("initiating+")
+		b.control(code, "\xc1\x23\x7f\xffpd")
+		if e := b.events[0]; *e.Setup.Enhanced != *word || string(e.Setup.Private) != "pd" {
+			t.Errorf("function %d: %+v", code, e)
+		}
+	}
+	for _, bad := range []mpa.EnhancedData{{IRD: 0x4000}, {ORD: 0x4000}} {
+		if err := newBench(t, Config{}).m.Initiate(sid, Setup{Enhanced: &bad}); err != mpa.ErrDepth {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+}
