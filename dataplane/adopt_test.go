@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
@@ -128,7 +129,7 @@ func (q *twoQueues) until(what string, cond func() bool) {
 			if len(w.dirty) > 0 || w.cmds.pending.Load() != 0 || w.strays.pending.Load() {
 				n++
 			}
-			next = clock.Earliest(next, w.timers.next())
+			next = clock.Earliest(next, w.timers.Next())
 		}
 		for _, l := range q.links {
 			next = clock.Earliest(next, l.Deadline())
@@ -194,14 +195,14 @@ func (q *twoQueues) transfer(id ConnID, qa, qb *simQP) {
 	qa.sends = append(qa.sends, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000},
 		verbs.SendWR{ID: 2, Op: rdmap.OpRead, SGEs: qa.sge(size, size), RKey: qb.reg.STag(), Remote: 0x10000})
 	before := q.workers[0].stats.TxFrames
-	c := a1.conns[id]
+	c := a1.streams[id]
 	if c == nil {
 		q.t.Fatal("the second worker has no such connection")
 	}
-	if c.as != nil {
-		a1.mark(&c.as.carrier)
+	if c.as() != nil {
+		a1.mark(&c.as().lane)
 	} else {
-		a1.mark(c)
+		a1.mark(c.lane)
 	}
 	q.until("both done", func() bool { return len(qa.wcs) == 2 })
 	if !bytes.Equal(qb.mem[:size], qa.mem[:size]) || !bytes.Equal(qa.mem[size:2*size], qa.mem[:size]) {
@@ -233,7 +234,7 @@ func TestAdopt(t *testing.T) {
 				t.Fatal(err)
 			}
 			id := w.newID()
-			if err := w.connectSCTP(id, pkt.NewFlow(local, remote), hop, o, session.Setup{}, time.Minute); err != nil {
+			if err := w.dialSCTP(id, pkt.NewFlow(local, remote), hop, o, session.Setup{}, time.Minute); err != nil {
 				t.Fatal(err)
 			}
 			req := q.event(1, EventRequest)
@@ -258,7 +259,7 @@ func TestAdoptGivenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := w.newID()
-	if err := w.connectSCTP(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, time.Second); err != nil {
+	if err := w.dialSCTP(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, time.Second); err != nil {
 		t.Fatal(err)
 	}
 	q.event(1, EventRequest)
@@ -266,7 +267,7 @@ func TestAdoptGivenUp(t *testing.T) {
 		t.Errorf("event %+v", ev)
 	}
 	q.until("nothing left", func() bool {
-		return len(w.conns)+len(w.moved)+len(q.workers[1].conns)+len(q.workers[1].sctp.assocs) == 0 && q.hosts[0].e.ndialing.Load() == 0
+		return len(w.streams)+len(w.moved)+len(q.workers[1].streams)+q.workers[1].sctp.n == 0 && q.hosts[0].e.dialing.Len() == 0
 	})
 }
 
@@ -284,10 +285,10 @@ func TestAdoptForeignTag(t *testing.T) {
 				t.Fatal(err)
 			}
 			id, flow := w.newID(), pkt.NewFlow(local, remote)
-			if err := w.connectSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, o, session.Setup{}, time.Minute); err != nil {
+			if err := w.dialSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, o, session.Setup{}, time.Minute); err != nil {
 				t.Fatal(err)
 			}
-			as := w.sctp.assocs[flow]
+			as := w.assocOf(handoff.Key{Flow: flow, SCTP: true})
 
 			h := sctp.Header{SrcPort: flow.RemotePort, DstPort: flow.LocalPort}
 			p := append(h.Append(nil), byte(sctp.ChunkHeartbeat), 0, 0, 8, 0, 1, 0, 4)
@@ -305,7 +306,7 @@ func TestAdoptForeignTag(t *testing.T) {
 			frame = append(frame, p...)
 			f := link.Frame{N: 1}
 			f.Pieces[0] = frame
-			second.frame(&f)
+			second.take(&f)
 			q.until("the packet is seen", func() bool { return as.a.Stats().BadTag == 1 })
 
 			req := q.event(1, EventRequest)
@@ -334,14 +335,14 @@ func TestAdoptInTheSameTurn(t *testing.T) {
 	if err := owner.connect(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, time.Minute, false); err != nil {
 		t.Fatal(err)
 	}
-	c := owner.conns[id]
+	c := owner.streams[id]
 	owner.turn() // SYN
 	b.turn()     // SYN-ACK
 	w.turn()     // asks for c
 	owner.turn() // gives it
-	w.stats.Turns = c.pumped - 1
+	w.stats.Turns = c.lane.pumped - 1
 	w.turn()
-	if w.conns[id] != c {
+	if w.streams[id] != c {
 		t.Fatal("not adopted")
 	}
 	if n := w.stats.TxFrames; n != 1 {

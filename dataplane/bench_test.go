@@ -38,7 +38,7 @@ func (q *loadQP) Push(_ int, wc *verbs.WC) bool {
 	return true
 }
 
-func newLoad(tb testing.TB, cfg link.PipeConfig, p mpa.Params, op rdmap.Op, size int) (*sim, *conn, *loadQP) {
+func newLoad(tb testing.TB, cfg link.PipeConfig, p mpa.Params, op rdmap.Op, size int) (*sim, *stream, *loadQP) {
 	s := newSim(tb, cfg)
 	a, b := s.open()
 	qa, qb := &loadQP{simQP: newSimQP(tb, s.hosts[0], max(size, 4096))}, newSimQP(tb, s.hosts[1], max(size, 4096))
@@ -50,9 +50,9 @@ func newLoad(tb testing.TB, cfg link.PipeConfig, p mpa.Params, op rdmap.Op, size
 	return s, a, qa
 }
 
-func (s *sim) load(a *conn, q *loadQP, n int) {
+func (s *sim) load(a *stream, q *loadQP, n int) {
 	q.left, q.done = n, 0
-	s.hosts[0].w.mark(a)
+	s.hosts[0].w.mark(a.lane)
 	for q.done < n {
 		if !s.step() {
 			s.t.Fatal("at rest")

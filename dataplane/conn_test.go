@@ -33,7 +33,7 @@ func (s *sim) closed(i int) Event {
 	return got
 }
 
-func fullPair(t *testing.T, p mpa.Params) (s *sim, a, b *conn, qa, qb *simQP) {
+func fullPair(t *testing.T, p mpa.Params) (s *sim, a, b *stream, qa, qb *simQP) {
 	s = newSim(t, link.PipeConfig{})
 	a, b = s.open()
 	qa, qb = newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
@@ -41,9 +41,9 @@ func fullPair(t *testing.T, p mpa.Params) (s *sim, a, b *conn, qa, qb *simQP) {
 	return s, a, b, qa, qb
 }
 
-func (s *sim) post(c *conn, q *simQP, wr verbs.SendWR) {
+func (s *sim) post(c *stream, q *simQP, wr verbs.SendWR) {
 	q.sends = append(q.sends, wr)
-	q.h.w.mark(c)
+	q.h.w.mark(c.lane)
 }
 
 // TestTerminate: a Write to an STag that is not there ends both streams, each
@@ -87,15 +87,15 @@ func TestTerminateWaits(t *testing.T) {
 			s.until("responder established", func() bool { _, ok := s.hosts[1].take(EventEstablished); return ok })
 			deaf = true // host 0 acknowledges nothing, and speaks
 			s.post(b, qb, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qb.sge(0, size), RKey: qa.reg.STag(), Remote: 0x10000})
-			s.until("the window is full", func() bool { return b.tcp.SndNxt() != b.txStart && b.tcp.Room() <= 0 })
+			s.until("the window is full", func() bool { return b.conn().tcp.SndNxt() != b.conn().txStart && b.conn().tcp.Room() <= 0 })
 			s.post(a, qa, verbs.SendWR{ID: 2, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: 0x12345678})
 			s.until("the violation", func() bool { _, ok := s.hosts[1].take(EventFailed); return ok })
 			if leaving {
 				s.hosts[1].w.disconnect(b, false)
 			}
 			s.hosts[1].w.turn()
-			if b.mode != modeFull || b.tcp.Room() > 0 {
-				t.Errorf("mode %v, %d octets of room; want the connection as it was", b.mode, b.tcp.Room())
+			if b.mode != modeFull || b.conn().tcp.Room() > 0 {
+				t.Errorf("mode %v, %d octets of room; want the connection as it was", b.mode, b.conn().tcp.Room())
 			}
 			deaf = false
 			if ev := s.closed(0); !errors.Is(ev.Err, term.ErrInvalidSTag) {
@@ -270,8 +270,8 @@ func TestAbort(t *testing.T) {
 // at once.
 func TestDetach(t *testing.T) {
 	s, a, _, qa, _ := fullPair(t, mpa.Params{CRC: true})
-	s.hosts[0].w.detach(a)
-	if qa.conn != nil || a.qp != nil {
+	a.detach(s.hosts[0].w)
+	if qa.stream != nil || a.qp != nil {
 		t.Error("binding still attached")
 	}
 	s.closed(0)
@@ -302,7 +302,7 @@ func TestDetachBehindAttach(t *testing.T) {
 			s.step()
 		}
 	}
-	if a.qp != nil || q.conn != nil {
+	if a.qp != nil || q.stream != nil {
 		t.Error("the worker still has the queue pair")
 	}
 	s.closed(0)
@@ -317,7 +317,7 @@ func TestRTR(t *testing.T) {
 			s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true, RTR: rtr, IRD: 1, ORD: 1})
 			s.until("responder established", func() bool { _, ok := s.hosts[1].take(EventEstablished); return ok })
 			want := map[mpa.RTR]rdmap.Op{mpa.RTRSend: rdmap.OpSend, mpa.RTRWrite: rdmap.OpWrite, mpa.RTRRead: rdmap.OpRead}[rtr]
-			if got := b.stream.RTR(); got != want {
+			if got := b.ddp.RTR(); got != want {
 				t.Errorf("the RTR was a %v", got)
 			}
 			qa.recvs = append(qa.recvs, verbs.RecvWR{ID: 9, SGEs: qa.sge(0, 100)})
@@ -448,10 +448,10 @@ func TestTimeWaitMakesRoom(t *testing.T) {
 		}
 		var acc Event
 		s.until("accepted", func() (ok bool) { acc, ok = s.hosts[1].take(EventAccepted); return ok })
-		s.hosts[1].w.disconnect(s.hosts[1].w.conns[acc.Conn], false)
+		s.hosts[1].w.disconnect(s.hosts[1].w.streams[acc.Conn], false)
 		var fin Event
 		s.until("FIN arrived", func() (ok bool) { fin, ok = s.hosts[0].take(EventPeerClosed); return ok })
-		w.disconnect(w.conns[fin.Conn], false)
+		w.disconnect(w.streams[fin.Conn], false)
 		s.closed(0)
 		s.closed(1)
 	}
@@ -509,11 +509,11 @@ func TestAdoption(t *testing.T) {
 		}
 		now = now.Add(time.Microsecond)
 	}
-	if c := ea.workers[1].conns[id]; c == nil || c.mode != modeStreaming {
+	if c := ea.workers[1].streams[id]; c == nil || c.mode != modeStreaming {
 		t.Fatal("the second queue's worker does not own the connection")
 	}
-	if len(w.flows) != 0 || w.timers.count != 0 {
-		t.Errorf("the first worker still has %d flows and %d timers", len(w.flows), w.timers.count)
+	if w.stats.Conns != 0 || w.timers.Len() != 0 {
+		t.Errorf("the first worker still has %d flows and %d timers", w.stats.Conns, w.timers.Len())
 	}
 	// A command for it still finds it.
 	cross.rx = ends[1][1]
@@ -523,9 +523,9 @@ func TestAdoption(t *testing.T) {
 			w.turn()
 		}
 	}
-	for _, c := range eb.workers[0].conns {
-		if string(c.in) != "hello" {
-			t.Errorf("peer got %q", c.in)
+	for _, c := range eb.workers[0].streams {
+		if string(c.conn().pre.in) != "hello" {
+			t.Errorf("peer got %q", c.conn().pre.in)
 		}
 	}
 	for _, e := range []*Engine{ea, eb} {
@@ -562,14 +562,14 @@ func TestPostAfterEnd(t *testing.T) {
 				w.disconnect(a, true)
 			case "refused":
 				qa.sends = append(qa.sends, verbs.SendWR{ID: 1, Op: verbs.OpInvalid})
-				w.mark(a)
+				w.mark(a.lane)
 				want++
 			}
 			if how != "abort" {
 				w.turn() // the other host gets no turn: the connection closes for ever
 			}
 			qa.sends = append(qa.sends, verbs.SendWR{ID: 7, Op: rdmap.OpSend})
-			w.mark(a)
+			w.mark(a.lane)
 			w.turn()
 			if len(qa.wcs) != want {
 				t.Fatalf("%d completions; want %d", len(qa.wcs), want)
@@ -604,14 +604,14 @@ func TestStreamLimit(t *testing.T) {
 			s := newSim(t, link.PipeConfig{})
 			s.hosts[1].e.cfg.StreamBuffer = limit
 			a, b := s.open()
-			b.wide = tt.wide
+			b.conn().wide = tt.wide
 			send := func(n int) {
-				came := int(b.tcp.Stats().OctetsIn) + n
-				s.hosts[0].w.streamSend(a, make([]byte, n))
-				s.until("octets arrived", func() bool { return b.closed || int(b.tcp.Stats().OctetsIn) >= came })
+				came := int(b.conn().tcp.Stats().OctetsIn) + n
+				a.conn().streamSend(s.hosts[0].w, make([]byte, n))
+				s.until("octets arrived", func() bool { return b.closed || int(b.conn().tcp.Stats().OctetsIn) >= came })
 			}
 			send(tt.first)
-			s.hosts[1].w.streamConsumed(b, tt.again)
+			b.conn().streamConsumed(s.hosts[1].w, tt.again)
 			if tt.more > 0 {
 				send(tt.more)
 			}
@@ -622,8 +622,8 @@ func TestStreamLimit(t *testing.T) {
 			if closed != tt.closed || closed && !errors.Is(ev.Err, errStreamFull) {
 				t.Errorf("closed %v, by %v; want %v", closed, ev.Err, tt.closed)
 			}
-			if want := tt.first - tt.again + tt.more; !closed && b.unread() != want {
-				t.Errorf("%d octets wait; want %d", b.unread(), want)
+			if want := tt.first - tt.again + tt.more; !closed && b.conn().pre.unread() != want {
+				t.Errorf("%d octets wait; want %d", b.conn().pre.unread(), want)
 			}
 		})
 	}
@@ -647,7 +647,7 @@ func TestStreamBlackHole(t *testing.T) {
 	for i := range msg {
 		msg[i] = byte(i * 7 >> 3)
 	}
-	s.hosts[0].w.streamSend(a, msg)
+	a.conn().streamSend(s.hosts[0].w, msg)
 	var got []byte
 	s.until("octets arrived", func() bool {
 		if len(got) > size/4 && s.hosts[0].link.FreeSlots() <= slotReserve/2 {
@@ -659,13 +659,13 @@ func TestStreamBlackHole(t *testing.T) {
 				return len(got) >= size
 			}
 			got = append(got, ev.Data...)
-			s.hosts[1].w.streamConsumed(b, len(ev.Data))
+			b.conn().streamConsumed(s.hosts[1].w, len(ev.Data))
 		}
 	})
 	if !bytes.Equal(got, msg) {
 		t.Error("octets differ")
 	}
-	if !shrunk || a.tcp.Stats().PMTUShrinks == 0 {
+	if !shrunk || a.conn().tcp.Stats().PMTUShrinks == 0 {
 		t.Error("the slots were never used up, or the MTU did not shrink")
 	}
 	s.hosts[1].w.disconnect(b, false)

@@ -119,9 +119,9 @@ func (e *Engine) tellExpired() {
 	}
 }
 
-// deliverWhole has a worker take a packet that has been reassembled. handed tells
-// that it is the one that has its connection.
-func (e *Engine) deliverWhole(w *worker, b []byte, handed bool) {
+// deliverWhole makes a worker take a packet that has been reassembled. moved says that
+// another worker has passed it on to the one that has its connection.
+func (e *Engine) deliverWhole(w *worker, b []byte, moved bool) {
 	d := &e.frags
 	n := int64(len(b))
 	if d.queued.Add(n) > maxWhole {
@@ -131,31 +131,23 @@ func (e *Engine) deliverWhole(w *worker, b []byte, handed bool) {
 	}
 	w.post(func(w *worker) {
 		d.queued.Add(-n)
-		w.takeWhole(b, handed)
+		w.takeWhole(b, moved)
 	})
 }
 
-// handWhole gives the reassembled packet in hand to the worker that has its
-// connection. No ring of strays has buffers of that size.
-func (w *worker) handWhole(owner *worker, b []byte) {
-	w.stats.RxStrays++
-	w.e.deliverWhole(owner, b, true)
-}
-
-// takeWhole takes a packet that has been reassembled.
-func (w *worker) takeWhole(b []byte, handed bool) {
-	w.whole, w.handed = true, handed
-	defer func() { w.whole, w.handed = false, false }() // also where the turn faults
-	f := link.Frame{N: 1}
+// takeWhole takes a packet that has been reassembled. moved says that another worker
+// has passed it on.
+func (w *worker) takeWhole(b []byte, moved bool) {
+	f := &rxFrame{Frame: &link.Frame{N: 1}, whole: true, moved: moved}
 	f.Pieces[0] = b
-	if w.taps != nil && !handed {
-		w.tapIn(&f)
+	if w.taps != nil && !moved {
+		w.tapIn(f.Frame)
 	}
-	w.frame(&f)
+	w.frame(f)
 }
 
 // fragment takes a frame of the link that holds a fragment.
-func (w *worker) fragment(f *link.Frame) {
+func (w *worker) fragment(f *rxFrame) {
 	b := make([]byte, 0, f.Len())
 	for i := range f.N {
 		b = append(b, f.Pieces[i]...)
@@ -184,9 +176,8 @@ func (w *worker) timeExceeded(e ipfrag.Expired) {
 	if n > w.mtu-40 {
 		return
 	}
-	s, ok := w.link.Alloc()
+	s, ok := w.spareSlot()
 	if !ok {
-		w.stats.TxNoSlot++
 		return
 	}
 	at := t.HeaderLen()
@@ -200,11 +191,7 @@ func (w *worker) timeExceeded(e ipfrag.Expired) {
 		sum = t.PseudoSum(n)
 	}
 	binary.BigEndian.PutUint16(msg[2:], pkt.Checksum(pkt.Sum(msg, sum)))
-	w.slots[s].owned = false
-	if w.taps != nil {
-		w.tapOut(nil, b)
-	}
-	w.postUntapped(s, 0, len(b))
+	w.postFrame(nil, s, 0, len(b))
 	w.stats.TxStateless++
 }
 

@@ -66,7 +66,7 @@ func (c *cutter) Receive(fs []link.Frame) int {
 		if c.direct {
 			f := link.Frame{N: 2}
 			f.Pieces[0], f.Pieces[1] = b[:100], b[100:]
-			w.frame(&f)
+			w.take(&f)
 		} else if whole := c.e.defragment(w.now, b); whole != nil {
 			c.e.deliverWhole(w, whole, false)
 		}
@@ -94,11 +94,11 @@ func TestDefragment(t *testing.T) {
 			c := &cutter{Pipe: hb.link, e: hb.e, rnd: testenv.Rand(t), loss: tc.loss, direct: tc.direct}
 			hb.w.link = c
 			qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, hb, size)
-			var a *conn
+			var a *stream
 			if tc.sctp != nil {
 				a, _ = s.openSCTPWith(*tc.sctp, tc.v6, 8, qa, qb)
 			} else {
-				var b *conn
+				var b *stream
 				a, b = s.openTo(addrOf(0, tc.v6), addrOf(1, tc.v6))
 				s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 8, ORD: 8, SendMarkers: tc.markers, RecvMarkers: tc.markers})
 			}
@@ -160,8 +160,8 @@ func TestHeldWhole(t *testing.T) {
 	for _, f := range grabbed[1:4] {
 		w.takeWhole(f, false)
 	}
-	if b.holds != 2 || w.stats.RxNoHold != 1 {
-		t.Errorf("%d segments held, %d not; want 2 and 1", b.holds, w.stats.RxNoHold)
+	if b.conn().holds != 2 || w.stats.RxNoHold != 1 {
+		t.Errorf("%d segments held, %d not; want 2 and 1", b.conn().holds, w.stats.RxNoHold)
 	}
 	w.held.whole -= taken
 	s.until("the rest", func() bool { return len(qa.wcs) == 1 })
@@ -188,7 +188,7 @@ func TestTimeExceeded(t *testing.T) {
 			f := link.Frame{N: 1}
 			f.Pieces[0] = first
 			w.now = s.now
-			if w.frame(&f) {
+			if w.take(&f) {
 				t.Error("kept")
 			}
 			s.now = s.now.Add(ipfrag.Timeout6)

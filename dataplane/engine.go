@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
@@ -136,8 +137,8 @@ type QPBinding struct {
 	Bit            int // in the client's doorbell pages
 	User           any // the owner's, untouched
 
-	conn *conn         // owned by the worker it is attached to
-	id   atomic.Uint64 // of the connection that Attach was given
+	stream *stream       // owned by the worker it is attached to
+	id     atomic.Uint64 // of the connection that Attach was given
 }
 
 // ClientBinding is what the workers know of a client: its doorbell pages.
@@ -230,16 +231,12 @@ type Engine struct {
 	nextID   atomic.Uint64
 
 	events eventQueue
-	dir    *directory // nil: there is one worker
+	dir    *handoff.Directory[*worker] // nil: there is one worker
 
 	taps  atomic.Pointer[[]*Tap] // nil: none
 	tapMu sync.Mutex             // for changes of taps
 
-	mu       sync.Mutex // guards embryos and dialing
-	embryos  map[pkt.Flow]*worker
-	nembryos atomic.Int32
-	dialing  map[pkt.Flow]*worker // SCTP associations in COOKIE-WAIT or COOKIE-ECHOED
-	ndialing atomic.Int32
+	dialing  handoff.Dialing[*worker]
 	frags    defrag
 	doubts   atomic.Int32                          // under way
 	hostless atomic.Pointer[map[[16]byte]struct{}] // see learnHostless
@@ -287,13 +284,13 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 	if cfg.SCTP.Memory == 0 {
 		cfg.SCTP.Memory = max(256<<20, 4*cfg.TCP.RcvWindow)
 	}
-	e := &Engine{cfg: cfg, resolver: res, embryos: make(map[pkt.Flow]*worker), dialing: make(map[pkt.Flow]*worker), evDone: make(chan struct{})}
+	e := &Engine{cfg: cfg, resolver: res, evDone: make(chan struct{})}
 	if _, err := rand.Read(e.secret[:]); err != nil {
 		return nil, fmt.Errorf("dataplane: %w", err)
 	}
 	e.events.init()
 	if len(queues) > 1 {
-		e.dir = newDirectory()
+		e.dir = handoff.NewDirectory[*worker]()
 	}
 	for i, q := range queues {
 		w, err := newWorker(e, i, q)
@@ -374,10 +371,16 @@ func (e *Engine) worker(id ConnID) *worker {
 	return e.workers[i]
 }
 
-// onConn has the owner of a connection run f, once; f gets nil when the
-// connection is gone.
-func (e *Engine) onConn(id ConnID, f func(w *worker, c *conn)) {
-	e.worker(id).post(func(w *worker) { w.withConn(id, f) })
+// elsewhere reports whether another worker than w has k.
+func (e *Engine) elsewhere(k handoff.Key, w *worker) bool {
+	owner := e.dir.Find(&k)
+	return owner != nil && owner != w
+}
+
+// onStream makes the owner of a stream call f, once; f gets nil when the stream is
+// gone.
+func (e *Engine) onStream(id ConnID, f func(w *worker, s *stream)) {
+	e.worker(id).post(func(w *worker) { w.withStream(id, f) })
 }
 
 // ListenRequest says what Listen is to listen on.
@@ -458,16 +461,15 @@ func (e *Engine) Connect(id ConnID, r ConnectRequest) error {
 			return err
 		}
 	}
-	flow := pkt.NewFlow(r.Local, r.Remote)
 	done := make(chan error, 1)
 	e.worker(id).post(func(w *worker) {
 		switch {
 		case r.Join:
-			w.joinSCTP(id, flow, &initiate{setup: r.Setup, answer: r.SCTP.Answer, fallback: r.SCTP.Fallback}, r.Timeout, done)
+			w.joinSCTP(id, &r, done)
 		case r.SCTP != nil:
-			done <- w.connectSCTP(id, flow, hop, *r.SCTP, r.Setup, r.Timeout)
+			done <- w.connectSCTP(id, &r, &hop)
 		default:
-			done <- w.connect(id, flow, hop, r.Timeout, r.Stream)
+			done <- w.connectTCP(id, &r, &hop)
 		}
 	})
 	return <-done
@@ -480,21 +482,14 @@ func (e *Engine) Answer(id ConnID, set session.Setup, a Attachment) {
 	if a.QP != nil {
 		a.QP.id.Store(uint64(id)) // as Attach does
 	}
-	e.onConn(id, func(w *worker, c *conn) {
-		switch {
-		case c != nil && c.as != nil:
-			w.answerSCTP(c, set, a)
-		case a.QP != nil:
-			w.refuseAttach(id, a)
-		}
-	})
+	e.onStream(id, func(w *worker, s *stream) { w.answer(id, s, set, a) })
 }
 
 // StreamSend sends octets in streaming mode, before Attach.
 func (e *Engine) StreamSend(id ConnID, b []byte) {
-	e.onConn(id, func(w *worker, c *conn) {
-		if c != nil {
-			w.streamSend(c, b)
+	e.onStream(id, func(w *worker, s *stream) {
+		if c, ok := streamOf(s); ok {
+			c.streamSend(w, b)
 		}
 	})
 }
@@ -502,9 +497,9 @@ func (e *Engine) StreamSend(id ConnID, b []byte) {
 // StreamConsumed says that the first n octets of those given by EventData and
 // not yet consumed have been used.
 func (e *Engine) StreamConsumed(id ConnID, n int) {
-	e.onConn(id, func(w *worker, c *conn) {
-		if c != nil {
-			w.streamConsumed(c, n)
+	e.onStream(id, func(w *worker, s *stream) {
+		if c, ok := streamOf(s); ok {
+			c.streamConsumed(w, n)
 		}
 	})
 }
@@ -513,16 +508,16 @@ func (e *Engine) StreamConsumed(id ConnID, n int) {
 // that were consumed is FPDUs, and so is what is sent behind a.Reply.
 func (e *Engine) Attach(id ConnID, a Attachment) {
 	a.QP.id.Store(uint64(id)) // Detach may come before the worker has got to it
-	e.onConn(id, func(w *worker, c *conn) { w.attach(id, c, a) })
+	e.onStream(id, func(w *worker, s *stream) { w.attach(id, s, a) })
 }
 
 // Disconnect closes a connection: in order, behind what was posted before, as much of
 // it as the window has room for (in streaming mode, all that StreamSend was given), or
 // with a RST. EventClosed follows.
 func (e *Engine) Disconnect(id ConnID, abort bool) {
-	e.onConn(id, func(w *worker, c *conn) {
-		if c != nil {
-			w.disconnect(c, abort)
+	e.onStream(id, func(w *worker, s *stream) {
+		if s != nil {
+			w.disconnect(s, abort)
 		}
 	})
 }
@@ -532,9 +527,9 @@ func (e *Engine) Disconnect(id ConnID, abort bool) {
 func (e *Engine) Detach(b *QPBinding) {
 	if id := ConnID(b.id.Load()); id != 0 {
 		done := make(chan struct{})
-		e.onConn(id, func(w *worker, c *conn) {
-			if c != nil && c.qp == b {
-				w.detach(c)
+		e.onStream(id, func(w *worker, s *stream) {
+			if s != nil && s.qp == b {
+				s.detach(w)
 			}
 			close(done)
 		})
@@ -630,17 +625,17 @@ func (e *Engine) learnHostless() {
 	e.hostless.Store(&all)
 }
 
-// answerable reports whether the packet in hand may be answered, or begin a connection
-// (RFC 9293 MUST-57 and MUST-63).
-func (w *worker) answerable() bool {
-	if !w.in.pkt.Answerable() {
+// answerable reports whether p may be answered, or begin a connection (RFC 9293 MUST-57
+// and MUST-63).
+func (e *Engine) answerable(p *pkt.Packet) bool {
+	if !p.Answerable() {
 		return false
 	}
-	hostless := w.e.hostless.Load()
+	hostless := e.hostless.Load()
 	if hostless == nil {
 		return true
 	}
-	_, bad := (*hostless)[w.in.pkt.Flow.Remote]
+	_, bad := (*hostless)[p.Flow.Remote]
 	return !bad
 }
 
@@ -736,9 +731,9 @@ func (e *Engine) resolveConns(ids []ConnID, flow pkt.Flow) {
 		return // the hop in use stays: the peer was heard over it
 	}
 	for _, id := range ids {
-		e.onConn(id, func(w *worker, c *conn) {
-			if c != nil {
-				w.setHop(c, flow.Remote, &hop)
+		e.onStream(id, func(w *worker, s *stream) {
+			if s != nil {
+				s.lane.llp.setHop(w, flow.Remote, &hop)
 			}
 		})
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp"
-	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
@@ -55,7 +54,7 @@ func TestFaultInABurst(t *testing.T) {
 	rx := &lent{Pipe: s.hosts[1].link}
 	w.link = rx
 	var qa, qb [lanes]*simQP
-	var a [lanes]*conn
+	var a [lanes]*stream
 	for i := range lanes {
 		c, d := s.openFrom(netip.AddrPortFrom(addrA, 40000+uint16(i)), addrB)
 		qa[i], qb[i] = newSimQP(t, ha, size), newSimQP(t, s.hosts[1], size)
@@ -74,7 +73,7 @@ func TestFaultInABurst(t *testing.T) {
 			wr.RKey = bad.STag()
 		}
 		qa[i].sends = append(qa[i].sends, wr)
-		ha.w.mark(a[i])
+		ha.w.mark(a[i].lane)
 	}
 	ha.w.turn()
 	func() { // as loop
@@ -112,16 +111,16 @@ func TestFaultKeepsAssociations(t *testing.T) {
 	w := s.hosts[1].w
 	var as *assoc
 	s.until("association up", func() bool {
-		for _, as = range w.sctp.assocs {
+		for as = range w.assocs() {
 		}
-		return as != nil && as.a.State() == sctp.Established && !as.carrier.dirty
+		return as != nil && as.a.State() == sctp.Established && !as.dirty
 	})
-	w.mark(&as.carrier) // as a packet of it does
+	w.mark(&as.lane) // as a packet of it does
 	w.fault(b, "a fault")
-	if !slices.Contains(w.dirty, &as.carrier) {
+	if !slices.Contains(w.dirty, &as.lane) {
 		t.Error("the association is forgotten")
 	}
-	s.until("pumped", func() bool { return !as.carrier.dirty })
+	s.until("pumped", func() bool { return !as.dirty })
 }
 
 // TestSCTPFault: a fault in a client's memory ends the association whose packet was in
@@ -149,9 +148,9 @@ func TestSCTPFault(t *testing.T) {
 		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: i, SGEs: []verbs.SGE{{Len: 100, LKey: bad.STag()}}})
 		qa.sends = append(qa.sends, verbs.SendWR{ID: i, Op: rdmap.OpSend, SGEs: qa.sge(0, 100)})
 	}
-	wa.mark(a)
+	wa.mark(a.lane)
 	wa.turn()
-	frames, chunks := wb.stats.RxFrames, b.as.a.Stats().RxChunks
+	frames, chunks := wb.stats.RxFrames, b.as().a.Stats().RxChunks
 	func() {
 		defer wb.survive()
 		wb.turn()
@@ -159,11 +158,11 @@ func TestSCTPFault(t *testing.T) {
 	if wb.stats.Faults != 1 || told != 1 {
 		t.Fatalf("%d faults, told of %d", wb.stats.Faults, told)
 	}
-	if f, c := wb.stats.RxFrames-frames, b.as.a.Stats().RxChunks-chunks; f != 1 || c != 2 {
+	if f, c := wb.stats.RxFrames-frames, b.as().a.Stats().RxChunks-chunks; f != 1 || c != 2 {
 		t.Fatalf("%d messages in %d frames: this tests nothing", c, f)
 	}
 	wb.turn()
-	if !b.as.over {
+	if !b.as().gone {
 		t.Error("the association has not ended")
 	}
 	for i := range s.hosts {
@@ -221,13 +220,13 @@ func TestFaultKeepsMarks(t *testing.T) {
 	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
 	s.attach(a, b, qa, qb, mpa.Params{CRC: true})
 	w := s.hosts[1].w
-	s.until("an association", func() bool { return len(w.sctp.assocs) == 1 })
-	marked := []*conn{b}
-	for _, as := range w.sctp.assocs {
-		marked = append(marked, &as.carrier)
+	s.until("an association", func() bool { return w.sctp.n == 1 })
+	marked := []*lane{b.lane}
+	for as := range w.assocs() {
+		marked = append(marked, &as.lane)
 	}
-	if len(w.conns) != 1 {
-		t.Fatalf("%d connections, the association has a session: this tests nothing", len(w.conns))
+	if len(w.streams) != 1 {
+		t.Fatalf("%d connections, the association has a session: this tests nothing", len(w.streams))
 	}
 	for _, c := range marked {
 		w.mark(c)
@@ -235,7 +234,7 @@ func TestFaultKeepsMarks(t *testing.T) {
 	w.fault(b, "none")
 	for _, c := range marked {
 		if !c.dirty || !slices.Contains(w.dirty, c) {
-			t.Errorf("%v: dirty %v, in the list %v", c.flow, c.dirty, slices.Contains(w.dirty, c))
+			t.Errorf("%v: dirty %v, in the list %v", c.key, c.dirty, slices.Contains(w.dirty, c))
 		}
 	}
 }
@@ -276,7 +275,7 @@ func TestFaultHeld(t *testing.T) {
 	drop = true
 	s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, 1400), RKey: bad.STag(), Remote: 0x10000})
 	s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, 4000), RKey: bad.STag(), Remote: 0x10000 + uint64(page)})
-	s.until("some are held", func() bool { return b.holds > 1 })
+	s.until("some are held", func() bool { return b.conn().holds > 1 })
 	for w.stats.Faults == 0 && s.now < s.limit {
 		ha.w.turn()
 		func() { // as loop
@@ -285,7 +284,7 @@ func TestFaultHeld(t *testing.T) {
 		}()
 		s.now = s.now.Add(time.Millisecond)
 	}
-	if w.stats.Faults != 1 || w.stats.RxEarly == 0 || w.held.hand != tcp.NoBuf {
+	if w.stats.Faults != 1 || w.stats.RxEarly == 0 {
 		t.Fatal("this tests nothing")
 	}
 	s.closed(1)

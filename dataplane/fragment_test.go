@@ -133,7 +133,7 @@ func TestSCTPFragments(t *testing.T) {
 					for _, b := range *q {
 						f := link.Frame{N: 1}
 						f.Pieces[0] = bytes.Clone(b)
-						s.hosts[i].w.frame(&f)
+						s.hosts[i].w.take(&f)
 					}
 					*q = nil
 				}
@@ -153,7 +153,7 @@ func TestSCTPFragments(t *testing.T) {
 				}
 				return
 			}
-			s.until("all placed", func() bool { deliver(); return a.as.a.Stats().TxChunks > 20 && a.as.a.Unacked() == 0 })
+			s.until("all placed", func() bool { deliver(); return a.as().a.Stats().TxChunks > 20 && a.as().a.Unacked() == 0 })
 			if !bytes.Equal(qa.mem, qb.mem) {
 				t.Error("memory differs")
 			}

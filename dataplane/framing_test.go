@@ -32,11 +32,11 @@ func TestRecordBoundary(t *testing.T) {
 		a, b := s.open()
 		qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
 		s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
-		mss := a.tcp.MSS()
+		mss := a.conn().tcp.MSS()
 		const first = 100
-		one := a.tx.Size(0, ddp.UntaggedLen+first)
+		one := a.conn().tx.Size(0, ddp.UntaggedLen+first)
 		second := mss + over - one - (2 + ddp.UntaggedLen + 4)
-		if got := one + a.tx.Size(0, ddp.UntaggedLen+second); got != mss+over {
+		if got := one + a.conn().tx.Size(0, ddp.UntaggedLen+second); got != mss+over {
 			t.Fatalf("FPDUs of %d octets at an MSS of %d", got, mss)
 		}
 		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 1, SGEs: qb.sge(0, 2000)}, verbs.RecvWR{ID: 2, SGEs: qb.sge(2000, 2000)})
@@ -75,7 +75,7 @@ func TestAttachUnread(t *testing.T) {
 				data := bytes.Repeat([]byte("before the switch, and behind it "), size)[:size]
 				var f mpa.Framer
 				var octets []byte
-				start := a.tcp.SndNxt()
+				start := a.conn().tcp.SndNxt()
 				f.Init(true, markers, start)
 				for i := 0; i < size; i += each {
 					h := ddp.Tagged{Last: true, ULP: 0x40, STag: qb.reg.STag(), TO: 0x10000 + uint64(i)}
@@ -87,12 +87,12 @@ func TestAttachUnread(t *testing.T) {
 					f.End()
 					octets = append(octets, fpdu...)
 				}
-				s.hosts[0].w.streamSend(a, octets[:before])
-				s.until("the front", func() bool { return b.unread() == before })
+				a.conn().streamSend(s.hosts[0].w, octets[:before])
+				s.until("the front", func() bool { return b.conn().pre.unread() == before })
 				s.hosts[1].w.attach(b.id, b, Attachment{QP: &qb.QPBinding, Params: mpa.Params{CRC: true, RecvMarkers: markers}})
 				s.until("full operation", func() bool { return b.mode == modeFull })
 				losing = true
-				s.hosts[0].w.streamSend(a, octets[before:])
+				a.conn().streamSend(s.hosts[0].w, octets[before:])
 				s.until("the Writes", func() bool { return bytes.Equal(qb.mem[:size], data) })
 				if n := s.hosts[1].w.stats.RxFPDUsPlacedEarly; (n > 0) != markers || lost != 1 {
 					t.Errorf("%d FPDUs placed early, %d frames lost", n, lost)

@@ -15,7 +15,7 @@ import (
 // and memory beside it that it has no right to.
 type fuzzPair struct {
 	*sim
-	a, b    *conn
+	a, b    *stream
 	qa, qb  *simQP
 	foreign [2][]byte // of another PD
 	stags   [2]uint32 // of foreign
@@ -53,8 +53,8 @@ func (f *fuzzPair) finish() {
 		}
 	}
 	for _, h := range f.hosts {
-		for _, c := range h.w.conns {
-			h.w.abort(c, errAborted)
+		for _, c := range h.w.streams {
+			c.abort(h.w, errAborted)
 		}
 	}
 	for n := 0; f.step(); n++ {
@@ -62,7 +62,7 @@ func (f *fuzzPair) finish() {
 			f.t.Fatal("never at rest")
 		}
 	}
-	if n := len(f.hosts[0].w.flows) + len(f.hosts[1].w.flows); n != 0 {
+	if n := f.hosts[0].w.stats.Conns + f.hosts[1].w.stats.Conns; n != 0 {
 		f.t.Errorf("%d connections left", n)
 	}
 	for i, h := range f.hosts {
@@ -132,9 +132,9 @@ func FuzzReceive(f *testing.F) {
 		p.post(c, p.qb, verbs.SendWR{ID: 99, Op: rdmap.OpRead, SGEs: p.qb.sge(0, 64), RKey: 0x77, Remote: 0})
 		for i := 0; len(b) > 0 && c.mode == modeFull; i++ {
 			n := min(len(b), 1+int(in[i%len(in)]))
-			w.receive(c, append([]byte(nil), b[:n]...))
+			c.conn().receive(w, append([]byte(nil), b[:n]...))
 			b = b[n:]
-			w.mark(c)
+			w.mark(c.lane)
 			w.turn() // the peer never answers: it has said none of this
 		}
 		p.finish()
@@ -145,7 +145,7 @@ func FuzzReceive(f *testing.F) {
 func (f *fuzzPair) frame(in []byte, flags byte) (out []byte) {
 	var fr mpa.Framer
 	p := fuzzParams(flags)
-	seq := f.b.tcp.RcvNxt()
+	seq := f.b.conn().tcp.RcvNxt()
 	fr.Init(p.CRC, p.RecvMarkers, seq)
 	for len(in) > 1 {
 		n := min(int(in[0]), len(in)-1)
@@ -226,7 +226,7 @@ func FuzzSegments(f *testing.F) {
 		for i, q := range []*simQP{p.qa, p.qb} {
 			peer := []*simQP{p.qb, p.qa}[i]
 			rkey := peer.reg.STag()
-			c := []*conn{p.a, p.b}[i]
+			c := []*stream{p.a, p.b}[i]
 			for _, wr := range []verbs.SendWR{
 				{Op: rdmap.OpWrite, SGEs: q.sge(0, 1500), RKey: rkey, Remote: 0x10000},
 				{Op: rdmap.OpSend, SGEs: q.sge(0, 100)},

@@ -12,10 +12,10 @@ import (
 )
 
 // halfClose has the TCP of c send a FIN, whose RDMAP goes on.
-func (s *sim) halfClose(c *conn) {
+func (s *sim) halfClose(c *stream) {
 	w := s.hosts[0].w
-	c.tcp.Close(w.now)
-	w.mark(c)
+	c.conn().tcp.Close(w.now)
+	w.mark(c.lane)
 }
 
 // TestHalfClose: what the peer asked for before its FIN, and what was posted here, is sent
@@ -127,7 +127,7 @@ func TestHalfCloseBounds(t *testing.T) {
 				qb.sends = append(qb.sends, write)
 			}
 			if b.qp != nil {
-				w.mark(b)
+				w.mark(b.lane)
 			}
 			n = max(n, int(qb.QP.Stats().Sends))
 			_, over = s.hosts[1].take(EventClosed)
@@ -146,7 +146,7 @@ func TestHalfCloseReset(t *testing.T) {
 	s.post(b, qb, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qb.sge(0, 8000), RKey: qa.reg.STag(), Remote: 0x10000})
 	s.halfClose(a)
 	s.hosts[0].w.turn()
-	s.hosts[0].w.abort(a, errAborted)
+	a.abort(s.hosts[0].w, errAborted)
 	if ev := s.closed(1); ev.Err != nil {
 		t.Errorf("closed by %v", ev.Err)
 	}

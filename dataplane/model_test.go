@@ -74,7 +74,7 @@ func newPrograms(rng *rand.Rand, qa, qb *simQP) (pa, pb *program) {
 
 // runPrograms runs both for so many steps each, over the ends a and b of a
 // connection, and checks what they have done.
-func (s *sim) runPrograms(a, b *conn, pa, pb *program, steps int) {
+func (s *sim) runPrograms(a, b *stream, pa, pb *program, steps int) {
 	s.t.Helper()
 	for range steps {
 		pa.step()
@@ -82,8 +82,8 @@ func (s *sim) runPrograms(a, b *conn, pa, pb *program, steps int) {
 	}
 	pa.readNothing()
 	pb.readNothing()
-	s.hosts[0].w.mark(a)
-	s.hosts[1].w.mark(b)
+	s.hosts[0].w.mark(a.lane)
+	s.hosts[1].w.mark(b.lane)
 	s.until("both programs done", func() bool {
 		return len(pa.q.wcs) >= len(pa.want)+len(pb.wantRcv) && len(pb.q.wcs) >= len(pb.want)+len(pa.wantRcv)
 	})
@@ -420,7 +420,7 @@ func TestHeldFramesShared(t *testing.T) {
 	}})
 	w := s.hosts[1].w
 	w.held.init(frames)
-	var as, bs [2]*conn
+	var as, bs [2]*stream
 	var qas, qbs [2]*simQP
 	for i := range as {
 		as[i], bs[i] = s.openFrom(netip.AddrPortFrom(addrA, uint16(40000+i)), addrB)
@@ -432,11 +432,11 @@ func TestHeldFramesShared(t *testing.T) {
 		s.post(as[i], qas[i], verbs.SendWR{Op: rdmap.OpWrite, SGEs: qas[i].sge(0, size), RKey: qbs[i].reg.STag(), Remote: 0x10000})
 	}
 	post(0)
-	s.until("all frames held", func() bool { return bs[0].holds == frames })
+	s.until("all frames held", func() bool { return bs[0].conn().holds == frames })
 	post(1)
-	s.until("the other has its part", func() bool { return bs[1].holds == frames/4 })
-	if w.stats.RxReclaims != frames/4 || bs[0].holds != frames-frames/4 {
-		t.Errorf("taken back %d times, and %d left; want one each time, half of a share", w.stats.RxReclaims, bs[0].holds)
+	s.until("the other has its part", func() bool { return bs[1].conn().holds == frames/4 })
+	if w.stats.RxReclaims != frames/4 || bs[0].conn().holds != frames-frames/4 {
+		t.Errorf("taken back %d times, and %d left; want one each time, half of a share", w.stats.RxReclaims, bs[0].conn().holds)
 	}
 	losing = false
 	s.until("all written", func() bool { return len(qas[0].wcs) == 1 && len(qas[1].wcs) == 1 })
@@ -453,12 +453,12 @@ func TestHeldFramesShared(t *testing.T) {
 func TestHeldFramesScarce(t *testing.T) {
 	const conns, frames = 16, 64
 	bad := impair.Config{Loss: 0.01, Delay: 5 * time.Millisecond, Rate: 1e9, Queue: 2 << 20, Seed: 1}
-	s := newLanes(t, link.PipeConfig{AtoB: bad, BtoA: impair.Config{Delay: 5 * time.Millisecond}})
+	s := newLoadLanes(t, link.PipeConfig{AtoB: bad, BtoA: impair.Config{Delay: 5 * time.Millisecond}})
 	w := s.hosts[1].w
 	w.held.init(frames)
 	s.add(conns, 0, 0, rdmap.OpWrite, 16<<10)
 	for _, l := range s.all {
-		l.w.mark(l.c)
+		l.w.mark(l.c.lane)
 	}
 	for end := s.now.Add(2 * time.Second); s.now < end && s.step(); {
 	}

@@ -76,7 +76,7 @@ func TestNotAnswered(t *testing.T) {
 					binary.BigEndian.PutUint16(l4[16:], pkt.Checksum(pkt.Sum(l4, tu.PseudoSum(len(l4)))))
 				}
 				w.takes(&tu, l4)
-				if got := w.stats.TxFrames > 0; got != tc.answered || !tc.answered && (len(w.flows) > 0 || w.stats.RxMalformed != 1) {
+				if got := w.stats.TxFrames > 0; got != tc.answered || !tc.answered && (w.stats.Conns > 0 || w.stats.RxMalformed != 1) {
 					t.Errorf("protocol %d, listener %v, from %s: answered %v, %+v", proto, listen, tc.name, got, w.stats)
 				}
 			}
@@ -97,7 +97,7 @@ func (w *worker) takes(tu *pkt.Tuple, l4 []byte) {
 	f.Pieces[0] = make([]byte, tu.HeaderLen(), tu.HeaderLen()+len(l4))
 	tu.Put(f.Pieces[0], len(l4), 0, 0)
 	f.Pieces[0] = append(f.Pieces[0], l4...)
-	w.frame(&f)
+	w.take(&f)
 	w.turn()
 }
 
@@ -192,9 +192,9 @@ func TestSilentNeighbour(t *testing.T) {
 				runtime.Gosched() // the answer takes no virtual time
 			}
 			if overSCTP {
-				return len(qa.wcs) == 1 && a.as.a.Unacked() == 0
+				return len(qa.wcs) == 1 && a.as().a.Unacked() == 0
 			}
-			return len(qa.wcs) == 1 && a.tcp.Stats().InFlight == 0
+			return len(qa.wcs) == 1 && a.conn().tcp.Stats().InFlight == 0
 		})
 		if took := s.now.Sub(clock.Time(time.Second)); took > 30*time.Second {
 			t.Errorf("SCTP %v: that took %v", overSCTP, took)
@@ -333,20 +333,20 @@ func TestHopKeepsPath(t *testing.T) {
 	s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4})
 	w := s.hosts[0].w
 	hop := Hop{SrcMAC: macA, DstMAC: macB, MTU: 1500}
-	w.setHop(a, a.flow.Remote, &hop)
+	a.lane.llp.setHop(w, a.flow().Remote, &hop)
 	grab = true
 	s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
 	s.until("a full segment", func() bool { return grabbed != nil })
 	f := link.Frame{N: 1}
 	f.Pieces[0] = tooBig(grabbed, 1300, 1<<16)
-	w.frame(&f)
-	if n := a.tcp.Stats().PMTU; n != 1300 {
+	w.take(&f)
+	if n := a.conn().tcp.Stats().PMTU; n != 1300 {
 		t.Fatalf("path MTU %d after the error", n)
 	}
 	for _, step := range []struct{ hop, path int }{{1500, 1300}, {0, 1300}, {1400, 1400}, {1500, 1500}} {
 		hop.MTU = step.hop
-		w.setHop(a, a.flow.Remote, &hop)
-		if n := a.tcp.Stats().PMTU; n != step.path {
+		a.lane.llp.setHop(w, a.flow().Remote, &hop)
+		if n := a.conn().tcp.Stats().PMTU; n != step.path {
 			t.Errorf("path MTU %d after a hop with %d; want %d", n, step.hop, step.path)
 		}
 	}
@@ -373,7 +373,7 @@ func TestOfferedMTU(t *testing.T) {
 		e.offerMTU()
 		w.turn()
 		a, _ := s.openFrom(netip.AddrPortFrom(addrA, 41000+uint16(i)), addrB)
-		if got := a.tcp.MSS() + 12; got != tt.want { // the time stamps
+		if got := a.conn().tcp.MSS() + 12; got != tt.want { // the time stamps
 			t.Errorf("MTU %d: peers send %d octets, want %d", tt.mtu, got, tt.want)
 		}
 		w.unlisten(1)

@@ -30,10 +30,10 @@ func (q *freeQP) Push(int, *verbs.WC) bool {
 }
 
 // run moves n messages and returns how long that took, as the worker saw it.
-func (q *freeQP) run(c *conn, n int) time.Duration {
-	q.h.e.onConn(c.id, func(w *worker, c *conn) {
+func (q *freeQP) run(c *stream, n int) time.Duration {
+	q.h.e.onStream(c.id, func(w *worker, c *stream) {
 		q.left, q.todo, q.start = n, n, clock.Now()
-		w.mark(c)
+		w.mark(c.lane)
 	})
 	return <-q.took
 }
@@ -122,7 +122,7 @@ func (b *baseline) one(i int) float64 {
 	return float64(clock.Now().Sub(start))
 }
 
-func newFree(b *testing.B, cfg link.PipeConfig, markers bool, op rdmap.Op, size int) (*sim, *conn, *freeQP) {
+func newFree(b *testing.B, cfg link.PipeConfig, markers bool, op rdmap.Op, size int) (*sim, *stream, *freeQP) {
 	s := &sim{t: b, now: clock.Now(), real: true}
 	s.make(b, cfg)
 	a, c := s.open()

@@ -4,14 +4,13 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/dataplane/sched"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/impair"
-	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp/session"
@@ -20,33 +19,33 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// A lane is a queue pair of host side that always has work.
-type lane struct {
+// A loadLane is a queue pair of host side that always has work.
+type loadLane struct {
 	*loadQP
-	c    *conn
+	c    *stream
 	w    *worker
 	side int
 }
 
 // octets is what the lane has moved.
-func (l *lane) octets() int { return l.done * int(l.wr.SGEs[0].Len) }
+func (l *loadLane) octets() int { return l.done * int(l.wr.SGEs[0].Len) }
 
-// A lanes is lanes between two hosts.
-type lanes struct {
+// A loadLanes is loads between two hosts.
+type loadLanes struct {
 	*sim
-	all     []*lane
+	all     []*loadLane
 	clients [2][]*ClientBinding
 	port    uint16
 }
 
-func newLanes(t testing.TB, cfg link.PipeConfig) *lanes {
+func newLoadLanes(t testing.TB, cfg link.PipeConfig) *loadLanes {
 	s := newSim(t, cfg)
 	s.limit = 1 << 62
-	return &lanes{sim: s, port: 20000}
+	return &loadLanes{sim: s, port: 20000}
 }
 
 // client makes client i of a host known to its worker.
-func (s *lanes) client(side, i int) *ClientBinding {
+func (s *loadLanes) client(side, i int) *ClientBinding {
 	for len(s.clients[side]) <= i {
 		bells, err := shm.CreateDoorbells(256)
 		if err != nil {
@@ -63,8 +62,8 @@ func (s *lanes) client(side, i int) *ClientBinding {
 	return s.clients[side][i]
 }
 
-// add makes n lanes of a client of host side, which do op with size octets.
-func (s *lanes) add(n, side, client int, op rdmap.Op, size int) {
+// add makes n loadLanes of a client of host side, which do op with size octets.
+func (s *loadLanes) add(n, side, client int, op rdmap.Op, size int) {
 	for range n {
 		l := s.addLane(side, s.client(side, client), len(s.all)%64, op, size, 16, nil, nil)
 		l.left = 1 << 60
@@ -73,10 +72,10 @@ func (s *lanes) add(n, side, client int, op rdmap.Op, size int) {
 
 // addLane makes one, whose work requests come from src and whose completions go to
 // cq, unless these are nil.
-func (s *lanes) addLane(side int, cb *ClientBinding, bit int, op rdmap.Op, size, depth int, src verbs.SendSource, cq CQ) *lane {
+func (s *loadLanes) addLane(side int, cb *ClientBinding, bit int, op rdmap.Op, size, depth int, src verbs.SendSource, cq CQ) *loadLane {
 	s.port++
 	a, b := s.openFrom(netip.AddrPortFrom(addrA, s.port), addrB)
-	l := &lane{loadQP: &loadQP{simQP: newSimQP(s.t, s.hosts[side], size)}, w: s.hosts[side].w, side: side}
+	l := &loadLane{loadQP: &loadQP{simQP: newSimQP(s.t, s.hosts[side], size)}, w: s.hosts[side].w, side: side}
 	peer := newSimQP(s.t, s.hosts[1-side], size)
 	if src == nil {
 		src, cq = l, l
@@ -84,18 +83,18 @@ func (s *lanes) addLane(side int, cb *ClientBinding, bit int, op rdmap.Op, size,
 	l.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: l.h.table, SQDepth: depth, MaxSGE: 1, SigAll: true, Sends: src, Recvs: l})
 	l.SendCQ, l.RecvCQ, l.Client, l.Bit = cq, cq, cb, bit
 	l.wr = verbs.SendWR{Op: op, SGEs: l.sge(0, size), RKey: peer.reg.STag(), Remote: 0x10000}
-	ends, qps := [2]*conn{a, b}, [2]*simQP{l.simQP, peer}
+	ends, qps := [2]*stream{a, b}, [2]*simQP{l.simQP, peer}
 	l.c = ends[side]
 	s.attach(a, b, qps[side], qps[1-side], mpa.Params{CRC: true, IRD: 4, ORD: 4, RTR: mpa.RTRWrite})
 	s.all = append(s.all, l)
 	return l
 }
 
-// run lets the lanes work until they have moved some octets each on average.
-func (s *lanes) run(each int) {
+// run lets the loadLanes work until they have moved some octets each on average.
+func (s *loadLanes) run(each int) {
 	for _, l := range s.all {
 		l.done = 0
-		l.w.mark(l.c)
+		l.w.mark(l.c.lane)
 	}
 	for sum := 0; sum < each*len(s.all); {
 		for range 64 {
@@ -110,8 +109,8 @@ func (s *lanes) run(each int) {
 	}
 }
 
-// spread returns the least and the most octets of the lanes that are meant.
-func (s *lanes) spread(meant func(*lane) bool) (least, most int) {
+// spread returns the least and the most octets of the loadLanes that are meant.
+func (s *loadLanes) spread(meant func(*loadLane) bool) (least, most int) {
 	least = 1 << 62
 	for _, l := range s.all {
 		if meant(l) {
@@ -121,77 +120,44 @@ func (s *lanes) spread(meant func(*lane) bool) (least, most int) {
 	return least, most
 }
 
-func everyLane(*lane) bool { return true }
-
-// TestRound: a round does what a slice would.
-func TestRound(t *testing.T) {
-	rng := testenv.Rand(t)
-	var r round[int]
-	var want []int
-	for i := range 10000 {
-		switch op := rng.IntN(8); {
-		case op < 3:
-			r.push(i)
-			want = append(want, i)
-		case op < 4:
-			r.pushFront(i)
-			want = slices.Insert(want, 0, i)
-		case op < 7 && len(want) > 0:
-			if v := r.pop(); v != want[0] {
-				t.Fatalf("step %d: pop is %d; want %d", i, v, want[0])
-			}
-			want = want[1:]
-		case len(want) > 0:
-			v := want[rng.IntN(len(want))]
-			r.remove(v)
-			want = slices.DeleteFunc(want, func(w int) bool { return w == v })
-		}
-		head := 0
-		if len(want) > 0 {
-			head = want[0]
-		}
-		if r.n != len(want) || r.head() != head {
-			t.Fatalf("step %d: %d with %d at the head; want %d with %d", i, r.n, r.head(), len(want), head)
-		}
-	}
-}
+func everyLane(*loadLane) bool { return true }
 
 // TestFair: connections that always have work get equal shares, whatever is scarce.
 func TestFair(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		slots int
-		make  func(*lanes)
+		make  func(*loadLanes)
 		each  int
-		meant []func(*lane) bool
+		meant []func(*loadLane) bool
 	}{
-		{"more lanes than slots", 100, func(s *lanes) { s.add(80, 0, 0, rdmap.OpWrite, 1024) }, 60 << 10, []func(*lane) bool{everyLane}},
-		{"fewer lanes than slots", 1024, func(s *lanes) { s.add(20, 0, 0, rdmap.OpWrite, 1024) }, 120 << 10, []func(*lane) bool{everyLane}},
-		{"long beside short", 100, func(s *lanes) {
+		{"more loadLanes than slots", 100, func(s *loadLanes) { s.add(80, 0, 0, rdmap.OpWrite, 1024) }, 60 << 10, []func(*loadLane) bool{everyLane}},
+		{"fewer loadLanes than slots", 1024, func(s *loadLanes) { s.add(20, 0, 0, rdmap.OpWrite, 1024) }, 120 << 10, []func(*loadLane) bool{everyLane}},
+		{"long beside short", 100, func(s *loadLanes) {
 			s.add(10, 0, 0, rdmap.OpWrite, 1024)
 			s.add(10, 0, 0, rdmap.OpWrite, 32<<10)
 			s.add(10, 0, 0, rdmap.OpWrite, 64)
-		}, 150 << 10, []func(*lane) bool{func(l *lane) bool { return l.wr.SGEs[0].Len > 64 }, func(l *lane) bool { return l.wr.SGEs[0].Len == 64 }}},
-		{"Reads beside Writes", 100, func(s *lanes) {
+		}, 150 << 10, []func(*loadLane) bool{func(l *loadLane) bool { return l.wr.SGEs[0].Len > 64 }, func(l *loadLane) bool { return l.wr.SGEs[0].Len == 64 }}},
+		{"Reads beside Writes", 100, func(s *loadLanes) {
 			s.add(10, 0, 0, rdmap.OpRead, 8<<10)
 			s.add(10, 1, 0, rdmap.OpWrite, 8<<10)
-		}, 150 << 10, []func(*lane) bool{everyLane}},
-		{"both ways", 100, func(s *lanes) {
+		}, 150 << 10, []func(*loadLane) bool{everyLane}},
+		{"both ways", 100, func(s *loadLanes) {
 			s.add(10, 0, 0, rdmap.OpRead, 4<<10)
 			s.add(10, 0, 0, rdmap.OpWrite, 4<<10)
 			s.add(10, 1, 0, rdmap.OpWrite, 4<<10)
-		}, 120 << 10, []func(*lane) bool{
-			func(l *lane) bool { return l.side == 0 && l.wr.Op == rdmap.OpWrite },
-			func(l *lane) bool { return l.side == 1 || l.wr.Op == rdmap.OpRead },
+		}, 120 << 10, []func(*loadLane) bool{
+			func(l *loadLane) bool { return l.side == 0 && l.wr.Op == rdmap.OpWrite },
+			func(l *loadLane) bool { return l.side == 1 || l.wr.Op == rdmap.OpRead },
 		}},
-		{"many clients", 100, func(s *lanes) {
+		{"many clients", 100, func(s *loadLanes) {
 			for i := range 15 {
 				s.add(3, 0, i, rdmap.OpWrite, 1024)
 			}
-		}, 80 << 10, []func(*lane) bool{everyLane}},
+		}, 80 << 10, []func(*loadLane) bool{everyLane}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := newLanes(t, link.PipeConfig{Slots: c.slots})
+			s := newLoadLanes(t, link.PipeConfig{Slots: c.slots})
 			c.make(s)
 			s.run(c.each / 10) // windows open
 			s.run(c.each)
@@ -209,7 +175,7 @@ func TestFair(t *testing.T) {
 // TestFairClients: a client with one connection gets as much as one with many.
 func TestFairClients(t *testing.T) {
 	for _, many := range []int{2, 30} {
-		s := newLanes(t, link.PipeConfig{Slots: 100})
+		s := newLoadLanes(t, link.PipeConfig{Slots: 100})
 		s.add(1, 0, 0, rdmap.OpWrite, 16<<10)
 		s.add(many, 0, 1, rdmap.OpWrite, 16<<10)
 		s.run(16 << 10)
@@ -229,7 +195,7 @@ func TestFairClients(t *testing.T) {
 // other from sending.
 func TestSilentPeers(t *testing.T) {
 	silent := false
-	s := newLanes(t, link.PipeConfig{Slots: 200, Filter: func(toB bool, b []byte) bool {
+	s := newLoadLanes(t, link.PipeConfig{Slots: 200, Filter: func(toB bool, b []byte) bool {
 		port := binary.BigEndian.Uint16(b[14+20:])
 		if !toB {
 			port = binary.BigEndian.Uint16(b[14+22:])
@@ -246,7 +212,7 @@ func TestSilentPeers(t *testing.T) {
 	s.limit = s.now.Add(500 * time.Microsecond)
 	for s.now < s.limit && s.step() {
 	}
-	least, most := s.spread(func(l *lane) bool { return l.wr.SGEs[0].Len == 1024 })
+	least, most := s.spread(func(l *loadLane) bool { return l.wr.SGEs[0].Len == 1024 })
 	t.Logf("%d to %d octets in 500 µs", least, most)
 	if least < 1<<18 || most > 2*least {
 		t.Errorf("%d to %d octets in 500 µs while another client's peers are silent", least, most)
@@ -268,9 +234,9 @@ func TestStarved(t *testing.T) {
 			qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
 			s.attach(a, b, qa, qb, mpa.Params{CRC: true})
 			qa.sends = append(qa.sends, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
-			s.hosts[0].w.mark(a)
+			s.hosts[0].w.mark(a.lane)
 			s.until("written", func() bool { return len(qa.wcs) == 1 })
-			if n := s.hosts[0].w.stats.TxStarved; (n > 0) != tc.starve {
+			if n := s.hosts[0].w.sched.Starved(); (n > 0) != tc.starve {
 				t.Errorf("starved %d times; want some: %v", n, tc.starve)
 			}
 			s.closeAll(a)
@@ -307,18 +273,18 @@ func TestHoldAll(t *testing.T) {
 // TestJoinWhileReady: a connection that gets a client while it is in the round of
 // those without one goes on in its client's.
 func TestJoinWhileReady(t *testing.T) {
-	s := newLanes(t, link.PipeConfig{})
+	s := newLoadLanes(t, link.PipeConfig{})
 	qa, qb := newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096)
 	qa.Client = s.client(0, 0)
 	w := s.hosts[0].w
 	a, req := s.requestSCTP(SCTP{}, false)
-	s.hosts[1].w.answerSCTP(s.hosts[1].w.conns[req.Conn], session.Setup{}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8}})
+	s.hosts[1].w.answerSCTP(s.hosts[1].w.streams[req.Conn], session.Setup{}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8}})
 	s.until("answer", func() bool { _, ok := s.hosts[0].take(EventAnswer); return ok })
-	c := &a.as.carrier
+	c := &a.as().lane
 	w.enqueue(c)
 	w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: mpa.Params{IRD: 8, ORD: 8, Initiator: true}})
-	if cl := w.clients[0]; c.client != cl || cl.queue.head() != c || !cl.queued || w.house.queue.n != 0 {
-		t.Errorf("of its client %v, in its round %v, in the house's %v", c.client == cl, cl.queue.head() == c, w.house.queue.head() == c)
+	if cl := w.clients[0]; c.member.Group() != &cl.group || cl.group.Head() != &c.member || !cl.group.Queued() || w.house.Len() != 0 {
+		t.Errorf("of its client %v, in its round %v, in the house's %v", c.member.Group() == &cl.group, cl.group.Head() == &c.member, w.house.Head() == &c.member)
 	}
 	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 4096), RKey: qb.reg.STag(), Remote: 0x10000})
 	s.until("written", func() bool { return len(qa.wcs) == 1 })
@@ -360,7 +326,7 @@ func (l *leaver) Flush(int, clock.Time) clock.Time { return 0 }
 func TestSilentLeavers(t *testing.T) {
 	const n = 20
 	silent := false
-	s := newLanes(t, link.PipeConfig{Slots: 200, Filter: func(toB bool, b []byte) bool {
+	s := newLoadLanes(t, link.PipeConfig{Slots: 200, Filter: func(toB bool, b []byte) bool {
 		port := binary.BigEndian.Uint16(b[14+20:])
 		if !toB {
 			port = binary.BigEndian.Uint16(b[14+22:])
@@ -370,7 +336,7 @@ func TestSilentLeavers(t *testing.T) {
 	w, cb := s.hosts[0].w, s.client(0, 0)
 	cl := w.clients[0]
 	var leavers [n + 2]*leaver
-	var conns [n + 2]*conn
+	var conns [n + 2]*stream
 	for i := range n + 1 {
 		l := new(leaver)
 		lane := s.addLane(0, cb, i, rdmap.OpWrite, 64<<10, 16, l, l)
@@ -388,7 +354,7 @@ func TestSilentLeavers(t *testing.T) {
 
 	for i := range n {
 		leavers[i].left = 1 << 60
-		w.mark(conns[i])
+		w.mark(conns[i].lane)
 	}
 	s.run(32 << 10) // windows open
 	silent = true
@@ -396,9 +362,9 @@ func TestSilentLeavers(t *testing.T) {
 		l.left = 0
 	}
 	s.until("only the silent ones have slots, their client's share", func() bool {
-		return cl.slots >= clientShare*w.freeSlots() && w.clients[1].slots == 0
+		return cl.group.Slots() >= sched.GroupShare*w.freeSlots() && w.clients[1].group.Slots() == 0
 	})
-	had := cl.slots
+	had := cl.group.Slots()
 	for i, c := range conns {
 		if i >= n {
 			leavers[i].left, leavers[i].wr.SGEs[0].Len = 3, 1000 // three fit in any window
@@ -407,14 +373,14 @@ func TestSilentLeavers(t *testing.T) {
 	}
 	for _, l := range s.all {
 		l.left, l.done = 1<<60, 0
-		w.mark(l.c)
+		w.mark(l.c.lane)
 	}
 	for at := s.now.Add(500 * time.Microsecond); s.now < at && s.step(); {
-		if cl.slots > had {
-			t.Fatalf("%d TX slots where it had %d", cl.slots, had)
+		if cl.group.Slots() > had {
+			t.Fatalf("%d TX slots where it had %d", cl.group.Slots(), had)
 		}
 	}
-	if least, _ := s.spread(func(l *lane) bool { return l.wr.SGEs[0].Len == 1024 }); least < 1<<17 {
+	if least, _ := s.spread(func(l *loadLane) bool { return l.wr.SGEs[0].Len == 1024 }); least < 1<<17 {
 		t.Errorf("%d octets in 500 µs while another client leaves silent peers", least)
 	}
 	silent = false

@@ -3,9 +3,10 @@ package dataplane
 import (
 	"errors"
 	"fmt"
-	"net/netip"
+	"iter"
 	"time"
 
+	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/sctp"
@@ -22,31 +23,34 @@ type SCTP struct {
 	Answer   time.Duration // longest wait of a connect for the answer to its Initiate; 0: no limit
 }
 
-// assoc is an SCTP association with its DDP streams. Each session on one of them is
-// a conn; one more conn, the carrier, stands for the association in the worker's
-// lists and timers.
+// assoc is DDP over SCTP: an association, and a stream for each of its sessions.
 type assoc struct {
-	a        *sctp.Assoc
-	mux      *session.Mux // nil until established
-	opts     SCTP
-	flow     pkt.Flow  // of SCTP
-	also     []flowKey // with the other addresses of the peer
-	hops     []Hop     // by path, to those: without a DstMAC as to the first
-	tuple    pkt.Tuple
-	carrier  conn
-	streams  map[uint16]*conn
-	round    []*conn       // those of streams, in the order in which they send
-	turn     int           // of round: whose turn it is
-	nextSID  uint16        // from which on a stream is sought for a session of ours
-	lst      *sctpListener // nil: it ends with its last session, for we dialled or the listener is closed
-	kept     [][]byte      // by sctp.Data.Slot
-	memory   int           // what is counted for it in sctpState.memory
-	admitted bool          // we dialled, or a session was accepted
-	over     bool
-	passive  bool       // the peer opened it
+	lane
+	a    *sctp.Assoc
+	mux  *session.Mux // nil until established
+	opts SCTP
+	lst  *listener // nil: it ends with its last session, for we dialed or the listener is closed
+
+	// The way to the peer.
+	also  []handoff.Key // by its other addresses
+	hops  []Hop         // by path, to those: without a DstMAC as to the first
+	tuple pkt.Tuple
+
+	// Its sessions.
+	sessions map[uint16]*stream
+	round    []*stream  // those of sessions, in the order in which they send
+	turn     int        // of round: whose turn it is
+	nextSID  uint16     // from which on a stream is sought for a session of ours
+	giveUp   clock.Time // the earliest of theirs
+	idle     clock.Time // when it ends unless the peer asks for a session; 0: never
 	enhanced bool       // the peer has accepted enhanced set-up data
 	inHand   bool       // one of its messages is with a stream
-	idle     clock.Time // when it ends unless the peer asks for a session; 0: never
+
+	// What the peer makes it hold.
+	passive  bool     // the peer opened it
+	admitted bool     // we dialed, or a session was accepted
+	kept     [][]byte // by sctp.Data.Slot
+	memory   int      // what is counted for it in sctpState.memory
 }
 
 // initiate is what a session of ours asks for, until it is answered.
@@ -58,39 +62,51 @@ type initiate struct {
 	retry    bool          // it does, with setup, when its stream is free
 }
 
-type sctpListener struct {
-	id   ListenerID
-	l    *sctp.Listener
-	opts SCTP
-}
-
 // sctpState is what a worker has of SCTP.
 type sctpState struct {
-	assocs    map[pkt.Flow]*assoc
-	listeners map[listenKey]*sctpListener
-	also      map[flowKey]*assoc   // by further addresses of their peers, and tags
-	moved     map[pkt.Flow]*worker // associations dialled here that another queue has adopted
-	peers     map[[16]byte]int     // associations of listeners, by the peer's address
-	memory    int                  // octets held for all associations
-	free      [][]byte             // buffers of assoc.kept
-	part      []byte               // a message that came in pieces
-	scratch   []byte               // a packet in one piece
-	out       sctp.Out
-	ctl       session.Control
-	ev        session.Event
-	tapped    pkt.Flow
-	over      SCTPStats // of associations and listeners that are gone
+	n       int                  // associations
+	moved   map[pkt.Flow]*worker // associations dialed here that another queue has adopted
+	peers   map[[16]byte]int     // associations of listeners, by the peer's address
+	memory  int                  // octets held for all associations
+	free    [][]byte             // buffers of assoc.kept
+	part    []byte               // a message that came in pieces
+	scratch []byte               // a packet in one piece
+	out     sctp.Out
+	ctl     session.Control
+	ev      session.Event
+	over    SCTPStats // of associations and listeners that are gone
 }
 
-func (s *sctpState) stats() SCTPStats {
-	sum := s.over
-	sum.Assocs = uint64(len(s.assocs))
-	for _, as := range s.assocs {
+// assocs gives the associations of the worker.
+func (w *worker) assocs() iter.Seq[*assoc] {
+	return func(yield func(*assoc) bool) {
+		for k, l := range w.lanes {
+			if k.SCTP && k.Tag == 0 && !yield(l.llp.(*assoc)) {
+				return
+			}
+		}
+	}
+}
+
+// assocOf returns the association of k here, nil if there is none.
+func (w *worker) assocOf(k handoff.Key) *assoc {
+	if l := w.lanes[k]; l != nil {
+		return l.llp.(*assoc)
+	}
+	return nil
+}
+
+func (w *worker) sctpStats() SCTPStats {
+	sum := w.sctp.over
+	sum.Assocs = uint64(w.sctp.n)
+	for as := range w.assocs() {
 		sum.add(as)
 	}
-	for _, l := range s.listeners {
-		st := l.l.Stats()
-		sum.Listeners.Add(&st)
+	for _, l := range w.listeners {
+		if l.sctp != nil {
+			st := l.sctp.Stats()
+			sum.Listeners.Add(&st)
+		}
 	}
 	return sum
 }
@@ -121,90 +137,60 @@ func (w *worker) sctpSecret() *sctp.Secret {
 	return &s
 }
 
-func (w *worker) listenSCTP(id ListenerID, local netip.AddrPort, o SCTP) error {
-	s := w.sctp0()
-	k := keyOf(local)
-	if s.listeners[k] != nil {
-		return fmt.Errorf("dataplane: already listening on %v", local)
-	}
-	s.listeners[k] = &sctpListener{id, sctp.NewListener(w.sctpConfig(o), w.sctpSecret(), w.mtu), o}
-	return nil
-}
-
-func (w *worker) unlistenSCTP(id ListenerID) {
-	if w.sctp == nil {
-		return
-	}
-	for k, l := range w.sctp.listeners {
-		if l.id == id {
-			st := l.l.Stats()
-			w.sctp.over.Listeners.Add(&st)
-			delete(w.sctp.listeners, k)
+// unlistenSCTP lets the associations of l end: no one takes another session of their
+// peers.
+func (w *worker) unlistenSCTP(l *listener) {
+	st := l.sctp.Stats()
+	w.sctp.over.Listeners.Add(&st)
+	for as := range w.assocs() {
+		if as.lst == l {
+			as.lst = nil
+			w.mark(&as.lane)
 		}
-	}
-	// Nobody takes another session of their peers.
-	for _, as := range w.sctp.assocs {
-		if as.lst == nil || as.lst.id != id {
-			continue
-		}
-		as.lst = nil
-		w.mark(&as.carrier)
 	}
 }
 
 // sctp0 returns the worker's SCTP, made when it is first asked for.
 func (w *worker) sctp0() *sctpState {
 	if w.sctp == nil {
-		w.sctp = &sctpState{assocs: make(map[pkt.Flow]*assoc), listeners: make(map[listenKey]*sctpListener), also: make(map[flowKey]*assoc), moved: make(map[pkt.Flow]*worker), peers: make(map[[16]byte]int), scratch: make([]byte, 1<<16)}
+		w.sctp = &sctpState{moved: make(map[pkt.Flow]*worker), peers: make(map[[16]byte]int), scratch: make([]byte, 1<<16)}
 	}
 	return w.sctp
 }
 
-func (w *worker) connectSCTP(id ConnID, flow pkt.Flow, hop Hop, o SCTP, set session.Setup, timeout time.Duration) error {
+// connectSCTP opens an association, and a session on it.
+func (w *worker) connectSCTP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	s := w.sctp0()
-	if s.assocs[flow] != nil || w.elsewhere(flow, true) {
+	flow, o := pkt.NewFlow(r.Local, r.Remote), *r.SCTP
+	k := handoff.Key{Flow: flow, SCTP: true}
+	switch {
+	case w.lanes[k] != nil || w.e.elsewhere(k, w):
 		return errFlowExists
-	}
-	if len(s.assocs) >= w.e.cfg.MaxConns {
+	case s.n >= w.e.cfg.MaxConns:
 		return errTooMany
 	}
 	udp := uint16(0)
 	if o.UDP {
 		udp = sctp.UDPPort
 	}
-	t := tupleOf(flow, &hop)
-	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, udp, w.sctpSecret(), w.mtuOf(&hop)), flow, t, o)
+	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, udp, w.sctpSecret(), w.mtuOf(hop)), flow, tupleOf(flow, hop), o)
 	as.admitted = true
-	w.beginSession(as, 0, id, &initiate{setup: set, answer: o.Answer, fallback: o.Fallback}, timeout)
+	as.beginSession(w, 0, id, r)
 	if len(w.e.workers) > 1 {
-		w.e.mu.Lock()
-		w.e.dialing[flow] = w
-		w.e.ndialing.Store(int32(len(w.e.dialing)))
-		w.e.mu.Unlock()
+		w.e.dialing.Add(k, w)
 	}
 	w.e.events.push(Event{Kind: EventJoined, Conn: id, Flow: flow, Worker: w.id})
-	w.mark(&as.carrier)
 	return nil
 }
 
-// sessions appends what is known of the sessions over SCTP.
-func (w *worker) sessions(infos []ConnInfo) []ConnInfo {
-	for _, c := range w.conns {
-		if c.as == nil {
-			continue
-		}
-		as := c.as
-		si := &SCTPInfo{State: as.a.State(), Stats: as.a.Stats()}
-		_, current := as.a.Paths()
-		si.Path, si.further = as.a.Path(current), as.further()
-		if as.mux != nil {
-			si.Sessions = as.mux.Stats()
-		}
-		ci := ConnInfo{ID: c.id, Flow: c.flow, Worker: w.id, SCTP: si, Full: c.mode == modeFull, Params: c.attachP, QP: c.qp}
-		if c.stream != nil {
-			ci.RDMAP, ci.Verbs = c.stream.Stats(), c.qp.QP.Stats()
-		}
-		infos = append(infos, ci)
+func (as *assoc) streams() []*stream { return as.round }
+
+func (as *assoc) info(ci *ConnInfo) {
+	si := &SCTPInfo{State: as.a.State(), Stats: as.a.Stats()}
+	_, current := as.a.Paths()
+	si.Path, si.further = as.a.Path(current), as.further()
+	if as.mux != nil {
+		si.Sessions = as.mux.Stats()
 	}
-	return infos
+	ci.SCTP = si
 }

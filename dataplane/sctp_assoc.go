@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
@@ -13,86 +14,49 @@ import (
 	"github.com/iwarpd/iwarpd/sctp/session"
 )
 
+// newAssoc enters an association that was dialed, or that a listener made.
 func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP) *assoc {
-	as := &assoc{a: a, opts: o, flow: flow, tuple: t, streams: make(map[uint16]*conn)}
+	as := &assoc{a: a, opts: o, tuple: t, sessions: make(map[uint16]*stream)}
 	as.tuple.Proto = pkt.ProtoSCTP
 	if o.UDP {
 		as.tuple.Proto = pkt.ProtoUDP
 	}
-	as.carrier.as, as.carrier.flow = as, flow
-	as.carrier.timer.conn = &as.carrier
-	as.carrier.join(&w.house)
-	w.sctp.assocs[flow] = as
-	w.claim(flow, true)
+	as.llp, as.key = as, handoff.Key{Flow: flow, SCTP: true}
+	w.enter(&as.lane)
+	w.sctp.n++
 	return as
 }
 
-// forgetDialing ends what connectSCTP noted for adoptSCTP.
-func (w *worker) forgetDialing(flow pkt.Flow) {
-	if w.e.ndialing.Load() == 0 {
-		return
-	}
-	w.e.mu.Lock()
-	if w.e.dialing[flow] == w {
-		delete(w.e.dialing, flow)
-		w.e.ndialing.Store(int32(len(w.e.dialing)))
-	}
-	w.e.mu.Unlock()
-}
-
-// adoptSCTP is adopt for an association that another worker dials, whose INIT ACK or
-// COOKIE ACK came here: nothing is in that worker's slots before it is established. A
-// packet without the tag of the association moves nothing. adoptSCTP reports whether
-// there is one.
-func (w *worker) adoptSCTP(flow pkt.Flow, udp uint16, b []byte) bool {
-	if w.e.ndialing.Load() == 0 {
-		return false
-	}
-	w.e.mu.Lock()
-	owner := w.e.dialing[flow]
-	w.e.mu.Unlock()
+// adoptSCTP asks the worker that dials k for the association, whose INIT ACK or COOKIE ACK
+// came here: nothing is in that worker's slots before it is established. A packet
+// without the tag of the association moves nothing. adoptSCTP reports whether there is
+// one.
+func (w *worker) adoptSCTP(k handoff.Key, udp uint16, b []byte) bool {
+	owner := w.e.dialing.Find(k)
 	if owner == nil || owner == w {
 		return false
 	}
 	b = bytes.Clone(b)
 	owner.post(func(o *worker) {
-		as := o.sctp.assocs[flow]
-		if as == nil || as.lst != nil || as.over {
+		as := o.assocOf(k)
+		if as == nil || as.lst != nil || as.gone {
 			return
 		}
 		if s := as.a.State(); s != sctp.CookieWait && s != sctp.CookieEchoed {
 			return
 		}
 		if !as.a.Ours(b) { // anybody may have sent it
-			as.a.HandlePacket(o.now, flow, udp, b)
-			o.sctpData(as, b)
-			o.mark(&as.carrier)
+			as.a.HandlePacket(o.now, k.Flow, udp, b)
+			as.data(o, b)
+			o.mark(&as.lane)
 			return
 		}
-		o.forgetDialing(flow)
-		o.timers.stop(&as.carrier.timer)
-		o.unmark(&as.carrier)
-		delete(o.sctp.assocs, flow)
-		w.e.dir.move(flowKey{flow: flow, sctp: true}, o, w)
-		o.sctp.moved[flow] = w
-		for _, c := range as.round {
-			o.unmark(c)
-			delete(o.conns, c.id)
-			o.moved[c.id] = w
-		}
-		w.post(func(w *worker) {
-			as.carrier.timer, as.carrier.deadline, as.carrier.client = timer{conn: &as.carrier}, 0, nil
-			as.carrier.pumped = 0
-			as.carrier.join(&w.house)
-			w.sctp0().assocs[flow] = as
-			w.claim(flow, true)
-			for _, c := range as.round {
-				c.timer = timer{conn: c}
-				w.conns[c.id] = c
-			}
-			as.a.HandlePacket(w.now, flow, udp, b)
-			w.sctpData(as, b)
-			w.mark(&as.carrier)
+		o.sctp.n--
+		o.sctp.moved[k.Flow] = w
+		o.moveTo(w, &as.lane, func(w *worker) {
+			w.sctp0().n++
+			as.a.HandlePacket(w.now, k.Flow, udp, b)
+			as.data(w, b)
 		})
 	})
 	return true
@@ -101,33 +65,28 @@ func (w *worker) adoptSCTP(flow pkt.Flow, udp uint16, b []byte) bool {
 // learnAddrs lets the packets of as come from each address that the peer has named. That
 // it is the peer who sends them is seen by the verification tag: whoever names the address
 // of another host, with the ports of an association of that, has none of its packets.
-func (w *worker) learnAddrs(as *assoc) {
+func (as *assoc) learnAddrs(w *worker) {
 	n, _ := as.a.Paths()
 	for i := range n {
-		k := flowKey{flow: as.flow, sctp: true, tag: as.a.Tag()}
-		if k.flow.Remote = as.a.Path(i).Addr.As16(); k.flow == as.flow || w.sctp.also[k] != nil {
+		k := handoff.Key{Flow: as.key.Flow, SCTP: true, Tag: as.a.Tag()}
+		if k.Flow.Remote = as.a.Path(i).Addr.As16(); k.Flow == as.key.Flow || w.lanes[k] != nil {
 			continue
 		}
 		// ICMP errors show packets as we sent them.
-		for _, k := range [...]flowKey{k, {flow: k.flow.Reverse(), sctp: true, tag: as.a.PeerTag()}} {
-			if w.sctp.also[k] != nil {
-				continue
-			}
-			w.sctp.also[k] = as
-			as.also = append(as.also, k)
-			if w.e.dir != nil {
-				w.e.dir.put(k, w)
+		for _, k := range [...]handoff.Key{k, {Flow: k.Flow.Reverse(), SCTP: true, Tag: as.a.PeerTag()}} {
+			if w.lanes[k] == nil {
+				w.lanes[k] = &as.lane
+				as.also = append(as.also, k)
+				w.e.dir.Put(k, w)
 			}
 		}
 	}
 }
 
-func (w *worker) forgetAddrs(as *assoc) {
+func (as *assoc) forgetAddrs(w *worker) {
 	for _, k := range as.also {
-		delete(w.sctp.also, k)
-		if w.e.dir != nil {
-			w.e.dir.remove(k, w)
-		}
+		delete(w.lanes, k)
+		w.e.dir.Remove(k, w)
 	}
 	as.also = nil
 }
@@ -143,24 +102,36 @@ func (as *assoc) further() (addrs [][16]byte) {
 
 // findHops asks for the next hops to them, since another address may be another interface
 // of the peer's, or behind another router.
-func (w *worker) findHops(as *assoc) {
-	addrs, local := as.further(), netip.AddrFrom16(as.flow.Local).Unmap()
+func (as *assoc) findHops(w *worker) {
+	addrs, local := as.further(), netip.AddrFrom16(as.key.Flow.Local).Unmap()
 	if len(addrs) == 0 {
 		return
 	}
-	// Who asks for addresses that a peer has named, and nobody may have, leaves others a turn.
+	// Peer-supplied addresses may not exist, so their lookups may use at most half of
+	// the resolver slots.
 	w.e.ask(maxDoubts/2, func() {
 		for _, a := range addrs {
 			if hop, err := w.e.resolver.Resolve(netip.AddrFrom16(a).Unmap(), local); err == nil {
-				w.post(func(w *worker) { w.setFurtherHop(as, a, &hop) })
+				w.post(func(w *worker) { as.setFurtherHop(w, a, &hop) })
 			}
 		}
 	})
 }
 
-func (w *worker) setFurtherHop(as *assoc, addr [16]byte, hop *Hop) {
+// setHop sets the next hop to the peer, or to one of its further addresses.
+func (as *assoc) setHop(w *worker, remote [16]byte, hop *Hop) {
+	if remote != as.key.Flow.Remote {
+		as.setFurtherHop(w, remote, hop)
+		return
+	}
+	setHop(&as.tuple, hop)
+	as.setMTU(w.mtuOf(hop))
+	w.mark(&as.lane)
+}
+
+func (as *assoc) setFurtherHop(w *worker, addr [16]byte, hop *Hop) {
 	i, ok := as.a.FindPath(netip.AddrFrom16(addr).Unmap())
-	if !ok || as.over {
+	if !ok || as.gone {
 		return
 	}
 	for len(as.hops) <= i {
@@ -168,7 +139,7 @@ func (w *worker) setFurtherHop(as *assoc, addr [16]byte, hop *Hop) {
 	}
 	as.hops[i] = *hop
 	as.a.SetMTU(i, w.mtuOf(hop))
-	w.mark(&as.carrier)
+	w.mark(&as.lane)
 }
 
 // ownHop reports whether path i has a next hop of its own.
@@ -195,66 +166,34 @@ func (as *assoc) tupleTo(i int, addr netip.Addr) pkt.Tuple {
 	return t
 }
 
-// assocOf returns the association of flow here, nil if there is none.
-func (w *worker) assocOf(flow pkt.Flow) *assoc {
-	if w.sctp == nil {
-		return nil
-	}
-	return w.sctp.assocs[flow]
+// furtherKey is what packet b of flow f belongs to if it came from a further address.
+func furtherKey(f pkt.Flow, b []byte) handoff.Key {
+	return handoff.Key{Flow: f, SCTP: true, Tag: binary.BigEndian.Uint32(b[4:])}
 }
 
-// assocFrom returns the association that packet b of flow f belongs to, if it is one of
-// this worker's whose peer has sent it from a further address.
-func (w *worker) assocFrom(f pkt.Flow, b []byte) *assoc {
-	if len(w.sctp.also) == 0 {
-		return nil
-	}
-	return w.sctp.also[alsoKey(f, b)]
-}
-
-// alsoKey is what packet b of flow f belongs to if it came from a further address.
-func alsoKey(f pkt.Flow, b []byte) flowKey {
-	return flowKey{flow: f, sctp: true, tag: binary.BigEndian.Uint32(b[4:])}
-}
-
-// alsoICMP is alsoKey for an ICMP error.
-func alsoICMP(e *pkt.ICMPError) flowKey {
-	return flowKey{flow: e.Flow.Reverse(), sctp: true, tag: e.Seq}
-}
-
-// strayAddr is stray for what belongs to k, of an association whose peer has a further
-// address.
-func (w *worker) strayAddr(k flowKey, f *link.Frame) bool {
-	if w.e.dir == nil || k.tag == 0 {
-		return false
-	}
-	owner := w.e.dir.find(&k)
-	return owner != w && w.strays.from == nil && !w.handed && w.strayTo(owner, f)
-}
-
-// sctpUp makes the sessions of an association that is established.
-func (w *worker) sctpUp(as *assoc) {
+// up makes the sessions of an association that is established.
+func (as *assoc) up(w *worker) {
 	if as.mux != nil {
 		return
 	}
-	w.forgetDialing(as.flow)
+	w.e.dialing.Remove(as.key, w)
 	out, in := as.a.Streams()
 	n := min(out, in)
-	w.learnAddrs(as)
-	w.findHops(as)
+	as.learnAddrs(w)
+	as.findHops(w)
 	as.mux = session.New(session.Config{Profile: as.opts.Profile, Pending: n}, n)
 	if !as.passive {
 		w.stats.ActiveOpens++
 	}
-	for _, c := range slices.Clone(as.round) {
-		if c.ini != nil {
-			w.initiate(c)
+	for _, s := range slices.Clone(as.round) {
+		if s.ini != nil {
+			as.initiate(w, s)
 		}
 	}
 }
 
-// sctpEvents acts on what the association reports.
-func (w *worker) sctpEvents(as *assoc) int {
+// events acts on what the association reports.
+func (as *assoc) events(w *worker) int {
 	n := 0
 	for {
 		ev, ok := as.a.PollEvent()
@@ -264,79 +203,68 @@ func (w *worker) sctpEvents(as *assoc) int {
 		n++
 		switch ev {
 		case sctp.EventUp:
-			w.sctpUp(as)
+			as.up(w)
 		case sctp.EventRestart:
-			w.sctpRestarted(as)
+			as.restarted(w)
 		case sctp.EventShutdown:
-			for _, c := range as.round {
-				w.event(c, EventPeerClosed, nil, nil)
+			for _, s := range as.round {
+				w.event(s, EventPeerClosed, nil, nil)
 			}
 		case sctp.EventClosed:
 			for as.a.PollTransmit(w.now, &w.sctp.out) {
-				w.transmitSCTP(as)
+				as.transmit(w)
 			}
-			w.retire(as)
+			as.retire(w)
 			return n
 		}
 	}
 }
 
-// sctpRestarted ends the sessions of an association that the peer has begun anew.
-func (w *worker) sctpRestarted(as *assoc) {
+// restarted ends the sessions of an association that the peer has restarted.
+func (as *assoc) restarted(w *worker) {
 	if as.mux == nil { // it had not begun here
-		w.sctpUp(as)
+		as.up(w)
 		return
 	}
 	out, in := as.a.Streams()
-	for _, c := range slices.Clone(as.round) {
-		w.endSession(c, errSession)
+	for _, s := range slices.Clone(as.round) {
+		as.endSession(w, s, errSession)
 	}
-	w.dropReleased(as) // what they had under way is nothing to the sessions to come
+	as.dropReleased(w) // what they had under way is nothing to the sessions to come
 	as.enhanced = false
-	w.forgetAddrs(as)
-	w.learnAddrs(as)
-	w.findHops(as)
+	as.forgetAddrs(w)
+	as.learnAddrs(w)
+	as.findHops(w)
 	as.mux.Reset(min(out, in))
 }
 
-// dropReleased takes back the slots of messages that nobody waits for any more.
-func (w *worker) dropReleased(as *assoc) {
+// dropReleased takes back the slots of messages whose sessions are over.
+func (as *assoc) dropReleased(w *worker) {
 	for b, ok := as.a.PollReleased(); ok; b, ok = as.a.PollReleased() {
-		w.disown(&as.carrier, link.Slot(b))
+		w.disown(&as.lane, link.Slot(b))
 	}
 }
 
-// sctpTimer is onTimer for an association.
-func (w *worker) sctpTimer(c *conn) {
-	as := c.as
-	if as.over {
-		return
-	}
-	w.mark(c)
-	if !c.deadline.Due(w.now) {
-		return // the wheel is early by up to a tick
-	}
-	c.deadline = 0
-	w.stats.Timeouts++
-	if c.giveUp.Due(w.now) {
-		c.giveUp = 0
-		for _, d := range slices.Clone(as.round) {
+func (as *assoc) timeout(w *worker) {
+	if as.giveUp.Due(w.now) {
+		as.giveUp = 0
+		for _, s := range slices.Clone(as.round) {
 			switch {
-			case d.ini == nil:
-			case d.giveUp.Due(w.now):
+			case s.ini == nil:
+			case s.giveUp.Due(w.now):
 				why := ErrTimeout
 				if as.mux != nil {
 					why = errNoAnswer
 				}
-				w.abort(d, why)
+				s.abort(w, why)
 			default:
-				c.giveUp = clock.Earliest(c.giveUp, d.giveUp)
+				as.giveUp = clock.Earliest(as.giveUp, s.giveUp)
 			}
 		}
 	}
 	if as.idle.Due(w.now) {
 		as.idle = 0
-		if len(as.streams) == 0 {
+		if len(as.sessions) == 0 {
 			w.stats.AssocsIdle++
 			as.a.Close(w.now)
 		}
@@ -344,23 +272,21 @@ func (w *worker) sctpTimer(c *conn) {
 	before := as.a.TimeoutsInARow()
 	as.a.HandleTimeout(w.now)
 	if as.a.TimeoutsInARow() > before {
-		flow := as.flow
+		flow := as.key.Flow
 		_, i := as.a.Paths()
 		flow.Remote = as.a.Path(i).Addr.As16()
-		for _, c := range as.streams {
-			w.e.doubt(c.id, flow)
-			break // what is found is the association's
+		if len(as.round) > 0 {
+			w.e.doubt(as.round[0].id, flow) // what is found is the association's
 		}
 	}
 }
 
-// deadlineOf returns when the association has to be looked at.
-func (as *assoc) deadlineOf() clock.Time {
-	return clock.Earliest(as.a.Deadline(), clock.Earliest(as.carrier.giveUp, as.idle))
+func (as *assoc) next() clock.Time {
+	return clock.Earliest(as.a.Deadline(), clock.Earliest(as.giveUp, as.idle))
 }
 
-// idles begins the time that the peer has to ask for a session.
-func (w *worker) idles(as *assoc) {
+// startIdle begins the time that the peer has to ask for a session.
+func (as *assoc) startIdle(w *worker) {
 	if d := w.e.cfg.SCTP.Idle; d > 0 {
 		as.idle = w.now.Add(d)
 	}
@@ -369,7 +295,7 @@ func (w *worker) idles(as *assoc) {
 // done reports whether an association has no further use: it ends with its last session,
 // once what sessions still have to say is on its way.
 func (as *assoc) done() bool {
-	return as.lst == nil && len(as.streams) == 0 && (as.mux == nil || as.mux.Quiet())
+	return as.lst == nil && len(as.sessions) == 0 && (as.mux == nil || as.mux.Quiet())
 }
 
 // strangerWindow is the receive window, in octets, of an association that a peer has opened,
@@ -378,21 +304,21 @@ func (as *assoc) done() bool {
 const strangerWindow = 64 << 10
 
 // holds counts what is held for as, and ends associations when it is too much for all.
-func (w *worker) holds(as *assoc) {
-	w.weigh(as)
+func (as *assoc) holds(w *worker) {
+	as.weigh(w)
 	for trimmed := false; w.sctp.memory > w.e.cfg.SCTP.Memory; {
 		if !trimmed {
 			trimmed = true
-			for _, o := range w.sctp.assocs {
+			for o := range w.assocs() {
 				if o.mux != nil {
 					o.mux.Trim()
-					w.weigh(o)
+					o.weigh(w)
 				}
 			}
 			continue
 		}
 		var most *assoc
-		for _, o := range w.sctp.assocs {
+		for o := range w.assocs() {
 			if o.memory > 0 && (most == nil || most.admitted && !o.admitted || most.admitted == o.admitted && most.memory < o.memory) {
 				most = o
 			}
@@ -404,14 +330,14 @@ func (w *worker) holds(as *assoc) {
 		most.a.GiveUp(w.now)
 		w.sctp.memory -= most.memory
 		most.memory = 0
-		w.mark(&most.carrier)
+		w.mark(&most.lane)
 	}
 }
 
 // weigh counts what is held for as.
-func (w *worker) weigh(as *assoc) {
+func (as *assoc) weigh(w *worker) {
 	n := 0
-	if as.a.State() != sctp.Closed && !as.over {
+	if as.a.State() != sctp.Closed && !as.gone {
 		n = as.a.Kept()
 		if as.mux != nil {
 			n += as.mux.Memory()
@@ -421,9 +347,9 @@ func (w *worker) weigh(as *assoc) {
 	as.memory = n
 }
 
-// faultSCTP ends an association when a stream faulted over one of its messages: those
-// behind it in the packet are acknowledged, and lost.
-func (w *worker) faultSCTP(as *assoc) {
+// fault ends an association when a stream faulted over one of its messages: those
+// after it in the packet are acknowledged, and lost.
+func (as *assoc) fault(w *worker) {
 	if !as.inHand {
 		return
 	}
@@ -435,20 +361,14 @@ func (w *worker) faultSCTP(as *assoc) {
 
 // retire takes an association that has ended out of the tables. Its sessions end with
 // it, without a message of their own (RFC 5043 11.3).
-func (w *worker) retire(as *assoc) {
-	if as.over {
+func (as *assoc) retire(w *worker) {
+	if as.gone {
 		return
 	}
-	as.over = true
-	as.carrier.gone = true
-	w.timers.stop(&as.carrier.timer)
-	known := w.sctp.assocs[as.flow] == as
-	if known {
-		delete(w.sctp.assocs, as.flow)
-	}
-	w.forgetAddrs(as)
-	w.forgetDialing(as.flow)
-	if flow := as.flow; !as.passive {
+	w.drop(&as.lane)
+	w.sctp.n--
+	as.forgetAddrs(w)
+	if flow := as.key.Flow; !as.passive {
 		if home := w.e.dialer(flow.LocalAddrPort()); home != w {
 			home.post(func(home *worker) {
 				if home.sctp != nil && home.sctp.moved[flow] == w {
@@ -458,21 +378,19 @@ func (w *worker) retire(as *assoc) {
 		}
 	}
 	if as.passive {
-		if n := w.sctp.peers[as.flow.Remote]; n > 1 {
-			w.sctp.peers[as.flow.Remote] = n - 1
+		if n := w.sctp.peers[as.key.Flow.Remote]; n > 1 {
+			w.sctp.peers[as.key.Flow.Remote] = n - 1
 		} else {
-			delete(w.sctp.peers, as.flow.Remote)
+			delete(w.sctp.peers, as.key.Flow.Remote)
 		}
 	}
-	w.holds(as)
+	as.holds(w)
 	w.sctp.over.add(as)
-	for _, c := range slices.Clone(as.round) {
-		w.remoteEventsSCTP(c)
-		w.endSession(c, as.a.Err())
+	for _, s := range slices.Clone(as.round) {
+		s.remoteEvents(w)
+		as.endSession(w, s, as.a.Err())
 	}
-	w.e.events.push(Event{Kind: EventParted, Flow: as.flow, Worker: w.id})
-	if known {
-		w.unclaim(as.flow, true) // from here on another worker may have one of this flow, with an EventJoined
-	}
-	w.dropReleased(as)
+	w.e.events.push(Event{Kind: EventParted, Flow: as.key.Flow, Worker: w.id})
+	w.e.dir.Remove(as.key, w) // from here on another worker may have one of this flow, with an EventJoined
+	as.dropReleased(w)
 }

@@ -43,7 +43,7 @@ func TestSCTPJoinedParted(t *testing.T) {
 			s := newSim(t, link.PipeConfig{})
 			qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
 			a, b := s.openSCTP(SCTP{}, qa, qb)
-			for i, want := range []Event{{Conn: a.id, Flow: a.flow}, {Listener: 1, Flow: b.flow}} {
+			for i, want := range []Event{{Conn: a.id, Flow: a.flow()}, {Listener: 1, Flow: b.flow()}} {
 				if ev, ok := s.hosts[i].take(EventJoined); !ok || ev.Conn != want.Conn || ev.Listener != want.Listener || ev.Flow != want.Flow {
 					t.Errorf("host %d: %+v, %v", i, ev, ok)
 				}
@@ -52,7 +52,7 @@ func TestSCTPJoinedParted(t *testing.T) {
 				end := s.now.Add(3 * time.Second)
 				s.until("rest", func() bool { return s.now > end })
 				for i, h := range s.hosts {
-					if _, ok := h.take(EventParted); ok || len(h.w.sctp.assocs) != 1 {
+					if _, ok := h.take(EventParted); ok || h.w.sctp.n != 1 {
 						t.Errorf("host %d: the association has ended", i)
 					}
 				}
@@ -66,7 +66,7 @@ func TestSCTPJoinedParted(t *testing.T) {
 				rest()
 				w.disconnect(b, false)
 			default:
-				a.as.lst = &sctpListener{} // a peer that keeps its associations
+				a.as().lst = &listener{} // a peer that keeps its associations
 				s.hosts[0].w.disconnect(a, false)
 				rest()
 				w.unlisten(1)
@@ -75,7 +75,7 @@ func TestSCTPJoinedParted(t *testing.T) {
 			s.closed(1)
 			s.closedSCTP()
 			for i, h := range s.hosts {
-				if ev, ok := h.take(EventParted); !ok || ev.Flow != []pkt.Flow{a.flow, b.flow}[i] {
+				if ev, ok := h.take(EventParted); !ok || ev.Flow != []pkt.Flow{a.flow(), b.flow()}[i] {
 					t.Errorf("host %d: no EventParted", i)
 				}
 			}
@@ -148,15 +148,15 @@ func TestSCTPRestartWithData(t *testing.T) {
 	a, b := s.openSCTP(SCTP{}, qa, qb)
 	wa, wb := s.hosts[0].w, s.hosts[1].w
 	// Host 0 loses its memory, and begins anew from the same port.
-	wa.timers.stop(&a.as.carrier.timer)
-	wa.unmark(&a.as.carrier)
-	wa.unmark(a)
-	delete(wa.sctp.assocs, a.flow)
-	delete(wa.conns, a.id)
+	wa.timers.Stop(&a.as().lane.timer)
+	wa.unmark(&a.as().lane)
+	wa.sctp.n--
+	delete(wa.lanes, a.lane.key)
+	delete(wa.streams, a.id)
 	armed = true
 	s.now = s.now.Add(time.Second)
 	wa.turn()
-	if err := wa.connectSCTP(wa.newID(), a.flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0); err != nil {
+	if err := wa.dialSCTP(wa.newID(), a.flow(), Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0); err != nil {
 		t.Fatal(err)
 	}
 	s.until("the cookie", func() bool { return cookie != nil })
@@ -170,14 +170,14 @@ func TestSCTPRestartWithData(t *testing.T) {
 	p = append(p, 0, 0, 0, 0, 0, 0, 0, 17, 0, 0, 0, 1)
 	p = append(p, "hello\x00\x00\x00"...)
 	sctp.SetChecksum(p)
-	tuple := pkt.Tuple{Flow: a.flow, Proto: pkt.ProtoSCTP, SrcMAC: macA, DstMAC: macB}
+	tuple := pkt.Tuple{Flow: a.flow(), Proto: pkt.ProtoSCTP, SrcMAC: macA, DstMAC: macB}
 	frame := make([]byte, tuple.HeaderLen(), tuple.HeaderLen()+len(p))
 	tuple.Put(frame, len(p), 0, 0)
 	frame = append(frame, p...)
-	if err := wb.in.pkt.Parse(frame, len(frame)); err != nil {
+	f := rxFrame{Frame: &link.Frame{N: 1}}
+	if err := f.pkt.Parse(frame, len(frame)); err != nil {
 		t.Fatal(err)
 	}
-	f := link.Frame{N: 1}
 	f.Pieces[0] = frame
 	wb.sctpFrame(&f)
 	s.until("the request", func() bool {
@@ -187,7 +187,7 @@ func TestSCTPRestartWithData(t *testing.T) {
 	if ev := s.closed(1); ev.Conn != b.id || !errors.Is(ev.Err, errSession) {
 		t.Errorf("the old session: %+v", ev)
 	}
-	if got := b.as.mux.State(0); got != session.Requested {
+	if got := b.as().mux.State(0); got != session.Requested {
 		t.Errorf("the new session is %v", got)
 	}
 }
@@ -199,7 +199,7 @@ func TestSCTPNoListener(t *testing.T) {
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 9)
 	w := s.hosts[0].w
 	w.turn()
-	if err := w.connectSCTP(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0); err != nil {
+	if err := w.dialSCTP(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0); err != nil {
 		t.Fatal(err)
 	}
 	if ev := s.closed(0); ev.Err == nil {
@@ -220,7 +220,7 @@ func TestSCTPLimit(t *testing.T) {
 	ha.w.turn()
 	for i := range uint16(6) {
 		flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000+i), netip.AddrPortFrom(addrB, 7174))
-		if err := ha.w.connectSCTP(ha.w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 20*time.Second); err != nil {
+		if err := ha.w.dialSCTP(ha.w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 20*time.Second); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -228,8 +228,8 @@ func TestSCTPLimit(t *testing.T) {
 		if ev := s.closed(0); !errors.Is(ev.Err, ErrTimeout) {
 			t.Errorf("connection %d closed by %v", i, ev.Err)
 		}
-		if len(hb.w.sctp.assocs) > 3 {
-			t.Fatalf("%d associations", len(hb.w.sctp.assocs))
+		if hb.w.sctp.n > 3 {
+			t.Fatalf("%d associations", hb.w.sctp.n)
 		}
 	}
 }
@@ -241,12 +241,12 @@ func TestSCTPIdle(t *testing.T) {
 	s.listenSCTP()
 	c := s.dialSCTP(40001, 0)
 	c.ini = nil
-	idle := c.as
+	idle := c.as()
 	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
 	a, _ := s.openSCTP(SCTP{}, qa, qb)
-	s.until("two associations", func() bool { return len(s.hosts[1].w.sctp.assocs) == 2 })
+	s.until("two associations", func() bool { return s.hosts[1].w.sctp.n == 2 })
 	began := s.now
-	s.until("one is over", func() bool { return idle.over && len(s.hosts[1].w.sctp.assocs) == 1 })
+	s.until("one is over", func() bool { return idle.gone && s.hosts[1].w.sctp.n == 1 })
 	if d := s.now.Sub(began); d < 58*time.Second || d > 62*time.Second {
 		t.Errorf("over after %v", d)
 	}
@@ -255,7 +255,7 @@ func TestSCTPIdle(t *testing.T) {
 	}
 	wait := s.now.Add(5 * time.Minute)
 	s.until("time to pass", func() bool { return s.now > wait })
-	if a.as.over || a.mode != modeFull {
+	if a.as().gone || a.mode != modeFull {
 		t.Error("an association with a session ended")
 	}
 	s.hosts[0].w.disconnect(a, false)
@@ -282,14 +282,14 @@ func TestSCTPPerPeer(t *testing.T) {
 	}
 	s.until("two requests", requests(2))
 	s.until("a refusal", func() bool { return s.hosts[1].w.stats.AssocsRefused > 0 })
-	if n := len(s.hosts[1].w.sctp.assocs); n != 2 {
+	if n := s.hosts[1].w.sctp.n; n != 2 {
 		t.Fatalf("%d associations", n)
 	}
 	w := s.hosts[1].w
-	w.answerSCTP(w.conns[reqs[0].Conn], session.Setup{}, Attachment{})
+	w.answerSCTP(w.streams[reqs[0].Conn], session.Setup{}, Attachment{})
 	s.until("a third request", requests(3))
 	for _, r := range reqs[1:] {
-		w.answerSCTP(w.conns[r.Conn], session.Setup{}, Attachment{})
+		w.answerSCTP(w.streams[r.Conn], session.Setup{}, Attachment{})
 	}
 	s.closedSCTP()
 	if len(w.sctp.peers) != 0 {
@@ -311,9 +311,9 @@ func TestSCTPTailLoss(t *testing.T) {
 	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
 	a, _ := s.openSCTP(SCTP{}, qa, qb)
 	write := func() (took time.Duration) {
-		began, sent := s.now, a.as.a.Stats().TxChunks
+		began, sent := s.now, a.as().a.Stats().TxChunks
 		s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: qb.reg.STag(), Remote: 0x10000})
-		s.until("acknowledged", func() bool { return a.as.a.Stats().TxChunks > sent && a.as.a.Unacked() == 0 })
+		s.until("acknowledged", func() bool { return a.as().a.Stats().TxChunks > sent && a.as().a.Unacked() == 0 })
 		return s.now.Sub(began)
 	}
 	for range 60 { // the round trip is what the last of them took
@@ -321,7 +321,7 @@ func TestSCTPTailLoss(t *testing.T) {
 			t.Fatalf("a Write is acknowledged after %v", d)
 		}
 	}
-	if n := a.as.a.Stats().Timeouts; n != 0 {
+	if n := a.as().a.Stats().Timeouts; n != 0 {
 		t.Errorf("%d time-outs", n)
 	}
 	lose = true

@@ -50,19 +50,19 @@ func TestSCTPBlackHole(t *testing.T) {
 				}
 				// The Read behind the Writes says that they are placed.
 				qa.sends = append(qa.sends, verbs.SendWR{ID: 1, Op: rdmap.OpRead, SGEs: qa.sge(0, 1), RKey: qb.reg.STag(), Remote: 0x10000})
-				s.hosts[0].w.mark(a)
+				s.hosts[0].w.mark(a.lane)
 				s.until("written", func() bool { return len(qa.wcs) == n+11 })
 				if !bytes.Equal(qb.mem, qa.mem) {
 					t.Fatal("memory differs")
 				}
 			}
-			mtu := func() int { return a.as.a.Path(0).MTU }
+			mtu := func() int { return a.as().a.Path(0).MTU }
 			write()
 			narrow = true
 			write()
 			st := &s.hosts[0].w.stats
-			if n := mtu(); n > tc.narrow || a.as.a.Stats().BlackHoles != 1 || st.TxFragments == 0 {
-				t.Fatalf("the path has an MTU of %d; %d black holes, %d fragments", n, a.as.a.Stats().BlackHoles, st.TxFragments)
+			if n := mtu(); n > tc.narrow || a.as().a.Stats().BlackHoles != 1 || st.TxFragments == 0 {
+				t.Fatalf("the path has an MTU of %d; %d black holes, %d fragments", n, a.as().a.Stats().BlackHoles, st.TxFragments)
 			}
 			fragments := st.TxFragments
 			s.until("all searched", func() bool { return mtu() > tc.narrow-60 })
@@ -71,8 +71,8 @@ func TestSCTPBlackHole(t *testing.T) {
 			s.until("raised", func() bool { return mtu() == tc.mtu })
 			before := st.TxFPDUs
 			write()
-			if n := st.TxFPDUs - before; n > uint64(size/(tc.mtu-100)+11) || st.TxFragments != fragments || a.as.a.Stats().BlackHoles != 1 {
-				t.Errorf("%d segments at the end; %d fragments more; %+v", n, st.TxFragments-fragments, a.as.a.Stats())
+			if n := st.TxFPDUs - before; n > uint64(size/(tc.mtu-100)+11) || st.TxFragments != fragments || a.as().a.Stats().BlackHoles != 1 {
+				t.Errorf("%d segments at the end; %d fragments more; %+v", n, st.TxFragments-fragments, a.as().a.Stats())
 			}
 			s.hosts[0].w.disconnect(a, false)
 			s.closedSCTP()

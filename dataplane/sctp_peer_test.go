@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/testenv"
@@ -99,7 +100,7 @@ func (p *rawPeer) initAck() (cookie []byte, ok bool) {
 }
 
 func (p *rawPeer) assoc() *assoc {
-	return p.hosts[1].w.sctp.assocs[pkt.NewFlow(p.remote, p.local)]
+	return p.hosts[1].w.assocOf(handoff.Key{Flow: pkt.NewFlow(p.remote, p.local), SCTP: true})
 }
 
 // send sends a packet of chunks from an address, and takes what comes back.
@@ -110,10 +111,10 @@ func (p *rawPeer) send(from netip.Addr, chunks ...[]byte) {
 	t := pkt.Tuple{Flow: pkt.NewFlow(netip.AddrPortFrom(from, p.local.Port()), p.remote), Proto: pkt.ProtoSCTP, SrcMAC: macA, DstMAC: macB}
 	frame := make([]byte, t.HeaderLen(), t.HeaderLen()+len(b))
 	t.Put(frame, len(b), 0, 0)
-	f := link.Frame{N: 1}
+	f := rxFrame{Frame: &link.Frame{N: 1}}
 	f.Pieces[0] = append(frame, b...)
 	w := p.hosts[1].w
-	if err := w.in.pkt.Parse(f.Pieces[0], f.Len()); err != nil {
+	if err := f.pkt.Parse(f.Pieces[0], f.Len()); err != nil {
 		p.t.Fatal(err)
 	}
 	w.sctpFrame(&f)
@@ -195,15 +196,15 @@ func TestSCTPFurtherAddress(t *testing.T) {
 	if !other.connect() {
 		t.Error("it is refused")
 	}
-	if p.assoc() == other.assoc() || p.assoc().over {
+	if p.assoc() == other.assoc() || p.assoc().gone {
 		t.Error("an association went to another host")
 	}
 	for _, q := range []*rawPeer{p, &other} {
 		q.send(q.local.Addr(), chunk(sctp.ChunkAbort, 0))
 	}
 	p.turn()
-	if w := p.hosts[1].w; len(w.sctp.assocs)+len(w.sctp.also)+len(w.conns) != 0 {
-		t.Errorf("left: %d associations, %d addresses, %d sessions", len(w.sctp.assocs), len(w.sctp.also), len(w.conns))
+	if w := p.hosts[1].w; w.sctp.n+w.further()+len(w.streams) != 0 {
+		t.Errorf("left: %d associations, %d addresses, %d sessions", w.sctp.n, w.further(), len(w.streams))
 	}
 }
 
@@ -217,9 +218,10 @@ func TestSCTPFurtherAddressICMP(t *testing.T) {
 		tag  uint32
 		want int
 	}{{"10.0.0.7", p.tag + 1, mtu}, {"10.0.0.8", p.tag, mtu}, {"10.0.0.7", p.tag, 1000}} {
-		w.in.icmp = pkt.ICMPError{Flow: pkt.NewFlow(p.remote, netip.AddrPortFrom(netip.MustParseAddr(tc.to), p.local.Port())),
+		f := &rxFrame{Frame: &link.Frame{}}
+		f.icmp = pkt.ICMPError{Flow: pkt.NewFlow(p.remote, netip.AddrPortFrom(netip.MustParseAddr(tc.to), p.local.Port())),
 			Proto: pkt.ProtoSCTP, Kind: pkt.TooBig, MTU: 1000, Seq: tc.tag}
-		w.sctpICMP(&link.Frame{})
+		w.sctpICMP(f)
 		if got := a.Path(1).MTU; got != tc.want || a.Path(0).MTU != mtu {
 			t.Errorf("to %s, tag %#x: the path's MTU is %d, want %d; the first one's %d", tc.to, tc.tag, got, tc.want, a.Path(0).MTU)
 		}
@@ -295,11 +297,12 @@ func TestSCTPFurtherHop(t *testing.T) {
 	r.macs[second] = [6]byte{2, 0, 0, 0, 0, 9}
 	r.mu.Unlock()
 	var ids []ConnID
-	for id := range s.hosts[1].w.conns {
+	for id := range s.hosts[1].w.streams {
 		ids = append(ids, id)
 	}
-	infos := s.hosts[1].w.sessions(nil)
-	if len(infos) != 1 || !slices.Equal(infos[0].SCTP.further, [][16]byte{second.As16(), third.As16()}) {
+	infos := make([]ConnInfo, 1)
+	s.hosts[1].w.streams[ids[0]].lane.llp.info(&infos[0])
+	if len(ids) != 1 || !slices.Equal(infos[0].SCTP.further, [][16]byte{second.As16(), third.As16()}) {
 		t.Fatalf("addresses of the peer's: %+v", infos)
 	}
 	e.resolveConns(ids, pkt.Flow{Local: addrB.As16(), Remote: second.As16()})
@@ -319,10 +322,10 @@ func TestSCTPFurtherHop(t *testing.T) {
 		}
 	}
 	hop := func(to netip.Addr, mtu int) {
-		w.setHop(w.conns[ids[0]], to.As16(), &Hop{SrcMAC: macB, DstMAC: r.macs[second], MTU: mtu})
+		w.streams[ids[0]].lane.llp.setHop(w, to.As16(), &Hop{SrcMAC: macB, DstMAC: r.macs[second], MTU: mtu})
 	}
 	for _, mtu := range []int{1300, 1500} {
-		w.setHop(w.conns[ids[0]], addrA.As16(), &Hop{SrcMAC: macB, DstMAC: macA, MTU: mtu})
+		w.streams[ids[0]].lane.llp.setHop(w, addrA.As16(), &Hop{SrcMAC: macB, DstMAC: macA, MTU: mtu})
 		mtus("the first way changes", mtu, 1400, mtu)
 	}
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrB, 7174), netip.AddrPortFrom(second, 40000))
@@ -352,10 +355,10 @@ func TestSCTPFurtherHopsOfMany(t *testing.T) {
 	w, as, r := p.hosts[1].w, p.assoc(), make(silence)
 	w.e.resolver = r
 	for range 100 {
-		w.findHops(as)
+		as.findHops(w)
 	}
 	n := w.e.doubts.Load()
-	w.e.doubt(1, as.flow)
+	w.e.doubt(1, as.key.Flow)
 	if got := w.e.doubts.Load(); n == 0 || got != n+1 {
 		t.Errorf("%d ask, and %d when a connection's hop is in doubt too", n, got)
 	}
@@ -401,7 +404,7 @@ func TestSCTPFurtherAddressTwice(t *testing.T) {
 	}
 	other.got = nil
 	other.send(second, other.data(7, 0, 0, 17, 0, 0, 0, 1))
-	if ev, ok := p.hosts[1].take(EventRequest); !ok || ev.Flow != other.assoc().flow {
+	if ev, ok := p.hosts[1].take(EventRequest); !ok || ev.Flow != other.assoc().key.Flow {
 		t.Error("DATA of the second address were not seen")
 	}
 	if n := len(other.chunks(sctp.ChunkAbort)); n != 0 {
@@ -413,8 +416,8 @@ func TestSCTPFurtherAddressTwice(t *testing.T) {
 		t.Errorf("%d answers to a HEARTBEAT", n)
 	}
 	other.send(second, chunk(sctp.ChunkAbort, 0))
-	if w := p.hosts[1].w; len(w.sctp.assocs)+len(w.sctp.also)+len(w.conns) != 0 {
-		t.Errorf("left: %d associations, %d addresses, %d sessions", len(w.sctp.assocs), len(w.sctp.also), len(w.conns))
+	if w := p.hosts[1].w; w.sctp.n+w.further()+len(w.streams) != 0 {
+		t.Errorf("left: %d associations, %d addresses, %d sessions", w.sctp.n, w.further(), len(w.streams))
 	}
 }
 
@@ -443,7 +446,7 @@ func (p *rawPeer) admit(t *testing.T) {
 	if !ok {
 		t.Fatal("no request")
 	}
-	h.w.answerSCTP(h.w.conns[ev.Conn], session.Setup{}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 4, ORD: 4}})
+	h.w.answerSCTP(h.w.streams[ev.Conn], session.Setup{}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 4, ORD: 4}})
 	p.turn()
 }
 
@@ -511,7 +514,7 @@ func TestSCTPMemory(t *testing.T) {
 		}
 	}
 	sum := 0
-	for _, as := range w.sctp.assocs {
+	for as := range w.assocs() {
 		sum += as.a.Kept() + as.mux.Memory()
 	}
 	if w.stats.AssocsNoMemory == 0 || sum != w.sctp.memory || p.assoc() == nil || p.assoc().a.Kept() != 101*1400 {
@@ -541,11 +544,11 @@ func TestSCTPMemoryOfPlaces(t *testing.T) {
 		t.Fatal("no request")
 	}
 	// Accepted, but without a queue pair: segments wait.
-	c := w.conns[ev.Conn]
-	if err := c.as.mux.Accept(c.sid, session.Setup{}); err != nil {
+	c := w.streams[ev.Conn]
+	if err := c.as().mux.Accept(c.sid, session.Setup{}); err != nil {
 		t.Fatal(err)
 	}
-	c.as.admitted = true
+	c.as().admitted = true
 	p.segment(0, 900)
 	if m := p.assoc().mux; m.Held() > 100 || m.Memory() < 900*24 || w.sctp.memory != m.Memory() {
 		t.Errorf("%d octets are held, %d with their places; counted %d", m.Held(), m.Memory(), w.sctp.memory)
@@ -644,7 +647,7 @@ func oddPeer(t *testing.T, rng *rand.Rand) {
 		}
 		p.send(from, packet)
 		for ev, ok := p.hosts[1].take(EventRequest); ok; ev, ok = p.hosts[1].take(EventRequest) {
-			if c := w.conns[ev.Conn]; c != nil && rng.IntN(2) == 0 {
+			if c := w.streams[ev.Conn]; c != nil && rng.IntN(2) == 0 {
 				w.disconnect(c, rng.IntN(2) == 0)
 			}
 		}
@@ -658,12 +661,12 @@ func oddPeer(t *testing.T, rng *rand.Rand) {
 	}
 	p.send(p.local.Addr(), chunk(sctp.ChunkAbort, 0))
 	w.unlisten(1)
-	for end := p.now.Add(30 * time.Minute); p.now < end && len(w.sctp.assocs) > 0; p.now = p.now.Add(time.Second) {
+	for end := p.now.Add(30 * time.Minute); p.now < end && w.sctp.n > 0; p.now = p.now.Add(time.Second) {
 		p.turn()
 	}
 	p.turn()
-	if len(w.sctp.assocs)+len(w.sctp.also)+len(w.conns)+len(w.sctp.peers)+w.timers.count != 0 || w.link.FreeSlots() != w.link.Slots() {
-		t.Fatalf("left: %d associations, %d addresses, %d sessions, %d timers, %d slots", len(w.sctp.assocs), len(w.sctp.also), len(w.conns),
-			w.timers.count, w.link.Slots()-w.link.FreeSlots())
+	if w.sctp.n+w.further()+len(w.streams)+len(w.sctp.peers)+w.timers.Len() != 0 || w.link.FreeSlots() != w.link.Slots() {
+		t.Fatalf("left: %d associations, %d addresses, %d sessions, %d timers, %d slots", w.sctp.n, w.further(), len(w.streams),
+			w.timers.Len(), w.link.Slots()-w.link.FreeSlots())
 	}
 }

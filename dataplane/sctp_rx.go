@@ -4,14 +4,14 @@ import (
 	"encoding/binary"
 	"net/netip"
 
-	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/sctp"
 )
 
 // sctpFrame takes a frame with an SCTP packet, or with UDP that may hold one.
-func (w *worker) sctpFrame(f *link.Frame) {
-	in := &w.in
+func (w *worker) sctpFrame(f *rxFrame) {
+	in := f
 	s := w.sctp
 	if s == nil {
 		if w.e.dir == nil {
@@ -33,7 +33,7 @@ func (w *worker) sctpFrame(f *link.Frame) {
 		udp = in.pkt.Flow.RemotePort
 		off, n = off+8, in.pkt.L4Len-8
 	}
-	b := contiguous(f, off, n)
+	b := contiguous(f.Frame, off, n)
 	if b == nil {
 		b = s.scratch[:0]
 		for i := 0; i < f.N; i++ {
@@ -47,31 +47,32 @@ func (w *worker) sctpFrame(f *link.Frame) {
 	}
 	flow := in.pkt.Flow
 	flow.RemotePort, flow.LocalPort = binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])
-	as := s.assocs[flow]
+	k, further := handoff.Key{Flow: flow, SCTP: true}, furtherKey(flow, b)
+	as := w.assocOf(k)
 	if as == nil {
-		as = w.assocFrom(flow, b)
+		as = w.assocOf(further)
+	}
+	if as == nil && (w.adoptSCTP(k, udp, b) || w.stray(k, f) || w.stray(further, f)) {
+		return
 	}
 	if as == nil || as.a.State() == sctp.Closed {
-		if as == nil && (w.adoptSCTP(flow, udp, b) || w.stray(flow, true, f) || w.strayAddr(alsoKey(flow, b), f)) {
-			return
-		}
-		if as = w.sctpUnowned(flow, udp, b); as == nil {
+		if as = w.sctpUnowned(f, flow, udp, b); as == nil {
 			return
 		}
 	}
 	as.a.HandlePacket(w.now, flow, udp, b)
 	if as.a.PollRestart() {
-		w.sctpRestarted(as)
+		as.restarted(w)
 	}
-	w.sctpData(as, b)
-	w.mark(&as.carrier)
+	as.data(w, b)
+	w.mark(&as.lane)
 }
 
-// udp checks the UDP header of the frame in hand, and cuts off what is behind the
+// udp checks the UDP header of f, and cuts off what is behind the
 // datagram (RFC 768). A checksum of 0 is none, which IPv6 does not allow (RFC 8200,
 // Section 8.1; RFC 6951, Section 5.3).
-func (w *worker) udp(f *link.Frame) bool {
-	p := &w.in.pkt
+func (w *worker) udp(f *rxFrame) bool {
+	p := &f.pkt
 	h := f.Pieces[0][p.L4Off : p.L4Off+8]
 	n := int(binary.BigEndian.Uint16(h[4:]))
 	if n < 8 || n > p.L4Len {
@@ -80,30 +81,35 @@ func (w *worker) udp(f *link.Frame) bool {
 	}
 	p.PseudoSum = pkt.Add(pkt.Add(p.PseudoSum, uint32(n)), 0xffff-uint32(p.L4Len))
 	p.L4Len = n
-	if h[6] == 0 && h[7] == 0 && !p.V6 || checksum(f, p) == 0xffff && (h[6] != 0 || h[7] != 0) {
+	if h[6] == 0 && h[7] == 0 && !p.V6 || checksum(f.Frame, p) == 0xffff && (h[6] != 0 || h[7] != 0) {
 		return true
 	}
 	w.stats.RxChecksum++
 	return false
 }
 
-// sctpICMP takes the ICMP error in hand, about an SCTP packet or about one in UDP, which
+// sctpICMP takes an ICMP error about an SCTP packet or about one in UDP, which
 // has to show the verification tag behind the ports (RFC 6951 5.5).
-func (w *worker) sctpICMP(f *link.Frame) {
-	e, udp := &w.in.icmp, uint16(0)
+func (w *worker) sctpICMP(f *rxFrame) {
+	e, udp := &f.icmp, uint16(0)
 	if e.Proto == pkt.ProtoUDP {
 		udp = e.Flow.RemotePort
 		if e.Flow.LocalPort != sctp.UDPPort || !e.Decapsulate() {
 			return
 		}
 	}
-	as := w.assocOf(e.Flow)
-	if as == nil && w.sctp != nil {
-		as = w.sctp.also[alsoICMP(e)]
+	k := handoff.Key{Flow: e.Flow, SCTP: true}
+	further := handoff.Key{Flow: e.Flow.Reverse(), SCTP: true, Tag: e.Seq}
+	if further.Tag == 0 {
+		further = k
+	}
+	as := w.assocOf(k)
+	if as == nil {
+		as = w.assocOf(further)
 	}
 	if as == nil {
-		if !w.stray(e.Flow, true, f) {
-			w.strayAddr(alsoICMP(e), f)
+		if !w.stray(k, f) {
+			w.stray(further, f)
 		}
 		return
 	}
@@ -112,22 +118,19 @@ func (w *worker) sctpICMP(f *link.Frame) {
 	}
 	w.stats.RxICMP++
 	as.a.HandleICMP(w.now, e)
-	w.mark(&as.carrier)
+	w.mark(&as.lane)
 }
 
-// sctpUnowned answers a packet that is no association's. It returns the one that a
-// listener made of it.
-func (w *worker) sctpUnowned(flow pkt.Flow, udp uint16, b []byte) *assoc {
-	if !w.answerable() {
+// sctpUnowned answers packet b of f, which belongs to no association. It returns the one
+// that a listener made of it.
+func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *assoc {
+	if !w.e.answerable(&f.pkt) {
 		w.stats.RxMalformed++
 		return nil
 	}
-	t := w.in.pkt.Reply()
-	l := w.sctp.listeners[listenKey{flow.Local, flow.LocalPort}]
-	if l == nil {
-		l = w.sctp.listeners[listenKey{port: flow.LocalPort}]
-	}
-	if l != nil && len(w.sctp.assocs) >= w.e.cfg.MaxConns {
+	t := f.pkt.Reply()
+	l := w.listenerFor(&flow, true)
+	if l != nil && w.sctp.n >= w.e.cfg.MaxConns {
 		w.stats.RxNoConn++
 		return nil // no answer: the peer tries again
 	}
@@ -140,21 +143,21 @@ func (w *worker) sctpUnowned(flow pkt.Flow, udp uint16, b []byte) *assoc {
 		w.sctpReply(&t, udp, sctp.OutOfBlue(flow, b))
 		return nil
 	}
-	a, reply := l.l.HandlePacket(w.now, flow, udp, b)
+	a, reply := l.sctp.HandlePacket(w.now, flow, udp, b)
 	w.sctpReply(&t, udp, reply)
 	if a == nil {
 		return nil
 	}
-	if old := w.sctp.assocs[flow]; old != nil {
-		w.sctpEvents(old) // it is closed, and this packet came before its turn
-		w.retire(old)
+	if old := w.assocOf(handoff.Key{Flow: flow, SCTP: true}); old != nil {
+		old.events(w) // it is closed, and this packet came before its turn
+		old.retire(w)
 	}
 	as := w.newAssoc(a, flow, t, l.opts)
 	as.lst, as.passive = l, true
 	a.SetWindow(min(strangerWindow, w.tcp.RcvWindow))
 	w.e.events.push(Event{Kind: EventJoined, Listener: l.id, Flow: flow, Worker: w.id})
 	w.sctp.peers[flow.Remote]++
-	w.idles(as)
+	as.startIdle(w)
 	w.stats.PassiveOpens++
 	return as
 }
@@ -166,44 +169,42 @@ func (w *worker) sctpReply(t *pkt.Tuple, udp uint16, b []byte) {
 	if len(b) > min(w.mtu-48, w.link.SlotSize()-headroom) {
 		return
 	}
-	s, ok := w.link.Alloc()
+	s, ok := w.spareSlot()
 	if !ok {
-		w.stats.TxNoSlot++
 		return
 	}
 	copy(w.link.Bytes(s)[headroom:], b)
-	w.slots[s].owned = false
 	w.postSCTP(t, udp, s, headroom, len(b))
 	w.stats.TxStateless++
 }
 
-// sctpData takes the user data that an association reports, and acts on what it means for
+// data takes the user data that an association reports, and acts on what it means for
 // sessions at once: a command for a session that has ended must not meet the next one of
 // its stream. It returns how much there was of that.
-func (w *worker) sctpData(as *assoc, b []byte) int {
+func (as *assoc) data(w *worker, b []byte) int {
 	var d sctp.Data
 	for as.a.PollData(&d) {
 		switch d.Act {
 		case sctp.Deliver:
-			w.sctpMessage(as, &d, b[d.Off:d.Off+d.Len])
+			as.message(w, &d, b[d.Off:d.Off+d.Len])
 		case sctp.Keep:
 			for len(as.kept) <= d.Slot {
 				as.kept = append(as.kept, nil)
 			}
 			as.kept[d.Slot] = append(w.sctpBuffer(d.Len), b[d.Off:d.Off+d.Len]...)
 		case sctp.DeliverKept:
-			w.sctpMessage(as, &d, as.kept[d.Slot])
-			w.sctpUnkeep(as, d.Slot)
+			as.message(w, &d, as.kept[d.Slot])
+			as.unkeep(w, d.Slot)
 		case sctp.Forget:
-			w.sctpUnkeep(as, d.Slot)
+			as.unkeep(w, d.Slot)
 		}
 	}
-	w.holds(as)
+	as.holds(w)
 	if as.mux == nil {
 		return 0
 	}
 	as.a.SetBacklog(as.mux.Held())
-	return w.sessionEvents(as)
+	return as.sessionEvents(w)
 }
 
 // sctpBuffer returns a buffer for n octets, not much longer: sctp counts octets, and a peer
@@ -218,8 +219,8 @@ func (w *worker) sctpBuffer(n int) []byte {
 	return nil
 }
 
-// sctpUnkeep takes back the buffer of a slot.
-func (w *worker) sctpUnkeep(as *assoc, slot int) {
+// unkeep takes back the buffer of a slot.
+func (as *assoc) unkeep(w *worker, slot int) {
 	if slot >= len(as.kept) {
 		return
 	}
@@ -229,8 +230,8 @@ func (w *worker) sctpUnkeep(as *assoc, slot int) {
 	as.kept[slot] = nil
 }
 
-func (w *worker) sctpMessage(as *assoc, d *sctp.Data, b []byte) {
-	w.sctpUp(as)
+func (as *assoc) message(w *worker, d *sctp.Data, b []byte) {
+	as.up(w)
 	if !d.Begin || !d.End { // its pieces follow one another
 		part := &w.sctp.part
 		if d.Begin {

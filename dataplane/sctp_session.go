@@ -2,30 +2,30 @@ package dataplane
 
 import (
 	"slices"
-	"time"
 
+	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/internal/serial"
 	"github.com/iwarpd/iwarpd/internal/term"
 	"github.com/iwarpd/iwarpd/mpa"
-	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// joinSCTP begins session id on the association of flow. The association may be with another worker.
-func (w *worker) joinSCTP(id ConnID, flow pkt.Flow, ini *initiate, timeout time.Duration, done chan<- error) {
-	s := w.sctp0()
-	as := s.assocs[flow]
-	if to := s.moved[flow]; as == nil && to != nil {
+// joinSCTP begins session id on the association that r names. That may be with another
+// worker.
+func (w *worker) joinSCTP(id ConnID, r *ConnectRequest, done chan<- error) {
+	k := handoff.Key{Flow: pkt.NewFlow(r.Local, r.Remote), SCTP: true}
+	as := w.assocOf(k)
+	if to := w.sctp0().moved[k.Flow]; as == nil && to != nil {
 		w.moved[id] = to
-		to.post(func(w *worker) { w.joinSCTP(id, flow, ini, timeout, done) })
+		to.post(func(w *worker) { w.joinSCTP(id, r, done) })
 		return
 	}
 	err := ErrNoStream
 	if as != nil {
 		if sid, ok := as.freeStream(); ok {
-			w.beginSession(as, sid, id, ini, timeout)
+			as.beginSession(w, sid, id, r)
 			err = nil
 		}
 	}
@@ -40,367 +40,313 @@ func (w *worker) joinSCTP(id ConnID, flow pkt.Flow, ini *initiate, timeout time.
 func (as *assoc) freeStream() (uint16, bool) {
 	n := sctpStreams // as many as the peer has: not known yet
 	switch {
-	case as.over || as.lst != nil || as.passive || !as.a.Open():
+	case as.gone || as.lst != nil || as.passive || !as.a.Open():
 		return 0, false
 	case as.mux != nil:
 		n = as.mux.Streams()
 	}
 	for i := range n {
 		sid := uint16((int(as.nextSID) + i) % n)
-		if as.streams[sid] == nil && (as.mux == nil || as.mux.Free(sid)) {
+		if as.sessions[sid] == nil && (as.mux == nil || as.mux.Free(sid)) {
 			return sid, true
 		}
 	}
 	return 0, false
 }
 
-// beginSession begins a session of ours on stream sid: at once, or when the association is
-// established.
-func (w *worker) beginSession(as *assoc, sid uint16, id ConnID, ini *initiate, timeout time.Duration) {
-	c := w.newSession(as, sid, id)
-	c.ini = ini
+// beginSession begins session id of r on SCTP stream sid: at once, or when the
+// association is established.
+func (as *assoc) beginSession(w *worker, sid uint16, id ConnID, r *ConnectRequest) {
+	s := as.newSession(w, sid, id)
+	s.ini = &initiate{setup: r.Setup, limit: w.deadlineAfter(r.Timeout), answer: r.SCTP.Answer, fallback: r.SCTP.Fallback}
 	as.nextSID = sid + 1
-	if timeout > 0 {
-		ini.limit = w.now.Add(timeout)
-		w.waits(c, ini.limit)
-	}
+	as.waits(s, s.ini.limit)
 	if as.mux != nil {
-		w.initiate(c)
+		as.initiate(w, s)
 	}
-	w.mark(&as.carrier)
+	w.mark(&as.lane)
 }
 
-// initiate asks the peer for the session of c.
-func (w *worker) initiate(c *conn) {
-	if int(c.sid) >= c.as.mux.Streams() {
-		w.endSession(c, ErrNoStream)
-	} else if err := c.as.mux.Initiate(c.sid, c.ini.setup); err != nil {
-		w.endSession(c, err)
-	} else if c.ini.answer > 0 {
-		w.waits(c, clock.Earliest(c.ini.limit, w.now.Add(c.ini.answer)))
+// initiate asks the peer for the session of s.
+func (as *assoc) initiate(w *worker, s *stream) {
+	if int(s.sid) >= as.mux.Streams() {
+		as.endSession(w, s, ErrNoStream)
+	} else if err := as.mux.Initiate(s.sid, s.ini.setup); err != nil {
+		as.endSession(w, s, err)
+	} else if s.ini.answer > 0 {
+		as.waits(s, clock.Earliest(s.ini.limit, w.now.Add(s.ini.answer)))
 	}
 }
 
-// waits gives the set-up of c up at a time, if no answer comes before.
-func (w *worker) waits(c *conn, until clock.Time) {
-	c.giveUp = until
-	c.as.carrier.giveUp = clock.Earliest(c.as.carrier.giveUp, until)
+// waits gives the set-up of s up at a time, if no answer comes before; 0 is never.
+func (as *assoc) waits(s *stream, until clock.Time) {
+	s.giveUp = until
+	as.giveUp = clock.Earliest(as.giveUp, until)
 }
 
-// newSession makes the conn of a session on stream sid.
-func (w *worker) newSession(as *assoc, sid uint16, id ConnID) *conn {
-	c := &conn{id: id, flow: as.flow, as: as, sid: sid}
-	c.timer.conn = c
-	as.streams[sid] = c
-	as.round = append(as.round, c)
-	w.conns[c.id] = c
-	return c
+// newSession makes the stream of a session on SCTP stream sid.
+func (as *assoc) newSession(w *worker, sid uint16, id ConnID) *stream {
+	s := &stream{id: id, lane: &as.lane, sid: sid}
+	as.sessions[sid] = s
+	as.round = append(as.round, s)
+	w.streams[id] = s
+	return s
 }
 
-// plain notes that c asks again without enhanced data, if it may.
-func (as *assoc) plain(c *conn, answer *session.Setup) bool {
-	i := c.ini
-	if answer != nil || i == nil || !i.fallback || i.setup.Enhanced == nil || as.enhanced || c.mode == modeClosing {
+// plain notes that s asks again without enhanced data, if it may.
+func (as *assoc) plain(s *stream, answer *session.Setup) bool {
+	i := s.ini
+	if answer != nil || i == nil || !i.fallback || i.setup.Enhanced == nil || as.enhanced || s.mode == modeClosing {
 		return false
 	}
 	i.setup.Enhanced, i.retry = nil, true
 	return true
 }
 
-// answerSCTP is Answer.
-func (w *worker) answerSCTP(c *conn, set session.Setup, a Attachment) {
-	as := c.as
-	if c.closed || as.over || as.mux.State(c.sid) != session.Requested {
+func (as *assoc) answer(w *worker, s *stream, set session.Setup, a Attachment) {
+	if s.closed || as.gone || as.mux == nil || as.mux.State(s.sid) != session.Requested {
 		if a.QP != nil {
-			w.refuseAttach(c.id, a)
+			w.refuseAttach(s.id, a)
 		}
 		return
 	}
 	if a.QP == nil {
-		if as.mux.Reject(c.sid, set) == nil {
-			w.endSession(c, nil)
+		if as.mux.Reject(s.sid, set) == nil {
+			as.endSession(w, s, nil)
 		}
-		w.mark(&as.carrier)
+		w.mark(&as.lane)
 		return
 	}
-	if err := as.mux.Accept(c.sid, set); err != nil {
-		w.refuseAttach(c.id, a)
-		w.abort(c, err)
+	if err := as.mux.Accept(s.sid, set); err != nil {
+		w.refuseAttach(s.id, a)
+		s.abort(w, err)
 		return
 	}
 	if !as.admitted {
 		as.admitted = true
 		as.a.SetWindow(w.sctpConfig(as.opts).RcvWindow)
 	}
-	w.attachSCTP(c, a)
+	as.attach(w, s, a)
 }
 
-func (w *worker) refuseAttach(id ConnID, a Attachment) {
-	a.QP.QP.Error()
-	w.flushQP(a.QP)
-	w.e.events.push(Event{Kind: EventClosed, Conn: id, Worker: w.id, Err: errNoConn, QP: a.QP})
-}
-
-// attachSCTP takes a session that is open to full operation.
-func (w *worker) attachSCTP(c *conn, a Attachment) {
-	as := c.as
-	if c.closed || as.over || as.mux == nil || as.mux.State(c.sid) != session.Open || c.qp != nil {
-		w.refuseAttach(c.id, a)
+// attach takes a session that is open to full operation.
+func (as *assoc) attach(w *worker, s *stream, a Attachment) {
+	if s.closed || as.gone || as.mux == nil || as.mux.State(s.sid) != session.Open || s.qp != nil {
+		w.refuseAttach(s.id, a)
 		return
 	}
-	w.linkQP(c, a)
-	c.qp.QP.Start(rdmap.Config{IRD: a.Params.IRD, ORD: a.Params.ORD})
-	c.stream = c.qp.QP.Stream()
-	c.mode = modeFull
+	s.linkQP(w, a)
+	s.start()
 	switch {
 	case a.Fail != nil:
-		c.stream.Fail(a.Fail, nil)
-		w.violation(c, a.Fail)
+		s.fail(w, a.Fail)
 	case a.Params.RTR == mpa.RTRNone:
 	case a.Params.Initiator:
-		c.stream.SendRTR(rtrKind(a.Params.RTR))
+		s.ddp.SendRTR(rtrKind(a.Params.RTR))
 	default:
-		c.stream.ExpectRTR(rtrKind(a.Params.RTR))
+		s.ddp.ExpectRTR(rtrKind(a.Params.RTR))
 	}
 	if a.Fail == nil {
 		// Either side may send first (RFC 6581 section 7): a responder does not wait for the RTR.
-		w.event(c, EventEstablished, nil, nil)
+		w.event(s, EventEstablished, nil, nil)
 	}
-	if err := as.mux.Attach(c.sid, &ddpSink{w, c}); err != nil {
-		w.abort(c, err)
+	if err := as.mux.Attach(s.sid, &ddpSink{w, as, s}); err != nil {
+		s.abort(w, err)
 	}
-	w.mark(&as.carrier)
+	w.mark(&as.lane)
 }
 
-// linkQP joins a connection and a queue pair.
-func (w *worker) linkQP(c *conn, a Attachment) {
-	b := a.QP
-	c.qp, c.attachP, c.attachE = b, a.Params, a.Fail
-	b.conn = c
-	cl := w.client(b.Client)
-	if cl == nil {
-		return
-	}
-	for len(cl.conns) <= b.Bit {
-		cl.conns = append(cl.conns, nil)
-	}
-	cl.conns[b.Bit] = c
-	if c.as != nil {
-		c = &c.as.carrier
-	}
-	if c.client != &w.house {
-		return
-	}
-	queued := c.queued
-	if queued {
-		c.queued = false
-		w.house.queue.remove(c)
-	}
-	c.join(cl)
-	if queued {
-		w.enqueue(c)
-	}
-}
-
-// ddpSink hands the DDP segments of a session to its stream.
+// ddpSink hands the DDP segments of a session to its DDP stream.
 type ddpSink struct {
-	w *worker
-	c *conn
+	w  *worker
+	as *assoc
+	s  *stream
 }
 
 // begin notes whose memory a message touches, until end.
-func (s *ddpSink) begin() { s.w.current, s.c.as.inHand = s.c, true }
+func (k *ddpSink) begin() { k.w.current, k.as.inHand = k.s, true }
 
-func (s *ddpSink) end() { s.w.current, s.c.as.inHand = nil, false }
+func (k *ddpSink) end() { k.w.current, k.as.inHand = nil, false }
 
-func (s *ddpSink) done(err *term.Error) *term.Error {
-	s.end()
+func (k *ddpSink) done(err *term.Error) *term.Error {
+	k.end()
 	if err != nil {
-		s.w.violation(s.c, err)
+		k.s.violation(k.w, err)
 	}
 	return err
 }
 
-func (s *ddpSink) HandleULPDU(b []byte) *term.Error {
-	if s.c.rxFailed || s.c.stream == nil {
+// closed reports whether the session takes nothing more.
+func (k *ddpSink) closed() bool { return k.s.rxFailed || k.s.ddp == nil }
+
+func (k *ddpSink) HandleULPDU(b []byte) *term.Error {
+	if k.closed() {
 		return nil
 	}
-	s.w.stats.RxFPDUs++
-	s.begin()
-	return s.done(s.c.stream.HandleULPDU(b))
+	k.w.stats.RxFPDUs++
+	k.begin()
+	return k.done(k.s.ddp.HandleULPDU(b))
 }
 
-func (s *ddpSink) HandleEarly(key serial.Num, b []byte) bool {
-	if s.c.rxFailed || s.c.stream == nil {
+func (k *ddpSink) HandleEarly(key serial.Num, b []byte) bool {
+	if k.closed() {
 		return false
 	}
-	s.w.stats.RxFPDUsEarly++
-	s.begin()
-	ok := s.c.stream.HandleEarly(key, b)
-	s.end()
+	k.w.stats.RxFPDUsEarly++
+	k.begin()
+	ok := k.s.ddp.HandleEarly(key, b)
+	k.end()
 	if ok {
-		s.w.stats.RxFPDUsPlacedEarly++
+		k.w.stats.RxFPDUsPlacedEarly++
 	}
 	return ok
 }
 
-func (s *ddpSink) DeliverEarly(key serial.Num) *term.Error {
-	if s.c.rxFailed || s.c.stream == nil {
+func (k *ddpSink) DeliverEarly(key serial.Num) *term.Error {
+	if k.closed() {
 		return nil
 	}
-	s.w.stats.RxFPDUs++
-	s.begin()
-	return s.done(s.c.stream.DeliverEarly(key))
+	k.w.stats.RxFPDUs++
+	k.begin()
+	return k.done(k.s.ddp.DeliverEarly(key))
 }
 
 // sessionEvents acts on what the sessions report.
-func (w *worker) sessionEvents(as *assoc) int {
+func (as *assoc) sessionEvents(w *worker) int {
 	n := 0
 	ev := &w.sctp.ev
 	for as.mux != nil && as.mux.PollEvent(ev) {
 		n++
-		c := as.streams[ev.Stream]
+		s := as.sessions[ev.Stream]
 		if ev.Kind == session.EventRequest {
-			if c != nil {
-				w.endSession(c, nil) // the last session there; the peer knows that it is over
+			if s != nil {
+				as.endSession(w, s, nil) // the last session there; the peer knows that it is over
 			}
-			c = w.newSession(as, ev.Stream, w.newID())
-			c.passive = true
+			s = as.newSession(w, ev.Stream, w.newID())
+			s.passive = true
 			as.idle = 0
-			e := Event{Kind: EventRequest, Conn: c.id, Flow: c.flow, Worker: w.id, Setup: ev.Setup}
+			e := Event{Kind: EventRequest, Conn: s.id, Flow: s.flow(), Worker: w.id, Setup: ev.Setup}
 			if as.lst != nil {
 				e.Listener = as.lst.id
 			}
 			w.e.events.push(e)
-			if as.passive && len(as.streams) == 1 && w.e.resolver != nil {
-				go w.e.resolveConn(c.id, c.flow) // what the route says, and to hear of the neighbour
+			if as.passive && len(as.sessions) == 1 && w.e.resolver != nil {
+				go w.e.resolveConn(s.id, s.flow()) // what the route says, and to hear of the neighbour
 			}
 			continue
 		}
 		if ev.Kind == session.EventNegotiate {
-			e := Event{Kind: EventNegotiate, Flow: as.flow, Worker: w.id, Setup: ev.Setup}
-			if c != nil {
-				e.Conn = c.id
+			e := Event{Kind: EventNegotiate, Flow: as.key.Flow, Worker: w.id, Setup: ev.Setup}
+			if s != nil {
+				e.Conn = s.id
 			} else if as.lst != nil {
 				e.Listener = as.lst.id
 			}
 			w.e.events.push(e)
 			continue
 		}
-		if c == nil {
+		if s == nil {
 			continue
 		}
 		switch ev.Kind {
 		case session.EventOpen:
-			c.ini = nil
+			s.ini = nil
 			as.enhanced = as.enhanced || ev.Setup.Enhanced != nil
-			w.e.events.push(Event{Kind: EventAnswer, Conn: c.id, Flow: c.flow, Worker: w.id, Setup: ev.Setup})
+			w.e.events.push(Event{Kind: EventAnswer, Conn: s.id, Flow: s.flow(), Worker: w.id, Setup: ev.Setup})
 		case session.EventRejected:
-			if as.plain(c, ev.Setup) {
+			if as.plain(s, ev.Setup) {
 				continue // as soon as the stream is free
 			}
-			w.e.events.push(Event{Kind: EventRejected, Conn: c.id, Flow: c.flow, Worker: w.id, Setup: ev.Setup})
-			w.endSession(c, ErrRejected)
+			w.e.events.push(Event{Kind: EventRejected, Conn: s.id, Flow: s.flow(), Worker: w.id, Setup: ev.Setup})
+			as.endSession(w, s, ErrRejected)
 		case session.EventTerminated:
-			w.event(c, EventPeerClosed, nil, nil)
-			w.remoteEventsSCTP(c)
-			w.dropQP(c)
-			c.mode = modeClosing
+			w.event(s, EventPeerClosed, nil, nil)
+			s.remoteEvents(w)
+			s.dropQP(w)
+			s.mode = modeClosing
 		case session.EventFailed:
 			w.stats.Violations++
-			w.endSession(c, ev.Err) // whether the peer answers the Terminate or not
+			as.endSession(w, s, ev.Err) // whether the peer answers the Terminate or not
 		case session.EventIdle:
-			if i := c.ini; i != nil && i.retry && c.mode != modeClosing {
+			if i := s.ini; i != nil && i.retry && s.mode != modeClosing {
 				i.retry = false
 				w.stats.SessionRetries++
-				w.initiate(c)
+				as.initiate(w, s)
 				continue
 			}
-			w.endSession(c, nil)
+			as.endSession(w, s, nil)
 		}
 	}
 	return n
-}
-
-// remoteEventsSCTP acts on what the stream of a session reports.
-func (w *worker) remoteEventsSCTP(c *conn) {
-	if c.mode == modeFull && c.stream != nil {
-		w.remoteEvents(c)
-	}
-}
-
-// sctpTerminated ends a session whose peer sent an RDMAP Terminate.
-func (w *worker) sctpTerminated(c *conn, err *term.RemoteError) {
-	c.err = err
-	w.closeSession(c)
 }
 
 // leaveShared is how much a session that leaves an association with others may send, in
 // octets, when they have filled the window.
 const leaveShared = 64 << 10
 
-// disconnectSCTP ends the session of c: what was posted still goes out.
-func (w *worker) disconnectSCTP(c *conn) {
-	if c.mode == modeFull {
-		room := c.as.a.Room()
-		if len(c.as.round) > 1 {
-			room = max(room, leaveShared) // what others have filled is no measure
-		}
-		w.leave(c, room)
+// disconnect ends s: what was posted still goes out.
+func (as *assoc) disconnect(w *worker, s *stream) {
+	if s.mode != modeFull {
+		s.close(w)
 		return
 	}
-	w.dropQP(c)
-	c.mode = modeClosing
-	w.closeSession(c)
+	room := as.a.Room()
+	if len(as.round) > 1 {
+		room = max(room, leaveShared) // what others have filled is no measure
+	}
+	s.leave(w, room)
 }
 
-// closeSession sends the session's Terminate.
-func (w *worker) closeSession(c *conn) {
-	as := c.as
-	w.mark(&as.carrier)
+// closeStream sends the session's Terminate.
+func (as *assoc) closeStream(w *worker, s *stream) {
+	w.mark(&as.lane)
 	if as.mux == nil { // nothing was set up yet
 		if len(as.round) > 1 {
-			w.endSession(c, nil)
+			as.endSession(w, s, nil)
 		} else {
 			as.a.Abort(w.now)
 		}
 		return
 	}
-	if as.mux.State(c.sid) == session.Initiating {
-		// Its answer is of no interest to anybody.
-		_ = as.mux.Terminate(c.sid)
-		w.endSession(c, nil)
+	if as.mux.State(s.sid) == session.Initiating {
+		// Its answer is of no interest any more.
+		_ = as.mux.Terminate(s.sid)
+		as.endSession(w, s, nil)
 		return
 	}
-	if as.mux.Terminate(c.sid) != nil && as.mux.State(c.sid) == session.Idle {
-		w.endSession(c, nil)
+	if as.mux.Terminate(s.sid) != nil && as.mux.State(s.sid) == session.Idle {
+		as.endSession(w, s, nil)
 	}
 }
 
-// endSession tells the control plane that a session is over, and forgets it.
-func (w *worker) endSession(c *conn, err error) {
-	if c.gone {
+// abortStream ends the session, and the association by ABORT if that was its last.
+func (as *assoc) abortStream(w *worker, s *stream) {
+	if as.lst == nil && len(as.round) == 1 {
+		as.a.Abort(w.now)
+	} else {
+		as.closeStream(w, s)
+	}
+	as.endSession(w, s, nil)
+}
+
+// endSession reports that a session is over, and forgets it.
+func (as *assoc) endSession(w *worker, s *stream, err error) {
+	if s.closed {
 		return
 	}
-	as := c.as
-	w.finish(c, err)
-	c.gone = true
-	if as.streams[c.sid] == c {
-		delete(as.streams, c.sid)
+	s.finish(w, err)
+	if as.sessions[s.sid] == s {
+		delete(as.sessions, s.sid)
 	}
-	if i := slices.Index(as.round, c); i >= 0 {
+	if i := slices.Index(as.round, s); i >= 0 {
 		as.round = slices.Delete(as.round, i, i+1)
 		if i < as.turn {
 			as.turn--
 		}
 	}
-	delete(w.conns, c.id)
-	if home := w.e.worker(c.id); home != w {
-		id := c.id
-		home.post(func(home *worker) { delete(home.moved, id) })
+	w.forget(s)
+	if len(as.sessions) == 0 && as.lst != nil {
+		as.startIdle(w)
 	}
-	if len(as.streams) == 0 && as.lst != nil {
-		w.idles(as)
-	}
-	w.mark(&as.carrier)
+	w.mark(&as.lane)
 }

@@ -40,7 +40,7 @@ func TestSCTPReject(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	_, req := s.requestSCTP(SCTP{}, false)
 	w := s.hosts[1].w
-	w.answerSCTP(w.conns[req.Conn], session.Setup{Private: []byte("no")}, Attachment{})
+	w.answerSCTP(w.streams[req.Conn], session.Setup{Private: []byte("no")}, Attachment{})
 	if ev := s.closed(0); ev.Err != ErrRejected {
 		t.Errorf("closed by %v", ev.Err)
 	}
@@ -56,7 +56,7 @@ func TestSCTPRejectAndUnlisten(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	_, req := s.requestSCTP(SCTP{}, false)
 	w := s.hosts[1].w
-	w.answerSCTP(w.conns[req.Conn], session.Setup{Private: []byte("no")}, Attachment{})
+	w.answerSCTP(w.streams[req.Conn], session.Setup{Private: []byte("no")}, Attachment{})
 	w.unlisten(1)
 	if ev := s.closed(0); ev.Err != ErrRejected {
 		t.Errorf("closed by %v", ev.Err)
@@ -73,7 +73,7 @@ func TestSCTPAbortAndDetach(t *testing.T) {
 		a, _ := s.openSCTP(SCTP{}, qa, qb)
 		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 5, SGEs: qb.sge(0, 10)})
 		if detach {
-			s.hosts[0].w.detach(a)
+			a.detach(s.hosts[0].w)
 		} else {
 			s.hosts[0].w.disconnect(a, true)
 		}
@@ -96,7 +96,7 @@ func TestSCTPDetach(t *testing.T) {
 	h := s.hosts[1]
 	h.e.Answer(req.Conn, session.Setup{}, Attachment{QP: &qb.QPBinding})
 	h.w.turn()
-	c := h.w.conns[req.Conn]
+	c := h.w.streams[req.Conn]
 	if c == nil || c.qp != &qb.QPBinding {
 		t.Fatal("no queue pair")
 	}
@@ -146,8 +146,8 @@ func TestSCTPStaleDisconnect(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
 	a, b := s.openSCTP(SCTP{}, qa, qb)
-	wa, wb, mux := s.hosts[0].w, s.hosts[1].w, a.as.mux
-	a.as.lst = &sctpListener{} // a peer that keeps its associations
+	wa, wb, mux := s.hosts[0].w, s.hosts[1].w, a.as().mux
+	a.as().lst = &listener{} // a peer that keeps its associations
 	wa.disconnect(a, false)
 	for {
 		wa.turn()
@@ -162,13 +162,13 @@ func TestSCTPStaleDisconnect(t *testing.T) {
 	if err := mux.Initiate(0, session.Setup{Private: []byte("again")}); err != nil {
 		t.Fatal(err)
 	}
-	wa.mark(&a.as.carrier)
+	wa.mark(&a.as().lane)
 	wa.turn()
-	if b.gone || wb.conns[b.id] != b {
+	if b.closed || wb.streams[b.id] != b {
 		t.Fatal("the session has ended here already: this tests nothing")
 	}
 	wb.post(func(w *worker) {
-		if c := w.conns[b.id]; c != nil {
+		if c := w.streams[b.id]; c != nil {
 			w.disconnect(c, false)
 		}
 	})
@@ -177,7 +177,7 @@ func TestSCTPStaleDisconnect(t *testing.T) {
 		ev, ok := s.hosts[1].take(EventRequest)
 		return ok && string(ev.Setup.Private) == "again"
 	})
-	if got := b.as.mux.State(0); got != session.Requested {
+	if got := b.as().mux.State(0); got != session.Requested {
 		t.Errorf("the session is %v", got)
 	}
 }
@@ -193,11 +193,11 @@ func TestSCTPFallback(t *testing.T) {
 		id := ha.w.newID()
 		flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
 		set := session.Setup{Private: []byte("hello"), Enhanced: &mpa.EnhancedData{IRD: 4, ORD: 4}}
-		if err := ha.w.connectSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Fallback: may}, set, 0); err != nil {
+		if err := ha.w.dialSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Fallback: may}, set, 0); err != nil {
 			t.Fatal(err)
 		}
-		s.until("the association", func() bool { return len(hb.w.sctp.assocs) == 1 })
-		for _, as := range hb.w.sctp.assocs {
+		s.until("the association", func() bool { return hb.w.sctp.n == 1 })
+		for as := range hb.w.assocs() {
 			as.mux = session.New(session.Config{NoEnhanced: true}, 64)
 		}
 		if !may {
@@ -216,7 +216,7 @@ func TestSCTPFallback(t *testing.T) {
 			t.Errorf("request %+v", req.Setup)
 		}
 		qb := newSimQP(t, hb, 8192)
-		hb.w.answerSCTP(hb.w.conns[req.Conn], session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 1, ORD: 1}})
+		hb.w.answerSCTP(hb.w.streams[req.Conn], session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 1, ORD: 1}})
 		s.until("the answer", func() bool {
 			ev, ok := ha.take(EventAnswer)
 			return ok && ev.Conn == id && string(ev.Setup.Private) == "welcome"
@@ -224,7 +224,7 @@ func TestSCTPFallback(t *testing.T) {
 		if n := ha.w.stats.SessionRetries; n != 1 {
 			t.Errorf("%d retries", n)
 		}
-		ha.w.disconnect(ha.w.conns[id], false)
+		ha.w.disconnect(ha.w.streams[id], false)
 		s.closedSCTP()
 	}
 }
@@ -244,7 +244,7 @@ func TestSCTPRTR(t *testing.T) {
 				t.Errorf("receive completed as %+v", wc)
 			}
 			want := map[mpa.RTR]rdmap.Op{mpa.RTRSend: rdmap.OpSend, mpa.RTRWrite: rdmap.OpWrite, mpa.RTRRead: rdmap.OpRead}[rtr]
-			if got := b.stream.RTR(); got != want {
+			if got := b.ddp.RTR(); got != want {
 				t.Errorf("the RTR was a %v", got)
 			}
 			s.hosts[0].w.disconnect(a, false)
@@ -286,20 +286,20 @@ func TestSCTPNegotiate(t *testing.T) {
 	ha.w.turn()
 	id := ha.w.newID()
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
-	if err := ha.w.connectSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Profile: session.Draft}, session.Setup{Private: []byte("hello")}, 0); err != nil {
+	if err := ha.w.dialSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Profile: session.Draft}, session.Setup{Private: []byte("hello")}, 0); err != nil {
 		t.Fatal(err)
 	}
 	s.until("the association", func() bool {
-		for _, as := range hb.w.sctp.assocs {
+		for as := range hb.w.assocs() {
 			return as.mux != nil
 		}
 		return false
 	})
-	for _, as := range hb.w.sctp.assocs {
+	for as := range hb.w.assocs() {
 		if err := as.mux.Negotiate(0, []byte("how about")); err != nil {
 			t.Fatal(err)
 		}
-		hb.w.mark(&as.carrier)
+		hb.w.mark(&as.lane)
 	}
 	var req, ans Event
 	s.until("the request", func() (ok bool) { req, ok = hb.take(EventRequest); return ok })
@@ -308,23 +308,23 @@ func TestSCTPNegotiate(t *testing.T) {
 		return ok && ev.Conn == id && string(ev.Setup.Private) == "how about"
 	})
 	qb := newSimQP(t, hb, 8192)
-	hb.w.answerSCTP(hb.w.conns[req.Conn], session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 1, ORD: 1}})
+	hb.w.answerSCTP(hb.w.streams[req.Conn], session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: mpa.Params{IRD: 1, ORD: 1}})
 	s.until("the answer", func() (ok bool) { ans, ok = ha.take(EventAnswer); return ok })
 	if ans.Conn != id || string(ans.Setup.Private) != "welcome" {
 		t.Errorf("answer %+v", ans)
 	}
 
 	// The dialing side negotiates on another stream, of which the listener's ULP learns.
-	as := ha.w.conns[id].as
+	as := ha.w.streams[id].as()
 	if err := as.mux.Negotiate(1, []byte("and")); err != nil {
 		t.Fatal(err)
 	}
-	ha.w.mark(&as.carrier)
+	ha.w.mark(&as.lane)
 	s.until("the listener's Negotiate", func() bool {
 		ev, ok := hb.take(EventNegotiate)
 		return ok && ev.Conn == 0 && ev.Listener == 1 && string(ev.Setup.Private) == "and"
 	})
-	ha.w.disconnect(ha.w.conns[id], false)
+	ha.w.disconnect(ha.w.streams[id], false)
 	s.closedSCTP()
 }
 
@@ -335,9 +335,9 @@ func TestSCTPViolationInSetup(t *testing.T) {
 		deaf := false
 		s := newSim(t, link.PipeConfig{Filter: func(toB bool, _ []byte) bool { return !deaf || toB == (guilty == 0) }})
 		_, req := s.requestSCTP(SCTP{}, false)
-		for _, as := range s.hosts[guilty].w.sctp.assocs {
-			s.hosts[guilty].w.sendControl(as, &session.Control{PPID: session.RFC5043.Control(), Data: []byte{0, byte(1 - guilty), 0, 99}})
-			s.hosts[guilty].w.mark(&as.carrier)
+		for as := range s.hosts[guilty].w.assocs() {
+			as.sendControl(s.hosts[guilty].w, &session.Control{PPID: session.RFC5043.Control(), Data: []byte{0, byte(1 - guilty), 0, 99}})
+			s.hosts[guilty].w.mark(&as.lane)
 		}
 		deaf = true
 		start := s.now
@@ -361,7 +361,7 @@ func TestSCTPAnswerTimeout(t *testing.T) {
 	w := s.hosts[0].w
 	w.turn()
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
-	if err := w.connectSCTP(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Answer: 2 * time.Second}, session.Setup{}, 30*time.Second); err != nil {
+	if err := w.dialSCTP(w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{Answer: 2 * time.Second}, session.Setup{}, 30*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	start := s.now

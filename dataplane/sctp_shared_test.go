@@ -19,23 +19,23 @@ import (
 )
 
 // joinSCTP begins one more session of host 0 on its association.
-func (s *sim) joinSCTP(as *assoc, timeout time.Duration) (*conn, error) {
+func (s *sim) joinSCTP(as *assoc, timeout time.Duration) (*stream, error) {
 	w, done := s.hosts[0].w, make(chan error, 1)
 	id := w.newID()
-	w.joinSCTP(id, as.flow, &initiate{}, timeout, done)
-	return w.conns[id], <-done
+	w.joinSCTP(id, joinRequest(as.key.Flow, timeout), done)
+	return w.streams[id], <-done
 }
 
 // answerSCTP has host 1 accept the session that a begins, and takes both ends to full
 // operation.
-func (s *sim) answerSCTP(a *conn, qa, qb *simQP) (b *conn) {
+func (s *sim) answerSCTP(a *stream, qa, qb *simQP) (b *stream) {
 	s.t.Helper()
 	ha, hb := s.hosts[0], s.hosts[1]
 	p := mpa.Params{IRD: 4, ORD: 4}
 	s.until("request", func() bool {
 		ev, ok := hb.take(EventRequest)
 		if ok {
-			b = hb.w.conns[ev.Conn]
+			b = hb.w.streams[ev.Conn]
 		}
 		return ok
 	})
@@ -50,7 +50,7 @@ func (s *sim) answerSCTP(a *conn, qa, qb *simQP) (b *conn) {
 }
 
 // write does a Write of n octets and waits for it.
-func (s *sim) write(a *conn, qa, qb *simQP, n int) {
+func (s *sim) write(a *stream, qa, qb *simQP, n int) {
 	s.t.Helper()
 	done := len(qa.wcs)
 	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, n), RKey: qb.reg.STag(), Remote: 0x10000})
@@ -61,7 +61,7 @@ func (s *sim) write(a *conn, qa, qb *simQP, n int) {
 }
 
 // ended waits for the end of connection c of a host.
-func (s *sim) ended(host int, c *conn) (last Event) {
+func (s *sim) ended(host int, c *stream) (last Event) {
 	s.t.Helper()
 	s.until("an end", func() bool {
 		h := s.hosts[host]
@@ -83,7 +83,7 @@ func TestSCTPStreams(t *testing.T) {
 	for _, profile := range []session.Profile{session.RFC5043, session.Draft} {
 		t.Run(profile.String(), func(t *testing.T) {
 			type pair struct {
-				a, b   *conn
+				a, b   *stream
 				qa, qb *simQP
 			}
 			rng := rand.New(rand.NewPCG(testenv.Seed(t), 1))
@@ -92,7 +92,7 @@ func TestSCTPStreams(t *testing.T) {
 			qps := func() (qa, qb *simQP) { return newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096) }
 			qa, qb := qps()
 			a, b := s.openSCTP(SCTP{Profile: profile}, qa, qb)
-			as, open := a.as, []pair{{a, b, qa, qb}}
+			as, open := a.as(), []pair{{a, b, qa, qb}}
 			used := map[uint16]int{0: 1}
 			for joins := 1; joins < 3*sctpStreams; {
 				if n := len(open); n > 1 && rng.IntN(2*sctpStreams) < n {
@@ -100,8 +100,8 @@ func TestSCTPStreams(t *testing.T) {
 					p := open[i]
 					open = append(open[:i], open[i+1:]...)
 					host := rng.IntN(2)
-					s.hosts[host].w.disconnect([]*conn{p.a, p.b}[host], false)
-					for i, c := range []*conn{p.a, p.b} {
+					s.hosts[host].w.disconnect([]*stream{p.a, p.b}[host], false)
+					for i, c := range []*stream{p.a, p.b} {
 						if ev := s.ended(i, c); ev.Err != nil {
 							t.Fatalf("host %d: stream %d ended by %v", i, c.sid, ev.Err)
 						}
@@ -145,14 +145,14 @@ func TestSCTPFewStreams(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	s.listenSCTP()
 	hb := s.hosts[1].w
-	for _, l := range hb.sctp.listeners {
+	for _, l := range hb.listeners {
 		cfg := hb.sctpConfig(SCTP{})
 		cfg.Streams = 2
-		l.l = sctp.NewListener(cfg, hb.sctpSecret(), hb.mtu)
+		l.sctp = sctp.NewListener(cfg, hb.sctpSecret(), hb.mtu)
 	}
-	cs := []*conn{s.dialSCTP(40000, 0)}
+	cs := []*stream{s.dialSCTP(40000, 0)}
 	for range 3 {
-		c, err := s.joinSCTP(cs[0].as, 0)
+		c, err := s.joinSCTP(cs[0].as(), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -160,14 +160,14 @@ func TestSCTPFewStreams(t *testing.T) {
 	}
 	for range 2 {
 		qa, qb := newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096)
-		var a *conn
+		var a *stream
 		s.until("an answer", func() bool {
 			if ev, ok := s.hosts[1].take(EventRequest); ok {
-				hb.answerSCTP(hb.conns[ev.Conn], session.Setup{}, Attachment{QP: &qb.QPBinding})
+				hb.answerSCTP(hb.streams[ev.Conn], session.Setup{}, Attachment{QP: &qb.QPBinding})
 			}
 			ev, ok := s.hosts[0].take(EventAnswer)
 			if ok {
-				a = s.hosts[0].w.conns[ev.Conn]
+				a = s.hosts[0].w.streams[ev.Conn]
 			}
 			return ok
 		})
@@ -179,14 +179,14 @@ func TestSCTPFewStreams(t *testing.T) {
 			t.Errorf("ended by %v", ev.Err)
 		}
 	}
-	if _, err := s.joinSCTP(cs[0].as, 0); !errors.Is(err, ErrNoStream) {
+	if _, err := s.joinSCTP(cs[0].as(), 0); !errors.Is(err, ErrNoStream) {
 		t.Errorf("a third session: %v", err)
 	}
 	for _, c := range cs[:2] {
 		s.hosts[0].w.disconnect(c, false)
 	}
 	s.closedSCTP()
-	if _, err := s.joinSCTP(cs[0].as, 0); !errors.Is(err, ErrNoStream) {
+	if _, err := s.joinSCTP(cs[0].as(), 0); !errors.Is(err, ErrNoStream) {
 		t.Errorf("a session on an association that is over: %v", err)
 	}
 }
@@ -197,9 +197,9 @@ func TestSCTPSharedTimeout(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	qa, qb := newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096)
 	a, _ := s.openSCTP(SCTP{}, qa, qb)
-	var cs [2]*conn
+	var cs [2]*stream
 	for i := range cs {
-		cs[i], _ = s.joinSCTP(a.as, time.Duration(i+1)*time.Second)
+		cs[i], _ = s.joinSCTP(a.as(), time.Duration(i+1)*time.Second)
 	}
 	began := s.now
 	for i, c := range cs {
@@ -217,12 +217,12 @@ func TestSCTPSharedTimeout(t *testing.T) {
 	silent := newSim(t, link.PipeConfig{Filter: func(toB bool, _ []byte) bool { return toB }})
 	c := silent.dialSCTP(40000, 3*time.Second)
 	silent.hosts[1].w.sctp0()
-	d, err := silent.joinSCTP(c.as, time.Second)
+	d, err := silent.joinSCTP(c.as(), time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
 	began = silent.now
-	for _, c := range []*conn{d, c} {
+	for _, c := range []*stream{d, c} {
 		if ev := silent.ended(0, c); !errors.Is(ev.Err, ErrTimeout) {
 			t.Errorf("ended by %v", ev.Err)
 		}
@@ -237,27 +237,27 @@ func TestSCTPSharedTimeout(t *testing.T) {
 // up or not, and says why.
 func TestSCTPSharedEnd(t *testing.T) {
 	for how, end := range map[string]func(*sim, *assoc, *assoc){
-		"ABORT":     func(s *sim, _, b *assoc) { b.a.Abort(s.now); s.hosts[1].w.mark(&b.carrier) },
-		"forgotten": func(s *sim, _, b *assoc) { delete(s.hosts[1].w.sctp.assocs, b.flow) },
+		"ABORT":     func(s *sim, _, b *assoc) { b.a.Abort(s.now); s.hosts[1].w.mark(&b.lane) },
+		"forgotten": func(s *sim, _, b *assoc) { delete(s.hosts[1].w.lanes, b.key) },
 	} {
 		t.Run(how, func(t *testing.T) {
 			s := newSim(t, link.PipeConfig{})
 			s.limit = s.now.Add(time.Hour)
 			q := [4]*simQP{newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096), newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096)}
 			a, b := s.openSCTP(SCTP{}, q[0], q[1])
-			second, _ := s.joinSCTP(a.as, 0)
+			second, _ := s.joinSCTP(a.as(), 0)
 			s.answerSCTP(second, q[2], q[3])
-			third, _ := s.joinSCTP(a.as, 0)
+			third, _ := s.joinSCTP(a.as(), 0)
 			for _, q := range q {
 				q.recvs = append(q.recvs, verbs.RecvWR{ID: 5, SGEs: q.sge(0, 10)})
 			}
 			var abort *sctp.AbortError
-			end(s, a.as, b.as)
+			end(s, a.as(), b.as())
 			if how == "forgotten" {
-				delete(s.hosts[1].w.sctp.listeners, keyOf(netip.AddrPortFrom(addrB, 7174)))
+				clear(s.hosts[1].w.listeners)
 				s.post(a, q[0], verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: q[0].sge(0, 10), RKey: q[1].reg.STag(), Remote: 0x10000})
 			}
-			for i, c := range []*conn{a, second, third} {
+			for i, c := range []*stream{a, second, third} {
 				if ev := s.ended(0, c); !errors.As(ev.Err, &abort) {
 					t.Errorf("session %d ended by %v", i, ev.Err)
 				}
@@ -281,16 +281,16 @@ func TestSCTPCollision(t *testing.T) {
 			qa, qb := newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096)
 			a, b := s.openSCTP(SCTP{Profile: profile}, qa, qb)
 			s.write(a, qa, qb, 10)
-			c, err := s.joinSCTP(a.as, 0)
+			c, err := s.joinSCTP(a.as(), 0)
 			if err != nil {
 				t.Fatal(err)
 			}
 			// A peer that begins sessions on what it accepted.
-			mux := b.as.mux
+			mux := b.as().mux
 			if err := mux.Initiate(c.sid, session.Setup{}); err != nil {
 				t.Fatal(err)
 			}
-			s.hosts[1].w.mark(&b.as.carrier)
+			s.hosts[1].w.mark(&b.as().lane)
 			if profile == session.RFC5043 {
 				if ev := s.ended(0, c); !errors.Is(ev.Err, session.ErrCollision) {
 					t.Errorf("ended by %v", ev.Err)
@@ -303,9 +303,9 @@ func TestSCTPCollision(t *testing.T) {
 				s.hosts[0].w.disconnect(c, false)
 				s.ended(0, c)
 			}
-			s.until("a free stream", func() bool { return mux.Free(c.sid) && a.as.mux.Free(c.sid) })
-			a.as.nextSID = c.sid
-			again, err := s.joinSCTP(a.as, 0)
+			s.until("a free stream", func() bool { return mux.Free(c.sid) && a.as().mux.Free(c.sid) })
+			a.as().nextSID = c.sid
+			again, err := s.joinSCTP(a.as(), 0)
 			if err != nil || again.sid != c.sid {
 				t.Fatalf("stream %d again: %v", c.sid, err)
 			}
@@ -321,12 +321,12 @@ func TestSCTPCollision(t *testing.T) {
 }
 
 // sharedLoad makes n sessions on one association, each with endless Writes of its own.
-func sharedLoad(t *testing.T, n int) (*sim, []*conn, []*loadQP) {
+func sharedLoad(t *testing.T, n int) (*sim, []*stream, []*loadQP) {
 	const size = 32 << 10
 	s, a, q := newLoadSCTP(t, 1500, rdmap.OpWrite, size)
-	cs, qs := []*conn{a}, []*loadQP{q}
+	cs, qs := []*stream{a}, []*loadQP{q}
 	for range n - 1 {
-		c, err := s.joinSCTP(a.as, 0)
+		c, err := s.joinSCTP(a.as(), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -339,7 +339,7 @@ func sharedLoad(t *testing.T, n int) (*sim, []*conn, []*loadQP) {
 	}
 	for i, q := range qs {
 		q.left = 1 << 60
-		s.hosts[0].w.mark(cs[i])
+		s.hosts[0].w.mark(cs[i].lane)
 	}
 	return s, cs, qs
 }
@@ -382,7 +382,7 @@ func TestSCTPSharedFair(t *testing.T) {
 func TestSCTPSharedLeave(t *testing.T) {
 	s, cs, _ := sharedLoad(t, 3)
 	for range 20 {
-		c, err := s.joinSCTP(cs[0].as, 0)
+		c, err := s.joinSCTP(cs[0].as(), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -412,20 +412,20 @@ func TestAdoptJoin(t *testing.T) {
 	}
 	flow := pkt.NewFlow(local, remote)
 	ids := []ConnID{w.newID()}
-	if err := w.connectSCTP(ids[0], flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, time.Minute); err != nil {
+	if err := w.dialSCTP(ids[0], flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	join := func() {
 		done := make(chan error, 1)
 		ids = append(ids, w.newID())
-		w.post(func(w *worker) { w.joinSCTP(ids[len(ids)-1], flow, &initiate{}, time.Minute, done) })
+		w.post(func(w *worker) { w.joinSCTP(ids[len(ids)-1], joinRequest(flow, time.Minute), done) })
 		q.until("joined", func() bool { return len(done) == 1 })
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
 	}
 	join()
-	q.until("adopted", func() bool { return second.sctp != nil && len(second.sctp.assocs) == 1 })
+	q.until("adopted", func() bool { return second.sctp != nil && second.sctp.n == 1 })
 	join()
 	for range ids {
 		qb := newSimQP(t, q.hosts[1], 4096)
@@ -442,10 +442,10 @@ func TestAdoptJoin(t *testing.T) {
 		q.event(0, EventClosed)
 	}
 	q.until("nothing left", func() bool {
-		return len(w.conns)+len(w.moved)+len(w.sctp.moved)+len(second.conns)+len(second.sctp.assocs) == 0
+		return len(w.streams)+len(w.moved)+len(w.sctp.moved)+len(second.streams)+second.sctp.n == 0
 	})
 	done := make(chan error, 1)
-	w.post(func(w *worker) { w.joinSCTP(w.newID(), flow, &initiate{}, time.Minute, done) })
+	w.post(func(w *worker) { w.joinSCTP(w.newID(), joinRequest(flow, time.Minute), done) })
 	q.until("refused", func() bool { return len(done) == 1 })
 	if err := <-done; !errors.Is(err, ErrNoStream) || len(w.moved) != 0 {
 		t.Errorf("a session on what is over: %v", err)

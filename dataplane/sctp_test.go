@@ -22,7 +22,7 @@ import (
 )
 
 // requestSCTP has host 0 ask host 1 for a session and waits for the request.
-func (s *sim) requestSCTP(o SCTP, v6 bool) (a *conn, req Event) {
+func (s *sim) requestSCTP(o SCTP, v6 bool) (a *stream, req Event) {
 	s.t.Helper()
 	ha, hb := s.hosts[0], s.hosts[1]
 	local, remote := netip.AddrPortFrom(addrOf(0, v6), 40000), netip.AddrPortFrom(addrOf(1, v6), 7174)
@@ -33,7 +33,7 @@ func (s *sim) requestSCTP(o SCTP, v6 bool) (a *conn, req Event) {
 		}
 	}
 	id := ha.w.newID()
-	if err := ha.w.connectSCTP(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, o, session.Setup{Private: []byte("hello")}, 0); err != nil {
+	if err := ha.w.dialSCTP(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, o, session.Setup{Private: []byte("hello")}, 0); err != nil {
 		s.t.Fatal(err)
 	}
 	s.until("request", func() bool {
@@ -46,18 +46,18 @@ func (s *sim) requestSCTP(o SCTP, v6 bool) (a *conn, req Event) {
 	if string(req.Setup.Private) != "hello" || req.Listener != 1 {
 		s.t.Fatalf("request %+v %+v", req, req.Setup)
 	}
-	return ha.w.conns[id], req
+	return ha.w.streams[id], req
 }
 
 // openSCTP makes a session with queue pairs at both ends.
-func (s *sim) openSCTP(o SCTP, qa, qb *simQP) (a, b *conn) {
+func (s *sim) openSCTP(o SCTP, qa, qb *simQP) (a, b *stream) {
 	s.t.Helper()
 	return s.openSCTPWith(o, false, 8, qa, qb)
 }
 
 // connect joins two queue pairs over either transport, and returns the first one's
 // connection.
-func (s *sim) connect(overSCTP bool, qa, qb *simQP) *conn {
+func (s *sim) connect(overSCTP bool, qa, qb *simQP) *stream {
 	s.t.Helper()
 	if overSCTP {
 		a, _ := s.openSCTP(SCTP{}, qa, qb)
@@ -69,18 +69,18 @@ func (s *sim) connect(overSCTP bool, qa, qb *simQP) *conn {
 }
 
 // openSCTPWith is openSCTP with an IP version and a number of Reads.
-func (s *sim) openSCTPWith(o SCTP, v6 bool, reads int, qa, qb *simQP) (a, b *conn) {
+func (s *sim) openSCTPWith(o SCTP, v6 bool, reads int, qa, qb *simQP) (a, b *stream) {
 	s.t.Helper()
 	return s.openSCTPParams(o, v6, mpa.Params{IRD: reads, ORD: reads}, nil, qa, qb)
 }
 
 // openSCTPParams is openSCTP with what full operation runs with, and, if not nil, with what
 // the initiator finds wrong of the answer.
-func (s *sim) openSCTPParams(o SCTP, v6 bool, p mpa.Params, fail *term.Error, qa, qb *simQP) (a, b *conn) {
+func (s *sim) openSCTPParams(o SCTP, v6 bool, p mpa.Params, fail *term.Error, qa, qb *simQP) (a, b *stream) {
 	s.t.Helper()
 	a, req := s.requestSCTP(o, v6)
 	ha, hb := s.hosts[0], s.hosts[1]
-	b = hb.w.conns[req.Conn]
+	b = hb.w.streams[req.Conn]
 	hb.w.answerSCTP(b, session.Setup{Private: []byte("welcome")}, Attachment{QP: &qb.QPBinding, Params: p})
 	var ans Event
 	s.until("answer", func() bool {
@@ -102,7 +102,7 @@ func (s *sim) openSCTPParams(o SCTP, v6 bool, p mpa.Params, fail *term.Error, qa
 func (s *sim) closedSCTP() {
 	s.t.Helper()
 	s.until("associations gone", func() bool {
-		return len(s.hosts[0].w.sctp.assocs) == 0 && len(s.hosts[1].w.sctp.assocs) == 0
+		return s.hosts[0].w.sctp.n == 0 && s.hosts[1].w.sctp.n == 0
 	})
 	for s.step() {
 		if s.now > s.limit {
@@ -113,8 +113,8 @@ func (s *sim) closedSCTP() {
 		if h.link.FreeSlots() != h.link.Slots() {
 			s.t.Errorf("host %d: %d TX slots not given back", i, h.link.Slots()-h.link.FreeSlots())
 		}
-		if h.w.timers.count != 0 || len(h.w.conns) != 0 {
-			s.t.Errorf("host %d: %d timers, %d connections left", i, h.w.timers.count, len(h.w.conns))
+		if h.w.timers.Len() != 0 || len(h.w.streams) != 0 {
+			s.t.Errorf("host %d: %d timers, %d connections left", i, h.w.timers.Len(), len(h.w.streams))
 		}
 	}
 }
@@ -177,7 +177,7 @@ func moveDataSCTP(t *testing.T, cfg link.PipeConfig, o SCTP, rng *rand.Rand) {
 		qa.sends = append(qa.sends, verbs.SendWR{ID: uint64(n), Op: rdmap.OpRead, SGEs: qa.sge(size+off, l), RKey: qb.reg.STag(), Remote: 0x10000 + uint64(off)})
 		off += l
 	}
-	s.hosts[0].w.mark(a)
+	s.hosts[0].w.mark(a.lane)
 	s.until("all completed", func() bool { return len(qa.wcs) >= n && len(qb.wcs) >= 16 })
 	for i, wc := range qa.wcs {
 		if wc.ID != uint64(i) || wc.Status != verbs.WCSuccess {
@@ -193,7 +193,7 @@ func moveDataSCTP(t *testing.T, cfg link.PipeConfig, o SCTP, rng *rand.Rand) {
 	if !bytes.Equal(qb.mem[:size], qa.mem[:size]) || !bytes.Equal(qa.mem[size:], qa.mem[:size]) {
 		t.Fatal("memory differs")
 	}
-	if b.as.a.Stats().RxChunks == 0 {
+	if b.as().a.Stats().RxChunks == 0 {
 		t.Fatal("nothing went by SCTP")
 	}
 	s.hosts[0].w.disconnect(a, false)
@@ -205,7 +205,7 @@ func moveDataSCTP(t *testing.T, cfg link.PipeConfig, o SCTP, rng *rand.Rand) {
 	s.closedSCTP()
 }
 
-func newLoadSCTP(tb testing.TB, mtu int, op rdmap.Op, size int) (*sim, *conn, *loadQP) {
+func newLoadSCTP(tb testing.TB, mtu int, op rdmap.Op, size int) (*sim, *stream, *loadQP) {
 	s := newSim(tb, link.PipeConfig{MTU: mtu})
 	qa, qb := &loadQP{simQP: newSimQP(tb, s.hosts[0], max(size, 4096))}, newSimQP(tb, s.hosts[1], max(size, 4096))
 	qa.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: qa.h.table, SQDepth: 256, MaxSGE: 1, SigAll: true, Sends: qa, Recvs: qa})
@@ -331,16 +331,16 @@ func TestSCTPStatsAdd(t *testing.T) {
 }
 
 // dialSCTP has host 0 dial from a port, without waiting.
-func (s *sim) dialSCTP(port uint16, timeout time.Duration) *conn {
+func (s *sim) dialSCTP(port uint16, timeout time.Duration) *stream {
 	s.t.Helper()
 	w := s.hosts[0].w
 	w.turn()
 	id := w.newID()
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, port), netip.AddrPortFrom(addrB, 7174))
-	if err := w.connectSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, timeout); err != nil {
+	if err := w.dialSCTP(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, timeout); err != nil {
 		s.t.Fatal(err)
 	}
-	return w.conns[id]
+	return w.streams[id]
 }
 
 func (s *sim) listenSCTP() { s.listenSCTPWith(SCTP{}) }

@@ -4,43 +4,44 @@ import (
 	"encoding/binary"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/dataplane/sched"
 	"github.com/iwarpd/iwarpd/internal/pkt"
-	"github.com/iwarpd/iwarpd/rdmap"
 	"github.com/iwarpd/iwarpd/sctp"
 	"github.com/iwarpd/iwarpd/sctp/session"
-	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// pumpSCTP moves an association and its sessions forward. They have one place in
+func (as *assoc) begin(w *worker) int {
+	w.enqueue(&as.lane)
+	return 0
+}
+
+// pump moves an association and its sessions forward. They have one place in
 // the round, that of the client whose session was the first.
-func (w *worker) pumpSCTP(as *assoc, g *grant) int {
-	if as.over {
-		return 0
-	}
-	work := w.sctpEvents(as)
-	if as.over {
+func (as *assoc) pump(w *worker, g *sched.Grant) int {
+	work := as.events(w)
+	if as.gone {
 		return work
 	}
-	work += w.sessionEvents(as)
+	work += as.sessionEvents(w)
 	if as.mux != nil {
 		for as.a.Room() > 0 && w.link.FreeSlots() >= slotReserve && as.mux.PollControl(&w.sctp.ctl) {
-			w.sendControl(as, &w.sctp.ctl)
+			as.sendControl(w, &w.sctp.ctl)
 			work++
 		}
 		for i := 0; i < len(as.round) && (g == nil || len(as.round) > 1); i++ {
-			if c := as.round[i]; c.mode == modeFull {
-				w.lookAt(c)
+			if s := as.round[i]; s.mode == modeFull {
+				s.lookAt(w)
 			}
 		}
 		if g != nil {
-			work += w.composeSessions(as, g)
+			work += as.composeSessions(w, g)
 		}
 	}
 	if as.done() {
 		as.a.Close(w.now)
 	}
 	for as.a.PollTransmit(w.now, &w.sctp.out) {
-		w.transmitSCTP(as)
+		as.transmit(w)
 		work++
 	}
 	for {
@@ -52,89 +53,79 @@ func (w *worker) pumpSCTP(as *assoc, g *grant) int {
 		if as.mux != nil {
 			as.mux.Acked(st.sid, st.control)
 		}
-		w.disown(&as.carrier, link.Slot(b))
+		w.disown(&as.lane, link.Slot(b))
 		work++
 	}
-	work += w.sctpData(as, nil)
+	work += as.data(w, nil)
 	for i := 0; i < len(as.round); i++ {
-		c := as.round[i]
-		if c.mode == modeFull {
-			w.completions(c)
+		s := as.round[i]
+		if s.mode == modeFull {
+			s.completions(w)
 		}
-		if c.mode == modeFull && as.mux.CanSend(c.sid) {
-			w.pullMore(c)
+		if s.mode == modeFull && as.mux.CanSend(s.sid) {
+			s.pullMore(w)
 		}
-		w.flushLate(c)
+		s.flushLate(w)
 	}
 	if work > 0 {
-		w.mark(&as.carrier)
+		w.mark(&as.lane)
 	}
-	work += w.sctpEvents(as)
-	if as.over {
-		return work
-	}
-	if at := as.deadlineOf(); at != as.carrier.deadline || at != 0 && !as.carrier.timer.armed() {
-		as.carrier.deadline = at
-		if at != 0 {
-			w.timers.arm(&as.carrier.timer, at)
-		}
-	}
-	return work
+	return work + as.events(w)
 }
 
 // sendControl puts a session control message in a slot.
-func (w *worker) sendControl(as *assoc, c *session.Control) {
+func (as *assoc) sendControl(w *worker, c *session.Control) {
 	s, ok := w.link.Alloc()
 	if !ok {
 		return
 	}
 	n := copy(w.link.Bytes(s)[headroom:], c.Data)
-	w.pushSCTP(as, s, n, c.Stream, c.PPID, true)
+	as.push(w, s, n, c.Stream, c.PPID, true)
 }
 
-func (w *worker) pushSCTP(as *assoc, s link.Slot, n int, sid uint16, ppid uint32, control bool) {
+func (as *assoc) push(w *worker, s link.Slot, n int, sid uint16, ppid uint32, control bool) {
 	st := &w.slots[s]
 	st.owned, st.n, st.sid, st.control = true, n, sid, control
-	w.own(&as.carrier)
+	w.sched.Own(&as.member)
 	// The chunk's padding, if there is any.
 	clear(w.link.Bytes(s)[headroom+n : headroom+n+3])
 	as.a.Push(&sctp.Message{Stream: sid, PPID: ppid, Urgent: control, Buf: sctp.Buf(s), Len: n})
 }
 
 // composeSessions shares the grant of an association among its sessions, by deficit
-// round robin as among connections. Who stops for want of room, slots or grant has its
-// turn still.
-func (w *worker) composeSessions(as *assoc, g *grant) int {
+// round robin as among connections. A session that stops for want of room, slots or grant
+// keeps its turn.
+func (as *assoc) composeSessions(w *worker, g *sched.Grant) int {
 	work := 0
 	for idle := 0; idle < len(as.round); {
 		if as.turn >= len(as.round) {
 			as.turn = 0
 		}
-		c := as.round[as.turn]
-		if c.mode != modeFull {
+		s := as.round[as.turn]
+		if s.mode != modeFull {
 			as.turn++
 			idle++
 			continue
 		}
-		if c.credit <= 0 {
-			c.credit += w.quantum
+		if s.share <= 0 {
+			s.share += w.sched.Quantum()
 		}
-		had := min(c.credit, g.left)
-		sub := grant{left: had, until: g.until}
-		work += w.composeDDP(c, &sub)
-		g.left -= had - sub.left
-		c.credit -= had - sub.left
+		had := min(s.share, g.Left)
+		sub := g.Part(had)
+		work += as.composeDDP(w, s, &sub)
+		g.Left -= had - sub.Left
+		s.share -= had - sub.Left
 		switch {
-		case sub.why == stopSpent && c.credit <= 0 && g.left > 0:
+		case sub.Why == sched.Spent && s.share <= 0 && g.Left > 0:
 			as.turn++
 			idle = 0
-		case sub.why != stopIdle:
-			g.why = sub.why
+		case sub.Why != sched.Idle:
+			g.Why = sub.Why
 			return work
 		case as.a.Room() < as.a.MaxMessage():
 			return work
 		default:
-			c.credit = min(c.credit, 0)
+			s.share = min(s.share, 0)
 			as.turn++
 			idle++
 		}
@@ -142,87 +133,76 @@ func (w *worker) composeSessions(as *assoc, g *grant) int {
 	return work
 }
 
-// composeDDP fills TX slots with DDP segments while the window has room.
-func (w *worker) composeDDP(c *conn, g *grant) int {
-	as := c.as
-	w.remoteEventsSCTP(c)
-	n, octets, why, shut := 0, 0, stopIdle, false
-	for c.mode == modeFull && as.mux.CanSend(c.sid) {
-		if !c.failed {
-			c.qp.QP.PullSend(pullBudget)
+// composeDDP fills TX slots with DDP segments of s while the window has room.
+func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
+	s.remoteEvents(w)
+	n, octets, why, shut := 0, 0, sched.Idle, false
+	for s.mode == modeFull && as.mux.CanSend(s.sid) {
+		if !s.failed {
+			s.pull()
 		}
 		mulpdu := as.a.MaxMessage() - session.HeaderLen
 		if as.a.Room() < mulpdu+session.HeaderLen {
 			shut = len(as.round) > 1
 			break
 		}
-		if !w.may(&as.carrier, g) {
-			why = g.why
+		if !w.may(&as.lane, g) {
+			why = g.Why
 			break
 		}
-		if !c.hasPend && !c.stream.PollSegment(mulpdu, &c.pending) {
+		if !s.hasPend && !s.ddp.PollSegment(mulpdu, &s.pending) {
 			break
 		}
-		s, ok := w.link.Alloc()
+		slot, ok := w.link.Alloc()
 		if !ok {
-			c.hasPend, g.why, why = true, stopSlots, stopSlots
+			s.hasPend, g.Why, why = true, sched.Slots, sched.Slots
 			break
 		}
-		c.hasPend = false
-		if used := w.composeSegment(c, w.link.Bytes(s)[headroom:]); used > 0 {
-			w.pushSCTP(as, s, used, c.sid, as.opts.Profile.Segment(), false)
-			w.stats.TxFPDUs++
-			g.left -= used + recordCost + fpduCost
-			octets += used
-			n++
-		} else {
-			w.link.Free(s)
+		s.hasPend = false
+		used := as.composeSegment(w, s, w.link.Bytes(slot)[headroom:])
+		if used == 0 {
+			w.link.Free(slot)
 			break
 		}
+		as.push(w, slot, used, s.sid, as.opts.Profile.Segment(), false)
+		w.stats.TxFPDUs++
+		g.Left -= used + sched.RecordCost + sched.FPDUCost
+		octets += used
+		n++
 	}
-	if n > 0 || c.failed {
-		w.remoteEventsSCTP(c)
+	if n > 0 || s.failed {
+		s.remoteEvents(w)
 	}
-	if c.mode == modeFull && c.stream.TerminateSent() && !c.hasPend { // else that is what waits
-		c.mode = modeClosing
-		w.dropQP(c)
-		w.closeSession(c)
+	if s.mode == modeFull && s.ddp.TerminateSent() && !s.hasPend { // else that is what waits
+		s.close(w)
 	}
-	if c.sent(octets, why) && (!shut || c.last <= 0) {
-		w.dropQP(c)
-		c.mode = modeClosing
-		w.closeSession(c)
+	if s.sent(octets, why == sched.Idle) && (!shut || s.last <= 0) {
+		s.close(w)
 	}
 	return n
 }
 
-// composeSegment writes the pending segment behind its DDP-SSN. It returns 0 when the
-// payload could not be read: the stream knows.
-func (w *worker) composeSegment(c *conn, dst []byte) int {
-	p := &c.pending
-	var parts [verbs.MaxSGE][]byte
-	var payload [][]byte
-	if p.Len > 0 && p.Src.Kind != rdmap.SourceNone {
-		ok := false
-		if payload, ok = c.qp.QP.Gather(&p.Src, p.Len, parts[:0]); !ok {
-			w.violation(c, c.stream.Err())
-			w.mark(c)
-			return 0
-		}
+// composeSegment writes the pending segment of s after its DDP-SSN. It returns 0 when the
+// payload could not be read: the DDP stream knows.
+func (as *assoc) composeSegment(w *worker, s *stream, dst []byte) int {
+	p := &s.pending
+	payload, ok := s.gather(w)
+	if !ok {
+		return 0
 	}
-	w.current = c
+	w.current = s
 	n := session.HeaderLen + copy(dst[session.HeaderLen:], p.Hdr[:p.HdrLen])
 	for _, b := range payload {
 		n += copy(dst[n:], b)
 	}
 	w.current = nil
-	c.as.mux.Begin(c.sid, dst)
+	as.mux.Begin(s.sid, dst)
 	return n
 }
 
-// transmitSCTP makes a frame of the packet in w.sctp.out. One message that is in no
+// transmit makes a frame of the packet in w.sctp.out. One message that is in no
 // other post leaves from its own slot; anything else is copied.
-func (w *worker) transmitSCTP(as *assoc) {
+func (as *assoc) transmit(w *worker) {
 	o := &w.sctp.out
 	p := as.a.Path(o.Path)
 	t := as.tupleTo(o.Path, p.Addr)
@@ -241,9 +221,8 @@ func (w *worker) transmitSCTP(as *assoc) {
 			return
 		}
 	}
-	s, ok := w.link.Alloc()
+	s, ok := w.spareSlot()
 	if !ok {
-		w.stats.TxNoSlot++
 		return
 	}
 	at := t.HeaderLen() + 8 // a full packet fills the slot more than a message does
@@ -254,7 +233,6 @@ func (w *worker) transmitSCTP(as *assoc) {
 		n += copy(b[n:], q.Hdr[:])
 		n += copy(b[n:], w.link.Bytes(link.Slot(q.Buf))[headroom:headroom+q.Len+q.Pad])
 	}
-	w.slots[s].owned = false
 	if o.Fragment {
 		w.tapFlow(&t, s, at)
 		at, n = w.finishSCTP(&t, o.UDP, s, at, n)
@@ -272,15 +250,13 @@ func (w *worker) fragments(t *pkt.Tuple, mtu int, b []byte) {
 	size := t.FragmentSize(mtu)
 	w.ipid++
 	for off := 0; off < len(b); off += size {
-		s, ok := w.link.Alloc()
+		s, ok := w.spareSlot()
 		if !ok {
-			w.stats.TxNoSlot++
 			return // lost, as a packet may be
 		}
 		n := copy(w.link.Bytes(s)[at:], b[off:min(off+size, len(b))])
 		t.PutFragment(w.link.Bytes(s), n, off, off+n < len(b), uint32(w.ipid))
-		w.slots[s].owned = false
-		w.postFrame(s, 0, at+n)
+		w.postFrame(&w.tapped, s, 0, at+n)
 		w.stats.TxFragments++
 	}
 }
@@ -293,7 +269,7 @@ func (w *worker) postSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) {
 	off := at - t.HeaderLen()
 	w.ipid++
 	t.Put(w.link.Bytes(s)[off:at], n, 0, w.ipid)
-	w.postFrame(s, off, at+n-off)
+	w.postFrame(&w.tapped, s, off, at+n-off)
 }
 
 // finishSCTP writes the checksum of a packet and puts UDP's header in front of it. It
@@ -313,38 +289,12 @@ func (w *worker) finishSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) (i
 	return at, n
 }
 
-// tapFlow tells the taps what the frames that follow belong to: the addresses of t, and
+// tapFlow notes for the taps what the frames that follow belong to: the addresses of t, and
 // the ports of the SCTP packet at offset at of slot s, in UDP too.
 func (w *worker) tapFlow(t *pkt.Tuple, s link.Slot, at int) {
 	if w.taps != nil {
-		b, f := w.link.Bytes(s)[at:], &w.sctp.tapped
+		b, f := w.link.Bytes(s)[at:], &w.tapped
 		*f = t.Flow
 		f.LocalPort, f.RemotePort = binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])
 	}
-}
-
-// postFrame posts n octets at offset off of slot s, of what tapFlow has said.
-func (w *worker) postFrame(s link.Slot, off, n int) {
-	if w.taps != nil {
-		w.tapOut(&w.sctp.tapped, w.link.Bytes(s)[off:off+n])
-	}
-	w.postUntapped(s, off, n)
-}
-
-func (w *worker) postUntapped(s link.Slot, off, n int) {
-	slot := &w.slots[s]
-	if !w.link.Post(s, off, n) {
-		w.link.Flush()
-		w.reap()
-		if !w.link.Post(s, off, n) {
-			w.stats.TxRingFull++
-			if !slot.owned && slot.posted == 0 {
-				w.link.Free(s)
-			}
-			return
-		}
-	}
-	slot.posted++
-	w.stats.TxFrames++
-	w.stats.TxOctets += uint64(n)
 }

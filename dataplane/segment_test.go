@@ -17,7 +17,7 @@ import (
 // beyond the window, which no TCP of ours sends. Host 0 hears of none of the answers.
 type speaker struct {
 	*sim
-	a, b  *conn
+	a, b  *stream
 	qb    *simQP
 	start serial.Num // of the stream of FPDUs
 	edge  serial.Num // of the window that host 1 offered first
@@ -51,8 +51,8 @@ func newSpeaker(t *testing.T, markers bool, window int, sizes []int) *speaker {
 	p.a, p.b = p.open()
 	p.start, p.edge = heard.Ack, heard.Ack.Add(int(heard.Window)) // of the SYN-ACK: not scaled
 	deaf = true
-	if p.start != p.a.tcp.SndNxt() || p.edge != p.start.Add(window) {
-		t.Fatalf("a window of %d octets at %d; want %d at %d", heard.Window, p.start, window, p.a.tcp.SndNxt())
+	if p.start != p.a.conn().tcp.SndNxt() || p.edge != p.start.Add(window) {
+		t.Fatalf("a window of %d octets at %d; want %d at %d", heard.Window, p.start, window, p.a.conn().tcp.SndNxt())
 	}
 	p.qb = newSimQP(t, p.hosts[1], 1<<16)
 	var f mpa.Framer
@@ -95,7 +95,7 @@ func (p *speaker) say(from, to int) {
 	h := p.said
 	h.Seq = p.start.Add(p.at(from))
 	w.slots[s].owned = false
-	w.postSegment(&p.a.tuple, &h, s, headroom, n, pkt.Sum(w.link.Bytes(s)[headroom:headroom+n], 0), 0)
+	w.postSegment(&p.a.conn().tuple, &h, s, n, pkt.Sum(w.link.Bytes(s)[headroom:headroom+n], 0), 0)
 	w.link.Flush()
 	if n := p.hosts[1].w.pollRx(); n != 1 {
 		p.t.Fatalf("%d frames have come", n)
@@ -121,7 +121,7 @@ func (p *speaker) written(n int) {
 	if !bytes.Equal(p.qb.mem[:want], p.data[:want]) || bytes.Count(p.qb.mem[want:], []byte{0}) != len(p.qb.mem)-want {
 		p.t.Errorf("%d FPDUs: other octets are placed", n)
 	}
-	if got := p.b.tcp.RcvNxt(); got != p.start.Add(p.at(n)) {
+	if got := p.b.conn().tcp.RcvNxt(); got != p.start.Add(p.at(n)) {
 		p.t.Errorf("received up to %d; want %d", got.Sub(p.start), p.at(n))
 	}
 	if w := p.hosts[1].w; len(w.held.free) != len(w.held.frames) {

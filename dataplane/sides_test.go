@@ -35,7 +35,7 @@ func BenchmarkSides(b *testing.B) {
 						}
 						var sum [2]clock.Time
 						q.left, q.done = 1, 0
-						s.hosts[0].w.mark(a)
+						s.hosts[0].w.mark(a.lane)
 						for q.done < 1 {
 							for i, h := range s.hosts {
 								start := clock.Now()

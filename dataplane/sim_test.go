@@ -94,7 +94,7 @@ func (s *sim) step() bool {
 		return true
 	}
 	for _, h := range s.hosts {
-		next = clock.Earliest(next, clock.Earliest(h.w.timers.next(), h.link.Deadline()))
+		next = clock.Earliest(next, clock.Earliest(h.w.timers.Next(), h.link.Deadline()))
 	}
 	if next == 0 {
 		return false
@@ -135,22 +135,22 @@ func (h *simHost) take(kind EventKind) (Event, bool) {
 
 // open connects host 0 to host 1 and returns the two connections in streaming
 // mode.
-func (s *sim) open() (a, b *conn) {
+func (s *sim) open() (a, b *stream) {
 	s.t.Helper()
 	return s.openTo(addrA, addrB)
 }
 
-func (s *sim) openTo(from, to netip.Addr) (a, b *conn) {
+func (s *sim) openTo(from, to netip.Addr) (a, b *stream) {
 	s.t.Helper()
 	return s.openFrom(netip.AddrPortFrom(from, 40000), to)
 }
 
-func (s *sim) openFrom(local netip.AddrPort, to netip.Addr) (a, b *conn) {
+func (s *sim) openFrom(local netip.AddrPort, to netip.Addr) (a, b *stream) {
 	s.t.Helper()
 	ha, hb := s.hosts[0], s.hosts[1]
 	remote := netip.AddrPortFrom(to, 7174)
 	hb.w.turn()
-	if hb.w.listenerFor(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}) == nil {
+	if hb.w.listenerFor(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}, false) == nil {
 		if err := hb.w.listen(1, &ListenRequest{Local: remote, Backlog: 8}); err != nil {
 			s.t.Fatal(err)
 		}
@@ -169,7 +169,7 @@ func (s *sim) openFrom(local netip.AddrPort, to netip.Addr) (a, b *conn) {
 		}
 		return acc.Kind != 0 && con.Kind != 0
 	})
-	return ha.w.conns[con.Conn], hb.w.conns[acc.Conn]
+	return ha.w.streams[con.Conn], hb.w.streams[acc.Conn]
 }
 
 // A simQP is a queue pair whose work requests and completions are plain slices.
@@ -223,7 +223,7 @@ func (q *simQP) sge(off, n int) []verbs.SGE {
 }
 
 // attach takes both ends to full operation.
-func (s *sim) attach(a, b *conn, qa, qb *simQP, p mpa.Params) {
+func (s *sim) attach(a, b *stream, qa, qb *simQP, p mpa.Params) {
 	s.t.Helper()
 	s.hosts[1].w.attach(b.id, b, Attachment{QP: &qb.QPBinding, Params: p})
 	p.Initiator = true
@@ -232,7 +232,7 @@ func (s *sim) attach(a, b *conn, qa, qb *simQP, p mpa.Params) {
 }
 
 // attachEach is attach with settings as the initiator sees them.
-func (s *sim) attachEach(a, b *conn, qa, qb *simQP, p mpa.Params) {
+func (s *sim) attachEach(a, b *stream, qa, qb *simQP, p mpa.Params) {
 	s.t.Helper()
 	p.Initiator = true
 	s.hosts[0].w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: p})
@@ -243,10 +243,10 @@ func (s *sim) attachEach(a, b *conn, qa, qb *simQP, p mpa.Params) {
 }
 
 // closeAll ends the connection in order and checks that everything came back.
-func (s *sim) closeAll(a *conn) {
+func (s *sim) closeAll(a *stream) {
 	s.t.Helper()
 	s.hosts[0].w.disconnect(a, false)
-	s.until("connections gone", func() bool { return len(s.hosts[0].w.flows) == 0 && len(s.hosts[1].w.flows) == 0 })
+	s.until("connections gone", func() bool { return s.hosts[0].w.stats.Conns == 0 && s.hosts[1].w.stats.Conns == 0 })
 	for s.step() { // what is still on the wire
 		if s.now > s.limit {
 			s.t.Fatal("never at rest")
@@ -259,11 +259,11 @@ func (s *sim) closeAll(a *conn) {
 		if h.link.FreeSlots() != h.link.Slots() {
 			s.t.Errorf("host %d: %d TX slots not given back", i, h.link.Slots()-h.link.FreeSlots())
 		}
-		if h.w.house.slots != 0 {
-			s.t.Errorf("host %d: %d TX slots accounted for", i, h.w.house.slots)
+		if h.w.house.Slots() != 0 {
+			s.t.Errorf("host %d: %d TX slots accounted for", i, h.w.house.Slots())
 		}
-		if h.w.timers.count != 0 {
-			s.t.Errorf("host %d: %d timers left", i, h.w.timers.count)
+		if h.w.timers.Len() != 0 {
+			s.t.Errorf("host %d: %d timers left", i, h.w.timers.Len())
 		}
 	}
 }
@@ -272,7 +272,7 @@ func TestStreamingMode(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	a, b := s.open()
 	msg := bytes.Repeat([]byte("streaming mode, before MPA. "), 400)
-	s.hosts[0].w.streamSend(a, msg)
+	a.conn().streamSend(s.hosts[0].w, msg)
 	var got []byte
 	s.until("octets arrived", func() bool {
 		for {
@@ -281,7 +281,7 @@ func TestStreamingMode(t *testing.T) {
 				break
 			}
 			got = append(got, ev.Data...)
-			s.hosts[1].w.streamConsumed(b, len(ev.Data))
+			b.conn().streamConsumed(s.hosts[1].w, len(ev.Data))
 		}
 		return len(got) >= len(msg)
 	})
@@ -291,7 +291,7 @@ func TestStreamingMode(t *testing.T) {
 	// The peer's FIN leaves our direction open.
 	s.hosts[0].w.disconnect(a, false)
 	s.until("FIN arrived", func() bool { _, ok := s.hosts[1].take(EventPeerClosed); return ok })
-	s.hosts[1].w.streamSend(b, msg)
+	b.conn().streamSend(s.hosts[1].w, msg)
 	got = nil
 	s.until("octets arrived after the FIN", func() bool {
 		for {
@@ -300,7 +300,7 @@ func TestStreamingMode(t *testing.T) {
 				return len(got) >= len(msg)
 			}
 			got = append(got, ev.Data...)
-			s.hosts[0].w.streamConsumed(a, len(ev.Data))
+			a.conn().streamConsumed(s.hosts[0].w, len(ev.Data))
 		}
 	})
 	if !bytes.Equal(got, msg) {
@@ -388,7 +388,7 @@ func moveData(t *testing.T, cfg link.PipeConfig, p mpa.Params, rng *rand.Rand) {
 		off += l
 		n++
 	}
-	s.hosts[0].w.mark(a)
+	s.hosts[0].w.mark(a.lane)
 	s.until("all completed", func() bool { return len(qa.wcs) >= n && len(qb.wcs) >= 16 })
 	for i, wc := range qa.wcs {
 		if wc.ID != uint64(i) || wc.Status != verbs.WCSuccess {

@@ -133,10 +133,11 @@ func (e *Engine) Stats() []Stats {
 		s := w.stats
 		s.FreeSlots, s.Slots = uint64(w.link.FreeSlots()), uint64(w.link.Slots())
 		s.HeldFrames = uint64(len(w.held.frames) - len(w.held.free))
-		s.Timers = uint64(w.timers.count)
+		s.Timers = uint64(w.timers.Len())
+		s.TxStarved = w.sched.Starved()
 		w.link.Stats(&s.Link)
 		if w.sctp != nil {
-			s.SCTP = w.sctp.stats()
+			s.SCTP = w.sctpStats()
 		}
 		if w.id == 0 {
 			s.Fragments = e.frags.stats()
@@ -156,15 +157,12 @@ func (e *Engine) Conns() []ConnInfo {
 // in a second, whose connections are left out.
 func (e *Engine) QueryConns() (conns []ConnInfo, silent []int) {
 	all, silent := ask(e, func(w *worker) []ConnInfo {
-		infos := w.sessions(make([]ConnInfo, 0, len(w.conns)))
-		for _, c := range w.flows {
-			ci := ConnInfo{
-				ID: c.id, Flow: c.flow, Worker: w.id, State: c.tcp.State(), Full: c.mode == modeFull,
-				Params: c.attachP, TCP: c.tcp.Stats(), QP: c.qp, StreamData: c.unread(),
-			}
-			if c.stream != nil {
-				ci.RDMAP = c.stream.Stats()
-				ci.Verbs = c.qp.QP.Stats()
+		infos := make([]ConnInfo, 0, len(w.streams))
+		for _, t := range w.streams {
+			ci := ConnInfo{ID: t.id, Flow: t.flow(), Worker: w.id, Full: t.mode == modeFull, Params: t.params, QP: t.qp}
+			t.lane.llp.info(&ci)
+			if t.ddp != nil {
+				ci.RDMAP, ci.Verbs = t.ddp.Stats(), t.qp.QP.Stats()
 			}
 			infos = append(infos, ci)
 		}

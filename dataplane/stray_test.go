@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"runtime/debug"
-	"sync"
 	"testing"
 	"time"
 
@@ -24,7 +23,7 @@ import (
 
 // openQueues connects host 0, by its first queue or its second, to host 1 and takes
 // both ends to full operation. It returns what host 0 has.
-func (q *twoQueues) openQueues(over string, qa, qb *simQP) *conn {
+func (q *twoQueues) openQueues(over string, qa, qb *simQP) *stream {
 	q.t.Helper()
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
 	hop := Hop{SrcMAC: macA, DstMAC: macB}
@@ -47,7 +46,7 @@ func (q *twoQueues) openQueues(over string, qa, qb *simQP) *conn {
 		if err := b.listenSCTP(1, remote, o); err != nil {
 			q.t.Fatal(err)
 		}
-		if err := w.connectSCTP(id, pkt.NewFlow(local, remote), hop, o, session.Setup{}, time.Minute); err != nil {
+		if err := w.dialSCTP(id, pkt.NewFlow(local, remote), hop, o, session.Setup{}, time.Minute); err != nil {
 			q.t.Fatal(err)
 		}
 		req := q.event(1, EventRequest)
@@ -58,7 +57,7 @@ func (q *twoQueues) openQueues(over string, qa, qb *simQP) *conn {
 	q.hosts[0].e.Attach(id, Attachment{QP: &qa.QPBinding, Params: p})
 	q.event(0, EventEstablished)
 	for _, w := range q.workers[:2] {
-		if c := w.conns[id]; c != nil {
+		if c := w.streams[id]; c != nil {
 			return c
 		}
 	}
@@ -78,13 +77,13 @@ func (q *twoQueues) closeQueues(id ConnID) {
 	q.until("nothing left", func() bool {
 		n := 0
 		for _, w := range q.workers {
-			n += len(w.flows) + len(w.conns) + len(w.moved) + w.timers.count
+			n += int(w.stats.Conns) + len(w.streams) + len(w.moved) + w.timers.Len()
 			if w.sctp != nil {
-				n += len(w.sctp.assocs)
+				n += w.sctp.n
 			}
 		}
 		e := q.hosts[0].e
-		return n == 0 && e.nembryos.Load() == 0 && e.ndialing.Load() == 0
+		return n == 0 && e.dialing.Len() == 0
 	})
 	for i, l := range q.links {
 		if l.FreeSlots() != l.Slots() {
@@ -103,15 +102,13 @@ func (q *twoQueues) closeQueues(id ConnID) {
 			if r == nil {
 				continue
 			}
-			if _, n := r.take.Peek(uint32(len(r.back))); r.kept != 0 || len(r.free)+int(n) != len(r.full) {
-				q.t.Errorf("from worker %d to %d: %d frames kept, %d free of %d", from, i, r.kept, len(r.free)+int(n), len(r.full))
+			if kept, free, all := r.Len(); kept != 0 || free != all {
+				q.t.Errorf("from worker %d to %d: %d frames kept, %d free of %d", from, i, kept, free, all)
 			}
 		}
 	}
-	for i := range q.hosts[0].e.dir.buckets {
-		if b := q.hosts[0].e.dir.buckets[i].Load(); b != nil && len(*b) != 0 {
-			q.t.Errorf("still in the directory: %v", *b)
-		}
+	if n := q.hosts[0].e.dir.Len(); n != 0 {
+		q.t.Errorf("%d still in the directory", n)
 	}
 }
 
@@ -144,10 +141,10 @@ func TestStrayRound(t *testing.T) {
 					qa.sends = append(qa.sends,
 						verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000},
 						verbs.SendWR{ID: 2, Op: rdmap.OpRead, SGEs: qa.sge(size, size), RKey: qb.reg.STag(), Remote: 0x10000})
-					if c.as != nil {
-						q.workers[0].mark(&c.as.carrier)
+					if c.as() != nil {
+						q.workers[0].mark(&c.as().lane)
 					} else {
-						q.workers[0].mark(c)
+						q.workers[0].mark(c.lane)
 					}
 					n := 0
 					q.until("both done", func() bool {
@@ -197,16 +194,16 @@ func TestStrayICMP(t *testing.T) {
 			c := q.openQueues(over, qa, qb)
 			shrunk = true
 			qa.sends = append(qa.sends, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
-			if c.as != nil {
-				q.workers[0].mark(&c.as.carrier)
+			if c.as() != nil {
+				q.workers[0].mark(&c.as().lane)
 			} else {
-				q.workers[0].mark(c)
+				q.workers[0].mark(c.lane)
 			}
 			q.until("errors passed on", func() bool {
 				for _, b := range errs {
 					f := link.Frame{N: 1}
 					f.Pieces[0] = b
-					q.workers[1].frame(&f)
+					q.workers[1].take(&f)
 				}
 				errs = nil
 				return q.workers[0].stats.RxICMP > 0
@@ -214,7 +211,7 @@ func TestStrayICMP(t *testing.T) {
 			if n := q.workers[1].stats.RxStrays; n == 0 {
 				t.Error("the second worker passed nothing on")
 			}
-			if c.as == nil {
+			if c.as() == nil {
 				q.until("the write is done", func() bool { return len(qa.wcs) == 1 })
 				q.closeQueues(c.id)
 			}
@@ -236,146 +233,9 @@ func TestStrayICMP(t *testing.T) {
 		tuple.Put(syn, h.Len(), 0, 1)
 		f := link.Frame{N: 1}
 		f.Pieces[0] = tooBig(syn, lower, 40)
-		q.workers[1].frame(&f)
+		q.workers[1].take(&f)
 		q.until("the error has come", func() bool { return w.stats.RxICMP == 1 })
 	})
-}
-
-// TestStrayRing passes frames between two goroutines, some of which are kept for a
-// while: each arrives once and in order, and full means lost, not mixed up.
-func TestStrayRing(t *testing.T) {
-	r := newStrayRing(1522)
-	if n := len(r.mem); n > strayMemory || 2*n < strayMemory {
-		t.Errorf("%d octets", n)
-	}
-	const frames = 50_000
-	var wg sync.WaitGroup
-	var sent []uint32
-	wg.Add(1)
-	go func() {
-		defer wg.Done()
-		var b [1500]byte
-		for i := range uint32(frames) {
-			n := 5 + int(i%1400)
-			b[0], b[1], b[2], b[3] = byte(i), byte(i>>8), byte(i>>16), byte(i>>24)
-			b[n-1] = byte(n)
-			f := link.Frame{N: 2}
-			f.Pieces[0], f.Pieces[1] = b[:3], b[3:n]
-			if r.send(&f) {
-				sent = append(sent, i)
-			}
-		}
-	}()
-	done := make(chan struct{})
-	go func() { wg.Wait(); close(done) }()
-	var got []uint32
-	var kept []link.Frame
-	read := func(f *link.Frame) uint32 {
-		b := f.Pieces[0]
-		i := uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 | uint32(b[3])<<24
-		if n := 5 + int(i%1400); len(b) != n || b[n-1] != byte(n) {
-			t.Errorf("frame %d: %d octets", i, len(b))
-		}
-		return i
-	}
-	var f link.Frame
-	for over := false; ; {
-		if !r.receive(&f) {
-			if over {
-				break
-			}
-			select {
-			case <-done:
-				over = true
-			default:
-			}
-			continue
-		}
-		i := read(&f)
-		got = append(got, i)
-		if i%3 == 0 && r.mayKeep() {
-			kept = append(kept, f)
-			r.keep()
-		} else {
-			r.release()
-		}
-		if len(kept) > 100 {
-			read(&kept[0])
-			r.unkeep(&kept[0])
-			kept = kept[1:]
-		}
-	}
-	if len(got) == 0 || len(got) != len(sent) {
-		t.Fatalf("%d arrived of %d", len(got), len(sent))
-	}
-	for i := range got {
-		if got[i] != sent[i] {
-			t.Fatalf("frame %d is %d, want %d", i, got[i], sent[i])
-		}
-	}
-	for i := range kept {
-		r.unkeep(&kept[i])
-	}
-	_, n := r.take.Peek(uint32(len(r.back)))
-	if r.kept != 0 || len(r.free)+int(n) != len(r.full) {
-		t.Errorf("%d kept, %d free", r.kept, len(r.free)+int(n))
-	}
-}
-
-// TestDirectory changes one bucket from several goroutines.
-func TestDirectory(t *testing.T) {
-	d := newDirectory()
-	key := func(i int) flowKey {
-		return flowKey{flow: pkt.Flow{LocalPort: uint16(i), RemotePort: uint16(i >> 16)}}
-	}
-	ws := []*worker{{id: 0}, {id: 1}, {id: 2}, {id: 3}}
-	const n = 5_000
-	var wg sync.WaitGroup
-	for g, w := range ws {
-		wg.Go(func() {
-			for i := g * n; i < (g+1)*n; i++ {
-				d.put(key(i), w)
-				if i%2 == 0 {
-					d.remove(key(i), ws[(g+1)%4]) // not its own
-					d.remove(key(i), w)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	for i := range 4 * n {
-		k := key(i)
-		want := ws[i/n]
-		if i%2 == 0 {
-			want = nil
-		}
-		if got := d.find(&k); got != want {
-			t.Fatalf("flow %d: %v, want %v", i, got, want)
-		}
-	}
-	d.put(key(1), ws[3])
-	k := key(1)
-	if d.find(&k) != ws[0] {
-		t.Error("put took a flow from its owner")
-	}
-	d.move(k, ws[2], ws[3])
-	if d.find(&k) != ws[0] {
-		t.Error("move took a flow from another than its owner")
-	}
-	wg.Go(func() {
-		for i := range n {
-			d.move(k, ws[i%2], ws[1-i%2])
-		}
-	})
-	for range n {
-		if d.find(&k) == nil {
-			t.Fatal("a flow that moves is nobody's")
-		}
-	}
-	wg.Wait()
-	if a := testing.AllocsPerRun(100, func() { d.find(&k) }); a != 0 {
-		t.Errorf("%v allocations to find a flow", a)
-	}
 }
 
 // sprayed is a queue of an interface that spreads frames over its queues without
@@ -429,7 +289,7 @@ func TestStrays(t *testing.T) {
 			hop := Hop{SrcMAC: macs[from], DstMAC: macs[to]}
 			id := w.newID()
 			if tt.sctp {
-				if err := w.connectSCTP(id, flow, hop, SCTP{}, session.Setup{}, time.Minute); err != nil {
+				if err := w.dialSCTP(id, flow, hop, SCTP{}, session.Setup{}, time.Minute); err != nil {
 					t.Fatal(err)
 				}
 				req := q.event(to, EventRequest)
@@ -460,11 +320,8 @@ func TestStrays(t *testing.T) {
 			// A responder sends nothing before the initiator's first FPDU.
 			qp[0].sends = append(qp[0].sends, verbs.SendWR{ID: 4, Op: rdmap.OpWrite, SGEs: qp[0].sge(0, 8), RKey: r.reg.STag(), Remote: 0x10000})
 			for _, w := range q.workers {
-				for _, c := range w.conns {
-					if c.as != nil {
-						c = &c.as.carrier
-					}
-					w.mark(c)
+				for _, c := range w.streams {
+					w.mark(c.lane)
 				}
 			}
 			q.until("all done", func() bool { return len(r.wcs) == 3 })
@@ -488,9 +345,9 @@ func TestStrays(t *testing.T) {
 			q.until("nothing left", func() bool {
 				n := 0
 				for _, w := range q.workers {
-					n += len(w.flows) + len(w.conns) + len(w.moved) + w.timers.count + len(w.held.frames) - len(w.held.free)
+					n += int(w.stats.Conns) + len(w.streams) + len(w.moved) + w.timers.Len() + len(w.held.frames) - len(w.held.free)
 					if w.sctp != nil {
-						n += len(w.sctp.assocs)
+						n += w.sctp.n
 					}
 				}
 				return n == 0
@@ -532,36 +389,35 @@ func TestStrayFault(t *testing.T) {
 	c := q.openQueues("TCP", qa, qb)
 	// The first word of ours ends the responder's silence.
 	qa.sends = append(qa.sends, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 8), RKey: qb.reg.STag(), Remote: 0x10000})
-	w.mark(c)
+	w.mark(c.lane)
 	q.until("written", func() bool { return len(qa.wcs) == 1 && b.stats.RxFPDUs == 1 })
 	for settled := q.now.Add(time.Second); q.now < settled; q.now = q.now.Add(time.Millisecond) {
 		for _, w := range q.workers {
 			w.turn()
 		}
 	}
-	var peer *conn
-	for _, peer = range b.flows {
+	var peer *stream
+	for _, peer = range b.streams {
 	}
 	qb.sends = append(qb.sends, verbs.SendWR{ID: 2, Op: rdmap.OpWrite, SGEs: qb.sge(0, size), RKey: bad.STag(), Remote: 0x10000})
 	q.cross, drop = true, true
-	b.mark(peer)
+	b.mark(peer.lane)
 	b.turn()
 	second.turn()
 	func() { // as loop
 		defer w.survive()
 		w.turn()
 	}()
-	if w.stats.Faults != 1 || c.holds != 1 {
-		t.Fatalf("%d faults, %d frames held: this tests nothing", w.stats.Faults, c.holds)
+	if w.stats.Faults != 1 || c.conn().holds != 1 {
+		t.Fatalf("%d faults, %d frames held: this tests nothing", w.stats.Faults, c.conn().holds)
 	}
 	for i := range q.hosts {
 		q.event(i, EventClosed)
 	}
-	q.until("at rest", func() bool { return !w.strays.pending.Load() && len(w.flows) == 0 })
+	q.until("at rest", func() bool { return !w.strays.pending.Load() && w.stats.Conns == 0 })
 	r := w.strays.in[1].Load()
-	_, n := r.take.Peek(uint32(len(r.back)))
-	if r.kept != 0 || len(r.free)+int(n) != len(r.full) {
-		t.Errorf("%d frames kept, %d free of %d", r.kept, len(r.free)+int(n), len(r.full))
+	if kept, free, all := r.Len(); kept != 0 || free != all {
+		t.Errorf("%d frames kept, %d free of %d", kept, free, all)
 	}
 	if n := len(w.held.frames) - len(w.held.free); n != 0 {
 		t.Errorf("%d frames held", n)

@@ -16,7 +16,7 @@ import (
 func TestTap(t *testing.T) {
 	s, a, _, qa, qb := fullPair(t, mpa.Params{CRC: true, IRD: 4, ORD: 4})
 	e := s.hosts[0].e
-	all := e.NewTap(4096, 2048, func(f *pkt.Flow) bool { return *f == a.flow })
+	all := e.NewTap(4096, 2048, func(f *pkt.Flow) bool { return *f == a.flow() })
 	none := e.NewTap(1, 64, func(*pkt.Flow) bool { return false })
 	tiny := e.NewTap(2, 60, nil)
 	for _, tap := range []*Tap{all, none, tiny} {
@@ -40,9 +40,9 @@ func TestTap(t *testing.T) {
 		}
 		octets += uint64(f.Size)
 		switch {
-		case f.Out && p.Flow == a.flow.Reverse():
+		case f.Out && p.Flow == a.flow().Reverse():
 			out++
-		case !f.Out && p.Flow == a.flow:
+		case !f.Out && p.Flow == a.flow():
 			in++
 		default:
 			t.Errorf("out %v: %v", f.Out, p.Flow)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/dataplane/sched"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"github.com/iwarpd/iwarpd/rdmap"
@@ -21,18 +22,18 @@ import (
 // would sleep for good, nothing may be posted that it has not seen.
 type ringing struct {
 	link.Link
-	s     *lanes
-	rng   *rand.Rand
-	lanes []*ringLane
-	left  int // work requests to be posted
-	waits int // true sleeps
-	pace  int // a client acts at one in so many points
-	err   error
+	s         *loadLanes
+	rng       *rand.Rand
+	loadLanes []*ringLane
+	left      int // work requests to be posted
+	waits     int // true sleeps
+	pace      int // a client acts at one in so many points
+	err       error
 }
 
 // ringLane is a lane whose work requests come from a ring.
 type ringLane struct {
-	*lane
+	*loadLane
 	sp     *shm.SQProducer
 	ringer *shm.DoorbellRinger
 	sq     *shm.SQ
@@ -56,7 +57,7 @@ func (r *ringing) act(chance int) {
 	if r.left == 0 || r.rng.IntN(chance) > 0 {
 		return
 	}
-	l := r.lanes[r.rng.IntN(len(r.lanes))]
+	l := r.loadLanes[r.rng.IntN(len(r.loadLanes))]
 	n := 1 + r.rng.IntN(3)
 	if r.rng.IntN(8) == 0 {
 		n = 2 * l.sp.Depth() // more than the queue pair takes at a time
@@ -122,15 +123,16 @@ func (r *ringing) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	}
 	r.waits++
 	w := r.s.hosts[0].w
-	for i, l := range r.lanes {
+	for i, l := range r.loadLanes {
 		free := w.freeSlots()
-		forSlots := l.c.queued && (free <= 0 || l.c.client.slots >= clientShare*free) || l.c.slots >= connShare*free
+		m := &l.c.lane.member
+		forSlots := m.Queued() && (free <= 0 || m.Group().Slots() >= sched.GroupShare*free) || m.Slots() >= sched.MemberShare*free
 		if taken, _ := l.QP.Outstanding(); l.sq.Posted()+taken > 0 && !forSlots && r.err == nil {
 			r.err = fmt.Errorf("the worker sleeps, and queue pair %d has %d work requests posted and %d taken", i, l.sq.Posted(), taken)
 		}
 	}
 	// A timer, if there is one before a client wakes it.
-	next := clock.Earliest(far.timers.next(), r.s.hosts[0].w.timers.next())
+	next := clock.Earliest(far.timers.Next(), r.s.hosts[0].w.timers.Next())
 	if r.left > 0 && (next == 0 || r.rng.IntN(4) > 0) {
 		r.act(1) // rings in any case
 		n, _ := unix.Poll(fds, 0)
@@ -150,7 +152,7 @@ func (r *ringing) Wait(timeout time.Duration, wakefd int) (woken bool) {
 func TestNoDoorbellIsLost(t *testing.T) {
 	for _, c := range []struct{ clients, each, slots int }{{1, 150, 1024}, {40, 3, 1024}, {5, 10, 80}} {
 		t.Run(fmt.Sprintf("%dx%d/slots=%d", c.clients, c.each, c.slots), func(t *testing.T) {
-			r := &ringing{s: newLanes(t, link.PipeConfig{Slots: c.slots}), rng: testenv.Rand(t), pace: 64}
+			r := &ringing{s: newLoadLanes(t, link.PipeConfig{Slots: c.slots}), rng: testenv.Rand(t), pace: 64}
 			s := r.s
 			w := s.hosts[0].w
 			bells := map[*ClientBinding]int{}
@@ -173,19 +175,19 @@ func TestNoDoorbellIsLost(t *testing.T) {
 				t.Cleanup(func() { l.ringer.Close() })
 				bit := bells[cb]
 				bells[cb]++
-				l.lane = s.addLane(0, cb, bit, rdmap.OpWrite, 1+r.rng.IntN(4096), max(sp.Depth()/4, 1), sq, l)
+				l.loadLane = s.addLane(0, cb, bit, rdmap.OpWrite, 1+r.rng.IntN(4096), max(sp.Depth()/4, 1), sq, l)
 				fast, err := s.hosts[0].table.RegisterFast(1, make([]byte, 64), verbs.LocalWrite)
 				if err != nil {
 					t.Fatal(err)
 				}
 				l.fast = fast.STag()
-				r.lanes = append(r.lanes, l)
+				r.loadLanes = append(r.loadLanes, l)
 			}
 			r.Link, r.left = w.link, 3000+20*c.clients*c.each
 			total := r.left
 			w.link = r
 			got := func() (n int) {
-				for _, l := range r.lanes {
+				for _, l := range r.loadLanes {
 					n += l.got
 				}
 				return n

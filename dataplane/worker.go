@@ -2,7 +2,7 @@ package dataplane
 
 import (
 	"fmt"
-	"net/netip"
+	"math/bits"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -12,9 +12,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/dataplane/sched"
+	"github.com/iwarpd/iwarpd/dataplane/wheel"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/sctp"
 	"github.com/iwarpd/iwarpd/shm"
 	"github.com/iwarpd/iwarpd/tcp"
 	"github.com/iwarpd/iwarpd/verbs"
@@ -27,10 +32,6 @@ const (
 	pullBudget = 32 // work requests taken at once
 	reapBudget = 256
 )
-
-// slotReserve is how many TX slots are kept for ACKs, retransmissions and
-// connection set-up when records take all others.
-const slotReserve = 64
 
 // A worker owns one NIC queue: its frames, connections, timers and queue pairs.
 // Only its own goroutine touches its fields, apart from cmds.
@@ -45,83 +46,66 @@ type worker struct {
 	cmds cmdQueue
 
 	now       clock.Time
-	timers    wheel
-	flows     map[pkt.Flow]*conn
-	recent    *conn // in flows, or nil: whose segment came last
-	conns     map[ConnID]*conn
-	moved     map[ConnID]*worker // connections that another queue has adopted
+	timers    wheel.Wheel[*lane]
+	lanes     map[handoff.Key]*lane // an association also by each further address of its peer
+	recent    *tcpConn              // in lanes, or nil: the last segment's
+	streams   map[ConnID]*stream
+	moved     map[ConnID]*worker // streams that another queue has adopted
 	listeners map[listenKey]*listener
-	linger    []*conn // in TIME-WAIT, from lingerAt on, oldest first; some gone
-	lingerAt  int
+	timeWait  timeWait
 	clients   []*client
 	nextConn  uint64
 
-	dirty     []*conn // to be pumped at the end of the turn
-	dirtyNext []*conn
-	ready     round[*client] // have something to send
-	house     client         // of connections that are no client's yet
-	quantum   int
-	composed  uint64     // records, ever
-	starved   bool       // none since TX slots were short
-	cqs       []CQ       // those that are Pending
-	flushAt   clock.Time // when one of cqs must be flushed again
+	dirty     []*lane // to be pumped at the end of the turn
+	dirtyNext []*lane
+	sched     sched.Scheduler[*lane]
+	house     sched.Group[*lane] // lanes that belong to no client yet
+	cqs       []CQ               // those that are Pending
+	flushAt   clock.Time         // when one of cqs must be flushed again
 
-	rx        [rxBudget]link.Frame
-	rxAt      int // of rx, those before rxEnd have not been looked at
-	rxEnd     int
-	hand      *link.Frame // of rx, while nobody keeps it; nil: none
-	held      heldTable
-	reclaimed clock.Time // when some of a connection's held frames were last taken back
-	slots     []slotState
-	done      [reapBudget]link.Slot
-	ipid      uint16
-
-	sctp    *sctpState // nil: none
-	in      inbound    // scratch of the frame in hand
-	out     tcp.Out
-	parts   [verbs.MaxSGE][]byte // of the payload in hand
-	wc      verbs.WC
-	strays  strays
-	whole   bool    // the frame in hand was reassembled
-	handed  bool    // and another worker has handed it here
-	current *conn   // whose client's memory is being touched
+	rx     rxBurst
+	strays strays
+	held   heldTable
+	txPath
+	sctp *sctpState // nil: there has been none
+	scratch
+	current *stream // whose client's memory is being touched
 	taps    *[]*Tap // as they were at the start of the turn; nil: none
 
-	stats Stats
-	drive sync.Mutex   // held for a turn when an application may drive too
-	app   atomic.Int64 // clock.Time of the application's last turn
+	stats  Stats
+	driver driver
 }
 
-// client is a ClientBinding as one worker sees it.
-type client struct {
-	b     *ClientBinding
-	bells *shm.Doorbells
-	conns []*conn // by doorbell bit
+// scratch is memory that is used again and again within a call.
+type scratch struct {
+	wc          verbs.WC
+	fpdu, early mpa.FPDU
+}
 
-	queue  round[*conn] // its connections that have something to send
-	queued bool         // in the worker's round
-	credit int          // as that of a conn
-	slots  int          // TX slots of its connections
+// driver is what an application that turns worker 0 itself shares with the worker.
+type driver struct {
+	mu   sync.Mutex   // held for a turn
+	last atomic.Int64 // clock.Time of the application's last turn
 }
 
 func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 	w := &worker{
 		e: e, id: id, link: q.Link, cpu: q.CPU, tcp: *e.cfg.TCP,
-		flows: make(map[pkt.Flow]*conn), conns: make(map[ConnID]*conn), moved: make(map[ConnID]*worker),
+		lanes: make(map[handoff.Key]*lane), streams: make(map[ConnID]*stream), moved: make(map[ConnID]*worker),
 		listeners: make(map[listenKey]*listener),
-		slots:     make([]slotState, q.Link.Slots()),
 	}
+	w.slots = make([]slotState, q.Link.Slots())
 	// A slot holds the payload behind headroom, so that the largest segment of a
 	// link whose packets nearly fill a slot is a few octets smaller.
 	w.mtu = min(q.Link.MTU(), q.Link.SlotSize()-headroom+minHeaders)
 	w.told = w.mtu
-	w.quantum = max(minQuantum, w.mtu)
+	w.sched.Init(w.mtu, w.freeSlots, w.pumpLane)
 	w.held.init(q.Link.RxFrames() / 2)
 	if w.tcp.MaxHeld == 0 {
 		w.tcp.MaxHeld = len(w.held.frames)
 	}
 	w.now = w.e.cfg.Now()
-	w.timers.init(w.now)
+	w.timers.Init(w.now, w.onTimer)
 	if err := w.cmds.init(); err != nil {
 		return nil, err
 	}
@@ -153,7 +137,7 @@ func (w *worker) run() {
 }
 
 // loop turns until the engine stops, or until touching a client's memory
-// faults: then that client is ended and nobody else.
+// faults: then that client is ended and no other.
 func (w *worker) loop() {
 	defer w.survive()
 	if w.e.cfg.Inline {
@@ -185,9 +169,9 @@ func (w *worker) loop() {
 
 // survive, deferred, recovers from a fault in a client's memory; any other panic goes on.
 func (w *worker) survive() {
-	if c := w.current; c != nil {
+	if s := w.current; s != nil {
 		if r := recover(); r != nil {
-			w.fault(c, r)
+			w.fault(s, r)
 		}
 	}
 }
@@ -198,7 +182,7 @@ func (w *worker) survive() {
 // as it turns at least once a millisecond.
 func (w *worker) fillIn() {
 	for !w.e.stop.Load() {
-		if w.e.cfg.Now().Sub(clock.Time(w.app.Load())) < time.Millisecond {
+		if w.e.cfg.Now().Sub(clock.Time(w.driver.last.Load())) < time.Millisecond {
 			unix.Nanosleep(&unix.Timespec{Nsec: int64(time.Millisecond)}, nil)
 			continue
 		}
@@ -207,24 +191,24 @@ func (w *worker) fillIn() {
 }
 
 func (w *worker) fillInTurn() {
-	w.drive.Lock()
-	defer w.drive.Unlock() // also when the turn faults
+	w.driver.mu.Lock()
+	defer w.driver.mu.Unlock() // also when the turn faults
 	if w.turn() == 0 {
 		w.sleep(time.Hour)
 	}
 }
 
 func (w *worker) inlineTurn() int {
-	if !w.drive.TryLock() {
-		w.app.Store(int64(w.e.cfg.Now()))
+	if !w.driver.mu.TryLock() {
+		w.driver.last.Store(int64(w.e.cfg.Now()))
 		if w.cmds.sleeping.CompareAndSwap(true, false) {
 			w.cmds.alarm.Ring()
 		}
 		return 0
 	}
-	defer w.drive.Unlock()
+	defer w.driver.mu.Unlock()
 	n := w.turn()
-	w.app.Store(int64(w.now))
+	w.driver.last.Store(int64(w.now))
 	return n
 }
 
@@ -250,7 +234,7 @@ func (w *worker) arm(sleeping bool) {
 }
 
 func (w *worker) untilTimer(limit time.Duration) time.Duration {
-	if at := clock.Earliest(w.timers.next(), w.flushAt); at != 0 {
+	if at := clock.Earliest(w.timers.Next(), w.flushAt); at != 0 {
 		limit = min(limit, max(0, at.Sub(w.e.cfg.Now())))
 	}
 	return limit
@@ -269,118 +253,30 @@ func (w *worker) turn() int {
 		n += w.pollStrays()
 	}
 	n += w.pollBells()
-	n += w.timers.expire(w.now, w.onTimer)
+	n += w.timers.Expire(w.now)
 	n += w.pump()
 	w.link.Flush()
 	n += w.reap()
 	w.publish()
-	return n + len(w.dirty) // who is marked has work for the next turn
+	return n + len(w.dirty) // what is marked has work for the next turn
 }
 
-// pollBells marks the connections whose clients rang. A bell beyond those of the
-// connections here is nobody's.
+// pollBells marks the lanes whose clients rang. A bell beyond those of the streams here
+// means nothing.
 func (w *worker) pollBells() int {
 	n := 0
 	for _, cl := range w.clients {
-		for i := range (len(cl.conns) + 63) / 64 {
+		for i := range (len(cl.streams) + 63) / 64 {
 			for v := cl.bells.Take(i); v != 0; v &= v - 1 {
-				bit := i*64 + trailingZeros(v)
+				bit := i*64 + bits.TrailingZeros64(v)
 				n++
-				if bit < len(cl.conns) && cl.conns[bit] != nil {
-					w.mark(cl.conns[bit])
+				if bit < len(cl.streams) && cl.streams[bit] != nil {
+					w.mark(cl.streams[bit].lane)
 				}
 			}
 		}
 	}
 	return n
-}
-
-// mark puts c on the list of connections to be pumped.
-func (w *worker) mark(c *conn) {
-	if !c.dirty {
-		c.dirty = true
-		w.dirty = append(w.dirty, c)
-	}
-}
-
-// unmark takes c off that list, and out of the round.
-func (w *worker) unmark(c *conn) {
-	if c.dirty {
-		c.dirty = false
-		w.dirty = slices.DeleteFunc(w.dirty, func(d *conn) bool { return d == c })
-	}
-	if c.queued {
-		c.queued = false
-		c.client.queue.remove(c)
-	}
-}
-
-// pump moves the marked connections forward, and the round of those that have
-// something to send.
-func (w *worker) pump() int {
-	n := 0
-	work := w.dirty
-	w.dirty = w.dirtyNext[:0]
-	for _, c := range work {
-		c.dirty = false
-		n += w.begin(c)
-	}
-	n += w.serve()
-	for _, c := range work {
-		if c.as != nil {
-			c = &c.as.carrier
-		}
-		if c.pumped != w.stats.Turns {
-			n += w.pumpConn(c, nil) // it has ACKs to send, or something again
-		}
-	}
-	w.dirtyNext = work[:0]
-	return n
-}
-
-func (w *worker) onTimer(c *conn) {
-	if c.gone {
-		return
-	}
-	if c.as != nil {
-		w.sctpTimer(c)
-		return
-	}
-	if c.deadline.Due(w.now) {
-		c.deadline = 0
-		w.stats.Timeouts++
-		c.connectTimeout(w)
-		c.nudge(w.now)
-		w.halfOver(c)
-		before := c.tcp.TimeoutsInARow()
-		c.tcp.HandleTimeout(w.now)
-		if n := c.tcp.TimeoutsInARow(); n > before && n >= doubtful {
-			w.e.doubt(c.id, c.flow)
-		}
-	}
-	w.mark(c)
-}
-
-// doubtful is how many time-outs in a row put the next hop in doubt.
-const doubtful = 2
-
-// reap takes back the slots that the kernel has finished with.
-func (w *worker) reap() int {
-	total := 0
-	for {
-		n := w.link.Reap(w.done[:])
-		for _, s := range w.done[:n] {
-			st := &w.slots[s]
-			st.posted--
-			if st.posted == 0 && !st.owned {
-				w.link.Free(s)
-			}
-		}
-		total += n
-		if n < len(w.done) {
-			return total
-		}
-	}
 }
 
 // publish makes this turn's completions visible.
@@ -407,9 +303,9 @@ func (w *worker) unbind(cb *ClientBinding) {
 		if cl.b != cb {
 			continue
 		}
-		for _, c := range cl.conns {
-			if c != nil {
-				w.detach(c)
+		for _, s := range cl.streams {
+			if s != nil {
+				s.detach(w)
 			}
 		}
 		w.clients = append(w.clients[:i], w.clients[i+1:]...)
@@ -426,44 +322,30 @@ func (w *worker) client(cb *ClientBinding) *client {
 	return nil
 }
 
-// fault ends the client in whose memory the worker faulted. What the turn had
-// in hand is lost with its connection, its frames are given back, and the next turn
-// goes on with those behind them.
-func (w *worker) fault(c *conn, reason any) {
+// fault ends the client in whose memory the worker faulted. The turn is lost with its
+// connection; its frame was given back, and the next turn goes on with the frames after
+// it.
+func (w *worker) fault(s *stream, reason any) {
 	w.current = nil
-	if w.hand != nil {
-		w.link.Release(w.hand)
-		w.hand = nil
-	}
-	if b := w.held.hand; b != tcp.NoBuf {
-		w.held.hand = tcp.NoBuf
-		w.freeHeld(c, b)
-	}
-	w.strayFault()
 	w.stats.Faults++
-	b := c.qp
-	w.dropQP(c)
-	if c.as != nil {
-		w.faultSCTP(c.as)
-	}
-	w.abort(c, fmt.Errorf("dataplane: fault in client memory: %v", reason))
+	b := s.qp
+	s.dropQP(w)
+	s.lane.llp.fault(w)
+	s.abort(w, fmt.Errorf("dataplane: fault in client memory: %v", reason))
 	if b != nil && b.Client != nil && b.Client.OnFault != nil {
 		b.Client.OnFault()
 	}
-	// Marks that were being worked on when the turn ended.
-	for _, c := range w.dirty {
-		c.dirty = false
+	// Marks that were being worked on when the turn ended. An association may have no
+	// stream, as now that of s.
+	for _, l := range w.dirty {
+		l.dirty = false
 	}
 	w.dirty, w.dirtyNext = nil, nil
-	for _, c := range w.conns {
-		c.dirty = false
-		w.mark(c)
+	for _, l := range w.lanes {
+		l.dirty = false
 	}
-	if w.sctp != nil {
-		for _, as := range w.sctp.assocs { // some have no session, as now that of c
-			as.carrier.dirty = false
-			w.mark(&as.carrier)
-		}
+	for _, l := range w.lanes {
+		w.mark(l)
 	}
 }
 
@@ -522,31 +404,36 @@ func (q *cmdQueue) drain(w *worker) int {
 type listenKey struct {
 	addr [16]byte
 	port uint16
+	sctp bool
 }
 
+// listener is a listening endpoint: tcp, or else sctp, makes what it accepts.
 type listener struct {
 	id     ListenerID
-	l      *tcp.Listener
+	tcp    *tcp.Listener
 	stream bool // its connections are byte streams for a while
+	sctp   *sctp.Listener
+	opts   SCTP
 }
 
-func keyOf(local netip.AddrPort) listenKey {
-	k := listenKey{port: local.Port()}
-	if !local.Addr().IsUnspecified() {
-		k.addr = local.Addr().As16()
-	}
-	return k
-}
-
+// listen makes this worker listen.
 func (w *worker) listen(id ListenerID, r *ListenRequest) error {
-	if r.SCTP != nil {
-		return w.listenSCTP(id, r.Local, *r.SCTP)
+	k := listenKey{port: r.Local.Port(), sctp: r.SCTP != nil}
+	if !r.Local.Addr().IsUnspecified() {
+		k.addr = r.Local.Addr().As16()
 	}
-	k := keyOf(r.Local)
 	if w.listeners[k] != nil {
 		return fmt.Errorf("dataplane: already listening on %v", r.Local)
 	}
-	w.listeners[k] = &listener{id: id, l: tcp.NewListener(&w.tcp, r.Backlog, w.e.secret, w.told), stream: r.Stream}
+	l := &listener{id: id, stream: r.Stream}
+	if r.SCTP != nil {
+		w.sctp0()
+		l.opts = *r.SCTP
+		l.sctp = sctp.NewListener(w.sctpConfig(l.opts), w.sctpSecret(), w.mtu)
+	} else {
+		l.tcp = tcp.NewListener(&w.tcp, r.Backlog, w.e.secret, w.told)
+	}
+	w.listeners[k] = l
 	return nil
 }
 
@@ -554,22 +441,28 @@ func (w *worker) listen(id ListenerID, r *ListenRequest) error {
 func (w *worker) offerMTU(mtu int) {
 	w.told = min(w.mtu, mtu)
 	for _, l := range w.listeners {
-		l.l.SetMTU(w.told)
-	}
-}
-
-func (w *worker) unlisten(id ListenerID) {
-	w.unlistenSCTP(id)
-	for k, l := range w.listeners {
-		if l.id == id {
-			delete(w.listeners, k)
+		if l.tcp != nil {
+			l.tcp.SetMTU(w.told)
 		}
 	}
 }
 
-func (w *worker) listenerFor(f *pkt.Flow) *listener {
-	if l := w.listeners[listenKey{f.Local, f.LocalPort}]; l != nil {
+func (w *worker) unlisten(id ListenerID) {
+	for k, l := range w.listeners {
+		if l.id != id {
+			continue
+		}
+		delete(w.listeners, k)
+		if l.sctp != nil {
+			w.unlistenSCTP(l)
+		}
+	}
+}
+
+// listenerFor returns the listener that a packet of flow f is for, or nil.
+func (w *worker) listenerFor(f *pkt.Flow, sctp bool) *listener {
+	if l := w.listeners[listenKey{f.Local, f.LocalPort, sctp}]; l != nil {
 		return l
 	}
-	return w.listeners[listenKey{port: f.LocalPort}]
+	return w.listeners[listenKey{port: f.LocalPort, sctp: sctp}]
 }

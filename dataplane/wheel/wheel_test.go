@@ -1,4 +1,4 @@
-package dataplane
+package wheel
 
 import (
 	"math/rand/v2"
@@ -15,13 +15,22 @@ import (
 func TestWheelModel(t *testing.T) {
 	rng := rand.New(rand.NewPCG(testenv.Seed(t), 1))
 	for range 20 {
-		var w wheel
+		var w Wheel[int]
 		now := clock.Time(rng.Int64N(int64(time.Hour)))
-		w.init(now)
-		timers := make([]timer, 50)
-		want := make(map[*conn]clock.Time)
+		timers := make([]Timer[int], 50)
+		want := make(map[int]clock.Time)
+		w.Init(now, func(c int) {
+			at, ok := want[c]
+			if !ok {
+				t.Fatalf("timer %d fired, but is not armed", c)
+			}
+			if at > now {
+				t.Fatalf("timer %d fired %v early", c, at.Sub(now))
+			}
+			delete(want, c)
+		})
 		for i := range timers {
-			timers[i].conn = &conn{id: ConnID(i)}
+			timers[i].Owner = i
 		}
 		spans := []time.Duration{time.Millisecond, 100 * time.Millisecond, 10 * time.Second, time.Hour}
 		for range 3000 {
@@ -29,34 +38,25 @@ func TestWheelModel(t *testing.T) {
 			switch rng.IntN(4) {
 			case 0, 1:
 				at := now.Add(time.Duration(rng.Int64N(int64(spans[rng.IntN(len(spans))]))) + 1)
-				if old, ok := want[tm.conn]; !ok || at < old {
-					want[tm.conn] = at
+				if old, ok := want[tm.Owner]; !ok || at < old {
+					want[tm.Owner] = at
 				}
-				w.arm(tm, at)
+				w.Arm(tm, at)
 			case 2:
-				w.stop(tm)
-				delete(want, tm.conn)
+				w.Stop(tm)
+				delete(want, tm.Owner)
 			case 3:
-				next := w.next()
+				next := w.Next()
 				for c, at := range want {
-					if next == 0 || next > at.Add(wheelTick) {
-						t.Fatalf("next() = %d; timer %d is due at %d", next, c.id, at)
+					if next == 0 || next > at.Add(Tick) {
+						t.Fatalf("next() = %d; timer %d is due at %d", next, c, at)
 					}
 				}
 				now = now.Add(time.Duration(rng.Int64N(int64(spans[rng.IntN(len(spans))]))))
-				w.expire(now, func(c *conn) {
-					at, ok := want[c]
-					if !ok {
-						t.Fatalf("timer %d fired, but is not armed", c.id)
-					}
-					if at > now {
-						t.Fatalf("timer %d fired %v early", c.id, at.Sub(now))
-					}
-					delete(want, c)
-				})
+				w.Expire(now)
 				for c, at := range want {
-					if at.Add(wheelTick) <= now {
-						t.Fatalf("timer %d, due at %d, has not fired at %d", c.id, at, now)
+					if at.Add(Tick) <= now {
+						t.Fatalf("timer %d, due at %d, has not fired at %d", c, at, now)
 					}
 				}
 			}

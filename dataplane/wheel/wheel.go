@@ -1,4 +1,6 @@
-package dataplane
+// Package wheel is a hierarchical timing wheel: timers that are armed, moved and
+// stopped often and seldom expire.
+package wheel
 
 import (
 	"time"
@@ -6,34 +8,40 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// A wheel is a hierarchical timing wheel: three levels of 256 slots, of 128 µs,
-// 32.8 ms and 8.4 s. Arming and stopping cost a few stores. A timer is armed
-// for no later than its connection needs it; one that fires too early is a
-// no-op in the cores and is armed again, so a deadline that moves later costs
-// nothing.
-type wheel struct {
+// Wheel has three levels of 256 slots, of 128 µs, 32.8 ms and 8.4 s. Arming and
+// stopping cost a few stores. A timer is armed for no later than its owner needs
+// it; one that expires too early is a no-op in the cores and is armed again, so a
+// deadline that moves later costs nothing. T is what owns a timer.
+type Wheel[T any] struct {
 	tick   uint64 // the last tick that was expired
-	levels [wheelLevels][wheelSlots]timer
+	levels [wheelLevels][wheelSlots]Timer[T]
 	n      [wheelLevels]int // timers on each level
 	count  int              // on all
+	fire   func(T)
 }
 
 const (
 	wheelLevels = 3
 	wheelSlots  = 256
-	wheelTick   = 128 * time.Microsecond
+
+	// Tick is the resolution of a Wheel: a timer expires up to this late.
+	Tick = 128 * time.Microsecond
 )
 
-// timer is a node of a slot's list; the slots are list heads.
-type timer struct {
-	next, prev *timer
+// Timer is a node of a slot's list; the slots are list heads. The zero Timer is not
+// armed.
+type Timer[T any] struct {
+	Owner      T
+	next, prev *Timer[T]
 	at         clock.Time
 	level      uint8
-	conn       *conn
 }
 
-func (w *wheel) init(now clock.Time) {
-	w.tick = uint64(now) / uint64(wheelTick)
+// Init empties the wheel and starts it at now. fire is called with the owner of each timer
+// that expires.
+func (w *Wheel[T]) Init(now clock.Time, fire func(T)) {
+	w.fire = fire
+	w.tick = uint64(now) / uint64(Tick)
 	for l := range w.levels {
 		for s := range w.levels[l] {
 			h := &w.levels[l][s]
@@ -42,29 +50,31 @@ func (w *wheel) init(now clock.Time) {
 	}
 }
 
-func (t *timer) armed() bool { return t.next != nil }
+// Armed reports whether t is in a wheel.
+func (t *Timer[T]) Armed() bool { return t.next != nil }
 
-// arm sets t to expire at or soon after at. A timer that is already armed for
+// Arm sets t to expire at or soon after at. A timer that is already armed for
 // an earlier time stays as it is.
-func (w *wheel) arm(t *timer, at clock.Time) {
-	if t.armed() {
+func (w *Wheel[T]) Arm(t *Timer[T], at clock.Time) {
+	if t.Armed() {
 		if t.at <= at {
 			return
 		}
-		w.stop(t)
+		w.Stop(t)
 	}
 	t.at = at
 	w.insert(t, w.tick+1)
 }
 
-func (w *wheel) stop(t *timer) {
-	if !t.armed() {
+// Stop takes t out of the wheel, if it is in it.
+func (w *Wheel[T]) Stop(t *Timer[T]) {
+	if !t.Armed() {
 		return
 	}
 	w.unlink(t)
 }
 
-func (w *wheel) unlink(t *timer) {
+func (w *Wheel[T]) unlink(t *Timer[T]) {
 	t.prev.next, t.next.prev = t.next, t.prev
 	t.next, t.prev = nil, nil
 	w.n[t.level]--
@@ -73,10 +83,10 @@ func (w *wheel) unlink(t *timer) {
 
 // insert puts t in the slot of its tick; first is the earliest tick that has
 // not been expired.
-func (w *wheel) insert(t *timer, first uint64) {
+func (w *Wheel[T]) insert(t *Timer[T], first uint64) {
 	// Round up: a timer never fires before its time.
-	tick := max(first, (uint64(t.at)+uint64(wheelTick)-1)/uint64(wheelTick))
-	var h *timer
+	tick := max(first, (uint64(t.at)+uint64(Tick)-1)/uint64(Tick))
+	var h *Timer[T]
 	t.level = 0
 	switch d := tick - first; {
 	case d < wheelSlots:
@@ -96,9 +106,9 @@ func (w *wheel) insert(t *timer, first uint64) {
 	w.count++
 }
 
-// expire calls fire for each timer due at now.
-func (w *wheel) expire(now clock.Time, fire func(*conn)) int {
-	end := uint64(now) / uint64(wheelTick)
+// Expire fires each timer due at now, and returns how many there were.
+func (w *Wheel[T]) Expire(now clock.Time) int {
+	end := uint64(now) / uint64(Tick)
 	fired := 0
 	for w.tick < end {
 		if w.count == 0 {
@@ -128,7 +138,7 @@ func (w *wheel) expire(now clock.Time, fire func(*conn)) int {
 			t := h.next
 			w.unlink(t)
 			fired++
-			fire(t.conn)
+			w.fire(t.Owner)
 		}
 	}
 	return fired
@@ -136,7 +146,7 @@ func (w *wheel) expire(now clock.Time, fire func(*conn)) int {
 
 // cascade spreads a slot of an upper level over the levels below. The current
 // tick has not been expired yet, so that is where its own timers go.
-func (w *wheel) cascade(h *timer) {
+func (w *Wheel[T]) cascade(h *Timer[T]) {
 	for last := h.prev; h.next != h; {
 		t := h.next
 		w.unlink(t)
@@ -147,9 +157,9 @@ func (w *wheel) cascade(h *timer) {
 	}
 }
 
-// next returns a time no later than the next expiry, zero if nothing is armed.
+// Next returns a time no later than the next expiry, zero if nothing is armed.
 // A slot of an upper level counts from its start.
-func (w *wheel) next() clock.Time {
+func (w *Wheel[T]) Next() clock.Time {
 	if w.count == 0 {
 		return 0
 	}
@@ -160,7 +170,7 @@ func (w *wheel) next() clock.Time {
 		for i := uint64(1); i <= wheelSlots; i++ {
 			s := &w.levels[l][(base+i)%wheelSlots]
 			if s.next != s {
-				first = clock.Earliest(first, clock.Time((base+i)*step*uint64(wheelTick)))
+				first = clock.Earliest(first, clock.Time((base+i)*step*uint64(Tick)))
 				break
 			}
 		}
@@ -168,3 +178,6 @@ func (w *wheel) next() clock.Time {
 	}
 	return first
 }
+
+// Len returns how many timers are armed.
+func (w *Wheel[T]) Len() int { return w.count }

@@ -1,0 +1,146 @@
+package handoff
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+)
+
+// TestRing passes frames between two goroutines, some of which are kept for a
+// while: each arrives once and in order, and full means lost, not mixed up.
+func TestRing(t *testing.T) {
+	r := NewRing(1522)
+	if n := len(r.mem); n > ringMemory || 2*n < ringMemory {
+		t.Errorf("%d octets", n)
+	}
+	const frames = 50_000
+	var wg sync.WaitGroup
+	var sent []uint32
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		var b [1500]byte
+		for i := range uint32(frames) {
+			n := 5 + int(i%1400)
+			b[0], b[1], b[2], b[3] = byte(i), byte(i>>8), byte(i>>16), byte(i>>24)
+			b[n-1] = byte(n)
+			f := link.Frame{N: 2}
+			f.Pieces[0], f.Pieces[1] = b[:3], b[3:n]
+			if r.Send(&f) {
+				sent = append(sent, i)
+			}
+		}
+	}()
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	var got []uint32
+	var kept []link.Frame
+	read := func(f *link.Frame) uint32 {
+		b := f.Pieces[0]
+		i := uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 | uint32(b[3])<<24
+		if n := 5 + int(i%1400); len(b) != n || b[n-1] != byte(n) {
+			t.Errorf("frame %d: %d octets", i, len(b))
+		}
+		return i
+	}
+	var f link.Frame
+	for over := false; ; {
+		if !r.Receive(&f) {
+			if over {
+				break
+			}
+			select {
+			case <-done:
+				over = true
+			default:
+			}
+			continue
+		}
+		i := read(&f)
+		got = append(got, i)
+		if i%3 == 0 && r.MayKeep() {
+			kept = append(kept, f)
+			r.Keep()
+		} else {
+			r.Release()
+		}
+		if len(kept) > 100 {
+			read(&kept[0])
+			r.Unkeep(&kept[0])
+			kept = kept[1:]
+		}
+	}
+	if len(got) == 0 || len(got) != len(sent) {
+		t.Fatalf("%d arrived of %d", len(got), len(sent))
+	}
+	for i := range got {
+		if got[i] != sent[i] {
+			t.Fatalf("frame %d is %d, want %d", i, got[i], sent[i])
+		}
+	}
+	for i := range kept {
+		r.Unkeep(&kept[i])
+	}
+	_, n := r.take.Peek(uint32(len(r.back)))
+	if r.kept != 0 || len(r.free)+int(n) != len(r.full) {
+		t.Errorf("%d kept, %d free", r.kept, len(r.free)+int(n))
+	}
+}
+
+// TestDirectory changes one bucket from several goroutines.
+func TestDirectory(t *testing.T) {
+	d := NewDirectory[*int]()
+	key := func(i int) Key {
+		return Key{Flow: pkt.Flow{LocalPort: uint16(i), RemotePort: uint16(i >> 16)}}
+	}
+	ws := []*int{new(int), new(int), new(int), new(int)}
+	const n = 5_000
+	var wg sync.WaitGroup
+	for g, w := range ws {
+		wg.Go(func() {
+			for i := g * n; i < (g+1)*n; i++ {
+				d.Put(key(i), w)
+				if i%2 == 0 {
+					d.Remove(key(i), ws[(g+1)%4]) // not its own
+					d.Remove(key(i), w)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i := range 4 * n {
+		k := key(i)
+		want := ws[i/n]
+		if i%2 == 0 {
+			want = nil
+		}
+		if got := d.Find(&k); got != want {
+			t.Fatalf("flow %d: %v, want %v", i, got, want)
+		}
+	}
+	d.Put(key(1), ws[3])
+	k := key(1)
+	if d.Find(&k) != ws[0] {
+		t.Error("put took a flow from its owner")
+	}
+	d.Move(k, ws[2], ws[3])
+	if d.Find(&k) != ws[0] {
+		t.Error("move took a flow from another than its owner")
+	}
+	wg.Go(func() {
+		for i := range n {
+			d.Move(k, ws[i%2], ws[1-i%2])
+		}
+	})
+	for range n {
+		if d.Find(&k) == nil {
+			t.Fatal("a flow that moves is nobody's")
+		}
+	}
+	wg.Wait()
+	if a := testing.AllocsPerRun(100, func() { d.Find(&k) }); a != 0 {
+		t.Errorf("%v allocations to find a flow", a)
+	}
+}

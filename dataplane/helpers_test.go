@@ -1,0 +1,71 @@
+package dataplane
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/sctp/session"
+)
+
+// conn returns the TCP connection of a stream.
+func (s *stream) conn() *tcpConn { return s.lane.llp.(*tcpConn) }
+
+// as returns the association of a stream; nil: it is over TCP.
+func (s *stream) as() *assoc {
+	as, _ := s.lane.llp.(*assoc)
+	return as
+}
+
+// request is what a test asks the worker to open.
+func request(flow pkt.Flow, timeout time.Duration) *ConnectRequest {
+	return &ConnectRequest{
+		Local:   netip.AddrPortFrom(netip.AddrFrom16(flow.Local).Unmap(), flow.LocalPort),
+		Remote:  netip.AddrPortFrom(netip.AddrFrom16(flow.Remote).Unmap(), flow.RemotePort),
+		Timeout: timeout,
+	}
+}
+
+func (w *worker) connect(id ConnID, flow pkt.Flow, hop Hop, timeout time.Duration, stream bool) error {
+	r := request(flow, timeout)
+	r.Stream = stream
+	return w.connectTCP(id, r, &hop)
+}
+
+func (w *worker) dialSCTP(id ConnID, flow pkt.Flow, hop Hop, o SCTP, set session.Setup, timeout time.Duration) error {
+	r := request(flow, timeout)
+	r.SCTP, r.Setup = &o, set
+	return w.connectSCTP(id, r, &hop)
+}
+
+func (w *worker) listenSCTP(id ListenerID, local netip.AddrPort, o SCTP) error {
+	return w.listen(id, &ListenRequest{Local: local, SCTP: &o})
+}
+
+func (w *worker) answerSCTP(s *stream, set session.Setup, a Attachment) { w.answer(s.id, s, set, a) }
+
+// take is frame for a frame that the test made. It reports whether it is held.
+func (w *worker) take(f *link.Frame) bool {
+	r := &rxFrame{Frame: f}
+	w.frame(r)
+	return r.kept
+}
+
+// further returns how many further addresses of peers the worker knows.
+func (w *worker) further() int {
+	n := 0
+	for k := range w.lanes {
+		if k.Tag != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// joinRequest asks for one more session between the endpoints of flow.
+func joinRequest(flow pkt.Flow, timeout time.Duration) *ConnectRequest {
+	r := request(flow, timeout)
+	r.SCTP, r.Join = &SCTP{}, true
+	return r
+}

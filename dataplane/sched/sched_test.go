@@ -1,0 +1,41 @@
+package sched
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// TestRound: a round does what a slice would.
+func TestRound(t *testing.T) {
+	rng := testenv.Rand(t)
+	var r round[int]
+	var want []int
+	for i := range 10000 {
+		switch op := rng.IntN(8); {
+		case op < 3:
+			r.push(i)
+			want = append(want, i)
+		case op < 4:
+			r.pushFront(i)
+			want = slices.Insert(want, 0, i)
+		case op < 7 && len(want) > 0:
+			if v := r.pop(); v != want[0] {
+				t.Fatalf("step %d: pop is %d; want %d", i, v, want[0])
+			}
+			want = want[1:]
+		case len(want) > 0:
+			v := want[rng.IntN(len(want))]
+			r.remove(v)
+			want = slices.DeleteFunc(want, func(w int) bool { return w == v })
+		}
+		head := 0
+		if len(want) > 0 {
+			head = want[0]
+		}
+		if r.n != len(want) || r.head() != head {
+			t.Fatalf("step %d: %d with %d at the head; want %d with %d", i, r.n, r.head(), len(want), head)
+		}
+	}
+}

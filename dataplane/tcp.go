@@ -1,0 +1,533 @@
+package dataplane
+
+import (
+	"math"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/handoff"
+	"github.com/iwarpd/iwarpd/dataplane/sched"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/sctp/session"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// tcpConn is DDP over MPA over TCP: a connection with its one stream.
+type tcpConn struct {
+	lane
+	stream
+	tcp    *tcp.Conn
+	tuple  pkt.Tuple
+	hopMTU hopMTU
+	lst    *listener // while half-open
+	holds  int       // received frames that wait out of order
+
+	// Streaming mode.
+	wide bool // a byte stream for a while: in may hold a whole window
+	pre  byteStream
+	doom *term.Error // ends full operation at its beginning; nil: nothing
+
+	// Full operation.
+	tx        mpa.Framer
+	txStart   serial.Num // of the first FPDU
+	rx        mpa.Receiver
+	markers   bool       // the peer sends them
+	halfUntil clock.Time // when it closes after the peer has; 0: it has not
+	nudge     nudge
+}
+
+// byteStream is the octets of streaming mode.
+type byteStream struct {
+	in     []byte // received, not consumed by the control plane, from inAt on
+	inAt   int
+	told   int    // octets of in, from inAt on, that an EventData has given
+	out    []byte // to be sent, from outAt on
+	outAt  int
+	finish bool // close once out is sent
+}
+
+// unread returns how many octets wait for the control plane.
+func (b *byteStream) unread() int { return len(b.in) - b.inAt }
+
+func (b *byteStream) unsent() int { return len(b.out) - b.outAt }
+
+func newTCPConn(id ConnID, flow pkt.Flow, tc *tcp.Conn) *tcpConn {
+	c := &tcpConn{tcp: tc}
+	c.llp, c.key = c, handoff.Key{Flow: flow}
+	c.stream.id, c.stream.lane = id, &c.lane
+	return c
+}
+
+// lookup returns the connection of flow f, or nil. Segments come in bursts of
+// one connection.
+func (w *worker) lookup(f *pkt.Flow) *tcpConn {
+	if c := w.recent; c != nil && c.key.Flow == *f {
+		return c
+	}
+	if l := w.lanes[handoff.Key{Flow: *f}]; l != nil {
+		w.recent = l.llp.(*tcpConn)
+		return w.recent
+	}
+	return nil
+}
+
+// enterTCP puts a new connection in the tables.
+func (w *worker) enterTCP(c *tcpConn) {
+	w.enter(&c.lane)
+	w.streams[c.id] = &c.stream
+	w.stats.Conns++
+	w.mark(&c.lane)
+}
+
+// drop takes a connection out of the tables. Its tcp.Conn has given back all.
+func (c *tcpConn) drop(w *worker) {
+	if c.gone {
+		return
+	}
+	w.drop(&c.lane)
+	w.forget(&c.stream)
+	w.e.dir.Remove(c.key, w)
+	w.leaves(c)
+}
+
+// leaves notes that c is no connection of this worker any more.
+func (w *worker) leaves(c *tcpConn) {
+	if w.recent == c {
+		w.recent = nil
+	}
+	w.stats.Conns--
+}
+
+// timeWait is the connections in TIME-WAIT, from at on, oldest first; some are gone.
+type timeWait struct {
+	q  []*tcpConn
+	at int
+}
+
+// evict makes room for a new connection where one in TIME-WAIT has the least
+// time to go, as hosts do that run out of room for them. It reports whether
+// there was one.
+func (w *worker) evict() bool {
+	tw := &w.timeWait
+	for tw.at < len(tw.q) {
+		c := tw.q[tw.at]
+		tw.q[tw.at] = nil
+		tw.at++
+		if !c.gone {
+			c.tcp.Abort(w.now)
+			w.pumpLane(&c.lane, nil)
+			w.stats.Evicted++
+			return true
+		}
+	}
+	tw.q, tw.at = tw.q[:0], 0
+	return false
+}
+
+// add notes that c is in TIME-WAIT, after those that came to it earlier.
+func (tw *timeWait) add(c *tcpConn) {
+	if len(tw.q) == cap(tw.q) {
+		// Drop what is gone before growing.
+		kept := tw.q[:0]
+		for _, l := range tw.q[tw.at:] {
+			if !l.gone {
+				kept = append(kept, l)
+			}
+		}
+		clear(tw.q[len(kept):])
+		tw.q, tw.at = kept, 0
+	}
+	tw.q = append(tw.q, c)
+}
+
+// full reports whether no TCP connection can be added, even in place of one in TIME-WAIT.
+func (w *worker) full() bool { return w.stats.Conns >= uint64(w.e.cfg.MaxConns) && !w.evict() }
+
+// connectTCP begins an active open.
+func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
+	flow := pkt.NewFlow(r.Local, r.Remote)
+	k := handoff.Key{Flow: flow}
+	switch {
+	case w.lanes[k] != nil || w.e.elsewhere(k, w):
+		return errFlowExists
+	case w.full():
+		return errTooMany
+	}
+	mtu := w.mtuOf(hop)
+	c := newTCPConn(id, flow, tcp.Dial(w.now, &w.tcp, flow, tcp.ISS(w.e.secret, flow, w.now), mtu))
+	c.wide, c.hopMTU, c.tuple = r.Stream, hopMTU(mtu), tupleOf(flow, hop)
+	c.giveUp = w.deadlineAfter(r.Timeout)
+	w.enterTCP(c)
+	if len(w.e.workers) > 1 {
+		w.e.dialing.Add(k, w)
+	}
+	w.stats.ActiveOpens++
+	return nil
+}
+
+// adoptTCP asks the worker that dials f's flow for the connection, whose SYN-ACK came
+// here, and gives it the segment once it is here. It reports whether there is one.
+func (w *worker) adoptTCP(f *rxFrame) bool {
+	owner := w.e.dialing.Find(handoff.Key{Flow: f.pkt.Flow})
+	if owner == nil || owner == w || f.seg.Len != 0 {
+		return false
+	}
+	flow, seg := f.pkt.Flow, f.seg
+	owner.post(func(o *worker) {
+		c := o.lookup(&flow)
+		if c == nil || c.mode != modeOpening || c.passive {
+			return
+		}
+		o.leaves(c)
+		o.moveTo(w, &c.lane, func(w *worker) {
+			w.stats.Conns++
+			seg.Buf = tcp.NoBuf
+			c.tcp.HandleSegment(w.now, &seg)
+		})
+	})
+	return true
+}
+
+func tupleOf(flow pkt.Flow, hop *Hop) pkt.Tuple {
+	t := pkt.Tuple{Flow: flow, Proto: pkt.ProtoTCP, V6: !isV4(flow.Remote)}
+	setHop(&t, hop)
+	return t
+}
+
+func setHop(t *pkt.Tuple, hop *Hop) {
+	t.SrcMAC, t.DstMAC = hop.SrcMAC, hop.DstMAC
+	t.NVLAN = copy(t.VLANs[:], hop.VLANs)
+}
+
+// isV4 reports whether a is a v4-mapped address.
+func isV4(a [16]byte) bool {
+	return [12]byte(a[:12]) == [12]byte{10: 0xff, 11: 0xff}
+}
+
+func (c *tcpConn) setHop(w *worker, _ [16]byte, hop *Hop) {
+	if c.tuple.HeaderLen() != 0 {
+		setHop(&c.tuple, hop)
+	}
+	if mtu := w.mtuOf(hop); c.hopMTU.set(w, mtu) {
+		c.tcp.SetMTU(w.now, mtu)
+	}
+	w.mark(&c.lane)
+}
+
+func (c *tcpConn) streams() []*stream { return []*stream{&c.stream} }
+
+func (c *tcpConn) info(ci *ConnInfo) {
+	ci.State, ci.TCP, ci.StreamData = c.tcp.State(), c.tcp.Stats(), c.pre.unread()
+}
+
+func (c *tcpConn) begin(w *worker) int {
+	c.tell(w) // ahead of a FIN or the end
+	work := c.events(w)
+	if c.gone {
+		return work + c.send(w) // a RST may be left
+	}
+	work += c.takeBack(w)
+	if c.mode == modeFull || c.wide && c.pre.unsent() > 0 {
+		w.enqueue(&c.lane)
+	}
+	return work
+}
+
+func (c *tcpConn) pump(w *worker, g *sched.Grant) int {
+	work := 0
+	switch c.mode {
+	case modeStreaming, modeSwitching:
+		if c.composeStream(w, g); c.mode == modeFull {
+			w.mark(&c.lane)
+		}
+	case modeFull:
+		if g != nil {
+			work += c.composeFPDUs(w, g)
+		} else {
+			c.lookAt(w)
+		}
+	}
+	work += c.send(w) + c.takeBack(w)
+	c.drainHeld(w)
+	c.tell(w)
+	work += c.events(w)
+	if c.gone {
+		return work
+	}
+	if c.mode == modeFull {
+		c.completions(w)
+	}
+	if c.mode == modeFull {
+		c.pullMore(w)
+		c.watchSilence(w.now)
+	}
+	c.flushLate(w)
+	return work
+}
+
+func (c *tcpConn) next() clock.Time {
+	return clock.Earliest(clock.Earliest(c.tcp.Deadline(), c.giveUp), clock.Earliest(c.nudge.at, c.halfUntil))
+}
+
+// doubtful is how many time-outs in a row put the next hop in doubt.
+const doubtful = 2
+
+func (c *tcpConn) timeout(w *worker) {
+	if c.mode == modeOpening && c.giveUp.Due(w.now) {
+		c.giveUp = 0
+		c.err = ErrTimeout
+		c.tcp.Abort(w.now)
+	}
+	c.nudgePeer(w.now)
+	if c.halfUntil.Due(w.now) {
+		c.stream.close(w)
+	}
+	before := c.tcp.TimeoutsInARow()
+	c.tcp.HandleTimeout(w.now)
+	if n := c.tcp.TimeoutsInARow(); n > before && n >= doubtful {
+		w.e.doubt(c.id, c.key.Flow)
+	}
+}
+
+// events acts on what the transport reports.
+func (c *tcpConn) events(w *worker) int {
+	n := 0
+	for {
+		ev, ok := c.tcp.PollEvent()
+		if !ok {
+			break
+		}
+		n++
+		switch ev {
+		case tcp.EventEstablished:
+			c.established(w)
+		case tcp.EventPeerClosed:
+			c.peerClosed(w)
+		case tcp.EventClosed:
+			c.takeBack(w)
+			c.drainHeld(w)
+			c.finish(w, c.tcp.Err())
+			c.drop(w)
+			return n
+		}
+	}
+	if !c.closed && c.tcp.State() == tcp.TimeWait {
+		c.finish(w, nil)
+		w.timeWait.add(c)
+	}
+	return n
+}
+
+// established is called when the TCP handshake is done.
+func (c *tcpConn) established(w *worker) {
+	c.giveUp = 0
+	w.e.dialing.Remove(c.key, w)
+	c.mode = modeStreaming
+	ev := Event{Kind: EventConnected, Conn: c.id, Flow: c.key.Flow, Worker: w.id}
+	if c.passive {
+		ev.Kind, ev.Listener = EventAccepted, c.lst.id
+		c.leaveListener()
+	}
+	w.e.events.push(ev)
+	if c.passive && w.e.resolver != nil {
+		go w.e.resolveConn(c.id, c.key.Flow)
+	}
+	c.tell(w)
+}
+
+// leaveListener frees the place of c among the half-open.
+func (c *tcpConn) leaveListener() {
+	if c.lst != nil {
+		c.lst.tcp.Done(c.tcp)
+		c.lst = nil
+	}
+}
+
+// finish reports that c is closed; its tcp.Conn may stay in TIME-WAIT.
+func (c *tcpConn) finish(w *worker, err error) {
+	c.leaveListener()
+	c.stream.finish(w, err)
+}
+
+// peerClosed takes the peer's FIN. In streaming mode our direction stays open,
+// until the control plane closes it. In full operation what is still to be sent goes
+// out first: the responses to the peer's Reads, and what was posted (RFC 5041 section
+// 6.2.1), for some time. The switch to it does not go on without the other half.
+func (c *tcpConn) peerClosed(w *worker) {
+	if c.closed {
+		return
+	}
+	w.event(&c.stream, EventPeerClosed, nil, nil)
+	switch c.mode {
+	case modeStreaming:
+	case modeFull:
+		if c.remoteEvents(w); c.mode == modeFull {
+			c.half, c.rest, c.halfUntil = true, c.qp.QP.Config().SQDepth, w.now.Add(halfTime)
+			c.leave(w, math.MaxInt)
+		}
+	default:
+		c.stream.close(w)
+	}
+}
+
+// halfTime is how long a connection goes on sending that the peer has closed. It is less
+// than the peer, if it is one of ours, waits before it resets.
+const halfTime = 5 * time.Second
+
+func (c *tcpConn) disconnect(w *worker, s *stream) {
+	switch c.mode {
+	case modeStreaming:
+		c.pre.finish = true
+	case modeSwitching, modeFull:
+		c.leave(w, c.tcp.Room())
+	default:
+		s.close(w)
+	}
+	w.mark(&c.lane)
+}
+
+func (c *tcpConn) closeStream(w *worker, _ *stream) {
+	c.halfUntil = 0
+	c.tcp.Close(w.now)
+}
+
+func (c *tcpConn) abortStream(w *worker, _ *stream) { c.tcp.Abort(w.now) }
+
+func (c *tcpConn) fault(*worker) {}
+
+// streamOf returns the connection of s if it is in streaming mode, or on the way to it.
+func streamOf(s *stream) (*tcpConn, bool) {
+	if s == nil || s.mode == modeFull {
+		return nil, false
+	}
+	c, ok := s.lane.llp.(*tcpConn)
+	return c, ok
+}
+
+// streamSend queues streaming-mode octets.
+func (c *tcpConn) streamSend(w *worker, b []byte) {
+	if c.mode == modeStreaming && !c.pre.finish {
+		c.pre.out = append(c.pre.out, b...)
+		w.mark(&c.lane)
+	}
+}
+
+// streamConsumed takes n octets that the control plane has used out of what waits.
+func (c *tcpConn) streamConsumed(w *worker, n int) {
+	b := &c.pre
+	n = min(n, b.told)
+	b.inAt += n
+	b.told -= n
+	if b.inAt > len(b.in)/2 {
+		b.in = b.in[:copy(b.in, b.in[b.inAt:])]
+		b.inAt = 0
+	}
+	c.tcp.SetBacklog(b.unread())
+	w.mark(&c.lane)
+}
+
+// tell gives the control plane what has arrived since the last EventData: once for
+// the frames of a turn.
+func (c *tcpConn) tell(w *worker) {
+	b := &c.pre
+	if p := b.in[b.inAt+b.told:]; len(p) > 0 && c.mode == modeStreaming {
+		b.told += len(p)
+		w.event(&c.stream, EventData, nil, append([]byte(nil), p...))
+	}
+}
+
+// attach takes c to full operation, as soon as its streaming octets are sent.
+func (c *tcpConn) attach(w *worker, s *stream, a Attachment) {
+	if c.mode != modeStreaming || c.pre.finish || c.closed {
+		w.refuseAttach(c.id, a)
+		return
+	}
+	s.linkQP(w, a)
+	c.doom = a.Fail
+	c.pre.out = append(c.pre.out, a.Reply...)
+	c.mode = modeSwitching
+	w.mark(&c.lane)
+}
+
+// answer refuses: only over SCTP does a peer ask for a session.
+func (c *tcpConn) answer(w *worker, s *stream, _ session.Setup, a Attachment) {
+	if a.QP != nil {
+		w.refuseAttach(s.id, a)
+	}
+}
+
+// switchOver begins full operation: from here each octet is part of an FPDU.
+func (c *tcpConn) switchOver(w *worker) {
+	p := &c.params
+	c.txStart = c.tcp.SndNxt()
+	c.tx.Init(p.CRC, p.SendMarkers, c.txStart)
+	c.rx.Init(p.CRC, p.RecvMarkers, c.tcp.RcvNxt().Add(-c.pre.unread()))
+	c.markers = p.RecvMarkers
+	c.start()
+	c.tcp.SetBacklog(0)
+	// RFC 5044 section 7.1.2 rule 4: a responder sends nothing before the first
+	// FPDU of the initiator.
+	c.gate = !p.Initiator
+	if c.doom != nil {
+		c.fail(w, c.doom)
+		return
+	}
+	switch rtr := rtrKind(p.RTR); {
+	case p.RTR == 0:
+		w.event(&c.stream, EventEstablished, nil, nil)
+	case p.Initiator:
+		c.ddp.SendRTR(rtr)
+		w.event(&c.stream, EventEstablished, nil, nil)
+	default:
+		c.ddp.ExpectRTR(rtr)
+	}
+	left := c.pre.in[c.pre.inAt:]
+	c.pre = byteStream{}
+	if len(left) > 0 {
+		c.receive(w, left)
+	}
+}
+
+// Soft-iWARP gives its socket to the queue pair only after it has sent its MPA
+// reply. An FPDU that arrives in between lies there unseen until another comes:
+// an initiator that has received nothing after its first FPDU sends an empty RDMA
+// Write, and again, a few times, after longer waits.
+const (
+	nudgeAfter = 30 * time.Millisecond
+	nudgeMore  = 5 // times longer each time
+	maxNudges  = 3
+)
+
+type nudge struct {
+	n     int        // how often
+	at    clock.Time // the next; 0: none is due
+	heard bool       // an FPDU has arrived: no more
+}
+
+// watchSilence arms the next nudge when an initiator has sent its first FPDUs.
+func (c *tcpConn) watchSilence(now clock.Time) {
+	n := &c.nudge
+	if n.heard || n.at != 0 || n.n == maxNudges || !c.params.Initiator || c.tcp.SndNxt() == c.txStart {
+		return
+	}
+	wait := nudgeAfter
+	for range n.n {
+		wait *= nudgeMore
+	}
+	n.at = now.Add(wait)
+}
+
+func (c *tcpConn) nudgePeer(now clock.Time) {
+	n := &c.nudge
+	if !n.at.Due(now) {
+		return
+	}
+	n.at = 0
+	if c.mode == modeFull && !n.heard {
+		n.n++
+		c.ddp.Nudge()
+	}
+}

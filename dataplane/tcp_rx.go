@@ -1,0 +1,358 @@
+package dataplane
+
+import (
+	"github.com/iwarpd/iwarpd/dataplane/handoff"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/crc32c"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// checksumTCP verifies the checksum of the segment in f, whose header has n
+// octets. If its payload looks like FPDUs, it takes the CRC32c that the payload
+// has if it is one, in the same pass.
+func (f *rxFrame) checksumTCP(n int) bool {
+	f.summed = false
+	p := &f.pkt
+	if b := f.Pieces[0]; crc32c.Together && len(b) >= p.L4Off+p.L4Len {
+		b = b[p.L4Off : p.L4Off+p.L4Len]
+		if last := len(b) - 4; last-n >= 64 && (last-n)%4 == 0 {
+			sum := pkt.SumHeader(b[last:], pkt.SumHeader(b[:n], p.PseudoSum))
+			var s uint32
+			f.crc, s = crc32c.Sum(0, b[n:last])
+			f.summed = true
+			return pkt.Fold(pkt.Add(sum, s)) == 0xffff
+		}
+	}
+	return checksum(f.Frame, p) == 0xffff
+}
+
+func (w *worker) segment(f *rxFrame) {
+	p, seg := &f.pkt, &f.seg
+	head := f.Pieces[0]
+	n, err := seg.Decode(head[p.L4Off:min(len(head), p.L4Off+p.L4Len)])
+	if err != nil && checksum(f.Frame, p) == 0xffff {
+		w.stats.RxMalformed++
+		return
+	}
+	if err != nil || !f.checksumTCP(n) {
+		w.stats.RxChecksum++
+		return
+	}
+	f.off = p.L4Off + n
+	seg.Len = p.L4Len - n
+	seg.ECN = p.ECN
+	seg.Buf = tcp.NoBuf
+
+	if c := w.lookup(&p.Flow); c != nil {
+		c.handle(w, f)
+	} else if !w.adoptTCP(f) && !w.stray(handoff.Key{Flow: p.Flow}, f) {
+		w.unowned(f)
+	}
+}
+
+// tcpICMP takes an ICMP error about a segment.
+func (w *worker) tcpICMP(f *rxFrame) {
+	c := w.lookup(&f.icmp.Flow)
+	if c == nil {
+		w.stray(handoff.Key{Flow: f.icmp.Flow}, f)
+		return
+	}
+	w.stats.RxICMP++
+	c.tcp.HandleICMP(w.now, &f.icmp)
+	w.mark(&c.lane)
+}
+
+// handle takes a segment of c.
+func (c *tcpConn) handle(w *worker, f *rxFrame) {
+	seg := &f.seg
+	if seg.Len > 0 && c.tcp.RcvNxt().Less(seg.Seq) {
+		n := len(w.held.free)
+		if f.ring != nil && !f.ring.MayKeep() || f.whole && w.held.whole+f.Len() > maxWhole {
+			n = 0
+		} else if n == 0 && c.wantsHeld(w) {
+			w.reclaim()
+			n = len(w.held.free)
+		}
+		if n == 0 {
+			// No frame to spare for data out of order: as if it had been lost.
+			w.stats.RxNoHold++
+			w.mark(&c.lane)
+			return
+		}
+		seg.Buf = w.held.free[n-1]
+	}
+	r := c.tcp.HandleSegment(w.now, seg)
+	w.mark(&c.lane)
+	switch r.Action {
+	case tcp.Deliver:
+		if f.summed && c.mode == modeFull && r.Len == seg.Len {
+			c.receiveSummed(w, f.Pieces[0][f.off:][:r.Len], f.crc)
+		} else {
+			c.deliver(w, f.Frame, f.off+r.Off, r.Len)
+		}
+		c.drainHeld(w)
+	case tcp.Hold:
+		c.hold(w, f, r)
+	case tcp.Reopen:
+		w.pumpLane(&c.lane, nil) // takes what the old connection still reports, and drops it
+		w.unowned(f)
+	}
+}
+
+// hold keeps the segment of f, which is ahead of the in-order point.
+func (c *tcpConn) hold(w *worker, f *rxFrame, r tcp.Input) {
+	buf := f.seg.Buf
+	w.held.free = w.held.free[:len(w.held.free)-1]
+	h := &w.held.frames[buf]
+	h.frame, h.off, h.ring, h.whole = *f.Frame, f.off, f.ring, f.whole
+	f.kept = true // at once: what follows may fault
+	if h.whole {
+		w.held.whole += f.Len()
+	} else if h.ring != nil {
+		h.ring.Keep()
+	}
+	if c.holds++; c.holds == 1 {
+		w.held.holders++
+	}
+	w.stats.RxEarly++
+	if c.markers && c.mode == modeFull && !c.rxFailed && c.placeEarly(w, h, r) {
+		c.tcp.Placed(buf)
+		c.freeHeld(w, buf)
+	}
+	w.stats.HeldPeak = max(w.stats.HeldPeak, uint64(len(w.held.frames)-len(w.held.free)))
+}
+
+func (c *tcpConn) freeHeld(w *worker, b tcp.Buf) {
+	if c.holds--; c.holds == 0 {
+		w.held.holders--
+	}
+	h := &w.held.frames[b]
+	if h.whole {
+		w.held.whole -= h.frame.Len()
+		h.frame.Pieces[0] = nil
+	} else if h.ring != nil {
+		h.ring.Unkeep(&h.frame)
+	} else {
+		w.link.Release(&h.frame)
+	}
+	w.held.free = append(w.held.free, b)
+}
+
+// wantsHeld reports whether c, which has a segment to be held when no frame is left,
+// holds less than half of its share, so that another connection has to give. One
+// that holds more loses the segment: its peer sends that again, and not, after a
+// time-out and from the window of one segment, all that was acknowledged selectively
+// and then taken back (RFC 2018 section 8).
+func (c *tcpConn) wantsHeld(w *worker) bool {
+	return 2*c.holds*w.held.holders < len(w.held.frames)
+}
+
+// mayHold is how many segments c could hold: besides what it has all that is free, or
+// else the half of its share that others would have to give.
+func (c *tcpConn) mayHold(w *worker) int {
+	n := c.holds + len(w.held.free)
+	if 2*n < len(w.held.frames) {
+		n = max(n, len(w.held.frames)/max(2*w.held.holders, 1))
+	}
+	return n
+}
+
+// reclaim takes back some frames of the connection that holds the most, at most once
+// a turn. Its peer sends them again.
+func (w *worker) reclaim() {
+	if w.held.reclaimed == w.stats.Turns {
+		return
+	}
+	w.held.reclaimed = w.stats.Turns
+	var most *tcpConn
+	for _, l := range w.lanes {
+		if c, ok := l.llp.(*tcpConn); ok && (most == nil || c.holds > most.holds) {
+			most = c
+		}
+	}
+	if most == nil || most.holds == 0 {
+		return
+	}
+	w.stats.RxReclaims++
+	most.tcp.Reclaim(max(min(len(w.held.frames)/8, most.holds/2), 1))
+	most.drainHeld(w)
+	w.mark(&most.lane)
+}
+
+// drainHeld consumes the held segments that have come in order.
+func (c *tcpConn) drainHeld(w *worker) {
+	var h tcp.Held
+	for c.tcp.PollHeld(&h) {
+		switch {
+		case h.Buf != tcp.NoBuf:
+			c.deliverHeld(w, &h)
+		case h.Deliver && c.mode == modeFull && !c.rxFailed:
+			c.rx.Skip(h.Len) // its FPDUs were placed early
+			c.fpdus(w)
+		}
+	}
+}
+
+// deliverHeld gives the frame of h back, also when the turn faults over it.
+func (c *tcpConn) deliverHeld(w *worker, h *tcp.Held) {
+	defer c.freeHeld(w, h.Buf)
+	if h.Deliver {
+		hf := &w.held.frames[h.Buf]
+		c.deliver(w, &hf.frame, hf.off+h.Off, h.Len)
+	}
+}
+
+// deliver gives n octets at off of the frame, next in order, to what the
+// connection runs.
+func (c *tcpConn) deliver(w *worker, f *link.Frame, off, n int) {
+	for b := range octets(f, off, n) {
+		c.deliverOctets(w, b)
+	}
+}
+
+func (c *tcpConn) deliverOctets(w *worker, b []byte) {
+	switch c.mode {
+	case modeFull:
+		c.receive(w, b)
+	case modeOpening, modeStreaming, modeSwitching:
+		if c.pre.unread()+len(b) > c.streamLimit(w) {
+			c.abort(w, errStreamFull)
+			return
+		}
+		c.pre.in = append(c.pre.in, b...)
+		c.tcp.SetBacklog(c.pre.unread())
+	case modeClosing:
+		w.stats.RxAfterClose += uint64(len(b))
+	}
+}
+
+// streamLimit is how many streaming-mode octets may wait for the control plane.
+// The window, which they lessen, is the other bound.
+func (c *tcpConn) streamLimit(w *worker) int {
+	if c.wide {
+		return max(w.e.cfg.StreamBuffer, w.tcp.RcvWindow)
+	}
+	return w.e.cfg.StreamBuffer
+}
+
+// receive takes in-order octets of FPDUs.
+func (c *tcpConn) receive(w *worker, b []byte) {
+	if c.rxFailed {
+		return
+	}
+	c.rx.Feed(b)
+	c.fpdus(w)
+}
+
+// receiveSummed is receive for the whole payload of a segment, whose CRC32c but for its
+// last four octets is crc.
+func (c *tcpConn) receiveSummed(w *worker, b []byte, crc uint32) {
+	if c.rxFailed {
+		return
+	}
+	c.rx.FeedSummed(b, crc)
+	c.fpdus(w)
+}
+
+func (c *tcpConn) fpdus(w *worker) {
+	f := &w.fpdu
+	for {
+		ok, err := c.rx.Next(f)
+		if err != nil {
+			c.fail(w, err)
+			return
+		}
+		if !ok {
+			return
+		}
+		c.nudge.heard, c.nudge.at = true, 0
+		if c.gate {
+			c.gate = false
+			if c.params.RTR != 0 {
+				w.event(&c.stream, EventEstablished, nil, nil)
+			}
+		}
+		w.stats.RxFPDUs++
+		w.current = &c.stream
+		var terr *term.Error
+		if f.Placed {
+			terr = c.ddp.DeliverEarly(f.Seq)
+		} else {
+			terr = c.ddp.HandleMarked(f.ULPDU)
+		}
+		w.current = nil
+		if terr != nil {
+			c.violation(w, terr)
+			return
+		}
+	}
+}
+
+// placeEarly places the whole FPDUs of an out-of-order segment, found by the
+// markers. It reports whether that was every octet of the segment.
+func (c *tcpConn) placeEarly(w *worker, h *heldFrame, r tcp.Input) bool {
+	b := contiguous(&h.frame, h.off+r.Off, r.Len)
+	if b == nil {
+		return false
+	}
+	c.rx.FeedEarly(r.Seq, b)
+	all := true
+	f := &w.early
+	for c.rx.NextEarly(f) {
+		w.stats.RxFPDUsEarly++
+		w.current = &c.stream
+		placed := c.ddp.HandleEarlyMarked(f.Seq, f.ULPDU)
+		w.current = nil
+		if placed {
+			c.rx.MarkPlaced(f.Seq)
+			w.stats.RxFPDUsPlacedEarly++
+		} else {
+			all = false
+		}
+	}
+	return c.rx.EarlyWhole() && all
+}
+
+// unowned answers a segment that belongs to no connection.
+func (w *worker) unowned(f *rxFrame) {
+	if !w.e.answerable(&f.pkt) {
+		w.stats.RxMalformed++
+		return
+	}
+	seg, flow := &f.seg, f.pkt.Flow
+	if l := w.listenerFor(&flow, false); l != nil {
+		if w.full() && seg.Flags&tcp.SYN != 0 {
+			w.stats.RxNoConn++
+			return
+		}
+		tc, reply, ok := l.tcp.HandleSegment(w.now, flow, seg)
+		if ok {
+			w.reply(f, &reply)
+		}
+		if tc != nil {
+			w.accept(l, tc, f)
+		}
+		return
+	}
+	w.stats.RxNoConn++
+	if h, ok := tcp.Reset(&seg.Header, seg.Len); ok {
+		w.reply(f, &h)
+	}
+}
+
+// accept enters a connection that a listener made, half-open or, by a SYN
+// cookie, established.
+func (w *worker) accept(l *listener, tc *tcp.Conn, f *rxFrame) {
+	c := newTCPConn(w.newID(), f.pkt.Flow, tc)
+	c.lst, c.passive, c.wide, c.tuple = l, true, l.stream, f.pkt.Reply()
+	w.enterTCP(c)
+	w.stats.PassiveOpens++
+	if seg := &f.seg; seg.Flags&tcp.SYN == 0 {
+		// A cookie's ACK may carry data, and takes the connection to ESTABLISHED.
+		seg.Buf = tcp.NoBuf
+		seg.Len = 0
+		c.tcp.HandleSegment(w.now, seg)
+	}
+}

@@ -1,0 +1,245 @@
+package dataplane
+
+import (
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/dataplane/sched"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// send posts what the transport has due.
+func (c *tcpConn) send(w *worker) int {
+	n := 0
+	c.tcp.SetMayHold(c.mayHold(w))
+	for c.tcp.PollTransmit(w.now, &w.out) {
+		c.transmit(w, &w.out)
+		n++
+	}
+	return n
+}
+
+// takeBack frees the slots that the peer has acknowledged.
+func (c *tcpConn) takeBack(w *worker) int {
+	n := 0
+	for {
+		b, ok := c.tcp.PollReleased()
+		if !ok {
+			return n
+		}
+		w.disown(&c.lane, link.Slot(b))
+		n++
+	}
+}
+
+// composeStream sends streaming-mode octets, each call's worth in one segment
+// where it fits (an MPA frame must not share its segment). MPA's do not wait for
+// their turn; those of a connection that is a byte stream for long do.
+func (c *tcpConn) composeStream(w *worker, g *sched.Grant) {
+	b := &c.pre
+	had := b.unsent()
+	for b.unsent() > 0 {
+		if c.tcp.Room() <= 0 || c.wide && (g == nil || !w.may(&c.lane, g)) {
+			break
+		}
+		s, ok := w.setupSlot()
+		if !ok {
+			if g != nil {
+				g.Why = sched.Slots
+			} else {
+				w.enqueue(&c.lane)
+			}
+			break
+		}
+		n := min(b.unsent(), c.tcp.MSS())
+		dst := w.link.Bytes(s)[headroom : headroom+n]
+		copy(dst, b.out[b.outAt:])
+		b.outAt += n
+		c.push(w, s, n, pkt.Sum(dst, 0))
+		if g != nil {
+			g.Left -= n + sched.RecordCost
+		}
+	}
+	left := b.unsent()
+	if half := w.e.cfg.SendBuffer / 2; had > 0 && left <= half && (left == 0 || had > half) && c.mode == modeStreaming {
+		w.event(&c.stream, EventWritable, nil, nil)
+	}
+	if b.outAt > len(b.out)/2 {
+		b.out = b.out[:copy(b.out, b.out[b.outAt:])]
+		b.outAt = 0
+	}
+	switch {
+	case left > 0:
+	case c.mode == modeSwitching:
+		c.switchOver(w)
+	case b.finish:
+		c.tcp.Close(w.now) // the other direction stays open
+	}
+}
+
+// push gives a composed slot to the transport, which owns it from here. sum is
+// that of its n octets.
+func (c *tcpConn) push(w *worker, s link.Slot, n int, sum uint32) {
+	st := &w.slots[s]
+	st.owned, st.n, st.sum = true, n, sum
+	c.tcp.Push(tcp.Buf(s), n)
+	w.sched.Own(&c.member)
+}
+
+// composeFPDUs fills TX slots with FPDUs while the window and g have room.
+func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
+	c.remoteEvents(w)
+	n, start := 0, c.tcp.SndNxt()
+	for c.mode == modeFull && !c.gate {
+		if !c.failed && c.ddp.Left() < c.tcp.MSS() {
+			c.pull()
+		}
+		// A segment that does not fit in the record in hand begins the next one
+		// at once, so two slots must be free before the first is asked for.
+		if c.tcp.Room() <= 0 || !w.may(&c.lane, g) {
+			break
+		}
+		seq, fpdus := c.tcp.SndNxt(), w.stats.TxFPDUs
+		if !c.composeRecord(w, g) {
+			break
+		}
+		g.Left -= c.tcp.SndNxt().Sub(seq) + sched.RecordCost + sched.FPDUCost*int(w.stats.TxFPDUs-fpdus)
+		n++
+	}
+	if c.mode == modeFull && g.Why == sched.Share && (c.hasPend || c.ddp.Sendable()) {
+		w.sched.Starve()
+	}
+	if n > 0 || c.failed {
+		c.remoteEvents(w)
+	}
+	if c.mode == modeFull && c.ddp.TerminateSent() && !c.hasPend { // else that is what waits
+		c.stream.close(w)
+	}
+	if c.sent(c.tcp.SndNxt().Sub(start), g.Why == sched.Idle) {
+		c.stream.close(w)
+	}
+	return n
+}
+
+// composeRecord packs whole FPDUs into one TCP segment. It reports whether
+// there was anything to send.
+func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
+	mss := c.tcp.MSS()
+	mulpdu := c.tx.MULPDU(mss)
+	if !c.hasPend && !c.ddp.PollSegment(mulpdu, &c.pending) {
+		return false
+	}
+	s, ok := w.link.Alloc()
+	if !ok {
+		c.hasPend, g.Why = true, sched.Slots
+		return false
+	}
+	buf := w.link.Bytes(s)[headroom:]
+	seq, used, sum := c.tcp.SndNxt(), 0, uint32(0)
+	for {
+		ulpdu := c.pending.HdrLen + c.pending.Len
+		size := c.tx.Size(seq, ulpdu)
+		if used > 0 && used+size > mss {
+			c.hasPend = true
+			break
+		}
+		c.hasPend = false
+		if !c.composeFPDU(w, buf[used:], seq, ulpdu) {
+			break
+		}
+		used += size
+		seq = seq.Add(size)
+		sum = pkt.Add(sum, c.tx.Sum()) // an FPDU has a multiple of four octets
+		if c.ddp.TerminateSent() || !c.ddp.PollSegment(mulpdu, &c.pending) {
+			break
+		}
+	}
+	if used == 0 {
+		w.link.Free(s)
+		return false
+	}
+	c.push(w, s, used, sum)
+	w.stats.TxRecords++
+	return true
+}
+
+// composeFPDU writes the pending segment as an FPDU into dst: header, payload
+// copied from client memory, markers, CRC in one pass.
+func (c *tcpConn) composeFPDU(w *worker, dst []byte, seq serial.Num, ulpdu int) bool {
+	p := &c.pending
+	payload, ok := c.gather(w)
+	if !ok {
+		return false
+	}
+	w.current = &c.stream
+	c.tx.Begin(dst, seq, ulpdu)
+	c.tx.Write(p.Hdr[:p.HdrLen])
+	for _, b := range payload {
+		c.tx.Write(b)
+	}
+	c.tx.End()
+	w.current = nil
+	w.stats.TxFPDUs++
+	return true
+}
+
+// transmit posts a segment that the transport has due.
+func (c *tcpConn) transmit(w *worker, o *tcp.Out) {
+	var (
+		s    link.Slot
+		sum  uint32
+		slot *slotState
+	)
+	whole := false
+	if o.Buf != tcp.NoBuf {
+		s = link.Slot(o.Buf)
+		slot = &w.slots[s]
+		whole = slot.posted == 0 && o.Off == 0 && o.Len == slot.n
+		sum = slot.sum
+	}
+	if !whole {
+		// An ACK or other header-only segment, part of a record that was cut when
+		// the MSS shrank, or a record that the kernel has not let go of yet.
+		t, ok := w.spareSlot()
+		if !ok {
+			return
+		}
+		if o.Buf != tcp.NoBuf {
+			b := w.link.Bytes(t)[headroom : headroom+o.Len]
+			copy(b, w.link.Bytes(s)[headroom+o.Off:][:o.Len])
+			sum = pkt.Sum(b, 0)
+		}
+		s = t
+	}
+	if o.Retransmit {
+		w.stats.TxRetransmits++
+	}
+	w.postSegment(&c.tuple, &o.Header, s, o.Len, sum, o.ECN)
+}
+
+// postSegment puts Ethernet, IP and TCP headers in front of n payload octets of slot s,
+// and posts the frame.
+func (w *worker) postSegment(t *pkt.Tuple, h *tcp.Header, s link.Slot, n int, sum uint32, ecn uint8) {
+	b := w.link.Bytes(s)
+	hl := h.Len()
+	tcpOff := headroom - hl
+	off := tcpOff - t.HeaderLen()
+	h.Put(b[tcpOff:headroom])
+	w.ipid++
+	t.Put(b[off:tcpOff], hl+n, ecn, w.ipid)
+	sum = pkt.SumHeader(b[tcpOff:headroom], pkt.Add(sum, t.PseudoSum(hl+n)))
+	c := ^pkt.Fold(sum)
+	b[tcpOff+16], b[tcpOff+17] = byte(c>>8), byte(c)
+	w.postFrame(&t.Flow, s, off, headroom+n-off)
+}
+
+// reply sends a header-only segment to where f came from, for no connection.
+func (w *worker) reply(f *rxFrame, h *tcp.Header) {
+	s, ok := w.spareSlot()
+	if !ok {
+		return
+	}
+	t := f.pkt.Reply()
+	w.postSegment(&t, h, s, 0, 0, 0)
+	w.stats.TxStateless++
+}
