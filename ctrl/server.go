@@ -92,6 +92,8 @@ type Server struct {
 	wg       sync.WaitGroup // sessions and the timer goroutine
 	counters counters
 	refusing atomic.Int32 // clients in refuse
+	cutMu    sync.Mutex   // taken last
+	cuts     tally        // of clients, guarded by cutMu
 }
 
 // counters are of the control plane; atomics, since sessions touch them alone.

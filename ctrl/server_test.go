@@ -575,6 +575,55 @@ func TestName(t *testing.T) {
 	}
 }
 
+// TestNameEscaped: a program's name cannot do anything to a terminal or a log.
+func TestNameEscaped(t *testing.T) {
+	h := newHarness(t, Config{})
+	core, logs := observer.New(zap.DebugLevel)
+	h.log = zap.New(core)
+	c := h.client(t)
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1, Name: "a\x1b[2J\n\u009b1m\u202e"}}})
+	const want = `a\u001b[2J\u000a\u009b1m\u202e`
+	list := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListClients{ListClients: &ctrlpb.ListClients{}}}).GetClients().Clients
+	if len(list) != 1 || list[0].Name != want {
+		t.Errorf("clients %v; want the name %s", list, want)
+	}
+	for _, e := range logs.FilterMessage("client").All() {
+		if got := e.ContextMap()["name"]; got != want {
+			t.Errorf("logged %q; want %q", got, want)
+		}
+	}
+}
+
+// TestCutOffLog: a client that is cut off and comes back does not fill the log.
+func TestCutOffLog(t *testing.T) {
+	h := newHarness(t, Config{})
+	core, logs := observer.New(zap.WarnLevel)
+	h.log = zap.New(core)
+	cut := func(n int) (times []uint64) {
+		for range n {
+			c := h.hello(t)
+			if err := c.c.Write([]byte("no request"), nil); err != nil {
+				t.Fatal(err)
+			}
+			for c.next() != nil {
+			}
+		}
+		h.settled(t)
+		for _, e := range logs.FilterMessage("client cut off").TakeAll() {
+			times = append(times, e.ContextMap()["times"].(uint64))
+		}
+		logs.TakeAll()
+		return times
+	}
+	if got := cut(5); !slices.Equal(got, []uint64{1}) {
+		t.Errorf("logged %v; want 1", got)
+	}
+	h.advance(logEvery)
+	if got := cut(1); !slices.Equal(got, []uint64{5}) {
+		t.Errorf("logged %v; want 5", got)
+	}
+}
+
 // TestRefusedLog: a client that is refused and tries again does not fill the log.
 func TestRefusedLog(t *testing.T) {
 	h := newHarness(t, Config{Limits: Limits{Clients: 1}})

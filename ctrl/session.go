@@ -18,6 +18,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/printable"
 	"github.com/iwarpd/iwarpd/shm"
 )
 
@@ -124,7 +125,19 @@ func (c *session) run() {
 	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, unix.ECONNRESET):
 		c.log.Debug("client gone")
 	default:
-		c.log.Warn("client cut off", zap.Error(err))
+		c.logCut(err)
+	}
+}
+
+// logCut logs that the client was cut off. A program may come back at once and have
+// itself cut off again, forever, so only some lines are logged.
+func (c *session) logCut(why error) {
+	s := c.srv
+	s.cutMu.Lock()
+	n, tell := s.cuts.add(s.now())
+	s.cutMu.Unlock()
+	if tell {
+		c.log.Warn("client cut off", zap.Error(why), zap.Uint64("times", n))
 	}
 }
 
@@ -331,7 +344,7 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 	s.mu.Lock()
 	c.binding, c.bells = binding, bells
 	c.bits.init(bells[0].Bits())
-	c.name = clip(h.Name, maxName)
+	c.name = clip(printable.String(clip(h.Name, maxName)), maxName)
 	c.hello = true
 	attr := s.deviceAttr(c.policy())
 	version := s.cfg.Version
@@ -385,7 +398,7 @@ func (c *session) cutOff(why error) {
 	if !c.cut.CompareAndSwap(false, true) {
 		return
 	}
-	c.log.Warn("client cut off", zap.Error(why))
+	c.logCut(why)
 	c.srv.counters.cutOff.Add(1)
 	m := &ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: &ctrlpb.Event{Body: &ctrlpb.Event_CutOff{CutOff: &ctrlpb.CutOff{Error: toPB(why)}}}}}
 	if b, err := proto.Marshal(m); err == nil {
@@ -414,9 +427,13 @@ func (c *session) send(m *ctrlpb.Message, fds []int) error {
 	c.outMu.Unlock()
 	if full {
 		seqpacket.CloseAll(fds)
-		c.srv.counters.cutOff.Add(1)
+		err := fmt.Errorf("ctrl: the client left %d messages unread", n)
+		if c.cut.CompareAndSwap(false, true) {
+			c.srv.counters.cutOff.Add(1)
+			c.logCut(err)
+		}
 		c.conn.Close()
-		return fmt.Errorf("ctrl: the client left %d messages unread", n)
+		return err
 	}
 	select {
 	case c.more <- struct{}{}:
@@ -437,9 +454,7 @@ func (c *session) event(e *ctrlpb.Event) {
 	if c.dead {
 		return
 	}
-	if err := c.send(&ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: e}}, nil); err != nil {
-		c.log.Warn("client cut off", zap.Error(err))
-	}
+	_ = c.send(&ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: e}}, nil)
 }
 
 // writeLoop sends what is queued until the session is over.

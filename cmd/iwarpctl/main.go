@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/internal/printable"
 	"github.com/iwarpd/iwarpd/rpcrdma/nfs"
 )
 
@@ -66,15 +66,15 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 func (c *command) report(err error, code int) {
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	if c.json {
-		_ = json.NewEncoder(c.err).Encode(map[string]any{"error": text, "code": code})
+		_ = encoder(c.err).Encode(map[string]any{"error": text, "code": code})
 		return
 	}
-	fmt.Fprintln(c.err, "iwarpctl:", text)
+	fmt.Fprintln(c.err, "iwarpctl:", printable.String(text))
 }
 
 // print writes one JSON document.
 func (c *command) print(v any) error {
-	enc := json.NewEncoder(c.out)
+	enc := encoder(c.out)
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
 }

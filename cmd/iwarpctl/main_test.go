@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -245,6 +246,25 @@ func TestTable(t *testing.T) {
 }
 
 // What is no regular file is refused, and a pipe without a writer waited for by nobody.
+// TestEscapes: no output has what others named as they wrote it: tables, JSON, errors.
+func TestEscapes(t *testing.T) {
+	const name, want = "a\x1b[2J\u009b1m\u202eb", `a\u001b[2J\u009b1m\u202eb`
+	var out, errOut strings.Builder
+	printTable(&out, []string{"client", "name"}, [][]any{{uint32(1), name}})
+	c := &command{out: &out, err: &errOut}
+	if err := c.print(map[string]string{"name": name}); err != nil {
+		t.Fatal(err)
+	}
+	c.report(errors.New("refused: "+name), exitFailure)
+	c.json = true
+	c.report(errors.New("refused: "+name), exitFailure)
+	for what, text := range map[string]string{"output": out.String(), "errors": errOut.String()} {
+		if strings.Count(text, want) != 2 || strings.ContainsAny(text, "\x1b\u009b\u202e") {
+			t.Errorf("%s: %q", what, text)
+		}
+	}
+}
+
 func TestCopySource(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")

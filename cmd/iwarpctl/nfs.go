@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -188,7 +187,7 @@ func nfsEntryOf(i *nfs.Info) nfsEntry {
 
 func (c *command) nfsShow(l []nfsEntry) error {
 	if c.json {
-		enc := json.NewEncoder(c.out)
+		enc := encoder(c.out)
 		enc.SetIndent("", "  ")
 		return enc.Encode(l)
 	}

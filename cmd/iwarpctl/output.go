@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +12,8 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
 	"golang.org/x/term"
+
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
 // results is where results go. The first that cannot be written ends the command:
@@ -69,7 +72,12 @@ func rate(octets int64, seconds float64) string {
 	return fmt.Sprintf("%.1f MiB/s (%.2f Gbit/s)", perSec/(1<<20), perSec*8/1e9)
 }
 
-// printTable prints rows under a header; a number is set to the right.
+// encoder writes JSON to w in which what does not print is escaped: encoding/json leaves
+// C1 control characters and changes of direction as they are.
+func encoder(w io.Writer) *json.Encoder { return json.NewEncoder(printable.Writer{W: w}) }
+
+// printTable prints rows under a header; a number is set to the right, and what does not
+// print is escaped.
 func printTable(w io.Writer, header []string, rows [][]any) {
 	t := table.NewWriter()
 	t.SetOutputMirror(w)
@@ -84,6 +92,11 @@ func printTable(w io.Writer, header []string, rows [][]any) {
 	}
 	t.AppendHeader(head)
 	for _, r := range rows {
+		for i, cell := range r {
+			if s, ok := cell.(string); ok {
+				r[i] = printable.String(s)
+			}
+		}
 		t.AppendRow(r)
 	}
 	t.Render()

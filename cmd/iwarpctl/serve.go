@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -99,7 +98,7 @@ func (c *command) served(peer netip.AddrPort, e filecopy.Event) {
 	}
 	switch {
 	case c.json:
-		_ = json.NewEncoder(c.out).Encode(s)
+		_ = encoder(c.out).Encode(s)
 	case s.Op == "":
 		fmt.Fprintf(c.out, "%s: %s\n", s.Peer, s.Error)
 	case s.Error != "":

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -270,7 +269,7 @@ func (c *command) runTop(ctx context.Context, interval time.Duration, count, sor
 		}
 		v := view(before, now, sortBy)
 		if c.json {
-			return json.NewEncoder(c.out).Encode(v)
+			return encoder(c.out).Encode(v)
 		}
 		_, err = fmt.Fprintln(c.out, strings.Join(v.screen(200, -1, 0, ""), "\n"))
 		return err

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -110,7 +109,7 @@ func (c *command) watchStats(ctx context.Context, interval time.Duration, count 
 			have[k.Name] = k.Value
 		}
 		if c.json {
-			err = json.NewEncoder(c.out).Encode(map[string]any{"time": now.Format(time.RFC3339Nano), "counters": have})
+			err = encoder(c.out).Encode(map[string]any{"time": now.Format(time.RFC3339Nano), "counters": have})
 		} else {
 			fmt.Fprintln(c.out, now.Format(time.TimeOnly))
 			for _, k := range cs {

@@ -5,10 +5,12 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
-// newLogger writes to standard error, where systemd and terminals look. Its level
-// can be changed.
+// newLogger writes to standard error, where systemd and terminals look, and escapes what
+// does not print. Its level can be changed.
 func newLogger(s *settings) (*zap.Logger, zap.AtomicLevel) {
 	level := zap.NewAtomicLevelAt(s.LogLevel)
 	enc := zap.NewProductionEncoderConfig()
@@ -21,5 +23,5 @@ func newLogger(s *settings) (*zap.Logger, zap.AtomicLevel) {
 		enc.EncodeLevel = zapcore.CapitalLevelEncoder
 		encoder = zapcore.NewConsoleEncoder(enc)
 	}
-	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(os.Stderr), level)), level
+	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(printable.Writer{W: os.Stderr})), level)), level
 }

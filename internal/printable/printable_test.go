@@ -1,0 +1,47 @@
+package printable
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"unicode"
+)
+
+func TestString(t *testing.T) {
+	for _, tt := range []struct{ in, want string }{
+		{"", ""},
+		{"ping -c", "ping -c"},
+		{"grün 鯨", "grün 鯨"},
+		{"\x1b[2J\a", `\u001b[2J\u0007`},
+		{"a\nb\tc\r", `a\u000ab\u0009c\u000d`},
+		{"\u009b31m", `\u009b31m`},                   // CSI in one character
+		{"a\u202egnp.exe", `a\u202egnp.exe`},         // right-to-left override
+		{"\u2028\u00a0\ufeff", `\u2028\u00a0\ufeff`}, // spaces and separators
+		{"\U000e0041", `\udb40\udc41`},               // a tag
+		{"a\xffb\xed\xa0\x80", "a\ufffdb\ufffd\ufffd\ufffd"},
+	} {
+		got := String(tt.in)
+		if got != tt.want {
+			t.Errorf("%q: %q; want %q", tt.in, got, tt.want)
+		}
+		var back string
+		if err := json.Unmarshal([]byte(`"`+got+`"`), &back); err != nil || back != strings.ToValidUTF8(tt.in, "\ufffd") && !strings.Contains(tt.in, "\xff") {
+			t.Errorf("%q: JSON reads it as %q, %v", tt.in, back, err)
+		}
+	}
+	var b strings.Builder
+	if n, err := (Writer{&b}).Write([]byte("one\ttwo\x1b\n")); n != 9 || err != nil || b.String() != "one\ttwo\\u001b\n" {
+		t.Errorf("Writer: %d, %v, %q", n, err, b.String())
+	}
+}
+
+func FuzzString(f *testing.F) {
+	f.Add("\x1b]0;x\a\u202e\xff")
+	f.Fuzz(func(t *testing.T, s string) {
+		for _, r := range String(s) {
+			if !unicode.IsPrint(r) {
+				t.Fatalf("%q: %q is left", s, r)
+			}
+		}
+	})
+}
