@@ -13,7 +13,7 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 NORACE = /internal/bench$$|/test/bench$$
 
 .DEFAULT_GOAL := build
-.PHONY: build docs clib packages packages-check generate lint test demo bench interop interop-nfs interop-sctp clean help
+.PHONY: build image docs clib packages packages-check generate lint test demo bench interop interop-nfs interop-sctp clean help
 
 build: ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
@@ -26,6 +26,9 @@ clib: ## build the C library and its example into out/libiwarpd
 docs: ## the documentation site into out/site, with its links checked
 	@.ci/need mkdocs:mkdocs /usr/share/doc/mkdocs-material:mkdocs-material dot:graphviz
 	@GO=$(GO) docs/site/build
+
+image: ## an OCI image for amd64 and arm64 into out/image, the same byte for byte from the same commit
+	@GO=$(GO) deploy/image/build
 
 packages: build ## .deb and .rpm packages into out/packages
 	@.ci/need gcc:gcc /usr/include/stdlib.h:libc6-dev protoc-c:protobuf-c-compiler /usr/include/protobuf-c/protobuf-c.h:libprotobuf-c-dev pkg-config:pkg-config

@@ -82,6 +82,7 @@ var layers = []layer{
 		outside: []string{"github.com/spf13", "go.uber.org/zap", "github.com/coreos/go-systemd", "golang.org/x", "go.yaml.in/yaml", "github.com/prometheus"}},
 	{folder: "cmd/iwarpd-device-plugin", inside: []string{"client"}, // a module of its own
 		outside: []string{"golang.org/x/sys", "google.golang.org/grpc", "k8s.io/kubelet", "tags.cncf.io/container-device-interface"}},
+	{folder: "deploy", outside: []string{"github.com/google/go-containerregistry", "github.com/CycloneDX/cyclonedx-go"}}, // a module of its own
 	{folder: "cmd/iwarpctl", inside: []string{"client", "ctrl/ctrlpb", "app", "rpcrdma", "internal/clidoc"},
 		outside: []string{"github.com/spf13", "golang.org/x", "github.com/jedib0t/go-pretty", "google.golang.org/protobuf", "github.com/gopacket"}},
 }

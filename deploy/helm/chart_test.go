@@ -1,0 +1,193 @@
+// Package helm holds no code: its test renders the chart in iwarpd/ and checks
+// what it yields against the types of the Kubernetes API.
+package helm
+
+import (
+	"bytes"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"gopkg.in/yaml.v3"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	kyaml "sigs.k8s.io/yaml"
+)
+
+// render returns the objects of the chart with the given values, as YAML.
+func render(values map[string]any) (docs []string, err error) {
+	chart, err := loader.Load("iwarpd")
+	if err != nil {
+		return nil, err
+	}
+	release := chartutil.ReleaseOptions{Name: "rdma", Namespace: "kube-system", IsInstall: true}
+	all, err := chartutil.ToRenderValues(chart, values, release, chartutil.DefaultCapabilities)
+	if err != nil {
+		return nil, err
+	}
+	files, err := engine.Render(chart, all)
+	if err != nil {
+		return nil, err
+	}
+	for _, text := range files {
+		for doc := range strings.SplitSeq(text, "\n---\n") {
+			if strings.TrimSpace(doc) != "" {
+				docs = append(docs, doc)
+			}
+		}
+	}
+	return docs, nil
+}
+
+// decode reads the objects strictly: an unknown or a double field is an error.
+func decode(t *testing.T, docs []string) (sets []apps.DaemonSet, maps []core.ConfigMap) {
+	t.Helper()
+	for _, doc := range docs {
+		var kind struct{ Kind string }
+		if err := kyaml.Unmarshal([]byte(doc), &kind); err != nil {
+			t.Fatalf("%v in\n%s", err, doc)
+		}
+		var err error
+		switch kind.Kind {
+		case "DaemonSet":
+			sets = append(sets, apps.DaemonSet{})
+			err = kyaml.UnmarshalStrict([]byte(doc), &sets[len(sets)-1])
+		case "ConfigMap":
+			maps = append(maps, core.ConfigMap{})
+			err = kyaml.UnmarshalStrict([]byte(doc), &maps[len(maps)-1])
+		default:
+			t.Fatalf("a %q in\n%s", kind.Kind, doc)
+		}
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, doc)
+		}
+	}
+	return sets, maps
+}
+
+func TestChart(t *testing.T) {
+	docs, err := render(map[string]any{"interface": "ens1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sets, maps := decode(t, docs)
+	if len(sets) != 1 || len(maps) != 1 {
+		t.Fatalf("%d DaemonSets, %d ConfigMaps; want one of each", len(sets), len(maps))
+	}
+	pod := sets[0].Spec.Template.Spec
+	if sets[0].Name != "rdma" || !pod.HostNetwork || len(pod.Containers) != 2 || len(pod.InitContainers) != 1 {
+		t.Errorf("%s: host network %v, %d containers", sets[0].Name, pod.HostNetwork, len(pod.Containers))
+	}
+	for k, v := range sets[0].Spec.Selector.MatchLabels {
+		if sets[0].Spec.Template.Labels[k] != v {
+			t.Errorf("the selector's %s=%s is no label of the pods", k, v)
+		}
+	}
+	volumes := make(map[string]bool)
+	for _, v := range pod.Volumes {
+		volumes[v.Name] = true
+	}
+	for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+		if s := c.SecurityContext; *s.AllowPrivilegeEscalation || s.Privileged != nil && *s.Privileged || !slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}) {
+			t.Errorf("%s: security context %+v", c.Name, s)
+		}
+		if want := "registry.example.org/iwarpd:0.2.0"; c.Image != want {
+			t.Errorf("%s: image %s; want %s", c.Name, c.Image, want)
+		}
+		for _, m := range c.VolumeMounts {
+			if !volumes[m.Name] {
+				t.Errorf("%s mounts %s, which is no volume", c.Name, m.Name)
+			}
+		}
+	}
+	for _, want := range []string{"interface: ens1\n", "socket: /run/iwarpd/iwarpd.sock\n", "folder: /run/iwarpd/slots\n", "count: 64\n"} {
+		if !strings.Contains(maps[0].Data["iwarpd.yaml"]+"\n", want) {
+			t.Errorf("iwarpd.yaml lacks %q:\n%s", want, maps[0].Data["iwarpd.yaml"])
+		}
+	}
+}
+
+// TestGroups: each group of nodes has its own DaemonSet and configuration.
+func TestGroups(t *testing.T) {
+	docs, err := render(map[string]any{"groups": map[string]any{
+		"storage": map[string]any{"interface": "ens2f0"},
+		"compute": map[string]any{"interface": "eth1", "config": map[string]any{"xdp-mode": "native"}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sets, maps := decode(t, docs)
+	got := make(map[string]string)
+	for _, s := range sets {
+		group := s.Spec.Template.Spec.NodeSelector["iwarpd.io/group"]
+		for _, m := range maps {
+			if m.Name == s.Name {
+				got[group] = m.Data["iwarpd.yaml"]
+			}
+		}
+	}
+	for group, want := range map[string][]string{"storage": {"interface: ens2f0"}, "compute": {"interface: eth1", "xdp-mode: native"}} {
+		for _, w := range want {
+			if !strings.Contains(got[group], w) {
+				t.Errorf("group %s lacks %q:\n%s", group, w, got[group])
+			}
+		}
+	}
+	if strings.Contains(got["storage"], "xdp-mode") {
+		t.Error("storage has the setting of compute")
+	}
+}
+
+func TestNoInterface(t *testing.T) {
+	if _, err := render(nil); err == nil || !strings.Contains(err.Error(), "name the interface to serve") {
+		t.Errorf("error %v; want one that asks for the interface", err)
+	}
+}
+
+// TestLint: helm lint has no complaint.
+func TestLint(t *testing.T) {
+	for _, m := range lint.All("iwarpd", map[string]any{"interface": "eth0"}, "kube-system", true).Messages {
+		if m.Severity >= support.WarningSev {
+			t.Error(m)
+		}
+	}
+}
+
+// TestConfigKeys: what the chart writes are keys that the daemon knows.
+func TestConfigKeys(t *testing.T) {
+	docs, err := render(map[string]any{"interface": "ens1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, maps := decode(t, docs)
+	known := packaged(t)
+	var conf map[string]any
+	if err := yaml.NewDecoder(bytes.NewReader([]byte(maps[0].Data["iwarpd.yaml"]))).Decode(&conf); err != nil {
+		t.Fatal(err)
+	}
+	for key := range conf {
+		if _, ok := known[key]; !ok {
+			t.Errorf("the daemon has no key %q", key)
+		}
+	}
+}
+
+// packaged returns the keys of deploy/iwarpd.yaml.
+func packaged(t *testing.T) map[string]any {
+	t.Helper()
+	text, err := os.ReadFile("../iwarpd.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys map[string]any
+	if err := yaml.Unmarshal(text, &keys); err != nil {
+		t.Fatal(err)
+	}
+	return keys
+}
