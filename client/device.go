@@ -230,8 +230,13 @@ func (d *Device) readLoop() {
 		b, fds, err := d.conn.Read(seqpacket.MaxFDs)
 		lost := errors.Is(err, seqpacket.ErrFilesLost)
 		if err != nil && !lost {
+			seqpacket.CloseAll(fds)
 			d.fail(ErrDaemonGone)
 			return
+		}
+		if lost {
+			seqpacket.CloseAll(fds)
+			fds = nil
 		}
 		var m ctrlpb.Message
 		if err := proto.Unmarshal(b, &m); err != nil {

@@ -160,9 +160,10 @@ func (p *PD) request(ctx context.Context, fd int, mem []byte, offset int64, base
 	if a&AccessZeroBased != 0 {
 		base = 0
 	}
-	// The pages are charged to us, so we allocate them. What cannot be, the daemon
-	// refuses, with a better error.
+	// The pages are charged to us, so we allocate them, and see that they stay. What
+	// cannot be, the daemon refuses, with a better error.
 	_ = shm.Populate(mem)
+	_, _ = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
 	ans, err := p.d.call(ctx, "register memory", &ctrlpb.Request{Body: &ctrlpb.Request_RegisterMr{RegisterMr: &ctrlpb.RegisterMR{
 		Pd: p.h, Offset: uint64(offset), Length: uint64(len(mem)), Base: base, Access: uint32(a), Fast: fast,
 	}}}, fd)

@@ -59,6 +59,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	if unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, captureSocket) != nil {
 		_ = unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, captureSocket) // as much as we may
 	}
+	_ = unix.Shutdown(fds[0], unix.SHUT_RD) // the reader has nothing to send, descriptors least of all
 	s.captures++
 	tap := e.NewTap(frames, snap, match)
 	e.AddTap(tap)

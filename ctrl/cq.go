@@ -42,9 +42,16 @@ func (c *session) resizeCQ(r *ctrlpb.ResizeCQ, reply *ctrlpb.Reply) ([]int, erro
 	}
 	// The client has taken what it wants of the rings before the last resize. Those
 	// in use now are charged until it resizes again: it still has to read them.
-	q.ring.FreeBefore()
-	c.give(resRings, q.before)
-	q.before = 0
+	if q.before != 0 {
+		s.mu.Unlock()
+		ok := c.away("its rings", q.ring.FreeBefore)
+		s.mu.Lock()
+		if !ok {
+			return nil, errorf(internal, "ctrl: completion queue %d: its rings cannot be freed", r.Cq)
+		}
+		c.give(resRings, q.before)
+		q.before = 0
+	}
 	if err := c.take(resRings, size); err != nil {
 		return nil, err
 	}

@@ -349,7 +349,9 @@ func (c *session) destroyCQ(h uint32) error {
 		q.ring.Moderate(0, 0)
 		s.quiet()
 	}
-	_ = q.ring.Free() // Detach of the last QP has fenced
+	if !c.free(q.ring) { // Detach of the last QP has fenced
+		return nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.forgetCQ(q)

@@ -29,7 +29,7 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 		q.rq, err = shm.CreateRQ(int(r.RqDepth), int(r.MaxSge))
 	}
 	if err != nil {
-		q.freeRings()
+		c.free(q.rings()...) // the client does not have them
 		s.mu.Lock()
 		c.forgetQP(q, bit)
 		s.mu.Unlock()
@@ -130,13 +130,15 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 // maxQPNum keeps QP numbers within the 24 bits of the verbs.
 const maxQPNum = 1<<24 - 1
 
-func (q *qp) freeRings() {
+// rings returns those that there are.
+func (q *qp) rings() (all []interface{ Free() error }) {
 	if q.sq != nil {
-		_ = q.sq.Free()
+		all = append(all, q.sq)
 	}
 	if q.rq != nil {
-		_ = q.rq.Free()
+		all = append(all, q.rq)
 	}
+	return all
 }
 
 func (c *session) destroyQP(num uint32) error {
@@ -159,10 +161,13 @@ func (c *session) dropQP(q *qp) {
 	}
 	s.mu.Unlock()
 	s.engine.Detach(q.binding)
-	q.freeRings()
+	ok := c.free(q.rings()...)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(c.qps, q.num)
+	if !ok {
+		q.size = 0 // stays in the quota
+	}
 	c.forgetQP(q, q.binding.Bit)
 }
 

@@ -368,14 +368,13 @@ const (
 
 // refuse answers the first request of a client by err, and hangs up.
 func (s *Server) refuse(c *seqpacket.Conn, err error) {
-	defer c.Close()
+	defer away(func() { c.Close() })
 	defer s.refusing.Add(-1)
 	if s.refusing.Add(1) > maxRefusing {
 		return
 	}
-	defer time.AfterFunc(refuseWait, func() { c.Close() }).Stop()
-	b, fds, rerr := c.Read(1)
-	seqpacket.CloseAll(fds)
+	defer time.AfterFunc(refuseWait, c.Shutdown).Stop()
+	b, _, rerr := c.Read(0) // with descriptors it fails: the kernel drops them
 	var req ctrlpb.Request
 	if rerr != nil || proto.Unmarshal(b, &req) != nil {
 		return
@@ -427,7 +426,7 @@ func (s *Server) Close() error {
 	s.closed = true
 	closeAll(s.sockets)
 	for _, sess := range s.sessions {
-		sess.conn.Close()
+		sess.hangUp()
 	}
 	s.mu.Unlock()
 	close(s.done)

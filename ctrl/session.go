@@ -47,13 +47,15 @@ type session struct {
 	gids    []uint32               // its effective group first
 	pol     atomic.Pointer[policy] // Reload may change it
 	outMu   sync.Mutex
-	out     []outMessage  // guarded by outMu, which is taken last
-	outFDs  int           // descriptors of out, and of what is being written; guarded by outMu
-	more    chan struct{} // signalled when out grows
-	less    chan struct{} // signalled when outFDs shrinks
-	room    atomic.Int64  // most that out holds
-	quit    chan struct{} // closed when the session is over: the writer ends
-	cut     atomic.Bool   // it is being cut off, and was told why
+	out     []outMessage      // guarded by outMu, which is taken last
+	outFDs  int               // descriptors of out, and of what is being written; guarded by outMu
+	more    chan struct{}     // signalled when out grows
+	less    chan struct{}     // signalled when outFDs shrinks
+	room    atomic.Int64      // most that out holds
+	quit    chan struct{}     // closed when the session is over: the writer ends
+	cut     atomic.Bool       // it is being cut off, and was told why
+	hungUp  atomic.Bool       // nothing more is read from it
+	stuck   []<-chan struct{} // what the client makes wait; for the session's goroutine
 	started time.Time
 
 	// The rest is guarded by Server.mu; only the session's own goroutine adds to
@@ -148,11 +150,13 @@ func (c *session) readLoop() error {
 		}
 		b, fds, err := c.conn.Read(1)
 		lost := errors.Is(err, seqpacket.ErrFilesLost)
-		if err != nil && !lost {
-			return err
+		switch {
+		case c.hungUp.Load():
+			err = net.ErrClosed
+		case err == nil || lost:
+			err = c.packet(b, fds, lost)
 		}
-		err = c.packet(b, fds, lost)
-		seqpacket.CloseAll(fds)
+		c.closeFiles(fds)
 		if err != nil {
 			return err
 		}
@@ -404,7 +408,7 @@ func (c *session) cutOff(why error) {
 	if b, err := proto.Marshal(m); err == nil {
 		_ = c.conn.WriteLast(b, cutOffWait)
 	}
-	c.conn.Close()
+	c.hangUp()
 }
 
 // cutOffWait is how long a client that is cut off may take to read.
@@ -432,7 +436,7 @@ func (c *session) send(m *ctrlpb.Message, fds []int) error {
 			c.srv.counters.cutOff.Add(1)
 			c.logCut(err)
 		}
-		c.conn.Close()
+		c.hangUp()
 		return err
 	}
 	select {
@@ -464,7 +468,7 @@ func (c *session) writeLoop() {
 	write := func(m outMessage) {
 		if ok {
 			if err := c.conn.Write(m.b, m.fds); err != nil {
-				c.conn.Close() // ends the reader too
+				c.hangUp() // ends the reader too
 				ok = false
 			}
 		}
@@ -504,7 +508,7 @@ func (c *session) writeLoop() {
 // teardown gives back all that the client had.
 func (c *session) teardown() {
 	s := c.srv
-	c.conn.Close()
+	c.hangUp()
 	s.mu.Lock()
 	c.dead = true
 	listens, conns, qps := values(c.listens), values(c.conns), values(c.qps)
@@ -543,26 +547,48 @@ func (c *session) teardown() {
 	for _, m := range mrs {
 		c.unmapMR(m)
 	}
+	var rings []interface{ Free() error }
 	for _, q := range cqs {
 		if closing {
 			q.ring.Close() // the client finds what was completed
 		} else {
-			_ = q.ring.Free()
+			rings = append(rings, q.ring)
 		}
 	}
 	for _, q := range srqs {
-		_ = q.ring.Free()
+		rings = append(rings, q.ring)
+	}
+	for _, b := range c.bells {
+		rings = append(rings, b)
 	}
 	for _, ch := range c.channels { // their queues are closed
 		unix.Close(ch.wake)
 	}
-	closeBells(c.bells)
+	if len(rings) > 0 {
+		c.free(rings...)
+	}
+	// What waits in the socket may be descriptors.
+	c.away("its socket", func() { c.conn.Close() })
+	close(c.quit)
+	if len(c.stuck) == 0 {
+		c.gone()
+		return
+	}
+	go func() { // the server may be closed meanwhile
+		for _, over := range c.stuck {
+			<-over
+		}
+		c.gone()
+	}()
+}
 
+// gone gives back the quotas of a session of which nothing is left.
+func (c *session) gone() {
+	s := c.srv
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	delete(s.sessions, c.id)
 	c.giveAll()
-	close(c.quit)
-	s.mu.Unlock()
 }
 
 func values[K comparable, V any](m map[K]V) []V {

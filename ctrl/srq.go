@@ -135,19 +135,24 @@ func (c *session) modifySRQ(r *ctrlpb.ModifySRQ) error {
 func (c *session) destroySRQ(h uint32) error {
 	s := c.srv
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	q, err := c.srqOf(h)
+	if err == nil && q.uses > 0 {
+		err = errorf(busy, "ctrl: shared receive queue %d is still used by %d queue pairs", h, q.uses)
+	}
 	if err != nil {
+		s.mu.Unlock()
 		return err
 	}
-	if q.uses > 0 {
-		return errorf(busy, "ctrl: shared receive queue %d is still used by %d queue pairs", h, q.uses)
-	}
 	delete(c.srqs, h)
-	c.give(resSRQs, 1)
-	c.give(resRings, q.size)
+	s.mu.Unlock()
+	ok := c.free(q.ring) // Detach of the last QP has fenced
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	q.pd.uses--
-	_ = q.ring.Free() // Detach of the last QP has fenced
+	if ok {
+		c.give(resSRQs, 1)
+		c.give(resRings, q.size)
+	}
 	return nil
 }
 

@@ -162,18 +162,23 @@ func (h *header) valid(size int) bool {
 	return h.stride == CQESize
 }
 
+// IsMemfd reports whether fd is a memfd, or a file of tmpfs or hugetlbfs, which the
+// same code of the kernel serves. It asks the kernel alone, whatever fd is; on a
+// descriptor that is not, every other system call may wait for a client, close too.
+func IsMemfd(fd int) bool {
+	_, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	return err == nil
+}
+
 // sealsOf returns the size and seals of a memfd; anything else is an error.
 func sealsOf(fd int) (size int64, seals int, err error) {
+	seals, err = unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0) // before any other call: see IsMemfd
+	if err != nil {
+		return 0, 0, fmt.Errorf("%w: not a memfd (%w)", ErrMemory, err)
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return 0, 0, fmt.Errorf("shm: fstat: %w", err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return 0, 0, fmt.Errorf("%w: not a memfd", ErrMemory)
-	}
-	seals, err = unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
-	if err != nil {
-		return 0, 0, fmt.Errorf("%w: not a memfd (%w)", ErrMemory, err)
 	}
 	return st.Size, seals, nil
 }

@@ -23,7 +23,6 @@ func (m *Region) Close() error {
 }
 
 const (
-	tmpfsMagic     = 0x01021994
 	maxRegion      = 1 << 46 // far below what mmap could refuse for arithmetic's sake
 	hugetlbfsMagic = 0x958458f6
 )
@@ -31,42 +30,31 @@ const (
 // MapRegion maps size octets at offset of a client's memfd for use as a memory
 // region; with write false the mapping is read-only. fd stays the caller's.
 //
-// A memfd that shrank would kill the daemon with SIGBUS at the next access, so
-// F_SEAL_SHRINK is added here, before the mapping. Descriptors of any other kind
-// are refused, huge pages too: they can be taken back by a hole and then not be had
-// again. All pages must be allocated, by the client, to which they are charged:
-// the daemon never allocates any. An access to a hole that the client makes later
-// is a fault (see Guarded), so that only code under debug.SetPanicOnFault touches
-// the memory.
+// Only a memfd that can be sealed, or is sealed against shrinking, is taken: a file
+// of a file system that the client serves could make this process wait at any system
+// call. Huge pages are refused: they can be taken back by a hole and then not be had
+// again. All pages must be allocated, by the client, to which they are charged: the
+// daemon never allocates any, and makes no call that takes the lock of the memfd, which
+// a client can hold as long as it likes. An access to what the client cuts off or to a
+// hole that it makes later is a fault (see Guarded), so that only code under
+// debug.SetPanicOnFault touches the memory.
 func MapRegion(fd int, offset, size uint64, write bool) (*Region, error) {
 	if size == 0 || offset > maxRegion || size > maxRegion {
 		return nil, fmt.Errorf("%w: offset %d, length %d", ErrMemory, offset, size)
 	}
 	off, length := int64(offset), int64(size)
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(fd, &fs); err != nil {
-		return nil, fmt.Errorf("shm: fstatfs: %w", err)
-	}
-	switch fs.Type {
-	case tmpfsMagic:
-	case hugetlbfsMagic:
-		return nil, fmt.Errorf("%w: huge pages", ErrMemory)
-	default:
-		return nil, fmt.Errorf("%w: not a memfd", ErrMemory)
-	}
-	if _, _, err := sealsOf(fd); err != nil {
-		return nil, err
-	}
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil && err != unix.EPERM {
-		return nil, fmt.Errorf("shm: sealing: %w", err)
-	}
-	// Only now is the size known to stay.
 	have, seals, err := sealsOf(fd)
 	if err != nil {
 		return nil, err
 	}
+	var fs unix.Statfs_t // of tmpfs or hugetlbfs, which answer by themselves
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return nil, fmt.Errorf("shm: fstatfs: %w", err)
+	}
 	switch {
-	case seals&unix.F_SEAL_SHRINK == 0:
+	case fs.Type == hugetlbfsMagic:
+		return nil, fmt.Errorf("%w: huge pages", ErrMemory)
+	case seals&(unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL) == unix.F_SEAL_SEAL: // as a file of tmpfs is
 		return nil, fmt.Errorf("%w: memfd cannot be sealed against shrinking", ErrMemory)
 	case write && seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0:
 		return nil, fmt.Errorf("%w: memfd is sealed against writing", ErrMemory)

@@ -106,6 +106,7 @@ static int register_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, 
 	if (!m)
 		return set_error(e, -ENOMEM, "out of memory");
 	populate(attr);
+	fcntl(attr->fd, F_ADD_SEALS, F_SEAL_SHRINK); /* the daemon refuses what cannot be sealed */
 	body.pd = pd->obj.handle;
 	body.offset = attr->offset;
 	body.length = attr->length;

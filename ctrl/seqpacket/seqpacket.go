@@ -17,9 +17,10 @@ import (
 const (
 	// MaxPacket is the longest packet, in octets.
 	MaxPacket = 65536
-	// MaxFDs is the most descriptors that one packet carries; the kernel's
-	// SCM_MAX_FD is 253.
+	// MaxFDs is the most descriptors that one packet carries.
 	MaxFDs = 128
+	// scmMaxFD is the most that the kernel lets one carry.
+	scmMaxFD = 253
 )
 
 // Errors of Read and Write.
@@ -88,33 +89,35 @@ func Pair() (a, b *Conn, err error) {
 }
 
 func newConn(c *net.UnixConn) *Conn {
-	return &Conn{c: c, buf: make([]byte, MaxPacket+1), oob: make([]byte, unix.CmsgSpace(MaxFDs*4))}
+	return &Conn{c: c, buf: make([]byte, MaxPacket+1), oob: make([]byte, unix.CmsgSpace(scmMaxFD*4))}
 }
 
-// Read waits for a packet. The octets are valid until the next Read; the
-// descriptors, close-on-exec, are the caller's to close. A packet with more
-// than maxFDs descriptors, or longer than MaxPacket, is an error and what came
-// with it is closed. With ErrFilesLost the octets are there all the same. io.EOF
-// tells that the other end is gone.
+// Read waits for a packet. The bytes are valid until the next Read; the
+// descriptors, close-on-exec, are the caller's to close, with an error too. A
+// packet with more than maxFDs descriptors, or longer than MaxPacket, is an error;
+// with maxFDs 0 the kernel drops the descriptors. With ErrFilesLost the bytes are
+// there all the same. io.EOF reports that the other end is gone.
 func (c *Conn) Read(maxFDs int) (b []byte, fds []int, err error) {
-	n, oobn, flags, _, err := c.c.ReadMsgUnix(c.buf, c.oob)
+	oob := c.oob
+	if maxFDs == 0 {
+		oob = nil
+	}
+	n, oobn, flags, _, err := c.c.ReadMsgUnix(c.buf, oob)
 	if oobn > 0 {
-		fds = parseFDs(c.oob[:oobn])
+		fds = parseFDs(oob[:oobn])
 	}
 	switch {
 	case err != nil:
 	case flags&unix.MSG_TRUNC != 0 || n > MaxPacket:
 		err = ErrTooLong
-	case flags&unix.MSG_CTRUNC != 0 && len(fds) < MaxFDs: // the kernel had more, and we room
-		CloseAll(fds)
-		return c.buf[:n], nil, ErrFilesLost
-	case flags&unix.MSG_CTRUNC != 0 || len(fds) > maxFDs:
+	case len(fds) > maxFDs || maxFDs == 0 && flags&unix.MSG_CTRUNC != 0:
 		err = ErrTooManyFDs
+	case flags&unix.MSG_CTRUNC != 0: // there is room in oob: there was none in the process
+		return c.buf[:n], fds, ErrFilesLost
 	default:
 		return c.buf[:n], fds, nil
 	}
-	CloseAll(fds)
-	return nil, nil, err
+	return nil, fds, err
 }
 
 // Write sends one packet. The descriptors stay the caller's.
@@ -142,6 +145,15 @@ func (c *Conn) WriteLast(b []byte, limit time.Duration) error {
 	err := c.Write(b, nil)
 	_ = c.c.SetWriteDeadline(time.Unix(1, 0))
 	return err
+}
+
+// Shutdown makes Read return what waits in the socket and then fail, and Write fail.
+// Unlike Close it never waits: nothing is closed, the descriptors in the socket least
+// of all.
+func (c *Conn) Shutdown() {
+	if raw, err := c.c.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+	}
 }
 
 // Close ends the connection. A blocked Read or Write returns.

@@ -33,7 +33,7 @@ func TestFilesLost(t *testing.T) {
 			if string(octets) != text {
 				t.Errorf("room for %d: %q, want %q", room, octets, text)
 			}
-			if room < len(fds) && (!errors.Is(err, ErrFilesLost) || len(got) != 0) {
+			if room < len(fds) && (!errors.Is(err, ErrFilesLost) || len(got) > room) {
 				t.Errorf("room for %d: %v, %v; want ErrFilesLost", room, got, err)
 			}
 			if room >= len(fds) && (err != nil || len(got) != len(fds)) {

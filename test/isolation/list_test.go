@@ -194,7 +194,7 @@ func attacks(j *job) []attack {
 			fd, err := unix.MemfdCreate("attack", unix.MFD_CLOEXEC)
 			return fd, errors.Join(err, unix.Ftruncate(fd, 4096))
 		}, quarter, invalid)},
-		{"a file", region(opened("/tmp", unix.O_TMPFILE|unix.O_RDWR), quarter, invalid)},
+		{"a file", region(opened("/proc/self/exe", unix.O_RDONLY), quarter, invalid)},
 		{"a device", region(opened("/dev/zero", unix.O_RDWR), quarter, invalid)},
 		{"a folder", region(opened("/", unix.O_RDONLY), quarter, invalid)},
 		{"a path", region(opened("/dev/null", unix.O_PATH), quarter, invalid)},
@@ -213,22 +213,31 @@ func attacks(j *job) []attack {
 		{"access bits that are none", region(memfd(4096, 0), &ctrlpb.RegisterMR{Length: 4096, Access: 1 << 31}, invalid)},
 		{"more memory than allowed", region(memfd(4096, 0), &ctrlpb.RegisterMR{Length: 3 << 30, Access: 1}, noQuota)},
 		{"memory that is truncated", func(f *foe) error {
-			o, err := f.objects(false)
+			o, m, err := f.mapping(sq)
 			if err != nil {
 				return err
 			}
+			defer unix.Munmap(m)
 			fd, err := memfd(1<<20, 0)()
 			if err != nil {
 				return err
 			}
 			defer unix.Close(fd)
-			if _, _, err := f.r.must(req(&ctrlpb.RegisterMR{Pd: o.pd, Length: 1 << 20, Access: 1}), fd); err != nil {
+			rep, _, err := f.r.must(req(&ctrlpb.RegisterMR{Pd: o.pd, Length: 1 << 20, Access: 1}), fd)
+			if err != nil {
 				return err
 			}
-			if unix.Ftruncate(fd, 0) == nil {
-				return errors.New("memory was taken away under the daemon")
+			if err := unix.Ftruncate(fd, 0); err != nil {
+				return err
 			}
-			return nil
+			e := m[shm.HeaderSize+shm.RingEntries:]
+			e[shm.SQEOpcode] = shm.WRSend
+			sge(e, 0, 4096, rep.GetMr().Lkey)
+			word(m, shm.HeaderSize+shm.RingProducer).Store(1)
+			if err := f.ring(&o); err != nil {
+				return err
+			}
+			return f.ended()
 		}},
 		// The rings.
 		{"a send index far ahead", scribble(sq, shm.HeaderSize+shm.RingProducer, 100_000)},
