@@ -148,9 +148,11 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 	return n, info, nil
 }
 
-// Write writes b to the peer's memory r, from its start on. When it returns b
-// may be used again; that the peer's memory holds it is certain once a message
-// sent later has been answered.
+// Write writes b to the peer's memory r, from its start on. When it returns, b may be
+// used again; nil says no more than that. RDMA has no answer to a Write (RFC 5040
+// Section 5.1): if the peer's memory does not allow it, the peer ends the connection,
+// and a later call returns the *TerminateError. The peer's memory holds b once a Read
+// that follows has returned, or the peer has answered a message that was sent later.
 func (c *Conn) Write(ctx context.Context, r Remote, b []byte) error {
 	if uint64(len(b)) > uint64(r.Len) {
 		return fmt.Errorf("%w: write of %d octets to %d of the peer's", ErrInvalid, len(b), r.Len)

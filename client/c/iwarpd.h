@@ -373,6 +373,9 @@ struct iwarpd_recv_wr {
  *   -EINVAL    inline data without the flag, or both inline data and SGEs
  *   -ENOTCONN  the connection has ended
  *   -EPROTO    the daemon has broken the queue
+ * The completion of a Write says that its memory may be used again, not that the
+ * peer took it: there is no answer to a Write. Where the peer's memory does not
+ * allow it the connection ends with a Terminate; a Read after the Write tells.
  * iwarpd_post_sends posts up to n with one doorbell and returns how many, or
  * the error of the first.
  */

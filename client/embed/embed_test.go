@@ -617,6 +617,34 @@ func TestInvalidate(t *testing.T) {
 	}
 }
 
+// TestWriteRefused: a Write to memory without remote-write may succeed, as there is no
+// answer to it. The Read after it does not, and says why, as docs/programming.md tells.
+func TestWriteRefused(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	for range 20 {
+		ca, cb := connect(t, ctx, a, b, nil)
+		mr, err := cb.Alloc(ctx, 4096, iwarp.AccessRemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 100)
+		var te *iwarp.TerminateError
+		if err := ca.Write(ctx, mr.Remote(), buf); err != nil && !errors.As(err, &te) {
+			t.Errorf("write: %v", err)
+		}
+		te = nil
+		if err := ca.Read(ctx, mr.Remote(), buf[:1]); !errors.As(err, &te) || !te.Remote {
+			t.Errorf("read after it: %v", err)
+		}
+		te = nil
+		if _, err := cb.Recv(ctx, buf); !errors.As(err, &te) || te.Remote {
+			t.Errorf("at the other side: %v", err)
+		}
+		ca.Close()
+		cb.Close()
+	}
+}
+
 // TestCancel: a context ends a wait and leaves the connection usable.
 func TestCancel(t *testing.T) {
 	forms(t, func(t *testing.T, inline bool) {
