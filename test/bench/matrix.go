@@ -249,7 +249,7 @@ func at(v []float64, i int) float64 {
 	return 0
 }
 
-// A floor is a promise about the rows of a workload.
+// A floor is what the rows of a workload are held to on the machine of docs/performance.md.
 type floor struct {
 	workload string
 	peers    []string
