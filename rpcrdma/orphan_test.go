@@ -2,6 +2,7 @@ package rpcrdma
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -98,5 +99,33 @@ func TestBuffersOfBrokenConn(t *testing.T) {
 		if free() != all {
 			t.Errorf("%s: %d octets of %d back after the end", x.name, free(), all)
 		}
+	}
+}
+
+// TestSendFails: a message that cannot be posted ends the connection, and all calls on it
+// (draft section 7.4, RFC 8166 section 4.5.4).
+func TestSendFails(t *testing.T) {
+	ctx, e := endpoint(t)
+	c, err := e.newConn(ctx, "peer", session.DefaultConfig(false)) // it has a first message to send
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.qp.Close()
+	w := &call{result: make(chan result, 1)}
+	c.calls[7] = w
+	c.start()
+	select {
+	case r := <-w.result:
+		var lost *LostError
+		if !errors.As(r.err, &lost) {
+			t.Errorf("the call ends with %v", r.err)
+		}
+	case <-ctx.Done():
+		t.Fatal("the connection goes on")
+	}
+	select {
+	case <-c.Done():
+	case <-ctx.Done():
+		t.Error("the connection goes on")
 	}
 }

@@ -349,7 +349,7 @@ func (x *exchange) expose() error {
 }
 
 // hide invalidates the windows that the peer has not, and waits for it. If that
-// fails the connection is closed (draft section 7.4).
+// fails the connection ends, as by each work request that fails (draft section 7.4).
 func (x *exchange) hide() error {
 	c := x.c
 	var n int
@@ -376,9 +376,6 @@ func (x *exchange) hide() error {
 	var err error
 	for range n {
 		err = errors.Join(err, <-done)
-	}
-	if err != nil {
-		c.fail(err)
 	}
 	return err
 }

@@ -145,6 +145,22 @@ func TestThresholds(t *testing.T) {
 	}
 }
 
+// TestThresholds1: those of version 1 are 1024 at least (RFC 8166 section 3.3.3).
+func TestThresholds1(t *testing.T) {
+	for size, want := range map[int]int{0: 1024, 100: 1024, 1024: 1024, 4096: 4096} {
+		cfg := DefaultConfig(false)
+		cfg.Version, cfg.Send1, cfg.Recv1 = 1, size, size
+		for _, s := range []*Session{New(cfg), func() *Session { s := New(cfg); s.SetVersion1(size, size, InvalidateNone); return s }()} {
+			if s.sendLimit() != want || s.recvLimit() != want {
+				t.Errorf("%d: %d and %d, not %d", size, s.sendLimit(), s.recvLimit(), want)
+			}
+			if p, err := s.PlanCall(&Spec{Body: want - 32, Reply: want - 32}); err != nil || p.External || p.Reply != 0 {
+				t.Errorf("%d: a call of %d: %+v, %v", size, want-32, p, err)
+			}
+		}
+	}
+}
+
 // TestFirstMessage: the first message of a client fits a server of version 1, however
 // many properties it has (draft section 4.3).
 func TestFirstMessage(t *testing.T) {

@@ -94,9 +94,6 @@ func (s *Session) check(h *wire.Header) (wire.Failure, bool) {
 	l := &s.cfg.Limits
 	bad := wire.Failure{Code: wire.ErrBadXDR}
 	if h.Type == wire.CallExternal {
-		if len(h.Call) == 0 {
-			return bad, false
-		}
 		var n uint64
 		for _, r := range h.Call {
 			if r.Position != 0 {

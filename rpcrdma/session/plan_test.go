@@ -47,6 +47,7 @@ func TestPlanReply(t *testing.T) {
 		{name: "the Reply chunk too small", version: 2, reply: wire.Chunk{seg(4999)}, body: 5000, fail: wire.Failure{Code: wire.ErrReplyResource, Needed: 5000}},
 		{name: "the Reply chunk too small, version 1", version: 1, reply: wire.Chunk{seg(4999)}, body: 5000, fail: wire.Failure{Code: wire.ErrChunk1}},
 		{name: "the Reply chunk too small for an item too", version: 2, reply: wire.Chunk{seg(4999)}, body: 3000, items: item(2001), fail: wire.Failure{Code: wire.ErrReplyResource, Needed: 5004}},
+		{name: "an empty chunk, and no other way", version: 2, writes: []wire.Chunk{{}}, body: 40, items: item(9000), fail: wire.Failure{Code: wire.ErrReplyResource, Needed: 9040}},
 		{name: "none", version: 2, body: 5000, fail: wire.Failure{Code: wire.ErrReplyResource, Needed: 5000}},
 		{name: "a reduced item and the Reply chunk", version: 2, writes: []wire.Chunk{{seg(9000)}}, reply: wire.Chunk{seg(6000)}, body: 5000, items: item(9000), typ: wire.ReplyExternal, lens: [][]uint32{{9000}}, replyTo: 5000},
 	} {

@@ -287,3 +287,36 @@ func TestNoWriteChunks(t *testing.T) {
 		t.Errorf("%+v", p.got)
 	}
 }
+
+// TestPost: a call-only procedure goes inline or continued, without chunks, and what is
+// too long for that does not go (draft section 4.7).
+func TestPost(t *testing.T) {
+	p := clientPeer(t, nil)
+	for i, n := range []int{8, 4000, 4064, 4068, 20_000, 27_000} {
+		p.clear()
+		xid := uint32(100 + i)
+		if err := p.s.Post(xid, callBody(xid, n)); err != nil {
+			t.Fatal(n, err)
+		}
+		p.drain()
+		size := 0
+		for j, h := range p.got {
+			last := j == len(p.got)-1
+			if h.XID != xid || last != (h.Type == wire.CallInline) || !last && h.Type != wire.CallMiddle ||
+				h.InvHandle != 0 || len(h.Call)+len(h.Reads)+len(h.Writes) != 0 || h.Reply != nil {
+				t.Errorf("%d bytes: %+v", n, h)
+			}
+			size += len(p.body[j])
+		}
+		if size != n || p.s.Outstanding() != 0 {
+			t.Errorf("%d of %d bytes, %d calls wait for a reply", size, n, p.s.Outstanding())
+		}
+	}
+	p.clear()
+	if err := p.s.Post(200, callBody(200, 100_000)); !errors.Is(err, ErrTooLong) {
+		t.Error(err)
+	}
+	if p.drain(); len(p.got) != 0 {
+		t.Errorf("%+v", p.got)
+	}
+}

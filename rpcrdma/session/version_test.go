@@ -81,8 +81,9 @@ func TestVersion1Errors(t *testing.T) {
 		body   []byte
 		silent bool
 	}{
-		{"RDMA_MSGP", wire.Header{Type: wire.MsgP1}, make([]byte, 40), false},
-		{"RDMA_DONE", wire.Header{Type: wire.Done1}, make([]byte, 40), true},
+		{"RDMA_MSGP", wire.Header{Type: wire.MsgP1}, callBody(9, 40), false},
+		{"RDMA_DONE", wire.Header{Type: wire.Done1}, callBody(9, 40), true},
+		{"a list that begins with 2", wire.Header{Type: wire.Done1 + 99}, append([]byte{0, 0, 0, 2}, callBody(9, 40)...), false}, // changed below
 		{"procedure 5", wire.Header{Type: 5}, make([]byte, 40), false},
 		{"an error", wire.Header{Type: wire.Error1, Failure: wire.Failure{Code: wire.ErrChunk1}}, nil, true},
 		{"another XID", wire.Header{Type: wire.Msg1}, callBody(8, 40), false},
@@ -101,7 +102,11 @@ func TestVersion1Errors(t *testing.T) {
 			p.send(wire.Header{XID: 1, Vers: 1, Type: wire.Msg1}, callBody(1, 40)...)
 			p.clear()
 			c.h.XID, c.h.Vers = 9, 1
-			p.send(c.h, c.body...)
+			b := append(c.h.Append(nil), c.body...)
+			if c.h.Type == wire.Done1+99 {
+				b[15] = byte(wire.Msg1)
+			}
+			p.raw(b)
 			if c.silent {
 				if len(p.got) > 0 {
 					t.Errorf("%+v", p.got)
@@ -152,6 +157,17 @@ func TestVersion1Credits(t *testing.T) {
 		if got := uint32(len(p.got)) - next; got != c.flying {
 			t.Errorf("after a grant of %d: %d outstanding, not %d", c.grant, got, c.flying)
 		}
+	}
+	// What is no reply grants nothing (RFC 8167 section 4.1).
+	sent := len(p.got)
+	for _, h := range []wire.Header{
+		{XID: 9, Type: wire.Done1}, {XID: 9, Type: wire.Error1, Failure: wire.Failure{Code: wire.ErrChunk1}}, {XID: 9, Type: wire.Msg1}, {XID: 9, Type: wire.MsgP1},
+	} {
+		h.Vers, h.Credit = 1, 19
+		p.send(h, callBody(9, 40)...)
+	}
+	if len(p.got) != sent {
+		t.Errorf("%d calls go by credits that are no grant", len(p.got)-sent)
 	}
 	p.raw(append((&wire.Header{XID: 100 + next, Vers: 1, Type: wire.Msg1}).Append(nil), replyBody(100+next, 40)...))
 	if p.s.grant1 != 1 {
@@ -206,7 +222,7 @@ func TestVersion1Replies(t *testing.T) {
 				c.h.XID = 9
 			}
 			p.send(c.h, c.body...)
-			if (p.s.Outstanding() == 0) != c.over || len(p.got) > 0 {
+			if (p.s.Outstanding() == 0) != c.over || len(p.got) > 0 || c.over != (len(p.evs) == 1) || c.over && p.evs[0].Kind != EventFailure {
 				t.Errorf("%+v, sent %+v", p.evs, p.got)
 			}
 		})
@@ -221,6 +237,50 @@ func TestVersion1Replies(t *testing.T) {
 	p.raw((&wire.Header{XID: 9, Vers: 1, Type: wire.Error1, Failure: wire.Failure{Code: 77}}).Append(nil))
 	if p.s.Outstanding() != 1 {
 		t.Error("an error that is none ends the call")
+	}
+}
+
+// TestVersion1Over: a reply of any form ends its call without a message more: no RDMA_DONE
+// is sent, nor RDMA_MSGP or an error (RFC 8166 sections 4.2.4, 4.6.1 and 4.6.2).
+func TestVersion1Over(t *testing.T) {
+	cfg := DefaultConfig(false)
+	cfg.Version = 1
+	p := newPeer(t, cfg)
+	for i, h := range []wire.Header{
+		{Type: wire.Msg1}, {Type: wire.Msg1, Writes: []wire.Chunk{chunk(30)}, Reply: chunk(0)}, {Type: wire.NoMsg1, Writes: []wire.Chunk{chunk(0)}, Reply: chunk(40)},
+		{Type: wire.NoMsg1, Reply: chunk(7)}, {Type: wire.Error1, Failure: wire.Failure{Code: wire.ErrChunk1}},
+	} {
+		xid := uint32(i + 9)
+		if err := p.s.Call(xid, callBody(xid, 40), &CallChunks{Writes: []wire.Chunk{chunk(30)}, Reply: chunk(50)}); err != nil {
+			t.Fatal(err)
+		}
+		p.drain()
+		if len(p.got) != 1 || p.got[0].Type != wire.Msg1 || p.got[0].Vers != 1 {
+			t.Errorf("%+v", p.got)
+		}
+		p.clear()
+		h.XID, h.Vers = xid, 1
+		var body []byte
+		if h.Type == wire.Msg1 {
+			body = replyBody(xid, 40)
+		}
+		p.send(h, body...)
+		if len(p.got) != 0 || len(p.evs) != 1 || p.s.Outstanding() != 0 {
+			t.Errorf("%+v: sent %+v, %+v", h, p.got, p.evs)
+		}
+		p.clear()
+	}
+	// A reply that cannot be parsed ends its call, and is not answered.
+	if err := p.s.Call(99, callBody(99, 40), &CallChunks{}); err != nil {
+		t.Fatal(err)
+	}
+	p.drain()
+	p.clear()
+	b := append((&wire.Header{XID: 99, Vers: 1, Type: wire.Msg1}).Append(nil), replyBody(99, 40)...)
+	b[19] = 2 // the list's first word
+	p.raw(b)
+	if len(p.got) != 0 || len(p.evs) != 1 || !errors.Is(p.evs[0].Err, ErrProtocol) {
+		t.Errorf("sent %+v, %+v", p.got, p.evs)
 	}
 }
 
