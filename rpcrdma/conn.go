@@ -388,7 +388,7 @@ func (c *Conn) received(w *iwarp.WC) {
 		c.e.cfg.Wire(c, false, b)
 	}
 	c.count.InlineOctets += uint64(len(b))
-	c.s.Receive(b)
+	c.s.HandleMessage(b)
 	if err := c.postRecv(i); err != nil && c.err == nil {
 		c.failLocked(err)
 	}
@@ -398,7 +398,7 @@ func (c *Conn) received(w *iwarp.WC) {
 // events acts on the session's. Called with mu held.
 func (c *Conn) events() {
 	for {
-		e, ok := c.s.Event()
+		e, ok := c.s.PollEvent()
 		if !ok {
 			return
 		}
@@ -439,7 +439,7 @@ func (c *Conn) resolve(xid uint32, r result) {
 func (c *Conn) turn() {
 	c.events()
 	for c.err == nil && c.started && c.free > 0 && len(c.slots) > 0 {
-		if !c.s.Poll(&c.out) {
+		if !c.s.PollTransmit(&c.out) {
 			return
 		}
 		o := &c.out

@@ -62,11 +62,11 @@ func TestBuffersOfBrokenConn(t *testing.T) {
 		(&rpc.Call{XID: 7, Prog: 1, Vers: 1}).Start(&msg)
 		const n = 100_000
 		h := wire.Header{XID: 7, Vers: 2, Credit: 100, Type: wire.CallInline, Writes: []wire.Chunk{{{Handle: 1, Length: n}}}}
-		c.s.Receive((&wire.Header{Vers: 2, Credit: 100, Type: wire.ConnPropFinal}).Append(nil))
-		c.s.Receive(append(h.Append(nil), msg.Body...))
+		c.s.HandleMessage((&wire.Header{Vers: 2, Credit: 100, Type: wire.ConnPropFinal}).Append(nil))
+		c.s.HandleMessage(append(h.Append(nil), msg.Body...))
 		var in *session.Call
 		for in == nil {
-			ev, ok := c.s.Event()
+			ev, ok := c.s.PollEvent()
 			if !ok {
 				t.Fatal("no call")
 			}

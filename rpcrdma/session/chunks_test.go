@@ -78,11 +78,11 @@ func holdChunks(t *testing.T, src func(n int) int) (accepted int) {
 	runtime.ReadMemStats(&before)
 	for _, b := range messages {
 		octets += len(b)
-		s.Receive(b)
-		for s.Poll(&out) {
+		s.HandleMessage(b)
+		for s.PollTransmit(&out) {
 			octets += len(out.B)
 		}
-		for e, ok := s.Event(); ok; e, ok = s.Event() {
+		for e, ok := s.PollEvent(); ok; e, ok = s.PollEvent() {
 			if e.Kind != EventCall {
 				continue
 			}

@@ -43,17 +43,17 @@ func TestErrorFlood(t *testing.T) {
 		s := New(cfg)
 		var o Out
 		if c.first != nil {
-			s.Receive(append(c.first.Append(nil), make([]byte, 16)...))
+			s.HandleMessage(append(c.first.Append(nil), make([]byte, 16)...))
 		}
 		b := append(c.flood.Append(nil), make([]byte, 16)...)
 		var last Event
 		for range 1000 {
-			s.Receive(b)
-			for e, ok := s.Event(); ok; e, ok = s.Event() {
+			s.HandleMessage(b)
+			for e, ok := s.PollEvent(); ok; e, ok = s.PollEvent() {
 				last = e
 			}
 			if s.Version() != 1 { // version 1 has no credits for errors: there the Sends that are under way are the bound
-				for s.Poll(&o) {
+				for s.PollTransmit(&o) {
 				}
 			}
 		}
@@ -86,8 +86,8 @@ func TestReplyFlood(t *testing.T) {
 			if c.takes {
 				h.Credit = i + 100
 			}
-			s.Receive(append(h.Append(nil), callBody(i+1, 40)...))
-			for e, ok := s.Event(); ok; e, ok = s.Event() {
+			s.HandleMessage(append(h.Append(nil), callBody(i+1, 40)...))
+			for e, ok := s.PollEvent(); ok; e, ok = s.PollEvent() {
 				last = e
 				if e.Kind == EventCall {
 					p, _, ok := s.PlanReply(e.Call, c.octets, nil)
@@ -98,7 +98,7 @@ func TestReplyFlood(t *testing.T) {
 				}
 			}
 			if c.vers == 2 || c.takes { // of version 1 Sends that are under way are the bound: none completes
-				for s.Poll(&o) {
+				for s.PollTransmit(&o) {
 				}
 			}
 			queued, octets = len(s.queue), 0

@@ -62,7 +62,7 @@ func TestInvalidate(t *testing.T) {
 				}
 				p.s.Reply(in, plan, replyBody(in.XID, 40))
 				var o Out
-				for p.s.Poll(&o) {
+				for p.s.PollTransmit(&o) {
 					if o.XID == in.XID && o.Reply {
 						inv = o.Inv
 					} else if o.Inv != 0 {
@@ -85,7 +85,7 @@ func TestInvalidate(t *testing.T) {
 			// An error is no reply.
 			p.s.Fail(call(12), wire.Failure{Code: wire.ErrSystem})
 			var o Out
-			for p.s.Poll(&o) {
+			for p.s.PollTransmit(&o) {
 				if o.Inv != 0 {
 					t.Errorf("an error invalidates %#x", o.Inv)
 				}

@@ -25,7 +25,7 @@ func newPeer(t *testing.T, cfg Config) *peer {
 
 func (p *peer) drain() {
 	var o Out
-	for p.s.Poll(&o) {
+	for p.s.PollTransmit(&o) {
 		var h wire.Header
 		b := append([]byte(nil), o.B...)
 		vers := binary.BigEndian.Uint32(b[4:])
@@ -41,7 +41,7 @@ func (p *peer) drain() {
 		p.body = append(p.body, append([]byte(nil), o.B[n:]...))
 	}
 	for {
-		e, ok := p.s.Event()
+		e, ok := p.s.PollEvent()
 		if !ok {
 			return
 		}
@@ -62,7 +62,7 @@ func (p *peer) send(h wire.Header, body ...byte) {
 
 func (p *peer) raw(b []byte) {
 	p.sent++
-	p.s.Receive(b)
+	p.s.HandleMessage(b)
 	p.drain()
 }
 

@@ -13,9 +13,9 @@ const (
 	rpcReply = 1
 )
 
-// Receive takes the octets of one Send of the peer's. They may be used again
+// HandleMessage takes the octets of one Send of the peer's. They may be used again
 // when it returns.
-func (s *Session) Receive(b []byte) {
+func (s *Session) HandleMessage(b []byte) {
 	if s.closed {
 		return
 	}

@@ -8,7 +8,7 @@ const firstLimit = 1024
 
 // Out is a message to be sent by one Send.
 type Out struct {
-	B       []byte // Poll appends to B[:0]
+	B       []byte // PollTransmit appends to B[:0]
 	Inv     uint32 // not 0: by Send with Invalidate of this STag
 	XID     uint32
 	Payload bool // it carries, or ends, an RPC message
@@ -38,8 +38,8 @@ func (s *Session) wantGrant() bool {
 	return more > 0 && (left <= 0 || s.payload && int(left) <= s.cfg.Window/2)
 }
 
-// Poll gives the next message to be sent, in out. False: none now.
-func (s *Session) Poll(out *Out) bool {
+// PollTransmit gives the next message to be sent, in out. False: none now.
+func (s *Session) PollTransmit(out *Out) bool {
 	if s.closed {
 		return false
 	}
@@ -126,7 +126,7 @@ func (s *Session) emit(out *Out, m *message) {
 	s.stats.Sent++
 }
 
-// poll1 is Poll for version 1, where credits count calls (RFC 8166 section
+// poll1 is PollTransmit for version 1, where credits count calls (RFC 8166 section
 // 3.3.1).
 func (s *Session) poll1(out *Out) bool {
 	var m message

@@ -1,11 +1,11 @@
 // Package session is the state of one RPC-over-RDMA connection, requester and
 // responder in one: version negotiation, credits, transport properties, the
 // formats of calls and replies, and errors. It is sans-I/O: octets of received
-// Sends go in by Receive, octets to be sent come out of Poll, and what happened
-// out of Event. Memory and RDMA operations are the caller's: a plan says what
+// Sends go in by HandleMessage, octets to be sent come out of PollTransmit, and what
+// happened out of PollEvent. Memory and RDMA operations are the caller's: a plan says what
 // to register, read and write.
 //
-// After each input drain Poll and Event. Nothing here is safe for two.
+// After each input drain PollTransmit and PollEvent. Nothing here is safe for two.
 package session
 
 import (
@@ -240,7 +240,7 @@ type assembly struct {
 }
 
 // New makes a Session for a connection that was just established. A client's
-// Poll has the first message.
+// PollTransmit has the first message.
 func New(cfg Config) *Session {
 	cfg.Window = max(cfg.Window, 2)
 	cfg.Send1, cfg.Recv1 = max(cfg.Send1, 1024), max(cfg.Recv1, 1024)
@@ -275,8 +275,8 @@ func (s *Session) Outstanding() int { return len(s.pending) }
 // Ready reports whether calls may be planned.
 func (s *Session) Ready() bool { return s.ready }
 
-// Event returns the next event.
-func (s *Session) Event() (e Event, ok bool) {
+// PollEvent returns the next event.
+func (s *Session) PollEvent() (e Event, ok bool) {
 	if len(s.events) == 0 {
 		return Event{}, false
 	}

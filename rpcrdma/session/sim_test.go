@@ -38,14 +38,14 @@ func (e *end) deliver() {
 	if e.s.Version() == 2 || binary.BigEndian.Uint32(b[4:]) == 2 {
 		e.edge = binary.BigEndian.Uint32(b[8:])
 	}
-	e.s.Receive(b)
+	e.s.HandleMessage(b)
 }
 
 // send moves what e may send onto the wire to o, and checks the credits: a
 // message goes below the edge, a Grant at most at it.
 func (e *end) send(o *end) {
 	var out Out
-	for e.s.Poll(&out) {
+	for e.s.PollTransmit(&out) {
 		var h wire.Header
 		if _, err := h.Decode(append(out.B[:len(out.B):len(out.B)], 0, 0, 0, 0)); err != nil {
 			e.t.Fatalf("%x: %v", out.B, err)
@@ -70,7 +70,7 @@ func (e *end) send(o *end) {
 
 func (e *end) events() {
 	for {
-		ev, ok := e.s.Event()
+		ev, ok := e.s.PollEvent()
 		if !ok {
 			return
 		}
@@ -534,15 +534,15 @@ func FuzzSession(f *testing.F) {
 		held := 0
 		for len(b) >= 2 {
 			n := min(int(binary.BigEndian.Uint16(b)), len(b)-2)
-			s.Receive(b[2 : 2+n])
+			s.HandleMessage(b[2 : 2+n])
 			b = b[2+n:]
-			for s.Poll(&out) {
+			for s.PollTransmit(&out) {
 				if len(out.B) > 4096 {
 					t.Fatalf("%d octets", len(out.B))
 				}
 			}
 			for {
-				e, ok := s.Event()
+				e, ok := s.PollEvent()
 				if !ok {
 					break
 				}
