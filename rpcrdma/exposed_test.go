@@ -82,6 +82,7 @@ func TestExposed(t *testing.T) {
 						return err
 					}
 				}
+				_, _ = conn.Recv(g.ctx, make([]byte, 4096)) // until the client closes
 				return nil
 			}()
 		}()
@@ -101,10 +102,10 @@ func TestExposed(t *testing.T) {
 				t.Fatalf("%s: call %d: %v, %v", c.name, i, err, <-served)
 			}
 		}
+		cl.Close()
 		serr := <-served
 		if (err == nil) != c.ok || c.ok && serr != nil {
 			t.Errorf("%s: the call ends with %v, the server with %v", c.name, err, serr)
 		}
-		cl.Close()
 	}
 }
