@@ -268,7 +268,7 @@ func (s *sim) closeAll(a *stream) {
 	}
 }
 
-func TestStreamingMode(t *testing.T) {
+func TestStreamHalfClose(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	a, b := s.open()
 	msg := bytes.Repeat([]byte("streaming mode, before MPA. "), 400)

@@ -6,9 +6,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/conformance"
 )
 
-// TestConformanceDoc: every test that docs/conformance-sctp.md names is there.
+// Every row of the table of conformance names code and tests that exist.
 func TestConformanceDoc(t *testing.T) {
-	conformance.CheckProofs(t, "conformance-sctp.md", []string{
-		"*_test.go", "session/*_test.go", "../test/*/*_test.go", "../dataplane/*_test.go", "../ctrl/*_test.go", "../client/embed/*_test.go",
-	}, 60)
+	conformance.Check(t, "conformance-sctp.md", "sctp", nil)
 }

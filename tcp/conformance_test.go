@@ -8,5 +8,5 @@ import (
 
 // TestConformanceDoc: every test and script that docs/conformance-tcp.md names is there.
 func TestConformanceDoc(t *testing.T) {
-	conformance.CheckProofs(t, "conformance-tcp.md", []string{"*_test.go", "*/*_test.go"}, 80)
+	conformance.Check(t, "conformance-tcp.md", "tcp", nil)
 }

@@ -293,6 +293,34 @@ func TestScriptReceive(t *testing.T) {
 			backlog 2001
 			backlog 2000
 			> . 1 ack 4001 win 2000`},
+		{name: "MUST-39 a full segment is enough for the edge to move", conf: func(c *Config) { c.RcvWindow = 5840 }, text: `
+			connect
+			backlog 5840
+			< P. 1+1460 ack 1
+			> . 1 ack 1461 win 4380
+			< P. 1461+1460 ack 1
+			> . 1 ack 2921 win 2920
+			< P. 2921+1460 ack 1
+			> . 1 ack 4381 win 1460
+			< P. 4381+1460 ack 1
+			> . 1 ack 5841 win 0
+			backlog 4381
+			< P. 5840+1 ack 1
+			> . 1 ack 5841 win 0
+			backlog 4380
+			< P. 5840+1 ack 1
+			> . 1 ack 5841 win 1460`},
+		{name: "MUST-39 an edge that has not moved is offered as it was", conf: slow, text: `
+			connect
+			backlog 1000
+			< P. 1+1000 ack 1
+			> . 1 ack 1001 win 3000
+			backlog 2000
+			< P. 1001+1000 ack 1
+			> . 1 ack 2001 win 2000
+			backlog 1999
+			< P. 1001+1000 ack 1
+			> . 1 ack 2001 win 2000`},
 		{name: "MUST-66 a zero window: ACKs and RST are taken", conf: slow, text: `
 			connect
 			push 100
