@@ -13,7 +13,7 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 NORACE = /internal/bench$$|/test/bench$$
 
 .DEFAULT_GOAL := build
-.PHONY: build image docs clib packages packages-check generate lint test demo bench interop interop-nfs interop-sctp clean help
+.PHONY: build image docs clib packages packages-check generate lint test mutate demo bench interop interop-nfs interop-sctp clean help
 
 build: ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
@@ -53,6 +53,10 @@ test: ## unit, simulation and (as root) namespace tests, with the race detector
 	$(GO) test -timeout 9m -run 'KernelGoodput|NoAllocs' $(TESTFLAGS) ./tcp/kernel ./client/embed || status=1; \
 	$(GO) test -C cmd/iwarpd-device-plugin $(RACE) -timeout 9m $(TESTFLAGS) ./... || status=1; \
 	exit $$status
+
+mutate: ## break what the rows of docs/conformance-*.md name, and see their tests fail; out/mutate.txt
+	@mkdir -p $(OUT)
+	$(GO) run ./test/mutate -o $(OUT)/mutate.txt $(MUTATEFLAGS)
 
 demo: build ## a file of 256 MiB there and back by RDMA between two namespaces, with checks and figures
 	@mkdir -p $(OUT)

@@ -1,0 +1,357 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/conformance"
+)
+
+var errBroken = errors.New("does not compile")
+
+// A verdict is how a mutant fared.
+type verdict int
+
+const (
+	broken verdict = iota // does not compile
+	killed                // by a test of its row
+	survived
+)
+
+type result struct {
+	m       *mutant
+	verdict verdict
+	by      conformance.Name
+}
+
+// A test with what is known of it without a mutant.
+type test struct {
+	name conformance.Name
+	once sync.Once
+	took time.Duration
+	err  error // why it proves nothing: it fails, skips, or takes too long
+}
+
+type runner struct {
+	b      *build
+	mu     sync.Mutex
+	tests  map[conformance.Name]*test
+	serial sync.Mutex // of tests that make namespaces or daemons
+
+	cache sync.Map // mutant id and test: whether it fails
+}
+
+func newRunner(b *build) *runner {
+	return &runner{b: b, tests: map[conformance.Name]*test{}}
+}
+
+// each calls f for all rows, -jobs at a time.
+func (r *runner) each(ctx context.Context, rows []*row, f func(*row)) {
+	var wg sync.WaitGroup
+	sem := make(chan struct{}, *jobs)
+	for _, row := range rows {
+		sem <- struct{}{}
+		if ctx.Err() != nil {
+			break
+		}
+		wg.Go(func() {
+			defer func() { <-sem }()
+			f(row)
+		})
+	}
+	wg.Wait()
+}
+
+// baseline runs every test of the rows without a mutant.
+func (r *runner) baseline(ctx context.Context, rows []*row) {
+	r.each(ctx, rows, func(row *row) {
+		for _, n := range row.Tests {
+			r.test(ctx, n)
+		}
+	})
+}
+
+// test returns a test that has run without a mutant.
+func (r *runner) test(ctx context.Context, n conformance.Name) *test {
+	r.mu.Lock()
+	t := r.tests[n]
+	if t == nil {
+		t = &test{name: n}
+		r.tests[n] = t
+	}
+	r.mu.Unlock()
+	t.once.Do(func() {
+		began := time.Now()
+		out, fails, err := r.exec(ctx, n, nil, *limit)
+		t.took = time.Since(began)
+		switch {
+		case err != nil:
+			t.err = err
+		case fails && t.took >= *limit:
+			t.err = fmt.Errorf("takes over %v", *limit)
+		case fails:
+			t.err = fmt.Errorf("fails without a mutant:\n%s", tail(out))
+		case bytes.Contains(out, []byte("no tests to run")):
+			t.err = errors.New("has no such case")
+		case regexp.MustCompile(`(?m)^--- SKIP`).Match(out):
+			t.err = errors.New("skips here")
+		}
+		if t.err != nil {
+			fmt.Fprintf(os.Stderr, "mutate: %v %v\n", n, t.err)
+		}
+	})
+	return t
+}
+
+func tail(out []byte) []byte { return out[max(0, len(out)-1500):] }
+
+// exec runs a test and reports whether it fails, or does not end.
+func (r *runner) exec(ctx context.Context, n conformance.Name, m *mutant, limit time.Duration) (out []byte, fails bool, err error) {
+	bin, overlay, err := r.b.binary(ctx, n.Dir, m)
+	if err != nil {
+		return nil, false, err
+	}
+	if heavy(n.Dir) {
+		r.serial.Lock()
+		defer r.serial.Unlock()
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	run := "^" + n.Name + "$"
+	if n.Case != "" {
+		run += "/^" + strings.ReplaceAll(strings.Map(space, regexp.QuoteMeta(n.Case)), "/", "$/^")
+	}
+	cmd := exec.CommandContext(ctx, bin, "-test.run", run, "-test.v", "-test.timeout", (limit + time.Second).String())
+	cmd.Dir = filepath.Join(r.b.root, n.Dir)
+	cmd.Env = append(os.Environ(), "GOFLAGS=-overlay="+overlay, "GOTRACEBACK=none")
+	if m != nil && !m.place.constant {
+		cmd.Env = append(cmd.Env, fmt.Sprintf("MUTANT=%d", m.id))
+	}
+	cmd.WaitDelay = 2 * time.Second
+	var buf limited
+	cmd.Stdout, cmd.Stderr = &buf, &buf
+	err = cmd.Run()
+	if ctx.Err() == context.Canceled {
+		return nil, false, ctx.Err()
+	}
+	return buf.Bytes(), err != nil, nil
+}
+
+func space(r rune) rune {
+	if r == ' ' {
+		return '_'
+	}
+	return r
+}
+
+// limited keeps the last of what a mutant prints, which may have no end.
+type limited struct{ bytes.Buffer }
+
+func (l *limited) Write(b []byte) (int, error) {
+	if l.Len() > 1<<20 {
+		l.Next(l.Len() / 2)
+	}
+	return l.Buffer.Write(b)
+}
+
+// heavy says whether tests of a folder make namespaces or daemons, and run one at
+// a time.
+func heavy(dir string) bool {
+	return strings.HasPrefix(dir, "test/") || dir == "client/embed" || strings.HasPrefix(dir, "cmd/") || dir == "dataplane/xsk"
+}
+
+// kills says whether a test notices a mutant.
+func (r *runner) kills(ctx context.Context, n conformance.Name, m *mutant) (bool, error) {
+	t := r.test(ctx, n)
+	if t.err != nil {
+		return false, nil
+	}
+	key := fmt.Sprint(m.id, n)
+	if v, ok := r.cache.Load(key); ok {
+		return v.(bool), nil
+	}
+	_, fails, err := r.exec(ctx, n, m, 5*time.Second+4*t.took)
+	if err != nil {
+		return false, err
+	}
+	r.cache.Store(key, fails)
+	return fails, nil
+}
+
+func (r *runner) run(ctx context.Context, rows []*row) {
+	var mu sync.Mutex
+	done := 0
+	r.each(ctx, rows, func(row *row) {
+		for _, m := range row.mutants {
+			if row.killed && !m.listed {
+				break
+			}
+			res := r.try(ctx, row, m)
+			if res.verdict == broken {
+				continue
+			}
+			row.results = append(row.results, res)
+			row.killed = row.killed || res.verdict == killed
+			if *verbose {
+				fmt.Printf("%s: %s: %s %v\n", row.key(), m.key(), [...]string{"broken", "killed", "survived"}[res.verdict], res.by)
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if done++; done%50 == 0 {
+			fmt.Fprintf(os.Stderr, "mutate: %d of %d rows\n", done, len(rows))
+		}
+	})
+}
+
+func (r *runner) try(ctx context.Context, row *row, m *mutant) result {
+	if m.broken {
+		return result{m: m}
+	}
+	own := r.sorted(ctx, row.Tests)
+	for _, n := range own {
+		fails, err := r.kills(ctx, n, m)
+		if errors.Is(err, errBroken) {
+			return result{m: m}
+		}
+		if fails {
+			return result{m, killed, n}
+		}
+	}
+	return result{m: m, verdict: survived}
+}
+
+// sorted puts the quick tests first.
+func (r *runner) sorted(ctx context.Context, names []conformance.Name) []conformance.Name {
+	out := slices.Clone(names)
+	for _, n := range out {
+		r.test(ctx, n)
+	}
+	slices.SortStableFunc(out, func(a, b conformance.Name) int {
+		return int(r.test(ctx, a).took.Milliseconds()/50 - r.test(ctx, b).took.Milliseconds()/50)
+	})
+	return out
+}
+
+// summary prints the report. Mutants of mutants.txt that survive without a reason
+// in survivors.txt, and rows none of whose mutants a test of theirs notices, are
+// errors.
+func (r *runner) summary(rows []*row, explained map[string]string) error {
+	w := io.Writer(os.Stdout)
+	if *report != "" {
+		f, err := os.Create(*report)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		w = io.MultiWriter(w, f)
+	}
+	type tally struct{ rows, listed, survived, derived, noticed int }
+	var all tally
+	files := map[string]*tally{}
+	var open, unproven []string
+	for _, row := range rows {
+		c := files[row.File]
+		if c == nil {
+			c = &tally{}
+			files[row.File] = c
+		}
+		c.rows++
+		for _, res := range row.results {
+			switch {
+			case !res.m.listed:
+				c.derived++
+				if res.verdict == killed {
+					c.noticed++
+				}
+			default:
+				c.listed++
+				if res.verdict != survived {
+					break
+				}
+				c.survived++
+				key := row.key() + ": " + res.m.key()
+				if why := explained[key]; why != "" {
+					fmt.Fprintf(w, "survived: %s: %s\n", key, why)
+				} else {
+					open = append(open, key)
+				}
+			}
+		}
+		switch key := row.key(); {
+		case row.killed:
+		case row.Reason && !slices.ContainsFunc(row.results, func(r result) bool { return r.m.listed }):
+		case explained[key] != "":
+			fmt.Fprintf(w, "not noticed: %s: %s\n", key, explained[key])
+		case len(row.results) == 0:
+			unproven = append(unproven, key+": no mutant of "+names(row.Code))
+		default:
+			unproven = append(unproven, key+": "+names(row.Tests))
+		}
+	}
+	for _, t := range sortedTests(r.tests) {
+		if t.err != nil {
+			fmt.Fprintf(w, "test not used: %v %s\n", t.name, strings.Split(t.err.Error(), "\n")[0])
+		}
+	}
+	print := func(what string, list []string) {
+		slices.Sort(list)
+		for _, s := range list {
+			fmt.Fprintf(w, "%s: %s\n", what, s)
+		}
+	}
+	print("no test of the row notices a mutant", unproven)
+	print("survived, unexplained", open)
+	line := func(name string, c *tally) {
+		fmt.Fprintf(w, "%-24s %4d rows; mutants of mutants.txt: %d killed, %d survived; derived: %d, %d of them noticed\n",
+			name, c.rows, c.listed-c.survived, c.survived, c.derived, c.noticed)
+	}
+	for _, f := range slices.Sorted(maps.Keys(files)) {
+		c := files[f]
+		line(f, c)
+		all.rows, all.listed, all.survived = all.rows+c.rows, all.listed+c.listed, all.survived+c.survived
+		all.derived, all.noticed = all.derived+c.derived, all.noticed+c.noticed
+	}
+	line("all", &all)
+	rate := 100 * float64(all.survived) / float64(max(all.listed, 1))
+	fmt.Fprintf(w, "%d mutants; of those of mutants.txt %.1f %% survived; %d rows without a mutant that their tests notice\n",
+		all.listed+all.derived, rate, len(unproven))
+	switch {
+	case len(open) > 0:
+		return fmt.Errorf("%d survivors that test/mutate/survivors.txt does not explain", len(open))
+	case len(unproven) > 0:
+		return fmt.Errorf("%d rows whose tests notice no mutant", len(unproven))
+	case rate >= *most:
+		return fmt.Errorf("%.1f %% survived; at most %g may", rate, *most)
+	}
+	return nil
+}
+
+func names(list []conformance.Name) string {
+	var s []string
+	for _, n := range list {
+		s = append(s, n.String())
+	}
+	return strings.Join(s, ", ")
+}
+
+func sortedTests(m map[conformance.Name]*test) []*test {
+	out := make([]*test, 0, len(m))
+	for _, t := range m {
+		out = append(out, t)
+	}
+	slices.SortFunc(out, func(a, b *test) int { return strings.Compare(a.name.String(), b.name.String()) })
+	return out
+}
