@@ -19,7 +19,7 @@ import (
 const CaptureHeader = 24
 
 const (
-	maxCaptures     = 8       // at a time: each costs the workers a look at every frame
+	maxCaptures     = 16      // at a time, of all but administrators: each costs the workers a look at every frame
 	captureRing     = 4 << 20 // octets of frames that wait in each worker
 	captureSocket   = 8 << 20 // octets that wait in the socket
 	captureInterval = 5       // milliseconds between looks
@@ -35,7 +35,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	if err != nil {
 		return nil, err
 	}
-	if s.captures >= maxCaptures {
+	if s.captures >= maxCaptures && !c.policy().admin {
 		return nil, errorf(busy, "ctrl: %d captures are running, the limit: end one", s.captures)
 	}
 	const frameOverhead = 64 // link headers beside the IP packet
@@ -48,12 +48,16 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	}
 	frames := min(max(captureRing/snap, 256), 16384)
 	size := uint64(s.engine.Workers()) * uint64(frames) * uint64(snap+40)
+	if err := c.take(resCaptures, 1); err != nil {
+		return nil, err
+	}
 	if err := c.take(resRings, size); err != nil {
+		c.give(resCaptures, 1)
 		return nil, err
 	}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		c.give(resRings, size)
+		c.giveCapture(size)
 		return nil, errorf(internal, "ctrl: capture: %w", err)
 	}
 	if unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, captureSocket) != nil {
@@ -80,10 +84,11 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	return fds[1:], nil
 }
 
-// giveCapture gives back the rings of a capture; the session may be over, and
+// giveCapture gives back a capture and its rings; the session may be over, and
 // has given back its share then. Called with mu held.
 func (c *session) giveCapture(size uint64) {
 	if c.srv.sessions[c.id] == c {
+		c.give(resCaptures, 1)
 		c.give(resRings, size)
 	}
 }

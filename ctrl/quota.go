@@ -19,6 +19,7 @@ const (
 	resChannels
 	resListens
 	resStreams
+	resCaptures
 	resRegistered // bytes
 	resRings      // bytes
 	numResources
@@ -29,20 +30,21 @@ const (
 var quotas = [numResources]struct {
 	name  string // in lists
 	noun  string // in errors
-	key   string // of the configuration; "": none
+	key   string // of the configuration
 	bytes bool
 	limit func(*Limits) uint64
 }{
 	resClients:    {"clients", "clients", "max-clients", false, func(l *Limits) uint64 { return uint64(l.Clients) }},
-	resPDs:        {"pds", "protection domains", "", false, func(l *Limits) uint64 { return uint64(l.PDs) }},
-	resMRs:        {"mrs", "memory regions", "", false, func(l *Limits) uint64 { return uint64(l.MRs) }},
-	resMWs:        {"mws", "memory windows", "", false, func(l *Limits) uint64 { return uint64(l.MWs) }},
-	resCQs:        {"cqs", "completion queues", "", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
+	resPDs:        {"pds", "protection domains", "max-pds", false, func(l *Limits) uint64 { return uint64(l.PDs) }},
+	resMRs:        {"mrs", "memory regions", "max-regions", false, func(l *Limits) uint64 { return uint64(l.MRs) }},
+	resMWs:        {"mws", "memory windows", "max-windows", false, func(l *Limits) uint64 { return uint64(l.MWs) }},
+	resCQs:        {"cqs", "completion queues", "max-cqs", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
 	resQPs:        {"qps", "queue pairs", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
 	resSRQs:       {"srqs", "shared receive queues", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
-	resChannels:   {"channels", "channels", "", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
-	resListens:    {"listens", "listeners", "", false, func(l *Limits) uint64 { return uint64(l.Listens) }},
+	resChannels:   {"channels", "channels", "max-cqs", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
+	resListens:    {"listens", "listeners", "max-listens", false, func(l *Limits) uint64 { return uint64(l.Listens) }},
 	resStreams:    {"streams", "accepted byte streams", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
+	resCaptures:   {"captures", "captures", "max-captures", false, func(l *Limits) uint64 { return uint64(l.Captures) }},
 	resRegistered: {"registered", "registered memory", "max-registered", true, func(l *Limits) uint64 { return l.Registered }},
 	resRings:      {"rings", "queues", "max-rings", true, func(l *Limits) uint64 { return l.Rings }},
 }
@@ -75,15 +77,11 @@ func (s *Server) settle(uid uint32) {
 // take past limit.
 func overQuota(uid uint32, r resource, have, n, limit uint64) error {
 	q := &quotas[r]
-	fix := "the limit"
-	if q.key != "" {
-		fix = q.key
-	}
 	if q.bytes {
 		return errorf(quota, "ctrl: %s has %d bytes of %s, %d more pass its limit of %d: give some back, or raise %s in the configuration",
-			user(uid), have, q.noun, n, limit, fix)
+			user(uid), have, q.noun, n, limit, q.key)
 	}
-	return errorf(quota, "ctrl: %s has %d %s, its limit is %d: close some, or raise %s in the configuration", user(uid), have, q.noun, limit, fix)
+	return errorf(quota, "ctrl: %s has %d %s, its limit is %d: close some, or raise %s in the configuration", user(uid), have, q.noun, limit, q.key)
 }
 
 // take charges n of r to the client's user, or returns an error if that would pass

@@ -53,12 +53,12 @@ func TestListQuotas(t *testing.T) {
 	h.settled(t)
 }
 
-// TestQuotaTable: each resource has a name, and a limit that the configuration or
-// a default gives.
+// TestQuotaTable: each resource has a name, and a limit with a default, and the
+// key of the configuration that changes it.
 func TestQuotaTable(t *testing.T) {
 	l := DefaultLimits
 	for r, q := range quotas {
-		if q.name == "" || q.noun == "" || q.limit(&l) == 0 || q.key != "" && !strings.HasPrefix(q.key, "max-") {
+		if q.name == "" || q.noun == "" || q.limit(&l) == 0 || !strings.HasPrefix(q.key, "max-") {
 			t.Errorf("resource %d: %q, %q, key %q, default %d", r, q.name, q.noun, q.key, q.limit(&l))
 		}
 	}

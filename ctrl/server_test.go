@@ -261,7 +261,7 @@ func TestQuota(t *testing.T) {
 	b.fails(cQuota, reqListen("", 2))
 	a.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: pd}}})
 	text = b.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: bpd}}})
-	if !strings.Contains(text, "raise the limit") {
+	if !strings.Contains(text, "raise max-windows in") {
 		t.Errorf("no mend named: %q", text)
 	}
 	// What a client held is free for the other when it has gone.

@@ -89,6 +89,35 @@ func TestAdmin(t *testing.T) {
 	}
 }
 
+// TestCaptureQuota: the captures of one user are bounded, and one that ends makes room.
+func TestCaptureQuota(t *testing.T) {
+	a, _, ctx := pair(t, embed.PairConfig{CtrlA: ctrl.Config{Limits: ctrl.Limits{Captures: 2}}})
+	open := func() (*iwarp.Capture, error) { return a.Device().Admin().Capture(ctx, iwarp.CaptureFilter{}) }
+	first, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	if c, err := open(); !errors.Is(err, iwarp.ErrQuota) || !strings.Contains(err.Error(), "max-captures") {
+		t.Errorf("third capture: %v, %v", c, err)
+	}
+	first.Close()
+	for {
+		c, err := open() // the daemon notices the end of the first within milliseconds
+		if err == nil {
+			c.Close()
+			return
+		}
+		if !errors.Is(err, iwarp.ErrQuota) || ctx.Err() != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestOpen(t *testing.T) {
 	sock := filepath.Join(t.TempDir(), "iwarpd.sock")
 	_, _, ctx := pair(t, embed.PairConfig{CtrlB: ctrl.Config{Socket: sock, Mode: 0o600}})

@@ -15,6 +15,27 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 )
 
+// TestQuotaKeys: each quota is a key of the configuration and of a rule, with the default
+// of package ctrl.
+func TestQuotaKeys(t *testing.T) {
+	s, err := parse(t, "interface: eth0\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	def := ctrl.DefaultLimits
+	def.QueueDepth, def.MaxInline, def.MaxSGE = 0, 0, 0 // of a queue, not of a user
+	if s.Limits != def {
+		t.Errorf("defaults %+v; want %+v", s.Limits, def)
+	}
+	s, err = parse(t, "interface: eth0\nmax-captures: 5\nmax-regions: 100\nallow:\n  - users: 7\n    max-captures: 1\n    max-regions: 9\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Limits.Captures != 5 || s.Limits.MRs != 100 || s.Allow[0].Limits.Captures != 1 || s.Allow[0].Limits.MRs != 9 {
+		t.Errorf("%+v, rule %+v", s.Limits, s.Allow[0].Limits)
+	}
+}
+
 func TestAllow(t *testing.T) {
 	s, err := parse(t, `
 interface: eth0
@@ -37,7 +58,7 @@ allow:
 		{
 			UIDs: []uint32{0, 1007}, GIDs: []uint32{50}, Listen: []ctrl.PortRange{{From: 7174, To: 7174}, {From: 20000, To: 20999}},
 			Addrs:  []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("fd00::1/128")},
-			Limits: &ctrl.Limits{Clients: 256, QPs: 100, Registered: 16 << 30, Rings: 65536},
+			Limits: &ctrl.Limits{Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, QPs: 100, Listens: 256, Captures: 2, Registered: 16 << 30, Rings: 65536},
 		},
 		{Admin: true},
 		{UIDs: []uint32{7}, Deny: true},
