@@ -56,7 +56,6 @@ type Assoc struct {
 	next         uint32 // oldest never sent
 	last         uint32 // behind the newest
 	cumAck       serial.Num
-	ssn          []uint16 // next of each stream, made when one is needed
 	peerRwnd     int
 	outstanding  int // octets in flight
 	queued       int // octets never sent
@@ -204,18 +203,9 @@ func (a *Assoc) Push(m *Message) {
 		}
 		return
 	}
-	it := item{stream: m.Stream, ppid: m.PPID, buf: m.Buf, len: int32(m.Len), flags: flagBegin | flagEnd}
+	it := item{stream: m.Stream, ppid: m.PPID, buf: m.Buf, len: int32(m.Len), flags: flagBegin | flagEnd | flagUnordered}
 	if m.Urgent {
 		it.flags |= flagImmediate
-	}
-	if m.Ordered {
-		for len(a.ssn) <= int(m.Stream) {
-			a.ssn = append(a.ssn, 0)
-		}
-		it.ssn = a.ssn[m.Stream]
-		a.ssn[m.Stream]++
-	} else {
-		it.flags |= flagUnordered
 	}
 	a.pushItem(it)
 	a.queued += m.Len
@@ -350,7 +340,6 @@ func (a *Assoc) dropSends() {
 	a.outstanding, a.queued, a.lostCount, a.gapAcked = 0, 0, 0, 0
 	a.recovering, a.fastPending, a.probing = false, false, false
 	a.persist, a.probe, a.starved = 0, false, false
-	clear(a.ssn)
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
 		p.flight, p.t3, p.timing, p.single = 0, 0, false, false

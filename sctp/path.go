@@ -203,7 +203,6 @@ func (a *Assoc) choosePath() {
 			if i != a.primary {
 				a.primary = i
 				a.stats.Failovers++
-				a.events |= 1 << EventPath
 			}
 			return
 		}

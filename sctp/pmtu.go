@@ -77,7 +77,6 @@ func (a *Assoc) SetMTU(i, mtu int) {
 	p.pmtu = pmtu{limit: mtu}
 	if mtu = max(mtu, p.minMTU()); mtu != p.mtu {
 		p.mtu = mtu
-		a.events |= 1 << EventPath
 	}
 }
 
@@ -91,7 +90,6 @@ func (a *Assoc) lowerMTU(now clock.Time, i, mtu int, again time.Duration) {
 	}
 	p.mtu = mtu
 	p.pmtu = pmtu{limit: p.pmtu.limit, due: now.Add(again)}
-	a.events |= 1 << EventPath
 }
 
 // tooBig takes what an ICMP error says that path i carries.
@@ -216,7 +214,6 @@ func (a *Assoc) mtuProbed(now clock.Time, i int) {
 	}
 	if m.size > p.mtu {
 		p.mtu = m.size
-		a.events |= 1 << EventPath
 	}
 	a.search(now, p)
 }

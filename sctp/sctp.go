@@ -1,8 +1,8 @@
 // Package sctp is the SCTP of the data plane: RFC 9260 with the Adaptation Layer
 // Indication of RFC 5061 and, as an option, the UDP encapsulation of RFC 6951. It
-// does what DDP asks of it (RFC 5043): messages that fit in one packet go out
-// whole, unordered by default, and what comes in is handed over at once; ordered
-// and fragmented messages of a peer are understood.
+// does what DDP asks of it (RFC 5043): messages that fit in one packet are sent
+// whole and unordered, and received messages are delivered at once. Ordered and
+// fragmented messages of a peer are supported.
 //
 // The package does no I/O. An Assoc is driven by one owner that passes the time
 // in: HandlePacket, HandleTimeout and the calls of the application are inputs;
@@ -65,12 +65,11 @@ type Event uint8
 const (
 	EventUp       Event = iota + 1 // the association is established
 	EventRestart                   // the peer has begun anew: all that was in flight either way is lost
-	EventPath                      // another path is in use, or MaxMessage has changed
 	EventShutdown                  // the peer has begun to shut down: nothing more can be pushed
 	EventClosed                    // the state is gone; Err says why
 )
 
-var eventNames = [...]string{EventUp: "up", EventRestart: "restart", EventPath: "path", EventShutdown: "shutdown", EventClosed: "closed"}
+var eventNames = [...]string{EventUp: "up", EventRestart: "restart", EventShutdown: "shutdown", EventClosed: "closed"}
 
 func (e Event) String() string {
 	if int(e) < len(eventNames) && eventNames[e] != "" {
@@ -129,12 +128,11 @@ type Data struct {
 
 // Message is a message to be sent: Len octets, 1 to MaxMessage, in Buf.
 type Message struct {
-	Stream  uint16
-	PPID    uint32
-	Ordered bool
-	Urgent  bool // the peer should acknowledge at once (RFC 7053)
-	Buf     Buf
-	Len     int
+	Stream uint16
+	PPID   uint32
+	Urgent bool // the peer should acknowledge at once (RFC 7053)
+	Buf    Buf
+	Len    int
 }
 
 // MaxParts is how many messages one packet carries at most.

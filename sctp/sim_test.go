@@ -94,12 +94,13 @@ func octet(id int, n uint32, i int) byte {
 
 // message makes message n: its serial number, whether it is in order and its SSN,
 // then octets that follow from these.
-func (h *simHost) message(n uint32, size int) (b []byte, m Message) {
+func (h *simHost) message(n uint32, size int) (b []byte, m Message, ordered bool) {
 	size = max(size, 8)
 	b = make([]byte, size)
-	m = Message{Stream: uint16(h.rng.IntN(h.a.out)), PPID: 16, Ordered: h.rng.IntN(4) == 0, Len: size}
+	m = Message{Stream: uint16(h.rng.IntN(h.a.out)), PPID: 16, Len: size}
+	ordered = h.rng.IntN(4) == 0
 	binary.BigEndian.PutUint32(b, n)
-	if m.Ordered {
+	if ordered {
 		b[4] = 1
 		binary.BigEndian.PutUint16(b[5:], h.ssn[m.Stream])
 		h.ssn[m.Stream]++
@@ -109,7 +110,15 @@ func (h *simHost) message(n uint32, size int) (b []byte, m Message) {
 	}
 	h.nextBuf++
 	m.Buf = h.nextBuf
-	return b, m
+	return b, m, ordered
+}
+
+// order makes the message that was pushed last an ordered one, as a peer's may be: an Assoc
+// sends unordered ones only.
+func (h *simHost) order(b []byte) {
+	it := h.a.at(h.a.last - 1)
+	it.flags &^= flagUnordered
+	it.ssn = binary.BigEndian.Uint16(b[5:])
 }
 
 func (s *sim) deliver(h *simHost, d *Data, b []byte) {
@@ -260,10 +269,13 @@ func (s *sim) app(h *simHost) {
 		if a.Room() < size {
 			break
 		}
-		b, m := h.message(uint32(h.pushed), size)
+		b, m, ordered := h.message(uint32(h.pushed), size)
 		h.bufs[m.Buf] = b
 		h.pushed++
 		a.Push(&m)
+		if ordered {
+			h.order(b)
+		}
 	}
 }
 
