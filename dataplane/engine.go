@@ -86,7 +86,7 @@ type SCTPConfig struct {
 	// Idle is how long a peer may keep an association that it opened without a session;
 	// default a minute, negative: for ever.
 	Idle time.Duration
-	// PerPeer bounds the associations that one address may have with the listeners of
+	// PerPeer bounds the associations that one address may have with each listener of
 	// one worker; default 1024. Until it has an accepted session each holds at most 64 KiB
 	// of what its peer sends.
 	PerPeer int

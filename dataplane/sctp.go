@@ -62,11 +62,20 @@ type initiate struct {
 	retry    bool          // it does, with setup, when its stream is free
 }
 
+// A guest is an address that opened associations to one of our ports. They are counted
+// by port, so that what a peer does to one listener leaves others alone.
+type guest struct {
+	remote [16]byte
+	port   uint16 // ours
+}
+
+func guestOf(f *pkt.Flow) guest { return guest{f.Remote, f.LocalPort} }
+
 // sctpState is what a worker has of SCTP.
 type sctpState struct {
 	n       int                  // associations
 	moved   map[pkt.Flow]*worker // associations dialed here that another queue has adopted
-	peers   map[[16]byte]int     // associations of listeners, by the peer's address
+	peers   map[guest]int        // associations that peers opened
 	memory  int                  // octets held for all associations
 	free    [][]byte             // buffers of assoc.kept
 	part    []byte               // a message that came in pieces
@@ -153,7 +162,7 @@ func (w *worker) unlistenSCTP(l *listener) {
 // sctp0 returns the worker's SCTP, made when it is first asked for.
 func (w *worker) sctp0() *sctpState {
 	if w.sctp == nil {
-		w.sctp = &sctpState{moved: make(map[pkt.Flow]*worker), peers: make(map[[16]byte]int), scratch: make([]byte, 1<<16)}
+		w.sctp = &sctpState{moved: make(map[pkt.Flow]*worker), peers: make(map[guest]int), scratch: make([]byte, 1<<16)}
 	}
 	return w.sctp
 }

@@ -378,10 +378,9 @@ func (as *assoc) retire(w *worker) {
 		}
 	}
 	if as.passive {
-		if n := w.sctp.peers[as.key.Flow.Remote]; n > 1 {
-			w.sctp.peers[as.key.Flow.Remote] = n - 1
-		} else {
-			delete(w.sctp.peers, as.key.Flow.Remote)
+		g := guestOf(&as.key.Flow)
+		if w.sctp.peers[g]--; w.sctp.peers[g] <= 0 {
+			delete(w.sctp.peers, g)
 		}
 	}
 	as.holds(w)

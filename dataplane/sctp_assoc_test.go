@@ -291,6 +291,28 @@ func TestSCTPPerPeer(t *testing.T) {
 	for _, r := range reqs[1:] {
 		w.answerSCTP(w.streams[r.Conn], session.Setup{}, Attachment{})
 	}
+	// The listeners of others have room while one has not.
+	reqs = nil
+	for port := range uint16(3) {
+		s.dialSCTP(40011+port, 0)
+	}
+	s.until("two requests more", requests(2))
+	if err := w.listenSCTP(2, netip.AddrPortFrom(addrB, 7175), SCTP{}); err != nil {
+		t.Fatal(err)
+	}
+	other := s.hosts[0].w
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40020), netip.AddrPortFrom(addrB, 7175))
+	if err := other.dialSCTP(other.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, SCTP{}, session.Setup{}, 0); err != nil {
+		t.Fatal(err)
+	}
+	s.until("a request of the other listener", requests(3))
+	w.unlisten(2)
+	for len(reqs) > 0 {
+		w.answerSCTP(w.streams[reqs[0].Conn], session.Setup{}, Attachment{})
+		reqs = reqs[1:]
+	}
+	s.until("the last request", requests(1))
+	w.answerSCTP(w.streams[reqs[0].Conn], session.Setup{}, Attachment{})
 	s.closedSCTP()
 	if len(w.sctp.peers) != 0 {
 		t.Errorf("counts left: %v", w.sctp.peers)

@@ -134,7 +134,7 @@ func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *a
 		w.stats.RxNoConn++
 		return nil // no answer: the peer tries again
 	}
-	if l != nil && w.sctp.peers[flow.Remote] >= w.e.cfg.SCTP.PerPeer && sctp.IsSetup(b) {
+	if l != nil && w.sctp.peers[guestOf(&flow)] >= w.e.cfg.SCTP.PerPeer && sctp.IsSetup(b) {
 		w.stats.AssocsRefused++
 		return nil
 	}
@@ -156,7 +156,7 @@ func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *a
 	as.lst, as.passive = l, true
 	a.SetWindow(min(strangerWindow, w.tcp.RcvWindow))
 	w.e.events.push(Event{Kind: EventJoined, Listener: l.id, Flow: flow, Worker: w.id})
-	w.sctp.peers[flow.Remote]++
+	w.sctp.peers[guestOf(&flow)]++
 	as.startIdle(w)
 	w.stats.PassiveOpens++
 	return as

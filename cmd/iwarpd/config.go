@@ -153,7 +153,7 @@ var keys = slices.Concat([]key{
 	{"tcp-time-wait", "", "1m", "how long a connection that was closed from here, and its port, stay in TIME-WAIT", duration(func(s *settings) *time.Duration { return &s.TimeWait }, time.Second, 4*time.Minute)},
 	{"sctp-rto-min", "", "1s", "least retransmission time-out over SCTP", duration(func(s *settings) *time.Duration { return &s.SCTPRTOMin }, 10*time.Millisecond, time.Minute)},
 	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: for ever", duration(func(s *settings) *time.Duration { return &s.SCTPIdle }, 0, 24*time.Hour)},
-	{"sctp-per-peer", "", "1024", "SCTP associations that one address may open on each queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},
+	{"sctp-per-peer", "", "1024", "SCTP associations that one address may open to each listener, on each queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},
 	{"mpa-revision", "", "2", "highest MPA revision offered, 1 or 2", number(func(s *settings) *int { return &s.MPARevision }, 1, 2)},
 	{"crc", "", "required", "MPA's CRC32c: required, optional (a client may wish to do without) or off (used only where the peer asks)", func(s *settings, v string) (err error) {
 		s.CRC, err = parseCRC(v)
