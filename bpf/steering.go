@@ -77,9 +77,14 @@ func (e Endpoint) String() string {
 type Options struct {
 	// Queues is how many receive queues may have a socket; 0 means 256.
 	Queues int
-	// Endpoints is how many endpoints can be claimed; 0 means 16384.
+	// Endpoints is how many endpoints can be claimed, an address of both families
+	// twice; 0 means DefaultEndpoints.
 	Endpoints int
 }
+
+// DefaultEndpoints is room for every port of one address, and for as many listeners
+// of both families.
+const DefaultEndpoints = 1 << 17
 
 // Counters says what became of frames, summed over CPUs.
 type Counters struct {
@@ -98,6 +103,8 @@ type Counters struct {
 // goroutines.
 type Steering struct {
 	objs steerObjects
+
+	room int // of the map of endpoints
 
 	mu     sync.Mutex
 	claims map[steerEndpoint]int
@@ -127,11 +134,15 @@ func Load(opts Options) (*Steering, error) {
 	if opts.Queues > 0 {
 		spec.Maps[steerMapSockets].MaxEntries = uint32(opts.Queues)
 	}
-	if opts.Endpoints > 0 {
-		spec.Maps[steerMapEndpoints].MaxEntries = uint32(opts.Endpoints)
-		spec.Maps[steerMapHosts].MaxEntries = uint32(opts.Endpoints)
+	if opts.Endpoints == 0 {
+		opts.Endpoints = DefaultEndpoints
+	}
+	for _, name := range []string{steerMapEndpoints, steerMapHosts} {
+		spec.Maps[name].MaxEntries = uint32(opts.Endpoints)
+		spec.Maps[name].Flags |= unix.BPF_F_NO_PREALLOC // most are never used
 	}
 	s := &Steering{
+		room:   opts.Endpoints,
 		claims: map[steerEndpoint]int{},
 		hosts:  map[steerEndpoint]int{},
 		local:  map[steerAddress]bool{},
@@ -289,6 +300,9 @@ func (s *Steering) Claim(e Endpoint) error {
 		if err := s.add(k); err != nil {
 			for _, k := range keys[:i] {
 				_ = s.drop(k)
+			}
+			if errors.Is(err, unix.E2BIG) {
+				err = fmt.Errorf("%w: the steering map has room for %d endpoints, and is full: raise steering-endpoints, or close listeners and connections", err, s.room)
 			}
 			return fmt.Errorf("bpf: claim %v: %w", e, explain(err))
 		}

@@ -487,7 +487,7 @@ func (s *Server) retry(c *conn, r mpa.Retry) {
 	c.sess.log.Info("MPA start-up refused", zap.Stringer("peer", c.remote), zap.Stringer("next", r))
 	s.engine.Disconnect(c.id, true)
 	delete(s.conns, c.id)
-	s.claims.drop(c.claim)
+	s.leavePort(c)
 	c.claim = nil
 	c.cfg = r.Apply(c.cfg)
 	s.startDial(c)
@@ -650,13 +650,7 @@ func (s *Server) forget(c *conn) {
 			c.qp.over = c.id
 		}
 	}
-	if c.lingers && c.listener == nil {
-		// The engine answers for the port while TCP is in TIME-WAIT.
-		c.claim.rests = true
-		s.lingering = append(s.lingering, lingering{c.claim, s.now().Add(s.cfg.TimeWait)})
-	} else {
-		s.claims.drop(c.claim)
-	}
+	s.leavePort(c)
 	c.claim, c.state = nil, connGone
 }
 

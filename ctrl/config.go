@@ -53,6 +53,7 @@ type PortRange struct{ From, To uint16 }
 // Limits are quotas of one uid over all its clients. Zero means the default.
 type Limits struct {
 	Clients, PDs, MRs, MWs, CQs, QPs, Listens int
+	Ports                                     int    // local ports of connections made from here, those in TIME-WAIT included
 	Captures                                  int    // at a time
 	Registered                                uint64 // octets of all memory regions
 	Rings                                     uint64 // octets of all queues, rings and what the daemon keeps for them
@@ -63,7 +64,7 @@ type Limits struct {
 
 // DefaultLimits are the quotas where the configuration says nothing.
 var DefaultLimits = Limits{
-	Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, QPs: 4096, Listens: 256, Captures: 2,
+	Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, QPs: 4096, Listens: 256, Ports: 8192, Captures: 2,
 	Registered: 1 << 30, Rings: 1 << 30, QueueDepth: 16384, MaxInline: 256, MaxSGE: 16,
 }
 
@@ -72,7 +73,7 @@ func (l Limits) fill() Limits {
 	d := DefaultLimits
 	for _, f := range []struct{ have, def *int }{
 		{&l.Clients, &d.Clients}, {&l.PDs, &d.PDs}, {&l.MRs, &d.MRs}, {&l.MWs, &d.MWs}, {&l.CQs, &d.CQs},
-		{&l.QPs, &d.QPs}, {&l.Listens, &d.Listens}, {&l.Captures, &d.Captures}, {&l.QueueDepth, &d.QueueDepth},
+		{&l.QPs, &d.QPs}, {&l.Listens, &d.Listens}, {&l.Ports, &d.Ports}, {&l.Captures, &d.Captures}, {&l.QueueDepth, &d.QueueDepth},
 		{&l.MaxInline, &d.MaxInline}, {&l.MaxSGE, &d.MaxSGE},
 	} {
 		if *f.have == 0 {

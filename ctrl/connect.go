@@ -204,7 +204,7 @@ func (s *Server) dial(c *conn) {
 		s.mu.Unlock()
 		return
 	}
-	cl, err := s.claims.take(netip.AddrPortFrom(addr, want.Port()), c.sess.cred.Uid, false)
+	cl, err := s.takePort(c, netip.AddrPortFrom(addr, want.Port()))
 	if err != nil {
 		s.failConn(c, err)
 		s.mu.Unlock()

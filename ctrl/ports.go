@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/shm"
 )
 
@@ -22,8 +23,12 @@ const protoTCP = 6
 type claim struct {
 	addr      netip.AddrPort
 	uid       uint32
-	listening bool // a listener uses it
-	rests     bool // its connection is over, and in TIME-WAIT
+	listening bool           // a listener uses it
+	rests     bool           // its connection is over, and in TIME-WAIT
+	active    bool           // of an active open: in the user's quota of ports
+	remote    netip.AddrPort // of its last connection
+	since     clock.Time     // rests: when it began
+	until     clock.Time     // TIME-WAIT ends
 	refs      int
 	fds       []int
 	eps       []bpf.Endpoint
@@ -38,7 +43,8 @@ type claims struct {
 	vlans    func() [][]uint16 // that the host is in; nil: not known
 	zone     string            // the interface, of link-local addresses
 	byAddr   map[netip.AddrPort]*claim
-	nextPort uint16 // for noGuard
+	nextPort uint16           // for noGuard
+	freed    func(uid uint32) // of a port of an active open
 }
 
 // take claims addr for one more user. An unspecified address means every
@@ -175,6 +181,9 @@ func (cs *claims) drop(c *claim) {
 	}
 	delete(cs.byAddr, c.addr)
 	cs.undo(c)
+	if c.active {
+		cs.freed(c.uid)
+	}
 }
 
 func (cs *claims) undo(c *claim) {

@@ -282,7 +282,7 @@ func (c *session) queryStats(reply *ctrlpb.Reply) error {
 func (s *Server) Counters() []*ctrlpb.Counter {
 	k := &s.counters
 	s.mu.Lock()
-	clients, conns, ports, resting := len(s.sessions), len(s.conns), len(s.claims.byAddr), len(s.lingering)
+	clients, conns, ports, resting := len(s.sessions), len(s.conns), len(s.claims.byAddr), s.resting()
 	var detached uint64
 	if s.detached != nil {
 		detached = 1

@@ -20,6 +20,8 @@ const (
 	resListens
 	resStreams
 	resCaptures
+
+	resPorts
 	resRegistered // bytes
 	resRings      // bytes
 	numResources
@@ -34,17 +36,19 @@ var quotas = [numResources]struct {
 	bytes bool
 	limit func(*Limits) uint64
 }{
-	resClients:    {"clients", "clients", "max-clients", false, func(l *Limits) uint64 { return uint64(l.Clients) }},
-	resPDs:        {"pds", "protection domains", "max-pds", false, func(l *Limits) uint64 { return uint64(l.PDs) }},
-	resMRs:        {"mrs", "memory regions", "max-regions", false, func(l *Limits) uint64 { return uint64(l.MRs) }},
-	resMWs:        {"mws", "memory windows", "max-windows", false, func(l *Limits) uint64 { return uint64(l.MWs) }},
-	resCQs:        {"cqs", "completion queues", "max-cqs", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
-	resQPs:        {"qps", "queue pairs", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
-	resSRQs:       {"srqs", "shared receive queues", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
-	resChannels:   {"channels", "channels", "max-cqs", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
-	resListens:    {"listens", "listeners", "max-listens", false, func(l *Limits) uint64 { return uint64(l.Listens) }},
-	resStreams:    {"streams", "accepted byte streams", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
-	resCaptures:   {"captures", "captures", "max-captures", false, func(l *Limits) uint64 { return uint64(l.Captures) }},
+	resClients:  {"clients", "clients", "max-clients", false, func(l *Limits) uint64 { return uint64(l.Clients) }},
+	resPDs:      {"pds", "protection domains", "max-pds", false, func(l *Limits) uint64 { return uint64(l.PDs) }},
+	resMRs:      {"mrs", "memory regions", "max-regions", false, func(l *Limits) uint64 { return uint64(l.MRs) }},
+	resMWs:      {"mws", "memory windows", "max-windows", false, func(l *Limits) uint64 { return uint64(l.MWs) }},
+	resCQs:      {"cqs", "completion queues", "max-cqs", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
+	resQPs:      {"qps", "queue pairs", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
+	resSRQs:     {"srqs", "shared receive queues", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
+	resChannels: {"channels", "channels", "max-cqs", false, func(l *Limits) uint64 { return uint64(l.CQs) }},
+	resListens:  {"listens", "listeners", "max-listens", false, func(l *Limits) uint64 { return uint64(l.Listens) }},
+	resStreams:  {"streams", "accepted byte streams", "max-qps", false, func(l *Limits) uint64 { return uint64(l.QPs) }},
+	resCaptures: {"captures", "captures", "max-captures", false, func(l *Limits) uint64 { return uint64(l.Captures) }},
+
+	resPorts:      {"ports", "local ports of connections, those in TIME-WAIT included", "max-ports", false, func(l *Limits) uint64 { return uint64(l.Ports) }},
 	resRegistered: {"registered", "registered memory", "max-registered", true, func(l *Limits) uint64 { return l.Registered }},
 	resRings:      {"rings", "queues", "max-rings", true, func(l *Limits) uint64 { return l.Rings }},
 }

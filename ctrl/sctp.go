@@ -136,7 +136,8 @@ func (s *Server) partedSCTP(cl *claim) {
 			if s.closed || s.claims.steering.Claim(ep) != nil {
 				continue
 			}
-			s.lateNext = append(s.lateNext, lateEndpoint{ep, until})
+			s.lateNext = append(s.lateNext, lateEndpoint{ep, until, cl.uid})
+			s.account(cl.uid)[resPorts]++
 			s.wake(until)
 		}
 		s.late[ep] = until
@@ -151,10 +152,12 @@ func (s *Server) endLate(now clock.Time) clock.Time {
 		l := s.lateNext[0]
 		s.lateNext = s.lateNext[1:]
 		if !s.late[l.ep].Due(now) { // another association has ended meanwhile
-			s.lateNext = append(s.lateNext, lateEndpoint{l.ep, now.Add(lateTime)})
+			s.lateNext = append(s.lateNext, lateEndpoint{l.ep, now.Add(lateTime), l.uid})
 			continue
 		}
 		delete(s.late, l.ep)
+		s.account(l.uid)[resPorts]--
+		s.settle(l.uid)
 		_ = s.claims.steering.Unclaim(l.ep) // gone with the program otherwise
 	}
 	if len(s.lateNext) == 0 {

@@ -78,7 +78,7 @@ type Server struct {
 	conns     map[dataplane.ConnID]*conn
 	assocs    map[pkt.Flow]*claim         // of associations, while these last
 	pending   map[*conn]struct{}          // those with a deadline
-	lingering []lingering                 // oldest first
+	timeWait  map[uint32][]*claim         // by uid: ports in TIME-WAIT, the first to end first
 	late      map[bpf.Endpoint]clock.Time // of SCTP: steered until then, for what is under way to associations that are gone
 	lateNext  []lateEndpoint              // the same
 	captures  int
@@ -138,12 +138,13 @@ func New(cfg Config, o Options) (*Server, error) {
 	}
 	s := &Server{
 		log: o.Logger, program: o.Program, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
-		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*account),
+		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*account), timeWait: make(map[uint32][]*claim),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),
 		late: make(map[bpf.Endpoint]clock.Time), rewake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	s.claims = claims{steering: o.Steering, noGuard: o.NoGuard, addrs: o.endpoints(), zone: cfg.Interface, byAddr: make(map[netip.AddrPort]*claim)}
+	s.claims.freed = s.portFreed
 	if v, ok := o.Resolver.(interface{ VLANs() [][]uint16 }); ok {
 		s.claims.vlans = v.VLANs
 	}
@@ -433,8 +434,10 @@ func (s *Server) Close() error {
 	s.wg.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, l := range s.lingering {
-		s.claims.drop(l.claim)
+	for _, q := range s.timeWait {
+		for _, cl := range q {
+			s.claims.drop(cl)
+		}
 	}
 	for _, cl := range s.assocs {
 		s.claims.drop(cl)
@@ -442,7 +445,8 @@ func (s *Server) Close() error {
 	for ep := range s.late {
 		_ = s.claims.steering.Unclaim(ep)
 	}
-	s.lingering, s.lateNext = nil, nil
+	clear(s.timeWait)
+	s.lateNext = nil
 	clear(s.assocs)
 	clear(s.late)
 	return nil

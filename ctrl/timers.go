@@ -66,14 +66,7 @@ func (s *Server) expire(now clock.Time) (next clock.Time) {
 	for c := range s.pending {
 		next = clock.Earliest(next, c.deadline)
 	}
-	for len(s.lingering) > 0 && s.lingering[0].at.Due(now) {
-		s.claims.drop(s.lingering[0].claim)
-		s.lingering = s.lingering[1:]
-	}
-	if len(s.lingering) > 0 {
-		next = clock.Earliest(next, s.lingering[0].at)
-	}
-	return clock.Earliest(next, s.endLate(now))
+	return clock.Earliest(clock.Earliest(next, s.endTimeWait(now)), s.endLate(now))
 }
 
 func (s *Server) expired(c *conn, now clock.Time) {
@@ -108,16 +101,11 @@ var waits = [...]string{
 	connWaiting: "the application's answer", connSwitching: "the first FPDU of the peer", connGone: "",
 }
 
-// lingering is a claim that outlives its connection until at.
-type lingering struct {
-	claim *claim
-	at    clock.Time
-}
-
 // lateEndpoint is an endpoint of SCTP whose steering is to be looked at.
 type lateEndpoint struct {
-	ep bpf.Endpoint
-	at clock.Time
+	ep  bpf.Endpoint
+	at  clock.Time
+	uid uint32 // whose quota of ports it counts in
 }
 
 // lateTime is how long the SCTP packets of a port are steered after its last association

@@ -460,6 +460,44 @@ func TestTimeWaitMakesRoom(t *testing.T) {
 	}
 }
 
+// TestFollowTimeWait: an active open takes the place of a connection of the same
+// addresses and ports in TIME-WAIT a second after that began, if both used
+// timestamps (RFC 6191); without them never.
+func TestFollowTimeWait(t *testing.T) {
+	for _, stamps := range []bool{true, false} {
+		s := newSim(t, link.PipeConfig{})
+		for _, h := range s.hosts {
+			h.w.tcp.NoTimestamps = !stamps
+		}
+		w := s.hosts[0].w
+		local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
+		again := func() error {
+			return w.connect(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0, false)
+		}
+		for i := range 3 {
+			a, b := s.open()
+			w.disconnect(a, false) // TIME-WAIT is ours
+			s.until("FIN arrived", func() bool { _, ok := s.hosts[1].take(EventPeerClosed); return ok })
+			s.hosts[1].w.disconnect(b, false)
+			s.closed(0)
+			s.closed(1)
+			if err := again(); !errors.Is(err, errFlowExists) {
+				t.Errorf("timestamps %v, connection %d: at once: %v", stamps, i, err)
+			}
+			s.now = s.now.Add(1100 * time.Millisecond)
+			for s.hosts[0].w.turn()+s.hosts[1].w.turn() > 0 {
+			}
+			if stamps {
+				continue // open checks that it can be
+			}
+			if err := again(); !errors.Is(err, errFlowExists) {
+				t.Errorf("without timestamps, after a second: %v", err)
+			}
+			break
+		}
+	}
+}
+
 // A crossLink receives from one wire and sends on another, as a NIC whose RSS
 // puts the two directions of a flow on different queues.
 type crossLink struct {

@@ -150,6 +150,11 @@ func (w *worker) full() bool { return w.stats.Conns >= uint64(w.e.cfg.MaxConns) 
 func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	flow := pkt.NewFlow(r.Local, r.Remote)
 	k := handoff.Key{Flow: flow}
+	iss := tcp.ISS(w.e.secret, flow, w.now)
+	if old := w.lookup(&flow); old != nil && old.tcp.MayFollow(w.now, iss) {
+		old.tcp.Abort(w.now)
+		w.pumpLane(&old.lane, nil)
+	}
 	switch {
 	case w.lanes[k] != nil || w.e.elsewhere(k, w):
 		return errFlowExists
@@ -157,7 +162,7 @@ func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
 		return errTooMany
 	}
 	mtu := w.mtuOf(hop)
-	c := newTCPConn(id, flow, tcp.Dial(w.now, &w.tcp, flow, tcp.ISS(w.e.secret, flow, w.now), mtu))
+	c := newTCPConn(id, flow, tcp.Dial(w.now, &w.tcp, flow, iss, mtu))
 	c.wide, c.hopMTU, c.tuple = r.Stream, hopMTU(mtu), tupleOf(flow, hop)
 	c.giveUp = w.deadlineAfter(r.Timeout)
 	w.enterTCP(c)

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
 const (
@@ -209,6 +210,19 @@ func (c *Conn) keepAliveTimeout(now clock.Time) {
 	c.keepProbes++
 	c.keepPending = true
 	c.arm(timerKeepAlive, now.Add(c.cfg.KeepAliveInterval))
+}
+
+// reuseAfter is how long a connection is in TIME-WAIT at least before another one
+// may follow it.
+const reuseAfter = time.Second
+
+// MayFollow reports whether c is in TIME-WAIT, and an active open of the same flow
+// with the initial sequence number iss may take its place: both sides tell old
+// segments from new ones by the timestamps (RFC 6191, RFC 7323 section 5.8), whose
+// clock goes on, and by the sequence numbers. c is aborted first, so that no segment
+// can revive it or end the new connection (RFC 1337).
+func (c *Conn) MayFollow(now clock.Time, iss serial.Num) bool {
+	return c.state == TimeWait && c.tsOK && c.nxt.Less(iss) && c.deadlines[timerTimeWait].Sub(now) <= c.cfg.TimeWait-reuseAfter
 }
 
 // timeWait enters TIME-WAIT, or starts its time afresh.

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
 )
 
@@ -37,6 +38,7 @@ type settings struct {
 	Spin      time.Duration
 	MTU       int // 0: that of the interface
 	QueueMem  int64
+	Endpoints int // that the XDP program can steer
 
 	Socket      string
 	SocketMode  fs.FileMode
@@ -123,6 +125,8 @@ var keys = slices.Concat([]key{
 		}
 		return err
 	}},
+
+	{"steering-endpoints", "", strconv.Itoa(bpf.DefaultEndpoints), "local endpoints that the XDP program can steer: ports of connections and listeners, TIME-WAIT included", number(func(s *settings) *int { return &s.Endpoints }, 64, 1<<24)},
 
 	{"socket", "", "/run/iwarpd/iwarpd.sock", "path of the API socket", func(s *settings, v string) error {
 		if v == "" || len(v) > 107 { // sun_path of sockaddr_un(7)

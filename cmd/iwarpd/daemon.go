@@ -95,7 +95,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 		return nil, exitErr(exitInterface, "interface %s has no IP address: ip address add ADDR/LEN dev %s", ifi.Name, ifi.Name)
 	}
 	d.gone = resolver.Gone()
-	if d.steer, err = bpf.Load(bpf.Options{Queues: have}); err != nil {
+	if d.steer, err = bpf.Load(bpf.Options{Queues: have, Endpoints: s.Endpoints}); err != nil {
 		return nil, bpfError(err)
 	}
 	d.onClose(d.steer.Close)

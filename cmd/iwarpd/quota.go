@@ -28,6 +28,8 @@ var quotaKeys = []quotaKey{
 	{"max-windows", "4096", "memory windows of one user", count(func(l *ctrl.Limits) *int { return &l.MWs }, 1<<20)},
 	{"max-listens", "256", "listeners of one user", count(func(l *ctrl.Limits) *int { return &l.Listens }, 1<<16)},
 	{"max-captures", "2", "captures of one user at a time", count(func(l *ctrl.Limits) *int { return &l.Captures }, 64)},
+
+	{"max-ports", "8192", "local ports of the connections that one user makes, those in TIME-WAIT included", count(func(l *ctrl.Limits) *int { return &l.Ports }, 1<<20)},
 	{"max-registered", "1GiB", "memory that one user may register", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Registered })},
 	{"max-rings", "1GiB", "memory that the queues of one user may take", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Rings })},
 }

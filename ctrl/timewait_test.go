@@ -1,0 +1,166 @@
+package ctrl
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/mpa"
+)
+
+// helloAs is hello of a client of another user.
+func (h *harness) helloAs(t testing.TB, uid uint32) *tclient {
+	t.Helper()
+	c := h.hello(t)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	o := h.sessions[h.lastID]
+	o.use = h.account(uid)
+	for r, n := range o.own {
+		h.account(o.cred.Uid)[r] -= n
+		o.use[r] += n
+	}
+	h.settle(o.cred.Uid)
+	o.cred.Uid = uid
+	return c
+}
+
+// churn makes a connection to peerA and closes it from here, so that its port is in
+// TIME-WAIT. It returns the port, or the error of the connect.
+func (h *harness) churn(t *testing.T, c *tclient, pd, cq uint32) (port uint16, err string) {
+	t.Helper()
+	qp := c.ok(reqQP(pd, cq)).GetQp().Qp
+	defer c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: qp}}})
+	c.ok(reqConnect(qp, peerA.String()))
+	for {
+		h.mu.Lock()
+		cn := h.qps[qp].conn
+		dialing := cn != nil && cn.state == connDialing
+		h.mu.Unlock()
+		if cn == nil {
+			for {
+				if f := c.event().GetConnectFailed(); f != nil {
+					return 0, f.Error.Text
+				}
+			}
+		}
+		if dialing {
+			break
+		}
+	}
+	h.e.await(t, "connect")
+	p := h.opened(t, mpa.DefaultConfig())
+	p.accept("", -1, -1)
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: p.attached().QP})
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventPeerClosed, Conn: p.id})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
+	h.e.mu.Lock()
+	delete(h.e.conns, p.id)
+	h.e.mu.Unlock()
+	c.events = nil
+	seqpacket.CloseAll(c.fds)
+	c.fds = nil
+	return p.c.local.Port(), ""
+}
+
+// TestPortsOfOneUser: a user that makes 600 connections a second for 40 s never
+// fails, holds no more ports than its quota, and keeps no other user from
+// connecting.
+func TestPortsOfOneUser(t *testing.T) {
+	const rate, seconds, limit = 600, 40, 4096
+	h := newHarness(t, Config{Limits: Limits{Ports: limit}})
+	busy, other := h.helloAs(t, 1001), h.helloAs(t, 1002)
+	pd, cq := busy.pd(), busy.cq()
+	opd, ocq := other.pd(), other.cq()
+	for s := range seconds {
+		for i := range rate {
+			if _, err := h.churn(t, busy, pd, cq); err != "" {
+				t.Fatalf("connection %d of second %d: %s", i, s, err)
+			}
+		}
+		h.advance(time.Second)
+		if n := h.steer.len(); n > limit {
+			t.Fatalf("after %d s: %d endpoints are claimed, the quota is %d", s, n, limit)
+		}
+	}
+	if _, err := h.churn(t, other, opd, ocq); err != "" {
+		t.Errorf("another user: %s", err)
+	}
+	h.mu.Lock()
+	have := h.account(1001)[resPorts]
+	h.mu.Unlock()
+	if have != limit {
+		t.Errorf("%d ports are charged, want %d", have, limit)
+	}
+	// TIME-WAIT counts after the last client of the user has gone.
+	busy.c.Close()
+	other.c.Close()
+	for gone := false; !gone; {
+		h.mu.Lock()
+		gone = len(h.sessions) == 0
+		if gone && (h.account(1001)[resPorts] != limit || h.account(1002)[resPorts] != 1) {
+			t.Errorf("ports charged after the clients: %v, %v", h.account(1001)[resPorts], h.account(1002)[resPorts])
+		}
+		h.mu.Unlock()
+	}
+	h.advance(h.cfg.TimeWait)
+	h.settled(t)
+	if n := h.steer.len(); n != 0 {
+		t.Errorf("%d endpoints are claimed after TIME-WAIT", n)
+	}
+}
+
+// TestPortQuota: ports are not reused within a second, nor those of other users;
+// the error says what to raise.
+func TestPortQuota(t *testing.T) {
+	h := newHarness(t, Config{Limits: Limits{Ports: 2}})
+	c, other := h.helloAs(t, 1001), h.helloAs(t, 1002)
+	pd, cq := c.pd(), c.cq()
+	if _, err := h.churn(t, other, other.pd(), other.cq()); err != "" {
+		t.Fatal(err)
+	}
+	first, _ := h.churn(t, c, pd, cq)
+	h.advance(reuseAfter / 2)
+	second, _ := h.churn(t, c, pd, cq)
+	if _, err := h.churn(t, c, pd, cq); !strings.Contains(err, "max-ports") {
+		t.Errorf("a third connection at once: %q", err)
+	}
+	h.advance(reuseAfter / 2)
+	if port, err := h.churn(t, c, pd, cq); port != first || err != "" {
+		t.Errorf("port %d (%s); want the oldest, %d", port, err, first)
+	}
+	h.advance(reuseAfter)
+	if port, err := h.churn(t, c, pd, cq); port != second || err != "" {
+		t.Errorf("port %d (%s); want %d", port, err, second)
+	}
+}
+
+// TestReusedPortRests: a port that was reused stays claimed until the TIME-WAIT of
+// the connection before is over, however the last one ended.
+func TestReusedPortRests(t *testing.T) {
+	h := newHarness(t, Config{Limits: Limits{Ports: 1}})
+	c := h.hello(t)
+	pd, cq := c.pd(), c.cq()
+	port, err := h.churn(t, c, pd, cq)
+	if err != "" {
+		t.Fatal(err)
+	}
+	h.advance(2 * reuseAfter)
+	qp := c.ok(reqQP(pd, cq)).GetQp().Qp
+	p, _ := h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
+	if p.c.local.Port() != port {
+		t.Fatalf("port %d, want %d", p.c.local.Port(), port)
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id, Err: dataplane.ErrTimeout})
+	if n := h.steer.len(); n != 1 {
+		t.Errorf("%d endpoints are claimed", n)
+	}
+	h.advance(h.cfg.TimeWait - 2*reuseAfter)
+	if n := h.steer.len(); n != 0 {
+		t.Errorf("%d endpoints are claimed after TIME-WAIT", n)
+	}
+}
