@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"slices"
@@ -225,8 +224,8 @@ func (s *Socket) layout() {
 var opening sync.Mutex
 
 // bind opens, registers and binds the socket through asavie/xdp. That package
-// takes bind's flags from a package variable, hides bind's errno in text, shows
-// nobody its rings, and never unmaps them; bind makes up for each.
+// takes bind's flags from a package variable, formats each errno into text, shows
+// no caller its rings, and never unmaps them; bind makes up for each.
 func (s *Socket) bind(ifindex int) error {
 	flags := uint16(unix.XDP_USE_NEED_WAKEUP)
 	switch s.cfg.Mode {
@@ -248,13 +247,13 @@ func (s *Socket) bind(ifindex int) error {
 				return errors.Join(fmt.Errorf("MTU %d: %w", s.cfg.MTU, ErrNoSG), s.Close())
 			}
 			return nil
-		case hasErrno(err, unix.EBUSY) && time.Now().Before(until):
+		case errors.Is(err, unix.EBUSY) && time.Now().Before(until):
 			time.Sleep(20 * time.Millisecond)
-		case hasErrno(err, unix.EBUSY):
+		case errors.Is(err, unix.EBUSY):
 			return fmt.Errorf("%w: %w", ErrBusy, err)
-		case hasErrno(err, unix.EPERM), hasErrno(err, unix.ENOBUFS): // ENOBUFS: RLIMIT_MEMLOCK
+		case errors.Is(err, unix.EPERM), errors.Is(err, unix.ENOBUFS): // ENOBUFS: RLIMIT_MEMLOCK
 			return fmt.Errorf("%w: %w", ErrPrivilege, err)
-		case s.sg && (hasErrno(err, unix.EINVAL) || hasErrno(err, unix.EOPNOTSUPP)):
+		case s.sg && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)):
 			s.sg = false
 		default:
 			return err
@@ -262,10 +261,23 @@ func (s *Socket) bind(ifindex int) error {
 	}
 }
 
-// hasErrno looks for an errno in the text of an error: asavie/xdp formats it
-// with %v.
-func hasErrno(err error, errno unix.Errno) bool {
-	return strings.HasSuffix(err.Error(), errno.Error())
+// errnoError is an error of asavie/xdp with the errno that it shows only in its text.
+type errnoError struct {
+	error
+	errno unix.Errno
+}
+
+func (e errnoError) Unwrap() error { return e.errno }
+
+// withErrno returns err so that errors.Is finds the errno in it. asavie/xdp formats
+// every errno with %v, at the end of the text; this is the one place that reads it.
+func withErrno(err error) error {
+	for _, errno := range [...]unix.Errno{unix.EBUSY, unix.EPERM, unix.ENOBUFS, unix.EINVAL, unix.EOPNOTSUPP} {
+		if strings.HasSuffix(err.Error(), errno.Error()) {
+			return errnoError{err, errno}
+		}
+	}
+	return err
 }
 
 func (s *Socket) newSocket(ifindex int, flags uint16) error {
@@ -289,12 +301,17 @@ func (s *Socket) newSocket(ifindex int, flags uint16) error {
 	// the queue, so that without unmap neither a failed bind nor Close would ever
 	// free either.
 	after, merr := socketMaps()
-	for m := range before {
-		delete(after, m)
+	ino := uint64(0)
+	if err == nil {
+		var st unix.Stat_t
+		if serr := unix.Fstat(sock.FD(), &st); serr != nil {
+			merr = errors.Join(merr, serr)
+		}
+		ino = st.Ino
 	}
-	s.maps = slices.Collect(maps.Keys(after))
+	s.maps = ownMaps(before, after, ino)
 	if err != nil {
-		return errors.Join(err, merr, s.unmap())
+		return errors.Join(withErrno(err), merr, s.unmap())
 	}
 	if merr != nil {
 		return errors.Join(merr, s.unmap(), sock.Close())
@@ -303,6 +320,24 @@ func (s *Socket) newSocket(ifindex int, flags uint16) error {
 	s.fd = sock.FD()
 	s.umem = sock.GetFrame(xdp.Desc{})[:s.cfg.Frames*s.cfg.FrameSize] // which a Len of 32 bits may not hold
 	return nil
+}
+
+// ownMaps returns the mappings of the socket ino that are in after and not in before.
+// Others of the process may map sockets of theirs meanwhile. Without an ino, since
+// the socket is closed already, it is that with a new fill ring, which only an AF_XDP
+// socket has: opening is held.
+func ownMaps(before, after map[mapping]struct{}, ino uint64) (own []mapping) {
+	for m := range after {
+		if _, old := before[m]; !old && ino == 0 && m.pgoff == unix.XDP_UMEM_PGOFF_FILL_RING {
+			ino = m.ino
+		}
+	}
+	for m := range after {
+		if _, old := before[m]; !old && m.ino == ino {
+			own = append(own, m)
+		}
+	}
+	return own
 }
 
 // unmap unmaps the rings.
@@ -315,10 +350,11 @@ func (s *Socket) unmap() error {
 	return errors.Join(errs...)
 }
 
-// mapping is a piece of the address space, and what of the socket it shows.
+// mapping is a piece of the address space, and what of which socket it shows.
 type mapping struct {
 	addr, length uintptr
 	pgoff        uint64
+	ino          uint64 // of the socket
 }
 
 // socketMaps lists the sockets that are mapped into this process.
@@ -335,12 +371,12 @@ func socketMaps() (map[mapping]struct{}, error) {
 			continue
 		}
 		var lo, hi uintptr
-		var perm string
-		var pgoff uint64
-		if _, err := fmt.Sscanf(sc.Text(), "%x-%x %s %x ", &lo, &hi, &perm, &pgoff); err != nil {
+		var perm, dev string
+		var pgoff, ino uint64
+		if _, err := fmt.Sscanf(sc.Text(), "%x-%x %s %x %s %d", &lo, &hi, &perm, &pgoff, &dev, &ino); err != nil {
 			return nil, fmt.Errorf("/proc/self/maps: %w", err)
 		}
-		found[mapping{lo, hi - lo, pgoff}] = struct{}{}
+		found[mapping{lo, hi - lo, pgoff, ino}] = struct{}{}
 	}
 	return found, sc.Err()
 }
