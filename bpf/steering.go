@@ -280,15 +280,6 @@ func (s *Steering) SetSocket(queue, fd int) error {
 	return nil
 }
 
-// ClearSocket undoes SetSocket: the queue's frames pass to the kernel.
-func (s *Steering) ClearSocket(queue int) error {
-	err := s.objs.Sockets.Delete(uint32(queue))
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("bpf: socket of queue %d: %w", queue, err)
-	}
-	return nil
-}
-
 // Claim steers the frames to an endpoint, and ICMP errors about its packets. An
 // endpoint may be claimed several times, and is ours until Unclaim was called
 // as often.

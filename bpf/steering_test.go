@@ -276,7 +276,7 @@ func TestNoSocketPassesToKernel(t *testing.T) {
 	if act := run(t, s, f); act != actRedirect {
 		t.Errorf("verdict %d with a socket", act)
 	}
-	if err := s.ClearSocket(0); err != nil {
+	if err := s.objs.Sockets.Delete(uint32(0)); err != nil {
 		t.Fatal(err)
 	}
 	if act := run(t, s, f); act != actPass {

@@ -435,8 +435,8 @@ func corruptedRun(s *simulation, reasons map[string]int) {
 				t.Fatalf("end %d: %v, and no Terminate", i, err)
 			}
 			// A peer that had failed as well was not listening any more.
-			if got := e.peer.Remote(); got != err && e.peer.Err() == nil || e.peer.RemoteLayout() != LayoutRFC {
-				t.Fatalf("end %d: %v; the peer was told %v in layout %v", i, err, got, e.peer.RemoteLayout())
+			if got := e.peer.Remote(); got != err && e.peer.Err() == nil || e.peer.remote.layout != LayoutRFC {
+				t.Fatalf("end %d: %v; the peer was told %v in layout %v", i, err, got, e.peer.remote.layout)
 			}
 		}
 		e.Flush()

@@ -336,9 +336,6 @@ func (s *Stream) RTR() Op { return s.gotRTR }
 // Remote returns the error of the peer's Terminate, or nil.
 func (s *Stream) Remote() *term.Error { return s.remote.err }
 
-// RemoteLayout says in which layout the peer's Terminate was.
-func (s *Stream) RemoteLayout() TerminateLayout { return s.remote.layout }
-
 // RemoteRaw returns the octets of the peer's Terminate behind its DDP header.
 func (s *Stream) RemoteRaw() []byte { return s.remote.raw[:s.remote.rawLen] }
 

@@ -180,18 +180,18 @@ func TestTerminated(t *testing.T) {
 // Whether the stream has carried messages decides what 20 07 means.
 func TestTerminatedAtSetup(t *testing.T) {
 	e := newVictim()
-	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrMPARTR || e.RemoteLayout() != LayoutRFC {
-		t.Errorf("first message: %v, %v, layout %v; want %v", err, e.Remote(), e.RemoteLayout(), term.ErrMPARTR)
+	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrMPARTR || e.remote.layout != LayoutRFC {
+		t.Errorf("first message: %v, %v, layout %v; want %v", err, e.Remote(), e.remote.layout, term.ErrMPARTR)
 	}
 	e = newVictim()
 	e.HandleULPDU(unhex(t, hSend))
-	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrStream || e.RemoteLayout() != LayoutSwapped {
-		t.Errorf("after a Send: %v, %v, layout %v; want %v", err, e.Remote(), e.RemoteLayout(), term.ErrStream)
+	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrStream || e.remote.layout != LayoutSwapped {
+		t.Errorf("after a Send: %v, %v, layout %v; want %v", err, e.Remote(), e.remote.layout, term.ErrStream)
 	}
 	e = newVictim()
 	e.HandleULPDU(unhex(t, hRead+sink+"00000000 00000000 0000000000000000"))
-	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrStream || e.RemoteLayout() != LayoutSwapped {
-		t.Errorf("after a Read Request: %v, %v, layout %v; want %v", err, e.Remote(), e.RemoteLayout(), term.ErrStream)
+	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrStream || e.remote.layout != LayoutSwapped {
+		t.Errorf("after a Read Request: %v, %v, layout %v; want %v", err, e.Remote(), e.remote.layout, term.ErrStream)
 	}
 }
 

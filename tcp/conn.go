@@ -118,7 +118,6 @@ type earlyAck struct {
 
 const (
 	evEstablished = 1 << iota
-	evMSS
 	evPeerClosed
 	evClosed
 )

@@ -65,9 +65,6 @@ func (c *Conn) setMSS() {
 	c.mss = n
 	c.w.mss = n
 	c.w.cwnd = max(c.w.cwnd, n)
-	if c.state >= Established {
-		c.events |= evMSS
-	}
 	if n < old || c.state < Established {
 		c.recutQueue()
 	}

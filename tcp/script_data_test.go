@@ -648,7 +648,6 @@ func TestScriptSend(t *testing.T) {
 			> P. 1461+1460
 			icmp toobig 1 1000
 			mss 960
-			event MSS
 			> P. 1+960 re buf 1 off 0
 			> P. 961+500 re buf 1 off 960
 			> P. 1461+960 re buf 2 off 0

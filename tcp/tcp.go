@@ -137,7 +137,6 @@ type Event uint8
 
 const (
 	EventEstablished Event = iota + 1 // the connection is synchronised
-	EventMSS                          // the value of MSS() has changed
 	EventPeerClosed                   // the peer's FIN is in order: no more octets will come
 	EventClosed                       // the state is gone; Err says why
 )
@@ -146,8 +145,6 @@ func (e Event) String() string {
 	switch e {
 	case EventEstablished:
 		return "established"
-	case EventMSS:
-		return "MSS"
 	case EventPeerClosed:
 		return "peer closed"
 	case EventClosed:

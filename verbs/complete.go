@@ -103,13 +103,7 @@ func (q *QP) pollWC(wc *WC) bool {
 		return false
 	}
 	q.flushes++
-	switch q.state {
-	case StateClosing:
-		return q.flushSend(wc)
-	case StateError:
-		return q.flushSend(wc) || q.flushRecv(wc)
-	}
-	return false
+	return q.state == StateError && (q.flushSend(wc) || q.flushRecv(wc))
 }
 
 func (q *QP) sendWC(wc *WC, s *sendSlot) {
@@ -153,8 +147,7 @@ func (q *QP) count(wc *WC) {
 	}
 }
 
-// flushSend takes one more posted work request, only to flush it. In CLOSING
-// it waits for those that are under way: completions keep their order.
+// flushSend takes one more posted work request, only to flush it.
 func (q *QP) flushSend(wc *WC) bool {
 	if q.sqHead != q.sqTail || q.cfg.Sends == nil || !q.cfg.Sends.NextSend(&q.wr) {
 		return false

@@ -18,7 +18,7 @@ var _ rdmap.Memory = (*QP)(nil)
 // numbers, however the messages come in: all up to msn are taken. Asking again
 // for one that was taken gives the same.
 func (q *QP) Recv(msn serial.Num) (id, size uint32, ok bool) {
-	if q.state != StateRTS && q.state != StateClosing {
+	if q.state != StateRTS {
 		return 0, 0, false
 	}
 	if q.stats.Recvs == 0 && msn == firstMSN+1 {

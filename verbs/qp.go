@@ -15,12 +15,11 @@ type State uint8
 const (
 	StateIdle      State = iota // no stream yet; receives may be posted
 	StateRTS                    // full operation
-	StateClosing                // graceful close under way: nothing new is started
 	StateTerminate              // a Terminate was sent or received, or is about to be
 	StateError                  // all work is flushed
 )
 
-var stateNames = [...]string{"IDLE", "RTS", "CLOSING", "TERMINATE", "ERROR"}
+var stateNames = [...]string{"IDLE", "RTS", "TERMINATE", "ERROR"}
 
 // String returns the verbs' name.
 func (s State) String() string {
@@ -201,18 +200,10 @@ func (q *QP) Start(cfg rdmap.Config) {
 
 // State returns the state; a stream that is terminating makes it TERMINATE.
 func (q *QP) State() State {
-	if (q.state == StateRTS || q.state == StateClosing) && (q.stream.Terminating() || q.stream.Remote() != nil) {
+	if q.state == StateRTS && (q.stream.Terminating() || q.stream.Remote() != nil) {
 		q.state = StateTerminate
 	}
 	return q.state
-}
-
-// Close takes the QP from RTS to CLOSING: work requests posted from now on are
-// flushed, those taken before go on.
-func (q *QP) Close() {
-	if q.State() == StateRTS {
-		q.state = StateClosing
-	}
 }
 
 // Idle reports whether no send work request is under way.

@@ -213,38 +213,6 @@ func TestEndlessPoster(t *testing.T) {
 	}
 }
 
-// TestClosing: what was taken goes on, what comes later is flushed, behind it.
-func TestClosing(t *testing.T) {
-	a, b := newPair(t, 4096, QPConfig{})
-	win, err := a.table.AllocWindow(pdA)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.post(
-		SendWR{ID: 1, Op: rdmap.OpRead, Flags: Signaled, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase},
-		SendWR{ID: 9, Op: OpBindMW, Flags: Signaled, RKey: win.STag(), SGEs: []SGE{a.sge(0, 8)}, Access: RemoteRead},
-	)
-	a.PullSend(2)
-	a.Close()
-	a.post(SendWR{ID: 2, Op: rdmap.OpSend, Flags: Signaled})
-	if a.poll() || a.Idle() || a.State() != StateClosing {
-		t.Error("a completion came too early")
-	}
-	run(a, b, 1000)
-	if diff := cmp.Diff([]outcome{{1, WCSuccess}, {9, WCSuccess}, {2, WCFlushErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-		t.Errorf("completions (-want +got):\n%s", diff)
-	}
-	if !a.Idle() {
-		t.Error("not idle")
-	}
-	a.postRecv(RecvWR{ID: 5})
-	b.post(SendWR{ID: 6, Op: rdmap.OpSend})
-	run(a, b, 1000)
-	if diff := cmp.Diff([]outcome{{5, WCSuccess}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
-		t.Errorf("the peer's Send in CLOSING (-want +got):\n%s", diff)
-	}
-}
-
 // TestRecvOrder: receives are given by message number, as many as there are slots, and
 // across the wrap of the number.
 func TestRecvOrder(t *testing.T) {
@@ -343,14 +311,6 @@ func TestAtomicResultRefused(t *testing.T) {
 	}
 	if b.mem[0] != 0 {
 		t.Error("the peer's memory has changed")
-	}
-}
-
-// TestCloseEarly: only a QP in RTS closes.
-func TestCloseEarly(t *testing.T) {
-	a := newSide(t, 1, 64, QPConfig{})
-	if a.Close(); a.State() != StateIdle {
-		t.Errorf("state %v", a.State())
 	}
 }
 

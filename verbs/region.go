@@ -63,9 +63,6 @@ func (r *Region) Len() uint64 { return r.size.Load() }
 // Access returns the rights.
 func (r *Region) Access() Access { return Access(r.acc.Load()) }
 
-// Valid reports whether the STag may be used.
-func (r *Region) Valid() bool { return r.state.Load()&stateValid != 0 }
-
 // Window reports whether it is a memory window.
 func (r *Region) Window() bool { return r.kind == kindWindow }
 

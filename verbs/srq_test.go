@@ -36,29 +36,3 @@ func TestSRQ(t *testing.T) {
 		t.Errorf("taken %d, left %d", srq.Taken(), len(shared.q))
 	}
 }
-
-func (s *recvs) Posted() int { return len(s.q) }
-
-func TestSRQLimit(t *testing.T) {
-	shared := &recvs{q: make([]RecvWR, 5)}
-	srq := NewSRQ(shared)
-	var wr RecvWR
-	take := func() bool {
-		if !srq.NextRecv(&wr) {
-			t.Fatal("empty")
-		}
-		return srq.PollLimit()
-	}
-	if take() {
-		t.Error("not armed")
-	}
-	srq.SetLimit(3)
-	if take() || !take() || srq.PollLimit() || take() {
-		t.Error("the event comes when 2 are left, once")
-	}
-	srq.SetLimit(1)
-	srq.SetLimit(0)
-	if take() {
-		t.Error("disarmed")
-	}
-}

@@ -568,3 +568,5 @@ func BenchmarkCheck(b *testing.B) {
 		}
 	}
 }
+
+func (r *Region) Valid() bool { return r.state.Load()&stateValid != 0 }

@@ -57,9 +57,6 @@ func (s *Socket) Mode() Mode {
 	return s.cfg.Mode
 }
 
-// MultiBuffer reports whether frames may have several pieces (XDP_USE_SG).
-func (s *Socket) MultiBuffer() bool { return s.sg }
-
 // MTU is link.Link.MTU.
 func (s *Socket) MTU() int { return s.cfg.MTU }
 
