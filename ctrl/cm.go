@@ -75,7 +75,8 @@ type conn struct {
 	shown     int    // octets of in that the client has been shown
 	ended     bool   // connStreaming: the peer sends nothing more
 	endTold   bool
-	unsent    int // octets of StreamSend that the peer has not taken, as far as known
+	memory    uint64 // charged for it while it is a byte stream
+	unsent    int    // octets of StreamSend that the peer has not taken, as far as known
 }
 
 // maxPrivate is the longest private data of a client (RFC 5044 section 7.1.1).
@@ -402,6 +403,7 @@ func (s *Server) attach(c *conn, reply []byte) {
 func (s *Server) established(c *conn) {
 	c.state = connUp
 	c.limit = 0
+	c.uncharge() // the engine has given all to the queue pair
 	s.arm(c)
 	s.counters.established.Add(1)
 	e := &ctrlpb.Established{
@@ -640,6 +642,7 @@ func (s *Server) forget(c *conn) {
 	}
 	s.answered(c)
 	s.unhold(c)
+	c.uncharge()
 	s.unshare(c)
 	if c.handle != 0 {
 		delete(c.sess.conns, c.handle)

@@ -8,7 +8,7 @@ import (
 )
 
 // Config is what the control plane is set up with. The zero value of each
-// field has a default; Reload may change all but Socket, Mode, Group, TimeWait, and
+// field has a default; Reload may change all but Socket, Mode, Group, TimeWait, ReceiveWindow, and
 // Folder and Count of Slots.
 type Config struct {
 	// Socket is the path of the Unix socket; Mode its permission bits, default
@@ -30,8 +30,11 @@ type Config struct {
 	// TimeWait is how long the port of a connection that we opened stays taken after we
 	// closed it in order; default 60 s, TIME-WAIT of Linux.
 	TimeWait time.Duration
-	Detached DetachPolicy
-	Version  string // of the daemon, shown to clients
+	// ReceiveWindow is the most that a peer can send on a byte stream, in bytes, before
+	// its client reads; default 2 MiB.
+	ReceiveWindow int
+	Detached      DetachPolicy
+	Version       string // of the daemon, shown to clients
 	// Interface, MTU: shown to clients.
 	Interface string
 	MTU       int
@@ -179,6 +182,9 @@ func (c Config) fill() Config {
 	}
 	if c.Version == "" {
 		c.Version = "devel"
+	}
+	if c.ReceiveWindow == 0 {
+		c.ReceiveWindow = 2 << 20
 	}
 	if c.TimeWait == 0 {
 		c.TimeWait = time.Minute

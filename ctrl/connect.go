@@ -133,13 +133,20 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	if err != nil {
 		return err
 	}
+	memory := uint64(0)
+	if r.Streaming {
+		memory = s.streamSize()
+	}
+	if err := c.take(resRings, memory); err != nil {
+		return err
+	}
 	timeout := s.cfg.Startup.Connect
 	if r.TimeoutMs != 0 {
 		timeout = time.Duration(r.TimeoutMs) * time.Millisecond
 	}
 	cn := &conn{
 		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, limit: s.now().Add(timeout), streaming: r.Streaming, sctp: o,
-		shares: o != nil && r.Startup.GetSharedAssociation(),
+		shares: o != nil && r.Startup.GetSharedAssociation(), memory: memory,
 	}
 	c.conns[cn.handle] = cn
 	cn.take(q)

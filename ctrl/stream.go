@@ -38,6 +38,11 @@ func (s *Server) streamAccepted(c *conn) {
 		s.turnAway(c, errBacklog)
 		return
 	}
+	if err := c.sess.take(resRings, s.streamSize()); err != nil {
+		s.turnAway(c, err)
+		return
+	}
+	c.memory = s.streamSize()
 	if err := c.sess.take(resStreams, 1); err != nil {
 		s.turnAway(c, err)
 		return
@@ -47,6 +52,18 @@ func (s *Server) streamAccepted(c *conn) {
 	c.handle = c.sess.newHandle()
 	c.sess.conns[c.handle] = c
 	s.streamReady(c)
+}
+
+// streamSize is what a byte stream can make the daemon hold: what the client has not
+// read, in the engine and here, the chunk that it is shown, and what the peer has not
+// taken. It is charged as a whole, when the stream begins: what a peer sends cannot be
+// refused later.
+func (s *Server) streamSize() uint64 { return 2*uint64(s.cfg.ReceiveWindow) + maxChunk + maxUnsent }
+
+// uncharge gives back what was charged for a byte stream. Called with mu held.
+func (c *conn) uncharge() {
+	c.sess.give(resRings, c.memory)
+	c.memory = 0
 }
 
 // unhold takes c out of the count of accepted byte streams.

@@ -63,6 +63,49 @@ func TestStreamQuota(t *testing.T) {
 	h.settled(t)
 }
 
+// TestStreamMemory: what a byte stream can make the daemon hold is in the quota of
+// ring memory until MPA is started, or the stream has ended, by whichever side it was
+// opened.
+func TestStreamMemory(t *testing.T) {
+	const window = 100 << 10
+	size := uint64(2*window + maxChunk + maxUnsent)
+	h := newHarness(t, Config{ReceiveWindow: window, Limits: Limits{Rings: 2*size + size/2}})
+	c := h.hello(t)
+	pd, cq := c.pd(), c.cq()
+	qps := []uint32{c.ok(reqQP(pd, cq)).GetQp().Qp, c.ok(reqQP(pd, cq)).GetQp().Qp}
+	empty := c.quota("rings").Used
+	used := func(streams uint64) {
+		t.Helper()
+		if q := c.quota("rings"); q.Used != empty+streams*size {
+			t.Errorf("%d bytes are charged, want %d of %d streams", q.Used-empty, streams*size, streams)
+		}
+	}
+	req := reqListen(addrA.String(), 7000)
+	req.GetListen().Streaming = true
+	c.ok(req)
+	h.arrive(t, "10.0.0.2:1", 7000, mpa.DefaultConfig())
+	first := c.event().GetStreamReady().GetConn()
+	used(1)
+	active := reqConnect(qps[0], peerA.String())
+	active.GetConnect().Streaming = true
+	c.ok(active)
+	used(2)
+	if ended, _ := h.arrive(t, "10.0.0.2:2", 7000, mpa.DefaultConfig()).ended(); !ended {
+		t.Error("a stream above the quota was not reset")
+	}
+	active.GetConnect().Qp = qps[1]
+	if text := c.fails(cQuota, active); !strings.Contains(text, "max-rings") {
+		t.Errorf("refused by %q", text)
+	}
+	used(2)
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qps[0]}}})
+	used(1)
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: first}}})
+	used(0)
+	c.c.Close()
+	h.settled(t)
+}
+
 const (
 	roleInitiator = ctrlpb.MPARole_MPA_ROLE_INITIATOR
 	roleResponder = ctrlpb.MPARole_MPA_ROLE_RESPONDER

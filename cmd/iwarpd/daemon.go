@@ -193,7 +193,7 @@ func bpfMode(s string) bpf.Mode {
 
 func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
 	return ctrl.Config{
-		TimeWait: s.TimeWait, Detached: s.Detached,
+		TimeWait: s.TimeWait, ReceiveWindow: s.RcvWindow, Detached: s.Detached,
 		Socket: s.Socket, Mode: s.SocketMode, Group: s.SocketGroup,
 		Allow: s.Allow, Limits: s.Limits, Slots: s.Slots,
 		Startup: ctrl.StartupDefaults{
