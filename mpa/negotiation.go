@@ -187,9 +187,7 @@ func (n *Negotiation) Accept(ird, ord int) (*EnhancedData, error) {
 	if n.rtr == RTRRead {
 		n.ird = max(n.ird, 1) // the RTR needs a place (RFC 6581 section 9.1)
 	}
-	if n.peer.IRD != NoNegotiation {
-		n.ord = min(n.ord, int(n.peer.IRD))
-	}
+	n.ord = min(n.ord, int(n.peer.IRD)) // NoNegotiation is above every depth
 	d.IRD = offer(n.ird, c.ManualIRD || n.peer.ORD == NoNegotiation)
 	d.ORD = offer(n.ord, c.ManualORD || n.peer.IRD == NoNegotiation)
 	return d, nil
@@ -214,9 +212,7 @@ func (n *Negotiation) HandleAccept(d *EnhancedData) *Error {
 	if !n.enhanced {
 		return nil
 	}
-	if d.IRD != NoNegotiation {
-		n.ord = min(n.ord, int(d.IRD))
-	}
+	n.ord = min(n.ord, int(d.IRD)) // NoNegotiation is above every depth
 	if need := int(d.ORD); need > n.ird && need != NoNegotiation && !n.cfg.ManualIRD {
 		if need > n.cfg.MaxIRD {
 			return &Error{Cause: ErrIRD, Term: term.ErrMPAIRD, Terminate: true}
