@@ -45,7 +45,8 @@ func (a *Assoc) handleSack(now clock.Time, s *Sack) {
 	a.peerRwnd = int(min(s.Rwnd, 1<<30)) - a.outstanding
 	a.probing = s.Rwnd == 0 && a.first != a.last
 	if a.peerRwnd > 0 {
-		a.persist, a.probe = 0, false
+		a.stop(timerPersist)
+		a.probe = false
 	}
 	a.acknowledged(now)
 }

@@ -11,6 +11,7 @@ import (
 // Assoc is one association: the TCB of RFC 9260 section 14. It is not safe for use
 // by two goroutines.
 type Assoc struct {
+	// Identity and outcome. err and events are for the owner.
 	cfg    Config
 	key    Secret
 	flow   pkt.Flow
@@ -20,12 +21,15 @@ type Assoc struct {
 	events uint16
 	stats  Stats
 
+	// What the INIT and INIT ACK chunks agree on (RFC 9260 5.1).
 	tag, peerTag  uint32 // packets to us carry tag
 	initTSN       serial.Num
 	out, in       int // streams
 	adaptation    uint32
 	hasAdaptation bool
 
+	// The peer's addresses. Data goes to the primary one; replies go where the last packet
+	// came from.
 	paths   [maxAddrs]path
 	npaths  int
 	primary int
@@ -34,27 +38,31 @@ type Assoc struct {
 	lastUDP uint16
 	salt    uint32
 
-	// Set-up.
+	// Set-up: the active side's INIT and COOKIE ECHO, and their repetitions.
 	initRetries int
 	stales      int // cookies that the peer called stale
-	t1          clock.Time
 	t1Sent      clock.Time
 	preserve    uint32 // ms, to ask for in the next INIT
 	cookie      []byte // of the peer, to echo
 	unknown     []byte // parameters of INIT ACK to report, as one error cause each
 
-	// Control that waits for its turn to be sent.
+	// Control chunks and whole packets that PollTransmit sends next.
 	want    wants
 	replies []byte // ERROR chunks
 	replyTo int
 	raw     []rawPacket
 	head    []byte // scratch of PollTransmit
 
-	// Sending.
+	// Sending: a ring of messages, in the order of their TSNs.
+	//
+	//	first          next           last
+	//	  | sent, unacked | never sent  |
+	//
+	// The item at first has TSN cumAck+1. released has the Bufs for PollReleased.
 	q            []item // a ring; its size is a power of two
 	first        uint32 // oldest not acknowledged in order
 	next         uint32 // oldest never sent
-	last         uint32 // behind the newest
+	last         uint32 // after the newest
 	cumAck       serial.Num
 	peerRwnd     int
 	outstanding  int // octets in flight
@@ -65,23 +73,23 @@ type Assoc struct {
 	ackedPackets int // by the SACK at hand
 	recovering   bool
 	recoverTo    serial.Num
-	fastPending  bool       // the first packet of a fast retransmission leaves whatever the window
-	probing      bool       // a zero window is being probed, and a SACK came
-	starved      bool       // a probe was sent, or what the peer had no room for was
-	persist      clock.Time // when a closed window is probed
-	probe        bool       // now
+	fastPending  bool // the first packet of a fast retransmission leaves whatever the window
+	probing      bool // a zero window is being probed, and a SACK came
+	starved      bool // a probe was sent, or what the peer had no room for was
+	probe        bool // a closed window is probed now
 	released     []Buf
 	releasedHead int
 
-	// Receiving.
+	// Receiving: TSNs that have come, SACKs that are due, and messages for PollData.
 	rcv receiver
 
-	// The end.
+	// The end: SHUTDOWN of either side (RFC 9260 9.2).
 	closing  bool // Close was called
 	peerDone bool // the peer's SHUTDOWN came
-	t2, t5   clock.Time
 
-	verifyAt clock.Time // when a path may be verified
+	// Timers; timers.go.
+	deadlines [numTimers]clock.Time // 0: stopped
+	verifyAt  clock.Time            // when the next path may be verified (RFC 9260 5.4)
 }
 
 // rawPacket is a whole packet to be sent, on a path, but to a UDP port of its own: the
@@ -131,7 +139,7 @@ func Dial(now clock.Time, cfg *Config, f pkt.Flow, udp uint16, key *Secret, mtu 
 	a.state = CookieWait
 	a.want |= wantInit
 	a.t1Sent = now
-	a.t1 = now.Add(a.paths[0].rto)
+	a.arm(timerInit, now.Add(a.paths[0].rto))
 	return a
 }
 
@@ -272,8 +280,8 @@ func (a *Assoc) Close(now clock.Time) {
 // guard bounds how long an end takes (T5-shutdown-guard, RFC 9260 9.2): here from its
 // beginning on, since a peer that keeps its window closed can delay SHUTDOWN for ever.
 func (a *Assoc) guard(now clock.Time) {
-	if a.t5 == 0 {
-		a.t5 = now.Add(5 * a.cfg.RTOMax)
+	if !a.armed(timerGuard) {
+		a.arm(timerGuard, now.Add(5*a.cfg.RTOMax))
 	}
 }
 
@@ -317,10 +325,11 @@ func (a *Assoc) end(err error) {
 	a.err = err
 	a.dropSends()
 	a.rcv.forgetAll()
-	a.rcv.sackNow, a.rcv.pending, a.rcv.timer = false, 0, 0
+	a.rcv.sackNow, a.rcv.pending = false, 0
+	a.stop(timerSack)
 	a.want &= wantShutdownComplete
 	a.replies = a.replies[:0]
-	a.t1, a.t2, a.t5 = 0, 0, 0
+	a.stop(timerInit, timerShutdown, timerGuard)
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
 		p.t3, p.hb, p.hbSend, p.ack = 0, 0, false, p.ack[:0]
@@ -339,7 +348,8 @@ func (a *Assoc) dropSends() {
 	a.first, a.next, a.last = 0, 0, 0
 	a.outstanding, a.queued, a.lostCount, a.gapAcked = 0, 0, 0, 0
 	a.recovering, a.fastPending, a.probing = false, false, false
-	a.persist, a.probe, a.starved = 0, false, false
+	a.stop(timerPersist)
+	a.probe, a.starved = false, false
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
 		p.flight, p.t3, p.timing, p.single = 0, 0, false, false
@@ -349,7 +359,7 @@ func (a *Assoc) dropSends() {
 // up is the step into ESTABLISHED.
 func (a *Assoc) up(now clock.Time) {
 	a.state = Established
-	a.t1 = 0
+	a.stop(timerInit)
 	a.initRetries, a.stales = 0, 0
 	a.errors = 0
 	a.cookie = nil
@@ -375,6 +385,7 @@ func (a *Assoc) adopt(c *cookie) {
 	a.out, a.in = int(c.out), int(c.in)
 	a.adaptation, a.hasAdaptation = c.adaptation, c.hasAdaptation
 	a.peerRwnd = int(c.rwnd)
+	a.stop(timerSack)
 	a.rcv.start(c.peerTSN, a.cfg.RcvWindow, a.cfg.MaxKept, a.in)
 	a.addAddrs(c.addrs[:c.naddrs])
 }

@@ -39,7 +39,7 @@ func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 	a.lastIn, a.lastUDP = from, udp
 	if a.state == ShutdownSent && h.Tag == a.tag { // the peer is there, and may have much to send (9.2)
 		a.errors, a.paths[a.primary].errors = 0, 0
-		a.t2 = now.Add(a.paths[a.primary].rto)
+		a.arm(timerShutdown, now.Add(a.paths[a.primary].rto))
 	}
 	data, budget := false, 64
 	for {
@@ -235,7 +235,7 @@ func (a *Assoc) handleError(now clock.Time, c *Chunk) {
 			a.cookie, a.unknown = nil, nil
 			a.want = wantInit
 			a.t1Sent = now
-			a.t1 = now.Add(a.paths[0].rto)
+			a.arm(timerInit, now.Add(a.paths[0].rto))
 			return
 		}
 	}

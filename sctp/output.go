@@ -243,8 +243,8 @@ func (a *Assoc) admits(now clock.Time, p *path, n int) bool {
 		a.starved = a.starved || a.probe
 		a.probe = false
 		return true
-	case a.persist == 0:
-		a.persist = now.Add(p.rto)
+	case !a.armed(timerPersist):
+		a.arm(timerPersist, now.Add(p.rto))
 	}
 	return false
 }

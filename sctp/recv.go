@@ -43,7 +43,6 @@ type receiver struct {
 	ndups   int
 	pending int // packets with DATA since the last SACK
 	sackNow bool
-	timer   clock.Time
 	first   bool // nothing came yet
 }
 
@@ -55,7 +54,7 @@ func (r *receiver) start(tsn serial.Num, window, maxKept, streams int) {
 	r.window, r.maxKept, r.streams = window, maxKept, streams
 	r.advertised = window
 	clear(r.expected)
-	r.ndups, r.pending, r.sackNow, r.timer = 0, 0, false, 0
+	r.ndups, r.pending, r.sackNow = 0, 0, false
 }
 
 func (r *receiver) has(t serial.Num) bool {
@@ -302,8 +301,8 @@ func (a *Assoc) dataSeen(now clock.Time) {
 	if a.state == ShutdownSent {
 		a.sendShutdown(now) // 9.2
 	}
-	if !r.sackNow && r.timer == 0 {
-		r.timer = now.Add(max(a.cfg.SackDelay, time.Nanosecond))
+	if !r.sackNow && !a.armed(timerSack) {
+		a.arm(timerSack, now.Add(max(a.cfg.SackDelay, time.Nanosecond)))
 	}
 }
 
@@ -337,6 +336,7 @@ func (a *Assoc) appendSack(b []byte, room int) []byte {
 	}
 	be.PutUint16(b[ngapAt:], uint16(gaps))
 	be.PutUint16(b[ngapAt+2:], uint16(max(dups, 0)))
-	r.ndups, r.pending, r.sackNow, r.timer = 0, 0, false, 0
+	r.ndups, r.pending, r.sackNow = 0, 0, false
+	a.stop(timerSack)
 	return endChunk(b, at)
 }

@@ -111,6 +111,7 @@ func (a *Assoc) handleInitAck(now clock.Time, c *Chunk) {
 	a.out, a.in = min(a.cfg.Streams, int(i.In)), min(a.cfg.Streams, int(i.Out))
 	a.adaptation, a.hasAdaptation = i.Adaptation, i.HasAdaptation
 	a.peerRwnd = int(min(i.Rwnd, 1<<30))
+	a.stop(timerSack)
 	a.rcv.start(i.TSN, a.cfg.RcvWindow, a.cfg.MaxKept, a.in)
 	a.addAddrs(i.Addrs[:i.NAddrs])
 	a.cookie = append(a.cookie[:0], i.Cookie...)
@@ -131,7 +132,7 @@ func (a *Assoc) handleInitAck(now clock.Time, c *Chunk) {
 	a.want |= wantCookieEcho
 	a.want &^= wantInit
 	a.t1Sent = now
-	a.t1 = now.Add(p.rto)
+	a.arm(timerInit, now.Add(p.rto))
 }
 
 // handleCookieEcho takes a cookie for an association that exists (5.2.4). It
@@ -181,7 +182,7 @@ func (a *Assoc) restart(now clock.Time, k *cookie) {
 	a.replies = a.replies[:0]
 	a.want = 0
 	a.verifyAt = 0
-	a.t1, a.t2, a.t5 = 0, 0, 0
+	a.stop(timerInit, timerShutdown, timerGuard)
 	a.errors = 0
 	a.closing, a.peerDone = false, false
 	for i := range a.paths[:a.npaths] {

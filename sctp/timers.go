@@ -7,10 +7,35 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
+// timer is a timer of an association. Each path has T3-rtx, a heartbeat and an MTU timer of
+// its own.
+type timer uint8
+
+const (
+	timerInit     timer = iota // T1-init and T1-cookie (RFC 9260 4)
+	timerGuard                 // T5-shutdown-guard (9.2)
+	timerShutdown              // T2-shutdown (9.2)
+	timerSack                  // delayed SACK (6.2)
+	timerPersist               // probe of a closed window (6.1 A)
+	numTimers
+)
+
+func (a *Assoc) arm(t timer, at clock.Time) { a.deadlines[t] = at }
+
+func (a *Assoc) stop(ts ...timer) {
+	for _, t := range ts {
+		a.deadlines[t] = 0
+	}
+}
+
+func (a *Assoc) armed(t timer) bool { return a.deadlines[t] != 0 }
+
 // Deadline returns when HandleTimeout is due, 0 for never.
 func (a *Assoc) Deadline() clock.Time {
-	d := clock.Earliest(a.t1, clock.Earliest(a.t2, a.t5))
-	d = clock.Earliest(d, clock.Earliest(a.rcv.timer, a.persist))
+	var d clock.Time
+	for _, t := range a.deadlines {
+		d = clock.Earliest(d, t)
+	}
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
 		d = clock.Earliest(d, clock.Earliest(p.t3, clock.Earliest(p.hb, p.pmtu.due)))
@@ -23,27 +48,26 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 	if a.state == Closed {
 		return
 	}
-	if a.t1.Due(now) {
-		a.initTimeout(now)
-	}
-	if a.t5.Due(now) {
-		a.t5 = 0
-		a.abort(CauseUserAbort, nil, ErrTimeout)
-	}
-	if a.t2.Due(now) {
-		a.t2 = 0
-		p := &a.paths[a.primary]
-		a.backOff(p)
-		if !a.failed(now, a.primary, true) {
-			a.sendShutdown(now)
+	for t := range numTimers {
+		if !a.deadlines[t].Due(now) {
+			continue
 		}
-	}
-	if r := &a.rcv; r.timer.Due(now) {
-		r.timer = 0
-		r.sackNow = true
-	}
-	if a.persist.Due(now) {
-		a.persist, a.probe = 0, true
+		a.stop(t)
+		switch t {
+		case timerInit:
+			a.initTimeout(now)
+		case timerGuard:
+			a.abort(CauseUserAbort, nil, ErrTimeout)
+		case timerShutdown:
+			a.backOff(&a.paths[a.primary])
+			if !a.failed(now, a.primary, true) {
+				a.sendShutdown(now)
+			}
+		case timerSack:
+			a.rcv.sackNow = true
+		case timerPersist:
+			a.probe = true
+		}
 	}
 	for i := range a.paths[:a.npaths] {
 		if a.state != Closed && a.paths[i].t3.Due(now) {
@@ -60,7 +84,6 @@ func (a *Assoc) HandleTimeout(now clock.Time) {
 
 // initTimeout is T1-init and T1-cookie (RFC 9260 4, 5.1).
 func (a *Assoc) initTimeout(now clock.Time) {
-	a.t1 = 0
 	if a.initRetries++; a.initRetries > a.cfg.MaxInit {
 		a.end(ErrTimeout)
 		return
@@ -72,7 +95,7 @@ func (a *Assoc) initTimeout(now clock.Time) {
 	} else {
 		a.want |= wantCookieEcho
 	}
-	a.t1 = now.Add(p.rto)
+	a.arm(timerInit, now.Add(p.rto))
 }
 
 // tryShutdown takes the next step of an orderly end when all is acknowledged.
@@ -96,7 +119,7 @@ func (a *Assoc) sendShutdown(now clock.Time) {
 	} else {
 		a.want |= wantShutdownAck
 	}
-	a.t2 = now.Add(a.paths[a.primary].rto)
+	a.arm(timerShutdown, now.Add(a.paths[a.primary].rto))
 }
 
 // handleShutdown is RFC 9260 9.2.
