@@ -264,7 +264,7 @@ func TestChecksumIn(t *testing.T) {
 		var sent, got []byte
 		for n := 0; at >= 0; n++ {
 			// Short segments, and long ones, which are summed and checked by MPA's CRC at once.
-			msg := bytes.Repeat([]byte{byte(n), byte(n >> 8), 7}, 50+300*(n%2))
+			msg := bytes.Repeat([]byte{byte(n), byte(n >> 8), 7}, 50+302*(n%2))
 			hit = true
 			before := s.hosts[1].w.stats.RxChecksum
 			sent = append(sent, msg...)

@@ -1,0 +1,141 @@
+package tcp
+
+import (
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// TestDefaultMSS: without an MSS option of the peer segments hold 536 octets over
+// IPv4, and 1220 over IPv6 (RFC 9293 MUST-15).
+func TestDefaultMSS(t *testing.T) {
+	for v6, want := range map[bool]int{false: 536, true: 1220} {
+		for _, mtu := range []int{1500, 9000} {
+			cfg := DefaultConfig()
+			cfg.NoTimestamps = true
+			c := Dial(simStart, &cfg, simFlow(0, v6), 1, mtu)
+			var o Out
+			for c.PollTransmit(simStart, &o) {
+			}
+			c.HandleSegment(simStart, &Segment{Header: Header{Seq: 9, Ack: 2, Flags: SYN | ACK, Window: 60000}, Buf: NoBuf})
+			if c.State() != Established || c.MSS() != want {
+				t.Errorf("IPv6 %v, MTU %d: %v, MSS %d; want %d", v6, mtu, c.State(), c.MSS(), want)
+			}
+		}
+	}
+}
+
+// dialed returns a connection that stands, whose peer has the given options and window.
+func dialed(cfg Config, opts Options, window uint16) *Conn {
+	c := Dial(simStart, &cfg, simFlow(0, false), 1, 1500)
+	var o Out
+	for c.PollTransmit(simStart, &o) {
+	}
+	c.HandleSegment(simStart, &Segment{Header: Header{Seq: 9, Ack: 2, Flags: SYN | ACK, Window: window, Opts: opts}, Buf: NoBuf})
+	for c.PollTransmit(simStart, &o) {
+	}
+	return c
+}
+
+// TestWindowIsUnsigned: a window above 32767 is as large as it says, in the SYN and
+// in what follows (RFC 9293 MUST-1).
+func TestWindowIsUnsigned(t *testing.T) {
+	for _, window := range []uint16{0x7fff, 0x8000, 0xffff} {
+		cfg := DefaultConfig()
+		c := dialed(cfg, Options{MSS: 1460}, window)
+		var o Out
+		for range 2 {
+			if c.Room() < 1000 {
+				t.Fatalf("window %d: room for %d octets", window, c.Room())
+			}
+			c.Push(1, 1000)
+			if !c.PollTransmit(simStart, &o) || o.Len != 1000 {
+				t.Fatalf("window %d: nothing is sent", window)
+			}
+			c.HandleSegment(simStart, &Segment{Header: Header{Seq: 10, Ack: o.Seq.Add(1000), Flags: ACK, Window: window}, Buf: NoBuf})
+		}
+	}
+}
+
+// TestOptionLength: an option that says it is longer than the options are is not
+// read, and nothing behind them is (RFC 9293 MUST-7).
+func TestOptionLength(t *testing.T) {
+	for _, kind := range []byte{kindMSS, kindWScale, kindSACKPerm, kindTimestamp, kindSACK, 77} {
+		for room := 2; room < 20; room++ {
+			for length := range 40 {
+				b := make([]byte, 60)
+				for i := range b {
+					b[i] = 0xee
+				}
+				b[0], b[1] = kind, byte(length)
+				for i := 2; i < room; i++ {
+					b[i] = kindNOP
+				}
+				var o Options
+				o.decode(b[:room])
+				if bad := length < 2 || length > room; o.Malformed != bad {
+					t.Errorf("kind %d, length %d of %d octets: malformed %v", kind, length, room, o.Malformed)
+				}
+			}
+		}
+	}
+}
+
+// TestISSOfFlow: each end of a connection, and the secret, is in the initial
+// sequence number (RFC 6528 3).
+func TestISSOfFlow(t *testing.T) {
+	base := simFlow(0, false)
+	iss := ISS([16]byte{1}, base, simStart)
+	for name, change := range map[string]func(secret *[16]byte){
+		"secret":         func(s *[16]byte) { s[15]++ },
+		"local address":  func(*[16]byte) { base.Local[15]++ },
+		"remote address": func(*[16]byte) { base.Remote[15]++ },
+		"local port":     func(*[16]byte) { base.LocalPort++ },
+		"remote port":    func(*[16]byte) { base.RemotePort++ },
+	} {
+		secret := [16]byte{1}
+		base = simFlow(0, false)
+		change(&secret)
+		if ISS(secret, base, simStart) == iss {
+			t.Errorf("another %s makes no other number", name)
+		}
+	}
+}
+
+// TestRightEdge: whatever arrives and is consumed, the edge of the window that is
+// offered never moves left, also where its scale rounds it (RFC 9293 SHLD-14).
+func TestRightEdge(t *testing.T) {
+	rnd := testenv.Rand(t)
+	cfg := DefaultConfig()
+	cfg.NoTimestamps = true
+	cfg.RcvWindow = 1 << 20
+	c := dialed(cfg, Options{MSS: 1460, HasWScale: true, WScale: 7}, 60000)
+	if c.rcvShift == 0 {
+		t.Fatal("the window is not scaled")
+	}
+	var edge serial.Num
+	seq, backlog, acks := c.RcvNxt(), 0, 0
+	for range 20000 {
+		n := 1 + rnd.IntN(1460)
+		if in := c.HandleSegment(simStart, &Segment{Header: Header{Seq: seq, Ack: 2, Flags: ACK | PSH, Window: 60000}, Len: n, Buf: 1}); in.Action == Deliver {
+			seq, backlog = seq.Add(in.Len), backlog+in.Len
+		}
+		if rnd.IntN(4) == 0 {
+			backlog -= rnd.IntN(backlog + 1)
+		}
+		c.SetBacklog(backlog)
+		var o Out
+		for c.PollTransmit(simStart, &o) {
+			if at := o.Ack.Add(int(o.Window) << c.rcvShift); acks > 0 && at.Less(edge) {
+				t.Fatalf("the edge moves left by %d", edge.Sub(at))
+			} else {
+				edge = at
+			}
+			acks++
+		}
+	}
+	if acks < 1000 {
+		t.Errorf("only %d ACKs seen", acks)
+	}
+}
