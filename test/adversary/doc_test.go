@@ -37,7 +37,7 @@ func rows(t *testing.T) map[string]bool {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, m := range regexp.MustCompile(`(?m)^\| ([MEDRAI][0-9]+) \|`).FindAllStringSubmatch(string(b), -1) {
+		for _, m := range regexp.MustCompile(`(?m)^\| ([MEDRAIS][0-9]+) \|`).FindAllStringSubmatch(string(b), -1) {
 			known[m[1]] = true
 		}
 	}

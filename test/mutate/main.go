@@ -35,7 +35,7 @@ import (
 var (
 	tries   = flag.Int("tries", 16, "derived mutants of one row at most")
 	sample  = flag.Int("n", 0, "rows to test, by the order of a fixed hash; 0: all")
-	only    = flag.String("rows", "", "rows to test, by how their ids begin, separated by commas")
+	only    = flag.String("rows", "", "rows to test, by how their ids begin, or by their tables, as in M,D12,sctp")
 	most    = flag.Float64("max", 3, "per cent of the mutants of mutants.txt that may survive")
 	limit   = flag.Duration("limit", 20*time.Second, "leave out tests that take longer than this without a mutant")
 	jobs    = flag.Int("jobs", runtime.NumCPU(), "tests to run at a time")
@@ -99,10 +99,9 @@ func run(ctx context.Context) error {
 // choose returns the rows that -rows and -n ask for and that name a test.
 func choose(all []conformance.Row) (rows []*row) {
 	for _, r := range all {
-		if len(r.Tests) == 0 || !wanted(r.ID) {
-			continue
+		if row := (&row{Row: r}); len(r.Tests) > 0 && wanted(row) {
+			rows = append(rows, row)
 		}
-		rows = append(rows, &row{Row: r})
 	}
 	if *sample > 0 && *sample < len(rows) {
 		slices.SortStableFunc(rows, func(a, b *row) int { return strings.Compare(hash(a.File, a.ID), hash(b.File, b.ID)) })
@@ -111,12 +110,16 @@ func choose(all []conformance.Row) (rows []*row) {
 	return rows
 }
 
-func wanted(id string) bool {
+func wanted(r *row) bool {
 	if *only == "" {
 		return true
 	}
+	table, _, _ := strings.Cut(r.key(), " ")
 	for p := range strings.SplitSeq(*only, ",") {
-		rest, ok := strings.CutPrefix(id, p)
+		if p == table {
+			return true
+		}
+		rest, ok := strings.CutPrefix(r.ID, p)
 		if ok && (rest == "" || rest[0] < '0' || rest[0] > '9' || p[len(p)-1] < '0' || p[len(p)-1] > '9') {
 			return true
 		}
