@@ -7,26 +7,32 @@ import (
 	"os"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 )
 
-// Fragments are the frames with IP fragments that the program has put in its
+// Fragments are the frames with IP fragments that the optional program has put in its
 // ring: all of the packets of ours, and of others those that came before the
 // first fragment of their packet, which alone has ports. What it has not taken
-// reaches the kernel. While nobody reads, fragments of packets of ours are lost
-// when the ring is full.
+// reaches the kernel.
 type Fragments struct {
+	s   *Steering
 	r   *ringbuf.Reader
 	rec ringbuf.Record
 }
 
-// Fragments opens the ring. It has one reader.
+// Fragments opens the ring, which has one reader, and installs the program that fills
+// it, until Close.
 func (s *Steering) Fragments() (*Fragments, error) {
 	r, err := ringbuf.NewReader(s.objs.Fragments)
 	if err != nil {
 		return nil, fmt.Errorf("bpf: fragments: %w", explain(err))
 	}
-	return &Fragments{r: r}, nil
+	if err := s.objs.Programs.Update(uint32(0), s.objs.IwarpdFragments, ebpf.UpdateAny); err != nil {
+		_ = r.Close()
+		return nil, fmt.Errorf("bpf: install the program for fragments: %w", explain(err))
+	}
+	return &Fragments{s: s, r: r}, nil
 }
 
 // Read returns the next frame, valid until the next Read, once there is one. It
@@ -51,5 +57,12 @@ func (f *Fragments) Read(deadline time.Time) ([]byte, error) {
 	return b[:min(n, uint64(len(b)))], nil
 }
 
-// Close ends a Read that waits, and all later ones.
-func (f *Fragments) Close() error { return f.r.Close() }
+// Close takes the program out, so that all fragments are the kernel's, and ends a Read
+// that waits, and all later ones.
+func (f *Fragments) Close() error {
+	err := f.s.objs.Programs.Delete(uint32(0))
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		err = nil // closed before
+	}
+	return errors.Join(err, f.r.Close())
+}

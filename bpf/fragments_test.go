@@ -159,6 +159,52 @@ func forget(t testing.TB, s *Steering) {
 	}
 }
 
+// install installs the program for fragments, whose ring nobody reads.
+func install(t testing.TB, s *Steering) *Fragments {
+	t.Helper()
+	f, err := s.Fragments()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+// TestFragmentsOptional: without the program, before it is installed and after Close, the
+// fragments of a claimed endpoint are the kernel's.
+func TestFragmentsOptional(t *testing.T) {
+	s := load(t)
+	withSocket(t, s)
+	if err := s.Claim(Endpoint{pkt.ProtoTCP, addr4, port}); err != nil {
+		t.Fatal(err)
+	}
+	first := testenv.Cut(frame(6, peer4, addr4, 999, port, 0), 24, 1)[0]
+	check := func(when string, act uint32, want Counters) {
+		t.Helper()
+		before, err := s.Counters()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := run(t, s, first); got != act {
+			t.Errorf("%s: verdict %d, want %d", when, got, act)
+		}
+		after, err := s.Counters()
+		if err != nil || minus(after, before) != want {
+			t.Errorf("%s: counted %+v, %v", when, minus(after, before), err)
+		}
+	}
+	check("not installed", actPass, Counters{PassedFragment: 1})
+	f := install(t, s)
+	check("installed", actDrop, Counters{TakenFragment: 1})
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	check("closed", actPass, Counters{PassedFragment: 1})
+	if err := f.Close(); err != nil {
+		t.Errorf("closed again: %v", err)
+	}
+}
+
 // TestFragmentRing: frames of every length come out whole, and when the ring is
 // full those of ours do not reach the kernel in part.
 func TestFragmentRing(t *testing.T) {
@@ -230,6 +276,7 @@ func TestFragmentRing(t *testing.T) {
 func TestFragmentsOfTheHost(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	s := load(t)
+	install(t, s)
 	for _, v6 := range []bool{false, true} {
 		src, dst := v.B.Addr4, v.A.Addr4
 		if v6 {

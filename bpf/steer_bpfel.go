@@ -49,17 +49,19 @@ type steerPacket struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	steerMapAddresses      = "addresses"
-	steerMapCounters       = "counters"
-	steerMapEndpoints      = "endpoints"
-	steerMapFragments      = "fragments"
-	steerMapHosts          = "hosts"
-	steerMapPackets        = "packets"
-	steerMapSockets        = "sockets"
-	steerMapVlans          = "vlans"
-	steerProgIwarpdSteer   = "iwarpd_steer"
-	steerVarCheckAddresses = "check_addresses"
-	steerVarCheckVlans     = "check_vlans"
+	steerMapAddresses        = "addresses"
+	steerMapCounters         = "counters"
+	steerMapEndpoints        = "endpoints"
+	steerMapFragments        = "fragments"
+	steerMapHosts            = "hosts"
+	steerMapPackets          = "packets"
+	steerMapPrograms         = "programs"
+	steerMapSockets          = "sockets"
+	steerMapVlans            = "vlans"
+	steerProgIwarpdFragments = "iwarpd_fragments"
+	steerProgIwarpdSteer     = "iwarpd_steer"
+	steerVarCheckAddresses   = "check_addresses"
+	steerVarCheckVlans       = "check_vlans"
 )
 
 // loadSteer returns the embedded CollectionSpec for steer.
@@ -104,7 +106,8 @@ type steerSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type steerProgramSpecs struct {
-	IwarpdSteer *ebpf.ProgramSpec `ebpf:"iwarpd_steer"`
+	IwarpdFragments *ebpf.ProgramSpec `ebpf:"iwarpd_fragments"`
+	IwarpdSteer     *ebpf.ProgramSpec `ebpf:"iwarpd_steer"`
 }
 
 // steerMapSpecs contains maps before they are loaded into the kernel.
@@ -117,6 +120,7 @@ type steerMapSpecs struct {
 	Fragments *ebpf.MapSpec `ebpf:"fragments"`
 	Hosts     *ebpf.MapSpec `ebpf:"hosts"`
 	Packets   *ebpf.MapSpec `ebpf:"packets"`
+	Programs  *ebpf.MapSpec `ebpf:"programs"`
 	Sockets   *ebpf.MapSpec `ebpf:"sockets"`
 	Vlans     *ebpf.MapSpec `ebpf:"vlans"`
 }
@@ -155,6 +159,7 @@ type steerMaps struct {
 	Fragments *ebpf.Map `ebpf:"fragments"`
 	Hosts     *ebpf.Map `ebpf:"hosts"`
 	Packets   *ebpf.Map `ebpf:"packets"`
+	Programs  *ebpf.Map `ebpf:"programs"`
 	Sockets   *ebpf.Map `ebpf:"sockets"`
 	Vlans     *ebpf.Map `ebpf:"vlans"`
 }
@@ -167,6 +172,7 @@ func (m *steerMaps) Close() error {
 		m.Fragments,
 		m.Hosts,
 		m.Packets,
+		m.Programs,
 		m.Sockets,
 		m.Vlans,
 	)
@@ -184,11 +190,13 @@ type steerVariables struct {
 //
 // It can be passed to loadSteerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type steerPrograms struct {
-	IwarpdSteer *ebpf.Program `ebpf:"iwarpd_steer"`
+	IwarpdFragments *ebpf.Program `ebpf:"iwarpd_fragments"`
+	IwarpdSteer     *ebpf.Program `ebpf:"iwarpd_steer"`
 }
 
 func (p *steerPrograms) Close() error {
 	return _SteerClose(
+		p.IwarpdFragments,
 		p.IwarpdSteer,
 	)
 }

@@ -136,6 +136,7 @@ func edit(b []byte, off int, v ...byte) []byte {
 
 func TestVerdicts(t *testing.T) {
 	s := load(t)
+	install(t, s)
 	withSocket(t, s)
 	for _, e := range []Endpoint{
 		{pkt.ProtoTCP, addr4, port}, {pkt.ProtoTCP, addr6, port}, {pkt.ProtoSCTP, addr4, port},
