@@ -226,6 +226,97 @@ func TestImportTable(t *testing.T) {
 	}
 }
 
+// top returns the folder that a package counts to in the order of layers: the first of
+// its path, or of internal each package.
+func top(folder string) string {
+	parts := strings.SplitN(folder, "/", 3)
+	if parts[0] == "internal" && len(parts) > 1 {
+		return parts[0] + "/" + parts[1]
+	}
+	return parts[0]
+}
+
+// TestNoCircles: the folders of the module form layers, of which none imports, through
+// others, what imports it.
+func TestNoCircles(t *testing.T) {
+	next := make(map[string]map[string]string) // folder to folder: the file
+	for _, f := range parse(t) {
+		if f.test || helper(f.folder) {
+			continue
+		}
+		for _, imp := range imports(f) {
+			inside, ok := strings.CutPrefix(imp, module+"/")
+			if from, to := top(f.folder), top(inside); ok && from != to {
+				if next[from] == nil {
+					next[from] = make(map[string]string)
+				}
+				next[from][to] = f.name
+			}
+		}
+	}
+	const open, done = 1, 2
+	state := make(map[string]int)
+	var visit func(folder string, way []string)
+	visit = func(folder string, way []string) {
+		way = append(way, folder)
+		switch state[folder] {
+		case open:
+			t.Errorf("a circle of imports: %s", strings.Join(way, " -> "))
+			return
+		case done:
+			return
+		}
+		state[folder] = open
+		for to := range next[folder] {
+			visit(to, way)
+		}
+		state[folder] = done
+	}
+	for folder := range next {
+		visit(folder, nil)
+	}
+}
+
+// inner reports whether imp is a part of a core that is no layer of its own: only the
+// core itself, and tests, may know it.
+func inner(folder, imp string) bool {
+	inside, ok := strings.CutPrefix(imp, module+"/")
+	if !ok {
+		return false
+	}
+	l, ok := layerOf(inside)
+	return ok && l.core && inside != l.folder && !under(folder, l.folder)
+}
+
+// TestCoresAreClosed: no package above a core reaches into it.
+func TestCoresAreClosed(t *testing.T) {
+	for _, f := range parse(t) {
+		if f.test || helper(f.folder) {
+			continue
+		}
+		for _, imp := range imports(f) {
+			if inner(f.folder, imp) {
+				t.Errorf("%s imports %s, a part of a core", f.name, imp)
+			}
+		}
+	}
+	for _, tt := range []struct {
+		folder, imp string
+		want        bool
+	}{
+		{"dataplane", module + "/tcp", false},
+		{"dataplane", module + "/tcp/recovery", true},
+		{"tcp", module + "/tcp/recovery", false},
+		{"dataplane", module + "/sctp/session", false},
+		{"ctrl", module + "/dataplane/sched", false},
+		{"dataplane", module + "/dataplane/sched/ring", true},
+	} {
+		if got := inner(tt.folder, tt.imp); got != tt.want {
+			t.Errorf("%s importing %s: reaches into a core: %v; want %v", tt.folder, tt.imp, got, tt.want)
+		}
+	}
+}
+
 // TestImportTableRules checks the checker: what the table must refuse.
 func TestImportTableRules(t *testing.T) {
 	for _, tt := range []struct {
