@@ -60,6 +60,7 @@ type Limits struct {
 	Captures                                  int    // at a time
 	Registered                                uint64 // octets of all memory regions
 	Rings                                     uint64 // octets of all queues, rings and what the daemon keeps for them
+	Messages                                  uint64 // bytes of replies and events that clients have not read
 	QueueDepth                                int    // work requests of one queue, completions of one CQ
 	MaxInline                                 int    // octets
 	MaxSGE                                    int
@@ -68,7 +69,7 @@ type Limits struct {
 // DefaultLimits are the quotas where the configuration says nothing.
 var DefaultLimits = Limits{
 	Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, QPs: 4096, Listens: 256, Ports: 8192, Captures: 2,
-	Registered: 1 << 30, Rings: 1 << 30, QueueDepth: 16384, MaxInline: 256, MaxSGE: 16,
+	Registered: 1 << 30, Rings: 1 << 30, Messages: 64 << 20, QueueDepth: 16384, MaxInline: 256, MaxSGE: 16,
 }
 
 // fill puts the default in place of each zero.
@@ -85,6 +86,9 @@ func (l Limits) fill() Limits {
 	}
 	if l.Registered == 0 {
 		l.Registered = d.Registered
+	}
+	if l.Messages == 0 {
+		l.Messages = d.Messages
 	}
 	if l.Rings == 0 {
 		l.Rings = d.Rings

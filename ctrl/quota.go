@@ -24,6 +24,7 @@ const (
 	resPorts
 	resRegistered // bytes
 	resRings      // bytes
+	resMessages   // bytes; counted in Server.unreadBy, not in an account
 	numResources
 )
 
@@ -50,6 +51,7 @@ var quotas = [numResources]struct {
 
 	resPorts:      {"ports", "local ports of connections, those in TIME-WAIT included", "max-ports", false, func(l *Limits) uint64 { return uint64(l.Ports) }},
 	resRegistered: {"registered", "registered memory", "max-registered", true, func(l *Limits) uint64 { return l.Registered }},
+	resMessages:   {"messages", "messages unread", "max-messages", true, func(l *Limits) uint64 { return l.Messages }},
 	resRings:      {"rings", "queues", "max-rings", true, func(l *Limits) uint64 { return l.Rings }},
 }
 
@@ -149,6 +151,9 @@ func (c *session) listQuotas(r *ctrlpb.ListQuotas, reply *ctrlpb.Reply) error {
 			q := &ctrlpb.Quota{Name: quotas[r].name, Limit: quotas[r].limit(i.limits), Bytes: quotas[r].bytes, Key: quotas[r].key}
 			if a := s.usage[i.uid]; a != nil {
 				q.Used = a[r]
+			}
+			if r == resMessages {
+				q.Used = s.unreadOf(i.uid).Load()
 			}
 			u.Quotas = append(u.Quotas, q)
 		}

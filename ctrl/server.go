@@ -72,7 +72,8 @@ type Server struct {
 	lastQP    uint32
 	lastPD    verbs.PDID
 	lastIndex uint32
-	usage     map[uint32]*account // by uid
+	usage     map[uint32]*account       // by uid
+	unreadBy  map[uint32]*atomic.Uint64 // by uid: bytes of messages that wait to be read
 	claims    claims
 	listeners map[dataplane.ListenerID]*listener
 	conns     map[dataplane.ConnID]*conn
@@ -138,7 +139,7 @@ func New(cfg Config, o Options) (*Server, error) {
 	}
 	s := &Server{
 		log: o.Logger, program: o.Program, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
-		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*account), timeWait: make(map[uint32][]*claim),
+		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*account), timeWait: make(map[uint32][]*claim), unreadBy: make(map[uint32]*atomic.Uint64),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),
 		late: make(map[bpf.Endpoint]clock.Time), rewake: make(chan struct{}, 1), done: make(chan struct{}),

@@ -355,6 +355,46 @@ func TestUnread(t *testing.T) {
 	}
 }
 
+// TestUnreadBytes: what clients of a user leave unread is bounded by its bytes over
+// all of them; a client that leaves little is not cut off for others.
+func TestUnreadBytes(t *testing.T) {
+	const limit = 256 << 10
+	h := newHarness(t, Config{Limits: Limits{Messages: limit}})
+	polite := h.hello(t)
+	var most uint64
+	for range 4 {
+		c := h.hello(t)
+		pd := c.pd()
+		for range pageSize { // a list of them is long
+			c.ok(reqMR(pd, 4096), memfd(t, 4096))
+		}
+		b, err := proto.Marshal(&ctrlpb.Request{Id: 1 << 40, Body: &ctrlpb.Request_ListMrs{ListMrs: &ctrlpb.ListMRs{}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range maxQueued - 1 {
+			if c.c.Write(b, nil) != nil {
+				break
+			}
+			h.mu.Lock()
+			most = max(most, h.unreadOf(uint32(os.Getuid())).Load())
+			h.mu.Unlock()
+		}
+	}
+	if q := polite.quota("messages"); q.Limit != limit || !q.Bytes {
+		t.Errorf("%v", q)
+	}
+	if most > limit+4*messageShare+seqpacket.MaxPacket || most < messageShare {
+		t.Errorf("%d bytes were held", most)
+	}
+	for deadline := time.Now().Add(time.Minute); h.counters.cutOff.Load() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no client was cut off")
+		}
+	}
+	polite.pd()
+}
+
 // reqChurn returns the request that makes the next queue pair, or the one that ends
 // it again, for i even and odd.
 func reqChurn(i int, pd, cq uint32) []byte {

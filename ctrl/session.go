@@ -28,10 +28,15 @@ const (
 	// maxQueued bounds the messages that wait for a client to read them, beside
 	// perQP for each queue pair: the connections of all may end at once.
 	maxQueued, perQP = 1024, 4
-	// maxQueuedFDs is how many descriptors may wait for the client to read them
+	// maxQueuedFDs is how many descriptors may wait here or in the socket for the client to read them
 	// while it is served. They and their memory are in no quota.
-	maxQueuedFDs = 2 * seqpacket.MaxFDs
-	maxName      = 64
+	maxQueuedFDs = 64
+	// messageShare is how many bytes of messages a client may leave unread, whatever
+	// others of its user have left.
+	messageShare = 64 << 10
+	// lookAgain is how soon a client that is not served is looked at.
+	lookAgain = time.Millisecond
+	maxName   = 64
 )
 
 // unreadLimit is how long a client with more than maxQueuedFDs may take to read.
@@ -48,7 +53,10 @@ type session struct {
 	pol     atomic.Pointer[policy] // Reload may change it
 	outMu   sync.Mutex
 	out     []outMessage      // guarded by outMu, which is taken last
-	outFDs  int               // descriptors of out, and of what is being written; guarded by outMu
+	outSize uint64            // bytes of out that are charged; guarded by outMu
+	unread  *atomic.Uint64    // the same, of all clients of the user
+	outFDs  int               // descriptors that the client has not read, as far as known; guarded by outMu
+	flying  int               // those of outFDs that were written; guarded by outMu
 	more    chan struct{}     // signalled when out grows
 	less    chan struct{}     // signalled when outFDs shrinks
 	room    atomic.Int64      // most that out holds
@@ -86,8 +94,9 @@ type session struct {
 // outMessage is a message on its way to the client. Its descriptors are closed
 // when it is sent or dropped.
 type outMessage struct {
-	b   []byte
-	fds []int
+	b    []byte
+	fds  []int
+	size uint64 // charged for it
 }
 
 // newSession registers a client. Called with mu held.
@@ -98,7 +107,7 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) 
 	}
 	s.lastID++
 	sess := &session{
-		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, use: s.account(cred.Uid), started: time.Now(),
+		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, use: s.account(cred.Uid), unread: s.unreadOf(cred.Uid), started: time.Now(),
 		log:  s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
 		more: make(chan struct{}, 1), less: make(chan struct{}, 1), quit: make(chan struct{}),
 		pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
@@ -168,9 +177,7 @@ func (c *session) readLoop() error {
 func (c *session) awaitRead() error {
 	var late <-chan time.Time
 	for {
-		c.outMu.Lock()
-		n := c.outFDs
-		c.outMu.Unlock()
+		n := c.unreadFDs()
 		if n <= maxQueuedFDs {
 			return nil
 		}
@@ -181,12 +188,38 @@ func (c *session) awaitRead() error {
 		}
 		select {
 		case <-c.less:
+		case <-time.After(lookAgain):
 		case <-late:
 			err := errorf(quota, "ctrl: the client left %d descriptors unread for %v: read the replies", n, c.srv.unread)
 			c.cutOff(err)
 			return err
 		}
 	}
+}
+
+// unreadFDs returns how many descriptors the client has not read. Those in the socket
+// are in flight for the kernel too, which bounds them for all clients together.
+func (c *session) unreadFDs() int {
+	c.outMu.Lock()
+	n, flying := c.outFDs, c.flying
+	c.outMu.Unlock()
+	if n <= maxQueuedFDs || flying == 0 || c.conn.Unread() > 0 {
+		return n
+	}
+	c.outMu.Lock()
+	defer c.outMu.Unlock()
+	c.outFDs -= flying
+	c.flying -= flying
+	return c.outFDs
+}
+
+// unreadOf returns the count of the bytes of messages that clients of uid have not
+// read. Called with mu held.
+func (s *Server) unreadOf(uid uint32) *atomic.Uint64 {
+	if s.unreadBy[uid] == nil {
+		s.unreadBy[uid] = new(atomic.Uint64)
+	}
+	return s.unreadBy[uid]
 }
 
 // packet serves one packet. An error ends the session; what is wrong with a
@@ -422,16 +455,25 @@ func (c *session) send(m *ctrlpb.Message, fds []int) error {
 		return fmt.Errorf("ctrl: %w", err)
 	}
 	c.outMu.Lock()
-	n := len(c.out)
-	full := int64(n) >= c.room.Load()
-	if !full {
-		c.out = append(c.out, outMessage{b, fds})
+	n, left, size := len(c.out), c.outSize, uint64(len(b))
+	if m.GetEvent().GetStreamData() != nil {
+		size = 0 // charged with its stream
+	}
+	limit := c.policy().limits.Messages
+	all := c.unread.Add(size)
+	full := int64(n) >= c.room.Load() || left+size > messageShare && all > limit
+	if full {
+		c.unread.Add(-size)
+	} else {
+		c.out = append(c.out, outMessage{b, fds, size})
+		c.outSize += size
 		c.outFDs += len(fds)
 	}
 	c.outMu.Unlock()
 	if full {
 		seqpacket.CloseAll(fds)
-		err := fmt.Errorf("ctrl: the client left %d messages unread", n)
+		err := fmt.Errorf("ctrl: the client left %d messages unread, %d bytes; all of its user %d bytes, whose limit is %d: read them, or raise max-messages",
+			n, left, all-size, limit)
 		if c.cut.CompareAndSwap(false, true) {
 			c.srv.counters.cutOff.Add(1)
 			c.logCut(err)
@@ -472,12 +514,15 @@ func (c *session) writeLoop() {
 				ok = false
 			}
 		}
-		if len(m.fds) == 0 {
-			return
-		}
+		c.unread.Add(-m.size)
 		seqpacket.CloseAll(m.fds)
 		c.outMu.Lock()
-		c.outFDs -= len(m.fds)
+		c.outSize -= m.size
+		if ok {
+			c.flying += len(m.fds)
+		} else {
+			c.outFDs -= len(m.fds)
+		}
 		c.outMu.Unlock()
 		select {
 		case c.less <- struct{}{}:

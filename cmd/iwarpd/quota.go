@@ -31,6 +31,7 @@ var quotaKeys = []quotaKey{
 
 	{"max-ports", "8192", "local ports of the connections that one user makes, those in TIME-WAIT included", count(func(l *ctrl.Limits) *int { return &l.Ports }, 1<<20)},
 	{"max-registered", "1GiB", "memory that one user may register", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Registered })},
+	{"max-messages", "64MiB", "replies and events that the programs of one user leave unread", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Messages })},
 	{"max-rings", "1GiB", "memory that the queues of one user may take", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Rings })},
 }
 

@@ -58,7 +58,7 @@ allow:
 		{
 			UIDs: []uint32{0, 1007}, GIDs: []uint32{50}, Listen: []ctrl.PortRange{{From: 7174, To: 7174}, {From: 20000, To: 20999}},
 			Addrs:  []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("fd00::1/128")},
-			Limits: &ctrl.Limits{Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, QPs: 100, Listens: 256, Ports: 8192, Captures: 2, Registered: 16 << 30, Rings: 65536},
+			Limits: &ctrl.Limits{Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, QPs: 100, Listens: 256, Ports: 8192, Captures: 2, Registered: 16 << 30, Rings: 65536, Messages: 64 << 20},
 		},
 		{Admin: true},
 		{UIDs: []uint32{7}, Deny: true},

@@ -156,6 +156,17 @@ func (c *Conn) Shutdown() {
 	}
 }
 
+// Unread returns how much memory of the kernel holds what was written and the other
+// end has not read; 0 if the connection is closed.
+func (c *Conn) Unread() (n int) {
+	raw, err := c.c.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+	return n
+}
+
 // Close ends the connection. A blocked Read or Write returns.
 func (c *Conn) Close() error { return c.c.Close() }
 
