@@ -59,7 +59,7 @@ func TestMain(m *testing.M) {
 		err = json.Unmarshal(line, &j)
 	}
 	if err == nil {
-		err = map[string]func(*job, *bufio.Reader) error{"victim": victim, "attacker": attacker, "worker": worker}[role](&j, in)
+		err = map[string]func(*job, *bufio.Reader) error{"victim": victim, "attacker": attacker, "worker": worker, "steady": steady}[role](&j, in)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, role+":", err)

@@ -1,0 +1,203 @@
+package isolation
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// longestStall is how long no attack may keep another client from making progress.
+const longestStall = 250 * time.Millisecond
+
+// steady writes without end, and answers each line with the longest time, in seconds,
+// from one Write to the next since the line before.
+func steady(j *job, in *bufio.Reader) error {
+	ctx := context.Background()
+	d, err := iwarp.Open(ctx, j.Socket)
+	if err != nil {
+		return err
+	}
+	c, to, err := dialSink(ctx, d, j.Peer)
+	if err != nil {
+		return err
+	}
+	var longest atomic.Int64
+	failed := make(chan error, 1)
+	go func() {
+		b := make([]byte, 1024)
+		for last := time.Now(); ; {
+			if err := c.Write(ctx, to.At(0, 4096), b); err != nil {
+				failed <- err
+				return
+			}
+			now := time.Now()
+			longest.Store(max(longest.Load(), int64(now.Sub(last))))
+			last = now
+			time.Sleep(500 * time.Microsecond) // so that the worker sleeps, and must be woken
+		}
+	}()
+	fmt.Println("0") // it runs
+	for {
+		if _, err := in.ReadString('\n'); err != nil {
+			return nil
+		}
+		select {
+		case err := <-failed:
+			return err
+		default:
+			fmt.Println(time.Duration(longest.Swap(0)).Seconds())
+		}
+	}
+}
+
+// level is what the daemon, which is in this process, holds.
+type level struct {
+	Held            [8]uint64
+	Files, Mappings int
+}
+
+func (w *world) level(t *testing.T) (l level) {
+	t.Helper()
+	l.Held = held(w.b.Server().Status())
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Files = len(files)
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Mappings = bytes.Count(maps, []byte("/memfd:"))
+	return l
+}
+
+// resident returns the process's memory of the kind, in bytes, from /proc/self/status.
+func resident(t *testing.T, kind string) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); f[0] == kind+":" {
+			n, err := strconv.Atoi(f[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n << 10
+		}
+	}
+	t.Fatalf("/proc/self/status has no %s", kind)
+	return 0
+}
+
+// TestHostileClient: a client in C that shares no code with the daemon attacks it in some
+// hundred ways. Another client is never held up for long, and when the attacker is gone
+// the daemon has given back its memory, descriptors and mappings.
+func TestHostileClient(t *testing.T) {
+	testenv.RequireRoot(t)
+	testenv.RequireTool(t, "gcc")
+	for _, name := range []string{"/dev/fuse", "/dev/userfaultfd"} {
+		if _, err := os.Stat(name); err != nil {
+			testenv.Skip(t, "%v", err)
+		}
+	}
+	w := newWorld(t, ctrl.Limits{Clients: 64, Rings: 64 << 20})
+	program := filepath.Join(w.dir, "hostile")
+	if out, err := exec.Command("gcc", "-O1", "-Wall", "-Wextra", "-Wno-unused-result", "-pthread", "-o", program, "testdata/hostile.c").CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	mnt := filepath.Join(w.dir, "fuse")
+	if err := os.Mkdir(mnt, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	list, err := exec.Command(program, "list").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := strings.Split(strings.TrimSpace(string(list)), "\n")
+	if len(names) < 80 {
+		t.Fatalf("%d attacks", len(names))
+	}
+	v := w.start(t, "steady", 61001, job{})
+	var stall float64
+	v.ask(t, "", &stall)
+	runtime.GC()
+	before := w.level(t)
+	anon, shmem := resident(t, "RssAnon"), resident(t, "RssShmem")
+	var worst time.Duration
+	for _, name := range names {
+		if only := os.Getenv("ATTACK"); only != "" && !strings.Contains(name, only) {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			// A machine that others use too stops the victim now and then: only
+			// what stops it each time is the attack's doing.
+			shortest := time.Hour
+			for try := 0; try < 4 && shortest > longestStall; try++ {
+				v.ask(t, "begin", &stall)
+				w.attack(t, program, mnt, name)
+				settle(t, "the daemon has given back what the attack took", func() bool { return w.level(t) == before })
+				v.ask(t, "end", &stall)
+				shortest = min(shortest, time.Duration(stall*float64(time.Second)))
+			}
+			if worst = max(worst, shortest); shortest > longestStall {
+				t.Errorf("the victim was held up for %v", shortest)
+			}
+			if n := resident(t, "RssShmem"); n > shmem+1<<20 {
+				t.Errorf("%d bytes of shared memory are resident, %d were", n, shmem)
+			}
+		})
+	}
+	// A connection that was cut off with data in flight may take ten seconds to end.
+	settle(t, "the connections are gone", func() bool { return len(w.b.Engine().Conns()) == 1 })
+	debug.FreeOSMemory()
+	if n := resident(t, "RssAnon"); n > anon+64<<20 {
+		t.Errorf("%d bytes are resident, %d were", n, anon)
+	}
+	t.Logf("%d attacks; the victim's longest stall %v", len(names), worst)
+	v.in.Close()
+	if err := v.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// attack runs an attack, until all its processes are gone.
+func (w *world) attack(t *testing.T, program, mnt, name string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	p := exec.CommandContext(ctx, program, w.socket, w.peer, mnt, name)
+	var text bytes.Buffer
+	p.Stderr = &text
+	p.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	err := p.Run()
+	if p.Process != nil {
+		_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL)
+	}
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit) && exit.ExitCode() == 3:
+		t.Error("the daemon let it have its way")
+	case err != nil:
+		t.Fatalf("%v: %s", err, text.String())
+	}
+}
