@@ -12,6 +12,10 @@ RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
 # of two others do, too.
 NORACE = /internal/bench$$|/test/bench$$
 
+# What is built, tested and checked together: the packages of the modules of go.work but
+# for those of the images and charts.
+PACKAGES = ./... ./cmd/iwarpctl/... ./rpcrdma/... ./test/bench/...
+
 .DEFAULT_GOAL := build
 .PHONY: build image docs clib packages packages-check generate lint test mutate demo bench interop interop-nfs interop-sctp clean help
 
@@ -40,16 +44,16 @@ packages-check: packages ## install the .deb packages in a fresh Debian root and
 
 generate: ## make the generated files again (needs clang, libbpf-dev and protoc)
 	@.ci/need clang:clang llvm-strip:llvm /usr/include/bpf/bpf_helpers.h:libbpf-dev protoc:protobuf-compiler
-	$(GO) generate ./...
+	$(GO) generate $(PACKAGES)
 
 lint: ## formatting, vet, staticcheck, the import table, generated files up to date
-	@.ci/lint
+	@PACKAGES='$(PACKAGES)' .ci/lint
 
 test: ## unit, simulation and (as root) namespace tests, with the race detector
 	@.ci/need ip:iproute2 ethtool:ethtool gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev runc:runc
 	@status=0; \
-	$(GO) test $(RACE) -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list ./... | grep -vE '$(NORACE)') || status=1; \
-	$(GO) test -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list ./... | grep -E '$(NORACE)') || status=1; \
+	$(GO) test $(RACE) -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list $(PACKAGES) | grep -vE '$(NORACE)') || status=1; \
+	$(GO) test -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)') || status=1; \
 	$(GO) test -timeout 9m -run 'KernelGoodput|NoAllocs' $(TESTFLAGS) ./tcp/kernel ./client/embed || status=1; \
 	$(GO) test -C cmd/iwarpd-device-plugin $(RACE) -timeout 9m $(TESTFLAGS) ./... || status=1; \
 	exit $$status

@@ -134,6 +134,23 @@ func TestFiles(t *testing.T) {
 			if c := conn.Counters(); c.InlineOctets > 400<<10 {
 				t.Errorf("data went inline: %+v", c)
 			}
+			// READDIRPLUS has room for its longest reply.
+			if err := os.Mkdir(filepath.Join(g.dir, "many"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 200 {
+				if err := os.WriteFile(filepath.Join(g.dir, "many", fmt.Sprint(i)), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			many, err := n.Walk(ctx, "many")
+			if err != nil {
+				t.Fatal(err)
+			}
+			names := 0
+			if err := n.List(ctx, many.Handle, func(nfs.Info) error { names++; return nil }); err != nil || names != 200 {
+				t.Errorf("%d names, %v", names, err)
+			}
 			// Write chunks are as long as the longest result: none comes another way.
 			fh, err := n.Create(ctx, n.Root(), "chunks", 0o640)
 			if err != nil {
