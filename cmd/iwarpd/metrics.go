@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
 
@@ -79,7 +80,7 @@ func metricsHandler(c collector) http.Handler {
 		Name: "iwarpd_build_info", Help: "1; the label has the version.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	info.Set(1)
-	r.MustRegister(c, info)
+	r.MustRegister(c, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
 	return mux

@@ -67,6 +67,7 @@ func TestMetrics(t *testing.T) {
 			"iwarpd_engine_rx_frames_total 1.099511627776e+12\n", "iwarpd_xdp_passed_total 7\n",
 			`iwarpd_worker_rx_octets_total{worker="0"} 11`, `iwarpd_worker_rx_octets_total{worker="1"} 22`,
 			`iwarpd_worker_connections{worker="1"} 2`, `iwarpd_build_info{version="devel"} 1`,
+			"\nprocess_resident_memory_bytes ", "\nprocess_open_fds ", "\ngo_gc_duration_seconds_count ", "\ngo_goroutines ",
 		} {
 			if code != http.StatusOK || !strings.Contains(text, want) {
 				t.Errorf("status %d, no %q in:\n%s", code, want, text)
@@ -127,6 +128,24 @@ func TestDashboard(t *testing.T) {
 					t.Errorf("%s asks for %s, which there is not", p.Title, name)
 				}
 			}
+		}
+	}
+}
+
+// The alerts ask for metrics that there are, too.
+func TestAlerts(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/prometheus/iwarpd.rules.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := regexp.MustCompile(`iwarpd_[a-z0-9_]+`).FindAllString(string(text), -1)
+	if len(names) < 6 {
+		t.Fatalf("%d metrics in the alerts", len(names))
+	}
+	known := knownMetrics()
+	for _, name := range names {
+		if !known[name] {
+			t.Errorf("an alert asks for %s, which there is not", name)
 		}
 	}
 }
