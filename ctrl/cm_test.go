@@ -385,6 +385,8 @@ func TestBadPeers(t *testing.T) {
 	if ev := c.event().GetConnectGone(); ev.GetError().GetCode() != ctrlpb.Code_CODE_TIMEOUT {
 		t.Errorf("event %v", ev)
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock() // other clients of this test are still ending
 	for _, l := range h.listeners {
 		if l.starting.n != 0 {
 			t.Errorf("still counted: %v", l.starting)
