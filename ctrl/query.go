@@ -316,7 +316,7 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 	for _, st := range s.engine.Stats() {
 		all := appendCounters(appendCounters(nil, "engine.", st), "link.", st.Link)
 		all = appendCounters(appendCounters(all, "sctp.", st.SCTP), "sctp.", st.SCTP.Assoc)
-		all = appendCounters(appendCounters(all, "fragments.", st.Fragments.Stats), "fragments.", st.Fragments)
+		all = appendCounters(all, "fragments.", st.Fragments)
 		all = appendCounters(appendCounters(all, "sctp.ddp_", st.SCTP.Sessions), "sctp.listen_", st.SCTP.Listeners)
 		for _, k := range all {
 			if sum := sums[k.Name]; sum != nil {
@@ -331,7 +331,8 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 }
 
 // appendCounters appends the integer fields of the struct v, in snake case;
-// durations, in nanoseconds, have the suffix _ns, and what is true counts 1.
+// durations, in nanoseconds, have the suffix _ns, what is true counts 1, and embedded
+// structs are as their fields.
 func appendCounters(out []*ctrlpb.Counter, prefix string, v any) []*ctrlpb.Counter {
 	rv := reflect.ValueOf(v)
 	if rv.Kind() == reflect.Pointer {
@@ -346,6 +347,8 @@ func appendCounters(out []*ctrlpb.Counter, prefix string, v any) []*ctrlpb.Count
 			continue
 		}
 		switch {
+		case rv.Type().Field(i).Anonymous:
+			out = appendCounters(out, prefix, f.Interface())
 		case f.Type() == reflect.TypeFor[time.Duration]():
 			out = append(out, &ctrlpb.Counter{Name: prefix + snake(name) + "_ns", Value: uint64(max(f.Int(), 0))})
 		case f.Kind() == reflect.Bool:

@@ -14,19 +14,31 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// Stats are the counters of a worker. A frame that is dropped is in exactly one of
-// RxMalformed, RxChecksum, RxNoConn, RxNoHold, RxStraysLost and RxUnwanted.
+// Stats are the counters of a worker.
 type Stats struct {
 	Turns, Sleeps, Timeouts uint64
 
-	RxFrames, RxOctets uint64
-	TxFrames, TxOctets uint64
-	TxRetransmits      uint64
-	TxStateless        uint64 // RSTs and SYN cookies
-	TxFragments        uint64 // IP fragments
+	RxStats
+	TxStats
+	ConnStats
 
-	RxFPDUs, TxFPDUs   uint64
-	TxRecords          uint64 // TCP segments composed of FPDUs
+	CQOverruns       uint64
+	Faults           uint64
+	FreeSlots, Slots uint64 // gauges
+	HeldFrames       uint64 // gauge
+	HeldPeak         uint64 // the most frames that were held at once
+	Timers           uint64 // gauge
+
+	Link      link.Stats
+	SCTP      SCTPStats
+	Fragments FragmentStats // of the engine: the first worker has them
+}
+
+// RxStats are the counters of what was received. A frame that is dropped is in exactly
+// one of RxMalformed, RxChecksum, RxNoConn, RxNoHold, RxStraysLost and RxUnwanted.
+type RxStats struct {
+	RxFrames, RxOctets uint64
+	RxFPDUs            uint64
 	RxEarly            uint64 // segments held out of order
 	RxFPDUsEarly       uint64 // whole FPDUs found out of order
 	RxFPDUsPlacedEarly uint64 // of those, placed before the gap was filled
@@ -41,10 +53,22 @@ type Stats struct {
 	RxReclaims   uint64 // times that some of a connection's held frames were taken back
 	RxUnwanted   uint64
 	RxAfterClose uint64 // octets
+}
 
+// TxStats are the counters of what was sent.
+type TxStats struct {
+	TxFrames, TxOctets   uint64
+	TxRetransmits        uint64
+	TxStateless          uint64 // RSTs and SYN cookies
+	TxFragments          uint64 // IP fragments
+	TxFPDUs              uint64
+	TxRecords            uint64 // TCP segments composed of FPDUs
 	TxNoSlot, TxRingFull uint64
 	TxStarved            uint64 // times that sending stopped because all TX slots waited for peers' acknowledgements
+}
 
+// ConnStats are the counters of connections and sessions.
+type ConnStats struct {
 	Conns                     uint64 // gauge
 	ActiveOpens, PassiveOpens uint64
 	Evicted                   uint64 // connections in TIME-WAIT that made room
@@ -53,16 +77,6 @@ type Stats struct {
 	AssocsNoMemory            uint64 // SCTP associations ended since all held too much
 	SessionRetries            uint64 // over SCTP, without enhanced data
 	Violations                uint64 // by peers, answered by a Terminate
-	CQOverruns                uint64
-	Faults                    uint64
-	FreeSlots, Slots          uint64 // gauges
-	HeldFrames                uint64 // gauge
-	Timers                    uint64 // gauge
-	HeldPeak                  uint64 // the most frames that were held at once
-
-	Link      link.Stats
-	SCTP      SCTPStats
-	Fragments FragmentStats // of the engine: the first worker has them
 }
 
 // SCTPStats are the counters of SCTP: those of associations and of their DDP sessions,

@@ -26,7 +26,9 @@ func testCollector() collector {
 		counters: func() []*ctrlpb.Counter {
 			return []*ctrlpb.Counter{{Name: "ctrl.clients", Value: 3}, {Name: "engine.rx_frames", Value: 1 << 40}, {Name: "xdp.passed", Value: 7}}
 		},
-		workers: func() []dataplane.Stats { return []dataplane.Stats{{RxOctets: 11}, {RxOctets: 22, Conns: 2}} },
+		workers: func() []dataplane.Stats {
+			return []dataplane.Stats{{RxStats: dataplane.RxStats{RxOctets: 11}}, {RxStats: dataplane.RxStats{RxOctets: 22}, ConnStats: dataplane.ConnStats{Conns: 2}}}
+		},
 	}
 }
 
