@@ -31,59 +31,119 @@ type Conn struct {
 	queued bool // has a place in the SYN queue of its listener
 	events uint8
 
-	// Send sequence space, RFC 9293 3.3.1.
-	q               sendq
-	iss, una, nxt   serial.Num
-	pushNxt         serial.Num // of the next octet to be pushed
-	wnd, maxWnd     int
-	wl1, wl2        serial.Num
-	released        ring[Buf]
-	pushed          int        // octets in [q.next,q.tail)
-	finQueued       bool       // Close was called
-	softError       bool       // an ICMP error came since una moved last
-	progress        clock.Time // una moved, or the queue became non-empty
-	mtu, linkMTU    int        // of the path; of the link
-	mss, peerMSS    int
-	sndShift        uint8
-	sackOK, tsOK    bool
-	wsOK, ecnOK     bool
-	synPending      bool // SYN or SYN-ACK to be sent
-	synRetries      int
-	synSent         clock.Time
+	sndSpace
+	pathState
+	options
+	opening
+	resets
+	probing
+	pacing
+	rcvSpace
+	owedAcks
+	rttState
+	recoveryState
+	cc        congestion
+	sample    ackSample
+	w         window
+	deadlines [numTimers]clock.Time
+
+	stats Stats
+}
+
+// sndSpace is the send sequence space (RFC 9293 3.3.1) and the records in it.
+//
+//	  una            nxt           pushNxt
+//	---|--------------|---------------|------
+//	   | in flight    | pushed        | to be pushed
+//	   |------- una+wnd: the window ------->
+type sndSpace struct {
+	q             sendq
+	iss, una, nxt serial.Num
+	pushNxt       serial.Num // of the next octet to be pushed
+	wnd, maxWnd   int
+	wl1, wl2      serial.Num
+	released      ring[Buf]
+	pushed        int  // octets in [q.next,q.tail)
+	finQueued     bool // Close was called
+}
+
+// pathState is what the path and the peer let a segment be.
+type pathState struct {
+	mtu, linkMTU int // of the path; of the link
+	mss, peerMSS int
+	softError    bool       // an ICMP error came since una moved last
+	progress     clock.Time // una moved, or the queue became non-empty
+}
+
+// options are those agreed on with the SYNs.
+type options struct {
+	sndShift     uint8
+	rcvShift     uint8
+	sackOK, tsOK bool
+	wsOK, ecnOK  bool
+	tsOff        uint32
+	tsSent       uint32 // TSval of the first retransmission in a recovery
+	tsSentValid  bool
+	tsRecent     uint32
+	tsRecentAt   clock.Time
+	cwrPending   bool
+}
+
+// opening is the handshake.
+type opening struct {
+	synPending bool // SYN or SYN-ACK to be sent
+	synRetries int
+	synSent    clock.Time
+}
+
+// resets are the RSTs and challenge ACKs to be sent.
+type resets struct {
 	rstSeq          serial.Num // a RST that leaves the state alone
 	rstPending      bool
 	rstFinal        bool // the RST of a connection that has ended
-	probePending    bool // of a closed window
-	keepPending     bool
-	tsOff           uint32
-	tsSent          uint32 // TSval of the first retransmission in a recovery
-	tsSentValid     bool
-	cwrPending      bool
-	bucket          int // octets that may leave before the pace is kept
-	bucketAt        clock.Time
-	lastSend        clock.Time
-	deadlines       [numTimers]clock.Time
-	persistBackoff  uint8
-	blockedAt       clock.Time // the peer's window holds back all that is queued since
-	keepProbes      int
-	lastRcv         clock.Time
 	challenges      int
 	challengeWindow clock.Time
+}
 
-	// Receive sequence space.
-	irs, rcvNxt  serial.Num
-	rcvAdv       serial.Num // right edge of the window as advertised
+// probing is of closed windows and silent peers.
+type probing struct {
+	probePending   bool // of a closed window
+	persistBackoff uint8
+	blockedAt      clock.Time // the peer's window holds back all that is queued since
+	keepPending    bool
+	keepProbes     int
+	lastRcv        clock.Time
+}
+
+// pacing spreads what the window lets out.
+type pacing struct {
+	bucket   int // octets that may leave before the pace is kept
+	bucketAt clock.Time
+	lastSend clock.Time
+}
+
+// rcvSpace is the receive sequence space.
+//
+//	 rcvNxt                    rcvAdv
+//	---|-------------------------|------
+//	   | reasm: what came early  |
+type rcvSpace struct {
+	irs, rcvNxt serial.Num
+	rcvAdv      serial.Num // right edge of the window as advertised
+	rcvMSS      int        // largest payload seen
+	rcvLast     int        // payload of the last segment
+	rcvMean     int        // moving mean of payloads, in sixteenths of an octet
+	rcvMax      int        // largest window
+	backlog     int
+	mayHold     int // segments, by the owner's count
+	reasm       reassembly
+	finSeq      serial.Num
+	finSeen     bool
+}
+
+// owedAcks is the acknowledgements that are owed.
+type owedAcks struct {
 	lastAckSent  serial.Num
-	rcvShift     uint8
-	rcvMSS       int // largest payload seen
-	rcvLast      int // payload of the last segment
-	rcvMean      int // moving mean of payloads, in sixteenths of an octet
-	rcvMax       int // largest window
-	backlog      int
-	mayHold      int // segments, by the owner's count
-	reasm        reassembly
-	finSeq       serial.Num
-	finSeen      bool
 	unacked      int        // octets since the last ACK that was due
 	ackPoint     serial.Num // rcvNxt then
 	ackPending   bool
@@ -92,18 +152,8 @@ type Conn struct {
 	quickAcks    int
 	dsack        SACKBlock
 	dsackPending bool
-	tsRecent     uint32
-	tsRecentAt   clock.Time
 	ceSeen       bool // RFC 3168 6.1.3; for DCTCP: DCTCP.CE of RFC 8257 3.2
 	earlyAcks    ring[earlyAck]
-
-	rttState
-	recoveryState
-	cc     congestion
-	sample ackSample
-	w      window
-
-	stats Stats
 }
 
 // earlyAck is an ACK that leaves ahead of the current one: for what came before a
@@ -123,7 +173,7 @@ const (
 )
 
 func newConn(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *Conn {
-	c := &Conn{cfg: cfg.withDefaults(), flow: f, iss: iss, una: iss, nxt: iss, pushNxt: iss + 1}
+	c := &Conn{cfg: cfg.withDefaults(), flow: f, sndSpace: sndSpace{iss: iss, una: iss, nxt: iss, pushNxt: iss + 1}}
 	c.v6 = !isV4(&f.Remote)
 	c.q.init()
 	c.linkMTU, c.mtu = mtu, mtu

@@ -35,7 +35,7 @@ func (l *Listener) tsOff(f *pkt.Flow) uint32 { return flowHash(&l.secret, f, 0)[
 
 // cookieReply is the SYN-ACK that keeps no state.
 func (l *Listener) cookieReply(now clock.Time, f *pkt.Flow, s *Segment) Header {
-	c := Conn{cfg: l.cfg, flow: *f, v6: !isV4(&f.Remote), linkMTU: l.mtu, mtu: l.mtu}
+	c := Conn{cfg: l.cfg, flow: *f, v6: !isV4(&f.Remote), pathState: pathState{linkMTU: l.mtu, mtu: l.mtu}}
 	peer := int(s.Opts.MSS)
 	if peer == 0 {
 		peer = c.defaultMSS()
