@@ -129,11 +129,7 @@ type Stream struct {
 	pendTail         uint32
 	last             turn // what the last segment of PollSegment belonged to
 
-	// Responses to send.
-	ird      int
-	resps    []response
-	respHead uint32
-	respTail uint32
+	responses
 
 	// Receive side.
 	expect    Op   // RTR that may come first, or 0
@@ -157,6 +153,14 @@ type Stream struct {
 	remote  remoteTerm
 
 	front [front]byte // of a ULPDU that has a marker there
+}
+
+// responses are those to be sent, a ring.
+type responses struct {
+	ird      int
+	resps    []response
+	respHead uint32
+	respTail uint32
 }
 
 // remoteTerm is the peer's Terminate.
@@ -187,13 +191,12 @@ func (s *Stream) Init(cfg Config, mem Memory) {
 	cfg.IRD, cfg.ORD = max(cfg.IRD, 0), max(cfg.ORD, 0)
 	*s = Stream{
 		mem: mem,
-		ird: cfg.IRD,
 		ord: cfg.ORD,
 		// One more for an RTR that is a Read, which is outside the limits.
-		pendings: make([]pending, pow2(cfg.ORD+1)),
-		resps:    make([]response, pow2(cfg.IRD+1)),
-		slots:    make([]sendSlot, pow2(cfg.MaxWR)),
-		comps:    make([]Completion, pow2(cfg.MaxRecv)),
+		pendings:  make([]pending, pow2(cfg.ORD+1)),
+		responses: responses{ird: cfg.IRD, resps: make([]response, pow2(cfg.IRD+1))},
+		slots:     make([]sendSlot, pow2(cfg.MaxWR)),
+		comps:     make([]Completion, pow2(cfg.MaxRecv)),
 	}
 	for i := range s.msn {
 		s.msn[i] = ddp.FirstMSN

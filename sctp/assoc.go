@@ -38,27 +38,48 @@ type Assoc struct {
 	lastUDP uint16
 	salt    uint32
 
-	// Set-up: the active side's INIT and COOKIE ECHO, and their repetitions.
+	setupState
+	toSend
+	sending
+
+	// Receiving: TSNs that have come, SACKs that are due, and messages for PollData.
+	rcv receiver
+
+	// The end: SHUTDOWN of either side (RFC 9260 9.2).
+	closing  bool // Close was called
+	peerDone bool // the peer's SHUTDOWN came
+
+	// Timers; timers.go.
+	deadlines [numTimers]clock.Time // 0: stopped
+	verifyAt  clock.Time            // when the next path may be verified (RFC 9260 5.4)
+}
+
+// setupState is the active side's INIT and COOKIE ECHO, and their repetitions.
+type setupState struct {
 	initRetries int
 	stales      int // cookies that the peer called stale
 	t1Sent      clock.Time
 	preserve    uint32 // ms, to ask for in the next INIT
 	cookie      []byte // of the peer, to echo
 	unknown     []byte // parameters of INIT ACK to report, as one error cause each
+}
 
-	// Control chunks and whole packets that PollTransmit sends next.
+// toSend is the control chunks and whole packets that PollTransmit sends next.
+type toSend struct {
 	want    wants
 	replies []byte // ERROR chunks
 	replyTo int
 	raw     []rawPacket
 	head    []byte // scratch of PollTransmit
+}
 
-	// Sending: a ring of messages, in the order of their TSNs.
-	//
-	//	first          next           last
-	//	  | sent, unacked | never sent  |
-	//
-	// The item at first has TSN cumAck+1. released has the Bufs for PollReleased.
+// sending is a ring of messages, in the order of their TSNs.
+//
+//	first          next           last
+//	  | sent, unacked | never sent  |
+//
+// The item at first has TSN cumAck+1. released has the Bufs for PollReleased.
+type sending struct {
 	q            []item // a ring; its size is a power of two
 	first        uint32 // oldest not acknowledged in order
 	next         uint32 // oldest never sent
@@ -79,17 +100,6 @@ type Assoc struct {
 	probe        bool // a closed window is probed now
 	released     []Buf
 	releasedHead int
-
-	// Receiving: TSNs that have come, SACKs that are due, and messages for PollData.
-	rcv receiver
-
-	// The end: SHUTDOWN of either side (RFC 9260 9.2).
-	closing  bool // Close was called
-	peerDone bool // the peer's SHUTDOWN came
-
-	// Timers; timers.go.
-	deadlines [numTimers]clock.Time // 0: stopped
-	verifyAt  clock.Time            // when the next path may be verified (RFC 9260 5.4)
 }
 
 // rawPacket is a whole packet to be sent, on a path, but to a UDP port of its own: the

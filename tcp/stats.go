@@ -17,8 +17,28 @@ type Stats struct {
 	MSS, PMTU           int
 	QueuedSegs, HeldNow int
 
-	SegsOut, SegsIn       uint64
-	OctetsOut, OctetsIn   uint64 // payload first sent; payload delivered in order
+	SegsOut, SegsIn     uint64
+	OctetsOut, OctetsIn uint64 // payload first sent; payload delivered in order
+	RetransStats
+	ECNReductions, CEIn uint64
+	SACKIn, DSACKIn     uint64 // blocks
+	SACKOut, DSACKOut   uint64
+	Reordering          bool // the path has been seen to reorder
+	DupAcksIn           uint64
+	OutOfOrderIn        uint64
+	DuplicateIn         uint64 // segments that held nothing new
+	HeldDropped         uint64 // out of order and no room to hold it
+	PAWSDropped         uint64
+	ChallengeAcks       uint64
+	AcksOut             uint64 // without payload
+	WindowProbes        uint64
+	ZeroWindow          time.Duration // in which the peer's window held data back
+	PMTUShrinks         uint64
+	BadOptions          uint64
+}
+
+// RetransStats are the counters of loss and its repair.
+type RetransStats struct {
 	Retransmits           uint64 // segments, by any cause; the causes follow
 	RetransFast           uint64 // after RACK or three duplicate ACKs
 	RetransRTO            uint64
@@ -26,21 +46,6 @@ type Stats struct {
 	RetransOctets         uint64
 	Timeouts, SpuriousRTO uint64
 	Recoveries, Undos     uint64
-	ECNReductions, CEIn   uint64
-	SACKIn, DSACKIn       uint64 // blocks
-	SACKOut, DSACKOut     uint64
-	Reordering            bool // the path has been seen to reorder
-	DupAcksIn             uint64
-	OutOfOrderIn          uint64
-	DuplicateIn           uint64 // segments that held nothing new
-	HeldDropped           uint64 // out of order and no room to hold it
-	PAWSDropped           uint64
-	ChallengeAcks         uint64
-	AcksOut               uint64 // without payload
-	WindowProbes          uint64
-	ZeroWindow            time.Duration // in which the peer's window held data back
-	PMTUShrinks           uint64
-	BadOptions            uint64
 }
 
 // Stats returns the counters.
