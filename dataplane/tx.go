@@ -58,10 +58,8 @@ func (w *worker) spareSlot() (link.Slot, bool) {
 	s, ok := w.link.Alloc()
 	if !ok {
 		w.stats.TxNoSlot++
-		return s, false
 	}
-	w.slots[s].owned = false
-	return s, true
+	return s, ok
 }
 
 // disown takes back a slot of l that the peer has acknowledged.

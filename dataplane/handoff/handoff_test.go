@@ -144,3 +144,46 @@ func TestDirectory(t *testing.T) {
 		t.Errorf("%v allocations to find a flow", a)
 	}
 }
+
+// TestDialing: only the worker that dials ends it.
+func TestDialing(t *testing.T) {
+	var d Dialing[*int]
+	a, b, k := new(int), new(int), Key{Flow: pkt.Flow{LocalPort: 1}}
+	d.Remove(k, a)
+	d.Add(k, a)
+	d.Remove(k, b)
+	if d.Find(k) != a || d.Len() != 1 {
+		t.Error("another worker has ended it")
+	}
+	if d.Find(Key{Flow: k.Flow, SCTP: true}) != nil {
+		t.Error("found over another transport")
+	}
+	d.Remove(k, a)
+	if d.Find(k) != nil || d.Len() != 0 {
+		t.Error("it has not ended")
+	}
+}
+
+// TestMayKeep: half of the buffers pass frames whatever connections hold.
+func TestMayKeep(t *testing.T) {
+	r := NewRing(64)
+	_, _, all := r.Len()
+	f := link.Frame{N: 1}
+	f.Pieces[0] = make([]byte, 60)
+	var kept []link.Frame
+	for r.MayKeep() {
+		var got link.Frame
+		if !r.Send(&f) || !r.Receive(&got) {
+			t.Fatal("no frame")
+		}
+		r.Keep()
+		kept = append(kept, got)
+	}
+	if len(kept) != all/2 {
+		t.Errorf("%d of %d buffers kept", len(kept), all)
+	}
+	r.Unkeep(&kept[0])
+	if !r.MayKeep() {
+		t.Error("one is back, and none may be kept")
+	}
+}

@@ -39,3 +39,35 @@ func TestRound(t *testing.T) {
 		}
 	}
 }
+
+// TestMemberShare: a member holds no more slots than so many times those that are free.
+func TestMemberShare(t *testing.T) {
+	free := 10
+	var s Scheduler[int]
+	var g Group[int]
+	var m Member[int]
+	s.Init(1500, func() int { return free }, func(int, *Grant) int { return 0 })
+	s.Join(&m, &g)
+	for range MemberShare*free - 1 {
+		s.Own(&m)
+	}
+	if gr := (Grant{Left: 1}); !s.May(&m, &gr) {
+		t.Errorf("below its share it stops for %d", gr.Why)
+	}
+	s.Own(&m)
+	if gr := (Grant{Left: 1}); s.May(&m, &gr) || gr.Why != Share {
+		t.Errorf("at its share: %d", gr.Why)
+	}
+	free = 0
+	if gr := (Grant{Left: 1}); s.May(&m, &gr) || gr.Why != Slots {
+		t.Errorf("without slots: %d", gr.Why)
+	}
+	s.Disown(&m)
+	if m.Slots() != MemberShare*10-1 || g.Slots() != m.Slots() {
+		t.Errorf("%d and %d slots", m.Slots(), g.Slots())
+	}
+	s.Leave(&m)
+	if g.Slots() != 0 || m.Group() != nil {
+		t.Errorf("%d slots left", g.Slots())
+	}
+}
