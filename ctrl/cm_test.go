@@ -508,6 +508,35 @@ func TestEventsBeforeConnectReturns(t *testing.T) {
 	}
 }
 
+// TestGiveUpBeforeOpen: a client gives up before the engine has opened the connection,
+// which knows nothing yet of what is to be ended. It is ended when it is open.
+func TestGiveUpBeforeOpen(t *testing.T) {
+	h := newHarness(t, Config{})
+	h.e.hold, h.e.late = make(chan struct{}), true
+	c := h.hello(t)
+	qp := c.qp()
+	c.ok(reqConnect(qp, peerA.String()))
+	h.e.await(t, "connect")
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp}}})
+	if ev := c.event().GetConnectFailed(); ev == nil {
+		t.Fatal("no event")
+	}
+	close(h.e.hold)
+	c.c.Close()
+	h.settled(t)
+	h.Close() // waits for dial
+	h.e.mu.Lock()
+	defer h.e.mu.Unlock()
+	for id, fc := range h.e.conns {
+		if !fc.ended {
+			t.Errorf("connection %d is open", id)
+		}
+	}
+	if len(h.e.conns) != 1 {
+		t.Errorf("%d connections opened; want 1", len(h.e.conns))
+	}
+}
+
 func TestDisconnect(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)

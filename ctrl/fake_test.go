@@ -36,6 +36,7 @@ type fakeEngine struct {
 	detached int
 	refuse   error         // of Connect
 	hold     chan struct{} // if set, Connect returns when it is closed
+	late     bool          // and opens the connection only then
 	connects []netip.AddrPort
 	calls    chan string // one for each call that a test may wait for
 	silent   []int       // workers that do not answer
@@ -103,14 +104,24 @@ func (e *fakeEngine) Connect(id dataplane.ConnID, r dataplane.ConnectRequest) er
 	}
 	e.mu.Lock()
 	e.connects = append(e.connects, r.Remote)
-	err, hold := e.refuse, e.hold
-	if err == nil {
-		e.conns[id] = &fakeConn{local: r.Local, remote: r.Remote, asked: r.Setup, sctp: r.SCTP}
+	err, hold, late := e.refuse, e.hold, e.late
+	open := func() {
+		if err == nil {
+			e.conns[id] = &fakeConn{local: r.Local, remote: r.Remote, asked: r.Setup, sctp: r.SCTP}
+		}
+	}
+	if !late {
+		open()
 	}
 	e.mu.Unlock()
 	e.calls <- "connect"
 	if hold != nil {
 		<-hold
+	}
+	if late {
+		e.mu.Lock()
+		open()
+		e.mu.Unlock()
 	}
 	return err
 }
