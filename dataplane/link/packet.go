@@ -61,7 +61,7 @@ const (
 // PacketOptions are what OpenPacketWith may be told.
 type PacketOptions struct {
 	// Filter is a classic BPF program that says which frames are received;
-	// nil: all. See PortFilter.
+	// nil: all.
 	Filter []unix.SockFilter
 	// Promiscuous receives frames for other stations too.
 	Promiscuous bool
