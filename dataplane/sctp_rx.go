@@ -11,27 +11,26 @@ import (
 
 // sctpFrame takes a frame with an SCTP packet, or with UDP that may hold one.
 func (w *worker) sctpFrame(f *rxFrame) {
-	in := f
 	s := w.sctp
 	if s == nil {
 		if w.e.dir == nil {
 			w.stats.RxUnwanted++
 			return
 		}
-		s = w.sctp0() // another worker may have dialled
+		s = w.sctp0() // another worker may have dialed
 	}
-	off, n := in.pkt.L4Off, in.pkt.L4Len
+	off, n := f.pkt.L4Off, f.pkt.L4Len
 	udp := uint16(0)
-	if in.pkt.Proto == pkt.ProtoUDP {
-		if in.pkt.Flow.LocalPort != sctp.UDPPort || n < 8 {
+	if f.pkt.Proto == pkt.ProtoUDP {
+		if f.pkt.Flow.LocalPort != sctp.UDPPort || n < 8 {
 			w.stats.RxUnwanted++
 			return
 		}
 		if !w.udp(f) {
 			return
 		}
-		udp = in.pkt.Flow.RemotePort
-		off, n = off+8, in.pkt.L4Len-8
+		udp = f.pkt.Flow.RemotePort
+		off, n = off+8, f.pkt.L4Len-8
 	}
 	b := contiguous(f.Frame, off, n)
 	if b == nil {
@@ -45,7 +44,7 @@ func (w *worker) sctpFrame(f *rxFrame) {
 		w.stats.RxChecksum++
 		return
 	}
-	flow := in.pkt.Flow
+	flow := f.pkt.Flow
 	flow.RemotePort, flow.LocalPort = binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])
 	k, further := handoff.Key{Flow: flow, SCTP: true}, furtherKey(flow, b)
 	as := w.assocOf(k)
@@ -68,7 +67,7 @@ func (w *worker) sctpFrame(f *rxFrame) {
 	w.mark(&as.lane)
 }
 
-// udp checks the UDP header of f, and cuts off what is behind the
+// udp checks the UDP header of f, and cuts off what follows the
 // datagram (RFC 768). A checksum of 0 is none, which IPv6 does not allow (RFC 8200,
 // Section 8.1; RFC 6951, Section 5.3).
 func (w *worker) udp(f *rxFrame) bool {

@@ -95,7 +95,7 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 		listeners: make(map[listenKey]*listener),
 	}
 	w.slots = make([]slotState, q.Link.Slots())
-	// A slot holds the payload behind headroom, so that the largest segment of a
+	// A slot holds the payload after headroom, so that the largest segment of a
 	// link whose packets nearly fill a slot is a few octets smaller.
 	w.mtu = min(q.Link.MTU(), q.Link.SlotSize()-headroom+minHeaders)
 	w.told = w.mtu
@@ -157,7 +157,7 @@ func (w *worker) loop() {
 			continue // the CPU is the worker's own
 		}
 		if w.now.Sub(idle) < w.e.cfg.Spin {
-			// Free when nobody else wants the core, and a hand-over to the
+			// Costs nothing on an otherwise idle core, and hands the core to the
 			// client when it shares ours.
 			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 			continue
@@ -375,7 +375,7 @@ func (q *cmdQueue) push(f func(*worker)) {
 	}
 }
 
-// drain calls what was pushed. If a function faults, those behind it stay.
+// drain calls what was pushed. If a function faults, those after it stay.
 func (q *cmdQueue) drain(w *worker) int {
 	q.mu.Lock()
 	batch := q.q
