@@ -30,6 +30,9 @@ func (s *Server) deviceAttr(p *policy) *ctrlpb.DeviceAttr {
 		MaxInline: uint32(min(l.MaxInline, verbs.MaxInline)), MaxIrd: uint32(s.cfg.Startup.MaxIRD), MaxOrd: uint32(s.cfg.Startup.MaxIRD),
 		MaxPrivateData: maxPrivate,
 	}
+	if s.transport != nil {
+		a.Transport = s.transport()
+	}
 	if s.addrs != nil {
 		for _, ad := range s.addrs() {
 			a.Addresses = append(a.Addresses, ad.String())

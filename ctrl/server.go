@@ -41,7 +41,10 @@ type Options struct {
 	// LinkLocal returns the link-local IPv6 addresses of the interface, with it for a
 	// zone; nil: none.
 	LinkLocal func() []netip.Addr
-	MTU       func() int   // of the interface now; nil: always Config's
+	MTU       func() int // of the interface now; nil: always Config's
+	// Transport describes how bytes move, for people; it is called once the engine is
+	// bound. nil: not known.
+	Transport func() string
 	Table     *verbs.Table // nil: one of its own
 	Program   Program      // to watch; nil: none
 	NoGuard   bool         // no kernel shares the addresses: bind no guard sockets
@@ -49,16 +52,17 @@ type Options struct {
 
 // Server is the control plane of one engine.
 type Server struct {
-	log      *zap.Logger
-	resolver dataplane.Resolver
-	addrs    func() []netip.Addr
-	mtu      func() int
-	table    *verbs.Table
-	program  Program
-	started  time.Time
-	engine   Engine // set by Bind, before anything runs
-	now      func() clock.Time
-	unread   time.Duration // unreadLimit, but for tests
+	log       *zap.Logger
+	resolver  dataplane.Resolver
+	addrs     func() []netip.Addr
+	mtu       func() int
+	transport func() string
+	table     *verbs.Table
+	program   Program
+	started   time.Time
+	engine    Engine // set by Bind, before anything runs
+	now       func() clock.Time
+	unread    time.Duration // unreadLimit, but for tests
 
 	// mu guards everything below, and the objects of all sessions. It is not held
 	// while waiting for a worker, except in Listen.
@@ -138,7 +142,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		o.Logger.Warn("a client can make the daemon allocate memory", zap.Error(err))
 	}
 	s := &Server{
-		log: o.Logger, program: o.Program, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
+		log: o.Logger, program: o.Program, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, transport: o.Transport, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*account), timeWait: make(map[uint32][]*claim), unreadBy: make(map[uint32]*atomic.Uint64),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),

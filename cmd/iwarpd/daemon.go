@@ -29,8 +29,8 @@ type daemon struct {
 	level   zap.AtomicLevel // of log
 	hangups <-chan os.Signal
 	read    func() (*settings, error) // the settings, anew
-	mode    string
-	gone    <-chan struct{} // closed when the interface is removed
+	mode    string                    // how frames move, as xsk.Socket.Taken has it
+	gone    <-chan struct{}           // closed when the interface is removed
 	server  *ctrl.Server
 	engine  *dataplane.Engine
 	steer   *bpf.Steering
@@ -106,7 +106,8 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	}
 	d.server, err = ctrl.New(ctrlConfig(s, ifi.Name, mtu), ctrl.Options{
 		Logger: log, Steering: d.steer, Resolver: resolver, Addrs: resolver.Addrs, LinkLocal: resolver.LinkLocal, MTU: resolver.MTU,
-		Program: d.steer.Program(ifi.Index, bpfMode(s.XDPMode)),
+		Transport: func() string { return d.mode },
+		Program:   d.steer.Program(ifi.Index, bpfMode(s.XDPMode)),
 	})
 	if err != nil {
 		return nil, err
@@ -132,7 +133,6 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	if err != nil {
 		return nil, bpfError(err)
 	}
-	d.mode = got.String()
 	links, err := d.openQueues(ifi.Name, queues, got, mtu)
 	if err != nil {
 		return nil, err
@@ -224,7 +224,9 @@ func (d *daemon) openQueues(ifname string, queues []int, mode bpf.Mode, mtu int)
 		if err := d.steer.SetSocket(q, sock.FD()); err != nil {
 			return nil, bpfError(err)
 		}
-		d.mode = sock.Mode().String()
+		if d.mode == "" || !sock.ZeroCopy() { // the worst of the queues
+			d.mode = sock.Taken()
+		}
 		out = append(out, dataplane.Queue{Link: sock, CPU: cpu})
 	}
 	return out, nil
@@ -249,7 +251,7 @@ func (d *daemon) run(ctx context.Context) error {
 		go l.watch(serving, d.log, d.s.Interface, tick.C)
 	}
 	if d.metrics != nil {
-		go serveMetrics(serving, d.metrics, metricsHandler(collector{d.server.Counters, d.engine.Stats}), d.log)
+		go serveMetrics(serving, d.metrics, metricsHandler(collector{d.server.Counters, d.engine.Stats}, d.mode), d.log)
 	}
 
 	err := d.wait(ctx, served)

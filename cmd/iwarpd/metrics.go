@@ -73,14 +73,18 @@ func workerDesc(name, help string) *prometheus.Desc {
 	return prometheus.NewDesc("iwarpd_worker_"+name, help, []string{"worker"}, nil)
 }
 
-// metricsHandler serves /metrics.
-func metricsHandler(c collector) http.Handler {
+// metricsHandler serves /metrics. mode is how frames move.
+func metricsHandler(c collector, mode string) http.Handler {
 	r := prometheus.NewRegistry()
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "iwarpd_build_info", Help: "1; the label has the version.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	info.Set(1)
-	r.MustRegister(c, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	transport := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "iwarpd_transport_info", Help: "1; the label has the mode taken, as iwarpctl status shows it.", ConstLabels: prometheus.Labels{"mode": mode},
+	})
+	transport.Set(1)
+	r.MustRegister(c, info, transport, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
 	return mux

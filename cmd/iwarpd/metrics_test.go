@@ -61,14 +61,14 @@ func TestMetrics(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			serveMetrics(ctx, l, metricsHandler(testCollector()), zap.NewNop())
+			serveMetrics(ctx, l, metricsHandler(testCollector(), "native, zero copy"), zap.NewNop())
 		}()
 		code, text := scrape(t, "unix", path)
 		for _, want := range []string{
 			"# TYPE iwarpd_ctrl_clients gauge", "iwarpd_ctrl_clients 3\n", "# TYPE iwarpd_engine_rx_frames_total counter",
 			"iwarpd_engine_rx_frames_total 1.099511627776e+12\n", "iwarpd_xdp_passed_total 7\n",
 			`iwarpd_worker_rx_octets_total{worker="0"} 11`, `iwarpd_worker_rx_octets_total{worker="1"} 22`,
-			`iwarpd_worker_connections{worker="1"} 2`, `iwarpd_build_info{version="devel"} 1`,
+			`iwarpd_worker_connections{worker="1"} 2`, `iwarpd_build_info{version="devel"} 1`, `iwarpd_transport_info{mode="native, zero copy"} 1`,
 			"\nprocess_resident_memory_bytes ", "\nprocess_open_fds ", "\ngo_gc_duration_seconds_count ", "\ngo_goroutines ",
 		} {
 			if code != http.StatusOK || !strings.Contains(text, want) {

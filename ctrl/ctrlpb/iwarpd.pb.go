@@ -1713,6 +1713,7 @@ type DeviceAttr struct {
 	MaxIrd         uint32                 `protobuf:"varint,16,opt,name=max_ird,json=maxIrd,proto3" json:"max_ird,omitempty"`
 	MaxOrd         uint32                 `protobuf:"varint,17,opt,name=max_ord,json=maxOrd,proto3" json:"max_ord,omitempty"`
 	MaxPrivateData uint32                 `protobuf:"varint,18,opt,name=max_private_data,json=maxPrivateData,proto3" json:"max_private_data,omitempty"` // octets, of connect, accept and reject
+	Transport      string                 `protobuf:"bytes,19,opt,name=transport,proto3" json:"transport,omitempty"`                                    // how bytes move, for people: "native, zero copy", "generic, copy"
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1871,6 +1872,13 @@ func (x *DeviceAttr) GetMaxPrivateData() uint32 {
 		return x.MaxPrivateData
 	}
 	return 0
+}
+
+func (x *DeviceAttr) GetTransport() string {
+	if x != nil {
+		return x.Transport
+	}
+	return ""
 }
 
 type AllocPD struct {
@@ -7529,7 +7537,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x06server\x18\x02 \x01(\tR\x06server\x12\x18\n" +
 	"\aworkers\x18\x03 \x01(\rR\aworkers\x12\x16\n" +
 	"\x06client\x18\x04 \x01(\rR\x06client\x122\n" +
-	"\x06device\x18\x05 \x01(\v2\x1a.iwarpd.ctrl.v1.DeviceAttrR\x06device\"\xfc\x03\n" +
+	"\x06device\x18\x05 \x01(\v2\x1a.iwarpd.ctrl.v1.DeviceAttrR\x06device\"\x9a\x04\n" +
 	"\n" +
 	"DeviceAttr\x12\x1c\n" +
 	"\tinterface\x18\x01 \x01(\tR\tinterface\x12\x1c\n" +
@@ -7552,7 +7560,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"max_inline\x18\x0f \x01(\rR\tmaxInline\x12\x17\n" +
 	"\amax_ird\x18\x10 \x01(\rR\x06maxIrd\x12\x17\n" +
 	"\amax_ord\x18\x11 \x01(\rR\x06maxOrd\x12(\n" +
-	"\x10max_private_data\x18\x12 \x01(\rR\x0emaxPrivateData\"\t\n" +
+	"\x10max_private_data\x18\x12 \x01(\rR\x0emaxPrivateData\x12\x1c\n" +
+	"\ttransport\x18\x13 \x01(\tR\ttransport\"\t\n" +
 	"\aAllocPD\"\x19\n" +
 	"\aPDReply\x12\x0e\n" +
 	"\x02pd\x18\x01 \x01(\rR\x02pd\"\x1b\n" +

@@ -2,6 +2,8 @@ package xsk
 
 import (
 	"bytes"
+	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -92,6 +94,63 @@ func (f *fake) complete(addrs ...uint64) {
 		f.compAddrs[f.compIn.Mask(at)] = a
 	}
 	f.compIn.Submit()
+}
+
+// TestBindFlags: a driver with zero copy for frames of one piece alone gets zero copy where
+// the MTU allows it. Frames of several pieces are asked for where the MTU needs them, and
+// in generic mode.
+func TestBindFlags(t *testing.T) {
+	const sg = unix.XDP_USE_SG
+	for _, tc := range []struct {
+		name     string
+		mode     Mode
+		mtu      int
+		chunks   int
+		refuseSG bool
+		want     []uint16 // the flags of each call of bind(2), beside XDP_USE_NEED_WAKEUP
+		err      error
+	}{
+		{"native", Native, 1500, 0, false, []uint16{0}, nil},
+		{"native, largest frame of one piece", Native, 3498, 0, false, []uint16{0}, nil},
+		{"native, two pieces", Native, 3499, 0, false, []uint16{sg}, nil},
+		{"native, two pieces, refused", Native, 9000, 0, true, []uint16{sg, 0}, ErrNoSG},
+		{"native, slots of two chunks", Native, 1500, 2, true, []uint16{sg, 0}, nil},
+		{"zero copy", ZeroCopy, 1500, 0, false, []uint16{unix.XDP_ZEROCOPY}, nil},
+		{"generic", Generic, 1500, 0, false, []uint16{unix.XDP_COPY | sg}, nil},
+		{"generic, old kernel", Generic, 1500, 0, true, []uint16{unix.XDP_COPY | sg, unix.XDP_COPY}, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := &Socket{cfg: Config{Mode: tc.mode, MTU: tc.mtu, FrameSize: DefaultFrameSize, SlotChunks: tc.chunks, BindRetry: -1}}
+			s.cfg.layoutSlots()
+			var got []uint16
+			err := s.bind(func(flags uint16) error {
+				got = append(got, flags&^unix.XDP_USE_NEED_WAKEUP)
+				if flags&sg != 0 && tc.refuseSG {
+					return unix.EOPNOTSUPP
+				}
+				return nil
+			})
+			if !slices.Equal(got, tc.want) || !errors.Is(err, tc.err) {
+				t.Errorf("flags %#x, %v; want %#x, %v", got, err, tc.want, tc.err)
+			}
+			if err == nil && s.sg != (got[len(got)-1]&sg != 0) {
+				t.Errorf("sg %v after flags %#x", s.sg, got)
+			}
+		})
+	}
+}
+
+// TestTaken: the mode is shown as the kernel reports it, not as it was asked for.
+func TestTaken(t *testing.T) {
+	for want, s := range map[string]*Socket{
+		"native, zero copy": {cfg: Config{Mode: Native}, zeroCopy: true},
+		"native, copy":      {cfg: Config{Mode: Native}},
+		"generic, copy":     {cfg: Config{Mode: Generic}},
+	} {
+		if got := s.Taken(); got != want {
+			t.Errorf("%q; want %q", got, want)
+		}
+	}
 }
 
 func TestReceiveChains(t *testing.T) {

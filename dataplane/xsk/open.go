@@ -182,7 +182,8 @@ func open(cfg Config) (_ *Socket, err error) {
 		return nil, err
 	}
 	s := &Socket{cfg: cfg}
-	if err := s.bind(dev.Attrs().Index); err != nil {
+	ifindex := dev.Attrs().Index
+	if err := s.bind(func(flags uint16) error { return s.newSocket(ifindex, flags) }); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -223,10 +224,20 @@ func (s *Socket) layout() {
 // /proc/self/maps around its calls.
 var opening sync.Mutex
 
-// bind opens, registers and binds the socket through asavie/xdp. That package
-// takes bind's flags from a package variable, formats each errno into text, shows
-// no caller its rings, and never unmaps them; bind makes up for each.
-func (s *Socket) bind(ifindex int) error {
+// onePiece is the longest frame that a driver receives in one page: 4096 bytes without the
+// headroom of XDP and the 320 of skb_shared_info.
+const onePiece = 4096 - rxHeadroom - 320
+
+// needsSG reports whether a frame of the MTU can have several pieces.
+func (c *Config) needsSG() bool {
+	return c.rxPieces() > 1 || c.SlotChunks > 1 || c.MTU+link.HeaderRoom > onePiece
+}
+
+// bind binds the socket by newSocket, which takes the flags of bind(2). Frames of several
+// pieces are asked for only where the MTU needs them: many drivers have zero copy only
+// without them, and the kernel then copies and does not say so. Generic mode always
+// copies, so that they cost nothing there.
+func (s *Socket) bind(newSocket func(flags uint16) error) error {
 	flags := uint16(unix.XDP_USE_NEED_WAKEUP)
 	switch s.cfg.Mode {
 	case Generic:
@@ -234,16 +245,16 @@ func (s *Socket) bind(ifindex int) error {
 	case ZeroCopy:
 		flags |= unix.XDP_ZEROCOPY
 	}
-	s.sg = true
+	s.sg = s.cfg.Mode == Generic || s.cfg.needsSG()
 	for until := time.Now().Add(s.cfg.BindRetry); ; {
 		f := flags
 		if s.sg {
 			f |= unix.XDP_USE_SG
 		}
-		err := s.newSocket(ifindex, f)
+		err := newSocket(f)
 		switch {
 		case err == nil:
-			if !s.sg && s.cfg.MTU+link.HeaderRoom > s.cfg.FrameSize-rxHeadroom {
+			if !s.sg && s.cfg.rxPieces() > 1 {
 				return errors.Join(fmt.Errorf("MTU %d: %w", s.cfg.MTU, ErrNoSG), s.Close())
 			}
 			return nil
@@ -280,6 +291,9 @@ func withErrno(err error) error {
 	return err
 }
 
+// newSocket opens, registers and binds the socket through asavie/xdp. That package takes
+// the flags of bind(2) from a package variable, formats each errno into text, shows no
+// caller its rings, and never unmaps them; newSocket makes up for each.
 func (s *Socket) newSocket(ifindex int, flags uint16) error {
 	opening.Lock()
 	defer opening.Unlock()

@@ -57,6 +57,20 @@ func (s *Socket) Mode() Mode {
 	return s.cfg.Mode
 }
 
+// ZeroCopy reports whether the driver moves frames without a copy.
+func (s *Socket) ZeroCopy() bool { return s.zeroCopy }
+
+// Taken describes the mode in words: native or generic, and whether the kernel copies.
+func (s *Socket) Taken() string {
+	switch s.Mode() {
+	case ZeroCopy:
+		return "native, zero copy"
+	case Generic:
+		return "generic, copy"
+	}
+	return "native, copy"
+}
+
 // MTU is link.Link.MTU.
 func (s *Socket) MTU() int { return s.cfg.MTU }
 

@@ -117,7 +117,7 @@ func TestDetached(t *testing.T) {
 	}
 	ping := client()
 	ping.Expect("rdma-ping-3")
-	if out := a.must("status"); !strings.Contains(out, "attached") {
+	if out := a.must("status"); !strings.Contains(out, "attached, generic, copy") {
 		t.Errorf("status: %s", out)
 	}
 	detach := func() {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
@@ -44,6 +45,8 @@ type Interface struct {
 	MTU       int
 	Queues    int
 	XDP       bool            // a program is attached
+	Generic   bool            // it runs in generic mode
+	ZeroCopy  []bool          // of each AF_XDP socket on it; empty also where the kernel does not list them
 	Features  map[string]bool // offloads that are on, by their names in ethtool
 	Peer      *Interface      // of a veth, in this namespace
 	PeerAway  bool            // of a veth, in another namespace
@@ -106,15 +109,25 @@ func Gather(name string) (*Facts, error) {
 	return f, nil
 }
 
+// umemZeroCopy is XDP_DU_F_ZEROCOPY of linux/xdp_diag.h.
+const umemZeroCopy = 1
+
 // look gathers what one interface tells.
 func look(e *ethtool.Ethtool, link netlink.Link) *Interface {
 	a := link.Attrs()
 	i := &Interface{
 		Name: a.Name, Loopback: a.Flags&net.FlagLoopback != 0, Up: a.Flags&net.FlagUp != 0, Kind: link.Type(), MTU: a.MTU,
-		Ethernet: len(a.HardwareAddr) == 6, XDP: a.Xdp != nil && a.Xdp.Attached, Features: map[string]bool{},
+		Ethernet: len(a.HardwareAddr) == 6, XDP: a.Xdp != nil && a.Xdp.Attached, Generic: a.Xdp != nil && a.Xdp.AttachMode == nl.XDP_ATTACHED_SKB, Features: map[string]bool{},
 	}
 	i.Queues, _ = xsk.Queues(a.Name)
 	i.Driver, _ = e.DriverName(a.Name)
+	if socks, err := netlink.SocketDiagXDP(); err == nil { // CONFIG_XDP_SOCKETS_DIAG
+		for _, s := range socks {
+			if s.XDPInfo != nil && s.XDPInfo.Ifindex == uint32(a.Index) && s.XDPInfo.Umem != nil {
+				i.ZeroCopy = append(i.ZeroCopy, s.XDPInfo.Umem.Flags&umemZeroCopy != 0)
+			}
+		}
+	}
 	i.Addresses = addresses(link)
 	if features, err := e.Features(a.Name); err == nil {
 		for name, on := range features {

@@ -179,10 +179,32 @@ func (i *Interface) driver() Finding {
 
 func (i *Interface) xdp() Finding {
 	if i.XDP {
-		return Finding{"XDP program", Warn, "one is attached already: iwarpd is running, or another program is in the way",
+		return Finding{"XDP program", Warn, "one is attached already: iwarpd is running, or another program is in the way; " + i.taken(),
 			"systemctl status iwarpd; or ip link set dev " + i.Name + " xdp off"}
 	}
 	return Finding{"XDP program", OK, "none attached", ""}
+}
+
+// taken describes how the attached program and the AF_XDP sockets move frames now.
+func (i *Interface) taken() string {
+	mode, zero := "native", 0
+	if i.Generic {
+		mode = "generic"
+	}
+	for _, z := range i.ZeroCopy {
+		if z {
+			zero++
+		}
+	}
+	switch n := len(i.ZeroCopy); {
+	case n == 0:
+		return "mode taken: " + mode
+	case zero == n:
+		return "mode taken: " + mode + ", zero copy"
+	case zero > 0:
+		return fmt.Sprintf("mode taken: %s, zero copy on %d of %d sockets", mode, zero, n)
+	}
+	return "mode taken: " + mode + ", copy"
 }
 
 func (f *Facts) queues() Finding {
