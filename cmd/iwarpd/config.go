@@ -260,7 +260,11 @@ func source(v *viper.Viper, flags *pflag.FlagSet, file, key string) string {
 // check looks at what single keys cannot see.
 func (s *settings) check() error {
 	if s.Interface == "" {
-		return configErr("no interface: name one with --interface IF, %sINTERFACE or \"interface:\" in the file", envPrefix)
+		there := "there is none here but loopback"
+		if names := candidates(); len(names) > 0 {
+			there = "choose from " + strings.Join(names, ", ")
+		}
+		return configErr("no interface: name one with --interface IF, %sINTERFACE or \"interface:\" in the file: %s", envPrefix, there)
 	}
 	if s.IRD > s.MaxIRD || s.ORD > s.MaxIRD {
 		return configErr("ird %d, ord %d: more than max-ird, which is %d", s.IRD, s.ORD, s.MaxIRD)

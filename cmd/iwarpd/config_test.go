@@ -164,8 +164,12 @@ func TestDeployedFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := parse(t, string(text)); err != nil {
+	if _, err := parse(t, string(text), "--interface", "if0"); err != nil {
 		t.Fatal(err)
+	}
+	// It names no interface: an XDP program on the wrong one may take a host off the network.
+	if _, err := parse(t, string(text)); err == nil || exitCode(err) != exitConfig || !strings.Contains(err.Error(), "no interface: name one") {
+		t.Errorf("%s without an interface: %v", file, err)
 	}
 	v := viper.New()
 	if err := readFile(v, file); err != nil {

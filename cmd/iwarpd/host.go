@@ -14,17 +14,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// candidates returns the names of the interfaces that there are but loopback.
+func candidates() (names []string) {
+	all, _ := net.Interfaces()
+	for _, i := range all {
+		if i.Flags&net.FlagLoopback == 0 {
+			names = append(names, i.Name)
+		}
+	}
+	return names
+}
+
 // findInterface looks the interface up and sees that it can be served.
 func findInterface(name string) (*net.Interface, error) {
 	ifi, err := net.InterfaceByName(name)
 	if err != nil {
-		all, _ := net.Interfaces()
-		var names []string
-		for _, i := range all {
-			if i.Flags&net.FlagLoopback == 0 {
-				names = append(names, i.Name)
-			}
-		}
+		names := candidates()
 		if len(names) == 0 {
 			return nil, exitErr(exitInterface, "no interface %q: there is none here but loopback; check the network namespace", name)
 		}

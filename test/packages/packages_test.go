@@ -178,9 +178,20 @@ func TestDebian(t *testing.T) {
 		}
 	}
 	run(t, "chroot", root, "getent", "passwd", "iwarpd")
-	const unit = "/usr/lib/systemd/system/iwarpd.service"
-	if out := run(t, "chroot", root, "systemd-analyze", "verify", "--man=no", unit); out != "" {
-		t.Errorf("systemd-analyze verify: %s", out)
+	const unit, perInterface = "/usr/lib/systemd/system/iwarpd.service", "/usr/lib/systemd/system/iwarpd@.service"
+	for _, u := range []string{unit, perInterface} {
+		if out := run(t, "chroot", root, "systemd-analyze", "verify", "--man=no", u); out != "" {
+			t.Errorf("systemd-analyze verify %s: %s", u, out)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(root, perInterface))
+	for _, want := range []string{"IWARPD_INTERFACE=%i IWARPD_SOCKET=/run/iwarpd-%i/iwarpd.sock\n", "\nRuntimeDirectory=iwarpd-%i\n", "\nExecStart=/usr/sbin/iwarpd --config"} {
+		if err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s lacks %q: %v\n%s", perInterface, want, err, text)
+		}
+	}
+	if out, err := exec.Command("chroot", root, "iwarpd", "--config", "/etc/iwarpd/iwarpd.yaml").CombinedOutput(); err == nil || !strings.Contains(string(out), "no interface: name one") {
+		t.Errorf("a daemon of the packaged configuration: %v\n%s", err, out)
 	}
 	run(t, "chroot", root, "systemd-analyze", "security", "--offline=true", "--threshold=30", unit) // docs/service.md has the score
 
