@@ -24,6 +24,7 @@ func (m *Region) Close() error {
 
 const (
 	maxRegion      = 1 << 46 // far below what mmap could refuse for arithmetic's sake
+	maxOffset      = 1 << 56 // a client may have each page at the offset that is its address
 	hugetlbfsMagic = 0x958458f6
 )
 
@@ -39,7 +40,7 @@ const (
 // hole that it makes later is a fault (see Guarded), so that only code under
 // debug.SetPanicOnFault touches the memory.
 func MapRegion(fd int, offset, size uint64, write bool) (*Region, error) {
-	if size == 0 || offset > maxRegion || size > maxRegion {
+	if size == 0 || offset > maxOffset || size > maxRegion {
 		return nil, fmt.Errorf("%w: offset %d, length %d", ErrMemory, offset, size)
 	}
 	off, length := int64(offset), int64(size)

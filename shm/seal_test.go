@@ -186,6 +186,32 @@ func TestMapRegionWhileStuck(t *testing.T) {
 	}
 }
 
+// A client's memfd may be as large as its address space, with pages at their addresses.
+func TestMapRegionSparse(t *testing.T) {
+	for _, off := range []int64{1 << 47, 1<<56 - 4096} {
+		fd, err := unix.MemfdCreate("sparse", unix.MFD_ALLOW_SEALING|unix.MFD_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		if err := unix.Ftruncate(fd, 1<<56); err != nil { // not allocated, unlike testMemfd's
+			t.Fatal(err)
+		}
+		if _, err := unix.Pwrite(fd, []byte("page"), off); err != nil {
+			t.Fatal(err)
+		}
+		r, err := MapRegion(fd, uint64(off), 4096, true)
+		if err != nil {
+			t.Errorf("offset %#x: %v", off, err)
+			continue
+		}
+		if string(r.Bytes()[:4]) != "page" {
+			t.Errorf("offset %#x holds %q", off, r.Bytes()[:4])
+		}
+		r.Close()
+	}
+}
+
 func TestMapRegionRefuses(t *testing.T) {
 	const page = 4096
 	file, err := os.Create(filepath.Join(t.TempDir(), "file"))
