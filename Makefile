@@ -17,7 +17,7 @@ NORACE = /internal/bench$$|/test/bench$$
 PACKAGES = ./... ./cmd/iwarpctl/... ./rpcrdma/... ./test/bench/...
 
 .DEFAULT_GOAL := build
-.PHONY: build image docs clib packages packages-check generate lint test mutate demo bench interop interop-nfs interop-sctp clean help
+.PHONY: build image docs clib verbs packages packages-check generate lint test mutate demo bench interop interop-nfs interop-sctp interop-verbs clean help
 
 build: ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
@@ -34,8 +34,16 @@ docs: ## the documentation site into out/site, with its links checked
 image: ## an OCI image for amd64 and arm64 into out/image, the same byte for byte from the same commit
 	@GO=$(GO) deploy/image/build
 
+VERBS_PROGRAMS = rping:rdmacm-utils ibv_devinfo:ibverbs-utils ib_write_bw:perftest qperf:qperf fio:fio fi_pingpong:libfabric-bin
+VERBS_NEED = gcc:gcc /usr/include/stdlib.h:libc6-dev protoc-c:protobuf-c-compiler /usr/include/protobuf-c/protobuf-c.h:libprotobuf-c-dev pkg-config:pkg-config \
+	/usr/include/infiniband/verbs.h:libibverbs-dev /usr/include/rdma/rdma_cma.h:librdmacm-dev
+
+verbs: ## build libibverbs.so.1 and librdmacm.so.1 over iwarpd, and iwarpd-run, into out/verbs
+	@.ci/need $(VERBS_NEED)
+	$(MAKE) -C client/verbs O=$(CURDIR)/$(OUT)/verbs VERBSDIR=$(CURDIR)/$(OUT)/verbs
+
 packages: build ## .deb and .rpm packages into out/packages
-	@.ci/need gcc:gcc /usr/include/stdlib.h:libc6-dev protoc-c:protobuf-c-compiler /usr/include/protobuf-c/protobuf-c.h:libprotobuf-c-dev pkg-config:pkg-config
+	@.ci/need $(VERBS_NEED)
 	@GO=$(GO) deploy/packages/build
 
 packages-check: packages ## install the .deb packages in a fresh Debian root and run the daemon there (needs root, network)
@@ -50,7 +58,8 @@ lint: ## formatting, vet, staticcheck, the import table, generated files up to d
 	@PACKAGES='$(PACKAGES)' .ci/lint
 
 test: ## unit, simulation and (as root) namespace tests, with the race detector
-	@.ci/need ip:iproute2 ethtool:ethtool gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev runc:runc
+	@.ci/need ip:iproute2 ethtool:ethtool gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev runc:runc \
+		$(VERBS_NEED) $(VERBS_PROGRAMS)
 	@status=0; \
 	$(GO) test $(RACE) -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list $(PACKAGES) | grep -vE '$(NORACE)') || status=1; \
 	$(GO) test -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)') || status=1; \
@@ -83,6 +92,12 @@ interop-nfs: build ## Linux's NFS client, in a virtual machine, on an export of 
 
 interop-sctp: build ## DDP over SCTP, with the SCTP of Linux in a virtual machine
 	@test/interop/sctp
+
+interop-verbs: ## unmodified RDMA programs of Debian on two daemons: rdmacm-utils, perftest, qperf, fio, libfabric (root)
+	@.ci/need $(VERBS_NEED) $(VERBS_PROGRAMS) ip:iproute2 ethtool:ethtool
+	@mkdir -p $(OUT)
+	@VERBS=full $(GO) test -count=1 -timeout 30m -v ./test/verbs >$(OUT)/interop-verbs.log 2>&1; status=$$?; \
+	grep -E '^ *--- |^(ok|FAIL|PASS)|_test.go' $(OUT)/interop-verbs.log; exit $$status
 
 clean: ## remove what the other targets made
 	rm -rf bin $(OUT)

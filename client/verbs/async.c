@@ -1,0 +1,138 @@
+/* Asynchronous events of a context. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+
+#include "internal.h"
+
+struct async_item {
+	struct queue_item item;
+	struct ibv_async_event ev;
+};
+
+int async_init(struct context *c)
+{
+	return iwv_queue_init(&c->async);
+}
+
+static bool any(struct queue_item *item, void *arg)
+{
+	(void)item, (void)arg;
+	return true;
+}
+
+static void free_items(struct queue_item *list)
+{
+	while (list) {
+		struct queue_item *next = list->next;
+
+		free(container_of(list, struct async_item, item));
+		list = next;
+	}
+}
+
+void async_close(struct context *c)
+{
+	free_items(iwv_queue_take(&c->async, any, NULL));
+	iwv_queue_close(&c->async);
+}
+
+static bool about(struct queue_item *item, void *element)
+{
+	struct async_item *a = container_of(item, struct async_item, item);
+
+	return a->ev.event_type != IBV_EVENT_DEVICE_FATAL && a->ev.element.qp == element;
+}
+
+void async_drop(struct context *c, const void *element)
+{
+	free_items(iwv_queue_take(&c->async, about, (void *)element));
+}
+
+static void put(struct context *c, enum ibv_event_type type, void *element)
+{
+	struct async_item *a = calloc(1, sizeof(*a));
+
+	iwv_log("%s: asynchronous event %s", c->device->ibv.name, ibv_event_type_str(type));
+	if (!a)
+		return;
+	a->ev.event_type = type;
+	a->ev.element.qp = element;
+	iwv_queue_put(&c->async, &a->item);
+}
+
+void async_error(struct context *c, const struct iwarpd_event *ev)
+{
+	struct qp *qp = iwv_qp_of_event(ev);
+	struct cq *cq = c->cqs;
+
+	while (cq && cq->q != ev->cq)
+		cq = cq->next;
+	switch (ev->async) {
+	case IWARPD_ASYNC_CQ_OVERRUN:
+		if (cq)
+			put(c, IBV_EVENT_CQ_ERR, &cq->ibv);
+		break;
+	case IWARPD_ASYNC_QP_FATAL:
+		if (qp)
+			put(c, IBV_EVENT_QP_FATAL, &qp->ibv);
+		break;
+	case IWARPD_ASYNC_SRQ_LIMIT:
+		if (ev->srq)
+			put(c, IBV_EVENT_SRQ_LIMIT_REACHED, &((struct srq *)iwarpd_srq_context(ev->srq))->ibv);
+		break;
+	}
+}
+
+void async_fatal(struct context *c)
+{
+	put(c, IBV_EVENT_DEVICE_FATAL, NULL);
+}
+
+int ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *event)
+{
+	struct queue_item *item;
+
+	if (!iwv_is_ours(ibv))
+		return REAL(ibv_get_async_event)(ibv, event);
+	do {
+		if (iwv_queue_wait(&iwv_context_of(ibv)->async) < 0)
+			return -1;
+		item = iwv_queue_pop(&iwv_context_of(ibv)->async);
+	} while (!item);
+	*event = container_of(item, struct async_item, item)->ev;
+	free_items(item);
+	return 0;
+}
+
+/* element_context returns the context of what an event is about, or NULL. */
+static struct ibv_context *element_context(const struct ibv_async_event *event)
+{
+	switch (event->event_type) {
+	case IBV_EVENT_CQ_ERR:
+		return event->element.cq->context;
+	case IBV_EVENT_QP_FATAL:
+	case IBV_EVENT_QP_REQ_ERR:
+	case IBV_EVENT_QP_ACCESS_ERR:
+	case IBV_EVENT_COMM_EST:
+	case IBV_EVENT_SQ_DRAINED:
+	case IBV_EVENT_PATH_MIG:
+	case IBV_EVENT_PATH_MIG_ERR:
+	case IBV_EVENT_QP_LAST_WQE_REACHED:
+		return event->element.qp->context;
+	case IBV_EVENT_SRQ_ERR:
+	case IBV_EVENT_SRQ_LIMIT_REACHED:
+		return event->element.srq->context;
+	default:
+		return NULL;
+	}
+}
+
+/* Events of iwarpd need no acknowledgement: their objects are freed with what is queued of them. */
+void ibv_ack_async_event(struct ibv_async_event *event)
+{
+	struct ibv_context *ibv = element_context(event);
+
+	if (ibv && !iwv_is_ours(ibv))
+		REAL(ibv_ack_async_event)(event);
+}

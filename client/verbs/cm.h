@@ -1,0 +1,134 @@
+/* What the files of librdmacm.so.1 share. */
+#ifndef CM_H
+#define CM_H
+
+#include <rdma/rdma_cma.h>
+#include <rdma/rdma_verbs.h>
+#include <stdbool.h>
+
+#include "internal.h"
+
+/* real_cm_symbol returns a function of the distribution's librdmacm, or NULL. */
+void *real_cm_symbol(const char *name);
+
+/* cm_off reports whether all calls go to the distribution's library. */
+bool cm_off(void);
+
+/* FORWARD(f, args) ends a function by calling the distribution's, if iwarpd is switched off. */
+#define FORWARD(f, ...)                                                        \
+	do {                                                                   \
+		if (cm_off())                                                  \
+			return ((__typeof__(&f))real_cm_symbol(#f))(__VA_ARGS__); \
+	} while (0)
+
+struct channel {
+	struct rdma_event_channel pub;
+	struct event_queue queue;
+};
+
+static inline struct channel *channel_of(struct rdma_event_channel *pub)
+{
+	return container_of(pub, struct channel, pub);
+}
+
+/* A listener of iwarpd; an id bound to every address has one on each device. */
+struct endpoint {
+	struct endpoint *next;
+	struct context *ctx;
+	struct iwarpd_listener *listener;
+};
+
+struct id {
+	struct rdma_cm_id pub;
+	struct id *next;   /* of all */
+	bool sync;         /* calls wait for their outcome; the channel is the id's own */
+	bool bound;
+	bool listening;    /* rdma_listen was called */
+	int afonly;        /* RDMA_OPTION_ID_AFONLY */
+	int backlog;
+	struct endpoint *endpoints;
+	uint32_t conn;     /* connect request to answer; 0: none */
+	bool request_gone; /* it was withdrawn */
+	uint32_t qp_num;   /* of the QP that carries the connection; 0: none */
+	bool own_cqs;      /* rdma_create_qp made the CQs */
+	bool own_srq_cq;
+	unsigned int events; /* that rdma_get_cm_event has returned and are not acknowledged */
+	uint8_t ird, ord;  /* of the connect request */
+	struct rdma_cm_id *parent; /* of a connect request: its listener */
+	struct ibv_qp_init_attr *ep_attr; /* of rdma_create_ep, for connections */
+	struct ibv_pd *ep_pd;
+	void *connect;     /* private data of rdma_getaddrinfo's hints */
+	size_t connect_len;
+};
+
+static inline struct id *id_of(struct rdma_cm_id *pub)
+{
+	return container_of(pub, struct id, pub);
+}
+
+/* An event with its private data. */
+struct cm_event {
+	struct queue_item item;
+	struct rdma_cm_event pub;
+	uint8_t data[IWARPD_MAX_PRIVATE_DATA];
+};
+
+/* set_errno returns 0, or -1 with errno set to err, which is positive. */
+int set_errno(int err);
+
+/* cm_event.c */
+
+/* event_new makes an event of id; NULL: out of memory. */
+struct cm_event *event_new(struct id *id, enum rdma_cm_event_type type, int status);
+void event_post(struct cm_event *e);
+
+/* event_simple posts an event that has nothing but a status. */
+void event_simple(struct id *id, enum rdma_cm_event_type type, int status);
+
+/* sync_wait waits for the outcome of a call of a synchronous id. */
+int sync_wait(struct id *id);
+
+/* sync_done acknowledges the event that a synchronous id holds. */
+void sync_done(struct id *id);
+
+/* events_drop frees events of id that nobody has taken. */
+void events_drop(struct id *id);
+
+/* cm_id.c: with the lock held */
+
+extern struct id *ids;
+struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps, enum ibv_qp_type type);
+void id_bind_device(struct id *id, struct context *c);
+
+/* id_qp returns the QP that carries the connection of id, or NULL. */
+struct qp *id_qp(const struct id *id);
+
+/* cm_device.c */
+
+/* cm_contexts returns a context for each device that is present, ended by NULL. */
+struct context **cm_contexts(void);
+
+/* context_with returns the context whose device has the address a, or NULL. */
+struct context *context_with(const struct sockaddr *a);
+
+/* context_for finds the device by which dst is reached, and its address for that in src. */
+struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage *src);
+
+/* cm_addr.c */
+
+socklen_t addr_len(const struct sockaddr *a); /* 0: of a family that iwarpd has not */
+bool addr_any(const struct sockaddr *a); /* unspecified, or loopback, which rdma_cm takes for that too */
+bool addr_same(const struct sockaddr *a, const struct sockaddr *b); /* without the port */
+uint16_t addr_port(const struct sockaddr *a);
+void addr_set_port(struct sockaddr *a, uint16_t port);
+
+/* addr_text writes "192.0.2.1:7174" or "[2001:db8::1]:7174", without the port if that is not wanted. */
+void addr_text(const struct sockaddr *a, bool port, char text[128]);
+
+/* addr_parse reads what addr_text writes, with the port. */
+bool addr_parse(const char *text, struct sockaddr_storage *a);
+
+/* cm_events.c */
+void cm_start(void);
+
+#endif

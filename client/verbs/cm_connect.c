@@ -1,0 +1,322 @@
+/* Connections of identifiers. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cm.h"
+
+/* depth returns what iwarpd takes for a number of Reads: 0, and more than there can be, is its choice. */
+static int depth(uint8_t n, uint32_t most)
+{
+	return n > most ? (int)most : n;
+}
+
+/* The private data that a call has, or that rdma_getaddrinfo's hints had. */
+static const void *private_data(const struct id *id, const struct rdma_conn_param *p, size_t *len)
+{
+	if (p && p->private_data && p->private_data_len > 0) {
+		*len = p->private_data_len;
+		return p->private_data;
+	}
+	*len = id->connect_len;
+	return id->connect;
+}
+
+/* connection_qp returns the QP for a connection, which is id's from then on. The lock is held. */
+static struct qp *connection_qp(struct id *id, const struct rdma_conn_param *p)
+{
+	struct qp *qp;
+
+	if (!id->pub.qp && p)
+		id->qp_num = p->qp_num;
+	qp = id_qp(id);
+	if (qp)
+		atomic_store(&qp->cm, id);
+	return qp;
+}
+
+static int connect_qp(struct id *id, const struct rdma_conn_param *p)
+{
+	struct qp *qp = connection_qp(id, p);
+	struct iwarpd_startup startup = { 0 };
+	char remote[128], local[128];
+	struct iwarpd_connect_attr attr = { .remote = remote, .local = local, .startup = &startup };
+	struct iwarpd_error e;
+	int err;
+
+	if (!qp || !addr_len(&id->pub.route.addr.dst_addr))
+		return EINVAL;
+	addr_text(&id->pub.route.addr.dst_addr, true, remote);
+	addr_text(&id->pub.route.addr.src_addr, true, local);
+	if (p) {
+		startup.ird = depth(p->responder_resources, qp->ctx->attr.max_ird);
+		startup.ord = depth(p->initiator_depth, qp->ctx->attr.max_ord);
+	}
+	attr.private_data = private_data(id, p, &attr.private_len);
+	atomic_store(&qp->conn, CONN_MAKING);
+	err = iwarpd_connect(qp->q, &attr, &e);
+	if (!err)
+		return 0;
+	atomic_store(&qp->conn, CONN_NONE);
+	iwv_fail(err, "rdma_connect", &e);
+	return -err;
+}
+
+int rdma_connect(struct rdma_cm_id *pub, struct rdma_conn_param *p)
+{
+	struct id *id = id_of(pub);
+	int err;
+
+	FORWARD(rdma_connect, pub, p);
+	if (!pub->verbs)
+		return set_errno(EINVAL);
+	iwv_thread_lock();
+	err = connect_qp(id, p);
+	iwv_thread_unlock();
+	return err ? set_errno(err) : sync_wait(id);
+}
+
+static int accept_qp(struct id *id, const struct rdma_conn_param *p)
+{
+	struct qp *qp = connection_qp(id, p);
+	struct iwarpd_accept_attr attr = { 0 };
+	struct iwarpd_error e;
+	int err;
+
+	if (!id->conn || !qp)
+		return EINVAL;
+	if (id->request_gone)
+		return ECONNRESET;
+	if (p) {
+		attr.ird = depth(p->responder_resources, qp->ctx->attr.max_ird);
+		attr.ord = depth(p->initiator_depth, qp->ctx->attr.max_ord);
+	}
+	attr.private_data = private_data(id, p, &attr.private_len);
+	atomic_store(&qp->conn, CONN_MAKING);
+	err = iwarpd_accept(qp->ctx->dev, id->conn, qp->q, &attr, &e);
+	if (!err) {
+		id->conn = 0;
+		return 0;
+	}
+	atomic_store(&qp->conn, CONN_NONE);
+	iwv_fail(err, "rdma_accept", &e);
+	return err == -ENOENT ? ECONNRESET : -err;
+}
+
+int rdma_accept(struct rdma_cm_id *pub, struct rdma_conn_param *p)
+{
+	struct id *id = id_of(pub);
+	int err;
+
+	FORWARD(rdma_accept, pub, p);
+	iwv_thread_lock();
+	err = accept_qp(id, p);
+	iwv_thread_unlock();
+	return err ? set_errno(err) : sync_wait(id);
+}
+
+static int reject(struct id *id, const void *data, uint8_t len)
+{
+	struct iwarpd_error e;
+	int err;
+
+	if (!id->conn)
+		return EINVAL;
+	err = id->request_gone ? 0 : iwarpd_reject(iwv_context_of(id->pub.verbs)->dev, id->conn, data, data ? len : 0, &e);
+	id->conn = 0;
+	if (err && err != -ENOENT) {
+		iwv_fail(err, "rdma_reject", &e);
+		return -err;
+	}
+	return 0;
+}
+
+int rdma_reject(struct rdma_cm_id *pub, const void *data, uint8_t len)
+{
+	int err;
+
+	FORWARD(rdma_reject, pub, data, len);
+	iwv_thread_lock();
+	err = reject(id_of(pub), data, len);
+	iwv_thread_unlock();
+	return set_errno(err);
+}
+
+int rdma_reject_ece(struct rdma_cm_id *pub, const void *data, uint8_t len)
+{
+	FORWARD(rdma_reject_ece, pub, data, len);
+	return rdma_reject(pub, data, len);
+}
+
+int rdma_disconnect(struct rdma_cm_id *pub)
+{
+	struct iwarpd_error e;
+	struct qp *qp;
+	int err = 0;
+
+	FORWARD(rdma_disconnect, pub);
+	if (!pub->verbs)
+		return set_errno(EINVAL);
+	iwv_thread_lock();
+	qp = id_qp(id_of(pub));
+	if (qp)
+		err = iwv_qp_disconnect(qp, false, &e);
+	iwv_thread_unlock();
+	if (err)
+		iwv_fail(err, "rdma_disconnect", &e);
+	return set_errno(-err);
+}
+
+/* iwarpd's events name the connection by its QP; that of an id leads to it. */
+
+static struct id *id_of_qp(const struct iwarpd_event *ev)
+{
+	struct qp *qp = iwv_qp_of_event(ev);
+
+	return qp ? atomic_load(&qp->cm) : NULL;
+}
+
+static struct id *id_of_listener(const struct iwarpd_event *ev)
+{
+	for (struct id *id = ids; id && ev->listener; id = id->next)
+		for (struct endpoint *e = id->endpoints; e; e = e->next)
+			if (e->listener == ev->listener)
+				return id;
+	return NULL;
+}
+
+/* with_data makes an event with the private data of ev. */
+static struct cm_event *with_data(struct id *id, enum rdma_cm_event_type type, int status, const struct iwarpd_event *ev)
+{
+	struct cm_event *e = event_new(id, type, status);
+	uint32_t len = ev->data_len < UINT8_MAX ? ev->data_len : UINT8_MAX;
+
+	if (!e)
+		return NULL;
+	memcpy(e->data, ev->data, len);
+	e->pub.param.conn.private_data = len > 0 ? e->data : NULL;
+	e->pub.param.conn.private_data_len = (uint8_t)len;
+	e->pub.param.conn.responder_resources = (uint8_t)(ev->negotiated.ird < UINT8_MAX ? ev->negotiated.ird : UINT8_MAX);
+	e->pub.param.conn.initiator_depth = (uint8_t)(ev->negotiated.ord < UINT8_MAX ? ev->negotiated.ord : UINT8_MAX);
+	return e;
+}
+
+static void connect_request(struct context *c, const struct iwarpd_event *ev)
+{
+	struct id *listener = id_of_listener(ev), *id = NULL;
+	struct cm_event *e = NULL;
+
+	if (listener && listener->listening)
+		id = id_new(listener->pub.channel, listener->pub.context, listener->pub.ps, listener->pub.qp_type);
+	if (id) {
+		id->conn = ev->conn;
+		id->parent = &listener->pub;
+		id->bound = true;
+		id_bind_device(id, c);
+		addr_parse(ev->local, &id->pub.route.addr.src_storage);
+		addr_parse(ev->remote, &id->pub.route.addr.dst_storage);
+		e = with_data(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, ev);
+	}
+	if (!e) {
+		iwarpd_reject(c->dev, ev->conn, NULL, 0, NULL);
+		return;
+	}
+	/* The peer's ord is what this side responds to, and its ird what it may initiate. */
+	e->pub.param.conn.responder_resources = (uint8_t)(ev->negotiated.ord < UINT8_MAX ? ev->negotiated.ord : UINT8_MAX);
+	e->pub.param.conn.initiator_depth = (uint8_t)(ev->negotiated.ird < UINT8_MAX ? ev->negotiated.ird : UINT8_MAX);
+	e->pub.listen_id = &listener->pub;
+	event_post(e);
+}
+
+static void established(const struct iwarpd_event *ev)
+{
+	struct id *id = id_of_qp(ev);
+	struct sockaddr_storage local;
+	struct cm_event *e;
+
+	if (!id)
+		return;
+	if (addr_parse(ev->local, &local))
+		id->pub.route.addr.src_storage = local;
+	e = with_data(id, RDMA_CM_EVENT_ESTABLISHED, 0, ev);
+	if (e)
+		event_post(e);
+}
+
+/* connect_failed reports what iw_cm of Linux reports for the same causes. */
+static void connect_failed(const struct iwarpd_event *ev)
+{
+	struct id *id = id_of_qp(ev);
+
+	if (!id)
+		return;
+	iwv_log("connect: %s", ev->error.text);
+	switch (ev->error.code) {
+	case IWARPD_CODE_REFUSED:
+		event_simple(id, RDMA_CM_EVENT_REJECTED, -ECONNREFUSED);
+		return;
+	case IWARPD_CODE_TIMEOUT:
+	case IWARPD_CODE_UNREACHABLE:
+		event_simple(id, RDMA_CM_EVENT_UNREACHABLE, ev->error.err);
+		return;
+	default:
+		event_simple(id, RDMA_CM_EVENT_CONNECT_ERROR, ev->error.err ? ev->error.err : -ECONNABORTED);
+	}
+}
+
+static void request_gone(struct context *c, const struct iwarpd_event *ev)
+{
+	for (struct id *id = ids; id; id = id->next)
+		if (id->conn == ev->conn && id->pub.verbs == &c->v.context)
+			id->request_gone = true;
+}
+
+/* device_gone tells all ids of a context that its daemon has ended. */
+static void device_gone(struct context *c)
+{
+	for (struct id *id = ids; id; id = id->next)
+		if (id->pub.verbs == &c->v.context)
+			event_simple(id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
+}
+
+static void handle(struct context *c, const struct iwarpd_event *ev)
+{
+	struct cm_event *e;
+	struct id *id;
+
+	if (!ev) {
+		device_gone(c);
+		return;
+	}
+	switch (ev->type) {
+	case IWARPD_EVENT_CONNECT_REQUEST:
+		connect_request(c, ev);
+		break;
+	case IWARPD_EVENT_CONNECT_GONE:
+		request_gone(c, ev);
+		break;
+	case IWARPD_EVENT_ESTABLISHED:
+		established(ev);
+		break;
+	case IWARPD_EVENT_REJECTED:
+		id = id_of_qp(ev);
+		e = id ? with_data(id, RDMA_CM_EVENT_REJECTED, -ECONNREFUSED, ev) : NULL;
+		if (e)
+			event_post(e);
+		break;
+	case IWARPD_EVENT_CONNECT_FAILED:
+		connect_failed(ev);
+		break;
+	case IWARPD_EVENT_DISCONNECTED:
+		id = id_of_qp(ev);
+		if (id)
+			event_simple(id, RDMA_CM_EVENT_DISCONNECTED, 0);
+		break;
+	}
+}
+
+void cm_start(void)
+{
+	iwv_thread_set_cm(handle);
+}

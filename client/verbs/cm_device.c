@@ -1,0 +1,164 @@
+/* Devices as the connection manager uses them, and which of them leads to an address. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <net/if.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cm.h"
+
+enum { MAX_DEVICES = 64 };
+
+/* Contexts that are open, NULL at the end. They stay open: ids of the program use them. */
+static struct context *open_contexts[MAX_DEVICES + 1];
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static void *library;
+
+static void open_library(void)
+{
+	library = dlopen("/usr/$LIB/librdmacm.so.1", RTLD_LAZY | RTLD_LOCAL);
+	if (!library)
+		iwv_log("the distribution's librdmacm: %s", dlerror());
+}
+
+void *real_cm_symbol(const char *name)
+{
+	pthread_once(&once, open_library);
+	return library ? dlsym(library, name) : NULL;
+}
+
+bool cm_off(void)
+{
+	const char *v = secure_getenv("IWARPD_VERBS");
+
+	return v && strcmp(v, "off") == 0;
+}
+
+/* context_open returns the open context of a device, or opens it. */
+static struct context *context_open(struct device *d)
+{
+	struct ibv_context *ibv;
+	int free_at = -1, n;
+
+	for (n = 0; open_contexts[n]; n++) {
+		if (open_contexts[n]->device != d)
+			continue;
+		if (!atomic_load(&open_contexts[n]->gone))
+			return open_contexts[n];
+		free_at = n; /* the daemon has started again; ids of before keep what they have */
+	}
+	if (free_at < 0)
+		free_at = n;
+	if (free_at == MAX_DEVICES)
+		return NULL;
+	/* The thread serves a context under its lock. */
+	iwv_thread_unlock();
+	ibv = ibv_open_device(&d->ibv);
+	iwv_thread_lock();
+	if (!ibv)
+		return NULL;
+	open_contexts[free_at] = iwv_context_of(ibv);
+	return open_contexts[free_at];
+}
+
+struct context **cm_contexts(void)
+{
+	int live = 0;
+
+	cm_start();
+	for (int i = 0; open_contexts[i]; i++)
+		live += !atomic_load(&open_contexts[i]->gone);
+	if (live > 0)
+		return open_contexts;
+	for (struct device *d = iwv_devices_scan(); d; d = d->next)
+		if (d->present)
+			context_open(d);
+	return open_contexts;
+}
+
+/* has reports whether an address is one of a device's, or a link-local one of its interface. */
+static bool has(const struct device *d, const struct sockaddr *a)
+{
+	const struct sockaddr_in6 *a6 = (const struct sockaddr_in6 *)(const void *)a;
+	struct sockaddr_storage own;
+	char name[IF_NAMESIZE];
+	unsigned int prefix;
+
+	for (unsigned int i = 0; iwv_device_address(d, i, &own, &prefix); i++)
+		if (addr_same((struct sockaddr *)&own, a))
+			return true;
+	return a->sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&a6->sin6_addr) &&
+	       if_indextoname(a6->sin6_scope_id, name) && strcmp(name, d->interface) == 0;
+}
+
+static struct context *find(const struct sockaddr *a)
+{
+	for (struct context **c = cm_contexts(); *c; c++)
+		if (!atomic_load(&(*c)->gone) && has((*c)->device, a))
+			return *c;
+	return NULL;
+}
+
+struct context *context_with(const struct sockaddr *a)
+{
+	struct context *c = find(a);
+
+	if (c)
+		return c;
+	/* An interface may have got an address, and a daemon started, meanwhile. */
+	for (struct device *d = iwv_devices_scan(); d; d = d->next)
+		if (d->present && has(d, a))
+			return context_open(d);
+	return NULL;
+}
+
+struct context *context_for(const struct sockaddr *dst, struct sockaddr_storage *src)
+{
+	socklen_t len = sizeof(*src);
+	struct context *c = NULL;
+	int s = socket(dst->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	/* The kernel's routes say from which address. */
+	if (s < 0)
+		return NULL;
+	if (connect(s, dst, addr_len(dst)) == 0 && getsockname(s, (struct sockaddr *)src, &len) == 0) {
+		addr_set_port((struct sockaddr *)src, 0);
+		c = context_with((struct sockaddr *)src);
+	}
+	close(s);
+	return c;
+}
+
+struct ibv_context **rdma_get_devices(int *num)
+{
+	struct ibv_context **list;
+	struct context **c;
+	int n = 0;
+
+	FORWARD(rdma_get_devices, num);
+	iwv_thread_lock();
+	c = cm_contexts();
+	list = calloc(MAX_DEVICES + 1, sizeof(*list));
+	for (; list && *c; c++)
+		if (!atomic_load(&(*c)->gone))
+			list[n++] = &(*c)->v.context;
+	iwv_thread_unlock();
+	if (n == 0) {
+		free(list);
+		list = NULL;
+		errno = ENODEV;
+	}
+	if (num)
+		*num = n;
+	return list;
+}
+
+void rdma_free_devices(struct ibv_context **list)
+{
+	FORWARD(rdma_free_devices, list);
+	free(list);
+}

@@ -1,0 +1,252 @@
+/* Queue pairs of identifiers, and endpoints: identifiers that come with one. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cm.h"
+
+/* destroy_cqs frees the CQs that make_cqs has made. */
+static void destroy_cqs(struct id *id)
+{
+	if (!id->own_cqs)
+		return;
+	id->own_cqs = false;
+	if (id->pub.send_cq)
+		ibv_destroy_cq(id->pub.send_cq);
+	if (id->pub.send_cq_channel)
+		ibv_destroy_comp_channel(id->pub.send_cq_channel);
+	if (id->pub.recv_cq)
+		ibv_destroy_cq(id->pub.recv_cq);
+	if (id->pub.recv_cq_channel)
+		ibv_destroy_comp_channel(id->pub.recv_cq_channel);
+	id->pub.send_cq = id->pub.recv_cq = NULL;
+	id->pub.send_cq_channel = id->pub.recv_cq_channel = NULL;
+}
+
+static struct ibv_cq *make_cq(struct id *id, uint32_t depth, struct ibv_comp_channel **channel)
+{
+	*channel = ibv_create_comp_channel(id->pub.verbs);
+	if (!*channel)
+		return NULL;
+	return ibv_create_cq(id->pub.verbs, depth > 0 ? (int)depth : 1, &id->pub, *channel, 0);
+}
+
+/* make_cqs makes the CQs that attr lacks. */
+static int make_cqs(struct id *id, struct ibv_qp_init_attr *attr)
+{
+	if (attr->send_cq && attr->recv_cq)
+		return 0;
+	id->own_cqs = true;
+	if (!attr->recv_cq) {
+		id->pub.recv_cq = make_cq(id, attr->cap.max_recv_wr, &id->pub.recv_cq_channel);
+		if (!id->pub.recv_cq)
+			goto failed;
+		attr->recv_cq = id->pub.recv_cq;
+	}
+	if (!attr->send_cq) {
+		id->pub.send_cq = make_cq(id, attr->cap.max_send_wr, &id->pub.send_cq_channel);
+		if (!id->pub.send_cq)
+			goto failed;
+		attr->send_cq = id->pub.send_cq;
+	}
+	return 0;
+failed:
+	destroy_cqs(id);
+	return -1;
+}
+
+int rdma_create_qp(struct rdma_cm_id *pub, struct ibv_pd *pd, struct ibv_qp_init_attr *init)
+{
+	struct id *id = id_of(pub);
+	struct ibv_qp_init_attr attr = *init;
+	struct ibv_qp *qp;
+
+	FORWARD(rdma_create_qp, pub, pd, init);
+	if (!pd)
+		pd = pub->pd;
+	if (!pub->verbs || pub->qp || !pd || pd->context != pub->verbs)
+		return set_errno(EINVAL);
+	if (!attr.srq)
+		attr.srq = pub->srq;
+	if (make_cqs(id, &attr) < 0)
+		return -1;
+	qp = ibv_create_qp(pd, &attr);
+	if (!qp) {
+		int err = errno;
+
+		destroy_cqs(id);
+		return set_errno(err);
+	}
+	init->cap = attr.cap;
+	init->send_cq = attr.send_cq;
+	init->recv_cq = attr.recv_cq;
+	iwv_thread_lock();
+	qp->state = IBV_QPS_INIT;
+	atomic_store(&qp_of(qp)->cm, id);
+	pub->qp = qp;
+	pub->pd = pd;
+	iwv_thread_unlock();
+	return 0;
+}
+
+int rdma_create_qp_ex(struct rdma_cm_id *pub, struct ibv_qp_init_attr_ex *ex)
+{
+	struct ibv_qp_init_attr attr;
+	int err;
+
+	FORWARD(rdma_create_qp_ex, pub, ex);
+	if (ex->comp_mask & ~(uint32_t)IBV_QP_INIT_ATTR_PD)
+		return set_errno(iwv_unsupported("rdma_create_qp_ex: comp_mask"));
+	memcpy(&attr, ex, sizeof(attr)); /* it begins with the same members */
+	err = rdma_create_qp(pub, ex->comp_mask & IBV_QP_INIT_ATTR_PD ? ex->pd : NULL, &attr);
+	if (err)
+		return err;
+	ex->cap = attr.cap;
+	return 0;
+}
+
+void rdma_destroy_qp(struct rdma_cm_id *pub)
+{
+	struct ibv_qp *qp;
+
+	FORWARD(rdma_destroy_qp, pub);
+	iwv_thread_lock();
+	qp = pub->qp;
+	pub->qp = NULL;
+	iwv_thread_unlock();
+	if (qp)
+		ibv_destroy_qp(qp);
+	destroy_cqs(id_of(pub));
+}
+
+int rdma_create_srq(struct rdma_cm_id *pub, struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
+{
+	FORWARD(rdma_create_srq, pub, pd, attr);
+	if (!pd)
+		pd = pub->pd;
+	if (!pub->verbs || !pd || pd->context != pub->verbs)
+		return set_errno(EINVAL);
+	pub->srq = ibv_create_srq(pd, attr);
+	return pub->srq ? 0 : -1;
+}
+
+int rdma_create_srq_ex(struct rdma_cm_id *pub, struct ibv_srq_init_attr_ex *ex)
+{
+	struct ibv_srq_init_attr attr = { .srq_context = ex->srq_context, .attr = ex->attr };
+	int err;
+
+	FORWARD(rdma_create_srq_ex, pub, ex);
+	if ((ex->comp_mask & IBV_SRQ_INIT_ATTR_TYPE) && ex->srq_type != IBV_SRQT_BASIC)
+		return set_errno(iwv_unsupported("rdma_create_srq_ex: a type that is not basic"));
+	err = rdma_create_srq(pub, ex->comp_mask & IBV_SRQ_INIT_ATTR_PD ? ex->pd : NULL, &attr);
+	if (!err)
+		ex->attr = attr.attr;
+	return err;
+}
+
+void rdma_destroy_srq(struct rdma_cm_id *pub)
+{
+	FORWARD(rdma_destroy_srq, pub);
+	if (pub->srq)
+		ibv_destroy_srq(pub->srq);
+	pub->srq = NULL;
+}
+
+/* passive keeps what the connections of a listening endpoint are made with. */
+static int passive(struct id *id, const struct rdma_addrinfo *res, struct ibv_pd *pd, const struct ibv_qp_init_attr *attr)
+{
+	if (rdma_bind_addr(&id->pub, res->ai_src_addr) < 0)
+		return -1;
+	if (!attr)
+		return 0;
+	id->ep_attr = malloc(sizeof(*attr));
+	if (!id->ep_attr)
+		return -1;
+	*id->ep_attr = *attr;
+	id->ep_attr->qp_type = (enum ibv_qp_type)res->ai_qp_type;
+	id->ep_pd = pd;
+	return 0;
+}
+
+static int active(struct id *id, const struct rdma_addrinfo *res, struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+	if (rdma_resolve_addr(&id->pub, res->ai_src_addr, res->ai_dst_addr, 2000) < 0 ||
+	    rdma_resolve_route(&id->pub, 2000) < 0)
+		return -1;
+	if (res->ai_connect_len > 0) {
+		id->connect = malloc(res->ai_connect_len);
+		if (!id->connect)
+			return -1;
+		memcpy(id->connect, res->ai_connect, res->ai_connect_len);
+		id->connect_len = res->ai_connect_len;
+	}
+	if (!attr)
+		return 0;
+	attr->qp_type = (enum ibv_qp_type)res->ai_qp_type;
+	return rdma_create_qp(&id->pub, pd, attr);
+}
+
+int rdma_create_ep(struct rdma_cm_id **out, struct rdma_addrinfo *res, struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+	struct rdma_cm_id *pub;
+	int err;
+
+	FORWARD(rdma_create_ep, out, res, pd, attr);
+	if (rdma_create_id(NULL, &pub, NULL, (enum rdma_port_space)res->ai_port_space) < 0)
+		return -1;
+	pub->qp_type = (enum ibv_qp_type)res->ai_qp_type;
+	err = res->ai_flags & RAI_PASSIVE ? passive(id_of(pub), res, pd, attr) : active(id_of(pub), res, pd, attr);
+	if (err) {
+		err = errno;
+		rdma_destroy_id(pub);
+		return set_errno(err);
+	}
+	*out = pub;
+	return 0;
+}
+
+void rdma_destroy_ep(struct rdma_cm_id *pub)
+{
+	FORWARD(rdma_destroy_ep, pub);
+	if (pub->qp)
+		rdma_destroy_qp(pub);
+	if (pub->srq)
+		rdma_destroy_srq(pub);
+	rdma_destroy_id(pub);
+}
+
+int rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **out)
+{
+	struct id *l = id_of(listen);
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *pub;
+
+	FORWARD(rdma_get_request, listen, out);
+	if (!l->sync)
+		return set_errno(EINVAL);
+	if (sync_wait(l) < 0)
+		return -1;
+	event = listen->event;
+	if (event->event != RDMA_CM_EVENT_CONNECT_REQUEST)
+		return set_errno(EINVAL);
+	pub = event->id;
+	/* The event, with the private data, goes to the new id. */
+	listen->event = NULL;
+	if (rdma_migrate_id(pub, NULL) < 0)
+		goto failed;
+	pub->event = event;
+	if (l->ep_attr) {
+		struct ibv_qp_init_attr attr = *l->ep_attr;
+
+		if (rdma_create_qp(pub, l->ep_pd, &attr) < 0)
+			goto failed;
+	}
+	*out = pub;
+	return 0;
+failed:
+	if (!pub->event)
+		rdma_ack_cm_event(event);
+	rdma_destroy_id(pub);
+	return -1;
+}

@@ -1,0 +1,193 @@
+/* Event channels and their events. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cm.h"
+
+int set_errno(int err)
+{
+	if (!err)
+		return 0;
+	errno = err;
+	return -1;
+}
+
+struct rdma_event_channel *rdma_create_event_channel(void)
+{
+	struct channel *ch;
+
+	FORWARD(rdma_create_event_channel);
+	ch = calloc(1, sizeof(*ch));
+	if (!ch)
+		return NULL;
+	ch->pub.fd = iwv_queue_init(&ch->queue);
+	if (ch->pub.fd < 0) {
+		free(ch);
+		return NULL;
+	}
+	return &ch->pub;
+}
+
+void rdma_destroy_event_channel(struct rdma_event_channel *pub)
+{
+	FORWARD(rdma_destroy_event_channel, pub);
+	iwv_queue_close(&channel_of(pub)->queue);
+	free(channel_of(pub));
+}
+
+struct cm_event *event_new(struct id *id, enum rdma_cm_event_type type, int status)
+{
+	struct cm_event *e = calloc(1, sizeof(*e));
+
+	if (!e) {
+		iwv_log("librdmacm: out of memory: an event is lost");
+		return NULL;
+	}
+	e->pub.id = &id->pub;
+	e->pub.event = type;
+	e->pub.status = status;
+	return e;
+}
+
+void event_post(struct cm_event *e)
+{
+	struct rdma_cm_id *id = e->pub.listen_id ? e->pub.listen_id : e->pub.id;
+
+	iwv_log("%s, status %d", rdma_event_str(e->pub.event), e->pub.status);
+	iwv_queue_put(&channel_of(id->channel)->queue, &e->item);
+}
+
+void event_simple(struct id *id, enum rdma_cm_event_type type, int status)
+{
+	struct cm_event *e = event_new(id, type, status);
+
+	if (e)
+		event_post(e);
+}
+
+/* counted returns the id that is not destroyed before the event is acknowledged. */
+static struct id *counted(const struct cm_event *e)
+{
+	return id_of(e->pub.listen_id ? e->pub.listen_id : e->pub.id);
+}
+
+int rdma_get_cm_event(struct rdma_event_channel *pub, struct rdma_cm_event **event)
+{
+	struct queue_item *item;
+
+	FORWARD(rdma_get_cm_event, pub, event);
+	if (!pub)
+		return set_errno(EINVAL);
+	do {
+		if (iwv_queue_wait(&channel_of(pub)->queue) < 0)
+			return -1;
+		iwv_thread_lock();
+		item = iwv_queue_pop(&channel_of(pub)->queue);
+		if (item)
+			counted(container_of(item, struct cm_event, item))->events++;
+		iwv_thread_unlock();
+	} while (!item);
+	*event = &container_of(item, struct cm_event, item)->pub;
+	return 0;
+}
+
+int rdma_ack_cm_event(struct rdma_cm_event *event)
+{
+	struct cm_event *e;
+
+	FORWARD(rdma_ack_cm_event, event);
+	if (!event)
+		return set_errno(EINVAL);
+	e = container_of(event, struct cm_event, pub);
+	iwv_thread_lock();
+	counted(e)->events--;
+	iwv_thread_wake();
+	iwv_thread_unlock();
+	free(e);
+	return 0;
+}
+
+void sync_done(struct id *id)
+{
+	if (id->pub.event)
+		rdma_ack_cm_event(id->pub.event);
+	id->pub.event = NULL;
+}
+
+int sync_wait(struct id *id)
+{
+	int status;
+
+	if (!id->sync)
+		return 0;
+	sync_done(id);
+	if (rdma_get_cm_event(id->pub.channel, &id->pub.event) < 0)
+		return -1;
+	status = id->pub.event->status;
+	if (!status)
+		return 0;
+	if (id->pub.event->event == RDMA_CM_EVENT_REJECTED)
+		return set_errno(ECONNREFUSED);
+	return set_errno(status < 0 ? -status : status);
+}
+
+static bool is_of(struct queue_item *item, void *id)
+{
+	struct cm_event *e = container_of(item, struct cm_event, item);
+
+	return e->pub.id == id || e->pub.listen_id == id;
+}
+
+void events_drop(struct id *id)
+{
+	struct queue_item *list = iwv_queue_take(&channel_of(id->pub.channel)->queue, is_of, &id->pub);
+
+	while (list) {
+		struct queue_item *next = list->next;
+
+		free(container_of(list, struct cm_event, item));
+		list = next;
+	}
+}
+
+/* is_own matches events that go with an id: not the connect requests of a listener's. */
+static bool is_own(struct queue_item *item, void *id)
+{
+	struct cm_event *e = container_of(item, struct cm_event, item);
+
+	return (e->pub.listen_id ? e->pub.listen_id : e->pub.id) == id;
+}
+
+int rdma_migrate_id(struct rdma_cm_id *pub, struct rdma_event_channel *channel)
+{
+	struct id *id = id_of(pub);
+	struct rdma_event_channel *old;
+	struct queue_item *list;
+	bool sync = channel == NULL;
+
+	FORWARD(rdma_migrate_id, pub, channel);
+	if (sync) {
+		channel = rdma_create_event_channel();
+		if (!channel)
+			return -1;
+	}
+	if (id->sync)
+		sync_done(id);
+	iwv_thread_lock();
+	old = pub->channel;
+	list = iwv_queue_take(&channel_of(old)->queue, is_own, pub);
+	pub->channel = channel;
+	while (list) {
+		struct queue_item *next = list->next;
+
+		iwv_queue_put(&channel_of(channel)->queue, list);
+		list = next;
+	}
+	iwv_thread_unlock();
+	if (id->sync)
+		rdma_destroy_event_channel(old);
+	id->sync = sync;
+	return 0;
+}

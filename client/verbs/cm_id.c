@@ -1,0 +1,353 @@
+/* Identifiers: making, binding, resolving and destroying them. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cm.h"
+
+struct id *ids;
+
+struct id *id_new(struct rdma_event_channel *channel, void *context, enum rdma_port_space ps, enum ibv_qp_type type)
+{
+	struct id *id = calloc(1, sizeof(*id));
+
+	if (!id)
+		return NULL;
+	id->pub.channel = channel;
+	id->pub.context = context;
+	id->pub.ps = ps;
+	id->pub.qp_type = type;
+	id->next = ids;
+	ids = id;
+	return id;
+}
+
+static void id_free(struct id *id)
+{
+	for (struct id **at = &ids; *at; at = &(*at)->next) {
+		if (*at == id) {
+			*at = id->next;
+			break;
+		}
+	}
+	free(id->ep_attr);
+	free(id->connect);
+	free(id);
+}
+
+/* default_pd returns the PD of ids whose program has made none. */
+static struct ibv_pd *default_pd(struct context *c)
+{
+	static struct { struct context *ctx; struct ibv_pd *pd; } made[64];
+
+	for (size_t i = 0; i < sizeof(made) / sizeof(made[0]); i++) {
+		if (made[i].ctx == c)
+			return made[i].pd;
+		if (made[i].ctx)
+			continue;
+		made[i].pd = ibv_alloc_pd(&c->v.context);
+		if (made[i].pd)
+			made[i].ctx = c;
+		return made[i].pd;
+	}
+	return NULL;
+}
+
+void id_bind_device(struct id *id, struct context *c)
+{
+	id->pub.verbs = &c->v.context;
+	id->pub.port_num = 1;
+	if (!id->pub.pd)
+		id->pub.pd = default_pd(c);
+}
+
+struct qp *id_qp(const struct id *id)
+{
+	if (id->pub.qp)
+		return qp_of(id->pub.qp);
+	return id->qp_num && id->pub.verbs ? iwv_qp_find(iwv_context_of(id->pub.verbs), id->qp_num) : NULL;
+}
+
+int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **out, void *context, enum rdma_port_space ps)
+{
+	bool sync = channel == NULL;
+	struct id *id;
+
+	FORWARD(rdma_create_id, channel, out, context, ps);
+	if (ps != RDMA_PS_TCP && ps != RDMA_PS_IB) {
+		iwv_log("rdma_create_id: iwarpd has the port space RDMA_PS_TCP only");
+		return set_errno(ENODEV);
+	}
+	if (sync)
+		channel = rdma_create_event_channel();
+	if (!channel)
+		return -1;
+	iwv_thread_lock();
+	id = id_new(channel, context, ps, IBV_QPT_RC);
+	iwv_thread_unlock();
+	if (!id) {
+		if (sync)
+			rdma_destroy_event_channel(channel);
+		return set_errno(ENOMEM);
+	}
+	id->sync = sync;
+	*out = &id->pub;
+	return 0;
+}
+
+/* close_endpoints stops listening. The lock is held. */
+static void close_endpoints(struct id *id)
+{
+	while (id->endpoints) {
+		struct endpoint *e = id->endpoints;
+
+		id->endpoints = e->next;
+		iwarpd_unlisten(e->listener, NULL);
+		free(e);
+	}
+}
+
+int rdma_destroy_id(struct rdma_cm_id *pub)
+{
+	struct id *id = id_of(pub);
+	struct qp *qp;
+
+	FORWARD(rdma_destroy_id, pub);
+	if (id->sync)
+		sync_done(id);
+	iwv_thread_lock();
+	close_endpoints(id);
+	if (id->conn && !id->request_gone)
+		iwarpd_reject(iwv_context_of(pub->verbs)->dev, id->conn, NULL, 0, NULL);
+	qp = id_qp(id);
+	if (qp) {
+		iwv_qp_disconnect(qp, false, NULL);
+		atomic_store(&qp->cm, NULL);
+	}
+	/* A connection that is closing has its QP in a list of its own. */
+	for (struct qp *q = pub->verbs ? iwv_context_of(pub->verbs)->closing : NULL; q; q = q->next)
+		if (atomic_load(&q->cm) == id)
+			atomic_store(&q->cm, NULL);
+	events_drop(id);
+	while (id->events > 0)
+		iwv_thread_wait(1000);
+	iwv_thread_unlock();
+	if (id->sync)
+		rdma_destroy_event_channel(pub->channel);
+	iwv_thread_lock();
+	id_free(id);
+	iwv_thread_unlock();
+	return 0;
+}
+
+static void set_addr(struct sockaddr_storage *to, const struct sockaddr *from)
+{
+	memset(to, 0, sizeof(*to));
+	memcpy(to, from, addr_len(from));
+}
+
+/* open_endpoint listens on one device. The lock is held. */
+static int open_endpoint(struct id *id, struct context *c)
+{
+	struct sockaddr *src = &id->pub.route.addr.src_addr;
+	struct iwarpd_listen_attr attr = { .port = addr_port(src), .backlog = (uint32_t)id->backlog };
+	struct sockaddr_storage got;
+	struct iwarpd_error e;
+	struct endpoint *ep;
+	char text[128];
+	int err;
+
+	addr_text(src, false, text);
+	attr.address = text;
+	if (addr_any(src))
+		attr.address = src->sa_family == AF_INET ? "0.0.0.0" : id->afonly ? "::" : NULL; /* NULL: both families */
+	ep = calloc(1, sizeof(*ep));
+	if (!ep)
+		return -ENOMEM;
+	err = iwarpd_listen(c->dev, &attr, &ep->listener, &e);
+	if (err) {
+		iwv_fail(err, "rdma_listen", &e);
+		free(ep);
+		return err;
+	}
+	if (addr_parse(iwarpd_listener_address(ep->listener), &got))
+		addr_set_port(src, addr_port((struct sockaddr *)&got));
+	ep->ctx = c;
+	ep->next = id->endpoints;
+	id->endpoints = ep;
+	return 0;
+}
+
+/* open_endpoints listens where id is bound. The lock is held. */
+static int open_endpoints(struct id *id)
+{
+	const struct sockaddr *src = &id->pub.route.addr.src_addr;
+	struct context **c;
+	int err = -ENODEV;
+
+	if (!addr_any(src)) {
+		struct context *one = context_with(src);
+
+		return one ? open_endpoint(id, one) : -EADDRNOTAVAIL;
+	}
+	for (c = cm_contexts(); *c; c++) {
+		if (atomic_load(&(*c)->gone))
+			continue;
+		err = open_endpoint(id, *c);
+		if (err)
+			break;
+	}
+	if (err)
+		close_endpoints(id);
+	return err;
+}
+
+/* bind_addr is rdma_bind_addr with the lock held. */
+static int bind_addr(struct id *id, const struct sockaddr *addr)
+{
+	struct context *c;
+
+	if (id->bound || !addr_len(addr))
+		return EINVAL;
+	if (!addr_any(addr)) {
+		c = context_with(addr);
+		if (!c)
+			return EADDRNOTAVAIL;
+		id_bind_device(id, c);
+	} else if (!*cm_contexts()) {
+		return ENODEV;
+	}
+	set_addr(&id->pub.route.addr.src_storage, addr);
+	id->bound = true;
+	/* The program may ask at once for the port that it has got. */
+	if (addr_port(addr) == 0) {
+		int err = open_endpoints(id);
+
+		if (err) {
+			id->bound = false;
+			return -err;
+		}
+	}
+	return 0;
+}
+
+int rdma_bind_addr(struct rdma_cm_id *pub, struct sockaddr *addr)
+{
+	int err;
+
+	FORWARD(rdma_bind_addr, pub, addr);
+	iwv_thread_lock();
+	err = bind_addr(id_of(pub), addr);
+	iwv_thread_unlock();
+	return set_errno(err);
+}
+
+int rdma_listen(struct rdma_cm_id *pub, int backlog)
+{
+	struct id *id = id_of(pub);
+	struct sockaddr_in any = { .sin_family = AF_INET };
+	int err = 0;
+
+	FORWARD(rdma_listen, pub, backlog);
+	iwv_thread_lock();
+	id->backlog = backlog > 0 ? backlog : 0;
+	if (!id->bound)
+		err = bind_addr(id, (struct sockaddr *)&any);
+	if (!err && !id->endpoints)
+		err = -open_endpoints(id);
+	id->listening = !err;
+	iwv_thread_unlock();
+	return set_errno(err);
+}
+
+/* resolve finds the device and the source address for dst. The lock is held. */
+static int resolve(struct id *id, const struct sockaddr *src, const struct sockaddr *dst)
+{
+	struct sockaddr_storage from;
+	struct context *c;
+
+	set_addr(&id->pub.route.addr.dst_storage, dst);
+	if (!id->bound && src && addr_len(src) && (!addr_any(src) || addr_port(src))) {
+		int err = bind_addr(id, src);
+
+		if (err)
+			return err;
+	}
+	close_endpoints(id); /* of a bind to port 0: the port is for this connection */
+	if (id->pub.verbs)
+		return 0;
+	c = context_for(dst, &from);
+	if (!c)
+		return ENODEV;
+	id_bind_device(id, c);
+	addr_set_port((struct sockaddr *)&from, id->bound ? addr_port(&id->pub.route.addr.src_addr) : 0);
+	set_addr(&id->pub.route.addr.src_storage, (struct sockaddr *)&from);
+	id->bound = true;
+	return 0;
+}
+
+int rdma_resolve_addr(struct rdma_cm_id *pub, struct sockaddr *src, struct sockaddr *dst, int timeout_ms)
+{
+	struct id *id = id_of(pub);
+	char text[128];
+	int err;
+
+	FORWARD(rdma_resolve_addr, pub, src, dst, timeout_ms);
+	if (!addr_len(dst))
+		return set_errno(EINVAL);
+	iwv_thread_lock();
+	err = resolve(id, src, dst);
+	if (err) {
+		addr_text(dst, true, text);
+		iwv_log("rdma_resolve_addr: no device of iwarpd leads to %s: %s", text, strerror(err));
+	}
+	event_simple(id, err ? RDMA_CM_EVENT_ADDR_ERROR : RDMA_CM_EVENT_ADDR_RESOLVED, -err);
+	iwv_thread_unlock();
+	return sync_wait(id);
+}
+
+int rdma_resolve_route(struct rdma_cm_id *pub, int timeout_ms)
+{
+	struct id *id = id_of(pub);
+
+	FORWARD(rdma_resolve_route, pub, timeout_ms);
+	if (!pub->verbs)
+		return set_errno(EINVAL);
+	iwv_thread_lock();
+	event_simple(id, RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+	iwv_thread_unlock();
+	return sync_wait(id);
+}
+
+__be16 rdma_get_src_port(struct rdma_cm_id *pub)
+{
+	FORWARD(rdma_get_src_port, pub);
+	return htons(addr_port(&pub->route.addr.src_addr));
+}
+
+__be16 rdma_get_dst_port(struct rdma_cm_id *pub)
+{
+	FORWARD(rdma_get_dst_port, pub);
+	return htons(addr_port(&pub->route.addr.dst_addr));
+}
+
+int rdma_set_option(struct rdma_cm_id *pub, int level, int name, void *value, size_t len)
+{
+	FORWARD(rdma_set_option, pub, level, name, value, len);
+	if (level != RDMA_OPTION_ID)
+		return set_errno(ENOSYS);
+	switch (name) {
+	case RDMA_OPTION_ID_AFONLY:
+		if (len != sizeof(int))
+			return set_errno(EINVAL);
+		memcpy(&id_of(pub)->afonly, value, sizeof(int));
+		return 0;
+	case RDMA_OPTION_ID_TOS:
+		return len == sizeof(uint8_t) ? 0 : set_errno(EINVAL);
+	case RDMA_OPTION_ID_REUSEADDR:
+		return len == sizeof(int) ? 0 : set_errno(EINVAL);
+	default:
+		return set_errno(ENOSYS);
+	}
+}

@@ -1,0 +1,432 @@
+/* Completion queues and completion channels. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+struct channel {
+	struct ibv_comp_channel ibv;
+	struct iwarpd_channel *ch;
+	pthread_mutex_t lock; /* guards the rest */
+	int wake;             /* an eventfd, readable while there are ready queues */
+	struct cq *ready;
+};
+
+static struct channel *channel_of(struct ibv_comp_channel *ibv)
+{
+	return container_of(ibv, struct channel, ibv);
+}
+
+struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ibv)
+{
+	struct epoll_event wake = { .events = EPOLLIN };
+	struct iwarpd_error e;
+	struct channel *ch;
+	int err;
+
+	if (!iwv_is_ours(ibv))
+		return REAL(ibv_create_comp_channel)(ibv);
+	ch = calloc(1, sizeof(*ch));
+	if (!ch)
+		return NULL;
+	err = iwarpd_create_channel(iwv_context_of(ibv)->dev, &ch->ch, &e);
+	if (err) {
+		free(ch);
+		iwv_fail(err, "ibv_create_comp_channel", &e);
+		return NULL;
+	}
+	ch->ibv.context = ibv;
+	ch->ibv.fd = iwarpd_channel_fd(ch->ch);
+	ch->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (ch->wake < 0 || epoll_ctl(ch->ibv.fd, EPOLL_CTL_ADD, ch->wake, &wake) < 0) {
+		err = errno;
+		if (ch->wake >= 0)
+			close(ch->wake);
+		iwarpd_destroy_channel(ch->ch, NULL);
+		free(ch);
+		errno = err;
+		return NULL;
+	}
+	pthread_mutex_init(&ch->lock, NULL);
+	return &ch->ibv;
+}
+
+int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
+{
+	struct iwarpd_error e;
+	int err;
+
+	if (!iwv_is_ours(ibv->context))
+		return REAL(ibv_destroy_comp_channel)(ibv);
+	if (ibv->refcnt > 0)
+		return EBUSY;
+	err = iwarpd_destroy_channel(channel_of(ibv)->ch, &e);
+	if (err && !atomic_load(&iwv_context_of(ibv->context)->gone)) {
+		iwv_fail(err, "ibv_destroy_comp_channel", &e);
+		return -err;
+	}
+	close(channel_of(ibv)->wake);
+	pthread_mutex_destroy(&channel_of(ibv)->lock);
+	free(channel_of(ibv));
+	return 0;
+}
+
+/* show_ready makes the descriptor readable while there are ready queues. The channel's lock is held. */
+static void show_ready(struct channel *ch)
+{
+	static const uint64_t one = 1;
+	uint64_t count;
+
+	(void)!(ch->ready ? write(ch->wake, &one, sizeof(one)) : read(ch->wake, &count, sizeof(count)));
+}
+
+static void push_ready(struct channel *ch, struct cq *cq)
+{
+	pthread_mutex_lock(&ch->lock);
+	if (!cq->ready) {
+		cq->ready = true;
+		cq->next_ready = ch->ready;
+		ch->ready = cq;
+		show_ready(ch);
+	}
+	pthread_mutex_unlock(&ch->lock);
+}
+
+/* pop_ready takes a ready queue: that one, or any if cq is NULL. */
+static struct cq *pop_ready(struct channel *ch, const struct cq *cq)
+{
+	struct cq **at = &ch->ready, *got;
+
+	pthread_mutex_lock(&ch->lock);
+	while (cq && *at && *at != cq)
+		at = &(*at)->next_ready;
+	got = *at;
+	if (got) {
+		*at = got->next_ready;
+		got->ready = false;
+		show_ready(ch);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	return got;
+}
+
+/* refer counts the queues of a channel. */
+static void refer(struct ibv_comp_channel *ch, int n)
+{
+	if (ch)
+		__atomic_add_fetch(&ch->refcnt, n, __ATOMIC_RELAXED);
+}
+
+struct ibv_cq *ibv_create_cq(struct ibv_context *ibv, int cqe, void *cq_context, struct ibv_comp_channel *channel,
+				 int vector)
+{
+	struct iwarpd_error e;
+	struct context *c;
+	uint32_t depth;
+	struct cq *cq;
+	int err;
+
+	if (!iwv_is_ours(ibv))
+		return REAL(ibv_create_cq)(ibv, cqe, cq_context, channel, vector);
+	c = iwv_context_of(ibv);
+	if (cqe < 1 || vector < 0 || vector >= ibv->num_comp_vectors) {
+		errno = EINVAL;
+		return NULL;
+	}
+	/* Programs ask for far more than their queues can hold at once. */
+	depth = (uint32_t)cqe < c->attr.max_cqe ? (uint32_t)cqe : c->attr.max_cqe;
+	if (depth < (uint32_t)cqe)
+		iwv_log("ibv_create_cq: %d completions asked for, %u is the limit", cqe, depth);
+	cq = calloc(1, sizeof(*cq));
+	if (!cq)
+		return NULL;
+	err = channel ? iwarpd_create_cq_on(channel_of(channel)->ch, depth, cq, &cq->q, &e) :
+			iwarpd_create_cq(c->dev, depth, &cq->q, &e);
+	if (err) {
+		free(cq);
+		iwv_fail(err, "ibv_create_cq", &e);
+		return NULL;
+	}
+	pthread_mutex_init(&cq->lock, NULL);
+	cq->last_late = &cq->late;
+	cq->ibv.context = ibv;
+	cq->ibv.channel = channel;
+	cq->ibv.cq_context = cq_context;
+	cq->ibv.cqe = cqe;
+	pthread_mutex_init(&cq->ibv.mutex, NULL);
+	pthread_cond_init(&cq->ibv.cond, NULL);
+	refer(channel, 1);
+	iwv_thread_lock();
+	cq->next = c->cqs;
+	c->cqs = cq;
+	iwv_thread_unlock();
+	return &cq->ibv;
+}
+
+/* forget takes the queue out of its context's list. The lock is held. */
+static void forget(struct context *c, struct cq *cq)
+{
+	for (struct cq **at = &c->cqs; *at; at = &(*at)->next) {
+		if (*at == cq) {
+			*at = cq->next;
+			return;
+		}
+	}
+}
+
+/* events_taken returns how many events of the queue ibv_get_cq_event has returned. */
+static uint32_t *events_taken(struct cq *cq)
+{
+	return &cq->ibv.handle; /* the handle means nothing to programs */
+}
+
+static void wait_acknowledged(struct cq *cq)
+{
+	pthread_mutex_lock(&cq->ibv.mutex);
+	while (cq->ibv.comp_events_completed != *events_taken(cq))
+		pthread_cond_wait(&cq->ibv.cond, &cq->ibv.mutex);
+	pthread_mutex_unlock(&cq->ibv.mutex);
+}
+
+/* take_late takes up to n late completions. The lock is held. */
+static int take_late(struct cq *cq, int n, struct ibv_wc *wc)
+{
+	int i;
+
+	for (i = 0; i < n && cq->late; i++) {
+		struct late *l = cq->late;
+
+		wc[i] = l->wc;
+		cq->late = l->next;
+		if (!cq->late)
+			cq->last_late = &cq->late;
+		free(l);
+	}
+	return i;
+}
+
+static void drop_late(struct cq *cq)
+{
+	struct ibv_wc wc;
+
+	while (take_late(cq, 1, &wc) > 0)
+		;
+}
+
+int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode)
+{
+	struct late *l = calloc(1, sizeof(*l));
+	struct cq *cq = cq_of(ibv);
+	bool wake;
+
+	if (!l)
+		return -ENOMEM;
+	l->wc.wr_id = wr_id;
+	l->wc.status = IBV_WC_WR_FLUSH_ERR;
+	l->wc.opcode = opcode;
+	l->wc.qp_num = qp->qp_num;
+	pthread_mutex_lock(&cq->lock);
+	*cq->last_late = l;
+	cq->last_late = &l->next;
+	wake = cq->armed;
+	cq->armed = false;
+	pthread_mutex_unlock(&cq->lock);
+	if (wake && ibv->channel)
+		push_ready(channel_of(ibv->channel), cq);
+	return 0;
+}
+
+int ibv_destroy_cq(struct ibv_cq *ibv)
+{
+	struct cq *cq = cq_of(ibv);
+	struct iwarpd_error e;
+	struct context *c;
+	int err;
+
+	if (!iwv_is_ours(ibv->context))
+		return REAL(ibv_destroy_cq)(ibv);
+	c = iwv_context_of(ibv->context);
+	iwv_thread_lock();
+	qp_wait_closing(c, ibv);
+	err = iwarpd_destroy_cq(cq->q, &e);
+	if (!err || atomic_load(&c->gone)) {
+		forget(c, cq);
+		async_drop(c, ibv);
+		err = 0;
+	}
+	iwv_thread_unlock();
+	if (err) {
+		iwv_fail(err, "ibv_destroy_cq", &e);
+		return -err;
+	}
+	if (ibv->channel)
+		pop_ready(channel_of(ibv->channel), cq);
+	wait_acknowledged(cq);
+	drop_late(cq);
+	refer(ibv->channel, -1);
+	pthread_mutex_destroy(&cq->lock);
+	pthread_mutex_destroy(&cq->ibv.mutex);
+	pthread_cond_destroy(&cq->ibv.cond);
+	free(cq);
+	return 0;
+}
+
+int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
+{
+	struct cq *cq = cq_of(ibv);
+	struct iwarpd_error e;
+	int err;
+
+	if (!iwv_is_ours(ibv->context))
+		return REAL(ibv_resize_cq)(ibv, cqe);
+	if (cqe < 1)
+		return EINVAL;
+	pthread_mutex_lock(&cq->lock);
+	err = iwarpd_resize_cq(cq->q, (uint32_t)cqe, &e);
+	if (!err)
+		ibv->cqe = cqe;
+	pthread_mutex_unlock(&cq->lock);
+	if (err)
+		iwv_fail(err, "ibv_resize_cq", &e);
+	return -err;
+}
+
+static enum ibv_wc_opcode wc_opcode(uint32_t opcode)
+{
+	switch (opcode) {
+	case IWARPD_WC_IMM:
+		return IBV_WC_SEND;
+	case IWARPD_WC_REG:
+		return IBV_WC_LOCAL_INV;
+	default: /* the numbers are libibverbs' */
+		return (enum ibv_wc_opcode)opcode;
+	}
+}
+
+static void put_wc(struct ibv_wc *to, const struct iwarpd_wc *from)
+{
+	*to = (struct ibv_wc){
+		.wr_id = from->id,
+		.status = (enum ibv_wc_status)from->status,
+		.opcode = wc_opcode(from->opcode),
+		.vendor_err = from->vendor,
+		.byte_len = from->len,
+		.qp_num = from->qp,
+	};
+	if (from->flags & IWARPD_WC_WITH_INV) {
+		to->wc_flags = IBV_WC_WITH_INV;
+		to->invalidated_rkey = from->inv_key;
+	}
+}
+
+int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
+{
+	struct cq *cq = cq_of(ibv);
+	struct iwarpd_wc got[32];
+	int total = 0, k = 1;
+
+	pthread_mutex_lock(&cq->lock);
+	while (total < n && k > 0) {
+		int most = n - total < 32 ? n - total : 32;
+
+		k = iwarpd_poll_cq(cq->q, got, most);
+		for (int i = 0; i < k; i++)
+			put_wc(&wc[total++], &got[i]);
+		if (k < most)
+			break;
+	}
+	if (total < n && cq->late)
+		total += take_late(cq, n - total, wc + total);
+	pthread_mutex_unlock(&cq->lock);
+	return total > 0 || k >= 0 ? total : k;
+}
+
+int req_notify_cq(struct ibv_cq *ibv, int solicited_only)
+{
+	struct cq *cq = cq_of(ibv);
+
+	pthread_mutex_lock(&cq->lock);
+	iwarpd_arm_cq(cq->q, solicited_only != 0);
+	cq->armed = true;
+	pthread_mutex_unlock(&cq->lock);
+	return 0;
+}
+
+/* look takes an event that is there, in a section that cannot be canceled. */
+static int look(struct channel *ch, struct cq **cq)
+{
+	struct iwarpd_cq *q;
+	int state, err = 0;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	*cq = pop_ready(ch, NULL);
+	if (!*cq) {
+		err = iwarpd_get_cq_event(ch->ch, &q, 0);
+		*cq = err ? NULL : iwarpd_cq_context(q);
+	}
+	pthread_setcancelstate(state, &state);
+	return err;
+}
+
+/*
+ * interrupts reports whether a signal is to end ibv_get_cq_event. The read of the
+ * kernel's verbs is restarted by handlers with SA_RESTART; poll never is.
+ */
+static bool interrupts(void)
+{
+	struct sigaction a;
+
+	for (int sig = 1; sig < NSIG; sig++)
+		if (sigaction(sig, NULL, &a) == 0 && a.sa_handler != SIG_DFL && a.sa_handler != SIG_IGN &&
+		    !(a.sa_flags & SA_RESTART))
+			return true;
+	return false;
+}
+
+int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **cq_context)
+{
+	struct channel *ch = channel_of(ibv);
+	struct pollfd p = { .fd = ibv->fd, .events = POLLIN };
+	struct cq *cq;
+	int err;
+
+	if (!iwv_is_ours(ibv->context))
+		return REAL(ibv_get_cq_event)(ibv, out, cq_context);
+	while ((err = look(ch, &cq)) != 0) {
+		if (err != -ETIMEDOUT && err != -EINTR)
+			return iwv_fail(err == -EPIPE ? -EIO : err, "ibv_get_cq_event", NULL);
+		if (fcntl(ibv->fd, F_GETFL) & O_NONBLOCK) {
+			errno = EAGAIN;
+			return -1;
+		}
+		if (poll(&p, 1, -1) < 0 && errno == EINTR && interrupts()) {
+			errno = EINTR;
+			return -1;
+		}
+	}
+	pthread_mutex_lock(&cq->ibv.mutex);
+	(*events_taken(cq))++;
+	pthread_mutex_unlock(&cq->ibv.mutex);
+	*out = &cq->ibv;
+	*cq_context = cq->ibv.cq_context;
+	return 0;
+}
+
+void ibv_ack_cq_events(struct ibv_cq *ibv, unsigned int n)
+{
+	if (!iwv_is_ours(ibv->context)) {
+		REAL(ibv_ack_cq_events)(ibv, n);
+		return;
+	}
+	pthread_mutex_lock(&ibv->mutex);
+	ibv->comp_events_completed += n;
+	pthread_cond_broadcast(&ibv->cond);
+	pthread_mutex_unlock(&ibv->mutex);
+}

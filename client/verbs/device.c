@@ -1,0 +1,468 @@
+/* Devices: the interfaces of daemons, and those of the kernel. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct device *devices; /* by socket, in the order in which they were found */
+static unsigned int num_devices;
+
+/* mark stands in a device where a provider of the distribution has nothing. */
+static struct ibv_context *mark(struct ibv_device *device, int fd)
+{
+	(void)device, (void)fd;
+	return NULL;
+}
+
+bool device_ours(const struct ibv_device *ibv)
+{
+	return ibv->_ops._dummy1 == mark;
+}
+
+bool iwv_is_ours(const struct ibv_context *ibv)
+{
+	return ibv->ops.poll_cq == poll_cq;
+}
+
+struct context *iwv_context_of(struct ibv_context *ibv)
+{
+	return container_of(ibv, struct context, v.context);
+}
+
+/* hash is FNV-1a: a name that is the same in each run. */
+static uint64_t hash(uint64_t h, const char *s)
+{
+	while (*s)
+		h = (h ^ (unsigned char)*s++) * UINT64_C(0x100000001b3);
+	return h;
+}
+
+/* device_update notes what a daemon says of itself. */
+static void device_update(struct device *d, const struct iwarpd_device_attr *a)
+{
+	unsigned int i;
+
+	snprintf(d->interface, sizeof(d->interface), "%s", a->interface);
+	for (i = 0; i < MAX_ADDRESSES && a->addresses[i]; i++)
+		snprintf(d->addresses[i], sizeof(d->addresses[i]), "%s", a->addresses[i]);
+	d->num_addresses = i;
+	d->guid = hash(hash(UINT64_C(0xcbf29ce484222325), d->interface), i > 0 ? d->addresses[0] : "");
+	d->guid = (d->guid & ~(UINT64_C(1) << 56)) | (UINT64_C(2) << 56); /* locally administered */
+	d->present = true;
+}
+
+static struct device *device_at(const char *socket)
+{
+	struct device **at = &devices, *d;
+
+	for (; *at; at = &(*at)->next)
+		if (strcmp((*at)->socket, socket) == 0)
+			return *at;
+	d = calloc(1, sizeof(*d));
+	if (!d)
+		return NULL;
+	snprintf(d->socket, sizeof(d->socket), "%s", socket);
+	d->ibv._ops._dummy1 = mark;
+	d->ibv.node_type = IBV_NODE_RNIC;
+	d->ibv.transport_type = IBV_TRANSPORT_IWARP;
+	snprintf(d->ibv.name, sizeof(d->ibv.name), "iwarpd%u", num_devices);
+	snprintf(d->ibv.dev_name, sizeof(d->ibv.dev_name), "iwarpd%u", num_devices);
+	snprintf(d->ibv.dev_path, sizeof(d->ibv.dev_path), "/sys/class/infiniband_verbs/iwarpd%u", num_devices);
+	snprintf(d->ibv.ibdev_path, sizeof(d->ibv.ibdev_path), "/sys/class/infiniband/iwarpd%u", num_devices);
+	num_devices++;
+	*at = d;
+	return d;
+}
+
+/* probe looks whether a daemon is at a socket. */
+static void probe(const char *socket)
+{
+	struct iwarpd_device *dev;
+	struct iwarpd_error e;
+	struct device *d;
+
+	if (iwarpd_open(socket, NULL, &dev, &e) < 0) {
+		iwv_log("%s", e.text);
+		return;
+	}
+	d = device_at(socket);
+	if (d)
+		device_update(d, iwarpd_query_device(dev));
+	iwarpd_close(dev);
+}
+
+/* IWARPD_SOCKET may name several sockets, with commas between them. */
+static void probe_list(char *list)
+{
+	char *save, *s;
+
+	for (s = strtok_r(list, ",", &save); s; s = strtok_r(NULL, ",", &save))
+		probe(s);
+}
+
+static void probe_all(void)
+{
+	const char *env = secure_getenv("IWARPD_SOCKET");
+	char *list = env && *env ? strdup(env) : NULL;
+	glob_t g;
+
+	if (list) {
+		probe_list(list);
+		free(list);
+		return;
+	}
+	if (glob("/run/iwarpd/*.sock", 0, NULL, &g) != 0)
+		return;
+	for (size_t i = 0; i < g.gl_pathc; i++)
+		probe(g.gl_pathv[i]);
+	globfree(&g);
+}
+
+struct device *iwv_devices_scan(void)
+{
+	pthread_mutex_lock(&lock);
+	for (struct device *d = devices; d; d = d->next)
+		d->present = false;
+	if (!verbs_off())
+		probe_all();
+	pthread_mutex_unlock(&lock);
+	return devices;
+}
+
+bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_storage *a, unsigned int *prefix)
+{
+	struct sockaddr_in6 *a6 = (struct sockaddr_in6 *)a;
+	struct sockaddr_in *a4 = (struct sockaddr_in *)a;
+	char text[64], *slash;
+
+	if (i >= d->num_addresses)
+		return false;
+	memset(a, 0, sizeof(*a));
+	memcpy(text, d->addresses[i], sizeof(text));
+	slash = strchr(text, '/');
+	if (slash)
+		*slash = 0;
+	if (inet_pton(AF_INET, text, &a4->sin_addr) == 1) {
+		a->ss_family = AF_INET;
+		*prefix = slash ? (unsigned int)atoi(slash + 1) : 32;
+		return true;
+	}
+	a->ss_family = AF_INET6;
+	*prefix = slash ? (unsigned int)atoi(slash + 1) : 128;
+	return inet_pton(AF_INET6, text, &a6->sin6_addr) == 1;
+}
+
+/*
+ * A list has the devices, then NULL, and then the list of the distribution's
+ * library, which it frees.
+ */
+struct ibv_device **ibv_get_device_list(int *num)
+{
+	int ours = 0, theirs = 0;
+	struct ibv_device **real = REAL(ibv_get_device_list) ? REAL(ibv_get_device_list)(&theirs) : NULL;
+	struct ibv_device **list;
+
+	iwv_devices_scan();
+	pthread_mutex_lock(&lock);
+	for (struct device *d = devices; d; d = d->next)
+		ours += d->present;
+	if (!real)
+		theirs = 0;
+	list = calloc((size_t)(ours + theirs) + 2, sizeof(*list));
+	if (list) {
+		int n = 0;
+
+		for (struct device *d = devices; d; d = d->next)
+			if (d->present)
+				list[n++] = &d->ibv;
+		if (theirs > 0)
+			memcpy(list + n, real, (size_t)theirs * sizeof(*list));
+		list[ours + theirs + 1] = (struct ibv_device *)real;
+	}
+	pthread_mutex_unlock(&lock);
+	if (num)
+		*num = list ? ours + theirs : 0;
+	if (!list)
+		errno = ENOMEM;
+	return list;
+}
+
+void ibv_free_device_list(struct ibv_device **list)
+{
+	struct ibv_device **end = list;
+
+	if (!list)
+		return;
+	while (*end)
+		end++;
+	if (end[1])
+		REAL(ibv_free_device_list)((struct ibv_device **)end[1]);
+	free(list);
+}
+
+const char *ibv_get_device_name(struct ibv_device *device)
+{
+	return device->name;
+}
+
+__be64 ibv_get_device_guid(struct ibv_device *device)
+{
+	if (!device_ours(device))
+		return REAL(ibv_get_device_guid)(device);
+	return htobe64(container_of(device, struct device, ibv)->guid);
+}
+
+int ibv_get_device_index(struct ibv_device *device)
+{
+	return device_ours(device) ? -1 : REAL(ibv_get_device_index)(device);
+}
+
+static struct context *new_context(struct device *d)
+{
+	struct context *c = calloc(1, sizeof(*c));
+	struct iwarpd_error e;
+	int err;
+
+	if (!c)
+		return NULL;
+	err = iwarpd_open(d->socket, NULL, &c->dev, &e);
+	if (err) {
+		iwv_fail(err, "ibv_open_device", &e);
+		free(c);
+		return NULL;
+	}
+	c->device = d;
+	c->attr = *iwarpd_query_device(c->dev);
+	c->v.sz = sizeof(c->v);
+	c->v.context = (struct ibv_context){
+		.device = &d->ibv,
+		.cmd_fd = -1,
+		.num_comp_vectors = 1,
+		.abi_compat = __VERBS_ABI_IS_EXTENDED,
+		.ops = {
+			.alloc_mw = alloc_mw,
+			.dealloc_mw = dealloc_mw,
+			.poll_cq = poll_cq,
+			.req_notify_cq = req_notify_cq,
+			.post_srq_recv = post_srq_recv,
+			.post_send = post_send,
+			.post_recv = post_recv,
+		},
+	};
+	pthread_mutex_init(&c->v.context.mutex, NULL);
+	return c;
+}
+
+static void free_context(struct context *c)
+{
+	iwarpd_close(c->dev);
+	free(c);
+}
+
+struct ibv_context *ibv_open_device(struct ibv_device *device)
+{
+	struct context *c;
+
+	if (!device_ours(device))
+		return REAL(ibv_open_device)(device);
+	c = new_context(container_of(device, struct device, ibv));
+	if (!c)
+		return NULL;
+	if (async_init(c) < 0) {
+		free_context(c);
+		return NULL;
+	}
+	c->v.context.async_fd = c->async.fd;
+	if (thread_serve(c) < 0) {
+		async_close(c);
+		free_context(c);
+		return NULL;
+	}
+	return &c->v.context;
+}
+
+int ibv_close_device(struct ibv_context *ibv)
+{
+	struct context *c;
+
+	if (!iwv_is_ours(ibv))
+		return REAL(ibv_close_device)(ibv);
+	c = iwv_context_of(ibv);
+	thread_forget(c);
+	async_close(c);
+	free_context(c);
+	return 0;
+}
+
+static int at_most(uint64_t n)
+{
+	return n > INT32_MAX ? INT32_MAX : (int)n;
+}
+
+int ibv_query_device(struct ibv_context *ibv, struct ibv_device_attr *a)
+{
+	const struct context *c;
+	const struct iwarpd_device_attr *d;
+
+	if (!iwv_is_ours(ibv))
+		return REAL(ibv_query_device)(ibv, a);
+	c = iwv_context_of(ibv);
+	d = &c->attr;
+	*a = (struct ibv_device_attr){
+		.node_guid = htobe64(c->device->guid),
+		.sys_image_guid = htobe64(c->device->guid),
+		.max_mr_size = d->max_mr_size,
+		.page_size_cap = (uint64_t)sysconf(_SC_PAGESIZE),
+		.max_qp = at_most(d->max_qp),
+		/* libiwarpd asks for up to 65 more, so that a completion frees its place at once. */
+		.max_qp_wr = at_most(d->max_qp_wr > 130 ? d->max_qp_wr - 65 : d->max_qp_wr / 2),
+		.device_cap_flags = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B,
+		.max_sge = at_most(d->max_sge),
+		.max_sge_rd = 1,
+		.max_cq = at_most(d->max_cq),
+		.max_cqe = at_most(d->max_cqe),
+		.max_mr = at_most(d->max_mr),
+		.max_pd = at_most(d->max_pd),
+		.max_qp_rd_atom = at_most(d->max_ird),
+		.max_res_rd_atom = at_most((uint64_t)d->max_ird * d->max_qp),
+		.max_qp_init_rd_atom = at_most(d->max_ord),
+		.atomic_cap = IBV_ATOMIC_HCA,
+		.max_mw = at_most(d->max_mw),
+		.max_srq = at_most(d->max_qp),
+		.max_srq_wr = at_most(d->max_qp_wr > 130 ? d->max_qp_wr - 65 : d->max_qp_wr / 2),
+		.max_srq_sge = at_most(d->max_sge),
+		.max_pkeys = 1,
+		.phys_port_cnt = 1,
+	};
+	snprintf(a->fw_ver, sizeof(a->fw_ver), "%s", iwarpd_query_device(c->dev)->server);
+	return 0;
+}
+
+static enum ibv_mtu mtu_of(uint32_t mtu)
+{
+	enum ibv_mtu m = IBV_MTU_256;
+
+	while (m < IBV_MTU_4096 && (256u << m) <= mtu)
+		m++;
+	return m;
+}
+
+#undef ibv_query_port
+int ibv_query_port(struct ibv_context *ibv, uint8_t port, struct _compat_ibv_port_attr *out)
+{
+	const struct context *c;
+	struct ibv_port_attr a;
+
+	if (!iwv_is_ours(ibv))
+		return REAL(ibv_query_port)(ibv, port, out);
+	if (port != 1)
+		return EINVAL;
+	c = iwv_context_of(ibv);
+	a = (struct ibv_port_attr){
+		.state = atomic_load(&c->gone) ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
+		.max_mtu = IBV_MTU_4096,
+		.active_mtu = mtu_of(c->attr.mtu),
+		.gid_tbl_len = (int)c->device->num_addresses,
+		.max_msg_sz = UINT32_MAX,
+		.pkey_tbl_len = 1,
+		.max_vl_num = 1,
+		.active_width = 2, /* 4x */
+		.active_speed = 4, /* 10 Gb/s */
+		.phys_state = 5,   /* link up */
+		.link_layer = IBV_LINK_LAYER_ETHERNET,
+	};
+	/* The exported function fills what was there before flags; the inline one zeroes the rest. */
+	memcpy(out, &a, offsetof(struct ibv_port_attr, flags));
+	return 0;
+}
+
+/* put_gid makes a GID of an address: IPv4 as RoCE has it, IPv4-mapped. */
+static int put_gid(const struct context *c, unsigned int index, union ibv_gid *gid)
+{
+	struct sockaddr_storage a;
+	unsigned int prefix;
+
+	memset(gid, 0, sizeof(*gid));
+	if (!iwv_device_address(c->device, index, &a, &prefix))
+		return -1;
+	if (a.ss_family == AF_INET6) {
+		memcpy(gid->raw, &((struct sockaddr_in6 *)&a)->sin6_addr, 16);
+		return 0;
+	}
+	gid->raw[10] = gid->raw[11] = 0xff;
+	memcpy(gid->raw + 12, &((struct sockaddr_in *)&a)->sin_addr, 4);
+	return 0;
+}
+
+int ibv_query_gid(struct ibv_context *ibv, uint8_t port, int index, union ibv_gid *gid)
+{
+	if (!iwv_is_ours(ibv))
+		return REAL(ibv_query_gid)(ibv, port, index, gid);
+	if (port != 1 || index < 0 || put_gid(iwv_context_of(ibv), (unsigned int)index, gid) < 0) {
+		errno = EINVAL;
+		return -1;
+	}
+	return 0;
+}
+
+int _ibv_query_gid_ex(struct ibv_context *ibv, uint32_t port, uint32_t index, struct ibv_gid_entry *entry,
+			  uint32_t flags, size_t size)
+{
+	struct ibv_gid_entry e = { .gid_index = index, .port_num = 1, .gid_type = IBV_GID_TYPE_ROCE_V2 };
+
+	if (!iwv_is_ours(ibv))
+		return REAL(_ibv_query_gid_ex)(ibv, port, index, entry, flags, size);
+	if (port != 1 || flags)
+		return EINVAL;
+	if (put_gid(iwv_context_of(ibv), index, &e.gid) < 0)
+		return ENODATA;
+	memcpy(entry, &e, size < sizeof(e) ? size : sizeof(e));
+	return 0;
+}
+
+ssize_t _ibv_query_gid_table(struct ibv_context *ibv, struct ibv_gid_entry *entries, size_t max, uint32_t flags,
+				 size_t size)
+{
+	size_t n;
+
+	if (!iwv_is_ours(ibv))
+		return REAL(_ibv_query_gid_table)(ibv, entries, max, flags, size);
+	if (flags || size < sizeof(*entries))
+		return -EINVAL;
+	for (n = 0; n < max && n < iwv_context_of(ibv)->device->num_addresses; n++) {
+		struct ibv_gid_entry *e = (struct ibv_gid_entry *)(void *)((char *)entries + n * size);
+
+		if (_ibv_query_gid_ex(ibv, 1, (uint32_t)n, e, 0, sizeof(*e)))
+			break;
+	}
+	return (ssize_t)n;
+}
+
+int ibv_query_pkey(struct ibv_context *ibv, uint8_t port, int index, __be16 *pkey)
+{
+	if (!iwv_is_ours(ibv))
+		return REAL(ibv_query_pkey)(ibv, port, index, pkey);
+	if (port != 1 || index != 0) {
+		errno = EINVAL;
+		return -1;
+	}
+	*pkey = htobe16(0xffff);
+	return 0;
+}
+
+int ibv_get_pkey_index(struct ibv_context *ibv, uint8_t port, __be16 pkey)
+{
+	if (!iwv_is_ours(ibv))
+		return REAL(ibv_get_pkey_index)(ibv, port, pkey);
+	if (port == 1 && pkey == htobe16(0xffff))
+		return 0;
+	errno = EINVAL;
+	return -1;
+}

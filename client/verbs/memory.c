@@ -1,0 +1,244 @@
+/* Protection domains, memory regions and memory windows. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+
+#include "internal.h"
+
+struct mr {
+	struct ibv_mr ibv;
+	struct iwarpd_mr *mr;
+	unsigned int access;
+};
+
+struct mw {
+	struct ibv_mw ibv;
+	struct iwarpd_mw *mw;
+};
+
+enum {
+	ACCESS_MASK = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+		      IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED,
+	/* The next one asks for nothing that iwarpd would not do anyhow. */
+	ACCESS_IGNORED = IBV_ACCESS_HUGETLB,
+};
+_Static_assert((int)IBV_ACCESS_LOCAL_WRITE == IWARPD_LOCAL_WRITE && (int)IBV_ACCESS_REMOTE_WRITE == IWARPD_REMOTE_WRITE &&
+	       (int)IBV_ACCESS_REMOTE_READ == IWARPD_REMOTE_READ && (int)IBV_ACCESS_REMOTE_ATOMIC == IWARPD_REMOTE_ATOMIC &&
+	       (int)IBV_ACCESS_MW_BIND == IWARPD_MW_BIND && (int)IBV_ACCESS_ZERO_BASED == IWARPD_ZERO_BASED,
+	       "access bits are libibverbs'");
+
+struct ibv_pd *ibv_alloc_pd(struct ibv_context *ibv)
+{
+	struct iwarpd_error e;
+	struct pd *pd;
+	int err;
+
+	if (!iwv_is_ours(ibv))
+		return REAL(ibv_alloc_pd)(ibv);
+	pd = calloc(1, sizeof(*pd));
+	if (!pd)
+		return NULL;
+	err = iwarpd_alloc_pd(iwv_context_of(ibv)->dev, &pd->pd, &e);
+	if (err) {
+		free(pd);
+		iwv_fail(err, "ibv_alloc_pd", &e);
+		return NULL;
+	}
+	pd->ibv.context = ibv;
+	return &pd->ibv;
+}
+
+int ibv_dealloc_pd(struct ibv_pd *ibv)
+{
+	struct pd *pd = container_of(ibv, struct pd, ibv);
+	struct iwarpd_error e;
+	struct context *c;
+	int err;
+
+	if (!iwv_is_ours(ibv->context))
+		return REAL(ibv_dealloc_pd)(ibv);
+	c = iwv_context_of(ibv->context);
+	iwv_thread_lock();
+	qp_wait_closing(c, ibv);
+	iwv_thread_unlock();
+	err = iwarpd_dealloc_pd(pd->pd, &e);
+	if (err && !atomic_load(&c->gone)) {
+		iwv_fail(err, "ibv_dealloc_pd", &e);
+		return -err;
+	}
+	free(pd);
+	return 0;
+}
+
+/* check_access returns 0, or EINVAL where the kernel's verbs say so. */
+static int check_access(unsigned int access)
+{
+	const unsigned int writes = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+
+	if (access & ~(unsigned int)(ACCESS_MASK | ACCESS_IGNORED | IBV_ACCESS_OPTIONAL_RANGE))
+		return EOPNOTSUPP; /* on-demand paging, for one */
+	return (access & writes) && !(access & IBV_ACCESS_LOCAL_WRITE) ? EINVAL : 0;
+}
+
+static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
+{
+	struct iwarpd_mr_attr attr = { .length = length, .addr = addr, .base = iova, .access = access & ACCESS_MASK };
+	struct near_region where;
+	struct iwarpd_error e = { 0 };
+	struct mr *mr;
+	int err = -check_access(access);
+
+	if (!err && (length == 0 || (uintptr_t)addr + length < (uintptr_t)addr))
+		err = -EINVAL;
+	if (!err && length > iwv_context_of(pd->context)->attr.max_mr_size)
+		err = -EINVAL;
+	if (err) {
+		iwv_fail(err, "ibv_reg_mr: access or length", NULL);
+		return NULL;
+	}
+	if (access & IBV_ACCESS_ZERO_BASED)
+		attr.base = 0;
+	mr = calloc(1, sizeof(*mr));
+	if (!mr)
+		return NULL;
+	err = near_get((uintptr_t)addr, length, access & IBV_ACCESS_LOCAL_WRITE, &where);
+	if (!err) {
+		attr.fd = where.fd;
+		attr.offset = where.offset;
+		err = iwarpd_reg_mr(container_of(pd, struct pd, ibv)->pd, &attr, &mr->mr, &e);
+		if (err)
+			near_put((uintptr_t)addr, length);
+	}
+	if (err) {
+		free(mr);
+		iwv_fail(err, "ibv_reg_mr", &e);
+		return NULL;
+	}
+	mr->access = access;
+	mr->ibv = (struct ibv_mr){
+		.context = pd->context,
+		.pd = pd,
+		.addr = addr,
+		.length = length,
+		.lkey = mr->mr->lkey,
+		.rkey = mr->mr->rkey,
+	};
+	return &mr->ibv;
+}
+
+#undef ibv_reg_mr
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	if (!iwv_is_ours(pd->context))
+		return REAL(ibv_reg_mr)(pd, addr, length, access);
+	return reg_mr(pd, addr, length, (uintptr_t)addr, (unsigned int)access);
+}
+
+#undef ibv_reg_mr_iova
+struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
+{
+	if (!iwv_is_ours(pd->context))
+		return REAL(ibv_reg_mr_iova)(pd, addr, length, iova, access);
+	return reg_mr(pd, addr, length, iova, (unsigned int)access);
+}
+
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
+{
+	if (!iwv_is_ours(pd->context))
+		return REAL(ibv_reg_mr_iova2)(pd, addr, length, iova, access);
+	return reg_mr(pd, addr, length, iova, access);
+}
+
+struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access)
+{
+	if (!iwv_is_ours(pd->context))
+		return REAL(ibv_reg_dmabuf_mr)(pd, offset, length, iova, fd, access);
+	iwv_unsupported("ibv_reg_dmabuf_mr");
+	return NULL;
+}
+
+int ibv_dereg_mr(struct ibv_mr *ibv)
+{
+	struct mr *mr = container_of(ibv, struct mr, ibv);
+	struct iwarpd_error e;
+	int err;
+
+	if (!iwv_is_ours(ibv->context))
+		return REAL(ibv_dereg_mr)(ibv);
+	err = iwarpd_dereg_mr(mr->mr, &e);
+	if (err && !atomic_load(&iwv_context_of(ibv->context)->gone)) {
+		iwv_fail(err, "ibv_dereg_mr", &e);
+		return -err;
+	}
+	near_put((uintptr_t)ibv->addr, ibv->length);
+	free(mr);
+	return 0;
+}
+
+/* The region gets new keys, as it may with hardware. */
+int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	struct mr *mr = container_of(ibv, struct mr, ibv), old = *mr, *fresh;
+	struct ibv_mr *made;
+
+	if (!iwv_is_ours(ibv->context))
+		return REAL(ibv_rereg_mr)(ibv, flags, pd, addr, length, access);
+	if (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED) {
+		errno = EINVAL;
+		return IBV_REREG_MR_ERR_INPUT;
+	}
+	if (!(flags & IBV_REREG_MR_CHANGE_TRANSLATION)) {
+		addr = ibv->addr;
+		length = ibv->length;
+	}
+	made = reg_mr(flags & IBV_REREG_MR_CHANGE_PD ? pd : ibv->pd, addr, length, (uintptr_t)addr,
+		      flags & IBV_REREG_MR_CHANGE_ACCESS ? (unsigned int)access : mr->access);
+	if (!made)
+		return IBV_REREG_MR_ERR_INPUT;
+	if (iwarpd_dereg_mr(old.mr, NULL) < 0) {
+		ibv_dereg_mr(made);
+		return IBV_REREG_MR_ERR_INPUT;
+	}
+	near_put((uintptr_t)old.ibv.addr, old.ibv.length);
+	fresh = container_of(made, struct mr, ibv);
+	*mr = *fresh;
+	free(fresh);
+	return 0;
+}
+
+struct ibv_mw *alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
+{
+	struct iwarpd_error e;
+	struct mw *mw;
+	int err;
+
+	if (type != IBV_MW_TYPE_2) {
+		iwv_unsupported("ibv_alloc_mw: type 1");
+		return NULL;
+	}
+	mw = calloc(1, sizeof(*mw));
+	if (!mw)
+		return NULL;
+	err = iwarpd_alloc_mw(container_of(pd, struct pd, ibv)->pd, &mw->mw, &e);
+	if (err) {
+		free(mw);
+		iwv_fail(err, "ibv_alloc_mw", &e);
+		return NULL;
+	}
+	mw->ibv = (struct ibv_mw){ .context = pd->context, .pd = pd, .rkey = mw->mw->rkey, .type = type };
+	return &mw->ibv;
+}
+
+int dealloc_mw(struct ibv_mw *ibv)
+{
+	struct mw *mw = container_of(ibv, struct mw, ibv);
+	struct iwarpd_error e;
+	int err = iwarpd_dealloc_mw(mw->mw, &e);
+
+	if (err && !atomic_load(&iwv_context_of(ibv->context)->gone)) {
+		iwv_fail(err, "ibv_dealloc_mw", &e);
+		return -err;
+	}
+	free(mw);
+	return 0;
+}

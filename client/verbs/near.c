@@ -1,0 +1,642 @@
+/*
+ * Near memory: pages of the program that the daemon maps too.
+ *
+ * A memfd as large as the address space holds them, each at the offset that is its
+ * address. A range is registered by copying its pages into the file and mapping the
+ * file over them; when no region uses a page any more it becomes private again.
+ *
+ * Other threads go on meanwhile. Write protection by userfaultfd makes them wait if
+ * they store into a page on the move, within a system call too. The thread that moves
+ * pages makes nothing but system calls then: the page may hold whatever it would
+ * write to, but for its stack.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "internal.h"
+#include "vma.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8U
+#endif
+
+enum { CHUNK = 4 << 20 }; /* bytes that are moved at once, while their writers wait */
+
+#define FILE_SIZE (INT64_C(1) << 56) /* addresses of five-level page tables have as many bits */
+
+/* A range of pages that a region uses. */
+struct use {
+	uintptr_t start, end;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the rest */
+static int file = -1;
+static dev_t file_dev;
+static ino_t file_inode;
+static int protector = -1; /* a userfaultfd */
+static struct use *uses;
+static size_t num_uses, room;
+
+extern void *__libc_stack_end; /* of the first thread */
+
+static uintptr_t page_size(void)
+{
+	return (uintptr_t)sysconf(_SC_PAGESIZE);
+}
+
+/*
+ * Raw system calls, which do not write errno, as that may lie in a page that is
+ * protected. They return a negative errno value.
+ */
+static long raw(long n, long a, long b, long c, long d, long e, long f)
+{
+#if defined(__x86_64__)
+	register long r10 __asm__("r10") = d;
+	register long r8 __asm__("r8") = e;
+	register long r9 __asm__("r9") = f;
+	long ret;
+
+	__asm__ volatile("syscall" : "=a"(ret) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+			 : "rcx", "r11", "memory");
+	return ret;
+#elif defined(__aarch64__)
+	register long x8 __asm__("x8") = n;
+	register long x0 __asm__("x0") = a;
+	register long x1 __asm__("x1") = b;
+	register long x2 __asm__("x2") = c;
+	register long x3 __asm__("x3") = d;
+	register long x4 __asm__("x4") = e;
+	register long x5 __asm__("x5") = f;
+
+	__asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory");
+	return x0;
+#else
+#error "near memory needs raw system calls of this processor"
+#endif
+}
+
+/* copy_out writes a range into the file. */
+static int copy_out(int fd, uintptr_t at, size_t len)
+{
+	while (len > 0) {
+		long n = raw(SYS_pwrite64, fd, (long)at, (long)len, (long)at, 0, 0);
+
+		if (n == -EINTR)
+			continue;
+		if (n <= 0)
+			return n == 0 ? -EIO : (int)n;
+		at += (size_t)n;
+		len -= (size_t)n;
+	}
+	return 0;
+}
+
+/* copy_in reads what the file has at an offset. */
+static int copy_in(int fd, uintptr_t to, uint64_t offset, size_t len)
+{
+	while (len > 0) {
+		long n = raw(SYS_pread64, fd, (long)to, (long)len, (long)offset, 0, 0);
+
+		if (n == -EINTR)
+			continue;
+		if (n <= 0)
+			return n == 0 ? -EIO : (int)n;
+		to += (size_t)n;
+		offset += (uint64_t)n;
+		len -= (size_t)n;
+	}
+	return 0;
+}
+
+static int make_file(void)
+{
+	const unsigned int flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+	struct stat st;
+	int fd;
+
+	if (file >= 0)
+		return 0;
+	fd = memfd_create("iwarpd-near", flags | MFD_NOEXEC_SEAL);
+	if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
+		fd = memfd_create("iwarpd-near", flags);
+	if (fd < 0)
+		return -errno;
+	if (ftruncate(fd, FILE_SIZE) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0 ||
+	    fstat(fd, &st) < 0) {
+		int err = -errno;
+
+		close(fd);
+		return err;
+	}
+	file = fd;
+	file_dev = st.st_dev;
+	file_inode = st.st_ino;
+	return 0;
+}
+
+/* only_us reports whether no other thread of the program can write meanwhile. */
+static bool only_us(void)
+{
+	DIR *d = opendir("/proc/self/task");
+	struct dirent *e;
+	int n = 0;
+
+	if (!d)
+		return false;
+	while ((e = readdir(d)) != NULL)
+		n += e->d_name[0] != '.';
+	closedir(d);
+	return n <= 2; /* the caller, and the library's */
+}
+
+/* open_protector opens the best userfaultfd that this process may have. */
+static int open_protector(void)
+{
+	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM };
+	int dev = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC), fd = -1;
+
+	if (dev >= 0) {
+		fd = ioctl(dev, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
+		close(dev);
+	}
+	if (fd < 0)
+		fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0) {
+		fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+		if (fd >= 0)
+			iwv_log("system calls that write to memory while it is registered fail: "
+				  "this process may not use /dev/userfaultfd");
+	}
+	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api) < 0) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+/*
+ * may_move returns 0 if pages can be moved without losing a store. Those of a file,
+ * as .data, cannot be protected: they are moved while no other thread runs.
+ */
+static int may_move(bool of_file)
+{
+	if (protector < 0)
+		protector = open_protector();
+	return (protector >= 0 && !of_file) || only_us() ? 0 : -EOPNOTSUPP;
+}
+
+/* touch reads every page of a range, as MADV_POPULATE_READ does since Linux 5.14. */
+static void touch(uintptr_t start, size_t len)
+{
+	for (uintptr_t at = start, size = page_size(); at < start + len; at += size)
+		(void)*(volatile const char *)at;
+}
+
+/* protect makes threads that write to the range wait. */
+static int protect(int fd, uintptr_t start, size_t len)
+{
+	struct uffdio_register reg = { .range = { start, len }, .mode = UFFDIO_REGISTER_MODE_WP };
+	struct uffdio_writeprotect wp = { .range = { start, len }, .mode = UFFDIO_WRITEPROTECT_MODE_WP };
+	long err;
+
+	if (fd < 0)
+		return 0;
+	err = raw(SYS_ioctl, fd, UFFDIO_REGISTER, (long)&reg, 0, 0, 0);
+	/* A page that was never touched would not be protected. */
+	if (!err && raw(SYS_madvise, (long)start, (long)len, MADV_POPULATE_READ, 0, 0, 0) != 0)
+		touch(start, len);
+	if (!err)
+		err = raw(SYS_ioctl, fd, UFFDIO_WRITEPROTECT, (long)&wp, 0, 0, 0);
+	return (int)err;
+}
+
+/* release makes them go on. */
+static void release(int fd, uintptr_t start, size_t len, bool moved)
+{
+	struct uffdio_range range = { start, len };
+	struct uffdio_writeprotect wp = { .range = range };
+
+	if (fd < 0)
+		return;
+	if (!moved) {
+		raw(SYS_ioctl, fd, UFFDIO_WRITEPROTECT, (long)&wp, 0, 0, 0);
+		raw(SYS_ioctl, fd, UFFDIO_UNREGISTER, (long)&range, 0, 0, 0);
+	}
+	raw(SYS_ioctl, fd, UFFDIO_WAKE, (long)&range, 0, 0, 0);
+}
+
+/* share_chunk moves private pages into the file. */
+static int share_chunk(uintptr_t start, size_t len, int prot, int uffd)
+{
+	const int fd = file;
+	int err = protect(uffd, start, len);
+
+	if (!err)
+		err = copy_out(fd, start, len);
+	if (!err) {
+		long at = raw(SYS_mmap, (long)start, (long)len, prot, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, (long)start);
+
+		if (at < 0 && at > -4096)
+			err = (int)at;
+	}
+	release(uffd, start, len, err == 0);
+	return err;
+}
+
+/* unshare_chunk makes pages private again that the file has at an offset. */
+static int take_back_chunk(uintptr_t start, size_t len, int prot, uint64_t offset, int uffd)
+{
+	const int fd = file;
+	long at, tmp = raw(SYS_mmap, 0, (long)len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int err;
+
+	if (tmp < 0 && tmp > -4096)
+		return (int)tmp;
+	err = protect(uffd, start, len);
+	if (!err)
+		err = copy_in(fd, (uintptr_t)tmp, offset, len);
+	if (!err && prot != (PROT_READ | PROT_WRITE))
+		err = (int)raw(SYS_mprotect, tmp, (long)len, prot, 0, 0, 0);
+	if (!err) {
+		at = raw(SYS_mremap, tmp, (long)len, (long)len, MREMAP_MAYMOVE | MREMAP_FIXED, (long)start, 0);
+		if (at < 0 && at > -4096)
+			err = (int)at;
+	}
+	release(uffd, start, len, err == 0);
+	if (err)
+		raw(SYS_munmap, tmp, (long)len, 0, 0, 0, 0);
+	return err;
+}
+
+/* A signal handler would write where it should not. */
+static void block_signals(sigset_t *old)
+{
+	sigset_t all;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, old);
+}
+
+static size_t least(size_t a, size_t b)
+{
+	return a < b ? a : b;
+}
+
+static int share(uintptr_t start, uintptr_t end, const struct vma *v)
+{
+	sigset_t old;
+	int err = 0;
+
+	block_signals(&old);
+	for (; start < end && !err; start += least(CHUNK, end - start))
+		err = share_chunk(start, least(CHUNK, end - start), v->prot, v->inode ? -1 : protector);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	return err;
+}
+
+static int take_back(uintptr_t start, uintptr_t end, int prot, uint64_t offset)
+{
+	sigset_t old;
+	int err = 0;
+
+	block_signals(&old);
+	while (start < end && !err) {
+		size_t n = least(CHUNK, end - start);
+
+		err = take_back_chunk(start, n, prot, offset, protector);
+		start += n;
+		offset += n;
+	}
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	return err;
+}
+
+static bool is_file(const struct vma *v)
+{
+	return v->inode == file_inode && v->dev == file_dev && v->shared;
+}
+
+/* in_place reports whether a mapping of the file is where its offset says. */
+static bool in_place(const struct vma *v)
+{
+	return is_file(v) && v->offset == v->start;
+}
+
+/* holds_stack reports whether a mapping is the stack of the first thread or of this one. */
+static bool holds_stack(const struct vma *v)
+{
+	uintptr_t first = (uintptr_t)__libc_stack_end, mine = (uintptr_t)__builtin_frame_address(0);
+
+	return (first >= v->start && first < v->end) || (mine >= v->start && mine < v->end);
+}
+
+/* usable returns 0 if the pages of a mapping can be moved, or are in the file. */
+static int usable(const struct vma *v, bool writable)
+{
+	if (!(v->prot & PROT_READ) || (writable && !(v->prot & PROT_WRITE)))
+		return -EFAULT;
+	if (in_place(v))
+		return 0;
+	return v->shared || v->huge || (v->prot & PROT_EXEC) || holds_stack(v) ? -EOPNOTSUPP : 0;
+}
+
+/* What there is to move of a range. */
+struct todo {
+	bool any, of_file;
+};
+
+/* check returns 0 if all of a range can be near. */
+static int check(struct vma_search *s, uintptr_t start, uintptr_t end, bool writable, struct todo *todo)
+{
+	struct vma v;
+
+	*todo = (struct todo){ 0 };
+	while (start < end) {
+		int err;
+
+		if (!vma_find(s, start, &v) || v.start > start)
+			return -EFAULT;
+		err = usable(&v, writable);
+		if (err)
+			return err;
+		todo->any |= !in_place(&v);
+		todo->of_file |= !in_place(&v) && v.inode != 0;
+		start = v.end;
+	}
+	return 0;
+}
+
+/* used reports whether a region uses a page of the range. */
+static bool used(uintptr_t start, uintptr_t end)
+{
+	for (size_t i = 0; i < num_uses; i++)
+		if (uses[i].start < end && start < uses[i].end)
+			return true;
+	return false;
+}
+
+/*
+ * recover makes mappings private that mremap has moved away from their place: a
+ * program that enlarges registered memory, say. Their pages of the file are free then.
+ */
+static void recover(struct vma_search *s, uintptr_t start, uintptr_t end)
+{
+	uintptr_t at = 0;
+	struct vma v;
+
+	while (vma_find(s, at, &v)) {
+		at = v.end;
+		if (is_file(&v) && !in_place(&v) && v.offset < end && start < v.offset + (v.end - v.start))
+			take_back(v.start, v.end, v.prot, v.offset);
+	}
+}
+
+/* move moves what is private of a range, which check has seen, into the file. */
+static int move(struct vma_search *s, uintptr_t start, uintptr_t end)
+{
+	struct vma v;
+	int err = 0;
+
+	while (start < end && !err) {
+		uintptr_t to;
+
+		if (!vma_find(s, start, &v) || v.start > start)
+			return -EFAULT;
+		to = v.end < end ? v.end : end;
+		if (!in_place(&v)) {
+			if (used(start, to))
+				recover(s, start, to);
+			err = share(start, to, &v);
+		}
+		start = to;
+	}
+	return err;
+}
+
+static int add_use(uintptr_t start, uintptr_t end)
+{
+	if (num_uses == room) {
+		size_t more = room ? 2 * room : 64;
+		struct use *u = realloc(uses, more * sizeof(*u));
+
+		if (!u)
+			return -ENOMEM;
+		uses = u;
+		room = more;
+	}
+	uses[num_uses++] = (struct use){ start, end };
+	return 0;
+}
+
+static void remove_use(uintptr_t start, uintptr_t end)
+{
+	for (size_t i = num_uses; i-- > 0;) {
+		if (uses[i].start == start && uses[i].end == end) {
+			uses[i] = uses[--num_uses];
+			return;
+		}
+	}
+}
+
+/* punch frees the pages of the file in a range. */
+static void punch(uintptr_t start, uintptr_t end)
+{
+	if (fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)start, (off_t)(end - start)) < 0)
+		iwv_log("near memory: free pages: %s", strerror(errno));
+}
+
+/* give_back makes a range private that no region uses. */
+static void give_back(struct vma_search *s, uintptr_t start, uintptr_t end)
+{
+	uintptr_t at = start;
+	bool elsewhere = false;
+	struct vma v;
+
+	while (at < end) {
+		uintptr_t from, to;
+
+		if (!vma_find(s, at, &v) || v.start >= end) {
+			elsewhere = true;
+			break;
+		}
+		from = v.start > at ? v.start : at;
+		to = v.end < end ? v.end : end;
+		elsewhere |= from > at || !in_place(&v);
+		if (in_place(&v) && take_back(from, to, v.prot, from) < 0)
+			return; /* it stays shared */
+		at = to;
+	}
+	if (elsewhere)
+		recover(s, start, end);
+	punch(start, end);
+}
+
+/* unused finds the first part of a range that no region uses. */
+static bool unused(uintptr_t start, uintptr_t end, struct use *part)
+{
+	for (size_t i = 0; i < num_uses && start < end;) {
+		if (uses[i].start <= start && start < uses[i].end) {
+			start = uses[i].end;
+			i = 0;
+		} else {
+			i++;
+		}
+	}
+	if (start >= end)
+		return false;
+	*part = (struct use){ start, end };
+	for (size_t i = 0; i < num_uses; i++)
+		if (uses[i].start > start && uses[i].start < part->end)
+			part->end = uses[i].start;
+	return true;
+}
+
+static void free_unused(struct vma_search *s, uintptr_t start, uintptr_t end)
+{
+	struct use part;
+
+	while (unused(start, end, &part)) {
+		give_back(s, part.start, part.end);
+		start = part.end;
+	}
+}
+
+static int get(struct vma_search *s, uintptr_t start, uintptr_t end, bool writable)
+{
+	struct todo todo;
+	int err = check(s, start, end, writable, &todo);
+
+	if (!err)
+		err = make_file();
+	if (!err && todo.any)
+		err = may_move(todo.of_file);
+	if (!err && todo.any) {
+		err = move(s, start, end);
+		if (err)
+			free_unused(s, start, end);
+	}
+	return err ? err : add_use(start, end);
+}
+
+/* pages rounds a range to whole pages. */
+static struct use pages(uintptr_t addr, size_t length)
+{
+	uintptr_t size = page_size();
+
+	return (struct use){ addr & ~(size - 1), (addr + length + size - 1) & ~(size - 1) };
+}
+
+int near_get(uintptr_t addr, size_t length, bool writable, struct near_region *r)
+{
+	struct use p = pages(addr, length);
+	struct vma_search s;
+	int err = vma_open(&s);
+
+	if (err)
+		return err;
+	pthread_mutex_lock(&lock);
+	err = get(&s, p.start, p.end, writable);
+	*r = (struct near_region){ file, addr };
+	pthread_mutex_unlock(&lock);
+	vma_close(&s);
+	return err;
+}
+
+void near_put(uintptr_t addr, size_t length)
+{
+	struct use p = pages(addr, length);
+	struct vma_search s;
+
+	if (vma_open(&s) < 0)
+		return; /* it stays shared */
+	pthread_mutex_lock(&lock);
+	remove_use(p.start, p.end);
+	free_unused(&s, p.start, p.end);
+	pthread_mutex_unlock(&lock);
+	vma_close(&s);
+}
+
+/*
+ * fork: the child must get memory of its own, with what it was at the fork. It copies
+ * it itself, before fork returns, while the parent waits.
+ */
+
+static int done[2] = { -1, -1 }; /* a pipe whose end tells the parent */
+
+static void before_fork(void)
+{
+	pthread_mutex_lock(&lock);
+	if (file >= 0 && pipe2(done, O_CLOEXEC) < 0)
+		done[0] = done[1] = -1;
+}
+
+static void after_fork_parent(void)
+{
+	char b;
+
+	if (done[0] >= 0) {
+		close(done[1]);
+		while (read(done[0], &b, 1) < 0 && errno == EINTR)
+			;
+		close(done[0]);
+		done[0] = done[1] = -1;
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+/* own_copy makes every mapping of the file private. */
+static void own_copy(void)
+{
+	struct vma_search s;
+	uintptr_t at = 0;
+	struct vma v;
+
+	if (vma_open(&s) < 0)
+		abort(); /* the child would write to its parent's memory */
+	while (vma_find(&s, at, &v)) {
+		at = v.end;
+		if (!is_file(&v))
+			continue;
+		if (take_back_chunk(v.start, v.end - v.start, v.prot, v.offset, -1) < 0)
+			abort();
+	}
+	vma_close(&s);
+}
+
+static void after_fork_child(void)
+{
+	if (file >= 0) {
+		own_copy();
+		close(file);
+		file = -1;
+	}
+	if (protector >= 0)
+		close(protector);
+	protector = -1;
+	num_uses = 0;
+	if (done[0] >= 0) {
+		close(done[0]);
+		close(done[1]);
+		done[0] = done[1] = -1;
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+__attribute__((constructor)) static void init(void)
+{
+	pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+}

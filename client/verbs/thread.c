@@ -1,0 +1,177 @@
+/* The library's thread, which takes the events of the daemons. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+enum { STACK = 256 * 1024 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct context *contexts;
+static int epoll = -1;
+static cm_handler *_Atomic handler;
+
+void iwv_thread_lock(void)
+{
+	pthread_mutex_lock(&lock);
+}
+
+void iwv_thread_unlock(void)
+{
+	pthread_mutex_unlock(&lock);
+}
+
+void iwv_thread_wait(int ms)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_REALTIME, &t);
+	t.tv_nsec += ms % 1000 * 1000000L;
+	t.tv_sec += ms / 1000 + t.tv_nsec / 1000000000L;
+	t.tv_nsec %= 1000000000L;
+	pthread_cond_timedwait(&changed, &lock, &t);
+}
+
+void iwv_thread_wake(void)
+{
+	pthread_cond_broadcast(&changed);
+}
+
+void iwv_thread_set_cm(cm_handler *h)
+{
+	atomic_store(&handler, h);
+}
+
+/* deliver passes an event on; ev is NULL when the daemon is gone. */
+static void deliver(struct context *c, const struct iwarpd_event *ev)
+{
+	cm_handler *h = atomic_load(&handler);
+
+	if (ev && ev->type == IWARPD_EVENT_ASYNC_ERROR) {
+		async_error(c, ev);
+		return;
+	}
+	if (h)
+		h(c, ev);
+	if (ev)
+		qp_event(c, ev);
+	else
+		async_fatal(c);
+}
+
+/* serve takes the events of a context that are there. */
+static void serve(struct context *c)
+{
+	struct iwarpd_event ev;
+	struct iwarpd_error e;
+	int err;
+
+	while ((err = iwarpd_get_event(c->dev, &ev, 0, &e)) == 0)
+		deliver(c, &ev);
+	if (err == -ETIMEDOUT || err == -EINTR)
+		return;
+	iwv_log("%s: %s", c->device->ibv.name, e.text);
+	atomic_store(&c->gone, true);
+	epoll_ctl(epoll, EPOLL_CTL_DEL, iwarpd_event_fd(c->dev), NULL);
+	deliver(c, NULL);
+}
+
+/* sooner returns the shorter of two time-outs, of which -1 is none. */
+static int sooner(int a, int b)
+{
+	return a < 0 || (b >= 0 && b < a) ? b : a;
+}
+
+static bool served(const struct context *c)
+{
+	for (const struct context *at = contexts; at; at = at->next)
+		if (at == c)
+			return true;
+	return false;
+}
+
+static void *run(void *arg)
+{
+	int timeout = -1;
+
+	(void)arg;
+	for (;;) {
+		struct epoll_event ev[16];
+		int n = epoll_wait(epoll, ev, 16, timeout);
+
+		pthread_mutex_lock(&lock);
+		for (int i = 0; i < n; i++)
+			if (served(ev[i].data.ptr)) /* it may have been closed meanwhile */
+				serve(ev[i].data.ptr);
+		timeout = -1;
+		for (struct context *c = contexts; c; c = c->next)
+			timeout = sooner(timeout, qp_expire(c));
+		pthread_mutex_unlock(&lock);
+	}
+	return NULL;
+}
+
+/* start starts the thread, which takes no signal. The lock is held. */
+static int start(void)
+{
+	pthread_attr_t attr;
+	sigset_t all, old;
+	pthread_t t;
+	int err;
+
+	epoll = epoll_create1(EPOLL_CLOEXEC);
+	if (epoll < 0)
+		return -1;
+	pthread_attr_init(&attr);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	pthread_attr_setstacksize(&attr, STACK);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	err = pthread_create(&t, &attr, run, NULL);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	pthread_attr_destroy(&attr);
+	if (!err) {
+		pthread_setname_np(t, "iwarpd-verbs");
+		return 0;
+	}
+	close(epoll);
+	epoll = -1;
+	errno = err;
+	return -1;
+}
+
+int thread_serve(struct context *c)
+{
+	struct epoll_event ev = { .events = EPOLLIN, .data.ptr = c };
+	int err = 0;
+
+	pthread_mutex_lock(&lock);
+	if (epoll < 0)
+		err = start();
+	if (!err)
+		err = epoll_ctl(epoll, EPOLL_CTL_ADD, iwarpd_event_fd(c->dev), &ev);
+	if (!err) {
+		c->next = contexts;
+		contexts = c;
+	}
+	pthread_mutex_unlock(&lock);
+	return err;
+}
+
+void thread_forget(struct context *c)
+{
+	pthread_mutex_lock(&lock);
+	for (struct context **at = &contexts; *at; at = &(*at)->next) {
+		if (*at == c) {
+			*at = c->next;
+			break;
+		}
+	}
+	epoll_ctl(epoll, EPOLL_CTL_DEL, iwarpd_event_fd(c->dev), NULL);
+	pthread_mutex_unlock(&lock);
+}

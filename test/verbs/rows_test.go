@@ -1,0 +1,80 @@
+package verbs
+
+import "strings"
+
+// A row is a program that runs unmodified on two daemons: its server on one, its
+// client on the other. ADDR stands for the server's address.
+type row struct {
+	group, name    string
+	server, client string
+	port           int    // TCP port on which the server listens with the kernel; 0: it listens with RDMA
+	stays          bool   // the server does not end with its client
+	fails          string // why the programs cannot work; they must fail
+	long           bool   // only with VERBS=full
+}
+
+// perftest makes the row of a test of perftest with the same arguments on both sides.
+func perftest(program, args string) row {
+	r := row{group: "perftest", name: strings.TrimSpace(program + " -R " + args)}
+	r.server = program + " -R -F " + args
+	r.client = r.server + " ADDR"
+	return r
+}
+
+func long(r row) row {
+	r.long = true
+	return r
+}
+
+// qperf makes the row of a test of qperf.
+func qperf(test string) row {
+	return row{group: "qperf", name: test, server: "qperf", client: "qperf -t 1 -cm 1 ADDR " + test, port: 19765, stays: true}
+}
+
+// fio makes the row of a transfer by fio's RDMA engine, whose options come after its name.
+func fio(verb string) row {
+	const common = "fio --thread --ioengine=rdma --port=7900 --bs=64k --size=16m"
+	return row{
+		group: "fio", name: "ioengine=rdma verb=" + verb,
+		server: common + " --name=server --rw=read --iodepth=16",
+		client: common + " --name=client --rw=write --iodepth=8 --hostname=ADDR --verb=" + verb,
+	}
+}
+
+// pingpong makes the row of libfabric's fi_pingpong.
+func pingpong(provider, endpoint string) row {
+	args := "fi_pingpong -p " + provider + " -e " + endpoint + " -I 20"
+	return row{group: "libfabric", name: "fi_pingpong -p '" + provider + "' -e " + endpoint, server: args, client: args + " ADDR", port: 47592}
+}
+
+// rows is the table of docs/verbs.md.
+func rows() []row {
+	const imm = "Write with Immediate Data, which iWARP devices do not have"
+	rs := []row{
+		{group: "rdmacm-utils", name: "rping", server: "rping -s -a ADDR -v -C 10", client: "rping -c -a ADDR -v -V -C 10"},
+		{group: "rdmacm-utils", name: "rping -S 65000", server: "rping -s -a ADDR -v -C 10 -S 65000", client: "rping -c -a ADDR -v -V -C 10 -S 65000"},
+		{group: "rdmacm-utils", name: "ucmatose", server: "ucmatose -b ADDR", client: "ucmatose -s ADDR"},
+		long(row{group: "rdmacm-utils", name: "ucmatose -c 20 -C 50", server: "ucmatose -b ADDR -c 20 -C 50", client: "ucmatose -s ADDR -c 20 -C 50"}),
+		{group: "rdmacm-utils", name: "rdma_client, rdma_server", server: "rdma_server -p 7500", client: "rdma_client -s ADDR -p 7500"},
+		{group: "rdmacm-utils", name: "rdma_xclient, rdma_xserver", server: "rdma_xserver -p 7501", client: "rdma_xclient -s ADDR -p 7501"},
+		{group: "rdmacm-utils", name: "cmtime", server: "cmtime -b ADDR -p 7700 -c 20", client: "cmtime -s ADDR -p 7700 -c 20", stays: true},
+		qperf("rc_bw"), qperf("rc_lat"), qperf("rc_bi_bw"), qperf("rc_rdma_read_bw"), qperf("rc_rdma_read_lat"),
+		fio("write"), fio("read"),
+		pingpong("verbs", "msg"), long(pingpong("verbs;ofi_rxm", "rdm")),
+	}
+	for _, test := range []string{"rc_rdma_write_bw", "rc_rdma_write_lat"} {
+		r := qperf(test)
+		r.fails = imm
+		rs = append(rs, long(r))
+	}
+	for _, p := range []string{"ib_write_bw", "ib_read_bw", "ib_send_bw"} {
+		rs = append(rs, perftest(p, "-n 300"))
+		for _, args := range []string{"-s 64 -n 300", "-s 8388608 -n 20", "-q 8 -n 200", "-b -n 300", "-e -n 300", "-a -n 50"} {
+			rs = append(rs, long(perftest(p, args)))
+		}
+	}
+	for _, p := range []string{"ib_write_lat", "ib_read_lat", "ib_send_lat"} {
+		rs = append(rs, perftest(p, "-n 100"), long(perftest(p, "-s 65536 -n 100")))
+	}
+	return append(rs, perftest("ib_atomic_bw", "-n 300"), long(perftest("ib_atomic_lat", "-n 100")))
+}

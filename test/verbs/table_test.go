@@ -1,0 +1,53 @@
+package verbs
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the table of docs/verbs.md")
+
+const (
+	page  = "../../docs/verbs.md"
+	begin = "<!-- table: go test ./test/verbs -run TestTable -update -->\n"
+	end   = "<!-- end of table -->\n"
+)
+
+// table is what rows says, for people.
+func table() string {
+	var b strings.Builder
+	b.WriteString("| package | programs | result |\n| --- | --- | --- |\n")
+	for _, r := range rows() {
+		result := "works"
+		if r.fails != "" {
+			result = "fails: " + r.fails
+		}
+		fmt.Fprintf(&b, "| %s | `%s` | %s |\n", r.group, r.name, result)
+	}
+	return b.String()
+}
+
+// The table of the manual is that of the tests.
+func TestTable(t *testing.T) {
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(text), begin)
+	have, after, ok2 := strings.Cut(rest, end)
+	if !ok || !ok2 {
+		t.Fatalf("%s has no table", page)
+	}
+	if have == table() {
+		return
+	}
+	if !*update {
+		t.Fatalf("the table of %s is not that of the tests: run go test ./test/verbs -run TestTable -update", page)
+	}
+	if err := os.WriteFile(page, []byte(before+begin+table()+end+after), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

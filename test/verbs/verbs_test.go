@@ -1,0 +1,255 @@
+// Package verbs tests the filter libraries of client/verbs: programs of the
+// distribution, unmodified, on daemons in two network namespaces.
+package verbs
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+const source = "../../client/verbs"
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+var build struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
+// libraries builds the libraries and returns their folder.
+func libraries(t *testing.T) string {
+	t.Helper()
+	for _, tool := range []string{"gcc", "make", "protoc-c", "pkg-config"} {
+		testenv.RequireTool(t, tool)
+	}
+	for _, header := range []string{"/usr/include/infiniband/verbs.h", "/usr/include/rdma/rdma_cma.h", "/usr/include/protobuf-c/protobuf-c.h"} {
+		if _, err := os.Stat(header); err != nil {
+			testenv.Skip(t, "needs %s", header)
+		}
+	}
+	build.once.Do(func() {
+		build.dir = filepath.Join(testenv.Dir(t), "verbs")
+		if out, err := exec.Command("make", "-s", "-j2", "-C", source, "O="+build.dir, "VERBSDIR="+build.dir, "CC=gcc").CombinedOutput(); err != nil {
+			build.err = fmt.Errorf("make: %w\n%s", err, out)
+		}
+	})
+	if build.err != nil {
+		t.Fatal(build.err)
+	}
+	return build.dir
+}
+
+// host is one end of a wire with a daemon on it.
+type host struct {
+	end    *testenv.End
+	dir    string // of the libraries
+	socket string
+	daemon *testenv.Process
+}
+
+func newHosts(t *testing.T, mtu int) (a, b *host) {
+	t.Helper()
+	dir := libraries(t)
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, mtu)
+	newHost := func(end *testenv.End) *host {
+		h := &host{end: end, dir: dir, socket: filepath.Join(t.TempDir(), "iwarpd.sock")}
+		h.daemon = testenv.Start(t, end.NS.Command(testenv.Program(t, "cmd/iwarpd"), "--interface", end.Name, "--socket", h.socket))
+		h.daemon.Expect("ready")
+		return h
+	}
+	return newHost(&v.A), newHost(&v.B)
+}
+
+// start runs a program of the distribution by iwarpd-run.
+func (h *host) start(t *testing.T, command string, env ...string) *testenv.Process {
+	t.Helper()
+	args := strings.Fields(command)
+	testenv.RequireTool(t, args[0])
+	cmd := h.end.NS.Command(filepath.Join(h.dir, "iwarpd-run"), args...)
+	// The programs' messages are compared with English ones. fio writes its state to where it is.
+	cmd.Env = append(os.Environ(), append([]string{"IWARPD_SOCKET=" + h.socket, "LC_ALL=C"}, env...)...)
+	cmd.Dir = t.TempDir()
+	// A child that outlives its parent, as qperf's and fio's may, ends with the namespace.
+	cmd.WaitDelay = time.Second
+	return testenv.Start(t, cmd)
+}
+
+// endAll ends all programs but the daemon on the host.
+func (h *host) endAll(t *testing.T) {
+	t.Helper()
+	out, err := exec.Command("ip", "netns", "pids", h.end.NS.Name).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range strings.Fields(string(out)) {
+		if pid, err := strconv.Atoi(f); err == nil && pid != h.daemon.Cmd.Process.Pid {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	h.await(t, "no listener is left", func() bool { return h.listeners(t) == 0 })
+}
+
+// await waits until done, which is polled.
+func (h *host) await(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("within a minute not: %s", what)
+		}
+	}
+}
+
+// listeners returns how many listeners the daemon has.
+func (h *host) listeners(t *testing.T) int {
+	t.Helper()
+	out, err := exec.Command(testenv.Program(t, "cmd/iwarpctl"), "--socket", h.socket, "--json", "status").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var status struct{ Listens int }
+	if err := json.Unmarshal(out, &status); err != nil {
+		t.Fatal(err)
+	}
+	return status.Listens
+}
+
+// listening reports whether the server p of r takes connections, or has ended.
+func (h *host) listening(t *testing.T, r row, p *testenv.Process) bool {
+	t.Helper()
+	select {
+	case <-p.Done:
+		return true
+	default:
+	}
+	if r.port == 0 {
+		return h.listeners(t) > 0
+	}
+	for _, table := range []string{"tcp", "tcp6"} {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", h.daemon.Cmd.Process.Pid, table))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(b)) {
+			f := strings.Fields(line)
+			if len(f) > 3 && f[3] == "0A" && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", r.port)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// run runs a row and returns the exit code of the client, and what it printed.
+func run(t *testing.T, r row, a, b *host) (code int, out string) {
+	t.Helper()
+	addr := b.end.Addr4.String()
+	server := b.start(t, strings.ReplaceAll(r.server, "ADDR", addr))
+	b.await(t, "the server listens", func() bool { return b.listening(t, r, server) })
+	client := a.start(t, strings.ReplaceAll(r.client, "ADDR", addr))
+	code = client.Wait(2 * time.Minute)
+	if code == 0 && !r.stays {
+		server.Succeed()
+	}
+	a.endAll(t)
+	b.endAll(t)
+	return code, client.String()
+}
+
+// perftest's server stops listening between its two connections. A client that is
+// faster is refused, here as on any RDMA device.
+func refusedBetween(r row, out string) bool {
+	return r.group == "perftest" && strings.Contains(out, "RDMA_CM_EVENT_REJECTED; error: -111")
+}
+
+func check(t *testing.T, r row, a, b *host) {
+	t.Helper()
+	code, out := run(t, r, a, b)
+	for try := 0; try < 3 && code != 0 && refusedBetween(r, out); try++ {
+		code, out = run(t, r, a, b)
+	}
+	switch {
+	case r.fails == "" && code != 0:
+		t.Errorf("%s: exit code %d\n%s", r.client, code, out)
+	case r.fails != "" && code == 0:
+		t.Errorf("%s: works, though the table says that it does not: %s", r.client, r.fails)
+	}
+}
+
+// TestPrograms runs the table; VERBS=full all of it.
+func TestPrograms(t *testing.T) {
+	a, b := newHosts(t, 1500)
+	for _, r := range rows() {
+		if r.long && os.Getenv("VERBS") != "full" {
+			continue
+		}
+		t.Run(r.group+"/"+r.name, func(t *testing.T) { check(t, r, a, b) })
+	}
+}
+
+// Programs see the device, and none with IWARPD_VERBS=off.
+func TestDevices(t *testing.T) {
+	a, _ := newHosts(t, 1500)
+	p := a.start(t, "ibv_devinfo -v")
+	p.Succeed()
+	for _, want := range []string{"iWARP (1)", "PORT_ACTIVE (4)", "::ffff:" + a.end.Addr4.String()} {
+		if !strings.Contains(p.String(), want) {
+			t.Errorf("ibv_devinfo has no %q:\n%s", want, p)
+		}
+	}
+	if p := a.start(t, "ibv_devices", "IWARPD_VERBS=off"); p.Wait(time.Minute) != 0 || strings.Contains(p.String(), "iwarpd0") {
+		t.Errorf("with IWARPD_VERBS=off:\n%s", p)
+	}
+}
+
+// Every binary of the distribution that uses RDMA and is installed finds its symbols.
+func TestSymbols(t *testing.T) {
+	dir := libraries(t)
+	var found int
+	for _, pattern := range []string{"/usr/bin/*", "/usr/sbin/*", "/usr/lib/*/libfabric.so.1", "/usr/lib/*/librpma.so.0", "/usr/lib/*/libibverbs/*.so", "/usr/lib/*/libmlx[45].so.1", "/usr/lib/*/libefa.so.1"} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range paths {
+			b, err := os.ReadFile(path)
+			if err != nil || !strings.HasPrefix(string(b), "\x7fELF") || !strings.Contains(string(b), "libibverbs.so.1") && !strings.Contains(string(b), "librdmacm.so.1") {
+				continue
+			}
+			found++
+			cmd := exec.Command("ldd", "-r", path)
+			cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+dir)
+			out, err := cmd.CombinedOutput()
+			if err != nil || strings.Contains(string(out), "undefined symbol") || strings.Contains(string(out), "not found") || !strings.Contains(string(out), dir) {
+				t.Errorf("ldd -r %s: %v\n%s", path, err, out)
+			}
+		}
+	}
+	t.Logf("%d binaries", found)
+}
+
+// TestMemory registers memory of all kinds, while other threads write to it and
+// while it is forked, freed and enlarged.
+func TestMemory(t *testing.T) {
+	a, _ := newHosts(t, 1500)
+	program := filepath.Join(t.TempDir(), "memory")
+	args := []string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o", program, "testdata/memory.c", "-libverbs", "-lpthread"}
+	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	for _, mode := range []string{"kinds", "changes", "forks", "writers", "many"} {
+		t.Run(mode, func(t *testing.T) { a.start(t, program+" "+mode).Succeed() })
+	}
+}
