@@ -49,11 +49,8 @@ struct id {
 	struct endpoint *endpoints;
 	uint32_t conn;     /* connect request to answer; 0: none */
 	bool request_gone; /* it was withdrawn */
-	uint32_t qp_num;   /* of the QP that carries the connection; 0: none */
 	bool own_cqs;      /* rdma_create_qp made the CQs */
-	bool own_srq_cq;
 	unsigned int events; /* that rdma_get_cm_event has returned and are not acknowledged */
-	uint8_t ird, ord;  /* of the connect request */
 	struct rdma_cm_id *parent; /* of a connect request: its listener */
 	struct ibv_qp_init_attr *ep_attr; /* of rdma_create_ep, for connections */
 	struct ibv_pd *ep_pd;

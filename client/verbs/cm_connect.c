@@ -26,13 +26,13 @@ static const void *private_data(const struct id *id, const struct rdma_conn_para
 /* connection_qp returns the QP for a connection, which is id's from then on. The lock is held. */
 static struct qp *connection_qp(struct id *id, const struct rdma_conn_param *p)
 {
-	struct qp *qp;
+	struct qp *qp = id_qp(id);
 
-	if (!id->pub.qp && p)
-		id->qp_num = p->qp_num;
-	qp = id_qp(id);
-	if (qp)
-		atomic_store(&qp->cm, id);
+	if (!qp && p && id->pub.verbs) {
+		qp = iwv_qp_find(iwv_context_of(id->pub.verbs), p->qp_num);
+		if (qp)
+			atomic_store(&qp->cm, id);
+	}
 	return qp;
 }
 
@@ -54,11 +54,11 @@ static int connect_qp(struct id *id, const struct rdma_conn_param *p)
 		startup.ord = depth(p->initiator_depth, qp->ctx->attr.max_ord);
 	}
 	attr.private_data = private_data(id, p, &attr.private_len);
-	atomic_store(&qp->conn, CONN_MAKING);
+	iwv_qp_connecting(qp, true);
 	err = iwarpd_connect(qp->q, &attr, &e);
 	if (!err)
 		return 0;
-	atomic_store(&qp->conn, CONN_NONE);
+	iwv_qp_connecting(qp, false);
 	iwv_fail(err, "rdma_connect", &e);
 	return -err;
 }
@@ -93,13 +93,13 @@ static int accept_qp(struct id *id, const struct rdma_conn_param *p)
 		attr.ord = depth(p->initiator_depth, qp->ctx->attr.max_ord);
 	}
 	attr.private_data = private_data(id, p, &attr.private_len);
-	atomic_store(&qp->conn, CONN_MAKING);
+	iwv_qp_connecting(qp, true);
 	err = iwarpd_accept(qp->ctx->dev, id->conn, qp->q, &attr, &e);
 	if (!err) {
 		id->conn = 0;
 		return 0;
 	}
-	atomic_store(&qp->conn, CONN_NONE);
+	iwv_qp_connecting(qp, false);
 	iwv_fail(err, "rdma_accept", &e);
 	return err == -ENOENT ? ECONNRESET : -err;
 }

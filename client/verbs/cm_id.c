@@ -64,9 +64,12 @@ void id_bind_device(struct id *id, struct context *c)
 
 struct qp *id_qp(const struct id *id)
 {
-	if (id->pub.qp)
-		return qp_of(id->pub.qp);
-	return id->qp_num && id->pub.verbs ? iwv_qp_find(iwv_context_of(id->pub.verbs), id->qp_num) : NULL;
+	struct qp *qp = id->pub.verbs ? iwv_context_of(id->pub.verbs)->qps : NULL;
+
+	/* Not id->pub.qp: the program may have destroyed that by ibv_destroy_qp. */
+	while (qp && atomic_load(&qp->cm) != id)
+		qp = qp->next;
+	return qp;
 }
 
 int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **out, void *context, enum rdma_port_space ps)

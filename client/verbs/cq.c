@@ -220,7 +220,7 @@ static void drop_late(struct cq *cq)
 		;
 }
 
-int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode)
+int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc)
 {
 	struct late *l = calloc(1, sizeof(*l));
 	struct cq *cq = cq_of(ibv);
@@ -228,10 +228,7 @@ int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum i
 
 	if (!l)
 		return -ENOMEM;
-	l->wc.wr_id = wr_id;
-	l->wc.status = IBV_WC_WR_FLUSH_ERR;
-	l->wc.opcode = opcode;
-	l->wc.qp_num = qp->qp_num;
+	l->wc = *wc;
 	pthread_mutex_lock(&cq->lock);
 	*cq->last_late = l;
 	cq->last_late = &l->next;
@@ -241,6 +238,13 @@ int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum i
 	if (wake && ibv->channel)
 		push_ready(channel_of(ibv->channel), cq);
 	return 0;
+}
+
+int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode)
+{
+	struct ibv_wc wc = { .wr_id = wr_id, .status = IBV_WC_WR_FLUSH_ERR, .opcode = opcode, .qp_num = qp->qp_num };
+
+	return opcode == IBV_WC_RECV && exchange_hold(&wc) ? 0 : cq_late(ibv, &wc);
 }
 
 int ibv_destroy_cq(struct ibv_cq *ibv)
@@ -301,13 +305,35 @@ int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 static enum ibv_wc_opcode wc_opcode(uint32_t opcode)
 {
 	switch (opcode) {
-	case IWARPD_WC_IMM:
-		return IBV_WC_SEND;
+	case IWARPD_WC_IMM: /* the second half of a Write */
+		return IBV_WC_RDMA_WRITE;
 	case IWARPD_WC_REG:
 		return IBV_WC_LOCAL_INV;
 	default: /* the numbers are libibverbs' */
 		return (enum ibv_wc_opcode)opcode;
 	}
+}
+
+const char hidden_wr;
+
+/* hide reports whether a completion is not shown, and keeps what it says. */
+static bool hide(struct cq *cq, const struct iwarpd_wc *wc)
+{
+	if (wc->id != HIDDEN_WR)
+		return false;
+	if (wc->status != IWARPD_WC_SUCCESS && wc->status != IWARPD_WC_WR_FLUSH_ERR)
+		cq->hidden = *wc;
+	return true;
+}
+
+/* unhide gives the second half of a Write the status of the first, if that has failed. */
+static void unhide(struct cq *cq, struct iwarpd_wc *wc)
+{
+	if (wc->opcode != IWARPD_WC_IMM || wc->status == IWARPD_WC_SUCCESS || wc->qp != cq->hidden.qp)
+		return;
+	wc->status = cq->hidden.status;
+	wc->vendor = cq->hidden.vendor;
+	cq->hidden.qp = 0;
 }
 
 static void put_wc(struct ibv_wc *to, const struct iwarpd_wc *from)
@@ -320,6 +346,12 @@ static void put_wc(struct ibv_wc *to, const struct iwarpd_wc *from)
 		.byte_len = from->len,
 		.qp_num = from->qp,
 	};
+	if (from->flags & IWARPD_WC_WITH_IMM) {
+		to->wc_flags = IBV_WC_WITH_IMM;
+		to->opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+		to->imm_data = htobe32((uint32_t)(from->imm >> 32));
+		to->byte_len = (uint32_t)from->imm;
+	}
 	if (from->flags & IWARPD_WC_WITH_INV) {
 		to->wc_flags = IBV_WC_WITH_INV;
 		to->invalidated_rkey = from->inv_key;
@@ -337,8 +369,16 @@ int poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 		int most = n - total < 32 ? n - total : 32;
 
 		k = iwarpd_poll_cq(cq->q, got, most);
-		for (int i = 0; i < k; i++)
-			put_wc(&wc[total++], &got[i]);
+		for (int i = 0; i < k; i++) {
+			if (hide(cq, &got[i]))
+				continue;
+			unhide(cq, &got[i]);
+			put_wc(&wc[total], &got[i]);
+			if (wc[total].status == IBV_WC_WR_FLUSH_ERR && wc[total].opcode == IBV_WC_RECV &&
+			    exchange_hold(&wc[total]))
+				continue;
+			total++;
+		}
 		if (k < most)
 			break;
 	}

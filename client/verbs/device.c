@@ -58,6 +58,17 @@ static void device_update(struct device *d, const struct iwarpd_device_attr *a)
 	d->present = true;
 }
 
+/*
+ * as_roce reports whether devices are shown as of RoCE: programs that connect by
+ * ibv_modify_qp take no iWARP device.
+ */
+static bool as_roce(void)
+{
+	const char *v = secure_getenv("IWARPD_VERBS_TRANSPORT");
+
+	return v && strcmp(v, "roce") == 0;
+}
+
 static struct device *device_at(const char *socket)
 {
 	struct device **at = &devices, *d;
@@ -70,8 +81,8 @@ static struct device *device_at(const char *socket)
 		return NULL;
 	snprintf(d->socket, sizeof(d->socket), "%s", socket);
 	d->ibv._ops._dummy1 = mark;
-	d->ibv.node_type = IBV_NODE_RNIC;
-	d->ibv.transport_type = IBV_TRANSPORT_IWARP;
+	d->ibv.node_type = as_roce() ? IBV_NODE_CA : IBV_NODE_RNIC;
+	d->ibv.transport_type = as_roce() ? IBV_TRANSPORT_IB : IBV_TRANSPORT_IWARP;
 	snprintf(d->ibv.name, sizeof(d->ibv.name), "iwarpd%u", num_devices);
 	snprintf(d->ibv.dev_name, sizeof(d->ibv.dev_name), "iwarpd%u", num_devices);
 	snprintf(d->ibv.dev_path, sizeof(d->ibv.dev_path), "/sys/class/infiniband_verbs/iwarpd%u", num_devices);
@@ -384,7 +395,7 @@ int ibv_query_port(struct ibv_context *ibv, uint8_t port, struct _compat_ibv_por
 }
 
 /* put_gid makes a GID of an address: IPv4 as RoCE has it, IPv4-mapped. */
-static int put_gid(const struct context *c, unsigned int index, union ibv_gid *gid)
+int put_gid(const struct context *c, unsigned int index, union ibv_gid *gid)
 {
 	struct sockaddr_storage a;
 	unsigned int prefix;

@@ -110,6 +110,9 @@ struct device *iwv_devices_scan(void);
 /* iwv_device_address puts address i of a device; false: there is none. */
 bool iwv_device_address(const struct device *d, unsigned int i, struct sockaddr_storage *a, unsigned int *prefix);
 
+/* put_gid makes the GID of address index of a device; -1: there is none. */
+int put_gid(const struct context *c, unsigned int index, union ibv_gid *gid);
+
 /* async.c */
 
 int async_init(struct context *c);
@@ -171,6 +174,10 @@ struct late {
 	struct ibv_wc wc;
 };
 
+/* The wr_id of work requests that the library adds; their completions are not shown. */
+#define HIDDEN_WR ((uint64_t)(uintptr_t)&hidden_wr)
+extern const char hidden_wr;
+
 struct cq {
 	struct ibv_cq ibv;
 	struct iwarpd_cq *q;
@@ -180,6 +187,7 @@ struct cq {
 	bool armed;                     /* and no late completion has come since */
 	struct cq *next_ready;          /* of those whose channel has an event for a late completion */
 	bool ready;
+	struct iwarpd_wc hidden; /* the last one that failed and was not shown */
 };
 
 /* cq_of returns the CQ of an ibv_cq. */
@@ -187,6 +195,9 @@ static inline struct cq *cq_of(struct ibv_cq *ibv)
 {
 	return container_of(ibv, struct cq, ibv);
 }
+
+/* cq_late adds a completion. */
+int cq_late(struct ibv_cq *ibv, const struct ibv_wc *wc);
 
 /* cq_flush adds the completion of a work request that came after the end of its QP's connection. */
 int cq_flush(struct ibv_cq *ibv, const struct ibv_qp *qp, uint64_t wr_id, enum ibv_wc_opcode opcode);
@@ -226,6 +237,10 @@ struct qp {
 	_Atomic(void *) cm; /* librdmacm's id, or NULL */
 	atomic_int conn;    /* enum connection */
 	int64_t deadline;   /* of a connection that is closing, ms */
+	uint64_t *early;    /* wr_id of each receive that was posted before there is a connection */
+	uint32_t num_early; /* guarded by recv_lock, as early and dead */
+	bool dead;          /* it went to the error state without a connection */
+	struct exchange *exchange; /* connection by ibv_modify_qp, or NULL */
 	pthread_mutex_t send_lock, recv_lock;
 };
 
@@ -253,6 +268,34 @@ int qp_expire(struct context *c);
 
 /* qp_wait_closing waits until no QP that uses the CQ, SRQ or PD used is closing. */
 void qp_wait_closing(struct context *c, const void *used);
+
+/* qp_connecting notes that a QP gets a connection. */
+void iwv_qp_connecting(struct qp *qp, bool yes);
+
+/* exchange.c: connections that ibv_modify_qp makes. With the lock held, but for exchange_hold. */
+
+/* exchange_listen prepares a QP in the state INIT for the connection of its peer. */
+int exchange_listen(struct qp *qp);
+
+/* exchange_connect connects a QP to the one that attr names, for the state RTR. */
+int exchange_connect(struct qp *qp, const struct ibv_qp_attr *attr);
+
+/* exchange_end drops what a QP has for that. */
+void exchange_end(struct qp *qp);
+
+/*
+ * exchange_hold keeps the completion of a receive that was flushed because the peer of
+ * such a QP has left, until the program moves the QP to the error state: a QP of
+ * InfiniBand does not notice that its peer leaves. false: it is to be shown. It may be
+ * called with any lock held.
+ */
+bool exchange_hold(const struct ibv_wc *wc);
+
+/* exchange_show makes the CQ show what was held. */
+void exchange_show(struct qp *qp);
+
+/* exchange_event returns whether an event is of such a connection. */
+bool exchange_event(struct context *c, const struct iwarpd_event *ev);
 
 int post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);

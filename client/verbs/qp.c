@@ -45,7 +45,8 @@ static int fill(const struct context *c, struct iwarpd_qp_attr *attr, struct ibv
 	cap->max_send_sge = cap->max_recv_sge = most(most(cap->max_send_sge, cap->max_recv_sge), 1);
 	/* Programs ask for more until they are refused, or believe what they get: so they get what there is. */
 	cap->max_inline_data = least(most(cap->max_inline_data, MIN_INLINE), least(c->attr.max_inline, MAX_INLINE));
-	attr->send_depth = cap->max_send_wr;
+	/* A Write with Immediate Data takes two places. */
+	attr->send_depth = 2 * cap->max_send_wr <= c->attr.max_qp_wr / 2 ? 2 * cap->max_send_wr : cap->max_send_wr;
 	attr->recv_depth = cap->max_recv_wr;
 	attr->max_sge = cap->max_send_sge;
 	attr->max_inline = cap->max_inline_data;
@@ -77,6 +78,7 @@ static struct qp *new_qp(struct ibv_pd *pd, const struct ibv_qp_init_attr *init)
 
 static void free_qp(struct qp *qp)
 {
+	free(qp->early);
 	pthread_mutex_destroy(&qp->send_lock);
 	pthread_mutex_destroy(&qp->recv_lock);
 	pthread_mutex_destroy(&qp->ibv.mutex);
@@ -109,8 +111,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 	attr.send_cq = iwarpd_cq(init->send_cq);
 	attr.recv_cq = iwarpd_cq(init->recv_cq);
 	attr.srq = init->srq ? container_of(init->srq, struct srq, ibv)->q : NULL;
-	attr.sig_all = init->sq_sig_all;
-	attr.context = qp;
+	attr.context = qp; /* sig_all is in the flags of each work request: not all are the program's */
 	if (!err)
 		err = iwarpd_create_qp(container_of(pd, struct pd, ibv)->pd, &attr, &qp->q, &e);
 	if (err) {
@@ -193,7 +194,8 @@ void qp_event(struct context *c, const struct iwarpd_event *ev)
 	case IWARPD_EVENT_CONNECT_FAILED:
 	case IWARPD_EVENT_DISCONNECTED:
 		atomic_store(&qp->conn, CONN_OVER);
-		qp->ibv.state = IBV_QPS_ERR;
+		if (!qp->exchange)
+			qp->ibv.state = IBV_QPS_ERR;
 		qp->deadline = 0;
 		break;
 	}
@@ -258,6 +260,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
 	c = qp->ctx;
 	iwv_thread_lock();
 	unlink_qp(&c->qps, qp);
+	exchange_end(qp);
 	async_drop(c, ibv);
 	if (!atomic_load(&c->gone) && atomic_load(&qp->conn) == CONN_UP)
 		iwv_qp_disconnect(qp, false, NULL);
@@ -300,20 +303,59 @@ int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct 
 	return 0;
 }
 
-/* The connection manager does what the states stand for; only the error state does something. */
+/* kill_unconnected completes the receives of a QP that will have no connection. */
+static void kill_unconnected(struct qp *qp)
+{
+	pthread_mutex_lock(&qp->recv_lock);
+	qp->dead = true;
+	for (uint32_t i = 0; i < qp->num_early; i++)
+		cq_flush(qp->ibv.recv_cq, &qp->ibv, qp->early[i], IBV_WC_RECV);
+	qp->num_early = 0;
+	pthread_mutex_unlock(&qp->recv_lock);
+}
+
+void iwv_qp_connecting(struct qp *qp, bool yes)
+{
+	atomic_store(&qp->conn, yes ? CONN_MAKING : CONN_NONE);
+	if (!yes)
+		return;
+	pthread_mutex_lock(&qp->recv_lock);
+	free(qp->early);
+	qp->early = NULL;
+	qp->num_early = 0;
+	pthread_mutex_unlock(&qp->recv_lock);
+}
+
+/* modify does what a new state stands for. librdmacm has done it where it has an id for the QP. */
+static int modify(struct qp *qp, const struct ibv_qp_attr *attr, struct iwarpd_error *e)
+{
+	switch (attr->qp_state) {
+	case IBV_QPS_INIT:
+		return atomic_load(&qp->cm) ? 0 : exchange_listen(qp);
+	case IBV_QPS_RTR:
+		return atomic_load(&qp->cm) || atomic_load(&qp->conn) != CONN_NONE ? 0 : exchange_connect(qp, attr);
+	case IBV_QPS_ERR:
+		exchange_show(qp);
+		if (atomic_load(&qp->conn) == CONN_NONE)
+			kill_unconnected(qp);
+		return iwv_qp_disconnect(qp, true, e);
+	default:
+		return 0;
+	}
+}
+
 int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
 {
 	struct qp *qp = qp_of(ibv);
 	struct iwarpd_error e = { 0 };
-	int err = 0;
+	int err;
 
 	if (!iwv_is_ours(ibv->context))
 		return REAL(ibv_modify_qp)(ibv, attr, mask);
 	if (!(mask & IBV_QP_STATE))
 		return 0;
 	iwv_thread_lock();
-	if (attr->qp_state == IBV_QPS_ERR)
-		err = iwv_qp_disconnect(qp, true, &e);
+	err = modify(qp, attr, &e);
 	if (!err)
 		ibv->state = attr->qp_state;
 	iwv_thread_unlock();
@@ -465,6 +507,29 @@ static int put_inline(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, c
 	return 0;
 }
 
+static uint64_t length_of(const struct ibv_send_wr *wr)
+{
+	uint64_t n = 0;
+
+	for (int i = 0; i < wr->num_sge; i++)
+		n += wr->sg_list[i].length;
+	return n;
+}
+
+/*
+ * put_imm makes the second half of a Write with Immediate Data: a message with Immediate
+ * Data (RFC 7306), of which 32 bits are the program's and 32 the length of the Write.
+ */
+static void put_imm(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr)
+{
+	*to = (struct iwarpd_send_wr){
+		.id = wr->wr_id,
+		.opcode = IWARPD_WR_IMM,
+		.flags = wr->send_flags & (IBV_SEND_SIGNALED | IBV_SEND_SOLICITED),
+		.imm = (uint64_t)be32toh(wr->imm_data) << 32 | length_of(wr),
+	};
+}
+
 /* put_wr makes a work request of libiwarpd. */
 static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struct iwarpd_sge *window, char *room)
 {
@@ -482,6 +547,10 @@ static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struc
 		to->opcode = IWARPD_WR_SEND_WITH_INV;
 		to->inv_key = wr->invalidate_rkey;
 		break;
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		to->id = HIDDEN_WR;
+		to->flags &= IBV_SEND_FENCE;
+		/* fallthrough */
 	case IBV_WR_RDMA_WRITE:
 	case IBV_WR_RDMA_READ:
 		to->opcode = wr->opcode == IBV_WR_RDMA_READ ? IWARPD_WR_RDMA_READ : IWARPD_WR_RDMA_WRITE;
@@ -514,7 +583,7 @@ static int put_wr(struct iwarpd_send_wr *to, const struct ibv_send_wr *wr, struc
 		to->sge = window;
 		to->num_sge = 1;
 		break;
-	default: /* with immediate data, as on other iWARP devices; TSO */
+	default: /* Send with immediate data, as on other iWARP devices; TSO */
 		return -EOPNOTSUPP;
 	}
 	if ((wr->send_flags & IBV_SEND_INLINE) && wr->num_sge > 0 &&
@@ -531,36 +600,58 @@ static bool own_room(const struct ibv_send_wr *wr)
 	return wr->opcode == IBV_WR_BIND_MW || ((wr->send_flags & IBV_SEND_INLINE) && wr->num_sge > 1);
 }
 
+/* A batch is work requests of libiwarpd, and what they point to. */
+struct batch {
+	int n;
+	struct iwarpd_send_wr wr[BATCH + 1];
+	bool last[BATCH + 1]; /* it is the last of a work request of the program */
+	struct iwarpd_sge window;
+	char room[MAX_INLINE];
+};
+
+static void add(struct batch *b, bool sig_all, bool last)
+{
+	if (sig_all && last)
+		b->wr[b->n].flags |= IWARPD_SIGNALED;
+	b->last[b->n++] = last;
+}
+
+/* fill_batch takes work requests from a list until the batch is full. */
+static int fill_batch(struct batch *b, const struct ibv_send_wr *wr, bool sig_all)
+{
+	for (b->n = 0; wr && b->n < BATCH; wr = wr->next) {
+		bool imm = wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+		int err = put_wr(&b->wr[b->n], wr, &b->window, b->room);
+
+		if (err)
+			return err;
+		add(b, sig_all, !imm);
+		if (imm) {
+			put_imm(&b->wr[b->n], wr);
+			add(b, sig_all, true);
+		}
+		if (own_room(wr))
+			return 0;
+	}
+	return 0;
+}
+
 /* post_batch posts the first work requests of a list and makes *wr the next one. */
 static int post_batch(struct qp *qp, struct ibv_send_wr **wr)
 {
-	struct iwarpd_send_wr batch[BATCH];
-	struct ibv_send_wr *at = *wr;
-	struct iwarpd_sge window;
-	char room[MAX_INLINE];
-	int n, done, err = 0;
+	struct batch b;
+	int err = fill_batch(&b, *wr, qp->sig_all), done = 0;
 
-	for (n = 0; at && n < BATCH; at = at->next) {
-		err = put_wr(&batch[n], at, &window, room);
-		if (err)
-			break;
-		n++;
-		if (own_room(at))
-			break;
+	while (done < b.n) { /* only what fits is posted: the rest says why */
+		int n = iwarpd_post_sends(qp->q, &b.wr[done], b.n - done);
+
+		if (n < 0)
+			return n;
+		for (int end = done + n; done < end; done++)
+			if (b.last[done])
+				*wr = (*wr)->next;
 	}
-	done = n > 0 ? iwarpd_post_sends(qp->q, batch, n) : 0;
-	for (int i = 0; i < done; i++)
-		*wr = (*wr)->next;
-	if (done < 0)
-		return done;
-	if (done == n)
-		return err;
-	/* Only what fits was posted: the next one says why. */
-	done = iwarpd_post_sends(qp->q, &batch[done], 1);
-	if (done < 0)
-		return done;
-	*wr = (*wr)->next;
-	return 0;
+	return err;
 }
 
 /* completion_of returns the opcode of a work request's completion. */
@@ -568,6 +659,7 @@ static enum ibv_wc_opcode completion_of(const struct ibv_send_wr *wr)
 {
 	switch (wr->opcode) {
 	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
 		return IBV_WC_RDMA_WRITE;
 	case IBV_WR_RDMA_READ:
 		return IBV_WC_RDMA_READ;
@@ -607,6 +699,17 @@ static struct iwarpd_recv_wr recv_of(const struct ibv_recv_wr *wr)
 					(uint32_t)wr->num_sge };
 }
 
+/* note_early keeps the wr_id of a receive in case that there will be no connection. recv_lock is held. */
+static void note_early(struct qp *qp, uint64_t wr_id)
+{
+	if (atomic_load(&qp->conn) != CONN_NONE || qp->num_early == qp->cap.max_recv_wr)
+		return;
+	if (!qp->early)
+		qp->early = malloc(qp->cap.max_recv_wr * sizeof(*qp->early));
+	if (qp->early)
+		qp->early[qp->num_early++] = wr_id;
+}
+
 int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
 	struct qp *qp = qp_of(ibv);
@@ -616,7 +719,9 @@ int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **b
 	for (; wr; wr = wr->next) {
 		struct iwarpd_recv_wr r = recv_of(wr);
 
-		err = iwarpd_post_recv(qp->q, &r);
+		err = qp->dead ? -ENOTCONN : iwarpd_post_recv(qp->q, &r);
+		if (!err)
+			note_early(qp, wr->wr_id);
 		if (err == -ENOTCONN)
 			err = cq_flush(ibv->recv_cq, ibv, wr->wr_id, IBV_WC_RECV);
 		if (err)

@@ -56,7 +56,7 @@ static void deliver(struct context *c, const struct iwarpd_event *ev)
 		async_error(c, ev);
 		return;
 	}
-	if (h)
+	if (!(ev && exchange_event(c, ev)) && h)
 		h(c, ev);
 	if (ev)
 		qp_event(c, ev);

@@ -8,6 +8,7 @@ type row struct {
 	group, name    string
 	server, client string
 	port           int    // TCP port on which the server listens with the kernel; 0: it listens with RDMA
+	env            string // set for both
 	stays          bool   // the server does not end with its client
 	fails          string // why the programs cannot work; they must fail
 	long           bool   // only with VERBS=full
@@ -20,6 +21,22 @@ func perftest(program, args string) row {
 	r.client = r.server + " ADDR"
 	return r
 }
+
+// exchanging makes the row of a test of perftest whose sides connect without librdmacm.
+func exchanging(program, args string) row {
+	r := row{group: "perftest", name: strings.TrimSpace(program + " " + args), env: roce, port: 18516}
+	// Not the port of those with -R, which the kernel's TCP may still have in TIME-WAIT.
+	r.server = program + " -F -p 18516 " + args
+	r.client = r.server + " ADDR"
+	return r
+}
+
+// pingpongs makes the row of one of libibverbs' examples.
+func pingpongs(args string) row {
+	return row{group: "ibverbs-utils", name: args, server: args + " -p 18517", client: args + " -p 18517 ADDR", port: 18517}
+}
+
+const roce = "IWARPD_VERBS_TRANSPORT=roce"
 
 func long(r row) row {
 	r.long = true
@@ -49,7 +66,6 @@ func pingpong(provider, endpoint string) row {
 
 // rows is the table of docs/verbs.md.
 func rows() []row {
-	const imm = "Write with Immediate Data, which iWARP devices do not have"
 	rs := []row{
 		{group: "rdmacm-utils", name: "rping", server: "rping -s -a ADDR -v -C 10", client: "rping -c -a ADDR -v -V -C 10"},
 		{group: "rdmacm-utils", name: "rping -S 65000", server: "rping -s -a ADDR -v -C 10 -S 65000", client: "rping -c -a ADDR -v -V -C 10 -S 65000"},
@@ -58,14 +74,15 @@ func rows() []row {
 		{group: "rdmacm-utils", name: "rdma_client, rdma_server", server: "rdma_server -p 7500", client: "rdma_client -s ADDR -p 7500"},
 		{group: "rdmacm-utils", name: "rdma_xclient, rdma_xserver", server: "rdma_xserver -p 7501", client: "rdma_xclient -s ADDR -p 7501"},
 		{group: "rdmacm-utils", name: "cmtime", server: "cmtime -b ADDR -p 7700 -c 20", client: "cmtime -s ADDR -p 7700 -c 20", stays: true},
-		qperf("rc_bw"), qperf("rc_lat"), qperf("rc_bi_bw"), qperf("rc_rdma_read_bw"), qperf("rc_rdma_read_lat"),
+		qperf("rc_bw"), qperf("rc_lat"), qperf("rc_bi_bw"), qperf("rc_rdma_read_bw"), qperf("rc_rdma_read_lat"), qperf("rc_rdma_write_bw"), qperf("rc_rdma_write_lat"),
+		long(qperf("rc_rdma_write_poll_lat")), long(qperf("rc_compare_swap_mr")), long(qperf("rc_fetch_add_mr")),
+		pingpongs("ibv_rc_pingpong -g 0"), pingpongs("ibv_rc_pingpong -g 0 -e"), pingpongs("ibv_srq_pingpong -g 0 -n 200"),
+		{
+			group: "ibverbs-utils", name: "ibv_ud_pingpong -g 0", server: "ibv_ud_pingpong -g 0", client: "ibv_ud_pingpong -g 0 ADDR",
+			fails: "iWARP has no datagrams",
+		},
 		fio("write"), fio("read"),
 		pingpong("verbs", "msg"), long(pingpong("verbs;ofi_rxm", "rdm")),
-	}
-	for _, test := range []string{"rc_rdma_write_bw", "rc_rdma_write_lat"} {
-		r := qperf(test)
-		r.fails = imm
-		rs = append(rs, long(r))
 	}
 	for _, p := range []string{"ib_write_bw", "ib_read_bw", "ib_send_bw"} {
 		rs = append(rs, perftest(p, "-n 300"))
@@ -75,6 +92,9 @@ func rows() []row {
 	}
 	for _, p := range []string{"ib_write_lat", "ib_read_lat", "ib_send_lat"} {
 		rs = append(rs, perftest(p, "-n 100"), long(perftest(p, "-s 65536 -n 100")))
+	}
+	for _, p := range []string{"ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_write_lat", "ib_read_lat", "ib_send_lat", "ib_atomic_bw"} {
+		rs = append(rs, exchanging(p, "-n 100"))
 	}
 	return append(rs, perftest("ib_atomic_bw", "-n 300"), long(perftest("ib_atomic_lat", "-n 100")))
 }

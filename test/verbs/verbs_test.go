@@ -156,9 +156,9 @@ func (h *host) listening(t *testing.T, r row, p *testenv.Process) bool {
 func run(t *testing.T, r row, a, b *host) (code int, out string) {
 	t.Helper()
 	addr := b.end.Addr4.String()
-	server := b.start(t, strings.ReplaceAll(r.server, "ADDR", addr))
+	server := b.start(t, strings.ReplaceAll(r.server, "ADDR", addr), strings.Fields(r.env)...)
 	b.await(t, "the server listens", func() bool { return b.listening(t, r, server) })
-	client := a.start(t, strings.ReplaceAll(r.client, "ADDR", addr))
+	client := a.start(t, strings.ReplaceAll(r.client, "ADDR", addr), strings.Fields(r.env)...)
 	code = client.Wait(2 * time.Minute)
 	if code == 0 && !r.stays {
 		server.Succeed()
@@ -241,7 +241,7 @@ func TestSymbols(t *testing.T) {
 }
 
 // TestMemory registers memory of all kinds, while other threads write to it and
-// while it is forked, freed and enlarged.
+// while it is forked, freed and enlarged; and flushes a queue pair without a connection.
 func TestMemory(t *testing.T) {
 	a, _ := newHosts(t, 1500)
 	program := filepath.Join(t.TempDir(), "memory")
@@ -249,7 +249,7 @@ func TestMemory(t *testing.T) {
 	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
-	for _, mode := range []string{"kinds", "changes", "forks", "writers", "many"} {
+	for _, mode := range []string{"kinds", "changes", "forks", "writers", "many", "flush"} {
 		t.Run(mode, func(t *testing.T) { a.start(t, program+" "+mode).Succeed() })
 	}
 }

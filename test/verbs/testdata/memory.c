@@ -1,4 +1,4 @@
-/* Memory that programs register: memory MODE, on one device. Nothing of it needs a peer. */
+/* What programs do on one device without a peer, above all register memory: memory MODE. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -208,10 +208,38 @@ static void many(void)
 		CHECK(p[i * PAGE] == (char)i);
 }
 
+/* A QP that has no connection completes what was posted when it goes to the error state. */
+static void flush(void)
+{
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(pd->context);
+	struct ibv_cq *cq = ibv_create_cq(pd->context, 10, NULL, channel, 0), *woken;
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT };
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	struct ibv_recv_wr wr = { .wr_id = 1 }, *bad;
+	struct ibv_wc wc[4];
+	void *context;
+
+	CHECK(qp && ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(ibv_post_recv(qp, &wr, &bad) == 0);
+	CHECK(ibv_req_notify_cq(cq, 0) == 0 && ibv_poll_cq(cq, 4, wc) == 0);
+	attr.qp_state = IBV_QPS_ERR;
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0);
+	CHECK(ibv_get_cq_event(channel, &woken, &context) == 0 && woken == cq);
+	ibv_ack_cq_events(cq, 1);
+	wr.wr_id = 2;
+	CHECK(ibv_post_recv(qp, &wr, &bad) == 0);
+	CHECK(ibv_poll_cq(cq, 4, wc) == 2);
+	for (uint64_t i = 0; i < 2; i++)
+		CHECK(wc[i].wr_id == i + 1 && wc[i].status == IBV_WC_WR_FLUSH_ERR && wc[i].qp_num == qp->qp_num);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(channel) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
 		{ "kinds", kinds }, { "changes", changes }, { "forks", forks }, { "writers", writers }, { "many", many },
+		{ "flush", flush },
 	};
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_context *c;

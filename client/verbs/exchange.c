@@ -1,0 +1,271 @@
+/*
+ * Connections of programs without librdmacm.
+ *
+ * Such programs tell each other the GID and the number of their QPs, and then call
+ * ibv_modify_qp with those of the peer. A GID is an address of a daemon, and a QP number
+ * is unique on it: so each QP listens on a port that its number gives, from the state
+ * INIT on, when its peer cannot know it yet. In the state RTR the one whose GID and number
+ * are lower connects, and the other accepts. Private data says which QP wants which.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+enum {
+	FIRST_PORT = 61000, /* above the ephemeral ports of Linux */
+	NUM_PORTS = 65536 - FIRST_PORT,
+	MAGIC = 0x69577651, /* "iWvQ" */
+};
+
+/* What the initiator says, in network byte order. */
+struct hello {
+	uint32_t magic;
+	uint32_t from, to; /* QP numbers */
+};
+
+struct held {
+	struct held *next;
+	struct ibv_wc wc;
+};
+
+struct exchange {
+	struct exchange *next; /* of those that hold completions */
+	uint32_t qp;
+	bool shows;            /* and holds none any more */
+	struct held *held, **last_held;
+	struct iwarpd_listener *listener; /* or NULL */
+	uint32_t peer; /* QP number, from the state RTR on */
+	uint32_t conn; /* connect request that came before */
+	struct hello hello; /* of it */
+	bool accepts;  /* the peer connects */
+};
+
+/* Innermost: it guards the list, and what its members hold. */
+static pthread_mutex_t holding = PTHREAD_MUTEX_INITIALIZER;
+static struct exchange *holders;
+
+bool exchange_hold(const struct ibv_wc *wc)
+{
+	struct held *h = calloc(1, sizeof(*h));
+	struct exchange *x;
+
+	pthread_mutex_lock(&holding);
+	for (x = holders; x && x->qp != wc->qp_num; x = x->next)
+		;
+	if (x && !x->shows && h) {
+		h->wc = *wc;
+		*x->last_held = h;
+		x->last_held = &h->next;
+		h = NULL;
+	} else {
+		x = NULL;
+	}
+	pthread_mutex_unlock(&holding);
+	free(h);
+	return x != NULL;
+}
+
+/* release ends holding and returns what is held. */
+static struct held *release(struct exchange *x)
+{
+	struct held *list;
+
+	pthread_mutex_lock(&holding);
+	list = x->held;
+	x->held = NULL;
+	x->last_held = &x->held;
+	x->shows = true;
+	pthread_mutex_unlock(&holding);
+	return list;
+}
+
+void exchange_show(struct qp *qp)
+{
+	struct held *h = qp->exchange ? release(qp->exchange) : NULL;
+
+	while (h) {
+		struct held *next = h->next;
+
+		cq_late(qp->ibv.recv_cq, &h->wc);
+		free(h);
+		h = next;
+	}
+}
+
+static void hold(struct qp *qp)
+{
+	qp->exchange->qp = qp->ibv.qp_num;
+	qp->exchange->last_held = &qp->exchange->held;
+	pthread_mutex_lock(&holding);
+	qp->exchange->next = holders;
+	holders = qp->exchange;
+	pthread_mutex_unlock(&holding);
+}
+
+static void unhold(struct exchange *x)
+{
+	struct held *h = release(x);
+
+	pthread_mutex_lock(&holding);
+	for (struct exchange **at = &holders; *at; at = &(*at)->next) {
+		if (*at == x) {
+			*at = x->next;
+			break;
+		}
+	}
+	pthread_mutex_unlock(&holding);
+	while (h) {
+		struct held *next = h->next;
+
+		free(h);
+		h = next;
+	}
+}
+
+static uint16_t port_of(uint32_t qp)
+{
+	return (uint16_t)(FIRST_PORT + qp % NUM_PORTS);
+}
+
+int exchange_listen(struct qp *qp)
+{
+	struct iwarpd_listen_attr attr = { .port = port_of(qp->ibv.qp_num), .backlog = 4 };
+	struct iwarpd_error e;
+	int err;
+
+	if (qp->exchange || atomic_load(&qp->conn) != CONN_NONE)
+		return 0;
+	qp->exchange = calloc(1, sizeof(*qp->exchange));
+	if (!qp->exchange)
+		return -ENOMEM;
+	err = iwarpd_listen(qp->ctx->dev, &attr, &qp->exchange->listener, &e);
+	/* A QP for librdmacm needs no listener: the failure counts in the state RTR. */
+	if (err)
+		iwv_log("QP %u cannot be connected by ibv_modify_qp: %s", qp->ibv.qp_num, e.text);
+	return 0;
+}
+
+static void unlisten(struct exchange *x)
+{
+	if (x->listener)
+		iwarpd_unlisten(x->listener, NULL);
+	x->listener = NULL;
+}
+
+void exchange_end(struct qp *qp)
+{
+	struct exchange *x = qp->exchange;
+
+	qp->exchange = NULL;
+	if (!x)
+		return;
+	if (x->conn)
+		iwarpd_reject(qp->ctx->dev, x->conn, NULL, 0, NULL);
+	unlisten(x);
+	unhold(x);
+	free(x);
+}
+
+/* answer accepts the request that is there if it is that of the peer. */
+static int answer(struct qp *qp)
+{
+	struct exchange *x = qp->exchange;
+	uint32_t conn = x->conn;
+	int err;
+
+	x->conn = 0;
+	if (ntohl(x->hello.from) != x->peer || ntohl(x->hello.to) != qp->ibv.qp_num) {
+		iwarpd_reject(qp->ctx->dev, conn, NULL, 0, NULL);
+		return 0;
+	}
+	iwv_qp_connecting(qp, true);
+	err = iwarpd_accept(qp->ctx->dev, conn, qp->q, NULL, NULL);
+	if (err)
+		iwv_qp_connecting(qp, false);
+	return err;
+}
+
+static int call(struct qp *qp, const union ibv_gid *gid)
+{
+	static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
+	struct hello hello = { htonl(MAGIC), htonl(qp->ibv.qp_num), htonl(qp->exchange->peer) };
+	char host[INET6_ADDRSTRLEN], remote[80];
+	struct iwarpd_connect_attr attr = { .remote = remote, .private_data = &hello, .private_len = sizeof(hello) };
+	bool v4 = memcmp(gid->raw, mapped, sizeof(mapped)) == 0;
+	struct iwarpd_error e;
+	int err;
+
+	inet_ntop(v4 ? AF_INET : AF_INET6, v4 ? gid->raw + 12 : gid->raw, host, sizeof(host));
+	snprintf(remote, sizeof(remote), v4 ? "%s:%u" : "[%s]:%u", host, port_of(qp->exchange->peer));
+	unlisten(qp->exchange);
+	iwv_qp_connecting(qp, true);
+	err = iwarpd_connect(qp->q, &attr, &e);
+	if (err) {
+		iwv_log("connect to %s: %s", remote, e.text);
+		iwv_qp_connecting(qp, false);
+	}
+	return err;
+}
+
+int exchange_connect(struct qp *qp, const struct ibv_qp_attr *attr)
+{
+	const union ibv_gid *peer = &attr->ah_attr.grh.dgid;
+	union ibv_gid own;
+	int order;
+
+	if (!qp->exchange || !qp->exchange->listener)
+		return -EADDRINUSE;
+	if (!attr->ah_attr.is_global || put_gid(qp->ctx, attr->ah_attr.grh.sgid_index, &own) < 0) {
+		iwv_log("ibv_modify_qp: a GID is needed: many programs have an option for its index, which is 0");
+		return -EINVAL;
+	}
+	qp->exchange->peer = attr->dest_qp_num;
+	hold(qp);
+	order = memcmp(&own, peer, sizeof(own));
+	if (order < 0 || (order == 0 && qp->ibv.qp_num < attr->dest_qp_num))
+		return call(qp, peer);
+	qp->exchange->accepts = true;
+	return qp->exchange->conn ? answer(qp) : 0;
+}
+
+static struct qp *listening(struct context *c, const struct iwarpd_listener *l)
+{
+	struct qp *qp = c->qps;
+
+	while (qp && !(qp->exchange && qp->exchange->listener == l))
+		qp = qp->next;
+	return qp;
+}
+
+bool exchange_event(struct context *c, const struct iwarpd_event *ev)
+{
+	struct exchange *x;
+	struct qp *qp;
+
+	if (ev->type == IWARPD_EVENT_CONNECT_GONE)
+		for (qp = c->qps; qp; qp = qp->next)
+			if (qp->exchange && qp->exchange->conn == ev->conn)
+				qp->exchange->conn = 0;
+	if (ev->type != IWARPD_EVENT_CONNECT_REQUEST || !ev->listener)
+		return false;
+	qp = listening(c, ev->listener);
+	if (!qp)
+		return false;
+	x = qp->exchange;
+	memset(&x->hello, 0, sizeof(x->hello));
+	if (ev->data_len >= sizeof(x->hello))
+		memcpy(&x->hello, ev->data, sizeof(x->hello));
+	if (x->conn || ntohl(x->hello.magic) != MAGIC || atomic_load(&qp->conn) != CONN_NONE) {
+		iwarpd_reject(c->dev, ev->conn, NULL, 0, NULL);
+		return true;
+	}
+	x->conn = ev->conn;
+	if (x->accepts)
+		answer(qp);
+	return true;
+}
