@@ -75,7 +75,7 @@ type settings struct {
 	values map[string]string // of the keys, as they were written
 }
 
-// A key is one setting: its flag, its name in the file and, in capitals behind
+// A key is one setting: its flag, its name in the file and, in capitals after
 // IWARPD_, its environment variable are the same word.
 type key struct {
 	name  string
@@ -91,16 +91,16 @@ var keys = slices.Concat([]key{
 		s.Interface = v
 		return nil
 	}},
-	{"queues", "", "all", `queues of the interface: "all", or a list like 0,2-3`, func(s *settings, v string) (err error) {
+	{"queues", "", "all", `queues of the interface to serve: "all", or a list such as 0,2-3`, func(s *settings, v string) (err error) {
 		s.Queues, err = parseList(v)
 		return err
 	}},
-	{"cpus", "", "", "CPUs for the workers, one a queue, like 2-5; empty: not pinned", func(s *settings, v string) (err error) {
+	{"cpus", "", "", "CPUs to pin the workers to, one for each queue, such as 2-5; empty: not pinned", func(s *settings, v string) (err error) {
 		s.CPUs, err = parseList(v)
 		return err
 	}},
-	{"xdp-mode", "", "auto", "auto, native or generic", oneOf(func(s *settings) *string { return &s.XDPMode }, "auto", "native", "generic")},
-	{"xdp-detached", "", "end", "when somebody detaches the XDP program: end all connections, or attach it again", func(s *settings, v string) error {
+	{"xdp-mode", "", "auto", "how to attach the XDP program: auto, native (in the driver) or generic", oneOf(func(s *settings) *string { return &s.XDPMode }, "auto", "native", "generic")},
+	{"xdp-detached", "", "end", "what to do when another program detaches the XDP program: end (all connections) or attach (again)", func(s *settings, v string) error {
 		s.Detached = ctrl.DetachEnd
 		if v == "attach" {
 			s.Detached = ctrl.DetachAttach
@@ -109,16 +109,16 @@ var keys = slices.Concat([]key{
 		}
 		return nil
 	}},
-	{"poll", "", "adaptive", "adaptive (sleeps when idle) or busy (spins)", oneOf(func(s *settings) *string { return &s.Poll }, "adaptive", "busy")},
-	{"spin", "", "50us", "how long an adaptive worker spins before it sleeps", duration(func(s *settings) *time.Duration { return &s.Spin }, 0, time.Second)},
-	{"mtu", "", "0", "largest IP packet; 0: the MTU of the interface", func(s *settings, v string) error {
+	{"poll", "", "adaptive", "what an idle worker does: adaptive (spins, then sleeps) or busy (always spins)", oneOf(func(s *settings) *string { return &s.Poll }, "adaptive", "busy")},
+	{"spin", "", "50us", "how long an idle adaptive worker spins before it sleeps", duration(func(s *settings) *time.Duration { return &s.Spin }, 0, time.Second)},
+	{"mtu", "", "0", "largest IP packet to send, in bytes, 576 to 9216; 0: the MTU of the interface", func(s *settings, v string) error {
 		err := number(func(s *settings) *int { return &s.MTU }, 0, 9216)(s, v)
 		if err != nil || 0 < s.MTU && s.MTU < leastMTU {
 			return fmt.Errorf("must be 0, or a number from %d to 9216", leastMTU)
 		}
 		return nil
 	}},
-	{"queue-memory", "", "32MiB", "memory of each queue for frames: half for those received, half for those sent until they are acknowledged", func(s *settings, v string) (err error) {
+	{"queue-memory", "", "32MiB", "memory of each queue for frames: half for received frames, half for sent frames that are not acknowledged yet", func(s *settings, v string) (err error) {
 		s.QueueMem, err = parseSize(v)
 		if err == nil && (s.QueueMem < 4<<20 || s.QueueMem > 16<<30 || s.QueueMem&(s.QueueMem-1) != 0) {
 			err = errors.New("must be a power of two from 4MiB to 16GiB")
@@ -126,11 +126,11 @@ var keys = slices.Concat([]key{
 		return err
 	}},
 
-	{"steering-endpoints", "", strconv.Itoa(bpf.DefaultEndpoints), "local endpoints that the XDP program can steer: ports of connections and listeners, TIME-WAIT included", number(func(s *settings) *int { return &s.Endpoints }, 64, 1<<24)},
+	{"steering-endpoints", "", strconv.Itoa(bpf.DefaultEndpoints), "maximum number of local endpoints that the XDP program can steer: ports of connections, including TIME-WAIT, and of listeners", number(func(s *settings) *int { return &s.Endpoints }, 64, 1<<24)},
 
 	{"socket", "", "/run/iwarpd/iwarpd.sock", "path of the API socket", func(s *settings, v string) error {
 		if v == "" || len(v) > 107 { // sun_path of sockaddr_un(7)
-			return errors.New("must be a path of 1 to 107 octets")
+			return errors.New("must be a path of 1 to 107 bytes")
 		}
 		s.Socket = v
 		return nil
@@ -148,49 +148,49 @@ var keys = slices.Concat([]key{
 		return nil
 	}},
 
-	{"congestion-control", "", "cubic", "cubic, newreno or dctcp", oneOf(func(s *settings) *string { return &s.Congestion }, "cubic", "newreno", "dctcp")},
-	{"receive-window", "", "2097152", "octets that a connection may have unread; 65535 to 1 GiB", number(func(s *settings) *int { return &s.RcvWindow }, 65535, 1<<30)},
-	{"keep-alive", "", "30s", "silence after which a peer is asked whether it is there; 0: never", duration(func(s *settings) *time.Duration { return &s.KeepAlive }, 0, 24*time.Hour)},
+	{"congestion-control", "", "cubic", "TCP congestion control: cubic, newreno or dctcp", oneOf(func(s *settings) *string { return &s.Congestion }, "cubic", "newreno", "dctcp")},
+	{"receive-window", "", "2097152", "TCP receive window of a connection, in bytes, 65535 to 1073741824", number(func(s *settings) *int { return &s.RcvWindow }, 65535, 1<<30)},
+	{"keep-alive", "", "30s", "idle time before the first keep-alive probe; 0: no probes", duration(func(s *settings) *time.Duration { return &s.KeepAlive }, 0, 24*time.Hour)},
 	{"tcp-r2", "", "2m", "how long TCP retransmits data without an acknowledgement before it ends the connection (R2)", duration(func(s *settings) *time.Duration { return &s.TCPR2 }, time.Second, 24*time.Hour)},
-	{"tcp-r2-syn", "", "3m", "the same for SYN and SYN-ACK", duration(func(s *settings) *time.Duration { return &s.TCPR2SYN }, time.Second, 24*time.Hour)},
-	{"tcp-user-timeout", "", "0s", "how long sent data may stay unacknowledged, also where the peer's window is closed; 0: no limit", duration(func(s *settings) *time.Duration { return &s.UserTimeout }, 0, 24*time.Hour)},
-	{"tcp-time-wait", "", "1m", "how long a connection that was closed from here, and its port, stay in TIME-WAIT", duration(func(s *settings) *time.Duration { return &s.TimeWait }, time.Second, 4*time.Minute)},
-	{"sctp-rto-min", "", "1s", "least retransmission time-out over SCTP", duration(func(s *settings) *time.Duration { return &s.SCTPRTOMin }, 10*time.Millisecond, time.Minute)},
-	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: for ever", duration(func(s *settings) *time.Duration { return &s.SCTPIdle }, 0, 24*time.Hour)},
-	{"sctp-per-peer", "", "1024", "SCTP associations that one address may open to each listener, on each queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},
+	{"tcp-r2-syn", "", "3m", "how long TCP retransmits a SYN or SYN-ACK before it gives up", duration(func(s *settings) *time.Duration { return &s.TCPR2SYN }, time.Second, 24*time.Hour)},
+	{"tcp-user-timeout", "", "0s", "how long sent data may stay unacknowledged, even while the peer's window is closed; 0: no limit", duration(func(s *settings) *time.Duration { return &s.UserTimeout }, 0, 24*time.Hour)},
+	{"tcp-time-wait", "", "1m", "how long a connection that this side closed, and its port, stay in TIME-WAIT", duration(func(s *settings) *time.Duration { return &s.TimeWait }, time.Second, 4*time.Minute)},
+	{"sctp-rto-min", "", "1s", "minimum SCTP retransmission time-out (RTO.Min), 10ms to 1m", duration(func(s *settings) *time.Duration { return &s.SCTPRTOMin }, 10*time.Millisecond, time.Minute)},
+	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: forever", duration(func(s *settings) *time.Duration { return &s.SCTPIdle }, 0, 24*time.Hour)},
+	{"sctp-per-peer", "", "1024", "maximum number of SCTP associations from one address to one listener, per queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},
 	{"mpa-revision", "", "2", "highest MPA revision offered, 1 or 2", number(func(s *settings) *int { return &s.MPARevision }, 1, 2)},
-	{"crc", "", "required", "MPA's CRC32c: required, optional (a client may wish to do without) or off (used only where the peer asks)", func(s *settings, v string) (err error) {
+	{"crc", "", "required", "MPA's CRC32c: required, optional (a client may ask to do without) or off (used only if the peer asks for it)", func(s *settings, v string) (err error) {
 		s.CRC, err = parseCRC(v)
 		return err
 	}},
-	{"crc-peers", "", "", "exceptions from crc for some peers, like 10.1.0.0/16=off,fd00::/8=optional", func(s *settings, v string) (err error) {
+	{"crc-peers", "", "", "CRC policy for some networks, in place of crc, such as 10.1.0.0/16=off,fd00::/8=optional", func(s *settings, v string) (err error) {
 		s.CRCPeers, err = parseCRCPeers(v)
 		return err
 	}},
-	{"mpa-markers", "", "false", "ask the peer to send markers", boolean(func(s *settings) *bool { return &s.MPAMarkers })},
-	{"mpa-peer-to-peer", "", "true", "ask for peer-to-peer mode, in which either side may send first", boolean(func(s *settings) *bool { return &s.MPAPeer })},
-	{"ird", "", "16", "RDMA Reads that a peer may have outstanding on one connection, where a client says nothing", number(func(s *settings) *int { return &s.IRD }, 1, 16382)},
-	{"ord", "", "16", "RDMA Reads that a connection may have outstanding, where a client says nothing", number(func(s *settings) *int { return &s.ORD }, 1, 16382)},
-	{"max-ird", "", "128", "most that a client may ask of either", number(func(s *settings) *int { return &s.MaxIRD }, 1, 16382)},
-	{"startup-timeout", "", "10s", "longest wait for the peer in each step of connection set-up", duration(func(s *settings) *time.Duration { return &s.StartTimeout }, 100*time.Millisecond, 10*time.Minute)},
+	{"mpa-markers", "", "false", "ask the peer to send MPA markers", boolean(func(s *settings) *bool { return &s.MPAMarkers })},
+	{"mpa-peer-to-peer", "", "true", "ask for MPA peer-to-peer mode, in which either side may send first", boolean(func(s *settings) *bool { return &s.MPAPeer })},
+	{"ird", "", "16", "default inbound read depth: RDMA Reads and atomics that the peer may have outstanding on a connection", number(func(s *settings) *int { return &s.IRD }, 1, 16382)},
+	{"ord", "", "16", "default outbound read depth: RDMA Reads and atomics that a connection may have outstanding", number(func(s *settings) *int { return &s.ORD }, 1, 16382)},
+	{"max-ird", "", "128", "largest ird and ord that a client may request", number(func(s *settings) *int { return &s.MaxIRD }, 1, 16382)},
+	{"startup-timeout", "", "10s", "how long to wait for the peer in each step of connection set-up", duration(func(s *settings) *time.Duration { return &s.StartTimeout }, 100*time.Millisecond, 10*time.Minute)},
 }, quotaSettings(), []key{
-	{"metrics", "", "", "where Prometheus finds metrics: unix:PATH, or a loopback ADDR:PORT; empty: nowhere", func(s *settings, v string) error {
+	{"metrics", "", "", "where to serve Prometheus metrics: unix:PATH, or a loopback ADDR:PORT; empty: not served", func(s *settings, v string) error {
 		s.Metrics = v
 		_, _, err := parseMetrics(v)
 		return err
 	}},
 
-	{"drain-timeout", "", "5s", "how long a stopping daemon waits for its clients", duration(func(s *settings) *time.Duration { return &s.Drain }, 0, 10*time.Minute)},
-	{"log-level", "", "info", "debug, info, warn or error", func(s *settings, v string) error {
+	{"drain-timeout", "", "5s", "how long a stopping daemon waits for its connections to close", duration(func(s *settings) *time.Duration { return &s.Drain }, 0, 10*time.Minute)},
+	{"log-level", "", "info", "least severe level to log: debug, info, warn or error", func(s *settings, v string) error {
 		if err := s.LogLevel.UnmarshalText([]byte(v)); err != nil || s.LogLevel > zapcore.ErrorLevel {
 			return errors.New("must be debug, info, warn or error")
 		}
 		return nil
 	}},
-	{"log-format", "", "console", "console or json", oneOf(func(s *settings) *string { return &s.LogFormat }, "console", "json")},
+	{"log-format", "", "console", "log format: console or json", oneOf(func(s *settings) *string { return &s.LogFormat }, "console", "json")},
 })
 
-// reloadable are the keys that SIGHUP can change, beside the rules of "allow".
+// reloadable are the keys that SIGHUP can change, in addition to the rules of "allow".
 var reloadable = append(quotaNames(),
 	"xdp-detached", "crc", "crc-peers", "mpa-revision", "mpa-markers", "mpa-peer-to-peer", "ird", "ord", "max-ird", "startup-timeout",
 	"drain-timeout", "log-level",
@@ -480,7 +480,7 @@ func parseCRCPeers(v string) (rules []ctrl.CRCRule, err error) {
 	return rules, nil
 }
 
-// parseSize reads a number of octets: 4096, 64KiB, 16MiB, 2GiB.
+// parseSize parses a number of bytes: 4096, 64KiB, 16MiB, 2GiB.
 func parseSize(v string) (int64, error) {
 	number, shift := v, 0
 	for i, unit := range []string{"KiB", "MiB", "GiB", "TiB"} {

@@ -98,7 +98,7 @@ func parseMetrics(v string) (network, address string, err error) {
 	}
 	if path, ok := strings.CutPrefix(v, "unix:"); ok {
 		if path == "" || len(path) > 107 {
-			return "", "", errors.New("must be unix: and a path of 1 to 107 octets")
+			return "", "", errors.New("must be unix: and a path of 1 to 107 bytes")
 		}
 		return "unix", path, nil
 	}

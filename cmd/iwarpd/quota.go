@@ -20,18 +20,18 @@ type quotaKey struct {
 // quotaKeys holds every quota that can be configured; deploy/iwarpd.yaml explains
 // each.
 var quotaKeys = []quotaKey{
-	{"max-clients", "256", "clients of one user", count(func(l *ctrl.Limits) *int { return &l.Clients }, 1<<16)},
+	{"max-clients", "256", "connected clients of one user", count(func(l *ctrl.Limits) *int { return &l.Clients }, 1<<16)},
 	{"max-qps", "4096", "queue pairs of one user", count(func(l *ctrl.Limits) *int { return &l.QPs }, 1<<20)},
 	{"max-pds", "4096", "protection domains of one user", count(func(l *ctrl.Limits) *int { return &l.PDs }, 1<<20)},
-	{"max-cqs", "4096", "completion queues of one user, and channels", count(func(l *ctrl.Limits) *int { return &l.CQs }, 1<<20)},
+	{"max-cqs", "4096", "completion queues and channels of one user", count(func(l *ctrl.Limits) *int { return &l.CQs }, 1<<20)},
 	{"max-regions", "16384", "memory regions of one user", count(func(l *ctrl.Limits) *int { return &l.MRs }, 1<<20)},
 	{"max-windows", "4096", "memory windows of one user", count(func(l *ctrl.Limits) *int { return &l.MWs }, 1<<20)},
 	{"max-listens", "256", "listeners of one user", count(func(l *ctrl.Limits) *int { return &l.Listens }, 1<<16)},
-	{"max-captures", "2", "captures of one user at a time", count(func(l *ctrl.Limits) *int { return &l.Captures }, 64)},
+	{"max-captures", "2", "concurrent captures of one user", count(func(l *ctrl.Limits) *int { return &l.Captures }, 64)},
 
-	{"max-ports", "8192", "local ports of the connections that one user makes, those in TIME-WAIT included", count(func(l *ctrl.Limits) *int { return &l.Ports }, 1<<20)},
+	{"max-ports", "8192", "local ports of the outgoing connections of one user, including TIME-WAIT", count(func(l *ctrl.Limits) *int { return &l.Ports }, 1<<20)},
 	{"max-registered", "1GiB", "memory that one user may register", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Registered })},
-	{"max-messages", "64MiB", "replies and events that the programs of one user leave unread", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Messages })},
+	{"max-messages", "64MiB", "memory of replies and events that the programs of one user have not read", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Messages })},
 	{"max-rings", "1GiB", "memory that the queues of one user may take", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Rings })},
 }
 
