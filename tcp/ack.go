@@ -7,35 +7,34 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// ackState is what one ACK brought to light.
+// ackState collects what one ACK acknowledges.
 type ackState struct {
 	now       clock.Time
-	fack      serial.Num // the highest number known to have arrived before
-	prior     serial.Num // una before
-	flight    int        // octets in flight before
-	acked     int        // octets cumulatively acknowledged
-	delivered int        // octets newly known to have arrived
+	fack      serial.Num // highest sequence number known to have arrived before this ACK
+	prior     serial.Num // una before this ACK
+	flight    int        // bytes in flight before this ACK
+	acked     int        // bytes cumulatively acknowledged
+	delivered int        // bytes newly known to have arrived
 	segs      int        // segments cumulatively acknowledged
 	rtt       time.Duration
 	lastRTT   time.Duration
-	sackRTT   time.Duration // of a segment selectively acknowledged
-	echoRTT   time.Duration // of a retransmission, by its timestamp
+	sackRTT   time.Duration // RTT sample from a selectively acknowledged segment
+	echoRTT   time.Duration // RTT sample of a retransmission, from its echoed timestamp
 	retrans   bool          // a retransmitted segment was acknowledged
-	original  bool          // a segment sent before the time-out, and not again, has arrived
+	original  bool          // a segment sent before the time-out, and not retransmitted, has arrived
 	newSACK   bool
 	rackSet   bool
-	rackOrder uint32 // of the segment sent last, of those that have arrived
+	rackOrder uint32 // order of the last sent segment among those that have arrived
 	dsack     bool
 	dup       bool // a duplicate ACK by RFC 5681
-	plain     bool // and without a SACK block
+	plain     bool // a duplicate ACK without a SACK block
 	advanced  bool
 	ece       bool
 	hasTS     bool
 	tsEcr     uint32
 }
 
-// handleAck is the fifth step of RFC 9293 3.10.7.4. It reports whether to go on
-// with the segment.
+// handleAck is the fifth step of RFC 9293 3.10.7.4. It reports whether processing of the segment continues.
 func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 	ack := s.Ack
 	if c.nxt.Less(ack) || ack.Less(c.una) && ack.Less(c.una.Add(-c.maxWnd)) {
@@ -49,7 +48,7 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 		a.hasTS, a.tsEcr = true, s.Opts.TSEcr
 	}
 	if ack.Less(c.una) {
-		// Old, but what it selectively acknowledges may be news.
+		// The ACK is old, but its SACK blocks may be new.
 		if c.sackOK && s.Opts.NSACK > 0 && c.q.head != c.q.next {
 			c.takeSACK(&a, s)
 			c.recover(&a)
@@ -102,7 +101,7 @@ func (c *Conn) handleAck(now clock.Time, s *Segment) bool {
 	return c.state != Closed
 }
 
-// setWindow takes the peer's window.
+// setWindow updates the peer's window.
 func (c *Conn) setWindow(now clock.Time, wnd int) {
 	if wnd > 0 && c.wnd == 0 {
 		c.endPersist(now)
@@ -111,7 +110,7 @@ func (c *Conn) setWindow(now clock.Time, wnd int) {
 	c.maxWnd = max(c.maxWnd, wnd)
 }
 
-// finAcked is reached when everything, our FIN too, is acknowledged.
+// finAcked is called when all data and our FIN are acknowledged.
 func (c *Conn) finAcked(now clock.Time) {
 	switch c.state {
 	case FinWait1:
@@ -126,7 +125,7 @@ func (c *Conn) finAcked(now clock.Time) {
 	}
 }
 
-// takeAck removes what is cumulatively acknowledged from the send queue.
+// takeAck removes cumulatively acknowledged segments from the send queue.
 func (c *Conn) takeAck(a *ackState, ack serial.Num) {
 	a.acked = ack.Sub(c.una)
 	c.una = ack
@@ -167,9 +166,8 @@ func (c *Conn) takeAck(a *ackState, ack serial.Num) {
 	}
 }
 
-// takeProbe removes from what is unsent the octet, or the FIN, that has reached
-// the peer as a probe of its window. To send it again would be in vain: an ACK of
-// it brings no news.
+// takeProbe removes from the unsent data a byte or FIN that reached the peer as a window probe. Sending it again would be useless: the ACK
+// for it would carry no news.
 func (c *Conn) takeProbe(ack serial.Num) {
 	s := c.q.at(c.q.next)
 	n := min(ack.Sub(s.seq), int(s.len))
@@ -206,7 +204,7 @@ func (c *Conn) arrived(a *ackState, p uint64, s *seg) {
 	c.rackUpdate(a, s)
 }
 
-// takeSACK marks what the blocks of s cover (RFC 2018, RFC 2883).
+// takeSACK marks the segments that the SACK blocks of s cover (RFC 2018, RFC 2883).
 func (c *Conn) takeSACK(a *ackState, s *Segment) {
 	o := &s.Opts
 	n := int(o.NSACK)
@@ -215,10 +213,10 @@ func (c *Conn) takeSACK(a *ackState, s *Segment) {
 	b := o.SACK[0]
 	if b.Start.Less(b.End) && (b.End.LessEq(s.Ack) ||
 		n > 1 && o.SACK[1].Start.LessEq(b.Start) && b.End.LessEq(o.SACK[1].End)) {
-		// RFC 2883 4: a duplicate is reported.
+		// RFC 2883 4: the first block reports a duplicate.
 		first = 1
-		// One that is older than anything that may be outstanding is noise.
-		// A sender that offloads segmentation repeats it in every segment.
+		// Ignore a D-SACK for data older than anything that may be outstanding. A sender with segmentation offload repeats the same D-SACK
+		// in every segment, so count it once.
 		if b.Start.Sub(c.una.Add(-max(c.maxWnd, 1<<16))) >= 0 && b.End.LessEq(c.nxt) && b != c.lastDSACK {
 			a.dsack, c.lastDSACK = true, b
 			c.stats.DSACKIn++
@@ -234,8 +232,7 @@ func (c *Conn) takeSACK(a *ackState, s *Segment) {
 	clear(c.sackCache[k:])
 }
 
-// takeBlock marks the segments within b. What the same block covered in the ACK
-// before is left out.
+// takeBlock marks the segments within b, except those that the same block covered in the previous ACK.
 func (c *Conn) takeBlock(a *ackState, b SACKBlock) {
 	for _, o := range c.sackCache {
 		if o.Start != o.End && b.Start.LessEq(o.Start) && o.End.LessEq(b.End) {
@@ -267,7 +264,7 @@ func (c *Conn) markSACKed(a *ackState, start, end serial.Num) {
 		c.useSACK = true
 		c.arrived(a, p, s)
 		if s.retrans == 0 {
-			// The latest: ACKs that told of the others may have been lost.
+			// Use the latest segment: ACKs that reported the others may have been lost.
 			if d := a.now.Sub(s.sent); a.sackRTT == 0 || d < a.sackRTT {
 				a.sackRTT = d
 			}
@@ -279,11 +276,10 @@ func (c *Conn) markSACKed(a *ackState, start, end serial.Num) {
 	}
 }
 
-// takeRTT feeds the estimator (RFC 6298, RFC 7323 4). When the ACK fills a hole,
-// what lay behind it may have arrived long ago. A retransmission itself is timed
-// only if the timestamp shows that the ACK answers its last transmission (Karn):
-// the echo of an earlier one would take the loss of an ACK for a long path. So would
-// the time of what an ACK of a retransmission selectively acknowledges beside it.
+// takeRTT feeds the RTT estimator (RFC 6298, RFC 7323 4). When an ACK fills a hole, the data after the hole may have arrived long ago, so
+// it gives no sample. A retransmission is timed only if the timestamp shows that the ACK answers its last transmission (Karn's algorithm):
+// the echo of an earlier transmission would make a lost ACK look like a long path. The same holds for data selectively acknowledged
+// together with a retransmission.
 func (c *Conn) takeRTT(a *ackState) {
 	switch {
 	case a.rtt > 0 && !a.retrans:

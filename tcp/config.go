@@ -2,13 +2,13 @@ package tcp
 
 import "time"
 
-// CongestionControl names an algorithm.
+// CongestionControl selects a congestion control algorithm.
 type CongestionControl uint8
 
 const (
 	CUBIC   CongestionControl = iota // RFC 9438
 	NewReno                          // RFC 5681
-	DCTCP                            // RFC 8257; asks for ECN
+	DCTCP                            // RFC 8257; requires ECN
 )
 
 func (a CongestionControl) String() string {
@@ -21,43 +21,41 @@ func (a CongestionControl) String() string {
 	return "cubic"
 }
 
-// DefaultKeepAliveIdle is what KeepAliveIdle is set to when keep-alive is asked for
-// without saying more (RFC 9293 MUST-28).
+// DefaultKeepAliveIdle is the usual KeepAliveIdle when keep-alive is enabled (RFC 9293 MUST-28).
 const DefaultKeepAliveIdle = 2 * time.Hour
 
-// Config holds what an administrator or an owner may set. It is shared by many
-// connections and not changed while one uses it.
+// Config holds the settings of an administrator or an owner. Many connections may share one; it must not change while a connection uses it.
 type Config struct {
-	RcvWindow int // octets that the receiver can hold: the largest window offered
-	MaxHeld   int // out-of-order segments held, at most
-	MaxMSS    int // limit of the MSS in both directions, without options; 0: what the MTU allows
-	MinMTU    int // smallest path MTU that is believed; RFC 1191 and 8201 floors apply beside it
+	RcvWindow int // largest window offered, in bytes
+	MaxHeld   int // maximum number of out-of-order segments held
+	MaxMSS    int // upper limit of the MSS in both directions, without options; 0: what the MTU allows
+	MinMTU    int // smallest path MTU accepted; the minimums of RFC 1191 and RFC 8201 apply too
 
 	NoSACK, NoTimestamps, NoWindowScale bool
 
 	CongestionControl CongestionControl
-	ECN               bool // ask for, and agree to, RFC 3168
+	ECN               bool // request, and agree to, RFC 3168
 	InitialWindow     int  // segments (RFC 6928); 0: 10
-	MaxBurst          int  // segments sent in one go before they are spread over the round trip; 0: no limit
+	MaxBurst          int  // segments sent back to back before the rest of the window is paced over the round trip; 0: no limit
 
 	InitialRTO, MinRTO, MaxRTO time.Duration
 
-	SynTimeout  time.Duration // give-up (R2) for SYN and SYN-ACK; RFC 9293 MUST-23: at least 3 minutes
-	DataTimeout time.Duration // give-up (R2) for data; SHLD-11: at least 100 s
-	UserTimeout time.Duration // data unacknowledged for so long ends the connection; 0: none
+	SynTimeout  time.Duration // R2 for SYN and SYN-ACK; RFC 9293 MUST-23: at least 3 minutes
+	DataTimeout time.Duration // R2 for data; SHLD-11: at least 100 s
+	UserTimeout time.Duration // time without acknowledgement of data that ends the connection; 0: none
 
 	DelayedAck time.Duration // longest delay of an ACK; RFC 9293 MUST-40: below 0.5 s
 	TimeWait   time.Duration // twice the MSL
-	FinWait2   time.Duration // wait for the peer's FIN after ours is acknowledged; 0: for ever
+	FinWait2   time.Duration // time to wait for the peer's FIN after ours is acknowledged; 0: forever
 
-	KeepAliveIdle     time.Duration // silence before the first probe; 0: no keep-alive (MUST-25)
+	KeepAliveIdle     time.Duration // idle time before the first probe; 0: no keep-alive (MUST-25)
 	KeepAliveInterval time.Duration
 	KeepAliveCount    int // unanswered probes that end the connection
 
-	PMTURaise time.Duration // a lowered path MTU is forgotten after so long; RFC 1191 6.3: 10 minutes
+	PMTURaise time.Duration // time after which a lowered path MTU is raised again; RFC 1191 6.3: 10 minutes
 }
 
-// DefaultConfig returns the configuration that suits most networks.
+// DefaultConfig returns a configuration that suits most networks.
 func DefaultConfig() Config {
 	return Config{
 		RcvWindow:         2 << 20,
@@ -81,8 +79,7 @@ func DefaultConfig() Config {
 
 func (c *Config) wantECN() bool { return c.ECN || c.CongestionControl == DCTCP }
 
-// withDefaults returns c with every field in its legal range, so that the
-// machine need not check.
+// withDefaults returns c with every field in its legal range, so that the state machine need not check.
 func (c Config) withDefaults() Config {
 	d := DefaultConfig()
 	or := func(v *int, def int) {

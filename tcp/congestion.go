@@ -6,7 +6,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// window is the sender's congestion window. All sizes are in octets.
+// window is the sender's congestion window. All sizes are in bytes.
 type window struct {
 	cwnd, ssthresh int
 	mss            int
@@ -14,32 +14,31 @@ type window struct {
 
 const infinite = 1 << 30 // ssthresh of a connection that has seen no congestion
 
-// ackSample is what an ACK tells congestion control.
+// ackSample is the input of congestion control for one ACK.
 type ackSample struct {
 	now     clock.Time
-	acked   int           // octets newly acknowledged
-	rtt     time.Duration // of this ACK; 0: not measured
+	acked   int           // bytes newly acknowledged
+	rtt     time.Duration // RTT measured with this ACK; 0: none
 	srtt    time.Duration
 	ece     bool
-	flight  int  // octets in flight before the ACK
+	flight  int  // bytes in flight before the ACK
 	round   bool // the first ACK of a round trip
-	limited bool // the congestion window was in full use
+	limited bool // the congestion window was fully used
 }
 
-// congestion is a congestion control algorithm. Loss recovery is not its affair:
-// it grows the window while there is none, and says how far to lower it.
+// congestion is a congestion control algorithm. It grows the window while there is no loss and computes how far to reduce it after a loss.
+// Loss recovery itself is elsewhere.
 type congestion interface {
-	// seen is told of every ACK of new data, whatever the state.
+	// seen is called for every ACK of new data, in every state.
 	seen(w *window, a *ackSample)
-	// grow raises the window outside of fast recovery; slow start is the
-	// caller's only in that ssthresh says when it ends.
+	// grow raises the window outside of fast recovery. It also runs slow start while the window is below ssthresh.
 	grow(w *window, a *ackSample)
 	// reduce returns the slow-start threshold after a congestion event: a
 	// loss, or an ECN echo (ecn set).
 	reduce(w *window, now clock.Time, flight int, ecn bool) int
-	// undo takes back the last reduce.
+	// undo reverts the last reduce.
 	undo(w *window)
-	// idle notes that the window was not in use for d.
+	// idle reports that the window was not used for d.
 	idle(now clock.Time, d time.Duration)
 }
 
@@ -53,9 +52,8 @@ func newCongestion(a CongestionControl) congestion {
 	return new(cubic)
 }
 
-// slowStart grows the window by what was acknowledged, up to the threshold, and
-// returns the octets that are left for congestion avoidance (RFC 5681 3.1; an
-// ACK may cover many segments, RFC 3465).
+// slowStart grows the window by the bytes acknowledged, up to the threshold, and returns the bytes that remain for congestion avoidance
+// (RFC 5681 3.1; an ACK may cover many segments, RFC 3465).
 func (w *window) slowStart(acked int) int {
 	if w.cwnd >= w.ssthresh {
 		return acked

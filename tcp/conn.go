@@ -9,8 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// Reasons for the end of a connection, as Conn.Err gives them. An orderly end
-// has none.
+// Errors that Conn.Err returns. An orderly close has none.
 var (
 	ErrReset       = errors.New("tcp: connection reset by peer")
 	ErrRefused     = errors.New("tcp: connection refused")
@@ -19,16 +18,15 @@ var (
 	ErrAborted     = errors.New("tcp: connection aborted")
 )
 
-// Conn is one connection: the transmission control block of RFC 9293. It is not
-// safe for use by two goroutines.
+// Conn is one connection: the transmission control block of RFC 9293. It is not safe for concurrent use.
 type Conn struct {
 	cfg    Config
 	flow   pkt.Flow
 	state  State
 	err    error
 	v6     bool
-	active bool // opened by us
-	queued bool // has a place in the SYN queue of its listener
+	active bool // active open
+	queued bool // counted in the SYN queue of its listener
 	events uint8
 
 	sndSpace
@@ -59,65 +57,65 @@ type Conn struct {
 type sndSpace struct {
 	q             sendq
 	iss, una, nxt serial.Num
-	pushNxt       serial.Num // of the next octet to be pushed
+	pushNxt       serial.Num // sequence number of the next byte to be pushed
 	wnd, maxWnd   int
 	wl1, wl2      serial.Num
 	released      ring[Buf]
-	pushed        int  // octets in [q.next,q.tail)
+	pushed        int  // bytes in [q.next,q.tail)
 	finQueued     bool // Close was called
 }
 
-// pathState is what the path and the peer let a segment be.
+// pathState holds what limits the size of a segment.
 type pathState struct {
 	mtu, linkMTU int // of the path; of the link
 	mss, peerMSS int
-	softError    bool       // an ICMP error came since una moved last
-	progress     clock.Time // una moved, or the queue became non-empty
+	softError    bool       // an ICMP error has arrived since una last advanced
+	progress     clock.Time // when una last advanced, or the queue became non-empty
 }
 
-// options are those agreed on with the SYNs.
+// options are the options negotiated with the SYNs.
 type options struct {
 	sndShift     uint8
 	rcvShift     uint8
 	sackOK, tsOK bool
 	wsOK, ecnOK  bool
 	tsOff        uint32
-	tsSent       uint32 // TSval of the first retransmission in a recovery
+	tsSent       uint32 // TSval of the first retransmission of a recovery
 	tsSentValid  bool
 	tsRecent     uint32
 	tsRecentAt   clock.Time
 	cwrPending   bool
 }
 
-// opening is the handshake.
+// opening is the state of the handshake.
 type opening struct {
-	synPending bool // SYN or SYN-ACK to be sent
+	synPending bool // a SYN or SYN-ACK must be sent
 	synRetries int
 	synSent    clock.Time
 }
 
-// resets are the RSTs and challenge ACKs to be sent.
+// resets holds the RST to be sent and the rate limit of challenge ACKs.
 type resets struct {
-	rstSeq          serial.Num // a RST that leaves the state alone
+	rstSeq          serial.Num // sequence number of a RST that does not change the state
 	rstPending      bool
-	rstFinal        bool // the RST of a connection that has ended
+	rstFinal        bool // send the RST of a connection that has ended
 	challenges      int
 	challengeWindow clock.Time
 }
 
-// probing is of closed windows and silent peers.
+// probing is the state of window probes and keep-alive probes.
 type probing struct {
-	probePending   bool // of a closed window
+	probePending   bool // a window probe must be sent
 	persistBackoff uint8
-	blockedAt      clock.Time // the peer's window holds back all that is queued since
+	blockedAt      clock.Time // since when the peer's window blocks everything queued
 	keepPending    bool
 	keepProbes     int
 	lastRcv        clock.Time
 }
 
-// pacing spreads what the window lets out.
+// pacing spreads transmission over the round trip.
 type pacing struct {
-	bucket   int // octets that may leave before the pace is kept
+	bucket   int // bytes that may leave before pacing applies
 	bucketAt clock.Time
 	lastSend clock.Time
 }
@@ -126,29 +124,29 @@ type pacing struct {
 //
 //	 rcvNxt                    rcvAdv
 //	---|-------------------------|------
-//	   | reasm: what came early  |
+//	   | reasm: out of order     |
 type rcvSpace struct {
 	irs, rcvNxt serial.Num
-	rcvAdv      serial.Num // right edge of the window as advertised
+	rcvAdv      serial.Num // right edge of the advertised window
 	rcvMSS      int        // largest payload seen
 	rcvLast     int        // payload of the last segment
-	rcvMean     int        // moving mean of payloads, in sixteenths of an octet
-	rcvMax      int        // largest window
+	rcvMean     int        // moving average of payload sizes, in sixteenths of a byte
+	rcvMax      int        // largest window that may be offered
 	backlog     int
-	mayHold     int // segments, by the owner's count
+	mayHold     int // limit of SetMayHold, in segments
 	reasm       reassembly
 	finSeq      serial.Num
 	finSeen     bool
 }
 
-// owedAcks is the acknowledgements that are owed.
+// owedAcks is the state of acknowledgements to be sent.
 type owedAcks struct {
 	lastAckSent  serial.Num
-	unacked      int        // octets since the last ACK that was due
-	ackPoint     serial.Num // rcvNxt then
+	unacked      int        // bytes received since the last ACK became due
+	ackPoint     serial.Num // rcvNxt at that time
 	ackPending   bool
 	ackNow       bool
-	dupAcksOwed  int // for a peer without SACK, which counts them
+	dupAcksOwed  int // duplicate ACKs to send; a peer without SACK counts them
 	quickAcks    int
 	dsack        SACKBlock
 	dsackPending bool
@@ -156,10 +154,8 @@ type owedAcks struct {
 	earlyAcks    ring[earlyAck]
 }
 
-// earlyAck is an ACK that leaves ahead of the current one: for what came before a
-// change of the CE mark (RFC 8257 3.2), or for an earlier part of a burst (RFC
-// 9293 3.8.6.3 SHLD-19: at least every second full segment), or with a D-SACK that
-// the next one would take the place of.
+// earlyAck is an ACK sent before the current one: for data that came before a change of the CE mark (RFC 8257 3.2), for an earlier part of
+// a burst (RFC 9293 3.8.6.3 SHLD-19: at least every second full segment), or for a D-SACK that the next ACK would replace.
 type earlyAck struct {
 	ack   serial.Num
 	ece   bool
@@ -192,8 +188,7 @@ func newConn(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *
 	return c
 }
 
-// rcvScale returns the window scale to offer and the largest receive window:
-// what the frames that may be held can take.
+// rcvScale returns the window scale to offer and the largest receive window, which is limited by the frames that may be held.
 func rcvScale(cfg *Config, mss int) (shift uint8, window int) {
 	window = min(cfg.RcvWindow, cfg.MaxHeld*mss)
 	if cfg.NoWindowScale {
@@ -214,8 +209,8 @@ func isV4(a *[16]byte) bool {
 	return a[10] == 0xff && a[11] == 0xff
 }
 
-// Dial opens a connection: it is in SYN-SENT, and PollTransmit gives the SYN.
-// iss comes from ISS. mtu is that of the link, or of the path if it is known.
+// Dial opens a connection in SYN-SENT; PollTransmit returns the SYN. iss comes from ISS. mtu is that of the link, or of the path if it is
+// known.
 func Dial(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *Conn {
 	c := newConn(now, cfg, f, iss, mtu)
 	c.active = true
@@ -233,30 +228,23 @@ func (c *Conn) Flow() pkt.Flow { return c.flow }
 // State returns the state of RFC 9293 3.3.2.
 func (c *Conn) State() State { return c.state }
 
-// Err says why the connection ended; it is nil before the end and after an
-// orderly one.
+// Err returns why the connection ended. It is nil before the end and after an orderly close.
 func (c *Conn) Err() error { return c.err }
 
-// SndNxt returns the sequence number of the next octet to be pushed.
+// SndNxt returns the sequence number of the next byte to be pushed.
 func (c *Conn) SndNxt() serial.Num { return c.pushNxt }
 
-// RcvNxt returns the sequence number of the octet behind the last that was
-// delivered or that PollHeld has for delivery.
+// RcvNxt returns the sequence number after the last byte that was delivered or that PollHeld has ready for delivery.
 func (c *Conn) RcvNxt() serial.Num { return c.rcvNxt }
 
-// MSS returns the payload octets of a full segment now, options deducted: the
-// EMSS of RFC 5044.
+// MSS returns the current payload size of a full segment in bytes, options deducted: the EMSS of RFC 5044.
 func (c *Conn) MSS() int { return c.mss }
 
-// Room returns how many octets could leave now: the smaller of the congestion
-// window and the peer's window, less what is in flight or queued. An owner that
-// composes records just in time pushes one of n octets, up to MSS, when Room is at
-// least n. While nothing is unacknowledged and nothing queued Room is never
-// below MSS, since a record must be queued for a closed window to be probed: it
-// leaves whole or, when the window stays too small for it, in pieces (RFC 9293
-// 3.8.6.2.1: at once if the window is at least half of the largest seen, else
-// when the override time is over). A record is never delayed in favour of later
-// ones (no Nagle algorithm). Room is 0 when nothing may be sent.
+// Room returns how many bytes could be sent now: the smaller of the congestion window and the peer's window, less what is in flight or
+// queued. An owner that builds records just in time pushes a record of n bytes, up to MSS, when Room is at least n. While nothing is
+// unacknowledged or queued, Room is at least MSS, because a closed window is probed only when a record is queued. That record is sent whole
+// or, if the window stays too small for it, in pieces (RFC 9293 3.8.6.2.1: at once if the window is at least half of the largest seen, else
+// after the override time). A record is never delayed in favour of later ones (no Nagle algorithm). Room is 0 when nothing may be sent.
 func (c *Conn) Room() int {
 	if c.state != Established && c.state != CloseWait || c.finQueued {
 		return 0
@@ -272,9 +260,8 @@ func (c *Conn) room() int {
 	return min(n, c.una.Add(c.wnd).Sub(c.pushNxt))
 }
 
-// Push queues a record of n octets, 1 to MSS, that lie in b. Before the
-// connection is established records wait. A record that cannot be sent any more
-// is released at once.
+// Push queues a record of n bytes, 1 to MSS, stored in b. Records wait until the connection is established. A record that can no longer be
+// sent is released at once.
 func (c *Conn) Push(b Buf, n int) {
 	if n <= 0 || c.finQueued || c.state == Closed || c.state > CloseWait ||
 		c.state == FinWait1 || c.state == FinWait2 {
@@ -292,8 +279,7 @@ func (c *Conn) Push(b Buf, n int) {
 	}
 }
 
-// PollReleased gives back a pushed Buf of which every octet is acknowledged, or
-// that is of no use because the connection is over.
+// PollReleased returns a pushed Buf that is no longer needed: all of its bytes are acknowledged, or the connection is over.
 func (c *Conn) PollReleased() (Buf, bool) {
 	b, ok := c.released.pop()
 	if !ok {
@@ -302,7 +288,7 @@ func (c *Conn) PollReleased() (Buf, bool) {
 	return b, true
 }
 
-// PollHeld gives back a held segment.
+// PollHeld returns a held segment to the owner.
 func (c *Conn) PollHeld(h *Held) bool {
 	v, ok := c.reasm.out.pop()
 	if ok {
@@ -311,22 +297,19 @@ func (c *Conn) PollHeld(h *Held) bool {
 	return ok
 }
 
-// Placed says that the octets of the held segment b have been placed where they
-// belong: its frame is the owner's again. PollHeld still reports the range, with
-// NoBuf.
+// Placed reports that the bytes of the held segment b are in their final place, and returns its frame to the owner. PollHeld still reports
+// the range, with NoBuf.
 func (c *Conn) Placed(b Buf) {
 	if b != NoBuf {
 		c.reasm.placed(b)
 	}
 }
 
-// Reclaim gives up as many as n segments that are held out of order and not placed,
-// from the one that lies furthest ahead on: PollHeld returns the frames, undelivered.
-// It is for an owner that is short of frames. The peer has to send the octets again,
-// as RFC 2018 section 8 provides for, and all that follow.
+// Reclaim drops up to n segments that are held out of order and not placed, starting with the highest sequence number: PollHeld returns
+// their frames, undelivered. An owner that is short of frames calls it. The peer must retransmit those bytes, as RFC 2018 section 8 allows.
 func (c *Conn) Reclaim(n int) { c.reasm.reclaim(n) }
 
-// PollEvent returns the next event. EventClosed is the last one of a connection.
+// PollEvent returns the next event. EventClosed is the last event of a connection.
 func (c *Conn) PollEvent() (Event, bool) {
 	for i := range uint8(4) {
 		if c.events&(1<<i) != 0 {
@@ -337,8 +320,7 @@ func (c *Conn) PollEvent() (Event, bool) {
 	return 0, false
 }
 
-// Close ends our half of the connection: what was pushed is sent, then a FIN.
-// Octets still arrive until the peer closes too.
+// Close ends our half of the connection: pushed data is sent, then a FIN. Data still arrives until the peer closes too.
 func (c *Conn) Close(now clock.Time) {
 	if c.finQueued {
 		return
@@ -365,8 +347,7 @@ func (c *Conn) pushFIN() {
 	c.pushNxt++
 }
 
-// Abort ends the connection with a RST, which PollTransmit gives. What was
-// pushed is lost.
+// Abort ends the connection with a RST, which PollTransmit returns. Pushed data is lost.
 func (c *Conn) Abort(now clock.Time) {
 	switch c.state {
 	case Closed:
@@ -382,7 +363,7 @@ func (c *Conn) finalReset() {
 	c.rstPending, c.rstFinal = true, true
 }
 
-// end forgets the connection. Every Buf goes back to the owner.
+// end discards the state of the connection and releases every Buf.
 func (c *Conn) end(err error) {
 	if c.state == Closed {
 		return
@@ -404,7 +385,7 @@ func (c *Conn) end(err error) {
 	c.events |= evClosed
 }
 
-// establish is the step into ESTABLISHED. The options of the peer's SYN are known.
+// establish enters ESTABLISHED. The options of the peer's SYN are known.
 func (c *Conn) establish(now clock.Time) {
 	c.state = Established
 	c.events |= evEstablished
@@ -440,7 +421,7 @@ func (c *Conn) establish(now clock.Time) {
 	}
 }
 
-// takeSYN learns what the SYN of the peer says.
+// takeSYN records the fields and options of the peer's SYN.
 func (c *Conn) takeSYN(now clock.Time, h *Header) {
 	c.irs = h.Seq
 	c.rcvNxt = h.Seq + 1

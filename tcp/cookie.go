@@ -6,15 +6,13 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// SYN cookies (RFC 4987 3.6). The initial sequence number is five bits of a
-// counter of minutes, three of an MSS table, and 24 of a keyed hash over the
-// flow, the peer's initial sequence number and these. The rest of what a SYN says
-// goes into the low bits of the timestamp, which the peer echoes: window scale,
-// SACK and ECN.
+// SYN cookies (RFC 4987 3.6). The initial sequence number consists of five bits of a 64-second counter, three bits of MSS table index, and
+// 24 bits of a keyed hash over the flow, the peer's initial sequence number and those values. The other options of the SYN (window scale,
+// SACK, ECN) go into the low bits of the timestamp, which the peer echoes.
 const (
 	cookiePeriod = 64 // seconds
 
-	cookieWScale = 0x0f // 15: none
+	cookieWScale = 0x0f // 15: no window scaling
 	cookieSACK   = 0x10
 	cookieECN    = 0x20
 	cookieBits   = 0x3f
@@ -29,11 +27,10 @@ func (l *Listener) cookie(f *pkt.Flow, irs serial.Num, t uint32, mss uint32) ser
 	return serial.Num(t&31<<27 | mss<<24 | (h[1]+t*8+mss*0x51ed27)&0xffffff)
 }
 
-// tsOff is the offset of the timestamp clock in this flow, for connections with a
-// cookie: the same each time it is asked for.
+// tsOff returns the timestamp offset of a flow for connections made from a cookie. It is the same for every call.
 func (l *Listener) tsOff(f *pkt.Flow) uint32 { return flowHash(&l.secret, f, 0)[0] }
 
-// cookieReply is the SYN-ACK that keeps no state.
+// cookieReply returns the SYN-ACK of a SYN cookie; no state is kept.
 func (l *Listener) cookieReply(now clock.Time, f *pkt.Flow, s *Segment) Header {
 	c := Conn{cfg: l.cfg, flow: *f, v6: !isV4(&f.Remote), pathState: pathState{linkMTU: l.mtu, mtu: l.mtu}}
 	peer := int(s.Opts.MSS)
@@ -70,7 +67,7 @@ func (l *Listener) cookieReply(now clock.Time, f *pkt.Flow, s *Segment) Header {
 	h.Opts.TSEcr = s.Opts.TSVal
 	c.tsOff = l.tsOff(f)
 	ts := c.tsNow(now)
-	// The clock must not seem to run backwards when the connection goes on.
+	// The timestamp clock must not appear to run backwards later in the connection.
 	h.Opts.TSVal = ts&^cookieBits | bits
 	if int32(h.Opts.TSVal-ts) > 0 {
 		h.Opts.TSVal -= cookieBits + 1
@@ -78,7 +75,7 @@ func (l *Listener) cookieReply(now clock.Time, f *pkt.Flow, s *Segment) Header {
 	return h
 }
 
-// checkCookie makes a connection of an ACK that answers a cookie.
+// checkCookie returns a new connection if the ACK s answers a valid cookie, else nil.
 func (l *Listener) checkCookie(now clock.Time, f *pkt.Flow, s *Segment) *Conn {
 	if l.flooded == 0 || now.Sub(l.flooded) > cookieLife {
 		return nil

@@ -14,18 +14,18 @@ const (
 	cubicAlpha = 3 * (1 - cubicBeta) / (1 + cubicBeta)
 )
 
-// cubic is the window of RFC 9438. Windows in it are in segments.
+// cubic is the CUBIC algorithm of RFC 9438. Its windows are in segments.
 type cubic struct {
 	cubicState
-	saved cubicState // before the last reduce
-	last  clock.Time // ACK of new data
+	saved cubicState // state before the last reduction
+	last  clock.Time // time of the last ACK of new data
 	hystart
 }
 
 type cubicState struct {
 	wMax, k, wEst, cwndPrior float64
-	frac                     float64    // of an octet, not yet added to the window
-	epoch                    clock.Time // start of this congestion avoidance phase; 0: not begun
+	frac                     float64    // fraction of a byte not yet added to the window
+	epoch                    clock.Time // start of this congestion avoidance phase; 0: not started
 }
 
 func (c *cubic) seen(w *window, a *ackSample) {
@@ -36,8 +36,8 @@ func (c *cubic) seen(w *window, a *ackSample) {
 	c.last = a.now
 }
 
-// skip takes the time since the last ACK out of the epoch, so that the window does not
-// grow for time in which it was not in full use (RFC 9438 4.2.3 and 5.8).
+// skip removes the time since the last ACK from the epoch, so that the window does not grow for time in which it was not fully used (RFC
+// 9438 4.2.3 and 5.8).
 func (c *cubic) skip(now clock.Time) {
 	if c.epoch != 0 {
 		c.epoch = c.epoch.Add(now.Sub(max(c.last, c.epoch)))
@@ -48,7 +48,7 @@ func (c *cubic) grow(w *window, a *ackSample) {
 	n := a.acked
 	if w.cwnd < w.ssthresh {
 		n = c.hystart.grow(w, a)
-		c.wEst = float64(w.cwnd) / float64(w.mss) // an epoch in hand: the window was lowered since
+		c.wEst = float64(w.cwnd) / float64(w.mss) // an epoch is running: the window was lowered since
 		if n <= 0 {
 			return
 		}
@@ -87,7 +87,7 @@ func (c *cubic) at(t float64) float64 {
 	return cubicC*d*d*d + c.wMax
 }
 
-// set makes the window n segments, keeping the fraction of an octet.
+// set sets the window to n segments and keeps the fraction of a byte.
 func (c *cubic) set(w *window, n float64) {
 	v := n*float64(w.mss) - float64(w.cwnd) + c.frac
 	whole := math.Floor(v)
@@ -106,9 +106,8 @@ func (c *cubic) reduce(w *window, _ clock.Time, _ int, _ bool) int {
 	}
 	c.epoch = 0
 	c.hystart.end()
-	// The window, not the flight, which is small by chance when records come
-	// now and then. RFC 9438 4.6 allows it where the window is validated: it does
-	// not grow while it is not in full use, and is lowered after idle time.
+	// Reduce from the window, not from the flight size, which may be small only because the application rarely sends. RFC 9438 4.6 allows
+	// this if the window is validated: it does not grow unless fully used, and is lowered after idle time.
 	return max(int(float64(w.cwnd)*cubicBeta), 2*w.mss)
 }
 

@@ -6,12 +6,11 @@ import (
 
 const dctcpGain = 1.0 / 16 // g, RFC 8257 4.2
 
-// dctcp scales the window by the fraction of octets that met congestion (RFC
-// 8257 section 3.3).
+// dctcp scales the window by the fraction of bytes that met congestion (RFC 8257 section 3.3).
 type dctcp struct {
 	newReno
 	alpha         float64
-	acked, marked int // octets acknowledged, and those with an ECN echo, in this window
+	acked, marked int // bytes acknowledged, and those with an ECN echo, in this window
 }
 
 func newDCTCP() *dctcp { return &dctcp{alpha: 1} }

@@ -11,11 +11,11 @@ const (
 	headerLen    = 20
 	maxOptionLen = 40
 
-	// MaxHeaderLen is the longest TCP header, in octets.
+	// MaxHeaderLen is the longest TCP header, in bytes.
 	MaxHeaderLen = headerLen + maxOptionLen
 )
 
-// Errors of Header.Decode.
+// Errors that Header.Decode returns.
 var (
 	ErrShortHeader = errors.New("tcp: segment shorter than its header")
 	ErrDataOffset  = errors.New("tcp: data offset below five words")
@@ -31,9 +31,8 @@ type Header struct {
 	Opts             Options
 }
 
-// Decode parses the header at the start of b, which holds a segment or at least
-// its whole header. It returns the header's length. The checksum is stored but not
-// verified.
+// Decode parses the header at the start of b, which holds a segment or at least its whole header, and returns the header's length. It
+// stores the checksum but does not verify it.
 func (h *Header) Decode(b []byte) (n int, err error) {
 	if len(b) < headerLen {
 		return 0, ErrShortHeader
@@ -57,15 +56,13 @@ func (h *Header) Decode(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// Len is the length of the header that Put writes, in octets: 20 to 60, a
-// multiple of 4.
+// Len returns the length in bytes of the header that Put writes: 20 to 60, a multiple of 4.
 func (h *Header) Len() int { return headerLen + h.Opts.Len() }
 
-// Put writes the header to b, which must hold Len octets, with a checksum of
-// zero, and returns its length.
+// Put writes the header, with a zero checksum, to b, which must hold Len bytes, and returns its length.
 func (h *Header) Put(b []byte) int {
 	n := headerLen + h.Opts.put(b[headerLen:])
-	// In stores as wide as the loads of whoever takes the checksum next.
+	// The stores are as wide as the loads of the checksum code that follows, so that store forwarding works.
 	be := binary.BigEndian
 	be.PutUint64(b[0:], uint64(h.SrcPort)<<48|uint64(h.DstPort)<<32|uint64(h.Seq))
 	be.PutUint64(b[8:], uint64(h.Ack)<<32|uint64(n/4)<<28|uint64(h.Flags)<<16|uint64(h.Window))
@@ -73,9 +70,8 @@ func (h *Header) Put(b []byte) int {
 	return n
 }
 
-// Reset gives the RST that answers a segment with the given number of payload
-// octets for which there is no connection (RFC 9293 3.10.7.1). A RST is not
-// answered.
+// Reset returns the RST that answers a segment with payload bytes of data for which there is no connection (RFC 9293 3.10.7.1). It reports
+// false for a RST, which is never answered.
 func Reset(h *Header, payload int) (Header, bool) {
 	if h.Flags&RST != 0 {
 		return Header{}, false

@@ -14,13 +14,12 @@ const (
 	hystartUnmeasured = time.Duration(1<<63 - 1)
 )
 
-// hystart ends the first slow start before it overruns the path's buffer (RFC
-// 9406).
+// hystart ends the first slow start before the window exceeds the buffers of the path (RFC 9406).
 type hystart struct {
-	last, curr time.Duration // least round-trip time of the last and of this round
+	last, curr time.Duration // smallest round-trip time of the previous round and of this one
 	base       time.Duration
 	samples    int
-	rounds     int // of conservative slow start
+	rounds     int // rounds of conservative slow start so far
 	css, done  bool
 	begun      bool
 }
@@ -56,7 +55,7 @@ func (h *hystart) seen(w *window, a *ackSample) {
 	switch {
 	case h.css:
 		if h.curr < h.base {
-			h.css = false // the rise was a false alarm
+			h.css = false // the RTT increase was spurious
 		}
 	case w.cwnd >= hystartMinWindow*w.mss:
 		if h.curr >= h.last+min(max(h.last/hystartDivisor, hystartMinThresh), hystartMaxThresh) {
@@ -65,7 +64,7 @@ func (h *hystart) seen(w *window, a *ackSample) {
 	}
 }
 
-// grow is slow start. It returns the octets left for congestion avoidance.
+// grow is slow start. It returns the bytes that remain for congestion avoidance.
 func (h *hystart) grow(w *window, a *ackSample) int {
 	if h.css {
 		w.slowStart(a.acked / hystartGrowth)

@@ -7,8 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// HandleSegment takes an arriving segment whose checksum is right and that
-// belongs to this connection. The result says what becomes of its payload.
+// HandleSegment processes an arriving segment of this connection whose checksum is correct. The result says what to do with its payload.
 func (c *Conn) HandleSegment(now clock.Time, s *Segment) Input {
 	c.stats.SegsIn++
 	if s.Opts.Malformed {
@@ -47,7 +46,7 @@ func (c *Conn) handleSynSent(now clock.Time, s *Segment) Input {
 	c.takeSYN(now, &s.Header)
 	c.lastRcv = now
 	if c.cfg.wantECN() && c.synRetries == 0 {
-		// RFC 3168 6.1.1: an answer has ECE without CWR, a SYN has both.
+		// RFC 3168 6.1.1: a SYN-ACK has ECE without CWR, a SYN has both.
 		if ackOK {
 			c.ecnOK = s.Flags&(ECE|CWR) == ECE
 		} else {
@@ -74,10 +73,10 @@ func (c *Conn) handleSynSent(now clock.Time, s *Segment) Input {
 	return Input{}
 }
 
-// secondAck is how long an ACK is delayed once a second segment waits for it.
+// secondAck is the longest delay of an ACK for two or more segments.
 const secondAck = time.Millisecond
 
-// handleSynchronized is RFC 9293 3.10.7.4, with RFC 5961 and RFC 7323 in it.
+// handleSynchronized is RFC 9293 3.10.7.4 with the checks of RFC 5961 and RFC 7323.
 func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 	syn := s.Flags&SYN != 0
 	if syn && c.state == TimeWait && s.Flags&(RST|ACK) == 0 && c.reusable(s) {
@@ -86,13 +85,12 @@ func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 	}
 	if syn && c.state == SynReceived && s.Seq == c.irs && s.Flags&RST == 0 {
 		if s.Flags&ACK == 0 {
-			// The peer did not get our SYN-ACK.
+			// The peer did not receive our SYN-ACK.
 			c.synPending = true
 			return Input{}
 		}
 		if c.active && s.Ack == c.nxt {
-			// The second half of a simultaneous open: the SYN itself has
-			// been seen.
+			// The second half of a simultaneous open: the SYN itself has already been processed.
 			t := *s
 			t.Flags &^= SYN
 			t.Seq++
@@ -143,8 +141,7 @@ func (c *Conn) handleSynchronized(now clock.Time, s *Segment) Input {
 	return c.text(now, s)
 }
 
-// acceptable is the test of RFC 9293 3.4 on the sequence number. The left edge is
-// given away by nothing: a segment that is old in part is acceptable.
+// acceptable is the sequence number test of RFC 9293 3.4. A segment that is only partly old is acceptable too.
 func (c *Conn) acceptable(s *Segment) bool {
 	n := s.seqLen()
 	wnd := uint32(max(0, c.rcvAdv.Sub(c.rcvNxt)))
@@ -152,8 +149,7 @@ func (c *Conn) acceptable(s *Segment) bool {
 		return s.Seq == c.rcvNxt || s.Seq.In(c.rcvNxt, wnd)
 	}
 	if wnd == 0 {
-		// The FIN that a peer puts behind the octets which filled the window
-		// takes no room.
+		// A FIN after bytes that filled the window needs no room.
 		return s.Seq == c.rcvNxt && s.Len == 0 && s.Flags&FIN != 0
 	}
 	return s.Seq.In(c.rcvNxt, wnd) || s.Seq.Add(n-1).In(c.rcvNxt, wnd) ||
@@ -175,16 +171,16 @@ func (c *Conn) unacceptable(now clock.Time, s *Segment) {
 		return
 	}
 	if s.Len > 0 && s.Seq.Less(c.rcvNxt) {
-		// Retransmitted for nothing; the peer wants to know (RFC 2883).
+		// A needless retransmission: report it with a D-SACK (RFC 2883).
 		c.stats.DuplicateIn++
 		c.noteDSACK(s.Seq, serial.Min(s.Seq.Add(s.Len), c.rcvNxt))
 		c.ackNow = true
-		// Such a segment may carry a new ACK.
+		// The segment may carry a new ACK.
 		c.lateAck(now, s)
 		return
 	}
 	if s.Len > 0 || s.Flags&FIN != 0 {
-		// A probe of a closed window, or a FIN sent again.
+		// A window probe, or a retransmitted FIN.
 		if s.Flags&ACK != 0 && c.state != TimeWait {
 			c.lateAck(now, s)
 		}
@@ -194,8 +190,7 @@ func (c *Conn) unacceptable(now clock.Time, s *Segment) {
 		c.ackNow = true
 		return
 	}
-	// A segment without text: it may be half of an endless exchange of ACKs,
-	// or a keep-alive.
+	// A segment without text: a keep-alive, or part of an endless exchange of ACKs.
 	if s.Flags&SYN == 0 {
 		c.lateAck(now, s)
 		if c.state == Closed {
@@ -205,9 +200,8 @@ func (c *Conn) unacceptable(now clock.Time, s *Segment) {
 	c.challenge(now)
 }
 
-// lateAck takes the ACK of a segment that is itself of no use. Only one that
-// lies just before the window is trusted so far (RFC 9293 3.10.7.4: with a zero
-// window valid ACKs are still to be accepted).
+// lateAck processes the ACK field of a segment that is otherwise useless. It trusts only a segment just before the window (RFC 9293
+// 3.10.7.4: with a zero window valid ACKs must still be accepted).
 func (c *Conn) lateAck(now clock.Time, s *Segment) {
 	if s.Flags&(ACK|RST|SYN) != ACK || c.state < Established {
 		return
@@ -219,8 +213,7 @@ func (c *Conn) lateAck(now clock.Time, s *Segment) {
 	c.handleAck(now, s)
 }
 
-// checkTimestamp is PAWS (RFC 7323 5). It reports whether to go on with the
-// segment.
+// checkTimestamp is PAWS (RFC 7323 5). It reports whether processing of the segment continues.
 func (c *Conn) checkTimestamp(now clock.Time, s *Segment) bool {
 	if s.Flags&RST != 0 {
 		return true
@@ -244,8 +237,7 @@ func (c *Conn) checkTimestamp(now clock.Time, s *Segment) bool {
 // tsExpired reports whether TS.Recent is too old to compare with (RFC 7323 5.5).
 func (c *Conn) tsExpired(now clock.Time) bool { return now.Sub(c.tsRecentAt) > 24*24*time.Hour }
 
-// reusable reports whether a SYN in TIME-WAIT is surely of a new connection
-// (RFC 9293 3.6.1 MAY-2, RFC 6191).
+// reusable reports whether a SYN that arrives in TIME-WAIT certainly belongs to a new connection (RFC 9293 3.6.1 MAY-2, RFC 6191).
 func (c *Conn) reusable(s *Segment) bool {
 	if c.tsOK && s.Opts.HasTimestamps {
 		if d := int32(s.Opts.TSVal - c.tsRecent); d != 0 {
@@ -255,8 +247,7 @@ func (c *Conn) reusable(s *Segment) bool {
 	return c.rcvNxt.Less(s.Seq)
 }
 
-// handleRST is RFC 9293 3.10.7.4 second, RFC 5961 3.2. The segment is in the
-// window.
+// handleRST is RFC 9293 3.10.7.4 second and RFC 5961 3.2. The segment is in the window.
 func (c *Conn) handleRST(now clock.Time, s *Segment) {
 	if s.Seq != c.rcvNxt {
 		c.challenge(now)
@@ -272,11 +263,10 @@ func (c *Conn) handleRST(now clock.Time, s *Segment) {
 	}
 }
 
-// Challenge ACKs in any second, of one connection. The limit is kept for each
-// connection, so that it tells nothing of others.
+// challengeLimit is the number of challenge ACKs per second and connection. A limit per connection reveals nothing about other connections.
 const challengeLimit = 10
 
-// challenge answers with an ACK, within the rate of RFC 5961 section 7.
+// challenge sends a challenge ACK, within the rate limit of RFC 5961 section 7.
 func (c *Conn) challenge(now clock.Time) {
 	if now.Sub(c.challengeWindow) >= time.Second {
 		c.challengeWindow = now
@@ -290,8 +280,7 @@ func (c *Conn) challenge(now clock.Time) {
 	c.ackNow = true
 }
 
-// text is the part of RFC 9293 3.10.7.4 that handles the segment's text and its
-// FIN. The segment overlaps the window.
+// text processes the text and the FIN of a segment that overlaps the window (RFC 9293 3.10.7.4).
 func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 	if c.ecnOK && s.Len > 0 {
 		c.noteCE(s)
@@ -303,7 +292,7 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 	case Established, FinWait1, FinWait2:
 	default:
 		if s.Len > 0 && c.state != TimeWait {
-			c.ackNow = true // past the FIN: nonsense
+			c.ackNow = true // data after the peer's FIN: ignore it
 		}
 		return in
 	}
@@ -330,8 +319,7 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 	if fin && !c.finSeen {
 		c.finSeen, c.finSeq = true, seq.Add(n)
 	}
-	// What counts as a full segment: the peer's may have become smaller, and
-	// small ones do not count.
+	// Estimate the peer's full segment size. It may have become smaller, and small segments must not lower the estimate.
 	full := max(min(c.rcvLast, s.Len), min(c.mss, ipv4DefaultMSS))
 	c.rcvMSS, c.rcvLast = max(c.rcvMSS, s.Len), s.Len
 	c.rcvMean += s.Len - c.rcvMean/16
@@ -347,8 +335,8 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 			c.ackPending = true
 			c.arm(timerDelayedAck, now.Add(c.cfg.DelayedAck))
 		} else if at := now.Add(secondAck); at < c.deadlines[timerDelayedAck] {
-			// With two or more segments out the peer's loss probe does not allow
-			// for a delayed ACK (RFC 8985 7.2), however small they are.
+			// With two or more segments outstanding the peer's loss probe does not allow for a delayed ACK (RFC 8985 7.2), however small
+			// they are.
 			c.arm(timerDelayedAck, at)
 		}
 		if c.unacked >= 2*full || c.quickAcks > 0 {
@@ -369,8 +357,8 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 	return in
 }
 
-// dueAck makes an ACK of what is delivered due. If another is due already, because
-// several segments came in one burst, that one is not replaced by it.
+// dueAck makes an ACK of the delivered data due. If several segments of one burst make ACKs due, an earlier ACK is not replaced by a later
+// one.
 func (c *Conn) dueAck() {
 	if c.ackNow && c.lastAckSent.Less(c.ackPoint) && c.ackPoint.Less(c.rcvNxt) {
 		c.earlyAck(c.ackPoint)
@@ -380,34 +368,32 @@ func (c *Conn) dueAck() {
 	c.unacked = 0
 }
 
-// maxEarlyAcks is how many ACKs of one burst of segments leave beside the last. A
-// peer with a small window loses a round trip or more when its only ACK is lost;
-// in a long burst the last one says enough.
+// maxEarlyAcks is how many extra ACKs one burst of segments may cause. A peer with a small window loses a round trip or more if its only
+// ACK is lost; for a long burst the last ACK is enough.
 const maxEarlyAcks = 3
 
-// earlyAck has an ACK leave ahead of the one that is due.
+// earlyAck queues an ACK to be sent before the one that is due.
 func (c *Conn) earlyAck(ack serial.Num) {
 	if c.earlyAcks.len() < maxEarlyAcks {
 		c.earlyAcks.push(earlyAck{ack: ack, ece: c.ceSeen})
 	}
 }
 
-// deliver moves the in-order point over n octets and over what is held behind
-// them.
+// deliver advances rcvNxt by n bytes and over held data that is now in order.
 func (c *Conn) deliver(n int) {
 	start := c.rcvNxt
 	c.rcvNxt = c.rcvNxt.Add(n)
 	if len(c.reasm.s) > 0 {
 		c.rcvNxt = c.reasm.advance(c.rcvNxt)
-		c.ackNow = true // a gap is filled, in whole or in part (RFC 5681 4.2)
+		c.ackNow = true // a gap is filled, entirely or in part (RFC 5681 4.2)
 	}
 	c.stats.OctetsIn += uint64(c.rcvNxt - start)
 	if c.finSeen && c.finSeq.Less(c.rcvNxt) {
-		c.finSeen = false // octets lie beyond that FIN: it was none of the peer's
+		c.finSeen = false // data lies beyond that FIN, so the peer did not send it
 	}
 }
 
-// hold keeps octets ahead of the in-order point, if there is room and use.
+// hold keeps out-of-order data if there is room and it is new.
 func (c *Conn) hold(seq serial.Num, n, off int, buf Buf) Input {
 	c.stats.OutOfOrderIn++
 	switch {
@@ -433,12 +419,11 @@ func (c *Conn) hold(seq serial.Num, n, off int, buf Buf) Input {
 	return Input{Hold, h.seq, int(h.off), int(h.len)}
 }
 
-// maxEarlyDSACKs is how many ACKs of one burst leave for their D-SACK alone. A peer
-// that is told of each duplicate can take a needless reduction back.
+// maxEarlyDSACKs is how many ACKs of one burst may be sent only for their D-SACK. A peer that learns of each duplicate can undo a needless
+// reduction.
 const maxEarlyDSACKs = 16
 
-// noteDSACK has the next ACK report a duplicate (RFC 2883 4): together with the one
-// before, if that waits yet and is its neighbour.
+// noteDSACK makes the next ACK report a duplicate (RFC 2883 4). A pending D-SACK is extended if the new range is adjacent to it.
 func (c *Conn) noteDSACK(start, end serial.Num) {
 	if c.sackOK {
 		switch d := &c.dsack; {
@@ -457,7 +442,7 @@ func (c *Conn) noteDSACK(start, end serial.Num) {
 	c.quickAcks = max(c.quickAcks, 2)
 }
 
-// handleFIN is RFC 9293 3.10.7.4 eighth: the FIN is the next in order.
+// handleFIN is RFC 9293 3.10.7.4 eighth: the FIN is next in order.
 func (c *Conn) handleFIN(now clock.Time) {
 	c.rcvNxt++
 	c.rcvAdv = serial.Max(c.rcvAdv, c.rcvNxt)
@@ -468,14 +453,13 @@ func (c *Conn) handleFIN(now clock.Time) {
 	case Established:
 		c.state = CloseWait
 	case FinWait1:
-		c.state = Closing // our FIN is not acknowledged, else it were FIN-WAIT-2
+		c.state = Closing // our FIN is not acknowledged, or the state would be FIN-WAIT-2
 	case FinWait2:
 		c.timeWait(now)
 	}
 }
 
-// SetBacklog says how many octets were delivered and are not yet consumed by the
-// application. They lessen the window that is offered.
+// SetBacklog sets how many delivered bytes the application has not consumed yet. They reduce the offered window.
 func (c *Conn) SetBacklog(n int) {
 	if n == c.backlog {
 		return
@@ -484,8 +468,7 @@ func (c *Conn) SetBacklog(n int) {
 	if c.state != Established && c.state != FinWait1 && c.state != FinWait2 {
 		return
 	}
-	// An update is worth an ACK when the peer may be short of window
-	// (RFC 9293 3.8.6.2.2).
+	// A window update is worth an ACK if the peer may be short of window (RFC 9293 3.8.6.2.2).
 	have := c.rcvAdv.Sub(c.rcvNxt)
 	limit := c.rcvLimit()
 	more := limit - n - have
@@ -494,14 +477,11 @@ func (c *Conn) SetBacklog(n int) {
 	}
 }
 
-// SetMayHold says how many segments this connection could hold out of order now,
-// those that it holds included, where many share the frames for that. The window
-// that is offered next is no larger than what they take; what was offered before
-// stands.
+// SetMayHold sets how many segments this connection may hold out of order, including those already held, when connections share the frames.
+// It limits the next window offered; a window already offered stays valid.
 func (c *Conn) SetMayHold(n int) { c.mayHold = n }
 
-// noteCE keeps account of congestion marks on what arrives (RFC 3168 6.1.3, RFC
-// 8257 3.2).
+// noteCE tracks congestion marks of arriving segments (RFC 3168 6.1.3, RFC 8257 3.2).
 func (c *Conn) noteCE(s *Segment) {
 	marked := s.ECN&3 == ce
 	if marked {

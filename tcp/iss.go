@@ -9,20 +9,19 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// issTick is the period of the clock in initial sequence numbers (RFC 6528
-// section 3): 4 microseconds, so that it wraps after 4.7 hours.
+// issTick is the period in nanoseconds of the clock in initial sequence numbers: 4 microseconds (RFC 6528 section 3), so that it wraps
+// after 4.7 hours.
 const issTick = 4000
 
 func issClock(now clock.Time) uint32 { return uint32(uint64(now) / issTick) }
 
-// ISS returns the initial sequence number of a connection that starts now: a
-// clock plus a keyed function of the flow (RFC 6528, RFC 9293 MUST-8 and SHLD-1).
-// A secret serves for the life of the process and is drawn at random.
+// ISS returns the initial sequence number of a connection that starts now: a clock plus a keyed function of the flow (RFC 6528, RFC 9293
+// MUST-8 and SHLD-1). The secret is random and kept for the life of the process.
 func ISS(secret [16]byte, f pkt.Flow, now clock.Time) serial.Num {
 	return serial.Num(issClock(now) + flowHash(&secret, &f, 0)[0])
 }
 
-// flowHash is a keyed function of a flow and a number.
+// flowHash is a keyed hash of a flow and a salt.
 func flowHash(secret *[16]byte, f *pkt.Flow, salt uint32) (h [2]uint32) {
 	var b [56]byte
 	copy(b[0:], secret[:])

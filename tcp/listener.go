@@ -7,36 +7,34 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// Listener is a port in LISTEN. It keeps no half-open connection itself: it
-// counts them, and when the SYN queue is full answers with SYN cookies.
+// Listener is a port in LISTEN. It does not store half-open connections: it counts them, and answers with SYN cookies when the SYN queue is
+// full.
 type Listener struct {
 	cfg     Config
 	backlog int
 	half    int // connections in SYN-RECEIVED
 	secret  [16]byte
 	mtu     int
-	flooded clock.Time // the last cookie sent
+	flooded clock.Time // time of the last cookie sent
 
 	stats ListenerStats
 }
 
-// ListenerStats counts what came to a Listener.
+// ListenerStats are the counters of a Listener.
 type ListenerStats struct {
 	Syns, CookiesSent, CookiesGood, CookiesBad, Resets uint64
 	HalfOpen                                           int
 }
 
-// NewListener returns a listener whose SYN queue has backlog places. mtu is that
-// of the link. secret is random and serves for the life of the process.
+// NewListener returns a listener with a SYN queue of backlog entries. mtu is that of the link. secret is random and kept for the life of
+// the process.
 func NewListener(cfg *Config, backlog int, secret [16]byte, mtu int) *Listener {
 	return &Listener{cfg: cfg.withDefaults(), backlog: max(backlog, 1), secret: secret, mtu: mtu}
 }
 
-// HandleSegment takes a segment to the listening port that belongs to no
-// connection (RFC 9293 3.10.7.2). If c is not nil it goes into the flow table:
-// in SYN-RECEIVED, with its SYN-ACK to be polled; or in ESTABLISHED, by a SYN
-// cookie, and then the same segment is given to c.HandleSegment. If ok is set,
-// reply is sent.
+// HandleSegment processes a segment for the listening port that matches no connection (RFC 9293 3.10.7.2). If c is not nil the caller adds
+// it to the flow table: it is in SYN-RECEIVED, and PollTransmit returns its SYN-ACK; or a SYN cookie made it ESTABLISHED, and the caller
+// passes the same segment to c.HandleSegment. If ok is true the caller sends reply.
 func (l *Listener) HandleSegment(now clock.Time, f pkt.Flow, s *Segment) (c *Conn, reply Header, ok bool) {
 	switch {
 	case s.Flags&RST != 0:
@@ -73,8 +71,8 @@ func (l *Listener) HandleSegment(now clock.Time, f pkt.Flow, s *Segment) (c *Con
 	return c, Header{}, false
 }
 
-// Done says that c, which came from this listener, has left SYN-RECEIVED. It may be
-// said more than once, and of a connection made by a cookie, which had no place.
+// Done reports that c, which came from this listener, has left SYN-RECEIVED. It may be called more than once, and for a connection made
+// from a cookie, which does not count in the SYN queue.
 func (l *Listener) Done(c *Conn) {
 	if c.queued {
 		c.queued = false
@@ -82,7 +80,7 @@ func (l *Listener) Done(c *Conn) {
 	}
 }
 
-// SetMTU sets the MTU for connections to come.
+// SetMTU sets the MTU of future connections.
 func (l *Listener) SetMTU(mtu int) { l.mtu = mtu }
 
 // Stats returns the counters.
@@ -92,5 +90,5 @@ func (l *Listener) Stats() ListenerStats {
 	return s
 }
 
-// cookieLife is for how long after the last cookie one is accepted.
+// cookieLife is how long after the last cookie was sent a cookie is accepted.
 const cookieLife = 2 * cookiePeriod * time.Second

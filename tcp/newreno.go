@@ -6,9 +6,9 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// newReno is the window of RFC 5681.
+// newReno is the congestion control of RFC 5681.
 type newReno struct {
-	acked int // octets acknowledged towards the next increase, RFC 5681 (3) by counting
+	acked int // bytes acknowledged toward the next increase, RFC 5681 (3) by counting
 	hystart
 }
 

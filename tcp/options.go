@@ -22,30 +22,28 @@ const (
 	maxSACK       = 4  // blocks that fit in the option space
 	maxWScale     = 14 // RFC 7323 2.3
 
-	// timestampsHead is what stands in front of the two values in most segments:
-	// the layout of RFC 7323 appendix A.
+	// timestampsHead is the option header before the two values in most segments: the layout of RFC 7323 appendix A.
 	timestampsHead = kindNOP<<24 | kindNOP<<16 | kindTimestamp<<8 | 10
 )
 
 // SACKBlock is the range [Start,End) of sequence numbers (RFC 2018 section 3).
 type SACKBlock struct{ Start, End serial.Num }
 
-// Options are the options of a header that this TCP knows. All others are
-// skipped.
+// Options are the options that this TCP knows. All others are skipped.
 type Options struct {
 	MSS           uint16 // 0: absent
-	WScale        uint8  // shift count, at most 14; meaningful with HasWScale
+	WScale        uint8  // shift count, at most 14; valid if HasWScale is set
 	HasWScale     bool
 	SACKPermitted bool
 	HasTimestamps bool
-	Malformed     bool // the decoder stopped at an option of an illegal length
+	Malformed     bool // the decoder stopped at an option of illegal length
 	NSACK         uint8
 	TSVal, TSEcr  uint32
 	SACK          [maxSACK]SACKBlock
 }
 
-// decode reads options from b. An option with an illegal length ends it, since
-// what follows cannot be found; what came before is used (RFC 9293 MUST-7).
+// decode reads options from b. It stops at an option of illegal length, because the next one cannot be found; the options before it are
+// used (RFC 9293 MUST-7).
 func (o *Options) decode(b []byte) {
 	*o = Options{}
 	if len(b) == timestampsLen && binary.BigEndian.Uint32(b) == timestampsHead {
@@ -119,7 +117,7 @@ func (o *Options) fixedLen() int {
 	return n
 }
 
-// sackFit is the number of SACK blocks, up to n, for which room octets suffice.
+// sackFit returns the number of SACK blocks, up to n, that fit in room bytes.
 func sackFit(n, room int) int {
 	if room < 12 {
 		return 0
@@ -127,8 +125,7 @@ func sackFit(n, room int) int {
 	return min(n, (room-4)/8)
 }
 
-// Len is the padded length of the options, in octets: a multiple of 4, at most
-// 40. SACK blocks that do not fit are left out.
+// Len returns the padded length of the options in bytes: a multiple of 4, at most 40. SACK blocks that do not fit are left out.
 func (o *Options) Len() int {
 	n := o.fixedLen()
 	if k := sackFit(int(o.NSACK), maxOptionLen-n); k > 0 {

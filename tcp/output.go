@@ -7,10 +7,9 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// PollTransmit gives the next segment to be sent: retransmissions, then new
-// records, then, when all of these have had their chance to carry it, an ACK that
-// is due. An owner that cannot send leaves it uncalled; nothing is lost. It is
-// to be drained after EventClosed too: the last segment may be a RST.
+// PollTransmit returns the next segment to send: retransmissions first, then new records, then an ACK that is due and that none of these
+// carried. The caller may stop at any time; pending segments are kept. It must drain PollTransmit after EventClosed too: the last segment
+// may be a RST.
 func (c *Conn) PollTransmit(now clock.Time, o *Out) bool {
 	if c.rstPending {
 		c.sendRST(o)
@@ -69,7 +68,7 @@ func (c *Conn) sendRST(o *Out) {
 	c.stats.SegsOut++
 }
 
-// sendSYN makes the SYN of SYN-SENT or the SYN-ACK of SYN-RECEIVED.
+// sendSYN builds the SYN of SYN-SENT or the SYN-ACK of SYN-RECEIVED.
 func (c *Conn) sendSYN(now clock.Time, o *Out) {
 	c.synPending = false
 	*o = Out{Buf: NoBuf, Retransmit: c.synRetries > 0}
@@ -97,7 +96,7 @@ func (c *Conn) sendSYN(now clock.Time, o *Out) {
 		if c.ecnOK {
 			o.Flags |= ECE
 			if c.active {
-				o.Flags |= CWR // simultaneous open: this is the peer's first sight of our SYN
+				o.Flags |= CWR // simultaneous open: the peer has not seen our SYN before
 			}
 		}
 	}
@@ -111,14 +110,13 @@ func (c *Conn) sendSYN(now clock.Time, o *Out) {
 	}
 }
 
-// tsAt is the timestamp clock: one tick a millisecond (RFC 7323 5.4).
+// tsAt returns the timestamp clock: one tick per millisecond (RFC 7323 5.4).
 func (c *Conn) tsAt(t clock.Time) uint32 { return uint32(uint64(t)/1e6) + c.tsOff }
 
 func (c *Conn) tsNow(now clock.Time) uint32 { return c.tsAt(now) }
 
-// header fills in what all segments after the handshake share, and notes that
-// an ACK leaves with it. SACK blocks go in as far as payload octets of a full
-// segment leave room.
+// header fills in the fields common to all segments after the handshake, and notes that the segment carries an ACK. SACK blocks are added
+// as far as a full segment leaves room beside the payload.
 func (c *Conn) header(now clock.Time, o *Out, payload int) {
 	o.SrcPort, o.DstPort = c.flow.LocalPort, c.flow.RemotePort
 	o.Flags = ACK
@@ -129,7 +127,7 @@ func (c *Conn) header(now clock.Time, o *Out, payload int) {
 		o.Opts.TSVal = c.tsNow(now)
 		o.Opts.TSEcr = c.tsRecent
 	}
-	left := true // SACK blocks that do not fit leave the ACK due
+	left := true // some SACK blocks did not fit: the ACK stays due
 	if c.sackOK && (c.dsackPending || len(c.reasm.s) > 0) {
 		room := min(maxOptionLen-o.Opts.fixedLen(), c.mss-payload)
 		if k := sackFit(maxSACK, room); k > 0 {
@@ -165,24 +163,21 @@ func (c *Conn) putSACK(o *Options, k int) {
 	c.stats.SACKOut += uint64(n)
 }
 
-// leastHeld is how many segments' worth of window is offered in any case: those that
-// come in order need not be held, and a closed window is a connection that stands
-// still until its peer probes it.
+// leastHeld is the minimum window offered, in segments. Segments in order need not be held, and a closed window would stall the connection
+// until the peer probes it.
 const leastHeld = 16
 
-// rcvLimit is the largest window worth offering now: what the frames that may be
-// held can take, if segments go on to be as long as of late. However few these are,
-// there is room for two segments of any length: a peer that has a long one would
-// wait for it, and then send a part (RFC 9293 3.8.6.2.1).
+// rcvLimit returns the largest window worth offering now: what the frames that may be held can store, if segments stay as long as recently.
+// It is at least two segments of the largest size: a peer with a long segment would otherwise wait and then send part of it (RFC 9293
+// 3.8.6.2.1).
 func (c *Conn) rcvLimit() int {
 	mean := max(c.rcvMean/16, minMSS)
 	limit := min(c.rcvMax, c.cfg.MaxHeld*mean)
 	return min(limit, max(max(c.mayHold, leastHeld)*mean, 2*c.offeredMSS()))
 }
 
-// window is the window to offer. Its right edge never moves left (RFC 9293
-// SHLD-14), and moves right by no less than a segment or half of the largest
-// window (MUST-39, 3.8.6.2.2).
+// window returns the window to offer. Its right edge never moves left (RFC 9293 SHLD-14), and moves right by at least one segment or half
+// of the largest window (MUST-39, 3.8.6.2.2).
 func (c *Conn) window() uint16 {
 	have := c.rcvAdv.Sub(c.rcvNxt)
 	limit := c.rcvLimit()
@@ -199,7 +194,7 @@ func (c *Conn) window() uint16 {
 	return uint16(v)
 }
 
-// sendAck makes a segment without payload.
+// sendAck builds a segment without payload.
 func (c *Conn) sendAck(now clock.Time, o *Out) {
 	*o = Out{Buf: NoBuf}
 	dups := c.dupAcksOwed
@@ -210,7 +205,7 @@ func (c *Conn) sendAck(now clock.Time, o *Out) {
 	c.stats.AcksOut++
 }
 
-// sendSegment makes the next segment with payload or FIN, or a probe.
+// sendSegment builds the next segment with payload or FIN, or a probe.
 func (c *Conn) sendSegment(now clock.Time, o *Out) bool {
 	if c.lostSegs > 0 && c.frto != 2 {
 		if p := c.firstLost(); c.allowed(int(c.q.at(p).len)) || c.forceRetransmit {
@@ -250,7 +245,7 @@ func (c *Conn) sendSegment(now clock.Time, o *Out) bool {
 	return c.sendProbe(now, o)
 }
 
-// firstLost is the position of the first segment that is deemed lost.
+// firstLost returns the position of the first segment marked lost.
 func (c *Conn) firstLost() uint64 {
 	p := max(c.lostHint, c.q.head)
 	for c.q.at(p).state != lost {
@@ -260,7 +255,7 @@ func (c *Conn) firstLost() uint64 {
 	return p
 }
 
-// allowed reports whether the congestion window has room for n octets more.
+// allowed reports whether the congestion window has room for n more bytes.
 func (c *Conn) allowed(n int) bool {
 	pipe := c.pipe()
 	return pipe+n <= c.w.cwnd || pipe == 0
@@ -270,14 +265,13 @@ func (c *Conn) allowed(n int) bool {
 func (c *Conn) fits(s *seg) bool {
 	edge := c.una.Add(c.wnd)
 	if s.fin && s.len == 0 {
-		return s.seq.LessEq(edge) // a FIN may lie on the edge
+		return s.seq.LessEq(edge) // a FIN may lie on the right edge
 	}
 	return s.seq.Add(int(s.len)).LessEq(edge)
 }
 
-// fitWindow cuts the unsent segment s when it is longer than a window that is
-// at least half of the largest seen, and nothing is in flight that could widen
-// it (RFC 9293 3.8.6.2.1 (3)).
+// fitWindow splits the unsent segment s if it is longer than a window that is at least half of the largest seen and nothing is in flight
+// whose ACK could widen it (RFC 9293 3.8.6.2.1 (3)).
 func (c *Conn) fitWindow(s *seg) {
 	if c.q.head != c.q.next || c.fits(s) {
 		return
@@ -288,7 +282,7 @@ func (c *Conn) fitWindow(s *seg) {
 	}
 }
 
-// transmit makes the segment at p.
+// transmit builds the segment at position p.
 func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 	s := c.q.at(p)
 	if !again {
@@ -357,8 +351,7 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 	}
 }
 
-// sendTailProbe is the probe of RFC 8985 7.3: new data if the peer's window lets
-// any out, else the last segment again.
+// sendTailProbe sends the probe of RFC 8985 7.3: new data if the peer's window allows any, else the last segment again.
 func (c *Conn) sendTailProbe(now clock.Time, o *Out) {
 	c.tlpActive, c.tlpSent = true, now
 	if p := c.q.next; p != c.q.tail && c.fits(c.q.at(p)) {
@@ -373,7 +366,7 @@ func (c *Conn) sendTailProbe(now clock.Time, o *Out) {
 	c.stop(timerTLP)
 }
 
-// sendProbe makes a probe of a closed window, or a keep-alive.
+// sendProbe builds a window probe or a keep-alive.
 func (c *Conn) sendProbe(now clock.Time, o *Out) bool {
 	switch {
 	case c.probePending:
@@ -381,7 +374,7 @@ func (c *Conn) sendProbe(now clock.Time, o *Out) bool {
 		if c.q.head != c.q.next || c.q.next == c.q.tail || c.fits(c.q.at(c.q.next)) {
 			return false
 		}
-		// One octet past the window (RFC 9293 MUST-36); a FIN if that is all.
+		// One byte beyond the window (RFC 9293 MUST-36), or the FIN if nothing else is queued.
 		s := c.q.at(c.q.next)
 		*o = Out{Buf: s.buf, Off: int(s.off), Len: min(1, int(s.len))}
 		c.header(now, o, 1)
@@ -402,13 +395,12 @@ func (c *Conn) sendProbe(now clock.Time, o *Out) bool {
 	return false
 }
 
-// restartAfterIdle lowers a window that was not in use for longer than a
-// time-out (RFC 5681 4.1). Slow start takes it most of the way back (RFC 2861 3.1).
+// restartAfterIdle lowers a window that was not used for longer than an RTO (RFC 5681 4.1). Slow start restores most of it (RFC 2861 3.1).
 func (c *Conn) restartAfterIdle(now clock.Time) {
 	if c.q.head != c.q.next {
 		return
 	}
-	c.progress = now // the clock of R2 starts with the first octet
+	c.progress = now // R2 starts with the first byte sent
 	if !c.armed(timerUser) {
 		c.armUser(now)
 	}
@@ -422,9 +414,8 @@ func (c *Conn) restartAfterIdle(now clock.Time) {
 	c.limited, c.limitedNow = false, false
 }
 
-// paced reports whether a segment of n octets has to wait, because a burst as
-// long as allowed has just left. What is over is spread at twice the rate of a
-// window in a round trip, so that the window is never what is held back.
+// paced reports whether a segment of n bytes must wait because a burst of the maximum length has just left. The rest is spread at twice the
+// rate of one window per round trip, so that pacing never keeps the window from being used.
 func (c *Conn) paced(now clock.Time, n int) bool {
 	full := c.cfg.MaxBurst * c.w.mss
 	if full <= 0 || c.srtt == 0 || c.bucket >= n {
@@ -442,7 +433,7 @@ func (c *Conn) paced(now clock.Time, n int) bool {
 		c.stop(timerPace)
 		return false
 	}
-	// Wait for some segments' worth, lest every one cost a time-out.
+	// Wait until several segments may be sent, so that pacing does not need a timer per segment.
 	need := min(full, max(n, 4*c.w.mss)) - c.bucket
 	c.arm(timerPace, now.Add(max(time.Duration(float64(need)/rate), time.Microsecond)))
 	return true

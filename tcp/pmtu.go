@@ -11,7 +11,7 @@ const (
 	ipv4Header, ipv6Header         = 20, 40
 	ipv4MinMTU, ipv6MinMTU         = 68, 1280
 	ipv4DefaultMSS, ipv6DefaultMSS = 536, 1220 // RFC 9293 MUST-15
-	minMSS                         = 32        // what is left of any MTU
+	minMSS                         = 32        // lower limit of the MSS, whatever the MTU
 )
 
 func (c *Conn) ipHeader() int {
@@ -21,7 +21,7 @@ func (c *Conn) ipHeader() int {
 	return ipv4Header
 }
 
-// overhead is the octets of a packet in front of the payload of a segment.
+// overhead returns the bytes of a packet before the payload of a segment.
 func (c *Conn) overhead() int {
 	n := c.ipHeader() + headerLen
 	if c.tsOK {
@@ -37,8 +37,7 @@ func (c *Conn) defaultMSS() int {
 	return ipv4DefaultMSS
 }
 
-// offeredMSS is the value of our MSS option (RFC 9293 3.7.1, RFC 6691): what the
-// link takes, whatever the path to the peer does.
+// offeredMSS returns the value of our MSS option (RFC 9293 3.7.1, RFC 6691). It depends on the link, not on the path to the peer.
 func (c *Conn) offeredMSS() int {
 	n := min(max(c.linkMTU-c.ipHeader()-headerLen, minMSS), 0xffff)
 	if c.cfg.MaxMSS > 0 {
@@ -47,8 +46,7 @@ func (c *Conn) offeredMSS() int {
 	return n
 }
 
-// setMSS computes the payload of a full segment (RFC 9293 3.7.1, MUST-16) and
-// divides what is queued if it has shrunk.
+// setMSS computes the payload of a full segment (RFC 9293 3.7.1, MUST-16) and splits queued segments if it has shrunk.
 func (c *Conn) setMSS() {
 	n := min(c.mtu-c.ipHeader()-headerLen, c.peerMSS)
 	if c.cfg.MaxMSS > 0 {
@@ -84,7 +82,7 @@ func (c *Conn) recutQueue() {
 	}
 }
 
-// minMTU is the least path MTU that is believed.
+// minMTU returns the smallest path MTU that is accepted.
 func (c *Conn) minMTU() int {
 	if c.v6 {
 		return ipv6MinMTU
@@ -92,7 +90,7 @@ func (c *Conn) minMTU() int {
 	return max(ipv4MinMTU, c.cfg.MinMTU)
 }
 
-// SetMTU says that the MTU of the link is now mtu.
+// SetMTU sets the MTU of the link.
 func (c *Conn) SetMTU(now clock.Time, mtu int) {
 	c.linkMTU = mtu
 	c.stop(timerPMTU)
@@ -119,8 +117,8 @@ func (c *Conn) raiseMTU() {
 	c.setMSS()
 }
 
-// HandleICMP takes an ICMP error about a packet of this connection. One whose
-// sequence number is not of octets in flight is ignored (RFC 5927 4.1).
+// HandleICMP processes an ICMP error about a packet of this connection. It ignores an error whose sequence number is not in flight (RFC
+// 5927 4.1).
 func (c *Conn) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 	if c.state == Closed || !serial.Num(e.Seq).In(c.una, uint32(c.nxt-c.una)) && (c.state != SynSent && c.state != SynReceived || serial.Num(e.Seq) != c.iss) {
 		return
@@ -129,8 +127,8 @@ func (c *Conn) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 	case pkt.TooBig:
 		c.tooBig(now, e)
 	case pkt.Unreachable:
-		// Hard or soft, an error is only believed before the connection
-		// stands (RFC 9293 MUST-54 to 56, RFC 5927 5.2, RFC 5461).
+		// An error other than "too big" is fatal only before the connection is established (RFC 9293 MUST-54 to 56, RFC 5927 5.2, RFC
+		// 5461).
 		if c.state == SynSent && hardError(c.v6, e.Code) {
 			c.end(ErrUnreachable)
 			return
@@ -141,8 +139,7 @@ func (c *Conn) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 	}
 }
 
-// hardError reports the codes protocol and port unreachable, and
-// administratively prohibited (RFC 1122 4.2.3.9, RFC 4443 3.1).
+// hardError reports whether code is protocol unreachable, port unreachable or administratively prohibited (RFC 1122 4.2.3.9, RFC 4443 3.1).
 func hardError(v6 bool, code uint8) bool {
 	if v6 {
 		return code == 1 || code == 4
@@ -150,7 +147,7 @@ func hardError(v6 bool, code uint8) bool {
 	return code == 2 || code == 3
 }
 
-// tooBig lowers the path MTU and sends again what was too long.
+// tooBig lowers the path MTU and retransmits the segments that were too long.
 func (c *Conn) tooBig(now clock.Time, e *pkt.ICMPError) {
 	if c.state < Established {
 		return
@@ -162,15 +159,14 @@ func (c *Conn) tooBig(now clock.Time, e *pkt.ICMPError) {
 	mtu := e.MTU
 	size := int(c.q.at(p).len) + c.overhead()
 	if mtu == 0 {
-		mtu = plateau(size) // RFC 1191 section 5: the router did not say
+		mtu = plateau(size) // RFC 1191 section 5: the router did not report its MTU
 	}
 	mtu = max(mtu, c.minMTU())
 	if mtu >= c.mtu || mtu >= size {
 		return
 	}
 	c.changeMTU(now, mtu)
-	// Every segment that was too long is lost with it; no congestion caused
-	// that (RFC 1191 6.5).
+	// Every segment that was too long is lost too, but not by congestion (RFC 1191 6.5).
 	for p := c.q.head; p != c.q.next; p++ {
 		s := c.q.at(p)
 		if s.state == inFlight && (s.off != 0 || !s.last) {
@@ -179,7 +175,7 @@ func (c *Conn) tooBig(now clock.Time, e *pkt.ICMPError) {
 	}
 }
 
-// plateau is the next lower of the common MTUs (RFC 1191 section 7.1).
+// plateau returns the next lower common MTU (RFC 1191 section 7.1).
 func plateau(mtu int) int {
 	for _, m := range [...]int{9000, 8166, 4352, 2002, 1500, 1492, 1280, 1006, 576, 508, 296} {
 		if m < mtu {
@@ -189,13 +185,11 @@ func plateau(mtu int) int {
 	return ipv4MinMTU
 }
 
-// blackHoleTimeouts is how many time-outs of one segment in a row make a black
-// hole: R1 of RFC 9293 3.8.3 (SHLD-10). Fewer are too often mere loss, after which
-// the MTU would stay low for long.
+// blackHoleTimeouts is how many consecutive time-outs of one segment indicate a black hole: R1 of RFC 9293 3.8.3 (SHLD-10). Fewer are too
+// often ordinary loss, which would then keep the MTU low for a long time.
 const blackHoleTimeouts = 3
 
-// blackHole lowers the path MTU when full segments do not get through and no
-// ICMP error says why (RFC 4821 7.7, RFC 8899 4.3).
+// blackHole lowers the path MTU when full segments do not get through and no ICMP error reports why (RFC 4821 7.7, RFC 8899 4.3).
 func (c *Conn) blackHole(now clock.Time) {
 	s := c.q.at(c.q.head)
 	if c.backoff < blackHoleTimeouts || c.state < Established || c.q.head == c.q.next {
@@ -205,13 +199,12 @@ func (c *Conn) blackHole(now clock.Time) {
 	for _, mtu := range blackHoleMTUs {
 		if mtu < size && mtu >= c.minMTU() {
 			c.changeMTU(now, mtu)
-			// What now leaves is no repetition: it does not wait as long.
+			// The next transmission is a new, shorter segment, so reduce the back-off.
 			c.backoff = blackHoleTimeouts - 1
 			return
 		}
 	}
 }
 
-// blackHoleMTUs are the sizes that are tried downwards: what Ethernet, tunnels,
-// IPv6 and, at last, every path carries.
+// blackHoleMTUs are the sizes to try, in descending order: Ethernet, tunnels, IPv6, and a size that every path should carry.
 var blackHoleMTUs = [...]int{1500, 1400, 1280, 1084}

@@ -10,7 +10,7 @@ import (
 // rackState is the state of RFC 8985 5.2 and 5.3.
 type rackState struct {
 	sent       clock.Time // RACK.xmit_ts
-	order      uint32     // breaks ties of sent; in the place of RACK.end_seq
+	order      uint32     // breaks ties of sent; takes the place of RACK.end_seq
 	fack       serial.Num // RACK.fack
 	rtt        time.Duration
 	minRTT     time.Duration
@@ -24,9 +24,9 @@ type rackState struct {
 
 const (
 	dupThresh      = 3                      // RFC 5681
-	minRTTWindow   = 5 * time.Minute        // over which the least round-trip time is taken
+	minRTTWindow   = 5 * time.Minute        // interval over which the minimum round-trip time is taken
 	tlpMaxAckDelay = 200 * time.Millisecond // TLP.max_ack_delay
-	tlpGranularity = 10 * time.Millisecond  // two ticks of a kernel's clock: hosts, and guests more so, are late by some ms now and then
+	tlpGranularity = 10 * time.Millisecond  // two ticks of a kernel clock: hosts, and even more so guests, are sometimes a few ms late
 	reoWndPersist  = 16
 )
 
@@ -35,7 +35,7 @@ func (c *Conn) rackUpdate(a *ackState, s *seg) {
 	rtt := a.now.Sub(s.sent)
 	r := &c.rack
 	if s.retrans != 0 {
-		// Was it the original? Then the retransmission says nothing.
+		// The ACK answers the original transmission, so it says nothing about the retransmission.
 		if a.hasTS && int32(a.tsEcr-c.tsAt(s.sent)) < 0 {
 			return
 		}
@@ -65,8 +65,7 @@ func (c *Conn) reorderWindow() time.Duration {
 	return min(time.Duration(max(r.mult, 1))*r.minRTT/4, c.srtt)
 }
 
-// noteDSACK widens the reordering window once a round trip (RFC 8985 6.2 step
-// 4).
+// noteDSACK widens the reordering window once per round trip (RFC 8985 6.2 step 4).
 func (r *rackState) noteDSACK(una, nxt serial.Num) {
 	if r.dsackSet && una.Less(r.dsackRound) {
 		return
@@ -76,7 +75,7 @@ func (r *rackState) noteDSACK(una, nxt serial.Num) {
 	r.persist = reoWndPersist
 }
 
-// recovered is told of the end of a recovery.
+// recovered is called at the end of a recovery.
 func (r *rackState) recovered() {
 	if r.persist > 0 {
 		if r.persist--; r.persist == 0 {
@@ -85,8 +84,8 @@ func (r *rackState) recovered() {
 	}
 }
 
-// rackDetect is step 5 of RFC 8985 6.2. It reports whether anything new is
-// deemed lost, and arms the timer for what may be so soon.
+// rackDetect is step 5 of RFC 8985 6.2. It reports whether it marked any segment lost, and arms the timer for segments that may become lost
+// soon.
 func (c *Conn) rackDetect(now clock.Time) bool {
 	c.stop(timerRACK)
 	if c.rack.sent == 0 {
@@ -115,7 +114,7 @@ func (c *Conn) rackDetect(now clock.Time) bool {
 	return found
 }
 
-// reorderTimeout: the reordering window of some segment has closed.
+// reorderTimeout handles the end of a segment's reordering window.
 func (c *Conn) reorderTimeout(now clock.Time) {
 	if !c.useSACK || c.q.head == c.q.next {
 		return
@@ -138,7 +137,7 @@ func (c *Conn) scheduleTLP(now clock.Time) {
 	pto := time.Second
 	if c.srtt > 0 {
 		pto = max(2*c.srtt, tlpGranularity)
-		// The peer may wait for a second full segment before it sends an ACK.
+		// The peer may delay its ACK until a second full segment arrives.
 		if c.q.next-c.q.head == 1 || c.inFlight < 2*c.w.mss {
 			pto += tlpMaxAckDelay
 		}
@@ -150,7 +149,7 @@ func (c *Conn) scheduleTLP(now clock.Time) {
 	c.arm(timerTLP, at)
 }
 
-// tailProbe is RFC 8985 7.3: the probe itself leaves by PollTransmit.
+// tailProbe is RFC 8985 7.3: PollTransmit returns the probe itself.
 func (c *Conn) tailProbe(now clock.Time) {
 	if c.q.head == c.q.next || c.ca > caCWR || c.tlpActive {
 		return
@@ -159,7 +158,7 @@ func (c *Conn) tailProbe(now clock.Time) {
 	c.arm(timerRTO, now.Add(c.currentRTO()))
 }
 
-// tlpAck is RFC 8985 7.4.2: was the loss that the probe repaired a loss?
+// tlpAck is RFC 8985 7.4.2: it decides whether the probe repaired a real loss.
 func (c *Conn) tlpAck(a *ackState) {
 	if !c.tlpActive || c.una.Less(c.tlpEnd) {
 		return
@@ -169,11 +168,11 @@ func (c *Conn) tlpAck(a *ackState) {
 	case a.advanced && a.hasTS && int32(a.tsEcr-c.tsAt(c.tlpSent)) < 0:
 		// The original has arrived.
 	case c.una == c.tlpEnd && a.advanced:
-		return // a D-SACK may follow; what comes after decides
+		return // a D-SACK may still follow; later ACKs decide
 	case c.una == c.tlpEnd:
-		// A duplicate ACK, which the probe has caused: nothing was lost.
+		// A duplicate ACK caused by the probe: nothing was lost.
 	case c.ca == caOpen:
-		// The probe repaired a loss: congestion, once.
+		// The probe repaired a loss, which is one congestion event.
 		c.saveUndo()
 		c.countRetrans()
 		c.enterCWR(a.now, false)

@@ -2,8 +2,7 @@ package tcp
 
 import "github.com/iwarpd/iwarpd/internal/serial"
 
-// heldSeg is a range of octets ahead of the in-order point. Buf is NoBuf when
-// the owner has placed them.
+// heldSeg is a range of out-of-order bytes. Buf is NoBuf once the owner has placed them.
 type heldSeg struct {
 	seq serial.Num
 	len int32
@@ -13,23 +12,22 @@ type heldSeg struct {
 
 func (h *heldSeg) end() serial.Num { return h.seq + serial.Num(h.len) }
 
-// reassembly holds segments ahead of the in-order point, ordered by sequence
-// number. They may overlap, but none lies within another, so that their ends
-// are ordered too.
+// reassembly holds out-of-order segments, sorted by sequence number. They may overlap, but none lies within another, so that their ends are
+// sorted too.
 type reassembly struct {
 	s      []heldSeg
-	recent [2]heldSpan // where something came last, and elsewhere before that (RFC 2018 section 4)
-	turn   serial.Num  // start of the block that was reported last in its turn
+	recent [2]heldSpan // the range that grew last, and the one before it (RFC 2018 section 4)
+	turn   serial.Num  // start of the block that was last reported in rotation
 	out    ring[Held]
 }
 
-// heldSpan is a range that came piece by piece, the last of them at at.
+// heldSpan is a contiguous range received in pieces; at is the start of the last piece.
 type heldSpan struct {
 	SACKBlock
 	at serial.Num
 }
 
-// note makes n the range that came last.
+// note records n as the range received last.
 func (r *reassembly) note(n *heldSeg) {
 	if l := &r.recent[0]; n.seq.LessEq(l.End) && l.Start.LessEq(n.end()) {
 		l.Start, l.End, l.at = serial.Min(l.Start, n.seq), serial.Max(l.End, n.end()), n.seq
@@ -39,15 +37,14 @@ func (r *reassembly) note(n *heldSeg) {
 	r.recent[0] = heldSpan{SACKBlock{n.seq, n.end()}, n.seq}
 }
 
-// insert adds the range n, of which it may take a part only, and returns that. It
-// reports false when nothing of n is new or max ranges are held.
+// insert adds the range n, or only a part of it, and returns what it added. It reports false if nothing of n is new or max ranges are
+// already held.
 func (r *reassembly) insert(n heldSeg, max int) (heldSeg, bool) {
-	i := len(r.s) // position to insert at: behind the last that starts before n
+	i := len(r.s) // insertion point: after the last range that starts before n
 	for i > 0 && n.seq.Less(r.s[i-1].seq) {
 		i--
 	}
-	// What starts at the same number or before may cover it, alone or with
-	// followers.
+	// Ranges that start at or before n may cover it, alone or together with the ranges after them.
 	if i > 0 {
 		covered := r.s[i-1].end()
 		for j := i; j < len(r.s) && covered.Less(n.end()) && r.s[j].seq.LessEq(covered); j++ {
@@ -60,8 +57,7 @@ func (r *reassembly) insert(n heldSeg, max int) (heldSeg, bool) {
 			i--
 		}
 	}
-	// Ranges within n give way to it. One that is placed cannot: n ends before
-	// it, or starts behind it.
+	// Ranges within n are replaced by it. A placed range is kept: n ends before it or starts after it.
 	j := i
 	for j < len(r.s) && r.s[j].end().LessEq(n.end()) {
 		if h := r.s[j]; h.buf == NoBuf {
@@ -111,14 +107,14 @@ func (r *reassembly) has(seq serial.Num, n int) bool {
 	return end.LessEq(seq)
 }
 
-// placed notes that the octets of buf need not be kept.
+// placed records that the bytes of buf need not be kept.
 func (r *reassembly) placed(buf Buf) {
 	for i := len(r.s) - 1; i >= 0; i-- {
 		if r.s[i].buf != buf {
 			continue
 		}
 		r.s[i].buf, r.s[i].off = NoBuf, 0
-		// Placed neighbours become one range.
+		// Merge adjacent placed ranges.
 		if i+1 < len(r.s) && r.s[i+1].buf == NoBuf && r.s[i+1].seq.LessEq(r.s[i].end()) {
 			r.s[i].len = int32(r.s[i+1].end().Sub(r.s[i].seq))
 			r.s = append(r.s[:i+1], r.s[i+2:]...)
@@ -131,8 +127,7 @@ func (r *reassembly) placed(buf Buf) {
 	}
 }
 
-// advance moves everything that is contiguous with next, the in-order point, to
-// the output and returns the new in-order point.
+// advance moves every range that is contiguous with next, the in-order point, to the output and returns the new in-order point.
 func (r *reassembly) advance(next serial.Num) serial.Num {
 	n := 0
 	for n < len(r.s) && r.s[n].seq.LessEq(next) {
@@ -154,7 +149,7 @@ func (r *reassembly) advance(next serial.Num) serial.Num {
 	return next
 }
 
-// reclaim gives back up to n held segments that are not placed, those furthest ahead.
+// reclaim returns up to n held segments that are not placed to the owner, starting with the highest sequence number.
 func (r *reassembly) reclaim(n int) {
 	i := len(r.s)
 	for i > 0 && n > 0 {
@@ -175,7 +170,7 @@ func (r *reassembly) reclaim(n int) {
 	r.s = r.s[:kept]
 }
 
-// drop gives every held segment back undelivered.
+// drop returns every held segment to the owner, undelivered.
 func (r *reassembly) drop() {
 	for i := range r.s {
 		if r.s[i].buf != NoBuf {
@@ -185,16 +180,14 @@ func (r *reassembly) drop() {
 	r.s = r.s[:0]
 }
 
-// blocks fills b with up to n SACK blocks and returns how many there are: first
-// those in which something came last (RFC 2018 section 4), then the others in turn,
-// from one ACK to the next, so that all are reported however many there are and
-// however many segments an ACK is for.
+// blocks fills b with SACK blocks and returns their number: first those that grew most recently (RFC 2018 section 4), then the others in
+// rotation from one ACK to the next, so that all are reported however many there are.
 func (r *reassembly) blocks(b []SACKBlock) int {
 	if len(r.s) == 0 || len(b) == 0 {
 		return 0
 	}
 	var recent [len(r.recent)]SACKBlock
-	var first, next [maxSACK + len(recent)]SACKBlock // the first of all, and of those behind turn
+	var first, next [maxSACK + len(recent)]SACKBlock // the first blocks of all, and the first after turn
 	nf, nn := 0, 0
 	for i := 0; i < len(r.s); {
 		blk := SACKBlock{r.s[i].seq, r.s[i].end()}

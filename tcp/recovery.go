@@ -15,22 +15,22 @@ const (
 	caLoss             // after a time-out
 )
 
-// recoveryState is the scoreboard's sums and the state of loss recovery.
+// recoveryState is the totals of the scoreboard and the state of loss recovery.
 type recoveryState struct {
-	inFlight      int // octets of segments in flight
+	inFlight      int // bytes of segments in flight
 	lostOctets    int
 	lostSegs      int
 	lostHint      uint64 // no segment before this position is lost
 	sackedSegs    int
 	sackedOctets  int
-	sackCache     [maxSACK]SACKBlock // of the last ACK
-	useSACK       bool               // the peer reports what it holds out of order
-	plainDups     int                // duplicate ACKs without a block, where there should be one
-	lastDSACK     SACKBlock          // taken from the peer
-	dupAcks       int                // of a peer without SACK
+	sackCache     [maxSACK]SACKBlock // blocks of the last ACK
+	useSACK       bool               // the peer reports out-of-order data with SACK
+	plainDups     int                // duplicate ACKs that lack an expected SACK block
+	lastDSACK     SACKBlock          // last D-SACK from the peer
+	dupAcks       int                // duplicate ACKs of a peer without SACK
 	ca            caState
 	recoverPoint  serial.Num // RecoveryPoint of RFC 6675
-	everRecovered bool       // una has not passed recoverPoint
+	everRecovered bool       // a reduction has set recoverPoint, and una has not passed it
 	lossUna       serial.Num // una at the last time-out
 	frto          uint8      // step of RFC 5682 3.1
 	frtoHigh      serial.Num
@@ -40,25 +40,25 @@ type recoveryState struct {
 	prrDelivered, prrOut, recoverFS int
 	forceRetransmit                 bool
 
-	// What an undo restores.
+	// State of undo, tail loss probe, RACK and the round trip.
 	undoSet                  bool
-	undoFrom, undoTo         serial.Num // what was outstanding
-	undoRetrans              int        // retransmissions that no D-SACK has reported yet
+	undoFrom, undoTo         serial.Num // range outstanding when the reduction began
+	undoRetrans              int        // retransmissions not yet reported as duplicates by a D-SACK
 	priorCwnd, priorSsthresh int
 	tlpEnd                   serial.Num
 	tlpPending, tlpActive    bool
 	tlpRetrans               bool
 	tlpSent                  clock.Time
 	rack                     rackState
-	order                    uint32     // of the last transmission
-	roundEnd                 serial.Num // of the round trip in hand
-	limited, limitedNow      bool       // the window was in full use in the last, and in this, round
+	order                    uint32     // transmission counter, copied to each segment sent
+	roundEnd                 serial.Num // end of the current round trip
+	limited, limitedNow      bool       // the window was fully used in the last round, and in this one
 	reduced                  bool
-	reducedAt                serial.Num // nxt at the last reduction: an ECN echo counts once CWR, which is sent there, may have arrived, and reduced is cleared
+	reducedAt                serial.Num // nxt at the last reduction. ECN echoes count again, and reduced is cleared, once una has passed it: only then may the CWR sent there have arrived.
 }
 
-// pipe is the estimate of the octets in the network (RFC 6675 section 4). For a
-// peer without SACK each duplicate ACK stands for a segment that has left it.
+// pipe estimates the bytes in the network (RFC 6675 section 4). For a peer without SACK each duplicate ACK stands for one segment that has
+// arrived.
 func (c *Conn) pipe() int {
 	if c.dupAcks == 0 {
 		return c.inFlight
@@ -66,7 +66,7 @@ func (c *Conn) pipe() int {
 	return max(0, c.inFlight-c.dupAcks*c.w.mss)
 }
 
-// markLost moves the segment at p, in flight, to the lost ones.
+// markLost marks the segment at p, which is in flight, as lost.
 func (c *Conn) markLost(p uint64) {
 	s := c.q.at(p)
 	c.q.unlink(p)
@@ -77,13 +77,13 @@ func (c *Conn) markLost(p uint64) {
 	c.lostHint = min(c.lostHint, p)
 }
 
-// recover is what an ACK means for loss recovery and the congestion window.
+// recover updates loss recovery and the congestion window for one ACK.
 func (c *Conn) recover(a *ackState) {
 	found := false
 	if a.dsack {
 		c.rack.noteDSACK(c.una, c.nxt)
 		if c.undoSet && c.undoRetrans > 0 && c.undoFrom.LessEq(c.lastDSACK.Start) && c.lastDSACK.End.LessEq(c.undoTo) {
-			// A receiver that takes several segments at once reports them as one.
+			// A receiver that processes several segments at once (GRO) reports them in one D-SACK.
 			n := (c.lastDSACK.End.Sub(c.lastDSACK.Start) + c.w.mss - 1) / c.w.mss
 			c.undoRetrans = max(0, c.undoRetrans-n)
 		}
@@ -108,7 +108,7 @@ func (c *Conn) recover(a *ackState) {
 	if found {
 		c.lossFound(a)
 	}
-	// What is behind una is forgotten: the order of the two is lost 2 GiB later.
+	// Clear marks that una has passed: sequence numbers compare wrongly after another 2 GiB.
 	if c.reduced && c.reducedAt.Less(c.una) {
 		c.reduced = false
 	}
@@ -128,7 +128,7 @@ func (c *Conn) recover(a *ackState) {
 			c.roundEnd = c.nxt
 			c.limited, c.limitedNow = c.limitedNow, false
 		}
-		g := &c.sample // an interface method's argument would not stay on the stack
+		g := &c.sample // an argument of an interface method would escape to the heap
 		*g = ackSample{now: a.now, acked: a.acked, rtt: a.lastRTT, srtt: c.srtt, ece: a.ece,
 			flight: a.flight, round: round, limited: c.limited || c.limitedNow}
 		c.cc.seen(&c.w, g)
@@ -141,9 +141,8 @@ func (c *Conn) recover(a *ackState) {
 	}
 }
 
-// watchSACK finds a peer that agreed to SACK but sends duplicate ACKs without
-// blocks, as some do once they have closed their end. It is then taken for one
-// without SACK, until it sends a block.
+// watchSACK detects a peer that agreed to SACK but sends duplicate ACKs without blocks, as some do after they have closed their side. The
+// peer is treated as one without SACK until it sends a block.
 func (c *Conn) watchSACK(a *ackState) {
 	switch {
 	case a.advanced || a.newSACK:
@@ -151,7 +150,7 @@ func (c *Conn) watchSACK(a *ackState) {
 	case c.useSACK && a.plain && c.sackedSegs == 0:
 		if c.plainDups++; c.plainDups >= dupThresh {
 			c.useSACK = false
-			c.dupAcks = c.plainDups - 1 // this one is counted next
+			c.dupAcks = c.plainDups - 1 // this ACK is counted next
 			c.plainDups = 0
 			c.stop(timerTLP)
 			c.stop(timerRACK)
@@ -163,11 +162,11 @@ func (c *Conn) watchSACK(a *ackState) {
 	}
 }
 
-// countDupAcks is RFC 6582, for a peer without SACK. It reports a new loss.
+// countDupAcks is RFC 6582, for a peer without SACK. It reports whether it found a new loss.
 func (c *Conn) countDupAcks(a *ackState) bool {
 	if a.advanced {
 		if c.ca == caRecovery && c.una.Less(c.recoverPoint) {
-			// A partial ACK: the next hole is lost too.
+			// A partial ACK: the next segment is lost too.
 			c.dupAcks = max(0, c.dupAcks-max(a.segs-1, 0))
 			if c.q.head != c.q.next && c.q.at(c.q.head).state == inFlight {
 				c.markLost(c.q.head)
@@ -192,7 +191,7 @@ func (c *Conn) countDupAcks(a *ackState) bool {
 	return false
 }
 
-// lossFound enters fast recovery, if that is not under way.
+// lossFound enters fast recovery, unless it is already active.
 func (c *Conn) lossFound(a *ackState) {
 	if c.ca >= caRecovery {
 		return
@@ -211,12 +210,11 @@ func (c *Conn) lossFound(a *ackState) {
 	c.stop(timerTLP)
 }
 
-// saveUndo keeps what a spurious recovery restores.
+// saveUndo saves the window and threshold that undo restores.
 func (c *Conn) saveUndo() {
 	switch {
 	case c.ca == caRecovery:
-		// The loss that began it is not in doubt: only what comes on top of it is
-		// taken back. The window is on its way to ssthresh.
+		// The loss that began this recovery is real, so undo may only revert the further reduction. The window is on its way to ssthresh.
 		c.priorCwnd, c.priorSsthresh = c.w.ssthresh, c.w.ssthresh
 	case c.ca <= caCWR || !c.undoSet:
 		c.priorCwnd, c.priorSsthresh = c.w.cwnd, c.w.ssthresh
@@ -225,9 +223,8 @@ func (c *Conn) saveUndo() {
 	c.undoFrom, c.undoTo = c.una, c.nxt
 }
 
-// countRetrans begins the account of retransmissions that may prove needless. Those
-// that are in flight already, from before, are part of it: what the peer says of them
-// tells nothing of those to come.
+// countRetrans starts counting retransmissions that may prove needless. Retransmissions already in flight are included: a D-SACK for one of
+// those must not be taken as evidence about later ones.
 func (c *Conn) countRetrans() {
 	c.undoRetrans = 0
 	c.tsSentValid = false
@@ -252,7 +249,7 @@ func (c *Conn) beginReduction(now clock.Time, ecn bool) {
 	c.recoverFS = max(flight, 1)
 }
 
-// enterCWR lowers the window over one round trip.
+// enterCWR reduces the window over one round trip.
 func (c *Conn) enterCWR(now clock.Time, ecn bool) {
 	c.beginReduction(now, ecn)
 	c.ca = caCWR
@@ -260,7 +257,7 @@ func (c *Conn) enterCWR(now clock.Time, ecn bool) {
 	c.everRecovered = true
 }
 
-// reduceRate is RFC 6937 section 3, the variant that obeys slow start.
+// reduceRate is RFC 6937 section 3, the variant bounded by slow start (PRR-SSRB).
 func (c *Conn) reduceRate(a *ackState, newLoss bool) {
 	c.prrDelivered += a.delivered
 	pipe := c.pipe()
@@ -281,8 +278,7 @@ func (c *Conn) reduceRate(a *ackState, newLoss bool) {
 	c.w.cwnd = max(pipe+n, c.w.mss)
 }
 
-// endRecovery: everything that was outstanding when the trouble began is
-// acknowledged.
+// endRecovery ends a recovery: everything outstanding at its start is acknowledged.
 func (c *Conn) endRecovery(a *ackState) {
 	if c.ca != caLoss {
 		c.w.cwnd = max(c.w.ssthresh, c.w.mss)
@@ -296,8 +292,7 @@ func (c *Conn) endRecovery(a *ackState) {
 	c.dupAcks = 0
 }
 
-// tryUndo takes back a reduction when every retransmission is reported as a
-// duplicate (D-SACK), or a timestamp shows that the ACK answers the original
+// tryUndo reverts a reduction if D-SACKs report every retransmission as a duplicate, or a timestamp shows that the ACK answers the original
 // transmission (RFC 3522).
 func (c *Conn) tryUndo(a *ackState) {
 	if !c.undoSet || c.ca == caOpen && !a.dsack {
@@ -314,7 +309,7 @@ func (c *Conn) tryUndo(a *ackState) {
 	c.undo(a)
 }
 
-// undo restores the window and takes what is marked lost for still in flight.
+// undo restores the window and marks lost segments as in flight again.
 func (c *Conn) undo(a *ackState) {
 	c.stats.Undos++
 	c.undoSet = false
@@ -333,7 +328,7 @@ func (c *Conn) undo(a *ackState) {
 	c.w.cwnd = max(c.w.cwnd, c.priorCwnd)
 	c.w.ssthresh = max(c.w.ssthresh, c.priorSsthresh)
 	c.cc.undo(&c.w)
-	c.limited, c.limitedNow = false, false // it was the lowered window that was in full use
+	c.limited, c.limitedNow = false, false // only the reduced window was fully used
 	c.ca = caOpen
 	c.frto = 0
 	c.forceRetransmit = false
@@ -341,16 +336,16 @@ func (c *Conn) undo(a *ackState) {
 	c.backoff = 0
 }
 
-// frtoStep is RFC 5682 3.1 in the form for SACK: was the time-out spurious?
+// frtoStep is F-RTO (RFC 5682 3.1, SACK version), which detects a spurious time-out.
 func (c *Conn) frtoStep(a *ackState) {
 	switch {
 	case c.frto == 0:
 	case a.original:
-		// What was sent before the time-out, and not again, has arrived.
+		// A segment sent before the time-out, and not retransmitted, has arrived.
 		c.stats.SpuriousRTO++
 		c.undo(a)
 	case c.frto == 1 && a.advanced && c.una.Less(c.recoverPoint):
-		// Step 2b: new data, if there is any, shows what the path does.
+		// Step 2b: send new data, if there is any, to test the path.
 		if c.q.next != c.q.tail && c.fits(c.q.at(c.q.next)) {
 			c.frto = 2
 			c.w.cwnd = c.pipe() + 2*c.w.mss
@@ -358,7 +353,7 @@ func (c *Conn) frtoStep(a *ackState) {
 			c.frto = 0
 		}
 	case a.advanced || a.dup || a.newSACK:
-		// Step 3a: the loss was real.
+		// Step 3a: the loss is real.
 		c.frto = 0
 	}
 }

@@ -29,7 +29,7 @@ func (c *Conn) sampleRTT(r time.Duration) {
 	c.rto = min(c.srtt+max(4*c.rttvar, c.cfg.MinRTO), c.cfg.MaxRTO)
 }
 
-// sampleHandshake takes the round-trip time of a SYN that was sent once.
+// sampleHandshake takes an RTT sample from a SYN that was sent only once.
 func (c *Conn) sampleHandshake(now clock.Time) {
 	if c.synRetries != 0 || c.synSent == 0 {
 		return
@@ -39,10 +39,10 @@ func (c *Conn) sampleHandshake(now clock.Time) {
 	c.rack.minRTT, c.rack.minRTTAt = r, now
 }
 
-// baseRTO is the time-out without back-off.
+// baseRTO returns the time-out without back-off.
 func (c *Conn) baseRTO() time.Duration { return c.rto }
 
-// currentRTO is the time-out with back-off (5.5).
+// currentRTO returns the time-out with back-off (5.5).
 func (c *Conn) currentRTO() time.Duration {
 	d := c.rto
 	for range c.backoff {
@@ -53,7 +53,7 @@ func (c *Conn) currentRTO() time.Duration {
 	return d
 }
 
-// restartRTO is RFC 6298 (5.2) and (5.3): after an ACK of new data.
+// restartRTO is RFC 6298 (5.2) and (5.3), after an ACK of new data.
 func (c *Conn) restartRTO(now clock.Time) {
 	c.stop(timerTLP)
 	if c.q.head == c.q.next {
@@ -65,7 +65,7 @@ func (c *Conn) restartRTO(now clock.Time) {
 	c.scheduleTLP(now)
 }
 
-// synTimeout sends SYN or SYN-ACK again, or gives up.
+// synTimeout retransmits the SYN or SYN-ACK, or ends the connection.
 func (c *Conn) synTimeout(now clock.Time) {
 	if now.Sub(c.progress) >= c.cfg.SynTimeout {
 		c.giveUp()
@@ -74,13 +74,12 @@ func (c *Conn) synTimeout(now clock.Time) {
 	c.synRetries++
 	c.backoff = min(c.backoff+1, 32)
 	c.synPending = true
-	// The last interval ends with the time to give up.
+	// The last interval ends at the limit of SynTimeout.
 	at := now.Add(c.currentRTO())
 	c.arm(timerRTO, max(min(at, c.progress.Add(c.cfg.SynTimeout)), now+1))
 }
 
-// retransmitTimeout is RFC 6298 (5.4) to (5.7), with RFC 8985 6.3 for what is
-// lost and RFC 5682 for whether it is.
+// retransmitTimeout is RFC 6298 (5.4) to (5.7). RFC 8985 6.3 selects the lost segments; RFC 5682 detects a spurious time-out.
 func (c *Conn) retransmitTimeout(now clock.Time) {
 	if c.q.head == c.q.next {
 		return
@@ -108,7 +107,7 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 			c.reduced, c.reducedAt = true, c.nxt
 		}
 	}
-	// RFC 5682 2.1 (1): not when the same segment times out again.
+	// RFC 5682 2.1 (1): not if the same segment times out again.
 	c.frto = 0
 	c.frtoHigh = c.una
 	if !again && head.retrans == 0 {
@@ -130,8 +129,7 @@ func (c *Conn) retransmitTimeout(now clock.Time) {
 	c.arm(timerRTO, now.Add(c.currentRTO()))
 }
 
-// markLostOnTimeout is RACK_mark_losses_on_RTO of RFC 8985 6.3. Without SACK all
-// is taken for lost.
+// markLostOnTimeout is RACK_mark_losses_on_RTO of RFC 8985 6.3. Without SACK every segment is marked lost.
 func (c *Conn) markLostOnTimeout(now clock.Time) {
 	reo := c.reorderWindow()
 	for p := c.q.head; p != c.q.next; p++ {
@@ -145,9 +143,8 @@ func (c *Conn) markLostOnTimeout(now clock.Time) {
 	}
 }
 
-// renege forgets what the peer selectively acknowledged: it has dropped it (RFC
-// 2018 section 8). What the time-out finds at the head of the queue is never
-// held by an honest peer, which would have acknowledged it.
+// renege forgets selective acknowledgements, because the peer has dropped that data (RFC 2018 section 8): a peer that still held the
+// segment at the head of the queue would have acknowledged it cumulatively.
 func (c *Conn) renege() {
 	for p := c.q.head; p != c.q.next; p++ {
 		s := c.q.at(p)

@@ -5,26 +5,26 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// segState is what the scoreboard knows of a segment.
+// segState is the state of a segment on the scoreboard.
 type segState uint8
 
 const (
 	unsent   segState = iota
-	inFlight          // sent, and not known to have arrived or to be lost
-	lost              // deemed lost, to be retransmitted
-	sacked            // the peer holds it, out of order
+	inFlight          // sent, and not known to have arrived or been lost
+	lost              // considered lost, to be retransmitted
+	sacked            // held by the peer out of order
 )
 
 // seg is a segment in the send queue: a record, a piece of one, or the FIN.
 type seg struct {
-	sent       clock.Time // of the last transmission
-	prev, next uint64     // neighbours in order of transmission, for segments in flight
+	sent       clock.Time // time of the last transmission
+	prev, next uint64     // neighbours in order of transmission, if in flight
 	seq        serial.Num
 	buf        Buf
 	off, len   int32
-	order      uint32 // of transmission: a count that wraps, finer than sent
+	order      uint32 // of transmission: a counter that wraps, finer than sent
 	state      segState
-	retrans    uint8 // times retransmitted, saturating
+	retrans    uint8 // number of retransmissions, saturating
 	last       bool  // last piece of buf: the record is released with it
 	fin        bool
 }
@@ -37,18 +37,16 @@ func (s *seg) end() serial.Num {
 	return e
 }
 
-// noPos is no position in a sendq. Positions start at 1.
+// noPos is an invalid position. Positions start at 1.
 const noPos = 0
 
-// sendq is the send queue and scoreboard: segments in order of sequence
-// numbers, [head,next) sent at least once, [next,tail) not yet. Positions never
-// change, except that those of unsent segments shift when one is cut. The
-// segments in flight are also linked in the order of their last transmission,
-// as RACK wants to see them (RFC 8985 section 6.2).
+// sendq is the send queue and scoreboard: segments in order of sequence number, of which [head,next) are sent and [next,tail) are not.
+// Positions do not change, except that positions of unsent segments shift when one is split. The segments in flight are also linked in the
+// order of their last transmission, as RACK needs them (RFC 8985 section 6.2).
 type sendq struct {
 	s                []seg // length is a power of two
 	head, next, tail uint64
-	oldest, newest   uint64 // ends of the list by time
+	oldest, newest   uint64 // ends of the list in transmission order
 }
 
 func (q *sendq) init() {
@@ -60,8 +58,8 @@ func (q *sendq) at(p uint64) *seg { return &q.s[p&uint64(len(q.s)-1)] }
 
 func (q *sendq) push(s seg) { *q.add() = s }
 
-// add appends an empty segment, for its fields to be set where they stand: to copy
-// them, just set, in wider pieces would have the processor wait for them.
+// add appends an empty segment, whose fields the caller sets in place: copying fields just written with wider loads would stall the
+// processor.
 func (q *sendq) add() *seg {
 	if int(q.tail-q.head) == len(q.s) {
 		q.grow()
@@ -80,7 +78,7 @@ func (q *sendq) grow() {
 	}
 }
 
-// link appends p to the list by time.
+// link appends p to the list in transmission order.
 func (q *sendq) link(p uint64) {
 	s := q.at(p)
 	s.prev, s.next = q.newest, noPos
@@ -92,7 +90,7 @@ func (q *sendq) link(p uint64) {
 	q.newest = p
 }
 
-// linkSorted puts p where its time of transmission belongs.
+// linkSorted inserts p at its transmission time.
 func (q *sendq) linkSorted(p uint64) {
 	s := q.at(p)
 	after := q.newest
@@ -114,7 +112,7 @@ func (q *sendq) linkSorted(p uint64) {
 	}
 }
 
-// unlink takes p from the list by time.
+// unlink removes p from the list in transmission order.
 func (q *sendq) unlink(p uint64) {
 	s := q.at(p)
 	if s.prev != noPos {
@@ -130,8 +128,7 @@ func (q *sendq) unlink(p uint64) {
 	s.prev, s.next = noPos, noPos
 }
 
-// find returns the position of the first sent segment that starts at n or
-// after.
+// find returns the position of the first sent segment that starts at or after n.
 func (q *sendq) find(n serial.Num) uint64 {
 	lo, hi := q.head, q.next
 	for lo < hi {
@@ -145,7 +142,7 @@ func (q *sendq) find(n serial.Num) uint64 {
 	return lo
 }
 
-// cut divides the unsent segment at p so that its first part has n octets.
+// cut splits the unsent segment at p so that its first part has n bytes.
 func (q *sendq) cut(p uint64, n int32) {
 	q.push(seg{})
 	for i := q.tail - 1; i > p; i-- {
@@ -158,8 +155,7 @@ func (q *sendq) cut(p uint64, n int32) {
 	b.len -= n
 }
 
-// recut divides every segment longer than mss, keeping what is known of each.
-// It allocates, and is called only when the MSS shrinks.
+// recut splits every segment longer than mss and keeps its state. It allocates, and is called only when the MSS shrinks.
 func (q *sendq) recut(mss int32) {
 	old := *q
 	n := uint64(0)

@@ -2,8 +2,7 @@ package tcp
 
 import "time"
 
-// Stats is what a connection has seen and where it stands. Windows and flight
-// are in octets.
+// Stats is the state and the counters of a connection. Windows and flight are in bytes.
 type Stats struct {
 	State  State
 	SRTT   time.Duration
@@ -23,23 +22,23 @@ type Stats struct {
 	ECNReductions, CEIn uint64
 	SACKIn, DSACKIn     uint64 // blocks
 	SACKOut, DSACKOut   uint64
-	Reordering          bool // the path has been seen to reorder
+	Reordering          bool // reordering was seen on the path
 	DupAcksIn           uint64
 	OutOfOrderIn        uint64
-	DuplicateIn         uint64 // segments that held nothing new
-	HeldDropped         uint64 // out of order and no room to hold it
+	DuplicateIn         uint64 // segments without new data
+	HeldDropped         uint64 // out-of-order segments dropped for lack of room
 	PAWSDropped         uint64
 	ChallengeAcks       uint64
-	AcksOut             uint64 // without payload
+	AcksOut             uint64 // segments without payload
 	WindowProbes        uint64
-	ZeroWindow          time.Duration // in which the peer's window held data back
+	ZeroWindow          time.Duration // time during which the peer's window blocked data
 	PMTUShrinks         uint64
 	BadOptions          uint64
 }
 
-// RetransStats are the counters of loss and its repair.
+// RetransStats counts losses and retransmissions.
 type RetransStats struct {
-	Retransmits           uint64 // segments, by any cause; the causes follow
+	Retransmits           uint64 // segments, for any reason; the reasons follow
 	RetransFast           uint64 // after RACK or three duplicate ACKs
 	RetransRTO            uint64
 	RetransTLP            uint64

@@ -1,29 +1,22 @@
-// Package tcp is the TCP of the data plane: RFC 9293 with window scaling and
-// timestamps (RFC 7323), SACK (RFC 2018, 2883, 6675), RACK-TLP (RFC 8985),
-// CUBIC, NewReno and DCTCP congestion control (RFC 9438, 5681, 8257), ECN (RFC
-// 3168), the defences of RFC 5961 and RFC 5927, and SYN cookies (RFC 4987).
+// Package tcp is the TCP of the data plane: RFC 9293 with window scaling and timestamps (RFC 7323), SACK (RFC 2018, 2883, 6675), RACK-TLP
+// (RFC 8985), CUBIC, NewReno and DCTCP congestion control (RFC 9438, 5681, 8257), ECN (RFC 3168), the defences of RFC 5961 and RFC 5927,
+// and SYN cookies (RFC 4987).
 //
-// The package does no I/O. A Conn is driven by one owner that passes the time
-// in: HandleSegment, HandleTimeout and the calls of the application are inputs;
-// PollTransmit, PollHeld, PollReleased and PollEvent give outputs and are
-// drained after inputs; Deadline then says when HandleTimeout is due. A call
-// of HandleTimeout that comes too early does nothing. Time never runs
-// backwards and is never the zero Time.
+// The package does no I/O. One owner drives a Conn and passes in the time. HandleSegment, HandleTimeout and the application calls are
+// inputs. PollTransmit, PollHeld, PollReleased and PollEvent return outputs and must be drained after inputs. Deadline then returns when
+// HandleTimeout is due; an early call of HandleTimeout does nothing. Time must never run backwards and is never the zero Time.
 //
-// The octets themselves never pass through the package. What is to be sent is
-// pushed in records, each a Buf (a handle that means something to the owner
-// only) and a length. A record is sent as one segment and, while the MSS is not
-// lowered, retransmitted as exactly that segment. It belongs to the Conn until
-// PollReleased gives it back. The payload of an arriving segment is the Buf of
-// that segment; Input says what to do with it.
+// Payload never passes through the package. Data to send is pushed as records: a Buf, which is a handle with meaning to the owner only, and
+// a length. A record is sent as one segment and, unless the MSS shrinks, retransmitted as exactly that segment. It belongs to the Conn
+// until PollReleased returns it. The payload of an arriving segment is the Buf of that segment; Input says what to do with it.
 package tcp
 
 import "github.com/iwarpd/iwarpd/internal/serial"
 
-// Buf is the handle of octets that live with the owner of a Conn.
+// Buf is a handle of bytes that the owner of a Conn stores.
 type Buf uint32
 
-// NoBuf is no octets.
+// NoBuf is the Buf of no bytes.
 const NoBuf Buf = ^Buf(0)
 
 // Flags are the control bits of the TCP header (RFC 9293 3.1).
@@ -43,7 +36,7 @@ const (
 
 const flagLetters = "FSRPAUEC"
 
-// String gives one letter for each flag that is set.
+// String returns one letter for each flag that is set.
 func (f Flags) String() string {
 	var b [8]byte
 	n := 0
@@ -63,9 +56,8 @@ const (
 	ce     = 3
 )
 
-// Segment is an arriving segment. Len is the number of its payload octets, Buf
-// the handle of the frame that they lie in, ECN the two ECN bits of the IP
-// header.
+// Segment is an arriving segment. Len is its payload length in bytes, Buf the handle of the frame that holds the payload, ECN the ECN field
+// of the IP header.
 type Segment struct {
 	Header
 	Len int
@@ -73,7 +65,7 @@ type Segment struct {
 	ECN uint8
 }
 
-// seqLen is the space that the segment takes in the sequence numbers.
+// seqLen returns the sequence space that the segment occupies.
 func (s *Segment) seqLen() int {
 	n := s.Len
 	if s.Flags&SYN != 0 {
@@ -85,8 +77,7 @@ func (s *Segment) seqLen() int {
 	return n
 }
 
-// Out is a segment to be sent: everything of the header but the checksum, and
-// octets [Off,Off+Len) of Buf as the payload. Buf is NoBuf when there is none.
+// Out is a segment to send: the header without checksum, and bytes [Off,Off+Len) of Buf as payload. Buf is NoBuf if there is no payload.
 type Out struct {
 	Header
 	Buf        Buf
@@ -95,36 +86,30 @@ type Out struct {
 	Retransmit bool
 }
 
-// Action is what the owner of an arriving segment does with its payload.
+// Action says what the owner does with the payload of an arriving segment.
 type Action uint8
 
 const (
-	// Drop: the payload is not wanted (or there is none); its frame is free.
+	// Drop: the payload is not needed, or there is none. The frame is free.
 	Drop Action = iota
-	// Deliver: octets [Off,Off+Len) of the payload are the next in order.
-	// Consume them, then drain PollHeld; the frame is free.
+	// Deliver: bytes [Off,Off+Len) of the payload are next in order. Consume them, then drain PollHeld; the frame is free.
 	Deliver
-	// Hold: the octets [Off,Off+Len) lie ahead of the in-order point. Buf
-	// belongs to the Conn until PollHeld gives it back.
+	// Hold: bytes [Off,Off+Len) are out of order. Buf belongs to the Conn until PollHeld returns it.
 	Hold
-	// Reopen: the Conn was in TIME-WAIT, has closed, and makes way for the new
-	// connection that this SYN asks for (RFC 9293 3.10.7.4, RFC 6191): after
-	// the Conn is taken from the flow table the segment goes to the listener.
+	// Reopen: the Conn was in TIME-WAIT and has closed to make room for the new connection that this SYN requests (RFC 9293 3.10.7.4, RFC
+	// 6191). Remove the Conn from the flow table, then pass the segment to the listener.
 	Reopen
 )
 
-// Input is the fate of an arriving segment. Seq is the sequence number of octet
-// Off of its payload.
+// Input says what to do with an arriving segment. Seq is the sequence number of byte Off of its payload.
 type Input struct {
 	Action   Action
 	Seq      serial.Num
 	Off, Len int
 }
 
-// Held is a segment that was held and is given back. If Deliver is set its
-// octets [Off,Off+Len), which start at Seq, are now next in order; else they are
-// of no use. In both cases Buf is the owner's again. If Buf is NoBuf, the owner
-// has said Placed before.
+// Held is a held segment that is returned to the owner, with its Buf. If Deliver is set, its bytes [Off,Off+Len), which start at Seq, are
+// next in order; otherwise they are not needed. Buf is NoBuf if the owner has called Placed.
 type Held struct {
 	Buf      Buf
 	Seq      serial.Num
@@ -132,13 +117,13 @@ type Held struct {
 	Deliver  bool
 }
 
-// Event is something that happened to a Conn.
+// Event is an event of a Conn.
 type Event uint8
 
 const (
-	EventEstablished Event = iota + 1 // the connection is synchronised
-	EventPeerClosed                   // the peer's FIN is in order: no more octets will come
-	EventClosed                       // the state is gone; Err says why
+	EventEstablished Event = iota + 1 // the connection is synchronized
+	EventPeerClosed                   // the peer's FIN is in order: no more data will arrive
+	EventClosed                       // the state is gone; Err returns why
 )
 
 func (e Event) String() string {
@@ -153,8 +138,7 @@ func (e Event) String() string {
 	return "none"
 }
 
-// State is a state of RFC 9293 3.3.2. LISTEN is not among them: a Listener is
-// not a Conn.
+// State is a state of RFC 9293 3.3.2, except LISTEN, which a Listener implements.
 type State uint8
 
 const (

@@ -17,7 +17,7 @@ const (
 	timerUser              // RFC 9293 3.9.1.8
 	timerTimeWait          // also FIN-WAIT-2
 	timerPace              // the burst limit
-	timerPMTU              // a lowered path MTU is forgotten
+	timerPMTU              // raises a lowered path MTU again
 	numTimers
 )
 
@@ -27,13 +27,11 @@ func (c *Conn) stop(t int) { c.deadlines[t] = 0 }
 
 func (c *Conn) armed(t int) bool { return c.deadlines[t] != 0 }
 
-// TimeoutsInARow is how often what is in flight was sent again by the timer since
-// the peer was last heard to have received something, or, on a connection with
-// nothing in flight, how many probes of the keep-alive were not answered.
+// TimeoutsInARow returns how many times in a row the retransmission timer has expired without progress or, if nothing is in flight, how
+// many keep-alive probes in a row were not answered.
 func (c *Conn) TimeoutsInARow() int { return max(int(c.backoff), c.keepProbes) }
 
-// Deadline returns when HandleTimeout is due, zero for never. Any call may
-// change it.
+// Deadline returns when HandleTimeout is due, or zero for never. Any call may change it.
 func (c *Conn) Deadline() clock.Time {
 	var d clock.Time
 	for _, t := range c.deadlines {
@@ -42,14 +40,13 @@ func (c *Conn) Deadline() clock.Time {
 	return d
 }
 
-// HandleTimeout does what is due at now.
+// HandleTimeout runs the timers that are due at now.
 func (c *Conn) HandleTimeout(now clock.Time) {
 	for t := range numTimers {
 		if !c.deadlines[t].Due(now) {
 			continue
 		}
-		// A probe takes the place of a time-out that is due with it (RFC
-		// 8985 7.2).
+		// A probe replaces a time-out that is due at the same time (RFC 8985 7.2).
 		if t == timerRTO && c.deadlines[timerTLP].Due(now) {
 			continue
 		}
@@ -94,15 +91,15 @@ func (c *Conn) giveUp() {
 		c.finalReset()
 	}
 	if c.softError {
-		c.end(ErrUnreachable) // SHLD-25: it says why nothing got through
+		c.end(ErrUnreachable) // SHLD-25: report the reason
 		return
 	}
 	c.end(ErrTimeout)
 }
 
-// stuck reports whether nothing has moved for the time of R2.
+// stuck reports whether there was no progress for the time of R2.
 func (c *Conn) stuck(now clock.Time) bool {
-	// A peer that keeps its window shut but answers is alive (MUST-37).
+	// A peer that keeps its window closed but answers is alive (MUST-37).
 	since := c.progress
 	if c.wnd == 0 {
 		since = max(since, c.lastRcv)
@@ -116,8 +113,7 @@ func (c *Conn) armUser(now clock.Time) {
 	}
 }
 
-// armPersist starts the persist timer when the peer's window holds back all
-// that is queued and no ACK is on its way.
+// armPersist starts the persist timer if the peer's window blocks everything queued and nothing is in flight.
 func (c *Conn) armPersist(now clock.Time) {
 	if c.q.head != c.q.next || c.q.next == c.q.tail || c.state < Established || c.fits(c.q.at(c.q.next)) {
 		c.endPersist(now)
@@ -135,7 +131,7 @@ func (c *Conn) armPersist(now clock.Time) {
 	}
 }
 
-// endPersist: nothing is held back by the peer's window any more.
+// endPersist stops the persist timer: the peer's window no longer blocks anything.
 func (c *Conn) endPersist(now clock.Time) {
 	c.stop(timerPersist)
 	c.persistBackoff = 0
@@ -146,8 +142,8 @@ func (c *Conn) endPersist(now clock.Time) {
 	}
 }
 
-// persistInterval is the RTO, backed off (RFC 9293 MUST-36 and SHLD-29, 30); for
-// a window that is open but small it is the override time of 3.8.6.2.1.
+// persistInterval returns the RTO with back-off (RFC 9293 MUST-36 and SHLD-29, 30). For a window that is open but small it is the override
+// time of 3.8.6.2.1.
 func (c *Conn) persistInterval() time.Duration {
 	d := c.baseRTO()
 	if c.wnd > 0 && c.persistBackoff == 0 {
@@ -172,7 +168,7 @@ func (c *Conn) persistTimeout(now clock.Time) {
 	s := c.q.at(c.q.next)
 	room := c.una.Add(c.wnd).Sub(s.seq)
 	if room > 0 && room < int(s.len) {
-		// The override: what fits leaves as a piece.
+		// The override time has passed: send the part that fits.
 		c.q.cut(c.q.next, int32(room))
 		return
 	}
@@ -198,7 +194,7 @@ func (c *Conn) keepAliveTimeout(now clock.Time) {
 	}
 	quiet := now.Sub(c.lastRcv)
 	if quiet < c.cfg.KeepAliveIdle || c.q.head != c.q.tail {
-		// Something came, or data in flight does the probing.
+		// A segment has arrived, or data in flight acts as a probe.
 		c.keepProbes = 0
 		c.arm(timerKeepAlive, now.Add(max(c.cfg.KeepAliveIdle-quiet, c.cfg.KeepAliveInterval)))
 		return
@@ -212,20 +208,17 @@ func (c *Conn) keepAliveTimeout(now clock.Time) {
 	c.arm(timerKeepAlive, now.Add(c.cfg.KeepAliveInterval))
 }
 
-// reuseAfter is how long a connection is in TIME-WAIT at least before another one
-// may follow it.
+// reuseAfter is how long a connection stays in TIME-WAIT at least before MayFollow reports true.
 const reuseAfter = time.Second
 
-// MayFollow reports whether c is in TIME-WAIT, and an active open of the same flow
-// with the initial sequence number iss may take its place: both sides tell old
-// segments from new ones by the timestamps (RFC 6191, RFC 7323 section 5.8), whose
-// clock goes on, and by the sequence numbers. c is aborted first, so that no segment
-// can revive it or end the new connection (RFC 1337).
+// MayFollow reports whether c is in TIME-WAIT and an active open of the same flow with initial sequence number iss may replace it: both
+// sides can distinguish old segments from new ones by timestamps (RFC 6191, RFC 7323 section 5.8), whose clock continues, and by sequence
+// numbers. The caller aborts c first, so that no segment can revive it or end the new connection (RFC 1337).
 func (c *Conn) MayFollow(now clock.Time, iss serial.Num) bool {
 	return c.state == TimeWait && c.tsOK && c.nxt.Less(iss) && c.deadlines[timerTimeWait].Sub(now) <= c.cfg.TimeWait-reuseAfter
 }
 
-// timeWait enters TIME-WAIT, or starts its time afresh.
+// timeWait enters TIME-WAIT, or restarts its timer.
 func (c *Conn) timeWait(now clock.Time) {
 	c.state = TimeWait
 	for t := range numTimers {
