@@ -5,17 +5,17 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// missesToLose is how many reports of a hole make a chunk lost (RFC 9260 7.2.4).
+// missesToLose is how many SACKs must report a chunk missing before it is marked lost (RFC 9260 7.2.4).
 const missesToLose = 3
 
 // handleSack is RFC 9260 6.2.1 and 7.2.
 func (a *Assoc) handleSack(now clock.Time, s *Sack) {
 	n := s.Cum.Sub(a.cumAck)
 	if n < 0 {
-		return // older than what is known
+		return // older than the current state
 	}
 	if n > int(a.next-a.first) {
-		a.abort(CauseProtocol, nil, ErrProtocol) // TSNs that were never sent
+		a.abort(CauseProtocol, nil, ErrProtocol) // acknowledges TSNs that were never sent
 		return
 	}
 	a.stats.Sacks++
@@ -51,8 +51,8 @@ func (a *Assoc) handleSack(now clock.Time, s *Sack) {
 	a.acknowledged(now)
 }
 
-// shutdownAcks takes the cumulative TSN of a SHUTDOWN as that of a SACK without gaps,
-// which says nothing new of the window: what gap reports named stays acknowledged.
+// shutdownAcks processes the cumulative TSN of a SHUTDOWN like a SACK without gap reports. It does not change the window, and chunks
+// acknowledged by earlier gap reports stay acknowledged.
 func (a *Assoc) shutdownAcks(now clock.Time, cum serial.Num) {
 	n := cum.Sub(a.cumAck)
 	if n > int(a.next-a.first) {
@@ -67,7 +67,7 @@ func (a *Assoc) shutdownAcks(now clock.Time, cum serial.Num) {
 	a.acknowledged(now)
 }
 
-// noAcks begins what an acknowledgement says of the paths.
+// noAcks resets the per-path state that one acknowledgement fills in.
 func (a *Assoc) noAcks() {
 	a.ackedPackets = 0
 	for i := range a.paths[:a.npaths] {
@@ -77,7 +77,7 @@ func (a *Assoc) noAcks() {
 	}
 }
 
-// cumulative acknowledges the n oldest messages. It returns the highest TSN that is new.
+// cumulative acknowledges the n oldest messages. It returns the highest newly acknowledged TSN.
 func (a *Assoc) cumulative(now clock.Time, n int) (newest serial.Num, any bool) {
 	newest = a.cumAck
 	for range n {
@@ -86,7 +86,7 @@ func (a *Assoc) cumulative(now clock.Time, n int) (newest serial.Num, any bool) 
 			a.gapAcked--
 		} else {
 			newest, any = a.cumAck+1, true
-			// Whatever the path has in flight that is older is acknowledged too.
+			// Older chunks in flight on this path are acknowledged too.
 			a.paths[it.path].earliest = true
 			a.ackItem(now, a.first)
 		}
@@ -99,7 +99,7 @@ func (a *Assoc) cumulative(now clock.Time, n int) (newest serial.Num, any bool) 
 	return newest, any
 }
 
-// opened ends a recovery that is over, and opens the congestion windows.
+// opened ends a completed recovery and grows the congestion windows.
 func (a *Assoc) opened(advanced bool) {
 	if a.recovering && a.recoverTo.LessEq(a.cumAck) {
 		a.recovering, a.fastPending = false, false
@@ -114,8 +114,8 @@ func (a *Assoc) opened(advanced bool) {
 	}
 }
 
-// acknowledged ends what an acknowledgement does: the paths that it was heard of are up,
-// and T3 begins anew where it named the earliest in flight (RFC 9260 6.3.2 R3).
+// acknowledged finishes the processing of an acknowledgement: the paths that it covers are active, and T3 restarts on those whose earliest
+// chunk in flight it acknowledges (RFC 9260 6.3.2 R3).
 func (a *Assoc) acknowledged(now clock.Time) {
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
@@ -130,16 +130,14 @@ func (a *Assoc) acknowledged(now clock.Time) {
 			p.t3 = now.Add(p.rto)
 		}
 	}
-	// A peer that takes packets in batches sends one SACK for many: as many packets may
-	// leave as if there had been one for every second packet.
+	// A peer that processes packets in batches sends one SACK for many packets: allow as many as if it had sent one for every second
+	// packet.
 	a.burst = a.cfg.MaxBurst * max(1, a.ackedPackets/2)
 	a.tryShutdown(now)
 }
 
-// gaps takes the gap reports: what they name has come. What an earlier SACK named and
-// this one does not may have been given up by the peer, or found no place in the report:
-// it is in flight again (6.2.1 D iii). gaps returns the highest TSN that is new, and the
-// highest that is named.
+// gaps processes the gap reports of s. A chunk that an earlier SACK reported and this one does not is in flight again: the peer may have
+// dropped it, or had no room to report it (6.2.1 D iii). gaps returns the highest newly acknowledged TSN and the highest reported TSN.
 func (a *Assoc) gaps(now clock.Time, s *Sack) (newest, top serial.Num, any bool) {
 	g, n := 0, s.Gaps()
 	var from, to serial.Num
@@ -153,7 +151,7 @@ func (a *Assoc) gaps(now clock.Time, s *Sack) (newest, top serial.Num, any bool)
 	}
 	load()
 	top = s.Cum
-	older := 0 // paths with something in flight further down, a bit each
+	older := 0 // bit mask of paths with older chunks in flight
 	for p := a.first; p != a.next; p++ {
 		t := a.tsn(p)
 		for g < n && to.Less(t) {
@@ -188,10 +186,10 @@ func (a *Assoc) gaps(now clock.Time, s *Sack) (newest, top serial.Num, any bool)
 	return newest, top, any
 }
 
-// misses counts the holes below newest, the highest TSN newly acknowledged (HTNA), and
-// marks for fast retransmission what was missed three times.
+// misses counts a miss for each hole below newest, the highest TSN newly acknowledged (HTNA), and marks chunks missed three times for fast
+// retransmission.
 func (a *Assoc) misses(newest serial.Num) {
-	found, cut := false, 0 // paths whose window was cut, a bit each
+	found, cut := false, 0 // bit mask of paths whose window was reduced
 	for p := a.first; p != a.next; p++ {
 		if newest.LessEq(a.tsn(p)) {
 			break
@@ -225,8 +223,8 @@ func (a *Assoc) misses(newest serial.Num) {
 	}
 }
 
-// grow opens the congestion window (RFC 9260 7.2.1, 7.2.2). In slow start L is the number
-// of SACKs that there would have been for every second packet, if that is more than one.
+// grow raises the congestion window (RFC 9260 7.2.1, 7.2.2). In slow start L is the number of SACKs that one for every second packet would
+// have been, at least one.
 func (a *Assoc) grow(p *path) {
 	m := a.pmdcs(p)
 	if p.cwnd <= p.ssthresh {
@@ -268,8 +266,7 @@ func (a *Assoc) retransmitTimeout(now clock.Time, i int) {
 		}
 	}
 	a.burst = a.cfg.MaxBurst
-	// Probes of a window that the peer keeps closed, and says so, are no failure
-	// (6.1 A).
+	// An unanswered probe of a window that the peer reports as closed is not a failure (6.1 A).
 	if a.probing {
 		a.probing, a.starved = false, true
 		return
@@ -279,8 +276,8 @@ func (a *Assoc) retransmitTimeout(now clock.Time, i int) {
 	}
 }
 
-// probeLost has what is in flight, since T3 was last due with a closed window, sent again
-// at once: the peer, who now has room, has dropped it, and T3 may have become a minute.
+// probeLost retransmits what is in flight at once, if T3 has expired while the window was closed: the peer now has room, it has dropped
+// that data, and T3 may have grown to a minute.
 func (a *Assoc) probeLost() {
 	for p := a.first; p != a.next; p++ {
 		a.lose(p)
@@ -290,8 +287,7 @@ func (a *Assoc) probeLost() {
 	}
 }
 
-// idled lowers the window of a path that nothing was sent on for a while, by half for each
-// RTO (7.2.1): what it was measured by is no longer so.
+// idled halves the window of an idle path once per RTO (7.2.1), because its measurement is out of date.
 func (a *Assoc) idled(now clock.Time, p *path) {
 	if p.flight > 0 || p.lastData == 0 || now.Sub(p.lastData) < p.rto {
 		return

@@ -8,10 +8,9 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// Assoc is one association: the TCB of RFC 9260 section 14. It is not safe for use
-// by two goroutines.
+// Assoc is one association: the TCB of RFC 9260 section 14. It is not safe for concurrent use.
 type Assoc struct {
-	// Identity and outcome. err and events are for the owner.
+	// Identity and result. err and events are read by the owner.
 	cfg    Config
 	key    Secret
 	flow   pkt.Flow
@@ -21,20 +20,19 @@ type Assoc struct {
 	events uint16
 	stats  Stats
 
-	// What the INIT and INIT ACK chunks agree on (RFC 9260 5.1).
-	tag, peerTag  uint32 // packets to us carry tag
+	// Values negotiated by INIT and INIT ACK (RFC 9260 5.1).
+	tag, peerTag  uint32 // verification tag of packets to us
 	initTSN       serial.Num
 	out, in       int // streams
 	adaptation    uint32
 	hasAdaptation bool
 
-	// The peer's addresses. Data goes to the primary one; replies go where the last packet
-	// came from.
+	// The peer's addresses. Data goes to the primary path, replies to the source of the last packet.
 	paths   [maxAddrs]path
 	npaths  int
 	primary int
-	errors  int // time-outs in a row
-	lastIn  int // path that the last packet came on, and its UDP port
+	errors  int // consecutive time-outs
+	lastIn  int // path of the last packet received, and its UDP port
 	lastUDP uint16
 	salt    uint32
 
@@ -42,75 +40,74 @@ type Assoc struct {
 	toSend
 	sending
 
-	// Receiving: TSNs that have come, SACKs that are due, and messages for PollData.
+	// Receiver: TSNs received, SACKs due, and messages for PollData.
 	rcv receiver
 
-	// The end: SHUTDOWN of either side (RFC 9260 9.2).
+	// Shutdown by either side (RFC 9260 9.2).
 	closing  bool // Close was called
-	peerDone bool // the peer's SHUTDOWN came
+	peerDone bool // the peer's SHUTDOWN was received
 
-	// Timers; timers.go.
+	// Timers; see timers.go.
 	deadlines [numTimers]clock.Time // 0: stopped
 	verifyAt  clock.Time            // when the next path may be verified (RFC 9260 5.4)
 }
 
-// setupState is the active side's INIT and COOKIE ECHO, and their repetitions.
+// setupState is the state of INIT and COOKIE ECHO and their retransmissions on the active side.
 type setupState struct {
 	initRetries int
-	stales      int // cookies that the peer called stale
+	stales      int // cookies that the peer reported as stale
 	t1Sent      clock.Time
-	preserve    uint32 // ms, to ask for in the next INIT
-	cookie      []byte // of the peer, to echo
-	unknown     []byte // parameters of INIT ACK to report, as one error cause each
+	preserve    uint32 // lifetime increment to request in the next INIT, in ms
+	cookie      []byte // the peer's cookie, to be echoed
+	unknown     []byte // unknown parameters of INIT ACK, each to be reported as an error cause
 }
 
-// toSend is the control chunks and whole packets that PollTransmit sends next.
+// toSend holds the control chunks and whole packets that PollTransmit returns next.
 type toSend struct {
 	want    wants
 	replies []byte // ERROR chunks
 	replyTo int
 	raw     []rawPacket
-	head    []byte // scratch of PollTransmit
+	head    []byte // scratch buffer of PollTransmit
 }
 
-// sending is a ring of messages, in the order of their TSNs.
+// sending is a ring of messages in TSN order.
 //
 //	first          next           last
 //	  | sent, unacked | never sent  |
 //
-// The item at first has TSN cumAck+1. released has the Bufs for PollReleased.
+// The item at first has TSN cumAck+1. released holds the Bufs for PollReleased.
 type sending struct {
-	q            []item // a ring; its size is a power of two
-	first        uint32 // oldest not acknowledged in order
-	next         uint32 // oldest never sent
-	last         uint32 // after the newest
+	q            []item // a ring whose length is a power of two
+	first        uint32 // oldest item not cumulatively acknowledged
+	next         uint32 // oldest item never sent
+	last         uint32 // one past the newest item
 	cumAck       serial.Num
 	peerRwnd     int
-	outstanding  int // octets in flight
-	queued       int // octets never sent
+	outstanding  int // bytes in flight
+	queued       int // bytes never sent
 	lostCount    int
 	gapAcked     int
 	burst        int
-	ackedPackets int // by the SACK at hand
+	ackedPackets int // packets acknowledged by the current SACK
 	recovering   bool
 	recoverTo    serial.Num
-	fastPending  bool // the first packet of a fast retransmission leaves whatever the window
-	probing      bool // a zero window is being probed, and a SACK came
-	starved      bool // a probe was sent, or what the peer had no room for was
-	probe        bool // a closed window is probed now
+	fastPending  bool // the first packet of a fast retransmission ignores the window
+	probing      bool // a zero window is being probed, and a SACK was received
+	starved      bool // a probe was sent, or data for which the peer had no room
+	probe        bool // send a probe of the closed window now
 	released     []Buf
 	releasedHead int
 }
 
-// rawPacket is a whole packet to be sent, on a path, but to a UDP port of its own: the
-// peer may have begun anew from another one (RFC 6951 5.4).
+// rawPacket is a complete packet to send on a path, but to its own UDP port: a peer that restarts may use another one (RFC 6951 5.4).
 type rawPacket struct {
 	b    []byte
 	path int
 	udp  uint16
 }
 
-// wants are the chunks to be sent.
+// wants is the set of chunks to send.
 type wants uint16
 
 const (
@@ -139,9 +136,8 @@ func newAssoc(now clock.Time, cfg *Config, f pkt.Flow, udp uint16, key *Secret, 
 	return a
 }
 
-// Dial begins an association: it is in COOKIE-WAIT, and PollTransmit gives the
-// INIT. mtu is that of the link, or of the path if it is known; udp the peer's port
-// when Config.UDP is set.
+// Dial starts an association in COOKIE-WAIT; PollTransmit returns the INIT. mtu is that of the link, or of the path if it is known; udp is
+// the peer's port if Config.UDP is set.
 func Dial(now clock.Time, cfg *Config, f pkt.Flow, udp uint16, key *Secret, mtu int) *Assoc {
 	a := newAssoc(now, cfg, f, udp, key, mtu)
 	a.tag, a.initTSN = draw(key, &f, now, 1)
@@ -161,38 +157,35 @@ func (a *Assoc) setTSN(t serial.Num) {
 // State returns the state of RFC 9260 section 4.
 func (a *Assoc) State() State { return a.state }
 
-// Open reports whether the association is established, or being set up, and nobody has
-// begun to end it.
+// Open reports whether the association is established or being set up, and neither side has started to end it.
 func (a *Assoc) Open() bool {
 	return !a.closing && (a.state == Established || a.state == CookieWait || a.state == CookieEchoed)
 }
 
-// Err says why the association ended; nil before the end and after an orderly one.
+// Err returns why the association ended. It is nil before the end and after an orderly shutdown.
 func (a *Assoc) Err() error { return a.err }
 
-// Flow returns the addresses and ports that the association was made with.
+// Flow returns the addresses and ports of the association's first path.
 func (a *Assoc) Flow() pkt.Flow { return a.flow }
 
-// Streams returns how many streams there are out and in, once the association is
-// established.
+// Streams returns the number of outgoing and incoming streams. It is valid once the association is established.
 func (a *Assoc) Streams() (out, in int) { return a.out, a.in }
 
-// Adaptation returns the indication of the peer.
+// Adaptation returns the peer's Adaptation Layer Indication, if it sent one.
 func (a *Assoc) Adaptation() (value uint32, ok bool) { return a.adaptation, a.hasAdaptation }
 
 // Stats returns the counters.
 func (a *Assoc) Stats() Stats { return a.stats }
 
-// MaxMessage returns how long a message may be that is to leave in one packet.
+// MaxMessage returns the longest message, in bytes, that fits in one packet.
 func (a *Assoc) MaxMessage() int { return a.pmdcs(&a.paths[a.primary]) }
 
-// Unacked returns how many messages are pushed and not acknowledged in order.
+// Unacked returns the number of pushed messages that are not cumulatively acknowledged.
 func (a *Assoc) Unacked() int { return int(a.last - a.first) }
 
-// Room returns how many octets could leave now: the smaller of the congestion
-// window and the peer's window, less what is under way and queued; 0 when nothing
-// may be pushed. While nothing is under way it is never below MaxMessage, as a
-// closed window is probed only by a message that waits.
+// Room returns how many bytes could be sent now: the smaller of the congestion window and the peer's window, less what is in flight and
+// queued. It is 0 when nothing may be pushed. While nothing is in flight it is at least MaxMessage, because a closed window is probed only
+// with a queued message.
 func (a *Assoc) Room() int {
 	switch {
 	case a.state != Established || a.closing:
@@ -208,12 +201,12 @@ func (a *Assoc) room() int {
 	if a.lostCount > 0 || a.last-a.next > 64 || a.last-a.first >= rcvTSNs-1 {
 		return 0
 	}
-	// The last message may reach beyond the window (RFC 9260 6.1 B).
+	// The last message may extend beyond the window (RFC 9260 6.1 B).
 	return max(0, min(p.cwnd+a.pmdcs(p)-1-p.flight, a.peerRwnd)-a.queued)
 }
 
-// Push queues a message of an association that is established. One that cannot be
-// sent, as after Close or the peer's SHUTDOWN, is released at once.
+// Push queues a message of an established association. A message that cannot be sent, as after Close or the peer's SHUTDOWN, is released at
+// once.
 func (a *Assoc) Push(m *Message) {
 	if m.Len <= 0 || a.closing || a.state != Established || int(m.Stream) >= a.out {
 		if m.Buf != NoBuf {
@@ -229,8 +222,7 @@ func (a *Assoc) Push(m *Message) {
 	a.queued += m.Len
 }
 
-// PollReleased gives back a pushed Buf that is acknowledged in order, or of no use
-// because the association is over or has begun anew.
+// PollReleased returns a pushed Buf that is no longer needed: it is cumulatively acknowledged, or the association has ended or restarted.
 func (a *Assoc) PollReleased() (Buf, bool) {
 	if a.releasedHead == len(a.released) {
 		a.released, a.releasedHead = a.released[:0], 0
@@ -252,8 +244,7 @@ func (a *Assoc) PollEvent() (Event, bool) {
 	return 0, false
 }
 
-// SetBacklog says how many octets were delivered and not consumed by the
-// application: they lessen the window.
+// SetBacklog sets how many delivered bytes the application has not consumed yet. They reduce the receive window.
 func (a *Assoc) SetBacklog(n int) {
 	a.rcv.backlog = n
 	if w := a.window(); a.rcv.started && w >= a.cfg.RcvWindow/2 && a.rcv.advertised < a.cfg.RcvWindow/4 {
@@ -261,17 +252,16 @@ func (a *Assoc) SetBacklog(n int) {
 	}
 }
 
-// SetWindow sets Config.RcvWindow, in octets. What is kept already stays.
+// SetWindow sets Config.RcvWindow, in bytes. Data already kept stays.
 func (a *Assoc) SetWindow(n int) {
 	a.cfg.RcvWindow = max(n, 2*minRwnd)
 	a.SetBacklog(a.rcv.backlog)
 }
 
-// Kept returns how many octets the owner keeps for the association.
+// Kept returns how many bytes the owner keeps for the association.
 func (a *Assoc) Kept() int { return a.rcv.keptLen }
 
-// Close ends the association when all that was pushed is acknowledged (RFC 9260
-// 9.2).
+// Close shuts the association down once everything pushed is acknowledged (RFC 9260 9.2).
 func (a *Assoc) Close(now clock.Time) {
 	if a.closing {
 		return
@@ -287,27 +277,26 @@ func (a *Assoc) Close(now clock.Time) {
 	}
 }
 
-// guard bounds how long an end takes (T5-shutdown-guard, RFC 9260 9.2): here from its
-// beginning on, since a peer that keeps its window closed can delay SHUTDOWN for ever.
+// guard limits how long a shutdown may take (T5-shutdown-guard, RFC 9260 9.2). It starts with Close, because a peer that keeps its window
+// closed can delay SHUTDOWN forever.
 func (a *Assoc) guard(now clock.Time) {
 	if !a.armed(timerGuard) {
 		a.arm(timerGuard, now.Add(5*a.cfg.RTOMax))
 	}
 }
 
-// PollRestart reports EventRestart ahead of PollEvent, and takes it. User data of the
-// packet in which the peer begins anew are of what begins: who keeps state of the messages
-// asks before PollData.
+// PollRestart reports and consumes a pending EventRestart, before PollEvent would. Data in the packet that restarts the association belongs
+// to the new association, so an owner with per-message state calls PollRestart before PollData.
 func (a *Assoc) PollRestart() bool {
 	is := a.events&(1<<EventRestart) != 0
 	a.events &^= 1 << EventRestart
 	return is
 }
 
-// Abort ends the association at once with an ABORT, which PollTransmit gives.
+// Abort ends the association at once with an ABORT, which PollTransmit returns.
 func (a *Assoc) Abort(now clock.Time) { a.abort(CauseUserAbort, nil, ErrAborted) }
 
-// GiveUp is Abort because the owner is short of memory.
+// GiveUp is Abort with the cause "out of resource": the owner is short of memory.
 func (a *Assoc) GiveUp(now clock.Time) { a.abort(CauseOutOfResource, nil, ErrNoRoom) }
 
 // abort sends an ABORT with a cause and ends the association.
@@ -326,7 +315,7 @@ func (a *Assoc) abort(c Cause, info []byte, err error) {
 	a.end(err)
 }
 
-// end forgets the association. Every Buf and what is kept go back to the owner.
+// end discards the association. Every Buf and every kept chunk returns to the owner.
 func (a *Assoc) end(err error) {
 	if a.state == Closed {
 		return
@@ -366,7 +355,7 @@ func (a *Assoc) dropSends() {
 	}
 }
 
-// up is the step into ESTABLISHED.
+// up enters ESTABLISHED.
 func (a *Assoc) up(now clock.Time) {
 	a.state = Established
 	a.stop(timerInit)
@@ -389,7 +378,7 @@ func (a *Assoc) up(now clock.Time) {
 	}
 }
 
-// adopt takes what the cookie says of the two ends.
+// adopt sets what the cookie records about the two ends.
 func (a *Assoc) adopt(c *cookie) {
 	a.tag, a.peerTag = c.tag, c.peerTag
 	a.out, a.in = int(c.out), int(c.in)

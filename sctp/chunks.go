@@ -6,7 +6,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// maxAddrs is how many addresses of a peer are looked at.
+// maxAddrs is how many addresses of a peer are used.
 const maxAddrs = 8
 
 // Init is the content of INIT and INIT ACK (RFC 9260 3.3.2, 3.3.3).
@@ -19,13 +19,13 @@ type Init struct {
 	Adaptation    uint32
 	HasAdaptation bool
 	Cookie        []byte // INIT ACK
-	Preserve      uint32 // milliseconds, of a Cookie Preservative
+	Preserve      uint32 // Cookie Preservative, in milliseconds
 	Addrs         [maxAddrs]netip.Addr
 	NAddrs        int
 	HostName      bool
-	Unrecognized  []byte // parameters that the peer did not know, as INIT ACK reports them: they lie in the packet
+	Unrecognized  []byte // parameters that the peer did not know, as INIT ACK reports them; aliases the packet
 
-	report [maxReports][]byte // parameters not known here that ask for a report
+	report [maxReports][]byte // parameters unknown here whose type asks for a report
 	nrep   int
 }
 
@@ -35,9 +35,8 @@ const (
 	minRwnd    = 1500
 )
 
-// Decode reads the body of an INIT or INIT ACK. Parameters that are not known are
-// noted for a report when their type asks for it; one that says so ends the
-// reading. Values are not judged here: see Check.
+// Decode reads the body of an INIT or INIT ACK. Unknown parameters are recorded if their type asks for a report, and end the decoding if it
+// says so. Values are not validated: see Check.
 func (i *Init) Decode(b []byte) error {
 	*i = Init{}
 	if len(b) < initFixed {
@@ -108,12 +107,11 @@ func (i *Init) addAddr(a netip.Addr) {
 	i.NAddrs++
 }
 
-// Check reports whether the fixed fields are allowed: neither tag nor stream
-// counts are 0, and the window is at least 1500 (RFC 9260 3.3.2).
+// Check reports whether the fixed fields are valid: tag and stream counts are not 0, and the window is at least 1500 (RFC 9260 3.3.2).
 func (i *Init) Check() bool { return i.Tag != 0 && i.Out != 0 && i.In != 0 && i.Rwnd >= minRwnd }
 
-// Append appends the chunk, of type ChunkInit or ChunkInitAck. Addresses are not
-// written: the association has the one address that the packet comes from.
+// Append appends the chunk, of type ChunkInit or ChunkInitAck. It writes no addresses: the association has only the source address of the
+// packet.
 func (i *Init) Append(b []byte, t ChunkType) []byte {
 	b, at := beginChunk(b, t, 0)
 	b = be.AppendUint32(b, i.Tag)
@@ -136,7 +134,7 @@ func (i *Init) Append(b []byte, t ChunkType) []byte {
 	return endChunk(b, at)
 }
 
-// dataChunk is a DATA chunk; the user data are [off,off+n) of the packet.
+// dataChunk is a DATA chunk; its user data is [off,off+n) of the packet.
 type dataChunk struct {
 	flags       uint8
 	tsn         serial.Num
@@ -168,7 +166,7 @@ func (d *dataChunk) put(b *[dataHeader]byte) {
 
 const sackFixed = 12
 
-// Sack is a SACK chunk (RFC 9260 3.3.4). Gaps and Dups lie in the packet.
+// Sack is a SACK chunk (RFC 9260 3.3.4). Its gap blocks and duplicates alias the packet.
 type Sack struct {
 	Cum  serial.Num
 	Rwnd uint32
@@ -190,14 +188,14 @@ func (s *Sack) Decode(b []byte) error {
 	return nil
 }
 
-// Gaps returns the number of gap blocks, Gap the first and last TSN of one.
+// Gaps returns the number of gap blocks.
 func (s *Sack) Gaps() int { return len(s.gaps) / 4 }
 
-// Gap returns the first and the last TSN of a gap block.
+// Gap returns the first and the last TSN of gap block i.
 func (s *Sack) Gap(i int) (first, last serial.Num) {
 	g := s.gaps[4*i:]
 	return s.Cum + serial.Num(be.Uint16(g)), s.Cum + serial.Num(be.Uint16(g[2:]))
 }
 
-// Dups returns the number of TSNs that came more than once.
+// Dups returns the number of TSNs received more than once.
 func (s *Sack) Dups() int { return len(s.dups) / 4 }

@@ -2,20 +2,18 @@ package sctp
 
 import "time"
 
-// Config holds what may be set of an association. The zero value of a field takes
-// the default, which is that of RFC 9260 section 16 where there is one.
+// Config holds the settings of an association. A zero field means its default, which is that of RFC 9260 section 16 where there is one.
 type Config struct {
-	// Adaptation is the Adaptation Layer Indication (RFC 5061 4.2.6) to send in INIT
-	// and INIT ACK, and Accept the ones that a peer may have, none of which is 0.
-	// With Accept empty a peer may have any, or none; with Adaptation 0 none is sent.
+	// Adaptation is the Adaptation Layer Indication (RFC 5061 4.2.6) to send in INIT and INIT ACK; 0 sends none. Accept lists the
+	// indications that a peer may send, none of which is 0; if it is empty, a peer may send any or none.
 	Adaptation uint32
 	Accept     []uint32
 
-	Streams    int // asked for in each direction; default 64, at most 65535
-	MinStreams int // with less than this both ways the association is refused; default 1
+	Streams    int // requested in each direction; default 64, at most 65535
+	MinStreams int // fewer in either direction refuse the association; default 1
 
-	RcvWindow int // octets; default 1 MiB
-	MaxKept   int // chunks that wait for the rest of their message or their turn; default 256
+	RcvWindow int // bytes; default 1 MiB
+	MaxKept   int // chunks kept until their message is complete or its turn comes; default 256
 
 	RTOInitial, RTOMin, RTOMax time.Duration // 1 s, 1 s, 60 s; see docs/sctp.md for a lower RTOMin
 	SackDelay                  time.Duration // 200 ms, at most 500 ms
@@ -23,19 +21,18 @@ type Config struct {
 	Heartbeat                  time.Duration // 30 s; negative: none
 	CookieLife                 time.Duration // 60 s
 	MaxInit                    int           // retransmissions of INIT and COOKIE ECHO; 8
-	MaxAssoc                   int           // time-outs in a row that end the association; 10
-	MaxPath                    int           // time-outs in a row after which a path is not used; 5
-	MaxBurst                   int           // packets of new data after a SACK; 4
+	MaxAssoc                   int           // consecutive time-outs that end the association; 10
+	MaxPath                    int           // consecutive time-outs that make a path inactive; 5
+	MaxBurst                   int           // packets of new data per SACK; 4
 
-	// UDP says that packets are encapsulated (RFC 6951), which costs 8 octets of
-	// the MTU. The owner writes and strips the UDP headers.
+	// UDP enables UDP encapsulation (RFC 6951), which costs 8 bytes of the MTU. The owner adds and removes the UDP headers.
 	UDP bool
 }
 
 // maxSackDelay is the longest that a peer may delay a SACK (RFC 9260 6.2).
 const maxSackDelay = 500 * time.Millisecond
 
-// withDefaults fills in what is zero.
+// withDefaults returns c with defaults in place of zero fields.
 func (c Config) withDefaults() Config {
 	def := func(v *int, d int) {
 		if *v <= 0 {
@@ -68,7 +65,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// accepts reports whether a peer with this indication may have an association.
+// accepts reports whether the peer's indication is acceptable.
 func (c *Config) accepts(value uint32, has bool) bool {
 	if len(c.Accept) == 0 {
 		return true
@@ -81,22 +78,22 @@ func (c *Config) accepts(value uint32, has bool) bool {
 	return false
 }
 
-// Stats counts what happened to an association.
+// Stats holds the counters of an association.
 type Stats struct {
-	TxPackets, TxChunks, TxOctets uint64 // chunks and octets of user data, retransmissions included
+	TxPackets, TxChunks, TxOctets uint64 // chunks and bytes of user data, including retransmissions
 	RxPackets, RxChunks, RxOctets uint64
 	Retransmits, FastRetransmits  uint64 // chunks
 	Timeouts                      uint64
 	Sacks, Duplicates             uint64
-	RxDropped                     uint64 // DATA that found no room, or came out of season
+	RxDropped                     uint64 // DATA chunks dropped for lack of room or in a wrong state
 	BadTag, BadPacket             uint64 // packets dropped
 	UnknownChunks                 uint64
 	Restarts, Collisions          uint64
 	Heartbeats                    uint64
-	MTUProbes                     uint64 // HEARTBEATs that ask what the path's MTU is
-	BlackHoles                    uint64 // times that it was lowered as long packets were lost and short ones not
+	MTUProbes                     uint64 // HEARTBEATs sent to probe the path MTU
+	BlackHoles                    uint64 // times the MTU was lowered because long packets were lost and short ones were not
 	Failovers                     uint64
-	Reclaimed                     uint64 // chunks acknowledged by gap reports and given up for room
+	Reclaimed                     uint64 // chunks acknowledged by gap reports and then dropped for lack of room
 	CookiesBad, CookiesStale      uint64
 }
 

@@ -10,12 +10,10 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// Secret is the key of cookies, tags and initial TSNs: random, for the life of the
-// process.
+// Secret is the key of cookies, tags and initial TSNs. It is random and kept for the life of the process.
 type Secret [32]byte
 
-// cookie is all that a listener has to know of an association that is being set
-// up. It travels with the peer, signed (RFC 9260 5.1.3).
+// cookie is the state of an association that is being set up. The peer stores it, signed (RFC 9260 5.1.3).
 type cookie struct {
 	created       clock.Time
 	life          uint32 // ms
@@ -23,7 +21,7 @@ type cookie struct {
 	tag, peerTag  uint32
 	tsn, peerTSN  serial.Num
 	rwnd          uint32
-	out, in       uint16 // ours, both within what the peer allows
+	out, in       uint16 // our stream counts, within what the peer allows
 	tie, peerTie  uint32
 	adaptation    uint32
 	hasAdaptation bool
@@ -78,8 +76,7 @@ func (c *cookie) append(b []byte, key *Secret) []byte {
 	return append(b, m[:]...)
 }
 
-// decode reads a cookie and reports whether its MAC is right. What has a right MAC
-// was written here.
+// decode reads a cookie and reports whether its MAC is valid. A cookie with a valid MAC was written here.
 func (c *cookie) decode(b []byte, key *Secret) bool {
 	n := len(b) - macLen
 	if n < cookieFixed {
@@ -110,8 +107,7 @@ func (c *cookie) decode(b []byte, key *Secret) bool {
 	return true
 }
 
-// stale returns by how much the cookie has outlived its time, in microseconds; 0
-// if it has not.
+// stale returns by how many microseconds the cookie has exceeded its lifetime, or 0.
 func (c *cookie) stale(now clock.Time) uint32 {
 	over := now.Sub(c.created).Microseconds() - int64(c.life)*1000
 	if over <= 0 {
@@ -120,8 +116,7 @@ func (c *cookie) stale(now clock.Time) uint32 {
 	return uint32(min(over, 1<<32-1))
 }
 
-// draw makes a tag, never 0, and an initial TSN that nobody else can guess (RFC
-// 9260 5.3.1).
+// draw returns a tag, never 0, and an initial TSN, both unpredictable to others (RFC 9260 5.3.1).
 func draw(key *Secret, f *pkt.Flow, now clock.Time, salt uint32) (tag uint32, tsn serial.Num) {
 	var b [64]byte
 	copy(b[:], f.Local[:])
@@ -135,11 +130,11 @@ func draw(key *Secret, f *pkt.Flow, now clock.Time, salt uint32) (tag uint32, ts
 	return max(be.Uint32(m[:]), 1), serial.Num(be.Uint32(m[4:]))
 }
 
-// offer makes the cookie for the INIT i that came on flow f.
+// offer returns the cookie for the INIT i that arrived on flow f.
 func offer(now clock.Time, cfg *Config, f *pkt.Flow, i *Init, tag uint32, tsn serial.Num) cookie {
 	life := uint32(cfg.CookieLife.Milliseconds())
 	if i.Preserve != 0 {
-		life += min(i.Preserve, life) // a listener gives at most as much again
+		life += min(i.Preserve, life) // a listener at most doubles the lifetime
 	}
 	return cookie{
 		created: now, life: life, flow: *f, tag: tag, peerTag: i.Tag, tsn: tsn, peerTSN: i.TSN, rwnd: i.Rwnd,
@@ -148,12 +143,12 @@ func offer(now clock.Time, cfg *Config, f *pkt.Flow, i *Init, tag uint32, tsn se
 	}
 }
 
-// initAck is the whole packet that answers an INIT.
+// initAck returns the complete packet that answers an INIT.
 func initAck(cfg *Config, f *pkt.Flow, i *Init, c *cookie, key *Secret) []byte {
 	h := Header{f.LocalPort, f.RemotePort, i.Tag}
 	r := Init{Tag: c.tag, Rwnd: uint32(cfg.RcvWindow), Out: c.out, In: uint16(cfg.Streams), TSN: c.tsn,
 		Adaptation: cfg.Adaptation, HasAdaptation: cfg.Adaptation != 0, Cookie: c.append(nil, key)}
-	// What is not known here is reported as far as it fits.
+	// Report unknown parameters as far as they fit.
 	room := 512
 	for _, p := range i.report[:i.nrep] {
 		if room -= 4 + pad4(len(p)); room >= 0 {

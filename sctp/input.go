@@ -7,9 +7,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// HandlePacket takes a packet that came on flow f, whose checksum is right; udp is
-// its UDP source port when it was encapsulated. Then PollData is drained, while the
-// packet is at hand.
+// HandlePacket processes a packet of flow f whose checksum is correct; udp is its UDP source port if it was encapsulated. The caller then
+// drains PollData while the packet is still available.
 func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 	var h Header
 	var c Chunk
@@ -37,7 +36,7 @@ func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 		a.paths[from].udp = udp // RFC 6951 5.4
 	}
 	a.lastIn, a.lastUDP = from, udp
-	if a.state == ShutdownSent && h.Tag == a.tag { // the peer is there, and may have much to send (9.2)
+	if a.state == ShutdownSent && h.Tag == a.tag { // the peer is alive, and may have much to send (9.2)
 		a.errors, a.paths[a.primary].errors = 0, 0
 		a.arm(timerShutdown, now.Add(a.paths[a.primary].rto))
 	}
@@ -59,11 +58,11 @@ func (a *Assoc) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) {
 			break
 		}
 		if budget--; budget == 0 && c.Type != ChunkData {
-			break // more control than a peer has use for
+			break // more control chunks than a peer needs
 		}
 		if next, err = NextChunk(b, next, &c); err != nil {
 			a.stats.BadPacket++
-			break // padding, or a chunk cut short: what stood before it counts
+			break // padding or a truncated chunk: the chunks before it count
 		}
 	}
 	if data && a.state != Closed {
@@ -75,14 +74,13 @@ func (a *Assoc) mayReceive() bool {
 	return a.state == Established || a.state == ShutdownPending || a.state == ShutdownSent
 }
 
-// Ours reports whether packet b carries the verification tag that the association asked
-// its peer for, as nobody else knows it.
+// Ours reports whether packet b carries the verification tag that the association gave to its peer, which nobody else knows.
 func (a *Assoc) Ours(b []byte) bool {
 	var h Header
 	return h.Decode(b) == nil && h.Tag == a.tag
 }
 
-// Tag returns that verification tag, and PeerTag that of the packets to the peer.
+// Tag returns that verification tag, and PeerTag the tag of packets to the peer.
 func (a *Assoc) Tag() uint32     { return a.tag }
 func (a *Assoc) PeerTag() uint32 { return a.peerTag }
 
@@ -97,15 +95,15 @@ func (a *Assoc) tagOK(h *Header, c *Chunk, more bool) bool {
 		}
 		return h.Tag == a.tag
 	case ChunkCookieEcho:
-		return true // the cookie knows
+		return true // the cookie decides
 	case ChunkShutdownAck:
-		// Out of the blue while setting up (8.5.1 E).
+		// An out-of-the-blue packet during setup (8.5.1 E).
 		return h.Tag == a.tag || a.state == CookieWait || a.state == CookieEchoed
 	}
 	return h.Tag == a.tag
 }
 
-// control takes a chunk other than DATA. It reports whether the packet is read on.
+// control processes a chunk other than DATA. It reports whether to continue with the packet.
 func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chunk) bool {
 	switch c.Type {
 	case ChunkInit:
@@ -185,18 +183,17 @@ func (a *Assoc) control(now clock.Time, f *pkt.Flow, h *Header, b []byte, c *Chu
 	return true
 }
 
-// maxReplies bounds what a peer can make us hold of ERROR, and of HEARTBEAT ACK for each
-// path, in octets.
+// maxReplies limits the bytes queued for ERROR, and for HEARTBEAT ACK on each path, at a peer's request.
 const maxReplies = 1024
 
-// reply queues an ERROR.
+// reply queues an ERROR chunk.
 func (a *Assoc) reply(c Cause, info []byte) {
 	to := a.answerPath()
 	if len(a.replies)+chunkHeader+4+len(info)+3 > min(maxReplies, a.budget(&a.paths[to])) {
 		return
 	}
 	b, at := beginChunk(a.replies, ChunkError, 0)
-	// The cause is the last thing in the chunk, whose padding is its own.
+	// The cause is last in the chunk, whose padding is not part of it.
 	b = be.AppendUint16(b, uint16(c))
 	b = be.AppendUint16(b, uint16(4+len(info)))
 	b = append(b, info...)
@@ -215,7 +212,7 @@ func shutdownComplete(f *pkt.Flow, tag uint32) []byte {
 	return appendChunk(h.Append(nil), ChunkShutdownComplete, flagTag, nil)
 }
 
-// handleError reads the causes of an ERROR.
+// handleError processes the causes of an ERROR.
 func (a *Assoc) handleError(now clock.Time, c *Chunk) {
 	rest := c.Body
 	for len(rest) > 0 {
@@ -225,7 +222,7 @@ func (a *Assoc) handleError(now clock.Time, c *Chunk) {
 			return
 		}
 		if Cause(p.Type) == CauseStaleCookie && a.state == CookieEchoed && len(p.Body) == 4 {
-			// Begin again and ask for a longer life (5.2.6).
+			// Start again with a longer cookie lifetime (5.2.6).
 			if a.stales++; a.stales > a.cfg.MaxInit {
 				a.end(ErrTimeout)
 				return
@@ -241,8 +238,8 @@ func (a *Assoc) handleError(now clock.Time, c *Chunk) {
 	}
 }
 
-// HandleICMP takes an ICMP error about a packet of ours (RFC 9260 section 10). One
-// whose verification tag is not that of the association is not believed.
+// HandleICMP processes an ICMP error about a packet of ours (RFC 9260 section 10). It ignores an error whose verification tag does not
+// match.
 func (a *Assoc) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 	if a.state == Closed {
 		return
@@ -255,7 +252,7 @@ func (a *Assoc) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 		return
 	}
 	if a.refused(e) {
-		a.end(ErrUnreachable) // 10, ICMP8: as an ABORT
+		a.end(ErrUnreachable) // section 10, ICMP8: treated as an ABORT
 		return
 	}
 	switch e.Kind {
@@ -268,9 +265,8 @@ func (a *Assoc) HandleICMP(now clock.Time, e *pkt.ICMPError) {
 	}
 }
 
-// refused reports whether an ICMP error says that nobody speaks SCTP there: protocol
-// unreachable, unrecognized next header, or port unreachable in answer to UDP (RFC 6951
-// 5.5).
+// refused reports whether an ICMP error says that the destination has no SCTP: protocol unreachable, unrecognized next header, or port
+// unreachable in answer to UDP (RFC 6951 5.5).
 func (a *Assoc) refused(e *pkt.ICMPError) bool {
 	v6 := a.paths[0].addr.Is6()
 	switch {

@@ -7,8 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// Listener is a port that takes associations. It keeps no state of one that is
-// being set up.
+// Listener is a listening port. It keeps no state for associations that are being set up.
 type Listener struct {
 	cfg   Config
 	key   Secret
@@ -17,7 +16,7 @@ type Listener struct {
 	stats ListenerStats
 }
 
-// ListenerStats counts what came to a Listener.
+// ListenerStats holds the counters of a Listener.
 type ListenerStats struct {
 	Inits, Refused, CookiesGood, CookiesBad, CookiesStale uint64
 }
@@ -39,13 +38,12 @@ func NewListener(cfg *Config, key *Secret, mtu int) *Listener {
 // Stats returns the counters.
 func (l *Listener) Stats() ListenerStats { return l.stats }
 
-// SetMTU sets the MTU for associations to come.
+// SetMTU sets the MTU of future associations.
 func (l *Listener) SetMTU(mtu int) { l.mtu = mtu }
 
-// HandlePacket takes a packet, whose checksum is right, that belongs to no
-// association. If a is not nil it is established and goes into the flow table; then
-// the same packet is given to a.HandlePacket. If reply is not nil it is sent back,
-// without its checksum.
+// HandlePacket processes a packet, with correct checksum, that belongs to no association. If a is not nil it is a new established
+// association: the caller adds it to the flow table and passes the same packet to a.HandlePacket. If reply is not nil the caller sends it,
+// after setting its checksum.
 func (l *Listener) HandlePacket(now clock.Time, f pkt.Flow, udp uint16, b []byte) (a *Assoc, reply []byte) {
 	var h Header
 	var c Chunk
@@ -105,8 +103,7 @@ func unicast(f *pkt.Flow) bool {
 	return true
 }
 
-// OutOfBlue returns the answer to a packet, whose checksum is right, that nobody
-// wants (RFC 9260 8.4): nil when there is none. The checksum is left to the owner.
+// OutOfBlue returns the answer to an out-of-the-blue packet with correct checksum (RFC 9260 8.4), or nil. The caller sets the checksum.
 func OutOfBlue(f pkt.Flow, b []byte) []byte {
 	var h Header
 	if h.Decode(b) != nil || !unicast(&f) {
@@ -143,8 +140,7 @@ func OutOfBlue(f pkt.Flow, b []byte) []byte {
 	return appendChunk(r.Append(nil), ChunkAbort, flags, nil)
 }
 
-// IsSetup reports whether a packet begins with INIT or COOKIE ECHO: chunks that ask a
-// listener for an association.
+// IsSetup reports whether a packet begins with INIT or COOKIE ECHO, the chunks that ask a listener for an association.
 func IsSetup(b []byte) bool {
 	return len(b) > HeaderLen && (ChunkType(b[HeaderLen]) == ChunkInit || ChunkType(b[HeaderLen]) == ChunkCookieEcho)
 }

@@ -4,8 +4,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// PollTransmit gives the next packet to send. It is drained after EventClosed too:
-// the last packet may be an ABORT or a SHUTDOWN COMPLETE.
+// PollTransmit returns the next packet to send. It must be drained after EventClosed too: the last packet may be an ABORT or a SHUTDOWN
+// COMPLETE.
 func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
 	o.N, o.Len, o.Retransmit, o.Fragment, o.Probe = 0, 0, false, false, false
 	o.Path = a.primary
@@ -60,7 +60,7 @@ func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
 			o.Path, o.Probe = i, true
 			return a.done(o)
 		}
-		// Nothing else goes to where the peer is not known to be (5.4).
+		// Nothing else goes to an unconfirmed address (5.4).
 		if p := &a.paths[i]; len(p.ack) > 0 && !p.confirmed {
 			o.Head = append(h.Append(a.head[:0]), p.ack...)
 			a.head, p.ack = o.Head[:0], p.ack[:0]
@@ -71,7 +71,7 @@ func (a *Assoc) PollTransmit(now clock.Time, o *Out) bool {
 	return a.bundle(now, &h, o)
 }
 
-// shutdownRoom is what SHUTDOWN, or SHUTDOWN ACK with an ERROR, take in octets.
+// shutdownRoom is the size in bytes of SHUTDOWN, or of SHUTDOWN ACK with an ERROR.
 const shutdownRoom = 2*chunkHeader + 4
 
 func (a *Assoc) done(o *Out) bool {
@@ -81,7 +81,7 @@ func (a *Assoc) done(o *Out) bool {
 	return true
 }
 
-// bundle makes a packet of control chunks and DATA.
+// bundle builds a packet of control chunks and DATA.
 func (a *Assoc) bundle(now clock.Time, h *Header, o *Out) bool {
 	b := h.Append(a.head[:0])
 	r := &a.rcv
@@ -148,7 +148,7 @@ func (a *Assoc) maySend() bool {
 	return a.state == Established || a.state == ShutdownPending || a.state == ShutdownReceived
 }
 
-// addData puts what is lost, then what is new, behind the control chunks in o.
+// addData appends lost messages, then new ones, after the control chunks in o.
 func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 	if !a.maySend() || a.first == a.last {
 		return
@@ -217,7 +217,7 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 		a.burst--
 	}
 	if r := &a.rcv; o.N > 0 && !sacked && r.pending > 0 {
-		// A SACK rides along where there is room for it.
+		// Add a SACK if there is room for it.
 		if room := a.budget(&a.paths[o.Path]) + HeaderLen - len(o.Head) - o.Len; room >= chunkHeader+sackFixed {
 			o.Head = a.appendSack(o.Head, room)
 			a.head = o.Head[:0]
@@ -225,14 +225,13 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 	}
 }
 
-// shut reports whether the congestion window lets nothing more into o.
+// shut reports whether the congestion window is exhausted for o.
 func (p *path) shut(o *Out) bool {
 	return p.flight > 0 && (p.flight >= p.cwnd || p.single && o.N == 0)
 }
 
-// admits reports whether the peer's window lets n octets of new data go on path p, or a
-// probe of one that is closed: the first after an RTO (RFC 9260 6.1 A), since what comes to
-// a peer without room is lost, and takes longer than the SACK that opens the window.
+// admits reports whether the peer's window allows n bytes of new data on path p, or a probe of a closed window. The first probe waits for
+// an RTO (RFC 9260 6.1 A): a peer without room drops it, which costs more time than waiting for the SACK that opens the window.
 func (a *Assoc) admits(now clock.Time, p *path, n int) bool {
 	switch {
 	case n <= a.peerRwnd:
@@ -249,9 +248,8 @@ func (a *Assoc) admits(now clock.Time, p *path, n int) bool {
 	return false
 }
 
-// hurry sets the I bit (RFC 9260 6.2) on the last message of o when nothing can follow
-// before a SACK, or nothing does and we may time out before one that is delayed: the
-// peer need not wait for a second packet.
+// hurry sets the I bit (RFC 9260 6.2) on the last message of o if nothing can follow before a SACK, or nothing does and T3 could expire
+// before a delayed SACK: the peer then need not wait for a second packet.
 func (a *Assoc) hurry(o *Out) {
 	if o.N == 0 {
 		return
@@ -262,7 +260,7 @@ func (a *Assoc) hurry(o *Out) {
 	}
 }
 
-// part adds the message at place p to o, if it fits.
+// part adds the message at position p to o, if it fits.
 func (a *Assoc) part(o *Out, p uint32, sacked bool) bool {
 	it := a.at(p)
 	n := dataHeader + pad4(int(it.len))

@@ -8,42 +8,42 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// path is one address of the peer's with all that is known of the way there.
+// path is one address of the peer and the state of the path to it.
 type path struct {
 	addr      netip.Addr
 	udp       uint16
 	mtu       int
 	pmtu      pmtu
-	confirmed bool // the peer is known to be there (RFC 9260 5.4)
+	confirmed bool // address confirmed (RFC 9260 5.4)
 	active    bool
 	errors    int
 
 	cwnd, ssthresh, pba int
 	flight              int
-	fullBefore          bool // the window was used up before this SACK
-	acked               int  // octets that this SACK acknowledges
-	heard               bool // this SACK acknowledges something
-	earliest            bool // and the oldest in flight
-	single              bool // timed out: one packet at a time until something is acknowledged
+	fullBefore          bool // the window was fully used before this SACK
+	acked               int  // bytes acknowledged by this SACK
+	heard               bool // this SACK acknowledges something on the path
+	earliest            bool // and the oldest chunk in flight
+	single              bool // T3 expired: send one packet at a time until something is acknowledged
 	lastData            clock.Time
 
 	srtt, rttvar, rto time.Duration
-	timing            bool // an RTT is being measured
+	timing            bool // an RTT sample is being taken
 	timed             serial.Num
 	timedAt           clock.Time
 
 	t3      clock.Time
-	ack     []byte     // HEARTBEAT ACKs to be sent there
-	hb      clock.Time // next HEARTBEAT, or the time-out of the last one
-	hbOut   bool       // the last one is not answered
-	hbWait  bool       // nor is its time over
+	ack     []byte     // HEARTBEAT ACKs to send on this path
+	hb      clock.Time // time of the next HEARTBEAT, or time-out of the last one
+	hbOut   bool       // the last HEARTBEAT is not answered
+	hbWait  bool       // and its time-out has not passed
 	hbSend  bool
 	hbNonce uint64
 	hbAt    clock.Time
-	used    bool // data were sent since the heartbeat timer was armed
+	used    bool // data was sent since the heartbeat timer was armed
 }
 
-// PathInfo describes a path.
+// PathInfo describes the state of a path.
 type PathInfo struct {
 	Addr              netip.Addr
 	UDPPort           uint16
@@ -52,19 +52,19 @@ type PathInfo struct {
 	Active, Confirmed bool
 }
 
-// Path returns path i, an index that Out.Path gives.
+// Path returns the state of path i, an index as in Out.Path.
 func (a *Assoc) Path(i int) PathInfo {
 	p := &a.paths[i]
 	return PathInfo{p.addr, p.udp, p.mtu, p.cwnd, p.flight, p.rto, p.srtt, p.active, p.confirmed}
 }
 
-// FindPath returns the path to an address, if there is one.
+// FindPath returns the index of the path to addr, if there is one.
 func (a *Assoc) FindPath(addr netip.Addr) (i int, ok bool) {
 	i = a.findPath(addr)
 	return i, i >= 0
 }
 
-// Paths returns how many paths there are, and which one is in use.
+// Paths returns the number of paths and the index of the primary path.
 func (a *Assoc) Paths() (n, current int) { return a.npaths, a.primary }
 
 func (a *Assoc) addPath(addr netip.Addr, udp uint16, confirmed bool) int {
@@ -92,8 +92,8 @@ func (a *Assoc) findPath(addr netip.Addr) int {
 	return -1
 }
 
-// answerPath is where control chunks and SACKs go in answer to the packet at hand: to
-// where it came from, unless the peer is not known to be there (5.4).
+// answerPath returns the path for control chunks and SACKs that answer the current packet: its source, unless that address is unconfirmed
+// (5.4).
 func (a *Assoc) answerPath() int {
 	if a.paths[a.lastIn].confirmed {
 		return a.lastIn
@@ -101,7 +101,7 @@ func (a *Assoc) answerPath() int {
 	return a.primary
 }
 
-// overhead is what stands in front of the chunks in an IP packet.
+// overhead returns the bytes before the chunks in an IP packet.
 func (a *Assoc) overhead(p *path) int {
 	n := HeaderLen + 20
 	if p.addr.Is6() {
@@ -113,10 +113,10 @@ func (a *Assoc) overhead(p *path) int {
 	return n
 }
 
-// budget is how many octets of chunks fit in one packet.
+// budget returns how many bytes of chunks fit in one packet.
 func (a *Assoc) budget(p *path) int { return (p.mtu - a.overhead(p)) &^ 3 }
 
-// pmdcs is PMDCS of RFC 9260: user data of one packet with one DATA chunk.
+// pmdcs returns PMDCS of RFC 9260: the user data of a packet with one DATA chunk.
 func (a *Assoc) pmdcs(p *path) int { return a.budget(p) - dataHeader }
 
 // resetWindow sets the initial window (RFC 9260 7.2.1).
@@ -147,8 +147,7 @@ func (a *Assoc) sample(p *path, r time.Duration) {
 	a.setRTO(p)
 }
 
-// setRTO sets the RTO to what was measured, or to the initial one (6.3.1 C1): the back-off
-// of what was asked before is not that of what follows.
+// setRTO sets the RTO from the measured RTT, or to its initial value (6.3.1 C1). The back-off of earlier data does not apply to new data.
 func (a *Assoc) setRTO(p *path) {
 	p.rto = a.cfg.RTOInitial
 	if p.srtt != 0 {
@@ -158,13 +157,11 @@ func (a *Assoc) setRTO(p *path) {
 
 func (a *Assoc) backOff(p *path) { p.rto = min(2*p.rto, a.cfg.RTOMax) }
 
-// TimeoutsInARow is how many packets and heartbeats in a row were not answered in
-// time.
+// TimeoutsInARow returns how many consecutive packets and heartbeats timed out.
 func (a *Assoc) TimeoutsInARow() int { return a.errors }
 
-// failed counts a time-out on path i: of what is counted for the association too, or not,
-// as a HEARTBEAT on a path that is not in use (RFC 9260 8.1). It reports whether the
-// association is over.
+// failed counts a time-out on path i. counts says whether it counts for the association too; a HEARTBEAT on an unused path does not (RFC
+// 9260 8.1). It reports whether the association has ended.
 func (a *Assoc) failed(now clock.Time, i int, counts bool) bool {
 	p := &a.paths[i]
 	if p.active {
@@ -184,7 +181,7 @@ func (a *Assoc) failed(now clock.Time, i int, counts bool) bool {
 	return false
 }
 
-// alive clears the counts of path i.
+// alive clears the error counts of path i.
 func (a *Assoc) alive(i int) {
 	p := &a.paths[i]
 	p.errors = 0
@@ -195,8 +192,7 @@ func (a *Assoc) alive(i int) {
 	}
 }
 
-// choosePath takes the first path that is up, in the peer's order. If none is, the
-// one in use stays.
+// choosePath selects the first active path in the peer's order. If there is none, the current path stays.
 func (a *Assoc) choosePath() {
 	for i := range a.paths[:a.npaths] {
 		if p := &a.paths[i]; p.active && p.confirmed {
@@ -209,7 +205,7 @@ func (a *Assoc) choosePath() {
 	}
 }
 
-// retransmitPath is where what was lost on path i goes: another path that is up.
+// retransmitPath returns the path for chunks lost on path i: another active path if there is one.
 func (a *Assoc) retransmitPath(i int) int {
 	for n := 1; n < a.npaths; n++ {
 		j := (i + n) % a.npaths

@@ -6,9 +6,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// The least MTUs that are believed (RFC 1191, RFC 8201 section 4), and what nearly every
-// path takes, which is tried first when packets get lost for their size (BASE_PLPMTU of
-// RFC 8899 5.1.2).
+// The smallest MTUs accepted (RFC 1191, RFC 8201 section 4), and the size that nearly every path carries, which is tried first after a
+// black hole (BASE_PLPMTU of RFC 8899 5.1.2).
 const (
 	minMTU  = 576
 	baseMTU = 1200
@@ -17,34 +16,31 @@ const (
 
 const (
 	raiseAfter = 10 * time.Minute // PMTU_RAISE_TIMER of RFC 8899 5.1.1
-	probeWait  = 15 * time.Second // PROBE_TIMER is longer than this by an RTO
-	maxProbes  = 3                // of one size, unanswered (RFC 8899 5.1.2)
+	probeWait  = 15 * time.Second // PROBE_TIMER is this plus one RTO
+	maxProbes  = 3                // unanswered probes of one size (RFC 8899 5.1.2)
 
-	// blackHoleTimeouts is how many time-outs in a row, each of a long packet, make a
-	// black hole, if shorter ones get through: as many as with TCP, since fewer are
-	// too often mere loss.
+	// blackHoleTimeouts is how many consecutive time-outs of long packets, while shorter ones get through, indicate a black hole. It is the
+	// same as for TCP: fewer are too often ordinary loss.
 	blackHoleTimeouts = 3
 )
 
-// commonMTUs are the sizes that are searched between what gets through and what does
-// not (RFC 8899 5.3.2): what tunnels leave of Ethernet's, and of other links'.
+// commonMTUs are the sizes to search (RFC 8899 5.3.2): those of Ethernet and other links, and of tunnels over them.
 var commonMTUs = [...]int{1006, 1280, 1400, 1420, 1450, 1476, 1492, 1500, 4352, 8166, 8950, 9000, 17914, 32000}
 
-// pmtu is what is known of the MTU of a path beside the one in use. Packets begin with
-// that of the first hop. If they turn out to be too long, by ICMP or by what gets lost,
-// they become shorter, and later on HEARTBEATs with padding find out what the path takes
-// (RFC 8899 6.2). Where packets have the length that the first hop takes nothing is asked.
+// pmtu is the path MTU discovery state of a path. Packets start at the MTU of the first hop. If ICMP errors or losses show that this is too
+// long, packets become shorter, and padded HEARTBEATs later search for what the path carries (RFC 8899 6.2). While packets have the full
+// first-hop size there is no search.
 type pmtu struct {
 	limit  int        // MTU of the first hop
-	due    clock.Time // when a search begins, or the probe that is out is given up
-	above  int        // sizes from this one on do not get through, as far as the search knows
-	size   int        // IP packet of the probe that is to be sent, or is out; 0: none
-	tries  int        // how often this size was sent
-	plain  bool       // it stands for size, but is not padded
+	due    clock.Time // start of a search, or time-out of the outstanding probe
+	above  int        // sizes from here on do not get through, as far as the search knows
+	size   int        // IP packet size of the probe to send, or outstanding; 0: none
+	tries  int        // probes of this size sent
+	plain  bool       // the probe tests reachability for size, but is not padded
 	send   bool
 	nonce  uint64
-	lost   int // time-outs in a row that lost something longer than floor
-	passed int // what got through since: size of a probe, or 0
+	lost   int // consecutive time-outs that lost something longer than floor
+	passed int // size of a probe answered since then, or 0
 }
 
 func (p *path) minMTU() int {
@@ -54,8 +50,7 @@ func (p *path) minMTU() int {
 	return minMTU
 }
 
-// floor is the MTU to fall back to when packets get lost for their size. Shorter ones are
-// not suspected.
+// floor returns the MTU to fall back to after size-related losses. Shorter packets are never suspected.
 func (p *path) floor() int {
 	if p.mtu > baseMTU {
 		return max(baseMTU, p.minMTU())
@@ -63,9 +58,8 @@ func (p *path) floor() int {
 	return p.minMTU()
 }
 
-// SetMTU tells the MTU of the first hop on path i, in octets of IP. If it is another one
-// than before, what was found out of the path is forgotten with it. That of path 0 is
-// also that of addresses which the peer will name.
+// SetMTU sets the MTU of the first hop of path i, in bytes of IP. A change discards what was discovered about the path. The MTU of path 0
+// also applies to addresses that the peer adds later.
 func (a *Assoc) SetMTU(i, mtu int) {
 	if i == 0 {
 		a.mtu = mtu
@@ -80,8 +74,7 @@ func (a *Assoc) SetMTU(i, mtu int) {
 	}
 }
 
-// lowerMTU takes a smaller MTU for path i. After the time given it is seen if there is
-// more.
+// lowerMTU lowers the MTU of path i. A search for a larger one starts after the given time.
 func (a *Assoc) lowerMTU(now clock.Time, i, mtu int, again time.Duration) {
 	p := &a.paths[i]
 	mtu = max(mtu, p.minMTU())
@@ -92,15 +85,14 @@ func (a *Assoc) lowerMTU(now clock.Time, i, mtu int, again time.Duration) {
 	p.pmtu = pmtu{limit: p.pmtu.limit, due: now.Add(again)}
 }
 
-// tooBig takes what an ICMP error says that path i carries.
+// tooBig processes an ICMP error that reports the MTU of path i.
 func (a *Assoc) tooBig(now clock.Time, i, mtu int) {
 	p := &a.paths[i]
 	m := &p.pmtu
 	if mtu < p.minMTU()/2 {
 		return
 	}
-	// What is as short as packets become has no further answer: sent again at once, it
-	// would meet the next error.
+	// A packet of minimum size cannot become shorter: retransmitted at once, it would only meet the next error.
 	mtu = max(mtu, p.minMTU())
 	switch {
 	case mtu < p.mtu:
@@ -111,7 +103,7 @@ func (a *Assoc) tooBig(now clock.Time, i, mtu int) {
 			}
 		}
 	case m.searching() && mtu < m.size:
-		// A probe was too long (RFC 8899 4.6.2): the router knows better than the table.
+		// A probe was too long (RFC 8899 4.6.2): the router's MTU is better than the table.
 		m.above = mtu + 1
 		if mtu > p.mtu {
 			m.tries = 0
@@ -122,10 +114,10 @@ func (a *Assoc) tooBig(now clock.Time, i, mtu int) {
 	}
 }
 
-// searching reports whether a search is under way.
+// searching reports whether a search is in progress.
 func (m *pmtu) searching() bool { return m.size != 0 && m.lost == 0 }
 
-// mtuDue begins a search on path i, or gives up the probe that is out.
+// mtuDue starts a search on path i, or ends the outstanding probe as lost.
 func (a *Assoc) mtuDue(now clock.Time, i int) {
 	p := &a.paths[i]
 	m := &p.pmtu
@@ -134,12 +126,12 @@ func (a *Assoc) mtuDue(now clock.Time, i int) {
 		m.size = 0
 		m.due = now.Add(raiseAfter)
 	case !p.confirmed || !p.active || p.errors > 0:
-		m.tries = 0 // what is lost there is not lost for its size
+		m.tries = 0 // losses there have nothing to do with size
 		m.due = now.Add(probeWait + p.rto)
 	case m.size == 0 || m.lost > 0:
-		m.lost, m.passed = 0, 0 // what is sent now gets through
+		m.lost, m.passed = 0, 0 // data sent now gets through
 		m.tries, m.above = 0, m.limit+1
-		a.probeMTU(now, p, m.limit) // as if nothing had been in the way
+		a.probeMTU(now, p, m.limit) // try the full first-hop MTU first
 	case m.tries < maxProbes:
 		a.probeMTU(now, p, m.size)
 	default:
@@ -148,8 +140,7 @@ func (a *Assoc) mtuDue(now clock.Time, i int) {
 	}
 }
 
-// search goes on with the middle of what is left between what gets through and what does
-// not.
+// search continues with the middle of the sizes between those that get through and those that do not.
 func (a *Assoc) search(now clock.Time, p *path) {
 	m := &p.pmtu
 	var sizes [len(commonMTUs)]int
@@ -171,7 +162,7 @@ func (a *Assoc) search(now clock.Time, p *path) {
 	}
 }
 
-// probeMTU has a HEARTBEAT of size octets sent on p, as an IP packet.
+// probeMTU schedules a HEARTBEAT on p that makes an IP packet of size bytes.
 func (a *Assoc) probeMTU(now clock.Time, p *path, size int) {
 	m := &p.pmtu
 	m.size, m.send, m.plain = size, true, false
@@ -181,7 +172,7 @@ func (a *Assoc) probeMTU(now clock.Time, p *path, size int) {
 	a.stats.MTUProbes++
 }
 
-// mtuProbe makes the packet (RFC 8899 6.2.1.2). A peer that does not know PAD skips it.
+// mtuProbe builds the probe (RFC 8899 6.2.1.2). A peer that does not know PAD skips it.
 func (a *Assoc) mtuProbe(now clock.Time, h *Header, i int) []byte {
 	p := &a.paths[i]
 	m := &p.pmtu
@@ -199,8 +190,8 @@ func (a *Assoc) mtuProbe(now clock.Time, h *Header, i int) []byte {
 	return b
 }
 
-// mtuProbed takes the answer to the probe of path i. While data are under way those say
-// whether the peer is there (RFC 9260 8.1): they may be lost for their size.
+// mtuProbed processes the answer to the probe of path i. It does not clear the error count while data is outstanding, because the data may
+// be lost for its size (RFC 9260 8.1).
 func (a *Assoc) mtuProbed(now clock.Time, i int) {
 	p := &a.paths[i]
 	m := &p.pmtu
@@ -218,19 +209,17 @@ func (a *Assoc) mtuProbed(now clock.Time, i int) {
 	a.search(now, p)
 }
 
-// blackHole takes note of a time-out on path i, in which a packet of size octets was lost
-// and none that is longer. When that happens again and again, shorter ones are tried beside
-// what is sent again; if one of these gets through, and the long ones still do not, it is for
-// their size, and no ICMP error says so (RFC 8899 4.3). A peer that is not there answers
-// neither. The first to be tried has what nearly every path takes (BASE in RFC 8899 5.2),
-// the next is as short as can be: for a path that takes less, and a peer that chokes on PAD.
+// blackHole records a time-out on path i in which a packet of size bytes, the longest lost, did not get through. After several in a row,
+// shorter probes are sent together with the retransmissions. If a probe gets through and the long packets still do not, the size is the
+// cause and no ICMP error reports it (RFC 8899 4.3); a dead peer answers neither. The first probe has the size that nearly every path
+// carries (BASE in RFC 8899 5.2), the second the minimum size without PAD, for a narrower path or a peer that mishandles PAD.
 func (a *Assoc) blackHole(now clock.Time, i, size int) {
 	p := &a.paths[i]
 	m := &p.pmtu
 	if size <= p.floor() {
 		return
 	}
-	if m.lost == 0 { // no search meanwhile
+	if m.lost == 0 { // no search in the meantime
 		a.longGotThrough(now, p)
 	}
 	switch m.lost++; {
@@ -248,7 +237,7 @@ func (a *Assoc) blackHole(now clock.Time, i, size int) {
 	}
 }
 
-// longGotThrough ends a suspicion, and any search: another begins later.
+// longGotThrough ends a black hole suspicion and any search; another search starts later.
 func (a *Assoc) longGotThrough(now clock.Time, p *path) {
 	p.pmtu = pmtu{limit: p.pmtu.limit}
 	if p.mtu < p.pmtu.limit {

@@ -8,11 +8,11 @@ import (
 )
 
 const (
-	rcvTSNs = 4096 // TSNs ahead of the cumulative point that are taken, and sent: no peer known takes more
+	rcvTSNs = 4096 // TSNs accepted beyond the cumulative point, and limit of TSNs in flight: no known peer accepts more
 	maxDups = 16   // reported in one SACK
 )
 
-// kept is a chunk that waits with the owner.
+// kept is a chunk whose data the owner keeps.
 type kept struct {
 	dataChunk
 	slot int
@@ -21,8 +21,8 @@ type kept struct {
 // receiver is the receiving half of an association.
 type receiver struct {
 	started    bool
-	cum        serial.Num // all up to here came
-	high       serial.Num // highest that came
+	cum        serial.Num // cumulative TSN
+	high       serial.Num // highest TSN received
 	bits       [rcvTSNs / 64]uint64
 	window     int
 	advertised int
@@ -30,11 +30,11 @@ type receiver struct {
 	streams    int
 
 	kept     []kept // by TSN
-	keptLen  int    // octets
+	keptLen  int    // bytes
 	maxKept  int
 	free     []int
 	slots    int
-	expected []uint16 // next SSN of ordered streams, made when one is used
+	expected []uint16 // next SSN of ordered streams, allocated on first use
 
 	out     []Data
 	outHead int
@@ -43,7 +43,7 @@ type receiver struct {
 	ndups   int
 	pending int // packets with DATA since the last SACK
 	sackNow bool
-	first   bool // nothing came yet
+	first   bool // no TSN received yet
 }
 
 func (r *receiver) start(tsn serial.Num, window, maxKept, streams int) {
@@ -64,11 +64,10 @@ func (r *receiver) has(t serial.Num) bool {
 func (r *receiver) set(t serial.Num)   { r.bits[t%rcvTSNs/64] |= 1 << (t % 64) }
 func (r *receiver) unset(t serial.Num) { r.bits[t%rcvTSNs/64] &^= 1 << (t % 64) }
 
-// window is the receive window now.
+// window returns the current receive window.
 func (a *Assoc) window() int { return max(0, a.cfg.RcvWindow-a.rcv.keptLen-a.rcv.backlog) }
 
-// PollData reports user data. It is drained after each HandlePacket, while the
-// packet is at hand.
+// PollData returns the next user data. The caller drains it after each HandlePacket, while the packet is still available.
 func (a *Assoc) PollData(d *Data) bool {
 	r := &a.rcv
 	if r.outHead == len(r.out) {
@@ -80,7 +79,7 @@ func (a *Assoc) PollData(d *Data) bool {
 	return true
 }
 
-// handleData takes a DATA chunk. It reports whether the packet is read on.
+// handleData processes a DATA chunk. It reports whether to continue with the packet.
 func (a *Assoc) handleData(now clock.Time, c *Chunk) bool {
 	var d dataChunk
 	if !d.decode(c) {
@@ -113,7 +112,7 @@ func (a *Assoc) handleData(now clock.Time, c *Chunk) bool {
 		return true
 	}
 	if a.cfg.RcvWindow-r.backlog-r.keptLen <= 0 {
-		// No room. What fills the next hole is worth more than what is kept beyond it.
+		// No room. The chunk that fills the first hole is worth more than chunks kept beyond it.
 		if d.tsn != r.cum+1 || r.backlog >= a.cfg.RcvWindow || !a.reclaim(d.n) {
 			a.stats.RxDropped++
 			r.sackNow = true
@@ -134,7 +133,7 @@ func (a *Assoc) handleData(now clock.Time, c *Chunk) bool {
 	return true
 }
 
-// accept notes that a TSN came.
+// accept marks a TSN as received.
 func (a *Assoc) accept(t serial.Num) {
 	r := &a.rcv
 	r.set(t)
@@ -152,7 +151,7 @@ func (a *Assoc) accept(t serial.Num) {
 
 const whole = flagBegin | flagEnd
 
-// place hands d over, or has it kept. It reports whether it is accepted.
+// place delivers d or makes the owner keep it. It reports whether d is accepted.
 func (a *Assoc) place(d *dataChunk) bool {
 	r := &a.rcv
 	if d.flags&whole == whole && (d.flags&flagUnordered != 0 || d.ssn == r.next(d.stream)) {
@@ -198,7 +197,7 @@ func (r *receiver) deliver(d *dataChunk, act Act, slot int) {
 		Begin: d.flags&flagBegin != 0, End: d.flags&flagEnd != 0, Slot: slot, Off: d.off, Len: d.n})
 }
 
-// release hands over each kept message that is complete and whose turn it is.
+// release delivers every kept message that is complete and whose turn has come.
 func (a *Assoc) release() {
 	r := &a.rcv
 again:
@@ -228,13 +227,13 @@ again:
 	}
 }
 
-// continues reports whether e is the piece of a message that follows d.
+// continues reports whether e is the fragment that follows d.
 func continues(d, e *dataChunk) bool {
 	return e.tsn == d.tsn+1 && e.flags&flagBegin == 0 && e.stream == d.stream &&
 		(e.flags^d.flags)&flagUnordered == 0 && (e.flags&flagUnordered != 0 || e.ssn == d.ssn)
 }
 
-// giveBack ends the keeping of chunks [i,j).
+// giveBack releases kept chunks [i,j) with the given action.
 func (r *receiver) giveBack(i, j int, act Act) {
 	for n := i; n < j; n++ {
 		k := &r.kept[n]
@@ -247,9 +246,8 @@ func (r *receiver) giveBack(i, j int, act Act) {
 
 func (r *receiver) forgetAll() { r.giveBack(0, len(r.kept), Forget) }
 
-// reclaim gives up kept chunks from the highest TSN down, as long as they lie
-// beyond the cumulative point, until n octets are free. The peer has to send them
-// again, as gap reports promise nothing (RFC 9260 6.2).
+// reclaim drops kept chunks beyond the cumulative point, highest TSN first, until n bytes are free. The peer must retransmit them; gap
+// reports are not binding (RFC 9260 6.2).
 func (a *Assoc) reclaim(n int) bool {
 	r := &a.rcv
 	for a.cfg.RcvWindow-r.backlog-r.keptLen < n {
@@ -275,8 +273,8 @@ func (a *Assoc) reclaimLast() bool {
 	return true
 }
 
-// reclaimFor makes a place among the kept for d. If all places are taken by chunks
-// in order, the peer's message cannot be put together, and the association ends.
+// reclaimFor makes room for d among the kept chunks. If chunks in order take all of it, the message cannot be reassembled, and the
+// association is aborted.
 func (a *Assoc) reclaimFor(d *dataChunk) bool {
 	r := &a.rcv
 	if n := len(r.kept); r.kept[n-1].tsn.Less(d.tsn) && d.tsn != r.cum+1 {
@@ -291,7 +289,7 @@ func (a *Assoc) reclaimFor(d *dataChunk) bool {
 	return false
 }
 
-// dataSeen is called once for a packet that held DATA.
+// dataSeen is called once for each packet with DATA.
 func (a *Assoc) dataSeen(now clock.Time) {
 	r := &a.rcv
 	r.pending++
@@ -306,7 +304,7 @@ func (a *Assoc) dataSeen(now clock.Time) {
 	}
 }
 
-// appendSack appends a SACK chunk that takes at most room octets.
+// appendSack appends a SACK chunk that takes at most room bytes.
 func (a *Assoc) appendSack(b []byte, room int) []byte {
 	r := &a.rcv
 	b, at := beginChunk(b, ChunkSack, 0)
@@ -316,7 +314,7 @@ func (a *Assoc) appendSack(b []byte, room int) []byte {
 	b = be.AppendUint32(b, uint32(w))
 	ngapAt := len(b)
 	b = append(b, 0, 0, 0, 0)
-	most := (room - chunkHeader - sackFixed) / 4 // as many as fit (6.2)
+	most := (room - chunkHeader - sackFixed) / 4 // as many gap blocks as fit (6.2)
 	gaps := 0
 	for t := r.cum + 1; gaps < most && t.LessEq(r.high); {
 		for !r.has(t) {

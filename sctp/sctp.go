@@ -1,39 +1,30 @@
-// Package sctp is the SCTP of the data plane: RFC 9260 with the Adaptation Layer
-// Indication of RFC 5061 and, as an option, the UDP encapsulation of RFC 6951. It
-// does what DDP asks of it (RFC 5043): messages that fit in one packet are sent
-// whole and unordered, and received messages are delivered at once. Ordered and
-// fragmented messages of a peer are supported.
+// Package sctp is the SCTP of the data plane: RFC 9260 with the Adaptation Layer Indication of RFC 5061 and, optionally, the UDP
+// encapsulation of RFC 6951. It implements what DDP needs (RFC 5043): messages that fit in one packet are sent whole and unordered, and
+// received messages are delivered at once. Ordered and fragmented messages of a peer are supported.
 //
-// The package does no I/O. An Assoc is driven by one owner that passes the time
-// in: HandlePacket, HandleTimeout and the calls of the application are inputs;
-// PollData, PollTransmit, PollReleased and PollEvent give outputs and are drained
-// after each input; Deadline then says when HandleTimeout is due. A call of
-// HandleTimeout that comes too early does nothing. Time never runs backwards and
-// is never the zero Time.
+// The package does no I/O. One owner drives an Assoc and passes in the time. HandlePacket, HandleTimeout and the application calls are
+// inputs. PollData, PollTransmit, PollReleased and PollEvent return outputs and must be drained after each input. Deadline then returns
+// when HandleTimeout is due; an early call of HandleTimeout does nothing. Time must never run backwards and is never the zero Time.
 //
-// User data never passes through the package. What is to be sent is pushed as a
-// message, a Buf (a handle that means something to the owner only) and a length;
-// it belongs to the Assoc until PollReleased gives it back, so that the owner's
-// buffers are the retransmission queue. Of a packet that arrives the Assoc reads
-// headers and control chunks; PollData says where user data lies in it and what to
-// do with them. The few that have to wait, as they belong to a fragmented message
-// or are ahead of their turn in an ordered stream, are kept by the owner under a
-// small number that the Assoc gives them.
+// User data never passes through the package. Data to send is pushed as messages: a Buf, which is a handle with meaning to the owner only,
+// and a length. A Buf belongs to the Assoc until PollReleased returns it, so the owner's buffers are the retransmission queue. Of an
+// arriving packet the Assoc reads headers and control chunks; PollData reports where the user data is and what to do with it. The owner
+// keeps data that must wait, such as fragments of an incomplete message or a message that is early in an ordered stream, under a small
+// number chosen by the Assoc.
 package sctp
 
 import "errors"
 
-// Buf is the handle of octets that live with the owner of an Assoc.
+// Buf is a handle of bytes that the owner of an Assoc stores.
 type Buf uint32
 
-// NoBuf is no octets.
+// NoBuf is the Buf of no bytes.
 const NoBuf Buf = ^Buf(0)
 
 // UDPPort is the IANA port for UDP encapsulation (RFC 6951 5.1).
 const UDPPort = 9899
 
-// State is a state of RFC 9260 section 4. A closed association has no state of
-// its own on the wire: the owner forgets it.
+// State is a state of RFC 9260 section 4.
 type State uint8
 
 // The states.
@@ -58,15 +49,15 @@ func (s State) String() string {
 	return "unknown"
 }
 
-// Event is something that happened to an Assoc.
+// Event is an event of an Assoc.
 type Event uint8
 
 // The events.
 const (
 	EventUp       Event = iota + 1 // the association is established
-	EventRestart                   // the peer has begun anew: all that was in flight either way is lost
-	EventShutdown                  // the peer has begun to shut down: nothing more can be pushed
-	EventClosed                    // the state is gone; Err says why
+	EventRestart                   // the peer has restarted: everything in flight either way is lost
+	EventShutdown                  // the peer is shutting down: nothing more can be pushed
+	EventClosed                    // the state is gone; Err returns why
 )
 
 var eventNames = [...]string{EventUp: "up", EventRestart: "restart", EventShutdown: "shutdown", EventClosed: "closed"}
@@ -78,8 +69,7 @@ func (e Event) String() string {
 	return "none"
 }
 
-// Reasons for the end of an association, as Assoc.Err gives them. An orderly end
-// has none; an ABORT of the peer's is an *AbortError.
+// Errors that Assoc.Err returns. An orderly shutdown has none; an ABORT of the peer is an *AbortError.
 var (
 	ErrTimeout     = errors.New("sctp: association timed out")
 	ErrAborted     = errors.New("sctp: association aborted here")
@@ -90,35 +80,31 @@ var (
 	ErrStreams     = errors.New("sctp: peer grants too few streams")
 )
 
-// AbortError is the ABORT of the peer. Cause is its first error cause, 0 if it
-// gave none.
+// AbortError reports an ABORT of the peer. Cause is its first error cause, or 0.
 type AbortError struct{ Cause Cause }
 
 func (e *AbortError) Error() string { return "sctp: association aborted by peer: " + e.Cause.String() }
 
-// Act is what the owner does with user data that PollData reports.
+// Act says what the owner does with user data that PollData reports.
 type Act uint8
 
 const (
-	// Deliver: octets [Off,Off+Len) of the packet in hand are the message, or the
-	// next piece of one.
+	// Deliver: bytes [Off,Off+Len) of the current packet are a message or its next fragment.
 	Deliver Act = iota + 1
-	// Keep: copy octets [Off,Off+Len) of the packet in hand aside, under the number
-	// Slot.
+	// Keep: copy bytes [Off,Off+Len) of the current packet and keep them under the number Slot.
 	Keep
-	// DeliverKept: what was kept under Slot, Len octets, is the message or the next
-	// piece of one. Slot is free then.
+	// DeliverKept: the Len bytes kept under Slot are a message or its next fragment. Slot is then free.
 	DeliverKept
-	// Forget: what was kept under Slot is of no use.
+	// Forget: the bytes kept under Slot are not needed.
 	Forget
 )
 
-// Data is user data, and what becomes of them. Begin and End say which pieces of
-// their message they are: pieces follow one another with no other data between.
+// Data is user data and what to do with it. Begin and End mark the first and last fragment of a message; fragments of one message follow
+// each other without other data in between.
 type Data struct {
 	Act        Act
 	Stream     uint16
-	SSN        uint16 // means nothing when Unordered
+	SSN        uint16 // not valid if Unordered
 	PPID       uint32
 	Unordered  bool
 	Begin, End bool
@@ -126,20 +112,19 @@ type Data struct {
 	Off, Len   int
 }
 
-// Message is a message to be sent: Len octets, 1 to MaxMessage, in Buf.
+// Message is a message to send: Len bytes, 1 to MaxMessage, in Buf.
 type Message struct {
 	Stream uint16
 	PPID   uint32
-	Urgent bool // the peer should acknowledge at once (RFC 7053)
+	Urgent bool // ask the peer to acknowledge at once (RFC 7053)
 	Buf    Buf
 	Len    int
 }
 
-// MaxParts is how many messages one packet carries at most.
+// MaxParts is the maximum number of messages in one packet.
 const MaxParts = 32
 
-// Part is a DATA chunk of a packet to be sent: its header, then Len octets of Buf,
-// then Pad zero octets.
+// Part is a DATA chunk of a packet to send: its header, then Len bytes of Buf, then Pad zero bytes.
 type Part struct {
 	Hdr [dataHeader]byte
 	Buf Buf
@@ -147,18 +132,17 @@ type Part struct {
 	Pad int
 }
 
-// Out is a packet to be sent: Head (common header and control chunks, valid until
-// the next call of the Assoc), then the Parts. The checksum is the owner's to
-// write, by SetChecksum.
+// Out is a packet to send: Head (common header and control chunks, valid until the next call of the Assoc), then the Parts. The owner sets
+// the checksum with SetChecksum.
 type Out struct {
 	Head       []byte
 	Parts      [MaxParts]Part
 	N          int
-	Len        int    // octets of the packet
-	Path       int    // index of the path that it goes to
-	UDP        uint16 // the port there, when it is encapsulated
+	Len        int    // length of the packet in bytes
+	Path       int    // index of the path to send it on
+	UDP        uint16 // destination UDP port, if encapsulated
 	Retransmit bool
-	Fragment   bool // larger than the path's MTU: has to leave as IP fragments
+	Fragment   bool // larger than the path MTU: must be sent as IP fragments
 	Probe      bool // a HEARTBEAT for path verification, failure detection or the path's MTU
 }
 

@@ -5,36 +5,36 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// itemState says where a message stands.
+// itemState is the state of a message in the send queue.
 type itemState uint8
 
 const (
 	waiting itemState = iota // never sent
 	inFlight
-	lost  // to be sent again
-	acked // by a gap report
+	lost  // to be retransmitted
+	acked // acknowledged by a gap report
 )
 
-// item is a message in the send queue. Its TSN follows from its place.
+// item is a message in the send queue. Its TSN follows from its position.
 type item struct {
 	buf    Buf
 	len    int32
 	ppid   uint32
 	stream uint16
 	ssn    uint16
-	size   uint16 // octets of the IP packet that it left in, as far as it
+	size   uint16 // bytes of the IP packet that it left in, as far as it
 	flags  uint8
 	state  itemState
 	misses uint8
 	sends  uint8
 	path   uint8
-	fast   bool // was retransmitted fast: never again so
-	head   bool // the first of its packet
+	fast   bool // already fast retransmitted; not again
+	head   bool // the first chunk of its packet
 }
 
 func (a *Assoc) at(p uint32) *item { return &a.q[p&uint32(len(a.q)-1)] }
 
-// tsn returns the TSN of the item at place p.
+// tsn returns the TSN of the item at position p.
 func (a *Assoc) tsn(p uint32) serial.Num { return a.cumAck + 1 + serial.Num(p-a.first) }
 
 func (a *Assoc) pushItem(it item) {
@@ -49,14 +49,14 @@ func (a *Assoc) pushItem(it item) {
 	a.last++
 }
 
-// leave notes that the item at place p goes out on path i now.
+// leave records that the item at position p is sent on path i now.
 func (a *Assoc) leave(now clock.Time, p uint32, i int) {
 	it, pa := a.at(p), &a.paths[i]
 	if it.state == lost {
 		a.lostCount--
 		a.stats.Retransmits++
 		if pa.timing && pa.timed == a.tsn(p) {
-			pa.timing = false // Karn
+			pa.timing = false // Karn's algorithm
 		}
 	} else {
 		a.queued -= int(it.len)
@@ -76,13 +76,13 @@ func (a *Assoc) leave(now clock.Time, p uint32, i int) {
 	}
 }
 
-// land takes an item out of flight.
+// land removes an item from the bytes in flight.
 func (a *Assoc) land(it *item) {
 	a.paths[it.path].flight -= int(it.len)
 	a.outstanding -= int(it.len)
 }
 
-// lose marks the item at place p for retransmission.
+// lose marks the item at position p for retransmission.
 func (a *Assoc) lose(p uint32) {
 	it := a.at(p)
 	if it.state != inFlight {
@@ -97,7 +97,7 @@ func (a *Assoc) lose(p uint32) {
 	}
 }
 
-// ackItem counts the item at place p as received by the peer.
+// ackItem records that the peer has received the item at position p.
 func (a *Assoc) ackItem(now clock.Time, p uint32) {
 	it := a.at(p)
 	pa := &a.paths[it.path]

@@ -7,8 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// refusal is the ABORT for an INIT (or INIT ACK) that is not wanted, and why; nil
-// when it is fine. tag is the peer's.
+// refusal returns the ABORT that refuses an INIT or INIT ACK, and the error, or nil if it is acceptable. The ABORT carries the peer's tag.
 func refusal(cfg *Config, f *pkt.Flow, i *Init, decodeErr error, wantCookie bool) ([]byte, error) {
 	h := Header{f.LocalPort, f.RemotePort, i.Tag}
 	var cause Cause
@@ -39,7 +38,7 @@ func refusal(cfg *Config, f *pkt.Flow, i *Init, decodeErr error, wantCookie bool
 	return endChunk(appendParam(b, ParamType(cause), info), at), err
 }
 
-// handleInit takes an INIT for an association that exists (RFC 9260 5.2.1, 5.2.2).
+// handleInit processes an INIT for an existing association (RFC 9260 5.2.1, 5.2.2).
 func (a *Assoc) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) {
 	if a.state == ShutdownAckSent {
 		a.want |= wantShutdownAck
@@ -82,13 +81,13 @@ func (a *Assoc) handleInit(now clock.Time, f *pkt.Flow, c *Chunk) {
 	a.rawPacket(initAck(&a.cfg, f, &i, &k, &a.key))
 }
 
-// adds reports whether an address of an INIT would be new to the association. One of the
-// other family never becomes a path, nor does one for which there is no place.
+// adds reports whether an address of an INIT would be new to the association. An address of the other family, or beyond maxAddrs, never
+// becomes a path.
 func (a *Assoc) adds(ad netip.Addr) bool {
 	return ad.Is4() == a.paths[0].addr.Is4() && a.npaths < maxAddrs && a.findPath(ad) < 0
 }
 
-// handleInitAck takes the answer to our INIT (5.1 C).
+// handleInitAck processes the answer to our INIT (5.1 C).
 func (a *Assoc) handleInitAck(now clock.Time, c *Chunk) {
 	var i Init
 	err := i.Decode(c.Body)
@@ -135,8 +134,7 @@ func (a *Assoc) handleInitAck(now clock.Time, c *Chunk) {
 	a.arm(timerInit, now.Add(p.rto))
 }
 
-// handleCookieEcho takes a cookie for an association that exists (5.2.4). It
-// reports whether the packet is read on.
+// handleCookieEcho processes a COOKIE ECHO for an existing association (5.2.4). It reports whether to continue with the packet.
 func (a *Assoc) handleCookieEcho(now clock.Time, h *Header, c *Chunk) bool {
 	var k cookie
 	if !k.decode(c.Body, &a.key) || k.flow != a.flow && a.findPath(netip.AddrFrom16(k.flow.Remote).Unmap()) < 0 ||
@@ -166,14 +164,14 @@ func (a *Assoc) handleCookieEcho(now clock.Time, h *Header, c *Chunk) bool {
 		a.adopt(&k)
 		a.want &^= wantInit | wantCookieEcho
 		a.up(now)
-	default: // C and what fits nowhere
+	default: // C, and anything that matches no case
 		return false
 	}
 	a.want |= wantCookieAck
 	return true
 }
 
-// restart begins the association anew: the peer has lost its state (5.2.4.1 A).
+// restart restarts the association: the peer has lost its state (5.2.4.1 A).
 func (a *Assoc) restart(now clock.Time, k *cookie) {
 	a.stats.Restarts++
 	a.dropSends()
@@ -198,8 +196,7 @@ func (a *Assoc) restart(now clock.Time, k *cookie) {
 	a.events |= 1 << EventRestart
 }
 
-// staleCookie is the ERROR for a cookie that has outlived its time by over
-// microseconds.
+// staleCookie returns the ERROR for a cookie that has exceeded its lifetime by over microseconds.
 func staleCookie(k *cookie, over uint32) []byte {
 	h := Header{k.flow.LocalPort, k.flow.RemotePort, k.peerTag}
 	b, at := beginChunk(h.Append(nil), ChunkError, 0)

@@ -7,8 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// timer is a timer of an association. Each path has T3-rtx, a heartbeat and an MTU timer of
-// its own.
+// timer identifies a timer of an association. Each path has its own T3-rtx, heartbeat and MTU timers.
 type timer uint8
 
 const (
@@ -30,7 +29,7 @@ func (a *Assoc) stop(ts ...timer) {
 
 func (a *Assoc) armed(t timer) bool { return a.deadlines[t] != 0 }
 
-// Deadline returns when HandleTimeout is due, 0 for never.
+// Deadline returns when HandleTimeout is due, or 0 for never.
 func (a *Assoc) Deadline() clock.Time {
 	var d clock.Time
 	for _, t := range a.deadlines {
@@ -43,7 +42,7 @@ func (a *Assoc) Deadline() clock.Time {
 	return d
 }
 
-// HandleTimeout does what is due.
+// HandleTimeout runs the timers that are due.
 func (a *Assoc) HandleTimeout(now clock.Time) {
 	if a.state == Closed {
 		return
@@ -98,7 +97,7 @@ func (a *Assoc) initTimeout(now clock.Time) {
 	a.arm(timerInit, now.Add(p.rto))
 }
 
-// tryShutdown takes the next step of an orderly end when all is acknowledged.
+// tryShutdown takes the next step of a shutdown when everything is acknowledged.
 func (a *Assoc) tryShutdown(now clock.Time) {
 	if a.first != a.last {
 		return
@@ -147,7 +146,7 @@ func (a *Assoc) handleShutdown(now clock.Time, c *Chunk) {
 	}
 }
 
-// armHeartbeat begins a heartbeat period on path i (RFC 9260 8.3).
+// armHeartbeat starts a heartbeat period on path i (RFC 9260 8.3).
 func (a *Assoc) armHeartbeat(now clock.Time, i int) {
 	p := &a.paths[i]
 	p.hbOut, p.hbWait = false, false
@@ -155,22 +154,21 @@ func (a *Assoc) armHeartbeat(now clock.Time, i int) {
 	a.nextHeartbeat(now, i)
 }
 
-// nextHeartbeat sets when the next HEARTBEAT goes on path i: a period after from.
+// nextHeartbeat schedules the next HEARTBEAT on path i, one period after from.
 func (a *Assoc) nextHeartbeat(from clock.Time, i int) {
 	p := &a.paths[i]
 	if a.cfg.Heartbeat < 0 {
 		p.hb = 0
 		return
 	}
-	// Jitter of half the RTO either way, from what the peer cannot guess.
+	// Jitter of half the RTO either way, unpredictable to the peer.
 	m, _ := draw(&a.key, &a.flow, from, uint32(i)<<8|0x80000000)
 	jitter := time.Duration(m%1024)*p.rto/1024 - p.rto/2
 	p.hb = from.Add(max(a.cfg.Heartbeat+p.rto+jitter, time.Millisecond))
 }
 
-// heartbeatDue sends a HEARTBEAT on an idle path, or counts one without an answer, after
-// which the next one has its usual time, by an RTO that is backed off. Only where the peer
-// is not known to be they follow one another by an RTO (5.4).
+// heartbeatDue sends a HEARTBEAT on an idle path, or counts an unanswered one and schedules the next, with a backed-off RTO. On an
+// unconfirmed path HEARTBEATs are one RTO apart (5.4).
 func (a *Assoc) heartbeatDue(now clock.Time, i int) {
 	p := &a.paths[i]
 	if a.state < Established || a.state == ShutdownSent || a.state == ShutdownAckSent {
@@ -207,14 +205,14 @@ func (a *Assoc) heartbeatDue(now clock.Time, i int) {
 	a.stats.Heartbeats++
 }
 
-// newNonce returns what the answer to a HEARTBEAT is known by. It is never 0.
+// newNonce returns a nonce, never 0, that identifies the answer to a HEARTBEAT.
 func (a *Assoc) newNonce(now clock.Time) uint64 {
 	a.salt++
 	t, s := draw(&a.key, &a.flow, now, a.salt)
 	return uint64(t)<<32 | uint64(s)
 }
 
-// heartbeat makes the packet: path, time and nonce are what the ACK brings back.
+// heartbeat builds the packet; the ACK returns path, time and nonce.
 func (a *Assoc) heartbeat(h *Header, i int, at clock.Time, nonce uint64) []byte {
 	b, begin := beginChunk(h.Append(a.head[:0]), ChunkHeartbeat, 0)
 	b = be.AppendUint16(b, uint16(ParamHeartbeatInfo))
@@ -225,8 +223,7 @@ func (a *Assoc) heartbeat(h *Header, i int, at clock.Time, nonce uint64) []byte 
 	return endChunk(b, begin)
 }
 
-// heartbeatAck takes the answer to a HEARTBEAT, be it late: to the last one, or to the last
-// probe of the MTU.
+// heartbeatAck processes the answer, even a late one, to the last HEARTBEAT or to the last MTU probe.
 func (a *Assoc) heartbeatAck(now clock.Time, b []byte) {
 	var p Param
 	if len(b) == 0 {

@@ -51,11 +51,10 @@ func (t ChunkType) String() string {
 	return "unknown"
 }
 
-// What the two top bits of an unknown chunk or parameter type ask for (RFC 9260
-// 3.2, 3.2.1).
+// Actions that the top two bits of an unknown chunk or parameter type request (RFC 9260 3.2, 3.2.1).
 const (
-	unknownSkip   = 2 // go on with the next; else stop
-	unknownReport = 1 // tell the sender
+	unknownSkip   = 2 // continue with the next; otherwise stop
+	unknownReport = 1 // report it to the sender
 )
 
 func (t ChunkType) unknown() uint8 { return uint8(t) >> 6 }
@@ -69,7 +68,7 @@ const (
 	flagTag       = 0x01 // ABORT, SHUTDOWN COMPLETE: T, the tag is reflected
 )
 
-// Errors of parsing.
+// Errors of the decoders.
 var (
 	ErrShort = errors.New("sctp: packet too short")
 	ErrChunk = errors.New("sctp: bad chunk length")
@@ -82,7 +81,7 @@ type Header struct {
 	Tag              uint32
 }
 
-// Decode reads the common header. The checksum is not looked at.
+// Decode reads the common header. It does not verify the checksum.
 func (h *Header) Decode(b []byte) error {
 	if len(b) < HeaderLen {
 		return ErrShort
@@ -107,29 +106,27 @@ func checksum(b []byte) uint32 {
 	return crc32c.Update(c, b[HeaderLen:])
 }
 
-// SetChecksum writes the CRC32c of the packet b, which is at least HeaderLen long
-// (RFC 9260 6.8).
+// SetChecksum writes the CRC32c of the packet b, which has at least HeaderLen bytes (RFC 9260 6.8).
 func SetChecksum(b []byte) { binary.LittleEndian.PutUint32(b[8:], checksum(b)) }
 
-// Verify reports whether b is long enough for a packet and has the right CRC32c.
+// Verify reports whether b is long enough for a packet and its CRC32c is correct.
 func Verify(b []byte) bool {
 	return len(b) >= HeaderLen && binary.LittleEndian.Uint32(b[8:]) == checksum(b)
 }
 
-// Chunk is a chunk in a packet: Body is what follows its header, without padding.
+// Chunk is a chunk in a packet. Body is its value, without header and padding.
 type Chunk struct {
 	Type  ChunkType
 	Flags uint8
 	Body  []byte
-	Off   int // of the chunk's header in the packet
+	Off   int // offset of the chunk's header in the packet
 }
 
-// raw returns the whole chunk, header included, without padding, of packet b.
+// raw returns the chunk in packet b, with its header and without padding.
 func (c *Chunk) raw(b []byte) []byte { return b[c.Off : c.Off+chunkHeader+len(c.Body)] }
 
-// NextChunk reads the chunk at off of the packet b. next is where the following
-// one begins: len(b) or more when there is none. A length that leaves the packet
-// is ErrChunk.
+// NextChunk reads the chunk at offset off of packet b. next is the offset of the following chunk, or len(b) or more if there is none. It
+// returns ErrChunk for a length that exceeds the packet.
 func NextChunk(b []byte, off int, c *Chunk) (next int, err error) {
 	if off < 0 || len(b)-off < chunkHeader {
 		return off, ErrChunk
@@ -144,12 +141,12 @@ func NextChunk(b []byte, off int, c *Chunk) (next int, err error) {
 
 func pad4(n int) int { return (n + 3) &^ 3 }
 
-// beginChunk appends a chunk header whose length endChunk fills in.
+// beginChunk appends a chunk header, whose length endChunk fills in.
 func beginChunk(b []byte, t ChunkType, flags uint8) ([]byte, int) {
 	return append(b, byte(t), flags, 0, 0), len(b)
 }
 
-// endChunk writes the length of the chunk that begins at at, and pads it.
+// endChunk sets the length of the chunk that begins at offset at, and pads it.
 func endChunk(b []byte, at int) []byte {
 	n := len(b) - at
 	be.PutUint16(b[at+2:], uint16(n))
@@ -180,15 +177,15 @@ const (
 
 func (t ParamType) unknown() uint8 { return uint8(t >> 14) }
 
-// Param is a parameter, or an error cause, which has the same form.
+// Param is a parameter or an error cause; both have the same form.
 type Param struct {
 	Type ParamType
 	Body []byte
 	raw  []byte
 }
 
-// NextParam reads the parameter that begins b and returns what follows it. b is
-// not empty. A length that leaves b is ErrParam.
+// NextParam reads the parameter at the start of b, which is not empty, and returns what follows it. It returns ErrParam for a length that
+// exceeds b.
 func NextParam(b []byte, p *Param) (rest []byte, err error) {
 	if len(b) < 4 {
 		return nil, ErrParam
