@@ -10,35 +10,35 @@ import (
 
 var be = binary.BigEndian
 
-// HeaderLen is what stands in front of a DDP segment in a message: the DDP-SSN.
+// HeaderLen is the length of the DDP-SSN, which precedes a DDP segment in a message.
 const HeaderLen = 2
 
 const (
 	controlHeader = 4
-	// maxUnacked is how many messages of a stream may be without acknowledgement: SSNs
-	// are told apart while they are less than half the space away (RFC 5043 section 10).
+	// maxUnacked limits the unacknowledged messages of a stream: SSNs can be compared while they are less than half the number space apart
+	// (RFC 5043 section 10).
 	maxUnacked = 32767
 )
 
-// Config is the policy of a Mux. The zero value of a field takes its default.
+// Config is the policy of a Mux. A zero field means its default.
 type Config struct {
 	Profile    Profile
-	NoEnhanced bool // a peer's enhanced Initiate is a violation, as to RFC 5043 alone
-	Pending    int  // Initiates that wait for the ULP, at most; default 16
-	MaxAhead   int  // messages of a stream taken ahead of their turn; default 4096, at most 32767
+	NoEnhanced bool // treat a peer's enhanced Initiate as a violation, as in RFC 5043 alone
+	Pending    int  // maximum number of Initiates waiting for the ULP; default 16
+	MaxAhead   int  // messages of a stream accepted out of order; default 4096, at most 32767
 }
 
-// Control is a session control message to be sent, unordered, on Stream.
+// Control is a session control message to send, unordered, on Stream.
 type Control struct {
 	Stream uint16
 	PPID   uint32
 	Data   []byte
 }
 
-// Stats counts what a Mux has seen.
+// Stats holds the counters of a Mux.
 type Stats struct {
 	Sessions, Rejected, Terminated, Violations uint64
-	Early, Held, Delivered                     uint64 // DDP segments placed ahead, held ahead, delivered
+	Early, Held, Delivered                     uint64 // DDP segments placed early, held early, delivered
 	AfterEnd, Stray                            uint64 // messages dropped
 }
 
@@ -55,24 +55,23 @@ func (s *Stats) Add(o *Stats) {
 	s.Stray += o.Stray
 }
 
-// Mux holds the DDP streams of an association.
+// Mux manages the DDP streams of an association.
 type Mux struct {
 	cfg     Config
-	streams []*stream // made when used
+	streams []*stream // allocated on first use
 	events  []Event
 	control []Control
 	pending int
-	held    int // octets
-	kept    int // octets of the streams' rings and bits, in use or not
+	held    int // bytes of held messages
+	kept    int // bytes of the streams' rings and bitmaps
 	pool    [][]byte
-	pooled  int // octets
+	pooled  int // bytes of free buffers
 	stats   Stats
 
-	seenWords int // of stream.seen: a power of two, of more bits than MaxAhead
+	seenWords int // length of stream.seen: a power of two, with more bits than MaxAhead
 }
 
-// New returns the Mux of an association with n streams each way: the smaller of the
-// numbers of the two directions.
+// New returns the Mux of an association with n streams each way, the smaller of the two directions' counts.
 func New(cfg Config, n int) *Mux {
 	if cfg.Pending <= 0 {
 		cfg.Pending = 16
@@ -84,7 +83,7 @@ func New(cfg Config, n int) *Mux {
 	return &Mux{cfg: cfg, streams: make([]*stream, n), seenWords: max(1, 1<<bits.Len(uint(cfg.MaxAhead))/64)}
 }
 
-// aheadKind says what became of a message that came ahead of its turn.
+// aheadKind says what was done with an out-of-order message.
 type aheadKind uint8
 
 const (
@@ -99,7 +98,7 @@ type ahead struct {
 	b    []byte // aheadHeld: the message, SSN included
 }
 
-// aheadSize is what an ahead takes, in octets.
+// aheadSize is the size of an ahead in bytes.
 const aheadSize = 32
 
 // stream is a DDP stream.
@@ -108,41 +107,40 @@ type stream struct {
 	state State
 	sink  Sink
 
-	enhanced  bool // our Initiate, or the peer's, was
-	canceled  bool // Terminate was called while our Initiate is out
-	sinkEnded bool // the sink has found an error
+	enhanced  bool // our Initiate, or the peer's, was enhanced
+	canceled  bool // Terminate was called while our Initiate was outstanding
+	sinkEnded bool // the sink has returned an error
 
 	// Sending.
 	ssn        uint16
 	unacked    int
-	ctlUnacked int      // of control messages
-	ctlQueue   [][]byte // wait for those before them
+	ctlUnacked int      // unacknowledged control messages
+	ctlQueue   [][]byte // control messages that wait for earlier ones
 	sentTerm   bool
 
 	// Receiving.
-	next       uint16 // SSN whose turn it is
+	next       uint16 // next SSN in order
 	count      serial.Num
-	gotTerm    bool // the peer's last message, and all before it, have come
-	hasTerm    bool // its Terminate has
-	negotiates int  // the peer's Negotiates in this session
+	gotTerm    bool // the peer's last message, and all before it, have been received
+	hasTerm    bool // the peer's Terminate has been received
+	negotiates int  // Negotiates received in this session
 	termSSN    uint16
-	ring       []ahead  // by SSN
-	seen       []uint64 // Ended: of messages ahead it is enough to know that they came; a bit for each, by SSN
-	nahead     int      // in ring or seen
+	ring       []ahead  // indexed by SSN
+	seen       []uint64 // in state Ended, a bitmap by SSN of out-of-order messages received
+	nahead     int      // entries in ring or seen
 }
 
 // Stats returns the counters.
 func (m *Mux) Stats() Stats { return m.stats }
 
-// Held returns how many octets wait for their turn: they lessen the window of the
-// association.
+// Held returns how many bytes are held until their turn. They reduce the window of the association.
 func (m *Mux) Held() int { return m.held }
 
-// Memory returns how many octets a peer has us keep by what it sends: what is held, buffers
-// for more of that, and places for messages that come ahead of their turn.
+// Memory returns how many bytes of memory the peer's messages occupy: held messages, free buffers for more, and the rings of out-of-order
+// messages.
 func (m *Mux) Memory() int { return m.held + m.pooled + m.kept }
 
-// Trim lets go what Memory counts and nothing is in.
+// Trim frees the unused part of what Memory counts.
 func (m *Mux) Trim() {
 	m.pool, m.pooled = nil, 0
 	for _, s := range m.streams {
@@ -153,7 +151,7 @@ func (m *Mux) Trim() {
 	}
 }
 
-// keepRing and keepSeen give a stream another ring, and other bits.
+// keepRing and keepSeen replace a stream's ring or bitmap and account for its memory.
 func (m *Mux) keepRing(s *stream, r []ahead) {
 	m.kept += (len(r) - len(s.ring)) * aheadSize
 	s.ring = r
@@ -164,7 +162,7 @@ func (m *Mux) keepSeen(s *stream, b []uint64) {
 	s.seen = b
 }
 
-// Streams returns how many DDP streams there are.
+// Streams returns the number of DDP streams.
 func (m *Mux) Streams() int { return len(m.streams) }
 
 // State returns the state of the session on stream id.
@@ -175,8 +173,7 @@ func (m *Mux) State(id uint16) State {
 	return m.streams[id].state
 }
 
-// Free reports whether Initiate may begin a session on stream id: there is none, and
-// nothing of the last one is under way.
+// Free reports whether Initiate may start a session on stream id: it has none, and nothing of the last one is outstanding.
 func (m *Mux) Free(id uint16) bool {
 	if int(id) >= len(m.streams) {
 		return false
@@ -198,7 +195,7 @@ func (m *Mux) stream(id uint16) *stream {
 	return s
 }
 
-// begin makes s ready for a session.
+// begin prepares s for a session.
 func (m *Mux) begin(s *stream) {
 	m.drop(s)
 	m.keepSeen(s, nil)
@@ -207,7 +204,7 @@ func (m *Mux) begin(s *stream) {
 	s.next = s.ssn
 }
 
-// drop forgets what is held.
+// drop discards held messages.
 func (m *Mux) drop(s *stream) {
 	if s.nahead == 0 {
 		return
@@ -226,10 +223,10 @@ func (m *Mux) free(a *ahead) {
 	*a = ahead{}
 }
 
-// maxPooled is how many octets of buffers that are not in use a Mux has.
+// maxPooled is the maximum size in bytes of a Mux's free buffers.
 const maxPooled = 64 << 10
 
-// recycle takes back the buffer of a message that was held.
+// recycle takes back the buffer of a held message.
 func (m *Mux) recycle(b []byte) {
 	if m.pooled+cap(b) <= maxPooled {
 		m.pool = append(m.pool, b)
@@ -237,8 +234,8 @@ func (m *Mux) recycle(b []byte) {
 	}
 }
 
-// hold returns a copy of b, in a buffer that is not much longer: Held counts octets, and
-// a peer chooses how long its messages are.
+// hold returns a copy of b in a buffer that is at most four times longer: Held counts the bytes used, and the peer chooses the message
+// length.
 func (m *Mux) hold(b []byte) []byte {
 	if n := len(m.pool); n > 0 && cap(m.pool[n-1]) <= 4*len(b) {
 		c := m.pool[n-1]
@@ -263,8 +260,7 @@ func (m *Mux) PollEvent(e *Event) bool {
 	return true
 }
 
-// PollControl gives the next control message to push. Each counts as one message of
-// its stream for Acked.
+// PollControl returns the next control message to push. Each counts as one message of its stream for Acked.
 func (m *Mux) PollControl(c *Control) bool {
 	if len(m.control) == 0 {
 		return false
@@ -274,7 +270,7 @@ func (m *Mux) PollControl(c *Control) bool {
 	return true
 }
 
-// Quiet reports that PollControl has given all control messages there are.
+// Quiet reports whether PollControl has no more messages.
 func (m *Mux) Quiet() bool {
 	if len(m.control) > 0 {
 		return false
@@ -287,8 +283,8 @@ func (m *Mux) Quiet() bool {
 	return true
 }
 
-// send queues a control message with the next DDP-SSN. One that could overtake an
-// earlier one waits until that one is acknowledged (RFC 5043 6.6).
+// send queues a control message with the next DDP-SSN. A message that could overtake an earlier one waits until that one is acknowledged
+// (RFC 5043 6.6).
 func (m *Mux) send(s *stream, fn function, set *Setup) {
 	enh := set != nil && set.Enhanced != nil
 	b := make([]byte, 0, controlHeader+mpa.EnhancedLen)
@@ -305,7 +301,7 @@ func (m *Mux) send(s *stream, fn function, set *Setup) {
 	m.release(s)
 }
 
-// release lets the next control message of s go, if none is under way.
+// release sends the next control message of s, unless one is outstanding.
 func (m *Mux) release(s *stream) {
 	if s.ctlUnacked > 0 || len(s.ctlQueue) == 0 {
 		return
@@ -316,8 +312,8 @@ func (m *Mux) release(s *stream) {
 	s.unacked++
 }
 
-// Acked says that the peer has acknowledged a message of stream id: control is true
-// for one of PollControl, false for a DDP segment.
+// Acked reports that the peer has acknowledged a message of stream id: control is true for a message of PollControl, false for a DDP
+// segment.
 func (m *Mux) Acked(id uint16, control bool) {
 	s := m.stream(id)
 	if s == nil || s.unacked == 0 {
@@ -331,8 +327,8 @@ func (m *Mux) Acked(id uint16, control bool) {
 	m.settle(s)
 }
 
-// settle makes an ended stream idle when nothing of its session can be under way:
-// ours is acknowledged, and the peer's last message has come.
+// settle makes an ended stream idle once nothing of its session can be in flight: ours is acknowledged, and the peer's last message has
+// been received.
 func (m *Mux) settle(s *stream) {
 	if s.state == Ended && s.unacked == 0 && len(s.ctlQueue) == 0 && s.gotTerm {
 		m.begin(s)
@@ -354,8 +350,7 @@ func checkSetup(set *Setup) error {
 	return nil
 }
 
-// Negotiate sends a Negotiate, in the draft, before a session is set up. One at a
-// time is under way.
+// Negotiate sends a Negotiate of the draft, before a session is set up. Only one may be outstanding.
 func (m *Mux) Negotiate(id uint16, private []byte) error {
 	s := m.stream(id)
 	switch {
@@ -371,8 +366,7 @@ func (m *Mux) Negotiate(id uint16, private []byte) error {
 	return nil
 }
 
-// Initiate asks the peer for a session on stream id. EventOpen, EventRejected or
-// EventFailed follows.
+// Initiate requests a session on stream id. EventOpen, EventRejected or EventFailed follows.
 func (m *Mux) Initiate(id uint16, set Setup) error {
 	s := m.stream(id)
 	switch {
@@ -392,8 +386,7 @@ func (m *Mux) Initiate(id uint16, set Setup) error {
 	return nil
 }
 
-// Accept answers the peer's Initiate: the session is open. It is enhanced exactly
-// when the Initiate was.
+// Accept accepts the peer's Initiate and opens the session. The session is enhanced if and only if the Initiate was.
 func (m *Mux) Accept(id uint16, set Setup) error {
 	s := m.stream(id)
 	if s == nil {
@@ -413,8 +406,7 @@ func (m *Mux) Accept(id uint16, set Setup) error {
 	return nil
 }
 
-// Reject refuses the peer's Initiate, as the ULP wishes (RFC 5043 6.3). In the draft
-// it is a Terminate, and private data are not sent.
+// Reject refuses the peer's Initiate on behalf of the ULP (RFC 5043 6.3). In the draft it sends a Terminate, without private data.
 func (m *Mux) Reject(id uint16, set Setup) error {
 	s := m.stream(id)
 	if s == nil {
@@ -438,8 +430,8 @@ func (m *Mux) Reject(id uint16, set Setup) error {
 	return nil
 }
 
-// Terminate ends the session; an Initiate that waits for the ULP is refused by it.
-// When ours is unanswered the Terminate follows the answer.
+// Terminate ends the session, or refuses an Initiate that waits for the ULP. If our own Initiate is unanswered, the Terminate is sent after
+// the answer.
 func (m *Mux) Terminate(id uint16) error {
 	s := m.stream(id)
 	if s == nil {
@@ -469,7 +461,7 @@ func (m *Mux) terminate(s *stream) {
 	m.over(s)
 }
 
-// over ends the session: what is held of it is of no use, but that it came.
+// over ends the session and discards its held messages, but remembers which SSNs were received.
 func (m *Mux) over(s *stream) {
 	s.state = Ended
 	s.sink = nil
@@ -498,7 +490,7 @@ func (m *Mux) over(s *stream) {
 // maxIdleRing is the largest ring that a stream keeps for its next session.
 const maxIdleRing = 1024
 
-// note notes, in seen, that the message d places ahead came.
+// note marks in seen that the message d positions ahead was received.
 func (m *Mux) note(s *stream, d int) {
 	if s.seen == nil {
 		m.keepSeen(s, make([]uint64, m.seenWords))
@@ -515,7 +507,7 @@ func (m *Mux) isTerminate(ppid uint32, b []byte) bool {
 	return ok && fn == fnTerminate
 }
 
-// came notes that a message of an ended session, or the one that ended it, has come.
+// came records a message of an ended session, or the one that ended it.
 func (m *Mux) came(s *stream, ppid uint32, b []byte) {
 	if len(b) < HeaderLen {
 		return
@@ -533,13 +525,13 @@ func (m *Mux) came(s *stream, ppid uint32, b []byte) {
 	}
 }
 
-// saw reports whether a message of an ended session has come ahead.
+// saw reports whether a message of an ended session was received out of order.
 func (s *stream) saw(ssn uint16) bool {
 	i := int(ssn) & (64*len(s.seen) - 1)
 	return s.seen != nil && s.seen[i/64]&(1<<(i%64)) != 0
 }
 
-// pass counts what has come of an ended session.
+// pass advances over the received messages of an ended session.
 func (m *Mux) pass(s *stream) {
 	for s.nahead > 0 && s.saw(s.next) {
 		i := int(s.next) & (64*len(s.seen) - 1)
@@ -552,8 +544,7 @@ func (m *Mux) pass(s *stream) {
 	}
 }
 
-// Attach gives the session on stream id its sink, before or after it is open. DDP
-// segments wait until then.
+// Attach sets the sink of the session on stream id, before or after it is open. DDP segments wait until then.
 func (m *Mux) Attach(id uint16, sink Sink) error {
 	s := m.stream(id)
 	if s == nil {
@@ -567,8 +558,8 @@ func (m *Mux) Attach(id uint16, sink Sink) error {
 	return nil
 }
 
-// CanSend reports whether a DDP segment may leave on stream id now. The initiating
-// side waits until its Initiate is acknowledged or answered (RFC 5043 6.6).
+// CanSend reports whether a DDP segment may be sent on stream id now. The initiating side waits until its Initiate is acknowledged or
+// answered (RFC 5043 6.6).
 func (m *Mux) CanSend(id uint16) bool {
 	if int(id) >= len(m.streams) || m.streams[id] == nil {
 		return false
@@ -577,8 +568,8 @@ func (m *Mux) CanSend(id uint16) bool {
 	return s.state == Open && s.unacked < maxUnacked
 }
 
-// Begin writes what stands in front of the next DDP segment of stream id. The segment
-// has to be sent, and counts for Acked. CanSend was true.
+// Begin writes the header that precedes the next DDP segment of stream id. CanSend must be true; the segment must then be sent, and counts
+// for Acked.
 func (m *Mux) Begin(id uint16, b []byte) {
 	s := m.streams[id]
 	be.PutUint16(b, s.ssn)
@@ -586,8 +577,7 @@ func (m *Mux) Begin(id uint16, b []byte) {
 	s.unacked++
 }
 
-// Reset forgets everything: the association is gone, or has begun anew with n
-// streams. Sessions that were there are reported as terminated.
+// Reset discards all sessions: the association has ended, or restarted with n streams. Open sessions are reported as terminated.
 func (m *Mux) Reset(n int) {
 	for _, s := range m.streams {
 		if s != nil && s.state != Idle && s.state != Ended {

@@ -5,8 +5,8 @@ import (
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
-// HandleMessage takes a whole message of the peer's: its stream, PPID and U bit, and
-// its octets, which are not kept. What it means is judged in the order of DDP-SSNs.
+// HandleMessage processes a whole message of the peer: its stream, PPID, U bit and bytes, which are not retained. Messages are interpreted
+// in DDP-SSN order.
 func (m *Mux) HandleMessage(id uint16, ppid uint32, unordered bool, b []byte) {
 	s := m.stream(id)
 	if s == nil {
@@ -39,11 +39,10 @@ func (m *Mux) HandleMessage(id uint16, ppid uint32, unordered bool, b []byte) {
 		m.process(s, ppid, b)
 		m.advance(s)
 	case s.state == Idle:
-		// Nothing but the first message can come to a stream without a session: an
-		// Initiate is answered before anything follows it.
+		// Only the first message can arrive on a stream without a session: an Initiate is answered before anything follows it.
 		m.first(s, ppid, b)
 	case (s.state == Requested || s.state == Negotiating) && ppid == p.Segment():
-		m.illegal(s, ErrEarlyData, ppid, b) // whatever stands before it
+		m.illegal(s, ErrEarlyData, ppid, b) // whatever precedes it
 	case (s.state == Requested || s.state == Negotiating) && d > maxUnanswered:
 		m.illegal(s, ErrSSN, ppid, b)
 	case int(d) <= m.cfg.MaxAhead:
@@ -53,17 +52,14 @@ func (m *Mux) HandleMessage(id uint16, ppid uint32, unordered bool, b []byte) {
 	}
 }
 
-// maxUnanswered is how many control messages a peer may be ahead of one that is missing,
-// before its Initiate is answered.
+// maxUnanswered is how far control messages may run ahead of a missing one before the peer's Initiate is answered.
 const maxUnanswered = 64
 
-// maxNegotiates is how many Negotiates a peer may send before it asks for a session. The
-// draft allows one outstanding Negotiate and any number of rounds (section 3.6); the ULP
-// learns of each.
+// maxNegotiates is how many Negotiates a peer may send before it requests a session. The draft allows one outstanding Negotiate and any
+// number of rounds (section 3.6); the ULP sees each.
 const maxNegotiates = 64
 
-// first takes a message that is ahead of its turn on an idle stream. A Terminate of
-// an older session ends nothing.
+// first handles an out-of-order message on an idle stream. A Terminate of an older session is ignored.
 func (m *Mux) first(s *stream, ppid uint32, b []byte) {
 	if m.isTerminate(ppid, b) {
 		m.stats.Stray++
@@ -72,8 +68,7 @@ func (m *Mux) first(s *stream, ppid uint32, b []byte) {
 	m.violation(s, ErrSSN)
 }
 
-// keep takes a message ahead of its turn: a DDP segment of an open session is placed
-// now, anything else waits.
+// keep stores an out-of-order message. A DDP segment of an open session is placed now; anything else waits.
 func (m *Mux) keep(s *stream, d uint16, ppid uint32, b []byte) {
 	for len(s.ring) <= int(d) {
 		m.widen(s)
@@ -97,7 +92,7 @@ func (m *Mux) keep(s *stream, d uint16, ppid uint32, b []byte) {
 	m.stats.Held++
 }
 
-// widen doubles the ring of messages ahead of their turn.
+// widen doubles the ring of out-of-order messages.
 func (m *Mux) widen(s *stream) {
 	r := make([]ahead, max(64, 2*len(s.ring)))
 	for i := range s.ring {
@@ -107,13 +102,12 @@ func (m *Mux) widen(s *stream) {
 	m.keepRing(s, r)
 }
 
-// ready reports whether the next message, of this PPID, can be judged now: DDP
-// segments of an open session wait for a sink.
+// ready reports whether the next message, of this PPID, can be processed now: DDP segments of an open session wait for a sink.
 func (m *Mux) ready(s *stream, ppid uint32) bool {
 	return s.state != Open || s.sink != nil || ppid != m.cfg.Profile.Segment()
 }
 
-// advance judges what was held, as far as it is in order.
+// advance processes held messages that are now in order.
 func (m *Mux) advance(s *stream) {
 	for s.nahead > 0 && s.state != Ended {
 		a := &s.ring[int(s.next)&(len(s.ring)-1)]
@@ -140,7 +134,7 @@ func (m *Mux) advance(s *stream) {
 	}
 }
 
-// process judges the message whose turn it is.
+// process handles the next message in order.
 func (m *Mux) process(s *stream, ppid uint32, b []byte) {
 	if !m.ready(s, ppid) {
 		m.keep(s, 0, ppid, b)
@@ -165,8 +159,7 @@ func (m *Mux) process(s *stream, ppid uint32, b []byte) {
 	}
 }
 
-// handleControl judges a control message in its turn (RFC 5043 6.2 to 6.4; draft 3.2
-// to 3.5).
+// handleControl handles a control message in order (RFC 5043 6.2 to 6.4; draft 3.2 to 3.5).
 func (m *Mux) handleControl(s *stream, b []byte) {
 	fn, enhanced, ok := m.cfg.Profile.decodeFunction(be.Uint16(b[2:]))
 	private := b[controlHeader:]
@@ -190,7 +183,7 @@ func (m *Mux) handleControl(s *stream, b []byte) {
 	}
 	if enhanced {
 		set.Enhanced = &mpa.EnhancedData{}
-		_ = set.Enhanced.Decode(private) // there are enough bytes
+		_ = set.Enhanced.Decode(private) // cannot fail: there are enough bytes
 		private = private[mpa.EnhancedLen:]
 	}
 	set.Private = append([]byte{}, private...)
@@ -205,7 +198,7 @@ func (m *Mux) handleControl(s *stream, b []byte) {
 		case s.negotiates > maxNegotiates:
 			m.violation(s, ErrNegotiates)
 			return
-		case s.state != Initiating: // otherwise it has crossed our Initiate (draft 3.2)
+		case s.state != Initiating: // otherwise it crossed our Initiate (draft 3.2)
 			s.state = Negotiating
 		}
 		m.event(s, EventNegotiate, set, nil)
@@ -218,7 +211,7 @@ func (m *Mux) handleControl(s *stream, b []byte) {
 		case s.state == Idle || s.state == Negotiating:
 			s.enhanced = enhanced
 			if m.pending >= m.cfg.Pending {
-				// Refused without asking (RFC 5043 6.4).
+				// Refused without asking the ULP (RFC 5043 6.4).
 				m.stats.Rejected++
 				m.terminate(s)
 				s.gotTerm = true
@@ -249,7 +242,7 @@ func (m *Mux) handleControl(s *stream, b []byte) {
 	}
 }
 
-// opened is the answer that our Initiate hoped for.
+// opened handles the acceptance of our Initiate.
 func (m *Mux) opened(s *stream, set *Setup) {
 	if s.canceled {
 		m.terminate(s)
@@ -260,7 +253,7 @@ func (m *Mux) opened(s *stream, set *Setup) {
 	m.event(s, EventOpen, set, nil)
 }
 
-// refused ends a session that never was.
+// refused ends a session that was never opened.
 func (m *Mux) refused(s *stream, set *Setup) {
 	m.stats.Rejected++
 	m.over(s)
@@ -269,11 +262,11 @@ func (m *Mux) refused(s *stream, set *Setup) {
 	m.settle(s)
 }
 
-// terminated takes the peer's Terminate.
+// terminated handles the peer's Terminate.
 func (m *Mux) terminated(s *stream) {
 	switch s.state {
 	case Idle:
-		// No session: nothing to end, and nothing to answer lest it goes to and fro.
+		// There is no session to end. Do not answer, so that two Terminates cannot loop.
 		m.stats.Stray++
 		m.begin(s)
 		return
@@ -286,37 +279,35 @@ func (m *Mux) terminated(s *stream) {
 	m.stats.Terminated++
 	s.gotTerm = true
 	m.event(s, EventTerminated, nil, nil)
-	// Ours follows, so that both sides know when the stream is free.
+	// Send our Terminate, so that both sides know when the stream is free.
 	m.terminate(s)
 	m.settle(s)
 }
 
-// illegal ends the session for a message that is not judged in its turn.
+// illegal ends the session because of a message that was not processed in order.
 func (m *Mux) illegal(s *stream, err *Error, ppid uint32, b []byte) {
 	m.violation(s, err)
 	m.came(s, ppid, b)
 	m.pass(s)
 }
 
-// violation ends the session with a Terminate (RFC 5043 6.1). The association goes
-// on.
+// violation ends the session with a Terminate (RFC 5043 6.1). The association continues.
 func (m *Mux) violation(s *stream, err *Error) {
 	m.stats.Violations++
 	switch s.state {
 	case Requested:
 		m.pending--
 	case Idle:
-		s.gotTerm = true // there is no session that the peer would end
+		s.gotTerm = true // there is no session for the peer to end
 	}
 	m.event(s, EventFailed, nil, err)
 	m.terminate(s)
 	m.settle(s)
 }
 
-// afterEnd takes a message on a stream whose session has ended here. Most are
-// remains of it; its Terminate says that no more follow; and an Initiate (in the
-// draft a Negotiate too) with the first DDP-SSN begins the next session: the peer
-// sends it only when nothing of the last one is under way (RFC 5043 6.6).
+// afterEnd handles a message on a stream whose session has ended here. Most are late messages of that session. Its Terminate means that no
+// more follow. An Initiate (in the draft also a Negotiate) with the first DDP-SSN starts the next session: the peer sends it only when
+// nothing of the last one is outstanding (RFC 5043 6.6).
 func (m *Mux) afterEnd(s *stream, ppid uint32, b []byte) {
 	m.stats.AfterEnd++
 	p := m.cfg.Profile

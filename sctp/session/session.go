@@ -1,17 +1,12 @@
-// Package session is the DDP adaptation of SCTP: DDP streams over an association,
-// after RFC 5043 with the enhanced set-up of RFC 6581 section 7, or after
-// draft-ietf-rddp-sctp-00, from which the RFC came and whose code points differ.
+// Package session is the DDP adaptation of SCTP: DDP streams over an association, after RFC 5043 with the enhanced setup of RFC 6581
+// section 7, or after draft-ietf-rddp-sctp-00, the predecessor of the RFC with different code points.
 //
-// A Mux holds the DDP streams of one association. A DDP stream is the pair of SCTP
-// streams with one number; on it sessions follow one another, each with a beginning,
-// an end and numbers (DDP-SSN) of its own. All chunks are unordered for SCTP, so a
-// session puts what comes into the order of the DDP-SSNs itself; the payload of DDP
-// segments is placed as it comes.
+// A Mux manages the DDP streams of one association. A DDP stream is the pair of SCTP streams with one number. It carries one session after
+// another, each with its own start, end and sequence numbers (DDP-SSN). SCTP sends all chunks unordered, so a session restores DDP-SSN
+// order itself; the payload of DDP segments is placed as it arrives.
 //
-// A Mux does no I/O and knows nothing of sctp.Assoc: its owner hands it the messages
-// that arrive (HandleMessage) and the news that messages of ours were acknowledged
-// (Acked), pushes what PollControl gives, and puts what Begin gives in front of each
-// DDP segment.
+// A Mux does no I/O and does not depend on sctp.Assoc. Its owner passes in arriving messages (HandleMessage) and acknowledgements (Acked),
+// pushes the messages that PollControl returns, and puts the header that Begin returns before each DDP segment.
 package session
 
 import (
@@ -23,7 +18,7 @@ import (
 	"github.com/iwarpd/iwarpd/sctp"
 )
 
-// Profile says which of the two texts is followed.
+// Profile selects the specification to follow.
 type Profile uint8
 
 // The profiles.
@@ -77,9 +72,8 @@ func (p Profile) firstSSN() uint16 {
 	return 0
 }
 
-// Configure sets the Adaptation Layer Indication of an association, and which ones
-// of the peer are acceptable. iwarpd runs RDMAP, so in the draft its indication is
-// DDP+RDMA.
+// Configure sets the Adaptation Layer Indication of an association and those accepted from the peer. iwarpd runs RDMAP, so its indication
+// in the draft is DDP+RDMA.
 func (p Profile) Configure(c *sctp.Config) {
 	c.Adaptation = AdaptationDDP
 	if p == Draft {
@@ -88,7 +82,7 @@ func (p Profile) Configure(c *sctp.Config) {
 	c.Accept = []uint32{c.Adaptation}
 }
 
-// function is what a session control message asks for.
+// function is the function of a session control message.
 type function uint8
 
 const (
@@ -140,35 +134,35 @@ func (p Profile) code(fn function, enhanced bool) uint16 {
 	return 0
 }
 
-// MaxPrivate is the most private data of a message, enhanced data included (RFC
-// 5043 5.2.3). The draft gives no limit: it has the same here.
+// MaxPrivate is the maximum private data of a message, including enhanced data (RFC 5043 5.2.3). The draft has no limit; the same one is
+// used.
 const MaxPrivate = 512
 
-// Setup is what Initiate, Accept and Reject carry.
+// Setup is the content of Initiate, Accept and Reject.
 type Setup struct {
 	Private  []byte
 	Enhanced *mpa.EnhancedData // nil: the message is unenhanced
 }
 
-// Sink takes the DDP segments of a session; *rdmap.Stream is one. Keys of early
-// segments are unique in a session while fewer than 2^31 segments are under way.
+// Sink receives the DDP segments of a session; *rdmap.Stream is one. Keys of early segments are unique in a session while fewer than 2^31
+// segments are in flight.
 type Sink interface {
 	HandleULPDU(b []byte) *term.Error
 	HandleEarly(key serial.Num, b []byte) bool
 	DeliverEarly(key serial.Num) *term.Error
 }
 
-// State is where the session of a DDP stream stands.
+// State is the state of the session of a DDP stream.
 type State uint8
 
 // The states.
 const (
-	Idle        State = iota // no session, and the stream may have one
-	Negotiating              // draft: Negotiate went or came
-	Initiating               // our Initiate is out
+	Idle        State = iota // no session; one may start
+	Negotiating              // draft: a Negotiate was sent or received
+	Initiating               // our Initiate is outstanding
 	Requested                // the peer's Initiate waits for the ULP
-	Open                     // DDP segments flow
-	Ended                    // over; messages of it may still be under way
+	Open                     // DDP segments may flow
+	Ended                    // ended; its messages may still be in flight
 )
 
 var stateNames = [...]string{"idle", "negotiating", "initiating", "requested", "open", "ended"}
@@ -183,17 +177,17 @@ const (
 	EventNegotiate  EventKind = iota + 1 // draft: the peer's Negotiate
 	EventRequest                         // the peer's Initiate: Accept, Reject or Terminate
 	EventOpen                            // our Initiate was accepted
-	EventRejected                        // our Initiate was refused; Setup is nil when not by the ULP
+	EventRejected                        // our Initiate was refused; Setup is nil if not by the ULP
 	EventTerminated                      // the peer has ended the session
-	EventFailed                          // a violation was found here, Err; the session is over
-	EventIdle                            // nothing of the last session is under way: the stream may have another
+	EventFailed                          // this side found a violation, Err; the session is over
+	EventIdle                            // nothing of the last session is in flight: the stream may have another
 )
 
 var eventNames = [...]string{"", "negotiate", "request", "open", "rejected", "terminated", "failed", "idle"}
 
 func (k EventKind) String() string { return eventNames[k] }
 
-// Event is something that the ULP should know of a DDP stream.
+// Event is an event of a DDP stream for the ULP.
 type Event struct {
 	Kind   EventKind
 	Stream uint16
@@ -201,8 +195,7 @@ type Event struct {
 	Err    error  // EventFailed: an *Error
 }
 
-// Error is an illegal sequence or message. It ends the session, not the
-// association.
+// Error is an illegal sequence or message. It ends the session, not the association.
 type Error struct{ text string }
 
 func (e *Error) Error() string { return "ddp over sctp: " + e.text }
