@@ -31,7 +31,10 @@ static inline struct channel *channel_of(struct rdma_event_channel *pub)
 	return container_of(pub, struct channel, pub);
 }
 
-/* A listener of iwarpd; an id bound to every address has one on each device. */
+/*
+ * A listener of iwarpd; an id bound to every address has one on each device. Two ids may
+ * share one: those bound to every IPv4 and to every IPv6 address.
+ */
 struct endpoint {
 	struct endpoint *next;
 	struct context *ctx;

@@ -177,11 +177,23 @@ static struct id *id_of_qp(const struct iwarpd_event *ev)
 	return qp ? atomic_load(&qp->cm) : NULL;
 }
 
+/* takes reports whether a listening id takes connections of an address family. */
+static bool takes(const struct id *id, sa_family_t family)
+{
+	const struct sockaddr *src = &id->pub.route.addr.src_addr;
+
+	return src->sa_family == family || (src->sa_family == AF_INET6 && addr_any(src) && !id->afonly);
+}
+
 static struct id *id_of_listener(const struct iwarpd_event *ev)
 {
-	for (struct id *id = ids; id && ev->listener; id = id->next)
+	struct sockaddr_storage local;
+
+	if (!ev->listener || !addr_parse(ev->local, &local))
+		return NULL;
+	for (struct id *id = ids; id; id = id->next)
 		for (struct endpoint *e = id->endpoints; e; e = e->next)
-			if (e->listener == ev->listener)
+			if (e->listener == ev->listener && takes(id, local.ss_family))
 				return id;
 	return NULL;
 }

@@ -99,6 +99,16 @@ int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **out, 
 	return 0;
 }
 
+/* shared reports whether an id has an endpoint with that listener. */
+static bool shared(const struct iwarpd_listener *l)
+{
+	for (struct id *id = ids; id; id = id->next)
+		for (struct endpoint *e = id->endpoints; e; e = e->next)
+			if (e->listener == l)
+				return true;
+	return false;
+}
+
 /* close_endpoints stops listening. The lock is held. */
 static void close_endpoints(struct id *id)
 {
@@ -106,9 +116,39 @@ static void close_endpoints(struct id *id)
 		struct endpoint *e = id->endpoints;
 
 		id->endpoints = e->next;
-		iwarpd_unlisten(e->listener, NULL);
+		if (!shared(e->listener))
+			iwarpd_unlisten(e->listener, NULL);
 		free(e);
 	}
+}
+
+/* both_families reports whether id listens on every address of both families. */
+static bool both_families(const struct id *id)
+{
+	return id->pub.route.addr.src_addr.sa_family == AF_INET6 && !id->afonly;
+}
+
+/*
+ * other_family returns the listener of an id that is bound to every address of the other
+ * family, and the same port: for iwarpd every address is of both.
+ */
+static struct iwarpd_listener *other_family(const struct id *id, const struct context *c)
+{
+	const struct sockaddr *src = &id->pub.route.addr.src_addr;
+	struct iwarpd_listener *found = NULL;
+
+	for (struct id *other = ids; other && !both_families(id); other = other->next) {
+		const struct sockaddr *theirs = &other->pub.route.addr.src_addr;
+
+		if (!other->endpoints || !addr_any(theirs) || addr_port(theirs) != addr_port(src))
+			continue;
+		if (both_families(other) || theirs->sa_family == src->sa_family)
+			return NULL; /* iwarpd says that the port is in use */
+		for (struct endpoint *e = other->endpoints; e; e = e->next)
+			if (e->ctx == c)
+				found = e->listener;
+	}
+	return found;
 }
 
 int rdma_destroy_id(struct rdma_cm_id *pub)
@@ -164,11 +204,12 @@ static int open_endpoint(struct id *id, struct context *c)
 	addr_text(src, false, text);
 	attr.address = text;
 	if (addr_any(src))
-		attr.address = src->sa_family == AF_INET ? "0.0.0.0" : id->afonly ? "::" : NULL; /* NULL: both families */
+		attr.address = NULL;
 	ep = calloc(1, sizeof(*ep));
 	if (!ep)
 		return -ENOMEM;
-	err = iwarpd_listen(c->dev, &attr, &ep->listener, &e);
+	ep->listener = addr_any(src) ? other_family(id, c) : NULL;
+	err = ep->listener ? 0 : iwarpd_listen(c->dev, &attr, &ep->listener, &e);
 	if (err) {
 		iwv_fail(err, "rdma_listen", &e);
 		free(ep);

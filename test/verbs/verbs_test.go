@@ -240,16 +240,62 @@ func TestSymbols(t *testing.T) {
 	t.Logf("%d binaries", found)
 }
 
+// compile compiles a program of testdata against the distribution's headers.
+func compile(t *testing.T, name string) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), name)
+	args := []string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o", program, "testdata/" + name + ".c", "-lrdmacm", "-libverbs", "-lpthread"}
+	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	return program
+}
+
 // TestMemory registers memory of all kinds, while other threads write to it and
 // while it is forked, freed and enlarged; and flushes a queue pair without a connection.
 func TestMemory(t *testing.T) {
 	a, _ := newHosts(t, 1500)
-	program := filepath.Join(t.TempDir(), "memory")
-	args := []string{"-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o", program, "testdata/memory.c", "-libverbs", "-lpthread"}
-	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
-	}
+	program := compile(t, "memory")
 	for _, mode := range []string{"kinds", "changes", "forks", "writers", "many", "flush"} {
 		t.Run(mode, func(t *testing.T) { a.start(t, program+" "+mode).Succeed() })
 	}
+}
+
+// TestUnprivileged is TestMemory for a user who may open the socket and no more. System
+// calls into pages on the move may fail then: the mode writers is root's.
+func TestUnprivileged(t *testing.T) {
+	a, _ := newHosts(t, 1500)
+	testenv.RequireTool(t, "setpriv")
+	program := compile(t, "memory")
+	for _, path := range []string{a.socket, program, filepath.Join(a.dir, "iwarpd-run")} {
+		for dir := filepath.Dir(path); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+			if err := os.Chmod(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := os.Chmod(a.socket, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, mode := range []string{"kinds", "changes", "forks", "many", "flush"} {
+		t.Run(mode, func(t *testing.T) {
+			a.start(t, "setpriv --reuid 65534 --regid 65534 --clear-groups "+program+" "+mode).Succeed()
+		})
+	}
+}
+
+// Every IPv4 address and every IPv6 address are two endpoints, as of sockets.
+func TestListeners(t *testing.T) {
+	a, b := newHosts(t, 1500)
+	server := b.start(t, compile(t, "listeners"))
+	b.await(t, "the server listens", func() bool { return b.listeners(t) == 1 })
+	for _, host := range []struct{ addr, family string }{{b.end.Addr4.String(), "v4"}, {b.end.Addr6.String(), "v6"}} {
+		client := a.start(t, "rping -c -a "+host.addr+" -p 3260")
+		client.Wait(time.Minute)
+		if !strings.Contains(client.String(), "REJECTED, error -111") {
+			t.Errorf("a client of %s:\n%s", host.addr, client)
+		}
+		server.Expect("request to " + host.family)
+	}
+	server.Succeed()
 }
