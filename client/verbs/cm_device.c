@@ -38,31 +38,63 @@ bool cm_off(void)
 	return v && strcmp(v, "off") == 0;
 }
 
+/* slot returns the place of a device's context: of a live one, or else a free one; NULL: there is none. */
+static struct context **slot(const struct device *d)
+{
+	struct context **c, **dead = NULL;
+
+	for (c = open_contexts; *c; c++) {
+		if ((*c)->device != d)
+			continue;
+		if (!atomic_load(&(*c)->gone))
+			return c;
+		dead = c; /* the daemon may have started again; ids of before keep what they have */
+	}
+	if (dead)
+		return dead;
+	return c < open_contexts + MAX_DEVICES ? c : NULL;
+}
+
+static bool live(struct context *const *c)
+{
+	return c && *c && !atomic_load(&(*c)->gone);
+}
+
 /* context_open returns the open context of a device, or opens it. */
 static struct context *context_open(struct device *d)
 {
+	struct context **c = slot(d);
 	struct ibv_context *ibv;
-	int free_at = -1, n;
 
-	for (n = 0; open_contexts[n]; n++) {
-		if (open_contexts[n]->device != d)
-			continue;
-		if (!atomic_load(&open_contexts[n]->gone))
-			return open_contexts[n];
-		free_at = n; /* the daemon has started again; ids of before keep what they have */
-	}
-	if (free_at < 0)
-		free_at = n;
-	if (free_at == MAX_DEVICES)
-		return NULL;
+	if (live(c))
+		return *c;
 	/* The thread serves a context under its lock. */
 	iwv_thread_unlock();
 	ibv = ibv_open_device(&d->ibv);
 	iwv_thread_lock();
-	if (!ibv)
-		return NULL;
-	open_contexts[free_at] = iwv_context_of(ibv);
-	return open_contexts[free_at];
+	c = slot(d);
+	if (ibv && c && !live(c)) {
+		*c = iwv_context_of(ibv);
+		return *c;
+	}
+	if (ibv) { /* another thread was faster */
+		iwv_thread_unlock();
+		ibv_close_device(ibv);
+		iwv_thread_lock();
+	}
+	c = slot(d);
+	return live(c) ? *c : NULL;
+}
+
+/* A child of a fork opens the devices itself. */
+static void after_fork_child(void)
+{
+	memset(open_contexts, 0, sizeof(open_contexts));
+}
+
+__attribute__((constructor)) static void init(void)
+{
+	pthread_atfork(NULL, NULL, after_fork_child);
 }
 
 struct context **cm_contexts(void)

@@ -175,3 +175,22 @@ void thread_forget(struct context *c)
 	epoll_ctl(epoll, EPOLL_CTL_DEL, iwarpd_event_fd(c->dev), NULL);
 	pthread_mutex_unlock(&lock);
 }
+
+/*
+ * The thread is not in the child of a fork. Contexts that the child opens get a new one;
+ * those of the parent are of no use there.
+ */
+static void after_fork_child(void)
+{
+	pthread_mutex_init(&lock, NULL);
+	pthread_cond_init(&changed, NULL);
+	contexts = NULL;
+	if (epoll >= 0)
+		close(epoll);
+	epoll = -1;
+}
+
+__attribute__((constructor)) static void init(void)
+{
+	pthread_atfork(iwv_thread_lock, iwv_thread_unlock, after_fork_child);
+}

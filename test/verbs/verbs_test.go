@@ -22,14 +22,21 @@ const source = "../../client/verbs"
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-var build struct {
-	once sync.Once
-	dir  string
-	err  error
+// A variant is a way to compile the libraries.
+type variant struct {
+	name, cflags string
+	once         sync.Once
+	dir          string
+	err          error
 }
 
+var (
+	plain     = &variant{name: "plain", cflags: "-O2 -g"}
+	sanitized = &variant{name: "sanitized", cflags: "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"}
+)
+
 // libraries builds the libraries and returns their folder.
-func libraries(t *testing.T) string {
+func (v *variant) libraries(t *testing.T) string {
 	t.Helper()
 	for _, tool := range []string{"gcc", "make", "protoc-c", "pkg-config"} {
 		testenv.RequireTool(t, tool)
@@ -39,16 +46,16 @@ func libraries(t *testing.T) string {
 			testenv.Skip(t, "needs %s", header)
 		}
 	}
-	build.once.Do(func() {
-		build.dir = filepath.Join(testenv.Dir(t), "verbs")
-		if out, err := exec.Command("make", "-s", "-j2", "-C", source, "O="+build.dir, "VERBSDIR="+build.dir, "CC=gcc").CombinedOutput(); err != nil {
-			build.err = fmt.Errorf("make: %w\n%s", err, out)
+	v.once.Do(func() {
+		v.dir = filepath.Join(testenv.Dir(t), v.name)
+		if out, err := exec.Command("make", "-s", "-j2", "-C", source, "O="+v.dir, "VERBSDIR="+v.dir, "CC=gcc", "CFLAGS="+v.cflags).CombinedOutput(); err != nil {
+			v.err = fmt.Errorf("make: %w\n%s", err, out)
 		}
 	})
-	if build.err != nil {
-		t.Fatal(build.err)
+	if v.err != nil {
+		t.Fatal(v.err)
 	}
-	return build.dir
+	return v.dir
 }
 
 // host is one end of a wire with a daemon on it.
@@ -59,11 +66,11 @@ type host struct {
 	daemon *testenv.Process
 }
 
-func newHosts(t *testing.T, mtu int) (a, b *host) {
+func newHosts(t *testing.T, libs *variant) (a, b *host) {
 	t.Helper()
-	dir := libraries(t)
+	dir := libs.libraries(t)
 	testenv.RequireRoot(t)
-	v := testenv.NewVeth(t, mtu)
+	v := testenv.NewVeth(t, 1500)
 	newHost := func(end *testenv.End) *host {
 		h := &host{end: end, dir: dir, socket: filepath.Join(t.TempDir(), "iwarpd.sock")}
 		h.daemon = testenv.Start(t, end.NS.Command(testenv.Program(t, "cmd/iwarpd"), "--interface", end.Name, "--socket", h.socket))
@@ -190,7 +197,7 @@ func check(t *testing.T, r row, a, b *host) {
 
 // TestPrograms runs the table; VERBS=full all of it.
 func TestPrograms(t *testing.T) {
-	a, b := newHosts(t, 1500)
+	a, b := newHosts(t, plain)
 	for _, r := range rows() {
 		if r.long && os.Getenv("VERBS") != "full" {
 			continue
@@ -201,7 +208,7 @@ func TestPrograms(t *testing.T) {
 
 // Programs see the device, and none with IWARPD_VERBS=off.
 func TestDevices(t *testing.T) {
-	a, _ := newHosts(t, 1500)
+	a, _ := newHosts(t, plain)
 	p := a.start(t, "ibv_devinfo -v")
 	p.Succeed()
 	for _, want := range []string{"iWARP (1)", "PORT_ACTIVE (4)", "::ffff:" + a.end.Addr4.String()} {
@@ -216,7 +223,7 @@ func TestDevices(t *testing.T) {
 
 // Every binary of the distribution that uses RDMA and is installed finds its symbols.
 func TestSymbols(t *testing.T) {
-	dir := libraries(t)
+	dir := plain.libraries(t)
 	var found int
 	for _, pattern := range []string{"/usr/bin/*", "/usr/sbin/*", "/usr/lib/*/libfabric.so.1", "/usr/lib/*/librpma.so.0", "/usr/lib/*/libibverbs/*.so", "/usr/lib/*/libmlx[45].so.1", "/usr/lib/*/libefa.so.1"} {
 		paths, err := filepath.Glob(pattern)
@@ -254,7 +261,7 @@ func compile(t *testing.T, name string) string {
 // TestMemory registers memory of all kinds, while other threads write to it and
 // while it is forked, freed and enlarged; and flushes a queue pair without a connection.
 func TestMemory(t *testing.T) {
-	a, _ := newHosts(t, 1500)
+	a, _ := newHosts(t, plain)
 	program := compile(t, "memory")
 	for _, mode := range []string{"kinds", "changes", "forks", "writers", "many", "flush"} {
 		t.Run(mode, func(t *testing.T) { a.start(t, program+" "+mode).Succeed() })
@@ -264,7 +271,7 @@ func TestMemory(t *testing.T) {
 // TestUnprivileged is TestMemory for a user who may open the socket and no more. System
 // calls into pages on the move may fail then: the mode writers is root's.
 func TestUnprivileged(t *testing.T) {
-	a, _ := newHosts(t, 1500)
+	a, _ := newHosts(t, plain)
 	testenv.RequireTool(t, "setpriv")
 	program := compile(t, "memory")
 	for _, path := range []string{a.socket, program, filepath.Join(a.dir, "iwarpd-run")} {
@@ -284,9 +291,31 @@ func TestUnprivileged(t *testing.T) {
 	}
 }
 
+// The same libraries with the sanitizers of gcc, which stop a program that is not
+// compiled with them only if it has their library from the start.
+func TestSanitized(t *testing.T) {
+	a, b := newHosts(t, sanitized)
+	out, err := exec.Command("gcc", "-print-file-name=libasan.so").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	prefix := "setarch --addr-no-randomize env LD_PRELOAD=" + strings.TrimSpace(string(out)) + " ASAN_OPTIONS=detect_leaks=0 "
+	for _, r := range rows() {
+		if r.long || r.group != "rdmacm-utils" && r.group != "ibverbs-utils" {
+			continue
+		}
+		r.server, r.client = prefix+r.server, prefix+r.client
+		t.Run(r.name, func(t *testing.T) { check(t, r, a, b) })
+	}
+	program := compile(t, "memory")
+	for _, mode := range []string{"kinds", "changes", "forks", "flush"} {
+		t.Run(mode, func(t *testing.T) { a.start(t, prefix+program+" "+mode).Succeed() })
+	}
+}
+
 // Every IPv4 address and every IPv6 address are two endpoints, as of sockets.
 func TestListeners(t *testing.T) {
-	a, b := newHosts(t, 1500)
+	a, b := newHosts(t, plain)
 	server := b.start(t, compile(t, "listeners"))
 	b.await(t, "the server listens", func() bool { return b.listeners(t) == 1 })
 	for _, host := range []struct{ addr, family string }{{b.end.Addr4.String(), "v4"}, {b.end.Addr6.String(), "v6"}} {

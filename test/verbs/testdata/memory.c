@@ -115,7 +115,23 @@ static void changes(void)
 	free(big);
 }
 
-/* A child has its own copy, of the time of the fork. */
+/* open_pd opens the first device. */
+static struct ibv_pd *open_pd(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *c;
+	struct ibv_pd *made;
+
+	CHECK(list && list[0]);
+	c = ibv_open_device(list[0]);
+	ibv_free_device_list(list);
+	CHECK(c);
+	made = ibv_alloc_pd(c);
+	CHECK(made);
+	return made;
+}
+
+/* A child has its own copy, of the time of the fork, and may open the device itself. */
 static void forks(void)
 {
 	char *p = malloc(MEGABYTE), b;
@@ -133,6 +149,10 @@ static void forks(void)
 		p[0] = 9;
 		CHECK(read(go[0], &b, 1) == 1);
 		CHECK(p[0] == 9 && filled(p + 1, 5, MEGABYTE - 1));
+		pd = open_pd();
+		mr = reg(p, MEGABYTE);
+		CHECK(filled(p + 1, 5, MEGABYTE - 1));
+		CHECK(ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(pd) == 0);
 		_exit(0);
 	}
 	p[1] = 6;
@@ -241,15 +261,11 @@ int main(int argc, char **argv)
 		{ "kinds", kinds }, { "changes", changes }, { "forks", forks }, { "writers", writers }, { "many", many },
 		{ "flush", flush },
 	};
-	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_context *c;
 
-	CHECK(argc == 2 && list && list[0]);
-	c = ibv_open_device(list[0]);
-	ibv_free_device_list(list);
-	CHECK(c);
-	pd = ibv_alloc_pd(c);
-	CHECK(pd);
+	CHECK(argc == 2);
+	pd = open_pd();
+	c = pd->context;
 	for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++)
 		if (strcmp(argv[1], modes[i].name) == 0)
 			modes[i].run();
