@@ -122,15 +122,16 @@ static void probe_all(void)
 {
 	const char *env = secure_getenv("IWARPD_SOCKET");
 	char *list = env && *env ? strdup(env) : NULL;
-	glob_t g;
+	glob_t g = { 0 };
 
 	if (list) {
 		probe_list(list);
 		free(list);
 		return;
 	}
-	if (glob("/run/iwarpd/*.sock", 0, NULL, &g) != 0)
-		return;
+	/* Of the daemon, and of those that serve an interface each. */
+	glob("/run/iwarpd/iwarpd.sock", 0, NULL, &g);
+	glob("/run/iwarpd-*/iwarpd.sock", GLOB_APPEND, NULL, &g);
 	for (size_t i = 0; i < g.gl_pathc; i++)
 		probe(g.gl_pathv[i]);
 	globfree(&g);
