@@ -330,3 +330,56 @@ func TestReapIgnoresStrangeCompletions(t *testing.T) {
 		t.Errorf("stats %+v", f.stats)
 	}
 }
+
+// TestFillLevel sees that the fill ring is kept short while frames come back at once,
+// that it grows when a burst nearly empties it, and shrinks after a long quiet.
+func TestFillLevel(t *testing.T) {
+	f := newFake(1500, 8192, 4096)
+	level := func() int { return int(f.fill.Pending()) }
+	burst := func(n int) {
+		t.Helper()
+		fs := make([]link.Frame, n)
+		for range n {
+			f.arrive(t, true, []byte("a frame"))
+		}
+		if got := f.Receive(fs); got != n {
+			t.Fatalf("received %d of %d", got, n)
+		}
+		for i := range fs {
+			f.Release(&fs[i])
+		}
+		f.Flush()
+	}
+	if level() != leastFill {
+		t.Fatalf("%d chunks in the fill ring at the start, want %d", level(), leastFill)
+	}
+	used := map[uint64]bool{}
+	for range 200 {
+		burst(64)
+		for _, a := range f.fillAddrs {
+			used[a] = true
+		}
+	}
+	if level() != leastFill {
+		t.Errorf("%d chunks in the fill ring after short bursts, want %d", level(), leastFill)
+	}
+	if len(used) > leastFill+64+1 { // and address 0 of entries that were never written
+		t.Errorf("short bursts passed through %d chunks, want those that are in use and no more", len(used))
+	}
+	for want := 2 * leastFill; want <= 4096; want *= 2 {
+		burst(level() - 1)
+		if level() != want {
+			t.Fatalf("%d chunks in the fill ring after a burst that took nearly all, want %d", level(), want)
+		}
+	}
+	burst(4095)
+	if level() != 4096 {
+		t.Errorf("%d chunks in the fill ring, want all 4096", level())
+	}
+	for range 10 * shrinkAfter / 64 {
+		burst(64)
+	}
+	if level() != leastFill {
+		t.Errorf("%d chunks in the fill ring after a long quiet, want %d", level(), leastFill)
+	}
+}

@@ -51,7 +51,7 @@ func (m Mode) String() string {
 
 // Defaults of Config. The measurements behind them: a fill ring of 2048 is 4.5
 // ms of slack at 0.45 million frames a second, which a preempted worker
-// exceeds; chunks of 2048 are 8 % slower at MTU 9000, and the kernel refuses
+// exceeds, so that it may grow to more (see fillLevel); chunks of 2048 are 8 % slower at MTU 9000, and the kernel refuses
 // more than 4096; a kernel's own budget of 32 frames a system call costs a
 // tenth of the frame rate.
 const (
@@ -206,7 +206,7 @@ func open(cfg Config) (_ *Socket, err error) {
 	return s, nil
 }
 
-// layout divides the memory and gives the kernel all RX chunks it takes.
+// layout divides the memory and gives the kernel the first RX chunks.
 func (s *Socket) layout() {
 	chunks, size := s.cfg.Frames/2, s.cfg.FrameSize
 	s.rxMem = uint64(chunks * size)
@@ -217,6 +217,7 @@ func (s *Socket) layout() {
 	for i := chunks - 1; i >= 0; i-- {
 		s.spare = append(s.spare, uint64(i*size))
 	}
+	s.keep = newFillLevel(uint32(s.cfg.Ring))
 	s.refill()
 }
 

@@ -38,6 +38,7 @@ type Socket struct {
 
 	rxMem uint64      // octets that receive: [0,rxMem) of umem
 	spare []uint64    // RX chunks that are neither in the fill ring nor with the worker
+	keep  fillLevel   // how many are kept in the fill ring
 	left  []uint8     // by slot: descriptors of its posted frame that are not completed
 	dead  []link.Slot // posted, but not valid: to be reaped
 
@@ -146,12 +147,54 @@ func (s *Socket) giveBack(addr uint64) {
 	s.spare = append(s.spare, addr&^uint64(s.cfg.FrameSize-1))
 }
 
-// refill moves spare chunks to the fill ring.
+// fillLevel is how many chunks a fill ring is kept at. The kernel takes them in FIFO
+// order, so that a ring with many walks through memory that has left the cache; with
+// few, the chunks that were released last are soon used again. A ring that is found
+// nearly empty may have lost frames: it is kept at twice as many from then on, and at
+// half as many once a long time has passed in which half would have been enough.
+type fillLevel struct {
+	want, least, most uint32
+	low               uint32 // the fewest that were found since count began
+	count             uint32 // chunks that were added meanwhile
+}
+
+// leastFill is how many chunks a fill ring is kept at when it starts, at most, and
+// shrinkAfter how many have to be added before it is kept at fewer.
+const (
+	leastFill   = 512
+	shrinkAfter = 1 << 16
+)
+
+func newFillLevel(ring uint32) fillLevel {
+	n := min(leastFill, ring)
+	return fillLevel{want: n / 2, least: n, most: ring, low: ring} // the ring is found empty at first
+}
+
+// more returns how many chunks to add to a ring that has the given number.
+func (l *fillLevel) more(have uint32) uint32 {
+	l.low = min(l.low, have)
+	switch {
+	case have <= l.want/8 && l.want < l.most:
+		l.want, l.low, l.count = 2*l.want, l.most, 0
+	case l.count >= shrinkAfter:
+		if l.low > l.want/2+l.want/8 && l.want > l.least {
+			l.want /= 2
+		}
+		l.low, l.count = l.most, 0
+	}
+	if have >= l.want {
+		return 0
+	}
+	l.count += l.want - have
+	return l.want - have
+}
+
+// refill moves spare chunks to the fill ring, those released last first.
 func (s *Socket) refill() {
 	if len(s.spare) == 0 {
 		return
 	}
-	first, n := s.fill.Reserve(uint32(len(s.spare)))
+	first, n := s.fill.Reserve(min(s.keep.more(s.fill.Pending()), uint32(len(s.spare))))
 	if n == 0 {
 		return
 	}
