@@ -146,13 +146,18 @@ func (w *worker) takeWhole(b []byte, moved bool) {
 	w.frame(f)
 }
 
+// gathered returns the octets of f in one new piece.
+func gathered(f *link.Frame) []byte {
+	b := make([]byte, 0, f.Len())
+	for _, p := range f.Pieces[:f.N] {
+		b = append(b, p...)
+	}
+	return b
+}
+
 // fragment takes a frame of the link that holds a fragment.
 func (w *worker) fragment(f *rxFrame) {
-	b := make([]byte, 0, f.Len())
-	for i := range f.N {
-		b = append(b, f.Pieces[i]...)
-	}
-	if whole := w.e.defragment(w.now, b); whole != nil {
+	if whole := w.e.defragment(w.now, gathered(f.Frame)); whole != nil {
 		w.takeWhole(whole, false)
 	}
 }

@@ -101,6 +101,10 @@ type SCTPConfig struct {
 type Queue struct {
 	Link link.Link
 	CPU  int // to pin the worker to; -1: any
+	// PartialChecksums accepts TCP segments whose checksum field holds the sum of the
+	// pseudo-header alone. A kernel on this machine, the host's own or a guest's, leaves
+	// it so on a virtual link. A wire never does: there it is corruption.
+	PartialChecksums bool
 }
 
 // Hop is the way to a destination: what the kernel's routes and neighbours say.

@@ -46,6 +46,7 @@ type rxBurst struct {
 type heldTable struct {
 	frames    []heldFrame
 	free      []tcp.Buf
+	used      int    // see cost
 	holders   int    // connections that have some
 	whole     int    // octets of those that were reassembled
 	reclaimed uint64 // the turn in which some of a connection's were last taken back
@@ -56,7 +57,15 @@ type heldFrame struct {
 	off   int           // of the segment's payload in the frame
 	ring  *handoff.Ring // nil: the link, or
 	whole bool          // it was reassembled
+	cost  int
 }
+
+// cost is how many frames of the MTU f counts for: a super-frame counts for all that
+// it is made of.
+func (w *worker) cost(f *link.Frame) int { return (f.Len()-1)/(w.link.MTU()+link.HeaderRoom) + 1 }
+
+// room returns how many more frames may be held.
+func (h *heldTable) room() int { return len(h.frames) - h.used }
 
 func (h *heldTable) init(n int) {
 	h.frames = make([]heldFrame, n)

@@ -63,7 +63,7 @@ func (s *sim) make(t testing.TB, cfg link.PipeConfig) {
 	}
 	for i, l := range []*link.Pipe{a, b} {
 		h := &simHost{link: l, table: verbs.NewTable(rand.NewChaCha8([32]byte{byte(i)}))}
-		h.e, err = New(Config{Now: cfg.Now}, []Queue{{Link: l, CPU: -1}}, nil)
+		h.e, err = New(Config{Now: cfg.Now}, []Queue{{Link: l, CPU: -1, PartialChecksums: cfg.Super == link.SuperWhole}}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -358,9 +358,15 @@ func TestVerbsOverBadWire(t *testing.T) {
 }
 
 func moveData(t *testing.T, cfg link.PipeConfig, p mpa.Params, rng *rand.Rand) {
-	const size = 300_000
 	s := newSim(t, cfg)
-	a, b := s.open()
+	s.moveData(p, rng, addrA, addrB)
+}
+
+// moveData moves data from host 0 to host 1 and back.
+func (s *sim) moveData(p mpa.Params, rng *rand.Rand, from, to netip.Addr) {
+	const size = 300_000
+	t := s.t
+	a, b := s.openTo(from, to)
 	qa, qb := newSimQP(t, s.hosts[0], 2*size), newSimQP(t, s.hosts[1], 2*size)
 	for i := range qa.mem[:size] {
 		qa.mem[i] = byte(rng.Uint32())

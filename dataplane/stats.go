@@ -43,6 +43,9 @@ type RxStats struct {
 	RxFPDUsEarly       uint64 // whole FPDUs found out of order
 	RxFPDUsPlacedEarly uint64 // of those, placed before the gap was filled
 
+	RxPartial uint64 // segments whose checksum field is the sum of the pseudo-header
+	RxSuper   uint64 // segments longer than the MTU
+
 	RxStrays     uint64 // frames of another worker's connections, handed to it
 	RxICMP       uint64
 	RxMalformed  uint64
@@ -63,6 +66,10 @@ type TxStats struct {
 	TxFragments          uint64 // IP fragments
 	TxFPDUs              uint64
 	TxRecords            uint64 // TCP segments composed of FPDUs
+	TxSuper              uint64 // super-frames
+	TxSuperSegments      uint64 // in them
+	TxSuperRefused       uint64 // by the link, and sent segment by segment
+	TxSuperDropped       uint64 // those tried of which the peer, or the path, took nothing
 	TxNoSlot, TxRingFull uint64
 	TxStarved            uint64 // times that sending stopped because all TX slots waited for peers' acknowledgements
 }
@@ -146,7 +153,7 @@ func (e *Engine) Stats() []Stats {
 	all, _ := ask(e, func(w *worker) Stats {
 		s := w.stats
 		s.FreeSlots, s.Slots = uint64(w.link.FreeSlots()), uint64(w.link.Slots())
-		s.HeldFrames = uint64(len(w.held.frames) - len(w.held.free))
+		s.HeldFrames = uint64(w.held.used)
 		s.Timers = uint64(w.timers.Len())
 		s.TxStarved = w.sched.Starved()
 		w.link.Stats(&s.Link)

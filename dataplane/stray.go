@@ -47,8 +47,12 @@ func (w *worker) stray(k handoff.Key, f *rxFrame) bool {
 	}
 	s := &w.strays
 	w.stats.RxStrays++
-	if f.whole { // no ring has buffers of that size
+	switch limit := w.link.MTU() + link.HeaderRoom; { // no ring has buffers for more
+	case f.whole:
 		w.e.deliverWhole(owner, f.Pieces[0], true)
+		return true
+	case f.Len() > limit:
+		w.e.deliverWhole(owner, gathered(f.Frame), true)
 		return true
 	}
 	r := s.out[owner.id]

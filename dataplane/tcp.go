@@ -23,7 +23,8 @@ type tcpConn struct {
 	tuple  pkt.Tuple
 	hopMTU hopMTU
 	lst    *listener // while half-open
-	holds  int       // received frames that wait out of order
+	holds  int       // received frames of the MTU that wait out of order
+	super  superPath
 
 	// Streaming mode.
 	wide bool // a byte stream for a while: in may hold a whole window

@@ -28,17 +28,34 @@ func (f *rxFrame) checksumTCP(n int) bool {
 	return checksum(f.Frame, p) == 0xffff
 }
 
+// partial reports whether the checksum field of the segment in f is the sum of the
+// pseudo-header alone, as a kernel leaves it for a device that would finish it.
+func (f *rxFrame) partial() bool {
+	b := f.Pieces[0][f.pkt.L4Off:]
+	return uint16(b[16])<<8|uint16(b[17]) == pkt.Fold(f.pkt.PseudoSum)
+}
+
 func (w *worker) segment(f *rxFrame) {
 	p, seg := &f.pkt, &f.seg
 	head := f.Pieces[0]
 	n, err := seg.Decode(head[p.L4Off:min(len(head), p.L4Off+p.L4Len)])
-	if err != nil && checksum(f.Frame, p) == 0xffff {
+	partial := w.partial && f.partial()
+	if err != nil && (partial || checksum(f.Frame, p) == 0xffff) {
 		w.stats.RxMalformed++
 		return
 	}
-	if err != nil || !f.checksumTCP(n) {
+	switch {
+	case err == nil && partial:
+		if !f.moved {
+			w.stats.RxPartial++
+		}
+		f.summed = false
+	case err != nil || !f.checksumTCP(n):
 		w.stats.RxChecksum++
 		return
+	}
+	if p.L4Off-p.L3Off+p.L4Len > w.link.MTU() && !f.moved {
+		w.stats.RxSuper++
 	}
 	f.off = p.L4Off + n
 	seg.Len = p.L4Len - n
@@ -68,20 +85,20 @@ func (w *worker) tcpICMP(f *rxFrame) {
 func (c *tcpConn) handle(w *worker, f *rxFrame) {
 	seg := &f.seg
 	if seg.Len > 0 && c.tcp.RcvNxt().Less(seg.Seq) {
-		n := len(w.held.free)
+		n, cost := w.held.room(), w.cost(f.Frame)
 		if f.ring != nil && !f.ring.MayKeep() || f.whole && w.held.whole+f.Len() > maxWhole {
 			n = 0
-		} else if n == 0 && c.wantsHeld(w) {
+		} else if n < cost && c.wantsHeld(w) {
 			w.reclaim()
-			n = len(w.held.free)
+			n = w.held.room()
 		}
-		if n == 0 {
+		if n < cost {
 			// No frame to spare for data out of order: as if it had been lost.
 			w.stats.RxNoHold++
 			w.mark(&c.lane)
 			return
 		}
-		seg.Buf = w.held.free[n-1]
+		seg.Buf = w.held.free[len(w.held.free)-1]
 	}
 	r := c.tcp.HandleSegment(w.now, seg)
 	w.mark(&c.lane)
@@ -106,14 +123,15 @@ func (c *tcpConn) hold(w *worker, f *rxFrame, r tcp.Input) {
 	buf := f.seg.Buf
 	w.held.free = w.held.free[:len(w.held.free)-1]
 	h := &w.held.frames[buf]
-	h.frame, h.off, h.ring, h.whole = *f.Frame, f.off, f.ring, f.whole
+	h.frame, h.off, h.ring, h.whole, h.cost = *f.Frame, f.off, f.ring, f.whole, w.cost(f.Frame)
+	w.held.used += h.cost
 	f.kept = true // at once: what follows may fault
 	if h.whole {
 		w.held.whole += f.Len()
 	} else if h.ring != nil {
 		h.ring.Keep()
 	}
-	if c.holds++; c.holds == 1 {
+	if c.holds += h.cost; c.holds == h.cost {
 		w.held.holders++
 	}
 	w.stats.RxEarly++
@@ -121,14 +139,15 @@ func (c *tcpConn) hold(w *worker, f *rxFrame, r tcp.Input) {
 		c.tcp.Placed(buf)
 		c.freeHeld(w, buf)
 	}
-	w.stats.HeldPeak = max(w.stats.HeldPeak, uint64(len(w.held.frames)-len(w.held.free)))
+	w.stats.HeldPeak = max(w.stats.HeldPeak, uint64(w.held.used))
 }
 
 func (c *tcpConn) freeHeld(w *worker, b tcp.Buf) {
-	if c.holds--; c.holds == 0 {
+	h := &w.held.frames[b]
+	w.held.used -= h.cost
+	if c.holds -= h.cost; c.holds == 0 {
 		w.held.holders--
 	}
-	h := &w.held.frames[b]
 	if h.whole {
 		w.held.whole -= h.frame.Len()
 		h.frame.Pieces[0] = nil
@@ -149,10 +168,10 @@ func (c *tcpConn) wantsHeld(w *worker) bool {
 	return 2*c.holds*w.held.holders < len(w.held.frames)
 }
 
-// mayHold is how many segments c could hold: besides what it has all that is free, or
+// mayHold is how many segments of the MTU c could hold: besides what it has all that is free, or
 // else the half of its share that others would have to give.
 func (c *tcpConn) mayHold(w *worker) int {
-	n := c.holds + len(w.held.free)
+	n := c.holds + w.held.room()
 	if 2*n < len(w.held.frames) {
 		n = max(n, len(w.held.frames)/max(2*w.held.holders, 1))
 	}

@@ -12,10 +12,19 @@ import (
 func (c *tcpConn) send(w *worker) int {
 	n := 0
 	c.tcp.SetMayHold(c.mayHold(w))
+	if c.super.acked(c.tcp.SndUna()) {
+		w.stats.TxSuperDropped++
+	}
 	for c.tcp.PollTransmit(w.now, &w.out) {
-		c.transmit(w, &w.out)
+		if !c.join(w, &w.out) {
+			c.sendGathered(w)
+			if !c.join(w, &w.out) {
+				c.transmit(w, &w.out)
+			}
+		}
 		n++
 	}
+	c.sendGathered(w)
 	return n
 }
 
@@ -213,6 +222,7 @@ func (c *tcpConn) transmit(w *worker, o *tcp.Out) {
 	}
 	if o.Retransmit {
 		w.stats.TxRetransmits++
+		c.super.resent(o.Seq, o.Len)
 	}
 	w.postSegment(&c.tuple, &o.Header, s, o.Len, sum, o.ECN)
 }

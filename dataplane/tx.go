@@ -36,6 +36,7 @@ type txPath struct {
 	done   [reapBudget]link.Slot
 	ipid   uint16
 	out    tcp.Out
+	super  superTx
 	tapped pkt.Flow             // of SCTP frames that are about to be posted
 	parts  [verbs.MaxSGE][]byte // of the payload that is being composed
 }

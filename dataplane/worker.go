@@ -36,14 +36,15 @@ const (
 // A worker owns one NIC queue: its frames, connections, timers and queue pairs.
 // Only its own goroutine touches its fields, apart from cmds.
 type worker struct {
-	e    *Engine
-	id   int
-	link link.Link
-	cpu  int
-	mtu  int // of the link, as far as the slots hold it
-	told int // MTU that listeners tell peers of: mtu, or what less the interface has come to
-	tcp  tcp.Config
-	cmds cmdQueue
+	e       *Engine
+	id      int
+	link    link.Link
+	partial bool // see Queue
+	cpu     int
+	mtu     int // of the link, as far as the slots hold it
+	told    int // MTU that listeners tell peers of: mtu, or what less the interface has come to
+	tcp     tcp.Config
+	cmds    cmdQueue
 
 	now       clock.Time
 	timers    wheel.Wheel[*lane]
@@ -90,11 +91,14 @@ type driver struct {
 
 func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 	w := &worker{
-		e: e, id: id, link: q.Link, cpu: q.CPU, tcp: *e.cfg.TCP,
+		e: e, id: id, link: q.Link, cpu: q.CPU, partial: q.PartialChecksums, tcp: *e.cfg.TCP,
 		lanes: make(map[handoff.Key]*lane), streams: make(map[ConnID]*stream), moved: make(map[ConnID]*worker),
 		listeners: make(map[listenKey]*listener),
 	}
 	w.slots = make([]slotState, q.Link.Slots())
+	if s, ok := q.Link.(link.Segmenter); ok && s.SuperOctets() > 0 {
+		w.super.link = s
+	}
 	// A slot holds the payload after headroom, so that the largest segment of a
 	// link whose packets nearly fill a slot is a few octets smaller.
 	w.mtu = min(q.Link.MTU(), q.Link.SlotSize()-headroom+minHeaders)

@@ -234,6 +234,9 @@ func (c *Conn) Err() error { return c.err }
 // SndNxt returns the sequence number of the next byte to be pushed.
 func (c *Conn) SndNxt() serial.Num { return c.pushNxt }
 
+// SndUna returns the sequence number of the first byte that the peer has not acknowledged.
+func (c *Conn) SndUna() serial.Num { return c.una }
+
 // RcvNxt returns the sequence number after the last byte that was delivered or that PollHeld has ready for delivery.
 func (c *Conn) RcvNxt() serial.Num { return c.rcvNxt }
 

@@ -319,10 +319,12 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 	if fin && !c.finSeen {
 		c.finSeen, c.finSeq = true, seq.Add(n)
 	}
-	// Estimate the peer's full segment size. It may have become smaller, and small segments must not lower the estimate.
-	full := max(min(c.rcvLast, s.Len), min(c.mss, ipv4DefaultMSS))
-	c.rcvMSS, c.rcvLast = max(c.rcvMSS, s.Len), s.Len
-	c.rcvMean += s.Len - c.rcvMean/16
+	// Estimate the peer's full segment size. It may have become smaller, and small segments must not lower the estimate. A segment longer
+	// than the MSS that we offered is a super-frame: several segments that a kernel has left as one packet.
+	one := min(s.Len, c.offeredMSS())
+	full := max(min(c.rcvLast, one), min(c.mss, ipv4DefaultMSS))
+	c.rcvMSS, c.rcvLast = max(c.rcvMSS, one), one
+	c.rcvMean += one - c.rcvMean/16
 	if n > 0 {
 		if seq == c.rcvNxt {
 			in = Input{Deliver, seq, off, n}
@@ -339,7 +341,7 @@ func (c *Conn) text(now clock.Time, s *Segment) (in Input) {
 			// they are.
 			c.arm(timerDelayedAck, at)
 		}
-		if c.unacked >= 2*full || c.quickAcks > 0 {
+		if c.unacked >= 2*full || one < s.Len || c.quickAcks > 0 {
 			c.dueAck()
 		}
 		if c.quickAcks > 0 {

@@ -46,9 +46,13 @@ func (n *Node) openInterface(cfg *Config, opts *ctrl.Options) ([]dataplane.Queue
 	if mode == bpf.Generic {
 		xmode = xsk.Generic
 	}
+	off, err := xsk.FindOffloads(cfg.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("embed: interface %s: %w", cfg.Interface, err)
+	}
 	var out []dataplane.Queue
 	for q := range queues {
-		sock, err := xsk.Open(xsk.Config{Interface: cfg.Interface, Queue: q, Mode: xmode})
+		sock, err := xsk.Open(xsk.Config{Interface: cfg.Interface, Queue: q, Mode: xmode, Super: off.Segmentation})
 		if err != nil {
 			return nil, fmt.Errorf("embed: interface %s: %w", cfg.Interface, err)
 		}
@@ -56,7 +60,7 @@ func (n *Node) openInterface(cfg *Config, opts *ctrl.Options) ([]dataplane.Queue
 		if err := steer.SetSocket(q, sock.FD()); err != nil {
 			return nil, fmt.Errorf("embed: interface %s: %w", cfg.Interface, err)
 		}
-		out = append(out, dataplane.Queue{Link: sock, CPU: -1})
+		out = append(out, dataplane.Queue{Link: sock, CPU: -1, PartialChecksums: off.Local})
 	}
 	opts.Program = steer.Program(ifi.Index, cfg.XDPMode)
 	n.addrs = resolver.Addrs()

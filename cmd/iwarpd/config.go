@@ -33,6 +33,8 @@ type settings struct {
 	Queues    []int // empty: all
 	CPUs      []int // one a queue; empty: not pinned
 	XDPMode   string
+	Super     bool   // send super-frames where that can be
+	Partial   string // whether partial checksums are taken: auto, accept or refuse
 	Detached  ctrl.DetachPolicy
 	Poll      string
 	Spin      time.Duration
@@ -100,6 +102,14 @@ var keys = slices.Concat([]key{
 		return err
 	}},
 	{"xdp-mode", "", "auto", "how to attach the XDP program: auto, native (in the driver) or generic", oneOf(func(s *settings) *string { return &s.XDPMode }, "auto", "native", "generic")},
+	{"super-frames", "", "auto", "whether to send up to 64 KiB of one connection as one packet: auto (if the interface has TCP segmentation offload) or off", func(s *settings, v string) error {
+		s.Super = v == "auto"
+		if v != "auto" && v != "off" {
+			return errors.New("must be one of auto, off")
+		}
+		return nil
+	}},
+	{"partial-checksums", "", "auto", "what to do with TCP segments whose checksum a kernel on this machine left to the hardware: accept, refuse, or auto (accept on veth, tap and virtio)", oneOf(func(s *settings) *string { return &s.Partial }, "auto", "accept", "refuse")},
 	{"xdp-detached", "", "end", "what to do when another program detaches the XDP program: end (all connections) or attach (again)", func(s *settings, v string) error {
 		s.Detached = ctrl.DetachEnd
 		if v == "attach" {

@@ -206,6 +206,11 @@ func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
 
 // openQueues opens a socket for each queue and steers to it.
 func (d *daemon) openQueues(ifname string, queues []int, mode bpf.Mode, mtu int) ([]dataplane.Queue, error) {
+	off, err := xsk.FindOffloads(ifname)
+	if err != nil {
+		return nil, err
+	}
+	partial := d.s.Partial == "accept" || d.s.Partial == "auto" && off.Local
 	var out []dataplane.Queue
 	for i, q := range queues {
 		cpu := -1
@@ -216,7 +221,7 @@ func (d *daemon) openQueues(ifname string, queues []int, mode bpf.Mode, mtu int)
 		if mode == bpf.Generic {
 			m = xsk.Generic
 		}
-		sock, err := xsk.Open(xsk.Config{Interface: ifname, Queue: q, Mode: m, MTU: mtu, Frames: int(d.s.QueueMem / xsk.DefaultFrameSize)})
+		sock, err := xsk.Open(xsk.Config{Interface: ifname, Queue: q, Mode: m, MTU: mtu, Frames: int(d.s.QueueMem / xsk.DefaultFrameSize), Super: d.s.Super && off.Segmentation})
 		if err != nil {
 			return nil, xskError(ifname, q, err)
 		}
@@ -227,7 +232,7 @@ func (d *daemon) openQueues(ifname string, queues []int, mode bpf.Mode, mtu int)
 		if d.mode == "" || !sock.ZeroCopy() { // the worst of the queues
 			d.mode = sock.Taken()
 		}
-		out = append(out, dataplane.Queue{Link: sock, CPU: cpu})
+		out = append(out, dataplane.Queue{Link: sock, CPU: cpu, PartialChecksums: partial})
 	}
 	return out, nil
 }

@@ -44,8 +44,8 @@ func (d *daemon) losses() []framesLost {
 	return []framesLost{
 		{d.unserved, "connections are refused: their frames come by a queue of the interface that iwarpd does not serve; " +
 			"restart iwarpd if the queues were made more since it started, or see --queues and ethtool -X"},
-		{d.misSummed, "frames are dropped: their checksums are wrong; where they come from the kernel's stack at the other end of a veth " +
-			"or a tap, which leaves checksums to the hardware, ethtool -K IF tx off there; else the network card or the wire spoils them"},
+		{d.misSummed, "frames are dropped: their checksums are wrong; where they come from a kernel's stack at the other end of a virtual " +
+			"interface, which leaves checksums to the hardware, see partial-checksums; else the network card or the wire spoils them"},
 	}
 }
 

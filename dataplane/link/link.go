@@ -5,8 +5,9 @@ package link
 
 import "time"
 
-// MaxPieces is the most pieces that a received frame comes in.
-const MaxPieces = 8
+// MaxPieces is the most pieces that a received frame comes in: those of a super-frame,
+// an IP packet of 64 KiB, in chunks of 4 KiB of which the first has headroom.
+const MaxPieces = 18
 
 // HeaderRoom is what a frame may have beyond the MTU: Ethernet and two tags.
 const HeaderRoom = 14 + 2*4

@@ -21,6 +21,8 @@ type PipeConfig struct {
 	RxFrames  int // frames under way to, or held by, each end; 2048, a power of two
 	TxRing    int // frames posted between two Flushes; 1024
 
+	Super SuperMode // what becomes of super-frames
+
 	AtoB, BtoA impair.Config // what happens to frames, by direction
 
 	// Filter, if set, sees each frame at Flush and drops it by returning
@@ -39,6 +41,15 @@ type PipeConfig struct {
 	Now func() clock.Time
 }
 
+// SuperMode says what a Pipe does with super-frames.
+type SuperMode uint8
+
+const (
+	NoSuper    SuperMode = iota // it takes none
+	SuperCut                    // cuts them into segments, each of which has a fate of its own
+	SuperWhole                  // passes each on as it is, its checksum partial
+)
+
 // Pipe is one end of an in-process wire. The two ends may be driven by two
 // goroutines.
 type Pipe struct {
@@ -51,6 +62,7 @@ type Pipe struct {
 
 	// Receiving side: frames that have left the ring and are not yet due.
 	early impair.Queue[parcel]
+	super []byte // a super-frame in one piece
 
 	poll  poller
 	stats Stats
@@ -114,6 +126,9 @@ func NewPipe(cfg PipeConfig) (a, b *Pipe, err error) {
 	def(&cfg.MTU, 1500)
 	def(&cfg.ChunkSize, 4096)
 	def(&cfg.Slots, 1024)
+	if cfg.Super == SuperWhole {
+		def(&cfg.RxFrames, 512)
+	}
 	def(&cfg.RxFrames, 2048)
 	def(&cfg.TxRing, 1024)
 	if cfg.MTU < 68 || cfg.MTU+HeaderRoom > MaxPieces*cfg.ChunkSize || cfg.Slots < 1 || cfg.TxRing < 1 ||
@@ -146,6 +161,9 @@ func newWire(cfg *PipeConfig, bad impair.Config) (*wire, error) {
 	}
 	n := uint32(cfg.RxFrames)
 	size := (cfg.MTU + HeaderRoom + 63) &^ 63
+	if cfg.Super == SuperWhole {
+		size = (superOctets + HeaderRoom + 63) &^ 63
+	}
 	w := &wire{
 		size: size,
 		full: make([]parcel, n), free: make([]uint32, n),
@@ -171,7 +189,7 @@ func newWire(cfg *PipeConfig, bad impair.Config) (*wire, error) {
 
 func newEnd(cfg *PipeConfig, out, in *wire, toB bool) *Pipe {
 	p := &Pipe{
-		txQueue: newTxQueue(cfg.Slots, max(out.size+64, minSlot), cfg.TxRing, cfg.MTU+HeaderRoom),
+		txQueue: newTxQueue(cfg.Slots, max((cfg.MTU+HeaderRoom+63)&^63+64, minSlot), cfg.TxRing, cfg.MTU+HeaderRoom),
 		out:     out, in: in, toB: toB, cfg: cfg, now: cfg.Now, virtual: cfg.Now != nil,
 		early: impair.NewQueue[parcel](cfg.RxFrames),
 	}
@@ -223,6 +241,45 @@ func (p *Pipe) Flush() {
 		p.out.put.Submit()
 		p.out.wakeup.wake()
 	}
+}
+
+// SuperOctets is Segmenter.SuperOctets.
+func (p *Pipe) SuperOctets() int {
+	if p.cfg.Super == NoSuper || p.cfg.Lend {
+		return 0
+	}
+	return superOctets
+}
+
+// SendSuper is Segmenter.SendSuper.
+func (p *Pipe) SendSuper(s *Super) bool {
+	p.Flush()
+	var now clock.Time
+	if p.out.decider != nil {
+		now = p.now()
+	}
+	sent := false
+	emit := func(b []byte) {
+		p.stats.TxFrames++
+		p.stats.TxOctets += uint64(len(b))
+		if p.cfg.Filter == nil || p.cfg.Filter(p.toB, b) {
+			sent = p.out.send(now, b) || sent
+		}
+	}
+	if p.cfg.Super == SuperCut {
+		s.cut(emit)
+	} else {
+		p.super = p.super[:0]
+		for _, part := range s.Parts {
+			p.super = append(p.super, part...)
+		}
+		emit(p.super)
+	}
+	if sent {
+		p.out.put.Submit()
+		p.out.wakeup.wake()
+	}
+	return true
 }
 
 // lend shows the queued frames to the other side.

@@ -81,6 +81,10 @@ type Config struct {
 	SlotChunks int
 	slotSize   int // octets
 
+	// Super sends super-frames where the kernel takes them, unless it is zero-copy: the
+	// driver's own ring is faster then.
+	Super bool
+
 	// Budget is how many frames the kernel may send in one system call; older
 	// kernels keep to 32.
 	Budget int
@@ -121,8 +125,8 @@ func (c *Config) setDefaults(dev netlink.Link) error {
 		return fmt.Errorf("%d frames and rings of %d: must be powers of two, and at least 4 TX slots' frames", c.Frames, c.Ring)
 	case c.slotSize < c.MTU+link.HeaderRoom:
 		return fmt.Errorf("slots of %d octets are too short for MTU %d", c.slotSize, c.MTU)
-	case c.MTU+link.HeaderRoom+rxHeadroom > link.MaxPieces*c.FrameSize:
-		return fmt.Errorf("MTU %d is more than a frame of %d pieces holds", c.MTU, link.MaxPieces)
+	case c.rxPieces() > mtuPieces:
+		return fmt.Errorf("MTU %d is more than a frame of %d pieces holds", c.MTU, mtuPieces)
 	case c.Queue < 0:
 		return fmt.Errorf("queue %d", c.Queue)
 	}
@@ -147,6 +151,9 @@ func (c *Config) layoutSlots() {
 		c.slotSize = c.SlotChunks * c.FrameSize
 	}
 }
+
+// mtuPieces is the most chunks that a frame of the MTU may take; super-frames take more.
+const mtuPieces = 8
 
 // rxPieces is how many chunks a frame of the MTU arrives in.
 func (c *Config) rxPieces() int {
@@ -202,6 +209,10 @@ func open(cfg Config) (_ *Socket, err error) {
 	}
 	s.zeroCopy = opts&unix.XDP_OPTIONS_ZEROCOPY != 0
 
+	if cfg.Super && !s.zeroCopy {
+		// A kernel that has none of it gets segments.
+		s.SuperSocket, _ = link.OpenSuper(cfg.Interface)
+	}
 	s.layout()
 	return s, nil
 }

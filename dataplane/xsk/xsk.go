@@ -15,12 +15,16 @@ import (
 	"github.com/iwarpd/iwarpd/internal/ring"
 )
 
-var _ link.Link = (*Socket)(nil)
+var (
+	_ link.Link      = (*Socket)(nil)
+	_ link.Segmenter = (*Socket)(nil)
+)
 
 // Socket is an open queue. Like every Link it is for one goroutine. The first
 // half of its memory receives, the second half are the TX slots.
 type Socket struct {
-	link.Pool // of the second half
+	link.Pool         // of the second half
+	*link.SuperSocket // nil: no super-frames
 
 	cfg      Config
 	sock     *xdp.Socket
@@ -281,6 +285,20 @@ func (s *Socket) Flush() {
 	}
 }
 
+// SendSuper is link.Segmenter.SendSuper. What was posted before leaves first.
+func (s *Socket) SendSuper(f *link.Super) bool {
+	if s.Flush(); s.behind {
+		return false
+	}
+	if !s.SuperSocket.SendSuper(f) {
+		return false
+	}
+	s.stats.Kicks++
+	s.stats.TxFrames++
+	s.stats.TxOctets += uint64(f.Len())
+	return true
+}
+
 // Reap is link.Link.Reap.
 func (s *Socket) Reap(done []link.Slot) int {
 	n := 0
@@ -360,7 +378,7 @@ func (s *Socket) Close() error {
 		return nil
 	}
 	opening.Lock() // whoever opens looks at what is mapped before and after
-	err := errors.Join(s.unmap(), s.sock.Close())
+	err := errors.Join(s.unmap(), s.sock.Close(), s.SuperSocket.Close())
 	opening.Unlock()
 	s.sock, s.fd, s.umem = nil, -1, nil
 	if err != nil {

@@ -38,6 +38,8 @@ type End struct {
 	Prefix4 netip.Prefix
 
 	queues int // 0: one
+
+	offloads bool // they stay on, as the kernel makes a veth
 }
 
 // Veth is a pair of namespaces joined by a veth pair.
@@ -68,6 +70,45 @@ func NewVethQueues(t testing.TB, mtu, queues int) *Veth {
 	return v
 }
 
+// NewVethOffloads is NewVeth with the offloads that the kernel gives every veth: its TCP
+// leaves checksums partial and sends up to 64 KiB as one frame.
+func NewVethOffloads(t testing.TB, mtu int) *Veth {
+	t.Helper()
+	v := &Veth{}
+	a, b := newEnds(t, mtu)
+	a.offloads, b.offloads = true, true
+	v.A, v.B = *a, *b
+	join(t, &v.A, &v.B)
+	bringUp(t, &v.A, &v.B)
+	return v
+}
+
+// NewBridged makes a Wire whose ends have their offloads, and a kernel bridge in the
+// middle that has none towards B: the kernel cuts up there what A sends as one frame.
+func NewBridged(t testing.TB, mtu int) *Wire {
+	t.Helper()
+	w := newWire(t, mtu, true)
+	if err := w.Mid.Do(func() error {
+		br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0", MTU: mtu}}
+		if err := netlink.LinkAdd(br); err != nil {
+			return err
+		}
+		for _, name := range []string{w.MidA, w.MidB} {
+			l, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			if err := netlink.LinkSetMaster(l, br); err != nil {
+				return err
+			}
+		}
+		return netlink.LinkSetUp(br)
+	}); err != nil {
+		Skip(t, "a bridge: %v", err)
+	}
+	return w
+}
+
 // Wire is two namespaces with an interface each, and a third between them: what
 // A sends comes out at MidA, and nothing gets from there to MidB but by a
 // program that carries it. See Impair.
@@ -80,11 +121,17 @@ type Wire struct {
 // NewWire makes a Wire, offloads off, and removes it when the test ends.
 func NewWire(t testing.TB, mtu int) *Wire {
 	t.Helper()
+	return newWire(t, mtu, false)
+}
+
+func newWire(t testing.TB, mtu int, offloads bool) *Wire {
+	t.Helper()
 	w := &Wire{MidA: "mid-a", MidB: "mid-b"}
 	a, b := newEnds(t, mtu)
+	a.offloads, b.offloads = offloads, offloads
 	w.A, w.B = *a, *b
 	w.Mid = newNamespace(t, a.NS.Name[:len(a.NS.Name)-1]+"m")
-	ma := &End{NS: w.Mid, Name: w.MidA, MTU: mtu}
+	ma := &End{NS: w.Mid, Name: w.MidA, MTU: mtu, offloads: offloads}
 	mb := &End{NS: w.Mid, Name: w.MidB, MTU: mtu}
 	// The namespace in the middle has no addresses and sends nothing itself.
 	if err := w.Mid.Do(func() error {
@@ -187,8 +234,10 @@ func (e *End) setup() error {
 			return fmt.Errorf("address %v: %w", p, err)
 		}
 	}
-	if err := offloadsOff(e.Name); err != nil {
-		return err
+	if !e.offloads {
+		if err := offloadsOff(e.Name); err != nil {
+			return err
+		}
 	}
 	if lo, err := netlink.LinkByName("lo"); err == nil {
 		if err := netlink.LinkSetUp(lo); err != nil {

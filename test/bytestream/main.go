@@ -46,6 +46,8 @@ type options struct {
 	noSACK, noTS    bool
 	noWScale, ecn   bool
 	seed            uint64
+
+	partial bool // see dataplane.Queue
 }
 
 func main() {

@@ -69,9 +69,14 @@ func newNode(o *options) (_ *node, err error) {
 	if _, err := steer.Attach(ifi.Index, bpf.Auto); err != nil {
 		return nil, err
 	}
+	off, err := xsk.FindOffloads(ifi.Name)
+	if err != nil {
+		return nil, err
+	}
+	o.partial = off.Local
 	var links []link.Link
 	for q := range o.queues {
-		sock, err := xsk.Open(xsk.Config{Interface: ifi.Name, Queue: q, MTU: ifi.MTU, Frames: o.frames})
+		sock, err := xsk.Open(xsk.Config{Interface: ifi.Name, Queue: q, MTU: ifi.MTU, Frames: o.frames, Super: off.Segmentation})
 		if err != nil {
 			return nil, err
 		}
@@ -112,7 +117,7 @@ func nodeOver(o *options, links []link.Link, resolver dataplane.Resolver, fragme
 	}
 	var queues []dataplane.Queue
 	for _, l := range links {
-		queues = append(queues, dataplane.Queue{Link: l, CPU: -1})
+		queues = append(queues, dataplane.Queue{Link: l, CPU: -1, PartialChecksums: o.partial})
 	}
 	var err error
 	n.engine, err = dataplane.New(dataplane.Config{

@@ -62,6 +62,11 @@ func TestJudge(t *testing.T) {
 		{"LRO and GRO", func(f *Facts) { f.Interface.Features["rx-lro"], f.Interface.Features["rx-gro-hw"] = true, true }, "receive offloads", Warn, "lro off rx-gro-hw off"},
 		{"veth", veth, "veth peer", OK, ""},
 		{"veth peer with offloads", func(f *Facts) { veth(f); f.Interface.Peer.Features["tx-checksum-ip-generic"] = true }, "veth peer", Warn, "ethtool -K peer0 tx off"},
+		{"veth peer with offloads, Linux 6.6", func(f *Facts) {
+			veth(f)
+			f.Kernel = "6.6.9"
+			f.Interface.Peer.Features["tx-checksum-ip-generic"] = true
+		}, "veth peer", OK, ""},
 		{"veth peer away", func(f *Facts) { veth(f); f.Interface.Peer, f.Interface.PeerAway = nil, true }, "veth peer", Warn, "ethtool -K PEER"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

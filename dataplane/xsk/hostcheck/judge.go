@@ -39,7 +39,7 @@ func Judge(f *Facts) []Finding {
 	}
 	out = append(out, i.link(), i.driver(), i.xdp(), f.queues(), i.mtu(), i.receive())
 	if i.Kind == "veth" {
-		out = append(out, i.peer())
+		out = append(out, i.peer(f))
 	}
 	return out
 }
@@ -55,14 +55,21 @@ func Worst(all []Finding) State {
 	return worst
 }
 
+// release is the number of the kernel's release, 6001 for 6.1; 0: it has none.
+func (f *Facts) release() int {
+	var major, minor int
+	if n, _ := fmt.Sscanf(f.Kernel, "%d.%d", &major, &minor); n != 2 {
+		return 0
+	}
+	return major*1000 + minor
+}
+
 // kernel: XDP programs for frames in pieces, and what reads fragments, are there since
 // 5.18; some distributors have them in kernels of lower numbers. iwarpd is tested from 6.1 on.
 func (f *Facts) kernel() Finding {
-	var major, minor int
-	if n, _ := fmt.Sscanf(f.Kernel, "%d.%d", &major, &minor); n != 2 {
+	switch v := f.release(); {
+	case v == 0:
 		return Finding{"kernel", Warn, "its release " + f.Kernel + " has no number", "see that it is 6.1 or later"}
-	}
-	switch v := major*1000 + minor; {
 	case v < 5011:
 		return Finding{"kernel", Fail, f.Kernel + " is too old for iwarpd", "boot Linux 6.1 or later"}
 	case v < 5018:
@@ -248,9 +255,12 @@ func (i *Interface) receive() Finding {
 }
 
 // peer: what the kernel's own stack sends on the other end of a veth arrives
-// without checksum, and in pieces that are too long, unless that end does the
-// work itself.
-func (i *Interface) peer() Finding {
+// without checksum, and longer than the MTU, unless that end does the work itself.
+// Linux 6.6 gives such frames to AF_XDP in several pieces.
+func (i *Interface) peer(f *Facts) Finding {
+	if f.release() >= 6006 {
+		return Finding{"veth peer", OK, "TCP of a kernel's stack is taken with its offloads; for SCTP of one: ethtool -K PEER tx off there", ""}
+	}
 	const mend = "on the other end, if the kernel's stack sends there: ethtool -K PEER tx off tso off gso off"
 	if i.PeerAway {
 		return Finding{"veth peer", Warn, "in another network namespace: its offloads are not known", mend}

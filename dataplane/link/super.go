@@ -1,0 +1,168 @@
+package link
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/pkt"
+)
+
+// MaxSuper is the most segments of a super-frame.
+const MaxSuper = 64
+
+// superOctets is the longest IP packet of a super-frame: what the length field of IPv4
+// can say.
+const superOctets = 0xffff
+
+// Super is a super-frame: consecutive TCP segments of one connection, with equal
+// headers, that leave as one packet. It may stay one up to the receiver; what cannot
+// carry it cuts it into its segments (TCP segmentation offload, by a NIC or by the
+// kernel).
+type Super struct {
+	// Parts are the octets. The first part begins with the headers; each part ends with
+	// the payload of a segment. The lengths in the IP header are those of the whole
+	// packet, and the TCP checksum is the sum of its pseudo-header.
+	Parts  [][]byte
+	TCPOff int // of the TCP header in Parts[0]
+	HdrLen int // octets of all headers
+	Size   int // payload octets of each segment; the last one may have fewer
+	V6     bool
+}
+
+// Len returns the number of octets.
+func (s *Super) Len() int {
+	n := 0
+	for _, p := range s.Parts {
+		n += len(p)
+	}
+	return n
+}
+
+// cut gives emit each segment of s as a frame of its own, as a NIC does that has TCP
+// segmentation offload. The frame is valid until emit returns.
+func (s *Super) cut(emit func(frame []byte)) {
+	var p pkt.Packet
+	if p.Parse(s.Parts[0], s.Len()) != nil {
+		return
+	}
+	be := binary.BigEndian
+	head := s.Parts[0][:s.HdrLen]
+	seq, id := be.Uint32(head[s.TCPOff+4:]), be.Uint16(head[p.L3Off+4:])
+	b := make([]byte, 0, s.HdrLen+s.Size)
+	for i, part := range s.Parts {
+		if i == 0 {
+			part = part[s.HdrLen:]
+		}
+		b = append(append(b[:0], head...), part...)
+		ip, l4 := b[p.L3Off:s.TCPOff], b[s.TCPOff:]
+		if s.V6 {
+			be.PutUint16(ip[4:], uint16(len(b)-p.L3Off-40))
+		} else {
+			be.PutUint16(ip[2:], uint16(len(b)-p.L3Off))
+			be.PutUint16(ip[4:], id+uint16(i))
+			be.PutUint16(ip[10:], 0)
+			be.PutUint16(ip[10:], pkt.Checksum(pkt.Sum(ip, 0)))
+		}
+		be.PutUint32(l4[4:], seq+uint32(i*s.Size))
+		if i+1 < len(s.Parts) {
+			l4[13] &^= 1 | 8 // FIN and PSH are for the last
+		}
+		l4[16], l4[17] = 0, 0
+		var q pkt.Packet
+		if q.Parse(b, len(b)) == nil {
+			be.PutUint16(l4[16:], pkt.Checksum(pkt.Sum(l4, q.PseudoSum)))
+		}
+		emit(b)
+	}
+}
+
+// Segmenter is a Link that may take super-frames.
+type Segmenter interface {
+	// SuperOctets is the longest IP packet of a super-frame; 0: it takes none.
+	SuperOctets() int
+	// SendSuper sends s, after all that was posted before. It copies the octets. It
+	// reports whether it took s: if not, the segments are to be posted one by one.
+	SendSuper(s *Super) bool
+}
+
+// SuperSocket sends super-frames by an AF_PACKET socket, from which the kernel takes
+// them as it takes those of its own TCP. Like a Link it is for one goroutine.
+type SuperSocket struct {
+	fd   int
+	addr unix.RawSockaddrLinklayer
+	out  superMsg
+}
+
+// Values of struct virtio_net_hdr (linux/virtio_net.h).
+const (
+	vnetHdrLen    = 10
+	vnetNeedsCsum = 1
+	vnetGSOTCPv4  = 1
+	vnetGSOTCPv6  = 4
+)
+
+// OpenSuper opens a SuperSocket on an interface of the calling thread's network
+// namespace. It needs CAP_NET_RAW, and fails where the kernel cannot take super-frames.
+func OpenSuper(ifname string) (*SuperSocket, error) {
+	s, err := openSuper(ifname)
+	if err != nil {
+		return nil, fmt.Errorf("link: super-frames on %s: %w", ifname, err)
+	}
+	return s, nil
+}
+
+func openSuper(ifname string) (*SuperSocket, error) {
+	ifi, err := net.InterfaceByName(ifname)
+	if err != nil {
+		return nil, err
+	}
+	// Protocol 0: nothing is received.
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	s := &SuperSocket{fd: fd, addr: unix.RawSockaddrLinklayer{Family: unix.AF_PACKET, Ifindex: int32(ifi.Index), Halen: 6}}
+	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1); err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("setsockopt PACKET_VNET_HDR: %w", err)
+	}
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, packetSndbuf) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, packetSndbuf)
+	}
+	return s, nil
+}
+
+// SuperOctets is Segmenter.SuperOctets; that of a nil SuperSocket is 0.
+func (s *SuperSocket) SuperOctets() int {
+	if s == nil {
+		return 0
+	}
+	return superOctets
+}
+
+// SendSuper is Segmenter.SendSuper. It never sleeps.
+func (s *SuperSocket) SendSuper(f *Super) bool {
+	h := &s.out.hdr
+	h[0], h[1] = vnetNeedsCsum, vnetGSOTCPv4
+	s.addr.Protocol = htons(unix.ETH_P_IP)
+	if f.V6 {
+		h[1] = vnetGSOTCPv6
+		s.addr.Protocol = htons(unix.ETH_P_IPV6)
+	}
+	binary.NativeEndian.PutUint16(h[2:], uint16(f.HdrLen))
+	binary.NativeEndian.PutUint16(h[4:], uint16(f.Size))
+	binary.NativeEndian.PutUint16(h[6:], uint16(f.TCPOff))
+	binary.NativeEndian.PutUint16(h[8:], 16) // of the checksum in the TCP header
+	return s.out.send(s.fd, &s.addr, f.Parts) == 0
+}
+
+// Close closes the socket; a nil one is closed.
+func (s *SuperSocket) Close() error {
+	if s == nil {
+		return nil
+	}
+	return unix.Close(s.fd)
+}

@@ -1,0 +1,35 @@
+package link
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// superMsg is the argument of sendmsg, kept so that no call allocates.
+type superMsg struct {
+	hdr [vnetHdrLen]byte
+	iov [MaxSuper + 1]unix.Iovec
+	msg unix.Msghdr
+}
+
+// send sends the parts, with hdr in front, without blocking.
+func (m *superMsg) send(fd int, to *unix.RawSockaddrLinklayer, parts [][]byte) unix.Errno {
+	if len(parts) > MaxSuper {
+		return unix.EMSGSIZE
+	}
+	m.iov[0].Base = &m.hdr[0]
+	m.iov[0].SetLen(len(m.hdr))
+	for i, p := range parts {
+		m.iov[i+1].Base = unsafe.SliceData(p)
+		m.iov[i+1].SetLen(len(p))
+	}
+	m.msg = unix.Msghdr{Name: (*byte)(unsafe.Pointer(to)), Namelen: unix.SizeofSockaddrLinklayer, Iov: &m.iov[0]}
+	m.msg.SetIovlen(len(parts) + 1)
+	for {
+		_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&m.msg)), unix.MSG_DONTWAIT)
+		if errno != unix.EINTR {
+			return errno
+		}
+	}
+}

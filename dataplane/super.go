@@ -1,0 +1,185 @@
+package dataplane
+
+import (
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// A super-frame carries new segments of one connection that the transport has let out
+// in one go: what the congestion window, the peer's window and pacing allow, never more.
+// Each segment but the last has the same number of octets, at which every consumer cuts,
+// so that each segment on a wire has the FPDUs that it was composed with (RFC 5044
+// Appendix A). Retransmissions, and segments that differ in their headers, go alone.
+
+// superTx is the super-frame that a worker gathers.
+type superTx struct {
+	link  link.Segmenter // nil: the link takes none
+	frame link.Super
+	parts [link.MaxSuper][]byte
+
+	head  tcp.Header // of the first segment
+	ecn   uint8
+	slots [link.MaxSuper]link.Slot
+	n     int  // segments
+	size  int  // payload octets of the first segment
+	used  int  // payload octets
+	last  bool // it has a shorter segment, which ends it
+}
+
+// superPath is what a connection knows of how long a super-frame may be for its path.
+// A peer may drop those that are too long for it, or all of them, and says nothing. So
+// a connection begins with none, and tries one at a time that is twice as long as what
+// has arrived so far. One of which every octet had to be sent again was dropped as one.
+type superPath struct {
+	proven   int  // segments of the longest that has arrived
+	most     int  // segments of the longest that is tried; 0: not known yet
+	failures int  // in a row
+	trying   bool // one is under way, of [start,end)
+	start    serial.Num
+	end      serial.Num
+	n        int // its segments
+	again    int // octets of it that were sent again
+}
+
+// maxSuperFailures is how often in a row a length is tried.
+const maxSuperFailures = 3
+
+// limit returns how many segments the next super-frame may have.
+func (p *superPath) limit() int {
+	if p.most == 0 {
+		p.proven, p.most = 1, link.MaxSuper
+	}
+	if p.trying {
+		return p.proven
+	}
+	return min(2*p.proven, p.most)
+}
+
+// sent notes a super-frame.
+func (p *superPath) sent(seq serial.Num, octets, n int) {
+	if !p.trying {
+		p.trying, p.start, p.end, p.n, p.again = true, seq, seq.Add(octets), n, 0
+	}
+}
+
+// resent notes a retransmission.
+func (p *superPath) resent(seq serial.Num, n int) {
+	if p.trying && p.start.LessEq(seq) && seq.Less(p.end) {
+		p.again += n
+	}
+}
+
+// acked takes what the peer has acknowledged. It reports whether a super-frame was
+// dropped as one.
+func (p *superPath) acked(una serial.Num) (dropped bool) {
+	if !p.trying || una.Less(p.end) {
+		return false
+	}
+	p.trying = false
+	if p.again < p.end.Sub(p.start) {
+		p.proven, p.failures = max(p.proven, p.n), 0
+		return false
+	}
+	p.failures++
+	if p.proven >= p.n {
+		p.proven = max(p.n/2, 1)
+	}
+	if p.failures >= maxSuperFailures {
+		p.most = p.proven
+	}
+	return true
+}
+
+// join adds a segment that the transport has due to the super-frame in hand. It
+// reports whether it could.
+func (c *tcpConn) join(w *worker, o *tcp.Out) bool {
+	b := &w.super
+	if b.link == nil || o.Buf == tcp.NoBuf || o.Retransmit || o.Off != 0 || o.Flags != tcp.ACK|tcp.PSH || c.tuple.NVLAN != 0 {
+		return false
+	}
+	slot := &w.slots[o.Buf]
+	if slot.posted != 0 || o.Len != slot.n {
+		return false
+	}
+	if b.n == 0 {
+		if c.super.limit() < 2 {
+			return false
+		}
+		b.head, b.ecn, b.size, b.used, b.last = o.Header, o.ECN, o.Len, 0, false
+	} else {
+		h := o.Header
+		h.Seq = b.head.Seq
+		if b.last || o.Len > b.size || o.ECN != b.ecn || o.Seq != b.head.Seq.Add(b.used) || h != b.head ||
+			b.n == c.super.limit() || b.used+o.Len+maxHeaders > b.link.SuperOctets() {
+			return false
+		}
+	}
+	b.last = o.Len < b.size
+	b.slots[b.n] = link.Slot(o.Buf)
+	b.n++
+	b.used += o.Len
+	return true
+}
+
+// maxHeaders is the longest IPv6 and TCP headers.
+const maxHeaders = 40 + tcp.MaxHeaderLen
+
+// sendGathered sends the super-frame in hand.
+func (c *tcpConn) sendGathered(w *worker) {
+	b := &w.super
+	n := b.n
+	b.n = 0
+	switch {
+	case n == 0:
+		return
+	case n > 1 && c.sendSuper(w, n):
+		c.super.sent(b.head.Seq, b.used, n)
+		w.stats.TxSuper++
+		w.stats.TxSuperSegments += uint64(n)
+		return
+	case n > 1:
+		w.stats.TxSuperRefused++
+	}
+	h := b.head
+	for _, s := range b.slots[:n] {
+		st := &w.slots[s]
+		w.postSegment(&c.tuple, &h, s, st.n, st.sum, b.ecn)
+		h.Seq = h.Seq.Add(st.n)
+	}
+}
+
+// sendSuper sends n segments as one packet, by slots that are free to be sent again as
+// soon as it returns. It reports whether the link took it.
+func (c *tcpConn) sendSuper(w *worker, n int) bool {
+	b, t := &w.super, &c.tuple
+	hl := b.head.Len()
+	first := w.link.Bytes(b.slots[0])
+	tcpOff := headroom - hl
+	off := tcpOff - t.HeaderLen()
+	b.head.Put(first[tcpOff:headroom])
+	w.ipid += uint16(n) // one for each segment
+	t.Put(first[off:tcpOff], hl+b.used, b.ecn, w.ipid-uint16(n)+1)
+	sum := pkt.Fold(t.PseudoSum(hl + b.used))
+	first[tcpOff+16], first[tcpOff+17] = byte(sum>>8), byte(sum)
+	f := &b.frame
+	f.Parts = b.parts[:n]
+	for i, s := range b.slots[:n] {
+		f.Parts[i] = w.link.Bytes(s)[headroom : headroom+w.slots[s].n]
+	}
+	f.Parts[0] = first[off : headroom+b.size]
+	f.HdrLen, f.TCPOff, f.Size, f.V6 = headroom-off, tcpOff-off, b.size, t.V6
+	if !b.link.SendSuper(f) {
+		return false
+	}
+	octets := f.Len()
+	if w.taps != nil {
+		for _, tap := range *w.taps {
+			tap.take(w, &t.Flow, true, octets, f.Parts)
+		}
+	}
+	w.stats.TxFrames++
+	w.stats.TxOctets += uint64(octets)
+	return true
+}

@@ -1,0 +1,222 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/impair"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/tcp"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// TestSuperOverBadWire is TestVerbsOverBadWire with super-frames: those that a NIC cuts
+// up, so that their segments are lost one by one, and those that arrive, or are lost,
+// as they are.
+func TestSuperOverBadWire(t *testing.T) {
+	seed := testenv.Seed(t)
+	seeds := 4
+	if testing.Short() {
+		seeds = 2
+	}
+	bad := impair.Config{Loss: 0.02, Duplicate: 0.02, Reorder: 0.05, Delay: time.Millisecond, Jitter: time.Millisecond}
+	corrupt := bad
+	corrupt.Corrupt = 0.01 // not of those that come whole: no checksum covers them
+	wires := []struct {
+		name  string
+		super link.SuperMode
+		cfg   impair.Config
+		mtu   int
+	}{
+		{"cut", link.SuperCut, impair.Config{}, 1500},
+		{"cut, delay", link.SuperCut, impair.Config{Delay: 5 * time.Millisecond}, 1500},
+		{"cut, all", link.SuperCut, corrupt, 1500},
+		{"cut, all, 3498", link.SuperCut, corrupt, 3498},
+		{"whole", link.SuperWhole, impair.Config{}, 1500},
+		{"whole, delay", link.SuperWhole, impair.Config{Delay: 5 * time.Millisecond}, 1500},
+		{"whole, all", link.SuperWhole, bad, 1500},
+		{"whole, all, 9000", link.SuperWhole, bad, 9000},
+	}
+	params := []struct {
+		name     string
+		p        mpa.Params
+		from, to netip.Addr
+	}{
+		{"crc", mpa.Params{CRC: true, IRD: 8, ORD: 8}, addrA, addrB},
+		{"markers, IPv6", mpa.Params{CRC: true, SendMarkers: true, RecvMarkers: true, IRD: 8, ORD: 8}, netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::2")},
+		{"plain", mpa.Params{IRD: 8, ORD: 8}, addrA, addrB},
+	}
+	for _, wire := range wires {
+		for _, par := range params {
+			t.Run(wire.name+"/"+par.name, func(t *testing.T) {
+				for i := range seeds {
+					wire.cfg.Seed = seed + uint64(i)
+					cfg := link.PipeConfig{MTU: wire.mtu, Super: wire.super, AtoB: wire.cfg, BtoA: wire.cfg}
+					cfg.BtoA.Seed += 1000
+					s := newSim(t, cfg)
+					s.moveData(par.p, rand.New(rand.NewPCG(seed, uint64(i))), par.from, par.to)
+					a, b := &s.hosts[0].w.stats, &s.hosts[1].w.stats
+					if a.TxSuper == 0 || a.TxSuperSegments < 2*a.TxSuper || a.TxSuperRefused != 0 {
+						t.Errorf("%d super-frames of %d segments, %d refused", a.TxSuper, a.TxSuperSegments, a.TxSuperRefused)
+					}
+					if got := b.RxSuper; (got > 0) != (wire.super == link.SuperWhole) {
+						t.Errorf("%d super-frames received", got)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestSuperCut sees that every segment on a wire behind segmentation offload begins with
+// an FPDU, holds whole ones, and is no longer than the MTU.
+func TestSuperCut(t *testing.T) {
+	for _, markers := range []bool{false, true} {
+		segments, fpdus := 0, 0
+		var framing mpa.Receiver
+		var next serial.Num
+		cfg := link.PipeConfig{Super: link.SuperCut, Filter: func(toB bool, b []byte) bool {
+			var p pkt.Packet
+			var h tcp.Header
+			if !toB {
+				return true
+			}
+			if err := p.Parse(b, len(b)); err != nil {
+				t.Fatal(err)
+			}
+			l4 := b[p.L4Off:][:p.L4Len]
+			if pkt.Fold(pkt.Sum(l4, p.PseudoSum)) != 0xffff {
+				t.Fatal("the checksum of a segment is wrong")
+			}
+			n, err := h.Decode(l4)
+			if err != nil || len(b)-14 > 1500 {
+				t.Fatalf("a packet of %d octets: %v", len(b)-14, err)
+			}
+			if len(l4) == n || segments == 0 && next == 0 && len(l4)-n < 100 {
+				return true
+			}
+			payload := append([]byte(nil), l4[n:]...)
+			if segments == 0 {
+				framing.Init(true, markers, h.Seq)
+			} else if h.Seq != next {
+				t.Fatal("a segment out of order")
+			}
+			next = h.Seq.Add(len(payload))
+			segments++
+			framing.Feed(payload)
+			var f mpa.FPDU
+			whole := 0
+			for {
+				ok, err := framing.Next(&f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !ok {
+					break
+				}
+				whole++
+			}
+			if whole == 0 || framing.Held() != 0 {
+				t.Fatalf("segment %d does not hold whole FPDUs", segments)
+			}
+			fpdus += whole
+			return true
+		}}
+		s := newSim(t, cfg)
+		a, b := s.open()
+		const size = 1 << 20
+		qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+		s.attach(a, b, qa, qb, mpa.Params{CRC: true, SendMarkers: markers, RecvMarkers: markers})
+		qa.sends = append(qa.sends, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
+		s.hosts[0].w.mark(a.lane)
+		s.until("written", func() bool { return len(qa.wcs) == 1 })
+		s.closeAll(a)
+		if st := &s.hosts[0].w.stats; st.TxSuperSegments < uint64(segments)/2 || fpdus < segments {
+			t.Errorf("markers %v: %d of %d segments were in super-frames, %d FPDUs", markers, st.TxSuperSegments, segments, fpdus)
+		}
+	}
+}
+
+// TestPartialChecksums sees that the sum of the pseudo-header passes for a checksum
+// where the queue says so, and nowhere else.
+func TestPartialChecksums(t *testing.T) {
+	for _, ok := range []bool{false, true} {
+		left := 0 // segments to B whose checksum is left to the device
+		s := newSim(t, link.PipeConfig{Filter: func(toB bool, b []byte) bool {
+			var p pkt.Packet
+			if toB && p.Parse(b, len(b)) == nil {
+				left++
+				binary.BigEndian.PutUint16(b[p.L4Off+16:], pkt.Fold(p.PseudoSum))
+			}
+			return true
+		}})
+		s.hosts[1].w.partial = ok
+		if ok {
+			s.open()
+			if got := s.hosts[1].w.stats.RxPartial; got == 0 || got != uint64(left) {
+				t.Errorf("%d partial checksums counted, want %d", got, left)
+			}
+			continue
+		}
+		ha := s.hosts[0]
+		if err := s.hosts[1].w.listen(1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8}); err != nil {
+			t.Fatal(err)
+		}
+		flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174))
+		if err := ha.w.connect(ha.w.newID(), flow, Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {
+			t.Fatal(err)
+		}
+		s.until("a SYN was dropped", func() bool { return s.hosts[1].w.stats.RxChecksum > 0 })
+		if n := s.hosts[1].w.stats.Conns; n != 0 {
+			t.Errorf("%d connections by SYNs with a bad checksum", n)
+		}
+	}
+}
+
+// TestSuperPeerTakesNone has a peer that drops whatever is longer than its MTU, and one
+// that takes super-frames up to some length: both are found out, and get every octet.
+func TestSuperPeerTakesNone(t *testing.T) {
+	for _, limit := range []int{1514, 9000, 20000} {
+		s := newSim(t, link.PipeConfig{Super: link.SuperWhole, Filter: func(_ bool, b []byte) bool { return len(b) <= limit }})
+		s.moveData(mpa.Params{CRC: true, IRD: 8, ORD: 8}, rand.New(rand.NewPCG(1, 2)), addrA, addrB)
+		st := &s.hosts[0].w.stats
+		if st.TxSuperDropped == 0 || st.TxSuperDropped > maxSuperFailures {
+			t.Errorf("limit %d: %d super-frames were tried in vain", limit, st.TxSuperDropped)
+		}
+		if got := st.TxSuper - st.TxSuperDropped; (got > 0) != (limit > 1514) {
+			t.Errorf("limit %d: %d super-frames arrived", limit, got)
+		}
+	}
+}
+
+// TestSuperMTU lowers the path's MTU while super-frames are under way.
+func TestSuperMTU(t *testing.T) {
+	s := newSim(t, link.PipeConfig{Super: link.SuperCut, AtoB: impair.Config{Delay: time.Millisecond}, BtoA: impair.Config{Delay: time.Millisecond}})
+	a, b := s.open()
+	const size = 4 << 20
+	qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+	rng := rand.NewChaCha8([32]byte{7})
+	rng.Read(qa.mem)
+	s.attach(a, b, qa, qb, mpa.Params{CRC: true})
+	qa.sends = append(qa.sends, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
+	s.hosts[0].w.mark(a.lane)
+	s.until("some super-frames", func() bool { return s.hosts[0].w.stats.TxSuper > 10 })
+	before := s.hosts[0].w.stats.TxSuper
+	a.lane.llp.setHop(s.hosts[0].w, a.conn().tuple.Remote, &Hop{SrcMAC: macA, DstMAC: macB, MTU: 1280})
+	s.until("written", func() bool { return len(qa.wcs) == 1 })
+	s.closeAll(a)
+	if string(qa.mem) != string(qb.mem) {
+		t.Error("written octets differ")
+	}
+	if s.hosts[0].w.stats.TxSuper == before {
+		t.Error("no super-frame with the new MTU")
+	}
+}
