@@ -1,17 +1,14 @@
-// Package mpa is Marker PDU Aligned framing for TCP: RFC 5044, with the enhanced
-// connection setup of RFC 6581.
+// Package mpa is Marker PDU Aligned framing for TCP: RFC 5044, with the enhanced connection setup of RFC 6581.
 //
-// Frame is the codec of the Request and Reply Frames and Startup the Startup
-// Phase that exchanges them. Its result, Params, sets up Full Operation, in which
-// each half connection stands alone: a Framer composes the FPDUs of the one and a
-// Receiver takes those of the other apart.
+// Frame is the codec of the Request and Reply Frames, and Startup the Startup Phase that exchanges them. Its result, Params, configures
+// Full Operation, in which the two half connections are independent: a Framer builds the FPDUs of one and a Receiver parses those of the
+// other.
 //
-//	f.Init(p.CRC, p.SendMarkers, seq of the first octet behind our startup frame)
-//	r.Init(p.CRC, p.RecvMarkers, seq of the first octet behind the peer's)
+//	f.Init(p.CRC, p.SendMarkers, seq of the first byte after our startup frame)
+//	r.Init(p.CRC, p.RecvMarkers, seq of the first byte after the peer's)
 //
-// A responder sends its first FPDU only after it has received one (RFC 5044
-// section 7.1.2, 4); the user of this package sees to that.
+// A responder must not send its first FPDU before it has received one (RFC 5044 section 7.1.2, 4); the caller ensures that.
 //
-// Nothing here does I/O, reads a clock or allocates per FPDU. Octets of the peer
-// give a value or a typed error, never a panic.
+// The package does no I/O, reads no clock and does not allocate per FPDU. Input from the peer results in a value or a typed error, never a
+// panic.
 package mpa

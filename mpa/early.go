@@ -6,11 +6,11 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// MaxPlaced is the number of FPDUs that a Receiver can remember as placed ahead
-// of order. At 1448 octets each that is 1.4 MiB of stream, in 8 KiB of memory.
+// MaxPlaced is the number of FPDUs that a Receiver can record as placed out of order. At 1448 bytes each that is 1.4 MiB of stream, in 8
+// KiB of memory.
 const MaxPlaced = 1024
 
-// span is the place of an FPDU in the stream, its leading marker included.
+// span is the range of an FPDU in the stream, its leading marker included.
 type span struct {
 	seq serial.Num
 	n   uint32
@@ -18,22 +18,22 @@ type span struct {
 
 func (s span) end() serial.Num { return s.seq + serial.Num(s.n) }
 
-// earlyState is what a Receiver knows of the stream ahead of the in-order point.
+// earlyState is what a Receiver knows about the stream beyond the in-order point.
 type earlyState struct {
-	placed []span // of FPDUs that were placed, ascending, from head on; capacity MaxPlaced
+	placed []span // FPDUs placed, ascending, from index head; capacity MaxPlaced
 	head   int
-	edge   serial.Num // end of the last FPDU found: the next one begins there
+	edge   serial.Num // end of the last FPDU found, where the next one begins
 	edged  bool
 
-	// The segment at hand.
+	// The current segment.
 	seq    serial.Num
 	in     []byte
-	at     int  // octets of in dealt with
+	at     int  // bytes of in processed
 	known  bool // an FPDU begins at in[at]
-	mark   int  // index in in of the marker that said so last; that FPDU reaches behind it
+	mark   int  // index in in of the last marker that located it; that FPDU extends beyond the marker
 	done   bool // nothing more can be found
-	missed bool // some octets were in no FPDU found
-	found  span // given by NextEarly last; n is 0 once marked
+	missed bool // some bytes belong to no FPDU that was found
+	found  span // last FPDU returned by NextEarly; n is 0 once it is marked
 }
 
 // first returns the first FPDU that was placed.
@@ -44,7 +44,7 @@ func (e *earlyState) first() (s span, ok bool) {
 	return e.placed[e.head], true
 }
 
-// pop takes the first FPDU out.
+// pop removes and returns the first FPDU.
 func (e *earlyState) pop() span {
 	s := e.placed[e.head]
 	e.head++
@@ -54,10 +54,10 @@ func (e *earlyState) pop() span {
 	return s
 }
 
-// count returns the number of FPDUs that are remembered.
+// count returns the number of recorded FPDUs.
 func (e *earlyState) count() int { return len(e.placed) - e.head }
 
-// search returns the index of the first span that ends behind seq.
+// search returns the index of the first span that ends after seq.
 func (e *earlyState) search(seq serial.Num) int {
 	lo, hi := e.head, len(e.placed)
 	for lo < hi {
@@ -71,7 +71,7 @@ func (e *earlyState) search(seq serial.Num) int {
 	return lo
 }
 
-// insert remembers s, for which there is room and which overlaps no other.
+// insert records s, which overlaps no other span. There must be room for it.
 func (e *earlyState) insert(s span) {
 	if e.placed == nil {
 		e.placed = make([]span, 0, MaxPlaced)
@@ -86,9 +86,8 @@ func (e *earlyState) insert(s span) {
 	e.placed[i] = s
 }
 
-// FeedEarly gives a segment that lies ahead of the in-order point; b begins at
-// seq and is kept by reference until NextEarly returns false. Without markers
-// nothing in it can be found.
+// FeedEarly passes in a segment that is beyond the in-order point; b begins at seq and is kept by reference until NextEarly returns false.
+// Without markers no FPDU can be found in it.
 func (r *Receiver) FeedEarly(seq serial.Num, b []byte) {
 	e := &r.early
 	e.seq, e.in, e.at, e.found = seq, b, 0, span{}
@@ -97,11 +96,10 @@ func (r *Receiver) FeedEarly(seq serial.Num, b []byte) {
 		e.done, e.missed = true, true
 		return
 	}
-	// The end of an FPDU found earlier is the start of the next one (RFC 5044
-	// section 6, 3). What merely looks like an FPDU is not taken for one.
+	// The end of a known FPDU is the start of the next one (RFC 5044 section 6, 3). Data that only looks like an FPDU is not accepted.
 	e.known, e.mark = e.edged && e.edge == seq, -1
 	if i := e.search(seq - 1); i < len(e.placed) && e.placed[i].seq.LessEq(seq) {
-		// It ends at seq, begins there, or has its rest here.
+		// The placed FPDU ends at seq, begins there, or continues in this segment.
 		p := e.placed[i]
 		e.known = true
 		if p.seq != seq {
@@ -110,9 +108,8 @@ func (r *Receiver) FeedEarly(seq serial.Num, b []byte) {
 	}
 }
 
-// NextEarly gives the next FPDU that is whole in the segment, has a right CRC
-// and agrees with its markers, and was not placed before. It returns false when
-// there is no more, and also when no more placed FPDUs could be remembered.
+// NextEarly returns the next FPDU that is complete in the segment, has a valid CRC, agrees with its markers, and was not placed before. It
+// returns false when there is none, or when no more placed FPDUs can be recorded.
 func (r *Receiver) NextEarly(f *FPDU) bool {
 	e := &r.early
 	for !e.done {
@@ -136,7 +133,7 @@ func (r *Receiver) NextEarly(f *FPDU) bool {
 		raw := rest[:n:n]
 		s := span{seq, uint32(n)}
 		if i < len(e.placed) && e.placed[i].seq.Less(s.end()) {
-			break // they cannot both be right: the check in order decides
+			break // they contradict each other: the in-order check decides
 		}
 		if r.crc && !crcValid(raw) {
 			break
@@ -160,15 +157,14 @@ func (r *Receiver) NextEarly(f *FPDU) bool {
 	return false
 }
 
-// pass moves behind an FPDU; the next one begins there.
+// pass advances past an FPDU; the next one begins there.
 func (e *earlyState) pass(s span) {
 	e.at = min(e.at+int(s.n), len(e.in))
 	e.edge, e.edged = s.end(), true
 	e.known = true
 }
 
-// locate finds, by the markers of the segment at hand, the first FPDU that
-// begins in it.
+// locate uses the markers of the current segment to find the first FPDU that begins in it.
 func (r *Receiver) locate() bool {
 	e := &r.early
 	for i := e.at + r.toMarker(e.seq+serial.Num(e.at)); i+markerLen <= len(e.in); i += markerEvery {
@@ -176,7 +172,7 @@ func (r *Receiver) locate() bool {
 		back := int(binary.BigEndian.Uint16(e.in[i+2:]) &^ 3)
 		at := i - back
 		if back != 0 && r.toMarker(e.seq+serial.Num(at)-markerLen) == 0 {
-			at -= markerLen // the marker in front of ULPDU_Length belongs to the FPDU
+			at -= markerLen // the marker before ULPDU_Length belongs to the FPDU
 		}
 		if at >= e.at {
 			e.missed = e.missed || at > e.at
@@ -187,12 +183,11 @@ func (r *Receiver) locate() bool {
 	return false
 }
 
-// EarlyWhole reports, once NextEarly has returned false, whether every octet of
-// the segment was in an FPDU that was given by NextEarly or was placed before.
+// EarlyWhole reports, once NextEarly has returned false, whether every byte of the segment belongs to an FPDU that NextEarly returned or
+// that was placed before.
 func (r *Receiver) EarlyWhole() bool { return r.early.done && !r.early.missed }
 
-// MarkPlaced says that the FPDU which NextEarly gave last was placed: seq is its
-// Seq. When its turn comes Next gives it with Placed set.
+// MarkPlaced records that the FPDU last returned by NextEarly was placed: seq is its Seq. Next later returns it in order with Placed set.
 func (r *Receiver) MarkPlaced(seq serial.Num) {
 	e := &r.early
 	if e.found.n == 0 || r.lengthAt(e.found.seq) != seq {

@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// Sizes of the startup frames, in octets (RFC 5044 section 7.1.1, RFC 6581
+// Sizes of the startup frames, in bytes (RFC 5044 section 7.1.1, RFC 6581
 // section 9).
 const (
 	HeaderLen      = 20  // a Request or Reply Frame without Private Data
@@ -14,11 +14,10 @@ const (
 	MaxFrameLen    = HeaderLen + MaxPrivateData
 )
 
-// Highest revision that this package speaks (RFC 6581 section 6).
+// MaxRev is the highest revision supported (RFC 6581 section 6).
 const MaxRev = 2
 
-// Errors of Decode and Append. ErrShort asks for more octets; the others mark
-// a frame that is improperly formatted.
+// Errors of Decode and Append. ErrShort means that more bytes are needed; the others mean an improperly formatted frame.
 var (
 	ErrShort        = errors.New("mpa: startup frame is not complete")
 	ErrKey          = errors.New("mpa: not the key of a startup frame")
@@ -32,8 +31,7 @@ const (
 	keyReply   = "MPA ID Rep Frame"
 )
 
-// Flags at offset 16. The low four bits are reserved: zero when sent, not
-// looked at when received.
+// Flags at offset 16. The low four bits are reserved: sent as zero and ignored on receipt.
 const (
 	flagM = 0x80
 	flagC = 0x40
@@ -45,18 +43,18 @@ const (
 // sections 6 and 9).
 type Frame struct {
 	Reply    bool // Reply Frame, not Request Frame
-	Reject   bool // R. It has a meaning in a Reply only
+	Reject   bool // R; meaningful in a Reply only
 	CRC      bool // C: the sender wants CRCs
-	Markers  bool // M: the sender wants markers in what it receives
+	Markers  bool // M: the sender wants to receive markers
 	Enhanced bool // S: the Private Data begins with IRD, ORD and the control flags
 	Rev      uint8
 
-	EnhancedData // of the sender, if Enhanced is set
+	EnhancedData // the sender's; valid if Enhanced is set
 
 	PrivateData []byte // the ULP's, without the enhanced data
 }
 
-// Len returns the size of the frame in octets.
+// Len returns the size of the frame in bytes.
 func (f *Frame) Len() int {
 	n := HeaderLen + len(f.PrivateData)
 	if f.Enhanced {
@@ -73,15 +71,14 @@ func (f *Frame) Data() *EnhancedData {
 	return &f.EnhancedData
 }
 
-// setData makes d the enhanced data; nil: there are none.
+// setData sets the enhanced data to d, or to none if d is nil.
 func (f *Frame) setData(d *EnhancedData) {
 	if f.Enhanced = d != nil; f.Enhanced {
 		f.EnhancedData = *d
 	}
 }
 
-// Append adds the frame's bytes to dst. It fails with ErrPDLength or ErrDepth,
-// and then returns dst as it was.
+// Append appends the frame to dst. On error, ErrPDLength or ErrDepth, it returns dst unchanged.
 func (f *Frame) Append(dst []byte) ([]byte, error) {
 	pd := f.Len() - HeaderLen
 	if pd > MaxPrivateData {
@@ -113,11 +110,9 @@ func (f *Frame) Append(dst []byte) ([]byte, error) {
 	return append(dst, f.PrivateData...), nil
 }
 
-// Decode reads a startup frame from the front of b, of which it takes n
-// octets; f.PrivateData aliases b. Any revision is decoded; the S flag has no
-// meaning below revision 2, where it was a reserved bit. A wrong key is found
-// at its first wrong octet. On error f is the zero Frame. Decode never panics
-// and never allocates.
+// Decode reads a startup frame from the front of b and returns its length n; f.PrivateData aliases b. It decodes any revision. Below
+// revision 2 the S flag is a reserved bit. A wrong key is detected at its first wrong byte. On error f is the zero Frame. Decode never
+// panics and never allocates.
 func Decode(b []byte) (f Frame, n int, err error) {
 	k := min(len(b), len(keyRequest))
 	switch string(b[:k]) {
@@ -149,7 +144,7 @@ func Decode(b []byte) (f Frame, n int, err error) {
 	}
 	f.PrivateData = b[HeaderLen:n:n]
 	if f.Enhanced {
-		_ = f.EnhancedData.Decode(f.PrivateData) // there are enough bytes
+		_ = f.EnhancedData.Decode(f.PrivateData) // cannot fail: there are enough bytes
 		f.PrivateData = f.PrivateData[EnhancedLen:]
 	}
 	return f, n, nil

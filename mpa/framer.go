@@ -9,47 +9,43 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// sumStep is how far CRC and sum may lag behind the copy: far enough for them to
-// run at speed, near enough that their octets are still in the L1 cache.
+// sumStep is how many bytes CRC and sum may lag behind the copy: enough to run at full speed, and few enough that the bytes are still in
+// the L1 cache.
 const sumStep = 4096
 
-// From which length copy, CRC and sum are made in one pass: without markers, and with
-// one at least.
+// Lengths from which copy, CRC and sum are done in one pass: without markers, and with at least one.
 const (
 	inOne     = 512
 	markInOne = 128
 )
 
-// Framer composes the FPDUs of one half connection, each straight in the buffer
-// that it is sent from. For each FPDU call Begin, Write until the whole ULPDU
-// is there, and End. The zero Framer is not ready; Init makes it so.
+// Framer builds the FPDUs of one half connection directly in the send buffer. For each FPDU call Begin, then Write until the ULPDU is
+// complete, then End. Init must be called before use.
 type Framer struct {
 	layout
 	crc bool
 
 	dst    []byte
-	at     int    // octets of dst written
-	summed int    // octets of dst in c and sum
+	at     int    // bytes of dst written
+	summed int    // bytes of dst included in c and sum
 	c      uint32 // CRC32c so far
 	sum    uint32 // partial sum of TCP's checksum so far
 	next   int    // index in dst of the next marker
 	length int    // index in dst of ULPDU_Length
-	left   int    // octets of the ULPDU still to be written
+	left   int    // bytes of the ULPDU not yet written
 }
 
-// noMarker is a place in an FPDU that is never reached.
+// noMarker is an offset that no FPDU reaches.
 const noMarker = MaxFPDU + 1
 
-// Init prepares f for a half connection whose first FPDU begins at start. With
-// crc off the CRC field is zero.
+// Init prepares f for a half connection whose first FPDU begins at start. If crc is false the CRC field is zero.
 func (f *Framer) Init(crc, markers bool, start serial.Num) {
 	*f = Framer{layout: layout{markers: markers, start: start}, crc: crc}
 }
 
-// MULPDU returns the size in octets of the largest ULPDU whose FPDU fits in a
-// TCP segment of emss octets whatever number of markers it holds, but at least
-// 128 and at most 64768 (RFC 5044 sections 3 and 4.5). Only below an EMSS of
-// 140 an FPDU of that size may need more than one segment.
+// MULPDU returns the size in bytes of the largest ULPDU whose FPDU fits in a TCP segment of emss bytes, however many markers it contains.
+// It is at least 128 and at most 64768 (RFC 5044 sections 3 and 4.5). Only if emss is less than 140 may an FPDU of that size need more than
+// one segment.
 func (f *Framer) MULPDU(emss int) int {
 	n := emss - (lengthLen + crcLen + emss%4)
 	if f.markers {
@@ -58,14 +54,13 @@ func (f *Framer) MULPDU(emss int) int {
 	return min(max(n, MinMULPDU), MaxMULPDU)
 }
 
-// Size returns the octets that the FPDU of a ULPDU of the given length takes
-// when it begins at seq.
+// Size returns the size in bytes of an FPDU that begins at seq and carries a ULPDU of the given length.
 func (f *Framer) Size(seq serial.Num, ulpdu int) int {
 	return f.rawLen(seq, bodyLen(ulpdu))
 }
 
-// Begin starts an FPDU in dst, whose first octet is sent at seq. ulpdu is the
-// ULPDU's length, 0 to 65535; dst must have room for Size(seq, ulpdu) octets.
+// Begin starts an FPDU in dst, whose first byte is sent at seq. ulpdu is the length of the ULPDU, 0 to 65535; dst must have room for
+// Size(seq, ulpdu) bytes.
 func (f *Framer) Begin(dst []byte, seq serial.Num, ulpdu int) {
 	if uint(ulpdu) > 0xFFFF {
 		panic("mpa: ULPDU longer than its length field can say")
@@ -83,15 +78,14 @@ func (f *Framer) Begin(dst []byte, seq serial.Num, ulpdu int) {
 	f.at += lengthLen
 }
 
-// marker writes the marker that is due.
+// marker writes a marker.
 func (f *Framer) marker(ptr int) {
 	binary.BigEndian.PutUint32(f.dst[f.at:], uint32(uint16(ptr)))
 	f.at += markerLen
 	f.next += markerEvery
 }
 
-// Write adds the next octets of the ULPDU. It panics if they are more than were
-// announced.
+// Write appends the next bytes of the ULPDU. It panics if they exceed the length given to Begin.
 func (f *Framer) Write(p []byte) {
 	if len(p) > f.left {
 		panic("mpa: more octets than the FPDU announced")
@@ -129,7 +123,7 @@ func (f *Framer) Write(p []byte) {
 	}
 }
 
-// sumUp takes what is written and not yet in CRC and sum.
+// sumUp adds to CRC and sum the bytes written but not yet included.
 func (f *Framer) sumUp() {
 	b := f.dst[f.summed:f.at]
 	switch {
@@ -141,7 +135,7 @@ func (f *Framer) sumUp() {
 	}
 }
 
-// summedUp notes the CRC of all that is written and the sum of what is new.
+// summedUp sets the CRC of everything written and adds sum, the partial sum of the new bytes.
 func (f *Framer) summedUp(c, sum uint32) {
 	if f.summed%2 == 1 {
 		sum = pkt.Swap(sum)
@@ -149,8 +143,7 @@ func (f *Framer) summedUp(c, sum uint32) {
 	f.c, f.sum, f.summed = c, pkt.Add(f.sum, sum), f.at
 }
 
-// End adds pad and CRC and returns the size of the FPDU in octets. It panics if
-// the ULPDU is not complete.
+// End appends padding and CRC and returns the size of the FPDU in bytes. It panics if the ULPDU is not complete.
 func (f *Framer) End() int {
 	if f.left != 0 {
 		panic("mpa: fewer octets than the FPDU announced")
@@ -159,16 +152,16 @@ func (f *Framer) End() int {
 		f.dst[f.at] = 0
 		f.at++
 	}
-	if f.at == f.next { // between PAD and CRC: this FPDU's (RFC 5044 section 4.4)
+	if f.at == f.next { // a marker between PAD and CRC belongs to this FPDU (RFC 5044 section 4.4)
 		f.marker(f.at - f.length)
 	}
 	f.sumUp()
-	// Reflected CRC32c goes out low octet first (RFC 5044 figure 5).
+	// The reflected CRC32c is sent low byte first (RFC 5044 figure 5).
 	binary.LittleEndian.PutUint32(f.dst[f.at:], f.c)
 	f.sum = pkt.Add(f.sum, bits.ReverseBytes32(f.c))
 	f.dst = nil
 	return f.at + crcLen
 }
 
-// Sum returns the partial sum (see pkt.Sum) of the FPDU that End has completed.
+// Sum returns the partial sum (see pkt.Sum) of the FPDU completed by End.
 func (f *Framer) Sum() uint32 { return f.sum }

@@ -2,11 +2,9 @@ package mpa
 
 import "github.com/iwarpd/iwarpd/internal/term"
 
-// handleReply is the initiator's: s.peer is a frame that is properly formatted.
-// Bytes that follow it are left alone. A responder has to wait for our first FPDU
-// before it sends one (RFC 5044 section 7.1.2, 4), so that the initiator can
-// prepare; one that does not is taken, whether its FPDU comes with the Reply or
-// later.
+// handleReply processes the Reply s.peer, which is properly formatted. Bytes after it are left in the stream. A responder must wait for our
+// first FPDU before it sends one (RFC 5044 section 7.1.2, 4), so that the initiator can prepare; a responder that does not wait is
+// accepted, whether its FPDU comes with the Reply or later.
 func (s *Startup) handleReply() error {
 	f, cfg := &s.peer, &s.cfg
 	switch {
@@ -15,10 +13,10 @@ func (s *Startup) handleReply() error {
 	case f.Rev != s.sent.Rev, f.Enhanced != s.sent.Enhanced && !f.Reject:
 		return s.wrongReply()
 	case f.Reject:
-		// TCP stays open for the ULP, so octets behind the frame are its.
+		// TCP stays open for the ULP, so bytes after the frame belong to the ULP.
 		e := &Error{Cause: ErrRejected}
 		if s.sent.Markers && bare(f) {
-			// soft-iWARP refuses markers so, without a word of explanation.
+			// soft-iWARP refuses markers this way, without a reason.
 			e.Retry = s.allow(RetryNoMarkers)
 		}
 		s.neg.HandleReject(f.Data())
@@ -41,8 +39,8 @@ func (s *Startup) handleReply() error {
 	return nil
 }
 
-// wrongReply ends the startup by a Reply of another kind than the Request: of a
-// revision-1 peer that answers what it does not understand, for one.
+// wrongReply ends the startup because the Reply does not match the Request. One cause is a revision-1 peer that answers a Request it does
+// not understand.
 func (s *Startup) wrongReply() error {
 	e := &Error{Cause: ErrRevision, Term: term.ErrMPAFrame}
 	if s.peer.Rev == s.sent.Rev {
@@ -54,7 +52,7 @@ func (s *Startup) wrongReply() error {
 	return s.failed(e)
 }
 
-// bare reports whether a rejection says nothing at all.
+// bare reports whether a rejection carries no information.
 func bare(f *Frame) bool {
 	return len(f.PrivateData) == 0 && f.IRD == 0 && f.ORD == 0 && !f.P2P
 }

@@ -6,15 +6,13 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// NoNegotiation is the value of IRD or ORD that leaves this depth to the ULPs
-// (RFC 6581 section 9.1). Every negotiated depth is smaller.
+// NoNegotiation is the value of IRD or ORD that leaves the depth to the ULPs (RFC 6581 section 9.1). Every negotiated depth is smaller.
 const NoNegotiation = 0x3FFF
 
-// RTR is a kind of ready-to-receive indication: what the initiator of a
-// peer-to-peer connection sends first (RFC 6581 section 9.2).
+// RTR is a kind of ready-to-receive indication, which the initiator of a peer-to-peer connection sends first (RFC 6581 section 9.2).
 type RTR uint8
 
-// Kinds of RTR. Each is a bit, so that a set of them is their union.
+// Kinds of RTR. Each is a bit, so that they can be combined in an RTRs.
 const (
 	RTRNone  RTR = 0
 	RTRSend  RTR = 1 << 0 // flag B: zero-length Send
@@ -40,15 +38,14 @@ func (r RTR) String() string {
 // RTRs is a set of kinds of RTR.
 type RTRs uint8
 
-// AllRTRs holds every kind.
+// AllRTRs is the set of all kinds.
 const AllRTRs = RTRs(RTRSend | RTRWrite | RTRRead)
 
 // Has reports whether r is in s.
 func (s RTRs) Has(r RTR) bool { return r != RTRNone && s&RTRs(r) == RTRs(r) }
 
-// prefer picks one kind of the set, RTRNone of an empty one. A Write costs the
-// peer nothing, a Read takes a place in its IRRQ, and a Send is what the fewest
-// peers support.
+// prefer returns one kind of the set, or RTRNone if it is empty. A Write costs the peer nothing, a Read takes an entry of its IRRQ, and a
+// Send is supported by the fewest peers.
 func (s RTRs) prefer() RTR {
 	for _, r := range [...]RTR{RTRWrite, RTRRead, RTRSend} {
 		if s.Has(r) {
@@ -90,7 +87,7 @@ func (d *EnhancedData) Validate() error {
 	return nil
 }
 
-// Append adds the EnhancedLen bytes of d, which is valid, to dst.
+// Append appends d, which must be valid, to dst: EnhancedLen bytes.
 func (d *EnhancedData) Append(dst []byte) []byte {
 	w := uint32(d.IRD&ctrlDepth)<<16 | uint32(d.ORD&ctrlDepth)
 	if d.P2P { // otherwise B, C and D are zero too (RFC 6581 section 9.2)
@@ -104,8 +101,7 @@ func (d *EnhancedData) Append(dst []byte) []byte {
 	return binary.BigEndian.AppendUint32(dst, w)
 }
 
-// Decode reads d from the front of b. It fails with ErrEnhancedData if b has
-// fewer than EnhancedLen bytes.
+// Decode reads d from the front of b. It returns ErrEnhancedData if b has fewer than EnhancedLen bytes.
 func (d *EnhancedData) Decode(b []byte) error {
 	if len(b) < EnhancedLen {
 		return ErrEnhancedData
@@ -122,31 +118,27 @@ func (d *EnhancedData) Decode(b []byte) error {
 	return nil
 }
 
-// Negotiation agrees on IRD, ORD and the kind of RTR for one connection (RFC
-// 6581 sections 4 to 9). It is one side's, and knows EnhancedData only: Startup
-// carries them in MPA frames, package session in session control chunks over
-// SCTP. In their place nil stands for unenhanced connection setup. That
-// negotiates nothing, and each side runs with the depths of its Config.
+// Negotiation negotiates IRD, ORD and the kind of RTR on one side of a connection (RFC 6581 sections 4 to 9). It handles EnhancedData only:
+// Startup carries them in MPA frames, package session in session control chunks over SCTP. A nil EnhancedData means unenhanced connection
+// setup, which negotiates nothing: each side uses the depths of its Config.
 //
-// The initiator calls Request, then HandleAccept or HandleReject with the
-// responder's answer. The responder calls HandleRequest, then Accept or Reject,
-// and sends what these return. Peer and Apply give the outcome.
+// The initiator calls Request, then HandleAccept or HandleReject with the responder's answer. The responder calls HandleRequest, then
+// Accept or Reject, and sends the result. Peer and Apply return the outcome.
 type Negotiation struct {
 	cfg      *Config
 	enhanced bool         // the peer has sent enhanced data
 	peer     EnhancedData // its data
-	sent     EnhancedData // ours, of an initiator
+	sent     EnhancedData // our data, if we are the initiator
 	ird, ord int          // depths of this side
-	rtr      RTR          // the kind that both sides use
+	rtr      RTR          // the kind of RTR in use
 }
 
-// NewNegotiation returns the negotiation of one connection. cfg is valid, and
-// must not change until the negotiation is over.
+// NewNegotiation returns the negotiation of one connection. cfg must be valid and must not change until the negotiation is over.
 func NewNegotiation(cfg *Config) Negotiation {
 	return Negotiation{cfg: cfg, ird: cfg.IRD, ord: cfg.ORD}
 }
 
-// Request returns the data of the initiator's request, nil if cfg is unenhanced.
+// Request returns the data of the initiator's request, or nil if cfg is unenhanced.
 func (n *Negotiation) Request() *EnhancedData {
 	if !n.cfg.Enhanced {
 		return nil
@@ -159,14 +151,12 @@ func (n *Negotiation) Request() *EnhancedData {
 	return &d
 }
 
-// HandleRequest takes the data of the initiator's request.
+// HandleRequest processes the data of the initiator's request.
 func (n *Negotiation) HandleRequest(d *EnhancedData) { n.setPeer(d) }
 
-// Accept returns the data of the responder's accepting answer, nil if the
-// request was unenhanced. ird and ord are the ULP's depths. A negative one stands
-// for what the initiator asks for, its ORD or IRD, up to the Config's MaxIRD or
-// MaxORD; if it does not say, for the Config's depth. The ULP's ORD is lowered to
-// the initiator's IRD. Accept fails with ErrDepth, and then changes nothing.
+// Accept returns the data of the responder's accepting answer, or nil if the request was unenhanced. ird and ord are the ULP's depths. A
+// negative depth means what the initiator asks for, its ORD or IRD, up to the Config's MaxIRD or MaxORD, or the Config's depth if the
+// initiator does not negotiate. The ULP's ORD is limited to the initiator's IRD. On error, ErrDepth, nothing changes.
 func (n *Negotiation) Accept(ird, ord int) (*EnhancedData, error) {
 	c := n.cfg
 	if ird < 0 {
@@ -185,16 +175,16 @@ func (n *Negotiation) Accept(ird, ord int) (*EnhancedData, error) {
 	d := n.answer()
 	n.rtr = d.RTR.prefer()
 	if n.rtr == RTRRead {
-		n.ird = max(n.ird, 1) // the RTR needs a place (RFC 6581 section 9.1)
+		n.ird = max(n.ird, 1) // the RTR needs an entry (RFC 6581 section 9.1)
 	}
-	n.ord = min(n.ord, int(n.peer.IRD)) // NoNegotiation is above every depth
+	n.ord = min(n.ord, int(n.peer.IRD)) // NoNegotiation exceeds every depth
 	d.IRD = offer(n.ird, c.ManualIRD || n.peer.ORD == NoNegotiation)
 	d.ORD = offer(n.ord, c.ManualORD || n.peer.IRD == NoNegotiation)
 	return d, nil
 }
 
-// Reject returns the data of the responder's rejecting answer, nil if the request
-// was unenhanced. Its depths are the Config's: what the ULP would have needed.
+// Reject returns the data of the responder's rejecting answer, or nil if the request was unenhanced. Its depths are those of the Config,
+// which the ULP would have needed.
 func (n *Negotiation) Reject() *EnhancedData {
 	if !n.enhanced {
 		return nil
@@ -204,15 +194,14 @@ func (n *Negotiation) Reject() *EnhancedData {
 	return d
 }
 
-// HandleAccept takes the data of an accepting answer. It returns an *Error with a
-// Terminate for the peer, ErrIRD or ErrRTR, if this side cannot do what the
-// responder needs (RFC 6581 sections 9.1 and 9.2).
+// HandleAccept processes the data of an accepting answer. It returns an *Error with a Terminate for the peer, ErrIRD or ErrRTR, if this
+// side cannot meet the responder's needs (RFC 6581 sections 9.1 and 9.2).
 func (n *Negotiation) HandleAccept(d *EnhancedData) *Error {
 	n.setPeer(d)
 	if !n.enhanced {
 		return nil
 	}
-	n.ord = min(n.ord, int(d.IRD)) // NoNegotiation is above every depth
+	n.ord = min(n.ord, int(d.IRD)) // NoNegotiation exceeds every depth
 	if need := int(d.ORD); need > n.ird && need != NoNegotiation && !n.cfg.ManualIRD {
 		if need > n.cfg.MaxIRD {
 			return &Error{Cause: ErrIRD, Term: term.ErrMPAIRD, Terminate: true}
@@ -220,13 +209,12 @@ func (n *Negotiation) HandleAccept(d *EnhancedData) *Error {
 		n.ird = need
 	}
 	if !n.sent.P2P {
-		return nil // the answer's kinds mean nothing: we asked for none
+		return nil // we asked for no RTR, so the answer's kinds have no meaning
 	}
-	// An answer without A has no kinds either: the connection models do not
-	// match, which is the same error.
+	// An answer without A has no kinds either: the connection models do not match, which is the same error.
 	kinds := d.RTR & n.sent.RTR
 	if d.IRD == 0 {
-		kinds &^= RTRs(RTRRead) // it would overrun the peer's IRRQ
+		kinds &^= RTRs(RTRRead) // it would exceed the peer's IRRQ
 	}
 	if n.rtr = kinds.prefer(); n.rtr == RTRNone {
 		return &Error{Cause: ErrRTR, Term: term.ErrMPARTR, Terminate: true}
@@ -234,11 +222,10 @@ func (n *Negotiation) HandleAccept(d *EnhancedData) *Error {
 	return nil
 }
 
-// HandleReject takes the data of a rejecting answer, which are for the ULP.
+// HandleReject processes the data of a rejecting answer, which are for the ULP.
 func (n *Negotiation) HandleReject(d *EnhancedData) { n.setPeer(d) }
 
-// Peer returns the peer's data, which both ULPs must see (RFC 6581 section 9.1),
-// or nil.
+// Peer returns the peer's data, or nil. Both ULPs must see them (RFC 6581 section 9.1).
 func (n *Negotiation) Peer() *EnhancedData {
 	if !n.enhanced {
 		return nil
@@ -246,7 +233,7 @@ func (n *Negotiation) Peer() *EnhancedData {
 	return &n.peer
 }
 
-// Apply sets the outcome in p: Enhanced, IRD, ORD and RTR.
+// Apply stores the outcome in p: Enhanced, IRD, ORD and RTR.
 func (n *Negotiation) Apply(p *Params) {
 	p.Enhanced, p.IRD, p.ORD, p.RTR = n.enhanced, n.ird, n.ord, n.rtr
 }
@@ -257,8 +244,7 @@ func (n *Negotiation) setPeer(d *EnhancedData) {
 	}
 }
 
-// asked returns the depth that the initiator asks for, at most limit. It is def
-// if one side does not negotiate.
+// asked returns the depth that the initiator asks for, at most limit, or def if either side does not negotiate.
 func (n *Negotiation) asked(depth uint16, def, limit int, manual bool) int {
 	if !n.enhanced || manual || depth == NoNegotiation {
 		return def
@@ -266,9 +252,8 @@ func (n *Negotiation) asked(depth uint16, def, limit int, manual bool) int {
 	return min(int(depth), max(def, limit))
 }
 
-// answer begins the data of an answer: A as in the request and, with A, one kind
-// of RTR, so that both sides know which. It is one that the initiator offers if
-// possible, else one that we support (RFC 6581 section 9.2).
+// answer returns the data of an answer except the depths: A as in the request and, with A, one kind of RTR, so that both sides know which
+// one is used. It prefers a kind that the initiator offers to another one that we support (RFC 6581 section 9.2).
 func (n *Negotiation) answer() *EnhancedData {
 	if !n.peer.P2P {
 		return &EnhancedData{}
@@ -280,7 +265,7 @@ func (n *Negotiation) answer() *EnhancedData {
 	return &EnhancedData{P2P: true, RTR: RTRs(kind)}
 }
 
-// offer returns what a message says of a depth.
+// offer returns the value that a message carries for a depth.
 func offer(depth int, manual bool) uint16 {
 	if manual {
 		return NoNegotiation

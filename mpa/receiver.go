@@ -9,60 +9,54 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// FPDU is what the Receiver found.
+// FPDU is an FPDU found by a Receiver.
 type FPDU struct {
-	// ULPDU is the payload, with the markers that lie within. It is empty for an FPDU
-	// of length zero and for one with Placed set. It may alias the octets that were fed,
-	// and is valid until the next call of Next, NextEarly, Feed or FeedEarly.
+	// ULPDU is the payload, including markers within it. It is empty for an FPDU of length zero and for one with Placed set. It may alias
+	// the bytes passed to Feed or FeedEarly, and is valid until the next call of Next, NextEarly, Feed or FeedEarly.
 	ULPDU marked.Octets
-	// Seq is the sequence number of the first octet of ULPDU_Length. It names
-	// the FPDU: the same FPDU has the same Seq early and in order.
+	// Seq is the sequence number of the first byte of ULPDU_Length. It identifies the FPDU: it is the same out of order and in order.
 	Seq    serial.Num
-	Early  bool // found ahead of order
-	Placed bool // in order now, and placed before: see MarkPlaced
+	Early  bool // found out of order
+	Placed bool // now in order, and placed before: see MarkPlaced
 }
 
-// ReceiverStats counts what a Receiver has seen.
+// ReceiverStats holds the counters of a Receiver.
 type ReceiverStats struct {
-	FPDUs       uint64 // in order, those placed early included
-	Gathered    uint64 // of them, those that came in pieces
+	FPDUs       uint64 // in order, including those placed early
+	Gathered    uint64 // of those, the ones received in several pieces
 	Markers     uint64 // markers checked
 	EarlyFound  uint64 // found out of order
 	EarlyPlaced uint64 // placed out of order
-	EarlyFull   uint64 // not shown early because the record of placed FPDUs was full
+	EarlyFull   uint64 // not returned early because the record of placed FPDUs was full
 }
 
-// Receiver finds the FPDUs of one half connection, in order from the stream and,
-// where markers are in use, ahead of order. The zero Receiver is not ready; Init
-// makes it so.
+// Receiver finds the FPDUs of one half connection, in order in the stream and, if markers are in use, out of order. Init must be called
+// before use.
 //
-// In order: Feed the next octets, then call Next until it returns false.
-// Ahead of order: FeedEarly a segment, then call NextEarly until it returns
-// false, MarkPlaced after each FPDU that was placed. If all were placed and
-// EarlyWhole reports true, the segment's octets need not be kept: when TCP's
-// in-order point reaches them, call Skip in place of Feed, then Next. Segments
-// that are kept are fed in order as any other; Next tells which of their FPDUs
-// were placed.
+// In order: Feed the next bytes, then call Next until it returns false. Out of order: FeedEarly a segment, then call NextEarly until it
+// returns false, and MarkPlaced after each FPDU that was placed. If all were placed and EarlyWhole reports true, the segment's bytes need
+// not be kept: when TCP's in-order point reaches them, call Skip instead of Feed, then Next. Segments that are kept are fed in order like
+// any other; Next reports which of their FPDUs were placed.
 type Receiver struct {
 	layout
 	crc bool
-	err *term.Error // set: nothing more is delivered
+	err *term.Error // if set, nothing more is delivered
 
-	next serial.Num // first octet of the FPDU that is due, its leading marker included
-	in   []byte     // octets fed and not consumed
-	fed  int        // if not zero: octets fed, of which the CRC below is known
-	sum  uint32     // CRC32c of the octets fed but the last crcLen
-	gone int        // octets skipped and not consumed
-	buf  []byte     // gathers an FPDU that comes in pieces
-	held int        // octets of the due FPDU in buf
-	skip int        // octets left of an FPDU that was placed early
+	next serial.Num // first byte of the next FPDU, its leading marker included
+	in   []byte     // bytes fed and not consumed
+	fed  int        // if not zero, the number of bytes fed whose CRC is in sum
+	sum  uint32     // CRC32c of the bytes fed except the last crcLen
+	gone int        // bytes skipped and not consumed
+	buf  []byte     // reassembles an FPDU received in several pieces
+	held int        // bytes of the next FPDU in buf
+	skip int        // remaining bytes of an FPDU that was placed early
 
 	early earlyState
 	stats ReceiverStats
 }
 
-// Init prepares r for a half connection whose first FPDU begins at start. With
-// crc off the CRC field is not looked at. Buffers of an earlier use are kept.
+// Init prepares r for a half connection whose first FPDU begins at start. If crc is false the CRC field is ignored. Buffers of an earlier
+// use are kept.
 func (r *Receiver) Init(crc, markers bool, start serial.Num) {
 	*r = Receiver{
 		layout: layout{markers: markers, start: start},
@@ -76,25 +70,23 @@ func (r *Receiver) Init(crc, markers bool, start serial.Num) {
 // Stats returns the counters.
 func (r *Receiver) Stats() ReceiverStats { return r.stats }
 
-// Held returns the octets of an FPDU that is not complete yet.
+// Held returns the number of buffered bytes of an incomplete FPDU.
 func (r *Receiver) Held() int { return r.held }
 
-// Feed gives the next octets in order. They are kept by reference until Next
-// returns false, which must happen before the next call of Feed or Skip.
+// Feed passes in the next bytes in order. They are kept by reference until Next returns false, which must happen before the next call of
+// Feed or Skip.
 func (r *Receiver) Feed(b []byte) { r.in, r.gone, r.fed = b, 0, 0 }
 
-// FeedSummed is Feed with the CRC32c of b without its last four octets, at
-// least one octet: it need not be taken again if b is one FPDU.
+// FeedSummed is Feed with the CRC32c of b without its last four bytes; b has at least five bytes. If b is exactly one FPDU its CRC is not
+// computed again.
 func (r *Receiver) FeedSummed(b []byte, crc uint32) { r.in, r.gone, r.fed, r.sum = b, 0, len(b), crc }
 
-// Skip says that the next n octets in order were placed early and are gone.
-// Then call Next as after Feed. n is a segment's worth: more than zero.
+// Skip reports that the next n bytes in order were placed early and not kept. Call Next afterwards as after Feed. n is greater than zero,
+// at most a segment.
 func (r *Receiver) Skip(n int) { r.in, r.gone, r.fed = nil, n, 0 }
 
-// Next gives the next FPDU in order, whose CRC is right and whose markers agree.
-// It returns false when octets are missing, and an error once the stream is
-// broken; it then gives no FPDU any more. The errors are term.ErrMPACRC and
-// term.ErrMPAMarker.
+// Next returns the next FPDU in order, with valid CRC and markers. It returns false when more bytes are needed, and an error once the
+// stream is broken, after which it returns no FPDU. The errors are term.ErrMPACRC and term.ErrMPAMarker.
 func (r *Receiver) Next(f *FPDU) (ok bool, err *term.Error) {
 	for r.err == nil {
 		if r.skip > 0 {
@@ -116,8 +108,7 @@ func (r *Receiver) Next(f *FPDU) (ok bool, err *term.Error) {
 			}
 		}
 		if r.gone > 0 {
-			// The octets that are gone were FPDUs found by markers; the length
-			// fields in front of them say that none begins here.
+			// The skipped bytes were FPDUs located by markers, but the length fields before them say that none begins here.
 			r.fail(term.ErrMPAMarker)
 			break
 		}
@@ -137,8 +128,7 @@ func (r *Receiver) fail(err *term.Error) {
 	r.err, r.in, r.gone, r.held, r.skip = err, nil, 0, 0, 0
 }
 
-// skipPlaced consumes octets of an FPDU that was placed early and reports
-// whether it has seen all of them.
+// skipPlaced consumes bytes of an FPDU that was placed early and reports whether it has consumed all of them.
 func (r *Receiver) skipPlaced() bool {
 	n := min(r.skip, len(r.in))
 	r.in = r.in[n:]
@@ -149,7 +139,7 @@ func (r *Receiver) skipPlaced() bool {
 	return r.skip == 0
 }
 
-// lengthAt returns where the ULPDU_Length of an FPDU that begins at seq is.
+// lengthAt returns the position of ULPDU_Length of an FPDU that begins at seq.
 func (l *layout) lengthAt(seq serial.Num) serial.Num {
 	if l.markers && l.toMarker(seq) == 0 {
 		return seq + markerLen
@@ -157,8 +147,7 @@ func (l *layout) lengthAt(seq serial.Num) serial.Num {
 	return seq
 }
 
-// header returns the size in the stream of an FPDU that begins at seq with the
-// octets b, zero if b is too short to tell.
+// header returns the size in the stream of an FPDU that begins at seq with the bytes b, or zero if b is too short to determine it.
 func (l *layout) header(seq serial.Num, b []byte) int {
 	at := int(l.lengthAt(seq) - seq)
 	if len(b) < at+lengthLen {
@@ -167,8 +156,7 @@ func (l *layout) header(seq serial.Num, b []byte) int {
 	return l.rawLen(seq, bodyLen(int(binary.BigEndian.Uint16(b[at:]))))
 }
 
-// whole returns the due FPDU as it is in the stream, once all of it is there.
-// What is there of it otherwise goes to the gathering buffer.
+// whole returns the next FPDU as it is in the stream, once it is complete. Otherwise it moves the available part to the reassembly buffer.
 func (r *Receiver) whole() (raw []byte, ok bool) {
 	if r.held == 0 {
 		if n := r.header(r.next, r.in); n != 0 && n <= len(r.in) {
@@ -188,7 +176,7 @@ func (r *Receiver) whole() (raw []byte, ok bool) {
 			return nil, false
 		}
 	}
-	// An FPDU has at least eight octets, so the first six belong to it.
+	// An FPDU has at least eight bytes, so the first six belong to it.
 	r.gather(min(n-r.held, len(r.in)))
 	if r.held < n {
 		return nil, false
@@ -198,8 +186,7 @@ func (r *Receiver) whole() (raw []byte, ok bool) {
 	return r.buf[:n], true
 }
 
-// gather moves n octets of the input to the buffer. The buffer grows with what
-// has arrived, not with what a length field announces.
+// gather moves n bytes of the input to the buffer. The buffer grows with the bytes received, not with the length that a header announces.
 func (r *Receiver) gather(n int) {
 	r.buf = grow(r.buf, r.held, r.held+n)
 	copy(r.buf[r.held:], r.in[:n])
@@ -207,8 +194,7 @@ func (r *Receiver) gather(n int) {
 	r.in = r.in[n:]
 }
 
-// grow returns b with a length of at least n, of which the first keep octets
-// are kept.
+// grow returns b with a length of at least n, preserving the first keep bytes.
 func grow(b []byte, keep, n int) []byte {
 	if n <= cap(b) {
 		return b[:cap(b)]
@@ -222,7 +208,7 @@ func grow(b []byte, keep, n int) []byte {
 	return nb
 }
 
-// take checks the due FPDU, given as it is in the stream, and hands it out.
+// take checks the next FPDU, as it is in the stream, and returns its contents in f.
 func (r *Receiver) take(raw []byte, f *FPDU) bool {
 	if r.crc && (r.fed == 0 && !crcValid(raw) || r.fed != 0 && r.sum != trailer(raw)) {
 		r.fail(term.ErrMPACRC)
@@ -230,7 +216,7 @@ func (r *Receiver) take(raw []byte, f *FPDU) bool {
 	}
 	end := r.next + serial.Num(len(raw))
 	if p, ok := r.early.first(); ok && p.seq.Less(end) {
-		// A marker has said that an FPDU begins inside of this one.
+		// A marker said that an FPDU begins inside of this one.
 		r.fail(term.ErrMPAMarker)
 		return false
 	}
@@ -245,8 +231,7 @@ func (r *Receiver) take(raw []byte, f *FPDU) bool {
 	return true
 }
 
-// crcValid reports whether the CRC at the end of raw is right for what is in
-// front of it, markers included (RFC 5044 section 4.4).
+// crcValid reports whether the CRC at the end of raw matches the bytes before it, markers included (RFC 5044 section 4.4).
 func crcValid(raw []byte) bool {
 	return crc32c.Update(0, raw[:len(raw)-crcLen]) == trailer(raw)
 }
@@ -254,14 +239,12 @@ func crcValid(raw []byte) bool {
 // trailer returns the CRC at the end of raw.
 func trailer(raw []byte) uint32 { return binary.LittleEndian.Uint32(raw[len(raw)-crcLen:]) }
 
-// strip checks the markers of the FPDU raw, which begins at seq, and returns its
-// ULPDU.
+// strip checks the markers of the FPDU raw, which begins at seq, and returns its ULPDU.
 func (r *Receiver) strip(seq serial.Num, raw []byte) (ulpdu marked.Octets, ok bool) {
-	at := 0 // of ULPDU_Length
+	at := 0 // offset of ULPDU_Length
 	next := noMarker
 	if r.markers {
-		// Of what a marker says the two low bits do not count (RFC 5044 section 4.2), nor does
-		// the reserved half.
+		// The low two bits of a marker's pointer (RFC 5044 section 4.2) and its reserved half are ignored.
 		wrong, n := uint16(0), 0
 		next = r.toMarker(seq)
 		if next == 0 {
@@ -279,7 +262,7 @@ func (r *Receiver) strip(seq serial.Num, raw []byte) (ulpdu marked.Octets, ok bo
 	}
 	n := int(binary.BigEndian.Uint16(raw[at:]))
 	from := at + lengthLen
-	if next >= from+n { // at most one marker, behind it
+	if next >= from+n { // at most one marker, after the ULPDU
 		return marked.Octets{B: raw[from : from+n : from+n]}, true
 	}
 	first := next - from

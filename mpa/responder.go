@@ -2,8 +2,7 @@ package mpa
 
 import "github.com/iwarpd/iwarpd/internal/clock"
 
-// handleRequest is the responder's: s.peer is a frame that is properly
-// formatted. behind says that octets follow it.
+// handleRequest processes the Request s.peer, which is properly formatted. behind reports whether bytes follow it.
 func (s *Startup) handleRequest(now clock.Time, behind bool) error {
 	f := &s.peer
 	switch {
@@ -12,8 +11,8 @@ func (s *Startup) handleRequest(now clock.Time, behind bool) error {
 	case f.Rev > s.cfg.Rev, f.Rev == 0 && !s.cfg.AllowRev0:
 		return s.malformed(ErrRevision)
 	case f.Enhanced && !s.cfg.Enhanced:
-		// To an unenhanced responder the frame is malformed: it closes TCP and
-		// the initiator may try again without (RFC 6581 section 10).
+		// An unenhanced responder treats the frame as malformed: it closes TCP, and the initiator may try again without enhanced setup (RFC
+		// 6581 section 10).
 		return s.malformed(ErrNotEnhanced)
 	case behind:
 		return s.malformed(ErrTrailing)
@@ -26,10 +25,8 @@ func (s *Startup) handleRequest(now clock.Time, behind bool) error {
 	return nil
 }
 
-// Accept answers the Request: Full Operation begins. ird and ord are the ULP's
-// depths, as for Negotiation.Accept; Result has what came out. Accept fails with
-// ErrState when no request waits, ErrDepth or ErrPrivateData; then the request
-// goes on waiting.
+// Accept accepts the Request and starts Full Operation. ird and ord are the ULP's depths, as for Negotiation.Accept; Result returns the
+// outcome. Accept fails with ErrState if no request is pending, ErrDepth or ErrPrivateData; the request then stays pending.
 func (s *Startup) Accept(now clock.Time, privateData []byte, ird, ord int) error {
 	r, err := s.reply(privateData)
 	if err != nil {
@@ -46,10 +43,8 @@ func (s *Startup) Accept(now clock.Time, privateData []byte, ird, ord int) error
 	return nil
 }
 
-// Reject answers the Request with a refusal. The enhanced data of the Reply hold
-// the Config's IRD and ORD: what the ULP would have needed. The TCP connection
-// stays open; it belongs to the ULP (RFC 5044 section 7.1.2, 2). It fails as
-// Accept does.
+// Reject rejects the Request. The enhanced data of the Reply hold the Config's IRD and ORD, which the ULP would have needed. The TCP
+// connection stays open and belongs to the ULP (RFC 5044 section 7.1.2, 2). It fails as Accept does.
 func (s *Startup) Reject(now clock.Time, privateData []byte) error {
 	r, err := s.reply(privateData)
 	if err != nil {
@@ -68,9 +63,8 @@ func (s *Startup) answer(r Frame, kind EventKind) {
 	s.done(Event{Kind: kind, Frame: s.peer})
 }
 
-// reply begins a Reply to the Request, all but R and the enhanced data. It has
-// the Request's revision, and C if either side wants it: some initiators take a
-// Reply without C for a refusal of theirs.
+// reply builds a Reply to the Request, except R and the enhanced data. It has the Request's revision, and C if either side wants CRCs: some
+// initiators take a Reply without C as a refusal of their own.
 func (s *Startup) reply(privateData []byte) (Frame, error) {
 	f := &s.peer
 	if s.initiator || s.state != stateWaitULP {

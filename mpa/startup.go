@@ -9,54 +9,46 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// Time-outs that a zero in Config stands for. The first two are soft-iWARP's.
+// Default time-outs, used for a zero in Config. The first two are those of soft-iWARP.
 const (
 	RequestTimeout  = 5 * time.Second  // responder, for the whole Request
 	ReplyTimeout    = 10 * time.Second // initiator, for the whole Reply
 	DecisionTimeout = 60 * time.Second // responder, for the ULP's Accept or Reject
 )
 
-// Config is the policy for one connection. The zero value is not a good one:
-// start from DefaultConfig.
+// Config is the policy for one connection. The zero value is not valid: start from DefaultConfig.
 type Config struct {
-	// Rev is the highest revision: what an initiator sends and the highest that
-	// a responder takes, 1 or 2.
+	// Rev is the highest revision, 1 or 2: what an initiator sends and the most that a responder accepts.
 	Rev uint8
-	// Enhanced is the use of RFC 6581: an initiator sets S, a responder takes
-	// Requests that have it set. It needs Rev 2.
+	// Enhanced enables RFC 6581: an initiator sets S, and a responder accepts Requests with S. It needs Rev 2.
 	Enhanced bool
-	// AllowRev0 makes a responder take Requests of the RDMA Consortium's
-	// revision, with markers and CRCs both ways (RFC 5044 appendix C).
+	// AllowRev0 makes a responder accept Requests of the RDMA Consortium's revision, with markers and CRCs both ways (RFC 5044 appendix C).
 	AllowRev0 bool
 
-	// CRC is C. It must be true unless the administrator has asked for false
-	// (RFC 5044 section 4.4); CRCs are off only if both sides say false.
+	// CRC is C. It must be true unless the administrator disables it (RFC 5044 section 4.4); CRCs are off only if both sides say false.
 	CRC bool
-	// Markers is M: the peer must put markers in what it sends. Whether we send
-	// markers is for the peer to say.
+	// Markers is M: the peer must send markers. Whether we send markers is the peer's choice.
 	Markers bool
 
-	// P2P makes an initiator ask for a peer-to-peer connection, in which it
-	// sends an RTR first. It needs Enhanced. A responder does as the Request says.
+	// P2P makes an initiator request a peer-to-peer connection, in which it sends an RTR first. It needs Enhanced. A responder follows the
+	// Request.
 	P2P bool
-	// RTR holds the kinds of RTR to offer or take; empty means all.
+	// RTR is the set of RTR kinds to offer or accept; empty means all.
 	RTR RTRs
 
-	// IRD and ORD are the local depths, 0 to 0x3FFE. An initiator offers them; a
-	// responder runs with them if neither its ULP nor the Request gives others.
+	// IRD and ORD are the local depths, 0 to 0x3FFE. An initiator offers them; a responder uses them if neither its ULP nor the Request
+	// says otherwise.
 	IRD, ORD int
-	// MaxIRD is the highest IRD for a peer that wants more than IRD, MaxORD the
-	// highest ORD of a responder whose initiator takes more than ORD. Values below
-	// IRD and ORD allow no more than these.
+	// MaxIRD is the highest IRD granted to a peer that asks for more than IRD, and MaxORD the highest ORD of a responder whose initiator
+	// allows more than ORD. Values below IRD and ORD have no effect.
 	MaxIRD, MaxORD int
-	// ManualIRD and ManualORD keep the depth out of the negotiation: 0x3FFF is
-	// sent for it and the ULPs agree on it by themselves.
+	// ManualIRD and ManualORD exclude the depth from the negotiation: 0x3FFF is sent for it, and the ULPs agree on it themselves.
 	ManualIRD, ManualORD bool
 
-	// PrivateData goes into an initiator's Request.
+	// PrivateData is sent in an initiator's Request.
 	PrivateData []byte
-	// MaxPrivateData limits what the ULP may send, in octets; 0 means as much as
-	// fits: 512, or 508 beside enhanced data. soft-iWARP and cxgb4 take 252.
+	// MaxPrivateData limits the ULP's private data, in bytes; 0 means as much as fits: 512, or 508 with enhanced data. soft-iWARP and cxgb4
+	// accept 252.
 	MaxPrivateData int
 
 	// Timeout limits the wait for the peer's frame: 0 means ReplyTimeout for an
@@ -66,12 +58,11 @@ type Config struct {
 	// negative no limit.
 	Decision time.Duration
 
-	// RetryNoMarkers and RetryRev1 allow the hints of these names.
+	// RetryNoMarkers and RetryRev1 permit the retries of the same name.
 	RetryNoMarkers, RetryRev1 bool
 }
 
-// DefaultConfig returns revision 2 with enhanced setup, CRCs, no markers asked
-// for, depths of 16, and both retries.
+// DefaultConfig returns revision 2 with enhanced setup, CRCs, no markers requested, depths of 16, and both retries.
 func DefaultConfig() Config {
 	return Config{
 		Rev: 2, Enhanced: true, CRC: true, RTR: AllRTRs,
@@ -80,14 +71,14 @@ func DefaultConfig() Config {
 	}
 }
 
-// Errors of the use of this package, not of the peer.
+// Errors of the caller, not of the peer.
 var (
 	ErrConfig      = errors.New("mpa: the settings contradict each other")
 	ErrPrivateData = errors.New("mpa: more private data than allowed")
 	ErrState       = errors.New("mpa: no request waits for an answer")
 )
 
-// Validate reports ErrConfig, ErrDepth or ErrPrivateData.
+// Validate returns ErrConfig, ErrDepth or ErrPrivateData if c is not valid.
 func (c *Config) Validate() error {
 	switch {
 	case c.Rev < 1 || c.Rev > MaxRev, c.Enhanced && c.Rev < 2, c.P2P && !c.Enhanced, c.RTR&^AllRTRs != 0:
@@ -100,7 +91,7 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// tooMuch is ErrPrivateData with the numbers.
+// tooMuch returns ErrPrivateData with the limit and the length.
 func (c *Config) tooMuch(private []byte, enhanced bool) error {
 	return fmt.Errorf("%w: at most %d octets, not %d", ErrPrivateData, c.maxPrivateData(enhanced), len(private))
 }
@@ -125,10 +116,10 @@ func (c *Config) rtrs() RTRs {
 	return c.RTR
 }
 
-// Retry is advice to try again, on a new TCP connection, with other settings.
+// Retry advises to try again, on a new TCP connection, with other settings.
 type Retry uint8
 
-// Kinds of advice.
+// Kinds of Retry.
 const (
 	RetryNone      Retry = iota
 	RetryNoMarkers       // the peer cannot send markers
@@ -146,8 +137,8 @@ func (r Retry) String() string {
 	return "no retry"
 }
 
-// Apply returns c changed as r says. With revision 1 the peer-to-peer model and
-// the negotiation of depths are the ULP's own business (RFC 6581 section 10).
+// Apply returns c changed as r says. With revision 1 the ULP must arrange the peer-to-peer model and the depths itself (RFC 6581 section
+// 10).
 func (r Retry) Apply(c Config) Config {
 	switch r {
 	case RetryNoMarkers:
@@ -158,7 +149,7 @@ func (r Retry) Apply(c Config) Config {
 	return c
 }
 
-// Reasons for the end of a startup: the Cause of an Error.
+// Causes of a failed startup, as in Error.Cause.
 var (
 	ErrTimeout        = errors.New("mpa: no startup frame in time")
 	ErrDecision       = errors.New("mpa: no answer from the ULP in time")
@@ -173,19 +164,16 @@ var (
 	ErrRTR            = errors.New("mpa: the responder takes no RTR that can be sent")
 )
 
-// Error is why a startup did not end in Full Operation. errors.Is finds both
-// the Cause and the Term in it.
+// Error is the reason why a startup did not reach Full Operation. errors.Is matches both Cause and Term.
 type Error struct {
 	Cause error
-	// Term has the error code of RFC 5044 section 8 or RFC 6581 section 8; nil
-	// for a rejection and for errors of our own side.
+	// Term has the error code of RFC 5044 section 8 or RFC 6581 section 8; nil for a rejection and for local errors.
 	Term *term.Error
-	// Terminate says that the peer is in Full Operation and must be told: enter
-	// Full Operation with Result and send Term in a Terminate before closing.
-	// Otherwise the TCP connection is closed at once, except for a rejection,
-	// after which it belongs to the ULP (RFC 5044 section 7.1.2, 3).
+	// Terminate means that the peer is in Full Operation and must be notified: enter Full Operation with Result and send Term in a
+	// Terminate before closing. Otherwise close the TCP connection at once, except after a rejection, when it belongs to the ULP (RFC 5044
+	// section 7.1.2, 3).
 	Terminate bool
-	// Retry is advice, where the Config allows it.
+	// Retry is advice, as far as the Config permits it.
 	Retry Retry
 }
 
@@ -197,7 +185,7 @@ func (e *Error) Error() string {
 	return e.Cause.Error()
 }
 
-// Unwrap gives errors.Is the cause and the violation.
+// Unwrap returns the cause and the violation, for errors.Is.
 func (e *Error) Unwrap() []error {
 	if e.Term == nil {
 		return []error{e.Cause}
@@ -205,27 +193,26 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Cause, e.Term}
 }
 
-// EventKind says what happened.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 // Kinds of events.
 const (
-	EventRequest  EventKind = iota + 1 // responder: Frame asks for Accept or Reject
+	EventRequest  EventKind = iota + 1 // responder: Frame needs Accept or Reject
 	EventAccepted                      // Full Operation begins; initiator: Frame is the Reply
-	EventRejected                      // the ULP said no; initiator: Frame is the Reply, Err has the advice
-	EventFailed                        // Err says why and what to do
+	EventRejected                      // the ULP rejected; initiator: Frame is the Reply, Err has the advice
+	EventFailed                        // Err has the cause and what to do
 )
 
-// Event is an output of a Startup. Frame is the peer's, as it was received: its
-// IRD and ORD are for the ULP to know (RFC 6581 section 9.1). Its Private Data
-// stays valid as long as the Startup.
+// Event is an output of a Startup. Frame is the peer's frame as received: the ULP needs its IRD and ORD (RFC 6581 section 9.1). Its Private
+// Data stays valid as long as the Startup.
 type Event struct {
 	Kind  EventKind
 	Frame Frame
 	Err   *Error
 }
 
-// Params is what Full Operation runs with.
+// Params are the parameters of Full Operation.
 type Params struct {
 	CRC         bool // CRCs are generated and checked
 	SendMarkers bool // the peer wants markers
@@ -233,8 +220,7 @@ type Params struct {
 	Rev         uint8
 	Enhanced    bool
 	IRD, ORD    int
-	// RTR is what the initiator sends first and the responder waits for;
-	// RTRNone outside of the peer-to-peer model.
+	// RTR is what the initiator sends first and the responder waits for; RTRNone outside of the peer-to-peer model.
 	RTR       RTR
 	Initiator bool
 }
@@ -242,28 +228,24 @@ type Params struct {
 type startupState uint8
 
 const (
-	stateWaitFrame startupState = iota // for the peer's frame
-	stateWaitULP                       // for Accept or Reject
+	stateWaitFrame startupState = iota // waiting for the peer's frame
+	stateWaitULP                       // waiting for Accept or Reject
 	stateDone
 )
 
-// Startup is the Startup Phase of one connection, on one side. It does no I/O
-// and reads no clock; one goroutine at a time may use it.
+// Startup is one side of the Startup Phase of a connection. It does no I/O and reads no clock; it is not safe for concurrent use.
 //
-// Inputs are HandleStream, HandleTimeout, HandleClosed, Accept and Reject. After
-// each, and after the constructor, drain PollTransmit, then PollEvent, then ask
-// Deadline. An initiator: NewInitiator, send, feed the stream until
-// EventAccepted, EventRejected or EventFailed. A responder: NewResponder, feed
-// the stream until EventRequest, then Accept or Reject, send. Octets that
-// HandleStream did not consume are the caller's: after EventAccepted they are
-// FPDUs, after EventRejected the ULP's stream.
+// Inputs are HandleStream, HandleTimeout, HandleClosed, Accept and Reject. After each, and after the constructor, drain PollTransmit, then
+// PollEvent, then call Deadline. Initiator: NewInitiator, send, feed the stream until EventAccepted, EventRejected or EventFailed.
+// Responder: NewResponder, feed the stream until EventRequest, then Accept or Reject, send. Bytes that HandleStream did not consume belong
+// to the caller: after EventAccepted they are FPDUs, after EventRejected the ULP's stream.
 type Startup struct {
 	cfg       Config
 	initiator bool
 	state     startupState
 	deadline  clock.Time
 
-	in     [MaxFrameLen]byte // the peer's frame as far as it came
+	in     [MaxFrameLen]byte // the peer's frame as far as received
 	held   int
 	peer   Frame // decoded from in
 	sent   Frame
@@ -273,8 +255,7 @@ type Startup struct {
 	params Params
 }
 
-// NewInitiator starts the side that sends first. PollTransmit has the Request;
-// EventFailed follows at once if cfg is not valid.
+// NewInitiator starts the side that sends first. PollTransmit returns the Request; if cfg is not valid EventFailed is pending instead.
 func NewInitiator(cfg Config, now clock.Time) *Startup {
 	s := &Startup{cfg: cfg, initiator: true}
 	s.neg = NewNegotiation(&s.cfg)
@@ -289,8 +270,7 @@ func NewInitiator(cfg Config, now clock.Time) *Startup {
 	return s
 }
 
-// NewResponder starts the side that waits for a Request. EventFailed follows at
-// once if cfg is not valid.
+// NewResponder starts the side that waits for a Request. If cfg is not valid EventFailed is pending.
 func NewResponder(cfg Config, now clock.Time) *Startup {
 	s := &Startup{cfg: cfg}
 	s.neg = NewNegotiation(&s.cfg)
@@ -302,7 +282,7 @@ func NewResponder(cfg Config, now clock.Time) *Startup {
 	return s
 }
 
-// send makes the octets of s.sent, whose sizes were checked before.
+// send encodes s.sent, whose sizes were checked before.
 func (s *Startup) send() {
 	b, err := s.sent.Append(make([]byte, 0, s.sent.Len()))
 	if err != nil {
@@ -311,7 +291,7 @@ func (s *Startup) send() {
 	s.out = b
 }
 
-// arm sets the deadline d after now, or def after now for a d of zero.
+// arm sets the deadline to now plus d, or plus def if d is zero.
 func (s *Startup) arm(now clock.Time, d, def time.Duration) {
 	switch {
 	case d < 0:
@@ -323,15 +303,14 @@ func (s *Startup) arm(now clock.Time, d, def time.Duration) {
 	}
 }
 
-// HandleStream takes the next octets of the stream. It consumes those of the
-// peer's startup frame and no more; once the startup is over, none. The error,
-// an *Error, is also in EventFailed.
+// HandleStream processes the next bytes of the stream. It consumes only those of the peer's startup frame, and none once the startup is
+// over. The error, an *Error, is also in EventFailed.
 func (s *Startup) HandleStream(now clock.Time, b []byte) (consumed int, err error) {
 	switch {
 	case len(b) == 0 || s.state == stateDone:
 		return 0, nil
 	case s.state == stateWaitULP:
-		// The initiator may send nothing before it has the Reply.
+		// The initiator must not send anything before it has the Reply.
 		return 0, s.malformed(ErrTrailing)
 	}
 	before := s.held
@@ -352,22 +331,20 @@ func (s *Startup) HandleStream(now clock.Time, b []byte) (consumed int, err erro
 	return consumed, s.handleRequest(now, len(b) > consumed)
 }
 
-// HandleClosed says that the peer has closed or reset the TCP connection.
+// HandleClosed reports that the peer has closed or reset the TCP connection.
 func (s *Startup) HandleClosed(now clock.Time) {
 	if s.state == stateDone {
 		return
 	}
 	e := &Error{Cause: ErrClosed, Term: term.ErrMPAClosed}
 	if s.initiator && s.held == 0 && s.cfg.Enhanced {
-		// So does a peer to which the S flag makes the Request malformed
-		// (RFC 6581 section 10).
+		// A peer that does not know the S flag treats the Request as malformed and closes (RFC 6581 section 10).
 		e.Retry = s.allow(RetryRev1)
 	}
 	s.failed(e)
 }
 
-// HandleTimeout ends a wait that has lasted too long. Calling it early does
-// nothing.
+// HandleTimeout ends a wait whose deadline has passed. An early call does nothing.
 func (s *Startup) HandleTimeout(now clock.Time) {
 	if !s.deadline.Due(now) {
 		return
@@ -379,11 +356,11 @@ func (s *Startup) HandleTimeout(now clock.Time) {
 	s.failed(&Error{Cause: ErrTimeout, Term: term.ErrMPAClosed})
 }
 
-// Deadline returns when HandleTimeout must be called, zero for never.
+// Deadline returns when HandleTimeout must be called, or zero for never.
 func (s *Startup) Deadline() clock.Time { return s.deadline }
 
-// PollTransmit returns the octets of our startup frame, once. They must leave
-// in one piece, so that they are in one segment, with nothing behind them.
+// PollTransmit returns the bytes of our startup frame, once. They must be written at once, so that they are in one segment with nothing
+// after them.
 func (s *Startup) PollTransmit() ([]byte, bool) {
 	b := s.out
 	s.out = nil
@@ -397,8 +374,7 @@ func (s *Startup) PollEvent() (Event, bool) {
 	return ev, ev.Kind != 0
 }
 
-// Result returns what Full Operation runs with. It is valid after EventAccepted,
-// and after an EventFailed that asks for a Terminate.
+// Result returns the parameters of Full Operation. It is valid after EventAccepted, and after an EventFailed that asks for a Terminate.
 func (s *Startup) Result() Params { return s.params }
 
 // Peer returns the peer's frame, as in the events.
@@ -413,8 +389,8 @@ func (s *Startup) failed(e *Error) error {
 	return e
 }
 
-// malformed ends the startup by a frame that is not what it must be. TCP is
-// closed at once; a responder sends no Reply (RFC 5044 sections 7.1.2 and 8).
+// malformed ends the startup because of a malformed frame. TCP is closed at once; a responder sends no Reply (RFC 5044 sections 7.1.2 and
+// 8).
 func (s *Startup) malformed(cause error) error {
 	return s.failed(&Error{Cause: cause, Term: term.ErrMPAFrame})
 }
