@@ -5,14 +5,12 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// MaxControl is the size in octets of an Assembler's buffer: the largest
-// control message has 52, and a peer may pad its Terminate with zeros.
+// MaxControl is the size in bytes of an Assembler's buffer: the largest control message has 52, and a peer may pad its Terminate with
+// zeros.
 const MaxControl = 64
 
-// Assembler receives the messages of a queue whose buffers belong to the
-// protocol itself, one message at a time and in order: requests, Terminates,
-// responses. They are short, so nearly always a message is one segment and is
-// not copied.
+// Assembler receives the messages of a queue whose buffers belong to the protocol itself (requests, Terminates, responses), one message at
+// a time and in order. They are short, so a message is nearly always one segment, which is not copied.
 type Assembler struct {
 	next serial.Num
 	size uint32
@@ -20,18 +18,16 @@ type Assembler struct {
 	buf  [MaxControl]byte
 }
 
-// Init makes the buffers of the queue size octets long, MaxControl at most. The
-// first message is FirstMSN.
+// Init sets the buffer size of the queue in bytes, at most MaxControl. The first message is FirstMSN.
 func (a *Assembler) Init(size int) {
 	*a = Assembler{next: FirstMSN, size: uint32(min(size, MaxControl))}
 }
 
-// Next returns the MSN of the message that is awaited.
+// Next returns the MSN of the next message.
 func (a *Assembler) Next() serial.Num { return a.next }
 
-// Accept takes a segment in order. When it completes a message, msg holds that
-// message until the next call and done is true. Segments of one message must
-// come in increasing order of MO, without a gap.
+// Accept processes a segment in order. When it completes a message, done is true and msg holds the message until the next call. Segments of
+// a message must come in increasing order of MO, without gaps.
 func (a *Assembler) Accept(h *Untagged, payload []byte) (msg []byte, done bool, err *term.Error) {
 	if h.MSN != a.next {
 		return nil, false, term.ErrMSNRange

@@ -1,7 +1,6 @@
-// Package ddp is Direct Data Placement (RFC 5041): the headers of tagged and
-// untagged segments, the cutting of a message into segments, and the tracking
-// of untagged queues. It touches no user memory and does no I/O: it says where
-// a payload belongs, and its user places it.
+// Package ddp is Direct Data Placement (RFC 5041): the headers of tagged and untagged segments, the segmentation of messages, and the
+// tracking of untagged queues. It does not access user memory and does no I/O: it determines where a payload belongs, and its caller places
+// it.
 package ddp
 
 import (
@@ -9,18 +8,16 @@ import (
 	"errors"
 )
 
-// Header lengths in octets (RFC 5041 sections 4.2, 4.3).
+// Header lengths in bytes (RFC 5041 sections 4.2, 4.3).
 const (
 	TaggedLen   = 14
 	UntaggedLen = 18
 
-	// MaxHeader has room for an untagged header and the largest header that
-	// RDMAP puts behind it: 52 octets, an Atomic Request or a full Terminate.
+	// MaxHeader has room for an untagged header followed by the largest RDMAP header: 52 bytes, an Atomic Request or a full Terminate.
 	MaxHeader = UntaggedLen + 52
 )
 
-// MinMULPDU is the smallest MULPDU that a lower layer may offer (RFC 5044
-// section 3). Every control message of RDMAP fits in it whole.
+// MinMULPDU is the smallest MULPDU that a lower layer may offer (RFC 5044 section 3). Every control message of RDMAP fits in it.
 const MinMULPDU = 128
 
 // Queue numbers of untagged messages (RFC 5040 section 4.1, RFC 7306 section
@@ -36,8 +33,7 @@ const (
 // (RFC 5041 section 4.3).
 const FirstMSN = 1
 
-// The control octet (RFC 5041 section 4.1). Its four reserved bits are sent as
-// zero and not checked.
+// The control byte (RFC 5041 section 4.1). Its four reserved bits are sent as zero and not checked.
 const (
 	ctrlTagged  = 0x80
 	ctrlLast    = 0x40
@@ -45,17 +41,15 @@ const (
 	version     = 0x01
 )
 
-// ErrShort means that a segment ends before its header does.
+// ErrShort means that a segment is shorter than its header.
 var ErrShort = errors.New("ddp: segment shorter than its header")
 
 var be = binary.BigEndian
 
-// IsTagged reports whether seg starts with a tagged header. An empty segment
-// does not.
+// IsTagged reports whether seg starts with a tagged header. It is false for an empty segment.
 func IsTagged(seg []byte) bool { return len(seg) > 0 && seg[0]&ctrlTagged != 0 }
 
-// HeaderLen returns the length of the DDP header that the T bit of seg's first
-// octet announces.
+// HeaderLen returns the length of the DDP header that the T bit in the first byte of seg indicates.
 func HeaderLen(seg []byte) int {
 	if IsTagged(seg) {
 		return TaggedLen

@@ -8,14 +8,13 @@ import (
 // Tagged is the decoded header of a tagged segment (RFC 5041 section 4.2).
 type Tagged struct {
 	Last bool   // the last segment of its message
-	ULP  uint8  // RsvdULP: opaque to DDP, RDMAP's control octet
-	STag uint32 // names the buffer at the sink
-	TO   uint64 // tagged offset of the payload's first octet
+	ULP  uint8  // RsvdULP: opaque to DDP, the control byte of RDMAP
+	STag uint32 // identifies the buffer at the sink
+	TO   uint64 // tagged offset of the first byte of the payload
 }
 
-// Decode reads h from the front of seg; payload aliases seg. The error is
-// ErrShort or term.ErrTaggedVersion, and then h is left as it was. The T bit is
-// the caller's to look at. Decode never panics and never allocates.
+// Decode reads h from the front of seg; payload aliases seg. On error, ErrShort or term.ErrTaggedVersion, h is unchanged. The caller checks
+// the T bit. Decode never panics and never allocates.
 func (h *Tagged) Decode(seg []byte) (payload []byte, err error) {
 	if len(seg) < TaggedLen {
 		return nil, ErrShort
@@ -28,7 +27,7 @@ func (h *Tagged) Decode(seg []byte) (payload []byte, err error) {
 	return seg[TaggedLen:], nil
 }
 
-// Append appends the TaggedLen octets of h to dst.
+// Append appends the TaggedLen bytes of h to dst.
 func (h *Tagged) Append(dst []byte) []byte {
 	dst = append(dst, control(ctrlTagged, h.Last), h.ULP)
 	dst = be.AppendUint32(dst, h.STag)
@@ -38,16 +37,15 @@ func (h *Tagged) Append(dst []byte) []byte {
 // Untagged is the decoded header of an untagged segment (RFC 5041 section 4.3).
 type Untagged struct {
 	Last bool       // the last segment of its message
-	ULP  uint8      // RsvdULP, first octet: RDMAP's control octet
+	ULP  uint8      // RsvdULP, first byte: the control byte of RDMAP
 	Inv  uint32     // RsvdULP, the other four: RDMAP's Invalidate STag, or 0
 	QN   uint32     // queue number
 	MSN  serial.Num // message sequence number, from FirstMSN in each queue
-	MO   uint32     // offset of the payload's first octet in the message
+	MO   uint32     // message offset of the first byte of the payload
 }
 
-// Decode reads h from the front of seg; payload aliases seg. The error is
-// ErrShort or term.ErrUntaggedVersion, and then h is left as it was. The T bit
-// is the caller's to look at. Decode never panics and never allocates.
+// Decode reads h from the front of seg; payload aliases seg. On error, ErrShort or term.ErrUntaggedVersion, h is unchanged. The caller
+// checks the T bit. Decode never panics and never allocates.
 func (h *Untagged) Decode(seg []byte) (payload []byte, err error) {
 	if len(seg) < UntaggedLen {
 		return nil, ErrShort
@@ -61,7 +59,7 @@ func (h *Untagged) Decode(seg []byte) (payload []byte, err error) {
 	return seg[UntaggedLen:], nil
 }
 
-// Append appends the UntaggedLen octets of h to dst.
+// Append appends the UntaggedLen bytes of h to dst.
 func (h *Untagged) Append(dst []byte) []byte {
 	dst = append(dst, control(0, h.Last), h.ULP)
 	dst = be.AppendUint32(dst, h.Inv)

@@ -5,27 +5,24 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// Buffer is an untagged buffer: it takes one message.
+// Buffer is an untagged buffer for one message.
 type Buffer struct {
-	ID   uint32 // the owner's name for it
-	Size uint32 // octets it can take
+	ID   uint32 // identifies it to the owner
+	Size uint32 // capacity in bytes
 
-	got uint64 // octets that arrived in order
+	got uint64 // bytes received in order
 }
 
-// Queue tracks one untagged queue at the sink (RFC 5041 sections 5.3, 7.1): the
-// MSN whose turn it is, and the buffers of it and of those after it that the
-// owner has supplied. Several messages may be open at once, as segments that
-// come early are checked against the buffer of their own MSN; they are
-// accepted, and messages delivered, strictly in order.
+// Queue tracks one untagged queue at the sink (RFC 5041 sections 5.3, 7.1): the next MSN, and the buffers that the owner has supplied for
+// it and later ones. Several messages may be open at once, because early segments are checked against the buffer of their own MSN; segments
+// are accepted, and messages delivered, strictly in order.
 type Queue struct {
-	bufs []Buffer // by MSN, modulo its length, a power of two
+	bufs []Buffer // indexed by MSN modulo its length, a power of two
 	head serial.Num
 	tail serial.Num
 }
 
-// Init gives the queue room for window buffers, rounded up to a power of two,
-// and none yet. The first message is FirstMSN.
+// Init makes room for window buffers, rounded up to a power of two. The first message is FirstMSN.
 func (q *Queue) Init(window int) {
 	n := 1
 	for n < window {
@@ -34,31 +31,29 @@ func (q *Queue) Init(window int) {
 	*q = Queue{bufs: make([]Buffer, n), head: FirstMSN, tail: FirstMSN}
 }
 
-// Head returns the MSN of the message to be delivered next.
+// Head returns the MSN of the next message to be delivered.
 func (q *Queue) Head() serial.Num { return q.head }
 
-// Tail returns the first MSN that has no buffer yet.
+// Tail returns the first MSN without a buffer.
 func (q *Queue) Tail() serial.Num { return q.tail }
 
-// InWindow reports whether msn has a buffer or could be given one.
+// InWindow reports whether msn has a buffer or may be given one.
 func (q *Queue) InWindow(msn serial.Num) bool { return msn.In(q.head, uint32(len(q.bufs))) }
 
-// Supply gives the message Tail a buffer. Tail must be InWindow.
+// Supply provides the buffer of message Tail, which must be InWindow.
 func (q *Queue) Supply(id, size uint32) {
 	q.bufs[int(q.tail)&(len(q.bufs)-1)] = Buffer{ID: id, Size: size}
 	q.tail++
 }
 
-// Skip uses up the MSN of a message that takes no buffer. The queue must hold
-// no buffers.
+// Skip consumes the MSN of a message that takes no buffer. The queue must hold no buffers.
 func (q *Queue) Skip() {
 	q.head++
 	q.tail++
 }
 
-// Check validates the place of a segment with n octets of payload (RFC 5041
-// section 7.1, untagged checks 2 to 5) and returns its message's buffer. It
-// changes nothing, so it may be asked about a segment that comes early.
+// Check validates a segment with n bytes of payload (RFC 5041 section 7.1, untagged checks 2 to 5) and returns the buffer of its message.
+// It changes no state, so it may be called for an early segment.
 func (q *Queue) Check(h *Untagged, n int) (Buffer, *term.Error) {
 	if !q.InWindow(h.MSN) {
 		return Buffer{}, term.ErrMSNRange
@@ -79,10 +74,9 @@ func (q *Queue) Check(h *Untagged, n int) (Buffer, *term.Error) {
 	return b, nil
 }
 
-// Accept takes a segment whose turn has come and whose payload is placed. The
-// message must be Head: a source transmits messages in order (RFC 5041 section
-// 5.3). With the last segment it checks that the octets that came add up to the
-// message, so that nothing is delivered with a hole.
+// Accept processes the next segment in order, whose payload is placed. Its message must be Head, because a source transmits messages in
+// order (RFC 5041 section 5.3). With the last segment it checks that the bytes received add up to the message, so that no message is
+// delivered with a gap.
 func (q *Queue) Accept(h *Untagged, n int) *term.Error {
 	if h.MSN != q.head {
 		return term.ErrMSNRange
@@ -95,8 +89,7 @@ func (q *Queue) Accept(h *Untagged, n int) *term.Error {
 	return nil
 }
 
-// Pop takes the oldest buffer off the queue: its message is delivered, or the
-// owner takes it back. ok is false when there is none.
+// Pop removes the oldest buffer from the queue, because its message is delivered or the owner takes it back. ok is false if there is none.
 func (q *Queue) Pop() (b Buffer, ok bool) {
 	if q.head == q.tail {
 		return Buffer{}, false

@@ -2,44 +2,41 @@ package ddp
 
 import "github.com/iwarpd/iwarpd/internal/serial"
 
-// Segmenter cuts one message at a time into segments of at most the MULPDU
-// (RFC 5041 section 5.2), in increasing order of offset, the last one flagged.
-// A message of no octets is one segment. The MULPDU may change between two
-// segments. The zero value has no message.
+// Segmenter divides one message at a time into segments of at most the MULPDU (RFC 5041 section 5.2), in increasing order of offset, with
+// the Last flag on the final one. An empty message is one segment. The MULPDU may change between segments. The zero value has no message.
 type Segmenter struct {
 	active bool
 	tagged bool
 	ulp    uint8
 	a, b   uint32 // tagged: STag; untagged: Invalidate STag, QN
-	to     uint64 // tagged: TO of the message's first octet
+	to     uint64 // tagged: TO of the message's first byte
 	msn    serial.Num
 	length uint32
 	off    uint32
 }
 
-// StartTagged begins a tagged message of n octets.
+// StartTagged begins a tagged message of n bytes.
 func (s *Segmenter) StartTagged(ulp uint8, stag uint32, to uint64, n uint32) {
 	*s = Segmenter{active: true, tagged: true, ulp: ulp, a: stag, to: to, length: n}
 }
 
-// StartUntagged begins an untagged message of n octets.
+// StartUntagged begins an untagged message of n bytes.
 func (s *Segmenter) StartUntagged(ulp uint8, inv, qn uint32, msn serial.Num, n uint32) {
 	*s = Segmenter{active: true, ulp: ulp, a: inv, b: qn, msn: msn, length: n}
 }
 
-// Active reports whether a message has segments left.
+// Active reports whether the message has segments left.
 func (s *Segmenter) Active() bool { return s.active }
 
-// Left returns the number of octets of the message that are not cut yet.
+// Left returns the number of bytes of the message that are not yet in a segment.
 func (s *Segmenter) Left() uint32 { return s.length - s.off }
 
-// Offset returns the number of octets of the message that are cut already.
+// Offset returns the number of bytes of the message that are already in segments.
 func (s *Segmenter) Offset() uint32 { return s.off }
 
-// Next appends the header of the next segment to dst. Its payload is the n
-// octets of the message from off. last is true for the last segment, after
-// which the Segmenter has no message. mulpdu counts header and payload, and
-// must be at least MinMULPDU; Next must be called only while Active.
+// Next appends the header of the next segment to dst. Its payload is the n bytes of the message at offset off. last is true for the final
+// segment, after which the Segmenter has no message. mulpdu includes header and payload and must be at least MinMULPDU; Next must be called
+// only while Active.
 func (s *Segmenter) Next(dst []byte, mulpdu int) (hdr []byte, off uint32, n int, last bool) {
 	h := UntaggedLen
 	if s.tagged {
@@ -64,5 +61,5 @@ func (s *Segmenter) Next(dst []byte, mulpdu int) (hdr []byte, off uint32, n int,
 	return u.Append(dst), off, n, last
 }
 
-// Cancel drops what is left of the message.
+// Cancel drops the rest of the message.
 func (s *Segmenter) Cancel() { s.active = false }
