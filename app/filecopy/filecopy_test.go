@@ -5,10 +5,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,6 +21,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/internal/testenv"
 	"golang.org/x/sys/unix"
+	"lukechampine.com/blake3"
 )
 
 const (
@@ -31,18 +35,20 @@ type world struct {
 	dir, there string // the client's folder, the server's
 	client     *Client
 	conn, far  *memconn.Conn
+	store      *Store // the server's
 	events     chan Event
 	served     chan error
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, dir: t.TempDir(), there: t.TempDir(), events: make(chan Event, 10), served: make(chan error, 1)}
+	w := &world{t: t, dir: t.TempDir(), there: t.TempDir(), events: make(chan Event, 100), served: make(chan error, 1)}
 	w.conn, w.far = memconn.Pair(RecvDepth, MaxMessage)
 	store, err := OpenStore(w.there)
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.store = store
 	win := Window{Chunk: testChunk, Slots: testSlots}
 	win.Bytes, win.Remote = w.far.Alloc(testChunk * testSlots)
 	go func() {
@@ -77,6 +83,17 @@ func (w *world) read(dir, name string) []byte {
 	return b
 }
 
+// serveFolder makes the server of w serve dir, before the first request.
+func (w *world) serveFolder(dir string) {
+	w.t.Helper()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.store.root.Close()
+	w.store.root, w.there = root, dir
+}
+
 // clean fails the test if dir holds anything but the names.
 func (w *world) clean(dir string, names ...string) {
 	w.t.Helper()
@@ -101,8 +118,21 @@ func random(n int) []byte {
 
 // Every size around the limits of a chunk and of the window goes there and
 // back, over one connection.
+// With a server of version 1 they do so in its messages.
 func TestPutAndGet(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		version uint8
+		hash    Hash
+		sum     func([]byte) [32]byte
+	}{{"blake3", 0, 0, blake3.Sum256}, {"sha256", Version, SHA256, sha256.Sum256}, {"version 1", 1, 0, sha256.Sum256}} {
+		t.Run(tt.name, func(t *testing.T) { putAndGet(t, tt.version, tt.hash, tt.sum) })
+	}
+}
+
+func putAndGet(t *testing.T, version uint8, hash Hash, sum func([]byte) [32]byte) {
 	w := newWorld(t)
+	w.client.Version, w.client.Hash = version, hash
 	for _, n := range []int{0, 1, testChunk - 1, testChunk, testChunk + 1, testChunk * testSlots, testChunk*testSlots + 1, 50*testChunk + 17} {
 		data := random(n)
 		var last atomic.Int64
@@ -116,7 +146,7 @@ func TestPutAndGet(t *testing.T) {
 		if err != nil {
 			t.Fatalf("put %d: %v", n, err)
 		}
-		if put.Size != int64(n) || put.Sum != sha256.Sum256(data) || last.Load() != int64(n) {
+		if put.Size != int64(n) || put.Sum != sum(data) || last.Load() != int64(n) {
 			t.Errorf("put %d: %+v, progress %d", n, put, last.Load())
 		}
 		if !bytes.Equal(w.read(w.there, "f"), data) {
@@ -127,7 +157,7 @@ func TestPutAndGet(t *testing.T) {
 		if err != nil {
 			t.Fatalf("get %d: %v", n, err)
 		}
-		if got != put || last.Load() != int64(n) {
+		if got.Size != put.Size || got.Sum != put.Sum || got.Hash != put.Hash || last.Load() != int64(n) {
 			t.Errorf("get %d: %+v; put %+v", n, got, put)
 		}
 		if !bytes.Equal(w.read(w.dir, "g"), data) {
@@ -335,7 +365,7 @@ func TestDiskFull(t *testing.T) {
 	w.clean(small)
 
 	// A disk that fills while the data comes, past the reservation.
-	in, err := store.Create("g", 0)
+	in, err := store.Create("g", 0, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -455,6 +485,208 @@ func TestHostileWindow(t *testing.T) {
 			t.Errorf("%+v: accepted", m)
 		}
 		<-done
+	}
+}
+
+// TestResume: a copy that breaks at any operation leaves what came, and the next
+// one goes on from there, or starts again for a file that has changed since.
+func TestResume(t *testing.T) {
+	data := random(20*testChunk + 5)
+	for _, op := range []string{"put", "get"} {
+		kept := 0
+		for at := 0; at < 42; at += 3 {
+			w := newWorld(t)
+			src, err := os.Create(filepath.Join(w.dir, "src"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer src.Close()
+			if _, err := src.Write(data); err != nil {
+				t.Fatal(err)
+			}
+			info, err := src.Stat()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(w.there, "src"), data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			home := w.dir
+			var count atomic.Int64
+			w.conn.Fault = func(string, int) error {
+				if count.Add(1) > int64(at) {
+					return errors.New("cable cut")
+				}
+				return nil
+			}
+			do := func(w *world) (Result, error) {
+				w.client.Resume = true
+				if op == "get" {
+					return w.get("src", "dst")
+				}
+				if _, err := src.Seek(0, io.SeekStart); err != nil {
+					t.Fatal(err)
+				}
+				return w.client.PutFile(t.Context(), src, info, "dst")
+			}
+			if _, err := do(w); err == nil {
+				t.Fatalf("%s: no error though operation %d failed", op, at)
+			}
+			w.conn.Close()
+			<-w.served
+			again := newWorld(t)
+			dst := filepath.Join(w.there, "dst")
+			if op == "get" {
+				dst = filepath.Join(home, "dst")
+			}
+			again.dir = home
+			again.serveFolder(w.there)
+			res, err := do(again)
+			if err != nil || res.Sum != blake3.Sum256(data) {
+				t.Fatalf("%s, broken at %d: %+v, %v", op, at, res, err)
+			}
+			if res.Offset > 0 {
+				kept++
+			}
+			if got, err := os.ReadFile(dst); err != nil || !bytes.Equal(got, data) {
+				t.Fatalf("%s, broken at %d: the file differs, %v", op, at, err)
+			}
+			names := []string{"src"}
+			if op == "put" {
+				names = []string{"dst", "src"}
+			}
+			w.clean(w.there, names...)
+		}
+		if kept == 0 {
+			t.Errorf("%s: no copy went on from what was there", op)
+		}
+	}
+}
+
+// TestResumeOfOther: what is there and is not the beginning of the file is found
+// out, and removed.
+func TestResumeOfOther(t *testing.T) {
+	w := newWorld(t)
+	store, err := OpenStore(w.there)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	data := random(5 * testChunk)
+	name := filepath.Join(w.dir, "f")
+	if err := os.WriteFile(name, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := store.Create("f", int64(len(data)), Options{Attrs: attrsOf(info), Resume: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Write(make([]byte, testChunk)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Create("f", int64(len(data)), Options{Attrs: attrsOf(info), Resume: true}); err == nil || !strings.Contains(err.Error(), "another copy") {
+		t.Errorf("two copies of one file at a time: %v", err)
+	}
+	in.Abort()
+	w.client.Resume = true
+	_, err = w.client.PutFile(t.Context(), bytes.NewReader(data), info, "f")
+	if e := (*RemoteError)(nil); !errors.As(err, &e) || e.Code != CodeChecksum {
+		t.Errorf("going on from another file: %v", err)
+	}
+	w.conn.Close()
+	<-w.served
+	w.clean(w.there)
+}
+
+// TestAttributes: permissions and times come along when they are asked for.
+func TestAttributes(t *testing.T) {
+	w := newWorld(t)
+	name := filepath.Join(w.dir, "f")
+	if err := os.WriteFile(name, random(2500), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	at := time.Unix(1e9, 123456000)
+	if err := errors.Join(os.Chmod(name, 0o4751), os.Chtimes(name, at, at)); err != nil {
+		t.Fatal(err)
+	}
+	w.client.Preserve = true
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.client.PutFile(t.Context(), f, info, "there"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.get("there", "back"); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []string{filepath.Join(w.there, "there"), filepath.Join(w.dir, "back")} {
+		info, err := os.Stat(p)
+		if err != nil || info.Mode() != 0o751 || !info.ModTime().Equal(at) {
+			t.Errorf("%s: %v, %v", p, info, err)
+		}
+	}
+}
+
+// TestFolders: folders are made and listed, over several messages, and a server
+// cannot name what lies elsewhere.
+func TestFolders(t *testing.T) {
+	w := newWorld(t)
+	if err := w.client.Mkdir(t.Context(), "d", Attrs{Mode: 0o755}); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for i := range 2*maxEntries + 3 {
+		name := fmt.Sprintf("f%02d", i)
+		want = append(want, name)
+		if _, err := w.put(nil, "d/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(w.there, "d", ".iwcp-part-x"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	if err := w.client.List(t.Context(), "d", func(e Entry) error { got = append(got, e.Name); return nil }); err != nil || !slices.Equal(got, want) {
+		t.Errorf("List: %q, %v", got, err)
+	}
+	if e, err := w.client.Stat(t.Context(), "d"); err != nil || !e.Folder {
+		t.Errorf("Stat of a folder: %+v, %v", e, err)
+	}
+	if e, err := w.client.Stat(t.Context(), ""); err != nil || !e.Folder {
+		t.Errorf("Stat of the store: %+v, %v", e, err)
+	}
+	if _, err := w.client.Stat(t.Context(), "none"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Stat of nothing: %v", err)
+	}
+	if err := w.client.Mkdir(t.Context(), "d/f00", Attrs{}); err == nil {
+		t.Error("a folder was made of a file")
+	}
+	old := &Client{Version: 1}
+	if err := old.needs(true); !errors.Is(err, ErrVersion) {
+		t.Errorf("folders of a server of version 1: %v", err)
+	}
+	for _, name := range []string{"../x", "..", "a/b", "", ".iwcp-x", "b\n"} {
+		a, b := memconn.Pair(RecvDepth, MaxMessage)
+		for _, m := range []message{{Kind: kindEntry, Name: name}, {Kind: kindDone}} {
+			if err := send(t.Context(), b, &m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := &Client{Conn: a}
+		if l, err := c.list(t.Context(), 0, "d", ""); err == nil {
+			t.Errorf("an entry %q was taken: %+v", name, l)
+		}
+		a.Close()
 	}
 }
 

@@ -9,12 +9,16 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash"
 	"strings"
 	"unicode"
+
+	"lukechampine.com/blake3"
 )
 
-// Version of the protocol, offered in the private data of the connection.
-const Version = 1
+// Version is the newest version of the protocol. Version 1 has only whole files,
+// SHA-256 and no attributes.
+const Version = 2
 
 const magic = "IWCP"
 
@@ -26,20 +30,24 @@ const (
 	MaxChunk   = 64 << 20 // octets of a chunk
 	RecvDepth  = 40       // messages that a side can always take
 	maxText    = 512      // octets of the text of an error
+	maxEntry   = 255      // octets of the name of a folder's entry
+	maxEntries = 16       // entries that answer one list
 )
 
-// Hello returns the private data of either side.
-func Hello() []byte { return append([]byte(magic), Version) }
+// Hello returns the private data that offers or confirms version v.
+func Hello(v uint8) []byte { return append([]byte(magic), v) }
 
-// CheckHello reads the other side's private data.
-func CheckHello(b []byte) error {
+// CheckHello returns the version in the other side's private data, from 1 to
+// Version. For a version that is not supported it returns that and an error.
+func CheckHello(b []byte) (uint8, error) {
 	if len(b) < len(magic)+1 || string(b[:len(magic)]) != magic {
-		return errors.New("the other side does not speak iwarpctl's copy protocol")
+		return 0, errors.New("the other side does not speak iwarpctl's copy protocol: is that the port of iwarpctl serve?")
 	}
-	if v := b[len(magic)]; v != Version {
-		return fmt.Errorf("the other side speaks version %d of the copy protocol, this one %d", v, Version)
+	v := b[len(magic)]
+	if v == 0 || v > Version {
+		return v, fmt.Errorf("the other side speaks version %d of the copy protocol, this one 1 to %d: upgrade this one", v, Version)
 	}
-	return nil
+	return v, nil
 }
 
 type kind uint8
@@ -53,33 +61,109 @@ const (
 	kindEnd                   // file sender: that was all
 	kindDone                  // file receiver: all is there and on disk
 	kindError                 // either side: it ends here
+	kindList                  // client: name the entries of a folder, or one object
+	kindEntry                 // server: one of them
+	kindMkdir                 // client: make a folder
+)
+
+// extended marks a message that has the fields of version 2.
+const extended = 0x40
+
+// Flags of requests.
+const (
+	flagPreserve = 1 << iota // put, mkdir: keep mode and time of modification
+	flagResume               // put: keep what came, and go on from what is there
+	flagStat                 // list: the object itself
+)
+
+// A Hash is the function that both sides compute over a file.
+type Hash uint8
+
+// The hashes of docs/cp.md.
+const (
+	SHA256 Hash = 1
+	BLAKE3 Hash = 2
+)
+
+func (h Hash) String() string {
+	switch h {
+	case SHA256:
+		return "sha256"
+	case BLAKE3:
+		return "blake3"
+	}
+	return fmt.Sprintf("hash %d", uint8(h))
+}
+
+func (h Hash) new() hash.Hash {
+	if h == BLAKE3 {
+		return blake3.New(sumSize, nil)
+	}
+	return sha256.New()
+}
+
+// ParseHash returns the hash that s names.
+func ParseHash(s string) (Hash, error) {
+	for _, h := range []Hash{BLAKE3, SHA256} {
+		if s == h.String() {
+			return h, nil
+		}
+	}
+	return 0, fmt.Errorf("checksum %q: must be blake3 or sha256", s)
+}
+
+const sumSize = 32 // octets of the sum of each hash
+
+// Types of an entry.
+const (
+	typeFile uint8 = iota
+	typeFolder
+	typeOther
 )
 
 // message is any message; each kind uses some of the fields.
 type message struct {
 	Kind  kind
-	Name  string            // get, put
-	Size  uint64            // put, open, end: octets of the file
-	Addr  uint64            // open: address of the window
-	RKey  uint32            // open
-	Chunk uint32            // open: octets of a slot
-	Slots uint16            // open
-	Seq   uint64            // chunk, free: number of the chunk, from 0
-	Len   uint32            // chunk: octets of it
-	Sum   [sha256.Size]byte // end
-	Code  Code              // error
-	Text  string            // error
+	V2    bool          // get, put, open, end, done: with the fields of version 2
+	Name  string        // get, put, list, entry, mkdir
+	Size  uint64        // put, open, end, entry: octets of the file
+	Addr  uint64        // open: address of the window
+	RKey  uint32        // open
+	Chunk uint32        // open: octets of a slot
+	Slots uint16        // open
+	Seq   uint64        // chunk, free: number of the chunk, from 0
+	Len   uint32        // chunk: octets of it
+	Sum   [sumSize]byte // end
+	Code  Code          // error
+	Text  string        // error
+
+	Hash     Hash   // V2 get, put, open
+	Flags    uint8  // V2 put; list, mkdir
+	Mode     uint32 // V2 put, open; entry, mkdir: permissions
+	Mtime    int64  // the same: nanoseconds since 1970
+	Offset   uint64 // V2 get, open: first octet of chunk 0
+	DiskTime uint64 // V2 end, done: nanoseconds in the sender's calls
+	HashTime uint64 // V2 end, done
+	Type     uint8  // entry
+	After    string // list: entries with greater names only
+}
+
+func appendText(b []byte, s string) []byte {
+	return append(binary.BigEndian.AppendUint16(b, uint16(len(s))), s...)
 }
 
 func (m *message) append(b []byte) []byte {
 	be := binary.BigEndian
-	b = append(b, byte(m.Kind))
+	first := byte(m.Kind)
+	if m.V2 {
+		first |= extended
+	}
+	b = append(b, first)
 	switch m.Kind {
 	case kindGet:
-		b = append(be.AppendUint16(b, uint16(len(m.Name))), m.Name...)
+		b = appendText(b, m.Name)
 	case kindPut:
-		b = be.AppendUint64(b, m.Size)
-		b = append(be.AppendUint16(b, uint16(len(m.Name))), m.Name...)
+		b = appendText(be.AppendUint64(b, m.Size), m.Name)
 	case kindOpen:
 		b = be.AppendUint64(b, m.Size)
 		b = be.AppendUint64(b, m.Addr)
@@ -96,9 +180,25 @@ func (m *message) append(b []byte) []byte {
 		b = append(b, m.Sum[:]...)
 	case kindDone:
 	case kindError:
-		text := m.Text[:min(len(m.Text), maxText)]
-		b = be.AppendUint16(b, uint16(m.Code))
-		b = append(be.AppendUint16(b, uint16(len(text))), text...)
+		b = appendText(be.AppendUint16(b, uint16(m.Code)), m.Text[:min(len(m.Text), maxText)])
+	case kindList:
+		b = appendText(appendText(append(b, m.Flags), m.Name), m.After)
+	case kindEntry:
+		b = be.AppendUint32(append(b, m.Type), m.Mode)
+		b = be.AppendUint64(be.AppendUint64(b, uint64(m.Mtime)), m.Size)
+		b = appendText(b, m.Name)
+	case kindMkdir:
+		b = be.AppendUint32(append(b, m.Flags), m.Mode)
+		b = appendText(be.AppendUint64(b, uint64(m.Mtime)), m.Name)
+	}
+	if m.V2 {
+		switch m.Kind {
+		case kindGet, kindPut, kindOpen:
+			b = be.AppendUint32(append(b, byte(m.Hash), m.Flags), m.Mode)
+			b = be.AppendUint64(be.AppendUint64(b, uint64(m.Mtime)), m.Offset)
+		case kindEnd, kindDone:
+			b = be.AppendUint64(be.AppendUint64(b, m.DiskTime), m.HashTime)
+		}
 	}
 	return b
 }
@@ -108,7 +208,8 @@ var errMessage = errors.New("malformed message of the copy protocol")
 // decode reads the message that fills b.
 func (m *message) decode(b []byte) error {
 	r := reader{b: b}
-	*m = message{Kind: kind(r.uint(1))}
+	first := r.uint(1)
+	*m = message{Kind: kind(first &^ extended), V2: first&extended != 0}
 	switch m.Kind {
 	case kindGet:
 		m.Name = r.text(MaxName)
@@ -124,13 +225,36 @@ func (m *message) decode(b []byte) error {
 		m.Seq = r.uint(8)
 	case kindEnd:
 		m.Size = r.uint(8)
-		copy(m.Sum[:], r.take(sha256.Size))
+		copy(m.Sum[:], r.take(sumSize))
 	case kindDone:
 	case kindError:
 		m.Code = Code(r.uint(2))
 		m.Text = r.text(maxText)
+	case kindList:
+		m.Flags = uint8(r.uint(1))
+		m.Name = r.text(MaxName)
+		m.After = r.text(maxEntry)
+	case kindEntry:
+		m.Type, m.Mode, m.Mtime = uint8(r.uint(1)), uint32(r.uint(4)), int64(r.uint(8))
+		m.Size = r.uint(8)
+		m.Name = r.text(maxEntry)
+	case kindMkdir:
+		m.Flags, m.Mode, m.Mtime = uint8(r.uint(1)), uint32(r.uint(4)), int64(r.uint(8))
+		m.Name = r.text(MaxName)
 	default:
 		return errMessage
+	}
+	if m.V2 {
+		switch m.Kind {
+		case kindGet, kindPut, kindOpen:
+			m.Hash, m.Flags, m.Mode = Hash(r.uint(1)), uint8(r.uint(1)), uint32(r.uint(4))
+			m.Mtime, m.Offset = int64(r.uint(8)), r.uint(8)
+			r.bad = r.bad || m.Hash != SHA256 && m.Hash != BLAKE3
+		case kindEnd, kindDone:
+			m.DiskTime, m.HashTime = r.uint(8), r.uint(8)
+		default:
+			return errMessage
+		}
 	}
 	if r.bad || len(r.b) != 0 {
 		return errMessage
@@ -182,7 +306,7 @@ const (
 	CodePermission      // the file system says no
 	CodeNoSpace         // disk full, quota or size limit
 	CodeIO              // reading or writing the file failed
-	CodeChecksum        // SHA-256 or size differs
+	CodeChecksum        // the sum or the size differs
 	CodeBusy            // too many clients, or shutting down
 )
 

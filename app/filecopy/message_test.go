@@ -19,6 +19,16 @@ var messages = []struct {
 	{"free", message{Kind: kindFree, Seq: 7}, "05 0000000000000007"},
 	{"end", message{Kind: kindEnd, Size: 3, Sum: [32]byte{0: 1, 31: 2}}, "06 0000000000000003 01" + strings.Repeat("00", 30) + "02"},
 	{"done", message{Kind: kindDone}, "07"},
+	{"extended get", message{Kind: kindGet, V2: true, Name: "a", Hash: BLAKE3, Flags: 2, Mode: 0o644, Mtime: 3, Offset: 4},
+		"41 0001 61 02 02 000001a4 0000000000000003 0000000000000004"},
+	{"extended put", message{Kind: kindPut, V2: true, Size: 5, Name: "a", Hash: SHA256}, "42 0000000000000005 0001 61 01 00 00000000" + strings.Repeat("00", 16)},
+	{"extended open", message{Kind: kindOpen, V2: true, Size: 5, Addr: 1, RKey: 2, Chunk: 3, Slots: 4, Hash: BLAKE3, Offset: 5},
+		"43 0000000000000005 0000000000000001 00000002 00000003 0004 02 00 00000000 0000000000000000 0000000000000005"},
+	{"extended end", message{Kind: kindEnd, V2: true, DiskTime: 1, HashTime: 2}, "46 0000000000000000" + strings.Repeat("00", 32) + "0000000000000001 0000000000000002"},
+	{"extended done", message{Kind: kindDone, V2: true, DiskTime: 1, HashTime: 2}, "47 0000000000000001 0000000000000002"},
+	{"list", message{Kind: kindList, Flags: 4, Name: "d", After: "f"}, "09 04 0001 64 0001 66"},
+	{"entry", message{Kind: kindEntry, Type: typeFolder, Mode: 0o755, Mtime: 1, Size: 2, Name: "d"}, "0a 01 000001ed 0000000000000001 0000000000000002 0001 64"},
+	{"mkdir", message{Kind: kindMkdir, Flags: 1, Mode: 0o755, Mtime: 1, Name: "d"}, "0b 01 000001ed 0000000000000001 0001 64"},
 	{"error", message{Kind: kindError, Code: CodeNoSpace, Text: "no"}, "08 0005 0002 6e6f"},
 }
 
@@ -85,13 +95,15 @@ func FuzzDecode(f *testing.F) {
 }
 
 func TestHello(t *testing.T) {
-	if err := CheckHello(Hello()); err != nil {
-		t.Error(err)
+	for v := uint8(1); v <= Version; v++ {
+		if got, err := CheckHello(Hello(v)); err != nil || got != v {
+			t.Error(got, err)
+		}
 	}
 	for _, tt := range []struct{ in, want string }{
-		{"", "does not speak"}, {"IWC", "does not speak"}, {"IWCP", "does not speak"}, {"IWCX\x01", "does not speak"}, {"IWCP\x02", "version 2"},
+		{"", "does not speak"}, {"IWC", "does not speak"}, {"IWCP", "does not speak"}, {"IWCX\x01", "does not speak"}, {"IWCP\x03", "version 3"}, {"IWCP\x00", "version 0"},
 	} {
-		if err := CheckHello([]byte(tt.in)); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if _, err := CheckHello([]byte(tt.in)); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("CheckHello(%q) = %v; want %q", tt.in, err, tt.want)
 		}
 	}

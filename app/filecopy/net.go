@@ -13,7 +13,7 @@ import (
 // Config is what both sides make the connection with: room for all that
 // docs/cp.md lets the other side send at once.
 func Config() *iwarp.Config {
-	return &iwarp.Config{PrivateData: Hello(), RecvDepth: RecvDepth, RecvSize: MaxMessage}
+	return &iwarp.Config{PrivateData: Hello(Version), RecvDepth: RecvDepth, RecvSize: MaxMessage}
 }
 
 // A Server answers clients of one listener.
@@ -46,7 +46,11 @@ func (s *Server) Serve(ctx context.Context, l *iwarp.Listener) error {
 		select {
 		case slots <- struct{}{}:
 		default:
-			tell(Event{Err: errors.Join(errors.New("too many clients"), req.Reject(ctx, Hello()))})
+			v, err := CheckHello(req.PrivateData())
+			if err != nil {
+				v = Version
+			}
+			tell(Event{Err: errors.Join(errors.New("too many clients: raise --max-clients"), req.Reject(ctx, Hello(v)))})
 			continue
 		}
 		wg.Go(func() {
@@ -68,10 +72,13 @@ func (s *Server) tell(peer netip.AddrPort, e Event) {
 
 // serve has one client. What it returns has not been told yet.
 func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Event)) error {
-	if err := CheckHello(req.PrivateData()); err != nil {
-		return errors.Join(err, req.Reject(ctx, Hello()))
+	version, err := CheckHello(req.PrivateData())
+	if err != nil {
+		return errors.Join(err, req.Reject(ctx, Hello(Version)))
 	}
-	conn, err := req.AcceptConn(ctx, Config())
+	cfg := Config()
+	cfg.PrivateData = Hello(version) // its requests say which form the answers have
+	conn, err := req.AcceptConn(ctx, cfg)
 	if err != nil {
 		return err
 	}
@@ -101,13 +108,22 @@ func Dial(ctx context.Context, dev *iwarp.Device, addr string) (*Client, error) 
 	return DialConfig(ctx, dev, addr, Config())
 }
 
-// DialConfig is Dial with Config's, or what is based on it.
+// DialConfig is Dial with Config's, or what is based on it. A server that
+// supports only version 1 is asked again for that.
 func DialConfig(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config) (*Client, error) {
 	conn, err := dev.Dial(ctx, addr, cfg)
+	if r := (*iwarp.RejectError)(nil); errors.As(err, &r) {
+		if v, e := CheckHello(r.PrivateData); e == nil && v < Version {
+			old := *cfg
+			old.PrivateData = Hello(v)
+			conn, err = dev.Dial(ctx, addr, &old)
+		}
+	}
 	if err != nil {
 		return nil, explain(err)
 	}
-	if err := CheckHello(conn.Info().PrivateData); err != nil {
+	version, err := CheckHello(conn.Info().PrivateData)
+	if err != nil {
 		conn.Close()
 		return nil, err
 	}
@@ -118,7 +134,7 @@ func DialConfig(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.
 		}
 		return mr.Bytes()[:n], nil
 	}
-	return &Client{Conn: conn, Alloc: alloc, close: conn.Close}, nil
+	return &Client{Conn: conn, Alloc: alloc, Version: version, close: conn.Close}, nil
 }
 
 // Close ends the connection that Dial made.
@@ -130,7 +146,7 @@ func explain(err error) error {
 	if !errors.As(err, &r) {
 		return err
 	}
-	if e := CheckHello(r.PrivateData); e != nil {
+	if _, e := CheckHello(r.PrivateData); e != nil {
 		return fmt.Errorf("%w: %w", err, e)
 	}
 	return fmt.Errorf("%w: the server has too many clients, try again later", err)

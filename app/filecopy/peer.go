@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	iwarp "github.com/iwarpd/iwarpd/client"
@@ -41,12 +44,21 @@ type Event struct {
 // Serve answers one client on an established connection until the client goes,
 // which is no error. tell, if not nil, hears of each file.
 func Serve(ctx context.Context, c Conn, store *Store, w Window, idle time.Duration, tell func(Event)) error {
+	var l lister
 	for {
 		m, err := recv(ctx, c, idle)
 		if gone(err) {
 			return nil
 		}
-		if err == nil {
+		switch {
+		case err != nil:
+		case m.Kind == kindList:
+			err = l.serve(ctx, c, store, &m)
+		case m.Kind == kindMkdir:
+			if err = store.Mkdir(m.Name, m.options()); err == nil {
+				err = send(ctx, c, &message{Kind: kindDone})
+			}
+		default:
 			began := time.Now()
 			ev := Event{Put: m.Kind == kindPut, Name: m.Name}
 			switch m.Kind {
@@ -74,54 +86,139 @@ func gone(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, iwarp.ErrPeerClosed)
 }
 
-func (w *Window) open(size int64) *message {
-	return &message{
+// options are those of a put or a mkdir.
+func (m *message) options() Options {
+	return Options{Attrs{m.Mode, m.Mtime}, m.Flags&flagPreserve != 0, m.Flags&flagResume != 0}
+}
+
+// lister answers list, and remembers the folder for the next one.
+type lister struct {
+	name    string
+	entries []Entry
+}
+
+func (l *lister) serve(ctx context.Context, c Conn, store *Store, m *message) error {
+	var out []Entry
+	if m.Flags&flagStat != 0 {
+		e, err := store.Stat(m.Name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err == nil { // without an entry: it does not exist, which may be well
+			out = []Entry{e}
+		}
+	} else {
+		if m.After == "" || m.Name != l.name {
+			entries, err := store.List(m.Name)
+			if err != nil {
+				return err
+			}
+			l.name, l.entries = m.Name, entries
+		}
+		i, _ := slices.BinarySearchFunc(l.entries, m.After, func(e Entry, after string) int {
+			if e.Name <= after {
+				return -1
+			}
+			return 1
+		})
+		out = l.entries[i:min(i+maxEntries, len(l.entries))]
+	}
+	for _, e := range out {
+		typ := typeFile
+		switch {
+		case e.Folder:
+			typ = typeFolder
+		case e.Other:
+			typ = typeOther
+		}
+		if err := send(ctx, c, &message{Kind: kindEntry, Type: typ, Mode: e.Mode, Mtime: e.Mtime, Size: uint64(e.Size), Name: e.Name}); err != nil {
+			return err
+		}
+	}
+	return send(ctx, c, &message{Kind: kindDone})
+}
+
+// open is the answer to the request m for a file of size octets, of which the
+// receiver has the first offset.
+func (w *Window) open(m *message, size, offset int64, a Attrs) *message {
+	out := &message{
 		Kind: kindOpen, Size: uint64(size), Addr: w.Remote.Addr, RKey: w.Remote.RKey,
 		Chunk: uint32(w.Chunk), Slots: uint16(w.Slots),
 	}
+	if m.V2 {
+		out.V2, out.Hash, out.Mode, out.Mtime, out.Offset = true, m.Hash, a.Mode, a.Mtime, uint64(offset)
+	}
+	return out
+}
+
+// transfer is the server's side of what open tells.
+func (w *Window) transfer(c Conn, idle time.Duration, open *message) *transfer {
+	t := &transfer{conn: c, idle: idle, v2: open.V2, hash: open.hash(), offset: int64(open.Offset), size: int64(open.Size)}
+	t.chunk, t.slots, t.buf = w.Chunk, w.Slots, w.Bytes
+	return t
+}
+
+// hash is what is computed over the file.
+func (m *message) hash() Hash {
+	if m.V2 {
+		return m.Hash
+	}
+	return SHA256
 }
 
 func serveGet(ctx context.Context, c Conn, store *Store, w Window, idle time.Duration, m *message) (Result, error) {
-	f, size, err := store.Open(m.Name)
+	f, info, err := store.Open(m.Name)
 	if err != nil {
 		return Result{}, err
 	}
 	defer f.Close()
-	if err := send(ctx, c, w.open(size)); err != nil {
+	offset := int64(min(m.Offset, uint64(info.Size())))
+	open := w.open(m, info.Size(), offset, attrsOf(info))
+	if err := send(ctx, c, open); err != nil {
 		return Result{}, err
 	}
-	t := transfer{conn: c, idle: idle, size: size, chunk: w.Chunk, slots: w.Slots, buf: w.Bytes}
-	return t.send(ctx, f)
+	return w.transfer(c, idle, open).send(ctx, f)
 }
 
 func servePut(ctx context.Context, c Conn, store *Store, w Window, idle time.Duration, m *message) (Result, error) {
 	if m.Size > math.MaxInt64 {
 		return Result{}, &Error{CodeNoSpace, fmt.Errorf("%s: too large", m.Name)}
 	}
-	in, err := store.Create(m.Name, int64(m.Size))
+	in, err := store.Create(m.Name, int64(m.Size), m.options())
 	if err != nil {
 		return Result{}, err
 	}
-	if err := send(ctx, c, w.open(int64(m.Size))); err != nil {
+	open := w.open(m, int64(m.Size), in.size, in.attrs)
+	if err := send(ctx, c, open); err != nil {
 		in.Abort()
 		return Result{}, err
 	}
-	t := transfer{conn: c, idle: idle, size: int64(m.Size), chunk: w.Chunk, slots: w.Slots, buf: w.Bytes}
-	return t.take(ctx, in)
+	return w.transfer(c, idle, open).take(ctx, in)
 }
 
 // take receives into in, commits it and says done.
 func (t *transfer) take(ctx context.Context, in *Incoming) (Result, error) {
-	res, err := t.receive(ctx, in)
+	res, err := t.receive(ctx, in, in.prefix())
 	if err != nil {
+		if e := (*Error)(nil); errors.As(err, &e) && e.Code == CodeChecksum {
+			in.keep = false
+		}
 		in.Abort()
 		return res, err
 	}
-	if err := in.Commit(); err != nil {
+	stop := t.disk.start()
+	err = in.Commit()
+	stop()
+	if err != nil {
 		return res, err
 	}
+	res.Times.Disk = t.disk.time()
+	done := message{Kind: kindDone}
+	if t.v2 {
+		done.V2, done.DiskTime, done.HashTime = true, uint64(res.Times.Disk), uint64(res.Times.Hash)
+	}
 	// The file is there, whatever becomes of this message.
-	return res, send(ctx, t.conn, &message{Kind: kindDone})
+	return res, send(ctx, t.conn, &done)
 }
 
 // Client copies files over an established connection.
@@ -131,21 +228,72 @@ type Client struct {
 	Idle     time.Duration               // 0: DefaultIdle
 	Progress func(done, total int64)     // nil: none
 
+	Version  uint8 // of the server; 0: Version
+	Hash     Hash  // 0: BLAKE3. A server of version 1 has only SHA256
+	Preserve bool  // copy permissions and time of modification
+	Resume   bool  // go on with what an earlier copy left, and leave what came if this one fails
+
 	buf   []byte
 	close func() error
 }
 
-// Put copies size octets from r into the server's file name by RDMA Write.
+// ErrVersion is what a server of version 1 cannot do.
+var ErrVersion = errors.New("the other side's iwarpctl serve is older: it has neither folders nor -p nor --resume; upgrade it, or copy single files without them")
+
+func (c *Client) v2() bool { return c.Version != 1 }
+
+// needs returns ErrVersion if the server has only version 1 and new is needed.
+func (c *Client) needs(extended bool) error {
+	if extended && !c.v2() {
+		return &Error{CodeRequest, ErrVersion}
+	}
+	return nil
+}
+
+// extend gives a request the fields of version 2, where the server has it.
+func (c *Client) extend(m *message, a Attrs) *message {
+	if c.v2() {
+		m.V2, m.Hash, m.Mode, m.Mtime = true, BLAKE3, a.Mode, a.Mtime
+		if c.Hash != 0 {
+			m.Hash = c.Hash
+		}
+		if c.Preserve {
+			m.Flags |= flagPreserve
+		}
+		if c.Resume {
+			m.Flags |= flagResume
+		}
+	}
+	return m
+}
+
+// Put copies size octets from r into the server's file name by RDMA Write. The
+// permissions are those of a new file; it cannot be resumed.
 func (c *Client) Put(ctx context.Context, r io.Reader, size int64, name string) (res Result, err error) {
+	plain := *c
+	plain.Preserve, plain.Resume = false, false
+	defer func() { c.buf = plain.buf }()
+	return plain.put(ctx, r, size, name, Attrs{Mode: 0o666})
+}
+
+// PutFile copies the file f, which info describes, to the server's file name.
+func (c *Client) PutFile(ctx context.Context, f io.Reader, info fs.FileInfo, name string) (Result, error) {
+	return c.put(ctx, f, info.Size(), name, attrsOf(info))
+}
+
+func (c *Client) put(ctx context.Context, r io.Reader, size int64, name string, a Attrs) (res Result, err error) {
 	defer func() { c.finish(ctx, err) }()
-	if err := CheckName(name); err != nil {
+	if err := errors.Join(CheckName(name), c.needs(c.Preserve || c.Resume)); err != nil {
 		return Result{}, err
 	}
-	m, err := c.ask(ctx, &message{Kind: kindPut, Size: uint64(size), Name: name})
+	m, err := c.ask(ctx, c.extend(&message{Kind: kindPut, Size: uint64(size), Name: name}, a))
 	if err != nil {
 		return Result{}, err
 	}
-	t, err := c.transfer(m, size)
+	if m.Size != uint64(size) || m.Offset > 0 && !c.Resume {
+		return Result{}, errTurn(m)
+	}
+	t, err := c.transfer(m)
 	if err != nil {
 		return Result{}, err
 	}
@@ -158,29 +306,143 @@ func (c *Client) Put(ctx context.Context, r io.Reader, size int64, name string) 
 // Get copies the server's file name by RDMA Read to the file as of store.
 func (c *Client) Get(ctx context.Context, name string, store *Store, as string) (res Result, err error) {
 	defer func() { c.finish(ctx, err) }()
-	if err := CheckName(name); err != nil {
+	if err := errors.Join(CheckName(name), c.needs(c.Preserve || c.Resume)); err != nil {
 		return Result{}, err
 	}
-	m, err := c.ask(ctx, &message{Kind: kindGet, Name: name})
+	request := c.extend(&message{Kind: kindGet, Name: name}, Attrs{})
+	var in *Incoming
+	defer func() {
+		if in != nil && err != nil {
+			in.Abort()
+		}
+	}()
+	var there Entry
+	if c.Resume { // what is there must be known before data comes
+		if there, err = c.Stat(ctx, name); err != nil {
+			return Result{}, err
+		}
+		if in, err = store.Create(as, there.Size, Options{there.Attrs, c.Preserve, true}); err != nil {
+			return Result{}, err
+		}
+		request.Offset = uint64(in.size)
+	}
+	m, err := c.ask(ctx, request)
 	if err != nil {
 		return Result{}, err
 	}
-	if m.Size > math.MaxInt64 {
+	if m.Size > math.MaxInt64 || m.Offset != request.Offset && in == nil {
 		return Result{}, &Error{CodeRequest, errMessage}
 	}
-	in, err := store.Create(as, int64(m.Size))
+	if in == nil {
+		in, err = store.Create(as, int64(m.Size), Options{Attrs{m.Mode, m.Mtime}, c.Preserve, false})
+	} else if m.Offset != request.Offset || int64(m.Size) != there.Size || m.Mtime != there.Mtime {
+		err = &Error{CodeIO, fmt.Errorf("%s: changed on the other side while it was copied: copy again", name)}
+	}
 	if err != nil {
 		return Result{}, err
 	}
-	t, err := c.transfer(m, int64(m.Size))
+	t, err := c.transfer(m)
 	if err != nil {
-		in.Abort()
 		return Result{}, err
 	}
 	t.move = func(ctx context.Context, off, n int) error {
 		return c.Conn.Read(ctx, m.remote(off, n), t.buf[off:off+n])
 	}
-	return t.take(ctx, in)
+	take := in
+	in = nil // take ends it
+	return t.take(ctx, take)
+}
+
+// list sends a list and calls each for the entries that answer it.
+func (c *Client) list(ctx context.Context, flags uint8, name, after string) (l []Entry, err error) {
+	if err := c.needs(true); err != nil {
+		return nil, err
+	}
+	if err := send(ctx, c.Conn, &message{Kind: kindList, Flags: flags, Name: name, After: after}); err != nil {
+		return nil, err
+	}
+	for {
+		m, err := recv(ctx, c.Conn, c.idle())
+		switch {
+		case err != nil:
+			return nil, err
+		case m.Kind == kindDone && !m.V2:
+			return l, nil
+		case m.Kind != kindEntry || len(l) == maxEntries:
+			return nil, errTurn(&m)
+		}
+		if flags&flagStat == 0 { // a name must not lead out of the folder, and the list must end
+			if strings.Contains(m.Name, "/") || m.Name <= after {
+				return nil, &Error{CodeRequest, errMessage}
+			}
+			if err := CheckName(m.Name); err != nil {
+				return nil, err
+			}
+			after = m.Name
+		}
+		l = append(l, Entry{Attrs{m.Mode, m.Mtime}, m.Name, int64(m.Size), m.Type == typeFolder, m.Type == typeOther})
+	}
+}
+
+// Stat describes the server's object name; "" is the folder that it serves. The
+// error for one that does not exist is fs.ErrNotExist.
+func (c *Client) Stat(ctx context.Context, name string) (e Entry, err error) {
+	defer func() {
+		if !errors.Is(err, fs.ErrNotExist) {
+			c.finish(ctx, err)
+		}
+	}()
+	l, err := c.list(ctx, flagStat, name, "")
+	switch {
+	case err != nil:
+		return Entry{}, err
+	case len(l) == 0:
+		return Entry{}, fileError(name, fs.ErrNotExist)
+	case len(l) > 1 || l[0].Size < 0:
+		return Entry{}, &Error{CodeRequest, errMessage}
+	}
+	return l[0], nil
+}
+
+// List calls each for the entries of the server's folder name, by name.
+func (c *Client) List(ctx context.Context, name string, each func(Entry) error) (err error) {
+	for after := ""; ; {
+		l, err := c.list(ctx, 0, name, after)
+		if err != nil {
+			c.finish(ctx, err)
+			return err
+		}
+		for _, e := range l {
+			if err := each(e); err != nil {
+				return err
+			}
+			after = e.Name
+		}
+		if len(l) < maxEntries {
+			return nil
+		}
+	}
+}
+
+// Mkdir makes the server's folder name, if it is not there. With Preserve it
+// has the attributes a.
+func (c *Client) Mkdir(ctx context.Context, name string, a Attrs) (err error) {
+	defer func() { c.finish(ctx, err) }()
+	if err := errors.Join(CheckName(name), c.needs(true)); err != nil {
+		return err
+	}
+	m := message{Kind: kindMkdir, Mode: a.Mode, Mtime: a.Mtime, Name: name}
+	if c.Preserve {
+		m.Flags = flagPreserve
+	}
+	if err := send(ctx, c.Conn, &m); err != nil {
+		return err
+	}
+	answer, err := recv(ctx, c.Conn, c.idle())
+	if err == nil && (answer.Kind != kindDone || answer.V2) {
+		err = errTurn(&answer)
+	}
+	return err
 }
 
 func (c *Client) finish(ctx context.Context, err error) {
@@ -205,7 +467,7 @@ func (c *Client) ask(ctx context.Context, request *message) (*message, error) {
 	if err != nil {
 		return nil, err
 	}
-	if m.Kind != kindOpen {
+	if m.Kind != kindOpen || m.V2 != request.V2 || m.V2 && m.Hash != request.Hash || m.Offset > m.Size {
 		return nil, errTurn(&m)
 	}
 	if m.Chunk == 0 || m.Chunk > MaxChunk || m.Slots == 0 || m.Slots > MaxSlots || uint64(m.Chunk)*uint64(m.Slots) > maxWindow {
@@ -214,8 +476,10 @@ func (c *Client) ask(ctx context.Context, request *message) (*message, error) {
 	return &m, nil
 }
 
-func (c *Client) transfer(open *message, size int64) (*transfer, error) {
-	t := &transfer{conn: c.Conn, idle: c.idle(), size: size, chunk: int(open.Chunk), slots: int(open.Slots)}
+func (c *Client) transfer(open *message) (*transfer, error) {
+	size := int64(open.Size)
+	t := &transfer{conn: c.Conn, idle: c.idle(), v2: open.V2, hash: open.hash(), offset: int64(open.Offset), size: size}
+	t.chunk, t.slots = int(open.Chunk), int(open.Slots)
 	if need := t.chunk * t.slots; len(c.buf) < need {
 		buf, err := c.Alloc(need)
 		if err != nil {

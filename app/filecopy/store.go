@@ -2,12 +2,17 @@ package filecopy
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
+	"time"
 	"unicode"
 
 	"golang.org/x/sys/unix"
@@ -59,67 +64,156 @@ func CheckName(name string) error {
 	return nil
 }
 
+// Attrs are what a file has besides its contents.
+type Attrs struct {
+	Mode  uint32 // permissions, 0 to 0777
+	Mtime int64  // nanoseconds since 1970
+}
+
+const permissions = 0o777
+
+func attrsOf(info fs.FileInfo) Attrs {
+	return Attrs{uint32(info.Mode().Perm()), info.ModTime().UnixNano()}
+}
+
 // Open opens the regular file name for reading.
-func (s *Store) Open(name string) (*os.File, int64, error) {
+func (s *Store) Open(name string) (*os.File, fs.FileInfo, error) {
 	if err := CheckName(name); err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	// O_NONBLOCK: opening a FIFO must not wait for its other end.
 	f, err := s.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, 0, fileError(name, err)
+		return nil, nil, fileError(name, err)
 	}
 	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("not a regular file")
+	if err == nil {
+		err = checkRegular(info)
 	}
 	if err != nil {
 		f.Close()
-		return nil, 0, fileError(name, err)
+		return nil, nil, fileError(name, err)
 	}
-	return f, info.Size(), nil
+	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_SEQUENTIAL) // only speeds it up
+	return f, info, nil
+}
+
+func checkRegular(info fs.FileInfo) error {
+	switch {
+	case info.IsDir():
+		return errors.New("is a folder: copy it with cp -r")
+	case !info.Mode().IsRegular():
+		return errors.New("not a regular file")
+	}
+	return nil
 }
 
 // Incoming is a file on its way in. It has a temporary name until Commit.
 type Incoming struct {
-	store      *Store
-	file       *os.File
-	name, temp string
+	store         *Store
+	file          *os.File
+	name, temp    string
+	keep          bool // the temporary file, for a later copy
+	preserve      bool
+	attrs         Attrs
+	flushed, size int64 // octets whose write-back has begun, and that are there
 }
 
+// Options say how a file is created.
+type Options struct {
+	Attrs
+	Preserve bool // Attrs are those of the file, not only its permissions under the umask
+	Resume   bool // go on with what an earlier copy of the same file left, and leave that
+}
+
+// flushEvery is how many octets are written before their write-back begins:
+// without it a disk is idle until Commit.
+const flushEvery = 8 << 20
+
 // Create begins a file of size octets under a temporary name in the folder
-// where name will be. The space is reserved at once, so that a full disk shows
+// where name will be. Its space is checked at once, so that a full disk shows
 // before the data comes.
-func (s *Store) Create(name string, size int64) (*Incoming, error) {
+func (s *Store) Create(name string, size int64, o Options) (*Incoming, error) {
 	if err := CheckName(name); err != nil {
 		return nil, err
 	}
 	if size < 0 {
 		return nil, &Error{CodeNoSpace, fmt.Errorf("%s: too large", name)}
 	}
-	if info, err := s.root.Stat(name); err == nil && !info.Mode().IsRegular() {
-		return nil, fileError(name, errors.New("exists and is not a regular file"))
+	if info, err := s.root.Stat(name); err == nil {
+		if err := checkRegular(info); err != nil {
+			return nil, fileError(name, fmt.Errorf("exists and %w", err))
+		}
 	}
-	in := &Incoming{store: s, name: name, temp: path.Join(path.Dir(name), tempPrefix+rand.Text())}
+	in := &Incoming{store: s, name: name, keep: o.Resume, preserve: o.Preserve, attrs: o.Attrs}
+	flags, part := os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, rand.Text()
+	if o.Resume {
+		id := sha256.Sum256(fmt.Appendf(nil, "%s\x00%d\x00%d", name, size, o.Mtime))
+		part = "part-" + hex.EncodeToString(id[:16])
+	} else {
+		flags |= os.O_EXCL
+	}
+	in.temp = path.Join(path.Dir(name), tempPrefix+part)
+	if in.attrs.Mode &= permissions; in.attrs.Mode == 0 && !o.Preserve {
+		in.attrs.Mode = 0o666
+	}
 	var err error
-	in.file, err = s.root.OpenFile(in.temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-	if err != nil {
+	if in.file, err = s.root.OpenFile(in.temp, flags, fs.FileMode(in.attrs.Mode|0o600)); err != nil {
 		return nil, fileError(name, err)
 	}
-	if size > 0 {
-		if err := reserve(in.file, size); err != nil {
-			in.Abort()
-			return nil, fileError(name, err)
-		}
+	if err := in.begin(size); err != nil {
+		in.Abort()
+		return nil, fileError(name, err)
 	}
 	return in, nil
 }
 
-// reserve allocates size octets for f where the file system can.
-func reserve(f *os.File, size int64) error {
+// begin finds how much of the file is there, and reserves the rest.
+func (in *Incoming) begin(size int64) error {
+	if in.keep {
+		if err := unix.Flock(int(in.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			in.keep = true
+			return fmt.Errorf("another copy of this file is in progress: %w", err)
+		}
+		info, err := in.file.Stat()
+		if err == nil {
+			err = checkRegular(info)
+		}
+		if err != nil {
+			return err
+		}
+		in.size = min(info.Size(), size)
+		in.flushed = in.size
+		if _, err := in.file.Seek(in.size, io.SeekStart); err != nil {
+			return err
+		}
+	}
+	if size == in.size {
+		return nil
+	}
+	return reserve(in.file, size-in.size, in.size)
+}
+
+// prefix is what is there already.
+func (in *Incoming) prefix() io.Reader { return io.NewSectionReader(in.file, 0, in.size) }
+
+// reserve makes sure that f can have size more octets at offset. Where that is
+// cheap they are allocated, without a change of the file's size; a tmpfs would
+// be as long about it as about writing.
+func reserve(f *os.File, size, offset int64) error {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	if st.Type == unix.TMPFS_MAGIC {
+		if st.Blocks != 0 && uint64(size) > st.Bavail*uint64(st.Bsize) { // 0: no limit
+			return unix.ENOSPC
+		}
+		return nil
+	}
 	const tries = 10 // a signal interrupts the call, and may each time
 	for range tries {
-		err := unix.Fallocate(int(f.Fd()), 0, 0, size)
+		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, offset, size)
 		if !errors.Is(err, unix.EINTR) {
 			if errors.Is(err, unix.EOPNOTSUPP) {
 				return nil
@@ -133,16 +227,46 @@ func reserve(f *os.File, size int64) error {
 // Write appends to the file.
 func (in *Incoming) Write(b []byte) (int, error) {
 	n, err := in.file.Write(b)
+	in.size += int64(n)
 	if err != nil {
-		err = fileError(in.name, err)
+		return n, fileError(in.name, err)
 	}
-	return n, err
+	if todo := in.size - in.flushed; todo >= flushEvery {
+		_ = unix.SyncFileRange(int(in.file.Fd()), in.flushed, todo, unix.SYNC_FILE_RANGE_WRITE) // Commit hears of errors
+		in.flushed = in.size
+	}
+	return n, nil
+}
+
+// setAttrs gives the file its permissions and, where they are kept, its time.
+func (in *Incoming) setAttrs() error {
+	info, err := in.file.Stat()
+	if err != nil {
+		return err
+	}
+	mode := fs.FileMode(in.attrs.Mode)
+	if !in.preserve {
+		mode &= info.Mode() // which has the umask
+	}
+	if mode != info.Mode().Perm() {
+		if err := in.file.Chmod(mode); err != nil {
+			return err
+		}
+	}
+	if in.preserve {
+		at := time.Unix(0, in.attrs.Mtime)
+		return in.store.root.Chtimes(in.temp, at, at)
+	}
+	return nil
 }
 
 // Commit puts the file on disk and gives it its name. After an error, too, the
 // Incoming is used up and nothing is left of it.
 func (in *Incoming) Commit() error {
-	err := in.file.Sync()
+	err := in.setAttrs()
+	if err == nil {
+		err = in.file.Sync()
+	}
 	if e := in.file.Close(); err == nil {
 		err = e
 	}
@@ -164,10 +288,102 @@ func (in *Incoming) Commit() error {
 	return nil
 }
 
-// Abort removes the file.
+// Abort removes the file, unless a later copy may go on with it.
 func (in *Incoming) Abort() {
 	in.file.Close()
-	_ = in.store.root.Remove(in.temp)
+	if !in.keep {
+		_ = in.store.root.Remove(in.temp)
+	}
+}
+
+// Entry is an object of a Store.
+type Entry struct {
+	Attrs
+	Name   string
+	Size   int64
+	Folder bool
+	Other  bool // neither a folder nor a regular file, or not to be reached
+}
+
+func entryOf(name string, info fs.FileInfo) Entry {
+	return Entry{attrsOf(info), name, info.Size(), info.IsDir(), !info.IsDir() && !info.Mode().IsRegular()}
+}
+
+// checkFolder is CheckName for a folder, which may be the whole store, "".
+func checkFolder(name string) (rooted string, err error) {
+	if name == "" {
+		return ".", nil
+	}
+	return name, CheckName(name)
+}
+
+// Stat describes the object name; "" is the store itself.
+func (s *Store) Stat(name string) (Entry, error) {
+	rooted, err := checkFolder(name)
+	if err != nil {
+		return Entry{}, err
+	}
+	info, err := s.root.Stat(rooted)
+	if err != nil {
+		return Entry{}, fileError(name, err)
+	}
+	return entryOf(path.Base(rooted), info), nil
+}
+
+// List returns the entries of the folder name by name. Those that no message
+// of the protocol can name, and unfinished files, are left out.
+func (s *Store) List(name string) ([]Entry, error) {
+	rooted, err := checkFolder(name)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := s.root.OpenFile(rooted, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fileError(name, err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, fileError(name, err)
+	}
+	slices.Sort(names)
+	var l []Entry
+	for _, n := range names {
+		if full := path.Join(name, n); CheckName(full) == nil {
+			info, err := s.root.Stat(full)
+			if err != nil {
+				l = append(l, Entry{Name: n, Other: true})
+				continue
+			}
+			l = append(l, entryOf(n, info))
+		}
+	}
+	return l, nil
+}
+
+// Mkdir makes the folder name if it is not there, and gives it the attributes
+// that o preserves.
+func (s *Store) Mkdir(name string, o Options) error {
+	if err := CheckName(name); err != nil {
+		return err
+	}
+	mode := fs.FileMode(o.Mode & permissions)
+	if err := s.root.Mkdir(name, mode|0o700); err != nil { // files can be put there, whatever the mode
+		if !errors.Is(err, fs.ErrExist) {
+			return fileError(name, err)
+		}
+		if info, err := s.root.Stat(name); err != nil || !info.IsDir() {
+			return fileError(name, errors.New("exists and is not a folder"))
+		}
+	}
+	if !o.Preserve {
+		return nil
+	}
+	at := time.Unix(0, o.Mtime)
+	if err := errors.Join(s.root.Chmod(name, mode), s.root.Chtimes(name, at, at)); err != nil {
+		return fileError(name, err)
+	}
+	return nil
 }
 
 // fileError names the file as the user did, says what to do where that is

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,16 +14,31 @@ import (
 // or without port.
 func resolve(ctx context.Context, host string, defaultPort int) (string, error) {
 	name, port := host, strconv.Itoa(defaultPort)
-	if _, err := netip.ParseAddr(host); err != nil && strings.Contains(host, ":") {
-		var err error
+	switch _, err := netip.ParseAddr(host); {
+	case err == nil:
+	case strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]"):
+		name = host[1 : len(host)-1]
+	case strings.Contains(host, "/"):
+		return "", usageError{fmt.Errorf("address %q: a port follows a colon: write %s", host, strings.Replace(host, "/", ":", 1))}
+	case strings.Contains(host, "@"):
+		return "", usageError{fmt.Errorf("address %q: there are no users: write %s", host, host[strings.IndexByte(host, '@')+1:])}
+	case strings.Contains(host, ":"):
 		if name, port, err = net.SplitHostPort(host); err != nil {
-			return "", usageError{fmt.Errorf("address %q: must be ADDR or ADDR:PORT, an IPv6 address with a port in brackets", host)}
+			return "", usageError{fmt.Errorf("address %q: must be HOST or HOST:PORT, an IPv6 address with a port in brackets", host)}
 		}
 	}
 	if err := checkPort(port); err != nil {
 		return "", err
 	}
 	if addr, err := netip.ParseAddr(name); err == nil {
+		switch {
+		case addr.IsUnspecified():
+			return "", usageError{fmt.Errorf("address %q: names no host: it stands for all addresses where one listens", host)}
+		case addr.IsMulticast():
+			return "", usageError{fmt.Errorf("address %q: is a multicast address, RDMA goes to one host", host)}
+		case addr.IsLinkLocalUnicast() && addr.Is6() && addr.Zone() == "":
+			return "", usageError{fmt.Errorf("address %q: a link-local address needs its interface: write %s%%IFACE", host, addr)}
+		}
 		return net.JoinHostPort(addr.String(), port), nil
 	}
 	if name == "" {
@@ -30,9 +46,18 @@ func resolve(ctx context.Context, host string, defaultPort int) (string, error) 
 	}
 	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name)
 	if err != nil || len(addrs) == 0 {
-		return "", peerError{fmt.Errorf("cannot find the address of %q: %w", name, err)}
+		return "", peerError{unknownHost(name, err)}
 	}
 	return net.JoinHostPort(addrs[0].Unmap().String(), port), nil
+}
+
+// unknownHost says why a name has no address.
+func unknownHost(name string, err error) error {
+	why := "the name server does not answer: try again, or give the address"
+	if d, ok := errors.AsType[*net.DNSError](err); err == nil || ok && d.IsNotFound {
+		why = "no such host: check the name, or put it into /etc/hosts"
+	}
+	return fmt.Errorf("cannot find the address of %q: %s", name, why)
 }
 
 // listenAddr checks "ADDR:PORT", ":PORT" or "ADDR" and puts it in the form that
@@ -68,26 +93,125 @@ func checkPort(port string) error {
 	return nil
 }
 
-// splitRemote takes ADDR:PORT/NAME apart. A path that looks so is written with
-// ./ in front.
-func splitRemote(s string) (host, name string, ok bool) {
-	rest := s
+// remote is a file of another host; host is "" for a local file.
+type remote struct {
+	host string // HOST or HOST:PORT, an IPv6 address with its brackets
+	path string
+}
+
+// splitRemote takes HOST:PATH and HOST:PORT/PATH apart, by the rule of scp: what has
+// a colon before its first slash is remote. A path that begins with a slash is
+// relative to the folder that is served, as all are.
+func splitRemote(s string) (remote, error) {
+	if uri, ok := strings.CutPrefix(s, "scp://"); ok {
+		return remote{}, fmt.Errorf("%q: write it as HOST:PORT/PATH, without scp:// (%s)", s, uri)
+	}
+	rest, host := s, ""
 	if strings.HasPrefix(s, "[") {
 		end := strings.IndexByte(s, ']')
-		if end < 0 {
-			return "", "", false
+		if end < 0 || !strings.HasPrefix(s[end+1:], ":") {
+			return remote{}, nil // a local file
 		}
-		rest = s[end+1:]
+		host, rest = s[:end+1], s[end+2:]
+		if _, err := netip.ParseAddr(s[1:end]); err != nil {
+			return remote{}, fmt.Errorf("%q: %q is not an IPv6 address; a local file of that name is written ./%s", s, s[1:end], s)
+		}
+	} else {
+		colon := strings.IndexByte(s, ':')
+		if slash := strings.IndexByte(s, '/'); colon < 0 || slash >= 0 && slash < colon {
+			return remote{}, nil
+		}
+		host, rest = s[:colon], s[colon+1:]
 	}
-	slash := strings.IndexByte(rest, '/')
-	colon := strings.IndexByte(rest, ':')
-	if slash < 0 || colon < 0 || colon > slash {
-		return "", "", false
+	switch {
+	case host == "":
+		return remote{}, fmt.Errorf("%q: the host is missing; a local file of that name is written ./%s", s, s)
+	case strings.Contains(host, "@"):
+		return remote{}, fmt.Errorf("%q: iwarpctl serve has no users: write it as %s", s, s[strings.IndexByte(s, '@')+1:])
+	case bareIPv6(s):
+		return remote{}, fmt.Errorf("%q: write an IPv6 address in brackets, such as [fd00::1]:PATH", s)
+	case rest == "~" || strings.HasPrefix(rest, "~/"):
+		return remote{}, fmt.Errorf("%q: there is no home folder: the path is relative to the folder that iwarpctl serve serves", s)
 	}
-	cut := len(s) - len(rest) + slash
-	host, name = s[:cut], s[cut+1:]
-	if _, port, err := net.SplitHostPort(host); err != nil || checkPort(port) != nil || strings.HasPrefix(host, ":") {
-		return "", "", false
+	port, after, slash := strings.Cut(rest, "/")
+	if n, err := strconv.ParseUint(port, 10, 64); err == nil {
+		switch {
+		case !slash && n > 0 && n < 65536:
+			return remote{}, fmt.Errorf("%q: is %s the port or a file? write %s/ or %s:./%s", s, port, s, host, port)
+		case slash:
+			if err := checkPort(port); err != nil {
+				return remote{}, fmt.Errorf("%q: %w", s, err)
+			}
+			host, rest = host+":"+port, after
+		}
 	}
-	return host, name, true
+	for strings.HasPrefix(rest, "./") {
+		rest = rest[2:]
+	}
+	rest = strings.TrimLeft(rest, "/")
+	if rest == "." {
+		rest = ""
+	}
+	return remote{host, rest}, nil
 }
+
+// bareIPv6 reports that s begins with an IPv6 address without brackets.
+func bareIPv6(s string) bool {
+	host, _, _ := strings.Cut(s, "/")
+	for n := strings.Count(host, ":"); n > 1; n-- {
+		if a, err := netip.ParseAddr(host); err == nil && a.Is6() {
+			return true
+		}
+		host = host[:strings.LastIndexByte(host, ':')]
+	}
+	a, err := netip.ParseAddr(host + ":")
+	return err == nil && a.Is6()
+}
+
+// sizeValue is a number of bytes, with K, M or G for powers of 1024.
+type sizeValue int
+
+func parseSize(s string) (int, error) {
+	digits, shift := s, 0
+	for i, units := range []string{"kK", "mM", "gG"} {
+		short := strings.TrimSuffix(strings.TrimSuffix(s, "B"), "i")
+		if n := len(short) - 1; n > 0 && strings.ContainsRune(units, rune(short[n])) {
+			digits, shift = short[:n], 10*(i+1)
+		}
+	}
+	n, err := strconv.ParseUint(digits, 10, 31)
+	if err != nil || n<<shift > 1<<31-1 {
+		return 0, fmt.Errorf("%q: must be a number of bytes below 2G, such as 65536 or 64K (K, M and G are powers of 1024)", s)
+	}
+	return int(n << shift), nil
+}
+
+func (v *sizeValue) Set(s string) (err error) {
+	n, err := parseSize(s)
+	*v = sizeValue(n)
+	return err
+}
+
+func (v *sizeValue) String() string { return strconv.Itoa(int(*v)) }
+func (v *sizeValue) Type() string   { return "size" }
+
+// sizesValue is a list of sizes.
+type sizesValue []int
+
+func (v *sizesValue) Set(s string) error {
+	var l []int
+	for f := range strings.SplitSeq(s, ",") {
+		n, err := parseSize(strings.TrimSpace(f))
+		if err != nil {
+			return err
+		}
+		l = append(l, n)
+	}
+	*v = l
+	return nil
+}
+
+func (v *sizesValue) String() string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint([]int(*v)), " ", ","), "[]")
+}
+func (v *sizesValue) Type() string { return "sizes" }

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -17,96 +18,163 @@ import (
 	"github.com/iwarpd/iwarpd/app/filecopy"
 )
 
+type cpFlags struct {
+	recursive, preserve, resume bool
+	port                        int
+	checksum                    string
+}
+
 func (c *command) cp() *cobra.Command {
-	return &cobra.Command{
-		Use:   "cp FILE ADDR:PORT/NAME | cp ADDR:PORT/NAME FILE",
-		Short: "Copy a file to or from another host's iwarpctl serve, by RDMA",
-		Long: "cp puts a file by RDMA Write into the other side's memory, or gets one by RDMA\n" +
-			"Read from there. SHA-256 is compared at the end, and only then the file gets its\n" +
-			"name. An empty NAME, one that ends with a slash, or a folder as FILE, keeps the name\n" +
-			"of the source. A local file whose name looks like ADDR:PORT/NAME is written with ./ in front.",
-		Example: "  iwarpctl cp big.tar 10.0.0.1:7176/\n" +
-			"  iwarpctl cp 10.0.0.1:7176/big.tar /tmp\n" +
-			"  iwarpctl cp big.tar '[fd00::1]:7176/archive/big.tar'",
-		Args: usageArgs(cobra.ExactArgs(2)),
+	var f cpFlags
+	cmd := &cobra.Command{
+		Use:   "cp [-rp] [--resume] SOURCE... TARGET",
+		Short: "Copy files to or from another host's iwarpctl serve, by RDMA",
+		Long: "cp puts files by RDMA Write into the other side's memory, or gets them by RDMA\n" +
+			"Read from there. Either all sources or the target are on the other host, written as\n" +
+			"HOST:PATH, or HOST:PORT/PATH where the port is not that of -P. HOST is a name or an\n" +
+			"address, an IPv6 address in brackets; PATH is relative to the folder that is served.\n" +
+			"An empty PATH, one that ends with a slash, or one that is a folder, keeps the name of\n" +
+			"the source. A local file whose name has a colon is written with ./ in front.\n\n" +
+			"A checksum is compared at the end, and only then the file gets its name.",
+		Example: "  iwarpctl cp big.tar server:\n" +
+			"  iwarpctl cp *.log 10.0.0.1:archive/\n" +
+			"  iwarpctl cp -rp server:project /tmp\n" +
+			"  iwarpctl cp --resume big.tar '[fd00::1]:7200/archive/big.tar'",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				return usageError{fmt.Errorf("cp: %q: the target is missing: write it as iwarpctl cp SOURCE... TARGET, such as cp file host:", args[0])}
+			}
+			return usageArgs(cobra.MinimumNArgs(2))(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			job, err := parseCopy(args[0], args[1])
+			job, err := parseCopy(args[:len(args)-1], args[len(args)-1], &f)
 			if err != nil {
 				return err
 			}
 			return c.runCopy(cmd.Context(), job)
 		},
 	}
+	fl := cmd.Flags()
+	fl.BoolVarP(&f.recursive, "recursive", "r", false, "copy folders with all that is in them")
+	fl.BoolVarP(&f.preserve, "preserve", "p", false, "keep permissions and times of modification")
+	fl.BoolVar(&f.resume, "resume", false, "go on with what an interrupted copy with --resume left")
+	fl.IntVarP(&f.port, "port", "P", copyPort, "port of the server")
+	fl.StringVar(&f.checksum, "checksum", "blake3", "blake3 or sha256; sha256 where the other side has nothing else")
+	return cmd
 }
 
-// copyJob is one cp: exactly one side is remote.
+// copyJob is one cp: either the sources or the target are remote.
 type copyJob struct {
-	put   bool
-	host  string // ADDR:PORT
-	name  string // there
-	local string
+	put     bool
+	host    string // HOST or HOST:PORT
+	sources []string
+	target  string
+	flags   *cpFlags
+	hash    filecopy.Hash
 }
 
-func parseCopy(from, to string) (copyJob, error) {
-	fromHost, fromName, get := splitRemote(from)
-	toHost, toName, put := splitRemote(to)
-	var j copyJob
-	switch {
-	case put && get:
-		return j, usageError{errors.New("cp: both sides are remote: one must be a local file")}
-	case put:
-		j = copyJob{put: true, host: toHost, name: toName, local: from}
-		if j.name == "" || strings.HasSuffix(j.name, "/") { // a folder there
-			j.name += filepath.Base(from)
-		}
-	case get:
-		j = copyJob{host: fromHost, name: fromName, local: to}
-		if info, err := os.Stat(to); err == nil && info.IsDir() {
-			j.local = filepath.Join(to, path.Base(fromName))
-		}
-	default:
-		return j, usageError{errors.New("cp: no side is remote: write it as ADDR:PORT/NAME")}
+func parseCopy(sources []string, target string, f *cpFlags) (*copyJob, error) {
+	wrong := func(format string, args ...any) (*copyJob, error) {
+		return nil, usageError{fmt.Errorf("cp: "+format, args...)}
 	}
-	if err := filecopy.CheckName(j.name); err != nil {
-		return j, usageError{fmt.Errorf("cp: %w", err)}
+	j := &copyJob{flags: f}
+	var err error
+	if j.hash, err = filecopy.ParseHash(f.checksum); err != nil {
+		return wrong("--%w", err)
+	}
+	to, err := splitRemote(target)
+	if err != nil {
+		return wrong("%w", err)
+	}
+	j.put, j.target = to.host != "", target
+	if j.put {
+		j.host, j.target = to.host, to.path
+	}
+	for _, s := range sources {
+		from, err := splitRemote(s)
+		switch {
+		case err != nil:
+			return wrong("%w", err)
+		case from.host != "" && j.put:
+			return wrong("both sides are remote: one must be local: copy to this host first")
+		case from.host == "" && !j.put:
+			mean := target
+			if _, err := os.Stat(target); err == nil || strings.Contains(target, "/") {
+				mean = "HOST"
+			}
+			return wrong("neither %q nor %q is on another host: write a remote file as HOST:PATH, such as %s:", s, target, mean)
+		case j.put:
+			j.sources = append(j.sources, s)
+			continue
+		case j.host != "" && j.host != from.host:
+			return wrong("sources on several hosts (%s, %s): copy from one at a time", j.host, from.host)
+		}
+		j.host = from.host
+		j.sources = append(j.sources, from.path)
+	}
+	// Names are checked as far as they are known; folders there change them.
+	names := []string{strings.TrimSuffix(j.target, "/")}
+	if !j.put {
+		names = j.sources
+	}
+	for _, n := range names {
+		if n == "" && j.put {
+			continue
+		}
+		if n == "" {
+			if f.recursive {
+				continue
+			}
+			return wrong("%s: names no file: write %s:PATH, or copy all that is there with cp -r", j.host, j.host)
+		}
+		if err := filecopy.CheckName(n); err != nil {
+			return wrong("%w", err)
+		}
 	}
 	return j, nil
 }
 
-// copyResult is the JSON form of the outcome.
+// copyResult is the JSON form of a file's outcome.
 type copyResult struct {
-	Op         string  `json:"op"`
-	Verb       string  `json:"verb"`
-	Name       string  `json:"name"`
-	Peer       string  `json:"peer"`
-	Size       int64   `json:"size"`
-	Seconds    float64 `json:"seconds"`
-	GbitPerSec float64 `json:"gbit_per_s"`
-	SHA256     string  `json:"sha256"`
+	Op         string             `json:"op"`
+	Verb       string             `json:"verb"`
+	Name       string             `json:"name"`
+	Peer       string             `json:"peer"`
+	Size       int64              `json:"size"`
+	Resumed    int64              `json:"resumed_at,omitempty"`
+	Seconds    float64            `json:"seconds"`
+	GbitPerSec float64            `json:"gbit_per_s"`
+	Checksum   string             `json:"checksum"`
+	SHA256     string             `json:"sha256,omitempty"`
+	Busy       map[string]float64 `json:"busy_s"`
 }
 
-func (c *command) runCopy(ctx context.Context, j copyJob) error {
-	addr, err := resolve(ctx, j.host, copyPort)
+// copying is a cp in progress.
+type copying struct {
+	*copyJob
+	c       *command
+	addr    string
+	client  *filecopy.Client
+	began   time.Time
+	all     []copyResult
+	skipped []string // what is neither a file nor a folder
+}
+
+func (c *command) runCopy(ctx context.Context, j *copyJob) error {
+	addr, err := resolve(ctx, j.host, j.flags.port)
 	if err != nil {
 		return err
 	}
 	// Whatever is wrong with the local side shows before anything is connected.
-	store, err := filecopy.OpenStore(filepath.Dir(j.local))
-	if err != nil {
-		return fmt.Errorf("cp: folder of the file: %w", err)
-	}
-	defer store.Close()
-	var src *os.File
-	var size int64
 	if j.put {
-		var info os.FileInfo
-		if src, info, err = openSource(j.local); err != nil {
-			return fmt.Errorf("cp: %w", err)
+		for _, s := range j.sources {
+			if err := j.checkSource(s); err != nil {
+				return err
+			}
 		}
-		defer src.Close()
-		size = info.Size()
+	} else if err := j.checkTarget(); err != nil {
+		return err
 	}
-
 	dev, err := c.open(ctx)
 	if err != nil {
 		return err
@@ -114,30 +182,271 @@ func (c *command) runCopy(ctx context.Context, j copyJob) error {
 	defer dev.Close()
 	client, err := filecopy.DialConfig(ctx, dev, addr, c.over(filecopy.Config()))
 	if err != nil {
-		return peerError{fmt.Errorf("cp: connect to %s: %w", addr, err)}
+		return peerFailed("cp", addr, err)
 	}
 	defer client.Close()
-	bar := c.newBar(path.Base(j.name))
-	client.Progress = bar.update
-	began := time.Now()
-	res := copyResult{Op: "get", Verb: "RDMA Read", Name: j.name, Peer: addr}
-	var r filecopy.Result
+	client.Hash, client.Preserve, client.Resume = j.hash, j.flags.preserve, j.flags.resume
+	w := &copying{copyJob: j, c: c, addr: addr, client: client, began: time.Now()}
 	if j.put {
-		res.Op, res.Verb = "put", "RDMA Write"
-		r, err = client.Put(ctx, src, size, j.name)
+		err = w.putAll(ctx)
 	} else {
-		r, err = client.Get(ctx, j.name, store, filepath.Base(j.local))
+		err = w.getAll(ctx)
 	}
+	if err != nil {
+		return w.failed(err)
+	}
+	if err := w.done(); err != nil {
+		return err
+	}
+	if len(w.skipped) > 0 {
+		return fileError{fmt.Errorf("cp: skipped what is neither a file nor a folder: %s", strings.Join(w.skipped, ", "))}
+	}
+	return nil
+}
+
+// checkSource finds what is wrong with a local source.
+func (j *copyJob) checkSource(name string) error {
+	info, err := os.Stat(name)
+	if err == nil && info.IsDir() {
+		if j.flags.recursive {
+			return nil
+		}
+		return fileError{fmt.Errorf("cp: %s is a folder: copy it with cp -r", name)}
+	}
+	if errors.Is(err, fs.ErrNotExist) && strings.ContainsAny(name, "*?[") {
+		return fileError{fmt.Errorf("cp: no file matches %s", name)}
+	}
+	f, _, err := openSource(name)
+	if err != nil {
+		return fmt.Errorf("cp: %w", err)
+	}
+	return f.Close()
+}
+
+// checkTarget finds what is wrong with the local target.
+func (j *copyJob) checkTarget() error {
+	info, err := os.Stat(j.target)
+	folder := err == nil && info.IsDir()
+	switch {
+	case folder:
+		return writable(j.target)
+	case strings.HasSuffix(j.target, "/"):
+		return fileError{fmt.Errorf("cp: no folder %s: make it first", j.target)}
+	case len(j.sources) > 1:
+		return fileError{fmt.Errorf("cp: %s is not a folder, and there are %d sources: name a folder as the target", j.target, len(j.sources))}
+	case err == nil && !info.Mode().IsRegular():
+		return fileError{fmt.Errorf("cp: %s exists and is not a regular file", j.target)}
+	}
+	dir := filepath.Dir(j.target)
+	if _, err := os.Stat(dir); err != nil {
+		return fileError{fmt.Errorf("cp: folder of the file: %w", err)}
+	}
+	return writable(dir)
+}
+
+func writable(dir string) error {
+	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+		return fileError{fmt.Errorf("cp: cannot write to the folder %s: %w", dir, err)}
+	}
+	return nil
+}
+
+// putAll copies the sources to the server.
+func (w *copying) putAll(ctx context.Context) error {
+	into := w.target == "" || strings.HasSuffix(w.target, "/")
+	target := strings.TrimSuffix(w.target, "/")
+	if !into && w.client.Version != 1 {
+		e, err := w.client.Stat(ctx, target)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		into = err == nil && e.Folder
+	}
+	if !into && len(w.sources) > 1 {
+		return fileError{fmt.Errorf("%s is not a folder there, and there are %d sources: end the target with a slash, and make the folder first", target, len(w.sources))}
+	}
+	for _, s := range w.sources {
+		name := target
+		if into {
+			full, err := filepath.Abs(s) // "." and ".." have a name too
+			if err != nil {
+				return err
+			}
+			name = path.Join(target, filepath.Base(full))
+		}
+		if err := w.put(ctx, s, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// put copies the local file or folder src to name.
+func (w *copying) put(ctx context.Context, src, name string) error {
+	f, info, err := openSource(src)
+	if err == nil {
+		defer f.Close()
+		began := time.Now()
+		bar := w.c.newBar(path.Base(name))
+		w.client.Progress = bar.update
+		r, err := w.client.PutFile(ctx, f, info, name)
+		bar.clear()
+		if err != nil {
+			return err
+		}
+		return w.copied("put", "RDMA Write", name, began, r)
+	}
+	if info, serr := os.Stat(src); serr != nil || !info.IsDir() || !w.flags.recursive {
+		if serr == nil && !info.Mode().IsRegular() {
+			w.skipped = append(w.skipped, src)
+			return nil
+		}
+		return err
+	}
+	dir, err := os.Stat(src)
+	if err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(src)
+	if err != nil {
+		return err
+	}
+	attrs := filecopy.Attrs{Mode: uint32(dir.Mode().Perm()), Mtime: dir.ModTime().UnixNano()}
+	if err := w.mkdir(ctx, name, attrs); err != nil {
+		return err
+	}
+	for _, e := range entries {
+		full := filepath.Join(src, e.Name())
+		if t := e.Type(); t&fs.ModeSymlink != 0 {
+			if info, err := os.Stat(full); err != nil || info.IsDir() { // a link to a folder may lead back
+				w.skipped = append(w.skipped, full)
+				continue
+			}
+		}
+		if err := w.put(ctx, full, path.Join(name, e.Name())); err != nil {
+			return err
+		}
+	}
+	if w.flags.preserve { // what came in changed its time
+		return w.mkdir(ctx, name, attrs)
+	}
+	return nil
+}
+
+func (w *copying) mkdir(ctx context.Context, name string, a filecopy.Attrs) error {
+	return w.client.Mkdir(ctx, name, a)
+}
+
+// getAll copies the sources to this host.
+func (w *copying) getAll(ctx context.Context) error {
+	dir, as := filepath.Dir(w.target), filepath.Base(w.target)
+	if info, err := os.Stat(w.target); err == nil && info.IsDir() {
+		dir, as = w.target, ""
+	}
+	store, err := filecopy.OpenStore(dir)
+	if err != nil {
+		return fmt.Errorf("folder of the file: %w", err)
+	}
+	defer store.Close()
+	for _, s := range w.sources {
+		name := as
+		if name == "" && s != "" {
+			name = path.Base(s)
+		}
+		if !w.flags.recursive {
+			if err := w.getFile(ctx, store, s, name); err != nil {
+				return err
+			}
+			continue
+		}
+		e, err := w.client.Stat(ctx, s)
+		if err == nil {
+			err = w.get(ctx, store, s, name, e)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// get copies the remote file or folder src to name of store; "" is the folder of
+// the store itself.
+func (w *copying) get(ctx context.Context, store *filecopy.Store, src, name string, e filecopy.Entry) error {
+	switch {
+	case e.Other:
+		w.skipped = append(w.skipped, src)
+		return nil
+	case !e.Folder:
+		return w.getFile(ctx, store, src, name)
+	}
+	o := filecopy.Options{Attrs: e.Attrs}
+	if name != "" {
+		if err := store.Mkdir(name, o); err != nil {
+			return err
+		}
+	}
+	err := w.client.List(ctx, src, func(e filecopy.Entry) error {
+		return w.get(ctx, store, path.Join(src, e.Name), path.Join(name, e.Name), e)
+	})
+	if err == nil && w.flags.preserve && name != "" {
+		o.Preserve = true
+		err = store.Mkdir(name, o)
+	}
+	return err
+}
+
+func (w *copying) getFile(ctx context.Context, store *filecopy.Store, src, name string) error {
+	began := time.Now()
+	bar := w.c.newBar(path.Base(name))
+	w.client.Progress = bar.update
+	r, err := w.client.Get(ctx, src, store, name)
 	bar.clear()
 	if err != nil {
-		return copyFailed(addr, err)
+		return err
 	}
-	res.Size, res.Seconds, res.SHA256 = r.Size, time.Since(began).Seconds(), hex.EncodeToString(r.Sum[:])
-	res.GbitPerSec = gbit(res.Size, res.Seconds)
-	if c.json {
-		return c.print(res)
+	return w.copied("get", "RDMA Read", src, began, r)
+}
+
+// copied reports one file.
+func (w *copying) copied(op, verb, name string, began time.Time, r filecopy.Result) error {
+	res := copyResult{
+		Op: op, Verb: verb, Name: name, Peer: w.addr, Size: r.Size, Resumed: r.Offset, Seconds: time.Since(began).Seconds(), Checksum: r.Hash.String() + ":" + hex.EncodeToString(r.Sum[:]),
+		Busy: map[string]float64{"disk": r.Times.Disk.Seconds(), "checksum": r.Times.Hash.Seconds(), "network": r.Times.Network.Seconds(), "peer_disk": r.Times.PeerDisk.Seconds(), "peer_checksum": r.Times.PeerHash.Seconds()},
 	}
-	fmt.Fprintf(c.out, "%s %s: %d octets by %s in %.2f s, %s, sha256 %s\n", res.Op, res.Name, res.Size, res.Verb, res.Seconds, rate(res.Size, res.Seconds), res.SHA256)
+	if r.Hash == filecopy.SHA256 {
+		res.SHA256 = hex.EncodeToString(r.Sum[:])
+	}
+	res.GbitPerSec = gbit(res.Size-res.Resumed, res.Seconds)
+	w.all = append(w.all, res)
+	if w.c.json {
+		return nil
+	}
+	resumed := ""
+	if r.Offset > 0 {
+		resumed = fmt.Sprintf(", resumed at %d", r.Offset)
+	}
+	fmt.Fprintf(w.c.out, "%s %s: %d bytes by %s in %.2f s%s, %s, %s\n", res.Op, res.Name, res.Size, res.Verb, res.Seconds, resumed, rate(res.Size-res.Resumed, res.Seconds), res.Checksum)
+	fmt.Fprintf(w.c.out, "  busy here: disk %.2f s, checksum %.2f s; there: disk %.2f s, checksum %.2f s; network %.2f s\n",
+		res.Busy["disk"], res.Busy["checksum"], res.Busy["peer_disk"], res.Busy["peer_checksum"], res.Busy["network"])
+	return nil
+}
+
+// done reports the whole.
+func (w *copying) done() error {
+	switch {
+	case w.c.json && len(w.all) == 1:
+		return w.c.print(w.all[0])
+	case w.c.json:
+		return w.c.print(append([]copyResult{}, w.all...))
+	case len(w.all) != 1:
+		var size int64
+		for _, r := range w.all {
+			size += r.Size - r.Resumed
+		}
+		took := time.Since(w.began).Seconds()
+		fmt.Fprintf(w.c.out, "%d files, %d bytes in %.2f s, %s\n", len(w.all), size, took, rate(size, took))
+	}
 	return nil
 }
 
@@ -158,13 +467,21 @@ func openSource(name string) (*os.File, os.FileInfo, error) {
 	return f, info, nil
 }
 
-// copyFailed marks what is neither a file's fault nor told by the other side
-// as the connection's.
-func copyFailed(addr string, err error) error {
+// failed marks what is neither a file's fault nor reported by the other side as
+// the connection's.
+func (w *copying) failed(err error) error {
 	var local *filecopy.Error
 	var remote *filecopy.RemoteError
-	if errors.As(err, &local) || errors.As(err, &remote) {
-		return fmt.Errorf("cp: %s: %w", addr, err)
+	var path *fs.PathError
+	var file fileError
+	switch {
+	case errors.As(err, &local), errors.As(err, &path), errors.As(err, &file):
+		return fmt.Errorf("cp: %w", err)
+	case errors.As(err, &remote):
+		return fmt.Errorf("cp: %s: %w", w.addr, err)
 	}
-	return peerError{fmt.Errorf("cp: %s: %w", addr, err)}
+	if w.flags.resume {
+		return peerFailed("cp", w.addr, fmt.Errorf("%w; run the same command again to go on", err))
+	}
+	return peerFailed("cp", w.addr, err)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"strings"
 
 	"github.com/iwarpd/iwarpd/app/filecopy"
 	"github.com/iwarpd/iwarpd/app/rping"
@@ -47,6 +48,47 @@ func (e peerError) Unwrap() error { return e.error }
 type fileError struct{ error }
 
 func (e fileError) Unwrap() error { return e.error }
+
+// peerFailed is the failure of op with the peer at addr, which the text names
+// once, and without the layers of this program.
+func peerFailed(op, addr string, err error) error {
+	return peerError{&peerFailure{op, addr, err}}
+}
+
+type peerFailure struct {
+	op, addr string
+	err      error
+}
+
+func (e *peerFailure) Unwrap() error { return e.err }
+
+func (e *peerFailure) Error() string {
+	text := reason(e.err)
+	for _, again := range []string{" of " + e.addr, " with " + e.addr, " to " + e.addr, e.addr + ": ", " " + e.addr} {
+		text = strings.ReplaceAll(text, again, "")
+	}
+	text = strings.Replace(text, "tcp: tcp: ", "tcp: ", 1)
+	switch {
+	case errors.Is(e.err, iwarp.ErrRefused):
+		text += ": nothing listens on that port there: start iwarpctl " + servers[strings.Fields(e.op)[0]] + ", or check the port"
+	case errors.Is(e.err, iwarp.ErrTimeout), errors.Is(e.err, iwarp.ErrUnreachable):
+		text += ": is that host up, is iwarpd running there, and does this host reach it?"
+	}
+	return e.op + ": " + e.addr + ": " + text
+}
+
+// servers are what serves each client.
+var servers = map[string]string{"cp": "serve", "ping": "ping -s", "perf": "perf --server"}
+
+// reason is the text of err without the name of the library, and without its
+// operation where the daemon's text follows.
+func reason(err error) string {
+	text := err.Error()
+	if d, ok := errors.AsType[*iwarp.Error](err); ok {
+		text = strings.Replace(text, d.Error(), d.Text, 1)
+	}
+	return strings.ReplaceAll(text, "iwarp: ", "")
+}
 
 // exitCode finds the exit code for what a command returned.
 func exitCode(ctx context.Context, err error) int {

@@ -64,7 +64,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 
 // report prints an error on one line, or as an object with --json.
 func (c *command) report(err error, code int) {
-	text := strings.Join(strings.Fields(err.Error()), " ")
+	text := strings.Join(strings.Fields(reason(err)), " ")
 	if c.json {
 		_ = encoder(c.err).Encode(map[string]any{"error": text, "code": code})
 		return
@@ -88,7 +88,7 @@ func (c *command) root() *cobra.Command {
 		Example: "  iwarpctl status\n" +
 			"  iwarpctl ping -c -a 10.0.0.2 -C 10 -V\n" +
 			"  iwarpctl serve --dir /srv/files --listen 10.0.0.1:7176\n" +
-			"  iwarpctl cp big.tar 10.0.0.1:7176/big.tar",
+			"  iwarpctl cp big.tar 10.0.0.1:",
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +25,9 @@ func ctl(t *testing.T, args ...string) (code int, out, errOut string) {
 	code = run(t.Context(), args, &o, &e)
 	return code, o.String(), e.String()
 }
+
+// internals are words of Go, and an address that is told three times.
+var internals = regexp.MustCompile(`goroutine|panic|%!|0x[0-9a-f]{6}|strconv|netip|openat|errgroup|context deadline|i/o timeout|lookup .* on |invalid syntax`)
 
 // TestErrors: each mistake is one line that says what to do, and a code.
 func TestErrors(t *testing.T) {
@@ -65,12 +69,39 @@ func TestErrors(t *testing.T) {
 		{"serve a file", []string{"serve", "--dir", file}, exitFile, "not a directory"},
 		{"serve nobody", []string{"serve", "--dir", dir, "--max-clients", "0"}, exitUsage, "1 or more"},
 		{"serve without daemon", []string{"--socket", none, "serve", "--dir", dir}, exitDaemon, "no iwarpd"},
-		{"cp with one argument", []string{"cp", file}, exitUsage, "cp FILE ADDR:PORT/NAME"},
-		{"cp local to local", []string{"cp", file, file}, exitUsage, "ADDR:PORT/NAME"},
+		{"cp with one argument", []string{"cp", file}, exitUsage, "the target is missing"},
+		{"cp with nothing", []string{"cp"}, exitUsage, "SOURCE... TARGET"},
+		{"cp local to local", []string{"cp", file, file}, exitUsage, "write a remote file as HOST:PATH"},
+		{"cp to a host without colon", []string{"cp", file, "server"}, exitUsage, "such as server:"},
+		{"cp to a port without path", []string{"cp", file, "10.0.0.1:7176"}, exitUsage, "10.0.0.1:7176/ or 10.0.0.1:./7176"},
+		{"cp as a user", []string{"cp", file, "me@10.0.0.1:"}, exitUsage, "no users: write it as 10.0.0.1:"},
+		{"cp by URI", []string{"cp", file, "scp://10.0.0.1/x"}, exitUsage, "without scp://"},
+		{"cp to a home folder", []string{"cp", file, "10.0.0.1:~/x"}, exitUsage, "no home folder"},
+		{"cp to IPv6 without brackets", []string{"cp", file, "fd00::1:x"}, exitUsage, "in brackets"},
+		{"cp to a link-local address", []string{"cp", file, "[fe80::1]:x"}, exitUsage, "fe80::1%IFACE"},
+		{"cp to no host", []string{"cp", file, ":x"}, exitUsage, "the host is missing"},
+		{"cp to an unknown host", []string{"cp", file, "no.such.host.invalid:"}, exitPeer, "cannot find the address"},
+		{"cp to port 0", []string{"cp", file, "10.0.0.1:0/x"}, exitUsage, "from 1 to 65535"},
+		{"cp -P 0", []string{"cp", "-P", "0", file, "10.0.0.1:x"}, exitUsage, "from 1 to 65535"},
+		{"cp from two hosts", []string{"cp", "10.0.0.1:x", "10.0.0.2:y", dir}, exitUsage, "copy from one at a time"},
+		{"cp of no file there", []string{"cp", "10.0.0.1:", dir}, exitUsage, "names no file"},
+		{"cp a glob that matches nothing", []string{"cp", filepath.Join(dir, "*.log"), "10.0.0.1:"}, exitFile, "no file matches"},
+		{"cp several to one file", []string{"cp", "10.0.0.1:a", "10.0.0.1:b", file}, exitFile, "is not a folder"},
+		{"cp to no folder", []string{"cp", "10.0.0.1:a", filepath.Join(dir, "no") + "/"}, exitFile, "make it first"},
+		{"cp onto a device", []string{"cp", "10.0.0.1:a", "/dev/null"}, exitFile, "not a regular file"},
+		{"cp unknown checksum", []string{"cp", "--checksum", "md5", file, "10.0.0.1:"}, exitUsage, "blake3 or sha256"},
+		{"perf --size 64X", []string{"perf", "write", "--client", "1.2.3.4", "--size", "64X"}, exitUsage, "64K"},
+		{"perf --size of a unit alone", []string{"perf", "write", "--client", "1.2.3.4", "--size", "K"}, exitUsage, "64K"},
+		{"perf host/port", []string{"perf", "write", "--client", "1.2.3.4/7175"}, exitUsage, "write 1.2.3.4:7175"},
+		{"perf as a user", []string{"perf", "write", "--client", "me@1.2.3.4"}, exitUsage, "write 1.2.3.4"},
+		{"perf to IPv6 with a port", []string{"perf", "write", "--client", "fd00::1:99999"}, exitUsage, "in brackets"},
+		{"ping of all addresses", []string{"ping", "-c", "-a", "0.0.0.0"}, exitUsage, "names no host"},
+		{"ping of a multicast address", []string{"ping", "-c", "-a", "224.0.0.1"}, exitUsage, "multicast"},
+		{"ping without interface", []string{"ping", "-c", "-a", "fe80::1"}, exitUsage, "fe80::1%IFACE"},
 		{"cp remote to remote", []string{"cp", "1.2.3.4:1/a", "1.2.3.4:1/b"}, exitUsage, "both sides are remote"},
 		{"cp out of the folder", []string{"cp", file, "1.2.3.4:1/../x"}, exitUsage, `".."`},
 		{"cp a file that is not there", []string{"cp", filepath.Join(dir, "no"), "1.2.3.4:1/a"}, exitFile, "no such file"},
-		{"cp a folder", []string{"cp", dir, "1.2.3.4:1/a"}, exitFile, "not a regular file"},
+		{"cp a folder", []string{"cp", dir, "1.2.3.4:1/a"}, exitFile, "is a folder: copy it with cp -r"},
 		{"cp into no folder", []string{"cp", "1.2.3.4:1/a", filepath.Join(dir, "no", "a")}, exitFile, "no such file"},
 		{"cp without daemon", []string{"--socket", none, "cp", file, "1.2.3.4:1/a"}, exitDaemon, "no iwarpd"},
 		{"perf what", []string{"perf", "--server"}, exitUsage, "(write|read|send)"},
@@ -100,6 +131,9 @@ func TestErrors(t *testing.T) {
 			}
 			if !strings.Contains(errOut, tt.want) {
 				t.Errorf("message %q; want it to hold %q", errOut, tt.want)
+			}
+			if leak := internals.FindString(errOut); leak != "" {
+				t.Errorf("%q tells of %q, which is no word of the user's", errOut, leak)
 			}
 			if strings.Count(errOut, "\n") != 1 || !strings.HasPrefix(errOut, "iwarpctl: ") || out != "" {
 				t.Errorf("not one line: %q, and on standard output %q", errOut, out)
@@ -163,27 +197,38 @@ func TestInterrupted(t *testing.T) {
 
 func TestSplitRemote(t *testing.T) {
 	for _, tt := range []struct {
-		in, host, name string
-		ok             bool
+		in, host, path string
 	}{
-		{"10.0.0.1:7176/f", "10.0.0.1:7176", "f", true},
-		{"10.0.0.1:7176/", "10.0.0.1:7176", "", true},
-		{"host:1/a/b:c", "host:1", "a/b:c", true},
-		{"[fd00::1]:7176/x", "[fd00::1]:7176", "x", true},
-		{"10.0.0.1:7176", "", "", false},
-		{"/a:1/b", "", "", false},
-		{"./h:1/b", "", "", false},
-		{"h:x/b", "", "", false},
-		{"h:0/b", "", "", false},
-		{":1/b", "", "", false},
-		{"[fd00::1/x", "", "", false},
-		{"fd00::1/x", "", "", false},
-		{"file", "", "", false},
-		{"", "", "", false},
+		{"10.0.0.1:7176/f", "10.0.0.1:7176", "f"},
+		{"10.0.0.1:7176/", "10.0.0.1:7176", ""},
+		{"host:1/a/b:c", "host:1", "a/b:c"},
+		{"[fd00::1]:7176/x", "[fd00::1]:7176", "x"},
+		{"[fe80::1%eth0]:x", "[fe80::1%eth0]", "x"},
+		{"host:", "host", ""}, {"host:f", "host", "f"}, {"host:dir/f", "host", "dir/f"}, {"host:/f", "host", "f"}, {"host:./7/f", "host", "7/f"},
+		{"host:.", "host", ""}, {"h:x/b", "h", "x/b"}, {"host:2024-01/f", "host", "2024-01/f"},
+		{"/a:1/b", "", ""}, {"./h:1/b", "", ""}, {"[a-z].txt", "", ""}, {"file", "", ""}, {"", "", ""},
 	} {
-		host, name, ok := splitRemote(tt.in)
-		if host != tt.host || name != tt.name || ok != tt.ok {
-			t.Errorf("splitRemote(%q) = %q, %q, %v; want %q, %q, %v", tt.in, host, name, ok, tt.host, tt.name, tt.ok)
+		got, err := splitRemote(tt.in)
+		if err != nil || got.host != tt.host || got.path != tt.path {
+			t.Errorf("splitRemote(%q) = %+v, %v; want %q, %q", tt.in, got, err, tt.host, tt.path)
+		}
+	}
+	for _, in := range []string{":1/b", "h:0/b", "h:65536/b", "h:7176", "u@h:f", "fd00::1:f", "fd00::1", "[x]:f", "h:~/f", "scp://h/f"} {
+		if got, err := splitRemote(in); err == nil {
+			t.Errorf("splitRemote(%q) = %+v", in, got)
+		}
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for in, want := range map[string]int{"0": 0, "64": 64, "64K": 64 << 10, "64k": 64 << 10, "1M": 1 << 20, "1MiB": 1 << 20, "2MB": 2 << 20, "1G": 1 << 30} {
+		if got, err := parseSize(in); err != nil || got != want {
+			t.Errorf("parseSize(%q) = %d, %v; want %d", in, got, err, want)
+		}
+	}
+	for _, in := range []string{"", "K", "-1", "1.5K", "64X", "2G", "1KK", "9999999999", "0x10", "B", "iB"} {
+		if got, err := parseSize(in); err == nil {
+			t.Errorf("parseSize(%q) = %d", in, got)
 		}
 	}
 }
@@ -274,7 +319,7 @@ func TestCopySource(t *testing.T) {
 	for _, name := range []string{pipe, dir, "/dev/zero"} {
 		for _, args := range [][]string{{"cp", name, "10.0.0.1:7176/x"}, {"nfs", "put", name, "10.0.0.1:/x"}} {
 			code, _, errOut := ctl(t, args...)
-			if code != exitFile || !strings.Contains(errOut, "not a regular file") {
+			if code != exitFile || !strings.Contains(errOut, "not a regular file") && !strings.Contains(errOut, "is a folder") {
 				t.Errorf("%v: exit code %d: %s", args, code, errOut)
 			}
 		}
@@ -282,10 +327,10 @@ func TestCopySource(t *testing.T) {
 }
 
 func TestParseCopy(t *testing.T) {
-	for to, want := range map[string]string{"": "f", "g": "g", "sub/": "sub/f", "sub/g": "sub/g", "/": "", "../": ""} {
-		j, err := parseCopy("/some/f", "10.0.0.1:7176/"+to)
-		if (err != nil) != (want == "") || err == nil && j.name != want {
-			t.Errorf("a copy to %q: %q, %v; want %q", to, j.name, err, want)
+	for to, want := range map[string]string{":7176/": "", ":7176/g": "g", ":sub/": "sub/", ":sub/g": "sub/g", ":/": "", ":../": "error"} {
+		j, err := parseCopy([]string{"/some/f", "g"}, "10.0.0.1"+to, &cpFlags{checksum: "sha256"})
+		if (err != nil) != (want == "error") || err == nil && (j.target != want || len(j.sources) != 2 || !j.put) {
+			t.Errorf("a copy to %q: %+v, %v; want %q", to, j, err, want)
 		}
 	}
 }

@@ -16,14 +16,14 @@ type perfFlags struct {
 	server         bool
 	client, listen string
 	mode           string
-	sizes          []int
+	sizes          sizesValue
 	depth, count   int
 	qps            int
 	duration       time.Duration
 }
 
 func (c *command) perf() *cobra.Command {
-	var f perfFlags
+	f := perfFlags{sizes: sizesValue{64, 65536}}
 	cmd := &cobra.Command{
 		Use:   "perf (write|read|send) (--server | --client ADDR[:PORT]) [flags]",
 		Short: "Measure bandwidth, message rate and latency",
@@ -32,7 +32,7 @@ func (c *command) perf() *cobra.Command {
 			"of a Read is one-sided; of a Send, and of a Write that a Send tells of, it is the\n" +
 			"time of a whole round there and back.",
 		Example: "  iwarpctl perf write --server\n" +
-			"  iwarpctl perf write --client 10.0.0.1 --size 64,65536,1048576\n" +
+			"  iwarpctl perf write --client 10.0.0.1 --size 64,64K,1M\n" +
 			"  iwarpctl perf read --client 10.0.0.1 --mode lat --size 64 --iterations 100000 --json\n" +
 			"  iwarpctl perf write --client 10.0.0.1 --transport sctp --qps 16 --shared-association",
 		ValidArgs: []string{"write", "read", "send"},
@@ -56,7 +56,7 @@ func (c *command) perf() *cobra.Command {
 	fl.StringVar(&f.client, "client", "", "be the client of the server at ADDR[:PORT]")
 	fl.StringVar(&f.listen, "listen", fmt.Sprintf(":%d", perf.DefaultPort), "server: where to listen, ADDR:PORT or :PORT")
 	fl.StringVar(&f.mode, "mode", "both", "bw, lat or both")
-	fl.IntSliceVar(&f.sizes, "size", []int{64, 65536}, "octets of each message, several with commas")
+	fl.Var(&f.sizes, "size", "bytes of each message, such as 64K; several with commas")
 	fl.IntVar(&f.depth, "depth", 32, "operations outstanding in bw")
 	fl.IntVar(&f.qps, "qps", 1, "client: queue pairs, each with its connection, at a time")
 	fl.IntVar(&f.count, "iterations", 0, "operations to do, of each queue pair; 0: as many as fit in the duration")
@@ -109,7 +109,7 @@ func (c *command) perfClient(ctx context.Context, f *perfFlags, op perf.Op) erro
 	for _, p := range plan {
 		r, err := perf.Client(ctx, dev, addr, p, c.over(&iwarp.Config{}))
 		if err != nil {
-			return peerError{fmt.Errorf("perf %v with %s: %w", op, addr, err)}
+			return peerFailed("perf "+op.String(), addr, err)
 		}
 		results = append(results, r)
 	}

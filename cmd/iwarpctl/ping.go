@@ -21,11 +21,12 @@ type pingFlags struct {
 	server, client, persistent bool
 	verbose, validate          bool
 	addr, source               string
-	port, count, size          int
+	port, count                int
+	size                       sizeValue
 }
 
 func (c *command) ping() *cobra.Command {
-	var f pingFlags
+	f := pingFlags{size: rping.DefaultSize}
 	cmd := &cobra.Command{
 		Use:   "ping (-s | -c) -a ADDR [flags]",
 		Short: "RDMA ping; the other side may be rping of librdmacm-utils",
@@ -61,7 +62,7 @@ func (c *command) ping() *cobra.Command {
 	fl.StringVarP(&f.source, "source", "I", "", "client: address to come from")
 	fl.IntVarP(&f.port, "port", "p", rping.DefaultPort, "port of the server")
 	fl.IntVarP(&f.count, "count", "C", 0, "client: rounds; 0: until interrupted")
-	fl.IntVarP(&f.size, "size", "S", rping.DefaultSize, "octets of ping data")
+	fl.VarP(&f.size, "size", "S", "bytes of ping data, such as 32K")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "print the ping data")
 	fl.BoolVarP(&f.validate, "validate", "V", false, "client: compare what comes back")
 	return cmd
@@ -87,7 +88,7 @@ type pingResult struct {
 }
 
 func (c *command) pingClient(ctx context.Context, f *pingFlags) error {
-	addr, err := resolve(ctx, net.JoinHostPort(f.addr, strconv.Itoa(f.port)), f.port)
+	addr, err := resolve(ctx, f.addr, f.port)
 	if err != nil {
 		return err
 	}
@@ -106,21 +107,21 @@ func (c *command) pingClient(ctx context.Context, f *pingFlags) error {
 	defer dev.Close()
 	h := perf.NewHistogram()
 	o := rping.Options{Count: f.count, Validate: f.validate, Print: c.pingData(f), Round: h.Add}
-	rep, err := rping.Ping(ctx, dev, addr, cfg, f.size, o)
+	rep, err := rping.Ping(ctx, dev, addr, cfg, int(f.size), o)
 	if ctx.Err() != nil && f.count == 0 {
 		err = nil // the way to end it
 	}
 	if err != nil {
 		return c.pingFailed(addr, err)
 	}
-	return c.pingDone(pingResult{addr, rep.Rounds, f.size, rep.Octets, h.Percentiles()})
+	return c.pingDone(pingResult{addr, rep.Rounds, int(f.size), rep.Octets, h.Percentiles()})
 }
 
 func (c *command) pingFailed(peer string, err error) error {
 	if errors.Is(err, rping.ErrMismatch) {
 		return fmt.Errorf("ping %s: %w", peer, err)
 	}
-	return peerError{fmt.Errorf("ping %s: %w", peer, err)}
+	return peerFailed("ping", peer, err)
 }
 
 func (c *command) pingDone(r pingResult) error {

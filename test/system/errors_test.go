@@ -186,6 +186,11 @@ func TestClientErrors(t *testing.T) {
 		code int
 		want string
 	}{
+		{"folder without -r", a, []string{"cp", dir, bAddr + ":"}, 5, "is a folder: copy it with cp -r"},
+		{"remote folder without -r", a, []string{"cp", "-P", "7176", bAddr + ":lost", dir}, 5, "no such file"},
+		{"several to a file there", a, []string{"cp", file, file, bAddr + ":nothing"}, 5, "is not a folder there"},
+		{"port closed", a, []string{"cp", "-P", "7199", file, bAddr + ":"}, 4, "refused"},
+		{"perf without server", a, []string{"perf", "write", "--client", bAddr, "--size", "64K"}, 4, "refused"},
 		{"disk full there", a, []string{"cp", file, b.remote("g")}, 5, "disk full"},
 		{"out of the folder", a, []string{"cp", b.remote("../f"), dir}, 2, ".."},
 		{"no such file there", a, []string{"cp", b.remote("none"), dir}, 5, "no such file"},
@@ -203,10 +208,76 @@ func TestClientErrors(t *testing.T) {
 				t.Errorf("exit code %d; want %d", code, tt.code)
 			}
 			oneLine(t, out, "iwarpctl", tt.want)
+			if n := strings.Count(out, bAddr); n > 2 || strings.Contains(out, "iwarp: ") {
+				t.Errorf("the address %d times, or the library's name: %s", n, out)
+			}
 			holds(t, there)
 			holds(t, dir, "f")
 		})
 	}
+}
+
+// TestCopyHabits: what people do with scp works: folders, several files, names that
+// are kept, attributes, and going on after an interruption.
+func TestCopyHabits(t *testing.T) {
+	a, b := pair(t)
+	dir, there := t.TempDir(), t.TempDir()
+	serve := b.serve(there)
+	host := b.end.Addr4.String() + ":"
+	tree := filepath.Join(dir, "tree")
+	if err := os.MkdirAll(filepath.Join(tree, "empty"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	one, two := filepath.Join(tree, "one"), filepath.Join(tree, "empty", "two")
+	sum1, sum2 := randomFile(t, one, 3<<20), randomFile(t, two, 17)
+	at := time.Unix(1e9, 0)
+	for _, p := range []string{one, tree} {
+		if err := os.Chtimes(p, at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.must("cp", one, two, host)
+	checkFile(t, filepath.Join(there, "one"), sum1)
+	checkFile(t, filepath.Join(there, "two"), sum2)
+	a.must("cp", "-rp", tree, host)
+	a.must("cp", one, host+"tree/empty") // a folder, though it does not say so
+	checkFile(t, filepath.Join(there, "tree", "empty", "one"), sum1)
+	back := t.TempDir()
+	if out := a.must("cp", "-rp", host+"tree", back); !strings.Contains(out, "3 files") || !strings.Contains(out, "busy here") {
+		t.Errorf("cp -r printed %s", out)
+	}
+	checkFile(t, filepath.Join(back, "tree", "empty", "two"), sum2)
+	for _, p := range []string{filepath.Join(there, "tree"), filepath.Join(back, "tree"), filepath.Join(back, "tree", "one")} {
+		if info, err := os.Stat(p); err != nil || !info.ModTime().Equal(at) {
+			t.Errorf("%s: %v, %v", p, info, err)
+		}
+	}
+
+	long := filepath.Join(dir, "long")
+	longFile(t, long)
+	part := func() int64 {
+		l, _ := filepath.Glob(filepath.Join(there, ".iwcp-part-*"))
+		if len(l) != 1 {
+			return 0
+		}
+		info, err := os.Stat(l[0])
+		if err != nil {
+			return 0
+		}
+		return info.Size()
+	}
+	cp := testenv.Start(t, a.command("cp", "--resume", long, host))
+	waitFor(t, "a part of the file", func() bool { return part() > 1<<20 })
+	cp.Signal(unix.SIGKILL)
+	cp.Wait(limit)
+	serve.Expect("long")
+	if part() == 0 {
+		t.Fatal("nothing was left to go on with")
+	}
+	if out := a.must("cp", "--resume", long, host); !strings.Contains(out, "resumed at") {
+		t.Errorf("cp --resume printed %s", out)
+	}
+	holds(t, there, "long", "one", "tree", "two")
 }
 
 // TestPortOfTheKernel: a port that a kernel program has is refused, and one that

@@ -182,7 +182,7 @@ func TestCopyPingPerf(t *testing.T) {
 	file := filepath.Join(dir, "f")
 	sum := randomFile(t, file, 5<<20+17)
 	b.serve(there)
-	if out := a.must("cp", file, b.remote("g")); !strings.Contains(out, fmt.Sprintf("%x", sum)) || !strings.Contains(out, "RDMA Write") {
+	if out := a.must("cp", "--checksum", "sha256", file, b.remote("g")); !strings.Contains(out, fmt.Sprintf("%x", sum)) || !strings.Contains(out, "RDMA Write") {
 		t.Errorf("cp printed %q", out)
 	}
 	checkFile(t, filepath.Join(there, "g"), sum)
