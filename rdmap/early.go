@@ -7,18 +7,15 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// HandleEarly is HandleEarlyMarked for octets without markers.
+// HandleEarly is HandleEarlyMarked for bytes without markers.
 func (s *Stream) HandleEarly(key serial.Num, b []byte) bool {
 	return s.HandleEarlyMarked(key, marked.Octets{B: b})
 }
 
-// HandleEarlyMarked takes a ULPDU ahead of its turn, places its payload, and keeps its
-// header under key until DeliverEarly. It returns false, and has changed nothing
-// that matters, when the ULPDU must be given again in order: when it is neither
-// an RDMA Write, a Read Response to an outstanding Read nor a Send that has a
-// buffer, when a check fails (only in its turn is it known whether the error is
-// the stream's first) or when no more headers can be kept. A ULPDU may come
-// early more than once.
+// HandleEarlyMarked processes a ULPDU that is out of order: it places the payload and keeps the header under key until DeliverEarly. It
+// returns false, without lasting effect, if the ULPDU must be passed again in order. That is so if it is not an RDMA Write, a Read Response
+// to an outstanding Read or a Send that has a buffer, if a check fails (whether the error is the stream's first is known only in order), or
+// if no more headers can be kept. A ULPDU may be passed early more than once.
 func (s *Stream) HandleEarlyMarked(key serial.Num, u marked.Octets) bool {
 	n := u.Len()
 	b := s.frontOf(u, n)
@@ -31,7 +28,7 @@ func (s *Stream) HandleEarlyMarked(key serial.Num, u marked.Octets) bool {
 	return true
 }
 
-// placeEarly places the payload of u, which has segLen octets, the first of which are b.
+// placeEarly places the payload of u, which has segLen bytes, the first of which are b.
 func (s *Stream) placeEarly(u marked.Octets, b []byte, segLen int) bool {
 	if ddp.IsTagged(b) {
 		var h ddp.Tagged
@@ -68,8 +65,7 @@ func (s *Stream) placeEarly(u marked.Octets, b []byte, segLen int) bool {
 	return n == 0 || s.placeRecv(&h, op, buf.ID, u.After(ddp.UntaggedLen)) == nil
 }
 
-// awaited reports whether a Read Response segment of n octets belongs to an
-// outstanding Read.
+// awaited reports whether a Read Response segment of n bytes belongs to an outstanding Read.
 func (s *Stream) awaited(h *ddp.Tagged, n int) bool {
 	for i := s.pendHead; i != s.pendTail; i++ {
 		p := s.pending(i)
@@ -83,21 +79,20 @@ func (s *Stream) awaited(h *ddp.Tagged, n int) bool {
 	return false
 }
 
-// covers reports whether the sink of a Read has n octets at to.
+// covers reports whether the sink of a Read contains n bytes at to.
 func (p *pending) covers(to, n uint64) bool {
 	off := to - p.to
 	return off <= uint64(p.length) && n <= uint64(p.length)-off
 }
 
-// DeliverEarly does what is left to do for the ULPDU that HandleEarly placed
-// under key, now that its turn has come. Errors are as in HandleULPDU.
+// DeliverEarly completes the ULPDU that HandleEarly placed under key, now that it is in order. Errors are as in HandleULPDU.
 func (s *Stream) DeliverEarly(key serial.Num) *term.Error {
 	e, ok := s.early.take(key)
 	if !s.receiving() {
 		s.stats.RxDropped++
 		return nil
 	}
-	if !ok { // nothing was promised under this key: the owner has lost track
+	if !ok { // no segment has this key: the caller has lost track
 		s.fail(term.ErrRDMAPLocal, nil, 0, nil)
 		return term.ErrRDMAPLocal
 	}
@@ -107,22 +102,22 @@ func (s *Stream) DeliverEarly(key serial.Num) *term.Error {
 	if ddp.IsTagged(seg) {
 		var h ddp.Tagged
 		if _, err := h.Decode(seg); err != nil {
-			return s.blame(headerError(err), seg, segLen)
+			return s.failSegment(headerError(err), seg, segLen)
 		}
 		if err := s.handleTagged(&h, marked.Octets{}, segLen-ddp.TaggedLen, true); err != nil {
-			return s.blame(err, seg, segLen)
+			return s.failSegment(err, seg, segLen)
 		}
 		return nil
 	}
 	var h ddp.Untagged
 	if _, err := h.Decode(seg); err != nil {
-		return s.blame(headerError(err), seg, segLen)
+		return s.failSegment(headerError(err), seg, segLen)
 	}
 	s.rxData = true
 	return s.handleSend(&h, marked.Octets{}, seg, segLen, true)
 }
 
-// earlySeg is a segment that was placed ahead of its turn.
+// earlySeg is a segment that was placed out of order.
 type earlySeg struct {
 	key    serial.Num
 	segLen uint32
@@ -151,7 +146,7 @@ func (t *earlyTable) home(key serial.Num) int {
 	return int(uint32(key) * 0x9e3779b1 >> t.shift)
 }
 
-// find returns where key is, or the free place where it would go.
+// find returns the slot of key, or the free slot where it belongs.
 func (t *earlyTable) find(key serial.Num) int {
 	i := t.home(key)
 	for t.segs[i].used && t.segs[i].key != key {
@@ -165,7 +160,7 @@ func (t *earlyTable) room(key serial.Num) bool {
 	return t.n < t.limit || t.n > 0 && t.segs[t.find(key)].used
 }
 
-// put keeps the header of a segment of segLen octets, the first of which are seg.
+// put stores the header of a segment of segLen bytes that begins with seg.
 func (t *earlyTable) put(key serial.Num, seg []byte, segLen int) {
 	if t.segs == nil {
 		t.alloc()
@@ -187,7 +182,7 @@ func (t *earlyTable) take(key serial.Num) (e earlySeg, ok bool) {
 		return earlySeg{}, false
 	}
 	t.n--
-	// Move up whatever the hole would hide.
+	// Move up the entries that the free slot would hide.
 	mask := len(t.segs) - 1
 	for j := (i + 1) & mask; t.segs[j].used; j = (j + 1) & mask {
 		if (j-t.home(t.segs[j].key))&mask >= (j-i)&mask {

@@ -13,7 +13,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// Op is an operation that a work request asks for or a completion reports.
+// Op is an operation of a work request or a completion.
 type Op uint8
 
 // The operations. The zero Op is none of them.
@@ -59,13 +59,13 @@ func name(names []string, i int) string {
 
 // WR is a work request of the send queue.
 type WR struct {
-	ID    uint32 // the poster's; comes back in Source, Completion and AtomicResult
+	ID    uint32 // chosen by the poster; returned in Source, Completion and AtomicResult
 	Op    Op
 	Fence bool // wait until all earlier Reads and atomics have completed
 
-	Len uint32 // octets of a Write, Read or Send; atomics and Immediate Data have 8 whatever it says
+	Len uint32 // bytes of a Write, Read or Send; atomics and Immediate Data always have 8
 
-	STag uint32 // peer's buffer: sink of a Write, source of a Read, target of an atomic
+	STag uint32 // the peer's buffer: sink of a Write, source of a Read, target of an atomic
 	TO   uint64
 
 	SinkSTag uint32 // local buffer of a Read
@@ -100,7 +100,7 @@ type Source struct {
 	Off  uint64 // SourceWR: offset in the message; SourceTagged: tagged offset
 }
 
-// Segment is a DDP segment to send: HdrLen octets of Hdr, then Len octets from
+// Segment is a DDP segment to send: HdrLen bytes of Hdr, then Len bytes from
 // Src. Together they are at most the MULPDU.
 type Segment struct {
 	Hdr    [ddp.MaxHeader]byte
@@ -139,7 +139,7 @@ type AtomicOp struct {
 	CmpMask uint64 // CmpSwap: bits to compare
 }
 
-// Apply returns what the target holds after the operation when it held old.
+// Apply returns the new value of a target that held old.
 func (a *AtomicOp) Apply(old uint64) uint64 {
 	if a.Op == OpCmpSwap {
 		if (a.Cmp^old)&a.CmpMask != 0 {
@@ -147,25 +147,22 @@ func (a *AtomicOp) Apply(old uint64) uint64 {
 		}
 		return old&^a.Mask | a.Data&a.Mask
 	}
-	// Each field is added alone: add without the fields' top bits, from which
-	// nothing can carry, and then put in the top bits, whose carry is dropped.
+	// Add each field separately: first without the fields' top bits, so that nothing can carry between fields, then the top bits, whose
+	// carry is dropped.
 	low := old&^a.Mask + a.Data&^a.Mask
 	return low ^ (old^a.Data)&a.Mask
 }
 
-// Memory is what a Stream may ask of the user's memory. Its methods are called
-// from inside the Stream's own, must not call the Stream, and must not keep
-// what they are given. An error they return ends the stream with its Terminate.
+// Memory is the user memory as a Stream sees it. A Stream calls its methods from within its own; they must not call the Stream, nor retain
+// their arguments. An error that they return ends the stream with the corresponding Terminate.
 type Memory interface {
-	// Recv takes the buffer for message msn of queue 0. The Stream asks for
-	// each MSN in order and, unless the answer was not ok, once.
+	// Recv returns the buffer for message msn of queue 0. The Stream asks for each MSN in order, and again only if ok was false.
 	Recv(msn serial.Num) (id, size uint32, ok bool)
-	// Place checks p and copies payload there. The same placement may be asked
-	// for twice.
+	// Place checks p and copies payload there. The same placement may be requested twice.
 	Place(p *Placement, payload marked.Octets) *term.Error
-	// CheckRead checks the source of a Read Request of n > 0 octets.
+	// CheckRead checks the source of a Read Request of n > 0 bytes.
 	CheckRead(stag uint32, to uint64, n uint32) *term.Error
-	// Atomic performs a, alone among all atomics, and returns the old value.
+	// Atomic performs a, atomically with respect to all atomics, and returns the old value.
 	Atomic(stag uint32, to uint64, a *AtomicOp) (old uint64, err *term.Error)
 	// Invalidate invalidates an STag that the peer may invalidate.
 	Invalidate(stag uint32) *term.Error
@@ -188,8 +185,8 @@ type Status uint8
 // The statuses.
 const (
 	StatusOK              Status = iota
-	StatusFlushed                // the stream ended before the work was done
-	StatusBadWR                  // the work request makes no sense; nothing was sent
+	StatusFlushed                // the stream ended before the work was complete
+	StatusBadWR                  // the work request is not valid; nothing was sent
 	StatusLocalProtection        // a local buffer could not be read or written
 	StatusRemoteAccess           // the peer refused the request: protection
 	StatusRemoteOp               // the peer could not do the request
@@ -210,14 +207,13 @@ type Completion struct {
 	ID        uint32 // the work request's, or the receive buffer's
 	Op        Op     // for a receive: the operation that the peer used; 0 when flushed
 	Status    Status
-	Len       uint32  // octets moved; for Immediate Data 0, as none went to a buffer
+	Len       uint32  // bytes moved; for Immediate Data 0, as none went to a buffer
 	Imm       [8]byte // OpImm, OpImmSE received
 	InvSTag   uint32  // OpSendInv, OpSendSEInv received: the STag now invalid
 	Solicited bool    // received with Solicited Event
 }
 
-// Event is something that the owner of a Stream should know. Each happens once
-// at most.
+// Event is an event of a Stream. Each occurs at most once.
 type Event uint8
 
 // The events.

@@ -6,13 +6,12 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// HandleULPDU is HandleMarked for octets without markers.
+// HandleULPDU is HandleMarked for bytes without markers.
 func (s *Stream) HandleULPDU(b []byte) *term.Error { return s.HandleMarked(marked.Octets{B: b}) }
 
-// HandleMarked takes the next ULPDU in order. It places the payload and, with
-// the last segment of a message, delivers the message. A violation has been
-// given to Fail when HandleMarked returns it. After the end of the stream
-// ULPDUs are dropped (RFC 5041 section 7.1) and nil is returned.
+// HandleMarked processes the next ULPDU in order. It places the payload and, with the last segment of a message, delivers the message.
+// Before it returns a violation it has passed it to Fail. After the end of the stream ULPDUs are dropped (RFC 5041 section 7.1) and nil is
+// returned.
 func (s *Stream) HandleMarked(u marked.Octets) *term.Error {
 	if !s.receiving() {
 		s.stats.RxDropped++
@@ -30,27 +29,26 @@ func (s *Stream) HandleMarked(u marked.Octets) *term.Error {
 	if ddp.IsTagged(b) {
 		var h ddp.Tagged
 		if _, err := h.Decode(b); err != nil {
-			return s.blame(headerError(err), b, n)
+			return s.failSegment(headerError(err), b, n)
 		}
 		if err := s.handleTagged(&h, u, n-ddp.TaggedLen, false); err != nil {
-			return s.blame(err, s.frontOf(u, n), n)
+			return s.failSegment(err, s.frontOf(u, n), n)
 		}
 		return nil
 	}
 	var h ddp.Untagged
 	control, err := h.Decode(b)
 	if err != nil {
-		return s.blame(headerError(err), b, n)
+		return s.failSegment(headerError(err), b, n)
 	}
 	return s.handleUntagged(&h, u.After(ddp.UntaggedLen), control, b, n)
 }
 
-// front is how many octets of a ULPDU are looked at, beside the payload that is
-// placed: more than a header and the largest control message.
+// front is how many bytes of a ULPDU are inspected, apart from placing the payload: more than a header and the largest control message.
 const front = 128
 
-// frontOf returns the first octets of u, which has n: front, or all if they are fewer. Behind
-// the header there may be markers where it is front.
+// frontOf returns the first bytes of u, which has n: front bytes, or all if there are fewer. The result may contain markers after the
+// header if it is front bytes long.
 func (s *Stream) frontOf(u marked.Octets, n int) []byte {
 	if n >= front && u.Plain(ddp.UntaggedLen) {
 		return u.B[:front]
@@ -58,7 +56,7 @@ func (s *Stream) frontOf(u marked.Octets, n int) []byte {
 	return s.gather(u, min(n, front))
 }
 
-// gather returns the first n octets of u, front at most.
+// gather returns the first n bytes of u, front at most.
 func (s *Stream) gather(u marked.Octets, n int) []byte {
 	if u.Plain(n) {
 		return u.B[:n]
@@ -77,9 +75,8 @@ func headerError(err error) *term.Error {
 	return errShort
 }
 
-// handleTagged takes a tagged segment in order, of an RDMA Write or a Read Response, with
-// n octets of payload. With placed, these are where they belong already, and u is not
-// looked at. For the error that it returns the stream has yet to fail.
+// handleTagged processes a tagged segment in order, of an RDMA Write or a Read Response, with n bytes of payload. If placed is true the
+// payload is already in place, and u is ignored. The caller must fail the stream for an error.
 func (s *Stream) handleTagged(h *ddp.Tagged, u marked.Octets, n int, placed bool) *term.Error {
 	if h.ULP&ctrlVersion != version {
 		return term.ErrRDMAPVersion
@@ -104,8 +101,8 @@ func (s *Stream) handleTagged(h *ddp.Tagged, u marked.Octets, n int, placed bool
 	return term.ErrOpcode
 }
 
-// blame fails the stream for a segment of segLen octets, whose first ones are seg.
-func (s *Stream) blame(err *term.Error, seg []byte, segLen int) *term.Error {
+// failSegment fails the stream because of a segment of segLen bytes that begins with seg.
+func (s *Stream) failSegment(err *term.Error, seg []byte, segLen int) *term.Error {
 	var rdma []byte
 	if len(seg) >= ddp.UntaggedLen+readRequestLen && !ddp.IsTagged(seg) && seg[1]&ctrlOpcode == opcodeReadRequest {
 		rdma = seg[ddp.UntaggedLen:]
@@ -114,8 +111,8 @@ func (s *Stream) blame(err *term.Error, seg []byte, segLen int) *term.Error {
 	return err
 }
 
-// placeTagged places the n octets of payload of the tagged segment u. Memory need not think
-// of an offset that wraps (RFC 5041 section 7.1, tagged check 5).
+// placeTagged places the n bytes of payload of the tagged segment u. It rejects an offset that wraps, so that Memory need not check for it
+// (RFC 5041 section 7.1, tagged check 5).
 func (s *Stream) placeTagged(h *ddp.Tagged, op Op, u marked.Octets, n int) *term.Error {
 	if h.TO+uint64(n) < h.TO {
 		return term.ErrTOWrap
@@ -130,9 +127,8 @@ func (s *Stream) placeRecv(h *ddp.Untagged, op Op, id uint32, payload marked.Oct
 	return s.mem.Place(&s.placement, payload)
 }
 
-// handleReadResponse checks a segment of n octets of payload against the oldest
-// outstanding request, which it must answer: responses come in the order of the
-// requests (RFC 5040 section 5.5, rule 20; RFC 7306 section 7).
+// handleReadResponse checks a segment of n bytes of payload against the oldest outstanding request, because responses arrive in the order
+// of the requests (RFC 5040 section 5.5, rule 20; RFC 7306 section 7).
 func (s *Stream) handleReadResponse(h *ddp.Tagged, u marked.Octets, n int, placed bool) *term.Error {
 	if s.pendHead == s.pendTail {
 		return term.ErrOpcode
@@ -174,12 +170,12 @@ func (s *Stream) finishPending(p *pending, st Status) {
 	}
 }
 
-// handleUntagged takes an untagged segment in order. control is the payload, or so much
-// of it that it is too long for a control message.
+// handleUntagged processes an untagged segment in order. control is the payload, or enough of it to show that it is too long for a control
+// message.
 func (s *Stream) handleUntagged(h *ddp.Untagged, payload marked.Octets, control, seg []byte, segLen int) *term.Error {
 	err := s.checkUntagged(h)
 	if err != nil {
-		return s.blame(err, seg, segLen)
+		return s.failSegment(err, seg, segLen)
 	}
 	if h.QN == ddp.QNSend {
 		s.rxData = true
@@ -190,7 +186,7 @@ func (s *Stream) handleUntagged(h *ddp.Untagged, payload marked.Octets, control,
 		if err == term.ErrMSNRange && h.QN == ddp.QNAtomicResponse && s.pendHead == s.pendTail {
 			err = term.ErrNoBuffer
 		}
-		return s.blame(err, seg, segLen)
+		return s.failSegment(err, seg, segLen)
 	}
 	if h.QN != ddp.QNTerminate {
 		s.rxData = true
@@ -209,13 +205,12 @@ func (s *Stream) handleUntagged(h *ddp.Untagged, payload marked.Octets, control,
 		err = s.handleTerminate(msg)
 	}
 	if err != nil {
-		return s.blame(err, seg, segLen)
+		return s.failSegment(err, seg, segLen)
 	}
 	return nil
 }
 
-// checkUntagged checks what the header says by itself: the queue, the version
-// and whether the opcode belongs there.
+// checkUntagged checks the header alone: the queue, the version and whether the opcode belongs to the queue.
 func (s *Stream) checkUntagged(h *ddp.Untagged) *term.Error {
 	op := h.ULP & ctrlOpcode
 	switch {
@@ -229,18 +224,17 @@ func (s *Stream) checkUntagged(h *ddp.Untagged) *term.Error {
 	return nil
 }
 
-// handleSend takes a segment of queue 0 whose header has been checked by
-// itself. With placed, its payload is where it belongs already, and payload is empty; seg
-// holds the first octets of the segment and segLen its length.
+// handleSend processes a segment of queue 0 whose header has passed checkUntagged. If placed is true the payload is already in place, and
+// payload is empty; seg is the start of the segment and segLen its length.
 func (s *Stream) handleSend(h *ddp.Untagged, payload marked.Octets, seg []byte, segLen int, placed bool) *term.Error {
 	n := segLen - ddp.UntaggedLen
 	op := sendOps[h.ULP&ctrlOpcode]
 	imm := op == OpImm || op == OpImmSE
 	if h.MSN != s.recvq.Head() {
-		return s.blame(term.ErrMSNRange, seg, segLen)
+		return s.failSegment(term.ErrMSNRange, seg, segLen)
 	}
 	if !s.supply(h) {
-		return s.blame(term.ErrNoBuffer, seg, segLen)
+		return s.failSegment(term.ErrNoBuffer, seg, segLen)
 	}
 	if imm {
 		return s.handleImm(h, op, seg, segLen)
@@ -257,7 +251,7 @@ func (s *Stream) handleSend(h *ddp.Untagged, payload marked.Octets, seg []byte, 
 		err = s.mem.Invalidate(h.Inv)
 	}
 	if err != nil {
-		return s.blame(err, seg, segLen)
+		return s.failSegment(err, seg, segLen)
 	}
 	if !h.Last {
 		return nil
@@ -272,14 +266,14 @@ func (s *Stream) handleSend(h *ddp.Untagged, payload marked.Octets, seg []byte, 
 	return nil
 }
 
-// handleImm takes Immediate Data: always one segment of eight octets (RFC 7306
-// section 6.3). It uses up a receive buffer and puts nothing in it.
+// handleImm processes Immediate Data: always one segment of eight bytes (RFC 7306 section 6.3). It consumes a receive buffer and writes
+// nothing to it.
 func (s *Stream) handleImm(h *ddp.Untagged, op Op, seg []byte, segLen int) *term.Error {
 	switch {
 	case h.MO != 0:
-		return s.blame(term.ErrInvalidMO, seg, segLen)
+		return s.failSegment(term.ErrInvalidMO, seg, segLen)
 	case segLen != ddp.UntaggedLen+immLen || !h.Last:
-		return s.blame(errShort, seg, segLen)
+		return s.failSegment(errShort, seg, segLen)
 	}
 	buf, _ := s.recvq.Pop()
 	s.stats.RxImms++
@@ -289,8 +283,7 @@ func (s *Stream) handleImm(h *ddp.Untagged, op Op, seg []byte, segLen int) *term
 	return nil
 }
 
-// supply asks for the buffers of all messages up to that of h, which is in the
-// window, and reports whether it has one.
+// supply requests the buffers of all messages up to that of h, which is in the window, and reports whether that message has one.
 func (s *Stream) supply(h *ddp.Untagged) bool {
 	for !h.MSN.Less(s.recvq.Tail()) {
 		id, size, ok := s.mem.Recv(s.recvq.Tail())
@@ -306,7 +299,7 @@ func (s *Stream) supply(h *ddp.Untagged) bool {
 func (s *Stream) handleReadRequest(msg, seg []byte) *term.Error {
 	var req readRequest
 	if len(msg) != readRequestLen || !req.decode(msg) {
-		return s.blame(errShort, seg, len(seg))
+		return s.failSegment(errShort, seg, len(seg))
 	}
 	s.stats.RxReadRequests++
 	err := s.roomForRequest()
@@ -355,8 +348,7 @@ func (s *Stream) roomForRequest() *term.Error {
 	return nil
 }
 
-// handleAtomicResponse completes our oldest outstanding request, which must be
-// the atomic that this answers.
+// handleAtomicResponse completes our oldest outstanding request, which must be the atomic that this response answers.
 func (s *Stream) handleAtomicResponse(msg []byte) *term.Error {
 	var resp atomicResponse
 	if !resp.decode(msg) || len(msg) != atomicResponseLen {
@@ -380,8 +372,7 @@ func (s *Stream) handleAtomicResponse(msg []byte) *term.Error {
 	return nil
 }
 
-// handleTerminate takes the peer's Terminate. A request of ours that it names
-// gets the status that tells why.
+// handleTerminate processes the peer's Terminate. If it identifies a request of ours, that request gets the corresponding status.
 func (s *Stream) handleTerminate(msg []byte) *term.Error {
 	var t Terminate
 	if !t.Decode(msg, s.rxData) {
@@ -391,7 +382,7 @@ func (s *Stream) handleTerminate(msg []byte) *term.Error {
 	s.state = stateTerminated
 	s.remote = remoteTerm{err: t.Err(), layout: t.Layout}
 	s.remote.rawLen = copy(s.remote.raw[:], msg)
-	if p := s.blamed(&t); p != nil {
+	if p := s.terminatedRequest(&t); p != nil {
 		st := StatusRemoteOp
 		if t.Layer == term.LayerRDMAP && t.Type == term.RDMAPProtection {
 			st = StatusRemoteAccess
@@ -402,11 +393,9 @@ func (s *Stream) handleTerminate(msg []byte) *term.Error {
 	return nil
 }
 
-// blamed finds the outstanding request that a Terminate names: by the MSN of its
-// DDP header, or by the sink in its Read Request header, as not every peer's MSN
-// can be trusted. That header names the octets that are missing: with them it tells
-// apart Reads whose sinks lie end to end.
-func (s *Stream) blamed(t *Terminate) *pending {
+// terminatedRequest returns the outstanding request that a Terminate identifies, by the MSN of its DDP header, or by the sink in its Read
+// Request header, because some peers report a wrong MSN. That header gives the missing bytes, so Reads with adjacent sinks are told apart.
+func (s *Stream) terminatedRequest(t *Terminate) *pending {
 	var h ddp.Untagged
 	byMSN := t.RDMA == nil && len(t.DDP) == ddp.UntaggedLen
 	if byMSN {
@@ -430,13 +419,11 @@ func (s *Stream) blamed(t *Terminate) *pending {
 	return nil
 }
 
-// ExpectRTR says that the peer's first message is a ready-to-receive message of
-// the given kind, as for SendRTR, which takes no receive buffer. When the first
-// message has come there is an EventRTR, whatever it was; one that is no RTR is
-// handled as always.
+// ExpectRTR announces that the peer's first message is a ready-to-receive message of the given kind, as for SendRTR, which takes no receive
+// buffer. EventRTR follows the first message in any case; a message that is not an RTR is processed as usual.
 func (s *Stream) ExpectRTR(kind Op) { s.expect = kind }
 
-// takeRTR looks at the first ULPDU and returns true if it is used up.
+// takeRTR inspects the first ULPDU and returns true if it consumed it.
 func (s *Stream) takeRTR(b []byte) bool {
 	expect := s.expect
 	s.expect = 0
@@ -469,7 +456,7 @@ func (s *Stream) takeRTR(b []byte) bool {
 				kind = OpRead
 				s.ctl[0].Accept(&h, payload)
 				s.stats.RxReadRequests++
-				r := s.resp(s.respTail) // outside the limits of IRD
+				r := s.resp(s.respTail) // not subject to IRD
 				r.atomic, r.read, r.segLen = false, req, len(b)
 				copy(r.hdr[:], b)
 				s.respTail++
@@ -497,5 +484,5 @@ func (s *Stream) takeRTRWrite(b []byte) bool {
 	}
 	s.event(EventRTR)
 	s.gotRTR = kind
-	return false // the ordinary way takes it as well
+	return false // the normal path handles it too
 }

@@ -6,18 +6,14 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// maxBalance bounds, in octets, how long one side may make up for the other
-// side's large message.
+// maxBalance limits, in bytes, how long one side may send to compensate for a large message of the other side.
 const maxBalance = 16 << 20
 
-// PollSegment composes the next segment, of at most mulpdu octets, and returns
-// false when there is nothing to send now. mulpdu must be at least
-// ddp.MinMULPDU and may change from call to call.
+// PollSegment builds the next segment, of at most mulpdu bytes, and returns false when there is nothing to send now. mulpdu must be at
+// least ddp.MinMULPDU and may change from call to call.
 //
-// Read and Atomic Responses and the send queue take turns message by message,
-// by octets while both wait. A message is never interleaved with another: the
-// messages of DDP are transmitted one after the other (RFC 5041 section 5.3),
-// and there are peers that end the stream otherwise.
+// Responses and the send queue alternate message by message, balanced by bytes while both have something to send. Messages are never
+// interleaved: DDP transmits them one after the other (RFC 5041 section 5.3), and some peers end the stream otherwise.
 func (s *Stream) PollSegment(mulpdu int, seg *Segment) bool {
 	if s.state != stateOpen || s.flushed {
 		return s.state == stateFailing && s.pollTerminate(seg)
@@ -49,7 +45,7 @@ func (s *Stream) PollSegment(mulpdu int, seg *Segment) bool {
 	return s.sent(seg)
 }
 
-// Left returns how many octets of the message in progress are in no segment yet.
+// Left returns how many bytes of the current message are not yet in a segment.
 func (s *Stream) Left() int {
 	if !s.seg.Active() {
 		return 0
@@ -74,8 +70,7 @@ func (s *Stream) sent(seg *Segment) bool {
 	return true
 }
 
-// pick chooses whose message is next. Only what is sent while the other side
-// waits counts.
+// pick chooses the side whose message is next. Only bytes sent while the other side waits count.
 func (s *Stream) pick() turn {
 	send, resp := s.sendReady(), s.respHead != s.respTail
 	if s.contended = send && resp; !s.contended {
@@ -90,8 +85,7 @@ func (s *Stream) pick() turn {
 	return turnNone
 }
 
-// sendReady moves next past work requests that were done when they were posted
-// and reports whether the one there may go out now.
+// sendReady advances next past work requests that completed when they were posted and reports whether the one there may be sent now.
 func (s *Stream) sendReady() bool {
 	for ; s.next != s.tail; s.next++ {
 		slot := s.slot(s.next)
@@ -107,8 +101,7 @@ func (s *Stream) sendReady() bool {
 	return false
 }
 
-// startSend begins the message of the work request at next. It returns true if
-// the message is whole in seg already.
+// startSend starts the message of the work request at next. It returns true if the whole message is already in seg.
 func (s *Stream) startSend(seg *Segment) bool {
 	slot := s.slot(s.next)
 	wr := &slot.wr
@@ -144,9 +137,8 @@ func (s *Stream) startSend(seg *Segment) bool {
 	return true
 }
 
-// startResponse begins the oldest response. It returns true if the message is
-// whole in seg already. An atomic is performed now, so that Reads and atomics
-// see each other in the order the peer asked for them; it may fail the stream.
+// startResponse starts the oldest response. It returns true if the whole message is already in seg. An atomic is performed now, so that
+// Reads and atomics take effect in the order of the peer's requests; it may fail the stream.
 func (s *Stream) startResponse(seg *Segment) bool {
 	r := s.resp(s.respHead)
 	if !r.atomic {
@@ -170,7 +162,7 @@ func (s *Stream) startResponse(seg *Segment) bool {
 	return true
 }
 
-// nextSegment composes the next segment of the message in progress.
+// nextSegment builds the next segment of the current message.
 func (s *Stream) nextSegment(mulpdu int, seg *Segment) {
 	hdr, off, n, last := s.seg.Next(seg.Hdr[:0], mulpdu)
 	seg.finish(hdr)
@@ -195,7 +187,7 @@ func (s *Stream) nextSegment(mulpdu int, seg *Segment) {
 	}
 }
 
-// finish sets a segment that is all header.
+// finish completes a segment that consists of headers only.
 func (seg *Segment) finish(hdr []byte) {
 	seg.HdrLen, seg.Src, seg.Len = len(hdr), Source{}, 0
 }
@@ -212,7 +204,7 @@ func (s *Stream) nextMSN(qn uint32) serial.Num {
 	return n
 }
 
-// composeRead writes a Read Request for p into seg and notes p as outstanding.
+// composeRead writes a Read Request for p into seg and records p as outstanding.
 func (s *Stream) composeRead(seg *Segment, p *pending, srcSTag uint32, srcTO uint64) {
 	p.msn = s.msn[ddp.QNReadRequest]
 	hdr := s.untagged(seg, opcodeReadRequest, ddp.QNReadRequest)
@@ -238,7 +230,7 @@ func (s *Stream) push(p *pending) {
 	s.pendTail++
 }
 
-// pollTerminate composes the Terminate, once.
+// pollTerminate builds the Terminate, once.
 func (s *Stream) pollTerminate(seg *Segment) bool {
 	s.state = stateFailed
 	hdr := s.untagged(seg, opcodeTerminate, ddp.QNTerminate)
@@ -248,20 +240,16 @@ func (s *Stream) pollTerminate(seg *Segment) bool {
 	return s.sent(seg)
 }
 
-// rtrSTag is the STag in an RTR. It is not checked, but there are RNICs that
-// refuse 0.
+// rtrSTag is the STag in an RTR. It is not checked, but some RNICs refuse 0.
 const rtrSTag = 1
 
-// SendRTR queues a ready-to-receive message in front of everything else: a
-// message of no octets with which the initiator of a peer-to-peer connection
-// opens the stream (RFC 6581 section 9.2). kind is OpSend, OpWrite or OpRead.
-// It must be called before the first PollSegment. It takes no work request; a
-// Send uses up the first MSN of queue 0, a Read that of queue 1.
+// SendRTR queues a ready-to-receive message before everything else: the empty message with which the initiator of a peer-to-peer connection
+// opens the stream (RFC 6581 section 9.2). kind is OpSend, OpWrite or OpRead. It must be called before the first PollSegment. It uses no
+// work request; a Send consumes the first MSN of queue 0, a Read that of queue 1.
 func (s *Stream) SendRTR(kind Op) { s.rtr = kind }
 
-// Nudge sends an RDMA Write of no octets, unless something else can be sent: it
-// takes no work request, and tells the peer nothing but that the stream is there
-// (RFC 5040 section 5.1). It reports whether PollSegment has it.
+// Nudge sends an empty RDMA Write as a keep-alive (RFC 5040 section 5.1), unless something else can be sent. It uses no work request. It
+// reports whether PollSegment will return it.
 func (s *Stream) Nudge() bool {
 	if s.state != stateOpen || s.Sendable() {
 		return false
@@ -287,7 +275,7 @@ func (s *Stream) pollRTR(seg *Segment) {
 	}
 }
 
-// Sendable reports whether PollSegment would give a segment now.
+// Sendable reports whether PollSegment would return a segment now.
 func (s *Stream) Sendable() bool {
 	switch {
 	case s.state == stateFailing:
@@ -298,6 +286,6 @@ func (s *Stream) Sendable() bool {
 	return s.rtr != 0 || s.seg.Active() || s.respHead != s.respTail || s.sendReady()
 }
 
-// errShort is what a segment gets that ends before its headers do, and a message whose
-// length is not that of its opcode: RFC 5040 and 5041 have no code of its own for it.
+// errShort is the error for a segment shorter than its headers, or a message whose length does not match its opcode: RFC 5040 and 5041 have
+// no specific code.
 var errShort = term.ErrOperation

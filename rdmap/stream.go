@@ -13,23 +13,21 @@ const (
 	DefaultEarly   = 1024
 )
 
-// recvWindow is how many messages of queue 0 may be open at once, counted from
-// the one whose turn it is. Only segments that come early open more than one.
+// recvWindow is how many messages of queue 0 may be open at once, starting with the next in order. Only early segments open more than one.
 const recvWindow = 64
 
-// Config sizes a Stream. All of its memory is allocated by Init; but the table of
-// early segments, which only streams with markers need, with the first of them
-// unless Early is given.
+// Config sets the sizes of a Stream. Init allocates all memory, except that the table of early segments is allocated with the first of them
+// unless Early is set, because only streams with markers need it.
 type Config struct {
-	IRD int // most Reads and atomics of the peer's that are served at once, from 0
-	ORD int // most Reads and atomics of ours outstanding at once, from 0
+	IRD int // maximum number of the peer's Reads and atomics served at once, from 0
+	ORD int // maximum number of our Reads and atomics outstanding at once, from 0
 
 	MaxWR   int // work requests posted and not completed; 0: DefaultMaxWR
-	MaxRecv int // completions of receives not yet polled; 0: DefaultMaxRecv. More of them make the ring grow
-	Early   int // segments placed ahead of order and not yet delivered; 0: DefaultEarly, negative: none
+	MaxRecv int // completions of receives not yet polled; 0: DefaultMaxRecv. The ring grows if there are more
+	Early   int // segments placed out of order and not yet delivered; 0: DefaultEarly, negative: none
 }
 
-// Stats counts what a Stream has done.
+// Stats holds the counters of a Stream.
 type Stats struct {
 	TxSegments, TxOctets uint64 // DDP segments, headers included
 	RxSegments, RxOctets uint64
@@ -38,21 +36,21 @@ type Stats struct {
 	TxWrites, TxReadRequests, TxReadResponses, TxSends, TxImms, TxAtomics, TxAtomicResponses, TxTerminates uint64
 	RxWrites, RxReadRequests, RxReadResponses, RxSends, RxImms, RxAtomics, RxAtomicResponses, RxTerminates uint64
 
-	RxEarlyPlaced  uint64 // segments placed ahead of order
-	RxEarlyRefused uint64 // segments that were offered early and must come again in order
-	RxDropped      uint64 // segments that came after the stream had ended
-	BadWRs         uint64 // work requests that made no sense
+	RxEarlyPlaced  uint64 // segments placed out of order
+	RxEarlyRefused uint64 // segments passed early that must be passed again in order
+	RxDropped      uint64 // segments received after the end of the stream
+	BadWRs         uint64 // work requests that were not valid
 	Flushed        uint64 // work requests and receives flushed
 }
 
-// streamState is the life of a Stream.
+// streamState is the state of a Stream.
 type streamState uint8
 
 const (
 	stateOpen       streamState = iota
-	stateFailing                // a Terminate is to be sent
-	stateFailed                 // it was sent
-	stateTerminated             // the peer's Terminate came
+	stateFailing                // a Terminate must be sent
+	stateFailed                 // the Terminate was sent
+	stateTerminated             // the peer's Terminate was received
 )
 
 // wrState is the progress of a work request.
@@ -70,10 +68,10 @@ type sendSlot struct {
 	status Status
 }
 
-// pending is a request of ours whose response has not come.
+// pending is a request of ours whose response is outstanding.
 type pending struct {
 	slot   uint32 // position in the send queue
-	rtr    bool   // belongs to no work request
+	rtr    bool   // an RTR, which has no work request
 	atomic bool
 	id     uint32 // Request Identifier of an atomic
 	msn    serial.Num
@@ -83,7 +81,7 @@ type pending struct {
 	got    uint32
 }
 
-// response is what the peer asked for and has not had in full.
+// response is a request of the peer that is not completely answered.
 type response struct {
 	atomic bool
 	read   readRequest
@@ -92,21 +90,17 @@ type response struct {
 	hdr    [ddp.UntaggedLen]byte // of the request
 }
 
-// Stream is one RDMAP stream. One goroutine at a time may use it.
+// Stream is one RDMAP stream. It is not safe for concurrent use.
 //
-// Inputs are PostSend, HandleULPDU or HandleMarked, HandleEarly, DeliverEarly, Fail, SourceError and
-// Flush. After any of them drain PollSegment as far as the wire has room, then
-// PollCompletion, then PollEvent.
+// Inputs are PostSend, HandleULPDU or HandleMarked, HandleEarly, DeliverEarly, Fail, SourceError and Flush. After any of them drain
+// PollSegment as far as the transport has room, then PollCompletion, then PollEvent.
 //
-// A work request of Write, Send or Immediate Data completes when PollSegment
-// has composed its last segment, as the caller copies the payload before it
-// polls completions; a Read or an atomic completes when its response has been
-// delivered. Completions of the send queue come in the order of posting, those
-// of receives in the order of arrival.
+// A Write, Send or Immediate Data completes when PollSegment has built its last segment, because the caller copies the payload before it
+// polls completions; a Read or an atomic completes when its response has been delivered. Send queue completions are in the order of
+// posting, receive completions in the order of arrival.
 //
-// A violation, found here or reported by Fail, ends the stream: PollSegment
-// gives the Terminate next and nothing after it, and what comes in is dropped.
-// Work requests stay where they are until Flush.
+// A violation, found here or reported by Fail, ends the stream: PollSegment returns the Terminate next and nothing after it, and arriving
+// segments are dropped. Work requests stay queued until Flush.
 type Stream struct {
 	mem     Memory
 	state   streamState
@@ -119,29 +113,29 @@ type Stream struct {
 	head, next, tail uint32
 	seg              ddp.Segmenter // the message being sent
 	sending          turn
-	contended        bool // both sides waited when this message was chosen
-	balance          int  // octets that responses are ahead of the send queue while both wait
+	contended        bool // both sides had something to send when this message was chosen
+	balance          int  // bytes that responses have sent more than the send queue while both waited
 	msn              [4]serial.Num
 	rtr              Op // RTR to be sent first, or 0
 	ord              int
 	pendings         []pending
 	pendHead         uint32
 	pendTail         uint32
-	last             turn // what the last segment of PollSegment belonged to
+	last             turn // side that the last segment belonged to
 
 	responses
 
 	// Receive side.
-	expect    Op   // RTR that may come first, or 0
-	gotRTR    Op   // that did come
-	rxData    bool // a message other than a Terminate has come
+	expect    Op   // kind of RTR that may come first, or 0
+	gotRTR    Op   // kind of RTR received
+	rxData    bool // a message other than a Terminate has been received
 	recvq     ddp.Queue
 	ctl       [3]ddp.Assembler // of queues 1, 2, 3
 	comps     []Completion
 	compHead  uint32
 	compTail  uint32
 	early     earlyTable
-	placement Placement // argument of Memory.Place: one of its own would go to the heap
+	placement Placement // argument of Memory.Place; a local variable would escape to the heap
 	atomic    AtomicOp  // likewise
 	events    [3]Event
 	eventHead uint8
@@ -152,7 +146,7 @@ type Stream struct {
 	termLen int
 	remote  remoteTerm
 
-	front [front]byte // of a ULPDU that has a marker there
+	front [front]byte // start of a ULPDU that has a marker there
 }
 
 // responses are those to be sent, a ring.
@@ -171,7 +165,7 @@ type remoteTerm struct {
 	rawLen int
 }
 
-// turn says whose message is on the wire.
+// turn is the side whose message is being sent.
 type turn uint8
 
 const (
@@ -180,7 +174,7 @@ const (
 	turnResponse
 )
 
-// Init makes s a fresh stream over mem.
+// Init initializes s over mem.
 func (s *Stream) Init(cfg Config, mem Memory) {
 	if cfg.MaxWR <= 0 {
 		cfg.MaxWR = DefaultMaxWR
@@ -192,7 +186,7 @@ func (s *Stream) Init(cfg Config, mem Memory) {
 	*s = Stream{
 		mem: mem,
 		ord: cfg.ORD,
-		// One more for an RTR that is a Read, which is outside the limits.
+		// One more entry for an RTR that is a Read, which does not count against ORD.
 		pendings:  make([]pending, pow2(cfg.ORD+1)),
 		responses: responses{ird: cfg.IRD, resps: make([]response, pow2(cfg.IRD+1))},
 		slots:     make([]sendSlot, pow2(cfg.MaxWR)),
@@ -222,11 +216,9 @@ func pow2(n int) int {
 	return p
 }
 
-// PostSend queues a copy of wr. It returns false when the send queue is full:
-// MaxWR, rounded up to a power of two, are posted and their completions not
-// polled. A work request that makes no sense completes with StatusBadWR in its
-// turn and does no harm to the stream; one posted after the stream's end is
-// flushed.
+// PostSend queues a copy of wr. It returns false if the send queue is full: MaxWR, rounded up to a power of two, requests are posted whose
+// completions are not polled. An invalid work request completes with StatusBadWR in order and does not end the stream; one posted after the
+// end of the stream is flushed.
 func (s *Stream) PostSend(wr *WR) bool {
 	if int(s.tail-s.head) == len(s.slots) {
 		return false
@@ -268,7 +260,7 @@ func (s *Stream) slot(i uint32) *sendSlot { return &s.slots[int(i)&(len(s.slots)
 
 func (s *Stream) finish(slot *sendSlot, st Status) { slot.state, slot.status = wrDone, st }
 
-// PollCompletion takes the next completion, of the send queue first.
+// PollCompletion returns the next completion, send queue first.
 func (s *Stream) PollCompletion(c *Completion) bool {
 	if s.head != s.tail {
 		if slot := s.slot(s.head); slot.state == wrDone {
@@ -295,9 +287,8 @@ func (s *Stream) PollCompletion(c *Completion) bool {
 	return false
 }
 
-// complete queues the completion of a receive. The ring is as long as the owner
-// said; an owner that polls too rarely makes it grow, up to the number of
-// receives it has posted.
+// complete queues the completion of a receive. The ring has the configured length; if the owner polls too rarely it grows, up to the number
+// of receives posted.
 func (s *Stream) complete(c *Completion) {
 	if int(s.compTail-s.compHead) == len(s.comps) {
 		grown := make([]Completion, 2*len(s.comps))
@@ -310,7 +301,7 @@ func (s *Stream) complete(c *Completion) {
 	s.compTail++
 }
 
-// PollEvent takes the next event.
+// PollEvent returns the next event.
 func (s *Stream) PollEvent() (Event, bool) {
 	if s.eventHead == s.eventTail {
 		return 0, false
@@ -332,31 +323,28 @@ func (s *Stream) Stats() Stats { return s.stats }
 // Err returns the violation that ended the stream here, or nil.
 func (s *Stream) Err() *term.Error { return s.err }
 
-// RTR returns the kind of the RTR that came after ExpectRTR: OpSend, OpWrite,
-// OpRead, or 0 if the first message was an ordinary one.
+// RTR returns the kind of RTR received after ExpectRTR: OpSend, OpWrite, OpRead, or 0 if the first message was not an RTR.
 func (s *Stream) RTR() Op { return s.gotRTR }
 
 // Remote returns the error of the peer's Terminate, or nil.
 func (s *Stream) Remote() *term.Error { return s.remote.err }
 
-// RemoteRaw returns the octets of the peer's Terminate behind its DDP header.
+// RemoteRaw returns the bytes of the peer's Terminate after its DDP header.
 func (s *Stream) RemoteRaw() []byte { return s.remote.raw[:s.remote.rawLen] }
 
-// Terminating reports whether a Terminate is to be sent or was sent.
+// Terminating reports whether a Terminate must be sent or was sent.
 func (s *Stream) Terminating() bool { return s.err != nil }
 
-// TerminateSent reports whether PollSegment has given our Terminate.
+// TerminateSent reports whether PollSegment has returned our Terminate.
 func (s *Stream) TerminateSent() bool { return s.stats.TxTerminates != 0 }
 
-// Fail ends the stream for a violation that the owner or the layer below found
-// in ulpdu (nil if there is none to blame) and queues the Terminate. Only the
-// first error counts (RFC 5040 section 7.1, rule 4); a stream that the peer has
-// terminated sends none.
+// Fail ends the stream for a violation that the owner or the layer below found in ulpdu (nil if no ULPDU caused it) and queues the
+// Terminate. Only the first error counts (RFC 5040 section 7.1, rule 4); a stream that the peer has terminated sends none.
 func (s *Stream) Fail(err *term.Error, ulpdu []byte) {
-	s.blame(err, ulpdu, len(ulpdu))
+	s.failSegment(err, ulpdu, len(ulpdu))
 }
 
-// fail is Fail with the parts of the guilty segment.
+// fail ends the stream; seg and rdma are the headers that the Terminate reports.
 func (s *Stream) fail(err *term.Error, seg []byte, segLen int, rdma []byte) {
 	if s.state != stateOpen {
 		return
@@ -366,12 +354,9 @@ func (s *Stream) fail(err *term.Error, seg []byte, segLen int, rdma []byte) {
 	s.event(EventFailed)
 }
 
-// SourceError says that the payload of the segment PollSegment gave last could not
-// be read, so that it was not sent. For a work request err is usually
-// term.ErrRDMAPLocal, and the request completes with StatusLocalProtection; for a
-// Read Response err is why the peer may not read there (any more), and the
-// Terminate shows how far the Read had come (RFC 5040 section 4.8). seg is that
-// segment.
+// SourceError reports that the payload of seg, the last segment that PollSegment returned, could not be read, so that the segment was not
+// sent. For a work request err is usually term.ErrRDMAPLocal, and the request completes with StatusLocalProtection. For a Read Response err
+// is the reason why the peer may not read there (any more), and the Terminate shows how far the Read had come (RFC 5040 section 4.8).
 func (s *Stream) SourceError(seg *Segment, err *term.Error) {
 	switch {
 	case s.state != stateOpen:
@@ -406,9 +391,8 @@ func (s *Stream) resp(i uint32) *response { return &s.resps[int(i)&(len(s.resps)
 
 func (s *Stream) pending(i uint32) *pending { return &s.pendings[int(i)&(len(s.pendings)-1)] }
 
-// Flush completes every work request that has not completed, and every receive
-// buffer that was taken, with StatusFlushed. The stream neither sends nor
-// receives after it, but for a Terminate that is queued.
+// Flush completes every outstanding work request, and every receive buffer taken, with StatusFlushed. Afterwards the stream neither sends
+// nor receives, except for a queued Terminate.
 func (s *Stream) Flush() {
 	for i := s.head; i != s.tail; i++ {
 		if slot := s.slot(i); slot.state != wrDone {

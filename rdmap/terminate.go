@@ -5,11 +5,11 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// Header control bits of a Terminate (RFC 5040 figure 8), in its third octet.
+// Header control bits of a Terminate (RFC 5040 figure 8), in its third byte.
 const (
 	hdrLength = 0x80 // M: DDP Segment Length is valid
-	hdrDDP    = 0x40 // D: the DDP header is there
-	hdrRDMA   = 0x20 // R: the Read Request header is there
+	hdrDDP    = 0x40 // D: the DDP header is present
+	hdrRDMA   = 0x20 // R: the Read Request header is present
 
 	hdrBits = hdrLength | hdrDDP | hdrRDMA
 )
@@ -17,18 +17,16 @@ const (
 // maxTerminate is the length of the longest Terminate payload.
 const maxTerminate = 4 + 2 + ddp.UntaggedLen + readRequestLen
 
-// TerminateLayout is the form in which a peer wrote its Terminate.
+// TerminateLayout is the layout of a peer's Terminate.
 type TerminateLayout uint8
 
 // The layouts in use.
 const (
 	// LayoutRFC is the layout of RFC 5040 section 4.8.
 	LayoutRFC TerminateLayout = iota
-	// LayoutSwapped is that of Linux's soft-iWARP on little-endian machines:
-	// layer and type have changed places, and the header bits are mirrored.
+	// LayoutSwapped is that of Linux's soft-iWARP on little-endian machines: layer and type are swapped, and the header bits are mirrored.
 	LayoutSwapped
-	// LayoutRNIC is RFC 5040's with error type 3 for MPA, which several
-	// hardware RNICs send instead of 0.
+	// LayoutRNIC is LayoutRFC with error type 3 for MPA, which several hardware RNICs send instead of 0.
 	LayoutRNIC
 )
 
@@ -47,14 +45,12 @@ type Terminate struct {
 	RDMA              []byte // the terminated Read Request header, or nil
 }
 
-// Err returns the error that the Terminate names.
+// Err returns the error that the Terminate reports.
 func (t *Terminate) Err() *term.Error { return term.Lookup(t.Layer, t.Type, t.Code) }
 
-// Decode reads the payload of a Terminate, in whichever layout it is. data says
-// that the stream has carried other messages in this direction: it decides what the few
-// combinations mean that are legal in two layouts. ok is false if the payload
-// is too short to name an error. Headers that are announced but cut off are
-// left out.
+// Decode reads the payload of a Terminate in any layout. data reports whether the stream has carried other messages in this direction,
+// which decides the few combinations that are legal in two layouts. ok is false if the payload is too short to identify an error. Truncated
+// headers are left out.
 func (t *Terminate) Decode(b []byte, data bool) (ok bool) {
 	if len(b) < 4 {
 		return false
@@ -89,8 +85,7 @@ func (t *Terminate) Decode(b []byte, data bool) (ok bool) {
 	return true
 }
 
-// swapped decides the layout of a Terminate without headers, whose header bits
-// tell nothing, from its first two octets read as RFC 5040 has them.
+// swapped decides the layout of a Terminate without headers, whose header bits say nothing, from its first two bytes read as in RFC 5040.
 func swapped(layer, typ, code uint8, data bool) bool {
 	rfc, other := term.Assigned(layer, typ, code), term.Assigned(typ, layer, code)
 	switch {
@@ -99,9 +94,8 @@ func swapped(layer, typ, code uint8, data bool) bool {
 	case !rfc:
 		return true
 	}
-	// Both mean something: 0x20 and 0x02 with codes 5 to 7, and layer 0 against
-	// layer 1. MPA's codes from 5 occur only while a connection is set up; after
-	// that they are RDMAP's, so whoever wrote layer 2 swapped.
+	// Both readings are valid: 0x20 and 0x02 with codes 5 to 7, and layer 0 against layer 1. MPA's codes from 5 occur only during
+	// connection setup; later they are RDMAP's, so a peer that wrote layer 2 has swapped.
 	if layer == term.LayerLLP {
 		return data
 	}
@@ -111,9 +105,8 @@ func swapped(layer, typ, code uint8, data bool) bool {
 	return false
 }
 
-// appendTerminate appends the payload of a Terminate for e to dst. seg is the
-// guilty segment, its first octets, or nil; segLen its length; rdma the Read
-// Request header to report, or nil (RFC 5040 section 4.8, figure 10).
+// appendTerminate appends the payload of a Terminate for e to dst. seg is the start of the segment that caused it, or nil; segLen its
+// length; rdma the Read Request header to report, or nil (RFC 5040 section 4.8, figure 10).
 func appendTerminate(dst []byte, e *term.Error, seg []byte, segLen int, rdma []byte) []byte {
 	var flags byte
 	n := ddp.HeaderLen(seg)

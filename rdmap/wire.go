@@ -4,7 +4,7 @@ import "encoding/binary"
 
 var be = binary.BigEndian
 
-// The control octet (RFC 5040 section 4.1). Two reserved bits are sent as zero
+// The control byte (RFC 5040 section 4.1). Two reserved bits are sent as zero
 // and not checked.
 const (
 	ctrlVersion = 0xc0
@@ -28,7 +28,7 @@ const (
 	opcodeAtomicResponse = 0xb
 )
 
-// control returns the control octet of an opcode.
+// control returns the control byte of an opcode.
 func control(opcode uint8) uint8 { return version | opcode }
 
 // sendOpcodes maps the operations of queue 0 to their opcodes.
@@ -56,14 +56,14 @@ const immLen = 8
 type readRequest struct {
 	sinkSTag uint32
 	sinkTO   uint64
-	size     uint32 // octets to read
+	size     uint32 // bytes to read
 	srcSTag  uint32
 	srcTO    uint64
 }
 
 const readRequestLen = 28
 
-// decode reads h from the first readRequestLen octets of b.
+// decode reads h from the first readRequestLen bytes of b.
 func (h *readRequest) decode(b []byte) bool {
 	if len(b) < readRequestLen {
 		return false
@@ -125,7 +125,7 @@ func (h *atomicRequest) append(dst []byte) []byte {
 }
 
 // atomicResponse is the header of an Atomic Response (RFC 7306 section 5.2.2,
-// figure 6; the 32 octets of section 4 contradict it).
+// figure 6; the 32 bytes of section 4 contradict it).
 type atomicResponse struct {
 	id  uint32
 	old uint64
