@@ -35,8 +35,8 @@ func TestDocument(t *testing.T) {
 		}
 	}
 	for _, number := range []string{
-		fmt.Sprintf("at most %d at a time", maxChunk), fmt.Sprintf("more than %d KiB behind", maxUnsent>>10),
-		fmt.Sprintf("leaves %d messages unread", maxQueued), fmt.Sprintf("reads within %d ms", cutOffWait.Milliseconds()),
+		fmt.Sprintf("at most %d at a time", maxChunk), fmt.Sprintf("more than %d KiB are not acknowledged yet", maxUnsent>>10),
+		fmt.Sprintf("unread: more than %d messages", maxQueued), fmt.Sprintf("reads within %d ms", cutOffWait.Milliseconds()),
 		fmt.Sprintf("| %d | - | frame |", CaptureHeader),
 	} {
 		if !strings.Contains(doc, number) {

@@ -148,7 +148,7 @@ func TestDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range []string{
-		fmt.Sprintf("the octets `WARPRING`, %#x", uint64(Magic)),
+		fmt.Sprintf("the bytes `WARPRING`, %#x", uint64(Magic)),
 		fmt.Sprintf("| version | %d |", Version),
 		fmt.Sprintf("Ring *i* starts at `%d + i * ring size`", HeaderSize),
 		fmt.Sprintf("`ring size` is `%d + entries * stride`, rounded up to a multiple of 4096", RingEntries),

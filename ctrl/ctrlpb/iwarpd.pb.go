@@ -2,7 +2,7 @@
 //
 // Transport: an AF_UNIX SOCK_SEQPACKET socket. Each packet from a client holds
 // one Request, each packet from the daemon one Message; none is longer than
-// 65536 octets. Descriptors travel in the same packet by SCM_RIGHTS, in the
+// 65536 bytes. Descriptors travel in the same packet by SCM_RIGHTS, in the
 // order that the comment of the message states. docs/api.md tells the rest:
 // the order of events, the ring layouts in the descriptors, the limits.
 //
@@ -41,7 +41,7 @@ const (
 	Code_CODE_INVALID     Code = 1  // the request makes no sense: a bad field, a missing descriptor
 	Code_CODE_NO_OBJECT   Code = 2  // a handle that is not the client's
 	Code_CODE_PERMISSION  Code = 3  // the policy of this uid forbids it
-	Code_CODE_QUOTA       Code = 4  // a quota of this uid is used up
+	Code_CODE_QUOTA       Code = 4  // a quota of this uid is exceeded
 	Code_CODE_PORT_IN_USE Code = 5  // another program or client has the endpoint
 	Code_CODE_ADDRESS     Code = 6  // the address is not one of the interface's
 	Code_CODE_UNREACHABLE Code = 7  // no route, or no neighbour answers
@@ -50,7 +50,7 @@ const (
 	Code_CODE_REJECTED    Code = 10 // the peer's application said no (MPA reject)
 	Code_CODE_STATE       Code = 11 // the object is in a state that does not allow it
 	Code_CODE_BUSY        Code = 12 // other objects still use this one
-	Code_CODE_VERSION     Code = 13 // protocol version not spoken here
+	Code_CODE_VERSION     Code = 13 // protocol version not supported
 	Code_CODE_PROTOCOL    Code = 14 // the peer broke the MPA start-up protocol
 	Code_CODE_INTERNAL    Code = 15 // a fault of the daemon or of the host
 	Code_CODE_CANCELED    Code = 16 // disconnected or destroyed meanwhile
@@ -238,7 +238,7 @@ func (Transport) EnumDescriptor() ([]byte, []int) {
 	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{2}
 }
 
-// MPARole is a side of the MPA start-up. Which has nothing to do with who opened
+// MPARole is a side of the MPA start-up. It does not depend on which side opened
 // the TCP connection (RFC 5044 section 7.1).
 type MPARole int32
 
@@ -297,8 +297,8 @@ const (
 	AsyncKind_ASYNC_QP_FATAL    AsyncKind = 2 // a violation, of the peer or of this side, ended the stream of qp
 	AsyncKind_ASYNC_SRQ_LIMIT   AsyncKind = 3 // srq has fewer receives than its limit
 	// TRANSPORT_SCTP_DRAFT: a DDP Stream Session Negotiate of remote, to the listener listen
-	// or to the Connect of qp. It asks for no answer. A client that is behind with its events
-	// loses some.
+	// or to the Connect of qp. It needs no answer. A client that reads its events too slowly
+	// loses some of these.
 	AsyncKind_ASYNC_NEGOTIATE AsyncKind = 4
 )
 
@@ -1505,7 +1505,7 @@ func (*Reply_Quotas) isReply_Body() {}
 type Error struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Code          Code                   `protobuf:"varint,1,opt,name=code,proto3,enum=iwarpd.ctrl.v1.Code" json:"code,omitempty"`
-	Text          string                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"` // one line: layer, peer, rule, and the mend where there is one
+	Text          string                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"` // one line: layer, peer, rule and, where there is one, the fix
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1559,7 +1559,7 @@ type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`                         // highest protocol version that the client speaks; now 1
 	MinVersion    uint32                 `protobuf:"varint,2,opt,name=min_version,json=minVersion,proto3" json:"min_version,omitempty"` // lowest
-	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`                                // shown in the client list, at most 64 octets
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`                                // shown in the client list, at most 64 bytes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1704,15 +1704,15 @@ type DeviceAttr struct {
 	MaxMr          uint32                 `protobuf:"varint,7,opt,name=max_mr,json=maxMr,proto3" json:"max_mr,omitempty"`
 	MaxMw          uint32                 `protobuf:"varint,8,opt,name=max_mw,json=maxMw,proto3" json:"max_mw,omitempty"`
 	MaxListen      uint32                 `protobuf:"varint,9,opt,name=max_listen,json=maxListen,proto3" json:"max_listen,omitempty"`
-	MaxMrSize      uint64                 `protobuf:"varint,10,opt,name=max_mr_size,json=maxMrSize,proto3" json:"max_mr_size,omitempty"`           // octets of one region
-	MaxRegistered  uint64                 `protobuf:"varint,11,opt,name=max_registered,json=maxRegistered,proto3" json:"max_registered,omitempty"` // octets of all regions of the uid
+	MaxMrSize      uint64                 `protobuf:"varint,10,opt,name=max_mr_size,json=maxMrSize,proto3" json:"max_mr_size,omitempty"`           // bytes of one region
+	MaxRegistered  uint64                 `protobuf:"varint,11,opt,name=max_registered,json=maxRegistered,proto3" json:"max_registered,omitempty"` // bytes of all regions of the uid
 	MaxQpWr        uint32                 `protobuf:"varint,12,opt,name=max_qp_wr,json=maxQpWr,proto3" json:"max_qp_wr,omitempty"`                 // deepest send or receive queue
 	MaxCqe         uint32                 `protobuf:"varint,13,opt,name=max_cqe,json=maxCqe,proto3" json:"max_cqe,omitempty"`
 	MaxSge         uint32                 `protobuf:"varint,14,opt,name=max_sge,json=maxSge,proto3" json:"max_sge,omitempty"`
-	MaxInline      uint32                 `protobuf:"varint,15,opt,name=max_inline,json=maxInline,proto3" json:"max_inline,omitempty"` // octets
+	MaxInline      uint32                 `protobuf:"varint,15,opt,name=max_inline,json=maxInline,proto3" json:"max_inline,omitempty"` // bytes
 	MaxIrd         uint32                 `protobuf:"varint,16,opt,name=max_ird,json=maxIrd,proto3" json:"max_ird,omitempty"`
 	MaxOrd         uint32                 `protobuf:"varint,17,opt,name=max_ord,json=maxOrd,proto3" json:"max_ord,omitempty"`
-	MaxPrivateData uint32                 `protobuf:"varint,18,opt,name=max_private_data,json=maxPrivateData,proto3" json:"max_private_data,omitempty"` // octets, of connect, accept and reject
+	MaxPrivateData uint32                 `protobuf:"varint,18,opt,name=max_private_data,json=maxPrivateData,proto3" json:"max_private_data,omitempty"` // bytes, of connect, accept and reject
 	Transport      string                 `protobuf:"bytes,19,opt,name=transport,proto3" json:"transport,omitempty"`                                    // how bytes move, for people: "native, zero copy", "generic, copy"
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -2011,8 +2011,8 @@ type RegisterMR struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pd            uint32                 `protobuf:"varint,1,opt,name=pd,proto3" json:"pd,omitempty"`
 	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // in the memfd
-	Length        uint64                 `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"` // octets, at least 1
-	Base          uint64                 `protobuf:"varint,4,opt,name=base,proto3" json:"base,omitempty"`     // address (tagged offset) of the first octet
+	Length        uint64                 `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"` // bytes, at least 1
+	Base          uint64                 `protobuf:"varint,4,opt,name=base,proto3" json:"base,omitempty"`     // address (tagged offset) of the first byte
 	Access        uint32                 `protobuf:"varint,5,opt,name=access,proto3" json:"access,omitempty"` // Access bits
 	Fast          bool                   `protobuf:"varint,6,opt,name=fast,proto3" json:"fast,omitempty"`     // for fast registration by work request: not valid until then
 	unknownFields protoimpl.UnknownFields
@@ -2532,8 +2532,8 @@ func (*CreateChannel) Descriptor() ([]byte, []int) {
 	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{19}
 }
 
-// ChannelReply carries one descriptor, from which the client reads 8 octets for
-// each wake-up: the handle of the queue, 4 octets, then 4 that are 0.
+// ChannelReply carries one descriptor, from which the client reads 8 bytes for
+// each wake-up: the handle of the queue, 4 bytes, then 4 that are 0.
 type ChannelReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Channel       uint32                 `protobuf:"varint,1,opt,name=channel,proto3" json:"channel,omitempty"`
@@ -2623,11 +2623,11 @@ func (x *DestroyChannel) GetChannel() uint32 {
 }
 
 // ResizeCQ gives a completion queue rings of another depth. The CQReply carries
-// one descriptor, the new ring memfd; the wake-up channel stays. Nothing more is
-// put into the old rings when the reply is there: the client takes what they
-// still hold first, then goes on with the new ones, which are not armed. The next
-// ResizeCQ and DestroyCQ take the pages of the old rings away; until then they
-// count in the quota of ring memory.
+// one descriptor, the new ring memfd; the wake-up channel stays. After the reply
+// nothing is added to the old rings: the client first consumes what they still
+// hold, then uses the new ones, which are not armed. The next ResizeCQ or DestroyCQ
+// frees the pages of the old rings; until then they count against the quota of ring
+// memory.
 type ResizeCQ struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cq            uint32                 `protobuf:"varint,1,opt,name=cq,proto3" json:"cq,omitempty"`
@@ -2979,9 +2979,9 @@ type CreateQP struct {
 	SqDepth       uint32                 `protobuf:"varint,4,opt,name=sq_depth,json=sqDepth,proto3" json:"sq_depth,omitempty"`
 	RqDepth       uint32                 `protobuf:"varint,5,opt,name=rq_depth,json=rqDepth,proto3" json:"rq_depth,omitempty"`
 	MaxSge        uint32                 `protobuf:"varint,6,opt,name=max_sge,json=maxSge,proto3" json:"max_sge,omitempty"`
-	MaxInline     uint32                 `protobuf:"varint,7,opt,name=max_inline,json=maxInline,proto3" json:"max_inline,omitempty"` // octets
+	MaxInline     uint32                 `protobuf:"varint,7,opt,name=max_inline,json=maxInline,proto3" json:"max_inline,omitempty"` // bytes
 	SigAll        bool                   `protobuf:"varint,8,opt,name=sig_all,json=sigAll,proto3" json:"sig_all,omitempty"`          // every send work request completes on the CQ
-	Srq           uint32                 `protobuf:"varint,9,opt,name=srq,proto3" json:"srq,omitempty"`                              // takes its receives from there; rq_depth is then how many it may hold at a time
+	Srq           uint32                 `protobuf:"varint,9,opt,name=srq,proto3" json:"srq,omitempty"`                              // shared receive queue to use; rq_depth is then the number of receives that the QP may hold
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3213,13 +3213,13 @@ func (x *DestroyQP) GetQp() uint32 {
 // are absent mean the daemon's default.
 type Startup struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
-	Crc              *bool                  `protobuf:"varint,1,opt,name=crc,proto3,oneof" json:"crc,omitempty"`                              // false: the wish to do without CRC32c, where the daemon's configuration (crc) allows it
+	Crc              *bool                  `protobuf:"varint,1,opt,name=crc,proto3,oneof" json:"crc,omitempty"`                              // false: ask for no CRC32c, if the daemon's configuration (crc) allows it
 	Markers          *bool                  `protobuf:"varint,2,opt,name=markers,proto3,oneof" json:"markers,omitempty"`                      // ask the peer to send markers
 	Revision         *uint32                `protobuf:"varint,3,opt,name=revision,proto3,oneof" json:"revision,omitempty"`                    // 1 or 2
 	Fallback         *bool                  `protobuf:"varint,4,opt,name=fallback,proto3,oneof" json:"fallback,omitempty"`                    // retry with revision 1, then without markers, when the peer refuses
 	P2P              *bool                  `protobuf:"varint,5,opt,name=p2p,proto3,oneof" json:"p2p,omitempty"`                              // peer-to-peer mode (RFC 6581 section 5)
 	Rtr              *uint32                `protobuf:"varint,6,opt,name=rtr,proto3,oneof" json:"rtr,omitempty"`                              // RTR bits: 1 Send, 2 Write, 4 Read
-	Ird              *uint32                `protobuf:"varint,7,opt,name=ird,proto3,oneof" json:"ird,omitempty"`                              // inbound reads that this side takes
+	Ird              *uint32                `protobuf:"varint,7,opt,name=ird,proto3,oneof" json:"ird,omitempty"`                              // inbound RDMA Reads that this side accepts
 	Ord              *uint32                `protobuf:"varint,8,opt,name=ord,proto3,oneof" json:"ord,omitempty"`                              // outbound reads that this side wants
 	TimeoutMs        *uint32                `protobuf:"varint,9,opt,name=timeout_ms,json=timeoutMs,proto3,oneof" json:"timeout_ms,omitempty"` // of each wait of the start-up
 	Transport        Transport              `protobuf:"varint,10,opt,name=transport,proto3,enum=iwarpd.ctrl.v1.Transport" json:"transport,omitempty"`
@@ -3738,8 +3738,8 @@ func (x *Accept) GetOrd() uint32 {
 	return 0
 }
 
-// Reject answers a ConnectRequest event; the conn handle is gone with it. A QP that
-// the event named is told by ConnectFailed.
+// Reject answers a ConnectRequest event and frees its conn handle. If the event
+// named a QP, ConnectFailed follows for it.
 type Reject struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
@@ -3792,11 +3792,11 @@ func (x *Reject) GetPrivateData() []byte {
 	return nil
 }
 
-// StreamSend sends octets.
+// StreamSend sends bytes.
 type StreamSend struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
-	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"` // at most 32768 octets
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"` // at most 32768 bytes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3845,8 +3845,8 @@ func (x *StreamSend) GetData() []byte {
 	return nil
 }
 
-// StreamConsumed takes octets that StreamData has shown; only then come more.
-// Octets that are not consumed before StartMPA belong to MPA.
+// StreamConsumed consumes bytes of StreamData; more are sent only after all are
+// consumed. Bytes that are not consumed before StartMPA belong to MPA.
 type StreamConsumed struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
@@ -3899,7 +3899,7 @@ func (x *StreamConsumed) GetCount() uint32 {
 	return 0
 }
 
-// StartMPA ends streaming mode behind the octets that were sent and consumed. Of
+// StartMPA ends streaming mode after the bytes that were sent and consumed. Of
 // the two sides one must be the initiator; its outcome is Established, Rejected or
 // ConnectFailed. At the other ConnectRequest follows when the peer's request is
 // there.
@@ -4024,7 +4024,7 @@ func (x *StreamClose) GetAbort() bool {
 	return false
 }
 
-// Disconnect ends the connection of a QP, or gives up one that is being made.
+// Disconnect ends the connection of a QP, or cancels its set-up.
 type Disconnect struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Qp            uint32                 `protobuf:"varint,1,opt,name=qp,proto3" json:"qp,omitempty"`
@@ -4077,7 +4077,7 @@ func (x *Disconnect) GetAbort() bool {
 	return false
 }
 
-// Event is what the daemon tells of itself. A client that does not read its
+// Event is an unsolicited message of the daemon. A client that does not read its
 // events is cut off when its queue is full.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4316,7 +4316,7 @@ type Negotiated struct {
 	Rtr           uint32                 `protobuf:"varint,6,opt,name=rtr,proto3" json:"rtr,omitempty"` // the RTR bit used; 0 none
 	Ird           uint32                 `protobuf:"varint,7,opt,name=ird,proto3" json:"ird,omitempty"`
 	Ord           uint32                 `protobuf:"varint,8,opt,name=ord,proto3" json:"ord,omitempty"`
-	Initiator     bool                   `protobuf:"varint,9,opt,name=initiator,proto3" json:"initiator,omitempty"` // of the MPA start-up, whoever opened the TCP connection
+	Initiator     bool                   `protobuf:"varint,9,opt,name=initiator,proto3" json:"initiator,omitempty"` // of the MPA start-up, whichever side opened the TCP connection
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4901,7 +4901,7 @@ type Terminated struct {
 	Type          uint32                 `protobuf:"varint,4,opt,name=type,proto3" json:"type,omitempty"`
 	Code          uint32                 `protobuf:"varint,5,opt,name=code,proto3" json:"code,omitempty"`
 	Text          string                 `protobuf:"bytes,6,opt,name=text,proto3" json:"text,omitempty"`
-	Headers       []byte                 `protobuf:"bytes,7,opt,name=headers,proto3" json:"headers,omitempty"` // the octets of the Terminate that the peer sent, its control field first
+	Headers       []byte                 `protobuf:"bytes,7,opt,name=headers,proto3" json:"headers,omitempty"` // the bytes of the Terminate that the peer sent, its control field first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5096,7 +5096,7 @@ func (x *AsyncError) GetPrivateData() []byte {
 	return nil
 }
 
-// StreamReady: TCP is there, in streaming mode.
+// StreamReady reports that TCP is established, in streaming mode.
 type StreamReady struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
@@ -5173,13 +5173,13 @@ func (x *StreamReady) GetRemote() string {
 	return ""
 }
 
-// StreamData shows octets that have arrived. The next comes when all of them
-// are consumed.
+// StreamData carries received bytes. The next one is sent when all of them are
+// consumed.
 type StreamData struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          uint32                 `protobuf:"varint,1,opt,name=conn,proto3" json:"conn,omitempty"`
 	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
-	End           bool                   `protobuf:"varint,3,opt,name=end,proto3" json:"end,omitempty"` // the peer sends nothing more behind them
+	End           bool                   `protobuf:"varint,3,opt,name=end,proto3" json:"end,omitempty"` // the peer sends nothing more after them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5330,7 +5330,7 @@ type StatusReply struct {
 	Qps           uint32                 `protobuf:"varint,10,opt,name=qps,proto3" json:"qps,omitempty"`
 	Listens       uint32                 `protobuf:"varint,11,opt,name=listens,proto3" json:"listens,omitempty"`
 	Conns         uint32                 `protobuf:"varint,12,opt,name=conns,proto3" json:"conns,omitempty"`           // set up or being set up
-	Registered    uint64                 `protobuf:"varint,13,opt,name=registered,proto3" json:"registered,omitempty"` // octets
+	Registered    uint64                 `protobuf:"varint,13,opt,name=registered,proto3" json:"registered,omitempty"` // bytes
 	Pid           uint32                 `protobuf:"varint,14,opt,name=pid,proto3" json:"pid,omitempty"`
 	Detached      string                 `protobuf:"bytes,15,opt,name=detached,proto3" json:"detached,omitempty"` // why no frames reach the daemon; "": they do
 	unknownFields protoimpl.UnknownFields
@@ -6391,7 +6391,7 @@ type ClientInfo struct {
 	Cqs           uint32                 `protobuf:"varint,9,opt,name=cqs,proto3" json:"cqs,omitempty"`
 	Qps           uint32                 `protobuf:"varint,10,opt,name=qps,proto3" json:"qps,omitempty"`
 	Listens       uint32                 `protobuf:"varint,11,opt,name=listens,proto3" json:"listens,omitempty"`
-	Registered    uint64                 `protobuf:"varint,12,opt,name=registered,proto3" json:"registered,omitempty"`                      // octets
+	Registered    uint64                 `protobuf:"varint,12,opt,name=registered,proto3" json:"registered,omitempty"`                      // bytes
 	ConnectedMs   uint64                 `protobuf:"varint,13,opt,name=connected_ms,json=connectedMs,proto3" json:"connected_ms,omitempty"` // since it connected
 	Requests      uint64                 `protobuf:"varint,14,opt,name=requests,proto3" json:"requests,omitempty"`
 	Errors        uint64                 `protobuf:"varint,15,opt,name=errors,proto3" json:"errors,omitempty"`
@@ -6902,7 +6902,7 @@ type Capture struct {
 	Qp            uint32                 `protobuf:"varint,1,opt,name=qp,proto3" json:"qp,omitempty"`           // frames of its connection; 0: all that pass the daemon's filters below
 	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`  // of either side; "": any
 	Port          uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`       // of either side; 0: any
-	Snaplen       uint32                 `protobuf:"varint,4,opt,name=snaplen,proto3" json:"snaplen,omitempty"` // octets kept of each frame; 0: all of it
+	Snaplen       uint32                 `protobuf:"varint,4,opt,name=snaplen,proto3" json:"snaplen,omitempty"` // bytes kept of each frame; 0: all of it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
