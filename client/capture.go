@@ -16,7 +16,7 @@ type CaptureFilter struct {
 	QP      uint32 // its connection; 0: whatever passes what follows
 	Address string // of either side; "": any
 	Port    uint16 // of either side; 0: any
-	SnapLen int    // octets kept of each frame; 0: all
+	SnapLen int    // bytes kept of each frame; 0: all
 }
 
 // Capture is a copy of the frames that the daemon receives and sends.
@@ -30,7 +30,7 @@ type CapturedFrame struct {
 	Time    time.Time
 	Out     bool // sent, not received
 	Worker  int
-	Size    int    // octets on the wire; Data may be cut
+	Size    int    // bytes on the wire; Data may be cut
 	Data    []byte // valid until the next Next
 	Dropped uint64 // frames, so far, that could not be kept
 }
@@ -55,7 +55,7 @@ func (a *Admin) Capture(ctx context.Context, f CaptureFilter) (*Capture, error) 
 	return &Capture{conn, int(ans.reply.GetCapture().GetSnaplen())}, nil
 }
 
-// SnapLen returns how many octets of a frame are kept at most.
+// SnapLen returns how many bytes of a frame are kept at most.
 func (c *Capture) SnapLen() int { return c.snap }
 
 // Next waits for a frame. io.EOF: the daemon has ended the capture. Close ends

@@ -92,7 +92,7 @@ type TerminateError struct {
 	Layer  TerminateLayer
 	EType  uint8 // error type, 0 to 15
 	ECode  uint8 // error code
-	// Message is the peer's, octet for octet: four of control, then, where there are
+	// Message is the peer's, byte for byte: four of control, then, where there are
 	// any, the length and the headers of the terminated segment. Nil if this side sent it,
 	// or it has not come this far.
 	Message []byte

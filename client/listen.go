@@ -355,7 +355,7 @@ func (r *ConnRequest) Accept(ctx context.Context, q *QP, cfg *Config) (*ConnInfo
 	return q.await(ctx, op)
 }
 
-// Reject refuses the peer. Its application gets private, at most 508 octets.
+// Reject refuses the peer. Its application gets private, at most 508 bytes.
 func (r *ConnRequest) Reject(ctx context.Context, private []byte) error {
 	r.forget()
 	return r.d.do(ctx, fmt.Sprintf("reject %v", r.Remote), &ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{

@@ -60,7 +60,7 @@ func (p *PD) Close() error {
 	return p.d.do(context.Background(), "close PD", &ctrlpb.Request{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: p.h}}})
 }
 
-// MR is a memory region: octets that the daemon reads and writes for the QPs of
+// MR is a memory region: bytes that the daemon reads and writes for the QPs of
 // its PD, and for the peers of these within its access rights.
 type MR struct {
 	pd         *PD
@@ -72,14 +72,14 @@ type MR struct {
 	once       sync.Once
 }
 
-// Alloc makes a region of size octets of new memory, zeroed, in a memfd that is
+// Alloc makes a region of size bytes of new memory, zeroed, in a memfd that is
 // shared with the daemon. Its base is the address of the memory here.
 func (p *PD) Alloc(ctx context.Context, size int, a Access) (*MR, error) {
 	return p.alloc(ctx, size, 0, true, a)
 }
 
 // AllocBase is Alloc with a base address of the caller's choice: the first
-// octet is at base for work requests and peers.
+// byte is at base for work requests and peers.
 func (p *PD) AllocBase(ctx context.Context, size int, base uint64, a Access) (*MR, error) {
 	return p.alloc(ctx, size, base, false, a)
 }
@@ -103,7 +103,7 @@ func (p *PD) alloc(ctx context.Context, size int, base uint64, natural bool, a A
 }
 
 // Register makes a region of memory that the caller has: mem is where the
-// octets from offset on of the memfd fd are mapped. The memfd is sealed against
+// bytes from offset on of the memfd fd are mapped. The memfd is sealed against
 // shrinking, and its pages are allocated; fd and mem stay the caller's.
 func (p *PD) Register(ctx context.Context, fd int, mem []byte, offset int64, a Access) (*MR, error) {
 	return p.register(ctx, fd, mem, offset, addrOf(mem), a)
@@ -137,10 +137,10 @@ func (p *PD) RegisterFast(ctx context.Context, fd int, mem []byte, offset int64,
 	return p.request(ctx, fd, mem, offset, 0, a, true)
 }
 
-// Reg is the work request that registers n octets of a region of AllocFast, from
+// Reg is the work request that registers n bytes of a region of AllocFast, from
 // off on, for the rights a, with base the address of the first. key is the low
-// octet of the key that is valid then: the RKey of the work request. It panics if
-// the octets are not within the region.
+// byte of the key that is valid then: the RKey of the work request. It panics if
+// the bytes are not within the region.
 func (m *MR) Reg(id uint64, key uint8, base uint64, off, n int, a Access) SendWR {
 	_ = m.mem[off : off+n]
 	return SendWR{
@@ -187,7 +187,7 @@ func addrOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.Slice
 // Alloc made it.
 func (m *MR) Bytes() []byte { return m.mem }
 
-// Base returns the address of the first octet.
+// Base returns the address of the first byte.
 func (m *MR) Base() uint64 { return m.base }
 
 // LKey returns the key for SGEs.
@@ -196,7 +196,7 @@ func (m *MR) LKey() uint32 { return m.lkey }
 // RKey returns the key for the peer: its STag.
 func (m *MR) RKey() uint32 { return m.rkey }
 
-// SGE names n octets from off on for a work request. It panics if they are not
+// SGE names n bytes from off on for a work request. It panics if they are not
 // within the region.
 func (m *MR) SGE(off, n int) SGE {
 	_ = m.mem[off : off+n]
@@ -206,7 +206,7 @@ func (m *MR) SGE(off, n int) SGE {
 // Remote names the whole region for the peer.
 func (m *MR) Remote() Remote { return Remote{m.base, m.rkey, uint32(len(m.mem))} }
 
-// RemoteAt names n octets from off on for the peer. It panics if they are not
+// RemoteAt names n bytes from off on for the peer. It panics if they are not
 // within the region.
 func (m *MR) RemoteAt(off, n int) Remote {
 	_ = m.mem[off : off+n]
@@ -266,7 +266,7 @@ func (p *PD) AllocMW(ctx context.Context) (*MW, error) {
 }
 
 // RKey returns the window's key: its upper 24 bits are the window, the low
-// octet is the caller's to choose with each binding.
+// byte is the caller's to choose with each binding.
 func (w *MW) RKey() uint32 { return w.rkey }
 
 // Close gives the window back.

@@ -21,7 +21,7 @@ type QPConfig struct {
 	SendCQ, RecvCQ       *CQ  // may be the same
 	SendDepth, RecvDepth int  // work requests in each queue; default 64
 	MaxSGE               int  // pieces in a work request; default 4
-	MaxInline            int  // octets of inline data; default 64
+	MaxInline            int  // bytes of inline data; default 64
 	SigAll               bool // every send work request completes on the CQ
 	SRQ                  *SRQ // receives come from there; RecvDepth is then how many the QP holds at a time
 }

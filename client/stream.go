@@ -13,10 +13,10 @@ import (
 )
 
 // Stream is a connection before MPA is started on it: the two programs exchange
-// octets, to agree on what follows, and then both start MPA (RFC 5044 section
+// bytes, to agree on what follows, and then both start MPA (RFC 5044 section
 // 7.1.3). ConnectStream and AcceptStream make one. What a program has read is
 // the stream's; what it has not read when it starts MPA is MPA's. So it must read
-// what its peer sends ahead of MPA to the last octet, and no program sends more
+// what its peer sends ahead of MPA to the last byte, and no program sends more
 // once it has told the other to start.
 //
 // One of the two starts MPA as the initiator and the other as the responder; who
@@ -137,7 +137,7 @@ func (s *Stream) wake() {
 	}
 }
 
-// Read reads up to len(b) octets, at least one. io.EOF: the peer sends no more.
+// Read reads up to len(b) bytes, at least one. io.EOF: the peer sends no more.
 func (s *Stream) Read(ctx context.Context, b []byte) (int, error) {
 	s.rmu.Lock()
 	defer s.rmu.Unlock()
@@ -154,7 +154,7 @@ func (s *Stream) Read(ctx context.Context, b []byte) (int, error) {
 		switch {
 		case n > 0:
 			err := s.d.do(ctx, s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StreamConsumed{StreamConsumed: &ctrlpb.StreamConsumed{Conn: s.h, Count: uint32(n)}}})
-			if errors.Is(err, ErrNoObject) { // the connection has ended; the octets came before
+			if errors.Is(err, ErrNoObject) { // the connection has ended; the bytes came before
 				err = nil
 			}
 			return n, err
@@ -175,7 +175,7 @@ func (s *Stream) Read(ctx context.Context, b []byte) (int, error) {
 	}
 }
 
-// ReadFull reads len(b) octets; io.ErrUnexpectedEOF: the peer sent fewer.
+// ReadFull reads len(b) bytes; io.ErrUnexpectedEOF: the peer sent fewer.
 func (s *Stream) ReadFull(ctx context.Context, b []byte) error {
 	for got := 0; got < len(b); {
 		n, err := s.Read(ctx, b[got:])

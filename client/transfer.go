@@ -91,7 +91,7 @@ func (c *Conn) wrap(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// MsgInfo tells more of a message than its octets.
+// MsgInfo tells more of a message than its bytes.
 type MsgInfo struct {
 	Imm       uint64 // immediate data, if HasImm
 	HasImm    bool
@@ -269,14 +269,14 @@ func (c *Conn) beginChunk(ctx context.Context, block bool) (*op, error) {
 	return nil, nil
 }
 
-// CompareSwap replaces the 8 octets at the start of r by swap if they hold cmp,
+// CompareSwap replaces the 8 bytes at the start of r by swap if they hold cmp,
 // and returns what they held before. Both sides take them for a number in
 // their byte order (RFC 7306).
 func (c *Conn) CompareSwap(ctx context.Context, r Remote, cmp, swap uint64) (old uint64, err error) {
 	return c.atomic(ctx, &SendWR{Op: OpCmpSwap, RKey: r.RKey, Remote: r.Addr, CompareAdd: cmp, Swap: swap, CompareMask: ^uint64(0), SwapMask: ^uint64(0)})
 }
 
-// FetchAdd adds add to the number in the 8 octets at the start of r, and
+// FetchAdd adds add to the number in the 8 bytes at the start of r, and
 // returns what it was before.
 func (c *Conn) FetchAdd(ctx context.Context, r Remote, add uint64) (old uint64, err error) {
 	return c.atomic(ctx, &SendWR{Op: OpFetchAdd, RKey: r.RKey, Remote: r.Addr, CompareAdd: add})

@@ -101,9 +101,9 @@ type DeviceAttr struct {
 	Workers   int
 
 	MaxQP, MaxCQ, MaxPD, MaxMR, MaxMW, MaxListen int
-	MaxMRSize, MaxRegistered                     uint64 // octets
+	MaxMRSize, MaxRegistered                     uint64 // bytes
 	MaxQPWR, MaxCQE, MaxSGE                      int
-	MaxInline, MaxPrivateData                    int // octets
+	MaxInline, MaxPrivateData                    int // bytes
 	MaxIRD, MaxORD                               int
 }
 
@@ -221,8 +221,8 @@ type Config struct {
 	// What follows is for the plain level.
 	SendDepth int // operations in flight; default 64
 	RecvDepth int // messages that may wait for Recv; default 64
-	RecvSize  int // longest message that can be received, in octets; default 16 KiB
-	MaxInline int // messages up to it are copied into the queue; default 64 octets
+	RecvSize  int // longest message that can be received, in bytes; default 16 KiB
+	MaxInline int // messages up to it are copied into the queue; default 64 bytes
 	PD        *PD // protection domain for the connection; nil: one of its own
 }
 
@@ -260,7 +260,7 @@ type Remote struct {
 	Len  uint32
 }
 
-// At returns the part of r of n octets from offset off on. Whether it lies
+// At returns the part of r of n bytes from offset off on. Whether it lies
 // within r is for the peer to check.
 func (r Remote) At(off, n uint32) Remote {
 	return Remote{Addr: r.Addr + uint64(off), RKey: r.RKey, Len: n}

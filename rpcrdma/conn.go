@@ -27,7 +27,7 @@ type Conn struct {
 	qp   *iwarp.QP
 	cq   *iwarp.CQ
 	mem  *buffer // receive slots, then send slots
-	slot int     // octets of a slot
+	slot int     // bytes of a slot
 	held share   // of the calls that came in
 
 	ctx    context.Context
@@ -502,7 +502,7 @@ func (c *Conn) waitRoom() bool {
 	return c.err == nil
 }
 
-// takeWindow binds a window to n octets of b from off on. Called with mu held.
+// takeWindow binds a window to n bytes of b from off on. Called with mu held.
 func (c *Conn) takeWindow(win *window, b *buffer, off, n int, a iwarp.Access) error {
 	if !c.waitRoom() {
 		return c.err

@@ -32,7 +32,7 @@ type Config struct {
 	// Server serves calls that come in: of clients, or, on a client's connections,
 	// in the reverse direction. The latter needs Session.Props.Reverse.
 	Server *rpc.Server
-	Pool   int // octets of registered memory of an Endpoint
+	Pool   int // bytes of registered memory of an Endpoint
 	// MaxConns bounds how many connections an Endpoint has; more are refused. Each
 	// takes about 0.5 MiB of the Pool for messages.
 	MaxConns int
@@ -69,7 +69,7 @@ type Endpoint struct {
 
 	mu      sync.Mutex
 	conns   map[*Conn]struct{}
-	buffers map[*byte]*buffer // the caller's, by their first octet
+	buffers map[*byte]*buffer // the caller's, by their first byte
 	closed  bool
 }
 
@@ -124,7 +124,7 @@ type Buffer struct {
 	b *buffer
 }
 
-// Buffer allocates n octets. It waits while others have them.
+// Buffer allocates n bytes. It waits while others have them.
 func (e *Endpoint) Buffer(ctx context.Context, n int) (*Buffer, error) {
 	b, err := e.pool.alloc(ctx, n)
 	if err != nil {

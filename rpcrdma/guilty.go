@@ -84,7 +84,7 @@ func (x *exposed) add(c *session.Call) {
 	e.xid, e.call, e.reads, e.writes, e.reply = c.XID, c.Ext, c.Reads, c.Writes, c.Reply
 }
 
-// find calls f with the XID of each call that named the octet at to of stag.
+// find calls f with the XID of each call that named the byte at to of stag.
 func (x *exposed) find(stag uint32, to uint64, f func(xid uint32)) {
 	in := func(s wire.Segment) bool { return s.Handle == stag && to-s.Offset < max(uint64(s.Length), 1) }
 	for i := range x.ring {
@@ -119,7 +119,7 @@ func (c *Conn) blame(err error, now time.Time) {
 
 // terminated returns what memory of its sender's a Terminate is about: that of
 // the tagged segment, or of the Read Request, whose header it has behind four
-// octets of control and two of length (RFC 5040 section 4.8).
+// bytes of control and two of length (RFC 5040 section 4.8).
 func terminated(b []byte) (stag uint32, to uint64, ok bool) {
 	const ddp, untagged = 6, 18
 	at := ddp + 2

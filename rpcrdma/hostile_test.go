@@ -77,7 +77,7 @@ func (r *raw) recv() (h wire.Header, body []byte, err error) {
 	}
 }
 
-// seg names n octets of the requester's memory from off on.
+// seg names n bytes of the requester's memory from off on.
 func (r *raw) seg(off, n int) wire.Segment {
 	m := r.mr.RemoteAt(off, max(n, 1))
 	return wire.Segment{Handle: m.RKey, Length: uint32(n), Offset: m.Addr}

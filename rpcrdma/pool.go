@@ -10,7 +10,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
-// pageSize is the unit of the pool, in octets.
+// pageSize is the unit of the pool, in bytes.
 const pageSize = 4096
 
 // ErrNoMemory is a request for more memory than the pool has at all.
@@ -29,7 +29,7 @@ type pool struct {
 
 // want is a request for memory.
 type want struct {
-	n, more int // octets now, and with what follows
+	n, more int // bytes now, and with what follows
 	s       *share
 	own     int
 	got     chan *buffer
@@ -49,11 +49,11 @@ func newPool(ctx context.Context, pd *iwarp.PD, size int) (*pool, error) {
 // share is what the calls of a connection's peer hold of a pool, so that one peer,
 // whose calls may take as long as it likes, leaves the others something.
 type share struct {
-	held  int    // octets; guarded by the pool's mu, as is the rest
+	held  int    // bytes; guarded by the pool's mu, as is the rest
 	round uint64 // of the pool's, in which a call that would begin found nothing
 }
 
-// fair reports whether a call that holds own octets of s may have n more: calls begin
+// fair reports whether a call that holds own bytes of s may have n more: calls begin
 // in a quarter of the pool, and end in half of it, for who waits at the end should
 // not wait for those that begin. One alone may have all. Called with mu held.
 func (p *pool) fair(s *share, own, n int) bool {
@@ -67,12 +67,12 @@ func (p *pool) fair(s *share, own, n int) bool {
 	return s.held+n <= part
 }
 
-// alloc returns n octets, n > 0.
+// alloc returns n bytes, n > 0.
 func (p *pool) alloc(ctx context.Context, n int) (*buffer, error) {
 	return p.take(ctx, n, n, nil, 0)
 }
 
-// take returns n octets to a call that holds own octets of s, and will want more, n
+// take returns n bytes to a call that holds own bytes of s, and will want more, n
 // among them, before it ends.
 func (p *pool) take(ctx context.Context, n, more int, s *share, own int) (*buffer, error) {
 	if n <= 0 || n > len(p.mr.Bytes()) {
@@ -154,7 +154,7 @@ type buffer struct {
 
 func (b *buffer) sge(off, n int) iwarp.SGE { return b.p.mr.SGE(b.off+off, n) }
 
-// addr is where the buffer's octet off is for windows.
+// addr is where the buffer's byte off is for windows.
 func (b *buffer) addr(off int) uint64 { return b.p.mr.Base() + uint64(b.off+off) }
 
 // holds reports whether d lies in the buffer from its start on.
@@ -162,7 +162,7 @@ func (b *buffer) holds(d []byte) bool {
 	return len(d) > 0 && len(d) <= len(b.b) && &d[0] == &b.b[0]
 }
 
-// release gives the octets back. Nothing may be under way to or from them.
+// release gives the bytes back. Nothing may be under way to or from them.
 func (b *buffer) release() {
 	if b == nil || b.p == nil {
 		return

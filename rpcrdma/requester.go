@@ -16,10 +16,10 @@ import (
 type Call struct {
 	Msg rpc.Msg // the call, its XID in the first word
 	// Results are the longest data items of the reply that its binding makes
-	// DDP-eligible, in octets, in order; Into, where not nil, is where they go.
+	// DDP-eligible, in bytes, in order; Into, where not nil, is where they go.
 	Results []int
 	Into    []*Buffer
-	Reply   int // octets of the longest reply, Results apart; 0: 1024
+	Reply   int // bytes of the longest reply, Results apart; 0: 1024
 	// Again: the call may be done twice.
 	Again bool
 }

@@ -72,7 +72,7 @@ func (c *Conn) answer(in *session.Call) {
 	c.reply(in, reply, &held)
 }
 
-// hold gets n octets for a call that has held, as take does.
+// hold gets n bytes for a call that has held, as take does.
 func (c *Conn) hold(n, want int, held *[]*buffer) (*buffer, error) {
 	own := 0
 	for _, b := range *held {
@@ -98,7 +98,7 @@ func (c *Conn) fetch(in *session.Call, alloc func(n, want int) (*buffer, error))
 		b    *buffer
 	}
 	var reads []read
-	left := 0 // octets of the chunks that have no memory yet
+	left := 0 // bytes of the chunks that have no memory yet
 	for _, l := range [][]wire.ReadSegment{in.Ext, in.Reads} {
 		for _, g := range l {
 			left += int(g.Length)

@@ -17,7 +17,7 @@ import (
 type Conn struct {
 	peer  *Conn
 	depth int // receives that are always posted
-	size  int // octets of each
+	size  int // bytes of each
 	down  chan struct{}
 	once  *sync.Once
 
@@ -40,7 +40,7 @@ type region struct {
 // ErrDown is what operations of a connection return that has broken.
 var ErrDown = errors.New("memconn: connection is down")
 
-// Pair returns two ends that each can take depth messages of size octets
+// Pair returns two ends that each can take depth messages of size bytes
 // before the other side has no receive to hit, which breaks the connection as
 // it does in RDMA.
 func Pair(depth, size int) (a, b *Conn) {

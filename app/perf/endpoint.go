@@ -25,7 +25,7 @@ type endpoint struct {
 	wr     iwarp.SendWR
 }
 
-// open makes what p needs: a window of p.Size octets, and credits behind it.
+// open makes what p needs: a window of p.Size bytes, and credits behind it.
 func open(ctx context.Context, dev *iwarp.Device, p *Params) (e *endpoint, err error) {
 	e = &endpoint{}
 	defer func() {
@@ -67,7 +67,7 @@ func (e *endpoint) window() window {
 	return window{e.mr.Base(), e.mr.RKey()}
 }
 
-// post posts one operation on the octets [off,off+n) of the window; to is the
+// post posts one operation on the bytes [off,off+n) of the window; to is the
 // other side's window for Writes and Reads. Every signalEvery-th is signaled.
 func (e *endpoint) post(op Op, off, n int, to window, signaled bool) error {
 	e.wr = iwarp.SendWR{Op: wireOps[op], RKey: to.rkey, Remote: to.addr}
@@ -90,7 +90,7 @@ var wireOps = [...]iwarp.Op{Write: iwarp.OpWrite, Read: iwarp.OpRead, Send: iwar
 // often signals one operation in so many that no queue fills up unseen.
 func (e *endpoint) often() bool { return (e.posted+1)%(extra/4) == 0 }
 
-// postRecv posts a receive into the octets [off,off+n) of the window.
+// postRecv posts a receive into the bytes [off,off+n) of the window.
 func (e *endpoint) postRecv(off, n int) error {
 	var wr iwarp.RecvWR
 	if n > 0 {

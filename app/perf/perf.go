@@ -77,7 +77,7 @@ const MaxQPs = 1024
 type Params struct {
 	Op       Op
 	Mode     Mode
-	Size     int // octets of each message, 1 to MaxSize
+	Size     int // bytes of each message, 1 to MaxSize
 	Depth    int // operations outstanding; latency is measured with one
 	Count    int // of each queue pair
 	Duration time.Duration

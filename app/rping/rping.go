@@ -28,7 +28,7 @@ const (
 	MaxSize     = 64<<10 - 1
 )
 
-// AdvertLen is the length in octets of every Send of the protocol.
+// AdvertLen is the length in bytes of every Send of the protocol.
 const AdvertLen = 16
 
 // Advert tells the other side where a buffer is.
@@ -218,7 +218,7 @@ func Config() *iwarp.Config {
 }
 
 // Ping connects to the server at addr, "address:port", and runs the client
-// side with pings of size octets. cfg is Config's, or based on it.
+// side with pings of size bytes. cfg is Config's, or based on it.
 func Ping(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config, size int, o Options) (Report, error) {
 	conn, err := dev.Dial(ctx, addr, cfg)
 	if err != nil {

@@ -47,7 +47,7 @@ func Example_stream() {
 			return
 		}
 		word := make([]byte, 5)
-		if err := s.ReadFull(ctx, word); err != nil { // these octets, and none of MPA's
+		if err := s.ReadFull(ctx, word); err != nil { // these bytes, and none of MPA's
 			done <- err
 			return
 		}

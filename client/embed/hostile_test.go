@@ -148,7 +148,7 @@ func (f *foe) open(remote string) {
 // word is a word of the completion queue's memory.
 func (f *foe) word(off int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&f.ring[off])) }
 
-// write posts n Writes of no octets.
+// write posts n Writes of no bytes.
 func (f *foe) write(n int, to *iwarp.MR) {
 	f.t.Helper()
 	for range n {

@@ -42,7 +42,7 @@ func streams(t *testing.T, ctx context.Context, na, nb *embed.Node, a *end, cfg 
 	return sa, sb, l
 }
 
-// talk sends n octets from one side, made of seed, and reads them at the other in
+// talk sends n bytes from one side, made of seed, and reads them at the other in
 // pieces of any size.
 func talk(ctx context.Context, from, to *iwarp.Stream, n int, seed uint64) error {
 	data := make([]byte, n)
@@ -80,7 +80,7 @@ func talk(ctx context.Context, from, to *iwarp.Stream, n int, seed uint64) error
 const badWire = "loss=0.02,duplicate=0.02,reorder=0.05,delay=100us"
 
 // TestDelayedMPA: programs talk over the stream, in both directions, then start MPA
-// at once behind the last octet, and no octet on either side of the switch is
+// at once behind the last byte, and no byte on either side of the switch is
 // lost or misread, over good and bad wires, with any start-up, whichever side is the
 // initiator (RFC 5044 section 7.1).
 func TestDelayedMPA(t *testing.T) {
@@ -142,7 +142,7 @@ func TestDelayedMPA(t *testing.T) {
 				if err := b.qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, 4096)}}); err != nil {
 					t.Fatal(err)
 				}
-				// The last octets of the stream and the MPA request go out together.
+				// The last bytes of the stream and the MPA request go out together.
 				if err := sa.Write(ctx, []byte("start")); err != nil {
 					t.Fatal(err)
 				}

@@ -227,7 +227,7 @@ func TestWindow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := mw.RKey()&^0xff | (mw.RKey()+1)&0xff // the octet that is ours wraps
+	key := mw.RKey()&^0xff | (mw.RKey()+1)&0xff // the byte that is ours wraps
 	err = b.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpBindMW, Flags: iwarp.Signaled, RKey: key, SGEs: []iwarp.SGE{b.mem.SGE(1000, 100)}, Access: iwarp.AccessRemoteWrite})
 	if err != nil {
 		t.Fatal(err)

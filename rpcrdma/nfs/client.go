@@ -23,7 +23,7 @@ type Client struct {
 	rpc  *rpcrdma.Client
 	cred rpc.Auth
 	root []byte
-	io   int // octets of a READ or WRITE
+	io   int // bytes of a READ or WRITE
 }
 
 // Error is an NFS status. errors.Is knows fs.ErrNotExist and its kin.
@@ -259,7 +259,7 @@ func (n *Client) Readlink(ctx context.Context, fh []byte) (string, error) {
 	return s, r.Err()
 }
 
-// read is READ, of at most n.io octets. The data are good until release.
+// read is READ, of at most n.io bytes. The data are good until release.
 func (n *Client) read(ctx context.Context, fh []byte, off uint64, count int) (data []byte, eof bool, release func(), err error) {
 	r, err := n.call(ctx, "read", 6, func(w *rpc.Writer) {
 		w.Opaque(fh)
@@ -280,7 +280,7 @@ func (n *Client) read(ctx context.Context, fh []byte, off uint64, count int) (da
 	return data, eof, r.release, nil
 }
 
-// ReadAt reads at most len(b) octets.
+// ReadAt reads at most len(b) bytes.
 func (n *Client) ReadAt(ctx context.Context, fh []byte, b []byte, off uint64) (int, error) {
 	done := 0
 	for done < len(b) {
@@ -297,7 +297,7 @@ func (n *Client) ReadAt(ctx context.Context, fh []byte, b []byte, off uint64) (i
 	return done, nil
 }
 
-// write is WRITE, of at most n.io octets. committed: nothing is left to COMMIT.
+// write is WRITE, of at most n.io bytes. committed: nothing is left to COMMIT.
 func (n *Client) write(ctx context.Context, fh []byte, off uint64, b []byte, stable nfsv3.StableHow) (count int, committed bool, verf uint64, err error) {
 	r, err := n.call(ctx, "write", 7, func(w *rpc.Writer) {
 		w.Opaque(fh)
@@ -490,7 +490,7 @@ const window = 8
 // ErrShrunk is a file that became shorter while it was read.
 var ErrShrunk = errors.New("nfs: the file became shorter while it was read")
 
-// Get copies a file to w, in order: as many octets as it has when Get begins, or
+// Get copies a file to w, in order: as many bytes as it has when Get begins, or
 // it fails with ErrShrunk.
 func (n *Client) Get(ctx context.Context, fh []byte, w io.Writer) (int64, error) {
 	i, err := n.Getattr(ctx, fh)

@@ -13,7 +13,7 @@ import (
 
 const (
 	maxName = 255
-	maxDir  = 1 << 16 // octets of a reply with entries
+	maxDir  = 1 << 16 // bytes of a reply with entries
 )
 
 // entryName checks the name of a directory entry that is to be made or taken

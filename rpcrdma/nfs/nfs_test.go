@@ -98,7 +98,7 @@ func TestFiles(t *testing.T) {
 			n, ctx := g.n, g.ctx
 			rnd := rand.NewChaCha8([32]byte{byte(version)})
 			for _, size := range []int{0, 1, 7, 512, 4000, 4096, 100_001, 1 << 20, 5<<20 + 13} {
-				name := fmt.Sprintf("f%d \xff\xc3\xa9", size) // names are octets
+				name := fmt.Sprintf("f%d \xff\xc3\xa9", size) // names are bytes
 				data := make([]byte, size)
 				_, _ = rnd.Read(data)
 				fh, err := n.Create(ctx, n.Root(), name, 0o640)

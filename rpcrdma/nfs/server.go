@@ -34,7 +34,7 @@ const (
 	PortPortmap = 111
 )
 
-// MaxIO is the most that a READ or WRITE moves, in octets.
+// MaxIO is the most that a READ or WRITE moves, in bytes.
 const MaxIO = 1 << 20
 
 // Config says what is served.

@@ -5,7 +5,7 @@ const (
 	typeCall  = 0
 	typeReply = 1
 
-	maxAuth = 400 // octets of credentials and verifiers
+	maxAuth = 400 // bytes of credentials and verifiers
 )
 
 // Flavors of credentials.

@@ -41,6 +41,6 @@ func GSS(m Msg) (cred Auth, ok bool) {
 	return c.Cred, true
 }
 
-// MaxVerifier is the longest body of a verifier, in octets (RFC 5531 section 8.2).
+// MaxVerifier is the longest body of a verifier, in bytes (RFC 5531 section 8.2).
 // That of a reply has it where the call is by RPCSEC_GSS.
 const MaxVerifier = maxAuth

@@ -11,7 +11,7 @@ import (
 	"io"
 )
 
-// Item is a data item of a message that stands apart: the octets that a length
+// Item is a data item of a message that stands apart: the bytes that a length
 // word counts, without padding.
 type Item struct {
 	Pos  int // in Body, behind the length word; -1: in the next place that may have it
@@ -24,7 +24,7 @@ type Msg struct {
 	Items []Item // in order
 }
 
-// Len returns the octets of the whole message.
+// Len returns the bytes of the whole message.
 func (m *Msg) Len() int {
 	n := len(m.Body)
 	for _, it := range m.Items {
@@ -64,7 +64,7 @@ func (w *Writer) U32(v ...uint32) {
 // U64 appends a hyper.
 func (w *Writer) U64(v uint64) { w.Body = binary.BigEndian.AppendUint64(w.Body, v) }
 
-// Opaque appends a length, octets and padding.
+// Opaque appends a length, bytes and padding.
 func (w *Writer) Opaque(b []byte) {
 	w.U32(uint32(len(b)))
 	w.Body = appendPadded(w.Body, b)
@@ -73,7 +73,7 @@ func (w *Writer) Opaque(b []byte) {
 // String is Opaque.
 func (w *Writer) String(s string) { w.Opaque([]byte(s)) }
 
-// Item appends an opaque whose octets stay where they are until the message
+// Item appends an opaque whose bytes stay where they are until the message
 // was sent. The program's binding must make it DDP-eligible.
 func (w *Writer) Item(b []byte) {
 	w.U32(uint32(len(b)))
@@ -104,7 +104,7 @@ func (r *Reader) Err() error {
 	return nil
 }
 
-// Left returns how many octets are left, items and padding included.
+// Left returns how many bytes are left, items and padding included.
 func (r *Reader) Left() int {
 	n := len(r.m.Body) - r.off - r.in
 	for _, it := range r.m.Items {
@@ -113,7 +113,7 @@ func (r *Reader) Left() int {
 	return n
 }
 
-// next returns n octets of the body; nil: they are not there.
+// next returns n bytes of the body; nil: they are not there.
 func (r *Reader) next(n int) []byte {
 	end := len(r.m.Body)
 	if len(r.m.Items) > 0 && r.m.Items[0].Pos >= 0 {
@@ -144,7 +144,7 @@ func (r *Reader) U64() uint64 {
 	return 0
 }
 
-// Fixed reads n octets and their padding.
+// Fixed reads n bytes and their padding.
 func (r *Reader) Fixed(n int) []byte {
 	if n < 0 || n > 1<<30 {
 		r.bad = true
@@ -157,7 +157,7 @@ func (r *Reader) Fixed(n int) []byte {
 	return b[:n]
 }
 
-// Opaque reads an opaque of at most limit octets, wherever its octets are. They
+// Opaque reads an opaque of at most limit bytes, wherever its bytes are. They
 // are not copied.
 func (r *Reader) Opaque(limit int) []byte {
 	n := r.U32()
@@ -179,7 +179,7 @@ func (r *Reader) Opaque(limit int) []byte {
 }
 
 // Result reads an opaque that the program's binding made DDP-eligible, of a
-// reply: its octets may be in the next item.
+// reply: its bytes may be in the next item.
 func (r *Reader) Result(limit int) []byte {
 	if len(r.m.Items) > 0 && r.m.Items[0].Pos < 0 {
 		it := r.m.Items[0]
@@ -195,10 +195,10 @@ func (r *Reader) Result(limit int) []byte {
 	return r.Opaque(limit)
 }
 
-// String reads a string of at most limit octets.
+// String reads a string of at most limit bytes.
 func (r *Reader) String(limit int) string { return string(r.Opaque(limit)) }
 
-// Read gives the octets of the whole message, with items and padding in their
+// Read gives the bytes of the whole message, with items and padding in their
 // places: for decoders that know nothing of items.
 func (r *Reader) Read(p []byte) (n int, err error) {
 	for n < len(p) {

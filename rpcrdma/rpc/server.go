@@ -10,7 +10,7 @@ import (
 type Request struct {
 	*Call
 	Peer string // address of the client, without port
-	// Buffer gives memory for a result of up to n octets from which the transport
+	// Buffer gives memory for a result of up to n bytes from which the transport
 	// can move it as it is. It is the transport's again once the reply was sent.
 	Buffer func(n int) ([]byte, error)
 	// Reply is where the results go.
@@ -36,7 +36,7 @@ type Program struct {
 
 // Server dispatches calls to programs. Its zero value has none.
 type Server struct {
-	// MaxRecord is the longest call that is taken over TCP, in octets; 0: what has
+	// MaxRecord is the longest call that is taken over TCP, in bytes; 0: what has
 	// 1 MiB of data.
 	MaxRecord int
 

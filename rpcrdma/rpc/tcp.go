@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// maxRecord is the longest message that is taken over TCP as a rule, in octets.
+// maxRecord is the longest message that is taken over TCP as a rule, in bytes.
 const maxRecord = 1<<20 + 1<<16
 
 // idle is how long a TCP connection may be without a whole call.
@@ -52,7 +52,7 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 }
 
 // perConn is how many calls of a TCP connection are served at once, and
-// perConnLarge how many of them may have more than small octets of arguments or
+// perConnLarge how many of them may have more than small bytes of arguments or
 // of results: a peer that does not read its replies holds no more.
 const (
 	perConn      = 16
@@ -67,7 +67,7 @@ type memory struct {
 	taken        bool
 }
 
-// want takes what a call needs to have n octets, once for both.
+// want takes what a call needs to have n bytes, once for both.
 func (m *memory) want(n int) {
 	if n > small && !m.taken {
 		m.large <- struct{}{}
@@ -142,7 +142,7 @@ var ErrRecord = errors.New("rpc: record is too long")
 // ReadRecord reads a message. Memory grows with what has come.
 func ReadRecord(r io.Reader) ([]byte, error) { return readRecord(r, nil, maxRecord, func(int) {}) }
 
-// readRecord reads up to limit octets into the memory of b, whose octets are lost.
+// readRecord reads up to limit bytes into the memory of b, whose bytes are lost.
 // It calls want with how many there are to be, as far as that is known.
 func readRecord(r io.Reader, b []byte, limit int, want func(n int)) ([]byte, error) {
 	b = b[:0]

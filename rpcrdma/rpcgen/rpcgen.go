@@ -61,7 +61,7 @@ func Write(r *rpc.Request, item []byte, f func(io.Writer) (int64, error)) error 
 // Write of the very slice, and its padding by another: so the item is known.
 type writer struct {
 	x   *exchange
-	pad int // octets of padding to come, which an item has not
+	pad int // bytes of padding to come, which an item has not
 }
 
 func (w *writer) Write(p []byte) (int, error) {

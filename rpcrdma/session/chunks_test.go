@@ -144,7 +144,7 @@ func FuzzChunks(f *testing.F) {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		holdChunks(t, func(n int) int { // the octets in turn, then zeros
+		holdChunks(t, func(n int) int { // the bytes in turn, then zeros
 			if len(b) < 2 {
 				return 0
 			}

@@ -2,35 +2,35 @@ package session
 
 import "github.com/iwarpd/iwarpd/rpcrdma/wire"
 
-// Item is a data item of a message that may be moved on its own: the octets
+// Item is a data item of a message that may be moved on its own: the bytes
 // that a length word counts, without padding (draft section 4.4.2).
 type Item struct {
 	Pos int // where it stands in the message from which all items are taken out
-	Len int // octets
+	Len int // bytes
 }
 
 // Spec says what a call needs.
 type Spec struct {
-	Body  int    // octets of the message, items and their padding apart
+	Body  int    // bytes of the message, items and their padding apart
 	Items []Item // in order of Pos
-	// Results are the longest data items of the reply, in octets, in order.
+	// Results are the longest data items of the reply, in bytes, in order.
 	Results []int
-	Reply   int // octets of the longest reply, Results and their padding apart
+	Reply   int // bytes of the longest reply, Results and their padding apart
 }
 
 // CallPlan says how a call is to be sent.
 type CallPlan struct {
 	Reduce   []bool // which of Items go by Read chunks; nil: none
 	External bool   // the message goes by a Call chunk
-	Writes   []int  // octets of the Write chunks to provide
-	Reply    int    // octets of the Reply chunk to provide; 0: none
-	MaxSeg   int    // octets of the longest segment
+	Writes   []int  // bytes of the Write chunks to provide
+	Reply    int    // bytes of the Reply chunk to provide; 0: none
+	MaxSeg   int    // bytes of the longest segment
 }
 
 // pad is n rounded up to XDR's unit.
 func pad(n int) int { return (n + 3) &^ 3 }
 
-// smallItem is what is never worth a chunk, in octets, as long as the message
+// smallItem is what is never worth a chunk, in bytes, as long as the message
 // fits without.
 const smallItem = 256
 
@@ -244,13 +244,13 @@ func (s *Session) Post(xid uint32, body []byte) error {
 
 // Copy is an RDMA Write that a reply needs.
 type Copy struct {
-	To   wire.Segment // Length octets
+	To   wire.Segment // Length bytes
 	Item int          // which data item it is from, -1: the message itself
 	Off  int          // where in the item
 }
 
 // ReplyPlan says how a reply is to be sent: do the Copies, then call
-// Session.Reply with the octets that are left.
+// Session.Reply with the bytes that are left.
 type ReplyPlan struct {
 	Reduce []bool // which items go by Write chunks
 	Copies []Copy
@@ -262,7 +262,7 @@ type ReplyPlan struct {
 // External reports whether the message itself goes by the Reply chunk.
 func (p *ReplyPlan) External() bool { return p.hdr.Reply != nil && p.format == 2 }
 
-// PlanReply decides on the format of a reply to c of body octets, items and
+// PlanReply decides on the format of a reply to c of body bytes, items and
 // their padding apart. ok false: no format will do, and f is the error to be
 // given to Fail.
 func (s *Session) PlanReply(c *Call, body int, items []Item) (p *ReplyPlan, f wire.Failure, ok bool) {
@@ -338,7 +338,7 @@ func (s *Session) PlanReply(c *Call, body int, items []Item) (p *ReplyPlan, f wi
 	return nil, wire.Failure{Code: wire.ErrReplyResource, Needed: uint32(rest)}, false
 }
 
-// fill spreads n octets of an item over a chunk and sets the lengths.
+// fill spreads n bytes of an item over a chunk and sets the lengths.
 func (p *ReplyPlan) fill(c wire.Chunk, n, item int) {
 	off := 0
 	for i := range c {

@@ -28,7 +28,7 @@ func TestPlanReply(t *testing.T) {
 		fail    wire.Failure
 		typ     wire.Type
 		lens    [][]uint32 // of the Write chunks that go back
-		replyTo uint32     // octets in the Reply chunk
+		replyTo uint32     // bytes in the Reply chunk
 	}{
 		{name: "no item", version: 2, writes: []wire.Chunk{{seg(100), seg(50)}}, body: 40, typ: wire.ReplyInline, lens: [][]uint32{{0, 0}}},
 		{name: "an item over two segments", version: 2, writes: []wire.Chunk{{seg(100), seg(50), seg(10)}}, body: 40, items: item(120), typ: wire.ReplyInline, lens: [][]uint32{{100, 20, 0}}},

@@ -13,7 +13,7 @@ const (
 	rpcReply = 1
 )
 
-// HandleMessage takes the octets of one Send of the peer's. They may be used again
+// HandleMessage takes the bytes of one Send of the peer's. They may be used again
 // when it returns.
 func (s *Session) HandleMessage(b []byte) {
 	if s.closed {
@@ -94,7 +94,7 @@ func (s *Session) negotiate(h *wire.Header, err error) bool {
 	if h.Type == wire.Error && h.Failure.Code == wire.ErrVers && err == nil {
 		f := h.Failure
 		if f.Low <= 1 && f.High >= 1 && s.cfg.MinVersion <= 1 {
-			// The error is version 1's or version 2's: both have the same octets here.
+			// The error is version 1's or version 2's: both have the same bytes here.
 			s.version, s.ctrl, s.limit = 1, nil, 0
 			s.becomeReady()
 		} else {
@@ -283,7 +283,7 @@ func (s *Session) middle(h *wire.Header, body []byte, reply bool) {
 	a.buf = append(a.buf, body...)
 }
 
-// least is the shortest that the whole message can be, in octets.
+// least is the shortest that the whole message can be, in bytes.
 func (a *assembly) least() int {
 	if a.ok[1] {
 		return a.total[1]

@@ -1,7 +1,7 @@
 // Package session is the state of one RPC-over-RDMA connection, requester and
 // responder in one: version negotiation, credits, transport properties, the
-// formats of calls and replies, and errors. It is sans-I/O: octets of received
-// Sends go in by HandleMessage, octets to be sent come out of PollTransmit, and what
+// formats of calls and replies, and errors. It is sans-I/O: bytes of received
+// Sends go in by HandleMessage, bytes to be sent come out of PollTransmit, and what
 // happened out of PollEvent. Memory and RDMA operations are the caller's: a plan says what
 // to register, read and write.
 //
@@ -17,11 +17,11 @@ import (
 
 // Limits bound what a peer can make this end hold or move.
 type Limits struct {
-	Message     int    // octets of an RPC message, chunks of data items apart
+	Message     int    // bytes of an RPC message, chunks of data items apart
 	ReadChunks  int    // data item chunks of a call; 0: none
 	WriteChunks int    // Write chunks of a call; 0: none
 	Segments    int    // segments of a chunk
-	Chunk       uint64 // octets of a Read chunk
+	Chunk       uint64 // bytes of a Read chunk
 }
 
 // Config is what a Session is made of. Start from DefaultConfig.
@@ -32,7 +32,7 @@ type Config struct {
 	Props      wire.Properties // ours
 	Extra      []wire.Prop     // more properties to send
 	// Window is how many messages the peer may send ahead, at least 2. Window+1
-	// Receives of max(Props.RecvSize, Recv1) octets must be posted at all times.
+	// Receives of max(Props.RecvSize, Recv1) bytes must be posted at all times.
 	Window int
 	// Send1 and Recv1 are the inline thresholds of version 1, which the private
 	// data of the connection told (RFC 8797).
@@ -143,7 +143,7 @@ type Call struct {
 type Reply struct {
 	Body   []byte       // the message, data items removed; nil: it is in the Reply chunk
 	Writes []wire.Chunk // with the lengths that were written; nil: none of them was used
-	Ext    uint64       // octets in the Reply chunk
+	Ext    uint64       // bytes in the Reply chunk
 }
 
 // pending is a call of ours without a reply.
@@ -232,7 +232,7 @@ type assembly struct {
 	reply      bool
 	xid        uint32
 	buf        []byte
-	total      [2]int  // octets of the whole by either reading of rdma_remaining
+	total      [2]int  // bytes of the whole by either reading of rdma_remaining
 	ok         [2]bool // which readings hold
 	poison     bool    // the rest of poisonXID is discarded
 	poisonXID  uint32
@@ -336,7 +336,7 @@ func (s *Session) fail(xid uint32, err error) {
 	}
 }
 
-// sendLimit is the longest message that may be sent now, in octets.
+// sendLimit is the longest message that may be sent now, in bytes.
 func (s *Session) sendLimit() int {
 	if s.version == 1 {
 		return s.cfg.Send1

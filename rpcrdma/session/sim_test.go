@@ -104,7 +104,7 @@ func pattern(xid uint32, n, typ int) []byte {
 	return b
 }
 
-// answer replies to one of e's open calls with n octets.
+// answer replies to one of e's open calls with n bytes.
 func (e *end) answer(rnd *rand.Rand, n int) {
 	if len(e.open) == 0 {
 		return

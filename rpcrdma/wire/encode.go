@@ -67,7 +67,7 @@ func (h *Header) Append(b []byte) []byte {
 	return b
 }
 
-// Len returns how many octets Append appends.
+// Len returns how many bytes Append appends.
 func (h *Header) Len() int {
 	n := PrefixSize
 	if h.Vers == Version1 {

@@ -1,6 +1,6 @@
 package wire
 
-// PrivateSize is the length of what Private appends, in octets.
+// PrivateSize is the length of what Private appends, in bytes.
 const PrivateSize = 8
 
 const privateMagic = 0xf6ab0e18
@@ -10,7 +10,7 @@ const privateMagic = 0xf6ab0e18
 // says by properties, and does no harm there.
 type Private struct {
 	Invalidate bool // the peer may invalidate by its Sends
-	SendSize   int  // octets, 1024 to 262144
+	SendSize   int  // bytes, 1024 to 262144
 	RecvSize   int
 }
 

@@ -2,9 +2,9 @@ package wire
 
 // Transport properties (draft section 5.2).
 const (
-	PropSendSize    = 1 // uint32, octets
-	PropRecvSize    = 2 // uint32, octets
-	PropSegmentSize = 3 // uint32, octets
+	PropSendSize    = 1 // uint32, bytes
+	PropRecvSize    = 2 // uint32, bytes
+	PropSegmentSize = 3 // uint32, bytes
 	PropSegments    = 4 // uint32
 	PropReverse     = 5 // uint32, a Reverse
 	PropHostAuth    = 6 // opaque<>

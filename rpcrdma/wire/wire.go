@@ -2,8 +2,8 @@
 // (draft-ietf-nfsv4-rpcrdma-version-two-07) and version 1 (RFC 8166), and the
 // private data of connections (RFC 8797).
 //
-// Decode is total: any octets give a header or one of the errors below. What it
-// allocates is bounded by the octets that are there, and a Header that is used
+// Decode is total: any bytes give a header or one of the errors below. What it
+// allocates is bounded by the bytes that are there, and a Header that is used
 // again brings its memory along. Nothing here knows the state of a connection.
 package wire
 
@@ -20,7 +20,7 @@ const (
 )
 
 // PrefixSize is the length of the four words that start every header, in
-// octets (draft sections 6.2.1 and 8.3; section 7 miscounts them as 20).
+// bytes (draft sections 6.2.1 and 8.3; section 7 miscounts them as 20).
 const PrefixSize = 16
 
 // MinSize1 is the length of the shortest version 1 message that is not an
@@ -94,12 +94,12 @@ func (c ErrCode) Known() bool { _, ok := errNames[c]; return ok }
 // Segment names memory of the requester (draft section 4.4.1).
 type Segment struct {
 	Handle uint32 // the STag
-	Length uint32 // octets; 0: an empty segment
+	Length uint32 // bytes; 0: an empty segment
 	Offset uint64 // tagged offset
 }
 
 // ReadSegment is a piece of a Read chunk: those with the same Position are one
-// chunk, whose octets stand at Position of the unreduced message.
+// chunk, whose bytes stand at Position of the unreduced message.
 type ReadSegment struct {
 	Position uint32
 	Segment
@@ -109,7 +109,7 @@ type ReadSegment struct {
 // Chunk without segments is an empty one.
 type Chunk []Segment
 
-// Len returns the octets of all segments.
+// Len returns the bytes of all segments.
 func (c Chunk) Len() uint64 {
 	var n uint64
 	for i := range c {
@@ -123,8 +123,8 @@ func (c Chunk) Len() uint64 {
 //	ErrVers                       Low, High: the versions that are supported
 //	ErrReadChunks, ErrWriteChunks Max: chunks that can be dealt with
 //	ErrSegments                   Max: segments of a chunk
-//	ErrWriteResource              Index of the Write chunk from 1, 0: unknown; Needed: octets
-//	ErrReplyResource              Needed: octets
+//	ErrWriteResource              Index of the Write chunk from 1, 0: unknown; Needed: bytes
+//	ErrReplyResource              Needed: bytes
 type Failure struct {
 	Code          ErrCode
 	Low, High     uint32
@@ -135,7 +135,7 @@ type Failure struct {
 // Prop is a transport property as it is sent (draft section 5.1).
 type Prop struct {
 	ID   uint32
-	Data []byte // no octets: the property's default
+	Data []byte // no bytes: the property's default
 }
 
 // Header is a transport header of either version. Which fields count depends
@@ -145,7 +145,7 @@ type Header struct {
 	Type              Type
 
 	Failure   Failure       // Error
-	Props     []Prop        // ConnProp; Data lies in the decoded octets
+	Props     []Prop        // ConnProp; Data lies in the decoded bytes
 	Remaining uint32        // CallMiddle, ReplyMiddle
 	InvHandle uint32        // CallInline, CallExternal
 	Call      []ReadSegment // CallExternal

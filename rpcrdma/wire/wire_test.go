@@ -66,7 +66,7 @@ func TestLinuxGolden(t *testing.T) {
 
 func seg(n uint32) Segment { return Segment{0x100 + n, n, 0x0102030405060708} }
 
-// Every type of version 2 and every error, octet by octet.
+// Every type of version 2 and every error, byte by byte.
 var v2 = []struct {
 	name, hex string
 	h         Header
@@ -273,7 +273,7 @@ func TestDecodeAllocatesNothing(t *testing.T) {
 }
 
 // FuzzDecode holds what is decoded against its own encoding, and memory
-// against the octets that are there.
+// against the bytes that are there.
 func FuzzDecode(f *testing.F) {
 	for _, c := range v2 {
 		c.h.Vers = 2
