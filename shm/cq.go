@@ -18,7 +18,7 @@ type CQ struct {
 	shared       bool                  // wakeW is a Channel's
 	event        [8]byte               // what is written there
 	gen          atomic.Pointer[cqMem] // Resize replaces it; each worker follows with its next Push
-	before       *cqMem                // replaced by the last Resize: the client may still read it
+	before       atomic.Pointer[cqMem] // replaced by the last Resize: the client may still read it
 	rings        []cqRing
 	moderation   atomic.Uint64 // count<<32 | microseconds; 0: none
 	pushed, lost atomic.Uint64
@@ -134,14 +134,14 @@ func (c *CQ) Resize(entries int) (done func(), err error) {
 		return nil, err
 	}
 	old := c.gen.Swap(g)
-	return func() { c.before = old }, nil
+	return func() { c.before.Store(old) }, nil
 }
 
-// FreeBefore frees the rings that the last Resize replaced.
+// FreeBefore frees the rings that the last Resize replaced. A client can make that
+// wait. Free and Close may be called meanwhile: they leave these rings alone.
 func (c *CQ) FreeBefore() {
-	if c.before != nil {
-		_ = c.before.Free()
-		c.before = nil
+	if g := c.before.Swap(nil); g != nil {
+		_ = g.Free()
 	}
 }
 
@@ -183,9 +183,8 @@ func (c *CQ) Free() error {
 // Close unmaps the queue and closes its descriptors. The client still finds there
 // what was completed.
 func (c *CQ) Close() error {
-	if c.before != nil {
-		_ = c.before.Close()
-		c.before = nil
+	if g := c.before.Swap(nil); g != nil {
+		_ = g.Close()
 	}
 	return c.end((*file).Close)
 }

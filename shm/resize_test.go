@@ -1,8 +1,14 @@
 package shm
 
 import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/verbs"
@@ -132,5 +138,51 @@ func TestOnFault(t *testing.T) {
 	}
 	if told != 3 {
 		t.Errorf("told %d times; want 3", told)
+	}
+}
+
+// TestFreeWhileStuck: a client makes the daemon wait for the rings that a resize
+// replaced, and ends. Its other rings are freed without that wait, and nothing twice:
+// the addresses may be another mapping's by then.
+func TestFreeWhileStuck(t *testing.T) {
+	q, err := CreateCQ(1, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := q.TakeFD()
+	t.Cleanup(func() { unix.Close(old) })
+	publish, err := q.Resize(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish()
+	freed := make(chan struct{})
+	t.Cleanup(func() { <-freed }) // after that of stuckPage
+	stickIn(t, unix.SYS_WRITE, old, stuckPage(t))
+	tid := make(chan int, 1)
+	go func() {
+		defer close(freed)
+		runtime.LockOSThread()
+		tid <- unix.Gettid()
+		q.FreeBefore()
+	}()
+	inMadvise := fmt.Sprintf("%d ", unix.SYS_MADVISE)
+	for name, end := fmt.Sprintf("/proc/self/task/%d/syscall", <-tid), time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if call, _ := os.ReadFile(name); strings.HasPrefix(string(call), inMadvise) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the client does not make FreeBefore wait")
+		}
+	}
+	done := make(chan error, 1)
+	go func() { done <- q.Free() }()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("Free waits for the client")
 	}
 }
