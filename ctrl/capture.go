@@ -31,6 +31,9 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	e := s.engine
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.claims.sockets {
+		return nil, errorf(badState, "ctrl: no frames to capture: the transport is kernel sockets: use tcpdump")
+	}
 	match, err := c.captureFilter(r)
 	if err != nil {
 		return nil, err

@@ -39,6 +39,7 @@ type claim struct {
 type claims struct {
 	steering Steering // nil: nothing to steer (pipes)
 	noGuard  bool     // no kernel shares the addresses (pipes)
+	sockets  bool     // the engine's connections are kernel sockets, on the ports of the guards
 	addrs    func() []netip.Addr
 	vlans    func() [][]uint16 // that the host is in; nil: not known
 	zone     string            // the interface, of link-local addresses
@@ -110,7 +111,7 @@ func (cs *claims) bind(c *claim) error {
 		return nil
 	}
 	addrs := []netip.Addr{c.addr.Addr()}
-	if c.addr.Addr().IsUnspecified() {
+	if c.addr.Addr().IsUnspecified() && !cs.sockets {
 		addrs = nil
 		if cs.addrs != nil {
 			addrs = cs.addrs()
@@ -134,7 +135,7 @@ func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 		return nil
 	}
 	want := netip.AddrPortFrom(a, c.addr.Port())
-	fd, port, err := bindGuard(want, cs.zone)
+	fd, port, err := bindGuard(want, cs.zone, cs.sockets)
 	if err != nil {
 		return err
 	}
@@ -212,21 +213,31 @@ func (cs *claims) freePort(a netip.Addr) (uint16, error) {
 }
 
 // bindGuard binds a TCP socket to addr, of the interface zone if it is link-local,
-// and tells its port.
-func bindGuard(addr netip.AddrPort, zone string) (fd int, port uint16, err error) {
+// and tells its port. With share the sockets of the engine can be bound to it too.
+func bindGuard(addr netip.AddrPort, zone string, share bool) (fd int, port uint16, err error) {
 	domain := unix.AF_INET
 	if addr.Addr().Is6() {
 		domain = unix.AF_INET6
 	}
 	fd, err = unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if errors.Is(err, unix.EAFNOSUPPORT) && addr.Addr().IsUnspecified() { // a host without IPv6
+		return bindGuard(netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port()), zone, share)
+	}
 	if err != nil {
 		return -1, 0, errorf(internal, "ctrl: guard socket: the daemon: %w", shm.Limit(err))
+	}
+	if share {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	}
 	var sa unix.Sockaddr
 	if domain == unix.AF_INET {
 		sa = &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}
 	} else {
-		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
+		only := 1
+		if addr.Addr().IsUnspecified() { // both families
+			only = 0
+		}
+		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only)
 		sa6 := &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
 		if addr.Addr().IsLinkLocalUnicast() {
 			ifi, err := net.InterfaceByName(zone)

@@ -48,6 +48,9 @@ type Options struct {
 	Table     *verbs.Table // nil: one of its own
 	Program   Program      // to watch; nil: none
 	NoGuard   bool         // no kernel shares the addresses: bind no guard sockets
+	// Sockets says that the engine's transport is kernel sockets: every address of the host
+	// can be used, and there are no frames to capture.
+	Sockets bool
 }
 
 // Server is the control plane of one engine.
@@ -149,6 +152,9 @@ func New(cfg Config, o Options) (*Server, error) {
 		late: make(map[bpf.Endpoint]clock.Time), rewake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	s.claims = claims{steering: o.Steering, noGuard: o.NoGuard, addrs: o.endpoints(), zone: cfg.Interface, byAddr: make(map[netip.AddrPort]*claim)}
+	if o.Sockets { // the kernel knows its addresses
+		s.claims.sockets, s.claims.addrs = true, nil
+	}
 	s.claims.freed = s.portFreed
 	if v, ok := o.Resolver.(interface{ VLANs() [][]uint16 }); ok {
 		s.claims.vlans = v.VLANs

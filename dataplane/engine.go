@@ -459,7 +459,7 @@ type ConnectRequest struct {
 // EventClosed says so. Connect waits for the resolver.
 func (e *Engine) Connect(id ConnID, r ConnectRequest) error {
 	var hop Hop
-	if !r.Join {
+	if e.workers[0].socks == nil && !r.Join {
 		var err error
 		if hop, err = e.resolver.Resolve(r.Remote.Addr(), r.Local.Addr()); err != nil {
 			return err
@@ -468,6 +468,10 @@ func (e *Engine) Connect(id ConnID, r ConnectRequest) error {
 	done := make(chan error, 1)
 	e.worker(id).post(func(w *worker) {
 		switch {
+		case w.socks != nil && r.SCTP != nil:
+			done <- errSocketSCTP
+		case w.socks != nil:
+			done <- w.connectSocket(id, &r)
 		case r.Join:
 			w.joinSCTP(id, &r, done)
 		case r.SCTP != nil:

@@ -19,7 +19,9 @@ import (
 type tcpConn struct {
 	lane
 	stream
-	tcp    *tcp.Conn
+	tcp    lowerTCP  // segs or sock
+	segs   *tcp.Conn // nil: over a socket
+	sock   *socket   // nil: over frames
 	tuple  pkt.Tuple
 	hopMTU hopMTU
 	lst    *listener // while half-open
@@ -55,8 +57,10 @@ func (b *byteStream) unread() int { return len(b.in) - b.inAt }
 
 func (b *byteStream) unsent() int { return len(b.out) - b.outAt }
 
+// newTCPConn makes a connection over tc, or, if that is nil, over a socket that the caller
+// sets.
 func newTCPConn(id ConnID, flow pkt.Flow, tc *tcp.Conn) *tcpConn {
-	c := &tcpConn{tcp: tc}
+	c := &tcpConn{tcp: tc, segs: tc}
 	c.llp, c.key = c, handoff.Key{Flow: flow}
 	c.stream.id, c.stream.lane = id, &c.lane
 	return c
@@ -152,7 +156,7 @@ func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	flow := pkt.NewFlow(r.Local, r.Remote)
 	k := handoff.Key{Flow: flow}
 	iss := tcp.ISS(w.e.secret, flow, w.now)
-	if old := w.lookup(&flow); old != nil && old.tcp.MayFollow(w.now, iss) {
+	if old := w.lookup(&flow); old != nil && old.segs.MayFollow(w.now, iss) {
 		old.tcp.Abort(w.now)
 		w.pumpLane(&old.lane, nil)
 	}
@@ -191,7 +195,7 @@ func (w *worker) adoptTCP(f *rxFrame) bool {
 		o.moveTo(w, &c.lane, func(w *worker) {
 			w.stats.Conns++
 			seg.Buf = tcp.NoBuf
-			c.tcp.HandleSegment(w.now, &seg)
+			c.segs.HandleSegment(w.now, &seg)
 		})
 	})
 	return true
@@ -214,11 +218,14 @@ func isV4(a [16]byte) bool {
 }
 
 func (c *tcpConn) setHop(w *worker, _ [16]byte, hop *Hop) {
+	if c.segs == nil {
+		return // the kernel has its own
+	}
 	if c.tuple.HeaderLen() != 0 {
 		setHop(&c.tuple, hop)
 	}
 	if mtu := w.mtuOf(hop); c.hopMTU.set(w, mtu) {
-		c.tcp.SetMTU(w.now, mtu)
+		c.segs.SetMTU(w.now, mtu)
 	}
 	w.mark(&c.lane)
 }
@@ -347,7 +354,9 @@ func (c *tcpConn) established(w *worker) {
 // leaveListener frees the place of c among the half-open.
 func (c *tcpConn) leaveListener() {
 	if c.lst != nil {
-		c.lst.tcp.Done(c.tcp)
+		if c.segs != nil {
+			c.lst.tcp.Done(c.segs)
+		}
 		c.lst = nil
 	}
 }

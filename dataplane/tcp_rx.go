@@ -77,7 +77,7 @@ func (w *worker) tcpICMP(f *rxFrame) {
 		return
 	}
 	w.stats.RxICMP++
-	c.tcp.HandleICMP(w.now, &f.icmp)
+	c.segs.HandleICMP(w.now, &f.icmp)
 	w.mark(&c.lane)
 }
 
@@ -100,7 +100,7 @@ func (c *tcpConn) handle(w *worker, f *rxFrame) {
 		}
 		seg.Buf = w.held.free[len(w.held.free)-1]
 	}
-	r := c.tcp.HandleSegment(w.now, seg)
+	r := c.segs.HandleSegment(w.now, seg)
 	w.mark(&c.lane)
 	switch r.Action {
 	case tcp.Deliver:
@@ -136,7 +136,7 @@ func (c *tcpConn) hold(w *worker, f *rxFrame, r tcp.Input) {
 	}
 	w.stats.RxEarly++
 	if c.markers && c.mode == modeFull && !c.rxFailed && c.placeEarly(w, h, r) {
-		c.tcp.Placed(buf)
+		c.segs.Placed(buf)
 		c.freeHeld(w, buf)
 	}
 	w.stats.HeldPeak = max(w.stats.HeldPeak, uint64(w.held.used))
@@ -195,7 +195,7 @@ func (w *worker) reclaim() {
 		return
 	}
 	w.stats.RxReclaims++
-	most.tcp.Reclaim(max(min(len(w.held.frames)/8, most.holds/2), 1))
+	most.segs.Reclaim(max(min(len(w.held.frames)/8, most.holds/2), 1))
 	most.drainHeld(w)
 	w.mark(&most.lane)
 }
@@ -203,7 +203,7 @@ func (w *worker) reclaim() {
 // drainHeld consumes the held segments that have come in order.
 func (c *tcpConn) drainHeld(w *worker) {
 	var h tcp.Held
-	for c.tcp.PollHeld(&h) {
+	for c.segs != nil && c.segs.PollHeld(&h) {
 		switch {
 		case h.Buf != tcp.NoBuf:
 			c.deliverHeld(w, &h)
@@ -372,6 +372,6 @@ func (w *worker) accept(l *listener, tc *tcp.Conn, f *rxFrame) {
 		// A cookie's ACK may carry data, and takes the connection to ESTABLISHED.
 		seg.Buf = tcp.NoBuf
 		seg.Len = 0
-		c.tcp.HandleSegment(w.now, seg)
+		c.segs.HandleSegment(w.now, seg)
 	}
 }

@@ -10,12 +10,15 @@ import (
 
 // send posts what the transport has due.
 func (c *tcpConn) send(w *worker) int {
+	if c.sock != nil {
+		return c.sock.flush(w)
+	}
 	n := 0
-	c.tcp.SetMayHold(c.mayHold(w))
-	if c.super.acked(c.tcp.SndUna()) {
+	c.segs.SetMayHold(c.mayHold(w))
+	if c.super.acked(c.segs.SndUna()) {
 		w.stats.TxSuperDropped++
 	}
-	for c.tcp.PollTransmit(w.now, &w.out) {
+	for c.segs.PollTransmit(w.now, &w.out) {
 		if !c.join(w, &w.out) {
 			c.sendGathered(w)
 			if !c.join(w, &w.out) {

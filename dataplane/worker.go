@@ -68,7 +68,8 @@ type worker struct {
 	strays strays
 	held   heldTable
 	txPath
-	sctp *sctpState // nil: there has been none
+	sctp  *sctpState // nil: there has been none
+	socks *Sockets   // the link, if the transport is kernel sockets
 	scratch
 	current *stream // whose client's memory is being touched
 	taps    *[]*Tap // as they were at the start of the turn; nil: none
@@ -95,6 +96,7 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 		lanes: make(map[handoff.Key]*lane), streams: make(map[ConnID]*stream), moved: make(map[ConnID]*worker),
 		listeners: make(map[listenKey]*listener),
 	}
+	w.socks, _ = q.Link.(*Sockets)
 	w.slots = make([]slotState, q.Link.Slots())
 	if s, ok := q.Link.(link.Segmenter); ok && s.SuperOctets() > 0 {
 		w.super.link = s
@@ -250,6 +252,9 @@ func (w *worker) turn() int {
 	w.now = w.e.cfg.Now()
 	w.taps = w.e.taps.Load()
 	n := w.pollRx()
+	if w.socks != nil {
+		n += w.pollSockets()
+	}
 	if w.cmds.pending.Load() != 0 {
 		n += w.cmds.drain(w)
 	}
@@ -262,6 +267,9 @@ func (w *worker) turn() int {
 	w.link.Flush()
 	n += w.reap()
 	w.publish()
+	if w.socks != nil {
+		n += len(w.socks.ready)
+	}
 	return n + len(w.dirty) // what is marked has work for the next turn
 }
 
@@ -345,6 +353,9 @@ func (w *worker) fault(s *stream, reason any) {
 		l.dirty = false
 	}
 	w.dirty, w.dirtyNext = nil, nil
+	if w.socks != nil {
+		w.socks.recheck()
+	}
 	for _, l := range w.lanes {
 		l.dirty = false
 	}
@@ -430,7 +441,14 @@ func (w *worker) listen(id ListenerID, r *ListenRequest) error {
 		return fmt.Errorf("dataplane: already listening on %v", r.Local)
 	}
 	l := &listener{id: id, stream: r.Stream}
-	if r.SCTP != nil {
+	if w.socks != nil {
+		if r.SCTP != nil {
+			return errSocketSCTP
+		}
+		if err := w.listenSocket(l, r.Local, r.Backlog); err != nil {
+			return err
+		}
+	} else if r.SCTP != nil {
 		w.sctp0()
 		l.opts = *r.SCTP
 		l.sctp = sctp.NewListener(w.sctpConfig(l.opts), w.sctpSecret(), w.mtu)
@@ -459,6 +477,9 @@ func (w *worker) unlisten(id ListenerID) {
 		delete(w.listeners, k)
 		if l.sctp != nil {
 			w.unlistenSCTP(l)
+		}
+		if w.socks != nil {
+			w.socks.unlistenSocket(l)
 		}
 	}
 }

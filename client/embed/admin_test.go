@@ -13,7 +13,7 @@ import (
 )
 
 func TestAdmin(t *testing.T) {
-	a, b, ctx := pair(t, embed.PairConfig{})
+	a, b, ctx := wire(t, embed.PairConfig{})
 	ca, cb := connect(t, ctx, a, b, nil)
 	if _, err := cb.Alloc(ctx, 12345, iwarp.AccessRemoteRead); err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func TestAdmin(t *testing.T) {
 
 // TestCaptureQuota: the captures of one user are bounded, and one that ends makes room.
 func TestCaptureQuota(t *testing.T) {
-	a, _, ctx := pair(t, embed.PairConfig{CtrlA: ctrl.Config{Limits: ctrl.Limits{Captures: 2}}})
+	a, _, ctx := wire(t, embed.PairConfig{CtrlA: ctrl.Config{Limits: ctrl.Limits{Captures: 2}}})
 	open := func() (*iwarp.Capture, error) { return a.Device().Admin().Capture(ctx, iwarp.CaptureFilter{}) }
 	first, err := open()
 	if err != nil {
@@ -120,7 +120,7 @@ func TestCaptureQuota(t *testing.T) {
 
 func TestOpen(t *testing.T) {
 	sock := filepath.Join(t.TempDir(), "iwarpd.sock")
-	_, _, ctx := pair(t, embed.PairConfig{CtrlB: ctrl.Config{Socket: sock, Mode: 0o600}})
+	_, _, ctx := wire(t, embed.PairConfig{CtrlB: ctrl.Config{Socket: sock, Mode: 0o600}})
 	d, err := iwarp.Open(ctx, sock)
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ func TestDepths(t *testing.T) {
 	for _, st := range []iwarp.Startup{{}, {Revision: 1}, {Transport: iwarp.SCTP}, {Transport: iwarp.SCTPDraft}} {
 		enhanced := st.Revision != 1 && st.Transport != iwarp.SCTPDraft
 		t.Run(fmt.Sprintf("%d-%d", st.Transport, st.Revision), func(t *testing.T) {
-			a, b, ctx := pair(t, embed.PairConfig{})
+			a, b, ctx := wire(t, embed.PairConfig{})
 			for _, reject := range []bool{false, true} {
 				l, err := b.Device().Listen(ctx, ":0", &iwarp.Config{Startup: st})
 				if err != nil {

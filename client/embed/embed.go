@@ -25,8 +25,12 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// Config says what a Node runs on. Either Link or Interface must be set.
+// Config says what a Node runs on. Link, Interface or Sockets must be set.
 type Config struct {
+	// Sockets says that connections are sockets of the kernel's TCP, which takes no
+	// privileges. Addrs may restrict what Node.Addr and clients are shown.
+	Sockets bool
+
 	// Link is what frames go through; Close closes it. Addrs are the addresses of
 	// its end, and Resolver finds the next hop of a destination.
 	Link     link.Link
@@ -52,6 +56,9 @@ type Config struct {
 
 	shared *progress // drives several engines
 }
+
+// socketMemory is for the octets that the kernel has not taken yet.
+const socketMemory = 16 << 20
 
 // Node is an iwarpd inside the process.
 type Node struct {
@@ -85,8 +92,20 @@ func Open(cfg Config) (n *Node, err error) {
 		if queues, err = n.openInterface(&cfg, &opts); err != nil {
 			return n, err
 		}
+	case cfg.Sockets && cfg.Link == nil:
+		sockets, err := dataplane.NewSockets(socketMemory)
+		if err != nil {
+			return n, fmt.Errorf("embed: %w", err)
+		}
+		n.closers = append(n.closers, sockets.Close)
+		queues[0].Link = sockets
+		if n.addrs = cfg.Addrs; n.addrs == nil {
+			n.addrs = hostnet.Sockets{}.Addrs()
+		}
+		opts.Resolver, opts.Sockets, opts.Addrs = hostnet.Sockets{}, true, func() []netip.Addr { return n.addrs }
+		cfg.Ctrl.MTU = sockets.MTU()
 	case cfg.Link == nil:
-		return n, errors.New("embed: neither a link nor an interface")
+		return n, errors.New("embed: neither a link, nor an interface, nor sockets")
 	default:
 		n.closers = append(n.closers, cfg.Link.Close)
 		if cfg.Resolver == nil {
@@ -190,6 +209,7 @@ func (n *Node) Close() error {
 
 // PairConfig says how the two Nodes of Pair are joined.
 type PairConfig struct {
+	Sockets        bool // no wire, but sockets on 127.0.0.1 and 127.0.0.2
 	Pipe           link.PipeConfig
 	InlineProgress bool // polling either side drives both
 	Poll           dataplane.PollPolicy
@@ -202,6 +222,9 @@ type PairConfig struct {
 // Pair starts two Nodes, 10.99.0.1 and 10.99.0.2 (also fd99::1 and fd99::2),
 // joined by a wire within the process. It takes no privileges.
 func Pair(cfg PairConfig) (a, b *Node, err error) {
+	if cfg.Sockets {
+		return socketPair(cfg)
+	}
 	la, lb, err := link.NewPipe(cfg.Pipe)
 	if err != nil {
 		return nil, nil, fmt.Errorf("embed: %w", err)
@@ -226,6 +249,28 @@ func Pair(cfg PairConfig) (a, b *Node, err error) {
 		return nil, nil, err
 	}
 	if b, err = open(1, lb, cfg.CtrlB); err != nil {
+		a.Close()
+		return nil, nil, err
+	}
+	return a, b, nil
+}
+
+// socketPair is Pair over kernel sockets.
+func socketPair(cfg PairConfig) (a, b *Node, err error) {
+	var shared *progress
+	if cfg.InlineProgress {
+		shared = newProgress()
+	}
+	open := func(i int, cc ctrl.Config) (*Node, error) {
+		return Open(Config{
+			Sockets: true, Addrs: []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, byte(i + 1)})}, InlineProgress: cfg.InlineProgress,
+			Poll: cfg.Poll, Spin: cfg.Spin, TCP: cfg.TCP, Ctrl: cc, Logger: cfg.Logger, shared: shared,
+		})
+	}
+	if a, err = open(0, cfg.CtrlA); err != nil {
+		return nil, nil, err
+	}
+	if b, err = open(1, cfg.CtrlB); err != nil {
 		a.Close()
 		return nil, nil, err
 	}

@@ -21,9 +21,19 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/internal/term"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
+// pair starts two nodes over the transport under test.
 func pair(t testing.TB, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Context) {
+	t.Helper()
+	cfg.Sockets = testenv.Sockets()
+	return wire(t, cfg)
+}
+
+// wire starts two nodes, by default over a wire within the process: for tests of frames,
+// of SCTP, and of addresses that the host does not have.
+func wire(t testing.TB, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Context) {
 	t.Helper()
 	a, b, err := embed.Pair(cfg)
 	if err != nil {
@@ -218,7 +228,7 @@ func TestCRCPolicy(t *testing.T) {
 			ctrl.StartupDefaults{CRC: off}, true, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			a, b, ctx := pair(t, embed.PairConfig{CtrlA: ctrl.Config{Startup: tt.a}, CtrlB: ctrl.Config{Startup: tt.b}})
+			a, b, ctx := wire(t, embed.PairConfig{CtrlA: ctrl.Config{Startup: tt.a}, CtrlB: ctrl.Config{Startup: tt.b}})
 			ca, cb := connect(t, ctx, a, b, &iwarp.Config{Startup: iwarp.Startup{NoCRC: tt.noCRC}})
 			defer ca.Close()
 			defer cb.Close()
@@ -284,7 +294,7 @@ func TestNegotiation(t *testing.T) {
 }
 
 func TestIPv6(t *testing.T) {
-	a, b, ctx := pair(t, embed.PairConfig{})
+	a, b, ctx := wire(t, embed.PairConfig{})
 	l, err := b.Device().Listen(ctx, "[fd99::2]:7174", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -310,13 +320,13 @@ func TestIPv6(t *testing.T) {
 }
 
 func TestDialFails(t *testing.T) {
-	a, b, ctx := pair(t, embed.PairConfig{})
+	a, b, ctx := wire(t, embed.PairConfig{})
 	if _, err := a.Device().Dial(ctx, "10.99.0.2:1", nil); !errors.Is(err, iwarp.ErrRefused) || !strings.Contains(err.Error(), "10.99.0.2:1") {
 		t.Errorf("nobody listens: %v", err)
 	}
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
-	lost, _, _ := pair(t, embed.PairConfig{Pipe: link.PipeConfig{Filter: func(bool, []byte) bool { return false }}})
+	lost, _, _ := wire(t, embed.PairConfig{Pipe: link.PipeConfig{Filter: func(bool, []byte) bool { return false }}})
 	if _, err := lost.Device().Dial(short, "10.99.0.2:1", nil); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, iwarp.ErrTimeout) {
 		t.Errorf("nobody there: %v", err)
 	}

@@ -24,7 +24,7 @@ var sctpKinds = []iwarp.Startup{
 func TestSCTP(t *testing.T) {
 	for _, st := range sctpKinds {
 		t.Run(fmt.Sprintf("%d-%d-%v", st.Transport, st.Revision, st.UDP), func(t *testing.T) {
-			a, b, ctx := pair(t, embed.PairConfig{})
+			a, b, ctx := wire(t, embed.PairConfig{})
 			ca, cb := connect(t, ctx, a, b, &iwarp.Config{Startup: st})
 			buf := make([]byte, 1<<16)
 			for _, n := range []int{0, 1, 1000, 16384} {
@@ -80,7 +80,7 @@ func TestSCTP(t *testing.T) {
 // TestSCTPReject: private data go both ways, and those of a refusal too.
 func TestSCTPReject(t *testing.T) {
 	for _, st := range sctpKinds {
-		a, b, ctx := pair(t, embed.PairConfig{})
+		a, b, ctx := wire(t, embed.PairConfig{})
 		l, err := b.Device().Listen(ctx, ":7174", &iwarp.Config{Startup: st})
 		if err != nil {
 			t.Fatal(err)
@@ -109,7 +109,7 @@ func TestSCTPReject(t *testing.T) {
 
 // TestSCTPMismatch: a peer of the other text, or of TCP alone, is refused.
 func TestSCTPMismatch(t *testing.T) {
-	a, b, ctx := pair(t, embed.PairConfig{})
+	a, b, ctx := wire(t, embed.PairConfig{})
 	if _, err := b.Device().Listen(ctx, ":7174", &iwarp.Config{Startup: iwarp.Startup{Transport: iwarp.SCTP}}); err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestSCTPMismatch(t *testing.T) {
 // TestSCTPCounters: an association's counters are shown with its queue pair, and count
 // on in the sums when it is over.
 func TestSCTPCounters(t *testing.T) {
-	a, b, ctx := pair(t, embed.PairConfig{})
+	a, b, ctx := wire(t, embed.PairConfig{})
 	ca, cb := connect(t, ctx, a, b, &iwarp.Config{Startup: iwarp.Startup{Transport: iwarp.SCTP}})
 	if err := ca.Send(ctx, []byte("x")); err != nil {
 		t.Fatal(err)
@@ -181,7 +181,7 @@ func TestSCTPCounters(t *testing.T) {
 // ready-to-receive message, which nobody sees; one that does not ask sends none.
 func TestSCTPPeerToPeer(t *testing.T) {
 	for _, ask := range []bool{true, false} {
-		a, b, ctx := pair(t, embed.PairConfig{})
+		a, b, ctx := wire(t, embed.PairConfig{})
 		ca, cb := connect(t, ctx, a, b, &iwarp.Config{Startup: iwarp.Startup{Transport: iwarp.SCTP, PeerToPeer: ask}})
 		if ca.Info().PeerToPeer != ask || cb.Info().PeerToPeer != ask {
 			t.Errorf("asked %v: %v and %v", ask, ca.Info().PeerToPeer, cb.Info().PeerToPeer)

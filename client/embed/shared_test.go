@@ -70,7 +70,7 @@ func (d *dials) dial(t *testing.T, ctx context.Context, n int) []session {
 // associations.
 func sharing(t *testing.T, st iwarp.Startup) (a, b *embed.Node, d *dials, ctx context.Context) {
 	t.Helper()
-	a, b, ctx = pair(t, embed.PairConfig{})
+	a, b, ctx = wire(t, embed.PairConfig{})
 	st.SharedAssociation = true
 	cfg := &iwarp.Config{Startup: st, SendDepth: 8, RecvDepth: 8, RecvSize: 64}
 	l, err := b.Device().Listen(ctx, ":7174", cfg)

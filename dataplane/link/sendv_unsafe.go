@@ -1,0 +1,52 @@
+package link
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// MaxVec is how many buffers a Vec holds.
+const MaxVec = 64
+
+// Vec is the buffers of one sendmsg(2), kept so that no call allocates.
+type Vec struct {
+	iov [MaxVec]unix.Iovec
+	hdr unix.Msghdr
+	n   int
+}
+
+// Reset empties v.
+func (v *Vec) Reset() { v.n = 0 }
+
+// Add appends b, which has at least one byte. It reports false if v is full.
+func (v *Vec) Add(b []byte) bool {
+	if v.n == MaxVec {
+		return false
+	}
+	v.iov[v.n].Base = unsafe.SliceData(b)
+	v.iov[v.n].SetLen(len(b))
+	v.n++
+	return true
+}
+
+// Send sends the buffers over a stream socket without blocking. It returns how many
+// bytes the kernel took.
+func (v *Vec) Send(fd int) (int, unix.Errno) {
+	v.hdr = unix.Msghdr{Iov: &v.iov[0]}
+	v.hdr.SetIovlen(v.n)
+	n, _, errno := unix.RawSyscall6(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&v.hdr)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), 0
+}
+
+// Recv receives into b from a stream socket without blocking.
+func Recv(fd int, b []byte) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), 0
+}

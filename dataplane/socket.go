@@ -1,0 +1,463 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/serial"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// lowerTCP is what MPA needs of the TCP below it: a tcp.Conn, whose segments are frames of
+// the link, or a socket. Sequence numbers of a socket count from 0: only their differences
+// matter to MPA.
+type lowerTCP interface {
+	State() tcp.State
+	Err() error
+	Stats() tcp.Stats
+	MSS() int
+	Room() int
+	SndNxt() serial.Num
+	RcvNxt() serial.Num
+	Push(b tcp.Buf, n int)
+	PollReleased() (tcp.Buf, bool)
+	PollEvent() (tcp.Event, bool)
+	SetBacklog(n int)
+	Close(now clock.Time)
+	Abort(now clock.Time)
+	Deadline() clock.Time
+	TimeoutsInARow() int
+	HandleTimeout(now clock.Time)
+}
+
+var (
+	_ lowerTCP = (*tcp.Conn)(nil)
+	_ lowerTCP = (*socket)(nil)
+)
+
+// socket is a connection of the kernel's TCP. Its worker's goroutine is the only one to
+// touch it.
+type socket struct {
+	w     *worker
+	c     *tcpConn
+	fd    int // -1: closed
+	state tcp.State
+	err   error
+
+	events   []tcp.Event // not polled
+	released []tcp.Buf   // written, not polled
+
+	out      []outSlot // composed, from outAt on
+	outAt    int
+	written  int // bytes of the first slot that the kernel has taken
+	unsent   int // bytes composed that it has not
+	writable bool
+	wrErr    error // of a write: what had come before is read first
+
+	readable bool
+	hup      bool // the peer has closed: a short read is not all
+	queued   bool // in Sockets.ready
+	eof      bool
+
+	closing bool // the FIN goes out when all is written
+	finSent bool
+	until   clock.Time // when it is cut that does not end by itself; 0: never
+
+	sndNxt, rcvNxt serial.Num
+	mss            int
+	mssAt          clock.Time // when mss was asked for
+}
+
+type outSlot struct {
+	buf tcp.Buf
+	n   int
+}
+
+// mssPeriod is how long the kernel's MSS is taken for the one that it was.
+const mssPeriod = time.Second
+
+// newSocket makes a connection of the socket fd, and takes it.
+func (w *worker) newSocket(id ConnID, flow pkt.Flow, fd int) (*tcpConn, error) {
+	c := newTCPConn(id, flow, nil)
+	s := &socket{w: w, c: c, fd: fd, state: tcp.SynSent}
+	c.tcp, c.sock = s, s
+	if err := w.socks.watch(fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
+		return nil, err
+	}
+	w.socks.conns[fd] = s
+	s.configure()
+	return c, nil
+}
+
+// configure sets the options that have a meaning for the kernel's TCP. One that it refuses
+// stays as the host has it.
+func (s *socket) configure() {
+	cfg := &s.w.tcp
+	set := func(level, opt, v int) { _ = unix.SetsockoptInt(s.fd, level, opt, v) }
+	set(unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	set(unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, socketQueue)
+	if cfg.KeepAliveIdle > 0 {
+		set(unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+		set(unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, max(int(cfg.KeepAliveIdle/time.Second), 1))
+		set(unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, max(int(cfg.KeepAliveInterval/time.Second), 1))
+		set(unix.IPPROTO_TCP, unix.TCP_KEEPCNT, max(cfg.KeepAliveCount, 1))
+	}
+	limit := cfg.UserTimeout
+	if limit == 0 {
+		limit = cfg.DataTimeout
+	}
+	if limit > 0 {
+		set(unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(limit/time.Millisecond))
+	}
+}
+
+// report takes what epoll says of s.
+func (s *socket) report(w *worker, events uint32) {
+	if s.state == tcp.SynSent {
+		if events&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) == 0 {
+			return
+		}
+		errno, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		switch {
+		case err == nil && errno != 0:
+			s.end(w, socketError(unix.Errno(errno)))
+			return
+		case events&(unix.EPOLLOUT|unix.EPOLLHUP) == unix.EPOLLOUT:
+			s.establish(w)
+		default: // a socket that is not connecting yet reports HUP
+			return
+		}
+	}
+	if events&unix.EPOLLOUT != 0 {
+		s.writable = true
+		w.mark(&s.c.lane)
+	}
+	if events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+		s.hup = true
+	}
+	if events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+		s.readable = true
+		s.enqueue()
+	}
+}
+
+// enqueue puts s among those to be read.
+func (s *socket) enqueue() {
+	if s.readable && !s.queued && s.fd >= 0 {
+		s.queued = true
+		s.w.socks.ready = append(s.w.socks.ready, s)
+	}
+}
+
+func (s *socket) establish(w *worker) {
+	s.state, s.writable = tcp.Established, true
+	s.events = append(s.events, tcp.EventEstablished)
+	s.askMSS(w.now)
+	w.mark(&s.c.lane)
+}
+
+// askMSS asks for the size of the segments that the kernel sends, which FPDUs are cut for.
+func (s *socket) askMSS(now clock.Time) {
+	s.mssAt, s.mss = now, socketSlot-headroom
+	if n, err := unix.GetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG); err == nil && n >= leastSocketMSS {
+		s.mss = min(s.mss, n)
+	}
+}
+
+// leastSocketMSS is what an FPDU fits in.
+const leastSocketMSS = 256
+
+// read reads what has come, as much as the turn allows, and delivers it.
+func (s *socket) read(w *worker) {
+	for range socketReads {
+		if s.fd < 0 || s.eof {
+			return
+		}
+		b := w.socks.buf
+		if room := s.room(w); room < len(b) {
+			if room <= 0 {
+				return // SetBacklog resumes
+			}
+			b = b[:room]
+		}
+		n, errno := link.Recv(s.fd, b)
+		switch {
+		case errno == unix.EINTR:
+			continue
+		case errno == unix.EAGAIN:
+			s.readable = false
+			if s.wrErr != nil {
+				s.end(w, s.wrErr)
+			}
+			return
+		case errno != 0:
+			s.end(w, socketError(errno))
+			return
+		case n == 0:
+			s.readable = false
+			s.peerClosed(w)
+			return
+		}
+		s.rcvNxt = s.rcvNxt.Add(n)
+		w.stats.RxOctets += uint64(n)
+		s.readable = n == len(b) || s.hup || s.wrErr != nil
+		w.mark(&s.c.lane)
+		if s.readable {
+			s.enqueue() // first: what follows may fault
+		}
+		s.c.deliverOctets(w, b[:n])
+		if !s.readable {
+			return
+		}
+	}
+}
+
+// room is how many bytes may be read: as many as streaming mode takes, else any number.
+func (s *socket) room(w *worker) int {
+	switch s.c.mode {
+	case modeOpening, modeStreaming, modeSwitching:
+		return s.c.streamLimit(w) - s.c.pre.unread()
+	}
+	return socketRead
+}
+
+func (s *socket) peerClosed(w *worker) {
+	s.eof = true
+	w.mark(&s.c.lane)
+	switch {
+	case s.wrErr != nil:
+		s.end(w, s.wrErr)
+	case s.finSent:
+		s.end(w, nil)
+	default:
+		if s.state == tcp.Established {
+			s.state = tcp.CloseWait
+		}
+		s.events = append(s.events, tcp.EventPeerClosed)
+	}
+}
+
+// flush gives what was composed to the kernel.
+func (s *socket) flush(w *worker) int {
+	work := 0
+	for s.outAt < len(s.out) && s.writable && s.fd >= 0 {
+		v := &w.socks.vec
+		v.Reset()
+		want := -s.written
+		for i, skip := s.outAt, s.written; i < len(s.out); i++ {
+			o := &s.out[i]
+			if !v.Add(w.link.Bytes(link.Slot(o.buf))[headroom+skip : headroom+o.n]) {
+				break
+			}
+			want += o.n
+			skip = 0
+		}
+		n, errno := v.Send(s.fd)
+		switch {
+		case errno == unix.EINTR:
+			continue
+		case errno == unix.EAGAIN:
+			s.writable = false
+			return work
+		case errno != 0:
+			// A Terminate of the peer may be there to be read.
+			s.writable, s.wrErr = false, socketError(errno)
+			s.readable, s.hup = true, true
+			s.enqueue()
+			return work
+		}
+		w.stats.TxOctets += uint64(n)
+		s.take(n)
+		work++
+		if s.closing && s.until != 0 {
+			s.until = w.now.Add(w.tcp.FinWait2)
+		}
+		if n < want {
+			s.writable = false // epoll says when there is room again
+		}
+	}
+	if s.closing && !s.finSent && s.unsent == 0 && s.wrErr == nil && s.fd >= 0 {
+		s.finSent = true
+		_ = unix.Shutdown(s.fd, unix.SHUT_WR)
+		if s.eof {
+			s.end(w, nil)
+		} else {
+			s.state = tcp.FinWait1
+		}
+	}
+	if c := s.c; work > 0 && s.writable && (c.hasPend || c.ddp != nil && c.ddp.Sendable() || c.pre.unsent() > 0) {
+		w.mark(&c.lane) // no acknowledgement does
+	}
+	if s.fd >= 0 && w.now.Sub(s.mssAt) >= mssPeriod && s.state != tcp.SynSent {
+		s.askMSS(w.now)
+	}
+	return work
+}
+
+// take notes that the kernel has taken n bytes.
+func (s *socket) take(n int) {
+	s.unsent -= n
+	n += s.written
+	for s.outAt < len(s.out) && n >= s.out[s.outAt].n {
+		n -= s.out[s.outAt].n
+		s.released = append(s.released, s.out[s.outAt].buf)
+		s.outAt++
+	}
+	s.written = n
+	if s.outAt == len(s.out) {
+		s.out, s.outAt = s.out[:0], 0
+	} else if s.outAt > len(s.out)/2 {
+		s.out = s.out[:copy(s.out, s.out[s.outAt:])]
+		s.outAt = 0
+	}
+}
+
+// end closes s. err is nil if both sides have closed.
+func (s *socket) end(w *worker, err error) {
+	if s.fd < 0 {
+		return
+	}
+	delete(w.socks.conns, s.fd)
+	unix.Close(s.fd)
+	s.fd, s.state, s.err, s.until = -1, tcp.Closed, err, 0
+	for _, o := range s.out[s.outAt:] {
+		s.released = append(s.released, o.buf)
+	}
+	s.out, s.outAt, s.written, s.unsent = nil, 0, 0, 0
+	s.events = append(s.events, tcp.EventClosed)
+	w.mark(&s.c.lane)
+}
+
+// State is as that of tcp.Conn.
+func (s *socket) State() tcp.State { return s.state }
+
+// Err is as that of tcp.Conn.
+func (s *socket) Err() error { return s.err }
+
+// MSS is as that of tcp.Conn, but no more than a slot holds.
+func (s *socket) MSS() int { return s.mss }
+
+// Room is how many bytes may be composed now.
+func (s *socket) Room() int {
+	if s.state != tcp.Established && s.state != tcp.CloseWait || s.closing || s.wrErr != nil {
+		return 0
+	}
+	return socketQueue - s.unsent
+}
+
+// SndNxt is the number of the next byte to be composed.
+func (s *socket) SndNxt() serial.Num { return s.sndNxt }
+
+// RcvNxt is the number of the next byte to be read.
+func (s *socket) RcvNxt() serial.Num { return s.rcvNxt }
+
+// Push takes a composed slot.
+func (s *socket) Push(b tcp.Buf, n int) {
+	s.out = append(s.out, outSlot{b, n})
+	s.sndNxt = s.sndNxt.Add(n)
+	s.unsent += n
+}
+
+// PollReleased returns a slot that the kernel has a copy of.
+func (s *socket) PollReleased() (tcp.Buf, bool) {
+	n := len(s.released)
+	if n == 0 {
+		return tcp.NoBuf, false
+	}
+	b := s.released[n-1]
+	s.released = s.released[:n-1]
+	return b, true
+}
+
+// PollEvent is as that of tcp.Conn.
+func (s *socket) PollEvent() (tcp.Event, bool) {
+	if len(s.events) == 0 {
+		return 0, false
+	}
+	ev := s.events[0]
+	s.events = s.events[:copy(s.events, s.events[1:])]
+	return ev, true
+}
+
+// SetBacklog reads on if there is room in streaming mode, and in the modes after it.
+func (s *socket) SetBacklog(int) { s.enqueue() }
+
+// Close sends a FIN after what was composed.
+func (s *socket) Close(now clock.Time) {
+	if s.closing || s.fd < 0 {
+		return
+	}
+	if s.state == tcp.SynSent {
+		s.end(s.w, nil)
+		return
+	}
+	s.closing = true
+	if s.w.tcp.FinWait2 > 0 {
+		s.until = now.Add(s.w.tcp.FinWait2)
+	}
+	s.enqueue()
+	s.w.mark(&s.c.lane)
+}
+
+// Abort cuts the connection by a RST.
+func (s *socket) Abort(clock.Time) {
+	if s.fd >= 0 {
+		_ = unix.SetsockoptLinger(s.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		s.end(s.w, tcp.ErrAborted)
+	}
+}
+
+// Deadline is when a connection that was closed here is cut.
+func (s *socket) Deadline() clock.Time { return s.until }
+
+// TimeoutsInARow is 0: the kernel asks for its neighbours by itself.
+func (s *socket) TimeoutsInARow() int { return 0 }
+
+// HandleTimeout cuts a connection whose peer does not close it.
+func (s *socket) HandleTimeout(now clock.Time) {
+	if s.until.Due(now) && s.fd >= 0 {
+		s.Abort(now)
+		s.err = tcp.ErrTimeout
+	}
+}
+
+// Stats returns what the kernel knows of the connection.
+func (s *socket) Stats() tcp.Stats {
+	st := tcp.Stats{State: s.state, MSS: s.mss, QueuedSegs: len(s.out) - s.outAt, OctetsOut: uint64(s.sndNxt) - uint64(s.unsent), OctetsIn: uint64(s.rcvNxt)}
+	if s.fd < 0 {
+		return st
+	}
+	i, err := unix.GetsockoptTCPInfo(s.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return st
+	}
+	us := func(n uint32) time.Duration { return time.Duration(n) * time.Microsecond }
+	st.SRTT, st.RTTVar, st.MinRTT, st.RTO = us(i.Rtt), us(i.Rttvar), us(i.Min_rtt), us(i.Rto)
+	st.Cwnd, st.Ssthresh, st.InFlight = int(i.Snd_cwnd*i.Snd_mss), int(min(i.Snd_ssthresh, 1<<20))*int(i.Snd_mss), int(i.Unacked*i.Snd_mss)
+	st.PMTU, st.SndWnd, st.RcvWnd = int(i.Pmtu), int(i.Snd_wnd), int(i.Rcv_space)
+	st.SegsOut, st.SegsIn, st.OctetsOut, st.OctetsIn = uint64(i.Segs_out), uint64(i.Segs_in), i.Bytes_acked, i.Bytes_received
+	st.Retransmits, st.RetransOctets, st.DSACKIn = uint64(i.Total_retrans), i.Bytes_retrans, uint64(i.Dsack_dups)
+	st.Timeouts = uint64(i.Total_rto)
+	return st
+}
+
+// socketError returns the error of package tcp that an errno stands for.
+func socketError(err error) error {
+	switch {
+	case errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE):
+		return tcp.ErrReset
+	case errors.Is(err, unix.ECONNREFUSED):
+		return tcp.ErrRefused
+	case errors.Is(err, unix.ETIMEDOUT):
+		return tcp.ErrTimeout
+	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTDOWN):
+		return tcp.ErrUnreachable
+	}
+	return fmt.Errorf("dataplane: socket: %w", err)
+}

@@ -1,0 +1,346 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// Sockets is the link of a worker whose connections are sockets of the kernel's TCP: it
+// has TX slots, in which FPDUs are composed, and no frames. It needs no privileges.
+type Sockets struct {
+	link.Pool
+	ep        int // epoll
+	spare     int // a descriptor to be closed when there is no other; -1: none
+	events    [64]unix.EpollEvent
+	poll      [2]unix.PollFd
+	conns     map[int]*socket // by descriptor
+	listeners map[int]*listener
+	ready     []*socket // those that may have something to read
+	reading   []*socket // those of them that this turn reads
+	buf       []byte    // what one read gave
+	vec       link.Vec
+	stats     link.Stats
+}
+
+const (
+	// socketSlot is the size of a TX slot, and so of the longest FPDU with its headroom.
+	socketSlot = 16 << 10
+	// socketRead is how much one call reads: what stays in the processor's cache.
+	socketRead = 64 << 10
+	// socketReads is how many reads of one connection a turn has.
+	socketReads = 4
+	// socketQueue bounds the bytes composed that the kernel has not taken.
+	socketQueue = 256 << 10
+	// acceptBudget is how many connections of a listener a turn accepts.
+	acceptBudget = 16
+	// leastSocketMemory is room for the slots in reserve and as many more.
+	leastSocketMemory = 2 * slotReserve * socketSlot
+)
+
+var (
+	errSocketSCTP = errors.New("dataplane: SCTP needs AF_XDP: the transport is kernel sockets")
+	errSelf       = errors.New("dataplane: a connection cannot be to its own address and port")
+)
+
+// NewSockets returns the link for a Queue whose transport is kernel sockets. memory is the
+// bytes of its TX slots.
+func NewSockets(memory int) (*Sockets, error) {
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("dataplane: epoll: %w", err)
+	}
+	s := &Sockets{
+		Pool: link.NewPool(make([]byte, max(memory, leastSocketMemory)), socketSlot), ep: ep,
+		conns: make(map[int]*socket), listeners: make(map[int]*listener), buf: make([]byte, socketRead),
+	}
+	s.spare = spareFD()
+	return s, nil
+}
+
+func spareFD() int {
+	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1
+	}
+	return fd
+}
+
+// Receive is link.Link.Receive: there are no frames.
+func (s *Sockets) Receive([]link.Frame) int { return 0 }
+
+// Release is link.Link.Release.
+func (s *Sockets) Release(*link.Frame) {}
+
+// RxFrames is link.Link.RxFrames.
+func (s *Sockets) RxFrames() int { return 0 }
+
+// Post is link.Link.Post. No frame is sent.
+func (s *Sockets) Post(link.Slot, int, int) bool { return false }
+
+// Flush is link.Link.Flush.
+func (s *Sockets) Flush() {}
+
+// Reap is link.Link.Reap.
+func (s *Sockets) Reap([]link.Slot) int { return 0 }
+
+// MTU is link.Link.MTU: a record of an FPDU fills a slot.
+func (s *Sockets) MTU() int { return socketSlot }
+
+// Stats is link.Link.Stats.
+func (s *Sockets) Stats(st *link.Stats) { *st = s.stats }
+
+// Wait is link.Link.Wait.
+func (s *Sockets) Wait(timeout time.Duration, wakefd int) bool {
+	s.poll[0] = unix.PollFd{Fd: int32(s.ep), Events: unix.POLLIN}
+	s.poll[1] = unix.PollFd{Fd: int32(wakefd), Events: unix.POLLIN}
+	var ts *unix.Timespec
+	if timeout >= 0 {
+		t := unix.NsecToTimespec(int64(timeout))
+		ts = &t
+	}
+	s.stats.Wakes++
+	n, err := unix.Ppoll(s.poll[:], ts, nil)
+	return err == nil && n > 0 && s.poll[1].Revents&unix.POLLIN != 0
+}
+
+// Close is link.Link.Close. It closes all sockets.
+func (s *Sockets) Close() error {
+	for fd := range s.conns {
+		unix.Close(fd)
+	}
+	for fd := range s.listeners {
+		unix.Close(fd)
+	}
+	clear(s.conns)
+	clear(s.listeners)
+	if s.spare >= 0 {
+		unix.Close(s.spare)
+	}
+	return unix.Close(s.ep)
+}
+
+// pollSockets takes what the kernel reports of the sockets, accepts connections, and reads
+// what has come.
+func (w *worker) pollSockets() int {
+	s := w.socks
+	n, err := unix.EpollWait(s.ep, s.events[:], 0)
+	if err != nil {
+		n = 0 // EINTR
+	}
+	for i := range n {
+		ev := &s.events[i]
+		if l := s.listeners[int(ev.Fd)]; l != nil {
+			w.acceptSockets(int(ev.Fd), l)
+		} else if c := s.conns[int(ev.Fd)]; c != nil {
+			c.report(w, ev.Events)
+		}
+	}
+	s.reading, s.ready = s.ready, s.reading[:0]
+	for _, c := range s.reading {
+		c.queued = false
+		c.read(w)
+	}
+	return n + len(s.reading)
+}
+
+// recheck looks at every socket again: a fault in a client's memory has ended a turn in
+// which epoll may have reported others, which it does once.
+func (s *Sockets) recheck() {
+	s.ready = s.ready[:0]
+	for _, c := range s.conns {
+		c.queued, c.readable, c.writable = false, true, c.state != tcp.SynSent
+		c.enqueue()
+	}
+}
+
+// openSocket makes a TCP socket of addr's family that is bound to addr.
+func (w *worker) openSocket(addr netip.AddrPort, dual bool) (fd int, err error) {
+	domain := unix.AF_INET6
+	if addr.Addr().Is4() {
+		domain = unix.AF_INET
+	}
+	fd, err = unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return -1, fmt.Errorf("dataplane: socket: %w", err)
+	}
+	// The control plane holds the port by a socket of its own, which never listens.
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	if len(w.e.workers) > 1 {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+	}
+	if domain == unix.AF_INET6 {
+		only := 1
+		if dual {
+			only = 0
+		}
+		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only)
+	}
+	if err := unix.Bind(fd, sockaddr(addr)); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("dataplane: bind to %v: %w", addr, err)
+	}
+	return fd, nil
+}
+
+// listenSocket makes l listen by a socket of this worker. The kernel spreads connections
+// over those of the workers.
+func (w *worker) listenSocket(l *listener, addr netip.AddrPort, backlog int) error {
+	dual := addr.Addr().IsUnspecified()
+	if dual {
+		addr = netip.AddrPortFrom(netip.IPv6Unspecified(), addr.Port())
+	}
+	fd, err := w.openSocket(addr, dual)
+	if dual && errors.Is(err, unix.EAFNOSUPPORT) { // a host without IPv6
+		addr = netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port())
+		fd, err = w.openSocket(addr, false)
+	}
+	if err != nil {
+		return err
+	}
+	if err := unix.Listen(fd, max(backlog, 1)); err != nil {
+		unix.Close(fd)
+		return fmt.Errorf("dataplane: listen on %v: %w", addr, err)
+	}
+	if err := w.socks.watch(fd, unix.EPOLLIN); err != nil {
+		unix.Close(fd)
+		return err
+	}
+	w.socks.listeners[fd] = l
+	return nil
+}
+
+func (s *Sockets) watch(fd int, events uint32) error {
+	if err := unix.EpollCtl(s.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}); err != nil {
+		return fmt.Errorf("dataplane: epoll: %w", err)
+	}
+	return nil
+}
+
+// unlistenSocket closes the socket of l.
+func (s *Sockets) unlistenSocket(l *listener) {
+	for fd, have := range s.listeners {
+		if have == l {
+			delete(s.listeners, fd)
+			unix.Close(fd)
+		}
+	}
+}
+
+// acceptSockets accepts connections of l.
+func (w *worker) acceptSockets(lfd int, l *listener) {
+	for range acceptBudget {
+		fd, peer, err := unix.Accept4(lfd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		switch {
+		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
+			w.stats.RxNoConn++
+			w.socks.refuse(lfd)
+			return
+		case errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return // EAGAIN, or an error of a connection that is gone
+		}
+		if err := w.acceptSocket(fd, peer, l); err != nil {
+			w.stats.RxNoConn++
+			reset(fd)
+		}
+	}
+}
+
+// refuse accepts a connection for which there is no descriptor and cuts it, so that its
+// peer learns of it and the listener does not stay readable.
+func (s *Sockets) refuse(lfd int) {
+	if s.spare < 0 {
+		return
+	}
+	unix.Close(s.spare)
+	if fd, _, err := unix.Accept4(lfd, unix.SOCK_CLOEXEC); err == nil {
+		reset(fd)
+	}
+	s.spare = spareFD()
+}
+
+func (w *worker) acceptSocket(fd int, peer unix.Sockaddr, l *listener) error {
+	own, err := unix.Getsockname(fd)
+	if err != nil {
+		return err
+	}
+	flow := pkt.NewFlow(addrPort(own), addrPort(peer))
+	if old := w.lookup(&flow); old != nil { // its socket is gone, or the kernel would not have made this one
+		old.tcp.Abort(w.now)
+		w.pumpLane(&old.lane, nil)
+	}
+	if w.full() {
+		return errTooMany
+	}
+	c, err := w.newSocket(w.newID(), flow, fd)
+	if err != nil {
+		return err
+	}
+	c.lst, c.passive, c.wide = l, true, l.stream
+	w.enterTCP(c)
+	w.stats.PassiveOpens++
+	c.sock.establish(w)
+	return nil
+}
+
+// connectSocket begins an active open.
+func (w *worker) connectSocket(id ConnID, r *ConnectRequest) error {
+	flow := pkt.NewFlow(r.Local, r.Remote)
+	switch {
+	case r.Local == r.Remote:
+		return errSelf
+	case w.lookup(&flow) != nil:
+		return errFlowExists
+	case w.full():
+		return errTooMany
+	}
+	fd, err := w.openSocket(r.Local, false)
+	if err != nil {
+		return err
+	}
+	c, err := w.newSocket(id, flow, fd)
+	if err != nil {
+		unix.Close(fd)
+		return err
+	}
+	c.wide = r.Stream
+	c.giveUp = w.deadlineAfter(r.Timeout)
+	w.enterTCP(c)
+	w.stats.ActiveOpens++
+	if err := unix.Connect(fd, sockaddr(r.Remote)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		c.sock.end(w, socketError(err))
+	}
+	return nil
+}
+
+// reset closes a socket so that its peer gets a RST.
+func reset(fd int) {
+	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	unix.Close(fd)
+}
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+}
+
+func addrPort(sa unix.Sockaddr) netip.AddrPort {
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr).Unmap(), uint16(sa.Port))
+	}
+	return netip.AddrPort{}
+}
