@@ -30,6 +30,10 @@ type Sockets struct {
 	stats     link.Stats
 }
 
+// SocketMTU is what is shown as the MTU of an engine over kernel sockets, which has none: the
+// longest FPDU with its headers.
+const SocketMTU = socketSlot
+
 const (
 	// socketSlot is the size of a TX slot, and so of the longest FPDU with its headroom.
 	socketSlot = 16 << 10
@@ -92,7 +96,7 @@ func (s *Sockets) Flush() {}
 func (s *Sockets) Reap([]link.Slot) int { return 0 }
 
 // MTU is link.Link.MTU: a record of an FPDU fills a slot.
-func (s *Sockets) MTU() int { return socketSlot }
+func (s *Sockets) MTU() int { return SocketMTU }
 
 // Stats is link.Link.Stats.
 func (s *Sockets) Stats(st *link.Stats) { *st = s.stats }

@@ -129,6 +129,8 @@ func (c *command) status() *cobra.Command {
 // attached says whether the XDP program is on the interface, and in which mode.
 func attached(why, mode string) string {
 	switch {
+	case mode == "kernel sockets":
+		return "none: " + mode
 	case why == "" && mode != "":
 		return "attached, " + mode
 	case why == "":

@@ -29,6 +29,7 @@ const leastMTU = 576
 
 // settings is the configuration of one daemon, checked.
 type settings struct {
+	Transport string // afxdp or socket
 	Interface string
 	Queues    []int // empty: all
 	CPUs      []int // one a queue; empty: not pinned
@@ -89,6 +90,7 @@ type key struct {
 
 // keys holds every setting there is; deploy/iwarpd.yaml explains each.
 var keys = slices.Concat([]key{
+	{"transport", "", "afxdp", "afxdp, or socket: over the kernel's TCP, which needs no privileges and no interface", oneOf(func(s *settings) *string { return &s.Transport }, "afxdp", "socket")},
 	{"interface", "i", "", "network interface to serve", func(s *settings, v string) error {
 		s.Interface = v
 		return nil
@@ -269,12 +271,15 @@ func source(v *viper.Viper, flags *pflag.FlagSet, file, key string) string {
 
 // check looks at what single keys cannot see.
 func (s *settings) check() error {
-	if s.Interface == "" {
+	if s.Transport == "socket" && s.Interface != "" {
+		return configErr("interface is %q: it has no meaning with transport socket, which has every address of the host: leave one of them out", s.Interface)
+	}
+	if s.Interface == "" && s.Transport != "socket" {
 		there := "there is none here but loopback"
 		if names := candidates(); len(names) > 0 {
 			there = "choose from " + strings.Join(names, ", ")
 		}
-		return configErr("no interface: name one with --interface IF, %sINTERFACE or \"interface:\" in the file: %s", envPrefix, there)
+		return configErr("no interface: name one with --interface IF, %sINTERFACE or \"interface:\" in the file: %s; %s", envPrefix, there, instead)
 	}
 	if s.IRD > s.MaxIRD || s.ORD > s.MaxIRD {
 		return configErr("ird %d, ord %d: more than max-ird, which is %d", s.IRD, s.ORD, s.MaxIRD)

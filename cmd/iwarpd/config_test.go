@@ -83,6 +83,9 @@ func TestLoadRefuses(t *testing.T) {
 		want       string // in the message
 	}{
 		{"no interface", "", nil, "--interface IF"},
+		{"no interface, the other transport", "", nil, "--transport socket"},
+		{"sockets and an interface", "", []string{"-i", "x", "--transport", "socket"}, "no meaning with transport socket"},
+		{"transport", "", []string{"-i", "x", "--transport", "udp"}, "afxdp, socket"},
 		{"unknown key", "interfcae: eth0\n", nil, `unknown key "interfcae": did you mean "interface"?`},
 		{"unknown key, nested", "log:\n  level: debug\n", nil, `unknown key "log.level": did you mean "log-level"?`},
 		{"list", "interface: [eth0]\n", nil, "must be one value"},

@@ -15,7 +15,6 @@ import (
 
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
-	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
 	"github.com/iwarpd/iwarpd/internal/nss"
@@ -33,8 +32,8 @@ type daemon struct {
 	gone    <-chan struct{}           // closed when the interface is removed
 	server  *ctrl.Server
 	engine  *dataplane.Engine
-	steer   *bpf.Steering
-	metrics net.Listener // nil: none are served
+	steer   *bpf.Steering // nil: the transport is kernel sockets
+	metrics net.Listener  // nil: none are served
 
 	undo []func() error // in the order made
 }
@@ -55,61 +54,22 @@ func (d *daemon) close() error {
 // start sets everything up, up to the socket, on which clients may then wait
 // for run. On an error nothing is left behind.
 func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
-	ifi, err := findInterface(s.Interface)
-	if err != nil {
-		return nil, err
-	}
-	if err := checkCapabilities("/proc/self/status"); err != nil {
-		return nil, err
-	}
-	have, err := xsk.Queues(ifi.Name)
-	if err != nil {
-		return nil, exitErr(exitInterface, "interface %s: %w", ifi.Name, err)
-	}
-	queues, err := checkQueues(ifi.Name, s.Queues, have)
-	if err != nil {
-		return nil, err
-	}
-	if err := checkFiles(openFiles(), len(queues), s.Slots.Count); err != nil {
-		return nil, err
-	}
-	if err := checkCPUs(s.CPUs, len(queues)); err != nil {
-		return nil, err
-	}
-	if why := leftOut(ifi.Name, queues, have); why != "" {
-		log.Warn(why, zap.Ints("served", queues), zap.Int("queues", have))
-	}
-
 	d := &daemon{s: s, log: log}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.close())
 		}
 	}()
-	resolver, err := hostnet.New(ifi.Name)
+	prepare := d.prepareAFXDP
+	if s.Transport == "socket" {
+		prepare = d.prepareSockets
+	}
+	lower, err := prepare()
 	if err != nil {
-		return nil, exitErr(exitInterface, "interface %s: %w", ifi.Name, err)
+		return nil, err
 	}
-	d.onClose(resolver.Close)
-	if len(resolver.Addrs()) == 0 { // nor have its VLANs
-		return nil, exitErr(exitInterface, "interface %s has no IP address: ip address add ADDR/LEN dev %s", ifi.Name, ifi.Name)
-	}
-	d.gone = resolver.Gone()
-	if d.steer, err = bpf.Load(bpf.Options{Queues: have, Endpoints: s.Endpoints}); err != nil {
-		return nil, bpfError(err)
-	}
-	d.onClose(d.steer.Close)
-
-	mtu := s.MTU
-	if mtu == 0 {
-		mtu = ifi.MTU
-	}
-	d.server, err = ctrl.New(ctrlConfig(s, ifi.Name, mtu), ctrl.Options{
-		Logger: log, Steering: d.steer, Resolver: resolver, Addrs: resolver.Addrs, LinkLocal: resolver.LinkLocal, MTU: resolver.MTU,
-		Transport: func() string { return d.mode },
-		Program:   d.steer.Program(ifi.Index, bpfMode(s.XDPMode)),
-	})
-	if err != nil {
+	lower.options.Logger, lower.options.Transport = log, func() string { return d.mode }
+	if d.server, err = ctrl.New(ctrlConfig(s, lower.name, lower.mtu), lower.options); err != nil {
 		return nil, err
 	}
 	undoDir, err := makeSocketDir(s.Socket)
@@ -129,11 +89,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 		d.onClose(func() error { d.metrics.Close(); return nil })
 	}
 
-	got, err := d.steer.Attach(ifi.Index, bpfMode(s.XDPMode))
-	if err != nil {
-		return nil, bpfError(err)
-	}
-	links, err := d.openQueues(ifi.Name, queues, got, mtu)
+	queues, fragments, err := lower.open()
 	if err != nil {
 		return nil, err
 	}
@@ -142,12 +98,7 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	if s.Poll == "busy" {
 		poll = dataplane.Busy
 	}
-	fragments, err := d.steer.Fragments()
-	if err != nil {
-		return nil, bpfError(err)
-	}
-	d.onClose(fragments.Close)
-	d.engine, err = dataplane.New(dataplane.Config{Fragments: fragments, OnEvent: d.server.OnEvent, Poll: poll, Spin: s.Spin, TCP: &tcpConfig, SCTP: sctpConfig(s)}, links, resolver)
+	d.engine, err = dataplane.New(dataplane.Config{Fragments: fragments, OnEvent: d.server.OnEvent, Poll: poll, Spin: s.Spin, TCP: &tcpConfig, SCTP: sctpConfig(s)}, queues, lower.options.Resolver)
 	if err != nil {
 		return nil, err
 	}
@@ -204,39 +155,6 @@ func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
 	}
 }
 
-// openQueues opens a socket for each queue and steers to it.
-func (d *daemon) openQueues(ifname string, queues []int, mode bpf.Mode, mtu int) ([]dataplane.Queue, error) {
-	off, err := xsk.FindOffloads(ifname)
-	if err != nil {
-		return nil, err
-	}
-	partial := d.s.Partial == "accept" || d.s.Partial == "auto" && off.Local
-	var out []dataplane.Queue
-	for i, q := range queues {
-		cpu := -1
-		if len(d.s.CPUs) > 0 {
-			cpu = d.s.CPUs[i]
-		}
-		m := xsk.Native
-		if mode == bpf.Generic {
-			m = xsk.Generic
-		}
-		sock, err := xsk.Open(xsk.Config{Interface: ifname, Queue: q, Mode: m, MTU: mtu, Frames: int(d.s.QueueMem / xsk.DefaultFrameSize), Super: d.s.Super && off.Segmentation})
-		if err != nil {
-			return nil, xskError(ifname, q, err)
-		}
-		d.onClose(sock.Close)
-		if err := d.steer.SetSocket(q, sock.FD()); err != nil {
-			return nil, bpfError(err)
-		}
-		if d.mode == "" || !sock.ZeroCopy() { // the worst of the queues
-			d.mode = sock.Taken()
-		}
-		out = append(out, dataplane.Queue{Link: sock, CPU: cpu, PartialChecksums: partial})
-	}
-	return out, nil
-}
-
 // run serves until ctx is done, then drains.
 func (d *daemon) run(ctx context.Context) error {
 	d.engine.Start()
@@ -247,7 +165,7 @@ func (d *daemon) run(ctx context.Context) error {
 	go func() { served <- d.server.Serve(serving) }()
 
 	d.log.Info("ready", zap.String("interface", d.s.Interface), zap.String("socket", d.s.Socket),
-		zap.String("xdp", d.mode), zap.Int("queues", d.engine.Workers()), zap.String("version", version))
+		zap.String(map[bool]string{true: "xdp", false: "transport"}[d.steer != nil], d.mode), zap.Int("queues", d.engine.Workers()), zap.String("version", version))
 	notify(d.log, sd.SdNotifyReady)
 	go watchdog(serving, d.log, d.turning)
 	for _, l := range d.losses() {
@@ -313,6 +231,9 @@ func (d *daemon) drain() {
 
 // traffic logs what passed in the life of the daemon.
 func (d *daemon) traffic() {
+	if d.steer == nil {
+		return // the kernel counts
+	}
 	c, err := d.steer.Counters()
 	if err != nil {
 		d.log.Warn("no counters", zap.Error(err))
@@ -331,7 +252,7 @@ func (d *daemon) traffic() {
 func bpfError(err error) error {
 	switch {
 	case errors.Is(err, bpf.ErrPrivilege):
-		return &exitError{exitPermission, err}
+		return exitErr(exitPermission, "%w; "+instead, err)
 	case errors.Is(err, bpf.ErrBusy):
 		return exitErr(exitBusy, "is another iwarpd running on it? Stop it, or choose another interface: %w", err)
 	}
@@ -341,7 +262,7 @@ func bpfError(err error) error {
 func xskError(ifname string, queue int, err error) error {
 	switch {
 	case errors.Is(err, xsk.ErrPrivilege):
-		return &exitError{exitPermission, err}
+		return exitErr(exitPermission, "%w; "+instead, err)
 	case errors.Is(err, xsk.ErrBusy):
 		return exitErr(exitBusy, "queue %d of %s is taken: stop the other program, or choose other queues with --queues: %w", queue, ifname, err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENODEV):

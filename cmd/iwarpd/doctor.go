@@ -40,7 +40,7 @@ func doctorCommand() *cobra.Command {
 				return err
 			}
 			if hostcheck.Worst(findings) == hostcheck.Fail {
-				return exitErr(exitFailure, "iwarpd cannot work on %q as it is", name)
+				return exitErr(exitFailure, "iwarpd cannot work on %q as it is: change what is marked fail, "+instead, name)
 			}
 			return nil
 		},

@@ -36,10 +36,10 @@ func findInterface(name string) (*net.Interface, error) {
 		return nil, exitErr(exitInterface, "no interface %q: give one of %s with --interface", name, strings.Join(names, ", "))
 	}
 	if ifi.Flags&net.FlagLoopback != 0 {
-		return nil, exitErr(exitInterface, "interface %s is loopback: AF_XDP is unreliable on it; use a network interface, or a veth pair", name)
+		return nil, exitErr(exitInterface, "interface %s is loopback: AF_XDP is unreliable on it; use a network interface, or a veth pair, "+instead, name)
 	}
 	if len(ifi.HardwareAddr) != 6 { // tun, and tunnels of layer 3
-		return nil, exitErr(exitInterface, "interface %s carries no Ethernet frames: use an Ethernet interface, a veth pair or a tap", name)
+		return nil, exitErr(exitInterface, "interface %s carries no Ethernet frames: use an Ethernet interface, a veth pair or a tap, "+instead, name)
 	}
 	if ifi.Flags&net.FlagUp == 0 {
 		return nil, exitErr(exitInterface, "interface %s is down: ip link set dev %s up", name, name)
@@ -82,7 +82,7 @@ func checkCapabilities(status string) error {
 			}
 		}
 		if len(missing) > 0 {
-			return exitErr(exitPermission, "capability missing: %s: run as root, or give them with AmbientCapabilities= in the unit", strings.Join(missing, ", "))
+			return exitErr(exitPermission, "capability missing: %s: run as root, or give them with AmbientCapabilities= in the unit, "+instead, strings.Join(missing, ", "))
 		}
 	}
 	return nil

@@ -41,6 +41,9 @@ func (l framesLost) watch(ctx context.Context, log *zap.Logger, ifname string, t
 
 // losses are those that the daemon watches.
 func (d *daemon) losses() []framesLost {
+	if d.steer == nil {
+		return nil
+	}
 	return []framesLost{
 		{d.unserved, "connections are refused: their frames come by a queue of the interface that iwarpd does not serve; " +
 			"restart iwarpd if the queues were made more since it started, or see --queues and ethtool -X"},

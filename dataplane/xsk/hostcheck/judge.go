@@ -71,7 +71,7 @@ func (f *Facts) kernel() Finding {
 	case v == 0:
 		return Finding{"kernel", Warn, "its release " + f.Kernel + " has no number", "see that it is 6.1 or later"}
 	case v < 5011:
-		return Finding{"kernel", Fail, f.Kernel + " is too old for iwarpd", "boot Linux 6.1 or later"}
+		return Finding{"kernel", Fail, f.Kernel + " is too old for iwarpd", "boot Linux 6.1 or later; or transport: socket"}
 	case v < 5018:
 		return Finding{"kernel", Warn, f.Kernel + " lacks XDP programs for frames in pieces, unless its distributor added them", "boot Linux 6.1 or later"}
 	}
@@ -95,7 +95,7 @@ func (f *Facts) capabilities() Finding {
 		}
 	}
 	if len(missing) > 0 {
-		return Finding{"capabilities", Fail, "missing: " + strings.Join(missing, ", "), "run this as root; the unit gives the daemon what it needs"}
+		return Finding{"capabilities", Fail, "missing: " + strings.Join(missing, ", "), "run this as root; the unit gives the daemon what it needs; without them: transport: socket"}
 	}
 	return Finding{"capabilities", OK, "NET_ADMIN, NET_RAW, BPF and PERFMON are there", ""}
 }
@@ -149,9 +149,9 @@ func (f *Facts) jit() Finding {
 func (i *Interface) link() Finding {
 	switch {
 	case i.Loopback:
-		return Finding{"interface", Fail, i.Name + " is loopback, on which AF_XDP is unreliable", "use a network interface, or a veth pair"}
+		return Finding{"interface", Fail, i.Name + " is loopback, on which AF_XDP is unreliable", "use a network interface, or a veth pair; or transport: socket"}
 	case !i.Ethernet: // tun, and tunnels of layer 3
-		return Finding{"interface", Fail, i.Name + " carries no Ethernet frames", "use an Ethernet interface, a veth pair or a tap"}
+		return Finding{"interface", Fail, i.Name + " carries no Ethernet frames", "use an Ethernet interface, a veth pair or a tap; or transport: socket"}
 	case !i.Up:
 		return Finding{"interface", Fail, i.Name + " is down", "ip link set dev " + i.Name + " up"}
 	case i.Addresses == 0:

@@ -1,0 +1,270 @@
+package system
+
+import (
+	"crypto/sha256"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// plain is programs of a user without privileges: nobody, if the test has root.
+type plain struct {
+	t   *testing.T
+	dir string // which that user owns
+}
+
+func newPlain(t *testing.T) *plain {
+	t.Helper()
+	// t.TempDir is in folders that other users cannot enter.
+	dir, err := os.MkdirTemp("", "iwarpd-plain")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	p := &plain{t, dir}
+	for _, name := range []string{"iwarpd", "iwarpctl"} {
+		from, err := os.Open(testenv.Program(t, "cmd/"+name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer from.Close()
+		to, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_WRONLY, 0o755)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(to, from); err != nil {
+			t.Fatal(err)
+		}
+		if err := to.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(dir, 65534, 65534); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return p
+}
+
+func (p *plain) command(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(p.dir, name), args...)
+	cmd.Dir = p.dir
+	if os.Geteuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	}
+	return cmd
+}
+
+// plainHost is a daemon over kernel sockets.
+type plainHost struct {
+	*plain
+	socket string
+	daemon *testenv.Process
+}
+
+func (p *plain) host(name string, args ...string) *plainHost {
+	p.t.Helper()
+	h := &plainHost{plain: p, socket: filepath.Join(p.dir, name+".sock")}
+	h.daemon = testenv.Start(p.t, p.command("iwarpd", append([]string{"--transport", "socket", "--socket", h.socket}, args...)...))
+	h.daemon.Expect("ready")
+	return h
+}
+
+// listening is a server, and where it listens.
+type listening struct {
+	*testenv.Process
+	at string
+}
+
+var address = regexp.MustCompile(`listening on (\S+:[0-9]+)`)
+
+// serve runs a server of iwarpctl.
+func (h *plainHost) serve(args ...string) listening {
+	h.t.Helper()
+	s := testenv.Start(h.t, h.ctlCommand(args...))
+	s.Expect("listening on")
+	m := address.FindStringSubmatch(s.String())
+	if m == nil {
+		h.t.Fatalf("iwarpctl %s: %s", args[0], s.String())
+	}
+	return listening{s, m[1]}
+}
+
+func (h *plainHost) ctlCommand(args ...string) *exec.Cmd {
+	return h.command("iwarpctl", append([]string{"--socket", h.socket}, args...)...)
+}
+
+func (h *plainHost) ctl(args ...string) (int, string) {
+	h.t.Helper()
+	p := testenv.Start(h.t, h.ctlCommand(args...))
+	return p.Wait(2 * limit), p.String()
+}
+
+func (h *plainHost) must(args ...string) string {
+	h.t.Helper()
+	code, out := h.ctl(args...)
+	if code != 0 {
+		h.t.Fatalf("iwarpctl %s: exit code %d: %s", strings.Join(args, " "), code, out)
+	}
+	return out
+}
+
+// ping verifies Sends, Reads and Writes from h to a server of s at addr.
+func (h *plainHost) ping(s *plainHost, addr string) {
+	h.t.Helper()
+	server := s.serve("ping", "-s", "-a", addr, "-p", freePort(h.t, addr))
+	host, port, err := net.SplitHostPort(server.at)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.must("ping", "-c", "-a", host, "-p", port, "-C", "50", "-S", "9000", "-V")
+	if code := server.Wait(limit); code != 0 {
+		h.t.Errorf("the server of the ping: exit code %d: %s", code, server.String())
+	}
+}
+
+// freePort is a port that was free just now.
+func freePort(t *testing.T, addr string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	return port
+}
+
+// TestKernelSockets: a user without privileges runs the whole product over the kernel's TCP,
+// between daemons and within one.
+func TestKernelSockets(t *testing.T) {
+	p := newPlain(t)
+	a, b := p.host("a"), p.host("b", "--queues", "0-1", "--mpa-markers")
+	if out := a.must("status"); !strings.Contains(out, "kernel sockets") {
+		t.Errorf("status: %s", out)
+	}
+	for _, addr := range []string{"127.0.0.2", "::1"} {
+		if l, err := net.Listen("tcp", net.JoinHostPort(addr, "0")); err != nil {
+			t.Logf("this host has no %s: %v", addr, err)
+			continue
+		} else {
+			l.Close()
+		}
+		a.ping(b, addr)
+		b.ping(a, addr)
+		a.ping(a, addr)
+	}
+
+	there := filepath.Join(p.dir, "there")
+	if err := os.Mkdir(there, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(there, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	data := make([]byte, 48<<20+12345)
+	seed := testenv.Seed(t)
+	rng := rand.NewChaCha8([32]byte{0: byte(seed), 1: byte(seed >> 8)})
+	_, _ = rng.Read(data)
+	file := filepath.Join(p.dir, "file")
+	if err := os.WriteFile(file, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	files := b.serve("serve", "--dir", there, "--listen", "127.0.0.2:"+freePort(t, "127.0.0.2"))
+	a.must("cp", file, files.at+"/copy")
+	a.must("cp", files.at+"/copy", filepath.Join(p.dir, "back"))
+	for _, name := range []string{"there/copy", "back"} {
+		got, err := os.ReadFile(filepath.Join(p.dir, name))
+		if err != nil || sha256.Sum256(got) != sha256.Sum256(data) {
+			t.Errorf("%s is not the file: %d bytes, %v", name, len(got), err)
+		}
+	}
+	if code, out := a.ctl("capture", "-w", filepath.Join(p.dir, "c.pcapng")); code == 0 || !strings.Contains(out, "tcpdump") {
+		t.Errorf("capture: exit code %d: %s", code, out)
+	}
+
+	// The peer's daemon dies: the client learns of it, and the daemon goes on.
+	server := b.serve("ping", "-s", "-P", "-a", "127.0.0.2", "-p", freePort(t, "127.0.0.2"))
+	host, port, _ := net.SplitHostPort(server.at)
+	client := testenv.Start(t, a.ctlCommand("ping", "-c", "-a", host, "-p", port, "-v"))
+	client.Expect("rdma-ping-3")
+	if err := b.daemon.Cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if code := client.Wait(limit); code == 0 {
+		t.Errorf("the client of a daemon that was killed: %s", client.String())
+	}
+	a.ping(a, "127.0.0.1")
+	if code, out := a.ctl("ping", "-c", "-a", host, "-p", port, "-C", "1"); code == 0 || !strings.Contains(out, "refused") {
+		t.Errorf("a daemon that is not there: exit code %d: %s", code, out)
+	}
+}
+
+// TestUnprivilegedNamesSockets: what keeps AF_XDP from working names the transport that
+// does without.
+func TestUnprivilegedNamesSockets(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	p := newPlain(t)
+	as := func(args ...string) *testenv.Process {
+		iwarpd := []string{"--reuid", "65534", "--regid", "65534", "--clear-groups", filepath.Join(p.dir, "iwarpd")}
+		return testenv.Start(t, v.A.NS.Command("setpriv", append(iwarpd, args...)...))
+	}
+	d := as("--interface", v.A.Name, "--socket", filepath.Join(p.dir, "x.sock"))
+	if code := d.Wait(limit); code != 4 || !strings.Contains(d.String(), "--transport socket") {
+		t.Errorf("exit code %d: %s; want 4, and the other transport", code, d.String())
+	}
+	d = as("doctor", "--interface", v.A.Name)
+	if code := d.Wait(limit); code != 1 || !strings.Contains(d.String(), "--transport socket") {
+		t.Errorf("doctor: exit code %d: %s", code, d.String())
+	}
+}
+
+// TestSocketsAgainstAFXDP: a daemon over kernel sockets and one on AF_XDP are peers, in both
+// roles, with and without markers.
+func TestSocketsAgainstAFXDP(t *testing.T) {
+	for _, markers := range []string{"false", "true"} {
+		t.Run("markers "+markers, func(t *testing.T) {
+			v := testenv.NewVeth(t, 1500)
+			a := newHost(t, &v.A, "--mpa-markers="+markers)
+			b := &host{t: t, end: &v.B, socket: filepath.Join(t.TempDir(), "iwarpd.sock")}
+			b.daemon = testenv.Start(t, v.B.NS.Command(testenv.Program(t, "cmd/iwarpd"), "--transport", "socket", "--socket", b.socket, "--mpa-markers="+markers))
+			b.daemon.Expect("ready")
+			for _, from := range []*host{a, b} {
+				to := map[bool]*host{true: b, false: a}[from == a]
+				server := testenv.Start(t, to.command("ping", "-s", "-a", to.end.Addr4.String()))
+				server.Expect("listening on")
+				from.must("ping", "-c", "-a", to.end.Addr4.String(), "-C", "50", "-S", "9000", "-V")
+				if code := server.Wait(limit); code != 0 {
+					t.Errorf("server: exit code %d: %s", code, server.String())
+				}
+				there := t.TempDir()
+				files := to.serve(there)
+				data := make([]byte, 8<<20+77)
+				_, _ = rand.NewChaCha8([32]byte{1}).Read(data)
+				file := filepath.Join(t.TempDir(), "file")
+				if err := os.WriteFile(file, data, 0o644); err != nil {
+					t.Fatal(err)
+				}
+				from.must("cp", file, to.remote("copy"))
+				from.must("cp", to.remote("copy"), file+".back")
+				for _, name := range []string{filepath.Join(there, "copy"), file + ".back"} {
+					if got, err := os.ReadFile(name); err != nil || sha256.Sum256(got) != sha256.Sum256(data) {
+						t.Errorf("%s is not the file: %d bytes, %v", name, len(got), err)
+					}
+				}
+				_ = files.Cmd.Process.Kill()
+				files.Wait(limit)
+			}
+		})
+	}
+}
