@@ -45,6 +45,7 @@ type result struct {
 	Mean  float64 `json:"mean,omitempty"`
 	P99   float64 `json:"p99,omitempty"`
 	P999  float64 `json:"p999,omitempty"`
+	CPU   float64 `json:"cpu,omitempty"` // of bulk, seconds per GiB of all CPUs: both sides, the kernel and whatever else ran
 	Note  string  `json:"note,omitempty"`
 	Err   string  `json:"err,omitempty"`
 }

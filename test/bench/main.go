@@ -20,6 +20,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"os/signal"
@@ -60,6 +61,7 @@ type options struct {
 	window   time.Duration
 	enforce  bool
 	markdown bool
+	against  string // a file of an earlier run
 }
 
 func main() {
@@ -91,6 +93,7 @@ func parse(args []string) (*options, error) {
 	fs.DurationVar(&o.window, "window", 0, "how long each cell is measured (default 600ms)")
 	fs.BoolVar(&o.enforce, "enforce", false, "fail when a floor is missed")
 	fs.BoolVar(&o.markdown, "markdown", false, "print the table as Markdown")
+	fs.StringVar(&o.against, "against", "", "compare with the rows of an earlier run in this file")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
 	}
@@ -138,6 +141,12 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
+	var before []row
+	if o.against != "" {
+		if before, err = read(o.against); err != nil {
+			return fmt.Errorf("-against: %w", err)
+		}
+	}
 	if os.Geteuid() != 0 {
 		return errors.New("needs root: it makes network namespaces")
 	}
@@ -149,7 +158,7 @@ func run(args []string) error {
 		return err
 	}
 	defer l.Close()
-	m := &matrix{opt: o, lab: l, got: map[cell][]float64{}, notes: map[string]string{}}
+	m := &matrix{opt: o, lab: l, got: map[cell][]float64{}, details: map[cell][]result{}, notes: map[string]string{}}
 	if m.dir, err = os.MkdirTemp("", "iwarpd-bench"); err != nil {
 		return err
 	}
@@ -178,6 +187,8 @@ func run(args []string) error {
 		return errors.New("nothing to measure: see -only")
 	}
 	m.print(rows)
+	m.printDetails()
+	compare(os.Stdout, before, rows)
 	missed := floors(rows)
 	if err := write(o.out, rows); err != nil {
 		return err
@@ -189,6 +200,35 @@ func run(args []string) error {
 		return fmt.Errorf("%d floors missed", missed)
 	}
 	return nil
+}
+
+// read returns the rows that write put into a file.
+func read(name string) (rows []row, err error) {
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(b, &rows); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return rows, nil
+}
+
+// compare prints how the rows differ from those of an earlier run. The ratio to the peer,
+// which was measured in the same rounds, says more than the numbers themselves: these
+// depend on what else the machine did.
+func compare(out io.Writer, before, now []row) {
+	for _, r := range now {
+		i := slices.IndexFunc(before, func(b row) bool {
+			return b.Workload == r.Workload && b.MTU == r.MTU && b.Size == r.Size && b.Peer == r.Peer
+		})
+		if i < 0 {
+			continue
+		}
+		b := before[i]
+		fmt.Fprintf(out, "against: %s, %s, MTU %d, %s: %s -> %s %s; ratio %s -> %s (%+.0f %%)\n", r.Workload, sizeName(r.Size), r.MTU, r.Peer,
+			short(b.Ours.Median), short(r.Ours.Median), r.Unit, short(b.Ratio), short(r.Ratio), 100*(r.Ratio/b.Ratio-1))
+	}
 }
 
 // write puts the rows into a file that is whole or not there.
@@ -204,6 +244,58 @@ func write(name string, rows []row) error {
 		return err
 	}
 	return os.Rename(name+".new", name)
+}
+
+// printDetails prints the distribution of each latency, and what bulk cost. Each number
+// is the median of the rounds.
+func (m *matrix) printDetails() {
+	m.printColumns([]string{"latency", "p50 us", "p99 us", "p99.9 us", "mean us"}, func(r *result) []float64 {
+		if r.P99 == 0 {
+			return nil
+		}
+		return []float64{r.Value, r.P99, r.P999, r.Mean}
+	})
+	m.printColumns([]string{"bulk", "Gb/s", "CPU s/GiB"}, func(r *result) []float64 {
+		if r.CPU == 0 {
+			return nil
+		}
+		return []float64{r.Value, r.CPU}
+	})
+}
+
+// printColumns prints the numbers of the results that have some.
+func (m *matrix) printColumns(names []string, numbers func(*result) []float64) {
+	t := table.NewWriter()
+	t.SetOutputMirror(os.Stdout)
+	t.SetStyle(table.StyleLight)
+	header := table.Row{names[0], "arm", "MTU"}
+	for _, n := range names[1:] {
+		header = append(header, n)
+	}
+	t.AppendHeader(header)
+	for _, c := range m.order {
+		columns := make([][]float64, len(names)-1) // by round
+		for _, r := range m.details[c] {
+			for i, v := range numbers(&r) {
+				columns[i] = append(columns[i], v)
+			}
+		}
+		if len(columns[0]) == 0 {
+			continue
+		}
+		line := table.Row{c.test.String(), c.arm, c.mtu}
+		for _, v := range columns {
+			line = append(line, short(median(v)))
+		}
+		t.AppendRow(line)
+	}
+	switch {
+	case t.Length() == 0:
+	case m.opt.markdown:
+		t.RenderMarkdown()
+	default:
+		t.Render()
+	}
 }
 
 func (m *matrix) print(rows []row) {

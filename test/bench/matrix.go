@@ -97,6 +97,8 @@ type matrix struct {
 	lab      *lab
 	dir      string
 	got      map[cell][]float64 // by round; 0: that round gave none
+	details  map[cell][]result  // of latencies and of bulk, those of each round
+	order    []cell             // its keys, as they came
 	failed   []string
 	notes    map[string]string // by arm, MTU and test: what to know of the last such round
 	busy     int
@@ -190,6 +192,12 @@ func (m *matrix) session(a arm, mtu, round int, tests []test) {
 		fmt.Printf(" %v %s", t, short(r.Value))
 		c := cell{arm: a.name, test: t, mtu: mtu}
 		m.put(c, round, r.Value)
+		if r.P99 > 0 || r.CPU > 0 {
+			if m.details[c] == nil {
+				m.order = append(m.order, c)
+			}
+			m.details[c] = append(m.details[c], r)
+		}
 		c.mean = true
 		m.put(c, round, r.Mean)
 	}

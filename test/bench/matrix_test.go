@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -124,5 +125,26 @@ func TestMedian(t *testing.T) {
 		if got := median(c.v); got != c.want {
 			t.Errorf("median(%v) = %v; want %v", c.v, got, c.want)
 		}
+	}
+}
+
+// TestCompare: a row is compared with the row of the same cell, and with no other.
+func TestCompare(t *testing.T) {
+	r := row{"read-lat", 1500, 64, "kernel-tcp-gso", "us", spread{4, 5, 6}, spread{5, 10, 20}, 2, 5}
+	name := filepath.Join(t.TempDir(), "bench.json")
+	if err := write(name, []row{r}); err != nil {
+		t.Fatal(err)
+	}
+	before, err := read(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := r
+	other.MTU = 9000
+	r.Ours.Median, r.Ratio = 4, 2.5
+	var out strings.Builder
+	compare(&out, before, []row{other, r})
+	if want := "against: read-lat, 64 B, MTU 1500, kernel-tcp-gso: 5.00 -> 4.00 us; ratio 2.00 -> 2.50 (+25 %)\n"; out.String() != want {
+		t.Errorf("printed %q, want %q", out.String(), want)
 	}
 }

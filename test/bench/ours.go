@@ -544,7 +544,7 @@ func (e *end) stream(j job, t test, op iwarp.Op, to offer, depth, each int) (r r
 	posted, done := 0, 0
 	start := time.Now()
 	var from time.Time
-	first := 0
+	first, busy := 0, 0.0
 	for {
 		for posted-done < depth {
 			flags := inline
@@ -566,13 +566,14 @@ func (e *end) stream(j job, t test, op iwarp.Op, to offer, depth, each int) (r r
 		now := time.Now()
 		if from.IsZero() {
 			if now.Sub(start) >= j.Warm {
-				from, first = now, done
+				from, first, busy = now, done, cpuBusy()
 			}
 		} else if took := now.Sub(from); took >= j.Window {
 			if each > 1 {
 				r.Value = float64(done-first) / float64(took) * 1e3 // M/s
 			} else {
 				r.Value = float64(done-first) * float64(t.Size) * 8 / float64(took) // Gb/s
+				r.CPU = (cpuBusy() - busy) / (float64(done-first) * float64(t.Size) / (1 << 30))
 			}
 			break
 		}

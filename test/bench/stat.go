@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -28,6 +29,20 @@ func pingPong(j job, once func() error) (r result, err error) {
 	}
 	us := func(ns int64) float64 { return float64(ns) / 1000 }
 	return result{Value: us(h.ValueAtQuantile(50)), Mean: h.Mean() / 1000, P99: us(h.ValueAtQuantile(99)), P999: us(h.ValueAtQuantile(99.9))}, nil
+}
+
+// cpuBusy returns the seconds that the CPUs have worked since the machine started, in
+// steps of 10 ms.
+func cpuBusy() float64 {
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	var user, nice, system, idle, wait, irq, softirq uint64
+	if _, err := fmt.Sscanf(string(b), "cpu %d %d %d %d %d %d %d", &user, &nice, &system, &idle, &wait, &irq, &softirq); err != nil {
+		return 0
+	}
+	return float64(user+nice+system+irq+softirq) / 100
 }
 
 // spread is the least, the middle and the greatest of some rounds.

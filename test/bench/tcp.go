@@ -164,7 +164,8 @@ func tcpTest(j job, t test) (r result, err error) {
 		})
 	}
 	var ans [16]byte
-	for n := 0; ; n++ {
+	n, busy := 0, cpuBusy()
+	for ; ; n++ {
 		if err := spinWrite(fd, b); err != nil {
 			return r, err
 		}
@@ -182,6 +183,7 @@ func tcpTest(j job, t test) (r result, err error) {
 		r.Value = float64(octets) / float64(t.Size) / float64(took) * 1e3 // M/s
 	} else {
 		r.Value = float64(octets) * 8 / float64(took) // Gb/s
+		r.CPU = (cpuBusy() - busy) / (float64(n+1) * float64(t.Size) / (1 << 30))
 	}
 	return r, nil
 }
