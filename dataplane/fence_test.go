@@ -1,0 +1,52 @@
+package dataplane
+
+import (
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+)
+
+// TestFence: Fence waits for every worker to finish what it was doing, after which none
+// has what it looked up before: memory may be unmapped (RFC 5041 section 8.3.1).
+func TestFence(t *testing.T) {
+	s := newSim(t, link.PipeConfig{})
+	e := s.hosts[0].e
+	passed := false
+	s.hosts[0].w.post(func(*worker) { passed = true })
+	done := make(chan struct{})
+	go func() {
+		e.Fence()
+		close(done)
+	}()
+	// That the goroutine waits is told by its stack.
+	waits := func() bool {
+		b := make([]byte, 1<<20)
+		for g := range strings.SplitSeq(string(b[:runtime.Stack(b, true)]), "\n\n") {
+			if head, calls, _ := strings.Cut(g, "\n"); strings.Contains(head, "[select") && strings.Contains(calls, "(*Engine).Fence") {
+				return true
+			}
+		}
+		return false
+	}
+	for !waits() {
+		select {
+		case <-done:
+			t.Fatal("it does not wait for the worker")
+		default:
+			runtime.Gosched()
+		}
+	}
+	for {
+		select {
+		case <-done:
+			if !passed {
+				t.Error("the worker has not passed")
+			}
+			return
+		default:
+			s.step()
+		}
+	}
+}

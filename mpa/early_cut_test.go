@@ -1,0 +1,47 @@
+package mpa
+
+import (
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/serial"
+)
+
+// TestEarlyCutMarker: a segment may begin in, or right after, the marker that leads an
+// FPDU. That FPDU is not whole in it, the next one is, wherever the sequence numbers
+// wrap (RFC 5044 4.3).
+func TestEarlyCutMarker(t *testing.T) {
+	const ulpdu, size = 1010, 2 * markerEvery // with two markers, of which one leads
+	for back := range size + markerEvery {
+		start := serial.Num(-back)
+		var f Framer
+		f.Init(true, true, start)
+		var stream []byte
+		for range 3 {
+			seq := start.Add(len(stream))
+			b := make([]byte, f.Size(seq, ulpdu))
+			if len(b) != size {
+				t.Fatalf("an FPDU takes %d octets; want %d", len(b), size)
+			}
+			f.Begin(b, seq, ulpdu)
+			f.Write(make([]byte, ulpdu))
+			f.End()
+			stream = append(stream, b...)
+		}
+		for cut := 1; cut <= markerLen; cut++ {
+			var r Receiver
+			r.Init(true, true, start)
+			r.FeedEarly(start.Add(size+cut), stream[size+cut:])
+			var p FPDU
+			if !r.NextEarly(&p) || p.Seq != start.Add(2*size+markerLen) {
+				t.Fatalf("start %d, %d octets of the marker lost: the FPDU after it is not found", int32(start), cut)
+			}
+			r.MarkPlaced(p.Seq)
+			r.Feed(stream)
+			for i := range 3 {
+				if ok, err := r.Next(&p); !ok || p.Placed != (i == 2) {
+					t.Fatalf("start %d, %d octets of the marker lost: FPDU %d: %v, placed %v, %v", int32(start), cut, i, ok, p.Placed, err)
+				}
+			}
+		}
+	}
+}
