@@ -37,8 +37,8 @@ func (k AsyncKind) String() string {
 	return fmt.Sprintf("asynchronous event %d", uint8(k))
 }
 
-// AsyncEvent is something that no work request reports. Objects that it is not
-// about, and those closed meanwhile, are nil.
+// AsyncEvent is an event that belongs to no work request. Objects that it does not
+// concern, or that have been closed, are nil.
 type AsyncEvent struct {
 	Kind AsyncKind
 	QP   *QP
@@ -52,7 +52,8 @@ type AsyncEvent struct {
 	PrivateData []byte
 }
 
-// maxAsync is how many events wait for AsyncEvent; more push out the oldest.
+// maxAsync is the number of events kept for AsyncEvent; a further one replaces the
+// oldest.
 const maxAsync = 256
 
 // AsyncEvent waits for the next asynchronous event of the Device's objects.

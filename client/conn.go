@@ -13,10 +13,10 @@ import (
 // Conn is a connection at the plain level: a queue pair with its queues,
 // buffers and memory.
 //
-// Each Send is a message, received by one Recv of the peer. The peer has room
-// for as many messages as its RecvDepth says that it has not received yet, and
-// none may be longer than its RecvSize: one more, or a longer one, ends the
-// connection. So protocols over a Conn answer requests, or count credits.
+// Each Send is one message, which one Recv of the peer returns. The peer has room for
+// RecvDepth messages that it has not received yet, each of at most RecvSize bytes. One
+// message more, or a longer one, ends the connection. A protocol over a Conn must
+// therefore limit what it sends, by replies or by credits.
 type Conn struct {
 	d       *Device
 	ownDev  bool
@@ -70,7 +70,7 @@ const (
 	defaultInline   = 64
 )
 
-// Dial connects to a peer that listens at addr, "addr:port".
+// Dial connects to the peer that listens at addr, "addr:port".
 func (d *Device) Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 	c, err := d.newConn(ctx, cfg.orDefault())
 	if err != nil {
@@ -83,7 +83,8 @@ func (d *Device) Dial(ctx context.Context, addr string, cfg *Config) (*Conn, err
 	return c, nil
 }
 
-// Dial connects by the daemon of DefaultSocket.
+// Dial opens a Device of its own by Open with an empty path, and connects to the peer
+// that listens at addr, "addr:port". Close of the Conn closes the Device.
 func Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 	d, err := Open(ctx, "")
 	if err != nil {
@@ -98,8 +99,9 @@ func Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 	return c, nil
 }
 
-// Listen listens by the daemon of DefaultSocket. The connections that Accept
-// gives end with the Listener.
+// Listen opens a Device of its own by Open with an empty path, and listens at addr as
+// Device.Listen does. Close of the Listener also ends the connections that Accept
+// returned.
 func Listen(ctx context.Context, addr string, cfg *Config) (*Listener, error) {
 	d, err := Open(ctx, "")
 	if err != nil {
@@ -114,7 +116,7 @@ func Listen(ctx context.Context, addr string, cfg *Config) (*Listener, error) {
 	return l, nil
 }
 
-// AcceptConn gives the peer a connection at the plain level.
+// AcceptConn accepts the request and returns its connection.
 func (r *ConnRequest) AcceptConn(ctx context.Context, cfg *Config) (*Conn, error) {
 	if r.q != nil {
 		return nil, &Error{fmt.Sprintf("accept %v", r.Remote), ctrlpb.Code_CODE_INVALID, "the stream has a queue pair already: use Accept"}
@@ -218,15 +220,16 @@ func (c *Conn) postRecv(i int) error {
 // PD returns the protection domain of the connection.
 func (c *Conn) PD() *PD { return c.pd }
 
-// QP returns the queue pair below. Work requests must not be posted to it.
+// QP returns the queue pair of the connection. The caller must not post work requests
+// to it.
 func (c *Conn) QP() *QP { return c.qp }
 
-// Info returns the facts of the connection.
+// Info returns the addresses and the negotiated settings of the connection.
 func (c *Conn) Info() *ConnInfo { return c.qp.Info() }
 
-// Alloc makes memory for the connection: for the peer to read or write within
-// the rights of a, and to be sent from and read into without a copy. Unless the
-// PD is the caller's, Close unmaps it.
+// Alloc allocates and registers size bytes of memory. The peer may access it within
+// the rights a, and operations of the connection use it without a copy. Close of the
+// Conn unmaps it, unless Config.PD was set.
 func (c *Conn) Alloc(ctx context.Context, size int, a Access) (*MR, error) {
 	return c.pd.Alloc(ctx, size, a)
 }

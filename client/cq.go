@@ -45,9 +45,9 @@ type CQ struct {
 // away between looks, so that it is free to whoever else has work there.
 const spin = 50 * time.Microsecond
 
-// CreateCQ makes a completion queue with room for at least depth completions.
-// It must hold all that can complete before they are polled: a queue that runs
-// over ends its QPs.
+// CreateCQ creates a completion queue with room for at least depth completions. It
+// must have room for all requests that can complete before the program polls; an
+// overrun ends the connections of its QPs.
 func (d *Device) CreateCQ(ctx context.Context, depth int) (*CQ, error) {
 	return d.createCQ(ctx, depth, nil)
 }
@@ -97,8 +97,8 @@ func (d *Device) createCQ(ctx context.Context, depth int, ch *CompChannel) (*CQ,
 	return c, nil
 }
 
-// Poll takes up to len(wcs) completions and returns how many there were. It
-// never waits.
+// Poll moves up to len(wcs) completions to wcs and returns their number. It does not
+// wait.
 func (c *CQ) Poll(wcs []WC) int {
 	n := c.poll(wcs)
 	if n == 0 && c.d.progress != nil && c.d.progress() > 0 {
@@ -120,9 +120,9 @@ func (c *CQ) poll(wcs []WC) int {
 	return c.ring.Poll(wcs)
 }
 
-// Wait is Poll that waits for at least one completion: it looks for a while,
-// then sleeps. n is 0 only with an error. A CQ of a channel is waited for there:
-// ErrInvalid.
+// Wait is like Poll but waits for at least one completion: it spins for a while, then
+// sleeps. n is 0 only with an error. For a CQ of a CompChannel it returns ErrInvalid;
+// use CompChannel.Wait.
 func (c *CQ) Wait(ctx context.Context, wcs []WC) (n int, err error) {
 	if c.ch != nil {
 		return 0, &Error{"wait for completions", ctrlpb.Code_CODE_INVALID, "the queue has a completion channel: wait there"}
@@ -240,7 +240,7 @@ func (c *CQ) fired() bool {
 // epoll. It stays the CQ's, or its channel's.
 func (c *CQ) FD() int { return c.fd }
 
-// Overruns returns how many completions were lost for want of room.
+// Overruns returns the number of completions lost because the queue was full.
 func (c *CQ) Overruns() uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -268,7 +268,7 @@ func (c *CQ) setEnding(v bool) {
 	c.ending = v
 }
 
-// Close gives the queue back. It fails with ErrBusy while a QP completes on it.
+// Close destroys the queue. It fails with ErrBusy while a QP uses it.
 func (c *CQ) Close() error {
 	if c.isClosed() {
 		return nil

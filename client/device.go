@@ -19,11 +19,11 @@ import (
 	"github.com/iwarpd/iwarpd/shm"
 )
 
-// protocolVersion is the version of the control API spoken here.
+// protocolVersion is the supported version of the control API.
 const protocolVersion = 1
 
-// Device is a connection to a daemon: one client of it, which owns the objects
-// made through it.
+// Device is a connection to a daemon. It is one client of the daemon and owns the
+// objects created through it.
 type Device struct {
 	conn     *seqpacket.Conn
 	attr     DeviceAttr
@@ -61,8 +61,8 @@ type answer struct {
 	err   error
 }
 
-// Open connects to the daemon whose socket is given. An empty path means
-// $IWARPD_SOCKET, or DefaultSocket.
+// Open connects to the daemon that listens on the Unix socket of the given path. An
+// empty path means $IWARPD_SOCKET or, if that is empty, DefaultSocket.
 func Open(ctx context.Context, socket string) (*Device, error) {
 	if socket == "" {
 		socket = os.Getenv("IWARPD_SOCKET")
@@ -153,20 +153,21 @@ func attrFromPB(h *ctrlpb.HelloReply) DeviceAttr {
 	return a
 }
 
-// Attr returns what the daemon offers.
+// Attr returns the attributes of the daemon and the limits of this client.
 func (d *Device) Attr() DeviceAttr { return d.attr }
 
-// Done is closed when the daemon is gone or the Device closed.
+// Done returns a channel that is closed when the Device is closed or the daemon ends
+// the connection.
 func (d *Device) Done() <-chan struct{} { return d.done }
 
-// Err returns why Done is closed, nil while it is not.
+// Err returns the reason why Done is closed, or nil if it is not closed.
 func (d *Device) Err() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.err
 }
 
-// Close ends the client: the daemon tears down all that it owned. Memory of
+// Close ends the client. The daemon destroys all objects that it owned. Memory of
 // Alloc stays mapped until its MR is closed.
 func (d *Device) Close() error {
 	d.fail(ErrClosed)

@@ -9,8 +9,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// Errors to compare with by errors.Is. An *Error unwraps to one of those down to
-// ErrCanceled; the others come of this package itself.
+// Errors for use with errors.Is. An *Error unwraps to one of those from ErrInvalid
+// to ErrCanceled; the others are errors of this package itself.
 var (
 	ErrInvalid     = errors.New("iwarp: invalid argument")
 	ErrNoObject    = errors.New("iwarp: no such object")
@@ -46,10 +46,10 @@ var codeErrors = map[ctrlpb.Code]error{
 	ctrlpb.Code_CODE_CANCELED: ErrCanceled,
 }
 
-// Error is what the daemon said of a request or of a connection. errors.Is
-// compares it with the variables of this package.
+// Error is an error that the daemon reported for a request or a connection. Use
+// errors.Is to compare it with the variables of this package.
 type Error struct {
-	Op   string // what was asked for
+	Op   string // the request that failed
 	Code ctrlpb.Code
 	Text string // names the layer, the peer and the rule
 }
@@ -57,7 +57,7 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string { return "iwarp: " + e.Op + ": " + e.Text }
 
-// Unwrap returns the variable that stands for the code.
+// Unwrap returns the variable of this package for the code.
 func (e *Error) Unwrap() error { return codeErrors[e.Code] }
 
 func fromPB(op string, e *ctrlpb.Error) error {
@@ -67,10 +67,10 @@ func fromPB(op string, e *ctrlpb.Error) error {
 	return &Error{Op: op, Code: e.Code, Text: e.Text}
 }
 
-// RejectError is a refusal by the peer's application.
+// RejectError reports that the peer's application rejected the connection.
 type RejectError struct {
-	PrivateData []byte // what it had to say; may be empty
-	// IRD and ORD are the depths that it would have needed, as PeerIRD and PeerORD in
+	PrivateData []byte // from the peer's application; may be empty
+	// IRD and ORD are the depths that the peer requires, as PeerIRD and PeerORD in
 	// ConnInfo.
 	IRD, ORD int
 }
@@ -141,7 +141,7 @@ func (e *TerminateError) Error() string {
 // Unwrap returns the violation.
 func (e *TerminateError) Unwrap() error { return e.violation() }
 
-// WCError is a work request that failed.
+// WCError reports that a work request failed.
 type WCError struct {
 	Status WCStatus
 	Op     WCOp

@@ -12,7 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 )
 
-// Listener takes connect requests at an endpoint.
+// Listener accepts connection requests at an endpoint.
 type Listener struct {
 	d    *Device
 	h    uint32
@@ -37,7 +37,7 @@ type acceptResult struct {
 	err  error
 }
 
-// ConnRequest is a peer that asks for a connection.
+// ConnRequest is a peer's request for a connection.
 type ConnRequest struct {
 	Local, Remote netip.AddrPort
 
@@ -54,8 +54,8 @@ type ConnRequest struct {
 	streamed bool // it was a Stream before
 }
 
-// Listen claims an endpoint, "addr:port" or ":port" for every address of the
-// interface, and takes connect requests there. Port 0 lets the daemon choose.
+// Listen listens for connections at addr, "addr:port", or ":port" for every address
+// of the interface. Port 0 makes the daemon choose a free port; see Listener.Addr.
 func (d *Device) Listen(ctx context.Context, addr string, cfg *Config) (*Listener, error) {
 	cfg = cfg.orDefault()
 	op := "listen on " + addr
@@ -174,8 +174,8 @@ func (d *Device) connectGone(e *ctrlpb.ConnectGone) {
 // Addr returns the endpoint.
 func (l *Listener) Addr() netip.AddrPort { return l.addr }
 
-// Request waits for the next peer that asks for a connection. It must be
-// answered by Accept, AcceptConn or Reject within the daemon's time-out.
+// Request waits for the next connection request. The caller must answer it by
+// Accept, AcceptConn or Reject within the daemon's time-out.
 func (l *Listener) Request(ctx context.Context) (*ConnRequest, error) {
 	for {
 		r, err := next(ctx, l, &l.queue)
@@ -217,9 +217,9 @@ func next[T any](ctx context.Context, l *Listener, queue *[]*T) (*T, error) {
 	}
 }
 
-// Accept waits for the next connection, with the settings that Listen was
-// given. Start-ups run beside each other: a peer that is slow, or breaks off,
-// holds up no other. Use either Accept or Request on a Listener.
+// Accept waits for the next connection and returns it, with the settings of Listen.
+// Connections are set up concurrently, so a slow or failing peer does not delay
+// others. Use either Accept or Request on a Listener, not both.
 func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	l.acceptOnce.Do(func() {
 		l.wg.Add(1)
@@ -274,8 +274,8 @@ func (l *Listener) acceptLoop() {
 	}
 }
 
-// Close gives the endpoint back. Connections that were accepted stay; requests
-// that were not are dropped.
+// Close stops listening. Accepted connections stay open; pending requests are
+// dropped.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	if l.closed {
@@ -308,20 +308,21 @@ func (l *Listener) Close() error {
 	return err
 }
 
-// PrivateData returns what the peer sent with its request.
+// PrivateData returns the private data of the request.
 func (r *ConnRequest) PrivateData() []byte { return r.priv }
 
-// IRD returns how many of our Reads the peer takes at a time, ORD how many it
-// wants to have outstanding (RFC 6581 section 9.1).
+// IRD returns the number of outstanding RDMA Reads that the peer accepts from this
+// side (RFC 6581 section 9.1).
 func (r *ConnRequest) IRD() int { return r.ird }
 
-// ORD is explained at IRD.
+// ORD returns the number of RDMA Reads that the peer wants to have outstanding.
 func (r *ConnRequest) ORD() int { return r.ord }
 
 // Revision returns the MPA revision of the request.
 func (r *ConnRequest) Revision() int { return r.rev }
 
-// Gone is closed when the peer has left, or the time to answer is over.
+// Gone returns a channel that is closed when the peer closes the connection, or the
+// time to answer is over.
 func (r *ConnRequest) Gone() <-chan struct{} { return r.gone }
 
 func (r *ConnRequest) forget() {
@@ -330,9 +331,9 @@ func (r *ConnRequest) forget() {
 	r.d.mu.Unlock()
 }
 
-// Accept gives the peer a connection with q, and returns when work requests
-// flow. Of cfg it uses PrivateData, and Startup's IRD and ORD. A request of a Stream
-// of ConnectStream has a QP; q is that or nil.
+// Accept accepts the request with the queue pair q, and returns when the connection
+// is established. It uses only PrivateData, Startup.IRD and Startup.ORD of cfg. If the
+// request came by a Stream of ConnectStream, q must be the QP of that Stream, or nil.
 func (r *ConnRequest) Accept(ctx context.Context, q *QP, cfg *Config) (*ConnInfo, error) {
 	cfg = cfg.orDefault()
 	op := fmt.Sprintf("accept %v", r.Remote)
@@ -355,7 +356,8 @@ func (r *ConnRequest) Accept(ctx context.Context, q *QP, cfg *Config) (*ConnInfo
 	return q.await(ctx, op)
 }
 
-// Reject refuses the peer. Its application gets private, at most 508 bytes.
+// Reject refuses the request and sends private, at most 508 bytes, to the peer's
+// application.
 func (r *ConnRequest) Reject(ctx context.Context, private []byte) error {
 	r.forget()
 	return r.d.do(ctx, fmt.Sprintf("reject %v", r.Remote), &ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{

@@ -14,7 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/shm"
 )
 
-// PD is a protection domain: QPs reach only memory of their own domain.
+// PD is a protection domain. A QP can access memory of its own domain only.
 type PD struct {
 	d *Device
 	h uint32
@@ -44,7 +44,7 @@ func (p *PD) regions() []*MR {
 	return slices.Clone(p.mrs)
 }
 
-// AllocPD makes a protection domain.
+// AllocPD creates a protection domain.
 func (d *Device) AllocPD(ctx context.Context) (*PD, error) {
 	a, err := d.call(ctx, "allocate PD", &ctrlpb.Request{Body: &ctrlpb.Request_AllocPd{AllocPd: &ctrlpb.AllocPD{}}}, -1)
 	if err != nil {
@@ -54,8 +54,7 @@ func (d *Device) AllocPD(ctx context.Context) (*PD, error) {
 	return &PD{d: d, h: a.reply.GetPd().GetPd()}, nil
 }
 
-// Close gives the domain back. It fails with ErrBusy while it has regions or
-// queue pairs.
+// Close destroys the domain. It fails with ErrBusy while regions or queue pairs use it.
 func (p *PD) Close() error {
 	return p.d.do(context.Background(), "close PD", &ctrlpb.Request{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: p.h}}})
 }
@@ -187,13 +186,13 @@ func addrOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.Slice
 // Alloc made it.
 func (m *MR) Bytes() []byte { return m.mem }
 
-// Base returns the address of the first byte.
+// Base returns the address of the first byte, as used by work requests and peers.
 func (m *MR) Base() uint64 { return m.base }
 
-// LKey returns the key for SGEs.
+// LKey returns the key of the region for SGEs.
 func (m *MR) LKey() uint32 { return m.lkey }
 
-// RKey returns the key for the peer: its STag.
+// RKey returns the key (STag) of the region for the peer.
 func (m *MR) RKey() uint32 { return m.rkey }
 
 // SGE names n bytes from off on for a work request. It panics if they are not
@@ -255,7 +254,7 @@ type MW struct {
 	rkey uint32
 }
 
-// AllocMW makes a memory window.
+// AllocMW creates a memory window.
 func (p *PD) AllocMW(ctx context.Context) (*MW, error) {
 	a, err := p.d.call(ctx, "allocate memory window", &ctrlpb.Request{Body: &ctrlpb.Request_AllocMw{AllocMw: &ctrlpb.AllocMW{Pd: p.h}}}, -1)
 	if err != nil {
@@ -269,7 +268,7 @@ func (p *PD) AllocMW(ctx context.Context) (*MW, error) {
 // byte is the caller's to choose with each binding.
 func (w *MW) RKey() uint32 { return w.rkey }
 
-// Close gives the window back.
+// Close destroys the window.
 func (w *MW) Close() error {
 	return w.pd.d.do(context.Background(), "close memory window", &ctrlpb.Request{Body: &ctrlpb.Request_DeallocMw{DeallocMw: &ctrlpb.DeallocMW{Mw: w.h}}})
 }

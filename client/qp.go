@@ -15,7 +15,7 @@ import (
 	"github.com/iwarpd/iwarpd/shm"
 )
 
-// QPConfig says what a QP is made of.
+// QPConfig sets the properties of a QP.
 type QPConfig struct {
 	PD                   *PD
 	SendCQ, RecvCQ       *CQ  // may be the same
@@ -26,8 +26,9 @@ type QPConfig struct {
 	SRQ                  *SRQ // receives come from there; RecvDepth is then how many the QP holds at a time
 }
 
-// QP is a queue pair. It has one connection in its life, by Connect or by
-// accepting a ConnRequest. Receives may be posted before; sends too, they wait.
+// QP is a queue pair. It has at most one connection in its life, by Connect or by
+// ConnRequest.Accept. Receives may be posted before the connection is established;
+// sends posted before wait for it.
 type QP struct {
 	d              *Device
 	num            uint32
@@ -55,7 +56,7 @@ type QP struct {
 	done    chan struct{}
 }
 
-// CreateQP makes a queue pair.
+// CreateQP creates a queue pair.
 func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
 	if cfg.PD == nil || cfg.SendCQ == nil || cfg.RecvCQ == nil {
 		return nil, &Error{"create QP", ctrlpb.Code_CODE_INVALID, "a queue pair needs a PD and two CQs"}
@@ -116,7 +117,7 @@ func (d *Device) CreateQP(ctx context.Context, cfg QPConfig) (*QP, error) {
 	return q, nil
 }
 
-// Num returns the number that completions carry.
+// Num returns the QP number, which is also in each completion.
 func (q *QP) Num() uint32 { return q.num }
 
 // PostSend posts a work request to the send queue. wr may be used again when it
@@ -265,14 +266,16 @@ func (q *QP) disconnect(ctx context.Context, abort bool) error {
 	return q.d.do(ctx, "disconnect", &ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: q.num, Abort: abort}}})
 }
 
-// Info returns the facts of the connection, nil before it is established.
+// Info returns the addresses and the negotiated settings of the connection, or nil
+// before it is established.
 func (q *QP) Info() *ConnInfo {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.info
 }
 
-// Done is closed when the connection is over, or was not made.
+// Done returns a channel that is closed when the connection has ended, or could not
+// be established.
 func (q *QP) Done() <-chan struct{} { return q.done }
 
 // Err returns why the connection is over: a *TerminateError, ErrPeerClosed,
@@ -379,8 +382,8 @@ func (q *QP) over(err error) {
 	close(q.done)
 }
 
-// Close destroys the QP, cutting its connection if there is one. Work requests
-// that are not complete never will be.
+// Close destroys the QP and resets its connection, if there is one. Outstanding work
+// requests do not complete.
 func (q *QP) Close() error {
 	err := q.d.do(context.Background(), "close QP", &ctrlpb.Request{Body: &ctrlpb.Request_DestroyQp{DestroyQp: &ctrlpb.DestroyQP{Qp: q.num}}})
 	if err != nil && q.d.Err() == nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/shm"
 )
 
-// SRQConfig says what an SRQ is made of.
+// SRQConfig sets the properties of an SRQ.
 type SRQConfig struct {
 	PD     *PD
 	Depth  int // receives; default 64
@@ -28,7 +28,7 @@ type SRQ struct {
 	rq *shm.RQProducer // nil: closed
 }
 
-// CreateSRQ makes a shared receive queue.
+// CreateSRQ creates a shared receive queue.
 func (d *Device) CreateSRQ(ctx context.Context, cfg SRQConfig) (*SRQ, error) {
 	if cfg.PD == nil || cfg.Depth < 0 || cfg.MaxSGE < 0 || cfg.Limit < 0 {
 		return nil, &Error{"create SRQ", ctrlpb.Code_CODE_INVALID, "a shared receive queue needs a PD, and sizes that are not negative"}
@@ -84,7 +84,7 @@ func (s *SRQ) SetLimit(ctx context.Context, n int) error {
 	return s.d.do(ctx, "set SRQ limit", &ctrlpb.Request{Body: &ctrlpb.Request_ModifySrq{ModifySrq: &ctrlpb.ModifySRQ{Srq: s.h, Limit: size(max(n, 0))}}})
 }
 
-// Close gives the queue back. It fails with ErrBusy while a QP takes from it.
+// Close destroys the queue. It fails with ErrBusy while a QP uses it.
 func (s *SRQ) Close() error {
 	err := s.d.do(context.Background(), "close SRQ", &ctrlpb.Request{Body: &ctrlpb.Request_DestroySrq{DestroySrq: &ctrlpb.DestroySRQ{Srq: s.h}}})
 	if err != nil && s.d.Err() == nil {

@@ -8,7 +8,7 @@ import (
 	"io"
 )
 
-// A SendMode says how a message is sent.
+// SendMode sets how a message is sent.
 type SendMode struct {
 	Solicited  bool   // wakes a peer that has armed its CQ for such messages only
 	Invalidate uint32 // rkey of the peer's that is invalidated with the arrival; 0: none
@@ -91,7 +91,7 @@ func (c *Conn) wrap(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// MsgInfo tells more of a message than its bytes.
+// MsgInfo holds what a message carries besides its data.
 type MsgInfo struct {
 	Imm       uint64 // immediate data, if HasImm
 	HasImm    bool
@@ -107,7 +107,7 @@ func (c *Conn) Recv(ctx context.Context, b []byte) (int, error) {
 	return n, err
 }
 
-// RecvMsg is Recv that tells more of the message.
+// RecvMsg is like Recv and also returns the MsgInfo of the message.
 func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 	select {
 	case c.reader <- struct{}{}:
@@ -148,8 +148,8 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 	return n, info, nil
 }
 
-// Write writes b to the peer's memory r, from its start on. When it returns, b may be
-// used again; nil says no more than that. RDMA has no answer to a Write (RFC 5040
+// Write writes b to the start of the peer's memory r. When it returns, b may be
+// reused; a nil error means no more than that. RDMA has no answer to a Write (RFC 5040
 // Section 5.1): if the peer's memory does not allow it, the peer ends the connection,
 // and a later call returns the *TerminateError. The peer's memory holds b once a Read
 // that follows has returned, or the peer has answered a message that was sent later.
@@ -163,7 +163,7 @@ func (c *Conn) Write(ctx context.Context, r Remote, b []byte) error {
 	return c.wrap("write", c.staged(ctx, OpWrite, r, b))
 }
 
-// Read reads the peer's memory r, from its start on, into b.
+// Read reads len(b) bytes from the start of the peer's memory r into b.
 func (c *Conn) Read(ctx context.Context, r Remote, b []byte) error {
 	if uint64(len(b)) > uint64(r.Len) {
 		return fmt.Errorf("%w: read of %d octets from %d of the peer's", ErrInvalid, len(b), r.Len)

@@ -12,10 +12,10 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// DefaultSocket is where the daemon listens unless it was told otherwise.
+// DefaultSocket is the default path of the daemon's socket.
 const DefaultSocket = "/run/iwarpd/iwarpd.sock"
 
-// Of the verbs level. Their fields and methods are described in package verbs.
+// Types of the verbs level. Package verbs documents their fields and methods.
 type (
 	// SendWR is a work request for a send queue.
 	SendWR = verbs.SendWR
@@ -23,15 +23,15 @@ type (
 	RecvWR = verbs.RecvWR
 	// SGE is a piece of a registered region, as part of a work request.
 	SGE = verbs.SGE
-	// Op is what a SendWR asks for.
+	// Op is the operation of a SendWR.
 	Op = rdmap.Op
 	// SendFlags are the flags of a SendWR.
 	SendFlags = verbs.SendFlags
 	// WC is a completion.
 	WC = verbs.WC
-	// WCStatus says whether a work request was done, or why not.
+	// WCStatus is the result of a work request.
 	WCStatus = verbs.WCStatus
-	// WCOp is what has completed.
+	// WCOp is the operation that completed.
 	WCOp = verbs.WCOp
 	// Access is a set of rights to a memory region.
 	Access = verbs.Access
@@ -72,7 +72,7 @@ const (
 	Inline    = verbs.Inline
 )
 
-// Statuses and opcodes of completions that programs look at most.
+// The most used statuses, operations and flags of completions.
 const (
 	WCSuccess  = verbs.WCSuccess
 	WCFlushErr = verbs.WCFlushErr
@@ -90,7 +90,7 @@ const (
 	WCSolicited = verbs.WCSolicited
 )
 
-// DeviceAttr is what the daemon offers this client.
+// DeviceAttr describes the daemon and the limits of this client.
 type DeviceAttr struct {
 	Interface string
 	Addrs     []netip.Addr
@@ -117,13 +117,13 @@ const (
 	RTRRead  RTR = 4
 )
 
-// Startup says how MPA negotiates. Its zero value is what the daemon is
-// configured for: by default CRC32c, no markers, revision 2 in peer-to-peer
+// Startup sets how MPA negotiates a connection. Its zero value means the daemon's
+// configuration: by default CRC32c, no markers, and revision 2 in peer-to-peer
 // mode, with a retry at revision 1.
 type Startup struct {
-	// NoCRC is the wish to do without CRC32c. It counts only where the daemon is
-	// configured with crc: optional (RFC 5044 Section 4.4), and the CRC is used all
-	// the same if the peer asks for it. ConnInfo.CRC is what came of it.
+	// NoCRC asks for a connection without CRC32c. It has effect only if the daemon
+	// is configured with crc: optional (RFC 5044 Section 4.4) and the peer does not
+	// ask for the CRC. ConnInfo.CRC is the outcome.
 	NoCRC        bool
 	Markers      bool // ask the peer to send markers
 	Revision     int  // 1 or 2
@@ -131,21 +131,21 @@ type Startup struct {
 	PeerToPeer   bool // ask for it; the daemon's default is to ask
 	NoPeerToPeer bool
 	RTR          RTR // offered in peer-to-peer mode
-	// IRD is how many Reads of the peer may be outstanding, ORD how many of ours;
-	// 0: the daemon's default, negative: none.
+	// IRD is the number of RDMA Reads and atomics that the peer may have outstanding,
+	// ORD the number that this side may have. 0: the daemon's default, negative: none.
 	IRD, ORD int
 	Timeout  time.Duration // of each wait of the start-up
 
 	Transport Transport // what carries DDP; over SCTP of the rest Revision, IRD and ORD count
 	UDP       bool      // SCTP in UDP, port 9899 (RFC 6951)
-	// SharedAssociation has a connect over SCTP be one of many on one association, which
-	// all connects of this Device to the same address and port that set it share: the
-	// first opens it, and it goes with the last. Such connections share one congestion
-	// window, and what ends the association ends them all. Listeners need not set it.
+	// SharedAssociation makes the connections of this Device to one address and port
+	// share one SCTP association. The first Connect opens it, and it is closed after the
+	// last connection. The connections share one congestion window, and end together if
+	// the association fails. Listeners need not set it.
 	SharedAssociation bool
 }
 
-// Transport is what carries DDP.
+// Transport is the protocol below DDP.
 type Transport uint8
 
 // The transports.
@@ -206,8 +206,8 @@ func millis(d time.Duration) uint32 {
 	return uint32(min(max(d.Milliseconds(), 1), 1<<31))
 }
 
-// Config says how connections are made. The zero value, and a nil *Config, are
-// good for most uses.
+// Config sets how connections are established. The zero value, and a nil *Config,
+// suit most uses.
 type Config struct {
 	Startup     Startup
 	PrivateData []byte         // goes with the request, or with the reply of an accept
@@ -218,7 +218,7 @@ type Config struct {
 	// A context with a deadline bounds them too.
 	Timeout time.Duration
 
-	// What follows is for the plain level.
+	// The fields below apply to a Conn only.
 	SendDepth int // operations in flight; default 64
 	RecvDepth int // messages that may wait for Recv; default 64
 	RecvSize  int // longest message that can be received, in bytes; default 16 KiB
@@ -252,16 +252,16 @@ type ConnInfo struct {
 	Worker                   int
 }
 
-// Remote names memory of the peer: what it must tell for its memory to be read
-// or written.
+// Remote identifies memory of the peer. The peer gets it from MR.Remote and sends
+// it to the program that shall read or write the memory.
 type Remote struct {
 	Addr uint64
 	RKey uint32
 	Len  uint32
 }
 
-// At returns the part of r of n bytes from offset off on. Whether it lies
-// within r is for the peer to check.
+// At returns the n bytes of r that start at offset off. It does not check that they
+// are within r; the peer does.
 func (r Remote) At(off, n uint32) Remote {
 	return Remote{Addr: r.Addr + uint64(off), RKey: r.RKey, Len: n}
 }
