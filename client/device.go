@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
@@ -78,6 +79,33 @@ func Open(ctx context.Context, socket string) (*Device, error) {
 		return nil, fmt.Errorf("iwarp: %w", err)
 	}
 	return newDevice(ctx, c, nil)
+}
+
+// reopenEvery is how often OpenWait tries.
+const reopenEvery = 200 * time.Millisecond
+
+// OpenWait is Open for a program that outlives its daemon: it waits for one that
+// does not run yet, or is being restarted, until ctx is done. It returns at once an
+// error that no wait cures, such as missing permission. After ErrDaemonGone a
+// program closes its Device, calls OpenWait, and makes its objects again.
+func OpenWait(ctx context.Context, socket string) (*Device, error) {
+	tick := time.NewTicker(reopenEvery)
+	defer tick.Stop()
+	for {
+		d, err := Open(ctx, socket)
+		switch {
+		case err == nil, ctx.Err() != nil:
+			return d, err
+		case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, ErrDaemonGone):
+		default:
+			return nil, err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w (last: %w)", ctx.Err(), err)
+		}
+	}
 }
 
 // OpenFD is Open over a connected SOCK_SEQPACKET descriptor, which it takes

@@ -139,16 +139,33 @@ func (c *command) open(ctx context.Context) (*iwarp.Device, error) {
 	return dev, nil
 }
 
-// listenAt connects to the daemon and listens there at addr; end ends both.
-func (c *command) listenAt(ctx context.Context, addr string, cfg *iwarp.Config) (dev *iwarp.Device, l *iwarp.Listener, end func(), err error) {
-	if dev, err = c.open(ctx); err != nil {
-		return nil, nil, nil, err
+// serveAt connects to the daemon, listens there at addr, and serves until serve
+// returns. With restart it waits for a daemon that goes, and serves by the next one.
+func (c *command) serveAt(ctx context.Context, addr string, cfg *iwarp.Config, restart bool, serve func(*iwarp.Device, *iwarp.Listener) error) error {
+	dev, err := c.open(ctx)
+	for err == nil {
+		err = c.serveBy(ctx, dev, addr, cfg, serve)
+		if ctx.Err() != nil || !restart || !errors.Is(err, iwarp.ErrDaemonGone) {
+			return err
+		}
+		fmt.Fprintf(c.err, "the daemon at %s is gone: waiting for the next one\n", c.socketPath())
+		dev, err = iwarp.OpenWait(ctx, c.socket)
 	}
-	if l, err = dev.Listen(ctx, addr, c.over(cfg)); err != nil {
-		dev.Close()
-		return nil, nil, nil, err
+	if ctx.Err() != nil {
+		return nil // interrupted while it waited
 	}
-	return dev, l, func() { l.Close(); dev.Close() }, nil
+	return err
+}
+
+func (c *command) serveBy(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config, serve func(*iwarp.Device, *iwarp.Listener) error) error {
+	defer dev.Close()
+	l, err := dev.Listen(ctx, addr, c.over(cfg))
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	fmt.Fprintf(c.err, "listening on %s\n", l.Addr())
+	return serve(dev, l)
 }
 
 func (c *command) socketPath() string {

@@ -140,15 +140,11 @@ func (c *command) perfServer(ctx context.Context, f *perfFlags) error {
 	if err != nil {
 		return err
 	}
-	dev, l, end, err := c.listenAt(ctx, addr, &iwarp.Config{})
-	if err != nil {
-		return err
-	}
-	defer end()
-	fmt.Fprintf(c.err, "listening on %s\n", l.Addr())
-	return perf.Serve(ctx, dev, l, func(s perf.Served) {
-		if s.Err != nil && ctx.Err() == nil {
-			c.report(fmt.Errorf("perf: client %s: %w", s.Remote, s.Err), exitPeer)
-		}
+	return c.serveAt(ctx, addr, &iwarp.Config{}, true, func(dev *iwarp.Device, l *iwarp.Listener) error {
+		return perf.Serve(ctx, dev, l, func(s perf.Served) {
+			if s.Err != nil && ctx.Err() == nil {
+				c.report(fmt.Errorf("perf: client %s: %w", s.Remote, s.Err), exitPeer)
+			}
+		})
 	})
 }

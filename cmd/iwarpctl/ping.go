@@ -141,32 +141,27 @@ func (c *command) pingServer(ctx context.Context, f *pingFlags) error {
 	if err != nil {
 		return err
 	}
-	_, l, end, err := c.listenAt(ctx, addr, rping.Config())
-	if err != nil {
-		return err
-	}
-	defer end()
-	fmt.Fprintf(c.err, "listening on %s\n", l.Addr())
-
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	for {
-		conn, err := l.Accept(ctx)
-		if err != nil {
-			if f.persistent && ctx.Err() != nil {
-				return nil
+	return c.serveAt(ctx, addr, rping.Config(), f.persistent, func(_ *iwarp.Device, l *iwarp.Listener) error {
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		for {
+			conn, err := l.Accept(ctx)
+			if err != nil {
+				if f.persistent && ctx.Err() != nil {
+					return nil
+				}
+				return fmt.Errorf("accept on %s: %w", addr, err)
 			}
-			return fmt.Errorf("accept on %s: %w", addr, err)
-		}
-		if !f.persistent {
-			return c.pingServe(ctx, conn, f)
-		}
-		wg.Go(func() {
-			if err := c.pingServe(ctx, conn, f); err != nil && ctx.Err() == nil {
-				c.report(err, exitPeer)
+			if !f.persistent {
+				return c.pingServe(ctx, conn, f)
 			}
-		})
-	}
+			wg.Go(func() {
+				if err := c.pingServe(ctx, conn, f); err != nil && ctx.Err() == nil {
+					c.report(err, exitPeer)
+				}
+			})
+		}
+	})
 }
 
 func (c *command) pingServe(ctx context.Context, conn *iwarp.Conn, f *pingFlags) error {

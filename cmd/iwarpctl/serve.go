@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/iwarpd/iwarpd/app/filecopy"
+	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
 // copyPort is where iwarpctl serve listens unless told otherwise.
@@ -57,18 +58,14 @@ func (c *command) runServe(ctx context.Context, f *serveFlags) error {
 		return fmt.Errorf("serve: folder %w", err)
 	}
 	defer store.Close()
-	_, l, end, err := c.listenAt(ctx, addr, filecopy.Config())
-	if err != nil {
-		return err
-	}
-	defer end()
-	fmt.Fprintf(c.err, "serving %s, listening on %s\n", f.dir, l.Addr())
-
 	server := &filecopy.Server{Store: store, MaxClients: f.clients, Tell: c.served}
-	if err := server.Serve(ctx, l); err != nil {
-		return fmt.Errorf("serve: %w", err)
-	}
-	return nil
+	return c.serveAt(ctx, addr, filecopy.Config(), true, func(_ *iwarp.Device, l *iwarp.Listener) error {
+		fmt.Fprintf(c.err, "serving %s\n", f.dir)
+		if err := server.Serve(ctx, l); err != nil {
+			return fmt.Errorf("serve: %w", err)
+		}
+		return nil
+	})
 }
 
 // served is the JSON form of a line.

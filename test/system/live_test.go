@@ -50,6 +50,51 @@ func TestHangup(t *testing.T) {
 	}
 }
 
+// TestServersSurvive: what serves goes on by the next daemon when its own is
+// restarted, in the middle of a copy, and says so in one line.
+func TestServersSurvive(t *testing.T) {
+	a, b := pair(t)
+	addr := b.end.Addr4.String()
+	file := filepath.Join(t.TempDir(), "f")
+	longFile(t, file)
+	there := t.TempDir()
+	servers := []*testenv.Process{
+		b.serve(there), testenv.Start(t, b.command("ping", "-s", "-P", "-a", addr)), testenv.Start(t, b.command("perf", "write", "--server", "--listen", addr)),
+	}
+	for _, s := range servers {
+		s.Expect("listening on")
+	}
+	for range 2 {
+		cp := testenv.Start(t, a.command("cp", file, b.remote("long")))
+		waitFor(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
+		b.daemon.Signal(unix.SIGTERM)
+		if code := b.daemon.Wait(limit); code != 0 {
+			t.Fatalf("the daemon: exit code %d: %s", code, b.daemon.String())
+		}
+		if code := cp.Wait(limit); code != 4 {
+			t.Errorf("cp: exit code %d: %s", code, cp.String())
+		}
+		oneLine(t, cp.String(), "iwarpctl", "cp: "+addr)
+		before := strings.Count(servers[0].String(), "listening on")
+		b.start()
+		for i, s := range servers {
+			waitFor(t, "server "+fmt.Sprint(i), func() bool { return strings.Count(s.String(), "listening on") == before+1 })
+			if n := strings.Count(s.String(), "is gone: waiting for the next one"); n != before {
+				t.Errorf("server %d told %d times that its daemon is gone: %s", i, n, s.String())
+			}
+		}
+		holds(t, there)
+		a.must("ping", "-c", "-a", addr, "-C", "2")
+		a.must("perf", "write", "--client", addr, "--iterations", "10", "--size", "4K")
+	}
+	for _, s := range servers {
+		s.Signal(unix.SIGTERM)
+		if code := s.Wait(limit); code != 0 && code != 130 {
+			t.Errorf("exit code %d: %s", code, s.String())
+		}
+	}
+}
+
 // TestCapture: tshark decodes what iwarpctl capture wrote, from the SYN on.
 func TestCapture(t *testing.T) {
 	a, b := pair(t)
