@@ -5,10 +5,9 @@ import (
 	"sync/atomic"
 )
 
-// Doorbells is the worker's end of a client's doorbell page, which is a memfd of
-// its own, with the eventfd by which that client wakes the worker. The worker goes
-// to sleep by SetSleeping(true), then Any on each of its pages, and sleeps only if
-// none has a bell; it clears the flag when it wakes.
+// Doorbells is the worker's end of a client's doorbell page, a memfd of its own, and of the eventfd with which the client wakes the worker.
+// Before it sleeps the worker calls SetSleeping(true), then Any on each page, and sleeps only if no bell is set; it clears the flag when it
+// wakes.
 type Doorbells struct {
 	file
 	wake     int
@@ -17,7 +16,7 @@ type Doorbells struct {
 	words    []atomic.Uint64
 }
 
-// CreateDoorbells makes a page of at least bits doorbells.
+// CreateDoorbells creates a page of at least bits doorbells.
 func CreateDoorbells(bits int) (*Doorbells, error) {
 	if err := checkRange("number of doorbells", bits, MaxBells); err != nil {
 		return nil, err
@@ -38,13 +37,13 @@ func CreateDoorbells(bits int) (*Doorbells, error) {
 	return &Doorbells{f, wake, bits, word32(m, BellSleeping), words64(m, BellBits, bits/64)}, nil
 }
 
-// WakeFD returns the eventfd, for Alarm.Watch and the client. It stays the page's.
+// WakeFD returns the eventfd, for Alarm.Watch and the client. The page still owns it.
 func (d *Doorbells) WakeFD() int { return d.wake }
 
 // Close unmaps the page and closes its descriptors.
 func (d *Doorbells) Close() error { return d.end((*file).Close) }
 
-// Free is Close that gives the memory back too, whoever has its descriptor.
+// Free is Close, and also returns the memory to the kernel even if others hold its descriptor.
 func (d *Doorbells) Free() error { return d.end((*file).Free) }
 
 func (d *Doorbells) end(end func(*file) error) error {
@@ -60,16 +59,16 @@ func (d *Doorbells) Bits() int { return d.bits }
 // Words returns how many words of 64 doorbells there are.
 func (d *Doorbells) Words() int { return len(d.words) }
 
-// Take returns the bells of a word that have been rung, and clears them.
+// Take returns the bells of a word that were rung, and clears them.
 func (d *Doorbells) Take(word int) uint64 {
 	w := &d.words[word]
-	if w.Load() == 0 { // the common case costs no locked instruction
+	if w.Load() == 0 { // the common case needs no locked instruction
 		return 0
 	}
 	return w.Swap(0)
 }
 
-// Any reports whether a bell has been rung.
+// Any reports whether any bell was rung.
 func (d *Doorbells) Any() bool {
 	for i := range d.words {
 		if d.words[i].Load() != 0 {
@@ -79,7 +78,7 @@ func (d *Doorbells) Any() bool {
 	return false
 }
 
-// SetSleeping tells the client whether bells must be followed by a wake-up.
+// SetSleeping sets whether the client must wake the worker after it rings a bell.
 func (d *Doorbells) SetSleeping(sleeping bool) {
 	if sleeping {
 		d.sleeping.Store(1)
@@ -98,8 +97,7 @@ type DoorbellRinger struct {
 	wake     int
 }
 
-// MapDoorbells maps the doorbell page in fd. wake is the eventfd that wakes
-// its worker. Both stay the caller's.
+// MapDoorbells maps the doorbell page in fd. wake is the eventfd of its worker. The caller still owns both.
 func MapDoorbells(fd, wake int) (*DoorbellRinger, error) {
 	f, h, err := attach(fd, KindDoorbells)
 	if err != nil {
@@ -112,8 +110,7 @@ func MapDoorbells(fd, wake int) (*DoorbellRinger, error) {
 // Bits returns how many doorbells there are.
 func (r *DoorbellRinger) Bits() int { return r.bits }
 
-// Ring rings a bell: the worker will look at that QP's send ring. Only when the
-// worker sleeps does it cost a system call.
+// Ring rings a bell, so that the worker processes the QP's send ring. It needs a system call only if the worker sleeps.
 func (r *DoorbellRinger) Ring(bit int) {
 	r.words[bit/64].Or(1 << (bit % 64))
 	if r.sleeping.Load() != 0 && r.sleeping.CompareAndSwap(1, 0) {

@@ -11,22 +11,20 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// CQ is the daemon's end of a completion queue: one ring for each worker, so
-// that none waits for another, and one arm word for all.
+// CQ is the daemon's end of a completion queue: one ring for each worker, so that workers do not contend, and one arm word for all.
 type CQ struct {
 	wakeR, wakeW int
-	shared       bool                  // wakeW is a Channel's
+	shared       bool                  // wakeW belongs to a Channel
 	event        [8]byte               // what is written there
-	gen          atomic.Pointer[cqMem] // Resize replaces it; each worker follows with its next Push
-	before       atomic.Pointer[cqMem] // replaced by the last Resize: the client may still read it
+	gen          atomic.Pointer[cqMem] // replaced by Resize; each worker switches with its next Push
+	before       atomic.Pointer[cqMem] // replaced by the last Resize; the client may still read it
 	rings        []cqRing
 	moderation   atomic.Uint64 // count<<32 | microseconds; 0: none
 	pushed, lost atomic.Uint64
 	woken        atomic.Uint64
 	told         atomic.Bool
 
-	// OnFault, if set, is called once, from a worker, when the client has written
-	// an impossible consumer index.
+	// OnFault, if set, is called once, by a worker, when the client has written an invalid consumer index.
 	OnFault func()
 }
 
@@ -38,21 +36,20 @@ type cqMem struct {
 	ringSize      int
 }
 
-// cqRing is one worker's. Padding keeps two workers off one cache line.
+// cqRing is the ring of one worker, padded so that two workers never share a cache line.
 type cqRing struct {
 	gen     *cqMem
 	ring    ring.Producer
 	mem     []byte
-	dirty   bool // pushed since the last Flush
-	wakes   bool // one that nobody was woken for yet is solicited or an error
+	dirty   bool // pushed to since the last Flush
+	wakes   bool // a completion without wake-up so far is solicited or an error
 	dropped uint64
-	waiting uint32     // completions that moderation holds the wake-up of back for
-	since   clock.Time // the first of them
+	waiting uint32     // completions whose wake-up moderation delays
+	since   clock.Time // when the first of them was pushed
 	_       [64]byte
 }
 
-// CreateCQ makes a completion queue of at least entries CQEs for each of
-// workers, and the channel by which Flush wakes the client.
+// CreateCQ creates a completion queue of at least entries CQEs for each of workers, with its own channel to wake the client.
 func CreateCQ(workers, entries int) (*CQ, error) {
 	r, w, err := newWaker(queueWakes)
 	if err != nil {
@@ -68,9 +65,8 @@ func CreateCQ(workers, entries int) (*CQ, error) {
 	return c, nil
 }
 
-// CreateCQOn is CreateCQ for a queue that wakes its client by wake, the w of
-// NewChannel, which other queues use too and which stays the caller's: it writes
-// event there, as 8 octets.
+// CreateCQOn is CreateCQ for a queue that wakes its client through wake, the w of NewChannel, which queues may share and which the caller
+// owns: it writes event there, as 8 bytes.
 func CreateCQOn(workers, entries, wake int, event uint64) (*CQ, error) {
 	if err := checkRange("number of workers", workers, MaxWorkers); err != nil {
 		return nil, err
@@ -103,8 +99,7 @@ func createCQMem(workers, entries int) (*cqMem, error) {
 	return &cqMem{file: f, arm: word32(f.mem, HdrArm), overruns: word32(f.mem, HdrOverruns), entries: entries, ringSize: size}, nil
 }
 
-// follow takes the ring of worker in g into use. What was pushed to the one
-// before is shown there first.
+// follow switches the ring of worker to the memory g. Completions pushed to the old memory are published first.
 func (r *cqRing) follow(g *cqMem, worker int) {
 	if r.dirty {
 		r.ring.Submit()
@@ -115,7 +110,7 @@ func (r *cqRing) follow(g *cqMem, worker int) {
 	r.mem = m[RingEntries:]
 }
 
-// at returns worker's ring in the memory in use.
+// at returns worker's ring in the current memory.
 func (c *CQ) at(worker int) *cqRing {
 	r := &c.rings[worker]
 	if g := c.gen.Load(); g != r.gen {
@@ -124,9 +119,8 @@ func (c *CQ) at(worker int) *cqRing {
 	return r
 }
 
-// Resize gives the queue rings of at least entries CQEs, empty and not armed. The
-// client can read those that it had until the next Resize or Free. When each worker
-// has published what it had pushed before, done must be called, once.
+// Resize replaces the rings by empty, unarmed ones of at least entries CQEs. The client can read the old rings until the next Resize or
+// Free. When each worker has published what it had pushed before, done must be called, once.
 func (c *CQ) Resize(entries int) (done func(), err error) {
 	c.FreeBefore()
 	g, err := createCQMem(len(c.rings), entries)
@@ -145,9 +139,8 @@ func (c *CQ) FreeBefore() {
 	}
 }
 
-// Moderate has an armed queue wake its client only after count completions, or
-// period after the first of them. Solicited ones and errors still wake at once.
-// 0 for either: every completion wakes.
+// Moderate makes an armed queue wake its client only after count completions, or period after the first of them. Solicited completions and
+// errors still wake at once. If either is 0 every completion wakes.
 func (c *CQ) Moderate(count uint32, period time.Duration) {
 	us := uint64(min(max(period.Microseconds(), 0), 1<<31))
 	if count == 0 || us == 0 {
@@ -157,31 +150,29 @@ func (c *CQ) Moderate(count uint32, period time.Duration) {
 	c.moderation.Store(uint64(count)<<32 | us)
 }
 
-// FD returns the descriptor of the memory in use, -1 when it was taken.
+// FD returns the descriptor of the current memory, or -1 if it was taken.
 func (c *CQ) FD() int { return c.gen.Load().FD() }
 
-// TakeFD is FD, and the descriptor is the caller's from then on.
+// TakeFD is FD, and transfers ownership of the descriptor to the caller.
 func (c *CQ) TakeFD() int { return c.gen.Load().TakeFD() }
 
-// EventFD returns the descriptor to hand to the client, -1 when it was taken: it
-// becomes readable when an armed queue has a completion.
+// EventFD returns the descriptor for the client, or -1 if it was taken. It becomes readable when an armed queue has a completion.
 func (c *CQ) EventFD() int { return c.wakeR }
 
-// TakeEventFD is EventFD, and the descriptor is the caller's from then on.
+// TakeEventFD is EventFD, and transfers ownership of the descriptor to the caller.
 func (c *CQ) TakeEventFD() int {
 	fd := c.wakeR
 	c.wakeR = -1
 	return fd
 }
 
-// Free is Close that gives the memory back too, whoever has its descriptor.
+// Free is Close, and also returns the memory to the kernel even if others hold its descriptor.
 func (c *CQ) Free() error {
 	c.FreeBefore()
 	return c.end((*file).Free)
 }
 
-// Close unmaps the queue and closes its descriptors. The client still finds there
-// what was completed.
+// Close unmaps the queue and closes its descriptors. The client can still read its completions.
 func (c *CQ) Close() error {
 	if g := c.before.Swap(nil); g != nil {
 		_ = g.Close()
@@ -202,14 +193,14 @@ func (c *CQ) end(end func(*file) error) error {
 	return end(&g.file)
 }
 
-// Room returns how many completions worker's ring takes now.
+// Room returns how many completions fit in worker's ring now.
 func (c *CQ) Room(worker int) int {
 	r := c.at(worker)
 	return int(r.ring.Free(uint32(r.gen.entries)))
 }
 
-// Push puts wc in worker's ring. False: the ring is full, or its client has
-// written an impossible index; the completion is counted as lost.
+// Push puts wc in worker's ring. It returns false, and counts the completion as lost, if the ring is full or the client has written an
+// invalid index.
 func (c *CQ) Push(worker int, wc *verbs.WC) bool {
 	r := c.at(worker)
 	if r.ring.Free(1) == 0 {
@@ -228,16 +219,14 @@ func (c *CQ) Push(worker int, wc *verbs.WC) bool {
 	return true
 }
 
-// Pending reports whether worker has pushed what Flush has not shown yet, or not
-// woken the client for.
+// Pending reports whether worker has completions that Flush has not published, or for which it has not woken the client.
 func (c *CQ) Pending(worker int) bool {
 	r := &c.rings[worker]
 	return r.dirty || r.waiting != 0
 }
 
-// Flush shows the client what worker has pushed, and wakes it if it has armed
-// the queue for that. A moderated queue may hold the wake-up back: then Flush
-// returns when it must be called again, else 0. With now 0 nothing is held back.
+// Flush publishes the completions that worker has pushed, and wakes the client if it has armed the queue for them. If moderation delays the
+// wake-up, Flush returns when it must be called again, else 0. With now 0 there is no delay.
 func (c *CQ) Flush(worker int, now clock.Time) (again clock.Time) {
 	r := &c.rings[worker]
 	if r.dirty {
@@ -252,9 +241,8 @@ func (c *CQ) Flush(worker int, now clock.Time) (again clock.Time) {
 	if r.waiting == 0 {
 		return 0
 	}
-	// The client arms, then looks at the rings again; we publish, then look at
-	// the arm word: one of the two sees the other. After Resize it arms the memory
-	// that it has been told of last.
+	// The client arms, then reads the rings again; we publish, then read the arm word: at least one of the two sees the other. After Resize
+	// the client arms the memory that it received last.
 	g := c.gen.Load()
 	arm := g.arm.Load()
 	if arm != ArmNone && (arm != ArmSolicited || r.wakes) {
@@ -272,22 +260,20 @@ func (c *CQ) Flush(worker int, now clock.Time) (again clock.Time) {
 	return 0
 }
 
-// Dropped returns how many completions of worker found no room. It is for the
-// worker's goroutine.
+// Dropped returns how many completions of worker were lost because its ring was full. Only the worker's goroutine may call it.
 func (c *CQ) Dropped(worker int) uint64 { return c.rings[worker].dropped }
 
 // CQStats are the counters of a CQ.
 type CQStats struct {
-	Completions uint64 // shown to the client
-	Overruns    uint64 // lost for want of room
+	Completions uint64 // published to the client
+	Overruns    uint64 // lost because a ring was full
 	WakeUps     uint64
 }
 
 // Stats returns the counters. It may be called from any goroutine.
 func (c *CQ) Stats() CQStats { return CQStats{c.pushed.Load(), c.lost.Load(), c.woken.Load()} }
 
-// Fault reports whether the client has written an impossible consumer index to
-// worker's ring.
+// Fault reports whether the client has written an invalid consumer index to worker's ring.
 func (c *CQ) Fault(worker int) bool { return c.rings[worker].ring.Bad() }
 
 // Depth returns how many completions each ring holds.
@@ -304,7 +290,7 @@ type CQConsumer struct {
 	turn          int // ring that Poll starts with
 }
 
-// MapCQ maps the completion queue in fd, which stays the caller's.
+// MapCQ maps the completion queue in fd, which the caller still owns.
 func MapCQ(fd int) (*CQConsumer, error) {
 	f, h, err := attach(fd, KindCQ)
 	if err != nil {
@@ -323,8 +309,7 @@ func MapCQ(fd int) (*CQConsumer, error) {
 	return c, nil
 }
 
-// Poll takes up to len(wcs) completions and returns how many. Completions of
-// one QP come in order.
+// Poll takes up to len(wcs) completions and returns their number. Completions of one QP are in order.
 func (c *CQConsumer) Poll(wcs []verbs.WC) int {
 	got := 0
 	for range c.rings {
@@ -349,11 +334,11 @@ func (c *CQConsumer) Poll(wcs []verbs.WC) int {
 	return got
 }
 
-// Arm asks for one wake-up by the next completion, or by the next solicited or
-// failed one. Poll once more after it: what came before Arm does not wake.
+// Arm requests one wake-up, for the next completion or for the next solicited or failed one. Poll again after Arm: earlier completions do
+// not wake.
 func (c *CQConsumer) Arm(solicitedOnly bool) {
 	if solicitedOnly {
-		// An armed "next" is not weakened (ibv_req_notify_cq).
+		// A queue armed for every completion stays so (ibv_req_notify_cq).
 		c.arm.CompareAndSwap(ArmNone, ArmSolicited)
 		return
 	}
@@ -363,7 +348,7 @@ func (c *CQConsumer) Arm(solicitedOnly bool) {
 // Armed returns what the queue is armed for.
 func (c *CQConsumer) Armed() uint32 { return c.arm.Load() }
 
-// Overruns returns how many completions were lost for want of room.
+// Overruns returns how many completions were lost because a ring was full.
 func (c *CQConsumer) Overruns() uint32 { return c.overruns.Load() }
 
 // Depth returns how many completions each worker's ring holds.

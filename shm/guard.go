@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of linux/userfaultfd.h.
+// Constants of linux/userfaultfd.h.
 const (
 	uffdUserModeOnly   = 1
 	uffdAPI            = 0xaa
@@ -23,9 +23,8 @@ const (
 	errNotAllocatedFix = "the owner of the memory allocates it before it is registered: write to each page, or madvise(MADV_POPULATE_WRITE)"
 )
 
-// guard is the userfaultfd of this process, which makes a hole in client memory a
-// fault (SIGBUS) where the kernel would put in a page of its own, charged to this
-// process. It needs no privilege.
+// guard is the userfaultfd of this process. It makes an access to a hole in client memory a fault (SIGBUS); otherwise the kernel would
+// allocate a page, charged to this process. It needs no privilege.
 var guard = sync.OnceValues(func() (int, error) {
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK|uffdUserModeOnly, 0, 0)
 	if errno != 0 {
@@ -39,17 +38,15 @@ var guard = sync.OnceValues(func() (int, error) {
 	return int(fd), nil
 })
 
-// Guarded returns nil where no access to a Region can allocate memory, and else
-// why that cannot be had: only holes that are there at the time of MapRegion are
-// found then.
+// Guarded returns nil if no access to a Region can allocate memory, and otherwise the reason: then only holes that exist when MapRegion is
+// called are detected.
 func Guarded() error {
 	_, err := guard()
 	return err
 }
 
-// protect sees that the whole of mem, a mapping of client memory, is allocated, and
-// that this process never allocates any of it: a hole that the client makes later
-// is a fault of who touches it.
+// protect checks that all of mem, a mapping of client memory, is allocated, and ensures that this process never allocates any of it: an
+// access to a hole that the client makes later faults.
 func protect(mem []byte, write bool) error {
 	if fd, err := guard(); err == nil {
 		reg := [4]uint64{uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))), roundPages(len(mem)), uffdModeMissing}
@@ -73,7 +70,7 @@ func protect(mem []byte, write bool) error {
 	}
 }
 
-// incore reports whether all pages of mem have memory.
+// incore reports whether all pages of mem are allocated.
 func incore(mem []byte) bool {
 	page := os.Getpagesize()
 	vec := make([]byte, min(mincoreChunk, (len(mem)+page-1)/page))
@@ -93,9 +90,8 @@ func incore(mem []byte) bool {
 	return true
 }
 
-// Populate allocates the pages of memory that is to be registered, so that they
-// are charged to this process and not to the daemon, which takes memory without
-// holes only. mem is a mapping of it.
+// Populate allocates the pages of memory that is to be registered, so that they are charged to this process; the daemon accepts only memory
+// without holes. mem is a mapping of it.
 func Populate(mem []byte) error {
 	if len(mem) == 0 {
 		return nil

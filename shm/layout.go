@@ -1,12 +1,9 @@
-// Package shm is the shared memory between the daemon and its clients: send,
-// receive and completion rings, doorbell pages and client memory, all in
-// memfds. docs/api.md has the layouts; the constants of this file are those of
-// that document, and a test compares them.
+// Package shm is the shared memory between the daemon and its clients: send, receive and completion rings, doorbell pages and client
+// memory, all in memfds. docs/api.md specifies the layouts; the constants of this file are those of that document, and a test compares
+// them.
 //
-// Each ring has one producer and one consumer. The daemon makes the memfd and
-// seals it against any change of size; the client maps it. The daemon never
-// believes what a client may have written: an index is masked and the count
-// bounded, an entry is copied once and only the copy is looked at.
+// Each ring has one producer and one consumer. The daemon creates the memfd and seals its size; the client maps it. The daemon never trusts
+// what a client may have written: indices are masked, counts are bounded, and an entry is copied once before it is validated.
 package shm
 
 import (
@@ -14,9 +11,8 @@ import (
 	"fmt"
 )
 
-// The header, which starts every memfd. All fields are little-endian; the
-// header never changes once the memfd has left the daemon, and the daemon
-// never reads it.
+// The header at the start of every memfd. All fields are little-endian. The header does not change once the client has the memfd, and the
+// daemon never reads it.
 const (
 	HeaderSize = 4096
 
@@ -27,9 +23,9 @@ const (
 	HdrVersion   = 8  // u32
 	HdrKind      = 12 // u32
 	HdrEntries   = 16 // u32, of each ring; doorbells: bits
-	HdrStride    = 20 // u32, octets of an entry
+	HdrStride    = 20 // u32, bytes of an entry
 	HdrRings     = 24 // u32
-	HdrRingSize  = 28 // u32, octets from one ring to the next
+	HdrRingSize  = 28 // u32, bytes from one ring to the next
 	HdrMaxSGE    = 32 // u32
 	HdrMaxInline = 36 // u32
 	HdrArm       = 2048
@@ -44,8 +40,8 @@ const (
 	KindDoorbells = 4
 )
 
-// A ring: two indices, each alone in two cache lines (adjacent lines are
-// fetched in pairs), and the entries. Ring i starts at HeaderSize + i*RingSize.
+// A ring: two indices, each in its own pair of cache lines (adjacent lines are fetched in pairs), and the entries. Ring i starts at
+// HeaderSize + i*RingSize.
 const (
 	RingProducer = 0   // u32
 	RingConsumer = 128 // u32
@@ -133,7 +129,7 @@ const (
 	WRReg      = 65
 )
 
-// Limits of what Create functions make.
+// Limits of the Create functions.
 const (
 	MaxEntries = 1 << 16
 	MaxWorkers = 256

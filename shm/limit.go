@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limit adds to err what to do about it, where it says that a limit of the
-// process or of the host was hit.
+// Limit adds advice to err if it reports that a limit of the process or of the host was reached.
 func Limit(err error) error {
 	switch {
 	case errors.Is(err, unix.EMFILE):
@@ -19,8 +18,7 @@ func Limit(err error) error {
 	return err
 }
 
-// mapLimit is Limit for mmap, which has the same error for want of memory and of
-// mappings.
+// mapLimit is Limit for mmap, which returns the same error when memory or mappings run out.
 func mapLimit(err error) error {
 	if errors.Is(err, unix.ENOMEM) {
 		return fmt.Errorf("%w: too many mappings (raise the sysctl vm.max_map_count), or out of memory", err)

@@ -12,14 +12,13 @@ var le = binary.LittleEndian
 
 const sealSize = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// file is a mapped memfd of the daemon's making.
+// file is a mapped memfd that the daemon created.
 type file struct {
-	fd  int // -1: not ours to give, or given
+	fd  int // -1: not owned, or taken
 	mem []byte
 }
 
-// create makes a memfd of size octets, all allocated, that can change neither
-// its size nor its seals.
+// create creates a memfd of size bytes, all allocated, whose size and seals cannot change.
 func create(name string, size int) (file, error) {
 	fd, err := memfd(name)
 	if err != nil {
@@ -39,7 +38,7 @@ func create(name string, size int) (file, error) {
 	return file{fd: fd, mem: mem}, nil
 }
 
-// memfd makes an empty memfd, never executable where the kernel knows that.
+// memfd creates an empty memfd, not executable if the kernel supports that.
 func memfd(name string) (int, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
@@ -52,18 +51,17 @@ func memfd(name string) (int, error) {
 	return fd, nil
 }
 
-// FD returns the descriptor to hand to the other side, -1 when it was taken.
+// FD returns the descriptor for the other side, or -1 if it was taken.
 func (f *file) FD() int { return f.fd }
 
-// TakeFD is FD, and the descriptor is the caller's to close from then on: the
-// memory stays mapped without it.
+// TakeFD is FD, and transfers ownership of the descriptor to the caller; the memory stays mapped.
 func (f *file) TakeFD() int {
 	fd := f.fd
 	f.fd = -1
 	return fd
 }
 
-// Close unmaps the memory and closes the descriptor. Nothing may use it then.
+// Close unmaps the memory and closes the descriptor. The memory must not be used afterwards.
 func (f *file) Close() error {
 	if f.mem == nil {
 		return nil
@@ -77,10 +75,9 @@ func (f *file) Close() error {
 	return err
 }
 
-// Free gives the pages back, whoever still has the descriptor, and closes the
-// file. It is for what create made: those pages are charged to this process, and
-// without Free a client that keeps its descriptor would keep them. A page that the
-// client touches later is a new one, charged to the client.
+// Free releases the pages, even if others hold the descriptor, and closes the file. It is for files of create: their pages are charged to
+// this process, and a client could otherwise keep them through its descriptor. A page that the client touches later is a new one, charged
+// to the client.
 func (f *file) Free() error {
 	if f.mem == nil {
 		return nil
@@ -114,8 +111,8 @@ func (h *header) put(b []byte) {
 	le.PutUint32(b[HdrMaxInline:], uint32(h.maxInline))
 }
 
-// attach maps a memfd of the other side's making and reads its header: the
-// size must be what the header says and sealed. fd stays the caller's.
+// attach maps a memfd that the other side created and reads its header. The size must match the header and be sealed. The caller still owns
+// fd.
 func attach(fd, kind int) (file, header, error) {
 	var h header
 	size, seals, err := sealsOf(fd)
@@ -162,9 +159,8 @@ func (h *header) valid(size int) bool {
 	return h.stride == CQESize
 }
 
-// IsMemfd reports whether fd is a memfd, or a file of tmpfs or hugetlbfs, which the
-// same code of the kernel serves. It asks the kernel alone, whatever fd is; on a
-// descriptor that is not, every other system call may wait for a client, close too.
+// IsMemfd reports whether fd is a memfd, or a file of tmpfs or hugetlbfs, which the kernel implements with the same code. It is safe for
+// any fd; on one that is not a memfd, every other system call, even close, may block on the client.
 func IsMemfd(fd int) bool {
 	_, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	return err == nil

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Region is client memory, mapped.
+// Region is mapped client memory.
 type Region struct {
 	file
 	data []byte
@@ -23,22 +23,19 @@ func (m *Region) Close() error {
 }
 
 const (
-	maxRegion      = 1 << 46 // far below what mmap could refuse for arithmetic's sake
-	maxOffset      = 1 << 56 // a client may have each page at the offset that is its address
+	maxRegion      = 1 << 46 // far below the limit of mmap
+	maxOffset      = 1 << 56 // a client may give each page the offset of its address
 	hugetlbfsMagic = 0x958458f6
 )
 
-// MapRegion maps size octets at offset of a client's memfd for use as a memory
-// region; with write false the mapping is read-only. fd stays the caller's.
+// MapRegion maps size bytes at offset of a client's memfd for use as a memory region; if write is false the mapping is read-only. The
+// caller still owns fd.
 //
-// Only a memfd that can be sealed, or is sealed against shrinking, is taken: a file
-// of a file system that the client serves could make this process wait at any system
-// call. Huge pages are refused: they can be taken back by a hole and then not be had
-// again. All pages must be allocated, by the client, to which they are charged: the
-// daemon never allocates any, and makes no call that takes the lock of the memfd, which
-// a client can hold as long as it likes. An access to what the client cuts off or to a
-// hole that it makes later is a fault (see Guarded), so that only code under
-// debug.SetPanicOnFault touches the memory.
+// MapRegion accepts only a memfd that can be sealed, or is sealed against shrinking: with a file of a file system that the client serves,
+// any system call could block. It refuses huge pages: punching a hole frees them, and they may not be available again. All pages must be
+// allocated by the client, to which they are charged. The daemon never allocates any, and makes no call that takes the lock of the memfd,
+// which a client can hold indefinitely. An access to memory that the client truncates, or to a hole that it punches later, faults (see
+// Guarded), so only code under debug.SetPanicOnFault may access the memory.
 func MapRegion(fd int, offset, size uint64, write bool) (*Region, error) {
 	if size == 0 || offset > maxOffset || size > maxRegion {
 		return nil, fmt.Errorf("%w: offset %d, length %d", ErrMemory, offset, size)
@@ -62,8 +59,8 @@ func MapRegion(fd int, offset, size uint64, write bool) (*Region, error) {
 	case off+length > have:
 		return nil, fmt.Errorf("%w: %d octets at %d of a memfd of %d", ErrMemory, length, off, have)
 	}
-	// What is never written through the mapping is the file's page in a private one
-	// too, and that can be protected when the memfd is sealed or opened read-only.
+	// A private mapping that is never written shows the pages of the file too, and it can be protected even if the memfd is sealed or open
+	// read-only.
 	prot, flags := unix.PROT_READ, unix.MAP_PRIVATE
 	if write {
 		prot, flags = unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED
@@ -80,8 +77,7 @@ func MapRegion(fd int, offset, size uint64, write bool) (*Region, error) {
 	return &Region{file: file{fd: -1, mem: mem}, data: mem[head : head+length : head+length]}, nil
 }
 
-// CreateRegion makes client memory of size octets in a memfd that cannot
-// shrink, all allocated, and maps it.
+// CreateRegion creates client memory of size bytes in a memfd that cannot shrink, all allocated, and maps it.
 func CreateRegion(name string, size int) (*Region, error) {
 	if size <= 0 || size > maxRegion {
 		return nil, fmt.Errorf("%w: length %d", ErrMemory, size)

@@ -5,37 +5,33 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// SQ is the worker's end of a send ring. It implements verbs.SendSource. One
-// goroutine uses it.
+// SQ is the worker's end of a send ring. It implements verbs.SendSource. It is not safe for concurrent use.
 type SQ struct {
 	file
 	reader
 	maxSGE, maxInline int
 }
 
-// RQ is the worker's end of a receive ring. It implements verbs.RecvSource.
-// One goroutine uses it.
+// RQ is the worker's end of a receive ring. It implements verbs.RecvSource. It is not safe for concurrent use.
 type RQ struct {
 	file
 	reader
 	maxSGE int
 }
 
-// reader takes WQEs of a ring in batches: the consumer index, whose store is
-// what costs, is published once a batch, or when Taken says so.
+// reader takes WQEs of a ring in batches. It publishes the consumer index, whose store is the expensive part, once per batch or on Taken.
 type reader struct {
 	ring    ring.Consumer
 	slots   []byte // the entries
 	stride  int
 	entries int
 	batch   uint32
-	first   uint32 // of the batch being taken
-	n, used uint32 // entries in the batch, and taken of it
-	wqe     []byte // the copy that is looked at
+	first   uint32 // first entry of the current batch
+	n, used uint32 // entries in the batch, and those taken
+	wqe     []byte // private copy of the current WQE
 	told    bool
 
-	// OnFault, if set, is called once, by who reads the ring, when the client has
-	// written an impossible producer index.
+	// OnFault, if set, is called once, by the reader, when the client has written an invalid producer index.
 	OnFault func()
 }
 
@@ -71,13 +67,13 @@ func (r *reader) next(fixed int) bool {
 	return true
 }
 
-// at is the current WQE in shared memory.
+// at returns the current WQE in shared memory.
 func (r *reader) at() []byte {
 	off := int(r.ring.Mask(r.first+r.used)) * r.stride
 	return r.slots[off : off+r.stride]
 }
 
-// more copies n octets that follow the fixed part.
+// more copies n bytes after the fixed part.
 func (r *reader) more(fixed, n int) { copy(r.wqe[fixed:fixed+n], r.at()[fixed:]) }
 
 // Depth returns how many work requests the ring holds.
@@ -89,12 +85,10 @@ func (r *reader) Posted() int {
 	return int(n - r.used)
 }
 
-// Fault reports whether the client has written an impossible producer index.
-// The ring gives nothing more while it stands.
+// Fault reports whether the client has written an invalid producer index. The ring returns nothing while that is so.
 func (r *reader) Fault() bool { return r.ring.Bad() }
 
-// CreateSQ makes a send ring of at least entries WQEs with up to maxSGE SGEs or
-// maxInline octets each.
+// CreateSQ creates a send ring of at least entries WQEs with up to maxSGE SGEs or maxInline bytes each.
 func CreateSQ(entries, maxSGE, maxInline int) (*SQ, error) {
 	if err := checkRing(entries, maxSGE, maxInline); err != nil {
 		return nil, err
@@ -110,7 +104,7 @@ func CreateSQ(entries, maxSGE, maxInline int) (*SQ, error) {
 	return &SQ{file: f, reader: newReader(f.mem, entries, stride), maxSGE: maxSGE, maxInline: maxInline}, nil
 }
 
-// CreateRQ makes a receive ring of at least entries WQEs with up to maxSGE SGEs.
+// CreateRQ creates a receive ring of at least entries WQEs with up to maxSGE SGEs.
 func CreateRQ(entries, maxSGE int) (*RQ, error) {
 	if err := checkRing(entries, maxSGE, 0); err != nil {
 		return nil, err
@@ -153,9 +147,8 @@ func (q *SQ) NextSend(wr *verbs.SendWR) bool {
 	return true
 }
 
-// Taken gives back the entries of what NextSend has returned. Before anything of
-// it completes: a client that has as many work requests under way as the ring
-// holds posts the next one then.
+// Taken frees the entries of the work requests that NextSend has returned. It is called before any of them completes, because a client that
+// keeps the ring full posts the next request on a completion.
 func (q *SQ) Taken() {
 	if q.used != 0 {
 		q.ring.Release(q.used)
@@ -171,8 +164,7 @@ func (q *RQ) NextRecv(wr *verbs.RecvWR) bool {
 		return false
 	}
 	q.more(RQEFixed, min(int(le.Uint16(q.wqe[RQENumSGE:])), q.maxSGE)*SGESize)
-	// The entry is free at once: a client that keeps as many receives posted as
-	// the ring holds posts the next one when this one completes.
+	// The entry is free at once: a client that keeps the ring full posts the next receive on a completion.
 	q.ring.Release(1)
 	q.first++
 	q.n--
@@ -208,7 +200,7 @@ func (w *writer) Depth() int { return w.entries }
 // MaxSGE returns how many SGEs a work request may have.
 func (w *writer) MaxSGE() int { return w.maxSGE }
 
-// MaxInline returns how many octets of inline data a work request may have.
+// MaxInline returns how many bytes of inline data a work request may have.
 func (w *writer) MaxInline() int { return w.maxInline }
 
 // free is the next entry to be written, nil when the ring is full.
@@ -229,7 +221,7 @@ type SQProducer struct{ writer }
 // may use it.
 type RQProducer struct{ writer }
 
-// MapSQ maps the send ring in fd, which stays the caller's.
+// MapSQ maps the send ring in fd, which the caller still owns.
 func MapSQ(fd int) (*SQProducer, error) {
 	f, h, err := attach(fd, KindSQ)
 	if err != nil {
@@ -238,7 +230,7 @@ func MapSQ(fd int) (*SQProducer, error) {
 	return &SQProducer{newWriter(f, h)}, nil
 }
 
-// MapRQ maps the receive ring in fd, which stays the caller's.
+// MapRQ maps the receive ring in fd, which the caller still owns.
 func MapRQ(fd int) (*RQProducer, error) {
 	f, h, err := attach(fd, KindRQ)
 	if err != nil {
@@ -247,9 +239,8 @@ func MapRQ(fd int) (*RQProducer, error) {
 	return &RQProducer{newWriter(f, h)}, nil
 }
 
-// Post puts wr in the ring: ErrFull, or ErrWR if it has more SGEs or inline
-// data than the ring was made for. The worker does not know of it until the
-// QP's doorbell is rung.
+// Post puts wr in the ring. It returns ErrFull, or ErrWR if wr has more SGEs or inline data than the ring allows. The worker learns of it
+// when the QP's doorbell is rung.
 func (p *SQProducer) Post(wr *verbs.SendWR) error {
 	if !fitsSend(wr, p.maxSGE, p.maxInline) {
 		return ErrWR
@@ -263,8 +254,7 @@ func (p *SQProducer) Post(wr *verbs.SendWR) error {
 	return nil
 }
 
-// Post puts wr in the ring: ErrFull, or ErrWR if it has more SGEs than the ring
-// was made for. Receives ring no bell.
+// Post puts wr in the ring. It returns ErrFull, or ErrWR if wr has more SGEs than the ring allows. Receives need no doorbell.
 func (p *RQProducer) Post(wr *verbs.RecvWR) error {
 	if len(wr.SGEs) > p.maxSGE {
 		return ErrWR

@@ -7,20 +7,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// No wake-up can make the daemon wait for a client. A worker never reads or writes
-// what its clients write to: it watches their eventfds, edge-triggered, in an epoll
-// instance of its own. A client is woken by a socket of which it has the other end:
-// the kernel copies what it reads under the lock of that end alone. An object whose
-// lock is held while memory of a client is copied, like that of a pipe, would stop
-// the daemon with a client that copies from a page which never arrives.
+// No wake-up may make the daemon wait for a client. A worker never reads or writes a descriptor that its clients write to: it watches their
+// eventfds, edge-triggered, in an epoll instance of its own. A client is woken through a socket pair, of which it has one end: when it
+// reads, the kernel holds only the lock of that end. An object whose lock is held while client memory is copied, such as a pipe, would
+// block the daemon if the client copies from a page that never arrives.
 
-// Alarm is where a worker sleeps. Its clients wake it by eventfds, others by Ring.
+// Alarm is what a worker sleeps on. Clients wake it with eventfds, others with Ring.
 type Alarm struct {
 	epoll, own int
 	events     [64]unix.EpollEvent
 }
 
-// NewAlarm returns an Alarm that watches nothing yet.
+// NewAlarm returns an Alarm that watches nothing.
 func NewAlarm() (a *Alarm, err error) {
 	a = &Alarm{epoll: -1, own: -1}
 	if a.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err == nil {
@@ -35,11 +33,10 @@ func NewAlarm() (a *Alarm, err error) {
 	return a, nil
 }
 
-// newEventFD makes an eventfd that is readable from the beginning: each write to it
-// is an edge, even that of a 0.
+// newEventFD creates an eventfd that is readable from the start, so that every write to it is an edge.
 func newEventFD() (int, error) { return unix.Eventfd(1, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC) }
 
-// FD returns the descriptor that is readable from a wake-up until Clear.
+// FD returns a descriptor that is readable from a wake-up until Clear.
 func (a *Alarm) FD() int { return a.epoll }
 
 // Watch makes each write to the eventfd fd a wake-up. Any goroutine may call it.
@@ -54,11 +51,10 @@ func (a *Alarm) Watch(fd int) error {
 // Unwatch ends Watch. Any goroutine may call it.
 func (a *Alarm) Unwatch(fd int) { _ = unix.EpollCtl(a.epoll, unix.EPOLL_CTL_DEL, fd, nil) }
 
-// Ring is a wake-up. Any goroutine may call it.
+// Ring wakes the worker. Any goroutine may call it.
 func (a *Alarm) Ring() { Wake(a.own) }
 
-// Clear makes FD unreadable, unless more clients have woken the worker than it
-// takes at once.
+// Clear makes FD unreadable, unless more clients have woken the worker than one call of epoll_wait returns.
 func (a *Alarm) Clear() { _, _ = unix.EpollWait(a.epoll, a.events[:], 0) }
 
 // Close closes the descriptors.
@@ -74,7 +70,7 @@ func closeFDs(fds ...int) {
 
 var one = []byte{1, 0, 0, 0, 0, 0, 0, 0}
 
-// Wake writes to the eventfd by which a client wakes a worker.
+// Wake writes to the eventfd with which a client wakes a worker.
 func Wake(fd int) {
 	for {
 		if _, err := unix.Write(fd, one); err != unix.EINTR {
@@ -83,20 +79,17 @@ func Wake(fd int) {
 	}
 }
 
-// Octets of wake-ups that wait for a client, as the kernel counts them, with its
-// overhead. A queue that wakes its client alone needs one wake-up.
+// Bytes of unread wake-ups, as the kernel counts them, with its overhead. A channel of a single queue needs only one wake-up.
 const (
 	queueWakes   = 1 // the least that the kernel has
 	channelWakes = 96 << 10
 )
 
-// NewChannel makes a wake-up channel for the completion queues of a client: the
-// client reads r, and they write to w.
+// NewChannel creates a wake-up channel for the completion queues of a client: the client reads r, the queues write to w.
 func NewChannel() (r, w int, err error) { return newWaker(channelWakes) }
 
-// newWaker makes a one-way socket pair that takes about room octets which are not
-// read. What its reader does with r does not make Send on w wait, and nothing can be
-// sent to w.
+// newWaker creates a one-way socket pair with room for about room unread bytes. Nothing that the reader does with r can block Send on w,
+// and nothing can be sent to w.
 func newWaker(room int) (r, w int, err error) {
 	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -112,8 +105,7 @@ func newWaker(room int) (r, w int, err error) {
 	return p[0], p[1], nil
 }
 
-// notify sends b to the reader of w. A channel that is full has no room, and needs
-// none.
+// notify sends b to the reader of w. If the channel is full the reader has wake-ups pending, so b may be dropped.
 func notify(w int, b []byte) {
 	for {
 		if err := unix.Send(w, b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != unix.EINTR {
@@ -122,8 +114,7 @@ func notify(w int, b []byte) {
 	}
 }
 
-// Drain reads the wake-ups that wait in fd, which must be non-blocking. It is for
-// clients.
+// Drain reads the pending wake-ups of fd, which must be non-blocking. Clients use it.
 func Drain(fd int) {
 	var b [512]byte
 	for {

@@ -48,8 +48,7 @@ func opcode(wr *verbs.SendWR) (op byte, flags verbs.SendFlags, ok bool) {
 	return op, flags, true
 }
 
-// decodeSend makes wr from a copy of a WQE. A WQE that breaks the layout's
-// rules becomes verbs.OpInvalid with its ID: the client gets an error
+// decodeSend decodes a copy of a WQE into wr. An invalid WQE becomes verbs.OpInvalid with its ID, so that the client gets an error
 // completion.
 func decodeSend(wqe []byte, wr *verbs.SendWR, maxSGE, maxInline int) {
 	*wr = verbs.SendWR{
