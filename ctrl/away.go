@@ -9,12 +9,11 @@ import (
 	"github.com/iwarpd/iwarpd/shm"
 )
 
-// awayWait is how long the kernel may take for what a client has a hand in.
+// awayWait is how long a system call that a client can delay may take.
 const awayWait = time.Second
 
-// away runs f, a system call that a client can make wait as long as it likes, in a
-// goroutine of its own. It returns when f does, or after awayWait; over is closed when
-// f has returned.
+// away runs f, a system call that a client can delay indefinitely, in a goroutine of its own. It returns when f does, or after awayWait;
+// over is closed when f has returned.
 func away(f func()) (over <-chan struct{}, ok bool) {
 	done := make(chan struct{})
 	go func() {
@@ -31,10 +30,9 @@ func away(f func()) (over <-chan struct{}, ok bool) {
 	}
 }
 
-// away runs f like the function away. Where the client makes it wait the client is cut
-// off, what it holds stays in its quotas until f is over, and false is returned: what f
-// was to free is not to be given back. Only the session's own goroutine calls it, and
-// never with Server.mu held.
+// away runs f like the function away. If the client delays it, the client is cut off, what it holds stays in its quotas until f returns,
+// and the result is false: the caller must not release what f was to free. Only the session's own goroutine calls it, never with Server.mu
+// held.
 func (c *session) away(what string, f func()) bool {
 	over, ok := away(f)
 	if !ok {
@@ -44,9 +42,8 @@ func (c *session) away(what string, f func()) bool {
 	return ok
 }
 
-// free gives the memory of rings back. It must be called without Server.mu. The kernel
-// takes the lock of the memfd for that, and a client that writes to its copy of the
-// descriptor from a page which does not arrive holds it.
+// free returns the memory of rings to the kernel. It must be called without Server.mu: the kernel takes the lock of the memfd, which a
+// client can hold by writing to its copy of the descriptor from a page that never arrives.
 func (c *session) free(rings ...interface{ Free() error }) bool {
 	return c.away("its rings", func() {
 		for _, r := range rings {
@@ -55,9 +52,8 @@ func (c *session) free(rings ...interface{ Free() error }) bool {
 	})
 }
 
-// closeFiles closes descriptors that came from the client. To close one of FUSE, or the
-// last of a socket that lingers, waits for whoever is at its other end; to close a memfd
-// does not.
+// closeFiles closes descriptors that came from the client. Closing a FUSE file, or the last descriptor of a socket with SO_LINGER, may wait
+// for the other end; closing a memfd does not.
 func (c *session) closeFiles(fds []int) {
 	var odd []int
 	for _, fd := range fds {
@@ -72,8 +68,8 @@ func (c *session) closeFiles(fds []int) {
 	}
 }
 
-// hangUp ends the connection to the client, after which its session ends. Any goroutine
-// may call it: the descriptors that wait in the socket are closed by the session.
+// hangUp shuts down the connection to the client, after which its session ends. Any goroutine may call it: the session closes the
+// descriptors that are queued in the socket.
 func (c *session) hangUp() {
 	c.hungUp.Store(true)
 	c.conn.Shutdown()

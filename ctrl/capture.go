@@ -15,17 +15,17 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// CaptureHeader is the octets in front of a captured frame.
+// CaptureHeader is the size in bytes of the header before a captured frame.
 const CaptureHeader = 24
 
 const (
-	maxCaptures     = 16      // at a time, of all but administrators: each costs the workers a look at every frame
-	captureRing     = 4 << 20 // octets of frames that wait in each worker
-	captureSocket   = 8 << 20 // octets that wait in the socket
-	captureInterval = 5       // milliseconds between looks
+	maxCaptures     = 16      // concurrent captures of non-administrators: the workers check every frame for each capture
+	captureRing     = 4 << 20 // bytes of frames buffered in each worker
+	captureSocket   = 8 << 20 // bytes buffered in the socket
+	captureInterval = 5       // milliseconds between polls
 )
 
-// capture begins to copy frames to a socket, whose other end it returns.
+// capture starts to copy frames to a socket, and returns its other end.
 func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error) {
 	s := c.srv
 	e := s.engine
@@ -41,7 +41,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	if s.captures >= maxCaptures && !c.policy().admin {
 		return nil, errorf(busy, "ctrl: %d captures are running, the limit: end one", s.captures)
 	}
-	const frameOverhead = 64 // link headers beside the IP packet
+	const frameOverhead = 64 // link headers in addition to the IP packet
 	snap := s.cfg.MTU + frameOverhead
 	if s.cfg.MTU == 0 {
 		snap = 16 << 10
@@ -66,7 +66,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	if unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, captureSocket) != nil {
 		_ = unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, captureSocket) // as much as we may
 	}
-	_ = unix.Shutdown(fds[0], unix.SHUT_RD) // the reader has nothing to send, descriptors least of all
+	_ = unix.Shutdown(fds[0], unix.SHUT_RD) // the reader must not send anything, especially not descriptors
 	s.captures++
 	tap := e.NewTap(frames, snap, match)
 	e.AddTap(tap)
@@ -87,8 +87,7 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	return fds[1:], nil
 }
 
-// giveCapture gives back a capture and its rings; the session may be over, and
-// has given back its share then. Called with mu held.
+// giveCapture releases a capture and its rings, unless the session has ended, which has released its share. Called with mu held.
 func (c *session) giveCapture(size uint64) {
 	if c.srv.sessions[c.id] == c {
 		c.give(resCaptures, 1)
@@ -96,8 +95,7 @@ func (c *session) giveCapture(size uint64) {
 	}
 }
 
-// captureFilter makes the filter that r asks for, if the client may see what
-// passes it. Called with mu held.
+// captureFilter returns the filter that r describes, if the client may see the matching frames. Called with mu held.
 func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error) {
 	if r.Port > 65535 {
 		return nil, errorf(invalid, "ctrl: there is no port %d", r.Port)
@@ -136,7 +134,7 @@ func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error)
 	}, nil
 }
 
-// visibleQP finds a queue pair that the client may see. Called with mu held.
+// visibleQP returns a queue pair that the client may see. Called with mu held.
 func (c *session) visibleQP(num uint32) (*qp, error) {
 	q := c.srv.qps[num]
 	if q == nil || q.sess.dead || !c.policy().admin && q.sess.cred.Uid != c.cred.Uid {
@@ -145,8 +143,8 @@ func (c *session) visibleQP(num uint32) (*qp, error) {
 	return q, nil
 }
 
-// copyFrames sends what tap has to fd until that is closed, or quit is. A reader
-// that is behind leaves the frames in the tap, which drops and counts.
+// copyFrames copies the frames of tap to fd until fd or quit is closed. If the reader is slow the frames stay in the tap, which drops and
+// counts them.
 func copyFrames(tap *dataplane.Tap, fd int, quit <-chan struct{}) {
 	var b []byte
 	poll := []unix.PollFd{{Fd: int32(fd)}}
@@ -177,7 +175,7 @@ func copyFrames(tap *dataplane.Tap, fd int, quit <-chan struct{}) {
 	}
 }
 
-// appendRecord writes a captured frame as docs/api.md says.
+// appendRecord appends a captured frame in the format of docs/api.md.
 func appendRecord(b []byte, f *dataplane.TapFrame, dropped uint64) []byte {
 	at := time.Now().Add(f.At.Sub(clock.Now()))
 	b = binary.LittleEndian.AppendUint64(b, uint64(at.UnixNano()))

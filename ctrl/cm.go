@@ -17,72 +17,71 @@ import (
 	ddp "github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// connState is where a connection stands.
+// connState is the state of a connection.
 type connState uint8
 
 const (
-	connResolving connState = iota // route and neighbour are being found
+	connResolving connState = iota // route and neighbour are being resolved
 	connDialing                    // TCP active open
 	connStreaming                  // a byte stream, until the client starts MPA
 	connStartup                    // MPA frames
 	connWaiting                    // a connect request that the client has not answered
-	connSwitching                  // attached; full operation is not reached
+	connSwitching                  // attached, but full operation is not reached
 	connUp
-	connClosing // we are closing it
-	connGone    // in no table
+	connClosing // we are closing the connection
+	connGone    // removed from all tables
 )
 
 var connStates = [...]string{"RESOLVING", "DIALING", "STREAMING", "STARTUP", "WAITING", "SWITCHING", "UP", "CLOSING", "GONE"}
 
-// conn is a connection from the first thought of it to its end. All of it is
-// guarded by Server.mu.
+// conn is a connection, from the request to open it to its end. Server.mu guards it.
 type conn struct {
-	id       dataplane.ConnID // 0 until it is opened
-	handle   uint32
-	sess     *session
-	listener *listener // passive; nil: active
-	qp       *qp       // nil until connect or accept
-	state    connState
-	worker   int
-	st       *mpa.Startup
-	cfg      mpa.Config
-	local    netip.AddrPort
-	wantAddr netip.AddrPort // local, as the client asked for it
-	remote   netip.AddrPort
-	claim    *claim
-	limit    clock.Time // of the whole set-up, or of the present wait
-	deadline clock.Time // the earlier of limit and st's
-	params   mpa.Params
-	private  []byte            // of the peer
-	waiting  bool              // in listener.waiting
-	sctp     *dataplane.SCTP   // nil: TCP
-	neg      mpa.Negotiation   // over SCTP; st has that of TCP
-	peer     *mpa.EnhancedData // what the peer says of its depths; nil: nothing
-	shares   bool              // over SCTP: on an association with others of its client
-	shared   *shared           // which one; nil: none
-	alone    bool              // at least it begins one, for there was no stream
-	redials  int               // how often it sought another stream
-	failure  error             // connSwitching: the start-up failed, and the peer is being told by a Terminate
-	reason   error             // connClosing: why we reset it; nil: the client asked, or the engine knows
-	second   bool              // the peer closed first: TIME-WAIT is its
-	lingers  bool              // closed in order: its port must rest
+	id              dataplane.ConnID // 0 until it is opened
+	handle          uint32
+	sess            *session
+	listener        *listener // passive; nil: active
+	qp              *qp       // nil until connect or accept
+	state           connState
+	worker          int
+	st              *mpa.Startup
+	cfg             mpa.Config
+	local           netip.AddrPort
+	wantAddr        netip.AddrPort // local address that the client requested
+	remote          netip.AddrPort
+	claim           *claim
+	limit           clock.Time // deadline of the whole setup, or of the current wait
+	deadline        clock.Time // the earlier of limit and st's
+	params          mpa.Params
+	private         []byte            // the peer's private data
+	waiting         bool              // in listener.waiting
+	sctp            *dataplane.SCTP   // nil: TCP
+	neg             mpa.Negotiation   // over SCTP; st has that of TCP
+	peer            *mpa.EnhancedData // the peer's depths; nil: none sent
+	shares          bool              // over SCTP: may use an association with other connections of its client
+	shared          *shared           // that association, or nil
+	alone           bool              // start a new association, because the others had no stream
+	redials         int               // how often it has tried another stream
+	failure         error             // connSwitching: the startup failed, and a Terminate is being sent to the peer
+	reason          error             // connClosing: why we reset it; nil: at the client's request, or the engine knows
+	peerClosedFirst bool              // the peer closed first and holds TIME-WAIT
+	orderly         bool              // closed in order: its port stays in TIME-WAIT
 
 	initiator bool // it sends the MPA request; otherwise it waits for the peer's
 
 	streaming bool   // begins as a byte stream
-	held      bool   // charged as a byte stream
+	held      bool   // counted as a byte stream
 	in        []byte // connStreaming: received and not consumed
-	shown     int    // octets of in that the client has been shown
+	shown     int    // bytes of in that were sent to the client
 	ended     bool   // connStreaming: the peer sends nothing more
 	endTold   bool
-	memory    uint64 // charged for it while it is a byte stream
-	unsent    int    // octets of StreamSend that the peer has not taken, as far as known
+	memory    uint64 // quota charged while it is a byte stream
+	unsent    int    // bytes of StreamSend that the peer has not acknowledged, as far as known
 }
 
-// maxPrivate is the longest private data of a client (RFC 5044 section 7.1.1).
+// maxPrivate is the maximum length of a client's private data (RFC 5044 section 7.1.1).
 const maxPrivate = mpa.MaxPrivateData
 
-// OnEvent takes an event of the engine's; it is dataplane.Config's OnEvent.
+// OnEvent handles an event of the engine; it is the OnEvent of dataplane.Config.
 func (s *Server) OnEvent(ev dataplane.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,7 +106,7 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 	}
 	c := s.conns[ev.Conn]
 	if c == nil {
-		return // given up by us
+		return // already abandoned
 	}
 	c.worker = ev.Worker
 	switch ev.Kind {
@@ -141,7 +140,7 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 	}
 }
 
-// accepted begins the start-up of a passive open.
+// accepted starts the MPA startup of a passive open.
 func (s *Server) accepted(ev dataplane.Event) {
 	l := s.listeners[ev.Listener]
 	remote := addrPort(ev.Flow.Remote, ev.Flow.RemotePort)
@@ -164,7 +163,7 @@ func (s *Server) accepted(ev dataplane.Event) {
 	s.startup(c)
 }
 
-// startup begins the MPA start-up.
+// startup starts the MPA startup.
 func (s *Server) startup(c *conn) {
 	c.state = connStartup
 	cfg := c.cfg
@@ -181,8 +180,7 @@ func addrPort(a [16]byte, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(a).Unmap(), port)
 }
 
-// streamData gives streaming-mode octets to the start-up. Octets behind the
-// frame stay with the engine: they are FPDUs.
+// streamData passes streaming-mode bytes to the startup. Bytes after the frame stay in the engine: they are FPDUs.
 func (s *Server) streamData(c *conn, b []byte) {
 	if c.state == connStreaming {
 		c.in = append(c.in, b...)
@@ -199,7 +197,7 @@ func (s *Server) streamData(c *conn, b []byte) {
 	s.pump(c)
 }
 
-// pump does what the start-up wants done.
+// pump performs the output of the startup.
 func (s *Server) pump(c *conn) {
 	out, _ := c.st.PollTransmit()
 	ev, ok := c.st.PollEvent()
@@ -220,10 +218,10 @@ func (s *Server) pump(c *conn) {
 		}
 		s.attach(c, out)
 	case mpa.EventRejected:
-		if !c.initiator { // we said no
+		if !c.initiator { // we rejected
 			s.engine.StreamSend(c.id, out)
 			s.engine.Disconnect(c.id, false)
-			c.lingers = true
+			c.orderly = true
 			if c.qp != nil {
 				s.failConn(c, errorf(canceled, "ctrl: the application rejected the request of %v", c.remote))
 				return
@@ -242,7 +240,7 @@ func (s *Server) pump(c *conn) {
 	s.arm(c)
 }
 
-// request asks the client about a connect request.
+// request reports a connect request to the client.
 func (s *Server) request(c *conn, f *mpa.Frame) {
 	ask := &ctrlpb.ConnectRequest{
 		Local: c.local.String(), Remote: c.remote.String(), PrivateData: f.PrivateData,
@@ -251,8 +249,7 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 	if l := c.listener; l != nil {
 		l.starting.remove(c)
 		if l.waiting >= l.backlog || c.sess.behind() {
-			// Also for a client that does not keep up: a peer that asks and leaves, over and
-			// over, must not have it cut off.
+			// The same for a client that does not keep up: a peer that connects and leaves repeatedly must not get it cut off.
 			s.turnAway(c, errBacklog)
 			return
 		}
@@ -275,13 +272,12 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 
 var errBacklog = errors.New("backlog full")
 
-// turnAway drops a connection that its listener, or the client, has no room for. The
-// client hears of it if it knows of the connection: a byte stream that it has started
-// MPA on.
+// turnAway drops a connection for which the listener or the client has no room. The client is notified if it knows the connection, which is
+// then a byte stream on which it has started MPA.
 func (s *Server) turnAway(c *conn, why error) {
 	l := c.listener
 	l.dropped++
-	if l.dropped&(l.dropped-1) == 0 { // a peer sets how many there are
+	if l.dropped&(l.dropped-1) == 0 { // the peer controls how often this happens
 		l.sess.log.Warn("connections dropped", zap.Stringer("peer", c.remote), zap.Error(why), zap.Int("backlog", l.backlog), zap.Uint64("dropped", l.dropped))
 	}
 	s.engine.Disconnect(c.id, true)
@@ -292,7 +288,7 @@ func (s *Server) turnAway(c *conn, why error) {
 	s.forget(c)
 }
 
-// waitingConn finds a connect request that waits for the client's answer.
+// waitingConn returns a connect request that waits for the client's answer.
 func (c *session) waitingConn(h uint32) (*conn, error) {
 	cn := c.conns[h]
 	if cn == nil {
@@ -377,7 +373,7 @@ func (c *session) reject(r *ctrlpb.Reject) error {
 	return nil
 }
 
-// take gives c its queue pair.
+// take assigns q to c.
 func (c *conn) take(q *qp) { c.qp, q.conn, q.used = q, c, true }
 
 func (s *Server) answered(c *conn) {
@@ -387,15 +383,13 @@ func (s *Server) answered(c *conn) {
 	}
 }
 
-// attach takes the connection to full operation; reply is the responder's last
-// frame.
+// attach enters full operation; reply is the responder's last frame.
 func (s *Server) attach(c *conn, reply []byte) {
 	c.state = connSwitching
 	c.limit = s.now().Add(s.cfg.Startup.Timeout)
 	s.engine.Attach(c.id, dataplane.Attachment{QP: c.qp.binding, Params: c.params, Reply: reply})
 	if !c.params.Initiator && c.params.RTR == mpa.RTRNone && c.sctp == nil {
-		// Outside of the peer-to-peer model the responder has nothing to wait for:
-		// its sends are held back until the initiator's first FPDU.
+		// Outside of the peer-to-peer model the responder need not wait: its sends are held back until the initiator's first FPDU.
 		s.established(c)
 	}
 }
@@ -403,7 +397,7 @@ func (s *Server) attach(c *conn, reply []byte) {
 func (s *Server) established(c *conn) {
 	c.state = connUp
 	c.limit = 0
-	c.uncharge() // the engine has given all to the queue pair
+	c.uncharge() // the engine has passed everything to the queue pair
 	s.arm(c)
 	s.counters.established.Add(1)
 	e := &ctrlpb.Established{
@@ -423,8 +417,7 @@ func negotiated(p *mpa.Params) *ctrlpb.Negotiated {
 	}
 }
 
-// rejected ends an active open that the peer's application refused, or tries
-// again where the refusal looks like one of a setting.
+// rejected ends an active open that the peer's application rejected, or tries again if the rejection may be due to a setting.
 func (s *Server) rejected(c *conn, ev *mpa.Event) {
 	if ev.Err != nil && ev.Err.Retry != mpa.RetryNone {
 		s.retry(c, ev.Err.Retry)
@@ -434,7 +427,7 @@ func (s *Server) rejected(c *conn, ev *mpa.Event) {
 	s.reportRejected(c, ev.Frame.PrivateData, ev.Frame.Data())
 }
 
-// reportRejected reports to the client what the peer's application refused, and forgets c.
+// reportRejected reports the rejection by the peer's application to the client, and forgets c.
 func (s *Server) reportRejected(c *conn, private []byte, peer *mpa.EnhancedData) {
 	s.counters.rejected.Add(1)
 	r := &ctrlpb.Rejected{Conn: c.handle, Qp: c.qp.num, PrivateData: private}
@@ -443,7 +436,7 @@ func (s *Server) reportRejected(c *conn, private []byte, peer *mpa.EnhancedData)
 	s.forget(c)
 }
 
-// depths returns the IRD and ORD of the peer's message, nil if there are none.
+// depths returns the IRD and ORD of the peer's message, or nil if it has none.
 func depths(d *mpa.EnhancedData) (ird, ord *uint32) {
 	if d == nil {
 		return nil, nil
@@ -451,7 +444,7 @@ func depths(d *mpa.EnhancedData) (ird, ord *uint32) {
 	return proto.Uint32(uint32(d.IRD)), proto.Uint32(uint32(d.ORD))
 }
 
-// startupFailed ends a start-up that the peer, or time, brought down.
+// startupFailed ends a startup that failed because of the peer or a time-out.
 func (s *Server) startupFailed(c *conn, err *mpa.Error) {
 	if err.Retry != mpa.RetryNone {
 		s.retry(c, err.Retry)
@@ -475,15 +468,13 @@ func (s *Server) startupFailed(c *conn, err *mpa.Error) {
 		s.engine.Attach(c.id, dataplane.Attachment{QP: c.qp.binding, Params: c.params, Fail: err.Term})
 		return
 	}
-	// A peer that has begun as initiator too learns the reason from our request: it must
-	// not be overtaken by a reset.
-	c.lingers = errors.Is(err, mpa.ErrBothInitiators)
-	s.engine.Disconnect(c.id, !c.lingers)
+	// A peer that started as initiator too learns the reason from our request, which a reset must not overtake.
+	c.orderly = errors.Is(err, mpa.ErrBothInitiators)
+	s.engine.Disconnect(c.id, !c.orderly)
 	s.failConn(c, failure)
 }
 
-// retry opens a new TCP connection with other settings, within the limit of
-// the first.
+// retry opens a new TCP connection with other settings, within the deadline of the first.
 func (s *Server) retry(c *conn, r mpa.Retry) {
 	s.counters.fallbacks.Add(1)
 	c.sess.log.Info("MPA start-up refused", zap.Stringer("peer", c.remote), zap.Stringer("next", r))
@@ -495,9 +486,8 @@ func (s *Server) retry(c *conn, r mpa.Retry) {
 	s.startDial(c)
 }
 
-// peerClosed: the peer sends nothing more. Outside of full operation that is
-// the end; in it the LLP is closed from our side too (RFC 5040 section 6.1), behind
-// what the engine still sends for a while.
+// peerClosed handles the end of the peer's data. Outside of full operation it ends the connection; in full operation we close the LLP too
+// (RFC 5040 section 6.1), after the data that the engine still sends.
 func (s *Server) peerClosed(c *conn) {
 	switch c.state {
 	case connStreaming:
@@ -511,7 +501,7 @@ func (s *Server) peerClosed(c *conn) {
 		s.failConn(c, errorf(refused, "mpa: the peer %v left before it was answered", c.remote))
 	case connSwitching, connUp:
 		if c.state == connUp {
-			c.second = c.limit == 0 // no Terminate: the engine had not begun to close
+			c.peerClosedFirst = c.limit == 0 // no Terminate: the engine had not started to close
 			c.state = connClosing
 		}
 		c.limit = s.now().Add(closeTimeout)
@@ -520,11 +510,10 @@ func (s *Server) peerClosed(c *conn) {
 	}
 }
 
-// closeTimeout is how long a graceful close may take before the connection is
-// reset.
+// closeTimeout is how long a graceful close may take before the connection is reset.
 const closeTimeout = 10 * time.Second
 
-// terminated tells the client of a Terminate, one way or the other.
+// terminated reports a Terminate, sent or received, to the client.
 func (s *Server) terminated(c *conn, ev dataplane.Event) {
 	if c.qp == nil || c.state < connSwitching || c.failure != nil {
 		return
@@ -537,7 +526,7 @@ func (s *Server) terminated(c *conn, ev dataplane.Event) {
 		t.Text = clip(ev.Err.Error(), maxText)
 	}
 	c.sess.log.Info("stream terminated", zap.Uint32("qp", c.qp.num), zap.Stringer("peer", c.remote), zap.Bool("by-peer", t.Remote), zap.Error(ev.Err))
-	if c.state == connSwitching { // the client must know of the connection first
+	if c.state == connSwitching { // the client must learn of the connection first
 		s.established(c)
 	}
 	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_Terminated{Terminated: t}})
@@ -546,7 +535,7 @@ func (s *Server) terminated(c *conn, ev dataplane.Event) {
 	s.arm(c)
 }
 
-// closedEvent is the engine's last word on a connection.
+// closedEvent handles the last event of a connection.
 func (s *Server) closedEvent(c *conn, err error) {
 	switch c.state {
 	case connDialing:
@@ -571,7 +560,7 @@ func (s *Server) closedEvent(c *conn, err error) {
 		}
 		s.failConn(c, errorf(refused, "%s: %v: %w", c.llp(), c.remote, orClosed(err)))
 	case connUp, connClosing:
-		c.lingers = err == nil && c.sctp == nil && !c.second
+		c.orderly = err == nil && c.sctp == nil && !c.peerClosedFirst
 		if errors.Is(err, dataplane.ErrCQOverrun) {
 			c.qp.async(ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN, errorf(quota, "%w: make it as deep as all that can be outstanding on the queue pairs that use it", err))
 		}
@@ -587,7 +576,7 @@ func (s *Server) closedEvent(c *conn, err error) {
 	}
 }
 
-// closeCode is the code of a set-up that the engine ended by err.
+// closeCode returns the code of a setup that the engine ended with err.
 func closeCode(err error) ctrlpb.Code {
 	if _, ok := errors.AsType[*ddp.Error](err); ok {
 		return protocol
@@ -612,9 +601,8 @@ func termOf(err error) *term.Error {
 	return e
 }
 
-// failConn ends a set-up with err, and tells the client if it knows of the
-// connection. What the engine has of it, the caller has ended. Called with mu
-// held.
+// failConn ends a setup with err, and notifies the client if it knows the connection. The caller has already ended it in the engine. Called
+// with mu held.
 func (s *Server) failConn(c *conn, err error) {
 	switch {
 	case c.listener == nil, c.qp != nil:
@@ -630,7 +618,7 @@ func (s *Server) failConn(c *conn, err error) {
 	s.forget(c)
 }
 
-// forget takes c out of every table. Called with mu held.
+// forget removes c from every table. Called with mu held.
 func (s *Server) forget(c *conn) {
 	if c.state == connGone {
 		return
@@ -657,7 +645,7 @@ func (s *Server) forget(c *conn) {
 	c.claim, c.state = nil, connGone
 }
 
-// abandon cuts a connection without telling the client. Called with mu held.
+// abandon ends a connection without notifying the client. Called with mu held.
 func (s *Server) abandon(c *conn) {
 	if c.state == connGone {
 		return
@@ -677,8 +665,7 @@ func (c *session) disconnect(r *ctrlpb.Disconnect) error {
 		return errorf(noObject, "ctrl: no queue pair %d", r.Qp)
 	}
 	if q.conn == nil && q.over != 0 {
-		// Work requests that were posted while the connection ended: a worker
-		// flushes them.
+		// Work requests posted while the connection ended are flushed by a worker.
 		s.engine.Attach(q.over, dataplane.Attachment{QP: q.binding})
 		return nil
 	}
@@ -708,7 +695,7 @@ func (s *Server) closeConn(c *conn, abort bool) {
 	s.arm(c)
 }
 
-// end resets a connection in any state. Its client learns why. Called with mu held.
+// end resets a connection in any state and reports why to its client. Called with mu held.
 func (s *Server) end(c *conn, why error) {
 	switch c.state {
 	case connGone:
@@ -723,7 +710,7 @@ func (s *Server) end(c *conn, why error) {
 	}
 }
 
-// String names the state.
+// String returns the name of the state.
 func (s connState) String() string {
 	if int(s) < len(connStates) {
 		return connStates[s]

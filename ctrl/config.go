@@ -58,11 +58,11 @@ type Limits struct {
 	Clients, PDs, MRs, MWs, CQs, QPs, Listens int
 	Ports                                     int    // local ports of connections made from here, those in TIME-WAIT included
 	Captures                                  int    // at a time
-	Registered                                uint64 // octets of all memory regions
-	Rings                                     uint64 // octets of all queues, rings and what the daemon keeps for them
+	Registered                                uint64 // bytes of all memory regions
+	Rings                                     uint64 // bytes of all queues, rings and what the daemon keeps for them
 	Messages                                  uint64 // bytes of replies and events that clients have not read
 	QueueDepth                                int    // work requests of one queue, completions of one CQ
-	MaxInline                                 int    // octets
+	MaxInline                                 int    // bytes
 	MaxSGE                                    int
 }
 

@@ -41,7 +41,7 @@ func toPB(err error) *ctrlpb.Error {
 	return &ctrlpb.Error{Code: code, Text: clip(strings.ToValidUTF8(err.Error(), "?"), maxText)}
 }
 
-// maxText bounds the text of an error in a message, in octets.
+// maxText bounds the text of an error in a message, in bytes.
 const maxText = 1024
 
 // Short names of the codes.

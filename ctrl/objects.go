@@ -12,16 +12,16 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// The objects of a client. Their use counts are guarded by Server.mu.
+// The objects of a client. Server.mu guards their use counts.
 type (
 	pd struct {
 		handle uint32
 		id     verbs.PDID
-		uses   int // regions, windows and QPs in it
+		uses   int // regions, windows and QPs that use it
 	}
 	mr struct {
 		handle uint32
-		index  uint32 // order of making, over all clients
+		index  uint32 // creation order, over all clients
 		pd     *pd
 		region *verbs.Region
 		mem    *shm.Region
@@ -34,21 +34,21 @@ type (
 	}
 	channel struct {
 		handle uint32
-		wake   int // the end that workers write to
-		uses   int // completion queues
+		wake   int // the end to which workers write
+		uses   int // completion queues that use it
 	}
 	cq struct {
 		handle    uint32
 		channel   *channel // nil: its own
-		index     uint32   // order of making, over all clients
+		index     uint32   // creation order, over all clients
 		ring      *shm.CQ
-		size      uint64 // octets, for the quota
-		before    uint64 // the same of the rings that the last resize replaced
+		size      uint64 // bytes, for the quota
+		before    uint64 // the same for the rings that the last resize replaced
 		uses      int    // QPs that complete on it
 		modCount  uint32
 		modPeriod time.Duration
-		moderated bool   // it was so once: a worker may hold a wake-up back
-		overruns  uint64 // that the client was told of
+		moderated bool   // moderation was enabled: a worker may delay a wake-up
+		overruns  uint64 // overruns reported to the client
 	}
 	qp struct {
 		num            uint32
@@ -62,24 +62,23 @@ type (
 		sqDepth        int
 		rqDepth        int
 		maxSGE         int
-		maxInline      int // octets
+		maxInline      int // bytes
 		sigAll         bool
-		conn           *conn            // its connection, from connect or accept on
-		used           bool             // it had a connection: a QP has one in its life
-		size           uint64           // octets of its queues, for the quota
-		over           dataplane.ConnID // the connection it had, once that was established and is over
+		conn           *conn            // its connection, from connect or accept
+		used           bool             // it has had a connection: a QP has only one
+		size           uint64           // bytes of its queues, for the quota
+		over           dataplane.ConnID // its former connection, once established and ended
 	}
 )
 
-// qpSize is about what the queues of a QP take: a ring entry in shared memory and
-// its copy in the worker's, for each work request.
+// qpSize estimates the memory of a QP's queues: for each work request, a ring entry in shared memory and a copy in the worker.
 func qpSize(r *ctrlpb.CreateQP) uint64 {
 	const fixed = 3 * 4096
 	sges := uint64(r.MaxSge) * 16
 	return fixed + 2*entries(r.SqDepth)*(64+max(sges, uint64(r.MaxInline))) + 2*entries(r.RqDepth)*(64+sges)
 }
 
-// newHandle returns a number that the client has not got for a live object.
+// newHandle returns a number that is not a handle of a live object of the client.
 func (c *session) newHandle() uint32 {
 	for {
 		c.lastH++
@@ -129,11 +128,10 @@ func (c *session) pdOf(h uint32) (*pd, error) {
 	return nil, errorf(noObject, "ctrl: no protection domain %d", h)
 }
 
-// registerMR maps the client's memory and registers it. The quota is taken
-// before anything is mapped.
-// maxMRSize is the longest memory region: one SGE can name all of it.
+// maxMRSize is the maximum length of a memory region: one SGE can describe all of it.
 const maxMRSize = 1<<32 - 1
 
+// registerMR maps the client's memory and registers it. The quota is charged before anything is mapped.
 func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Reply) error {
 	s := c.srv
 	if len(fds) != 1 {
@@ -208,12 +206,12 @@ func (c *session) deregisterMR(h uint32) error {
 	}
 	delete(c.mrs, h)
 	s.mu.Unlock()
-	s.engine.Fence() // a worker may be copying
+	s.engine.Fence() // a worker may still be copying
 	c.unmapMR(m)
 	return nil
 }
 
-// unmapMR gives back a region that no worker looks at.
+// unmapMR releases a region that no worker accesses.
 func (c *session) unmapMR(m *mr) {
 	m.mem.Close()
 	c.srv.mu.Lock()
@@ -315,7 +313,7 @@ func (c *session) createCQ(r *ctrlpb.CreateCQ, reply *ctrlpb.Reply) ([]int, erro
 	return fds, nil
 }
 
-// forgetCQ gives back what a queue counts. Called with mu held.
+// forgetCQ returns the quota of a queue. Called with mu held.
 func (c *session) forgetCQ(q *cq) {
 	c.give(resCQs, 1)
 	c.give(resRings, q.size+q.before)
@@ -349,7 +347,7 @@ func (c *session) destroyCQ(h uint32) error {
 		q.ring.Moderate(0, 0)
 		s.quiet()
 	}
-	if !c.free(q.ring) { // Detach of the last QP has fenced
+	if !c.free(q.ring) { // Detach of the last QP was a fence
 		return nil
 	}
 	s.mu.Lock()

@@ -24,11 +24,11 @@ type claim struct {
 	addr      netip.AddrPort
 	uid       uint32
 	listening bool           // a listener uses it
-	rests     bool           // its connection is over, and in TIME-WAIT
+	timeWait  bool           // its connection has ended and is in TIME-WAIT
 	active    bool           // of an active open: in the user's quota of ports
 	remote    netip.AddrPort // of its last connection
-	since     clock.Time     // rests: when it began
-	until     clock.Time     // TIME-WAIT ends
+	since     clock.Time     // start of TIME-WAIT
+	until     clock.Time     // end of TIME-WAIT
 	refs      int
 	fds       []int
 	eps       []bpf.Endpoint
@@ -55,7 +55,7 @@ func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, er
 	if addr.Port() != 0 {
 		if c := cs.byAddr[addr]; c != nil {
 			if !listen || c.listening || c.uid != uid {
-				if c.rests {
+				if c.timeWait {
 					return nil, errorf(portInUse, "ctrl: %v is in TIME-WAIT after the connection that was made from it (RFC 9293 3.6.1): choose another port, or wait (tcp-time-wait)", addr)
 				}
 				return nil, errorf(portInUse, "ctrl: %v is in use by another client of iwarpd: choose another port, or end that client (iwarpctl listen list)", addr)

@@ -272,7 +272,7 @@ const noSlot = -1
 
 // accept serves the clients of one socket until it is closed.
 func (s *Server) accept(ctx context.Context, l *net.UnixListener, slot int) error {
-	var full seldom
+	var full logLimit
 	for {
 		c, err := l.AcceptUnix()
 		switch {
@@ -296,12 +296,12 @@ func (s *Server) accept(ctx context.Context, l *net.UnixListener, slot int) erro
 	}
 }
 
-// seldom tells when to log again what may happen all the time: once in logEvery.
-type seldom struct{ next clock.Time }
+// logLimit limits messages about frequent events to one per logEvery.
+type logLimit struct{ next clock.Time }
 
 const logEvery = 10 * time.Second
 
-func (s *seldom) now(t clock.Time) bool {
+func (s *logLimit) now(t clock.Time) bool {
 	if t < s.next {
 		return false
 	}
@@ -309,9 +309,9 @@ func (s *seldom) now(t clock.Time) bool {
 	return true
 }
 
-// A tally counts what may happen all the time, and is logged once in logEvery.
+// A tally counts a frequent event, which is logged once per logEvery.
 type tally struct {
-	seldom
+	logLimit
 	n uint64 // since it was last logged
 }
 

@@ -694,7 +694,7 @@ func TestRefusedLog(t *testing.T) {
 }
 
 func TestSeldom(t *testing.T) {
-	var s seldom
+	var s logLimit
 	var logged []clock.Time
 	for at := clock.Time(1e9); at < 1e9+clock.Time(25*time.Second); at = at.Add(100 * time.Millisecond) {
 		if s.now(at) {

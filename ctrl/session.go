@@ -644,7 +644,7 @@ func values[K comparable, V any](m map[K]V) []V {
 	return vs
 }
 
-// clip cuts s to at most n octets, between characters.
+// clip cuts s to at most n bytes, between characters.
 func clip(s string, n int) string {
 	if len(s) > n {
 		s = strings.ToValidUTF8(s[:n], "")

@@ -9,22 +9,21 @@ import (
 	ddp "github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// shared is an association whose DDP streams the connections of one client share, when
-// these ask for it: those to the same port, over the same transport. Clients never share
-// one, since its end, by whatever cause, ends all sessions of it. All but ready is guarded
-// by Server.mu.
+// shared is an association whose DDP streams several connections of one client share, at the client's request: those to the same port over
+// the same transport. Clients never share one, because its end, for any reason, ends all of its sessions. Server.mu guards all fields
+// except ready.
 type shared struct {
 	remote netip.AddrPort
 	opts   dataplane.SCTP
 	ready  chan struct{} // closed when the engine has it, or never will
 	claim  *claim        // nil: the engine does not have it
-	n      int           // connections on it; it ends with the last, which is no more waited for
+	n      int           // connections on it; it ends with the last one, and is then not awaited any more
 }
 
-// redials bounds how often a connection tries another stream.
+// redials limits how often a connection tries another stream.
 const redials = 8
 
-// fits reports whether c may be on sh, as far as that is known yet.
+// fits reports whether c may use sh, as far as is known yet.
 func (sh *shared) fits(c *conn) bool {
 	if sh.n == 0 || sh.remote != c.remote || sh.opts != *c.sctp {
 		return false
@@ -37,9 +36,8 @@ func (sh *shared) fits(c *conn) bool {
 		c.sess.policy().mayUse(have.Addr())
 }
 
-// share begins c on an association that its client has already. Otherwise it returns the
-// one that the caller has to open for c, and those that come after it, and whose ready it
-// has to close; nil when c is none of its business any more.
+// share starts c on an existing association of its client. Otherwise it returns a new one, which the caller must open for c and later
+// connections, and whose ready it must close. It returns nil if c needs nothing more from the caller.
 func (s *Server) share(c *conn) *shared {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -63,8 +61,7 @@ func (s *Server) share(c *conn) *shared {
 	return nil
 }
 
-// joinShared begins c on sh. It reports false when sh has no stream for it. Called with
-// mu held, which it lets go meanwhile.
+// joinShared starts c on sh. It reports false if sh has no stream for it. Called with mu held, which it releases temporarily.
 func (s *Server) joinShared(c *conn, sh *shared) bool {
 	local := sh.claim.addr
 	id := s.engine.NewID(local)
@@ -91,7 +88,7 @@ func (s *Server) joinShared(c *conn, sh *shared) bool {
 	return true
 }
 
-// leaveShared takes c off its association, and out of the engine's sight.
+// leaveShared removes c from its association and from the events of the engine.
 func (s *Server) leaveShared(c *conn) {
 	delete(s.conns, c.id)
 	s.claims.drop(c.claim)
@@ -99,7 +96,7 @@ func (s *Server) leaveShared(c *conn) {
 	s.unshare(c)
 }
 
-// unshare notes that c is no more on its association.
+// unshare records that c has left its association.
 func (s *Server) unshare(c *conn) {
 	sh := c.shared
 	if sh == nil {
@@ -111,15 +108,15 @@ func (s *Server) unshare(c *conn) {
 	}
 }
 
-// reshare begins c anew when its stream was not to be had: the peer has fewer of them, or
-// has begun a session on it at the same time. It reports whether it does.
+// reshare starts c again if its stream was not available: the peer has fewer streams, or has started a session on it at the same time. It
+// reports whether it does.
 func (s *Server) reshare(c *conn, err error) bool {
 	few := errors.Is(err, dataplane.ErrNoStream)
 	if c.shared == nil || c.redials == redials || !few && !errors.Is(err, ddp.ErrCollision) {
 		return false
 	}
 	c.redials++
-	c.alone = c.alone || few // another would have as few
+	c.alone = c.alone || few // another association would have as few
 	s.leaveShared(c)
 	s.startDial(c)
 	return true

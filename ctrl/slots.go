@@ -46,7 +46,7 @@ func (s *Slots) policy(c *Config) policy {
 }
 
 // listen opens the sockets of all slots. Folders stay when the daemon ends: they
-// are mounted into containers, and a folder made anew would not be.
+// are mounted into containers, and a folder made again would not be.
 func (s *Slots) listen() (all []*net.UnixListener, err error) {
 	defer func() {
 		if err != nil {

@@ -9,23 +9,22 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// srq is a receive queue that several queue pairs take from, on any worker: it is
-// a verbs.RecvSource with a lock.
+// srq is a receive queue shared by several queue pairs, on any worker. It is a verbs.RecvSource with a lock.
 type srq struct {
 	handle, index uint32
 	pd            *pd
 	depth, maxSGE int
-	size          uint64 // octets, for the quota
-	uses          int    // queue pairs that take from it
+	size          uint64 // bytes, for the quota
+	uses          int    // queue pairs that use it
 	onLimit       func() // called from a worker
 
-	ring *shm.RQ // only workers look into it, with mu held
+	ring *shm.RQ // only workers read it, with mu held
 
 	mu     sync.Mutex // guards the rest
 	limit  int        // 0: not armed
-	posted int        // receives in ring when a worker last looked
+	posted int        // receives in the ring when a worker last read it
 	taken  uint64
-	short  uint64 // messages that found no receive
+	short  uint64 // messages without a receive
 }
 
 // NextRecv implements verbs.RecvSource.
@@ -46,7 +45,8 @@ func (q *srq) NextRecv(wr *verbs.RecvWR) bool {
 	return true
 }
 
-// arm sets the limit. One that is passed already is told at once.
+// arm sets the limit; 0 disarms it. The event follows when a worker next takes a receive and fewer than limit remain, even if that is
+// already so now.
 func (q *srq) arm(limit int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -101,7 +101,7 @@ func (c *session) createSRQ(r *ctrlpb.CreateSRQ, reply *ctrlpb.Reply) ([]int, er
 	return []int{q.ring.TakeFD()}, nil
 }
 
-// srqLimit tells the client that the limit event has happened.
+// srqLimit reports the limit event to the client.
 func (c *session) srqLimit(q *srq) {
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
@@ -110,7 +110,7 @@ func (c *session) srqLimit(q *srq) {
 	}
 }
 
-// srqOf finds a shared receive queue. Called with mu held.
+// srqOf returns a shared receive queue. Called with mu held.
 func (c *session) srqOf(h uint32) (*srq, error) {
 	if q := c.srqs[h]; q != nil {
 		return q, nil
@@ -145,7 +145,7 @@ func (c *session) destroySRQ(h uint32) error {
 	}
 	delete(c.srqs, h)
 	s.mu.Unlock()
-	ok := c.free(q.ring) // Detach of the last QP has fenced
+	ok := c.free(q.ring) // Detach of the last QP was a fence
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	q.pd.uses--

@@ -4,21 +4,19 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
-// Delayed MPA start (RFC 5044 section 7.1.3): a connection is a byte stream until
-// the client says where MPA begins. The engine holds what the client has not
-// consumed back from the peer by the window, and the client is shown one chunk at
-// a time, so neither the events nor the octets that wait grow without bound. What
-// is not consumed at the start of MPA is the peer's MPA frame, and FPDUs.
+// Delayed MPA start (RFC 5044 section 7.1.3): a connection is a byte stream until the client starts MPA. The engine closes the receive
+// window while the client has not consumed data, and the client gets one chunk at a time, so neither events nor buffered bytes grow without
+// limit. Bytes not consumed when MPA starts are the peer's MPA frame and FPDUs.
 
-// maxChunk is the most that one StreamSend or StreamData carries, in octets.
+// maxChunk is the maximum size in bytes of one StreamSend or StreamData.
 const maxChunk = 32 << 10
 
-// maxUnsent is how many octets StreamSend takes before the peer has taken them.
+// maxUnsent is how many bytes StreamSend accepts that the peer has not acknowledged.
 const maxUnsent = 256 << 10
 
-// streamReady tells the client that TCP is there.
+// streamReady reports to the client that TCP is established.
 func (s *Server) streamReady(c *conn) {
-	c.state, c.limit = connStreaming, 0 // from here on the client says how long it takes
+	c.state, c.limit = connStreaming, 0 // from here on the client decides how long it takes
 	s.arm(c)
 	ev := &ctrlpb.StreamReady{Conn: c.handle, Local: c.local.String(), Remote: c.remote.String()}
 	if c.listener != nil {
@@ -29,9 +27,8 @@ func (s *Server) streamReady(c *conn) {
 	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_StreamReady{StreamReady: ev}})
 }
 
-// streamAccepted is streamReady for a passive open. It has a place in the backlog
-// until MPA is started, and one of as many as there may be queue pairs: it outlives
-// its listener.
+// streamAccepted is streamReady for a passive open. The stream counts in the backlog until MPA starts, and against the maximum number of
+// queue pairs, because it outlives its listener.
 func (s *Server) streamAccepted(c *conn) {
 	l := c.listener
 	if l.waiting >= l.backlog || c.sess.behind() { // as in request
@@ -54,19 +51,17 @@ func (s *Server) streamAccepted(c *conn) {
 	s.streamReady(c)
 }
 
-// streamSize is what a byte stream can make the daemon hold: what the client has not
-// read, in the engine and here, the chunk that it is shown, and what the peer has not
-// taken. It is charged as a whole, when the stream begins: what a peer sends cannot be
-// refused later.
+// streamSize is the memory that a byte stream may use: data that the client has not read, in the engine and here, the current chunk, and
+// data that the peer has not acknowledged. It is charged when the stream starts, because data of the peer cannot be refused later.
 func (s *Server) streamSize() uint64 { return 2*uint64(s.cfg.ReceiveWindow) + maxChunk + maxUnsent }
 
-// uncharge gives back what was charged for a byte stream. Called with mu held.
+// uncharge returns the quota of a byte stream. Called with mu held.
 func (c *conn) uncharge() {
 	c.sess.give(resRings, c.memory)
 	c.memory = 0
 }
 
-// unhold takes c out of the count of accepted byte streams.
+// unhold removes c from the count of accepted byte streams.
 func (s *Server) unhold(c *conn) {
 	if c.held {
 		c.held = false
@@ -74,7 +69,7 @@ func (s *Server) unhold(c *conn) {
 	}
 }
 
-// show gives the client the next chunk, if it has consumed the one before.
+// show sends the client the next chunk, if it has consumed the last one.
 func (s *Server) show(c *conn) {
 	if c.shown > 0 || c.endTold || len(c.in) == 0 && !c.ended {
 		return
@@ -84,7 +79,7 @@ func (s *Server) show(c *conn) {
 	c.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_StreamData{StreamData: &ctrlpb.StreamData{Conn: c.handle, Data: c.in[:c.shown], End: c.endTold}}})
 }
 
-// onStream has f do a request about a connection in streaming mode, with mu held.
+// onStream calls f for a connection in streaming mode, with mu held.
 func (c *session) onStream(h uint32, f func(cn *conn) error) error {
 	s := c.srv
 	s.mu.Lock()
@@ -123,9 +118,8 @@ func (s *Server) streamConsumed(cn *conn, r *ctrlpb.StreamConsumed) error {
 	return nil
 }
 
-// startMPA ends streaming mode: what was received and not consumed is MPA's. Which
-// side is the initiator has nothing to do with who opened the TCP connection (RFC
-// 5044 section 7.1).
+// startMPA ends streaming mode: received bytes that were not consumed belong to MPA. The initiator need not be the side that opened the TCP
+// connection (RFC 5044 section 7.1).
 func (s *Server) startMPA(cn *conn, r *ctrlpb.StartMPA) error {
 	initiator := cn.listener == nil
 	switch r.Role {
@@ -151,7 +145,7 @@ func (s *Server) startMPA(cn *conn, r *ctrlpb.StartMPA) error {
 	}
 	cfg := cn.cfg
 	cfg.PrivateData = r.PrivateData
-	cfg.RetryRev1, cfg.RetryNoMarkers = false, false // what was said before cannot be said again
+	cfg.RetryRev1, cfg.RetryNoMarkers = false, false // bytes already sent cannot be sent again
 	if err := cfg.Validate(); err != nil {
 		return errorf(invalid, "ctrl: %w", err)
 	}
@@ -175,7 +169,7 @@ func (s *Server) startMPA(cn *conn, r *ctrlpb.StartMPA) error {
 
 func (s *Server) streamClose(cn *conn, r *ctrlpb.StreamClose) error {
 	s.engine.Disconnect(cn.id, r.Abort)
-	cn.lingers = !r.Abort
+	cn.orderly = !r.Abort
 	if cn.qp != nil {
 		s.failConn(cn, errorf(canceled, "ctrl: connection with %v closed by the application", cn.remote))
 		return nil

@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// arm sets the time at which c must be looked at. Called with mu held.
+// arm sets the deadline of c. Called with mu held.
 func (s *Server) arm(c *conn) {
 	c.deadline = c.limit
 	if c.st != nil && (c.state == connStartup || c.state == connWaiting) {
@@ -21,7 +21,7 @@ func (s *Server) arm(c *conn) {
 	s.wake(c.deadline)
 }
 
-// wake has the timer goroutine wake at that time, if not before. Called with mu held.
+// wake makes the timer goroutine wake at that time, if not earlier. Called with mu held.
 func (s *Server) wake(at clock.Time) {
 	if s.wakeAt == 0 || at < s.wakeAt {
 		select {
@@ -31,7 +31,7 @@ func (s *Server) wake(at clock.Time) {
 	}
 }
 
-// runTimers wakes up for the deadlines of connections.
+// runTimers handles the deadlines of connections.
 func (s *Server) runTimers() {
 	defer s.wg.Done()
 	t := time.NewTimer(time.Hour)
@@ -55,8 +55,7 @@ func (s *Server) runTimers() {
 	}
 }
 
-// expire ends the waits that are over and returns the next deadline. Called
-// with mu held.
+// expire ends the waits that are over and returns the next deadline. Called with mu held.
 func (s *Server) expire(now clock.Time) (next clock.Time) {
 	for c := range s.pending {
 		if c.deadline.Due(now) {
@@ -101,14 +100,13 @@ var waits = [...]string{
 	connWaiting: "the application's answer", connSwitching: "the first FPDU of the peer", connGone: "",
 }
 
-// lateEndpoint is an endpoint of SCTP whose steering is to be looked at.
+// lateEndpoint is an SCTP endpoint whose steering may end at a given time.
 type lateEndpoint struct {
 	ep  bpf.Endpoint
 	at  clock.Time
-	uid uint32 // whose quota of ports it counts in
+	uid uint32 // user whose quota of ports it counts in
 }
 
-// lateTime is how long the SCTP packets of a port are steered after its last association
-// has gone: for what was under way, and a few retransmissions of a SHUTDOWN ACK. The port
-// is free meanwhile.
+// lateTime is how long SCTP packets to a port are still steered after its last association has ended: for packets in flight, and a few
+// retransmissions of a SHUTDOWN ACK. The port may be used again meanwhile.
 const lateTime = 10 * time.Second

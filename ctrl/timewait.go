@@ -8,18 +8,15 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// The port of a connection that was opened here and closed from here first stays
-// claimed while TCP is in TIME-WAIT: the engine answers for it, and its guard
-// socket keeps the kernel from giving it to another program. Such ports count in
-// their user's quota. A user that has no more, or a host that has none, reuses the
-// port that has been in TIME-WAIT for longest: for another peer there is nothing to
-// wait for, and the engine lets a connection to the same peer follow by RFC 6191.
+// The port of a connection that was opened and first closed here stays claimed while TCP is in TIME-WAIT: the engine answers for it, and
+// its guard socket keeps the kernel from giving it to another program. Such ports count in their user's quota. When the user's quota or the
+// host's ports are used up, the port that has been in TIME-WAIT longest is reused: for another peer there is no need to wait, and for the
+// same peer RFC 6191 allows it.
 
-// reuseAfter is how long a port is in TIME-WAIT before it is reused.
+// reuseAfter is how long a port stays in TIME-WAIT at least.
 const reuseAfter = time.Second
 
-// takePort claims the local endpoint want for the active open c, within the quota
-// of its user. Called with mu held.
+// takePort claims the local endpoint want for the active open c, within the user's quota. Called with mu held.
 func (s *Server) takePort(c *conn, want netip.AddrPort) (*claim, error) {
 	uid, limit := c.sess.cred.Uid, uint64(c.sess.policy().limits.Ports)
 	a := s.account(uid)
@@ -42,8 +39,8 @@ func (s *Server) takePort(c *conn, want netip.AddrPort) (*claim, error) {
 	return nil, err
 }
 
-// reusePort takes the user's oldest port on addr out of TIME-WAIT, if there is one
-// that may be reused: rather one whose last peer was not remote. Called with mu held.
+// reusePort takes the user's oldest reusable port on addr out of TIME-WAIT, preferring one whose last peer was not remote. Called with mu
+// held.
 func (s *Server) reusePort(uid uint32, addr netip.Addr, remote netip.AddrPort) *claim {
 	q, best := s.timeWait[uid], -1
 	for i, cl := range q {
@@ -66,29 +63,28 @@ func (s *Server) reusePort(uid uint32, addr netip.Addr, remote netip.AddrPort) *
 	}
 	cl := q[best]
 	s.timeWait[uid] = slices.Delete(q, best, best+1)
-	cl.rests = false
+	cl.timeWait = false
 	return cl
 }
 
-// reuseLook bounds how many ports are passed over whose last peer was the same.
+// reuseLook limits how many ports with the same last peer are skipped.
 const reuseLook = 64
 
-// leavePort gives up the endpoint of c, which has ended; a port in TIME-WAIT only
-// when that is over. Called with mu held.
+// leavePort releases the endpoint of c, which has ended; a port in TIME-WAIT is released when that is over. Called with mu held.
 func (s *Server) leavePort(c *conn) {
 	cl, now := c.claim, s.now()
 	if c.listener != nil || cl == nil {
 		s.claims.drop(cl)
 		return
 	}
-	if c.lingers {
+	if c.orderly {
 		cl.until, cl.remote = now.Add(s.cfg.TimeWait), c.remote
 	}
 	if cl.until <= now { // also that of a connection before
 		s.claims.drop(cl)
 		return
 	}
-	cl.rests, cl.since = true, now
+	cl.timeWait, cl.since = true, now
 	q := s.timeWait[cl.uid]
 	i := len(q)
 	for i > 0 && q[i-1].until > cl.until {
@@ -98,8 +94,7 @@ func (s *Server) leavePort(c *conn) {
 	s.wake(cl.until)
 }
 
-// endTimeWait frees the ports whose TIME-WAIT is over, and returns when the next
-// one's is; 0: there is none. Called with mu held.
+// endTimeWait releases the ports whose TIME-WAIT is over, and returns when the next one ends, or 0. Called with mu held.
 func (s *Server) endTimeWait(now clock.Time) (next clock.Time) {
 	for uid, q := range s.timeWait {
 		for len(q) > 0 && q[0].until.Due(now) {
@@ -116,7 +111,7 @@ func (s *Server) endTimeWait(now clock.Time) (next clock.Time) {
 	return next
 }
 
-// resting returns how many ports are in TIME-WAIT. Called with mu held.
+// resting returns the number of ports in TIME-WAIT. Called with mu held.
 func (s *Server) resting() (n int) {
 	for _, q := range s.timeWait {
 		n += len(q)
