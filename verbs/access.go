@@ -1,7 +1,6 @@
 package verbs
 
-// Access is what a region or window may be used for, with libibverbs' bits
-// (IBV_ACCESS_*). Local read is always granted.
+// Access is the set of permitted uses of a region or window, with the bits of libibverbs (IBV_ACCESS_*). Local read is always permitted.
 type Access uint32
 
 // Access rights.
@@ -11,13 +10,12 @@ const (
 	RemoteRead   Access = 1 << 2 // source of the peer's RDMA Reads
 	RemoteAtomic Access = 1 << 3 // target of the peer's atomics (RFC 7306)
 	MWBind       Access = 1 << 4 // memory windows may be bound to it
-	ZeroBased    Access = 1 << 5 // the first octet has tagged offset 0
+	ZeroBased    Access = 1 << 5 // the first byte has tagged offset 0
 
 	accessAll = LocalWrite | RemoteWrite | RemoteRead | RemoteAtomic | MWBind | ZeroBased
 )
 
-// valid reports whether a is a set that libibverbs would take: no unknown bit,
-// and LocalWrite wherever the peer may change memory.
+// valid reports whether libibverbs would accept a: no unknown bit, and LocalWrite wherever the peer may change memory.
 func (a Access) valid() bool {
 	if a&^accessAll != 0 {
 		return false

@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// drain takes the stream's completions into their slots.
+// drain moves the stream's completions to their slots.
 func (q *QP) drain() {
 	if !q.inited {
 		return
@@ -33,8 +33,7 @@ func (q *QP) drain() {
 				s.inv = c.InvSTag
 			}
 		}
-		// Errors that the stream made nothing of end it too: a receive that is
-		// wrong though no octet went there, an atomic whose result could not be
+		// An error that did not end the stream ends it now: a wrong receive that placed no bytes, or an atomic whose result could not be
 		// stored.
 		if st != WCSuccess && (c.Status == rdmap.StatusOK || c.Status == rdmap.StatusBadWR) {
 			q.stream.Fail(term.ErrRDMAPLocal, nil)
@@ -60,14 +59,12 @@ func wcStatus(s rdmap.Status) WCStatus {
 	return WCGeneralErr
 }
 
-// PollWC gives the next completion, of either queue: WC.IsRecv tells for which
-// CQ. Send completions come in the order posted; those of work requests that
-// were not signalled are left out unless they are errors. In ERROR it takes
-// and flushes what is still posted, so drain it after each doorbell then too.
+// PollWC returns the next completion of either queue; WC.IsRecv tells which CQ it belongs to. Send completions are in the order posted;
+// unsignalled requests produce none unless they fail. In ERROR, PollWC also takes and flushes what is still posted, so call it after each
+// doorbell then too.
 //
-// It returns false after a bounded number of calls, and after that begins anew:
-// all that fits the queues at a time can be had by one loop, and a client that
-// posts as fast as its work is flushed holds nobody up.
+// One drain loop returns at most a queue's worth of flushed requests, so a client that keeps posting cannot stall the worker. After PollWC
+// has returned false the next loop starts again.
 func (q *QP) PollWC(wc *WC) bool {
 	if q.pollWC(wc) {
 		return true
@@ -147,7 +144,7 @@ func (q *QP) count(wc *WC) {
 	}
 }
 
-// flushSend takes one more posted work request, only to flush it.
+// flushSend takes one more posted work request, in order to flush it.
 func (q *QP) flushSend(wc *WC) bool {
 	if q.sqHead != q.sqTail || q.cfg.Sends == nil || !q.cfg.Sends.NextSend(&q.wr) {
 		return false
@@ -158,8 +155,7 @@ func (q *QP) flushSend(wc *WC) bool {
 	return true
 }
 
-// flushRecv does the same for a receive of the QP's own queue; those of an SRQ
-// are for other QPs.
+// flushRecv does the same for a receive of the QP's own queue; the receives of an SRQ are for other QPs.
 func (q *QP) flushRecv(wc *WC) bool {
 	if q.rqHead != q.rqTail || q.cfg.SRQ != nil || !q.nextRecv(&q.rwr) {
 		return false

@@ -9,14 +9,12 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// This file is the QP as rdmap.Memory: what the stream may ask of the client's
-// memory. It is called from inside the stream's methods.
+// This file implements rdmap.Memory, the client memory as the stream sees it. The stream calls it from within its own methods.
 
 var _ rdmap.Memory = (*QP)(nil)
 
-// Recv implements rdmap.Memory. Receives are used in the order of the message
-// numbers, however the messages come in: all up to msn are taken. Asking again
-// for one that was taken gives the same.
+// Recv implements rdmap.Memory. Receives are used in the order of message numbers, whatever the order of arrival: Recv takes all up to msn.
+// Asking again for one already taken returns the same one.
 func (q *QP) Recv(msn serial.Num) (id, size uint32, ok bool) {
 	if q.state != StateRTS {
 		return 0, 0, false
@@ -36,7 +34,7 @@ func (q *QP) Recv(msn serial.Num) (id, size uint32, ok bool) {
 	return uint32(msn) & uint32(len(q.rq)-1), q.recvSlot(msn).size, true
 }
 
-// takeRecv puts the next posted receive in the slot of rqTail.
+// takeRecv stores the next posted receive in the slot of rqTail.
 func (q *QP) takeRecv() bool {
 	if !q.nextRecv(&q.rwr) {
 		return false
@@ -56,7 +54,7 @@ func (q *QP) takeRecv() bool {
 	for k := range wr.SGEs {
 		total += uint64(wr.SGEs[k].Len)
 	}
-	// A receive may offer more than a message can fill.
+	// A receive may be larger than any message.
 	s.size = uint32(min(total, 1<<32-1))
 	return true
 }
@@ -94,7 +92,7 @@ func (q *QP) Place(p *rdmap.Placement, payload marked.Octets) *term.Error {
 	return nil
 }
 
-// placeRecv places a payload of n octets.
+// placeRecv places a payload of n bytes.
 func (q *QP) placeRecv(slot, off uint32, payload marked.Octets, n uint32) *term.Error {
 	slot &= uint32(len(q.rq) - 1)
 	s := &q.rq[slot]
@@ -137,9 +135,8 @@ func (q *QP) CheckRead(stag uint32, to uint64, n uint32) *term.Error {
 	return nil
 }
 
-// Atomic implements rdmap.Memory. Operations of all workers are atomic against
-// each other, not against the client's own instructions (IBV_ATOMIC_HCA). The
-// word has the machine's octet order (RFC 7306 section 5.1).
+// Atomic implements rdmap.Memory. Operations of all workers are atomic with respect to each other, not to the client's own instructions
+// (IBV_ATOMIC_HCA). The word has the machine's byte order (RFC 7306 section 5.1).
 func (q *QP) Atomic(stag uint32, to uint64, a *rdmap.AtomicOp) (old uint64, err *term.Error) {
 	t := q.cfg.Table
 	b, f := t.check(q.cfg.PD, q.cfg.Num, stag, to, atomicLen, UseAtomic)
@@ -153,8 +150,7 @@ func (q *QP) Atomic(stag uint32, to uint64, a *rdmap.AtomicOp) (old uint64, err 
 	return t.apply(b, a), nil
 }
 
-// apply does a on the word b. Touching b may fault, which a worker survives as
-// a panic: the lock is given back all the same.
+// apply performs a on the word b. Touching b may fault, which the worker recovers from as a panic; the lock is released in that case too.
 func (t *Table) apply(b []byte, a *rdmap.AtomicOp) (old uint64) {
 	t.atomics.Lock()
 	defer t.atomics.Unlock()
@@ -163,9 +159,8 @@ func (t *Table) apply(b []byte, a *rdmap.AtomicOp) (old uint64) {
 	return old
 }
 
-// aligned reports whether the octet at to has an address that is a multiple of
-// eight. Memory is mapped at page boundaries by both sides, so the offset in
-// the memory tells.
+// aligned reports whether the byte at to has an address that is a multiple of eight. Both sides map memory at page boundaries, so the
+// offset decides.
 func (t *Table) aligned(stag uint32, to uint64) bool {
 	r := t.at(stag)
 	if r == nil {

@@ -33,15 +33,14 @@ func (s State) String() string {
 const (
 	MaxDepth     = 1 << 15 // work requests in a queue
 	MaxSGE       = 32      // pieces in a work request
-	MaxInline    = 4096    // octets of inline data
+	MaxInline    = 4096    // bytes of inline data
 	MaxMsg       = 1<<31 - 1
 	atomicLen    = 8
 	firstMSN     = serial.Num(1) // RFC 5041 section 4.3
 	defaultDepth = 64
 )
 
-// QPConfig says what a QP is made of. Zero depths and MaxSGE get a default;
-// values above the limits are cut to them.
+// QPConfig configures a QP. Zero depths and a zero MaxSGE get a default; larger values than the limits are reduced to them.
 type QPConfig struct {
 	Num       uint32
 	PD        PDID
@@ -53,7 +52,7 @@ type QPConfig struct {
 	SigAll    bool // every send work request reports its success
 	Sends     SendSource
 	Recvs     RecvSource
-	SRQ       *SRQ // takes the place of Recvs
+	SRQ       *SRQ // used instead of Recvs
 }
 
 type sendSlot struct {
@@ -63,14 +62,14 @@ type sendSlot struct {
 	done   bool
 	status WCStatus
 	nsge   int
-	inline int // octets of inline data; -1: SGEs
+	inline int // bytes of inline data; -1: SGEs
 	length uint32
 
-	need, gathered uint32 // octets of payload that the wire needs, and that Gather has given
+	need, gathered uint32 // bytes of payload to be sent, and those that Gather has returned
 }
 
-// complete reports whether the work request is over: an outgoing payload must
-// have been gathered too, or what comes next could take its memory away.
+// complete reports whether the work request is complete. An outgoing payload must have been gathered too, because its memory may be reused
+// afterwards.
 func (s *sendSlot) complete() bool {
 	return s.done && (s.status != WCSuccess || s.gathered >= s.need)
 }
@@ -89,11 +88,10 @@ type recvSlot struct {
 	inv       uint32
 }
 
-// QP is a queue pair on an RDMAP stream. One goroutine at a time may use it.
+// QP is a queue pair on an RDMAP stream. It is not safe for concurrent use.
 //
-// The order of a turn: HandleULPDU on Stream for what came in; PullSend;
-// PollSegment on Stream and Gather for each segment while there is room to
-// send; then PollWC until it is empty.
+// In each turn call HandleULPDU on Stream for arriving data, then PullSend, then PollSegment on Stream and Gather for each segment while
+// there is room to send, then PollWC until it returns false.
 type QP struct {
 	cfg    QPConfig
 	state  State
@@ -106,14 +104,14 @@ type QP struct {
 	inline         []byte               // cfg.MaxInline for each send slot
 	sqHead, sqTail uint32               // oldest slot in use, next free one; free-running
 	taken          interface{ Taken() } // Sends, if it has such a method
-	held           bool                 // the newest slot is a local operation or a bad WR that waits for all earlier ones
+	held           bool                 // the newest slot is a local operation or an invalid work request that waits for all earlier ones
 
 	rq     []recvSlot
 	rsges  []SGE
 	rqHead serial.Num // MSN of the oldest receive in use
 	rqTail serial.Num // MSN of the next receive to be taken
 
-	flushes int // posted work requests flushed since PollWC last gave none
+	flushes int // posted work requests flushed since PollWC last returned false
 
 	wr   SendWR // scratch of PullSend
 	rwr  RecvWR
@@ -131,7 +129,7 @@ type Stats struct {
 	OctetsPlaced         uint64
 }
 
-// NewQP returns a QP in IDLE. It allocates all that the QP will ever use.
+// NewQP returns a QP in IDLE. It allocates all memory that the QP needs.
 func NewQP(cfg QPConfig) *QP {
 	cfg.SQDepth = pow2(clamp(cfg.SQDepth, defaultDepth, MaxDepth))
 	cfg.RQDepth = pow2(clamp(cfg.RQDepth, defaultDepth, MaxDepth))
@@ -170,23 +168,22 @@ func (q *QP) Num() uint32 { return q.cfg.Num }
 // PD returns the protection domain.
 func (q *QP) PD() PDID { return q.cfg.PD }
 
-// Config returns what the QP was made of, depths as they came out.
+// Config returns the configuration, with the actual depths.
 func (q *QP) Config() QPConfig { return q.cfg }
 
-// Outstanding returns how many work requests of each queue the QP has taken and
-// not completed.
+// Outstanding returns how many work requests of each queue the QP has taken and not completed.
 func (q *QP) Outstanding() (sends, recvs int) {
 	return int(q.sqTail - q.sqHead), q.rqTail.Sub(q.rqHead)
 }
 
-// Stream returns the RDMAP stream. It is usable from Start on.
+// Stream returns the RDMAP stream, which is usable after Start.
 func (q *QP) Stream() *rdmap.Stream { return &q.stream }
 
 // Stats returns the counters.
 func (q *QP) Stats() Stats { return q.stats }
 
-// Start takes the QP from IDLE to RTS. cfg.MaxWR and cfg.MaxRecv are set to the
-// queues' depths, so that the stream has room for what the QP takes. In another state than IDLE it does nothing.
+// Start moves the QP from IDLE to RTS; in any other state it does nothing. It sets cfg.MaxWR and cfg.MaxRecv to the depths of the queues,
+// so that the stream has room for everything that the QP takes.
 func (q *QP) Start(cfg rdmap.Config) {
 	if q.state != StateIdle {
 		return
@@ -198,7 +195,7 @@ func (q *QP) Start(cfg rdmap.Config) {
 	q.state = StateRTS
 }
 
-// State returns the state; a stream that is terminating makes it TERMINATE.
+// State returns the state. A terminating stream moves RTS to TERMINATE.
 func (q *QP) State() State {
 	if q.state == StateRTS && (q.stream.Terminating() || q.stream.Remote() != nil) {
 		q.state = StateTerminate
@@ -206,11 +203,10 @@ func (q *QP) State() State {
 	return q.state
 }
 
-// Idle reports whether no send work request is under way.
+// Idle reports whether no send work request is outstanding.
 func (q *QP) Idle() bool { return q.sqHead == q.sqTail }
 
-// Error takes the QP to ERROR: nothing more is sent or placed, and PollWC gives
-// everything that was posted, or will be, with WCFlushErr.
+// Error moves the QP to ERROR: it sends and places nothing more, and PollWC returns everything posted, now or later, with WCFlushErr.
 func (q *QP) Error() {
 	if q.state == StateError {
 		return
@@ -221,7 +217,7 @@ func (q *QP) Error() {
 	q.drain()
 	q.state = StateError
 	q.held = false
-	// Whatever the stream did not report.
+	// Flush what the stream did not report.
 	for i := q.sqHead; i != q.sqTail; i++ {
 		if s := q.sendSlot(i); !s.complete() {
 			s.finish(WCFlushErr)
@@ -234,8 +230,7 @@ func (q *QP) Error() {
 	}
 }
 
-// Err returns what ended the stream: a *term.Error found here, a
-// *term.RemoteError that the peer's Terminate named, or nil.
+// Err returns the reason why the stream ended: a *term.Error found here, a *term.RemoteError from the peer's Terminate, or nil.
 func (q *QP) Err() error {
 	if e := q.stream.Err(); e != nil {
 		return e
@@ -246,7 +241,7 @@ func (q *QP) Err() error {
 	return nil
 }
 
-// finish completes a slot; a status set earlier stands.
+// finish completes a slot; an error status set earlier is kept.
 func (s *sendSlot) finish(st WCStatus) {
 	s.done = true
 	if s.status == WCSuccess {

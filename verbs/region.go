@@ -24,20 +24,18 @@ const (
 // windowsClosed in Region.windows: the region is gone, nothing can be bound.
 const windowsClosed = -1 << 30
 
-// Region is a memory region or window. The control plane makes it; work
-// requests may change fast-register regions and windows, so what a check reads
-// is a small seqlock of atomics: readers never wait, they fail while a change
-// is under way.
+// Region is a memory region or window. The control plane creates it; work requests may change fast-register regions and windows. The fields
+// that a check reads form a small seqlock of atomics: readers never wait, but fail during a change.
 type Region struct {
-	// What a check reads comes first: it fits a cache line.
+	// The fields that a check reads come first, in one cache line.
 	pd    PDID
 	ver   atomic.Uint32          // odd while the fields below change
 	state atomic.Uint32          // key and valid bit
 	qp    atomic.Uint32          // kindWindow: the QP it is bound for
 	acc   atomic.Uint32          // Access
-	base  atomic.Uint64          // address of the first octet
-	off   atomic.Uint64          // of the first octet in root.mem
-	size  atomic.Uint64          // octets
+	base  atomic.Uint64          // address of the first byte
+	off   atomic.Uint64          // of the first byte in root.mem
+	size  atomic.Uint64          // bytes
 	root  atomic.Pointer[Region] // whose mem it is; nil for a window not bound
 	kind  kind
 	gone  bool // deregistered; guarded by Table.mu
@@ -54,10 +52,10 @@ func (r *Region) STag() uint32 { return r.index<<8 | r.state.Load()&stateKey }
 // PD returns the protection domain.
 func (r *Region) PD() PDID { return r.pd }
 
-// Base returns the address of the first octet.
+// Base returns the address of the first byte.
 func (r *Region) Base() uint64 { return r.base.Load() }
 
-// Len returns the length in octets.
+// Len returns the length in bytes.
 func (r *Region) Len() uint64 { return r.size.Load() }
 
 // Access returns the rights.
@@ -74,7 +72,7 @@ func (r *Region) set(base, off, size uint64, a Access) {
 	r.acc.Store(uint32(a))
 }
 
-// view is what a check needs of a region, all of one moment.
+// view is a consistent copy of the fields that a check needs.
 type view struct {
 	qp              uint32
 	acc             Access
@@ -82,8 +80,7 @@ type view struct {
 	root            *Region
 }
 
-// read takes the view of r. It reports false when stag is not r's key, or r is not
-// valid or is being changed.
+// read copies the fields of r to v. It reports false if stag is not r's key, r is not valid, or a change is in progress.
 func (r *Region) read(stag uint32, v *view) bool {
 	state := uint32(0)
 	whole := r.unchanged(func() {
@@ -94,16 +91,14 @@ func (r *Region) read(stag uint32, v *view) bool {
 	return whole && state&(stateKey|stateValid) == stag&stateKey|stateValid && v.root != nil
 }
 
-// unchanged calls load, and reports whether no change was under way before, after or
-// meanwhile.
+// unchanged calls load, and reports whether no change was in progress before, during or after it.
 func (r *Region) unchanged(load func()) bool {
 	ver := r.ver.Load()
 	load()
 	return ver&1 == 0 && r.ver.Load() == ver
 }
 
-// lock starts a change. It fails when another one is under way: the two work
-// requests then have no order, and one of them loses.
+// lock starts a change. It fails if another one is in progress: the two work requests are not ordered, so one of them fails.
 func (r *Region) lock() bool {
 	v := r.ver.Load()
 	return v&1 == 0 && r.ver.CompareAndSwap(v, v+1)
@@ -111,8 +106,8 @@ func (r *Region) lock() bool {
 
 func (r *Region) unlock() { r.ver.Add(1) }
 
-// invalidate clears the valid bit, and unbinds a window. With force the key is
-// not compared and any kind is invalidated. It reports whether it was valid.
+// invalidate clears the valid bit, and unbinds a window. With force it ignores the key and accepts any kind. It reports whether r was
+// valid.
 func (r *Region) invalidate(key uint8, force bool) bool {
 	if !force && (r.kind == kindMR || r.windows.Load() != 0) {
 		return false
@@ -122,7 +117,7 @@ func (r *Region) invalidate(key uint8, force bool) bool {
 		if s&stateValid == 0 || !force && uint8(s) != key {
 			return false
 		}
-		// Whoever clears the bit owns the unbinding.
+		// The worker that clears the bit also unbinds the window.
 		if r.state.CompareAndSwap(s, s&^stateValid) {
 			break
 		}
@@ -168,9 +163,8 @@ const (
 	numFaults
 )
 
-// DDP has no code for access rights: a Write to memory without RemoteWrite is
-// an invalid STag (RFC 5041 section 7.2 has nothing nearer). Local uses have no
-// Terminate of their own; the codes of tagged placement serve as reasons.
+// DDP has no code for access rights: a Write to memory without RemoteWrite is an invalid STag (RFC 5041 section 7.2 has nothing closer).
+// Local uses have no Terminate of their own; they use the codes of tagged placement as reasons.
 var (
 	taggedFaults = [numFaults]*term.Error{term.ErrInvalidSTag, term.ErrSTagStream, term.ErrInvalidSTag, term.ErrTOWrap, term.ErrBounds}
 	remoteFaults = [numFaults]*term.Error{term.ErrReadSTag, term.ErrReadSTagStream, term.ErrReadAccess, term.ErrReadTOWrap, term.ErrReadBounds}
@@ -182,11 +176,9 @@ var (
 	}
 )
 
-// Check is the one place where memory is granted: it returns the n octets at
-// tagged offset to of region stag for a QP of pd, or the violation. Windows
-// answer only to the QP they were bound on. n may be 0, which checks all the
-// same: callers skip the check where a zero length excuses from it (RFC 5041
-// section 5.2, RFC 5040 section 5.2.1).
+// Check is the only place where access to memory is granted. It returns the n bytes at tagged offset to of region stag for a QP of pd, or
+// the violation. A window is accessible only to the QP that it was bound on. Check validates even if n is 0: callers skip it where the RFCs
+// exempt a zero length (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
 func (t *Table) Check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) ([]byte, *term.Error) {
 	b, f := t.check(pd, qp, stag, to, n, use)
 	if b == nil {
@@ -195,7 +187,7 @@ func (t *Table) Check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) ([
 	return b, nil
 }
 
-// check returns a slice that is not nil, or why not.
+// check returns a non-nil slice, or the fault.
 func (t *Table) check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) ([]byte, fault) {
 	r := t.at(stag)
 	if r == nil {

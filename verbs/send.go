@@ -7,10 +7,8 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// PullSend takes up to max work requests from Sends while there is room for
-// them, checks each, and hands it to the stream. A wrong one becomes an error
-// completion in its place in the order, and ends the stream. It returns how
-// many were taken.
+// PullSend takes up to max work requests from Sends while there is room, checks each, and passes it to the stream. An invalid one becomes
+// an error completion, in order, and ends the stream. It returns the number taken.
 func (q *QP) PullSend(max int) int {
 	if q.cfg.Sends == nil {
 		return 0
@@ -30,8 +28,8 @@ func (q *QP) PullSend(max int) int {
 	return n
 }
 
-// post puts wr in the next slot. Local operations and wrong work requests take
-// effect when all earlier ones are complete: the slot is held until then.
+// post puts wr in the next slot. Local operations and invalid work requests take effect when all earlier ones are complete; the slot is
+// held until then.
 func (q *QP) post(wr *SendWR) {
 	q.stats.Sends++
 	i := q.sqTail & uint32(len(q.sq)-1)
@@ -53,8 +51,8 @@ func (q *QP) post(wr *SendWR) {
 	}
 }
 
-// releaseHeld does the held local operation, or fails the stream for the held
-// wrong work request, once it is the oldest. It reports whether none is held.
+// releaseHeld executes the held local operation, or fails the stream for the held invalid work request, once it is the oldest. It reports
+// whether nothing is held.
 func (q *QP) releaseHeld() bool {
 	if !q.held {
 		return true
@@ -77,8 +75,7 @@ func (q *QP) releaseHeld() bool {
 	return true
 }
 
-// local does a local operation. q.wr still is the held one: nothing is pulled
-// while one is held.
+// local executes a local operation. q.wr is still the held one, because nothing is pulled while a request is held.
 func (q *QP) local(wr *SendWR) WCStatus {
 	t, pd := q.cfg.Table, q.cfg.PD
 	switch wr.Op {
@@ -99,8 +96,7 @@ func (q *QP) local(wr *SendWR) WCStatus {
 	return WCSuccess
 }
 
-// compile checks wr, copies what the slot needs of it and makes the stream's
-// work request.
+// compile checks wr, copies what the slot needs and builds the stream's work request.
 func (q *QP) compile(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus {
 	op := wr.Op
 	if wr.Flags&Solicited != 0 {
@@ -184,8 +180,7 @@ func (q *QP) keepInline(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR) WCStatus
 	return WCSuccess
 }
 
-// keepSGEs is the end of compile for memory that is to be used so; outgoing tells
-// that the payload is in it.
+// keepSGEs finishes compile for a payload in client memory. outgoing reports whether the payload is sent.
 func (q *QP) keepSGEs(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR, use Use, outgoing bool) WCStatus {
 	op := w.Op
 	s.nsge = copy(q.sges[int(i)*q.cfg.MaxSGE:], wr.SGEs)
@@ -211,9 +206,8 @@ func (q *QP) keepSGEs(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR, use Use, o
 	if op == rdmap.OpRead && s.nsge == 1 {
 		w.SinkSTag, w.SinkTO = wr.SGEs[0].LKey, wr.SGEs[0].Addr
 	}
-	// What the stream would refuse, so that it is refused in the same way as
-	// all else: no tagged offset of the peer's wraps, and nothing that awaits a
-	// response is for a stream without ORD.
+	// Reject what the stream would reject, so that it fails like any other invalid request: a remote tagged offset that wraps, or a request
+	// that needs a response on a stream with ORD 0.
 	if (op == rdmap.OpWrite || op.HasResponse()) && wr.Remote+total < wr.Remote {
 		return WCLocQPOpErr
 	}
@@ -223,8 +217,7 @@ func (q *QP) keepSGEs(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR, use Use, o
 	return WCSuccess
 }
 
-// sendOp returns the completion's opcode of an operation; false: not one of
-// the send queue.
+// sendOp returns the completion opcode of an operation, or false if it does not belong to the send queue.
 func sendOp(op rdmap.Op) (WCOp, bool) {
 	switch op {
 	case rdmap.OpSend, rdmap.OpSendSE, rdmap.OpSendInv, rdmap.OpSendSEInv:
@@ -249,10 +242,8 @@ func sendOp(op rdmap.Op) (WCOp, bool) {
 	return WCSend, false
 }
 
-// Gather appends to dst the slices of client memory that hold the n octets of
-// payload of a segment, so at most MaxSGE of them. False: the memory is gone or
-// may not be read any more; the stream has been failed, and the segment must
-// not be sent.
+// Gather appends to dst the slices of client memory that hold the n bytes of a segment's payload, at most MaxSGE of them. It returns false
+// if the memory is gone or may no longer be read: it has then failed the stream, and the segment must not be sent.
 func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
 	if n == 0 {
 		return dst, true
@@ -265,7 +256,7 @@ func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
 			s.gathered = max(s.gathered, uint32(src.Off)+uint32(n))
 			return b, true
 		}
-		// The stream has forgotten a work request whose last segment this is.
+		// The stream has already completed a work request whose last segment this is.
 		if s := &q.sq[src.WR&uint32(len(q.sq)-1)]; !s.complete() {
 			s.finish(WCLocProtErr)
 		}

@@ -29,19 +29,16 @@ var (
 	ErrBusy      = errors.New("verbs: memory windows are bound to the region")
 )
 
-// An STag is a 24-bit index and an 8-bit key (low octet). The table is a
-// radix tree over the index whose nodes are made on demand: random indices
-// would make wide leaves mostly empty.
+// An STag is a 24-bit index and an 8-bit key (low byte). The table is a radix tree over the index whose nodes are allocated on demand.
+// Indices are random, so wide leaves would be mostly empty.
 const (
 	dirBits, midBits, leafBits = 12, 6, 6
 
-	// MaxRegions is how many regions and windows a Table holds. A sixteenth of
-	// the index space: a random index is free at the first try nearly always,
-	// and one guess of an STag hits with a chance of 2^-12 at the very most,
-	// which ends the guesser's stream.
+	// MaxRegions is how many regions and windows a Table holds: a sixteenth of the index space. A random index is nearly always free at the
+	// first try, and a guessed STag is valid with a probability of at most 2^-12; a wrong guess ends the stream.
 	MaxRegions = 1 << 20
 
-	maxDraws = 1000 // of an index that is free
+	maxDraws = 1000 // attempts to draw a free index
 )
 
 type (
@@ -60,9 +57,8 @@ type (
 type Table struct {
 	dir [1 << dirBits]atomic.Pointer[mid]
 
-	// atomics is held by the worker that does an atomic operation: they are
-	// atomic against each other over all regions (RFC 7306 section 5.3). It is
-	// the one lock that workers share; only two atomics at a time meet in it.
+	// atomics is held during an atomic operation, because atomics are atomic with respect to each other over all regions (RFC 7306 section
+	// 5.3). It is the only lock that workers share, and only concurrent atomics contend for it.
 	atomics sync.Mutex
 
 	mu   sync.Mutex // Register and Deregister only
@@ -81,9 +77,8 @@ func (t *Table) Len() int {
 	return t.n
 }
 
-// Register makes a region of mem, whose first octet has the address base
-// (ignored with ZeroBased), for the QPs of pd. mem must stay mapped until
-// Deregister has returned and every worker has passed a turn.
+// Register creates a region of mem, whose first byte has the address base (ignored with ZeroBased), for the QPs of pd. mem must stay mapped
+// until Deregister has returned and every worker has completed a turn.
 func (t *Table) Register(pd PDID, mem []byte, base uint64, a Access) (*Region, error) {
 	if !a.valid() {
 		return nil, fmt.Errorf("%w: %#x", ErrAccess, uint32(a))
@@ -103,8 +98,8 @@ func (t *Table) Register(pd PDID, mem []byte, base uint64, a Access) (*Region, e
 	return r, nil
 }
 
-// RegisterFast makes a region for fast registration by work request (OpReg):
-// it is not valid until then. a is the most that OpReg may grant.
+// RegisterFast creates a region for fast registration by work request (OpReg); it is not valid until then. a is the most that OpReg may
+// grant.
 func (t *Table) RegisterFast(pd PDID, mem []byte, a Access) (*Region, error) {
 	if !a.valid() {
 		return nil, fmt.Errorf("%w: %#x", ErrAccess, uint32(a))
@@ -120,8 +115,7 @@ func (t *Table) RegisterFast(pd PDID, mem []byte, a Access) (*Region, error) {
 	return r, nil
 }
 
-// AllocWindow makes a type 2 memory window: it is not valid until OpBindMW
-// binds it to part of a region, for the QP that did so.
+// AllocWindow creates a type 2 memory window, which is not valid until OpBindMW binds it to part of a region, for the QP of that request.
 func (t *Table) AllocWindow(pd PDID) (*Region, error) {
 	r := &Region{pd: pd, kind: kindWindow}
 	if err := t.insert(r, false); err != nil {
@@ -143,8 +137,7 @@ func (t *Table) insert(r *Region, valid bool) error {
 			return fmt.Errorf("verbs: drawing an STag: %w", err)
 		}
 		stag := binary.LittleEndian.Uint32(b[:])
-		// Index 0 is never used, so STag 0 (and the 1 that some peers put in
-		// zero-length RTR messages) names nothing.
+		// Index 0 is never used, so STag 0 (and the 1 that some peers put in zero-length RTR messages) is never valid.
 		if stag>>8 == 0 || t.at(stag) != nil {
 			continue
 		}
@@ -171,13 +164,11 @@ func (t *Table) insert(r *Region, valid bool) error {
 		t.n++
 		return nil
 	}
-	return ErrTableFull // the reader is broken: chance does not do this
+	return ErrTableFull // only a broken reader gets here
 }
 
-// Deregister invalidates r and frees its STag. A region with windows bound to
-// it stays as it is, with ErrBusy. A second call does nothing. Workers that
-// looked r up before may still copy: the memory may be unmapped only when each
-// worker has passed a turn.
+// Deregister invalidates r and frees its STag. If windows are bound to it, it returns ErrBusy and changes nothing. A second call does
+// nothing. A worker that looked r up before may still copy: unmap the memory only after every worker has completed a turn.
 func (t *Table) Deregister(r *Region) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -195,7 +186,7 @@ func (t *Table) Deregister(r *Region) error {
 	l := ls.Load()
 	l.regions[stag>>8&(1<<leafBits-1)].Store(nil)
 	t.n--
-	// Readers that hold a leaf keep it alive; nothing is put into it any more.
+	// Readers of a leaf keep it alive; nothing is added to it any more.
 	if l.n--; l.n == 0 {
 		ls.Store(nil)
 		if m.n--; m.n == 0 {
@@ -218,7 +209,7 @@ func (t *Table) at(stag uint32) *Region {
 	return l.regions[stag>>8&(1<<leafBits-1)].Load()
 }
 
-// Lookup returns the valid region of that STag, or nil.
+// Lookup returns the valid region with that STag, or nil.
 func (t *Table) Lookup(stag uint32) *Region {
 	r := t.at(stag)
 	if r == nil || r.state.Load()&(stateKey|stateValid) != stag&stateKey|stateValid {

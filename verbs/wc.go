@@ -90,7 +90,7 @@ type WC struct {
 	Status WCStatus
 	Op     WCOp // valid for errors too
 	Flags  WCFlags
-	Len    uint32 // octets received or read
+	Len    uint32 // bytes received or read
 	QP     uint32
 	Imm    uint64
 	InvKey uint32

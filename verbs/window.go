@@ -2,16 +2,14 @@ package verbs
 
 import "math"
 
-// localInv does OpLocalInv: the window or fast-register region stag of pd is
-// not valid any more. A window answers to any QP of its PD here.
+// localInv executes OpLocalInv: it invalidates the window or fast-register region stag of pd. Any QP of the PD may invalidate a window.
 func (t *Table) localInv(pd PDID, stag uint32) bool {
 	r := t.at(stag)
 	return r != nil && r.pd == pd && r.invalidate(uint8(stag), false)
 }
 
-// fastReg does OpReg: region stag (index of a fast-register region that is not
-// valid, key as wished) becomes valid for n octets at offset off of its memory,
-// the first of which has address base.
+// fastReg executes OpReg: the invalid fast-register region with the index of stag becomes valid, with the key of stag, for n bytes at
+// offset off of its memory, the first of which has address base.
 func (t *Table) fastReg(pd PDID, stag uint32, base, off uint64, n uint32, a Access) bool {
 	r := t.at(stag)
 	if r == nil || r.pd != pd || r.kind != kindFast || !a.valid() || a&^(r.most|ZeroBased) != 0 {
@@ -26,8 +24,8 @@ func (t *Table) fastReg(pd PDID, stag uint32, base, off uint64, n uint32, a Acce
 	return r.change(stag, nil, func() { r.set(base, off, uint64(n), a) })
 }
 
-// bind does OpBindMW: window stag (not bound, key as wished) becomes valid for
-// the n octets at addr of the region lkey, for QP qp alone.
+// bind executes OpBindMW: the unbound window with the index of stag becomes valid, with the key of stag, for the n bytes at addr of the
+// region lkey, for QP qp only.
 func (t *Table) bind(pd PDID, qp, stag, lkey uint32, addr uint64, n uint32, a Access) bool {
 	w, r := t.at(stag), t.at(lkey)
 	if w == nil || r == nil || w.pd != pd || r.pd != pd || w.kind != kindWindow || r.kind == kindWindow {
@@ -60,7 +58,7 @@ func (t *Table) bind(pd PDID, qp, stag, lkey uint32, addr uint64, n uint32, a Ac
 	return true
 }
 
-// hold counts one more window bound to r; false: r is gone.
+// hold counts one more window bound to r. It reports false if r is gone.
 func (r *Region) hold() bool {
 	for {
 		n := r.windows.Load()
@@ -73,9 +71,8 @@ func (r *Region) hold() bool {
 	}
 }
 
-// change makes r, which must not be valid, valid with stag's key after set.
-// root is the region that a window is bound to. False: r is valid, is being
-// changed by another worker, or is gone.
+// change calls set and makes r, which must be invalid, valid with stag's key. root is the region that a window is bound to. It reports
+// false if r is valid, is being changed by another worker, or is gone.
 func (r *Region) change(stag uint32, root *Region, set func()) bool {
 	if !r.lock() {
 		return false
@@ -84,23 +81,21 @@ func (r *Region) change(stag uint32, root *Region, set func()) bool {
 	if r.state.Load()&stateValid != 0 {
 		return false
 	}
-	// An invalidation may have cleared the bit and not yet the binding.
+	// An invalidation may have cleared the bit but not yet the binding.
 	if root != nil && !r.root.CompareAndSwap(nil, root) {
 		return false
 	}
 	set()
 	r.state.Store(stag&stateKey | stateValid)
-	// Deregister marks the region first and invalidates then: if it did not see
-	// the valid bit, its mark is seen here.
+	// Deregister marks the region before it invalidates: if it did not see the valid bit, its mark is visible here.
 	if r.windows.Load() < 0 {
 		r.invalidate(0, true)
 	}
 	return true
 }
 
-// remoteInv invalidates stag for the peer of QP qp: only what work requests
-// made valid can be; the peer cannot end a region that the control plane
-// registered, nor a window of another QP.
+// remoteInv invalidates stag for the peer of QP qp. The peer can invalidate only what work requests made valid, not a region that the
+// control plane registered, nor a window of another QP.
 func (t *Table) remoteInv(pd PDID, qp, stag uint32) bool {
 	r := t.at(stag)
 	if r == nil || r.pd != pd || r.kind == kindWindow && r.qp.Load() != qp {

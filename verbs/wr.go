@@ -2,7 +2,7 @@ package verbs
 
 import "github.com/iwarpd/iwarpd/rdmap"
 
-// Operations of the send queue that never reach the wire, beside rdmap's.
+// Operations of the send queue, in addition to rdmap's, that never reach the wire.
 const (
 	OpLocalInv rdmap.Op = 0xf0 // invalidate Inv, a window or fast-register region
 	OpReg      rdmap.Op = 0xf1 // fast registration of RKey
@@ -21,8 +21,8 @@ const (
 	Inline    SendFlags = 1 << 3 // the payload is in Inline, not in SGEs
 )
 
-// SGE is one piece of client memory: Len octets at Addr (an address of the
-// region's, so an offset where the region is ZeroBased) of the region LKey.
+// SGE describes Len bytes of client memory at Addr of the region LKey. Addr is an address of the region, or an offset if the region is
+// ZeroBased.
 type SGE struct {
 	Addr uint64
 	Len  uint32
@@ -36,8 +36,8 @@ type SGE struct {
 //	OpSend, OpSendSE             SGEs or Inline
 //	OpSendInv, OpSendSEInv       SGEs or Inline, Inv
 //	OpImm, OpImmSE               Imm
-//	OpFetchAdd                   SGEs (one, 8 octets), RKey, Remote, CompareAdd, SwapMask (field boundaries)
-//	OpCmpSwap                    SGEs (one, 8 octets), RKey, Remote, CompareAdd, Swap, CompareMask, SwapMask
+//	OpFetchAdd                   SGEs (one, 8 bytes), RKey, Remote, CompareAdd, SwapMask (field boundaries)
+//	OpCmpSwap                    SGEs (one, 8 bytes), RKey, Remote, CompareAdd, Swap, CompareMask, SwapMask
 //	OpLocalInv                   Inv
 //	OpReg                        RKey (index of the region, new key), Remote (new base), SGEs[0] (Addr: offset in the region's memory, Len), Access
 //	OpBindMW                     RKey (index of the window, new key), SGEs[0] (LKey: region, Addr, Len), Access
@@ -50,7 +50,7 @@ type SendWR struct {
 	RKey   uint32
 	Remote uint64
 	Inv    uint32
-	Imm    uint64 // 8 octets of immediate data, the first in the high octet
+	Imm    uint64 // 8 bytes of immediate data, the first in the high byte
 
 	CompareAdd, Swap, CompareMask, SwapMask uint64
 
@@ -64,11 +64,9 @@ type RecvWR struct {
 	Bad  bool // the WQE could not be decoded: completes with WCLocQPOpErr
 }
 
-// SendSource is where posted work requests wait until the QP takes them.
-// NextSend fills *wr, appending to wr.SGEs[:0] and wr.Inline[:0], so that a
-// caller that keeps *wr pays no allocation; false: none is there. A source with a
-// method Taken() is told when the QP has taken some for now, before any of them
-// completes.
+// SendSource holds posted work requests until the QP takes them. NextSend fills *wr, appending to wr.SGEs[:0] and wr.Inline[:0] so that a
+// caller that reuses *wr does not allocate; it returns false if there is none. If the source has a method Taken(), the QP calls it after it
+// has taken a batch, before any request of it completes.
 type SendSource interface {
 	NextSend(wr *SendWR) bool
 }
