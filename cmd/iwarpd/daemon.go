@@ -29,6 +29,7 @@ type daemon struct {
 	hangups <-chan os.Signal
 	read    func() (*settings, error) // the settings, anew
 	mode    string                    // how frames move, as xsk.Socket.Taken has it
+	super   bool                      // super-frames are sent
 	gone    <-chan struct{}           // closed when the interface is removed
 	server  *ctrl.Server
 	engine  *dataplane.Engine
@@ -165,7 +166,7 @@ func (d *daemon) run(ctx context.Context) error {
 	go func() { served <- d.server.Serve(serving) }()
 
 	d.log.Info("ready", zap.String("interface", d.s.Interface), zap.String("socket", d.s.Socket),
-		zap.String(map[bool]string{true: "xdp", false: "transport"}[d.steer != nil], d.mode), zap.Int("queues", d.engine.Workers()), zap.String("version", version))
+		zap.String(map[bool]string{true: "xdp", false: "transport"}[d.steer != nil], d.mode), zap.Bool("super-frames", d.super), zap.Int("queues", d.engine.Workers()), zap.String("version", version))
 	notify(d.log, sd.SdNotifyReady)
 	go watchdog(serving, d.log, d.turning)
 	for _, l := range d.losses() {
