@@ -70,12 +70,12 @@ var loads = []struct {
 // TestSteadyStateAllocatesNothing covers the whole path of both hosts, from the
 // work request to the completion.
 func TestSteadyStateAllocatesNothing(t *testing.T) {
-	for _, markers := range []bool{false, true} {
+	run := func(name string, pipe link.PipeConfig, markers bool) {
 		for _, l := range loads {
 			l.size = min(l.size, 64<<10)
-			t.Run(fmt.Sprintf("%v/%d/markers=%v", l.op, l.size, markers), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%v/%d/%s", l.op, l.size, name), func(t *testing.T) {
 				p := mpa.Params{CRC: true, SendMarkers: markers, RecvMarkers: markers, IRD: 16, ORD: 16}
-				s, a, q := newLoad(t, link.PipeConfig{}, p, l.op, l.size)
+				s, a, q := newLoad(t, pipe, p, l.op, l.size)
 				s.load(a, q, 400)
 				if n := testing.AllocsPerRun(20, func() { s.load(a, q, 10) }); n != 0 {
 					t.Errorf("%v allocations in 10 work requests; want 0", n)
@@ -83,6 +83,9 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 			})
 		}
 	}
+	run("markers=false", link.PipeConfig{}, false)
+	run("markers=true", link.PipeConfig{}, true)
+	run("super-frames", link.PipeConfig{Super: link.SuperWhole}, false)
 }
 
 // BenchmarkPipe moves data between two workers in one goroutine: both hosts'
