@@ -14,7 +14,7 @@ import (
 
 var table = crc32.MakeTable(crc32.Castagnoli)
 
-// Update returns the CRC32c of octets whose CRC32c so far is crc, and p behind
+// Update returns the CRC32c of bytes whose CRC32c so far is crc, and p behind
 // them.
 func Update(crc uint32, p []byte) uint32 {
 	if fits(p) {
@@ -49,14 +49,14 @@ func Copy(dst []byte, crc uint32, p []byte) (crc2, sum uint32) {
 	return crc32.Update(crc, table, dst), pkt.Sum(dst, 0)
 }
 
-// Markers of RFC 5044 section 4.3, in octets.
+// Markers of RFC 5044 section 4.3, in bytes.
 const (
 	markerEvery = 512
 	markerLen   = 4
 	markerRun   = markerEvery - markerLen
 )
 
-// Mark copies p to dst with a marker in front of the octet at first, if there is one,
+// Mark copies p to dst with a marker in front of the byte at first, if there is one,
 // and of each 508th behind that. The first marker says ptr, more than zero, and each
 // other one 512 more. The lengths of p and first are multiples of four. It returns
 // what Sum returns for the copy, and how long that is.
@@ -80,7 +80,7 @@ func Mark(dst []byte, crc uint32, p []byte, first, ptr int) (crc2, sum uint32, n
 	return crc, sum, n
 }
 
-// fewest is how many octets Mark needs to do without a loop.
+// fewest is how many bytes Mark needs to do without a loop.
 const fewest = 384
 
 // Together is whether Sum takes no longer than pkt.Sum alone.
@@ -93,7 +93,7 @@ const (
 
 func fits(p []byte) bool { return vectors && len(p) >= shortest && len(p) <= longest }
 
-// words makes a partial sum of what pass returns for n octets.
+// words makes a partial sum of what pass returns for n bytes.
 func words(n int, even, odd uint32) uint32 {
 	if n%2 == 1 {
 		even, odd = odd, even

@@ -28,8 +28,8 @@ type Config struct {
 	BurstLen float64
 
 	Rate  int // bits a second; 0: any. What comes faster waits, in order
-	Queue int // octets that may wait; more are lost. 0: a tenth of a second of Rate
-	MTU   int // octets of a packet behind an Ethernet header; longer ones vanish. 0: any
+	Queue int // bytes that may wait; more are lost. 0: a tenth of a second of Rate
+	MTU   int // bytes of a packet behind an Ethernet header; longer ones vanish. 0: any
 
 	Seed uint64
 }
@@ -47,7 +47,7 @@ func (c *Config) Perfect() bool {
 // Delivery is one arrival of a frame.
 type Delivery struct {
 	At  clock.Time
-	Bit int // the bit that flips, counted from the first octet; -1: none
+	Bit int // the bit that flips, counted from the first byte; -1: none
 }
 
 // MaxDeliveries is the most that Decide returns for a frame.
@@ -97,7 +97,7 @@ func NewDecider(cfg Config) *Decider {
 	return &Decider{cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x697761727064)), burst: rand.New(rand.NewPCG(cfg.Seed, 0x6275727374))}
 }
 
-// Decide appends to dst the deliveries of a frame of n octets sent at now: none
+// Decide appends to dst the deliveries of a frame of n bytes sent at now: none
 // when it is lost, two when it is duplicated.
 func (d *Decider) Decide(now clock.Time, n int, dst []Delivery) []Delivery {
 	d.stats.Frames++
@@ -145,7 +145,7 @@ func (d *Decider) Decide(now clock.Time, n int, dst []Delivery) []Delivery {
 	return dst
 }
 
-// ethernet is the octets of an Ethernet header.
+// ethernet is the bytes of an Ethernet header.
 const ethernet = 14
 
 // inBurst reports whether the next frame is part of a burst of loss.
@@ -161,7 +161,7 @@ func (d *Decider) inBurst() bool {
 	return d.in
 }
 
-// bottleneck returns when n octets that came now have left at Rate, and whether there
+// bottleneck returns when n bytes that came now have left at Rate, and whether there
 // was room for them to wait.
 func (d *Decider) bottleneck(now clock.Time, n int) (clock.Time, bool) {
 	if d.cfg.Rate <= 0 {

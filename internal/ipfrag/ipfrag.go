@@ -30,7 +30,7 @@ const (
 	// place of one: 64 KiB in fragments of a path whose MTU is 576 are 119.
 	maxPieces = 128
 	// overhead is what a packet, and each of its fragments, is taken to cost
-	// beyond its octets.
+	// beyond its bytes.
 	overhead = 256
 	// maxErrors bounds the ICMP errors in a second (RFC 1812, Section 4.3.2.8; RFC
 	// 4443, Section 2.4 (f)), and how many wait to be sent.
@@ -40,7 +40,7 @@ const (
 // Config bounds what is held. A zero field has its default.
 type Config struct {
 	Octets    int // in all; default 4 MiB
-	PerSource int // by one IPv4 address or IPv6 /64; default an eighth of Octets
+	PerSource int // by one IPv4 address or IPv6 /64; default an eighth of Bytes
 }
 
 // Stats are counters.
@@ -76,7 +76,7 @@ type packet struct {
 
 	first   pkt.Fragment
 	head    []byte // of the frame with the first fragment, up to its payload
-	quote   []byte // the octets of that packet that an ICMP error shows
+	quote   []byte // the bytes of that packet that an ICMP error shows
 	src     *source
 	byAge   link
 	bySrc   link
@@ -364,7 +364,7 @@ func (p *packet) place(f *pkt.Fragment, b []byte) placed {
 }
 
 // keep remembers the headers of the first fragment, and what an ICMP error shows
-// of it: in IPv4 as much as 576 octets hold (RFC 1812, Section 4.3.2.3), in IPv6
+// of it: in IPv4 as much as 576 bytes hold (RFC 1812, Section 4.3.2.3), in IPv6
 // as much as 1280 do (RFC 4443, Section 3.3).
 func (p *packet) keep(f *pkt.Fragment, frame []byte) {
 	p.first = *f

@@ -1,23 +1,23 @@
-// Package marked holds octets among which the markers of MPA stand, so that they
+// Package marked holds bytes among which the markers of MPA stand, so that they
 // are copied once: from the frame that they came in to the memory that they are for.
 package marked
 
-// Markers of RFC 5044 section 4.3, in octets.
+// Markers of RFC 5044 section 4.3, in bytes.
 const (
 	every  = 512
 	length = 4
-	run    = every - length // octets between two markers
+	run    = every - length // bytes between two markers
 )
 
-// Octets are those of B but for its markers: four octets at First, and at each 512th
+// Bytes are those of B but for its markers: four bytes at First, and at each 512th
 // from there. With First zero it has none. B does not end with a marker.
 type Octets struct {
 	B     []byte
 	First int
 }
 
-// Among returns the number of markers among n octets, the first marker in front of
-// the octet at first.
+// Among returns the number of markers among n bytes, the first marker in front of
+// the byte at first.
 func Among(n, first int) int {
 	if n <= first {
 		return 0
@@ -25,7 +25,7 @@ func Among(n, first int) int {
 	return 1 + (n-first-1)/run
 }
 
-// Len returns the number of octets without markers.
+// Len returns the number of bytes without markers.
 func (o Octets) Len() int {
 	if n := len(o.B) - o.First; o.First > 0 && n > 0 {
 		return len(o.B) - (n+every-1)/every*length
@@ -33,7 +33,7 @@ func (o Octets) Len() int {
 	return len(o.B)
 }
 
-// After returns what is behind the first n octets, at most Len.
+// After returns what is behind the first n bytes, at most Len.
 func (o Octets) After(n int) Octets {
 	if o.Plain(n) {
 		return Octets{o.B[n:], max(o.First-n, 0)}
@@ -41,7 +41,7 @@ func (o Octets) After(n int) Octets {
 	return o.behind(n)
 }
 
-// Plain reports whether no marker stands in front of the octet at n, nor among those before.
+// Plain reports whether no marker stands in front of the byte at n, nor among those before.
 func (o Octets) Plain(n int) bool { return uint(n) <= uint(o.First-1) }
 
 // behind is After where a marker is passed, or stands in front of what is left.
@@ -54,7 +54,7 @@ func (o Octets) behind(n int) Octets {
 	return Octets{o.B[o.First+n+passed*length:], run - n%run}
 }
 
-// CopyTo fills dst, which is no longer than Len, with the first octets. Meanwhile there
+// CopyTo fills dst, which is no longer than Len, with the first bytes. Meanwhile there
 // may be others in dst.
 func (o Octets) CopyTo(dst []byte) {
 	if o.Plain(len(dst)) {
@@ -64,7 +64,7 @@ func (o Octets) CopyTo(dst []byte) {
 	}
 }
 
-// gather is CopyTo where a marker may stand among the octets.
+// gather is CopyTo where a marker may stand among the bytes.
 func (o Octets) gather(dst []byte) {
 	src, first, n := o.B, o.First, len(dst)
 	if runs := (n - first) / run; vectors && runs > 0 && first <= run {

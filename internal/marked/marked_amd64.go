@@ -5,9 +5,9 @@ import "golang.org/x/sys/cpu"
 // vectors reports whether processor and kernel have what join uses.
 var vectors = cpu.X86.HasAVX512F
 
-// join copies n octets from the size octets at src, which have markers among them: one
-// at first, 1 to 508, and one at each 512th octet from there. runs is how
-// many times 508 octets stand behind a marker, at least one. dst and src must not overlap.
+// join copies n bytes from the size bytes at src, which have markers among them: one
+// at first, 1 to 508, and one at each 512th byte from there. runs is how
+// many times 508 bytes stand behind a marker, at least one. dst and src must not overlap.
 //
 //go:noescape
 func join(dst, src *byte, n, size, first, runs int)

@@ -11,7 +11,7 @@ type Fragment struct {
 	Proto    uint8 // what the payload begins with; in IPv6 only the first fragment says
 	ECN      uint8
 	More     bool
-	Off      int // of the payload of the packet, in octets: it holds [Off, Off+Len)
+	Off      int // of the payload of the packet, in bytes: it holds [Off, Off+Len)
 	Len      int
 
 	L3Off int // of the IP header in the frame
@@ -22,8 +22,8 @@ type Fragment struct {
 // Parse reads the headers of a frame, which is whole in b. That of IPv4 must have
 // the right checksum. A packet that is no fragment is ErrWhole. So that no
 // packet is reassembled that could not have been cut, ErrHeader is
-//   - one that ends beyond 65535 octets, or has none, or is not a multiple of eight
-//     octets and not the last (RFC 791, Section 3.2; RFC 8200, Section 4.5),
+//   - one that ends beyond 65535 bytes, or has none, or is not a multiple of eight
+//     bytes and not the last (RFC 791, Section 3.2; RFC 8200, Section 4.5),
 //   - the first of an IPv6 packet without all the headers up to the transport's
 //     (RFC 8200, Section 4.5),
 //   - one whose source is no host (RFC 1122, Section 3.2.1.3).
@@ -163,8 +163,8 @@ func unicast(a *[16]byte, v6 bool) bool {
 }
 
 // Unfragment writes the headers of the packet that f, the first fragment in frame,
-// is of, as it was before it was cut into fragments: with n octets of payload in
-// all. dst has room for f.Header() octets; it is returned cut to that.
+// is of, as it was before it was cut into fragments: with n bytes of payload in
+// all. dst has room for f.Header() bytes; it is returned cut to that.
 func (f *Fragment) Unfragment(dst, frame []byte, n int, ecn uint8) []byte {
 	dst = dst[:f.Header()]
 	copy(dst, frame)
@@ -183,7 +183,7 @@ func (f *Fragment) Unfragment(dst, frame []byte, n int, ecn uint8) []byte {
 	return dst
 }
 
-// Header is how many octets are in front of the payload of the packet that f is
+// Header is how many bytes are in front of the payload of the packet that f is
 // of, when it is the first fragment.
 func (f *Fragment) Header() int {
 	if f.V6 {

@@ -148,7 +148,7 @@ func (e *ICMPError) embedded6(b []byte) error {
 	return e.transport(proto, b[off:])
 }
 
-// transport reads the first octets of an embedded transport header. Eight are
+// transport reads the first bytes of an embedded transport header. Eight are
 // certain (RFC 792).
 func (e *ICMPError) transport(proto uint8, b []byte) error {
 	e.Proto = proto

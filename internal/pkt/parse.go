@@ -54,7 +54,7 @@ func l4min(proto uint8) int {
 	return 0
 }
 
-// Parse reads the headers of a frame of frameLen octets whose first piece is
+// Parse reads the headers of a frame of frameLen bytes whose first piece is
 // head. All headers, the fixed part of the transport's included, must lie in
 // head. The IPv4 header checksum is verified; the transport's is not. On error
 // p holds nothing of use. Fragments are ErrFragment: Fragment reads those. An IPv6
@@ -112,7 +112,7 @@ func (p *Packet) Parse(head []byte, frameLen int) error {
 }
 
 // parseIPv4 reads the IPv4 header at b (RFC 791, Section 3.1), of a packet of
-// which n octets are in the frame. L4Off is left relative to b.
+// which n bytes are in the frame. L4Off is left relative to b.
 func (p *Packet) parseIPv4(b []byte, n int) error {
 	if len(b) < ipv4Len {
 		return ErrShort
@@ -144,14 +144,14 @@ func (p *Packet) parseIPv4(b []byte, n int) error {
 }
 
 // ipv4Lens returns the lengths of the IPv4 header at b, which is at least ipv4Len
-// octets, and of its packet; not ok, if they or the version cannot be.
+// bytes, and of its packet; not ok, if they or the version cannot be.
 func ipv4Lens(b []byte) (ihl, total int, ok bool) {
 	ihl, total = int(b[0]&15)*4, int(be.Uint16(b[2:]))
 	return ihl, total, b[0]>>4 == 4 && ipv4Len <= ihl && ihl <= total
 }
 
 // parseIPv6 reads the IPv6 header at b and its extension headers (RFC 8200,
-// Sections 3 and 4), of a packet of which n octets are in the frame. A
+// Sections 3 and 4), of a packet of which n bytes are in the frame. A
 // jumbogram is malformed here: no link of ours carries one.
 func (p *Packet) parseIPv6(b []byte, n int) error {
 	if len(b) < ipv6Len {
@@ -185,7 +185,7 @@ func (p *Packet) parseIPv6(b []byte, n int) error {
 }
 
 // skipExt walks the extension headers of the IPv6 packet at b, which has total
-// octets of which len(b) are here, from a header of type next at offset off. It
+// bytes of which len(b) are here, from a header of type next at offset off. It
 // returns the upper-layer protocol and its offset. With first it goes on behind
 // the Fragment header of a first fragment.
 func skipExt(next uint8, b []byte, off, total int, first bool) (proto uint8, at int, err error) {
@@ -197,7 +197,7 @@ func skipExt(next uint8, b []byte, off, total int, first bool) (proto uint8, at 
 				return 0, 0, ErrShort
 			}
 			n = int(b[off+1])*8 + 8
-		case 51: // Authentication Header counts in units of 4 octets (RFC 4302)
+		case 51: // Authentication Header counts in units of 4 bytes (RFC 4302)
 			if len(b) < off+2 {
 				return 0, 0, ErrShort
 			}

@@ -1,6 +1,6 @@
 // Package pkt reads and writes what lies in front of a transport header:
 // Ethernet, up to two VLAN tags, IPv4 and IPv6; and computes the Internet
-// checksum. Parsers are total: any octets give a value or an error. Nothing
+// checksum. Parsers are total: any bytes give a value or an error. Nothing
 // here allocates.
 package pkt
 

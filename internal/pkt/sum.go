@@ -6,7 +6,7 @@ import (
 )
 
 // Sum adds b, as big-endian 16-bit words, to the partial sum initial (RFC
-// 1071). A last odd octet counts as the high half of a word. The result is a
+// 1071). A last odd byte counts as the high half of a word. The result is a
 // partial sum too: sums of pieces compose while each piece starts at an even
 // offset of the whole; for one at an odd offset see SumSwap.
 func Sum(b []byte, initial uint32) uint32 {
@@ -47,7 +47,7 @@ func Add(a, b uint32) uint32 {
 // Swap turns the partial sum of a piece into what it is at an odd offset.
 func Swap(sum uint32) uint32 { return uint32(bits.ReverseBytes16(Fold(sum))) }
 
-// SumHeader is Sum for the few octets of a header, a multiple of four of them.
+// SumHeader is Sum for the few bytes of a header, a multiple of four of them.
 func SumHeader(b []byte, initial uint32) uint32 { return Add(initial, reduce(words32(b))) }
 
 // words32 sums the words of 32 bits in b, which for a header is faster than Sum.
@@ -67,7 +67,7 @@ func reduce(sum uint64) uint32 {
 }
 
 // sumLE sums b as little-endian words: one's complement addition commutes with
-// swapping the octets of every word (RFC 1071, Section 2(B)), and loads in the
+// swapping the bytes of every word (RFC 1071, Section 2(B)), and loads in the
 // machine's own order are free.
 func sumLE(b []byte) uint16 {
 	le := binary.LittleEndian
@@ -92,7 +92,7 @@ func sumLE(b []byte) uint16 {
 		last = uint64(le.Uint32(b))
 		b = b[4:]
 	}
-	// At most three octets are left, and 2^32 is 1 modulo 2^16-1.
+	// At most three bytes are left, and 2^32 is 1 modulo 2^16-1.
 	if len(b) >= 2 {
 		last += uint64(le.Uint16(b))
 		b = b[2:]

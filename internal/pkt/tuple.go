@@ -28,7 +28,7 @@ func (p *Packet) Reply() Tuple {
 	}
 }
 
-// HeaderLen is the number of Ethernet, VLAN and IP octets in front of the
+// HeaderLen is the number of Ethernet, VLAN and IP bytes in front of the
 // transport header.
 func (t *Tuple) HeaderLen() int {
 	n := etherLen + t.NVLAN*vlanLen
@@ -38,7 +38,7 @@ func (t *Tuple) HeaderLen() int {
 	return n + ipv4Len
 }
 
-// Put writes HeaderLen octets at the front of b: headers for l4len octets of
+// Put writes HeaderLen bytes at the front of b: headers for l4len bytes of
 // transport header and payload, with DF set and TTL 64. Two tags are written as
 // 802.1ad outside and 802.1Q inside. id is the IPv4 identification; since DF is
 // set it need not be unique (RFC 6864, Section 4.1).
@@ -84,7 +84,7 @@ func (t *Tuple) Put(b []byte, l4len int, ecn uint8, id uint16) {
 	be.PutUint32(b[16:], dst)
 }
 
-// PseudoSum is the sum of the pseudo-header of l4len octets of transport header
+// PseudoSum is the sum of the pseudo-header of l4len bytes of transport header
 // and payload (RFC 9293, Section 3.1; RFC 8200, Section 8.1).
 func (t *Tuple) PseudoSum(l4len int) uint32 {
 	s := uint64(t.Proto) + uint64(l4len)
@@ -102,8 +102,8 @@ func (t *Tuple) FragmentHeaderLen() int {
 	return t.HeaderLen()
 }
 
-// FragmentSize is how many octets of a packet a fragment carries where packets have at
-// most mtu octets; the last one may have fewer.
+// FragmentSize is how many bytes of a packet a fragment carries where packets have at
+// most mtu bytes; the last one may have fewer.
 func (t *Tuple) FragmentSize(mtu int) int {
 	if t.V6 {
 		return (mtu - ipv6Len - 8) &^ 7
@@ -111,7 +111,7 @@ func (t *Tuple) FragmentSize(mtu int) int {
 	return (mtu - ipv4Len) &^ 7
 }
 
-// PutFragment is Put for n octets that lie at offset off of a packet, a multiple of 8;
+// PutFragment is Put for n bytes that lie at offset off of a packet, a multiple of 8;
 // more says that others follow. The fragments of a packet have one id.
 func (t *Tuple) PutFragment(b []byte, n, off int, more bool, id uint32) {
 	m := uint16(0)

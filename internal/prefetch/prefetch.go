@@ -1,7 +1,7 @@
 // Package prefetch asks the processor for memory that is about to be used.
 package prefetch
 
-// Octets has p on its way to the nearest cache, while the caller does something
+// Bytes has p on its way to the nearest cache, while the caller does something
 // else. It touches nothing, and does nothing where it is not written for the
 // processor.
 func Octets(p []byte) {
@@ -10,7 +10,7 @@ func Octets(p []byte) {
 	}
 }
 
-// ForWriting is Octets for p that is about to be written, as a whole: no other
+// ForWriting is Bytes for p that is about to be written, as a whole: no other
 // core's cache will have it then.
 func ForWriting(p []byte) {
 	if len(p) > 0 {
