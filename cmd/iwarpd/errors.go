@@ -47,7 +47,7 @@ func exitCode(err error) int {
 }
 
 // moreFiles is what to do about it.
-const moreFiles = "raise the limit with LimitNOFILE=65536 in the unit, or ulimit -n 65536"
+const moreFiles = "raise the limit with LimitNOFILE=524288 in the unit, or ulimit -n 524288"
 
 // fewFiles says what to do about want of descriptors, which any step of start
 // may meet.

@@ -124,7 +124,7 @@ const enoughFiles, enoughMappings = 8192, 16384
 func (f *Facts) files() Finding {
 	if f.Files < enoughFiles {
 		return Finding{"open files", Warn, fmt.Sprintf("at most %d: each connection made from here holds one", f.Files),
-			"LimitNOFILE=65536 in the unit, or ulimit -Hn 65536"}
+			"LimitNOFILE=524288 in the unit, or ulimit -Hn 524288"}
 	}
 	return Finding{"open files", OK, fmt.Sprintf("up to %d; each connection made from here holds one", f.Files), ""}
 }

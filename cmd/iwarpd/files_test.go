@@ -1,0 +1,36 @@
+package main
+
+import (
+	"os"
+	"regexp"
+	"strconv"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/ctrl"
+)
+
+// TestUnitFiles: eight users within the default quotas do not take all descriptors that
+// the unit gives the daemon, on eight workers.
+func TestUnitFiles(t *testing.T) {
+	const users, workers = 8, 8
+	unit, err := os.ReadFile("../../deploy/iwarpd.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^LimitNOFILE=(\d+)$`).FindSubmatch(unit)
+	if m == nil {
+		t.Fatal("no LimitNOFILE")
+	}
+	limit, err := strconv.Atoi(string(m[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := ctrl.DefaultLimits
+	channels := l.CQs          // they have one quota
+	client := 1 + workers + 64 // the socket, wake-ups, and descriptors unread
+	listener := 2 * workers    // an address each
+	user := l.Ports + l.CQs + channels + l.Clients*client + l.Listens*listener + 2*l.Captures
+	if users*user > limit {
+		t.Errorf("%d users may take %d descriptors each, LimitNOFILE is %d", users, user, limit)
+	}
+}
