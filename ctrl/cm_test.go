@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -70,8 +71,30 @@ func (h *harness) dial(t *testing.T, c *tclient, req *ctrlpb.Request, cfg mpa.Co
 	t.Helper()
 	conn := c.ok(req).GetConnect().Conn
 	h.e.await(t, "connect")
+	h.awaitDialed(t)
 	p := h.opened(t, cfg)
 	return p, conn
+}
+
+// awaitDialed waits until Connect has returned to the server: until then it
+// holds the port of the connection, whatever becomes of that.
+func (h *harness) awaitDialed(t *testing.T) {
+	t.Helper()
+	id, _ := h.e.only(t, peerA)
+	deadline := time.Now().Add(time.Minute)
+	for {
+		h.mu.Lock()
+		c := h.conns[id]
+		done := c == nil || c.claim == nil || c.claim.refs == 1
+		h.mu.Unlock()
+		if done {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("Connect has not returned to the server")
+		}
+		runtime.Gosched()
+	}
 }
 
 // opened finds the connection that the server has dialled and completes its TCP
