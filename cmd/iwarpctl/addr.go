@@ -36,8 +36,6 @@ func resolve(ctx context.Context, host string, defaultPort int) (string, error) 
 			return "", usageError{fmt.Errorf("address %q: names no host: it stands for all addresses where one listens", host)}
 		case addr.IsMulticast():
 			return "", usageError{fmt.Errorf("address %q: is a multicast address, RDMA goes to one host", host)}
-		case addr.IsLinkLocalUnicast() && addr.Is6() && addr.Zone() == "":
-			return "", usageError{fmt.Errorf("address %q: a link-local address needs its interface: write %s%%IFACE", host, addr)}
 		}
 		return net.JoinHostPort(addr.String(), port), nil
 	}
