@@ -100,6 +100,9 @@ func newTwoQueuesOver(t *testing.T, answer int, cfg link.PipeConfig) *twoQueues 
 		to, other = b1, b0
 	}
 	for i, queues := range [][]Queue{{{Link: &crossed{a0, a1, &q.cross}, CPU: -1}, {Link: &crossed{a1, a0, &q.cross}, CPU: -1}}, {{Link: &joined{to, other}, CPU: -1}}} {
+		for k := range queues {
+			queues[k].PartialChecksums = cfg.Super == link.SuperWhole
+		}
 		e, err := New(Config{Now: cfg.Now}, queues, nil)
 		if err != nil {
 			t.Fatal(err)

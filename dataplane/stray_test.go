@@ -117,10 +117,16 @@ func (q *twoQueues) closeQueues(id ConnID) {
 func TestStrayRound(t *testing.T) {
 	seed := testenv.Seed(t)
 	for _, over := range []string{"TCP", "SCTP", "SCTP in UDP"} {
-		for _, bad := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, bad wire %v", over, bad), func(t *testing.T) {
+		for _, wire := range []string{"good", "bad", "super-frames"} {
+			if wire == "super-frames" && over != "TCP" {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s, %s", over, wire), func(t *testing.T) {
 				var cfg link.PipeConfig
-				if bad {
+				switch wire {
+				case "super-frames":
+					cfg.Super = link.SuperWhole
+				case "bad":
 					im := impair.Config{Loss: 0.02, Duplicate: 0.02, Reorder: 0.05, Delay: 100 * time.Microsecond, Seed: seed}
 					cfg.AtoB, cfg.BtoA = im, im
 					cfg.BtoA.Seed++
@@ -168,6 +174,9 @@ func TestStrayRound(t *testing.T) {
 				st := q.workers[1].stats
 				if st.RxStrays == 0 || st.RxNoConn != 0 || q.workers[1].stats.TxFrames != 0 {
 					t.Errorf("the second worker passed on %d frames, found no connection for %d, sent %d", st.RxStrays, st.RxNoConn, st.TxFrames)
+				}
+				if wire == "super-frames" && q.workers[1].stats.RxSuper == 0 {
+					t.Error("the second worker passed on no super-frame")
 				}
 				q.cross = true
 				q.closeQueues(c.id)
