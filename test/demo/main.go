@@ -3,8 +3,8 @@
 // to the other by RDMA Write and back by RDMA Read. It checks what it shows,
 // and removes whatever it made, and whatever a crashed run left.
 //
-// Without root or AF_XDP it does the same in one process, over a wire of its
-// own making.
+// Without root or AF_XDP it does the same between two iwarpd on loopback, over kernel
+// sockets, as any user.
 package main
 
 import (
@@ -43,7 +43,7 @@ type options struct {
 	dir  string // for the files
 	size int64
 	mtu  int
-	mode string // auto, netns or process
+	mode string // auto, netns, socket or process
 }
 
 func main() {
@@ -52,7 +52,7 @@ func main() {
 	flag.StringVar(&o.dir, "dir", "out/demo", "folder for the files; it is emptied")
 	flag.Int64Var(&o.size, "size", 256<<20+4321, "octets of the file")
 	flag.IntVar(&o.mtu, "mtu", 1500, "MTU of the veth pair")
-	flag.StringVar(&o.mode, "mode", "auto", "netns (needs root and AF_XDP), process, or auto: what is possible")
+	flag.StringVar(&o.mode, "mode", "auto", "netns (needs root and AF_XDP), socket (kernel sockets on loopback), process (one process, a wire in memory), or auto: the first that is possible")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM, unix.SIGHUP)
@@ -83,11 +83,12 @@ func run(ctx context.Context, o *options) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(o.dir)) }()
 
-	inProcess := o.mode == "process"
-	if o.mode == "auto" {
+	mode := o.mode
+	if mode == "auto" {
+		mode = "netns"
 		if why := cannot(); why != "" {
-			sayProcess(why)
-			inProcess = true
+			saySockets(why)
+			mode = "socket"
 		}
 	}
 	file := filepath.Join(o.dir, "go.tar")
@@ -97,15 +98,21 @@ func run(ctx context.Context, o *options) (err error) {
 		return err
 	}
 	r := &report{file: file, size: o.size, sum: sum}
-	if !inProcess {
+	if mode == "netns" {
 		err = runNamespaces(ctx, o, r)
 		if errors.Is(err, errUnable) && o.mode == "auto" && ctx.Err() == nil {
-			sayProcess(err.Error())
-			inProcess = true
+			saySockets(err.Error())
+			mode = "socket"
 		}
 	}
-	if inProcess {
+	switch mode {
+	case "netns":
+	case "socket":
+		err = runSockets(ctx, o, r)
+	case "process":
 		err = runProcess(ctx, o, r)
+	default:
+		err = fmt.Errorf("no mode %q: choose auto, netns, socket or process", mode)
 	}
 	if err != nil {
 		return err
@@ -117,8 +124,8 @@ func run(ctx context.Context, o *options) (err error) {
 // errUnable: the machine does not permit what the demo with namespaces does.
 var errUnable = errors.New("not permitted here")
 
-func sayProcess(why string) {
-	fmt.Printf("Two namespaces need root and AF_XDP, and here: %s.\nSo both hosts run in this process, joined by a wire in memory.\n", strings.Join(strings.Fields(why), " "))
+func saySockets(why string) {
+	fmt.Printf("Two namespaces need root and AF_XDP, and here: %s.\nSo two iwarpd run on loopback, over the kernel's TCP, without privileges.\n", strings.Join(strings.Fields(why), " "))
 }
 
 // lock keeps two demos from removing each other's things.
@@ -306,6 +313,10 @@ func (r *report) print(w io.Writer) {
 		fmt.Fprintf(w, "host %s    ", h.name)
 		if h.xdp != "" {
 			fmt.Fprintf(w, "XDP (%s): %d frames steered to iwarpd, %d passed to the kernel; ", h.xdp, h.steered, h.passed)
+		}
+		if h.tx == 0 {
+			fmt.Fprintf(w, "kernel sockets\n")
+			continue
 		}
 		fmt.Fprintf(w, "%d frames sent, %d received, %d retransmitted\n", h.tx, h.rx, h.retransmissions)
 	}

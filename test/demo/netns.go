@@ -111,7 +111,32 @@ func runNamespaces(ctx context.Context, o *options, r *report) (err error) {
 			return err
 		}
 	}
-	if err := useNamespaces(ctx, home, o, r); err != nil {
+	if err := use(ctx, home, o, r, sides); err != nil {
+		return err
+	}
+	for _, s := range sides {
+		if err := s.stopDaemon(ctx, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runSockets does the job between two daemons on loopback, over kernel sockets.
+func runSockets(ctx context.Context, o *options, r *report) error {
+	sides := []*side{{name: "a", addr: netip.MustParsePrefix("127.0.0.1/8")}, {name: "b", addr: netip.MustParsePrefix("127.0.0.2/8")}}
+	defer func() {
+		for _, s := range sides {
+			s.daemon.kill()
+		}
+	}()
+	r.where = "Two iwarpd on 127.0.0.1 and 127.0.0.2, over the kernel's TCP (kernel sockets)"
+	for _, s := range sides {
+		if err := s.startDaemon(ctx, 0, o); err != nil {
+			return err
+		}
+	}
+	if err := use(ctx, 0, o, r, sides); err != nil {
 		return err
 	}
 	for _, s := range sides {
@@ -198,10 +223,12 @@ func killInside(inode uint64) {
 // start runs a command in the namespace of s. Whatever becomes of the demo, the
 // command ends with it.
 func (s *side) start(ctx context.Context, home netns.NsHandle, wants string, env []string, name string, args ...string) (*process, error) {
-	if err := netns.Set(s.handle); err != nil {
-		return nil, err
+	if s.handle > 0 {
+		if err := netns.Set(s.handle); err != nil {
+			return nil, err
+		}
+		defer func() { _ = netns.Set(home) }()
 	}
-	defer func() { _ = netns.Set(home) }()
 	p := &process{out: &watched{wants: wants, seen: make(chan struct{})}, done: make(chan struct{})}
 	p.cmd = exec.Command(name, args...)
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
@@ -270,7 +297,11 @@ func (s *side) startDaemon(ctx context.Context, home netns.NsHandle, o *options)
 		return err
 	}
 	s.socket = filepath.Join(dir, s.name+".sock")
-	s.daemon, err = s.start(ctx, home, `"ready"`, nil, filepath.Join(o.bin, "iwarpd"), "--interface", s.dev, "--socket", s.socket, "--log-format", "json")
+	over := []string{"--interface", s.dev}
+	if s.dev == "" {
+		over = []string{"--transport", "socket"}
+	}
+	s.daemon, err = s.start(ctx, home, `"ready"`, nil, filepath.Join(o.bin, "iwarpd"), append(over, "--socket", s.socket, "--log-format", "json")...)
 	return err
 }
 
@@ -301,12 +332,15 @@ func (s *side) stopDaemon(ctx context.Context, r *report) error {
 			h.steered, h.passed, h.tx, h.rx, h.retransmissions = l.Steered, l.Passed, l.Tx, l.Rx, l.Again
 		}
 	}
-	if h.steered == 0 {
+	if h.steered == 0 && s.dev != "" {
 		return fmt.Errorf("iwarpd %s: XDP steered no frame: %s", s.name, s.daemon.out.tail())
 	}
 	r.hosts = append(r.hosts, h)
 	if _, err := os.Stat(s.socket); err == nil {
 		return fmt.Errorf("iwarpd %s left its socket behind", s.name)
+	}
+	if s.dev == "" {
+		return ctx.Err()
 	}
 	in, err := netlink.NewHandleAt(s.handle)
 	if err != nil {
@@ -340,8 +374,8 @@ func (s *side) ctl(ctx context.Context, home netns.NsHandle, o *options, args ..
 	return p.out.String(), nil
 }
 
-// useNamespaces copies, pings and measures.
-func useNamespaces(ctx context.Context, home netns.NsHandle, o *options, r *report) error {
+// use copies, pings and measures.
+func use(ctx context.Context, home netns.NsHandle, o *options, r *report, sides []*side) error {
 	a, b := sides[0], sides[1]
 	there := filepath.Join(o.dir, "there")
 	if err := os.Mkdir(there, 0o755); err != nil {
