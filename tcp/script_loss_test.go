@@ -51,6 +51,16 @@ func TestScriptLoss(t *testing.T) {
 			> P. 1001+1000
 			+201ms
 			> P. 1001+1000 re`},
+		{name: "6298 3 nor is what its ACK acknowledges after it", opts: "mss 1000", text: `
+			connect
+			push 1000 1000
+			> P. 1+1000
+			> P. 1001+1000
+			+201ms
+			> P. 1+1000 re
+			+300ms
+			< . 1 ack 2001
+			stat rtoms 200`},
 		{name: "6298 3 nor is what its ACK selectively acknowledges beside it", opts: "mss 1000 sackok", text: `
 			connect
 			push 1000 1000 1000 1000
