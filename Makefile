@@ -3,7 +3,7 @@
 GO      ?= go
 OUT     := out
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
-LDFLAGS := -X main.version=$(VERSION)
+LDFLAGS := -s -w -X main.version=$(VERSION)
 
 # The race detector needs cgo, and that a C compiler.
 RACE = $(shell command -v gcc >/dev/null 2>&1 && echo -race)
@@ -17,7 +17,7 @@ NORACE = /internal/bench$$|/test/bench$$
 PACKAGES = ./... ./cmd/iwarpctl/... ./rpcrdma/... ./test/bench/...
 
 .DEFAULT_GOAL := build
-.PHONY: build image docs clib verbs packages packages-check generate lint test mutate demo bench interop interop-nfs interop-sctp interop-verbs clean help
+.PHONY: build image docs clib verbs packages packages-check release generate lint test mutate demo bench interop interop-nfs interop-sctp interop-verbs clean help
 
 build: ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
@@ -49,6 +49,9 @@ packages: build ## .deb and .rpm packages into out/packages
 packages-check: packages ## install the .deb packages in a fresh Debian root and run the daemon there (needs root, network)
 	@.ci/need debootstrap:debootstrap ip:iproute2
 	PACKAGES_DIR=$(CURDIR)/$(OUT)/packages $(GO) test -count=1 -v ./test/packages
+
+release: packages ## packages, the programs and their checksums into out/release
+	@deploy/packages/release
 
 generate: ## make the generated files again (needs clang, libbpf-dev and protoc)
 	@.ci/need clang:clang llvm-strip:llvm /usr/include/bpf/bpf_helpers.h:libbpf-dev protoc:protobuf-compiler
