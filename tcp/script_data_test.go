@@ -293,6 +293,17 @@ func TestScriptReceive(t *testing.T) {
 			backlog 2001
 			backlog 2000
 			> . 1 ack 4001 win 2000`},
+		{name: "MUST-39 half of a window of less than two segments is enough", conf: func(c *Config) { c.RcvWindow = 2000 }, text: `
+			connect
+			backlog 1000
+			< P. 1+1000 ack 1
+			> . 1 ack 1001 win 1000
+			backlog 2000
+			< P. 1001+1000 ack 1
+			> . 1 ack 2001 win 0
+			backlog 1001
+			backlog 1000
+			> . 1 ack 2001 win 1000`},
 		{name: "MUST-39 a full segment is enough for the edge to move", conf: func(c *Config) { c.RcvWindow = 5840 }, text: `
 			connect
 			backlog 5840
