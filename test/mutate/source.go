@@ -344,7 +344,11 @@ func (p *place) early() []*mutant {
 func (p *place) literal(n *ast.BasicLit) []*mutant {
 	switch n.Kind {
 	case token.INT:
-		return []*mutant{p.replace(n, "constant", "("+n.Value+"+1)")}
+		by := "+1"
+		if v, err := strconv.ParseUint(n.Value, 0, 64); err == nil && v >= 0xff && v&(v+1) == 0 {
+			by = "-1" // the largest value of its type, often
+		}
+		return []*mutant{p.replace(n, "constant", "("+n.Value+by+")")}
 	case token.FLOAT:
 		return []*mutant{p.replace(n, "constant", "("+n.Value+"*1.5)")}
 	}
