@@ -1,0 +1,6 @@
+//go:build !race
+
+package isolation
+
+// raceEnabled: this binary has the race detector in it.
+const raceEnabled = false
