@@ -42,7 +42,7 @@ func (c *command) cp() *cobra.Command {
 			"  iwarpctl cp --resume big.tar '[fd00::1]:7200/archive/big.tar'",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				return usageError{fmt.Errorf("cp: %q: the target is missing: write it as iwarpctl cp SOURCE... TARGET, such as cp file host:", args[0])}
+				return usageError{fmt.Errorf("cp: %q: the target is missing: write it as iwarpctl cp SOURCE... TARGET, such as \"cp file host:\"", args[0])}
 			}
 			return usageArgs(cobra.MinimumNArgs(2))(cmd, args)
 		},
