@@ -201,7 +201,7 @@ static __always_inline int part6(struct xdp_md *ctx, __u32 pos, struct part *p)
 
 /* transport_len is what the first fragment of an IPv6 packet has to hold of the
  * transport header: all of it (RFC 8200, Section 4.5). In IPv4 the ports are
- * certain, since a fragment has eight octets. */
+ * certain, since a fragment has eight bytes. */
 static __always_inline __u32 transport_len(const struct endpoint *key)
 {
 	if (key->family == 4)

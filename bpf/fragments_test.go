@@ -228,10 +228,10 @@ func TestFragmentRing(t *testing.T) {
 	for _, n := range []int{0, 1464, 1488, 1496, 2000, 3392} {
 		f := long(n)
 		if act := run(t, s, f); act != actDrop {
-			t.Fatalf("%d octets: verdict %d", len(f), act)
+			t.Fatalf("%d bytes: verdict %d", len(f), act)
 		}
 		if b, err := ring.Read(time.Time{}); err != nil || !bytes.Equal(b, f) {
-			t.Fatalf("%d octets: %d come, %v", len(f), len(b), err)
+			t.Fatalf("%d bytes: %d come, %v", len(f), len(b), err)
 		}
 	}
 	f := long(0)
@@ -342,7 +342,7 @@ func TestFragmentsOfTheHost(t *testing.T) {
 					}
 					n, err := conn.Read(got[:])
 					if err != nil || n != 2992 || got[0] != id || got[n-1] != id {
-						t.Fatalf("order %v: the kernel's socket has %d octets, %v", order, n, err)
+						t.Fatalf("order %v: the kernel's socket has %d bytes, %v", order, n, err)
 					}
 				}
 			}

@@ -27,7 +27,7 @@
 #define PROTO_SCTP 132
 
 /* An endpoint of ours. Family is 4 or 6; the address and the port are in
- * network order; an IPv4 address fills the first four octets. The all-zero
+ * network order; an IPv4 address fills the first four bytes. The all-zero
  * address is every address of the host. */
 struct endpoint {
 	__u8 family;
@@ -156,7 +156,7 @@ struct ext {
 	__u8 left;
 };
 
-/* The octets that are certain in an ICMP error: two ports and four more. TCP,
+/* The bytes that are certain in an ICMP error: two ports and four more. TCP,
  * SCTP and UDP all begin with the ports. */
 struct ports {
 	__be16 src;

@@ -71,7 +71,7 @@ var (
 
 const port = 7174
 
-// frame makes a frame to dst with n octets of transport header, zero but for
+// frame makes a frame to dst with n bytes of transport header, zero but for
 // the ports.
 func frame(proto uint8, src, dst netip.Addr, sport, dport uint16, vlans int) []byte {
 	tu := pkt.Tuple{
@@ -104,7 +104,7 @@ func icmpError(src, dst netip.Addr, typ byte, inner []byte) []byte {
 	return b
 }
 
-// withOptions inserts n octets of IPv4 options.
+// withOptions inserts n bytes of IPv4 options.
 func withOptions(b []byte, n int) []byte {
 	out := append([]byte{}, b[:34]...)
 	out = append(out, make([]byte, n)...)
@@ -114,7 +114,7 @@ func withOptions(b []byte, n int) []byte {
 	return out
 }
 
-// withExt inserts an IPv6 extension header of n octets.
+// withExt inserts an IPv6 extension header of n bytes.
 func withExt(b []byte, typ byte, n int) []byte {
 	ext := make([]byte, n)
 	ext[0] = b[20]

@@ -68,7 +68,7 @@ func (c *Capture) Next() (CapturedFrame, error) {
 	}
 	seqpacket.CloseAll(fds)
 	if len(b) < header {
-		return CapturedFrame{}, fmt.Errorf("%w: capture: record of %d octets", ErrInternal, len(b))
+		return CapturedFrame{}, fmt.Errorf("%w: capture: record of %d bytes", ErrInternal, len(b))
 	}
 	le := binary.LittleEndian
 	return CapturedFrame{

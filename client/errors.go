@@ -77,7 +77,7 @@ type RejectError struct {
 
 // Error implements error.
 func (e *RejectError) Error() string {
-	return fmt.Sprintf("iwarp: the peer rejected the connection (%d octets of private data)", len(e.PrivateData))
+	return fmt.Sprintf("iwarp: the peer rejected the connection (%d bytes of private data)", len(e.PrivateData))
 }
 
 // Is reports that it is an ErrRejected.

@@ -132,7 +132,7 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 	}
 	n := int(wc.Len)
 	if n > len(b) {
-		return n, MsgInfo{}, fmt.Errorf("%w: %d octets, buffer of %d", ErrMessage, n, len(b))
+		return n, MsgInfo{}, fmt.Errorf("%w: %d bytes, buffer of %d", ErrMessage, n, len(b))
 	}
 	i := int(wc.ID)
 	info := MsgInfo{Imm: wc.Imm, HasImm: wc.Flags&WCWithImm != 0, Solicited: wc.Flags&WCSolicited != 0}
@@ -155,7 +155,7 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 // that follows has returned, or the peer has answered a message that was sent later.
 func (c *Conn) Write(ctx context.Context, r Remote, b []byte) error {
 	if uint64(len(b)) > uint64(r.Len) {
-		return fmt.Errorf("%w: write of %d octets to %d of the peer's", ErrInvalid, len(b), r.Len)
+		return fmt.Errorf("%w: write of %d bytes to %d of the peer's", ErrInvalid, len(b), r.Len)
 	}
 	if mr, off := c.pd.find(b); mr != nil {
 		return c.wrap("write", c.direct(ctx, OpWrite, r, mr.SGE(off, len(b))))
@@ -166,7 +166,7 @@ func (c *Conn) Write(ctx context.Context, r Remote, b []byte) error {
 // Read reads len(b) bytes from the start of the peer's memory r into b.
 func (c *Conn) Read(ctx context.Context, r Remote, b []byte) error {
 	if uint64(len(b)) > uint64(r.Len) {
-		return fmt.Errorf("%w: read of %d octets from %d of the peer's", ErrInvalid, len(b), r.Len)
+		return fmt.Errorf("%w: read of %d bytes from %d of the peer's", ErrInvalid, len(b), r.Len)
 	}
 	if mr, off := c.pd.find(b); mr != nil {
 		return c.wrap("read", c.direct(ctx, OpRead, r, mr.SGE(off, len(b))))

@@ -23,7 +23,7 @@ type mpaPeer struct {
 	id  dataplane.ConnID
 	c   *fakeConn
 	st  *mpa.Startup
-	got int // octets of c.sent that st has seen
+	got int // bytes of c.sent that st has seen
 }
 
 // deliver gives st what the server sent since the last call.

@@ -106,7 +106,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 		return errorf(invalid, "ctrl: private data of a connection that begins as a byte stream goes with StartMPA")
 	}
 	if len(r.PrivateData) > maxPrivate {
-		return errorf(invalid, "ctrl: private data has at most %d octets, not %d", maxPrivate, len(r.PrivateData))
+		return errorf(invalid, "ctrl: private data has at most %d bytes, not %d", maxPrivate, len(r.PrivateData))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 )
 
 // FuzzRequests gives a client's session packets as a hostile client would: each
-// is cut out of the input behind a length octet. The server must neither panic
+// is cut out of the input behind a length byte. The server must neither panic
 // nor keep anything when the client is gone.
 func FuzzRequests(f *testing.F) {
 	add := func(reqs ...*ctrlpb.Request) {

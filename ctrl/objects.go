@@ -138,7 +138,7 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 		return errorf(invalid, "ctrl: a memory region comes with one descriptor, not %d", len(fds))
 	}
 	if r.Length == 0 || r.Length > maxMRSize {
-		return errorf(invalid, "ctrl: a memory region has 1 to %d octets, not %d", uint64(maxMRSize), r.Length)
+		return errorf(invalid, "ctrl: a memory region has 1 to %d bytes, not %d", uint64(maxMRSize), r.Length)
 	}
 	s.mu.Lock()
 	p, err := c.pdOf(r.Pd)

@@ -73,7 +73,7 @@ func (c *session) checkQP(r *ctrlpb.CreateQP) error {
 		return errorf(invalid, "ctrl: a work request has 1 to %d pieces, not %d", most, r.MaxSge)
 	}
 	if most := min(lim.MaxInline, verbs.MaxInline); int64(r.MaxInline) > int64(most) {
-		return errorf(invalid, "ctrl: inline data is at most %d octets, not %d", most, r.MaxInline)
+		return errorf(invalid, "ctrl: inline data is at most %d bytes, not %d", most, r.MaxInline)
 	}
 	return nil
 }

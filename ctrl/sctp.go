@@ -41,7 +41,7 @@ func (s *Server) sctpOf(w *ctrlpb.Startup, streaming bool) (*dataplane.SCTP, err
 // the enhanced data (RFC 6581 section 7).
 func checkPrivate(b []byte) error {
 	if len(b) > ddp.MaxPrivate-4 {
-		return errorf(invalid, "ctrl: private data over SCTP has at most %d octets, not %d", ddp.MaxPrivate-4, len(b))
+		return errorf(invalid, "ctrl: private data over SCTP has at most %d bytes, not %d", ddp.MaxPrivate-4, len(b))
 	}
 	return nil
 }

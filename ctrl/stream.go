@@ -96,11 +96,11 @@ func (c *session) onStream(h uint32, f func(cn *conn) error) error {
 
 func (s *Server) streamSend(cn *conn, r *ctrlpb.StreamSend) error {
 	if len(r.Data) > maxChunk {
-		return errorf(invalid, "ctrl: %d octets at a time: at most %d", len(r.Data), maxChunk)
+		return errorf(invalid, "ctrl: %d bytes at a time: at most %d", len(r.Data), maxChunk)
 	}
 	if cn.unsent += len(r.Data); cn.unsent > maxUnsent {
 		cn.unsent -= len(r.Data)
-		return errorf(busy, "ctrl: the peer %v is behind by more than %d octets: send less before MPA is started, or wait", cn.remote, maxUnsent)
+		return errorf(busy, "ctrl: the peer %v is behind by more than %d bytes: send less before MPA is started, or wait", cn.remote, maxUnsent)
 	}
 	s.engine.StreamSend(cn.id, r.Data)
 	return nil
@@ -109,7 +109,7 @@ func (s *Server) streamSend(cn *conn, r *ctrlpb.StreamSend) error {
 func (s *Server) streamConsumed(cn *conn, r *ctrlpb.StreamConsumed) error {
 	n := int(r.Count)
 	if n > cn.shown {
-		return errorf(invalid, "ctrl: %d octets consumed of %d that were shown", n, cn.shown)
+		return errorf(invalid, "ctrl: %d bytes consumed of %d that were shown", n, cn.shown)
 	}
 	cn.in = append([]byte(nil), cn.in[n:]...)
 	cn.shown -= n

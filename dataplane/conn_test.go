@@ -95,7 +95,7 @@ func TestTerminateWaits(t *testing.T) {
 			}
 			s.hosts[1].w.turn()
 			if b.mode != modeFull || b.conn().tcp.Room() > 0 {
-				t.Errorf("mode %v, %d octets of room; want the connection as it was", b.mode, b.conn().tcp.Room())
+				t.Errorf("mode %v, %d bytes of room; want the connection as it was", b.mode, b.conn().tcp.Room())
 			}
 			deaf = false
 			if ev := s.closed(0); !errors.Is(ev.Err, term.ErrInvalidSTag) {
@@ -173,7 +173,7 @@ func TestAtomicMisaligned(t *testing.T) {
 }
 
 // TestCorrupted: what TCP's checksum finds is sent again. What it misses the CRC
-// finds, before a single octet of the FPDU is placed.
+// finds, before a single byte of the FPDU is placed.
 func TestCorrupted(t *testing.T) {
 	flip := func(b []byte) { b[700] ^= 0x10 }
 	swap := func(b []byte) { b[700], b[701], b[702], b[703] = b[702], b[703], b[700], b[701] }
@@ -222,7 +222,7 @@ func TestCorrupted(t *testing.T) {
 					}
 					for i, v := range qb.mem[:1000] {
 						if v != 0 {
-							t.Fatalf("octet %d of the corrupt FPDU is placed", i)
+							t.Fatalf("byte %d of the corrupt FPDU is placed", i)
 						}
 					}
 				})
@@ -619,14 +619,14 @@ func TestPostAfterEnd(t *testing.T) {
 	}
 }
 
-// TestStreamLimit: as many streaming-mode octets as the control plane is to be given at
+// TestStreamLimit: as many streaming-mode bytes as the control plane is to be given at
 // a time may wait for it, and no more. A byte stream is bounded by its window.
 func TestStreamLimit(t *testing.T) {
 	const limit = 3000
 	for _, tt := range []struct {
 		name         string
 		wide         bool
-		first, again int // octets that are sent, and then consumed, before the next come
+		first, again int // bytes that are sent, and then consumed, before the next come
 		more         int
 		closed       bool
 	}{
@@ -644,9 +644,9 @@ func TestStreamLimit(t *testing.T) {
 			a, b := s.open()
 			b.conn().wide = tt.wide
 			send := func(n int) {
-				came := int(b.conn().tcp.Stats().OctetsIn) + n
+				came := int(b.conn().tcp.Stats().BytesIn) + n
 				a.conn().streamSend(s.hosts[0].w, make([]byte, n))
-				s.until("octets arrived", func() bool { return b.closed || int(b.conn().tcp.Stats().OctetsIn) >= came })
+				s.until("bytes arrived", func() bool { return b.closed || int(b.conn().tcp.Stats().BytesIn) >= came })
 			}
 			send(tt.first)
 			b.conn().streamConsumed(s.hosts[1].w, tt.again)
@@ -661,7 +661,7 @@ func TestStreamLimit(t *testing.T) {
 				t.Errorf("closed %v, by %v; want %v", closed, ev.Err, tt.closed)
 			}
 			if want := tt.first - tt.again + tt.more; !closed && b.conn().pre.unread() != want {
-				t.Errorf("%d octets wait; want %d", b.conn().pre.unread(), want)
+				t.Errorf("%d bytes wait; want %d", b.conn().pre.unread(), want)
 			}
 		})
 	}
@@ -687,7 +687,7 @@ func TestStreamBlackHole(t *testing.T) {
 	}
 	a.conn().streamSend(s.hosts[0].w, msg)
 	var got []byte
-	s.until("octets arrived", func() bool {
+	s.until("bytes arrived", func() bool {
 		if len(got) > size/4 && s.hosts[0].link.FreeSlots() <= slotReserve/2 {
 			shrunk = true
 		}
@@ -701,7 +701,7 @@ func TestStreamBlackHole(t *testing.T) {
 		}
 	})
 	if !bytes.Equal(got, msg) {
-		t.Error("octets differ")
+		t.Error("bytes differ")
 	}
 	if !shrunk || a.conn().tcp.Stats().PMTUShrinks == 0 {
 		t.Error("the slots were never used up, or the MTU did not shrink")

@@ -19,14 +19,14 @@ import (
 // that they come on any queue. The packet goes to the first worker, and from there,
 // as a stray does, to its connection's.
 
-// maxWhole bounds the octets of reassembled packets on their way to the workers,
+// maxWhole bounds the bytes of reassembled packets on their way to the workers,
 // and for each worker those that it holds out of order.
 const maxWhole = 4 << 20
 
 // FragmentSource gives frames with IP fragments; bpf.Fragments is one. Read
 // returns os.ErrDeadlineExceeded when there is none until the deadline, unless
 // that is zero, and any other error when there will be none any more, as after
-// Close. The octets are valid until the next Read.
+// Close. The bytes are valid until the next Read.
 type FragmentSource interface {
 	Read(deadline time.Time) ([]byte, error)
 	Close() error
@@ -43,7 +43,7 @@ type FragmentStats struct {
 type defrag struct {
 	mu     sync.Mutex
 	r      *ipfrag.Reassembler // nil: there was never one
-	queued atomic.Int64        // octets of packets on their way to a worker
+	queued atomic.Int64        // bytes of packets on their way to a worker
 	lost   atomic.Uint64
 	done   chan struct{} // closed when the reader has ended; nil: none
 }
@@ -146,7 +146,7 @@ func (w *worker) takeWhole(b []byte, moved bool) {
 	w.frame(f)
 }
 
-// gathered returns the octets of f in one new piece.
+// gathered returns the bytes of f in one new piece.
 func gathered(f *link.Frame) []byte {
 	b := make([]byte, 0, f.Len())
 	for _, p := range f.Pieces[:f.N] {

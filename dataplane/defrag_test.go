@@ -128,14 +128,14 @@ func TestDefragment(t *testing.T) {
 				s.closeAll(a)
 			}
 			if hb.w.held.whole != 0 || hb.e.frags.queued.Load() != 0 {
-				t.Errorf("%d octets held, %d under way", hb.w.held.whole, hb.e.frags.queued.Load())
+				t.Errorf("%d bytes held, %d under way", hb.w.held.whole, hb.e.frags.queued.Load())
 			}
 		})
 	}
 }
 
 // TestHeldWhole: segments out of order that were reassembled are held up to a
-// bound of octets, since they are not of the link's memory.
+// bound of bytes, since they are not of the link's memory.
 func TestHeldWhole(t *testing.T) {
 	const size = 8000
 	var grabbed [][]byte
@@ -167,7 +167,7 @@ func TestHeldWhole(t *testing.T) {
 	s.until("the rest", func() bool { return len(qa.wcs) == 1 })
 	s.closeAll(a)
 	if w.held.whole != 0 {
-		t.Errorf("%d octets held after the end", w.held.whole)
+		t.Errorf("%d bytes held after the end", w.held.whole)
 	}
 }
 

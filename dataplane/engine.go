@@ -60,10 +60,10 @@ type Config struct {
 	// of 0 a connection may hold as many segments as its worker has room for.
 	TCP  *tcp.Config
 	SCTP SCTPConfig
-	// StreamBuffer bounds the streaming-mode octets of a connection that wait for
+	// StreamBuffer bounds the streaming-mode bytes of a connection that wait for
 	// the control plane; default 64 KiB.
 	StreamBuffer int
-	// SendBuffer is how many streaming-mode octets should wait to be sent:
+	// SendBuffer is how many streaming-mode bytes should wait to be sent:
 	// EventWritable says that it is at most half as many. Default StreamBuffer.
 	SendBuffer int
 	// MaxConns bounds the connections of each worker; default 16384.
@@ -91,7 +91,7 @@ type SCTPConfig struct {
 	// of what its peer sends.
 	PerPeer int
 	// Memory bounds what the associations of one worker hold of what their peers have sent
-	// ahead of its turn, in octets; default 256 MiB, or four receive windows if that is more. When it
+	// ahead of its turn, in bytes; default 256 MiB, or four receive windows if that is more. When it
 	// is not enough the association that holds most is ended, first of those without an
 	// accepted session.
 	Memory int
@@ -175,15 +175,15 @@ const (
 	EventAccepted
 	// EventConnected: an active open is done; the connection is in streaming mode.
 	EventConnected
-	// EventData: streaming-mode octets, in Data: what arrived in one turn.
+	// EventData: streaming-mode bytes, in Data: what arrived in one turn.
 	EventData
-	// EventWritable: octets of StreamSend have left; more may be sent.
+	// EventWritable: bytes of StreamSend have left; more may be sent.
 	EventWritable
 	// EventEstablished: full operation, in which the QP may send.
 	EventEstablished
 	// EventPeerClosed: the peer's FIN arrived in order.
 	EventPeerClosed
-	// EventTerminated: the peer sent a Terminate; Err is a *term.RemoteError, Data its octets.
+	// EventTerminated: the peer sent a Terminate; Err is a *term.RemoteError, Data its bytes.
 	EventTerminated
 	// EventFailed: a violation was found here and a Terminate sent; Err is a *term.Error.
 	EventFailed
@@ -493,7 +493,7 @@ func (e *Engine) Answer(id ConnID, set session.Setup, a Attachment) {
 	e.onStream(id, func(w *worker, s *stream) { w.answer(id, s, set, a) })
 }
 
-// StreamSend sends octets in streaming mode, before Attach.
+// StreamSend sends bytes in streaming mode, before Attach.
 func (e *Engine) StreamSend(id ConnID, b []byte) {
 	e.onStream(id, func(w *worker, s *stream) {
 		if c, ok := streamOf(s); ok {
@@ -502,7 +502,7 @@ func (e *Engine) StreamSend(id ConnID, b []byte) {
 	})
 }
 
-// StreamConsumed says that the first n octets of those given by EventData and
+// StreamConsumed says that the first n bytes of those given by EventData and
 // not yet consumed have been used.
 func (e *Engine) StreamConsumed(id ConnID, n int) {
 	e.onStream(id, func(w *worker, s *stream) {
@@ -512,7 +512,7 @@ func (e *Engine) StreamConsumed(id ConnID, n int) {
 	})
 }
 
-// Attach takes a connection to full operation: what arrives behind the octets
+// Attach takes a connection to full operation: what arrives behind the bytes
 // that were consumed is FPDUs, and so is what is sent behind a.Reply.
 func (e *Engine) Attach(id ConnID, a Attachment) {
 	a.QP.id.Store(uint64(id)) // Detach may come before the worker has got to it

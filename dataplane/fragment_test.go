@@ -98,7 +98,7 @@ func TestSCTPFragments(t *testing.T) {
 		name string
 		o    SCTP
 		v6   bool
-		show int // octets of the packet that the router shows
+		show int // bytes of the packet that the router shows
 		ok   bool
 	}{
 		{"IPv4", SCTP{}, false, 28, true},

@@ -37,7 +37,7 @@ func TestRecordBoundary(t *testing.T) {
 		one := a.conn().tx.Size(0, ddp.UntaggedLen+first)
 		second := mss + over - one - (2 + ddp.UntaggedLen + 4)
 		if got := one + a.conn().tx.Size(0, ddp.UntaggedLen+second); got != mss+over {
-			t.Fatalf("FPDUs of %d octets at an MSS of %d", got, mss)
+			t.Fatalf("FPDUs of %d bytes at an MSS of %d", got, mss)
 		}
 		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 1, SGEs: qb.sge(0, 2000)}, verbs.RecvWR{ID: 2, SGEs: qb.sge(2000, 2000)})
 		s.post(a, qa, verbs.SendWR{ID: 3, Op: rdmap.OpSend, SGEs: qa.sge(0, first)})
@@ -48,7 +48,7 @@ func TestRecordBoundary(t *testing.T) {
 			want = []int{one, mss + over - one}
 		}
 		if !slices.Equal(lens, want) {
-			t.Errorf("%+d octets beyond the MSS: payloads of %v octets; want %v", over, lens, want)
+			t.Errorf("%+d bytes beyond the MSS: payloads of %v bytes; want %v", over, lens, want)
 		}
 		s.closeAll(a)
 	}
@@ -60,7 +60,7 @@ func TestRecordBoundary(t *testing.T) {
 func TestAttachUnread(t *testing.T) {
 	for _, markers := range []bool{false, true} {
 		for _, before := range []int{1, 100, 514, 640} {
-			t.Run(fmt.Sprintf("markers=%v/%d octets", markers, before), func(t *testing.T) {
+			t.Run(fmt.Sprintf("markers=%v/%d bytes", markers, before), func(t *testing.T) {
 				losing, lost := false, 0
 				s := newSim(t, link.PipeConfig{Filter: func(toB bool, f []byte) bool {
 					if toB && losing && len(f) > 1000 && lost == 0 {

@@ -97,9 +97,9 @@ func fuzzParams(flags byte) mpa.Params {
 	return mpa.Params{CRC: flags&1 != 0, RecvMarkers: flags&2 != 0, SendMarkers: flags&2 != 0, IRD: 2, ORD: 2}
 }
 
-// FuzzReceive gives octets to a connection as the stream of its peer. The first
-// octet has the settings: CRC, markers, and whether what follows is ULPDUs, a
-// length octet before each, that are framed as they should be. They have STag 1
+// FuzzReceive gives bytes to a connection as the stream of its peer. The first
+// byte has the settings: CRC, markers, and whether what follows is ULPDUs, a
+// length byte before each, that are framed as they should be. They have STag 1
 // for that of the connection's own memory, and STag 2 for another PD's.
 func FuzzReceive(f *testing.F) {
 	ulpdus := func(flags byte, us ...[]byte) {
@@ -172,7 +172,7 @@ func (f *fuzzPair) frame(in []byte, flags byte) (out []byte) {
 // so that the change reaches the layers above.
 type mutant struct {
 	*link.Pipe
-	edits []byte // three octets for each frame with payload: where, what, and whether at all
+	edits []byte // three bytes for each frame with payload: where, what, and whether at all
 }
 
 func (m *mutant) Receive(fs []link.Frame) int {
@@ -205,8 +205,8 @@ func (m *mutant) edit(b []byte) {
 	l4[16], l4[17] = byte(sum>>8), byte(sum)
 }
 
-// FuzzSegments changes octets in the payload of segments between two engines
-// that use every operation,. The first octet has
+// FuzzSegments changes bytes in the payload of segments between two engines
+// that use every operation,. The first byte has
 // the settings, the rest is the edits.
 func FuzzSegments(f *testing.F) {
 	for flags := range byte(4) {

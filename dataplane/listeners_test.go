@@ -53,6 +53,6 @@ func TestListeners(t *testing.T) {
 	want("10.0.0.2", port+1, 4)
 
 	a.conn().streamSend(s.hosts[0].w, []byte("still here"))
-	s.until("octets", func() bool { return b.conn().pre.unread() == len("still here") })
+	s.until("bytes", func() bool { return b.conn().pre.unread() == len("still here") })
 	s.closeAll(a)
 }

@@ -222,7 +222,7 @@ func (p *program) step() {
 	p.q.sends = append(p.q.sends, wr)
 }
 
-// readNothing adds a Read of no octets: when it completes, all Writes before it
+// readNothing adds a Read of no bytes: when it completes, all Writes before it
 // have been delivered.
 func (p *program) readNothing() {
 	id := uint64(len(p.want))
@@ -285,7 +285,7 @@ func (p *program) check(who string) error {
 		if !bytes.Equal(m.got, m.want) {
 			for i := range m.got {
 				if m.got[i] != m.want[i] {
-					return fmt.Errorf("%s: %s differs from octet %d on", who, m.name, i)
+					return fmt.Errorf("%s: %s differs from byte %d on", who, m.name, i)
 				}
 			}
 		}
@@ -464,7 +464,7 @@ func TestHeldFramesScarce(t *testing.T) {
 	}
 	least, most := s.spread(everyLane)
 	lost, held := w.stats.RxNoHold, w.stats.RxEarly
-	t.Logf("%d to %d octets a connection; %d segments held, %d not, %d times taken back", least, most, held, lost, w.stats.RxReclaims)
+	t.Logf("%d to %d bytes a connection; %d segments held, %d not, %d times taken back", least, most, held, lost, w.stats.RxReclaims)
 	if held < 1000 {
 		t.Fatal("the wire is too good")
 	}
@@ -472,7 +472,7 @@ func TestHeldFramesScarce(t *testing.T) {
 		t.Errorf("%d segments lost for want of a frame, %d held; want half at most", lost, held)
 	}
 	if least < 256<<10 {
-		t.Errorf("one connection moved %d octets, another %d", least, most)
+		t.Errorf("one connection moved %d bytes, another %d", least, most)
 	}
 	posted := 0
 	for _, l := range s.all {

@@ -108,12 +108,12 @@ func TestUDPHeader(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		for _, tc := range []struct {
 			name             string
-			length, trailing int // what the header says, 0: the right one; octets behind the datagram
+			length, trailing int // what the header says, 0: the right one; bytes behind the datagram
 			zero, wrong      bool
 			malformed, sum   uint64
 		}{
 			{name: "right"}, {name: "no checksum", zero: true, sum: map[bool]uint64{true: 1}[v6]}, {name: "wrong checksum", wrong: true, sum: 1},
-			{name: "octets behind it", trailing: 5}, {name: "octets behind it, no checksum", trailing: 4, zero: true, sum: map[bool]uint64{true: 1}[v6]},
+			{name: "bytes behind it", trailing: 5}, {name: "bytes behind it, no checksum", trailing: 4, zero: true, sum: map[bool]uint64{true: 1}[v6]},
 			{name: "longer than the packet", length: 41, malformed: 1}, {name: "no header", length: 7, malformed: 1},
 		} {
 			s := newSim(t, link.PipeConfig{Slots: 256, RxFrames: 256, TxRing: 256})
@@ -374,7 +374,7 @@ func TestOfferedMTU(t *testing.T) {
 		w.turn()
 		a, _ := s.openFrom(netip.AddrPortFrom(addrA, 41000+uint16(i)), addrB)
 		if got := a.conn().tcp.MSS() + 12; got != tt.want { // the time stamps
-			t.Errorf("MTU %d: peers send %d octets, want %d", tt.mtu, got, tt.want)
+			t.Errorf("MTU %d: peers send %d bytes, want %d", tt.mtu, got, tt.want)
 		}
 		w.unlisten(1)
 		if i%2 == 0 { // and the next listener begins so

@@ -41,7 +41,7 @@ func (q *freeQP) run(c *stream, n int) time.Duration {
 // BenchmarkPipeRatio moves 1 MiB messages between two workers that run by
 // themselves, over a pipe that itself copies nothing, and reports their time per
 // message as a multiple of one copy plus one CRC32c (hash/crc32) of as many
-// octets: the median of rounds, in each of which both are taken. The limit is
+// bytes: the median of rounds, in each of which both are taken. The limit is
 // 1.6 at either MTU, and 1.1 for what markers add (x-none).
 //
 // It needs two idle CPUs. x-best is for a machine that has them only now and
@@ -88,7 +88,7 @@ func BenchmarkPipeRatio(b *testing.B) {
 	}
 }
 
-// A baseline is what takes one copy and one CRC32c, of octets that are in no
+// A baseline is what takes one copy and one CRC32c, of bytes that are in no
 // cache near.
 type baseline struct {
 	size     int

@@ -25,7 +25,7 @@ type rxFrame struct {
 	icmp pkt.ICMPError
 	off  int // of the payload in the frame
 
-	summed bool // crc is the CRC32c of the payload but its last four octets
+	summed bool // crc is the CRC32c of the payload but its last four bytes
 	crc    uint32
 }
 
@@ -48,7 +48,7 @@ type heldTable struct {
 	free      []tcp.Buf
 	used      int    // see cost
 	holders   int    // connections that have some
-	whole     int    // octets of those that were reassembled
+	whole     int    // bytes of those that were reassembled
 	reclaimed uint64 // the turn in which some of a connection's were last taken back
 }
 
@@ -91,7 +91,7 @@ func (w *worker) pollRx() int {
 		rx.at = i + 1
 		if i+1 < end {
 			next := rx.frames[i+1].Pieces[0]
-			prefetch.Octets(next[:min(len(next), ahead)])
+			prefetch.Bytes(next[:min(len(next), ahead)])
 		}
 		w.fromLink(&rx.frames[i])
 	}
@@ -105,7 +105,7 @@ func (w *worker) pollRx() int {
 // also when the turn faults.
 func (w *worker) fromLink(lf *link.Frame) {
 	w.stats.RxFrames++
-	w.stats.RxOctets += uint64(lf.Len())
+	w.stats.RxBytes += uint64(lf.Len())
 	if w.taps != nil {
 		w.tapIn(lf)
 	}
@@ -167,7 +167,7 @@ func checksum(f *link.Frame, p *pkt.Packet) uint16 {
 	return pkt.Fold(sum)
 }
 
-// octets gives n octets at off of the frame, piece by piece.
+// bytes gives n bytes at off of the frame, piece by piece.
 func octets(f *link.Frame, off, n int) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		for i := 0; i < f.N && n > 0; i++ {
@@ -186,7 +186,7 @@ func octets(f *link.Frame, off, n int) iter.Seq[[]byte] {
 	}
 }
 
-// contiguous returns n octets at off of the frame if they lie in one piece.
+// contiguous returns n bytes at off of the frame if they lie in one piece.
 func contiguous(f *link.Frame, off, n int) []byte {
 	for b := range octets(f, off, n) {
 		if len(b) == n {

@@ -27,7 +27,7 @@ type loadLane struct {
 	side int
 }
 
-// octets is what the lane has moved.
+// bytes is what the lane has moved.
 func (l *loadLane) octets() int { return l.done * int(l.wr.SGEs[0].Len) }
 
 // A loadLanes is loads between two hosts.
@@ -62,7 +62,7 @@ func (s *loadLanes) client(side, i int) *ClientBinding {
 	return s.clients[side][i]
 }
 
-// add makes n loadLanes of a client of host side, which do op with size octets.
+// add makes n loadLanes of a client of host side, which do op with size bytes.
 func (s *loadLanes) add(n, side, client int, op rdmap.Op, size int) {
 	for range n {
 		l := s.addLane(side, s.client(side, client), len(s.all)%64, op, size, 16, nil, nil)
@@ -90,7 +90,7 @@ func (s *loadLanes) addLane(side int, cb *ClientBinding, bit int, op rdmap.Op, s
 	return l
 }
 
-// run lets the loadLanes work until they have moved some octets each on average.
+// run lets the loadLanes work until they have moved some bytes each on average.
 func (s *loadLanes) run(each int) {
 	for _, l := range s.all {
 		l.done = 0
@@ -109,7 +109,7 @@ func (s *loadLanes) run(each int) {
 	}
 }
 
-// spread returns the least and the most octets of the loadLanes that are meant.
+// spread returns the least and the most bytes of the loadLanes that are meant.
 func (s *loadLanes) spread(meant func(*loadLane) bool) (least, most int) {
 	least = 1 << 62
 	for _, l := range s.all {
@@ -163,9 +163,9 @@ func TestFair(t *testing.T) {
 			s.run(c.each)
 			for i, meant := range c.meant {
 				least, most := s.spread(meant)
-				t.Logf("kind %d: %d to %d octets, %.2f", i, least, most, float64(most)/float64(least))
+				t.Logf("kind %d: %d to %d bytes, %.2f", i, least, most, float64(most)/float64(least))
 				if 5*most > 8*least {
-					t.Errorf("kind %d: %d to %d octets; want a factor of 1.6", i, least, most)
+					t.Errorf("kind %d: %d to %d bytes; want a factor of 1.6", i, least, most)
 				}
 			}
 		})
@@ -184,9 +184,9 @@ func TestFairClients(t *testing.T) {
 		for _, l := range s.all[1:] {
 			all += l.octets()
 		}
-		t.Logf("one connection: %d octets; %d connections: %d octets", one, many, all)
+		t.Logf("one connection: %d bytes; %d connections: %d bytes", one, many, all)
 		if 5*all > 8*one || 5*one > 8*all {
-			t.Errorf("one connection got %d octets, %d of another client %d; want equal shares", one, many, all)
+			t.Errorf("one connection got %d bytes, %d of another client %d; want equal shares", one, many, all)
 		}
 	}
 }
@@ -213,9 +213,9 @@ func TestSilentPeers(t *testing.T) {
 	for s.now < s.limit && s.step() {
 	}
 	least, most := s.spread(func(l *loadLane) bool { return l.wr.SGEs[0].Len == 1024 })
-	t.Logf("%d to %d octets in 500 µs", least, most)
+	t.Logf("%d to %d bytes in 500 µs", least, most)
 	if least < 1<<18 || most > 2*least {
-		t.Errorf("%d to %d octets in 500 µs while another client's peers are silent", least, most)
+		t.Errorf("%d to %d bytes in 500 µs while another client's peers are silent", least, most)
 	}
 }
 
@@ -381,7 +381,7 @@ func TestSilentLeavers(t *testing.T) {
 		}
 	}
 	if least, _ := s.spread(func(l *loadLane) bool { return l.wr.SGEs[0].Len == 1024 }); least < 1<<17 {
-		t.Errorf("%d octets in 500 µs while another client leaves silent peers", least)
+		t.Errorf("%d bytes in 500 µs while another client leaves silent peers", least)
 	}
 	silent = false
 	for _, l := range s.all {

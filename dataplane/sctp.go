@@ -76,7 +76,7 @@ type sctpState struct {
 	n       int                  // associations
 	moved   map[pkt.Flow]*worker // associations dialed here that another queue has adopted
 	peers   map[guest]int        // associations that peers opened
-	memory  int                  // octets held for all associations
+	memory  int                  // bytes held for all associations
 	free    [][]byte             // buffers of assoc.kept
 	part    []byte               // a message that came in pieces
 	scratch []byte               // a packet in one piece

@@ -298,7 +298,7 @@ func (as *assoc) done() bool {
 	return as.lst == nil && len(as.sessions) == 0 && (as.mux == nil || as.mux.Quiet())
 }
 
-// strangerWindow is the receive window, in octets, of an association that a peer has opened,
+// strangerWindow is the receive window, in bytes, of an association that a peer has opened,
 // until one of its sessions is accepted: what goes before that is short. INIT ACK has the
 // full window, which peers begin their slow start with.
 const strangerWindow = 64 << 10

@@ -421,7 +421,7 @@ func TestSCTPFurtherAddressTwice(t *testing.T) {
 	}
 }
 
-// piece sends n octets of a message that never ends.
+// piece sends n bytes of a message that never ends.
 func (p *rawPeer) piece(flags byte, n int) {
 	p.send(p.local.Addr(), p.data(flags, 1, 0, 16, make([]byte, n)...))
 }
@@ -464,14 +464,14 @@ func TestSCTPStranger(t *testing.T) {
 			octets += cap(b)
 		}
 		if n := as.a.Kept(); n >= strangerWindow+size || n != as.memory || n != p.hosts[1].w.sctp.memory || octets > 2*strangerWindow || size*30 > n {
-			t.Errorf("pieces of %d: keeps %d octets in buffers of %d, counted %d of %d", size, n, octets, as.memory, p.hosts[1].w.sctp.memory)
+			t.Errorf("pieces of %d: keeps %d bytes in buffers of %d, counted %d of %d", size, n, octets, as.memory, p.hosts[1].w.sctp.memory)
 		}
 		if n := p.window(); n > strangerWindow {
 			t.Errorf("a window of %d", n)
 		}
 		p.send(p.local.Addr(), chunk(sctp.ChunkAbort, 0))
 		if w := p.hosts[1].w; w.sctp.memory != 0 {
-			t.Errorf("%d octets are counted of nothing", w.sctp.memory)
+			t.Errorf("%d bytes are counted of nothing", w.sctp.memory)
 		}
 	}
 	p := newRawPeer(t)
@@ -484,7 +484,7 @@ func TestSCTPStranger(t *testing.T) {
 		p.piece(4, 1400)
 	}
 	if n := p.assoc().a.Kept(); n != 201*1400 {
-		t.Errorf("keeps %d octets of a session", n)
+		t.Errorf("keeps %d bytes of a session", n)
 	}
 }
 
@@ -509,7 +509,7 @@ func TestSCTPMemory(t *testing.T) {
 		other.piece(6, 1400)
 		for range 50 {
 			if other.piece(4, 1400); w.sctp.memory > most {
-				t.Fatalf("%d octets", w.sctp.memory)
+				t.Fatalf("%d bytes", w.sctp.memory)
 			}
 		}
 	}
@@ -518,12 +518,12 @@ func TestSCTPMemory(t *testing.T) {
 		sum += as.a.Kept() + as.mux.Memory()
 	}
 	if w.stats.AssocsNoMemory == 0 || sum != w.sctp.memory || p.assoc() == nil || p.assoc().a.Kept() != 101*1400 {
-		t.Errorf("%d associations ended; %d octets, counted %d", w.stats.AssocsNoMemory, sum, w.sctp.memory)
+		t.Errorf("%d associations ended; %d bytes, counted %d", w.stats.AssocsNoMemory, sum, w.sctp.memory)
 	}
 	w.e.cfg.SCTP.Memory = 100 << 10
 	p.piece(4, 1400)
 	if p.turn(); w.sctp.memory > 100<<10 || p.assoc() != nil {
-		t.Errorf("%d octets with less room", w.sctp.memory)
+		t.Errorf("%d bytes with less room", w.sctp.memory)
 	}
 }
 
@@ -551,7 +551,7 @@ func TestSCTPMemoryOfPlaces(t *testing.T) {
 	c.as().admitted = true
 	p.segment(0, 900)
 	if m := p.assoc().mux; m.Held() > 100 || m.Memory() < 900*24 || w.sctp.memory != m.Memory() {
-		t.Errorf("%d octets are held, %d with their places; counted %d", m.Held(), m.Memory(), w.sctp.memory)
+		t.Errorf("%d bytes are held, %d with their places; counted %d", m.Held(), m.Memory(), w.sctp.memory)
 	}
 	// Strangers, each with a place or two on many streams.
 	for port := range uint16(40) {
@@ -565,7 +565,7 @@ func TestSCTPMemoryOfPlaces(t *testing.T) {
 			other.send(p.local.Addr(), other.data(7, stream, 0, 17, 0, 60, 0, 4))
 		}
 		if w.sctp.memory > 100<<10 {
-			t.Fatalf("%d octets after %d strangers", w.sctp.memory, port+1)
+			t.Fatalf("%d bytes after %d strangers", w.sctp.memory, port+1)
 		}
 	}
 	if w.stats.AssocsNoMemory == 0 || p.assoc() == nil {
@@ -574,7 +574,7 @@ func TestSCTPMemoryOfPlaces(t *testing.T) {
 	n := w.stats.AssocsNoMemory
 	p.segment(0, 4000) // a ring of more than there may be
 	if p.turn(); p.assoc() != nil || w.stats.AssocsNoMemory == n {
-		t.Errorf("%d octets, and nobody was ended", w.sctp.memory)
+		t.Errorf("%d bytes, and nobody was ended", w.sctp.memory)
 	}
 }
 

@@ -206,7 +206,7 @@ func (as *assoc) data(w *worker, b []byte) int {
 	return as.sessionEvents(w)
 }
 
-// sctpBuffer returns a buffer for n octets, not much longer: sctp counts octets, and a peer
+// sctpBuffer returns a buffer for n bytes, not much longer: sctp counts bytes, and a peer
 // chooses how long its chunks are.
 func (w *worker) sctpBuffer(n int) []byte {
 	free := w.sctp.free

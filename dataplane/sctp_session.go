@@ -281,7 +281,7 @@ func (as *assoc) sessionEvents(w *worker) int {
 }
 
 // leaveShared is how much a session that leaves an association with others may send, in
-// octets, when they have filled the window.
+// bytes, when they have filled the window.
 const leaveShared = 64 << 10
 
 // disconnect ends s: what was posted still goes out.

@@ -49,7 +49,7 @@ func (s *sim) answerSCTP(a *stream, qa, qb *simQP) (b *stream) {
 	return b
 }
 
-// write does a Write of n octets and waits for it.
+// write does a Write of n bytes and waits for it.
 func (s *sim) write(a *stream, qa, qb *simQP, n int) {
 	s.t.Helper()
 	done := len(qa.wcs)

@@ -261,7 +261,7 @@ func (w *worker) fragments(t *pkt.Tuple, mtu int, b []byte) {
 	}
 }
 
-// postSCTP finishes the n octets of an SCTP packet at offset at of slot s, and posts
+// postSCTP finishes the n bytes of an SCTP packet at offset at of slot s, and posts
 // the frame.
 func (w *worker) postSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) {
 	w.tapFlow(t, s, at)

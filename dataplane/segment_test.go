@@ -28,7 +28,7 @@ type speaker struct {
 }
 
 // newSpeaker makes the stream of a Write for each of sizes, end to end in memory, and takes
-// host 1 to full operation. Its window is window octets long.
+// host 1 to full operation. Its window is window bytes long.
 func newSpeaker(t *testing.T, markers bool, window int, sizes []int) *speaker {
 	var heard tcp.Header
 	deaf := false
@@ -52,7 +52,7 @@ func newSpeaker(t *testing.T, markers bool, window int, sizes []int) *speaker {
 	p.start, p.edge = heard.Ack, heard.Ack.Add(int(heard.Window)) // of the SYN-ACK: not scaled
 	deaf = true
 	if p.start != p.a.conn().tcp.SndNxt() || p.edge != p.start.Add(window) {
-		t.Fatalf("a window of %d octets at %d; want %d at %d", heard.Window, p.start, window, p.a.conn().tcp.SndNxt())
+		t.Fatalf("a window of %d bytes at %d; want %d at %d", heard.Window, p.start, window, p.a.conn().tcp.SndNxt())
 	}
 	p.qb = newSimQP(t, p.hosts[1], 1<<16)
 	var f mpa.Framer
@@ -102,7 +102,7 @@ func (p *speaker) say(from, to int) {
 	}
 }
 
-// written checks that the first n FPDUs are placed, and no other octet.
+// written checks that the first n FPDUs are placed, and no other byte.
 func (p *speaker) written(n int) {
 	p.t.Helper()
 	if ev, ok := p.hosts[1].take(EventFailed); ok || p.b.rxFailed {
@@ -119,7 +119,7 @@ func (p *speaker) written(n int) {
 		}
 	}
 	if !bytes.Equal(p.qb.mem[:want], p.data[:want]) || bytes.Count(p.qb.mem[want:], []byte{0}) != len(p.qb.mem)-want {
-		p.t.Errorf("%d FPDUs: other octets are placed", n)
+		p.t.Errorf("%d FPDUs: other bytes are placed", n)
 	}
 	if got := p.b.conn().tcp.RcvNxt(); got != p.start.Add(p.at(n)) {
 		p.t.Errorf("received up to %d; want %d", got.Sub(p.start), p.at(n))
@@ -129,7 +129,7 @@ func (p *speaker) written(n int) {
 	}
 }
 
-// TestOverlaps: of a segment, those octets are taken that did not come before, be it in
+// TestOverlaps: of a segment, those bytes are taken that did not come before, be it in
 // order or ahead of order, and placed or held.
 func TestOverlaps(t *testing.T) {
 	for _, tt := range []struct {
@@ -173,7 +173,7 @@ func TestBeyondWindow(t *testing.T) {
 	p := newSpeaker(t, false, window, sizes)
 	last := len(sizes) - 2 // that fits
 	if p.start.Add(p.at(last+1)) != p.edge {
-		t.Fatalf("FPDUs of %v octets; want one to end at the window's edge", p.ends)
+		t.Fatalf("FPDUs of %v bytes; want one to end at the window's edge", p.ends)
 	}
 	for i := range last {
 		p.say(i, i+1)

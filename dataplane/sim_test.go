@@ -274,7 +274,7 @@ func TestStreamHalfClose(t *testing.T) {
 	msg := bytes.Repeat([]byte("streaming mode, before MPA. "), 400)
 	a.conn().streamSend(s.hosts[0].w, msg)
 	var got []byte
-	s.until("octets arrived", func() bool {
+	s.until("bytes arrived", func() bool {
 		for {
 			ev, ok := s.hosts[1].take(EventData)
 			if !ok {
@@ -286,14 +286,14 @@ func TestStreamHalfClose(t *testing.T) {
 		return len(got) >= len(msg)
 	})
 	if !bytes.Equal(got, msg) {
-		t.Error("streaming octets differ")
+		t.Error("streaming bytes differ")
 	}
 	// The peer's FIN leaves our direction open.
 	s.hosts[0].w.disconnect(a, false)
 	s.until("FIN arrived", func() bool { _, ok := s.hosts[1].take(EventPeerClosed); return ok })
 	b.conn().streamSend(s.hosts[1].w, msg)
 	got = nil
-	s.until("octets arrived after the FIN", func() bool {
+	s.until("bytes arrived after the FIN", func() bool {
 		for {
 			ev, ok := s.hosts[0].take(EventData)
 			if !ok {
@@ -304,7 +304,7 @@ func TestStreamHalfClose(t *testing.T) {
 		}
 	})
 	if !bytes.Equal(got, msg) {
-		t.Error("streaming octets of the half-closed connection differ")
+		t.Error("streaming bytes of the half-closed connection differ")
 	}
 	s.hosts[1].w.disconnect(b, false)
 	s.closeAll(a)
@@ -403,17 +403,17 @@ func (s *sim) moveData(p mpa.Params, rng *rand.Rand, from, to netip.Addr) {
 	}
 	for i, wc := range qb.wcs {
 		if wc.ID != uint64(i) || wc.Status != verbs.WCSuccess || wc.Len != uint32(1000-i) {
-			t.Fatalf("receive %d: id %d, status %v, %d octets", i, wc.ID, wc.Status, wc.Len)
+			t.Fatalf("receive %d: id %d, status %v, %d bytes", i, wc.ID, wc.Status, wc.Len)
 		}
 		if !bytes.Equal(qb.mem[size+i*1000:][:1000-i], qa.mem[i*2000:][:1000-i]) {
-			t.Fatalf("receive %d: octets differ", i)
+			t.Fatalf("receive %d: bytes differ", i)
 		}
 	}
 	if !bytes.Equal(qb.mem[:size], qa.mem[:size]) {
-		t.Fatal("written octets differ")
+		t.Fatal("written bytes differ")
 	}
 	if !bytes.Equal(qa.mem[size:], qa.mem[:size]) {
-		t.Fatal("octets read back differ")
+		t.Fatal("bytes read back differ")
 	}
 	s.closeAll(a)
 }

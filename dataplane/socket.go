@@ -205,13 +205,13 @@ func (s *socket) read(w *worker) {
 			return
 		}
 		s.rcvNxt = s.rcvNxt.Add(n)
-		w.stats.RxOctets += uint64(n)
+		w.stats.RxBytes += uint64(n)
 		s.readable = n == len(b) || s.hup || s.wrErr != nil
 		w.mark(&s.c.lane)
 		if s.readable {
 			s.enqueue() // first: what follows may fault
 		}
-		s.c.deliverOctets(w, b[:n])
+		s.c.deliverBytes(w, b[:n])
 		if !s.readable {
 			return
 		}
@@ -272,7 +272,7 @@ func (s *socket) flush(w *worker) int {
 			s.enqueue()
 			return work
 		}
-		w.stats.TxOctets += uint64(n)
+		w.stats.TxBytes += uint64(n)
 		s.take(n)
 		work++
 		if s.closing && s.until != 0 {
@@ -429,7 +429,7 @@ func (s *socket) HandleTimeout(now clock.Time) {
 
 // Stats returns what the kernel knows of the connection.
 func (s *socket) Stats() tcp.Stats {
-	st := tcp.Stats{State: s.state, MSS: s.mss, QueuedSegs: len(s.out) - s.outAt, OctetsOut: uint64(s.sndNxt) - uint64(s.unsent), OctetsIn: uint64(s.rcvNxt)}
+	st := tcp.Stats{State: s.state, MSS: s.mss, QueuedSegs: len(s.out) - s.outAt, BytesOut: uint64(s.sndNxt) - uint64(s.unsent), BytesIn: uint64(s.rcvNxt)}
 	if s.fd < 0 {
 		return st
 	}
@@ -441,8 +441,8 @@ func (s *socket) Stats() tcp.Stats {
 	st.SRTT, st.RTTVar, st.MinRTT, st.RTO = us(i.Rtt), us(i.Rttvar), us(i.Min_rtt), us(i.Rto)
 	st.Cwnd, st.Ssthresh, st.InFlight = int(i.Snd_cwnd*i.Snd_mss), int(min(i.Snd_ssthresh, 1<<20))*int(i.Snd_mss), int(i.Unacked*i.Snd_mss)
 	st.PMTU, st.SndWnd, st.RcvWnd = int(i.Pmtu), int(i.Snd_wnd), int(i.Rcv_space)
-	st.SegsOut, st.SegsIn, st.OctetsOut, st.OctetsIn = uint64(i.Segs_out), uint64(i.Segs_in), i.Bytes_acked, i.Bytes_received
-	st.Retransmits, st.RetransOctets, st.DSACKIn = uint64(i.Total_retrans), i.Bytes_retrans, uint64(i.Dsack_dups)
+	st.SegsOut, st.SegsIn, st.BytesOut, st.BytesIn = uint64(i.Segs_out), uint64(i.Segs_in), i.Bytes_acked, i.Bytes_received
+	st.Retransmits, st.RetransBytes, st.DSACKIn = uint64(i.Total_retrans), i.Bytes_retrans, uint64(i.Dsack_dups)
 	st.Timeouts = uint64(i.Total_rto)
 	return st
 }

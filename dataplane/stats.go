@@ -37,7 +37,7 @@ type Stats struct {
 // RxStats are the counters of what was received. A frame that is dropped is in exactly
 // one of RxMalformed, RxChecksum, RxNoConn, RxNoHold, RxStraysLost and RxUnwanted.
 type RxStats struct {
-	RxFrames, RxOctets uint64
+	RxFrames, RxBytes  uint64
 	RxFPDUs            uint64
 	RxEarly            uint64 // segments held out of order
 	RxFPDUsEarly       uint64 // whole FPDUs found out of order
@@ -55,12 +55,12 @@ type RxStats struct {
 	RxStraysLost uint64 // of the strays
 	RxReclaims   uint64 // times that some of a connection's held frames were taken back
 	RxUnwanted   uint64
-	RxAfterClose uint64 // octets
+	RxAfterClose uint64 // bytes
 }
 
 // TxStats are the counters of what was sent.
 type TxStats struct {
-	TxFrames, TxOctets   uint64
+	TxFrames, TxBytes    uint64
 	TxRetransmits        uint64
 	TxStateless          uint64 // RSTs and SYN cookies
 	TxFragments          uint64 // IP fragments
@@ -128,7 +128,7 @@ type ConnInfo struct {
 	RDMAP      rdmap.Stats
 	Verbs      verbs.Stats
 	QP         *QPBinding
-	StreamData int // streaming-mode octets not consumed
+	StreamData int // streaming-mode bytes not consumed
 }
 
 // ask runs f in every worker and waits for the answers, at most a second for

@@ -18,8 +18,8 @@ type mode uint8
 
 const (
 	modeOpening   mode = iota // the transport's handshake, and over SCTP the session's
-	modeStreaming             // TCP: octets go to and come from the control plane
-	modeSwitching             // TCP: attached; the last streaming octets wait for the window
+	modeStreaming             // TCP: bytes go to and come from the control plane
+	modeSwitching             // TCP: attached; the last streaming bytes wait for the window
 	modeFull                  // full operation: DDP segments
 	modeClosing               // nothing more is composed
 )
@@ -38,7 +38,7 @@ type stream struct {
 	// Of an association.
 	sid   uint16    // SCTP stream
 	ini   *initiate // a session that we began, until it is answered
-	share int       // what it may still send before other sessions, in octets of cost
+	share int       // what it may still send before other sessions, in bytes of cost
 
 	// Full operation.
 	qp      *QPBinding
@@ -52,7 +52,7 @@ type stream struct {
 	failed   bool // a Terminate is queued or sent
 	rxFailed bool // nothing that arrives is looked at any more
 	leaving  bool // closed once it has sent what was posted, but no more than
-	last     int  // so many octets
+	last     int  // so many bytes
 	half     bool // the peer has closed, and
 	rest     int  // so many work requests may still be taken
 }
@@ -172,7 +172,7 @@ func (s *stream) leave(w *worker, room int) {
 	w.mark(s.lane)
 }
 
-// sent notes that s composed n octets, and whether it has nothing more to send. It
+// sent notes that s composed n bytes, and whether it has nothing more to send. It
 // reports whether s has to be closed now.
 func (s *stream) sent(n int, idle bool) bool {
 	if !s.leaving || s.mode != modeFull || s.failed { // a Terminate ends it

@@ -17,7 +17,7 @@ import (
 
 // TestStreamingMode takes connections from streaming mode to full operation, over
 // wires that lose, repeat and reorder frames: a conversation of the ULPs, MPA's
-// startup with either side of TCP as its initiator, then verbs. Every octet of
+// startup with either side of TCP as its initiator, then verbs. Every byte of
 // either mode arrives once and in order, the queue pair is there for the first
 // FPDU, and nothing but FPDUs leaves after the switch (RFC 5044 7.1, 7.1.5).
 func TestStreamingMode(t *testing.T) {
@@ -48,7 +48,7 @@ func TestStreamingMode(t *testing.T) {
 			res.send(answer)
 			s.until("the answer", func() bool { ini.read(); return len(ini.got) >= len(answer) })
 			if !bytes.Equal(res.got, hello) || !bytes.Equal(ini.got, answer) {
-				t.Fatal("octets of streaming mode differ")
+				t.Fatal("bytes of streaming mode differ")
 			}
 			ini.got, res.got = nil, nil
 
@@ -68,7 +68,7 @@ func TestStreamingMode(t *testing.T) {
 				t.Fatalf("in front of the Request: %q", res.got[:len(last)])
 			}
 			if n, err := rs.HandleStream(s.now, res.got[len(last):]); err != nil || n != len(frame) {
-				t.Fatalf("the Request: %d octets taken, %v", n, err)
+				t.Fatalf("the Request: %d bytes taken, %v", n, err)
 			}
 			if err := rs.Accept(s.now, nil, -1, -1); err != nil {
 				t.Fatal(err)
@@ -90,7 +90,7 @@ func TestStreamingMode(t *testing.T) {
 				t.Fatalf("in front of the Reply: %q", ini.got[:len(farewell)])
 			}
 			if n, err := is.HandleStream(s.now, ini.got[len(farewell):]); err != nil || n != len(ini.got)-len(farewell) {
-				t.Fatalf("the Reply: %d octets of %d taken, %v", n, len(ini.got)-len(farewell), err)
+				t.Fatalf("the Reply: %d bytes of %d taken, %v", n, len(ini.got)-len(farewell), err)
 			}
 
 			// Both queue pairs work at once, and their first message is whole.
@@ -118,7 +118,7 @@ func TestStreamingMode(t *testing.T) {
 			}
 			for i, h := range s.hosts {
 				if ev, ok := h.take(EventData); ok {
-					t.Errorf("host %d has octets of streaming mode after the switch: %q", i, ev.Data)
+					t.Errorf("host %d has bytes of streaming mode after the switch: %q", i, ev.Data)
 				}
 				if ev, ok := h.take(EventFailed); ok {
 					t.Errorf("host %d: %v", i, ev.Err)
@@ -176,7 +176,7 @@ func TestChecksumOut(t *testing.T) {
 			}
 			l4 := frame[p.L4Off : p.L4Off+p.L4Len]
 			if !oneSum(l4, from.AsSlice(), to.AsSlice()) {
-				t.Errorf("frame %d of %d octets has the wrong sum", frames, p.L4Len)
+				t.Errorf("frame %d of %d bytes has the wrong sum", frames, p.L4Len)
 			}
 			frames++
 			text = max(text, p.L4Len)
@@ -185,7 +185,7 @@ func TestChecksumOut(t *testing.T) {
 		a, b := s.openTo(addrOf(0, v6), addrOf(1, v6))
 		for n := 1; n < 40; n++ {
 			a.conn().streamSend(s.hosts[0].w, bytes.Repeat([]byte{byte(n), 0xff}, n)[:n])
-			s.until("octets", func() bool { return b.conn().pre.unread() > 0 })
+			s.until("bytes", func() bool { return b.conn().pre.unread() > 0 })
 			s.hosts[1].drain()
 			for ev, ok := s.hosts[1].take(EventData); ok; ev, ok = s.hosts[1].take(EventData) {
 				b.conn().streamConsumed(s.hosts[1].w, len(ev.Data))
@@ -205,12 +205,12 @@ func TestChecksumOut(t *testing.T) {
 		s.until("the Writes", func() bool { return len(qa.wcs) == want })
 		s.closeAll(a)
 		if frames < 80 || text < 1000 {
-			t.Errorf("only %d frames seen, of %d octets at most", frames, text)
+			t.Errorf("only %d frames seen, of %d bytes at most", frames, text)
 		}
 	}
 }
 
-// oneSum adds up a TCP segment octet by octet, with its pseudo-header.
+// oneSum adds up a TCP segment byte by byte, with its pseudo-header.
 func oneSum(l4, from, to []byte) bool {
 	b := append(append(append([]byte{}, from...), to...), 0, 0, byte(len(l4)>>8), byte(len(l4)), 0, pkt.ProtoTCP)
 	b = append(b, l4...)
@@ -228,7 +228,7 @@ func oneSum(l4, from, to []byte) bool {
 	return sum == 0xffff
 }
 
-// TestChecksumIn: a segment with any octet changed is dropped and changes nothing;
+// TestChecksumIn: a segment with any byte changed is dropped and changes nothing;
 // it is not even acknowledged (RFC 9293 MUST-3).
 func TestChecksumIn(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
@@ -273,7 +273,7 @@ func TestChecksumIn(t *testing.T) {
 			s.until("the message", func() bool { e.read(); return len(e.got) >= len(msg) })
 			got = append(got, e.got...)
 			if at >= 0 && s.hosts[1].w.stats.RxChecksum != before+1 {
-				t.Fatalf("octet %d changed: %d wrong sums found", at, s.hosts[1].w.stats.RxChecksum-before)
+				t.Fatalf("byte %d changed: %d wrong sums found", at, s.hosts[1].w.stats.RxChecksum-before)
 			}
 			if n%2 == 1 {
 				at++

@@ -9,7 +9,7 @@ import (
 
 // A super-frame carries new segments of one connection that the transport has let out
 // in one go: what the congestion window, the peer's window and pacing allow, never more.
-// Each segment but the last has the same number of octets, at which every consumer cuts,
+// Each segment but the last has the same number of bytes, at which every consumer cuts,
 // so that each segment on a wire has the FPDUs that it was composed with (RFC 5044
 // Appendix A). Retransmissions, and segments that differ in their headers, go alone.
 
@@ -23,15 +23,15 @@ type superTx struct {
 	ecn   uint8
 	slots [link.MaxSuper]link.Slot
 	n     int  // segments
-	size  int  // payload octets of the first segment
-	used  int  // payload octets
+	size  int  // payload bytes of the first segment
+	used  int  // payload bytes
 	last  bool // it has a shorter segment, which ends it
 }
 
 // superPath is what a connection knows of how long a super-frame may be for its path.
 // A peer may drop those that are too long for it, or all of them, and says nothing. So
 // a connection begins with none, and tries one at a time that is twice as long as what
-// has arrived so far. One of which every octet had to be sent again was dropped as one.
+// has arrived so far. One of which every byte had to be sent again was dropped as one.
 type superPath struct {
 	proven   int  // segments of the longest that has arrived
 	most     int  // segments of the longest that is tried; 0: not known yet
@@ -40,7 +40,7 @@ type superPath struct {
 	start    serial.Num
 	end      serial.Num
 	n        int // its segments
-	again    int // octets of it that were sent again
+	again    int // bytes of it that were sent again
 }
 
 // maxSuperFailures is how often in a row a length is tried.
@@ -112,7 +112,7 @@ func (c *tcpConn) join(w *worker, o *tcp.Out) bool {
 		h := o.Header
 		h.Seq = b.head.Seq
 		if b.last || o.Len > b.size || o.ECN != b.ecn || o.Seq != b.head.Seq.Add(b.used) || h != b.head ||
-			b.n == c.super.limit() || b.used+o.Len+maxHeaders > b.link.SuperOctets() {
+			b.n == c.super.limit() || b.used+o.Len+maxHeaders > b.link.SuperBytes() {
 			return false
 		}
 	}
@@ -180,6 +180,6 @@ func (c *tcpConn) sendSuper(w *worker, n int) bool {
 		}
 	}
 	w.stats.TxFrames++
-	w.stats.TxOctets += uint64(octets)
+	w.stats.TxBytes += uint64(octets)
 	return true
 }

@@ -98,7 +98,7 @@ func TestSuperCut(t *testing.T) {
 			}
 			n, err := h.Decode(l4)
 			if err != nil || len(b)-14 > 1500 {
-				t.Fatalf("a packet of %d octets: %v", len(b)-14, err)
+				t.Fatalf("a packet of %d bytes: %v", len(b)-14, err)
 			}
 			if len(l4) == n || segments == 0 && next == 0 && len(l4)-n < 100 {
 				return true
@@ -182,7 +182,7 @@ func TestPartialChecksums(t *testing.T) {
 }
 
 // TestSuperPeerTakesNone has a peer that drops whatever is longer than its MTU, and one
-// that takes super-frames up to some length: both are found out, and get every octet.
+// that takes super-frames up to some length: both are found out, and get every byte.
 func TestSuperPeerTakesNone(t *testing.T) {
 	for _, limit := range []int{1514, 9000, 20000} {
 		s := newSim(t, link.PipeConfig{Super: link.SuperWhole, Filter: func(_ bool, b []byte) bool { return len(b) <= limit }})
@@ -214,7 +214,7 @@ func TestSuperMTU(t *testing.T) {
 	s.until("written", func() bool { return len(qa.wcs) == 1 })
 	s.closeAll(a)
 	if string(qa.mem) != string(qb.mem) {
-		t.Error("written octets differ")
+		t.Error("written bytes differ")
 	}
 	if s.hosts[0].w.stats.TxSuper == before {
 		t.Error("no super-frame with the new MTU")

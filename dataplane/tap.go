@@ -24,7 +24,7 @@ type Tap struct {
 // tapRing is one worker's copies: the worker writes, one goroutine reads.
 type tapRing struct {
 	heads []tapHead
-	data  []byte // snap octets for each head
+	data  []byte // snap bytes for each head
 	_     [64]byte
 	put   atomic.Uint64
 	_     [64]byte
@@ -43,13 +43,13 @@ type TapFrame struct {
 	At     clock.Time
 	Worker int
 	Out    bool // sent, not received
-	Size   int  // octets of the frame; Data may be cut
+	Size   int  // bytes of the frame; Data may be cut
 	Data   []byte
 }
 
 // NewTap makes a Tap of frames that match, called by the workers with Local
 // being our end; nil takes all. Each worker has room for frames copies of snap
-// octets.
+// bytes.
 func (e *Engine) NewTap(frames, snap int, match func(*pkt.Flow) bool) *Tap {
 	t := &Tap{match: match, snap: snap, rings: make([]tapRing, len(e.workers))}
 	for i := range t.rings {

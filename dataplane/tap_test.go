@@ -36,7 +36,7 @@ func TestTap(t *testing.T) {
 	all.Read(func(f *TapFrame) bool {
 		var p pkt.Packet
 		if err := p.Parse(f.Data, len(f.Data)); err != nil || f.Size != len(f.Data) {
-			t.Errorf("frame of %d octets, %d copied: %v", f.Size, len(f.Data), err)
+			t.Errorf("frame of %d bytes, %d copied: %v", f.Size, len(f.Data), err)
 		}
 		octets += uint64(f.Size)
 		switch {
@@ -52,8 +52,8 @@ func TestTap(t *testing.T) {
 	if in != rx || out != tx || in < size/1500 || all.Dropped() != 0 {
 		t.Errorf("%d frames in, %d out, %d dropped; the worker had %d and %d", in, out, all.Dropped(), rx, tx)
 	}
-	if want := after.RxOctets - before.RxOctets + after.TxOctets - before.TxOctets; octets != want {
-		t.Errorf("%d octets; want %d", octets, want)
+	if want := after.RxBytes - before.RxBytes + after.TxBytes - before.TxBytes; octets != want {
+		t.Errorf("%d bytes; want %d", octets, want)
 	}
 	if n := none.Read(func(*TapFrame) bool { return true }); n != 0 || none.Dropped() != 0 {
 		t.Errorf("%d frames that do not match", n)
@@ -63,7 +63,7 @@ func TestTap(t *testing.T) {
 	}
 	n := tiny.Read(func(f *TapFrame) bool {
 		if len(f.Data) > 60 || f.Size < len(f.Data) {
-			t.Errorf("%d of %d octets", len(f.Data), f.Size)
+			t.Errorf("%d of %d bytes", len(f.Data), f.Size)
 		}
 		return true
 	})

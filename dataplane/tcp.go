@@ -42,17 +42,17 @@ type tcpConn struct {
 	nudge     nudge
 }
 
-// byteStream is the octets of streaming mode.
+// byteStream is the bytes of streaming mode.
 type byteStream struct {
 	in     []byte // received, not consumed by the control plane, from inAt on
 	inAt   int
-	told   int    // octets of in, from inAt on, that an EventData has given
+	told   int    // bytes of in, from inAt on, that an EventData has given
 	out    []byte // to be sent, from outAt on
 	outAt  int
 	finish bool // close once out is sent
 }
 
-// unread returns how many octets wait for the control plane.
+// unread returns how many bytes wait for the control plane.
 func (b *byteStream) unread() int { return len(b.in) - b.inAt }
 
 func (b *byteStream) unsent() int { return len(b.out) - b.outAt }
@@ -422,7 +422,7 @@ func streamOf(s *stream) (*tcpConn, bool) {
 	return c, ok
 }
 
-// streamSend queues streaming-mode octets.
+// streamSend queues streaming-mode bytes.
 func (c *tcpConn) streamSend(w *worker, b []byte) {
 	if c.mode == modeStreaming && !c.pre.finish {
 		c.pre.out = append(c.pre.out, b...)
@@ -430,7 +430,7 @@ func (c *tcpConn) streamSend(w *worker, b []byte) {
 	}
 }
 
-// streamConsumed takes n octets that the control plane has used out of what waits.
+// streamConsumed takes n bytes that the control plane has used out of what waits.
 func (c *tcpConn) streamConsumed(w *worker, n int) {
 	b := &c.pre
 	n = min(n, b.told)
@@ -454,7 +454,7 @@ func (c *tcpConn) tell(w *worker) {
 	}
 }
 
-// attach takes c to full operation, as soon as its streaming octets are sent.
+// attach takes c to full operation, as soon as its streaming bytes are sent.
 func (c *tcpConn) attach(w *worker, s *stream, a Attachment) {
 	if c.mode != modeStreaming || c.pre.finish || c.closed {
 		w.refuseAttach(c.id, a)
@@ -474,7 +474,7 @@ func (c *tcpConn) answer(w *worker, s *stream, _ session.Setup, a Attachment) {
 	}
 }
 
-// switchOver begins full operation: from here each octet is part of an FPDU.
+// switchOver begins full operation: from here each byte is part of an FPDU.
 func (c *tcpConn) switchOver(w *worker) {
 	p := &c.params
 	c.txStart = c.tcp.SndNxt()

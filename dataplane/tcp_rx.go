@@ -10,7 +10,7 @@ import (
 )
 
 // checksumTCP verifies the checksum of the segment in f, whose header has n
-// octets. If its payload looks like FPDUs, it takes the CRC32c that the payload
+// bytes. If its payload looks like FPDUs, it takes the CRC32c that the payload
 // has if it is one, in the same pass.
 func (f *rxFrame) checksumTCP(n int) bool {
 	f.summed = false
@@ -223,15 +223,15 @@ func (c *tcpConn) deliverHeld(w *worker, h *tcp.Held) {
 	}
 }
 
-// deliver gives n octets at off of the frame, next in order, to what the
+// deliver gives n bytes at off of the frame, next in order, to what the
 // connection runs.
 func (c *tcpConn) deliver(w *worker, f *link.Frame, off, n int) {
 	for b := range octets(f, off, n) {
-		c.deliverOctets(w, b)
+		c.deliverBytes(w, b)
 	}
 }
 
-func (c *tcpConn) deliverOctets(w *worker, b []byte) {
+func (c *tcpConn) deliverBytes(w *worker, b []byte) {
 	switch c.mode {
 	case modeFull:
 		c.receive(w, b)
@@ -247,7 +247,7 @@ func (c *tcpConn) deliverOctets(w *worker, b []byte) {
 	}
 }
 
-// streamLimit is how many streaming-mode octets may wait for the control plane.
+// streamLimit is how many streaming-mode bytes may wait for the control plane.
 // The window, which they lessen, is the other bound.
 func (c *tcpConn) streamLimit(w *worker) int {
 	if c.wide {
@@ -256,7 +256,7 @@ func (c *tcpConn) streamLimit(w *worker) int {
 	return w.e.cfg.StreamBuffer
 }
 
-// receive takes in-order octets of FPDUs.
+// receive takes in-order bytes of FPDUs.
 func (c *tcpConn) receive(w *worker, b []byte) {
 	if c.rxFailed {
 		return
@@ -266,7 +266,7 @@ func (c *tcpConn) receive(w *worker, b []byte) {
 }
 
 // receiveSummed is receive for the whole payload of a segment, whose CRC32c but for its
-// last four octets is crc.
+// last four bytes is crc.
 func (c *tcpConn) receiveSummed(w *worker, b []byte, crc uint32) {
 	if c.rxFailed {
 		return
@@ -310,7 +310,7 @@ func (c *tcpConn) fpdus(w *worker) {
 }
 
 // placeEarly places the whole FPDUs of an out-of-order segment, found by the
-// markers. It reports whether that was every octet of the segment.
+// markers. It reports whether that was every byte of the segment.
 func (c *tcpConn) placeEarly(w *worker, h *heldFrame, r tcp.Input) bool {
 	b := contiguous(&h.frame, h.off+r.Off, r.Len)
 	if b == nil {

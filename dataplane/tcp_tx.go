@@ -44,7 +44,7 @@ func (c *tcpConn) takeBack(w *worker) int {
 	}
 }
 
-// composeStream sends streaming-mode octets, each call's worth in one segment
+// composeStream sends streaming-mode bytes, each call's worth in one segment
 // where it fits (an MPA frame must not share its segment). MPA's do not wait for
 // their turn; those of a connection that is a byte stream for long do.
 func (c *tcpConn) composeStream(w *worker, g *sched.Grant) {
@@ -90,7 +90,7 @@ func (c *tcpConn) composeStream(w *worker, g *sched.Grant) {
 }
 
 // push gives a composed slot to the transport, which owns it from here. sum is
-// that of its n octets.
+// that of its n bytes.
 func (c *tcpConn) push(w *worker, s link.Slot, n int, sum uint32) {
 	st := &w.slots[s]
 	st.owned, st.n, st.sum = true, n, sum
@@ -161,7 +161,7 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 		}
 		used += size
 		seq = seq.Add(size)
-		sum = pkt.Add(sum, c.tx.Sum()) // an FPDU has a multiple of four octets
+		sum = pkt.Add(sum, c.tx.Sum()) // an FPDU has a multiple of four bytes
 		if c.ddp.TerminateSent() || !c.ddp.PollSegment(mulpdu, &c.pending) {
 			break
 		}
@@ -230,7 +230,7 @@ func (c *tcpConn) transmit(w *worker, o *tcp.Out) {
 	w.postSegment(&c.tuple, &o.Header, s, o.Len, sum, o.ECN)
 }
 
-// postSegment puts Ethernet, IP and TCP headers in front of n payload octets of slot s,
+// postSegment puts Ethernet, IP and TCP headers in front of n payload bytes of slot s,
 // and posts the frame.
 func (w *worker) postSegment(t *pkt.Tuple, h *tcp.Header, s link.Slot, n int, sum uint32, ecn uint8) {
 	b := w.link.Bytes(s)

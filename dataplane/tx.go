@@ -24,7 +24,7 @@ type slotState struct {
 	owned  bool   // by a tcp.Conn or sctp.Assoc, until the peer has acknowledged it
 	posted uint16 // posts that the kernel has not completed
 	sum    uint32 // of the payload, so that a retransmission need not sum it again
-	n      int    // payload octets
+	n      int    // payload bytes
 
 	sid     uint16 // SCTP: the stream
 	control bool   // SCTP: a session control message
@@ -73,7 +73,7 @@ func (w *worker) disown(l *lane, s link.Slot) {
 	}
 }
 
-// postFrame posts n octets at offset off of slot s as a frame of flow, nil if it is of
+// postFrame posts n bytes at offset off of slot s as a frame of flow, nil if it is of
 // none. One that finds no room is as if it were lost on the wire.
 func (w *worker) postFrame(flow *pkt.Flow, s link.Slot, off, n int) {
 	if w.taps != nil {
@@ -93,7 +93,7 @@ func (w *worker) postFrame(flow *pkt.Flow, s link.Slot, off, n int) {
 	}
 	slot.posted++
 	w.stats.TxFrames++
-	w.stats.TxOctets += uint64(n)
+	w.stats.TxBytes += uint64(n)
 }
 
 // reap takes back the slots that the kernel has finished with.

@@ -98,11 +98,11 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 	}
 	w.socks, _ = q.Link.(*Sockets)
 	w.slots = make([]slotState, q.Link.Slots())
-	if s, ok := q.Link.(link.Segmenter); ok && s.SuperOctets() > 0 {
+	if s, ok := q.Link.(link.Segmenter); ok && s.SuperBytes() > 0 {
 		w.super.link = s
 	}
 	// A slot holds the payload after headroom, so that the largest segment of a
-	// link whose packets nearly fill a slot is a few octets smaller.
+	// link whose packets nearly fill a slot is a few bytes smaller.
 	w.mtu = min(q.Link.MTU(), q.Link.SlotSize()-headroom+minHeaders)
 	w.told = w.mtu
 	w.sched.Init(w.mtu, w.freeSlots, w.pumpLane)

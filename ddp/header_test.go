@@ -49,7 +49,7 @@ func TestTagged(t *testing.T) {
 			}
 			for n := range wire {
 				if _, err := got.Decode(wire[:n]); !errors.Is(err, ErrShort) {
-					t.Errorf("Decode of %d octets: %v; want ErrShort", n, err)
+					t.Errorf("Decode of %d bytes: %v; want ErrShort", n, err)
 				}
 			}
 			reserved := bytes.Clone(wire)
@@ -98,7 +98,7 @@ func TestUntagged(t *testing.T) {
 			}
 			for n := range wire {
 				if _, err := got.Decode(wire[:n]); !errors.Is(err, ErrShort) {
-					t.Errorf("Decode of %d octets: %v; want ErrShort", n, err)
+					t.Errorf("Decode of %d bytes: %v; want ErrShort", n, err)
 				}
 			}
 			for _, v := range []byte{0, 2, 3} {

@@ -24,9 +24,9 @@ func TestQueueCheck(t *testing.T) {
 		{"at the end", Untagged{MSN: 1, MO: 100}, 1, term.ErrTooLong},
 		{"MO outside", Untagged{MSN: 1, MO: 101}, 1, term.ErrInvalidMO},
 		{"MO far outside", Untagged{MSN: 1, MO: 0xffffffff}, 60000, term.ErrInvalidMO},
-		{"MO outside, no octets", Untagged{MSN: 1, MO: 101}, 0, nil},
+		{"MO outside, no bytes", Untagged{MSN: 1, MO: 101}, 0, nil},
 		{"no buffer", Untagged{MSN: 3}, 1, term.ErrNoBuffer},
-		{"no buffer, no octets", Untagged{MSN: 4}, 0, term.ErrNoBuffer},
+		{"no buffer, no bytes", Untagged{MSN: 4}, 0, term.ErrNoBuffer},
 		{"past", Untagged{MSN: 0}, 1, term.ErrMSNRange},
 		{"ahead of the window", Untagged{MSN: 5}, 1, term.ErrMSNRange},
 		{"far", Untagged{MSN: 0x80000001}, 1, term.ErrMSNRange},
@@ -60,11 +60,11 @@ func TestQueueAccept(t *testing.T) {
 		want *term.Error // of the last one
 	}{
 		{"one", []seg{{0, 50, true}}, nil},
-		{"no octets", []seg{{0, 0, true}}, nil},
+		{"no bytes", []seg{{0, 0, true}}, nil},
 		{"three", []seg{{0, 30, false}, {30, 30, false}, {60, 5, true}}, nil},
 		{"increasing order is only a SHOULD", []seg{{30, 30, false}, {0, 30, false}, {60, 5, true}}, nil},
 		{"a hole", []seg{{0, 30, false}, {40, 5, true}}, term.ErrInvalidMO},
-		{"first octets missing", []seg{{4, 46, true}}, term.ErrInvalidMO},
+		{"first bytes missing", []seg{{4, 46, true}}, term.ErrInvalidMO},
 		{"twice the same", []seg{{0, 30, false}, {0, 30, false}, {30, 5, true}}, term.ErrInvalidMO},
 		{"last is not the highest", []seg{{30, 30, false}, {0, 30, true}}, term.ErrInvalidMO},
 	}
@@ -164,7 +164,7 @@ func TestAssembler(t *testing.T) {
 		t.Errorf("last of three: %q, %v, %v", m, done, err)
 	}
 	if m, done, err := accept(3, 0, true, nil); !done || err != nil || len(m) != 0 {
-		t.Errorf("no octets: %q, %v, %v", m, done, err)
+		t.Errorf("no bytes: %q, %v, %v", m, done, err)
 	}
 
 	for _, tt := range []struct {

@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// The examples of RFC 5041 section 5.2 and the segmentation of 65,536 octets
+// The examples of RFC 5041 section 5.2 and the segmentation of 65,536 bytes
 // that soft-iWARP did in the perftest captures.
 func TestSegmenter(t *testing.T) {
 	tests := []struct {
@@ -30,13 +30,13 @@ func TestSegmenter(t *testing.T) {
 			"8142394450000000" + "7fd7ff83b000", "8142394450000000" + "7fd7ff83b594", "c142394450000000" + "7fd7ff84ab04", 1276},
 		{"siw Send", func(s *Segmenter) { s.StartUntagged(0x43, 0, 0, 2, 65536) }, 1442, 47,
 			"014300000000000000000000000200000000", "014300000000000000000000000200000590", "41430000000000000000000000020000ffe0", 32},
-		{"no octets, tagged", func(s *Segmenter) { s.StartTagged(0x40, 1, 0, 0) }, 128, 1,
+		{"no bytes, tagged", func(s *Segmenter) { s.StartTagged(0x40, 1, 0, 0) }, 128, 1,
 			"c140000000010000000000000000", "", "c140000000010000000000000000", 0},
-		{"no octets, untagged", func(s *Segmenter) { s.StartUntagged(0x44, 0xabcd, 0, 0xffffffff, 0) }, 128, 1,
+		{"no bytes, untagged", func(s *Segmenter) { s.StartUntagged(0x44, 0xabcd, 0, 0xffffffff, 0) }, 128, 1,
 			"41440000abcd00000000ffffffff00000000", "", "41440000abcd00000000ffffffff00000000", 0},
 		{"just one segment", func(s *Segmenter) { s.StartTagged(0x40, 1, 0, 114) }, 128, 1,
 			"c140000000010000000000000000", "", "c140000000010000000000000000", 114},
-		{"one octet over", func(s *Segmenter) { s.StartTagged(0x40, 1, 0, 115) }, 128, 2,
+		{"one byte over", func(s *Segmenter) { s.StartTagged(0x40, 1, 0, 115) }, 128, 2,
 			"8140000000010000000000000000", "c140000000010000000000000072", "c140000000010000000000000072", 1},
 	}
 	for _, tt := range tests {
@@ -58,7 +58,7 @@ func TestSegmenter(t *testing.T) {
 				hdrs = append(hdrs, hex.EncodeToString(hdr))
 			}
 			if len(hdrs) != tt.count || hdrs[0] != tt.first || hdrs[len(hdrs)-1] != tt.last || lastN != tt.lastN {
-				t.Fatalf("%d segments, %s to %s with %d octets; want %d, %s to %s with %d",
+				t.Fatalf("%d segments, %s to %s with %d bytes; want %d, %s to %s with %d",
 					len(hdrs), hdrs[0], hdrs[len(hdrs)-1], lastN, tt.count, tt.first, tt.last, tt.lastN)
 			}
 			if tt.second != "" && hdrs[1] != tt.second {
@@ -68,7 +68,7 @@ func TestSegmenter(t *testing.T) {
 	}
 }
 
-// A message at the limit of 2^32-1 octets, with a MULPDU that changes.
+// A message at the limit of 2^32-1 bytes, with a MULPDU that changes.
 func TestSegmenterLongest(t *testing.T) {
 	var s Segmenter
 	s.StartUntagged(0x43, 0, 0, 9, 0xffffffff)
@@ -87,7 +87,7 @@ func TestSegmenterLongest(t *testing.T) {
 		count++
 	}
 	if total != 0xffffffff {
-		t.Errorf("%d octets; want 2^32-1", total)
+		t.Errorf("%d bytes; want 2^32-1", total)
 	}
 	var h Untagged
 	if _, err := h.Decode(hdr[:]); err != nil || !h.Last || h.MSN != serial.Num(9) {

@@ -20,7 +20,7 @@ func TestEarlyCutMarker(t *testing.T) {
 			seq := start.Add(len(stream))
 			b := make([]byte, f.Size(seq, ulpdu))
 			if len(b) != size {
-				t.Fatalf("an FPDU takes %d octets; want %d", len(b), size)
+				t.Fatalf("an FPDU takes %d bytes; want %d", len(b), size)
 			}
 			f.Begin(b, seq, ulpdu)
 			f.Write(make([]byte, ulpdu))
@@ -33,13 +33,13 @@ func TestEarlyCutMarker(t *testing.T) {
 			r.FeedEarly(start.Add(size+cut), stream[size+cut:])
 			var p FPDU
 			if !r.NextEarly(&p) || p.Seq != start.Add(2*size+markerLen) {
-				t.Fatalf("start %d, %d octets of the marker lost: the FPDU after it is not found", int32(start), cut)
+				t.Fatalf("start %d, %d bytes of the marker lost: the FPDU after it is not found", int32(start), cut)
 			}
 			r.MarkPlaced(p.Seq)
 			r.Feed(stream)
 			for i := range 3 {
 				if ok, err := r.Next(&p); !ok || p.Placed != (i == 2) {
-					t.Fatalf("start %d, %d octets of the marker lost: FPDU %d: %v, placed %v, %v", int32(start), cut, i, ok, p.Placed, err)
+					t.Fatalf("start %d, %d bytes of the marker lost: FPDU %d: %v, placed %v, %v", int32(start), cut, i, ok, p.Placed, err)
 				}
 			}
 		}

@@ -11,18 +11,18 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// piece is a range of octets of a stream, as TCP has received it.
+// piece is a range of bytes of a stream, as TCP has received it.
 type piece struct {
 	from, to int
 	octets   []byte // nil: placed early and gone
 }
 
-// early takes what can be found in octets [from, to) of stream ahead of order.
-// place is asked for each FPDU. It returns what was found, and whether the octets
+// early takes what can be found in bytes [from, to) of stream ahead of order.
+// place is asked for each FPDU. It returns what was found, and whether the bytes
 // need not be kept.
 func early(t testing.TB, r *Receiver, start serial.Num, stream []byte, from, to int, place func(*FPDU) bool) (found []serial.Num, gone bool) {
 	t.Helper()
-	// The octets are the frame's, which is used for something else afterwards.
+	// The bytes are the frame's, which is used for something else afterwards.
 	seg := bytes.Clone(stream[from:to])
 	r.FeedEarly(start+serial.Num(from), seg)
 	gone = true
@@ -82,7 +82,7 @@ func (w *world) index(seq serial.Num) int {
 	return i
 }
 
-// arrive gives octets [from, to) to the receiver as TCP would.
+// arrive gives bytes [from, to) to the receiver as TCP would.
 func (w *world) arrive(from, to int, place func() bool) {
 	w.t.Helper()
 	if to <= w.at {
@@ -110,7 +110,7 @@ func (w *world) arrive(from, to int, place func() bool) {
 		}
 		for i := range w.fpdus {
 			if gone && w.fpdus[i].begin < to && w.end(i) > from && !w.placed[i] {
-				w.t.Fatalf("octets of FPDU %d, which was not placed, are not kept", i)
+				w.t.Fatalf("bytes of FPDU %d, which was not placed, are not kept", i)
 			}
 		}
 		w.held = append(w.held, p)
@@ -165,12 +165,12 @@ func (w *world) deliver(p piece) {
 func (w *world) finish() {
 	w.t.Helper()
 	if w.next != len(w.fpdus) || w.at != len(w.stream) || w.r.early.count() != 0 {
-		w.t.Fatalf("%d of %d FPDUs, %d of %d octets delivered; %d placed FPDUs remembered",
+		w.t.Fatalf("%d of %d FPDUs, %d of %d bytes delivered; %d placed FPDUs remembered",
 			w.next, len(w.fpdus), w.at, len(w.stream), w.r.early.count())
 	}
 }
 
-// segments cuts the stream at FPDU boundaries, at most most octets each where
+// segments cuts the stream at FPDU boundaries, at most most bytes each where
 // the FPDUs allow.
 func (w *world) segments(most int) (segs [][2]int) {
 	from := 0
@@ -214,12 +214,12 @@ func TestEarlyAfterLoss(t *testing.T) {
 // An FPDU is found early only through a marker or from the end of one that was.
 func TestEarlyLocate(t *testing.T) {
 	rnd := seeded(t)
-	// FPDUs of 504 octets and their leading marker or the like: offsets below.
+	// FPDUs of 504 bytes and their leading marker or the like: offsets below.
 	w := newWorld(t, rnd, true, 7, 98, 98, 98, 98, 98, 98, 98, 98, 98, 98, 98, 98)
 	for _, tt := range []struct {
 		name     string
 		from, to int // FPDUs of the segment
-		cut      int // octets left away in front
+		cut      int // bytes left away in front
 		found    []int
 		whole    bool
 	}{
@@ -284,7 +284,7 @@ func TestEarlyLocate(t *testing.T) {
 		} {
 			found, gone := early(t, w.r, w.start, w.stream, s.from, s.to, func(*FPDU) bool { return true })
 			if len(found) != s.found || !gone {
-				t.Errorf("octets %d to %d: found %d, gone %v; want %d", s.from, s.to, len(found), gone, s.found)
+				t.Errorf("bytes %d to %d: found %d, gone %v; want %d", s.from, s.to, len(found), gone, s.found)
 			}
 		}
 		if _, gone := early(t, w.r, w.start, w.stream, w.fpdus[7].begin, w.end(8)-1, func(*FPDU) bool { return true }); gone {
@@ -367,7 +367,7 @@ func TestEarlyRandom(t *testing.T) {
 				segs = append(segs, [2]int{from, to})
 				from = to
 			}
-		default: // overlapping and repeated, all octets covered
+		default: // overlapping and repeated, all bytes covered
 			segs = w.segments(1460)
 			for range 2 * len(segs) {
 				from := rnd.IntN(len(w.stream))
@@ -575,7 +575,7 @@ func TestEarlyShare(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		size  func() int
-		most  int     // octets in a segment
+		most  int     // bytes in a segment
 		share float64 // at least
 	}{
 		{"full segments", func() int { return 1442 }, 1460, 0.99},

@@ -19,7 +19,7 @@ func compose(f *Framer, seq serial.Num, ulpdu []byte) []byte {
 	return dst[:f.End()]
 }
 
-// figure5 and figure6 are the FPDUs of RFC 5044 section 4.4, octet for octet.
+// figure5 and figure6 are the FPDUs of RFC 5044 section 4.4, byte for byte.
 const (
 	figure5 = "00000000 002a 4143 00000000 00000000 00000001 00000000" +
 		"000000000000000000000000000000000000000000000000 52239983"
@@ -65,7 +65,7 @@ func seeded(t testing.TB) *rand.Rand {
 	return testenv.Rand(t)
 }
 
-func randomOctets(rnd *rand.Rand, n int) []byte {
+func randomBytes(rnd *rand.Rand, n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
 		b[i] = byte(rnd.Uint32())
@@ -86,7 +86,7 @@ func bitwiseCRC(b []byte) uint32 {
 }
 
 // reference composes an FPDU by the letter of RFC 5044 sections 4.1 to 4.4, four
-// octets at a time.
+// bytes at a time.
 func reference(crc, markers bool, start, seq serial.Num, ulpdu []byte) []byte {
 	body := binary.BigEndian.AppendUint16(nil, uint16(len(ulpdu)))
 	body = append(body, ulpdu...)
@@ -132,7 +132,7 @@ func TestFramerReference(t *testing.T) {
 					if n < 0 {
 						continue
 					}
-					ulpdu := randomOctets(rnd, n)
+					ulpdu := randomBytes(rnd, n)
 					want := reference(crc, markers, start, seq, ulpdu)
 					dst := bytes.Repeat([]byte{0xaa}, len(want)+8)
 					f.Begin(dst, seq, n)
@@ -143,16 +143,16 @@ func TestFramerReference(t *testing.T) {
 					}
 					got := dst[:f.End()]
 					if !bytes.Equal(got, want) {
-						t.Fatalf("crc %v, markers %v, offset %d, %d octets:\ngot  %x\nwant %x", crc, markers, off, n, got, want)
+						t.Fatalf("crc %v, markers %v, offset %d, %d bytes:\ngot  %x\nwant %x", crc, markers, off, n, got, want)
 					}
 					if got, want := pkt.Fold(f.Sum()), pkt.Fold(pkt.Sum(want, 0)); got != want {
-						t.Fatalf("crc %v, markers %v, offset %d, %d octets: sum %04x; want %04x", crc, markers, off, n, got, want)
+						t.Fatalf("crc %v, markers %v, offset %d, %d bytes: sum %04x; want %04x", crc, markers, off, n, got, want)
 					}
 					if f.Size(seq, n) != len(want) {
 						t.Fatalf("Size(%d, %d) = %d; want %d", off, n, f.Size(seq, n), len(want))
 					}
 					if !bytes.Equal(dst[len(want):], bytes.Repeat([]byte{0xaa}, 8)) {
-						t.Fatalf("octets behind the FPDU were written")
+						t.Fatalf("bytes behind the FPDU were written")
 					}
 				}
 			}
@@ -186,7 +186,7 @@ func TestMULPDU(t *testing.T) {
 	}
 }
 
-// An FPDU of MULPDU octets fits in a segment wherever its markers fall.
+// An FPDU of MULPDU bytes fits in a segment wherever its markers fall.
 func TestMULPDUFits(t *testing.T) {
 	for _, markers := range []bool{false, true} {
 		var f Framer

@@ -21,7 +21,7 @@ const MaxRev = 2
 var (
 	ErrShort        = errors.New("mpa: startup frame is not complete")
 	ErrKey          = errors.New("mpa: not the key of a startup frame")
-	ErrPDLength     = errors.New("mpa: private data longer than 512 octets")
+	ErrPDLength     = errors.New("mpa: private data longer than 512 bytes")
 	ErrEnhancedData = errors.New("mpa: private data too short for the enhanced data it must begin with")
 	ErrDepth        = errors.New("mpa: IRD or ORD does not fit in 14 bits")
 )

@@ -72,7 +72,7 @@ func TestFrameVectors(t *testing.T) {
 			}
 			for i := range wire {
 				if f, n, err := Decode(wire[:i]); err != ErrShort || n != 0 || !sameFrame(f, Frame{}) {
-					t.Errorf("Decode of %d octets = %+v, %d, %v; want ErrShort", i, f, n, err)
+					t.Errorf("Decode of %d bytes = %+v, %d, %v; want ErrShort", i, f, n, err)
 				}
 			}
 		})
@@ -103,13 +103,13 @@ func TestFrameErrors(t *testing.T) {
 		name, wire string
 		err        error
 	}{
-		{"first octet", "4e", ErrKey},
+		{"first byte", "4e", ErrKey},
 		{"neither key", "4d5041204944205265722046", ErrKey},
-		{"last octet of the key", hexReq[:30] + "64", ErrKey},
-		{"513 octets of private data", hexReq + "40010201", ErrPDLength},
+		{"last byte of the key", hexReq[:30] + "64", ErrKey},
+		{"513 bytes of private data", hexReq + "40010201", ErrPDLength},
 		{"length field all ones", hexReq + "4001ffff", ErrPDLength},
 		{"S without data", hexReq + "50020000", ErrEnhancedData},
-		{"S with three octets", hexReq + "50020003000000", ErrEnhancedData},
+		{"S with three bytes", hexReq + "50020003000000", ErrEnhancedData},
 		{"rejecting reply, S without data", hexRep + "70020000", ErrEnhancedData},
 	} {
 		if f, n, err := Decode(unhex(t, tt.wire)); !errors.Is(err, tt.err) || n != 0 || !sameFrame(f, Frame{}) {
@@ -121,10 +121,10 @@ func TestFrameErrors(t *testing.T) {
 		f    Frame
 		err  error
 	}{
-		{"512 octets", Frame{Rev: 1, PrivateData: make([]byte, 512)}, nil},
-		{"513 octets", Frame{Rev: 1, PrivateData: make([]byte, 513)}, ErrPDLength},
-		{"508 octets, enhanced", Frame{Rev: 2, Enhanced: true, PrivateData: make([]byte, 508)}, nil},
-		{"509 octets, enhanced", Frame{Rev: 2, Enhanced: true, PrivateData: make([]byte, 509)}, ErrPDLength},
+		{"512 bytes", Frame{Rev: 1, PrivateData: make([]byte, 512)}, nil},
+		{"513 bytes", Frame{Rev: 1, PrivateData: make([]byte, 513)}, ErrPDLength},
+		{"508 bytes, enhanced", Frame{Rev: 2, Enhanced: true, PrivateData: make([]byte, 508)}, nil},
+		{"509 bytes, enhanced", Frame{Rev: 2, Enhanced: true, PrivateData: make([]byte, 509)}, ErrPDLength},
 		{"IRD of 15 bits", Frame{Rev: 2, Enhanced: true, EnhancedData: EnhancedData{IRD: 0x4000}}, ErrDepth},
 		{"ORD of 15 bits", Frame{Rev: 2, Enhanced: true, EnhancedData: EnhancedData{ORD: 0x4000}}, ErrDepth},
 	} {
@@ -146,16 +146,16 @@ func FuzzDecode(f *testing.F) {
 		fr, n, err := Decode(b)
 		if err != nil {
 			if n != 0 {
-				t.Fatalf("error %v with %d octets taken", err, n)
+				t.Fatalf("error %v with %d bytes taken", err, n)
 			}
 			return
 		}
 		if n < HeaderLen || n > len(b) || n > MaxFrameLen {
-			t.Fatalf("took %d octets of %d", n, len(b))
+			t.Fatalf("took %d bytes of %d", n, len(b))
 		}
 		again, err := fr.Append(nil)
 		if err != nil || len(again) != n {
-			t.Fatalf("Append of a decoded frame: %d octets, %v; want %d", len(again), err, n)
+			t.Fatalf("Append of a decoded frame: %d bytes, %v; want %d", len(again), err, n)
 		}
 		f2, _, err := Decode(again)
 		if err != nil || !sameFrame(fr, f2) {

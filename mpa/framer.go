@@ -88,7 +88,7 @@ func (f *Framer) marker(ptr int) {
 // Write appends the next bytes of the ULPDU. It panics if they exceed the length given to Begin.
 func (f *Framer) Write(p []byte) {
 	if len(p) > f.left {
-		panic("mpa: more octets than the FPDU announced")
+		panic("mpa: more bytes than the FPDU announced")
 	}
 	f.left -= len(p)
 	for len(p) > 0 {
@@ -146,7 +146,7 @@ func (f *Framer) summedUp(c, sum uint32) {
 // End appends padding and CRC and returns the size of the FPDU in bytes. It panics if the ULPDU is not complete.
 func (f *Framer) End() int {
 	if f.left != 0 {
-		panic("mpa: fewer octets than the FPDU announced")
+		panic("mpa: fewer bytes than the FPDU announced")
 	}
 	for (f.at-f.length)%4 != 0 {
 		f.dst[f.at] = 0

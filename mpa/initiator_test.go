@@ -23,7 +23,7 @@ func TestInitiatorErrors(t *testing.T) {
 	}{
 		{"not MPA", same, hexOf("HTTP/1.1 400 Bad Request"), ErrKey, term.ErrMPAFrame, false, RetryNone},
 		{"initiator against initiator", same, hexReq + "5002000400100010", ErrBothInitiators, term.ErrMPAFrame, false, RetryNone},
-		{"513 octets of private data", same, hexRep + "50020201", ErrPDLength, term.ErrMPAFrame, false, RetryNone},
+		{"513 bytes of private data", same, hexRep + "50020201", ErrPDLength, term.ErrMPAFrame, false, RetryNone},
 		{"S without enhanced data", same, hexRep + "50020000", ErrEnhancedData, term.ErrMPAFrame, false, RetryNone},
 		{"revision-1 reply", same, hexRep + "40010000", ErrRevision, term.ErrMPAFrame, false, RetryRev1},
 		{"revision-1 reply, rejecting", same, hexRep + "60010000", ErrRevision, term.ErrMPAFrame, false, RetryRev1},
@@ -138,7 +138,7 @@ func TestInitiatorRejected(t *testing.T) {
 			wire := unhex(t, tt.wire)
 			n, err := s.HandleStream(t0, append(bytes.Clone(wire), "more"...))
 			if n != len(wire) || err != nil {
-				t.Fatalf("HandleStream took %d of %d octets, %v", n, len(wire), err)
+				t.Fatalf("HandleStream took %d of %d bytes, %v", n, len(wire), err)
 			}
 			ev := event(t, s, EventRejected)
 			if ev.Err.Retry != tt.retry || !errors.Is(ev.Err, ErrRejected) || ev.Err.Term != nil {

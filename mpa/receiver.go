@@ -13,7 +13,7 @@ import (
 type FPDU struct {
 	// ULPDU is the payload, including markers within it. It is empty for an FPDU of length zero and for one with Placed set. It may alias
 	// the bytes passed to Feed or FeedEarly, and is valid until the next call of Next, NextEarly, Feed or FeedEarly.
-	ULPDU marked.Octets
+	ULPDU marked.Bytes
 	// Seq is the sequence number of the first byte of ULPDU_Length. It identifies the FPDU: it is the same out of order and in order.
 	Seq    serial.Num
 	Early  bool // found out of order
@@ -240,7 +240,7 @@ func crcValid(raw []byte) bool {
 func trailer(raw []byte) uint32 { return binary.LittleEndian.Uint32(raw[len(raw)-crcLen:]) }
 
 // strip checks the markers of the FPDU raw, which begins at seq, and returns its ULPDU.
-func (r *Receiver) strip(seq serial.Num, raw []byte) (ulpdu marked.Octets, ok bool) {
+func (r *Receiver) strip(seq serial.Num, raw []byte) (ulpdu marked.Bytes, ok bool) {
 	at := 0 // offset of ULPDU_Length
 	next := noMarker
 	if r.markers {
@@ -263,8 +263,8 @@ func (r *Receiver) strip(seq serial.Num, raw []byte) (ulpdu marked.Octets, ok bo
 	n := int(binary.BigEndian.Uint16(raw[at:]))
 	from := at + lengthLen
 	if next >= from+n { // at most one marker, after the ULPDU
-		return marked.Octets{B: raw[from : from+n : from+n]}, true
+		return marked.Bytes{B: raw[from : from+n : from+n]}, true
 	}
 	first := next - from
-	return marked.Octets{B: raw[from:][:n+markerLen*marked.Among(n, first)], First: first}, true
+	return marked.Bytes{B: raw[from:][:n+markerLen*marked.Among(n, first)], First: first}, true
 }

@@ -25,7 +25,7 @@ func stream(rnd *rand.Rand, crc, markers bool, start serial.Num, sizes ...int) (
 	f.Init(crc, markers, start)
 	for _, n := range sizes {
 		seq := start + serial.Num(len(octets))
-		s := sent{f.lengthAt(seq), len(octets), randomOctets(rnd, n)}
+		s := sent{f.lengthAt(seq), len(octets), randomBytes(rnd, n)}
 		octets = append(octets, compose(&f, seq, s.ulpdu)...)
 		fpdus = append(fpdus, s)
 	}
@@ -33,7 +33,7 @@ func stream(rnd *rand.Rand, crc, markers bool, start serial.Num, sizes ...int) (
 }
 
 // joined returns a copy of o without markers.
-func joined(o marked.Octets) []byte {
+func joined(o marked.Bytes) []byte {
 	b := make([]byte, o.Len())
 	o.CopyTo(b)
 	return b
@@ -56,7 +56,7 @@ func collect(t testing.TB, r *Receiver, want []sent) []sent {
 			t.Fatalf("an FPDU at %d that was never sent", f.Seq)
 		}
 		if f.Seq != want[0].seq || f.Early || f.Placed || !bytes.Equal(joined(f.ULPDU), want[0].ulpdu) {
-			t.Fatalf("FPDU at %d of %d octets, early %v, placed %v; want the one at %d of %d octets",
+			t.Fatalf("FPDU at %d of %d bytes, early %v, placed %v; want the one at %d of %d bytes",
 				f.Seq, f.ULPDU.Len(), f.Early, f.Placed, want[0].seq, len(want[0].ulpdu))
 		}
 		want = want[1:]
@@ -116,7 +116,7 @@ func TestReceiverRandomCuts(t *testing.T) {
 			octets = octets[n:]
 		}
 		if len(want) != 0 || r.Held() != 0 {
-			t.Fatalf("%d FPDUs are missing, %d octets held", len(want), r.Held())
+			t.Fatalf("%d FPDUs are missing, %d bytes held", len(want), r.Held())
 		}
 		if got := r.Stats().FPDUs; got != uint64(len(sizes)) {
 			t.Fatalf("counted %d FPDUs of %d", got, len(sizes))
@@ -189,7 +189,7 @@ func TestReceiverEverySplit(t *testing.T) {
 				}
 				var f Framer
 				f.Init(true, markers, start)
-				want := []sent{{f.lengthAt(seq), 0, randomOctets(rnd, n)}}
+				want := []sent{{f.lengthAt(seq), 0, randomBytes(rnd, n)}}
 				octets := compose(&f, seq, want[0].ulpdu)
 				for cut := range len(octets) {
 					var r Receiver
@@ -197,11 +197,11 @@ func TestReceiverEverySplit(t *testing.T) {
 					r.next = seq
 					r.Feed(octets[:cut])
 					if left := collect(t, &r, want); len(left) != 1 {
-						t.Fatalf("offset %d, %d octets: FPDU complete with %d of %d octets", off, n, cut, len(octets))
+						t.Fatalf("offset %d, %d bytes: FPDU complete with %d of %d bytes", off, n, cut, len(octets))
 					}
 					r.Feed(octets[cut:])
 					if left := collect(t, &r, want); len(left) != 0 {
-						t.Fatalf("offset %d, %d octets, cut at %d: no FPDU", off, n, cut)
+						t.Fatalf("offset %d, %d bytes, cut at %d: no FPDU", off, n, cut)
 					}
 					if got := r.Stats().Gathered; (got == 1) != (cut > 0) {
 						t.Fatalf("cut at %d: %d FPDUs counted as gathered", cut, got)
@@ -224,7 +224,7 @@ func TestReceiverNoCopy(t *testing.T) {
 			t.Fatalf("Next = %v, %v, or the ULPDU was copied", ok, err)
 		}
 		if cap(f.ULPDU.B) != len(w.ulpdu) {
-			t.Errorf("a ULPDU of %d octets has room for %d", len(w.ulpdu), cap(f.ULPDU.B))
+			t.Errorf("a ULPDU of %d bytes has room for %d", len(w.ulpdu), cap(f.ULPDU.B))
 		}
 	}
 
@@ -240,7 +240,7 @@ func TestReceiverNoCopy(t *testing.T) {
 	}
 }
 
-// resum writes a right CRC behind the octets of an FPDU that were changed.
+// resum writes a right CRC behind the bytes of an FPDU that were changed.
 func resum(fpdu []byte) {
 	n := len(fpdu) - 4
 	binary.LittleEndian.PutUint32(fpdu[n:], bitwiseCRC(fpdu[:n]))
@@ -336,7 +336,7 @@ func TestReceiverMemory(t *testing.T) {
 		t.Fatalf("Next = %v, %v", ok, err)
 	}
 	if cap(r.buf) > 2048 {
-		t.Errorf("four octets take a buffer of %d", cap(r.buf))
+		t.Errorf("four bytes take a buffer of %d", cap(r.buf))
 	}
 	for range 70 { // the CRC at the end is wrong
 		r.Feed(make([]byte, 1000))
@@ -348,7 +348,7 @@ func TestReceiverMemory(t *testing.T) {
 		t.Errorf("Next: %v; want a CRC error", r.err)
 	}
 	if cap(r.buf) > MaxFPDU {
-		t.Errorf("the buffer has grown to %d octets", cap(r.buf))
+		t.Errorf("the buffer has grown to %d bytes", cap(r.buf))
 	}
 }
 
@@ -374,7 +374,7 @@ func FuzzReceiver(f *testing.F) {
 				break
 			}
 			if total += a.ULPDU.Len(); total > len(b) {
-				t.Fatal("more octets out than in")
+				t.Fatal("more bytes out than in")
 			}
 			got = append(got, joined(a.ULPDU))
 		}

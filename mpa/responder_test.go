@@ -86,15 +86,15 @@ func TestResponderErrors(t *testing.T) {
 		cause error
 	}{
 		{"an HTTP client", same, hexOf("GET / HTTP/1.1\r\n\r\n"), ErrKey},
-		{"one wrong octet is enough", same, hexOf("X"), ErrKey},
+		{"one wrong byte is enough", same, hexOf("X"), ErrKey},
 		{"responder against responder", same, hexRep + "40010000", ErrBothResponders},
-		{"513 octets of private data", same, hexReq + "40010201", ErrPDLength},
+		{"513 bytes of private data", same, hexReq + "40010201", ErrPDLength},
 		{"S without enhanced data", same, hexReq + "50020000", ErrEnhancedData},
 		{"revision 0", same, hexReq + "c0000000", ErrRevision},
 		{"revision 3", same, hexReq + "4003000400010001", ErrRevision},
 		{"revision 2 for a revision-1 responder", func(c *Config) { c.Rev, c.Enhanced = 1, false }, hexReq + "5002000400010001", ErrRevision},
 		{"S for an unenhanced responder", func(c *Config) { c.Enhanced = false }, hexReq + "5002000400010001", ErrNotEnhanced},
-		{"octets behind the request", same, hexReq + "4001000000", ErrTrailing},
+		{"bytes behind the request", same, hexReq + "4001000000", ErrTrailing},
 		{"an FPDU behind the request", same, hexReq + "5002000400010001" + "0000000000000000", ErrTrailing},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -127,8 +127,8 @@ func TestAnswerMisuse(t *testing.T) {
 		err  error
 		do   func() error
 	}{
-		{"Accept with 253 octets", ErrPrivateData, func() error { return s.Accept(t0, make([]byte, 253), -1, -1) }},
-		{"Reject with 253 octets", ErrPrivateData, func() error { return s.Reject(t0, make([]byte, 253)) }},
+		{"Accept with 253 bytes", ErrPrivateData, func() error { return s.Accept(t0, make([]byte, 253), -1, -1) }},
+		{"Reject with 253 bytes", ErrPrivateData, func() error { return s.Reject(t0, make([]byte, 253)) }},
 		{"Accept with an IRD of 0x3fff", ErrDepth, func() error { return s.Accept(t0, nil, NoNegotiation, 0) }},
 		{"Accept with an ORD of 0x3fff", ErrDepth, func() error { return s.Accept(t0, nil, 0, NoNegotiation) }},
 		{"Accept", nil, func() error { return s.Accept(t0, make([]byte, 252), 0, 0) }},
@@ -139,19 +139,19 @@ func TestAnswerMisuse(t *testing.T) {
 			t.Errorf("%s: %v; want %v", tt.name, err, tt.err)
 		}
 	}
-	// Beside enhanced data there is room for 508 octets, alone for 512.
+	// Beside enhanced data there is room for 508 bytes, alone for 512.
 	for wire, most := range map[string]int{hexReq + "5002000400010001": 508, hexReq + "40010000": 512} {
 		s := NewResponder(DefaultConfig(), t0)
 		give(t, s, unhex(t, wire))
 		event(t, s, EventRequest)
 		if err := s.Reject(t0, make([]byte, most+1)); !errors.Is(err, ErrPrivateData) {
-			t.Errorf("Reject with %d octets: %v; want %v", most+1, err, ErrPrivateData)
+			t.Errorf("Reject with %d bytes: %v; want %v", most+1, err, ErrPrivateData)
 		}
 		if err := s.Accept(t0, make([]byte, most+1), -1, -1); !errors.Is(err, ErrPrivateData) {
-			t.Errorf("Accept with %d octets: %v; want %v", most+1, err, ErrPrivateData)
+			t.Errorf("Accept with %d bytes: %v; want %v", most+1, err, ErrPrivateData)
 		}
 		if err := s.Accept(t0, make([]byte, most), -1, -1); err != nil {
-			t.Errorf("Accept with %d octets: %v", most, err)
+			t.Errorf("Accept with %d bytes: %v", most, err)
 		}
 	}
 	i := NewInitiator(DefaultConfig(), t0)

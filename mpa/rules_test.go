@@ -8,7 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// marks returns an FPDU of a ULPDU of 1500 octets with its markers, and where
+// marks returns an FPDU of a ULPDU of 1500 bytes with its markers, and where
 // they stand.
 func marks(start serial.Num) (fpdu []byte, at []int) {
 	var f Framer
@@ -48,7 +48,7 @@ func TestEveryMarker(t *testing.T) {
 	}
 }
 
-// TestEarlyWrap: an FPDU is found by a marker whichever octet of it is the one
+// TestEarlyWrap: an FPDU is found by a marker whichever byte of it is the one
 // where sequence numbers wrap (RFC 5044 4.3).
 func TestEarlyWrap(t *testing.T) {
 	for back := range 1600 {
@@ -65,7 +65,7 @@ func TestEarlyWrap(t *testing.T) {
 			f.End()
 			stream = append(stream, b...)
 		}
-		// The first octets are lost: only a marker tells where the second FPDU begins.
+		// The first bytes are lost: only a marker tells where the second FPDU begins.
 		first := len(stream) / 3 &^ 3
 		lost := first - 100
 		var r Receiver

@@ -93,7 +93,7 @@ func (c *Config) Validate() error {
 
 // tooMuch returns ErrPrivateData with the limit and the length.
 func (c *Config) tooMuch(private []byte, enhanced bool) error {
-	return fmt.Errorf("%w: at most %d octets, not %d", ErrPrivateData, c.maxPrivateData(enhanced), len(private))
+	return fmt.Errorf("%w: at most %d bytes, not %d", ErrPrivateData, c.maxPrivateData(enhanced), len(private))
 }
 
 func validDepth(n int) bool { return n >= 0 && n < NoNegotiation }

@@ -13,7 +13,7 @@ import (
 
 const t0 clock.Time = 1_000_000
 
-// frameOf returns the octets that s sends.
+// frameOf returns the bytes that s sends.
 func frameOf(t testing.TB, s *Startup) []byte {
 	t.Helper()
 	b, ok := s.PollTransmit()
@@ -43,7 +43,7 @@ func event(t testing.TB, s *Startup, k EventKind) Event {
 func give(t testing.TB, s *Startup, b []byte) {
 	t.Helper()
 	if n, err := s.HandleStream(t0, b); n != len(b) || err != nil {
-		t.Fatalf("HandleStream took %d of %d octets, %v", n, len(b), err)
+		t.Fatalf("HandleStream took %d of %d bytes, %v", n, len(b), err)
 	}
 }
 
@@ -281,7 +281,7 @@ func TestStartupSplit(t *testing.T) {
 	}
 }
 
-// Octets that belong to Full Operation are not touched.
+// Bytes that belong to Full Operation are not touched.
 func TestStartupConsumes(t *testing.T) {
 	i, r := NewInitiator(DefaultConfig(), t0), NewResponder(DefaultConfig(), t0)
 	give(t, r, frameOf(t, i))
@@ -404,10 +404,10 @@ func TestConfigValidate(t *testing.T) {
 		{"negative IRD", func(c *Config) { c.IRD = -1 }, ErrDepth},
 		{"ORD of 0x3fff", func(c *Config) { c.ORD = 0x3fff }, ErrDepth},
 		{"MaxIRD of 0x3fff", func(c *Config) { c.MaxIRD = 0x3fff }, ErrDepth},
-		{"508 octets, enhanced", func(c *Config) { c.PrivateData = make([]byte, 508) }, nil},
-		{"509 octets, enhanced", func(c *Config) { c.PrivateData = make([]byte, 509) }, ErrPrivateData},
-		{"512 octets", func(c *Config) { c.Enhanced, c.PrivateData = false, make([]byte, 512) }, nil},
-		{"513 octets", func(c *Config) { c.Enhanced, c.PrivateData = false, make([]byte, 513) }, ErrPrivateData},
+		{"508 bytes, enhanced", func(c *Config) { c.PrivateData = make([]byte, 508) }, nil},
+		{"509 bytes, enhanced", func(c *Config) { c.PrivateData = make([]byte, 509) }, ErrPrivateData},
+		{"512 bytes", func(c *Config) { c.Enhanced, c.PrivateData = false, make([]byte, 512) }, nil},
+		{"513 bytes", func(c *Config) { c.Enhanced, c.PrivateData = false, make([]byte, 513) }, ErrPrivateData},
 		{"over the limit set", func(c *Config) { c.MaxPrivateData, c.PrivateData = 252, make([]byte, 253) }, ErrPrivateData},
 	} {
 		c := with(tt.change)

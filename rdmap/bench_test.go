@@ -16,13 +16,13 @@ func (m *nullMemory) Recv(serial.Num) (uint32, uint32, bool) {
 	m.recv++
 	return m.recv, 1 << 20, true
 }
-func (*nullMemory) Place(*Placement, marked.Octets) *term.Error            { return nil }
+func (*nullMemory) Place(*Placement, marked.Bytes) *term.Error             { return nil }
 func (*nullMemory) CheckRead(uint32, uint64, uint32) *term.Error           { return nil }
 func (*nullMemory) Atomic(uint32, uint64, *AtomicOp) (uint64, *term.Error) { return 7, nil }
 func (*nullMemory) Invalidate(uint32) *term.Error                          { return nil }
 func (*nullMemory) AtomicResult(uint32, uint64)                            {}
 
-// bench is two Streams over nullMemory; payload octets are never touched.
+// bench is two Streams over nullMemory; payload bytes are never touched.
 type bench struct {
 	a, b Stream
 	seg  Segment
@@ -79,11 +79,11 @@ func TestNoAllocs(t *testing.T) {
 		p := newBench()
 		for _, wr := range benchOps {
 			if n := testing.AllocsPerRun(20, func() { p.run(&wr, 1440, early) }); n != 0 {
-				t.Errorf("%v of %d octets, early %v: %v allocations; want none", wr.Op, wr.Len, early, n)
+				t.Errorf("%v of %d bytes, early %v: %v allocations; want none", wr.Op, wr.Len, early, n)
 			}
 		}
 	}
-	// An error and its Terminate, from the first octet to the flush.
+	// An error and its Terminate, from the first byte to the flush.
 	streams := make([]Stream, 30)
 	for i := range streams {
 		streams[i].Init(Config{}, new(nullMemory))

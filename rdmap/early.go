@@ -9,14 +9,14 @@ import (
 
 // HandleEarly is HandleEarlyMarked for bytes without markers.
 func (s *Stream) HandleEarly(key serial.Num, b []byte) bool {
-	return s.HandleEarlyMarked(key, marked.Octets{B: b})
+	return s.HandleEarlyMarked(key, marked.Bytes{B: b})
 }
 
 // HandleEarlyMarked processes a ULPDU that is out of order: it places the payload and keeps the header under key until DeliverEarly. It
 // returns false, without lasting effect, if the ULPDU must be passed again in order. That is so if it is not an RDMA Write, a Read Response
 // to an outstanding Read or a Send that has a buffer, if a check fails (whether the error is the stream's first is known only in order), or
 // if no more headers can be kept. A ULPDU may be passed early more than once.
-func (s *Stream) HandleEarlyMarked(key serial.Num, u marked.Octets) bool {
+func (s *Stream) HandleEarlyMarked(key serial.Num, u marked.Bytes) bool {
 	n := u.Len()
 	b := s.frontOf(u, n)
 	if !s.receiving() || s.expect != 0 || !s.early.room(key) || !s.placeEarly(u, b, n) {
@@ -29,7 +29,7 @@ func (s *Stream) HandleEarlyMarked(key serial.Num, u marked.Octets) bool {
 }
 
 // placeEarly places the payload of u, which has segLen bytes, the first of which are b.
-func (s *Stream) placeEarly(u marked.Octets, b []byte, segLen int) bool {
+func (s *Stream) placeEarly(u marked.Bytes, b []byte, segLen int) bool {
 	if ddp.IsTagged(b) {
 		var h ddp.Tagged
 		n := segLen - ddp.TaggedLen
@@ -97,14 +97,14 @@ func (s *Stream) DeliverEarly(key serial.Num) *term.Error {
 		return term.ErrRDMAPLocal
 	}
 	s.stats.RxSegments++
-	s.stats.RxOctets += uint64(e.segLen)
+	s.stats.RxBytes += uint64(e.segLen)
 	seg, segLen := e.hdr[:], int(e.segLen)
 	if ddp.IsTagged(seg) {
 		var h ddp.Tagged
 		if _, err := h.Decode(seg); err != nil {
 			return s.failSegment(headerError(err), seg, segLen)
 		}
-		if err := s.handleTagged(&h, marked.Octets{}, segLen-ddp.TaggedLen, true); err != nil {
+		if err := s.handleTagged(&h, marked.Bytes{}, segLen-ddp.TaggedLen, true); err != nil {
 			return s.failSegment(err, seg, segLen)
 		}
 		return nil
@@ -114,7 +114,7 @@ func (s *Stream) DeliverEarly(key serial.Num) *term.Error {
 		return s.failSegment(headerError(err), seg, segLen)
 	}
 	s.rxData = true
-	return s.handleSend(&h, marked.Octets{}, seg, segLen, true)
+	return s.handleSend(&h, marked.Bytes{}, seg, segLen, true)
 }
 
 // earlySeg is a segment that was placed out of order.

@@ -11,7 +11,7 @@ import (
 )
 
 // What is placed ahead of order and what is left for its turn. The end awaits
-// 16 octets of STag 7 at 0x1000 by a Read, and has two receive buffers of 64.
+// 16 bytes of STag 7 at 0x1000 by a Read, and has two receive buffers of 64.
 func TestHandleEarly(t *testing.T) {
 	send := func(msn, mo string) string { return "4143 00000000 00000000 " + msn + mo }
 	tests := []struct {
@@ -21,11 +21,11 @@ func TestHandleEarly(t *testing.T) {
 	}{
 		{"Write", "c140 00000007 0000000000001010 aabb", true},
 		{"Write, not last", "8140 00000007 0000000000001010 aabb", true},
-		{"Write of no octets", "c140 00000000 0000000000000000", true},
+		{"Write of no bytes", "c140 00000000 0000000000000000", true},
 		{"Write to no STag", "c140 00000006 0000000000001010 aabb", false},
 		{"Write, TO wraps", "c140 00000007 ffffffffffffffff aabb", false},
 		{"Read Response", "c142 00000007 0000000000001008 0102030405060708", true},
-		{"Read Response of no octets", "c142 00000007 0000000000001010", true},
+		{"Read Response of no bytes", "c142 00000007 0000000000001010", true},
 		{"Read Response nobody awaits: STag", "c142 0000000a 0000000000001008 01", false},
 		{"Read Response nobody awaits: an STag that is there", "c142 00000008 0000000000001008 01", false},
 		{"Read Response nobody awaits: TO", "c142 00000007 0000000000001011 01", false},
@@ -34,7 +34,7 @@ func TestHandleEarly(t *testing.T) {
 		{"Send", send("00000001", "00000000 aa"), true},
 		{"Send, further on", send("00000001", "0000003f aa"), true},
 		{"second Send", send("00000002", "00000000 aa"), true},
-		{"Send of no octets", send("00000002", "00000000"), true},
+		{"Send of no bytes", send("00000002", "00000000"), true},
 		{"Send without a buffer", send("00000003", "00000000 aa"), false},
 		{"Send that is past", send("00000000", "00000000 aa"), false},
 		{"Send far ahead", send("00000100", "00000000 aa"), false},
@@ -80,7 +80,7 @@ func TestHandleEarly(t *testing.T) {
 	}
 }
 
-// An atomic awaits no Read Response, not even one of no octets.
+// An atomic awaits no Read Response, not even one of no bytes.
 func TestHandleEarlyAtomic(t *testing.T) {
 	e := newVictim()
 	e.post(t, WR{Op: OpFetchAdd})

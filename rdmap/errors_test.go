@@ -50,9 +50,9 @@ const (
 )
 
 // errorCases is every check of RFC 5041 section 7.1, RFC 5040 section 7.2 and RFC
-// 7306 section 8.2. Each is one segment to an end that has STag 7 (256 octets
+// 7306 section 8.2. Each is one segment to an end that has STag 7 (256 bytes
 // from 0x1000, all rights), 8 (no rights), 10 (another stream's), one receive
-// buffer of 64 octets, IRD 1.
+// buffer of 64 bytes, IRD 1.
 var errorCases = []struct {
 	name    string
 	in      string
@@ -121,7 +121,7 @@ var errorCases = []struct {
 	{"Atomic Response on queue 1", "414b 00000000 00000001 00000001 00000000 00000000 0000000000000000", term.ErrOpcode, ddpHeader},
 	{"Immediate Data on queue 1", "4148 00000000 00000001 00000001 00000000 0000000000000000", term.ErrOpcode, ddpHeader},
 	{"Read Response nobody asked for", "c142 00000007 0000000000001000 aa", term.ErrOpcode, ddpHeader},
-	{"Read Response of no octets nobody asked for", "c142 00000000 0000000000000000", term.ErrOpcode, ddpHeader},
+	{"Read Response of no bytes nobody asked for", "c142 00000000 0000000000000000", term.ErrOpcode, ddpHeader},
 
 	// RFC 5040 section 7.2: Read Request and Invalidate.
 	{"Read: STag unknown", hRead + sink + "00000001 00000006 0000000000001000", term.ErrReadSTag, ddpAndRead},
@@ -147,18 +147,18 @@ var errorCases = []struct {
 	{"Atomic operation 15", hAtomic + "0000000f 00000000 00000007 0000000000001000 0000000000000001 0000000000000000" + atomOnes, term.ErrOpcode, ddpHeader},
 	{"Atomic Request cut short", hAtomic + strings.Repeat("00", 51), term.ErrOperation, ddpHeader},
 	{"Atomic Response cut short", hAnswer + strings.Repeat("00", 11), term.ErrOperation, ddpHeader},
-	{"Immediate Data of 7 octets", "4148 00000000 00000000 00000001 00000000 00000000000000", term.ErrOperation, ddpHeader},
-	{"Immediate Data of 9 octets", "4149 00000000 00000000 00000001 00000000 000000000000000000", term.ErrOperation, ddpHeader},
+	{"Immediate Data of 7 bytes", "4148 00000000 00000000 00000001 00000000 00000000000000", term.ErrOperation, ddpHeader},
+	{"Immediate Data of 9 bytes", "4149 00000000 00000000 00000001 00000000 000000000000000000", term.ErrOperation, ddpHeader},
 	{"Immediate Data in two segments", "0148 00000000 00000000 00000001 00000000 0000000000000000", term.ErrOperation, ddpHeader},
 	{"Immediate Data: MSN 0", "4148 00000000 00000000 00000000 00000000 0000000000000000", term.ErrMSNRange, ddpHeader},
 	{"Immediate Data: MSN 2 first", "4149 00000000 00000000 00000002 00000000 0000000000000000", term.ErrMSNRange, ddpHeader},
 	{"Immediate Data with an offset", "4148 00000000 00000000 00000001 00000008 0000000000000000", term.ErrInvalidMO, ddpHeader},
 
 	// Too short for a header: there is none to send back.
-	{"no octets", "", term.ErrOperation, noHeader},
-	{"one octet, tagged", "c1", term.ErrOperation, noHeader},
-	{"13 octets, tagged", "c140 00000007 00000000000010", term.ErrOperation, noHeader},
-	{"17 octets, untagged", "4143 00000000 00000000 00000001 000000", term.ErrOperation, noHeader},
+	{"no bytes", "", term.ErrOperation, noHeader},
+	{"one byte, tagged", "c1", term.ErrOperation, noHeader},
+	{"13 bytes, tagged", "c140 00000007 00000000000010", term.ErrOperation, noHeader},
+	{"17 bytes, untagged", "4143 00000000 00000000 00000001 000000", term.ErrOperation, noHeader},
 }
 
 func newVictim() *end {
@@ -232,7 +232,7 @@ func wantTerminate(t *testing.T, e *end, err *term.Error, want []byte) {
 }
 
 // Terminates written out, as RFC 5040 section 4.8 has them.
-func TestTerminateOctets(t *testing.T) {
+func TestTerminateBytes(t *testing.T) {
 	const head = "4147 00000000 00000002 00000001 00000000 "
 	write := "c140 00000007 0000000000001101 aa"
 	read := hRead + sink + "00000001 00000006 0000000000001000"
@@ -324,7 +324,7 @@ func TestErrorsOfResponses(t *testing.T) {
 		{"too long", read, good, "c142 00000007 0000000000001008 010203040506070809", term.ErrBounds, StatusFlushed},
 		{"too long, and not the last", read, good, "8142 00000007 0000000000001008 010203040506070809", term.ErrBounds, StatusFlushed},
 		{"too short", read, "", "c142 00000007 0000000000001000 aa", term.ErrBounds, StatusFlushed},
-		{"no octets", read, "", "c142 00000007 0000000000001000", term.ErrBounds, StatusFlushed},
+		{"no bytes", read, "", "c142 00000007 0000000000001000", term.ErrBounds, StatusFlushed},
 		{"atomic's answer", read, "", hAnswer + "00000000 0000000000000000", term.ErrOpcode, StatusFlushed},
 		{"read's answer", add, "", "c142 00000007 0000000000001000 aa", term.ErrOpcode, StatusFlushed},
 		{"another identifier", add, "", hAnswer + "00000001 0000000000000000", term.ErrOperation, StatusFlushed},
@@ -361,7 +361,7 @@ func TestZeroLength(t *testing.T) {
 	for _, in := range []string{
 		"c140 00000000 0000000000000000",
 		"c140 deadbeef ffffffffffffffff",
-		"8140 deadbeef ffffffffffffffff", // a segment of no octets that is not the last
+		"8140 deadbeef ffffffffffffffff", // a segment of no bytes that is not the last
 		"c140 00000007 0000000000001000 aa",
 		hRead + "deadbeef ffffffffffffffff 00000000 deadbeef ffffffffffffffff",
 		hSend,
@@ -374,7 +374,7 @@ func TestZeroLength(t *testing.T) {
 		t.Errorf("answer to the Read %x; want %x", got, want)
 	}
 	if cs := e.completions(); len(cs) != 1 || cs[0].Len != 0 || cs[0].Kind != CompRecv {
-		t.Errorf("completions %+v; want a receive of no octets: it takes a buffer", cs)
+		t.Errorf("completions %+v; want a receive of no bytes: it takes a buffer", cs)
 	}
 	if s := e.Stats(); s.RxWrites != 3 || s.RxReadRequests != 1 || s.RxSends != 1 {
 		t.Errorf("counters %+v", s)

@@ -39,10 +39,10 @@ func fuzzEnd() *end {
 	return e
 }
 
-// split cuts fuzz input into ULPDUs: a length octet, an octet whose low bit
+// split cuts fuzz input into ULPDUs: a length byte, a byte whose low bit
 // says that the ULPDU is offered early and whose others where its first marker stands, and
 // the ULPDU.
-func split(b []byte) (ulpdus [][]byte, early []bool, with []marked.Octets) {
+func split(b []byte) (ulpdus [][]byte, early []bool, with []marked.Bytes) {
 	for len(b) >= 2 && len(ulpdus) < 64 {
 		n := min(int(b[0]), len(b)-2)
 		ulpdus = append(ulpdus, b[2:2+n])
@@ -60,7 +60,7 @@ func join(ulpdus ...[]byte) (b []byte) {
 	return b
 }
 
-// Any octets give a result and no panic; what comes early ends as it would have
+// Any bytes give a result and no panic; what comes early ends as it would have
 // in order, and what comes with markers as without: the same error and Terminate, the
 // same completions, the same answers.
 func FuzzStream(f *testing.F) {

@@ -43,7 +43,7 @@ func (m *fakeMemory) Recv(msn serial.Num) (id, size uint32, ok bool) {
 	return id, uint32(len(m.recvs[id])), true
 }
 
-func (m *fakeMemory) Place(p *Placement, payload marked.Octets) *term.Error {
+func (m *fakeMemory) Place(p *Placement, payload marked.Bytes) *term.Error {
 	n := payload.Len()
 	if p.Kind == PlaceRecv {
 		m.placed++
@@ -105,7 +105,7 @@ func (m *fakeMemory) Invalidate(stag uint32) *term.Error {
 
 func (m *fakeMemory) AtomicResult(wr uint32, old uint64) { m.results[wr] = old }
 
-// gather returns the octets of a segment as they go over the wire.
+// gather returns the bytes of a segment as they go over the wire.
 func (m *fakeMemory) gather(seg *Segment) []byte {
 	b := append([]byte(nil), seg.Hdr[:seg.HdrLen]...)
 	switch seg.Src.Kind {

@@ -9,11 +9,11 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// withMarkers returns p with a marker in front of the octet at first, at least 1, and of each
+// withMarkers returns p with a marker in front of the byte at first, at least 1, and of each
 // 508th behind.
-func withMarkers(p []byte, first int) marked.Octets {
+func withMarkers(p []byte, first int) marked.Bytes {
 	if first >= len(p) {
-		return marked.Octets{B: p}
+		return marked.Bytes{B: p}
 	}
 	b := bytes.Clone(p[:first])
 	for rest := p[first:]; len(rest) > 0; {
@@ -21,7 +21,7 @@ func withMarkers(p []byte, first int) marked.Octets {
 		b = append(append(b, 0xc1, 0x40, 0xff, 0xff), rest[:n]...)
 		rest = rest[n:]
 	}
-	return marked.Octets{B: b, First: first}
+	return marked.Bytes{B: b, First: first}
 }
 
 // Wherever markers stand, a segment is refused as it is without them.
@@ -75,13 +75,13 @@ func TestPlaceMarked(t *testing.T) {
 					right, other = recv, region
 				}
 				if !bytes.Equal(right, payload) || !bytes.Equal(other, make([]byte, len(payload))) {
-					t.Fatalf("%s, markers from %d, early %v: other octets are placed, or elsewhere", tt.name, first, early)
+					t.Fatalf("%s, markers from %d, early %v: other bytes are placed, or elsewhere", tt.name, first, early)
 				}
 				if e.mem.placed != 1 {
 					t.Fatalf("%s, markers from %d, early %v: placed %d times", tt.name, first, early, e.mem.placed)
 				}
-				if got, want := e.Stats().RxOctets, uint64(u.Len()); got != want {
-					t.Fatalf("RxOctets = %d; want %d", got, want)
+				if got, want := e.Stats().RxBytes, uint64(u.Len()); got != want {
+					t.Fatalf("RxBytes = %d; want %d", got, want)
 				}
 			}
 		}

@@ -159,7 +159,7 @@ type Memory interface {
 	// Recv returns the buffer for message msn of queue 0. The Stream asks for each MSN in order, and again only if ok was false.
 	Recv(msn serial.Num) (id, size uint32, ok bool)
 	// Place checks p and copies payload there. The same placement may be requested twice.
-	Place(p *Placement, payload marked.Octets) *term.Error
+	Place(p *Placement, payload marked.Bytes) *term.Error
 	// CheckRead checks the source of a Read Request of n > 0 bytes.
 	CheckRead(stag uint32, to uint64, n uint32) *term.Error
 	// Atomic performs a, atomically with respect to all atomics, and returns the old value.

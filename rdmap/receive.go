@@ -7,19 +7,19 @@ import (
 )
 
 // HandleULPDU is HandleMarked for bytes without markers.
-func (s *Stream) HandleULPDU(b []byte) *term.Error { return s.HandleMarked(marked.Octets{B: b}) }
+func (s *Stream) HandleULPDU(b []byte) *term.Error { return s.HandleMarked(marked.Bytes{B: b}) }
 
 // HandleMarked processes the next ULPDU in order. It places the payload and, with the last segment of a message, delivers the message.
 // Before it returns a violation it has passed it to Fail. After the end of the stream ULPDUs are dropped (RFC 5041 section 7.1) and nil is
 // returned.
-func (s *Stream) HandleMarked(u marked.Octets) *term.Error {
+func (s *Stream) HandleMarked(u marked.Bytes) *term.Error {
 	if !s.receiving() {
 		s.stats.RxDropped++
 		return nil
 	}
 	n := u.Len()
 	s.stats.RxSegments++
-	s.stats.RxOctets += uint64(n)
+	s.stats.RxBytes += uint64(n)
 	b := s.frontOf(u, n)
 	if s.expect != 0 {
 		if s.takeRTR(b) {
@@ -49,7 +49,7 @@ const front = 128
 
 // frontOf returns the first bytes of u, which has n: front bytes, or all if there are fewer. The result may contain markers after the
 // header if it is front bytes long.
-func (s *Stream) frontOf(u marked.Octets, n int) []byte {
+func (s *Stream) frontOf(u marked.Bytes, n int) []byte {
 	if n >= front && u.Plain(ddp.UntaggedLen) {
 		return u.B[:front]
 	}
@@ -57,7 +57,7 @@ func (s *Stream) frontOf(u marked.Octets, n int) []byte {
 }
 
 // gather returns the first n bytes of u, front at most.
-func (s *Stream) gather(u marked.Octets, n int) []byte {
+func (s *Stream) gather(u marked.Bytes, n int) []byte {
 	if u.Plain(n) {
 		return u.B[:n]
 	}
@@ -77,7 +77,7 @@ func headerError(err error) *term.Error {
 
 // handleTagged processes a tagged segment in order, of an RDMA Write or a Read Response, with n bytes of payload. If placed is true the
 // payload is already in place, and u is ignored. The caller must fail the stream for an error.
-func (s *Stream) handleTagged(h *ddp.Tagged, u marked.Octets, n int, placed bool) *term.Error {
+func (s *Stream) handleTagged(h *ddp.Tagged, u marked.Bytes, n int, placed bool) *term.Error {
 	if h.ULP&ctrlVersion != version {
 		return term.ErrRDMAPVersion
 	}
@@ -113,7 +113,7 @@ func (s *Stream) failSegment(err *term.Error, seg []byte, segLen int) *term.Erro
 
 // placeTagged places the n bytes of payload of the tagged segment u. It rejects an offset that wraps, so that Memory need not check for it
 // (RFC 5041 section 7.1, tagged check 5).
-func (s *Stream) placeTagged(h *ddp.Tagged, op Op, u marked.Octets, n int) *term.Error {
+func (s *Stream) placeTagged(h *ddp.Tagged, op Op, u marked.Bytes, n int) *term.Error {
 	if h.TO+uint64(n) < h.TO {
 		return term.ErrTOWrap
 	}
@@ -122,14 +122,14 @@ func (s *Stream) placeTagged(h *ddp.Tagged, op Op, u marked.Octets, n int) *term
 }
 
 // placeRecv places the payload of a Send's segment in its receive buffer.
-func (s *Stream) placeRecv(h *ddp.Untagged, op Op, id uint32, payload marked.Octets) *term.Error {
+func (s *Stream) placeRecv(h *ddp.Untagged, op Op, id uint32, payload marked.Bytes) *term.Error {
 	s.placement = Placement{Kind: PlaceRecv, Recv: id, Off: h.MO, Op: op}
 	return s.mem.Place(&s.placement, payload)
 }
 
 // handleReadResponse checks a segment of n bytes of payload against the oldest outstanding request, because responses arrive in the order
 // of the requests (RFC 5040 section 5.5, rule 20; RFC 7306 section 7).
-func (s *Stream) handleReadResponse(h *ddp.Tagged, u marked.Octets, n int, placed bool) *term.Error {
+func (s *Stream) handleReadResponse(h *ddp.Tagged, u marked.Bytes, n int, placed bool) *term.Error {
 	if s.pendHead == s.pendTail {
 		return term.ErrOpcode
 	}
@@ -172,7 +172,7 @@ func (s *Stream) finishPending(p *pending, st Status) {
 
 // handleUntagged processes an untagged segment in order. control is the payload, or enough of it to show that it is too long for a control
 // message.
-func (s *Stream) handleUntagged(h *ddp.Untagged, payload marked.Octets, control, seg []byte, segLen int) *term.Error {
+func (s *Stream) handleUntagged(h *ddp.Untagged, payload marked.Bytes, control, seg []byte, segLen int) *term.Error {
 	err := s.checkUntagged(h)
 	if err != nil {
 		return s.failSegment(err, seg, segLen)
@@ -226,7 +226,7 @@ func (s *Stream) checkUntagged(h *ddp.Untagged) *term.Error {
 
 // handleSend processes a segment of queue 0 whose header has passed checkUntagged. If placed is true the payload is already in place, and
 // payload is empty; seg is the start of the segment and segLen its length.
-func (s *Stream) handleSend(h *ddp.Untagged, payload marked.Octets, seg []byte, segLen int, placed bool) *term.Error {
+func (s *Stream) handleSend(h *ddp.Untagged, payload marked.Bytes, seg []byte, segLen int, placed bool) *term.Error {
 	n := segLen - ddp.UntaggedLen
 	op := sendOps[h.ULP&ctrlOpcode]
 	imm := op == OpImm || op == OpImmSE

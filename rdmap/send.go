@@ -57,7 +57,7 @@ func (s *Stream) Left() int {
 func (s *Stream) sent(seg *Segment) bool {
 	n := seg.HdrLen + seg.Len
 	s.stats.TxSegments++
-	s.stats.TxOctets += uint64(n)
+	s.stats.TxBytes += uint64(n)
 	s.last = s.sending
 	if s.contended {
 		if s.sending == turnResponse {

@@ -30,7 +30,7 @@ type simulation struct {
 	early bool
 }
 
-// span is a range of octets of the peer's region.
+// span is a range of bytes of the peer's region.
 type span struct{ off, n int }
 
 func (a span) overlaps(b span) bool { return a.off < b.off+b.n && b.off < a.off+a.n }
@@ -258,7 +258,7 @@ func (s *simulation) collect(e *simEnd) {
 		}
 		e.wantR = e.wantR[1:]
 		if b := e.mem.recvs[c.ID]; !bytes.Equal(b[:c.Len], e.recvs[c.ID]) {
-			s.t.Fatalf("receive %d has other octets than were sent", c.ID)
+			s.t.Fatalf("receive %d has other bytes than were sent", c.ID)
 		}
 	}
 }
@@ -317,14 +317,14 @@ func (s *simulation) round(posts int) {
 		e.writes, e.busy = e.writes[:0], e.busy[:0]
 	}
 	tx, rx := s.ends[0].Stats(), s.ends[1].Stats()
-	if d := cmp.Diff([]uint64{tx.TxSegments, tx.TxOctets, tx.TxWrites, tx.TxReadRequests, tx.TxReadResponses, tx.TxSends, tx.TxImms, tx.TxAtomics, tx.TxAtomicResponses},
-		[]uint64{rx.RxSegments, rx.RxOctets, rx.RxWrites, rx.RxReadRequests, rx.RxReadResponses, rx.RxSends, rx.RxImms, rx.RxAtomics, rx.RxAtomicResponses}); d != "" {
+	if d := cmp.Diff([]uint64{tx.TxSegments, tx.TxBytes, tx.TxWrites, tx.TxReadRequests, tx.TxReadResponses, tx.TxSends, tx.TxImms, tx.TxAtomics, tx.TxAtomicResponses},
+		[]uint64{rx.RxSegments, rx.RxBytes, rx.RxWrites, rx.RxReadRequests, rx.RxReadResponses, rx.RxSends, rx.RxImms, rx.RxAtomics, rx.RxAtomicResponses}); d != "" {
 		s.t.Fatalf("one end's counters of sending, the other's of receiving:\n%s", d)
 	}
 }
 
 // Random programs of every verb on both ends at once, against a plain-memory
-// model: every octet, every completion, exactly once and in order.
+// model: every byte, every completion, exactly once and in order.
 func TestSimulation(t *testing.T) {
 	seed := testenv.Seed(t)
 	seeds := 600

@@ -29,8 +29,8 @@ type Config struct {
 
 // Stats holds the counters of a Stream.
 type Stats struct {
-	TxSegments, TxOctets uint64 // DDP segments, headers included
-	RxSegments, RxOctets uint64
+	TxSegments, TxBytes uint64 // DDP segments, headers included
+	RxSegments, RxBytes uint64
 
 	// Messages, by their first segment sent and their last one received.
 	TxWrites, TxReadRequests, TxReadResponses, TxSends, TxImms, TxAtomics, TxAtomicResponses, TxTerminates uint64

@@ -50,10 +50,10 @@ func TestVerbs(t *testing.T) {
 		t.Errorf("completions of the receiver (-want +got):\n%s", d)
 	}
 	if !bytes.Equal(b.mem.regions[7].buf[0x10:][:500], data) || !bytes.Equal(b.mem.recvs[0][:500], data) {
-		t.Error("written or sent octets differ")
+		t.Error("written or sent bytes differ")
 	}
 	if !bytes.Equal(a.mem.regions[9].buf[1:][:400], data[0x10:][:400]) {
-		t.Error("octets read differ")
+		t.Error("bytes read differ")
 	}
 	if got := be.Uint64(b.mem.regions[7].buf); got != 9 || a.mem.results[3] != 0 || a.mem.results[4] != 5 {
 		t.Errorf("atomics left %d and returned %v; want 9, 0 and 5", got, a.mem.results)
@@ -311,7 +311,7 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// Responses and the send queue get the same octets while both wait, and no
+// Responses and the send queue get the same bytes while both wait, and no
 // message is cut in two by another.
 func TestFairness(t *testing.T) {
 	for _, size := range []struct{ write, read uint32 }{{1000, 1000}, {50000, 400}, {64, 30000}} {
@@ -350,7 +350,7 @@ func TestFairness(t *testing.T) {
 		}
 		w, r := octets[opcodeWrite], octets[opcodeReadResponse]
 		if limit := int(max(size.write, size.read)) * 5 / 4; w-r > limit || r-w > limit || w == 0 || r == 0 {
-			t.Errorf("%v: %d octets of Writes, %d of Responses", size, w, r)
+			t.Errorf("%v: %d bytes of Writes, %d of Responses", size, w, r)
 		}
 	}
 }

@@ -104,7 +104,7 @@ func TestTerminateRoundTrip(t *testing.T) {
 	}
 }
 
-// A Terminate comes in: the event, the raw octets, no more sending, and the
+// A Terminate comes in: the event, the raw bytes, no more sending, and the
 // status of the request that it names.
 func TestTerminated(t *testing.T) {
 	read := WR{Op: OpRead, Len: 16, STag: 0x55, TO: 0x66, SinkSTag: 7, SinkTO: 0x1000}
@@ -129,7 +129,7 @@ func TestTerminated(t *testing.T) {
 			[3]Status{StatusRemoteAccess, 1, 1}},
 		{"a Read into another STag", "0100e000 002e" + readHdr("00000001", "00000008 0000000000001000 00000010 00000055 0000000000000066"), term.ErrReadSTag,
 			[3]Status{1, 1, 1}},
-		{"a Read of more octets", "0100e000 002e" + readHdr("00000001", "00000007 0000000000001000 00000011 00000055 0000000000000066"), term.ErrReadSTag,
+		{"a Read of more bytes", "0100e000 002e" + readHdr("00000001", "00000007 0000000000001000 00000011 00000055 0000000000000066"), term.ErrReadSTag,
 			[3]Status{1, 1, 1}},
 		{"a Send with the number of the first", "1204c000 0013" + hSend, term.ErrInvalidMO, [3]Status{1, 1, 1}},
 		{"the atomic is not aligned", "0207c000 0046 414a 00000000 00000001 00000002 00000000", term.ErrStream,
@@ -234,7 +234,7 @@ func FuzzTerminate(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, data bool) {
 		var got Terminate
 		if got.Decode(b, data) != (len(b) >= 4) {
-			t.Fatalf("%d octets: %v", len(b), len(b) < 4)
+			t.Fatalf("%d bytes: %v", len(b), len(b) < 4)
 		}
 		if len(b) < 4 {
 			return
@@ -243,7 +243,7 @@ func FuzzTerminate(f *testing.F) {
 			t.Fatalf("%+v", got)
 		}
 		if n := len(got.DDP); n != 0 && n != ddp.HeaderLen(got.DDP) || len(got.RDMA) != 0 && len(got.RDMA) != readRequestLen {
-			t.Fatalf("headers of %d and %d octets", n, len(got.RDMA))
+			t.Fatalf("headers of %d and %d bytes", n, len(got.RDMA))
 		}
 	})
 }

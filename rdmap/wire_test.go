@@ -70,7 +70,7 @@ func TestOpcodeRegistry(t *testing.T) {
 	}
 }
 
-// Each message as it goes over the wire: control octets of RFC 5040 figure 4
+// Each message as it goes over the wire: control bytes of RFC 5040 figure 4
 // and RFC 7306 figure 2, headers of RFC 5040 section 4.4 and RFC 7306 sections
 // 5.2.1, 5.2.2 and 6.2.
 func TestWire(t *testing.T) {
@@ -82,11 +82,11 @@ func TestWire(t *testing.T) {
 	}{
 		{"Write", WR{Op: OpWrite, Len: 2, STag: 0x01020304, TO: 0x05060708090a0b0c},
 			"c140 01020304 05060708090a0b0c 6869"},
-		{"Write of no octets", WR{Op: OpWrite}, "c140 00000000 0000000000000000"},
+		{"Write of no bytes", WR{Op: OpWrite}, "c140 00000000 0000000000000000"},
 		{"Read", WR{Op: OpRead, Len: 0x64, STag: 0x01020304, TO: 0x05060708090a0b0c, SinkSTag: 0x11121314, SinkTO: 0x15161718191a1b1c},
 			"4141 00000000 00000001 00000001 00000000 11121314 15161718191a1b1c 00000064 01020304 05060708090a0b0c"},
 		{"Send", WR{Op: OpSend, Len: 2, Inv: 9}, "4143 00000000 00000000 00000001 00000000 6869"},
-		{"Send of no octets", WR{Op: OpSend}, "4143 00000000 00000000 00000001 00000000"},
+		{"Send of no bytes", WR{Op: OpSend}, "4143 00000000 00000000 00000001 00000000"},
 		{"Send with Invalidate", WR{Op: OpSendInv, Len: 2, Inv: 0xaabbccdd}, "4144 aabbccdd 00000000 00000001 00000000 6869"},
 		{"Send with SE", WR{Op: OpSendSE, Len: 2, Inv: 9}, "4145 00000000 00000000 00000001 00000000 6869"},
 		{"Send with SE and Invalidate", WR{Op: OpSendSEInv, Len: 2, Inv: 0xaabbccdd}, "4146 aabbccdd 00000000 00000001 00000000 6869"},
@@ -146,7 +146,7 @@ func TestWireResponses(t *testing.T) {
 }
 
 // The first round of rping between two soft-iWARPs in peer-to-peer mode (Linux
-// 6.1, captured), played by two Streams: what each sends must be the octets of the
+// 6.1, captured), played by two Streams: what each sends must be the bytes of the
 // capture.
 func TestCapturedRping(t *testing.T) {
 	const (
@@ -199,7 +199,7 @@ func TestCapturedRping(t *testing.T) {
 	carry(server, client, "4143 00000000 00000000 00000002 00000000"+strings.Repeat("00", 16))
 
 	if !bytes.Equal(client.mem.regions[0x1dc13f00].buf, unhex(t, ping)) || !bytes.Equal(server.mem.recvs[1], unhex(t, sink)) {
-		t.Error("the octets did not arrive")
+		t.Error("the bytes did not arrive")
 	}
 	for name, e := range map[string]*end{"client": client, "server": server} {
 		for _, c := range e.completions() {
@@ -210,7 +210,7 @@ func TestCapturedRping(t *testing.T) {
 	}
 }
 
-// The segmentation of 65,536 octets by soft-iWARP, from perftest captures.
+// The segmentation of 65,536 bytes by soft-iWARP, from perftest captures.
 func TestCapturedSegmentation(t *testing.T) {
 	e := newEnd(Config{IRD: 1})
 	buf := make([]byte, 65536)

@@ -62,9 +62,9 @@ type Conn struct {
 // Counters are of one connection.
 type Counters struct {
 	session.Stats
-	ReadOctets, WriteOctets uint64 // moved by RDMA Read and Write
-	InlineOctets            uint64 // in Sends
-	Invalidated             uint64 // windows that the peer invalidated
+	ReadBytes, WriteBytes uint64 // moved by RDMA Read and Write
+	InlineBytes           uint64 // in Sends
+	Invalidated           uint64 // windows that the peer invalidated
 }
 
 // op is a work request under way.
@@ -387,7 +387,7 @@ func (c *Conn) received(w *iwarp.WC) {
 	if c.e.cfg.Wire != nil {
 		c.e.cfg.Wire(c, false, b)
 	}
-	c.count.InlineOctets += uint64(len(b))
+	c.count.InlineBytes += uint64(len(b))
 	c.s.HandleMessage(b)
 	if err := c.postRecv(i); err != nil && c.err == nil {
 		c.failLocked(err)
@@ -453,7 +453,7 @@ func (c *Conn) turn() {
 		if c.e.cfg.Wire != nil {
 			c.e.cfg.Wire(c, true, o.B)
 		}
-		c.count.InlineOctets += uint64(n)
+		c.count.InlineBytes += uint64(n)
 		wr := iwarp.SendWR{Op: iwarp.OpSend, SGEs: []iwarp.SGE{c.mem.sge(i*c.slot, n)}, Flags: iwarp.Solicited}
 		if o.Inv != 0 {
 			wr.Op, wr.Inv = iwarp.OpSendInv, o.Inv

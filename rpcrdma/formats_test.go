@@ -378,8 +378,8 @@ func TestMoved(t *testing.T) {
 			j.all(n)
 		}
 		c := g.se.Conns()[0].Counters()
-		if c.ReadOctets != j.moved[0] || c.WriteOctets != j.moved[1] || j.moved[0] < 65_537 || j.moved[1] < 65_537 {
-			t.Errorf("version %d: %d and %d bytes were moved, the chunks name %v", v, c.ReadOctets, c.WriteOctets, j.moved)
+		if c.ReadBytes != j.moved[0] || c.WriteBytes != j.moved[1] || j.moved[0] < 65_537 || j.moved[1] < 65_537 {
+			t.Errorf("version %d: %d and %d bytes were moved, the chunks name %v", v, c.ReadBytes, c.WriteBytes, j.moved)
 		}
 	}
 }

@@ -57,7 +57,7 @@ func TestGSS(t *testing.T) {
 						t.Fatal(n, err)
 					}
 					if got := r.Result(1 << 20); !bytes.Equal(got, data) || r.Err() != nil || r.Left() != 0 {
-						t.Errorf("%d octets: %d came back, %v", n, len(got), r.Err())
+						t.Errorf("%d bytes: %d came back, %v", n, len(got), r.Err())
 					}
 					resp.Release()
 				}

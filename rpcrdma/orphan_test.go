@@ -87,7 +87,7 @@ func TestBuffersOfBrokenConn(t *testing.T) {
 			b.release()
 		}
 		if c.Err() == nil || free() != before {
-			t.Errorf("%s: %d octets back before the end, %v", x.name, free()-before, c.Err())
+			t.Errorf("%s: %d bytes back before the end, %v", x.name, free()-before, c.Err())
 		}
 		_ = c.qp.Close() // it was never connected: there is no end to wait for
 		close(c.loop)
@@ -97,7 +97,7 @@ func TestBuffersOfBrokenConn(t *testing.T) {
 			t.Fatal("no end")
 		}
 		if free() != all {
-			t.Errorf("%s: %d octets of %d back after the end", x.name, free(), all)
+			t.Errorf("%s: %d bytes of %d back after the end", x.name, free(), all)
 		}
 	}
 }

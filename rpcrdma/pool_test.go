@@ -148,7 +148,7 @@ func TestPoolOrder(t *testing.T) {
 	have(late).release()
 	b.release()
 	if s.held != 0 || len(p.waiting) != 0 {
-		t.Errorf("%d octets held, %d wait", s.held, len(p.waiting))
+		t.Errorf("%d bytes held, %d wait", s.held, len(p.waiting))
 	}
 	if err := p.mr.Close(); err != nil {
 		t.Error(err)
@@ -194,7 +194,7 @@ func TestSilentPeer(t *testing.T) {
 				t.Errorf("%v after %v", err, time.Since(start))
 			}
 			if c.held.held != 0 {
-				t.Errorf("%d octets held", c.held.held)
+				t.Errorf("%d bytes held", c.held.held)
 			}
 		})
 	}

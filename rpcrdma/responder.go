@@ -159,7 +159,7 @@ func (c *Conn) fetch(in *session.Call, alloc func(n, want int) (*buffer, error))
 				if err := c.post(&wr, &op{slot: -1, done: func(err error) { done <- err }}); err != nil {
 					done <- err
 				}
-				c.count.ReadOctets += uint64(g.Length)
+				c.count.ReadBytes += uint64(g.Length)
 				off += int(g.Length)
 			}
 		}
@@ -264,7 +264,7 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 			c.orphan(held)
 			return
 		}
-		c.count.WriteOctets += uint64(w.To.Length)
+		c.count.WriteBytes += uint64(w.To.Length)
 	}
 	if plan.External() {
 		body = nil

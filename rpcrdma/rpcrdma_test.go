@@ -169,28 +169,28 @@ func (g *rig) check(n int) {
 		t.Fatalf("echo of %d: %v", n, err)
 	}
 	if got := r.Opaque(1 << 20); !bytes.Equal(got, data) || r.Err() != nil || r.Left() != 0 {
-		t.Fatalf("echo of %d: %d octets, %v", n, len(got), r.Err())
+		t.Fatalf("echo of %d: %d bytes, %v", n, len(got), r.Err())
 	}
 	resp.Release()
 	if r, resp, err = g.do(2, func(w *rpc.Writer) { w.Item(data) }, rpcrdma.Call{}); err != nil {
 		t.Fatalf("put of %d: %v", n, err)
 	}
 	if k, s := r.U32(), r.U32(); int(k) != n || s != sum(data) {
-		t.Fatalf("put of %d: %d octets with sum %d, not %d", n, k, s, sum(data))
+		t.Fatalf("put of %d: %d bytes with sum %d, not %d", n, k, s, sum(data))
 	}
 	resp.Release()
 	if r, resp, err = g.do(3, func(w *rpc.Writer) { w.U32(uint32(n)) }, rpcrdma.Call{Results: []int{n + 5}, Reply: 64}); err != nil {
 		t.Fatalf("get of %d: %v", n, err)
 	}
 	if got := r.Result(1 << 22); !bytes.Equal(got, fill(n, 3)) || r.Err() != nil {
-		t.Fatalf("get of %d: %d octets, %v", n, len(got), r.Err())
+		t.Fatalf("get of %d: %d bytes, %v", n, len(got), r.Err())
 	}
 	resp.Release()
 	if r, resp, err = g.do(4, func(w *rpc.Writer) { w.Item(data) }, rpcrdma.Call{Results: []int{n}, Reply: 64}); err != nil {
 		t.Fatalf("both of %d: %v", n, err)
 	}
 	if got := r.Result(1 << 22); !bytes.Equal(got, data) || r.Err() != nil {
-		t.Fatalf("both of %d: %d octets, %v", n, len(got), r.Err())
+		t.Fatalf("both of %d: %d bytes, %v", n, len(got), r.Err())
 	}
 	resp.Release()
 }
@@ -247,7 +247,7 @@ func (k *checker) wire(c *rpcrdma.Conn, sent bool, b []byte) {
 		k.t.Errorf("%v is message %d, with credits up to %d", h.Type, f.sent, f.edge)
 	}
 	if len(b) > 4096 {
-		k.t.Errorf("a message of %d octets", len(b))
+		k.t.Errorf("a message of %d bytes", len(b))
 	}
 	f.sent++
 	f.most = max(f.most, f.edge-f.sent)
@@ -620,7 +620,7 @@ func TestNoCopy(t *testing.T) {
 		}
 		resp.Release()
 		s := g.se.Conns()[0].Counters()
-		if s.ReadOctets != 1<<20 || s.WriteOctets != 1<<20 || s.InlineOctets > 2000 {
+		if s.ReadBytes != 1<<20 || s.WriteBytes != 1<<20 || s.InlineBytes > 2000 {
 			t.Errorf("%+v", s)
 		}
 		in.Release()

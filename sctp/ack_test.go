@@ -111,7 +111,7 @@ func TestBurst(t *testing.T) {
 	if n := len(r.take()); n != 40 {
 		t.Errorf("%d packets after a SACK for 20, want four for every second one", n)
 	}
-	// Packets count, and not octets: these have 32 small messages each.
+	// Packets count, and not bytes: these have 32 small messages each.
 	r = dialing(t, Config{}, Established)
 	r.a.paths[0].cwnd, r.a.peerRwnd = 1<<20, 1<<20
 	for range 32 * 100 {
@@ -169,7 +169,7 @@ func TestSlowStart(t *testing.T) {
 		r.take()
 		r.send(r.a.tag, sackBytes(r.a.cumAck+serial.Num(acked), 1<<20))
 		if n := p.cwnd - 20*m; n != want*m {
-			t.Errorf("a SACK for %d packets opens the window by %d octets, want %d packets of %d", acked, n, want, m)
+			t.Errorf("a SACK for %d packets opens the window by %d bytes, want %d packets of %d", acked, n, want, m)
 		}
 	}
 }
@@ -304,11 +304,11 @@ func TestRevokedReport(t *testing.T) {
 	r.send(r.a.tag, sackBytes(base, 100000, 2, 2))
 	r.none()
 	if r.a.outstanding != flight+1000 {
-		t.Errorf("%d octets in flight, want %d and 1000", r.a.outstanding, flight)
+		t.Errorf("%d bytes in flight, want %d and 1000", r.a.outstanding, flight)
 	}
 	r.send(r.a.tag, sackBytes(base+2, 100000, 2, 2))
 	if r.none(); r.a.outstanding != flight-1000 {
-		t.Errorf("%d octets in flight, want %d less 1000", r.a.outstanding, flight)
+		t.Errorf("%d bytes in flight, want %d less 1000", r.a.outstanding, flight)
 	}
 	r.wait(time.Second)
 	if got := tsns(r.take(), base); !slices.Equal(got, []int{3}) {

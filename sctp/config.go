@@ -80,31 +80,31 @@ func (c *Config) accepts(value uint32, has bool) bool {
 
 // Stats holds the counters of an association.
 type Stats struct {
-	TxPackets, TxChunks, TxOctets uint64 // chunks and bytes of user data, including retransmissions
-	RxPackets, RxChunks, RxOctets uint64
-	Retransmits, FastRetransmits  uint64 // chunks
-	Timeouts                      uint64
-	Sacks, Duplicates             uint64
-	RxDropped                     uint64 // DATA chunks dropped for lack of room or in a wrong state
-	BadTag, BadPacket             uint64 // packets dropped
-	UnknownChunks                 uint64
-	Restarts, Collisions          uint64
-	Heartbeats                    uint64
-	MTUProbes                     uint64 // HEARTBEATs sent to probe the path MTU
-	BlackHoles                    uint64 // times the MTU was lowered because long packets were lost and short ones were not
-	Failovers                     uint64
-	Reclaimed                     uint64 // chunks acknowledged by gap reports and then dropped for lack of room
-	CookiesBad, CookiesStale      uint64
+	TxPackets, TxChunks, TxBytes uint64 // chunks and bytes of user data, including retransmissions
+	RxPackets, RxChunks, RxBytes uint64
+	Retransmits, FastRetransmits uint64 // chunks
+	Timeouts                     uint64
+	Sacks, Duplicates            uint64
+	RxDropped                    uint64 // DATA chunks dropped for lack of room or in a wrong state
+	BadTag, BadPacket            uint64 // packets dropped
+	UnknownChunks                uint64
+	Restarts, Collisions         uint64
+	Heartbeats                   uint64
+	MTUProbes                    uint64 // HEARTBEATs sent to probe the path MTU
+	BlackHoles                   uint64 // times the MTU was lowered because long packets were lost and short ones were not
+	Failovers                    uint64
+	Reclaimed                    uint64 // chunks acknowledged by gap reports and then dropped for lack of room
+	CookiesBad, CookiesStale     uint64
 }
 
 // Add adds o to s, field by field.
 func (s *Stats) Add(o *Stats) {
 	s.TxPackets += o.TxPackets
 	s.TxChunks += o.TxChunks
-	s.TxOctets += o.TxOctets
+	s.TxBytes += o.TxBytes
 	s.RxPackets += o.RxPackets
 	s.RxChunks += o.RxChunks
-	s.RxOctets += o.RxOctets
+	s.RxBytes += o.RxBytes
 	s.Retransmits += o.Retransmits
 	s.FastRetransmits += o.FastRetransmits
 	s.Timeouts += o.Timeouts

@@ -105,7 +105,7 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// FuzzParse reads any octets as a packet, and as each chunk.
+// FuzzParse reads any bytes as a packet, and as each chunk.
 func FuzzParse(f *testing.F) {
 	for _, b := range capture(f) {
 		f.Add(b)

@@ -280,6 +280,6 @@ func (a *Assoc) part(o *Out, p uint32, sacked bool) bool {
 	o.N++
 	o.Len += n
 	a.stats.TxChunks++
-	a.stats.TxOctets += uint64(it.len)
+	a.stats.TxBytes += uint64(it.len)
 	return true
 }

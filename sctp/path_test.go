@@ -61,7 +61,7 @@ func TestHeartbeatAndFailover(t *testing.T) {
 	}
 	r.take()
 	// An ACK with a wrong nonce confirms nothing; a HEARTBEAT of the peer's is
-	// answered with its own octets.
+	// answered with its own bytes.
 	r.send(r.a.tag, chunk(ChunkHeartbeat, 0, []byte{0, 1, 0, 8, 1, 2, 3, 4}))
 	if s := r.take(); len(s) != 1 || string(s[0][HeaderLen+4:]) != "\x00\x01\x00\x08\x01\x02\x03\x04" {
 		t.Errorf("sent %x", s)
@@ -105,7 +105,7 @@ func TestPathMTU(t *testing.T) {
 	six.a = Dial(six.now, &six.cfg, six.flow, 0, &six.key, 1500)
 	six.a.HandleICMP(six.now, &pkt.ICMPError{Flow: six.flow, Proto: 132, Kind: pkt.TooBig, MTU: 1000, InitTag: six.a.tag})
 	if n := six.a.MaxMessage(); n != 1280-40-12-16 {
-		t.Errorf("%d octets in a packet of IPv6, whose links have 1280 at least", n)
+		t.Errorf("%d bytes in a packet of IPv6, whose links have 1280 at least", n)
 	}
 	u := listening(t, Config{UDP: true})
 	if u.a.MaxMessage() != 1444 {
@@ -374,7 +374,7 @@ func TestHeartbeatsFill(t *testing.T) {
 	n := 0
 	for _, b := range r.take() {
 		if n++; len(b)+20 > 576 {
-			t.Errorf("a packet of %d octets", len(b)+20)
+			t.Errorf("a packet of %d bytes", len(b)+20)
 		}
 	}
 	if n < 1 {

@@ -279,7 +279,7 @@ func TestMTUOfPaths(t *testing.T) {
 			NextChunk(b, HeaderLen, &c)
 			if kinds := types(b); len(kinds) == 2 && kinds[1] == ChunkPad {
 				if n[to[k]]++; len(b)+20 != 1400 {
-					t.Errorf("a probe of %d octets", len(b)+20)
+					t.Errorf("a probe of %d bytes", len(b)+20)
 				}
 			}
 			r.sendFrom(to[k], r.a.tag, chunk(ChunkHeartbeatAck, 0, c.Body))

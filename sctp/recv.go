@@ -128,7 +128,7 @@ func (a *Assoc) handleData(now clock.Time, c *Chunk) bool {
 		return a.state != Closed
 	}
 	a.stats.RxChunks++
-	a.stats.RxOctets += uint64(d.n)
+	a.stats.RxBytes += uint64(d.n)
 	a.accept(d.tsn)
 	return true
 }

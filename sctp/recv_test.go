@@ -118,6 +118,6 @@ func TestManyGaps(t *testing.T) {
 	var s Sack
 	NextChunk(b, HeaderLen, &c)
 	if err := s.Decode(c.Body); err != nil || s.Gaps() != (1500-20-12-16)/4 || len(b)+20 != 1500 {
-		t.Errorf("%d blocks in %d octets, %v", s.Gaps(), len(b), err)
+		t.Errorf("%d blocks in %d bytes, %v", s.Gaps(), len(b), err)
 	}
 }

@@ -288,7 +288,7 @@ func TestTags(t *testing.T) {
 		{"COOKIE ACK", func(a *Assoc) uint32 { return a.tag }, chunk(ChunkCookieAck, 0, nil), false},
 		{"SACK of what was never sent", func(a *Assoc) uint32 { return a.tag }, nil, true},
 		{"SACK too short", func(a *Assoc) uint32 { return a.tag }, chunk(ChunkSack, 0, make([]byte, 8)), true},
-		{"SACK with more gaps than octets", func(a *Assoc) uint32 { return a.tag }, chunk(ChunkSack, 0, []byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0}), true},
+		{"SACK with more gaps than bytes", func(a *Assoc) uint32 { return a.tag }, chunk(ChunkSack, 0, []byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0}), true},
 		{"SHUTDOWN too long", func(a *Assoc) uint32 { return a.tag }, chunk(ChunkShutdown, 0, make([]byte, 8)), true},
 		{"DATA too short", func(a *Assoc) uint32 { return a.tag }, chunk(ChunkData, 7, make([]byte, 4)), true},
 		{"INIT ACK", func(a *Assoc) uint32 { return a.tag }, chunk(ChunkInitAck, 0, make([]byte, 16)), false},

@@ -87,13 +87,13 @@ func newSim(t testing.TB, seed uint64, ca, cb Config, wire impair.Config, mtu in
 	return s
 }
 
-// octet gives the contents of message n of host id.
+// byte gives the contents of message n of host id.
 func octet(id int, n uint32, i int) byte {
 	return byte(uint32(id)*31 + n*7 + uint32(i)*13 + uint32(i>>8))
 }
 
 // message makes message n: its serial number, whether it is in order and its SSN,
-// then octets that follow from these.
+// then bytes that follow from these.
 func (h *simHost) message(n uint32, size int) (b []byte, m Message, ordered bool) {
 	size = max(size, 8)
 	b = make([]byte, size)
@@ -137,7 +137,7 @@ func (s *sim) deliver(h *simHost, d *Data, b []byte) {
 	h.got[n] = true
 	for i := 7; i < len(b); i++ {
 		if b[i] != octet(1-h.id, n, i) {
-			s.t.Fatalf("host %d: message %d of %d octets is wrong at %d", h.id, n, len(b), i)
+			s.t.Fatalf("host %d: message %d of %d bytes is wrong at %d", h.id, n, len(b), i)
 		}
 	}
 	if (b[4] == 1) == d.Unordered {

@@ -13,12 +13,12 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// checkSend is what must hold of any decoded WQE, whatever its octets were.
+// checkSend is what must hold of any decoded WQE, whatever its bytes were.
 func checkSend(t testing.TB, wr *verbs.SendWR, maxSGE, maxInline int) {
 	t.Helper()
 	switch {
 	case len(wr.SGEs) > maxSGE || len(wr.Inline) > maxInline || len(wr.SGEs) != 0 && len(wr.Inline) != 0:
-		t.Fatalf("%d SGEs, %d octets inline", len(wr.SGEs), len(wr.Inline))
+		t.Fatalf("%d SGEs, %d bytes inline", len(wr.SGEs), len(wr.Inline))
 	case wr.Op == 0 || wr.Op == rdmap.OpTerminate:
 		t.Fatalf("operation %v came through", wr.Op)
 	case wr.Op == verbs.OpInvalid && (len(wr.SGEs) != 0 || len(wr.Inline) != 0):
@@ -91,7 +91,7 @@ func TestHostileCQ(t *testing.T) {
 	}
 	for i, v := range other {
 		if v != 0 {
-			t.Fatalf("octet %d of the other worker's ring is %#x", i, v)
+			t.Fatalf("byte %d of the other worker's ring is %#x", i, v)
 		}
 	}
 	if string(header) != string(q.gen.Load().mem[:HdrArm]) {

@@ -33,7 +33,7 @@ func create(name string, size int) (file, error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return file{}, fmt.Errorf("shm: making %s of %d octets: %w", name, size, mapLimit(err))
+		return file{}, fmt.Errorf("shm: making %s of %d bytes: %w", name, size, mapLimit(err))
 	}
 	return file{fd: fd, mem: mem}, nil
 }

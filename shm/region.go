@@ -57,7 +57,7 @@ func MapRegion(fd int, offset, size uint64, write bool) (*Region, error) {
 	case write && seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0:
 		return nil, fmt.Errorf("%w: memfd is sealed against writing", ErrMemory)
 	case off+length > have:
-		return nil, fmt.Errorf("%w: %d octets at %d of a memfd of %d", ErrMemory, length, off, have)
+		return nil, fmt.Errorf("%w: %d bytes at %d of a memfd of %d", ErrMemory, length, off, have)
 	}
 	// A private mapping that is never written shows the pages of the file too, and it can be protected even if the memfd is sealed or open
 	// read-only.
@@ -68,7 +68,7 @@ func MapRegion(fd int, offset, size uint64, write bool) (*Region, error) {
 	head := off % int64(os.Getpagesize())
 	mem, err := unix.Mmap(fd, off-head, int(head+length), prot, flags)
 	if err != nil {
-		return nil, fmt.Errorf("shm: mapping %d octets: %w", length, mapLimit(err))
+		return nil, fmt.Errorf("shm: mapping %d bytes: %w", length, mapLimit(err))
 	}
 	if err := protect(mem, write); err != nil {
 		_ = unix.Munmap(mem)
@@ -100,7 +100,7 @@ func CreateRegion(name string, size int) (*Region, error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("shm: making %d octets of memory: %w", size, mapLimit(err))
+		return nil, fmt.Errorf("shm: making %d bytes of memory: %w", size, mapLimit(err))
 	}
 	return &Region{file: file{fd: fd, mem: mem}, data: mem}, nil
 }

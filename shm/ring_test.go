@@ -75,7 +75,7 @@ func TestSendRoundTrip(t *testing.T) {
 			if tt.back != 0 {
 				want.Op, want.Flags = tt.back, want.Flags|verbs.Solicited
 			}
-			// Fields that share octets come back in each reading.
+			// Fields that share bytes come back in each reading.
 			g := *got
 			mask(&g, tt.op)
 			if diff := cmp.Diff(want, g, cmpopts.EquateEmpty()); diff != "" {

@@ -94,7 +94,7 @@ func TestAttachRefuses(t *testing.T) {
 			f.mem[i] ^= 1 << rng.IntN(8)
 			if p, err := MapSQ(f.FD()); err == nil {
 				if HeaderSize+RingEntries+p.entries*p.stride > len(p.mem) || p.stride < SQEFixed+max(p.maxSGE*SGESize, p.maxInline) {
-					t.Fatalf("mapped %d entries of %d in %d octets", p.entries, p.stride, len(p.mem))
+					t.Fatalf("mapped %d entries of %d in %d bytes", p.entries, p.stride, len(p.mem))
 				}
 				p.Close()
 			}
@@ -119,7 +119,7 @@ func TestMapRegion(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(r.Bytes()) != 4096 || cap(r.Bytes()) != 4096 {
-		t.Errorf("%d octets, room for %d", len(r.Bytes()), cap(r.Bytes()))
+		t.Errorf("%d bytes, room for %d", len(r.Bytes()), cap(r.Bytes()))
 	}
 	copy(r.Bytes(), "shared")
 	b := make([]byte, 6)
@@ -422,7 +422,7 @@ func TestCreateRegion(t *testing.T) {
 	}
 	for _, size := range []int{0, -1} {
 		if _, err := CreateRegion("mem", size); err == nil {
-			t.Errorf("region of %d octets", size)
+			t.Errorf("region of %d bytes", size)
 		}
 	}
 }

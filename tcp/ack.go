@@ -136,7 +136,7 @@ func (c *Conn) takeAck(a *ackState, ack serial.Num) {
 		}
 		if s.state == sacked {
 			c.sackedSegs--
-			c.sackedOctets -= int(s.len)
+			c.sackedBytes -= int(s.len)
 		} else {
 			c.arrived(a, c.q.head, s)
 			if s.retrans == 0 {
@@ -173,7 +173,7 @@ func (c *Conn) takeProbe(ack serial.Num) {
 	n := min(ack.Sub(s.seq), int(s.len))
 	s.seq, s.off, s.len = s.seq.Add(n), s.off+int32(n), s.len-int32(n)
 	c.pushed -= n
-	c.stats.OctetsOut += uint64(n)
+	c.stats.BytesOut += uint64(n)
 	if s.len > 0 || ack.Less(s.end()) {
 		return
 	}
@@ -192,7 +192,7 @@ func (c *Conn) arrived(a *ackState, p uint64, s *seg) {
 		c.inFlight -= int(s.len)
 	case lost:
 		c.lostSegs--
-		c.lostOctets -= int(s.len)
+		c.lostBytes -= int(s.len)
 	}
 	a.delivered += int(s.len)
 	if c.useSACK && s.retrans == 0 && s.end().Less(a.fack) {
@@ -271,7 +271,7 @@ func (c *Conn) markSACKed(a *ackState, start, end serial.Num) {
 		}
 		s.state = sacked
 		c.sackedSegs++
-		c.sackedOctets += int(s.len)
+		c.sackedBytes += int(s.len)
 		a.newSACK = true
 	}
 }

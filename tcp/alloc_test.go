@@ -99,7 +99,7 @@ func TestNoAllocs(t *testing.T) {
 			t.Errorf("drop %d: %v allocations a turn", drop, n)
 		}
 		if l.got-before < 1<<20 {
-			t.Errorf("drop %d: only %d octets moved", drop, l.got-before)
+			t.Errorf("drop %d: only %d bytes moved", drop, l.got-before)
 		}
 		if drop > 0 && l.a.stats.Retransmits == 0 {
 			t.Error("nothing was lost")

@@ -53,11 +53,11 @@ func TestBurstIsAcknowledgedInParts(t *testing.T) {
 					want = l.b.rcvNxt
 				}
 				if o.Ack != want {
-					t.Errorf("ACK %d is of %d octets; want %d", k, o.Ack.Sub(l.b.irs)-1, want.Sub(l.b.irs)-1)
+					t.Errorf("ACK %d is of %d bytes; want %d", k, o.Ack.Sub(l.b.irs)-1, want.Sub(l.b.irs)-1)
 				}
 				edge := o.Ack.Add(int(o.Window) << l.b.rcvShift)
 				if d := l.b.rcvAdv.Sub(edge); d < 0 || d >= 1<<l.b.rcvShift {
-					t.Errorf("ACK %d has the window end %d octets ahead of where it ends", k, d)
+					t.Errorf("ACK %d has the window end %d bytes ahead of where it ends", k, d)
 				}
 			}
 			if due := l.b.ackPending; due != (c.acks == 0) {

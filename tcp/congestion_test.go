@@ -26,7 +26,7 @@ func ackRound(cc congestion, w *window, now clock.Time, rtt time.Duration, mark 
 	return now
 }
 
-// afterLoss returns CUBIC with the window that it leaves of segments of mss octets when
+// afterLoss returns CUBIC with the window that it leaves of segments of mss bytes when
 // one is lost.
 func afterLoss(segments, mss int) (*cubic, *window) {
 	c := newCongestion(CUBIC).(*cubic)
@@ -169,7 +169,7 @@ func TestNewReno(t *testing.T) {
 	}
 }
 
-// TestDCTCP checks RFC 8257 3.3: alpha follows the share of marked octets, and
+// TestDCTCP checks RFC 8257 3.3: alpha follows the share of marked bytes, and
 // the window is lowered by half of alpha.
 func TestDCTCP(t *testing.T) {
 	d := newDCTCP()

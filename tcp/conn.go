@@ -259,7 +259,7 @@ func (c *Conn) Room() int {
 }
 
 func (c *Conn) room() int {
-	n := c.w.cwnd - c.pipe() - c.pushed - c.lostOctets
+	n := c.w.cwnd - c.pipe() - c.pushed - c.lostBytes
 	return min(n, c.una.Add(c.wnd).Sub(c.pushNxt))
 }
 
@@ -379,7 +379,7 @@ func (c *Conn) end(err error) {
 		}
 	}
 	c.q.init()
-	c.pushed, c.inFlight, c.lostOctets, c.lostSegs, c.sackedSegs, c.sackedOctets = 0, 0, 0, 0, 0, 0
+	c.pushed, c.inFlight, c.lostBytes, c.lostSegs, c.sackedSegs, c.sackedBytes = 0, 0, 0, 0, 0, 0
 	c.reasm.drop()
 	c.deadlines = [numTimers]clock.Time{}
 	c.synPending, c.probePending, c.keepPending, c.ackNow, c.ackPending = false, false, false, false, false

@@ -21,7 +21,7 @@ func TestECNLongAfter(t *testing.T) {
 			l.turn()
 		}
 		if n := l.a.Stats().ECNReductions; n != want {
-			t.Fatalf("%d reductions after %d octets; want %d", n, l.got, want)
+			t.Fatalf("%d reductions after %d bytes; want %d", n, l.got, want)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// fuzzInput reads choices from octets; when they run out every choice is 0.
+// fuzzInput reads choices from bytes; when they run out every choice is 0.
 type fuzzInput struct{ b []byte }
 
 func (f *fuzzInput) byte() byte {
@@ -100,7 +100,7 @@ func fuzzConn(t testing.TB, state State, opt byte) (*Conn, *Listener) {
 }
 
 // FuzzSegment sends arbitrary segments, and does arbitrary things, to a
-// connection in every state. Nothing may panic, the invariants hold, each octet
+// connection in every state. Nothing may panic, the invariants hold, each byte
 // is delivered at most once and in order, and every Buf comes back.
 func FuzzSegment(f *testing.F) {
 	for s := Closed; s <= TimeWait; s++ {
@@ -110,7 +110,7 @@ func FuzzSegment(f *testing.F) {
 	f.Fuzz(fuzzSegment)
 }
 
-// TestSegmentRandom is FuzzSegment over random octets.
+// TestSegmentRandom is FuzzSegment over random bytes.
 func TestSegmentRandom(t *testing.T) {
 	from, only := firstSeed(t)
 	n := uint64(4000)
@@ -151,7 +151,7 @@ func fuzzSegment(t *testing.T, b []byte) {
 			got, started = c.irs+1, true
 		}
 		if seq != got || n <= 0 {
-			t.Fatalf("delivery of %d octets at %d, want %d", n, seq, got)
+			t.Fatalf("delivery of %d bytes at %d, want %d", n, seq, got)
 		}
 		got = got.Add(n)
 	}
@@ -269,7 +269,7 @@ func fuzzSegment(t *testing.T, b []byte) {
 			r := c.HandleSegment(now, &s)
 			if r.Action == Deliver || r.Action == Hold {
 				if r.Off < 0 || r.Len <= 0 || r.Off+r.Len > s.Len {
-					t.Fatalf("%+v of %d octets", r, s.Len)
+					t.Fatalf("%+v of %d bytes", r, s.Len)
 				}
 			}
 			switch r.Action {

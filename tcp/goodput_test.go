@@ -12,7 +12,7 @@ import (
 // path gives. min is the least share of the bottleneck's rate.
 func TestSimGoodput(t *testing.T) {
 	for _, tc := range []struct {
-		rate   int // octets a second
+		rate   int // bytes a second
 		delay  time.Duration
 		queue  time.Duration
 		loss   float64
@@ -83,8 +83,8 @@ func TestSimDeepQueue(t *testing.T) {
 			s.run(60 * time.Second)
 			s.finish()
 			st := a.c.Stats()
-			if st.RetransOctets > total/100 {
-				t.Errorf("%v, initial sequence number %#x: %d octets were sent again: %+v", cc, uint32(iss), st.RetransOctets, st)
+			if st.RetransBytes > total/100 {
+				t.Errorf("%v, initial sequence number %#x: %d bytes were sent again: %+v", cc, uint32(iss), st.RetransBytes, st)
 			}
 			if took := b.doneAt.Sub(simStart); took > 2*time.Second {
 				t.Errorf("%v, initial sequence number %#x: it took %v", cc, uint32(iss), took)

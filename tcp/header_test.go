@@ -59,7 +59,7 @@ func TestHeaderErrors(t *testing.T) {
 	var h Header
 	for n := range b {
 		if _, err := h.Decode(b[:n]); err != ErrShortHeader {
-			t.Errorf("%d octets: %v", n, err)
+			t.Errorf("%d bytes: %v", n, err)
 		}
 	}
 	for off := range 5 {

@@ -9,7 +9,7 @@ import (
 
 // TestSimLeastWindow: where other connections hold nearly all frames, and segments
 // were short for long, the window offered has room for a long one all the same. A
-// peer would wait for more, and send an octet now and then to ask.
+// peer would wait for more, and send a byte now and then to ask.
 func TestSimLeastWindow(t *testing.T) {
 	const short, total = 200_000, 1_000_000
 	for _, mtu := range []int{1500, 9000} {

@@ -389,7 +389,7 @@ func (c *Conn) deliver(n int) {
 		c.rcvNxt = c.reasm.advance(c.rcvNxt)
 		c.ackNow = true // a gap is filled, entirely or in part (RFC 5681 4.2)
 	}
-	c.stats.OctetsIn += uint64(c.rcvNxt - start)
+	c.stats.BytesIn += uint64(c.rcvNxt - start)
 	if c.finSeen && c.finSeq.Less(c.rcvNxt) {
 		c.finSeen = false // data lies beyond that FIN, so the peer did not send it
 	}

@@ -69,7 +69,7 @@ func TestSYNCookie(t *testing.T) {
 			if (r.Flags&ECE != 0) != tc.ecn {
 				t.Errorf("SYN-ACK has flags %v", r.Flags)
 			}
-			// The ACK of the handshake, with the first octets.
+			// The ACK of the handshake, with the first bytes.
 			now = now.Add(50 * time.Millisecond)
 			a := Segment{Header: Header{SrcPort: 7174, DstPort: 40000, Seq: 5001, Ack: r.Seq + 1, Flags: ACK | PSH, Window: 500}, Len: 10, Buf: 1}
 			if a.Opts.HasTimestamps = r.Opts.HasTimestamps; a.Opts.HasTimestamps {

@@ -303,7 +303,7 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 		switch s.state {
 		case lost:
 			c.lostSegs--
-			c.lostOctets -= int(s.len)
+			c.lostBytes -= int(s.len)
 			c.inFlight += int(s.len)
 		case inFlight:
 			c.q.unlink(p)
@@ -318,12 +318,12 @@ func (c *Conn) transmit(now clock.Time, o *Out, p uint64, again bool) {
 			}
 		}
 		c.stats.Retransmits++
-		c.stats.RetransOctets += uint64(s.len)
+		c.stats.RetransBytes += uint64(s.len)
 	} else {
 		c.q.next++
 		c.pushed -= int(s.len)
 		c.inFlight += int(s.len)
-		c.stats.OctetsOut += uint64(s.len)
+		c.stats.BytesOut += uint64(s.len)
 		c.nxt = serial.Max(c.nxt, s.end())
 		if c.ecnOK && s.len > 0 {
 			o.ECN = ect0 // not on retransmissions, RFC 3168 6.1.5

@@ -8,7 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// TestReassemblyOracle compares the reassembly queue with a map of octets, over
+// TestReassemblyOracle compares the reassembly queue with a map of bytes, over
 // random segments, some placed early, at random starts.
 func TestReassemblyOracle(t *testing.T) {
 	from, only := firstSeed(t)
@@ -50,7 +50,7 @@ func TestReassemblyOracle(t *testing.T) {
 			ln := 1 + r.IntN(30)
 			switch r.IntN(8) {
 			case 0:
-				// In order: octets up to seq come.
+				// In order: bytes up to seq come.
 				k := 1 + r.IntN(20)
 				delivered += k
 				for i := range k {
@@ -61,12 +61,12 @@ func TestReassemblyOracle(t *testing.T) {
 				next = q.advance(next)
 				for i := before; i != next; i++ {
 					if !have[i] {
-						t.Fatalf("seed %d: octet %d came from nowhere", seed, i-base)
+						t.Fatalf("seed %d: byte %d came from nowhere", seed, i-base)
 					}
 					delete(have, i)
 				}
 				if have[next] {
-					t.Fatalf("seed %d: octet %d is held but not delivered", seed, next-base)
+					t.Fatalf("seed %d: byte %d is held but not delivered", seed, next-base)
 				}
 			case 1:
 				for b := range held {
@@ -106,7 +106,7 @@ func TestReassemblyOracle(t *testing.T) {
 					}
 					for i := range ln {
 						if !have[seq.Add(i)] {
-							t.Fatalf("seed %d: %d+%d refused, but octet %d is new", seed, seq-base, ln, i)
+							t.Fatalf("seed %d: %d+%d refused, but byte %d is new", seed, seq-base, ln, i)
 						}
 					}
 					break
@@ -132,7 +132,7 @@ func TestReassemblyOracle(t *testing.T) {
 				}
 			}
 			if len(got) != len(have) {
-				t.Fatalf("seed %d: %d octets held, want %d", seed, len(got), len(have))
+				t.Fatalf("seed %d: %d bytes held, want %d", seed, len(got), len(have))
 			}
 			checkBlocks(t, &q, have)
 		}
@@ -144,7 +144,7 @@ func TestReassemblyOracle(t *testing.T) {
 	}
 }
 
-// checkBlocks verifies SACK blocks against the octets held (RFC 2018 section 4).
+// checkBlocks verifies SACK blocks against the bytes held (RFC 2018 section 4).
 func checkBlocks(t *testing.T, q *reassembly, have map[serial.Num]bool) {
 	t.Helper()
 	var b [4]SACKBlock
@@ -158,7 +158,7 @@ func checkBlocks(t *testing.T, q *reassembly, have map[serial.Num]bool) {
 		}
 		for s := x.Start; s != x.End; s++ {
 			if !have[s] {
-				t.Fatalf("octet %d of block %v is not held", s, x)
+				t.Fatalf("byte %d of block %v is not held", s, x)
 			}
 		}
 		if slices.Contains(b[:i], x) {
@@ -196,7 +196,7 @@ func TestEveryBlockIsReported(t *testing.T) {
 	}
 }
 
-// TestSendqRecut checks that cutting keeps octets, states and the order of
+// TestSendqRecut checks that cutting keeps bytes, states and the order of
 // transmission.
 func TestSendqRecut(t *testing.T) {
 	for seed := range uint64(100) {

@@ -18,11 +18,11 @@ const (
 // recoveryState is the totals of the scoreboard and the state of loss recovery.
 type recoveryState struct {
 	inFlight      int // bytes of segments in flight
-	lostOctets    int
+	lostBytes     int
 	lostSegs      int
 	lostHint      uint64 // no segment before this position is lost
 	sackedSegs    int
-	sackedOctets  int
+	sackedBytes   int
 	sackCache     [maxSACK]SACKBlock // blocks of the last ACK
 	useSACK       bool               // the peer reports out-of-order data with SACK
 	plainDups     int                // duplicate ACKs that lack an expected SACK block
@@ -72,7 +72,7 @@ func (c *Conn) markLost(p uint64) {
 	c.q.unlink(p)
 	s.state = lost
 	c.inFlight -= int(s.len)
-	c.lostOctets += int(s.len)
+	c.lostBytes += int(s.len)
 	c.lostSegs++
 	c.lostHint = min(c.lostHint, p)
 }
@@ -321,7 +321,7 @@ func (c *Conn) undo(a *ackState) {
 		}
 		s.state = inFlight
 		c.lostSegs--
-		c.lostOctets -= int(s.len)
+		c.lostBytes -= int(s.len)
 		c.inFlight += int(s.len)
 		c.q.linkSorted(p)
 	}

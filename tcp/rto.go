@@ -151,9 +151,9 @@ func (c *Conn) renege() {
 		if s.state == sacked {
 			s.state = lost
 			c.sackedSegs--
-			c.sackedOctets -= int(s.len)
+			c.sackedBytes -= int(s.len)
 			c.lostSegs++
-			c.lostOctets += int(s.len)
+			c.lostBytes += int(s.len)
 		}
 	}
 	c.lostHint = c.q.head

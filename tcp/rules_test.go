@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestDefaultMSS: without an MSS option of the peer segments hold 536 octets over
+// TestDefaultMSS: without an MSS option of the peer segments hold 536 bytes over
 // IPv4, and 1220 over IPv6 (RFC 9293 MUST-15).
 func TestDefaultMSS(t *testing.T) {
 	for v6, want := range map[bool]int{false: 536, true: 1220} {
@@ -47,7 +47,7 @@ func TestWindowIsUnsigned(t *testing.T) {
 		var o Out
 		for range 2 {
 			if c.Room() < 1000 {
-				t.Fatalf("window %d: room for %d octets", window, c.Room())
+				t.Fatalf("window %d: room for %d bytes", window, c.Room())
 			}
 			c.Push(1, 1000)
 			if !c.PollTransmit(simStart, &o) || o.Len != 1000 {
@@ -75,7 +75,7 @@ func TestOptionLength(t *testing.T) {
 				var o Options
 				o.decode(b[:room])
 				if bad := length < 2 || length > room; o.Malformed != bad {
-					t.Errorf("kind %d, length %d of %d octets: malformed %v", kind, length, room, o.Malformed)
+					t.Errorf("kind %d, length %d of %d bytes: malformed %v", kind, length, room, o.Malformed)
 				}
 			}
 		}

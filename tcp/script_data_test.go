@@ -167,7 +167,7 @@ func TestScriptReceive(t *testing.T) {
 			< P. 151+100 ack 1
 			in drop
 			> . 1 ack 1`},
-		{name: "9293 3.10.7.4 overlap: each octet is delivered once", text: `
+		{name: "9293 3.10.7.4 overlap: each byte is delivered once", text: `
 			connect
 			< P. 101+100 ack 1
 			> . 1 ack 1
@@ -470,7 +470,7 @@ func TestScriptSend(t *testing.T) {
 			+1s
 			> R. 2
 			err timed out`},
-		{name: "9293 3.8.6.1 the octet of a probe is taken", opts: "mss 1000 win 0", text: `
+		{name: "9293 3.8.6.1 the byte of a probe is taken", opts: "mss 1000 win 0", text: `
 			connect
 			push 500
 			+201ms
@@ -479,7 +479,7 @@ func TestScriptSend(t *testing.T) {
 			> P. 2+499 new
 			< . 1 ack 501
 			released 1`},
-		{name: "9293 3.8.6.1 the octet of a probe is taken, and the window stays shut", opts: "mss 1000 win 0", text: `
+		{name: "9293 3.8.6.1 the byte of a probe is taken, and the window stays shut", opts: "mss 1000 win 0", text: `
 			connect
 			push 500
 			+201ms
@@ -492,7 +492,7 @@ func TestScriptSend(t *testing.T) {
 			< . 1 ack 501
 			released 1
 			deadline none`},
-		{name: "9293 3.8.6.1 the octet of a probe is taken, and the window is one octet", opts: "mss 1000 win 0", text: `
+		{name: "9293 3.8.6.1 the byte of a probe is taken, and the window is one byte", opts: "mss 1000 win 0", text: `
 			connect
 			push 500
 			+201ms
@@ -503,7 +503,7 @@ func TestScriptSend(t *testing.T) {
 			> P. 3+498
 			< . 1 ack 501
 			released 1`},
-		{name: "9293 3.8.6.1 the octet of a probe was the whole record", opts: "mss 1000 win 0", text: `
+		{name: "9293 3.8.6.1 the byte of a probe was the whole record", opts: "mss 1000 win 0", text: `
 			connect
 			push 1
 			close
@@ -586,7 +586,7 @@ func TestScriptSend(t *testing.T) {
 			> P. 1+10 buf 1
 			> P. 11+20 buf 2
 			> P. 31+30 buf 3`},
-		{name: "5681 3.1 slow start by octets acknowledged", opts: "mss 1000", conf: reno, text: `
+		{name: "5681 3.1 slow start by bytes acknowledged", opts: "mss 1000", conf: reno, text: `
 			connect
 			push 1000 1000 1000 1000 1000 1000 1000 1000 1000 1000
 			> P. 1+1000

@@ -16,7 +16,7 @@ import (
 // simStart is when every simulation begins.
 const simStart = clock.Time(1_000_000_000_000)
 
-// octet is the octet at a position of every simulated stream.
+// byte is the byte at a position of every simulated stream.
 func octet(pos int) byte { return byte(pos ^ pos>>8*7 ^ pos>>16*13) }
 
 // simFrame is a segment on the wire.
@@ -30,14 +30,14 @@ type simFrame struct {
 // simWire is one direction of the path.
 type simWire struct {
 	impair.Config
-	rate     int // octets a second; 0: no limit
+	rate     int // bytes a second; 0: no limit
 	queue    time.Duration
 	mtu      int
 	icmp     bool // packets that are too big are reported
 	blackout [2]clock.Time
 	mark     float64       // chance of a CE mark on an ECT packet
-	ackLoss  float64       // chance that a segment without octets vanishes
-	bunch    time.Duration // segments without octets leave together, so far apart
+	ackLoss  float64       // chance that a segment without bytes vanishes
+	bunch    time.Duration // segments without bytes leave together, so far apart
 	burst    float64       // chance of many duplicates
 
 	rng  *rand.Rand
@@ -47,7 +47,7 @@ type simWire struct {
 	sent int
 }
 
-// simHost is one end: an application that sends total octets in records, reads
+// simHost is one end: an application that sends total bytes in records, reads
 // what comes and closes.
 type simHost struct {
 	id       int
@@ -63,13 +63,13 @@ type simHost struct {
 	rx       map[Buf][]byte // held frames
 	rng      *rand.Rand
 	maxRec   int
-	readRate int // octets a second that the application reads; 0: at once
+	readRate int // bytes a second that the application reads; 0: at once
 	backlog  int
 	readAt   clock.Time
 	place    float64 // chance that a held segment is placed early
 	placed   map[serial.Num]int
 	events   []Event
-	closeAt  int // closes when so many octets have come, or -1: when all is pushed
+	closeAt  int // closes when so many bytes have come, or -1: when all is pushed
 	noClose  bool
 	closed   bool
 	eof      bool
@@ -154,7 +154,7 @@ func (s *sim) send(from int, o *Out, payload []byte) {
 	b := make([]byte, o.Len0()+len(payload))
 	n := o.Put(b)
 	if n != o.Header.Len() {
-		s.t.Fatalf("Put wrote %d octets, Len is %d", n, o.Header.Len())
+		s.t.Fatalf("Put wrote %d bytes, Len is %d", n, o.Header.Len())
 	}
 	copy(b[n:], payload)
 	s.logf("%d> %v seq=%d ack=%d win=%d len=%d re=%v sack=%v cwnd=%d pipe=%d %v", from, o.Flags, o.Seq-h.c.iss, o.Ack-h.c.irs, o.Window, len(payload), o.Retransmit, o.Opts.SACK[:o.Opts.NSACK], h.c.w.cwnd, h.c.pipe(), h.c.ca)
@@ -262,12 +262,12 @@ func (s *sim) receive(f simFrame) {
 	s.drainHeld(h)
 }
 
-// check verifies octets that arrived with their sequence number.
+// check verifies bytes that arrived with their sequence number.
 func (s *sim) check(h *simHost, seq serial.Num, b []byte) {
 	pos := int(uint32(seq - h.c.irs - 1))
 	for i, v := range b {
 		if v != octet(pos+i) {
-			s.t.Fatalf("host %d: octet %d is wrong", h.id, pos+i)
+			s.t.Fatalf("host %d: byte %d is wrong", h.id, pos+i)
 		}
 	}
 }
@@ -372,7 +372,7 @@ func (s *sim) drain(h *simHost) {
 			p = rec[o.Off : o.Off+o.Len]
 		}
 		if len(p)+o.Header.Len()+c.ipHeader() > c.mtu && !o.Retransmit {
-			s.t.Fatalf("host %d: segment of %d octets exceeds the MTU %d", h.id, len(p)+o.Header.Len()+c.ipHeader(), c.mtu)
+			s.t.Fatalf("host %d: segment of %d bytes exceeds the MTU %d", h.id, len(p)+o.Header.Len()+c.ipHeader(), c.mtu)
 		}
 		s.send(h.id, &o, p)
 	}
@@ -511,7 +511,7 @@ func (s *sim) finish() {
 			s.fail(fmt.Sprintf("host %d: %v", i, h.c.Err()))
 		}
 		if h.got != s.h[1-i].total {
-			s.fail(fmt.Sprintf("host %d got %d octets of %d", i, h.got, s.h[1-i].total))
+			s.fail(fmt.Sprintf("host %d got %d bytes of %d", i, h.got, s.h[1-i].total))
 		}
 		if len(h.records) != 0 || len(h.rx) != 0 {
 			s.fail(fmt.Sprintf("host %d: %d records and %d frames not given back", i, len(h.records), len(h.rx)))
@@ -554,9 +554,9 @@ func checkInvariants(t *testing.T, c *Conn) {
 			sas++
 		}
 	}
-	if fl != c.inFlight || lo != c.lostOctets || los != c.lostSegs || sa != c.sackedOctets || sas != c.sackedSegs || un != c.pushed {
-		t.Fatalf("scoreboard: in flight %d/%d lost %d/%d %d/%d sacked %d/%d %d/%d queued %d/%d", c.inFlight, fl, c.lostOctets, lo,
-			c.lostSegs, los, c.sackedOctets, sa, c.sackedSegs, sas, c.pushed, un)
+	if fl != c.inFlight || lo != c.lostBytes || los != c.lostSegs || sa != c.sackedBytes || sas != c.sackedSegs || un != c.pushed {
+		t.Fatalf("scoreboard: in flight %d/%d lost %d/%d %d/%d sacked %d/%d %d/%d queued %d/%d", c.inFlight, fl, c.lostBytes, lo,
+			c.lostSegs, los, c.sackedBytes, sa, c.sackedSegs, sas, c.pushed, un)
 	}
 	var last clock.Time
 	for p := c.q.oldest; p != noPos; p = c.q.at(p).next {

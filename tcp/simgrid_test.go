@@ -79,7 +79,7 @@ func gridSim(t *testing.T, seed uint64) (*sim, time.Duration) {
 			h.readRate = pick(r, 20_000, 1_000_000)
 		}
 		if r.IntN(4) == 0 {
-			h.closeAt = -2 // set below: close after the peer's octets
+			h.closeAt = -2 // set below: close after the peer's bytes
 		}
 	}
 	// At most one end waits for the other.
@@ -181,7 +181,7 @@ func TestSim(t *testing.T) {
 
 // TestSimBlindAttack lets somebody who knows the addresses and ports, and even the
 // window, but not the exact numbers, throw RST, SYN, ACK and text at a transfer
-// (RFC 5961). It goes on, and not one octet is false.
+// (RFC 5961). It goes on, and not one byte is false.
 func TestSimBlindAttack(t *testing.T) {
 	for _, ts := range []bool{false, true} {
 		cfg := DefaultConfig()

@@ -16,8 +16,8 @@ type Stats struct {
 	MSS, PMTU           int
 	QueuedSegs, HeldNow int
 
-	SegsOut, SegsIn     uint64
-	OctetsOut, OctetsIn uint64 // payload first sent; payload delivered in order
+	SegsOut, SegsIn   uint64
+	BytesOut, BytesIn uint64 // payload first sent; payload delivered in order
 	RetransStats
 	ECNReductions, CEIn uint64
 	SACKIn, DSACKIn     uint64 // blocks
@@ -42,7 +42,7 @@ type RetransStats struct {
 	RetransFast           uint64 // after RACK or three duplicate ACKs
 	RetransRTO            uint64
 	RetransTLP            uint64
-	RetransOctets         uint64
+	RetransBytes          uint64
 	Timeouts, SpuriousRTO uint64
 	Recoveries, Undos     uint64
 }

@@ -37,7 +37,7 @@ func TestFastRetransmitMuchLater(t *testing.T) {
 				ack()
 			}
 			if poll() != 1 {
-				t.Fatalf("%d octets later: three duplicate ACKs led to no retransmission", gone)
+				t.Fatalf("%d bytes later: three duplicate ACKs led to no retransmission", gone)
 			}
 			now = now.Add(time.Millisecond)
 			c.HandleSegment(now, &Segment{Header: Header{Seq: 0x20000001, Ack: c.nxt, Flags: ACK, Window: 60000}, Buf: NoBuf})

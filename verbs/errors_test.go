@@ -58,7 +58,7 @@ func TestBadWR(t *testing.T) {
 			r, _ := a.table.Register(pdA, a.mem, 0, 0)
 			return SendWR{Op: rdmap.OpRead, SGEs: []SGE{{0, 8, r.STag()}}, RKey: b.mr.STag(), Remote: sideBase}
 		}, WCLocProtErr, WCRead},
-		{"over 2^31-1 octets", func(a, b *side) SendWR {
+		{"over 2^31-1 bytes", func(a, b *side) SendWR {
 			huge, _ := a.table.Register(pdA, make([]byte, 1<<28), 0, 0) // never touched
 			wr := SendWR{Op: rdmap.OpWrite, RKey: b.mr.STag(), Remote: sideBase}
 			for range 8 {
@@ -323,7 +323,7 @@ func TestBadReceive(t *testing.T) {
 	}
 }
 
-// TestZeroLengthErrors: errors without an octet moved end the QP as well.
+// TestZeroLengthErrors: errors without a byte moved end the QP as well.
 func TestZeroLengthErrors(t *testing.T) {
 	t.Run("receive", func(t *testing.T) {
 		a, b := newPair(t, 64, QPConfig{})

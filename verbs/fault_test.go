@@ -36,12 +36,12 @@ func TestFault(t *testing.T) {
 		t.Error("an atomic on memory without access did not fault")
 	}
 	if !faults(func() {
-		q.Place(&rdmap.Placement{Kind: rdmap.PlaceTagged, STag: bad.STag(), Op: rdmap.OpWrite}, marked.Octets{B: []byte{1}})
+		q.Place(&rdmap.Placement{Kind: rdmap.PlaceTagged, STag: bad.STag(), Op: rdmap.OpWrite}, marked.Bytes{B: []byte{1}})
 	}) {
 		t.Error("a Write to memory without access did not fault")
 	}
 	if !faults(func() {
-		q.Place(&rdmap.Placement{Kind: rdmap.PlaceTagged, STag: bad.STag(), Op: rdmap.OpWrite}, marked.Octets{B: make([]byte, 2000), First: 100})
+		q.Place(&rdmap.Placement{Kind: rdmap.PlaceTagged, STag: bad.STag(), Op: rdmap.OpWrite}, marked.Bytes{B: make([]byte, 2000), First: 100})
 	}) {
 		t.Error("a Write with markers to memory without access did not fault")
 	}

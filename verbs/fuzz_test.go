@@ -9,7 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// FuzzPeer lets a peer send any ULPDUs to a queue pair, each with two octets of
+// FuzzPeer lets a peer send any ULPDUs to a queue pair, each with two bytes of
 // length in front: nothing changes but the memory it may write and the receives
 // posted, and nothing leaves but what it may read.
 func FuzzPeer(f *testing.F) {
@@ -82,7 +82,7 @@ func FuzzPeer(f *testing.F) {
 				}
 				for _, p := range parts {
 					if bytes.Count(p, []byte{0x55}) != len(p) {
-						t.Fatal("octets left that may not be read")
+						t.Fatal("bytes left that may not be read")
 					}
 				}
 			}

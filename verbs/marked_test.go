@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// A receive gets the octets without the markers, however it is cut into SGEs.
+// A receive gets the bytes without the markers, however it is cut into SGEs.
 func TestPlaceMarked(t *testing.T) {
 	const n, base = 2000, 0x1000
 	mem, payload, with := make([]byte, n), make([]byte, n), make([]byte, n+40)
@@ -30,14 +30,14 @@ func TestPlaceMarked(t *testing.T) {
 			}
 			clear(mem)
 			_, _, size := crc32c.Mark(with, 0, payload, first, 4)
-			if err := q.Place(&rdmap.Placement{Kind: rdmap.PlaceRecv, Recv: id}, marked.Octets{B: with[:size], First: first}); err != nil {
+			if err := q.Place(&rdmap.Placement{Kind: rdmap.PlaceRecv, Recv: id}, marked.Bytes{B: with[:size], First: first}); err != nil {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(mem, payload) {
-				t.Fatalf("markers from %d, cut at %d: other octets are placed", first, cut)
+				t.Fatalf("markers from %d, cut at %d: other bytes are placed", first, cut)
 			}
-			if got := q.Stats().OctetsPlaced; got != n {
-				t.Fatalf("OctetsPlaced = %d; want %d", got, n)
+			if got := q.Stats().BytesPlaced; got != n {
+				t.Fatalf("BytesPlaced = %d; want %d", got, n)
 			}
 		}
 	}

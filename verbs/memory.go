@@ -68,12 +68,12 @@ func (q *QP) nextRecv(wr *RecvWR) bool {
 }
 
 // Place implements rdmap.Memory.
-func (q *QP) Place(p *rdmap.Placement, payload marked.Octets) *term.Error {
+func (q *QP) Place(p *rdmap.Placement, payload marked.Bytes) *term.Error {
 	n := uint32(payload.Len())
 	if n == 0 {
 		return nil
 	}
-	q.stats.OctetsPlaced += uint64(n)
+	q.stats.BytesPlaced += uint64(n)
 	switch p.Kind {
 	case rdmap.PlaceTagged:
 		use := UseWriteSink
@@ -93,7 +93,7 @@ func (q *QP) Place(p *rdmap.Placement, payload marked.Octets) *term.Error {
 }
 
 // placeRecv places a payload of n bytes.
-func (q *QP) placeRecv(slot, off uint32, payload marked.Octets, n uint32) *term.Error {
+func (q *QP) placeRecv(slot, off uint32, payload marked.Bytes, n uint32) *term.Error {
 	slot &= uint32(len(q.rq) - 1)
 	s := &q.rq[slot]
 	if s.status != WCSuccess {

@@ -80,7 +80,7 @@ func newPair(t testing.TB, memLen int, cfg QPConfig) (a, b *side) {
 	return a, b
 }
 
-// sge is n octets at offset off of the side's memory.
+// sge is n bytes at offset off of the side's memory.
 func (s *side) sge(off, n int) SGE {
 	return SGE{Addr: sideBase + uint64(off), Len: uint32(n), LKey: s.mr.STag()}
 }

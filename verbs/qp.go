@@ -126,7 +126,7 @@ type Stats struct {
 	Completions, Flushed uint64 // WCs made, of which WCFlushErr
 	LocalErrors          uint64 // WCs with another error
 	ProtectionErrors     uint64 // checks of the peer's accesses that failed
-	OctetsPlaced         uint64
+	BytesPlaced          uint64
 }
 
 // NewQP returns a QP in IDLE. It allocates all memory that the QP needs.

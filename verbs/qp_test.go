@@ -137,7 +137,7 @@ func TestStats(t *testing.T) {
 	if diff := cmp.Diff(Stats{Sends: 3, Completions: 1, LocalErrors: 1}, a.Stats()); diff != "" {
 		t.Errorf("sender (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(Stats{Recvs: 1, Completions: 2, Flushed: 1, ProtectionErrors: 1, OctetsPlaced: 8}, b.Stats()); diff != "" {
+	if diff := cmp.Diff(Stats{Recvs: 1, Completions: 2, Flushed: 1, ProtectionErrors: 1, BytesPlaced: 8}, b.Stats()); diff != "" {
 		t.Errorf("receiver (-want +got):\n%s", diff)
 	}
 }
@@ -227,7 +227,7 @@ func TestRecvOrder(t *testing.T) {
 		for _, i := range []int{3, 0, 2, 1, 3} {
 			id, size, ok := a.Recv(head.Add(i))
 			if !ok || size != uint32(i) || a.rq[id].id != uint64(i) {
-				t.Errorf("from %#x, message %d: slot %d of %d octets, %v", head, i, id, size, ok)
+				t.Errorf("from %#x, message %d: slot %d of %d bytes, %v", head, i, id, size, ok)
 			}
 		}
 		for _, i := range []int{-1, 4, 5, -4, 1 << 30} {
@@ -256,7 +256,7 @@ func TestRecvHuge(t *testing.T) {
 	}
 }
 
-// TestEmptySGEs: an SGE of no octets names no memory, in sends and in receives.
+// TestEmptySGEs: an SGE of no bytes names no memory, in sends and in receives.
 func TestEmptySGEs(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{SigAll: true})
 	copy(a.mem, "0123456789")
@@ -272,7 +272,7 @@ func TestEmptySGEs(t *testing.T) {
 	}
 }
 
-// TestLongestMessage: 2^31-1 octets are a message yet.
+// TestLongestMessage: 2^31-1 bytes are a message yet.
 func TestLongestMessage(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{})
 	huge := mustRegister(t, a.table, pdA, make([]byte, 1<<28), 0, 0) // never touched

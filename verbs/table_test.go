@@ -375,7 +375,7 @@ func TestWindowOfFastRegion(t *testing.T) {
 	}
 	for _, at := range []uint64{0x4fff, 0x5078, 0x5080} {
 		if tb.bind(pdA, qp, w.STag(), fast.STag(), at, 16, RemoteRead) {
-			t.Errorf("bound to 16 octets at %#x", at)
+			t.Errorf("bound to 16 bytes at %#x", at)
 		}
 	}
 	if !tb.bind(pdA, qp, w.STag(), fast.STag(), 0x5010, 16, RemoteRead) {

@@ -302,7 +302,7 @@ func TestBrokenConnection(t *testing.T) {
 	}
 }
 
-// Octets that change on the way are found, and nothing is stored.
+// Bytes that change on the way are found, and nothing is stored.
 func TestCorruption(t *testing.T) {
 	w := newWorld(t)
 	data := random(5 * testChunk)
@@ -312,7 +312,7 @@ func TestCorruption(t *testing.T) {
 	_, err := w.put(data, "f")
 	var e *RemoteError
 	if !errors.As(err, &e) || e.Code != CodeChecksum {
-		t.Errorf("put of changed octets: %v", err)
+		t.Errorf("put of changed bytes: %v", err)
 	}
 	w.clean(w.there)
 
@@ -325,7 +325,7 @@ func TestCorruption(t *testing.T) {
 	_, err = w.get("f", "f")
 	var le *Error
 	if !errors.As(err, &le) || le.Code != CodeChecksum {
-		t.Errorf("get of changed octets: %v", err)
+		t.Errorf("get of changed bytes: %v", err)
 	}
 	w.clean(w.dir)
 	var re *RemoteError
@@ -453,7 +453,7 @@ func TestHostilePeer(t *testing.T) {
 	}
 	var e *RemoteError
 	if _, err := recv(t.Context(), w.conn, time.Minute); !errors.As(err, &e) || e.Code != CodeNoSpace {
-		t.Errorf("a file of 2^63 octets: %v", err)
+		t.Errorf("a file of 2^63 bytes: %v", err)
 	}
 }
 
@@ -470,7 +470,7 @@ func TestHostileWindow(t *testing.T) {
 		}
 		b.Fault = func(string, int) error { return nil }
 		c := &Client{Conn: a, Alloc: func(n int) ([]byte, error) {
-			t.Errorf("%+v: the client allocates %d octets", m, n)
+			t.Errorf("%+v: the client allocates %d bytes", m, n)
 			return nil, errors.New("no")
 		}}
 		done := make(chan struct{})
@@ -690,7 +690,7 @@ func TestFolders(t *testing.T) {
 	}
 }
 
-// flipper changes one octet of the third RDMA operation.
+// flipper changes one byte of the third RDMA operation.
 type flipper struct {
 	*memconn.Conn
 	n atomic.Int64

@@ -24,13 +24,13 @@ const magic = "IWCP"
 
 // Limits that both sides keep.
 const (
-	MaxMessage = 2048     // octets of a message
-	MaxName    = 1024     // octets of a file name
+	MaxMessage = 2048     // bytes of a message
+	MaxName    = 1024     // bytes of a file name
 	MaxSlots   = 32       // chunks that a window can hold
-	MaxChunk   = 64 << 20 // octets of a chunk
+	MaxChunk   = 64 << 20 // bytes of a chunk
 	RecvDepth  = 40       // messages that a side can always take
-	maxText    = 512      // octets of the text of an error
-	maxEntry   = 255      // octets of the name of a folder's entry
+	maxText    = 512      // bytes of the text of an error
+	maxEntry   = 255      // bytes of the name of a folder's entry
 	maxEntries = 16       // entries that answer one list
 )
 
@@ -112,7 +112,7 @@ func ParseHash(s string) (Hash, error) {
 	return 0, fmt.Errorf("checksum %q: must be blake3 or sha256", s)
 }
 
-const sumSize = 32 // octets of the sum of each hash
+const sumSize = 32 // bytes of the sum of each hash
 
 // Types of an entry.
 const (
@@ -126,13 +126,13 @@ type message struct {
 	Kind  kind
 	V2    bool          // get, put, open, end, done: with the fields of version 2
 	Name  string        // get, put, list, entry, mkdir
-	Size  uint64        // put, open, end, entry: octets of the file
+	Size  uint64        // put, open, end, entry: bytes of the file
 	Addr  uint64        // open: address of the window
 	RKey  uint32        // open
-	Chunk uint32        // open: octets of a slot
+	Chunk uint32        // open: bytes of a slot
 	Slots uint16        // open
 	Seq   uint64        // chunk, free: number of the chunk, from 0
-	Len   uint32        // chunk: octets of it
+	Len   uint32        // chunk: bytes of it
 	Sum   [sumSize]byte // end
 	Code  Code          // error
 	Text  string        // error
@@ -141,7 +141,7 @@ type message struct {
 	Flags    uint8  // V2 put; list, mkdir
 	Mode     uint32 // V2 put, open; entry, mkdir: permissions
 	Mtime    int64  // the same: nanoseconds since 1970
-	Offset   uint64 // V2 get, open: first octet of chunk 0
+	Offset   uint64 // V2 get, open: first byte of chunk 0
 	DiskTime uint64 // V2 end, done: nanoseconds in the sender's calls
 	HashTime uint64 // V2 end, done
 	Type     uint8  // entry

@@ -49,11 +49,11 @@ func TestMessages(t *testing.T) {
 			}
 			for n := range raw {
 				if err := m.decode(raw[:n]); err == nil {
-					t.Errorf("decode accepts %d of %d octets", n, len(raw))
+					t.Errorf("decode accepts %d of %d bytes", n, len(raw))
 				}
 			}
 			if err := m.decode(append(raw, 0)); err == nil {
-				t.Error("decode accepts an octet too many")
+				t.Error("decode accepts a byte too many")
 			}
 		})
 	}
@@ -67,7 +67,7 @@ func TestMessageLimits(t *testing.T) {
 	}
 	e := message{Kind: kindError, Text: strings.Repeat("t", 10000)}
 	if b := e.append(nil); len(b) > MaxMessage || m.decode(b) != nil {
-		t.Errorf("the text of an error is not cut: %d octets", len(b))
+		t.Errorf("the text of an error is not cut: %d bytes", len(b))
 	}
 	full := message{Kind: kindPut, Name: strings.Repeat("n", MaxName)}
 	if b := full.append(nil); len(b) > MaxMessage || m.decode(b) != nil {

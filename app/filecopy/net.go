@@ -19,7 +19,7 @@ func Config() *iwarp.Config {
 // A Server answers clients of one listener.
 type Server struct {
 	Store      *Store
-	MaxClients int // at the same time; each takes DefaultSlots*DefaultChunk octets
+	MaxClients int // at the same time; each takes DefaultSlots*DefaultChunk bytes
 	// Tell, if not nil, hears of every file and, with an Event that has no Name,
 	// of every client that could not be served. It is not called twice at once.
 	Tell func(netip.AddrPort, Event)
@@ -87,7 +87,7 @@ func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Ev
 	size := w.Chunk * w.Slots
 	mr, err := conn.Alloc(ctx, size, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite)
 	if err != nil {
-		err = &Error{CodeBusy, fmt.Errorf("register %d octets: %w", size, err)}
+		err = &Error{CodeBusy, fmt.Errorf("register %d bytes: %w", size, err)}
 		fail(ctx, conn, err)
 		return err
 	}

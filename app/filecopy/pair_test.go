@@ -82,7 +82,7 @@ func TestOverRDMA(t *testing.T) {
 				}
 			}
 			if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || !bytes.Equal(got, data) {
-				t.Errorf("%s: %d octets, %v", name, len(got), err)
+				t.Errorf("%s: %d bytes, %v", name, len(got), err)
 			}
 		})
 	}

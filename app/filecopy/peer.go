@@ -24,7 +24,7 @@ const (
 const maxWindow = 256 << 20
 
 // A Window is the server's registered memory, for one connection: Slots times
-// Chunk octets that the peer may read and write.
+// Chunk bytes that the peer may read and write.
 type Window struct {
 	Bytes  []byte
 	Remote iwarp.Remote
@@ -138,7 +138,7 @@ func (l *lister) serve(ctx context.Context, c Conn, store *Store, m *message) er
 	return send(ctx, c, &message{Kind: kindDone})
 }
 
-// open is the answer to the request m for a file of size octets, of which the
+// open is the answer to the request m for a file of size bytes, of which the
 // receiver has the first offset.
 func (w *Window) open(m *message, size, offset int64, a Attrs) *message {
 	out := &message{
@@ -267,7 +267,7 @@ func (c *Client) extend(m *message, a Attrs) *message {
 	return m
 }
 
-// Put copies size octets from r into the server's file name by RDMA Write. The
+// Put copies size bytes from r into the server's file name by RDMA Write. The
 // permissions are those of a new file; it cannot be resumed.
 func (c *Client) Put(ctx context.Context, r io.Reader, size int64, name string) (res Result, err error) {
 	plain := *c
@@ -471,7 +471,7 @@ func (c *Client) ask(ctx context.Context, request *message) (*message, error) {
 		return nil, errTurn(&m)
 	}
 	if m.Chunk == 0 || m.Chunk > MaxChunk || m.Slots == 0 || m.Slots > MaxSlots || uint64(m.Chunk)*uint64(m.Slots) > maxWindow {
-		return nil, &Error{CodeRequest, fmt.Errorf("the server offers a window of %d times %d octets: not allowed", m.Slots, m.Chunk)}
+		return nil, &Error{CodeRequest, fmt.Errorf("the server offers a window of %d times %d bytes: not allowed", m.Slots, m.Chunk)}
 	}
 	return &m, nil
 }
@@ -483,7 +483,7 @@ func (c *Client) transfer(open *message) (*transfer, error) {
 	if need := t.chunk * t.slots; len(c.buf) < need {
 		buf, err := c.Alloc(need)
 		if err != nil {
-			return nil, &Error{CodeInternal, fmt.Errorf("register %d octets: %w", need, err)}
+			return nil, &Error{CodeInternal, fmt.Errorf("register %d bytes: %w", need, err)}
 		}
 		c.buf = buf
 	}
@@ -494,7 +494,7 @@ func (c *Client) transfer(open *message) (*transfer, error) {
 	return t, nil
 }
 
-// remote is the place of the octets [off,off+n) of the window.
+// remote is the place of the bytes [off,off+n) of the window.
 func (m *message) remote(off, n int) iwarp.Remote {
 	return iwarp.Remote{Addr: m.Addr + uint64(off), RKey: m.RKey, Len: uint32(n)}
 }

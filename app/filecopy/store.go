@@ -53,7 +53,7 @@ func (e *Error) Unwrap() error { return e.Err }
 func CheckName(name string) error {
 	switch {
 	case len(name) > MaxName:
-		return &Error{CodeName, fmt.Errorf("name of %d octets; at most %d are allowed", len(name), MaxName)}
+		return &Error{CodeName, fmt.Errorf("name of %d bytes; at most %d are allowed", len(name), MaxName)}
 	case name == "." || !fs.ValidPath(name):
 		return &Error{CodeName, fmt.Errorf("name %q is not allowed: it must be relative, without \"..\" and empty parts", name)}
 	case strings.ContainsFunc(name, unicode.IsControl):
@@ -116,7 +116,7 @@ type Incoming struct {
 	keep          bool // the temporary file, for a later copy
 	preserve      bool
 	attrs         Attrs
-	flushed, size int64 // octets whose write-back has begun, and that are there
+	flushed, size int64 // bytes whose write-back has begun, and that are there
 }
 
 // Options say how a file is created.
@@ -126,11 +126,11 @@ type Options struct {
 	Resume   bool // go on with what an earlier copy of the same file left, and leave that
 }
 
-// flushEvery is how many octets are written before their write-back begins:
+// flushEvery is how many bytes are written before their write-back begins:
 // without it a disk is idle until Commit.
 const flushEvery = 8 << 20
 
-// Create begins a file of size octets under a temporary name in the folder
+// Create begins a file of size bytes under a temporary name in the folder
 // where name will be. Its space is checked at once, so that a full disk shows
 // before the data comes.
 func (s *Store) Create(name string, size int64, o Options) (*Incoming, error) {
@@ -197,7 +197,7 @@ func (in *Incoming) begin(size int64) error {
 // prefix is what is there already.
 func (in *Incoming) prefix() io.Reader { return io.NewSectionReader(in.file, 0, in.size) }
 
-// reserve makes sure that f can have size more octets at offset. Where that is
+// reserve makes sure that f can have size more bytes at offset. Where that is
 // cheap they are allocated, without a change of the file's size; a tmpfs would
 // be as long about it as about writing.
 func reserve(f *os.File, size, offset int64) error {

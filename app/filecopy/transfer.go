@@ -25,7 +25,7 @@ type Conn interface {
 // Result describes a file that was copied.
 type Result struct {
 	Size   int64
-	Offset int64 // octets that were there before
+	Offset int64 // bytes that were there before
 	Hash   Hash
 	Sum    [sumSize]byte
 	Times  Times
@@ -55,14 +55,14 @@ type transfer struct {
 	idle     time.Duration
 	v2       bool
 	hash     Hash
-	offset   int64 // octets that the receiver has already
+	offset   int64 // bytes that the receiver has already
 	size     int64 // of the whole file
 	chunk    int
 	slots    int
-	buf      []byte // slots of chunk octets
+	buf      []byte // slots of chunk bytes
 	progress func(done int64)
 
-	// move does the RDMA operation for the octets at off of buf; nil on the
+	// move does the RDMA operation for the bytes at off of buf; nil on the
 	// side whose window the other one accesses.
 	move func(ctx context.Context, off, n int) error
 
@@ -70,7 +70,7 @@ type transfer struct {
 	peer                   Times
 }
 
-// hashRate is a rate, in octets a second, at which any disk and CPU can sum up
+// hashRate is a rate, in bytes a second, at which any disk and CPU can sum up
 // what the receiver already has. The other side waits that much longer.
 const hashRate = 50 << 20
 
@@ -149,7 +149,7 @@ func (p *piece) start(ctx context.Context, t *transfer) {
 	}()
 }
 
-// wait waits until the octets of p are where they belong. The operation ends
+// wait waits until the bytes of p are where they belong. The operation ends
 // with the connection if not before, so buf is not touched after a nil error.
 func (p *piece) wait(ctx context.Context) error {
 	if p.moved == nil {
@@ -242,7 +242,7 @@ func errTurn(m *message) error {
 	return &Error{CodeRequest, fmt.Errorf("message of kind %d out of turn", m.Kind)}
 }
 
-// send sends the file from r after its first offset octets, which the sum covers
+// send sends the file from r after its first offset bytes, which the sum covers
 // too, and returns after the other side's done.
 func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 	var (
@@ -349,7 +349,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 	return t.result(sum()), nil
 }
 
-// atEnd calls end when n octets of r have been read.
+// atEnd calls end when n bytes of r have been read.
 type atEnd struct {
 	r   io.Reader
 	n   int64
@@ -371,7 +371,7 @@ func (t *transfer) result(sum [sumSize]byte) Result {
 }
 
 // receive takes the file into w and checks it against the sender's sum. prefix
-// holds the first offset octets. It does not say done: the file is not safe yet.
+// holds the first offset bytes. It does not say done: the file is not safe yet.
 func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (Result, error) {
 	var (
 		ready   = make(chan piece, t.slots+1)

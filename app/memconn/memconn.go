@@ -89,7 +89,7 @@ func (c *Conn) Send(_ context.Context, b []byte) error {
 	}
 	if len(b) > c.peer.size {
 		c.Close()
-		return fmt.Errorf("memconn: message of %d octets for a receive of %d", len(b), c.peer.size)
+		return fmt.Errorf("memconn: message of %d bytes for a receive of %d", len(b), c.peer.size)
 	}
 	select {
 	case c.peer.in <- bytes.Clone(b):

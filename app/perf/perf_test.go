@@ -22,7 +22,7 @@ func TestPrivateData(t *testing.T) {
 	}
 	for n := range b {
 		if _, _, err := decodeRequest(b[:n]); err == nil {
-			t.Errorf("decodeRequest accepts %d octets", n)
+			t.Errorf("decodeRequest accepts %d bytes", n)
 		}
 	}
 	reply := appendReply(w)
@@ -31,7 +31,7 @@ func TestPrivateData(t *testing.T) {
 	}
 	for n := range reply {
 		if _, err := decodeReply(reply[:n]); err == nil {
-			t.Errorf("decodeReply accepts %d octets", n)
+			t.Errorf("decodeReply accepts %d bytes", n)
 		}
 	}
 	b[4] = 9
@@ -39,7 +39,7 @@ func TestPrivateData(t *testing.T) {
 		t.Errorf("another version: %v", err)
 	}
 	if got := appendRefusal(strings.Repeat("x", 1000)); len(got) > 300 {
-		t.Errorf("a refusal of %d octets", len(got))
+		t.Errorf("a refusal of %d bytes", len(got))
 	}
 }
 

@@ -48,7 +48,7 @@ func (a Advert) Append(b []byte) []byte {
 // DecodeAdvert reads an advert, which must fill b.
 func DecodeAdvert(b []byte) (Advert, error) {
 	if len(b) != AdvertLen {
-		return Advert{}, fmt.Errorf("rping: message of %d octets; want %d: is the other side rping?", len(b), AdvertLen)
+		return Advert{}, fmt.Errorf("rping: message of %d bytes; want %d: is the other side rping?", len(b), AdvertLen)
 	}
 	return Advert{
 		Addr: binary.BigEndian.Uint64(b),
@@ -96,7 +96,7 @@ type Buffer struct {
 // A Report holds the outcome of a client or a server connection.
 type Report struct {
 	Rounds int   // whole rounds
-	Octets int64 // ping data, counted once a round
+	Bytes  int64 // ping data, counted once a round
 }
 
 // Options are those of both sides.
@@ -134,7 +134,7 @@ func Client(ctx context.Context, c Conn, start, sink Buffer, o Options) (Report,
 			return rep, fmt.Errorf("%w in round %d", ErrMismatch, n)
 		}
 		rep.Rounds++
-		rep.Octets += int64(len(start.Bytes))
+		rep.Bytes += int64(len(start.Bytes))
 		if o.Round != nil {
 			o.Round(took)
 		}
@@ -170,7 +170,7 @@ func Server(ctx context.Context, c Conn, buf []byte, o Options) (Report, error) 
 		}
 		data := buf[:a.Size]
 		if err := c.Read(ctx, a.remote(), data); err != nil {
-			return rep, fmt.Errorf("rping: read %d octets: %w", a.Size, err)
+			return rep, fmt.Errorf("rping: read %d bytes: %w", a.Size, err)
 		}
 		if o.Print != nil {
 			fmt.Fprintf(o.Print, "server ping data: %s\n", text(data))
@@ -186,12 +186,12 @@ func Server(ctx context.Context, c Conn, buf []byte, o Options) (Report, error) 
 		// As rping does, up to the NUL that ends the data.
 		data = data[:min(len(text(data))+1, len(data), int(sink.Size))]
 		if err := c.Write(ctx, sink.remote(), data); err != nil {
-			return rep, fmt.Errorf("rping: write %d octets: %w", len(data), err)
+			return rep, fmt.Errorf("rping: write %d bytes: %w", len(data), err)
 		}
 		if err := c.Send(ctx, make([]byte, AdvertLen)); err != nil {
 			return rep, fmt.Errorf("rping: send go-ahead: %w", err)
 		}
-		rep.Octets += int64(a.Size)
+		rep.Bytes += int64(a.Size)
 	}
 }
 
@@ -207,7 +207,7 @@ func recvAdvert(ctx context.Context, c Conn, most int) (Advert, error) {
 	}
 	a, err := DecodeAdvert(b[:n])
 	if err == nil && (a.Size == 0 || int64(a.Size) > int64(most)) {
-		err = fmt.Errorf("rping: the client advertises %d octets; the buffer here has %d", a.Size, most)
+		err = fmt.Errorf("rping: the client advertises %d bytes; the buffer here has %d", a.Size, most)
 	}
 	return a, err
 }
@@ -250,7 +250,7 @@ func ServeConn(ctx context.Context, conn *iwarp.Conn, o Options) (Report, error)
 func register(ctx context.Context, conn *iwarp.Conn, size int, access iwarp.Access) (Buffer, error) {
 	mr, err := conn.Alloc(ctx, size, access)
 	if err != nil {
-		return Buffer{}, fmt.Errorf("rping: register %d octets: %w", size, err)
+		return Buffer{}, fmt.Errorf("rping: register %d bytes: %w", size, err)
 	}
 	return Buffer{Bytes: mr.Bytes()[:size], Remote: mr.RemoteAt(0, size)}, nil
 }

@@ -37,7 +37,7 @@ func TestGolden(t *testing.T) {
 			continue
 		}
 		if _, err := DecodeAdvert(append(raw, 0)[:n]); err == nil {
-			t.Errorf("DecodeAdvert accepts %d octets", n)
+			t.Errorf("DecodeAdvert accepts %d bytes", n)
 		}
 	}
 }
@@ -93,7 +93,7 @@ func TestRounds(t *testing.T) {
 		if c.err != nil || s.err != nil {
 			t.Fatalf("size %d: client %v, server %v", size, c.err, s.err)
 		}
-		if c.rep.Rounds != 60 || s.rep.Rounds != 60 || c.rep.Octets != int64(60*size) || s.rep.Octets != c.rep.Octets {
+		if c.rep.Rounds != 60 || s.rep.Rounds != 60 || c.rep.Bytes != int64(60*size) || s.rep.Bytes != c.rep.Bytes {
 			t.Errorf("size %d: client %+v, server %+v", size, c.rep, s.rep)
 		}
 		if got := strings.Count(out, "server ping data: rdma-ping-"); got != 60 {
@@ -107,7 +107,7 @@ func TestRounds(t *testing.T) {
 
 func TestServerRefusesTooLarge(t *testing.T) {
 	c, s, _ := run(t, 4096, 64, Options{Count: 1}, nil)
-	if s.err == nil || !strings.Contains(s.err.Error(), "4096 octets") {
+	if s.err == nil || !strings.Contains(s.err.Error(), "4096 bytes") {
 		t.Errorf("server error %v", s.err)
 	}
 	if c.err == nil {

@@ -11,7 +11,7 @@
 #include "internal.h"
 
 enum {
-	WAKE_LEN = 8,     /* octets of a wake-up: the handle of the queue, and 4 that are 0 */
+	WAKE_LEN = 8,     /* bytes of a wake-up: the handle of the queue, and 4 that are 0 */
 	MANY_WAKES = 1024, /* bytes that a channel holds at least: one with more may have been full */
 };
 

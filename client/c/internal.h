@@ -16,7 +16,7 @@ _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "libiwa
 
 enum {
 	PROTOCOL_VERSION = 1,
-	MAX_PACKET = 65536, /* octets */
+	MAX_PACKET = 65536, /* bytes */
 	MAX_FDS = 252,      /* the kernel's SCM_MAX_FD is 253 */
 	MAX_EVENTS = 8192,  /* unread, and EVENTS_QP more for each QP; more end the device */
 	EVENTS_QP = 4,
@@ -126,7 +126,7 @@ struct call {
 struct event {
 	struct event *next;
 	Pb__Message *msg;
-	size_t taken; /* of StreamData: octets that were read */
+	size_t taken; /* of StreamData: bytes that were read */
 	bool told;    /* of StreamData: an event said so */
 };
 

@@ -35,7 +35,7 @@ extern "C" {
 
 #define IWARPD_SOCKET "/run/iwarpd/iwarpd.sock" /* of iwarpd_open(NULL, ...) */
 
-#define IWARPD_MAX_PRIVATE_DATA 512 /* octets */
+#define IWARPD_MAX_PRIVATE_DATA 512 /* bytes */
 
 struct iwarpd_device;   /* a client of a daemon, owns all that is made by it */
 struct iwarpd_pd;       /* protection domain */
@@ -83,11 +83,11 @@ struct iwarpd_device_attr {
 	uint32_t mtu;
 	uint32_t max_qp, max_cq, max_pd, max_mr, max_mw, max_listen;
 	uint32_t max_qp_wr, max_cqe, max_sge;
-	uint32_t max_inline;       /* octets */
+	uint32_t max_inline;       /* bytes */
 	uint32_t max_ird, max_ord;
-	uint32_t max_private_data; /* octets */
-	uint64_t max_mr_size;      /* octets of one region */
-	uint64_t max_registered;   /* octets of all regions of the uid */
+	uint32_t max_private_data; /* bytes */
+	uint64_t max_mr_size;      /* bytes of one region */
+	uint64_t max_registered;   /* bytes of all regions of the uid */
 };
 
 /*
@@ -120,8 +120,8 @@ enum iwarpd_access { /* local read is always granted */
 
 struct iwarpd_mr {
 	void *addr;      /* the memory; NULL if iwarpd_reg_mr was not told */
-	uint64_t length; /* octets */
-	uint64_t base;   /* address of the first octet in work requests, here and of the peer */
+	uint64_t length; /* bytes */
+	uint64_t base;   /* address of the first byte in work requests, here and of the peer */
 	uint32_t lkey;   /* for SGEs */
 	uint32_t rkey;   /* for the peer: its STag */
 };
@@ -129,14 +129,14 @@ struct iwarpd_mr {
 struct iwarpd_mr_attr {
 	int fd;          /* a memfd that may be sealed; stays the caller's */
 	uint64_t offset; /* in fd */
-	uint64_t length; /* octets, 1 to 2^32 - 1 */
+	uint64_t length; /* bytes, 1 to 2^32 - 1 */
 	void *addr;      /* where the caller has it mapped; may be NULL */
-	uint64_t base;   /* address of the first octet; 0 with IWARPD_ZERO_BASED */
+	uint64_t base;   /* address of the first byte; 0 with IWARPD_ZERO_BASED */
 	unsigned int access; /* enum iwarpd_access */
 	bool fast;       /* for IWARPD_WR_REG: not valid until then */
 };
 
-/* Makes memory of length octets and registers it; base is its address. */
+/* Makes memory of length bytes and registers it; base is its address. */
 IWARPD_API int iwarpd_alloc_mr(struct iwarpd_pd *pd, size_t length, unsigned int access, struct iwarpd_mr **mr,
 			       struct iwarpd_error *e);
 
@@ -148,7 +148,7 @@ IWARPD_API int iwarpd_reg_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *
 IWARPD_API int iwarpd_dereg_mr(struct iwarpd_mr *mr, struct iwarpd_error *e);
 
 struct iwarpd_mw {
-	uint32_t rkey; /* the low octet is the caller's to choose with each binding */
+	uint32_t rkey; /* the low byte is the caller's to choose with each binding */
 };
 
 /* A memory window of type 2, bound by IWARPD_WR_BIND_MW. */
@@ -196,7 +196,7 @@ struct iwarpd_wc {
 	uint64_t id;     /* of the work request */
 	uint32_t status; /* enum iwarpd_wc_status */
 	uint32_t opcode; /* enum iwarpd_wc_opcode */
-	uint32_t len;    /* octets received or read */
+	uint32_t len;    /* bytes received or read */
 	uint32_t qp;     /* number of the QP */
 	uint32_t flags;  /* enum iwarpd_wc_flags */
 	uint32_t inv_key; /* with IWARPD_WC_WITH_INV: what the peer invalidated */
@@ -225,7 +225,7 @@ IWARPD_API int iwarpd_wait_cq(struct iwarpd_cq *cq, struct iwarpd_wc *wc, int n,
 /*
  * Asks that iwarpd_cq_fd becomes readable with the next completion, or the next
  * that is solicited or failed. What came before does not count: poll the queue
- * once more before sleeping. Octets read from the descriptor mean nothing. A queue
+ * once more before sleeping. Bytes read from the descriptor mean nothing. A queue
  * of a channel wakes that, once, and has the channel's descriptor.
  */
 IWARPD_API void iwarpd_arm_cq(struct iwarpd_cq *cq, bool solicited_only);
@@ -300,7 +300,7 @@ struct iwarpd_qp_attr {
 	struct iwarpd_srq *srq;              /* NULL: the QP has a receive queue of its own */
 	uint32_t send_depth, recv_depth;     /* work requests; 0: 64 */
 	uint32_t max_sge;                    /* 0: 4 */
-	uint32_t max_inline;                 /* octets */
+	uint32_t max_inline;                 /* bytes */
 	bool sig_all; /* every send work request completes on the CQ */
 	void *context; /* the caller's; iwarpd_qp_context returns it */
 };
@@ -316,7 +316,7 @@ IWARPD_API void *iwarpd_qp_context(const struct iwarpd_qp *qp);
 
 struct iwarpd_sge {
 	uint64_t addr; /* base of the region + offset in it */
-	uint32_t len;  /* octets */
+	uint32_t len;  /* bytes */
 	uint32_t lkey;
 };
 
@@ -324,8 +324,8 @@ enum iwarpd_wr_opcode {           /* what counts beside sge, or inline_data: */
 	IWARPD_WR_RDMA_WRITE = 0,    /* remote_addr, rkey */
 	IWARPD_WR_SEND = 2,
 	IWARPD_WR_RDMA_READ = 4,     /* remote_addr, rkey; one SGE */
-	IWARPD_WR_CMP_SWAP = 5,      /* remote_addr, rkey, compare_add, swap, compare_mask, swap_mask; one SGE of 8 octets */
-	IWARPD_WR_FETCH_ADD = 6,     /* remote_addr, rkey, compare_add, swap_mask; one SGE of 8 octets */
+	IWARPD_WR_CMP_SWAP = 5,      /* remote_addr, rkey, compare_add, swap, compare_mask, swap_mask; one SGE of 8 bytes */
+	IWARPD_WR_FETCH_ADD = 6,     /* remote_addr, rkey, compare_add, swap_mask; one SGE of 8 bytes */
 	IWARPD_WR_LOCAL_INV = 7,     /* inv_key; no SGE */
 	IWARPD_WR_BIND_MW = 8,       /* rkey, access; one SGE: region and range */
 	IWARPD_WR_SEND_WITH_INV = 9, /* inv_key */
@@ -351,7 +351,7 @@ struct iwarpd_send_wr {
 	uint64_t remote_addr;
 	uint32_t rkey;
 	uint32_t inv_key;
-	uint64_t imm; /* high octet first on the wire */
+	uint64_t imm; /* high byte first on the wire */
 	uint64_t compare_add;
 	uint64_t swap;
 	uint64_t compare_mask; /* UINT64_MAX: compare all bits */
@@ -476,20 +476,20 @@ IWARPD_API int iwarpd_disconnect(struct iwarpd_qp *qp, bool abort, struct iwarpd
 
 /*
  * Byte streams ahead of MPA (delayed start, RFC 5044 section 7.1.3): both
- * programs connect and listen with streaming set, exchange octets on the conn of
+ * programs connect and listen with streaming set, exchange bytes on the conn of
  * STREAM_READY, and then start MPA. A program reads what its peer sends ahead of
- * MPA to the last octet: what it has not read then is MPA's.
+ * MPA to the last byte: what it has not read then is MPA's.
  */
 
 /*
- * Reads up to len octets, at least one, and returns how many. 0: the peer sends no
+ * Reads up to len bytes, at least one, and returns how many. 0: the peer sends no
  * more; do not read again. It waits as iwarpd_get_event does, for one thread a
  * stream. -ECONNRESET: the connection is over, as an event tells.
  */
 IWARPD_API int iwarpd_stream_read(struct iwarpd_device *dev, uint32_t conn, void *buf, size_t len, int timeout_ms,
 				  struct iwarpd_error *e);
 
-/* Writes octets and returns how many were taken, at most 32768. -EBUSY: the peer is behind; try again later. */
+/* Writes bytes and returns how many were taken, at most 32768. -EBUSY: the peer is behind; try again later. */
 IWARPD_API int iwarpd_stream_write(struct iwarpd_device *dev, uint32_t conn, const void *data, size_t len,
 				   struct iwarpd_error *e);
 

@@ -163,7 +163,7 @@ int iwarpd_alloc_mr(struct iwarpd_pd *pd, size_t length, unsigned int access, st
 	int err;
 
 	if (length == 0 || length > UINT32_MAX)
-		return set_error(e, -EINVAL, "a memory region has 1 to 2^32-1 octets, not %zu", length);
+		return set_error(e, -EINVAL, "a memory region has 1 to 2^32-1 bytes, not %zu", length);
 	attr.fd = make_memfd(length);
 	if (attr.fd < 0)
 		return sys_error(e, "memory region: memfd");

@@ -4,7 +4,7 @@
 
 #include "internal.h"
 
-enum { MAX_WRITE = 32768 }; /* octets of a StreamSend */
+enum { MAX_WRITE = 32768 }; /* bytes of a StreamSend */
 
 static bool have_stream_event(void *arg)
 {
@@ -13,7 +13,7 @@ static bool have_stream_event(void *arg)
 	return s->over || stream_event(s->dev, s->conn) != NULL;
 }
 
-/* take copies octets that are there, or returns an error. The lock is held. */
+/* take copies bytes that are there, or returns an error. The lock is held. */
 static int take(struct stream *s, void *buf, size_t len, int64_t deadline)
 {
 	int err = device_wait(s->dev, have_stream_event, s, deadline);
@@ -41,7 +41,7 @@ static int take(struct stream *s, void *buf, size_t len, int64_t deadline)
 	return (int)n;
 }
 
-/* consumed tells the daemon that n octets were read. */
+/* consumed tells the daemon that n bytes were read. */
 static int consumed(struct stream *s, int n, struct iwarpd_error *e)
 {
 	Pb__StreamConsumed body = PB__STREAM_CONSUMED__INIT;
@@ -103,7 +103,7 @@ int iwarpd_stream_read(struct iwarpd_device *dev, uint32_t conn, void *buf, size
 	if (n < 0)
 		return set_error(e, n, "read from a stream: %s", strerror(-n));
 	err = consumed(&s, n, e);
-	return err && err != -ENOENT ? err : n; /* the connection may have ended; the octets came before */
+	return err && err != -ENOENT ? err : n; /* the connection may have ended; the bytes came before */
 }
 
 int iwarpd_stream_write(struct iwarpd_device *dev, uint32_t conn, const void *data, size_t len, struct iwarpd_error *e)

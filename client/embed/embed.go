@@ -57,7 +57,7 @@ type Config struct {
 	shared *progress // drives several engines
 }
 
-// socketMemory is for the octets that the kernel has not taken yet.
+// socketMemory is for the bytes that the kernel has not taken yet.
 const socketMemory = 16 << 20
 
 // Node is an iwarpd inside the process.

@@ -99,13 +99,13 @@ func TestConnSendRecvReadWrite(t *testing.T) {
 			}
 			got, err := cb.Recv(ctx, buf)
 			if err != nil || !bytes.Equal(buf[:got], msg) {
-				t.Fatalf("recv %d: %d octets, %v", n, got, err)
+				t.Fatalf("recv %d: %d bytes, %v", n, got, err)
 			}
 			if err := cb.Send(ctx, msg); err != nil {
 				t.Fatalf("send back %d: %v", n, err)
 			}
 			if got, err = ca.Recv(ctx, buf); err != nil || got != n {
-				t.Fatalf("recv back %d: %d octets, %v", n, got, err)
+				t.Fatalf("recv back %d: %d bytes, %v", n, got, err)
 			}
 		}
 		mr, err := cb.Alloc(ctx, 1<<20, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite|iwarp.AccessRemoteAtomic)
@@ -737,7 +737,7 @@ func TestMany(t *testing.T) {
 					return
 				}
 				if got, err := c.Recv(ctx, buf); err != nil || got != n || n > 0 && buf[0] != byte(i) {
-					t.Errorf("recv: %d octets of %d, %v", got, n, err)
+					t.Errorf("recv: %d bytes of %d, %v", got, n, err)
 					return
 				}
 			}

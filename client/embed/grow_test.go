@@ -83,8 +83,8 @@ func TestNothingGrows(t *testing.T) {
 			break
 		}
 	}
-	t.Logf("%d octets more after %d connections", grown, conns*cycles)
+	t.Logf("%d bytes more after %d connections", grown, conns*cycles)
 	if grown >= limit {
-		t.Errorf("the heap has grown by %d octets, %d for each of %d connections", grown, grown/int64(conns*cycles), conns*cycles)
+		t.Errorf("the heap has grown by %d bytes, %d for each of %d connections", grown, grown/int64(conns*cycles), conns*cycles)
 	}
 }

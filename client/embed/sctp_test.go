@@ -33,13 +33,13 @@ func TestSCTP(t *testing.T) {
 					t.Fatal(err)
 				}
 				if got, err := cb.Recv(ctx, buf); err != nil || !bytes.Equal(buf[:got], msg) {
-					t.Fatalf("recv %d: %d octets, %v", n, got, err)
+					t.Fatalf("recv %d: %d bytes, %v", n, got, err)
 				}
 				if err := cb.Send(ctx, msg); err != nil {
 					t.Fatal(err)
 				}
 				if got, err := ca.Recv(ctx, buf); err != nil || got != n {
-					t.Fatalf("recv back %d: %d octets, %v", n, got, err)
+					t.Fatalf("recv back %d: %d bytes, %v", n, got, err)
 				}
 			}
 			mr, err := cb.Alloc(ctx, 1<<20, iwarp.AccessLocalWrite|iwarp.AccessRemoteRead|iwarp.AccessRemoteWrite|iwarp.AccessRemoteAtomic)

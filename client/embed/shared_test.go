@@ -21,7 +21,7 @@ func (s session) tell(ctx context.Context, i int) error {
 		return fmt.Errorf("connection %d: %w", i, err)
 	}
 	if n, err := s.far.Recv(ctx, buf); n != 1 || err != nil || buf[0] != byte(i) {
-		return fmt.Errorf("connection %d: %d octets, %w", i, n, err)
+		return fmt.Errorf("connection %d: %d bytes, %w", i, n, err)
 	}
 	return nil
 }

@@ -72,7 +72,7 @@ func talk(ctx context.Context, from, to *iwarp.Stream, n int, seed uint64) error
 		at += k
 	}
 	if !bytes.Equal(got, data) {
-		return errors.New("octets differ")
+		return errors.New("bytes differ")
 	}
 	return <-sent
 }

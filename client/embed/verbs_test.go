@@ -128,7 +128,7 @@ func TestVerbs(t *testing.T) {
 			t.Errorf("5 pieces: %v", err)
 		}
 		if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, Flags: iwarp.Inline, Inline: make([]byte, 65)}); !errors.Is(err, iwarp.ErrWR) {
-			t.Errorf("65 octets inline: %v", err)
+			t.Errorf("65 bytes inline: %v", err)
 		}
 		var err error
 		for range 100 {

@@ -59,7 +59,7 @@ func (c *command) capture() *cobra.Command {
 	}
 	cmd.Flags().StringVarP(&file, "write", "w", "", "pcapng file to write; -: standard output")
 	cmd.Flags().StringVar(&peer, "host", "", "address, address:port or :port of either side")
-	cmd.Flags().IntVar(&filter.SnapLen, "snaplen", 0, "octets kept of each frame; 0: all")
+	cmd.Flags().IntVar(&filter.SnapLen, "snaplen", 0, "bytes kept of each frame; 0: all")
 	cmd.Flags().IntVarP(&count, "count", "n", 0, "frames after which to end; 0: until interrupted")
 	cmd.Flags().DurationVar(&length, "duration", 0, "time after which to end; 0: until interrupted")
 	return cmd
@@ -94,7 +94,7 @@ func hostFilter(s string, f *iwarp.CaptureFilter) error {
 // captured is what a capture had, for --json.
 type captured struct {
 	Frames  int    `json:"frames"`
-	Octets  int64  `json:"octets"`
+	Bytes   int64  `json:"bytes"`
 	Dropped uint64 `json:"dropped"`
 }
 
@@ -142,7 +142,7 @@ func (c *command) runCapture(ctx context.Context, file string, filter iwarp.Capt
 	if c.json && file != "-" {
 		return c.print(have)
 	}
-	fmt.Fprintf(c.err, "%d frames, %s, %d dropped\n", have.Frames, octets(uint64(have.Octets)), have.Dropped)
+	fmt.Fprintf(c.err, "%d frames, %s, %d dropped\n", have.Frames, octets(uint64(have.Bytes)), have.Dropped)
 	return nil
 }
 
@@ -179,7 +179,7 @@ func writeCapture(w io.Writer, s source, dev iwarp.DeviceAttr, count int) (have 
 				dir = pcapgo.NgEpbFlagDirectionOutbound
 			}
 			lost, queue := f.Dropped-have.Dropped, uint32(f.Worker)
-			have.Frames, have.Octets, have.Dropped = have.Frames+1, have.Octets+int64(f.Size), f.Dropped
+			have.Frames, have.Bytes, have.Dropped = have.Frames+1, have.Bytes+int64(f.Size), f.Dropped
 			err = ng.WritePacketWithOptions(
 				gopacket.CaptureInfo{Timestamp: f.Time, CaptureLength: len(f.Data), Length: f.Size},
 				f.Data, pcapgo.NgPacketOptions{Flags: &pcapgo.NgEpbFlags{Direction: dir}, DropCount: &lost, Queue: &queue})

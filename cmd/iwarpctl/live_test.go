@@ -236,13 +236,13 @@ func TestOtherClients(t *testing.T) {
 func TestTopView(t *testing.T) {
 	qp := func(num uint32, in, out, retr, rtt uint64) *ctrlpb.QPInfo {
 		return &ctrlpb.QPInfo{Qp: num, State: "RTS", Remote: "10.0.0.9:7174", Tcp: []*ctrlpb.Counter{
-			{Name: "octets_in", Value: in}, {Name: "octets_out", Value: out}, {Name: "retransmits", Value: retr}, {Name: "srtt_ns", Value: rtt},
+			{Name: "bytes_in", Value: in}, {Name: "bytes_out", Value: out}, {Name: "retransmits", Value: retr}, {Name: "srtt_ns", Value: rtt},
 		}, Rdmap: []*ctrlpb.Counter{{Name: "rx_sends", Value: in / 100}}}
 	}
 	at := time.Unix(1000, 0)
 	status := &ctrlpb.StatusReply{Qps: 3, Conns: 3, Device: &ctrlpb.DeviceAttr{Interface: "eth9"}}
-	last := &topSample{at, status, map[string]uint64{"engine.rx_octets": 100}, []*ctrlpb.QPInfo{qp(1, 0, 0, 0, 1), qp(2, 1000, 0, 0, 1)}}
-	now := &topSample{at.Add(2 * time.Second), status, map[string]uint64{"engine.rx_octets": 300},
+	last := &topSample{at, status, map[string]uint64{"engine.rx_bytes": 100}, []*ctrlpb.QPInfo{qp(1, 0, 0, 0, 1), qp(2, 1000, 0, 0, 1)}}
+	now := &topSample{at.Add(2 * time.Second), status, map[string]uint64{"engine.rx_bytes": 300},
 		[]*ctrlpb.QPInfo{qp(1, 200, 0, 8, 50), qp(2, 3000, 1000, 2, 70), qp(3, 9, 9, 9, 60)}}
 	order := func(by int) (nums []uint32) {
 		for _, q := range view(last, now, by).QPs {
@@ -256,8 +256,8 @@ func TestTopView(t *testing.T) {
 		}
 	}
 	v := view(last, now, 0)
-	if q := v.QPs[0]; q.RxOctets != 1000 || q.TxOctets != 500 || q.Messages != 10 || q.Retransmits != 1 || v.RxOctets != 100 {
-		t.Errorf("%+v, %v", q, v.RxOctets)
+	if q := v.QPs[0]; q.RxBytes != 1000 || q.TxBytes != 500 || q.Messages != 10 || q.Retransmits != 1 || v.RxBytes != 100 {
+		t.Errorf("%+v, %v", q, v.RxBytes)
 	}
 	lines := v.screen(60, 2, 1, "note")
 	if len(lines) != 8 || !strings.HasPrefix(lines[6], "     1 RTS") || !strings.Contains(lines[0], "eth9") {
@@ -289,7 +289,7 @@ func TestCapture(t *testing.T) {
 		switch err := json.Unmarshal([]byte(out), &have); {
 		case code != exitOK || err != nil:
 			done <- fmt.Errorf("exit code %d, %v, %s", code, err, errOut)
-		case have.Frames != want || have.Octets == 0:
+		case have.Frames != want || have.Bytes == 0:
 			done <- fmt.Errorf("%+v", have)
 		default:
 			done <- nil
@@ -345,7 +345,7 @@ func TestCapture(t *testing.T) {
 func TestCompletion(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		if code, out, errOut := ctl(t, "completion", shell); code != exitOK || !strings.Contains(out, "iwarpctl") {
-			t.Errorf("%s: exit code %d, %d octets, %s", shell, code, len(out), errOut)
+			t.Errorf("%s: exit code %d, %d bytes, %s", shell, code, len(out), errOut)
 		}
 	}
 	if _, out, _ := ctl(t, "__complete", "top", "--sort", ""); !strings.Contains(out, "retransmissions\n") {

@@ -261,7 +261,7 @@ func TestBar(t *testing.T) {
 	for _, done := range []int64{0, 1, 50, 100} {
 		line := b.line(done, 100, time.Second)
 		if len(line) >= b.width {
-			t.Errorf("%d octets on a terminal of %d: %q", len(line), b.width, line)
+			t.Errorf("%d bytes on a terminal of %d: %q", len(line), b.width, line)
 		}
 	}
 	if got := b.line(100, 100, time.Second); !strings.Contains(got, "100%") || strings.Contains(got, ".]") {
@@ -333,7 +333,7 @@ func TestParseCopy(t *testing.T) {
 	}
 }
 
-// fullDisk takes no octet.
+// fullDisk takes no byte.
 type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) {

@@ -83,7 +83,7 @@ type pingResult struct {
 	Peer   string            `json:"peer"`
 	Rounds int               `json:"rounds"`
 	Size   int               `json:"size,omitempty"`
-	Octets int64             `json:"octets"`
+	Bytes  int64             `json:"bytes"`
 	RTT    *perf.Percentiles `json:"rtt_us,omitempty"`
 }
 
@@ -114,7 +114,7 @@ func (c *command) pingClient(ctx context.Context, f *pingFlags) error {
 	if err != nil {
 		return c.pingFailed(addr, err)
 	}
-	return c.pingDone(pingResult{addr, rep.Rounds, int(f.size), rep.Octets, h.Percentiles()})
+	return c.pingDone(pingResult{addr, rep.Rounds, int(f.size), rep.Bytes, h.Percentiles()})
 }
 
 func (c *command) pingFailed(peer string, err error) error {
@@ -128,7 +128,7 @@ func (c *command) pingDone(r pingResult) error {
 	if c.json {
 		return c.print(r)
 	}
-	fmt.Fprintf(c.out, "%d rounds with %s, %d octets", r.Rounds, r.Peer, r.Octets)
+	fmt.Fprintf(c.out, "%d rounds with %s, %d bytes", r.Rounds, r.Peer, r.Bytes)
 	if p := r.RTT; p != nil {
 		fmt.Fprintf(c.out, "; round min/p50/p99/max %.1f/%.1f/%.1f/%.1f us", p.Min, p.P50, p.P99, p.Max)
 	}
@@ -170,5 +170,5 @@ func (c *command) pingServe(ctx context.Context, conn *iwarp.Conn, f *pingFlags)
 	if err != nil {
 		return c.pingFailed(peer, err)
 	}
-	return c.pingDone(pingResult{Peer: peer, Rounds: rep.Rounds, Octets: rep.Octets})
+	return c.pingDone(pingResult{Peer: peer, Rounds: rep.Rounds, Bytes: rep.Bytes})
 }

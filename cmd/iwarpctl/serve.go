@@ -101,6 +101,6 @@ func (c *command) served(peer netip.AddrPort, e filecopy.Event) {
 	case s.Error != "":
 		fmt.Fprintf(c.out, "%s: %s %q: %s\n", s.Peer, s.Op, s.Name, s.Error)
 	default:
-		fmt.Fprintf(c.out, "%s: %s %q: %d octets, %s, sha256 %s\n", s.Peer, s.Op, s.Name, s.Size, rate(s.Size, s.Seconds), s.SHA256)
+		fmt.Fprintf(c.out, "%s: %s %q: %d bytes, %s, sha256 %s\n", s.Peer, s.Op, s.Name, s.Size, rate(s.Size, s.Seconds), s.SHA256)
 	}
 }

@@ -147,7 +147,7 @@ func plural(n uint32, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-// octets writes a number of octets in a unit that fits.
+// bytes writes a number of bytes in a unit that fits.
 func octets(n uint64) string {
 	const units = "KMGTPE"
 	if n < 1024 {
@@ -339,7 +339,7 @@ func (c *command) showQP() *cobra.Command {
 				}
 				fmt.Fprintf(c.out, "qp %d   %s\nlocal  %s\nremote %s\n%-6s %s\n%-6s %s%s, ird %d, ord %d\n",
 					q.Qp, q.State, q.Local, q.Remote, llp, state, ulp, negotiated(q.Negotiated), role, q.GetNegotiated().GetIrd(), q.GetNegotiated().GetOrd())
-				fmt.Fprintf(c.out, "queues send %d, receive %d, %d SGEs, %d octets inline, worker %d\nuses   pd %d, cq %d and %d, srq %d\nowner  client %d, process %d, uid %s\n",
+				fmt.Fprintf(c.out, "queues send %d, receive %d, %d SGEs, %d bytes inline, worker %d\nuses   pd %d, cq %d and %d, srq %d\nowner  client %d, process %d, uid %s\n",
 					q.SqDepth, q.RqDepth, q.MaxSge, q.MaxInline, q.Worker, q.Pd, q.SendCq, q.RecvCq, q.Srq, q.Client, q.Pid, owner(q.Uid))
 				c.silent([]*ctrlpb.QPInfo{q})
 				c.counters("tcp.", q.Tcp)

@@ -64,8 +64,8 @@ type topQP struct {
 	Local       string  `json:"local"`
 	Remote      string  `json:"remote"`
 	Client      uint32  `json:"client"`
-	RxOctets    float64 `json:"rx_octets_per_s"`
-	TxOctets    float64 `json:"tx_octets_per_s"`
+	RxBytes     float64 `json:"rx_bytes_per_s"`
+	TxBytes     float64 `json:"tx_bytes_per_s"`
 	Messages    float64 `json:"messages_per_s"`
 	Retransmits float64 `json:"retransmits_per_s"`
 	RTT         uint64  `json:"srtt_ns"`
@@ -80,8 +80,8 @@ type topView struct {
 	Conns       uint32    `json:"connections"`
 	QPCount     uint32    `json:"queue_pairs"`
 	Registered  uint64    `json:"registered"`
-	RxOctets    float64   `json:"rx_octets_per_s"`
-	TxOctets    float64   `json:"tx_octets_per_s"`
+	RxBytes     float64   `json:"rx_bytes_per_s"`
+	TxBytes     float64   `json:"tx_bytes_per_s"`
 	RxFrames    float64   `json:"rx_frames_per_s"`
 	TxFrames    float64   `json:"tx_frames_per_s"`
 	RxFPDUs     float64   `json:"rx_fpdus_per_s"`
@@ -96,7 +96,7 @@ type topSort struct {
 }
 
 var topSorts = []topSort{
-	{"rate", func(a, b *topQP) int { return cmp.Compare(b.RxOctets+b.TxOctets, a.RxOctets+a.TxOctets) }},
+	{"rate", func(a, b *topQP) int { return cmp.Compare(b.RxBytes+b.TxBytes, a.RxBytes+a.TxBytes) }},
 	{"retransmissions", func(a, b *topQP) int { return cmp.Compare(b.Retransmits, a.Retransmits) }},
 	{"rtt", func(a, b *topQP) int { return cmp.Compare(b.RTT, a.RTT) }},
 	{"qp", func(*topQP, *topQP) int { return 0 }},
@@ -148,7 +148,7 @@ func view(last, now *topSample, sortBy int) *topView {
 	}
 	v := &topView{
 		Time: now.at, Interface: now.status.GetDevice().GetInterface(), Clients: now.status.Clients, Conns: now.status.Conns, QPCount: now.status.Qps,
-		Registered: now.status.Registered, RxOctets: total("engine.rx_octets"), TxOctets: total("engine.tx_octets"),
+		Registered: now.status.Registered, RxBytes: total("engine.rx_bytes"), TxBytes: total("engine.tx_bytes"),
 		RxFrames: total("engine.rx_frames"), TxFrames: total("engine.tx_frames"), RxFPDUs: total("engine.rx_fpdus"), TxFPDUs: total("engine.tx_fpdus"),
 		Retransmits: total("engine.tx_retransmits"), QPs: []topQP{},
 	}
@@ -162,8 +162,8 @@ func view(last, now *topSample, sortBy int) *topView {
 		t := topQP{QP: q.Qp, State: q.State, Local: q.Local, Remote: q.Remote, Client: q.Client,
 			RTT: llp(q, "srtt_ns", "path_srtt_ns"), Cwnd: llp(q, "cwnd", "path_cwnd")}
 		if b := before[q.Qp]; b != nil {
-			t.RxOctets = rate(llp(b, "octets_in", "rx_octets"), llp(q, "octets_in", "rx_octets"))
-			t.TxOctets = rate(llp(b, "octets_out", "tx_octets"), llp(q, "octets_out", "tx_octets"))
+			t.RxBytes = rate(llp(b, "bytes_in", "rx_bytes"), llp(q, "bytes_in", "rx_bytes"))
+			t.TxBytes = rate(llp(b, "bytes_out", "tx_bytes"), llp(q, "bytes_out", "tx_bytes"))
 			t.Retransmits = rate(llp(b, "retransmits", "retransmits"), llp(q, "retransmits", "retransmits"))
 			t.Messages = rate(messages(b.Rdmap), messages(q.Rdmap))
 		}
@@ -211,8 +211,8 @@ func (v *topView) screen(width, rows, offset int, note string) []string {
 	lines := []string{
 		fmt.Sprintf("iwarpd on %s   %s   %s", v.Interface, v.Time.Format(time.TimeOnly), note),
 		fmt.Sprintf("clients %d   connections %d   queue pairs %d   registered %s", v.Clients, v.Conns, v.QPCount, octets(v.Registered)),
-		fmt.Sprintf("in  %12s/s %11.0f frames/s %11.0f FPDUs/s", bits(v.RxOctets), v.RxFrames, v.RxFPDUs),
-		fmt.Sprintf("out %12s/s %11.0f frames/s %11.0f FPDUs/s   %.0f retransmissions/s", bits(v.TxOctets), v.TxFrames, v.TxFPDUs, v.Retransmits),
+		fmt.Sprintf("in  %12s/s %11.0f frames/s %11.0f FPDUs/s", bits(v.RxBytes), v.RxFrames, v.RxFPDUs),
+		fmt.Sprintf("out %12s/s %11.0f frames/s %11.0f FPDUs/s   %.0f retransmissions/s", bits(v.TxBytes), v.TxFrames, v.TxFPDUs, v.Retransmits),
 		"",
 		fmt.Sprintf("%6s %-10s %11s %11s %10s %8s %9s %9s %6s  %s", "qp", "state", "in/s", "out/s", "messages/s", "retr/s", "rtt", "cwnd", "client", "remote"),
 	}
@@ -221,7 +221,7 @@ func (v *topView) screen(width, rows, offset int, note string) []string {
 		qps = qps[:min(rows, len(qps))]
 	}
 	for _, q := range qps {
-		lines = append(lines, fmt.Sprintf("%6d %-10s %11s %11s %10.0f %8.0f %9v %9s %6d  %s", q.QP, q.State, bits(q.RxOctets), bits(q.TxOctets),
+		lines = append(lines, fmt.Sprintf("%6d %-10s %11s %11s %10.0f %8.0f %9v %9s %6d  %s", q.QP, q.State, bits(q.RxBytes), bits(q.TxBytes),
 			q.Messages, q.Retransmits, time.Duration(q.RTT).Round(time.Microsecond), octets(q.Cwnd), q.Client, q.Remote))
 	}
 	for i, l := range lines {
@@ -232,7 +232,7 @@ func (v *topView) screen(width, rows, offset int, note string) []string {
 	return lines
 }
 
-// bits writes octets per second as bits.
+// bits writes bytes per second as bits.
 func bits(perSec float64) string {
 	v := perSec * 8
 	for _, unit := range []string{"bit", "kbit", "Mbit"} {

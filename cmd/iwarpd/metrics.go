@@ -26,7 +26,7 @@ var gauges = map[string]bool{
 	"ctrl.clients": true, "ctrl.conns": true, "ctrl.ports": true, "ctrl.ports_resting": true, "ctrl.program_detached": true,
 	"engine.conns": true, "engine.free_slots": true, "engine.slots": true, "engine.held_frames": true,
 	"engine.held_peak": true, "engine.timers": true, "sctp.assocs": true,
-	"fragments.waiting": true, "fragments.octets": true,
+	"fragments.waiting": true, "fragments.bytes": true,
 }
 
 // collector gives Prometheus the daemon's counters, which it reads when it is
@@ -64,8 +64,8 @@ var perWorker = []struct {
 }{
 	{workerDesc("turns_total", "Turns of the worker's loop."), prometheus.CounterValue, func(s *dataplane.Stats) uint64 { return s.Turns }},
 	{workerDesc("sleeps_total", "Times that the worker slept."), prometheus.CounterValue, func(s *dataplane.Stats) uint64 { return s.Sleeps }},
-	{workerDesc("rx_octets_total", "Octets of frames received."), prometheus.CounterValue, func(s *dataplane.Stats) uint64 { return s.RxOctets }},
-	{workerDesc("tx_octets_total", "Octets of frames sent."), prometheus.CounterValue, func(s *dataplane.Stats) uint64 { return s.TxOctets }},
+	{workerDesc("rx_bytes_total", "Bytes of frames received."), prometheus.CounterValue, func(s *dataplane.Stats) uint64 { return s.RxBytes }},
+	{workerDesc("tx_bytes_total", "Bytes of frames sent."), prometheus.CounterValue, func(s *dataplane.Stats) uint64 { return s.TxBytes }},
 	{workerDesc("connections", "Connections, also those in TIME-WAIT."), prometheus.GaugeValue, func(s *dataplane.Stats) uint64 { return s.Conns }},
 }
 

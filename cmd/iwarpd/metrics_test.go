@@ -27,7 +27,7 @@ func testCollector() collector {
 			return []*ctrlpb.Counter{{Name: "ctrl.clients", Value: 3}, {Name: "engine.rx_frames", Value: 1 << 40}, {Name: "xdp.passed", Value: 7}}
 		},
 		workers: func() []dataplane.Stats {
-			return []dataplane.Stats{{RxStats: dataplane.RxStats{RxOctets: 11}}, {RxStats: dataplane.RxStats{RxOctets: 22}, ConnStats: dataplane.ConnStats{Conns: 2}}}
+			return []dataplane.Stats{{RxStats: dataplane.RxStats{RxBytes: 11}}, {RxStats: dataplane.RxStats{RxBytes: 22}, ConnStats: dataplane.ConnStats{Conns: 2}}}
 		},
 	}
 }
@@ -67,7 +67,7 @@ func TestMetrics(t *testing.T) {
 		for _, want := range []string{
 			"# TYPE iwarpd_ctrl_clients gauge", "iwarpd_ctrl_clients 3\n", "# TYPE iwarpd_engine_rx_frames_total counter",
 			"iwarpd_engine_rx_frames_total 1.099511627776e+12\n", "iwarpd_xdp_passed_total 7\n",
-			`iwarpd_worker_rx_octets_total{worker="0"} 11`, `iwarpd_worker_rx_octets_total{worker="1"} 22`,
+			`iwarpd_worker_rx_bytes_total{worker="0"} 11`, `iwarpd_worker_rx_bytes_total{worker="1"} 22`,
 			`iwarpd_worker_connections{worker="1"} 2`, `iwarpd_build_info{version="devel"} 1`, `iwarpd_transport_info{mode="native, zero copy"} 1`,
 			"\nprocess_resident_memory_bytes ", "\nprocess_open_fds ", "\ngo_gc_duration_seconds_count ", "\ngo_goroutines ",
 		} {

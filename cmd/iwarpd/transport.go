@@ -124,7 +124,7 @@ func (d *daemon) openQueues(ifname string, queues []int, mode bpf.Mode, mtu int)
 			d.mode = sock.Taken()
 		}
 		out = append(out, dataplane.Queue{Link: sock, CPU: d.cpu(i), PartialChecksums: partial})
-		d.super = sock.SuperOctets() > 0
+		d.super = sock.SuperBytes() > 0
 	}
 	return out, nil
 }

@@ -60,7 +60,7 @@ func TestWatchdog(t *testing.T) {
 	<-asked
 	_ = systemd.SetReadDeadline(time.Now().Add(time.Millisecond))
 	if n, err := systemd.Read(make([]byte, 64)); err == nil {
-		t.Errorf("systemd was told %d octets while the workers stood", n)
+		t.Errorf("systemd was told %d bytes while the workers stood", n)
 	}
 	verdict <- true
 	expect("WATCHDOG=1")

@@ -368,7 +368,7 @@ func (r *Resolver) lost() {
 	r.ifaces, r.addrs, r.scoped, r.hostless = nil, nil, nil, nil
 }
 
-// MTU returns the interface's, in octets of an IP packet.
+// MTU returns the interface's, in bytes of an IP packet.
 func (r *Resolver) MTU() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()

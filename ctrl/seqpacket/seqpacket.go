@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// MaxPacket is the longest packet, in octets.
+	// MaxPacket is the longest packet, in bytes.
 	MaxPacket = 65536
 	// MaxFDs is the most descriptors that one packet carries.
 	MaxFDs = 128
@@ -25,7 +25,7 @@ const (
 
 // Errors of Read and Write.
 var (
-	ErrTooLong    = errors.New("packet longer than 65536 octets")
+	ErrTooLong    = errors.New("packet longer than 65536 bytes")
 	ErrTooManyFDs = errors.New("more descriptors in a packet than the reader takes")
 	ErrFilesLost  = errors.New("descriptors of a packet lost: the reader has too many open files")
 )

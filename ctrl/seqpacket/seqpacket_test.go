@@ -8,7 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestFilesLost: descriptors that find no room are told of, the octets that they
+// TestFilesLost: descriptors that find no room are told of, the bytes that they
 // came with are there, and so is the next packet.
 func TestFilesLost(t *testing.T) {
 	a, b, err := Pair()

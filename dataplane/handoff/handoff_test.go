@@ -13,7 +13,7 @@ import (
 func TestRing(t *testing.T) {
 	r := NewRing(1522)
 	if n := len(r.mem); n > ringMemory || 2*n < ringMemory {
-		t.Errorf("%d octets", n)
+		t.Errorf("%d bytes", n)
 	}
 	const frames = 50_000
 	var wg sync.WaitGroup
@@ -41,7 +41,7 @@ func TestRing(t *testing.T) {
 		b := f.Pieces[0]
 		i := uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 | uint32(b[3])<<24
 		if n := 5 + int(i%1400); len(b) != n || b[n-1] != byte(n) {
-			t.Errorf("frame %d: %d octets", i, len(b))
+			t.Errorf("frame %d: %d bytes", i, len(b))
 		}
 		return i
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/ring"
 )
 
-// ringMemory is what the frames of a Ring take, in octets, and leastFrames how many
+// ringMemory is what the frames of a Ring take, in bytes, and leastFrames how many
 // there are at least.
 const (
 	ringMemory  = 4 << 20
@@ -16,7 +16,7 @@ const (
 
 // Ring carries frames from one worker to another, and their buffers back.
 type Ring struct {
-	size int // octets of a buffer
+	size int // bytes of a buffer
 	mem  []byte
 	lens []uint32 // by buffer
 	full []uint32 // buffers with frames
@@ -37,7 +37,7 @@ type Ring struct {
 	kept               int // buffers held by connections
 }
 
-// NewRing makes a ring for frames of at most size octets.
+// NewRing makes a ring for frames of at most size bytes.
 func NewRing(size int) *Ring {
 	size = (size + 63) &^ 63
 	n := leastFrames

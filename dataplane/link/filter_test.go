@@ -15,7 +15,7 @@ const (
 	jmpSet  = unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K
 	jmpFar  = unix.BPF_JMP | unix.BPF_JA
 	retOp   = unix.BPF_RET | unix.BPF_K
-	takeAll = 1 << 18 // octets of a frame that a filter lets through
+	takeAll = 1 << 18 // bytes of a frame that a filter lets through
 )
 
 // PortFilter returns a classic BPF program that takes TCP, SCTP and UDP packets

@@ -12,7 +12,7 @@ const MaxPieces = 18
 // HeaderRoom is what a frame may have beyond the MTU: Ethernet and two tags.
 const HeaderRoom = 14 + 2*4
 
-// Frame is a received frame. Its octets stay valid, and its owner's to change,
+// Frame is a received frame. Its bytes stay valid, and its owner's to change,
 // until Release.
 type Frame struct {
 	Pieces [MaxPieces][]byte
@@ -22,7 +22,7 @@ type Frame struct {
 	IDs [MaxPieces]uint64
 }
 
-// Len returns the number of octets of the frame.
+// Len returns the number of bytes of the frame.
 func (f *Frame) Len() int {
 	n := 0
 	for _, p := range f.Pieces[:f.N] {
@@ -31,7 +31,7 @@ func (f *Frame) Len() int {
 	return n
 }
 
-// Slot names a TX buffer: SlotSize contiguous octets, owned by the worker
+// Slot names a TX buffer: SlotSize contiguous bytes, owned by the worker
 // between Alloc and Free.
 type Slot uint32
 
@@ -55,14 +55,14 @@ type Link interface {
 	// Free gives a slot back. It must not be posted: see Reap.
 	Free(Slot)
 	// FreeSlots is how many slots Alloc can still give, Slots how many there
-	// are, SlotSize how many octets each has: at least MTU+HeaderRoom.
+	// are, SlotSize how many bytes each has: at least MTU+HeaderRoom.
 	FreeSlots() int
 	Slots() int
 	SlotSize() int
 	// Bytes returns the whole slot.
 	Bytes(Slot) []byte
 
-	// Post queues octets [off,off+n) of s as one frame, which must not change
+	// Post queues bytes [off,off+n) of s as one frame, which must not change
 	// until s is reaped. It returns false, and queues nothing, when the ring is
 	// full or s is posted already: try after Flush and Reap. A frame longer
 	// than MTU+HeaderRoom, or outside the slot, is counted in TxInvalid, not
@@ -91,8 +91,8 @@ type Link interface {
 
 // Stats are the counters of a Link.
 type Stats struct {
-	RxFrames, RxOctets uint64
-	TxFrames, TxOctets uint64 // posted and taken by the link
+	RxFrames, RxBytes uint64
+	TxFrames, TxBytes uint64 // posted and taken by the link
 
 	RxDropped    uint64 // lost for another reason than the two below
 	RxRingFull   uint64 // lost because the worker did not receive in time

@@ -23,7 +23,7 @@ import (
 // segments (GRO, LRO) must be off, for a merged frame is longer than the MTU:
 // it is dropped and counted in RxInvalid. Checksums that the kernel left
 // unfinished, as it does for a local sender, are finished here. Of a frame with
-// two VLAN tags the kernel takes eight octets less than the MTU: a longer one is
+// two VLAN tags the kernel takes eight bytes less than the MTU: a longer one is
 // counted in TxInvalid.
 type Packet struct {
 	txQueue
@@ -198,7 +198,7 @@ func (p *Packet) Receive(fs []Frame) int {
 			f := &fs[kept]
 			f.N, f.Pieces[0], f.IDs[0] = 1, b, uint64(p.ids[i])
 			p.stats.RxFrames++
-			p.stats.RxOctets += uint64(len(b))
+			p.stats.RxBytes += uint64(len(b))
 			kept++
 			continue
 		}
@@ -208,13 +208,13 @@ func (p *Packet) Receive(fs []Frame) int {
 	return kept
 }
 
-// buffer returns the octets of an RX buffer.
+// buffer returns the bytes of an RX buffer.
 func (p *Packet) buffer(id uint32) []byte {
 	off := int(id) * p.rxLen
 	return p.rx[off : off+p.rxLen : off+p.rxLen]
 }
 
-// frame returns the octets of received message i, with its VLAN tag back in
+// frame returns the bytes of received message i, with its VLAN tag back in
 // place and its checksum finished, or nil when it was truncated.
 func (p *Packet) frame(i int) []byte {
 	b := p.buffer(p.ids[i])
@@ -305,7 +305,7 @@ func (p *Packet) Flush() {
 		}
 		for i := range sent {
 			p.stats.TxFrames++
-			p.stats.TxOctets += uint64(p.queued[i].n)
+			p.stats.TxBytes += uint64(p.queued[i].n)
 		}
 		p.finish(sent)
 	}

@@ -33,7 +33,7 @@ func openPacketEnd(t testing.TB, e *testenv.End, filter []unix.SockFilter) *Pack
 	return p
 }
 
-// ipFrame makes a frame of a protocol with n octets behind the IP header.
+// ipFrame makes a frame of a protocol with n bytes behind the IP header.
 func ipFrame(from, to *testenv.End, v6 bool, proto uint8, dport uint16, vlans, n int) []byte {
 	src, dst := from.Addr4, to.Addr4
 	if v6 {
@@ -81,7 +81,7 @@ func TestPacketCarriesFrames(t *testing.T) {
 			want := ipFrame(&v.A, &v.B, false, pkt.ProtoTCP, 7174, vlans, n)
 			send(t, a, want)
 			if got := receive(t, b, func(g []byte) bool { return bytes.Equal(g, want) }); got == nil {
-				t.Errorf("a frame of %d octets with %d VLAN tags did not arrive whole", len(want), vlans)
+				t.Errorf("a frame of %d bytes with %d VLAN tags did not arrive whole", len(want), vlans)
 			}
 		}
 	}

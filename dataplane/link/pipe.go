@@ -31,7 +31,7 @@ type PipeConfig struct {
 	Filter func(toB bool, frame []byte) bool
 
 	// Lend has the receiver read the sender's slots, each of which is reaped once
-	// the frame in it is released: no octet is copied on the way, as between a
+	// the frame in it is released: no byte is copied on the way, as between a
 	// NIC and its driver. It is for a perfect wire, with RxFrames >= Slots.
 	Lend bool
 
@@ -82,7 +82,7 @@ type parcel struct {
 // writes is kept a cache line away from what the other does.
 type wire struct {
 	arena []byte
-	size  int   // octets of a cell
+	size  int   // bytes of a cell
 	slots *Pool // the sender's, of a wire that lends
 
 	full []parcel
@@ -162,7 +162,7 @@ func newWire(cfg *PipeConfig, bad impair.Config) (*wire, error) {
 	n := uint32(cfg.RxFrames)
 	size := (cfg.MTU + HeaderRoom + 63) &^ 63
 	if cfg.Super == SuperWhole {
-		size = (superOctets + HeaderRoom + 63) &^ 63
+		size = (superBytes + HeaderRoom + 63) &^ 63
 	}
 	w := &wire{
 		size: size,
@@ -230,7 +230,7 @@ func (p *Pipe) Flush() {
 		f := &p.queued[i]
 		b := p.octets(f)
 		p.stats.TxFrames++
-		p.stats.TxOctets += uint64(len(b))
+		p.stats.TxBytes += uint64(len(b))
 		if p.cfg.Filter != nil && !p.cfg.Filter(p.toB, b) {
 			continue
 		}
@@ -243,12 +243,12 @@ func (p *Pipe) Flush() {
 	}
 }
 
-// SuperOctets is Segmenter.SuperOctets.
-func (p *Pipe) SuperOctets() int {
+// SuperBytes is Segmenter.SuperBytes.
+func (p *Pipe) SuperBytes() int {
 	if p.cfg.Super == NoSuper || p.cfg.Lend {
 		return 0
 	}
-	return superOctets
+	return superBytes
 }
 
 // SendSuper is Segmenter.SendSuper.
@@ -261,7 +261,7 @@ func (p *Pipe) SendSuper(s *Super) bool {
 	sent := false
 	emit := func(b []byte) {
 		p.stats.TxFrames++
-		p.stats.TxOctets += uint64(len(b))
+		p.stats.TxBytes += uint64(len(b))
 		if p.cfg.Filter == nil || p.cfg.Filter(p.toB, b) {
 			sent = p.out.send(now, b) || sent
 		}
@@ -290,7 +290,7 @@ func (p *Pipe) lend() {
 		i, _ := w.put.Reserve(1)
 		w.full[w.put.Mask(i)] = parcel{cell: uint32(f.slot), off: int32(f.off), n: int32(f.n)}
 		p.stats.TxFrames++
-		p.stats.TxOctets += uint64(f.n)
+		p.stats.TxBytes += uint64(f.n)
 	}
 	p.queued = p.queued[:0]
 	w.put.Submit()
@@ -394,7 +394,7 @@ func (p *Pipe) fill(f *Frame, q parcel) {
 		b = p.in.arena[int(q.cell)*p.in.size:][:q.n:q.n]
 	}
 	p.stats.RxFrames++
-	p.stats.RxOctets += uint64(len(b))
+	p.stats.RxBytes += uint64(len(b))
 	f.N = 0
 	f.IDs[0] = uint64(q.cell)
 	for len(b) > 0 {

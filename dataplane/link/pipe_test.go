@@ -77,13 +77,13 @@ func TestPipeCarriesFrames(t *testing.T) {
 		send(t, a, want)
 		fs := make([]Frame, 4)
 		if got := b.Receive(fs); got != 1 {
-			t.Fatalf("%d octets: received %d frames", n, got)
+			t.Fatalf("%d bytes: received %d frames", n, got)
 		}
 		if got := join(&fs[0]); !bytes.Equal(got, want) {
-			t.Errorf("%d octets: changed on the way", n)
+			t.Errorf("%d bytes: changed on the way", n)
 		}
 		if fs[0].Len() != n || fs[0].N != (n+4095)/4096 {
-			t.Errorf("%d octets: Len %d, %d pieces", n, fs[0].Len(), fs[0].N)
+			t.Errorf("%d bytes: Len %d, %d pieces", n, fs[0].Len(), fs[0].N)
 		}
 		b.Release(&fs[0])
 	}

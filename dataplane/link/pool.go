@@ -2,12 +2,12 @@ package link
 
 import "github.com/iwarpd/iwarpd/internal/prefetch"
 
-// ahead is how many octets of the slot that is allocated next are fetched while
+// ahead is how many bytes of the slot that is allocated next are fetched while
 // one is filled.
 const ahead = 1536 + 128
 
 // Pool is a LIFO allocator of the TX slots of one arena: the slot freed last is
-// the one whose octets are still in the cache. It also knows which slots are
+// the one whose bytes are still in the cache. It also knows which slots are
 // posted. It is for the implementations of Link.
 type Pool struct {
 	arena  []byte
@@ -16,7 +16,7 @@ type Pool struct {
 	posted []bool
 }
 
-// NewPool cuts an arena into slots of size octets each.
+// NewPool cuts an arena into slots of size bytes each.
 func NewPool(arena []byte, size int) Pool {
 	n := len(arena) / size
 	p := Pool{arena: arena, size: size, free: make([]Slot, n), posted: make([]bool, n)}

@@ -13,26 +13,26 @@ import (
 // MaxSuper is the most segments of a super-frame.
 const MaxSuper = 64
 
-// superOctets is the longest IP packet of a super-frame: what the length field of IPv4
+// superBytes is the longest IP packet of a super-frame: what the length field of IPv4
 // can say.
-const superOctets = 0xffff
+const superBytes = 0xffff
 
 // Super is a super-frame: consecutive TCP segments of one connection, with equal
 // headers, that leave as one packet. It may stay one up to the receiver; what cannot
 // carry it cuts it into its segments (TCP segmentation offload, by a NIC or by the
 // kernel).
 type Super struct {
-	// Parts are the octets. The first part begins with the headers; each part ends with
+	// Parts are the bytes. The first part begins with the headers; each part ends with
 	// the payload of a segment. The lengths in the IP header are those of the whole
 	// packet, and the TCP checksum is the sum of its pseudo-header.
 	Parts  [][]byte
 	TCPOff int // of the TCP header in Parts[0]
-	HdrLen int // octets of all headers
-	Size   int // payload octets of each segment; the last one may have fewer
+	HdrLen int // bytes of all headers
+	Size   int // payload bytes of each segment; the last one may have fewer
 	V6     bool
 }
 
-// Len returns the number of octets.
+// Len returns the number of bytes.
 func (s *Super) Len() int {
 	n := 0
 	for _, p := range s.Parts {
@@ -81,9 +81,9 @@ func (s *Super) cut(emit func(frame []byte)) {
 
 // Segmenter is a Link that may take super-frames.
 type Segmenter interface {
-	// SuperOctets is the longest IP packet of a super-frame; 0: it takes none.
-	SuperOctets() int
-	// SendSuper sends s, after all that was posted before. It copies the octets. It
+	// SuperBytes is the longest IP packet of a super-frame; 0: it takes none.
+	SuperBytes() int
+	// SendSuper sends s, after all that was posted before. It copies the bytes. It
 	// reports whether it took s: if not, the segments are to be posted one by one.
 	SendSuper(s *Super) bool
 }
@@ -135,12 +135,12 @@ func openSuper(ifname string) (*SuperSocket, error) {
 	return s, nil
 }
 
-// SuperOctets is Segmenter.SuperOctets; that of a nil SuperSocket is 0.
-func (s *SuperSocket) SuperOctets() int {
+// SuperBytes is Segmenter.SuperBytes; that of a nil SuperSocket is 0.
+func (s *SuperSocket) SuperBytes() int {
 	if s == nil {
 		return 0
 	}
-	return superOctets
+	return superBytes
 }
 
 // SendSuper is Segmenter.SendSuper. It never sleeps.

@@ -22,8 +22,8 @@ func newTxQueue(n, size, ring, maxFrame int) txQueue {
 	}
 }
 
-// ValidFrame reports whether octets [off,off+n) of a slot of size octets can be
-// a frame of at most limit octets.
+// ValidFrame reports whether bytes [off,off+n) of a slot of size bytes can be
+// a frame of at most limit bytes.
 func ValidFrame(off, n, size, limit int) bool {
 	return off >= 0 && n >= 14 && n <= limit && n <= size && off <= size-n
 }
@@ -55,7 +55,7 @@ func (q *txQueue) finish(n int) {
 	q.queued = q.queued[:m]
 }
 
-// octets returns the octets of a queued frame.
+// bytes returns the bytes of a queued frame.
 func (q *txQueue) octets(f *txFrame) []byte { return q.Bytes(f.slot)[f.off : f.off+f.n] }
 
 // Reap is Link.Reap.

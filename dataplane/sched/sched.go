@@ -3,12 +3,12 @@
 // one for each client, that have something to send, then among the members of each.
 // A round is resumed where it stopped, for want of TX slots or because the turn is
 // over, so that no place in it is better than another. What counts is cost, in
-// octets: those of the records, and a fixed amount for each record and each FPDU.
+// bytes: those of the records, and a fixed amount for each record and each FPDU.
 package sched
 
 const (
 	turnBudget = 64       // records composed in a turn: as many as frames are received
-	minQuantum = 16 << 10 // octets of cost that a member, or group, may send in its turn of the round
+	minQuantum = 16 << 10 // bytes of cost that a member, or group, may send in its turn of the round
 	// A member that no other waits behind gets so many turns at once: a fifth of
 	// the time of large Writes at an MTU of 9000 is between two turns.
 	aloneQuanta = 8
@@ -16,7 +16,7 @@ const (
 	// RecordCost is that of a record's headers, and a frame's share of everything else.
 	RecordCost = 128
 	// FPDUCost is that of an FPDU: a work request or message costs about as much as so
-	// many octets more.
+	// many bytes more.
 	FPDUCost = 512
 )
 
@@ -31,12 +31,12 @@ const (
 
 // Grant is what a member may send in its turn of the round, and why it stopped.
 type Grant struct {
-	Left  int    // cost, in octets; the last record may overdraw it
+	Left  int    // cost, in bytes; the last record may overdraw it
 	until uint64 // what Scheduler.composed may come to; 0: anything
 	Why   Stop
 }
 
-// Part returns a grant of left octets that ends with g at the latest.
+// Part returns a grant of left bytes that ends with g at the latest.
 func (g *Grant) Part(left int) Grant { return Grant{Left: left, until: g.until} }
 
 // Stop is why a member stopped sending.
@@ -57,7 +57,7 @@ type Member[T any] struct {
 	group  *Group[T]
 	queued bool // in the group's round
 	gone   bool
-	credit int // what it may still send before others, in octets of cost
+	credit int // what it may still send before others, in bytes of cost
 	slots  int // TX slots that wait for the peer's acknowledgement
 }
 
@@ -109,7 +109,7 @@ func (s *Scheduler[T]) Init(mtu int, free func() int, send func(T, *Grant) int) 
 	s.quantum, s.free, s.send = max(minQuantum, mtu), free, send
 }
 
-// Quantum returns what a member may send in its turn of the round, in octets of cost.
+// Quantum returns what a member may send in its turn of the round, in bytes of cost.
 func (s *Scheduler[T]) Quantum() int { return s.quantum }
 
 // Starved returns how often sending stopped because all TX slots waited for peers'

@@ -73,13 +73,13 @@ type Config struct {
 
 	MTU       int // largest IP packet, fixed while open; the interface's MTU
 	Frames    int // chunks of the UMEM, half for receiving: a power of two
-	FrameSize int // octets of a chunk: 2048 or 4096
+	FrameSize int // bytes of a chunk: 2048 or 4096
 	Ring      int // entries of each of the four rings: a power of two
 
 	// SlotChunks is how many adjacent chunks make a TX slot; 0: as many as a
 	// frame of the MTU needs, or half a chunk where that is enough.
 	SlotChunks int
-	slotSize   int // octets
+	slotSize   int // bytes
 
 	// Super sends super-frames where the kernel takes them, unless it is zero-copy: the
 	// driver's own ring is faster then.
@@ -124,7 +124,7 @@ func (c *Config) setDefaults(dev netlink.Link) error {
 	case !pow2(c.Ring) || !pow2(c.Frames) || c.Frames < 4*c.SlotChunks:
 		return fmt.Errorf("%d frames and rings of %d: must be powers of two, and at least 4 TX slots' frames", c.Frames, c.Ring)
 	case c.slotSize < c.MTU+link.HeaderRoom:
-		return fmt.Errorf("slots of %d octets are too short for MTU %d", c.slotSize, c.MTU)
+		return fmt.Errorf("slots of %d bytes are too short for MTU %d", c.slotSize, c.MTU)
 	case c.rxPieces() > mtuPieces:
 		return fmt.Errorf("MTU %d is more than a frame of %d pieces holds", c.MTU, mtuPieces)
 	case c.Queue < 0:

@@ -95,7 +95,7 @@ func BenchmarkRate(b *testing.B) {
 	}
 }
 
-// BenchmarkRoundTrip is the round-trip time of a 64-octet frame between two
+// BenchmarkRoundTrip is the round-trip time of a 64-byte frame between two
 // spinning sockets.
 func BenchmarkRoundTrip(b *testing.B) {
 	for _, mode := range []bpf.Mode{bpf.Generic, bpf.Native} {
@@ -178,7 +178,7 @@ func TestAllocatesNothing(t *testing.T) {
 			}
 			got += n
 		}); n != 0 {
-			t.Errorf("%d octets: %v allocations a frame", size, n)
+			t.Errorf("%d bytes: %v allocations a frame", size, n)
 		}
 		for until := clock.Now().Add(time.Minute); got < 500 && clock.Now() < until; b.Wait(10*time.Millisecond, -1) {
 			n := b.Receive(fs)
@@ -188,7 +188,7 @@ func TestAllocatesNothing(t *testing.T) {
 			got += n
 		}
 		if got < 500 {
-			t.Errorf("%d octets: only %d frames arrived", size, got)
+			t.Errorf("%d bytes: only %d frames arrived", size, got)
 		}
 	}
 }

@@ -40,7 +40,7 @@ type Socket struct {
 	rx, comp                       ring.Consumer
 	tx, fill                       ring.Producer
 
-	rxMem uint64      // octets that receive: [0,rxMem) of umem
+	rxMem uint64      // bytes that receive: [0,rxMem) of umem
 	spare []uint64    // RX chunks that are neither in the fill ring nor with the worker
 	keep  fillLevel   // how many are kept in the fill ring
 	left  []uint8     // by slot: descriptors of its posted frame that are not completed
@@ -125,7 +125,7 @@ func (s *Socket) Receive(fs []link.Frame) int {
 			continue
 		}
 		s.stats.RxFrames++
-		s.stats.RxOctets += uint64(f.Len())
+		s.stats.RxBytes += uint64(f.Len())
 		n++
 	}
 	if used > 0 {
@@ -245,7 +245,7 @@ func (s *Socket) Post(slot link.Slot, off, n int) bool {
 		s.txDescs[s.tx.Mask(first+i)] = d
 		addr += uint64(m)
 		n -= m
-		s.stats.TxOctets += uint64(m)
+		s.stats.TxBytes += uint64(m)
 	}
 	s.left[slot] = uint8(count)
 	s.SetPosted(slot, true)
@@ -295,7 +295,7 @@ func (s *Socket) SendSuper(f *link.Super) bool {
 	}
 	s.stats.Kicks++
 	s.stats.TxFrames++
-	s.stats.TxOctets += uint64(f.Len())
+	s.stats.TxBytes += uint64(f.Len())
 	return true
 }
 

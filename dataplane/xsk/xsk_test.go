@@ -81,7 +81,7 @@ func tuple(from, to *testenv.End) pkt.Tuple {
 	}
 }
 
-// fillFrame writes a frame of n octets with a number in it.
+// fillFrame writes a frame of n bytes with a number in it.
 func fillFrame(b []byte, tu *pkt.Tuple, id uint32) {
 	h := tu.HeaderLen()
 	tu.Put(b, len(b)-h, 0, 0)
@@ -146,7 +146,7 @@ func exchange(t *testing.T, a, b *side, off int, lengths []int, total int) {
 			n := lengths[got%len(lengths)]
 			fillFrame(want[:n], &tu, uint32(got))
 			if !bytes.Equal(join(f), want[:n]) {
-				t.Fatalf("frame %d: %d octets in %d pieces, differs from what was sent", got, f.Len(), f.N)
+				t.Fatalf("frame %d: %d bytes in %d pieces, differs from what was sent", got, f.Len(), f.N)
 			}
 			var p pkt.Packet
 			if err := p.Parse(f.Pieces[0], f.Len()); err != nil || p.L4Len != n-34 {

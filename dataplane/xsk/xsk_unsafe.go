@@ -16,7 +16,7 @@ type ringMem struct {
 	n                uint32
 }
 
-// Octets of a ring's entry.
+// Bytes of a ring's entry.
 const (
 	descSize = unsafe.Sizeof(unix.XDPDesc{})
 	addrSize = unsafe.Sizeof(uint64(0))
@@ -46,10 +46,10 @@ func getsockopt(fd, opt int, val unsafe.Pointer, size uintptr) error {
 	return nil
 }
 
-// ring is the ring of n entries of size octets each that m shows.
+// ring is the ring of n entries of size bytes each that m shows.
 func (m mapping) ring(off *unix.XDPRingOffset, n int, size uintptr) (ringMem, error) {
 	if need := off.Desc + uint64(n)*uint64(size); need > uint64(m.length) {
-		return ringMem{}, fmt.Errorf("the mapping of the ring at %#x has %d octets, and the ring %d", m.pgoff, m.length, need)
+		return ringMem{}, fmt.Errorf("the mapping of the ring at %#x has %d bytes, and the ring %d", m.pgoff, m.length, need)
 	}
 	base := *(*unsafe.Pointer)(unsafe.Pointer(&m.addr)) // not the collector's memory
 	at := func(o uint64) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Add(base, o)) }

@@ -103,7 +103,7 @@ func newWire(tb testing.TB, mtu int) *wire {
 	return w
 }
 
-// run does n operations of size octets, at most depth of them at a time, each
+// run does n operations of size bytes, at most depth of them at a time, each
 // with its completion.
 func (w *wire) run(op iwarp.Op, size, n int) {
 	posted, done, received := 0, 0, 0
@@ -187,21 +187,21 @@ func TestDataArrives(t *testing.T) {
 	}
 	w.run(iwarp.OpWrite, 100_000, 3)
 	if string(a[:100_000]) != string(b[:100_000]) {
-		t.Error("written octets differ")
+		t.Error("written bytes differ")
 	}
 	for i := range b {
 		b[i] = byte(i*29 + 1)
 	}
 	w.run(iwarp.OpRead, 100_000, 3)
 	if string(a[:100_000]) != string(b[:100_000]) {
-		t.Error("read octets differ")
+		t.Error("read bytes differ")
 	}
 	for i := range a {
 		a[i] = byte(i * 31)
 	}
 	w.run(iwarp.OpSend, 5000, 3)
 	if string(a[:5000]) != string(b[:5000]) {
-		t.Error("sent octets differ")
+		t.Error("sent bytes differ")
 	}
 }
 

@@ -23,9 +23,9 @@ DATA lanes<>+48(SB)/8, $0
 DATA lanes<>+56(SB)/8, $0
 GLOBL lanes<>(SB), RODATA|NOPTR, $64
 
-// What follows takes 256 octets of a stream with markers at a time, without a branch:
-// where the marker lies is another place each time. R10 is how many times four octets
-// come before it; MARKER makes R11 of it, a bit for each four octets of the 256: one, or
+// What follows takes 256 bytes of a stream with markers at a time, without a branch:
+// where the marker lies is another place each time. R10 is how many times four bytes
+// come before it; MARKER makes R11 of it, a bit for each four bytes of the 256: one, or
 // none; and R12, all ones if there is one. The marker itself is in Z24, and R9 its ptr.
 // To be called with DX 1.
 #define MARKER \
@@ -37,7 +37,7 @@ GLOBL lanes<>(SB), RODATA|NOPTR, $64
 	BSWAPL R13             \
 	VPBROADCASTD R13, Z24
 
-// PASSED goes on behind the 256 octets.
+// PASSED goes on behind the 256 bytes.
 #define PASSED \
 	MOVQ R12, R13          \
 	ANDL $512, R13         \
@@ -45,7 +45,7 @@ GLOBL lanes<>(SB), RODATA|NOPTR, $64
 	ANDQ $128, R12         \
 	LEAQ -64(R10)(R12*1), R10
 
-// SPREAD makes V of the octets at SI, and the marker if it lies in the lowest 16 bits of
+// SPREAD makes V of the bytes at SI, and the marker if it lies in the lowest 16 bits of
 // R11. Only where R8 has a bit is there anything; in front of that V is zero. It goes to DI.
 #define SPREAD(V) \
 	MOVQ R11, R12          \
@@ -68,7 +68,7 @@ GLOBL lanes<>(SB), RODATA|NOPTR, $64
 	SHRQ $16, R11
 
 // WEAVE is SPREAD where there is something everywhere, for Z20 to Z23 at once. It does
-// not read what is behind the octets that it takes: Z23 is filled from memory.
+// not read what is behind the bytes that it takes: Z23 is filled from memory.
 #define WEAVE \
 	LEAQ -1(R11), R13      \
 	NOTQ R11               \
@@ -103,7 +103,7 @@ GLOBL lanes<>(SB), RODATA|NOPTR, $64
 	LEAQ 256(SI)(R12*4), SI \
 	ADDQ $256, DI
 
-// SUMS adds the octets in Z20 to Z23 to the sums.
+// SUMS adds the bytes in Z20 to Z23 to the sums.
 #define SUMS \
 	VPDPBUSD Z18, Z20, Z10 \
 	VPDPBUSD Z18, Z21, Z11 \
@@ -132,9 +132,9 @@ GLOBL lanes<>(SB), RODATA|NOPTR, $64
 
 // func pass(dst, src *byte, n int, crc, ptr uint32, next int) (reg, even, odd uint32)
 //
-// SI, DI, CX: src, dst or zero, octets left. Z0 to Z3: what the CRC has come to;
+// SI, DI, CX: src, dst or zero, bytes left. Z0 to Z3: what the CRC has come to;
 // only Z0 outside of the loops. Z10 to Z13 and Z14 to Z17: sums, in each 32 bits,
-// of the octets at even and at odd places of a vector.
+// of the bytes at even and at odd places of a vector.
 TEXT ·pass(SB), NOSPLIT, $0-52
 	MOVQ dst+0(FP), DI
 	MOVQ src+8(FP), SI
@@ -157,7 +157,7 @@ TEXT ·pass(SB), NOSPLIT, $0-52
 	TESTL R9, R9
 	JNZ  marked
 
-	// The first CX%64 octets stand at the end of a vector of zeros, which do not
+	// The first CX%64 bytes stand at the end of a vector of zeros, which do not
 	// count where the register is not in front of them: it goes in behind them.
 	MOVQ CX, BX
 	ANDQ $63, BX
@@ -320,7 +320,7 @@ marked: // the first block is filled up in front
 	MOVQ $-1, R8
 	SHLXQ BX, R8, R8
 	BLSIQ R8, R13
-	KMOVQ R13, K4 // where the first octets are: the register goes in front of them
+	KMOVQ R13, K4 // where the first bytes are: the register goes in front of them
 	MOVQ next+32(FP), R10
 	SHRQ $2, R10
 	ADDQ BX, R10

@@ -14,7 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// Vectors: RFC 3720 appendix B.4, whose octets are those of the wire.
+// Vectors: RFC 3720 appendix B.4, whose bytes are those of the wire.
 func TestVectors(t *testing.T) {
 	up, down := make([]byte, 32), make([]byte, 32)
 	ones := make([]byte, 32)
@@ -38,26 +38,26 @@ func TestVectors(t *testing.T) {
 }
 
 // check compares all functions with hash/crc32 and pkt.Sum, for p between
-// octets that nobody may write.
+// bytes that nobody may write.
 func check(t *testing.T, crc uint32, p []byte) {
 	t.Helper()
 	want := crc32.Update(crc, table, p)
 	if got := Update(crc, p); got != want {
-		t.Fatalf("Update(%08x, %d octets) = %08x; want %08x", crc, len(p), got, want)
+		t.Fatalf("Update(%08x, %d bytes) = %08x; want %08x", crc, len(p), got, want)
 	}
 	sum := pkt.Fold(pkt.Sum(p, 0))
 	if got, s := Sum(crc, p); got != want || pkt.Fold(s) != sum {
-		t.Fatalf("Sum(%08x, %d octets) = %08x, %04x; want %08x, %04x", crc, len(p), got, pkt.Fold(s), want, sum)
+		t.Fatalf("Sum(%08x, %d bytes) = %08x, %04x; want %08x, %04x", crc, len(p), got, pkt.Fold(s), want, sum)
 	}
 	const room = 70
 	dst, rest := make([]byte, room+len(p)+room), bytes.Repeat([]byte{0x5a}, room)
 	copy(dst, rest)
 	copy(dst[room+len(p):], rest)
 	if got, s := Copy(dst[room:room+len(p)], crc, p); got != want || pkt.Fold(s) != sum {
-		t.Fatalf("Copy(%08x, %d octets) = %08x, %04x; want %08x, %04x", crc, len(p), got, pkt.Fold(s), want, sum)
+		t.Fatalf("Copy(%08x, %d bytes) = %08x, %04x; want %08x, %04x", crc, len(p), got, pkt.Fold(s), want, sum)
 	}
 	if !bytes.Equal(dst[room:room+len(p)], p) || !bytes.Equal(dst[:room], rest) || !bytes.Equal(dst[room+len(p):], rest) {
-		t.Fatalf("Copy of %d octets is not exact", len(p))
+		t.Fatalf("Copy of %d bytes is not exact", len(p))
 	}
 }
 
@@ -93,10 +93,10 @@ func checkMarkers(t *testing.T, crc uint32, first, ptr int, p []byte) {
 	dst := append(append(bytes.Clone(rest), make([]byte, len(want))...), rest...)
 	got, s, size := Mark(dst[room:], crc, p, first, ptr)
 	if size != len(want) || !bytes.Equal(dst[room:room+size], want) || !bytes.Equal(dst[:room], rest) || !bytes.Equal(dst[room+size:], rest) {
-		t.Fatalf("Mark of %d octets, %d from %d, is not exact", n, ptr, first)
+		t.Fatalf("Mark of %d bytes, %d from %d, is not exact", n, ptr, first)
 	}
 	if got != crc32.Update(crc, table, want) || pkt.Fold(s) != pkt.Fold(pkt.Sum(want, 0)) {
-		t.Fatalf("Mark of %d octets, %d from %d: %08x, %04x; want %08x, %04x", n, ptr, first, got, pkt.Fold(s), crc32.Update(crc, table, want), pkt.Fold(pkt.Sum(want, 0)))
+		t.Fatalf("Mark of %d bytes, %d from %d: %08x, %04x; want %08x, %04x", n, ptr, first, got, pkt.Fold(s), crc32.Update(crc, table, want), pkt.Fold(pkt.Sum(want, 0)))
 	}
 }
 
@@ -122,7 +122,7 @@ func TestMarkers(t *testing.T) {
 	}
 }
 
-// Nothing in front of the octets or behind them is touched.
+// Nothing in front of the bytes or behind them is touched.
 func TestEdges(t *testing.T) {
 	mid := testenv.Page(t)
 	for i := range mid {
@@ -156,7 +156,7 @@ func TestEveryBit(t *testing.T) {
 		for i := range 8 * n {
 			b[i/8] ^= 1 << (i % 8)
 			if got, want := Update(0, b), crc32.Update(0, table, b); got != want {
-				t.Fatalf("bit %d of %d octets: %08x; want %08x", i, n, got, want)
+				t.Fatalf("bit %d of %d bytes: %08x; want %08x", i, n, got, want)
 			}
 			b[i/8] = 0
 		}

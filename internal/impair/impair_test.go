@@ -40,7 +40,7 @@ func TestRates(t *testing.T) {
 		}
 		for _, g := range got {
 			if g.Bit < -1 || g.Bit >= 1500*8 {
-				t.Fatalf("bit %d of 1500 octets", g.Bit)
+				t.Fatalf("bit %d of 1500 bytes", g.Bit)
 			}
 			if g.Bit >= 0 {
 				bad++
@@ -119,7 +119,7 @@ func TestBursts(t *testing.T) {
 // TestBottleneck: frames leave at the rate, in order, and those that find the queue
 // full are lost.
 func TestBottleneck(t *testing.T) {
-	d := NewDecider(Config{Rate: 8_000_000, Queue: 3000, MTU: 1486, Delay: time.Millisecond}) // an octet a microsecond
+	d := NewDecider(Config{Rate: 8_000_000, Queue: 3000, MTU: 1486, Delay: time.Millisecond}) // a byte a microsecond
 	us := func(n int) clock.Time { return clock.Time(n * 1000) }
 	for i, want := range []int{2001, 3001, 4001, 5001, 0, 0} {
 		got := d.Decide(us(1), 1000, nil)

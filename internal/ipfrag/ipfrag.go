@@ -39,7 +39,7 @@ const (
 
 // Config bounds what is held. A zero field has its default.
 type Config struct {
-	Octets    int // in all; default 4 MiB
+	Bytes     int // in all; default 4 MiB
 	PerSource int // by one IPv4 address or IPv6 /64; default an eighth of Bytes
 }
 
@@ -54,7 +54,7 @@ type Stats struct {
 	Timeout   uint64 // packets given up
 	Evicted   uint64 // packets given up to make room
 	Waiting   uint64 // gauge: packets
-	Octets    uint64 // gauge: held, with what they cost beside
+	Bytes     uint64 // gauge: held, with what they cost beside
 }
 
 type key struct {
@@ -119,11 +119,11 @@ type Expired struct {
 
 // New makes a Reassembler.
 func New(cfg Config) *Reassembler {
-	if cfg.Octets == 0 {
-		cfg.Octets = 4 << 20
+	if cfg.Bytes == 0 {
+		cfg.Bytes = 4 << 20
 	}
 	if cfg.PerSource == 0 {
-		cfg.PerSource = cfg.Octets / 8
+		cfg.PerSource = cfg.Bytes / 8
 	}
 	return &Reassembler{cfg: cfg, packets: make(map[key]*packet), sources: make(map[[16]byte]*source)}
 }
@@ -226,7 +226,7 @@ func (r *Reassembler) charge(p *packet, n int) {
 func (r *Reassembler) room(p *packet) {
 	for p.src.cost > r.cfg.PerSource && r.evict(p.src.list.oldest(), p) {
 	}
-	for r.cost > r.cfg.Octets {
+	for r.cost > r.cfg.Bytes {
 		old := r.age[0].oldest()
 		if o := r.age[1].oldest(); old == nil || o != nil && o.until.Add(-Timeout6) < old.until.Add(-Timeout4) {
 			old = o
@@ -318,7 +318,7 @@ func (r *Reassembler) Deadline() (at clock.Time) {
 // Stats returns the counters.
 func (r *Reassembler) Stats() Stats {
 	s := r.stats
-	s.Waiting, s.Octets = uint64(len(r.packets)), uint64(r.cost)
+	s.Waiting, s.Bytes = uint64(len(r.packets)), uint64(r.cost)
 	return s
 }
 

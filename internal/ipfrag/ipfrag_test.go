@@ -14,11 +14,11 @@ import (
 
 const (
 	start = clock.Time(1e9)
-	l4    = 200 // octets behind the IP header
+	l4    = 200 // bytes behind the IP header
 	size  = 48
 )
 
-// frameOf makes a frame with n octets behind the IP header, all of value fill but
+// frameOf makes a frame with n bytes behind the IP header, all of value fill but
 // for the ports, from host of the test's network.
 func frameOf(v6 bool, host byte, n int, fill byte) []byte {
 	src, dst := netip.AddrFrom4([4]byte{10, 0, 0, host}), netip.MustParseAddr("10.0.0.200")
@@ -110,7 +110,7 @@ func TestOverlap(t *testing.T) {
 			name string
 			in   [][]byte
 		}{
-			{"other octets", [][]byte{c[0], c[1], o[1]}},
+			{"other bytes", [][]byte{c[0], c[1], o[1]}},
 			{"wider", [][]byte{c[0], c[1], wide[0]}},
 			{"narrower", [][]byte{wide[0], c[0]}},
 			{"into the next", [][]byte{c[2], c[3], wide[1]}},
@@ -128,7 +128,7 @@ func TestOverlap(t *testing.T) {
 						t.Fatal("complete")
 					}
 				}
-				if st := r.Stats(); st.Overlap != 1 || st.Octets != overhead {
+				if st := r.Stats(); st.Overlap != 1 || st.Bytes != overhead {
 					t.Errorf("%+v", st)
 				}
 				for _, f := range c {
@@ -233,7 +233,7 @@ func TestTimeout(t *testing.T) {
 					most = 1280 - 48
 				}
 				if !bytes.Equal(e.Head, c[0][:18]) || !bytes.Equal(e.Quote, want[:min(len(want), most)]) {
-					t.Errorf("error of %d octets: %x %x", len(e.Quote), e.Head, e.Quote)
+					t.Errorf("error of %d bytes: %x %x", len(e.Quote), e.Head, e.Quote)
 				}
 				if _, ok := r.PollExpired(); ok {
 					t.Error("two errors")
@@ -327,7 +327,7 @@ func TestLengths(t *testing.T) {
 			whole = r.Handle(start, f)
 		}
 		if !same(t, whole, p) {
-			t.Errorf("%d octets: another packet", tc.n)
+			t.Errorf("%d bytes: another packet", tc.n)
 		}
 	}
 	// The options are in the first fragment alone.
@@ -342,7 +342,7 @@ func TestLengths(t *testing.T) {
 	c[0] = first
 	for _, f := range c {
 		if r.Handle(start, f) != nil {
-			t.Error("a packet of more than 65535 octets")
+			t.Error("a packet of more than 65535 bytes")
 		}
 	}
 	sameStats(t, r, Stats{Received: uint64(len(c)), Malformed: 1})
@@ -353,7 +353,7 @@ func TestLengths(t *testing.T) {
 func TestBounds(t *testing.T) {
 	both(t, func(t *testing.T, v6 bool) {
 		rnd := testenv.Rand(t)
-		cfg := Config{Octets: 64 << 10, PerSource: 16 << 10}
+		cfg := Config{Bytes: 64 << 10, PerSource: 16 << 10}
 		r := New(cfg)
 		good, now := 0, start
 		for i := range 3000 {
@@ -368,7 +368,7 @@ func TestBounds(t *testing.T) {
 					}
 				}
 			}
-			if st := r.Stats(); st.Octets > uint64(cfg.Octets) {
+			if st := r.Stats(); st.Bytes > uint64(cfg.Bytes) {
 				t.Fatalf("%+v", st)
 			}
 			for _, s := range r.sources {
@@ -381,7 +381,7 @@ func TestBounds(t *testing.T) {
 			t.Errorf("%d of 300 packets whole, %+v", good, st)
 		}
 		r.HandleTimeout(now.Add(Timeout6))
-		if st := r.Stats(); st.Waiting != 0 || st.Octets != 0 || len(r.sources) != 0 {
+		if st := r.Stats(); st.Waiting != 0 || st.Bytes != 0 || len(r.sources) != 0 {
 			t.Errorf("left: %+v, %d sources", st, len(r.sources))
 		}
 	})
@@ -396,7 +396,7 @@ func TestManyPieces(t *testing.T) {
 				t.Fatalf("whole after %d", i)
 			}
 		}
-		if st := r.Stats(); st.Overlap != 1 || st.Octets != overhead {
+		if st := r.Stats(); st.Overlap != 1 || st.Bytes != overhead {
 			t.Errorf("%+v", st)
 		}
 	})
@@ -422,7 +422,7 @@ func FuzzHandle(f *testing.F) {
 	f.Add(true, []byte{4, 3, 2, 1, 0})
 	f.Add(true, []byte{0, 0, 0x45, 1, 0x81, 2, 3, 4})
 	f.Fuzz(func(t *testing.T, v6 bool, script []byte) {
-		r := New(Config{Octets: 8 << 10, PerSource: 4 << 10})
+		r := New(Config{Bytes: 8 << 10, PerSource: 4 << 10})
 		p := frameOf(v6, 1, l4, 7)
 		now, changed := start, false
 		for i, op := range script {
@@ -464,7 +464,7 @@ func FuzzHandle(f *testing.F) {
 		}
 		r.HandleTimeout(now.Add(Timeout6))
 		if r.cost != 0 || len(r.packets) != 0 || len(r.sources) != 0 || r.Deadline() != 0 {
-			t.Fatalf("left: %d octets, %d packets, %d sources", r.cost, len(r.packets), len(r.sources))
+			t.Fatalf("left: %d bytes, %d packets, %d sources", r.cost, len(r.packets), len(r.sources))
 		}
 	})
 }

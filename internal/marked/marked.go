@@ -11,7 +11,7 @@ const (
 
 // Bytes are those of B but for its markers: four bytes at First, and at each 512th
 // from there. With First zero it has none. B does not end with a marker.
-type Octets struct {
+type Bytes struct {
 	B     []byte
 	First int
 }
@@ -26,7 +26,7 @@ func Among(n, first int) int {
 }
 
 // Len returns the number of bytes without markers.
-func (o Octets) Len() int {
+func (o Bytes) Len() int {
 	if n := len(o.B) - o.First; o.First > 0 && n > 0 {
 		return len(o.B) - (n+every-1)/every*length
 	}
@@ -34,29 +34,29 @@ func (o Octets) Len() int {
 }
 
 // After returns what is behind the first n bytes, at most Len.
-func (o Octets) After(n int) Octets {
+func (o Bytes) After(n int) Bytes {
 	if o.Plain(n) {
-		return Octets{o.B[n:], max(o.First-n, 0)}
+		return Bytes{o.B[n:], max(o.First-n, 0)}
 	}
 	return o.behind(n)
 }
 
 // Plain reports whether no marker stands in front of the byte at n, nor among those before.
-func (o Octets) Plain(n int) bool { return uint(n) <= uint(o.First-1) }
+func (o Bytes) Plain(n int) bool { return uint(n) <= uint(o.First-1) }
 
 // behind is After where a marker is passed, or stands in front of what is left.
-func (o Octets) behind(n int) Octets {
+func (o Bytes) behind(n int) Bytes {
 	if n == o.Len() {
-		return Octets{}
+		return Bytes{}
 	}
 	n -= o.First
 	passed := 1 + n/run
-	return Octets{o.B[o.First+n+passed*length:], run - n%run}
+	return Bytes{o.B[o.First+n+passed*length:], run - n%run}
 }
 
 // CopyTo fills dst, which is no longer than Len, with the first bytes. Meanwhile there
 // may be others in dst.
-func (o Octets) CopyTo(dst []byte) {
+func (o Bytes) CopyTo(dst []byte) {
 	if o.Plain(len(dst)) {
 		copy(dst, o.B)
 	} else {
@@ -65,7 +65,7 @@ func (o Octets) CopyTo(dst []byte) {
 }
 
 // gather is CopyTo where a marker may stand among the bytes.
-func (o Octets) gather(dst []byte) {
+func (o Bytes) gather(dst []byte) {
 	src, first, n := o.B, o.First, len(dst)
 	if runs := (n - first) / run; vectors && runs > 0 && first <= run {
 		src = src[:n+length*Among(n, first)]

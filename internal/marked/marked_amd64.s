@@ -1,6 +1,6 @@
 #include "textflag.h"
 
-// COPY copies 508 octets.
+// COPY copies 508 bytes.
 #define COPY(src, dst) \
 	VMOVDQU64 (src), Z16    \
 	VMOVDQU64 64(src), Z17  \
@@ -21,7 +21,7 @@
 
 // func join(dst, src *byte, n, size, first, runs int)
 //
-// However many octets stand in front of the first marker, and behind the last run, 508 are
+// However many bytes stand in front of the first marker, and behind the last run, 508 are
 // copied, without a branch. Those too many belong to the first run and to the last one,
 // which are copied after them.
 TEXT ·join(SB), NOSPLIT, $0-48

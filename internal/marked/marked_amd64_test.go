@@ -6,6 +6,6 @@ import "testing"
 func TestWithoutVectors(t *testing.T) {
 	defer func(was bool) { vectors = was }(vectors)
 	vectors = false
-	t.Run("octets", TestOctets)
+	t.Run("bytes", TestBytes)
 	t.Run("edges", TestEdges)
 }

@@ -9,10 +9,10 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// put returns p with a marker in front of the octet at first and of each 508th behind.
-func put(p []byte, first int) Octets {
+// put returns p with a marker in front of the byte at first and of each 508th behind.
+func put(p []byte, first int) Bytes {
 	if first >= len(p) {
-		return Octets{B: bytes.Clone(p)}
+		return Bytes{B: bytes.Clone(p)}
 	}
 	b := bytes.Clone(p[:first])
 	for rest := p[first:]; len(rest) > 0; {
@@ -20,7 +20,7 @@ func put(p []byte, first int) Octets {
 		b = append(append(b, 0xaa, 0xaa, 0xaa, 0xaa), rest[:n]...)
 		rest = rest[n:]
 	}
-	return Octets{b, first}
+	return Bytes{b, first}
 }
 
 func random(n int) []byte {
@@ -33,10 +33,10 @@ func random(n int) []byte {
 }
 
 // check compares the methods of o with what it was made of.
-func check(t *testing.T, o Octets, want []byte) {
+func check(t *testing.T, o Bytes, want []byte) {
 	t.Helper()
 	if o.Len() != len(want) {
-		t.Fatalf("%d octets, markers from %d: Len = %d; want %d", len(o.B), o.First, o.Len(), len(want))
+		t.Fatalf("%d bytes, markers from %d: Len = %d; want %d", len(o.B), o.First, o.Len(), len(want))
 	}
 	const room = 300
 	rest := bytes.Repeat([]byte{0x5a}, room)
@@ -45,12 +45,12 @@ func check(t *testing.T, o Octets, want []byte) {
 		dst := append(append(bytes.Clone(rest), make([]byte, n)...), rest...)
 		o.CopyTo(dst[room : room+n])
 		if !bytes.Equal(dst[room:room+n], want[:n]) || !bytes.Equal(dst[:room], rest) || !bytes.Equal(dst[room+n:], rest) {
-			t.Fatalf("CopyTo of %d octets of %d, markers from %d, is not exact", n, len(want), o.First)
+			t.Fatalf("CopyTo of %d bytes of %d, markers from %d, is not exact", n, len(want), o.First)
 		}
 	}
 }
 
-func TestOctets(t *testing.T) {
+func TestBytes(t *testing.T) {
 	b := random(70_000)
 	rnd := rand.New(rand.NewPCG(7, 8))
 	try := func(n, first int) {
@@ -73,10 +73,10 @@ func TestOctets(t *testing.T) {
 	for range 20 {
 		try(rnd.IntN(len(b)-67), 4+4*rnd.IntN(140))
 	}
-	check(t, Octets{}, nil)
-	check(t, Octets{First: 8}, nil)
-	check(t, Octets{b[:8], 8}, b[:8])
-	check(t, Octets{b[:8], 100}, b[:8])
+	check(t, Bytes{}, nil)
+	check(t, Bytes{First: 8}, nil)
+	check(t, Bytes{b[:8], 8}, b[:8])
+	check(t, Bytes{b[:8], 100}, b[:8])
 }
 
 func TestAmong(t *testing.T) {
@@ -89,7 +89,7 @@ func TestAmong(t *testing.T) {
 	}
 }
 
-// Nothing in front of the octets or behind them is touched.
+// Nothing in front of the bytes or behind them is touched.
 func TestEdges(t *testing.T) {
 	mid := testenv.Page(t)
 	src := random(len(mid))
@@ -99,21 +99,21 @@ func TestEdges(t *testing.T) {
 			o := put(want, first)
 			for _, p := range [][]byte{mid[:n], mid[len(mid)-n:]} {
 				if o.CopyTo(p); !bytes.Equal(p, want) {
-					t.Fatalf("CopyTo of %d octets, markers from %d, is not exact", n, first)
+					t.Fatalf("CopyTo of %d bytes, markers from %d, is not exact", n, first)
 				}
 			}
 			for _, p := range [][]byte{mid[:len(o.B)], mid[len(mid)-len(o.B):]} {
 				copy(p, o.B)
 				got := make([]byte, n)
-				if (Octets{p, o.First}).CopyTo(got); !bytes.Equal(got, want) {
-					t.Fatalf("CopyTo of %d octets, markers from %d, is not exact", n, first)
+				if (Bytes{p, o.First}).CopyTo(got); !bytes.Equal(got, want) {
+					t.Fatalf("CopyTo of %d bytes, markers from %d, is not exact", n, first)
 				}
 			}
 		}
 	}
 }
 
-func FuzzOctets(f *testing.F) {
+func FuzzBytes(f *testing.F) {
 	f.Add(uint16(4), uint16(7), []byte("123456789"))
 	f.Add(uint16(508), uint16(700), make([]byte, 1400))
 	f.Fuzz(func(t *testing.T, first, skip uint16, p []byte) {
@@ -138,7 +138,7 @@ func BenchmarkCopyTo(b *testing.B) {
 		b.Run(fmt.Sprintf("%d/none", n), func(b *testing.B) {
 			b.SetBytes(int64(n))
 			for b.Loop() {
-				Octets{B: p.B}.CopyTo(dst)
+				Bytes{B: p.B}.CopyTo(dst)
 			}
 		})
 	}

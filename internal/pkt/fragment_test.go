@@ -11,7 +11,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// packet makes a frame with n octets of TCP header and payload.
+// packet makes a frame with n bytes of TCP header and payload.
 func packet(v6 bool, n int) []byte {
 	local, remote := netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.0.0.2:7174")
 	if v6 {
@@ -60,7 +60,7 @@ func TestFragmentParse(t *testing.T) {
 			}
 			for n := range len(b) {
 				if f.Parse(b[:n]) == nil {
-					t.Errorf("v6 %v: parsed %d octets of %d", v6, n, len(b))
+					t.Errorf("v6 %v: parsed %d bytes of %d", v6, n, len(b))
 				}
 			}
 		}
@@ -110,14 +110,14 @@ func TestFragmentRefuses(t *testing.T) {
 		{"IPv4 checksum", edit(v4[0], 10, 1), pkt.ErrChecksum},
 		{"IPv4 header length", edit(v4[0], 0, 0x44), pkt.ErrHeader},
 		{"IPv4 length below the header", length(v4[0], 19), pkt.ErrHeader},
-		{"IPv4 no octets", length(v4[2], 20), pkt.ErrHeader},
+		{"IPv4 no bytes", length(v4[2], 20), pkt.ErrHeader},
 		{"IPv4 beyond the frame", length(v4[0], 69), pkt.ErrShort},
 		{"IPv4 not a multiple of eight", length(v4[0], 67), pkt.ErrHeader},
 		{"IPv4 beyond 65535", edit(v4[2], 6, 0x1f, 0xff), pkt.ErrHeader},
 		{"IPv4 from a group", edit(v4[0], 12, 224), pkt.ErrHeader},
 		{"IPv4 from nobody", edit(v4[0], 12, 0), pkt.ErrHeader},
 		{"IPv4 from ourselves", edit(v4[0], 12, 127), pkt.ErrHeader},
-		{"IPv6 no octets", length(v6[2], 8), pkt.ErrHeader},
+		{"IPv6 no bytes", length(v6[2], 8), pkt.ErrHeader},
 		{"IPv6 cut in the Fragment header", length(v6[2], 7), pkt.ErrHeader},
 		{"IPv6 beyond the frame", length(v6[0], 57), pkt.ErrShort},
 		{"IPv6 not a multiple of eight", length(v6[0], 55), pkt.ErrHeader},
@@ -149,7 +149,7 @@ func FuzzFragment(f *testing.F) {
 			return
 		}
 		if fr.Len < 1 || fr.Off < 0 || fr.Off+fr.Len > 1<<16-1 || fr.Data+fr.Len > len(b) || fr.Header() > fr.Data || fr.More && fr.Len%8 != 0 {
-			t.Fatalf("%+v of %d octets", fr, len(b))
+			t.Fatalf("%+v of %d bytes", fr, len(b))
 		}
 		if fr.Off == 0 {
 			fr.Unfragment(make([]byte, fr.Header()), b, fr.Len, pkt.CE)

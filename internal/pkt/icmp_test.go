@@ -84,7 +84,7 @@ func TestICMPErrorGolden(t *testing.T) {
 					t.Fatal("a shorter ICMP message must parse as a packet")
 				}
 				if err := got.Parse(&p, b); err == nil && tc.want.InitTag == 0 {
-					t.Errorf("parsed an error of %d octets of %d", n, len(msg))
+					t.Errorf("parsed an error of %d bytes of %d", n, len(msg))
 				}
 			}
 		})

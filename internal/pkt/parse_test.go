@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// unhex reads octets that are written in hex, with spaces.
+// unhex reads bytes that are written in hex, with spaces.
 func unhex(t testing.TB, s string) []byte {
 	t.Helper()
 	b, err := hex.DecodeString(strings.Join(strings.Fields(s), ""))
@@ -85,10 +85,10 @@ func TestParseGolden(t *testing.T) {
 				// are its headers whole.
 				var p Packet
 				if whole := tc.want.L4Off + tc.want.L4Len; n < whole && p.Parse(b[:n], n) == nil {
-					t.Errorf("parsed %d octets of %d", n, whole)
+					t.Errorf("parsed %d bytes of %d", n, whole)
 				}
 				if head := tc.want.L4Off + l4min(tc.want.Proto); n < head && p.Parse(b[:n], len(b)) == nil {
-					t.Errorf("parsed a head of %d octets, headers are %d", n, head)
+					t.Errorf("parsed a head of %d bytes, headers are %d", n, head)
 				}
 			}
 		})

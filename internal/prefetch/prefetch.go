@@ -4,7 +4,7 @@ package prefetch
 // Bytes has p on its way to the nearest cache, while the caller does something
 // else. It touches nothing, and does nothing where it is not written for the
 // processor.
-func Octets(p []byte) {
+func Bytes(p []byte) {
 	if len(p) > 0 {
 		octets(&p[0], len(p))
 	}

@@ -1,6 +1,6 @@
 #include "textflag.h"
 
-// func octets(p *byte, n int)
+// func bytes(p *byte, n int)
 TEXT ·octets(SB), NOSPLIT, $0-16
 	MOVQ p+0(FP), SI
 	MOVQ n+8(FP), CX

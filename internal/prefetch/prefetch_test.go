@@ -2,9 +2,9 @@ package prefetch
 
 import "testing"
 
-// Whatever lies around the octets, nothing is touched.
-func TestOctets(t *testing.T) {
-	for _, fetch := range []func([]byte){Octets, ForWriting} {
+// Whatever lies around the bytes, nothing is touched.
+func TestBytes(t *testing.T) {
+	for _, fetch := range []func([]byte){Bytes, ForWriting} {
 		fetch(nil)
 		b := make([]byte, 300)
 		for n := range b {

@@ -3,7 +3,7 @@ package testenv
 import "encoding/binary"
 
 // Cut returns the fragments of the IP packet in frame, each with at most size
-// octets of what follows the IP header: a multiple of 8. A packet of IPv6 gets its
+// bytes of what follows the IP header: a multiple of 8. A packet of IPv6 gets its
 // Fragment header behind the fixed header.
 func Cut(frame []byte, size int, id uint32) [][]byte {
 	be := binary.BigEndian

@@ -11,7 +11,7 @@ import (
 
 // Tshark returns what tshark prints of a capture, with the checksums of all layers
 // verified. It looks no further than iWARP and SCTP: neither the ports that somebody
-// happened to get nor random octets are taken for another protocol.
+// happened to get nor random bytes are taken for another protocol.
 func Tshark(t testing.TB, file string, args ...string) string {
 	t.Helper()
 	tshark := RequireTool(t, "tshark")

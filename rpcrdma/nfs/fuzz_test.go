@@ -63,7 +63,7 @@ func FuzzServer(f *testing.F) {
 				continue
 			}
 			if n := reply.Len(); n > 1<<20+4096 {
-				t.Fatalf("a reply of %d octets", n)
+				t.Fatalf("a reply of %d bytes", n)
 			}
 			_, _ = rpc.ParseReply(reply)
 		}

@@ -110,7 +110,7 @@ func TestFiles(t *testing.T) {
 				}
 				disk, err := os.ReadFile(filepath.Join(g.dir, name))
 				if err != nil || !bytes.Equal(disk, data) {
-					t.Fatalf("%d octets: %d on disk, %v", size, len(disk), err)
+					t.Fatalf("%d bytes: %d on disk, %v", size, len(disk), err)
 				}
 				i, err := n.Walk(ctx, "/"+name)
 				if err != nil || i.Size != uint64(size) || i.Perm != 0o640 || !bytes.Equal(i.Handle, fh) {
@@ -131,7 +131,7 @@ func TestFiles(t *testing.T) {
 			if err != nil || conn.Version() != version {
 				t.Fatal(conn.Version(), err)
 			}
-			if c := conn.Counters(); c.InlineOctets > 400<<10 {
+			if c := conn.Counters(); c.InlineBytes > 400<<10 {
 				t.Errorf("data went inline: %+v", c)
 			}
 			// READDIRPLUS has room for its longest reply.
@@ -161,11 +161,11 @@ func TestFiles(t *testing.T) {
 			if _, err := n.Put(ctx, fh, bytes.NewReader(data)); err != nil {
 				t.Fatal(err)
 			}
-			before, got := conn.Counters().InlineOctets, make([]byte, len(data))
+			before, got := conn.Counters().InlineBytes, make([]byte, len(data))
 			if k, err := n.ReadAt(ctx, fh, got, 0); k != len(data) || !bytes.Equal(got, data) {
 				t.Fatal(k, err)
 			}
-			if n := conn.Counters().InlineOctets - before; n > 1000 {
+			if n := conn.Counters().InlineBytes - before; n > 1000 {
 				t.Errorf("%d bytes of a READ went inline", n)
 			}
 		})
@@ -248,7 +248,7 @@ func TestTree(t *testing.T) {
 		{"remove of dot dot", n.Remove(ctx, root, ".."), nfsv3.NFS3ERR_INVAL},
 		{"rename of a long name", n.Rename(ctx, dir, "moved", root, string(make([]byte, 300))), nfsv3.NFS3ERR_ACCES},
 		{"truncate of a directory", n.Truncate(ctx, dir, 0), nfsv3.NFS3ERR_ISDIR},
-		{"octets that are no handle", func() error { _, err := n.Getattr(ctx, append([]byte{3, 8}, make([]byte, 21)...)); return err }(), nfsv3.NFS3ERR_BADHANDLE},
+		{"bytes that are no handle", func() error { _, err := n.Getattr(ctx, append([]byte{3, 8}, make([]byte, 21)...)); return err }(), nfsv3.NFS3ERR_BADHANDLE},
 		{"a handle that is too short", func() error { _, err := n.Getattr(ctx, root[:17]); return err }(), nfsv3.NFS3ERR_BADHANDLE},
 		{"a handle of the version before", func() error { _, err := n.Getattr(ctx, append([]byte{1, 8}, make([]byte, 20)...)); return err }(), nfsv3.NFS3ERR_STALE},
 		{"a made-up handle", func() error { _, err := n.Getattr(ctx, append([]byte{2, 8}, make([]byte, 20)...)); return err }(), nfsv3.NFS3ERR_STALE},

@@ -435,7 +435,7 @@ func TestLargeOffsets(t *testing.T) {
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(filepath.Join(l.dir, "f"), &st); err != nil || st.Size != at+3 || st.Blocks > 100 {
-		t.Errorf("%d octets in %d blocks, %v", st.Size, st.Blocks, err)
+		t.Errorf("%d bytes in %d blocks, %v", st.Size, st.Blocks, err)
 	}
 	l.want(nfsv3.NFS3ERR_FBIG, root, pWrite, write(fh, math.MaxInt64-1, []byte("far")))
 	l.want(nfsv3.NFS3ERR_FBIG, root, pWrite, write(fh, math.MaxUint64, []byte("far")))
@@ -443,7 +443,7 @@ func TestLargeOffsets(t *testing.T) {
 		r := l.want(nfsv3.NFS3_OK, root, pRead, read(fh, off, 1000))
 		r.Fixed(4 + 84)
 		if n, eof := r.U32(), r.U32(); n != 0 || eof != 1 {
-			t.Errorf("at %d: %d octets, end %d", off, n, eof)
+			t.Errorf("at %d: %d bytes, end %d", off, n, eof)
 		}
 	}
 }
@@ -483,7 +483,7 @@ func TestFsstat(t *testing.T) {
 	r.Fixed(88)
 	total, free, avail, files := r.U64(), r.U64(), r.U64(), r.U64()
 	if total != f.Blocks*uint64(f.Frsize) || free > total || avail > free || files != f.Files || free == 0 {
-		t.Errorf("%d, %d, %d octets, %d files of %+v", total, free, avail, files, f)
+		t.Errorf("%d, %d, %d bytes, %d files of %+v", total, free, avail, files, f)
 	}
 }
 
@@ -583,7 +583,7 @@ func TestWcc(t *testing.T) {
 		wg.Go(func() {
 			for range 200 {
 				off := next.Add(1) * 10
-				r := l.want(nfsv3.NFS3_OK, root, pWrite, write(fh, off, []byte("ten octets")))
+				r := l.want(nfsv3.NFS3_OK, root, pWrite, write(fh, off, []byte("ten bytes")))
 				r.U32()
 				a := r.U64()
 				r.Fixed(16 + 4 + 20)
@@ -598,7 +598,7 @@ func TestWcc(t *testing.T) {
 	wg.Wait()
 	for size, n := range before {
 		if n > 1 {
-			t.Fatalf("%d requests found the file with %d octets, and made it longer", n, size)
+			t.Fatalf("%d requests found the file with %d bytes, and made it longer", n, size)
 		}
 	}
 }

@@ -36,7 +36,7 @@ func TestPutFile(t *testing.T) {
 		b, err := os.ReadFile(at(name))
 		st, serr := os.Stat(at(name))
 		if err != nil || serr != nil || string(b) != data || st.Mode() != perm {
-			t.Errorf("%s: %d octets, %v, %v %v", name, len(b), st, err, serr)
+			t.Errorf("%s: %d bytes, %v, %v %v", name, len(b), st, err, serr)
 		}
 		l, _ := os.ReadDir(g.dir)
 		for _, e := range l {
@@ -164,7 +164,7 @@ func TestGetCancelled(t *testing.T) {
 		return len(b), nil
 	}))
 	if k >= size || !errors.Is(err, context.Canceled) {
-		t.Errorf("%d octets, %v", k, err)
+		t.Errorf("%d bytes, %v", k, err)
 	}
 }
 

@@ -26,7 +26,7 @@ func TestItems(t *testing.T) {
 		w.U32(3)
 		flat := w.AppendFlat(nil)
 		if len(flat) != w.Len() {
-			t.Fatalf("Len %d, %d octets", w.Len(), len(flat))
+			t.Fatalf("Len %d, %d bytes", w.Len(), len(flat))
 		}
 		for name, m := range map[string]Msg{"items": w.Msg, "flat": {Body: flat}} {
 			r := NewReader(m)
@@ -131,7 +131,7 @@ func TestCalls(t *testing.T) {
 	for i := range len(w.Body) - 4 {
 		if i%4 == 0 {
 			if _, err := ParseCall(Msg{Body: w.Body[:i]}); i < 40 && !errors.Is(err, ErrXDR) {
-				t.Errorf("%d octets: %v", i, err)
+				t.Errorf("%d bytes: %v", i, err)
 			}
 		}
 	}
@@ -344,7 +344,7 @@ func TestTCP(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := ReadRecord(&b); err != nil || !bytes.Equal(got, w.AppendFlat(nil)) || b.Len() != 0 {
-			t.Errorf("%d octets: %x, %v", n, got, err)
+			t.Errorf("%d bytes: %x, %v", n, got, err)
 		}
 	}
 	// A record that is too long, or that never ends, ends the connection.
@@ -496,7 +496,7 @@ func TestLargeCalls(t *testing.T) {
 			t.Errorf("%d calls are answered, %v", len(seen), err)
 		}
 		if m := most.Load(); m != perConnLarge {
-			t.Errorf("%d octets of arguments: %d large calls at once", args, m)
+			t.Errorf("%d bytes of arguments: %d large calls at once", args, m)
 		}
 	}
 }
@@ -553,7 +553,7 @@ func TestMaxRecord(t *testing.T) {
 		m.Body = append(m.Body, make([]byte, n-len(m.Body))...)
 		_ = WriteRecord(c, &m) // cut off where the server is faster
 		if _, err := ReadRecord(c); (err == nil) != (n == 1<<16) {
-			t.Errorf("%d octets: %v", n, err)
+			t.Errorf("%d bytes: %v", n, err)
 		}
 	}
 }

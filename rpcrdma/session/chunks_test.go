@@ -97,12 +97,12 @@ func holdChunks(t *testing.T, src func(n int) int) (accepted int) {
 					n = 0
 				}
 				if n += uint64(c.Reads[i].Length); n > limits.Chunk {
-					t.Fatalf("a Read chunk of %d octets is taken", n)
+					t.Fatalf("a Read chunk of %d bytes is taken", n)
 				}
 				total += uint64(c.Reads[i].Length)
 			}
 			if ext > uint64(limits.Message) || total > uint64(limits.ReadChunks)*limits.Chunk || len(c.Writes) > limits.WriteChunks || len(c.Ext) > limits.Segments {
-				t.Fatalf("it takes %d and %d octets in %d segments, %d Write chunks", ext, total, len(c.Ext), len(c.Writes))
+				t.Fatalf("it takes %d and %d bytes in %d segments, %d Write chunks", ext, total, len(c.Ext), len(c.Writes))
 			}
 			const result, rest = 5000, 300
 			p, f, ok := s.PlanReply(c, rest, []Item{{Pos: 28, Len: result}})
@@ -115,7 +115,7 @@ func holdChunks(t *testing.T, src func(n int) int) (accepted int) {
 				n += uint64(x.To.Length)
 			}
 			if n > result+rest {
-				t.Fatalf("%d octets are written of %d", n, result+rest)
+				t.Fatalf("%d bytes are written of %d", n, result+rest)
 			}
 			left := rest
 			if !p.Reduce[0] {
@@ -127,7 +127,7 @@ func holdChunks(t *testing.T, src func(n int) int) (accepted int) {
 	}
 	runtime.ReadMemStats(&after)
 	if n := after.TotalAlloc - before.TotalAlloc; n > uint64(64*octets+(calls+8)*limits.Message+64<<10) {
-		t.Fatalf("%d octets were allocated for messages of %d octets and %d calls", n, octets, calls)
+		t.Fatalf("%d bytes were allocated for messages of %d bytes and %d calls", n, octets, calls)
 	}
 	return calls
 }

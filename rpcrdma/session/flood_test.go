@@ -106,7 +106,7 @@ func TestReplyFlood(t *testing.T) {
 				octets += len(m.body)
 			}
 			if most = max(most, queued); queued != s.replies.n || octets != s.replies.octets {
-				t.Fatalf("%s: %d replies with %d octets, counted %+v", c.name, queued, octets, s.replies)
+				t.Fatalf("%s: %d replies with %d bytes, counted %+v", c.name, queued, octets, s.replies)
 			}
 			if last.Kind == EventClose {
 				break

@@ -86,7 +86,7 @@ func TestPlanReply(t *testing.T) {
 				t.Error(d)
 			}
 			if plan.hdr.Type != c.typ || uint32(plan.hdr.Reply.Len()) != c.replyTo {
-				t.Errorf("%v with %d octets in the Reply chunk", plan.hdr.Type, plan.hdr.Reply.Len())
+				t.Errorf("%v with %d bytes in the Reply chunk", plan.hdr.Type, plan.hdr.Reply.Len())
 			}
 			if c.version == 1 && (plan.hdr.Reply == nil) != (c.reply == nil) {
 				t.Error("version 1 gives the Reply chunk back")
@@ -102,7 +102,7 @@ func TestPlanReply(t *testing.T) {
 				}
 			}
 			if n != want {
-				t.Errorf("%d octets are written, not %d", n, want)
+				t.Errorf("%d bytes are written, not %d", n, want)
 			}
 		})
 	}

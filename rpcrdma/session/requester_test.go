@@ -34,7 +34,7 @@ func TestRequesterErrors(t *testing.T) {
 		{"a chunk more", inline(wire.Header{Writes: []wire.Chunk{part(0, 0), part(0)}}), false},
 		{"external", m(wire.Header{Type: wire.ReplyExternal, Writes: []wire.Chunk{part(0, 0)}, Reply: part(44)}), true},
 		{"external without a chunk", m(wire.Header{Type: wire.ReplyExternal}), false},
-		{"external of 4 octets", m(wire.Header{Type: wire.ReplyExternal, Reply: part(4)}), false},
+		{"external of 4 bytes", m(wire.Header{Type: wire.ReplyExternal, Reply: part(4)}), false},
 		{"external, too long", m(wire.Header{Type: wire.ReplyExternal, Reply: part(401)}), false},
 		{"external, other segments", m(wire.Header{Type: wire.ReplyExternal, Reply: part(40, 4)}), false},
 		{"a call in a reply", m(wire.Header{Type: wire.ReplyInline}, callBody(9, 40)...), false},

@@ -35,7 +35,7 @@ var responderCases = []struct {
 	{"position 0 in the data items of an external call", "4.5.1.2", []msg{m(wire.Header{XID: 9, Type: wire.CallExternal, Call: []wire.ReadSegment{rseg(0, 1, 40)}, Reads: []wire.ReadSegment{rseg(0, 1, 4)}})}, 9, wire.Failure{Code: wire.ErrBadXDR}, 0},
 	{"an external call without a chunk", "6.3.5", []msg{m(wire.Header{XID: 9, Type: wire.CallExternal})}, 9, wire.Failure{Code: wire.ErrBadXDR}, 0},
 	{"a call chunk with a position", "6.6.3", []msg{m(wire.Header{XID: 9, Type: wire.CallExternal, Call: []wire.ReadSegment{rseg(0, 1, 40), rseg(4, 1, 40)}})}, 9, wire.Failure{Code: wire.ErrBadXDR}, 0},
-	{"a call chunk of 4 octets", "7.2", []msg{m(wire.Header{XID: 9, Type: wire.CallExternal, Call: []wire.ReadSegment{rseg(0, 1, 4)}})}, 9, wire.Failure{Code: wire.ErrBadXDR}, 0},
+	{"a call chunk of 4 bytes", "7.2", []msg{m(wire.Header{XID: 9, Type: wire.CallExternal, Call: []wire.ReadSegment{rseg(0, 1, 4)}})}, 9, wire.Failure{Code: wire.ErrBadXDR}, 0},
 	{"a middle message without payload", "6.3.6", []msg{m(wire.Header{XID: 9, Type: wire.CallMiddle, Remaining: 8})}, 9, wire.Failure{Code: wire.ErrBadXDR}, 0},
 	{"another XID in a continued message", "7.2", []msg{m(wire.Header{XID: 9, Type: wire.CallMiddle, Remaining: 8}, callBody(8, 16)...)}, 9, wire.Failure{Code: wire.ErrBadXDR}, 0},
 
@@ -111,7 +111,7 @@ func TestDiscarded(t *testing.T) {
 		b    []byte
 	}{
 		{"nothing", nil},
-		{"15 octets", make([]byte, 15)},
+		{"15 bytes", make([]byte, 15)},
 		{"an error for no call", (&wire.Header{XID: 3, Vers: 2, Type: wire.Error, Failure: wire.Failure{Code: wire.ErrSystem}}).Append(nil)},
 		{"an error of no known code", append((&wire.Header{XID: 3, Vers: 2, Type: wire.Error}).Append(nil)[:16], 0, 0, 0, 99)},
 		{"an error cut short", (&wire.Header{XID: 3, Vers: 2, Type: wire.Error}).Append(nil)[:16]},

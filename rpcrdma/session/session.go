@@ -97,9 +97,9 @@ func (e *FailureError) Error() string {
 	case wire.ErrReadChunks, wire.ErrWriteChunks, wire.ErrSegments:
 		return fmt.Sprintf("rpcrdma: peer reports %v: at most %d", e.Code, e.Max)
 	case wire.ErrWriteResource:
-		return fmt.Sprintf("rpcrdma: peer reports %v: chunk %d, %d octets needed", e.Code, e.Index, e.Needed)
+		return fmt.Sprintf("rpcrdma: peer reports %v: chunk %d, %d bytes needed", e.Code, e.Index, e.Needed)
 	case wire.ErrReplyResource:
-		return fmt.Sprintf("rpcrdma: peer reports %v: %d octets needed", e.Code, e.Needed)
+		return fmt.Sprintf("rpcrdma: peer reports %v: %d bytes needed", e.Code, e.Needed)
 	}
 	return fmt.Sprintf("rpcrdma: peer reports %v", e.Code)
 }
@@ -198,11 +198,11 @@ type Session struct {
 	stats    Stats
 }
 
-// maxReplies and maxReplyOctets bound the replies that wait to be sent. A peer
+// maxReplies and maxReplyBytes bound the replies that wait to be sent. A peer
 // that has so many calls under way, and takes no reply, is not served on.
 const (
-	maxReplies     = 1024
-	maxReplyOctets = 16 << 20
+	maxReplies    = 1024
+	maxReplyBytes = 16 << 20
 )
 
 // phase is how far an exchange of properties is.

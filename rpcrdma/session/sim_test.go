@@ -33,7 +33,7 @@ func (e *end) deliver() {
 	b := e.in[0]
 	e.in = e.in[1:]
 	if len(b) > e.max {
-		e.t.Fatalf("a message of %d octets into buffers of %d", len(b), e.max)
+		e.t.Fatalf("a message of %d bytes into buffers of %d", len(b), e.max)
 	}
 	if e.s.Version() == 2 || binary.BigEndian.Uint32(b[4:]) == 2 {
 		e.edge = binary.BigEndian.Uint32(b[8:])
@@ -78,12 +78,12 @@ func (e *end) events() {
 		case EventCall:
 			want := pattern(ev.XID, len(ev.Call.Body), rpcCall)
 			if !bytes.Equal(ev.Call.Body, want) {
-				e.t.Fatalf("call %x: %d octets differ", ev.XID, len(ev.Call.Body))
+				e.t.Fatalf("call %x: %d bytes differ", ev.XID, len(ev.Call.Body))
 			}
 			e.open = append(e.open, ev.Call)
 		case EventReply:
 			if !bytes.Equal(ev.Reply.Body, pattern(ev.XID, len(ev.Reply.Body), rpcReply)) {
-				e.t.Fatalf("reply %x: %d octets differ", ev.XID, len(ev.Reply.Body))
+				e.t.Fatalf("reply %x: %d bytes differ", ev.XID, len(ev.Reply.Body))
 			}
 			e.done[ev.XID]++
 		case EventFailure:
@@ -452,7 +452,7 @@ func TestHostAuthentication(t *testing.T) {
 				b.events()
 			}
 			if !a.s.Ready() || !b.s.auth.done || a.s.propsSent != phaseFinal || b.s.propsSent != phaseFinal {
-				t.Fatalf("%d octets, %d steps: ready %v, done %v %v, sent %v %v", size, steps, a.s.Ready(), a.s.auth.done, b.s.auth.done, a.s.propsSent, b.s.propsSent)
+				t.Fatalf("%d bytes, %d steps: ready %v, done %v %v, sent %v %v", size, steps, a.s.Ready(), a.s.auth.done, b.s.auth.done, a.s.propsSent, b.s.propsSent)
 			}
 			if err := a.s.Call(4, pattern(4, 40, rpcCall), &CallChunks{}); err != nil {
 				t.Fatal(err)
@@ -538,7 +538,7 @@ func FuzzSession(f *testing.F) {
 			b = b[2+n:]
 			for s.PollTransmit(&out) {
 				if len(out.B) > 4096 {
-					t.Fatalf("%d octets", len(out.B))
+					t.Fatalf("%d bytes", len(out.B))
 				}
 			}
 			for {
@@ -554,7 +554,7 @@ func FuzzSession(f *testing.F) {
 				case EventCall:
 					held++
 					if len(e.Call.Body) > 4096 || len(e.Call.Reads) > 6 {
-						t.Fatalf("%d octets, %d segments", len(e.Call.Body), len(e.Call.Reads))
+						t.Fatalf("%d bytes, %d segments", len(e.Call.Body), len(e.Call.Reads))
 					}
 					if p, f, ok := s.PlanReply(e.Call, 100*held, []Item{{Pos: 12, Len: held}}); ok {
 						var n uint64
@@ -562,7 +562,7 @@ func FuzzSession(f *testing.F) {
 							n += uint64(c.To.Length)
 						}
 						if n > uint64(101*held) {
-							t.Fatalf("%d octets written of %d", n, 101*held)
+							t.Fatalf("%d bytes written of %d", n, 101*held)
 						}
 						s.Reply(e.Call, p, make([]byte, 100*held))
 					} else {
@@ -571,7 +571,7 @@ func FuzzSession(f *testing.F) {
 				}
 			}
 			if cap(s.asm.buf) > 2*4096 {
-				t.Fatalf("%d octets held", cap(s.asm.buf))
+				t.Fatalf("%d bytes held", cap(s.asm.buf))
 			}
 		}
 	})

@@ -49,7 +49,7 @@ func TestLinuxGolden(t *testing.T) {
 			var h Header
 			n, err := h.Decode(append(b[:len(b):len(b)], 1, 2, 3, 4))
 			if err != nil || n != len(b) {
-				t.Fatalf("Decode: %d of %d octets, %v", n, len(b), err)
+				t.Fatalf("Decode: %d of %d bytes, %v", n, len(b), err)
 			}
 			if d := cmp.Diff(c.h, h, same); d != "" {
 				t.Error(d)
@@ -110,7 +110,7 @@ func TestVersion2Golden(t *testing.T) {
 			c.h.XID, c.h.Vers, c.h.Credit = 0x11223344, 2, 32
 			n, err := h.Decode(append(b[:len(b):len(b)], 9, 9, 9, 9))
 			if err != nil || n != len(b) {
-				t.Fatalf("Decode: %d of %d octets, %v", n, len(b), err)
+				t.Fatalf("Decode: %d of %d bytes, %v", n, len(b), err)
 			}
 			if d := cmp.Diff(c.h, h, same); d != "" {
 				t.Error(d)
@@ -126,11 +126,11 @@ func TestVersion2Golden(t *testing.T) {
 				n, err := h.Decode(b[:i])
 				switch {
 				case i < PrefixSize && !errors.Is(err, ErrShort):
-					t.Errorf("%d octets: %v", i, err)
+					t.Errorf("%d bytes: %v", i, err)
 				case err == nil && n > i:
-					t.Errorf("%d octets: length %d", i, n)
+					t.Errorf("%d bytes: length %d", i, n)
 				case err == nil && i < len(b)-4:
-					t.Errorf("%d of %d octets are no header", i, len(b))
+					t.Errorf("%d of %d bytes are no header", i, len(b))
 				}
 			}
 		})
@@ -143,7 +143,7 @@ func TestBadHeaders(t *testing.T) {
 		err       error
 	}{
 		{"empty", "", ErrShort},
-		{"15 octets", "000000010000000200000003000000", ErrShort},
+		{"15 bytes", "000000010000000200000003000000", ErrShort},
 		{"version 0", "00000001 00000000 00000001 00000000", ErrVersion},
 		{"version 3", "00000001 00000003 00000001 00000004", ErrVersion},
 		{"v2 type 0", "00000001 00000002 00000001 00000000", ErrType},
@@ -160,9 +160,9 @@ func TestBadHeaders(t *testing.T) {
 		{"2^32-1 properties", "00000001 00000002 00000001 00000007 ffffffff", ErrXDR},
 		{"property beyond the end", "00000001 00000002 00000001 00000007 00000001 00000001 00000005 00000000", ErrPropVal},
 		{"property of 2^32-1", "00000001 00000002 00000001 00000007 00000001 00000001 ffffffff 00000000", ErrPropVal},
-		{"v1, 24 octets", "00000001 00000001 00000001 00000000 00000000 00000000", ErrShort},
+		{"v1, 24 bytes", "00000001 00000001 00000001 00000000 00000000 00000000", ErrShort},
 		{"v1, procedure 5", "00000001 00000001 00000001 00000005 00000000 00000000 00000000", ErrType},
-		{"v1, error of 16 octets", "00000001 00000001 00000001 00000004", ErrShort},
+		{"v1, error of 16 bytes", "00000001 00000001 00000001 00000004", ErrShort},
 		{"v1, error 3", "00000001 00000001 00000001 00000004 00000003", ErrUnknownCode},
 		{"v1, ERR_VERS without range", "00000001 00000001 00000001 00000004 00000001", ErrXDR},
 	} {
@@ -286,7 +286,7 @@ func FuzzDecode(f *testing.F) {
 		var h, again Header
 		n, err := h.Decode(b)
 		if n > len(b) || cap(h.Reads)+cap(h.Call)+cap(h.segs)+cap(h.Writes)+cap(h.Props) > 16+len(b) {
-			t.Fatalf("%d octets: %d, %d %d %d", len(b), n, cap(h.Reads), cap(h.segs), cap(h.Writes))
+			t.Fatalf("%d bytes: %d, %d %d %d", len(b), n, cap(h.Reads), cap(h.segs), cap(h.Writes))
 		}
 		p := DefaultProperties()
 		_, _ = p.Apply(h.Props)
@@ -296,7 +296,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		out := h.Append(nil)
 		if len(out) != h.Len() {
-			t.Fatalf("Len %d, but %d octets", h.Len(), len(out))
+			t.Fatalf("Len %d, but %d bytes", h.Len(), len(out))
 		}
 		if m, err := again.Decode(append(out, make([]byte, 16)...)); err != nil || m != len(out) {
 			t.Fatalf("again: %d, %v", m, err)

@@ -9,7 +9,7 @@ import (
 )
 
 // TestPoolMemory: buffers of messages that were held are few, and one is not much longer
-// than the message that it holds: it is octets of messages that Held counts.
+// than the message that it holds: it is bytes of messages that Held counts.
 func TestPoolMemory(t *testing.T) {
 	const long, n = 1400, 2000
 	m := New(Config{}, 1)
@@ -40,13 +40,13 @@ func TestPoolMemory(t *testing.T) {
 		msg(next, long)
 		next += n + 1
 		if free, _ := octets(); free > maxPooled || free != m.pooled || m.Held() != 0 {
-			t.Errorf("%d octets of free buffers, counted %d; held %d", free, m.pooled, m.Held())
+			t.Errorf("%d bytes of free buffers, counted %d; held %d", free, m.pooled, m.Held())
 		}
 		for i := range n {
 			msg(next+1+i, 1)
 		}
 		if _, used := octets(); used > 4*m.Held()+8*n {
-			t.Errorf("%d octets of buffers for %d", used, m.Held())
+			t.Errorf("%d bytes of buffers for %d", used, m.Held())
 		}
 		msg(next, 1)
 		next += n + 1
@@ -56,7 +56,7 @@ func TestPoolMemory(t *testing.T) {
 // TestMemory: Memory counts what there is, and Trim lets go what is of no use.
 func TestMemory(t *testing.T) {
 	if aheadSize != unsafe.Sizeof(ahead{}) {
-		t.Fatalf("a place takes %d octets", unsafe.Sizeof(ahead{}))
+		t.Fatalf("a place takes %d bytes", unsafe.Sizeof(ahead{}))
 	}
 	m := New(Config{}, 4)
 	check := func(when string, least, most int) {
@@ -68,7 +68,7 @@ func TestMemory(t *testing.T) {
 			}
 		}
 		if got := m.Memory(); got != n || got < least || got > most {
-			t.Errorf("%s: Memory is %d, there are %d octets; want %d to %d", when, got, n, least, most)
+			t.Errorf("%s: Memory is %d, there are %d bytes; want %d to %d", when, got, n, least, most)
 		}
 	}
 	msg := func(id uint16, ssn int, ppid uint32, b ...byte) {

@@ -244,15 +244,15 @@ func TestSequences(t *testing.T) {
 		{"function 8", RFC5043, ctl(8, ""), all(ErrFunction)},
 		{"function 0xffff", RFC5043, ctl(0xffff, ""), all(ErrFunction)},
 		{"Terminate with private data", RFC5043, ctl(4, "x"), all(ErrTermData)},
-		{"513 octets of private data", RFC5043, ctl(1, long), all(ErrPrivate)},
+		{"513 bytes of private data", RFC5043, ctl(1, long), all(ErrPrivate)},
 		{"segment", RFC5043, func(b *bench) { b.segment("s") }, all(Open, "idle", ErrNoSession, "initiating", ErrEarlyData, "requested", ErrEarlyData, "ended", Ended)},
 		{"ordered segment", RFC5043, raw(16, false, []byte("__s")), all(ErrOrdered)},
 		{"ordered control", RFC5043, raw(17, false, message(0, 1, "")), all(ErrOrdered)},
 		{"PPID 0", RFC5043, raw(0, true, []byte("__s")), all(ErrPPID)},
 		{"PPID of the draft's segments", RFC5043, raw(1, true, []byte("__s")), all(ErrProfile)},
 		{"PPID of the draft's control", RFC5043, raw(2, true, message(0, 2, "")), all(ErrProfile)},
-		{"one octet", RFC5043, raw(16, true, []byte{0}), all(ErrShort)},
-		{"control of three octets", RFC5043, raw(17, true, []byte{0, 0, 0}), all(ErrShort)},
+		{"one byte", RFC5043, raw(16, true, []byte{0}), all(ErrShort)},
+		{"control of three bytes", RFC5043, raw(17, true, []byte{0, 0, 0}), all(ErrShort)},
 
 		{"Negotiate", Draft, ctl(1, "n"), all(ErrNegotiate, "idle", Negotiating, "initiating", Initiating, "negotiating", Negotiating)},
 		{"Initiate", Draft, ctl(2, ""), all(ErrAgain, "idle", Requested, "initiating", Open, "negotiating", Requested)},
@@ -675,7 +675,7 @@ func TestAheadMemory(t *testing.T) {
 		}
 		runtime.ReadMemStats(&after)
 		if n := after.TotalAlloc - before.TotalAlloc; n > 4<<10*streams {
-			t.Errorf("%s: %d octets for %d streams", name, n, streams)
+			t.Errorf("%s: %d bytes for %d streams", name, n, streams)
 		}
 	}
 }

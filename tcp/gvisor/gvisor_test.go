@@ -45,7 +45,7 @@ type scenario struct {
 	name         string
 	passive      bool // netstack dials
 	v6           bool
-	send, recv   int // octets that we send, and that netstack sends
+	send, recv   int // bytes that we send, and that netstack sends
 	loss         float64
 	reorder, dup float64
 	weClose      bool // we close when we have sent, else when the peer has closed
@@ -160,7 +160,7 @@ func run(t *testing.T, sc *scenario, seed uint64) {
 	t.Logf("%v: retransmits %d (fast %d RTO %d TLP %d) undos %d D-SACK in %d out %d; %v", n.at().Sub(began), st.Retransmits, st.RetransFast, st.RetransRTO, st.RetransTLP, st.Undos, st.DSACKIn, st.DSACKOut, n)
 }
 
-// TestNetstack moves octets to and from netstack in both roles, over good and bad
+// TestNetstack moves bytes to and from netstack in both roles, over good and bad
 // wires, and closes in every order.
 func TestNetstack(t *testing.T) {
 	const bulk = 4 << 20
@@ -173,7 +173,7 @@ func TestNetstack(t *testing.T) {
 		{name: "passive, both ways", passive: true, send: bulk, recv: bulk, weClose: true, gClose: true},
 		{name: "we close first", send: 1000, recv: 1000, weClose: true},
 		{name: "netstack closes first", send: 1000, recv: 1000, gClose: true},
-		{name: "both close at once, no octets", weClose: true, gClose: true},
+		{name: "both close at once, no bytes", weClose: true, gClose: true},
 		{name: "passive, we close first", passive: true, send: 1000, recv: 1000, weClose: true},
 		{name: "passive, netstack closes first", passive: true, send: 1000, recv: 1000, gClose: true},
 		{name: "passive, both at once", passive: true, weClose: true, gClose: true},

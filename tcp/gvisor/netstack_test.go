@@ -137,7 +137,7 @@ type netstack struct {
 // flight is what netstack counts of what it has sent.
 type flight struct {
 	mu          sync.Mutex
-	unacked     int // octets without an ACK
+	unacked     int // bytes without an ACK
 	outstanding int // segments that it thinks are under way
 }
 
@@ -227,7 +227,7 @@ func (n *netstack) act() (acted bool, err error) {
 		if _, ok := err.(*tcpip.ErrClosedForReceive); ok {
 			n.eof = true
 			if n.got != n.sc.send {
-				return true, fmt.Errorf("netstack got %d octets of %d", n.got, n.sc.send)
+				return true, fmt.Errorf("netstack got %d bytes of %d", n.got, n.sc.send)
 			}
 			acted = true
 			break
@@ -240,7 +240,7 @@ func (n *netstack) act() (acted bool, err error) {
 		}
 		for i, v := range b.Bytes() {
 			if v != peertest.Octet(n.got+i) {
-				return true, fmt.Errorf("octet %d from us is wrong", n.got+i)
+				return true, fmt.Errorf("byte %d from us is wrong", n.got+i)
 			}
 		}
 		n.got += r.Count
@@ -271,7 +271,7 @@ func (n *netstack) act() (acted bool, err error) {
 	return acted, nil
 }
 
-// limited takes n octets at most.
+// limited takes n bytes at most.
 type limited struct {
 	b *bytes.Buffer
 	n int
@@ -304,7 +304,7 @@ func (n *netstack) String() string {
 	}
 	n.flight.mu.Lock()
 	defer n.flight.mu.Unlock()
-	s += fmt.Sprintf(", %d octets unacknowledged, %d segments outstanding", n.flight.unacked, n.flight.outstanding)
+	s += fmt.Sprintf(", %d bytes unacknowledged, %d segments outstanding", n.flight.unacked, n.flight.outstanding)
 	var info tcpip.TCPInfoOption
 	if err := n.ep.GetSockOpt(&info); err == nil {
 		s += fmt.Sprintf(", state %v %+v", gtcp.EndpointState(n.ep.State()), info)

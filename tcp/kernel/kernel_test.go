@@ -185,7 +185,7 @@ func (a *app) run(conn *net.TCPConn) error {
 			n, err := conn.Read(b)
 			for i, v := range b[:n] {
 				if v != peertest.Octet(got+i) {
-					errs <- fmt.Errorf("octet %d from us is wrong", got+i)
+					errs <- fmt.Errorf("byte %d from us is wrong", got+i)
 					return
 				}
 			}
@@ -194,7 +194,7 @@ func (a *app) run(conn *net.TCPConn) error {
 				close(eof)
 				err = nil
 				if got != a.recv {
-					err = fmt.Errorf("the kernel got %d octets of %d", got, a.recv)
+					err = fmt.Errorf("the kernel got %d bytes of %d", got, a.recv)
 				}
 				errs <- err
 				return
@@ -273,7 +273,7 @@ func peer(t testing.TB, ns *namespace, a *app, v6, dials bool, from, to netip.Ad
 	return done
 }
 
-// TestKernel moves octets to and from the kernel's TCP in both roles, with its
+// TestKernel moves bytes to and from the kernel's TCP in both roles, with its
 // options switched off one by one, over good and bad wires.
 func TestKernel(t *testing.T) {
 	const bulk = 16 << 20
@@ -300,7 +300,7 @@ func TestKernel(t *testing.T) {
 		{name: "IPv6, passive", v6: true, passive: true, send: 100_000, recv: 100_000},
 		{name: "we close first", send: 1000, recv: 1000, close: 1},
 		{name: "the kernel closes first", send: 1000, recv: 1000, close: 2},
-		{name: "close, no octets", close: 0},
+		{name: "close, no bytes", close: 0},
 		{name: "passive, we close first", passive: true, send: 1000, recv: 1000, close: 1},
 		{name: "passive, the kernel closes first", passive: true, send: 1000, recv: 1000, close: 2},
 		{name: "MTU 1280", mtu: 1280, send: bulk, recv: bulk},
@@ -440,11 +440,11 @@ func TestKernelGoodput(t *testing.T) {
 	}
 }
 
-// The bottleneck of TestKernelGoodput: octets a second, and octets that wait. It is
+// The bottleneck of TestKernelGoodput: bytes a second, and bytes that wait. It is
 // slow enough that the CPU is none, on a busy machine either.
 const rate, queue = 3_125_000, 62_500
 
-// oursAndKernel returns how long we need for total octets to a kernel, or from it.
+// oursAndKernel returns how long we need for total bytes to a kernel, or from it.
 func oursAndKernel(t *testing.T, total int, out, in impair.Config, recv bool) time.Duration {
 	ns := newNamespace(t, 1500, theirs4, theirs6, ours4, ours6, nil)
 	cfg := tcp.DefaultConfig()
@@ -460,7 +460,7 @@ func oursAndKernel(t *testing.T, total int, out, in impair.Config, recv bool) ti
 	return e.Took
 }
 
-// kernelToKernel returns how long the kernel needs for total octets to another.
+// kernelToKernel returns how long the kernel needs for total bytes to another.
 func kernelToKernel(ctx context.Context, t *testing.T, total int, out, in impair.Config) time.Duration {
 	na := newNamespace(t, 1500, ours4, ours6, theirs4, theirs6, nil)
 	nb := newNamespace(t, 1500, theirs4, theirs6, ours4, ours6, nil)

@@ -16,7 +16,7 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// Octet is the octet at a position of every stream.
+// Byte is the byte at a position of every stream.
 func Octet(pos int) byte { return byte(pos ^ pos>>8*7 ^ pos>>16*13) }
 
 // Wire carries IP packets to and from the other TCP.
@@ -35,17 +35,17 @@ type End struct {
 	Flow       pkt.Flow
 	MTU        int
 	Passive    bool // the other end opens
-	Send, Recv int  // octets to send, and to expect
+	Send, Recv int  // bytes to send, and to expect
 	CloseFirst bool // close when all is sent, not when the peer has closed
-	Echo       int  // request and response: records of so many octets, each sent when the one before has come back; Send and Recv are equal
+	Echo       int  // request and response: records of so many bytes, each sent when the one before has come back; Send and Recv are equal
 	Out, In    impair.Config
-	Rate       int // octets a second, each way; 0: no limit
-	Queue      int // octets that wait for the rate; more are dropped
+	Rate       int // bytes a second, each way; 0: no limit
+	Queue      int // bytes that wait for the rate; more are dropped
 	Small      bool
 	Now        func() clock.Time // nil: clock.Now
 	Peer       func() string     // what the other end knows of itself, for the message of a failure; may be nil
 
-	Took time.Duration // from the first octet to the last, of the longer direction
+	Took time.Duration // from the first byte to the last, of the longer direction
 
 	conn     *tcp.Conn
 	listener *tcp.Listener
@@ -225,7 +225,7 @@ func (e *End) deliver(_ serial.Num, b []byte) {
 	}
 	for i, v := range b {
 		if v != Octet(e.got+i) {
-			e.T.Fatalf("octet %d from the peer is wrong", e.got+i)
+			e.T.Fatalf("byte %d from the peer is wrong", e.got+i)
 		}
 	}
 	e.got += len(b)
@@ -373,7 +373,7 @@ func (e *End) Run(limit time.Duration, done <-chan error) tcp.Stats {
 		t.Errorf("our end: %v", err)
 	}
 	if e.got != e.Recv {
-		t.Errorf("got %d octets of %d", e.got, e.Recv)
+		t.Errorf("got %d bytes of %d", e.got, e.Recv)
 	}
 	if len(e.records) != 0 || len(e.held) != 0 {
 		t.Errorf("%d records and %d frames not given back", len(e.records), len(e.held))

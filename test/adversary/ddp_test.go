@@ -30,7 +30,7 @@ func (a attack) delivering(n int) attack { a.delivered = n; return a }
 
 // TestDDP breaks the rules of RFC 5041.
 func TestDDP(t *testing.T) {
-	payload := []byte("twelve octets")
+	payload := []byte("twelve bytes")
 	send := func(last bool, msn, mo uint32, n int) []byte {
 		return peer.Untagged(peer.Send, last, 0, 0, msn, mo, long[:n])
 	}
@@ -50,7 +50,7 @@ func TestDDP(t *testing.T) {
 		last("version/untagged 2", "D23", untaggedErr(6), peer.With(send(true, 1, 0, 8), 0, 0x42)),
 		last("version/untagged 3", "D23", untaggedErr(6), peer.With(send(true, 1, 0, 8), 0, 0x43)),
 		last("version/changes in a message", "D24", untaggedErr(6), send(false, 1, 0, 8), peer.With(send(true, 1, 8, 8), 0, 0x40)),
-		last("reserved bits of the control octets", "D22", outcome{}, peer.With(peer.With(send(true, 1, 0, 8), 0, 0x7d), 1, 0x73)).
+		last("reserved bits of the control bytes", "D22", outcome{}, peer.With(peer.With(send(true, 1, 0, 8), 0, 0x7d), 1, 0x73)).
 			with(func(a *attack) { a.delivered, a.msn = 1, 2 }),
 
 		// Queues (D82).
@@ -94,7 +94,7 @@ func TestDDP(t *testing.T) {
 
 		// Buffers (D83, D87).
 		last("buffer/none posted", "D83, D87", untaggedErr(2), send(true, 1, 0, 8)).with(func(a *attack) { a.opts.recvs = -1 }),
-		last("buffer/none posted, no octets", "R73", untaggedErr(2), send(true, 1, 0, 0)).with(func(a *attack) { a.opts.recvs = -1 }),
+		last("buffer/none posted, no bytes", "R73", untaggedErr(2), send(true, 1, 0, 0)).with(func(a *attack) { a.opts.recvs = -1 }),
 		last("buffer/one posted, two messages", "D83", untaggedErr(2), send(true, 1, 0, 8), send(true, 2, 0, 8)).delivering(1).with(func(a *attack) { a.opts.recvs = 1 }),
 		last("buffer/none for Immediate Data", "A18", untaggedErr(2), peer.Untagged(peer.Imm, true, 0, 0, 1, 0, make([]byte, 8))).with(func(a *attack) { a.opts.recvs = -1 }),
 		last("buffer/more than all posted", "D83", untaggedErr(2), send(true, 1, 0, 1), send(true, 2, 0, 2), send(true, 3, 0, 3), send(true, 4, 0, 4), send(true, 5, 0, 5)).delivering(4),
@@ -107,11 +107,11 @@ func TestDDP(t *testing.T) {
 		last("mo/behind the buffer", "D84", untaggedErr(4), send(true, 1, slot+1, 8)),
 		last("mo/far behind the buffer", "D84", untaggedErr(4), send(true, 1, 0x7fffffff, 8)),
 		last("mo/all ones, and wraps", "D84, D85", untaggedErr(4), send(true, 1, 0xffffffff, 8)),
-		last("mo/Read Request at 4", "D84", untaggedErr(4), peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 4, peer.ReadReq{}.Octets())),
+		last("mo/Read Request at 4", "D84", untaggedErr(4), peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 4, peer.ReadReq{}.Bytes())),
 		last("mo/Terminate far away", "D84", untaggedErr(4), peer.Untagged(peer.Terminate, true, 0, 2, 1, 0xfffffff0, []byte{0, 0, 0, 0})),
 
 		// Lengths (D85).
-		last("long/one octet more", "D85", untaggedErr(5), send(true, 1, 0, slot+1)),
+		last("long/one byte more", "D85", untaggedErr(5), send(true, 1, 0, slot+1)),
 		last("long/as a segment can be", "D85", untaggedErr(5), send(true, 1, 0, 1200)),
 		last("long/by the last segment", "D85", untaggedErr(5), send(false, 1, 0, slot-4), send(true, 1, slot-4, 8)),
 		last("long/not the last segment", "D85", untaggedErr(5), send(false, 1, 0, slot+1)),
@@ -146,10 +146,10 @@ func TestDDP(t *testing.T) {
 		one("stag/no right to write: local", "D115", taggedErr(0), to("local", 0x40000, 8)),
 		one("stag/no right to write: receives", "D115", taggedErr(0), to("recv", 0x60000, 8)),
 		one("stag/no right to write: atomics", "D115", taggedErr(0), to("atomic", 0x50000, 8)),
-		last("stag/any, with no octets", "D58, D59", outcome{}, write(0xdeadbeef, 0xffffffffffffffff, 0)),
+		last("stag/any, with no bytes", "D58, D59", outcome{}, write(0xdeadbeef, 0xffffffffffffffff, 0)),
 
 		// Bounds (D93 to D95).
-		one("bounds/one octet below", "D93", taggedErr(1), to("all", 0xffff, 8)),
+		one("bounds/one byte below", "D93", taggedErr(1), to("all", 0xffff, 8)),
 		one("bounds/straddles the start", "D93", taggedErr(1), to("all", 0xfffc, 8)),
 		one("bounds/0", "D93", taggedErr(1), to("all", 0, 8)),
 		one("bounds/straddles the end by one", "D94", taggedErr(1), to("all", 0x10000+regionSize-7, 8)),
@@ -166,7 +166,7 @@ func TestDDP(t *testing.T) {
 		}),
 		one("wrap/at the top", "D95", taggedErr(3), to("top", 0xfffffffffffffffc, 8)),
 		one("wrap/from a region far below", "D95", taggedErr(3), to("all", 0xffffffffffffffff, 8)),
-		// The sum of TO and length is what must not wrap: the last octet of all cannot be reached.
+		// The sum of TO and length is what must not wrap: the last byte of all cannot be reached.
 		one("wrap/the sum alone", "D95", taggedErr(3), to("top", 0xfffffffffffffff8, 8)),
 		one("wrap/not yet", "D95", outcome{}, to("top", 0xfffffffffffffff7, 8)).with(func(a *attack) { a.changed = []string{"top"} }),
 		{name: "second segment is out of bounds", rules: "D96", want: taggedErr(1), changed: []string{"all"}, run: func(c *conn) []byte {

@@ -1,6 +1,6 @@
 // Package adversary is iwarpd against a peer that breaks the rules: a whole
 // daemon with several clients at one end of a wire, package peer's raw speaker at
-// the other. Each attack must be answered by the very octets that the RFCs ask
+// the other. Each attack must be answered by the very bytes that the RFCs ask
 // for, change no memory it had no right to, and go unnoticed by the connection
 // beside it.
 package adversary

@@ -27,16 +27,16 @@ func TestEnds(t *testing.T) {
 	rtr := func(b, c, d bool) options { return options{rtr: peer.Enhanced(true, b, c, d, 4, 4)} }
 	piece := func(us ...[]byte) func(c *conn) { return func(c *conn) { c.send(us...) } }
 	raw := func(b []byte) func(c *conn) { return func(c *conn) { c.raw(b) } }
-	readReq := peer.ReadReq{Sink: 7, SinkTO: 9}.Octets()
-	atomicReq := peer.Atomic{ID: 1}.Octets()
+	readReq := peer.ReadReq{Sink: 7, SinkTO: 9}.Bytes()
+	atomicReq := peer.Atomic{ID: 1}.Bytes()
 	var states []state
 
-	// Every octet of an FPDU, and of one with markers at its front and within.
+	// Every byte of an FPDU, and of one with markers at its front and within.
 	for n := 1; n < len(peer.FPDU(hello)); n++ {
-		states = append(states, state{name: fmt.Sprintf("behind %d octets of an FPDU", n), reach: raw(peer.FPDU(hello)[:n])})
+		states = append(states, state{name: fmt.Sprintf("behind %d bytes of an FPDU", n), reach: raw(peer.FPDU(hello)[:n])})
 	}
 	for _, n := range []int{1, 3, 4, 5, 511, 512, 513, 515, 516} {
-		states = append(states, state{name: fmt.Sprintf("behind %d octets of an FPDU with markers", n), opts: options{on: onMarked},
+		states = append(states, state{name: fmt.Sprintf("behind %d bytes of an FPDU with markers", n), opts: options{on: onMarked},
 			reach: func(c *conn) {
 				c.raw(peer.Marked(0, peer.Tagged(peer.Write, true, c.regions["all"].RKey(), 0x10000, long), nil)[:n])
 			}})
@@ -288,7 +288,7 @@ func TestEndsOfInitiator(t *testing.T) {
 				if c.s.RST || c.s.FIN != (name == "FIN") {
 					t.Errorf("the node ends with FIN %v, RST %v", c.s.FIN, c.s.RST)
 				}
-				// An initiator that hears nothing sends Writes of no octets.
+				// An initiator that hears nothing sends Writes of no bytes.
 				for nudge := peer.Tagged(peer.Write, true, 1, 0, nil); len(c.s.In) > 0; {
 					if u := c.next(); !bytes.Equal(u, nudge) {
 						t.Errorf("the node sends % x", u)

@@ -144,7 +144,7 @@ func (c *conn) expect(a *attack, guilty []byte) {
 		}
 		want := peer.Term(o.layer, o.typ, o.code, seg, o.headers == withRDMA)
 		if got := c.next(); !bytes.Equal(got, want) {
-			t.Fatalf("Terminate of %d octets\n% x\nwant\n% x", len(got), got[:min(len(got), 80)], want)
+			t.Fatalf("Terminate of %d bytes\n% x\nwant\n% x", len(got), got[:min(len(got), 80)], want)
 		}
 		c.end(finished)
 		if err := c.s.CloseWrite(); err != nil {
@@ -181,7 +181,7 @@ func (c *conn) expect(a *attack, guilty []byte) {
 	}
 }
 
-// end waits for FIN or RST, with no octet in front.
+// end waits for FIN or RST, with no byte in front.
 func (c *conn) end(kind outcomeKind) {
 	c.t.Helper()
 	u, err := c.r.Next()

@@ -112,7 +112,7 @@ func TestOldKeys(t *testing.T) {
 	runAttacks(t, attacks)
 }
 
-// TestNothing sends every message that has no octets, to places that there are not.
+// TestNothing sends every message that has no bytes, to places that there are not.
 func TestNothing(t *testing.T) {
 	const nowhere = 0xdeadbeef
 	taken := func(a *attack) { a.delivered, a.msn = 1, 2 }
@@ -139,8 +139,8 @@ func TestNothing(t *testing.T) {
 		last("Send", "R72, R73", outcome{}, untagged(peer.Send, 0)).with(taken),
 		last("Send/the Invalidate STag is nothing to it", "R12", outcome{}, untagged(peer.Send, nowhere)).with(taken),
 		last("Send with Solicited Event", "R72, R73", outcome{}, untagged(peer.SendSE, 0)).with(taken),
-		last("Send/no octets far behind the buffer, then all", "D82", outcome{}, peer.Untagged(peer.Send, false, 0, 0, 1, 0xffffffff, nil), peer.SendMsg(1, long[:8])).with(taken),
-		last("Send/no octets far behind the buffer, and the last", "D67, D84", untaggedErr(4), peer.Untagged(peer.Send, true, 0, 0, 1, 0xffffffff, nil)),
+		last("Send/no bytes far behind the buffer, then all", "D82", outcome{}, peer.Untagged(peer.Send, false, 0, 0, 1, 0xffffffff, nil), peer.SendMsg(1, long[:8])).with(taken),
+		last("Send/no bytes far behind the buffer, and the last", "D67, D84", untaggedErr(4), peer.Untagged(peer.Send, true, 0, 0, 1, 0xffffffff, nil)),
 		last("Send with Solicited Event and Invalidate/nowhere", "R122", operation(9), untagged(peer.SendSEInv, nowhere)),
 		{name: "Send with Invalidate/of a window", rules: "R76, R139", want: taggedErr(0), delivered: 1, run: func(c *conn) []byte {
 			s := c.bindWindow("all", 0, 64, iwarp.AccessRemoteWrite)
@@ -181,13 +181,13 @@ func TestNothing(t *testing.T) {
 			c.send(u, u)
 			return u
 		}},
-		{name: "Read Response/of one octet to it", rules: "R62", want: taggedErr(1), run: func(c *conn) []byte {
+		{name: "Read Response/of one byte to it", rules: "R62", want: taggedErr(1), run: func(c *conn) []byte {
 			r := readNothing(c)
 			u := peer.Tagged(peer.ReadResponse, true, r.Sink, r.SinkTO, long[:1])
 			c.send(u)
 			return u
 		}},
-		{name: "Read Response/none of the octets, then all", rules: "D59, R59", changed: []string{"sink"}, run: func(c *conn) []byte {
+		{name: "Read Response/none of the bytes, then all", rules: "D59, R59", changed: []string{"sink"}, run: func(c *conn) []byte {
 			r := c.read(64)
 			c.send(peer.Tagged(peer.ReadResponse, false, nowhere, 0, nil), peer.Tagged(peer.ReadResponse, true, r.Sink, r.SinkTO, long[:64]))
 			c.untilSent(1, iwarp.WCSuccess)
@@ -209,7 +209,7 @@ func TestNothing(t *testing.T) {
 		last("Read Request/at the end of MO", "D84", untaggedErr(4), peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 0xffffffff, nil)),
 		last("Terminate/at the end of MO", "D84", untaggedErr(4), peer.Untagged(peer.Terminate, true, 0, 2, 1, 0xffffffff, nil)),
 	}
-	// What the node itself sends of no octets is as it was posted.
+	// What the node itself sends of no bytes is as it was posted.
 	for _, p := range []struct {
 		name string
 		wr   iwarp.SendWR
@@ -238,7 +238,7 @@ func TestNothing(t *testing.T) {
 func TestOutOfTurn(t *testing.T) {
 	taken := outcome{kind: finished}
 	term := peer.Term(1, 1, 1, nil, false)
-	readReq, atomicReq := peer.ReadReq{Sink: 7, SinkTO: 9}.Octets(), peer.Atomic{ID: 1}.Octets()
+	readReq, atomicReq := peer.ReadReq{Sink: 7, SinkTO: 9}.Bytes(), peer.Atomic{ID: 1}.Bytes()
 	attacks := []attack{
 		last("Terminate/in a Send", "R81, R85", taken, peer.Untagged(peer.Send, false, 0, 0, 1, 0, long[:8]), term),
 		last("Terminate/in a Send, and its rest", "R84, R85", taken, peer.Untagged(peer.Send, false, 0, 0, 1, 0, long[:8]), term,
@@ -411,7 +411,7 @@ func TestOutOfTurn(t *testing.T) {
 		return u
 	}})
 
-	// TCP may bring the octets of a segment again, with others, or cut anywhere.
+	// TCP may bring the bytes of a segment again, with others, or cut anywhere.
 	write := func(c *conn, off int) []byte {
 		return peer.Tagged(peer.Write, true, c.regions["all"].RKey(), 0x10000+uint64(off), long[off:off+600])
 	}

@@ -34,8 +34,8 @@ func TestMPA(t *testing.T) {
 	}
 	badCRC, badMarker := mpaErr(2), mpaErr(3)
 
-	add("crc/first octet", "M42, M114", badCRC, flip(4, -1))
-	add("crc/last octet", "M114", badCRC, flip(1, -1))
+	add("crc/first byte", "M42, M114", badCRC, flip(4, -1))
+	add("crc/last byte", "M114", badCRC, flip(1, -1))
 	add("crc/ddp control", "M41, M114", badCRC, flip(2, 1))
 	add("crc/rdmap control", "M114", badCRC, flip(3, 1))
 	add("crc/payload", "M114", badCRC, flip(22, 1))
@@ -45,7 +45,7 @@ func TestMPA(t *testing.T) {
 		c.raw(b)
 		return nil
 	})
-	add("crc/octets swapped", "M40, M114", badCRC, func(c *conn) []byte {
+	add("crc/bytes swapped", "M40, M114", badCRC, func(c *conn) []byte {
 		b := peer.FPDU(hello)
 		n := len(b)
 		b[n-1], b[n-2], b[n-3], b[n-4] = b[n-4], b[n-3], b[n-2], b[n-1]
@@ -76,7 +76,7 @@ func TestMPA(t *testing.T) {
 		c.send(write(c, []byte("nothing is placed any more")), peer.SendMsg(1, []byte("nor this")))
 		return nil
 	})
-	add("crc/one octet at a time", "M114, M127", badCRC, func(c *conn) []byte {
+	add("crc/one byte at a time", "M114, M127", badCRC, func(c *conn) []byte {
 		b := peer.FPDU(hello)
 		b[len(b)-1] ^= 0x80
 		for i := range b {
@@ -170,14 +170,14 @@ func TestMPA(t *testing.T) {
 			c.raw(peer.FPDU(peer.Tagged(peer.Write, true, 0x00200000, 0, long[:64])))
 			return nil
 		}},
-		attack{name: "marker/one octet late", rules: "M21, M41, M114", want: badCRC, run: func(c *conn) []byte {
+		attack{name: "marker/one byte late", rules: "M21, M41, M114", want: badCRC, run: func(c *conn) []byte {
 			b := peer.Marked(c.at, write(c, long), nil)
 			copy(b[508:520], append([]byte{'x'}, b[508:519]...))
 			c.raw(b)
 			return nil
 		}},
 		attack{name: "marker/between FPDUs, not zero", rules: "M24, M28, M115", want: badMarker, run: func(c *conn) []byte {
-			// The first FPDU ends at octet 512, where the marker is the second's.
+			// The first FPDU ends at byte 512, where the marker is the second's.
 			c.raw(peer.Marked(0, write(c, make([]byte, 512-4-2-14-4)), nil))
 			c.raw(peer.Marked(512, write(c, []byte("second")), ptr(0, 0, 0, 2, 0)))
 			return nil

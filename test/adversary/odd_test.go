@@ -24,7 +24,7 @@ func TestOddFrames(t *testing.T) {
 	}
 	tooShort := outcome{terminated, 0, 2, 0xff, bare}
 
-	// No length below the header's is taken, whatever the first octets say.
+	// No length below the header's is taken, whatever the first bytes say.
 	for n := 2; n < 18; n++ {
 		add(fmt.Sprintf("length/%d of 18 untagged", n), "D49, D82", tooShort, func(c *conn) []byte {
 			c.send(peer.SendMsg(1, nil)[:n])
@@ -38,11 +38,11 @@ func TestOddFrames(t *testing.T) {
 		})
 	}
 	for pad := 1; pad < 4; pad++ {
-		a := add(fmt.Sprintf("pad/%d octets of garbage", pad), "M14", outcome{}, func(c *conn) []byte {
+		a := add(fmt.Sprintf("pad/%d bytes of garbage", pad), "M14", outcome{}, func(c *conn) []byte {
 			u := peer.SendMsg(1, long[:8-pad])
 			b := peer.Body(u)
 			if len(b)-2-len(u) != pad {
-				c.t.Fatalf("%d octets of pad", len(b)-2-len(u))
+				c.t.Fatalf("%d bytes of pad", len(b)-2-len(u))
 			}
 			for i := len(b) - pad; i < len(b); i++ {
 				b[i] = 0xa5
@@ -65,38 +65,38 @@ func TestOddFrames(t *testing.T) {
 	}
 	for name, f := range crcs {
 		add("crc/"+name, "M40, M41, M42, M114", mpaErr(2), func(c *conn) []byte {
-			b := peer.Body(peer.SendMsg(1, long[:6])) // with two octets of pad
+			b := peer.Body(peer.SendMsg(1, long[:6])) // with two bytes of pad
 			v := f(b)
 			c.raw(append(b, byte(v), byte(v>>8), byte(v>>16), byte(v>>24)))
 			return nil
 		})
 	}
 	add("marker/nobody asked for", "M68, M114", mpaErr(2), func(c *conn) []byte {
-		// The leading marker is read as an FPDU of no octets, whose CRC is not one.
+		// The leading marker is read as an FPDU of no bytes, whose CRC is not one.
 		c.raw(peer.Marked(0, write(c, long[:64]), nil))
 		return nil
 	})
 	add("startup/the Request once more", "M114", mpaErr(2), func(c *conn) []byte {
 		o := options{}
-		c.raw(append(o.request().Octets(), make([]byte, 0x4d50)...)) // "MP" is a length
+		c.raw(append(o.request().Bytes(), make([]byte, 0x4d50)...)) // "MP" is a length
 		return nil
 	})
 	add("startup/half of the Request once more, then FIN", "M113", outcome{kind: finished}, func(c *conn) []byte {
 		o := options{}
-		c.raw(o.request().Octets()[:10])
+		c.raw(o.request().Bytes()[:10])
 		_ = c.s.CloseWrite()
 		return nil
 	})
 
 	// Messages of odd pieces.
 	attacks = append(attacks,
-		last("pieces/of no octets, then one with", "D57, D67", outcome{}, peer.Untagged(peer.Send, false, 0, 0, 1, 0, nil),
+		last("pieces/of no bytes, then one with", "D57, D67", outcome{}, peer.Untagged(peer.Send, false, 0, 0, 1, 0, nil),
 			peer.Untagged(peer.Send, false, 0, 0, 1, 0, nil), peer.SendMsg(1, long[:8])).with(func(a *attack) { a.delivered, a.msn = 1, 2 }),
-		last("pieces/the last has no octets", "D67", outcome{}, peer.Untagged(peer.Send, false, 0, 0, 1, 0, long[:8]),
+		last("pieces/the last has no bytes", "D67", outcome{}, peer.Untagged(peer.Send, false, 0, 0, 1, 0, long[:8]),
 			peer.Untagged(peer.Send, true, 0, 0, 1, 8, nil)).with(func(a *attack) { a.delivered, a.msn = 1, 2 }),
-		last("pieces/the last has no octets and lies short", "D20, D67", untaggedErr(4), peer.Untagged(peer.Send, false, 0, 0, 1, 0, long[:8]),
+		last("pieces/the last has no bytes and lies short", "D20, D67", untaggedErr(4), peer.Untagged(peer.Send, false, 0, 0, 1, 0, long[:8]),
 			peer.Untagged(peer.Send, true, 0, 0, 1, 4, nil)),
-		last("pieces/no octets at an offset", "D48", untaggedErr(4), peer.Untagged(peer.Send, true, 0, 0, 1, 4, nil)),
+		last("pieces/no bytes at an offset", "D48", untaggedErr(4), peer.Untagged(peer.Send, true, 0, 0, 1, 4, nil)),
 		last("pieces/from the end to the start", "D62", outcome{}, peer.Untagged(peer.Send, false, 0, 0, 1, 8, long[8:16]),
 			peer.Untagged(peer.Send, false, 0, 0, 1, 0, long[:8]), peer.Untagged(peer.Send, true, 0, 0, 1, 16, long[16:24])).
 			with(func(a *attack) { a.delivered, a.msn = 1, 2 }),
@@ -106,19 +106,19 @@ func TestOddFrames(t *testing.T) {
 			peer.Untagged(peer.Send, false, 0, 0, 1, 8, long[8:16])).delivering(1),
 		last("pieces/another opcode's queue in the middle", "D39, R9", operation(6), peer.Untagged(peer.Send, false, 0, 0, 1, 0, long[:8]),
 			peer.Untagged(peer.ReadRequest, true, 0, 0, 1, 8, long[8:16])),
-		last("pieces/invalidation of nothing, with no octets", "R122", operation(9), peer.Untagged(peer.SendInv, true, 0x1234, 0, 1, 0, nil)),
+		last("pieces/invalidation of nothing, with no bytes", "R122", operation(9), peer.Untagged(peer.SendInv, true, 0x1234, 0, 1, 0, nil)),
 		attack{name: "pieces/a Read Request in two, a Send between", rules: "R41, D60", delivered: 1, msn: 2, run: func(c *conn) []byte {
-			r := peer.ReadReq{Sink: 7, SinkTO: 9, Size: 4, Src: c.regions["readable"].RKey(), SrcTO: 0x20000}.Octets()
+			r := peer.ReadReq{Sink: 7, SinkTO: 9, Size: 4, Src: c.regions["readable"].RKey(), SrcTO: 0x20000}.Bytes()
 			c.send(peer.Untagged(peer.ReadRequest, false, 0, 1, 1, 0, r[:10]), peer.SendMsg(1, long[:8]), peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 10, r[10:]))
 			c.want(peer.Tagged(peer.ReadResponse, true, 7, 9, c.regions["readable"].Bytes()[:4]))
 			return nil
 		}},
 		last("pieces/a Read Request in two, another between", "D43, R41", untaggedErr(3),
-			peer.Untagged(peer.ReadRequest, false, 0, 1, 1, 0, peer.ReadReq{}.Octets()[:10]), peer.ReadReq{}.Msg(2)),
+			peer.Untagged(peer.ReadRequest, false, 0, 1, 1, 0, peer.ReadReq{}.Bytes()[:10]), peer.ReadReq{}.Msg(2)),
 		last("pieces/a Read Request that overlaps", "R41", untaggedErr(4),
-			peer.Untagged(peer.ReadRequest, false, 0, 1, 1, 0, peer.ReadReq{}.Octets()[:10]), peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 8, peer.ReadReq{}.Octets()[8:])),
-		last("pieces/a Read Request with octets behind it", "R14, R41", untaggedErr(5),
-			peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 0, append(peer.ReadReq{}.Octets(), make([]byte, 40)...))),
+			peer.Untagged(peer.ReadRequest, false, 0, 1, 1, 0, peer.ReadReq{}.Bytes()[:10]), peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 8, peer.ReadReq{}.Bytes()[8:])),
+		last("pieces/a Read Request with bytes behind it", "R14, R41", untaggedErr(5),
+			peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 0, append(peer.ReadReq{}.Bytes(), make([]byte, 40)...))),
 		last("pieces/a Terminate without its end, and all goes on", "R80, R81", outcome{},
 			peer.Untagged(peer.Terminate, false, 0, 2, 1, 0, []byte{0x11, 1})),
 		attack{name: "pieces/a Write of none, not the last, to nowhere", rules: "D59", run: func(c *conn) []byte {
@@ -206,7 +206,7 @@ func TestOddFrames(t *testing.T) {
 		return c.overflow(2, func(msn uint32) []byte { return peer.ReadReq{Sink: 1}.Msg(msn) })
 	}).opts.ird = 2
 	add("atomic/reserved bits beside the operation", "A3", outcome{}, func(c *conn) []byte {
-		a := peer.Atomic{ID: 3, STag: c.regions["atomic"].RKey(), TO: 0x50008, Data: 1}.Octets()
+		a := peer.Atomic{ID: 3, STag: c.regions["atomic"].RKey(), TO: 0x50008, Data: 1}.Bytes()
 		a[0], a[1], a[2], a[3] = 0xff, 0xff, 0xff, 0xf0
 		c.send(peer.Untagged(peer.AtomicRequest, true, 0xffffffff, 1, 1, 0, a))
 		if u := c.next(); len(u) != 18+12 || u[1] != 0x40|peer.AtomicResponse {
@@ -231,13 +231,13 @@ func TestOddFrames(t *testing.T) {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// TestCutFrames ends the stream at every octet of either startup frame, in both
+// TestCutFrames ends the stream at every byte of either startup frame, in both
 // ways: the node says nothing, nobody is asked, and nothing is left.
 func TestCutFrames(t *testing.T) {
 	w := newWorld(t)
 	l := w.listens[onPlain]
 	o := options{}
-	whole := o.request().Octets()
+	whole := o.request().Bytes()
 	ends := map[string]func(*peer.Stream) error{"FIN": (*peer.Stream).CloseWrite, "RST": (*peer.Stream).Reset}
 	for n := range whole {
 		for name, end := range ends {
@@ -253,11 +253,11 @@ func TestCutFrames(t *testing.T) {
 			}
 			if name == "FIN" {
 				if err := w.host.Until("end", s.Ended); err != nil {
-					t.Fatalf("%s behind %d octets: %v", name, n, err)
+					t.Fatalf("%s behind %d bytes: %v", name, n, err)
 				}
 			}
 			if len(s.In) > 0 {
-				t.Errorf("%s behind %d octets: the node answers % x", name, n, s.In)
+				t.Errorf("%s behind %d bytes: the node answers % x", name, n, s.In)
 			}
 			s.Forget()
 		}
@@ -283,7 +283,7 @@ func TestCutFrames(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := w.result(t, result); !errors.Is(err, iwarp.ErrRefused) {
-			t.Errorf("a Reply cut behind %d octets: %v", n, err)
+			t.Errorf("a Reply cut behind %d bytes: %v", n, err)
 		}
 		c.destroy()
 	}

@@ -43,11 +43,11 @@ func opcodes() (as []attack) {
 func versions() (as []attack) {
 	for _, v := range []byte{0, 2, 3} {
 		for name, u := range map[string][]byte{
-			"Write":              peer.Tagged(peer.Write, true, 0, 0, long[:8]),
-			"Send":               peer.SendMsg(1, long[:8]),
-			"Read Request":       peer.ReadReq{}.Msg(1),
-			"Terminate":          peer.Term(1, 1, 0, nil, false),
-			"Write of no octets": peer.Tagged(peer.Write, true, 0, 0, nil),
+			"Write":             peer.Tagged(peer.Write, true, 0, 0, long[:8]),
+			"Send":              peer.SendMsg(1, long[:8]),
+			"Read Request":      peer.ReadReq{}.Msg(1),
+			"Terminate":         peer.Term(1, 1, 0, nil, false),
+			"Write of no bytes": peer.Tagged(peer.Write, true, 0, 0, nil),
 		} {
 			as = append(as, last(fmt.Sprintf("version/%d %s", v, name), "R10, R121, R126", operation(5), peer.With(u, 1, u[1]&0x0f|v<<6)))
 		}
@@ -91,7 +91,7 @@ func reads() []attack {
 		from("no right: window", "R138", 2, stag(func(c *conn) uint32 { return c.bindWindow("all", 0, 64, iwarp.AccessRemoteWrite) }), 8),
 		from("below", "R129", 1, at("all", 0xffff), 8),
 		from("behind", "R129", 1, at("all", 0x10000+regionSize), 1),
-		from("one octet too many", "R130", 1, at("all", 0x10000), regionSize+1),
+		from("one byte too many", "R130", 1, at("all", 0x10000), regionSize+1),
 		from("4 GiB", "R130", 1, at("all", 0x10000), 0xffffffff),
 		from("straddles the end", "R130", 1, at("all", 0x10000+regionSize-7), 8),
 		from("wraps at the top", "R131", 4, at("top", 0xfffffffffffffffc), 8),
@@ -106,11 +106,11 @@ func reads() []attack {
 			c.want(peer.Tagged(peer.ReadResponse, true, 0x77, 0xfffffffffffffffe, c.regions["readable"].Bytes()[16:24]))
 			return nil
 		}},
-		last("read/header one octet short", "R14", unspecified, peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 0, peer.ReadReq{}.Octets()[:27])),
+		last("read/header one byte short", "R14", unspecified, peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 0, peer.ReadReq{}.Bytes()[:27])),
 		last("read/no header", "R14", unspecified, peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 0, nil)),
 		last("read/in two segments, short", "R14", unspecified,
-			peer.Untagged(peer.ReadRequest, false, 0, 1, 1, 0, peer.ReadReq{}.Octets()[:8]),
-			peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 8, peer.ReadReq{}.Octets()[8:20])),
+			peer.Untagged(peer.ReadRequest, false, 0, 1, 1, 0, peer.ReadReq{}.Bytes()[:8]),
+			peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 8, peer.ReadReq{}.Bytes()[8:20])),
 		{name: "read/right ones before a wrong one are answered", rules: "R47, R118", want: protection(0, withRDMA), run: func(c *conn) []byte {
 			u := peer.ReadReq{Size: 1, Src: 0}.Msg(2)
 			c.send(peer.ReadReq{Sink: 5, Size: 4, Src: c.regions["all"].RKey(), SrcTO: 0x10000}.Msg(1))
@@ -164,7 +164,7 @@ func responses() []attack {
 		one("response/to nothing", "R62", operation(6), func(c *conn) []byte {
 			return peer.Tagged(peer.ReadResponse, true, c.regions["sink"].RKey(), 0x70000, long[:8])
 		}),
-		last("response/to nothing, of no octets", "R62", operation(6), peer.Tagged(peer.ReadResponse, true, 0, 0, nil)),
+		last("response/to nothing, of no bytes", "R62", operation(6), peer.Tagged(peer.ReadResponse, true, 0, 0, nil)),
 		resp("another STag", taggedErr(0), func(r peer.ReadReq) []byte { r.Sink ^= 1; return tagged(true, r, 0, 64) }),
 		one("response/another region", "R62", taggedErr(0), func(c *conn) []byte {
 			c.read(64)
@@ -175,7 +175,7 @@ func responses() []attack {
 		resp("too long", taggedErr(1), func(r peer.ReadReq) []byte { return tagged(true, r, 0, 65) }),
 		resp("much too long", taggedErr(1), func(r peer.ReadReq) []byte { return tagged(true, r, 0, 1200) }),
 		changes(resp("too short", taggedErr(1), func(r peer.ReadReq) []byte { return tagged(true, r, 0, 63) })),
-		resp("of no octets", taggedErr(1), func(r peer.ReadReq) []byte { return tagged(true, r, 0, 0) }),
+		resp("of no bytes", taggedErr(1), func(r peer.ReadReq) []byte { return tagged(true, r, 0, 0) }),
 		changes(attack{name: "response/gap", rules: "R62", want: taggedErr(1), run: func(c *conn) []byte {
 			r := c.read(64)
 			u := tagged(true, r, 40, 24)
@@ -267,9 +267,9 @@ func immediates() (as []attack) {
 				return peer.Untagged(op, last, 0, 0, 1, mo, long[:n])
 			}))
 		}
-		imm("no octets", operation(0xff), true, 0, 0)
-		imm("seven octets", operation(0xff), true, 0, 7)
-		imm("nine octets", operation(0xff), true, 0, 9)
+		imm("no bytes", operation(0xff), true, 0, 0)
+		imm("seven bytes", operation(0xff), true, 0, 7)
+		imm("nine bytes", operation(0xff), true, 0, 9)
 		imm("not the last segment", operation(0xff), false, 0, 8)
 		imm("at an offset", untaggedErr(4), true, 8, 8)
 	}
@@ -316,14 +316,14 @@ func atomics() []attack {
 		req("operation 1", "A20, A27", operation(6), func(_ *conn, a *peer.Atomic) { a.Op = 1 }),
 		req("operation 3", "A20, A27", operation(6), func(_ *conn, a *peer.Atomic) { a.Op = 3 }),
 		req("operation 15", "A20, A27", operation(6), func(_ *conn, a *peer.Atomic) { a.Op = 15 }),
-		last("atomic/header one octet short", "A24", unspecified, peer.Untagged(peer.AtomicRequest, true, 0, 1, 1, 0, make([]byte, 51))),
+		last("atomic/header one byte short", "A24", unspecified, peer.Untagged(peer.AtomicRequest, true, 0, 1, 1, 0, make([]byte, 51))),
 		last("atomic/no header", "A24", unspecified, peer.Untagged(peer.AtomicRequest, true, 0, 1, 1, 0, nil)),
 		last("atomic/in a Read Request's length", "A24", unspecified, peer.Untagged(peer.AtomicRequest, true, 0, 1, 1, 0, make([]byte, 28))),
-		last("atomic/header one octet long", "A24", untaggedErr(5), peer.Untagged(peer.AtomicRequest, true, 0, 1, 1, 0, make([]byte, 53))),
+		last("atomic/header one byte long", "A24", untaggedErr(5), peer.Untagged(peer.AtomicRequest, true, 0, 1, 1, 0, make([]byte, 53))),
 		last("atomic/response to nothing", "A38", untaggedErr(2), peer.AtomicResp(1, 0, 0)),
 		answer("response of another request", unspecified, func(id uint32) []byte { return peer.AtomicResp(1, id+1, 0) }),
-		answer("response one octet short", unspecified, func(id uint32) []byte { u := peer.AtomicResp(1, id, 0); return u[:len(u)-1] }),
-		answer("response one octet long", untaggedErr(5), func(id uint32) []byte { return append(peer.AtomicResp(1, id, 0), 0) }),
+		answer("response one byte short", unspecified, func(id uint32) []byte { u := peer.AtomicResp(1, id, 0); return u[:len(u)-1] }),
+		answer("response one byte long", untaggedErr(5), func(id uint32) []byte { return append(peer.AtomicResp(1, id, 0), 0) }),
 		one("atomic/response to a Read", "A40", operation(6), func(c *conn) []byte { c.read(64); return peer.AtomicResp(1, 0, 0) }),
 		{name: "atomic/response right", rules: "A39", changed: []string{"sink"}, run: func(c *conn) []byte {
 			c.send(peer.AtomicResp(1, c.fetchAdd(), 0x1122))
@@ -349,8 +349,8 @@ func terminates() []attack {
 	msg := func(payload []byte) []byte { return peer.Untagged(peer.Terminate, true, 0, 2, 1, 0, payload) }
 	taken := outcome{kind: finished}
 	return []attack{
-		last("terminate/no octets", "R18", unspecified, msg(nil)),
-		last("terminate/three octets", "R18", unspecified, msg([]byte{0x11, 0, 0})),
+		last("terminate/no bytes", "R18", unspecified, msg(nil)),
+		last("terminate/three bytes", "R18", unspecified, msg([]byte{0x11, 0, 0})),
 		last("terminate/too long", "D85", untaggedErr(5), msg(make([]byte, 1200))),
 		last("terminate/right", "R85, R109", taken, msg(peer.TermHeader(1, 1, 1, nil, false))),
 		last("terminate/announces headers that are not there", "R25, R26, R27", taken, msg([]byte{0x11, 1, 0xe0, 0})),

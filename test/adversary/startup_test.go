@@ -15,11 +15,11 @@ import (
 var key = peer.KeyRequest // what Requests begin with
 
 func request(flags, rev byte, pdLen int, private []byte) []byte {
-	return peer.Frame{Key: key, Flags: flags, Rev: rev, PDLen: pdLen, Private: private}.Octets()
+	return peer.Frame{Key: key, Flags: flags, Rev: rev, PDLen: pdLen, Private: private}.Bytes()
 }
 
 func reply(flags, rev byte, pdLen int, private []byte) []byte {
-	return peer.Frame{Key: peer.KeyReply, Flags: flags, Rev: rev, PDLen: pdLen, Private: private}.Octets()
+	return peer.Frame{Key: peer.KeyReply, Flags: flags, Rev: rev, PDLen: pdLen, Private: private}.Bytes()
 }
 
 const (
@@ -38,8 +38,8 @@ func TestResponder(t *testing.T) {
 		send  []byte
 		then  func(s *peer.Stream) error // behind what was sent
 	}{
-		{"key/wrong at the first octet", "M99", []byte("m"), nil},
-		{"key/wrong at the last octet", "M99", []byte("MPA ID Req Framf"), nil},
+		{"key/wrong at the first byte", "M99", []byte("m"), nil},
+		{"key/wrong at the last byte", "M99", []byte("MPA ID Req Framf"), nil},
 		{"key/of a Reply", "M64, M99, M102", reply(enhanced, 2, -1, depths), nil},
 		{"key/of another protocol", "M99, M86", []byte("GET / HTTP/1.1\r\nHost: 10.99.0.1\r\n\r\n"), nil},
 		{"key/zeros", "M99, M119", make([]byte, 20), nil},
@@ -54,8 +54,8 @@ func TestResponder(t *testing.T) {
 		{"private data/513, all there", "M80, M82", request(crc, 1, -1, make([]byte, 513)), nil},
 		{"private data/more than announced", "M80, M106", request(crc, 1, 4, make([]byte, 5)), nil},
 		{"enhanced/no private data", "E5", request(enhanced, 2, 0, nil), nil},
-		{"enhanced/three octets", "E5", request(enhanced, 2, -1, depths[:3]), nil},
-		{"behind the frame/one octet", "M80", append(bytes.Clone(good), 0), nil},
+		{"enhanced/three bytes", "E5", request(enhanced, 2, -1, depths[:3]), nil},
+		{"behind the frame/one byte", "M80", append(bytes.Clone(good), 0), nil},
 		{"behind the frame/an FPDU", "E1", append(bytes.Clone(good), peer.FPDU(peer.SendMsg(1, nil))...), nil},
 		{"behind the frame/the frame again", "M80", append(bytes.Clone(good), good...), nil},
 		{"FIN/at once", "M113", nil, (*peer.Stream).CloseWrite},
@@ -131,10 +131,10 @@ func TestResponder(t *testing.T) {
 func TestResponderWaiting(t *testing.T) {
 	w := newWorld(t)
 	for name, then := range map[string]func(s *peer.Stream) error{
-		"FIN":      (*peer.Stream).CloseWrite,
-		"RST":      (*peer.Stream).Reset,
-		"an FPDU":  func(s *peer.Stream) error { return s.Send(peer.FPDU(peer.SendMsg(1, nil))) },
-		"an octet": func(s *peer.Stream) error { return s.Send([]byte{0}) },
+		"FIN":     (*peer.Stream).CloseWrite,
+		"RST":     (*peer.Stream).Reset,
+		"an FPDU": func(s *peer.Stream) error { return s.Send(peer.FPDU(peer.SendMsg(1, nil))) },
+		"a byte":  func(s *peer.Stream) error { return s.Send([]byte{0}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, r := w.ask(t, w.listens[onPlain], options{})
@@ -187,7 +187,7 @@ func TestResponderFrames(t *testing.T) {
 		{"R and reserved bits", "M73, M75", request(crc|0x2f, 1, -1, nil), crc, 1, nil},
 		{"no CRC wanted", "M71", request(0, 1, -1, nil), crc, 1, nil},
 		{"markers wanted", "M69", request(crc|peer.FlagMarkers, 1, -1, nil), crc, 1, nil},
-		{"512 octets of private data", "M82", request(crc, 1, -1, make([]byte, 512)), crc, 1, nil},
+		{"512 bytes of private data", "M82", request(crc, 1, -1, make([]byte, 512)), crc, 1, nil},
 		{"depths 0", "E9, E11", request(enhanced, 2, -1, make([]byte, 4)), enhanced, 2, []byte{0, 0, 0, 0}},
 		{"no depths negotiated", "E18, E20", request(enhanced, 2, -1, []byte{0x3f, 0xff, 0x3f, 0xff}), enhanced, 2, []byte{0x3f, 0xff, 0x3f, 0xff}},
 		{"B, C, D without A", "E33, E35", request(enhanced, 2, -1, []byte{0x40, 4, 0xc0, 4}), enhanced, 2, []byte{0, 4, 0, 4}},
@@ -199,7 +199,7 @@ func TestResponderFrames(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for i := range f.request { // one octet a segment
+			for i := range f.request { // one byte a segment
 				if err := s.Send(f.request[i : i+1]); err != nil {
 					t.Fatal(err)
 				}
@@ -219,8 +219,8 @@ func TestResponderFrames(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := peer.Frame{Key: peer.KeyReply, Flags: f.flags, Rev: f.rev, PDLen: len(f.enhanced), Private: f.enhanced}
-			if !bytes.Equal(got.Octets(), want.Octets()) {
-				t.Errorf("Reply\n% x\nwant\n% x", got.Octets(), want.Octets())
+			if !bytes.Equal(got.Bytes(), want.Bytes()) {
+				t.Errorf("Reply\n% x\nwant\n% x", got.Bytes(), want.Bytes())
 			}
 		})
 	}
@@ -268,7 +268,7 @@ func TestRTR(t *testing.T) {
 	}
 	runAttacks(t, []attack{
 		last("right/Send", "E30", outcome{}, emptySend).with(opts(sendRTR)).with(func(a *attack) { a.msn = 2 }),
-		last("right/Send as an FPDU of no octets", "E30", outcome{}, nil).with(opts(sendRTR)),
+		last("right/Send as an FPDU of no bytes", "E30", outcome{}, nil).with(opts(sendRTR)),
 		last("right/Write", "E30", outcome{}, emptyWrite).with(opts(writeRTR)),
 		{name: "right/Read", rules: "E30, E10", opts: readRTR, run: func(c *conn) []byte {
 			c.send(peer.ReadReq{Sink: 9, SinkTO: 8}.Msg(1))
@@ -277,14 +277,14 @@ func TestRTR(t *testing.T) {
 		}},
 		{name: "CRC/Send", rules: "M114", opts: sendRTR, want: mpaErr(2), run: badCRC(emptySend)},
 		{name: "CRC/Write", rules: "M114", opts: writeRTR, want: mpaErr(2), run: badCRC(emptyWrite)},
-		last("none/a Send with octets", "E30", outcome{}, peer.SendMsg(1, long[:8])).with(opts(sendRTR)).with(func(a *attack) { a.delivered, a.msn = 1, 2 }),
+		last("none/a Send with bytes", "E30", outcome{}, peer.SendMsg(1, long[:8])).with(opts(sendRTR)).with(func(a *attack) { a.delivered, a.msn = 1, 2 }),
 		last("none/a Send too long", "E30", untaggedErr(5), peer.SendMsg(1, long[:slot+1])).with(opts(sendRTR)),
 		last("none/MSN 2", "E30", untaggedErr(3), peer.SendMsg(2, nil)).with(opts(sendRTR)),
-		last("none/a Write with octets to nowhere", "E30", taggedErr(0), peer.Tagged(peer.Write, true, 0, 0, long[:8])).with(opts(writeRTR)),
+		last("none/a Write with bytes to nowhere", "E30", taggedErr(0), peer.Tagged(peer.Write, true, 0, 0, long[:8])).with(opts(writeRTR)),
 		last("none/a Read of something, from nowhere", "E30", protection(0, withRDMA), peer.ReadReq{Size: 8}.Msg(1)).with(opts(readRTR)),
 		last("none/a Read Response", "E30", operation(6), peer.Tagged(peer.ReadResponse, true, 0, 0, nil)).with(opts(readRTR)),
 		last("none/version 0", "E30", operation(5), peer.With(emptySend, 1, 0x03)).with(opts(sendRTR)),
-		last("none/an FPDU of no octets where a Write was agreed", "E30", outcome{terminated, 0, 2, 0xff, bare}, nil).with(opts(writeRTR)),
+		last("none/an FPDU of no bytes where a Write was agreed", "E30", outcome{terminated, 0, 2, 0xff, bare}, nil).with(opts(writeRTR)),
 		last("right/Write, where none was offered", "E24, E25, E28, E29", outcome{}, emptyWrite).with(opts(offer(false, false, false))),
 		last("twice/Write", "E30", outcome{}, emptyWrite, emptyWrite).with(opts(writeRTR)),
 		last("twice/Send, the second of which takes a receive", "E30", outcome{}, emptySend, peer.SendMsg(2, nil)).with(opts(sendRTR)).
@@ -307,8 +307,8 @@ func TestInitiator(t *testing.T) {
 		term        []byte // the Terminate that the node sends
 	}{
 		{"key/of a Request", "M66, M99, M102", nil, request(enhanced, 2, -1, depths), nil, iwarp.ErrProtocol, nil},
-		{"key/wrong at the first octet", "M99", nil, []byte("X"), nil, iwarp.ErrProtocol, nil},
-		{"key/wrong at the last octet", "M99, M94", nil, []byte("MPA ID Rep Frame"[:15] + "!"), nil, iwarp.ErrProtocol, nil},
+		{"key/wrong at the first byte", "M99", nil, []byte("X"), nil, iwarp.ErrProtocol, nil},
+		{"key/wrong at the last byte", "M99, M94", nil, []byte("MPA ID Rep Frame"[:15] + "!"), nil, iwarp.ErrProtocol, nil},
 		{"key/an FPDU", "M94", nil, peer.FPDU(peer.SendMsg(1, []byte("too early"))), nil, iwarp.ErrProtocol, nil},
 		{"revision/1", "M77", nil, reply(crc, 1, -1, nil), nil, iwarp.ErrProtocol, nil},
 		{"revision/0", "M77", nil, reply(crc, 0, -1, nil), nil, iwarp.ErrProtocol, nil},
@@ -317,7 +317,7 @@ func TestInitiator(t *testing.T) {
 		{"private data/513", "M80", nil, reply(enhanced, 2, 513, depths), nil, iwarp.ErrProtocol, nil},
 		{"private data/65535", "M80, M105", nil, reply(enhanced, 2, 65535, depths), nil, iwarp.ErrProtocol, nil},
 		{"enhanced/no private data", "E5", nil, reply(enhanced, 2, 0, nil), nil, iwarp.ErrProtocol, nil},
-		{"enhanced/three octets", "E5", nil, reply(enhanced, 2, -1, depths[:3]), nil, iwarp.ErrProtocol, nil},
+		{"enhanced/three bytes", "E5", nil, reply(enhanced, 2, -1, depths[:3]), nil, iwarp.ErrProtocol, nil},
 		{"FIN/at once", "M113", nil, nil, (*peer.Stream).CloseWrite, iwarp.ErrRefused, nil},
 		{"FIN/in the frame", "M113", nil, reply(enhanced, 2, -1, depths)[:22], (*peer.Stream).CloseWrite, iwarp.ErrRefused, nil},
 		{"RST/at once", "M113", nil, nil, (*peer.Stream).Reset, iwarp.ErrRefused, nil},

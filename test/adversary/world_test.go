@@ -20,7 +20,7 @@ import (
 const (
 	regionSize = 4096
 
-	// Receives are of slot octets each, slotStride apart.
+	// Receives are of slot bytes each, slotStride apart.
 	slots      = 4
 	slot       = 64
 	slotStride = 256
@@ -255,7 +255,7 @@ func (w *world) ask(t testing.TB, l *iwarp.Listener, o options) (*peer.Stream, *
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Send(o.request().Octets()); err != nil {
+	if err := s.Send(o.request().Bytes()); err != nil {
 		t.Fatal(err)
 	}
 	req, err := l.Request(w.ctx)
@@ -299,7 +299,7 @@ func (w *world) open(t testing.TB, o options) *conn {
 	return c
 }
 
-// octets frames ULPDUs, the way the node wants them.
+// bytes frames ULPDUs, the way the node wants them.
 func (c *conn) octets(ulpdus ...[]byte) (b []byte) {
 	for _, u := range ulpdus {
 		if c.marked {
@@ -311,7 +311,7 @@ func (c *conn) octets(ulpdus ...[]byte) (b []byte) {
 	return b
 }
 
-// raw sends octets as they are.
+// raw sends bytes as they are.
 func (c *conn) raw(b []byte) {
 	c.t.Helper()
 	if err := c.s.Send(b); err != nil {
@@ -376,7 +376,7 @@ func (c *conn) over() error {
 // begin starts full operation: a responder sends nothing before the first FPDU.
 func (c *conn) begin() { c.send(peer.Tagged(peer.Write, true, 0, 0, nil)) }
 
-// read has the application read n octets of the peer's memory into the sink
+// read has the application read n bytes of the peer's memory into the sink
 // region, and returns the Read Request that comes of it.
 func (c *conn) read(n int) peer.ReadReq {
 	c.t.Helper()
@@ -401,7 +401,7 @@ func (c *conn) fetchAdd() uint32 {
 	return uint32(u[18+4])<<24 | uint32(u[18+5])<<16 | uint32(u[18+6])<<8 | uint32(u[18+7])
 }
 
-// bindWindow has the application bind a fresh window to n octets at off of a
+// bindWindow has the application bind a fresh window to n bytes at off of a
 // region, and returns its STag.
 func (c *conn) bindWindow(region string, off, n int, a iwarp.Access) uint32 {
 	c.t.Helper()

@@ -31,7 +31,7 @@ const (
 	budgetFlags   = 14 + 20 + 13           // TCP's flags: PSH says that it is a ping
 	budgetSum     = 14 + 20 + 16           // the checksum
 	budgetWindow  = 512                    // frames in flight
-	budgetStep    = 512                    // octets copied and summed at a time, as on iwarpd's transmit path
+	budgetStep    = 512                    // bytes copied and summed at a time, as on iwarpd's transmit path
 	budgetMessage = 1 << 20                // the buffer that is sent over and over
 	budgetTimeout = 100 * time.Millisecond // patience of a measurement
 )
@@ -95,9 +95,9 @@ type budget struct {
 	link   link.Link
 	header [budgetHeader]byte
 	pseudo uint32 // sum of the pseudo-header without its length
-	data   []byte // octets sent or received
+	data   []byte // bytes sent or received
 	off    int    // in data, where the next payload starts
-	ping   int    // octets of a ping
+	ping   int    // bytes of a ping
 
 	sent, acked, lost uint32 // frames, from the first on
 	frames            [64]link.Frame
@@ -154,7 +154,7 @@ func newBudget(l link.Link, j job) (*budget, error) {
 	return b, nil
 }
 
-// put finishes a frame of n payload octets, whose partial sum is sum, behind the
+// put finishes a frame of n payload bytes, whose partial sum is sum, behind the
 // header in f.
 func (b *budget) put(f []byte, n int, seq, sum uint32) {
 	copy(f, b.header[:])
@@ -200,7 +200,7 @@ func (b *budget) postData(seq uint32) bool {
 	return true
 }
 
-// postPing sends a ping of n octets, or answers one.
+// postPing sends a ping of n bytes, or answers one.
 func (b *budget) postPing(n int) bool {
 	b.header[budgetFlags], b.ping = flagPing, n
 	ok := b.postData(0)
@@ -387,7 +387,7 @@ func (b *budget) send(warm, window time.Duration) (r result, err error) {
 	}
 }
 
-// pingPong is the round trip of a frame with size octets.
+// pingPong is the round trip of a frame with size bytes.
 func (b *budget) pingPong(j job, size int) (result, error) {
 	return pingPong(j, func() error {
 		if !b.postPing(size) {

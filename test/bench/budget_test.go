@@ -63,7 +63,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestBudgetChecks: a frame with any one octet of its TCP header or payload
+// TestBudgetChecks: a frame with any one byte of its TCP header or payload
 // changed is refused.
 func TestBudgetChecks(t *testing.T) {
 	var damage int
@@ -90,7 +90,7 @@ func TestBudgetChecks(t *testing.T) {
 			t.Fatalf("%d frames", n)
 		}
 		if _, ok := b.check(&b.frames[0]); ok {
-			t.Errorf("octet %d damaged, and not seen", damage)
+			t.Errorf("byte %d damaged, and not seen", damage)
 		}
 		lb.Release(&b.frames[0])
 		a.reap()

@@ -159,7 +159,7 @@ func nfsProc(t test) uint32 {
 	return 6
 }
 
-// nfsMoved checks a reply: all octets that were asked for were moved.
+// nfsMoved checks a reply: all bytes that were asked for were moved.
 func nfsMoved(r *rpc.Reader, t test) error {
 	if st := r.U32(); st != 0 {
 		return fmt.Errorf("NFS status %d", st)
@@ -171,7 +171,7 @@ func nfsMoved(r *rpc.Reader, t test) error {
 		r.Fixed(84)
 	}
 	if n := r.U32(); int(n) != t.Size || r.Err() != nil {
-		return fmt.Errorf("%d octets of %d were moved", n, t.Size)
+		return fmt.Errorf("%d bytes of %d were moved", n, t.Size)
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ const (
 	writeDepth = 256               // posted small writes
 	signalEach = 64
 	// spreadDepth is how many operations of the workloads that spread are posted, each
-	// with octets of its own, as calls of NFS have.
+	// with bytes of its own, as calls of NFS have.
 	spreadDepth = nfsDepth
 )
 
@@ -164,7 +164,7 @@ func (o offer) encode() []byte {
 
 func decodeOffer(b []byte) (offer, error) {
 	if len(b) < 12 {
-		return offer{}, fmt.Errorf("the server's private data has %d octets", len(b))
+		return offer{}, fmt.Errorf("the server's private data has %d bytes", len(b))
 	}
 	return offer{binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])}, nil
 }
@@ -182,7 +182,7 @@ type end struct {
 	sge    [1]iwarp.SGE
 	wr     iwarp.SendWR
 	rr     iwarp.RecvWR
-	spread bool // over the regions: each operation has other octets than those posted beside it
+	spread bool // over the regions: each operation has other bytes than those posted beside it
 	posts  int
 }
 
@@ -267,7 +267,7 @@ func (e *end) over() error {
 	return iwarp.ErrPeerClosed
 }
 
-// post posts op on the first n octets of both regions, or on the next n.
+// post posts op on the first n bytes of both regions, or on the next n.
 func (e *end) post(op iwarp.Op, n int, to offer, flags iwarp.SendFlags) error {
 	at := 0
 	if e.spread {
@@ -296,7 +296,7 @@ func (e *end) postRecv(n int) error {
 	return e.qp.PostRecv(&e.rr)
 }
 
-// iwarpServer accepts one connection after another. The first octet of the
+// iwarpServer accepts one connection after another. The first byte of the
 // request's private data says whether to answer messages ('s') or to sleep.
 func iwarpServer(j job, ready func()) ([]result, error) {
 	ctx, cancel := context.WithCancel(context.Background())

@@ -87,7 +87,7 @@ func (s kernelStream) Stats() (st tcp.Stats, ok bool) {
 		st.Retransmits = uint64(info.Total_retrans)
 		st.MSS, st.PMTU = int(info.Snd_mss), int(info.Pmtu)
 		st.Cwnd = int(info.Snd_cwnd) * int(info.Snd_mss)
-		st.OctetsOut, st.OctetsIn = info.Bytes_acked, info.Bytes_received
+		st.BytesOut, st.BytesIn = info.Bytes_acked, info.Bytes_received
 		st.DSACKIn = uint64(info.Dsack_dups)
 	})
 	return st, ok && err == nil

@@ -14,7 +14,7 @@ import (
 )
 
 // TestManyConnections opens thousands of connections between two engines in one
-// process, lets each carry an octet both ways, closes them, and does so ten times
+// process, lets each carry a byte both ways, closes them, and does so ten times
 // over. Nothing is left of them: no connection, timer, frame, slot or goroutine.
 func TestManyConnections(t *testing.T) {
 	testenv.NoGoroutineLeaks(t)
@@ -72,7 +72,7 @@ func TestManyConnections(t *testing.T) {
 			t.Errorf("node %d: %s", i, strings.Join(r.Errors, "; "))
 		}
 		if want := conns * o.cycles; r.Done != want || r.Sent != int64(want) || r.Received != int64(want) {
-			t.Errorf("node %d: %d connections, %d octets sent, %d received; want %d of each", i, r.Done, r.Sent, r.Received, want)
+			t.Errorf("node %d: %d connections, %d bytes sent, %d received; want %d of each", i, r.Done, r.Sent, r.Received, want)
 		}
 		e := r.Engine[0]
 		if r.Left != 0 || e.FreeSlots != e.Slots || e.HeldFrames != 0 || e.Timers != 0 {

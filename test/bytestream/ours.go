@@ -293,14 +293,14 @@ type conn struct {
 	mu         sync.Mutex
 	cond       *sync.Cond
 	in         [][]byte
-	credit     int // octets that may be given to StreamSend
+	credit     int // bytes that may be given to StreamSend
 	open       bool
 	peerClosed bool
 	shut       bool // our direction
 	closed     bool
 	err        error
 
-	used int // octets read and not yet reported as consumed; Read's own
+	used int // bytes read and not yet reported as consumed; Read's own
 }
 
 func newConn(n *node, id dataplane.ConnID) *conn {
@@ -309,7 +309,7 @@ func newConn(n *node, id dataplane.ConnID) *conn {
 	return c
 }
 
-// consumeAt is how many octets are reported as consumed at once.
+// consumeAt is how many bytes are reported as consumed at once.
 const consumeAt = 64 << 10
 
 func (c *conn) Read(b []byte) (int, error) {

@@ -23,14 +23,14 @@ type report struct {
 	Stack, Do string
 	Conns     int
 	Done      int // connections that came to an end
-	// Sent and Received count octets of all connections; the hashes are those of
+	// Sent and Received count bytes of all connections; the hashes are those of
 	// each connection, added up by exclusive or.
 	Sent, Received         int64
 	SentHash, ReceivedHash string
-	// Seconds is from the first octet that any connection received to the last.
+	// Seconds is from the first byte that any connection received to the last.
 	Seconds float64
 	// MBps is the sum of what each connection received a second, from its first
-	// octet to its last, in units of 1,000,000 octets.
+	// byte to its last, in units of 1,000,000 bytes.
 	MBps float64
 	// Requests is how many were answered; the times are of their round trips.
 	Requests         int     `json:",omitempty"`
@@ -188,7 +188,7 @@ func work(o *options, r *report, s stream, number int) error {
 	return err
 }
 
-// send sends random octets, so many or for so long.
+// send sends random bytes, so many or for so long.
 func send(o *options, s stream, sent *tally, number int) error {
 	rng := rand.New(rand.NewPCG(o.seed, uint64(number)))
 	block := make([]byte, 1<<20+8191) // a prime length, so that the pieces differ
@@ -301,7 +301,7 @@ func call(o *options, st stack, r *report) error {
 	return nil
 }
 
-// hold opens all connections, and when all are open has each carry an octet both
+// hold opens all connections, and when all are open has each carry a byte both
 // ways and closes them; as many times as there are cycles.
 func hold(o *options, st stack, r *report, remote netip.AddrPort) error {
 	for range o.cycles {
@@ -342,7 +342,7 @@ func hold(o *options, st stack, r *report, remote netip.AddrPort) error {
 	return nil
 }
 
-// exchange says one octet, hears it again, and closes both ways.
+// exchange says one byte, hears it again, and closes both ways.
 func exchange(r *report, s stream, octet byte) error {
 	sent, recv := newTally(), newTally()
 	defer func() { r.addTallies(sent, recv, time.Time{}, time.Time{}) }()
@@ -362,7 +362,7 @@ func exchange(r *report, s stream, octet byte) error {
 		return err
 	}
 	if n, err := s.Read(b); n != 0 || !errors.Is(err, io.EOF) {
-		return fmt.Errorf("%d octets and %v behind the last", n, err)
+		return fmt.Errorf("%d bytes and %v behind the last", n, err)
 	}
 	return nil
 }

@@ -88,7 +88,7 @@ func (m memory) make(t *testing.T) int {
 type evil struct {
 	t   *testing.T
 	mem map[string]memory
-	// reply may change a reply, or return the octets to send instead of it.
+	// reply may change a reply, or return the bytes to send instead of it.
 	reply func(r *ctrlpb.Reply, fds []int) ([]byte, []int)
 	// events follow the reply to Connect, which is otherwise an error.
 	events []*ctrlpb.Event

@@ -50,7 +50,7 @@ func main() {
 	var o options
 	flag.StringVar(&o.bin, "bin", "bin", "folder of iwarpd and iwarpctl")
 	flag.StringVar(&o.dir, "dir", "out/demo", "folder for the files; it is emptied")
-	flag.Int64Var(&o.size, "size", 256<<20+4321, "octets of the file")
+	flag.Int64Var(&o.size, "size", 256<<20+4321, "bytes of the file")
 	flag.IntVar(&o.mtu, "mtu", 1500, "MTU of the veth pair")
 	flag.StringVar(&o.mode, "mode", "auto", "netns (needs root and AF_XDP), socket (kernel sockets on loopback), process (one process, a wire in memory), or auto: the first that is possible")
 	flag.Parse()
@@ -92,7 +92,7 @@ func run(ctx context.Context, o *options) (err error) {
 		}
 	}
 	file := filepath.Join(o.dir, "go.tar")
-	fmt.Printf("Making a file of %d octets from the Go tree\n", o.size)
+	fmt.Printf("Making a file of %d bytes from the Go tree\n", o.size)
 	sum, err := makeFile(ctx, file, o.size)
 	if err != nil {
 		return err
@@ -157,7 +157,7 @@ func cannot() string {
 	return ""
 }
 
-// makeFile writes a tar of the Go tree, again and again, cut at size octets.
+// makeFile writes a tar of the Go tree, again and again, cut at size bytes.
 func makeFile(ctx context.Context, name string, size int64) (sum [sha256.Size]byte, err error) {
 	out, err := exec.CommandContext(ctx, cmp.Or(os.Getenv("GO"), "go"), "env", "GOROOT").Output() // GO: of the Makefile
 	if err != nil {
@@ -189,7 +189,7 @@ func makeFile(ctx context.Context, name string, size int64) (sum [sha256.Size]by
 
 var errFull = errors.New("enough")
 
-// limited takes so many octets and then fails with errFull.
+// limited takes so many bytes and then fails with errFull.
 type limited struct {
 	w    io.Writer
 	left int64
@@ -298,15 +298,15 @@ func (r *report) print(w io.Writer) {
 	}
 	fmt.Fprintf(w, "\n%s\n\n", r.where)
 	fmt.Fprintf(w, "verbs     RDMA Write (put), RDMA Read (get), Send (control); ping: Send, RDMA Read, RDMA Write\n")
-	fmt.Fprintf(w, "file      %d octets, sha256 %s\n", r.size, hex.EncodeToString(r.sum[:]))
+	fmt.Fprintf(w, "file      %d bytes, sha256 %s\n", r.size, hex.EncodeToString(r.sum[:]))
 	fmt.Fprintf(w, "put       %s: the copy there is the same\n", rate(r.put))
 	fmt.Fprintf(w, "get       %s: the copy back is the same\n", rate(r.get))
 	fmt.Fprintf(w, "ping      %d rounds of Read and Write, data verified; a round takes p50 %.1f us, p99 %.1f us\n", r.rounds, r.rtt.P50, r.rtt.P99)
 	for _, p := range r.perf {
 		if p.Latency != nil {
-			fmt.Fprintf(w, "perf      %-5s %7d octets  p50 %.1f us, p99 %.1f us, p99.9 %.1f us\n", p.Op, p.Size, p.Latency.P50, p.Latency.P99, p.Latency.P999)
+			fmt.Fprintf(w, "perf      %-5s %7d bytes  p50 %.1f us, p99 %.1f us, p99.9 %.1f us\n", p.Op, p.Size, p.Latency.P50, p.Latency.P99, p.Latency.P999)
 		} else {
-			fmt.Fprintf(w, "perf      %-5s %7d octets  %.2f Gbit/s, %.0f operations/s\n", p.Op, p.Size, p.GbitPerSec, p.OpsPerSec)
+			fmt.Fprintf(w, "perf      %-5s %7d bytes  %.2f Gbit/s, %.0f operations/s\n", p.Op, p.Size, p.GbitPerSec, p.OpsPerSec)
 		}
 	}
 	for _, h := range r.hosts {

@@ -125,7 +125,7 @@ func (e *end) window() uint32 {
 }
 
 // program is every operation from a to b, the last of which ends in a Terminate.
-// b sends long octets at once.
+// b sends long bytes at once.
 func program(a, b *end, long int) {
 	remote, rkey := b.mr.Base(), b.mr.RKey()
 	sge := func(n int) []iwarp.SGE { return []iwarp.SGE{a.mr.SGE(64, n)} }
@@ -135,7 +135,7 @@ func program(a, b *end, long int) {
 		a.do(iwarp.SendWR{Op: iwarp.OpRead, SGEs: []iwarp.SGE{a.mr.SGE(32768, n)}, RKey: rkey, Remote: remote + 8192}, iwarp.WCSuccess)
 	}
 	if !bytes.Equal(a.mr.Bytes()[32768:][:9000], a.mr.Bytes()[64:][:9000]) {
-		a.t.Error("octets read back differ")
+		a.t.Error("bytes read back differ")
 	}
 	b.do(iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{b.mr.SGE(0, long)}, RKey: a.mr.RKey(), Remote: a.mr.Base()}, iwarp.WCSuccess)
 	a.do(iwarp.SendWR{Op: iwarp.OpSendSE, SGEs: sge(100)}, iwarp.WCSuccess)
@@ -258,7 +258,7 @@ func judge(t *testing.T, c *capture, markers, crc bool) {
 			t.Errorf("frame %s: TCP analysis %s", f[0], f[3])
 		}
 		if f[4] != "0" && !strings.Contains(f[1], "iwarp_mpa") {
-			t.Errorf("frame %s: %s octets of payload are not iWARP", f[0], f[4])
+			t.Errorf("frame %s: %s bytes of payload are not iWARP", f[0], f[4])
 		}
 		for _, m := range strings.Split(f[6], ",") {
 			if m != "" && !harmless.MatchString(m) {

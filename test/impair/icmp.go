@@ -6,7 +6,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// ethernet is the octets of an Ethernet header.
+// ethernet is the bytes of an Ethernet header.
 const ethernet = 14
 
 // tooBig is what a router says of a packet that is longer than mtu: Packet Too Big

@@ -41,7 +41,7 @@ func run(args []string) error {
 	fl := flag.NewFlagSet("impair", flag.ContinueOnError)
 	a := fl.String("a", "", "one interface")
 	b := fl.String("b", "", "the other interface")
-	both := fl.String("both", "", "what happens to frames either way: loss= duplicate= reorder= corrupt= burst= (0..1), delay= jitter= hold= (durations), burstlen= (frames), rate= (bits a second), queue= mtu= (octets)")
+	both := fl.String("both", "", "what happens to frames either way: loss= duplicate= reorder= corrupt= burst= (0..1), delay= jitter= hold= (durations), burstlen= (frames), rate= (bits a second), queue= mtu= (bytes)")
 	ab := fl.String("a-to-b", "", "the same, for frames from a to b only, in place of -both")
 	ba := fl.String("b-to-a", "", "the same, for frames from b to a only, in place of -both")
 	after := fl.Duration("after", 0, "when to change to -then, from the first frame on")
@@ -237,7 +237,7 @@ type way struct {
 }
 
 // maxLate is how many frames a direction holds at once: a tenth of a second of
-// what 4 Gbit/s bring, in frames of 1,500 octets.
+// what 4 Gbit/s bring, in frames of 1,500 bytes.
 const maxLate = 1 << 15
 
 func newWay(from, to *link.Packet, cfg impair.Config) *way {

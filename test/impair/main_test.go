@@ -15,7 +15,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 )
 
-// transfer sends n octets by the kernel's TCP from a to b and returns how long
+// transfer sends n bytes by the kernel's TCP from a to b and returns how long
 // it took.
 func transfer(t *testing.T, w *testenv.Wire, n int64) time.Duration {
 	t.Helper()
@@ -60,7 +60,7 @@ func transfer(t *testing.T, w *testenv.Wire, n int64) time.Duration {
 		t.Fatal(err)
 	}
 	if m := <-got; m != n {
-		t.Fatalf("%d octets arrived of %d", m, n)
+		t.Fatalf("%d bytes arrived of %d", m, n)
 	}
 	return time.Since(start)
 }

@@ -148,7 +148,7 @@ func refused(body *ctrlpb.Request, codes ...ctrlpb.Code) func(*foe) error {
 	}
 }
 
-// cutOff sends octets, after which the daemon must end the client.
+// cutOff sends bytes, after which the daemon must end the client.
 func cutOff(b []byte, fds ...int) func(*foe) error {
 	return func(f *foe) error {
 		if err := unix.Sendmsg(f.r.fd, b, unix.UnixRights(fds...), nil, 0); err != nil {

@@ -16,7 +16,7 @@ import (
 )
 
 // TestForeignUser: a program of another user tries everything; each attempt is
-// refused or ends it, the daemon lives, and the victim neither loses an octet nor
+// refused or ends it, the daemon lives, and the victim neither loses a byte nor
 // stops; in the full test it does not lose a tenth of its rate.
 func TestForeignUser(t *testing.T) {
 	testenv.RequireRoot(t)

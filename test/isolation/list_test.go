@@ -97,7 +97,7 @@ func attacks(j *job) []attack {
 		{"accept its peer", everyHandle(func(h uint32) *ctrlpb.Request { return req(&ctrlpb.Accept{Conn: h, Qp: v.QP}) }, noObject)},
 		{"reject its peer", everyHandle(func(h uint32) *ctrlpb.Request { return req(&ctrlpb.Reject{Conn: h}) }, noObject)},
 		{"talk to its peer", everyHandle(func(h uint32) *ctrlpb.Request { return req(&ctrlpb.StreamSend{Conn: h, Data: []byte("x")}) }, noObject)},
-		{"consume its octets", everyHandle(func(h uint32) *ctrlpb.Request { return req(&ctrlpb.StreamConsumed{Conn: h, Count: 1}) }, noObject)},
+		{"consume its bytes", everyHandle(func(h uint32) *ctrlpb.Request { return req(&ctrlpb.StreamConsumed{Conn: h, Count: 1}) }, noObject)},
 		{"start MPA for it", everyHandle(func(h uint32) *ctrlpb.Request { return req(&ctrlpb.StartMPA{Conn: h}) }, noObject)},
 		{"close its stream", everyHandle(func(h uint32) *ctrlpb.Request { return req(&ctrlpb.StreamClose{Conn: h}) }, noObject)},
 		{"listen on its port", refused(req(&ctrlpb.Listen{Port: uint32(v.Port)}), ctrlpb.Code_CODE_PORT_IN_USE)},
@@ -203,7 +203,7 @@ func attacks(j *job) []attack {
 		{"an eventfd", region(func() (int, error) { return unix.Eventfd(0, 0) }, quarter, invalid)},
 		{"more than the memfd has", region(memfd(4096, 0), &ctrlpb.RegisterMR{Length: 8192, Access: 1}, invalid)},
 		{"an offset that wraps", region(memfd(4096, 0), &ctrlpb.RegisterMR{Offset: 1<<64 - 4096, Length: 8192, Access: 1}, invalid)},
-		{"no octets", region(memfd(4096, 0), &ctrlpb.RegisterMR{Access: 1}, invalid)},
+		{"no bytes", region(memfd(4096, 0), &ctrlpb.RegisterMR{Access: 1}, invalid)},
 		{"a base that wraps", region(memfd(4096, 0), &ctrlpb.RegisterMR{Length: 4096, Base: 1<<64 - 100, Access: 1}, invalid)},
 		{"a write-sealed memfd to write to", region(memfd(4096, unix.F_SEAL_WRITE), quarter, invalid)},
 		{"memory that is not allocated", region(func() (int, error) {

@@ -301,7 +301,7 @@ func victim(j *job, in *bufio.Reader) error {
 		}
 		for i, v := range own.Bytes() {
 			if v != byte(i*7+3) {
-				return fmt.Errorf("octet %d of the victim's memory is %#x", i, v)
+				return fmt.Errorf("byte %d of the victim's memory is %#x", i, v)
 			}
 		}
 		fmt.Println(string(marshal(float64(done) / time.Since(began).Seconds())))

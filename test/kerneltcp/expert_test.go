@@ -12,7 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// tshark runs tshark on a capture. The random octets are not put together for whatever
+// tshark runs tshark on a capture. The random bytes are not put together for whatever
 // protocol tshark takes them for.
 func tshark(t *testing.T, file string, args ...string) string {
 	t.Helper()
@@ -38,7 +38,7 @@ func expert(t *testing.T, file string) map[string]int {
 			continue
 		}
 		// Other protocols than TCP and below are what tshark takes the random
-		// octets for.
+		// bytes for.
 		if m := expertRow.FindStringSubmatch(line); m != nil && severity != "" && strings.Contains(" TCP IP IPv4 IPv6 Ethernet ", " "+m[3]+" ") {
 			n := 0
 			fmt.Sscan(m[1], &n)

@@ -104,7 +104,7 @@ func TestSYNFlood(t *testing.T) {
 		}()
 		time.Sleep(last / 4) // in the middle of the flood
 		began := time.Now()
-		legitimate := finish(client("-do", "request", "-octets", "50"))
+		legitimate := finish(client("-do", "request", "-bytes", "50"))
 		t.Logf("a new connection under the flood: 50 requests and both closes after %v, p50 %.0f µs, p99 %.0f µs", time.Since(began), legitimate.P50, legitimate.P99)
 		if legitimate.Requests != 50 {
 			t.Errorf("%d requests answered of a new connection", legitimate.Requests)
@@ -145,7 +145,7 @@ func TestSYNFlood(t *testing.T) {
 	}
 }
 
-// dialKernel opens a connection of the kernel's and has it echo one octet.
+// dialKernel opens a connection of the kernel's and has it echo one byte.
 func dialKernel(from *testenv.End, at string) (c net.Conn, err error) {
 	err = from.NS.Do(func() error {
 		c, err = net.DialTimeout("tcp", at, time.Minute)

@@ -177,7 +177,7 @@ func runWhile(t testing.TB, server, client place, serverDo, clientDo string, v6 
 	return s, c, nil
 }
 
-// check fails the test unless both sides say that all went well: every octet
+// check fails the test unless both sides say that all went well: every byte
 // arrived, both ends closed in order, and nothing is left.
 func check(t testing.TB, s, c *report) {
 	t.Helper()

@@ -28,7 +28,7 @@ type wire struct {
 	mtu          int
 	v6           bool
 	flags        []string // of test/impair, in place of -both impair
-	request      int      // octets of a request and of its answer; 0: bulk
+	request      int      // bytes of a request and of its answer; 0: bulk
 }
 
 // wires is loss by delay, and reordering. The delay is one way. Several
@@ -90,7 +90,7 @@ func wires() []wire {
 	}
 	all = append(all, worse()...)
 	for _, size := range []int{64, 5000} {
-		all = append(all, wire{name: fmt.Sprintf("loss 1 %%, 5 ms, requests of %d octets", size), impair: "loss=0.01,delay=5ms", conns: 32, time: 4 * time.Second,
+		all = append(all, wire{name: fmt.Sprintf("loss 1 %%, 5 ms, requests of %d bytes", size), impair: "loss=0.01,delay=5ms", conns: 32, time: 4 * time.Second,
 			queue: 64 << 10, light: true, request: size})
 	}
 	return all
@@ -132,7 +132,7 @@ var percent = map[string]string{"0": "0", "0.001": "0.1 %", "0.01": "1 %", "0.05
 var arms = [][2]string{{"kernel", "kernel"}, {"ours", "kernel"}, {"kernel", "ours"}}
 
 // TestImpaired has our TCP as sender and as receiver with a kernel on bad wires: every
-// octet arrives, and all connections close in order. The full run, which has the machine to
+// byte arrives, and all connections close in order. The full run, which has the machine to
 // itself, compares the goodput with that of kernel to kernel, round by round on the same
 // wire.
 func TestImpaired(t *testing.T) {

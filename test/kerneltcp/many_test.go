@@ -39,7 +39,7 @@ func TestManyConnections(t *testing.T) {
 			}
 			check(t, rs, rc)
 			if want := conns * cycles; rs.Done != want || rc.Done != want || rs.Received != int64(want) {
-				t.Errorf("%d connections ended at the client, %d at the server with %d octets; want %d", rc.Done, rs.Done, rs.Received, want)
+				t.Errorf("%d connections ended at the client, %d at the server with %d bytes; want %d", rc.Done, rs.Done, rs.Received, want)
 			}
 			for _, r := range []*report{rs, rc} {
 				if r.Goroutines > 64 {

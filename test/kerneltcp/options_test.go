@@ -9,7 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// talks are the ways in which octets go in a run, seen from our TCP.
+// talks are the ways in which bytes go in a run, seen from our TCP.
 var talks = []struct {
 	name         string
 	ours, kernel string // what each side does
@@ -24,13 +24,13 @@ var talks = []struct {
 	{"connect and receive", "receive", "send", false},
 }
 
-// amount returns the flags of a run that moves n octets each way, or makes a
+// amount returns the flags of a run that moves n bytes each way, or makes a
 // thousandth as many requests.
 func amount(n int, do string) []string {
 	if do == "request" {
-		return []string{"-octets", fmt.Sprint(max(20, n/20000)), "-size", "1000"}
+		return []string{"-bytes", fmt.Sprint(max(20, n/20000)), "-size", "1000"}
 	}
-	return []string{"-octets", fmt.Sprint(n)}
+	return []string{"-bytes", fmt.Sprint(n)}
 }
 
 // converse runs one talk between our TCP in a and the kernel's in b, and checks
@@ -64,7 +64,7 @@ func converse(t *testing.T, a, b *testenv.End, talk int, n int, v6 bool, ours, t
 	return we, they
 }
 
-// TestTalks moves octets in every way over a clean wire, over both families and
+// TestTalks moves bytes in every way over a clean wire, over both families and
 // at each MTU.
 func TestTalks(t *testing.T) {
 	mtus := []int{1280, 1500, 3498, 9000}

@@ -67,7 +67,7 @@ func (p *place) span() (text string, at int) {
 	return string(p.text[at:p.pos(to)]), at
 }
 
-// A mutant replaces octets [from,to) of its file by text.
+// A mutant replaces bytes [from,to) of its file by text.
 type mutant struct {
 	place    *place
 	op       string

@@ -297,7 +297,7 @@ func TestListen(t *testing.T) {
 				}
 				for i, s := range sink.got {
 					if i%4 == 1 && len(s) != 3000+i-2 {
-						t.Errorf("segment %d has %d octets", i, len(s))
+						t.Errorf("segment %d has %d bytes", i, len(s))
 					}
 				}
 				h.a.Abort(clock.Now())

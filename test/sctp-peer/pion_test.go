@@ -98,7 +98,7 @@ func (c *pionConn) arrived(f *link.Frame) {
 	}
 	b = slices.Clone(b[p.L4Off : p.L4Off+p.L4Len])
 	if !sctp.Verify(b) {
-		return // an octet was hurt on the way
+		return // a byte was hurt on the way
 	}
 	if v, ok := uint32(0), false; isInit(b) {
 		if v, ok = indicationOf(b); ok {

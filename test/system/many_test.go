@@ -214,7 +214,7 @@ func (p *party) close() {
 type holding struct {
 	counts   map[string]uint64
 	files    int   // descriptors that are open
-	resident int64 // octets, of its own memory and what it shares
+	resident int64 // bytes, of its own memory and what it shares
 }
 
 // holds asks the daemon, and looks at its process.

@@ -114,7 +114,7 @@ func pair(t *testing.T) (a, b *host) {
 	return newHost(t, &v.A), newHost(t, &v.B)
 }
 
-// randomFile makes a file of n octets and returns its sum.
+// randomFile makes a file of n bytes and returns its sum.
 func randomFile(t *testing.T, name string, n int) [32]byte {
 	t.Helper()
 	b := make([]byte, n)
@@ -156,7 +156,7 @@ func checkFile(t *testing.T, name string, want [32]byte) {
 		t.Fatal(err)
 	}
 	if sha256.Sum256(b) != want {
-		t.Errorf("%s is not what was sent (%d octets)", name, len(b))
+		t.Errorf("%s is not what was sent (%d bytes)", name, len(b))
 	}
 }
 

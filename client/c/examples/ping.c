@@ -199,7 +199,7 @@ static int recv_advert(struct ping *p, struct advert *a)
 	return post_recv(p, wc.id);
 }
 
-/* move reads or writes len octets of the data from or to the client's buffer. */
+/* move reads or writes len bytes of the data from or to the client's buffer. */
 static int move(struct ping *p, uint32_t opcode, const struct advert *a, uint32_t len)
 {
 	struct iwarpd_sge sge = { p->start->base, len, p->start->lkey };

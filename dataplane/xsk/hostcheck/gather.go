@@ -23,7 +23,7 @@ import (
 type Facts struct {
 	Kernel       string // release, as uname tells it
 	Capabilities uint64 // effective, of this process
-	MemLock      uint64 // octets that this process may lock
+	MemLock      uint64 // bytes that this process may lock
 	Files        uint64 // descriptors that it may open; the daemon raises its soft limit to the hard one
 	Mappings     uint64 // vm.max_map_count; 0 where it cannot be read
 	CPUs         int

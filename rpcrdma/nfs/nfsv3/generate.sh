@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes nfsv3_xdr.go from go-xdr's copy of RFC 1813's definitions. Names and paths are octets: as strings they would have to be ASCII.
+# Makes nfsv3_xdr.go from go-xdr's copy of RFC 1813's definitions. Names and paths are bytes: as strings they would have to be ASCII.
 set -eu
 version=$(go list -m -f '{{.Version}}' github.com/buildbarn/go-xdr)
 module=$(go list -m -f '{{.Dir}}' github.com/buildbarn/go-xdr)

@@ -1,7 +1,7 @@
 // Package peer is an iWARP peer for tests that is not built from iwarpd's
 // packages: its Ethernet, IPv4, TCP, MPA, DDP and RDMAP are written here once
-// more, as simply as can be, so that every octet it sends is the test's to
-// choose and every octet it gets is checked by somebody else's code. It needs a
+// more, as simply as can be, so that every byte it sends is the test's to
+// choose and every byte it gets is checked by somebody else's code. It needs a
 // wire that loses nothing.
 package peer
 

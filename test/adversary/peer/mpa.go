@@ -9,7 +9,7 @@ import (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// CRC is the FPDU's CRC field over b (RFC 5044 section 4.4): the octets of the
+// CRC is the FPDU's CRC field over b (RFC 5044 section 4.4): the bytes of the
 // digest go out lowest first.
 func CRC(b []byte) [4]byte {
 	c := crc32.Checksum(b, castagnoli)
@@ -36,9 +36,9 @@ func Seal(b []byte) []byte {
 }
 
 // Marked frames ulpdu with markers, for an FPDU that begins at offset at of the
-// half connection (RFC 5044 section 4.3): every 512 octets a marker that says how
+// half connection (RFC 5044 section 4.3): every 512 bytes a marker that says how
 // far back the length field is. edit, if not nil, may change a marker: it gets its
-// number within the FPDU and its octets.
+// number within the FPDU and its bytes.
 func Marked(at int, ulpdu []byte, edit func(i int, m []byte)) []byte {
 	raw := Body(ulpdu)
 	var b []byte
@@ -88,8 +88,8 @@ const (
 	FlagEnhanced = 0x10
 )
 
-// Octets returns the frame as it goes over the wire.
-func (f Frame) Octets() []byte {
+// Bytes returns the frame as it goes over the wire.
+func (f Frame) Bytes() []byte {
 	n := f.PDLen
 	if n < 0 {
 		n = len(f.Private)
@@ -117,7 +117,7 @@ func (s *Stream) ReadFrame() (f Frame, err error) {
 		return f, err
 	}
 	if len(s.In) < 20 {
-		return f, fmt.Errorf("peer: the stream ends after %d octets of a startup frame", len(s.In))
+		return f, fmt.Errorf("peer: the stream ends after %d bytes of a startup frame", len(s.In))
 	}
 	n := int(be.Uint16(s.In[18:]))
 	if err := s.Need(20 + n); err != nil {
@@ -142,7 +142,7 @@ type Reader struct {
 // ErrEnd says that the stream ended between two FPDUs.
 var ErrEnd = errors.New("peer: end of the stream")
 
-// Next returns the next ULPDU. Each octet around it must be as RFC 5044 has it.
+// Next returns the next ULPDU. Each byte around it must be as RFC 5044 has it.
 func (r *Reader) Next() ([]byte, error) {
 	var raw, ulpdu []byte // the FPDU as it came, and without markers
 	start := 0            // of the length field
@@ -154,7 +154,7 @@ func (r *Reader) Next() ([]byte, error) {
 			if len(r.S.In) == 0 && len(raw) == 0 {
 				return ErrEnd
 			}
-			return fmt.Errorf("peer: the stream ends inside of an FPDU, after %d octets", len(raw)+len(r.S.In))
+			return fmt.Errorf("peer: the stream ends inside of an FPDU, after %d bytes", len(raw)+len(r.S.In))
 		}
 		raw = append(raw, r.S.In[:n]...)
 		r.S.In = r.S.In[n:]
@@ -171,11 +171,11 @@ func (r *Reader) Next() ([]byte, error) {
 			start = 4
 		}
 		if m := raw[at:]; m[0] != 0 || m[1] != 0 || int(be.Uint16(m[2:])) != back {
-			return fmt.Errorf("peer: marker % x, %d octets behind the length field", m, back)
+			return fmt.Errorf("peer: marker % x, %d bytes behind the length field", m, back)
 		}
 		return nil
 	}
-	// word takes the next four octets that are no marker.
+	// word takes the next four bytes that are no marker.
 	word := func() ([]byte, error) {
 		if r.Markers && r.pos%512 == 0 {
 			if err := mark(); err != nil {

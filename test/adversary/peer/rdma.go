@@ -18,7 +18,7 @@ const (
 	AtomicResponse = 0xb
 )
 
-// Octets of the control fields that are right.
+// Bytes of the control fields that are right.
 const (
 	ddpVersion   = 0x01
 	ddpTagged    = 0x80
@@ -59,8 +59,8 @@ type ReadReq struct {
 	SrcTO  uint64
 }
 
-// Octets returns the header.
-func (r ReadReq) Octets() []byte {
+// Bytes returns the header.
+func (r ReadReq) Bytes() []byte {
 	b := be.AppendUint32(nil, r.Sink)
 	b = be.AppendUint64(b, r.SinkTO)
 	b = be.AppendUint32(b, r.Size)
@@ -70,7 +70,7 @@ func (r ReadReq) Octets() []byte {
 
 // Msg is the whole request.
 func (r ReadReq) Msg(msn uint32) []byte {
-	return Untagged(ReadRequest, true, 0, 1, msn, 0, r.Octets())
+	return Untagged(ReadRequest, true, 0, 1, msn, 0, r.Bytes())
 }
 
 // DecodeReadReq reads a Read Request's segment.
@@ -90,8 +90,8 @@ type Atomic struct {
 	Data, Mask, Cmp, CmpMask uint64
 }
 
-// Octets returns the header.
-func (a Atomic) Octets() []byte {
+// Bytes returns the header.
+func (a Atomic) Bytes() []byte {
 	b := be.AppendUint32([]byte{0, 0, 0, a.Op}, a.ID)
 	b = be.AppendUint32(b, a.STag)
 	for _, v := range []uint64{a.TO, a.Data, a.Mask, a.Cmp, a.CmpMask} {
@@ -102,7 +102,7 @@ func (a Atomic) Octets() []byte {
 
 // Msg is the whole request.
 func (a Atomic) Msg(msn uint32) []byte {
-	return Untagged(AtomicRequest, true, 0, 1, msn, 0, a.Octets())
+	return Untagged(AtomicRequest, true, 0, 1, msn, 0, a.Bytes())
 }
 
 // AtomicResp is an Atomic Response (RFC 7306 section 5.2.2).
@@ -137,7 +137,7 @@ func TermHeader(layer, typ, code byte, guilty []byte, rdma bool) []byte {
 	return b
 }
 
-// With returns a copy of b in which the octet at off is v.
+// With returns a copy of b in which the byte at off is v.
 func With(b []byte, off int, v byte) []byte {
 	b = bytes.Clone(b)
 	b[off] = v

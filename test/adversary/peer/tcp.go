@@ -161,7 +161,7 @@ func (s *Stream) handle(g *segment) {
 	}
 }
 
-// Send sends octets, in segments as large as can be.
+// Send sends bytes, in segments as large as can be.
 func (s *Stream) Send(b []byte) error {
 	for len(b) > 0 {
 		n := min(len(b), MSS)
@@ -179,13 +179,13 @@ func (s *Stream) Send(b []byte) error {
 	return nil
 }
 
-// SendAt sends one segment whose first octet is off octets ahead of what Send
+// SendAt sends one segment whose first byte is off bytes ahead of what Send
 // would send next. It does not move that point.
 func (s *Stream) SendAt(off int, b []byte) error {
 	return s.send(flagACK|flagPSH, s.nxt+uint32(off), b)
 }
 
-// Advance says that n octets sent by SendAt count as sent.
+// Advance says that n bytes sent by SendAt count as sent.
 func (s *Stream) Advance(n int) { s.nxt += uint32(n) }
 
 // CloseWrite sends a FIN.
@@ -201,9 +201,9 @@ func (s *Stream) Reset() error {
 	return s.send(flagRST|flagACK, s.nxt, nil)
 }
 
-// Need waits for n octets, or for the end of the stream.
+// Need waits for n bytes, or for the end of the stream.
 func (s *Stream) Need(n int) error {
-	return s.h.Until(fmt.Sprintf("%d octets", n), func() bool { return len(s.In) >= n || s.Ended() })
+	return s.h.Until(fmt.Sprintf("%d bytes", n), func() bool { return len(s.In) >= n || s.Ended() })
 }
 
 // Ended reports whether nothing more can come.

@@ -1,5 +1,5 @@
 /*
- * usrsctp moving octets as DDP over SCTP does: unordered messages of one packet each,
+ * usrsctp moving bytes as DDP over SCTP does: unordered messages of one packet each,
  * in one association over raw sockets.
  *
  *	bulk server port
@@ -50,7 +50,7 @@ static void send_message(struct socket *s, uint32_t ppid, const void *m, size_t 
 		die("send");
 }
 
-/* Octets of the next message; 0 at the end. */
+/* Bytes of the next message; 0 at the end. */
 static ssize_t receive(struct socket *s, void *m, size_t n, uint32_t *ppid)
 {
 	struct sctp_rcvinfo info;

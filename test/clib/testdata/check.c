@@ -447,7 +447,7 @@ static void check_files(struct side *a)
 	drop(a); /* nothing is left in the domain, or on the queues */
 }
 
-/* memory_mapped is how much address space this process has, in octets. */
+/* memory_mapped is how much address space this process has, in bytes. */
 static rlim_t memory_mapped(void)
 {
 	unsigned long pages;
@@ -474,7 +474,7 @@ static void check_resize_lost(struct side *a)
 	CHECK(iwarpd_modify_cq(cq, 1, 1, &err) == -ENOMEM);
 }
 
-/* expect_octet receives a message of one octet, and posts its receive again. */
+/* expect_byte receives a message of one byte, and posts its receive again. */
 static void expect_octet(struct side *s)
 {
 	struct iwarpd_wc wc = wait_one(s->rcq);
@@ -609,7 +609,7 @@ static void check_roles(struct side *a, struct side *b, struct iwarpd_listener *
 	drop(b);
 }
 
-/* streams: octets both ways, then MPA on the same connection, then a message; a stream that ends instead. */
+/* streams: bytes both ways, then MPA on the same connection, then a message; a stream that ends instead. */
 static void streams(struct side *a, struct side *b)
 {
 	enum { MANY = 200000 };

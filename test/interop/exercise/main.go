@@ -1,5 +1,5 @@
 // Exercise is the other side of test/sctp-peer/peer, in its RDMAP mode: it tells the
-// peer by Sends what to do, and verifies every octet that comes of it.
+// peer by Sends what to do, and verifies every byte that comes of it.
 //
 //	exercise -socket /run/iwarpd/iwarpd.sock -transport sctp -connect 10.97.3.2:7175 data
 //	exercise -socket /run/iwarpd/iwarpd.sock -transport sctp -listen 10.97.3.1:7174 data
@@ -36,7 +36,7 @@ const (
 
 const (
 	depth   = 256   // of our receives
-	maxSend = 70000 // octets of a message to us
+	maxSend = 70000 // bytes of a message to us
 )
 
 var be = binary.BigEndian
@@ -84,7 +84,7 @@ func main() {
 	from := flag.String("from", "", "local address to connect from")
 	plain := flag.Bool("plain", false, "no enhanced set-up")
 	mtu := flag.Int("mtu", 1500, "of the path, for the sizes")
-	size := flag.Int("size", 1<<20, "of the largest transfer, in octets")
+	size := flag.Int("size", 1<<20, "of the largest transfer, in bytes")
 	rounds := flag.Int("rounds", 1, "of the data")
 	idle := flag.Duration("idle", 40*time.Second, "how long to be silent")
 	timeout := flag.Duration("timeout", 2*time.Minute, "of it all")
@@ -207,7 +207,7 @@ func (c *conn) echo(ctx context.Context, n int) error {
 		err = errors.New("the echo differs")
 	}
 	if err != nil {
-		return fmt.Errorf("echo of %d octets: %w", n, err)
+		return fmt.Errorf("echo of %d bytes: %w", n, err)
 	}
 	return nil
 }
@@ -216,17 +216,17 @@ func remote(off, n int) iwarp.Remote {
 	return iwarp.Remote{Addr: memBase + uint64(off), RKey: memSTag, Len: uint32(n)}
 }
 
-// move sends n octets there and back: by our Write and our Read, by the peer's Read and the
+// move sends n bytes there and back: by our Write and our Read, by the peer's Read and the
 // peer's Write.
 func (c *conn) move(ctx context.Context, n int) error {
 	off := c.lo + c.rng.IntN(c.hi-c.lo-n+1)
 	b := c.random(n)
 	copy(c.mem[off:], b)
 	if err := c.Write(ctx, remote(off, n), b); err != nil {
-		return fmt.Errorf("our Write of %d octets: %w", n, err)
+		return fmt.Errorf("our Write of %d bytes: %w", n, err)
 	}
 	if err := c.verify(ctx, off, n); err != nil {
-		return fmt.Errorf("our Write of %d octets: %w", n, err)
+		return fmt.Errorf("our Write of %d bytes: %w", n, err)
 	}
 	// The peer reads from us into another place.
 	off, at := c.lo+c.rng.IntN(c.hi-c.lo-n+1), c.rng.IntN(memSize-n+1)
@@ -234,10 +234,10 @@ func (c *conn) move(ctx context.Context, n int) error {
 	copy(c.mr.Bytes()[at:], b)
 	copy(c.mem[off:], b)
 	if err := c.tell(ctx, 'r', off, n, at); err != nil {
-		return fmt.Errorf("the peer's Read of %d octets: %w", n, err)
+		return fmt.Errorf("the peer's Read of %d bytes: %w", n, err)
 	}
 	if err := c.verify(ctx, off, n); err != nil {
-		return fmt.Errorf("the peer's Read of %d octets: %w", n, err)
+		return fmt.Errorf("the peer's Read of %d bytes: %w", n, err)
 	}
 	// And writes from there. What is around stays as it is.
 	at = c.rng.IntN(memSize - n + 1)
@@ -245,10 +245,10 @@ func (c *conn) move(ctx context.Context, n int) error {
 	copy(want[at:], b)
 	clear(c.mr.Bytes()[at : at+n])
 	if err := c.tell(ctx, 'w', off, n, at); err != nil {
-		return fmt.Errorf("the peer's Write of %d octets: %w", n, err)
+		return fmt.Errorf("the peer's Write of %d bytes: %w", n, err)
 	}
 	if !bytes.Equal(c.mr.Bytes(), want) {
-		return fmt.Errorf("the peer's Write of %d octets differs", n)
+		return fmt.Errorf("the peer's Write of %d bytes differs", n)
 	}
 	return nil
 }
@@ -274,7 +274,7 @@ func (c *conn) verify(ctx context.Context, off, n int) error {
 	h := fnv.New64a()
 	h.Write(c.mem[off : off+n])
 	if len(b) != 9 || be.Uint64(b[1:]) != h.Sum64() {
-		return errors.New("the peer has other octets")
+		return errors.New("the peer has other bytes")
 	}
 	got := make([]byte, n)
 	if err := c.Read(ctx, remote(off, n), got); err != nil {
@@ -290,7 +290,7 @@ func (c *conn) verify(ctx context.Context, off, n int) error {
 func (r *run) sizes() (ns []int) {
 	ns = []int{1, 2, 3, 4, 5, 17, 64, 255}
 	for _, packets := range []int{1, 2} {
-		// Less IP (UDP), SCTP, DATA, SSN and DDP: 20+(8+)12+16+2+14 or 18 octets, or 20 more of IP.
+		// Less IP (UDP), SCTP, DATA, SSN and DDP: 20+(8+)12+16+2+14 or 18 bytes, or 20 more of IP.
 		for d := -104; d <= 4; d += 4 {
 			ns = append(ns, packets*r.mtu+d)
 		}
@@ -332,10 +332,10 @@ func data(ctx context.Context, r *run) (string, error) {
 		return "", err
 	}
 	i := c.Info()
-	return fmt.Sprintf("%d sizes and %d octets, IRD %d, ORD %d, %.1f s", len(r.sizes()), r.size, i.IRD, i.ORD, time.Since(start).Seconds()), c.end()
+	return fmt.Sprintf("%d sizes and %d bytes, IRD %d, ORD %d, %.1f s", len(r.sizes()), r.size, i.IRD, i.ORD, time.Since(start).Seconds()), c.end()
 }
 
-// many asks for count messages of size octets and checks them.
+// many asks for count messages of size bytes and checks them.
 func (c *conn) many(ctx context.Context, count, size int) error {
 	seed := c.rng.Uint32()
 	if err := c.Send(ctx, be.AppendUint32(be.AppendUint32(be.AppendUint32([]byte("m"), uint32(count)), uint32(size)), seed)); err != nil {
@@ -399,13 +399,13 @@ func (c *conn) manyMessages(ctx context.Context) (int, error) {
 	total := 0
 	for _, size := range []int{4, 5, 100, 731, c.r.mtu - 68, c.r.mtu - 66, c.r.mtu - 60, 2 * c.r.mtu, 9000} {
 		if err := c.many(ctx, 200, size); err != nil {
-			return total, fmt.Errorf("200 messages of %d octets: %w", size, err)
+			return total, fmt.Errorf("200 messages of %d bytes: %w", size, err)
 		}
 		total += 200
 	}
 	for _, most := range []int{1, 64, 3000} {
 		if err := c.pipeline(ctx, 1000, most); err != nil {
-			return total, fmt.Errorf("1000 echoes of up to %d octets: %w", most, err)
+			return total, fmt.Errorf("1000 echoes of up to %d bytes: %w", most, err)
 		}
 		total += 1000
 	}

@@ -337,7 +337,7 @@ static void echoed(uint16_t sid, unsigned char *m, size_t n)
 		size_t len = fill(copy, get32(m + 2));
 
 		if (len != n || memcmp(copy + 2, m + 2, n - 2))
-			printf("wrong segment of %zd octets\n", n);
+			printf("wrong segment of %zd bytes\n", n);
 		if (++stream(sid)->echoed == segments) {
 			printf("echoed %d\n", segments);
 			terminate(sid);

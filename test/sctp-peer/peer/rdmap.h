@@ -1,13 +1,13 @@
 /*
  * RDMAP and DDP (RFC 5040, RFC 5041) of a session: it does what messages tell it, the
- * first octet of which says what; numbers are in network order.
+ * first byte of which says what; numbers are in network order.
  *
  *	e ...                           sends the message back
  *	m count4 size4 seed4            sends that many messages, of a pattern
  *	w off4 len4 rkey4 addr8         writes memory of its own there, then sends "w"
  *	r off4 len4 rkey4 addr8         reads from there into its memory, then sends "r"
- *	h off4 len4                     sends "h" and FNV-1a of its memory, 8 octets
- *	f limit4                        DDP segments have up to limit octets, which SCTP
+ *	h off4 len4                     sends "h" and FNV-1a of its memory, 8 bytes
+ *	f limit4                        DDP segments have up to limit bytes, which SCTP
  *	                                then fragments; 0: none is fragmented
  *	i stream2                       begins one more session
  *	o                               sends a segment with ordered delivery
@@ -38,7 +38,7 @@ static uint64_t get64(const unsigned char *b) { return (uint64_t)get32(b) << 32 
 static void put32(unsigned char *b, uint32_t v) { b[0] = v >> 24, b[1] = v >> 16, b[2] = v >> 8, b[3] = v; }
 static void put64(unsigned char *b, uint64_t v) { put32(b, v >> 32), put32(b + 4, v); }
 
-/* The octets of a DDP segment, header included. */
+/* The bytes of a DDP segment, header included. */
 static size_t mulpdu(void) { return (limit ? limit : fragment_point()) - 2; }
 
 static void tagged(uint16_t sid, int op, uint32_t stag, uint64_t to, const unsigned char *b, size_t n)
