@@ -51,7 +51,7 @@ func (as *assoc) pump(w *worker, g *sched.Grant) int {
 		}
 		st := &w.slots[b]
 		if as.mux != nil {
-			as.mux.Acked(st.sid, st.control)
+			as.mux.HandleAcked(st.sid, st.control)
 		}
 		w.disown(&as.lane, link.Slot(b))
 		work++

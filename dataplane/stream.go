@@ -261,9 +261,9 @@ func (s *stream) flushLate(w *worker) {
 // the peer has closed these are no more than the queue may have held then.
 func (s *stream) pull() int {
 	if !s.half {
-		return s.qp.QP.PullSend(pullBudget)
+		return s.qp.QP.HandleSends(pullBudget)
 	}
-	n := s.qp.QP.PullSend(min(pullBudget, s.rest))
+	n := s.qp.QP.HandleSends(min(pullBudget, s.rest))
 	s.rest -= n
 	return n
 }

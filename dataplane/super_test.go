@@ -111,11 +111,11 @@ func TestSuperCut(t *testing.T) {
 			}
 			next = h.Seq.Add(len(payload))
 			segments++
-			framing.Feed(payload)
+			framing.HandleStream(payload)
 			var f mpa.FPDU
 			whole := 0
 			for {
-				ok, err := framing.Next(&f)
+				ok, err := framing.PollFPDU(&f)
 				if err != nil {
 					t.Fatal(err)
 				}

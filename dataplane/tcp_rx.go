@@ -208,7 +208,7 @@ func (c *tcpConn) drainHeld(w *worker) {
 		case h.Buf != tcp.NoBuf:
 			c.deliverHeld(w, &h)
 		case h.Deliver && c.mode == modeFull && !c.rxFailed:
-			c.rx.Skip(h.Len) // its FPDUs were placed early
+			c.rx.HandleSkipped(h.Len) // its FPDUs were placed early
 			c.fpdus(w)
 		}
 	}
@@ -261,7 +261,7 @@ func (c *tcpConn) receive(w *worker, b []byte) {
 	if c.rxFailed {
 		return
 	}
-	c.rx.Feed(b)
+	c.rx.HandleStream(b)
 	c.fpdus(w)
 }
 
@@ -271,14 +271,14 @@ func (c *tcpConn) receiveSummed(w *worker, b []byte, crc uint32) {
 	if c.rxFailed {
 		return
 	}
-	c.rx.FeedSummed(b, crc)
+	c.rx.HandleSummed(b, crc)
 	c.fpdus(w)
 }
 
 func (c *tcpConn) fpdus(w *worker) {
 	f := &w.fpdu
 	for {
-		ok, err := c.rx.Next(f)
+		ok, err := c.rx.PollFPDU(f)
 		if err != nil {
 			c.fail(w, err)
 			return
@@ -316,10 +316,10 @@ func (c *tcpConn) placeEarly(w *worker, h *heldFrame, r tcp.Input) bool {
 	if b == nil {
 		return false
 	}
-	c.rx.FeedEarly(r.Seq, b)
+	c.rx.HandleEarly(r.Seq, b)
 	all := true
 	f := &w.early
-	for c.rx.NextEarly(f) {
+	for c.rx.PollEarly(f) {
 		w.stats.RxFPDUsEarly++
 		w.current = &c.stream
 		placed := c.ddp.HandleEarlyMarked(f.Seq, f.ULPDU)

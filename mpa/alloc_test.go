@@ -40,10 +40,10 @@ func TestNoAllocation(t *testing.T) {
 				var p FPDU
 				for rest := octets; len(rest) > 0; {
 					n := min(cut, len(rest))
-					r.Feed(rest[:n])
+					r.HandleStream(rest[:n])
 					rest = rest[n:]
 					for ok := true; ok; {
-						ok, _ = r.Next(&p)
+						ok, _ = r.PollFPDU(&p)
 					}
 				}
 			})
@@ -59,19 +59,19 @@ func TestNoAllocation(t *testing.T) {
 		w.r.Init(true, true, 0)
 		var p FPDU
 		for _, s := range segs[1:] {
-			w.r.FeedEarly(serial.Num(s[0]), w.stream[s[0]:s[1]])
-			for w.r.NextEarly(&p) {
+			w.r.HandleEarly(serial.Num(s[0]), w.stream[s[0]:s[1]])
+			for w.r.PollEarly(&p) {
 				w.r.MarkPlaced(p.Seq)
 			}
 		}
-		w.r.Feed(w.stream[:segs[0][1]])
+		w.r.HandleStream(w.stream[:segs[0][1]])
 		for ok := true; ok; {
-			ok, _ = w.r.Next(&p)
+			ok, _ = w.r.PollFPDU(&p)
 		}
 		for _, s := range segs[1:] {
-			w.r.Skip(s[1] - s[0])
+			w.r.HandleSkipped(s[1] - s[0])
 			for ok := true; ok; {
-				ok, _ = w.r.Next(&p)
+				ok, _ = w.r.PollFPDU(&p)
 			}
 		}
 	})

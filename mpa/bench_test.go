@@ -112,11 +112,11 @@ func benchReceiver(b *testing.B, crc, markers bool, cut int) {
 					if cut > 0 {
 						k = min(cut, k)
 					}
-					r.Feed(s[:k])
+					r.HandleStream(s[:k])
 					s = s[k:]
 					var p FPDU
 					for {
-						ok, err := r.Next(&p)
+						ok, err := r.PollFPDU(&p)
 						if err != nil {
 							b.Fatal(err)
 						}
@@ -162,9 +162,9 @@ func BenchmarkEarly(b *testing.B) {
 			seq := serial.Num(len(slots[0]))
 			var p FPDU
 			for _, s := range slots[1:] {
-				r.FeedEarly(seq, s)
+				r.HandleEarly(seq, s)
 				seq = seq.Add(len(s))
-				for r.NextEarly(&p) {
+				for r.PollEarly(&p) {
 					place(dst, &p)
 					r.MarkPlaced(p.Seq)
 				}
@@ -172,14 +172,14 @@ func BenchmarkEarly(b *testing.B) {
 					b.Fatal("a segment is not whole")
 				}
 			}
-			r.Feed(slots[0])
+			r.HandleStream(slots[0])
 			for ok := true; ok; {
-				ok, _ = r.Next(&p)
+				ok, _ = r.PollFPDU(&p)
 			}
 			for _, s := range slots[1:] {
-				r.Skip(len(s))
+				r.HandleSkipped(len(s))
 				for ok := true; ok; {
-					ok, _ = r.Next(&p)
+					ok, _ = r.PollFPDU(&p)
 				}
 			}
 			if r.stats.FPDUs != benchSlots+1 {

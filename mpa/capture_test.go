@@ -95,9 +95,9 @@ func TestCaptures(t *testing.T) {
 						continue
 					}
 					in = append(in, s.octets...)
-					rx.Feed(s.octets)
+					rx.HandleStream(s.octets)
 					for {
-						ok, err := rx.Next(&p)
+						ok, err := rx.PollFPDU(&p)
 						if err != nil {
 							t.Fatalf("FPDU %d: %v", n, err)
 						}

@@ -33,7 +33,7 @@ type earlyState struct {
 	mark   int  // index in in of the last marker that located it; that FPDU extends beyond the marker
 	done   bool // nothing more can be found
 	missed bool // some bytes belong to no FPDU that was found
-	found  span // last FPDU returned by NextEarly; n is 0 once it is marked
+	found  span // last FPDU returned by PollEarly; n is 0 once it is marked
 }
 
 // first returns the first FPDU that was placed.
@@ -86,9 +86,9 @@ func (e *earlyState) insert(s span) {
 	e.placed[i] = s
 }
 
-// FeedEarly passes in a segment that is beyond the in-order point; b begins at seq and is kept by reference until NextEarly returns false.
+// HandleEarly passes in a segment that is beyond the in-order point; b begins at seq and is kept by reference until PollEarly returns false.
 // Without markers no FPDU can be found in it.
-func (r *Receiver) FeedEarly(seq serial.Num, b []byte) {
+func (r *Receiver) HandleEarly(seq serial.Num, b []byte) {
 	e := &r.early
 	e.seq, e.in, e.at, e.found = seq, b, 0, span{}
 	e.done, e.missed = false, false
@@ -108,9 +108,9 @@ func (r *Receiver) FeedEarly(seq serial.Num, b []byte) {
 	}
 }
 
-// NextEarly returns the next FPDU that is complete in the segment, has a valid CRC, agrees with its markers, and was not placed before. It
+// PollEarly returns the next FPDU that is complete in the segment, has a valid CRC, agrees with its markers, and was not placed before. It
 // returns false when there is none, or when no more placed FPDUs can be recorded.
-func (r *Receiver) NextEarly(f *FPDU) bool {
+func (r *Receiver) PollEarly(f *FPDU) bool {
 	e := &r.early
 	for !e.done {
 		if !e.known && !r.locate() {
@@ -183,15 +183,16 @@ func (r *Receiver) locate() bool {
 	return false
 }
 
-// EarlyWhole reports, once NextEarly has returned false, whether every byte of the segment belongs to an FPDU that NextEarly returned or
+// EarlyWhole reports, once PollEarly has returned false, whether every byte of the segment belongs to an FPDU that PollEarly returned or
 // that was placed before.
 func (r *Receiver) EarlyWhole() bool { return r.early.done && !r.early.missed }
 
-// MarkPlaced records that the FPDU last returned by NextEarly was placed: seq is its Seq. Next later returns it in order with Placed set.
+// MarkPlaced records that the FPDU last returned by PollEarly was placed: seq is its Seq. PollFPDU later
+// returns it in order with Placed set.
 func (r *Receiver) MarkPlaced(seq serial.Num) {
 	e := &r.early
 	if e.found.n == 0 || r.lengthAt(e.found.seq) != seq {
-		panic("mpa: MarkPlaced of an FPDU that NextEarly did not give last")
+		panic("mpa: MarkPlaced of an FPDU that PollEarly did not give last")
 	}
 	e.insert(e.found)
 	e.found = span{}

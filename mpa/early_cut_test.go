@@ -30,15 +30,15 @@ func TestEarlyCutMarker(t *testing.T) {
 		for cut := 1; cut <= markerLen; cut++ {
 			var r Receiver
 			r.Init(true, true, start)
-			r.FeedEarly(start.Add(size+cut), stream[size+cut:])
+			r.HandleEarly(start.Add(size+cut), stream[size+cut:])
 			var p FPDU
-			if !r.NextEarly(&p) || p.Seq != start.Add(2*size+markerLen) {
+			if !r.PollEarly(&p) || p.Seq != start.Add(2*size+markerLen) {
 				t.Fatalf("start %d, %d bytes of the marker lost: the FPDU after it is not found", int32(start), cut)
 			}
 			r.MarkPlaced(p.Seq)
-			r.Feed(stream)
+			r.HandleStream(stream)
 			for i := range 3 {
-				if ok, err := r.Next(&p); !ok || p.Placed != (i == 2) {
+				if ok, err := r.PollFPDU(&p); !ok || p.Placed != (i == 2) {
 					t.Fatalf("start %d, %d bytes of the marker lost: FPDU %d: %v, placed %v, %v", int32(start), cut, i, ok, p.Placed, err)
 				}
 			}

@@ -28,8 +28,8 @@ func FuzzEarly(f *testing.F) {
 		plain.Init(crc, true, 100)
 		placed := map[serial.Num][]byte{}
 		var p, q FPDU
-		r.FeedEarly(100+serial.Num(i), b[i:j])
-		for r.NextEarly(&p) {
+		r.HandleEarly(100+serial.Num(i), b[i:j])
+		for r.PollEarly(&p) {
 			placed[p.Seq] = joined(p.ULPDU)
 			r.MarkPlaced(p.Seq)
 		}
@@ -37,23 +37,23 @@ func FuzzEarly(f *testing.F) {
 		if r.EarlyWhole() {
 			pieces[1].octets = nil
 		}
-		plain.Feed(b)
+		plain.HandleStream(b)
 		for _, x := range pieces {
 			if x.from == x.to {
 				continue
 			}
 			if x.octets == nil {
-				r.Skip(x.to - x.from)
+				r.HandleSkipped(x.to - x.from)
 			} else {
-				r.Feed(x.octets)
+				r.HandleStream(x.octets)
 			}
 			for {
-				ok, _ := r.Next(&p)
+				ok, _ := r.PollFPDU(&p)
 				if !ok {
 					break
 				}
 				// In order is right; early must be the same or end in an error.
-				if ok, err := plain.Next(&q); !ok {
+				if ok, err := plain.PollFPDU(&q); !ok {
 					t.Fatalf("an FPDU at %d that is not there in order: %v", p.Seq, err)
 				}
 				if p.Seq != q.Seq {
@@ -68,7 +68,7 @@ func FuzzEarly(f *testing.F) {
 				}
 			}
 		}
-		if ok, err := plain.Next(&q); r.err == nil && (ok || err != nil) {
+		if ok, err := plain.PollFPDU(&q); r.err == nil && (ok || err != nil) {
 			t.Fatalf("in order goes on with %v, %v", ok, err)
 		}
 	})

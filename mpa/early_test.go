@@ -24,12 +24,12 @@ func early(t testing.TB, r *Receiver, start serial.Num, stream []byte, from, to 
 	t.Helper()
 	// The bytes are the frame's, which is used for something else afterwards.
 	seg := bytes.Clone(stream[from:to])
-	r.FeedEarly(start+serial.Num(from), seg)
+	r.HandleEarly(start+serial.Num(from), seg)
 	gone = true
 	var f FPDU
-	for r.NextEarly(&f) {
+	for r.PollEarly(&f) {
 		if !f.Early || f.Placed {
-			t.Fatalf("NextEarly gave early %v, placed %v", f.Early, f.Placed)
+			t.Fatalf("PollEarly gave early %v, placed %v", f.Early, f.Placed)
 		}
 		found = append(found, f.Seq)
 		if place(&f) {
@@ -134,14 +134,14 @@ func (w *world) arrive(from, to int, place func() bool) {
 func (w *world) deliver(p piece) {
 	w.t.Helper()
 	if p.octets == nil {
-		w.r.Skip(p.to - w.at)
+		w.r.HandleSkipped(p.to - w.at)
 	} else {
-		w.r.Feed(p.octets[w.at-p.from:])
+		w.r.HandleStream(p.octets[w.at-p.from:])
 	}
 	w.at = p.to
 	var f FPDU
 	for {
-		ok, err := w.r.Next(&f)
+		ok, err := w.r.PollFPDU(&f)
 		if err != nil {
 			w.t.Fatalf("Next: %v", err)
 		}
@@ -306,7 +306,7 @@ func TestEarlyLocate(t *testing.T) {
 		if found, gone := early(t, w.r, w.start, w.stream, w.fpdus[4].begin, w.end(5), func(*FPDU) bool { return false }); len(found) != 2 || gone {
 			t.Fatalf("found %d, gone %v", len(found), gone)
 		}
-		w.r.Feed(w.stream)
+		w.r.HandleStream(w.stream)
 		if left := collect(t, w.r, w.fpdus); len(left) != 0 {
 			t.Errorf("%d FPDUs are missing", len(left))
 		}
@@ -321,7 +321,7 @@ func TestEarlyLocate(t *testing.T) {
 	})
 	t.Run("within what is gathered", func(t *testing.T) {
 		w.r.Init(true, true, w.start)
-		w.r.Feed(w.stream[:w.fpdus[4].begin+10])
+		w.r.HandleStream(w.stream[:w.fpdus[4].begin+10])
 		collect(t, w.r, w.fpdus)
 		if found, gone := early(t, w.r, w.start, w.stream, w.fpdus[4].begin, w.end(4), func(*FPDU) bool { return true }); len(found) != 0 || gone {
 			t.Errorf("found %d, gone %v", len(found), gone)
@@ -329,7 +329,7 @@ func TestEarlyLocate(t *testing.T) {
 	})
 	t.Run("behind the in-order point", func(t *testing.T) {
 		w.r.Init(true, true, w.start)
-		w.r.Feed(w.stream)
+		w.r.HandleStream(w.stream)
 		collect(t, w.r, w.fpdus)
 		if found, gone := early(t, w.r, w.start, w.stream, w.fpdus[4].begin, w.end(5), func(*FPDU) bool { return true }); len(found) != 0 || gone {
 			t.Errorf("found %d, gone %v", len(found), gone)
@@ -455,16 +455,16 @@ func TestEarlyDisagreement(t *testing.T) {
 			var err *term.Error
 			drain := func() {
 				for ok := true; ok; {
-					ok, err = w.r.Next(&f)
+					ok, err = w.r.PollFPDU(&f)
 				}
 			}
-			w.r.Feed(front[:from])
+			w.r.HandleStream(front[:from])
 			drain()
 			if err == nil && tt.gone {
-				w.r.Skip(to - from)
+				w.r.HandleSkipped(to - from)
 				drain()
 			} else if err == nil {
-				w.r.Feed(append(bytes.Clone(front[from:min(to, len(front))]), w.stream[min(to, len(front)):]...))
+				w.r.HandleStream(append(bytes.Clone(front[from:min(to, len(front))]), w.stream[min(to, len(front)):]...))
 				drain()
 			}
 			if err != tt.err {
@@ -505,12 +505,12 @@ func TestEarlyInvalid(t *testing.T) {
 			t.Fatalf("the marker is at %d", got)
 		}
 		tt.change(seg)
-		w.r.FeedEarly(w.fpdus[1].seq, seg)
+		w.r.HandleEarly(w.fpdus[1].seq, seg)
 		var f FPDU
-		if w.r.NextEarly(&f) || w.r.EarlyWhole() {
+		if w.r.PollEarly(&f) || w.r.EarlyWhole() {
 			t.Errorf("%s: found an FPDU, or the segment is taken for whole", tt.name)
 		}
-		if _, err := w.r.Next(&f); err != nil {
+		if _, err := w.r.PollFPDU(&f); err != nil {
 			t.Errorf("%s: an error ahead of order: %v", tt.name, err)
 		}
 	}

@@ -40,10 +40,10 @@ func Example() {
 
 	var rx mpa.Receiver
 	rx.Init(b.Result().CRC, b.Result().RecvMarkers, first)
-	rx.Feed(segment[:n])
+	rx.HandleStream(segment[:n])
 	var f mpa.FPDU
 	for {
-		ok, err := rx.Next(&f)
+		ok, err := rx.PollFPDU(&f)
 		if !ok {
 			fmt.Println("error:", err)
 			break

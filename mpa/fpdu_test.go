@@ -50,9 +50,9 @@ func TestRFC5044Figures(t *testing.T) {
 			var r Receiver
 			r.Init(true, true, start)
 			r.next = tt.seq
-			r.Feed(wire)
+			r.HandleStream(wire)
 			var p FPDU
-			if ok, err := r.Next(&p); !ok || err != nil || !bytes.Equal(joined(p.ULPDU), ulpdu) {
+			if ok, err := r.PollFPDU(&p); !ok || err != nil || !bytes.Equal(joined(p.ULPDU), ulpdu) {
 				t.Errorf("Next = %v, %v, ULPDU %x; want %x", ok, err, joined(p.ULPDU), ulpdu)
 			}
 		})

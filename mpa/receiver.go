@@ -12,7 +12,7 @@ import (
 // FPDU is an FPDU found by a Receiver.
 type FPDU struct {
 	// ULPDU is the payload, including markers within it. It is empty for an FPDU of length zero and for one with Placed set. It may alias
-	// the bytes passed to Feed or FeedEarly, and is valid until the next call of Next, NextEarly, Feed or FeedEarly.
+	// the bytes passed to the Receiver, and is valid until the next call of one of its Handle or Poll methods.
 	ULPDU marked.Bytes
 	// Seq is the sequence number of the first byte of ULPDU_Length. It identifies the FPDU: it is the same out of order and in order.
 	Seq    serial.Num
@@ -33,10 +33,10 @@ type ReceiverStats struct {
 // Receiver finds the FPDUs of one half connection, in order in the stream and, if markers are in use, out of order. Init must be called
 // before use.
 //
-// In order: Feed the next bytes, then call Next until it returns false. Out of order: FeedEarly a segment, then call NextEarly until it
-// returns false, and MarkPlaced after each FPDU that was placed. If all were placed and EarlyWhole reports true, the segment's bytes need
-// not be kept: when TCP's in-order point reaches them, call Skip instead of Feed, then Next. Segments that are kept are fed in order like
-// any other; Next reports which of their FPDUs were placed.
+// In order: pass the next bytes to HandleStream, then call PollFPDU until it returns false. Out of order: pass a segment to HandleEarly, then
+// call PollEarly until it returns false, and MarkPlaced after each FPDU that was placed. If all were placed and EarlyWhole reports true, the
+// segment's bytes need not be kept: when TCP's in-order point reaches them, call HandleSkipped instead of HandleStream, then PollFPDU.
+// Segments that are kept are passed in order like any other; PollFPDU reports which of their FPDUs were placed.
 type Receiver struct {
 	layout
 	crc bool
@@ -73,21 +73,21 @@ func (r *Receiver) Stats() ReceiverStats { return r.stats }
 // Held returns the number of buffered bytes of an incomplete FPDU.
 func (r *Receiver) Held() int { return r.held }
 
-// Feed passes in the next bytes in order. They are kept by reference until Next returns false, which must happen before the next call of
-// Feed or Skip.
-func (r *Receiver) Feed(b []byte) { r.in, r.gone, r.fed = b, 0, 0 }
+// HandleStream takes the next bytes in order. They are kept by reference until PollFPDU returns false, which must happen before the next call
+// of HandleStream or HandleSkipped.
+func (r *Receiver) HandleStream(b []byte) { r.in, r.gone, r.fed = b, 0, 0 }
 
-// FeedSummed is Feed with the CRC32c of b without its last four bytes; b has at least five bytes. If b is exactly one FPDU its CRC is not
-// computed again.
-func (r *Receiver) FeedSummed(b []byte, crc uint32) { r.in, r.gone, r.fed, r.sum = b, 0, len(b), crc }
+// HandleSummed is HandleStream with the CRC32c of b without its last four bytes; b has at least five bytes. If b is exactly one FPDU its
+// CRC is not computed again.
+func (r *Receiver) HandleSummed(b []byte, crc uint32) { r.in, r.gone, r.fed, r.sum = b, 0, len(b), crc }
 
-// Skip reports that the next n bytes in order were placed early and not kept. Call Next afterwards as after Feed. n is greater than zero,
-// at most a segment.
-func (r *Receiver) Skip(n int) { r.in, r.gone, r.fed = nil, n, 0 }
+// HandleSkipped reports that the next n bytes in order were placed early and not kept. Call PollFPDU afterwards as after HandleStream. n is
+// greater than zero, at most a segment.
+func (r *Receiver) HandleSkipped(n int) { r.in, r.gone, r.fed = nil, n, 0 }
 
-// Next returns the next FPDU in order, with valid CRC and markers. It returns false when more bytes are needed, and an error once the
+// PollFPDU returns the next FPDU in order, with valid CRC and markers. It returns false when more bytes are needed, and an error once the
 // stream is broken, after which it returns no FPDU. The errors are term.ErrMPACRC and term.ErrMPAMarker.
-func (r *Receiver) Next(f *FPDU) (ok bool, err *term.Error) {
+func (r *Receiver) PollFPDU(f *FPDU) (ok bool, err *term.Error) {
 	for r.err == nil {
 		if r.skip > 0 {
 			if !r.skipPlaced() {

@@ -45,7 +45,7 @@ func collect(t testing.TB, r *Receiver, want []sent) []sent {
 	t.Helper()
 	var f FPDU
 	for {
-		ok, err := r.Next(&f)
+		ok, err := r.PollFPDU(&f)
 		if err != nil {
 			t.Fatalf("Next: %v", err)
 		}
@@ -105,9 +105,9 @@ func TestReceiverRandomCuts(t *testing.T) {
 			}
 			seg := bytes.Clone(octets[:n])
 			if n > crcLen && rnd.IntN(2) == 0 {
-				r.FeedSummed(seg, crc32c.Update(0, seg[:n-crcLen]))
+				r.HandleSummed(seg, crc32c.Update(0, seg[:n-crcLen]))
 			} else {
-				r.Feed(seg)
+				r.HandleStream(seg)
 			}
 			want = collect(t, &r, want)
 			for i := range seg { // the frame is used for something else now
@@ -136,34 +136,34 @@ func TestFeedSummed(t *testing.T) {
 		feed func(r *Receiver)
 		ok   bool
 	}{
-		{"one FPDU", func(r *Receiver) { r.FeedSummed(octets[:two], sum(octets[:two])) }, true},
-		{"one FPDU, corrupt", func(r *Receiver) { r.FeedSummed(bad[:two], sum(bad[:two])) }, false},
-		{"one FPDU, its sum is another's", func(r *Receiver) { r.FeedSummed(octets[:two], 7) }, false},
-		{"two FPDUs", func(r *Receiver) { r.FeedSummed(octets[:three], sum(octets[:three])) }, true},
-		{"two FPDUs, corrupt", func(r *Receiver) { r.FeedSummed(bad[:three], sum(bad[:three])) }, false},
+		{"one FPDU", func(r *Receiver) { r.HandleSummed(octets[:two], sum(octets[:two])) }, true},
+		{"one FPDU, corrupt", func(r *Receiver) { r.HandleSummed(bad[:two], sum(bad[:two])) }, false},
+		{"one FPDU, its sum is another's", func(r *Receiver) { r.HandleSummed(octets[:two], 7) }, false},
+		{"two FPDUs", func(r *Receiver) { r.HandleSummed(octets[:three], sum(octets[:three])) }, true},
+		{"two FPDUs, corrupt", func(r *Receiver) { r.HandleSummed(bad[:three], sum(bad[:three])) }, false},
 		{"its end", func(r *Receiver) {
-			r.Feed(octets[:100])
-			r.Next(new(FPDU))
-			r.FeedSummed(octets[100:two], sum(octets[100:two]))
+			r.HandleStream(octets[:100])
+			r.PollFPDU(new(FPDU))
+			r.HandleSummed(octets[100:two], sum(octets[100:two]))
 		}, true},
 		{"its corrupt end", func(r *Receiver) {
-			r.Feed(bad[:100])
-			r.Next(new(FPDU))
-			r.FeedSummed(bad[100:two], sum(bad[100:two]))
+			r.HandleStream(bad[:100])
+			r.PollFPDU(new(FPDU))
+			r.HandleSummed(bad[100:two], sum(bad[100:two]))
 		}, false},
 		{"a corrupt one behind another", func(r *Receiver) {
 			r.next = -serial.Num(len(octets) - two)
 			b := append(bytes.Clone(octets[two:]), bad[:two]...)
-			r.FeedSummed(b, sum(b))
-			r.Next(new(FPDU))
-			r.Next(new(FPDU))
+			r.HandleSummed(b, sum(b))
+			r.PollFPDU(new(FPDU))
+			r.PollFPDU(new(FPDU))
 		}, false},
 	} {
 		var r Receiver
 		r.Init(true, false, 0)
 		tt.feed(&r)
 		var f FPDU
-		ok, err := r.Next(&f)
+		ok, err := r.PollFPDU(&f)
 		if tt.ok != ok || ok != (err == nil) || !ok && err != term.ErrMPACRC {
 			t.Errorf("%s: %v, %v; want %v", tt.name, ok, err, tt.ok)
 		}
@@ -195,11 +195,11 @@ func TestReceiverEverySplit(t *testing.T) {
 					var r Receiver
 					r.Init(true, markers, start)
 					r.next = seq
-					r.Feed(octets[:cut])
+					r.HandleStream(octets[:cut])
 					if left := collect(t, &r, want); len(left) != 1 {
 						t.Fatalf("offset %d, %d bytes: FPDU complete with %d of %d bytes", off, n, cut, len(octets))
 					}
-					r.Feed(octets[cut:])
+					r.HandleStream(octets[cut:])
 					if left := collect(t, &r, want); len(left) != 0 {
 						t.Fatalf("offset %d, %d bytes, cut at %d: no FPDU", off, n, cut)
 					}
@@ -217,10 +217,10 @@ func TestReceiverNoCopy(t *testing.T) {
 	octets, want := stream(rnd, true, false, 9, 100, 200, 300)
 	var r Receiver
 	r.Init(true, false, 9)
-	r.Feed(octets)
+	r.HandleStream(octets)
 	var f FPDU
 	for _, w := range want {
-		if ok, err := r.Next(&f); !ok || err != nil || &f.ULPDU.B[0] != &octets[w.begin+lengthLen] {
+		if ok, err := r.PollFPDU(&f); !ok || err != nil || &f.ULPDU.B[0] != &octets[w.begin+lengthLen] {
 			t.Fatalf("Next = %v, %v, or the ULPDU was copied", ok, err)
 		}
 		if cap(f.ULPDU.B) != len(w.ulpdu) {
@@ -231,10 +231,10 @@ func TestReceiverNoCopy(t *testing.T) {
 	// Nor with markers.
 	octets, want = stream(rnd, true, true, 9, 100, 2000, 3000)
 	r.Init(true, true, 9)
-	r.Feed(octets)
+	r.HandleStream(octets)
 	for _, w := range want {
 		at := w.seq.Sub(9) + lengthLen
-		if ok, err := r.Next(&f); !ok || err != nil || &f.ULPDU.B[0] != &octets[at] || !bytes.Equal(joined(f.ULPDU), w.ulpdu) {
+		if ok, err := r.PollFPDU(&f); !ok || err != nil || &f.ULPDU.B[0] != &octets[at] || !bytes.Equal(joined(f.ULPDU), w.ulpdu) {
 			t.Fatalf("Next = %v, %v, or the ULPDU was copied, or is another", ok, err)
 		}
 	}
@@ -292,11 +292,11 @@ func TestReceiverErrors(t *testing.T) {
 				n := 0
 				for rest := octets; len(rest) > 0; {
 					k := min(step, len(rest))
-					r.Feed(rest[:k])
+					r.HandleStream(rest[:k])
 					rest = rest[k:]
 					for {
 						var ok bool
-						if ok, err = r.Next(&f); !ok {
+						if ok, err = r.PollFPDU(&f); !ok {
 							break
 						}
 						if !bytes.Equal(joined(f.ULPDU), want[n].ulpdu) {
@@ -312,13 +312,13 @@ func TestReceiverErrors(t *testing.T) {
 					continue
 				}
 				good, _ := stream(rnd, tt.crc, false, start, 20)
-				r.Feed(good)
-				if ok, err := r.Next(&f); ok || err != tt.err {
+				r.HandleStream(good)
+				if ok, err := r.PollFPDU(&f); ok || err != tt.err {
 					t.Errorf("step %d: an FPDU after the error: %v, %v", step, ok, err)
 				}
 				ahead, fs := stream(rnd, tt.crc, tt.mark, start, 600, 600)
-				r.FeedEarly(fs[1].seq, ahead[fs[1].begin:])
-				if r.NextEarly(&f) || r.EarlyWhole() {
+				r.HandleEarly(fs[1].seq, ahead[fs[1].begin:])
+				if r.PollEarly(&f) || r.EarlyWhole() {
 					t.Errorf("step %d: an FPDU ahead of order after the error", step)
 				}
 			}
@@ -331,16 +331,16 @@ func TestReceiverMemory(t *testing.T) {
 	var r Receiver
 	r.Init(true, false, 0)
 	var f FPDU
-	r.Feed([]byte{0xff, 0xff, 1, 2})
-	if ok, err := r.Next(&f); ok || err != nil {
+	r.HandleStream([]byte{0xff, 0xff, 1, 2})
+	if ok, err := r.PollFPDU(&f); ok || err != nil {
 		t.Fatalf("Next = %v, %v", ok, err)
 	}
 	if cap(r.buf) > 2048 {
 		t.Errorf("four bytes take a buffer of %d", cap(r.buf))
 	}
 	for range 70 { // the CRC at the end is wrong
-		r.Feed(make([]byte, 1000))
-		if _, err := r.Next(&f); err != nil {
+		r.HandleStream(make([]byte, 1000))
+		if _, err := r.PollFPDU(&f); err != nil {
 			break
 		}
 	}
@@ -367,9 +367,9 @@ func FuzzReceiver(f *testing.F) {
 		cut.Init(crc, markers, 0xffffff00)
 		var a, c FPDU
 		var got [][]byte
-		whole.Feed(b)
+		whole.HandleStream(b)
 		for total := 0; ; {
-			ok, _ := whole.Next(&a)
+			ok, _ := whole.PollFPDU(&a)
 			if !ok {
 				break
 			}
@@ -380,10 +380,10 @@ func FuzzReceiver(f *testing.F) {
 		}
 		for rest := b; len(rest) > 0; {
 			n := min(int(step)+1, len(rest))
-			cut.Feed(rest[:n])
+			cut.HandleStream(rest[:n])
 			rest = rest[n:]
 			for {
-				ok, _ := cut.Next(&c)
+				ok, _ := cut.PollFPDU(&c)
 				if !ok {
 					break
 				}

@@ -40,9 +40,9 @@ func TestEveryMarker(t *testing.T) {
 		resum(b)
 		var r Receiver
 		r.Init(true, true, 1000)
-		r.Feed(b)
+		r.HandleStream(b)
 		var f FPDU
-		if ok, err := r.Next(&f); ok || err != term.ErrMPAMarker {
+		if ok, err := r.PollFPDU(&f); ok || err != term.ErrMPAMarker {
 			t.Errorf("marker at %d changed: FPDU %v, %v; want %v", i, ok, err, term.ErrMPAMarker)
 		}
 	}
@@ -70,10 +70,10 @@ func TestEarlyWrap(t *testing.T) {
 		lost := first - 100
 		var r Receiver
 		r.Init(true, true, start)
-		r.FeedEarly(start.Add(lost), stream[lost:])
+		r.HandleEarly(start.Add(lost), stream[lost:])
 		var got []serial.Num
 		var p FPDU
-		for r.NextEarly(&p) {
+		for r.PollEarly(&p) {
 			got = append(got, p.Seq)
 			r.MarkPlaced(p.Seq)
 		}

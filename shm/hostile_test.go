@@ -161,7 +161,7 @@ func TestMutatingPeer(t *testing.T) {
 			}
 			pos[0].Store(sq.first + sq.used)
 			pos[1].Store(rq.first + rq.used)
-			qp.PullSend(entries)
+			qp.HandleSends(entries)
 			var seg rdmap.Segment
 			for range 4 {
 				if qp.Stream().PollSegment(1000, &seg) {
@@ -232,7 +232,7 @@ func FuzzSendWQE(f *testing.F) {
 		}
 		qp := verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: table, SQDepth: 1, MaxSGE: 4, MaxInline: 100, Sends: sq})
 		qp.Start(rdmap.Config{IRD: 1, ORD: 1})
-		qp.PullSend(4)
+		qp.HandleSends(4)
 		var seg rdmap.Segment
 		for range 100 {
 			if !qp.Stream().PollSegment(1000, &seg) {

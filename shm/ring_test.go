@@ -499,7 +499,7 @@ func TestSendRingGivesBack(t *testing.T) {
 		for p.Post(&verbs.SendWR{ID: uint64(posted), Op: rdmap.OpSend}) == nil {
 			posted++
 		}
-		if got := qp.PullSend(n); got != n {
+		if got := qp.HandleSends(n); got != n {
 			t.Fatalf("took %d work requests; want %d", got, n)
 		}
 		taken += n

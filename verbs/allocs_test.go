@@ -114,7 +114,7 @@ func TestLocalOpsNoAllocs(t *testing.T) {
 	var wc WC
 	if n := testing.AllocsPerRun(100, func() {
 		src.n = 4
-		if a.PullSend(8) != 4 {
+		if a.HandleSends(8) != 4 {
 			panic("not all were taken")
 		}
 		for range 4 {

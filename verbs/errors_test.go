@@ -220,7 +220,7 @@ func TestGatherFails(t *testing.T) {
 		a, b := newPair(t, 8192, QPConfig{})
 		b.postRecv(RecvWR{ID: 60, SGEs: []SGE{b.sge(0, 8192)}})
 		a.post(SendWR{ID: 1, Op: rdmap.OpSend, SGEs: []SGE{a.sge(0, 8192)}}, SendWR{ID: 2, Op: rdmap.OpSend})
-		a.PullSend(2)
+		a.HandleSends(2)
 		if err := a.table.Deregister(a.mr); err != nil {
 			t.Fatal(err)
 		}
@@ -244,7 +244,7 @@ func TestGatherFails(t *testing.T) {
 			a, b := newPair(t, 8192, QPConfig{})
 			b.postRecv(RecvWR{ID: 60, SGEs: []SGE{b.sge(0, 8192)}})
 			a.post(SendWR{ID: 1, Op: rdmap.OpSend, SGEs: []SGE{a.sge(0, 100)}}, SendWR{ID: 2, Op: rdmap.OpSend})
-			a.PullSend(2)
+			a.HandleSends(2)
 			if err := a.table.Deregister(a.mr); err != nil {
 				t.Fatal(err)
 			}
@@ -340,7 +340,7 @@ func TestZeroLengthErrors(t *testing.T) {
 	t.Run("atomic result", func(t *testing.T) {
 		a, b := newPair(t, 64, QPConfig{})
 		a.post(SendWR{ID: 1, Op: rdmap.OpFetchAdd, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase})
-		a.PullSend(1)
+		a.HandleSends(1)
 		if err := a.table.Deregister(a.mr); err != nil {
 			t.Fatal(err)
 		}
@@ -359,7 +359,7 @@ func TestErrorBeforeStart(t *testing.T) {
 	a := newSide(t, 1, 64, QPConfig{})
 	a.post(SendWR{ID: 1, Op: rdmap.OpSend})
 	a.postRecv(RecvWR{ID: 2})
-	if a.State() != StateIdle || a.PullSend(8) != 0 || a.poll() {
+	if a.State() != StateIdle || a.HandleSends(8) != 0 || a.poll() {
 		t.Error("an idle QP does something")
 	}
 	a.Error()

@@ -44,7 +44,7 @@ func FuzzPeer(f *testing.F) {
 				wr.SGEs = nil
 			}
 			s.post(wr)
-			s.PullSend(1)
+			s.HandleSends(1)
 			var seg rdmap.Segment
 			var script []byte
 			for s.Stream().PollSegment(1000, &seg) {

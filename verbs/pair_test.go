@@ -91,7 +91,7 @@ func (s *side) postRecv(wrs ...RecvWR) { s.r.q = append(s.r.q, wrs...) }
 
 // turn sends all that s can send to p, and reports whether anything happened.
 func (s *side) turn(p *side, mulpdu int) bool {
-	busy := s.PullSend(64) > 0
+	busy := s.HandleSends(64) > 0
 	var seg rdmap.Segment
 	for s.Stream().PollSegment(mulpdu, &seg) {
 		busy = true

@@ -90,7 +90,7 @@ type recvSlot struct {
 
 // QP is a queue pair on an RDMAP stream. It is not safe for concurrent use.
 //
-// In each turn call HandleULPDU on Stream for arriving data, then PullSend, then PollSegment on Stream and Gather for each segment while
+// In each turn call HandleULPDU on Stream for arriving data, then HandleSends, then PollSegment on Stream and Gather for each segment while
 // there is room to send, then PollWC until it returns false.
 type QP struct {
 	cfg    QPConfig
@@ -113,7 +113,7 @@ type QP struct {
 
 	flushes int // posted work requests flushed since PollWC last returned false
 
-	wr   SendWR // scratch of PullSend
+	wr   SendWR // scratch of HandleSends
 	rwr  RecvWR
 	comp rdmap.Completion
 

@@ -126,7 +126,7 @@ func TestStats(t *testing.T) {
 		SendWR{ID: 2, Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: 99},
 		SendWR{ID: 3, Op: rdmap.OpSend},
 	)
-	a.PullSend(8)
+	a.HandleSends(8)
 	if s, r := a.Outstanding(); s != 3 || r != 0 {
 		t.Errorf("outstanding %d and %d", s, r)
 	}
@@ -170,7 +170,7 @@ func TestFlush(t *testing.T) {
 		a.post(SendWR{ID: i, Op: rdmap.OpRead, SGEs: []SGE{a.sge(0, 8)}, RKey: b.mr.STag(), Remote: sideBase})
 		a.postRecv(RecvWR{ID: 100 + i})
 	}
-	a.PullSend(64)
+	a.HandleSends(64)
 	a.Error()
 	a.Error()
 	a.poll()
@@ -188,8 +188,8 @@ func TestFlush(t *testing.T) {
 	}
 	a.post(SendWR{ID: 7, Op: OpInvalid})
 	a.postRecv(RecvWR{ID: 107})
-	if a.PullSend(64) != 0 {
-		t.Error("PullSend in ERROR took a work request")
+	if a.HandleSends(64) != 0 {
+		t.Error("HandleSends in ERROR took a work request")
 	}
 	a.poll()
 	if diff := cmp.Diff([]outcome{{7, WCFlushErr}, {107, WCFlushErr}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
@@ -282,7 +282,7 @@ func TestLongestMessage(t *testing.T) {
 	}
 	wr.SGEs[7].Len--
 	a.post(wr)
-	if a.PullSend(1); a.Err() != nil || a.poll() {
+	if a.HandleSends(1); a.Err() != nil || a.poll() {
 		t.Errorf("refused: %v, %+v", a.Err(), a.take())
 	}
 }
@@ -373,12 +373,12 @@ func TestPendingSegment(t *testing.T) {
 		SendWR{ID: 2, Op: rdmap.OpSend, SGEs: []SGE{{0, 64, tag}}},
 		SendWR{ID: 3, Op: OpLocalInv, Inv: tag},
 	)
-	a.PullSend(8)
+	a.HandleSends(8)
 	var seg rdmap.Segment
 	if !a.Stream().PollSegment(1000, &seg) {
 		t.Fatal("no segment")
 	}
-	a.PullSend(8)
+	a.HandleSends(8)
 	a.poll()
 	if diff := cmp.Diff([]outcome{{1, WCSuccess}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
 		t.Errorf("before Gather (-want +got):\n%s", diff)
@@ -386,14 +386,14 @@ func TestPendingSegment(t *testing.T) {
 	if _, ok := a.Gather(&seg.Src, seg.Len, nil); !ok {
 		t.Fatal("the memory was taken away under the segment")
 	}
-	a.PullSend(8)
+	a.HandleSends(8)
 	a.poll()
 	if diff := cmp.Diff([]outcome{{2, WCSuccess}, {3, WCSuccess}}, outcomes(a.take()), cmp.AllowUnexported(outcome{})); diff != "" {
 		t.Errorf("after Gather (-want +got):\n%s", diff)
 	}
 	// A segment that is never gathered is flushed.
 	a.post(SendWR{ID: 4, Op: rdmap.OpSend, Flags: Inline, Inline: []byte("x")})
-	a.PullSend(8)
+	a.HandleSends(8)
 	a.Stream().PollSegment(1000, &seg)
 	a.Error()
 	a.poll()

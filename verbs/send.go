@@ -7,9 +7,9 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// PullSend takes up to max work requests from Sends while there is room, checks each, and passes it to the stream. An invalid one becomes
+// HandleSends takes up to max work requests from Sends while there is room, checks each, and passes it to the stream. An invalid one becomes
 // an error completion, in order, and ends the stream. It returns the number taken.
-func (q *QP) PullSend(max int) int {
+func (q *QP) HandleSends(max int) int {
 	if q.cfg.Sends == nil {
 		return 0
 	}

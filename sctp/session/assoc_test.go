@@ -276,7 +276,7 @@ func (e *end) turn(t *testing.T, now clock.Time, send func(*end, []byte)) {
 		if !ok {
 			break
 		}
-		e.m.Acked(e.bufs[b].stream, e.bufs[b].control)
+		e.m.HandleAcked(e.bufs[b].stream, e.bufs[b].control)
 		delete(e.bufs, b)
 	}
 	for {

@@ -312,9 +312,9 @@ func (m *Mux) release(s *stream) {
 	s.unacked++
 }
 
-// Acked reports that the peer has acknowledged a message of stream id: control is true for a message of PollControl, false for a DDP
+// HandleAcked reports that the peer has acknowledged a message of stream id: control is true for a message of PollControl, false for a DDP
 // segment.
-func (m *Mux) Acked(id uint16, control bool) {
+func (m *Mux) HandleAcked(id uint16, control bool) {
 	s := m.stream(id)
 	if s == nil || s.unacked == 0 {
 		return
@@ -569,7 +569,7 @@ func (m *Mux) CanSend(id uint16) bool {
 }
 
 // Begin writes the header that precedes the next DDP segment of stream id. CanSend must be true; the segment must then be sent, and counts
-// for Acked.
+// for HandleAcked.
 func (m *Mux) Begin(id uint16, b []byte) {
 	s := m.streams[id]
 	be.PutUint16(b, s.ssn)

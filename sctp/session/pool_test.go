@@ -98,8 +98,8 @@ func TestMemory(t *testing.T) {
 	check("one ended", aheadSize*2*2048, aheadSize*2*2048+8*64*2+20)
 	for m.PollControl(new(Control)) {
 	}
-	m.Acked(1, true)
-	m.Acked(1, true)
+	m.HandleAcked(1, true)
+	m.HandleAcked(1, true)
 	msg(1, 0, ppidControl, 0, 1) // it begins anew
 	check("begun anew", aheadSize*2*2048, aheadSize*2*2048+20)
 	m.Reset(4)

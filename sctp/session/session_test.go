@@ -89,7 +89,7 @@ func (b *bench) ack() {
 		if s.ctlUnacked == 0 {
 			break
 		}
-		b.m.Acked(sid, true)
+		b.m.HandleAcked(sid, true)
 	}
 }
 
@@ -417,7 +417,7 @@ func TestSetup(t *testing.T) {
 	if len(b.sent) != 0 {
 		t.Fatal("the Terminate may overtake the Initiate")
 	}
-	b.m.Acked(sid, true)
+	b.m.HandleAcked(sid, true)
 	b.drain()
 	if len(b.sent) != 1 || !bytes.Equal(b.sent[0].Data, []byte{0, 2, 0, 4}) {
 		t.Fatalf("sent %+v", b.sent)
@@ -425,12 +425,12 @@ func TestSetup(t *testing.T) {
 	// The stream is free when ours is acknowledged and the peer's last has come.
 	b.ssn = 3
 	b.control(4, "")
-	b.m.Acked(sid, true)
+	b.m.HandleAcked(sid, true)
 	b.segmentAt(2, "late")
 	if b.m.State(sid) != Ended {
 		t.Fatal("free too early")
 	}
-	b.m.Acked(sid, false)
+	b.m.HandleAcked(sid, false)
 	b.drain()
 	if b.m.State(sid) != Idle || !slices.Equal(b.kinds(), []EventKind{EventIdle}) {
 		t.Fatal(b.m.State(sid))
@@ -596,7 +596,7 @@ func TestOutstanding(t *testing.T) {
 	if n != 32767 {
 		t.Errorf("%d", n)
 	}
-	b.m.Acked(sid, false)
+	b.m.HandleAcked(sid, false)
 	if !b.m.CanSend(sid) {
 		t.Error("no room again")
 	}
@@ -623,7 +623,7 @@ func FuzzMessages(f *testing.F) {
 			n := min(len(in)-2, int(in[0]&15))
 			b.m.HandleMessage(uint16(in[1]>>6)+1, uint32(in[1]&31), in[1]&32 == 0, in[2:2+n])
 			if in[0]&16 != 0 {
-				b.m.Acked(sid, true)
+				b.m.HandleAcked(sid, true)
 			}
 			in = in[2+n:]
 		}

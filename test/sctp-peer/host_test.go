@@ -265,7 +265,7 @@ func (h *host) pump(now clock.Time) {
 			break
 		}
 		if m := h.bufs[b]; h.m != nil {
-			h.m.Acked(m.stream, m.control)
+			h.m.HandleAcked(m.stream, m.control)
 		}
 		delete(h.bufs, b)
 	}

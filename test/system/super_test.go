@@ -94,10 +94,10 @@ func TestSuperFramesSegmented(t *testing.T) {
 				case started && h.Seq == next:
 					next = h.Seq.Add(len(payload))
 					segments++
-					framing.Feed(payload)
+					framing.HandleStream(payload)
 					for {
 						var d mpa.FPDU
-						ok, err := framing.Next(&d)
+						ok, err := framing.PollFPDU(&d)
 						if err != nil {
 							t.Fatalf("segment %d: %v", segments, err)
 						}
