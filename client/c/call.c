@@ -49,8 +49,8 @@ static void device_died(struct iwarpd_device *dev, int err)
 	dev->dead = err;
 	shutdown(dev->sock, SHUT_RDWR); /* iwarpd_event_fd stays readable */
 	for (struct object *o = dev->objects.next; o != &dev->objects; o = o->next)
-		if (o->kind == OBJECT_QP)
-			qp_ended(o);
+		if (o->ended)
+			o->ended(o);
 }
 
 /* reply_arrived hands a packet to the call that waits for it, if one does. */
@@ -86,7 +86,7 @@ static void packet_arrived(struct iwarpd_device *dev, struct packet *p)
 		close_fds(p->fds, p->num_fds);
 		if (p->msg->event->body_case == PB__EVENT__BODY_CUT_OFF)
 			note_cut_off(dev, p->msg->event->cut_off);
-		event_arrived(dev, p->msg);
+		dev->on_event(dev, p->msg);
 		if (dev->event_lost || dev->num_events > MAX_EVENTS + EVENTS_QP * dev->most_qps)
 			device_died(dev, -EOVERFLOW);
 		return;

@@ -218,7 +218,7 @@ static void woken(struct iwarpd_channel *ch, const uint8_t *b, size_t n)
 	if (n < MANY_WAKES)
 		return;
 	for (struct cq_link *l = ch->cqs; l; l = l->next) /* what came while it was full is lost */
-		if (cq_fired(l))
+		if (l->fired(l->cq))
 			push(ch, l);
 }
 
@@ -254,7 +254,7 @@ int iwarpd_get_cq_event(struct iwarpd_channel *ch, struct iwarpd_cq **cq, int ti
 		struct cq_link *l = look(ch, &err);
 
 		if (l) {
-			*cq = cq_of_link(l);
+			*cq = l->cq;
 			return 0;
 		}
 		if (!err)

@@ -47,15 +47,8 @@ struct iwarpd_cq *cq_of(struct object *o)
 	return container_of(o, struct iwarpd_cq, obj);
 }
 
-struct iwarpd_cq *cq_of_link(struct cq_link *l)
+static bool cq_fired(const struct iwarpd_cq *cq)
 {
-	return container_of(l, struct iwarpd_cq, link);
-}
-
-bool cq_fired(struct cq_link *l)
-{
-	struct iwarpd_cq *cq = cq_of_link(l);
-
 	return atomic_load(&cq->armed) && atomic_load(cq->now->arm) == ARM_NONE;
 }
 
@@ -149,7 +142,7 @@ static int create_cq(struct iwarpd_device *dev, struct iwarpd_channel *channel, 
 	if (!err) {
 		cq->context = context;
 		cq->channel = channel;
-		cq->link.handle = p.msg->reply->cq->cq;
+		cq->link = (struct cq_link){ .cq = cq, .handle = p.msg->reply->cq->cq, .fired = cq_fired };
 		if (channel)
 			channel_add(channel, &cq->link);
 		object_add(&cq->obj, dev, OBJECT_CQ, cq->link.handle, cq_free);

@@ -1,111 +1,13 @@
+/* A device is opened and closed: the connection to the daemon and all that came with it. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
-
-enum {
-	BELLS_SLEEPING = 4096, /* offsets in the memfd */
-	BELLS_WORDS = 4096 + 128,
-};
-
-void object_add(struct object *o, struct iwarpd_device *dev, enum object_kind kind, uint32_t handle,
-		void (*free)(struct object *))
-{
-	o->dev = dev;
-	o->kind = kind;
-	o->handle = handle;
-	o->free = free;
-	pthread_mutex_lock(&dev->lock);
-	o->next = dev->objects.next;
-	o->prev = &dev->objects;
-	o->next->prev = o;
-	o->prev->next = o;
-	if (kind == OBJECT_QP && ++dev->num_qps > dev->most_qps)
-		dev->most_qps = dev->num_qps;
-	pthread_mutex_unlock(&dev->lock);
-}
-
-void object_free(struct object *o)
-{
-	pthread_mutex_lock(&o->dev->lock);
-	o->next->prev = o->prev;
-	o->prev->next = o->next;
-	if (o->kind == OBJECT_QP)
-		o->dev->num_qps--;
-	pthread_mutex_unlock(&o->dev->lock);
-	o->free(o);
-}
-
-struct object *find_object(struct iwarpd_device *dev, enum object_kind kind, uint32_t handle)
-{
-	for (struct object *o = dev->objects.next; o != &dev->objects; o = o->next)
-		if (o->kind == kind && o->handle == handle)
-			return o;
-	return NULL;
-}
-
-/*
- * wake writes to the eventfd that wakes a worker. Older daemons give the end of a pipe, and when
- * such a daemon has died the write raises SIGPIPE, which the program must not see.
- */
-static void wake(int fd)
-{
-	static const uint64_t one = 1;
-	static const struct timespec now;
-	sigset_t pipe, old, pending;
-	ssize_t n;
-
-	sigemptyset(&pipe);
-	sigaddset(&pipe, SIGPIPE);
-	sigpending(&pending);
-	pthread_sigmask(SIG_BLOCK, &pipe, &old);
-	do {
-		n = write(fd, &one, sizeof(one));
-	} while (n < 0 && errno == EINTR);
-	if (n < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE))
-		sigtimedwait(&pipe, NULL, &now);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
-}
-
-void ring_bell(struct iwarpd_device *dev, uint32_t worker, uint32_t bell)
-{
-	struct bell_page *page = &dev->pages[worker];
-	uint32_t asleep = 1;
-
-	atomic_fetch_or(&page->bells[bell / 64], UINT64_C(1) << (bell % 64));
-	if (atomic_load(page->sleeping) == 1 && atomic_compare_exchange_strong(page->sleeping, &asleep, 0))
-		wake(page->wake);
-}
-
-/* set_pages maps the doorbell pages; the descriptors of p are used up. */
-static int set_pages(struct iwarpd_device *dev, struct packet *p)
-{
-	int err = 0;
-
-	for (uint32_t i = 0; i < dev->workers; i++) {
-		struct bell_page *page = &dev->pages[i];
-
-		page->wake = p->fds[2 * i + 1];
-		if (!err)
-			err = map_open(&page->map, p->fds[2 * i], MAP_BELLS);
-		close(p->fds[2 * i]);
-		if (err)
-			continue;
-		fcntl(page->wake, F_SETFL, O_NONBLOCK);
-		page->sleeping = map_word(&page->map, BELLS_SLEEPING);
-		page->bells = (_Atomic uint64_t *)(void *)(page->map.mem + BELLS_WORDS);
-	}
-	p->num_fds = 0;
-	return err;
-}
 
 static int set_attr(struct iwarpd_device *dev, const Pb__HelloReply *h)
 {
@@ -149,16 +51,11 @@ static int hello_done(struct iwarpd_device *dev, struct packet *p)
 	const Pb__HelloReply *h = p->msg->reply->hello;
 	int err;
 
-	if (h->version != PROTOCOL_VERSION || !h->device || h->workers == 0 || p->num_fds % 2 != 0 ||
-	    h->workers != (uint32_t)p->num_fds / 2)
+	if (h->version != PROTOCOL_VERSION || !h->device)
 		return -EPROTO;
-	dev->pages = calloc(h->workers, sizeof(*dev->pages));
-	if (!dev->pages)
-		return -ENOMEM;
-	dev->workers = h->workers;
 	dev->hello = p->msg;
 	p->msg = NULL;
-	err = set_pages(dev, p);
+	err = bells_open(dev, h->workers, p);
 	return err ? err : set_attr(dev, h);
 }
 
@@ -209,6 +106,7 @@ static struct iwarpd_device *new_device(int sock)
 	dev->sock = sock;
 	dev->queued = dev->epoll = -1;
 	dev->last_event = &dev->events;
+	dev->on_event = event_arrived;
 	dev->objects.next = dev->objects.prev = &dev->objects;
 	pthread_mutex_init(&dev->lock, NULL);
 	pthread_condattr_init(&attr);
@@ -263,14 +161,10 @@ void iwarpd_close(struct iwarpd_device *dev)
 	close(dev->sock);
 	while (dev->objects.next != &dev->objects)
 		object_free(dev->objects.next);
-	for (uint32_t i = 0; i < dev->workers; i++) {
-		map_close(&dev->pages[i].map);
-		close(dev->pages[i].wake);
-	}
+	bells_close(dev);
 	events_free(dev);
 	close_fd(dev->epoll);
 	close_fd(dev->queued);
-	free(dev->pages);
 	free((void *)dev->attr.addresses);
 	if (dev->hello)
 		pb__message__free_unpacked(dev->hello, NULL);

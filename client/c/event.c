@@ -47,7 +47,7 @@ static void note_event(struct iwarpd_device *dev, const Pb__Event *ev)
 	case PB__EVENT__BODY_REJECTED:
 	case PB__EVENT__BODY_CONNECT_FAILED:
 	case PB__EVENT__BODY_DISCONNECTED:
-		qp_ended(qp);
+		qp->ended(qp);
 		break;
 	default:
 		break;

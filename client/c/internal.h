@@ -1,4 +1,13 @@
-/* What the files of libiwarpd share. Nothing of it is seen outside. */
+/*
+ * What the files of libiwarpd share. Nothing of it is seen outside.
+ *
+ * The files form layers, and test/clib checks it: a file calls only those to its left.
+ *
+ *	error map | socket | call | object bell channel | cq memory | qp | connect | event | device stream
+ *
+ * What goes up goes through a function pointer: on_event of a device, ended of an object, fired
+ * of a completion queue.
+ */
 #ifndef INTERNAL_H
 #define INTERNAL_H
 
@@ -91,7 +100,7 @@ void ring_publish(struct ring *r);
 /* ring_pending tells whether the consumer has not taken all that we published. */
 bool ring_pending(const struct ring *r);
 
-/* device.c */
+/* object.c */
 
 enum object_kind { OBJECT_PD, OBJECT_MR, OBJECT_MW, OBJECT_CHANNEL, OBJECT_CQ, OBJECT_SRQ, OBJECT_QP, OBJECT_LISTENER };
 
@@ -102,6 +111,7 @@ struct object {
 	enum object_kind kind;
 	uint32_t handle;
 	void (*free)(struct object *o); /* frees memory; the daemon is not asked */
+	void (*ended)(struct object *o); /* the connection or the device has ended; NULL: nothing to do */
 };
 
 struct iwarpd_pd {
@@ -147,6 +157,8 @@ struct iwarpd_device {
 	struct iwarpd_device_attr attr;
 	Pb__Message *hello;      /* whose texts attr uses */
 
+	void (*on_event)(struct iwarpd_device *dev, Pb__Message *msg); /* takes msg; the lock is held */
+
 	pthread_mutex_t lock; /* guards the rest */
 	pthread_cond_t turn;  /* something was read, or nobody reads any more */
 	bool reading;         /* a thread waits for the socket */
@@ -170,6 +182,12 @@ void object_free(struct object *o);
 
 /* find_object returns the object with that handle. The lock is held. */
 struct object *find_object(struct iwarpd_device *dev, enum object_kind kind, uint32_t handle);
+
+/* bell.c */
+
+/* bells_open maps the doorbell pages of the workers; it uses up the descriptors of p. */
+int bells_open(struct iwarpd_device *dev, uint32_t workers, struct packet *p);
+void bells_close(struct iwarpd_device *dev);
 
 /* ring_bell tells a worker that a QP has work. */
 void ring_bell(struct iwarpd_device *dev, uint32_t worker, uint32_t bell);
@@ -208,7 +226,7 @@ int wait_fd(int fd, int64_t deadline);
 
 /* event.c */
 
-void event_arrived(struct iwarpd_device *dev, Pb__Message *msg); /* takes msg; the lock is held */
+void event_arrived(struct iwarpd_device *dev, Pb__Message *msg); /* on_event of a device */
 void events_free(struct iwarpd_device *dev);
 
 /*
@@ -226,7 +244,6 @@ void event_done(struct iwarpd_device *dev, struct event **at);
 /* qp.c */
 
 void qp_established(struct object *o, uint32_t worker);
-void qp_ended(struct object *o);
 struct iwarpd_qp *qp_of(struct object *o);
 struct iwarpd_srq *srq_of(struct object *o);
 struct object *qp_object(struct iwarpd_qp *qp);
@@ -236,8 +253,10 @@ struct object *qp_object(struct iwarpd_qp *qp);
 /* A completion queue in the lists of its channel. */
 struct cq_link {
 	struct cq_link *next, *next_ready;
+	struct iwarpd_cq *cq;
 	uint32_t handle;
 	bool is_ready;
+	bool (*fired)(const struct iwarpd_cq *cq); /* the daemon has taken the arming back; the lock is held */
 };
 
 struct object *channel_object(struct iwarpd_channel *ch);
@@ -249,11 +268,7 @@ void channel_unlock(struct iwarpd_channel *ch);
 /* cq.c */
 
 struct iwarpd_cq *cq_of(struct object *o);
-struct iwarpd_cq *cq_of_link(struct cq_link *l);
 uint32_t cq_handle(const struct iwarpd_cq *cq);
-
-/* cq_fired tells whether the daemon has taken the arming back. The channel's lock is held. */
-bool cq_fired(struct cq_link *l);
 
 /* connect.c */
 

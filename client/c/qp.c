@@ -118,6 +118,44 @@ static bool bell_valid(const struct iwarpd_device *dev, uint32_t bell)
 	return true;
 }
 
+/*
+ * The thread that posts publishes its index and then looks at worker and at
+ * ended; the one that reads events stores these and then looks at the index.
+ * One of them sees the other: no work request waits without a bell, nor after
+ * the end without the flush.
+ */
+
+void qp_established(struct object *o, uint32_t worker)
+{
+	struct iwarpd_qp *qp = qp_of(o);
+
+	atomic_store(&qp->worker, (int)worker);
+	ring_bell(o->dev, worker, qp->bell); /* sends that were posted before rang none */
+}
+
+/* flush asks for error completions of what was posted while the connection ended. */
+static void flush(struct iwarpd_qp *qp)
+{
+	Pb__Disconnect body = PB__DISCONNECT__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+
+	body.qp = qp->obj.handle;
+	body.abort = true;
+	req.body_case = PB__REQUEST__BODY_DISCONNECT;
+	req.disconnect = &body;
+	device_post(qp->obj.dev, &req);
+}
+
+static void qp_ended(struct object *o)
+{
+	struct iwarpd_qp *qp = qp_of(o);
+
+	if (atomic_exchange(&qp->ended, true))
+		return;
+	if (ring_pending(&qp->sq) || (qp->rq.map.mem && ring_pending(&qp->rq.ring)))
+		flush(qp);
+}
+
 static int new_qp(struct iwarpd_device *dev, const struct packet *p, void *context, struct iwarpd_qp **out)
 {
 	const Pb__QPReply *r = p->msg->reply->qp;
@@ -138,6 +176,7 @@ static int new_qp(struct iwarpd_device *dev, const struct packet *p, void *conte
 	qp->context = context;
 	atomic_init(&qp->worker, NO_WORKER);
 	atomic_init(&qp->ended, false);
+	qp->obj.ended = qp_ended;
 	object_add(&qp->obj, dev, OBJECT_QP, r->qp, qp_free);
 	*out = qp;
 	return 0;
@@ -205,44 +244,6 @@ int iwarpd_destroy_qp(struct iwarpd_qp *qp, struct iwarpd_error *e)
 	if (!err)
 		object_free(&qp->obj);
 	return err;
-}
-
-/*
- * The thread that posts publishes its index and then looks at worker and at
- * ended; the one that reads events stores these and then looks at the index.
- * One of them sees the other: no work request waits without a bell, nor after
- * the end without the flush.
- */
-
-void qp_established(struct object *o, uint32_t worker)
-{
-	struct iwarpd_qp *qp = qp_of(o);
-
-	atomic_store(&qp->worker, (int)worker);
-	ring_bell(o->dev, worker, qp->bell); /* sends that were posted before rang none */
-}
-
-/* flush asks for error completions of what was posted while the connection ended. */
-static void flush(struct iwarpd_qp *qp)
-{
-	Pb__Disconnect body = PB__DISCONNECT__INIT;
-	Pb__Request req = PB__REQUEST__INIT;
-
-	body.qp = qp->obj.handle;
-	body.abort = true;
-	req.body_case = PB__REQUEST__BODY_DISCONNECT;
-	req.disconnect = &body;
-	device_post(qp->obj.dev, &req);
-}
-
-void qp_ended(struct object *o)
-{
-	struct iwarpd_qp *qp = qp_of(o);
-
-	if (atomic_exchange(&qp->ended, true))
-		return;
-	if (ring_pending(&qp->sq) || (qp->rq.map.mem && ring_pending(&qp->rq.ring)))
-		flush(qp);
 }
 
 /* posted_late is for work requests published after the end. */

@@ -293,3 +293,55 @@ func TestHeaderNumbers(t *testing.T) {
 		}
 	}
 }
+
+// The files of the library form layers (client/c/internal.h): no file calls
+// one that calls it, by itself or through others.
+func TestFilesFormLayers(t *testing.T) {
+	plain.build(t, "libiwarpd.so")
+	objects, err := filepath.Glob(filepath.Join(source, "*.c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	definedBy, wants := map[string]string{}, map[string][]string{}
+	for _, o := range objects {
+		file := strings.TrimSuffix(filepath.Base(o), ".c")
+		out, err := exec.Command("nm", filepath.Join(plain.dir, file+".o")).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(out)) {
+			f := strings.Fields(line)
+			name, kind := f[len(f)-1], f[len(f)-2]
+			switch {
+			case kind == "U":
+				wants[file] = append(wants[file], name)
+			case strings.Contains("TDBR", kind):
+				definedBy[name] = file
+			}
+		}
+	}
+	if len(definedBy) < 60 {
+		t.Fatalf("the files define %d names: is the output of nm read right?", len(definedBy))
+	}
+	left := map[string]bool{} // of the files visited, those whose callees all were
+	var visit func(file string, path []string)
+	visit = func(file string, path []string) {
+		path = append(path, file)
+		if done, seen := left[file]; seen {
+			if !done {
+				t.Errorf("files that call each other in a circle: %s", strings.Join(path, " -> "))
+			}
+			return
+		}
+		left[file] = false
+		for _, name := range wants[file] {
+			if to := definedBy[name]; to != "" && to != file {
+				visit(to, path)
+			}
+		}
+		left[file] = true
+	}
+	for file := range wants {
+		visit(file, nil)
+	}
+}

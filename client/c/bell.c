@@ -1,0 +1,84 @@
+/* Doorbells: they tell a worker that a queue pair has work. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+enum {
+	BELLS_SLEEPING = 4096, /* offsets in the memfd */
+	BELLS_WORDS = 4096 + 128,
+};
+
+/*
+ * wake writes to the eventfd that wakes a worker. Older daemons give the end of a pipe, and when
+ * such a daemon has died the write raises SIGPIPE, which the program must not see.
+ */
+static void wake(int fd)
+{
+	static const uint64_t one = 1;
+	static const struct timespec now;
+	sigset_t pipe, old, pending;
+	ssize_t n;
+
+	sigemptyset(&pipe);
+	sigaddset(&pipe, SIGPIPE);
+	sigpending(&pending);
+	pthread_sigmask(SIG_BLOCK, &pipe, &old);
+	do {
+		n = write(fd, &one, sizeof(one));
+	} while (n < 0 && errno == EINTR);
+	if (n < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE))
+		sigtimedwait(&pipe, NULL, &now);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
+void ring_bell(struct iwarpd_device *dev, uint32_t worker, uint32_t bell)
+{
+	struct bell_page *page = &dev->pages[worker];
+	uint32_t asleep = 1;
+
+	atomic_fetch_or(&page->bells[bell / 64], UINT64_C(1) << (bell % 64));
+	if (atomic_load(page->sleeping) == 1 && atomic_compare_exchange_strong(page->sleeping, &asleep, 0))
+		wake(page->wake);
+}
+
+int bells_open(struct iwarpd_device *dev, uint32_t workers, struct packet *p)
+{
+	int err = 0;
+
+	if (workers == 0 || p->num_fds % 2 != 0 || workers != (uint32_t)p->num_fds / 2)
+		return -EPROTO;
+	dev->pages = calloc(workers, sizeof(*dev->pages));
+	if (!dev->pages)
+		return -ENOMEM;
+	dev->workers = workers;
+	for (uint32_t i = 0; i < workers; i++) {
+		struct bell_page *page = &dev->pages[i];
+
+		page->wake = p->fds[2 * i + 1];
+		if (!err)
+			err = map_open(&page->map, p->fds[2 * i], MAP_BELLS);
+		close(p->fds[2 * i]);
+		if (err)
+			continue;
+		fcntl(page->wake, F_SETFL, O_NONBLOCK);
+		page->sleeping = map_word(&page->map, BELLS_SLEEPING);
+		page->bells = (_Atomic uint64_t *)(void *)(page->map.mem + BELLS_WORDS);
+	}
+	p->num_fds = 0;
+	return err;
+}
+
+void bells_close(struct iwarpd_device *dev)
+{
+	for (uint32_t i = 0; i < dev->workers; i++) {
+		map_close(&dev->pages[i].map);
+		close(dev->pages[i].wake);
+	}
+	free(dev->pages);
+}

@@ -1,0 +1,38 @@
+/* The list of a device's objects. */
+#include "internal.h"
+
+void object_add(struct object *o, struct iwarpd_device *dev, enum object_kind kind, uint32_t handle,
+		void (*free)(struct object *))
+{
+	o->dev = dev;
+	o->kind = kind;
+	o->handle = handle;
+	o->free = free;
+	pthread_mutex_lock(&dev->lock);
+	o->next = dev->objects.next;
+	o->prev = &dev->objects;
+	o->next->prev = o;
+	o->prev->next = o;
+	if (kind == OBJECT_QP && ++dev->num_qps > dev->most_qps)
+		dev->most_qps = dev->num_qps;
+	pthread_mutex_unlock(&dev->lock);
+}
+
+void object_free(struct object *o)
+{
+	pthread_mutex_lock(&o->dev->lock);
+	o->next->prev = o->prev;
+	o->prev->next = o->next;
+	if (o->kind == OBJECT_QP)
+		o->dev->num_qps--;
+	pthread_mutex_unlock(&o->dev->lock);
+	o->free(o);
+}
+
+struct object *find_object(struct iwarpd_device *dev, enum object_kind kind, uint32_t handle)
+{
+	for (struct object *o = dev->objects.next; o != &dev->objects; o = o->next)
+		if (o->kind == kind && o->handle == handle)
+			return o;
+	return NULL;
+}
