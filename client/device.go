@@ -37,6 +37,7 @@ type Device struct {
 	nextID atomic.Uint64
 	async  chan *AsyncEvent
 	done   chan struct{} // closed when the daemon is gone, or Close was called
+	drains chan struct{} // closed when the daemon announces that it stops
 
 	mu           sync.Mutex
 	closed       bool
@@ -49,6 +50,7 @@ type Device struct {
 	reqs         map[uint32]*ConnRequest
 	streams      map[uint32]*Stream
 	earlyStreams []earlyStream // as early
+	drainBy      time.Time     // when a draining daemon ends connections
 	cqs          map[*CQ]struct{}
 	channels     map[*CompChannel]struct{}
 	srqs         map[uint32]*SRQ
@@ -121,7 +123,7 @@ func OpenFD(ctx context.Context, fd int, progress func() int) (*Device, error) {
 
 func newDevice(ctx context.Context, c *seqpacket.Conn, progress func() int) (*Device, error) {
 	d := &Device{
-		conn: c, progress: progress, done: make(chan struct{}), async: make(chan *AsyncEvent, maxAsync), srqs: make(map[uint32]*SRQ), streams: make(map[uint32]*Stream),
+		conn: c, progress: progress, done: make(chan struct{}), drains: make(chan struct{}), async: make(chan *AsyncEvent, maxAsync), srqs: make(map[uint32]*SRQ), streams: make(map[uint32]*Stream),
 		waiting: make(map[uint64]chan answer), qps: make(map[uint32]*QP), listens: make(map[uint32]*Listener),
 		reqs: make(map[uint32]*ConnRequest), cqs: make(map[*CQ]struct{}), channels: make(map[*CompChannel]struct{}),
 	}
@@ -187,6 +189,32 @@ func (d *Device) Attr() DeviceAttr { return d.attr }
 // Done returns a channel that is closed when the Device is closed or the daemon ends
 // the connection.
 func (d *Device) Done() <-chan struct{} { return d.done }
+
+// Draining returns a channel that is closed when the daemon announces that it is about to
+// stop, for an upgrade for example. Connections go on until DrainDeadline, but Listen and
+// the Dial and Connect calls fail with ErrDraining, and so do Accept and Request of a
+// Listener once they have returned what had arrived. A program finishes its transfers,
+// closes the Device and calls OpenWait. The daemon exits as soon as no client has
+// connections. A daemon that is killed announces nothing.
+func (d *Device) Draining() <-chan struct{} { return d.drains }
+
+// DrainDeadline returns when the draining daemon ends the connections that are left, or
+// the zero Time if it is not draining.
+func (d *Device) DrainDeadline() time.Time {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.drainBy
+}
+
+// draining handles the event of that name.
+func (d *Device) draining(e *ctrlpb.Draining) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.drainBy.IsZero() {
+		d.drainBy = time.Now().Add(time.Duration(e.TimeoutMs) * time.Millisecond)
+		close(d.drains)
+	}
+}
 
 // Err returns the reason why Done is closed, or nil if it is not closed.
 func (d *Device) Err() error {

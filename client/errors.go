@@ -30,6 +30,9 @@ var (
 	ErrCanceled    = errors.New("iwarp: given up")
 
 	ErrDaemonGone = errors.New("iwarp: the daemon is gone")
+	// ErrDraining: the daemon is stopping and takes no new work; see Device.Draining. It is
+	// an ErrDaemonGone too.
+	ErrDraining   = fmt.Errorf("%w: it is stopping", ErrDaemonGone)
 	ErrClosed     = errors.New("iwarp: closed")
 	ErrPeerClosed = errors.New("iwarp: the peer closed the connection")
 	ErrQueueFull  = errors.New("iwarp: queue full")
@@ -43,7 +46,7 @@ var codeErrors = map[ctrlpb.Code]error{
 	ctrlpb.Code_CODE_UNREACHABLE: ErrUnreachable, ctrlpb.Code_CODE_TIMEOUT: ErrTimeout, ctrlpb.Code_CODE_REFUSED: ErrRefused,
 	ctrlpb.Code_CODE_REJECTED: ErrRejected, ctrlpb.Code_CODE_STATE: ErrState, ctrlpb.Code_CODE_BUSY: ErrBusy,
 	ctrlpb.Code_CODE_VERSION: ErrVersion, ctrlpb.Code_CODE_PROTOCOL: ErrProtocol, ctrlpb.Code_CODE_INTERNAL: ErrInternal,
-	ctrlpb.Code_CODE_CANCELED: ErrCanceled,
+	ctrlpb.Code_CODE_CANCELED: ErrCanceled, ctrlpb.Code_CODE_DRAINING: ErrDraining,
 }
 
 // Error is an error that the daemon reported for a request or a connection. Use

@@ -192,6 +192,7 @@ func (l *Listener) Request(ctx context.Context) (*ConnRequest, error) {
 
 // next waits for something in queue, which is one of l's, and takes it out.
 func next[T any](ctx context.Context, l *Listener, queue *[]*T) (*T, error) {
+	drained := false // the queue was looked at after the daemon said that it stops
 	for {
 		l.mu.Lock()
 		if q := *queue; len(q) > 0 {
@@ -211,6 +212,11 @@ func next[T any](ctx context.Context, l *Listener, queue *[]*T) (*T, error) {
 			return nil, ErrClosed
 		case <-l.d.done:
 			return nil, l.d.Err()
+		case <-l.d.drains:
+			if drained {
+				return nil, ErrDraining
+			}
+			drained = true
 		case <-ctx.Done():
 			return nil, fmt.Errorf("iwarp: wait for a connection on %v: %w", l.addr, ctx.Err())
 		}
@@ -251,14 +257,20 @@ func (l *Listener) acceptLoop() {
 		}
 		cancel()
 	}()
+	var accepting sync.WaitGroup
 	for {
 		r, err := l.Request(ctx)
 		if err != nil {
-			return
+			accepting.Wait()
+			for { // to every Accept
+				select {
+				case l.accepted <- acceptResult{nil, err}:
+				case <-ctx.Done():
+					return
+				}
+			}
 		}
-		l.wg.Add(1)
-		go func() {
-			defer l.wg.Done()
+		accepting.Go(func() {
 			c, err := r.AcceptConn(ctx, &l.cfg)
 			if err != nil && ofPeer(err) {
 				return
@@ -270,7 +282,7 @@ func (l *Listener) acceptLoop() {
 					c.Abort()
 				}
 			}
-		}()
+		})
 	}
 }
 

@@ -458,6 +458,8 @@ func (d *Device) event(ev *ctrlpb.Event) {
 		}
 	case *ctrlpb.Event_AsyncError:
 		d.asyncError(b.AsyncError)
+	case *ctrlpb.Event_Draining:
+		d.draining(b.Draining)
 	case *ctrlpb.Event_CutOff:
 		d.fail(fmt.Errorf("%w: it cut this client off: %s", ErrDaemonGone, b.CutOff.GetError().GetText()))
 	}

@@ -643,6 +643,7 @@ func (s *Server) forget(c *conn) {
 	}
 	s.leavePort(c)
 	c.claim, c.state = nil, connGone
+	s.checkDrained()
 }
 
 // abandon ends a connection without notifying the client. Called with mu held.

@@ -110,8 +110,8 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.detached != nil {
-		return s.detached
+	if err := s.unready(); err != nil {
+		return err
 	}
 	cfg, err := s.mpaConfig(r.Startup)
 	if err != nil {

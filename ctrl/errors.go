@@ -61,4 +61,5 @@ const (
 	protocol    = ctrlpb.Code_CODE_PROTOCOL
 	internal    = ctrlpb.Code_CODE_INTERNAL
 	canceled    = ctrlpb.Code_CODE_CANCELED
+	draining    = ctrlpb.Code_CODE_DRAINING
 )

@@ -68,8 +68,8 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.detached != nil {
-		return s.detached
+	if err := s.unready(); err != nil {
+		return err
 	}
 	if !addr.IsUnspecified() && !s.isLocal(addr) {
 		return errorf(badAddress, "ctrl: %v is not an address of the interface: choose one of those that iwarpctl status shows", addr)

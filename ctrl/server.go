@@ -92,8 +92,9 @@ type Server struct {
 	captures  int
 	wakeAt    clock.Time // when the timer goroutine wakes
 
-	refused  tally // clients
-	detached error // why no frames come; nil: they do
+	refused  tally         // clients
+	detached error         // why no frames come; nil: they do
+	drained  chan struct{} // closed when no connection is left; nil: not draining
 
 	rewake   chan struct{}
 	done     chan struct{}
@@ -417,7 +418,7 @@ func (s *Server) admit(c *seqpacket.Conn, slot int) (*session, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.closed || s.drained != nil {
 		return nil, net.ErrClosed
 	}
 	sess, err := s.newSession(c, cred, gids)

@@ -148,6 +148,34 @@ int iwarpd_open(const char *socket, const char *name, struct iwarpd_device **out
 	return 0;
 }
 
+/* no_daemon: the error of iwarpd_open means that a daemon may come later. */
+static bool no_daemon(int err)
+{
+	return err == -ENOENT || err == -ECONNREFUSED || err == -EPIPE;
+}
+
+int iwarpd_open_wait(const char *socket, const char *name, int timeout_ms, struct iwarpd_device **out,
+		     struct iwarpd_error *e)
+{
+	static const struct timespec pause = { .tv_nsec = 200000000 };
+	int64_t deadline = deadline_in(timeout_ms);
+
+	for (;;) {
+		struct iwarpd_error last;
+		int err = iwarpd_open(socket, name, out, &last);
+
+		if (err && no_daemon(err) && (deadline < 0 || deadline_in(0) < deadline)) {
+			nanosleep(&pause, NULL);
+			continue;
+		}
+		if (err && no_daemon(err))
+			return set_error(e, -ETIMEDOUT, "no daemon within %d ms: %s", timeout_ms, last.text);
+		if (err && e)
+			*e = last;
+		return err;
+	}
+}
+
 static void close_fd(int fd)
 {
 	if (fd >= 0)

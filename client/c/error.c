@@ -43,6 +43,7 @@ static const int code_errno[] = {
 	[IWARPD_CODE_PROTOCOL] = EPROTO,
 	[IWARPD_CODE_INTERNAL] = EIO,
 	[IWARPD_CODE_CANCELED] = ECANCELED,
+	[IWARPD_CODE_DRAINING] = ESHUTDOWN,
 };
 
 int pb_error(struct iwarpd_error *e, const Pb__Error *pb)
@@ -114,6 +115,8 @@ const char *iwarpd_event_text(uint32_t type)
 		return "stream ready";
 	case IWARPD_EVENT_STREAM_DATA:
 		return "stream data";
+	case IWARPD_EVENT_DRAINING:
+		return "the daemon is stopping";
 	}
 	return "unknown event";
 }

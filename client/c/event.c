@@ -282,6 +282,10 @@ static bool put_event(struct iwarpd_event *ev, struct iwarpd_device *dev, const 
 		ev->type = IWARPD_EVENT_STREAM_DATA;
 		ev->conn = pb->stream_data->conn;
 		return true;
+	case PB__EVENT__BODY_DRAINING:
+		ev->type = IWARPD_EVENT_DRAINING;
+		ev->drain_ms = pb->draining->timeout_ms;
+		return true;
 	default: /* of a later version */
 		return false;
 	}

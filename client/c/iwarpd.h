@@ -70,6 +70,7 @@ enum iwarpd_code {
 	IWARPD_CODE_PROTOCOL = 14,   /* EPROTO: the peer broke the MPA start-up */
 	IWARPD_CODE_INTERNAL = 15,   /* EIO: a fault of the daemon or the host */
 	IWARPD_CODE_CANCELED = 16,   /* ECANCELED */
+	IWARPD_CODE_DRAINING = 17,   /* ESHUTDOWN: the daemon is stopping; see IWARPD_EVENT_DRAINING */
 };
 
 /* Device. */
@@ -96,6 +97,15 @@ struct iwarpd_device_attr {
  * -ENOENT, -ECONNREFUSED: no daemon there.
  */
 IWARPD_API int iwarpd_open(const char *socket, const char *name, struct iwarpd_device **dev, struct iwarpd_error *e);
+
+/*
+ * iwarpd_open for a program that outlives its daemon: waits for one that does not run yet, or
+ * is being restarted, for at most timeout_ms, or without end if that is negative. -ETIMEDOUT:
+ * none answered. An error that no wait cures, such as -EACCES, returns at once. After -EPIPE
+ * or IWARPD_EVENT_DRAINING a program calls iwarpd_close and this, and makes its objects again.
+ */
+IWARPD_API int iwarpd_open_wait(const char *socket, const char *name, int timeout_ms, struct iwarpd_device **dev,
+				struct iwarpd_error *e);
 
 /* Ends the client: all its connections are cut, all its objects freed. */
 IWARPD_API void iwarpd_close(struct iwarpd_device *dev);
@@ -537,6 +547,13 @@ enum iwarpd_event_type {
 	IWARPD_EVENT_CONNECT_GONE = 8,    /* conn, error: the connect request is withdrawn */
 	IWARPD_EVENT_STREAM_READY = 9,    /* conn, local, remote; qp at the side that connected, listener at the other */
 	IWARPD_EVENT_STREAM_DATA = 10,    /* conn: iwarpd_stream_read does not wait; comes again, behind all others, until it was called */
+	/*
+	 * The daemon is about to stop, for an upgrade for example: connections go on for drain_ms,
+	 * but iwarpd_listen and iwarpd_connect fail with -ESHUTDOWN. A program finishes its
+	 * transfers, calls iwarpd_close, and iwarpd_open_wait. The daemon exits as soon as no
+	 * client has connections.
+	 */
+	IWARPD_EVENT_DRAINING = 11,       /* drain_ms */
 };
 
 struct iwarpd_negotiated {
@@ -581,7 +598,9 @@ struct iwarpd_event {
 	 * it does not say (revision 1).
 	 */
 	int32_t peer_ird, peer_ord;
-	uint64_t reserved[7];
+	uint32_t drain_ms;
+	uint32_t reserved32;
+	uint64_t reserved[6];
 	uint8_t data[IWARPD_MAX_PRIVATE_DATA]; /* private data of the peer */
 };
 

@@ -502,6 +502,54 @@ func TestDaemonGone(t *testing.T) {
 	}
 }
 
+// TestDraining: clients learn that their daemon drains, finish what they have, and get no
+// new connection.
+func TestDraining(t *testing.T) {
+	a, b, ctx := pair(t, embed.PairConfig{})
+	ca, cb := connect(t, ctx, a, b, nil)
+	l, err := b.Device().Listen(ctx, ":7180", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := b.Device()
+	if !dev.DrainDeadline().IsZero() {
+		t.Error("a deadline before draining")
+	}
+	left := make(chan int, 1)
+	go func() { left <- b.Server().Drain(ctx, time.Minute) }()
+	<-dev.Draining()
+	if d := time.Until(dev.DrainDeadline()); d <= 0 || d > time.Minute {
+		t.Errorf("deadline in %v", d)
+	}
+	for range 2 {
+		if _, err := l.Accept(ctx); !errors.Is(err, iwarp.ErrDraining) || !errors.Is(err, iwarp.ErrDaemonGone) {
+			t.Errorf("accept: %v", err)
+		}
+	}
+	if _, err := dev.Dial(ctx, netip.AddrPortFrom(a.Addr(), 7180).String(), nil); !errors.Is(err, iwarp.ErrDraining) {
+		t.Errorf("dial: %v", err)
+	}
+	if _, err := a.Device().Dial(ctx, netip.AddrPortFrom(b.Addr(), 7180).String(), nil); !errors.Is(err, iwarp.ErrRefused) {
+		t.Errorf("dial of a peer: %v", err)
+	}
+	if err := ca.Send(ctx, []byte("last")); err != nil {
+		t.Error(err)
+	}
+	if n, err := cb.Recv(ctx, make([]byte, 8)); err != nil || n != 4 {
+		t.Errorf("receive: %d, %v", n, err)
+	}
+	cb.Close()
+	l.Close()
+	if n := <-left; n != 0 {
+		t.Errorf("%d connections left", n)
+	}
+	select {
+	case <-dev.Done():
+		t.Error("the device ended")
+	default:
+	}
+}
+
 // TestHole: a client that takes pages of registered memory away is cut off when a
 // peer writes there; nothing is allocated in their place.
 func TestHole(t *testing.T) {

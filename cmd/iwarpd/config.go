@@ -192,7 +192,7 @@ var keys = slices.Concat([]key{
 		return err
 	}},
 
-	{"drain-timeout", "", "5s", "how long a stopping daemon waits for its connections to close", duration(func(s *settings) *time.Duration { return &s.Drain }, 0, 10*time.Minute)},
+	{"drain-timeout", "", "5s", "how long a stopping daemon waits for its clients to end their connections; 0: not at all", duration(func(s *settings) *time.Duration { return &s.Drain }, 0, 10*time.Minute)},
 	{"log-level", "", "info", "least severe level to log: debug, info, warn or error", func(s *settings, v string) error {
 		if err := s.LogLevel.UnmarshalText([]byte(v)); err != nil || s.LogLevel > zapcore.ErrorLevel {
 			return errors.New("must be debug, info, warn or error")

@@ -180,7 +180,10 @@ func (d *daemon) run(ctx context.Context) error {
 
 	err := d.wait(ctx, served)
 	notify(d.log, sd.SdNotifyStopping)
-	d.drain()
+	if err == nil { // asked to stop; otherwise the connections are lost
+		d.drain()
+	}
+	d.stop()
 	d.traffic()
 	return err
 }
@@ -212,13 +215,27 @@ func notify(log *zap.Logger, state string) {
 	}
 }
 
-// drain tells the clients that it is over, and waits a bounded time for their
-// connections to close in order.
+// drain gives the clients drain-timeout to end their connections.
 func (d *daemon) drain() {
+	// systemd must wait that long too, whatever TimeoutStopSec says.
+	notify(d.log, fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", (d.s.Drain+2*stopTimeout).Microseconds()))
+	d.log.Info("draining", zap.Duration("drain-timeout", d.s.Drain))
+	ctx, cancel := context.WithTimeout(context.Background(), d.s.Drain)
+	defer cancel()
+	if left := d.server.Drain(ctx, d.s.Drain); left > 0 && d.s.Drain > 0 {
+		d.log.Warn("connections did not end in time", zap.Int("connections", left), zap.Duration("drain-timeout", d.s.Drain))
+	}
+}
+
+// stopTimeout bounds how long stop waits.
+const stopTimeout = 5 * time.Second
+
+// stop ends the clients and closes their connections in order.
+func (d *daemon) stop() {
 	d.log.Info("stopping")
 	done := make(chan error, 1)
 	go func() { done <- d.server.Close() }()
-	limit := time.NewTimer(d.s.Drain)
+	limit := time.NewTimer(stopTimeout)
 	defer limit.Stop()
 	select {
 	case err := <-done:
@@ -226,7 +243,7 @@ func (d *daemon) drain() {
 			d.log.Warn("clients not ended in order", zap.Error(err))
 		}
 	case <-limit.C:
-		d.log.Warn("clients did not end in time", zap.Duration("drain-timeout", d.s.Drain))
+		d.log.Warn("clients did not end in time", zap.Duration("limit", stopTimeout))
 	}
 }
 

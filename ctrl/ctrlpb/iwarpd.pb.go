@@ -54,6 +54,7 @@ const (
 	Code_CODE_PROTOCOL    Code = 14 // the peer broke the MPA start-up protocol
 	Code_CODE_INTERNAL    Code = 15 // a fault of the daemon or of the host
 	Code_CODE_CANCELED    Code = 16 // disconnected or destroyed meanwhile
+	Code_CODE_DRAINING    Code = 17 // the daemon is stopping and takes no new work
 )
 
 // Enum value maps for Code.
@@ -76,6 +77,7 @@ var (
 		14: "CODE_PROTOCOL",
 		15: "CODE_INTERNAL",
 		16: "CODE_CANCELED",
+		17: "CODE_DRAINING",
 	}
 	Code_value = map[string]int32{
 		"CODE_UNSPECIFIED": 0,
@@ -95,6 +97,7 @@ var (
 		"CODE_PROTOCOL":    14,
 		"CODE_INTERNAL":    15,
 		"CODE_CANCELED":    16,
+		"CODE_DRAINING":    17,
 	}
 )
 
@@ -4094,6 +4097,7 @@ type Event struct {
 	//	*Event_StreamReady
 	//	*Event_StreamData
 	//	*Event_CutOff
+	//	*Event_Draining
 	Body          isEvent_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4235,6 +4239,15 @@ func (x *Event) GetCutOff() *CutOff {
 	return nil
 }
 
+func (x *Event) GetDraining() *Draining {
+	if x != nil {
+		if x, ok := x.Body.(*Event_Draining); ok {
+			return x.Draining
+		}
+	}
+	return nil
+}
+
 type isEvent_Body interface {
 	isEvent_Body()
 }
@@ -4283,6 +4296,10 @@ type Event_CutOff struct {
 	CutOff *CutOff `protobuf:"bytes,11,opt,name=cut_off,json=cutOff,proto3,oneof"`
 }
 
+type Event_Draining struct {
+	Draining *Draining `protobuf:"bytes,12,opt,name=draining,proto3,oneof"`
+}
+
 func (*Event_ConnectRequest) isEvent_Body() {}
 
 func (*Event_Established) isEvent_Body() {}
@@ -4304,6 +4321,8 @@ func (*Event_StreamReady) isEvent_Body() {}
 func (*Event_StreamData) isEvent_Body() {}
 
 func (*Event_CutOff) isEvent_Body() {}
+
+func (*Event_Draining) isEvent_Body() {}
 
 // Negotiated is the outcome of the MPA start-up.
 type Negotiated struct {
@@ -5280,6 +5299,53 @@ func (x *CutOff) GetError() *Error {
 	return nil
 }
 
+// Draining announces that the daemon stops. It refuses Listen and Connect from now on, and
+// so do its listeners. It exits when no connection is left, or when timeout_ms are over,
+// and ends those that are left then.
+type Draining struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TimeoutMs     uint32                 `protobuf:"varint,1,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Draining) Reset() {
+	*x = Draining{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Draining) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Draining) ProtoMessage() {}
+
+func (x *Draining) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Draining.ProtoReflect.Descriptor instead.
+func (*Draining) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *Draining) GetTimeoutMs() uint32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
 type QueryStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -5288,7 +5354,7 @@ type QueryStatus struct {
 
 func (x *QueryStatus) Reset() {
 	*x = QueryStatus{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5300,7 +5366,7 @@ func (x *QueryStatus) String() string {
 func (*QueryStatus) ProtoMessage() {}
 
 func (x *QueryStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5313,7 +5379,7 @@ func (x *QueryStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStatus.ProtoReflect.Descriptor instead.
 func (*QueryStatus) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{57}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{58}
 }
 
 type StatusReply struct {
@@ -5339,7 +5405,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5351,7 +5417,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5364,7 +5430,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{58}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -5484,7 +5550,7 @@ type ListQPs struct {
 
 func (x *ListQPs) Reset() {
 	*x = ListQPs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5496,7 +5562,7 @@ func (x *ListQPs) String() string {
 func (*ListQPs) ProtoMessage() {}
 
 func (x *ListQPs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5509,7 +5575,7 @@ func (x *ListQPs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListQPs.ProtoReflect.Descriptor instead.
 func (*ListQPs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{59}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListQPs) GetAfter() uint32 {
@@ -5536,7 +5602,7 @@ type QPList struct {
 
 func (x *QPList) Reset() {
 	*x = QPList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5548,7 +5614,7 @@ func (x *QPList) String() string {
 func (*QPList) ProtoMessage() {}
 
 func (x *QPList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5561,7 +5627,7 @@ func (x *QPList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPList.ProtoReflect.Descriptor instead.
 func (*QPList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{60}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *QPList) GetQps() []*QPInfo {
@@ -5611,7 +5677,7 @@ type QPInfo struct {
 
 func (x *QPInfo) Reset() {
 	*x = QPInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5623,7 +5689,7 @@ func (x *QPInfo) String() string {
 func (*QPInfo) ProtoMessage() {}
 
 func (x *QPInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5636,7 +5702,7 @@ func (x *QPInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPInfo.ProtoReflect.Descriptor instead.
 func (*QPInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{61}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *QPInfo) GetQp() uint32 {
@@ -5824,7 +5890,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5836,7 +5902,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5849,7 +5915,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{62}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Counter) GetName() string {
@@ -5875,7 +5941,7 @@ type ListMRs struct {
 
 func (x *ListMRs) Reset() {
 	*x = ListMRs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5887,7 +5953,7 @@ func (x *ListMRs) String() string {
 func (*ListMRs) ProtoMessage() {}
 
 func (x *ListMRs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5900,7 +5966,7 @@ func (x *ListMRs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMRs.ProtoReflect.Descriptor instead.
 func (*ListMRs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{63}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListMRs) GetAfter() uint32 {
@@ -5920,7 +5986,7 @@ type MRList struct {
 
 func (x *MRList) Reset() {
 	*x = MRList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5932,7 +5998,7 @@ func (x *MRList) String() string {
 func (*MRList) ProtoMessage() {}
 
 func (x *MRList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5945,7 +6011,7 @@ func (x *MRList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MRList.ProtoReflect.Descriptor instead.
 func (*MRList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{64}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *MRList) GetMrs() []*MRInfo {
@@ -5978,7 +6044,7 @@ type MRInfo struct {
 
 func (x *MRInfo) Reset() {
 	*x = MRInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5990,7 +6056,7 @@ func (x *MRInfo) String() string {
 func (*MRInfo) ProtoMessage() {}
 
 func (x *MRInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6003,7 +6069,7 @@ func (x *MRInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MRInfo.ProtoReflect.Descriptor instead.
 func (*MRInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{65}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *MRInfo) GetClient() uint32 {
@@ -6071,7 +6137,7 @@ type ListListens struct {
 
 func (x *ListListens) Reset() {
 	*x = ListListens{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6083,7 +6149,7 @@ func (x *ListListens) String() string {
 func (*ListListens) ProtoMessage() {}
 
 func (x *ListListens) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6096,7 +6162,7 @@ func (x *ListListens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListens.ProtoReflect.Descriptor instead.
 func (*ListListens) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{66}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListListens) GetAfter() uint32 {
@@ -6116,7 +6182,7 @@ type ListenList struct {
 
 func (x *ListenList) Reset() {
 	*x = ListenList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6128,7 +6194,7 @@ func (x *ListenList) String() string {
 func (*ListenList) ProtoMessage() {}
 
 func (x *ListenList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6141,7 +6207,7 @@ func (x *ListenList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenList.ProtoReflect.Descriptor instead.
 func (*ListenList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{67}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListenList) GetListens() []*ListenInfo {
@@ -6177,7 +6243,7 @@ type ListenInfo struct {
 
 func (x *ListenInfo) Reset() {
 	*x = ListenInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6189,7 +6255,7 @@ func (x *ListenInfo) String() string {
 func (*ListenInfo) ProtoMessage() {}
 
 func (x *ListenInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6202,7 +6268,7 @@ func (x *ListenInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenInfo.ProtoReflect.Descriptor instead.
 func (*ListenInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{68}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListenInfo) GetClient() uint32 {
@@ -6291,7 +6357,7 @@ type ListClients struct {
 
 func (x *ListClients) Reset() {
 	*x = ListClients{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6303,7 +6369,7 @@ func (x *ListClients) String() string {
 func (*ListClients) ProtoMessage() {}
 
 func (x *ListClients) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6316,7 +6382,7 @@ func (x *ListClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClients.ProtoReflect.Descriptor instead.
 func (*ListClients) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{69}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListClients) GetAfter() uint32 {
@@ -6336,7 +6402,7 @@ type ClientList struct {
 
 func (x *ClientList) Reset() {
 	*x = ClientList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6348,7 +6414,7 @@ func (x *ClientList) String() string {
 func (*ClientList) ProtoMessage() {}
 
 func (x *ClientList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6361,7 +6427,7 @@ func (x *ClientList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientList.ProtoReflect.Descriptor instead.
 func (*ClientList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{70}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ClientList) GetClients() []*ClientInfo {
@@ -6401,7 +6467,7 @@ type ClientInfo struct {
 
 func (x *ClientInfo) Reset() {
 	*x = ClientInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6413,7 +6479,7 @@ func (x *ClientInfo) String() string {
 func (*ClientInfo) ProtoMessage() {}
 
 func (x *ClientInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6426,7 +6492,7 @@ func (x *ClientInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientInfo.ProtoReflect.Descriptor instead.
 func (*ClientInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{71}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ClientInfo) GetClient() uint32 {
@@ -6546,7 +6612,7 @@ type ListQuotas struct {
 
 func (x *ListQuotas) Reset() {
 	*x = ListQuotas{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6558,7 +6624,7 @@ func (x *ListQuotas) String() string {
 func (*ListQuotas) ProtoMessage() {}
 
 func (x *ListQuotas) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6571,7 +6637,7 @@ func (x *ListQuotas) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListQuotas.ProtoReflect.Descriptor instead.
 func (*ListQuotas) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{72}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListQuotas) GetAfter() uint32 {
@@ -6591,7 +6657,7 @@ type QuotaList struct {
 
 func (x *QuotaList) Reset() {
 	*x = QuotaList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6603,7 +6669,7 @@ func (x *QuotaList) String() string {
 func (*QuotaList) ProtoMessage() {}
 
 func (x *QuotaList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6616,7 +6682,7 @@ func (x *QuotaList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaList.ProtoReflect.Descriptor instead.
 func (*QuotaList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{73}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *QuotaList) GetUsers() []*UserQuotas {
@@ -6643,7 +6709,7 @@ type UserQuotas struct {
 
 func (x *UserQuotas) Reset() {
 	*x = UserQuotas{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6655,7 +6721,7 @@ func (x *UserQuotas) String() string {
 func (*UserQuotas) ProtoMessage() {}
 
 func (x *UserQuotas) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6668,7 +6734,7 @@ func (x *UserQuotas) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserQuotas.ProtoReflect.Descriptor instead.
 func (*UserQuotas) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{74}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *UserQuotas) GetUid() uint32 {
@@ -6698,7 +6764,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6710,7 +6776,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6723,7 +6789,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{75}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Quota) GetName() string {
@@ -6769,7 +6835,7 @@ type QueryStats struct {
 
 func (x *QueryStats) Reset() {
 	*x = QueryStats{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6781,7 +6847,7 @@ func (x *QueryStats) String() string {
 func (*QueryStats) ProtoMessage() {}
 
 func (x *QueryStats) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6794,7 +6860,7 @@ func (x *QueryStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStats.ProtoReflect.Descriptor instead.
 func (*QueryStats) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{76}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{77}
 }
 
 type StatsReply struct {
@@ -6806,7 +6872,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6818,7 +6884,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6831,7 +6897,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{77}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *StatsReply) GetCounters() []*Counter {
@@ -6852,7 +6918,7 @@ type AdminDisconnect struct {
 
 func (x *AdminDisconnect) Reset() {
 	*x = AdminDisconnect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6864,7 +6930,7 @@ func (x *AdminDisconnect) String() string {
 func (*AdminDisconnect) ProtoMessage() {}
 
 func (x *AdminDisconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6877,7 +6943,7 @@ func (x *AdminDisconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminDisconnect.ProtoReflect.Descriptor instead.
 func (*AdminDisconnect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{78}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *AdminDisconnect) GetQp() uint32 {
@@ -6909,7 +6975,7 @@ type Capture struct {
 
 func (x *Capture) Reset() {
 	*x = Capture{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6921,7 +6987,7 @@ func (x *Capture) String() string {
 func (*Capture) ProtoMessage() {}
 
 func (x *Capture) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6934,7 +7000,7 @@ func (x *Capture) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capture.ProtoReflect.Descriptor instead.
 func (*Capture) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{79}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Capture) GetQp() uint32 {
@@ -6974,7 +7040,7 @@ type CaptureReply struct {
 
 func (x *CaptureReply) Reset() {
 	*x = CaptureReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6986,7 +7052,7 @@ func (x *CaptureReply) String() string {
 func (*CaptureReply) ProtoMessage() {}
 
 func (x *CaptureReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6999,7 +7065,7 @@ func (x *CaptureReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureReply.ProtoReflect.Descriptor instead.
 func (*CaptureReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{80}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *CaptureReply) GetSnaplen() uint32 {
@@ -7018,7 +7084,7 @@ type ListCQs struct {
 
 func (x *ListCQs) Reset() {
 	*x = ListCQs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7030,7 +7096,7 @@ func (x *ListCQs) String() string {
 func (*ListCQs) ProtoMessage() {}
 
 func (x *ListCQs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7043,7 +7109,7 @@ func (x *ListCQs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCQs.ProtoReflect.Descriptor instead.
 func (*ListCQs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{81}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListCQs) GetAfter() uint32 {
@@ -7063,7 +7129,7 @@ type CQList struct {
 
 func (x *CQList) Reset() {
 	*x = CQList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7075,7 +7141,7 @@ func (x *CQList) String() string {
 func (*CQList) ProtoMessage() {}
 
 func (x *CQList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7088,7 +7154,7 @@ func (x *CQList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CQList.ProtoReflect.Descriptor instead.
 func (*CQList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{82}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CQList) GetCqs() []*CQInfo {
@@ -7123,7 +7189,7 @@ type CQInfo struct {
 
 func (x *CQInfo) Reset() {
 	*x = CQInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7135,7 +7201,7 @@ func (x *CQInfo) String() string {
 func (*CQInfo) ProtoMessage() {}
 
 func (x *CQInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7148,7 +7214,7 @@ func (x *CQInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CQInfo.ProtoReflect.Descriptor instead.
 func (*CQInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{83}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *CQInfo) GetClient() uint32 {
@@ -7230,7 +7296,7 @@ type ListSRQs struct {
 
 func (x *ListSRQs) Reset() {
 	*x = ListSRQs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7242,7 +7308,7 @@ func (x *ListSRQs) String() string {
 func (*ListSRQs) ProtoMessage() {}
 
 func (x *ListSRQs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7255,7 +7321,7 @@ func (x *ListSRQs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSRQs.ProtoReflect.Descriptor instead.
 func (*ListSRQs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{84}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListSRQs) GetAfter() uint32 {
@@ -7275,7 +7341,7 @@ type SRQList struct {
 
 func (x *SRQList) Reset() {
 	*x = SRQList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7287,7 +7353,7 @@ func (x *SRQList) String() string {
 func (*SRQList) ProtoMessage() {}
 
 func (x *SRQList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7300,7 +7366,7 @@ func (x *SRQList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQList.ProtoReflect.Descriptor instead.
 func (*SRQList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{85}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *SRQList) GetSrqs() []*SRQInfo {
@@ -7335,7 +7401,7 @@ type SRQInfo struct {
 
 func (x *SRQInfo) Reset() {
 	*x = SRQInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7347,7 +7413,7 @@ func (x *SRQInfo) String() string {
 func (*SRQInfo) ProtoMessage() {}
 
 func (x *SRQInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7360,7 +7426,7 @@ func (x *SRQInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQInfo.ProtoReflect.Descriptor instead.
 func (*SRQInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{86}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *SRQInfo) GetClient() uint32 {
@@ -7721,7 +7787,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
 	"Disconnect\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x14\n" +
-	"\x05abort\x18\x02 \x01(\bR\x05abort\"\xd2\x05\n" +
+	"\x05abort\x18\x02 \x01(\bR\x05abort\"\x8a\x06\n" +
 	"\x05Event\x12I\n" +
 	"\x0fconnect_request\x18\x01 \x01(\v2\x1e.iwarpd.ctrl.v1.ConnectRequestH\x00R\x0econnectRequest\x12?\n" +
 	"\vestablished\x18\x02 \x01(\v2\x1b.iwarpd.ctrl.v1.EstablishedH\x00R\vestablished\x126\n" +
@@ -7738,7 +7804,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\vstream_data\x18\n" +
 	" \x01(\v2\x1a.iwarpd.ctrl.v1.StreamDataH\x00R\n" +
 	"streamData\x121\n" +
-	"\acut_off\x18\v \x01(\v2\x16.iwarpd.ctrl.v1.CutOffH\x00R\x06cutOffB\x06\n" +
+	"\acut_off\x18\v \x01(\v2\x16.iwarpd.ctrl.v1.CutOffH\x00R\x06cutOff\x126\n" +
+	"\bdraining\x18\f \x01(\v2\x18.iwarpd.ctrl.v1.DrainingH\x00R\bdrainingB\x06\n" +
 	"\x04body\"\xe6\x01\n" +
 	"\n" +
 	"Negotiated\x12\x1a\n" +
@@ -7828,7 +7895,10 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x10\n" +
 	"\x03end\x18\x03 \x01(\bR\x03end\"5\n" +
 	"\x06CutOff\x12+\n" +
-	"\x05error\x18\x01 \x01(\v2\x15.iwarpd.ctrl.v1.ErrorR\x05error\"\r\n" +
+	"\x05error\x18\x01 \x01(\v2\x15.iwarpd.ctrl.v1.ErrorR\x05error\")\n" +
+	"\bDraining\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x01 \x01(\rR\ttimeoutMs\"\r\n" +
 	"\vQueryStatus\"\x84\x03\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
@@ -8013,7 +8083,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x03qps\x18\b \x01(\rR\x03qps\x12\x14\n" +
 	"\x05index\x18\t \x01(\rR\x05index\x123\n" +
 	"\bcounters\x18\n" +
-	" \x03(\v2\x17.iwarpd.ctrl.v1.CounterR\bcounters*\xc6\x02\n" +
+	" \x03(\v2\x17.iwarpd.ctrl.v1.CounterR\bcounters*\xd9\x02\n" +
 	"\x04Code\x12\x14\n" +
 	"\x10CODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fCODE_INVALID\x10\x01\x12\x12\n" +
@@ -8034,7 +8104,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\fCODE_VERSION\x10\r\x12\x11\n" +
 	"\rCODE_PROTOCOL\x10\x0e\x12\x11\n" +
 	"\rCODE_INTERNAL\x10\x0f\x12\x11\n" +
-	"\rCODE_CANCELED\x10\x10*\xa7\x01\n" +
+	"\rCODE_CANCELED\x10\x10\x12\x11\n" +
+	"\rCODE_DRAINING\x10\x11*\xa7\x01\n" +
 	"\x06Access\x12\x0f\n" +
 	"\vACCESS_NONE\x10\x00\x12\x16\n" +
 	"\x12ACCESS_LOCAL_WRITE\x10\x01\x12\x17\n" +
@@ -8071,7 +8142,7 @@ func file_ctrl_iwarpd_proto_rawDescGZIP() []byte {
 }
 
 var file_ctrl_iwarpd_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
+var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 88)
 var file_ctrl_iwarpd_proto_goTypes = []any{
 	(Code)(0),               // 0: iwarpd.ctrl.v1.Code
 	(Access)(0),             // 1: iwarpd.ctrl.v1.Access
@@ -8135,36 +8206,37 @@ var file_ctrl_iwarpd_proto_goTypes = []any{
 	(*StreamReady)(nil),     // 59: iwarpd.ctrl.v1.StreamReady
 	(*StreamData)(nil),      // 60: iwarpd.ctrl.v1.StreamData
 	(*CutOff)(nil),          // 61: iwarpd.ctrl.v1.CutOff
-	(*QueryStatus)(nil),     // 62: iwarpd.ctrl.v1.QueryStatus
-	(*StatusReply)(nil),     // 63: iwarpd.ctrl.v1.StatusReply
-	(*ListQPs)(nil),         // 64: iwarpd.ctrl.v1.ListQPs
-	(*QPList)(nil),          // 65: iwarpd.ctrl.v1.QPList
-	(*QPInfo)(nil),          // 66: iwarpd.ctrl.v1.QPInfo
-	(*Counter)(nil),         // 67: iwarpd.ctrl.v1.Counter
-	(*ListMRs)(nil),         // 68: iwarpd.ctrl.v1.ListMRs
-	(*MRList)(nil),          // 69: iwarpd.ctrl.v1.MRList
-	(*MRInfo)(nil),          // 70: iwarpd.ctrl.v1.MRInfo
-	(*ListListens)(nil),     // 71: iwarpd.ctrl.v1.ListListens
-	(*ListenList)(nil),      // 72: iwarpd.ctrl.v1.ListenList
-	(*ListenInfo)(nil),      // 73: iwarpd.ctrl.v1.ListenInfo
-	(*ListClients)(nil),     // 74: iwarpd.ctrl.v1.ListClients
-	(*ClientList)(nil),      // 75: iwarpd.ctrl.v1.ClientList
-	(*ClientInfo)(nil),      // 76: iwarpd.ctrl.v1.ClientInfo
-	(*ListQuotas)(nil),      // 77: iwarpd.ctrl.v1.ListQuotas
-	(*QuotaList)(nil),       // 78: iwarpd.ctrl.v1.QuotaList
-	(*UserQuotas)(nil),      // 79: iwarpd.ctrl.v1.UserQuotas
-	(*Quota)(nil),           // 80: iwarpd.ctrl.v1.Quota
-	(*QueryStats)(nil),      // 81: iwarpd.ctrl.v1.QueryStats
-	(*StatsReply)(nil),      // 82: iwarpd.ctrl.v1.StatsReply
-	(*AdminDisconnect)(nil), // 83: iwarpd.ctrl.v1.AdminDisconnect
-	(*Capture)(nil),         // 84: iwarpd.ctrl.v1.Capture
-	(*CaptureReply)(nil),    // 85: iwarpd.ctrl.v1.CaptureReply
-	(*ListCQs)(nil),         // 86: iwarpd.ctrl.v1.ListCQs
-	(*CQList)(nil),          // 87: iwarpd.ctrl.v1.CQList
-	(*CQInfo)(nil),          // 88: iwarpd.ctrl.v1.CQInfo
-	(*ListSRQs)(nil),        // 89: iwarpd.ctrl.v1.ListSRQs
-	(*SRQList)(nil),         // 90: iwarpd.ctrl.v1.SRQList
-	(*SRQInfo)(nil),         // 91: iwarpd.ctrl.v1.SRQInfo
+	(*Draining)(nil),        // 62: iwarpd.ctrl.v1.Draining
+	(*QueryStatus)(nil),     // 63: iwarpd.ctrl.v1.QueryStatus
+	(*StatusReply)(nil),     // 64: iwarpd.ctrl.v1.StatusReply
+	(*ListQPs)(nil),         // 65: iwarpd.ctrl.v1.ListQPs
+	(*QPList)(nil),          // 66: iwarpd.ctrl.v1.QPList
+	(*QPInfo)(nil),          // 67: iwarpd.ctrl.v1.QPInfo
+	(*Counter)(nil),         // 68: iwarpd.ctrl.v1.Counter
+	(*ListMRs)(nil),         // 69: iwarpd.ctrl.v1.ListMRs
+	(*MRList)(nil),          // 70: iwarpd.ctrl.v1.MRList
+	(*MRInfo)(nil),          // 71: iwarpd.ctrl.v1.MRInfo
+	(*ListListens)(nil),     // 72: iwarpd.ctrl.v1.ListListens
+	(*ListenList)(nil),      // 73: iwarpd.ctrl.v1.ListenList
+	(*ListenInfo)(nil),      // 74: iwarpd.ctrl.v1.ListenInfo
+	(*ListClients)(nil),     // 75: iwarpd.ctrl.v1.ListClients
+	(*ClientList)(nil),      // 76: iwarpd.ctrl.v1.ClientList
+	(*ClientInfo)(nil),      // 77: iwarpd.ctrl.v1.ClientInfo
+	(*ListQuotas)(nil),      // 78: iwarpd.ctrl.v1.ListQuotas
+	(*QuotaList)(nil),       // 79: iwarpd.ctrl.v1.QuotaList
+	(*UserQuotas)(nil),      // 80: iwarpd.ctrl.v1.UserQuotas
+	(*Quota)(nil),           // 81: iwarpd.ctrl.v1.Quota
+	(*QueryStats)(nil),      // 82: iwarpd.ctrl.v1.QueryStats
+	(*StatsReply)(nil),      // 83: iwarpd.ctrl.v1.StatsReply
+	(*AdminDisconnect)(nil), // 84: iwarpd.ctrl.v1.AdminDisconnect
+	(*Capture)(nil),         // 85: iwarpd.ctrl.v1.Capture
+	(*CaptureReply)(nil),    // 86: iwarpd.ctrl.v1.CaptureReply
+	(*ListCQs)(nil),         // 87: iwarpd.ctrl.v1.ListCQs
+	(*CQList)(nil),          // 88: iwarpd.ctrl.v1.CQList
+	(*CQInfo)(nil),          // 89: iwarpd.ctrl.v1.CQInfo
+	(*ListSRQs)(nil),        // 90: iwarpd.ctrl.v1.ListSRQs
+	(*SRQList)(nil),         // 91: iwarpd.ctrl.v1.SRQList
+	(*SRQInfo)(nil),         // 92: iwarpd.ctrl.v1.SRQInfo
 }
 var file_ctrl_iwarpd_proto_depIdxs = []int32{
 	9,   // 0: iwarpd.ctrl.v1.Request.hello:type_name -> iwarpd.ctrl.v1.Hello
@@ -8195,17 +8267,17 @@ var file_ctrl_iwarpd_proto_depIdxs = []int32{
 	47,  // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
 	24,  // 26: iwarpd.ctrl.v1.Request.create_channel:type_name -> iwarpd.ctrl.v1.CreateChannel
 	26,  // 27: iwarpd.ctrl.v1.Request.destroy_channel:type_name -> iwarpd.ctrl.v1.DestroyChannel
-	62,  // 28: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
-	64,  // 29: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
-	68,  // 30: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
-	71,  // 31: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
-	74,  // 32: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
-	81,  // 33: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
-	83,  // 34: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
-	84,  // 35: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
-	86,  // 36: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
-	89,  // 37: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
-	77,  // 38: iwarpd.ctrl.v1.Request.list_quotas:type_name -> iwarpd.ctrl.v1.ListQuotas
+	63,  // 28: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
+	65,  // 29: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
+	69,  // 30: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
+	72,  // 31: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
+	75,  // 32: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
+	82,  // 33: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
+	84,  // 34: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
+	85,  // 35: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
+	87,  // 36: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
+	90,  // 37: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
+	78,  // 38: iwarpd.ctrl.v1.Request.list_quotas:type_name -> iwarpd.ctrl.v1.ListQuotas
 	7,   // 39: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
 	49,  // 40: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
 	8,   // 41: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
@@ -8219,16 +8291,16 @@ var file_ctrl_iwarpd_proto_depIdxs = []int32{
 	19,  // 49: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
 	30,  // 50: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
 	25,  // 51: iwarpd.ctrl.v1.Reply.channel:type_name -> iwarpd.ctrl.v1.ChannelReply
-	63,  // 52: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
-	65,  // 53: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
-	69,  // 54: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
-	72,  // 55: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
-	75,  // 56: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
-	82,  // 57: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
-	85,  // 58: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
-	87,  // 59: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
-	90,  // 60: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
-	78,  // 61: iwarpd.ctrl.v1.Reply.quotas:type_name -> iwarpd.ctrl.v1.QuotaList
+	64,  // 52: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
+	66,  // 53: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
+	70,  // 54: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
+	73,  // 55: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
+	76,  // 56: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
+	83,  // 57: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
+	86,  // 58: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
+	88,  // 59: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
+	91,  // 60: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
+	79,  // 61: iwarpd.ctrl.v1.Reply.quotas:type_name -> iwarpd.ctrl.v1.QuotaList
 	0,   // 62: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
 	11,  // 63: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
 	2,   // 64: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
@@ -8246,35 +8318,36 @@ var file_ctrl_iwarpd_proto_depIdxs = []int32{
 	59,  // 76: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
 	60,  // 77: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
 	61,  // 78: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
-	50,  // 79: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	8,   // 80: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 81: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 82: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 83: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
-	4,   // 84: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
-	8,   // 85: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
-	11,  // 86: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	66,  // 87: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
-	50,  // 88: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	67,  // 89: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
-	67,  // 90: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
-	67,  // 91: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
-	67,  // 92: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
-	70,  // 93: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
-	73,  // 94: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
-	76,  // 95: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
-	79,  // 96: iwarpd.ctrl.v1.QuotaList.users:type_name -> iwarpd.ctrl.v1.UserQuotas
-	80,  // 97: iwarpd.ctrl.v1.UserQuotas.quotas:type_name -> iwarpd.ctrl.v1.Quota
-	67,  // 98: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
-	88,  // 99: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
-	67,  // 100: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	91,  // 101: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
-	67,  // 102: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	103, // [103:103] is the sub-list for method output_type
-	103, // [103:103] is the sub-list for method input_type
-	103, // [103:103] is the sub-list for extension type_name
-	103, // [103:103] is the sub-list for extension extendee
-	0,   // [0:103] is the sub-list for field type_name
+	62,  // 79: iwarpd.ctrl.v1.Event.draining:type_name -> iwarpd.ctrl.v1.Draining
+	50,  // 80: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	8,   // 81: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 82: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 83: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 84: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
+	4,   // 85: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
+	8,   // 86: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
+	11,  // 87: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	67,  // 88: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
+	50,  // 89: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	68,  // 90: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
+	68,  // 91: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
+	68,  // 92: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
+	68,  // 93: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
+	71,  // 94: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
+	74,  // 95: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
+	77,  // 96: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
+	80,  // 97: iwarpd.ctrl.v1.QuotaList.users:type_name -> iwarpd.ctrl.v1.UserQuotas
+	81,  // 98: iwarpd.ctrl.v1.UserQuotas.quotas:type_name -> iwarpd.ctrl.v1.Quota
+	68,  // 99: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
+	89,  // 100: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
+	68,  // 101: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	92,  // 102: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
+	68,  // 103: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	104, // [104:104] is the sub-list for method output_type
+	104, // [104:104] is the sub-list for method input_type
+	104, // [104:104] is the sub-list for extension type_name
+	104, // [104:104] is the sub-list for extension extendee
+	0,   // [0:104] is the sub-list for field type_name
 }
 
 func init() { file_ctrl_iwarpd_proto_init() }
@@ -8363,6 +8436,7 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Event_StreamReady)(nil),
 		(*Event_StreamData)(nil),
 		(*Event_CutOff)(nil),
+		(*Event_Draining)(nil),
 	}
 	file_ctrl_iwarpd_proto_msgTypes[47].OneofWrappers = []any{}
 	file_ctrl_iwarpd_proto_msgTypes[48].OneofWrappers = []any{}
@@ -8372,7 +8446,7 @@ func file_ctrl_iwarpd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ctrl_iwarpd_proto_rawDesc), len(file_ctrl_iwarpd_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   87,
+			NumMessages:   88,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,6 +1,7 @@
 package system
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"net"
 	"os"
@@ -92,6 +93,29 @@ func TestServersSurvive(t *testing.T) {
 		if code := s.Wait(limit); code != 0 && code != 130 {
 			t.Errorf("exit code %d: %s", code, s.String())
 		}
+	}
+}
+
+// TestDrain: a daemon that is to stop lets a copy end, and ends when it has.
+func TestDrain(t *testing.T) {
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	a, b := newHost(t, &v.A), newHost(t, &v.B, "--drain-timeout", "10m")
+	file := filepath.Join(t.TempDir(), "f")
+	sum := randomFile(t, file, 64<<20)
+	there := t.TempDir()
+	b.serve(there)
+	cp := testenv.Start(t, a.command("cp", file, b.remote("f")))
+	waitFor(t, "the copy begins", func() bool { e, _ := os.ReadDir(there); return len(e) > 0 })
+	b.daemon.Signal(unix.SIGTERM)
+	if code := cp.Wait(2 * limit); code != 0 {
+		t.Fatalf("cp: exit code %d: %s", code, cp.String())
+	}
+	if code := b.daemon.Wait(limit); code != 0 {
+		t.Errorf("the daemon: exit code %d: %s", code, b.daemon.String())
+	}
+	if got, err := os.ReadFile(filepath.Join(there, "f")); err != nil || sha256.Sum256(got) != sum {
+		t.Errorf("the copy is another: %v", err)
 	}
 }
 

@@ -39,9 +39,10 @@ type host struct {
 	daemon *testenv.Process
 }
 
-// daemonArgs are what every daemon of the tests gets.
+// daemonArgs are what every daemon of the tests gets. Those that are stopped in the middle of
+// a copy do not wait for its end.
 func daemonArgs(end *testenv.End, socket string) []string {
-	return []string{"--interface", end.Name, "--socket", socket}
+	return []string{"--interface", end.Name, "--socket", socket, "--drain-timeout", "200ms"}
 }
 
 func newHost(t *testing.T, end *testenv.End, args ...string) *host {

@@ -1,0 +1,61 @@
+package ctrl
+
+import (
+	"context"
+	"math"
+	"time"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+)
+
+// Drain refuses new connections and clients, announces to the clients that the daemon
+// ends in timeout, and waits until no connection is left or ctx is done. It returns the
+// number of connections that are left. Close must follow.
+func (s *Server) Drain(ctx context.Context, timeout time.Duration) int {
+	s.mu.Lock()
+	if s.drained != nil || s.closed {
+		defer s.mu.Unlock()
+		return len(s.conns)
+	}
+	drained := make(chan struct{})
+	s.drained = drained
+	closeAll(s.sockets)
+	for id := range s.listeners {
+		s.engine.Unlisten(id) // peers are refused; the handles stay the clients'
+	}
+	ms := uint32(min(timeout.Milliseconds(), math.MaxUint32))
+	for _, c := range s.sessions {
+		if c.hello {
+			c.event(&ctrlpb.Event{Body: &ctrlpb.Event_Draining{Draining: &ctrlpb.Draining{TimeoutMs: ms}}})
+		}
+	}
+	s.checkDrained()
+	s.mu.Unlock()
+	select {
+	case <-drained:
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
+// checkDrained ends Drain's wait if no connection is left. Called with mu held.
+func (s *Server) checkDrained() {
+	if s.drained == nil || len(s.conns) > 0 {
+		return
+	}
+	select {
+	case <-s.drained:
+	default:
+		close(s.drained)
+	}
+}
+
+// unready returns why no connection can be made now, or nil. Called with mu held.
+func (s *Server) unready() error {
+	if s.drained != nil {
+		return errorf(draining, "ctrl: the daemon is stopping: open the device again when the next one runs")
+	}
+	return s.detached
+}
