@@ -17,7 +17,7 @@ NORACE = /internal/bench$$|/test/bench$$
 PACKAGES = ./... ./cmd/iwarpctl/... ./rpcrdma/... ./test/bench/...
 
 .DEFAULT_GOAL := build
-.PHONY: build image docs clib verbs packages packages-check release generate lint test mutate demo bench interop interop-nfs interop-sctp interop-verbs clean help
+.PHONY: build image docs clib verbs packages packages-check release generate lint test upgrade-test mutate demo bench interop interop-nfs interop-sctp interop-verbs clean help
 
 build: ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
@@ -70,6 +70,9 @@ test: ## unit, simulation and (as root) namespace tests, with the race detector
 	TRANSPORT=socket $(GO) test $(RACE) -timeout 9m $(TESTFLAGS) ./client/embed || status=1; \
 	$(GO) test -C cmd/iwarpd-device-plugin $(RACE) -timeout 9m $(TESTFLAGS) ./... || status=1; \
 	exit $$status
+
+upgrade-test: ## replace the daemon 50 times under clients in Go and C that transfer and compare (root)
+	UPGRADES=50 $(GO) test -count=1 -timeout 20m -v ./test/upgrade
 
 mutate: ## break what the rows of docs/conformance-*.md name, and see their tests fail; out/mutate.txt
 	@mkdir -p $(OUT)

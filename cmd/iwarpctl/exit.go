@@ -69,7 +69,7 @@ func (e *peerFailure) Error() string {
 	}
 	text = strings.Replace(text, "tcp: tcp: ", "tcp: ", 1)
 	switch {
-	case errors.Is(e.err, iwarp.ErrRefused):
+	case errors.Is(e.err, iwarp.ErrRefused) && !errors.As(e.err, new(*iwarp.WCError)): // not the reset of a connection
 		text += ": nothing listens on that port there: start iwarpctl " + servers[strings.Fields(e.op)[0]] + ", or check the port"
 	case errors.Is(e.err, iwarp.ErrTimeout), errors.Is(e.err, iwarp.ErrUnreachable):
 		text += ": is that host up, is iwarpd running there, and does this host reach it?"

@@ -4,6 +4,7 @@
  *
  *   ping -s -a 10.0.0.1                       serve one client
  *   ping -c -a 10.0.0.1 -C 100 -S 65000 -V    be the client
+ *   ping -c -a 10.0.0.1 -C 100000 -V -r       go on when a daemon, here or there, is restarted
  *
  * In each round the client tells where a buffer with data is; the server reads it
  * by RDMA Read and answers. Then the client tells where a second buffer is; the
@@ -15,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <iwarpd.h>
@@ -38,8 +40,10 @@ _Static_assert(sizeof(struct advert) == ADVERT_LEN, "wire format");
 struct options {
 	const char *socket, *address;
 	unsigned int port, count, size;
-	int server, client, validate, verbose;
+	int server, client, validate, verbose, reconnect;
 };
+
+enum { WRONG_DATA = -2 }; /* an error that connecting again does not cure */
 
 struct ping {
 	struct options opt;
@@ -50,13 +54,17 @@ struct ping {
 	struct iwarpd_mr *recv;  /* NUM_RECVS adverts */
 	struct iwarpd_mr *start; /* the data */
 	struct iwarpd_mr *sink;  /* client: where it comes back */
+	unsigned int rounds;     /* client: that are done */
 	struct iwarpd_error error;
 };
+
+static int quiet; /* the failure was reported, and it is being tried again */
 
 /* fail says what went wrong, and returns -1. */
 static int fail(const char *what, const char *why)
 {
-	fprintf(stderr, "ping: %s: %s\n", what, why);
+	if (!quiet)
+		fprintf(stderr, "ping: %s: %s\n", what, why);
 	return -1;
 }
 
@@ -251,12 +259,22 @@ static void fill(char *b, unsigned int size, unsigned int n)
 static int client_round(struct ping *p, unsigned int n)
 {
 	struct advert go;
+	int err;
 
 	fill(p->start->addr, p->opt.size, n);
-	if (send_advert(p, p->start) || recv_advert(p, &go) || send_advert(p, p->sink) || recv_advert(p, &go))
-		return -1;
-	if (p->opt.validate && memcmp(p->start->addr, p->sink->addr, p->opt.size) != 0)
-		return fail("validate", "what came back is not what was sent");
+	err = send_advert(p, p->start);
+	if (!err)
+		err = recv_advert(p, &go);
+	if (!err)
+		err = send_advert(p, p->sink);
+	if (!err)
+		err = recv_advert(p, &go);
+	if (err)
+		return err > 0 ? fail("connection", "it was closed, or lost") : err;
+	if (p->opt.validate && memcmp(p->start->addr, p->sink->addr, p->opt.size) != 0) {
+		fail("validate", "what came back is not what was sent");
+		return WRONG_DATA;
+	}
 	if (p->opt.verbose)
 		printf("ping data: %s\n", (char *)p->sink->addr);
 	return 0;
@@ -278,27 +296,71 @@ static int be_server(struct ping *p)
 	return 0;
 }
 
-static int be_client(struct ping *p)
+/* draining tells whether the daemon has announced that it stops. */
+static int draining(struct ping *p)
+{
+	struct iwarpd_event ev;
+
+	while (iwarpd_get_event(p->dev, &ev, 0, NULL) == 0)
+		if (ev.type == IWARPD_EVENT_DRAINING)
+			return 1;
+	return 0;
+}
+
+static int hang_up(struct ping *p)
 {
 	struct iwarpd_event ev = { 0 };
 
-	if (dial(p))
-		return -1;
-	for (unsigned int n = 0; n < p->opt.count; n++)
-		if (client_round(p, n))
-			return -1;
 	if (iwarpd_disconnect(p->qp, false, &p->error))
 		return fail_with(p, "disconnect");
 	while (ev.type != IWARPD_EVENT_DISCONNECTED)
 		if (iwarpd_get_qp_event(p->qp, &ev, TIMEOUT, &p->error))
 			return fail_with(p, "disconnect");
+	return 0;
+}
+
+static int be_client(struct ping *p)
+{
+	int stop = 0, err = dial(p);
+
+	for (unsigned int first = p->rounds; !err && !stop && p->rounds < p->opt.count; p->rounds++) {
+		err = client_round(p, p->rounds);
+		if (err || !p->opt.reconnect)
+			continue;
+		quiet = 0;
+		if (p->rounds == first)
+			fprintf(stderr, "ping: connected to %s, round %u\n", p->opt.address, p->rounds);
+		stop = draining(p);
+	}
+	if (err)
+		return err;
+	if (stop) {
+		fail("closing the connection", "the daemon is stopping");
+		quiet = 1; /* it may be gone before the connection has ended */
+	}
+	if (hang_up(p) || stop)
+		return -1;
 	printf("%u rounds\n", p->opt.count);
 	return 0;
 }
 
+/* session opens the device, does its part, and closes the device. */
+static int session(struct ping *p)
+{
+	int err, wait = p->opt.reconnect ? -1 : 0;
+
+	if (iwarpd_open_wait(p->opt.socket, NULL, wait, &p->dev, &p->error))
+		return fail_with(p, "open");
+	err = setup(p);
+	if (!err)
+		err = p->opt.server ? be_server(p) : be_client(p);
+	iwarpd_close(p->dev);
+	return err;
+}
+
 static int usage(void)
 {
-	fputs("usage: ping -s|-c [-a ADDR] [-p PORT] [-C ROUNDS] [-S SIZE] [-V] [-v] [-u SOCKET]\n", stderr);
+	fputs("usage: ping -s|-c [-a ADDR] [-p PORT] [-C ROUNDS] [-S SIZE] [-V] [-v] [-r] [-u SOCKET]\n", stderr);
 	return 2;
 }
 
@@ -307,7 +369,7 @@ static int parse(struct options *o, int argc, char **argv)
 	int c;
 
 	*o = (struct options){ .port = 7174, .count = 10, .size = 64 };
-	while ((c = getopt(argc, argv, "sca:p:C:S:Vvu:")) != -1) {
+	while ((c = getopt(argc, argv, "sca:p:C:S:Vvru:")) != -1) {
 		switch (c) {
 		case 's': o->server = 1; break;
 		case 'c': o->client = 1; break;
@@ -317,6 +379,7 @@ static int parse(struct options *o, int argc, char **argv)
 		case 'S': o->size = (unsigned int)atoi(optarg); break;
 		case 'V': o->validate = 1; break;
 		case 'v': o->verbose = 1; break;
+		case 'r': o->reconnect = 1; break;
 		case 'u': o->socket = optarg; break;
 		default: return -1;
 		}
@@ -333,13 +396,11 @@ int main(int argc, char **argv)
 
 	if (parse(&p.opt, argc, argv))
 		return usage();
-	if (iwarpd_open(p.opt.socket, NULL, &p.dev, &p.error)) {
-		fail_with(&p, "open");
-		return 1;
+	err = session(&p);
+	while (err && err != WRONG_DATA && p.opt.reconnect) {
+		quiet = 1;
+		nanosleep(&(struct timespec){ .tv_nsec = 200000000 }, NULL);
+		err = session(&p);
 	}
-	err = setup(&p);
-	if (!err)
-		err = p.opt.server ? be_server(&p) : be_client(&p);
-	iwarpd_close(p.dev);
 	return err ? 1 : 0;
 }

@@ -1,0 +1,23 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	iwarp "github.com/iwarpd/iwarpd/client"
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+)
+
+// TestReset: only a connection that was not made is blamed on a server that is missing.
+func TestReset(t *testing.T) {
+	refused := &iwarp.Error{Op: "connection", Code: ctrlpb.Code_CODE_REFUSED, Text: "tcp: connection reset by peer"}
+	const hint = "nothing listens on that port"
+	if text := peerFailed("ping", "10.0.0.1:7174", refused).Error(); !strings.Contains(text, hint) {
+		t.Errorf("refused: %s", text)
+	}
+	reset := fmt.Errorf("receive: %w", &iwarp.WCError{Status: iwarp.WCFlushErr, Cause: refused})
+	if text := peerFailed("ping", "10.0.0.1:7174", reset).Error(); strings.Contains(text, hint) {
+		t.Errorf("reset: %s", text)
+	}
+}
