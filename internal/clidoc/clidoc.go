@@ -1,6 +1,5 @@
-// Package clidoc writes the documentation of a command line program from its
-// own help: manual pages, and one page of Markdown. Only programs built with
-// the tag docs import it.
+// Package clidoc generates documentation from the help texts of a command line program: manual
+// pages, and one Markdown page. Only programs built with the tag docs import it.
 package clidoc
 
 import (
@@ -14,10 +13,10 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-// Main runs "PROGRAM gen-man DIR", "PROGRAM gen-markdown" or "PROGRAM
-// gen-config FILE" and exits, if args ask for one of them; otherwise it
-// returns. gen-man writes the manual pages of root into DIR, gen-markdown
-// prints one page with all commands, gen-config one about a configuration file.
+// Main handles "PROGRAM gen-man DIR", "PROGRAM gen-markdown" and "PROGRAM gen-config FILE", and
+// then exits. It returns if args are not one of these. gen-man writes the manual pages of root to
+// DIR. gen-markdown prints one page with all commands. gen-config prints a page about the
+// configuration file FILE.
 func Main(args []string, root *cobra.Command, header *doc.GenManHeader) {
 	var err error
 	switch {
@@ -47,7 +46,7 @@ func configFile(name, env string) error {
 	return Config(os.Stdout, f, env)
 }
 
-// Markdown writes one page that describes root and all its commands.
+// Markdown writes one page that describes root and all its subcommands.
 func Markdown(w io.Writer, root *cobra.Command) error {
 	var b bytes.Buffer
 	root.InitDefaultHelpCmd()
@@ -81,8 +80,7 @@ func section(b *bytes.Buffer, cmd *cobra.Command, level int) {
 	}
 }
 
-// paragraphs writes help text. Indented lines, which are lists and tables, keep
-// their shape.
+// paragraphs writes help text. Indented lines, such as lists and tables, keep their layout.
 func paragraphs(b *bytes.Buffer, text string) {
 	for p := range strings.SplitSeq(strings.TrimSpace(text), "\n\n") {
 		first, rest, more := strings.Cut(p, "\n")
@@ -103,7 +101,8 @@ func fence(b *bytes.Buffer, text string) {
 	fmt.Fprintf(b, "```text\n%s\n```\n\n", strings.TrimRight(text, "\n"))
 }
 
-// escape keeps angle brackets and asterisks of help text from being markup.
+// escape escapes the characters of help text that Markdown would take for markup: angle brackets
+// and asterisks.
 func escape(s string) string {
 	return strings.NewReplacer("<", "&lt;", ">", "&gt;", "*", `\*`, "_", `\_`).Replace(s)
 }

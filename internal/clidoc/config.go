@@ -8,10 +8,9 @@ import (
 	"strings"
 )
 
-// Config writes a Markdown page about the configuration file yaml: its leading
-// comment, then a section for each group of keys, with the comment that stands
-// above them. Each key is also a flag and an environment variable, whose name
-// begins with env.
+// Config writes a Markdown page that describes the configuration file yaml: its leading comment,
+// then a section for each group of keys, with the comment above the group. Each key is also a flag
+// and an environment variable with the prefix env.
 func Config(w io.Writer, yaml io.Reader, env string) error {
 	var page, comment bytes.Buffer
 	page.WriteString("# Configuration\n\n")
@@ -33,7 +32,7 @@ func Config(w io.Writer, yaml io.Reader, env string) error {
 			fmt.Fprintf(&page, "```yaml\n%s\n```\n\n", strings.Join(keys, "\n"))
 			for _, k := range keys {
 				name, _, _ := strings.Cut(k, ":")
-				if name != "allow" { // which stands in the file only
+				if name != "allow" { // allow has no flag
 					fmt.Fprintf(&page, "`--%s`, `%s%s`\n\n", name, env, strings.ToUpper(strings.ReplaceAll(name, "-", "_")))
 				}
 			}
@@ -61,8 +60,7 @@ func Config(w io.Writer, yaml io.Reader, env string) error {
 	return err
 }
 
-// markdown turns the text of a comment into Markdown: indented lines become a
-// block of their own.
+// markdown converts the text of a comment to Markdown. Indented lines become a code block.
 func markdown(text string) []byte {
 	var b bytes.Buffer
 	inside := false

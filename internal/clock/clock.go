@@ -1,6 +1,6 @@
-// Package clock holds the one notion of time that every part of iwarpd
-// shares: nanoseconds on a monotonic clock. Protocol cores are given the time
-// and never read it; only the edges call Now.
+// Package clock defines the time base that all parts of iwarpd share: nanoseconds on a monotonic
+// clock. Protocol cores get the time as an argument and never read a clock; only their callers call
+// Now.
 package clock
 
 import "time"
@@ -32,6 +32,6 @@ func Earliest(a, b Time) Time {
 
 var epoch = time.Now()
 
-// Now reads the monotonic clock. Only the edges of the program (workers,
-// commands, tests that need real time) may call it.
+// Now reads the monotonic clock. Only workers, commands and tests that need real time may call it;
+// protocol cores may not.
 func Now() Time { return Time(time.Since(epoch)) + 1 }

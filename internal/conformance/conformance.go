@@ -1,5 +1,5 @@
-// Package conformance reads the tables of docs/conformance-*.md and checks them
-// against the source: what a row names as code or as a test must exist.
+// Package conformance checks the tables of docs/conformance-*.md against the source: the code and
+// the tests that a row names must exist.
 package conformance
 
 import (
@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// Check reports what is wrong in docs/<file> of the module that the test runs in,
-// two or fewer levels below its root. Plain names are of package pkg. rows says
-// how many rows there must be at least of each prefix of ids.
+// Check reports errors in docs/<file> of the module that contains the calling test, which must be
+// at most two levels below the root. Unqualified names refer to package pkg. rows maps each prefix
+// of row IDs to the least number of rows that it must have.
 func Check(t *testing.T, file, pkg string, rows map[string]int) {
 	t.Helper()
 	root := ".."

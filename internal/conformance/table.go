@@ -12,22 +12,21 @@ import (
 	"strings"
 )
 
-// A Row is one rule of a table of docs/conformance-*.md.
+// A Row is one requirement in a table of docs/conformance-*.md.
 type Row struct {
 	File   string // "conformance-mpa.md"
 	ID     string // the first cell: "M14", "MUST-39"
 	Rule   string
 	Code   []Name
 	Tests  []Name
-	Reason bool // the cell of code says why there is no test
+	Reason bool // the code cell gives a reason for having no test
 }
 
-// A Name is what a row puts between backquotes, or, for a case of a test, between
-// asterisks.
+// A Name is an identifier in backquotes, or a subtest between asterisks, that a row refers to.
 type Name struct {
 	Dir  string // folder in the module: "mpa", "sctp/session"
 	Name string // "Framer", "Framer.End", "Config.Rev", "TestFramerReference"; "" for a package
-	Case string // how the name of a subtest begins; "" for the whole test
+	Case string // prefix of the name of a subtest; "" for the whole test
 }
 
 func (n Name) String() string {
@@ -41,7 +40,7 @@ func (n Name) String() string {
 	return s
 }
 
-// tables are the files, with the package that a plain name belongs to.
+// tables lists the files, each with the package that its unqualified names refer to.
 var tables = []struct{ file, pkg string }{
 	{"conformance-tcp.md", "tcp"},
 	{"conformance-mpa.md", "mpa"},
@@ -50,7 +49,7 @@ var tables = []struct{ file, pkg string }{
 	{"conformance-rpcrdma.md", "rpcrdma"},
 }
 
-// folders of the packages whose name is not their path.
+// folders maps the names of packages whose directory has another name to their directories.
 var folders = map[string]string{
 	"term": "internal/term", "serial": "internal/serial", "crc32c": "internal/crc32c", "pkt": "internal/pkt",
 	"ipfrag": "internal/ipfrag", "marked": "internal/marked",
@@ -58,7 +57,7 @@ var folders = map[string]string{
 	"adversary": "test/adversary",
 }
 
-// A row that names no test begins its cell of code with the reason.
+// reasons lists how the code cell of a row without a test may begin.
 var reasons = []string{"ULP", "administrator", "other", "does not arise:", "not done:", "this table"}
 
 var (
@@ -66,9 +65,8 @@ var (
 	caseName = regexp.MustCompile(`\*([^*]+)\*`)
 )
 
-// Rows reads every table of the module whose root is given. What does not have
-// the form of a table, or names something that does not exist, is an error; all
-// of them are returned.
+// Rows reads every conformance table of the module at root. It returns an error for each malformed
+// row and for each name that does not exist.
 func Rows(root string) (rows []Row, errs []error) {
 	src := &source{root: root, loaded: map[string]*declared{}}
 	for _, t := range tables {
@@ -151,8 +149,8 @@ func (s *source) table(file, pkg string) (rows []Row, errs []error) {
 	return rows, errs
 }
 
-// tests reads a cell of tests: names in backquotes, and cases between asterisks,
-// which belong to the test of the table's package that has them.
+// tests parses a cell of tests: names in backquotes, and subtests between asterisks, which belong
+// to whichever test of the table's package has them.
 func (s *source) tests(pkg, cell string, fail func(string, ...any)) (names []Name) {
 	for _, q := range quoted.FindAllStringSubmatch(cell, -1) {
 		n := s.split(pkg, q[1])
@@ -178,8 +176,8 @@ func (s *source) tests(pkg, cell string, fail func(string, ...any)) (names []Nam
 	return names
 }
 
-// declared is what a package declares at top level, methods and fields as
-// Type.Name, and the cases of its tests.
+// declared holds the top-level declarations of a package, with methods and fields as Type.Name, and
+// the subtests of its tests.
 type declared struct {
 	code  map[string]bool
 	tests map[string][]string
@@ -197,7 +195,7 @@ func (s *source) dir(pkg string) string {
 	return pkg
 }
 
-// split cuts package.Name, where the package may be a path, or Name of package pkg.
+// split parses package.Name, where package may be a path. A name without a package belongs to pkg.
 func (s *source) split(pkg, name string) Name {
 	if name == "" || 'a' > name[0] || name[0] > 'z' {
 		return Name{Dir: s.dir(pkg), Name: name}
@@ -206,7 +204,7 @@ func (s *source) split(pkg, name string) Name {
 	return Name{Dir: s.dir(pkg), Name: name}
 }
 
-// code looks a name up in the code that is not test; a package counts too.
+// code looks up a name in non-test code. The name of a package alone is valid too.
 func (s *source) code(pkg, name string) (Name, bool) {
 	if n := (Name{Dir: s.dir(pkg), Name: name}); s.load(n.Dir).code[name] {
 		return n, true
@@ -246,8 +244,8 @@ func (s *source) load(dir string) *declared {
 	return d
 }
 
-// cases returns the names of the subtests that a test lists: name: "…" of a
-// table, and the first argument of add("…").
+// cases returns the names of the subtests in f: the name fields of a test table, and the first
+// arguments of calls of add.
 func cases(f *ast.FuncDecl) []string {
 	names := []string{}
 	add := func(e ast.Expr) {
@@ -305,8 +303,7 @@ func declare(into map[string]bool, decl ast.Decl) {
 	}
 }
 
-// FuncName returns the name of a function as tables have it: methods as
-// Type.Method.
+// FuncName returns the name of a function as the tables write it: Type.Method for a method.
 func FuncName(f *ast.FuncDecl) string {
 	if f.Recv == nil {
 		return f.Name.Name

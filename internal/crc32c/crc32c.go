@@ -1,7 +1,6 @@
-// Package crc32c is the CRC of MPA: CRC32c as hash/crc32 computes it, at the
-// lengths of FPDUs in about a third of the time where the processor has
-// carry-less multiplication of 512-bit vectors. In the same pass it takes the
-// sum that TCP's checksum is made of, and copies.
+// Package crc32c computes the CRC32c of MPA as hash/crc32 does, but in about a third of the time
+// for the lengths of FPDUs if the processor has 512-bit carry-less multiplication. In the same pass
+// it can copy the data and compute the sum for TCP's checksum.
 package crc32c
 
 import (
@@ -14,8 +13,7 @@ import (
 
 var table = crc32.MakeTable(crc32.Castagnoli)
 
-// Update returns the CRC32c of bytes whose CRC32c so far is crc, and p behind
-// them.
+// Update adds p to the running CRC32c crc.
 func Update(crc uint32, p []byte) uint32 {
 	if fits(p) {
 		reg, _, _ := pass(nil, &p[0], len(p), ^crc, 0, 0)
@@ -24,7 +22,7 @@ func Update(crc uint32, p []byte) uint32 {
 	return crc32.Update(crc, table, p)
 }
 
-// Sum returns what Update returns, and pkt.Sum(p, 0).
+// Sum returns Update(crc, p) and pkt.Sum(p, 0).
 func Sum(crc uint32, p []byte) (crc2, sum uint32) {
 	switch {
 	case fits(p):
@@ -37,8 +35,8 @@ func Sum(crc uint32, p []byte) (crc2, sum uint32) {
 	return crc32.Update(crc, table, p), pkt.Sum(p, 0)
 }
 
-// Copy copies p to dst, which must be as long and apart from it, and returns
-// what Sum returns for the copy, even if p changes meanwhile.
+// Copy copies p to dst, which must have the same length and must not overlap p. It returns Sum of
+// the copy, even if p changes during the call.
 func Copy(dst []byte, crc uint32, p []byte) (crc2, sum uint32) {
 	dst = dst[:len(p)]
 	if fits(p) {
@@ -49,17 +47,17 @@ func Copy(dst []byte, crc uint32, p []byte) (crc2, sum uint32) {
 	return crc32.Update(crc, table, dst), pkt.Sum(dst, 0)
 }
 
-// Markers of RFC 5044 section 4.3, in bytes.
+// Size and distance of markers (RFC 5044 section 4.3), in bytes.
 const (
 	markerEvery = 512
 	markerLen   = 4
 	markerRun   = markerEvery - markerLen
 )
 
-// Mark copies p to dst with a marker in front of the byte at first, if there is one,
-// and of each 508th behind that. The first marker says ptr, more than zero, and each
-// other one 512 more. The lengths of p and first are multiples of four. It returns
-// what Sum returns for the copy, and how long that is.
+// Mark copies p to dst and inserts an MPA marker before the byte at first, if p is that long, and
+// before each 508th byte after it. The first marker contains the pointer ptr, which must not be 0;
+// each later pointer is 512 larger. len(p) and first must be multiples of four. It returns Sum of
+// the copy, and its length.
 func Mark(dst []byte, crc uint32, p []byte, first, ptr int) (crc2, sum uint32, n int) {
 	n = len(p) + markerLen*marked.Among(len(p), first)
 	dst = dst[:n]
@@ -80,20 +78,20 @@ func Mark(dst []byte, crc uint32, p []byte, first, ptr int) (crc2, sum uint32, n
 	return crc, sum, n
 }
 
-// fewest is how many bytes Mark needs to do without a loop.
+// fewest is the shortest length for which pass can insert the markers; Mark uses a loop below it.
 const fewest = 384
 
-// Together is whether Sum takes no longer than pkt.Sum alone.
+// Together reports whether Sum takes no longer than pkt.Sum alone.
 var Together bool = vectors
 
 const (
-	shortest = 64      // what pass needs, and the length from which it is faster
-	longest  = 1 << 24 // to which its sums fit 32 bits
+	shortest = 64      // minimum of pass, and the length from which it is faster than hash/crc32
+	longest  = 1 << 24 // the sums of pass fit 32 bits up to this length
 )
 
 func fits(p []byte) bool { return vectors && len(p) >= shortest && len(p) <= longest }
 
-// words makes a partial sum of what pass returns for n bytes.
+// words returns the partial checksum for the sums that pass returned for n bytes.
 func words(n int, even, odd uint32) uint32 {
 	if n%2 == 1 {
 		even, odd = odd, even

@@ -2,7 +2,7 @@ package crc32c
 
 import "golang.org/x/sys/cpu"
 
-// vectors reports whether processor and kernel have what pass uses.
+// vectors reports whether the processor and the kernel support the instructions that pass uses.
 var vectors = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI2 && cpu.X86.HasAVX512VNNI &&
 	cpu.X86.HasAVX512VPCLMULQDQ && cpu.X86.HasBMI2 && cpu.X86.HasSSE42
 

@@ -1,6 +1,6 @@
-// Package impair decides what a bad wire does to each frame: it loses,
-// duplicates, reorders, corrupts, delays and slows down, all from a seed. It is used by
-// link.Pipe, by simulations, and by the program test/impair.
+// Package impair models a bad link. It loses, duplicates, reorders, corrupts, delays and
+// rate-limits frames, driven by a seed. link.Pipe, the simulations and the program test/impair use
+// it.
 package impair
 
 import (
@@ -10,8 +10,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// Config says how bad one direction of a wire is. Probabilities are 0..1 per
-// frame. The zero Config is a perfect wire.
+// Config describes the impairment of one direction. Probabilities are 0..1 per frame. The zero
+// Config is a perfect link.
 type Config struct {
 	Loss      float64 // frame vanishes
 	Duplicate float64 // frame arrives twice
@@ -19,26 +19,26 @@ type Config struct {
 	Corrupt   float64 // one bit of the frame flips
 
 	Delay  time.Duration // of every frame
-	Jitter time.Duration // uniform 0..Jitter on top of Delay; order is kept
+	Jitter time.Duration // uniform 0..Jitter in addition to Delay; order is kept
 	Hold   time.Duration // see Reorder; 0 means DefaultHold
 
-	// Bursts of loss (Gilbert's model): Burst is the probability that one begins
-	// with a frame, BurstLen how many frames it has on the average; 0 means 10.
+	// Burst is the probability that a burst of losses begins at a frame (Gilbert's model).
+	// BurstLen is the mean number of frames in a burst; 0 means 10.
 	Burst    float64
 	BurstLen float64
 
-	Rate  int // bits a second; 0: any. What comes faster waits, in order
-	Queue int // bytes that may wait; more are lost. 0: a tenth of a second of Rate
-	MTU   int // bytes of a packet behind an Ethernet header; longer ones vanish. 0: any
+	Rate  int // bits per second; 0 means unlimited. Excess frames are queued in order
+	Queue int // bytes that may be queued; further frames are lost. 0 means a tenth of a second at Rate
+	MTU   int // longest Ethernet payload in bytes; longer ones are lost. 0 means unlimited
 
 	Seed uint64
 }
 
-// DefaultHold is how long a reordered frame is held back: at a few microseconds
-// a frame some tens of others overtake it.
+// DefaultHold is how long a reordered frame is held. At a few microseconds per frame some tens of
+// others overtake it.
 const DefaultHold = 100 * time.Microsecond
 
-// Perfect reports whether nothing happens to frames.
+// Perfect reports whether c impairs nothing.
 func (c *Config) Perfect() bool {
 	return c.Loss <= 0 && c.Duplicate <= 0 && c.Reorder <= 0 && c.Corrupt <= 0 && c.Delay <= 0 && c.Jitter <= 0 &&
 		c.Burst <= 0 && c.Rate <= 0 && c.MTU <= 0
@@ -47,20 +47,20 @@ func (c *Config) Perfect() bool {
 // Delivery is one arrival of a frame.
 type Delivery struct {
 	At  clock.Time
-	Bit int // the bit that flips, counted from the first byte; -1: none
+	Bit int // index of the flipped bit, counted from the first byte, or -1
 }
 
-// MaxDeliveries is the most that Decide returns for a frame.
+// MaxDeliveries is the most deliveries that Decide returns for a frame.
 const MaxDeliveries = 2
 
-// Stats counts what a Decider did.
+// Stats counts the decisions of a Decider.
 type Stats struct {
 	Frames, Lost, Duplicated, Reordered, Corrupted uint64
-	Overflowed                                     uint64 // found no room in the queue
+	Overflowed                                     uint64 // lost because the queue was full
 	TooBig                                         uint64 // longer than the MTU
 }
 
-// Add adds what another Decider did.
+// Add adds o to s.
 func (s *Stats) Add(o *Stats) {
 	s.Frames += o.Frames
 	s.Lost += o.Lost
@@ -71,19 +71,19 @@ func (s *Stats) Add(o *Stats) {
 	s.TooBig += o.TooBig
 }
 
-// Decider draws the fate of each frame of one direction. Its decisions depend
-// on the seed and on the order and length of frames; their times also on now.
+// Decider decides what happens to each frame of one direction. Decisions depend only on the seed
+// and on the order and length of the frames; delivery times also depend on now.
 type Decider struct {
 	cfg   Config
 	rng   *rand.Rand
 	burst *rand.Rand
-	in    bool       // a burst
-	free  clock.Time // when the bottleneck has sent what waits
-	last  clock.Time // of the latest delivery that kept order
+	in    bool       // in a burst of losses
+	free  clock.Time // when the bottleneck will have sent its queue
+	last  clock.Time // latest delivery that was not reordered
 	stats Stats
 }
 
-// NewDecider returns a Decider.
+// NewDecider returns a Decider for cfg.
 func NewDecider(cfg Config) *Decider {
 	if cfg.Hold <= 0 {
 		cfg.Hold = DefaultHold
@@ -101,8 +101,8 @@ func NewDecider(cfg Config) *Decider {
 // when it is lost, two when it is duplicated.
 func (d *Decider) Decide(now clock.Time, n int, dst []Delivery) []Delivery {
 	d.stats.Frames++
-	// Each draw is made for each frame, so that one probability does not
-	// shift the decisions of the others.
+	// Draw every probability for every frame, so that changing one does not change the
+	// decisions of the others.
 	lost := d.draw(d.cfg.Loss)
 	dup := d.draw(d.cfg.Duplicate)
 	late := d.draw(d.cfg.Reorder)
@@ -145,10 +145,10 @@ func (d *Decider) Decide(now clock.Time, n int, dst []Delivery) []Delivery {
 	return dst
 }
 
-// ethernet is the bytes of an Ethernet header.
+// ethernet is the length of an Ethernet header.
 const ethernet = 14
 
-// inBurst reports whether the next frame is part of a burst of loss.
+// inBurst reports whether the next frame belongs to a burst of losses.
 func (d *Decider) inBurst() bool {
 	if d.cfg.Burst <= 0 {
 		return false
@@ -161,8 +161,8 @@ func (d *Decider) inBurst() bool {
 	return d.in
 }
 
-// bottleneck returns when n bytes that came now have left at Rate, and whether there
-// was room for them to wait.
+// bottleneck returns when n bytes that arrive now will have been sent at Rate, and whether the
+// queue had room for them.
 func (d *Decider) bottleneck(now clock.Time, n int) (clock.Time, bool) {
 	if d.cfg.Rate <= 0 {
 		return now, true

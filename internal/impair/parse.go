@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Parse reads a Config written as "loss=0.01,duplicate=0.001,delay=2ms". The
-// keys are the names of the fields in lower case; what is not named is zero.
+// Parse parses a Config written as "loss=0.01,duplicate=0.001,delay=2ms". The keys are the field
+// names in lower case; fields that are not given are zero.
 func Parse(s string) (Config, error) {
 	var c Config
 	for _, item := range strings.Split(s, ",") {
@@ -92,7 +92,7 @@ func duration(d *time.Duration, s string) error {
 	return nil
 }
 
-// String is what Parse reads.
+// String formats c so that Parse can read it.
 func (c Config) String() string {
 	var b strings.Builder
 	add := func(key, val string) {

@@ -2,8 +2,8 @@ package impair
 
 import "github.com/iwarpd/iwarpd/internal/clock"
 
-// Queue holds values until their time has come: a heap by time, first in first
-// out among equals. The zero Queue is empty and ready.
+// Queue is a priority queue of values by time; values with the same time keep their order. The zero
+// Queue is empty and ready to use.
 type Queue[T any] struct {
 	heap []entry[T]
 	seq  uint64
@@ -15,15 +15,15 @@ type entry[T any] struct {
 	v   T
 }
 
-// NewQueue returns a queue that does not allocate while it holds at most n.
+// NewQueue returns a queue that does not allocate while it holds at most n values.
 func NewQueue[T any](n int) Queue[T] {
 	return Queue[T]{heap: make([]entry[T], 0, n)}
 }
 
-// Len returns how many values wait.
+// Len returns the number of values in the queue.
 func (q *Queue[T]) Len() int { return len(q.heap) }
 
-// Deadline returns when the next value is due, 0 when there is none.
+// Deadline returns the time of the next value, or 0 if the queue is empty.
 func (q *Queue[T]) Deadline() clock.Time {
 	if len(q.heap) == 0 {
 		return 0
@@ -31,7 +31,7 @@ func (q *Queue[T]) Deadline() clock.Time {
 	return q.heap[0].at
 }
 
-// Push adds v, due at at.
+// Push adds v with the time at.
 func (q *Queue[T]) Push(at clock.Time, v T) {
 	q.heap = append(q.heap, entry[T]{at, q.seq, v})
 	q.seq++
@@ -46,7 +46,7 @@ func (q *Queue[T]) Push(at clock.Time, v T) {
 	}
 }
 
-// Peek returns the earliest value, if it is due at now, and leaves it there.
+// Peek returns the earliest value without removing it, if it is due at now.
 func (q *Queue[T]) Peek(now clock.Time) (v T, ok bool) {
 	if len(q.heap) == 0 || q.heap[0].at > now {
 		return v, false

@@ -1,11 +1,10 @@
-// Package ipfrag reassembles IP packets (RFC 791, Section 3.2; RFC 1122, Section
-// 3.3.2; RFC 8200, Section 4.5). It takes the time as an argument, and what it
-// holds is bounded, in all and for each source: the oldest packet gives way, not
-// the newest, so that a flood of fragments has to outrun the packets that are
-// completed, and does not lock them out for the length of the time-out.
+// Package ipfrag reassembles IP packets (RFC 791, Section 3.2; RFC 1122, Section 3.3.2; RFC 8200,
+// Section 4.5). It takes the time as an argument. Its memory is bounded in total and per source.
+// When a bound is reached the oldest packet is dropped, not the newest, so a flood of fragments
+// cannot block reassembly until a time-out.
 //
-// Fragments that overlap end their packet in both families (RFC 5722; RFC 8200):
-// what is cut by a router never does. A fragment that came twice does not.
+// Overlapping fragments discard their packet in both address families (RFC 5722; RFC 8200), since
+// no router creates them. Exact duplicates are ignored.
 package ipfrag
 
 import (
@@ -18,69 +17,69 @@ import (
 )
 
 const (
-	// Timeout4 is how long after its first fragment came a packet of IPv4 is given
-	// up. RFC 1122 recommends 60 s at least; but 16 bits of identification come
-	// around sooner than that at the rates of today, and what is left of one
-	// packet would be made part of another (RFC 4963, Section 4). Linux has 30 s.
+	// Timeout4 is the time after its first fragment arrived at which an incomplete IPv4 packet
+	// is dropped. RFC 1122 recommends at least 60 s, but at today's rates the 16-bit
+	// identification wraps sooner, and old fragments would be mixed with those of a new packet
+	// (RFC 4963, Section 4). Linux uses 30 s.
 	Timeout4 = 30 * time.Second
-	// Timeout6 is the same for IPv6, as RFC 8200, Section 4.5 has it.
+	// Timeout6 is the same for IPv6 (RFC 8200, Section 4.5).
 	Timeout6 = 60 * time.Second
 
-	// maxPieces bounds the fragments of a packet, and with it the work to find the
-	// place of one: 64 KiB in fragments of a path whose MTU is 576 are 119.
+	// maxPieces bounds the fragments of a packet, and with them the work to insert one. A
+	// packet of 64 KiB on a path with an MTU of 576 has 119.
 	maxPieces = 128
-	// overhead is what a packet, and each of its fragments, is taken to cost
-	// beyond its bytes.
+	// overhead is the memory charged for a packet, and for each fragment, in addition to its
+	// bytes.
 	overhead = 256
-	// maxErrors bounds the ICMP errors in a second (RFC 1812, Section 4.3.2.8; RFC
-	// 4443, Section 2.4 (f)), and how many wait to be sent.
+	// maxErrors bounds the ICMP errors per second (RFC 1812, Section 4.3.2.8; RFC 4443, Section
+	// 2.4 (f)), and the number queued.
 	maxErrors = 16
 )
 
-// Config bounds what is held. A zero field has its default.
+// Config bounds the memory of a Reassembler. A zero field means its default.
 type Config struct {
-	Bytes     int // in all; default 4 MiB
-	PerSource int // by one IPv4 address or IPv6 /64; default an eighth of Bytes
+	Bytes     int // in total; default 4 MiB
+	PerSource int // per IPv4 address or IPv6 /64; default an eighth of Bytes
 }
 
-// Stats are counters.
+// Stats counts fragments and packets.
 type Stats struct {
-	Received  uint64 // fragments taken in hand
+	Received  uint64 // fragments
 	Packets   uint64 // reassembled
-	Malformed uint64 // fragments that no packet can be cut into
-	Duplicate uint64 // fragments
-	Overlap   uint64 // packets given up since fragments overlap, or there are too many
-	ECN       uint64 // packets given up since only part of their fragments is ECN-capable, and another met congestion
-	Timeout   uint64 // packets given up
-	Evicted   uint64 // packets given up to make room
-	Waiting   uint64 // gauge: packets
-	Bytes     uint64 // gauge: held, with what they cost beside
+	Malformed uint64 // fragments that are not part of any valid packet
+	Duplicate uint64 // fragments that were received before
+	Overlap   uint64 // packets dropped because fragments overlap, or there are too many
+	ECN       uint64 // packets dropped because some fragments are not ECN-capable and another is marked CE
+	Timeout   uint64 // packets dropped after Timeout4 or Timeout6
+	Evicted   uint64 // packets dropped to make room
+	Waiting   uint64 // gauge: incomplete packets
+	Bytes     uint64 // gauge: memory charged for incomplete packets
 }
 
 type key struct {
 	src, dst [16]byte
 	id       uint32
-	proto    uint8 // IPv4
+	proto    uint8 // IPv4 only
 	v6       bool
 }
 
-// packet is one of which fragments are missing.
+// packet is an incomplete packet.
 type packet struct {
 	key    key
 	until  clock.Time
-	pieces []piece // by off
+	pieces []piece // ordered by off
 	have   int
-	total  int  // of its payload; 0 until the last fragment has come
-	ecn    byte // 1<<codepoint of each fragment
+	total  int  // length of the payload; 0 until the last fragment arrives
+	ecn    byte // 1<<codepoint of each fragment, ORed
 	cost   int
 
 	first   pkt.Fragment
 	head    []byte // of the frame with the first fragment, up to its payload
-	quote   []byte // the bytes of that packet that an ICMP error shows
+	quote   []byte // the part of the packet that an ICMP error quotes
 	src     *source
 	byAge   link
 	bySrc   link
-	refused bool // nothing of it is held or taken any more
+	refused bool // discarded; further fragments are ignored
 }
 
 // piece is a fragment's payload.
@@ -89,35 +88,35 @@ type piece struct {
 	b   []byte
 }
 
-// source is what comes from one address.
+// source holds the packets of one source address.
 type source struct {
 	key  [16]byte
 	cost int
 	list list // of its packets
 }
 
-// Reassembler puts packets together. It is not safe for several goroutines.
+// Reassembler reassembles packets. It is not safe for concurrent use.
 type Reassembler struct {
 	cfg     Config
 	packets map[key]*packet
 	sources map[[16]byte]*source
-	age     [2]list // oldest first: of IPv4, of IPv6
+	age     [2]list // oldest first: IPv4, IPv6
 	cost    int
 	f       pkt.Fragment
 	errors  []Expired
-	second  clock.Time // in which allowed errors are left
+	second  clock.Time // the second that the error budget is for
 	allowed int
 	stats   Stats
 }
 
-// Expired says of a packet whose first fragment has come, and others have not in
-// time, what an ICMP Time Exceeded about it is made of.
+// Expired describes an ICMP Time Exceeded error to be sent for a packet that timed out after its
+// first fragment had arrived.
 type Expired struct {
-	Head  []byte // of the frame with the first fragment, up to the IP header
-	Quote []byte // the packet in it, or its begin
+	Head  []byte // the frame's headers up to the IP header
+	Quote []byte // start of the packet
 }
 
-// New makes a Reassembler.
+// New returns a Reassembler.
 func New(cfg Config) *Reassembler {
 	if cfg.Bytes == 0 {
 		cfg.Bytes = 4 << 20
@@ -128,9 +127,9 @@ func New(cfg Config) *Reassembler {
 	return &Reassembler{cfg: cfg, packets: make(map[key]*packet), sources: make(map[[16]byte]*source)}
 }
 
-// Handle takes a frame with a fragment, of which it keeps copies. It returns the
-// frame with the whole packet, if that was the last one missing: newly made, with
-// the Ethernet header of the first fragment.
+// Handle processes a frame with a fragment, of which it keeps copies. If the fragment completes its
+// packet, Handle returns a newly allocated frame with the whole packet and the Ethernet header of
+// the first fragment.
 func (r *Reassembler) Handle(now clock.Time, frame []byte) []byte {
 	f := &r.f
 	r.stats.Received++
@@ -185,11 +184,11 @@ func (r *Reassembler) Handle(now clock.Time, frame []byte) []byte {
 	return whole
 }
 
-// add begins a packet.
+// add adds an empty packet for k.
 func (r *Reassembler) add(now clock.Time, k key) *packet {
 	sk := k.src
 	if k.v6 {
-		clear(sk[8:]) // who has one address of a /64 has all
+		clear(sk[8:]) // whoever has one address of a /64 has all of them
 	}
 	s := r.sources[sk]
 	if s == nil {
@@ -221,8 +220,7 @@ func (r *Reassembler) charge(p *packet, n int) {
 	r.cost += n
 }
 
-// room gives up the oldest packets, other than p, until what is held is within
-// its bounds.
+// room drops the oldest packets, except p, until the memory in use is within its bounds.
 func (r *Reassembler) room(p *packet) {
 	for p.src.cost > r.cfg.PerSource && r.evict(p.src.list.oldest(), p) {
 	}
@@ -248,9 +246,8 @@ func (r *Reassembler) evict(old, but *packet) bool {
 	return true
 }
 
-// refuse lets go of what has come of p, and remembers that nothing more of it is
-// wanted: "any constituent fragments, including those not yet received" (RFC
-// 5722, Section 4).
+// refuse discards the fragments of p and remembers that later ones are to be dropped: "any
+// constituent fragments, including those not yet received" (RFC 5722, Section 4).
 func (r *Reassembler) refuse(p *packet) {
 	r.charge(p, overhead-p.cost)
 	p.refused, p.pieces, p.head, p.quote = true, nil, nil, nil
@@ -266,7 +263,7 @@ func (r *Reassembler) drop(p *packet) {
 	}
 }
 
-// HandleTimeout gives up the packets whose time is over.
+// HandleTimeout drops the packets that have timed out.
 func (r *Reassembler) HandleTimeout(now clock.Time) {
 	for i := range r.age {
 		for p := r.age[i].oldest(); p != nil && p.until.Due(now); p = r.age[i].oldest() {
@@ -279,8 +276,7 @@ func (r *Reassembler) HandleTimeout(now clock.Time) {
 	}
 }
 
-// expired notes an ICMP error to be sent. Frames to a group are not answered (RFC
-// 1122, Section 3.2.2).
+// expired queues an ICMP error. Multicast frames cause no error (RFC 1122, Section 3.2.2).
 func (r *Reassembler) expired(now clock.Time, p *packet) {
 	if p.head == nil || p.head[0]&1 != 0 {
 		return
@@ -305,7 +301,7 @@ func (r *Reassembler) PollExpired() (e Expired, ok bool) {
 	return e, true
 }
 
-// Deadline is when HandleTimeout has something to do: 0 for never.
+// Deadline returns the time of the next time-out, or 0 if there is none.
 func (r *Reassembler) Deadline() (at clock.Time) {
 	for i := range r.age {
 		if p := r.age[i].oldest(); p != nil {
@@ -330,11 +326,11 @@ const (
 	overlap
 )
 
-// place puts a fragment where it belongs.
+// place inserts a fragment into p.
 func (p *packet) place(f *pkt.Fragment, b []byte) placed {
 	end := f.Off + f.Len
 	at := len(p.pieces)
-	for at > 0 && p.pieces[at-1].off >= f.Off { // mostly they come in order
+	for at > 0 && p.pieces[at-1].off >= f.Off { // fragments mostly arrive in order
 		at--
 	}
 	if at < len(p.pieces) {
@@ -363,9 +359,8 @@ func (p *packet) place(f *pkt.Fragment, b []byte) placed {
 	return fits
 }
 
-// keep remembers the headers of the first fragment, and what an ICMP error shows
-// of it: in IPv4 as much as 576 bytes hold (RFC 1812, Section 4.3.2.3), in IPv6
-// as much as 1280 do (RFC 4443, Section 3.3).
+// keep saves the headers of the first fragment, and the part of it that an ICMP error quotes: up to
+// 576 bytes for IPv4 (RFC 1812, Section 4.3.2.3) and 1280 for IPv6 (RFC 4443, Section 3.3).
 func (p *packet) keep(f *pkt.Fragment, frame []byte) {
 	p.first = *f
 	p.head = bytes.Clone(frame[:f.Data])
@@ -376,8 +371,8 @@ func (p *packet) keep(f *pkt.Fragment, frame []byte) {
 	p.quote = bytes.Clone(frame[f.L3Off:min(f.Data+f.Len, f.L3Off+most)])
 }
 
-// whole makes the frame of the packet, of which all is there. It is nil when the
-// headers of the first fragment make it too long.
+// whole returns the frame of the complete packet, or nil if the headers of the first fragment make
+// it too long.
 func (p *packet) whole() []byte {
 	n := p.first.Header()
 	if n-p.first.L3Off+p.total > 1<<16-1 && !p.key.v6 || n-p.first.L3Off-40+p.total > 1<<16-1 {

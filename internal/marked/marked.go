@@ -1,23 +1,23 @@
-// Package marked holds bytes among which the markers of MPA stand, so that they
-// are copied once: from the frame that they came in to the memory that they are for.
+// Package marked describes byte sequences that contain MPA markers, so that they can be copied
+// straight from the received frame to their destination.
 package marked
 
-// Markers of RFC 5044 section 4.3, in bytes.
+// Size and distance of markers (RFC 5044 section 4.3), in bytes.
 const (
 	every  = 512
 	length = 4
 	run    = every - length // bytes between two markers
 )
 
-// Bytes are those of B but for its markers: four bytes at First, and at each 512th
-// from there. With First zero it has none. B does not end with a marker.
+// Bytes are the bytes of B without its markers. A marker of four bytes is at First and at each
+// 512th byte after it; if First is zero there are none. B does not end with a marker.
 type Bytes struct {
 	B     []byte
 	First int
 }
 
-// Among returns the number of markers among n bytes, the first marker in front of
-// the byte at first.
+// Among returns the number of markers to insert among n bytes if the first marker goes before the
+// byte at first.
 func Among(n, first int) int {
 	if n <= first {
 		return 0
@@ -33,7 +33,7 @@ func (o Bytes) Len() int {
 	return len(o.B)
 }
 
-// After returns what is behind the first n bytes, at most Len.
+// After returns o without its first n bytes. n is at most Len.
 func (o Bytes) After(n int) Bytes {
 	if o.Plain(n) {
 		return Bytes{o.B[n:], max(o.First-n, 0)}
@@ -41,10 +41,10 @@ func (o Bytes) After(n int) Bytes {
 	return o.behind(n)
 }
 
-// Plain reports whether no marker stands in front of the byte at n, nor among those before.
+// Plain reports whether the first n bytes, and the byte after them, have no marker before them.
 func (o Bytes) Plain(n int) bool { return uint(n) <= uint(o.First-1) }
 
-// behind is After where a marker is passed, or stands in front of what is left.
+// behind implements After when n reaches the first marker.
 func (o Bytes) behind(n int) Bytes {
 	if n == o.Len() {
 		return Bytes{}
@@ -54,8 +54,8 @@ func (o Bytes) behind(n int) Bytes {
 	return Bytes{o.B[o.First+n+passed*length:], run - n%run}
 }
 
-// CopyTo fills dst, which is no longer than Len, with the first bytes. Meanwhile there
-// may be others in dst.
+// CopyTo fills dst, which is no longer than Len, with the first bytes. During the copy dst may
+// temporarily contain other bytes.
 func (o Bytes) CopyTo(dst []byte) {
 	if o.Plain(len(dst)) {
 		copy(dst, o.B)
@@ -64,7 +64,7 @@ func (o Bytes) CopyTo(dst []byte) {
 	}
 }
 
-// gather is CopyTo where a marker may stand among the bytes.
+// gather implements CopyTo when there are markers among the bytes.
 func (o Bytes) gather(dst []byte) {
 	src, first, n := o.B, o.First, len(dst)
 	if runs := (n - first) / run; vectors && runs > 0 && first <= run {

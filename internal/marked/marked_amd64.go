@@ -2,7 +2,7 @@ package marked
 
 import "golang.org/x/sys/cpu"
 
-// vectors reports whether processor and kernel have what join uses.
+// vectors reports whether the processor and the kernel support the instructions that join uses.
 var vectors = cpu.X86.HasAVX512F
 
 // join copies n bytes from the size bytes at src, which have markers among them: one

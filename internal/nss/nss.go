@@ -1,4 +1,4 @@
-// Package nss finds the numbers of users and groups by the host's name service.
+// Package nss looks up user and group IDs by the host's name service.
 package nss
 
 import (
@@ -15,10 +15,10 @@ import (
 // ErrUnknown reports a name that the host does not know.
 var ErrUnknown = errors.New("not known on this host")
 
-// timeout bounds a query of the name service, which may ask other hosts.
+// timeout bounds a name service query, which may involve other hosts.
 const timeout = 10 * time.Second
 
-// UID returns the number of a user, which may be given as a number.
+// UID returns the ID of a user, given by name or number.
 func UID(name string) (uint32, error) {
 	return lookup("passwd", name, func() (string, error) {
 		u, err := user.Lookup(name)
@@ -29,7 +29,7 @@ func UID(name string) (uint32, error) {
 	})
 }
 
-// GID returns the number of a group, which may be given as a number.
+// GID returns the ID of a group, given by name or number.
 func GID(name string) (uint32, error) {
 	return lookup("group", name, func() (string, error) {
 		g, err := user.LookupGroup(name)
@@ -40,8 +40,8 @@ func GID(name string) (uint32, error) {
 	})
 }
 
-// lookup asks package os/user first and getent(1) where that knows nothing: os/user
-// reads only /etc/passwd and /etc/group in a static binary.
+// lookup asks package os/user first and then getent(1), since os/user reads only /etc/passwd and
+// /etc/group in a static binary.
 func lookup(database, name string, local func() (string, error)) (uint32, error) {
 	id := name
 	if _, err := strconv.ParseUint(name, 10, 32); err != nil {
@@ -58,7 +58,7 @@ func lookup(database, name string, local func() (string, error)) (uint32, error)
 	return uint32(n), nil
 }
 
-// getent returns the third field of a line of the name service.
+// getent returns the third field of an entry of the name service.
 func getent(database, name string) (string, error) {
 	if name == "" || strings.HasPrefix(name, "-") {
 		return "", fmt.Errorf("%q: %w", name, ErrUnknown)

@@ -1,32 +1,34 @@
 package pkt
 
-// maxPayload is what a packet can hold at most behind its IP header.
+// maxPayload is the largest payload that follows an IP header.
 const maxPayload = 1<<16 - 1
 
-// Fragment is a parsed frame with a fragment of an IP packet.
+// Fragment is a parsed frame that contains a fragment of an IP packet.
 type Fragment struct {
 	Src, Dst [16]byte // IPv4 as v4-mapped
 	V6       bool
 	ID       uint32
-	Proto    uint8 // what the payload begins with; in IPv6 only the first fragment says
+	Proto    uint8 // protocol of the payload; in IPv6 only the first fragment has it
 	ECN      uint8
 	More     bool
-	Off      int // of the payload of the packet, in bytes: it holds [Off, Off+Len)
+	Off      int // offset in the packet's payload, in bytes: the fragment is [Off, Off+Len)
 	Len      int
 
-	L3Off int // of the IP header in the frame
-	Data  int // of the fragment's payload in the frame: behind the options, or the Fragment header
-	Next  int // IPv6: of the Next Header field in the frame that names the Fragment header
+	L3Off int // offset of the IP header in the frame
+	Data  int // offset of the fragment's payload in the frame, after IP options or the Fragment header
+	Next  int // IPv6: offset in the frame of the Next Header field that announces the Fragment header
 }
 
-// Parse reads the headers of a frame, which is whole in b. That of IPv4 must have
-// the right checksum. A packet that is no fragment is ErrWhole. So that no
-// packet is reassembled that could not have been cut, ErrHeader is
-//   - one that ends beyond 65535 bytes, or has none, or is not a multiple of eight
-//     bytes and not the last (RFC 791, Section 3.2; RFC 8200, Section 4.5),
-//   - the first of an IPv6 packet without all the headers up to the transport's
-//     (RFC 8200, Section 4.5),
-//   - one whose source is no host (RFC 1122, Section 3.2.1.3).
+// Parse parses the headers of a frame, all of which is in b. The checksum of an IPv4 header must be
+// right. It returns ErrWhole if the packet is not a fragment, and ErrHeader for fragments of which
+// no valid packet could consist:
+//
+//   - a fragment that ends beyond 65535 bytes, is empty, or is not the last
+//     and not a multiple of eight bytes (RFC 791, Section 3.2; RFC 8200,
+//     Section 4.5),
+//   - the first fragment of an IPv6 packet without all headers up to the
+//     transport's (RFC 8200, Section 4.5),
+//   - a fragment whose source is not a host (RFC 1122, Section 3.2.1.3).
 func (f *Fragment) Parse(b []byte) error {
 	if len(b) < etherLen {
 		return ErrShort
@@ -108,7 +110,7 @@ func (f *Fragment) parseIPv6(b []byte) error {
 		return ErrShort
 	}
 	b = b[:total]
-	// What comes before the Fragment header is for each node on the way.
+	// Headers before the Fragment header are processed by each node on the path.
 	next, off := b[6], ipv6Len
 	f.Next = 6
 	for n := 0; next != 44; n++ {
@@ -141,7 +143,7 @@ func (f *Fragment) parseIPv6(b []byte) error {
 	f.Off = int(m &^ 7)
 	f.Data = off + fragmentLen
 	f.Len = total - f.Data
-	// The packet's payload has the headers in front of the Fragment header too.
+	// The packet's payload includes the extension headers before the Fragment header.
 	if off-ipv6Len+f.Off+f.Len > maxPayload {
 		return ErrHeader
 	}
@@ -162,9 +164,9 @@ func unicast(a *[16]byte, v6 bool) bool {
 	return a[12] != 0 && a[12] != 127 && a[12] < 224
 }
 
-// Unfragment writes the headers of the packet that f, the first fragment in frame,
-// is of, as it was before it was cut into fragments: with n bytes of payload in
-// all. dst has room for f.Header() bytes; it is returned cut to that.
+// Unfragment writes the headers that the packet had before it was fragmented, with a payload of n
+// bytes, to dst and returns the bytes written. f is the packet's first fragment, in frame. dst must
+// have room for f.Header() bytes.
 func (f *Fragment) Unfragment(dst, frame []byte, n int, ecn uint8) []byte {
 	dst = dst[:f.Header()]
 	copy(dst, frame)
@@ -183,8 +185,8 @@ func (f *Fragment) Unfragment(dst, frame []byte, n int, ecn uint8) []byte {
 	return dst
 }
 
-// Header is how many bytes are in front of the payload of the packet that f is
-// of, when it is the first fragment.
+// Header returns the length of the headers before the payload of the reassembled packet. f is its
+// first fragment.
 func (f *Fragment) Header() int {
 	if f.V6 {
 		return f.Data - fragmentLen

@@ -1,6 +1,6 @@
 package pkt
 
-// ICMPKind is what an ICMP error says about a packet that we sent.
+// ICMPKind is what an ICMP error reports about a packet that we sent.
 type ICMPKind uint8
 
 // The kinds of ICMP errors.
@@ -25,42 +25,39 @@ func (k ICMPKind) String() string {
 	return "unknown"
 }
 
-// ICMPError is an ICMP or ICMPv6 error about a packet of ours (RFC 792, RFC
-// 1191, RFC 4443).
+// ICMPError is an ICMP or ICMPv6 error about a packet that we sent (RFC 792, RFC 1191, RFC 4443).
 type ICMPError struct {
-	Flow  Flow // of the packet in question: Local is its source
+	Flow  Flow // of the quoted packet: Local is its source
 	Proto uint8
 	Kind  ICMPKind
 	Code  uint8 // the ICMP code
 
-	// MTU is the next hop's, for TooBig: 0 when the router did not say.
+	// MTU is that of the next hop, for TooBig, or 0 if the router did not report it.
 	MTU int
 
-	// Seq is the TCP sequence number of the packet, or its SCTP verification
-	// tag. Whoever acts on the error checks it (RFC 5927, Section 4.1; RFC
-	// 9260, Section 10).
+	// Seq is the TCP sequence number of the packet, or its SCTP verification tag. It must be
+	// checked before the error is acted on (RFC 5927, Section 4.1; RFC 9260, Section 10).
 	Seq uint32
 
-	// InitTag is the Initiate Tag of an SCTP packet whose verification tag is
-	// 0, 0 when the error does not show it.
+	// InitTag is the Initiate Tag of an SCTP packet whose verification tag is 0, or 0 if the
+	// error does not quote it.
 	InitTag uint32
 
-	inner  [20]byte // what the error shows behind a UDP header
+	inner  [20]byte // what the error quotes after a UDP header
 	ninner int
 }
 
-// Decapsulate turns an error about a UDP packet into one about the SCTP packet in it
-// (RFC 6951, Section 5.5): it replaces ports and protocol, and sets the tags. It reports
-// whether the error shows as much as a verification tag.
+// Decapsulate converts an error about a UDP packet into one about the SCTP packet in it (RFC 6951,
+// Section 5.5): it replaces the ports and the protocol, and sets the tags. It reports whether the
+// error quotes enough to include a verification tag.
 func (e *ICMPError) Decapsulate() bool {
 	return e.Proto == ProtoUDP && e.transport(ProtoSCTP, e.inner[:e.ninner]) == nil
 }
 
-// Parse reads the ICMP error in the packet p, of which head is the first piece
-// of the frame and holds all. The ICMP checksum is verified; that of the
-// embedded header is not, as routers need not keep it right. An ICMP message
-// that is no error, or whose embedded packet is neither TCP, SCTP nor UDP, is
-// ErrNotError.
+// Parse parses the ICMP error in p. head is the first piece of the frame and must contain the whole
+// error. The ICMP checksum is verified; that of the quoted header is not, since routers may not
+// preserve it. Parse returns ErrNotError for other ICMP messages, and for errors about packets
+// other than TCP, SCTP and UDP.
 func (e *ICMPError) Parse(p *Packet, head []byte) error {
 	*e = ICMPError{}
 	if p.Proto != ProtoICMP && p.Proto != ProtoICMPv6 || p.V6 != (p.Proto == ProtoICMPv6) {
@@ -111,7 +108,7 @@ func (e *ICMPError) Parse(p *Packet, head []byte) error {
 	return e.embedded4(b[8:])
 }
 
-// embedded4 reads the start of an IPv4 packet that we sent.
+// embedded4 parses the start of the quoted IPv4 packet.
 func (e *ICMPError) embedded4(b []byte) error {
 	if len(b) < ipv4Len {
 		return ErrShort
@@ -131,7 +128,7 @@ func (e *ICMPError) embedded4(b []byte) error {
 	return e.transport(b[9], b[ihl:])
 }
 
-// embedded6 reads the start of an IPv6 packet that we sent.
+// embedded6 parses the start of the quoted IPv6 packet.
 func (e *ICMPError) embedded6(b []byte) error {
 	if len(b) < ipv6Len {
 		return ErrShort
@@ -148,8 +145,8 @@ func (e *ICMPError) embedded6(b []byte) error {
 	return e.transport(proto, b[off:])
 }
 
-// transport reads the first bytes of an embedded transport header. Eight are
-// certain (RFC 792).
+// transport parses the first bytes of the quoted transport header. Only eight are guaranteed (RFC
+// 792).
 func (e *ICMPError) transport(proto uint8, b []byte) error {
 	e.Proto = proto
 	switch proto {
@@ -167,7 +164,7 @@ func (e *ICMPError) transport(proto uint8, b []byte) error {
 		return nil
 	}
 	e.Seq = be.Uint32(b[4:])
-	// An INIT chunk (type 1) behind the common header shows its Initiate Tag.
+	// An INIT chunk (type 1) after the common header contains the Initiate Tag.
 	if proto == ProtoSCTP && e.Seq == 0 && len(b) >= 20 && b[12] == 1 {
 		e.InitTag = be.Uint32(b[16:])
 	}

@@ -11,7 +11,7 @@ const (
 	etherVLAN   = 0x8100
 	etherVLANad = 0x88a8
 
-	// MaxVLAN is the most VLAN tags that a frame may bear.
+	// MaxVLAN is the largest number of VLAN tags in a frame.
 	MaxVLAN = 2
 
 	// maxExt bounds the walk over IPv6 extension headers. RFC 8200, Section
@@ -19,29 +19,28 @@ const (
 	maxExt = 8
 )
 
-// Packet is a parsed frame, seen from its receiver: Flow.Local is where it goes
-// to.
+// Packet is a parsed frame as its receiver sees it: Flow.Local is the destination.
 type Packet struct {
 	Flow           Flow
 	Proto          uint8 // the transport, after any extension headers
 	ECN            uint8
-	TTL            uint8 // or hop limit
+	TTL            uint8 // TTL or hop limit
 	V6             bool
 	SrcMAC, DstMAC [6]byte
 	VLANs          [MaxVLAN]uint16 // TCIs, outermost first
 	NVLAN          int
-	L3Off          int // of the IP header in the frame
+	L3Off          int // offset of the IP header in the frame
 
-	// L4Off and L4Len say where the transport header and its payload lie in
-	// the frame. L4Len comes from the IP header, so padding is cut off.
+	// L4Off and L4Len locate the transport header and its payload in the frame. L4Len is
+	// derived from the IP header, so it excludes padding.
 	L4Off, L4Len int
 
-	// PseudoSum is the sum of the pseudo-header, to start the sum of the
-	// transport's checksum from.
+	// PseudoSum is the partial sum of the pseudo-header, the initial value for the transport's
+	// checksum.
 	PseudoSum uint32
 }
 
-// l4min is what the head must hold of the transport header: its fixed part.
+// l4min returns the length of the fixed part of the transport header.
 func l4min(proto uint8) int {
 	switch proto {
 	case ProtoTCP:
@@ -54,11 +53,11 @@ func l4min(proto uint8) int {
 	return 0
 }
 
-// Parse reads the headers of a frame of frameLen bytes whose first piece is
-// head. All headers, the fixed part of the transport's included, must lie in
-// head. The IPv4 header checksum is verified; the transport's is not. On error
-// p holds nothing of use. Fragments are ErrFragment: Fragment reads those. An IPv6
-// packet in one fragment is none (RFC 6946).
+// Parse parses the headers of a frame of frameLen bytes whose first piece is head. All headers, up
+// to the fixed part of the transport header, must be in head. The IPv4 header checksum is verified;
+// that of the transport is not. Parse returns ErrFragment for fragments, which Fragment parses, but
+// not for an IPv6 packet in a single fragment (RFC 6946). The contents of p are undefined after an
+// error.
 func (p *Packet) Parse(head []byte, frameLen int) error {
 	if len(head) > frameLen {
 		head = head[:max(frameLen, 0)]
@@ -111,8 +110,8 @@ func (p *Packet) Parse(head []byte, frameLen int) error {
 	return nil
 }
 
-// parseIPv4 reads the IPv4 header at b (RFC 791, Section 3.1), of a packet of
-// which n bytes are in the frame. L4Off is left relative to b.
+// parseIPv4 parses the IPv4 header at b (RFC 791, Section 3.1). The frame has n bytes of the
+// packet. L4Off is set relative to b.
 func (p *Packet) parseIPv4(b []byte, n int) error {
 	if len(b) < ipv4Len {
 		return ErrShort
@@ -143,16 +142,16 @@ func (p *Packet) parseIPv4(b []byte, n int) error {
 	return nil
 }
 
-// ipv4Lens returns the lengths of the IPv4 header at b, which is at least ipv4Len
-// bytes, and of its packet; not ok, if they or the version cannot be.
+// ipv4Lens returns the lengths of the IPv4 header at b, which has at least ipv4Len bytes, and of
+// its packet. ok is false if they or the version are invalid.
 func ipv4Lens(b []byte) (ihl, total int, ok bool) {
 	ihl, total = int(b[0]&15)*4, int(be.Uint16(b[2:]))
 	return ihl, total, b[0]>>4 == 4 && ipv4Len <= ihl && ihl <= total
 }
 
-// parseIPv6 reads the IPv6 header at b and its extension headers (RFC 8200,
-// Sections 3 and 4), of a packet of which n bytes are in the frame. A
-// jumbogram is malformed here: no link of ours carries one.
+// parseIPv6 parses the IPv6 header at b and its extension headers (RFC 8200, Sections 3 and 4). The
+// frame has n bytes of the packet. Jumbograms are treated as malformed: none of our links can carry
+// one.
 func (p *Packet) parseIPv6(b []byte, n int) error {
 	if len(b) < ipv6Len {
 		return ErrShort
@@ -168,7 +167,7 @@ func (p *Packet) parseIPv6(b []byte, n int) error {
 	if err != nil {
 		return err
 	}
-	// An address of IPv4 in a packet of IPv6 would pass for the flow of that.
+	// A v4-mapped address in an IPv6 packet would be mistaken for an IPv4 flow.
 	if is4((*[16]byte)(b[8:24])) || is4((*[16]byte)(b[24:40])) {
 		return ErrHeader
 	}
@@ -184,10 +183,10 @@ func (p *Packet) parseIPv6(b []byte, n int) error {
 	return nil
 }
 
-// skipExt walks the extension headers of the IPv6 packet at b, which has total
-// bytes of which len(b) are here, from a header of type next at offset off. It
-// returns the upper-layer protocol and its offset. With first it goes on behind
-// the Fragment header of a first fragment.
+// skipExt walks the extension headers of the IPv6 packet at b, starting with a header of type next
+// at offset off. The packet has total bytes, of which len(b) are available. It returns the
+// upper-layer protocol and its offset. If first is set, it continues after the Fragment header of a
+// first fragment.
 func skipExt(next uint8, b []byte, off, total int, first bool) (proto uint8, at int, err error) {
 	for range maxExt {
 		var n int
@@ -219,8 +218,8 @@ func skipExt(next uint8, b []byte, off, total int, first bool) (proto uint8, at 
 		if off+n > len(b) {
 			return 0, 0, ErrShort
 		}
-		// A routing header with segments left names a destination that is
-		// not the packet's last: the checksum would not be over this one.
+		// A routing header with segments left means that the destination is not the final
+		// one, which the checksum covers.
 		if next == 43 && b[off+3] != 0 {
 			return 0, 0, ErrHeader
 		}

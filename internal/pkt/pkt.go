@@ -1,7 +1,6 @@
-// Package pkt reads and writes what lies in front of a transport header:
-// Ethernet, up to two VLAN tags, IPv4 and IPv6; and computes the Internet
-// checksum. Parsers are total: any bytes give a value or an error. Nothing
-// here allocates.
+// Package pkt parses and writes the headers before a transport header (Ethernet, up to two VLAN
+// tags, IPv4 and IPv6) and computes the Internet checksum. Parsers accept any bytes and return a
+// value or an error. No function allocates.
 package pkt
 
 import (
@@ -40,8 +39,8 @@ var (
 	ErrNotError = errors.New("pkt: not an ICMP error about a packet of ours")
 )
 
-// Flow names a connection. Local is this end, whichever way a packet goes. An
-// IPv4 address stands v4-mapped, so that a Flow is comparable and a map key.
+// Flow identifies a connection. Local is this end for packets in either direction. IPv4 addresses
+// are v4-mapped, so that a Flow is comparable and can be a map key.
 type Flow struct {
 	Local, Remote         [16]byte
 	LocalPort, RemotePort uint16
@@ -55,12 +54,12 @@ func NewFlow(local, remote netip.AddrPort) Flow {
 	}
 }
 
-// LocalAddrPort returns this end as a netip value; IPv4 comes back as IPv4.
+// LocalAddrPort returns the local endpoint. IPv4 addresses are not v4-mapped in the result.
 func (f *Flow) LocalAddrPort() netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(f.Local).Unmap(), f.LocalPort)
 }
 
-// RemoteAddrPort returns the other end as a netip value.
+// RemoteAddrPort returns the remote endpoint.
 func (f *Flow) RemoteAddrPort() netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(f.Remote).Unmap(), f.RemotePort)
 }
@@ -70,7 +69,7 @@ func (f Flow) Reverse() Flow {
 	return Flow{Local: f.Remote, Remote: f.Local, LocalPort: f.RemotePort, RemotePort: f.LocalPort}
 }
 
-// String is "local->remote".
+// String returns "local->remote".
 func (f Flow) String() string {
 	return f.LocalAddrPort().String() + "->" + f.RemoteAddrPort().String()
 }

@@ -1,7 +1,6 @@
 package pkt
 
-// Tuple is what is needed to write the headers of a packet to the other end of
-// a flow: from Flow.Local to Flow.Remote.
+// Tuple contains the fields for the headers of a packet from Flow.Local to Flow.Remote.
 type Tuple struct {
 	Flow
 	Proto          uint8
@@ -12,14 +11,14 @@ type Tuple struct {
 	DSCP           uint8           // 0..63
 }
 
-// Answerable reports whether p may be answered, or begin a connection: whether it was
-// sent by a host that is not this one, and to this one alone also on the link (RFC
-// 9293, MUST-57 and MUST-63; RFC 1122, Sections 3.2.1.3 and 3.3.6).
+// Answerable reports whether p may be answered or may begin a connection: it was sent by another
+// host, and to this host alone, on the link too (RFC 9293, MUST-57 and MUST-63; RFC 1122, Sections
+// 3.2.1.3 and 3.3.6).
 func (p *Packet) Answerable() bool {
 	return p.DstMAC[0]&1 == 0 && unicast(&p.Flow.Remote, p.V6) && p.Flow.Remote != p.Flow.Local
 }
 
-// Reply returns the tuple that answers p: addresses and MACs swapped.
+// Reply returns the tuple for an answer to p, with addresses and MACs swapped.
 func (p *Packet) Reply() Tuple {
 	return Tuple{
 		Flow: p.Flow, Proto: p.Proto, V6: p.V6,
@@ -28,8 +27,7 @@ func (p *Packet) Reply() Tuple {
 	}
 }
 
-// HeaderLen is the number of Ethernet, VLAN and IP bytes in front of the
-// transport header.
+// HeaderLen returns the length of the Ethernet, VLAN and IP headers.
 func (t *Tuple) HeaderLen() int {
 	n := etherLen + t.NVLAN*vlanLen
 	if t.V6 {
@@ -38,10 +36,10 @@ func (t *Tuple) HeaderLen() int {
 	return n + ipv4Len
 }
 
-// Put writes HeaderLen bytes at the front of b: headers for l4len bytes of
-// transport header and payload, with DF set and TTL 64. Two tags are written as
-// 802.1ad outside and 802.1Q inside. id is the IPv4 identification; since DF is
-// set it need not be unique (RFC 6864, Section 4.1).
+// Put writes HeaderLen bytes of headers to b, for a transport header and payload of l4len bytes,
+// with DF set and a TTL of 64. With two VLAN tags the outer one is 802.1ad and the inner one
+// 802.1Q. id is the IPv4 identification; since DF is set it need not be unique (RFC 6864, Section
+// 4.1).
 func (t *Tuple) Put(b []byte, l4len int, ecn uint8, id uint16) {
 	_ = b[t.HeaderLen()-1]
 	*(*[6]byte)(b[0:6]) = t.DstMAC
@@ -70,8 +68,7 @@ func (t *Tuple) Put(b []byte, l4len int, ecn uint8, id uint16) {
 	}
 	be.PutUint16(b[off:], etherIPv4)
 	b = b[off+2 : off+2+ipv4Len]
-	// The checksum is of the words as they are written, not as they would have to
-	// be read back.
+	// The checksum is computed from the words as they are written, to avoid reading them back.
 	first := 0x45<<24 | uint32(t.DSCP<<2|ecn&3)<<16 | uint32(uint16(ipv4Len+l4len))
 	second := uint32(id)<<16 | 0x4000 // DF
 	third := 64<<24 | uint32(t.Proto)<<16
@@ -84,8 +81,8 @@ func (t *Tuple) Put(b []byte, l4len int, ecn uint8, id uint16) {
 	be.PutUint32(b[16:], dst)
 }
 
-// PseudoSum is the sum of the pseudo-header of l4len bytes of transport header
-// and payload (RFC 9293, Section 3.1; RFC 8200, Section 8.1).
+// PseudoSum returns the partial sum of the pseudo-header for l4len bytes of transport header and
+// payload (RFC 9293, Section 3.1; RFC 8200, Section 8.1).
 func (t *Tuple) PseudoSum(l4len int) uint32 {
 	s := uint64(t.Proto) + uint64(l4len)
 	if t.V6 {
@@ -94,7 +91,7 @@ func (t *Tuple) PseudoSum(l4len int) uint32 {
 	return reduce(s + words32(t.Local[12:]) + words32(t.Remote[12:]))
 }
 
-// FragmentHeaderLen is HeaderLen for fragments.
+// FragmentHeaderLen returns the length of the headers of a fragment.
 func (t *Tuple) FragmentHeaderLen() int {
 	if t.V6 {
 		return t.HeaderLen() + 8
@@ -102,8 +99,8 @@ func (t *Tuple) FragmentHeaderLen() int {
 	return t.HeaderLen()
 }
 
-// FragmentSize is how many bytes of a packet a fragment carries where packets have at
-// most mtu bytes; the last one may have fewer.
+// FragmentSize returns the number of payload bytes of each fragment, except the last, if packets
+// have at most mtu bytes.
 func (t *Tuple) FragmentSize(mtu int) int {
 	if t.V6 {
 		return (mtu - ipv6Len - 8) &^ 7
@@ -111,8 +108,8 @@ func (t *Tuple) FragmentSize(mtu int) int {
 	return (mtu - ipv4Len) &^ 7
 }
 
-// PutFragment is Put for n bytes that lie at offset off of a packet, a multiple of 8;
-// more says that others follow. The fragments of a packet have one id.
+// PutFragment writes the headers of a fragment of n bytes at offset off, a multiple of 8. more is
+// set for all fragments but the last. All fragments of a packet have the same id.
 func (t *Tuple) PutFragment(b []byte, n, off int, more bool, id uint32) {
 	m := uint16(0)
 	if more {

@@ -1,17 +1,16 @@
-// Package prefetch asks the processor for memory that is about to be used.
+// Package prefetch loads memory into the processor's cache before it is used.
 package prefetch
 
-// Bytes has p on its way to the nearest cache, while the caller does something
-// else. It touches nothing, and does nothing where it is not written for the
-// processor.
+// Bytes starts loading p into the nearest cache and returns at once. It does not access p, and does
+// nothing on processors for which it is not implemented.
 func Bytes(p []byte) {
 	if len(p) > 0 {
 		octets(&p[0], len(p))
 	}
 }
 
-// ForWriting is Bytes for p that is about to be written, as a whole: no other
-// core's cache will have it then.
+// ForWriting is like Bytes for memory that is about to be overwritten: it takes the cache lines
+// from other cores.
 func ForWriting(p []byte) {
 	if len(p) > 0 {
 		forWriting(&p[0], len(p))

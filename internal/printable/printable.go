@@ -1,6 +1,6 @@
-// Package printable escapes text of others before it is shown: a name of a program or of
-// a peer must not move the cursor of a terminal, begin a line of a log, or reverse the
-// direction of what follows.
+// Package printable escapes untrusted text before it is displayed, so that the name of a program or
+// peer cannot move the cursor of a terminal, forge a log line, or reverse the direction of the text
+// that follows.
 package printable
 
 import (
@@ -12,18 +12,18 @@ import (
 	"unicode/utf8"
 )
 
-// String returns s with each character that does not print as \uXXXX, in the way of JSON,
-// so that it may stand in JSON strings too. The only space kept is U+0020.
+// String returns s with each non-printable character replaced by \uXXXX, as in JSON, so that the
+// result is valid in JSON strings too. U+0020 is the only space character that is not escaped.
 func String(s string) string { return escape(s, "") }
 
-// escape is String with the characters of keep as they are.
+// escape is String, except that the characters in keep are not escaped.
 func escape(s, keep string) string {
 	fine := func(r rune) bool { return unicode.IsPrint(r) || strings.ContainsRune(keep, r) }
 	if utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !fine(r) }) < 0 {
 		return s
 	}
 	var b strings.Builder
-	for _, r := range s { // invalid UTF-8 is U+FFFD
+	for _, r := range s { // range yields U+FFFD for invalid UTF-8
 		switch r1, r2 := utf16.EncodeRune(r); {
 		case fine(r):
 			b.WriteRune(r)
@@ -36,8 +36,8 @@ func escape(s, keep string) string {
 	return b.String()
 }
 
-// A Writer escapes what is written to W, but for newlines and tabs. Each Write must hold
-// whole characters.
+// A Writer escapes what is written to W, except newlines and tabs. A Write must not split a
+// character.
 type Writer struct{ W io.Writer }
 
 // Write implements io.Writer.

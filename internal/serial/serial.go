@@ -2,8 +2,7 @@
 // TSNs, DDP MSNs (RFC 1982, RFC 9293 section 3.4).
 package serial
 
-// Num is a number in a space of 2^32 that wraps. Two numbers are ordered only
-// while they are less than 2^31 apart.
+// Num is a number modulo 2^32. Two numbers can be compared only if they are less than 2^31 apart.
 type Num uint32
 
 // Less reports whether a comes before b.

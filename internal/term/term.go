@@ -1,6 +1,5 @@
-// Package term holds the errors that end an RDMAP stream. Each is a value that
-// knows the Layer, Error Type and Error Code of its Terminate message (RFC
-// 5040 section 4.8, registry RFC 6580).
+// Package term defines the errors that terminate an RDMAP stream. Each has the Layer, Error Type
+// and Error Code of its Terminate message (RFC 5040 section 4.8, registry RFC 6580).
 package term
 
 import "fmt"
@@ -29,9 +28,9 @@ const (
 // LLPMPA is the error type of MPA (RFC 5044 section 8).
 const LLPMPA = 0x0
 
-// Error is a protocol violation that ends a stream. Values are package
-// variables: returning one allocates nothing, and Reason never quotes peer
-// data. Compare with errors.Is.
+// Error is a protocol violation that terminates a stream. Values are package variables, so
+// returning one does not allocate, and Reason never contains data of the peer. Compare with
+// errors.Is.
 type Error struct {
 	Layer, Type, Code uint8
 	Reason            string
@@ -96,8 +95,8 @@ var table = []*Error{
 	ErrOpInvalidate, ErrOperation,
 }
 
-// Lookup returns the Error of a Terminate's layer, type and code: the package
-// variable where one is defined, otherwise a new value that says so.
+// Lookup returns the Error for the layer, type and code of a Terminate: the package variable if
+// there is one, or else a new value.
 func Lookup(layer, typ, code uint8) *Error {
 	for _, e := range table {
 		if e.Layer == layer && e.Type == typ && e.Code == code {
@@ -110,7 +109,7 @@ func Lookup(layer, typ, code uint8) *Error {
 // Assigned reports whether RFC 5040, 5041, 5044 or 6581 defines the code.
 func Assigned(layer, typ, code uint8) bool {
 	if layer == LayerRDMAP && typ == RDMAPLocal {
-		return true // the type has no codes: any value will do
+		return true // the type defines no codes, so any value is valid
 	}
 	for _, e := range table {
 		if e.Layer == layer && e.Type == typ && e.Code == code {
@@ -126,5 +125,5 @@ type RemoteError struct{ Err *Error }
 // Error implements error.
 func (e *RemoteError) Error() string { return "peer sent Terminate: " + e.Err.Error() }
 
-// Unwrap lets errors.Is find the violation that the peer reported.
+// Unwrap returns the violation that the peer reported.
 func (e *RemoteError) Unwrap() error { return e.Err }

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WithoutPrivileges runs f on a thread that has no capabilities, in the network
-// namespace of ns if that is not nil. The thread ends with f.
+// WithoutPrivileges runs f on a thread without capabilities, in the network namespace ns unless it
+// is nil. The thread exits when f returns.
 func WithoutPrivileges(t testing.TB, ns *Namespace, f func()) {
 	t.Helper()
 	var err error
@@ -16,8 +16,8 @@ func WithoutPrivileges(t testing.TB, ns *Namespace, f func()) {
 	go func() {
 		defer close(done)
 		run := func() error {
-			// Never unlocked: the runtime ends the thread, and with it what
-			// was done to it.
+			// The thread is never unlocked, so the runtime terminates it and does not
+			// reuse it without capabilities.
 			runtime.LockOSThread()
 			hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 			var keep, none [2]unix.CapUserData

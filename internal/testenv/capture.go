@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Capture has dumpcap, which comes with tshark, write what passes an interface and
-// filter, an expression of pcap-filter(7), until stop is called, which returns the file.
-// That lies in the folder CAPTURES of the environment, as name, if it is to be kept.
+// Capture runs dumpcap, which comes with tshark, on an interface with a pcap-filter(7) expression.
+// stop ends the capture and returns the file. If the environment variable CAPTURES names a
+// directory, the file is kept there as name.
 func Capture(t testing.TB, ns *Namespace, ifname, filter, name string) (stop func() string) {
 	t.Helper()
 	dumpcap := RequireTool(t, "dumpcap")
@@ -70,8 +70,8 @@ func Capture(t testing.TB, ns *Namespace, ifname, filter, name string) (stop fun
 // markType is an Ethertype for experiments (IEEE 802).
 const markType = 0x88b5
 
-// mark sends a frame that nobody understands out of the interface that dumpcap
-// listens on, and waits until it is in the file: all that came before is then too.
+// mark sends a frame with an unknown Ethertype out of the captured interface, and waits until it is
+// in the file. Everything received earlier is then in the file too.
 func mark(t testing.TB, ns *Namespace, ifname, file string) {
 	t.Helper()
 	frame := make([]byte, 60)

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Count returns how many times a test that runs over seeds should do so: the
-// number in the environment variable name, else def.
+// Count returns the number of seeds that a randomized test should use: the environment variable
+// name, or def if that is not set.
 func Count(t testing.TB, name string, def int) int {
 	t.Helper()
 	s := os.Getenv(name)

@@ -7,9 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OneCPU keeps the calling goroutine, a test's, on one CPU until the test ends. Each CPU
-// has a queue of its own of frames that came out of a veth pair: those that are sent from
-// two may change their order.
+// OneCPU pins the calling goroutine to one CPU until the test ends. Frames received from a veth
+// pair are queued per CPU, so frames sent from two CPUs may be reordered.
 func OneCPU(t testing.TB) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -27,7 +26,7 @@ func OneCPU(t testing.TB) {
 	}
 	t.Cleanup(func() {
 		if err := unix.SchedSetaffinity(0, &all); err != nil {
-			t.Error(err) // the thread, still locked, ends with the goroutine
+			t.Error(err) // the thread is still locked and exits with the goroutine
 			return
 		}
 		runtime.UnlockOSThread()

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FewFiles leaves the process n descriptors that it can still open, until
-// restore is called or the test ends. Tests beside it would fail.
+// FewFiles lowers the descriptor limit so that the process can open only n more, until restore is
+// called or the test ends. It must not be used in parallel tests.
 func FewFiles(t testing.TB, n int) (restore func()) {
 	t.Helper()
 	var was unix.Rlimit
@@ -49,7 +49,7 @@ func FewFiles(t testing.TB, n int) (restore func()) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
 		t.Fatal(err)
 	}
-	// What is free below counts too.
+	// Unused descriptors below the highest one count too.
 	for open() == nil {
 	}
 	for range min(n, len(held)) {

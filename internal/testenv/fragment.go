@@ -2,9 +2,8 @@ package testenv
 
 import "encoding/binary"
 
-// Cut returns the fragments of the IP packet in frame, each with at most size
-// bytes of what follows the IP header: a multiple of 8. A packet of IPv6 gets its
-// Fragment header behind the fixed header.
+// Cut returns the fragments of the IP packet in frame, each with at most size bytes after the IP
+// header, a multiple of 8. The Fragment header of IPv6 is inserted after the fixed header.
 func Cut(frame []byte, size int, id uint32) [][]byte {
 	be := binary.BigEndian
 	l3 := 14
@@ -45,7 +44,7 @@ func Cut(frame []byte, size int, id uint32) [][]byte {
 	return out
 }
 
-// FixIPv4 puts the checksum of an IPv4 header right.
+// FixIPv4 recomputes the checksum of an IPv4 header.
 func FixIPv4(h []byte) {
 	h[10], h[11] = 0, 0
 	sum := 0

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// Impair carries frames between the halves of the wire, as test/impair does
-// with the given arguments, until the test ends. Stop, which it returns, ends it
-// earlier and returns what the program printed after its ready line.
+// Impair runs test/impair with the given arguments to forward frames between the halves of the wire
+// until the test ends. The returned function stops it earlier and returns what the program printed
+// after its ready line.
 func (w *Wire) Impair(t testing.TB, args ...string) (stop func() string) {
 	t.Helper()
 	cmd := w.Mid.Command(Build(t, "test/impair"), append([]string{"-a", w.MidA, "-b", w.MidB}, args...)...)

@@ -37,9 +37,9 @@ type End struct {
 	MTU     int
 	Prefix4 netip.Prefix
 
-	queues int // 0: one
+	queues int // 0 means one
 
-	offloads bool // they stay on, as the kernel makes a veth
+	offloads bool // offloads stay enabled, as the kernel creates a veth
 }
 
 // Veth is a pair of namespaces joined by a veth pair.
@@ -47,18 +47,18 @@ type Veth struct{ A, B End }
 
 var unique atomic.Uint32
 
-// prefix begins the names of all namespaces of all runs; the process id
-// follows, so that leftovers of processes that are gone can be told.
+// prefix begins the names of all namespaces. The process ID follows, so that leftovers of processes
+// that no longer exist can be recognized.
 const prefix = "iwt"
 
-// NewVeth makes two namespaces with a veth pair between them, offloads off, and
-// removes them when the test ends. It skips the test when that cannot be done.
+// NewVeth creates two namespaces joined by a veth pair with offloads disabled, and removes them
+// when the test ends. It skips the test if it lacks the privileges.
 func NewVeth(t testing.TB, mtu int) *Veth {
 	t.Helper()
 	return NewVethQueues(t, mtu, 1)
 }
 
-// NewVethQueues is NewVeth with ends of several queues each way.
+// NewVethQueues is NewVeth with several queues per end.
 func NewVethQueues(t testing.TB, mtu, queues int) *Veth {
 	t.Helper()
 	v := &Veth{}
@@ -70,8 +70,8 @@ func NewVethQueues(t testing.TB, mtu, queues int) *Veth {
 	return v
 }
 
-// NewVethOffloads is NewVeth with the offloads that the kernel gives every veth: its TCP
-// leaves checksums partial and sends up to 64 KiB as one frame.
+// NewVethOffloads is NewVeth with the default offloads of a veth: the kernel's TCP leaves checksums
+// partial and sends up to 64 KiB as one frame.
 func NewVethOffloads(t testing.TB, mtu int) *Veth {
 	t.Helper()
 	v := &Veth{}
@@ -83,8 +83,8 @@ func NewVethOffloads(t testing.TB, mtu int) *Veth {
 	return v
 }
 
-// NewBridged makes a Wire whose ends have their offloads, and a kernel bridge in the
-// middle that has none towards B: the kernel cuts up there what A sends as one frame.
+// NewBridged creates a Wire whose ends have offloads enabled. The bridge in the middle has none
+// towards B, so the kernel segments there what A sends as one frame.
 func NewBridged(t testing.TB, mtu int) *Wire {
 	t.Helper()
 	w := newWire(t, mtu, true)
@@ -109,16 +109,15 @@ func NewBridged(t testing.TB, mtu int) *Wire {
 	return w
 }
 
-// Wire is two namespaces with an interface each, and a third between them: what
-// A sends comes out at MidA, and nothing gets from there to MidB but by a
-// program that carries it. See Impair.
+// Wire is two namespaces with one interface each, and a third between them. What A sends is
+// received on MidA, and reaches MidB only if a program forwards it. See Impair.
 type Wire struct {
 	A, B       End
 	Mid        *Namespace
 	MidA, MidB string
 }
 
-// NewWire makes a Wire, offloads off, and removes it when the test ends.
+// NewWire creates a Wire with offloads disabled, and removes it when the test ends.
 func NewWire(t testing.TB, mtu int) *Wire {
 	t.Helper()
 	return newWire(t, mtu, false)
@@ -145,7 +144,7 @@ func newWire(t testing.TB, mtu int, offloads bool) *Wire {
 	return w
 }
 
-// newEnds makes two namespaces, and says which addresses go where.
+// newEnds creates two namespaces and assigns their addresses.
 func newEnds(t testing.TB, mtu int) (a, b *End) {
 	t.Helper()
 	RequireRoot(t)
@@ -165,7 +164,7 @@ func newEnds(t testing.TB, mtu int) (a, b *End) {
 	return end(0), end(1)
 }
 
-// join makes the veth pair of two ends.
+// join creates the veth pair between two ends.
 func join(t testing.TB, a, b *End) {
 	t.Helper()
 	n := max(a.queues, 1)
@@ -183,7 +182,7 @@ func join(t testing.TB, a, b *End) {
 	}
 }
 
-// bringUp brings ends up and waits until they are.
+// bringUp sets ends up and waits until they are operational.
 func bringUp(t testing.TB, ends ...*End) {
 	t.Helper()
 	for _, do := range []func(*End) error{(*End).setup, (*End).waitUp} {
@@ -195,8 +194,8 @@ func bringUp(t testing.TB, ends ...*End) {
 	}
 }
 
-// waitUp waits until the kernel sends on the interface: it drops everything
-// until some time after both ends are set up. It runs in its namespace.
+// waitUp waits until the kernel transmits on the interface; it drops all frames until shortly after
+// both ends are up. It must run in the namespace of e.
 func (e *End) waitUp() error {
 	for began := time.Now(); time.Since(began) < patience; time.Sleep(time.Millisecond) {
 		l, err := netlink.LinkByName(e.Name)
@@ -210,9 +209,9 @@ func (e *End) waitUp() error {
 	return errors.New("does not come up")
 }
 
-// setup brings an end up. It runs in its namespace.
+// setup configures an end. It must run in the namespace of e.
 func (e *End) setup() error {
-	// No duplicate address detection: an IPv6 address is usable at once.
+	// Disable duplicate address detection, so that IPv6 addresses are usable at once.
 	for _, f := range []string{"all", "default", e.Name} {
 		_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+f+"/accept_dad", []byte("0"), 0)
 	}
@@ -224,7 +223,7 @@ func (e *End) setup() error {
 	e.MAC = l.Attrs().HardwareAddr
 	for _, p := range []netip.Prefix{netip.PrefixFrom(e.Addr4, 24), netip.PrefixFrom(e.Addr6, 64)} {
 		if !p.Addr().IsValid() {
-			continue // an end in the middle has none
+			continue // an end in the middle has no addresses
 		}
 		a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
 		if p.Addr().Is6() {
@@ -247,8 +246,7 @@ func (e *End) setup() error {
 	return netlink.LinkSetUp(l)
 }
 
-// offloadsOff makes the kernel send whole frames with whole checksums: without
-// it a veth's frames are neither.
+// offloadsOff makes the kernel send frames that fit the MTU and have complete checksums.
 func offloadsOff(name string) error {
 	e, err := ethtool.NewEthtool()
 	if err != nil {
@@ -265,14 +263,14 @@ func offloadsOff(name string) error {
 			off[f] = false
 		}
 	}
-	// Some bits are fixed on some kernels: each is tried by itself.
+	// Some kernels do not allow some of the bits to change, so set each on its own.
 	for f := range off {
 		_ = e.Change(name, map[string]bool{f: false})
 	}
 	return nil
 }
 
-// newNamespace makes a named namespace without leaving the current one.
+// newNamespace creates a named namespace without entering it.
 func newNamespace(t testing.TB, name string) *Namespace {
 	t.Helper()
 	runtime.LockOSThread()
@@ -283,7 +281,7 @@ func newNamespace(t testing.TB, name string) *Namespace {
 	}
 	defer old.Close()
 	h, err := netns.NewNamed(name)
-	if errors.Is(err, os.ErrExist) { // of a process that is gone and had our id
+	if errors.Is(err, os.ErrExist) { // left by an earlier process with our ID
 		_ = netns.DeleteNamed(name)
 		h, err = netns.NewNamed(name)
 	}
@@ -302,8 +300,8 @@ func newNamespace(t testing.TB, name string) *Namespace {
 	return &Namespace{Name: name, handle: h}
 }
 
-// Do runs f on a thread that is in the namespace. Sockets that f makes stay
-// there; goroutines that it starts do not.
+// Do runs f on a thread in the namespace. Sockets that f creates stay in the namespace; goroutines
+// that it starts do not run there.
 func (n *Namespace) Do(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -323,16 +321,16 @@ func (n *Namespace) Do(f func() error) error {
 	return f()
 }
 
-// Command returns a command that runs in the namespace, and ends with the test's
-// process at the latest: with its thread, to be exact, so that a test with
-// threads that end before it (an engine's workers do) must not rely on it.
+// Command returns a command that runs in the namespace. It is killed when the thread that starts it
+// exits, at the latest with the test process. Tests whose threads exit early, such as those of an
+// engine's workers, must not rely on it.
 func (n *Namespace) Command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command("ip", append([]string{"netns", "exec", n.Name, name}, args...)...)
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	return cmd
 }
 
-// removeLeftovers deletes namespaces of test processes that are gone.
+// removeLeftovers deletes the namespaces of test processes that no longer exist.
 func removeLeftovers() {
 	entries, err := os.ReadDir("/run/netns")
 	if err != nil {
@@ -353,10 +351,10 @@ func removeLeftovers() {
 	}
 }
 
-// Route makes the namespace in the middle a router, as the ends take each other
-// for neighbours, with interfaces of the given MTUs. A packet that comes by one and
-// is larger than the other's it cuts, or refuses with an ICMP error. One that is
-// larger than that of the interface it comes by is lost.
+// Route makes the namespace in the middle a router with interfaces of the given MTUs; the ends
+// treat each other as neighbors. A packet larger than the MTU of the outgoing interface is
+// fragmented or answered with an ICMP error. One larger than the MTU of the incoming interface is
+// lost.
 func (w *Wire) Route(t testing.TB, mtuA, mtuB int) {
 	t.Helper()
 	if err := w.Mid.Do(func() error {
@@ -383,7 +381,8 @@ func (w *Wire) Route(t testing.TB, mtuA, mtuB int) {
 			if err := netlink.LinkSetMTU(l, side.mtu); err != nil {
 				return err
 			}
-			// An address of its own, to answer neighbours and to send errors from.
+			// The router needs an address to answer neighbor requests and to send ICMP
+			// errors from.
 			for _, a := range []string{"192.0.2.1/32", "fd98::1/128"} {
 				addr, err := netlink.ParseAddr(a)
 				if err != nil {

@@ -6,8 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Page returns a page of memory with none that can be read or written in front of it or
-// behind it.
+// Page returns a page of memory between two pages that cannot be accessed.
 func Page(t testing.TB) []byte {
 	t.Helper()
 	page := unix.Getpagesize()

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Build compiles a package of this module, as it is shipped, and returns the
-// program's path.
+// Build compiles a package of this module with the flags of a release, and returns the program's
+// path.
 func Build(t testing.TB, pkg string) string {
 	t.Helper()
 	bin := filepath.Join(t.TempDir(), filepath.Base(pkg))
@@ -32,14 +32,13 @@ func build(bin, pkg string) error {
 	return nil
 }
 
-// shared is the folder that Dir returns, "" until then.
+// shared holds the directory that Dir returns, "" until it is created.
 var shared struct {
 	mu  sync.Mutex
 	dir string
 }
 
-// Dir returns a folder for what all tests of a binary use, whose TestMain calls
-// Main.
+// Dir returns a directory shared by all tests of a binary. Its TestMain must call Main.
 func Dir(t testing.TB) string {
 	t.Helper()
 	shared.mu.Lock()
@@ -54,7 +53,7 @@ func Dir(t testing.TB) string {
 	return shared.dir
 }
 
-// Program is Build that compiles each package once, into Dir.
+// Program is Build, but compiles each package only once, into Dir.
 func Program(t testing.TB, pkg string) string {
 	t.Helper()
 	bin := filepath.Join(Dir(t), filepath.Base(pkg))
@@ -81,14 +80,14 @@ func Main(m *testing.M) {
 // Process is a running program.
 type Process struct {
 	Cmd  *exec.Cmd
-	Done <-chan struct{} // closed when it has ended
+	Done <-chan struct{} // closed when the process has exited
 
 	t   testing.TB
 	out output // standard output and error
 }
 
-// Start starts cmd. When the test ends it is killed, and if the test has failed
-// the last lines that it printed are logged.
+// Start starts cmd. The process is killed when the test ends; if the test failed, the last lines of
+// its output are logged.
 func Start(t testing.TB, cmd *exec.Cmd) *Process {
 	t.Helper()
 	done := make(chan struct{})
@@ -113,13 +112,13 @@ func Start(t testing.TB, cmd *exec.Cmd) *Process {
 
 func (p *Process) name() string { return strings.Join(p.Cmd.Args, " ") }
 
-// tail returns the last lines of its output.
+// tail returns the last lines of the output.
 func (p *Process) tail() string {
 	lines := strings.Split(strings.TrimSpace(p.String()), "\n")
 	return strings.Join(lines[max(0, len(lines)-30):], "\n")
 }
 
-// String returns what the process has printed.
+// String returns the output so far.
 func (p *Process) String() string {
 	p.out.mu.Lock()
 	defer p.out.mu.Unlock()
@@ -150,7 +149,7 @@ func (p *Process) Expect(text string) {
 	}
 }
 
-// Wait waits for the end, within limit, and returns the exit code.
+// Wait waits up to limit for the process to exit, and returns the exit code.
 func (p *Process) Wait(limit time.Duration) int {
 	p.t.Helper()
 	select {
@@ -161,7 +160,7 @@ func (p *Process) Wait(limit time.Duration) int {
 	return p.Cmd.ProcessState.ExitCode()
 }
 
-// Succeed waits for the end, which must be one with exit code 0.
+// Succeed waits for the process to exit, and fails the test unless the exit code is 0.
 func (p *Process) Succeed() {
 	p.t.Helper()
 	if code := p.Wait(2 * patience); code != 0 {

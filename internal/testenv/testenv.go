@@ -1,5 +1,5 @@
-// Package testenv is for tests: the seed, privileges, network namespaces with
-// veth pairs, and leaked goroutines.
+// Package testenv provides helpers for tests: seeds, privileges, network namespaces with veth
+// pairs, and detection of leaked goroutines.
 package testenv
 
 import (
@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Seed returns the seed of a randomised test: TEST_SEED if it is set, else always the
-// same. It is printed, so that a failure can be repeated.
+// Seed returns the seed of a randomized test: TEST_SEED if set, or else a constant. It is logged,
+// so that a failure can be reproduced.
 func Seed(t testing.TB) uint64 {
 	t.Helper()
 	seed := uint64(1)
@@ -35,9 +35,8 @@ func Rand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(Seed(t), 0))
 }
 
-// Skip skips the test for a reason that lies in the machine. Under CI, where
-// the machine is ours to choose, it fails instead: a skip must not hide a
-// failure.
+// Skip skips the test because the machine lacks something. In CI, where the machine is under our
+// control, it fails the test instead, so that a skip cannot hide a failure.
 func Skip(t testing.TB, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("CI") != "" {
@@ -54,8 +53,7 @@ func RequireRoot(t testing.TB) {
 	}
 }
 
-// RequireTool skips a test that needs a program that is not installed, and
-// returns the program's path.
+// RequireTool returns the path of a program, and skips the test if it is not installed.
 func RequireTool(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -65,11 +63,11 @@ func RequireTool(t testing.TB, name string) string {
 	return path
 }
 
-// patience bounds waits for what must come: a machine may be busy.
+// patience bounds waits for events that must occur, generously, since a machine may be busy.
 var patience = time.Minute
 
-// NoGoroutineLeaks fails the test if, when it and its other cleanups are done,
-// goroutines of this module run that did not run now. Call it first.
+// NoGoroutineLeaks fails the test if goroutines of this module are left when the test and its other
+// cleanups are done. Call it first.
 func NoGoroutineLeaks(t testing.TB) {
 	t.Helper()
 	before := map[string]bool{}
@@ -78,7 +76,7 @@ func NoGoroutineLeaks(t testing.TB) {
 	}
 	t.Cleanup(func() {
 		var left []string
-		// One that was told to stop may need a moment.
+		// A goroutine that is stopping may need a moment.
 		for began, wait := time.Now(), time.Millisecond; ; wait = min(2*wait, time.Second) {
 			left = left[:0]
 			for _, g := range goroutines() {
@@ -98,14 +96,14 @@ func NoGoroutineLeaks(t testing.TB) {
 	})
 }
 
-// goroutines returns the stack of each goroutine but this one.
+// goroutines returns the stack of each goroutine except the caller's.
 func goroutines() []string {
 	buf := make([]byte, 1<<20)
 	buf = buf[:runtime.Stack(buf, true)]
 	return strings.Split(string(buf), "\n\n")[1:]
 }
 
-// id returns "goroutine 12" of a stack.
+// id returns the "goroutine 12" of a stack.
 func id(stack string) string {
 	name, _, _ := strings.Cut(stack, " [")
 	return name

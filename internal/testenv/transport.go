@@ -2,6 +2,6 @@ package testenv
 
 import "os"
 
-// Sockets reports whether tests of programs over a pair of nodes run over kernel sockets
-// (TRANSPORT=socket) and not over a wire within the process.
+// Sockets reports whether tests between two nodes use kernel sockets (TRANSPORT=socket) instead of
+// an in-process wire.
 func Sockets() bool { return os.Getenv("TRANSPORT") == "socket" }

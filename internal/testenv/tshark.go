@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// Tshark returns what tshark prints of a capture, with the checksums of all layers
-// verified. It looks no further than iWARP and SCTP: neither the ports that somebody
-// happened to get nor random bytes are taken for another protocol.
+// Tshark returns the output of tshark for a capture, with the checksums of all layers verified.
+// Only the dissectors of iWARP and SCTP are enabled, so that random ports and payloads are not
+// taken for other protocols.
 func Tshark(t testing.TB, file string, args ...string) string {
 	t.Helper()
 	tshark := RequireTool(t, "tshark")
@@ -33,8 +33,8 @@ func Tshark(t testing.TB, file string, args ...string) string {
 	return string(out)
 }
 
-// otherDissectors returns the options by which tshark guesses no protocol over TCP
-// but MPA, and none over DDP.
+// otherDissectors returns the options that disable all heuristic dissectors over TCP except MPA,
+// and all over DDP.
 var otherDissectors = sync.OnceValues(func() (options []string, err error) {
 	out, err := exec.Command("tshark", "-G", "heuristic-decodes").Output()
 	if err != nil {

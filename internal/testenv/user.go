@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AsUser calls f on a thread that has the effective user and groups of somebody else, and
-// skips the test where the process may not take them. Only the thread's own system calls
-// have them, such as those that make a socket.
+// AsUser calls f on a thread with the effective user and groups of another user. It skips the test
+// if the process may not change them. Only system calls of that thread, such as creating a socket,
+// are affected.
 func AsUser(t testing.TB, uid, gid uint32, groups []int, f func()) {
 	t.Helper()
 	own, err := os.Getgroups()
@@ -20,12 +20,12 @@ func AsUser(t testing.TB, uid, gid uint32, groups []int, f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // unlocked only when it is as it was
+		runtime.LockOSThread() // unlocked only after the IDs are restored
 		if err = effective(groups, uintptr(gid), uintptr(uid)); err != nil {
 			return
 		}
 		f()
-		// The user first: another may not change groups.
+		// Restore the user first: other users may not change groups.
 		if err = setEffective(unix.SYS_SETRESUID, 0); err == nil {
 			err = effective(own, 0, 0)
 		}
@@ -49,7 +49,7 @@ func effective(groups []int, gid, uid uintptr) error {
 	return setEffective(unix.SYS_SETRESUID, uid)
 }
 
-// setEffective sets the effective number of the thread, and leaves the real and the saved one.
+// setEffective sets the effective ID of the thread and leaves the real and saved IDs unchanged.
 func setEffective(call, id uintptr) error {
 	const same = ^uintptr(0)
 	if _, _, e := unix.RawSyscall(call, same, id, same); e != 0 {
