@@ -16,31 +16,30 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// Client makes RPCs to one server. It connects when there is need, and again
-// after a connection broke, and then sends again what was outstanding, with
-// the same XIDs.
+// Client makes RPCs to one server. It connects on demand, reconnects after a connection breaks, and
+// then resends outstanding calls with the same XIDs.
 type Client struct {
 	e    *Endpoint
 	addr string
 	xid  atomic.Uint32
-	told atomic.Bool // that the server is silent
+	told atomic.Bool // Config.Silent was called
 
 	mu      sync.Mutex
 	conn    *Conn
-	dialing chan struct{} // closed when the one that connects is done
-	version int           // that the server turned out to speak; 0: not known
+	dialing chan struct{} // closed when the goroutine that is connecting is done
+	version int           // highest version that the server supports; 0: unknown
 	closed  bool
 }
 
-// Dial makes a Client of the server at addr, "10.0.0.1:20049". It does not
-// connect yet.
+// Dial returns a Client of the server at addr, such as "10.0.0.1:20049". The client connects at its
+// first call.
 func (e *Endpoint) Dial(addr string) *Client {
 	c := &Client{e: e, addr: addr}
 	c.xid.Store(rand.Uint32())
 	return c
 }
 
-// XID returns the next transaction number, never 0.
+// XID returns a new transaction ID, never 0.
 func (c *Client) XID() uint32 {
 	for {
 		if x := c.xid.Add(1); x != 0 {
@@ -64,7 +63,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Conn returns the connection, and makes one if there is none.
+// Conn returns the current connection, and connects if there is none.
 func (c *Client) Conn(ctx context.Context) (*Conn, error) {
 	for {
 		c.mu.Lock()
@@ -102,9 +101,8 @@ func (c *Client) Conn(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// dial connects, with the highest version that the server speaks as far as is
-// known. A server that answers nothing to version 2 is taken for one that does
-// not speak it (draft section 4.3.2).
+// dial connects with the highest version that the server is known to support. A server that does
+// not respond to version 2 at all is assumed not to support it (draft section 4.3.2).
 func (c *Client) dial(ctx context.Context) (*Conn, error) {
 	for {
 		conn, quiet, err := c.connect(ctx)
@@ -126,8 +124,8 @@ func (c *Client) dial(ctx context.Context) (*Conn, error) {
 	}
 }
 
-// connect makes one attempt. quiet: MPA was set up, and the server did not say
-// a word of RPC-over-RDMA.
+// connect makes one attempt. quiet reports that MPA start-up succeeded, but the server sent no
+// RPC-over-RDMA message.
 func (c *Client) connect(ctx context.Context) (conn *Conn, quiet bool, err error) {
 	e := c.e
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.Setup)
@@ -165,19 +163,18 @@ func (c *Client) connect(ctx context.Context) (conn *Conn, quiet bool, err error
 	}
 }
 
-// retries is how often a call is made again after an error that tells how, and
-// terminates how often after connections that ended by a Terminate: the call
-// itself may be what ends them (draft section 7.3).
+// retries is how many times a call is repeated in another form after an error that asks for it.
+// terminates is how many times it is repeated after a connection ended by a Terminate, since the
+// call itself may be the cause (draft section 7.3).
 const retries, terminates = 4, 8
 
-// silence is how long a server may be gone before Config.Silent hears of it.
+// silence is how long a server must be unreachable before Config.Silent is called.
 const silence = 5 * time.Second
 
-// Call makes an RPC, as Conn.Call. After a broken connection it connects and
-// sends the call again, with the same XID, until ctx is done or Config.Patience at
-// its end. After an error
-// that the draft lets a requester recover from it goes to the server again
-// with other formats, or with more memory if q.Again allows it.
+// Call makes an RPC, like Conn.Call. If the connection breaks, it reconnects and resends the call
+// with the same XID until ctx is done or Config.Patience has elapsed. After an error from which a
+// requester can recover, it repeats the call with other formats, or with more memory if q.Again is
+// set.
 func (c *Client) Call(ctx context.Context, q *Call) (*Response, error) {
 	tries, ended := 0, 0
 	wait := 10 * time.Millisecond
@@ -203,7 +200,7 @@ func (c *Client) Call(ctx context.Context, q *Call) (*Response, error) {
 			if tries > retries || !c.adapt(&call, f) {
 				return nil, err
 			}
-			continue // with the same XID: nothing was done
+			continue // with the same XID, since the call was not executed
 		case errors.As(err, &lost) && errors.As(err, new(*iwarp.TerminateError)) && ended == terminates:
 			return nil, err
 		case errors.As(err, &lost), errors.Is(err, iwarp.ErrRefused), errors.Is(err, iwarp.ErrUnreachable), errors.Is(err, iwarp.ErrTimeout):
@@ -235,8 +232,7 @@ func (c *Client) Call(ctx context.Context, q *Call) (*Response, error) {
 	}
 }
 
-// adapt changes a call as the responder's error asks for. False: there is
-// nothing to be done.
+// adapt changes a call as the responder's error demands. It returns false if that is not possible.
 func (c *Client) adapt(q *Call, f *session.FailureError) bool {
 	switch f.Code {
 	case wire.ErrReadChunks, wire.ErrWriteChunks:
@@ -259,8 +255,8 @@ func (c *Client) adapt(q *Call, f *session.FailureError) bool {
 	return false
 }
 
-// Do makes the RPC of a program's procedure: args writes the arguments, and
-// what comes back is a Reader at the results.
+// Do calls a procedure of a program. args writes the arguments; the returned Reader is positioned
+// at the results.
 func (c *Client) Do(ctx context.Context, head rpc.Call, args func(*rpc.Writer), q Call) (*rpc.Reader, *Response, error) {
 	var w rpc.Writer
 	head.XID = c.XID()

@@ -13,29 +13,29 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// sendDepth is how many work requests a connection has in its send queue, and
-// sendSlots how many of them are Sends.
+// sendDepth is the length of a connection's send queue, and sendSlots how many of its entries are
+// for Sends.
 const (
 	sendDepth = 256
 	sendSlots = 64
 )
 
-// Conn is one connection.
+// Conn is a connection.
 type Conn struct {
 	e    *Endpoint
 	peer string
 	qp   *iwarp.QP
 	cq   *iwarp.CQ
 	mem  *buffer // receive slots, then send slots
-	slot int     // bytes of a slot
-	held share   // of the calls that came in
+	slot int     // size of a slot in bytes
+	held share   // memory held by incoming calls
 
 	ctx    context.Context
 	cancel context.CancelFunc
-	loop   chan struct{} // closed when the completion loop is over
+	loop   chan struct{} // closed when the completion loop has returned
 	ready  chan struct{}
-	dead   chan struct{} // closed when the queue pair is gone
-	done   chan struct{} // closed when the connection is over
+	dead   chan struct{} // closed when the queue pair is destroyed
+	done   chan struct{} // closed when the connection has ended
 	serve  sync.WaitGroup
 
 	mu      sync.Mutex // guards the rest
@@ -43,14 +43,14 @@ type Conn struct {
 	err     error
 	started bool
 	isReady bool
-	room    *sync.Cond     // there are free entries in the send queue
+	room    *sync.Cond     // signaled when the send queue has free entries
 	free    int            // entries
 	slots   []int          // free send slots
-	ops     map[uint64]*op // work requests under way
+	ops     map[uint64]*op // outstanding work requests
 	nextID  uint64
-	moving  int         // RDMA Reads and Writes under way
-	watch   *time.Timer // on them; nil before the first
-	doneAt  time.Time   // when work was done, or began after none was under way
+	moving  int         // outstanding RDMA Reads and Writes
+	watch   *time.Timer // their timer; nil before the first
+	doneAt  time.Time   // when one last completed, or when the first was posted
 	calls   map[uint32]*call
 	windows []*window
 	byKey   map[uint32]*window
@@ -59,23 +59,23 @@ type Conn struct {
 	count   Counters
 }
 
-// Counters are of one connection.
+// Counters are the counters of a connection.
 type Counters struct {
 	session.Stats
-	ReadBytes, WriteBytes uint64 // moved by RDMA Read and Write
+	ReadBytes, WriteBytes uint64 // by RDMA Read and Write
 	InlineBytes           uint64 // in Sends
 	Invalidated           uint64 // windows that the peer invalidated
 }
 
-// op is a work request under way.
+// op is an outstanding work request.
 type op struct {
-	slot int       // of a Send, -1: none
+	slot int       // of a Send, or -1
 	move bool      // an RDMA Read or Write
 	free []*buffer // to be released
 	done func(err error)
 }
 
-// window is a memory window of the connection's.
+// window is a memory window of a connection.
 type window struct {
 	mw    *iwarp.MW
 	key   uint8
@@ -85,15 +85,14 @@ type window struct {
 
 const recvID = 1 << 63
 
-// opWait bounds how long RDMA Reads and Writes may be under way while none is done:
-// those of a server have memory that others wait for, and a peer that leaves them undone
-// may be alive.
+// opWait bounds how long RDMA Reads and Writes may be outstanding without one completing. Those of
+// a server occupy memory that other calls wait for, even if the peer is alive.
 const opWait = time.Minute
 
 var errSilent = errors.New("rpcrdma: the peer leaves RDMA Reads or Writes undone")
 
-// watched ends a connection whose Reads and Writes are not done. Work requests complete
-// in order, so while any does those that wait behind it are not to blame.
+// watched ends a connection whose Reads and Writes have stalled. Work requests complete in order,
+// so if any request completes, those queued after it have not stalled.
 func (c *Conn) watched() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,7 +129,7 @@ func (e *Endpoint) newConn(ctx context.Context, peer string, cfg session.Config)
 	if c.cq, err = e.dev.CreateCQ(ctx, sendDepth+recvs); err != nil {
 		return nil, fmt.Errorf("rpcrdma: %w", err)
 	}
-	// Queues twice as long as what is in them: an entry may be free a moment after
+	// The queues are twice as long as needed, since an entry may become free only shortly after
 	// its completion.
 	if c.qp, err = e.dev.CreateQP(ctx, iwarp.QPConfig{
 		PD: e.pd, SendCQ: c.cq, RecvCQ: c.cq, SendDepth: 2 * sendDepth, RecvDepth: 2 * recvs, MaxSGE: 4, SigAll: true,
@@ -159,7 +158,7 @@ func (c *Conn) postRecv(i int) error {
 	return c.qp.PostRecv(&iwarp.RecvWR{ID: recvID | uint64(i), SGEs: []iwarp.SGE{c.mem.sge(i*c.slot, c.slot)}})
 }
 
-// start runs the connection, which is established.
+// start starts an established connection.
 func (c *Conn) start() {
 	c.mu.Lock()
 	c.started = true
@@ -171,7 +170,7 @@ func (c *Conn) start() {
 // Peer returns the peer's address without its port.
 func (c *Conn) Peer() string { return c.peer }
 
-// Version returns the version in use, 0: not settled.
+// Version returns the version in use, or 0 if it is not yet negotiated.
 func (c *Conn) Version() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -194,10 +193,10 @@ func (c *Conn) Counters() Counters {
 	return n
 }
 
-// Done is closed when the connection is over.
+// Done returns a channel that is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err returns why it is over.
+// Err returns why the connection ended.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,7 +210,7 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// fail ends the connection for that reason. It does not wait.
+// fail ends the connection with err. It does not block.
 func (c *Conn) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -238,13 +237,14 @@ func (c *Conn) failLocked(err error) {
 	go c.end()
 }
 
-// LostError is a call whose connection broke: whether it was done is not known.
+// LostError is the error of a call whose connection broke. The server may or may not have executed
+// the call.
 type LostError struct{ Cause error }
 
 func (e *LostError) Error() string { return "rpcrdma: connection lost: " + e.Cause.Error() }
 func (e *LostError) Unwrap() error { return e.Cause }
 
-// end takes a failed connection down.
+// end tears down a failed connection.
 func (c *Conn) end() {
 	<-c.loop
 	ctx, cancel := context.WithTimeout(context.Background(), c.e.cfg.Setup)
@@ -264,8 +264,8 @@ func (c *Conn) end() {
 	close(c.done)
 }
 
-// release gives back what the connection has. The queue pair goes first: after
-// that nothing touches the memory.
+// release frees the resources of the connection. The queue pair is destroyed first; after that
+// nothing accesses the memory.
 func (c *Conn) release() {
 	if c.qp != nil {
 		_ = c.qp.Close()
@@ -301,7 +301,7 @@ func (o *op) finish(err error) {
 	}
 }
 
-// run handles completions until the connection is over.
+// run handles completions until the connection ends.
 func (c *Conn) run() {
 	defer close(c.loop)
 	var wcs [64]iwarp.WC
@@ -364,7 +364,7 @@ func failed(done func(error), err error) func(error) {
 	return func(error) { done(err) }
 }
 
-// reason says why a completion failed.
+// reason returns the error for a failed completion.
 func (c *Conn) reason(w *iwarp.WC) error {
 	if w.Status == iwarp.WCFlushErr {
 		if err := c.qp.Err(); err != nil {
@@ -374,7 +374,7 @@ func (c *Conn) reason(w *iwarp.WC) error {
 	return &iwarp.WCError{Status: w.Status, Op: w.Op}
 }
 
-// received takes a message of the peer's. Called with mu held.
+// received processes a message of the peer. Called with mu held.
 func (c *Conn) received(w *iwarp.WC) {
 	i := int(w.ID &^ recvID)
 	b := c.mem.b[i*c.slot : i*c.slot+int(w.Len)]
@@ -395,7 +395,7 @@ func (c *Conn) received(w *iwarp.WC) {
 	c.events()
 }
 
-// events acts on the session's. Called with mu held.
+// events processes the events of the session. Called with mu held.
 func (c *Conn) events() {
 	for {
 		e, ok := c.s.PollEvent()
@@ -435,7 +435,7 @@ func (c *Conn) resolve(xid uint32, r result) {
 	}
 }
 
-// turn sends what may be sent. Called with mu held.
+// turn sends as many messages as possible. Called with mu held.
 func (c *Conn) turn() {
 	c.events()
 	for c.err == nil && c.started && c.free > 0 && len(c.slots) > 0 {
@@ -493,8 +493,8 @@ func (c *Conn) post(wr *iwarp.SendWR, o *op) error {
 	return nil
 }
 
-// waitRoom waits until the send queue has an entry that Sends do not need.
-// Called with mu held; false: the connection is over.
+// waitRoom waits until the send queue has an entry that Sends do not need. It returns false if the
+// connection ended. Called with mu held.
 func (c *Conn) waitRoom() bool {
 	for c.err == nil && c.free <= 8 {
 		c.room.Wait()
@@ -502,7 +502,7 @@ func (c *Conn) waitRoom() bool {
 	return c.err == nil
 }
 
-// takeWindow binds a window to n bytes of b from off on. Called with mu held.
+// takeWindow binds win to b[off:off+n]. Called with mu held.
 func (c *Conn) takeWindow(win *window, b *buffer, off, n int, a iwarp.Access) error {
 	if !c.waitRoom() {
 		return c.err
@@ -515,7 +515,7 @@ func (c *Conn) takeWindow(win *window, b *buffer, off, n int, a iwarp.Access) er
 	return c.post(&iwarp.SendWR{Op: iwarp.OpBindMW, RKey: win.rkey, SGEs: []iwarp.SGE{b.sge(off, n)}, Access: a}, &op{slot: -1})
 }
 
-// window returns a window that is not bound. Called without mu.
+// window returns an unbound window. Called without mu.
 func (c *Conn) window(ctx context.Context) (*window, error) {
 	c.mu.Lock()
 	if n := len(c.windows); n > 0 {
@@ -532,7 +532,7 @@ func (c *Conn) window(ctx context.Context) (*window, error) {
 	return &window{mw: mw, key: uint8(keys.Add(1))}, nil
 }
 
-// keys varies the first key of windows.
+// keys makes the initial keys of windows differ.
 var keys atomic.Uint32
 
 var errGone = errors.New("rpcrdma: the connection is over")

@@ -1,11 +1,9 @@
 // Package rpcrdma carries ONC RPC over iWARP: RPC-over-RDMA version 2
-// (draft-ietf-nfsv4-rpcrdma-version-two-07) and version 1 (RFC 8166). Large
-// data items move by RDMA Read and Write between registered memory, without a
-// copy.
+// (draft-ietf-nfsv4-rpcrdma-version-two-07) and version 1 (RFC 8166). Large data items move by RDMA
+// Read and Write between registered memory, without a copy.
 //
-// An Endpoint has the memory. Listen serves programs (package rpc) to clients
-// of either version; Dial makes a Client, which connects when it has something
-// to say, and again when a connection breaks.
+// An Endpoint owns registered memory. Listen serves programs (package rpc) to clients of either
+// version. Dial returns a Client, which connects on demand and reconnects when a connection breaks.
 package rpcrdma
 
 import (
@@ -21,43 +19,43 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// Port is that of NFS over RDMA (RFC 8267 section 9).
+// Port is the port of NFS over RDMA (RFC 8267 section 9).
 const Port = 20049
 
-// Config is what connections are made of. Start from DefaultConfig.
+// Config configures an Endpoint and its connections. Start from DefaultConfig.
 type Config struct {
 	Session session.Config
-	// Auth, if set, makes the handshake of each connection.
+	// Auth, if set, returns the authentication handshake for a new connection.
 	Auth func() session.Handshake
-	// Server serves calls that come in: of clients, or, on a client's connections,
-	// in the reverse direction. The latter needs Session.Props.Reverse.
+	// Server handles incoming calls: those of clients, or calls in the reverse direction on a
+	// client's connections. The latter requires Session.Props.Reverse.
 	Server *rpc.Server
 	Pool   int // bytes of registered memory of an Endpoint
-	// MaxConns bounds how many connections an Endpoint has; more are refused. Each
-	// takes about 0.5 MiB of the Pool for messages.
+	// MaxConns bounds the connections of an Endpoint; further ones are refused. Each uses about
+	// 0.5 MiB of the Pool for messages.
 	MaxConns int
-	Setup    time.Duration // bound on a connection's start: version and properties
-	Patience time.Duration // how long a Client's call tries to reach a server that is gone; 0: until its context is done
+	Setup    time.Duration // time-out for negotiating version and properties
+	Patience time.Duration // how long a call of a Client tries to reach the server; 0: until its context is done
 	Iwarp    iwarp.Config  // MPA
-	// Silent, if set, hears of a server that a Client has tried to reach for some
-	// seconds, once until it answers a call again.
+	// Silent, if set, is called when a Client has failed to reach a server for some seconds. It
+	// is called again only after the server has answered a call.
 	Silent func(addr string, err error)
-	// Wire, if set, sees every message that is sent or received.
+	// Wire, if set, is called with every message sent or received.
 	Wire func(c *Conn, sent bool, b []byte)
 }
 
-// DefaultConfig returns a Config for one kind of endpoint.
+// DefaultConfig returns the default Config of a server or of a client.
 func DefaultConfig(server bool) Config {
 	c := Config{Session: session.DefaultConfig(server), Pool: 32 << 20, MaxConns: 24, Setup: 10 * time.Second}
 	if server {
-		c.Iwarp.Startup.IRD = -1 // only servers read and write
+		c.Iwarp.Startup.IRD = -1 // only servers issue RDMA Reads and Writes
 	} else {
 		c.Iwarp.Startup.ORD = -1
 	}
 	return c
 }
 
-// Endpoint is registered memory and what uses it.
+// Endpoint is a pool of registered memory and the connections that use it.
 type Endpoint struct {
 	dev    *iwarp.Device
 	pd     *iwarp.PD
@@ -65,7 +63,7 @@ type Endpoint struct {
 	pool   *pool
 	guilty guilty
 
-	opWait time.Duration // but for tests the constant
+	opWait time.Duration // opWait, except in tests
 
 	mu      sync.Mutex
 	conns   map[*Conn]struct{}
@@ -73,10 +71,10 @@ type Endpoint struct {
 	closed  bool
 }
 
-// ErrClosed is an Endpoint, Client or Conn that was closed.
+// ErrClosed is returned for an Endpoint, Client or Conn that was closed.
 var ErrClosed = errors.New("rpcrdma: closed")
 
-// New makes an Endpoint on dev, which stays the caller's.
+// New creates an Endpoint on dev. The caller must close dev itself.
 func New(ctx context.Context, dev *iwarp.Device, cfg Config) (*Endpoint, error) {
 	pd, err := dev.AllocPD(ctx)
 	if err != nil {
@@ -90,7 +88,7 @@ func New(ctx context.Context, dev *iwarp.Device, cfg Config) (*Endpoint, error) 
 	return &Endpoint{dev: dev, pd: pd, cfg: cfg, pool: p, opWait: opWait, conns: make(map[*Conn]struct{}), buffers: make(map[*byte]*buffer)}, nil
 }
 
-// Close ends all connections and gives the memory back.
+// Close closes all connections and frees the memory.
 func (e *Endpoint) Close() error {
 	e.mu.Lock()
 	e.closed = true
@@ -106,7 +104,7 @@ func (e *Endpoint) Close() error {
 	return errors.Join(err, e.pd.Close())
 }
 
-// Conns returns the connections there are.
+// Conns returns the current connections.
 func (e *Endpoint) Conns() []*Conn {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -117,14 +115,14 @@ func (e *Endpoint) Conns() []*Conn {
 	return l
 }
 
-// Buffer is registered memory of the caller's, from which arguments go, and
-// into which results come, without a copy.
+// Buffer is registered memory owned by the caller. Arguments in it are sent, and results are
+// received into it, without a copy.
 type Buffer struct {
 	e *Endpoint
 	b *buffer
 }
 
-// Buffer allocates n bytes. It waits while others have them.
+// Buffer allocates n bytes. It waits until enough memory is free.
 func (e *Endpoint) Buffer(ctx context.Context, n int) (*Buffer, error) {
 	b, err := e.pool.alloc(ctx, n)
 	if err != nil {
@@ -139,7 +137,7 @@ func (e *Endpoint) Buffer(ctx context.Context, n int) (*Buffer, error) {
 // Bytes returns the memory.
 func (b *Buffer) Bytes() []byte { return b.b.b }
 
-// Release gives it back.
+// Release frees the memory.
 func (b *Buffer) Release() {
 	b.e.mu.Lock()
 	delete(b.e.buffers, &b.b.b[0])
@@ -147,14 +145,14 @@ func (b *Buffer) Release() {
 	b.b.release()
 }
 
-// private is what we say in MPA's private data (RFC 8797).
+// private returns the private data for MPA (RFC 8797).
 func (c *Config) private() []byte {
 	return wire.Private{
 		Invalidate: true, SendSize: int(c.Session.Props.SendSize), RecvSize: int(c.Session.Props.RecvSize),
 	}.Append(nil)
 }
 
-// agree sets in s what the peer's private data decide.
+// agree sets the fields of s that depend on the peer's private data.
 func agree(s *session.Config, private []byte) {
 	p, ok := wire.FindPrivate(private)
 	if !ok {
@@ -163,12 +161,12 @@ func agree(s *session.Config, private []byte) {
 	s.Send1 = min(p.RecvSize, int(s.Props.SendSize))
 	s.Recv1 = min(p.SendSize, int(s.Props.RecvSize))
 	s.Invalidate = session.InvalidateNone
-	if p.Invalidate { // and we set our flag
+	if p.Invalidate { // private announces the same
 		s.Invalidate = session.InvalidateAny
 	}
 }
 
-// session gives the Config of a Session with a peer that sent that private data.
+// session returns the Config of a Session with a peer that sent the given private data.
 func (c *Config) session(private []byte) session.Config {
 	s := c.Session
 	agree(&s, private)
@@ -178,7 +176,7 @@ func (c *Config) session(private []byte) session.Config {
 	return s
 }
 
-// Listener takes connections of clients.
+// Listener accepts connections.
 type Listener struct {
 	e      *Endpoint
 	l      *iwarp.Listener
@@ -199,16 +197,16 @@ func (e *Endpoint) Listen(ctx context.Context, addr string) (*Listener, error) {
 	return ln, nil
 }
 
-// Addr returns the endpoint as text.
+// Addr returns the local address.
 func (l *Listener) Addr() string { return l.l.Addr().String() }
 
-// Done is closed when the Listener is over; Err says why.
+// Done returns a channel that is closed when the Listener has ended; Err returns why.
 func (l *Listener) Done() <-chan struct{} { return l.done }
 
-// Err returns why it is over.
+// Err returns why the Listener ended.
 func (l *Listener) Err() error { return l.err }
 
-// Close ends listening. Connections stay.
+// Close stops listening. Established connections are not closed.
 func (l *Listener) Close() error {
 	l.cancel()
 	err := l.l.Close()

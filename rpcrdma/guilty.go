@@ -11,9 +11,9 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// guilty remembers the calls whose chunks ended a connection: who sends such a
-// call again on a new one is told an error, or both would go on so for ever
-// (draft section 7.3, RFC 8166 section 4.5.3).
+// guilty remembers calls whose chunks ended a connection. If the client sends such a call again on
+// a new connection, it gets an error; otherwise both would repeat this forever (draft section 7.3,
+// RFC 8166 section 4.5.3).
 type guilty struct {
 	mu sync.Mutex
 	m  map[transaction]time.Time
@@ -24,7 +24,7 @@ type transaction struct {
 	xid  uint32
 }
 
-// guiltySize bounds how many are remembered, and guiltyAge for how long.
+// guiltySize bounds the number of calls remembered, and guiltyAge the time.
 const (
 	guiltySize = 1024
 	guiltyAge  = 10 * time.Minute
@@ -48,8 +48,7 @@ func (g *guilty) add(peer string, xid uint32, now time.Time) {
 	g.m[transaction{peer, xid}] = now
 }
 
-// take reports whether a call is guilty. It tells so once: to be told ends the
-// transaction.
+// take reports whether a call is remembered, and forgets it: the error reply ends the transaction.
 func (g *guilty) take(peer string, xid uint32, now time.Time) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -59,12 +58,12 @@ func (g *guilty) take(peer string, xid uint32, now time.Time) bool {
 	return ok && now.Sub(t) < guiltyAge
 }
 
-// maxExposed is how many calls with chunks a Conn remembers: more than can be
-// under way, for the Write that ends a connection may be that of a call which
-// has its reply in the send queue already.
+// maxExposed is the number of calls with chunks that a Conn remembers. It exceeds the number that
+// can be outstanding, since a failing Write may belong to a call whose reply is already in the send
+// queue.
 const maxExposed = 2 * sendSlots
 
-// exposed has the last calls with chunks.
+// exposed is a ring of the most recent calls with chunks.
 type exposed struct {
 	ring [maxExposed]struct {
 		xid         uint32
@@ -84,7 +83,7 @@ func (x *exposed) add(c *session.Call) {
 	e.xid, e.call, e.reads, e.writes, e.reply = c.XID, c.Ext, c.Reads, c.Writes, c.Reply
 }
 
-// find calls f with the XID of each call that named the byte at to of stag.
+// find calls f with the XID of each call that exposed the byte at offset to of stag.
 func (x *exposed) find(stag uint32, to uint64, f func(xid uint32)) {
 	in := func(s wire.Segment) bool { return s.Handle == stag && to-s.Offset < max(uint64(s.Length), 1) }
 	for i := range x.ring {
@@ -106,7 +105,7 @@ func (x *exposed) find(stag uint32, to uint64, f func(xid uint32)) {
 	}
 }
 
-// blame finds the calls that made the peer send the Terminate err, if one did.
+// blame records the calls that made the peer send the Terminate err.
 func (c *Conn) blame(err error, now time.Time) {
 	t, ok := errors.AsType[*iwarp.TerminateError](err)
 	if !ok || !t.Remote {
@@ -117,9 +116,9 @@ func (c *Conn) blame(err error, now time.Time) {
 	}
 }
 
-// terminated returns what memory of its sender's a Terminate is about: that of
-// the tagged segment, or of the Read Request, whose header it has behind four
-// bytes of control and two of length (RFC 5040 section 4.8).
+// terminated returns the memory of the Terminate's sender that b refers to: that of the tagged
+// segment, or of the Read Request, whose header follows four bytes of control and two of length
+// (RFC 5040 section 4.8).
 func terminated(b []byte) (stag uint32, to uint64, ok bool) {
 	const ddp, untagged = 6, 18
 	at := ddp + 2

@@ -13,23 +13,23 @@ import (
 // pageSize is the unit of the pool, in bytes.
 const pageSize = 4096
 
-// ErrNoMemory is a request for more memory than the pool has at all.
+// ErrNoMemory means that a request exceeds the size of the pool.
 var ErrNoMemory = errors.New("rpcrdma: not enough registered memory")
 
-// pool hands out pieces of a memory region. They are multiples of a page, first
-// fit; who finds none waits, and who came first is served first.
+// pool is a first-fit page allocator over one memory region. A request that cannot be met waits;
+// waiters are served in FIFO order.
 type pool struct {
 	mr *iwarp.MR
 
 	mu      sync.Mutex
-	free    []extent // by offset, none adjacent to another
-	waiting []*want  // who came first is first
-	rounds  uint64   // of serve
+	free    []extent // sorted by offset; adjacent extents are merged
+	waiting []*want  // oldest first
+	rounds  uint64   // number of calls of serve
 }
 
 // want is a request for memory.
 type want struct {
-	n, more int // bytes now, and with what follows
+	n, more int // bytes needed now, and in total
 	s       *share
 	own     int
 	got     chan *buffer
@@ -46,16 +46,16 @@ func newPool(ctx context.Context, pd *iwarp.PD, size int) (*pool, error) {
 	return &pool{mr: mr, free: []extent{{0, size}}}, nil
 }
 
-// share is what the calls of a connection's peer hold of a pool, so that one peer,
-// whose calls may take as long as it likes, leaves the others something.
+// share accounts for the memory that the calls of one connection hold, so that one peer, whose
+// calls may take arbitrarily long, cannot exhaust the pool.
 type share struct {
-	held  int    // bytes; guarded by the pool's mu, as is the rest
-	round uint64 // of the pool's, in which a call that would begin found nothing
+	held  int    // bytes; guarded by the pool's mu, like round
+	round uint64 // last round in which a new call of the connection had to wait
 }
 
-// fair reports whether a call that holds own bytes of s may have n more: calls begin
-// in a quarter of the pool, and end in half of it, for who waits at the end should
-// not wait for those that begin. One alone may have all. Called with mu held.
+// fair reports whether a call that holds own bytes of s may get n more. A connection's calls may
+// start within a quarter of the pool and may finish within half of it, so that calls about to
+// finish do not wait for new ones. A single call may use the whole pool. Called with mu held.
 func (p *pool) fair(s *share, own, n int) bool {
 	if s == nil || s.held <= own {
 		return true
@@ -67,13 +67,13 @@ func (p *pool) fair(s *share, own, n int) bool {
 	return s.held+n <= part
 }
 
-// alloc returns n bytes, n > 0.
+// alloc allocates n bytes, n > 0.
 func (p *pool) alloc(ctx context.Context, n int) (*buffer, error) {
 	return p.take(ctx, n, n, nil, 0)
 }
 
-// take returns n bytes to a call that holds own bytes of s, and will want more, n
-// among them, before it ends.
+// take allocates n bytes for a call that holds own bytes of s and will need more bytes in total,
+// including n, before it ends.
 func (p *pool) take(ctx context.Context, n, more int, s *share, own int) (*buffer, error) {
 	if n <= 0 || n > len(p.mr.Bytes()) {
 		return nil, ErrNoMemory
@@ -91,17 +91,16 @@ func (p *pool) take(ctx context.Context, n, more int, s *share, own int) (*buffe
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	i := slices.Index(p.waiting, w)
-	if i < 0 { // it has come meanwhile
+	if i < 0 { // allocated in the meantime
 		return <-w.got, nil
 	}
 	p.waiting = slices.Delete(p.waiting, i, i+1)
-	p.serve() // who waited for this one to begin
+	p.serve() // start calls that had to wait for this one
 	return nil, fmt.Errorf("rpcrdma: wait for registered memory: %w", ctx.Err())
 }
 
-// serve gives memory to those that wait and may have it. The calls of a connection
-// begin in the order in which they came, lest small ones hold up a large one for ever.
-// Called with mu held.
+// serve allocates memory for the waiters that may have it. The calls of a connection start in the
+// order of arrival, so that small ones cannot starve a large one. Called with mu held.
 func (p *pool) serve() {
 	p.rounds++
 	p.waiting = slices.DeleteFunc(p.waiting, func(w *want) bool {
@@ -120,8 +119,8 @@ func (p *pool) serve() {
 	})
 }
 
-// fit returns what w wants, nil: it may not have it, or there is none. Called with mu
-// held.
+// fit allocates what w wants. It returns nil if w may not have it or there is no room. Called with
+// mu held.
 func (p *pool) fit(w *want) *buffer {
 	size := (w.n + pageSize - 1) &^ (pageSize - 1)
 	if !p.fair(w.s, w.own, max(size, w.more)) {
@@ -144,25 +143,25 @@ func (p *pool) fit(w *want) *buffer {
 	return nil
 }
 
-// buffer is a piece of a pool.
+// buffer is an allocation from a pool.
 type buffer struct {
 	p         *pool
-	s         *share // nil: nobody's
+	s         *share // nil: not accounted
 	off, size int
 	b         []byte
 }
 
 func (b *buffer) sge(off, n int) iwarp.SGE { return b.p.mr.SGE(b.off+off, n) }
 
-// addr is where the buffer's byte off is for windows.
+// addr returns the tagged offset of byte off of the buffer.
 func (b *buffer) addr(off int) uint64 { return b.p.mr.Base() + uint64(b.off+off) }
 
-// holds reports whether d lies in the buffer from its start on.
+// holds reports whether d is a prefix of the buffer.
 func (b *buffer) holds(d []byte) bool {
 	return len(d) > 0 && len(d) <= len(b.b) && &d[0] == &b.b[0]
 }
 
-// release gives the bytes back. Nothing may be under way to or from them.
+// release frees the buffer. No work request may still access it.
 func (b *buffer) release() {
 	if b == nil || b.p == nil {
 		return

@@ -15,22 +15,22 @@ import (
 // Call is an RPC to be made.
 type Call struct {
 	Msg rpc.Msg // the call, its XID in the first word
-	// Results are the longest data items of the reply that its binding makes
-	// DDP-eligible, in bytes, in order; Into, where not nil, is where they go.
+	// Results are the maximum lengths, in bytes and in order, of the data items of the reply
+	// that the binding makes DDP-eligible. Non-nil elements of Into receive them.
 	Results []int
 	Into    []*Buffer
-	Reply   int // bytes of the longest reply, Results apart; 0: 1024
-	// Again: the call may be done twice.
+	Reply   int // maximum length of the reply without Results; 0: 1024
+	// Again allows the call to be executed twice.
 	Again bool
 }
 
-// Response is a reply to a Call. Release it when it is of no use any more.
+// Response is the reply to a Call. The caller must Release it.
 type Response struct {
 	rpc.Msg
 	bufs []*buffer
 }
 
-// Release gives the memory of the results back, but for that of Into.
+// Release frees the memory of the results, except that of Into.
 func (r *Response) Release() {
 	for _, b := range r.bufs {
 		b.release()
@@ -45,7 +45,7 @@ type result struct {
 	err   error
 }
 
-// part is memory that a call exposes.
+// part is memory that a call exposes to the peer.
 type part struct {
 	b      *buffer
 	own    bool
@@ -53,9 +53,9 @@ type part struct {
 	access iwarp.Access
 }
 
-// Call makes an RPC: it sends the call and waits for the reply. Errors are
-// *LostError, *session.FailureError, and others of package session. Its Response's memory
-// is not exposed any more when it returns.
+// Call sends a call and waits for the reply. It returns a *LostError, a *session.FailureError or
+// another error of package session. When it returns, the memory of the Response is no longer
+// exposed.
 func (c *Conn) Call(ctx context.Context, q *Call) (*Response, error) {
 	select {
 	case <-c.ready:
@@ -113,8 +113,8 @@ func (c *Conn) Call(ctx context.Context, q *Call) (*Response, error) {
 		c.mu.Unlock()
 		r.err = fmt.Errorf("rpcrdma: wait for a reply: %w", ctx.Err())
 	}
-	// The peer must not reach the memory any more when the caller has it (draft
-	// sections 4.5.1.3 and 4.5.2.3).
+	// The peer must lose access to the memory before the caller gets it (draft sections 4.5.1.3
+	// and 4.5.2.3).
 	if err := x.hide(); err != nil && r.err == nil {
 		r.err = &LostError{err}
 	}
@@ -131,9 +131,8 @@ func (q *Call) reply() int {
 	return q.Reply
 }
 
-// secured returns q as RPCSEC_GSS wants it: with room for its longest verifier,
-// and nothing apart from the rest where the message must stay whole (draft
-// section 11.2.2, RFC 8166 section 8.2.2).
+// secured adapts q to RPCSEC_GSS: it makes room for the longest verifier, and disables chunks if
+// the message must stay whole (draft section 11.2.2, RFC 8166 section 8.2.2).
 func (q *Call) secured() *Call {
 	cred, ok := rpc.GSS(q.Msg)
 	if !ok {
@@ -151,7 +150,7 @@ func (q *Call) secured() *Call {
 	return &g
 }
 
-// Post makes a call-only RPC: it has no reply, and no data items.
+// Post sends a call-only RPC, which has no reply and no data items.
 func (c *Conn) Post(ctx context.Context, m rpc.Msg) error {
 	select {
 	case <-c.ready:
@@ -184,7 +183,7 @@ func (c *Conn) cause() error {
 	return errGone
 }
 
-// exchange is a call under way, with its memory.
+// exchange is an outstanding call and its memory.
 type exchange struct {
 	c      *Conn
 	q      *Call
@@ -209,7 +208,7 @@ func (x *exchange) parts() []*part {
 	return l
 }
 
-// prepare gets memory and windows.
+// prepare allocates memory and windows.
 func (x *exchange) prepare(ctx context.Context) error {
 	get := func(n int, a iwarp.Access, own *Buffer) (*part, error) {
 		p := &part{access: a}
@@ -224,7 +223,7 @@ func (x *exchange) prepare(ctx context.Context) error {
 		}
 		return p, nil
 	}
-	// Items that stay inline go into the message.
+	// Items that stay inline are part of the message.
 	m := x.q.Msg
 	at, moved := 0, 0
 	for i, it := range m.Items {
@@ -292,7 +291,7 @@ func (x *exchange) prepare(ctx context.Context) error {
 	return nil
 }
 
-// expose binds the windows and writes down the chunks. Called with mu held.
+// expose binds the windows and fills in the chunks. Called with mu held.
 func (x *exchange) expose() error {
 	segs := func(p *part, n int) ([]wire.Segment, error) {
 		if err := x.c.takeWindow(p.win, p.b, 0, n, p.access); err != nil {
@@ -348,13 +347,13 @@ func (x *exchange) expose() error {
 	return nil
 }
 
-// hide invalidates the windows that the peer has not, and waits for it. If that
-// fails the connection ends, as by each work request that fails (draft section 7.4).
+// hide invalidates the windows that the peer did not invalidate, and waits for that to complete. A
+// failure ends the connection, like the failure of any work request (draft section 7.4).
 func (x *exchange) hide() error {
 	c := x.c
 	var n int
 	parts := x.parts()
-	done := make(chan error, len(parts)) // who handles completions must not wait for us
+	done := make(chan error, len(parts)) // buffered, so that the completion loop never blocks
 	c.mu.Lock()
 	for _, p := range parts {
 		if p.win == nil || !p.win.bound {
@@ -380,11 +379,11 @@ func (x *exchange) hide() error {
 	return err
 }
 
-// release gives back what is not in the response.
+// release frees the memory that the response does not use.
 func (x *exchange) release() {
 	c := x.c
 	gone := c.ctx.Err() != nil
-	if gone { // the peer may reach the memory until the queue pair is gone
+	if gone { // the peer may access the memory until the queue pair is destroyed
 		<-c.dead
 	}
 	c.mu.Lock()
@@ -407,7 +406,7 @@ func (x *exchange) release() {
 	}
 }
 
-// response makes the Response of a reply; its memory passes over.
+// response converts a reply to a Response, which takes over the memory.
 func (x *exchange) response(r *session.Reply) (*Response, error) {
 	out := &Response{Msg: rpc.Msg{Body: r.Body}}
 	if r.Body == nil {
@@ -427,7 +426,7 @@ func (x *exchange) response(r *session.Reply) (*Response, error) {
 	return out, nil
 }
 
-// find returns the Buffer that d is the start of; nil: none.
+// find returns the Buffer that d is a prefix of, or nil.
 func (e *Endpoint) find(d []byte) *buffer {
 	if len(d) == 0 {
 		return nil

@@ -12,12 +12,11 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// memoryWait bounds how long a call waits for registered memory: as long as a slow
-// client takes for those that have it.
+// memoryWait bounds how long a call waits for registered memory. It allows for a slow client that
+// holds the memory.
 const memoryWait = time.Minute
 
-// answer serves a call, in a goroutine of its own. How many there are is
-// bounded by the credits.
+// answer handles a call in its own goroutine. Credits bound the number of goroutines.
 func (c *Conn) answer(in *session.Call) {
 	defer c.serve.Done()
 	var held []*buffer
@@ -72,7 +71,7 @@ func (c *Conn) answer(in *session.Call) {
 	c.reply(in, reply, &held)
 }
 
-// hold gets n bytes for a call that has held, as take does.
+// hold allocates n bytes, like take, for a call that already has the buffers in held.
 func (c *Conn) hold(n, want int, held *[]*buffer) (*buffer, error) {
 	own := 0
 	for _, b := range *held {
@@ -89,8 +88,8 @@ func (c *Conn) hold(n, want int, held *[]*buffer) (*buffer, error) {
 
 var errPlace = errors.New("rpcrdma: a chunk has no place in the message")
 
-// fetch reads the chunks of a call, and puts its message together. With an
-// error, f is the answer, but for errPlace.
+// fetch reads the chunks of a call and assembles its message. On error, f is the failure to report,
+// unless err is errPlace.
 func (c *Conn) fetch(in *session.Call, alloc func(n, want int) (*buffer, error)) (m rpc.Msg, f wire.Failure, err error) {
 	f = wire.Failure{Code: wire.ErrSystem}
 	type read struct {
@@ -98,7 +97,7 @@ func (c *Conn) fetch(in *session.Call, alloc func(n, want int) (*buffer, error))
 		b    *buffer
 	}
 	var reads []read
-	left := 0 // bytes of the chunks that have no memory yet
+	left := 0 // bytes of chunks not yet allocated
 	for _, l := range [][]wire.ReadSegment{in.Ext, in.Reads} {
 		for _, g := range l {
 			left += int(g.Length)
@@ -173,7 +172,7 @@ func (c *Conn) fetch(in *session.Call, alloc func(n, want int) (*buffer, error))
 	}
 	m.Body = in.Body
 	if in.Ext != nil {
-		m.Body = slices.Clone(reads[0].b.b) // outlives the buffer where a reply quotes it
+		m.Body = slices.Clone(reads[0].b.b) // outlives the buffer if a reply quotes it
 		reads = reads[1:]
 		if !session.CheckBody(in.XID, m.Body) {
 			return m, wire.Failure{Code: wire.ErrBadXDR}, rpc.ErrXDR
@@ -192,8 +191,7 @@ func (c *Conn) fetch(in *session.Call, alloc func(n, want int) (*buffer, error))
 	return m, f, nil
 }
 
-// reply sends a reply. Buffers in held that it needs are released when they
-// were sent.
+// reply sends a reply. Buffers in held that it uses are released when it has been sent.
 func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 	items := make([]session.Item, len(m.Items))
 	for i, it := range m.Items {
@@ -209,7 +207,7 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 		c.mu.Unlock()
 		return
 	}
-	// What is not written by itself goes with the message.
+	// Items not moved by RDMA Write are part of the message.
 	body := flatFrom(m, plan.Reduce)
 	src := make([]*buffer, len(m.Items)+1)
 	need := func(i int, data []byte) bool {
@@ -255,7 +253,7 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 		wr := iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{b.sge(w.Off, int(w.To.Length))}, RKey: w.To.Handle, Remote: w.To.Offset}
 		o := &op{slot: -1}
 		if i == len(plan.Copies)-1 {
-			o = last // work requests complete in order: the buffers are free then
+			o = last // work requests complete in order, so this one frees the buffers
 			o.free, *held = *held, nil
 		}
 		if c.post(&wr, o) != nil {
@@ -273,19 +271,18 @@ func (c *Conn) reply(in *session.Call, m rpc.Msg, held *[]*buffer) {
 	c.turn()
 }
 
-// orphan leaves buffers to the connection, which is failing: Writes from them may
-// be under way until its queue pair is gone. Called with mu held.
+// orphan transfers buffers to the failing connection, since Writes from them may be outstanding
+// until the queue pair is destroyed. Called with mu held.
 func (c *Conn) orphan(held *[]*buffer) {
 	if c.ops == nil {
-		return // it is gone
+		return // already destroyed
 	}
 	c.nextID++
 	c.ops[c.nextID&^recvID] = &op{slot: -1, free: *held}
 	*held = nil
 }
 
-// flatFrom is the message with the items that go by themselves taken out, all
-// others in.
+// flatFrom returns the message with all items inserted, except those that are reduced.
 func flatFrom(m rpc.Msg, reduce []bool) []byte {
 	var rest []rpc.Item
 	for i, it := range m.Items {

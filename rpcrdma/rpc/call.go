@@ -29,7 +29,7 @@ type Call struct {
 	rpcvers uint32
 }
 
-// ParseCall reads the head of a call. ErrXDR: it is none.
+// ParseCall parses the header of a call. It returns ErrXDR if m is not a call.
 func ParseCall(m Msg) (*Call, error) {
 	r := NewReader(m)
 	c := &Call{XID: r.U32(), Args: r}
@@ -91,7 +91,7 @@ func ParseSys(a Auth) (s Sys, ok bool) {
 	return s, !r.bad
 }
 
-// Status is what became of a call (accept_stat, and the denials).
+// Status is the outcome of a call (accept_stat, or a reason for denial).
 type Status uint32
 
 // Statuses of accepted calls.
@@ -104,7 +104,7 @@ const (
 	SystemErr    Status = 5
 )
 
-// The denials, out of the way of accept_stat.
+// Reasons for denial, numbered outside of accept_stat.
 const (
 	RPCMismatch Status = 1<<16 + 0
 	AuthError   Status = 1<<16 + 1
@@ -117,8 +117,8 @@ var statusNames = map[Status]string{
 
 func (s Status) Error() string { return "rpc: " + statusNames[s] }
 
-// startReply writes the head of a reply; with Success, results follow. low and
-// high are the versions that a mismatch tells.
+// startReply writes the header of a reply. With Success the results follow. low and high are the
+// supported versions for a mismatch.
 func startReply(w *Writer, xid uint32, s Status, low, high uint32) {
 	w.U32(xid, typeReply)
 	switch s {
@@ -134,8 +134,8 @@ func startReply(w *Writer, xid uint32, s Status, low, high uint32) {
 	}
 }
 
-// ParseReply reads the head of a reply, and returns a Reader at the results. A
-// call that was not done gives a Status.
+// ParseReply parses the header of a reply and returns a Reader positioned at the results. If the
+// call failed, the error is a Status.
 func ParseReply(m Msg) (*Reader, error) {
 	r := NewReader(m)
 	r.U32()

@@ -1,8 +1,7 @@
-// Package rpc is the message layer of ONC RPC (RFC 5531): calls, replies, their
-// XDR, dispatch to programs, a cache of replies against duplicate requests, and
-// the transport over TCP. Messages keep large data items apart from the rest,
-// so that a transport can move them on their own; package rpcrdma is such a
-// transport.
+// Package rpc implements the message layer of ONC RPC (RFC 5531): calls and replies, their XDR,
+// dispatch to programs, a cache of replies for duplicate requests, and the TCP and UDP transports.
+// Large data items of a message are kept separate, so that a transport such as package rpcrdma can
+// move them on their own.
 package rpc
 
 import (
@@ -11,16 +10,16 @@ import (
 	"io"
 )
 
-// Item is a data item of a message that stands apart: the bytes that a length
-// word counts, without padding.
+// Item is a data item that is kept separate from its message: the bytes that a length word counts,
+// without padding.
 type Item struct {
-	Pos  int // in Body, behind the length word; -1: in the next place that may have it
+	Pos  int // offset in Body after the length word; -1: the next eligible place
 	Data []byte
 }
 
 // Msg is an RPC message without record marks.
 type Msg struct {
-	Body  []byte // the message, items and their padding taken out
+	Body  []byte // without items and their padding
 	Items []Item // in order
 }
 
@@ -33,7 +32,7 @@ func (m *Msg) Len() int {
 	return n
 }
 
-// AppendFlat appends the whole message, with its items in their places.
+// AppendFlat appends the whole message, including its items.
 func (m *Msg) AppendFlat(b []byte) []byte {
 	at := 0
 	for _, it := range m.Items {
@@ -73,8 +72,8 @@ func (w *Writer) Opaque(b []byte) {
 // String is Opaque.
 func (w *Writer) String(s string) { w.Opaque([]byte(s)) }
 
-// Item appends an opaque whose bytes stay where they are until the message
-// was sent. The program's binding must make it DDP-eligible.
+// Item appends an opaque without copying its bytes, which must not change until the message has
+// been sent. The program's binding must make it DDP-eligible.
 func (w *Writer) Item(b []byte) {
 	w.U32(uint32(len(b)))
 	if len(b) > 0 {
@@ -82,10 +81,10 @@ func (w *Writer) Item(b []byte) {
 	}
 }
 
-// ErrXDR is a message that is not what it should be.
+// ErrXDR means that a message is malformed.
 var ErrXDR = errors.New("rpc: message cannot be parsed")
 
-// Reader reads a message. After an error it reads zeros; Err tells.
+// Reader reads a message. After an error it returns zeros; see Err.
 type Reader struct {
 	m   Msg
 	off int // in m.Body
@@ -113,7 +112,7 @@ func (r *Reader) Left() int {
 	return n
 }
 
-// next returns n bytes of the body; nil: they are not there.
+// next returns n bytes of the body, or nil if it is too short.
 func (r *Reader) next(n int) []byte {
 	end := len(r.m.Body)
 	if len(r.m.Items) > 0 && r.m.Items[0].Pos >= 0 {
@@ -157,8 +156,8 @@ func (r *Reader) Fixed(n int) []byte {
 	return b[:n]
 }
 
-// Opaque reads an opaque of at most limit bytes, wherever its bytes are. They
-// are not copied.
+// Opaque reads an opaque of at most limit bytes, from the body or an item. The bytes are not
+// copied.
 func (r *Reader) Opaque(limit int) []byte {
 	n := r.U32()
 	if r.bad || uint64(n) > uint64(limit) {
@@ -168,7 +167,7 @@ func (r *Reader) Opaque(limit int) []byte {
 	if len(r.m.Items) > 0 && r.m.Items[0].Pos == r.off {
 		it := r.m.Items[0]
 		r.m.Items = r.m.Items[1:]
-		// A chunk of version 1 may have the padding in it (RFC 8166 section 3.4.5.2).
+		// A chunk of version 1 may include the padding (RFC 8166 section 3.4.5.2).
 		if len(it.Data) != int(n) && len(it.Data) != pad(int(n)) {
 			r.bad = true
 			return nil
@@ -178,8 +177,8 @@ func (r *Reader) Opaque(limit int) []byte {
 	return r.Fixed(int(n))
 }
 
-// Result reads an opaque that the program's binding made DDP-eligible, of a
-// reply: its bytes may be in the next item.
+// Result reads an opaque of a reply that the program's binding makes DDP-eligible. Its bytes may be
+// in the next item.
 func (r *Reader) Result(limit int) []byte {
 	if len(r.m.Items) > 0 && r.m.Items[0].Pos < 0 {
 		it := r.m.Items[0]
@@ -198,8 +197,8 @@ func (r *Reader) Result(limit int) []byte {
 // String reads a string of at most limit bytes.
 func (r *Reader) String(limit int) string { return string(r.Opaque(limit)) }
 
-// Read gives the bytes of the whole message, with items and padding in their
-// places: for decoders that know nothing of items.
+// Read reads the whole message, with items and padding in place, for decoders that do not know
+// about items.
 func (r *Reader) Read(p []byte) (n int, err error) {
 	for n < len(p) {
 		if len(r.m.Items) > 0 && r.m.Items[0].Pos == r.off {
@@ -233,11 +232,11 @@ func (r *Reader) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// Close is for io.ReadCloser.
+// Close implements io.Closer. It does nothing.
 func (r *Reader) Close() error { return nil }
 
-// Place gives items their places in body by the positions of the whole message,
-// which are multiples of 4 in rising order. False: a position is not within it.
+// Place inserts items into body at the given positions of the whole message, which must be
+// ascending multiples of 4. It returns false if a position is outside of the message.
 func Place(body []byte, items []Item, pos []uint32) (Msg, bool) {
 	moved := uint64(0)
 	for i := range items {

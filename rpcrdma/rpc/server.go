@@ -6,38 +6,36 @@ import (
 	"sync"
 )
 
-// Request is a call that a Program serves.
+// Request is a call to be executed by a Program.
 type Request struct {
 	*Call
 	Peer string // address of the client, without port
-	// Buffer gives memory for a result of up to n bytes from which the transport
-	// can move it as it is. It is the transport's again once the reply was sent.
+	// Buffer allocates memory for a result of up to n bytes that the transport can send without
+	// a copy. The transport frees it when the reply has been sent.
 	Buffer func(n int) ([]byte, error)
-	// Reply is where the results go.
+	// Reply receives the results.
 	Reply *Writer
 }
 
-// Program serves one program number, of versions Low to High. Serve is called
-// from many goroutines. What it writes to the Reply counts for Success alone.
+// Program implements versions Low to High of a program number. Serve is called concurrently. What
+// it writes to Reply is used only if it returns Success.
 type Program struct {
 	Low, High uint32
 	Serve     func(ctx context.Context, r *Request) Status
-	// Items reports whether the arguments of a procedure have data items that the
-	// program's binding makes DDP-eligible; nil: all may have. A call of another
-	// procedure whose items stand apart is none.
+	// Items reports whether the arguments of a procedure have DDP-eligible data items; nil
+	// means that all may have. Calls of other procedures with separate items are rejected.
 	Items func(vers, proc uint32) bool
-	// Once reports that a procedure must not be done twice: replies to it are kept
-	// for requests that come again.
+	// Once reports that a procedure must not be executed twice. Replies to it are cached for
+	// duplicate requests.
 	Once func(vers, proc uint32) bool
-	// Bulk reports which of those come in such numbers that replies to them are kept
-	// apart, so that the others' are not lost among them; nil: none.
+	// Bulk reports which of those procedures are so frequent that their replies are cached
+	// separately, so that they do not displace others; nil means none.
 	Bulk func(vers, proc uint32) bool
 }
 
-// Server dispatches calls to programs. Its zero value has none.
+// Server dispatches calls to programs. The zero value is a server without programs.
 type Server struct {
-	// MaxRecord is the longest call that is taken over TCP, in bytes; 0: what has
-	// 1 MiB of data.
+	// MaxRecord is the longest call accepted over TCP, in bytes; 0 allows 1 MiB of data.
 	MaxRecord int
 
 	mu       sync.RWMutex
@@ -56,8 +54,8 @@ func (s *Server) Register(prog uint32, p Program) {
 	s.programs[prog] = p
 }
 
-// Serve does a call and returns the reply. ok false: it is none, and there is
-// no reply. buffer is for Request.Buffer; nil: the heap.
+// Serve executes a call and returns the reply. ok is false if m is not a call, or has no reply.
+// buffer implements Request.Buffer; nil means the heap.
 func (s *Server) Serve(ctx context.Context, peer string, m Msg, buffer func(int) ([]byte, error)) (reply Msg, ok bool) {
 	c, err := ParseCall(m)
 	if err != nil {
@@ -103,7 +101,7 @@ func (s *Server) Serve(ctx context.Context, peer string, m Msg, buffer func(int)
 	return cache.do(key{peer: peer, xid: c.XID, prog: c.Prog, vers: c.Vers, proc: c.Proc, sum: sum(m)}, do), true
 }
 
-// GarbageReply is the reply to a call whose message could not be put together.
+// GarbageReply returns the reply to a call that could not be assembled.
 func GarbageReply(xid uint32) Msg {
 	var w Writer
 	startReply(&w, xid, GarbageArgs, 0, 0)
@@ -112,8 +110,7 @@ func GarbageReply(xid uint32) Msg {
 
 var seed = maphash.MakeSeed()
 
-// sum tells calls with the same XID apart, by their length and the start of what
-// is in them.
+// sum distinguishes calls with the same XID by their length and their first bytes.
 func sum(m Msg) uint64 {
 	h := maphash.Bytes(seed, m.Body[:min(len(m.Body), 2048)])*31 + uint64(m.Len())
 	for _, it := range m.Items {
@@ -122,23 +119,23 @@ func sum(m Msg) uint64 {
 	return h
 }
 
-// key names a request. The client's port is not in it: it changes when the
-// client connects again.
+// key identifies a request. It does not include the client's port, which changes when the client
+// reconnects.
 type key struct {
 	peer                  string
 	xid, prog, vers, proc uint32
 	sum                   uint64
 }
 
-// cacheSize is how many replies are kept. A client comes again with what was
-// outstanding when its connection broke: a few hundred requests at most.
+// cacheSize is the number of cached replies. After a reconnect a client repeats its outstanding
+// requests, a few hundred at most.
 const cacheSize = 4096
 
-// cache keeps replies for requests that come again.
+// cache holds replies for duplicate requests.
 type cache struct {
 	mu      sync.Mutex
-	entries map[key]*entry // those being done, and those of order
-	order   []key          // a ring of what was done
+	entries map[key]*entry // requests in progress, and those in order
+	order   []key          // ring of completed requests
 	next    int
 }
 
@@ -147,8 +144,8 @@ type entry struct {
 	reply Msg
 }
 
-// do returns the reply of an earlier request with the same key, or that of f.
-// A request that is being done is waited for.
+// do returns the cached reply for k, or calls f for it. If a request with the same key is in
+// progress, do waits for it.
 func (c *cache) do(k key, f func() Msg) Msg {
 	c.mu.Lock()
 	if e := c.entries[k]; e != nil {
@@ -169,7 +166,7 @@ func (c *cache) do(k key, f func() Msg) Msg {
 	return e.reply
 }
 
-// keep notes that k was done. The oldest of those goes when there are too many.
+// keep adds k to the completed requests and evicts the oldest if there are too many.
 func (c *cache) keep(k key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

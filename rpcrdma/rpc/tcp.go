@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// maxRecord is the longest message that is taken over TCP as a rule, in bytes.
+// maxRecord is the default for the longest message over TCP, in bytes.
 const maxRecord = 1<<20 + 1<<16
 
-// idle is how long a TCP connection may be without a whole call.
+// idle is how long a TCP connection may go without a complete call.
 const idle = 2 * time.Minute
 
 // ServeTCP serves the connections of l until ctx is done or l is closed (record
@@ -35,7 +35,7 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 			if errors.Is(err, net.ErrClosed) {
 				return err
 			}
-			select { // a connection that was gone already, or no descriptors
+			select { // a connection that was aborted, or no descriptors
 			case <-time.After(100 * time.Millisecond):
 			case <-ctx.Done():
 			}
@@ -51,23 +51,23 @@ func (s *Server) ServeTCP(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// perConn is how many calls of a TCP connection are served at once, and
-// perConnLarge how many of them may have more than small bytes of arguments or
-// of results: a peer that does not read its replies holds no more.
+// perConn is the number of calls served concurrently per TCP connection. At most perConnLarge of
+// them may have more than small bytes of arguments or results. This bounds the memory for a peer
+// that does not read its replies.
 const (
 	perConn      = 16
 	perConnLarge = 4
 	small        = 1 << 16
 )
 
-// memory is what a call is read into and its result put together in.
+// memory holds a call and its result.
 type memory struct {
 	call, result []byte
-	large        chan struct{} // of the connection: one entry for each call that is large
+	large        chan struct{} // of the connection: one entry for each large call
 	taken        bool
 }
 
-// want takes what a call needs to have n bytes, once for both.
+// want waits until the connection may have another large call, if n makes this call one.
 func (m *memory) want(n int) {
 	if n > small && !m.taken {
 		m.large <- struct{}{}
@@ -89,7 +89,7 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 	peer, _, _ := net.SplitHostPort(c.RemoteAddr().String())
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	var mu sync.Mutex // guards writing
+	var mu sync.Mutex // serializes writing
 	limit := s.MaxRecord
 	if limit == 0 {
 		limit = maxRecord
@@ -136,14 +136,14 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn) {
 	}
 }
 
-// ErrRecord is a record that is too long.
+// ErrRecord means that a record is too long.
 var ErrRecord = errors.New("rpc: record is too long")
 
-// ReadRecord reads a message. Memory grows with what has come.
+// ReadRecord reads a message. It allocates as data arrives.
 func ReadRecord(r io.Reader) ([]byte, error) { return readRecord(r, nil, maxRecord, func(int) {}) }
 
-// readRecord reads up to limit bytes into the memory of b, whose bytes are lost.
-// It calls want with how many there are to be, as far as that is known.
+// readRecord reads up to limit bytes into the memory of b, overwriting it. It calls want with the
+// expected length as soon as it is known.
 func readRecord(r io.Reader, b []byte, limit int, want func(n int)) ([]byte, error) {
 	b = b[:0]
 	for {
@@ -172,7 +172,7 @@ func readRecord(r io.Reader, b []byte, limit int, want func(n int)) ([]byte, err
 	}
 }
 
-// WriteRecord writes a message in one fragment. Its items are not copied.
+// WriteRecord writes a message as one fragment. Its items are not copied.
 func WriteRecord(w io.Writer, m *Msg) error {
 	mark := binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(m.Body)), 1<<31|uint32(m.Len()))
 	if len(m.Items) == 0 {

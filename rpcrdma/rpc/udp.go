@@ -12,9 +12,10 @@ import (
 
 // ListenUDP binds a socket for ServeUDP to addr.
 func ListenUDP(ctx context.Context, addr string) (*net.UDPConn, error) {
-	// Before it is bound: what came earlier would not tell where it was sent to.
+	// Set the options before bind, or datagrams that arrive earlier would lack their
+	// destination address.
 	l := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
-		return raw.Control(func(fd uintptr) { // one of them is not of the socket's kind, and fails
+		return raw.Control(func(fd uintptr) { // one of the two does not apply to the socket's family and fails
 			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
 			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
 		})
@@ -26,9 +27,9 @@ func ListenUDP(ctx context.Context, addr string) (*net.UDPConn, error) {
 	return c.(*net.UDPConn), nil
 }
 
-// ServeUDP serves calls in datagrams that come to c until ctx is done or c is
-// closed, one after another: for programs with short calls and replies, such as a
-// portmapper. A reply has the address that the call was sent to as its source.
+// ServeUDP serves calls in datagrams from c, one at a time, until ctx is done or c is closed. It is
+// for programs with short calls and replies, such as a portmapper. The source address of a reply is
+// the destination address of its call.
 func (s *Server) ServeUDP(ctx context.Context, c *net.UDPConn) error {
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()

@@ -8,7 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// incoming2 takes a message of a call of version 2.
+// incoming2 processes a message of a version 2 call.
 func (s *Session) incoming2(h *wire.Header, body []byte) {
 	if s.asm.skips(h) {
 		s.stats.Discarded++
@@ -62,14 +62,13 @@ func (s *Session) deliver(c *Call) {
 	s.event(Event{Kind: EventCall, XID: c.XID, Call: c})
 }
 
-// CheckBody reports whether a message is a call with that XID, as far as its
-// first words tell. The body of a Call with Ext must be checked when it was
-// read; if it fails, the answer is Fail with ErrBadXDR.
+// CheckBody reports whether b starts like a call with that XID. The body of a Call with Ext must be
+// checked after it has been read; if the check fails, answer with Fail and ErrBadXDR.
 func CheckBody(xid uint32, b []byte) bool {
 	return len(b) >= 8 && binary.BigEndian.Uint32(b) == xid && binary.BigEndian.Uint32(b[4:]) == rpcCall
 }
 
-// reverse holds a call against what we support in the reverse direction.
+// reverse checks a call in the reverse direction against the supported level.
 func (s *Session) reverse(h *wire.Header) (wire.Failure, bool) {
 	if s.cfg.Server {
 		return wire.Failure{}, true
@@ -89,7 +88,7 @@ func (s *Session) reverse(h *wire.Header) (wire.Failure, bool) {
 	return wire.Failure{}, true
 }
 
-// check holds the chunk lists of a call against the rules and our limits.
+// check validates the chunk lists of a call and applies our limits.
 func (s *Session) check(h *wire.Header) (wire.Failure, bool) {
 	l := &s.cfg.Limits
 	bad := wire.Failure{Code: wire.ErrBadXDR}
@@ -131,7 +130,7 @@ func (s *Session) check(h *wire.Header) (wire.Failure, bool) {
 		}
 	}
 	if len(h.Writes) > l.WriteChunks {
-		// Who can do without them by no other way says so (draft section 7.3.2).
+		// Report an error only if there is no way to do without them (draft section 7.3.2).
 		if l.WriteChunks == 0 && s.version == 2 && s.cfg.Continue < 2 {
 			return wire.Failure{Code: wire.ErrReplyResource}, false
 		}
@@ -145,8 +144,8 @@ func (s *Session) check(h *wire.Header) (wire.Failure, bool) {
 	if len(h.Reply) > l.Segments {
 		return wire.Failure{Code: wire.ErrSegments, Max: uint32(l.Segments)}, false
 	}
-	// No work request for memory that passes the end of the address space can be
-	// posted: to try would end the connection.
+	// A work request for memory that extends past the end of the address space would fail and
+	// end the connection.
 	if anySegment(h, func(g wire.Segment) bool { return g.Offset+uint64(g.Length) < g.Offset }) {
 		return wire.Failure{Code: wire.ErrSystem}, false
 	}
@@ -177,8 +176,8 @@ func (c *Call) handles(f func(uint32)) {
 	}
 }
 
-// invalidate returns the STag that the reply to c may invalidate: one that no other
-// unanswered call names (RFC 8797 section 4.1). 0: none.
+// invalidate returns the STag that the reply to c may invalidate, one that no other unanswered call
+// names (RFC 8797 section 4.1), or 0.
 func (s *Session) invalidate(c *Call) uint32 {
 	own := 0
 	c.handles(func(h uint32) {
@@ -197,7 +196,7 @@ func named(h *wire.Header, handle uint32) bool {
 	return anySegment(h, func(g wire.Segment) bool { return g.Handle == handle })
 }
 
-// receive1 takes a message of version 1.
+// receive1 processes a message of version 1.
 func (s *Session) receive1(h *wire.Header, err error, body []byte) {
 	switch {
 	case h.Type == wire.Error1:
@@ -211,8 +210,8 @@ func (s *Session) receive1(h *wire.Header, err error, body []byte) {
 		s.stats.Discarded++
 		return
 	}
-	// Calls and replies have the same headers: the message tells, or, where it is
-	// in a chunk, which chunk.
+	// Calls and replies have the same headers. The message type distinguishes them or, if the
+	// message is in a chunk, the kind of chunk.
 	reply := len(body) >= 8 && binary.BigEndian.Uint32(body[4:]) == rpcReply
 	if h.Type == wire.NoMsg1 && err == nil {
 		reply = len(h.Reads) == 0 && s.pending[h.XID] != nil
@@ -230,7 +229,8 @@ func (s *Session) receive1(h *wire.Header, err error, body []byte) {
 			s.fail(h.XID, ErrProtocol)
 			return
 		}
-		// A grant of 0 would end the connection: taken as 1, as others do.
+		// A grant of 0 would block the connection. Treat it as 1, as other implementations
+		// do.
 		s.grant1 = int(max(min(h.Credit, 1<<20), 1))
 		s.finish(h, append([]byte(nil), body...), h.Type == wire.NoMsg1)
 		return
@@ -252,7 +252,7 @@ func (s *Session) receive1(h *wire.Header, err error, body []byte) {
 	}
 }
 
-// call1 takes a call of version 1; false: it is answered by ERR_CHUNK.
+// call1 processes a version 1 call. It returns false if the call was answered by ERR_CHUNK.
 func (s *Session) call1(h *wire.Header, body []byte) bool {
 	n := 0
 	for n < len(h.Reads) && h.Reads[n].Position == 0 {
@@ -288,9 +288,8 @@ func (s *Session) call1(h *wire.Header, body []byte) bool {
 	return true
 }
 
-// only returns the handle that all segments of h have, 0: there are several,
-// or none. A requester of version 1 does not name the one to be invalidated,
-// so with several the choice could be wrong.
+// only returns the handle that all segments of h share, or 0. A requester of version 1 does not say
+// which STag to invalidate, so with several handles the choice could be wrong.
 func only(h *wire.Header) uint32 {
 	var one uint32
 	ok := true
@@ -315,7 +314,7 @@ func only(h *wire.Header) uint32 {
 	return one
 }
 
-// v1Code gives an error code of version 1 as one of version 2.
+// v1Code converts an error code of version 1 to version 2.
 func v1Code(c wire.ErrCode) wire.ErrCode {
 	if c == wire.ErrChunk1 {
 		return wire.ErrBadXDR

@@ -2,23 +2,23 @@ package session
 
 import "github.com/iwarpd/iwarpd/rpcrdma/wire"
 
-// Item is a data item of a message that may be moved on its own: the bytes
-// that a length word counts, without padding (draft section 4.4.2).
+// Item is a data item that may be moved separately: the bytes that a length word counts, without
+// padding (draft section 4.4.2).
 type Item struct {
-	Pos int // where it stands in the message from which all items are taken out
+	Pos int // offset in the message without any items
 	Len int // bytes
 }
 
-// Spec says what a call needs.
+// Spec describes a call to be planned.
 type Spec struct {
-	Body  int    // bytes of the message, items and their padding apart
+	Body  int    // length of the message without items and their padding
 	Items []Item // in order of Pos
-	// Results are the longest data items of the reply, in bytes, in order.
+	// Results are the maximum lengths of the reply's data items, in bytes, in order.
 	Results []int
-	Reply   int // bytes of the longest reply, Results and their padding apart
+	Reply   int // maximum length of the reply without Results and their padding
 }
 
-// CallPlan says how a call is to be sent.
+// CallPlan describes how to send a call.
 type CallPlan struct {
 	Reduce   []bool // which of Items go by Read chunks; nil: none
 	External bool   // the message goes by a Call chunk
@@ -30,12 +30,12 @@ type CallPlan struct {
 // pad is n rounded up to XDR's unit.
 func pad(n int) int { return (n + 3) &^ 3 }
 
-// smallItem is what is never worth a chunk, in bytes, as long as the message
-// fits without.
+// smallItem is the size in bytes up to which an item is not moved by a chunk if the message fits
+// without.
 const smallItem = 256
 
-// continueLimit returns the length of the longest body that a continued message of
-// ours may have now, in bytes; 0: none.
+// continueLimit returns the length of the longest body that a continued message may have now, in
+// bytes, or 0.
 func (s *Session) continueLimit(call bool) int {
 	t := wire.ReplyMiddle
 	if call {
@@ -50,15 +50,14 @@ func (s *Session) continueLimit(call bool) int {
 	return (s.sendLimit() - wire.PrefixSize - 4 - 600) * s.cfg.Continue
 }
 
-// PlanCall decides on the formats of a call and its reply. Errors: ErrTooLong,
-// ErrReverse.
+// PlanCall chooses the formats of a call and its reply. It may return ErrTooLong or ErrReverse.
 func (s *Session) PlanCall(spec *Spec) (CallPlan, error) {
 	p, err := s.planCall(spec)
 	if err != nil || s.version != 2 {
 		return p, err
 	}
-	// The peer's limits on segments: in all (draft section 5.2.4), and of a chunk
-	// as far as an error has told.
+	// The peer's limits on segments: in total (draft section 5.2.4), and per chunk as reported
+	// by its errors.
 	total, worst := 0, 0
 	add := func(n int) {
 		k := (n + p.MaxSeg - 1) / p.MaxSeg
@@ -123,8 +122,8 @@ func (s *Session) planCall(spec *Spec) (p CallPlan, err error) {
 			results = 0
 			replyLimit -= (fixed - 32)
 		}
-		// A responder of version 2 can continue what does not fit; a Reply chunk
-		// saves it from that.
+		// A responder of version 2 could continue a long reply; a Reply chunk is cheaper
+		// for it.
 		if spec.Reply+results > replyLimit {
 			p.Reply = spec.Reply + results
 			fixed += 8 + 16*segs(p.Reply)
@@ -167,7 +166,7 @@ func (s *Session) planCall(spec *Spec) (p CallPlan, err error) {
 	return p, nil
 }
 
-// CallChunks are the segments of what a CallPlan asked for.
+// CallChunks are the segments that a CallPlan asks for.
 type CallChunks struct {
 	Inv    uint32 // the STag that the peer may invalidate; 0: none
 	Call   []wire.ReadSegment
@@ -176,9 +175,8 @@ type CallChunks struct {
 	Reply  wire.Chunk
 }
 
-// Call queues a call. body is the message with the reduced items taken out,
-// nil if it is in the Call chunk; it must stay as it is until the reply.
-// Errors: ErrDuplicate, ErrTooLong.
+// Call queues a call. body is the message without the reduced items, or nil if it is in the Call
+// chunk; it must not change until the reply arrives. Call may return ErrDuplicate or ErrTooLong.
 func (s *Session) Call(xid uint32, body []byte, c *CallChunks) error {
 	if s.pending[xid] != nil {
 		return ErrDuplicate
@@ -218,9 +216,9 @@ func (s *Session) Call(xid uint32, body []byte, c *CallChunks) error {
 	return nil
 }
 
-// Post queues a call-only procedure: there is no reply, and it must not use
-// chunks (draft section 4.7). Version 1 has none: its credits come back with
-// replies. Errors: ErrTooLong, ErrReverse, ErrCallOnly.
+// Post queues a call-only procedure, which has no reply and must not use chunks (draft section
+// 4.7). Version 1 does not support it, since replies return its credits. Post may return
+// ErrTooLong, ErrReverse or ErrCallOnly.
 func (s *Session) Post(xid uint32, body []byte) error {
 	if s.version != 2 {
 		return ErrCallOnly
@@ -242,15 +240,15 @@ func (s *Session) Post(xid uint32, body []byte) error {
 	return nil
 }
 
-// Copy is an RDMA Write that a reply needs.
+// Copy is an RDMA Write needed for a reply.
 type Copy struct {
 	To   wire.Segment // Length bytes
-	Item int          // which data item it is from, -1: the message itself
-	Off  int          // where in the item
+	Item int          // index of the data item, or -1 for the message itself
+	Off  int          // offset in the item
 }
 
-// ReplyPlan says how a reply is to be sent: do the Copies, then call
-// Session.Reply with the bytes that are left.
+// ReplyPlan describes how to send a reply: perform the Copies, then call Session.Reply with the
+// remaining bytes.
 type ReplyPlan struct {
 	Reduce []bool // which items go by Write chunks
 	Copies []Copy
@@ -262,14 +260,12 @@ type ReplyPlan struct {
 // External reports whether the message itself goes by the Reply chunk.
 func (p *ReplyPlan) External() bool { return p.hdr.Reply != nil && p.format == 2 }
 
-// PlanReply decides on the format of a reply to c of body bytes, items and
-// their padding apart. ok false: no format will do, and f is the error to be
-// given to Fail.
+// PlanReply chooses the format of a reply to c. body is its length without items and their padding.
+// If ok is false no format is possible, and f is the error to pass to Fail.
 func (s *Session) PlanReply(c *Call, body int, items []Item) (p *ReplyPlan, f wire.Failure, ok bool) {
 	p = &ReplyPlan{inv: s.invalidate(c)}
-	// A result goes into the Write chunk in its place (draft section 6.6.3, RFC
-	// 8166 section 4.3.2). An empty chunk asks for it inline (RFC 8166 section
-	// 4.3.2.3).
+	// Results are written to the Write chunks in order (draft section 6.6.3, RFC 8166 section
+	// 4.3.2). An empty chunk requests the result inline (RFC 8166 section 4.3.2.3).
 	var short *wire.Failure
 	rest := body
 	p.Reduce = make([]bool, len(items))
@@ -298,7 +294,8 @@ func (s *Session) PlanReply(c *Call, body int, items []Item) (p *ReplyPlan, f wi
 	if c.Reply != nil && reply == nil {
 		reply = wire.Chunk{}
 	}
-	// A version 2 inline reply has no Reply chunk; version 1's gives it back.
+	// An inline reply has no Reply chunk in version 2; in version 1 it returns the unused
+	// chunk.
 	h.Type = wire.ReplyInline
 	if s.version == 1 {
 		h.Type = wire.Msg1
@@ -338,7 +335,7 @@ func (s *Session) PlanReply(c *Call, body int, items []Item) (p *ReplyPlan, f wi
 	return nil, wire.Failure{Code: wire.ErrReplyResource, Needed: uint32(rest)}, false
 }
 
-// fill spreads n bytes of an item over a chunk and sets the lengths.
+// fill distributes n bytes of an item over a chunk and sets the lengths.
 func (p *ReplyPlan) fill(c wire.Chunk, n, item int) {
 	off := 0
 	for i := range c {
@@ -351,7 +348,7 @@ func (p *ReplyPlan) fill(c wire.Chunk, n, item int) {
 	}
 }
 
-// dropBody takes back the copies of the message itself.
+// dropBody removes the copies of the message itself.
 func (p *ReplyPlan) dropBody() {
 	l := p.Copies[:0]
 	for _, c := range p.Copies {
@@ -362,9 +359,8 @@ func (p *ReplyPlan) dropBody() {
 	p.Copies = l
 }
 
-// Reply queues a reply to c by its plan. body is the message with the reduced
-// items taken out, nil if it is in the Reply chunk. It must stay as it is until
-// it was sent.
+// Reply queues the reply to c according to p. body is the message without the reduced items, or nil
+// if it is in the Reply chunk. It must not change until it has been sent.
 func (s *Session) Reply(c *Call, p *ReplyPlan, body []byte) {
 	if !s.answered(c) {
 		return
@@ -385,8 +381,7 @@ func (s *Session) Reply(c *Call, p *ReplyPlan, body []byte) {
 	}
 }
 
-// Fail answers c by an error. Where version 1 has none like it, it is
-// ERR_CHUNK.
+// Fail answers c with an error. Errors that version 1 lacks become ERR_CHUNK.
 func (s *Session) Fail(c *Call, f wire.Failure) {
 	if !s.answered(c) {
 		return
@@ -397,8 +392,7 @@ func (s *Session) Fail(c *Call, f wire.Failure) {
 	s.sendError(c.XID, uint32(s.version), f)
 }
 
-// Drop ends c without an answer: a call-only procedure, or one whose answer is
-// of no use any more.
+// Drop ends c without an answer, for a call-only procedure or an answer that is no longer needed.
 func (s *Session) Drop(c *Call) { s.answered(c) }
 
 func (s *Session) answered(c *Call) bool {

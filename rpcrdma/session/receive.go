@@ -13,8 +13,7 @@ const (
 	rpcReply = 1
 )
 
-// HandleMessage takes the bytes of one Send of the peer's. They may be used again
-// when it returns.
+// HandleMessage processes the bytes of a received Send. It does not retain b.
 func (s *Session) HandleMessage(b []byte) {
 	if s.closed {
 		return
@@ -45,9 +44,9 @@ func (s *Session) HandleMessage(b []byte) {
 	s.receive2(h, err, b, n)
 }
 
-// badVersion answers a version that does not exist here.
+// badVersion answers a header with an unsupported version.
 func (s *Session) badVersion(h *wire.Header) {
-	if h.Type == wire.Error { // in any version: never answered
+	if h.Type == wire.Error { // never answered, in any version
 		s.stats.Discarded++
 		return
 	}
@@ -58,8 +57,8 @@ func (s *Session) badVersion(h *wire.Header) {
 	s.sendError(h.XID, h.Vers, wire.Failure{Code: wire.ErrVers, Low: uint32(s.cfg.MinVersion), High: uint32(s.cfg.Version)})
 }
 
-// mismatch answers a version that is not that of the connection (draft section
-// 7.1.2; RFC 8166 section 4.5.1 knows only ERR_VERS).
+// mismatch answers a header whose version is not that of the connection (draft section 7.1.2; RFC
+// 8166 section 4.5.1 has only ERR_VERS).
 func (s *Session) mismatch(h *wire.Header) {
 	switch {
 	case h.Type == wire.Error || !s.cfg.Server:
@@ -71,8 +70,8 @@ func (s *Session) mismatch(h *wire.Header) {
 	}
 }
 
-// negotiate settles the version by the first message of the peer's. False: it
-// is dealt with.
+// negotiate determines the version from the peer's first message. It returns false if the message
+// needs no further processing.
 func (s *Session) negotiate(h *wire.Header, err error) bool {
 	if s.cfg.Server {
 		if int(h.Vers) > s.cfg.Version || int(h.Vers) < s.cfg.MinVersion {
@@ -94,7 +93,7 @@ func (s *Session) negotiate(h *wire.Header, err error) bool {
 	if h.Type == wire.Error && h.Failure.Code == wire.ErrVers && err == nil {
 		f := h.Failure
 		if f.Low <= 1 && f.High >= 1 && s.cfg.MinVersion <= 1 {
-			// The error is version 1's or version 2's: both have the same bytes here.
+			// The error may be of version 1 or 2; the bytes are the same.
 			s.version, s.ctrl, s.limit = 1, nil, 0
 			s.becomeReady()
 		} else {
@@ -115,8 +114,8 @@ func (s *Session) negotiate(h *wire.Header, err error) bool {
 }
 
 func (s *Session) receive2(h *wire.Header, err error, b []byte, n int) {
-	// One message more than was granted is a Grant's, or that of a peer that reads
-	// the rule by its letter. What goes beyond could be without end.
+	// Accept one message beyond the credits: it may be a Grant, or the peer may read the rule
+	// literally. More would be unbounded.
 	if int32(s.received-s.told) > 1 {
 		s.close(ErrProtocol)
 		return
@@ -141,8 +140,8 @@ func (s *Session) receive2(h *wire.Header, err error, b []byte, n int) {
 		s.badXDR(h)
 		return
 	}
-	// A Grant and an Error may stand between the pieces of a continued message:
-	// who waits for credits there must get them.
+	// A Grant or an Error may arrive between the parts of a continued message: the sender may
+	// be waiting for credits.
 	switch h.Type {
 	case wire.Grant:
 		return
@@ -178,8 +177,7 @@ func (s *Session) receive2(h *wire.Header, err error, b []byte, n int) {
 	}
 }
 
-// badXDR answers a header that cannot be parsed. A reply is not answered: its
-// call is over.
+// badXDR answers a header that cannot be parsed. Replies are not answered; their call fails.
 func (s *Session) badXDR(h *wire.Header) {
 	switch h.Type {
 	case wire.Error, wire.Grant:
@@ -195,9 +193,8 @@ func (s *Session) badXDR(h *wire.Header) {
 	}
 }
 
-// interrupted ends the continued message that is being received if h does not
-// go on with it, and reports whether it does not (draft sections 6.3.6 and
-// 6.3.9).
+// interrupted reports whether h does not continue the continued message that is being received, and
+// in this case abandons the message (draft sections 6.3.6 and 6.3.9).
 func (s *Session) interrupted(h *wire.Header) bool {
 	a := &s.asm
 	if !a.active {
@@ -207,7 +204,7 @@ func (s *Session) interrupted(h *wire.Header) bool {
 		a.reply && (h.Type == wire.ReplyMiddle || h.Type == wire.ReplyInline)) {
 		return false
 	}
-	if a.xid != h.XID { // the one that was broken off is answered too: its caller waits
+	if a.xid != h.XID { // answer the interrupted one too, since its caller waits
 		s.broken(a.xid)
 	} else {
 		a.active, a.buf = false, nil
@@ -218,7 +215,7 @@ func (s *Session) interrupted(h *wire.Header) bool {
 	return true
 }
 
-// broken gives the assembly up and tells the peer.
+// broken abandons the assembly and reports that to the peer.
 func (s *Session) broken(xid uint32) {
 	a := &s.asm
 	a.active, a.buf = false, nil
@@ -233,15 +230,15 @@ func (s *Session) broken(xid uint32) {
 	}
 }
 
-// drop forgets a continued message.
+// drop discards a continued message.
 func (a *assembly) drop(xid uint32) {
 	if a.active && a.xid == xid {
 		a.active, a.buf = false, nil
 	}
 }
 
-// skips reports whether h is part of a continued message that failed, whose
-// rest is discarded (draft section 7.1.4).
+// skips reports whether h is a later part of a continued message that failed; it is discarded
+// (draft section 7.1.4).
 func (a *assembly) skips(h *wire.Header) bool {
 	if !a.poison || h.XID != a.poisonXID || h.Type != a.poisonType && h.Type != a.poisonType-1 {
 		return false
@@ -252,7 +249,7 @@ func (a *assembly) skips(h *wire.Header) bool {
 	return true
 }
 
-// middle takes a piece that is not the last.
+// middle processes a part that is not the last.
 func (s *Session) middle(h *wire.Header, body []byte, reply bool) {
 	a := &s.asm
 	if !a.active {
@@ -264,8 +261,8 @@ func (s *Session) middle(h *wire.Header, body []byte, reply bool) {
 			}
 			return
 		}
-		// rdma_remaining counts what follows this piece, or this piece too: the draft
-		// can be read both ways, and what follows tells.
+		// The draft does not say whether rdma_remaining includes the current part. The
+		// following parts show which reading the peer uses.
 		*a = assembly{active: true, reply: reply, xid: h.XID, poison: a.poison, poisonXID: a.poisonXID, poisonType: a.poisonType}
 		a.total = [2]int{len(body) + int(h.Remaining), int(h.Remaining)}
 		a.ok = [2]bool{h.Remaining > 0, int64(h.Remaining) > int64(len(body))}
@@ -283,7 +280,7 @@ func (s *Session) middle(h *wire.Header, body []byte, reply bool) {
 	a.buf = append(a.buf, body...)
 }
 
-// least is the shortest that the whole message can be, in bytes.
+// least returns the minimum length of the whole message, in bytes.
 func (a *assembly) least() int {
 	if a.ok[1] {
 		return a.total[1]
@@ -291,7 +288,7 @@ func (a *assembly) least() int {
 	return a.total[0]
 }
 
-// whole adds the last piece. ok false: the message was broken, or is not one.
+// whole adds the last part. ok is false if the message is incomplete or malformed.
 func (s *Session) whole(h *wire.Header, body []byte) (msg []byte, ok bool) {
 	a := &s.asm
 	if !a.active {
@@ -308,7 +305,7 @@ func (s *Session) whole(h *wire.Header, body []byte) (msg []byte, ok bool) {
 	return msg, true
 }
 
-// properties takes CONNPROP messages.
+// properties processes CONNPROP messages.
 func (s *Session) properties(h *wire.Header) {
 	if s.propsIn == phaseFinal {
 		s.sendError(h.XID, 2, wire.Failure{Code: wire.ErrInvalCont})
@@ -352,7 +349,7 @@ func (s *Session) properties(h *wire.Header) {
 	}
 }
 
-// failure takes an Error of the peer's.
+// failure processes an Error of the peer.
 func (s *Session) failure(h *wire.Header) {
 	f := h.Failure
 	switch f.Code {
@@ -363,14 +360,14 @@ func (s *Session) failure(h *wire.Header) {
 	case wire.ErrSegments:
 		s.maxSegs = int(min(f.Max, 1<<20))
 	case wire.ErrInvalHType:
-		// What it does not take is not sent again (draft section 7.1.3). A call that
-		// was inline alone tells nothing: all must take that.
+		// A format that the peer rejects is not used again (draft section 7.1.3), except
+		// plain inline, which every peer must accept.
 		if p := s.pending[h.XID]; p != nil {
 			s.refused |= p.types &^ (1 << wire.CallInline)
 		}
 	case wire.ErrVers:
-		// Nothing of this version may be sent any more (draft section 7.1.1), and the
-		// version of a connection does not change.
+		// Messages of this version are no longer allowed (draft section 7.1.1), and a
+		// connection cannot change its version.
 		if f.Low > 2 || f.High < 2 {
 			defer s.close(ErrVersion)
 		}
@@ -379,14 +376,14 @@ func (s *Session) failure(h *wire.Header) {
 		s.stats.Discarded++
 		return
 	}
-	// What is queued of a continued call is of no use any more.
+	// The rest of a continued call in the queue is useless now.
 	if len(s.queue) > 0 && s.queue[0].call && s.queue[0].hdr.XID == h.XID && s.queue[0].off > 0 {
 		s.queue = s.queue[1:]
 	}
 	s.fail(h.XID, &FailureError{f})
 }
 
-// reply2 takes the last or only message of a reply.
+// reply2 processes the last or only message of a version 2 reply.
 func (s *Session) reply2(h *wire.Header, body []byte) {
 	if s.asm.skips(h) {
 		s.stats.Discarded++
@@ -402,7 +399,7 @@ func (s *Session) reply2(h *wire.Header, body []byte) {
 	s.finish(h, msg, h.Type == wire.ReplyExternal)
 }
 
-// finish hands a reply up after holding its chunks against the call's.
+// finish validates the chunks of a reply against those of its call and delivers it.
 func (s *Session) finish(h *wire.Header, msg []byte, ext bool) {
 	p := s.pending[h.XID]
 	if p == nil {
@@ -432,8 +429,8 @@ func (s *Session) finish(h *wire.Header, msg []byte, ext bool) {
 	s.event(Event{Kind: EventReply, XID: h.XID, Reply: r})
 }
 
-// returned reports whether got is the chunk want as a responder gives it back:
-// the same segments, filled from the first on.
+// returned reports whether got is the chunk want as returned by a responder: the same segments,
+// filled in order.
 func returned(got, want wire.Chunk) bool {
 	if len(got) != len(want) {
 		return false

@@ -2,8 +2,8 @@ package session
 
 import "github.com/iwarpd/iwarpd/rpcrdma/wire"
 
-// firstLimit is the longest that the first message of a client may be: the
-// server may speak version 1 alone (draft section 4.3).
+// firstLimit is the maximum length of a client's first message, since the server may support only
+// version 1 (draft section 4.3).
 const firstLimit = 1024
 
 // Out is a message to be sent by one Send.
@@ -16,20 +16,19 @@ type Out struct {
 	Last    bool // the last message of a call or reply
 }
 
-// edge returns the credit value to advertise: how many messages the peer may have sent
-// in all, modulo 2^32. It never falls, since each message adds at most one call.
+// edge returns the credit value to advertise: the total number of messages that the peer may have
+// sent, modulo 2^32. It never decreases, since each message adds at most one call.
 func (s *Session) edge() uint32 { return s.received + uint32(s.cfg.Window-s.busy) }
 
-// may reports whether a message may be sent by the credits. Sent messages are
-// those before limit; a Grant may be one more, which the peer's spare Receive
-// takes (draft sections 4.2.1 and 4.2.1.1).
+// may reports whether the credits allow a message. Data messages must stay within limit. A Grant
+// may exceed it by one, for which the peer has a spare Receive (draft sections 4.2.1 and 4.2.1.1).
 func (s *Session) may(grant bool) bool {
 	d := int32(s.sent - s.limit)
 	return d < 0 || grant && d == 0
 }
 
-// wantGrant reports whether the peer should hear of its credits though there
-// is nothing else to say: half of them are used, or all.
+// wantGrant reports whether to send a Grant: half of the credits, or all, are used and no other
+// message is due.
 func (s *Session) wantGrant() bool {
 	if s.version != 2 {
 		return false
@@ -38,7 +37,7 @@ func (s *Session) wantGrant() bool {
 	return more > 0 && (left <= 0 || s.payload && int(left) <= s.cfg.Window/2)
 }
 
-// PollTransmit gives the next message to be sent, in out. False: none now.
+// PollTransmit stores the next message to be sent in out. It returns false if there is none.
 func (s *Session) PollTransmit(out *Out) bool {
 	if s.closed {
 		return false
@@ -46,7 +45,7 @@ func (s *Session) PollTransmit(out *Out) bool {
 	if s.version == 1 {
 		return s.poll1(out)
 	}
-	// What interrupts a continued message is an error, a Grant apart.
+	// Only a Grant may interrupt a continued message without breaking it.
 	cont := len(s.queue) > 0 && s.queue[0].off > 0
 	if s.may(false) {
 		if len(s.ctrl) > 0 && !cont {
@@ -69,7 +68,7 @@ func (s *Session) PollTransmit(out *Out) bool {
 	return false
 }
 
-// next sends the head of the queue, or its next piece.
+// next emits the message at the head of the queue, or its next part.
 func (s *Session) next(out *Out) {
 	m := &s.queue[0]
 	h := &m.hdr
@@ -80,7 +79,7 @@ func (s *Session) next(out *Out) {
 			mid.Type = wire.CallMiddle
 		}
 		n := min((limit-wire.PrefixSize-4)&^3, len(m.body)-m.off)
-		// The last piece must have something left.
+		// The last part must not be empty.
 		if n == len(m.body)-m.off {
 			n = (n - 1) &^ 3
 		}
@@ -100,7 +99,7 @@ func (s *Session) next(out *Out) {
 	out.Payload, out.Last, out.Reply = true, true, !m.call
 }
 
-// left notes that m leaves the queue.
+// left updates the counters when m leaves the queue.
 func (s *Session) left(m *message) {
 	if !m.call {
 		s.replies.n--
@@ -163,8 +162,8 @@ func (s *Session) poll1(out *Out) bool {
 	return true
 }
 
-// sendError answers a message with that XID and version (draft section 7). A
-// peer that takes none of its errors, and goes on, is cut off.
+// sendError answers a message with that XID and version by an error (draft section 7). A peer that
+// ignores errors and continues is disconnected.
 func (s *Session) sendError(xid, vers uint32, f wire.Failure) {
 	if s.closed {
 		return
@@ -178,7 +177,7 @@ func (s *Session) sendError(xid, vers uint32, f wire.Failure) {
 	s.ctrl = append(s.ctrl, m)
 }
 
-// sendProps queues our properties, in as many messages as they need.
+// sendProps queues our properties, in as many messages as needed.
 func (s *Session) sendProps() {
 	if s.propsSent != phaseNone {
 		return
@@ -200,8 +199,8 @@ func (s *Session) sendProps() {
 	s.queueProps(props, material, done)
 }
 
-// queueProps queues CONNPROP messages with props and material; final: the last
-// of them is the last at all.
+// queueProps queues CONNPROP messages with props and material. final marks the last of them as the
+// end of the exchange.
 func (s *Session) queueProps(props []wire.Prop, material []byte, final bool) {
 	limit := 4096
 	if s.version == 0 {

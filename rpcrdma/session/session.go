@@ -1,11 +1,10 @@
-// Package session is the state of one RPC-over-RDMA connection, requester and
-// responder in one: version negotiation, credits, transport properties, the
-// formats of calls and replies, and errors. It is sans-I/O: bytes of received
-// Sends go in by HandleMessage, bytes to be sent come out of PollTransmit, and what
-// happened out of PollEvent. Memory and RDMA operations are the caller's: a plan says what
-// to register, read and write.
+// Package session implements the state of one RPC-over-RDMA connection, for both requester and
+// responder: version negotiation, credits, transport properties, the formats of calls and replies,
+// and errors. It does no I/O. Received Sends go in by HandleMessage, messages to be sent come out
+// of PollTransmit, and events out of PollEvent. The caller manages memory and RDMA operations: a
+// plan says what to register, read and write.
 //
-// After each input drain PollTransmit and PollEvent. Nothing here is safe for two.
+// After each input, drain PollTransmit and PollEvent. A Session is not safe for concurrent use.
 package session
 
 import (
@@ -15,33 +14,33 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// Limits bound what a peer can make this end hold or move.
+// Limits bound the resources that a peer can use.
 type Limits struct {
-	Message     int    // bytes of an RPC message, chunks of data items apart
+	Message     int    // length of an RPC message without data item chunks
 	ReadChunks  int    // data item chunks of a call; 0: none
 	WriteChunks int    // Write chunks of a call; 0: none
 	Segments    int    // segments of a chunk
 	Chunk       uint64 // bytes of a Read chunk
 }
 
-// Config is what a Session is made of. Start from DefaultConfig.
+// Config configures a Session. Start from DefaultConfig.
 type Config struct {
 	Server     bool
-	Version    int // highest version to speak; a client starts with it
+	Version    int // highest version to use; a client starts with it
 	MinVersion int
 	Props      wire.Properties // ours
 	Extra      []wire.Prop     // more properties to send
-	// Window is how many messages the peer may send ahead, at least 2. Window+1
-	// Receives of max(Props.RecvSize, Recv1) bytes must be posted at all times.
+	// Window is the number of messages that the peer may send ahead, at least 2. Window+1
+	// Receives of max(Props.RecvSize, Recv1) bytes must always be posted.
 	Window int
-	// Send1 and Recv1 are the inline thresholds of version 1, which the private
-	// data of the connection told (RFC 8797).
+	// Send1 and Recv1 are the inline thresholds of version 1, taken from the private data of
+	// the connection (RFC 8797).
 	Send1, Recv1 int
 	Invalidate   Invalidation
 	Limits       Limits
-	// Continue is how many messages a call may be cut into; longer ones go by a
-	// Call chunk. Replies of any length are continued while those that wait to be
-	// sent take no more than 16 MiB. Below 2 this end continues neither.
+	// Continue is the maximum number of parts of a continued call; longer ones use a Call
+	// chunk. Replies of any length are continued while at most 16 MiB of replies are queued.
+	// Below 2, neither is continued.
 	Continue int
 	Auth     Handshake // nil: no host authentication
 }
@@ -52,12 +51,12 @@ type Invalidation uint8
 // Invalidations, by the R flags in the private data of the connection (RFC 8797
 // section 4.1).
 const (
-	InvalidateNamed Invalidation = iota // no private data: replies of version 2, whose calls name the STag
-	InvalidateNone                      // a peer has cleared its flag: none
-	InvalidateAny                       // both have set it: replies of version 1 too
+	InvalidateNamed Invalidation = iota // no private data: only version 2 replies, whose calls name the STag
+	InvalidateNone                      // one side cleared its flag
+	InvalidateAny                       // both sides set it: version 1 replies too
 )
 
-// DefaultConfig returns a Config that is good for NFS.
+// DefaultConfig returns a Config suitable for NFS.
 func DefaultConfig(server bool) Config {
 	return Config{
 		Server: server, Version: 2, MinVersion: 1, Props: wire.DefaultProperties(), Window: 64, Send1: 1024, Recv1: 1024,
@@ -66,17 +65,17 @@ func DefaultConfig(server bool) Config {
 	}
 }
 
-// Handshake is one end of a host authentication (draft section 5.2.6). The
-// client's Step is called first, with nil. Material longer than a message is
-// cut into pieces, and Step is called with each: a handshake frames its own.
+// Handshake is one end of a host authentication (draft section 5.2.6). The client's Step is called
+// first, with nil. Material longer than a message is split, and Step is called with each piece, so
+// a handshake must do its own framing.
 type Handshake interface {
-	// Step takes the peer's material and returns ours, which may be none. done:
-	// this end needs no more, and has authenticated the peer. An error ends the
+	// Step processes the peer's material and returns ours, which may be empty. done means that
+	// this end has authenticated the peer and needs no more material. An error ends the
 	// connection.
 	Step(in []byte) (out []byte, done bool, err error)
 }
 
-// Errors that an RPC or a session ends with.
+// Errors of RPCs and sessions.
 var (
 	ErrProtocol  = errors.New("rpcrdma: the peer violates the protocol")
 	ErrVersion   = errors.New("rpcrdma: no version in common")
@@ -104,7 +103,7 @@ func (e *FailureError) Error() string {
 	return fmt.Sprintf("rpcrdma: peer reports %v", e.Code)
 }
 
-// EventKind says what an Event tells.
+// EventKind is the type of an Event.
 type EventKind uint8
 
 // Events.
@@ -116,7 +115,7 @@ const (
 	EventClose                        // Err: the connection must be closed
 )
 
-// Event is something that happened.
+// Event is a change that the caller must act on.
 type Event struct {
 	Kind  EventKind
 	XID   uint32
@@ -125,7 +124,7 @@ type Event struct {
 	Err   error
 }
 
-// Call is a call that arrived. Its memory is its own.
+// Call is an incoming call. It owns its memory.
 type Call struct {
 	XID   uint32
 	Inv   uint32             // the STag that the reply may invalidate; 0: none
@@ -139,14 +138,14 @@ type Call struct {
 	answered bool
 }
 
-// Reply is a reply that arrived.
+// Reply is an incoming reply.
 type Reply struct {
 	Body   []byte       // the message, data items removed; nil: it is in the Reply chunk
 	Writes []wire.Chunk // with the lengths that were written; nil: none of them was used
 	Ext    uint64       // bytes in the Reply chunk
 }
 
-// pending is a call of ours without a reply.
+// pending is an unanswered call of ours.
 type pending struct {
 	writes []wire.Chunk
 	reply  wire.Chunk
@@ -154,7 +153,7 @@ type pending struct {
 	types  uint32 // bits of the header types that it takes
 }
 
-// Stats counts.
+// Stats are counters of a session.
 type Stats struct {
 	Sent, Received, Discarded  uint64 // messages
 	Grants, Errors             uint64 // sent
@@ -173,9 +172,9 @@ type Session struct {
 	// Version 2's credits (draft section 4.2.1), counted modulo 2^32.
 	sent, received     uint32
 	limit              uint32 // "Received credits"
-	told               uint32 // the edge that we told last
+	told               uint32 // edge that we advertised last
 	busy               int    // calls that hold a credit
-	payload            bool   // a message other than a Grant came since we told
+	payload            bool   // a message other than a Grant arrived since
 	grant1             int    // version 1: credits granted to us
 	flight1            int    // version 1: our calls without reply
 	propsSent, propsIn phase
@@ -185,27 +184,27 @@ type Session struct {
 
 	asm      assembly
 	pending  map[uint32]*pending
-	named    map[uint32]int          // how many segments of unanswered calls have a handle
-	queue    []message               // in order; the head may be sent in part
+	named    map[uint32]int          // number of segments of unanswered calls per handle
+	queue    []message               // in order; the head may be partly sent
 	replies  struct{ n, octets int } // in the queue
 	ctrl     []message
 	events   []Event
 	hdr      wire.Header
-	maxRead  int // what the peer told us of its limits by errors; -1: nothing
+	maxRead  int // limit that the peer reported by an error, or -1
 	maxWrite int
 	maxSegs  int
-	refused  uint32 // bits of types that the peer does not take
+	refused  uint32 // header types that the peer rejects, as bits
 	stats    Stats
 }
 
-// maxReplies and maxReplyBytes bound the replies that wait to be sent. A peer
-// that has so many calls under way, and takes no reply, is not served on.
+// maxReplies and maxReplyBytes bound the queued replies. No further calls are served for a peer
+// that has more outstanding and does not read its replies.
 const (
 	maxReplies    = 1024
 	maxReplyBytes = 16 << 20
 )
 
-// phase is how far an exchange of properties is.
+// phase is the state of an exchange of properties.
 type phase uint8
 
 const (
@@ -214,7 +213,7 @@ const (
 	phaseFinal
 )
 
-// message is one to be sent, perhaps in several pieces.
+// message is a queued message, which may be sent in several parts.
 type message struct {
 	hdr    wire.Header // of the last piece
 	body   []byte
@@ -232,15 +231,15 @@ type assembly struct {
 	reply      bool
 	xid        uint32
 	buf        []byte
-	total      [2]int  // bytes of the whole by either reading of rdma_remaining
-	ok         [2]bool // which readings hold
+	total      [2]int  // length of the whole, by each reading of rdma_remaining
+	ok         [2]bool // which readings are still possible
 	poison     bool    // the rest of poisonXID is discarded
 	poisonXID  uint32
 	poisonType wire.Type
 }
 
-// New makes a Session for a connection that was just established. A client's
-// PollTransmit has the first message.
+// New returns a Session for a connection that was just established. For a client, PollTransmit then
+// returns the first message.
 func New(cfg Config) *Session {
 	cfg.Window = max(cfg.Window, 2)
 	cfg.Send1, cfg.Recv1 = max(cfg.Send1, 1024), max(cfg.Recv1, 1024)
@@ -260,7 +259,7 @@ func New(cfg Config) *Session {
 	return s
 }
 
-// Version returns the version in use, 0: not settled.
+// Version returns the version in use, or 0 if it is not yet negotiated.
 func (s *Session) Version() int { return s.version }
 
 // Peer returns the peer's properties.
@@ -269,7 +268,7 @@ func (s *Session) Peer() wire.Properties { return s.peer }
 // Stats returns the counters.
 func (s *Session) Stats() Stats { return s.stats }
 
-// Outstanding returns how many calls of ours have no reply.
+// Outstanding returns the number of our unanswered calls.
 func (s *Session) Outstanding() int { return len(s.pending) }
 
 // Ready reports whether calls may be planned.
@@ -303,14 +302,14 @@ func (s *Session) becomeReady() {
 	}
 }
 
-// Forget drops a call of ours whose reply is not awaited any more.
+// Forget drops a call whose reply is no longer needed.
 func (s *Session) Forget(xid uint32) {
 	if p := s.pending[xid]; p != nil {
 		s.settle(xid)
 	}
 }
 
-// settle takes a call out of the outstanding ones.
+// settle removes a call from the outstanding ones.
 func (s *Session) settle(xid uint32) *pending {
 	p := s.pending[xid]
 	if p == nil {
@@ -336,7 +335,7 @@ func (s *Session) fail(xid uint32, err error) {
 	}
 }
 
-// sendLimit is the longest message that may be sent now, in bytes.
+// sendLimit returns the length of the longest message that may be sent now, in bytes.
 func (s *Session) sendLimit() int {
 	if s.version == 1 {
 		return s.cfg.Send1
@@ -344,7 +343,7 @@ func (s *Session) sendLimit() int {
 	return int(min(s.cfg.Props.SendSize, s.peer.RecvSize, 1<<30))
 }
 
-// recvLimit is the longest message that the peer may send.
+// recvLimit returns the length of the longest message that the peer may send.
 func (s *Session) recvLimit() int {
 	if s.version == 1 {
 		return s.cfg.Recv1
@@ -352,8 +351,8 @@ func (s *Session) recvLimit() int {
 	return int(min(s.cfg.Props.RecvSize, s.peer.SendSize, 1<<30))
 }
 
-// SetVersion1 sets what Config has of the same names, before the first message
-// goes out.
+// SetVersion1 sets the Config fields of the same names. It must be called before the first message
+// is sent.
 func (s *Session) SetVersion1(send, recv int, inv Invalidation) {
 	s.cfg.Send1, s.cfg.Recv1, s.cfg.Invalidate = max(send, 1024), max(recv, 1024), inv
 }

@@ -4,8 +4,8 @@ import "encoding/binary"
 
 var be = binary.BigEndian
 
-// Append appends the header as Vers and Type have it. What does not belong to
-// the type is left out.
+// Append appends the header in the format given by Vers and Type. Fields that do not apply to the
+// type are ignored.
 func (h *Header) Append(b []byte) []byte {
 	b = be.AppendUint32(b, h.XID)
 	b = be.AppendUint32(b, h.Vers)

@@ -5,16 +5,15 @@ const PrivateSize = 8
 
 const privateMagic = 0xf6ab0e18
 
-// Private is what an endpoint tells in the private data of a connection
-// request or reply (RFC 8797). It is version 1's way to say what version 2
-// says by properties, and does no harm there.
+// Private is the private data of a connection request or reply (RFC 8797). Version 1 announces by
+// it what version 2 announces by properties.
 type Private struct {
-	Invalidate bool // the peer may invalidate by its Sends
+	Invalidate bool // the sender accepts Send with Invalidate
 	SendSize   int  // bytes, 1024 to 262144
 	RecvSize   int
 }
 
-// Append appends p. Sizes are rounded down to what can be said.
+// Append appends p. Sizes are rounded down to a multiple of 1024.
 func (p Private) Append(b []byte) []byte {
 	b = be.AppendUint32(b, privateMagic)
 	var flags byte
@@ -25,8 +24,8 @@ func (p Private) Append(b []byte) []byte {
 	return append(b, 1, flags, size(p.SendSize), size(p.RecvSize))
 }
 
-// FindPrivate looks for a Private in private data, at any offset (RFC 8797
-// section 5.2). ok false: there is none of a version that is known.
+// FindPrivate searches b for a Private at any offset (RFC 8797 section 5.2). ok is false if there
+// is none of a known version.
 func FindPrivate(b []byte) (p Private, ok bool) {
 	for ; len(b) >= PrivateSize; b = b[1:] {
 		if be.Uint32(b) != privateMagic || b[4] != 1 {

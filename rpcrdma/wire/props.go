@@ -10,8 +10,7 @@ const (
 	PropHostAuth    = 6 // opaque<>
 )
 
-// Reverse is how well an endpoint deals with calls in the reverse direction
-// (draft section 5.2.5).
+// Reverse is the level of support for calls in the reverse direction (draft section 5.2.5).
 type Reverse uint32
 
 // Levels of support.
@@ -22,8 +21,8 @@ const (
 	ReverseGeneral   Reverse = 3 // as in the forward direction
 )
 
-// MinRecvSize is the smallest Receive Buffer Size that is believed: with less,
-// no header with a chunk or an error has room.
+// MinRecvSize is the smallest valid Receive Buffer Size: a smaller one has no room for a header
+// with a chunk or an error.
 const MinRecvSize = 256
 
 // Properties are the values of an endpoint.
@@ -35,12 +34,12 @@ type Properties struct {
 	Reverse     Reverse
 }
 
-// DefaultProperties are in force for a peer that has told nothing.
+// DefaultProperties returns the properties of a peer that has sent none.
 func DefaultProperties() Properties {
 	return Properties{SendSize: 4096, RecvSize: 4096, SegmentSize: 1 << 20, Segments: 16}
 }
 
-// Props returns p as it is sent.
+// Props returns p in wire format.
 func (p *Properties) Props() []Prop {
 	u := func(id, v uint32) Prop { return Prop{id, be.AppendUint32(nil, v)} }
 	return []Prop{
@@ -52,9 +51,8 @@ func (p *Properties) Props() []Prop {
 // HostAuth returns a host authentication property with material data.
 func HostAuth(data []byte) Prop { return Prop{PropHostAuth, appendOpaque(nil, data)} }
 
-// Apply puts the values of props into p and returns the authentication
-// material among them, nil: none. Properties that it does not know are left
-// out of account. With an error, ErrPropVal, p is as it was.
+// Apply sets the fields of p from props and returns the authentication material among them, or nil.
+// Unknown properties are ignored. If it returns ErrPropVal, p is unchanged.
 func (p *Properties) Apply(props []Prop) (auth [][]byte, err error) {
 	next, def := *p, DefaultProperties()
 	for _, v := range props {

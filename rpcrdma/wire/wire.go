@@ -1,10 +1,10 @@
-// Package wire has the transport headers of RPC-over-RDMA: version 2
-// (draft-ietf-nfsv4-rpcrdma-version-two-07) and version 1 (RFC 8166), and the
-// private data of connections (RFC 8797).
+// Package wire implements the transport headers of RPC-over-RDMA version 2
+// (draft-ietf-nfsv4-rpcrdma-version-two-07) and version 1 (RFC 8166), and the private data of
+// connections (RFC 8797).
 //
-// Decode is total: any bytes give a header or one of the errors below. What it
-// allocates is bounded by the bytes that are there, and a Header that is used
-// again brings its memory along. Nothing here knows the state of a connection.
+// Decode accepts any bytes and returns a header or one of the errors below. It allocates in
+// proportion to the input, and reuses the memory of the Header. The package holds no connection
+// state.
 package wire
 
 import (
@@ -105,8 +105,8 @@ type ReadSegment struct {
 	Segment
 }
 
-// Chunk is a Write or Reply chunk. A nil Chunk is none where it is optional, a
-// Chunk without segments is an empty one.
+// Chunk is a Write or Reply chunk. Where a chunk is optional, nil means that it is absent. A chunk
+// without segments is empty.
 type Chunk []Segment
 
 // Len returns the bytes of all segments.
@@ -138,8 +138,8 @@ type Prop struct {
 	Data []byte // no bytes: the property's default
 }
 
-// Header is a transport header of either version. Which fields count depends
-// on Vers and Type; all others are zero after Decode.
+// Header is a transport header of either version. Vers and Type determine which fields are used;
+// Decode zeroes all others.
 type Header struct {
 	XID, Vers, Credit uint32
 	Type              Type
@@ -157,27 +157,26 @@ type Header struct {
 	counts []int
 }
 
-// Errors of Decode. With all but ErrShort the prefix has been decoded.
+// Errors of Decode. The prefix is valid with all of them except ErrShort.
 var (
-	// ErrShort is a message that is to be discarded: even its XID is in doubt
-	// (draft section 7, RFC 8166 section 4.5).
+	// ErrShort means that the message must be discarded: not even its XID is valid (draft
+	// section 7, RFC 8166 section 4.5).
 	ErrShort = errors.New("rpcrdma: message is too short")
-	// ErrVersion is a version that is neither 1 nor 2.
+	// ErrVersion means that the version is neither 1 nor 2.
 	ErrVersion = errors.New("rpcrdma: version is not supported")
-	// ErrType is a header type that is not defined for the version.
+	// ErrType means that the version does not define the header type.
 	ErrType = errors.New("rpcrdma: header type is not defined")
-	// ErrXDR is a header that ends early or that is not XDR.
+	// ErrXDR means that the header is truncated or is not valid XDR.
 	ErrXDR = errors.New("rpcrdma: header cannot be parsed")
-	// ErrPropVal is a property whose value does not lie within the message.
+	// ErrPropVal means that the value of a property extends past the message.
 	ErrPropVal = errors.New("rpcrdma: property cannot be parsed")
-	// ErrUnknownCode is an Error header with a code that is not defined. It is to
-	// be discarded (draft section 7).
+	// ErrUnknownCode means that an Error header has an undefined code. It must be discarded
+	// (draft section 7).
 	ErrUnknownCode = errors.New("rpcrdma: error code is not defined")
 )
 
-// Decode parses the header at the start of b into h, whose memory it uses
-// again, and returns its length: what is behind it is RPC message. h.Props
-// refers to b.
+// Decode parses the header at the start of b into h, reusing its memory, and returns the length of
+// the header. The RPC message follows it. h.Props refers to b.
 func (h *Header) Decode(b []byte) (n int, err error) {
 	*h = Header{Props: h.Props[:0], Call: h.Call[:0], Reads: h.Reads[:0], Writes: h.Writes[:0], segs: h.segs[:0], counts: h.counts[:0]}
 	if len(b) < PrefixSize {
@@ -192,8 +191,8 @@ func (h *Header) Decode(b []byte) (n int, err error) {
 	case Version2:
 		err = h.decode2(&d)
 	default:
-		// Of other versions only an error is understood: its first words are the same
-		// in all.
+		// Of other versions only errors are understood: all versions have their first words
+		// in common.
 		return PrefixSize, ErrVersion
 	}
 	if err != nil {
@@ -294,7 +293,7 @@ func (h *Header) decodeProps(d *decoder) error {
 	return nil
 }
 
-// lists parses a Write list and, with reply, what may be one Reply chunk.
+// lists parses a Write list and, if reply is set, an optional Reply chunk.
 func (h *Header) lists(d *decoder, reply bool) {
 	for d.more() {
 		h.chunk(d)
@@ -330,7 +329,7 @@ func (h *Header) chunk(d *decoder) {
 	h.counts = append(h.counts, int(n))
 }
 
-// decoder reads XDR. Once bad it stays so, and reads zeros.
+// decoder reads XDR. After an error it returns only zeros.
 type decoder struct {
 	b   []byte
 	off int
@@ -347,7 +346,7 @@ func (d *decoder) u32() uint32 {
 	return v
 }
 
-// word demands that a first word of RPC message is there, and leaves it.
+// word checks that at least one word of the RPC message follows, without consuming it.
 func (d *decoder) word() {
 	if len(d.b)-d.off < 4 {
 		d.bad = true
