@@ -255,7 +255,7 @@ func (c *Conn) end() {
 		case <-c.qp.Done():
 		case <-ctx.Done():
 		}
-		c.blame(c.qp.Err(), time.Now())
+		c.recordFailed(c.qp.Err(), time.Now())
 	}
 	c.release()
 	c.e.mu.Lock()
@@ -411,7 +411,7 @@ func (c *Conn) events() {
 		case session.EventCall:
 			switch {
 			case c.err != nil:
-			case c.e.guilty.take(c.peer, e.XID, time.Now()):
+			case c.e.failed.take(c.peer, e.XID, time.Now()):
 				c.s.Fail(e.Call, wire.Failure{Code: wire.ErrSystem})
 			default:
 				c.exposed.add(e.Call)

@@ -61,7 +61,7 @@ type Endpoint struct {
 	pd     *iwarp.PD
 	cfg    Config
 	pool   *pool
-	guilty guilty
+	failed failedCalls
 
 	opWait time.Duration // opWait, except in tests
 

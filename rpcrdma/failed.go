@@ -11,10 +11,10 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// guilty remembers calls whose chunks ended a connection. If the client sends such a call again on
+// failedCalls remembers calls whose chunks ended a connection. If the client sends such a call again on
 // a new connection, it gets an error; otherwise both would repeat this forever (draft section 7.3,
 // RFC 8166 section 4.5.3).
-type guilty struct {
+type failedCalls struct {
 	mu sync.Mutex
 	m  map[transaction]time.Time
 }
@@ -24,38 +24,38 @@ type transaction struct {
 	xid  uint32
 }
 
-// guiltySize bounds the number of calls remembered, and guiltyAge the time.
+// maxFailed bounds the number of calls remembered, and failedAge the time.
 const (
-	guiltySize = 1024
-	guiltyAge  = 10 * time.Minute
+	maxFailed = 1024
+	failedAge = 10 * time.Minute
 )
 
-func (g *guilty) add(peer string, xid uint32, now time.Time) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.m == nil {
-		g.m = make(map[transaction]time.Time)
+func (f *failedCalls) add(peer string, xid uint32, now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.m == nil {
+		f.m = make(map[transaction]time.Time)
 	}
-	if len(g.m) >= guiltySize {
+	if len(f.m) >= maxFailed {
 		var oldest transaction
-		for k, t := range g.m {
-			if o, ok := g.m[oldest]; !ok || t.Before(o) {
+		for k, t := range f.m {
+			if o, ok := f.m[oldest]; !ok || t.Before(o) {
 				oldest = k
 			}
 		}
-		delete(g.m, oldest)
+		delete(f.m, oldest)
 	}
-	g.m[transaction{peer, xid}] = now
+	f.m[transaction{peer, xid}] = now
 }
 
 // take reports whether a call is remembered, and forgets it: the error reply ends the transaction.
-func (g *guilty) take(peer string, xid uint32, now time.Time) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+func (f *failedCalls) take(peer string, xid uint32, now time.Time) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	k := transaction{peer, xid}
-	t, ok := g.m[k]
-	delete(g.m, k)
-	return ok && now.Sub(t) < guiltyAge
+	t, ok := f.m[k]
+	delete(f.m, k)
+	return ok && now.Sub(t) < failedAge
 }
 
 // maxExposed is the number of calls with chunks that a Conn remembers. It exceeds the number that
@@ -105,14 +105,14 @@ func (x *exposed) find(stag uint32, to uint64, f func(xid uint32)) {
 	}
 }
 
-// blame records the calls that made the peer send the Terminate err.
-func (c *Conn) blame(err error, now time.Time) {
+// recordFailed records the calls that made the peer send the Terminate err.
+func (c *Conn) recordFailed(err error, now time.Time) {
 	t, ok := errors.AsType[*iwarp.TerminateError](err)
 	if !ok || !t.Remote {
 		return
 	}
 	if stag, to, ok := terminated(t.Message); ok {
-		c.exposed.find(stag, to, func(xid uint32) { c.e.guilty.add(c.peer, xid, now) })
+		c.exposed.find(stag, to, func(xid uint32) { c.e.failed.add(c.peer, xid, now) })
 	}
 }
 
