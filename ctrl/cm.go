@@ -105,8 +105,11 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 		return
 	}
 	c := s.conns[ev.Conn]
-	if c == nil {
-		return // already abandoned
+	if c == nil { // already abandoned
+		if ev.Kind == dataplane.EventClosed {
+			s.endLinger(ev.Conn)
+		}
+		return
 	}
 	c.worker = ev.Worker
 	switch ev.Kind {
@@ -630,6 +633,9 @@ func (s *Server) forget(c *conn) {
 	}
 	s.answered(c)
 	s.unhold(c)
+	if c.orderly && c.state < connUp { // otherwise the engine has nothing left of it
+		s.linger(c)
+	}
 	c.uncharge()
 	s.unshare(c)
 	if c.handle != 0 {

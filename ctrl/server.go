@@ -69,40 +69,42 @@ type Server struct {
 
 	// mu guards everything below, and the objects of all sessions. It is not held
 	// while waiting for a worker, except in Listen.
-	mu        sync.Mutex
-	cfg       Config
-	closed    bool
-	sockets   []*net.UnixListener // the main one, then those of the slots
-	sessions  map[uint32]*session
-	lastID    uint32
-	qps       map[uint32]*qp // by number
-	lastQP    uint32
-	lastPD    verbs.PDID
-	lastIndex uint32
-	usage     map[uint32]*account       // by uid
-	unreadBy  map[uint32]*atomic.Uint64 // by uid: bytes of messages that wait to be read
-	claims    claims
-	listeners map[dataplane.ListenerID]*listener
-	conns     map[dataplane.ConnID]*conn
-	assocs    map[pkt.Flow]*claim         // of associations, while these last
-	pending   map[*conn]struct{}          // those with a deadline
-	timeWait  map[uint32][]*claim         // by uid: ports in TIME-WAIT, the first to end first
-	late      map[bpf.Endpoint]clock.Time // of SCTP: steered until then, for what is under way to associations that are gone
-	lateNext  []lateEndpoint              // the same
-	captures  int
-	wakeAt    clock.Time // when the timer goroutine wakes
+	mu         sync.Mutex
+	cfg        Config
+	closed     bool
+	sockets    []*net.UnixListener // the main one, then those of the slots
+	sessions   map[uint32]*session
+	lastID     uint32
+	qps        map[uint32]*qp // by number
+	lastQP     uint32
+	lastPD     verbs.PDID
+	lastIndex  uint32
+	usage      map[uint32]*account       // by uid
+	unreadBy   map[uint32]*atomic.Uint64 // by uid: bytes of messages that wait to be read
+	claims     claims
+	listeners  map[dataplane.ListenerID]*listener
+	conns      map[dataplane.ConnID]*conn
+	assocs     map[pkt.Flow]*claim         // of associations, while these last
+	pending    map[*conn]struct{}          // those with a deadline
+	timeWait   map[uint32][]*claim         // by uid: ports in TIME-WAIT, the first to end first
+	late       map[bpf.Endpoint]clock.Time // of SCTP: steered until then, for what is under way to associations that are gone
+	lateNext   []lateEndpoint              // the same
+	lingers    map[dataplane.ConnID]*linger
+	lingerNext []*linger // the same, and some that have ended; the first to be reset first
+	captures   int
+	wakeAt     clock.Time // when the timer goroutine wakes
 
-	refused  tally         // clients
-	detached error         // why no frames come; nil: they do
-	drained  chan struct{} // closed when no connection is left; nil: not draining
+	refused  tally          // clients
+	refusing map[uint32]int // by uid: clients in refuse
+	detached error          // why no frames come; nil: they do
+	drained  chan struct{}  // closed when no connection is left; nil: not draining
 
 	rewake   chan struct{}
 	done     chan struct{}
 	wg       sync.WaitGroup // sessions and the timer goroutine
 	counters counters
-	refusing atomic.Int32 // clients in refuse
-	cutMu    sync.Mutex   // taken last
-	cuts     tally        // of clients, guarded by cutMu
+	cutMu    sync.Mutex // taken last
+	cuts     tally      // of clients, guarded by cutMu
 }
 
 // counters are of the control plane; atomics, since sessions touch them alone.
@@ -150,7 +152,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*account), timeWait: make(map[uint32][]*claim), unreadBy: make(map[uint32]*atomic.Uint64),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),
-		late: make(map[bpf.Endpoint]clock.Time), rewake: make(chan struct{}, 1), done: make(chan struct{}),
+		late: make(map[bpf.Endpoint]clock.Time), lingers: make(map[dataplane.ConnID]*linger), refusing: make(map[uint32]int), rewake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	s.claims = claims{steering: o.Steering, noGuard: o.NoGuard, addrs: o.endpoints(), zone: cfg.Interface, byAddr: make(map[netip.AddrPort]*claim)}
 	if o.Sockets { // the kernel knows its addresses
@@ -350,10 +352,10 @@ func (s *Server) serve(c *seqpacket.Conn, slot int) {
 	s.mu.Unlock()
 	go func() {
 		defer s.wg.Done()
-		sess, err := s.admit(c, slot)
+		sess, uid, err := s.admit(c, slot)
 		if err != nil {
 			s.logRefused(err)
-			s.refuse(c, err)
+			s.refuse(c, uid, err)
 			return
 		}
 		go sess.writeLoop()
@@ -375,17 +377,33 @@ func (s *Server) logRefused(err error) {
 const (
 	// refuseWait is how long a client that is refused may take to ask for something.
 	refuseWait = time.Second
-	// maxRefusing is how many may do so at a time.
+	// maxRefusing is how many clients of a user may be answered at a time, or have left the answer unread.
 	maxRefusing = 16
 )
 
-// refuse answers the first request of a client by err, and hangs up.
-func (s *Server) refuse(c *seqpacket.Conn, err error) {
-	defer away(func() { c.Close() })
-	defer s.refusing.Add(-1)
-	if s.refusing.Add(1) > maxRefusing {
+// refuse answers the first request of a client of uid by err, and hangs up.
+func (s *Server) refuse(c *seqpacket.Conn, uid uint32, err error) {
+	s.mu.Lock()
+	ok := s.refusing[uid] < maxRefusing
+	if ok {
+		s.refusing[uid]++
+	}
+	s.mu.Unlock()
+	if !ok {
+		away(func() { c.Close() })
 		return
 	}
+	s.answerRefused(c, err)
+	c.Shutdown()
+	<-s.drain(c)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refusing[uid]--; s.refusing[uid] == 0 {
+		delete(s.refusing, uid)
+	}
+}
+
+func (s *Server) answerRefused(c *seqpacket.Conn, err error) {
 	defer time.AfterFunc(refuseWait, c.Shutdown).Stop()
 	b, _, rerr := c.Read(0) // with descriptors it fails: the kernel drops them
 	var req ctrlpb.Request
@@ -398,34 +416,34 @@ func (s *Server) refuse(c *seqpacket.Conn, err error) {
 	}
 }
 
-// admit makes a session for the client at the other end of c, if it is allowed.
-func (s *Server) admit(c *seqpacket.Conn, slot int) (*session, error) {
+// admit makes a session for the client at the other end of c, if it is allowed. uid is the client's, also when it is refused.
+func (s *Server) admit(c *seqpacket.Conn, slot int) (sess *session, uid uint32, err error) {
 	cred, err := c.Cred()
 	if err != nil {
-		return nil, fmt.Errorf("ctrl: peer credentials: %w", err)
+		return nil, 0, fmt.Errorf("ctrl: peer credentials: %w", err)
 	}
 	// The kernel's word: the name service may fail, and knows nothing of groups that
 	// newgrp or a unit's SupplementaryGroups gave.
 	gids, err := c.Groups()
 	if err != nil {
-		return nil, fmt.Errorf("ctrl: peer groups: %w", err)
+		return nil, cred.Uid, fmt.Errorf("ctrl: peer groups: %w", err)
 	}
 	switch {
 	case slot != noSlot:
 		cred.Uid, cred.Gid, gids = slotUID+uint32(slot), slotUID+uint32(slot), nil
 	case cred.Uid >= slotUID:
-		return nil, errorf(permission, "ctrl: uid %d is not allowed: uids from %d on stand for slots", cred.Uid, uint32(slotUID))
+		return nil, cred.Uid, errorf(permission, "ctrl: uid %d is not allowed: uids from %d on stand for slots", cred.Uid, uint32(slotUID))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.drained != nil {
-		return nil, net.ErrClosed
+		return nil, cred.Uid, net.ErrClosed
 	}
-	sess, err := s.newSession(c, cred, gids)
+	sess, err = s.newSession(c, cred, gids)
 	if err == nil {
 		s.wg.Add(1) // its writer
 	}
-	return sess, err
+	return sess, cred.Uid, err
 }
 
 // Close ends every client, and gives back the endpoints. The engine must still

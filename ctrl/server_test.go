@@ -333,12 +333,25 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// TestUnread: a client that reads nothing is cut off, and costs bounded memory.
+// TestUnread: a client that reads nothing is cut off. It counts as a client until it has
+// read what the kernel holds for it, or has closed its socket.
 func TestUnread(t *testing.T) {
-	h := newHarness(t, Config{})
+	t.Run("reads", func(t *testing.T) {
+		testUnread(t, func(c *tclient) {
+			for c.next() != nil {
+			}
+		})
+	})
+	t.Run("closes", func(t *testing.T) { testUnread(t, func(c *tclient) { c.c.Close() }) })
+}
+
+func testUnread(t *testing.T, leave func(*tclient)) {
+	h := newHarness(t, Config{Limits: Limits{Clients: 1}})
 	c := h.hello(t)
-	l := c.ok(reqListen("", 7174)).GetListen()
-	_ = l
+	h.mu.Lock()
+	sess := h.sessions[h.lastID]
+	h.mu.Unlock()
+	c.ok(reqListen("", 7174))
 	var err error
 	for range 1 << 20 {
 		b := []byte{8, 1, 0x82, 2, 0} // QueryStatus
@@ -349,9 +362,57 @@ func TestUnread(t *testing.T) {
 	if err == nil {
 		t.Fatal("a million requests without reading a reply")
 	}
+	<-sess.quit
+	for range 10 {
+		late := h.client(t)
+		late.fails(cQuota, &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
+	}
+	leave(c)
 	h.settled(t)
 	if n := h.counters.cutOff.Load(); n != 1 {
 		t.Errorf("%d clients cut off", n)
+	}
+}
+
+// TestRefusedUnread: clients that are refused, and do not read why, are only so many.
+func TestRefusedUnread(t *testing.T) {
+	h := newHarness(t, Config{Limits: Limits{Clients: 1}})
+	h.hello(t)
+	hello := &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}}
+	var refused []*tclient
+	for range maxRefusing {
+		c := h.client(t)
+		c.send(hello)
+		refused = append(refused, c)
+	}
+	answered := func(c *tclient) bool { // also when it has been hung up on before
+		b, err := proto.Marshal(hello)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.c.Write(b, nil)
+		return c.next() != nil
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		h.mu.Lock()
+		n := h.refusing[uint32(os.Getuid())]
+		h.mu.Unlock()
+		if n == maxRefusing {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d clients are being refused", n)
+		}
+	}
+	if answered(h.client(t)) {
+		t.Errorf("more than %d answers wait to be read", maxRefusing)
+	}
+	for refused[0].next() != nil {
+	}
+	for deadline := time.Now().Add(time.Minute); !answered(h.client(t)); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no answer after one was read")
+		}
 	}
 }
 
@@ -430,6 +491,7 @@ func TestUnreadFDs(t *testing.T) {
 	if err == nil {
 		t.Fatal("65536 requests without reading a reply")
 	}
+	c.c.Close()
 	h.settled(t)
 	if n := h.counters.cutOff.Load(); n != 1 {
 		t.Errorf("%d clients cut off", n)

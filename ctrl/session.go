@@ -612,8 +612,11 @@ func (c *session) teardown() {
 	if len(rings) > 0 {
 		c.free(rings...)
 	}
-	// What waits in the socket may be descriptors.
-	c.away("its socket", func() { c.conn.Close() })
+	if !closing && c.conn.Unread() > 0 {
+		c.stuck = append(c.stuck, s.drain(c.conn))
+	} else { // what waits in the socket may be descriptors
+		c.away("its socket", func() { c.conn.Close() })
+	}
 	close(c.quit)
 	if len(c.stuck) == 0 {
 		c.gone()
@@ -626,6 +629,30 @@ func (c *session) teardown() {
 		c.gone()
 	}()
 }
+
+// drain closes conn, which is shut down, when the client has read what is in it or has closed its end, and not later than the server.
+// Until then the kernel holds up to a socket buffer of messages and their descriptors, which the daemon's memory pays for. over is closed
+// at the end.
+func (s *Server) drain(conn *seqpacket.Conn) (over <-chan struct{}) {
+	done := make(chan struct{})
+	s.wg.Add(1)
+	go func() {
+		defer s.wg.Done()
+		defer close(done)
+		defer away(func() { conn.Close() }) // what the client sent may be descriptors
+		for wait := lookAgain; conn.Unread() > 0; wait = min(2*wait, drainLook) {
+			select {
+			case <-time.After(wait):
+			case <-s.done:
+				return
+			}
+		}
+	}()
+	return done
+}
+
+// drainLook is the longest time from one look at a client's socket to the next.
+const drainLook = 250 * time.Millisecond
 
 // gone gives back the quotas of a session of which nothing is left.
 func (c *session) gone() {

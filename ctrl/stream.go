@@ -1,7 +1,11 @@
 package ctrl
 
 import (
+	"time"
+
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
 // Delayed MPA start (RFC 5044 section 7.1.3): a connection is a byte stream until the client starts MPA. The engine closes the receive
@@ -59,6 +63,54 @@ func (s *Server) streamSize() uint64 { return 2*uint64(s.cfg.ReceiveWindow) + ma
 func (c *conn) uncharge() {
 	c.sess.give(resRings, c.memory)
 	c.memory = 0
+}
+
+// A linger is a connection that was closed in order before full operation. The engine may still send for it what the client gave it last.
+type linger struct {
+	id     dataplane.ConnID
+	uid    uint32
+	memory uint64 // of resRings, charged to uid
+	limit  clock.Time
+}
+
+// lingerTime is how long a linger may last. It is longer than TCP waits for an acknowledgement (R2), so that it ends only connections whose
+// peer answers and keeps its window closed.
+const lingerTime = 2 * time.Minute
+
+// linger keeps c, which is being forgotten, charged with what the engine may still hold of it until EventClosed. The charge passes from the
+// client, which may leave, to its user. Called with mu held.
+func (s *Server) linger(c *conn) {
+	l := &linger{c.id, c.sess.cred.Uid, min(c.memory, maxUnsent), s.now().Add(lingerTime)}
+	c.sess.own[resRings] -= l.memory
+	c.memory -= l.memory
+	s.lingers[l.id] = l
+	s.lingerNext = append(s.lingerNext, l)
+	s.wake(l.limit)
+}
+
+// endLinger handles the EventClosed of a connection that may be a linger. Called with mu held.
+func (s *Server) endLinger(id dataplane.ConnID) {
+	if l := s.lingers[id]; l != nil {
+		delete(s.lingers, id)
+		s.account(l.uid)[resRings] -= l.memory
+		s.settle(l.uid)
+	}
+}
+
+// resetLingers resets the lingers that have lasted too long, and returns when the next one does, or 0. Called with mu held.
+func (s *Server) resetLingers(now clock.Time) (next clock.Time) {
+	for len(s.lingerNext) > 0 {
+		l := s.lingerNext[0]
+		if s.lingers[l.id] == l {
+			if !l.limit.Due(now) {
+				return l.limit
+			}
+			s.engine.Disconnect(l.id, true)
+		}
+		s.lingerNext[0] = nil
+		s.lingerNext = s.lingerNext[1:]
+	}
+	return 0
 }
 
 // unhold removes c from the count of accepted byte streams.

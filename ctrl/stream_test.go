@@ -3,6 +3,7 @@ package ctrl
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +38,7 @@ func TestStreamQuota(t *testing.T) {
 		}
 	}
 	var conns []uint32
+	var peers []*mpaPeer
 	ready := func() {
 		t.Helper()
 		p := arrive()
@@ -47,13 +49,14 @@ func TestStreamQuota(t *testing.T) {
 		if ev == nil {
 			t.Fatal("no StreamReady")
 		}
-		conns = append(conns, ev.Conn)
+		conns, peers = append(conns, ev.Conn), append(peers, p)
 	}
 	for range limit {
 		ready()
 	}
 	full()
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: conns[0]}}})
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: peers[0].id})
 	ready()
 	full()
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StartMpa{StartMpa: &ctrlpb.StartMPA{Conn: conns[1]}}})
@@ -83,7 +86,7 @@ func TestStreamMemory(t *testing.T) {
 	req := reqListen(addrA.String(), 7000)
 	req.GetListen().Streaming = true
 	c.ok(req)
-	h.arrive(t, "10.0.0.2:1", 7000, mpa.DefaultConfig())
+	firstPeer := h.arrive(t, "10.0.0.2:1", 7000, mpa.DefaultConfig())
 	first := c.event().GetStreamReady().GetConn()
 	used(1)
 	active := reqConnect(qps[0], peerA.String())
@@ -101,8 +104,42 @@ func TestStreamMemory(t *testing.T) {
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qps[0]}}})
 	used(1)
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: first}}})
+	if q := c.quota("rings"); q.Used != empty+maxUnsent {
+		t.Errorf("%d bytes are charged for what a closed stream may still send, want %d", q.Used-empty, maxUnsent)
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: firstPeer.id})
 	used(0)
 	c.c.Close()
+	h.settled(t)
+}
+
+// TestStreamCloseBlocked: a peer that takes nothing of what a closed byte stream sends, but
+// answers, is reset after some time; until then it is charged, also when the client has left.
+func TestStreamCloseBlocked(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	conn, p := h.accepted(t, c)
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: conn}}})
+	c.c.Close()
+	charged := func() uint64 {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.account(uint32(os.Getuid()))[resRings]
+	}
+	for deadline := time.Now().Add(time.Minute); charged() != maxUnsent; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d bytes are charged", charged())
+		}
+	}
+	h.advance(lingerTime - time.Nanosecond)
+	if _, abort := p.ended(); abort {
+		t.Error("reset early")
+	}
+	h.advance(time.Nanosecond)
+	if _, abort := p.ended(); !abort {
+		t.Error("not reset")
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id})
 	h.settled(t)
 }
 

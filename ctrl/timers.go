@@ -65,7 +65,10 @@ func (s *Server) expire(now clock.Time) (next clock.Time) {
 	for c := range s.pending {
 		next = clock.Earliest(next, c.deadline)
 	}
-	return clock.Earliest(clock.Earliest(next, s.endTimeWait(now)), s.endLate(now))
+	for _, end := range []func(clock.Time) clock.Time{s.endTimeWait, s.endLate, s.resetLingers} {
+		next = clock.Earliest(next, end(now))
+	}
+	return next
 }
 
 func (s *Server) expired(c *conn, now clock.Time) {
