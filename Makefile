@@ -2,7 +2,7 @@
 
 GO      ?= go
 OUT     := out
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+VERSION := $(shell deploy/version)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
 # The race detector needs cgo, and that a C compiler.
@@ -21,7 +21,7 @@ PACKAGES = ./... ./cmd/iwarpctl/... ./rpcrdma/... ./test/bench/...
 
 build: ## build bin/iwarpd, bin/iwarpctl and bin/iwarpd-device-plugin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/iwarpd ./cmd/iwarpctl
-	CGO_ENABLED=0 $(GO) build -C cmd/iwarpd-device-plugin -trimpath -ldflags '-s -w' -o $(CURDIR)/bin/ .
+	CGO_ENABLED=0 $(GO) build -C cmd/iwarpd-device-plugin -trimpath -ldflags '$(LDFLAGS)' -o $(CURDIR)/bin/ .
 
 clib: ## build the C library and its example into out/libiwarpd
 	@.ci/need gcc:gcc /usr/include/stdlib.h:libc6-dev protoc-c:protobuf-c-compiler /usr/include/protobuf-c/protobuf-c.h:libprotobuf-c-dev pkg-config:pkg-config

@@ -24,6 +24,9 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
+// version is set by the linker.
+var version = "devel"
+
 func main() {
 	var c config
 	var socket string
@@ -38,7 +41,12 @@ func main() {
 		fmt.Fprintln(flag.CommandLine.Output(), "Usage: iwarpd-device-plugin [flags]\n\nGives pods access to the iwarpd of their node, as the resource iwarpd.io/rdma.\n\nFlags:")
 		flag.PrintDefaults()
 	}
+	about := flag.Bool("version", false, "print the version")
 	flag.Parse()
+	if *about {
+		fmt.Println("iwarpd-device-plugin", version)
+		return
+	}
 	if flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "iwarpd-device-plugin: unexpected argument %q; see -help\n", flag.Arg(0))
 		os.Exit(2)

@@ -5,6 +5,7 @@ package helm
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -43,6 +44,23 @@ func render(values map[string]any) (docs []string, err error) {
 		}
 	}
 	return docs, nil
+}
+
+// TestVersion: the chart is of the version that the programs print, and for their image.
+func TestVersion(t *testing.T) {
+	chart, err := loader.Load("iwarpd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("../version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	version, _, _ := strings.Cut(strings.TrimSpace(string(out)), "+")
+	version, _, _ = strings.Cut(version, "~")
+	if m := chart.Metadata; version == "" || m.Version != version || m.AppVersion != version {
+		t.Errorf("the chart has version %s for %s; deploy/version prints %s", m.Version, m.AppVersion, out)
+	}
 }
 
 // decode reads the objects strictly: an unknown or a double field is an error.

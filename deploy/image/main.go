@@ -71,8 +71,11 @@ func build(o options) error {
 	if err != nil {
 		return err
 	}
-	return p.AppendIndex(index, layout.WithAnnotations(map[string]string{"org.opencontainers.image.ref.name": o.version}))
+	return p.AppendIndex(index, layout.WithAnnotations(map[string]string{"org.opencontainers.image.ref.name": tag(o.version)}))
 }
+
+// tag turns a version into the tag of an image, which may have neither + nor ~.
+func tag(version string) string { return strings.NewReplacer("+", "-", "~", "-").Replace(version) }
 
 func imageOf(dir, arch, version string) (v1.Image, error) {
 	materials, err := sbom(dir, version)

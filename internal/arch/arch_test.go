@@ -40,8 +40,8 @@ var layers = []layer{
 	{folder: "internal/marked", outside: []string{"golang.org/x/sys/cpu"}, core: true},
 	{folder: "internal/crc32c", outside: []string{"golang.org/x/sys/cpu"}, core: true},
 	{folder: "docs/site"},
-	{folder: "internal/clidoc", outside: []string{"github.com/spf13"}}, // in programs built with the tag docs
-	{folder: "internal/conformance"},                                   // imported by tests alone, as testenv is
+	{folder: "internal/clidoc", outside: []string{"github.com/spf13", "github.com/cpuguy83/go-md2man"}}, // in programs built with the tag docs
+	{folder: "internal/conformance"}, // imported by tests alone, as testenv is
 	{folder: "internal/testenv", outside: []string{"golang.org/x/sys", "github.com/vishvananda", "github.com/safchain/ethtool"}},
 	{folder: "app", inside: []string{"client"}, outside: []string{"golang.org/x", "lukechampine.com/blake3", "github.com/HdrHistogram"}},
 

@@ -7,26 +7,34 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 
+	"github.com/cpuguy83/go-md2man/v2/md2man"
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 )
 
-// Main handles "PROGRAM gen-man DIR", "PROGRAM gen-markdown" and "PROGRAM gen-config FILE", and
-// then exits. It returns if args are not one of these. gen-man writes the manual pages of root to
-// DIR. gen-markdown prints one page with all commands. gen-config prints a page about the
-// configuration file FILE.
-func Main(args []string, root *cobra.Command, header *doc.GenManHeader) {
+// Main handles "PROGRAM gen-man DIR", "PROGRAM gen-markdown", "PROGRAM gen-config FILE" and
+// "PROGRAM gen-config-man FILE", and then exits. It returns if args are not one of these. gen-man
+// writes the manual pages of root to DIR, that of root with a section about files, a pair of name
+// and description each. gen-markdown prints one page with all commands. gen-config prints a page
+// about the configuration file FILE, gen-config-man a manual page of section 5 about it.
+func Main(args []string, root *cobra.Command, header *doc.GenManHeader, files ...[2]string) {
 	var err error
 	switch {
 	case len(args) == 3 && args[1] == "gen-man":
 		root.DisableAutoGenTag = true // no HISTORY section
 		err = doc.GenManTree(root, header, args[2])
+		if err == nil {
+			err = addFiles(filepath.Join(args[2], root.Name()+"."+header.Section), files)
+		}
 	case len(args) == 2 && args[1] == "gen-markdown":
 		err = Markdown(os.Stdout, root)
 	case len(args) == 3 && args[1] == "gen-config":
-		err = configFile(args[2], strings.ToUpper(root.Name())+"_")
+		err = configFile(os.Stdout, args[2], strings.ToUpper(root.Name())+"_")
+	case len(args) == 3 && args[1] == "gen-config-man":
+		err = configMan(os.Stdout, args[2], root.Name())
 	default:
 		return
 	}
@@ -37,13 +45,47 @@ func Main(args []string, root *cobra.Command, header *doc.GenManHeader) {
 	os.Exit(0)
 }
 
-func configFile(name, env string) error {
+// addFiles adds a section about files to a manual page, before its references.
+func addFiles(page string, files [][2]string) error {
+	b, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	var section strings.Builder
+	section.WriteString(".SH FILES\n")
+	for _, f := range files {
+		fmt.Fprintf(&section, ".TP\n\\fI%s\\fP\n%s\n", f[0], f[1])
+	}
+	const references = ".SH SEE ALSO"
+	before, after, found := strings.Cut(string(b), references)
+	if found {
+		after = references + after
+	}
+	return os.WriteFile(page, []byte(strings.TrimRight(before, "\n")+"\n\n"+section.String()+"\n"+after), 0o644)
+}
+
+// configMan writes the manual page of the configuration file name of a program.
+func configMan(w io.Writer, name, program string) error {
+	var page bytes.Buffer
+	title := filepath.Base(name)
+	fmt.Fprintf(&page, "%% %s 5 \"\" %s \"File Formats\"\n\n# NAME\n\n%s - configuration of %s(8)\n\n", strings.ToUpper(title), program, title, program)
+	var text bytes.Buffer
+	if err := configFile(&text, name, strings.ToUpper(program)+"_"); err != nil {
+		return err
+	}
+	page.WriteString(strings.Replace(text.String(), "# Configuration\n", "# DESCRIPTION\n", 1))
+	fmt.Fprintf(&page, "# FILES\n\n*/etc/%s/%s*\n\n# SEE ALSO\n\n**%s(8)**\n", program, title, program)
+	_, err := w.Write(md2man.Render(page.Bytes()))
+	return err
+}
+
+func configFile(w io.Writer, name, env string) error {
 	f, err := os.Open(name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return Config(os.Stdout, f, env)
+	return Config(w, f, env)
 }
 
 // Markdown writes one page that describes root and all its subcommands.

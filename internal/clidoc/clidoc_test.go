@@ -1,6 +1,8 @@
 package clidoc
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -43,5 +45,36 @@ func TestConfig(t *testing.T) {
 	}
 	if b.String() != want {
 		t.Errorf("Config wrote\n%s\nwant\n%s", b.String(), want)
+	}
+}
+
+// TestConfigMan: the manual page has the keys of the file, and the sections that man-pages(7) asks for.
+func TestConfigMan(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "iwarpd.yaml")
+	if err := os.WriteFile(name, []byte("# What it is.\n\n# How deep.\nmax-depth: 3\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	if err := configMan(&b, name, "iwarpd"); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{".TH", "IWARPD.YAML", ".SH NAME", ".SH DESCRIPTION", "max-depth", "How deep.", "IWARPD_MAX_DEPTH", ".SH FILES", ".SH SEE ALSO"} {
+		if !strings.Contains(strings.ReplaceAll(b.String(), "\\-", "-"), want) {
+			t.Errorf("no %q in\n%s", want, &b)
+		}
+	}
+}
+
+// TestFiles: the section stands before the references.
+func TestFiles(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "x.8")
+	if err := os.WriteFile(page, []byte(".SH NAME\nx\n.SH SEE ALSO\ny\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := addFiles(page, [][2]string{{"/etc/x", "Settings."}}); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(page); err != nil || string(b) != ".SH NAME\nx\n\n.SH FILES\n.TP\n\\fI/etc/x\\fP\nSettings.\n\n.SH SEE ALSO\ny\n" {
+		t.Errorf("%v\n%s", err, b)
 	}
 }
