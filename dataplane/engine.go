@@ -471,7 +471,7 @@ func (e *Engine) Connect(id ConnID, r ConnectRequest) error {
 		case w.socks != nil && r.SCTP != nil:
 			done <- errSocketSCTP
 		case w.socks != nil:
-			done <- w.connectSocket(id, &r)
+			done <- w.socks.connect(w, id, &r)
 		case r.Join:
 			w.joinSCTP(id, &r, done)
 		case r.SCTP != nil:

@@ -95,6 +95,14 @@ func (w *worker) moveTo(to *worker, l *lane, f func(to *worker)) {
 	})
 }
 
+// round is what the end of a worker's turn goes through.
+type round struct {
+	dirty     []*lane // to be pumped
+	dirtyNext []*lane // the memory of that list for the next turn
+	sched     sched.Scheduler[*lane]
+	house     sched.Group[*lane] // lanes that belong to no client yet
+}
+
 // mark puts l on the list of lanes to be pumped.
 func (w *worker) mark(l *lane) {
 	if !l.dirty {

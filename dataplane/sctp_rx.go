@@ -190,7 +190,7 @@ func (as *assoc) data(w *worker, b []byte) int {
 			for len(as.kept) <= d.Slot {
 				as.kept = append(as.kept, nil)
 			}
-			as.kept[d.Slot] = append(w.sctpBuffer(d.Len), b[d.Off:d.Off+d.Len]...)
+			as.kept[d.Slot] = append(w.sctp.buffer(d.Len), b[d.Off:d.Off+d.Len]...)
 		case sctp.DeliverKept:
 			as.message(w, &d, as.kept[d.Slot])
 			as.unkeep(w, d.Slot)
@@ -206,13 +206,13 @@ func (as *assoc) data(w *worker, b []byte) int {
 	return as.sessionEvents(w)
 }
 
-// sctpBuffer returns a buffer for n bytes, not much longer: sctp counts bytes, and a peer
+// buffer returns a buffer for n bytes, not much longer: sctp counts bytes, and a peer
 // chooses how long its chunks are.
-func (w *worker) sctpBuffer(n int) []byte {
-	free := w.sctp.free
+func (s *sctpState) buffer(n int) []byte {
+	free := s.free
 	if top := len(free) - 1; top >= 0 && cap(free[top]) <= 4*n {
 		b := free[top]
-		free[top], w.sctp.free = nil, free[:top]
+		free[top], s.free = nil, free[:top]
 		return b[:0]
 	}
 	return nil

@@ -82,16 +82,16 @@ type outSlot struct {
 // mssPeriod is how long the kernel's MSS is taken for the one that it was.
 const mssPeriod = time.Second
 
-// newSocket makes a connection of the socket fd, and takes it.
-func (w *worker) newSocket(id ConnID, flow pkt.Flow, fd int) (*tcpConn, error) {
+// newConn makes a connection of the socket fd, and takes it.
+func (s *Sockets) newConn(w *worker, id ConnID, flow pkt.Flow, fd int) (*tcpConn, error) {
 	c := newTCPConn(id, flow, nil)
-	s := &socket{w: w, c: c, fd: fd, state: tcp.SynSent}
-	c.tcp, c.sock = s, s
-	if err := w.socks.watch(fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
+	sock := &socket{w: w, c: c, fd: fd, state: tcp.SynSent}
+	c.tcp, c.sock = sock, sock
+	if err := s.watch(fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
 		return nil, err
 	}
-	w.socks.conns[fd] = s
-	s.configure()
+	s.conns[fd] = sock
+	sock.configure()
 	return c, nil
 }
 

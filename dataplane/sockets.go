@@ -131,10 +131,9 @@ func (s *Sockets) Close() error {
 	return unix.Close(s.ep)
 }
 
-// pollSockets takes what the kernel reports of the sockets, accepts connections, and reads
+// serve takes what the kernel reports of the sockets, accepts connections, and reads
 // what has come.
-func (w *worker) pollSockets() int {
-	s := w.socks
+func (s *Sockets) serve(w *worker) int {
 	n, err := unix.EpollWait(s.ep, s.events[:], 0)
 	if err != nil {
 		n = 0 // EINTR
@@ -142,7 +141,7 @@ func (w *worker) pollSockets() int {
 	for i := range n {
 		ev := &s.events[i]
 		if l := s.listeners[int(ev.Fd)]; l != nil {
-			w.acceptSockets(int(ev.Fd), l)
+			s.accept(w, int(ev.Fd), l)
 		} else if c := s.conns[int(ev.Fd)]; c != nil {
 			c.report(w, ev.Events)
 		}
@@ -165,8 +164,9 @@ func (s *Sockets) recheck() {
 	}
 }
 
-// openSocket makes a TCP socket of addr's family that is bound to addr.
-func (w *worker) openSocket(addr netip.AddrPort, dual bool) (fd int, err error) {
+// openSocket makes a TCP socket of addr's family that is bound to addr, with dual also
+// for IPv4; shared, every worker has one.
+func openSocket(addr netip.AddrPort, dual, shared bool) (fd int, err error) {
 	domain := unix.AF_INET6
 	if addr.Addr().Is4() {
 		domain = unix.AF_INET
@@ -177,7 +177,7 @@ func (w *worker) openSocket(addr netip.AddrPort, dual bool) (fd int, err error) 
 	}
 	// The control plane holds the port by a socket of its own, which never listens.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-	if len(w.e.workers) > 1 {
+	if shared {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
 	}
 	if domain == unix.AF_INET6 {
@@ -194,17 +194,18 @@ func (w *worker) openSocket(addr netip.AddrPort, dual bool) (fd int, err error) 
 	return fd, nil
 }
 
-// listenSocket makes l listen by a socket of this worker. The kernel spreads connections
+// listen makes l listen by a socket of the worker. The kernel spreads connections
 // over those of the workers.
-func (w *worker) listenSocket(l *listener, addr netip.AddrPort, backlog int) error {
+func (s *Sockets) listen(w *worker, l *listener, addr netip.AddrPort, backlog int) error {
+	shared := len(w.e.workers) > 1
 	dual := addr.Addr().IsUnspecified()
 	if dual {
 		addr = netip.AddrPortFrom(netip.IPv6Unspecified(), addr.Port())
 	}
-	fd, err := w.openSocket(addr, dual)
+	fd, err := openSocket(addr, dual, shared)
 	if dual && errors.Is(err, unix.EAFNOSUPPORT) { // a host without IPv6
 		addr = netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port())
-		fd, err = w.openSocket(addr, false)
+		fd, err = openSocket(addr, false, shared)
 	}
 	if err != nil {
 		return err
@@ -213,11 +214,11 @@ func (w *worker) listenSocket(l *listener, addr netip.AddrPort, backlog int) err
 		unix.Close(fd)
 		return fmt.Errorf("dataplane: listen on %v: %w", addr, err)
 	}
-	if err := w.socks.watch(fd, unix.EPOLLIN); err != nil {
+	if err := s.watch(fd, unix.EPOLLIN); err != nil {
 		unix.Close(fd)
 		return err
 	}
-	w.socks.listeners[fd] = l
+	s.listeners[fd] = l
 	return nil
 }
 
@@ -228,8 +229,8 @@ func (s *Sockets) watch(fd int, events uint32) error {
 	return nil
 }
 
-// unlistenSocket closes the socket of l.
-func (s *Sockets) unlistenSocket(l *listener) {
+// unlisten closes the socket of l.
+func (s *Sockets) unlisten(l *listener) {
 	for fd, have := range s.listeners {
 		if have == l {
 			delete(s.listeners, fd)
@@ -238,21 +239,21 @@ func (s *Sockets) unlistenSocket(l *listener) {
 	}
 }
 
-// acceptSockets accepts connections of l.
-func (w *worker) acceptSockets(lfd int, l *listener) {
+// accept accepts connections of l.
+func (s *Sockets) accept(w *worker, lfd int, l *listener) {
 	for range acceptBudget {
 		fd, peer, err := unix.Accept4(lfd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		switch {
 		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
 			w.stats.RxNoConn++
-			w.socks.refuse(lfd)
+			s.refuse(lfd)
 			return
 		case errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
 			return // EAGAIN, or an error of a connection that is gone
 		}
-		if err := w.acceptSocket(fd, peer, l); err != nil {
+		if err := s.accepted(w, fd, peer, l); err != nil {
 			w.stats.RxNoConn++
 			reset(fd)
 		}
@@ -272,7 +273,8 @@ func (s *Sockets) refuse(lfd int) {
 	s.spare = spareFD()
 }
 
-func (w *worker) acceptSocket(fd int, peer unix.Sockaddr, l *listener) error {
+// accepted makes a connection of l of the socket fd.
+func (s *Sockets) accepted(w *worker, fd int, peer unix.Sockaddr, l *listener) error {
 	own, err := unix.Getsockname(fd)
 	if err != nil {
 		return err
@@ -285,7 +287,7 @@ func (w *worker) acceptSocket(fd int, peer unix.Sockaddr, l *listener) error {
 	if w.full() {
 		return errTooMany
 	}
-	c, err := w.newSocket(w.newID(), flow, fd)
+	c, err := s.newConn(w, w.newID(), flow, fd)
 	if err != nil {
 		return err
 	}
@@ -296,8 +298,8 @@ func (w *worker) acceptSocket(fd int, peer unix.Sockaddr, l *listener) error {
 	return nil
 }
 
-// connectSocket begins an active open.
-func (w *worker) connectSocket(id ConnID, r *ConnectRequest) error {
+// connect begins an active open.
+func (s *Sockets) connect(w *worker, id ConnID, r *ConnectRequest) error {
 	flow := pkt.NewFlow(r.Local, r.Remote)
 	switch {
 	case r.Local == r.Remote:
@@ -307,11 +309,11 @@ func (w *worker) connectSocket(id ConnID, r *ConnectRequest) error {
 	case w.full():
 		return errTooMany
 	}
-	fd, err := w.openSocket(r.Local, false)
+	fd, err := openSocket(r.Local, false, len(w.e.workers) > 1)
 	if err != nil {
 		return err
 	}
-	c, err := w.newSocket(id, flow, fd)
+	c, err := s.newConn(w, id, flow, fd)
 	if err != nil {
 		unix.Close(fd)
 		return err

@@ -14,7 +14,6 @@ import (
 
 	"github.com/iwarpd/iwarpd/dataplane/handoff"
 	"github.com/iwarpd/iwarpd/dataplane/link"
-	"github.com/iwarpd/iwarpd/dataplane/sched"
 	"github.com/iwarpd/iwarpd/dataplane/wheel"
 	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
@@ -57,12 +56,9 @@ type worker struct {
 	clients   []*client
 	nextConn  uint64
 
-	dirty     []*lane // to be pumped at the end of the turn
-	dirtyNext []*lane
-	sched     sched.Scheduler[*lane]
-	house     sched.Group[*lane] // lanes that belong to no client yet
-	cqs       []CQ               // those that are Pending
-	flushAt   clock.Time         // when one of cqs must be flushed again
+	round
+	cqs     []CQ       // those that are Pending
+	flushAt clock.Time // when one of cqs must be flushed again
 
 	rx     rxBurst
 	strays strays
@@ -253,7 +249,7 @@ func (w *worker) turn() int {
 	w.taps = w.e.taps.Load()
 	n := w.pollRx()
 	if w.socks != nil {
-		n += w.pollSockets()
+		n += w.socks.serve(w)
 	}
 	if w.cmds.pending.Load() != 0 {
 		n += w.cmds.drain(w)
@@ -445,7 +441,7 @@ func (w *worker) listen(id ListenerID, r *ListenRequest) error {
 		if r.SCTP != nil {
 			return errSocketSCTP
 		}
-		if err := w.listenSocket(l, r.Local, r.Backlog); err != nil {
+		if err := w.socks.listen(w, l, r.Local, r.Backlog); err != nil {
 			return err
 		}
 	} else if r.SCTP != nil {
@@ -479,7 +475,7 @@ func (w *worker) unlisten(id ListenerID) {
 			w.unlistenSCTP(l)
 		}
 		if w.socks != nil {
-			w.socks.unlistenSocket(l)
+			w.socks.unlisten(l)
 		}
 	}
 }
