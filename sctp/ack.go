@@ -31,7 +31,7 @@ func (a *Assoc) handleSack(now clock.Time, s *Sack) {
 	}
 	a.opened(n > 0)
 	if s.Gaps() > 0 && any {
-		if a.recovering && n > 0 {
+		if a.recovery != recoveryNone && n > 0 {
 			newest = top
 		}
 		a.misses(newest)
@@ -101,10 +101,10 @@ func (a *Assoc) cumulative(now clock.Time, n int) (newest serial.Num, any bool) 
 
 // opened ends a completed recovery and grows the congestion windows.
 func (a *Assoc) opened(advanced bool) {
-	if a.recovering && a.recoverTo.LessEq(a.cumAck) {
-		a.recovering, a.fastPending = false, false
+	if a.recovery != recoveryNone && a.recoverTo.LessEq(a.cumAck) {
+		a.recovery = recoveryNone
 	}
-	if !advanced || a.recovering {
+	if !advanced || a.recovery != recoveryNone {
 		return
 	}
 	for i := range a.paths[:a.npaths] {
@@ -202,7 +202,7 @@ func (a *Assoc) misses(newest serial.Num) {
 			continue
 		}
 		pa := &a.paths[it.path]
-		if !a.recovering && cut&(1<<it.path) == 0 {
+		if a.recovery == recoveryNone && cut&(1<<it.path) == 0 {
 			cut |= 1 << it.path
 			pa.ssthresh = max(pa.cwnd/2, 4*a.pmdcs(pa))
 			pa.cwnd = pa.ssthresh
@@ -216,9 +216,8 @@ func (a *Assoc) misses(newest serial.Num) {
 			pa.t3 = 0 // RFC 9260 7.2.4 (4)
 		}
 	}
-	if found && !a.recovering {
-		a.recovering = true
-		a.fastPending = true
+	if found && a.recovery == recoveryNone {
+		a.recovery = recoveryFirst
 		a.recoverTo = a.tsn(a.next - 1)
 	}
 }
@@ -255,7 +254,7 @@ func (a *Assoc) retransmitTimeout(now clock.Time, i int) {
 	p.single = true
 	p.timing = false
 	a.backOff(p)
-	a.recovering, a.fastPending = false, false
+	a.recovery = recoveryNone
 	longest := 0
 	for q := a.first; q != a.next; q++ {
 		it := a.at(q)

@@ -44,8 +44,7 @@ type Assoc struct {
 	rcv receiver
 
 	// Shutdown by either side (RFC 9260 9.2).
-	closing  bool // Close was called
-	peerDone bool // the peer's SHUTDOWN was received
+	closing bool // Close was called
 
 	// Timers; see timers.go.
 	deadlines [numTimers]clock.Time // 0: stopped
@@ -90,15 +89,23 @@ type sending struct {
 	gapAcked     int
 	burst        int
 	ackedPackets int // packets acknowledged by the current SACK
-	recovering   bool
-	recoverTo    serial.Num
-	fastPending  bool // the first packet of a fast retransmission ignores the window
-	probing      bool // a zero window is being probed, and a SACK was received
-	starved      bool // a probe was sent, or data for which the peer had no room
-	probe        bool // send a probe of the closed window now
+	recovery     recovery
+	recoverTo    serial.Num // recovery ends when this is acknowledged
+	probing      bool       // a zero window is being probed, and a SACK was received
+	starved      bool       // a probe was sent, or data for which the peer had no room
+	probe        bool       // send a probe of the closed window now
 	released     []Buf
 	releasedHead int
 }
+
+// recovery is the state of fast recovery (RFC 9260 7.2.4).
+type recovery uint8
+
+const (
+	recoveryNone  recovery = iota
+	recoveryFirst          // entered: the first packet of the retransmission ignores the window
+	recoveryRest           // that packet was sent
+)
 
 // rawPacket is a complete packet to send on a path, but to its own UDP port: a peer that restarts may use another one (RFC 6951 5.4).
 type rawPacket struct {
@@ -346,7 +353,7 @@ func (a *Assoc) dropSends() {
 	}
 	a.first, a.next, a.last = 0, 0, 0
 	a.outstanding, a.queued, a.lostCount, a.gapAcked = 0, 0, 0, 0
-	a.recovering, a.fastPending, a.probing = false, false, false
+	a.recovery, a.probing = recoveryNone, false
 	a.stop(timerPersist)
 	a.probe, a.starved = false, false
 	for i := range a.paths[:a.npaths] {

@@ -164,7 +164,7 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 			if int(it.path) == i && a.paths[i].errors > 0 && it.sends > 0 {
 				i = a.retransmitPath(i)
 			}
-			if !a.fastPending && a.paths[i].shut(o) {
+			if a.recovery != recoveryFirst && a.paths[i].shut(o) {
 				break
 			}
 			if control || o.N > 0 {
@@ -181,8 +181,8 @@ func (a *Assoc) addData(now clock.Time, o *Out, sacked bool) {
 			it.head = o.N == 1
 			a.leave(now, p, i)
 		}
-		if o.N > 0 {
-			a.fastPending = false
+		if o.N > 0 && a.recovery == recoveryFirst {
+			a.recovery = recoveryRest
 		}
 		if a.lostCount > 0 {
 			return

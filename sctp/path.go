@@ -35,13 +35,21 @@ type path struct {
 	t3      clock.Time
 	ack     []byte     // HEARTBEAT ACKs to send on this path
 	hb      clock.Time // time of the next HEARTBEAT, or time-out of the last one
-	hbOut   bool       // the last HEARTBEAT is not answered
-	hbWait  bool       // and its time-out has not passed
-	hbSend  bool
+	beat    beat
+	hbSend  bool // send it now
 	hbNonce uint64
 	hbAt    clock.Time
 	used    bool // data was sent since the heartbeat timer was armed
 }
+
+// beat is the state of the last HEARTBEAT.
+type beat uint8
+
+const (
+	beatIdle beat = iota // answered, or data has made it unnecessary
+	beatSent             // to be answered before its time-out
+	beatLate             // timed out; an answer still counts
+)
 
 // PathInfo describes the state of a path.
 type PathInfo struct {

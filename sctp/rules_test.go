@@ -45,14 +45,14 @@ func TestGivesUp(t *testing.T) {
 func TestForgedHeartbeatAck(t *testing.T) {
 	r := manyHomed(t, Config{}, 3)
 	for range 100 {
-		if r.a.paths[1].hbOut {
+		if r.a.paths[1].beat != beatIdle {
 			break
 		}
 		r.take()
 		r.wait(100 * time.Millisecond)
 	}
 	p := &r.a.paths[1]
-	if !p.hbOut || p.confirmed {
+	if p.beat == beatIdle || p.confirmed {
 		t.Fatalf("no HEARTBEAT is out: %+v", r.a.Path(1))
 	}
 	ack := func(nonce uint64) {

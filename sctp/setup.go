@@ -182,7 +182,7 @@ func (a *Assoc) restart(now clock.Time, k *cookie) {
 	a.verifyAt = 0
 	a.stop(timerInit, timerShutdown, timerGuard)
 	a.errors = 0
-	a.closing, a.peerDone = false, false
+	a.closing = false
 	for i := range a.paths[:a.npaths] {
 		p := &a.paths[i]
 		p.rto, p.srtt, p.rttvar = a.cfg.RTOInitial, 0, 0

@@ -131,7 +131,6 @@ func (a *Assoc) handleShutdown(now clock.Time, c *Chunk) {
 	switch a.state {
 	case Established, ShutdownPending:
 		a.state = ShutdownReceived
-		a.peerDone = true
 		a.guard(now)
 		a.events |= 1 << EventShutdown
 		a.shutdownAcks(now, cum)
@@ -139,7 +138,6 @@ func (a *Assoc) handleShutdown(now clock.Time, c *Chunk) {
 		a.shutdownAcks(now, cum)
 	case ShutdownSent:
 		a.state = ShutdownAckSent
-		a.peerDone = true
 		a.sendShutdown(now)
 	case ShutdownAckSent:
 		a.sendShutdown(now)
@@ -149,7 +147,7 @@ func (a *Assoc) handleShutdown(now clock.Time, c *Chunk) {
 // armHeartbeat starts a heartbeat period on path i (RFC 9260 8.3).
 func (a *Assoc) armHeartbeat(now clock.Time, i int) {
 	p := &a.paths[i]
-	p.hbOut, p.hbWait = false, false
+	p.beat = beatIdle
 	p.used = false
 	a.nextHeartbeat(now, i)
 }
@@ -175,8 +173,8 @@ func (a *Assoc) heartbeatDue(now clock.Time, i int) {
 		a.armHeartbeat(now, i)
 		return
 	}
-	if p.hbWait {
-		p.hbWait = false
+	if p.beat == beatSent {
+		p.beat = beatLate
 		a.backOff(p)
 		if a.failed(now, i, i == a.primary) {
 			return
@@ -198,7 +196,7 @@ func (a *Assoc) heartbeatDue(now clock.Time, i int) {
 		}
 		a.verifyAt = now.Add(a.paths[a.primary].rto)
 	}
-	p.hbSend, p.hbOut, p.hbWait = true, true, true
+	p.hbSend, p.beat = true, beatSent
 	p.hbAt = now
 	p.hb = now.Add(p.rto)
 	p.hbNonce = a.newNonce(now)
@@ -238,7 +236,7 @@ func (a *Assoc) heartbeatAck(now clock.Time, b []byte) {
 	}
 	pa, nonce := &a.paths[i], be.Uint64(p.Body[12:])
 	switch {
-	case pa.hbOut && nonce == pa.hbNonce:
+	case pa.beat != beatIdle && nonce == pa.hbNonce:
 		pa.confirmed = true
 		if pa.hbAt != 0 {
 			a.sample(pa, now.Sub(pa.hbAt))
