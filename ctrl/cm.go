@@ -36,43 +36,58 @@ var connStates = [...]string{"RESOLVING", "DIALING", "STREAMING", "STARTUP", "WA
 
 // conn is a connection, from the request to open it to its end. Server.mu guards it.
 type conn struct {
-	id              dataplane.ConnID // 0 until it is opened
-	handle          uint32
-	sess            *session
-	listener        *listener // passive; nil: active
-	qp              *qp       // nil until connect or accept
-	state           connState
-	worker          int
-	st              *mpa.Startup
-	cfg             mpa.Config
-	local           netip.AddrPort
-	wantAddr        netip.AddrPort // local address that the client requested
-	remote          netip.AddrPort
-	claim           *claim
-	limit           clock.Time // deadline of the whole setup, or of the current wait
-	deadline        clock.Time // the earlier of limit and st's
-	params          mpa.Params
-	private         []byte            // the peer's private data
-	waiting         bool              // in listener.waiting
-	sctp            *dataplane.SCTP   // nil: TCP
-	neg             mpa.Negotiation   // over SCTP; st has that of TCP
-	peer            *mpa.EnhancedData // the peer's depths; nil: none sent
-	shares          bool              // over SCTP: may use an association with other connections of its client
-	shared          *shared           // that association, or nil
-	alone           bool              // start a new association, because the others had no stream
-	redials         int               // how often it has tried another stream
-	failure         error             // connSwitching: the startup failed, and a Terminate is being sent to the peer
-	reason          error             // connClosing: why we reset it; nil: at the client's request, or the engine knows
-	peerClosedFirst bool              // the peer closed first and holds TIME-WAIT
-	orderly         bool              // closed in order: its port stays in TIME-WAIT
+	id     dataplane.ConnID // 0 until it is opened
+	handle uint32
+	sess   *session
+	qp     *qp // nil until connect or accept
+	worker int
+	state  connState
 
-	initiator bool // it sends the MPA request; otherwise it waits for the peer's
+	// The two ends. claim holds the local port.
+	listener *listener // passive; nil: active
+	local    netip.AddrPort
+	wantAddr netip.AddrPort // local address that the client requested
+	remote   netip.AddrPort
+	claim    *claim
 
-	streaming bool   // begins as a byte stream
+	// The startup of MPA and its result.
+	cfg       mpa.Config
+	initiator bool         // it sends the MPA request; otherwise it waits for the peer's
+	st        *mpa.Startup // over TCP
+	limit     clock.Time   // deadline of the whole setup, or of the current wait
+	deadline  clock.Time   // the earlier of limit and st's
+	params    mpa.Params
+	private   []byte            // the peer's private data
+	peer      *mpa.EnhancedData // the peer's depths; nil: none sent
+	waiting   bool              // in listener.waiting
+
+	// How and why it ends.
+	failure         error // connSwitching: the startup failed, and a Terminate is being sent to the peer
+	reason          error // connClosing: why we reset it; nil: at the client's request, or the engine knows
+	peerClosedFirst bool  // the peer closed first and holds TIME-WAIT
+	orderly         bool  // closed in order: its port stays in TIME-WAIT
+
+	overSCTP
+	byteStream
+}
+
+// overSCTP is the state that only a connection over SCTP has.
+type overSCTP struct {
+	sctp    *dataplane.SCTP // nil: TCP
+	neg     mpa.Negotiation // over TCP, conn.st has it
+	shares  bool            // may use an association with other connections of its client
+	shared  *shared         // that association, or nil
+	alone   bool            // start a new association, because the others had no stream
+	redials int             // how often it has tried another stream
+}
+
+// byteStream is the state of a connection that begins as a byte stream (connStreaming).
+type byteStream struct {
+	streaming bool
 	held      bool   // counted as a byte stream
-	in        []byte // connStreaming: received and not consumed
+	in        []byte // received and not consumed
 	shown     int    // bytes of in that were sent to the client
-	ended     bool   // connStreaming: the peer sends nothing more
+	ended     bool   // the peer sends nothing more
 	endTold   bool
 	memory    uint64 // quota charged while it is a byte stream
 	unsent    int    // bytes of StreamSend that the peer has not acknowledged, as far as known

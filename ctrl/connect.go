@@ -145,8 +145,9 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 		timeout = time.Duration(r.TimeoutMs) * time.Millisecond
 	}
 	cn := &conn{
-		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, limit: s.now().Add(timeout), streaming: r.Streaming, sctp: o,
-		shares: o != nil && r.Startup.GetSharedAssociation(), memory: memory,
+		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, limit: s.now().Add(timeout),
+		overSCTP:   overSCTP{sctp: o, shares: o != nil && r.Startup.GetSharedAssociation()},
+		byteStream: byteStream{streaming: r.Streaming, memory: memory},
 	}
 	c.conns[cn.handle] = cn
 	cn.take(q)

@@ -174,7 +174,7 @@ func (s *Server) requestSCTP(ev dataplane.Event) {
 		return
 	}
 	c := &conn{
-		id: ev.Conn, sess: l.sess, listener: l, state: connStartup, worker: ev.Worker, cfg: l.cfg, sctp: l.sctp,
+		id: ev.Conn, sess: l.sess, listener: l, state: connStartup, worker: ev.Worker, cfg: l.cfg, overSCTP: overSCTP{sctp: l.sctp},
 		local: addrPort(ev.Flow.Local, ev.Flow.LocalPort), remote: addrPort(ev.Flow.Remote, ev.Flow.RemotePort), claim: l.claim,
 	}
 	c.claim.refs++

@@ -69,16 +69,13 @@ type Server struct {
 
 	// mu guards everything below, and the objects of all sessions. It is not held
 	// while waiting for a worker, except in Listen.
-	mu         sync.Mutex
-	cfg        Config
-	closed     bool
-	sockets    []*net.UnixListener // the main one, then those of the slots
-	sessions   map[uint32]*session
-	lastID     uint32
-	qps        map[uint32]*qp // by number
-	lastQP     uint32
-	lastPD     verbs.PDID
-	lastIndex  uint32
+	mu       sync.Mutex
+	cfg      Config
+	closed   bool
+	sockets  []*net.UnixListener // the main one, then those of the slots
+	sessions map[uint32]*session
+	qps      map[uint32]*qp // by number
+	numbers
 	usage      map[uint32]*account       // by uid
 	unreadBy   map[uint32]*atomic.Uint64 // by uid: bytes of messages that wait to be read
 	claims     claims
@@ -94,17 +91,30 @@ type Server struct {
 	captures   int
 	wakeAt     clock.Time // when the timer goroutine wakes
 
-	refused  tally          // clients
-	refusing map[uint32]int // by uid: clients in refuse
-	detached error          // why no frames come; nil: they do
-	drained  chan struct{}  // closed when no connection is left; nil: not draining
+	turnedAway
+	detached error         // why no frames come; nil: they do
+	drained  chan struct{} // closed when no connection is left; nil: not draining
 
 	rewake   chan struct{}
 	done     chan struct{}
 	wg       sync.WaitGroup // sessions and the timer goroutine
 	counters counters
-	cutMu    sync.Mutex // taken last
-	cuts     tally      // of clients, guarded by cutMu
+}
+
+// numbers are those given last; Server.mu guards them.
+type numbers struct {
+	lastID    uint32
+	lastQP    uint32
+	lastPD    verbs.PDID
+	lastIndex uint32
+}
+
+// turnedAway counts the clients that were refused or cut off.
+type turnedAway struct {
+	refused  tally          // guarded by Server.mu
+	refusing map[uint32]int // by uid: clients in refuse; guarded by Server.mu
+	cutMu    sync.Mutex     // taken last
+	cuts     tally          // guarded by cutMu
 }
 
 // counters are of the control plane; atomics, since sessions touch them alone.
@@ -152,7 +162,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*account), timeWait: make(map[uint32][]*claim), unreadBy: make(map[uint32]*atomic.Uint64),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),
-		late: make(map[bpf.Endpoint]clock.Time), lingers: make(map[dataplane.ConnID]*linger), refusing: make(map[uint32]int), rewake: make(chan struct{}, 1), done: make(chan struct{}),
+		late: make(map[bpf.Endpoint]clock.Time), lingers: make(map[dataplane.ConnID]*linger), turnedAway: turnedAway{refusing: make(map[uint32]int)}, rewake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	s.claims = claims{steering: o.Steering, noGuard: o.NoGuard, addrs: o.endpoints(), zone: cfg.Interface, byAddr: make(map[netip.AddrPort]*claim)}
 	if o.Sockets { // the kernel knows its addresses

@@ -44,22 +44,14 @@ const unreadLimit = 10 * time.Second
 
 // session is one client.
 type session struct {
-	srv     *Server
-	id      uint32
-	conn    *seqpacket.Conn
-	cred    unix.Ucred
-	log     *zap.Logger
-	gids    []uint32               // its effective group first
-	pol     atomic.Pointer[policy] // Reload may change it
-	outMu   sync.Mutex
-	out     []outMessage      // guarded by outMu, which is taken last
-	outSize uint64            // bytes of out that are charged; guarded by outMu
-	unread  *atomic.Uint64    // the same, of all clients of the user
-	outFDs  int               // descriptors that the client has not read, as far as known; guarded by outMu
-	flying  int               // those of outFDs that were written; guarded by outMu
-	more    chan struct{}     // signalled when out grows
-	less    chan struct{}     // signalled when outFDs shrinks
-	room    atomic.Int64      // most that out holds
+	srv  *Server
+	id   uint32
+	conn *seqpacket.Conn
+	cred unix.Ucred
+	log  *zap.Logger
+	gids []uint32               // its effective group first
+	pol  atomic.Pointer[policy] // Reload may change it
+	outbox
 	quit    chan struct{}     // closed when the session is over: the writer ends
 	cut     atomic.Bool       // it is being cut off, and was told why
 	hungUp  atomic.Bool       // nothing more is read from it
@@ -76,6 +68,27 @@ type session struct {
 	requests uint64
 	errors   uint64
 	lastH    uint32
+	objects
+	binding *dataplane.ClientBinding
+	bells   []*shm.Doorbells
+	bits    bitmap
+}
+
+// outbox holds the messages that the writer sends to the client.
+type outbox struct {
+	outMu   sync.Mutex // taken last; guards out, outSize, outFDs and flying
+	out     []outMessage
+	outSize uint64         // bytes of out that are charged
+	unread  *atomic.Uint64 // the same, of all clients of the user
+	outFDs  int            // descriptors that the client has not read, as far as known
+	flying  int            // those of outFDs that were written
+	more    chan struct{}  // signalled when out grows
+	less    chan struct{}  // signalled when outFDs shrinks
+	room    atomic.Int64   // most that out holds
+}
+
+// objects are what the client has, by handle or number.
+type objects struct {
 	pds      map[uint32]*pd
 	mrs      map[uint32]*mr
 	mws      map[uint32]*mw
@@ -86,9 +99,6 @@ type session struct {
 	listens  map[uint32]*listener
 	conns    map[uint32]*conn
 	shared   []*shared // associations
-	binding  *dataplane.ClientBinding
-	bells    []*shm.Doorbells
-	bits     bitmap
 }
 
 // outMessage is a message on its way to the client. Its descriptors are closed
@@ -107,11 +117,14 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) 
 	}
 	s.lastID++
 	sess := &session{
-		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, use: s.account(cred.Uid), unread: s.unreadOf(cred.Uid), started: time.Now(),
-		log:  s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
-		more: make(chan struct{}, 1), less: make(chan struct{}, 1), quit: make(chan struct{}),
-		pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
-		qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq), channels: make(map[uint32]*channel), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
+		srv: s, id: s.lastID, conn: c, cred: *cred, gids: gids, use: s.account(cred.Uid), started: time.Now(),
+		log:    s.log.With(zap.Uint32("client", s.lastID), zap.Uint32("uid", cred.Uid), zap.Int32("pid", cred.Pid)),
+		quit:   make(chan struct{}),
+		outbox: outbox{unread: s.unreadOf(cred.Uid), more: make(chan struct{}, 1), less: make(chan struct{}, 1)},
+		objects: objects{
+			pds: make(map[uint32]*pd), mrs: make(map[uint32]*mr), mws: make(map[uint32]*mw), cqs: make(map[uint32]*cq),
+			qps: make(map[uint32]*qp), srqs: make(map[uint32]*srq), channels: make(map[uint32]*channel), listens: make(map[uint32]*listener), conns: make(map[uint32]*conn),
+		},
 	}
 	sess.pol.Store(&pol)
 	if err := sess.take(resClients, 1); err != nil {

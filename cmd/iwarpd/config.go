@@ -47,13 +47,7 @@ type settings struct {
 	SocketMode  fs.FileMode
 	SocketGroup string
 
-	Congestion   string
-	RcvWindow    int
-	KeepAlive    time.Duration // 0: off
-	TCPR2        time.Duration
-	TCPR2SYN     time.Duration
-	UserTimeout  time.Duration // 0: none
-	TimeWait     time.Duration
+	tcpSettings
 	SCTPRTOMin   time.Duration
 	SCTPIdle     time.Duration // 0: off
 	SCTPPerPeer  int
@@ -76,6 +70,17 @@ type settings struct {
 	LogFormat string
 
 	values map[string]string // of the keys, as they were written
+}
+
+// tcpSettings are the keys of the section tcp.
+type tcpSettings struct {
+	Congestion  string
+	RcvWindow   int
+	KeepAlive   time.Duration // 0: off
+	TCPR2       time.Duration
+	TCPR2SYN    time.Duration
+	UserTimeout time.Duration // 0: none
+	TimeWait    time.Duration
 }
 
 // A key is one setting: its flag, its name in the file and, in capitals after
