@@ -167,9 +167,6 @@ func (c *Conn) start() {
 	go c.run()
 }
 
-// Peer returns the peer's address without its port.
-func (c *Conn) Peer() string { return c.peer }
-
 // Version returns the version in use, or 0 if it is not yet negotiated.
 func (c *Conn) Version() int {
 	c.mu.Lock()

@@ -42,9 +42,6 @@ type exchange struct {
 
 type exchangeKey struct{}
 
-// Request returns the call that an implementation is executing.
-func Request(ctx context.Context) *rpc.Request { return ctx.Value(exchangeKey{}).(*exchange).r }
-
 // Item makes b, an opaque<> of the result, DDP-eligible. The result must contain the same slice.
 func Item(ctx context.Context, b []byte) { ctx.Value(exchangeKey{}).(*exchange).item = b }
 
