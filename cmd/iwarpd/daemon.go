@@ -169,6 +169,9 @@ func (d *daemon) run(ctx context.Context) error {
 		zap.String(map[bool]string{true: "xdp", false: "transport"}[d.steer != nil], d.mode), zap.Bool("super-frames", d.super), zap.Int("queues", d.engine.Workers()), zap.String("version", version))
 	notify(d.log, sd.SdNotifyReady)
 	go watchdog(serving, d.log, d.turning)
+	if d.steer != nil {
+		go logLink(serving, d.log, d.s.Interface)
+	}
 	for _, l := range d.losses() {
 		tick := time.NewTicker(lostPeriod)
 		defer tick.Stop()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 )
 
 // TestLogEscapes: what others named does nothing to a terminal that shows the log, nor
@@ -31,6 +33,35 @@ func TestLogEscapes(t *testing.T) {
 		}
 		if s := string(text); strings.ContainsAny(s, "\x1b\u009b\u202e") || strings.Count(s, "\n") != 1 || !strings.Contains(s, `\u009b1m\u202eb`) {
 			t.Errorf("%s: %q", format, s)
+		}
+	}
+}
+
+// TestJournal: lines for the journal begin with their priority, and have no second time.
+func TestJournal(t *testing.T) {
+	for format, want := range map[string]string{"console": "<4>beware\t{\"n\": 1}\n", "json": `<4>{"level":"warn"`} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(int(w.Fd()), &st); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("JOURNAL_STREAM", fmt.Sprintf("%d:%d", st.Dev, st.Ino))
+		stderr := os.Stderr
+		os.Stderr = w
+		log, _ := newLogger(&settings{LogFormat: format, LogLevel: zapcore.InfoLevel})
+		os.Stderr = stderr
+		log.Warn("beware", zap.Int("n", 1))
+		w.Close()
+		text, err := io.ReadAll(r)
+		r.Close()
+		if err != nil || !strings.HasPrefix(string(text), want) {
+			t.Errorf("%s: %q, %v; want %q", format, text, err, want)
+		}
+		if inJournal(stderr) {
+			t.Error("another file is taken for the journal")
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,7 +31,11 @@ func main() {
 	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	err := rootCommand().ExecuteContext(ctx)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "iwarpd:", oneLine(err.Error()))
+		prefix := "iwarpd: "
+		if inJournal(os.Stderr) {
+			prefix = priority(zapcore.ErrorLevel)
+		}
+		fmt.Fprintln(os.Stderr, prefix+oneLine(err.Error()))
 	}
 	stop()
 	os.Exit(exitCode(err))

@@ -1,0 +1,30 @@
+package main
+
+import (
+	"context"
+
+	"go.uber.org/zap"
+
+	"github.com/iwarpd/iwarpd/ctrl/hostnet"
+)
+
+// logLink logs changes of the interface that explain what happens to connections: the link
+// goes down or up, its MTU or the routes over it change. It returns when ctx is done.
+func logLink(ctx context.Context, log *zap.Logger, ifname string) {
+	log = log.With(zap.String("interface", ifname))
+	link := func(before, now hostnet.LinkState) {
+		switch {
+		case before.Up && !now.Up:
+			log.Warn("the link is down: no frames come or go until it is up again")
+		case !before.Up && now.Up:
+			log.Info("the link is up")
+		}
+		if before.MTU != now.MTU {
+			log.Info("the MTU of the interface changed", zap.Int("mtu", now.MTU), zap.Int("before", before.MTU))
+		}
+	}
+	routes := func(changes int) { log.Info("routes over the interface changed", zap.Int("changes", changes)) }
+	if err := hostnet.FollowLink(ctx, ifname, link, routes); err != nil {
+		log.Warn("changes of the link are not logged", zap.Error(err))
+	}
+}

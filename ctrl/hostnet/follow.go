@@ -1,0 +1,85 @@
+package hostnet
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// routePause is how long route changes are collected for one call.
+const routePause = time.Second
+
+// LinkState is the state of an interface.
+type LinkState struct {
+	Up  bool // administratively, and with a carrier
+	MTU int
+}
+
+// FollowLink calls link when the state of the interface name changes, and routes with the
+// number of changes when routes over it do, from one goroutine. It returns nil when ctx is
+// done.
+func FollowLink(ctx context.Context, name string, link func(before, now LinkState), routes func(changes int)) error {
+	linkUpdates, routeUpdates := make(chan netlink.LinkUpdate, 16), make(chan netlink.RouteUpdate, 64)
+	if err := netlink.LinkSubscribe(linkUpdates, ctx.Done()); err != nil {
+		return fmt.Errorf("hostnet: follow links: %w", err)
+	}
+	if err := netlink.RouteSubscribe(routeUpdates, ctx.Done()); err != nil {
+		return fmt.Errorf("hostnet: follow routes: %w", err)
+	}
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("hostnet: interface %s: %w", name, err)
+	}
+	index, last := l.Attrs().Index, stateOf(l)
+	var changed int
+	var pause <-chan time.Time
+	for linkUpdates != nil || routeUpdates != nil {
+		select {
+		case u, ok := <-linkUpdates:
+			if !ok { // ctx is done, or the kernel had more to say than the socket holds
+				linkUpdates = nil
+			} else if now := stateOf(u.Link); u.Attrs().Index == index && now != last {
+				link(last, now)
+				last = now
+			}
+		case r, ok := <-routeUpdates:
+			if !ok {
+				routeUpdates = nil
+			} else if overLink(&r.Route, index) {
+				if changed++; pause == nil {
+					pause = time.After(routePause)
+				}
+			}
+		case <-pause:
+			routes(changed)
+			changed, pause = 0, nil
+		}
+	}
+	if ctx.Err() == nil {
+		return fmt.Errorf("hostnet: the kernel reported more changes than fit its socket")
+	}
+	return nil
+}
+
+func stateOf(l netlink.Link) LinkState {
+	a := l.Attrs()
+	const up = unix.IFF_UP | unix.IFF_RUNNING
+	return LinkState{a.RawFlags&up == up, a.MTU}
+}
+
+// overLink reports whether frames of r leave by the interface. The kernel's own entries for
+// local and broadcast addresses come and go with the addresses.
+func overLink(r *netlink.Route, index int) bool {
+	if r.Table == unix.RT_TABLE_LOCAL {
+		return false
+	}
+	for _, hop := range r.MultiPath {
+		if hop.LinkIndex == index {
+			return true
+		}
+	}
+	return r.LinkIndex == index
+}
