@@ -68,8 +68,8 @@ func (c *session) closeFiles(fds []int) {
 	}
 }
 
-// hangUp shuts down the connection to the client, after which its session ends. Any goroutine may call it: the session closes the
-// descriptors that are queued in the socket.
+// hangUp shuts down the connection to the client, which ends the session. Any goroutine may call
+// it: the session closes the descriptors that are queued in the socket.
 func (c *session) hangUp() {
 	c.hungUp.Store(true)
 	c.conn.Shutdown()

@@ -267,8 +267,9 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 	if l := c.listener; l != nil {
 		l.starting.remove(c)
 		if l.waiting >= l.backlog || c.sess.behind() {
-			// The same for a client that does not keep up: a peer that connects and leaves repeatedly must not get it cut off.
-			s.turnAway(c, errBacklog)
+			// The same applies to a client that does not keep up: a peer that connects
+			// and leaves repeatedly must not cause the client to be cut off.
+			s.dropConn(c, errBacklog)
 			return
 		}
 		l.waiting++
@@ -290,9 +291,9 @@ func (s *Server) request(c *conn, f *mpa.Frame) {
 
 var errBacklog = errors.New("backlog full")
 
-// turnAway drops a connection for which the listener or the client has no room. The client is notified if it knows the connection, which is
+// dropConn drops a connection for which the listener or the client has no room. The client is notified if it knows the connection, which is
 // then a byte stream on which it has started MPA.
-func (s *Server) turnAway(c *conn, why error) {
+func (s *Server) dropConn(c *conn, why error) {
 	l := c.listener
 	l.dropped++
 	if l.dropped&(l.dropped-1) == 0 { // the peer controls how often this happens

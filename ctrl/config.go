@@ -7,72 +7,72 @@ import (
 	"time"
 )
 
-// Config is what the control plane is set up with. The zero value of each
-// field has a default; Reload may change all but Socket, Mode, Group, TimeWait, ReceiveWindow, and
-// Folder and Count of Slots.
+// Config configures the control plane. The zero value of each field means its default. Reload can
+// change all fields except Socket, Mode, Group, TimeWait, ReceiveWindow, and Folder and Count of
+// Slots.
 type Config struct {
-	// Socket is the path of the Unix socket; Mode its permission bits, default
-	// 0660; Group the name or number of its group, "" leaves it alone.
+	// Socket is the path of the Unix socket. Mode has its permission bits; the default is 0660.
+	// Group is the name or number of its group; "" leaves the group unchanged.
 	Socket string
 	Mode   fs.FileMode
 	Group  string
 
-	// Allow says who may do what; the first rule that matches a client's uid or
-	// gid holds. Without any rule whoever can open the socket may do everything
-	// within Limits, and root may see everybody's objects.
+	// Allow grants rights to users: the first rule that matches the uid or a gid of a client
+	// applies. Without rules, everybody who can open the socket has all rights within Limits,
+	// and root sees the objects of all users.
 	Allow  []Rule
 	Limits Limits
 
-	// Slots are sockets for containers, to which no rule of Allow applies.
+	// Slots are sockets for containers. The rules of Allow do not apply to them.
 	Slots Slots
 
 	Startup StartupDefaults
-	// TimeWait is how long the port of a connection that we opened stays taken after we
-	// closed it in order; default 60 s, TIME-WAIT of Linux.
+	// TimeWait is how long the port of a connection that we opened and closed first stays in
+	// TIME-WAIT; the default is 60 s, as in Linux.
 	TimeWait time.Duration
-	// ReceiveWindow is the most that a peer can send on a byte stream, in bytes, before
-	// its client reads; default 2 MiB.
+	// ReceiveWindow is the maximum number of bytes that a peer can send on a byte stream before
+	// the client reads; the default is 2 MiB.
 	ReceiveWindow int
 	Detached      DetachPolicy
 	Version       string // of the daemon, shown to clients
-	// Interface, MTU: shown to clients.
+	// Interface and MTU are shown to clients.
 	Interface string
 	MTU       int
 }
 
-// A Rule gives rights to users.
+// A Rule grants rights to users.
 type Rule struct {
-	UIDs, GIDs []uint32       // whom it is for; both empty: everybody
-	Deny       bool           // they may not connect at all
-	Admin      bool           // they see everybody's objects and may end any connection
-	Listen     []PortRange    // local ports they may use; empty: see unprivileged
-	Addrs      []netip.Prefix // local addresses they may use; empty: all
+	UIDs, GIDs []uint32       // the users it applies to; both empty: all users
+	Deny       bool           // they may not connect
+	Admin      bool           // they may see the objects of all users and end any connection
+	Listen     []PortRange    // local ports that they may use; empty: see unprivileged
+	Addrs      []netip.Prefix // local addresses that they may use; empty: all
 	Limits     *Limits        // nil: Config.Limits
 }
 
-// A PortRange is From and To with all between.
+// A PortRange includes From and To.
 type PortRange struct{ From, To uint16 }
 
-// Limits are quotas of one uid over all its clients. Zero means the default.
+// Limits are the quotas of a uid, summed over all of its clients. Zero means the default.
 type Limits struct {
 	Clients, PDs, MRs, MWs, CQs, QPs, Listens int
-	Ports                                     int    // local ports of connections made from here, those in TIME-WAIT included
-	Captures                                  int    // at a time
+	Ports                                     int    // local ports of active opens, including those in TIME-WAIT
+	Captures                                  int    // concurrent captures
 	Registered                                uint64 // bytes of all memory regions
-	Rings                                     uint64 // bytes of all queues, rings and what the daemon keeps for them
-	Messages                                  uint64 // bytes of replies and events that clients have not read
-	QueueDepth                                int    // work requests of one queue, completions of one CQ
+	Rings                                     uint64 // bytes of all queues and rings, including the daemon's own data for them
+	Messages                                  uint64 // bytes of replies and events that the clients have not read
+	QueueDepth                                int    // work requests per queue, completions per CQ
 	MaxInline                                 int    // bytes
 	MaxSGE                                    int
 }
 
-// DefaultLimits are the quotas where the configuration says nothing.
+// DefaultLimits are the default quotas.
 var DefaultLimits = Limits{
 	Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, QPs: 4096, Listens: 256, Ports: 8192, Captures: 2,
 	Registered: 1 << 30, Rings: 1 << 30, Messages: 64 << 20, QueueDepth: 16384, MaxInline: 256, MaxSGE: 16,
 }
 
-// fill puts the default in place of each zero.
+// fill replaces each zero by its default.
 func (l Limits) fill() Limits {
 	d := DefaultLimits
 	for _, f := range []struct{ have, def *int }{
@@ -96,11 +96,11 @@ func (l Limits) fill() Limits {
 	return l
 }
 
-// StartupDefaults are the MPA negotiation where a client says nothing, and the
-// bounds of what it may ask.
+// StartupDefaults are the defaults for the MPA negotiation, and bounds on what a client may
+// request.
 type StartupDefaults struct {
 	CRC        CRCPolicy
-	CRCPeers   []CRCRule // exceptions from CRC; the first that contains the peer holds
+	CRCPeers   []CRCRule // exceptions from CRC; the first that contains the peer applies
 	Markers    bool
 	Revision   int // default 2
 	NoFallback bool
@@ -108,33 +108,33 @@ type StartupDefaults struct {
 	RTR        uint32        // RTR bits offered in peer-to-peer mode: 1 Send, 2 Write, 4 Read; default all
 	IRD, ORD   int           // default 16
 	MaxIRD     int           // default 128
-	Timeout    time.Duration // of each wait of the MPA start-up; default 10 s
-	Connect    time.Duration // of a whole connect; default 30 s
-	Accept     time.Duration // how long a connect request waits for the client; default 30 s
-	// PerPeer and PerListener bound the connections of one listener whose MPA request
-	// has not come: those of one remote address, default 64, and all, default 1024.
+	Timeout    time.Duration // for each step of the MPA start-up; default 10 s
+	Connect    time.Duration // for a whole connect; default 30 s
+	Accept     time.Duration // for the client to answer a connect request; default 30 s
+	// PerPeer and PerListener bound the connections of a listener whose MPA request has not
+	// arrived: those from one address, default 64, and all, default 1024.
 	PerPeer, PerListener int
 }
 
-// A CRCPolicy is the administrator's choice whether MPA uses CRC32c. RFC 5044
-// Section 4.4 gives it to no one else: a client's wish counts only within it. The
-// CRC is off only where both ends of a connection turn it off.
+// A CRCPolicy is the administrator's choice whether MPA uses CRC32c, as RFC 5044 Section 4.4
+// demands. What a client requests counts only within it. A connection runs without CRC only if both
+// ends disable it.
 type CRCPolicy uint8
 
-// The policies.
+// CRC policies.
 const (
-	CRCRequired CRCPolicy = iota // every connection uses it
-	CRCOptional                  // asked for, unless the client wishes to do without
-	CRCOff                       // used only where the peer asks for it
+	CRCRequired CRCPolicy = iota // on every connection
+	CRCOptional                  // requested unless the client disables it
+	CRCOff                       // only if the peer requests it
 )
 
-// A CRCRule is the policy for the peers of a network.
+// A CRCRule is the policy for peers in a network.
 type CRCRule struct {
 	Peers netip.Prefix
 	CRC   CRCPolicy
 }
 
-// crc reports whether to ask peer for CRC32c. wish is the client's.
+// crc reports whether to request CRC32c from peer. wish is the client's choice.
 func (s *StartupDefaults) crc(peer netip.Addr, wish bool) bool {
 	p := s.CRC
 	for _, r := range s.CRCPeers {
@@ -198,17 +198,16 @@ func (c Config) fill() Config {
 	return c
 }
 
-// policy is what one client may do: the rule that matched it.
+// policy is the set of rights of a client, from the rule that matched.
 type policy struct {
 	admin  bool
-	system bool // root, or the daemon's own user: it may use every port that no rule denies it
+	system bool // root, or the daemon's own user: may use every port that no rule denies
 	listen []PortRange
 	addrs  []netip.Prefix
 	limits Limits
 }
 
-// policyOf finds the rule for a uid and its groups; ok is false when it may
-// not connect.
+// policyOf returns the policy for a uid and its groups. ok is false if the user may not connect.
 func (c *Config) policyOf(uid uint32, gids []uint32) (p policy, ok bool) {
 	if uid >= slotUID {
 		return c.Slots.policy(c), true
@@ -250,12 +249,12 @@ func (r *Rule) matches(uid uint32, gids []uint32) bool {
 	return false
 }
 
-// unprivileged is the first port that users may take whom no rule gives others, as
-// with the kernel's sockets.
+// unprivileged is the first port that users may use if no rule lists ports for them, as with kernel
+// sockets.
 const unprivileged = 1024
 
-// mayBind reports whether the client may take a local port, to listen on it or to
-// connect from it.
+// mayBind reports whether the client may use a local port, for listening or as the source of a
+// connection.
 func (p *policy) mayBind(port uint16) bool {
 	if len(p.listen) == 0 {
 		return p.system || port >= unprivileged

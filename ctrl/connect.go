@@ -11,8 +11,8 @@ import (
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
-// mpaConfig merges a client's wishes with the defaults. The CRC of the result is only
-// the wish: startup applies the policy, which depends on the peer.
+// mpaConfig merges the settings of a client with the defaults. The CRC of the result is only the
+// client's choice: startup applies the policy, which depends on the peer.
 func (s *Server) mpaConfig(w *ctrlpb.Startup) (mpa.Config, error) {
 	d := &s.cfg.Startup
 	cfg := mpa.DefaultConfig()
@@ -157,7 +157,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	return nil
 }
 
-// freshQP finds a QP that has had no connection.
+// freshQP returns a QP that has never had a connection.
 func (c *session) freshQP(num uint32) (*qp, error) {
 	q := c.qps[num]
 	if q == nil {
@@ -176,9 +176,8 @@ func (s *Server) startDial(c *conn) {
 	go s.dial(c)
 }
 
-// dial finds the way to the peer, claims a local port and has the engine
-// connect. It runs in a goroutine of its own, since the resolver may take a
-// while.
+// dial resolves the route to the peer, claims a local port and makes the engine connect. It runs in
+// its own goroutine, since the resolver may block.
 func (s *Server) dial(c *conn) {
 	defer s.wg.Done()
 	var sh *shared
@@ -196,7 +195,7 @@ func (s *Server) dial(c *conn) {
 	s.mu.Lock()
 	if c.state != connResolving {
 		s.mu.Unlock()
-		return // given up meanwhile
+		return // canceled in the meantime
 	}
 	if err != nil {
 		s.failConn(c, errorf(unreachable, "%w", err))
@@ -228,8 +227,8 @@ func (s *Server) dial(c *conn) {
 	}
 	id := s.engine.NewID(cl.addr)
 	c.claim, c.local, c.state, c.id = cl, cl.addr, connDialing, id
-	s.conns[id] = c // its events may come before Connect returns
-	cl.refs++       // until Connect returns, whatever becomes of c meanwhile
+	s.conns[id] = c // its events may arrive before Connect returns
+	cl.refs++       // until Connect returns, even if c ends before
 	r := s.connectRequest(c)
 	s.mu.Unlock()
 
@@ -239,7 +238,7 @@ func (s *Server) dial(c *conn) {
 	defer s.mu.Unlock()
 	ours := c.id == id && c.state != connGone
 	switch {
-	case err == nil && !ours: // perhaps before the engine had it, or events have ended it
+	case err == nil && !ours: // canceled before Connect returned, or ended by an event
 		s.engine.Disconnect(id, true)
 		s.partedSCTP(cl)
 	case err != nil && ours:
@@ -253,7 +252,7 @@ func (s *Server) dial(c *conn) {
 	}
 }
 
-// connectRequest is what the engine is to open for c. Called with mu held.
+// connectRequest returns the request to the engine for c. Called with mu held.
 func (s *Server) connectRequest(c *conn) dataplane.ConnectRequest {
 	r := dataplane.ConnectRequest{Local: c.local, Remote: c.remote, Timeout: max(c.limit.Sub(s.now()), time.Millisecond), Stream: c.streaming}
 	if c.sctp != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/iwarpd/iwarpd/shm"
 )
 
-// ringFault returns what to call when the client has written an impossible index:
-// it is cut off. Workers call it.
+// ringFault returns a function that cuts off the client for writing an invalid index. Workers call
+// it.
 func (c *session) ringFault(what string) func() {
 	return func() {
 		c.srv.counters.faults.Add(1)
@@ -20,14 +20,13 @@ func (c *session) ringFault(what string) func() {
 	}
 }
 
-// quiet waits until no worker has anything to do with completions that were made
-// before the call.
+// quiet waits until all workers have finished handling the completions made before the call.
 func (s *Server) quiet() {
-	s.engine.Fence() // in the turn of which they may still be published
+	s.engine.Fence() // completions may still be published during the current turn
 	s.engine.Fence()
 }
 
-// resizeCQ gives a queue other rings.
+// resizeCQ replaces the rings of a completion queue.
 func (c *session) resizeCQ(r *ctrlpb.ResizeCQ, reply *ctrlpb.Reply) ([]int, error) {
 	s := c.srv
 	if err := c.depth("completion queue", r.Depth); err != nil {
@@ -40,8 +39,8 @@ func (c *session) resizeCQ(r *ctrlpb.ResizeCQ, reply *ctrlpb.Reply) ([]int, erro
 	if err != nil {
 		return nil, err
 	}
-	// The client has taken what it wants of the rings before the last resize. Those
-	// in use now are charged until it resizes again: it still has to read them.
+	// The client has read what it needs from the rings before the last resize. The current ones
+	// stay charged until its next resize, since it still has to read them.
 	if q.before != 0 {
 		s.mu.Unlock()
 		ok := c.away("its rings", q.ring.FreeBefore)
@@ -71,7 +70,7 @@ func (c *session) resizeCQ(r *ctrlpb.ResizeCQ, reply *ctrlpb.Reply) ([]int, erro
 	return []int{q.ring.TakeFD()}, nil
 }
 
-// maxModeration is the longest that a wake-up can be held back.
+// maxModeration is the longest time that a wake-up can be delayed.
 const maxModeration = time.Second
 
 func (c *session) modifyCQ(r *ctrlpb.ModifyCQ) error {
@@ -91,7 +90,7 @@ func (c *session) modifyCQ(r *ctrlpb.ModifyCQ) error {
 	return nil
 }
 
-// cqOf finds a completion queue. Called with mu held.
+// cqOf returns a completion queue of the client. Called with mu held.
 func (c *session) cqOf(h uint32) (*cq, error) {
 	if q := c.cqs[h]; q != nil {
 		return q, nil
@@ -99,10 +98,10 @@ func (c *session) cqOf(h uint32) (*cq, error) {
 	return nil, errorf(noObject, "ctrl: no completion queue %d", h)
 }
 
-// cqSize is what the rings of a completion queue take.
+// cqSize returns the memory that the rings of a completion queue use.
 func cqSize(workers int, depth uint32) uint64 { return 4096 + uint64(workers)*(4096+64*entries(depth)) }
 
-// entries returns how many entries a ring of that depth has.
+// entries returns the number of entries of a ring for the given depth.
 func entries(depth uint32) uint64 { return 1 << bits.Len32(depth-1) }
 
 func (c *session) listCQs(r *ctrlpb.ListCQs, reply *ctrlpb.Reply) error {
@@ -136,7 +135,7 @@ func (c *session) listCQs(r *ctrlpb.ListCQs, reply *ctrlpb.Reply) error {
 	return nil
 }
 
-// async tells the client of a queue pair's end that no work request reports.
+// async notifies the client that a queue pair ended for a reason that no work request reports.
 // Called with mu held.
 func (q *qp) async(kind ctrlpb.AsyncKind, err error) {
 	e := &ctrlpb.AsyncError{Qp: q.num, Kind: kind, Error: toPB(err)}
@@ -149,7 +148,7 @@ func (q *qp) async(kind ctrlpb.AsyncKind, err error) {
 	q.sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_AsyncError{AsyncError: e}})
 }
 
-// createChannel makes a wake-up channel for several completion queues.
+// createChannel creates a wake-up channel that several completion queues can share.
 func (c *session) createChannel(reply *ctrlpb.Reply) ([]int, error) {
 	s := c.srv
 	r, w, err := shm.NewChannel()
@@ -184,7 +183,7 @@ func (c *session) destroyChannel(h uint32) error {
 	return nil
 }
 
-// channelOf finds a channel. Called with mu held.
+// channelOf returns a channel of the client. Called with mu held.
 func (c *session) channelOf(h uint32) (*channel, error) {
 	if ch := c.channels[h]; ch != nil {
 		return ch, nil

@@ -9,29 +9,29 @@ import (
 // Program is the XDP program on the interface.
 type Program interface {
 	Attached() (bool, error)
-	Attach() error // again, after it was detached
+	Attach() error // attaches it again
 }
 
-// DetachPolicy is what happens when somebody detaches the XDP program. From then on the
-// kernel gets the frames of iwarpd's connections, and resets them.
+// DetachPolicy is the reaction to the XDP program being detached. From then on the kernel receives
+// the frames of iwarpd's connections, and resets them.
 type DetachPolicy uint8
 
-// The policies.
+// Detach policies.
 const (
-	// DetachEnd ends all connections with the reason, and refuses others. It is the
-	// default: the kernel refuses to remove the program by the usual means (ip link,
-	// bpftool net), so whoever detaches its bpf_link wants the interface free of it.
+	// DetachEnd ends all connections with this reason, and refuses new ones. It is the default:
+	// the usual tools (ip link, bpftool net) cannot remove the program, so detaching its
+	// bpf_link is a deliberate act.
 	DetachEnd DetachPolicy = iota
-	// DetachAttach attaches the program again. Connections go on, but for those that
-	// got a segment meanwhile.
+	// DetachAttach attaches the program again. Connections continue, except those reset in the
+	// meantime.
 	DetachAttach
 )
 
-// programPeriod is how often the program is looked for. The kernel notifies nobody of a
-// bpf_link that is detached.
+// programPeriod is the polling interval. The kernel sends no notification when a bpf_link is
+// detached.
 const programPeriod = 500 * time.Millisecond
 
-// watchProgram looks at p at each tick until the server is closed.
+// watchProgram checks p at each tick until the server is closed.
 func (s *Server) watchProgram(p Program, tick <-chan time.Time) {
 	defer s.wg.Done()
 	for {
@@ -44,9 +44,9 @@ func (s *Server) watchProgram(p Program, tick <-chan time.Time) {
 	}
 }
 
-// checkProgram acts where p is not attached.
+// checkProgram applies the policy if p is not attached.
 func (s *Server) checkProgram(p Program) {
-	if ok, err := p.Attached(); ok || err != nil { // cannot fail but for want of memory
+	if ok, err := p.Attached(); ok || err != nil { // fails only if memory is short
 		return
 	}
 	s.mu.Lock()
@@ -77,7 +77,7 @@ func (s *Server) checkProgram(p Program) {
 			s.end(c, s.detached)
 		}
 	}
-	for _, c := range values(s.conns) { // those that no client knows of yet
+	for _, c := range values(s.conns) { // those without a client
 		s.end(c, s.detached)
 	}
 	s.log.Error("connections were ended: no frame reaches them", zap.Int("connections", n), zap.NamedError("reattach", err))

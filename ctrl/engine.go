@@ -9,7 +9,7 @@ import (
 	ddp "github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// Engine is what the control plane uses of a dataplane.Engine.
+// Engine is the part of dataplane.Engine that the control plane uses.
 type Engine interface {
 	Workers() int
 

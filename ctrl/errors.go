@@ -8,12 +8,11 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
-// An Error is a request that was refused, or a connection that was not made:
-// what the client gets to know.
+// An Error is the reason for a refused request or failed connection, as reported to the client.
 type Error struct {
 	Code ctrlpb.Code
 	Text string
-	Err  error // the cause, if another error is; its text is part of Text
+	Err  error // the cause, if any; Text includes its text
 }
 
 // Error implements error.
@@ -22,14 +21,14 @@ func (e *Error) Error() string { return e.Text }
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// errorf makes an Error. A %w verb in the format sets its cause.
+// errorf returns an Error. A %w verb in the format sets its cause.
 func errorf(code ctrlpb.Code, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
 	return &Error{Code: code, Text: err.Error(), Err: errors.Unwrap(err)}
 }
 
-// toPB gives err the form that goes over the socket: nil for nil, and the code
-// of the first Error in its chain, or that of a fault of the daemon.
+// toPB converts err to a message: nil for nil, otherwise with the code of the first Error in its
+// chain, or the code for an internal error.
 func toPB(err error) *ctrlpb.Error {
 	if err == nil {
 		return nil
@@ -41,7 +40,7 @@ func toPB(err error) *ctrlpb.Error {
 	return &ctrlpb.Error{Code: code, Text: clip(strings.ToValidUTF8(err.Error(), "?"), maxText)}
 }
 
-// maxText bounds the text of an error in a message, in bytes.
+// maxText is the maximum length in bytes of an error text in a message.
 const maxText = 1024
 
 // Short names of the codes.

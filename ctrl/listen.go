@@ -55,7 +55,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 		if err := c.mayBind(port); err != nil {
 			return err
 		}
-	case len(pol.listen) > 0: // the port that is free may be another
+	case len(pol.listen) > 0: // port 0 could yield a port outside of the ranges
 		return errorf(permission, "ctrl: %s may listen only on the ports of its rule in the configuration: name one of them", user(c.cred.Uid))
 	}
 	if len(c.policy().addrs) > 0 && !c.policy().mayUse(addr) {
@@ -83,7 +83,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 		return err
 	}
 	setSCTP(&cfg, o, r.Startup.GetP2P())
-	// Depths that the client names limit what an Accept without them grants.
+	// Depths in the request also bound those of an Accept that specifies none.
 	if r.Startup != nil && r.Startup.Ird != nil {
 		cfg.MaxIRD = cfg.IRD
 	}
@@ -101,8 +101,8 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 		c.give(resListens, 1)
 		return err
 	}
-	// The workers answer from their own goroutines and never wait for mu, so it
-	// can be held: the first EventAccepted must find the listener.
+	// Workers answer from their own goroutines and never wait for mu, so mu can be held here.
+	// It must be, so that the first EventAccepted finds the listener.
 	var id dataplane.ListenerID
 	if o != nil {
 		err = s.claims.steerSCTP(cl, o)
@@ -124,7 +124,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	return nil
 }
 
-// mayBind reports why the client may not use a local port.
+// mayBind returns an error if the client may not use a local port.
 func (c *session) mayBind(port uint16) error {
 	pol := c.policy()
 	switch {
@@ -136,7 +136,7 @@ func (c *session) mayBind(port uint16) error {
 	return errorf(permission, "ctrl: %s may not use port %d (rule in the configuration)", user(c.cred.Uid), port)
 }
 
-// isLocal reports whether a is an address of the interface, as far as known.
+// isLocal reports whether a is an address of the interface, or the addresses are unknown.
 func (s *Server) isLocal(a netip.Addr) bool {
 	return s.claims.addrs == nil || slices.Contains(s.claims.addrs(), a)
 }
@@ -152,8 +152,7 @@ func (c *session) unlisten(h uint32) error {
 	return nil
 }
 
-// dropListener ends a listener and the connections that the client has not
-// accepted.
+// dropListener closes a listener and resets the connections that the client has not accepted.
 func (c *session) dropListener(l *listener) {
 	s := c.srv
 	s.mu.Lock()
@@ -162,7 +161,7 @@ func (c *session) dropListener(l *listener) {
 	delete(s.listeners, l.id)
 	delete(c.listens, l.handle)
 	for _, cn := range s.conns {
-		if cn.listener == l && cn.qp == nil && !cn.streaming { // a byte stream is the client's already
+		if cn.listener == l && cn.qp == nil && !cn.streaming { // a byte stream already belongs to the client
 			s.abandon(cn)
 		}
 	}

@@ -16,17 +16,16 @@ import (
 // protoTCP is the IP protocol number.
 const protoTCP = 6
 
-// A claim is a local endpoint taken for iwarpd: steered to its sockets and
-// guarded by a kernel socket that is bound and never listens, so that no other
-// program can take the port and the kernel answers nobody there. It is shared by
-// a listener and the connections it accepted.
+// A claim reserves a local endpoint for iwarpd. The XDP program steers its packets, and a kernel
+// socket is bound to it but never listens, so that no other program can use the port and the kernel
+// does not respond on it. A listener and the connections it accepted share a claim.
 type claim struct {
 	addr      netip.AddrPort
 	uid       uint32
 	listening bool           // a listener uses it
 	timeWait  bool           // its connection has ended and is in TIME-WAIT
-	active    bool           // of an active open: in the user's quota of ports
-	remote    netip.AddrPort // of its last connection
+	active    bool           // for an active open, and counted in the quota of ports
+	remote    netip.AddrPort // peer of its last connection
 	since     clock.Time     // start of TIME-WAIT
 	until     clock.Time     // end of TIME-WAIT
 	refs      int
@@ -35,22 +34,22 @@ type claim struct {
 	guard     map[netip.Addr]bool // addresses that a guard socket is bound to
 }
 
-// claims are the endpoints taken. Its methods are called with Server.mu held.
+// claims are the reserved endpoints. All methods require Server.mu.
 type claims struct {
-	steering Steering // nil: nothing to steer (pipes)
-	noGuard  bool     // no kernel shares the addresses (pipes)
+	steering Steering // nil: no steering (pipes)
+	noGuard  bool     // the kernel does not use the addresses (pipes)
 	sockets  bool     // the engine's connections are kernel sockets, on the ports of the guards
 	addrs    func() []netip.Addr
-	vlans    func() [][]uint16 // that the host is in; nil: not known
-	zone     string            // the interface, of link-local addresses
+	vlans    func() [][]uint16 // of the host; nil: unknown
+	zone     string            // interface name, for link-local addresses
 	byAddr   map[netip.AddrPort]*claim
 	nextPort uint16           // for noGuard
 	freed    func(uid uint32) // of a port of an active open
 }
 
-// take claims addr for one more user. An unspecified address means every
-// address of the interface, port 0 one that is free. A listener of the same uid
-// may take over what is left of an earlier one: the connections it accepted.
+// take reserves addr, or adds a user to its claim. An unspecified address stands for all addresses
+// of the interface; port 0 selects a free port. A listener may share the claim of connections that
+// an earlier listener of the same uid accepted.
 func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, error) {
 	if addr.Port() != 0 {
 		if c := cs.byAddr[addr]; c != nil {
@@ -76,7 +75,7 @@ func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, er
 	if cs.steering != nil {
 		ep := bpf.Endpoint{Proto: protoTCP, Addr: c.addr.Addr(), Port: c.addr.Port()}
 		if ep.Addr.IsUnspecified() {
-			ep.Addr = netip.Addr{} // of both families
+			ep.Addr = netip.Addr{} // both families
 		}
 		if err := cs.steering.Claim(ep); err != nil {
 			cs.undo(c)
@@ -88,7 +87,7 @@ func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, er
 	return c, nil
 }
 
-// overlap finds a claim of the same port whose address means the same or more.
+// overlap returns a claim of the same port whose address overlaps addr.
 func (cs *claims) overlap(addr netip.AddrPort) *claim {
 	for have, c := range cs.byAddr {
 		if have.Port() == addr.Port() && (have.Addr().IsUnspecified() || addr.Addr().IsUnspecified()) {
@@ -98,7 +97,7 @@ func (cs *claims) overlap(addr netip.AddrPort) *claim {
 	return nil
 }
 
-// bind binds the guard sockets of c and settles its port.
+// bind binds the guard sockets of c and, for port 0, determines its port.
 func (cs *claims) bind(c *claim) error {
 	if cs.noGuard {
 		if c.addr.Port() == 0 {
@@ -128,8 +127,8 @@ func (cs *claims) bind(c *claim) error {
 	return nil
 }
 
-// guardAddr binds a kernel socket to the claim's port on a. The first one
-// settles a port that was left open.
+// guardAddr binds a kernel socket to the claim's port on a. If the port is 0, the kernel chooses
+// one.
 func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 	if c.guard[a] {
 		return nil
@@ -147,15 +146,15 @@ func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 	return nil
 }
 
-// refresh takes over a change of the interface's addresses: steering and guards
-// of claims of every address follow it.
+// refresh updates steering and guards of claims for unspecified addresses after the interface's
+// addresses have changed.
 func (cs *claims) refresh() {
 	if cs.addrs == nil {
 		return
 	}
 	addrs := cs.addrs()
 	if st, ok := cs.steering.(interface{ SetAddresses([]netip.Addr) error }); ok {
-		_ = st.SetAddresses(addrs) // what it knew stays
+		_ = st.SetAddresses(addrs) // on failure the previous state remains
 	}
 	if st, ok := cs.steering.(interface{ SetVLANs([][]uint16) error }); ok && cs.vlans != nil {
 		_ = st.SetVLANs(cs.vlans())
@@ -166,13 +165,13 @@ func (cs *claims) refresh() {
 	for _, c := range cs.byAddr {
 		if c.addr.Addr().IsUnspecified() {
 			for _, a := range addrs {
-				_ = cs.guardAddr(c, a) // taken by another program there: the other addresses stay good
+				_ = cs.guardAddr(c, a) // another program uses the port there; the other addresses remain usable
 			}
 		}
 	}
 }
 
-// drop ends one use of c.
+// drop removes a user from c.
 func (cs *claims) drop(c *claim) {
 	if c == nil {
 		return
@@ -189,7 +188,7 @@ func (cs *claims) drop(c *claim) {
 
 func (cs *claims) undo(c *claim) {
 	for _, ep := range c.eps {
-		_ = cs.steering.Unclaim(ep) // gone with the program otherwise
+		_ = cs.steering.Unclaim(ep) // otherwise it is removed with the program
 	}
 	for _, fd := range c.fds {
 		unix.Close(fd)
@@ -197,8 +196,8 @@ func (cs *claims) undo(c *claim) {
 	c.eps, c.fds = nil, nil
 }
 
-// freePort finds a port for a where no kernel hands them out. The range is that
-// of RFC 6335 section 6.
+// freePort returns a free port on a when the kernel does not assign one. The range is that of RFC
+// 6335 section 6.
 func (cs *claims) freePort(a netip.Addr) (uint16, error) {
 	const first, n = 49152, 65536 - 49152
 	for range n {
@@ -212,15 +211,15 @@ func (cs *claims) freePort(a netip.Addr) (uint16, error) {
 	return 0, errorf(portInUse, "ctrl: every port from %d on is in use on %v", first, a)
 }
 
-// bindGuard binds a TCP socket to addr, of the interface zone if it is link-local,
-// and tells its port. With share the sockets of the engine can be bound to it too.
+// bindGuard binds a TCP socket to addr, in the interface zone if it is link-local, and returns its
+// port. If share is set, sockets of the engine can be bound to the same port.
 func bindGuard(addr netip.AddrPort, zone string, share bool) (fd int, port uint16, err error) {
 	domain := unix.AF_INET
 	if addr.Addr().Is6() {
 		domain = unix.AF_INET6
 	}
 	fd, err = unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
-	if errors.Is(err, unix.EAFNOSUPPORT) && addr.Addr().IsUnspecified() { // a host without IPv6
+	if errors.Is(err, unix.EAFNOSUPPORT) && addr.Addr().IsUnspecified() { // the host has no IPv6
 		return bindGuard(netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port()), zone, share)
 	}
 	if err != nil {
@@ -281,7 +280,7 @@ func bindError(addr netip.AddrPort, err error) error {
 	return errorf(internal, "ctrl: guard socket of %v: %w", addr, err)
 }
 
-// parseAddrPort reads "addr:port", "[addr]:port", ":port", "addr" or "".
+// parseAddrPort parses "addr:port", "[addr]:port", ":port", "addr" or "".
 func parseAddrPort(s string) (netip.AddrPort, error) {
 	if s == "" {
 		return netip.AddrPort{}, nil

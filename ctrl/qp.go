@@ -29,7 +29,7 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 		q.rq, err = shm.CreateRQ(int(r.RqDepth), int(r.MaxSge))
 	}
 	if err != nil {
-		c.free(q.rings()...) // the client does not have them
+		c.free(q.rings()...) // the client has not received them
 		s.mu.Lock()
 		c.forgetQP(q, bit)
 		s.mu.Unlock()
@@ -60,7 +60,7 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 	return fds, nil
 }
 
-// checkQP reports a size that no queue pair of the client has.
+// checkQP returns an error if a requested size exceeds the client's limits.
 func (c *session) checkQP(r *ctrlpb.CreateQP) error {
 	lim := &c.policy().limits
 	if err := c.depth("send queue", r.SqDepth); err != nil {
@@ -78,7 +78,7 @@ func (c *session) checkQP(r *ctrlpb.CreateQP) error {
 	return nil
 }
 
-// reserveQP gives q its number and a doorbell bit, and counts it and what it uses.
+// reserveQP assigns a number and a doorbell bit to q, and charges the quotas.
 func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 	s := c.srv
 	s.mu.Lock()
@@ -109,7 +109,7 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 		c.give(resQPs, 1)
 		return 0, err
 	}
-	// It stays: what is told of a queue pair can outlive it.
+	// The limit never decreases: messages about a queue pair can outlive it.
 	c.room.Store(max(c.room.Load(), int64(maxQueued)+perQP*int64(c.own[resQPs])))
 	for s.lastQP++; s.lastQP == 0 || s.lastQP > maxQPNum || s.qps[s.lastQP] != nil; s.lastQP++ {
 		if s.lastQP > maxQPNum {
@@ -130,7 +130,7 @@ func (c *session) reserveQP(q *qp, r *ctrlpb.CreateQP) (bit int, err error) {
 // maxQPNum keeps QP numbers within the 24 bits of the verbs.
 const maxQPNum = 1<<24 - 1
 
-// rings returns those that there are.
+// rings returns the rings that q has.
 func (q *qp) rings() (all []interface{ Free() error }) {
 	if q.sq != nil {
 		all = append(all, q.sq)
@@ -152,7 +152,7 @@ func (c *session) destroyQP(num uint32) error {
 	return nil
 }
 
-// dropQP ends a QP with its connection. When it returns no worker uses it.
+// dropQP destroys a QP and its connection. When it returns, no worker uses it.
 func (c *session) dropQP(q *qp) {
 	s := c.srv
 	s.mu.Lock()
@@ -166,12 +166,12 @@ func (c *session) dropQP(q *qp) {
 	defer s.mu.Unlock()
 	delete(c.qps, q.num)
 	if !ok {
-		q.size = 0 // stays in the quota
+		q.size = 0 // stays charged
 	}
 	c.forgetQP(q, q.binding.Bit)
 }
 
-// forgetQP gives back the counts of a QP. Called with mu held.
+// forgetQP returns the quotas of a QP. Called with mu held.
 func (c *session) forgetQP(q *qp, bit int) {
 	delete(c.srv.qps, q.num)
 	c.bits.free(bit)
@@ -185,7 +185,7 @@ func (c *session) forgetQP(q *qp, bit int) {
 	}
 }
 
-// bitmap hands out the doorbell bits of a client.
+// bitmap allocates the doorbell bits of a client.
 type bitmap struct {
 	words []uint64 // 1: taken
 	n     int

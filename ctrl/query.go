@@ -15,11 +15,11 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// pageSize is how many items of a list go into one reply, so that it stays
-// below seqpacket.MaxPacket.
+// pageSize is the maximum number of list items in a reply, which keeps it below
+// seqpacket.MaxPacket.
 const pageSize = 64
 
-// deviceAttr tells the limits of a client. Called with mu held.
+// deviceAttr returns the limits of a client. Called with mu held.
 func (s *Server) deviceAttr(p *policy) *ctrlpb.DeviceAttr {
 	l := &p.limits
 	a := &ctrlpb.DeviceAttr{
@@ -41,8 +41,8 @@ func (s *Server) deviceAttr(p *policy) *ctrlpb.DeviceAttr {
 	return a
 }
 
-// presentMTU is the interface's now, as far as the links that were opened carry
-// it. Called with mu held.
+// presentMTU returns the current MTU of the interface, bounded by what the links were opened for.
+// Called with mu held.
 func (s *Server) presentMTU() int {
 	if s.mtu != nil {
 		if now := s.mtu(); now > 0 {
@@ -52,16 +52,16 @@ func (s *Server) presentMTU() int {
 	return s.cfg.MTU
 }
 
-// visible returns the sessions whose objects c may list, by rising number. A session
-// that is being torn down is not among them. Called with mu held.
+// visible returns the sessions whose objects c may list, by ascending number, without those being
+// torn down. Called with mu held.
 func (c *session) visible() []*session {
 	all := slices.DeleteFunc(c.holding(), func(o *session) bool { return o.dead })
 	slices.SortFunc(all, func(a, b *session) int { return cmp.Compare(a.id, b.id) })
 	return all
 }
 
-// holding returns the sessions that c may see, with those that are being torn down,
-// which still hold memory and quota. Called with mu held.
+// holding returns the sessions that c may see, including those being torn down, which still hold
+// memory and quota. Called with mu held.
 func (c *session) holding() []*session {
 	var all []*session
 	for _, o := range c.srv.sessions {
@@ -114,7 +114,7 @@ func (s *Server) status(sessions []*session, p *policy) *ctrlpb.StatusReply {
 	return r
 }
 
-// page cuts a list sorted by key to what comes behind after.
+// page returns the part of a list, sorted by key, that follows after.
 func page[T any](items []T, key func(T) uint32, after uint32) (out []T, more bool) {
 	slices.SortFunc(items, func(a, b T) int { return cmp.Compare(key(a), key(b)) })
 	i, _ := slices.BinarySearchFunc(items, after, func(t T, k uint32) int {
@@ -152,7 +152,7 @@ func (c *session) listQPs(r *ctrlpb.ListQPs, reply *ctrlpb.Reply) error {
 	if r.Qp != 0 && len(qps) == 0 {
 		return errorf(noObject, "ctrl: no queue pair %d", r.Qp)
 	}
-	// With its counters an item is long.
+	// An item with its counters is long.
 	qps, more := page(qps, func(q *qp) uint32 { return q.num }, r.After)
 	if len(qps) > pageSize/4 {
 		qps, more = qps[:pageSize/4], true
@@ -279,9 +279,9 @@ func (c *session) queryStats(reply *ctrlpb.Reply) error {
 	return nil
 }
 
-// Counters returns all counters of the control plane ("ctrl."), of the workers
-// together ("engine."), of their links ("link."), of reassembly ("fragments."), of SCTP
-// ("sctp.") and of the XDP program ("xdp."). docs/metrics.md tells what each counts.
+// Counters returns the counters of the control plane ("ctrl."), of the workers ("engine."), of
+// their links ("link."), of reassembly ("fragments."), of SCTP ("sctp.") and of the XDP program
+// ("xdp."), each summed over all workers. docs/metrics.md describes them.
 func (s *Server) Counters() []*ctrlpb.Counter {
 	k := &s.counters
 	s.mu.Lock()
@@ -294,7 +294,7 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 	out := []*ctrlpb.Counter{
 		{Name: "ctrl.clients", Value: uint64(clients)},
 		{Name: "ctrl.conns", Value: uint64(conns)},
-		{Name: "ctrl.ports", Value: uint64(ports)}, // those that rest too
+		{Name: "ctrl.ports", Value: uint64(ports)}, // includes TIME-WAIT
 		{Name: "ctrl.ports_resting", Value: uint64(resting)},
 		{Name: "ctrl.requests", Value: k.requests.Load()},
 		{Name: "ctrl.request_errors", Value: k.errors.Load()},
@@ -305,7 +305,7 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 		{Name: "ctrl.rejected", Value: k.rejected.Load()},
 		{Name: "ctrl.startup_failed", Value: k.startupFailed.Load()},
 		{Name: "ctrl.startup_timeouts", Value: k.startupTimeout.Load()},
-		{Name: "ctrl.startups_crowded_out", Value: k.crowdedOut.Load()},
+		{Name: "ctrl.startups_crowded_out", Value: k.startupsEvicted.Load()},
 		{Name: "ctrl.program_detached", Value: detached},
 		{Name: "ctrl.program_detachments", Value: k.detached.Load()},
 		{Name: "ctrl.fallbacks", Value: k.fallbacks.Load()},
@@ -333,9 +333,9 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 	return out
 }
 
-// appendCounters appends the integer fields of the struct v, in snake case;
-// durations, in nanoseconds, have the suffix _ns, what is true counts 1, and embedded
-// structs are as their fields.
+// appendCounters appends the integer fields of the struct v, with their names in snake case.
+// Durations are in nanoseconds and get the suffix _ns, true is 1, and embedded structs are
+// flattened.
 func appendCounters(out []*ctrlpb.Counter, prefix string, v any) []*ctrlpb.Counter {
 	rv := reflect.ValueOf(v)
 	if rv.Kind() == reflect.Pointer {

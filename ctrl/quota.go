@@ -4,8 +4,8 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
-// A resource is something that the daemon holds for a user (uid) and that a quota
-// bounds, over all clients of that user.
+// A resource is an amount that the daemon accounts per user (uid), over all clients of that user,
+// and bounds by a quota.
 type resource uint8
 
 const (
@@ -55,11 +55,10 @@ var quotas = [numResources]struct {
 	resRings:      {"rings", "queues", "max-rings", true, func(l *Limits) uint64 { return l.Rings }},
 }
 
-// An account is what the daemon holds for one user, or the share of one client in
-// that. Server.mu guards it.
+// An account is the usage of one user, or the share of one client in it. Server.mu guards it.
 type account [numResources]uint64
 
-// empty reports whether nothing is held.
+// empty reports whether all amounts are zero.
 func (a *account) empty() bool { return *a == account{} }
 
 // account returns the account of uid. Called with mu held.
@@ -72,15 +71,15 @@ func (s *Server) account(uid uint32) *account {
 	return a
 }
 
-// settle forgets the account of uid if it is empty. Called with mu held.
+// settle deletes the account of uid if it is empty. Called with mu held.
 func (s *Server) settle(uid uint32) {
 	if a := s.usage[uid]; a != nil && a.empty() {
 		delete(s.usage, uid)
 	}
 }
 
-// overQuota returns the error of a user that holds have of r, which n more would
-// take past limit.
+// overQuota returns the error for a user that uses have of r and requested n more, which exceeds
+// limit.
 func overQuota(uid uint32, r resource, have, n, limit uint64) error {
 	q := &quotas[r]
 	if q.bytes {
@@ -90,9 +89,8 @@ func overQuota(uid uint32, r resource, have, n, limit uint64) error {
 	return errorf(quota, "ctrl: %s has %d %s, its limit is %d: close some, or raise %s in the configuration", user(uid), have, q.noun, limit, q.key)
 }
 
-// take charges n of r to the client's user, or returns an error if that would pass
-// the quota. What it charged is given back by give, or when the client ends.
-// Called with mu held.
+// take charges n of r to the client's user, or returns an error if that would exceed the quota.
+// give undoes it; giveAll does so when the client ends. Called with mu held.
 func (c *session) take(r resource, n uint64) error {
 	have, limit := c.use[r], quotas[r].limit(&c.policy().limits)
 	if have > limit || n > limit-have {
@@ -109,8 +107,7 @@ func (c *session) give(r resource, n uint64) {
 	c.own[r] -= n
 }
 
-// giveAll returns everything that the client holds, when it has ended. Called with
-// mu held.
+// giveAll returns everything charged to a client that has ended. Called with mu held.
 func (c *session) giveAll() {
 	for r, n := range c.own {
 		c.use[r] -= n
@@ -119,7 +116,7 @@ func (c *session) giveAll() {
 	c.srv.settle(c.cred.Uid)
 }
 
-// listQuotas reports what the users that c may see hold, and their limits.
+// listQuotas returns the usage and the limits of the users that c may see.
 func (c *session) listQuotas(r *ctrlpb.ListQuotas, reply *ctrlpb.Reply) error {
 	s := c.srv
 	s.mu.Lock()
@@ -134,13 +131,13 @@ func (c *session) listQuotas(r *ctrlpb.ListQuotas, reply *ctrlpb.Reply) error {
 	}
 	for uid := range s.usage {
 		if _, has := byUID[uid]; !has && (c.policy().admin || uid == c.cred.Uid) {
-			pol, _ := s.cfg.policyOf(uid, nil) // it has no client whose groups are known
+			pol, _ := s.cfg.policyOf(uid, nil) // without a client its groups are unknown
 			byUID[uid] = item{uid, &pol.limits}
 		}
 	}
-	// A uid can be 0, so that after counts from 1.
+	// A uid can be 0, so keys start at 1.
 	all, more := page(values(byUID), func(i item) uint32 { return i.uid + 1 }, r.After)
-	const most = pageSize / 4 // an item is long
+	const most = pageSize / 4 // items are long
 	if len(all) > most {
 		all, more = all[:most], true
 	}

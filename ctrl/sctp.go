@@ -13,7 +13,7 @@ import (
 	ddp "github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// sctpOf reads the transport that a client asks for; nil is TCP.
+// sctpOf returns the SCTP settings that a client requests, or nil for TCP.
 func (s *Server) sctpOf(w *ctrlpb.Startup, streaming bool) (*dataplane.SCTP, error) {
 	o := &dataplane.SCTP{UDP: w.GetUdpEncapsulation()}
 	switch w.GetTransport() {
@@ -37,8 +37,8 @@ func (s *Server) sctpOf(w *ctrlpb.Startup, streaming bool) (*dataplane.SCTP, err
 	return o, nil
 }
 
-// checkPrivate checks the private data of a client for SCTP, which leaves room for
-// the enhanced data (RFC 6581 section 7).
+// checkPrivate checks the length of private data for SCTP, which must leave room for the enhanced
+// connection data (RFC 6581 section 7).
 func checkPrivate(b []byte) error {
 	if len(b) > ddp.MaxPrivate-4 {
 		return errorf(invalid, "ctrl: private data over SCTP has at most %d bytes, not %d", ddp.MaxPrivate-4, len(b))
@@ -46,8 +46,8 @@ func checkPrivate(b []byte) error {
 	return nil
 }
 
-// steerSCTP steers the SCTP packets of a claim beside its TCP segments; in UDP they
-// all have one port. Called with Server.mu held.
+// steerSCTP steers the SCTP packets of a claim in addition to TCP. SCTP over UDP uses a single
+// port. Called with Server.mu held.
 func (cs *claims) steerSCTP(c *claim, o *dataplane.SCTP) error {
 	if cs.steering == nil {
 		return nil
@@ -71,7 +71,7 @@ func (cs *claims) steerSCTP(c *claim, o *dataplane.SCTP) error {
 	return nil
 }
 
-// llp names what carries c.
+// llp returns the name of the transport of c.
 func (c *conn) llp() string {
 	if c.sctp != nil {
 		return "sctp"
@@ -79,9 +79,9 @@ func (c *conn) llp() string {
 	return "tcp"
 }
 
-// setSCTP fits the settings of a connection to its transport. The draft has no enhanced
-// set-up. Over SCTP a ready-to-receive indication is offered only to a client that asks for
-// it: either side may send first without one (RFC 6581 section 7).
+// setSCTP adapts the settings of a connection to its transport. The draft has no enhanced set-up.
+// Over SCTP a ready-to-receive indication is offered only if the client requests it, since either
+// side may send first without one (RFC 6581 section 7).
 func setSCTP(cfg *mpa.Config, o *dataplane.SCTP, p2p bool) {
 	if o == nil {
 		return
@@ -90,14 +90,14 @@ func setSCTP(cfg *mpa.Config, o *dataplane.SCTP, p2p bool) {
 	cfg.P2P = cfg.Enhanced && p2p
 }
 
-// initiateSetup begins the negotiation, and returns what our Initiate says. Called with
+// initiateSetup starts the negotiation and returns the contents of our Initiate. Called with
 // Server.mu held.
 func (c *conn) initiateSetup() ddp.Setup {
 	c.neg = mpa.NewNegotiation(&c.cfg)
 	return ddp.Setup{Private: c.cfg.PrivateData, Enhanced: c.neg.Request()}
 }
 
-// setParams sets what full operation over SCTP runs with. SCTP has a CRC32c of its own.
+// setParams sets the parameters for full operation over SCTP, which has its own CRC32c.
 func (c *conn) setParams() {
 	c.params = mpa.Params{CRC: true, Rev: 1, Initiator: c.listener == nil}
 	if c.neg.Apply(&c.params); c.params.Enhanced {
@@ -105,8 +105,8 @@ func (c *conn) setParams() {
 	}
 }
 
-// joinedSCTP keeps the port of an association steered while it lasts: a SHUTDOWN comes
-// when listener and connections may be gone.
+// joinedSCTP keeps the port of an association steered while it lasts: a SHUTDOWN may arrive after
+// the listener and the connections are gone.
 func (s *Server) joinedSCTP(ev dataplane.Event) {
 	var cl *claim
 	if l := s.listeners[ev.Listener]; l != nil {
@@ -115,14 +115,14 @@ func (s *Server) joinedSCTP(ev dataplane.Event) {
 		cl = c.claim
 	}
 	if cl == nil {
-		return // given up already
+		return // already canceled
 	}
 	cl.refs++
 	s.assocs[ev.Flow] = cl
 }
 
-// partedSCTP gives back a claim whose association is gone. What the peer has under way to
-// it still comes to the engine, which knows what to answer; the host does not.
+// partedSCTP releases a claim whose association has ended. Its packets are steered a little longer,
+// since the engine can answer those still in flight and the host cannot.
 func (s *Server) partedSCTP(cl *claim) {
 	if cl == nil {
 		return
@@ -145,20 +145,20 @@ func (s *Server) partedSCTP(cl *claim) {
 	s.claims.drop(cl)
 }
 
-// endLate ends the steering of endpoints that rest no longer, and returns when it is to be
-// looked at again. Called with mu held.
+// endLate ends the steering of endpoints whose time is over, and returns when the next one is due.
+// Called with mu held.
 func (s *Server) endLate(now clock.Time) clock.Time {
 	for len(s.lateNext) > 0 && s.lateNext[0].at.Due(now) {
 		l := s.lateNext[0]
 		s.lateNext = s.lateNext[1:]
-		if !s.late[l.ep].Due(now) { // another association has ended meanwhile
+		if !s.late[l.ep].Due(now) { // another association has ended since
 			s.lateNext = append(s.lateNext, lateEndpoint{l.ep, now.Add(lateTime), l.uid})
 			continue
 		}
 		delete(s.late, l.ep)
 		s.account(l.uid)[resPorts]--
 		s.settle(l.uid)
-		_ = s.claims.steering.Unclaim(l.ep) // gone with the program otherwise
+		_ = s.claims.steering.Unclaim(l.ep) // otherwise it is removed with the program
 	}
 	if len(s.lateNext) == 0 {
 		return 0
@@ -166,7 +166,7 @@ func (s *Server) endLate(now clock.Time) clock.Time {
 	return s.lateNext[0].at
 }
 
-// requestSCTP takes the Initiate of a peer.
+// requestSCTP handles an Initiate of a peer.
 func (s *Server) requestSCTP(ev dataplane.Event) {
 	l := s.listeners[ev.Listener]
 	if l == nil || l.sess.dead || l.sctp == nil {
@@ -189,8 +189,8 @@ func (s *Server) requestSCTP(ev dataplane.Event) {
 	s.arm(c)
 }
 
-// negotiateSCTP reports a Negotiate of the draft to the client whose listener, or connect, it
-// is for. A peer may send many: a client that does not keep up is not told of all.
+// negotiateSCTP reports a Negotiate of the draft to the client of the listener or connect. A peer
+// may send many: those that a slow client has no room for are not reported.
 func (s *Server) negotiateSCTP(ev dataplane.Event) {
 	a := &ctrlpb.AsyncError{
 		Kind: ctrlpb.AsyncKind_ASYNC_NEGOTIATE, PrivateData: ev.Setup.Private,
@@ -209,7 +209,7 @@ func (s *Server) negotiateSCTP(ev dataplane.Event) {
 	sess.event(&ctrlpb.Event{Body: &ctrlpb.Event_AsyncError{AsyncError: a}})
 }
 
-// acceptSetup is what our Accept says. ird and ord are the client's, or negative.
+// acceptSetup returns the contents of our Accept. ird and ord are the client's, or negative.
 func (c *conn) acceptSetup(private []byte, ird, ord int) (set ddp.Setup, err error) {
 	if err = checkPrivate(private); err != nil {
 		return set, err
@@ -236,14 +236,14 @@ func (s *Server) rejectSCTP(c *conn, private []byte) {
 	s.forget(c)
 }
 
-// answeredSCTP takes the peer's answer to our Initiate.
+// answeredSCTP handles the peer's answer to our Initiate.
 func (s *Server) answeredSCTP(c *conn, ev dataplane.Event) {
 	if c.state != connDialing {
 		return
 	}
 	if ev.Kind == dataplane.EventRejected {
 		set := ev.Setup
-		if set == nil { // refused by a Terminate, which says nothing
+		if set == nil { // refused by a Terminate, which carries no data
 			set = &ddp.Setup{}
 		}
 		c.neg.HandleReject(set.Enhanced)

@@ -32,24 +32,23 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// Options are what a Server works with.
+// Options are the dependencies of a Server.
 type Options struct {
 	Logger   *zap.Logger         // nil: none
-	Steering Steering            // nil: nothing to steer
+	Steering Steering            // nil: no steering
 	Resolver dataplane.Resolver  // must not be nil
-	Addrs    func() []netip.Addr // of the interface; nil: none known
-	// LinkLocal returns the link-local IPv6 addresses of the interface, with it for a
-	// zone; nil: none.
+	Addrs    func() []netip.Addr // addresses of the interface; nil: unknown
+	// LinkLocal returns the IPv6 link-local addresses of the interface, with its name as the
+	// zone. May be nil.
 	LinkLocal func() []netip.Addr
-	MTU       func() int // of the interface now; nil: always Config's
-	// Transport describes how bytes move, for people; it is called once the engine is
-	// bound. nil: not known.
+	MTU       func() int // current MTU of the interface; nil: that of Config
+	// Transport describes the transport for users. It is called only after Bind. May be nil.
 	Transport func() string
-	Table     *verbs.Table // nil: one of its own
-	Program   Program      // to watch; nil: none
-	NoGuard   bool         // no kernel shares the addresses: bind no guard sockets
-	// Sockets says that the engine's transport is kernel sockets: every address of the host
-	// can be used, and there are no frames to capture.
+	Table     *verbs.Table // nil: a new one
+	Program   Program      // to be watched; may be nil
+	NoGuard   bool         // the kernel does not use the addresses: bind no guard sockets
+	// Sockets reports that the engine uses kernel sockets: all addresses of the host are
+	// usable, and frames cannot be captured.
 	Sockets bool
 }
 
@@ -65,7 +64,7 @@ type Server struct {
 	started   time.Time
 	engine    Engine // set by Bind, before anything runs
 	now       func() clock.Time
-	unread    time.Duration // unreadLimit, but for tests
+	unread    time.Duration // unreadLimit, except in tests
 
 	// mu guards everything below, and the objects of all sessions. It is not held
 	// while waiting for a worker, except in Listen.
@@ -77,22 +76,22 @@ type Server struct {
 	qps      map[uint32]*qp // by number
 	numbers
 	usage      map[uint32]*account       // by uid
-	unreadBy   map[uint32]*atomic.Uint64 // by uid: bytes of messages that wait to be read
+	unreadBy   map[uint32]*atomic.Uint64 // by uid: bytes of unread messages
 	claims     claims
 	listeners  map[dataplane.ListenerID]*listener
 	conns      map[dataplane.ConnID]*conn
-	assocs     map[pkt.Flow]*claim         // of associations, while these last
+	assocs     map[pkt.Flow]*claim         // claims of associations
 	pending    map[*conn]struct{}          // those with a deadline
-	timeWait   map[uint32][]*claim         // by uid: ports in TIME-WAIT, the first to end first
-	late       map[bpf.Endpoint]clock.Time // of SCTP: steered until then, for what is under way to associations that are gone
-	lateNext   []lateEndpoint              // the same
+	timeWait   map[uint32][]*claim         // by uid: ports in TIME-WAIT, earliest end first
+	late       map[bpf.Endpoint]clock.Time // SCTP endpoints that are steered until then, for packets in flight after the association
+	lateNext   []lateEndpoint              // the same, in order
 	lingers    map[dataplane.ConnID]*linger
-	lingerNext []*linger // the same, and some that have ended; the first to be reset first
+	lingerNext []*linger // the same, including some that have ended, by the time of their reset
 	captures   int
 	wakeAt     clock.Time // when the timer goroutine wakes
 
 	turnedAway
-	detached error         // why no frames come; nil: they do
+	detached error         // why no frames arrive, or nil
 	drained  chan struct{} // closed when no connection is left; nil: not draining
 
 	rewake   chan struct{}
@@ -101,7 +100,7 @@ type Server struct {
 	counters counters
 }
 
-// numbers are those given last; Server.mu guards them.
+// numbers are the last ones assigned. Server.mu guards them.
 type numbers struct {
 	lastID    uint32
 	lastQP    uint32
@@ -112,18 +111,19 @@ type numbers struct {
 // turnedAway counts the clients that were refused or cut off.
 type turnedAway struct {
 	refused  tally          // guarded by Server.mu
-	refusing map[uint32]int // by uid: clients in refuse; guarded by Server.mu
-	cutMu    sync.Mutex     // taken last
+	refusing map[uint32]int // by uid: refused clients still connected; guarded by Server.mu
+	cutMu    sync.Mutex     // acquired last
 	cuts     tally          // guarded by cutMu
 }
 
-// counters are of the control plane; atomics, since sessions touch them alone.
+// counters are those of the control plane. They are atomic, since sessions access them
+// concurrently.
 type counters struct {
-	requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, crowdedOut, detached, fallbacks, faults atomic.Uint64
+	requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, startupsEvicted, detached, fallbacks, faults atomic.Uint64
 }
 
-// endpoints returns what tells every address that an endpoint may have, without
-// zones; nil: they are not known.
+// endpoints returns a function that lists all addresses an endpoint may have, without zones, or nil
+// if they are unknown.
 func (o *Options) endpoints() func() []netip.Addr {
 	if o.LinkLocal == nil {
 		return o.Addrs
@@ -137,8 +137,8 @@ func (o *Options) endpoints() func() []netip.Addr {
 	}
 }
 
-// unzoned returns a link-local address without its zone, which must be the
-// interface; others as they are.
+// unzoned removes the zone of a link-local address, which must be the interface. It returns other
+// addresses unchanged.
 func (s *Server) unzoned(a netip.Addr) (netip.Addr, error) {
 	if z := a.Zone(); z != "" && (z != s.claims.zone || !a.IsLinkLocalUnicast()) {
 		return a, errorf(invalid, "ctrl: %v: this daemon has link-local addresses of the interface %s alone", a, s.claims.zone)
@@ -146,7 +146,7 @@ func (s *Server) unzoned(a netip.Addr) (netip.Addr, error) {
 	return a.WithZone(""), nil
 }
 
-// New makes a Server. Bind must follow before anything else.
+// New returns a Server. Bind must be called before any other method.
 func New(cfg Config, o Options) (*Server, error) {
 	if o.Resolver == nil {
 		return nil, errors.New("ctrl: no resolver")
@@ -178,8 +178,8 @@ func New(cfg Config, o Options) (*Server, error) {
 	return s, nil
 }
 
-// Bind gives the Server its engine, which has s.OnEvent in its Config and is
-// not started yet.
+// Bind connects the Server to its engine, which must have s.OnEvent in its Config and must not have
+// been started.
 func (s *Server) Bind(e Engine) {
 	s.engine = e
 	s.mu.Lock()
@@ -205,10 +205,9 @@ func (s *Server) Bind(e Engine) {
 // Table returns the region table that the QPs use.
 func (s *Server) Table() *verbs.Table { return s.table }
 
-// Reload takes over the settings of cfg that can change while running: rules and
-// quotas, for present clients too, and what new connections begin with. Clients
-// that the rules do not allow any more are cut off; what they, or others, have
-// above a quota they keep.
+// Reload applies the settings of cfg that can change at run time: rules and quotas, also for
+// current clients, and the settings of new connections. Clients that the rules no longer allow are
+// cut off. Clients keep what exceeds a new quota.
 func (s *Server) Reload(cfg Config) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -231,8 +230,8 @@ func (s *Server) Reload(cfg Config) {
 	}
 }
 
-// Listen opens the Unix socket and those of the slots. A socket file that nobody
-// answers on is replaced; one that somebody does is an error.
+// Listen opens the Unix socket and those of the slots. It replaces a stale socket file, and fails
+// if a process still serves the socket.
 func (s *Server) Listen() error {
 	l, err := listenSocket(s.cfg.Socket, s.cfg.Mode, s.cfg.Group)
 	if err != nil {
@@ -271,7 +270,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { closeAll(sockets) })()
 	var g errgroup.Group
 	for i, l := range sockets {
-		g.Go(func() error { // one that fails ends the others
+		g.Go(func() error { // the failure of one ends the others
 			err := s.accept(ctx, l, i-1)
 			closeAll(sockets)
 			return err
@@ -280,10 +279,10 @@ func (s *Server) Serve(ctx context.Context) error {
 	return g.Wait()
 }
 
-// noSlot stands for the main socket.
+// noSlot denotes the main socket.
 const noSlot = -1
 
-// accept serves the clients of one socket until it is closed.
+// accept accepts the clients of one socket until it is closed.
 func (s *Server) accept(ctx context.Context, l *net.UnixListener, slot int) error {
 	var full logLimit
 	for {
@@ -297,7 +296,7 @@ func (s *Server) accept(ctx context.Context, l *net.UnixListener, slot int) erro
 			if full.now(s.now()) {
 				s.log.Warn("clients not accepted", zap.Error(err))
 			}
-			select { // descriptors come free when clients leave
+			select { // descriptors become free when clients leave
 			case <-time.After(100 * time.Millisecond):
 			case <-ctx.Done():
 				return nil
@@ -309,7 +308,7 @@ func (s *Server) accept(ctx context.Context, l *net.UnixListener, slot int) erro
 	}
 }
 
-// logLimit limits messages about frequent events to one per logEvery.
+// logLimit limits log messages about frequent events to one per logEvery.
 type logLimit struct{ next clock.Time }
 
 const logEvery = 10 * time.Second
@@ -322,13 +321,13 @@ func (s *logLimit) now(t clock.Time) bool {
 	return true
 }
 
-// A tally counts a frequent event, which is logged once per logEvery.
+// A tally counts a frequent event for a log message at most once per logEvery.
 type tally struct {
 	logLimit
-	n uint64 // since it was last logged
+	n uint64 // since the last message
 }
 
-// add counts one more. n is how many the line to log now stands for.
+// add counts an event. If tell is true, it should be logged as n events.
 func (t *tally) add(now clock.Time) (n uint64, tell bool) {
 	t.n++
 	n, tell = t.n, t.now(now)
@@ -338,8 +337,8 @@ func (t *tally) add(now clock.Time) (n uint64, tell bool) {
 	return n, tell
 }
 
-// ServeConn serves the client at the other end of a connected SOCK_SEQPACKET
-// descriptor, which it takes over, and returns at once.
+// ServeConn serves the client at the other end of a connected SOCK_SEQPACKET descriptor. It takes
+// ownership of fd and returns at once.
 func (s *Server) ServeConn(fd int) error {
 	c, err := seqpacket.FromFD(fd)
 	if err != nil {
@@ -349,8 +348,7 @@ func (s *Server) ServeConn(fd int) error {
 	return nil
 }
 
-// serve begins a session of a client that came by the socket of slot, in
-// goroutines of its own.
+// serve starts a session for a client of the socket of slot, in new goroutines.
 func (s *Server) serve(c *seqpacket.Conn, slot int) {
 	s.mu.Lock()
 	if s.closed {
@@ -373,8 +371,8 @@ func (s *Server) serve(c *seqpacket.Conn, slot int) {
 	}()
 }
 
-// logRefused logs that a client was refused. One that is may try again at once, for
-// ever, so only some are logged, with how many they stand for.
+// logRefused logs that a client was refused. A refused client may retry at once, so only some
+// refusals are logged, with their number.
 func (s *Server) logRefused(err error) {
 	s.mu.Lock()
 	n, tell := s.refused.add(s.now())
@@ -385,13 +383,13 @@ func (s *Server) logRefused(err error) {
 }
 
 const (
-	// refuseWait is how long a client that is refused may take to ask for something.
+	// refuseWait is how long to wait for the first request of a refused client.
 	refuseWait = time.Second
-	// maxRefusing is how many clients of a user may be answered at a time, or have left the answer unread.
+	// maxRefusing bounds the refused clients of a user that have not read the answer.
 	maxRefusing = 16
 )
 
-// refuse answers the first request of a client of uid by err, and hangs up.
+// refuse answers the first request of a client of uid with err and closes the connection.
 func (s *Server) refuse(c *seqpacket.Conn, uid uint32, err error) {
 	s.mu.Lock()
 	ok := s.refusing[uid] < maxRefusing
@@ -415,7 +413,7 @@ func (s *Server) refuse(c *seqpacket.Conn, uid uint32, err error) {
 
 func (s *Server) answerRefused(c *seqpacket.Conn, err error) {
 	defer time.AfterFunc(refuseWait, c.Shutdown).Stop()
-	b, _, rerr := c.Read(0) // with descriptors it fails: the kernel drops them
+	b, _, rerr := c.Read(0) // fails if there are descriptors; the kernel drops them
 	var req ctrlpb.Request
 	if rerr != nil || proto.Unmarshal(b, &req) != nil {
 		return
@@ -426,14 +424,15 @@ func (s *Server) answerRefused(c *seqpacket.Conn, err error) {
 	}
 }
 
-// admit makes a session for the client at the other end of c, if it is allowed. uid is the client's, also when it is refused.
+// admit creates a session for the client at the other end of c, if it is allowed. uid is the client's, even if
+// it is refused.
 func (s *Server) admit(c *seqpacket.Conn, slot int) (sess *session, uid uint32, err error) {
 	cred, err := c.Cred()
 	if err != nil {
 		return nil, 0, fmt.Errorf("ctrl: peer credentials: %w", err)
 	}
-	// The kernel's word: the name service may fail, and knows nothing of groups that
-	// newgrp or a unit's SupplementaryGroups gave.
+	// Ask the kernel for the groups: the name service may fail, and does not know groups from
+	// newgrp or a unit's SupplementaryGroups.
 	gids, err := c.Groups()
 	if err != nil {
 		return nil, cred.Uid, fmt.Errorf("ctrl: peer groups: %w", err)
@@ -451,13 +450,12 @@ func (s *Server) admit(c *seqpacket.Conn, slot int) (sess *session, uid uint32, 
 	}
 	sess, err = s.newSession(c, cred, gids)
 	if err == nil {
-		s.wg.Add(1) // its writer
+		s.wg.Add(1) // for its writer
 	}
 	return sess, cred.Uid, err
 }
 
-// Close ends every client, and gives back the endpoints. The engine must still
-// run.
+// Close ends all sessions and releases the endpoints. The engine must still run.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	if s.closed {
@@ -522,7 +520,7 @@ func listenSocket(path string, mode fs.FileMode, group string) (*net.UnixListene
 	return l, nil
 }
 
-// removeStale removes the socket that a daemon left behind.
+// removeStale removes the socket file of a daemon that no longer runs.
 func removeStale(path string) error {
 	fi, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -23,48 +23,47 @@ import (
 )
 
 const (
-	// Version is the highest protocol version spoken, MinVersion the lowest.
+	// Version and MinVersion are the highest and lowest supported protocol versions.
 	Version, MinVersion = 1, 1
-	// maxQueued bounds the messages that wait for a client to read them, beside
-	// perQP for each queue pair: the connections of all may end at once.
+	// maxQueued bounds the messages that a client has not read, in addition to perQP for each
+	// queue pair: all connections may end at once.
 	maxQueued, perQP = 1024, 4
-	// maxQueuedFDs is how many descriptors may wait here or in the socket for the client to read them
-	// while it is served. They and their memory are in no quota.
+	// maxQueuedFDs bounds the descriptors that a client has not read, here or in the socket,
+	// while it is served. No quota covers them and their memory.
 	maxQueuedFDs = 64
-	// messageShare is how many bytes of messages a client may leave unread, whatever
-	// others of its user have left.
+	// messageShare is the number of bytes of messages that each client may leave unread,
+	// regardless of the other clients of its user.
 	messageShare = 64 << 10
-	// lookAgain is how soon a client that is not served is looked at.
+	// lookAgain is the polling interval for a client that is not served.
 	lookAgain = time.Millisecond
 	maxName   = 64
 )
 
-// unreadLimit is how long a client with more than maxQueuedFDs may take to read.
+// unreadLimit is how long a client may leave more than maxQueuedFDs descriptors unread.
 const unreadLimit = 10 * time.Second
 
-// session is one client.
+// session is the session of a client.
 type session struct {
 	srv  *Server
 	id   uint32
 	conn *seqpacket.Conn
 	cred unix.Ucred
 	log  *zap.Logger
-	gids []uint32               // its effective group first
+	gids []uint32               // the effective group first
 	pol  atomic.Pointer[policy] // Reload may change it
 	outbox
-	quit    chan struct{}     // closed when the session is over: the writer ends
-	cut     atomic.Bool       // it is being cut off, and was told why
-	hungUp  atomic.Bool       // nothing more is read from it
-	stuck   []<-chan struct{} // what the client makes wait; for the session's goroutine
+	quit    chan struct{}     // closed when the session ends, which stops the writer
+	cut     atomic.Bool       // it is being cut off, and the reason has been sent
+	hungUp  atomic.Bool       // nothing more is read from the client
+	stuck   []<-chan struct{} // calls that the client delays; used by the session's goroutine only
 	started time.Time
 
-	// The rest is guarded by Server.mu; only the session's own goroutine adds to
-	// the maps.
+	// Server.mu guards the rest. Only the session's own goroutine adds to the maps.
 	hello    bool
 	dead     bool // being torn down
 	name     string
 	use      *account
-	own      account // its share of use
+	own      account // its share of the account
 	requests uint64
 	errors   uint64
 	lastH    uint32
@@ -76,15 +75,15 @@ type session struct {
 
 // outbox holds the messages that the writer sends to the client.
 type outbox struct {
-	outMu   sync.Mutex // taken last; guards out, outSize, outFDs and flying
+	outMu   sync.Mutex // acquired last; guards out, outSize, outFDs and flying
 	out     []outMessage
 	outSize uint64         // bytes of out that are charged
-	unread  *atomic.Uint64 // the same, of all clients of the user
+	unread  *atomic.Uint64 // the same, for all clients of the user
 	outFDs  int            // descriptors that the client has not read, as far as known
 	flying  int            // those of outFDs that were written
 	more    chan struct{}  // signalled when out grows
 	less    chan struct{}  // signalled when outFDs shrinks
-	room    atomic.Int64   // most that out holds
+	room    atomic.Int64   // maximum length of out
 }
 
 // objects are what the client has, by handle or number.
@@ -101,12 +100,11 @@ type objects struct {
 	shared   []*shared // associations
 }
 
-// outMessage is a message on its way to the client. Its descriptors are closed
-// when it is sent or dropped.
+// outMessage is a queued message. Its descriptors are closed when it is sent or dropped.
 type outMessage struct {
 	b    []byte
 	fds  []int
-	size uint64 // charged for it
+	size uint64 // charged bytes
 }
 
 // newSession registers a client. Called with mu held.
@@ -136,16 +134,15 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) 
 	return sess, nil
 }
 
-// policy is what the client may do at present.
+// policy returns the current rights of the client.
 func (c *session) policy() *policy { return c.pol.Load() }
 
-// run serves the client's requests, one after the other, and tears the session
-// down at the end.
+// run serves the client's requests one at a time, and tears the session down at the end.
 func (c *session) run() {
 	err := c.readLoop()
 	c.teardown()
 	switch {
-	case c.cut.Load(): // it was said why
+	case c.cut.Load(): // the reason was sent
 	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, unix.ECONNRESET):
 		c.log.Debug("client gone")
 	default:
@@ -153,8 +150,8 @@ func (c *session) run() {
 	}
 }
 
-// logCut logs that the client was cut off. A program may come back at once and have
-// itself cut off again, forever, so only some lines are logged.
+// logCut logs that the client was cut off. A program may reconnect and be cut off repeatedly, so
+// only some lines are logged.
 func (c *session) logCut(why error) {
 	s := c.srv
 	s.cutMu.Lock()
@@ -185,8 +182,8 @@ func (c *session) readLoop() error {
 	}
 }
 
-// awaitRead waits until the client has read most of the descriptors sent to it: it
-// is not served before. One that does not read them is cut off.
+// awaitRead waits until the client has read most of the descriptors sent to it, before it is served
+// further. A client that does not read them is cut off.
 func (c *session) awaitRead() error {
 	var late <-chan time.Time
 	for {
@@ -210,8 +207,8 @@ func (c *session) awaitRead() error {
 	}
 }
 
-// unreadFDs returns how many descriptors the client has not read. Those in the socket
-// are in flight for the kernel too, which bounds them for all clients together.
+// unreadFDs returns the number of descriptors that the client has not read. Those in the socket
+// count as in flight for the kernel too, which bounds them over all clients.
 func (c *session) unreadFDs() int {
 	c.outMu.Lock()
 	n, flying := c.outFDs, c.flying
@@ -235,9 +232,9 @@ func (s *Server) unreadOf(uid uint32) *atomic.Uint64 {
 	return s.unreadBy[uid]
 }
 
-// packet serves one packet. An error ends the session; what is wrong with a
-// well-formed request goes into the reply. fds stay the caller's. lost: there was
-// no room for its descriptors.
+// packet handles one packet. An error ends the session; errors in a well-formed request are
+// returned in the reply. The caller keeps ownership of fds. lost reports that descriptors of the
+// packet were dropped because the process was out of descriptors.
 func (c *session) packet(b []byte, fds []int, lost bool) (err error) {
 	var req ctrlpb.Request
 	if err := proto.Unmarshal(b, &req); err != nil {
@@ -276,8 +273,8 @@ func (c *session) packet(b []byte, fds []int, lost bool) (err error) {
 	return c.send(&ctrlpb.Message{Body: &ctrlpb.Message_Reply{Reply: reply}}, out)
 }
 
-// dispatch serves one request: it fills reply and returns the descriptors that
-// go with it, which it has duplicated.
+// dispatch executes a request. It fills in reply and returns the descriptors to send with it, which
+// are duplicates.
 func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) ([]int, error) {
 	if h := req.GetHello(); h != nil {
 		return c.doHello(h, reply)
@@ -366,7 +363,7 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 	return nil, errorf(invalid, "ctrl: request %d is of a kind that this daemon does not know: update it", req.Id)
 }
 
-// doHello settles the version and gives the client its doorbell pages.
+// doHello negotiates the version and sends the client its doorbell pages.
 func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 	s := c.srv
 	if c.hello {
@@ -406,7 +403,7 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 	return fds, nil
 }
 
-// newBells makes the doorbell pages of a client and the descriptors for it.
+// newBells creates the doorbell pages of a client and the descriptors to send.
 func (s *Server) newBells(workers, bits int) (bells []*shm.Doorbells, fds []int, err error) {
 	defer func() {
 		if err != nil {
@@ -436,14 +433,14 @@ func closeBells(bells []*shm.Doorbells) {
 	}
 }
 
-// fault ends a client whose memory could not be touched.
+// fault cuts off a client whose memory could not be accessed.
 func (c *session) fault() {
 	c.srv.counters.faults.Add(1)
 	c.cutOff(errorf(invalid, "ctrl: memory of the client could not be touched: it must stay as it was registered"))
 }
 
-// cutOff ends the client, and tells it why if it reads. It may block for a
-// while: goroutines of their own call it.
+// cutOff ends the session and reports the reason to the client if it reads. It may block for a
+// while, so it must be called in a separate goroutine.
 func (c *session) cutOff(why error) {
 	if !c.cut.CompareAndSwap(false, true) {
 		return
@@ -457,10 +454,10 @@ func (c *session) cutOff(why error) {
 	c.hangUp()
 }
 
-// cutOffWait is how long a client that is cut off may take to read.
+// cutOffWait is how long to wait for a client that is cut off to read the reason.
 const cutOffWait = 200 * time.Millisecond
 
-// send queues a message. Its descriptors are taken over.
+// send queues a message and takes ownership of its descriptors.
 func (c *session) send(m *ctrlpb.Message, fds []int) error {
 	b, err := proto.Marshal(m)
 	if err != nil {
@@ -501,14 +498,14 @@ func (c *session) send(m *ctrlpb.Message, fds []int) error {
 	return nil
 }
 
-// behind reports whether the client has left half of what may wait for it unread.
+// behind reports whether half of the client's message queue is unread.
 func (c *session) behind() bool {
 	c.outMu.Lock()
 	defer c.outMu.Unlock()
 	return 2*int64(len(c.out)) >= c.room.Load()
 }
 
-// event queues an event. A client that reads none is cut off by send.
+// event queues an event. send cuts off a client that does not read its events.
 func (c *session) event(e *ctrlpb.Event) {
 	if c.dead {
 		return
@@ -516,14 +513,14 @@ func (c *session) event(e *ctrlpb.Event) {
 	_ = c.send(&ctrlpb.Message{Body: &ctrlpb.Message_Event{Event: e}}, nil)
 }
 
-// writeLoop sends what is queued until the session is over.
+// writeLoop sends queued messages until the session ends.
 func (c *session) writeLoop() {
 	defer c.srv.wg.Done()
 	ok := true
 	write := func(m outMessage) {
 		if ok {
 			if err := c.conn.Write(m.b, m.fds); err != nil {
-				c.hangUp() // ends the reader too
+				c.hangUp() // stops the reader too
 				ok = false
 			}
 		}
@@ -563,7 +560,7 @@ func (c *session) writeLoop() {
 	}
 }
 
-// teardown gives back all that the client had.
+// teardown releases everything that the client has.
 func (c *session) teardown() {
 	s := c.srv
 	c.hangUp()
@@ -589,18 +586,18 @@ func (c *session) teardown() {
 	s.mu.Lock()
 	closing := s.closed
 	mrs, mws, cqs, srqs := values(c.mrs), values(c.mws), values(c.cqs), values(c.srqs)
-	for _, w := range mws { // before the regions they are bound to
+	for _, w := range mws { // before the regions that they are bound to
 		_ = s.table.Deregister(w.window)
 	}
 	for _, m := range mrs {
-		_ = s.table.Deregister(m.region) // cannot be busy: its windows are gone
+		_ = s.table.Deregister(m.region) // cannot be busy: its windows have been deregistered
 	}
 	s.mu.Unlock()
 	for _, q := range cqs {
-		q.ring.Moderate(0, 0) // no worker waits to wake the client
+		q.ring.Moderate(0, 0) // no worker delays a wake-up of the client
 	}
 	if len(mrs)+len(cqs) > 0 {
-		s.quiet() // no worker looks at the regions any more
+		s.quiet() // no worker accesses the regions any longer
 	}
 	for _, m := range mrs {
 		c.unmapMR(m)
@@ -608,7 +605,7 @@ func (c *session) teardown() {
 	var rings []interface{ Free() error }
 	for _, q := range cqs {
 		if closing {
-			q.ring.Close() // the client finds what was completed
+			q.ring.Close() // the client can read the completions made so far
 		} else {
 			rings = append(rings, q.ring)
 		}
@@ -619,7 +616,7 @@ func (c *session) teardown() {
 	for _, b := range c.bells {
 		rings = append(rings, b)
 	}
-	for _, ch := range c.channels { // their queues are closed
+	for _, ch := range c.channels { // no queue uses them any longer
 		unix.Close(ch.wake)
 	}
 	if len(rings) > 0 {
@@ -627,7 +624,7 @@ func (c *session) teardown() {
 	}
 	if !closing && c.conn.Unread() > 0 {
 		c.stuck = append(c.stuck, s.drain(c.conn))
-	} else { // what waits in the socket may be descriptors
+	} else { // messages in the socket may have descriptors, whose closing may block
 		c.away("its socket", func() { c.conn.Close() })
 	}
 	close(c.quit)
@@ -635,7 +632,7 @@ func (c *session) teardown() {
 		c.gone()
 		return
 	}
-	go func() { // the server may be closed meanwhile
+	go func() { // the server may be closed in the meantime
 		for _, over := range c.stuck {
 			<-over
 		}
@@ -643,16 +640,16 @@ func (c *session) teardown() {
 	}()
 }
 
-// drain closes conn, which is shut down, when the client has read what is in it or has closed its end, and not later than the server.
-// Until then the kernel holds up to a socket buffer of messages and their descriptors, which the daemon's memory pays for. over is closed
-// at the end.
+// drain closes conn, which is shut down, when the client has read all messages or has closed its end, at the
+// latest when the server closes. Until then the kernel holds up to a socket buffer of messages and their
+// descriptors, which count in the daemon's memory. over is closed at the end.
 func (s *Server) drain(conn *seqpacket.Conn) (over <-chan struct{}) {
 	done := make(chan struct{})
 	s.wg.Add(1)
 	go func() {
 		defer s.wg.Done()
 		defer close(done)
-		defer away(func() { conn.Close() }) // what the client sent may be descriptors
+		defer away(func() { conn.Close() }) // the client may have sent descriptors
 		for wait := lookAgain; conn.Unread() > 0; wait = min(2*wait, drainLook) {
 			select {
 			case <-time.After(wait):
@@ -664,10 +661,10 @@ func (s *Server) drain(conn *seqpacket.Conn) (over <-chan struct{}) {
 	return done
 }
 
-// drainLook is the longest time from one look at a client's socket to the next.
+// drainLook is the longest interval between two checks of a client's socket.
 const drainLook = 250 * time.Millisecond
 
-// gone gives back the quotas of a session of which nothing is left.
+// gone returns the quotas of a session that has released everything.
 func (c *session) gone() {
 	s := c.srv
 	s.mu.Lock()
@@ -684,7 +681,7 @@ func values[K comparable, V any](m map[K]V) []V {
 	return vs
 }
 
-// clip cuts s to at most n bytes, between characters.
+// clip truncates s to at most n bytes, at a character boundary.
 func clip(s string, n int) string {
 	if len(s) > n {
 		s = strings.ToValidUTF8(s[:n], "")

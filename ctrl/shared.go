@@ -17,7 +17,7 @@ type shared struct {
 	opts   dataplane.SCTP
 	ready  chan struct{} // closed when the engine has it, or never will
 	claim  *claim        // nil: the engine does not have it
-	n      int           // connections on it; it ends with the last one, and is then not awaited any more
+	n      int           // connections on it; it ends with the last one
 }
 
 // redials limits how often a connection tries another stream.
@@ -75,7 +75,7 @@ func (s *Server) joinShared(c *conn, sh *shared) bool {
 	err := s.engine.Connect(id, r)
 	s.mu.Lock()
 	switch ours := c.id == id && c.state != connGone; {
-	case err == nil && !ours: // given up before the worker heard of it, perhaps
+	case err == nil && !ours: // canceled before the worker handled it, perhaps
 		s.engine.Disconnect(id, true)
 	case err == nil || !ours:
 	case errors.Is(err, dataplane.ErrNoStream):

@@ -10,25 +10,24 @@ import (
 	"strconv"
 )
 
-// Slots are sockets for containers. A container gets the folder of one of them
-// and with it the socket, under whatever uid its programs run: root of a
-// container is nobody's administrator. The clients of a slot share one quota and
-// see only each other.
+// Slots are sockets for containers. A container gets the folder of one slot, which contains the
+// socket, for programs of any uid: root in a container is not an administrator. The clients of a
+// slot share one quota and see only each other.
 type Slots struct {
-	Folder string // holds a folder for each slot, named by its number, with iwarpd.sock
+	Folder string // contains a folder for each slot, named by its number, with iwarpd.sock
 	Count  int    // 0 to MaxSlots; 0: none
-	Rule   Rule   // its Listen, Addrs and Limits hold for each slot; the rest is unused
+	Rule   Rule   // its Listen, Addrs and Limits apply to each slot; other fields are ignored
 }
 
 // MaxSlots bounds Slots.Count.
 const MaxSlots = 4096
 
-// slotUID is the uid that stands for the clients of slot 0 in quotas, rules and
-// lists; slot n has slotUID+n. No user has such a uid: systemd leaves those from
-// 2^31 unused since software takes them for negative numbers.
+// slotUID represents the clients of slot 0 in quotas, rules and lists; slot n has slotUID+n. No
+// user has such a uid: systemd leaves uids from 2^31 unused, since some software treats them as
+// negative numbers.
 const slotUID = 1 << 31
 
-// user names a uid in errors and logs.
+// user returns the name of a uid for errors and logs.
 func user(uid uint32) string {
 	if uid >= slotUID {
 		return "slot " + strconv.FormatUint(uint64(uid-slotUID), 10)
@@ -36,7 +35,7 @@ func user(uid uint32) string {
 	return "uid " + strconv.FormatUint(uint64(uid), 10)
 }
 
-// policy returns what the clients of a slot may do.
+// policy returns the rights of the clients of a slot.
 func (s *Slots) policy(c *Config) policy {
 	p := policy{listen: s.Rule.Listen, addrs: s.Rule.Addrs, limits: c.Limits}
 	if s.Rule.Limits != nil {
@@ -45,8 +44,8 @@ func (s *Slots) policy(c *Config) policy {
 	return p
 }
 
-// listen opens the sockets of all slots. Folders stay when the daemon ends: they
-// are mounted into containers, and a folder made again would not be.
+// listen opens the sockets of all slots. The folders are not removed when the daemon exits:
+// containers that have mounted them would not see new ones.
 func (s *Slots) listen() (all []*net.UnixListener, err error) {
 	defer func() {
 		if err != nil {
@@ -57,7 +56,7 @@ func (s *Slots) listen() (all []*net.UnixListener, err error) {
 	if s.Count == 0 {
 		return nil, nil
 	}
-	// Containers are given one slot each; other users of the host none.
+	// The folder is closed to other users of the host: containers get single slots mounted.
 	if err := os.Mkdir(s.Folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("ctrl: slots: %w", err)
 	}
@@ -66,7 +65,7 @@ func (s *Slots) listen() (all []*net.UnixListener, err error) {
 		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return all, fmt.Errorf("ctrl: slots: %w", err)
 		}
-		if err := os.Chmod(dir, 0o755); err != nil { // whatever the umask
+		if err := os.Chmod(dir, 0o755); err != nil { // regardless of the umask
 			return all, fmt.Errorf("ctrl: slots: %w", err)
 		}
 		l, err := listenSocket(filepath.Join(dir, "iwarpd.sock"), 0o666, "")

@@ -36,16 +36,16 @@ func (s *Server) streamReady(c *conn) {
 func (s *Server) streamAccepted(c *conn) {
 	l := c.listener
 	if l.waiting >= l.backlog || c.sess.behind() { // as in request
-		s.turnAway(c, errBacklog)
+		s.dropConn(c, errBacklog)
 		return
 	}
 	if err := c.sess.take(resRings, s.streamSize()); err != nil {
-		s.turnAway(c, err)
+		s.dropConn(c, err)
 		return
 	}
 	c.memory = s.streamSize()
 	if err := c.sess.take(resStreams, 1); err != nil {
-		s.turnAway(c, err)
+		s.dropConn(c, err)
 		return
 	}
 	l.waiting++

@@ -1,6 +1,5 @@
-// Package hostnet tells where packets go, as the host's kernel would send them:
-// routes, neighbours, addresses, VLANs and MTU, by netlink. Static is the same
-// for links that have no kernel behind them.
+// Package hostnet resolves destinations as the host's kernel does: routes, neighbours, addresses,
+// VLANs and MTU, by netlink. Static does the same for links without a kernel.
 package hostnet
 
 import (
@@ -21,13 +20,13 @@ import (
 )
 
 const (
-	// neighbourWait bounds how long Resolve waits for the kernel to find a
-	// neighbour: it asks three times, a second apart.
+	// neighbourWait bounds how long Resolve waits for the kernel to resolve a neighbour: it
+	// sends three requests, a second apart.
 	neighbourWait = 3500 * time.Millisecond
-	// maxKnown bounds the neighbours whose last address is remembered. Peers on
-	// the link choose how many there are.
+	// maxKnown bounds the number of neighbours whose last address is remembered, since hosts on
+	// the link determine how many there are.
 	maxKnown = 1 << 16
-	// maxVLANs is how many tags a frame may carry.
+	// maxVLANs is the maximum number of tags of a frame.
 	maxVLANs = 2
 )
 
@@ -42,8 +41,8 @@ var (
 	ErrGone        = errors.New("the interface is gone")
 )
 
-// Resolver follows the kernel's view of one interface, with the VLANs on top of
-// it. It is safe for use by several goroutines.
+// Resolver tracks the kernel's state of one interface and of the VLANs on top of it. It is safe for
+// concurrent use.
 type Resolver struct {
 	name   string
 	index  int
@@ -52,22 +51,22 @@ type Resolver struct {
 	done   chan struct{}
 	wg     sync.WaitGroup
 
-	patience time.Duration // neighbourWait, but for tests
+	patience time.Duration // neighbourWait, except in tests
 
 	mu       sync.Mutex
-	macs     map[neighbour][6]byte // what was resolved, as last known
+	macs     map[neighbour][6]byte // last resolved address of each
 	waiting  map[neighbour][]chan struct{}
 	addrs    []netip.Addr
 	hostless []netip.Addr  // see Hostless
-	scoped   []netip.Addr  // IPv6 link-local ones of the interface itself, with its name
+	scoped   []netip.Addr  // IPv6 link-local addresses of the interface itself, with its name as the zone
 	ifaces   map[int]iface // the interface itself and the VLANs on it
 	watchers []func()
 	changed  chan struct{}
-	gone     chan struct{} // closed once the interface is
+	gone     chan struct{} // closed when the interface is removed
 	closed   bool
 }
 
-// neighbour names one.
+// neighbour identifies a neighbour.
 type neighbour struct {
 	iface int
 	addr  netip.Addr
@@ -78,11 +77,10 @@ type iface struct {
 	mac   [6]byte
 	mtu   int
 	vlans []uint16 // outermost first
-	noARP bool     // no neighbours to be found
+	noARP bool     // no neighbour resolution
 }
 
-// New follows the interface of that name in the network namespace of the
-// calling thread.
+// New returns a Resolver for the named interface in the network namespace of the calling thread.
 func New(name string) (*Resolver, error) {
 	ns, err := netns.Get()
 	if err != nil {
@@ -117,7 +115,7 @@ func New(name string) (*Resolver, error) {
 	return r, nil
 }
 
-// Close ends the subscriptions, and what Resolve is still waiting for.
+// Close ends the subscriptions and interrupts pending calls of Resolve.
 func (r *Resolver) Close() error {
 	r.mu.Lock()
 	if r.closed {
@@ -141,13 +139,13 @@ type subscription struct {
 	neighs chan netlink.NeighUpdate
 }
 
-// subscribe follows links, addresses, routes and neighbours.
+// subscribe subscribes to changes of links, addresses, routes and neighbours.
 func (r *Resolver) subscribe() error {
 	s := &subscription{
 		done: make(chan struct{}), links: make(chan netlink.LinkUpdate, 64), addrs: make(chan netlink.AddrUpdate, 64),
 		routes: make(chan netlink.RouteUpdate, 64), neighs: make(chan netlink.NeighUpdate, 64),
 	}
-	runtime.LockOSThread() // whose namespace counts
+	runtime.LockOSThread() // netlink sockets use the thread's namespace
 	defer runtime.UnlockOSThread()
 	ns := r.elsewhere()
 	err := netlink.LinkSubscribeWithOptions(s.links, s.done, netlink.LinkSubscribeOptions{Namespace: ns})
@@ -169,8 +167,8 @@ func (r *Resolver) subscribe() error {
 	return nil
 }
 
-// elsewhere returns the namespace to go to for a socket, nil from within it:
-// going there takes CAP_SYS_ADMIN, which a daemon that never left need not have.
+// elsewhere returns the namespace in which to open sockets, or nil if it is the current one:
+// entering a namespace takes CAP_SYS_ADMIN, which the daemon may not have.
 func (r *Resolver) elsewhere() *netns.NsHandle {
 	if here, err := netns.Get(); err == nil {
 		defer here.Close()
@@ -181,8 +179,7 @@ func (r *Resolver) elsewhere() *netns.NsHandle {
 	return &r.ns
 }
 
-// end closes the sockets, and takes what their readers still have so that they
-// end too.
+// end closes the sockets and drains the channels, so that their readers exit too.
 func (s *subscription) end() {
 	close(s.done)
 	go drain(s.links)
@@ -196,8 +193,8 @@ func drain[T any](ch <-chan T) {
 	}
 }
 
-// follow takes the kernel's messages. When a channel closes, since the kernel
-// had more to say than the socket held, the subscriptions are made anew.
+// follow processes the kernel's notifications. If a channel closes because its socket overflowed,
+// it subscribes again.
 func (r *Resolver) follow(s *subscription) {
 	defer r.wg.Done()
 	defer s.end()
@@ -207,7 +204,7 @@ func (r *Resolver) follow(s *subscription) {
 		case <-r.done:
 			return
 		case _, ok = <-s.links:
-			_ = r.refresh() // what was known stays where this fails
+			_ = r.refresh() // on failure keep the previous state
 			r.change()
 		case _, ok = <-s.addrs:
 			_ = r.refresh()
@@ -234,10 +231,9 @@ func (r *Resolver) follow(s *subscription) {
 	}
 }
 
-// neighbour notes what the kernel says of a neighbour. Watchers hear of it only
-// if one that was resolved has another address now: to use a neighbour changes its
-// state all the time. One that was lost keeps its last address here, for it may come
-// back with another one.
+// neighbour processes a change of a neighbour. Watchers are notified only if the address of a
+// resolved neighbour has changed, because traffic changes the state of a neighbour all the time.
+// The last address of a failed neighbour is kept, since it may return with another one.
 func (r *Resolver) neighbour(n *netlink.NeighUpdate) {
 	addr, ok := netip.AddrFromSlice(n.IP)
 	if !ok || n.Family != unix.AF_INET && n.Family != unix.AF_INET6 {
@@ -265,7 +261,7 @@ func (r *Resolver) neighbour(n *netlink.NeighUpdate) {
 	}
 }
 
-// usable are the states in which a neighbour's address may be sent to.
+// usable are the states in which the address of a neighbour may be used.
 const usable = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE | netlink.NUD_PERMANENT | netlink.NUD_NOARP
 
 func macOf(n *netlink.Neigh) (mac [6]byte, ok bool) {
@@ -275,7 +271,7 @@ func macOf(n *netlink.Neigh) (mac [6]byte, ok bool) {
 	return [6]byte(n.HardwareAddr), true
 }
 
-// change has the watchers called, soon and once for many changes.
+// change schedules a call of the watchers. Several changes may share one call.
 func (r *Resolver) change() {
 	select {
 	case r.changed <- struct{}{}:
@@ -297,7 +293,7 @@ func (r *Resolver) notify() {
 		for _, f := range watchers {
 			f()
 		}
-		// A flapping route must not keep everybody busy.
+		// A flapping route must not keep the watchers busy.
 		select {
 		case <-r.done:
 			return
@@ -313,24 +309,23 @@ func (r *Resolver) Watch(changed func()) {
 	r.watchers = append(r.watchers, changed)
 }
 
-// Addrs returns the addresses of the interface and its VLANs. Link-local IPv6
-// addresses, which mean nothing without an interface, are left out.
+// Addrs returns the addresses of the interface and its VLANs, without IPv6 link-local addresses.
 func (r *Resolver) Addrs() []netip.Addr {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.addrs
 }
 
-// Hostless returns the addresses that no other host has: those of the interface and its
-// VLANs, and the broadcast addresses of their subnets.
+// Hostless returns the addresses that no other host can have: those of the interface and its VLANs,
+// and the broadcast addresses of their subnets.
 func (r *Resolver) Hostless() []netip.Addr {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.hostless
 }
 
-// VLANs returns the VLANs on the interface, each by its identifiers, outermost first;
-// the interface itself has none.
+// VLANs returns the VLANs on the interface, each as its identifiers, outermost first. The list for
+// the interface itself is empty.
 func (r *Resolver) VLANs() [][]uint16 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -343,19 +338,19 @@ func (r *Resolver) VLANs() [][]uint16 {
 	return all
 }
 
-// LinkLocal returns the link-local IPv6 addresses of the interface itself, with its
-// name for a zone.
+// LinkLocal returns the IPv6 link-local addresses of the interface itself, with its name as the
+// zone.
 func (r *Resolver) LinkLocal() []netip.Addr {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.scoped
 }
 
-// Gone returns a channel that is closed when the interface has been removed from
-// the host or the namespace. One that takes its name later is another.
+// Gone returns a channel that is closed when the interface is removed from the host or the
+// namespace. It stays closed if a new interface gets the same name.
 func (r *Resolver) Gone() <-chan struct{} { return r.gone }
 
-// lost notes that the interface is gone, and its addresses with it.
+// lost records that the interface and its addresses are gone.
 func (r *Resolver) lost() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -368,14 +363,14 @@ func (r *Resolver) lost() {
 	r.ifaces, r.addrs, r.scoped, r.hostless = nil, nil, nil, nil
 }
 
-// MTU returns the interface's, in bytes of an IP packet.
+// MTU returns the MTU of the interface, in bytes of an IP packet.
 func (r *Resolver) MTU() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.ifaces[r.index].mtu
 }
 
-// refresh reads interfaces and addresses anew.
+// refresh reads the interfaces and addresses again.
 func (r *Resolver) refresh() error {
 	links, err := whole(r.handle.LinkList)
 	if err != nil {
@@ -390,7 +385,7 @@ func (r *Resolver) refresh() error {
 		return ErrGone
 	}
 	ifaces := make(map[int]iface)
-	addrs := []netip.Addr{} // nil means that they are not known
+	addrs := []netip.Addr{} // nil means unknown
 	var scoped, hostless []netip.Addr
 	for i, l := range byIndex {
 		f, ok := r.iface(l, byIndex)
@@ -411,7 +406,7 @@ func (r *Resolver) refresh() error {
 			if b, ok := broadcast(a.IPNet); ok {
 				hostless = append(hostless, b)
 			}
-			if b, ok := netip.AddrFromSlice(a.Broadcast); ok && !b.IsUnspecified() { // which the administrator may choose
+			if b, ok := netip.AddrFromSlice(a.Broadcast); ok && !b.IsUnspecified() { // the administrator may set any address
 				hostless = append(hostless, b.Unmap())
 			}
 			switch {
@@ -444,8 +439,8 @@ func broadcast(n *net.IPNet) (netip.Addr, bool) {
 	return netip.AddrFrom4(b), true
 }
 
-// whole asks the kernel for a list again while it changes under the reader, as on hosts
-// where containers come and go.
+// whole repeats a netlink dump that was interrupted by a change, as happens on hosts where
+// containers come and go.
 func whole[T any](read func() ([]T, error)) (list []T, err error) {
 	for range 100 {
 		if list, err = read(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -455,10 +450,10 @@ func whole[T any](read func() ([]T, error)) (list []T, err error) {
 	return list, err
 }
 
-// isScoped reports whether a means something on one link alone.
+// isScoped reports whether a is valid only on one link.
 func isScoped(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
-// iface describes l if it is the interface or a VLAN on top of it.
+// iface returns a description of l if it is the interface or a VLAN on top of it.
 func (r *Resolver) iface(l netlink.Link, all map[int]netlink.Link) (f iface, ok bool) {
 	a := l.Attrs()
 	f = iface{mtu: a.MTU, noARP: a.RawFlags&unix.IFF_NOARP != 0}
@@ -476,8 +471,8 @@ func (r *Resolver) iface(l netlink.Link, all map[int]netlink.Link) (f iface, ok 
 	return f, true
 }
 
-// Resolve implements dataplane.Resolver. It waits at most neighbourWait while
-// the kernel looks for the neighbour.
+// Resolve implements dataplane.Resolver. It waits up to neighbourWait for the kernel to resolve the
+// neighbour.
 func (r *Resolver) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
 	if !r.enter() {
 		return dataplane.Hop{}, fmt.Errorf("hostnet: %v: %w", dst, net.ErrClosed)
@@ -493,8 +488,8 @@ func (r *Resolver) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
 	return hop, nil
 }
 
-// enter has Close wait for the caller, who calls wg.Done. It reports whether there
-// is something to wait for.
+// enter makes Close wait for the caller, which must call wg.Done. It returns false if the Resolver
+// is closed.
 func (r *Resolver) enter() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -504,7 +499,7 @@ func (r *Resolver) enter() bool {
 	return !r.closed
 }
 
-// route finds the way to dst: all of the hop but the neighbour's address.
+// route looks up the route to dst. It fills in the hop except for the neighbour's MAC address.
 func (r *Resolver) route(dst, src netip.Addr) (hop dataplane.Hop, via neighbour, err error) {
 	opts := &netlink.RouteGetOptions{}
 	if isScoped(dst) {
@@ -574,8 +569,8 @@ func (r *Resolver) linkName(index int) string {
 	return fmt.Sprintf("interface %d", index)
 }
 
-// neighbourMAC returns the address of a neighbour, and has the kernel find it
-// or, where it is known, confirm it: the kernel sees none of our traffic.
+// neighbourMAC returns the MAC address of a neighbour. It makes the kernel resolve the neighbour,
+// or probe it if the address is known, since the kernel does not see our traffic.
 func (r *Resolver) neighbourMAC(n neighbour) (mac [6]byte, err error) {
 	if mac, state, err := r.lookup(n); state == known || err != nil {
 		if err == nil {
@@ -590,10 +585,10 @@ func (r *Resolver) neighbourMAC(n neighbour) (mac [6]byte, err error) {
 	}
 	timeout := time.NewTimer(r.patience)
 	defer timeout.Stop()
-	mac, state, err := r.lookup(n) // it may have come before we listened
+	mac, state, err := r.lookup(n) // it may have been resolved before listen
 	for first := true; err == nil && (state == asked || first && state == unknown); first = false {
 		select {
-		case <-heard: // found, or failed: now, or when it was asked for before
+		case <-heard: // resolved or failed
 			heard = r.listen(n)
 			mac, state, err = r.lookup(n)
 		case <-timeout.C:
@@ -608,7 +603,7 @@ func (r *Resolver) neighbourMAC(n neighbour) (mac [6]byte, err error) {
 	return mac, err
 }
 
-// listen returns what is closed when the kernel next tells of n. Who calls it calls
+// listen returns a channel that is closed at the next notification about n. The caller must call
 // unwait.
 func (r *Resolver) listen(n neighbour) chan struct{} {
 	heard := make(chan struct{})
@@ -629,12 +624,12 @@ func (r *Resolver) unwait(n neighbour, heard chan struct{}) {
 	}
 }
 
-// knowledge is what the kernel has of a neighbour.
+// knowledge is the state of a neighbour in the kernel's table.
 type knowledge uint8
 
 const (
-	unknown knowledge = iota // nothing, or that it did not answer
-	asked                    // nothing yet
+	unknown knowledge = iota // no entry, or a failed one
+	asked                    // being resolved
 	known
 )
 
@@ -671,15 +666,15 @@ func (r *Resolver) lookup(n neighbour) (mac [6]byte, state knowledge, err error)
 	return mac, unknown, nil
 }
 
-// learn remembers what a neighbour was resolved to. Where that is another address than
-// before, the kernel's word of it has still to come, and would be no news then.
+// learn records the MAC address that n was resolved to. If it replaces another one, learn calls the
+// watchers, since the kernel's notification would no longer show a change.
 func (r *Resolver) learn(n neighbour, mac [6]byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	old, known := r.macs[n]
 	if !known && len(r.macs) == maxKnown {
 		clear(r.macs)
-		r.change() // who uses one asks for it again
+		r.change() // users resolve their neighbours again
 	}
 	if known && old != mac {
 		r.change()
@@ -687,8 +682,8 @@ func (r *Resolver) learn(n neighbour, mac [6]byte) {
 	r.macs[n] = mac
 }
 
-// kick tells the kernel that the neighbour is being used (NTF_USE): it asks for
-// it, or probes it.
+// kick notifies the kernel that the neighbour is in use (NTF_USE), so that it resolves or probes
+// it.
 func (r *Resolver) kick(n neighbour) error {
 	family := unix.AF_INET
 	if n.addr.Is6() {

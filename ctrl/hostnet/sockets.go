@@ -11,8 +11,8 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 )
 
-// Sockets is the resolver of an engine whose transport is kernel sockets: the kernel finds
-// the way of each packet by itself, and Resolve asks it for the source address alone.
+// Sockets is the resolver for an engine that uses kernel sockets. The kernel routes each packet;
+// Resolve only returns the source address.
 type Sockets struct{}
 
 // Resolve returns a Hop with the source address that the kernel chooses for dst, or src if

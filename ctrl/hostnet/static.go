@@ -7,13 +7,13 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 )
 
-// Static is a Resolver for a link with one station at its other end, such as a
-// pipe: every destination is there.
+// Static is a Resolver for a point-to-point link, such as a pipe: it resolves every destination to
+// the other end.
 type Static struct {
 	SrcMAC, DstMAC [6]byte
 	VLANs          []uint16
 	MTU            int
-	Addrs          []netip.Addr // ours; the first of the destination's family is the source
+	Addrs          []netip.Addr // local addresses; the first of the destination's family is the source
 }
 
 // Resolve implements dataplane.Resolver.
@@ -31,5 +31,5 @@ func (s *Static) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
 	return h, fmt.Errorf("hostnet: no address of %v's family on the link", dst)
 }
 
-// Watch implements dataplane.Resolver: nothing changes.
+// Watch implements dataplane.Resolver. It does nothing, since nothing changes.
 func (s *Static) Watch(func()) {}

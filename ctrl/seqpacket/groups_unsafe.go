@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Groups returns the group numbers of the process at the other end, its effective one
-// first, as the kernel noted them when the connection was made.
+// Groups returns the group IDs of the process at the other end, the effective one first, as
+// recorded by the kernel when the connection was made.
 func (c *Conn) Groups() ([]uint32, error) {
 	cred, err := c.Cred()
 	if err != nil {
@@ -26,8 +26,8 @@ func (c *Conn) Groups() ([]uint32, error) {
 	return append([]uint32{cred.Gid}, gids...), serr
 }
 
-// peerGroups returns SO_PEERGROUPS (Linux 4.13). The kernel reports the length that it
-// needs where the buffer is too short.
+// peerGroups reads SO_PEERGROUPS (Linux 4.13). If the buffer is too short, the kernel reports the
+// required length.
 func peerGroups(fd uintptr) ([]uint32, error) {
 	const size = unsafe.Sizeof(uint32(0))
 	for room := uintptr(64); ; {

@@ -1,5 +1,5 @@
-// Package seqpacket carries the messages of the control API over an AF_UNIX
-// SOCK_SEQPACKET socket: one message a packet, descriptors by SCM_RIGHTS.
+// Package seqpacket carries the messages of the control API over an AF_UNIX SOCK_SEQPACKET socket:
+// one message per packet, with descriptors as SCM_RIGHTS.
 package seqpacket
 
 import (
@@ -17,9 +17,9 @@ import (
 const (
 	// MaxPacket is the longest packet, in bytes.
 	MaxPacket = 65536
-	// MaxFDs is the most descriptors that one packet carries.
+	// MaxFDs is the maximum number of descriptors in a packet.
 	MaxFDs = 128
-	// scmMaxFD is the most that the kernel lets one carry.
+	// scmMaxFD is the kernel's limit.
 	scmMaxFD = 253
 )
 
@@ -30,8 +30,7 @@ var (
 	ErrFilesLost  = errors.New("descriptors of a packet lost: the reader has too many open files")
 )
 
-// Conn is one end of a connection. Read may be used by one goroutine at a time
-// and Write by another.
+// Conn is one end of a connection. One goroutine may call Read while another calls Write.
 type Conn struct {
 	c   *net.UnixConn
 	buf []byte
@@ -48,8 +47,8 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 	return newConn(c.(*net.UnixConn)), nil
 }
 
-// FromFD makes a Conn of a connected SOCK_SEQPACKET descriptor. It takes fd
-// over, also when it fails.
+// FromFD returns a Conn for a connected SOCK_SEQPACKET descriptor. It takes ownership of fd, even
+// if it fails.
 func FromFD(fd int) (*Conn, error) {
 	f := os.NewFile(uintptr(fd), "seqpacket")
 	if f == nil {
@@ -68,10 +67,10 @@ func FromFD(fd int) (*Conn, error) {
 	return newConn(u), nil
 }
 
-// FromUnix makes a Conn of an accepted connection.
+// FromUnix returns a Conn for an accepted connection.
 func FromUnix(c *net.UnixConn) *Conn { return newConn(c) }
 
-// Pair returns the two ends of a connection within the process.
+// Pair returns the two ends of a connection within this process.
 func Pair() (a, b *Conn, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -92,11 +91,11 @@ func newConn(c *net.UnixConn) *Conn {
 	return &Conn{c: c, buf: make([]byte, MaxPacket+1), oob: make([]byte, unix.CmsgSpace(scmMaxFD*4))}
 }
 
-// Read waits for a packet. The bytes are valid until the next Read; the
-// descriptors, close-on-exec, are the caller's to close, with an error too. A
-// packet with more than maxFDs descriptors, or longer than MaxPacket, is an error;
-// with maxFDs 0 the kernel drops the descriptors. With ErrFilesLost the bytes are
-// there all the same. io.EOF reports that the other end is gone.
+// Read waits for a packet. The bytes are valid until the next Read. The caller must close the
+// descriptors, even if there is an error; they are close-on-exec. Read fails if a packet has more
+// than maxFDs descriptors or is longer than MaxPacket; if maxFDs is 0 the kernel drops the
+// descriptors. With ErrFilesLost the bytes are valid nevertheless. Read returns io.EOF when the
+// other end is gone.
 func (c *Conn) Read(maxFDs int) (b []byte, fds []int, err error) {
 	oob := c.oob
 	if maxFDs == 0 {
@@ -112,7 +111,7 @@ func (c *Conn) Read(maxFDs int) (b []byte, fds []int, err error) {
 		err = ErrTooLong
 	case len(fds) > maxFDs || maxFDs == 0 && flags&unix.MSG_CTRUNC != 0:
 		err = ErrTooManyFDs
-	case flags&unix.MSG_CTRUNC != 0: // there is room in oob: there was none in the process
+	case flags&unix.MSG_CTRUNC != 0: // oob has room, so the process was out of descriptors
 		return c.buf[:n], fds, ErrFilesLost
 	default:
 		return c.buf[:n], fds, nil
@@ -120,7 +119,7 @@ func (c *Conn) Read(maxFDs int) (b []byte, fds []int, err error) {
 	return nil, fds, err
 }
 
-// Write sends one packet. The descriptors stay the caller's.
+// Write sends one packet. The caller keeps ownership of the descriptors.
 func (c *Conn) Write(b []byte, fds []int) error {
 	if len(b) > MaxPacket {
 		return ErrTooLong
@@ -136,8 +135,8 @@ func (c *Conn) Write(b []byte, fds []int) error {
 	return err
 }
 
-// WriteLast sends a packet beside whoever writes, and waits at most limit for room.
-// What is written later fails.
+// WriteLast sends a packet concurrently with other writers, and waits at most limit for room. Later
+// writes fail.
 func (c *Conn) WriteLast(b []byte, limit time.Duration) error {
 	if err := c.c.SetWriteDeadline(time.Now().Add(limit)); err != nil {
 		return err
@@ -147,17 +146,17 @@ func (c *Conn) WriteLast(b []byte, limit time.Duration) error {
 	return err
 }
 
-// Shutdown makes Read return what waits in the socket and then fail, and Write fail.
-// Unlike Close it never waits: nothing is closed, the descriptors in the socket least
-// of all.
+// Shutdown makes Read fail once it has returned the packets queued in the socket, and makes Write
+// fail. Unlike Close it never blocks, since it closes nothing, in particular not the descriptors
+// queued in the socket.
 func (c *Conn) Shutdown() {
 	if raw, err := c.c.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
 	}
 }
 
-// Unread returns how much memory of the kernel holds what was written and the other
-// end has not read; 0 if the connection is closed.
+// Unread returns how much kernel memory is used by packets that the other end has not read, or 0 if
+// the connection is closed.
 func (c *Conn) Unread() (n int) {
 	raw, err := c.c.SyscallConn()
 	if err != nil {
@@ -170,8 +169,8 @@ func (c *Conn) Unread() (n int) {
 // Close ends the connection. A blocked Read or Write returns.
 func (c *Conn) Close() error { return c.c.Close() }
 
-// Cred returns the credentials of the process at the other end, as the kernel
-// noted them when the connection was made.
+// Cred returns the credentials of the process at the other end, as recorded by the kernel when the
+// connection was made.
 func (c *Conn) Cred() (*unix.Ucred, error) {
 	raw, err := c.c.SyscallConn()
 	if err != nil {

@@ -67,7 +67,7 @@ func TestIdleStartups(t *testing.T) {
 	if got := tell(); len(got) != 1 || got[0] != 61 {
 		t.Errorf("later logged %v; want once, for all since", got)
 	}
-	if n := h.counters.crowdedOut.Load(); n != 62 {
+	if n := h.counters.startupsEvicted.Load(); n != 62 {
 		t.Errorf("counted %d; want 62", n)
 	}
 	h.advance(time.Minute)
@@ -94,12 +94,12 @@ func TestCrowdedListener(t *testing.T) {
 	}
 	for i, p := range hostile {
 		if _, abort := p.ended(); abort != (i < 94) {
-			t.Errorf("connection %d of the crowd: reset %v", i, abort)
+			t.Errorf("connection %d of the network: reset %v", i, abort)
 		}
 	}
 	for _, p := range honest {
 		if _, abort := p.ended(); abort {
-			t.Error("a connection from elsewhere made room for the crowd")
+			t.Error("a connection of another network was evicted")
 		}
 		p.send()
 		if c.event().GetConnectRequest() == nil {

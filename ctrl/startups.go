@@ -7,18 +7,17 @@ import (
 	"go.uber.org/zap"
 )
 
-// startups are the connections of one listener whose MPA request has not come. One
-// address may have StartupDefaults.PerPeer of them, and all addresses together
-// StartupDefaults.PerListener: a further connection pushes out the oldest of its
-// address, or of the network that has the most. So idle connections cannot keep out
-// a peer that sends its request, nor disturb another listener.
+// startups are the connections of a listener whose MPA request has not arrived. An address may have
+// StartupDefaults.PerPeer of them, and all addresses together StartupDefaults.PerListener. A
+// further connection evicts the oldest of its own address, or of the network that has the most, so
+// idle connections cannot lock out a peer that sends its request, or affect another listener.
 type startups struct {
 	by  map[netip.Prefix][]*conn // by network, oldest first
 	n   int
 	log tally
 }
 
-// networkOf returns the addresses that one host may use at will: a /64 of IPv6.
+// networkOf returns the network of addresses that a single host can use: a /64 for IPv6.
 func networkOf(a netip.Addr) netip.Prefix {
 	bits := a.BitLen()
 	if a.Is6() && !a.IsLinkLocalUnicast() {
@@ -49,7 +48,7 @@ func (s *startups) remove(c *conn) {
 	}
 }
 
-// victim returns the connection that one more of addr pushes out, or nil.
+// victim returns the connection to evict for a new one from addr, or nil.
 func (s *startups) victim(addr netip.Addr, d *StartupDefaults) *conn {
 	var oldest *conn
 	same := 0
@@ -75,15 +74,14 @@ func (s *startups) victim(addr netip.Addr, d *StartupDefaults) *conn {
 	return most[0]
 }
 
-// makeRoom resets a connection of l in start-up where one more of addr would be too
-// many.
+// makeRoom resets a connection of l in start-up if a further one from addr would exceed a limit.
 func (s *Server) makeRoom(l *listener, addr netip.Addr) {
 	c := l.starting.victim(addr, &s.cfg.Startup)
 	if c == nil {
 		return
 	}
 	l.dropped++
-	s.counters.crowdedOut.Add(1)
+	s.counters.startupsEvicted.Add(1)
 	if n, tell := l.starting.log.add(s.now()); tell {
 		l.sess.log.Warn("idle connections reset: too many in MPA start-up", zap.Stringer("listener", l.claim.addr), zap.Stringer("peer", c.remote), zap.Uint64("times", n))
 	}
