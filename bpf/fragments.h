@@ -115,7 +115,7 @@ static __always_inline int copy(struct xdp_md *ctx)
 /* take copies a fragment of ours, and the kernel does not see it. */
 static __always_inline int take(struct xdp_md *ctx)
 {
-	count(copy(ctx) ? TAKEN_FRAGMENT : LOST_FRAGMENT);
+	count(copy(ctx) ? STEERED_FRAGMENT : DROPPED_FRAGMENT);
 	return XDP_DROP;
 }
 

@@ -31,7 +31,7 @@ func TestFragments(t *testing.T) {
 		return frame(proto, src, dst, 999, dport, 0)
 	}
 	cut := func(b []byte, id uint32) [][]byte { return testenv.Cut(b, 24, id) }
-	taken, copied, passed, malformed := C{TakenFragment: 1}, C{CopiedFragment: 1}, C{PassedFragment: 1}, C{Malformed: 1}
+	taken, copied, passed, malformed := C{SteeredFragment: 1}, C{CopiedFragment: 1}, C{PassedFragment: 1}, C{Malformed: 1}
 	type step struct {
 		frame []byte
 		act   uint32
@@ -117,7 +117,7 @@ func TestFragments(t *testing.T) {
 			if got != st.count {
 				bad = append(bad, fmt.Sprintf("step %d: counted %+v, want %+v", i, got, st.count))
 			}
-			if got.TakenFragment+got.CopiedFragment == 0 {
+			if got.SteeredFragment+got.CopiedFragment == 0 {
 				continue
 			}
 			if b, err := ring.Read(time.Now().Add(time.Minute)); err != nil || !bytes.Equal(b, st.frame) {
@@ -195,7 +195,7 @@ func TestFragmentsOptional(t *testing.T) {
 	}
 	check("not installed", actPass, Counters{PassedFragment: 1})
 	f := install(t, s)
-	check("installed", actDrop, Counters{TakenFragment: 1})
+	check("installed", actDrop, Counters{SteeredFragment: 1})
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +244,7 @@ func TestFragmentRing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.LostFragment > 0 {
+		if c.DroppedFragment > 0 {
 			break
 		}
 	}
@@ -352,7 +352,7 @@ func TestFragmentsOfTheHost(t *testing.T) {
 			}
 			// Of ours two are known in the first order, one in the others; copied
 			// is what comes before its first, ours or not.
-			if c.TakenFragment < 7 || c.CopiedFragment < 8 || c.LostFragment != 0 {
+			if c.SteeredFragment < 7 || c.CopiedFragment < 8 || c.DroppedFragment != 0 {
 				t.Errorf("%+v", c)
 			}
 			var errs int

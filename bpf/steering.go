@@ -94,9 +94,9 @@ type Counters struct {
 	PassedFragment                      uint64 // IP fragments, not ours
 	Malformed                           uint64 // passed: the kernel counts them better
 	NoSocket                            uint64 // ours, passed: no socket on that queue
-	TakenFragment                       uint64 // of packets of ours, in the ring
+	SteeredFragment                     uint64 // of packets of ours, in the ring
 	CopiedFragment                      uint64 // came before the first of their packet: in the ring, and passed
-	LostFragment                        uint64 // ours: no room in the ring
+	DroppedFragment                     uint64 // ours: no room in the ring
 }
 
 // Steering is the loaded program and its maps. It is safe for use by several
@@ -467,7 +467,7 @@ func (s *Steering) Counters() (Counters, error) {
 	for i, p := range []*uint64{
 		&c.SteeredTCP, &c.SteeredSCTP, &c.SteeredUDP, &c.SteeredICMP,
 		&c.Passed, &c.PassedFragment, &c.Malformed, &c.NoSocket,
-		&c.TakenFragment, &c.CopiedFragment, &c.LostFragment,
+		&c.SteeredFragment, &c.CopiedFragment, &c.DroppedFragment,
 	} {
 		var perCPU []uint64
 		if err := s.objs.Counters.Lookup(uint32(i), &perCPU); err != nil {

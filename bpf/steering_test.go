@@ -227,7 +227,7 @@ func minus(a, b Counters) Counters {
 	return Counters{
 		a.SteeredTCP - b.SteeredTCP, a.SteeredSCTP - b.SteeredSCTP, a.SteeredUDP - b.SteeredUDP, a.SteeredICMP - b.SteeredICMP,
 		a.Passed - b.Passed, a.PassedFragment - b.PassedFragment, a.Malformed - b.Malformed, a.NoSocket - b.NoSocket,
-		a.TakenFragment - b.TakenFragment, a.CopiedFragment - b.CopiedFragment, a.LostFragment - b.LostFragment,
+		a.SteeredFragment - b.SteeredFragment, a.CopiedFragment - b.CopiedFragment, a.DroppedFragment - b.DroppedFragment,
 	}
 }
 

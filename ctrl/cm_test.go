@@ -645,7 +645,7 @@ func TestPortRests(t *testing.T) {
 					t.Errorf("%d endpoints claimed, want %d", n, want)
 				}
 				for _, k := range h.Counters() {
-					if k.Name == "ctrl.ports" && k.Value != uint64(want) || k.Name == "ctrl.ports_resting" && k.Value != uint64(resting) ||
+					if k.Name == "ctrl.ports" && k.Value != uint64(want) || k.Name == "ctrl.ports_time_wait" && k.Value != uint64(resting) ||
 						k.Name == "ctrl.clients" && k.Value != 1 {
 						t.Errorf("%s is %d", k.Name, k.Value)
 					}

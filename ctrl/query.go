@@ -295,7 +295,7 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 		{Name: "ctrl.clients", Value: uint64(clients)},
 		{Name: "ctrl.conns", Value: uint64(conns)},
 		{Name: "ctrl.ports", Value: uint64(ports)}, // includes TIME-WAIT
-		{Name: "ctrl.ports_resting", Value: uint64(resting)},
+		{Name: "ctrl.ports_time_wait", Value: uint64(resting)},
 		{Name: "ctrl.requests", Value: k.requests.Load()},
 		{Name: "ctrl.request_errors", Value: k.errors.Load()},
 		{Name: "ctrl.clients_cut_off", Value: k.cutOff.Load()},
@@ -305,7 +305,7 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 		{Name: "ctrl.rejected", Value: k.rejected.Load()},
 		{Name: "ctrl.startup_failed", Value: k.startupFailed.Load()},
 		{Name: "ctrl.startup_timeouts", Value: k.startupTimeout.Load()},
-		{Name: "ctrl.startups_crowded_out", Value: k.startupsEvicted.Load()},
+		{Name: "ctrl.startups_evicted", Value: k.startupsEvicted.Load()},
 		{Name: "ctrl.program_detached", Value: detached},
 		{Name: "ctrl.program_detachments", Value: k.detached.Load()},
 		{Name: "ctrl.fallbacks", Value: k.fallbacks.Load()},

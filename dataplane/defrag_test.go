@@ -267,7 +267,7 @@ func TestFragmentSource(t *testing.T) {
 	}
 	for end := time.Now().Add(time.Minute); ; {
 		// A worker that has no CPU for a second is left out.
-		if all := e.Stats(); len(all) == 1 && all[0].RxUnwanted == 1 && all[0].Fragments.Packets == 1 {
+		if all := e.Stats(); len(all) == 1 && all[0].RxUnsupported == 1 && all[0].Fragments.Packets == 1 {
 			break
 		}
 		if time.Now().After(end) {
@@ -291,7 +291,7 @@ func TestWholeFindsItsWorker(t *testing.T) {
 		w.link = &cutter{Pipe: q.links[i], e: h.e, rnd: testenv.Rand(t)}
 	}
 	q.transfer(q.connected())
-	if st := h.e.frags.stats(); st.Packets < 10 || h.w.stats.RxStrays < 10 {
-		t.Errorf("%+v, %d strays", st, h.w.stats.RxStrays)
+	if st := h.e.frags.stats(); st.Packets < 10 || h.w.stats.RxWrongQueue < 10 {
+		t.Errorf("%+v, %d strays", st, h.w.stats.RxWrongQueue)
 	}
 }

@@ -149,7 +149,7 @@ func (w *worker) frame(f *rxFrame) {
 			w.tcpICMP(f)
 		}
 	default:
-		w.stats.RxUnwanted++
+		w.stats.RxUnsupported++
 	}
 }
 

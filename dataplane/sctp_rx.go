@@ -14,7 +14,7 @@ func (w *worker) sctpFrame(f *rxFrame) {
 	s := w.sctp
 	if s == nil {
 		if w.e.dir == nil {
-			w.stats.RxUnwanted++
+			w.stats.RxUnsupported++
 			return
 		}
 		s = w.sctp0() // another worker may have dialed
@@ -23,7 +23,7 @@ func (w *worker) sctpFrame(f *rxFrame) {
 	udp := uint16(0)
 	if f.pkt.Proto == pkt.ProtoUDP {
 		if f.pkt.Flow.LocalPort != sctp.UDPPort || n < 8 {
-			w.stats.RxUnwanted++
+			w.stats.RxUnsupported++
 			return
 		}
 		if !w.udp(f) {

@@ -35,7 +35,7 @@ type Stats struct {
 }
 
 // RxStats are the counters of what was received. A frame that is dropped is in exactly
-// one of RxMalformed, RxChecksum, RxNoConn, RxNoHold, RxStraysLost and RxUnwanted.
+// one of RxMalformed, RxChecksum, RxNoConn, RxNoHold, RxWrongQueueDropped and RxUnsupported.
 type RxStats struct {
 	RxFrames, RxBytes  uint64
 	RxFPDUs            uint64
@@ -46,16 +46,16 @@ type RxStats struct {
 	RxPartial uint64 // segments whose checksum field is the sum of the pseudo-header
 	RxSuper   uint64 // segments longer than the MTU
 
-	RxStrays     uint64 // frames of another worker's connections, handed to it
-	RxICMP       uint64
-	RxMalformed  uint64
-	RxChecksum   uint64
-	RxNoConn     uint64
-	RxNoHold     uint64
-	RxStraysLost uint64 // of the strays
-	RxReclaims   uint64 // times that some of a connection's held frames were taken back
-	RxUnwanted   uint64
-	RxAfterClose uint64 // bytes
+	RxWrongQueue        uint64 // frames of another worker's connections, handed to it
+	RxICMP              uint64
+	RxMalformed         uint64
+	RxChecksum          uint64
+	RxNoConn            uint64
+	RxNoHold            uint64
+	RxWrongQueueDropped uint64 // of the strays
+	RxReclaims          uint64 // times that some of a connection's held frames were taken back
+	RxUnsupported       uint64
+	RxAfterCloseBytes   uint64 // bytes
 }
 
 // TxStats are the counters of what was sent.

@@ -42,11 +42,11 @@ func (w *worker) stray(k handoff.Key, f *rxFrame) bool {
 		if k.Tag != 0 {
 			return false // the first address of that peer may be another's
 		}
-		w.stats.RxStraysLost++ // the connection is moving between workers
+		w.stats.RxWrongQueueDropped++ // the connection is moving between workers
 		return true
 	}
 	s := &w.strays
-	w.stats.RxStrays++
+	w.stats.RxWrongQueue++
 	switch limit := w.link.MTU() + link.HeaderRoom; { // no ring has buffers for more
 	case f.whole:
 		w.e.deliverWhole(owner, f.Pieces[0], true)
@@ -62,7 +62,7 @@ func (w *worker) stray(k handoff.Key, f *rxFrame) bool {
 		owner.strays.in[w.id].Store(r)
 	}
 	if !r.Send(f.Frame) {
-		w.stats.RxStraysLost++
+		w.stats.RxWrongQueueDropped++
 	} else if !slices.Contains(s.sent, owner) {
 		s.sent = append(s.sent, owner)
 	}

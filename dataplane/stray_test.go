@@ -172,8 +172,8 @@ func TestStrayRound(t *testing.T) {
 					}
 				}
 				st := q.workers[1].stats
-				if st.RxStrays == 0 || st.RxNoConn != 0 || q.workers[1].stats.TxFrames != 0 {
-					t.Errorf("the second worker passed on %d frames, found no connection for %d, sent %d", st.RxStrays, st.RxNoConn, st.TxFrames)
+				if st.RxWrongQueue == 0 || st.RxNoConn != 0 || q.workers[1].stats.TxFrames != 0 {
+					t.Errorf("the second worker passed on %d frames, found no connection for %d, sent %d", st.RxWrongQueue, st.RxNoConn, st.TxFrames)
 				}
 				if wire == "super-frames" && q.workers[1].stats.RxSuper == 0 {
 					t.Error("the second worker passed on no super-frame")
@@ -217,7 +217,7 @@ func TestStrayICMP(t *testing.T) {
 				errs = nil
 				return q.workers[0].stats.RxICMP > 0
 			})
-			if n := q.workers[1].stats.RxStrays; n == 0 {
+			if n := q.workers[1].stats.RxWrongQueue; n == 0 {
 				t.Error("the second worker passed nothing on")
 			}
 			if c.as() == nil {
@@ -338,11 +338,11 @@ func TestStrays(t *testing.T) {
 				t.Error("memory differs")
 			}
 			for i, w := range q.workers[:2] {
-				if st := w.stats; st.RxStraysLost != 0 || st.RxNoConn != 0 {
-					t.Errorf("worker %d: %d strays, %d of them lost, %d frames without a connection", i, st.RxStrays, st.RxStraysLost, st.RxNoConn)
+				if st := w.stats; st.RxWrongQueueDropped != 0 || st.RxNoConn != 0 {
+					t.Errorf("worker %d: %d strays, %d of them lost, %d frames without a connection", i, st.RxWrongQueue, st.RxWrongQueueDropped, st.RxNoConn)
 				}
 			}
-			if q.workers[0].stats.RxStrays+q.workers[1].stats.RxStrays == 0 {
+			if q.workers[0].stats.RxWrongQueue+q.workers[1].stats.RxWrongQueue == 0 {
 				t.Error("no strays")
 			}
 			hosts[from].e.Disconnect(id, false)

@@ -243,7 +243,7 @@ func (c *tcpConn) deliverBytes(w *worker, b []byte) {
 		c.pre.in = append(c.pre.in, b...)
 		c.tcp.SetBacklog(c.pre.unread())
 	case modeClosing:
-		w.stats.RxAfterClose += uint64(len(b))
+		w.stats.RxAfterCloseBytes += uint64(len(b))
 	}
 }
 

@@ -93,7 +93,7 @@ type Stats struct {
 	MTUProbes                    uint64 // HEARTBEATs sent to probe the path MTU
 	BlackHoles                   uint64 // times the MTU was lowered because long packets were lost and short ones were not
 	Failovers                    uint64
-	Reclaimed                    uint64 // chunks acknowledged by gap reports and then dropped for lack of room
+	Reneged                      uint64 // chunks acknowledged by gap reports and then dropped for lack of room
 	CookiesBad, CookiesStale     uint64
 }
 
@@ -120,7 +120,7 @@ func (s *Stats) Add(o *Stats) {
 	s.MTUProbes += o.MTUProbes
 	s.BlackHoles += o.BlackHoles
 	s.Failovers += o.Failovers
-	s.Reclaimed += o.Reclaimed
+	s.Reneged += o.Reneged
 	s.CookiesBad += o.CookiesBad
 	s.CookiesStale += o.CookiesStale
 }

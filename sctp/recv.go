@@ -269,7 +269,7 @@ func (a *Assoc) reclaimLast() bool {
 	for r.high != r.cum && !r.has(r.high) {
 		r.high--
 	}
-	a.stats.Reclaimed++
+	a.stats.Reneged++
 	return true
 }
 

@@ -62,7 +62,7 @@ func TestReceiveLimits(t *testing.T) {
 			t.Fatalf("%d chunks kept", len(r.kept))
 		}
 	}
-	if r.a.Stats().Reclaimed == 0 || r.a.State() != Established {
+	if r.a.Stats().Reneged == 0 || r.a.State() != Established {
 		t.Error("nothing was reclaimed", r.a.State())
 	}
 	r.recv(flagUnordered|flagBegin, 0, 0, 0, "begin")

@@ -8,8 +8,10 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,35 +21,59 @@ import (
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/docs"
 )
 
-// gauges are the counters that can go down.
-var gauges = map[string]bool{
-	"ctrl.clients": true, "ctrl.conns": true, "ctrl.ports": true, "ctrl.ports_resting": true, "ctrl.program_detached": true,
-	"engine.conns": true, "engine.free_slots": true, "engine.slots": true, "engine.held_frames": true,
-	"engine.held_peak": true, "engine.timers": true, "sctp.assocs": true,
-	"fragments.waiting": true, "fragments.bytes": true,
+// A counterDoc is the documentation of a counter.
+type counterDoc struct {
+	help  string
+	gauge bool
 }
 
-// collector gives Prometheus the daemon's counters, which it reads when it is
-// asked: the workers know nothing of it.
+// counterRow matches a row of the tables in docs/metrics.md.
+var counterRow = regexp.MustCompile("(?m)^\\| `([a-z0-9_.]+)` \\| (gauge: )?(.+) \\|$")
+
+// counterDocs parses docs/metrics.md, the only place that describes the counters.
+var counterDocs = sync.OnceValue(func() map[string]counterDoc {
+	all := make(map[string]counterDoc)
+	for _, m := range counterRow.FindAllStringSubmatch(docs.Metrics, -1) {
+		help := strings.ReplaceAll(m[3], "`", "")
+		all[m[1]] = counterDoc{help: strings.ToUpper(help[:1]) + help[1:] + ".", gauge: m[2] != ""}
+	}
+	return all
+})
+
+// desc returns the name and the help of the metric of the counter called name.
+func (d counterDoc) desc(name string) *prometheus.Desc {
+	metric := "iwarpd_" + strings.ReplaceAll(name, ".", "_")
+	if !d.gauge {
+		metric += "_total"
+	}
+	return prometheus.NewDesc(metric, d.help, nil, nil)
+}
+
+func (d counterDoc) kind() prometheus.ValueType {
+	if d.gauge {
+		return prometheus.GaugeValue
+	}
+	return prometheus.CounterValue
+}
+
+// collector exports the daemon's counters to Prometheus. It reads them at each scrape.
 type collector struct {
 	counters func() []*ctrlpb.Counter
 	workers  func() []dataplane.Stats
 }
 
-// Describe implements prometheus.Collector: it names nothing, since what there
-// is the counters tell.
+// Describe implements prometheus.Collector. It sends nothing, since the counters are
+// known only once they are read.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, k := range c.counters() {
-		name, kind := "iwarpd_"+strings.ReplaceAll(k.Name, ".", "_"), prometheus.GaugeValue
-		if !gauges[k.Name] {
-			name, kind = name+"_total", prometheus.CounterValue
-		}
-		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, "Counter "+k.Name+" of iwarpctl stats.", nil, nil), kind, float64(k.Value))
+		d := counterDocs()[k.Name]
+		ch <- prometheus.MustNewConstMetric(d.desc(k.Name), d.kind(), float64(k.Value))
 	}
 	for i, w := range c.workers() {
 		for _, m := range perWorker {
@@ -56,32 +82,32 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// perWorker are the metrics that each worker has for itself.
+// perWorker are the metrics with a label for the worker.
 var perWorker = []struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
 	value func(*dataplane.Stats) uint64
 }{
-	{workerDesc("turns_total", "Turns of the worker's loop."), prometheus.CounterValue, func(s *dataplane.Stats) uint64 { return s.Turns }},
-	{workerDesc("sleeps_total", "Times that the worker slept."), prometheus.CounterValue, func(s *dataplane.Stats) uint64 { return s.Sleeps }},
-	{workerDesc("rx_bytes_total", "Bytes of frames received."), prometheus.CounterValue, func(s *dataplane.Stats) uint64 { return s.RxBytes }},
-	{workerDesc("tx_bytes_total", "Bytes of frames sent."), prometheus.CounterValue, func(s *dataplane.Stats) uint64 { return s.TxBytes }},
-	{workerDesc("connections", "Connections, also those in TIME-WAIT."), prometheus.GaugeValue, func(s *dataplane.Stats) uint64 { return s.Conns }},
+	{workerDesc("turns_total", "Iterations of the worker's loop."), prometheus.CounterValue, func(s *dataplane.Stats) uint64 { return s.Turns }},
+	{workerDesc("sleeps_total", "Times the worker slept because it had nothing to do."), prometheus.CounterValue, func(s *dataplane.Stats) uint64 { return s.Sleeps }},
+	{workerDesc("rx_bytes_total", "Bytes of received frames."), prometheus.CounterValue, func(s *dataplane.Stats) uint64 { return s.RxBytes }},
+	{workerDesc("tx_bytes_total", "Bytes of sent frames."), prometheus.CounterValue, func(s *dataplane.Stats) uint64 { return s.TxBytes }},
+	{workerDesc("connections", "Connections, including those in TIME-WAIT."), prometheus.GaugeValue, func(s *dataplane.Stats) uint64 { return s.Conns }},
 }
 
 func workerDesc(name, help string) *prometheus.Desc {
 	return prometheus.NewDesc("iwarpd_worker_"+name, help, []string{"worker"}, nil)
 }
 
-// metricsHandler serves /metrics. mode is how frames move.
+// metricsHandler serves /metrics. mode is the transport mode.
 func metricsHandler(c collector, mode string) http.Handler {
 	r := prometheus.NewRegistry()
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "iwarpd_build_info", Help: "1; the label has the version.", ConstLabels: prometheus.Labels{"version": version},
+		Name: "iwarpd_build_info", Help: "Always 1; the label version is the version of iwarpd.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	info.Set(1)
 	transport := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "iwarpd_transport_info", Help: "1; the label has the mode taken, as iwarpctl status shows it.", ConstLabels: prometheus.Labels{"mode": mode},
+		Name: "iwarpd_transport_info", Help: "Always 1; the label mode is the transport mode, as shown by iwarpctl status.", ConstLabels: prometheus.Labels{"mode": mode},
 	})
 	transport.Set(1)
 	r.MustRegister(c, info, transport, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -90,7 +116,7 @@ func metricsHandler(c collector, mode string) http.Handler {
 	return mux
 }
 
-// parseMetrics checks where metrics are served: "" not at all, "unix:PATH", or
+// parseMetrics parses the address to serve metrics on: "" for none, "unix:PATH", or
 // an address and port of the loopback interface.
 func parseMetrics(v string) (network, address string, err error) {
 	if v == "" {
@@ -104,14 +130,13 @@ func parseMetrics(v string) (network, address string, err error) {
 	}
 	ap, err := netip.ParseAddrPort(v)
 	if err != nil || !ap.Addr().IsLoopback() {
-		return "", "", errors.New("must be unix:PATH, or a loopback address and port like 127.0.0.1:9488; for others put a proxy in front")
+		return "", "", errors.New("must be unix:PATH, or a loopback address and port like 127.0.0.1:9488; use a proxy for other addresses")
 	}
 	return "tcp", v, nil
 }
 
-// listenMetrics opens the socket that metrics are served on. A Unix socket is
-// for the daemon's user and group, and one that nobody serves any more is
-// taken away.
+// listenMetrics opens the socket for metrics. A Unix socket is accessible to the
+// daemon's user and group. A stale socket file is replaced.
 func listenMetrics(v string) (net.Listener, error) {
 	network, address, err := parseMetrics(v)
 	if err != nil {
@@ -144,6 +169,6 @@ func serveMetrics(ctx context.Context, l net.Listener, h http.Handler, log *zap.
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		log.Error("metrics are not served any more", zap.Error(err))
+		log.Error("metrics: stopped serving", zap.Error(err))
 	}
 }

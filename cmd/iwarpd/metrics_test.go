@@ -10,15 +10,19 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"go.uber.org/zap"
 
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/docs"
 )
 
 func testCollector() collector {
@@ -106,8 +110,7 @@ func TestParseMetrics(t *testing.T) {
 	}
 }
 
-// The dashboard asks for metrics that there are: those of the counters that the
-// daemon's packages have, and the workers'.
+// TestDashboard checks that the metrics of the Grafana dashboard exist.
 func TestDashboard(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/grafana/iwarpd.json")
 	if err != nil {
@@ -127,14 +130,14 @@ func TestDashboard(t *testing.T) {
 		for _, target := range p.Targets {
 			for _, name := range regexp.MustCompile(`iwarpd_[a-z0-9_]+`).FindAllString(target.Expr, -1) {
 				if !known[name] {
-					t.Errorf("%s asks for %s, which there is not", p.Title, name)
+					t.Errorf("%s uses %s, which does not exist", p.Title, name)
 				}
 			}
 		}
 	}
 }
 
-// The alerts ask for metrics that there are, too.
+// TestAlerts checks that the metrics of the alert rules exist.
 func TestAlerts(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/prometheus/iwarpd.rules.yml")
 	if err != nil {
@@ -147,23 +150,20 @@ func TestAlerts(t *testing.T) {
 	known := knownMetrics()
 	for _, name := range names {
 		if !known[name] {
-			t.Errorf("an alert asks for %s, which there is not", name)
+			t.Errorf("an alert uses %s, which does not exist", name)
 		}
 	}
 }
 
-// knownMetrics are the names that a daemon without clients gives.
+// knownMetrics returns the names of the metrics of a daemon without clients.
 func knownMetrics() map[string]bool {
 	known := map[string]bool{"iwarpd_build_info": true}
+	name := regexp.MustCompile(`iwarpd_[a-z0-9_]+`)
 	for _, m := range perWorker {
-		known[regexp.MustCompile(`iwarpd_worker_[a-z_]+`).FindString(m.desc.String())] = true
+		known[name.FindString(m.desc.String())] = true
 	}
 	for _, k := range allCounters() {
-		name := "iwarpd_" + strings.ReplaceAll(k.Name, ".", "_")
-		if !gauges[k.Name] {
-			name += "_total"
-		}
-		known[name] = true
+		known[name.FindString(counterDocs()[k.Name].desc(k.Name).String())] = true
 	}
 	return known
 }
@@ -178,35 +178,59 @@ func allCounters() []*ctrlpb.Counter {
 	return s.Counters()
 }
 
-// TestDocument: docs/metrics.md tells of each counter what it means and whether it
-// is a gauge, and of none that there is not.
+// TestDocument checks that docs/metrics.md has one row for each counter and no others,
+// and that it marks the gauges.
 func TestDocument(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	told := make(map[string]string)
-	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_.]+)` \\| (.+) \\|$").FindAllStringSubmatch(string(doc), -1) {
-		if told[m[1]] != "" {
-			t.Errorf("%s has two rows", m[1])
-		}
-		told[m[1]] = m[2]
+	gauges := []string{
+		"ctrl.clients", "ctrl.conns", "ctrl.ports", "ctrl.ports_time_wait", "ctrl.program_detached",
+		"engine.conns", "engine.free_slots", "engine.slots", "engine.held_frames", "engine.held_peak", "engine.timers",
+		"sctp.assocs", "fragments.waiting", "fragments.bytes",
 	}
 	counters := allCounters()
 	if len(counters) < 100 {
 		t.Fatalf("%d counters", len(counters))
 	}
+	exists := make(map[string]bool)
 	for _, k := range counters {
-		text := told[k.Name]
-		delete(told, k.Name)
-		if text == "" {
-			t.Errorf("%s is not explained", k.Name)
-		} else if strings.HasPrefix(text, "gauge: ") != gauges[k.Name] {
-			t.Errorf("%s: %q, but gauge is %v", k.Name, text, gauges[k.Name])
+		exists[k.Name] = true
+		d, ok := counterDocs()[k.Name]
+		if !ok {
+			t.Errorf("%s is not documented", k.Name)
+		} else if d.gauge != slices.Contains(gauges, k.Name) {
+			t.Errorf("%s: documented as a gauge: %v", k.Name, d.gauge)
 		}
 	}
-	for name := range told {
-		t.Errorf("%s is no counter", name)
+	for name := range counterDocs() {
+		if !exists[name] {
+			t.Errorf("there is no counter %s", name)
+		}
+	}
+	if rows := counterRow.FindAllString(docs.Metrics, -1); len(rows) != len(counterDocs()) {
+		t.Errorf("%d rows for %d counters", len(rows), len(counterDocs()))
+	}
+}
+
+// TestMetricNames checks a scrape of all metrics as `promtool check metrics` does, and
+// that no metric has an octet or an abbreviated unit in its name.
+func TestMetricNames(t *testing.T) {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collector{allCounters, func() []dataplane.Stats { return make([]dataplane.Stats, 2) }})
+	families, err := r.Gather()
+	if err != nil || len(families) < 100 {
+		t.Fatalf("%d metrics, %v", len(families), err)
+	}
+	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	unit := regexp.MustCompile(`octet|_(ns|us|ms|sec|kb|mb|mib)(_|$)`)
+	for _, f := range families {
+		if unit.MatchString(f.GetName()) {
+			t.Errorf("%s: name the base unit", f.GetName())
+		}
 	}
 }
 

@@ -40,6 +40,7 @@ var layers = []layer{
 	{folder: "internal/marked", outside: []string{"golang.org/x/sys/cpu"}, core: true},
 	{folder: "internal/crc32c", outside: []string{"golang.org/x/sys/cpu"}, core: true},
 	{folder: "docs/site"},
+	{folder: "docs"},
 	{folder: "internal/clidoc", outside: []string{"github.com/spf13", "github.com/cpuguy83/go-md2man"}}, // in programs built with the tag docs
 	{folder: "internal/conformance"}, // imported by tests alone, as testenv is
 	{folder: "internal/testenv", outside: []string{"golang.org/x/sys", "github.com/vishvananda", "github.com/safchain/ethtool"}},
@@ -78,7 +79,7 @@ var layers = []layer{
 	{folder: "client", inside: []string{"ctrl", "shm", "verbs", "rdmap"},
 		outside: []string{"golang.org/x", "google.golang.org/protobuf"}},
 
-	{folder: "cmd/iwarpd", inside: []string{"internal/clidoc", "ctrl", "client", "dataplane", "bpf", "mpa", "tcp"},
+	{folder: "cmd/iwarpd", inside: []string{"docs", "internal/clidoc", "ctrl", "client", "dataplane", "bpf", "mpa", "tcp"},
 		outside: []string{"github.com/spf13", "go.uber.org/zap", "github.com/coreos/go-systemd", "golang.org/x", "go.yaml.in/yaml", "github.com/prometheus"}},
 	{folder: "cmd/iwarpd-device-plugin", inside: []string{"client"}, // a module of its own
 		outside: []string{"golang.org/x/sys", "google.golang.org/grpc", "k8s.io/kubelet", "tags.cncf.io/container-device-interface"}},

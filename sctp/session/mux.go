@@ -39,7 +39,7 @@ type Control struct {
 type Stats struct {
 	Sessions, Rejected, Terminated, Violations uint64
 	Early, Held, Delivered                     uint64 // DDP segments placed early, held early, delivered
-	AfterEnd, Stray                            uint64 // messages dropped
+	AfterEnd, NoSession                        uint64 // messages dropped
 }
 
 // Add adds o to s, field by field.
@@ -52,7 +52,7 @@ func (s *Stats) Add(o *Stats) {
 	s.Held += o.Held
 	s.Delivered += o.Delivered
 	s.AfterEnd += o.AfterEnd
-	s.Stray += o.Stray
+	s.NoSession += o.NoSession
 }
 
 // Mux manages the DDP streams of an association.

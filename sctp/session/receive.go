@@ -10,7 +10,7 @@ import (
 func (m *Mux) HandleMessage(id uint16, ppid uint32, unordered bool, b []byte) {
 	s := m.stream(id)
 	if s == nil {
-		m.stats.Stray++
+		m.stats.NoSession++
 		return
 	}
 	if s.state == Ended {
@@ -62,7 +62,7 @@ const maxNegotiates = 64
 // first handles an out-of-order message on an idle stream. A Terminate of an older session is ignored.
 func (m *Mux) first(s *stream, ppid uint32, b []byte) {
 	if m.isTerminate(ppid, b) {
-		m.stats.Stray++
+		m.stats.NoSession++
 		return
 	}
 	m.violation(s, ErrSSN)
@@ -267,7 +267,7 @@ func (m *Mux) terminated(s *stream) {
 	switch s.state {
 	case Idle:
 		// There is no session to end. Do not answer, so that two Terminates cannot loop.
-		m.stats.Stray++
+		m.stats.NoSession++
 		m.begin(s)
 		return
 	case Initiating:

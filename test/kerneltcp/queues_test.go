@@ -95,8 +95,8 @@ func TestQueues(t *testing.T) {
 				}
 				var strays, lost, stateless uint64
 				for _, e := range we.Engine {
-					strays += e.RxStrays
-					lost += e.RxStraysLost
+					strays += e.RxWrongQueue
+					lost += e.RxWrongQueueDropped
 					stateless += e.TxStateless
 				}
 				all += strays
