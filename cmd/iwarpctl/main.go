@@ -105,7 +105,7 @@ func (c *command) root() *cobra.Command {
 	for _, cmd := range []*cobra.Command{c.ping(), c.serve(), c.cp(), c.perf()} {
 		root.AddCommand(c.addTransport(cmd))
 	}
-	root.AddCommand(c.nfs())
+	root.AddCommand(c.nfs(), c.doctor())
 	root.AddCommand(c.lists()...)
 	return root
 }

@@ -119,6 +119,23 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestDoctorPeer: doctor names the step that fails.
+func TestDoctorPeer(t *testing.T) {
+	a, b := pair(t)
+	addr := b.end.Addr4.String()
+	if code, out := a.ctl("doctor", addr); code != 4 || !strings.Contains(out, "fail  tcp") || !strings.Contains(out, "fix: start a server") {
+		t.Errorf("no server: exit code %d: %s", code, out)
+	}
+	b.serve(t.TempDir())
+	if code, out := a.ctl("doctor", addr+":7176"); code != 0 || !strings.Contains(out, "warn  mpa") {
+		t.Errorf("another server: exit code %d: %s", code, out)
+	}
+	testenv.Start(t, b.command("ping", "-s", "-P", "-a", addr)).Expect("listening on")
+	if out := a.must("doctor", addr); !strings.Contains(out, "ok    large packets  65535 bytes there and back") {
+		t.Errorf("all is well: %s", out)
+	}
+}
+
 // TestCapture: tshark decodes what iwarpctl capture wrote, from the SYN on.
 func TestCapture(t *testing.T) {
 	a, b := pair(t)

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/iwarpd/iwarpd/app/rping"
+	iwarp "github.com/iwarpd/iwarpd/client"
+)
+
+// finding is the outcome of one check; its JSON form is that of doctor --json.
+type finding struct {
+	Check string `json:"check"`
+	State string `json:"state"` // ok, warn or fail
+	Text  string `json:"text"`
+	Fix   string `json:"fix,omitempty"`
+}
+
+func (c *command) doctor() *cobra.Command {
+	return &cobra.Command{
+		Use:   "doctor [PEER[:PORT]]",
+		Short: "Check the daemon, and whether a peer can be reached by RDMA",
+		Long: "doctor checks that the daemon answers and receives frames. With a peer it connects to\n" +
+			fmt.Sprintf("PORT (default %d, that of ping), and tells which step fails: route and neighbour, TCP,\n", rping.DefaultPort) +
+			"MPA, a small transfer, or one of packets as large as the MTU. For the transfers the peer\n" +
+			"must run \"iwarpctl ping -s -P\", or rping -s. It changes nothing. \"iwarpd doctor\" checks\n" +
+			"the host and its interface.",
+		Example: "  iwarpctl doctor\n  iwarpctl doctor 10.0.0.2\n  iwarpctl doctor 10.0.0.2:7176 --json",
+		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var findings []finding
+			dev, err := c.open(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer dev.Close()
+			s, err := dev.Admin().Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			a := dev.Attr()
+			f := finding{"daemon", "ok", fmt.Sprintf("%s serves %s, MTU %d", a.Server, a.Interface, a.MTU), ""}
+			if s.Detached != "" {
+				f = finding{"daemon", "fail", s.Detached, "restart iwarpd"}
+			}
+			findings = append(findings, f)
+			if len(args) == 1 {
+				more, err := c.examine(cmd.Context(), dev, args[0])
+				if err != nil {
+					return err
+				}
+				findings = append(findings, more...)
+			}
+			return c.findings(findings)
+		},
+	}
+}
+
+// findings prints the findings; it returns an error if something fails.
+func (c *command) findings(l []finding) error {
+	var failed error
+	for _, f := range l {
+		if f.State == "fail" {
+			failed = peerError{fmt.Errorf("doctor: %s: %s", f.Check, f.Text)}
+		}
+		if c.json {
+			continue
+		}
+		fmt.Fprintf(c.out, "%-4s  %-12s  %s\n", f.State, f.Check, f.Text)
+		if f.Fix != "" {
+			fmt.Fprintf(c.out, "%4s  %12s  fix: %s\n", "", "", f.Fix)
+		}
+	}
+	if c.json {
+		return errors.Join(c.print(l), failed)
+	}
+	return failed
+}
+
+// doctorWait bounds each step with a peer.
+const doctorWait = 15 * time.Second
+
+// smallPing is a transfer that fits any packet.
+const smallPing = 64
+
+// examine checks the way to a peer, step by step.
+func (c *command) examine(ctx context.Context, dev *iwarp.Device, peer string) ([]finding, error) {
+	addr, err := resolve(ctx, peer, rping.DefaultPort)
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	err = c.roundTrip(ctx, dev, addr, smallPing)
+	took := time.Since(began).Round(10 * time.Microsecond)
+	l, connected := judge(addr, err)
+	if !connected || err != nil {
+		return l, nil
+	}
+	l = append(l, finding{"transfer", "ok", fmt.Sprintf("%d bytes there and back, compared; with the connection %v", smallPing, took), ""})
+	if err := c.roundTrip(ctx, dev, addr, rping.MaxSize); err != nil {
+		return append(l, finding{"large packets", "fail", reason(err),
+			fmt.Sprintf("packets of the MTU, %d bytes, do not pass: set the same MTU on both sides and on every switch between (ping -M do -s %d), or a smaller one with the key mtu", dev.Attr().MTU, dev.Attr().MTU-28)}), nil
+	}
+	return append(l, finding{"large packets", "ok", fmt.Sprintf("%d bytes there and back, compared, in packets of up to %d bytes", rping.MaxSize, dev.Attr().MTU), ""}), nil
+}
+
+// roundTrip makes a connection, and one round of ping over it.
+func (c *command) roundTrip(ctx context.Context, dev *iwarp.Device, addr string, size int) error {
+	ctx, cancel := context.WithTimeout(ctx, doctorWait)
+	defer cancel()
+	_, err := rping.Ping(ctx, dev, addr, rping.Config(), size, rping.Options{Count: 1, Validate: true})
+	return err
+}
+
+// judge tells what the outcome of a first connection with a small transfer says about
+// each step, and whether there was a connection.
+func judge(addr string, err error) (l []finding, connected bool) {
+	add := func(check, state, text, fix string) { l = append(l, finding{check, state, text, fix}) }
+	flushed := errors.As(err, new(*iwarp.WCError)) // there was a connection
+	switch {
+	case err == nil:
+		add("route", "ok", addr+" answers", "")
+		add("mpa", "ok", "the peer answers MPA", "")
+		return l, true
+	case errors.Is(err, iwarp.ErrUnreachable):
+		add("route", "fail", reason(err), "check the address, the route (ip route get) and the cable; iwarpd sends only by its own interface")
+	case errors.Is(err, iwarp.ErrRefused) && !flushed:
+		add("route", "ok", addr+" answers", "")
+		add("tcp", "fail", reason(err), "start a server on that port of the peer: iwarpctl ping -s -P")
+	case errors.Is(err, iwarp.ErrTimeout), errors.Is(err, context.DeadlineExceeded):
+		add("tcp", "fail", reason(err), "a firewall drops it, the peer's server hangs, or the peer does not support MPA on that port")
+	case errors.Is(err, iwarp.ErrRejected):
+		add("route", "ok", addr+" answers", "")
+		add("mpa", "warn", "the peer's program rejects this connection, so MPA works; the transfers were not tried", "name the port of iwarpctl ping -s")
+	case errors.Is(err, iwarp.ErrProtocol):
+		add("route", "ok", addr+" answers", "")
+		add("mpa", "fail", reason(err), "what listens on that port does not support MPA: name the port of an RDMA server")
+	case errors.As(err, new(*iwarp.Error)) && !flushed:
+		add("connection", "fail", reason(err), "")
+	case errors.Is(err, rping.ErrMismatch):
+		add("route", "ok", addr+" answers", "")
+		add("mpa", "ok", "the peer answers MPA", "")
+		add("transfer", "fail", reason(err), "the data changed on its way: check memory and network cards, and use crc: required")
+		return l, true
+	default: // of a connection that was there
+		add("route", "ok", addr+" answers", "")
+		add("mpa", "ok", "the peer answers MPA", "")
+		add("transfer", "warn", reason(err), "what listens on that port is no ping server: run iwarpctl ping -s -P there")
+		return l, true
+	}
+	return l, false
+}
