@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -208,6 +209,58 @@ func TestConcurrent(t *testing.T) {
 				for range 3 {
 					g.check(n)
 				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// TestReceivesForAllReplies takes no reply from the queue before all have arrived: each
+// must have found a receive.
+func TestReceivesForAllReplies(t *testing.T) {
+	const window = 32
+	for _, version := range []int{1, 2} {
+		var g *rig
+		arrived := func() (fpdus, violations uint64) {
+			for _, s := range g.a.Engine().Stats() {
+				fpdus, violations = fpdus+s.RxFPDUs, violations+s.Violations
+			}
+			return fpdus, violations
+		}
+		var all atomic.Uint64 // FPDUs received when all replies are; 0 during set-up
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		wait := sync.OnceFunc(func() {
+			for n, bad := arrived(); n < all.Load(); n, bad = arrived() {
+				if bad > 0 || ctx.Err() != nil {
+					t.Errorf("version %d: a reply found no receive", version)
+					cancel()
+					return
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+		g = newRig(t, func(c *rpcrdma.Config) {
+			c.Session.Version, c.Session.Window = version, window
+			c.Wire = func(_ *rpcrdma.Conn, sent bool, _ []byte) {
+				if !sent && all.Load() > 0 {
+					wait()
+				}
+			}
+		}, func(c *rpcrdma.Config) { c.Session.Window = window })
+		g.ctx = ctx
+		g.check(10)
+		n, _ := arrived()
+		all.Store(n + window)
+		var wg sync.WaitGroup
+		for range window {
+			wg.Go(func() {
+				_, resp, err := g.do(0, nil, rpcrdma.Call{})
+				if err != nil {
+					t.Errorf("version %d: %v", version, err)
+					return
+				}
+				resp.Release()
 			})
 		}
 		wg.Wait()
