@@ -47,7 +47,7 @@ packages: build ## .deb and .rpm packages into out/packages
 	@GO=$(GO) deploy/packages/build
 
 packages-check: packages ## install the .deb packages in a fresh Debian root and run the daemon there (needs root, network)
-	@.ci/need debootstrap:debootstrap ip:iproute2
+	@.ci/need debootstrap:debootstrap lintian:lintian ip:iproute2
 	PACKAGES_DIR=$(CURDIR)/$(OUT)/packages $(GO) test -count=1 -v ./test/packages
 
 release: packages ## packages, the programs and their checksums into out/release

@@ -162,6 +162,20 @@ func scrape(t *testing.T, socket string) string {
 	return string(b)
 }
 
+// TestLintian: Debian's checker finds no error in the packages.
+func TestLintian(t *testing.T) {
+	packages := os.Getenv("PACKAGES_DIR")
+	if packages == "" {
+		t.Skip("PACKAGES_DIR is not set: make packages-check does")
+	}
+	testenv.RequireTool(t, "lintian")
+	debs, err := filepath.Glob(filepath.Join(packages, "*.deb"))
+	if err != nil || len(debs) == 0 {
+		t.Fatalf("no packages in %s: %v", packages, err)
+	}
+	run(t, "lintian", append([]string{"--allow-root", "--fail-on", "error"}, debs...)...)
+}
+
 func TestDebian(t *testing.T) {
 	packages := os.Getenv("PACKAGES_DIR")
 	if packages == "" {
