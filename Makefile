@@ -67,6 +67,7 @@ test: ## unit, simulation and (as root) namespace tests, with the race detector
 	$(GO) test $(RACE) -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list $(PACKAGES) | grep -vE '$(NORACE)') || status=1; \
 	$(GO) test -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list $(PACKAGES) | grep -E '$(NORACE)') || status=1; \
 	$(GO) test -timeout 9m -run 'KernelGoodput|NoAllocs' $(TESTFLAGS) ./tcp/kernel ./client/embed || status=1; \
+	$(GO) test -timeout 9m -run HostileClient $(TESTFLAGS) ./test/isolation || status=1; \
 	TRANSPORT=socket $(GO) test $(RACE) -timeout 9m $(TESTFLAGS) ./client/embed || status=1; \
 	$(GO) test -C cmd/iwarpd-device-plugin $(RACE) -timeout 9m $(TESTFLAGS) ./... || status=1; \
 	exit $$status

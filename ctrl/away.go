@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -36,10 +37,22 @@ func away(f func()) (over <-chan struct{}, ok bool) {
 func (c *session) away(what string, f func()) bool {
 	over, ok := away(f)
 	if !ok {
-		c.stuck = append(c.stuck, over)
+		c.holdUntil(over)
 		c.cutOff(errorf(invalid, "ctrl: the client makes the daemon wait for %s", what))
 	}
 	return ok
+}
+
+// holdUntil keeps the session charged until over is closed, also when it has ended. Only the session's own goroutine calls it.
+func (c *session) holdUntil(over <-chan struct{}) {
+	c.stuck = append(slices.DeleteFunc(c.stuck, func(over <-chan struct{}) bool {
+		select {
+		case <-over:
+			return true
+		default:
+			return false
+		}
+	}), over)
 }
 
 // free returns the memory of rings to the kernel. It must be called without Server.mu: the kernel takes the lock of the memfd, which a

@@ -71,12 +71,15 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	tap := e.NewTap(frames, snap, match)
 	e.AddTap(tap)
 	s.wg.Add(1)
+	over := make(chan struct{})
+	c.holdUntil(over)
 	c.log.Info("capture begins", zap.Uint32("qp", r.Qp), zap.String("address", r.Address), zap.Uint32("port", r.Port))
 	go func() {
 		defer s.wg.Done()
+		defer close(over)
 		copyFrames(tap, fds[0], c.quit)
 		e.RemoveTap(tap)
-		unix.Close(fds[0])
+		closeCapture(fds[0], s.done)
 		c.log.Info("capture ends", zap.Uint64("dropped", tap.Dropped()))
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -87,12 +90,17 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 	return fds[1:], nil
 }
 
-// giveCapture releases a capture and its rings, unless the session has ended, which has released its share. Called with mu held.
+// closeCapture closes the socket of a capture when the reader has read what is in it or has closed its end, or done is closed.
+func closeCapture(fd int, done <-chan struct{}) {
+	_ = unix.Shutdown(fd, unix.SHUT_RDWR)
+	awaitUnread(func() int { n, _ := unix.IoctlGetInt(fd, unix.SIOCOUTQ); return n }, done)
+	unix.Close(fd)
+}
+
+// giveCapture releases a capture and its rings. Called with mu held.
 func (c *session) giveCapture(size uint64) {
-	if c.srv.sessions[c.id] == c {
-		c.give(resCaptures, 1)
-		c.give(resRings, size)
-	}
+	c.give(resCaptures, 1)
+	c.give(resRings, size)
 }
 
 // captureFilter returns the filter that r describes, if the client may see the matching frames. Called with mu held.

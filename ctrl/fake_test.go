@@ -32,6 +32,7 @@ type fakeEngine struct {
 	conns    map[dataplane.ConnID]*fakeConn
 	bound    int
 	fences   int
+	onUntap  func() // of RemoveTap; nil: nothing
 	onFence  func() // of a worker that has passed a turn; nil: nothing
 	detached int
 	refuse   error         // of Connect
@@ -69,9 +70,15 @@ func (e *fakeEngine) QueryConns() (conns []dataplane.ConnInfo, silent []int) {
 
 func (e *fakeEngine) Stats() []dataplane.Stats { return nil }
 
-func (e *fakeEngine) NewTap(int, int, func(*pkt.Flow) bool) *dataplane.Tap { return nil }
+// NewTap returns a tap of no worker.
+func (e *fakeEngine) NewTap(int, int, func(*pkt.Flow) bool) *dataplane.Tap { return new(dataplane.Tap) }
 func (e *fakeEngine) AddTap(*dataplane.Tap)                                {}
-func (e *fakeEngine) RemoveTap(*dataplane.Tap)                             {}
+
+func (e *fakeEngine) RemoveTap(*dataplane.Tap) {
+	if e.onUntap != nil {
+		e.onUntap()
+	}
+}
 
 func (e *fakeEngine) Workers() int { return 1 }
 

@@ -55,7 +55,7 @@ type session struct {
 	quit    chan struct{}     // closed when the session ends, which stops the writer
 	cut     atomic.Bool       // it is being cut off, and the reason has been sent
 	hungUp  atomic.Bool       // nothing more is read from the client
-	stuck   []<-chan struct{} // calls that the client delays; used by the session's goroutine only
+	stuck   []<-chan struct{} // each is closed when something that the session is charged for is over; used by the session's goroutine only
 	started time.Time
 
 	// Server.mu guards the rest. Only the session's own goroutine adds to the maps.
@@ -623,7 +623,7 @@ func (c *session) teardown() {
 		c.free(rings...)
 	}
 	if !closing && c.conn.Unread() > 0 {
-		c.stuck = append(c.stuck, s.drain(c.conn))
+		c.holdUntil(s.drain(c.conn))
 	} else { // messages in the socket may have descriptors, whose closing may block
 		c.away("its socket", func() { c.conn.Close() })
 	}
@@ -640,25 +640,30 @@ func (c *session) teardown() {
 	}()
 }
 
-// drain closes conn, which is shut down, when the client has read all messages or has closed its end, at the
-// latest when the server closes. Until then the kernel holds up to a socket buffer of messages and their
-// descriptors, which count in the daemon's memory. over is closed at the end.
+// drain calls awaitUnread and then closes conn, which is shut down. over is closed at the end.
 func (s *Server) drain(conn *seqpacket.Conn) (over <-chan struct{}) {
 	done := make(chan struct{})
 	s.wg.Add(1)
 	go func() {
 		defer s.wg.Done()
 		defer close(done)
-		defer away(func() { conn.Close() }) // the client may have sent descriptors
-		for wait := lookAgain; conn.Unread() > 0; wait = min(2*wait, drainLook) {
-			select {
-			case <-time.After(wait):
-			case <-s.done:
-				return
-			}
-		}
+		awaitUnread(conn.Unread, s.done)
+		away(func() { conn.Close() }) // the client may have sent descriptors
 	}()
 	return done
+}
+
+// awaitUnread waits until unread, for a socket that is shut down, returns 0: the client has read all messages or
+// has closed its end. It returns at the latest when done is closed. Until then the kernel holds up to a socket
+// buffer of messages and their descriptors, which count in the daemon's memory.
+func awaitUnread(unread func() int, done <-chan struct{}) {
+	for wait := lookAgain; unread() > 0; wait = min(2*wait, drainLook) {
+		select {
+		case <-time.After(wait):
+		case <-done:
+			return
+		}
+	}
 }
 
 // drainLook is the longest interval between two checks of a client's socket.

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
+	"github.com/iwarpd/iwarpd/shm"
 )
 
 // doctorCommand tells what the host and the interface lack.
@@ -35,6 +36,7 @@ func doctorCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			facts.Unguarded = shm.Guarded()
 			findings := hostcheck.Judge(facts)
 			if err := printFindings(cmd.OutOrStdout(), findings, asJSON); err != nil {
 				return err

@@ -30,7 +30,7 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("%+v, %v", last, err)
 	}
 	out, err = doctor(t, "-i", "lo") // where no address is asked for
-	if exitCode(err) != exitFailure || !strings.Contains(out, "fail  interface          lo is loopback") || !strings.Contains(out, "mend: use a network interface") {
+	if exitCode(err) != exitFailure || !strings.Contains(out, "fail  interface          lo is loopback") || !strings.Contains(out, "userfaultfd") || !strings.Contains(out, "mend: use a network interface") {
 		t.Errorf("%v:\n%s", err, out)
 	}
 	t.Setenv("IWARPD_INTERFACE", "iwarpd-none") // the configuration's

@@ -79,7 +79,7 @@ var layers = []layer{
 	{folder: "client", inside: []string{"ctrl", "shm", "verbs", "rdmap"},
 		outside: []string{"golang.org/x", "google.golang.org/protobuf"}},
 
-	{folder: "cmd/iwarpd", inside: []string{"docs", "internal/clidoc", "ctrl", "client", "dataplane", "bpf", "mpa", "tcp"},
+	{folder: "cmd/iwarpd", inside: []string{"docs", "internal/clidoc", "ctrl", "client", "dataplane", "bpf", "mpa", "shm", "tcp"},
 		outside: []string{"github.com/spf13", "go.uber.org/zap", "github.com/coreos/go-systemd", "golang.org/x", "go.yaml.in/yaml", "github.com/prometheus"}},
 	{folder: "cmd/iwarpd-device-plugin", inside: []string{"client"}, // a module of its own
 		outside: []string{"golang.org/x/sys", "google.golang.org/grpc", "k8s.io/kubelet", "tags.cncf.io/container-device-interface"}},

@@ -27,6 +27,7 @@ type Facts struct {
 	Files        uint64 // descriptors that it may open; the daemon raises its soft limit to the hard one
 	Mappings     uint64 // vm.max_map_count; 0 where it cannot be read
 	CPUs         int
+	Unguarded    error  // why client memory is not protected against holes; nil: it is. Not by Gather: of shm.Guarded
 	JIT          string // net.core.bpf_jit_enable; "" where it cannot be read
 
 	Interface *Interface // nil: there is none of that name

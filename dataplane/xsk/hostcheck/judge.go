@@ -28,7 +28,7 @@ type Finding struct {
 
 // Judge says what the facts mean.
 func Judge(f *Facts) []Finding {
-	out := []Finding{f.kernel(), f.capabilities(), f.memory(), f.files(), f.mappings(), f.jit()}
+	out := []Finding{f.kernel(), f.capabilities(), f.memory(), f.files(), f.mappings(), f.guard(), f.jit()}
 	i := f.Interface
 	if i == nil {
 		mend := "give one with --interface"
@@ -137,6 +137,14 @@ func (f *Facts) mappings() Finding {
 		return Finding{"mappings", Warn, fmt.Sprintf("at most %d: each queue pair has two", f.Mappings), "sysctl vm.max_map_count=262144"}
 	}
 	return Finding{"mappings", OK, fmt.Sprintf("up to %d; each queue pair has two", f.Mappings), ""}
+}
+
+func (f *Facts) guard() Finding {
+	if f.Unguarded != nil {
+		return Finding{"userfaultfd", Warn, "not available: a client can make the daemon allocate memory: " + f.Unguarded.Error(),
+			"allow the system call userfaultfd (a container's seccomp profile), and boot a kernel with CONFIG_USERFAULTFD"}
+	}
+	return Finding{"userfaultfd", OK, "holes in the memory of clients are not filled at the daemon's cost", ""}
 }
 
 func (f *Facts) jit() Finding {

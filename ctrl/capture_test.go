@@ -1,0 +1,64 @@
+package ctrl
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+)
+
+// TestCaptureCharged: the rings of a capture are charged while a worker may write to them,
+// also when the client has left.
+func TestCaptureCharged(t *testing.T) {
+	h := newHarness(t, Config{})
+	untap, goOn := make(chan struct{}), make(chan struct{})
+	h.e.onUntap = func() { untap <- struct{}{}; <-goOn }
+	c := h.hello(t)
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{}}})
+	h.mu.Lock()
+	sess := h.sessions[h.lastID]
+	h.mu.Unlock()
+	c.c.Close()
+	<-sess.quit
+	<-untap
+	h.mu.Lock()
+	a := *h.account(uint32(os.Getuid()))
+	h.mu.Unlock()
+	if a[resCaptures] != 1 || a[resRings] == 0 {
+		t.Errorf("%d captures and %d bytes are charged", a[resCaptures], a[resRings])
+	}
+	close(goOn)
+	h.settled(t)
+}
+
+// TestCaptureUnread: frames in the socket of a capture that has ended are charged until the
+// reader has them, or leaves.
+func TestCaptureUnread(t *testing.T) {
+	for _, leave := range []func(fd int){
+		func(fd int) { _, _ = unix.Read(fd, make([]byte, 16)) },
+		func(fd int) { _ = unix.Close(fd) },
+	} {
+		h := newHarness(t, Config{})
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := unix.Write(fds[0], []byte("frame")); err != nil {
+			t.Fatal(err)
+		}
+		over := make(chan struct{})
+		go func() { closeCapture(fds[0], h.done); close(over) }()
+		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fds[1]), Events: unix.POLLRDHUP}}, 60000); n != 1 || err != nil {
+			t.Fatalf("no hang-up: %v", err) // it is shut down
+		}
+		select {
+		case <-over:
+			t.Error("closed with a frame unread")
+		default:
+		}
+		leave(fds[1])
+		<-over
+	}
+}
