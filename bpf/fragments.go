@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 )
 
-// Fragments are the frames with IP fragments that the optional program has put in its
+// Fragments are the frames with IP fragments that the optional programs have put in their
 // ring: all of the packets of ours, and of others those that came before the
 // first fragment of their packet, which alone has ports. What it has not taken
 // reaches the kernel.
@@ -21,18 +21,21 @@ type Fragments struct {
 	rec ringbuf.Record
 }
 
-// Fragments opens the ring, which has one reader, and installs the program that fills
+// Fragments opens the ring, which has one reader, and installs the programs that fill
 // it, until Close.
 func (s *Steering) Fragments() (*Fragments, error) {
 	r, err := ringbuf.NewReader(s.objs.Fragments)
 	if err != nil {
 		return nil, fmt.Errorf("bpf: fragments: %w", explain(err))
 	}
-	if err := s.objs.Programs.Update(uint32(0), s.objs.IwarpdFragments, ebpf.UpdateAny); err != nil {
-		_ = r.Close()
-		return nil, fmt.Errorf("bpf: install the program for fragments: %w", explain(err))
+	f := &Fragments{s: s, r: r}
+	for array, prog := range map[*ebpf.Map]*ebpf.Program{s.objs.Programs: s.objs.IwarpdFragments, s.objs.SkbPrograms: s.objs.IwarpdSkbFragments} {
+		if err := array.Update(uint32(0), prog, ebpf.UpdateAny); err != nil {
+			_ = f.Close()
+			return nil, fmt.Errorf("bpf: install the program for fragments: %w", explain(err))
+		}
 	}
-	return &Fragments{s: s, r: r}, nil
+	return f, nil
 }
 
 // Read returns the next frame, valid until the next Read, once there is one. It
@@ -57,12 +60,14 @@ func (f *Fragments) Read(deadline time.Time) ([]byte, error) {
 	return b[:min(n, uint64(len(b)))], nil
 }
 
-// Close takes the program out, so that all fragments are the kernel's, and ends a Read
+// Close takes the programs out, so that all fragments are the kernel's, and ends a Read
 // that waits, and all later ones.
 func (f *Fragments) Close() error {
-	err := f.s.objs.Programs.Delete(uint32(0))
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		err = nil // closed before
+	var errs []error
+	for _, array := range []*ebpf.Map{f.s.objs.Programs, f.s.objs.SkbPrograms} {
+		if err := array.Delete(uint32(0)); !errors.Is(err, ebpf.ErrKeyNotExist) { // closed before
+			errs = append(errs, err)
+		}
 	}
-	return errors.Join(err, f.r.Close())
+	return errors.Join(append(errs, f.r.Close())...)
 }

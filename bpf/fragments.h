@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The optional program for IP fragments. iwarpd_steer jumps to it for each frame
- * that holds one, once it is in the map programs.
+ * The optional programs for IP fragments. iwarpd_steer and iwarpd_ingress jump to
+ * theirs for each frame that holds one, once it is in the map of programs.
  *
  * Of a packet in fragments only the first one tells the ports. A first fragment
  * to a claimed endpoint is taken: copied to a ring, whatever queue it came by,
@@ -19,8 +19,8 @@
 
 /* Frames in the ring are of two sizes, since the verifier knows only constants:
  * those of a usual MTU, and those of a large one. Longer ones are not taken. */
-#define SMALL 1580
-#define LARGE 10220
+#define SMALL 1584
+#define LARGE 10224
 
 /* What has a claim, whatever the port (it is 0 here). */
 struct {
@@ -69,39 +69,53 @@ struct large {
 	__u8 frame[LARGE];
 };
 
-/* Without this the compiler folds two comparisons into one of a difference, in
- * which older verifiers do not see the bounds. */
-#define OPAQUE(v) asm volatile("" : "+r"(v))
+/* copy_frame writes the frame to to. A tag that the kernel took out goes back in. */
+static __always_inline long copy_frame(void *ctx, const enum hook hook, __u8 *to, __u32 len, int tagged)
+{
+	struct __sk_buff *skb = ctx;
+
+	if (hook == XDP)
+		return bpf_xdp_load_bytes(ctx, 0, to, len);
+	if (!tagged)
+		return bpf_skb_load_bytes(ctx, 0, to, len);
+	*(__be16 *)(to + 12) = skb->vlan_proto;
+	*(__be16 *)(to + 14) = bpf_htons(skb->vlan_tci);
+	if (bpf_skb_load_bytes(ctx, 0, to, 12) < 0)
+		return -1;
+	return bpf_skb_load_bytes(ctx, 12, to + 16, len - 12);
+}
 
 /* copy puts the frame in the ring, behind its length. */
-static __always_inline int copy(struct xdp_md *ctx)
+static __always_inline int copy(void *ctx, const enum hook hook)
 {
-	__u64 len = bpf_xdp_get_buff_len(ctx);
+	int tagged = hook != XDP && ((struct __sk_buff *)ctx)->vlan_present;
+	__u32 tag = tagged ? 4 : 0;
+	__u64 len = frame_len(ctx, hook);
 	struct small *small;
 	struct large *large;
 	void *e;
 	long err;
 
-	if (len < 14 || len > LARGE)
+	if (len < 14 || len > LARGE - 4)
 		return 0;
-	OPAQUE(len);
-	if (len <= SMALL) {
+	OPAQUE(len); /* or two comparisons become one of a difference, in which older verifiers do not see the bounds */
+	if (len <= SMALL - 4) {
 		small = bpf_ringbuf_reserve(&fragments, sizeof(*small), 0);
 		if (!small)
 			return 0;
-		small->len = len;
+		small->len = len + tag;
 		if (len < 14)
 			len = 14;
-		err = bpf_xdp_load_bytes(ctx, 0, small->frame, len);
+		err = copy_frame(ctx, hook, small->frame, len, tagged);
 		e = small;
 	} else {
 		large = bpf_ringbuf_reserve(&fragments, sizeof(*large), 0);
 		if (!large)
 			return 0;
-		large->len = len;
-		if (len > LARGE)
-			len = LARGE;
-		err = bpf_xdp_load_bytes(ctx, 0, large->frame, len);
+		large->len = len + tag;
+		if (len > LARGE - 4)
+			len = LARGE - 4;
+		err = copy_frame(ctx, hook, large->frame, len, tagged);
 		e = large;
 	}
 	if (err < 0) {
@@ -110,13 +124,6 @@ static __always_inline int copy(struct xdp_md *ctx)
 	}
 	bpf_ringbuf_submit(e, 0);
 	return 1;
-}
-
-/* take copies a fragment of ours, and the kernel does not see it. */
-static __always_inline int take(struct xdp_md *ctx)
-{
-	count(copy(ctx) ? STEERED_FRAGMENT : DROPPED_FRAGMENT);
-	return XDP_DROP;
 }
 
 /* A fragment: which packet it is of, and what of that. */
@@ -129,11 +136,11 @@ struct part {
 	__u32 l4; /* where its payload is in the frame */
 };
 
-static __always_inline int part4(struct xdp_md *ctx, __u32 pos, struct part *p)
+static __always_inline int part4(void *ctx, const enum hook hook, __u32 pos, struct part *p)
 {
 	struct ipv4 ip;
 
-	if (bpf_xdp_load_bytes(ctx, pos, &ip, sizeof(ip)) < 0)
+	if (load(ctx, hook, pos, &ip, sizeof(ip)) < 0)
 		return -1;
 	p->off = (bpf_ntohs(ip.frag) & 0x1fff) * 8;
 	p->more = ip.frag & bpf_htons(0x2000);
@@ -153,7 +160,7 @@ static __always_inline int part4(struct xdp_md *ctx, __u32 pos, struct part *p)
 
 /* part6 reads the headers up to the Fragment header, and in the first fragment
  * those up to the transport. */
-static __always_inline int part6(struct xdp_md *ctx, __u32 pos, struct part *p)
+static __always_inline int part6(void *ctx, const enum hook hook, __u32 pos, struct part *p)
 {
 	struct ipv6 ip;
 	struct ext e;
@@ -161,7 +168,7 @@ static __always_inline int part6(struct xdp_md *ctx, __u32 pos, struct part *p)
 	__u8 next;
 	int found = 0;
 
-	if (bpf_xdp_load_bytes(ctx, pos, &ip, sizeof(ip)) < 0)
+	if (load(ctx, hook, pos, &ip, sizeof(ip)) < 0)
 		return -1;
 	next = ip.next;
 	pos += sizeof(ip);
@@ -174,16 +181,16 @@ static __always_inline int part6(struct xdp_md *ctx, __u32 pos, struct part *p)
 	for (int i = 0; i < MAX_EXT; i++) {
 		if (next != 0 && next != 43 && next != 60 && next != 51 && next != 44)
 			break;
-		if (bpf_xdp_load_bytes(ctx, pos, &e, sizeof(e)) < 0)
+		if (load(ctx, hook, pos, &e, sizeof(e)) < 0)
 			return -1;
 		if (next == 44) {
-			if (found || bpf_xdp_load_bytes(ctx, pos + 4, &p->packet.id, 4) < 0)
+			if (found || load(ctx, hook, pos + 4, &p->packet.id, 4) < 0)
 				return -1;
 			found = 1;
 			next = e.next;
 			p->off = (e.type << 8 | e.left) & 0xfff8;
 			p->more = e.left & 1;
-			pos += 8;
+			pos = bound(pos + 8);
 			p->len = end > pos ? end - pos : 0;
 			if (p->off)
 				break;
@@ -191,7 +198,7 @@ static __always_inline int part6(struct xdp_md *ctx, __u32 pos, struct part *p)
 		}
 		if (next == 43 && e.left)
 			return -1; /* this is not the last destination */
-		pos += next == 51 ? (e.len + 2) * 4 : (e.len + 1) * 8;
+		pos = bound(pos + (next == 51 ? (e.len + 2) * 4 : (e.len + 1) * 8));
 		next = e.next;
 	}
 	p->key.proto = next;
@@ -209,10 +216,9 @@ static __always_inline __u32 transport_len(const struct endpoint *key)
 	return key->proto == PROTO_TCP ? 20 : key->proto == PROTO_SCTP ? 12 : 8;
 }
 
-/* iwarpd_fragments decides whose a fragment is. What no host would send is the
- * kernel's to answer. It begins from the frame, and so it reads the headers again. */
-SEC("xdp.frags")
-int iwarpd_fragments(struct xdp_md *ctx)
+/* fragment decides whose a fragment is. What no host would send is the kernel's to
+ * answer. It begins from the frame, and so it reads the headers again. */
+static __always_inline __u32 fragment(void *ctx, const enum hook hook)
 {
 	struct part p = {};
 	struct owner *known, owner = {};
@@ -222,55 +228,70 @@ int iwarpd_fragments(struct xdp_md *ctx)
 	__u32 pos = 12;
 	__be16 type;
 
-	if (bpf_xdp_load_bytes(ctx, pos, &type, 2) < 0)
-		return count(MALFORMED);
+	if (load(ctx, hook, pos, &type, 2) < 0)
+		return MALFORMED;
 	pos += 2;
 	for (int i = 0; i < MAX_VLAN; i++) {
 		if (type != bpf_htons(ETH_8021Q) && type != bpf_htons(ETH_8021AD))
 			break;
-		if (bpf_xdp_load_bytes(ctx, pos + 2, &type, 2) < 0)
-			return count(MALFORMED);
+		if (load(ctx, hook, pos + 2, &type, 2) < 0)
+			return MALFORMED;
 		pos += 4;
 	}
-	if ((type == bpf_htons(ETH_IPV4) ? part4(ctx, pos, &p) : part6(ctx, pos, &p)) < 0)
-		return count(MALFORMED);
-	if (!p.off && !p.more) { /* a packet in one fragment (RFC 6946) */
-		if (!is_transport(p.key.proto))
-			return count(PASSED_FRAGMENT);
-		if (bpf_xdp_load_bytes(ctx, p.l4, &ports, sizeof(ports)) < 0)
-			return count(MALFORMED);
-		p.key.port = ports.dst;
-		return claimed(&endpoints, &p.key) ? steer(ctx, steered(p.key.proto)) : count(PASSED);
-	}
+	if ((type == bpf_htons(ETH_IPV4) ? part4(ctx, hook, pos, &p) : part6(ctx, hook, pos, &p)) < 0)
+		return MALFORMED;
 	if (!p.len || (p.more && p.len & 7) || p.off + p.len > 65535)
-		return count(MALFORMED);
+		return MALFORMED;
 
 	known = bpf_map_lookup_elem(&packets, &p.packet);
 	if (known && now - known->since > FRAGMENT_LIFE)
 		known = 0;
 	if (p.off && known) {
 		if (!known->ours)
-			return count(PASSED_FRAGMENT);
-		return take(ctx);
+			return PASSED_FRAGMENT;
+		return copy(ctx, hook) ? STEERED_FRAGMENT : DROPPED_FRAGMENT;
 	}
 	host = p.key;
 	if (!is_transport(p.key.proto) || !claimed(&hosts, &host)) {
 		if (known) /* of a packet of ours that had this identification */
 			known->ours = 0;
-		return count(PASSED_FRAGMENT);
+		return PASSED_FRAGMENT;
 	}
 	if (p.off)
-		return count(copy(ctx) ? COPIED_FRAGMENT : PASSED_FRAGMENT);
+		return copy(ctx, hook) ? COPIED_FRAGMENT : PASSED_FRAGMENT;
 
-	if (p.l4 + transport_len(&p.key) > bpf_xdp_get_buff_len(ctx) ||
-	    bpf_xdp_load_bytes(ctx, p.l4, &ports, sizeof(ports)) < 0)
-		return count(MALFORMED);
+	if (p.l4 + transport_len(&p.key) > frame_len(ctx, hook) ||
+	    load(ctx, hook, p.l4, &ports, sizeof(ports)) < 0)
+		return MALFORMED;
 	p.key.port = ports.dst;
 	owner.since = now;
 	owner.ours = claimed(&endpoints, &p.key);
 	bpf_map_update_elem(&packets, &p.packet, &owner, 0);
 	if (owner.ours)
-		return take(ctx);
-	return count(PASSED_FRAGMENT);
+		return copy(ctx, hook) ? STEERED_FRAGMENT : DROPPED_FRAGMENT;
+	return PASSED_FRAGMENT;
 }
 
+/* is_taken reports whether the kernel is not to see a fragment. */
+static __always_inline int is_taken(__u32 verdict)
+{
+	return verdict == STEERED_FRAGMENT || verdict == DROPPED_FRAGMENT;
+}
+
+SEC("xdp.frags")
+int iwarpd_fragments(struct xdp_md *ctx)
+{
+	__u32 verdict = fragment(ctx, XDP);
+
+	count(verdict);
+	return is_taken(verdict) ? XDP_DROP : XDP_PASS;
+}
+
+SEC("tc")
+int iwarpd_skb_fragments(struct __sk_buff *skb)
+{
+	__u32 verdict = fragment(skb, INGRESS);
+
+	count(verdict);
+	return is_taken(verdict) ? TCX_DROP : TCX_NEXT;
+}

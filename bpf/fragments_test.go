@@ -21,7 +21,9 @@ import (
 const actDrop = 1
 
 // TestFragments gives fragments to the program, one after the other.
-func TestFragments(t *testing.T) {
+func TestFragments(t *testing.T) { eachHook(t, testFragments) }
+
+func testFragments(t *testing.T) {
 	type C = Counters
 	const (
 		ours  = port
@@ -172,7 +174,9 @@ func install(t testing.TB, s *Steering) *Fragments {
 
 // TestFragmentsOptional: without the program, before it is installed and after Close, the
 // fragments of a claimed endpoint are the kernel's.
-func TestFragmentsOptional(t *testing.T) {
+func TestFragmentsOptional(t *testing.T) { eachHook(t, testFragmentsOptional) }
+
+func testFragmentsOptional(t *testing.T) {
 	s := load(t)
 	withSocket(t, s)
 	if err := s.Claim(Endpoint{pkt.ProtoTCP, addr4, port}); err != nil {
@@ -207,7 +211,9 @@ func TestFragmentsOptional(t *testing.T) {
 
 // TestFragmentRing: frames of every length come out whole, and when the ring is
 // full those of ours do not reach the kernel in part.
-func TestFragmentRing(t *testing.T) {
+func TestFragmentRing(t *testing.T) { eachHook(t, testFragmentRing) }
+
+func testFragmentRing(t *testing.T) {
 	s := load(t)
 	if err := s.Claim(Endpoint{pkt.ProtoTCP, netip.Addr{}, port}); err != nil {
 		t.Fatal(err)
@@ -393,7 +399,9 @@ func noPorts(v6 bool) (n int, err error) {
 // TestFragmentsAgreeWithPkt gives damaged first fragments to the program and to
 // pkt.Fragment: what pkt would take is taken, and what is taken pkt refuses only for
 // what the program does not look at.
-func TestFragmentsAgreeWithPkt(t *testing.T) {
+func TestFragmentsAgreeWithPkt(t *testing.T) { eachHook(t, testFragmentsAgreeWithPkt) }
+
+func testFragmentsAgreeWithPkt(t *testing.T) {
 	s := load(t)
 	for _, a := range []netip.Addr{addr4, addr6} {
 		if err := s.Claim(Endpoint{pkt.ProtoTCP, a, port}); err != nil {

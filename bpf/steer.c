@@ -2,11 +2,16 @@
 
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * steer sends the frames of claimed local endpoints to the AF_XDP socket of
- * their queue, and passes everything else to the kernel.
+ * These programs tell the frames of claimed local endpoints from all others, which
+ * are the kernel's, by the same maps:
  *
- * Packets in IP fragments are for the program in fragments.h, if it is installed:
- * without it they are the kernel's.
+ *   iwarpd_steer    XDP: sends them to the AF_XDP socket of their queue;
+ *   iwarpd_tap      filter of a packet socket: it receives them;
+ *   iwarpd_ingress  tc ingress, which is behind the packet sockets: drops them,
+ *                   so that the kernel does not see what iwarpd_tap has received.
+ *
+ * Packets in IP fragments are for the programs in fragments.h, if they are installed:
+ * without them they are the kernel's.
  */
 #include "uapi.h"
 #include <bpf/bpf_helpers.h>
@@ -74,13 +79,14 @@ struct {
 	__type(value, __u32);
 } addresses SEC(".maps");
 
-/* The program for IP fragments, if it is installed. */
+/* The programs for IP fragments, if they are installed: all programs of an array
+ * are of one type. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, __u32);
-} programs SEC(".maps");
+} programs SEC(".maps"), skb_programs SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
@@ -171,13 +177,35 @@ struct icmp {
 	__be32 rest;
 };
 
-static __always_inline int count(__u32 verdict)
+/* Where a program hangs. It is known when the code is compiled. */
+enum hook { XDP, INGRESS, TAP };
+
+/* load copies n octets of the frame. */
+static __always_inline int load(void *ctx, const enum hook hook, __u32 off, void *to, const __u32 n)
+{
+	if (hook == XDP) {
+		struct xdp_md *xdp = ctx;
+		void *p = (void *)(long)xdp->data + off;
+
+		if (p + n > (void *)(long)xdp->data_end)
+			return -1;
+		__builtin_memcpy(to, p, n);
+		return 0;
+	}
+	return bpf_skb_load_bytes(ctx, off, to, n);
+}
+
+static __always_inline __u32 frame_len(void *ctx, const enum hook hook)
+{
+	return hook == XDP ? bpf_xdp_get_buff_len(ctx) : ((struct __sk_buff *)ctx)->len;
+}
+
+static __always_inline void count(__u32 verdict)
 {
 	__u64 *n = bpf_map_lookup_elem(&counters, &verdict);
 
 	if (n)
 		(*n)++;
-	return XDP_PASS;
 }
 
 /* claimed looks for the endpoint, first with its address, then without. */
@@ -196,15 +224,6 @@ static __always_inline int claimed(void *map, struct endpoint *key)
 	return bpf_map_lookup_elem(map, key) != 0;
 }
 
-/* steer hands the frame to the socket of its queue. */
-static __always_inline int steer(struct xdp_md *ctx, __u32 verdict)
-{
-	int act = bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS);
-
-	count(act == XDP_REDIRECT ? verdict : NO_SOCKET);
-	return act;
-}
-
 static __always_inline int is_transport(__u8 proto)
 {
 	return proto == PROTO_TCP || proto == PROTO_SCTP || proto == PROTO_UDP;
@@ -215,64 +234,69 @@ static __always_inline __u32 steered(__u8 proto)
 	return proto == PROTO_TCP ? STEERED_TCP : proto == PROTO_SCTP ? STEERED_SCTP : STEERED_UDP;
 }
 
+static __always_inline int is_steered(__u32 verdict)
+{
+	return verdict <= STEERED_ICMP;
+}
+
+/* Hides from the compiler what it knows of a value. */
+#define OPAQUE(v) asm volatile("" : "+r"(v))
+
+/* bound bounds a position in the headers, so that the verifier finds the ways through
+ * them to be alike after each header, and does not follow all of them. */
+static __always_inline __u32 bound(__u32 pos)
+{
+	OPAQUE(pos);
+	return pos & 0x7fff;
+}
+
 /* ip_header reads the IP header at pos. With src it fills key with the packet's
- * source address, else with its destination. It returns the transport header,
- * or 0 with *verdict set. */
-static __always_inline void *ip_header(void *pos, void *end, int v6, int src,
-				       struct endpoint *key, __u32 *verdict)
+ * source address, else with its destination. It returns where the transport header
+ * is, or a verdict, negative. */
+static __always_inline int ip_header(void *ctx, const enum hook hook, __u32 pos, const int v6,
+				     const int src, struct endpoint *key)
 {
 	if (!v6) {
-		struct ipv4 *ip = pos;
+		struct ipv4 ip;
 		__u32 ihl;
 
-		*verdict = MALFORMED;
-		if ((void *)(ip + 1) > end || ip->version_ihl >> 4 != 4)
-			return 0;
-		ihl = (ip->version_ihl & 15) * 4;
-		if (ihl < sizeof(*ip) || bpf_ntohs(ip->len) < ihl)
-			return 0;
+		if (load(ctx, hook, pos, &ip, sizeof(ip)) < 0 || ip.version_ihl >> 4 != 4)
+			return -MALFORMED;
+		ihl = (ip.version_ihl & 15) * 4;
+		if (ihl < sizeof(ip) || bpf_ntohs(ip.len) < ihl)
+			return -MALFORMED;
 		/* Of a packet of ours, whatever was cut from it, the first
 		 * fragment comes back. */
-		if (ip->frag & bpf_htons(src ? 0x1fff : 0x3fff)) {
-			*verdict = FRAGMENT;
-			return 0;
-		}
+		if (ip.frag & bpf_htons(src ? 0x1fff : 0x3fff))
+			return -FRAGMENT;
 		key->family = 4;
-		key->proto = ip->proto;
-		if (src)
-			__builtin_memcpy(key->addr, ip->src, 4);
-		else
-			__builtin_memcpy(key->addr, ip->dst, 4);
-		return pos + ihl;
+		key->proto = ip.proto;
+		__builtin_memcpy(key->addr, src ? ip.src : ip.dst, 4);
+		return bound(pos + ihl);
 	}
 
-	struct ipv6 *ip = pos;
+	struct ipv6 ip;
 	__u8 next;
 
-	*verdict = MALFORMED;
-	if ((void *)(ip + 1) > end || ip->version_tc >> 4 != 6)
-		return 0;
+	if (load(ctx, hook, pos, &ip, sizeof(ip)) < 0 || ip.version_tc >> 4 != 6)
+		return -MALFORMED;
 	key->family = 6;
-	if (src)
-		__builtin_memcpy(key->addr, ip->src, 16);
-	else
-		__builtin_memcpy(key->addr, ip->dst, 16);
-	next = ip->next;
-	pos = ip + 1;
+	__builtin_memcpy(key->addr, src ? ip.src : ip.dst, 16);
+	next = ip.next;
+	pos += sizeof(ip);
 	for (int i = 0; i < MAX_EXT; i++) {
-		struct ext *e = pos;
-		__u32 len;
+		struct fragment f;
+		struct ext e;
 
 		if (next == 44) {
-			/* Ours have it in front. */
-			struct fragment *f = pos;
-
-			if (!src || i || (void *)(f + 1) > end || f->off & bpf_htons(0xfff8)) {
-				*verdict = FRAGMENT;
-				return 0;
-			}
-			next = f->next;
-			pos = f + 1;
+			if (load(ctx, hook, pos, &f, sizeof(f)) < 0)
+				return -MALFORMED;
+			/* All of a packet may be in one (RFC 6946). Packets of
+			 * ours have it in front. */
+			if (f.off & bpf_htons(src ? 0xfff8 : 0xfff9) || (src && i))
+				return -FRAGMENT;
+			next = f.next;
+			pos = bound(pos + sizeof(f));
 			continue;
 		}
 		/* Hop-by-Hop, Routing, Destination Options, Mobility, HIP,
@@ -282,23 +306,39 @@ static __always_inline void *ip_header(void *pos, void *end, int v6, int src,
 			key->proto = next;
 			return pos;
 		}
-		if ((void *)(e + 1) > end)
-			return 0;
+		if (load(ctx, hook, pos, &e, sizeof(e)) < 0)
+			return -MALFORMED;
 		/* With segments left this is not the last destination. */
-		if (next == 43 && e->left != 0) {
-			*verdict = PASSED;
-			return 0;
-		}
-		len = next == 51 ? (e->len + 2) * 4 : (e->len + 1) * 8;
-		next = e->next;
-		pos += len;
-		if (pos > end)
-			return 0;
+		if (next == 43 && e.left != 0)
+			return -PASSED;
+		pos = bound(pos + (next == 51 ? (e.len + 2) * 4 : (e.len + 1) * 8));
+		next = e.next;
 	}
-	return 0;
+	return -MALFORMED;
 }
 
-#include "fragments.h"
+/* skb_header is ip_header for the programs with an skb: a function that the verifier
+ * looks at once. how is of these flags. */
+#define V6 1
+#define SRC 2
+
+__noinline int skb_header(struct __sk_buff *skb, __u32 pos, __u32 how, struct endpoint *key)
+{
+	if (!key)
+		return -MALFORMED;
+	pos = bound(pos);
+	if (how & V6)
+		return how & SRC ? ip_header(skb, TAP, pos, 1, 1, key) : ip_header(skb, TAP, pos, 1, 0, key);
+	return how & SRC ? ip_header(skb, TAP, pos, 0, 1, key) : ip_header(skb, TAP, pos, 0, 0, key);
+}
+
+static __always_inline int header(void *ctx, const enum hook hook, __u32 pos, int v6, const int src,
+				  struct endpoint *key)
+{
+	if (hook != XDP)
+		return skb_header(ctx, pos, (v6 ? V6 : 0) | (src ? SRC : 0), key);
+	return v6 ? ip_header(ctx, XDP, pos, 1, src, key) : ip_header(ctx, XDP, pos, 0, src, key);
+}
 
 /* is_error reports whether an ICMP message bears a packet of the receiver. */
 static __always_inline int is_error(__u8 type, int v6)
@@ -308,88 +348,124 @@ static __always_inline int is_error(__u8 type, int v6)
 	return type == 3 || type == 11 || type == 12;
 }
 
-SEC("xdp.frags")
-int iwarpd_steer(struct xdp_md *ctx)
+/* decide tells whose a frame is: ours if is_steered. */
+static __always_inline __u32 decide(void *ctx, const enum hook hook)
 {
-	void *pos = (void *)(long)ctx->data;
-	void *end = (void *)(long)ctx->data_end;
-	struct ether *eth = pos;
+	struct ether eth;
 	struct endpoint key = {};
-	struct ports *l4;
-	__be16 type;
-	__u32 verdict, tags = 0;
-	int v6;
+	struct ports l4;
+	__u32 tags = 0, pos = sizeof(eth);
+	int v6, l4_pos, i = 0;
 
-	if ((void *)(eth + 1) > end)
-		return count(MALFORMED);
+	if (load(ctx, hook, 0, &eth, sizeof(eth)) < 0)
+		return MALFORMED;
 	/* What was sent to many is no part of a connection. */
-	if (eth->dst[0] & 1)
-		return count(PASSED);
-	type = eth->type;
-	pos = eth + 1;
-#pragma unroll
-	for (int i = 0; i < MAX_VLAN; i++) {
-		struct vlan *tag = pos;
+	if (eth.dst[0] & 1)
+		return PASSED;
+	/* The kernel takes the outermost tag out of the frame. */
+	if (hook != XDP && ((struct __sk_buff *)ctx)->vlan_present) {
+		tags = ((struct __sk_buff *)ctx)->vlan_tci & 0xfff;
+		i = 1;
+	}
+	for (; i < MAX_VLAN; i++) {
+		struct vlan tag;
 
-		if (type != bpf_htons(ETH_8021Q) && type != bpf_htons(ETH_8021AD))
+		if (eth.type != bpf_htons(ETH_8021Q) && eth.type != bpf_htons(ETH_8021AD))
 			break;
-		if ((void *)(tag + 1) > end)
-			return count(MALFORMED);
-		type = tag->type;
-		tags = tags << 12 | (bpf_ntohs(tag->tci) & 0xfff);
-		pos = tag + 1;
+		if (load(ctx, hook, pos, &tag, sizeof(tag)) < 0)
+			return MALFORMED;
+		eth.type = tag.type;
+		tags = tags << 12 | (bpf_ntohs(tag.tci) & 0xfff);
+		pos += sizeof(tag);
 	}
 	/* A tag with no VLAN has a priority alone. */
 	if (tags && check_vlans && !bpf_map_lookup_elem(&vlans, &tags))
-		return count(PASSED);
-	if (type == bpf_htons(ETH_IPV4))
+		return PASSED;
+	if (eth.type == bpf_htons(ETH_IPV4))
 		v6 = 0;
-	else if (type == bpf_htons(ETH_IPV6))
+	else if (eth.type == bpf_htons(ETH_IPV6))
 		v6 = 1;
 	else
-		return count(PASSED);
+		return PASSED;
 
-	pos = v6 ? ip_header(pos, end, 1, 0, &key, &verdict)
-		 : ip_header(pos, end, 0, 0, &key, &verdict);
-	if (!pos && verdict == FRAGMENT) {
-		bpf_tail_call(ctx, &programs, 0);
-		return count(PASSED_FRAGMENT); /* it is not installed */
-	}
-	if (!pos)
-		return count(verdict);
+	l4_pos = header(ctx, hook, pos, v6, 0, &key);
+	if (l4_pos < 0)
+		return -l4_pos;
+	pos = bound(l4_pos);
 
 	if (is_transport(key.proto)) {
-		l4 = pos;
-		if ((void *)(l4 + 1) > end)
-			return count(MALFORMED);
-		key.port = l4->dst;
-		if (!claimed(&endpoints, &key))
-			return count(PASSED);
-		return steer(ctx, steered(key.proto));
+		if (load(ctx, hook, pos, &l4, sizeof(l4)) < 0)
+			return MALFORMED;
+		key.port = l4.dst;
+		return claimed(&endpoints, &key) ? steered(key.proto) : PASSED;
 	}
 
 	if (key.proto == (v6 ? PROTO_ICMPV6 : PROTO_ICMP)) {
-		struct icmp *icmp = pos;
+		struct icmp icmp;
 
-		if ((void *)(icmp + 1) > end)
-			return count(MALFORMED);
-		if (!is_error(icmp->type, v6))
-			return count(PASSED);
-		pos = icmp + 1;
+		if (load(ctx, hook, pos, &icmp, sizeof(icmp)) < 0)
+			return MALFORMED;
+		if (!is_error(icmp.type, v6))
+			return PASSED;
+		pos += sizeof(icmp);
 		__builtin_memset(&key, 0, sizeof(key));
-		pos = v6 ? ip_header(pos, end, 1, 1, &key, &verdict)
-			 : ip_header(pos, end, 0, 1, &key, &verdict);
-		if (!pos)
-			return count(verdict == FRAGMENT ? PASSED_FRAGMENT : verdict);
-		l4 = pos;
-		if (!is_transport(key.proto) || (void *)(l4 + 1) > end)
-			return count(PASSED);
-		key.port = l4->src;
-		if (!claimed(&endpoints, &key))
-			return count(PASSED);
-		return steer(ctx, STEERED_ICMP);
+		l4_pos = header(ctx, hook, pos, v6, 1, &key);
+		if (l4_pos < 0)
+			return l4_pos == -FRAGMENT ? PASSED_FRAGMENT : -l4_pos;
+		pos = bound(l4_pos);
+		if (!is_transport(key.proto) || load(ctx, hook, pos, &l4, sizeof(l4)) < 0)
+			return PASSED;
+		key.port = l4.src;
+		return claimed(&endpoints, &key) ? STEERED_ICMP : PASSED;
 	}
-	return count(PASSED);
+	return PASSED;
+}
+
+/* steer hands the frame to the socket of its queue. */
+static __always_inline int steer(struct xdp_md *ctx, __u32 verdict)
+{
+	int act = bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS);
+
+	count(act == XDP_REDIRECT ? verdict : NO_SOCKET);
+	return act;
+}
+
+#include "fragments.h"
+
+SEC("xdp.frags")
+int iwarpd_steer(struct xdp_md *ctx)
+{
+	__u32 verdict = decide(ctx, XDP);
+
+	if (is_steered(verdict))
+		return steer(ctx, verdict);
+	if (verdict == FRAGMENT) {
+		bpf_tail_call(ctx, &programs, 0);
+		verdict = PASSED_FRAGMENT; /* it is not installed */
+	}
+	count(verdict);
+	return XDP_PASS;
+}
+
+SEC("tc")
+int iwarpd_ingress(struct __sk_buff *skb)
+{
+	__u32 verdict = decide(skb, INGRESS);
+
+	if (verdict == FRAGMENT) {
+		bpf_tail_call(skb, &skb_programs, 0);
+		verdict = PASSED_FRAGMENT;
+	}
+	count(verdict);
+	return is_steered(verdict) ? TCX_DROP : TCX_NEXT;
+}
+
+SEC("socket")
+int iwarpd_tap(struct __sk_buff *skb)
+{
+	if (skb->pkt_type == PACKET_OUTGOING)
+		return 0;
+	return is_steered(decide(skb, TAP)) ? -1 : 0; /* -1: all of the frame */
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -49,19 +49,23 @@ type steerPacket struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	steerMapAddresses        = "addresses"
-	steerMapCounters         = "counters"
-	steerMapEndpoints        = "endpoints"
-	steerMapFragments        = "fragments"
-	steerMapHosts            = "hosts"
-	steerMapPackets          = "packets"
-	steerMapPrograms         = "programs"
-	steerMapSockets          = "sockets"
-	steerMapVlans            = "vlans"
-	steerProgIwarpdFragments = "iwarpd_fragments"
-	steerProgIwarpdSteer     = "iwarpd_steer"
-	steerVarCheckAddresses   = "check_addresses"
-	steerVarCheckVlans       = "check_vlans"
+	steerMapAddresses           = "addresses"
+	steerMapCounters            = "counters"
+	steerMapEndpoints           = "endpoints"
+	steerMapFragments           = "fragments"
+	steerMapHosts               = "hosts"
+	steerMapPackets             = "packets"
+	steerMapPrograms            = "programs"
+	steerMapSkbPrograms         = "skb_programs"
+	steerMapSockets             = "sockets"
+	steerMapVlans               = "vlans"
+	steerProgIwarpdFragments    = "iwarpd_fragments"
+	steerProgIwarpdIngress      = "iwarpd_ingress"
+	steerProgIwarpdSkbFragments = "iwarpd_skb_fragments"
+	steerProgIwarpdSteer        = "iwarpd_steer"
+	steerProgIwarpdTap          = "iwarpd_tap"
+	steerVarCheckAddresses      = "check_addresses"
+	steerVarCheckVlans          = "check_vlans"
 )
 
 // loadSteer returns the embedded CollectionSpec for steer.
@@ -106,23 +110,27 @@ type steerSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type steerProgramSpecs struct {
-	IwarpdFragments *ebpf.ProgramSpec `ebpf:"iwarpd_fragments"`
-	IwarpdSteer     *ebpf.ProgramSpec `ebpf:"iwarpd_steer"`
+	IwarpdFragments    *ebpf.ProgramSpec `ebpf:"iwarpd_fragments"`
+	IwarpdIngress      *ebpf.ProgramSpec `ebpf:"iwarpd_ingress"`
+	IwarpdSkbFragments *ebpf.ProgramSpec `ebpf:"iwarpd_skb_fragments"`
+	IwarpdSteer        *ebpf.ProgramSpec `ebpf:"iwarpd_steer"`
+	IwarpdTap          *ebpf.ProgramSpec `ebpf:"iwarpd_tap"`
 }
 
 // steerMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type steerMapSpecs struct {
-	Addresses *ebpf.MapSpec `ebpf:"addresses"`
-	Counters  *ebpf.MapSpec `ebpf:"counters"`
-	Endpoints *ebpf.MapSpec `ebpf:"endpoints"`
-	Fragments *ebpf.MapSpec `ebpf:"fragments"`
-	Hosts     *ebpf.MapSpec `ebpf:"hosts"`
-	Packets   *ebpf.MapSpec `ebpf:"packets"`
-	Programs  *ebpf.MapSpec `ebpf:"programs"`
-	Sockets   *ebpf.MapSpec `ebpf:"sockets"`
-	Vlans     *ebpf.MapSpec `ebpf:"vlans"`
+	Addresses   *ebpf.MapSpec `ebpf:"addresses"`
+	Counters    *ebpf.MapSpec `ebpf:"counters"`
+	Endpoints   *ebpf.MapSpec `ebpf:"endpoints"`
+	Fragments   *ebpf.MapSpec `ebpf:"fragments"`
+	Hosts       *ebpf.MapSpec `ebpf:"hosts"`
+	Packets     *ebpf.MapSpec `ebpf:"packets"`
+	Programs    *ebpf.MapSpec `ebpf:"programs"`
+	SkbPrograms *ebpf.MapSpec `ebpf:"skb_programs"`
+	Sockets     *ebpf.MapSpec `ebpf:"sockets"`
+	Vlans       *ebpf.MapSpec `ebpf:"vlans"`
 }
 
 // steerVariableSpecs contains global variables before they are loaded into the kernel.
@@ -153,15 +161,16 @@ func (o *steerObjects) Close() error {
 //
 // It can be passed to loadSteerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type steerMaps struct {
-	Addresses *ebpf.Map `ebpf:"addresses"`
-	Counters  *ebpf.Map `ebpf:"counters"`
-	Endpoints *ebpf.Map `ebpf:"endpoints"`
-	Fragments *ebpf.Map `ebpf:"fragments"`
-	Hosts     *ebpf.Map `ebpf:"hosts"`
-	Packets   *ebpf.Map `ebpf:"packets"`
-	Programs  *ebpf.Map `ebpf:"programs"`
-	Sockets   *ebpf.Map `ebpf:"sockets"`
-	Vlans     *ebpf.Map `ebpf:"vlans"`
+	Addresses   *ebpf.Map `ebpf:"addresses"`
+	Counters    *ebpf.Map `ebpf:"counters"`
+	Endpoints   *ebpf.Map `ebpf:"endpoints"`
+	Fragments   *ebpf.Map `ebpf:"fragments"`
+	Hosts       *ebpf.Map `ebpf:"hosts"`
+	Packets     *ebpf.Map `ebpf:"packets"`
+	Programs    *ebpf.Map `ebpf:"programs"`
+	SkbPrograms *ebpf.Map `ebpf:"skb_programs"`
+	Sockets     *ebpf.Map `ebpf:"sockets"`
+	Vlans       *ebpf.Map `ebpf:"vlans"`
 }
 
 func (m *steerMaps) Close() error {
@@ -173,6 +182,7 @@ func (m *steerMaps) Close() error {
 		m.Hosts,
 		m.Packets,
 		m.Programs,
+		m.SkbPrograms,
 		m.Sockets,
 		m.Vlans,
 	)
@@ -190,14 +200,20 @@ type steerVariables struct {
 //
 // It can be passed to loadSteerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type steerPrograms struct {
-	IwarpdFragments *ebpf.Program `ebpf:"iwarpd_fragments"`
-	IwarpdSteer     *ebpf.Program `ebpf:"iwarpd_steer"`
+	IwarpdFragments    *ebpf.Program `ebpf:"iwarpd_fragments"`
+	IwarpdIngress      *ebpf.Program `ebpf:"iwarpd_ingress"`
+	IwarpdSkbFragments *ebpf.Program `ebpf:"iwarpd_skb_fragments"`
+	IwarpdSteer        *ebpf.Program `ebpf:"iwarpd_steer"`
+	IwarpdTap          *ebpf.Program `ebpf:"iwarpd_tap"`
 }
 
 func (p *steerPrograms) Close() error {
 	return _SteerClose(
 		p.IwarpdFragments,
+		p.IwarpdIngress,
+		p.IwarpdSkbFragments,
 		p.IwarpdSteer,
+		p.IwarpdTap,
 	)
 }
 

@@ -1,7 +1,10 @@
-// Package bpf loads and feeds the XDP program that steers the frames of claimed
-// endpoints to AF_XDP sockets (steer.c), and passes all else to the kernel.
+// Package bpf loads and feeds the programs that tell the frames of claimed
+// endpoints from all others (steer.c). One of them, at XDP, sends them to the
+// AF_XDP socket of their queue. Two others do it for packet sockets: a socket
+// filter receives them, and a program at tc ingress, which is behind the packet
+// sockets, drops them, so that the kernel does not answer. All else is the kernel's.
 //
-// The program sees frames as the device delivers them. Three offloads of the
+// XDP sees frames as the device delivers them. Three offloads of the
 // receiving side must be off on an interface that uses what they touch: rxvlan
 // (a VLAN tag that is not in the frame cannot be seen), gro-hw and lro. A kernel
 // that is the peer over a veth pair must have tx, tso and gso off at its end,
@@ -22,16 +25,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode is how the program hangs on an interface.
+// Mode is how frames are steered on an interface.
 type Mode uint8
 
 // The modes. Auto is Generic on veth and tap devices, where each frame is an skb
 // already and native mode only converts it back and forth, and on others Native
-// with Generic as fallback.
+// with Generic as fallback. Ingress, the program at tc ingress for packet sockets
+// that have TapFD as their filter, is got only when asked for: it needs Linux 6.6.
 const (
 	Auto Mode = iota
 	Native
 	Generic
+	Ingress
 )
 
 func (m Mode) String() string {
@@ -42,6 +47,8 @@ func (m Mode) String() string {
 		return "native"
 	case Generic:
 		return "generic"
+	case Ingress:
+		return "ingress"
 	}
 	return "unknown"
 }
@@ -50,8 +57,11 @@ func (m Mode) String() string {
 var (
 	// ErrPrivilege: the process lacks CAP_BPF or CAP_NET_ADMIN.
 	ErrPrivilege = errors.New("needs CAP_BPF and CAP_NET_ADMIN (root, or AmbientCapabilities= in the unit)")
-	// ErrBusy: another XDP program is attached to the interface.
+	// ErrBusy: another XDP program is attached to the interface, or in mode Ingress
+	// another process steers there.
 	ErrBusy = errors.New("another XDP program is attached")
+	// ErrNoIngress: the kernel has no bpf_link at tc ingress.
+	ErrNoIngress = errors.New("programs at tc ingress need Linux 6.6")
 	// ErrUnclaimed: Unclaim of an endpoint that is not claimed.
 	ErrUnclaimed = errors.New("endpoint is not claimed")
 )
@@ -199,11 +209,7 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 	}
 	var errs []error
 	for _, m := range try {
-		flags := link.XDPDriverMode
-		if m == Generic {
-			flags = link.XDPGenericMode
-		}
-		l, err := link.AttachXDP(link.XDPOptions{Program: s.objs.IwarpdSteer, Interface: ifindex, Flags: flags})
+		l, err := s.attach(ifindex, m)
 		if err == nil {
 			s.links[ifindex] = attachment{l, m}
 			return m, nil
@@ -212,6 +218,48 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 	}
 	return 0, errors.Join(errs...)
 }
+
+// attach makes the bpf_link.
+func (s *Steering) attach(ifindex int, mode Mode) (link.Link, error) {
+	if mode == Ingress {
+		return s.attachIngress(ifindex)
+	}
+	flags := link.XDPDriverMode
+	if mode == Generic {
+		flags = link.XDPGenericMode
+	}
+	return link.AttachXDP(link.XDPOptions{Program: s.objs.IwarpdSteer, Interface: ifindex, Flags: flags})
+}
+
+// attachIngress puts the program in front of those that are there. They may be many,
+// but one process alone may steer: a claim of one would be drop for the other.
+func (s *Steering) attachIngress(ifindex int) (link.Link, error) {
+	there, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: ebpf.AttachTCXIngress})
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, ebpf.ErrNotSupported) {
+		return nil, fmt.Errorf("%w: %w", ErrNoIngress, err)
+	} else if err != nil {
+		return nil, err
+	}
+	for _, p := range there.Programs {
+		prog, err := ebpf.NewProgramFromID(p.ID)
+		if err != nil {
+			continue // gone meanwhile
+		}
+		info, err := prog.Info()
+		_ = prog.Close()
+		if err == nil && info.Name == ingressName {
+			return nil, unix.EBUSY
+		}
+	}
+	return link.AttachTCX(link.TCXOptions{Program: s.objs.IwarpdIngress, Interface: ifindex, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+}
+
+// ingressName is what the kernel calls the program at tc ingress: 15 characters at most.
+const ingressName = "iwarpd_ingress"
+
+// TapFD is the descriptor of the filter for packet sockets (SO_ATTACH_BPF), by which they
+// receive what is claimed and nothing else. It is valid until Close.
+func (s *Steering) TapFD() int { return s.objs.IwarpdTap.FD() }
 
 // A Program is the steering program on one interface, to be watched.
 type Program struct {
@@ -246,13 +294,21 @@ func (p *Program) Attached() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("bpf: interface %d: %w", ifindex, err)
 	}
-	own, err := s.objs.IwarpdSteer.Info()
+	prog, on := s.objs.IwarpdSteer, 0
+	if a.mode == Ingress {
+		prog = s.objs.IwarpdIngress
+	}
+	if x := info.XDP(); x != nil {
+		on = int(x.Ifindex)
+	} else if x := info.TCX(); x != nil {
+		on = int(x.Ifindex)
+	}
+	own, err := prog.Info()
 	if err != nil {
 		return false, fmt.Errorf("bpf: interface %d: %w", ifindex, err)
 	}
 	id, _ := own.ID()
-	x := info.XDP()
-	return x != nil && int(x.Ifindex) == ifindex && info.Program == id, nil
+	return on == ifindex && info.Program == id, nil
 }
 
 // Detach takes the program off an interface. To detach what is not attached is

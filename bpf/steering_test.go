@@ -51,14 +51,66 @@ func withSocket(t testing.TB, s *Steering) {
 	}
 }
 
-// run gives one frame to the program and returns its verdict.
-func run(t testing.TB, s *Steering, frame []byte) uint32 {
+// run gives one frame to the programs under test and returns their verdict, in the words
+// of XDP.
+var run = runXDP
+
+func runXDP(t testing.TB, s *Steering, frame []byte) uint32 {
 	t.Helper()
-	act, err := s.objs.IwarpdSteer.Run(&ebpf.RunOptions{Data: frame})
+	act, err := result(s.objs.IwarpdSteer, frame)
 	if err != nil {
-		t.Fatalf("BPF_PROG_TEST_RUN: %v", err)
+		t.Fatal(err)
 	}
 	return act
+}
+
+// runSKB is for the two programs beside a packet socket: what is dropped at ingress the
+// socket has received, but for fragments, which are in the ring.
+func runSKB(t testing.TB, s *Steering, frame []byte) uint32 {
+	t.Helper()
+	const next, drop, all = 1<<32 - 1, 2, 1<<32 - 1
+	// A socket filter is run without the Ethernet header, and one of no protocol that the
+	// kernel knows.
+	tap, err := result(s.objs.IwarpdTap, append([]byte{12: 0x88, 13: 0xb5}, frame...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	act, err := result(s.objs.IwarpdIngress, frame)
+	if notRun = errors.Is(err, unix.EINVAL); notRun {
+		act = next
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	switch {
+	case act == drop && tap == all:
+		return actRedirect
+	case act == drop && tap == 0:
+		return actDrop
+	case act == next && tap == 0:
+		return actPass
+	}
+	t.Errorf("the packet socket receives %d octets, verdict at ingress %d: %x", tap, act, frame)
+	return act
+}
+
+// notRun says that the kernel did not try the last frame at ingress: it was cut in the IP
+// header.
+var notRun bool
+
+func result(p *ebpf.Program, frame []byte) (uint32, error) {
+	act, err := p.Run(&ebpf.RunOptions{Data: frame})
+	if err != nil {
+		err = fmt.Errorf("BPF_PROG_TEST_RUN: %w", err)
+	}
+	return act, err
+}
+
+// eachHook runs a test for the program at XDP, and for those of packet sockets.
+func eachHook(t *testing.T, test func(*testing.T)) {
+	t.Run("xdp", test)
+	run = runSKB
+	defer func() { run, notRun = runXDP, false }()
+	t.Run("skb", test)
 }
 
 var (
@@ -134,7 +186,9 @@ func edit(b []byte, off int, v ...byte) []byte {
 	return b
 }
 
-func TestVerdicts(t *testing.T) {
+func TestVerdicts(t *testing.T) { eachHook(t, testVerdicts) }
+
+func testVerdicts(t *testing.T) {
 	s := load(t)
 	install(t, s)
 	withSocket(t, s)
@@ -216,7 +270,7 @@ func TestVerdicts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := minus(after, before); got != tc.count {
+			if got := minus(after, before); got != tc.count && !notRun {
 				t.Errorf("counted %+v, want %+v", got, tc.count)
 			}
 		})
@@ -231,7 +285,9 @@ func minus(a, b Counters) Counters {
 	}
 }
 
-func TestClaimsAreCounted(t *testing.T) {
+func TestClaimsAreCounted(t *testing.T) { eachHook(t, testClaimsAreCounted) }
+
+func testClaimsAreCounted(t *testing.T) {
 	s := load(t)
 	withSocket(t, s)
 	e := Endpoint{pkt.ProtoTCP, addr4, port}
@@ -285,7 +341,9 @@ func TestNoSocketPassesToKernel(t *testing.T) {
 	}
 }
 
-func TestWildcardMeansOurAddresses(t *testing.T) {
+func TestWildcardMeansOurAddresses(t *testing.T) { eachHook(t, testWildcardMeansOurAddresses) }
+
+func testWildcardMeansOurAddresses(t *testing.T) {
 	s := load(t)
 	withSocket(t, s)
 	if err := s.Claim(Endpoint{pkt.ProtoTCP, netip.Addr{}, port}); err != nil {
@@ -318,7 +376,9 @@ func TestWildcardMeansOurAddresses(t *testing.T) {
 
 // TestVLANs: the host takes part in some VLANs; frames of others, to its address, are
 // not for it.
-func TestVLANs(t *testing.T) {
+func TestVLANs(t *testing.T) { eachHook(t, testVLANs) }
+
+func testVLANs(t *testing.T) {
 	s := load(t)
 	withSocket(t, s)
 	if err := s.Claim(Endpoint{pkt.ProtoTCP, addr4, port}); err != nil {
@@ -360,7 +420,9 @@ func TestVLANs(t *testing.T) {
 // TestAgreesWithPkt gives damaged frames to the program and to pkt.Packet: what
 // is steered has headers that pkt reads the same way, or refuses for what the
 // program does not look at.
-func TestAgreesWithPkt(t *testing.T) {
+func TestAgreesWithPkt(t *testing.T) { eachHook(t, testAgreesWithPkt) }
+
+func testAgreesWithPkt(t *testing.T) {
 	s := load(t)
 	withSocket(t, s)
 	claim := func(dst netip.Addr) {
@@ -409,9 +471,12 @@ func TestAgreesWithPkt(t *testing.T) {
 func TestAttach(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	s := load(t)
-	for _, m := range []Mode{Auto, Generic, Native} {
+	for _, m := range []Mode{Auto, Generic, Native, Ingress} {
 		if err := v.A.NS.Do(func() error {
 			got, err := s.Attach(v.A.Index, m)
+			if m == Ingress && errors.Is(err, ErrNoIngress) {
+				testenv.Skip(t, "%v", err)
+			}
 			if err != nil {
 				return err
 			}
@@ -439,6 +504,48 @@ func TestAttach(t *testing.T) {
 		return err
 	}); err == nil {
 		t.Error("attached to an interface that is not there")
+	}
+}
+
+// TestIngressDetachedByOthers is TestDetachedByOthers for the program at tc ingress, which
+// tc(8) cannot take away.
+func TestIngressDetachedByOthers(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	s := load(t)
+	if err := v.A.NS.Do(func() error {
+		if _, err := s.Attach(v.A.Index, Ingress); err != nil {
+			return err
+		}
+		p := s.Program(v.A.Index, Ingress)
+		if ok, err := p.Attached(); !ok || err != nil {
+			t.Errorf("at first: attached %v, %v", ok, err)
+		}
+		info, err := s.links[v.A.Index].link.Info()
+		if err != nil {
+			return err
+		}
+		theirs, err := link.NewFromID(info.ID)
+		if err != nil {
+			return err
+		}
+		defer theirs.Close()
+		if err := theirs.Detach(); err != nil {
+			return err
+		}
+		if ok, err := p.Attached(); ok || err != nil {
+			t.Errorf("after bpftool link detach: attached %v, %v", ok, err)
+		}
+		if err := p.Attach(); err != nil {
+			return err
+		}
+		if ok, err := p.Attached(); !ok || err != nil {
+			t.Errorf("attached again: %v, %v", ok, err)
+		}
+		return nil
+	}); errors.Is(err, ErrNoIngress) {
+		testenv.Skip(t, "%v", err)
+	} else if err != nil {
+		t.Fatal(err)
 	}
 }
 

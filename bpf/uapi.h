@@ -33,6 +33,10 @@ enum { BPF_F_NO_PREALLOC = 1 };
 
 enum xdp_action { XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX, XDP_REDIRECT };
 
+enum tcx_action_base { TCX_NEXT = -1, TCX_PASS = 0, TCX_DROP = 2 };
+
+enum { PACKET_OUTGOING = 4 };
+
 struct xdp_md {
 	__u32 data;
 	__u32 data_end;
@@ -40,6 +44,18 @@ struct xdp_md {
 	__u32 ingress_ifindex;
 	__u32 rx_queue_index;
 	__u32 egress_ifindex;
+};
+
+/* The beginning of it. */
+struct __sk_buff {
+	__u32 len;
+	__u32 pkt_type;
+	__u32 mark;
+	__u32 queue_mapping;
+	__u32 protocol;
+	__u32 vlan_present;
+	__u32 vlan_tci;
+	__u32 vlan_proto;
 };
 
 #endif
