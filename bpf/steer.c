@@ -180,7 +180,7 @@ struct icmp {
 /* Where a program hangs. It is known when the code is compiled. */
 enum hook { XDP, INGRESS, TAP };
 
-/* load copies n octets of the frame. */
+/* load copies n bytes of the frame. */
 static __always_inline int load(void *ctx, const enum hook hook, __u32 off, void *to, const __u32 n)
 {
 	if (hook == XDP) {

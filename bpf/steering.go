@@ -508,11 +508,11 @@ func (e *Endpoint) keys() []steerEndpoint {
 }
 
 // family returns an address as the program's maps hold it.
-func family(a netip.Addr) (fam uint8, octets [16]byte) {
+func family(a netip.Addr) (fam uint8, bytes [16]byte) {
 	if a = a.Unmap(); a.Is4() {
 		b := a.As4()
-		copy(octets[:], b[:])
-		return 4, octets
+		copy(bytes[:], b[:])
+		return 4, bytes
 	}
 	return 6, a.As16()
 }

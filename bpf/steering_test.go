@@ -89,7 +89,7 @@ func runSKB(t testing.TB, s *Steering, frame []byte) uint32 {
 	case act == next && tap == 0:
 		return actPass
 	}
-	t.Errorf("the packet socket receives %d octets, verdict at ingress %d: %x", tap, act, frame)
+	t.Errorf("the packet socket receives %d bytes, verdict at ingress %d: %x", tap, act, frame)
 	return act
 }
 

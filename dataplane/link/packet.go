@@ -13,49 +13,53 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// Packet is a Link on an AF_PACKET socket, for machines without AF_XDP. It sees
-// every queue of the interface.
+// Packet is a Link on an AF_PACKET socket. Frames that fit in a slot come by a ring that
+// the kernel shares (TPACKET_V2); those that do not, which are super-frames, by the
+// socket's queue, from which they are copied here and not by who sends.
 //
-// The kernel's own stack sees each frame too, and would answer with RST or ICMP
-// where it knows no socket. The caller prevents that: it binds a kernel socket
-// to each claimed port, and drops the port's segments in an nftables input
-// chain, which a packet socket does not mind. Receive offloads that merge
-// segments (GRO, LRO) must be off, for a merged frame is longer than the MTU:
-// it is dropped and counted in RxInvalid. Checksums that the kernel left
-// unfinished, as it does for a local sender, are finished here. Of a frame with
+// It receives what the filter lets through, of every queue of the interface, before
+// the kernel's own stack sees it. The caller keeps that from answering: by a program at
+// tc ingress (bpf.Ingress), or in a test by a kernel socket bound to each claimed port
+// and an nftables input chain that drops the port's segments. Of a frame with
 // two VLAN tags the kernel takes eight bytes less than the MTU: a longer one is
 // counted in TxInvalid.
 type Packet struct {
 	txQueue
-	fd    int
-	mtu   int
-	rx    []byte // arena of RX buffers
-	rxLen int
-	free  []uint32
-	in    mmsgs
-	out   mmsgs
-	ids   [batch]uint32
-	poll  poller
-	stats Stats
+	*SuperSocket // nil: no super-frames are sent
+	fd           int
+	mtu          int
+	whole        bool
+	ring         rxRing
+	rx           []byte // arena of RX chunks
+	chunk        int    // bytes of one
+	free         []uint32
+	in           scatter
+	out          mmsgs
+	poll         poller
+	stats        Stats
 }
 
-var _ Link = (*Packet)(nil)
+var (
+	_ Link      = (*Packet)(nil)
+	_ Segmenter = (*Packet)(nil)
+)
 
 // RxFrames is Link.RxFrames.
-func (p *Packet) RxFrames() int { return packetFrames }
+func (p *Packet) RxFrames() int { return cap(p.free) }
 
-// Sizes of a Packet. RX buffers are many because TCP may hold frames that are
-// ahead of order.
+// Sizes of a Packet.
 const (
-	packetSlots  = 2048
-	packetFrames = 4096
-	packetRing   = 1024
+	packetMemory = 32 << 20
+	packetRing   = 4096
 	packetSndbuf = 4 << 20
-	packetRcvbuf = 32 << 20
 
 	// packetHead is free room in front of a received frame, where a VLAN tag
 	// that the kernel took out goes back in.
 	packetHead = 64
+	// packetRoom is what an owner of a TX slot may want in front of a frame.
+	packetRoom = 128
+	// packetChunk is the least size of an RX chunk: a super-frame has MaxPieces at most.
+	packetChunk = 4096
 )
 
 // PacketOptions are what OpenPacketWith may be told.
@@ -63,8 +67,57 @@ type PacketOptions struct {
 	// Filter is a classic BPF program that says which frames are received;
 	// nil: all.
 	Filter []unix.SockFilter
+	// FilterFD is the descriptor of a BPF program instead; 0: none.
+	FilterFD int
 	// Promiscuous receives frames for other stations too.
 	Promiscuous bool
+	// Whole receives frames as the kernel has them: merged segments (GRO, or a sender on
+	// this machine) as one frame, and transport checksums that a kernel on this machine
+	// has left undone as they are. Without it a frame longer than the MTU is dropped and
+	// counted in RxInvalid, and those checksums are finished.
+	Whole bool
+	// Super sends super-frames, if the kernel takes them.
+	Super bool
+	// MTU is the longest IP packet; 0: that of the interface.
+	MTU int
+	// Memory is for frames, in bytes: half for those received, half for TX slots;
+	// 0: 32 MiB.
+	Memory int
+}
+
+// OpenPackets opens n links on an interface that share its frames by flow, so that all
+// frames of a connection come by one of them.
+func OpenPackets(ifname string, n int, opts PacketOptions) (links []*Packet, err error) {
+	group := -1
+	for range n {
+		p, err := OpenPacketWith(ifname, opts)
+		if err == nil && n > 1 {
+			if group, err = p.join(group); err != nil {
+				err = errors.Join(fmt.Errorf("link: packet sockets on %s: share flows: %w", ifname, err), p.Close())
+			}
+		}
+		if err != nil {
+			for _, p := range links {
+				err = errors.Join(err, p.Close())
+			}
+			return nil, err
+		}
+		links = append(links, p)
+	}
+	return links, nil
+}
+
+// join joins a group of sockets; -1 makes a new one. It returns the group.
+func (p *Packet) join(group int) (int, error) {
+	how := unix.PACKET_FANOUT_HASH | unix.PACKET_FANOUT_FLAG_IGNORE_OUTGOING
+	if group < 0 {
+		if err := unix.SetsockoptInt(p.fd, unix.SOL_PACKET, unix.PACKET_FANOUT, (how|unix.PACKET_FANOUT_FLAG_UNIQUEID)<<16); err != nil {
+			return -1, err
+		}
+		got, err := unix.GetsockoptInt(p.fd, unix.SOL_PACKET, unix.PACKET_FANOUT)
+		return got & 0xffff, err
+	}
+	return group, unix.SetsockoptInt(p.fd, unix.SOL_PACKET, unix.PACKET_FANOUT, how<<16|group)
 }
 
 // OpenPacket opens an AF_PACKET link on an interface of the calling thread's
@@ -87,6 +140,12 @@ func openPacket(ifname string, opts PacketOptions) (_ *Packet, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if opts.MTU == 0 {
+		opts.MTU = ifi.MTU
+	}
+	if opts.Memory == 0 {
+		opts.Memory = packetMemory
+	}
 	// Protocol 0: nothing is received before the filter is in place.
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -95,36 +154,54 @@ func openPacket(ifname string, opts PacketOptions) (_ *Packet, err error) {
 		}
 		return nil, err
 	}
+	longest := opts.MTU + HeaderRoom
+	slot := (longest + packetRoom + 63) &^ 63
+	p := &Packet{
+		txQueue: newTxQueue(opts.Memory/2/slot, slot, packetRing, longest),
+		fd:      fd, mtu: opts.MTU, whole: opts.Whole,
+		chunk: max(packetChunk, (packetHead+longest+63)&^63),
+	}
 	defer func() {
 		if err != nil {
-			_ = unix.Close(fd)
+			_ = p.Close()
 		}
 	}()
-	size := (packetHead + ifi.MTU + HeaderRoom + 63) &^ 63
-	p := &Packet{
-		txQueue: newTxQueue(packetSlots, size, packetRing, ifi.MTU+HeaderRoom),
-		fd:      fd, mtu: ifi.MTU,
-		rx: make([]byte, packetFrames*size), rxLen: size,
-		free: make([]uint32, packetFrames),
-	}
+	n := opts.Memory / 2 / p.chunk
+	p.rx = make([]byte, n*p.chunk)
+	p.free = make([]uint32, n)
 	for i := range p.free {
-		p.free[i] = uint32(packetFrames - 1 - i)
+		p.free[i] = uint32(n - 1 - i)
 	}
-	if err := p.SetFilter(opts.Filter); err != nil {
+	if opts.FilterFD != 0 {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, opts.FilterFD); err != nil {
+			return nil, fmt.Errorf("attach filter: %w", err)
+		}
+	} else if err := p.SetFilter(opts.Filter); err != nil {
 		return nil, err
 	}
-	for _, o := range []struct{ name, val int }{{unix.PACKET_IGNORE_OUTGOING, 1}, {unix.PACKET_AUXDATA, 1}} {
+	options := []struct{ name, val int }{{unix.PACKET_IGNORE_OUTGOING, 1}, {unix.PACKET_AUXDATA, 1}}
+	if opts.Whole {
+		options = append(options, struct{ name, val int }{unix.PACKET_COPY_THRESH, 1})
+	}
+	for _, o := range options {
 		if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, o.name, o.val); err != nil {
 			return nil, fmt.Errorf("setsockopt %d: %w", o.name, err)
 		}
 	}
 	// Without CAP_NET_ADMIN the limits of net.core apply.
 	for _, o := range []struct{ force, plain, val int }{
-		{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, packetRcvbuf}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, packetSndbuf},
+		{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, opts.Memory / 2}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, packetSndbuf},
 	} {
 		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, o.force, o.val) != nil {
 			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, o.plain, o.val)
 		}
+	}
+	if p.ring, err = openRxRing(fd, longest, opts.Memory/4); err != nil {
+		return nil, err
+	}
+	if opts.Super {
+		// A kernel that has none of it gets segments.
+		p.SuperSocket, _ = OpenSuper(ifname)
 	}
 	if opts.Promiscuous {
 		mreq := unix.PacketMreq{Ifindex: int32(ifi.Index), Type: unix.PACKET_MR_PROMISC}
@@ -170,76 +247,123 @@ func (p *Packet) FD() int { return p.fd }
 // MTU is Link.MTU.
 func (p *Packet) MTU() int { return p.mtu }
 
-// Receive is Link.Receive.
+// Receive is Link.Receive. A slot of the ring is the kernel's again when its frame has
+// been copied, so that one that is kept holds up none behind it.
 func (p *Packet) Receive(fs []Frame) int {
-	n := min(len(fs), batch, len(p.free))
-	if n == 0 {
-		if len(fs) > 0 {
+	n := 0
+	for n < len(fs) {
+		h := p.ring.peek()
+		if h == nil {
+			break
+		}
+		f := &fs[n]
+		f.N = 0
+		if len(p.free) < p.pieces(h) {
 			p.stats.RxFillEmpty++
+			break
 		}
-		return 0
-	}
-	for i := range n {
-		id := p.free[len(p.free)-1-i]
-		p.ids[i] = id
-		p.in.set(i, p.buffer(id)[packetHead:], true)
-	}
-	got, errno := p.in.recv(p.fd, n)
-	if errno != 0 {
-		if errno != unix.EAGAIN && errno != unix.EINTR {
-			p.stats.TxErrors++
-		}
-		return 0
-	}
-	p.free = p.free[:len(p.free)-got]
-	kept := 0
-	for i := range got {
-		if b := p.frame(i); b != nil {
-			f := &fs[kept]
-			f.N, f.Pieces[0], f.IDs[0] = 1, b, uint64(p.ids[i])
+		if p.take(h, f) {
 			p.stats.RxFrames++
-			p.stats.RxBytes += uint64(len(b))
-			kept++
-			continue
+			p.stats.RxBytes += uint64(f.Len())
+			n++
+		} else {
+			p.Release(f)
 		}
+		p.ring.next()
+	}
+	return n
+}
+
+// pieces returns how many chunks the frame in a slot may take. Of two that come at once by
+// two CPUs the other may be first in the socket's queue: there it is as many as ever.
+func (p *Packet) pieces(h *unix.Tpacket2Hdr) int {
+	if h.Status&unix.TP_STATUS_COPY != 0 {
+		return (packetHead+HeaderRoom+superBytes-1)/p.chunk + 1
+	}
+	return 1
+}
+
+// take copies the frame in a slot to f. It reports false if the frame is lost.
+func (p *Packet) take(h *unix.Tpacket2Hdr, f *Frame) bool {
+	for range p.pieces(h) {
+		id := p.free[len(p.free)-1]
+		p.free = p.free[:len(p.free)-1]
+		f.IDs[f.N], f.Pieces[f.N] = uint64(id), p.buffer(id)
+		f.N++
+	}
+	f.Pieces[0] = f.Pieces[0][packetHead:]
+	tag := vlanTag{h.Status, h.Vlan_tci, h.Vlan_tpid}
+	switch {
+	case h.Status&unix.TP_STATUS_COPY != 0:
+		n, aux, errno := p.in.recv(p.fd, f.Pieces[:f.N])
+		if errno != 0 {
+			p.stats.RxDropped++
+			return false
+		}
+		tag = vlanTag{aux.status, aux.vlanTCI, aux.vlanTPID}
+		if !p.cut(f, n) {
+			p.stats.RxInvalid++
+			return false
+		}
+	case h.Snaplen < h.Len && p.whole:
+		p.stats.RxRingFull++ // the socket's queue was full
+		return false
+	case h.Snaplen < h.Len || h.Len < 14:
 		p.stats.RxInvalid++
-		p.free = append(p.free, p.ids[i])
+		return false
+	default:
+		f.Pieces[0] = f.Pieces[0][:copy(f.Pieces[0], p.ring.frame(h))]
 	}
-	return kept
+	if tag.status&unix.TP_STATUS_VLAN_VALID != 0 {
+		p.putTag(f, tag)
+	}
+	if tag.status&unix.TP_STATUS_CSUMNOTREADY != 0 && !p.whole {
+		finishChecksum(f.Pieces[0])
+	}
+	return true
 }
 
-// buffer returns the bytes of an RX buffer.
+// cut makes f as long as n bytes, if it has so many, and takes back the chunks that it
+// does not need.
+func (p *Packet) cut(f *Frame, n int) bool {
+	used := 0
+	for ; n > 0 && used < f.N; used++ {
+		b := f.Pieces[used]
+		m := min(n, len(b))
+		f.Pieces[used] = b[:m:m]
+		n -= m
+	}
+	for i := f.N; i > used; i-- {
+		p.free = append(p.free, uint32(f.IDs[i-1]))
+	}
+	f.N = used
+	return n == 0
+}
+
+// vlanTag is a tag that the kernel took out of a frame.
+type vlanTag struct {
+	status    uint32 // TP_STATUS_VLAN_VALID and others
+	tci, tpid uint16
+}
+
+// putTag puts the tag back into f.
+func (p *Packet) putTag(f *Frame, tag vlanTag) {
+	whole := p.buffer(uint32(f.IDs[0]))
+	const start = packetHead - 4
+	b := whole[start : packetHead+len(f.Pieces[0])]
+	copy(b[:12], whole[packetHead:packetHead+12])
+	if tag.status&unix.TP_STATUS_VLAN_TPID_VALID == 0 {
+		tag.tpid = unix.ETH_P_8021Q
+	}
+	binary.BigEndian.PutUint16(b[12:], tag.tpid)
+	binary.BigEndian.PutUint16(b[14:], tag.tci)
+	f.Pieces[0] = b[:len(b):len(b)]
+}
+
+// buffer returns the bytes of an RX chunk.
 func (p *Packet) buffer(id uint32) []byte {
-	off := int(id) * p.rxLen
-	return p.rx[off : off+p.rxLen : off+p.rxLen]
-}
-
-// frame returns the bytes of received message i, with its VLAN tag back in
-// place and its checksum finished, or nil when it was truncated.
-func (p *Packet) frame(i int) []byte {
-	b := p.buffer(p.ids[i])
-	n := int(p.in.msg[i].n)
-	if n < 14 || n > len(b)-packetHead {
-		return nil
-	}
-	start := packetHead
-	aux, ok := p.in.auxdata(i)
-	if ok && aux.status&unix.TP_STATUS_VLAN_VALID != 0 {
-		start -= 4
-		n += 4
-		copy(b[start:start+12], b[packetHead:packetHead+12])
-		tpid := uint16(unix.ETH_P_8021Q)
-		if aux.status&unix.TP_STATUS_VLAN_TPID_VALID != 0 {
-			tpid = aux.vlanTPID
-		}
-		binary.BigEndian.PutUint16(b[start+12:], tpid)
-		binary.BigEndian.PutUint16(b[start+14:], aux.vlanTCI)
-	}
-	b = b[start : start+n : start+n]
-	if ok && aux.status&unix.TP_STATUS_CSUMNOTREADY != 0 {
-		finishChecksum(b)
-	}
-	return b
+	off := int(id) * p.chunk
+	return p.rx[off : off+p.chunk : off+p.chunk]
 }
 
 // finishChecksum writes the transport checksum of a frame that a local sender
@@ -265,11 +389,13 @@ func finishChecksum(b []byte) {
 
 // Release is Link.Release.
 func (p *Packet) Release(f *Frame) {
-	if f.N == 0 || len(p.free) == cap(p.free) {
-		panic("link: frame released twice")
+	for _, id := range f.IDs[:f.N] {
+		if len(p.free) == cap(p.free) {
+			panic("link: frame released twice")
+		}
+		p.free = append(p.free, uint32(id))
 	}
 	f.N = 0
-	p.free = append(p.free, uint32(f.IDs[0]))
 }
 
 // Post is Link.Post.
@@ -280,7 +406,7 @@ func (p *Packet) Flush() {
 	for len(p.queued) > 0 {
 		n := min(len(p.queued), batch)
 		for i := range n {
-			p.out.set(i, p.octets(&p.queued[i]), false)
+			p.out.set(i, p.octets(&p.queued[i]))
 		}
 		p.stats.Kicks++
 		sent, errno := p.out.send(p.fd, n)
@@ -311,6 +437,17 @@ func (p *Packet) Flush() {
 	}
 }
 
+// SendSuper is Segmenter.SendSuper. What was posted before leaves first.
+func (p *Packet) SendSuper(f *Super) bool {
+	if p.Flush(); len(p.queued) > 0 || !p.SuperSocket.SendSuper(f) {
+		return false
+	}
+	p.stats.Kicks++
+	p.stats.TxFrames++
+	p.stats.TxBytes += uint64(f.Len())
+	return true
+}
+
 // Wait is Link.Wait. While frames could not be sent it sleeps a millisecond at
 // most.
 func (p *Packet) Wait(timeout time.Duration, wakefd int) (woken bool) {
@@ -320,7 +457,12 @@ func (p *Packet) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	if timeout != 0 {
 		p.stats.Wakes++
 	}
-	return p.poll.wait(timeout, p.fd, wakefd)
+	woken = p.poll.wait(timeout, p.fd, wakefd)
+	if p.poll.fds[0].Revents&unix.POLLERR != 0 {
+		// The interface went down. The error is read, or poll would not sleep any more.
+		_, _ = unix.GetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	}
+	return woken
 }
 
 // Stats is Link.Stats. It makes a system call.
@@ -334,8 +476,8 @@ func (p *Packet) Close() error {
 	if p.fd < 0 {
 		return nil
 	}
-	err := unix.Close(p.fd)
-	p.fd = -1
+	err := errors.Join(p.ring.close(), p.SuperSocket.Close(), unix.Close(p.fd))
+	p.fd, p.SuperSocket, p.rx = -1, nil, nil
 	if err != nil {
 		return fmt.Errorf("link: close: %w", err)
 	}
