@@ -207,6 +207,9 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 			try = []Mode{Native, Generic}
 		}
 	}
+	if err := alone(dev, mode); err != nil {
+		return 0, fmt.Errorf("bpf: attach to %s: %w", dev.Attrs().Name, explain(err))
+	}
 	var errs []error
 	for _, m := range try {
 		l, err := s.attach(ifindex, m)
@@ -221,8 +224,8 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 
 // attach makes the bpf_link.
 func (s *Steering) attach(ifindex int, mode Mode) (link.Link, error) {
-	if mode == Ingress {
-		return s.attachIngress(ifindex)
+	if mode == Ingress { // in front of those that are there
+		return link.AttachTCX(link.TCXOptions{Program: s.objs.IwarpdIngress, Interface: ifindex, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
 	}
 	flags := link.XDPDriverMode
 	if mode == Generic {
@@ -231,31 +234,47 @@ func (s *Steering) attach(ifindex int, mode Mode) (link.Link, error) {
 	return link.AttachXDP(link.XDPOptions{Program: s.objs.IwarpdSteer, Interface: ifindex, Flags: flags})
 }
 
-// attachIngress puts the program in front of those that are there. They may be many,
-// but one process alone may steer: a claim of one would be drop for the other.
-func (s *Steering) attachIngress(ifindex int) (link.Link, error) {
-	there, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: ebpf.AttachTCXIngress})
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, ebpf.ErrNotSupported) {
-		return nil, fmt.Errorf("%w: %w", ErrNoIngress, err)
-	} else if err != nil {
-		return nil, err
+// alone returns an error if another process steers on an interface. Where XDP and tc ingress
+// let it attach, each would lose frames to the other.
+func alone(dev netlink.Link, mode Mode) error {
+	var there []ebpf.ProgramID
+	if x := dev.Attrs().Xdp; x != nil && x.Attached {
+		there = append(there, ebpf.ProgramID(x.ProgId))
 	}
-	for _, p := range there.Programs {
-		prog, err := ebpf.NewProgramFromID(p.ID)
+	at, err := link.QueryPrograms(link.QueryOptions{Target: dev.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+	if err == nil {
+		for _, p := range at.Programs {
+			there = append(there, p.ID)
+		}
+	} else if mode == Ingress {
+		return fmt.Errorf("%w: %w", ErrNoIngress, err)
+	}
+	for _, id := range there {
+		prog, err := ebpf.NewProgramFromID(id)
 		if err != nil {
 			continue // gone meanwhile
 		}
 		info, err := prog.Info()
 		_ = prog.Close()
-		if err == nil && info.Name == ingressName {
-			return nil, unix.EBUSY
+		if err == nil && (info.Name == xdpName || info.Name == ingressName) {
+			return errOther
 		}
 	}
-	return link.AttachTCX(link.TCXOptions{Program: s.objs.IwarpdIngress, Interface: ifindex, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
+	return nil
 }
 
-// ingressName is what the kernel calls the program at tc ingress: 15 characters at most.
-const ingressName = "iwarpd_ingress"
+// What the kernel calls the programs: 15 characters at most.
+const (
+	xdpName     = "iwarpd_steer"
+	ingressName = "iwarpd_ingress"
+)
+
+// errOther is an ErrBusy.
+var errOther = busyError{errors.New("another iwarpd steers the frames of this interface")}
+
+type busyError struct{ error }
+
+func (busyError) Is(target error) bool { return target == ErrBusy }
 
 // TapFD is the descriptor of the filter for packet sockets (SO_ATTACH_BPF), by which they
 // receive what is claimed and nothing else. It is valid until Close.
@@ -268,11 +287,17 @@ type Program struct {
 	mode    Mode
 }
 
-// Program returns the program on an interface of the process's network namespace.
+// Program returns the program on an interface of the process's network namespace, which
+// mode is for if it has not been attached yet.
 func (s *Steering) Program(ifindex int, mode Mode) *Program { return &Program{s, ifindex, mode} }
 
-// Attach attaches the program again.
+// Attach attaches the program again, as it was.
 func (p *Program) Attach() error {
+	p.s.mu.Lock()
+	if a, ok := p.s.links[p.ifindex]; ok {
+		p.mode = a.mode
+	}
+	p.s.mu.Unlock()
 	if err := p.s.Detach(p.ifindex); err != nil {
 		return err
 	}

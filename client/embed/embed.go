@@ -21,6 +21,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/tcp"
 )
@@ -38,11 +39,12 @@ type Config struct {
 	Resolver dataplane.Resolver
 
 	// Interface is a network interface of the host. Its addresses, routes and
-	// neighbours are the kernel's, and the frames go through AF_XDP: the privileges
+	// neighbours are the kernel's, and the frames go as LinkKind says: the privileges
 	// are the daemon's (CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF). It is looked for in
 	// the network namespace of the process.
 	Interface string
-	XDPMode   bpf.Mode
+	LinkKind  ifqueue.Kind
+	XDPMode   bpf.Mode // of ifqueue.XDP
 
 	// InlineProgress has CQ.Poll and Wait drive the engine from the
 	// application's goroutine. The engine's own one only fills in while the

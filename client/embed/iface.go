@@ -8,11 +8,11 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
 )
 
-// openInterface opens AF_XDP sockets on every queue of an interface, as the
-// daemon does.
+// openInterface opens every queue of an interface, as the daemon does.
 func (n *Node) openInterface(cfg *Config, opts *ctrl.Options) ([]dataplane.Queue, error) {
 	ifi, err := net.InterfaceByName(cfg.Interface)
 	if err != nil {
@@ -38,29 +38,18 @@ func (n *Node) openInterface(cfg *Config, opts *ctrl.Options) ([]dataplane.Queue
 	}
 	n.closers = append(n.closers, fragments.Close)
 	n.fragments = fragments
-	mode, err := steer.Attach(ifi.Index, cfg.XDPMode)
+	all := make([]int, queues)
+	for q := range all {
+		all[q] = q
+	}
+	set, err := ifqueue.Open(steer, ifqueue.Config{Interface: cfg.Interface, Queues: all, Link: cfg.LinkKind, Mode: cfg.XDPMode, Super: true})
 	if err != nil {
 		return nil, fmt.Errorf("embed: interface %s: %w", cfg.Interface, err)
 	}
-	xmode := xsk.Native
-	if mode == bpf.Generic {
-		xmode = xsk.Generic
-	}
-	off, err := xsk.FindOffloads(cfg.Interface)
-	if err != nil {
-		return nil, fmt.Errorf("embed: interface %s: %w", cfg.Interface, err)
-	}
+	n.closers = append(n.closers, set.Close)
 	var out []dataplane.Queue
-	for q := range queues {
-		sock, err := xsk.Open(xsk.Config{Interface: cfg.Interface, Queue: q, Mode: xmode, Super: off.Segmentation})
-		if err != nil {
-			return nil, fmt.Errorf("embed: interface %s: %w", cfg.Interface, err)
-		}
-		n.closers = append(n.closers, sock.Close)
-		if err := steer.SetSocket(q, sock.FD()); err != nil {
-			return nil, fmt.Errorf("embed: interface %s: %w", cfg.Interface, err)
-		}
-		out = append(out, dataplane.Queue{Link: sock, CPU: -1, PartialChecksums: off.Local})
+	for _, l := range set.Links {
+		out = append(out, dataplane.Queue{Link: l, CPU: -1, PartialChecksums: set.Local})
 	}
 	opts.Program = steer.Program(ifi.Index, cfg.XDPMode)
 	n.addrs = resolver.Addrs()

@@ -111,7 +111,7 @@ func (c *command) status() *cobra.Command {
 			for _, l := range [][2]any{
 				{"daemon", fmt.Sprintf("iwarpd %s, process %d, up %v", s.Version, s.Pid, (time.Duration(s.UptimeMs) * time.Millisecond).Round(time.Second))},
 				{"interface", fmt.Sprintf("%s, MTU %d, %s", d.GetInterface(), d.GetMtu(), plural(s.Workers, "worker"))},
-				{"xdp", attached(s.Detached, d.GetTransport())},
+				{"steering", attached(s.Detached, d.GetTransport())},
 				{"addresses", strings.Join(d.GetAddresses(), ", ")},
 				{"clients", s.Clients},
 				{"connections", s.Conns},

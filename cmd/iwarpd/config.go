@@ -19,6 +19,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 )
 
 // envPrefix begins the name of every environment variable that sets a key.
@@ -33,6 +34,7 @@ type settings struct {
 	Interface string
 	Queues    []int // empty: all
 	CPUs      []int // one a queue; empty: not pinned
+	Link      ifqueue.Kind
 	XDPMode   string
 	Super     bool   // send super-frames where that can be
 	Partial   string // whether partial checksums are taken: auto, accept or refuse
@@ -106,6 +108,10 @@ var keys = slices.Concat([]key{
 	}},
 	{"cpus", "", "", "CPUs to pin the workers to, one for each queue, such as 2-5; empty: not pinned", func(s *settings, v string) (err error) {
 		s.CPUs, err = parseList(v)
+		return err
+	}},
+	{"link", "", "auto", "how frames come from the interface: auto (packet on veth and tap, else xdp), xdp (AF_XDP sockets) or packet (packet sockets with a shared ring; needs Linux 6.6)", func(s *settings, v string) (err error) {
+		s.Link, err = ifqueue.ParseKind(v)
 		return err
 	}},
 	{"xdp-mode", "", "auto", "how to attach the XDP program: auto, native (in the driver) or generic", oneOf(func(s *settings) *string { return &s.XDPMode }, "auto", "native", "generic")},

@@ -16,6 +16,7 @@ import (
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
 	"github.com/iwarpd/iwarpd/internal/nss"
 	"github.com/iwarpd/iwarpd/tcp"
@@ -166,7 +167,7 @@ func (d *daemon) run(ctx context.Context) error {
 	go func() { served <- d.server.Serve(serving) }()
 
 	d.log.Info("ready", zap.String("interface", d.s.Interface), zap.String("socket", d.s.Socket),
-		zap.String(map[bool]string{true: "xdp", false: "transport"}[d.steer != nil], d.mode), zap.Bool("super-frames", d.super), zap.Int("queues", d.engine.Workers()), zap.String("version", version))
+		zap.String(map[bool]string{true: "link", false: "transport"}[d.steer != nil], d.mode), zap.Bool("super-frames", d.super), zap.Int("queues", d.engine.Workers()), zap.String("version", version))
 	notify(d.log, sd.SdNotifyReady)
 	go watchdog(serving, d.log, d.turning)
 	if d.steer != nil {
@@ -280,14 +281,18 @@ func bpfError(err error) error {
 	return err
 }
 
-func xskError(ifname string, queue int, err error) error {
+// linkError gives an error of package ifqueue its exit code.
+func linkError(ifname string, err error) error {
+	var q *ifqueue.QueueError
 	switch {
 	case errors.Is(err, xsk.ErrPrivilege):
 		return exitErr(exitPermission, "%w; "+instead, err)
+	case !errors.As(err, &q):
+		return bpfError(err)
 	case errors.Is(err, xsk.ErrBusy):
-		return exitErr(exitBusy, "queue %d of %s is taken: stop the other program, or choose other queues with --queues: %w", queue, ifname, err)
+		return exitErr(exitBusy, "queue %d of %s is taken: stop the other program, or choose other queues with --queues: %w", q.Queue, ifname, err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENODEV):
-		return exitErr(exitInterface, "queue %d of %s cannot be used: see ethtool -l %s: %w", queue, ifname, ifname, err)
+		return exitErr(exitInterface, "queue %d of %s cannot be used: see ethtool -l %s: %w", q.Queue, ifname, ifname, err)
 	}
 	return err
 }

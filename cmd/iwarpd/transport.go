@@ -9,6 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
 )
 
@@ -73,11 +74,7 @@ func (d *daemon) prepareAFXDP() (l lower, err error) {
 		Program: d.steer.Program(ifi.Index, bpfMode(s.XDPMode)),
 	}
 	l.open = func() ([]dataplane.Queue, dataplane.FragmentSource, error) {
-		got, err := d.steer.Attach(ifi.Index, bpfMode(s.XDPMode))
-		if err != nil {
-			return nil, nil, bpfError(err)
-		}
-		links, err := d.openQueues(ifi.Name, queues, got, l.mtu)
+		links, err := d.openQueues(ifi.Name, queues, l.mtu)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -99,32 +96,23 @@ func (d *daemon) cpu(i int) int {
 	return d.s.CPUs[i]
 }
 
-// openQueues opens a socket for each queue and steers to it.
-func (d *daemon) openQueues(ifname string, queues []int, mode bpf.Mode, mtu int) ([]dataplane.Queue, error) {
-	off, err := xsk.FindOffloads(ifname)
+// openQueues opens a link for each queue and steers to it.
+func (d *daemon) openQueues(ifname string, queues []int, mtu int) ([]dataplane.Queue, error) {
+	set, err := ifqueue.Open(d.steer, ifqueue.Config{
+		Interface: ifname, Queues: queues, Link: d.s.Link, Mode: bpfMode(d.s.XDPMode), MTU: mtu, Memory: int(d.s.QueueMem), Super: d.s.Super,
+		FellBack: func(err error) {
+			d.log.Info("packet sockets would be faster on this interface, and cannot be used: AF_XDP is used", zap.String("interface", ifname), zap.Error(err))
+		},
+	})
 	if err != nil {
-		return nil, err
+		return nil, linkError(ifname, err)
 	}
-	partial := d.s.Partial == "accept" || d.s.Partial == "auto" && off.Local
+	d.onClose(set.Close)
+	d.mode, d.super = set.Mode, set.Super
+	partial := d.s.Partial == "accept" || d.s.Partial == "auto" && set.Local
 	var out []dataplane.Queue
-	for i, q := range queues {
-		m := xsk.Native
-		if mode == bpf.Generic {
-			m = xsk.Generic
-		}
-		sock, err := xsk.Open(xsk.Config{Interface: ifname, Queue: q, Mode: m, MTU: mtu, Frames: int(d.s.QueueMem / xsk.DefaultFrameSize), Super: d.s.Super && off.Segmentation})
-		if err != nil {
-			return nil, xskError(ifname, q, err)
-		}
-		d.onClose(sock.Close)
-		if err := d.steer.SetSocket(q, sock.FD()); err != nil {
-			return nil, bpfError(err)
-		}
-		if d.mode == "" || !sock.ZeroCopy() { // the worst of the queues
-			d.mode = sock.Taken()
-		}
-		out = append(out, dataplane.Queue{Link: sock, CPU: d.cpu(i), PartialChecksums: partial})
-		d.super = sock.SuperBytes() > 0
+	for i, l := range set.Links {
+		out = append(out, dataplane.Queue{Link: l, CPU: d.cpu(i), PartialChecksums: partial})
 	}
 	return out, nil
 }

@@ -11,6 +11,9 @@ type Offloads struct {
 	// Local: the interface is virtual, and a kernel on this machine may be at its other
 	// end, which leaves checksums partial and segments longer than the MTU.
 	Local bool
+	// SKB: each frame is a buffer of the kernel's already when it comes to the interface,
+	// so that XDP has to copy it.
+	SKB bool
 	// Segmentation: the interface takes TCP segments that are to be cut up.
 	Segmentation bool
 }
@@ -26,7 +29,9 @@ func FindOffloads(ifname string) (o Offloads, err error) {
 	// Some drivers have no name, or no features; those are no virtual links.
 	if driver, err := e.DriverName(ifname); err == nil {
 		switch driver {
-		case "veth", "tun", "virtio_net":
+		case "veth", "tun":
+			o.Local, o.SKB = true, true
+		case "virtio_net":
 			o.Local = true
 		}
 	}

@@ -66,6 +66,7 @@ var layers = []layer{
 	{folder: "dataplane/wheel", core: true},
 	{folder: "dataplane/handoff", inside: []string{"dataplane/link"}},
 	{folder: "dataplane/link", outside: []string{"golang.org/x/sys"}},
+	{folder: "dataplane/ifqueue", inside: []string{"dataplane/link", "dataplane/xsk", "bpf"}, outside: []string{"github.com/vishvananda/netlink"}},
 	{folder: "dataplane/xsk", inside: []string{"dataplane/link", "bpf"},
 		outside: []string{"github.com/asavie/xdp", "github.com/cilium/ebpf", "golang.org/x/sys", "github.com/safchain/ethtool", "github.com/vishvananda/netlink"}},
 	{folder: "dataplane", inside: []string{"internal/ipfrag", "bpf", "shm", "verbs", "rdmap", "ddp", "mpa", "tcp", "sctp"},

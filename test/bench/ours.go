@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/client/embed"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 )
 
 const (
@@ -144,7 +146,12 @@ func open(ctx context.Context, j job) (*iwarp.Device, func(), error) {
 	}
 	// A side whose application sleeps has a CPU for its worker, as the peers' spinning
 	// programs have.
-	n, err := embed.Open(embed.Config{Interface: j.If, InlineProgress: j.Inline, Poll: dataplane.Busy})
+	// As for a daemon, which reads it by itself.
+	kind, err := ifqueue.ParseKind(cmp.Or(os.Getenv("IWARPD_LINK"), "auto"))
+	if err != nil {
+		return nil, nil, fmt.Errorf("IWARPD_LINK: %w", err)
+	}
+	n, err := embed.Open(embed.Config{Interface: j.If, LinkKind: kind, InlineProgress: j.Inline, Poll: dataplane.Busy})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -315,7 +315,7 @@ func (s *side) stopDaemon(ctx context.Context, r *report) error {
 	for line := range strings.SplitSeq(s.daemon.out.String(), "\n") {
 		var l struct {
 			Msg     string
-			XDP     string
+			Link    string
 			Steered uint64 `json:"frames-steered"`
 			Passed  uint64 `json:"frames-passed"`
 			Rx      uint64 `json:"rx-frames"`
@@ -327,7 +327,7 @@ func (s *side) stopDaemon(ctx context.Context, r *report) error {
 		}
 		switch l.Msg {
 		case "ready":
-			h.xdp = l.XDP
+			h.xdp = l.Link
 		case "traffic":
 			h.steered, h.passed, h.tx, h.rx, h.retransmissions = l.Steered, l.Passed, l.Tx, l.Rx, l.Again
 		}

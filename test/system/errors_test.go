@@ -93,8 +93,8 @@ func TestDaemonErrors(t *testing.T) {
 			}
 			oneLine(t, p.String(), "iwarpd", tt.want)
 			holds(t, dir, "c.yaml", "plain")
-			if (&host{t: t, end: &v.A}).hasXDP() {
-				t.Error("an XDP program is attached")
+			if (&host{t: t, end: &v.A}).steered() {
+				t.Error("a steering program is attached")
 			}
 		})
 	}
@@ -117,8 +117,8 @@ func TestSecondDaemon(t *testing.T) {
 		t.Errorf("a second daemon on the same socket: exit code %d; want 5", code)
 	}
 	oneLine(t, p.String(), "iwarpd", a.socket)
-	if !a.hasXDP() {
-		t.Error("the first daemon lost its XDP program")
+	if !a.steered() {
+		t.Error("the first daemon lost its steering program")
 	}
 	a.must("status")
 }

@@ -159,8 +159,8 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// xdpLink returns the number of the bpf_link that holds the daemon's XDP program.
-func (h *host) xdpLink() link.ID {
+// steeringLink returns the number of the bpf_link that holds the daemon's steering program.
+func (h *host) steeringLink() link.ID {
 	h.t.Helper()
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", h.daemon.Cmd.Process.Pid))
 	if err != nil {
@@ -168,7 +168,7 @@ func (h *host) xdpLink() link.ID {
 	}
 	for _, f := range files {
 		text, _ := os.ReadFile(f) // it may be closed by now
-		if !strings.Contains(string(text), "link_type:\txdp") {
+		if !strings.Contains(string(text), "link_type:\txdp") && !strings.Contains(string(text), "link_type:\ttcx") {
 			continue
 		}
 		var id uint32
@@ -178,7 +178,7 @@ func (h *host) xdpLink() link.ID {
 			}
 		}
 	}
-	h.t.Fatal("the daemon has no XDP link")
+	h.t.Fatal("the daemon steers by no bpf_link")
 	return 0
 }
 
@@ -191,7 +191,7 @@ func TestDetached(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "iwarpd.yaml")
 	write := func(policy string) {
 		t.Helper()
-		if err := os.WriteFile(file, []byte("xdp-detached: "+policy+"\n"), 0o600); err != nil {
+		if err := os.WriteFile(file, []byte("link: xdp\nxdp-detached: "+policy+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -208,7 +208,7 @@ func TestDetached(t *testing.T) {
 	}
 	detach := func() {
 		t.Helper()
-		l, err := link.NewFromID(a.xdpLink())
+		l, err := link.NewFromID(a.steeringLink())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -238,7 +238,7 @@ func TestDetached(t *testing.T) {
 	ping = client()
 	ping.Expect("rdma-ping-3")
 	detach()
-	waitFor(t, "the program to be attached again", func() bool { return a.hasXDP() && a.counter("ctrl.program_detachments") == 2 })
+	waitFor(t, "the program to be attached again", func() bool { return a.steered() && a.counter("ctrl.program_detachments") == 2 })
 	if code, out := a.ctl("ping", "-c", "-a", b.end.Addr4.String(), "-C", "1"); code != 0 {
 		t.Errorf("after the program was attached again: %d: %s", code, out)
 	}

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -91,16 +93,19 @@ func (h *host) serve(dir string) *testenv.Process {
 
 func (h *host) remote(name string) string { return h.end.Addr4.String() + ":7176/" + name }
 
-// hasXDP reports whether a program is attached to the interface.
-func (h *host) hasXDP() (attached bool) {
+// steered reports whether a steering program is attached to the interface, at XDP or at tc
+// ingress.
+func (h *host) steered() (attached bool) {
 	h.t.Helper()
 	err := h.end.NS.Do(func() error {
 		l, err := netlink.LinkByName(h.end.Name)
-		if err == nil {
-			x := l.Attrs().Xdp
-			attached = x != nil && x.Attached
+		if err != nil {
+			return err
 		}
-		return err
+		x := l.Attrs().Xdp
+		at, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+		attached = x != nil && x.Attached || err == nil && len(at.Programs) > 0
+		return nil // a kernel without tcx
 	})
 	if err != nil {
 		h.t.Fatal(err)
@@ -266,8 +271,8 @@ func TestTerminate(t *testing.T) {
 	if code := b.daemon.Wait(limit); code != 0 {
 		t.Errorf("iwarpd: exit code %d after SIGTERM", code)
 	}
-	if b.hasXDP() {
-		t.Error("the XDP program is still attached")
+	if b.steered() {
+		t.Error("a program is still attached")
 	}
 	if _, err := os.Stat(b.socket); err == nil {
 		t.Error("the socket file is still there")
@@ -318,7 +323,7 @@ func TestKillDaemon(t *testing.T) {
 	b.daemon.Signal(unix.SIGKILL)
 	b.daemon.Wait(limit)
 	serve.Expect("is gone: waiting for the next one")
-	waitFor(t, "the XDP program is gone", func() bool { return !b.hasXDP() })
+	waitFor(t, "the program is gone", func() bool { return !b.steered() })
 	b.start()
 	if code := cp.Wait(2 * limit); code != 4 {
 		t.Errorf("cp: exit code %d; want 4: %s", code, cp)

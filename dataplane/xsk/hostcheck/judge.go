@@ -37,7 +37,7 @@ func Judge(f *Facts) []Finding {
 		}
 		return append(out, Finding{"interface", Fail, "there is none of that name", mend})
 	}
-	out = append(out, i.link(), i.driver(), i.xdp(), f.queues(), i.mtu(), i.receive())
+	out = append(out, i.link(), i.driver(f), i.xdp(), f.queues(), i.mtu(), i.receive())
 	if i.Kind == "veth" {
 		out = append(out, i.peer(f))
 	}
@@ -174,7 +174,7 @@ var nativeDrivers = []string{
 	"mana", "mlx4_en", "mlx5_core", "mtk_soc_eth", "mvneta", "mvpp2", "nfp", "qede", "sfc", "stmmac", "tsnep", "virtio_net", "vmxnet3",
 }
 
-func (i *Interface) driver() Finding {
+func (i *Interface) driver(f *Facts) Finding {
 	switch {
 	case i.Kind == "vlan":
 		return Finding{"driver", Warn, "a vlan has no queues of its own: generic mode on top of it",
@@ -184,6 +184,8 @@ func (i *Interface) driver() Finding {
 			"serve an interface that is no part of one, and has the address"}
 	case slices.Contains(nativeDrivers, i.Driver):
 		return Finding{"driver", OK, i.Driver + " has XDP: native mode", ""}
+	case (i.Kind == "veth" || i.Kind == "tuntap") && f.release() >= 6006:
+		return Finding{"driver", OK, i.Kind + ": packet sockets with a shared ring (link: auto), faster there than AF_XDP", ""}
 	case i.Kind == "veth" || i.Kind == "tuntap":
 		return Finding{"driver", OK, i.Kind + ": generic mode, which is the faster one there", ""}
 	case i.Driver == "":

@@ -1,0 +1,169 @@
+// Package ifqueue opens the queues of an interface as Links: AF_XDP sockets, or packet
+// sockets where those are faster, and steers to them the frames that are claimed.
+package ifqueue
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/dataplane/xsk"
+)
+
+// Kind is how frames come from an interface and go to it.
+type Kind uint8
+
+// The kinds.
+const (
+	// Auto is Packet on veth and tap devices, where each frame is an skb already, if the
+	// kernel can steer for packet sockets (Linux 6.6); else XDP.
+	Auto Kind = iota
+	// XDP is AF_XDP sockets.
+	XDP
+	// Packet is packet sockets, each with a ring that the kernel shares.
+	Packet
+)
+
+// ParseKind returns the kind that is called auto, xdp or packet.
+func ParseKind(s string) (Kind, error) {
+	switch s {
+	case "auto":
+		return Auto, nil
+	case "xdp":
+		return XDP, nil
+	case "packet":
+		return Packet, nil
+	}
+	return Auto, errors.New("must be one of auto, xdp, packet")
+}
+
+// Config says which queues to open and how.
+type Config struct {
+	Interface string // in the network namespace of the calling thread
+	Queues    []int  // one link for each; packet sockets share all frames by flow
+	Link      Kind
+	Mode      bpf.Mode // of XDP; Auto takes XDP if it is not bpf.Auto
+	MTU       int      // largest IP packet, in bytes; 0: that of the interface
+	Memory    int      // for the frames of each queue, in bytes; 0: 32 MiB
+	Super     bool     // send super-frames if the interface has segmentation offload
+	// FellBack, if not nil, gets the reason why Auto took XDP where it prefers Packet.
+	FellBack func(error)
+}
+
+// Set is the queues of an interface that are open.
+type Set struct {
+	Links []link.Link
+	Mode  string // how frames move, in words
+	Super bool   // super-frames are sent
+	Local bool   // see xsk.Offloads
+
+	steer   *bpf.Steering
+	ifindex int
+}
+
+// QueueError is why a queue cannot be opened.
+type QueueError struct {
+	Queue int
+	Err   error
+}
+
+func (e *QueueError) Error() string { return e.Err.Error() }
+
+// Unwrap returns e.Err.
+func (e *QueueError) Unwrap() error { return e.Err }
+
+// Open opens the queues and steers to them.
+func Open(steer *bpf.Steering, cfg Config) (*Set, error) {
+	dev, err := netlink.LinkByName(cfg.Interface)
+	if err != nil {
+		return nil, fmt.Errorf("ifqueue: interface %s: %w", cfg.Interface, err)
+	}
+	off, err := xsk.FindOffloads(cfg.Interface)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Memory == 0 {
+		cfg.Memory = xsk.DefaultFrames * xsk.DefaultFrameSize
+	}
+	cfg.Super = cfg.Super && off.Segmentation
+	s := &Set{Local: off.Local, steer: steer, ifindex: dev.Attrs().Index}
+	switch {
+	case cfg.Link == Packet:
+		err = s.openPackets(&cfg)
+	case cfg.Link == Auto && cfg.Mode == bpf.Auto && off.SKB:
+		if err = s.openPackets(&cfg); err != nil && !errors.Is(err, bpf.ErrBusy) {
+			if cfg.FellBack != nil {
+				cfg.FellBack(err)
+			}
+			err = s.openXDP(&cfg)
+		}
+	default:
+		err = s.openXDP(&cfg)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// openPackets opens packet sockets, and then has the kernel no longer see what they
+// receive.
+func (s *Set) openPackets(cfg *Config) error {
+	links, err := link.OpenPackets(cfg.Interface, len(cfg.Queues), link.PacketOptions{
+		FilterFD: s.steer.TapFD(), Whole: true, Super: cfg.Super, MTU: cfg.MTU, Memory: cfg.Memory,
+	})
+	for _, l := range links {
+		s.Links = append(s.Links, l)
+		s.Super = l.SuperBytes() > 0
+	}
+	if err == nil {
+		_, err = s.steer.Attach(s.ifindex, bpf.Ingress)
+	}
+	if err != nil {
+		return errors.Join(err, s.Close())
+	}
+	s.Mode = "packet ring"
+	return nil
+}
+
+// openXDP attaches the program and opens a socket for each queue.
+func (s *Set) openXDP(cfg *Config) error {
+	got, err := s.steer.Attach(s.ifindex, cfg.Mode)
+	if err != nil {
+		return err
+	}
+	mode := xsk.Native
+	if got == bpf.Generic {
+		mode = xsk.Generic
+	}
+	for _, q := range cfg.Queues {
+		sock, err := xsk.Open(xsk.Config{
+			Interface: cfg.Interface, Queue: q, Mode: mode, MTU: cfg.MTU, Frames: cfg.Memory / xsk.DefaultFrameSize, Super: cfg.Super,
+		})
+		if err != nil {
+			return errors.Join(&QueueError{q, err}, s.Close())
+		}
+		s.Links = append(s.Links, sock)
+		if err := s.steer.SetSocket(q, sock.FD()); err != nil {
+			return errors.Join(err, s.Close())
+		}
+		if s.Mode == "" || !sock.ZeroCopy() { // the worst of the queues
+			s.Mode = sock.Taken()
+		}
+		s.Super = sock.SuperBytes() > 0
+	}
+	return nil
+}
+
+// Close takes the program off the interface and closes the links.
+func (s *Set) Close() error {
+	errs := []error{s.steer.Detach(s.ifindex)}
+	for _, l := range s.Links {
+		errs = append(errs, l.Close())
+	}
+	s.Links = nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,371 @@
+package ifqueue
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	ebpflink "github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+const port = 7174
+
+// open opens the queues of one end, where the port is claimed.
+func open(t *testing.T, e *testenv.End, cfg Config) (*Set, *bpf.Steering) {
+	t.Helper()
+	cfg.Interface = e.Name
+	if cfg.Queues == nil {
+		cfg.Queues = []int{0}
+	}
+	var s *Set
+	var steer *bpf.Steering
+	if err := e.NS.Do(func() (err error) {
+		if steer, err = bpf.Load(bpf.Options{Endpoints: 64}); err != nil {
+			return err
+		}
+		if s, err = Open(steer, cfg); err != nil {
+			return errors.Join(err, steer.Close())
+		}
+		return steer.Claim(bpf.Endpoint{Proto: pkt.ProtoTCP, Port: port})
+	}); errors.Is(err, bpf.ErrNoIngress) {
+		testenv.Skip(t, "%v", err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(s.Close(), steer.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return s, steer
+}
+
+// receive waits for a frame on one of the links that want accepts.
+func receive(links []link.Link, want func(b []byte) bool) (on int) {
+	fs := make([]link.Frame, 16)
+	for until := clock.Now().Add(time.Minute); clock.Now() < until; {
+		for i, l := range links {
+			found := false
+			for j := range l.Receive(fs) {
+				var b []byte
+				for _, p := range fs[j].Pieces[:fs[j].N] {
+					b = append(b, p...)
+				}
+				found = found || want(b)
+				l.Release(&fs[j])
+			}
+			if found {
+				return i
+			}
+			l.Wait(time.Millisecond, -1)
+		}
+	}
+	return -1
+}
+
+// TestKinds: what Auto takes on veth, and what it is asked for.
+func TestKinds(t *testing.T) {
+	for _, tc := range []struct {
+		cfg  Config
+		want string
+	}{
+		{Config{}, "packet ring"},
+		{Config{Link: Packet, Mode: bpf.Generic}, "packet ring"},
+		{Config{Link: XDP}, "generic, copy"},
+		{Config{Mode: bpf.Native}, "native, copy"},
+	} {
+		v := testenv.NewVethOffloads(t, 1500)
+		tc.cfg.Super = true
+		if s, _ := open(t, &v.A, tc.cfg); s.Mode != tc.want || !s.Local || !s.Super {
+			t.Errorf("%+v: mode %q, local %v, super-frames %v; want %q", tc.cfg, s.Mode, s.Local, s.Super, tc.want)
+		}
+	}
+}
+
+// TestFallsBack: where the kernel takes no program at tc ingress, Auto takes XDP and says
+// why; Packet fails and leaves nothing.
+func TestFallsBack(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	const most = 64 // programs at one hook
+	for range most {
+		if err := v.A.NS.Do(func() error {
+			prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+				Type: ebpf.SchedCLS, License: "GPL",
+				Instructions: asm.Instructions{asm.LoadImm(asm.R0, -1, asm.DWord), asm.Return()},
+			})
+			if err != nil {
+				return err
+			}
+			defer prog.Close()
+			l, err := ebpflink.AttachTCX(ebpflink.TCXOptions{Program: prog, Interface: v.A.Index, Attach: ebpf.AttachTCXIngress})
+			if err == nil {
+				t.Cleanup(func() { l.Close() })
+			}
+			return err
+		}); err != nil {
+			testenv.Skip(t, "programs at tc ingress: %v", err)
+		}
+	}
+	var why error
+	s, steer := open(t, &v.A, Config{FellBack: func(err error) { why = err }})
+	if s.Mode != "generic, copy" || why == nil || !strings.Contains(why.Error(), "ingress") {
+		t.Errorf("mode %q, because of %v", s.Mode, why)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.A.NS.Do(func() error {
+		if _, err := Open(steer, Config{Interface: v.A.Name, Queues: []int{0}, Link: Packet}); err == nil {
+			return errors.New("opened packet sockets where no program can be attached")
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestKernelKeepsItsOwn: the kernel's own traffic passes, and what is claimed comes to the
+// link alone: the kernel does not answer.
+func TestKernelKeepsItsOwn(t *testing.T) {
+	for _, kind := range []Kind{XDP, Packet} {
+		t.Run([]string{XDP: "xdp", Packet: "packet"}[kind], func(t *testing.T) {
+			v := testenv.NewVethOffloads(t, 1500)
+			s, steer := open(t, &v.B, Config{Link: kind})
+			var l net.Listener
+			if err := v.B.NS.Do(func() (err error) {
+				l, err = net.Listen("tcp4", netip.AddrPortFrom(v.B.Addr4, 0).String())
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			if err := v.A.NS.Do(func() error {
+				c, err := net.DialTimeout("tcp4", l.Addr().String(), time.Minute)
+				if err != nil {
+					return err
+				}
+				return c.Close()
+			}); err != nil {
+				t.Errorf("the kernel's own port: %v", err)
+			}
+			dialed, giveUp := dial(t, &v.A, netip.AddrPortFrom(v.B.Addr4, port))
+			var p pkt.Packet
+			if on := receive(s.Links, func(b []byte) bool { return p.Parse(b, len(b)) == nil }); on < 0 || p.Flow.LocalPort != port {
+				t.Errorf("no SYN came: %+v", p.Flow)
+			}
+			select {
+			case err := <-dialed:
+				t.Errorf("connect to the claimed port: %v", err)
+			case <-time.After(300 * time.Millisecond): // a RST would have come
+				giveUp()
+				<-dialed
+			}
+			c, err := steer.Counters()
+			if err != nil || c.SteeredTCP == 0 || c.Passed == 0 || c.Malformed+c.NoSocket != 0 {
+				t.Errorf("counters %+v, %v", c, err)
+			}
+		})
+	}
+}
+
+// dial connects by the kernel's TCP, which nobody will answer.
+func dial(t *testing.T, from *testenv.End, to netip.AddrPort) (<-chan error, func()) {
+	ctx, giveUp := context.WithCancel(t.Context())
+	dialed := make(chan error, 1)
+	go func() {
+		dialed <- from.NS.Do(func() error {
+			c, err := new(net.Dialer).DialContext(ctx, "tcp4", to.String())
+			if err == nil {
+				return errors.Join(errors.New("connected"), c.Close())
+			}
+			return err
+		})
+	}()
+	return dialed, giveUp
+}
+
+// TestSharedByFlow: of several links each connection has one, and several are used.
+func TestSharedByFlow(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	s, _ := open(t, &v.B, Config{Link: Packet, Queues: []int{0, 1, 2}})
+	a := raw(t, &v.A)
+	used := map[int]bool{}
+	for sport := uint16(1000); sport < 1030; sport++ {
+		first := -1
+		for range 3 {
+			send(t, a, tcpFrame(v, sport, 0, 20))
+			on := receive(s.Links, func(b []byte) bool { return binary.BigEndian.Uint16(b[34:]) == sport })
+			if first < 0 {
+				first = on
+			}
+			if on < 0 || on != first {
+				t.Fatalf("flow %d came by link %d, and then by %d", sport, first, on)
+			}
+		}
+		used[first] = true
+	}
+	if len(used) != 3 {
+		t.Errorf("%d of 3 links are used", len(used))
+	}
+}
+
+// TestVLANs: the kernel takes the outer tag out of a frame before anything sees it. The
+// programs know it, and it is back in the frame that comes.
+func TestVLANs(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	s, steer := open(t, &v.B, Config{Link: Packet})
+	if err := steer.SetVLANs([][]uint16{{5}, {5, 9}}); err != nil {
+		t.Fatal(err)
+	}
+	a := raw(t, &v.A)
+	other := tcpFrame(v, 1000, 1, 20)
+	binary.BigEndian.PutUint16(other[14:], 6)
+	send(t, a, other)
+	for tags := range 3 {
+		want := tcpFrame(v, 1000, tags, 20)
+		send(t, a, want)
+		if receive(s.Links, func(b []byte) bool {
+			if bytes.Equal(b, other) {
+				t.Error("a frame of another VLAN came")
+			}
+			return bytes.Equal(b, want)
+		}) < 0 {
+			t.Errorf("a frame with %d tags did not come", tags)
+		}
+	}
+}
+
+// TestFragments: fragments come by the ring of the programs, with their tags, and not by
+// the link.
+func TestFragments(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	_, steer := open(t, &v.B, Config{Link: Packet})
+	ring, err := steer.Fragments()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ring.Close()
+	a := raw(t, &v.A)
+	for tags := range 3 {
+		for _, want := range testenv.Cut(tcpFrame(v, 1000, tags, 64), 32, uint32(tags+1)) {
+			send(t, a, want)
+			got, err := ring.Read(time.Now().Add(time.Minute))
+			if err != nil || !bytes.Equal(got, want) {
+				t.Fatalf("%d tags: %v\n%x came of\n%x", tags, err, got, want)
+			}
+		}
+	}
+	if c, err := steer.Counters(); err != nil || c.TakenFragment != 6 || c.SteeredTCP != 0 {
+		t.Errorf("counters %+v, %v", c, err)
+	}
+}
+
+func raw(t *testing.T, e *testenv.End) (p *link.Packet) {
+	t.Helper()
+	if err := e.NS.Do(func() (err error) {
+		p, err = link.OpenPacket(e.Name, nil)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func tcpFrame(v *testenv.Veth, sport uint16, tags, n int) []byte {
+	tu := pkt.Tuple{
+		Flow:  pkt.NewFlow(netip.AddrPortFrom(v.A.Addr4, sport), netip.AddrPortFrom(v.B.Addr4, port)),
+		Proto: pkt.ProtoTCP, SrcMAC: [6]byte(v.A.MAC), DstMAC: [6]byte(v.B.MAC), NVLAN: tags, VLANs: [2]uint16{5, 9},
+	}
+	b := make([]byte, tu.HeaderLen()+n)
+	tu.Put(b, n, 0, 0)
+	binary.BigEndian.PutUint16(b[tu.HeaderLen():], sport)
+	binary.BigEndian.PutUint16(b[tu.HeaderLen()+2:], port)
+	return b
+}
+
+func send(t *testing.T, l link.Link, frame []byte) {
+	t.Helper()
+	s, ok := l.Alloc()
+	if !ok {
+		t.Fatal("no slot")
+	}
+	copy(l.Bytes(s), frame)
+	l.Post(s, 0, len(frame))
+	l.Flush()
+	var done [1]link.Slot
+	if l.Reap(done[:]) != 1 {
+		t.Fatal("not sent")
+	}
+	l.Free(done[0])
+}
+
+// TestInterfaceDownAndGone takes the interface away under a packet socket: it goes on to
+// sleep, and receives again when the interface is back.
+func TestInterfaceDownAndGone(t *testing.T) {
+	v := testenv.NewVeth(t, 1500)
+	s, _ := open(t, &v.B, Config{Link: Packet})
+	set := func(do func(netlink.Link) error) {
+		t.Helper()
+		if err := v.B.NS.Do(func() error {
+			l, err := netlink.LinkByName(v.B.Name)
+			if err != nil {
+				return err
+			}
+			return do(l)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sleeps := func(when string) {
+		t.Helper()
+		fs := make([]link.Frame, 4)
+		start := clock.Now()
+		const waits = 20
+		for range waits {
+			s.Links[0].Wait(2*time.Millisecond, -1)
+			s.Links[0].Receive(fs)
+		}
+		if d := clock.Now().Sub(start); d < waits/4*time.Millisecond {
+			t.Errorf("%s: %d Waits took %v", when, waits, d)
+		}
+	}
+	set(netlink.LinkSetDown)
+	sleeps("down")
+	set(netlink.LinkSetUp)
+	a := raw(t, &v.A)
+	came := false
+	for until := clock.Now().Add(time.Minute); !came && clock.Now() < until; {
+		send(t, a, tcpFrame(v, 1000, 0, 20)) // lost until the link is up
+		fs := make([]link.Frame, 4)
+		s.Links[0].Wait(10*time.Millisecond, -1)
+		for i := range s.Links[0].Receive(fs) {
+			came = true
+			s.Links[0].Release(&fs[i])
+		}
+	}
+	if !came {
+		t.Error("nothing comes after the interface is up again")
+	}
+	set(netlink.LinkDel)
+	sleeps("gone")
+	if err := s.Close(); err != nil {
+		t.Error(fmt.Errorf("close: %w", err))
+	}
+}
