@@ -271,7 +271,7 @@ func TestFragments(t *testing.T) {
 			}
 		}
 	}
-	if c, err := steer.Counters(); err != nil || c.TakenFragment != 6 || c.SteeredTCP != 0 {
+	if c, err := steer.Counters(); err != nil || c.SteeredFragment != 6 || c.SteeredTCP != 0 {
 		t.Errorf("counters %+v, %v", c, err)
 	}
 }
