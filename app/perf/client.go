@@ -34,17 +34,23 @@ func Client(ctx context.Context, dev *iwarp.Device, addr string, p Params, cfg *
 		}
 	}()
 	for range max(p.QPs, 1) {
-		l, err := p.connect(ctx, dev, addr, cfg)
-		if err != nil {
-			return nil, err
+		plans := []Params{p}
+		if p.Bidirectional {
+			plans = append(plans, p.opposite())
 		}
-		lanes = append(lanes, l)
+		for _, plan := range plans {
+			l, err := plan.connect(ctx, dev, addr, cfg)
+			if err != nil {
+				return nil, err
+			}
+			lanes = append(lanes, l)
+		}
 	}
 	var wg sync.WaitGroup
 	began := time.Now()
 	for _, l := range lanes {
 		wg.Go(func() {
-			if l.result, l.err = p.run(ctx, l.e, l.far); l.err != nil {
+			if l.result, l.err = l.p.run(ctx, l.e, l.far); l.err != nil {
 				cancel() // the others would measure something else
 			}
 		})
@@ -73,6 +79,7 @@ func Client(ctx context.Context, dev *iwarp.Device, addr string, p Params, cfg *
 
 // lane is one queue pair of a client.
 type lane struct {
+	p      Params
 	e      *endpoint
 	far    window
 	result *Result
@@ -109,7 +116,7 @@ func (p *Params) connect(ctx context.Context, dev *iwarp.Device, addr string, cf
 	if err != nil {
 		return nil, err
 	}
-	return &lane{e: e, far: far}, nil
+	return &lane{p: *p, e: e, far: far}, nil
 }
 
 // leave closes the connection in order; closing the queue pair at once would
@@ -206,6 +213,7 @@ func (p *Params) latency(ctx context.Context, e *endpoint, far window) (*Result,
 			}
 		}
 		h.Add(time.Since(start))
+		p.count(1)
 		if p.Op != Read {
 			if err := e.postRecv(p.pongRecv()); err != nil {
 				return nil, err
@@ -248,6 +256,7 @@ func (p *Params) bandwidth(ctx context.Context, e *endpoint, far window) (*Resul
 			return nil, err
 		}
 		done += len(wcs) * every
+		p.count(len(wcs) * every)
 	}
 	e.wr = iwarp.SendWR{ID: end, Op: iwarp.OpRead, Flags: iwarp.Signaled, RKey: far.rkey, Remote: far.addr, SGEs: e.sge[:]}
 	e.sge[0] = e.mr.SGE(p.Size, 1)
@@ -299,6 +308,7 @@ func (p *Params) sendBandwidth(ctx context.Context, e *endpoint) (*Result, error
 			if n < uint64(credit) || n > uint64(posted)+1 {
 				return nil, fmt.Errorf("credit for %d messages of %d sent", n, posted)
 			}
+			p.count(int(n) - credit)
 			credit = int(n)
 			if err := e.postRecv(p.Size, creditLen); err != nil {
 				return nil, err

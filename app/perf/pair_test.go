@@ -3,6 +3,7 @@ package perf
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -69,6 +70,28 @@ func TestMeasure(t *testing.T) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// TestBidirectional: Writes and Reads run at the same time, and are counted while they do.
+func TestBidirectional(t *testing.T) {
+	node, addr := server(t)
+	p := Params{Op: Write, Mode: Bandwidth, Size: 4096, Depth: 8, Count: 400, QPs: 2, Bidirectional: true, Done: new(atomic.Int64)}
+	r, err := Client(t.Context(), node.Device(), addr, p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Op != "write+read" || r.QPs != 4 || r.Operations != 1600 || r.Least != 400 || r.Most != 400 {
+		t.Errorf("result %+v", r)
+	}
+	if n := p.Done.Load(); n < 1600-4*8 || n > 1600+4*8 { // the last ones are awaited together
+		t.Errorf("counted %d operations", n)
+	}
+	for _, p := range []Params{{Op: Send, Mode: Bandwidth}, {Op: Write, Mode: Latency}} {
+		p.Size, p.Depth, p.Count, p.Bidirectional = 64, 1, 1, true
+		if _, err := Client(t.Context(), node.Device(), addr, p, nil); err == nil {
+			t.Errorf("%v %v in both directions is accepted", p.Op, p.Mode)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -82,6 +83,24 @@ type Params struct {
 	Count    int // of each queue pair
 	Duration time.Duration
 	QPs      int // of the client, each with a connection, that all do this at a time; 0: one
+	// Bidirectional adds as many queue pairs that Read while the others Write, or the other way
+	// round: bytes go both ways. Bandwidth of Write and Read only.
+	Bidirectional bool
+	// Done, if not nil, counts the operations that are complete, while the client runs.
+	Done *atomic.Int64
+}
+
+// opposite returns p with the operation that moves bytes the other way.
+func (p Params) opposite() Params {
+	p.Op = map[Op]Op{Write: Read, Read: Write}[p.Op]
+	return p
+}
+
+// count adds n operations to Done.
+func (p *Params) count(n int) {
+	if p.Done != nil {
+		p.Done.Add(int64(n))
+	}
 }
 
 // Check tells what is wrong with p.
@@ -95,6 +114,8 @@ func (p *Params) Check() error {
 		return fmt.Errorf("depth %d: must be from 1 to %d", p.Depth, MaxDepth)
 	case p.QPs < 0 || p.QPs > MaxQPs:
 		return fmt.Errorf("%d queue pairs: must be from 1 to %d", p.QPs, MaxQPs)
+	case p.Bidirectional && (p.Mode != Bandwidth || p.Op == Send):
+		return errors.New("only the bandwidth of write and read is measured in both directions at a time")
 	case p.Count < 0 || p.Duration < 0 || p.Count == 0 && p.Duration == 0:
 		return errors.New("give a positive number of iterations or a duration")
 	}

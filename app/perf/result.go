@@ -87,6 +87,9 @@ func (p *Params) sum(lanes []*lane, took time.Duration) *Result {
 		}
 	}
 	r := p.result(ops, took, first.h)
+	if p.Bidirectional {
+		r.Op += "+" + p.opposite().Op.String()
+	}
 	r.QPs, r.Least, r.Most = len(lanes), least, most
 	return r
 }

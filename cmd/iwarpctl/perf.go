@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,6 +21,9 @@ type perfFlags struct {
 	depth, count   int
 	qps            int
 	duration       time.Duration
+	interval       time.Duration
+	all            bool
+	bidirectional  bool
 }
 
 func (c *command) perf() *cobra.Command {
@@ -30,7 +34,8 @@ func (c *command) perf() *cobra.Command {
 		Long: "perf measures one operation against another host's perf server, which serves all\n" +
 			"three. Bandwidth keeps --depth operations outstanding; latency has one. The latency\n" +
 			"of a Read is one-sided; of a Send, and of a Write that a Send tells of, it is the\n" +
-			"time of a whole round there and back.",
+			"time of a whole round there and back. With --bidirectional as many queue pairs Read as\n" +
+			"Write, at the same time.",
 		Example: "  iwarpctl perf write --server\n" +
 			"  iwarpctl perf write --client 10.0.0.1 --size 64,64K,1M\n" +
 			"  iwarpctl perf read --client 10.0.0.1 --mode lat --size 64 --iterations 100000 --json\n" +
@@ -38,6 +43,12 @@ func (c *command) perf() *cobra.Command {
 		ValidArgs: []string{"write", "read", "send"},
 		Args:      usageArgs(cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.all {
+				if cmd.Flags().Changed("size") {
+					return usageError{errors.New("perf: give either --all or --size")}
+				}
+				f.sizes = allSizes()
+			}
 			if f.server == (f.client != "") {
 				return usageError{errors.New("perf: give either --server or --client ADDR")}
 			}
@@ -57,11 +68,22 @@ func (c *command) perf() *cobra.Command {
 	fl.StringVar(&f.listen, "listen", fmt.Sprintf(":%d", perf.DefaultPort), "server: where to listen, ADDR:PORT or :PORT")
 	fl.StringVar(&f.mode, "mode", "both", "bw, lat or both")
 	fl.Var(&f.sizes, "size", "bytes of each message, such as 64K; several with commas")
+	fl.BoolVarP(&f.all, "all", "a", false, "all powers of two from 2 bytes to 8 MiB as sizes")
+	fl.BoolVarP(&f.bidirectional, "bidirectional", "b", false, "client: bandwidth in both directions at a time, of write and read")
+	fl.DurationVar(&f.interval, "interval", 0, "client: print a line about each such time while measuring, such as 1s; 0: none")
 	fl.IntVar(&f.depth, "depth", 32, "operations outstanding in bw")
 	fl.IntVar(&f.qps, "qps", 1, "client: queue pairs, each with its connection, at a time")
 	fl.IntVar(&f.count, "iterations", 0, "operations to do, of each queue pair; 0: as many as fit in the duration")
-	fl.DurationVar(&f.duration, "duration", 0, "time to measure (default 2s without --iterations)")
+	fl.DurationVar(&f.duration, "duration", 0, "time to measure each size (default 2s without --iterations, 500ms with --all)")
 	return cmd
+}
+
+// allSizes are those of --all.
+func allSizes() (l []int) {
+	for n := 2; n <= 8<<20; n *= 2 {
+		l = append(l, n)
+	}
+	return l
 }
 
 // plan is the list of measurements that the flags ask for.
@@ -77,11 +99,17 @@ func (f *perfFlags) plan(op perf.Op) ([]perf.Params, error) {
 	duration := f.duration
 	if duration == 0 && f.count == 0 {
 		duration = 2 * time.Second
+		if f.all {
+			duration = 500 * time.Millisecond
+		}
+	}
+	if f.bidirectional && f.mode == "both" {
+		modes = []perf.Mode{perf.Bandwidth}
 	}
 	var out []perf.Params
 	for _, m := range modes {
 		for _, size := range f.sizes {
-			p := perf.Params{Op: op, Mode: m, Size: size, Depth: f.depth, Count: f.count, Duration: duration, QPs: f.qps}
+			p := perf.Params{Op: op, Mode: m, Size: size, Depth: f.depth, Count: f.count, Duration: duration, QPs: f.qps, Bidirectional: f.bidirectional}
 			if err := p.Check(); err != nil {
 				return nil, err
 			}
@@ -107,7 +135,9 @@ func (c *command) perfClient(ctx context.Context, f *perfFlags, op perf.Op) erro
 	defer dev.Close()
 	var results []*perf.Result
 	for _, p := range plan {
+		stop := c.perfLines(&p, f.interval)
 		r, err := perf.Client(ctx, dev, addr, p, c.over(&iwarp.Config{}))
+		stop()
 		if err != nil {
 			return peerFailed("perf "+op.String(), addr, err)
 		}
@@ -118,6 +148,37 @@ func (c *command) perfClient(ctx context.Context, f *perfFlags, op perf.Op) erro
 	}
 	c.perfTable(results)
 	return nil
+}
+
+// perfLines prints what p does in each interval, until stop is called.
+func (c *command) perfLines(p *perf.Params, interval time.Duration) (stop func()) {
+	if interval <= 0 {
+		return func() {}
+	}
+	p.Done = new(atomic.Int64)
+	ops, size, name := p.Done, p.Size, p.Op.String()
+	tick, quit, ended := time.NewTicker(interval), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		began := time.Now()
+		last, before := began, int64(0)
+		for {
+			select {
+			case <-quit:
+				return
+			case now := <-tick.C:
+				n, s := ops.Load(), now.Sub(last).Seconds()
+				rate := float64(n-before) / s
+				fmt.Fprintf(c.err, "%6.1f s  %s %d bytes: %.3f Gbit/s, %.0f ops/s\n", now.Sub(began).Seconds(), name, size, rate*float64(size)*8/1e9, rate)
+				last, before = now, n
+			}
+		}
+	}()
+	return func() {
+		tick.Stop()
+		close(quit)
+		<-ended
+	}
 }
 
 func (c *command) perfTable(results []*perf.Result) {

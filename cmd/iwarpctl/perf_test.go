@@ -1,0 +1,51 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/iwarpd/iwarpd/app/perf"
+)
+
+// TestPlan: --all measures each size for a short time, --bidirectional only bandwidth.
+func TestPlan(t *testing.T) {
+	f := perfFlags{mode: "both", depth: 32, all: true, sizes: allSizes(), bidirectional: true}
+	plan, err := f.plan(perf.Write)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(plan) != 23 || plan[0].Size != 2 || plan[22].Size != 8<<20 || plan[0].Duration != 500*time.Millisecond || !plan[0].Bidirectional {
+		t.Errorf("%d measurements, from %+v", len(plan), plan[0])
+	}
+}
+
+// TestPerfLines: a line for each interval, of what was done in it.
+func TestPerfLines(t *testing.T) {
+	lines := make(lineWriter, 2)
+	c := &command{err: lines}
+	p := perf.Params{Op: perf.Write, Size: 1000}
+	stop := c.perfLines(&p, time.Millisecond)
+	p.Done.Add(5)
+	for range 2 {
+		if s := <-lines; !strings.Contains(s, "write 1000 bytes: ") {
+			t.Errorf("printed %q", s)
+		}
+	}
+	stop()
+	p.Done = nil
+	if c.perfLines(&p, 0)(); p.Done != nil {
+		t.Error("counts though no lines are wanted")
+	}
+}
+
+// lineWriter has the first lines that are written to it.
+type lineWriter chan string
+
+func (w lineWriter) Write(b []byte) (int, error) {
+	select {
+	case w <- string(b):
+	default:
+	}
+	return len(b), nil
+}
