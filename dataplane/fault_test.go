@@ -292,3 +292,36 @@ func TestFaultHeld(t *testing.T) {
 		t.Errorf("%d frames held, %d not given back", n, rx.out)
 	}
 }
+
+// TestFaultFreesSlot: the TX slot in which a record was composed when the memory that it
+// takes faulted is free again.
+func TestFaultFreesSlot(t *testing.T) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	const size = 4096
+	for _, overSCTP := range []bool{false, true} {
+		s := newSim(t, link.PipeConfig{})
+		mem, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Munmap(mem)
+		w := s.hosts[0].w
+		qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+		if qa.reg, err = s.hosts[0].table.Register(1, mem, 0x10000, simAccess); err != nil {
+			t.Fatal(err)
+		}
+		a := s.connect(overSCTP, qa, qb)
+		s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
+		func() { // as loop
+			defer w.survive()
+			w.turn()
+		}()
+		s.closed(0)
+		s.closed(1)
+		for s.step() {
+		}
+		if n := w.link.Slots() - w.link.FreeSlots(); w.stats.Faults != 1 || n != 0 {
+			t.Errorf("SCTP %v: %d faults, %d slots not given back", overSCTP, w.stats.Faults, n)
+		}
+	}
+}

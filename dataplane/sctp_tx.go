@@ -86,6 +86,7 @@ func (as *assoc) sendControl(w *worker, c *session.Control) {
 func (as *assoc) push(w *worker, s link.Slot, n int, sid uint16, ppid uint32, control bool) {
 	st := &w.slots[s]
 	st.owned, st.n, st.sid, st.control = true, n, sid, control
+	w.record = link.NoSlot
 	w.sched.Own(&as.member)
 	// The chunk's padding, if there is any.
 	clear(w.link.Bytes(s)[headroom+n : headroom+n+3])
@@ -153,7 +154,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 		if !s.hasPend && !s.ddp.PollSegment(mulpdu, &s.pending) {
 			break
 		}
-		slot, ok := w.link.Alloc()
+		slot, ok := w.recordSlot()
 		if !ok {
 			s.hasPend, g.Why, why = true, sched.Slots, sched.Slots
 			break
@@ -161,7 +162,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 		s.hasPend = false
 		used := as.composeSegment(w, s, w.link.Bytes(slot)[headroom:])
 		if used == 0 {
-			w.link.Free(slot)
+			w.freeRecord()
 			break
 		}
 		as.push(w, slot, used, s.sid, as.opts.Profile.Segment(), false)

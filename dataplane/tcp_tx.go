@@ -97,6 +97,7 @@ func (c *tcpConn) push(w *worker, s link.Slot, n int, sum uint32) {
 	c.tcp.Push(tcp.Buf(s), n)
 	w.sched.Own(&c.member)
 }
+	w.record = link.NoSlot
 
 // composeFPDUs fills TX slots with FPDUs while the window and g have room.
 func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
@@ -141,7 +142,7 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 	if !c.hasPend && !c.ddp.PollSegment(mulpdu, &c.pending) {
 		return false
 	}
-	s, ok := w.link.Alloc()
+	s, ok := w.recordSlot()
 	if !ok {
 		c.hasPend, g.Why = true, sched.Slots
 		return false
@@ -167,7 +168,7 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 		}
 	}
 	if used == 0 {
-		w.link.Free(s)
+		w.freeRecord()
 		return false
 	}
 	c.push(w, s, used, sum)

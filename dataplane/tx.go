@@ -33,6 +33,7 @@ type slotState struct {
 // txPath is the sending side of a worker: its slots, and scratch.
 type txPath struct {
 	slots  []slotState
+	record link.Slot // that is being composed, or link.NoSlot: a fault frees it
 	done   [reapBudget]link.Slot
 	ipid   uint16
 	out    tcp.Out
@@ -52,6 +53,21 @@ func (w *worker) setupSlot() (link.Slot, bool) {
 		return link.NoSlot, false
 	}
 	return w.link.Alloc()
+}
+
+// recordSlot returns a TX slot for a record, until push or freeRecord.
+func (w *worker) recordSlot() (link.Slot, bool) {
+	s, ok := w.link.Alloc()
+	w.record = s
+	return s, ok
+}
+
+// freeRecord gives back a slot of recordSlot that nothing was composed in.
+func (w *worker) freeRecord() {
+	if w.record != link.NoSlot {
+		w.link.Free(w.record)
+		w.record = link.NoSlot
+	}
 }
 
 // spareSlot returns a TX slot that is free again once it is sent.

@@ -93,7 +93,7 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 		listeners: make(map[listenKey]*listener),
 	}
 	w.socks, _ = q.Link.(*Sockets)
-	w.slots = make([]slotState, q.Link.Slots())
+	w.slots, w.record = make([]slotState, q.Link.Slots()), link.NoSlot
 	if s, ok := q.Link.(link.Segmenter); ok && s.SuperBytes() > 0 {
 		w.super.link = s
 	}
@@ -352,6 +352,7 @@ func (w *worker) fault(s *stream, reason any) {
 	if w.socks != nil {
 		w.socks.recheck()
 	}
+	w.freeRecord()
 	for _, l := range w.lanes {
 		l.dirty = false
 	}
