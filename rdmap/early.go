@@ -47,7 +47,7 @@ func (s *Stream) placeEarly(u marked.Bytes, b []byte, segLen int) bool {
 		default:
 			return false
 		}
-		return n == 0 || s.placeTagged(&h, op, u, n) == nil
+		return n == 0 || s.placeTagged(&h, op, u.After(ddp.TaggedLen), n) == nil
 	}
 	var h ddp.Untagged
 	if _, err := h.Decode(b); err != nil || s.checkUntagged(&h) != nil {

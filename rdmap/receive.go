@@ -18,21 +18,43 @@ func (s *Stream) HandleMarked(u marked.Bytes) *term.Error {
 		return nil
 	}
 	n := u.Len()
+	b := s.frontOf(u, n)
+	hdr := ddp.UntaggedLen
+	if ddp.IsTagged(b) {
+		hdr = ddp.TaggedLen
+	}
+	return s.handle(b, u.After(min(hdr, n)), n)
+}
+
+// HandleSegment is HandleMarked for a segment that the stream of a peer in this process has built: hdr is its Hdr, payload the Len bytes of
+// its source. The payload is read once, when it is placed.
+func (s *Stream) HandleSegment(hdr, payload []byte) *term.Error {
+	if !s.receiving() {
+		s.stats.RxDropped++
+		return nil
+	}
+	b := hdr
+	if s.expect != 0 { // an RTR has no payload
+		b = append(append(s.front[:0], hdr...), payload[:min(len(payload), front-len(hdr))]...)
+	}
+	return s.handle(b, marked.Bytes{B: payload}, len(hdr)+len(payload))
+}
+
+// handle processes a segment of n bytes that begins with b: its DDP header and, of a control message, the rest too. payload is what follows
+// the DDP header of another message.
+func (s *Stream) handle(b []byte, payload marked.Bytes, n int) *term.Error {
 	s.stats.RxSegments++
 	s.stats.RxBytes += uint64(n)
-	b := s.frontOf(u, n)
-	if s.expect != 0 {
-		if s.takeRTR(b) {
-			return nil
-		}
+	if s.expect != 0 && s.takeRTR(b) {
+		return nil
 	}
 	if ddp.IsTagged(b) {
 		var h ddp.Tagged
 		if _, err := h.Decode(b); err != nil {
 			return s.failSegment(headerError(err), b, n)
 		}
-		if err := s.handleTagged(&h, u, n-ddp.TaggedLen, false); err != nil {
-			return s.failSegment(err, s.frontOf(u, n), n)
+		if err := s.handleTagged(&h, payload, n-ddp.TaggedLen, false); err != nil {
+			return s.failSegment(err, b, n)
 		}
 		return nil
 	}
@@ -41,7 +63,7 @@ func (s *Stream) HandleMarked(u marked.Bytes) *term.Error {
 	if err != nil {
 		return s.failSegment(headerError(err), b, n)
 	}
-	return s.handleUntagged(&h, u.After(ddp.UntaggedLen), control, b, n)
+	return s.handleUntagged(&h, payload, control, b, n)
 }
 
 // front is how many bytes of a ULPDU are inspected, apart from placing the payload: more than a header and the largest control message.
@@ -76,8 +98,8 @@ func headerError(err error) *term.Error {
 }
 
 // handleTagged processes a tagged segment in order, of an RDMA Write or a Read Response, with n bytes of payload. If placed is true the
-// payload is already in place, and u is ignored. The caller must fail the stream for an error.
-func (s *Stream) handleTagged(h *ddp.Tagged, u marked.Bytes, n int, placed bool) *term.Error {
+// payload is already in place, and the argument is ignored. The caller must fail the stream for an error.
+func (s *Stream) handleTagged(h *ddp.Tagged, payload marked.Bytes, n int, placed bool) *term.Error {
 	if h.ULP&ctrlVersion != version {
 		return term.ErrRDMAPVersion
 	}
@@ -87,7 +109,7 @@ func (s *Stream) handleTagged(h *ddp.Tagged, u marked.Bytes, n int, placed bool)
 		// A zero-length segment's STag and TO are not looked at (RFC 5041
 		// section 5.2).
 		if n > 0 && !placed {
-			if err := s.placeTagged(h, OpWrite, u, n); err != nil {
+			if err := s.placeTagged(h, OpWrite, payload, n); err != nil {
 				return err
 			}
 		}
@@ -96,7 +118,7 @@ func (s *Stream) handleTagged(h *ddp.Tagged, u marked.Bytes, n int, placed bool)
 		}
 		return nil
 	case opcodeReadResponse:
-		return s.handleReadResponse(h, u, n, placed)
+		return s.handleReadResponse(h, payload, n, placed)
 	}
 	return term.ErrOpcode
 }
@@ -111,14 +133,14 @@ func (s *Stream) failSegment(err *term.Error, seg []byte, segLen int) *term.Erro
 	return err
 }
 
-// placeTagged places the n bytes of payload of the tagged segment u. It rejects an offset that wraps, so that Memory need not check for it
+// placeTagged places the n bytes of payload of a tagged segment. It rejects an offset that wraps, so that Memory need not check for it
 // (RFC 5041 section 7.1, tagged check 5).
-func (s *Stream) placeTagged(h *ddp.Tagged, op Op, u marked.Bytes, n int) *term.Error {
+func (s *Stream) placeTagged(h *ddp.Tagged, op Op, payload marked.Bytes, n int) *term.Error {
 	if h.TO+uint64(n) < h.TO {
 		return term.ErrTOWrap
 	}
 	s.placement = Placement{Kind: PlaceTagged, STag: h.STag, TO: h.TO, Op: op}
-	return s.mem.Place(&s.placement, u.After(ddp.TaggedLen))
+	return s.mem.Place(&s.placement, payload)
 }
 
 // placeRecv places the payload of a Send's segment in its receive buffer.
@@ -129,7 +151,7 @@ func (s *Stream) placeRecv(h *ddp.Untagged, op Op, id uint32, payload marked.Byt
 
 // handleReadResponse checks a segment of n bytes of payload against the oldest outstanding request, because responses arrive in the order
 // of the requests (RFC 5040 section 5.5, rule 20; RFC 7306 section 7).
-func (s *Stream) handleReadResponse(h *ddp.Tagged, u marked.Bytes, n int, placed bool) *term.Error {
+func (s *Stream) handleReadResponse(h *ddp.Tagged, payload marked.Bytes, n int, placed bool) *term.Error {
 	if s.pendHead == s.pendTail {
 		return term.ErrOpcode
 	}
@@ -145,7 +167,7 @@ func (s *Stream) handleReadResponse(h *ddp.Tagged, u marked.Bytes, n int, placed
 			return term.ErrBounds
 		}
 		if !placed {
-			if err := s.placeTagged(h, OpRead, u, n); err != nil {
+			if err := s.placeTagged(h, OpRead, payload, n); err != nil {
 				s.finishPending(r, StatusLocalProtection)
 				return err
 			}
