@@ -49,6 +49,7 @@ type conn struct {
 	wantAddr netip.AddrPort // local address that the client requested
 	remote   netip.AddrPort
 	claim    *claim
+	within   bool // the peer is a program of this host
 
 	// The startup of MPA and its result.
 	cfg       mpa.Config
@@ -129,6 +130,7 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 	c.worker = ev.Worker
 	switch ev.Kind {
 	case dataplane.EventConnected:
+		c.within = ev.Host
 		switch {
 		case c.state != connDialing:
 		case c.streaming:
@@ -167,7 +169,7 @@ func (s *Server) accepted(ev dataplane.Event) {
 		return
 	}
 	c := &conn{
-		id: ev.Conn, sess: l.sess, listener: l, state: connStartup, worker: ev.Worker, cfg: l.cfg,
+		id: ev.Conn, sess: l.sess, listener: l, state: connStartup, worker: ev.Worker, cfg: l.cfg, within: ev.Host,
 		local: addrPort(ev.Flow.Local, ev.Flow.LocalPort), remote: remote, claim: l.claim,
 	}
 	c.claim.refs++
@@ -185,7 +187,7 @@ func (s *Server) accepted(ev dataplane.Event) {
 func (s *Server) startup(c *conn) {
 	c.state = connStartup
 	cfg := c.cfg
-	cfg.CRC = s.cfg.Startup.crc(c.remote.Addr(), cfg.CRC)
+	cfg.CRC = s.cfg.Startup.crc(c.remote.Addr(), c.within, cfg.CRC)
 	if c.initiator {
 		c.st = mpa.NewInitiator(cfg, s.now())
 	} else {

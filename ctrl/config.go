@@ -101,6 +101,7 @@ func (l Limits) fill() Limits {
 type StartupDefaults struct {
 	CRC        CRCPolicy
 	CRCPeers   []CRCRule // exceptions from CRC; the first that contains the peer applies
+	CRCLocal   bool      // CRC and CRCPeers apply within the host too; false: there is no CRC
 	Markers    bool
 	Revision   int // default 2
 	NoFallback bool
@@ -134,8 +135,12 @@ type CRCRule struct {
 	CRC   CRCPolicy
 }
 
-// crc reports whether to request CRC32c from peer. wish is the client's choice.
-func (s *StartupDefaults) crc(peer netip.Addr, wish bool) bool {
+// crc reports whether to request CRC32c from peer, a program of this host if within. wish is the
+// client's choice.
+func (s *StartupDefaults) crc(peer netip.Addr, within, wish bool) bool {
+	if within && !s.CRCLocal {
+		return false
+	}
 	p := s.CRC
 	for _, r := range s.CRCPeers {
 		if r.Peers.Contains(peer) {

@@ -71,7 +71,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	if err := s.unready(); err != nil {
 		return err
 	}
-	if !addr.IsUnspecified() && !s.isLocal(addr) {
+	if !addr.IsUnspecified() && !addr.IsLoopback() && !s.isLocal(addr) {
 		return errorf(badAddress, "ctrl: %v is not an address of the interface: choose one of those that iwarpctl status shows", addr)
 	}
 	cfg, err := s.mpaConfig(r.Startup)
@@ -81,6 +81,9 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	o, err := s.sctpOf(r.Startup, r.Streaming)
 	if err != nil {
 		return err
+	}
+	if o != nil && addr.IsLoopback() {
+		return errorf(badAddress, "ctrl: SCTP does not reach programs of this host: listen on %v over TCP", addr)
 	}
 	setSCTP(&cfg, o, r.Startup.GetP2P())
 	// Depths in the request also bound those of an Accept that specifies none.

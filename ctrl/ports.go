@@ -72,7 +72,7 @@ func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, er
 		cs.undo(c)
 		return nil, err
 	}
-	if cs.steering != nil {
+	if cs.steering != nil && !c.addr.Addr().IsLoopback() { // which no frame is for
 		ep := bpf.Endpoint{Proto: protoTCP, Addr: c.addr.Addr(), Port: c.addr.Port()}
 		if ep.Addr.IsUnspecified() {
 			ep.Addr = netip.Addr{} // both families

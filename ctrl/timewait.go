@@ -77,7 +77,7 @@ func (s *Server) leavePort(c *conn) {
 		s.claims.drop(cl)
 		return
 	}
-	if c.orderly {
+	if c.orderly && !c.within { // no segment of it is on its way
 		cl.until, cl.remote = now.Add(s.cfg.TimeWait), c.remote
 	}
 	if cl.until <= now { // also that of a connection before

@@ -113,6 +113,7 @@ type Hop struct {
 	VLANs          []uint16 // TCIs, outermost first
 	MTU            int      // largest IP packet on that path
 	Src            netip.Addr
+	Local          bool // the destination is an address of this host
 }
 
 // Resolver finds the next hop of a destination. Resolve may block for a bounded
@@ -211,7 +212,8 @@ type Event struct {
 	Conn     ConnID
 	Listener ListenerID // EventAccepted, EventRequest, EventNegotiate, EventJoined
 	Flow     pkt.Flow
-	Worker   int // which of the client's doorbell pages serves the connection
+	Host     bool // EventAccepted, EventConnected: the peer is a program of this host
+	Worker   int  // which of the client's doorbell pages serves the connection
 	Data     []byte
 	Err      error
 	QP       *QPBinding     // nil in streaming mode
@@ -459,15 +461,19 @@ type ConnectRequest struct {
 // EventClosed says so. Connect waits for the resolver.
 func (e *Engine) Connect(id ConnID, r ConnectRequest) error {
 	var hop Hop
-	if e.workers[0].socks == nil && !r.Join {
+	if !r.Join {
 		var err error
-		if hop, err = e.resolver.Resolve(r.Remote.Addr(), r.Local.Addr()); err != nil {
+		if hop, err = e.resolver.Resolve(r.Remote.Addr(), r.Local.Addr()); err != nil && e.workers[0].socks == nil {
 			return err
 		}
 	}
 	done := make(chan error, 1)
 	e.worker(id).post(func(w *worker) {
 		switch {
+		case hop.Local && r.SCTP != nil && w.socks == nil:
+			done <- errHostSCTP
+		case hop.Local && reaches(w, r.Remote):
+			done <- connectHost(w, id, &r)
 		case w.socks != nil && r.SCTP != nil:
 			done <- errSocketSCTP
 		case w.socks != nil:

@@ -154,7 +154,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 		if !s.hasPend && !s.ddp.PollSegment(mulpdu, &s.pending) {
 			break
 		}
-		slot, ok := w.recordSlot()
+		slot, ok := w.recordSlot(w.link)
 		if !ok {
 			s.hasPend, g.Why, why = true, sched.Slots, sched.Slots
 			break
@@ -162,7 +162,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 		s.hasPend = false
 		used := as.composeSegment(w, s, w.link.Bytes(slot)[headroom:])
 		if used == 0 {
-			w.freeRecord()
+			w.freeRecord(w.link)
 			break
 		}
 		as.push(w, slot, used, s.sid, as.opts.Profile.Segment(), false)

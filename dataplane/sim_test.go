@@ -32,7 +32,11 @@ type sim struct {
 	hosts [2]*simHost
 	limit clock.Time
 	real  bool // the clock is: step never moves it
+	host  bool // both are one, and connections within it
 }
+
+// withinHost has newSim make both hosts one, and attach negotiate what it says.
+var withinHost struct{ on, direct bool }
 
 type simHost struct {
 	e      *Engine
@@ -40,6 +44,10 @@ type simHost struct {
 	link   *link.Pipe
 	events []Event
 	table  *verbs.Table
+
+	// Within the host, of the first:
+	other    *simHost            // has the passive ends
+	accepted map[ConnID]*simHost // it, by them
 }
 
 func newSim(t testing.TB, cfg link.PipeConfig) *sim {
@@ -47,9 +55,11 @@ func newSim(t testing.TB, cfg link.PipeConfig) *sim {
 	cfg.Now = func() clock.Time { return s.now }
 	s.make(t, cfg)
 	t.Cleanup(func() {
-		for _, h := range s.hosts {
-			h.w.closeFDs()
-			h.link.Close()
+		for i, h := range s.hosts {
+			if i == 0 || !s.host {
+				h.w.closeFDs()
+				h.link.Close()
+			}
 		}
 	})
 	return s
@@ -70,6 +80,14 @@ func (s *sim) make(t testing.TB, cfg link.PipeConfig) {
 		h.w = h.e.workers[0]
 		s.hosts[i] = h
 	}
+	if withinHost.on {
+		_ = b.Close()
+		s.hosts[1].w.closeFDs()
+		h := *s.hosts[0]
+		s.host, s.hosts[1] = true, &h
+		s.hosts[0].accepted = make(map[ConnID]*simHost)
+		s.hosts[0].other = &h
+	}
 	s.limit = s.now.Add(10 * time.Minute)
 }
 
@@ -78,12 +96,14 @@ func (s *sim) make(t testing.TB, cfg link.PipeConfig) {
 func (s *sim) step() bool {
 	n := 0
 	var next clock.Time
-	for _, h := range s.hosts {
-		n += h.w.turn()
-		h.drain()
-		if len(h.w.dirty) > 0 {
-			n++
+	for i, h := range s.hosts {
+		n += len(h.w.dirty) + h.w.turn()
+		if i == 0 || !s.host {
+			h.drain()
+		} else {
+			s.hosts[0].drain()
 		}
+		n += len(h.w.dirty)
 	}
 	if s.real {
 		s.now = clock.Now()
@@ -118,7 +138,16 @@ func (s *sim) until(what string, cond func() bool) {
 
 func (h *simHost) drain() {
 	for _, f := range h.e.events.q {
-		f(func(ev Event) { h.events = append(h.events, ev) })
+		f(func(ev Event) {
+			if ev.Kind == EventAccepted && h.other != nil {
+				h.accepted[ev.Conn] = h.other
+			}
+			to := h
+			if p := h.accepted[ev.Conn]; p != nil {
+				to = p
+			}
+			to.events = append(to.events, ev)
+		})
 	}
 	h.e.events.q = nil
 }
@@ -156,7 +185,7 @@ func (s *sim) openFrom(local netip.AddrPort, to netip.Addr) (a, b *stream) {
 		}
 	}
 	id := ha.w.newID()
-	if err := ha.w.connect(id, pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {
+	if err := s.connectTo(id, pkt.NewFlow(local, remote)); err != nil {
 		s.t.Fatal(err)
 	}
 	var acc, con Event
@@ -170,6 +199,15 @@ func (s *sim) openFrom(local netip.AddrPort, to netip.Addr) (a, b *stream) {
 		return acc.Kind != 0 && con.Kind != 0
 	})
 	return ha.w.streams[con.Conn], hb.w.streams[acc.Conn]
+}
+
+// connectTo has host 0 dial.
+func (s *sim) connectTo(id ConnID, flow pkt.Flow) error {
+	w := s.hosts[0].w
+	if s.host {
+		return connectHost(w, id, request(flow, 0))
+	}
+	return w.connect(id, flow, Hop{SrcMAC: macA, DstMAC: macB}, 0, false)
 }
 
 // A simQP is a queue pair whose work requests and completions are plain slices.
@@ -225,6 +263,9 @@ func (q *simQP) sge(off, n int) []verbs.SGE {
 // attach takes both ends to full operation.
 func (s *sim) attach(a, b *stream, qa, qb *simQP, p mpa.Params) {
 	s.t.Helper()
+	if withinHost.direct {
+		p.CRC, p.SendMarkers, p.RecvMarkers = false, false, false
+	}
 	s.hosts[1].w.attach(b.id, b, Attachment{QP: &qb.QPBinding, Params: p})
 	p.Initiator = true
 	s.hosts[0].w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: p})
@@ -234,6 +275,9 @@ func (s *sim) attach(a, b *stream, qa, qb *simQP, p mpa.Params) {
 // attachEach is attach with settings as the initiator sees them.
 func (s *sim) attachEach(a, b *stream, qa, qb *simQP, p mpa.Params) {
 	s.t.Helper()
+	if withinHost.direct {
+		p.CRC, p.SendMarkers, p.RecvMarkers = false, false, false
+	}
 	p.Initiator = true
 	s.hosts[0].w.attach(a.id, a, Attachment{QP: &qa.QPBinding, Params: p})
 	p.Initiator = false

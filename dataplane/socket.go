@@ -15,8 +15,8 @@ import (
 )
 
 // lowerTCP is what MPA needs of the TCP below it: a tcp.Conn, whose segments are frames of
-// the link, or a socket. Sequence numbers of a socket count from 0: only their differences
-// matter to MPA.
+// the link, a socket, or an end of a connection within the host. Sequence numbers of the
+// latter two count from 0: only their differences matter to MPA.
 type lowerTCP interface {
 	State() tcp.State
 	Err() error
@@ -39,24 +39,17 @@ type lowerTCP interface {
 var (
 	_ lowerTCP = (*tcp.Conn)(nil)
 	_ lowerTCP = (*socket)(nil)
+	_ lowerTCP = (*hostEnd)(nil)
 )
 
 // socket is a connection of the kernel's TCP. Its worker's goroutine is the only one to
 // touch it.
 type socket struct {
-	w     *worker
-	c     *tcpConn
-	fd    int // -1: closed
-	state tcp.State
-	err   error
+	byteEnd
+	w  *worker
+	c  *tcpConn
+	fd int // -1: closed
 
-	events   []tcp.Event // not polled
-	released []tcp.Buf   // written, not polled
-
-	out      []outSlot // composed, from outAt on
-	outAt    int
-	written  int // bytes of the first slot that the kernel has taken
-	unsent   int // bytes composed that it has not
 	writable bool
 	wrErr    error // of a write: what had come before is read first
 
@@ -65,18 +58,107 @@ type socket struct {
 	queued   bool // in Sockets.ready
 	eof      bool
 
-	closing bool // the FIN goes out when all is written
+	mss   int
+	mssAt clock.Time // when mss was asked for
+}
+
+// byteEnd is what a lowerTCP without segments of its own has: slots to be sent, and events.
+type byteEnd struct {
+	state tcp.State
+	err   error
+
+	events   []tcp.Event // not polled
+	released []tcp.Buf   // sent, not polled
+
+	out     []outSlot // composed, from outAt on
+	outAt   int
+	written int // bytes of the first slot that are sent
+	unsent  int // bytes composed that are not
+
+	closing bool // the FIN goes out when all is sent
 	finSent bool
-	until   clock.Time // when it is cut that does not end by itself; 0: never
+	until   clock.Time // when it is cut if it has not ended by itself; 0: never
 
 	sndNxt, rcvNxt serial.Num
-	mss            int
-	mssAt          clock.Time // when mss was asked for
 }
 
 type outSlot struct {
 	buf tcp.Buf
 	n   int
+}
+
+// State is as that of tcp.Conn.
+func (b *byteEnd) State() tcp.State { return b.state }
+
+// Err is as that of tcp.Conn.
+func (b *byteEnd) Err() error { return b.err }
+
+// SndNxt is the number of the next byte to be composed.
+func (b *byteEnd) SndNxt() serial.Num { return b.sndNxt }
+
+// RcvNxt is the number of the next byte to be received.
+func (b *byteEnd) RcvNxt() serial.Num { return b.rcvNxt }
+
+// Push takes a composed slot.
+func (b *byteEnd) Push(buf tcp.Buf, n int) {
+	b.out = append(b.out, outSlot{buf, n})
+	b.sndNxt = b.sndNxt.Add(n)
+	b.unsent += n
+}
+
+// PollReleased returns a slot that has been sent.
+func (b *byteEnd) PollReleased() (tcp.Buf, bool) {
+	n := len(b.released)
+	if n == 0 {
+		return tcp.NoBuf, false
+	}
+	buf := b.released[n-1]
+	b.released = b.released[:n-1]
+	return buf, true
+}
+
+// PollEvent is as that of tcp.Conn.
+func (b *byteEnd) PollEvent() (tcp.Event, bool) {
+	if len(b.events) == 0 {
+		return 0, false
+	}
+	ev := b.events[0]
+	b.events = b.events[:copy(b.events, b.events[1:])]
+	return ev, true
+}
+
+// Deadline is when a connection that was closed here is cut.
+func (b *byteEnd) Deadline() clock.Time { return b.until }
+
+// TimeoutsInARow is 0: no next hop is in doubt.
+func (b *byteEnd) TimeoutsInARow() int { return 0 }
+
+// take notes that n bytes are sent.
+func (b *byteEnd) take(n int) {
+	b.unsent -= n
+	n += b.written
+	for b.outAt < len(b.out) && n >= b.out[b.outAt].n {
+		n -= b.out[b.outAt].n
+		b.released = append(b.released, b.out[b.outAt].buf)
+		b.outAt++
+	}
+	b.written = n
+	if b.outAt == len(b.out) {
+		b.out, b.outAt = b.out[:0], 0
+	} else if b.outAt > len(b.out)/2 {
+		b.out = b.out[:copy(b.out, b.out[b.outAt:])]
+		b.outAt = 0
+	}
+}
+
+// end closes b, and gives back what is not sent. err is nil if both sides have closed.
+func (b *byteEnd) end(err error) {
+	b.state, b.err, b.until = tcp.Closed, err, 0
+	for _, o := range b.out[b.outAt:] {
+		b.released = append(b.released, o.buf)
+	}
+	b.out, b.outAt, b.written, b.unsent = nil, 0, 0, 0
+	b.events = append(b.events, tcp.EventClosed)
 }
 
 // mssPeriod is how long the kernel's MSS is taken for the one that it was.
@@ -85,7 +167,7 @@ const mssPeriod = time.Second
 // newConn makes a connection of the socket fd, and takes it.
 func (s *Sockets) newConn(w *worker, id ConnID, flow pkt.Flow, fd int) (*tcpConn, error) {
 	c := newTCPConn(id, flow, nil)
-	sock := &socket{w: w, c: c, fd: fd, state: tcp.SynSent}
+	sock := &socket{byteEnd: byteEnd{state: tcp.SynSent}, w: w, c: c, fd: fd}
 	c.tcp, c.sock = sock, sock
 	if err := s.watch(fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
 		return nil, err
@@ -300,24 +382,6 @@ func (s *socket) flush(w *worker) int {
 	return work
 }
 
-// take notes that the kernel has taken n bytes.
-func (s *socket) take(n int) {
-	s.unsent -= n
-	n += s.written
-	for s.outAt < len(s.out) && n >= s.out[s.outAt].n {
-		n -= s.out[s.outAt].n
-		s.released = append(s.released, s.out[s.outAt].buf)
-		s.outAt++
-	}
-	s.written = n
-	if s.outAt == len(s.out) {
-		s.out, s.outAt = s.out[:0], 0
-	} else if s.outAt > len(s.out)/2 {
-		s.out = s.out[:copy(s.out, s.out[s.outAt:])]
-		s.outAt = 0
-	}
-}
-
 // end closes s. err is nil if both sides have closed.
 func (s *socket) end(w *worker, err error) {
 	if s.fd < 0 {
@@ -325,20 +389,10 @@ func (s *socket) end(w *worker, err error) {
 	}
 	delete(w.socks.conns, s.fd)
 	unix.Close(s.fd)
-	s.fd, s.state, s.err, s.until = -1, tcp.Closed, err, 0
-	for _, o := range s.out[s.outAt:] {
-		s.released = append(s.released, o.buf)
-	}
-	s.out, s.outAt, s.written, s.unsent = nil, 0, 0, 0
-	s.events = append(s.events, tcp.EventClosed)
+	s.fd = -1
+	s.byteEnd.end(err)
 	w.mark(&s.c.lane)
 }
-
-// State is as that of tcp.Conn.
-func (s *socket) State() tcp.State { return s.state }
-
-// Err is as that of tcp.Conn.
-func (s *socket) Err() error { return s.err }
 
 // MSS is as that of tcp.Conn, but no more than a slot holds.
 func (s *socket) MSS() int { return s.mss }
@@ -349,40 +403,6 @@ func (s *socket) Room() int {
 		return 0
 	}
 	return socketQueue - s.unsent
-}
-
-// SndNxt is the number of the next byte to be composed.
-func (s *socket) SndNxt() serial.Num { return s.sndNxt }
-
-// RcvNxt is the number of the next byte to be read.
-func (s *socket) RcvNxt() serial.Num { return s.rcvNxt }
-
-// Push takes a composed slot.
-func (s *socket) Push(b tcp.Buf, n int) {
-	s.out = append(s.out, outSlot{b, n})
-	s.sndNxt = s.sndNxt.Add(n)
-	s.unsent += n
-}
-
-// PollReleased returns a slot that the kernel has a copy of.
-func (s *socket) PollReleased() (tcp.Buf, bool) {
-	n := len(s.released)
-	if n == 0 {
-		return tcp.NoBuf, false
-	}
-	b := s.released[n-1]
-	s.released = s.released[:n-1]
-	return b, true
-}
-
-// PollEvent is as that of tcp.Conn.
-func (s *socket) PollEvent() (tcp.Event, bool) {
-	if len(s.events) == 0 {
-		return 0, false
-	}
-	ev := s.events[0]
-	s.events = s.events[:copy(s.events, s.events[1:])]
-	return ev, true
 }
 
 // SetBacklog reads on if there is room in streaming mode, and in the modes after it.
@@ -412,12 +432,6 @@ func (s *socket) Abort(clock.Time) {
 		s.end(s.w, tcp.ErrAborted)
 	}
 }
-
-// Deadline is when a connection that was closed here is cut.
-func (s *socket) Deadline() clock.Time { return s.until }
-
-// TimeoutsInARow is 0: the kernel asks for its neighbours by itself.
-func (s *socket) TimeoutsInARow() int { return 0 }
 
 // HandleTimeout cuts a connection whose peer does not close it.
 func (s *socket) HandleTimeout(now clock.Time) {

@@ -65,6 +65,8 @@ type TxStats struct {
 	TxStateless          uint64 // RSTs and SYN cookies
 	TxFragments          uint64 // IP fragments
 	TxFPDUs              uint64
+	HostSegments         uint64 // DDP segments copied within the host, without FPDUs
+	HostBytes            uint64 // of them
 	TxRecords            uint64 // TCP segments composed of FPDUs
 	TxSuper              uint64 // super-frames
 	TxSuperSegments      uint64 // in them

@@ -55,6 +55,9 @@ func TestStreamingMode(t *testing.T) {
 			// The Request follows a last message of the initiator's ULP, the Reply one of the responder's.
 			mcfg := mpa.DefaultConfig()
 			mcfg.Markers, mcfg.IRD, mcfg.ORD = i%4 < 2, 4, 4
+			if withinHost.direct {
+				mcfg.Markers, mcfg.CRC = false, false
+			}
 			is, rs := mpa.NewInitiator(mcfg, s.now), mpa.NewResponder(mcfg, s.now)
 			const last = "the last of the initiator's ULP"
 			ini.send([]byte(last))
@@ -132,7 +135,7 @@ func TestStreamingMode(t *testing.T) {
 			s.closeAll(a)
 		})
 	}
-	if again < 20 {
+	if again < 20 && !withinHost.on {
 		t.Errorf("only %d segments were sent again: did the wires lose any?", again)
 	}
 }

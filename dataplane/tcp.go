@@ -19,9 +19,10 @@ import (
 type tcpConn struct {
 	lane
 	stream
-	tcp    lowerTCP  // segs or sock
-	segs   *tcp.Conn // nil: over a socket
-	sock   *socket   // nil: over frames
+	tcp    lowerTCP  // segs, sock or host
+	segs   *tcp.Conn // over frames, or nil
+	sock   *socket   // over a socket, or nil
+	host   *hostEnd  // within the host, or nil
 	tuple  pkt.Tuple
 	hopMTU hopMTU
 	lst    *listener // while half-open
@@ -38,6 +39,7 @@ type tcpConn struct {
 	txStart   serial.Num // of the first FPDU
 	rx        mpa.Receiver
 	markers   bool       // the peer sends them
+	direct    bool       // within the host: segments are copied, not framed
 	halfUntil clock.Time // when it closes after the peer has; 0: it has not
 	nudge     nudge
 }
@@ -57,8 +59,7 @@ func (b *byteStream) unread() int { return len(b.in) - b.inAt }
 
 func (b *byteStream) unsent() int { return len(b.out) - b.outAt }
 
-// newTCPConn makes a connection over tc, or, if that is nil, over a socket that the caller
-// sets.
+// newTCPConn makes a connection over tc, or, if that is nil, over what the caller sets.
 func newTCPConn(id ConnID, flow pkt.Flow, tc *tcp.Conn) *tcpConn {
 	c := &tcpConn{tcp: tc, segs: tc}
 	c.llp, c.key = c, handoff.Key{Flow: flow}
@@ -219,7 +220,7 @@ func isV4(a [16]byte) bool {
 
 func (c *tcpConn) setHop(w *worker, _ [16]byte, hop *Hop) {
 	if c.segs == nil {
-		return // the kernel has its own
+		return // there is none, or the kernel has it
 	}
 	if c.tuple.HeaderLen() != 0 {
 		setHop(&c.tuple, hop)
@@ -339,13 +340,13 @@ func (c *tcpConn) established(w *worker) {
 	c.giveUp = 0
 	w.e.dialing.Remove(c.key, w)
 	c.mode = modeStreaming
-	ev := Event{Kind: EventConnected, Conn: c.id, Flow: c.key.Flow, Worker: w.id}
+	ev := Event{Kind: EventConnected, Conn: c.id, Flow: c.key.Flow, Worker: w.id, Host: c.host != nil}
 	if c.passive {
 		ev.Kind, ev.Listener = EventAccepted, c.lst.id
 		c.leaveListener()
 	}
 	w.e.events.push(ev)
-	if c.passive && w.e.resolver != nil {
+	if c.passive && c.host == nil && w.e.resolver != nil {
 		go w.e.resolveConn(c.id, c.key.Flow)
 	}
 	c.tell(w)
@@ -481,6 +482,7 @@ func (c *tcpConn) switchOver(w *worker) {
 	c.tx.Init(p.CRC, p.SendMarkers, c.txStart)
 	c.rx.Init(p.CRC, p.RecvMarkers, c.tcp.RcvNxt().Add(-c.pre.unread()))
 	c.markers = p.RecvMarkers
+	c.direct = c.host != nil && !p.CRC && !p.SendMarkers
 	c.start()
 	c.tcp.SetBacklog(0)
 	// RFC 5044 section 7.1.2 rule 4: a responder sends nothing before the first

@@ -286,13 +286,7 @@ func (c *tcpConn) fpdus(w *worker) {
 		if !ok {
 			return
 		}
-		c.nudge.heard, c.nudge.at = true, 0
-		if c.gate {
-			c.gate = false
-			if c.params.RTR != 0 {
-				w.event(&c.stream, EventEstablished, nil, nil)
-			}
-		}
+		c.heard(w)
 		w.stats.RxFPDUs++
 		w.current = &c.stream
 		var terr *term.Error
@@ -305,6 +299,17 @@ func (c *tcpConn) fpdus(w *worker) {
 		if terr != nil {
 			c.violation(w, terr)
 			return
+		}
+	}
+}
+
+// heard notes that something of full operation has come from the peer.
+func (c *tcpConn) heard(w *worker) {
+	c.nudge.heard, c.nudge.at = true, 0
+	if c.gate {
+		c.gate = false
+		if c.params.RTR != 0 {
+			w.event(&c.stream, EventEstablished, nil, nil)
 		}
 	}
 }

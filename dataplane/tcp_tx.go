@@ -10,8 +10,11 @@ import (
 
 // send posts what the transport has due.
 func (c *tcpConn) send(w *worker) int {
-	if c.sock != nil {
+	switch {
+	case c.sock != nil:
 		return c.sock.flush(w)
+	case c.host != nil:
+		return c.host.flush(w)
 	}
 	n := 0
 	c.segs.SetMayHold(c.mayHold(w))
@@ -94,10 +97,10 @@ func (c *tcpConn) composeStream(w *worker, g *sched.Grant) {
 func (c *tcpConn) push(w *worker, s link.Slot, n int, sum uint32) {
 	st := &w.slots[s]
 	st.owned, st.n, st.sum = true, n, sum
+	w.record = link.NoSlot
 	c.tcp.Push(tcp.Buf(s), n)
 	w.sched.Own(&c.member)
 }
-	w.record = link.NoSlot
 
 // composeFPDUs fills TX slots with FPDUs while the window and g have room.
 func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
@@ -112,11 +115,11 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 		if c.tcp.Room() <= 0 || !w.may(&c.lane, g) {
 			break
 		}
-		seq, fpdus := c.tcp.SndNxt(), w.stats.TxFPDUs
-		if !c.composeRecord(w, g) {
+		seq, segs := c.tcp.SndNxt(), w.stats.TxFPDUs+w.stats.HostSegments
+		if c.direct && !c.copySegment(w) || !c.direct && !c.composeRecord(w, g) {
 			break
 		}
-		g.Left -= c.tcp.SndNxt().Sub(seq) + sched.RecordCost + sched.FPDUCost*int(w.stats.TxFPDUs-fpdus)
+		g.Left -= c.tcp.SndNxt().Sub(seq) + sched.RecordCost + sched.FPDUCost*int(w.stats.TxFPDUs+w.stats.HostSegments-segs)
 		n++
 	}
 	if c.mode == modeFull && g.Why == sched.Share && (c.hasPend || c.ddp.Sendable()) {
@@ -142,7 +145,7 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 	if !c.hasPend && !c.ddp.PollSegment(mulpdu, &c.pending) {
 		return false
 	}
-	s, ok := w.recordSlot()
+	s, ok := w.recordSlot(w.link)
 	if !ok {
 		c.hasPend, g.Why = true, sched.Slots
 		return false
@@ -168,7 +171,7 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 		}
 	}
 	if used == 0 {
-		w.freeRecord()
+		w.freeRecord(w.link)
 		return false
 	}
 	c.push(w, s, used, sum)

@@ -3,6 +3,7 @@ package dataplane
 import (
 	"fmt"
 	"math/bits"
+	"reflect"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -68,6 +69,7 @@ type worker struct {
 	socks *Sockets   // the link, if the transport is kernel sockets
 	scratch
 	current *stream // whose client's memory is being touched
+	source  *stream // whose client's memory is being copied to that of current, or nil
 	taps    *[]*Tap // as they were at the start of the turn; nil: none
 
 	stats  Stats
@@ -78,6 +80,8 @@ type worker struct {
 type scratch struct {
 	wc          verbs.WC
 	fpdu, early mpa.FPDU
+	sourceMem   []byte // what is copied from source
+	joined      []byte // payloads of several pieces within the host
 }
 
 // driver is what an application that turns worker 0 itself shares with the worker.
@@ -173,9 +177,21 @@ func (w *worker) loop() {
 func (w *worker) survive() {
 	if s := w.current; s != nil {
 		if r := recover(); r != nil {
+			if w.source != nil && faultIn(w.sourceMem, r) {
+				s = w.source
+			}
 			w.fault(s, r)
 		}
 	}
+}
+
+// faultIn reports whether the fault r was at an address of mem.
+func faultIn(mem []byte, r any) bool {
+	f, ok := r.(interface{ Addr() uintptr })
+	if !ok || len(mem) == 0 {
+		return false
+	}
+	return f.Addr()-reflect.ValueOf(mem).Pointer() < uintptr(len(mem))
 }
 
 // fillIn runs the worker while the application does not drive it. It holds drive
@@ -334,8 +350,9 @@ func (w *worker) client(cb *ClientBinding) *client {
 // connection; its frame was given back, and the next turn goes on with the frames after
 // it.
 func (w *worker) fault(s *stream, reason any) {
-	w.current = nil
+	w.current, w.source, w.sourceMem = nil, nil, nil
 	w.stats.Faults++
+	w.freeRecord(w.link)
 	b := s.qp
 	s.dropQP(w)
 	s.lane.llp.fault(w)
@@ -352,7 +369,6 @@ func (w *worker) fault(s *stream, reason any) {
 	if w.socks != nil {
 		w.socks.recheck()
 	}
-	w.freeRecord()
 	for _, l := range w.lanes {
 		l.dirty = false
 	}

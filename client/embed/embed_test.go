@@ -24,11 +24,15 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// pair starts two nodes over the transport under test.
+// pair starts two nodes over the transport under test; with withinHost they are one.
 func pair(t testing.TB, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Context) {
 	t.Helper()
 	cfg.Sockets = testenv.Sockets()
-	return wire(t, cfg)
+	a, b, ctx = wire(t, cfg)
+	if withinHost {
+		b = a
+	}
+	return a, b, ctx
 }
 
 // wire starts two nodes, by default over a wire within the process: for tests of frames,

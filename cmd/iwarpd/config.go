@@ -56,6 +56,7 @@ type settings struct {
 	MPARevision  int
 	CRC          ctrl.CRCPolicy
 	CRCPeers     []ctrl.CRCRule
+	CRCLocal     bool
 	MPAMarkers   bool
 	MPAPeer      bool // peer-to-peer mode
 	IRD, ORD     int
@@ -190,6 +191,7 @@ var keys = slices.Concat([]key{
 		s.CRCPeers, err = parseCRCPeers(v)
 		return err
 	}},
+	{"crc-local", "", "false", "apply crc and crc-peers to connections within the host too, which otherwise have no CRC32c", boolean(func(s *settings) *bool { return &s.CRCLocal })},
 	{"mpa-markers", "", "false", "ask the peer to send MPA markers", boolean(func(s *settings) *bool { return &s.MPAMarkers })},
 	{"mpa-peer-to-peer", "", "true", "ask for MPA peer-to-peer mode, in which either side may send first", boolean(func(s *settings) *bool { return &s.MPAPeer })},
 	{"ird", "", "16", "default inbound read depth: RDMA Reads and atomics that the peer may have outstanding on a connection", number(func(s *settings) *int { return &s.IRD }, 1, 16382)},
@@ -215,7 +217,7 @@ var keys = slices.Concat([]key{
 
 // reloadable are the keys that SIGHUP can change, in addition to the rules of "allow".
 var reloadable = append(quotaNames(),
-	"xdp-detached", "crc", "crc-peers", "mpa-revision", "mpa-markers", "mpa-peer-to-peer", "ird", "ord", "max-ird", "startup-timeout",
+	"xdp-detached", "crc", "crc-peers", "crc-local", "mpa-revision", "mpa-markers", "mpa-peer-to-peer", "ird", "ord", "max-ird", "startup-timeout",
 	"drain-timeout", "log-level",
 )
 

@@ -150,7 +150,7 @@ func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
 		Socket: s.Socket, Mode: s.SocketMode, Group: s.SocketGroup,
 		Allow: s.Allow, Limits: s.Limits, Slots: s.Slots,
 		Startup: ctrl.StartupDefaults{
-			CRC: s.CRC, CRCPeers: s.CRCPeers, Markers: s.MPAMarkers, Revision: s.MPARevision, NoP2P: !s.MPAPeer,
+			CRC: s.CRC, CRCPeers: s.CRCPeers, CRCLocal: s.CRCLocal, Markers: s.MPAMarkers, Revision: s.MPARevision, NoP2P: !s.MPAPeer,
 			IRD: s.IRD, ORD: s.ORD, MaxIRD: s.MaxIRD, Timeout: s.StartTimeout,
 		},
 		Version: version, Interface: ifname, MTU: mtu,

@@ -36,7 +36,6 @@ var (
 	ErrInterface   = errors.New("the route leads through another interface")
 	ErrNoNeighbour = errors.New("no answer to ARP or neighbour discovery")
 	ErrSource      = errors.New("no address of the interface")
-	ErrOwn         = errors.New("an address of this host, and what a host sends to itself passes no interface that AF_XDP serves: connect from another host, or from a network namespace with an iwarpd of its own")
 	ErrBroadcast   = errors.New("a broadcast or multicast address")
 	ErrGone        = errors.New("the interface is gone")
 )
@@ -471,7 +470,8 @@ func (r *Resolver) iface(l netlink.Link, all map[int]netlink.Link) (f iface, ok 
 	return f, true
 }
 
-// Resolve implements dataplane.Resolver. It waits up to neighbourWait for the kernel to resolve the
+// Resolve implements dataplane.Resolver. Any address of the host is a destination, and its loopback
+// addresses are sources for these. Resolve waits up to neighbourWait for the kernel to resolve the
 // neighbour.
 func (r *Resolver) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
 	if !r.enter() {
@@ -481,6 +481,9 @@ func (r *Resolver) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
 	hop, via, err := r.route(dst, src)
 	if err != nil {
 		return hop, fmt.Errorf("hostnet: %v: %w", dst, err)
+	}
+	if hop.Local {
+		return hop, nil
 	}
 	if hop.DstMAC, err = r.neighbourMAC(via); err != nil {
 		return hop, fmt.Errorf("hostnet: %v: %w (asked for %v on %s)", dst, err, via.addr, r.name)
@@ -511,7 +514,7 @@ func (r *Resolver) route(dst, src netip.Addr) (hop dataplane.Hop, via neighbour,
 	}
 	if src.IsValid() && !src.IsUnspecified() {
 		src = src.WithZone("")
-		if !slices.Contains(r.Addrs(), src) && !slices.Contains(r.LinkLocal(), src.WithZone(r.name)) {
+		if !src.IsLoopback() && !slices.Contains(r.Addrs(), src) && !slices.Contains(r.LinkLocal(), src.WithZone(r.name)) {
 			return hop, via, fmt.Errorf("%v is %w %s", src, ErrSource, r.name)
 		}
 		opts.SrcAddr = src.AsSlice()
@@ -526,7 +529,12 @@ func (r *Resolver) route(dst, src netip.Addr) (hop dataplane.Hop, via neighbour,
 	rt := &routes[0]
 	switch rt.Type {
 	case unix.RTN_LOCAL:
-		return hop, via, ErrOwn
+		hop = dataplane.Hop{Src: src, Local: true}
+		if opts.SrcAddr == nil {
+			a, _ := netip.AddrFromSlice(rt.Src)
+			hop.Src = a.Unmap()
+		}
+		return hop, via, nil
 	case unix.RTN_BROADCAST, unix.RTN_MULTICAST:
 		return hop, via, ErrBroadcast
 	}

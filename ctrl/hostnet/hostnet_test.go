@@ -120,6 +120,7 @@ func TestResolve(t *testing.T) {
 	if !vlans {
 		t.Log("this kernel has no VLANs: their cases are left out")
 	}
+	up(t, here, "lo")
 	up(t, here, "a0", "fe80::1/64", "169.254.7.1/24")
 	up(t, there, "b0", "fe80::2/64", "169.254.7.2/24")
 	_, dst, err := net.ParseCIDR("10.80.0.0/16")
@@ -135,6 +136,7 @@ func TestResolve(t *testing.T) {
 		want     string // source
 		vlan     uint16
 		mtu      int
+		local    bool
 		err      error
 	}{
 		{dst: "10.77.0.2", want: "10.77.0.1", mtu: 1500},
@@ -143,8 +145,14 @@ func TestResolve(t *testing.T) {
 		{dst: "10.78.0.2", want: "10.78.0.1", vlan: 7, mtu: 1500},
 		{dst: "fd77::2", want: "fd77::1", mtu: 1500},
 		{dst: "192.0.2.1", err: ErrNoRoute},
-		{dst: "10.77.0.1", err: ErrInterface}, // by lo, or ErrOwn
-		{dst: "fd77::1", err: ErrInterface},
+		{dst: "10.77.0.1", want: "10.77.0.1", local: true},
+		{dst: "10.77.0.1", src: "127.0.0.1", want: "127.0.0.1", local: true},
+		{dst: "127.0.0.1", want: "127.0.0.1", local: true},
+		{dst: "127.0.0.1", src: "10.77.0.1", want: "10.77.0.1", local: true},
+		{dst: "::1", want: "::1", local: true},
+		{dst: "fd77::1", want: "fd77::1", local: true},
+		{dst: "fe80::1", want: "fe80::1", local: true},
+		{dst: "10.77.0.2", src: "127.0.0.1", err: ErrNoRoute},
 		{dst: "10.77.0.2", src: "10.99.9.9", err: ErrSource},
 		{dst: "10.77.0.255", err: ErrBroadcast},
 		{dst: "169.254.7.2", want: "169.254.7.1", mtu: 1500},
@@ -163,7 +171,7 @@ func TestResolve(t *testing.T) {
 		}
 		hop, err := r.Resolve(netip.MustParseAddr(tt.dst), src)
 		if tt.err != nil {
-			if !errors.Is(err, tt.err) && !(tt.err == ErrInterface && errors.Is(err, ErrOwn)) {
+			if !errors.Is(err, tt.err) {
 				t.Errorf("%s from %q: %v, want %v", tt.dst, tt.src, err, tt.err)
 			}
 			continue
@@ -172,7 +180,13 @@ func TestResolve(t *testing.T) {
 			t.Errorf("%s from %q: %v", tt.dst, tt.src, err)
 			continue
 		}
-		if hop.SrcMAC != mac(a0) || hop.DstMAC != mac(b0) || hop.Src != netip.MustParseAddr(tt.want) || hop.MTU != tt.mtu {
+		if tt.local {
+			if !hop.Local || hop.Src != netip.MustParseAddr(tt.want) {
+				t.Errorf("%s from %q: %+v, want one of this host", tt.dst, tt.src, hop)
+			}
+			continue
+		}
+		if hop.Local || hop.SrcMAC != mac(a0) || hop.DstMAC != mac(b0) || hop.Src != netip.MustParseAddr(tt.want) || hop.MTU != tt.mtu {
 			t.Errorf("%s from %q: %+v", tt.dst, tt.src, hop)
 		}
 		if tt.vlan == 0 && len(hop.VLANs) != 0 || tt.vlan != 0 && (len(hop.VLANs) != 1 || hop.VLANs[0] != tt.vlan) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -51,6 +52,7 @@ func (Sockets) Resolve(dst, src netip.Addr) (hop dataplane.Hop, err error) {
 		hop.Src = netip.AddrFrom16(own.Addr).Unmap()
 	}
 	hop.MTU, _ = unix.GetsockoptInt(fd, level, mtu)
+	hop.Local = dst.IsLoopback() || slices.Contains(Sockets{}.Addrs(), dst)
 	return hop, nil
 }
 

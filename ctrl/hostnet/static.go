@@ -3,12 +3,13 @@ package hostnet
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/iwarpd/iwarpd/dataplane"
 )
 
-// Static is a Resolver for a point-to-point link, such as a pipe: it resolves every destination to
-// the other end.
+// Static is a Resolver for a point-to-point link, such as a pipe: it resolves every destination but
+// its own addresses to the other end.
 type Static struct {
 	SrcMAC, DstMAC [6]byte
 	VLANs          []uint16
@@ -18,7 +19,7 @@ type Static struct {
 
 // Resolve implements dataplane.Resolver.
 func (s *Static) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
-	h := dataplane.Hop{SrcMAC: s.SrcMAC, DstMAC: s.DstMAC, VLANs: s.VLANs, MTU: s.MTU, Src: src}
+	h := dataplane.Hop{SrcMAC: s.SrcMAC, DstMAC: s.DstMAC, VLANs: s.VLANs, MTU: s.MTU, Src: src, Local: slices.Contains(s.Addrs, dst)}
 	for _, a := range s.Addrs {
 		if !src.IsValid() && a.Is4() == dst.Is4() || a == src {
 			h.Src = a

@@ -16,6 +16,7 @@ import (
 type Key struct {
 	Flow pkt.Flow
 	SCTP bool   // in UDP too
+	Host bool   // between programs of this host: no frame is of it
 	Tag  uint32 // SCTP: from a further address of a peer, with this verification tag; 0: from the first
 }
 

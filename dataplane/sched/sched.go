@@ -272,6 +272,12 @@ func (s *Scheduler[T]) Own(m *Member[T]) {
 	s.starved = false
 }
 
+// Compose notes that n records were composed without a slot.
+func (s *Scheduler[T]) Compose(n int) {
+	s.composed += uint64(n)
+	s.starved = false
+}
+
 // Disown notes that the peer of m has acknowledged a slot.
 func (s *Scheduler[T]) Disown(m *Member[T]) {
 	m.slots--

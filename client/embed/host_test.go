@@ -1,0 +1,39 @@
+package embed_test
+
+import "testing"
+
+// withinHost has pair start one node, which connects to itself.
+var withinHost bool
+
+// TestWithinHost is tests of programs for connections within one host.
+func TestWithinHost(t *testing.T) {
+	defer func() { withinHost = false }()
+	withinHost = true
+	for _, tt := range []struct {
+		name string
+		f    func(*testing.T)
+	}{
+		{"Bulk", TestBulk},
+		{"Depths", TestDepths},
+		{"ConnSendRecvReadWrite", TestConnSendRecvReadWrite},
+		{"Reject", TestReject},
+		{"DialFails", TestDialFails},
+		{"Terminate", TestTerminate},
+		{"Hole", TestHole},
+		{"Register", TestRegister},
+		{"Invalidate", TestInvalidate},
+		{"WriteRefused", TestWriteRefused},
+		{"Cancel", TestCancel},
+		{"CQResize", TestCQResize},
+		{"FastRegistration", TestFastRegistration},
+		{"Sizes", TestSizes},
+		{"DelayedMPA", TestDelayedMPA},
+		{"StreamEnds", TestStreamEnds},
+		{"BothInitiate", TestBothInitiate},
+		{"Verbs", TestVerbs},
+		{"LateFlush", TestLateFlush},
+		{"Window", TestWindow},
+	} {
+		t.Run(tt.name, tt.f)
+	}
+}

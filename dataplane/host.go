@@ -1,0 +1,276 @@
+package dataplane
+
+import (
+	"errors"
+	"net/netip"
+
+	"github.com/iwarpd/iwarpd/dataplane/handoff"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/tcp"
+)
+
+// hostEnd is one end of a connection between two programs of this host, in place of its
+// TCP connection. Both ends belong to one worker, so that what one of them sends the other
+// has received when the call returns. MPA's start-up is bytes, as over TCP. In full
+// operation FPDUs are bytes too where CRC or markers were negotiated. Otherwise a DDP
+// segment is copied once, from the memory of one program to that of the other.
+type hostEnd struct {
+	byteEnd
+	w    *worker
+	c    *tcpConn
+	peer *hostEnd // nil: the connection was refused
+	eof  bool     // the peer has closed
+}
+
+const (
+	// hostQueue bounds the bytes of FPDUs composed and not delivered.
+	hostQueue = 256 << 10
+	// hostSegment is the longest DDP segment. What one copies is in the cache for the next
+	// program to read, and other connections have their turn soon.
+	hostSegment = 64 << 10
+	// hostRecord is how many bytes count as a record composed.
+	hostRecord = 16 << 10
+)
+
+var errHostSCTP = errors.New("dataplane: SCTP does not reach programs of this host: take TCP for them")
+
+// newHostEnd makes an end of a connection, and enters it.
+func newHostEnd(w *worker, id ConnID, flow pkt.Flow) *tcpConn {
+	c := newTCPConn(id, flow, nil)
+	h := &hostEnd{byteEnd: byteEnd{state: tcp.Established}, w: w, c: c}
+	c.tcp, c.host = h, h
+	c.key.Host = true
+	c.nudge.heard = true
+	w.enterTCP(c)
+	return c
+}
+
+// reaches reports whether connections to remote, an endpoint of this host, are for the
+// engine of w to make or to refuse. Over kernel sockets another engine may listen there.
+func reaches(w *worker, remote netip.AddrPort) bool {
+	return w.socks == nil || w.listenerFor(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}, false) != nil
+}
+
+// connectHost opens a connection to an address of this host, of which w gets both ends.
+func connectHost(w *worker, id ConnID, r *ConnectRequest) error {
+	flow, back := pkt.NewFlow(r.Local, r.Remote), pkt.NewFlow(r.Remote, r.Local)
+	for _, f := range []pkt.Flow{flow, back} {
+		if k := (handoff.Key{Flow: f, Host: true}); w.lanes[k] != nil || w.e.elsewhere(k, w) {
+			return errFlowExists
+		}
+	}
+	switch {
+	case r.Local == r.Remote:
+		return errSelf
+	case w.full():
+		return errTooMany
+	}
+	c := newHostEnd(w, id, flow)
+	c.wide = r.Stream
+	w.stats.ActiveOpens++
+	l := w.listenerFor(&back, false)
+	switch {
+	case l == nil:
+		c.host.end(tcp.ErrRefused)
+		return nil
+	case w.full():
+		c.host.end(errTooMany)
+		return nil
+	}
+	p := newHostEnd(w, w.newID(), back)
+	p.lst, p.passive, p.wide = l, true, l.stream
+	w.stats.PassiveOpens++
+	c.host.peer, p.host.peer = p.host, c.host
+	for _, h := range []*hostEnd{c.host, p.host} {
+		h.events = append(h.events, tcp.EventEstablished)
+	}
+	return nil
+}
+
+// flush delivers what was composed to the peer, as far as it has room, and then the FIN.
+func (h *hostEnd) flush(w *worker) int {
+	n := 0
+	for h.outAt < len(h.out) {
+		room := h.peerRoom()
+		if room <= 0 {
+			break // SetBacklog of the peer resumes
+		}
+		o := &h.out[h.outAt]
+		b := w.link.Bytes(link.Slot(o.buf))[headroom:][h.written:o.n]
+		b = b[:min(len(b), room)]
+		h.take(len(b)) // first: what follows may fault
+		if h.closing && h.until != 0 {
+			h.until = w.now.Add(w.tcp.FinWait2)
+		}
+		p := h.peer
+		p.rcvNxt = p.rcvNxt.Add(len(b))
+		w.mark(&p.c.lane)
+		p.c.deliverBytes(w, b)
+		n++
+	}
+	if c := h.c; n > 0 && (c.hasPend || c.ddp != nil && c.ddp.Sendable() || c.pre.unsent() > 0) {
+		w.mark(&c.lane) // no acknowledgement does
+	}
+	if h.closing && !h.finSent && h.unsent == 0 && h.state != tcp.Closed {
+		h.finish()
+	}
+	return n
+}
+
+// finish gives the FIN to the peer.
+func (h *hostEnd) finish() {
+	p := h.peer
+	h.finSent = true
+	if h.eof {
+		h.end(nil)
+		p.end(nil)
+		return
+	}
+	h.state, p.state, p.eof = tcp.FinWait2, tcp.CloseWait, true
+	p.events = append(p.events, tcp.EventPeerClosed)
+	p.w.mark(&p.c.lane)
+}
+
+// peerRoom is how many bytes the peer takes: as many as streaming mode does, else any
+// number.
+func (h *hostEnd) peerRoom() int {
+	p := h.peer.c
+	switch p.mode {
+	case modeOpening, modeStreaming, modeSwitching:
+		return p.streamLimit(h.w) - p.pre.unread()
+	}
+	return hostQueue
+}
+
+// end closes h. err is nil if both sides have closed.
+func (h *hostEnd) end(err error) {
+	if h.state == tcp.Closed {
+		return
+	}
+	h.byteEnd.end(err)
+	h.w.mark(&h.c.lane)
+}
+
+// MSS is what a slot holds.
+func (h *hostEnd) MSS() int { return h.w.link.SlotSize() - headroom }
+
+// Room is how many bytes may be composed now. Segments that are copied come after the bytes
+// of streaming mode.
+func (h *hostEnd) Room() int {
+	if h.state != tcp.Established && h.state != tcp.CloseWait || h.closing {
+		return 0
+	}
+	if h.c.direct && (h.unsent > 0 || h.peer.c.mode < modeFull) {
+		return 0
+	}
+	return h.peerRoom() - h.unsent
+}
+
+// SetBacklog has the peer send, if there is room now.
+func (h *hostEnd) SetBacklog(int) {
+	if h.peer != nil {
+		h.w.mark(&h.peer.c.lane)
+	}
+}
+
+// Close sends a FIN after what was composed.
+func (h *hostEnd) Close(now clock.Time) {
+	if h.closing || h.state == tcp.Closed {
+		return
+	}
+	h.closing = true
+	if h.w.tcp.FinWait2 > 0 {
+		h.until = now.Add(h.w.tcp.FinWait2)
+	}
+	h.w.mark(&h.c.lane)
+}
+
+// Abort cuts the connection, as a RST does.
+func (h *hostEnd) Abort(clock.Time) {
+	h.end(tcp.ErrAborted)
+	if h.peer != nil {
+		h.peer.end(tcp.ErrReset)
+	}
+}
+
+// HandleTimeout cuts a connection whose peer does not close it.
+func (h *hostEnd) HandleTimeout(now clock.Time) {
+	if h.until.Due(now) && h.state != tcp.Closed {
+		h.Abort(now)
+		h.err = tcp.ErrTimeout
+	}
+}
+
+// Stats returns what there is to tell of a connection without packets.
+func (h *hostEnd) Stats() tcp.Stats {
+	return tcp.Stats{
+		State: h.state, MSS: h.MSS(), QueuedSegs: len(h.out) - h.outAt,
+		BytesOut: uint64(h.sndNxt) - uint64(h.unsent), BytesIn: uint64(h.rcvNxt),
+	}
+}
+
+// copySegment takes the next DDP segment of c to the peer. It reports whether there was
+// one.
+func (c *tcpConn) copySegment(w *worker) bool {
+	seg := &c.pending
+	if !c.hasPend && !c.ddp.PollSegment(hostSegment, seg) {
+		return false
+	}
+	c.hasPend = false
+	parts, ok := c.gather(w)
+	if !ok {
+		return false
+	}
+	h, p := c.host, c.host.peer
+	n := seg.HdrLen + seg.Len
+	h.sndNxt, p.rcvNxt = h.sndNxt.Add(n), p.rcvNxt.Add(n)
+	w.sched.Compose(1 + n/hostRecord)
+	w.stats.HostSegments++
+	w.stats.HostBytes += uint64(n)
+	w.mark(&p.c.lane)
+	p.c.receiveSegment(w, c, parts)
+	return true
+}
+
+// receiveSegment takes the pending segment of from, whose payload is parts.
+func (c *tcpConn) receiveSegment(w *worker, from *tcpConn, parts [][]byte) {
+	seg := &from.pending
+	switch {
+	case c.mode != modeFull:
+		w.stats.RxAfterCloseBytes += uint64(seg.HdrLen + seg.Len)
+		return
+	case c.rxFailed:
+		return
+	}
+	c.heard(w)
+	payload := from.inOne(w, parts)
+	w.source, w.sourceMem = &from.stream, payload
+	w.current = &c.stream
+	err := c.ddp.HandleSegment(seg.Hdr[:seg.HdrLen], payload)
+	w.current, w.source, w.sourceMem = nil, nil, nil
+	if err != nil {
+		c.violation(w, err)
+	}
+}
+
+// inOne returns the bytes of parts, memory of the client of c, in one piece.
+func (c *tcpConn) inOne(w *worker, parts [][]byte) []byte {
+	switch len(parts) {
+	case 0:
+		return nil
+	case 1:
+		return parts[0]
+	}
+	if w.joined == nil {
+		w.joined = make([]byte, 0, hostSegment)
+	}
+	b := w.joined
+	w.current = &c.stream
+	for _, p := range parts {
+		b = append(b, p...)
+	}
+	w.current = nil
+	return b
+}

@@ -1,0 +1,211 @@
+package dataplane
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"runtime/debug"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/mpa"
+	"github.com/iwarpd/iwarpd/rdmap"
+	"github.com/iwarpd/iwarpd/tcp"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// TestWithinHost is tests of connections over frames for those within a host, with FPDUs
+// and without.
+func TestWithinHost(t *testing.T) {
+	defer func() { withinHost.on, withinHost.direct = false, false }()
+	withinHost.on = true
+	for _, direct := range []bool{false, true} {
+		withinHost.direct = direct
+		name := map[bool]string{false: "framed", true: "direct"}[direct]
+		for _, tt := range []struct {
+			name string
+			f    func(*testing.T)
+		}{
+			{"StreamHalfClose", TestStreamHalfClose},
+			{"Verbs", TestVerbsOverBadWire},
+			{"RandomPrograms", TestRandomPrograms},
+			{"Terminate", TestTerminate},
+			{"AtomicMisaligned", TestAtomicMisaligned},
+			{"Abort", TestAbort},
+			{"Detach", TestDetach},
+			{"DetachBehindAttach", TestDetachBehindAttach},
+			{"RTR", TestRTR},
+			{"ResponderWaits", TestResponderWaits},
+			{"HalfClose", TestHalfClose},
+			{"HalfCloseIdle", TestHalfCloseIdle},
+			{"HalfCloseReset", TestHalfCloseReset},
+			{"PostAfterEnd", TestPostAfterEnd},
+			{"FewSlots", TestFewSlots},
+			{"AllocatesNothing", TestSteadyStateAllocatesNothing},
+			{"StreamingMode", TestStreamingMode},
+			{"Fair", TestFair},
+		} {
+			if direct && tt.name == "Fair" {
+				continue // some of its loads are of less than a segment
+			}
+			t.Run(name+"/"+tt.name, tt.f)
+		}
+	}
+}
+
+// hostSim returns a sim of one host.
+func hostSim(t *testing.T) *sim {
+	withinHost.on = true
+	defer func() { withinHost.on = false }()
+	return newSim(t, link.PipeConfig{})
+}
+
+// TestHostFault: a fault in the memory of one program ends that program, on whichever end
+// of the connection it is, and not the other one.
+func TestHostFault(t *testing.T) {
+	const size = 1 << 16
+	page := unix.Getpagesize()
+	for _, tt := range []struct {
+		name   string
+		crc    bool
+		bad    int // the host whose memory faults
+		op     rdmap.Op
+		pieces int // of the payload
+	}{
+		{"source of a Write", false, 0, rdmap.OpWrite, 1},
+		{"source of a Write in pieces", false, 0, rdmap.OpWrite, 2},
+		{"source of a framed Write", true, 0, rdmap.OpWrite, 1},
+		{"target of a Write", false, 1, rdmap.OpWrite, 1},
+		{"target of a Write in pieces", false, 1, rdmap.OpWrite, 2},
+		{"target of a framed Write", true, 1, rdmap.OpWrite, 1},
+		{"source of a Read", false, 1, rdmap.OpRead, 1},
+		{"sink of a Read", false, 0, rdmap.OpRead, 1},
+		{"sink of a framed Read", true, 0, rdmap.OpRead, 1},
+		{"receive", false, 1, rdmap.OpSend, 1},
+		{"source of a Send", false, 0, rdmap.OpSend, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // of this goroutine
+			s := hostSim(t)
+			a, b := s.open()
+			q := [2]*simQP{newSimQP(t, s.hosts[0], 2*size), newSimQP(t, s.hosts[1], 2*size)}
+			mem, err := unix.Mmap(-1, 0, 2*size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Munmap(mem)
+			if err := unix.Mprotect(mem[size-page:], unix.PROT_NONE); err != nil {
+				t.Fatal(err)
+			}
+			if q[tt.bad].reg, err = s.hosts[0].table.Register(1, mem, 0x10000, simAccess); err != nil {
+				t.Fatal(err)
+			}
+			var faults [2]int
+			for i := range q {
+				q[i].Client = &ClientBinding{OnFault: func() { faults[i]++ }}
+			}
+			s.attach(a, b, q[0], q[1], mpa.Params{CRC: tt.crc, IRD: 4, ORD: 4})
+			q[1].recvs = append(q[1].recvs, verbs.RecvWR{ID: 2, SGEs: q[1].sge(0, size)})
+			wr := verbs.SendWR{ID: 1, Op: tt.op, RKey: q[1].reg.STag(), Remote: 0x10000}
+			for i := range tt.pieces {
+				wr.SGEs = append(wr.SGEs, q[0].sge(i*size/tt.pieces, size/tt.pieces)...)
+			}
+			s.post(a, q[0], wr)
+			w := s.hosts[0].w
+			for n := 0; w.stats.Faults == 0 && n < 100; n++ {
+				func() { // as loop
+					defer w.survive()
+					w.turn()
+				}()
+			}
+			if faults[tt.bad] != 1 || faults[1-tt.bad] != 0 {
+				t.Fatalf("the programs were ended %v times; want host %d alone", faults, tt.bad)
+			}
+			s.closed(tt.bad)
+			if ev := s.closed(1 - tt.bad); !errors.Is(ev.Err, tcp.ErrReset) {
+				t.Errorf("the other one closed by %v; want %v", ev.Err, tcp.ErrReset)
+			}
+			// A connection of the one that is left goes on.
+			c, d := s.openFrom(netip.AddrPortFrom(addrA, 41000), addrB)
+			qc, qd := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
+			s.attach(c, d, qc, qd, mpa.Params{CRC: tt.crc})
+			s.write(c, qc, qd, 1000)
+			s.hosts[0].w.disconnect(c, false)
+			s.closeAll(c)
+		})
+	}
+}
+
+// TestHostRefused: where nobody listens a connection is refused, as by a RST, and none is
+// to itself.
+func TestHostRefused(t *testing.T) {
+	s := hostSim(t)
+	w := s.hosts[0].w
+	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrA, 7174)
+	if err := connectHost(w, w.newID(), request(pkt.NewFlow(local, remote), 0)); err != nil {
+		t.Fatal(err)
+	}
+	if ev := s.closed(0); !errors.Is(ev.Err, tcp.ErrRefused) {
+		t.Errorf("closed by %v; want %v", ev.Err, tcp.ErrRefused)
+	}
+	if err := connectHost(w, w.newID(), request(pkt.NewFlow(local, local), 0)); !errors.Is(err, errSelf) {
+		t.Errorf("to itself: %v; want %v", err, errSelf)
+	}
+	a, _ := s.open()
+	if err := connectHost(w, w.newID(), request(a.flow(), 0)); !errors.Is(err, errFlowExists) {
+		t.Errorf("twice: %v; want %v", err, errFlowExists)
+	}
+}
+
+// TestHostMaxConns: both ends count, and one that finds no room is refused.
+func TestHostMaxConns(t *testing.T) {
+	s := hostSim(t)
+	s.hosts[0].e.cfg.MaxConns = 3
+	w := s.hosts[0].w
+	a, _ := s.open()
+	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 40001), netip.AddrPortFrom(addrB, 7174))
+	if err := connectHost(w, w.newID(), request(flow, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if ev := s.closed(0); !errors.Is(ev.Err, errTooMany) {
+		t.Errorf("closed by %v; want %v", ev.Err, errTooMany)
+	}
+	s.hosts[0].w.disconnect(a, true)
+	s.until("none is left", func() bool { return w.stats.Conns == 0 })
+}
+
+// TestHostForged: a frame from the wire with the addresses and ports of a connection within
+// the host does not reach it.
+func TestHostForged(t *testing.T) {
+	s := hostSim(t)
+	a, b := s.open()
+	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
+	s.attach(a, b, qa, qb, mpa.Params{IRD: 4, ORD: 4})
+	w := s.hosts[0].w
+	for _, c := range []*stream{a, b} {
+		for _, h := range []tcp.Header{{Flags: tcp.ACK}, {Flags: tcp.RST}, {Flags: tcp.FIN | tcp.ACK}} {
+			tu := pkt.Tuple{Flow: c.flow().Reverse(), Proto: pkt.ProtoTCP, SrcMAC: macB, DstMAC: macA}
+			h.SrcPort, h.DstPort = tu.Flow.LocalPort, tu.Flow.RemotePort
+			l4 := make([]byte, h.Len())
+			h.Put(l4)
+			binary.BigEndian.PutUint16(l4[16:], pkt.Checksum(pkt.Sum(l4, tu.PseudoSum(len(l4)))))
+			w.takes(&tu, l4)
+		}
+	}
+	if n := w.stats.RxNoConn; n != 3 {
+		t.Errorf("%d frames were for no connection or listener, want 3", n)
+	}
+	for i := range qa.mem {
+		qa.mem[i] = byte(i)
+	}
+	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 8192), RKey: qb.reg.STag(), Remote: 0x10000})
+	s.until("written", func() bool { return len(qa.wcs) == 1 })
+	if !bytes.Equal(qa.mem, qb.mem) || w.stats.HostSegments == 0 {
+		t.Errorf("memory differs, or did not go from one to the other: %d segments", w.stats.HostSegments)
+	}
+	s.closeAll(a)
+}
