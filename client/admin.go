@@ -7,11 +7,11 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 )
 
-// Admin asks the daemon what it holds: this user's objects, or for root and
-// administrators everybody's.
+// Admin queries the state of the daemon: the objects of this user, or those of all users for root
+// and administrators.
 type Admin struct{ d *Device }
 
-// Admin returns the queries of the Device's daemon.
+// Admin returns an Admin for the Device's daemon.
 func (d *Device) Admin() *Admin { return &Admin{d} }
 
 func (a *Admin) ask(ctx context.Context, op string, req *ctrlpb.Request) (*ctrlpb.Reply, error) {
@@ -116,7 +116,7 @@ func (a *Admin) Clients(ctx context.Context) ([]*ctrlpb.ClientInfo, error) {
 	}
 }
 
-// Quotas returns what the users hold, and their limits.
+// Quotas returns the usage and the limits of each user.
 func (a *Admin) Quotas(ctx context.Context) ([]*ctrlpb.UserQuotas, error) {
 	var all []*ctrlpb.UserQuotas
 	for after := uint32(0); ; {
@@ -133,7 +133,7 @@ func (a *Admin) Quotas(ctx context.Context) ([]*ctrlpb.UserQuotas, error) {
 	}
 }
 
-// Disconnect ends the connection of a queue pair, this client's or another's.
+// Disconnect closes the connection of a queue pair, which may belong to another client.
 func (a *Admin) Disconnect(ctx context.Context, qp uint32, abort bool) error {
 	_, err := a.ask(ctx, "disconnect", &ctrlpb.Request{Body: &ctrlpb.Request_AdminDisconnect{AdminDisconnect: &ctrlpb.AdminDisconnect{Qp: qp, Abort: abort}}})
 	return err

@@ -10,33 +10,33 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 )
 
-// CaptureFilter says which frames a Capture gets. Users that are no
-// administrators must name a queue pair of theirs.
+// CaptureFilter selects the frames of a Capture. Users without administrator rights must name one
+// of their queue pairs.
 type CaptureFilter struct {
-	QP      uint32 // its connection; 0: whatever passes what follows
+	QP      uint32 // frames of its connection; 0: all
 	Address string // of either side; "": any
 	Port    uint16 // of either side; 0: any
 	SnapLen int    // bytes kept of each frame; 0: all
 }
 
-// Capture is a copy of the frames that the daemon receives and sends.
+// Capture receives copies of the frames that the daemon receives and sends.
 type Capture struct {
 	conn *seqpacket.Conn
 	snap int
 }
 
-// CapturedFrame is one frame, from its Ethernet header on.
+// CapturedFrame is a frame, starting with its Ethernet header.
 type CapturedFrame struct {
 	Time    time.Time
 	Out     bool // sent, not received
 	Worker  int
-	Size    int    // bytes on the wire; Data may be cut
-	Data    []byte // valid until the next Next
-	Dropped uint64 // frames, so far, that could not be kept
+	Size    int    // length on the wire; Data may be truncated
+	Data    []byte // valid until the next call of Next
+	Dropped uint64 // total number of frames dropped so far
 }
 
-// Capture begins to copy frames. What is not read in time is dropped, and
-// counted; traffic does not wait.
+// Capture starts a capture. Frames that are not read in time are dropped and counted; the capture
+// never delays traffic.
 func (a *Admin) Capture(ctx context.Context, f CaptureFilter) (*Capture, error) {
 	ans, err := a.d.call(ctx, "capture", &ctrlpb.Request{Body: &ctrlpb.Request_Capture{Capture: &ctrlpb.Capture{
 		Qp: f.QP, Address: f.Address, Port: uint32(f.Port), Snaplen: size(max(f.SnapLen, 0)),
@@ -55,11 +55,10 @@ func (a *Admin) Capture(ctx context.Context, f CaptureFilter) (*Capture, error) 
 	return &Capture{conn, int(ans.reply.GetCapture().GetSnaplen())}, nil
 }
 
-// SnapLen returns how many bytes of a frame are kept at most.
+// SnapLen returns the maximum number of bytes kept of a frame.
 func (c *Capture) SnapLen() int { return c.snap }
 
-// Next waits for a frame. io.EOF: the daemon has ended the capture. Close ends
-// the wait.
+// Next waits for a frame. It returns io.EOF if the daemon ended the capture. Close unblocks it.
 func (c *Capture) Next() (CapturedFrame, error) {
 	const header = 24
 	b, fds, err := c.conn.Read(0)

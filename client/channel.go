@@ -16,29 +16,28 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 )
 
-// manyWakes is how many bytes a channel holds at least.
+// manyWakes is a number of bytes that fits in the channel.
 const manyWakes = 1024
 
-// CompChannel is a completion channel: one place to sleep for the completions of
-// several CQs, with one descriptor for all of them.
+// CompChannel is a completion channel: it waits for completions of several CQs, with a single
+// descriptor.
 type CompChannel struct {
 	d    *Device
 	h    uint32
 	file *os.File
 	fd   int
 
-	mu     sync.Mutex // guards the rest; taken before that of a CQ
+	mu     sync.Mutex // guards the rest; acquired before that of a CQ
 	cqs    map[uint32]*CQ
-	ready  []*CQ // that have woken the channel, oldest first
-	ending bool  // Close has asked the daemon, which closes its end first
+	ready  []*CQ // CQs with a pending wake-up, oldest first
+	ending bool  // Close has sent its request; the daemon closes its end first
 	closed bool
 
-	sleeper chan struct{} // token of the one that reads; it has the rest
+	sleeper chan struct{} // held by the goroutine that reads from the descriptor
 	wakes   [4096]byte
 }
 
-// CreateCompChannel makes a completion channel. CQs are put on it by its
-// CreateCQ.
+// CreateCompChannel creates a completion channel. Its CreateCQ method creates CQs that use it.
 func (d *Device) CreateCompChannel(ctx context.Context) (*CompChannel, error) {
 	a, err := d.call(ctx, "create channel", &ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}, -1)
 	if err != nil {
@@ -65,18 +64,17 @@ func (d *Device) CreateCompChannel(ctx context.Context) (*CompChannel, error) {
 	return ch, nil
 }
 
-// CreateCQ makes a completion queue that wakes this channel. It is armed, then
-// polled, by the program; its own Wait is not for it.
+// CreateCQ creates a completion queue that wakes this channel. The program arms and polls it, and
+// must not call its Wait.
 func (ch *CompChannel) CreateCQ(ctx context.Context, depth int) (*CQ, error) {
 	return ch.d.createCQ(ctx, depth, ch)
 }
 
-// Wait sleeps until a CQ of the channel that was armed has a completion, and
-// returns that CQ, which is not armed any more: arm it, then poll it until it is
-// empty, then Wait again. What Wait returns may be empty already. Several
-// goroutines may wait: each gets another CQ.
+// Wait waits until an armed CQ of the channel has a completion, and returns that CQ, which is then
+// no longer armed: arm it, poll it until it is empty, then call Wait again. The returned CQ may be
+// empty. Several goroutines may call Wait; each gets a different CQ.
 func (ch *CompChannel) Wait(ctx context.Context) (*CQ, error) {
-	select { // one reads, others wait for their turn
+	select { // one goroutine reads, the others wait for their turn
 	case ch.sleeper <- struct{}{}:
 		defer func() { <-ch.sleeper }()
 	case <-ctx.Done():
@@ -84,7 +82,7 @@ func (ch *CompChannel) Wait(ctx context.Context) (*CQ, error) {
 	}
 	for {
 		_ = ch.file.SetReadDeadline(time.Time{})
-		if c := ch.take(); c != nil { // after the deadline: push makes one that has passed
+		if c := ch.take(); c != nil { // checked after setting the deadline, since push sets one that has passed
 			return c, nil
 		}
 		if err := ch.sleep(ctx); err != nil {
@@ -93,7 +91,7 @@ func (ch *CompChannel) Wait(ctx context.Context) (*CQ, error) {
 	}
 }
 
-// take returns the oldest queue that has woken the channel, nil if there is none.
+// take returns the queue with the oldest pending wake-up, or nil.
 func (ch *CompChannel) take() *CQ {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
@@ -106,7 +104,7 @@ func (ch *CompChannel) take() *CQ {
 	return c
 }
 
-// sleep reads what wakes the channel.
+// sleep reads wake-ups from the descriptor.
 func (ch *CompChannel) sleep(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -122,7 +120,7 @@ func (ch *CompChannel) sleep(ctx context.Context) error {
 	case err == nil:
 		ch.woken(ch.wakes[:n])
 		return nil
-	case errors.Is(err, os.ErrDeadlineExceeded): // of this context, late from an earlier one, or of Resize
+	case errors.Is(err, os.ErrDeadlineExceeded): // of this context, of an earlier one, or set by Resize
 		return ctx.Err()
 	case ch.closed || ch.ending:
 		return ErrClosed
@@ -133,9 +131,9 @@ func (ch *CompChannel) sleep(ctx context.Context) error {
 	return ErrDaemonGone
 }
 
-// woken notes what was read. Called with mu held.
+// woken processes the bytes read. Called with mu held.
 func (ch *CompChannel) woken(b []byte) {
-	if len(b) >= manyWakes { // the channel may have been full, and what came then is lost
+	if len(b) >= manyWakes { // the channel may have been full and lost wake-ups
 		for _, c := range ch.cqs {
 			if c.fired() {
 				ch.push(c)
@@ -147,7 +145,7 @@ func (ch *CompChannel) woken(b []byte) {
 	}
 }
 
-// Poll is Wait that never sleeps: nil where there is nothing.
+// Poll is like Wait but does not block. It returns nil if no CQ is ready.
 func (ch *CompChannel) Poll() *CQ {
 	var b [len(ch.wakes)]byte
 	ch.mu.Lock()
@@ -160,13 +158,13 @@ func (ch *CompChannel) Poll() *CQ {
 	c := ch.take()
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
-	if len(ch.ready) > 0 && !ch.closed { // for who sleeps in Wait: we have read it
+	if len(ch.ready) > 0 && !ch.closed { // wake a goroutine blocked in Wait, since this call read its bytes
 		_ = ch.file.SetReadDeadline(time.Unix(1, 0))
 	}
 	return c
 }
 
-// push has Wait return c, which may be nil or there already. Called with mu held.
+// push makes Wait return c, which may be nil or already queued. Called with mu held.
 func (ch *CompChannel) push(c *CQ) {
 	if c != nil && !c.queued {
 		c.queued = true
@@ -174,7 +172,7 @@ func (ch *CompChannel) push(c *CQ) {
 	}
 }
 
-// wake has Wait return c.
+// wake makes Wait return c.
 func (ch *CompChannel) wake(c *CQ) {
 	ch.mu.Lock()
 	ch.push(c)
@@ -182,7 +180,7 @@ func (ch *CompChannel) wake(c *CQ) {
 	_ = ch.file.SetReadDeadline(time.Unix(1, 0))
 }
 
-// forget takes a queue that is closed out.
+// forget removes a queue that is being closed.
 func (ch *CompChannel) forget(c *CQ) {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
@@ -190,12 +188,12 @@ func (ch *CompChannel) forget(c *CQ) {
 	ch.ready = slices.DeleteFunc(ch.ready, func(o *CQ) bool { return o == c })
 }
 
-// FD returns the descriptor that becomes readable when a CQ of the channel wakes
-// it, for poll and epoll; Poll then tells which, one by one until it returns nil.
-// It stays the channel's.
+// FD returns a descriptor for poll and epoll that becomes readable when a CQ of the channel wakes
+// it. Poll then returns the CQs, one per call, until it returns nil. The channel owns the
+// descriptor.
 func (ch *CompChannel) FD() int { return ch.fd }
 
-// Close gives the channel back. It fails with ErrBusy while it has CQs.
+// Close closes the channel. It returns ErrBusy if CQs still use it.
 func (ch *CompChannel) Close() error {
 	ch.mu.Lock()
 	closed := ch.closed
@@ -218,7 +216,7 @@ func (ch *CompChannel) Close() error {
 	return err
 }
 
-// end wakes who sleeps.
+// end wakes blocked goroutines.
 func (ch *CompChannel) end() {
 	ch.mu.Lock()
 	ch.closed = true

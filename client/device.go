@@ -146,7 +146,7 @@ func (d *Device) hello(ctx context.Context) error {
 	h := a.reply.GetHello()
 	if h == nil || len(a.fds) != 2*int(h.Workers) {
 		seqpacket.CloseAll(a.fds)
-		return fmt.Errorf("%w: hello: the daemon's reply makes no sense", ErrVersion)
+		return fmt.Errorf("%w: hello: invalid reply from the daemon", ErrVersion)
 	}
 	for i := 0; i < len(a.fds); i += 2 {
 		page, wake := a.fds[i], a.fds[i+1]
@@ -298,7 +298,7 @@ func (d *Device) readLoop() {
 		var m ctrlpb.Message
 		if err := proto.Unmarshal(b, &m); err != nil {
 			seqpacket.CloseAll(fds)
-			d.fail(fmt.Errorf("%w: it sent what is no message: %w", ErrDaemonGone, err))
+			d.fail(fmt.Errorf("%w: it sent an invalid message: %w", ErrDaemonGone, err))
 			return
 		}
 		if r := m.GetReply(); r != nil {

@@ -65,7 +65,7 @@ func (d *Device) Listen(ctx context.Context, addr string, cfg *Config) (*Listene
 	}
 	p, err := strconv.ParseUint(port, 10, 16)
 	if err != nil {
-		return nil, &Error{op, ctrlpb.Code_CODE_INVALID, fmt.Sprintf("%q is no port", port)}
+		return nil, &Error{op, ctrlpb.Code_CODE_INVALID, fmt.Sprintf("%q is not a port", port)}
 	}
 	d.mu.Lock()
 	d.opening++

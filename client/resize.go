@@ -10,18 +10,17 @@ import (
 	"github.com/iwarpd/iwarpd/shm"
 )
 
-// Resize gives the queue room for at least depth completions in each ring. Those
-// that wait stay. It may run beside Poll and Wait; a program that sleeps on FD
-// itself polls once more when Resize returns. Once it is asked for it happens:
-// that ctx ends matters only before. A queue whose new memory cannot be mapped
-// ends the Device.
+// Resize makes room for at least depth completions in each ring. Pending completions are kept. It
+// may be called concurrently with Poll and Wait; a program that polls FD itself must call Poll once
+// more after Resize returns. ctx can cancel it only before the request is sent. If the new memory
+// cannot be mapped, the Device fails.
 func (c *CQ) Resize(ctx context.Context, depth int) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("iwarp: resize CQ: %w", err)
 	}
 	c.resizing.Lock()
 	defer c.resizing.Unlock()
-	c.saveOld() // the request takes those rings away
+	c.saveOld() // the request unmaps those rings
 	a, err := c.d.call(context.WithoutCancel(ctx), "resize CQ", &ctrlpb.Request{Body: &ctrlpb.Request_ResizeCq{ResizeCq: &ctrlpb.ResizeCQ{Cq: c.h, Depth: size(depth)}}}, -1)
 	if err != nil {
 		return err
@@ -35,7 +34,7 @@ func (c *CQ) Resize(ctx context.Context, depth int) error {
 	}
 	if err != nil {
 		err = fmt.Errorf("iwarp: resize CQ: %w", err)
-		c.d.fail(err) // completions go where nobody sees them
+		c.d.fail(err) // completions would be lost
 		return err
 	}
 	c.mu.Lock()
@@ -52,7 +51,7 @@ func (c *CQ) Resize(ctx context.Context, depth int) error {
 	c.ring = ring
 	c.swaps++
 	c.mu.Unlock()
-	// Whoever sleeps looks at the new ring, which may hold something already.
+	// Wake goroutines in Wait: the new ring may already have completions.
 	switch {
 	case c.ch == nil:
 		_ = c.file.SetReadDeadline(time.Unix(1, 0))
@@ -62,23 +61,23 @@ func (c *CQ) Resize(ctx context.Context, depth int) error {
 	return nil
 }
 
-// Moderate has an armed queue wake up only after count completions, or period
-// after the first of them, at most a second. Solicited ones and errors still
-// wake at once. 0 for either: every completion wakes.
+// Moderate delays wake-ups of an armed queue until there are count completions, or until period, at
+// most a second, has passed since the first of them. Solicited completions and errors still wake it
+// at once. If count or period is 0, every completion wakes it.
 func (c *CQ) Moderate(ctx context.Context, count int, period time.Duration) error {
 	return c.d.do(ctx, "moderate CQ", &ctrlpb.Request{Body: &ctrlpb.Request_ModifyCq{ModifyCq: &ctrlpb.ModifyCQ{
 		Cq: c.h, Count: size(max(count, 0)), PeriodUs: uint32(min(max(period.Microseconds(), 0), 1<<31)),
 	}}})
 }
 
-// Depth returns how many completions each ring of the queue holds.
+// Depth returns the number of completions that each ring of the queue can hold.
 func (c *CQ) Depth() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ring.Depth()
 }
 
-// saveOld copies what the rings before the last Resize still hold.
+// saveOld copies the completions left in the rings before the last Resize.
 func (c *CQ) saveOld() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,13 +92,13 @@ func (c *CQ) saveOld() {
 	c.old = nil
 }
 
-// pollOld takes what there was before the last Resize. Called with mu held.
+// pollOld returns completions from before the last Resize. Called with mu held.
 func (c *CQ) pollOld(wcs []WC) int {
 	n := copy(wcs, c.saved)
 	c.saved = c.saved[n:]
 	if c.old != nil && n < len(wcs) {
 		n += c.old.Poll(wcs[n:])
-		if n < len(wcs) { // nothing is added to it any more
+		if n < len(wcs) { // nothing is added to it any longer
 			c.old.Close()
 			c.old = nil
 		}

@@ -27,22 +27,22 @@ type Stream struct {
 
 	d  *Device
 	h  uint32
-	q  *QP       // of ConnectStream
-	l  *Listener // of AcceptStream
+	q  *QP       // set by ConnectStream
+	l  *Listener // set by AcceptStream
 	op string
 
 	request chan *ConnRequest
-	rmu     sync.Mutex // held by the one that reads
+	rmu     sync.Mutex // serializes readers
 
 	mu   sync.Mutex // guards the rest
-	buf  []byte     // shown by the daemon, not read
-	end  bool       // nothing comes behind buf
-	err  error      // the stream is over
-	mpa  bool       // MPA was started: what is left of buf is its
+	buf  []byte     // received from the daemon, not yet read
+	end  bool       // the peer sends nothing after buf
+	err  error      // why the stream ended
+	mpa  bool       // MPA was started; it gets the rest of buf
 	more chan struct{}
 }
 
-// streamReady takes the event of that name.
+// streamReady handles the event of that name.
 func (d *Device) streamReady(e *ctrlpb.StreamReady) {
 	s := &Stream{d: d, h: e.Conn, more: make(chan struct{}, 1), request: make(chan *ConnRequest, 1)}
 	s.Local, _ = netip.ParseAddrPort(e.Local)
@@ -70,7 +70,7 @@ func (d *Device) streamReady(e *ctrlpb.StreamReady) {
 	}
 }
 
-// earlyStream came before the reply to Listen was handled.
+// earlyStream is a stream that arrived before the reply to Listen.
 type earlyStream struct {
 	listen uint32
 	s      *Stream
@@ -88,8 +88,8 @@ func (l *Listener) pushStream(s *Stream) {
 	}
 }
 
-// ConnectStream opens a TCP connection for the QP and returns it as a Stream. cfg
-// is that of Connect, without private data.
+// ConnectStream opens a TCP connection for the QP and returns it as a Stream. cfg is as for
+// Connect, without private data.
 func (q *QP) ConnectStream(ctx context.Context, remote string, cfg *Config) (*Stream, error) {
 	if err := q.connect(ctx, remote, cfg, true); err != nil {
 		return nil, err
@@ -102,13 +102,12 @@ func (q *QP) ConnectStream(ctx context.Context, remote string, cfg *Config) (*St
 	return q.stream, nil
 }
 
-// AcceptStream waits for the next connection of a Listener whose Config has
-// Streaming set.
+// AcceptStream waits for the next connection of a Listener whose Config has Streaming set.
 func (l *Listener) AcceptStream(ctx context.Context) (*Stream, error) {
 	return next(ctx, l, &l.streams)
 }
 
-// data takes a StreamData event.
+// data handles a StreamData event.
 func (s *Stream) data(e *ctrlpb.StreamData) {
 	s.mu.Lock()
 	s.buf = append(s.buf, e.Data...)
@@ -137,7 +136,8 @@ func (s *Stream) wake() {
 	}
 }
 
-// Read reads up to len(b) bytes, at least one. io.EOF: the peer sends no more.
+// Read reads up to len(b) bytes and waits for at least one. It returns io.EOF after the peer's last
+// byte.
 func (s *Stream) Read(ctx context.Context, b []byte) (int, error) {
 	s.rmu.Lock()
 	defer s.rmu.Unlock()
@@ -154,7 +154,7 @@ func (s *Stream) Read(ctx context.Context, b []byte) (int, error) {
 		switch {
 		case n > 0:
 			err := s.d.do(ctx, s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StreamConsumed{StreamConsumed: &ctrlpb.StreamConsumed{Conn: s.h, Count: uint32(n)}}})
-			if errors.Is(err, ErrNoObject) { // the connection has ended; the bytes came before
+			if errors.Is(err, ErrNoObject) { // the connection ended after these bytes
 				err = nil
 			}
 			return n, err
@@ -175,7 +175,7 @@ func (s *Stream) Read(ctx context.Context, b []byte) (int, error) {
 	}
 }
 
-// ReadFull reads len(b) bytes; io.ErrUnexpectedEOF: the peer sent fewer.
+// ReadFull reads len(b) bytes. It returns io.ErrUnexpectedEOF if the peer sends fewer.
 func (s *Stream) ReadFull(ctx context.Context, b []byte) error {
 	for got := 0; got < len(b); {
 		n, err := s.Read(ctx, b[got:])
@@ -190,13 +190,13 @@ func (s *Stream) ReadFull(ctx context.Context, b []byte) error {
 	return nil
 }
 
-// Write sends b. It returns when the daemon has it.
+// Write sends b. It returns when the daemon has accepted all of it.
 func (s *Stream) Write(ctx context.Context, b []byte) error {
 	const chunk = 32 << 10
 	for len(b) > 0 {
 		n := min(len(b), chunk)
 		err := s.d.do(ctx, s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StreamSend{StreamSend: &ctrlpb.StreamSend{Conn: s.h, Data: b[:n]}}})
-		if errors.Is(err, ErrBusy) { // the peer is slow
+		if errors.Is(err, ErrBusy) { // the peer reads slowly
 			select {
 			case <-time.After(time.Millisecond):
 				continue
@@ -212,7 +212,7 @@ func (s *Stream) Write(ctx context.Context, b []byte) error {
 	return nil
 }
 
-// why returns what ended the stream, if it is over, in place of err.
+// why returns the reason for the stream's end if it has ended, or err.
 func (s *Stream) why(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,8 +222,8 @@ func (s *Stream) why(err error) error {
 	return err
 }
 
-// StartMPA starts MPA as its initiator, on a Stream of ConnectStream, and returns
-// when work requests flow. Of cfg it uses PrivateData.
+// StartMPA starts MPA as the initiator on a Stream of ConnectStream, and returns when work requests
+// can be posted. It uses only PrivateData of cfg.
 func (s *Stream) StartMPA(ctx context.Context, cfg *Config) (*ConnInfo, error) {
 	if s.l != nil {
 		return nil, &Error{s.op, ctrlpb.Code_CODE_INVALID, "the side that accepted has no queue pair yet: use Initiate, or Request to be the responder"}
@@ -231,8 +231,8 @@ func (s *Stream) StartMPA(ctx context.Context, cfg *Config) (*ConnInfo, error) {
 	return s.Initiate(ctx, nil, cfg)
 }
 
-// Initiate is StartMPA for either kind of Stream: a Stream of AcceptStream needs a
-// QP for it, and one of ConnectStream has one, so that q is nil.
+// Initiate is StartMPA for either kind of Stream. A Stream of AcceptStream needs q; one of
+// ConnectStream has a QP already, so q must be nil.
 func (s *Stream) Initiate(ctx context.Context, q *QP, cfg *Config) (*ConnInfo, error) {
 	switch {
 	case s.l == nil && q != nil && q != s.q:
@@ -242,7 +242,7 @@ func (s *Stream) Initiate(ctx context.Context, q *QP, cfg *Config) (*ConnInfo, e
 	case q == nil:
 		return nil, &Error{s.op, ctrlpb.Code_CODE_INVALID, "the side that accepted has no queue pair yet: one is needed"}
 	}
-	// Its events may come before the answer.
+	// Events of the connection may arrive before the reply.
 	q.mu.Lock()
 	was := q.stream
 	q.stream = s
@@ -257,9 +257,9 @@ func (s *Stream) Initiate(ctx context.Context, q *QP, cfg *Config) (*ConnInfo, e
 	return q.await(ctx, s.op)
 }
 
-// Request starts MPA as its responder and waits for the initiator's request, which
-// is to be accepted or rejected. That of a Stream of ConnectStream is accepted with
-// the QP that the stream has, or nil; to reject it ends that QP's connection.
+// Request starts MPA as the responder and waits for the initiator's request, which the caller must
+// accept or reject. For a Stream of ConnectStream, accept with nil or the stream's QP; rejecting
+// ends that QP's connection.
 func (s *Stream) Request(ctx context.Context) (*ConnRequest, error) {
 	if err := s.start(ctx, &ctrlpb.StartMPA{Role: ctrlpb.MPARole_MPA_ROLE_RESPONDER}); err != nil {
 		return nil, err
@@ -305,7 +305,7 @@ func (s *Stream) start(ctx context.Context, m *ctrlpb.StartMPA) error {
 	return nil
 }
 
-// Close ends the connection instead of starting MPA: what was written is sent.
+// Close closes the connection without starting MPA. Data already written is sent.
 func (s *Stream) Close() error { return s.close(false) }
 
 // Abort resets the connection.
@@ -314,7 +314,7 @@ func (s *Stream) Abort() error { return s.close(true) }
 func (s *Stream) close(abort bool) error {
 	err := s.d.do(context.Background(), s.op, &ctrlpb.Request{Body: &ctrlpb.Request_StreamClose{StreamClose: &ctrlpb.StreamClose{Conn: s.h, Abort: abort}}})
 	s.over(ErrClosed)
-	if errors.Is(err, ErrNoObject) { // over already
+	if errors.Is(err, ErrNoObject) { // already ended
 		return nil
 	}
 	return err

@@ -8,13 +8,13 @@ import (
 	"io"
 )
 
-// SendMode sets how a message is sent.
+// SendMode modifies how a message is sent.
 type SendMode struct {
-	Solicited  bool   // wakes a peer that has armed its CQ for such messages only
-	Invalidate uint32 // rkey of the peer's that is invalidated with the arrival; 0: none
+	Solicited  bool   // wakes a peer whose CQ is armed for solicited messages only
+	Invalidate uint32 // rkey of the peer to invalidate on arrival; 0: none
 }
 
-// Send sends b as one message. It returns when b may be used again.
+// Send sends b as one message. b may be reused when it returns.
 func (c *Conn) Send(ctx context.Context, b []byte) error { return c.SendMsg(ctx, b, SendMode{}) }
 
 // SendMsg is Send with a mode.
@@ -46,7 +46,7 @@ func (c *Conn) SendMsg(ctx context.Context, b []byte, mode SendMode) error {
 		err = c.move(c.chunk(o), b)
 		sge[0] = c.stage.SGE(o.chunk*chunkSize, len(b))
 		wr.SGEs = sge[:]
-	default: // a message has to be in one piece
+	default: // a message must be contiguous
 		if o.tmp, err = c.pd.Alloc(ctx, len(b), AccessLocalWrite); err != nil {
 			c.end(o)
 			return c.wrap("send", err)
@@ -62,7 +62,7 @@ func (c *Conn) SendMsg(ctx context.Context, b []byte, mode SendMode) error {
 	return c.wrap("send", c.run(ctx, o, &wr))
 }
 
-// takeChunk waits for a chunk of the stage for o.
+// takeChunk assigns a chunk of the stage to o, waiting until one is free.
 func (c *Conn) takeChunk(ctx context.Context, o *op) error {
 	for {
 		select {
@@ -91,17 +91,17 @@ func (c *Conn) wrap(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// MsgInfo holds what a message carries besides its data.
+// MsgInfo describes a message, in addition to its data.
 type MsgInfo struct {
 	Imm       uint64 // immediate data, if HasImm
 	HasImm    bool
-	InvKey    uint32 // the key that it invalidated; 0: none
+	InvKey    uint32 // the key that the message invalidated; 0: none
 	Solicited bool
 }
 
-// Recv receives the next message into b and returns its length. A message that
-// is longer than b stays, with ErrMessage. io.EOF: the peer has closed the
-// connection, and everything it sent has been received.
+// Recv receives the next message into b and returns its length. If b is too short it returns
+// ErrMessage, and the message stays queued. It returns io.EOF after the last message if the peer
+// has closed the connection.
 func (c *Conn) Recv(ctx context.Context, b []byte) (int, error) {
 	n, _, err := c.RecvMsg(ctx, b)
 	return n, err
@@ -124,7 +124,7 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 	}
 	wc := &c.rwcs[c.ri]
 	if wc.Status != WCSuccess {
-		err := c.result(wc) // stays: whoever asks again gets the same answer
+		err := c.result(wc) // not consumed: further calls return the same error
 		if errors.Is(err, ErrPeerClosed) && wc.Status == WCFlushErr {
 			return 0, MsgInfo{}, io.EOF
 		}
@@ -144,7 +144,7 @@ func (c *Conn) RecvMsg(ctx context.Context, b []byte) (int, MsgInfo, error) {
 	}
 	c.ri++
 	c.nr--
-	_ = c.postRecv(i) // fails only when the connection is over, which the next call tells
+	_ = c.postRecv(i) // fails only if the connection has ended, which the next call reports
 	return n, info, nil
 }
 
@@ -183,7 +183,7 @@ func (c *Conn) direct(ctx context.Context, what Op, r Remote, sge SGE) error {
 	return c.run(ctx, o, &SendWR{Op: what, SGEs: sges[:], RKey: r.RKey, Remote: r.Addr})
 }
 
-// staged moves b through chunks of the stage, some of them in flight.
+// staged transfers b through chunks of the stage, several at a time.
 func (c *Conn) staged(ctx context.Context, what Op, r Remote, b []byte) (err error) {
 	var (
 		flight [chunkAhead]*op
@@ -212,7 +212,7 @@ func (c *Conn) staged(ctx context.Context, what Op, r Remote, b []byte) (err err
 				break
 			}
 		}
-		if o == nil { // all in flight that can be
+		if o == nil { // no free chunk, but operations in flight
 			if err = finish(); err != nil {
 				break
 			}
@@ -241,8 +241,8 @@ func (c *Conn) staged(ctx context.Context, what Op, r Remote, b []byte) (err err
 	return err
 }
 
-// beginChunk takes an operation with a chunk. It waits for them only if told
-// to, so that nobody waits for others while holding some.
+// beginChunk returns an operation with a chunk. It waits for them only if block is set: a goroutine
+// that already has chunks must not wait for others.
 func (c *Conn) beginChunk(ctx context.Context, block bool) (*op, error) {
 	if block {
 		o, err := c.begin(ctx)
@@ -269,15 +269,13 @@ func (c *Conn) beginChunk(ctx context.Context, block bool) (*op, error) {
 	return nil, nil
 }
 
-// CompareSwap replaces the 8 bytes at the start of r by swap if they hold cmp,
-// and returns what they held before. Both sides take them for a number in
-// their byte order (RFC 7306).
+// CompareSwap replaces the 8 bytes at the start of r by swap if they equal cmp, and returns their
+// previous value. Each side uses its own byte order (RFC 7306).
 func (c *Conn) CompareSwap(ctx context.Context, r Remote, cmp, swap uint64) (old uint64, err error) {
 	return c.atomic(ctx, &SendWR{Op: OpCmpSwap, RKey: r.RKey, Remote: r.Addr, CompareAdd: cmp, Swap: swap, CompareMask: ^uint64(0), SwapMask: ^uint64(0)})
 }
 
-// FetchAdd adds add to the number in the 8 bytes at the start of r, and
-// returns what it was before.
+// FetchAdd adds add to the 8-byte number at the start of r, and returns its previous value.
 func (c *Conn) FetchAdd(ctx context.Context, r Remote, add uint64) (old uint64, err error) {
 	return c.atomic(ctx, &SendWR{Op: OpFetchAdd, RKey: r.RKey, Remote: r.Addr, CompareAdd: add})
 }

@@ -38,7 +38,7 @@ func (c *session) away(what string, f func()) bool {
 	over, ok := away(f)
 	if !ok {
 		c.holdUntil(over)
-		c.cutOff(errorf(invalid, "ctrl: the client makes the daemon wait for %s", what))
+		c.cutOff(errorf(invalid, "ctrl: the client delays the daemon in %s", what))
 	}
 	return ok
 }

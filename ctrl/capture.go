@@ -106,13 +106,13 @@ func (c *session) giveCapture(size uint64) {
 // captureFilter returns the filter that r describes, if the client may see the matching frames. Called with mu held.
 func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error) {
 	if r.Port > 65535 {
-		return nil, errorf(invalid, "ctrl: there is no port %d", r.Port)
+		return nil, errorf(invalid, "ctrl: invalid port %d", r.Port)
 	}
 	var addr netip.Addr
 	if r.Address != "" {
 		a, err := netip.ParseAddr(r.Address)
 		if err != nil {
-			return nil, errorf(invalid, "ctrl: %q is no address", clip(r.Address, 64))
+			return nil, errorf(invalid, "ctrl: %q is not an address", clip(r.Address, 64))
 		}
 		addr = a.Unmap()
 	}

@@ -707,7 +707,7 @@ func (s *Server) disconnectQP(q *qp, abort bool, who string) error {
 	case connUp, connClosing:
 		s.closeConn(c, abort)
 	default:
-		s.end(c, errorf(canceled, "ctrl: connect to %v given up %s", c.remote, who))
+		s.end(c, errorf(canceled, "ctrl: connect to %v canceled %s", c.remote, who))
 	}
 	return nil
 }

@@ -33,14 +33,14 @@ type listener struct {
 func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	s := c.srv
 	if r.Port > 65535 {
-		return errorf(invalid, "ctrl: there is no port %d", r.Port)
+		return errorf(invalid, "ctrl: invalid port %d", r.Port)
 	}
 	port := uint16(r.Port)
 	addr := netip.IPv6Unspecified()
 	if r.Address != "" {
 		a, err := netip.ParseAddr(r.Address)
 		if err != nil || a.IsMulticast() {
-			return errorf(invalid, "ctrl: %q is no address to listen on", clip(r.Address, 64))
+			return errorf(invalid, "ctrl: %q is not an address to listen on", clip(r.Address, 64))
 		}
 		if a = a.Unmap(); !a.IsUnspecified() {
 			addr = a

@@ -273,7 +273,7 @@ func bindError(addr netip.AddrPort, err error) error {
 	case errors.Is(err, unix.EADDRINUSE):
 		return errorf(portInUse, "ctrl: %v is in use by another program: choose another port, or stop that program (ss -ltnp 'sport = :%d')", addr, addr.Port())
 	case errors.Is(err, unix.EADDRNOTAVAIL):
-		return errorf(badAddress, "ctrl: %v is no address of this host: choose one of the interface's (iwarpctl status)", addr.Addr())
+		return errorf(badAddress, "ctrl: %v is not an address of this host: choose one of the interface's (iwarpctl status)", addr.Addr())
 	case errors.Is(err, unix.EACCES):
 		return errorf(permission, "ctrl: port %d needs CAP_NET_BIND_SERVICE: choose a port from 1024 on, or give the daemon the capability", addr.Port())
 	}
@@ -291,13 +291,13 @@ func parseAddrPort(s string) (netip.AddrPort, error) {
 	if s[0] == ':' {
 		ap, err := netip.ParseAddrPort("0.0.0.0" + s)
 		if err != nil {
-			return netip.AddrPort{}, fmt.Errorf("%q is no port", s)
+			return netip.AddrPort{}, fmt.Errorf("%q is not a port", s)
 		}
 		return netip.AddrPortFrom(netip.Addr{}, ap.Port()), nil
 	}
 	ap, err := netip.ParseAddrPort(s)
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("%q is no address and port", s)
+		return netip.AddrPort{}, fmt.Errorf("%q is not an address and port", s)
 	}
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), nil
 }

@@ -83,7 +83,7 @@ func (s *Server) settle(uid uint32) {
 func overQuota(uid uint32, r resource, have, n, limit uint64) error {
 	q := &quotas[r]
 	if q.bytes {
-		return errorf(quota, "ctrl: %s has %d bytes of %s, %d more pass its limit of %d: give some back, or raise %s in the configuration",
+		return errorf(quota, "ctrl: %s has %d bytes of %s, %d more exceed its limit of %d: release some, or raise %s in the configuration",
 			user(uid), have, q.noun, n, limit, q.key)
 	}
 	return errorf(quota, "ctrl: %s has %d %s, its limit is %d: close some, or raise %s in the configuration", user(uid), have, q.noun, limit, q.key)

@@ -29,7 +29,7 @@ func (s *Server) sctpOf(w *ctrlpb.Startup, streaming bool) (*dataplane.SCTP, err
 	case ctrlpb.Transport_TRANSPORT_SCTP_DRAFT:
 		o.Profile = ddp.Draft
 	default:
-		return nil, errorf(invalid, "ctrl: there is no transport %d", w.GetTransport())
+		return nil, errorf(invalid, "ctrl: unknown transport %d", w.GetTransport())
 	}
 	if streaming {
 		return nil, errorf(invalid, "ctrl: a connection over SCTP does not begin as a byte stream")

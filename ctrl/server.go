@@ -223,7 +223,7 @@ func (s *Server) Reload(cfg Config) {
 	for _, c := range s.sessions {
 		pol, ok := s.cfg.policyOf(c.cred.Uid, c.gids)
 		if !ok {
-			go c.cutOff(errorf(permission, "ctrl: %s is not allowed any more", user(c.cred.Uid)))
+			go c.cutOff(errorf(permission, "ctrl: %s is no longer allowed", user(c.cred.Uid)))
 			continue
 		}
 		c.pol.Store(&pol)

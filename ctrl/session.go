@@ -238,7 +238,7 @@ func (s *Server) unreadOf(uid uint32) *atomic.Uint64 {
 func (c *session) packet(b []byte, fds []int, lost bool) (err error) {
 	var req ctrlpb.Request
 	if err := proto.Unmarshal(b, &req); err != nil {
-		return fmt.Errorf("ctrl: packet of %d bytes is no Request: %w", len(b), err)
+		return fmt.Errorf("ctrl: packet of %d bytes is not a Request: %w", len(b), err)
 	}
 	if req.Id == 0 {
 		return errors.New("ctrl: request without an id")

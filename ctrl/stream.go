@@ -141,7 +141,7 @@ func (c *session) onStream(h uint32, f func(cn *conn) error) error {
 		return errorf(noObject, "ctrl: no connection %d: the peer may have left", h)
 	}
 	if cn.state != connStreaming {
-		return errorf(badState, "ctrl: connection %d is no byte stream, or not any more", h)
+		return errorf(badState, "ctrl: connection %d is not a byte stream, or no longer one", h)
 	}
 	return f(cn)
 }
@@ -152,7 +152,7 @@ func (s *Server) streamSend(cn *conn, r *ctrlpb.StreamSend) error {
 	}
 	if cn.unsent += len(r.Data); cn.unsent > maxUnsent {
 		cn.unsent -= len(r.Data)
-		return errorf(busy, "ctrl: the peer %v is behind by more than %d bytes: send less before MPA is started, or wait", cn.remote, maxUnsent)
+		return errorf(busy, "ctrl: the peer %v has not read more than %d bytes: send less before MPA is started, or wait", cn.remote, maxUnsent)
 	}
 	s.engine.StreamSend(cn.id, r.Data)
 	return nil

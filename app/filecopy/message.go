@@ -1,7 +1,6 @@
-// Package filecopy copies files between two hosts by RDMA: iwarpctl cp and
-// iwarpctl serve. The client writes a file into the server's registered window
-// by RDMA Write, or reads it from there by RDMA Read; short messages by Send
-// say what lies where. docs/cp.md is the protocol's specification.
+// Package filecopy copies files between two hosts by RDMA for iwarpctl cp and iwarpctl serve. The
+// client writes a file to the server's registered window by RDMA Write, or reads it from there by
+// RDMA Read; short Sends coordinate the transfer. docs/cp.md specifies the protocol.
 package filecopy
 
 import (
@@ -16,29 +15,29 @@ import (
 	"lukechampine.com/blake3"
 )
 
-// Version is the newest version of the protocol. Version 1 has only whole files,
-// SHA-256 and no attributes.
+// Version is the newest version of the protocol. Version 1 supports only whole files and SHA-256,
+// without attributes.
 const Version = 2
 
 const magic = "IWCP"
 
-// Limits that both sides keep.
+// Limits of the protocol.
 const (
 	MaxMessage = 2048     // bytes of a message
 	MaxName    = 1024     // bytes of a file name
-	MaxSlots   = 32       // chunks that a window can hold
+	MaxSlots   = 32       // chunks in a window
 	MaxChunk   = 64 << 20 // bytes of a chunk
-	RecvDepth  = 40       // messages that a side can always take
-	maxText    = 512      // bytes of the text of an error
-	maxEntry   = 255      // bytes of the name of a folder's entry
-	maxEntries = 16       // entries that answer one list
+	RecvDepth  = 40       // receives that each side keeps posted
+	maxText    = 512      // bytes of an error text
+	maxEntry   = 255      // bytes of the name of a directory entry
+	maxEntries = 16       // entries in the answer to a list
 )
 
 // Hello returns the private data that offers or confirms version v.
 func Hello(v uint8) []byte { return append([]byte(magic), v) }
 
-// CheckHello returns the version in the other side's private data, from 1 to
-// Version. For a version that is not supported it returns that and an error.
+// CheckHello returns the version in the other side's private data, from 1 to Version. If the
+// version is not supported, it returns it with an error.
 func CheckHello(b []byte) (uint8, error) {
 	if len(b) < len(magic)+1 || string(b[:len(magic)]) != magic {
 		return 0, errors.New("the other side does not speak iwarpctl's copy protocol: is that the port of iwarpctl serve?")
@@ -54,29 +53,29 @@ type kind uint8
 
 const (
 	kindGet   kind = iota + 1 // client: send me a file
-	kindPut                   // client: take a file
-	kindOpen                  // server: go on, this is my window
+	kindPut                   // client: receive a file
+	kindOpen                  // server: go ahead, this is my window
 	kindChunk                 // file sender: chunk Seq is in its slot
-	kindFree                  // file receiver: chunk Seq is out of its slot
-	kindEnd                   // file sender: that was all
-	kindDone                  // file receiver: all is there and on disk
-	kindError                 // either side: it ends here
-	kindList                  // client: name the entries of a folder, or one object
-	kindEntry                 // server: one of them
-	kindMkdir                 // client: make a folder
+	kindFree                  // file receiver: the slot of chunk Seq is free
+	kindEnd                   // file sender: end of file
+	kindDone                  // file receiver: the file is complete and on disk
+	kindError                 // either side: failure
+	kindList                  // client: list a folder, or one object
+	kindEntry                 // server: an entry of the list
+	kindMkdir                 // client: create a folder
 )
 
-// extended marks a message that has the fields of version 2.
+// extended marks a message with the fields of version 2.
 const extended = 0x40
 
 // Flags of requests.
 const (
-	flagPreserve = 1 << iota // put, mkdir: keep mode and time of modification
-	flagResume               // put: keep what came, and go on from what is there
+	flagPreserve = 1 << iota // put, mkdir: keep mode and modification time
+	flagResume               // put: resume an earlier copy, and keep an incomplete one
 	flagStat                 // list: the object itself
 )
 
-// A Hash is the function that both sides compute over a file.
+// A Hash is a hash function that both sides compute over a file.
 type Hash uint8
 
 // The hashes of docs/cp.md.
@@ -102,7 +101,7 @@ func (h Hash) new() hash.Hash {
 	return sha256.New()
 }
 
-// ParseHash returns the hash that s names.
+// ParseHash returns the hash with the name s.
 func ParseHash(s string) (Hash, error) {
 	for _, h := range []Hash{BLAKE3, SHA256} {
 		if s == h.String() {
@@ -121,7 +120,7 @@ const (
 	typeOther
 )
 
-// message is any message; each kind uses some of the fields.
+// message is a message of any kind; each kind uses some of the fields.
 type message struct {
 	Kind  kind
 	V2    bool          // get, put, open, end, done: with the fields of version 2
@@ -141,7 +140,7 @@ type message struct {
 	Flags    uint8  // V2 put; list, mkdir
 	Mode     uint32 // V2 put, open; entry, mkdir: permissions
 	Mtime    int64  // the same: nanoseconds since 1970
-	Offset   uint64 // V2 get, open: first byte of chunk 0
+	Offset   uint64 // V2 get, open: offset of chunk 0 in the file
 	DiskTime uint64 // V2 end, done: nanoseconds in the sender's calls
 	HashTime uint64 // V2 end, done
 	Type     uint8  // entry
@@ -205,7 +204,7 @@ func (m *message) append(b []byte) []byte {
 
 var errMessage = errors.New("malformed message of the copy protocol")
 
-// decode reads the message that fills b.
+// decode parses b, which must contain exactly one message.
 func (m *message) decode(b []byte) error {
 	r := reader{b: b}
 	first := r.uint(1)
@@ -262,7 +261,7 @@ func (m *message) decode(b []byte) error {
 	return nil
 }
 
-// reader takes fields from the front of b; bad is set when b is too short.
+// reader consumes fields from b; bad is set if b is too short.
 type reader struct {
 	b   []byte
 	bad bool
@@ -300,24 +299,23 @@ type Code uint16
 // The codes of docs/cp.md.
 const (
 	CodeInternal   Code = iota
-	CodeRequest         // malformed or out of turn
-	CodeName            // a name that is not allowed
+	CodeRequest         // malformed or unexpected message
+	CodeName            // invalid name
 	CodeNotFound        // no such file or folder
-	CodePermission      // the file system says no
+	CodePermission      // denied by the file system
 	CodeNoSpace         // disk full, quota or size limit
 	CodeIO              // reading or writing the file failed
 	CodeChecksum        // the sum or the size differs
 	CodeBusy            // too many clients, or shutting down
 )
 
-// A RemoteError is what the other side said of its failure.
+// A RemoteError is an error reported by the other side.
 type RemoteError struct {
 	Code Code
 	Text string
 }
 
-// Error shows the text with everything that a terminal could take as a command
-// removed: it comes from another host.
+// Error escapes the text, which comes from another host, so that it cannot control the terminal.
 func (e *RemoteError) Error() string { return "the other side says: " + printable(e.Text) }
 
 func printable(s string) string {

@@ -10,25 +10,25 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
-// Config is what both sides make the connection with: room for all that
+// Config returns the connection settings of both sides. They provide receives for everything that
 // docs/cp.md lets the other side send at once.
 func Config() *iwarp.Config {
 	return &iwarp.Config{PrivateData: Hello(Version), RecvDepth: RecvDepth, RecvSize: MaxMessage}
 }
 
-// A Server answers clients of one listener.
+// A Server serves the clients of one listener.
 type Server struct {
 	Store      *Store
-	MaxClients int // at the same time; each takes DefaultSlots*DefaultChunk bytes
-	// Tell, if not nil, hears of every file and, with an Event that has no Name,
-	// of every client that could not be served. It is not called twice at once.
+	MaxClients int // concurrent clients; each uses DefaultSlots*DefaultChunk bytes
+	// Tell, if not nil, is called for every file and, with an Event without a Name, for every
+	// client that could not be served. Calls are not concurrent.
 	Tell func(netip.AddrPort, Event)
 
 	mu sync.Mutex
 }
 
-// Serve answers the clients of l until ctx is done, which is no error. It
-// returns when all of them have been told.
+// Serve serves the clients of l until ctx is done, and then returns nil. It returns after all
+// clients have been notified.
 func (s *Server) Serve(ctx context.Context, l *iwarp.Listener) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -70,14 +70,14 @@ func (s *Server) tell(peer netip.AddrPort, e Event) {
 	}
 }
 
-// serve has one client. What it returns has not been told yet.
+// serve serves one client. Its error has not been passed to tell yet.
 func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Event)) error {
 	version, err := CheckHello(req.PrivateData())
 	if err != nil {
 		return errors.Join(err, req.Reject(ctx, Hello(Version)))
 	}
 	cfg := Config()
-	cfg.PrivateData = Hello(version) // its requests say which form the answers have
+	cfg.PrivateData = Hello(version) // the client's requests determine the format of the answers
 	conn, err := req.AcceptConn(ctx, cfg)
 	if err != nil {
 		return err
@@ -103,13 +103,13 @@ func (s *Server) serve(ctx context.Context, req *iwarp.ConnRequest, tell func(Ev
 	return err
 }
 
-// Dial connects to the server at addr, "address:port".
+// Dial connects to the server at addr, an "address:port".
 func Dial(ctx context.Context, dev *iwarp.Device, addr string) (*Client, error) {
 	return DialConfig(ctx, dev, addr, Config())
 }
 
-// DialConfig is Dial with Config's, or what is based on it. A server that
-// supports only version 1 is asked again for that.
+// DialConfig is Dial with a Config, which should be derived from Config(). If the server supports
+// only version 1, it connects again with that version.
 func DialConfig(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config) (*Client, error) {
 	conn, err := dev.Dial(ctx, addr, cfg)
 	if r := (*iwarp.RejectError)(nil); errors.As(err, &r) {
@@ -140,7 +140,7 @@ func DialConfig(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.
 // Close ends the connection that Dial made.
 func (c *Client) Close() error { return c.close() }
 
-// explain gives a refusal of the protocol in words.
+// explain makes an error of a version mismatch readable.
 func explain(err error) error {
 	var r *iwarp.RejectError
 	if !errors.As(err, &r) {

@@ -14,17 +14,17 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
-// The window that a server offers unless told otherwise.
+// Default size of a server's window.
 const (
 	DefaultChunk = 1 << 20
 	DefaultSlots = 8
 )
 
-// maxWindow bounds what a client registers because a server says so.
+// maxWindow bounds the memory that a client registers at a server's request.
 const maxWindow = 256 << 20
 
-// A Window is the server's registered memory, for one connection: Slots times
-// Chunk bytes that the peer may read and write.
+// A Window is the server's registered memory for one connection: Slots*Chunk bytes that the peer
+// may read and write.
 type Window struct {
 	Bytes  []byte
 	Remote iwarp.Remote
@@ -32,7 +32,7 @@ type Window struct {
 	Slots  int
 }
 
-// Event tells of one file that a server sent or took, or failed to.
+// Event reports a file that a server sent or received, or failed to.
 type Event struct {
 	Put  bool
 	Name string
@@ -41,8 +41,8 @@ type Event struct {
 	Err  error
 }
 
-// Serve answers one client on an established connection until the client goes,
-// which is no error. tell, if not nil, hears of each file.
+// Serve serves one client on an established connection until the client disconnects, and then
+// returns nil. tell, if not nil, is called for each file.
 func Serve(ctx context.Context, c Conn, store *Store, w Window, idle time.Duration, tell func(Event)) error {
 	var l lister
 	for {
@@ -81,17 +81,17 @@ func Serve(ctx context.Context, c Conn, store *Store, w Window, idle time.Durati
 	}
 }
 
-// gone reports that the peer has closed the connection in good order.
+// gone reports whether the peer closed the connection cleanly.
 func gone(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, iwarp.ErrPeerClosed)
 }
 
-// options are those of a put or a mkdir.
+// options returns the options of a put or a mkdir.
 func (m *message) options() Options {
 	return Options{Attrs{m.Mode, m.Mtime}, m.Flags&flagPreserve != 0, m.Flags&flagResume != 0}
 }
 
-// lister answers list, and remembers the folder for the next one.
+// lister answers list requests. It caches the folder for the next request.
 type lister struct {
 	name    string
 	entries []Entry
@@ -104,7 +104,7 @@ func (l *lister) serve(ctx context.Context, c Conn, store *Store, m *message) er
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		if err == nil { // without an entry: it does not exist, which may be well
+		if err == nil { // no entry: the object does not exist, which may be fine
 			out = []Entry{e}
 		}
 	} else {
@@ -138,8 +138,8 @@ func (l *lister) serve(ctx context.Context, c Conn, store *Store, m *message) er
 	return send(ctx, c, &message{Kind: kindDone})
 }
 
-// open is the answer to the request m for a file of size bytes, of which the
-// receiver has the first offset.
+// open returns the answer to request m for a file of size bytes, of which the receiver already has
+// offset bytes.
 func (w *Window) open(m *message, size, offset int64, a Attrs) *message {
 	out := &message{
 		Kind: kindOpen, Size: uint64(size), Addr: w.Remote.Addr, RKey: w.Remote.RKey,
@@ -151,14 +151,14 @@ func (w *Window) open(m *message, size, offset int64, a Attrs) *message {
 	return out
 }
 
-// transfer is the server's side of what open tells.
+// transfer returns the server's side of the transfer that open announces.
 func (w *Window) transfer(c Conn, idle time.Duration, open *message) *transfer {
 	t := &transfer{conn: c, idle: idle, v2: open.V2, hash: open.hash(), offset: int64(open.Offset), size: int64(open.Size)}
 	t.chunk, t.slots, t.buf = w.Chunk, w.Slots, w.Bytes
 	return t
 }
 
-// hash is what is computed over the file.
+// hash returns the hash function for the file.
 func (m *message) hash() Hash {
 	if m.V2 {
 		return m.Hash
@@ -196,7 +196,7 @@ func servePut(ctx context.Context, c Conn, store *Store, w Window, idle time.Dur
 	return w.transfer(c, idle, open).take(ctx, in)
 }
 
-// take receives into in, commits it and says done.
+// take receives a file into in, commits it and sends done.
 func (t *transfer) take(ctx context.Context, in *Incoming) (Result, error) {
 	res, err := t.receive(ctx, in, in.prefix())
 	if err != nil {
@@ -217,7 +217,7 @@ func (t *transfer) take(ctx context.Context, in *Incoming) (Result, error) {
 	if t.v2 {
 		done.V2, done.DiskTime, done.HashTime = true, uint64(res.Times.Disk), uint64(res.Times.Hash)
 	}
-	// The file is there, whatever becomes of this message.
+	// The file is complete even if this message is lost.
 	return res, send(ctx, t.conn, &done)
 }
 
@@ -230,19 +230,19 @@ type Client struct {
 
 	Version  uint8 // of the server; 0: Version
 	Hash     Hash  // 0: BLAKE3. A server of version 1 has only SHA256
-	Preserve bool  // copy permissions and time of modification
-	Resume   bool  // go on with what an earlier copy left, and leave what came if this one fails
+	Preserve bool  // copy permissions and modification time
+	Resume   bool  // resume an earlier copy, and keep an incomplete file on failure
 
 	buf   []byte
 	close func() error
 }
 
-// ErrVersion is what a server of version 1 cannot do.
+// ErrVersion is returned for operations that need version 2 of the server.
 var ErrVersion = errors.New("the other side's iwarpctl serve is older: it has neither folders nor -p nor --resume; upgrade it, or copy single files without them")
 
 func (c *Client) v2() bool { return c.Version != 1 }
 
-// needs returns ErrVersion if the server has only version 1 and new is needed.
+// needs returns ErrVersion if extended is set and the server supports only version 1.
 func (c *Client) needs(extended bool) error {
 	if extended && !c.v2() {
 		return &Error{CodeRequest, ErrVersion}
@@ -250,7 +250,7 @@ func (c *Client) needs(extended bool) error {
 	return nil
 }
 
-// extend gives a request the fields of version 2, where the server has it.
+// extend adds the fields of version 2 to a request, if the server supports it.
 func (c *Client) extend(m *message, a Attrs) *message {
 	if c.v2() {
 		m.V2, m.Hash, m.Mode, m.Mtime = true, BLAKE3, a.Mode, a.Mtime
@@ -267,8 +267,8 @@ func (c *Client) extend(m *message, a Attrs) *message {
 	return m
 }
 
-// Put copies size bytes from r into the server's file name by RDMA Write. The
-// permissions are those of a new file; it cannot be resumed.
+// Put copies size bytes from r to the server's file name by RDMA Write. The file gets default
+// permissions; the copy cannot be resumed.
 func (c *Client) Put(ctx context.Context, r io.Reader, size int64, name string) (res Result, err error) {
 	plain := *c
 	plain.Preserve, plain.Resume = false, false
@@ -276,7 +276,7 @@ func (c *Client) Put(ctx context.Context, r io.Reader, size int64, name string) 
 	return plain.put(ctx, r, size, name, Attrs{Mode: 0o666})
 }
 
-// PutFile copies the file f, which info describes, to the server's file name.
+// PutFile copies the file f, described by info, to the server's file name.
 func (c *Client) PutFile(ctx context.Context, f io.Reader, info fs.FileInfo, name string) (Result, error) {
 	return c.put(ctx, f, info.Size(), name, attrsOf(info))
 }
@@ -303,7 +303,7 @@ func (c *Client) put(ctx context.Context, r io.Reader, size int64, name string, 
 	return t.send(ctx, r)
 }
 
-// Get copies the server's file name by RDMA Read to the file as of store.
+// Get copies the server's file name by RDMA Read to the file as in store.
 func (c *Client) Get(ctx context.Context, name string, store *Store, as string) (res Result, err error) {
 	defer func() { c.finish(ctx, err) }()
 	if err := errors.Join(CheckName(name), c.needs(c.Preserve || c.Resume)); err != nil {
@@ -317,7 +317,7 @@ func (c *Client) Get(ctx context.Context, name string, store *Store, as string) 
 		}
 	}()
 	var there Entry
-	if c.Resume { // what is there must be known before data comes
+	if c.Resume { // the length of the existing part must be known before data arrives
 		if there, err = c.Stat(ctx, name); err != nil {
 			return Result{}, err
 		}
@@ -349,11 +349,11 @@ func (c *Client) Get(ctx context.Context, name string, store *Store, as string) 
 		return c.Conn.Read(ctx, m.remote(off, n), t.buf[off:off+n])
 	}
 	take := in
-	in = nil // take ends it
+	in = nil // take has closed it
 	return t.take(ctx, take)
 }
 
-// list sends a list and calls each for the entries that answer it.
+// list sends a list request and returns the entries of the answer.
 func (c *Client) list(ctx context.Context, flags uint8, name, after string) (l []Entry, err error) {
 	if err := c.needs(true); err != nil {
 		return nil, err
@@ -371,7 +371,7 @@ func (c *Client) list(ctx context.Context, flags uint8, name, after string) (l [
 		case m.Kind != kindEntry || len(l) == maxEntries:
 			return nil, errTurn(&m)
 		}
-		if flags&flagStat == 0 { // a name must not lead out of the folder, and the list must end
+		if flags&flagStat == 0 { // an entry must not lead out of the folder, and the list must end
 			if strings.Contains(m.Name, "/") || m.Name <= after {
 				return nil, &Error{CodeRequest, errMessage}
 			}
@@ -384,8 +384,8 @@ func (c *Client) list(ctx context.Context, flags uint8, name, after string) (l [
 	}
 }
 
-// Stat describes the server's object name; "" is the folder that it serves. The
-// error for one that does not exist is fs.ErrNotExist.
+// Stat describes the server's object name; "" is the folder that it serves. It returns
+// fs.ErrNotExist if there is none.
 func (c *Client) Stat(ctx context.Context, name string) (e Entry, err error) {
 	defer func() {
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -404,7 +404,7 @@ func (c *Client) Stat(ctx context.Context, name string) (e Entry, err error) {
 	return l[0], nil
 }
 
-// List calls each for the entries of the server's folder name, by name.
+// List calls each for the entries of the server's folder name, sorted by name.
 func (c *Client) List(ctx context.Context, name string, each func(Entry) error) (err error) {
 	for after := ""; ; {
 		l, err := c.list(ctx, 0, name, after)
@@ -424,8 +424,8 @@ func (c *Client) List(ctx context.Context, name string, each func(Entry) error) 
 	}
 }
 
-// Mkdir makes the server's folder name, if it is not there. With Preserve it
-// has the attributes a.
+// Mkdir creates the server's folder name if it does not exist. With Preserve the folder gets the
+// attributes a.
 func (c *Client) Mkdir(ctx context.Context, name string, a Attrs) (err error) {
 	defer func() { c.finish(ctx, err) }()
 	if err := errors.Join(CheckName(name), c.needs(true)); err != nil {
@@ -494,7 +494,7 @@ func (c *Client) transfer(open *message) (*transfer, error) {
 	return t, nil
 }
 
-// remote is the place of the bytes [off,off+n) of the window.
+// remote returns the bytes [off,off+n) of the window.
 func (m *message) remote(off, n int) iwarp.Remote {
 	return iwarp.Remote{Addr: m.Addr + uint64(off), RKey: m.RKey, Len: uint32(n)}
 }

@@ -18,11 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tempPrefix begins the names of files that are not whole yet.
+// tempPrefix begins the names of incomplete files.
 const tempPrefix = ".iwcp-"
 
-// A Store is a folder that files come from and go to. Nothing outside of it
-// can be reached by any name: not by "..", nor through a symbolic link.
+// A Store is a folder that files are read from and written to. No name can reach outside of it,
+// neither by ".." nor through a symbolic link.
 type Store struct {
 	root *os.Root
 }
@@ -36,10 +36,10 @@ func OpenStore(dir string) (*Store, error) {
 	return &Store{root}, nil
 }
 
-// Close closes the store; files that are open stay open.
+// Close closes the store. Open files stay open.
 func (s *Store) Close() error { return s.root.Close() }
 
-// An Error is a failure with the code that tells the other side its kind.
+// An Error is a failure with the code to report to the other side.
 type Error struct {
 	Code Code
 	Err  error
@@ -48,8 +48,8 @@ type Error struct {
 func (e *Error) Error() string { return e.Err.Error() }
 func (e *Error) Unwrap() error { return e.Err }
 
-// CheckName accepts relative slash-separated names without ".", ".." and empty
-// elements, control characters and our temporary files.
+// CheckName accepts relative slash-separated names without ".", ".." and empty elements, without
+// control characters, and not those of temporary files.
 func CheckName(name string) error {
 	switch {
 	case len(name) > MaxName:
@@ -57,14 +57,14 @@ func CheckName(name string) error {
 	case name == "." || !fs.ValidPath(name):
 		return &Error{CodeName, fmt.Errorf("name %q is not allowed: it must be relative, without \"..\" and empty parts", name)}
 	case strings.ContainsFunc(name, unicode.IsControl):
-		return &Error{CodeName, fmt.Errorf("name %q is not allowed: it holds a control character", name)}
+		return &Error{CodeName, fmt.Errorf("name %q is not allowed: it contains a control character", name)}
 	case strings.HasPrefix(path.Base(name), tempPrefix):
 		return &Error{CodeName, fmt.Errorf("name %q is not allowed: %s is for temporary files", name, tempPrefix)}
 	}
 	return nil
 }
 
-// Attrs are what a file has besides its contents.
+// Attrs are attributes of a file.
 type Attrs struct {
 	Mode  uint32 // permissions, 0 to 0777
 	Mtime int64  // nanoseconds since 1970
@@ -81,7 +81,7 @@ func (s *Store) Open(name string) (*os.File, fs.FileInfo, error) {
 	if err := CheckName(name); err != nil {
 		return nil, nil, err
 	}
-	// O_NONBLOCK: opening a FIFO must not wait for its other end.
+	// With O_NONBLOCK, opening a FIFO does not block.
 	f, err := s.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, nil, fileError(name, err)
@@ -108,31 +108,30 @@ func checkRegular(info fs.FileInfo) error {
 	return nil
 }
 
-// Incoming is a file on its way in. It has a temporary name until Commit.
+// Incoming is a file being received. It has a temporary name until Commit.
 type Incoming struct {
 	store         *Store
 	file          *os.File
 	name, temp    string
-	keep          bool // the temporary file, for a later copy
+	keep          bool // keep the temporary file on Abort
 	preserve      bool
 	attrs         Attrs
-	flushed, size int64 // bytes whose write-back has begun, and that are there
+	flushed, size int64 // bytes whose write-back has started, and bytes written
 }
 
-// Options say how a file is created.
+// Options control how a file is created.
 type Options struct {
 	Attrs
-	Preserve bool // Attrs are those of the file, not only its permissions under the umask
-	Resume   bool // go on with what an earlier copy of the same file left, and leave that
+	Preserve bool // apply all Attrs, not only permissions masked by the umask
+	Resume   bool // resume an earlier copy of the same file, and keep an incomplete one
 }
 
-// flushEvery is how many bytes are written before their write-back begins:
-// without it a disk is idle until Commit.
+// flushEvery is the number of bytes written between starts of write-back. Without it the disk would
+// be idle until Commit.
 const flushEvery = 8 << 20
 
-// Create begins a file of size bytes under a temporary name in the folder
-// where name will be. Its space is checked at once, so that a full disk shows
-// before the data comes.
+// Create creates a file of size bytes under a temporary name in the folder of name. It reserves the
+// space at once, so that a full disk is detected before the transfer.
 func (s *Store) Create(name string, size int64, o Options) (*Incoming, error) {
 	if err := CheckName(name); err != nil {
 		return nil, err
@@ -168,7 +167,7 @@ func (s *Store) Create(name string, size int64, o Options) (*Incoming, error) {
 	return in, nil
 }
 
-// begin finds how much of the file is there, and reserves the rest.
+// begin determines how much of the file exists, and reserves the rest.
 func (in *Incoming) begin(size int64) error {
 	if in.keep {
 		if err := unix.Flock(int(in.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
@@ -194,12 +193,11 @@ func (in *Incoming) begin(size int64) error {
 	return reserve(in.file, size-in.size, in.size)
 }
 
-// prefix is what is there already.
+// prefix returns a reader for the existing part.
 func (in *Incoming) prefix() io.Reader { return io.NewSectionReader(in.file, 0, in.size) }
 
-// reserve makes sure that f can have size more bytes at offset. Where that is
-// cheap they are allocated, without a change of the file's size; a tmpfs would
-// be as long about it as about writing.
+// reserve checks that f can grow by size bytes at offset. It allocates them, without changing the
+// file's size, where that is cheap; on tmpfs it would take as long as writing.
 func reserve(f *os.File, size, offset int64) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
@@ -211,7 +209,7 @@ func reserve(f *os.File, size, offset int64) error {
 		}
 		return nil
 	}
-	const tries = 10 // a signal interrupts the call, and may each time
+	const tries = 10 // the call may be interrupted by a signal each time
 	for range tries {
 		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, offset, size)
 		if !errors.Is(err, unix.EINTR) {
@@ -232,13 +230,13 @@ func (in *Incoming) Write(b []byte) (int, error) {
 		return n, fileError(in.name, err)
 	}
 	if todo := in.size - in.flushed; todo >= flushEvery {
-		_ = unix.SyncFileRange(int(in.file.Fd()), in.flushed, todo, unix.SYNC_FILE_RANGE_WRITE) // Commit hears of errors
+		_ = unix.SyncFileRange(int(in.file.Fd()), in.flushed, todo, unix.SYNC_FILE_RANGE_WRITE) // errors are reported to Commit
 		in.flushed = in.size
 	}
 	return n, nil
 }
 
-// setAttrs gives the file its permissions and, where they are kept, its time.
+// setAttrs sets the permissions and, if they are preserved, the times.
 func (in *Incoming) setAttrs() error {
 	info, err := in.file.Stat()
 	if err != nil {
@@ -246,7 +244,7 @@ func (in *Incoming) setAttrs() error {
 	}
 	mode := fs.FileMode(in.attrs.Mode)
 	if !in.preserve {
-		mode &= info.Mode() // which has the umask
+		mode &= info.Mode() // the umask is applied already
 	}
 	if mode != info.Mode().Perm() {
 		if err := in.file.Chmod(mode); err != nil {
@@ -260,8 +258,8 @@ func (in *Incoming) setAttrs() error {
 	return nil
 }
 
-// Commit puts the file on disk and gives it its name. After an error, too, the
-// Incoming is used up and nothing is left of it.
+// Commit flushes the file to disk and renames it to its final name. The Incoming cannot be used
+// afterwards, even after an error, which leaves nothing behind.
 func (in *Incoming) Commit() error {
 	err := in.setAttrs()
 	if err == nil {
@@ -288,7 +286,7 @@ func (in *Incoming) Commit() error {
 	return nil
 }
 
-// Abort removes the file, unless a later copy may go on with it.
+// Abort removes the file, unless it is kept to be resumed.
 func (in *Incoming) Abort() {
 	in.file.Close()
 	if !in.keep {
@@ -302,14 +300,14 @@ type Entry struct {
 	Name   string
 	Size   int64
 	Folder bool
-	Other  bool // neither a folder nor a regular file, or not to be reached
+	Other  bool // neither a folder nor a regular file, or not accessible
 }
 
 func entryOf(name string, info fs.FileInfo) Entry {
 	return Entry{attrsOf(info), name, info.Size(), info.IsDir(), !info.IsDir() && !info.Mode().IsRegular()}
 }
 
-// checkFolder is CheckName for a folder, which may be the whole store, "".
+// checkFolder is CheckName for a folder; "" is the whole store.
 func checkFolder(name string) (rooted string, err error) {
 	if name == "" {
 		return ".", nil
@@ -330,8 +328,8 @@ func (s *Store) Stat(name string) (Entry, error) {
 	return entryOf(path.Base(rooted), info), nil
 }
 
-// List returns the entries of the folder name by name. Those that no message
-// of the protocol can name, and unfinished files, are left out.
+// List returns the entries of the folder name, sorted by name. It omits incomplete files and names
+// that the protocol cannot represent.
 func (s *Store) List(name string) ([]Entry, error) {
 	rooted, err := checkFolder(name)
 	if err != nil {
@@ -361,14 +359,13 @@ func (s *Store) List(name string) ([]Entry, error) {
 	return l, nil
 }
 
-// Mkdir makes the folder name if it is not there, and gives it the attributes
-// that o preserves.
+// Mkdir creates the folder name if it does not exist, and sets the attributes that o preserves.
 func (s *Store) Mkdir(name string, o Options) error {
 	if err := CheckName(name); err != nil {
 		return err
 	}
 	mode := fs.FileMode(o.Mode & permissions)
-	if err := s.root.Mkdir(name, mode|0o700); err != nil { // files can be put there, whatever the mode
+	if err := s.root.Mkdir(name, mode|0o700); err != nil { // so that files can be created in it, whatever the mode
 		if !errors.Is(err, fs.ErrExist) {
 			return fileError(name, err)
 		}
@@ -386,8 +383,8 @@ func (s *Store) Mkdir(name string, o Options) error {
 	return nil
 }
 
-// fileError names the file as the user did, says what to do where that is
-// clear, and finds the code.
+// fileError returns an Error with the name as the user gave it, the code and, where known, a
+// remedy.
 func fileError(name string, err error) error {
 	if e := (*Error)(nil); errors.As(err, &e) {
 		return err

@@ -13,8 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A Conn is what the protocol needs of a connection; *iwarp.Conn has it.
-// Several goroutines call it at the same time.
+// A Conn is the part of *iwarp.Conn that the protocol uses. It must be safe for concurrent use.
 type Conn interface {
 	Send(ctx context.Context, b []byte) error
 	Recv(ctx context.Context, b []byte) (int, error)
@@ -25,31 +24,31 @@ type Conn interface {
 // Result describes a file that was copied.
 type Result struct {
 	Size   int64
-	Offset int64 // bytes that were there before
+	Offset int64 // bytes that the receiver had before
 	Hash   Hash
 	Sum    [sumSize]byte
 	Times  Times
 }
 
-// Times is how long each part of a copy was busy; parts overlap. Those of the
-// other side are 0 if it has version 1.
+// Times are the busy times of the parts of a copy, which overlap. Those of the other side are 0 if
+// it has version 1.
 type Times struct {
-	Disk, Hash         time.Duration // here
+	Disk, Hash         time.Duration // of this side
 	PeerDisk, PeerHash time.Duration
 	Network            time.Duration // with an RDMA operation outstanding; 0 on a server
 }
 
-// Times that both sides wait.
+// Time-outs of both sides.
 const (
-	// DefaultIdle is how long a side waits for a message in the middle of a
-	// transfer: writing a chunk to a slow disk must fit.
+	// DefaultIdle is how long to wait for a message during a transfer. It must allow for
+	// writing a chunk to a slow disk.
 	DefaultIdle = 60 * time.Second
-	// farewell is how long the side that reports an error waits for the other
-	// one to go.
+	// farewell is how long the side that reports an error waits for the other one to
+	// disconnect.
 	farewell = 3 * time.Second
 )
 
-// transfer is one file on its way, seen from either side.
+// transfer is the transfer of one file, on either side.
 type transfer struct {
 	conn     Conn
 	idle     time.Duration
@@ -59,27 +58,27 @@ type transfer struct {
 	size     int64 // of the whole file
 	chunk    int
 	slots    int
-	buf      []byte // slots of chunk bytes
+	buf      []byte // slots of chunk bytes each
 	progress func(done int64)
 
-	// move does the RDMA operation for the bytes at off of buf; nil on the
-	// side whose window the other one accesses.
+	// move performs the RDMA operation for n bytes of buf at off. It is nil on the side whose
+	// window is accessed.
 	move func(ctx context.Context, off, n int) error
 
 	disk, hashing, network meter
 	peer                   Times
 }
 
-// hashRate is a rate, in bytes a second, at which any disk and CPU can sum up
-// what the receiver already has. The other side waits that much longer.
+// hashRate is a rate in bytes per second at which every host can hash the part that the receiver
+// already has. The other side waits that much longer.
 const hashRate = 50 << 20
 
-// patience is how long to wait for a message.
+// patience returns how long to wait for a message.
 func (t *transfer) patience() time.Duration {
 	return t.idle + time.Duration(t.offset/hashRate)*time.Second
 }
 
-// A meter adds up the time in which at least one of its users is busy.
+// A meter adds up the time during which it has at least one user.
 type meter struct {
 	mu    sync.Mutex
 	busy  int
@@ -87,7 +86,7 @@ type meter struct {
 	total time.Duration
 }
 
-// start begins a use; the function that it returns ends it.
+// start adds a user; the returned function removes it.
 func (m *meter) start() (stop func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -109,22 +108,22 @@ func (m *meter) time() time.Duration {
 	return m.total
 }
 
-// piece is a chunk between two stages of the transfer.
+// piece is a chunk on its way through the stages of a transfer.
 type piece struct {
 	seq    uint64
 	off    int // in buf
 	n      int
-	moved  chan error    // nil: nothing to wait for
-	hashed chan struct{} // closed when the chunk is part of the sum
-	end    *message      // the end of the file instead of a chunk
+	moved  chan error    // result of the RDMA operation; nil: there is none
+	hashed chan struct{} // closed when the chunk has been hashed
+	end    *message      // end of the file, instead of a chunk
 }
 
-// chunks returns the number of chunks that are sent.
+// chunks returns the number of chunks to send.
 func (t *transfer) chunks() uint64 {
 	return (uint64(t.size-t.offset) + uint64(t.chunk) - 1) / uint64(t.chunk)
 }
 
-// position is where chunk seq begins in the file.
+// position returns the offset of chunk seq in the file.
 func (t *transfer) position(seq uint64) int64 { return t.offset + int64(seq)*int64(t.chunk) }
 
 func (t *transfer) piece(seq uint64) piece {
@@ -149,8 +148,8 @@ func (p *piece) start(ctx context.Context, t *transfer) {
 	}()
 }
 
-// wait waits until the bytes of p are where they belong. The operation ends
-// with the connection if not before, so buf is not touched after a nil error.
+// wait waits until the bytes of p have been transferred. The operation ends with the connection at
+// the latest, so nothing accesses the slot after a nil error.
 func (p *piece) wait(ctx context.Context) error {
 	if p.moved == nil {
 		return nil
@@ -163,7 +162,7 @@ func (p *piece) wait(ctx context.Context) error {
 	}
 }
 
-// summed waits until p is part of the sum.
+// summed waits until p has been hashed.
 func (p *piece) summed(ctx context.Context) error {
 	if p.hashed == nil {
 		return nil
@@ -176,9 +175,8 @@ func (p *piece) summed(ctx context.Context) error {
 	}
 }
 
-// sum adds prefix, which may be nil, and then what comes from pieces to a sum,
-// in a goroutine of its own. The function that it returns waits for the end of
-// pieces.
+// sum hashes prefix, which may be nil, and then the pieces, in its own goroutine. The returned
+// function waits until pieces is closed and returns the sum.
 func (t *transfer) sum(g *errgroup.Group, prefix io.Reader, pieces <-chan piece) (wait func() [sumSize]byte) {
 	h := t.hash.new()
 	done := make(chan struct{})
@@ -204,7 +202,7 @@ func (t *transfer) sum(g *errgroup.Group, prefix io.Reader, pieces <-chan piece)
 	}
 }
 
-// errShorter is what a reader's error means of a file whose size was known.
+// errShorter converts the EOF of a file whose size was known.
 func errShorter(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = errors.New("the file became shorter while it was copied")
@@ -212,7 +210,7 @@ func errShorter(err error) error {
 	return &Error{CodeIO, err}
 }
 
-// recv waits for one message. A message of kind error becomes a *RemoteError.
+// recv waits for one message. It returns a message of kind error as a *RemoteError.
 func recv(ctx context.Context, c Conn, idle time.Duration) (message, error) {
 	b := make([]byte, MaxMessage)
 	wait, cancel := context.WithTimeout(ctx, idle)
@@ -242,8 +240,8 @@ func errTurn(m *message) error {
 	return &Error{CodeRequest, fmt.Errorf("message of kind %d out of turn", m.Kind)}
 }
 
-// send sends the file from r after its first offset bytes, which the sum covers
-// too, and returns after the other side's done.
+// send sends the file from r, after its first offset bytes, which are only hashed. It returns after
+// the other side's done.
 func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 	var (
 		credits = make(chan struct{}, t.slots)
@@ -256,7 +254,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	var prefix io.Reader
-	read := make(chan struct{}) // the prefix has been read
+	read := make(chan struct{}) // closed when the prefix has been read
 	if t.offset > 0 {
 		prefix = &atEnd{io.LimitReader(r, t.offset), t.offset, func() { close(read) }}
 	} else {
@@ -271,7 +269,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		used := make([]piece, t.slots) // what was in each slot before
+		used := make([]piece, t.slots) // previous content of each slot
 		for seq := range t.chunks() {
 			select {
 			case <-credits:
@@ -291,7 +289,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 				return errShorter(err)
 			}
 			p.start(ctx, t)
-			tosum <- p // has room: the slot was hashed
+			tosum <- p // does not block: the slot was hashed
 			select {
 			case ready <- p:
 			case <-ctx.Done():
@@ -300,7 +298,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 		}
 		return nil
 	})
-	g.Go(func() error { // tells which slots are full, in order
+	g.Go(func() error { // reports full slots, in order
 		var told uint64
 		for p := range ready {
 			if err := p.wait(ctx); err != nil {
@@ -311,7 +309,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 			}
 			told++
 		}
-		if told < t.chunks() || ctx.Err() != nil { // filling failed, and says why
+		if told < t.chunks() || ctx.Err() != nil { // filling failed with its own error
 			return nil
 		}
 		end := message{Kind: kindEnd, Size: uint64(t.size), Sum: sum()}
@@ -321,7 +319,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 		ended.Store(true)
 		return send(ctx, t.conn, &end)
 	})
-	g.Go(func() error { // hears which slots are free again
+	g.Go(func() error { // receives reports of free slots
 		for next := uint64(0); ; {
 			m, err := recv(ctx, t.conn, t.patience())
 			switch {
@@ -332,7 +330,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 				t.report(min(t.position(next), t.size))
 				select {
 				case credits <- struct{}{}:
-				default: // more freed than sent
+				default: // more slots reported free than were sent
 					return errTurn(&m)
 				}
 			case m.Kind == kindDone && m.V2 == t.v2 && ended.Load():
@@ -349,7 +347,7 @@ func (t *transfer) send(ctx context.Context, r io.Reader) (Result, error) {
 	return t.result(sum()), nil
 }
 
-// atEnd calls end when n bytes of r have been read.
+// atEnd calls end when n bytes have been read from r.
 type atEnd struct {
 	r   io.Reader
 	n   int64
@@ -370,8 +368,8 @@ func (t *transfer) result(sum [sumSize]byte) Result {
 	return Result{t.size, t.offset, t.hash, sum, times}
 }
 
-// receive takes the file into w and checks it against the sender's sum. prefix
-// holds the first offset bytes. It does not say done: the file is not safe yet.
+// receive writes the file to w and compares its hash with the sender's. prefix holds the first
+// offset bytes. It does not send done, since the file is not on disk yet.
 func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (Result, error) {
 	var (
 		ready   = make(chan piece, t.slots+1)
@@ -384,7 +382,7 @@ func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (
 		prefix = nil
 	}
 	sum := t.sum(g, prefix, tosum)
-	g.Go(func() error { // hears which slots are full
+	g.Go(func() error { // receives reports of full slots
 		defer close(ready)
 		for next := uint64(0); ; next++ {
 			m, err := recv(ctx, t.conn, t.patience())
@@ -403,7 +401,7 @@ func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (
 				return errTurn(&m)
 			}
 			p.start(ctx, t)
-			ready <- p // has room: at most slots pieces and the end are in it
+			ready <- p // does not block: at most slots pieces and the end are queued
 		}
 	})
 	g.Go(func() error { // writes them
@@ -427,7 +425,7 @@ func (t *transfer) receive(ctx context.Context, w io.Writer, prefix io.Reader) (
 		return nil
 	})
 	var end *message
-	g.Go(func() error { // empties their slots when they are part of the sum too
+	g.Go(func() error { // reports slots free once their pieces have been hashed too
 		for p := range written {
 			if end = p.end; end != nil {
 				continue
@@ -459,9 +457,8 @@ func (t *transfer) report(done int64) {
 	}
 }
 
-// fail tells the other side of err, unless err is the other side's own or the
-// connection's, and waits a moment for it to go: closing at once could
-// overtake the message.
+// fail reports err to the other side, unless it comes from the other side or the connection, and
+// waits shortly for it to disconnect: closing at once could overtake the message.
 func fail(ctx context.Context, c Conn, err error) {
 	m := message{Kind: kindError, Code: CodeInternal, Text: "stopped"}
 	var e *Error

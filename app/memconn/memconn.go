@@ -1,5 +1,5 @@
-// Package memconn is a connection in memory for tests: what app needs
-// of an *iwarp.Conn, with its rules checked.
+// Package memconn implements an in-memory connection for tests: the methods of *iwarp.Conn that app
+// uses, with checks of their rules.
 package memconn
 
 import (
@@ -13,7 +13,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
-// Conn is one end. Its methods may be called from several goroutines.
+// Conn is one end. It is safe for concurrent use.
 type Conn struct {
 	peer  *Conn
 	depth int // receives that are always posted
@@ -27,8 +27,8 @@ type Conn struct {
 	regions map[uint32]*region
 	next    uint32
 
-	// Fault, if not nil, is asked before each operation ("send", "write",
-	// "read"); an error ends the connection.
+	// Fault, if not nil, is called before each operation ("send", "write", "read"). If it
+	// returns an error, the connection breaks.
 	Fault func(op string, n int) error
 }
 
@@ -37,12 +37,11 @@ type region struct {
 	bytes []byte
 }
 
-// ErrDown is what operations of a connection return that has broken.
+// ErrDown is returned by operations on a broken connection.
 var ErrDown = errors.New("memconn: connection is down")
 
-// Pair returns two ends that each can take depth messages of size bytes
-// before the other side has no receive to hit, which breaks the connection as
-// it does in RDMA.
+// Pair returns two ends with depth receives of size bytes each. As with RDMA, a message without a
+// receive breaks the connection.
 func Pair(depth, size int) (a, b *Conn) {
 	down, once := make(chan struct{}), new(sync.Once)
 	mk := func(base uint32) *Conn {
@@ -63,8 +62,7 @@ func (c *Conn) Alloc(n int) ([]byte, iwarp.Remote) {
 	return r.bytes, iwarp.Remote{Addr: r.base, RKey: c.next, Len: uint32(n)}
 }
 
-// Close ends the connection in good order: the peer reads io.EOF after the
-// messages that are there.
+// Close closes the connection cleanly: the peer reads io.EOF after the messages already sent.
 func (c *Conn) Close() { c.once.Do(func() { close(c.down) }) }
 
 func (c *Conn) check(op string, n int) error {
@@ -133,12 +131,12 @@ func (c *Conn) region(r iwarp.Remote, n int) ([]byte, error) {
 	return reg.bytes[off : off+uint64(n)], nil
 }
 
-// Write is RDMA Write.
+// Write performs an RDMA Write.
 func (c *Conn) Write(_ context.Context, r iwarp.Remote, b []byte) error {
 	return c.access("write", r, b, func(far []byte) { copy(far, b) })
 }
 
-// Read is RDMA Read.
+// Read performs an RDMA Read.
 func (c *Conn) Read(_ context.Context, r iwarp.Remote, b []byte) error {
 	return c.access("read", r, b, func(far []byte) { copy(b, far) })
 }

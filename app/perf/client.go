@@ -11,13 +11,13 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
-// creditLen is the length of a credit: be64, the messages received so far.
+// creditLen is the length of a credit: the number of messages received so far, as be64.
 const creditLen = 8
 
-// closeWait is how long to wait for the other side's part of the close.
+// closeWait is how long to wait for the other side to close the connection.
 const closeWait = time.Second
 
-// Client measures against the server at addr. cfg may be nil.
+// Client runs a measurement against the server at addr. cfg may be nil.
 func Client(ctx context.Context, dev *iwarp.Device, addr string, p Params, cfg *iwarp.Config) (*Result, error) {
 	if p.Mode == Latency {
 		p.Depth = 1
@@ -77,7 +77,7 @@ func Client(ctx context.Context, dev *iwarp.Device, addr string, p Params, cfg *
 	return p.sum(lanes, took), nil
 }
 
-// lane is one queue pair of a client.
+// lane is a queue pair of a client.
 type lane struct {
 	p      Params
 	e      *endpoint
@@ -86,7 +86,7 @@ type lane struct {
 	err    error
 }
 
-// connect makes a lane.
+// connect creates a lane.
 func (p *Params) connect(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config) (l *lane, err error) {
 	e, err := open(ctx, dev, p)
 	if err != nil {
@@ -97,7 +97,7 @@ func (p *Params) connect(ctx context.Context, dev *iwarp.Device, addr string, cf
 			e.close()
 		}
 	}()
-	// The messages that come: credits, or a ping-pong's other half.
+	// Incoming messages: credits, or the replies of a ping-pong.
 	for range p.clientReceives() {
 		if err := e.postRecv(p.clientRecv()); err != nil {
 			return nil, err
@@ -119,8 +119,7 @@ func (p *Params) connect(ctx context.Context, dev *iwarp.Device, addr string, cf
 	return &lane{p: *p, e: e, far: far}, nil
 }
 
-// leave closes the connection in order; closing the queue pair at once would
-// cut it.
+// leave closes the connection gracefully; closing the queue pair at once would reset it.
 func (e *endpoint) leave(ctx context.Context) error {
 	if err := e.qp.Disconnect(ctx); err != nil {
 		return err
@@ -133,7 +132,7 @@ func (e *endpoint) leave(ctx context.Context) error {
 	return nil
 }
 
-// refused gives the server's own words, if there are any.
+// refused returns the server's own error text, if there is one.
 func refused(err error) error {
 	var r *iwarp.RejectError
 	if !errors.As(err, &r) {
@@ -156,7 +155,7 @@ func (p *Params) clientReceives() int {
 	return 0
 }
 
-// clientRecv is where messages go to in the client's memory.
+// clientRecv returns where the client receives messages.
 func (p *Params) clientRecv() (off, n int) {
 	if p.Mode == Bandwidth {
 		return p.Size, creditLen
@@ -164,10 +163,10 @@ func (p *Params) clientRecv() (off, n int) {
 	return p.pongRecv()
 }
 
-// pongRecv is where a ping-pong's messages go to, on both sides.
+// pongRecv returns where both sides receive the messages of a ping-pong.
 func (p *Params) pongRecv() (off, n int) {
 	if p.Op == Write {
-		return 0, 0 // the Send that tells of a Write is empty
+		return 0, 0 // the Send after a Write is empty
 	}
 	return 0, p.Size
 }
@@ -182,7 +181,7 @@ func (p *Params) run(ctx context.Context, e *endpoint, far window) (*Result, err
 	return p.bandwidth(ctx, e, far)
 }
 
-// due reports whether operation n is still to be done.
+// due reports whether operation n is to be started.
 func (p *Params) due(n int, began time.Time) bool {
 	if p.Count > 0 && n >= p.Count {
 		return false
@@ -190,7 +189,7 @@ func (p *Params) due(n int, began time.Time) bool {
 	return p.Duration == 0 || time.Since(began) < p.Duration
 }
 
-// latency times single operations.
+// latency measures single operations.
 func (p *Params) latency(ctx context.Context, e *endpoint, far window) (*Result, error) {
 	h := NewHistogram()
 	began := time.Now()
@@ -223,7 +222,7 @@ func (p *Params) latency(ctx context.Context, e *endpoint, far window) (*Result,
 	return p.result(int64(n), time.Since(began), h), nil
 }
 
-// ping sends one half of a ping-pong, from either side.
+// ping sends one message of a ping-pong, from either side.
 func (p *Params) ping(e *endpoint, far window) error {
 	if p.Op == Send {
 		return e.post(Send, 0, p.Size, window{}, e.often())
@@ -234,11 +233,11 @@ func (p *Params) ping(e *endpoint, far window) error {
 	return e.post(Send, 0, 0, window{}, e.often())
 }
 
-// bandwidth keeps Depth Writes or Reads outstanding. What it times ends with a
-// Read behind the last of them, so that all have been placed.
+// bandwidth keeps Depth Writes or Reads outstanding. The measured time ends with a Read after the
+// last of them, which proves that all data has been placed.
 func (p *Params) bandwidth(ctx context.Context, e *endpoint, far window) (*Result, error) {
 	const end = 1 << 63
-	every := max(1, p.Depth/4) // one completion stands for so many operations
+	every := max(1, p.Depth/4) // operations per completion
 	began := time.Now()
 	done, posted := 0, 0
 	for p.due(posted, began) {
@@ -274,8 +273,8 @@ func (p *Params) bandwidth(ctx context.Context, e *endpoint, far window) (*Resul
 	}
 }
 
-// sendBandwidth keeps Depth Sends on the way; the server returns credits when
-// it has posted its receives again. An empty Send asks for the last one.
+// sendBandwidth keeps Depth Sends outstanding; the server returns credits when it has reposted its
+// receives. An empty Send requests the last credit.
 func (p *Params) sendBandwidth(ctx context.Context, e *endpoint) (*Result, error) {
 	began := time.Now()
 	posted, credit := 0, 0
@@ -292,7 +291,7 @@ func (p *Params) sendBandwidth(ctx context.Context, e *endpoint) (*Result, error
 			}
 			asked = true
 		}
-		if asked && credit == posted+1 { // the empty one counts
+		if asked && credit == posted+1 { // includes the empty one
 			return p.result(int64(posted), time.Since(began), nil), nil
 		}
 		wcs, err := e.wait(ctx)
@@ -303,7 +302,7 @@ func (p *Params) sendBandwidth(ctx context.Context, e *endpoint) (*Result, error
 			if !wcs[i].IsRecv() {
 				continue
 			}
-			// Credits land in one place: the latest one is the one to see.
+			// All credits are received into the same buffer; only the latest matters.
 			n := binary.BigEndian.Uint64(e.mr.Bytes()[p.Size:])
 			if n < uint64(credit) || n > uint64(posted)+1 {
 				return nil, fmt.Errorf("credit for %d messages of %d sent", n, posted)

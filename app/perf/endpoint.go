@@ -8,11 +8,11 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
-// extra is how many work requests fit in a queue beside the measured ones: the
-// end mark, credits, and what is not signaled.
+// extra is the number of queue entries in addition to the measured operations: for the final Read,
+// credits, and unsignaled operations.
 const extra = 64
 
-// endpoint is one side's queue pair with its memory.
+// endpoint is the queue pair of one side and its memory.
 type endpoint struct {
 	pd *iwarp.PD
 	cq *iwarp.CQ
@@ -25,7 +25,7 @@ type endpoint struct {
 	wr     iwarp.SendWR
 }
 
-// open makes what p needs: a window of p.Size bytes, and credits behind it.
+// open creates the queue pair and the memory for p: a window of p.Size bytes, followed by credits.
 func open(ctx context.Context, dev *iwarp.Device, p *Params) (e *endpoint, err error) {
 	e = &endpoint{}
 	defer func() {
@@ -87,7 +87,8 @@ func (e *endpoint) post(op Op, off, n int, to window, signaled bool) error {
 
 var wireOps = [...]iwarp.Op{Write: iwarp.OpWrite, Read: iwarp.OpRead, Send: iwarp.OpSend}
 
-// often signals one operation in so many that no queue fills up unseen.
+// often reports whether to signal the next operation, so that unsignaled ones cannot fill the
+// queue.
 func (e *endpoint) often() bool { return (e.posted+1)%(extra/4) == 0 }
 
 // postRecv posts a receive into the bytes [off,off+n) of the window.
@@ -99,7 +100,7 @@ func (e *endpoint) postRecv(off, n int) error {
 	return e.qp.PostRecv(&wr)
 }
 
-// wait returns the next completions, all of them good.
+// wait returns the next completions. It returns an error if one of them failed.
 func (e *endpoint) wait(ctx context.Context) ([]iwarp.WC, error) {
 	n, err := e.cq.Wait(ctx, e.wcs[:])
 	if err != nil {
@@ -128,7 +129,8 @@ func (e *endpoint) waitRecv(ctx context.Context) error {
 	}
 }
 
-// failed explains a completion: why the connection ended, if it did.
+// failed returns the error for a failed completion, with the reason for the connection's end, if it
+// ended.
 func (e *endpoint) failed(wc *iwarp.WC) error {
 	if wc.Status == iwarp.WCFlushErr {
 		if err := e.qp.Err(); err != nil {
@@ -139,7 +141,7 @@ func (e *endpoint) failed(wc *iwarp.WC) error {
 	return fmt.Errorf("%v: %v", wc.Op, wc.Status)
 }
 
-// ended reports that err only says that the other side has gone.
+// ended reports whether err only means that the other side disconnected.
 func ended(err error) bool {
 	return errors.Is(err, iwarp.ErrPeerClosed) || errors.Is(err, iwarp.ErrClosed)
 }

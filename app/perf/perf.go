@@ -18,13 +18,13 @@ import (
 	"time"
 )
 
-// DefaultPort is where a server listens unless told otherwise.
+// DefaultPort is the default port of a server.
 const DefaultPort = 7175
 
 // Op is the operation to measure.
 type Op uint8
 
-// Operations.
+// Operations to measure.
 const (
 	Write Op = iota + 1
 	Read
@@ -35,7 +35,7 @@ var opNames = []string{"", "write", "read", "send"}
 
 func (o Op) String() string { return opNames[o] }
 
-// ParseOp reads write, read or send.
+// ParseOp parses "write", "read" or "send".
 func ParseOp(s string) (Op, error) {
 	if i := slices.Index(opNames, s); i > 0 {
 		return Op(i), nil
@@ -43,20 +43,20 @@ func ParseOp(s string) (Op, error) {
 	return 0, fmt.Errorf("operation %q: must be %s", s, strings.Join(opNames[1:], ", "))
 }
 
-// Mode is what to measure of it.
+// Mode is the quantity to measure.
 type Mode uint8
 
 // Modes.
 const (
-	Bandwidth Mode = iota + 1 // many operations at a time
-	Latency                   // one at a time
+	Bandwidth Mode = iota + 1 // many operations outstanding
+	Latency                   // one operation outstanding
 )
 
 var modeNames = []string{"", "bw", "lat"}
 
 func (m Mode) String() string { return modeNames[m] }
 
-// ParseMode reads bw or lat.
+// ParseMode parses "bw" or "lat".
 func ParseMode(s string) (Mode, error) {
 	if i := slices.Index(modeNames, s); i > 0 {
 		return Mode(i), nil
@@ -64,23 +64,23 @@ func ParseMode(s string) (Mode, error) {
 	return 0, fmt.Errorf("mode %q: must be %s", s, strings.Join(modeNames[1:], " or "))
 }
 
-// Limits of what a server lets a client ask.
+// Limits on what a client may request from a server.
 const (
 	MaxSize  = 64 << 20
 	MaxDepth = 4096
 )
 
-// MaxQPs is with how many queue pairs a client measures at a time, at most.
+// MaxQPs is the maximum number of queue pairs of a client.
 const MaxQPs = 1024
 
-// Params is one measurement. A client sets Count or Duration; with both, what
-// comes first ends it.
+// Params describe a measurement. At least one of Count and Duration must be set; the one reached
+// first ends the measurement.
 type Params struct {
 	Op       Op
 	Mode     Mode
 	Size     int // bytes of each message, 1 to MaxSize
-	Depth    int // operations outstanding; latency is measured with one
-	Count    int // of each queue pair
+	Depth    int // outstanding operations; 1 for latency
+	Count    int // operations per queue pair
 	Duration time.Duration
 	QPs      int // of the client, each with a connection, that all do this at a time; 0: one
 	// Bidirectional adds as many queue pairs that Read while the others Write, or the other way
@@ -103,7 +103,7 @@ func (p *Params) count(n int) {
 	}
 }
 
-// Check tells what is wrong with p.
+// Check returns an error if p is invalid.
 func (p *Params) Check() error {
 	switch {
 	case p.Op < Write || p.Op > Send || p.Mode < Bandwidth || p.Mode > Latency:
@@ -135,7 +135,7 @@ const (
 	maxText    = 200
 )
 
-// window is where the other side's Writes go to or Reads come from.
+// window is the memory of the other side that Writes and Reads access.
 type window struct {
 	addr uint64
 	rkey uint32

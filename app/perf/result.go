@@ -6,8 +6,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// Result is the outcome of one measurement; its JSON form is that of
-// iwarpctl perf --json.
+// Result is the outcome of a measurement. Its JSON form is that of iwarpctl perf --json.
 type Result struct {
 	Op         string       `json:"op"`
 	Mode       string       `json:"mode"`
@@ -18,14 +17,14 @@ type Result struct {
 	GbitPerSec float64      `json:"gbit_per_s"`
 	OpsPerSec  float64      `json:"ops_per_s"`
 	QPs        int          `json:"qps"`
-	Least      int64        `json:"least_operations"`     // of a queue pair
+	Least      int64        `json:"least_operations"`     // of any queue pair
 	Most       int64        `json:"most_operations"`      // likewise
-	Latency    *Percentiles `json:"latency_us,omitempty"` // of one operation, or of a whole round of a ping-pong
+	Latency    *Percentiles `json:"latency_us,omitempty"` // of an operation, or of a round of a ping-pong
 
 	h *Histogram
 }
 
-// Percentiles are of latencies, in microseconds.
+// Percentiles are percentiles of latencies in microseconds.
 type Percentiles struct {
 	Min  float64 `json:"min"`
 	Mean float64 `json:"mean"`
@@ -35,7 +34,7 @@ type Percentiles struct {
 	Max  float64 `json:"max"`
 }
 
-// A Histogram collects durations from 1 ns to a minute, to three digits.
+// A Histogram collects durations from 1 ns to a minute, with three significant digits.
 type Histogram struct {
 	h *hdrhistogram.Histogram
 }
@@ -45,12 +44,12 @@ func NewHistogram() *Histogram {
 	return &Histogram{hdrhistogram.New(1, int64(time.Minute), 3)}
 }
 
-// Add adds one duration; one beyond the range counts as its end.
+// Add adds a duration. Durations out of range are clamped.
 func (h *Histogram) Add(d time.Duration) {
 	_ = h.h.RecordValue(min(max(int64(d), 1), int64(time.Minute)))
 }
 
-// Percentiles returns what was collected; nil if that is nothing.
+// Percentiles returns the percentiles, or nil if the histogram is empty.
 func (h *Histogram) Percentiles() *Percentiles {
 	if h.h.TotalCount() == 0 {
 		return nil
@@ -75,7 +74,7 @@ func (p *Params) result(ops int64, took time.Duration, h *Histogram) *Result {
 	return r
 }
 
-// sum is the result of several queue pairs that took so long together.
+// sum combines the results of queue pairs that ran concurrently for the duration took.
 func (p *Params) sum(lanes []*lane, took time.Duration) *Result {
 	first := lanes[0].result
 	ops, least, most := int64(0), first.Operations, first.Operations

@@ -10,16 +10,15 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
-// Served tells of one client that a server has had, or refused.
+// Served describes a client that was served or refused.
 type Served struct {
 	Remote netip.AddrPort
 	Params Params
 	Err    error
 }
 
-// Serve answers the clients of l until ctx is done or l is closed, which is no
-// error. tell, if not nil, hears of each client; it is called from several
-// goroutines.
+// Serve serves the clients of l until ctx is done or l is closed, and then returns nil. tell, if
+// not nil, is called for each client, possibly concurrently.
 func Serve(ctx context.Context, dev *iwarp.Device, l *iwarp.Listener, tell func(Served)) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -86,10 +85,10 @@ func (p *Params) serverReceives() int {
 	return 0
 }
 
-// answer does the server's part until the client goes.
+// answer performs the server's part until the client disconnects.
 func (p *Params) answer(ctx context.Context, e *endpoint, far window) error {
 	if p.Op == Read || p.Op == Write && p.Mode == Bandwidth {
-		<-ctx.Done() // all is done by the daemon
+		<-ctx.Done() // the daemon does everything
 		return ctx.Err()
 	}
 	every := uint64(max(1, p.Depth/4))
@@ -123,9 +122,8 @@ func (p *Params) answer(ctx context.Context, e *endpoint, far window) error {
 	}
 }
 
-// credit tells the client how many messages have been received. They fit in
-// one place, behind the window: an older one that is sent with a newer value
-// harms nobody.
+// credit sends the number of messages received. All credits use the same buffer: sending an old
+// credit with a newer value does no harm.
 func (e *endpoint) credit(p *Params, received uint64) error {
 	binary.BigEndian.PutUint64(e.mr.Bytes()[p.Size:], received)
 	return e.post(Send, p.Size, creditLen, window{}, e.often())

@@ -28,10 +28,10 @@ const (
 	MaxSize     = 64<<10 - 1
 )
 
-// AdvertLen is the length in bytes of every Send of the protocol.
+// AdvertLen is the length in bytes of each Send of the protocol.
 const AdvertLen = 16
 
-// Advert tells the other side where a buffer is.
+// Advert describes a buffer to the other side.
 type Advert struct {
 	Addr uint64
 	RKey uint32
@@ -45,7 +45,7 @@ func (a Advert) Append(b []byte) []byte {
 	return binary.BigEndian.AppendUint32(b, a.Size)
 }
 
-// DecodeAdvert reads an advert, which must fill b.
+// DecodeAdvert parses an advert, which must be all of b.
 func DecodeAdvert(b []byte) (Advert, error) {
 	if len(b) != AdvertLen {
 		return Advert{}, fmt.Errorf("rping: message of %d bytes; want %d: is the other side rping?", len(b), AdvertLen)
@@ -57,8 +57,8 @@ func DecodeAdvert(b []byte) (Advert, error) {
 	}, nil
 }
 
-// Fill writes the ping data of round n, counted from 0, over all of b: a
-// number, printable characters that start one further each round, and a NUL.
+// Fill fills b with the ping data of round n, counted from 0: a number, printable characters that
+// rotate by one each round, and a NUL.
 func Fill(b []byte, n int) {
 	const first, last = 'A', 'z'
 	const letters = last - first + 1
@@ -79,7 +79,7 @@ func text(b []byte) []byte {
 	return b
 }
 
-// A Conn is what the protocol needs of a connection; *iwarp.Conn has it.
+// A Conn is the part of *iwarp.Conn that the protocol uses.
 type Conn interface {
 	Send(ctx context.Context, b []byte) error
 	Recv(ctx context.Context, b []byte) (int, error)
@@ -87,33 +87,32 @@ type Conn interface {
 	Write(ctx context.Context, r iwarp.Remote, b []byte) error
 }
 
-// A Buffer is registered memory with what the peer must know of it.
+// A Buffer is registered memory and its address for the peer.
 type Buffer struct {
 	Bytes  []byte
 	Remote iwarp.Remote
 }
 
-// A Report holds the outcome of a client or a server connection.
+// A Report is the result of a client or server connection.
 type Report struct {
-	Rounds int   // whole rounds
-	Bytes  int64 // ping data, counted once a round
+	Rounds int   // completed rounds
+	Bytes  int64 // bytes of ping data, counted once per round
 }
 
-// Options are those of both sides.
+// Options apply to both sides.
 type Options struct {
-	Count    int       // rounds; 0: until the context ends
-	Validate bool      // client: compare what came back
-	Print    io.Writer // ping data, a line a round; nil: none
+	Count    int       // 0: until the context is done
+	Validate bool      // client: compare the data received
+	Print    io.Writer // where to print the ping data, a line per round; may be nil
 
-	Round func(time.Duration) // client: called after each round with its time; nil: not
+	Round func(time.Duration) // client: called after each round with its duration; may be nil
 }
 
-// ErrMismatch: the data that came back is not the data that was sent.
+// ErrMismatch means that the data received is not the data sent.
 var ErrMismatch = errors.New("rping: data mismatch")
 
-// Client runs the client side over an established connection: start is the
-// buffer that the server reads (remote read), sink the one that it writes
-// (remote write), both of the ping size.
+// Client runs the client side over an established connection. The server reads the buffer start and
+// writes the buffer sink, both of the ping size.
 func Client(ctx context.Context, c Conn, start, sink Buffer, o Options) (Report, error) {
 	var rep Report
 	msg := make([]byte, 0, AdvertLen)
@@ -156,9 +155,8 @@ func goAhead(ctx context.Context, c Conn) error {
 	return err
 }
 
-// Server runs the server side over an established connection until the client
-// disconnects, which is no error. buf is where the data goes in between; a
-// ping larger than it is refused.
+// Server runs the server side over an established connection until the client disconnects, and then
+// returns nil. buf holds the data between the Read and the Write; larger pings are refused.
 func Server(ctx context.Context, c Conn, buf []byte, o Options) (Report, error) {
 	var rep Report
 	for ; ; rep.Rounds++ {
@@ -183,7 +181,7 @@ func Server(ctx context.Context, c Conn, buf []byte, o Options) (Report, error) 
 		if err != nil {
 			return rep, err
 		}
-		// As rping does, up to the NUL that ends the data.
+		// Like rping, send the data up to the terminating NUL.
 		data = data[:min(len(text(data))+1, len(data), int(sink.Size))]
 		if err := c.Write(ctx, sink.remote(), data); err != nil {
 			return rep, fmt.Errorf("rping: write %d bytes: %w", len(data), err)
@@ -212,13 +210,13 @@ func recvAdvert(ctx context.Context, c Conn, most int) (Advert, error) {
 	return a, err
 }
 
-// Config asks for what rping asks: one RDMA Read at a time.
+// Config returns rping's connection settings: one RDMA Read at a time.
 func Config() *iwarp.Config {
 	return &iwarp.Config{Startup: iwarp.Startup{IRD: 1, ORD: 1}, RecvSize: AdvertLen}
 }
 
-// Ping connects to the server at addr, "address:port", and runs the client
-// side with pings of size bytes. cfg is Config's, or based on it.
+// Ping connects to the server at addr, an "address:port", and runs the client side with pings of
+// size bytes. cfg should be derived from Config().
 func Ping(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config, size int, o Options) (Report, error) {
 	conn, err := dev.Dial(ctx, addr, cfg)
 	if err != nil {
@@ -236,8 +234,8 @@ func Ping(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config
 	return Client(ctx, conn, start, sink, o)
 }
 
-// ServeConn runs the server side over a connection that was accepted, with a
-// buffer for the largest ping of any rping, and closes it.
+// ServeConn runs the server side over an accepted connection, with a buffer for rping's largest
+// ping, and closes the connection.
 func ServeConn(ctx context.Context, conn *iwarp.Conn, o Options) (Report, error) {
 	defer conn.Close()
 	buf, err := register(ctx, conn, MaxSize, iwarp.AccessLocalWrite)

@@ -143,7 +143,7 @@ func Open(cfg Config) (n *Node, err error) {
 		n.cancel = cancel
 		go func() {
 			if err := n.server.Serve(ctx); err != nil {
-				cfg.Logger.Error("the socket is not served any more", zap.Error(err))
+				cfg.Logger.Error("stopped serving the socket", zap.Error(err))
 			}
 		}()
 	}

@@ -21,7 +21,7 @@ func resolve(ctx context.Context, host string, defaultPort int) (string, error) 
 	case strings.Contains(host, "/"):
 		return "", usageError{fmt.Errorf("address %q: a port follows a colon: write %s", host, strings.Replace(host, "/", ":", 1))}
 	case strings.Contains(host, "@"):
-		return "", usageError{fmt.Errorf("address %q: there are no users: write %s", host, host[strings.IndexByte(host, '@')+1:])}
+		return "", usageError{fmt.Errorf("address %q: user names are not supported: write %s", host, host[strings.IndexByte(host, '@')+1:])}
 	case strings.Contains(host, ":"):
 		if name, port, err = net.SplitHostPort(host); err != nil {
 			return "", usageError{fmt.Errorf("address %q: must be HOST or HOST:PORT, an IPv6 address with a port in brackets", host)}
@@ -49,7 +49,7 @@ func resolve(ctx context.Context, host string, defaultPort int) (string, error) 
 	return net.JoinHostPort(addrs[0].Unmap().String(), port), nil
 }
 
-// unknownHost says why a name has no address.
+// unknownHost returns an error that explains why a name cannot be resolved.
 func unknownHost(name string, err error) error {
 	why := "the name server does not answer: try again, or give the address"
 	if d, ok := errors.AsType[*net.DNSError](err); err == nil || ok && d.IsNotFound {
@@ -58,8 +58,7 @@ func unknownHost(name string, err error) error {
 	return fmt.Errorf("cannot find the address of %q: %s", name, why)
 }
 
-// listenAddr checks "ADDR:PORT", ":PORT" or "ADDR" and puts it in the form that
-// Listen takes.
+// listenAddr parses "ADDR:PORT", ":PORT" or "ADDR" and returns an address for Listen.
 func listenAddr(s string, defaultPort int) (string, error) {
 	host, port := s, strconv.Itoa(defaultPort)
 	if _, err := netip.ParseAddr(s); err != nil && strings.Contains(s, ":") {
@@ -91,15 +90,15 @@ func checkPort(port string) error {
 	return nil
 }
 
-// remote is a file of another host; host is "" for a local file.
+// remote is a file on another host; host is "" for a local file.
 type remote struct {
 	host string // HOST or HOST:PORT, an IPv6 address with its brackets
 	path string
 }
 
-// splitRemote takes HOST:PATH and HOST:PORT/PATH apart, by the rule of scp: what has
-// a colon before its first slash is remote. A path that begins with a slash is
-// relative to the folder that is served, as all are.
+// splitRemote parses HOST:PATH and HOST:PORT/PATH. As with scp, a name with a colon before its
+// first slash is remote. Remote paths, even with a leading slash, are relative to the folder that
+// is served.
 func splitRemote(s string) (remote, error) {
 	if uri, ok := strings.CutPrefix(s, "scp://"); ok {
 		return remote{}, fmt.Errorf("%q: write it as HOST:PORT/PATH, without scp:// (%s)", s, uri)
@@ -129,7 +128,7 @@ func splitRemote(s string) (remote, error) {
 	case bareIPv6(s):
 		return remote{}, fmt.Errorf("%q: write an IPv6 address in brackets, such as [fd00::1]:PATH", s)
 	case rest == "~" || strings.HasPrefix(rest, "~/"):
-		return remote{}, fmt.Errorf("%q: there is no home folder: the path is relative to the folder that iwarpctl serve serves", s)
+		return remote{}, fmt.Errorf("%q: home folders are not supported: paths are relative to the folder that iwarpctl serve serves", s)
 	}
 	port, after, slash := strings.Cut(rest, "/")
 	if n, err := strconv.ParseUint(port, 10, 64); err == nil {
@@ -153,7 +152,7 @@ func splitRemote(s string) (remote, error) {
 	return remote{host, rest}, nil
 }
 
-// bareIPv6 reports that s begins with an IPv6 address without brackets.
+// bareIPv6 reports whether s begins with an IPv6 address without brackets.
 func bareIPv6(s string) bool {
 	host, _, _ := strings.Cut(s, "/")
 	for n := strings.Count(host, ":"); n > 1; n-- {

@@ -27,16 +27,16 @@ func (c *command) capture() *cobra.Command {
 	var length time.Duration
 	cmd := &cobra.Command{
 		Use: "capture [QP]", Short: "Write frames that the daemon receives and sends to a pcapng file",
-		Long: "Write the frames that are steered past the kernel, both ways, to a pcapng file, which\n" +
-			"Wireshark and tshark read: those of one queue pair's connection, or, for administrators,\n" +
-			"all, or those of an address and port. tcpdump does not see these frames.",
+		Long: "Capture frames that bypass the kernel, in both directions, to a pcapng file for Wireshark\n" +
+			"or tshark. Without a queue pair, which needs administrator rights, all frames are captured,\n" +
+			"or those of an address and port. tcpdump cannot see these frames.",
 		Example: "  iwarpctl capture 3 -w conn.pcapng\n" +
 			"  iwarpctl capture --host 10.0.0.2:7174 -w start.pcapng --count 1000\n" +
 			"  iwarpctl capture 3 -w - | tshark -r - -O iwarp_ddp_rdmap",
 		Args: usageArgs(cobra.MaximumNArgs(1)), ValidArgsFunction: c.completeQP,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if file == "" {
-				return usageError{errors.New("say where to write: -w FILE, or -w - for standard output")}
+				return usageError{errors.New("missing output: use -w FILE, or -w - for standard output")}
 			}
 			if len(args) == 1 {
 				num, err := qpNumber(args[0])
@@ -65,7 +65,7 @@ func (c *command) capture() *cobra.Command {
 	return cmd
 }
 
-// hostFilter reads --host.
+// hostFilter parses --host.
 func hostFilter(s string, f *iwarp.CaptureFilter) error {
 	if s == "" {
 		return nil
@@ -76,7 +76,7 @@ func hostFilter(s string, f *iwarp.CaptureFilter) error {
 	}
 	if host != "" {
 		if _, err := netip.ParseAddr(host); err != nil {
-			return usageError{fmt.Errorf("--host %s: %q is no IP address", s, host)}
+			return usageError{fmt.Errorf("--host %s: %q is not an IP address", s, host)}
 		}
 	}
 	f.Address = host
@@ -85,13 +85,13 @@ func hostFilter(s string, f *iwarp.CaptureFilter) error {
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 {
-		return usageError{fmt.Errorf("--host %s: %q is no port", s, port)}
+		return usageError{fmt.Errorf("--host %s: %q is not a port", s, port)}
 	}
 	f.Port = uint16(n)
 	return nil
 }
 
-// captured is what a capture had, for --json.
+// captured is the JSON form of a capture's result.
 type captured struct {
 	Frames  int    `json:"frames"`
 	Bytes   int64  `json:"bytes"`
@@ -116,7 +116,7 @@ func (c *command) runCapture(ctx context.Context, file string, filter iwarp.Capt
 	defer tap.Close()
 	out := c.out
 	if file != "-" {
-		// What it holds is the owner's of the connection.
+		// The capture contains data that only the owner of the connection may see.
 		f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 		if err != nil {
 			return err
@@ -128,7 +128,7 @@ func (c *command) runCapture(ctx context.Context, file string, filter iwarp.Capt
 	}
 	defer context.AfterFunc(ctx, func() { tap.Close() })()
 	have, err := writeCapture(out, tap, dev.Attr(), count)
-	if ctx.Err() != nil { // asked for
+	if ctx.Err() != nil { // interrupted by the user
 		err = nil
 	}
 	if err == nil && file != "-" {
@@ -146,13 +146,13 @@ func (c *command) runCapture(ctx context.Context, file string, filter iwarp.Capt
 	return nil
 }
 
-// source is a capture.
+// source provides captured frames.
 type source interface {
 	Next() (iwarp.CapturedFrame, error)
 	SnapLen() int
 }
 
-// writeCapture writes count frames, 0 for as many as come, as pcapng.
+// writeCapture writes count frames, or all until the capture ends if count is 0, as pcapng.
 func writeCapture(w io.Writer, s source, dev iwarp.DeviceAttr, count int) (have captured, err error) {
 	ng, err := pcapgo.NewNgWriterInterface(w, pcapgo.NgInterface{
 		Name: dev.Interface, Description: "frames that " + dev.Server + " receives and sends", LinkType: layers.LinkTypeEthernet,
@@ -161,7 +161,7 @@ func writeCapture(w io.Writer, s source, dev iwarp.DeviceAttr, count int) (have 
 	if err != nil {
 		return have, err
 	}
-	if err := ng.Flush(); err != nil { // a file without frames is a file, too
+	if err := ng.Flush(); err != nil { // write the header even if no frame follows
 		return have, err
 	}
 	began := time.Now()
@@ -186,13 +186,13 @@ func writeCapture(w io.Writer, s source, dev iwarp.DeviceAttr, count int) (have 
 			if err != nil {
 				return err
 			}
-			if err := ng.Flush(); err != nil { // what is cut off is a whole file, and a pipe shows it at once
+			if err := ng.Flush(); err != nil { // keep the file valid if interrupted, and show frames in a pipe at once
 				return err
 			}
 		}
 		return nil
 	}()
-	// Not through a pipe that is closed, but into what was broken off by a signal.
+	// Write the statistics unless the output is a closed pipe.
 	if serr := ng.WriteInterfaceStats(0, pcapgo.NgInterfaceStatistics{
 		LastUpdate: time.Now(), StartTime: began, EndTime: time.Now(),
 		PacketsReceived: uint64(have.Frames) + have.Dropped, PacketsDropped: have.Dropped,

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// completeQP completes the number of a queue pair, with its connection beside it.
+// completeQP completes queue pair numbers, with their connections as descriptions.
 func (c *command) completeQP(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp

@@ -29,13 +29,13 @@ func (c *command) cp() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cp [-rp] [--resume] SOURCE... TARGET",
 		Short: "Copy files to or from another host's iwarpctl serve, by RDMA",
-		Long: "cp puts files by RDMA Write into the other side's memory, or gets them by RDMA\n" +
-			"Read from there. Either all sources or the target are on the other host, written as\n" +
-			"HOST:PATH, or HOST:PORT/PATH where the port is not that of -P. HOST is a name or an\n" +
-			"address, an IPv6 address in brackets; PATH is relative to the folder that is served.\n" +
-			"An empty PATH, one that ends with a slash, or one that is a folder, keeps the name of\n" +
-			"the source. A local file whose name has a colon is written with ./ in front.\n\n" +
-			"A checksum is compared at the end, and only then the file gets its name.",
+		Long: "cp copies files to another host by RDMA Write, or from it by RDMA Read. Either all\n" +
+			"sources or the target must be remote: HOST:PATH, or HOST:PORT/PATH for a port other\n" +
+			"than that of -P. HOST is a name or an address, with brackets around an IPv6 address;\n" +
+			"PATH is relative to the folder that is served. If PATH is empty, ends with a slash or\n" +
+			"is a folder, the file keeps the name of the source. Write ./ before the name of a local\n" +
+			"file that contains a colon.\n\n" +
+			"A file gets its final name only after its checksum has been verified.",
 		Example: "  iwarpctl cp big.tar server:\n" +
 			"  iwarpctl cp *.log 10.0.0.1:archive/\n" +
 			"  iwarpctl cp -rp server:project /tmp\n" +
@@ -63,7 +63,7 @@ func (c *command) cp() *cobra.Command {
 	return cmd
 }
 
-// copyJob is one cp: either the sources or the target are remote.
+// copyJob describes a cp: either the sources or the target are remote.
 type copyJob struct {
 	put     bool
 	host    string // HOST or HOST:PORT
@@ -112,7 +112,7 @@ func parseCopy(sources []string, target string, f *cpFlags) (*copyJob, error) {
 		j.host = from.host
 		j.sources = append(j.sources, from.path)
 	}
-	// Names are checked as far as they are known; folders there change them.
+	// Check the names known so far; source folders add more.
 	names := []string{strings.TrimSuffix(j.target, "/")}
 	if !j.put {
 		names = j.sources
@@ -157,7 +157,7 @@ type copying struct {
 	client  *filecopy.Client
 	began   time.Time
 	all     []copyResult
-	skipped []string // what is neither a file nor a folder
+	skipped []string // names that are neither files nor folders
 }
 
 func (c *command) runCopy(ctx context.Context, j *copyJob) error {
@@ -165,7 +165,7 @@ func (c *command) runCopy(ctx context.Context, j *copyJob) error {
 	if err != nil {
 		return err
 	}
-	// Whatever is wrong with the local side shows before anything is connected.
+	// Report local errors before connecting.
 	if j.put {
 		for _, s := range j.sources {
 			if err := j.checkSource(s); err != nil {
@@ -204,7 +204,7 @@ func (c *command) runCopy(ctx context.Context, j *copyJob) error {
 	return nil
 }
 
-// checkSource finds what is wrong with a local source.
+// checkSource returns an error if a local source cannot be copied.
 func (j *copyJob) checkSource(name string) error {
 	info, err := os.Stat(name)
 	if err == nil && info.IsDir() {
@@ -223,7 +223,7 @@ func (j *copyJob) checkSource(name string) error {
 	return f.Close()
 }
 
-// checkTarget finds what is wrong with the local target.
+// checkTarget returns an error if the local target cannot be written.
 func (j *copyJob) checkTarget() error {
 	info, err := os.Stat(j.target)
 	folder := err == nil && info.IsDir()
@@ -268,7 +268,7 @@ func (w *copying) putAll(ctx context.Context) error {
 	for _, s := range w.sources {
 		name := target
 		if into {
-			full, err := filepath.Abs(s) // "." and ".." have a name too
+			full, err := filepath.Abs(s) // so that "." and ".." have a name
 			if err != nil {
 				return err
 			}
@@ -318,7 +318,7 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 	for _, e := range entries {
 		full := filepath.Join(src, e.Name())
 		if t := e.Type(); t&fs.ModeSymlink != 0 {
-			if info, err := os.Stat(full); err != nil || info.IsDir() { // a link to a folder may lead back
+			if info, err := os.Stat(full); err != nil || info.IsDir() { // a link to a folder could cause a loop
 				w.skipped = append(w.skipped, full)
 				continue
 			}
@@ -327,7 +327,7 @@ func (w *copying) put(ctx context.Context, src, name string) error {
 			return err
 		}
 	}
-	if w.flags.preserve { // what came in changed its time
+	if w.flags.preserve { // writing the entries changed its time
 		return w.mkdir(ctx, name, attrs)
 	}
 	return nil
@@ -370,8 +370,7 @@ func (w *copying) getAll(ctx context.Context) error {
 	return nil
 }
 
-// get copies the remote file or folder src to name of store; "" is the folder of
-// the store itself.
+// get copies the remote file or folder src to name in store; "" is the folder of the store itself.
 func (w *copying) get(ctx context.Context, store *filecopy.Store, src, name string, e filecopy.Entry) error {
 	switch {
 	case e.Other:
@@ -432,7 +431,7 @@ func (w *copying) copied(op, verb, name string, began time.Time, r filecopy.Resu
 	return nil
 }
 
-// done reports the whole.
+// done reports the totals.
 func (w *copying) done() error {
 	switch {
 	case w.c.json && len(w.all) == 1:
@@ -452,7 +451,7 @@ func (w *copying) done() error {
 
 // openSource opens a regular file.
 func openSource(name string) (*os.File, os.FileInfo, error) {
-	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // which does not wait for the writer of a pipe
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // does not block if it is a FIFO
 	if err != nil {
 		return nil, nil, err
 	}
@@ -467,8 +466,8 @@ func openSource(name string) (*os.File, os.FileInfo, error) {
 	return f, info, nil
 }
 
-// failed marks what is neither a file's fault nor reported by the other side as
-// the connection's.
+// failed marks err as a connection error, unless it concerns a file or was reported by the other
+// side.
 func (w *copying) failed(err error) error {
 	var local *filecopy.Error
 	var remote *filecopy.RemoteError

@@ -8,7 +8,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
-// disconnect is "iwarpctl disconnect", and by its older name "iwarpctl qp close".
+// disconnect implements "iwarpctl disconnect", and "iwarpctl qp close", its older name.
 func (c *command) disconnect(use, example string) *cobra.Command {
 	var abort bool
 	cmd := &cobra.Command{

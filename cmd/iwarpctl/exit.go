@@ -34,23 +34,23 @@ const exitCodes = `
   6    data is not what was sent
   130  interrupted (SIGINT, SIGTERM)`
 
-// usageError is a mistake in the command line.
+// usageError is an error in the command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// peerError is a connection to another host that was not made, or broke.
+// peerError means that a connection to another host failed or broke.
 type peerError struct{ error }
 
 func (e peerError) Unwrap() error { return e.error }
 
-// fileError is a file or folder that cannot be used.
+// fileError means that a file or folder cannot be used.
 type fileError struct{ error }
 
 func (e fileError) Unwrap() error { return e.error }
 
-// peerFailed is the failure of op with the peer at addr, which the text names
-// once, and without the layers of this program.
+// peerFailed returns the error of op with the peer at addr, without repeating the address or naming
+// internal packages.
 func peerFailed(op, addr string, err error) error {
 	return peerError{&peerFailure{op, addr, err}}
 }
@@ -77,11 +77,11 @@ func (e *peerFailure) Error() string {
 	return e.op + ": " + e.addr + ": " + text
 }
 
-// servers are what serves each client.
+// servers maps a client command to its server command.
 var servers = map[string]string{"cp": "serve", "ping": "ping -s", "perf": "perf --server"}
 
-// reason is the text of err without the name of the library, and without its
-// operation where the daemon's text follows.
+// reason returns the text of err without the name of the library, and without the operation if the
+// daemon's text follows.
 func reason(err error) string {
 	text := err.Error()
 	if d, ok := errors.AsType[*iwarp.Error](err); ok {
@@ -90,7 +90,7 @@ func reason(err error) string {
 	return strings.ReplaceAll(text, "iwarp: ", "")
 }
 
-// exitCode finds the exit code for what a command returned.
+// exitCode returns the exit code for the error of a command.
 func exitCode(ctx context.Context, err error) int {
 	var (
 		usage  usageError

@@ -1,6 +1,5 @@
-// Command iwarpctl talks to iwarpd: it shows what the daemon has, and tries,
-// measures and uses its RDMA. Its commands are thin; what they do is in
-// app.
+// Command iwarpctl controls iwarpd: it shows the daemon's state, and copies files, tests and
+// measures by RDMA. The work is done in package app.
 package main
 
 import (
@@ -23,7 +22,7 @@ import (
 // version is set by the linker.
 var version = "devel"
 
-// command is what every subcommand shares.
+// command is the state that all subcommands share.
 type command struct {
 	socket    string
 	json      bool
@@ -31,7 +30,7 @@ type command struct {
 	share     bool
 	out       io.Writer // results
 	err       io.Writer // everything else
-	self      uint32    // number of the client that a query is
+	self      uint32    // the client number of a query's own connection
 }
 
 func main() {
@@ -110,8 +109,7 @@ func (c *command) root() *cobra.Command {
 	return root
 }
 
-// usageArgs makes a wrong number of arguments a usage error, which tells what the
-// command takes.
+// usageArgs turns a wrong number of arguments into a usage error that names the expected arguments.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		err := check(cmd, args)
@@ -139,8 +137,8 @@ func (c *command) open(ctx context.Context) (*iwarp.Device, error) {
 	return dev, nil
 }
 
-// serveAt connects to the daemon, listens there at addr, and serves until serve
-// returns. With restart it waits for a daemon that goes, and serves by the next one.
+// serveAt connects to the daemon, listens at addr, and runs serve until it returns. With restart it
+// waits for a new daemon if the connection is lost, and runs serve again.
 func (c *command) serveAt(ctx context.Context, addr string, cfg *iwarp.Config, restart bool, serve func(*iwarp.Device, *iwarp.Listener) error) error {
 	dev, err := c.open(ctx)
 	for err == nil {
@@ -152,7 +150,7 @@ func (c *command) serveAt(ctx context.Context, addr string, cfg *iwarp.Config, r
 		dev, err = iwarp.OpenWait(ctx, c.socket)
 	}
 	if ctx.Err() != nil {
-		return nil // interrupted while it waited
+		return nil // interrupted while waiting
 	}
 	return err
 }
@@ -178,7 +176,7 @@ func (c *command) socketPath() string {
 	return iwarp.DefaultSocket
 }
 
-// daemonError: no daemon could be reached.
+// daemonError means that the daemon could not be reached.
 type daemonError struct {
 	socket string
 	err    error

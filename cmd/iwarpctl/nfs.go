@@ -30,7 +30,7 @@ func (c *command) nfs() *cobra.Command {
 		Long: "nfs export serves a folder by NFS version 3 over RPC-over-RDMA, versions 2 and 1.\n" +
 			"Linux mounts it (version 1) through soft-iWARP or an iWARP adapter:\n\n" +
 			"  mount -o rdma,port=20049,vers=3,nolock ADDR:/ /mnt\n\n" +
-			"The other commands are a client of their own, over version 2.",
+			"The other commands are a client that needs no mount, over version 2.",
 		Example: "  iwarpctl nfs export /srv/files --listen 10.0.0.1:20049",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -46,11 +46,11 @@ func (c *command) nfsExport() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export DIR --listen ADDR:PORT",
 		Short: "Serve a folder",
-		Long: "export serves a folder until it is told to stop. MOUNT and a small portmapper are\n" +
-			"served by the kernel's TCP and UDP, at the same address. Whoever can reach the address\n" +
-			"can use the folder, with the rights of the user that he says he is. It must run\n" +
+		Long: "export serves a folder until interrupted. It also serves MOUNT and a small portmapper\n" +
+			"over the kernel's TCP and UDP, at the same address. Anyone who can reach the address\n" +
+			"can access the folder with the rights of any user that they claim to be. It must run\n" +
 			"as root: file handles need CAP_DAC_READ_SEARCH. When the daemon stops, export\n" +
-			"waits for it and goes on.",
+			"waits for it to restart, and continues.",
 		Example: "  iwarpctl nfs export /srv/files --listen 10.0.0.1:20049",
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -101,7 +101,7 @@ func (c *command) nfsExport() *cobra.Command {
 	return cmd
 }
 
-// portTaken tells what to do where a port of an export's is taken.
+// portTaken adds a remedy to the error for a port in use.
 func portTaken(err error) error {
 	p, ok := errors.AsType[*nfs.PortError](err)
 	switch {
@@ -113,7 +113,7 @@ func portTaken(err error) error {
 	return fmt.Errorf("%w: give another port with --tcp-port, or 0 for none", err)
 }
 
-// nfsTarget takes ADDR:/path or ADDR:PORT:/path apart.
+// nfsTarget parses ADDR:/path or ADDR:PORT:/path.
 func nfsTarget(ctx context.Context, s string) (addr, p string, err error) {
 	host, p, ok := strings.Cut(s, ":/")
 	if !ok {
@@ -123,10 +123,10 @@ func nfsTarget(ctx context.Context, s string) (addr, p string, err error) {
 	return addr, "/" + p, err
 }
 
-// nfsPatience is how long a transfer waits for a server that is gone.
+// nfsPatience is how long a transfer waits for an unreachable server.
 const nfsPatience = 2 * time.Minute
 
-// withNFS runs f with a client of the server that target names.
+// withNFS calls f with a client of the server in target.
 func (c *command) withNFS(ctx context.Context, target string, f func(ctx context.Context, n *nfs.Client, p string) error) error {
 	addr, p, err := nfsTarget(ctx, target)
 	if err != nil {
@@ -157,7 +157,7 @@ func (c *command) withNFS(ctx context.Context, target string, f func(ctx context
 	}
 	if err := f(ctx, n, p); err != nil {
 		if _, ok := errors.AsType[*nfs.Error](err); ok {
-			return &fs.PathError{Op: "nfs", Path: target, Err: err} // exit code: a file
+			return &fs.PathError{Op: "nfs", Path: target, Err: err} // for the exit code of a file error
 		}
 		return fmt.Errorf("%s: %w", target, err)
 	}
@@ -236,7 +236,7 @@ func (c *command) nfsStat() *cobra.Command {
 	}
 }
 
-// nfsRegular says what is wrong with an object that is not a file.
+// nfsRegular returns an error unless the object is a regular file.
 func nfsRegular(i *nfs.Info) error {
 	switch i.Type {
 	case nfsv3.NF3REG:
@@ -249,10 +249,10 @@ func nfsRegular(i *nfs.Info) error {
 	return &fs.PathError{Op: "nfs", Path: i.Name, Err: errors.New("is not a file")}
 }
 
-// writeWhole makes the file name of what f writes, or nothing: f writes to a file
-// beside it, which takes its place, its permissions, and its owner where that is
-// allowed, when it is whole. What is there and is no file with a name, such as a
-// device, f writes to.
+// writeWhole atomically creates or replaces the file name with what f writes: f writes to a
+// temporary file in the same folder, which then gets the permissions and, if allowed, the owner of
+// the old file, and replaces it. If name is not a regular file, such as a device, f writes to it
+// directly.
 func writeWhole(name string, f func(io.Writer) error) (err error) {
 	p, perr := filepath.EvalSymlinks(name)
 	if perr == nil {
@@ -269,7 +269,7 @@ func writeWhole(name string, f func(io.Writer) error) (err error) {
 	temp := filepath.Join(filepath.Dir(name), ".iwarpctl-"+rand.Text())
 	perm := fs.FileMode(0o666)
 	if err == nil {
-		perm = 0o600 // before it has those of the other, nobody else opens it
+		perm = 0o600 // not accessible to others before it has the final permissions
 	}
 	w, terr := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
 	if terr != nil {
@@ -333,8 +333,8 @@ func (c *command) nfsGet() *cobra.Command {
 	}
 }
 
-// until is r until ctx is done: a terminal or a pipe that has nothing to read does
-// not hold who reads.
+// until wraps r so that reads return when ctx is done, even if r is a terminal or pipe without
+// input.
 func until(ctx context.Context, r io.Reader) io.Reader {
 	pr, pw := io.Pipe()
 	context.AfterFunc(ctx, func() { pw.CloseWithError(ctx.Err()) })

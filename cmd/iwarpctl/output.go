@@ -16,8 +16,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
-// results is where results go. The first that cannot be written ends the command:
-// its exit code says so.
+// results wraps the standard output. The first write error ends the command with its own exit code.
 type results struct {
 	w      io.Writer
 	failed func()
@@ -45,7 +44,7 @@ func (r *results) error() error {
 	return r.err
 }
 
-// file returns what results are written to, if it is a file or a terminal.
+// file returns the standard output if it is a file or a terminal.
 func (c *command) file() (*os.File, bool) {
 	w := c.out
 	if r, ok := w.(*results); ok {
@@ -55,7 +54,7 @@ func (c *command) file() (*os.File, bool) {
 	return f, ok
 }
 
-// gbit is the rate in Gbit/s.
+// gbit returns a rate in Gbit/s.
 func gbit(octets int64, seconds float64) float64 {
 	if seconds <= 0 {
 		return 0
@@ -63,7 +62,7 @@ func gbit(octets int64, seconds float64) float64 {
 	return float64(octets) * 8 / 1e9 / seconds
 }
 
-// rate is the rate in words.
+// rate formats a rate.
 func rate(octets int64, seconds float64) string {
 	if seconds <= 0 {
 		return "-"
@@ -72,12 +71,12 @@ func rate(octets int64, seconds float64) string {
 	return fmt.Sprintf("%.1f MiB/s (%.2f Gbit/s)", perSec/(1<<20), perSec*8/1e9)
 }
 
-// encoder writes JSON to w in which what does not print is escaped: encoding/json leaves
-// C1 control characters and changes of direction as they are.
+// encoder returns a JSON encoder that also escapes C1 control and bidirectional formatting
+// characters, which encoding/json does not.
 func encoder(w io.Writer) *json.Encoder { return json.NewEncoder(printable.Writer{W: w}) }
 
-// printTable prints rows under a header; a number is set to the right, and what does not
-// print is escaped.
+// printTable prints rows under a header. It right-aligns numbers and escapes non-printable
+// characters.
 func printTable(w io.Writer, header []string, rows [][]any) {
 	t := table.NewWriter()
 	t.SetOutputMirror(w)
@@ -102,9 +101,9 @@ func printTable(w io.Writer, header []string, rows [][]any) {
 	t.Render()
 }
 
-// A bar shows progress on a terminal, and nothing elsewhere.
+// A bar shows progress on a terminal, and does nothing elsewhere.
 type bar struct {
-	w     io.Writer // nil: no terminal
+	w     io.Writer // nil: not a terminal
 	name  string
 	width int
 
@@ -142,7 +141,7 @@ func (b *bar) update(done, total int64) {
 	fmt.Fprint(b.w, "\r", b.line(done, total, now.Sub(b.began)))
 }
 
-// line is the bar as text that is no wider than the terminal.
+// line formats the bar within the width of the terminal.
 func (b *bar) line(done, total int64, took time.Duration) string {
 	part := 1.0
 	if total > 0 {
@@ -166,7 +165,7 @@ func (b *bar) line(done, total int64, took time.Duration) string {
 	return name + " [" + strings.Repeat("#", full) + strings.Repeat(".", room-full) + "]" + tail
 }
 
-// clear takes the bar off the terminal.
+// clear erases the bar.
 func (b *bar) clear() {
 	if b.w != nil {
 		fmt.Fprint(b.w, "\r", strings.Repeat(" ", b.width-1), "\r")

@@ -46,7 +46,7 @@ func (c *command) ping() *cobra.Command {
 			case f.count < 0:
 				return usageError{fmt.Errorf("ping: count %d: must be 0 (no end) or more", f.count)}
 			case f.client && f.addr == "":
-				return usageError{errors.New("ping: -a ADDR is missing: whom to ping")}
+				return usageError{errors.New("ping: missing server address: use -a ADDR")}
 			}
 			if f.server {
 				return c.pingServer(cmd.Context(), &f)
@@ -109,7 +109,7 @@ func (c *command) pingClient(ctx context.Context, f *pingFlags) error {
 	o := rping.Options{Count: f.count, Validate: f.validate, Print: c.pingData(f), Round: h.Add}
 	rep, err := rping.Ping(ctx, dev, addr, cfg, int(f.size), o)
 	if ctx.Err() != nil && f.count == 0 {
-		err = nil // the way to end it
+		err = nil // the normal way to stop
 	}
 	if err != nil {
 		return c.pingFailed(addr, err)

@@ -14,7 +14,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
-// copyPort is where iwarpctl serve listens unless told otherwise.
+// copyPort is the default port of iwarpctl serve.
 const copyPort = 7176
 
 type serveFlags struct {

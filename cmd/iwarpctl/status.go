@@ -16,8 +16,8 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
-// plain turns a message into what encoding/json prints well: every field by its
-// name in iwarpd.proto, zeros too, and numbers as numbers.
+// plain converts a message for encoding/json: all fields by their names in iwarpd.proto, including
+// zeros, and numbers as numbers.
 func plain(m proto.Message) map[string]any { return plainMessage(m.ProtoReflect()) }
 
 func plainMessage(m protoreflect.Message) map[string]any {
@@ -53,7 +53,7 @@ func plainValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
 
 var counterName = (&ctrlpb.Counter{}).ProtoReflect().Descriptor().FullName()
 
-// plainCounters turns a list of counters into an object.
+// plainCounters converts a list of counters to an object.
 func plainCounters(l protoreflect.List) map[string]uint64 {
 	out := make(map[string]uint64, l.Len())
 	for i := range l.Len() {
@@ -64,7 +64,7 @@ func plainCounters(l protoreflect.List) map[string]uint64 {
 	return out
 }
 
-// query asks the daemon and prints the answer.
+// query returns the function of a command that queries the daemon and prints the answer.
 func query[T any](c *command, ask func(*iwarp.Admin, context.Context) (T, error), print func(T) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, _ []string) error {
 		dev, err := c.open(cmd.Context())
@@ -81,8 +81,7 @@ func query[T any](c *command, ask func(*iwarp.Admin, context.Context) (T, error)
 	}
 }
 
-// status asks for the state of the daemon. Who asks is a client too, but not one that
-// anybody wants to hear of.
+// status returns the state of the daemon, without counting this client.
 func status(a *iwarp.Admin, ctx context.Context) (*ctrlpb.StatusReply, error) {
 	s, err := a.Status(ctx)
 	if s.GetClients() > 0 {
@@ -91,7 +90,7 @@ func status(a *iwarp.Admin, ctx context.Context) (*ctrlpb.StatusReply, error) {
 	return s, err
 }
 
-// clients asks for the daemon's clients but this one.
+// clients returns the daemon's clients, except this one.
 func (c *command) clients(a *iwarp.Admin, ctx context.Context) ([]*ctrlpb.ClientInfo, error) {
 	all, err := a.Clients(ctx)
 	return slices.DeleteFunc(all, func(i *ctrlpb.ClientInfo) bool { return i.Client == c.self }), err
@@ -126,7 +125,7 @@ func (c *command) status() *cobra.Command {
 	}
 }
 
-// attached says whether the XDP program is on the interface, and in which mode.
+// attached returns the state of the XDP program as text: its mode, or why it is detached.
 func attached(why, mode string) string {
 	switch {
 	case mode == "kernel sockets":
@@ -139,7 +138,7 @@ func attached(why, mode string) string {
 	return "DETACHED: " + why
 }
 
-// plural is a number of things: "1 worker", "2 workers".
+// plural formats a count: "1 worker", "2 workers".
 func plural(n uint32, thing string) string {
 	if n != 1 {
 		thing += "s"
@@ -160,7 +159,7 @@ func octets(n uint64) string {
 	return fmt.Sprintf("%.1f %ciB", v, units[i])
 }
 
-// lists are the commands that list objects.
+// lists returns the commands that list objects.
 func (c *command) lists() []*cobra.Command {
 	qp := group("qp", "Queue pairs", c.listQPs(), c.showQP(), c.disconnect("close", "  iwarpctl qp close 3 --abort"))
 	return []*cobra.Command{
@@ -199,7 +198,8 @@ func (c *command) lists() []*cobra.Command {
 	}
 }
 
-// listQuotas is "iwarpctl quota list": a line for each quota of each user.
+// listQuotas returns the command "iwarpctl quota list", which prints a line for each quota of each
+// user.
 func (c *command) listQuotas() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List what each user holds, over all its programs, and its limits", Example: "  iwarpctl quota list\n  iwarpctl quota list --json",
@@ -235,20 +235,20 @@ func orDash(s string) string {
 	return s
 }
 
-// group is a command that only has others.
+// group returns a command that only has subcommands.
 func group(name, short string, subs ...*cobra.Command) *cobra.Command {
 	g := &cobra.Command{
 		Use: name, Short: short, Example: "  iwarpctl " + name + " list",
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return usageError{fmt.Errorf("%s: say what to do; see iwarpctl %s --help", name, name)}
+			return usageError{fmt.Errorf("%s: missing command; see iwarpctl %s --help", name, name)}
 		},
 	}
 	g.AddCommand(subs...)
 	return g
 }
 
-// list is "iwarpctl WHAT list".
+// list returns the command "iwarpctl WHAT list".
 func list[T proto.Message](c *command, what, short string, ask func(*iwarp.Admin, context.Context) ([]T, error), header []string, row func(T) []any) *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List " + short, Example: "  iwarpctl " + what + " list\n  iwarpctl " + what + " list --json",
@@ -271,8 +271,8 @@ func list[T proto.Message](c *command, what, short string, ask func(*iwarp.Admin
 	}
 }
 
-// silent tells on standard error of the workers that did not say what they have of
-// the queue pairs l; JSON has it in each.
+// silent prints a warning to standard error for each worker that did not answer about the queue
+// pairs l. In JSON each queue pair has this information.
 func (c *command) silent(l []*ctrlpb.QPInfo) {
 	told := make(map[uint32]bool)
 	for _, q := range l {
@@ -370,7 +370,7 @@ func (c *command) counters(prefix string, cs []*ctrlpb.Counter) {
 	}
 }
 
-// access writes access rights as words.
+// access formats access rights.
 func access(bits uint32) string {
 	var out []string
 	for _, f := range []struct {
@@ -390,10 +390,10 @@ func access(bits uint32) string {
 	return strings.Join(out, ",")
 }
 
-// slotUID is the uid that the daemon lists for the programs of slot 0.
+// slotUID is the uid that the daemon uses for slot 0.
 const slotUID = 1 << 31
 
-// owner names the user of an object: a uid, or the slot of a container.
+// owner formats the user of an object: a uid, or the slot of a container.
 func owner(uid uint32) string {
 	if uid >= slotUID {
 		return "slot " + strconv.FormatUint(uint64(uid-slotUID), 10)

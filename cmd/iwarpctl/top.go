@@ -27,8 +27,7 @@ func (c *command) top() *cobra.Command {
 		Use: "top", Short: "Show live what the daemon and its connections do",
 		Long: "Show the busiest queue pairs, and the rates of the daemon, until q is typed.\n\n" +
 			"Keys: q quit, s sort by the next column, p pause, up and down (or k and j) scroll.\n" +
-			"Without a terminal, and with --json, it prints one screen, or object, each interval,\n" +
-			"the first after one.",
+			"Without a terminal it prints one screen per interval, and with --json one object.",
 		Example: "  iwarpctl top\n  iwarpctl top --interval 5s --sort retransmissions\n  iwarpctl top --json --count 1",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -49,7 +48,7 @@ func (c *command) top() *cobra.Command {
 	return cmd
 }
 
-// topSample is what one look found.
+// topSample holds the answers of the daemon at one time.
 type topSample struct {
 	at       time.Time
 	status   *ctrlpb.StatusReply
@@ -57,7 +56,7 @@ type topSample struct {
 	qps      []*ctrlpb.QPInfo
 }
 
-// topQP is one queue pair with its rates since the look before.
+// topQP is a queue pair with its rates since the previous sample.
 type topQP struct {
 	QP          uint32  `json:"qp"`
 	State       string  `json:"state"`
@@ -72,7 +71,7 @@ type topQP struct {
 	Cwnd        uint64  `json:"cwnd"`
 }
 
-// topView is one screen's worth of facts.
+// topView is the content of the screen.
 type topView struct {
 	Time        time.Time `json:"time"`
 	Interface   string    `json:"interface"`
@@ -110,7 +109,7 @@ func sortNames() []string {
 	return names
 }
 
-// look asks the daemon for everything that top shows.
+// look queries everything that top shows.
 func look(ctx context.Context, a *iwarp.Admin) (s *topSample, err error) {
 	s = &topSample{counters: make(map[string]uint64)}
 	if s.status, err = status(a, ctx); err != nil {
@@ -128,7 +127,7 @@ func look(ctx context.Context, a *iwarp.Admin) (s *topSample, err error) {
 	return s, err
 }
 
-// view computes rates from two looks; last may be nil.
+// view computes the rates between two samples; last may be nil.
 func view(last, now *topSample, sortBy int) *topView {
 	took := 0.0
 	if last != nil {
@@ -175,7 +174,7 @@ func view(last, now *topSample, sortBy int) *topView {
 	return v
 }
 
-// llp is a counter of what carries q, by its name in TCP and in SCTP.
+// llp returns a counter of the transport of q, by its name for TCP or SCTP.
 func llp(q *ctrlpb.QPInfo, tcp, sctp string) uint64 {
 	if len(q.Sctp) > 0 {
 		return counter(q.Sctp, sctp)
@@ -192,7 +191,7 @@ func counter(cs []*ctrlpb.Counter, name string) uint64 {
 	return 0
 }
 
-// messages sums the messages of a stream, both ways.
+// messages returns the number of messages of a stream, in both directions.
 func messages(cs []*ctrlpb.Counter) uint64 {
 	var n uint64
 	for _, k := range cs {
@@ -205,8 +204,8 @@ func messages(cs []*ctrlpb.Counter) uint64 {
 	return n
 }
 
-// screen is the view as lines of at most width columns; rows queue pairs from
-// offset on, all of them if rows is negative.
+// screen formats the view in lines of at most width columns. It shows rows queue pairs starting at
+// offset, or all if rows is negative.
 func (v *topView) screen(width, rows, offset int, note string) []string {
 	lines := []string{
 		fmt.Sprintf("iwarpd on %s   %s   %s", v.Interface, v.Time.Format(time.TimeOnly), note),
@@ -232,7 +231,7 @@ func (v *topView) screen(width, rows, offset int, note string) []string {
 	return lines
 }
 
-// bits writes bytes per second as bits.
+// bits formats a rate in bytes per second as bits per second.
 func bits(perSec float64) string {
 	v := perSec * 8
 	for _, unit := range []string{"bit", "kbit", "Mbit"} {
@@ -255,7 +254,7 @@ func (c *command) runTop(ctx context.Context, interval time.Duration, count, sor
 		return c.liveTop(ctx, dev.Admin(), out, interval, count, sortBy)
 	}
 	if count > 0 {
-		count++ // the first look has no rates
+		count++ // the first sample has no rates
 	}
 	var last *topSample
 	return every(ctx, interval, count, func(time.Time) error {
@@ -276,13 +275,13 @@ func (c *command) runTop(ctx context.Context, interval time.Duration, count, sor
 	})
 }
 
-// A topUI is what the keys change.
+// A topUI is the state that keys change.
 type topUI struct {
 	sortBy, offset int
 	paused, quit   bool
 }
 
-// keys takes what was typed.
+// keys handles keyboard input.
 func (u *topUI) keys(b []byte, qps int) {
 	for len(b) > 0 {
 		n := 1
@@ -322,7 +321,7 @@ func (c *command) liveTop(ctx context.Context, a *iwarp.Admin, out *os.File, int
 	typed := make(chan []byte)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go readKeys(ctx, os.Stdin, typed) // its last read ends with the program
+	go readKeys(ctx, os.Stdin, typed) // its last read ends when the program exits
 
 	ui := topUI{sortBy: sortBy}
 	var last, now *topSample
@@ -378,7 +377,7 @@ func readKeys(ctx context.Context, r io.Reader, typed chan<- []byte) {
 	}
 }
 
-// draw puts one screen on the terminal, in one write, over what was there.
+// draw replaces the contents of the terminal in one write.
 func draw(out *os.File, v *topView, ui *topUI) {
 	width, height, err := term.GetSize(int(out.Fd()))
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	iwarp "github.com/iwarpd/iwarpd/client"
 )
 
-// transportValue is the flag --transport: what carries DDP.
+// transportValue is the flag --transport: TCP or SCTP.
 type transportValue struct {
 	name string
 	kind iwarp.Transport
@@ -43,17 +43,17 @@ func (v *transportValue) Set(s string) error {
 func (v *transportValue) String() string { return v.name }
 func (v *transportValue) Type() string   { return "transport" }
 
-// addTransport gives cmd the flag.
+// addTransport adds the flag to cmd.
 func (c *command) addTransport(cmd *cobra.Command) *cobra.Command {
 	c.transport.name = transports[0].name
 	cmd.Flags().Var(&c.transport, "transport", "what carries DDP: "+strings.Join(transportNames(), ", ")+"; both sides say the same")
 	cmd.Flags().BoolVar(&c.share, "shared-association", false, "connect over SCTP: one association for all connections of this program to one port")
-	// Fails only for a flag that is not there.
+	// Fails only if the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("transport", cobra.FixedCompletions(transportNames(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
-// over sets the transport of a connection or a listener.
+// over sets the transport in cfg.
 func (c *command) over(cfg *iwarp.Config) *iwarp.Config {
 	cfg.Startup.Transport, cfg.Startup.UDP = c.transport.kind, c.transport.udp
 	cfg.Startup.SharedAssociation = c.share && c.transport.kind != iwarp.TCP

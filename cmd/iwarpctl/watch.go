@@ -13,8 +13,8 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
-// every calls f at once and then each interval, count times (0: until ctx is
-// done, which is no error).
+// every calls f at once and then at each interval, count times, or until ctx is done if count is 0.
+// The end of ctx is not an error.
 func every(ctx context.Context, interval time.Duration, count int, f func(time.Time) error) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -36,10 +36,10 @@ func every(ctx context.Context, interval time.Duration, count int, f func(time.T
 	}
 }
 
-// leastInterval bounds --interval: less would only load the daemon.
+// leastInterval is the minimum of --interval, so that it does not load the daemon.
 const leastInterval = 100 * time.Millisecond
 
-// checkLooks checks --interval and --count.
+// checkLooks validates --interval and --count.
 func checkLooks(interval time.Duration, count int) error {
 	if interval < leastInterval {
 		return usageError{fmt.Errorf("--interval %v: must be at least %v", interval, leastInterval)}
@@ -56,8 +56,8 @@ func (c *command) stats() *cobra.Command {
 	var count int
 	cmd := &cobra.Command{
 		Use: "stats", Short: "Show the counters of the daemon",
-		Long: "Show the counters of the daemon. With --watch, those that change, with their rates,\n" +
-			"each interval until interrupted; with --json one object a line.\n\n" +
+		Long: "Show the counters of the daemon. With --watch, show those that change, and their\n" +
+			"rates, at each interval until interrupted; with --json print one object per line.\n\n" +
 			"docs/metrics.md, in packages /usr/share/doc/iwarpd/metrics.md, tells what each counts.",
 		Example: "  iwarpctl stats\n  iwarpctl stats --watch --interval 5s\n  iwarpctl stats --json | jq '.[\"engine.rx_frames\"]'",
 		Args:    usageArgs(cobra.NoArgs),
@@ -66,7 +66,7 @@ func (c *command) stats() *cobra.Command {
 				return c.watchStats(cmd.Context(), interval, count, all)
 			}
 			if cmd.Flags().Changed("interval") || cmd.Flags().Changed("count") {
-				return usageError{errors.New("stats: --interval and --count are those of --watch: give it too")}
+				return usageError{errors.New("stats: --interval and --count require --watch")}
 			}
 			return query(c, (*iwarp.Admin).Stats, func(cs []*ctrlpb.Counter) error {
 				if c.json {
@@ -87,7 +87,7 @@ func (c *command) stats() *cobra.Command {
 	return cmd
 }
 
-// watchStats prints, each interval, the counters that have changed.
+// watchStats prints the counters that changed in each interval.
 func (c *command) watchStats(ctx context.Context, interval time.Duration, count int, all bool) error {
 	if err := checkLooks(interval, count); err != nil {
 		return err
@@ -123,13 +123,13 @@ func (c *command) watchStats(ctx context.Context, interval time.Duration, count 
 	})
 }
 
-// statLine is one counter: its value and, from the second look on, its rate.
+// statLine formats a counter: its value and, from the second sample on, its rate.
 func statLine(name string, last, have map[string]uint64, took time.Duration) (line string, changed bool) {
 	v, was := have[name], last[name]
 	if last == nil {
 		return fmt.Sprintf("  %-34s %14d", name, v), v != 0
 	}
-	// Gauges fall too.
+	// The rate of a gauge may be negative.
 	rate := (float64(v) - float64(was)) / max(took.Seconds(), 1e-9)
 	return fmt.Sprintf("  %-34s %14d %14.1f/s", name, v, rate), v != was
 }

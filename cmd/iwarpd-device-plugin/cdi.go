@@ -12,14 +12,14 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Where a container finds what it is given. A folder is mounted and not the
-// socket: a mounted socket goes stale when the daemon restarts.
+// Paths in containers. The folder is mounted, not the socket, since a mounted socket would become
+// stale when the daemon restarts.
 const (
 	inSocketDir = "/run/iwarpd"
 	inLibraries = "/usr/lib/iwarpd"
 )
 
-// spec describes one CDI device for each slot.
+// spec returns a CDI device for each slot.
 func spec(c config, names []string) *specs.Spec {
 	s := &specs.Spec{Version: "0.6.0", Kind: c.Resource}
 	s.ContainerEdits.Env = []string{"IWARPD_SOCKET=" + inSocketDir + "/iwarpd.sock"}
@@ -39,8 +39,8 @@ func spec(c config, names []string) *specs.Spec {
 	return s
 }
 
-// writeCDI replaces the CDI file of the resource. Without slots there is none:
-// CDI allows no file without devices.
+// writeCDI replaces the CDI file of the resource. It removes the file if there are no slots, since
+// CDI does not allow a file without devices.
 func writeCDI(c config, names []string) error {
 	file := strings.ReplaceAll(c.Resource, "/", "-") + ".json"
 	if len(names) == 0 {

@@ -20,37 +20,37 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// config is how the plugin is set up.
+// config is the configuration of the plugin.
 type config struct {
 	Resource  string // domain/name
-	Slots     string // folder with one folder for each unit
-	Libraries string // mounted read-only into containers; "": none
+	Slots     string // folder with a folder for each unit
+	Libraries string // folder mounted read-only into containers; "": none
 	Kubelet   string // folder of kubelet.sock and of the plugin's own socket
 	CDI       string // folder of CDI files
 	Period    time.Duration
 
-	Alive func(context.Context) error // nil if the daemon answers
+	Alive func(context.Context) error // returns nil if the daemon answers
 }
 
-// answerTime bounds each question to the daemon and each call to the kubelet.
+// answerTime bounds each request to the daemon and each call to the kubelet.
 const answerTime = 5 * time.Second
 
 // endpoint is the file name of the plugin's socket.
 const endpoint = "iwarpd.sock"
 
-// plugin is the state that the kubelet's streams share.
+// plugin is the state shared by the kubelet's streams.
 type plugin struct {
 	v1beta1.UnimplementedDevicePluginServer
 	config
 	log *slog.Logger
 
 	mu      sync.Mutex
-	devices []*v1beta1.Device // replaced as a whole, never changed
+	devices []*v1beta1.Device // replaced as a whole, never modified
 	changed chan struct{}     // closed when devices is replaced
 }
 
-// run serves the kubelet until ctx is done. A kubelet that restarts removes the
-// sockets in its folder, so run registers again whenever its own is gone.
+// run serves the kubelet until ctx is done. A restarting kubelet removes the sockets in its folder,
+// so run registers again when its socket is gone.
 func run(ctx context.Context, c config, log *slog.Logger) error {
 	p := &plugin{config: c, log: log, changed: make(chan struct{})}
 	if err := p.look(ctx); err != nil {
@@ -65,8 +65,8 @@ func run(ctx context.Context, c config, log *slog.Logger) error {
 	return nil
 }
 
-// serve offers the devices to one run of the kubelet. It returns nil when the
-// kubelet has removed the socket, or ctx is done.
+// serve registers the devices with the kubelet and serves it. It returns nil when the kubelet has
+// removed the socket, or ctx is done.
 func (p *plugin) serve(ctx context.Context) error {
 	path := filepath.Join(p.Kubelet, endpoint)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -124,8 +124,7 @@ func (p *plugin) register(ctx context.Context) error {
 	return nil
 }
 
-// look reads the slots, asks the daemon whether it is alive, and publishes what
-// has changed.
+// look reads the slots, checks that the daemon answers, and publishes changes.
 func (p *plugin) look(ctx context.Context) error {
 	names, err := slots(p.Slots)
 	if err != nil {
@@ -135,7 +134,7 @@ func (p *plugin) look(ctx context.Context) error {
 	defer cancel()
 	why := p.Alive(ask)
 	if ctx.Err() != nil {
-		return nil // its end, and not the daemon's
+		return nil // ctx was canceled, the daemon may be fine
 	}
 	health := v1beta1.Healthy
 	if why != nil {
@@ -161,11 +160,11 @@ func (p *plugin) look(ctx context.Context) error {
 	return nil
 }
 
-// slots returns the names of the folders in dir that hold a socket, in order.
+// slots returns the names of the folders in dir that contain a socket, in order.
 func slots(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // the daemon has not made it yet
+		return nil, nil // the daemon has not created it yet
 	}
 	if err != nil {
 		return nil, fmt.Errorf("slots: %w", err)
@@ -179,12 +178,12 @@ func slots(dir string) ([]string, error) {
 	return names, nil
 }
 
-// GetDevicePluginOptions asks for nothing beyond Allocate.
+// GetDevicePluginOptions returns no options.
 func (p *plugin) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1beta1.DevicePluginOptions, error) {
 	return &v1beta1.DevicePluginOptions{}, nil
 }
 
-// ListAndWatch sends the devices, and again whenever one of them changes.
+// ListAndWatch sends the list of devices, and again after each change.
 func (p *plugin) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
 	for {
 		p.mu.Lock()
@@ -201,8 +200,8 @@ func (p *plugin) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	}
 }
 
-// Allocate names the CDI devices for each container. A container that asks for
-// several units gets the socket of the first: a program opens one.
+// Allocate returns the CDI devices for each container. A container that requests several units gets
+// the socket of the first one, since a program opens only one.
 func (p *plugin) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	p.mu.Lock()
 	devices := p.devices
@@ -225,7 +224,7 @@ func (p *plugin) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1b
 	return &reply, nil
 }
 
-// pause waits for d and reports whether ctx still runs.
+// pause waits for d. It returns false if ctx was done first.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

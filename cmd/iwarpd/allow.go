@@ -13,17 +13,17 @@ import (
 	"github.com/iwarpd/iwarpd/internal/nss"
 )
 
-// Keys of the file that are not flags: allow is a list of rules, slots one rule
-// for the sockets of containers.
+// Keys of the file that have no flag: allow is a list of rules, slots a rule for the sockets of
+// containers.
 const (
 	allowKey = "allow"
 	slotsKey = "slots"
 )
 
-// ruleKeys are the keys of a rule; deploy/iwarpd.yaml explains each.
+// ruleKeys are the keys of a rule; deploy/iwarpd.yaml documents them.
 var ruleKeys = append([]string{"users", "groups", "deny", "admin", "listen", "addresses"}, quotaNames()...)
 
-// parseAllow reads the rules; base has the quotas where a rule says nothing.
+// parseAllow parses the rules; base has the default quotas.
 func parseAllow(v any, base ctrl.Limits) ([]ctrl.Rule, error) {
 	if v == nil {
 		return nil, nil
@@ -68,7 +68,7 @@ func parseRule(m map[string]any, base ctrl.Limits) (r ctrl.Rule, err error) {
 	return r, nil
 }
 
-// rights returns what sets each key that rules and slots have in common.
+// rights returns the setters of the keys that rules and slots have in common.
 func rights(r *ctrl.Rule, limits *ctrl.Limits) map[string]func(v any) error {
 	fields := map[string]func(v any) error{
 		"listen":    func(v any) (err error) { r.Listen, err = parsePorts(v); return err },
@@ -80,7 +80,7 @@ func rights(r *ctrl.Rule, limits *ctrl.Limits) map[string]func(v any) error {
 	return fields
 }
 
-// setFields sets each key of m; known are the keys that there are.
+// setFields calls the setter for each key of m; known lists the valid keys.
 func setFields(m map[string]any, fields map[string]func(v any) error, known []string) error {
 	for name, v := range m {
 		set := fields[name]
@@ -94,11 +94,10 @@ func setFields(m map[string]any, fields map[string]func(v any) error, known []st
 	return nil
 }
 
-// slotKeys are the keys of slots; deploy/iwarpd.yaml explains each.
+// slotKeys are the keys of slots; deploy/iwarpd.yaml documents them.
 var slotKeys = append([]string{"folder", "count", "listen", "addresses"}, quotaNames()...)
 
-// parseSlots reads the sockets for containers; base has the quotas where they
-// say nothing.
+// parseSlots parses the sockets for containers; base has the default quotas.
 func parseSlots(v any, base ctrl.Limits) (s ctrl.Slots, err error) {
 	if v == nil {
 		return s, nil
@@ -138,7 +137,7 @@ func parseSlots(v any, base ctrl.Limits) (s ctrl.Slots, err error) {
 // maxSlotFolder leaves room for "/4095/iwarpd.sock" in sun_path of sockaddr_un(7).
 const maxSlotFolder = 90
 
-// scalars returns the values of a list, or of one value alone.
+// scalars returns the values of a list, or a single value.
 func scalars(v any) ([]string, error) {
 	list, ok := v.([]any)
 	if !ok {
@@ -167,7 +166,7 @@ func ids(v any, lookup func(string) (uint32, error)) ([]uint32, error) {
 	for _, name := range names {
 		n, err := lookup(name)
 		if errors.Is(err, nss.ErrUnknown) {
-			return nil, fmt.Errorf("%w: give a number, or make it first", err)
+			return nil, fmt.Errorf("%w: use a number, or create it first", err)
 		}
 		if err != nil {
 			return nil, err
@@ -186,7 +185,7 @@ func truth(v any, to *bool) error {
 	return nil
 }
 
-// parsePorts reads ports and ranges: 7174, "7000-7999", "20049,7174-7180".
+// parsePorts parses ports and ranges: 7174, "7000-7999", "20049,7174-7180".
 func parsePorts(v any) ([]ctrl.PortRange, error) {
 	items, err := scalars(v)
 	if err != nil {
@@ -226,7 +225,7 @@ func parsePrefixes(v any) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// parsePrefix reads an address, or a network like 10.0.0.0/24.
+// parsePrefix parses an address, or a network such as 10.0.0.0/24.
 func parsePrefix(v string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(v)
 	if err != nil {
@@ -237,7 +236,7 @@ func parsePrefix(v string) (netip.Prefix, error) {
 		p = netip.PrefixFrom(a, a.BitLen())
 	}
 	if p.Addr().Is4In6() {
-		return p, fmt.Errorf("%q: write the IPv4 address by itself", v) // no address matches it
+		return p, fmt.Errorf("%q: write the IPv4 address by itself", v) // a v4-mapped address never matches
 	}
 	if p != p.Masked() {
 		return p, fmt.Errorf("%q: has bits set after its length: did you mean %v?", v, p.Masked())
@@ -245,7 +244,7 @@ func parsePrefix(v string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// sameRules reports whether two lists of rules say the same.
+// sameRules reports whether two lists of rules are equal.
 func sameRules(a, b []ctrl.Rule) bool {
 	return slices.EqualFunc(a, b, func(x, y ctrl.Rule) bool {
 		return slices.Equal(x.UIDs, y.UIDs) && slices.Equal(x.GIDs, y.GIDs) && x.Deny == y.Deny && x.Admin == y.Admin &&

@@ -22,13 +22,13 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 )
 
-// envPrefix begins the name of every environment variable that sets a key.
+// envPrefix is the prefix of the environment variables that set keys.
 const envPrefix = "IWARPD_"
 
-// leastMTU is what every host takes (RFC 791, Section 3.2); an FPDU fits in it.
+// leastMTU is the size that every host must accept (RFC 791, Section 3.2); an FPDU fits in it.
 const leastMTU = 576
 
-// settings is the configuration of one daemon, checked.
+// settings is the validated configuration of a daemon.
 type settings struct {
 	Transport string // afxdp or socket
 	Interface string
@@ -36,14 +36,14 @@ type settings struct {
 	CPUs      []int // one a queue; empty: not pinned
 	Link      ifqueue.Kind
 	XDPMode   string
-	Super     bool   // send super-frames where that can be
-	Partial   string // whether partial checksums are taken: auto, accept or refuse
+	Super     bool   // send super-frames if the interface supports them
+	Partial   string // whether to accept partial checksums: auto, accept or refuse
 	Detached  ctrl.DetachPolicy
 	Poll      string
 	Spin      time.Duration
 	MTU       int // 0: that of the interface
 	QueueMem  int64
-	Endpoints int // that the XDP program can steer
+	Endpoints int // endpoints that the XDP program can steer
 
 	Socket      string
 	SocketMode  fs.FileMode
@@ -58,12 +58,12 @@ type settings struct {
 	CRCPeers     []ctrl.CRCRule
 	CRCLocal     bool
 	MPAMarkers   bool
-	MPAPeer      bool // peer-to-peer mode
+	MPAPeer      bool // MPA peer-to-peer mode
 	IRD, ORD     int
 	MaxIRD       int
 	StartTimeout time.Duration
 
-	Limits ctrl.Limits // of a user whom no rule gives others
+	Limits ctrl.Limits // default quotas
 	Allow  []ctrl.Rule
 	Slots  ctrl.Slots
 
@@ -72,7 +72,7 @@ type settings struct {
 	LogLevel  zapcore.Level
 	LogFormat string
 
-	values map[string]string // of the keys, as they were written
+	values map[string]string // values of the keys as given
 }
 
 // tcpSettings are the keys of the section tcp.
@@ -86,8 +86,8 @@ type tcpSettings struct {
 	TimeWait    time.Duration
 }
 
-// A key is one setting: its flag, its name in the file and, in capitals after
-// IWARPD_, its environment variable are the same word.
+// A key is a setting. Its name is the flag, the key in the file and, in capitals after IWARPD_, the
+// environment variable.
 type key struct {
 	name  string
 	short string // one-letter flag
@@ -96,7 +96,7 @@ type key struct {
 	set   func(s *settings, v string) error
 }
 
-// keys holds every setting there is; deploy/iwarpd.yaml explains each.
+// keys lists all settings; deploy/iwarpd.yaml documents them.
 var keys = slices.Concat([]key{
 	{"transport", "", "afxdp", "afxdp, or socket: over the kernel's TCP, which needs no privileges and no interface", oneOf(func(s *settings) *string { return &s.Transport }, "afxdp", "socket")},
 	{"interface", "i", "", "network interface to serve", func(s *settings, v string) error {
@@ -221,7 +221,7 @@ var reloadable = append(quotaNames(),
 	"drain-timeout", "log-level",
 )
 
-// addFlags gives flags one flag for each key.
+// addFlags adds a flag for each key.
 func addFlags(flags *pflag.FlagSet) {
 	for _, k := range keys {
 		flags.StringP(k.name, k.short, k.def, k.help)
@@ -231,13 +231,13 @@ func addFlags(flags *pflag.FlagSet) {
 	}
 }
 
-// load reads the settings: flags first, then environment, file, defaults. file
-// may be empty.
+// load reads the settings. Flags take precedence over the environment, the file and the defaults.
+// file may be empty.
 func load(flags *pflag.FlagSet, file string) (*settings, error) {
 	v := viper.New()
 	v.AllowEmptyEnv(true)
 	for _, k := range keys {
-		// Neither fails: the flag is there, and the key has a name.
+		// Neither can fail: the flag exists, and the key has a name.
 		_ = v.BindPFlag(k.name, flags.Lookup(k.name))
 		_ = v.BindEnv(k.name, envName(k.name))
 	}
@@ -268,7 +268,7 @@ func load(flags *pflag.FlagSet, file string) (*settings, error) {
 	return s, s.check()
 }
 
-// source says where the value of a key comes from, in the order of precedence.
+// source returns where the value of a key comes from, in the order of precedence.
 func source(v *viper.Viper, flags *pflag.FlagSet, file, key string) string {
 	if flags.Changed(key) {
 		return "--" + key
@@ -282,7 +282,7 @@ func source(v *viper.Viper, flags *pflag.FlagSet, file, key string) string {
 	return "default of " + key
 }
 
-// check looks at what single keys cannot see.
+// check validates combinations of keys.
 func (s *settings) check() error {
 	if s.Transport == "socket" && s.Interface != "" {
 		return configErr("interface is %q: it has no meaning with transport socket, which has every address of the host: leave one of them out", s.Interface)
@@ -303,7 +303,7 @@ func (s *settings) check() error {
 	return nil
 }
 
-// readFile reads the YAML file and refuses what is not a key.
+// readFile reads the YAML file and rejects unknown keys.
 func readFile(v *viper.Viper, file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -327,7 +327,7 @@ func readFile(v *viper.Viper, file string) error {
 		case []any, map[string]any:
 			return configErr("%s: %s: must be one value; write a list as a string like \"0,2-3\"", file, name)
 		case int:
-			if name == "socket-mode" { // YAML has read it as octal already
+			if name == "socket-mode" { // YAML has parsed it as octal already
 				return configErr("%s: %s is %d: put it in quotes, like \"0660\"", file, name, value)
 			}
 		}
@@ -335,8 +335,8 @@ func readFile(v *viper.Viper, file string) error {
 	return nil
 }
 
-// oneDocument sees that only the first YAML document of text, which is all that
-// viper reads, holds anything.
+// oneDocument returns an error if text has more than one YAML document, since viper reads only the
+// first.
 func oneDocument(text []byte) error {
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	for i := 0; ; i++ {
@@ -353,7 +353,7 @@ func oneDocument(text []byte) error {
 	}
 }
 
-// checkEnv refuses variables that look like a key and are none.
+// checkEnv rejects unknown variables with the prefix.
 func checkEnv(environ []string) error {
 	for _, e := range environ {
 		name, _, _ := strings.Cut(e, "=")
@@ -383,7 +383,7 @@ func nearest(name string) string {
 	return best
 }
 
-// distance is Levenshtein's: insertions, deletions and replacements from a to b.
+// distance returns the Levenshtein distance of a and b.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -446,10 +446,10 @@ func duration(field func(*settings) *time.Duration, least, most time.Duration) f
 	}
 }
 
-// maxListed bounds a list of queues or CPUs.
+// maxListed is the maximum length of a list of queues or CPUs.
 const maxListed = 1024
 
-// parseList reads "0,2-3"; "all" and "" give an empty list.
+// parseList parses "0,2-3"; "all" and "" return an empty list.
 func parseList(v string) ([]int, error) {
 	if v == "" || v == "all" {
 		return nil, nil
@@ -486,7 +486,7 @@ func parseCRC(v string) (ctrl.CRCPolicy, error) {
 	return p, nil
 }
 
-// parseCRCPeers reads "10.1.0.0/16=off,fd00::/8=optional".
+// parseCRCPeers parses "10.1.0.0/16=off,fd00::/8=optional".
 func parseCRCPeers(v string) (rules []ctrl.CRCRule, err error) {
 	if v == "" {
 		return nil, nil
@@ -523,7 +523,7 @@ func parseSize(v string) (int64, error) {
 	return n << shift, nil
 }
 
-// oneLine keeps an error message on one line.
+// oneLine joins the lines of an error message.
 func oneLine(s string) string {
 	return strings.Join(strings.Fields(s), " ")
 }

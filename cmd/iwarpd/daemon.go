@@ -22,28 +22,28 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// daemon is everything that runs, with how to end it.
+// daemon is a running daemon.
 type daemon struct {
 	s       *settings
 	log     *zap.Logger
-	level   zap.AtomicLevel // of log
+	level   zap.AtomicLevel // log level
 	hangups <-chan os.Signal
-	read    func() (*settings, error) // the settings, anew
-	mode    string                    // how frames move, as xsk.Socket.Taken has it
+	read    func() (*settings, error) // reads the settings again
+	mode    string                    // transport mode, from xsk.Socket.Taken
 	super   bool                      // super-frames are sent
 	gone    <-chan struct{}           // closed when the interface is removed
 	server  *ctrl.Server
 	engine  *dataplane.Engine
-	steer   *bpf.Steering // nil: the transport is kernel sockets
-	metrics net.Listener  // nil: none are served
+	steer   *bpf.Steering // nil: kernel sockets
+	metrics net.Listener  // nil: no metrics
 
-	undo []func() error // in the order made
+	undo []func() error // cleanup functions, in order of registration
 }
 
-// onClose remembers how to undo a step of start.
+// onClose registers a cleanup function.
 func (d *daemon) onClose(f func() error) { d.undo = append(d.undo, f) }
 
-// close undoes what start did, last first.
+// close runs the cleanup functions in reverse order.
 func (d *daemon) close() error {
 	var errs []error
 	for i := len(d.undo) - 1; i >= 0; i-- {
@@ -53,8 +53,8 @@ func (d *daemon) close() error {
 	return errors.Join(errs...)
 }
 
-// start sets everything up, up to the socket, on which clients may then wait
-// for run. On an error nothing is left behind.
+// start sets up everything, including the socket, where clients can wait for run. On error it
+// cleans up.
 func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	d := &daemon{s: s, log: log}
 	defer func() {
@@ -116,13 +116,12 @@ func sctpConfig(s *settings) dataplane.SCTPConfig {
 	return c
 }
 
-// tcpConfig has the keep-alive on by default, against RFC 9293 MUST-25, which is
-// about applications that did not ask: a client that waits for a message has no
-// other way to hear that its peer's host is gone. A dead peer is found after
-// twice the silence.
+// tcpConfig enables keep-alive by default, against RFC 9293 MUST-25. The rule is for applications
+// that did not request it, but a client that waits for a message has no other way to detect that
+// its peer's host is gone. A dead peer is detected after twice the idle time.
 func tcpConfig(s *settings) tcp.Config {
 	c := tcp.DefaultConfig()
-	c.RcvWindow, c.MaxHeld = s.RcvWindow, 0 // as many as queue-memory has room for
+	c.RcvWindow, c.MaxHeld = s.RcvWindow, 0 // MaxHeld: as many as queue-memory allows
 	c.CongestionControl = congestion[s.Congestion]
 	const probes = 6
 	c.KeepAliveIdle = s.KeepAlive
@@ -157,7 +156,7 @@ func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
 	}
 }
 
-// run serves until ctx is done, then drains.
+// run serves clients until ctx is done, then drains.
 func (d *daemon) run(ctx context.Context) error {
 	d.engine.Start()
 	d.onClose(func() error { d.engine.Stop(); return nil })
@@ -192,8 +191,8 @@ func (d *daemon) run(ctx context.Context) error {
 	return err
 }
 
-// wait reloads with each hangup, until ctx is done, serving has ended or the
-// interface is gone.
+// wait reloads the settings on each SIGHUP until ctx is done, serving has ended or the interface is
+// gone.
 func (d *daemon) wait(ctx context.Context, served <-chan error) error {
 	for {
 		select {
@@ -212,16 +211,16 @@ func (d *daemon) wait(ctx context.Context, served <-chan error) error {
 	}
 }
 
-// notify tells systemd, if it started us.
+// notify sends a state to systemd, if it started the daemon.
 func notify(log *zap.Logger, state string) {
 	if _, err := sd.SdNotify(false, state); err != nil {
-		log.Warn("systemd was not told", zap.String("state", state), zap.Error(err))
+		log.Warn("systemd could not be notified", zap.String("state", state), zap.Error(err))
 	}
 }
 
 // drain gives the clients drain-timeout to end their connections.
 func (d *daemon) drain() {
-	// systemd must wait that long too, whatever TimeoutStopSec says.
+	// systemd must wait that long too, regardless of TimeoutStopSec.
 	notify(d.log, fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", (d.s.Drain+2*stopTimeout).Microseconds()))
 	d.log.Info("draining", zap.Duration("drain-timeout", d.s.Drain))
 	ctx, cancel := context.WithTimeout(context.Background(), d.s.Drain)
@@ -234,7 +233,7 @@ func (d *daemon) drain() {
 // stopTimeout bounds how long stop waits.
 const stopTimeout = 5 * time.Second
 
-// stop ends the clients and closes their connections in order.
+// stop ends the sessions of all clients and closes their connections gracefully.
 func (d *daemon) stop() {
 	d.log.Info("stopping")
 	done := make(chan error, 1)
@@ -251,10 +250,10 @@ func (d *daemon) stop() {
 	}
 }
 
-// traffic logs what passed in the life of the daemon.
+// traffic logs the daemon's total traffic.
 func (d *daemon) traffic() {
 	if d.steer == nil {
-		return // the kernel counts
+		return // the kernel counts the traffic
 	}
 	c, err := d.steer.Counters()
 	if err != nil {
@@ -270,7 +269,7 @@ func (d *daemon) traffic() {
 		zap.Uint64("rx-frames", rx), zap.Uint64("tx-frames", tx), zap.Uint64("retransmissions", again))
 }
 
-// bpfError gives an error of package bpf its exit code.
+// bpfError adds the exit code to an error of package bpf.
 func bpfError(err error) error {
 	switch {
 	case errors.Is(err, bpf.ErrPrivilege):

@@ -12,7 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/shm"
 )
 
-// doctorCommand tells what the host and the interface lack.
+// doctorCommand returns the command that checks the host and the interface.
 func doctorCommand() *cobra.Command {
 	var name, file string
 	var asJSON bool

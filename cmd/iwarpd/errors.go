@@ -11,11 +11,11 @@ import (
 // Exit codes, as --help lists them.
 const (
 	exitOK         = 0
-	exitFailure    = 1 // anything else went wrong
-	exitConfig     = 2 // bad flag, key or value
+	exitFailure    = 1 // other failure
+	exitConfig     = 2 // invalid flag, key or value
 	exitInterface  = 3 // no such interface, no address, no such queue
-	exitPermission = 4 // capability or file permission missing
-	exitBusy       = 5 // interface, queue, socket or place of metrics is taken
+	exitPermission = 4 // missing capability or file permission
+	exitBusy       = 5 // interface, queue, socket or address for metrics is in use
 )
 
 // An exitError is an error that decides the exit code.
@@ -46,13 +46,13 @@ func exitCode(err error) int {
 	return exitFailure
 }
 
-// moreFiles is what to do about it.
+// moreFiles is the remedy for a lack of descriptors.
 const moreFiles = "raise the limit with LimitNOFILE=524288 in the unit, or ulimit -n 524288"
 
-// fewFiles says what to do about want of descriptors, which any step of start
-// may meet.
+// fewFiles adds the remedy to an error caused by a lack of descriptors, which any step of start may
+// return.
 func fewFiles(err error) error {
-	if errors.Is(err, unix.EMFILE) || strings.Contains(err.Error(), unix.EMFILE.Error()) { // xsk's has only the text
+	if errors.Is(err, unix.EMFILE) || strings.Contains(err.Error(), unix.EMFILE.Error()) { // the error of package xsk has only the text
 		return exitErr(exitFailure, "%w: "+moreFiles, err)
 	}
 	return err

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// candidates returns the names of the interfaces that there are but loopback.
+// candidates returns the names of the host's interfaces, without loopback.
 func candidates() (names []string) {
 	all, _ := net.Interfaces()
 	for _, i := range all {
@@ -25,7 +25,7 @@ func candidates() (names []string) {
 	return names
 }
 
-// findInterface looks the interface up and sees that it can be served.
+// findInterface returns the named interface if the daemon can use it.
 func findInterface(name string) (*net.Interface, error) {
 	ifi, err := net.InterfaceByName(name)
 	if err != nil {
@@ -38,7 +38,7 @@ func findInterface(name string) (*net.Interface, error) {
 	if ifi.Flags&net.FlagLoopback != 0 {
 		return nil, exitErr(exitInterface, "interface %s is loopback: AF_XDP is unreliable on it; use a network interface, or a veth pair, "+instead, name)
 	}
-	if len(ifi.HardwareAddr) != 6 { // tun, and tunnels of layer 3
+	if len(ifi.HardwareAddr) != 6 { // tun, and layer 3 tunnels
 		return nil, exitErr(exitInterface, "interface %s carries no Ethernet frames: use an Ethernet interface, a veth pair or a tap, "+instead, name)
 	}
 	if ifi.Flags&net.FlagUp == 0 {
@@ -47,8 +47,8 @@ func findInterface(name string) (*net.Interface, error) {
 	return ifi, nil
 }
 
-// needed are the capabilities that AF_XDP and its program take. BPF and PERFMON
-// are there since Linux 5.8; before, SYS_ADMIN was both.
+// needed are the capabilities for AF_XDP and its program. BPF and PERFMON exist since Linux 5.8;
+// before, SYS_ADMIN included them.
 var needed = []struct {
 	bit  int
 	name string
@@ -56,12 +56,12 @@ var needed = []struct {
 	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_NET_RAW, "CAP_NET_RAW"}, {unix.CAP_BPF, "CAP_BPF"}, {unix.CAP_PERFMON, "CAP_PERFMON"},
 }
 
-// checkCapabilities tells which capabilities are missing, before anything is
-// half set up for want of them.
+// checkCapabilities returns an error that names the missing capabilities, before anything is set
+// up.
 func checkCapabilities(status string) error {
 	f, err := os.Open(status)
 	if err != nil {
-		return nil // no /proc: the kernel will tell
+		return nil // no /proc: the kernel will report it
 	}
 	defer f.Close()
 	lines := bufio.NewScanner(f)
@@ -88,13 +88,12 @@ func checkCapabilities(status string) error {
 	return nil
 }
 
-// leastFiles are the descriptors without which there is no start: about thirty, some
-// for each queue, one for each slot, and a few clients'.
+// leastFiles returns the number of descriptors needed to start: about thirty, some for each queue,
+// one for each slot, and a few for clients.
 func leastFiles(queues, slots int) uint64 { return 64 + 8*uint64(queues) + uint64(slots) }
 
-// checkFiles sees that the process may have the descriptors that a start takes; most
-// is how many it may have. Want of one would be met half way, and the verifier
-// of BPF run several times for that.
+// checkFiles returns an error if the descriptor limit most is too low to start. Otherwise the
+// failure would come late, and after the BPF verifier had run several times.
 func checkFiles(most uint64, queues, slots int) error {
 	if least := leastFiles(queues, slots); most < least {
 		return exitErr(exitFailure, "this process may have at most %d open files, and needs %d and one for each connection: "+moreFiles, most, least)
@@ -102,18 +101,18 @@ func checkFiles(most uint64, queues, slots int) error {
 	return nil
 }
 
-// openFiles is how many descriptors the process may have. The runtime has raised the
-// soft limit to the hard one.
+// openFiles returns the descriptor limit. The Go runtime has raised the soft limit to the hard
+// limit.
 func openFiles() uint64 {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
-		return unix.RLIM_INFINITY // the kernel will tell
+		return unix.RLIM_INFINITY // the kernel will report it
 	}
 	return l.Cur
 }
 
-// makeSocketDir makes the folder of the socket, if it alone is missing. The
-// function it returns takes it away again, once empty.
+// makeSocketDir creates the folder of the socket if its parent exists. The returned function
+// removes it again if it is empty.
 func makeSocketDir(socket string) (undo func(), err error) {
 	dir := filepath.Dir(socket)
 	err = os.Mkdir(dir, 0o755)
@@ -130,7 +129,7 @@ func makeSocketDir(socket string) (undo func(), err error) {
 	return nil, exitErr(code, "socket %s: cannot make its folder: %w: give another path with --socket", socket, err)
 }
 
-// checkQueues returns the queues to serve; have is how many there are.
+// checkQueues returns the queues to serve; have is the number of queues.
 func checkQueues(ifname string, queues []int, have int) ([]int, error) {
 	if len(queues) == 0 {
 		for q := range have {
@@ -146,8 +145,8 @@ func checkQueues(ifname string, queues []int, have int) ([]int, error) {
 	return queues, nil
 }
 
-// leftOut says what becomes of the frames of the queues that are not served, and
-// how to have none there; "" where every queue is.
+// leftOut returns a warning about the queues that are not served, and how to avoid them, or "" if
+// all are served.
 func leftOut(ifname string, queues []int, have int) string {
 	if len(queues) == have {
 		return ""
@@ -168,8 +167,8 @@ func leftOut(ifname string, queues []int, have int) string {
 	return "frames that come on the other queues are left to the kernel, so that some connections cannot be made: serve all queues, or let the interface use these alone: " + spread
 }
 
-// checkCPUs sees that there is one CPU for each of the queues, or none for any,
-// and that this process may run on it.
+// checkCPUs returns an error unless cpus is empty, or has one CPU for each queue on which this
+// process may run.
 func checkCPUs(cpus []int, queues int) error {
 	if len(cpus) == 0 {
 		return nil
@@ -185,7 +184,7 @@ func checkCPUs(cpus []int, queues int) error {
 	return nil
 }
 
-// mayRunOn tries it, on a thread that is given up then.
+// mayRunOn tries to run on the CPU, in a thread that then exits.
 func mayRunOn(cpu int) error {
 	tried := make(chan error)
 	go func() {

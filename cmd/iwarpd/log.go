@@ -12,9 +12,10 @@ import (
 	"github.com/iwarpd/iwarpd/internal/printable"
 )
 
-// newLogger writes to standard error, where systemd and terminals look, and escapes what
-// does not print. Its level can be changed. The journal has a time and a priority of its
-// own for each line, so lines for it begin with the priority in place of time and level.
+// newLogger returns a logger that writes to standard error and escapes non-printable characters,
+// and its level, which can be changed.
+// The journal adds a time and a priority to each line, so lines for it begin with
+// the priority instead of time and level.
 func newLogger(s *settings) (*zap.Logger, zap.AtomicLevel) {
 	level := zap.NewAtomicLevelAt(s.LogLevel)
 	enc := zap.NewProductionEncoderConfig()

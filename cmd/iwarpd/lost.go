@@ -7,21 +7,20 @@ import (
 	"go.uber.org/zap"
 )
 
-// How often a framesLost is asked, and after how many times it may warn anew.
+// Polling interval of a framesLost, and the number of polls between two warnings.
 const (
 	lostPeriod = 5 * time.Second
 	lostQuiet  = 12
 )
 
-// A framesLost is a way to lose frames that is the host's to mend, and that nothing
-// else would tell of.
+// A framesLost is a cause of lost frames that only the administrator of the host can fix, and that
+// is not reported elsewhere.
 type framesLost struct {
-	count func() (uint64, error) // how many there have been
-	what  string                 // what follows, and how to mend it
+	count func() (uint64, error) // number of frames lost so far
+	what  string                 // the consequence, and how to fix it
 }
 
-// watch looks at each tick at the count, and warns when there are more. It returns
-// when ctx is done.
+// watch polls the count at each tick, and warns if it has increased. It returns when ctx is done.
 func (l framesLost) watch(ctx context.Context, log *zap.Logger, ifname string, tick <-chan time.Time) {
 	var told uint64
 	for quiet := 0; ; quiet-- {
@@ -39,7 +38,7 @@ func (l framesLost) watch(ctx context.Context, log *zap.Logger, ifname string, t
 	}
 }
 
-// losses are those that the daemon watches.
+// losses returns the causes that the daemon watches.
 func (d *daemon) losses() []framesLost {
 	if d.steer == nil {
 		return nil
@@ -52,14 +51,14 @@ func (d *daemon) losses() []framesLost {
 	}
 }
 
-// unserved counts the frames for claimed endpoints that came by a queue that nobody
-// serves. The kernel refuses those connections.
+// unserved returns the number of frames for claimed endpoints on queues without a socket. The
+// kernel refuses such connections.
 func (d *daemon) unserved() (uint64, error) {
 	c, err := d.steer.Counters()
 	return c.NoSocket, err
 }
 
-// misSummed counts the frames with a wrong checksum.
+// misSummed returns the number of frames with a wrong checksum.
 func (d *daemon) misSummed() (n uint64, _ error) {
 	for _, w := range d.engine.Stats() {
 		n += w.RxChecksum

@@ -1,6 +1,6 @@
-// Command iwarpd makes a network interface an RDMA NIC: it runs the data plane
-// on the interface's queues and serves programs through its socket. It is flags,
-// configuration and wiring; the work is done in dataplane and ctrl.
+// Command iwarpd makes a network interface an RDMA NIC. It runs the data plane on the interface's
+// queues and serves programs through its socket. This package has the flags, the configuration and
+// the wiring; packages dataplane and ctrl do the work.
 package main
 
 import (
@@ -21,13 +21,13 @@ import (
 var version = "devel"
 
 func main() {
-	// A crash ends by SIGABRT. The exit code of the Go runtime would be 2, with which
-	// the unit is not started again.
+	// A crash ends with SIGABRT. The exit code of the Go runtime would be 2, for which systemd
+	// does not restart the unit.
 	debug.SetTraceback("crash")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
-	// A second signal ends a daemon that drains too long for somebody's patience;
-	// timeout(1) and others send two at once, which are one.
+	// A second signal stops the daemon without waiting for the drain. timeout(1) and others
+	// send a signal twice at once, which counts as one.
 	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	err := rootCommand().ExecuteContext(ctx)
 	if err != nil {
@@ -99,8 +99,7 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// serve runs the daemon until ctx is done, and says so in the log. SIGHUP has
-// it read its settings again.
+// serve runs the daemon until ctx is done, and logs that. SIGHUP makes it read its settings again.
 func serve(ctx context.Context, s *settings, read func() (*settings, error)) error {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, unix.SIGHUP)

@@ -8,8 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl"
 )
 
-// A quotaKey is a quota of one user. It is a key of the configuration, for users
-// whom no rule gives another, and a key of a rule.
+// A quotaKey is a per-user quota. It is a key of the configuration, which sets the default, and a
+// key of a rule.
 type quotaKey struct {
 	name string
 	def  string
@@ -17,8 +17,7 @@ type quotaKey struct {
 	set  func(l *ctrl.Limits, v string) error
 }
 
-// quotaKeys holds every quota that can be configured; deploy/iwarpd.yaml explains
-// each.
+// quotaKeys lists the configurable quotas; deploy/iwarpd.yaml documents them.
 var quotaKeys = []quotaKey{
 	{"max-clients", "256", "connected clients of one user", count(func(l *ctrl.Limits) *int { return &l.Clients }, 1<<16)},
 	{"max-qps", "4096", "queue pairs of one user", count(func(l *ctrl.Limits) *int { return &l.QPs }, 1<<20)},
@@ -35,7 +34,7 @@ var quotaKeys = []quotaKey{
 	{"max-rings", "1GiB", "memory that the queues of one user may take", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Rings })},
 }
 
-// count returns the setter of a quota that is a number from 1 to most.
+// count returns the setter for a quota that is a number from 1 to most.
 func count(at func(*ctrl.Limits) *int, most int) func(*ctrl.Limits, string) error {
 	return func(l *ctrl.Limits, v string) error {
 		n, err := strconv.Atoi(v)
@@ -47,7 +46,7 @@ func count(at func(*ctrl.Limits) *int, most int) func(*ctrl.Limits, string) erro
 	}
 }
 
-// bytesOf returns the setter of a quota in bytes.
+// bytesOf returns the setter for a quota in bytes.
 func bytesOf(at func(*ctrl.Limits) *uint64) func(*ctrl.Limits, string) error {
 	return func(l *ctrl.Limits, v string) error {
 		n, err := parseSize(v)
@@ -56,8 +55,7 @@ func bytesOf(at func(*ctrl.Limits) *uint64) func(*ctrl.Limits, string) error {
 	}
 }
 
-// quotaSettings returns the keys of the configuration that set the quotas of users
-// whom no rule gives others.
+// quotaSettings returns the configuration keys that set the default quotas.
 func quotaSettings() []key {
 	var out []key
 	for _, q := range quotaKeys {

@@ -11,7 +11,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl"
 )
 
-// hangup reads the settings again.
+// hangup handles SIGHUP: it reads the settings again.
 func (d *daemon) hangup() {
 	notify(d.log, reloading())
 	if s, err := d.read(); err != nil {
@@ -22,7 +22,7 @@ func (d *daemon) hangup() {
 	notify(d.log, sd.SdNotifyReady)
 }
 
-// reloading is what systemd (Type=notify-reload) wants to hear first.
+// reloading returns the first notification that systemd expects (Type=notify-reload).
 func reloading() string {
 	var now unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil {
@@ -31,7 +31,7 @@ func reloading() string {
 	return fmt.Sprintf("%s\nMONOTONIC_USEC=%d", sd.SdNotifyReloading, now.Nano()/1000)
 }
 
-// reload takes over what of s can change while the daemon runs, and logs what
+// reload applies the settings of s that can change while the daemon runs, and logs those that
 // cannot.
 func (d *daemon) reload(s *settings) (changed, kept []string) {
 	now := *d.s
@@ -46,7 +46,7 @@ func (d *daemon) reload(s *settings) (changed, kept []string) {
 		default:
 			changed = append(changed, k.name)
 			now.values[k.name] = want
-			_ = k.set(&now, want) // load has tried it
+			_ = k.set(&now, want) // cannot fail: load has validated it
 		}
 	}
 	if !sameRules(now.Allow, s.Allow) {

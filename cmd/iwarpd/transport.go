@@ -13,19 +13,19 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
 )
 
-// instead is the transport that needs none of what AF_XDP needs.
+// instead names the transport without the requirements of AF_XDP.
 const instead = "or use kernel sockets, which need no privileges: --transport socket"
 
-// lower is what the transport gives the rest of the daemon.
+// lower is what a transport provides to the daemon.
 type lower struct {
-	name    string // of the interface, as clients are shown it
+	name    string // interface name shown to clients
 	mtu     int
 	options ctrl.Options
-	// open opens the link of each worker. fragments may be nil.
+	// open opens a link for each worker. fragments may be nil.
 	open func() (queues []dataplane.Queue, fragments dataplane.FragmentSource, err error)
 }
 
-// prepareAFXDP looks at the interface, and loads the XDP program, which open attaches.
+// prepareAFXDP checks the interface and loads the XDP program, which open attaches.
 func (d *daemon) prepareAFXDP() (l lower, err error) {
 	s := d.s
 	ifi, err := findInterface(s.Interface)
@@ -57,7 +57,7 @@ func (d *daemon) prepareAFXDP() (l lower, err error) {
 		return l, exitErr(exitInterface, "interface %s: %w", ifi.Name, err)
 	}
 	d.onClose(resolver.Close)
-	if len(resolver.Addrs()) == 0 { // nor have its VLANs
+	if len(resolver.Addrs()) == 0 { // and its VLANs have none either
 		return l, exitErr(exitInterface, "interface %s has no IP address: ip address add ADDR/LEN dev %s", ifi.Name, ifi.Name)
 	}
 	d.gone = resolver.Gone()
@@ -88,7 +88,7 @@ func (d *daemon) prepareAFXDP() (l lower, err error) {
 	return l, nil
 }
 
-// cpu is the one that worker i is pinned to; -1: none.
+// cpu returns the CPU that worker i is pinned to, or -1.
 func (d *daemon) cpu(i int) int {
 	if len(d.s.CPUs) == 0 {
 		return -1
@@ -117,7 +117,7 @@ func (d *daemon) openQueues(ifname string, queues []int, mtu int) ([]dataplane.Q
 	return out, nil
 }
 
-// prepareSockets is for connections that are sockets of the kernel's TCP.
+// prepareSockets sets up the transport over kernel sockets.
 func (d *daemon) prepareSockets() (l lower, err error) {
 	s := d.s
 	workers := max(len(s.Queues), 1)

@@ -8,9 +8,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// watchdog tells systemd that the daemon is alive, twice in each period that
-// the unit sets (WatchdogSec), as long as alive says so. It returns when ctx is
-// done, at once where no unit asks.
+// watchdog notifies systemd twice per period of the unit's WatchdogSec while alive returns true. It
+// returns when ctx is done, or at once if the unit has no watchdog.
 func watchdog(ctx context.Context, log *zap.Logger, alive func() bool) {
 	period, err := sd.SdWatchdogEnabled(false)
 	if err != nil {
@@ -25,7 +24,7 @@ func watchdog(ctx context.Context, log *zap.Logger, alive func() bool) {
 		if alive() {
 			notify(log, sd.SdNotifyWatchdog)
 		} else {
-			log.Error("a worker does not turn: systemd's watchdog is not told that all is well")
+			log.Error("a worker is stuck: systemd's watchdog is not notified")
 		}
 		select {
 		case <-tick.C:

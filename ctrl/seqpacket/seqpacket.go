@@ -62,7 +62,7 @@ func FromFD(fd int) (*Conn, error) {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
 		c.Close()
-		return nil, fmt.Errorf("seqpacket: descriptor %d is no Unix socket", fd)
+		return nil, fmt.Errorf("seqpacket: descriptor %d is not a Unix socket", fd)
 	}
 	return newConn(u), nil
 }

@@ -126,7 +126,7 @@ func (c *Config) setDefaults(dev netlink.Link) error {
 	case c.slotSize < c.MTU+link.HeaderRoom:
 		return fmt.Errorf("slots of %d bytes are too short for MTU %d", c.slotSize, c.MTU)
 	case c.rxPieces() > mtuPieces:
-		return fmt.Errorf("MTU %d is more than a frame of %d pieces holds", c.MTU, mtuPieces)
+		return fmt.Errorf("MTU %d exceeds a frame of %d fragments", c.MTU, mtuPieces)
 	case c.Queue < 0:
 		return fmt.Errorf("queue %d", c.Queue)
 	}
@@ -165,7 +165,7 @@ var (
 	// ErrBusy: another AF_XDP socket has the queue.
 	ErrBusy = errors.New("another AF_XDP socket has this queue")
 	// ErrNoSG: the MTU needs frames of several pieces, which the kernel cannot.
-	ErrNoSG = errors.New("frames of several pieces need Linux 6.6 and a driver that takes them; lower the MTU to 3498")
+	ErrNoSG = errors.New("frames of several fragments need Linux 6.6 and driver support; lower the MTU to 3498")
 	// ErrPrivilege: the process lacks CAP_NET_RAW.
 	ErrPrivilege = errors.New("needs CAP_NET_RAW and locked memory (root, or AmbientCapabilities= and LimitMEMLOCK= in the unit)")
 )

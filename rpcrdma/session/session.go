@@ -81,7 +81,7 @@ var (
 	ErrVersion   = errors.New("rpcrdma: no version in common")
 	ErrAuth      = errors.New("rpcrdma: host authentication failed")
 	ErrTooLong   = errors.New("rpcrdma: message is too long for the connection")
-	ErrReverse   = errors.New("rpcrdma: the peer takes no such call in the reverse direction")
+	ErrReverse   = errors.New("rpcrdma: the peer does not support such calls in the reverse direction")
 	ErrCallOnly  = errors.New("rpcrdma: version 1 has no calls without a reply")
 	ErrDuplicate = errors.New("rpcrdma: a call with this XID is outstanding")
 )
