@@ -172,7 +172,7 @@ func explain(err error) error {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES) && !isVerifier(err):
 		return fmt.Errorf("%w: %w", ErrPrivilege, err)
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
-		return fmt.Errorf("%w (see `ip link show`; `ip link set dev IF xdp off` removes one that is not a bpf_link): %w", ErrBusy, err)
+		return fmt.Errorf("%w (see `ip link show`; `ip link set dev IF xdp off` removes one that is no bpf_link): %w", ErrBusy, err)
 	}
 	return err
 }

@@ -1,4 +1,4 @@
-/* Doorbells: they tell a worker that a queue pair has work. */
+/* Doorbells, which notify a worker that a queue pair has work. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

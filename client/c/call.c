@@ -1,4 +1,4 @@
-/* Requests and their replies, and who reads the socket. */
+/* Requests and their replies, and reading from the socket. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -41,7 +41,7 @@ int wait_fd(int fd, int64_t deadline)
 	return n == 0 ? -ETIMEDOUT : 0;
 }
 
-/* device_died ends the device: nothing comes from the daemon any more. */
+/* device_died marks the device as dead: the connection to the daemon is lost. */
 static void device_died(struct iwarpd_device *dev, int err)
 {
 	if (dev->dead)
@@ -53,7 +53,7 @@ static void device_died(struct iwarpd_device *dev, int err)
 			o->ended(o);
 }
 
-/* reply_arrived hands a packet to the call that waits for it, if one does. */
+/* reply_arrived passes a packet to the call that waits for it, if any. */
 static void reply_arrived(struct iwarpd_device *dev, struct packet *p)
 {
 	for (struct call **at = &dev->calls; *at; at = &(*at)->next) {
@@ -66,10 +66,10 @@ static void reply_arrived(struct iwarpd_device *dev, struct packet *p)
 		c->done = true;
 		return;
 	}
-	packet_free(p); /* of device_post */
+	packet_free(p); /* reply to device_post */
 }
 
-/* note_cut_off keeps what the daemon's last message says. */
+/* note_cut_off stores the reason in the daemon's last message. */
 static void note_cut_off(struct iwarpd_device *dev, const Pb__CutOff *m)
 {
 	if (m->error)
@@ -90,12 +90,12 @@ static void packet_arrived(struct iwarpd_device *dev, struct packet *p)
 		if (dev->event_lost || dev->num_events > MAX_EVENTS + EVENTS_QP * dev->most_qps)
 			device_died(dev, -EOVERFLOW);
 		return;
-	default: /* of a later version */
+	default: /* of a later protocol version */
 		packet_free(p);
 	}
 }
 
-/* read_packets takes what is there, but not without end. */
+/* read_packets reads the available packets, up to a limit. */
 static void read_packets(struct iwarpd_device *dev)
 {
 	struct packet p;
@@ -112,7 +112,7 @@ static void read_packets(struct iwarpd_device *dev)
 	}
 }
 
-/* read_turn waits for the socket and reads it, for all threads. */
+/* read_turn waits for the socket and reads from it on behalf of all threads. */
 static int read_turn(struct iwarpd_device *dev, int64_t deadline)
 {
 	int err;
@@ -128,7 +128,7 @@ static int read_turn(struct iwarpd_device *dev, int64_t deadline)
 	return err;
 }
 
-/* await_turn waits until the thread that reads has done so. */
+/* await_turn waits until the reading thread has read something. */
 static int await_turn(struct iwarpd_device *dev, int64_t deadline)
 {
 	struct timespec t = { deadline / NSEC, deadline % NSEC };
@@ -167,7 +167,7 @@ static void forget_call(struct iwarpd_device *dev, struct call *c)
 	}
 }
 
-/* exchange sends the request and waits for the reply. */
+/* exchange sends a request and waits for the reply. */
 static int exchange(struct iwarpd_device *dev, Pb__Request *req, int fd, struct call *c)
 {
 	int err;
@@ -186,7 +186,7 @@ static int exchange(struct iwarpd_device *dev, Pb__Request *req, int fd, struct 
 	if (!err)
 		do {
 			err = device_wait(dev, call_done, c, -1);
-		} while (err == -EINTR); /* the daemon does it all the same */
+		} while (err == -EINTR); /* the daemon executes the request anyway */
 	forget_call(dev, c);
 	pthread_mutex_unlock(&dev->lock);
 	return err;
@@ -249,12 +249,15 @@ void device_broken(struct iwarpd_device *dev, int err)
 	pthread_mutex_unlock(&dev->lock);
 }
 
-/* descriptors_lost is the error of a reply that this process had no room for. */
+/*
+ * descriptors_lost returns the error for a reply whose descriptors were dropped
+ * because the process has too many open.
+ */
 static int descriptors_lost(struct iwarpd_device *dev, const Pb__Request *req, const Pb__Reply *reply,
 			    struct iwarpd_error *e)
 {
 	if (req->body_case == PB__REQUEST__BODY_RESIZE_CQ)
-		device_broken(dev, -EMFILE); /* completions go where nobody sees them */
+		device_broken(dev, -EMFILE); /* completions would be lost */
 	else
 		give_back(dev, reply);
 	return set_error(e, -EMFILE, "too many open files: raise RLIMIT_NOFILE (ulimit -n)");
@@ -305,5 +308,5 @@ void device_post(struct iwarpd_device *dev, Pb__Request *req)
 	if (dev->dead)
 		return;
 	req->id = ++dev->last_id;
-	socket_send(dev->sock, req, -1, false); /* a full socket ends up as a dead one */
+	socket_send(dev->sock, req, -1, false); /* if the socket is full, the device dies */
 }

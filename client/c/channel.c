@@ -1,4 +1,4 @@
-/* Completion channels: one place to sleep for several completion queues. */
+/* Completion channels: wait for several completion queues. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -11,19 +11,19 @@
 #include "internal.h"
 
 enum {
-	WAKE_LEN = 8,     /* bytes of a wake-up: the handle of the queue, and 4 that are 0 */
-	MANY_WAKES = 1024, /* bytes that a channel holds at least: one with more may have been full */
+	WAKE_LEN = 8,     /* bytes of a wake-up: the handle of the queue, and 4 zero bytes */
+	MANY_WAKES = 1024, /* a channel holds at least this many bytes; if it had as many, wake-ups may be lost */
 };
 
 struct iwarpd_channel {
 	struct object obj;
 	int sock;
-	int more;  /* eventfd, readable while ready holds something */
+	int more;  /* eventfd, readable while ready is not empty */
 	int epoll; /* of both: iwarpd_channel_fd */
 
-	pthread_mutex_t lock; /* guards the rest, and the links of the queues */
+	pthread_mutex_t lock; /* guards the rest, and the list links of the queues */
 	struct cq_link *cqs;
-	struct cq_link *ready, **last_ready; /* have woken us, oldest first */
+	struct cq_link *ready, **last_ready; /* queues with a pending wake-up, oldest first */
 	bool more_set;
 };
 
@@ -62,7 +62,7 @@ static int watch(int epoll, int fd)
 	return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &ev);
 }
 
-/* new_channel makes a channel of the descriptor of p, which it uses up. */
+/* new_channel creates a channel from the descriptor in p, which it takes over. */
 static int new_channel(struct packet *p, struct iwarpd_channel **out)
 {
 	struct iwarpd_channel *ch = calloc(1, sizeof(*ch));
@@ -125,7 +125,9 @@ int iwarpd_destroy_channel(struct iwarpd_channel *ch, struct iwarpd_error *e)
 	return err;
 }
 
-/* show_more keeps the descriptor readable while a queue is to be told of. The lock is held. */
+/*
+ * show_more keeps the descriptor readable while queues are ready. The lock is held.
+ */
 static void show_more(struct iwarpd_channel *ch)
 {
 	static const uint64_t one = 1;
@@ -136,7 +138,7 @@ static void show_more(struct iwarpd_channel *ch)
 		return;
 	ch->more_set = set;
 	if ((set ? write(ch->more, &one, sizeof(one)) : read(ch->more, &count, sizeof(count))) < 0)
-		return; /* not with a counter of 0 or 1 */
+		return; /* cannot fail with a counter of 0 or 1 */
 }
 
 void channel_lock(struct iwarpd_channel *ch)
@@ -178,7 +180,7 @@ void channel_remove(struct iwarpd_channel *ch, struct cq_link *l)
 	channel_unlock(ch);
 }
 
-/* push has iwarpd_get_cq_event return l. The lock is held. */
+/* push makes iwarpd_get_cq_event return l. The lock is held. */
 static void push(struct iwarpd_channel *ch, struct cq_link *l)
 {
 	if (l->is_ready)
@@ -189,7 +191,10 @@ static void push(struct iwarpd_channel *ch, struct cq_link *l)
 	ch->last_ready = &l->next_ready;
 }
 
-/* take returns the queue that has woken us first, or NULL. The lock is held. */
+/*
+ * take removes and returns the queue with the oldest wake-up, or NULL. The lock is
+ * held.
+ */
 static struct cq_link *take(struct iwarpd_channel *ch)
 {
 	struct cq_link *l = ch->ready;
@@ -204,7 +209,7 @@ static struct cq_link *take(struct iwarpd_channel *ch)
 	return l;
 }
 
-/* woken notes the wake-ups in b. The lock is held. */
+/* woken processes the wake-ups in b. The lock is held. */
 static void woken(struct iwarpd_channel *ch, const uint8_t *b, size_t n)
 {
 	for (size_t i = 0; i + WAKE_LEN <= n; i += WAKE_LEN) {
@@ -217,12 +222,15 @@ static void woken(struct iwarpd_channel *ch, const uint8_t *b, size_t n)
 	}
 	if (n < MANY_WAKES)
 		return;
-	for (struct cq_link *l = ch->cqs; l; l = l->next) /* what came while it was full is lost */
+	for (struct cq_link *l = ch->cqs; l; l = l->next) /* wake-ups sent while it was full are lost */
 		if (l->fired(l->cq))
 			push(ch, l);
 }
 
-/* look takes a queue that has woken us; NULL: none has, or -EPIPE in *err. */
+/*
+ * look returns a queue with a pending wake-up. It returns NULL if there is none, or
+ * with -EPIPE in *err.
+ */
 static struct cq_link *look(struct iwarpd_channel *ch, int *err)
 {
 	uint8_t b[MANY_WAKES];

@@ -24,7 +24,7 @@ static uint32_t depth(int n)
 	return n < 0 ? 0 : (uint32_t)n;
 }
 
-/* put_startup fills the message; what is not said stays absent. */
+/* put_startup fills in the message; fields that are not set stay absent. */
 static void put_startup(Pb__Startup *m, const struct iwarpd_startup *s)
 {
 	if (s->crc)
@@ -84,7 +84,7 @@ static void listener_free(struct object *o)
 	free(listener_of(o));
 }
 
-/* Events of the listener may come before the reply that tells its handle. */
+/* Events of the listener may arrive before the reply with its handle. */
 static void begin_listening(struct iwarpd_device *dev, bool begin)
 {
 	pthread_mutex_lock(&dev->lock);

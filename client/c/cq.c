@@ -26,18 +26,18 @@ _Static_assert(offsetof(struct iwarpd_wc, opcode) == 12 && offsetof(struct iwarp
 struct cq_rings {
 	struct map map;
 	_Atomic uint32_t *arm, *overruns;
-	uint32_t turn; /* ring that a poll starts with */
+	uint32_t turn; /* ring to poll first */
 	struct ring rings[];
 };
 
 struct iwarpd_cq {
 	struct object obj;
 	struct cq_rings *now;
-	struct cq_rings *before; /* of before a resize, while they hold completions; or NULL */
-	uint32_t overruns;       /* of those that are gone */
-	int fd;                  /* -1: of channel */
+	struct cq_rings *before; /* rings from before a resize, while they hold completions; or NULL */
+	uint32_t overruns;       /* overruns of rings that are gone */
+	int fd;                  /* -1: the channel's */
 	void *context;
-	struct iwarpd_channel *channel; /* or NULL; its lock guards link, and now against a resize */
+	struct iwarpd_channel *channel; /* or NULL; its lock guards link, and protects now during a resize */
 	struct cq_link link;
 	_Atomic bool armed;
 };
@@ -99,7 +99,9 @@ static int new_rings(int fd, struct cq_rings **out)
 	return 0;
 }
 
-/* new_cq makes a queue of the descriptors of p, which it uses up if it succeeds. */
+/*
+ * new_cq creates a queue from the descriptors in p, which it takes over on success.
+ */
 static int new_cq(struct packet *p, struct iwarpd_cq **out)
 {
 	struct iwarpd_cq *cq = calloc(1, sizeof(*cq));
@@ -200,7 +202,7 @@ int iwarpd_modify_cq(struct iwarpd_cq *cq, uint32_t count, uint32_t period_us, s
 	return device_do(cq->obj.dev, &req, e);
 }
 
-/* forget_before drops the rings of before a resize. */
+/* forget_before frees the rings from before a resize. */
 static void forget_before(struct iwarpd_cq *cq)
 {
 	if (!cq->before)
@@ -230,7 +232,7 @@ int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *
 	err = new_rings(p.fds[0], &rings);
 	packet_free(&p);
 	if (err) {
-		device_broken(cq->obj.dev, err); /* completions go where nobody sees them */
+		device_broken(cq->obj.dev, err); /* completions would be lost */
 		return set_error(e, err, "completion queue: %s", strerror(-err));
 	}
 	if (cq->channel)
@@ -243,7 +245,7 @@ int iwarpd_resize_cq(struct iwarpd_cq *cq, uint32_t depth, struct iwarpd_error *
 	return 0;
 }
 
-/* poll_ring takes up to n completions of one ring. */
+/* poll_ring removes up to n completions from a ring. */
 static int poll_ring(struct ring *r, struct iwarpd_wc *wc, int n)
 {
 	const void *entry;
@@ -268,7 +270,7 @@ static int poll_rings(struct cq_rings *r, struct iwarpd_wc *wc, int n)
 		if (more < 0)
 			return got > 0 ? got : more;
 		got += more;
-		if (got < n && ++r->turn == r->map.rings) /* that ring is empty */
+		if (got < n && ++r->turn == r->map.rings) /* the ring is empty */
 			r->turn = 0;
 	}
 	return got;
@@ -298,7 +300,7 @@ void iwarpd_arm_cq(struct iwarpd_cq *cq, bool solicited_only)
 		atomic_store(cq->now->arm, ARM_NEXT);
 }
 
-/* drain reads the wake-ups that are there; -EPIPE: the daemon is gone. */
+/* drain reads pending wake-ups. It returns -EPIPE if the daemon is gone. */
 static int drain(int fd)
 {
 	char b[512];

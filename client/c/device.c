@@ -1,4 +1,7 @@
-/* A device is opened and closed: the connection to the daemon and all that came with it. */
+/*
+ * Opening and closing a device: the connection to the daemon and everything that
+ * belongs to it.
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -45,7 +48,7 @@ static int set_attr(struct iwarpd_device *dev, const Pb__HelloReply *h)
 	return 0;
 }
 
-/* hello_done takes the reply to Hello: texts, doorbell pages. */
+/* hello_done processes the reply to Hello: texts and doorbell pages. */
 static int hello_done(struct iwarpd_device *dev, struct packet *p)
 {
 	const Pb__HelloReply *h = p->msg->reply->hello;
@@ -148,7 +151,10 @@ int iwarpd_open(const char *socket, const char *name, struct iwarpd_device **out
 	return 0;
 }
 
-/* no_daemon: the error of iwarpd_open means that a daemon may come later. */
+/*
+ * no_daemon reports whether an error of iwarpd_open means that the daemon may still
+ * start.
+ */
 static bool no_daemon(int err)
 {
 	return err == -ENOENT || err == -ECONNREFUSED || err == -EPIPE;

@@ -1,4 +1,4 @@
-/* Events of the daemon's: what the library makes of them, and their queue. */
+/* Events of the daemon: their effects on the library, and their queue. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "internal.h"
 
-/* event_qp returns the number of the QP that an event is about, 0 for none. */
+/* event_qp returns the number of the QP that an event is about, or 0. */
 static uint32_t event_qp(const Pb__Event *ev)
 {
 	switch (ev->body_case) {
@@ -32,7 +32,9 @@ static uint32_t event_qp(const Pb__Event *ev)
 	}
 }
 
-/* note_event does at once what posting depends on. */
+/*
+ * note_event updates the state that posting depends on, before the event is read.
+ */
 static void note_event(struct iwarpd_device *dev, const Pb__Event *ev)
 {
 	struct object *qp = find_object(dev, OBJECT_QP, event_qp(ev));
@@ -69,10 +71,10 @@ void event_arrived(struct iwarpd_device *dev, Pb__Message *msg)
 	*dev->last_event = ev;
 	dev->last_event = &ev->next;
 	if (dev->num_events++ == 0 && write(dev->queued, &one, sizeof(one)) < 0)
-		return; /* not with a counter of 1 */
+		return; /* cannot fail with a counter of 1 */
 }
 
-/* pop_event takes the event that *at points to out of the queue. */
+/* pop_event removes the event at *at from the queue. */
 static Pb__Message *pop_event(struct iwarpd_device *dev, struct event **at)
 {
 	struct event *ev = *at;
@@ -183,7 +185,7 @@ static void put_stream(struct iwarpd_event *ev, struct iwarpd_device *dev, const
 	put_addresses(ev, r->local, r->remote);
 }
 
-/* A depth that the peer may not have sent. */
+/* A depth that may be absent. */
 #define PEER_DEPTH(m, M, f, F) ((m)->opt_##f##_case == PB__##M##__OPT_##F##_##F ? (int32_t)(m)->f : -1)
 
 static void put_established(struct iwarpd_event *ev, const Pb__Established *s)
@@ -234,7 +236,10 @@ static void put_async(struct iwarpd_event *ev, struct iwarpd_device *dev, const 
 	put_error(ev, a->error);
 }
 
-/* put_event fills *ev; false: the event is about an object that is gone. */
+/*
+ * put_event fills in *ev. It returns false if the object of the event no longer
+ * exists.
+ */
 static bool put_event(struct iwarpd_event *ev, struct iwarpd_device *dev, const Pb__Event *pb)
 {
 	struct object *qp = find_object(dev, OBJECT_QP, event_qp(pb));
@@ -286,18 +291,20 @@ static bool put_event(struct iwarpd_event *ev, struct iwarpd_device *dev, const 
 		ev->type = IWARPD_EVENT_DRAINING;
 		ev->drain_ms = pb->draining->timeout_ms;
 		return true;
-	default: /* of a later version */
+	default: /* of a later protocol version */
 		return false;
 	}
 }
 
-/* What get_event waits for: any event, or one of a QP. */
+/* The events that get_event waits for: any, or those of a QP. */
 struct wanted {
 	struct iwarpd_device *dev;
 	uint32_t qp; /* number; 0: any */
 };
 
-/* conn_of returns the connection that an event is about before it is established; 0: none. */
+/*
+ * conn_of returns the connection of an event that precedes its establishment, or 0.
+ */
 static uint32_t conn_of(const Pb__Event *ev)
 {
 	switch (ev->body_case) {
@@ -316,7 +323,10 @@ static uint32_t conn_of(const Pb__Event *ev)
 	}
 }
 
-/* listener_to_come: the event begins a connection of a listener that iwarpd_listen has still to make. */
+/*
+ * listener_to_come reports whether the event starts a connection of a listener that
+ * iwarpd_listen has not returned yet.
+ */
 static bool listener_to_come(struct iwarpd_device *dev, const Pb__Event *ev)
 {
 	if (ev->body_case == PB__EVENT__BODY_CONNECT_REQUEST && ev->connect_request->qp == 0)
@@ -326,7 +336,10 @@ static bool listener_to_come(struct iwarpd_device *dev, const Pb__Event *ev)
 	return false;
 }
 
-/* too_early: the connection of the event has its beginning held back. */
+/*
+ * too_early reports whether the first event of the same connection is being held
+ * back.
+ */
 static bool too_early(struct iwarpd_device *dev, const Pb__Event *ev)
 {
 	if (dev->listening == 0 || conn_of(ev) == 0)
@@ -342,7 +355,10 @@ static bool is_wanted(const struct wanted *w, const Pb__Event *ev)
 	return w->qp != 0 ? event_qp(ev) == w->qp : !too_early(w->dev, ev);
 }
 
-/* find_event returns where the queue has the first event that is wanted, and was told of, or not. */
+/*
+ * find_event returns the first matching event in the queue that has, or has not,
+ * been reported.
+ */
 static struct event **find_event(const struct wanted *w, bool told)
 {
 	struct event **at = &w->dev->events;
@@ -352,7 +368,7 @@ static struct event **find_event(const struct wanted *w, bool told)
 	return at;
 }
 
-/* end_readers tells those who read a stream that its end is being taken. */
+/* end_readers notifies the readers of a stream that its end is being consumed. */
 static void end_readers(struct iwarpd_device *dev, const Pb__Event *ev)
 {
 	for (struct stream *s = dev->readers; s; s = s->next)
@@ -366,8 +382,8 @@ static bool have_event(void *arg)
 }
 
 /*
- * wait_event waits for an event and finds it. Data of a stream that was told of,
- * and not read, comes when there is nothing else, in the socket neither.
+ * wait_event waits for an event. It returns stream data that was reported before,
+ * and not read, only if there is no other event, not even in the socket.
  */
 static int wait_event(struct wanted *w, struct event ***at, int64_t deadline)
 {
@@ -378,7 +394,7 @@ static int wait_event(struct wanted *w, struct event ***at, int64_t deadline)
 	return **at ? 0 : err;
 }
 
-/* next_event is get_event with the lock held. */
+/* next_event implements get_event. The lock is held. */
 static int next_event(struct wanted *w, struct iwarpd_event *ev, int64_t deadline)
 {
 	for (;;) {
@@ -390,7 +406,7 @@ static int next_event(struct wanted *w, struct iwarpd_event *ev, int64_t deadlin
 			return err;
 		good = put_event(ev, w->dev, (*at)->msg->event);
 		if (good && ev->type == IWARPD_EVENT_STREAM_DATA) {
-			(*at)->told = true; /* it is iwarpd_stream_read's to take */
+			(*at)->told = true; /* it stays queued for iwarpd_stream_read */
 		} else {
 			end_readers(w->dev, (*at)->msg->event);
 			event_done(w->dev, at);

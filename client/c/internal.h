@@ -17,7 +17,7 @@
 #include "iwarpd.h"
 #include "iwarpd.pb-c.h"
 
-/* The shared memory is little-endian, and so is what this library writes. */
+/* Shared memory is little-endian, as is what this library writes. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "libiwarpd needs a little-endian machine");
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "libiwarpd needs lock-free atomics");
 
@@ -27,7 +27,7 @@ enum {
 	PROTOCOL_VERSION = 1,
 	MAX_PACKET = 65536, /* bytes */
 	MAX_FDS = 252,      /* the kernel's SCM_MAX_FD is 253 */
-	MAX_EVENTS = 8192,  /* unread, and EVENTS_QP more for each QP; more end the device */
+	MAX_EVENTS = 8192,  /* unread events, plus EVENTS_QP per QP; more end the device */
 	EVENTS_QP = 4,
 };
 
@@ -35,21 +35,23 @@ enum {
 
 struct iwarpd_error;
 
-/* set_error fills *e, if there is one, and returns err, a negative errno value. */
+/*
+ * set_error fills in *e, unless e is NULL, and returns err, a negative errno value.
+ */
 __attribute__((format(printf, 3, 4))) int set_error(struct iwarpd_error *e, int err, const char *format, ...);
 
-/* sys_error is set_error for errno, after a system call that failed. */
+/* sys_error is set_error for errno after a failed system call. */
 int sys_error(struct iwarpd_error *e, const char *what);
 
-/* pb_error fills *e from the daemon's error and returns the errno value. */
+/* pb_error fills in *e from the daemon's error and returns the errno value. */
 int pb_error(struct iwarpd_error *e, const Pb__Error *pb);
 
 /* socket.c */
 
-/* A packet is a message of the daemon's with its descriptors. */
+/* A packet is a message from the daemon with its descriptors. */
 struct packet {
 	Pb__Message *msg;
-	bool lost; /* this process had no room for its descriptors */
+	bool lost; /* descriptors were dropped: the process has too many open */
 	int num_fds;
 	int fds[MAX_FDS];
 };
@@ -57,61 +59,67 @@ struct packet {
 int socket_connect(const char *path, struct iwarpd_error *e);
 int socket_send(int sock, const Pb__Request *req, int fd, bool wait);
 
-/* socket_recv returns 1 with a packet, 0 if there is none now, or an error. */
+/* socket_recv returns 1 with a packet, 0 if none is available, or an error. */
 int socket_recv(int sock, void *buf, struct packet *p);
 void packet_free(struct packet *p);
 void close_fds(const int *fds, int n);
 
-/* map.c: memfds of the daemon's */
+/* map.c: memfds of the daemon */
 
 enum map_kind { MAP_SQ = 1, MAP_RQ = 2, MAP_CQ = 3, MAP_BELLS = 4 };
 
 struct map {
 	uint8_t *mem;
 	size_t len;
-	/* Copies of the header, which the daemon could change later. */
+	/* Copies of header fields, which the daemon could change later. */
 	uint32_t entries, stride, rings, ring_size, max_sge, max_inline;
 };
 
-/* map_open maps the memfd fd, whose size and header must be as docs/api.md says. */
+/*
+ * map_open maps the memfd fd after checking its size and header against
+ * docs/api.md.
+ */
 int map_open(struct map *m, int fd, enum map_kind kind);
 void map_close(struct map *m);
 _Atomic uint32_t *map_word(const struct map *m, size_t offset);
 
-/* A ring, seen from one of its ends. */
+/* One end of a ring. */
 struct ring {
 	_Atomic uint32_t *ours, *theirs; /* the two indices */
 	uint8_t *entries;
 	uint32_t size, stride;
 	uint32_t next; /* our index */
-	uint32_t seen; /* the other end's index when last looked at */
+	uint32_t seen; /* last value read of the other end's index */
 };
 
 void ring_producer(struct ring *r, const struct map *m);
 void ring_consumer(struct ring *r, const struct map *m, uint32_t which);
 
-/* Each returns an entry; NULL: full, or empty; *err is set if the index is impossible. */
+/*
+ * Both return an entry, or NULL if the ring is full or empty. *err is set if the
+ * index is invalid.
+ */
 void *ring_free_entry(struct ring *r, int *err);
 const void *ring_next_entry(struct ring *r, int *err);
 
-/* ring_publish makes our index visible. */
+/* ring_publish publishes our index. */
 void ring_publish(struct ring *r);
 
-/* ring_pending tells whether the consumer has not taken all that we published. */
+/* ring_pending reports whether the consumer has published entries left to take. */
 bool ring_pending(const struct ring *r);
 
 /* object.c */
 
 enum object_kind { OBJECT_PD, OBJECT_MR, OBJECT_MW, OBJECT_CHANNEL, OBJECT_CQ, OBJECT_SRQ, OBJECT_QP, OBJECT_LISTENER };
 
-/* An object is in the device's list, by which it is found and freed. */
+/* An object is in the device's list, which is used to find and free it. */
 struct object {
 	struct object *prev, *next;
 	struct iwarpd_device *dev;
 	enum object_kind kind;
 	uint32_t handle;
-	void (*free)(struct object *o); /* frees memory; the daemon is not asked */
-	void (*ended)(struct object *o); /* the connection or the device has ended; NULL: nothing to do */
+	void (*free)(struct object *o); /* frees the memory without notifying the daemon */
+	void (*ended)(struct object *o); /* called when the connection or the device has ended; may be NULL */
 };
 
 struct iwarpd_pd {
@@ -136,42 +144,42 @@ struct call {
 struct event {
 	struct event *next;
 	Pb__Message *msg;
-	size_t taken; /* of StreamData: bytes that were read */
-	bool told;    /* of StreamData: an event said so */
+	size_t taken; /* of StreamData: bytes already read */
+	bool told;    /* of StreamData: the event was reported */
 };
 
-/* What a read of a stream waits for. */
+/* A pending read of a stream. */
 struct stream {
 	struct stream *next;
 	struct iwarpd_device *dev;
 	uint32_t conn;
-	bool over; /* somebody else was told of its end */
+	bool over; /* the end was reported to another thread */
 };
 
 struct iwarpd_device {
 	int sock;
 	int epoll;    /* of sock and queued: iwarpd_event_fd */
-	int queued;   /* eventfd, readable while there are events */
+	int queued;   /* eventfd, readable while events are queued */
 	uint32_t workers;
-	struct bell_page *pages; /* one for each worker */
+	struct bell_page *pages; /* one per worker */
 	struct iwarpd_device_attr attr;
-	Pb__Message *hello;      /* whose texts attr uses */
+	Pb__Message *hello;      /* owns the texts in attr */
 
-	void (*on_event)(struct iwarpd_device *dev, Pb__Message *msg); /* takes msg; the lock is held */
+	void (*on_event)(struct iwarpd_device *dev, Pb__Message *msg); /* takes ownership of msg; the lock is held */
 
 	pthread_mutex_t lock; /* guards the rest */
-	pthread_cond_t turn;  /* something was read, or nobody reads any more */
-	bool reading;         /* a thread waits for the socket */
+	pthread_cond_t turn;  /* signaled when a thread has read something or stopped reading */
+	bool reading;         /* a thread is waiting for the socket */
 	int dead;             /* error that ended the device */
-	char why[248];        /* what the daemon said of it */
+	char why[248];        /* the daemon's reason */
 	uint64_t last_id;
 	struct call *calls;
 	struct event *events, **last_event;
 	unsigned int num_events;
-	bool event_lost;        /* for want of memory */
-	struct stream *readers; /* iwarpd_stream_read calls */
-	unsigned int num_qps, most_qps; /* now, and at most */
-	unsigned int listening; /* iwarpd_listen calls whose listener is not known yet */
+	bool event_lost;        /* out of memory */
+	struct stream *readers; /* pending iwarpd_stream_read calls */
+	unsigned int num_qps, most_qps; /* current and maximum number */
+	unsigned int listening; /* pending iwarpd_listen calls */
 	struct object objects; /* head of the list */
 	uint8_t buf[MAX_PACKET];
 };
@@ -180,45 +188,50 @@ void object_add(struct object *o, struct iwarpd_device *dev, enum object_kind ki
 		void (*free)(struct object *));
 void object_free(struct object *o);
 
-/* find_object returns the object with that handle. The lock is held. */
+/* find_object returns the object with the given handle. The lock is held. */
 struct object *find_object(struct iwarpd_device *dev, enum object_kind kind, uint32_t handle);
 
 /* bell.c */
 
-/* bells_open maps the doorbell pages of the workers; it uses up the descriptors of p. */
+/*
+ * bells_open maps the doorbell pages of the workers. It takes over the descriptors
+ * of p.
+ */
 int bells_open(struct iwarpd_device *dev, uint32_t workers, struct packet *p);
 void bells_close(struct iwarpd_device *dev);
 
-/* ring_bell tells a worker that a QP has work. */
+/* ring_bell notifies a worker that a QP has work. */
 void ring_bell(struct iwarpd_device *dev, uint32_t worker, uint32_t bell);
 
 /* call.c */
 
 /*
  * device_call sends a request, with the descriptor fd unless it is -1, and waits
- * for the reply, which must have that body and come with num_fds descriptors (-1:
- * any number).
- * The packet is the caller's to free.
+ * for the reply, which must have the given body and num_fds descriptors (-1: any
+ * number). The caller must free the packet.
  */
 int device_call(struct iwarpd_device *dev, Pb__Request *req, int fd, Pb__Reply__BodyCase body, int num_fds,
 		struct packet *p, struct iwarpd_error *e);
 
-/* device_do is device_call for replies that say nothing but done. */
+/* device_do is device_call for replies without a body. */
 int device_do(struct iwarpd_device *dev, Pb__Request *req, struct iwarpd_error *e);
 
-/* give_back destroys what a reply has brought that cannot be used. */
+/* give_back destroys the objects in a reply that cannot be used. */
 void give_back(struct iwarpd_device *dev, const Pb__Reply *r);
 
-/* device_wait reads from the socket until until(arg) with the lock held, or the deadline. */
+/*
+ * device_wait reads from the socket until until(arg), called with the lock held,
+ * returns true, or the deadline.
+ */
 int device_wait(struct iwarpd_device *dev, bool (*until)(void *arg), void *arg, int64_t deadline);
 
-/* device_post sends a request whose reply does not matter. */
+/* device_post sends a request and ignores its reply. */
 void device_post(struct iwarpd_device *dev, Pb__Request *req);
 
-/* device_broken ends a device that cannot go on. */
+/* device_broken ends a device after an unrecoverable error. */
 void device_broken(struct iwarpd_device *dev, int err);
 
-/* device_gone fills *e for a device that has died. */
+/* device_gone fills in *e for a device that has died. */
 int device_gone(struct iwarpd_device *dev, struct iwarpd_error *e);
 
 int64_t deadline_in(int timeout_ms); /* ns; negative: none */
@@ -230,15 +243,15 @@ void event_arrived(struct iwarpd_device *dev, Pb__Message *msg); /* on_event of 
 void events_free(struct iwarpd_device *dev);
 
 /*
- * stream_event returns where the queue has the first event that a reader of the
- * stream conn has to see: its data or its end; NULL: none. The lock is held.
+ * stream_event returns the first queued event that a reader of the stream conn must
+ * handle, data or the end, or NULL. The lock is held.
  */
 struct event **stream_event(struct iwarpd_device *dev, uint32_t conn);
 
-/* stream_forget drops what was not read of the stream conn. */
+/* stream_forget drops unread data of the stream conn. */
 void stream_forget(struct iwarpd_device *dev, uint32_t conn);
 
-/* event_done takes the event that *at points to out of the queue. */
+/* event_done removes the event at *at from the queue. */
 void event_done(struct iwarpd_device *dev, struct event **at);
 
 /* qp.c */
@@ -256,7 +269,7 @@ struct cq_link {
 	struct iwarpd_cq *cq;
 	uint32_t handle;
 	bool is_ready;
-	bool (*fired)(const struct iwarpd_cq *cq); /* the daemon has taken the arming back; the lock is held */
+	bool (*fired)(const struct iwarpd_cq *cq); /* the daemon has disarmed the queue; the lock is held */
 };
 
 struct object *channel_object(struct iwarpd_channel *ch);

@@ -1,4 +1,4 @@
-/* Memfds of the daemon's, and the rings in them. See docs/api.md. */
+/* Memfds of the daemon, and the rings in them. See docs/api.md. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -33,7 +33,7 @@ static uint32_t round_up(uint32_t n, uint32_t to)
 	return (n + to - 1) & ~(to - 1);
 }
 
-/* want_stride returns the only stride that fits the header, 0 if none does. */
+/* want_stride returns the only stride valid for the header, or 0. */
 static uint32_t want_stride(const struct header *h)
 {
 	uint32_t pieces = h->max_sge * (uint32_t)sizeof(struct iwarpd_sge);
@@ -64,7 +64,10 @@ static bool header_valid(const struct header *h, uint64_t size)
 	return h->ring_size == ((uint64_t)RING_ENTRIES + (uint64_t)h->entries * h->stride + 4095) / 4096 * 4096;
 }
 
-/* sealed_size returns the size of a memfd that can never change it, or an error. */
+/*
+ * sealed_size returns the size of a memfd that is sealed against resizing, or an
+ * error.
+ */
 static int64_t sealed_size(int fd)
 {
 	int seals = fcntl(fd, F_GET_SEALS);

@@ -12,7 +12,7 @@
 struct mr {
 	struct object obj;
 	struct iwarpd_mr pub;
-	bool own; /* we made the memory */
+	bool own; /* allocated by iwarpd_alloc_mr */
 };
 
 struct mw {
@@ -78,9 +78,9 @@ static void mr_free(struct object *o)
 #endif
 
 /*
- * populate allocates the pages of memory that is to be registered: they are
- * charged to us, and the daemon refuses memory with holes. What cannot be
- * allocated is left to the daemon's error.
+ * populate allocates the pages of memory to be registered. They are charged to this
+ * process, and the daemon refuses memory with holes. If allocation fails, the
+ * daemon reports the error.
  */
 static void populate(const struct iwarpd_mr_attr *attr)
 {
@@ -139,7 +139,7 @@ int iwarpd_reg_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, struc
 #define MFD_NOEXEC_SEAL 8U
 #endif
 
-/* make_memfd makes a memfd of that size, which can never change. */
+/* make_memfd creates a memfd of a fixed size. */
 static int make_memfd(size_t length)
 {
 	const unsigned int flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;

@@ -11,7 +11,7 @@ enum {
 	NO_WORKER = -1,
 };
 
-/* The fixed part of a send work queue entry, and that of a receive's. */
+/* The fixed part of an entry of a send queue, and of a receive queue. */
 struct send_wqe {
 	uint64_t id;
 	uint8_t opcode, flags;
@@ -53,8 +53,8 @@ struct iwarpd_qp {
 	struct recv_queue rq;
 	uint32_t bell;
 	void *context;
-	atomic_int worker;  /* whose bell to ring; NO_WORKER: not established */
-	atomic_bool ended;  /* the connection is over: nothing more is posted */
+	atomic_int worker;  /* worker whose bell to ring; NO_WORKER: not established */
+	atomic_bool ended;  /* the connection has ended: nothing more can be posted */
 };
 
 struct iwarpd_qp *qp_of(struct object *o)
@@ -109,7 +109,7 @@ static int map_rings(struct iwarpd_qp *qp, const struct packet *p)
 	return err;
 }
 
-/* bell_valid tells whether every doorbell page has that bell. */
+/* bell_valid reports whether every doorbell page has that bell. */
 static bool bell_valid(const struct iwarpd_device *dev, uint32_t bell)
 {
 	for (uint32_t i = 0; i < dev->workers; i++)
@@ -119,10 +119,10 @@ static bool bell_valid(const struct iwarpd_device *dev, uint32_t bell)
 }
 
 /*
- * The thread that posts publishes its index and then looks at worker and at
- * ended; the one that reads events stores these and then looks at the index.
- * One of them sees the other: no work request waits without a bell, nor after
- * the end without the flush.
+ * The posting thread publishes its index and then reads worker and ended. The
+ * thread that reads events stores these and then reads the index. So at least one
+ * of them sees the other's store: no work request stays without a bell, or
+ * unflushed after the end.
  */
 
 void qp_established(struct object *o, uint32_t worker)
@@ -130,10 +130,12 @@ void qp_established(struct object *o, uint32_t worker)
 	struct iwarpd_qp *qp = qp_of(o);
 
 	atomic_store(&qp->worker, (int)worker);
-	ring_bell(o->dev, worker, qp->bell); /* sends that were posted before rang none */
+	ring_bell(o->dev, worker, qp->bell); /* sends posted earlier rang no bell */
 }
 
-/* flush asks for error completions of what was posted while the connection ended. */
+/*
+ * flush requests error completions for what was posted while the connection ended.
+ */
 static void flush(struct iwarpd_qp *qp)
 {
 	Pb__Disconnect body = PB__DISCONNECT__INIT;
@@ -183,9 +185,9 @@ static int new_qp(struct iwarpd_device *dev, const struct packet *p, void *conte
 }
 
 /*
- * ring_depth returns the depth to ask for, so that a work request can be posted
- * for each that has completed: the daemon tells only later, of up to a quarter of
- * the ring or 64 at once, that it has taken them.
+ * ring_depth returns the depth to request so that a work request can be posted for
+ * each one that has completed: the daemon releases entries late, up to a quarter of
+ * the ring or 64 at once.
  */
 static uint32_t ring_depth(const struct iwarpd_device *dev, uint32_t depth)
 {
@@ -246,7 +248,7 @@ int iwarpd_destroy_qp(struct iwarpd_qp *qp, struct iwarpd_error *e)
 	return err;
 }
 
-/* posted_late is for work requests published after the end. */
+/* posted_late handles work requests published after the end of the connection. */
 static void posted_late(struct iwarpd_qp *qp)
 {
 	pthread_mutex_lock(&qp->obj.dev->lock);
@@ -254,7 +256,7 @@ static void posted_late(struct iwarpd_qp *qp)
 	pthread_mutex_unlock(&qp->obj.dev->lock);
 }
 
-/* put_pieces writes what follows the fixed part of an entry. */
+/* put_pieces writes the variable part of an entry. */
 static void put_pieces(uint8_t *to, const struct iwarpd_send_wr *wr)
 {
 	if (wr->inline_len)
@@ -296,7 +298,7 @@ static void put_send(uint8_t *entry, const struct iwarpd_send_wr *wr)
 	put_pieces(entry + sizeof(w), wr);
 }
 
-/* check_send tells whether wr fits an entry. */
+/* check_send returns an error if wr does not fit an entry. */
 static int check_send(const struct iwarpd_qp *qp, const struct iwarpd_send_wr *wr)
 {
 	bool in_line = wr->flags & IWARPD_INLINE;
@@ -308,7 +310,7 @@ static int check_send(const struct iwarpd_qp *qp, const struct iwarpd_send_wr *w
 	return 0;
 }
 
-/* put_one writes an entry that is not published yet. */
+/* put_one writes an entry without publishing it. */
 static int put_one(struct iwarpd_qp *qp, const struct iwarpd_send_wr *wr)
 {
 	int err = check_send(qp, wr);

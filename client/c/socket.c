@@ -1,4 +1,4 @@
-/* The control socket: one message a packet, descriptors by SCM_RIGHTS. */
+/* The control socket: one message per packet, with descriptors as SCM_RIGHTS. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -75,7 +75,7 @@ int socket_send(int sock, const Pb__Request *req, int fd, bool wait)
 	return n < 0 ? -errno : 0;
 }
 
-/* take_fds takes the descriptors of a packet that was received. */
+/* take_fds extracts the descriptors of a received packet. */
 static void take_fds(struct msghdr *h, struct packet *p)
 {
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(h); c; c = CMSG_NXTHDR(h, c)) {

@@ -1,4 +1,4 @@
-/* Byte streams ahead of MPA. */
+/* Byte streams before MPA. */
 #include <errno.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@ static bool have_stream_event(void *arg)
 	return s->over || stream_event(s->dev, s->conn) != NULL;
 }
 
-/* take copies bytes that are there, or returns an error. The lock is held. */
+/* take copies available bytes, or returns an error. The lock is held. */
 static int take(struct stream *s, void *buf, size_t len, int64_t deadline)
 {
 	int err = device_wait(s->dev, have_stream_event, s, deadline);
@@ -36,12 +36,12 @@ static int take(struct stream *s, void *buf, size_t len, int64_t deadline)
 	if (n)
 		memcpy(buf, d->data.data + ev->taken, n);
 	ev->taken += n;
-	if (ev->taken == d->data.len && (n == 0 || !d->end)) /* the end is for a read of its own */
+	if (ev->taken == d->data.len && (n == 0 || !d->end)) /* the end is returned by a read of its own */
 		event_done(s->dev, at);
 	return (int)n;
 }
 
-/* consumed tells the daemon that n bytes were read. */
+/* consumed notifies the daemon that n bytes were read. */
 static int consumed(struct stream *s, int n, struct iwarpd_error *e)
 {
 	Pb__StreamConsumed body = PB__STREAM_CONSUMED__INIT;
@@ -54,7 +54,7 @@ static int consumed(struct stream *s, int n, struct iwarpd_error *e)
 	return device_do(s->dev, &req, e);
 }
 
-/* read_one registers the read, so that no end of the stream passes it by. */
+/* read_one registers the read, so that it is notified of the end of the stream. */
 static int read_one(struct stream *s, void *buf, size_t len, int64_t deadline)
 {
 	struct iwarpd_device *dev = s->dev;
@@ -63,7 +63,7 @@ static int read_one(struct stream *s, void *buf, size_t len, int64_t deadline)
 	pthread_mutex_lock(&dev->lock);
 	s->next = dev->readers;
 	dev->readers = s;
-	if (!stream_event(dev, s->conn)) { /* an event may have told of the end before: the daemon knows */
+	if (!stream_event(dev, s->conn)) { /* an earlier event may have reported the end: ask the daemon */
 		pthread_mutex_unlock(&dev->lock);
 		err = consumed(s, 0, NULL);
 		pthread_mutex_lock(&dev->lock);
@@ -103,7 +103,7 @@ int iwarpd_stream_read(struct iwarpd_device *dev, uint32_t conn, void *buf, size
 	if (n < 0)
 		return set_error(e, n, "read from a stream: %s", strerror(-n));
 	err = consumed(&s, n, e);
-	return err && err != -ENOENT ? err : n; /* the connection may have ended; the bytes came before */
+	return err && err != -ENOENT ? err : n; /* the connection may have ended after these bytes */
 }
 
 int iwarpd_stream_write(struct iwarpd_device *dev, uint32_t conn, const void *data, size_t len, struct iwarpd_error *e)
@@ -161,5 +161,5 @@ int iwarpd_stream_close(struct iwarpd_device *dev, uint32_t conn, bool abort, st
 	req.stream_close = &body;
 	err = device_do(dev, &req, e);
 	stream_forget(dev, conn);
-	return err == -ENOENT ? 0 : err; /* over already */
+	return err == -ENOENT ? 0 : err; /* already ended */
 }

@@ -22,14 +22,14 @@
 #include <iwarpd.h>
 
 enum {
-	ADVERT_LEN = 16, /* of every message */
+	ADVERT_LEN = 16, /* of each message */
 	NUM_RECVS = 4,
 	MIN_SIZE = 26,
 	MAX_SIZE = 65535,
-	TIMEOUT = 30000, /* ms, of each wait */
+	TIMEOUT = 30000, /* ms, for each wait */
 };
 
-/* What a message says; all in network byte order. */
+/* A message; all fields are in network byte order. */
 struct advert {
 	uint64_t addr;
 	uint32_t rkey;
@@ -43,7 +43,7 @@ struct options {
 	int server, client, validate, verbose, reconnect;
 };
 
-enum { WRONG_DATA = -2 }; /* an error that connecting again does not cure */
+enum { WRONG_DATA = -2 }; /* an error that reconnecting does not fix */
 
 struct ping {
 	struct options opt;
@@ -53,14 +53,14 @@ struct ping {
 	struct iwarpd_qp *qp;
 	struct iwarpd_mr *recv;  /* NUM_RECVS adverts */
 	struct iwarpd_mr *start; /* the data */
-	struct iwarpd_mr *sink;  /* client: where it comes back */
-	unsigned int rounds;     /* client: that are done */
+	struct iwarpd_mr *sink;  /* client: where it is written back */
+	unsigned int rounds;     /* client: completed rounds */
 	struct iwarpd_error error;
 };
 
-static int quiet; /* the failure was reported, and it is being tried again */
+static int quiet; /* the failure was reported, and the connection is being retried */
 
-/* fail says what went wrong, and returns -1. */
+/* fail prints an error and returns -1. */
 static int fail(const char *what, const char *why)
 {
 	if (!quiet)
@@ -82,7 +82,7 @@ static int post_recv(struct ping *p, uint64_t i)
 	return err ? fail("post receive", strerror(-err)) : 0;
 }
 
-/* setup makes all that a connection needs. */
+/* setup creates everything that a connection needs. */
 static int setup(struct ping *p)
 {
 	struct iwarpd_qp_attr attr = { .recv_depth = NUM_RECVS, .max_inline = ADVERT_LEN };
@@ -106,7 +106,7 @@ static int setup(struct ping *p)
 	return 0;
 }
 
-/* established waits for the outcome of connect or accept. */
+/* established waits for the result of connect or accept. */
 static int established(struct ping *p)
 {
 	struct iwarpd_event ev;
@@ -152,7 +152,10 @@ static int serve(struct ping *p)
 	return established(p);
 }
 
-/* completion waits for one; a flushed one returns 1: the connection is over. */
+/*
+ * completion waits for a completion. It returns 1 if it was flushed because the
+ * connection ended.
+ */
 static int completion(struct iwarpd_cq *cq, struct iwarpd_wc *wc)
 {
 	int n = iwarpd_wait_cq(cq, wc, 1, TIMEOUT);
@@ -166,7 +169,7 @@ static int completion(struct iwarpd_cq *cq, struct iwarpd_wc *wc)
 	return 0;
 }
 
-/* run posts a work request and waits for it. */
+/* run posts a work request and waits for its completion. */
 static int run(struct ping *p, struct iwarpd_send_wr *wr)
 {
 	struct iwarpd_wc wc;
@@ -187,12 +190,15 @@ static int send_advert(struct ping *p, const struct iwarpd_mr *mr)
 		.opcode = IWARPD_WR_SEND, .flags = IWARPD_INLINE, .inline_data = &a, .inline_len = sizeof(a),
 	};
 
-	if (mr) /* NULL: a go-ahead, whose content means nothing */
+	if (mr) /* NULL: a go-ahead, whose content is ignored */
 		a = (struct advert){ htobe64(mr->base), htobe32(mr->rkey), htobe32((uint32_t)mr->length) };
 	return run(p, &wr);
 }
 
-/* recv_advert returns 1 when the peer has closed the connection. */
+/*
+ * recv_advert receives an advert. It returns 1 when the peer has closed the
+ * connection.
+ */
 static int recv_advert(struct ping *p, struct advert *a)
 {
 	struct iwarpd_wc wc;
@@ -296,7 +302,7 @@ static int be_server(struct ping *p)
 	return 0;
 }
 
-/* draining tells whether the daemon has announced that it stops. */
+/* draining reports whether the daemon has announced that it will stop. */
 static int draining(struct ping *p)
 {
 	struct iwarpd_event ev;
@@ -336,7 +342,7 @@ static int be_client(struct ping *p)
 		return err;
 	if (stop) {
 		fail("closing the connection", "the daemon is stopping");
-		quiet = 1; /* it may be gone before the connection has ended */
+		quiet = 1; /* the daemon may exit before the connection has ended */
 	}
 	if (hang_up(p) || stop)
 		return -1;
@@ -344,7 +350,7 @@ static int be_client(struct ping *p)
 	return 0;
 }
 
-/* session opens the device, does its part, and closes the device. */
+/* session opens the device, runs one side, and closes the device. */
 static int session(struct ping *p)
 {
 	int err, wait = p->opt.reconnect ? -1 : 0;
