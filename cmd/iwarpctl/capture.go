@@ -57,11 +57,11 @@ func (c *command) capture() *cobra.Command {
 			return c.runCapture(cmd.Context(), file, filter, count, length)
 		},
 	}
-	cmd.Flags().StringVarP(&file, "write", "w", "", "pcapng file to write; -: standard output")
-	cmd.Flags().StringVar(&peer, "host", "", "address, address:port or :port of either side")
-	cmd.Flags().IntVar(&filter.SnapLen, "snaplen", 0, "bytes kept of each frame; 0: all")
-	cmd.Flags().IntVarP(&count, "count", "n", 0, "frames after which to end; 0: until interrupted")
-	cmd.Flags().DurationVar(&length, "duration", 0, "time after which to end; 0: until interrupted")
+	cmd.Flags().StringVarP(&file, "write", "w", "", "pcapng file to write; - for standard output")
+	cmd.Flags().StringVar(&peer, "host", "", "capture frames with this address, address:port or :port on either side")
+	cmd.Flags().IntVar(&filter.SnapLen, "snaplen", 0, "maximum number of bytes kept of each frame; 0: all")
+	cmd.Flags().IntVarP(&count, "count", "n", 0, "number of frames to capture; 0: until interrupted")
+	cmd.Flags().DurationVar(&length, "duration", 0, "how long to capture; 0: until interrupted")
 	return cmd
 }
 

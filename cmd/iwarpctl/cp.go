@@ -55,11 +55,11 @@ func (c *command) cp() *cobra.Command {
 		},
 	}
 	fl := cmd.Flags()
-	fl.BoolVarP(&f.recursive, "recursive", "r", false, "copy folders with all that is in them")
-	fl.BoolVarP(&f.preserve, "preserve", "p", false, "keep permissions and times of modification")
-	fl.BoolVar(&f.resume, "resume", false, "go on with what an interrupted copy with --resume left")
+	fl.BoolVarP(&f.recursive, "recursive", "r", false, "copy folders recursively")
+	fl.BoolVarP(&f.preserve, "preserve", "p", false, "preserve permissions and modification times")
+	fl.BoolVar(&f.resume, "resume", false, "continue a copy with --resume that was interrupted")
 	fl.IntVarP(&f.port, "port", "P", copyPort, "port of the server")
-	fl.StringVar(&f.checksum, "checksum", "blake3", "blake3 or sha256; sha256 where the other side has nothing else")
+	fl.StringVar(&f.checksum, "checksum", "blake3", "blake3 or sha256; sha256 is used if the other side supports nothing else")
 	return cmd
 }
 

@@ -30,6 +30,6 @@ func (c *command) disconnect(use, example string) *cobra.Command {
 			})(cmd, nil)
 		},
 	}
-	cmd.Flags().BoolVar(&abort, "abort", false, "reset it, instead of finishing what is queued")
+	cmd.Flags().BoolVar(&abort, "abort", false, "reset the connection instead of finishing queued work")
 	return cmd
 }

@@ -25,13 +25,13 @@ const (
 )
 
 const exitCodes = `
-  0    done
-  1    failed for another reason than those below
-  2    wrong flags or arguments
-  3    no iwarpd could be reached
-  4    no connection to the other side, or it broke
-  5    a file could not be read or written, here or there
-  6    data is not what was sent
+  0    success
+  1    other failure
+  2    invalid flags or arguments
+  3    iwarpd is not reachable
+  4    connection to the other host failed or broke
+  5    a local or remote file could not be read or written
+  6    received data differs from what was sent
   130  interrupted (SIGINT, SIGTERM)`
 
 // usageError is an error in the command line.

@@ -82,7 +82,7 @@ func (c *command) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "iwarpctl",
 		Short: "Show, try, measure and use RDMA with iwarpd",
-		Long: "iwarpctl talks to the iwarpd of this host through its socket.\n\n" +
+		Long: "iwarpctl controls the iwarpd of this host, copies files, and tests RDMA.\n\n" +
 			"Exit codes:" + exitCodes,
 		Example: "  iwarpctl status\n" +
 			"  iwarpctl ping -c -a 10.0.0.2 -C 10 -V\n" +

@@ -97,7 +97,7 @@ func TestErrors(t *testing.T) {
 		{"ping of all addresses", []string{"ping", "-c", "-a", "0.0.0.0"}, exitUsage, "names no host"},
 		{"ping of a multicast address", []string{"ping", "-c", "-a", "224.0.0.1"}, exitUsage, "multicast"},
 		{"cp remote to remote", []string{"cp", "1.2.3.4:1/a", "1.2.3.4:1/b"}, exitUsage, "both sides are remote"},
-		{"cp out of the folder", []string{"cp", file, "1.2.3.4:1/../x"}, exitUsage, `".."`},
+		{"cp out of folder to serve", []string{"cp", file, "1.2.3.4:1/../x"}, exitUsage, `".."`},
 		{"cp a file that is not there", []string{"cp", filepath.Join(dir, "no"), "1.2.3.4:1/a"}, exitFile, "no such file"},
 		{"cp a folder", []string{"cp", dir, "1.2.3.4:1/a"}, exitFile, "is a folder: copy it with cp -r"},
 		{"cp into no folder", []string{"cp", "1.2.3.4:1/a", filepath.Join(dir, "no", "a")}, exitFile, "no such file"},

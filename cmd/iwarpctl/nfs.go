@@ -89,7 +89,7 @@ func (c *command) nfsExport() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&x.Listen, "listen", fmt.Sprintf(":%d", rpcrdma.Port), "where to listen, ADDR:PORT or :PORT")
+	f.StringVar(&x.Listen, "listen", fmt.Sprintf(":%d", rpcrdma.Port), "address to listen on, ADDR:PORT or :PORT")
 	f.BoolVar(&cfg.ReadOnly, "read-only", false, "refuse changes")
 	f.BoolVar(&cfg.RootSquash, "root-squash", false, "treat the clients' root as nobody")
 	f.BoolVar(&cfg.Async, "async", false, "do not wait for the disk: faster, and a crash loses data")

@@ -30,9 +30,9 @@ func (c *command) ping() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ping (-s | -c) -a ADDR [flags]",
 		Short: "RDMA ping; the other side may be rping of librdmacm-utils",
-		Long: "ping has the protocol and the flags of rping. In each round the server reads the\n" +
+		Long: "ping uses the protocol and the flags of rping. In each round the server reads the\n" +
 			"client's data by RDMA Read and writes it back by RDMA Write.\n\n" +
-			"The server serves one client and ends, or with -P any number of them.",
+			"The server exits after one client, or with -P serves clients until interrupted.",
 		Example: "  iwarpctl ping -s -a 10.0.0.1\n" +
 			"  iwarpctl ping -c -a 10.0.0.1 -C 100 -S 65000 -V\n" +
 			"  rping -c -a 10.0.0.1 -C 100 -V            # on any host with an RDMA device",
@@ -55,16 +55,16 @@ func (c *command) ping() *cobra.Command {
 		},
 	}
 	fl := cmd.Flags()
-	fl.BoolVarP(&f.server, "server", "s", false, "be the server")
-	fl.BoolVarP(&f.client, "client", "c", false, "be the client")
+	fl.BoolVarP(&f.server, "server", "s", false, "run as the server")
+	fl.BoolVarP(&f.client, "client", "c", false, "run as the client")
 	fl.BoolVarP(&f.persistent, "persistent", "P", false, "server: serve clients until interrupted")
-	fl.StringVarP(&f.addr, "address", "a", "", "address of the server, also for the server itself (default there: all)")
-	fl.StringVarP(&f.source, "source", "I", "", "client: address to come from")
+	fl.StringVarP(&f.addr, "address", "a", "", "address to connect to, or for the server to listen on (default: all)")
+	fl.StringVarP(&f.source, "source", "I", "", "client: source address")
 	fl.IntVarP(&f.port, "port", "p", rping.DefaultPort, "port of the server")
-	fl.IntVarP(&f.count, "count", "C", 0, "client: rounds; 0: until interrupted")
+	fl.IntVarP(&f.count, "count", "C", 0, "client: number of rounds; 0: until interrupted")
 	fl.VarP(&f.size, "size", "S", "bytes of ping data, such as 32K")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "print the ping data")
-	fl.BoolVarP(&f.validate, "validate", "V", false, "client: compare what comes back")
+	fl.BoolVarP(&f.validate, "validate", "V", false, "client: verify the returned data")
 	return cmd
 }
 

@@ -27,8 +27,8 @@ func (c *command) serve() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve --dir D [--listen ADDR:PORT]",
 		Short: "Let other hosts put files into a folder, and get them from there, by RDMA",
-		Long: "serve answers iwarpctl cp. Names are relative to the folder and never lead out\n" +
-			"of it. A file has its final name only when all of it is on disk. Whoever can\n" +
+		Long: "serve lets iwarpctl cp on other hosts read and write a folder. File names are relative to the folder and cannot leave\n" +
+			"it. A file gets its final name only when it is completely on disk. Anyone who can\n" +
 			"reach the port can read and write the folder.",
 		Example: "  iwarpctl serve --dir /srv/files --listen 10.0.0.1:7176",
 		Args:    usageArgs(cobra.NoArgs),
@@ -42,9 +42,9 @@ func (c *command) serve() *cobra.Command {
 			return c.runServe(cmd.Context(), &f)
 		},
 	}
-	cmd.Flags().StringVar(&f.dir, "dir", "", "the folder")
-	cmd.Flags().StringVar(&f.listen, "listen", fmt.Sprintf(":%d", copyPort), "where to listen, ADDR:PORT or :PORT")
-	cmd.Flags().IntVar(&f.clients, "max-clients", 32, "clients at the same time; each takes 8 MiB of registered memory")
+	cmd.Flags().StringVar(&f.dir, "dir", "", "folder to serve")
+	cmd.Flags().StringVar(&f.listen, "listen", fmt.Sprintf(":%d", copyPort), "address to listen on, ADDR:PORT or :PORT")
+	cmd.Flags().IntVar(&f.clients, "max-clients", 32, "maximum number of concurrent clients; each uses 8 MiB of registered memory")
 	return cmd
 }
 

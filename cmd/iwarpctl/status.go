@@ -99,7 +99,7 @@ func (c *command) clients(a *iwarp.Admin, ctx context.Context) ([]*ctrlpb.Client
 func (c *command) status() *cobra.Command {
 	return &cobra.Command{
 		Use:     "status",
-		Short:   "Show the daemon: its interface, and what it holds",
+		Short:   "Show the state of the daemon",
 		Example: "  iwarpctl status\n  iwarpctl status --json",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: query(c, status, func(s *ctrlpb.StatusReply) error {
@@ -202,7 +202,7 @@ func (c *command) lists() []*cobra.Command {
 // user.
 func (c *command) listQuotas() *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "List what each user holds, over all its programs, and its limits", Example: "  iwarpctl quota list\n  iwarpctl quota list --json",
+		Use: "list", Short: "List the usage and the limits of each user, summed over all of the user's programs", Example: "  iwarpctl quota list\n  iwarpctl quota list --json",
 		Args: usageArgs(cobra.NoArgs),
 		RunE: query(c, (*iwarp.Admin).Quotas, func(all []*ctrlpb.UserQuotas) error {
 			if c.json {

@@ -41,9 +41,9 @@ func (c *command) top() *cobra.Command {
 			return c.runTop(cmd.Context(), interval, count, at)
 		},
 	}
-	cmd.Flags().DurationVar(&interval, "interval", time.Second, "time between two looks")
-	cmd.Flags().IntVarP(&count, "count", "n", 0, "looks; 0: until ended")
-	cmd.Flags().StringVar(&by, "sort", "rate", "rate, retransmissions, rtt or qp")
+	cmd.Flags().DurationVar(&interval, "interval", time.Second, "interval between samples")
+	cmd.Flags().IntVarP(&count, "count", "n", 0, "number of samples; 0: until stopped")
+	cmd.Flags().StringVar(&by, "sort", "rate", "column to sort by: rate, retransmissions, rtt or qp")
 	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(sortNames(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }

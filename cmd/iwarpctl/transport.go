@@ -47,7 +47,7 @@ func (v *transportValue) Type() string   { return "transport" }
 func (c *command) addTransport(cmd *cobra.Command) *cobra.Command {
 	c.transport.name = transports[0].name
 	cmd.Flags().Var(&c.transport, "transport", "what carries DDP: "+strings.Join(transportNames(), ", ")+"; both sides say the same")
-	cmd.Flags().BoolVar(&c.share, "shared-association", false, "connect over SCTP: one association for all connections of this program to one port")
+	cmd.Flags().BoolVar(&c.share, "shared-association", false, "over SCTP, share one association among all connections of this program to the same port")
 	// Fails only if the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("transport", cobra.FixedCompletions(transportNames(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd

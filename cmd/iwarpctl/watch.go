@@ -58,7 +58,7 @@ func (c *command) stats() *cobra.Command {
 		Use: "stats", Short: "Show the counters of the daemon",
 		Long: "Show the counters of the daemon. With --watch, show those that change, and their\n" +
 			"rates, at each interval until interrupted; with --json print one object per line.\n\n" +
-			"docs/metrics.md, in packages /usr/share/doc/iwarpd/metrics.md, tells what each counts.",
+			"docs/metrics.md, in packages /usr/share/doc/iwarpd/metrics.md, describes the counters.",
 		Example: "  iwarpctl stats\n  iwarpctl stats --watch --interval 5s\n  iwarpctl stats --json | jq '.[\"engine.rx_frames\"]'",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -80,10 +80,10 @@ func (c *command) stats() *cobra.Command {
 			})(cmd, nil)
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "those that are zero, or do not change, too (--json always has them)")
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "go on, showing what changes")
-	cmd.Flags().DurationVar(&interval, "interval", time.Second, "time between two looks of --watch")
-	cmd.Flags().IntVarP(&count, "count", "n", 0, "looks of --watch; 0: until interrupted")
+	cmd.Flags().BoolVar(&all, "all", false, "include counters that are zero or do not change (--json always does)")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "keep running and show changes")
+	cmd.Flags().DurationVar(&interval, "interval", time.Second, "interval between samples with --watch")
+	cmd.Flags().IntVarP(&count, "count", "n", 0, "number of samples with --watch; 0: until interrupted")
 	return cmd
 }
 

@@ -183,11 +183,11 @@ var keys = slices.Concat([]key{
 	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: forever", duration(func(s *settings) *time.Duration { return &s.SCTPIdle }, 0, 24*time.Hour)},
 	{"sctp-per-peer", "", "1024", "maximum number of SCTP associations from one address to one listener, per queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},
 	{"mpa-revision", "", "2", "highest MPA revision offered, 1 or 2", number(func(s *settings) *int { return &s.MPARevision }, 1, 2)},
-	{"crc", "", "required", "MPA's CRC32c: required, optional (a client may ask to do without) or off (used only if the peer asks for it)", func(s *settings, v string) (err error) {
+	{"crc", "", "required", "MPA's CRC32c: required, optional (a client may disable it) or off (used only if the peer requests it)", func(s *settings, v string) (err error) {
 		s.CRC, err = parseCRC(v)
 		return err
 	}},
-	{"crc-peers", "", "", "CRC policy for some networks, in place of crc, such as 10.1.0.0/16=off,fd00::/8=optional", func(s *settings, v string) (err error) {
+	{"crc-peers", "", "", "CRC policy for some networks, overriding crc, such as 10.1.0.0/16=off,fd00::/8=optional", func(s *settings, v string) (err error) {
 		s.CRCPeers, err = parseCRCPeers(v)
 		return err
 	}},
@@ -199,13 +199,13 @@ var keys = slices.Concat([]key{
 	{"max-ird", "", "128", "largest ird and ord that a client may request", number(func(s *settings) *int { return &s.MaxIRD }, 1, 16382)},
 	{"startup-timeout", "", "10s", "how long to wait for the peer in each step of connection set-up", duration(func(s *settings) *time.Duration { return &s.StartTimeout }, 100*time.Millisecond, 10*time.Minute)},
 }, quotaSettings(), []key{
-	{"metrics", "", "", "where to serve Prometheus metrics: unix:PATH, or a loopback ADDR:PORT; empty: not served", func(s *settings, v string) error {
+	{"metrics", "", "", "address to serve Prometheus metrics on: unix:PATH, or a loopback ADDR:PORT; empty: none", func(s *settings, v string) error {
 		s.Metrics = v
 		_, _, err := parseMetrics(v)
 		return err
 	}},
 
-	{"drain-timeout", "", "5s", "how long a stopping daemon waits for its clients to end their connections; 0: not at all", duration(func(s *settings) *time.Duration { return &s.Drain }, 0, 10*time.Minute)},
+	{"drain-timeout", "", "5s", "how long the daemon, when stopped, waits for its clients to end their connections; 0: not at all", duration(func(s *settings) *time.Duration { return &s.Drain }, 0, 10*time.Minute)},
 	{"log-level", "", "info", "least severe level to log: debug, info, warn or error", func(s *settings, v string) error {
 		if err := s.LogLevel.UnmarshalText([]byte(v)); err != nil || s.LogLevel > zapcore.ErrorLevel {
 			return errors.New("must be debug, info, warn or error")

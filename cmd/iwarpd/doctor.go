@@ -18,7 +18,7 @@ func doctorCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor [--interface IF]",
-		Short: "Tell what this host and interface lack for iwarpd, and how to mend it",
+		Short: "Check that this host and interface meet the requirements of iwarpd, and suggest fixes",
 		Long: "doctor looks at the kernel, its own capabilities and limits, the interface, its driver,\n" +
 			"queues and offloads. It changes nothing. Run it as root: it judges what it may do itself.\n\n" +
 			"Exit codes: 0 nothing keeps iwarpd from working, 1 something does, 2 wrong flag or configuration.",

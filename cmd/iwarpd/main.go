@@ -43,11 +43,11 @@ func main() {
 
 const exitCodes = `
   0  stopped by SIGTERM or SIGINT, or nothing to do
-  1  failed for another reason than those below
-  2  wrong flag, key or value
-  3  no such interface, no address on it, or no such queue; or it was removed
+  1  other failure
+  2  invalid flag, key or value
+  3  the interface or queue does not exist, has no address, or was removed
   4  a capability or a permission is missing
-  5  the interface, a queue, the socket or the place of the metrics is taken`
+  5  the interface, a queue, the socket or the address for metrics is in use`
 
 func rootCommand() *cobra.Command {
 	var file string
@@ -85,7 +85,7 @@ func rootCommand() *cobra.Command {
 	cmd.SetVersionTemplate("iwarpd {{.Version}}\n")
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return configErr("%w; see iwarpd --help", err) })
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file (YAML); also "+envPrefix+"CONFIG")
-	cmd.Flags().BoolVar(&check, "check-config", false, "check flags, environment and file, and end")
+	cmd.Flags().BoolVar(&check, "check-config", false, "check flags, environment and file, and exit")
 	cmd.Flags().SortFlags = false
 	addFlags(cmd.Flags())
 	cmd.AddCommand(doctorCommand())

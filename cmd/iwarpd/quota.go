@@ -31,7 +31,7 @@ var quotaKeys = []quotaKey{
 	{"max-ports", "8192", "local ports of the outgoing connections of one user, including TIME-WAIT", count(func(l *ctrl.Limits) *int { return &l.Ports }, 1<<20)},
 	{"max-registered", "1GiB", "memory that one user may register", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Registered })},
 	{"max-messages", "64MiB", "memory of replies and events that the programs of one user have not read", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Messages })},
-	{"max-rings", "1GiB", "memory that the queues of one user may take", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Rings })},
+	{"max-rings", "1GiB", "memory that the queues of one user may use", bytesOf(func(l *ctrl.Limits) *uint64 { return &l.Rings })},
 }
 
 // count returns the setter for a quota that is a number from 1 to most.
