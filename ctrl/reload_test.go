@@ -27,7 +27,7 @@ func TestReload(t *testing.T) {
 	c.ok(reqListen("10.0.0.1", 7174))
 	h.Reload(Config{Allow: []Rule{{UIDs: []uint32{uid}, Deny: true}}})
 	m := c.next()
-	if m == nil || !strings.Contains(m.GetEvent().GetCutOff().GetError().GetText(), "not allowed any more") {
+	if m == nil || !strings.Contains(m.GetEvent().GetCutOff().GetError().GetText(), "no longer allowed") {
 		t.Errorf("told %v", m)
 	}
 	if m := c.next(); m != nil {

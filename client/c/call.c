@@ -288,7 +288,7 @@ int device_call(struct iwarpd_device *dev, Pb__Request *req, int fd, Pb__Reply__
 	}
 	if ((body != PB__REPLY__BODY__NOT_SET && reply->body_case != body) || (num_fds >= 0 && p->num_fds != num_fds)) {
 		packet_free(p);
-		return set_error(e, -EPROTO, "the daemon's reply makes no sense");
+		return set_error(e, -EPROTO, "invalid reply from the daemon");
 	}
 	return 0;
 }

@@ -27,9 +27,9 @@ func (c *command) serve() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve --dir D [--listen ADDR:PORT]",
 		Short: "Let other hosts put files into a folder, and get them from there, by RDMA",
-		Long: "serve lets iwarpctl cp on other hosts read and write a folder. File names are relative to the folder and cannot leave\n" +
-			"it. A file gets its final name only when it is completely on disk. Anyone who can\n" +
-			"reach the port can read and write the folder.",
+		Long: "serve lets iwarpctl cp on other hosts read and write a folder. Names are relative to\n" +
+			"the folder and cannot lead out of it. A file gets its final name only when it is\n" +
+			"completely on disk. Anyone who can reach the port can read and write the folder.",
 		Example: "  iwarpctl serve --dir /srv/files --listen 10.0.0.1:7176",
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {

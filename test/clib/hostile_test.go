@@ -252,14 +252,14 @@ func TestHostileDaemon(t *testing.T) {
 		}
 	}
 	tests = append(tests,
-		test{name: "no descriptors", mem: good, want: "makes no sense", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+		test{name: "no descriptors", mem: good, want: "invalid reply from the daemon", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
 			if r.GetCq() != nil {
 				seqpacket.CloseAll(fds)
 				fds = nil
 			}
 			return nil, fds
 		}},
-		test{name: "too many descriptors", mem: good, want: "makes no sense", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+		test{name: "too many descriptors", mem: good, want: "invalid reply from the daemon", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
 			if r.GetQp() != nil {
 				for range 20 {
 					fd, _ := seqpacket.Dup(fds[0])
@@ -268,7 +268,7 @@ func TestHostileDaemon(t *testing.T) {
 			}
 			return nil, fds
 		}},
-		test{name: "another reply", mem: good, want: "makes no sense", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
+		test{name: "another reply", mem: good, want: "invalid reply from the daemon", reply: func(r *ctrlpb.Reply, fds []int) ([]byte, []int) {
 			if r.GetPd() != nil {
 				r.Body = &ctrlpb.Reply_Mr{Mr: &ctrlpb.MRReply{}}
 			}
