@@ -217,9 +217,8 @@ func weave(ms []*mutant) (string, []span) {
 				fmt.Fprintf(&sw, "%s; return; ", call(m.id))
 			}
 			was, at := p.span()
-			name := p.pos(p.decl.Name.End()) - at
-			c := was[:name] + fmt.Sprintf("__m%d", m.id) + was[name:m.from-at] + m.text + was[m.to-at:]
-			copies = append(copies, copied{m, c})
+			mutated := was[:m.from-at] + m.text + was[m.to-at:]
+			copies = append(copies, copied{m, p.rename(mutated, fmt.Sprintf("__m%d", m.id))})
 		}
 		sw.WriteString("}}; ")
 		at := p.pos(p.decl.Body.Lbrace) + 1
@@ -246,6 +245,16 @@ func weave(ms []*mutant) (string, []span) {
 		spans = append(spans, span{first, first + strings.Count(c.text, "\n"), c.m})
 	}
 	return out.String(), spans
+}
+
+// rename returns the function text, which may be a mutant of p's from its first line on, with suffix added to its name. A text that does
+// not begin with the function is returned as it is, and does not compile.
+func (p *place) rename(text, suffix string) string {
+	head := regexp.MustCompile(`^func\s*(\([^)]*\)\s*)?` + p.decl.Name.Name + `\b`).FindString(text)
+	if head == "" {
+		return text
+	}
+	return head + suffix + text[len(head):]
 }
 
 func (p *place) span0() int { _, at := p.span(); return at }

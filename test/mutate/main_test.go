@@ -68,3 +68,21 @@ func TestWeave(t *testing.T) {
 		}
 	}
 }
+
+// A listed mutant may replace the line of its function that begins with func.
+func TestWeaveFunc(t *testing.T) {
+	root, err := moduleRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := "func (f *Framer) MULPDU(emss int) int {"
+	m, err := newSource(root).listed("mpa.Framer.MULPDU", []string{line}, []string{line + " return 1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.id = 7
+	text, _ := weave([]*mutant{m})
+	if want := "func (f *Framer) MULPDU__m7(emss int) int { return 1"; !strings.Contains(text, want) {
+		t.Errorf("there is no %q", want)
+	}
+}
