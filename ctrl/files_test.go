@@ -1,9 +1,14 @@
 package ctrl
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
@@ -74,4 +79,58 @@ func TestNoDescriptors(t *testing.T) {
 	}
 	c.ok(reqQP(pd, cq))
 	c.ok(reqMR(pd, 4096), fd)
+}
+
+// TestAcceptNoDescriptors: a daemon that can open no more files logs that once, serves the
+// clients that it has, and accepts those that wait when it can.
+func TestAcceptNoDescriptors(t *testing.T) {
+	sock := filepath.Join(t.TempDir(), "sock")
+	h := newHarness(t, Config{Socket: sock})
+	core, logs := observer.New(zap.WarnLevel)
+	h.log = zap.New(core)
+	if err := h.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- h.Serve(t.Context()) }()
+	old := helloOn(t, sock)
+	old.pd() // its reply shows that the daemon has closed its copies of what it sent
+	var waiting []int
+	for range 3 {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiting = append(waiting, fd)
+	}
+	restore := testenv.FewFiles(t, 0)
+	for _, fd := range waiting {
+		if err := unix.Connect(fd, &unix.SockaddrUnix{Name: sock}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for deadline := time.Now().Add(time.Minute); logs.Len() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("nothing is logged")
+		}
+	}
+	old.pd()
+	restore()
+	for _, fd := range waiting {
+		conn, err := seqpacket.FromFD(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		c := &tclient{t: t, c: conn}
+		defer func() { seqpacket.CloseAll(c.fds) }()
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
+	}
+	if all := logs.TakeAll(); len(all) != 1 || all[0].Message != "clients not accepted" || !strings.Contains(all[0].ContextMap()["error"].(string), "LimitNOFILE") {
+		t.Errorf("logged %v", all)
+	}
+	h.Close()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
 }

@@ -294,7 +294,7 @@ func (s *Server) accept(ctx context.Context, l *net.UnixListener, slot int) erro
 			return nil
 		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
 			if full.now(s.now()) {
-				s.log.Warn("clients not accepted", zap.Error(err))
+				s.log.Warn("clients not accepted", zap.Error(shm.Limit(err)))
 			}
 			select { // descriptors become free when clients leave
 			case <-time.After(100 * time.Millisecond):
