@@ -14,38 +14,36 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// Packets that come in IP fragments are put together in one place for all workers,
-// beside the way of all others: fragments have no ports and a hash of their own, so
-// that they come on any queue. The packet goes to the first worker, and from there,
-// as a stray does, to its connection's.
+// IP fragments are reassembled in one place for all workers: they have no ports, and a hash of
+// their own, so they arrive on any queue. The packet is passed to the first worker, which
+// forwards it to the worker of its connection if that is another one.
 
-// maxWhole bounds the bytes of reassembled packets on their way to the workers,
-// and for each worker those that it holds out of order.
+// maxWhole bounds the bytes of reassembled packets in transit to the workers, and the bytes
+// that each worker holds out of order.
 const maxWhole = 4 << 20
 
-// FragmentSource gives frames with IP fragments; bpf.Fragments is one. Read
-// returns os.ErrDeadlineExceeded when there is none until the deadline, unless
-// that is zero, and any other error when there will be none any more, as after
-// Close. The bytes are valid until the next Read.
+// FragmentSource provides frames with IP fragments; bpf.Fragments implements it. Read returns
+// os.ErrDeadlineExceeded after the deadline, unless that is zero, and any other error when
+// there will be no more frames, such as after Close. The bytes are valid until the next Read.
 type FragmentSource interface {
 	Read(deadline time.Time) ([]byte, error)
 	Close() error
 }
 
-// FragmentStats are the counters of reassembly, of all workers together.
+// FragmentStats are the counters of reassembly, for all workers.
 type FragmentStats struct {
 	ipfrag.Stats
-	Lost uint64 // packets that were whole, and found the worker too far behind
+	Lost uint64 // reassembled packets dropped because the worker was too far behind
 }
 
-// defrag reassembles. Workers come here with what their links give them, and
-// the engine's reader of fragments.
+// defrag reassembles the fragments from the workers' links and from the engine's
+// FragmentSource.
 type defrag struct {
 	mu     sync.Mutex
-	r      *ipfrag.Reassembler // nil: there was never one
-	queued atomic.Int64        // bytes of packets on their way to a worker
+	r      *ipfrag.Reassembler // nil until the first fragment
+	queued atomic.Int64        // bytes of packets in transit to a worker
 	lost   atomic.Uint64
-	done   chan struct{} // closed when the reader has ended; nil: none
+	done   chan struct{} // closed when the reader has ended; may be nil
 }
 
 func (d *defrag) stats() (s FragmentStats) {
@@ -58,13 +56,13 @@ func (d *defrag) stats() (s FragmentStats) {
 	return s
 }
 
-// readFragments takes what the source has until it is closed.
+// readFragments reads from the source until it is closed.
 func (e *Engine) readFragments() {
 	defer close(e.frags.done)
 	for {
 		var wait time.Time
 		if at := e.fragmentTimeout(); at != 0 {
-			wait = time.Now().Add(at.Sub(e.cfg.Now()) + time.Millisecond) // a source may be early by that
+			wait = time.Now().Add(at.Sub(e.cfg.Now()) + time.Millisecond) // a source may return that much early
 		}
 		b, err := e.cfg.Fragments.Read(wait)
 		switch {
@@ -79,8 +77,7 @@ func (e *Engine) readFragments() {
 	}
 }
 
-// fragmentTimeout gives up the packets whose time is over. It returns when to
-// come again.
+// fragmentTimeout drops packets that have timed out, and returns the time of the next time-out.
 func (e *Engine) fragmentTimeout() clock.Time {
 	d := &e.frags
 	d.mu.Lock()
@@ -93,8 +90,8 @@ func (e *Engine) fragmentTimeout() clock.Time {
 	return d.r.Deadline()
 }
 
-// defragment takes a frame with a fragment. It returns the frame of the packet if
-// that is whole now.
+// defragment processes a frame with a fragment. It returns the frame of the packet if that is
+// now complete.
 func (e *Engine) defragment(now clock.Time, frame []byte) []byte {
 	d := &e.frags
 	d.mu.Lock()
@@ -107,8 +104,8 @@ func (e *Engine) defragment(now clock.Time, frame []byte) []byte {
 	return whole
 }
 
-// tellExpired has the first worker send the ICMP errors about packets that were
-// given up. d.mu is held.
+// tellExpired makes the first worker send the ICMP errors about packets that timed out. d.mu is
+// held.
 func (e *Engine) tellExpired() {
 	for {
 		x, ok := e.frags.r.PollExpired()
@@ -119,8 +116,8 @@ func (e *Engine) tellExpired() {
 	}
 }
 
-// deliverWhole makes a worker take a packet that has been reassembled. moved says that
-// another worker has passed it on to the one that has its connection.
+// deliverWhole passes a reassembled packet to a worker. moved is set if another worker has
+// already forwarded it.
 func (e *Engine) deliverWhole(w *worker, b []byte, moved bool) {
 	d := &e.frags
 	n := int64(len(b))
@@ -135,8 +132,7 @@ func (e *Engine) deliverWhole(w *worker, b []byte, moved bool) {
 	})
 }
 
-// takeWhole takes a packet that has been reassembled. moved says that another worker
-// has passed it on.
+// takeWhole processes a reassembled packet. moved is set if another worker has forwarded it.
 func (w *worker) takeWhole(b []byte, moved bool) {
 	f := &rxFrame{Frame: &link.Frame{N: 1}, whole: true, moved: moved}
 	f.Pieces[0] = b
@@ -146,7 +142,7 @@ func (w *worker) takeWhole(b []byte, moved bool) {
 	w.frame(f)
 }
 
-// gathered returns the bytes of f in one new piece.
+// gathered returns the bytes of f in one newly allocated slice.
 func gathered(f *link.Frame) []byte {
 	b := make([]byte, 0, f.Len())
 	for _, p := range f.Pieces[:f.N] {
@@ -155,15 +151,15 @@ func gathered(f *link.Frame) []byte {
 	return b
 }
 
-// fragment takes a frame of the link that holds a fragment.
+// fragment processes a frame of the link that contains a fragment.
 func (w *worker) fragment(f *rxFrame) {
 	if whole := w.e.defragment(w.now, gathered(f.Frame)); whole != nil {
 		w.takeWhole(whole, false)
 	}
 }
 
-// timeExceeded tells the source of a packet that not all of its fragments have come
-// in time (RFC 792; RFC 4443, Section 3.3).
+// timeExceeded reports to the source of a packet that not all of its fragments arrived in time
+// (RFC 792; RFC 4443, Section 3.3).
 func (w *worker) timeExceeded(e ipfrag.Expired) {
 	t := pkt.Tuple{Proto: pkt.ProtoICMP, V6: e.Quote[0]>>4 == 6, SrcMAC: [6]byte(e.Head), DstMAC: [6]byte(e.Head[6:])}
 	for at := 14; at+4 <= len(e.Head); at += 4 {
@@ -200,7 +196,7 @@ func (w *worker) timeExceeded(e ipfrag.Expired) {
 	w.stats.TxStateless++
 }
 
-// mapped is the IPv4 address at b, v4-mapped.
+// mapped returns the IPv4 address at b, v4-mapped.
 func mapped(b []byte) [16]byte {
 	return [16]byte{10: 0xff, 11: 0xff, 12: b[0], 13: b[1], 14: b[2], 15: b[3]}
 }

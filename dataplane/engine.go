@@ -1,7 +1,7 @@
-// Package dataplane joins the protocol cores to the edges: a worker for each
-// NIC queue polls the link, the clients' doorbells and its timers, and owns the
-// frames, connections and queue pairs that live there. The control plane
-// reaches a worker only by its command queue, and hears of it by events.
+// Package dataplane connects the protocol cores to the network and to clients. A worker for
+// each NIC queue polls the link, the clients' doorbells and its timers, and owns its frames,
+// connections and queue pairs. The control plane sends a worker commands through its command
+// queue, and receives events.
 package dataplane
 
 import (
@@ -25,188 +25,190 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// ConnID names a connection for the life of the engine. Its upper 16 bits are
-// the worker that made it.
+// ConnID identifies a connection for the life of the engine. The upper 16 bits are the worker
+// that created it.
 type ConnID uint64
 
-// Worker returns the worker that made id. Of two ids of one worker the greater was made
-// later.
+// Worker returns the worker that created id. IDs of one worker increase.
 func (id ConnID) Worker() int { return int(id >> 48) }
 
 // ListenerID names a listener.
 type ListenerID uint64
 
-// PollPolicy says what a worker does when there is nothing to do.
+// PollPolicy determines what an idle worker does.
 type PollPolicy uint8
 
 const (
 	// Adaptive spins for Config.Spin after the last work, then sleeps until a
 	// frame, a doorbell, a command or a timer.
 	Adaptive PollPolicy = iota
-	// Busy spins for ever: lowest latency, one core each.
+	// Busy spins forever, for the lowest latency at the cost of one core per worker.
 	Busy
 )
 
-// Config holds what an engine is made from. The zero value of each field has a
-// default.
+// Config configures an engine. The zero value of each field means its default.
 type Config struct {
-	// OnEvent is called for every event, in order, from one goroutine of the
-	// engine's. It must not block for long.
+	// OnEvent is called for every event, in order, from a single goroutine. It must not
+	// block for long.
 	OnEvent func(Event)
 	Poll    PollPolicy
 	// Spin is how long an adaptive worker spins after work; default 50 µs.
 	Spin time.Duration
-	// TCP is used for every connection; default tcp.DefaultConfig(). With a MaxHeld
-	// of 0 a connection may hold as many segments as its worker has room for.
+	// TCP is the configuration of every connection; default tcp.DefaultConfig(). If MaxHeld
+	// is 0, the worker's memory is the only limit.
 	TCP  *tcp.Config
 	SCTP SCTPConfig
-	// StreamBuffer bounds the streaming-mode bytes of a connection that wait for
-	// the control plane; default 64 KiB.
+	// StreamBuffer bounds the streaming-mode bytes of a connection that the control plane
+	// has not consumed; default 64 KiB.
 	StreamBuffer int
-	// SendBuffer is how many streaming-mode bytes should wait to be sent:
-	// EventWritable says that it is at most half as many. Default StreamBuffer.
+	// SendBuffer is the number of streaming-mode bytes that should be queued for sending:
+	// EventWritable reports that at most half as many are left. Default StreamBuffer.
 	SendBuffer int
 	// MaxConns bounds the connections of each worker; default 16384.
 	MaxConns int
-	// Inline lets an application drive worker 0 itself by Turn; the engine's own
-	// goroutine then only fills in while the application does not.
+	// Inline lets an application drive worker 0 by calling Turn. The engine's own goroutine
+	// takes over only while the application does not call it.
 	Inline bool
-	// Fragments is where IP fragments come from beside the queues; nil: from nowhere.
-	// The engine closes it.
+	// Fragments is a source of IP fragments in addition to the queues; may be nil. The
+	// engine closes it.
 	Fragments FragmentSource
 	// Now is the workers' clock; default clock.Now.
 	Now func() clock.Time
 }
 
-// SCTPConfig holds what is the same for all associations.
+// SCTPConfig is the configuration of all associations.
 type SCTPConfig struct {
-	// RTOMin is RTO.Min of RFC 9260; default 1 s. What the loss of the last message of
-	// an exchange costs is at least this.
+	// RTOMin is RTO.Min of RFC 9260; default 1 s. It is the least time to recover from the
+	// loss of the last message of an exchange.
 	RTOMin time.Duration
 	// Idle is how long a peer may keep an association that it opened without a session;
-	// default a minute, negative: for ever.
+	// default a minute, negative means forever.
 	Idle time.Duration
-	// PerPeer bounds the associations that one address may have with each listener of
-	// one worker; default 1024. Until it has an accepted session each holds at most 64 KiB
-	// of what its peer sends.
+	// PerPeer bounds the associations between one address and one listener, per worker;
+	// default 1024. Before its first accepted session each holds at most 64 KiB of data of
+	// its peer.
 	PerPeer int
-	// Memory bounds what the associations of one worker hold of what their peers have sent
-	// ahead of its turn, in bytes; default 256 MiB, or four receive windows if that is more. When it
-	// is not enough the association that holds most is ended, first of those without an
-	// accepted session.
+	// Memory bounds the out-of-order data, in bytes, that the associations of one worker
+	// hold; default 256 MiB, or four receive windows if that is more. When it is exceeded,
+	// the association that holds the most is ended, preferring those without an accepted
+	// session.
 	Memory int
 }
 
-// Queue is one NIC queue for a worker.
+// Queue is a NIC queue, to be served by a worker.
 type Queue struct {
 	Link link.Link
-	CPU  int // to pin the worker to; -1: any
-	// PartialChecksums accepts TCP segments whose checksum field holds the sum of the
-	// pseudo-header alone. A kernel on this machine, the host's own or a guest's, leaves
-	// it so on a virtual link. A wire never does: there it is corruption.
+	CPU  int // CPU to pin the worker to, or -1
+	// PartialChecksums accepts TCP segments whose checksum field has only the sum of the
+	// pseudo-header. Kernels on this host, or of its guests, send such segments over
+	// virtual links. From a wire they would be corrupt.
 	PartialChecksums bool
 }
 
-// Hop is the way to a destination: what the kernel's routes and neighbours say.
+// Hop is the first hop to a destination, from the kernel's routes and neighbours.
 type Hop struct {
 	SrcMAC, DstMAC [6]byte
 	VLANs          []uint16 // TCIs, outermost first
-	MTU            int      // largest IP packet on that path
+	MTU            int      // path MTU, in bytes of an IP packet
 	Src            netip.Addr
 	Local          bool // the destination is an address of this host
 }
 
-// Resolver finds the next hop of a destination. Resolve may block for a bounded
-// time while the kernel asks for a neighbour. Watch registers a function that
-// is called when routes, neighbours or the MTU may have changed.
+// Resolver finds the next hop to a destination. Resolve may block for a bounded time while the
+// kernel resolves a neighbour. Watch registers a function that is called when routes,
+// neighbours or the MTU may have changed.
 type Resolver interface {
 	Resolve(dst, src netip.Addr) (Hop, error)
 	Watch(changed func())
 }
 
-// CQ is where completions go; shm.CQ is one. Flush makes those pushed by a
-// worker visible, and wakes a client that waits: now, or when it is called again,
-// as again asks unless that is 0. Pending reports whether worker owes it a Flush.
+// CQ is a completion queue; shm.CQ implements it. Flush publishes the completions pushed by a
+// worker and wakes the client if it waits, possibly later: if again is not 0, Flush must be
+// called again at that time. Pending reports whether worker must call Flush.
 type CQ interface {
 	Push(worker int, wc *verbs.WC) bool // false: full
 	Pending(worker int) bool
 	Flush(worker int, now clock.Time) (again clock.Time)
 }
 
-// QPBinding joins a queue pair to its rings, for the worker that gets its
-// connection.
+// QPBinding is a queue pair and its rings, for the worker that gets its connection.
 type QPBinding struct {
 	QP             *verbs.QP
 	SendCQ, RecvCQ CQ
 	Client         *ClientBinding
 	Bit            int // in the client's doorbell pages
-	User           any // the owner's, untouched
+	User           any // for the owner's use
 
 	stream *stream       // owned by the worker it is attached to
-	id     atomic.Uint64 // of the connection that Attach was given
+	id     atomic.Uint64 // connection passed to Attach
 }
 
-// ClientBinding is what the workers know of a client: its doorbell pages.
+// ClientBinding is the part of a client that workers use: its doorbell pages.
 type ClientBinding struct {
-	Doorbells []*shm.Doorbells // one for each worker
-	// OnFault is called, from the worker, when touching the client's memory
-	// faulted. The client has to be ended.
+	Doorbells []*shm.Doorbells // one per worker
+	// OnFault is called by the worker when an access to the client's memory faulted. The
+	// client must be ended.
 	OnFault func()
 }
 
-// Attachment takes a connection from streaming mode to full operation.
+// Attachment moves a connection from streaming mode to full operation.
 type Attachment struct {
 	QP     *QPBinding
 	Params mpa.Params
-	Reply  []byte // sent last in streaming mode: the MPA reply of a responder
-	// Fail, if set, ends the stream as soon as full operation begins, with that
-	// Terminate: startup failed in a way that the peer is told of by one (RFC
-	// 6581 section 9).
+	Reply  []byte // the last streaming-mode bytes to send: a responder's MPA reply
+	// Fail, if set, terminates the stream with that Terminate as soon as full operation
+	// begins: some start-up failures are reported to the peer in this way (RFC 6581 section
+	// 9).
 	Fail *term.Error
 }
 
-// EventKind says what happened.
+// EventKind is the type of an event.
 type EventKind uint8
 
-// Events of a connection come in this order; EventClosed is the last. Those of an
-// association stand around them.
+// The events of a connection occur in this order; EventClosed is the last. The events of an
+// association precede and follow those of its sessions.
 const (
 	EventNone EventKind = iota
-	// EventAccepted: a passive open is done; the connection is in streaming mode.
+	// EventAccepted: a passive open succeeded; the connection is in streaming mode.
 	EventAccepted
-	// EventConnected: an active open is done; the connection is in streaming mode.
+	// EventConnected: an active open succeeded; the connection is in streaming mode.
 	EventConnected
-	// EventData: streaming-mode bytes, in Data: what arrived in one turn.
+	// EventData: Data has the streaming-mode bytes that arrived in one turn.
 	EventData
-	// EventWritable: bytes of StreamSend have left; more may be sent.
+	// EventWritable: bytes passed to StreamSend have been sent; more can be queued.
 	EventWritable
-	// EventEstablished: full operation, in which the QP may send.
+	// EventEstablished: the connection is in full operation, and the QP may send.
 	EventEstablished
 	// EventPeerClosed: the peer's FIN arrived in order.
 	EventPeerClosed
 	// EventTerminated: the peer sent a Terminate; Err is a *term.RemoteError, Data its bytes.
 	EventTerminated
-	// EventFailed: a violation was found here and a Terminate sent; Err is a *term.Error.
+	// EventFailed: the peer violated the protocol and was sent a Terminate; Err is a
+	// *term.Error.
 	EventFailed
-	// EventRequest: SCTP, the peer asks for a session; Answer. Setup is what it says.
+	// EventRequest: SCTP, the peer requests a session; call Answer. Setup has its contents.
 	EventRequest
-	// EventNegotiate: SCTP in the draft's profile, the peer's Negotiate, in Setup. Conn is a
-	// session of ours that is not answered yet; otherwise it is of the listener.
+	// EventNegotiate: SCTP in the draft's profile, a Negotiate of the peer, in Setup. Conn
+	// is an unanswered session of ours, or 0 if it is for the listener.
 	EventNegotiate
-	// EventAnswer: SCTP, the peer has accepted our session; Attach. Setup likewise.
+	// EventAnswer: SCTP, the peer accepted our session; call Attach. Setup has its
+	// contents.
 	EventAnswer
-	// EventRejected: SCTP, the peer has not; Setup is nil when its ULP was not asked.
+	// EventRejected: SCTP, the peer rejected our session; Setup is nil if its ULP was not
+	// involved.
 	EventRejected
-	// EventClosed: the connection is gone, Err says why (nil: closed by both in order).
+	// EventClosed: the connection has ended; Err is the reason, or nil if both sides closed
+	// it gracefully.
 	EventClosed
-	// EventJoined: SCTP, an association of Flow has begun: of Listener, or dialled for Conn. Its
-	// packets have to come until EventParted, which may be long after its sessions have ended.
+	// EventJoined: SCTP, an association of Flow has started, for Listener or dialed for
+	// Conn. Its packets must be steered until EventParted, which may be long after its last
+	// session.
 	EventJoined
-	// EventParted: SCTP, the association of Flow is gone.
+	// EventParted: SCTP, the association of Flow has ended.
 	EventParted
 )
 
-// Event tells the control plane what happened to a connection.
+// Event reports a change of a connection to the control plane.
 type Event struct {
 	Kind     EventKind
 	Conn     ConnID
@@ -224,11 +226,11 @@ type Event struct {
 var (
 	ErrStopped = errors.New("dataplane: engine stopped")
 	ErrTimeout = errors.New("dataplane: connect timed out")
-	// ErrCQOverrun ends the connection of a QP whose completion found no room.
+	// ErrCQOverrun is the error of a connection whose completion queue overflowed.
 	ErrCQOverrun = errors.New("dataplane: completion queue overrun")
 )
 
-// Engine owns the workers, one for each queue.
+// Engine owns the workers, one per queue.
 type Engine struct {
 	cfg      Config
 	resolver Resolver
@@ -237,14 +239,14 @@ type Engine struct {
 	nextID   atomic.Uint64
 
 	events eventQueue
-	dir    *handoff.Directory[*worker] // nil: there is one worker
+	dir    *handoff.Directory[*worker] // nil if there is only one worker
 
 	taps  atomic.Pointer[[]*Tap] // nil: none
-	tapMu sync.Mutex             // for changes of taps
+	tapMu sync.Mutex             // serializes changes of taps
 
 	dialing  handoff.Dialing[*worker]
 	frags    defrag
-	doubts   atomic.Int32                          // under way
+	doubts   atomic.Int32                          // pending lookups
 	hostless atomic.Pointer[map[[16]byte]struct{}] // see learnHostless
 	changes  atomic.Int32                          // of hops, since the rehop under way began and before; 0: none is
 
@@ -254,7 +256,7 @@ type Engine struct {
 	started bool
 }
 
-// New makes an engine over queues. Nothing runs before Start.
+// New returns an engine for queues. Start starts it.
 func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 	if len(queues) == 0 {
 		return nil, errors.New("dataplane: no queue")
@@ -312,7 +314,7 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 	return e, nil
 }
 
-// Start runs the workers and the event goroutine.
+// Start starts the workers and the event goroutine.
 func (e *Engine) Start() {
 	e.started = true
 	go func() {
@@ -336,8 +338,7 @@ func (e *Engine) Start() {
 	}
 }
 
-// Stop ends the workers. Connections are cut without a word; the links are the
-// caller's to close.
+// Stop stops the workers. Peers are not notified; the caller must close the links.
 func (e *Engine) Stop() {
 	if e.stop.Swap(true) {
 		return
@@ -364,9 +365,9 @@ func (e *Engine) Stop() {
 // Workers returns the number of workers.
 func (e *Engine) Workers() int { return len(e.workers) }
 
-// Turn drives worker 0 once from the calling goroutine and returns the amount
-// of work found. The engine must have been made with Inline. It returns 0 when
-// the engine's own goroutine is in a turn just then.
+// Turn runs one turn of worker 0 in the calling goroutine and returns the amount of work done.
+// The engine must have been created with Inline. It returns 0 if the engine's own goroutine is
+// in a turn.
 func (e *Engine) Turn() int { return e.workers[0].inlineTurn() }
 
 func (e *Engine) worker(id ConnID) *worker {
@@ -377,36 +378,33 @@ func (e *Engine) worker(id ConnID) *worker {
 	return e.workers[i]
 }
 
-// elsewhere reports whether another worker than w has k.
+// elsewhere reports whether a worker other than w owns k.
 func (e *Engine) elsewhere(k handoff.Key, w *worker) bool {
 	owner := e.dir.Find(&k)
 	return owner != nil && owner != w
 }
 
-// onStream makes the owner of a stream call f, once; f gets nil when the stream is
-// gone.
+// onStream makes the owner of a stream call f once, with nil if the stream no longer exists.
 func (e *Engine) onStream(id ConnID, f func(w *worker, s *stream)) {
 	e.worker(id).post(func(w *worker) { w.withStream(id, f) })
 }
 
-// ListenRequest says what Listen is to listen on.
+// ListenRequest describes a listener.
 type ListenRequest struct {
-	// Local is the endpoint. An unspecified address stands for every address that
-	// frames arrive for.
+	// Local is the endpoint. An unspecified address stands for all addresses.
 	Local netip.AddrPort
 	// Backlog bounds the half-open TCP connections of each worker.
 	Backlog int
-	// Stream says that TCP connections are byte streams for a while: as much as the
-	// receive window may wait for the control plane, where on others
-	// Config.StreamBuffer is enough, and more is taken for an attack.
+	// Stream marks TCP connections that start as byte streams: a full receive window may
+	// wait for the control plane. For others Config.StreamBuffer is sufficient, and more is
+	// treated as an attack.
 	Stream bool
-	// SCTP is how DDP sessions are carried over SCTP; nil: the transport is TCP.
+	// SCTP has the settings for SCTP; nil means TCP.
 	SCTP *SCTP
 }
 
-// Listen makes every worker accept connections, which EventAccepted reports, or
-// sessions over SCTP, for which EventRequest asks for Answer. If one worker
-// cannot listen, none does.
+// Listen makes all workers accept connections, reported by EventAccepted, or sessions over
+// SCTP, for which EventRequest demands an Answer. If one worker cannot listen, none does.
 func (e *Engine) Listen(r ListenRequest) (ListenerID, error) {
 	id := ListenerID(e.nextID.Add(1))
 	errs := make(chan error, len(e.workers))
@@ -426,15 +424,15 @@ func (e *Engine) Listen(r ListenRequest) (ListenerID, error) {
 	return id, nil
 }
 
-// Unlisten ends a listener. Connections that it made stay.
+// Unlisten closes a listener. Its connections are not affected.
 func (e *Engine) Unlisten(id ListenerID) {
 	for _, w := range e.workers {
 		w.post(func(w *worker) { w.unlisten(id) })
 	}
 }
 
-// NewID returns the id of a connection that Connect is to open from local. No event
-// has it before Connect is called.
+// NewID returns the ID for a connection that Connect is to open from local. There are no events
+// for it before Connect is called.
 func (e *Engine) NewID(local netip.AddrPort) ConnID { return e.dialer(local).newID() }
 
 // dialer returns the worker that opens connections from local.
@@ -518,16 +516,16 @@ func (e *Engine) StreamConsumed(id ConnID, n int) {
 	})
 }
 
-// Attach takes a connection to full operation: what arrives behind the bytes
-// that were consumed is FPDUs, and so is what is sent behind a.Reply.
+// Attach starts full operation of a connection: after the bytes consumed so far, and after
+// a.Reply, both directions consist of FPDUs.
 func (e *Engine) Attach(id ConnID, a Attachment) {
-	a.QP.id.Store(uint64(id)) // Detach may come before the worker has got to it
+	a.QP.id.Store(uint64(id)) // Detach may be called before the worker handles this
 	e.onStream(id, func(w *worker, s *stream) { w.attach(id, s, a) })
 }
 
-// Disconnect closes a connection: in order, behind what was posted before, as much of
-// it as the window has room for (in streaming mode, all that StreamSend was given), or
-// with a RST. EventClosed follows.
+// Disconnect closes a connection. A graceful close first sends posted work as far as the window
+// allows (in streaming mode, everything passed to StreamSend); abort sends a RST. EventClosed
+// follows.
 func (e *Engine) Disconnect(id ConnID, abort bool) {
 	e.onStream(id, func(w *worker, s *stream) {
 		if s != nil {
@@ -536,8 +534,8 @@ func (e *Engine) Disconnect(id ConnID, abort bool) {
 	})
 }
 
-// Detach takes a queue pair from its worker, cutting its connection if there is
-// one. When it returns no worker uses the binding or its rings.
+// Detach removes a queue pair from its worker and resets its connection, if any. When it
+// returns, no worker uses the binding or its rings.
 func (e *Engine) Detach(b *QPBinding) {
 	if id := ConnID(b.id.Load()); id != 0 {
 		done := make(chan struct{})
@@ -552,8 +550,8 @@ func (e *Engine) Detach(b *QPBinding) {
 	e.Fence()
 }
 
-// Fence returns when each worker has passed a turn: memory that was unlinked
-// before the call is no longer used by any.
+// Fence returns after every worker has finished its current turn: then no worker uses memory
+// that was unlinked before the call.
 func (e *Engine) Fence() {
 	for _, w := range e.workers {
 		done := make(chan struct{})
@@ -576,8 +574,7 @@ func (e *Engine) await(done chan struct{}) {
 	}
 }
 
-// Bind makes the workers look at a client's doorbells, and gives the client their
-// wake-ups.
+// Bind makes the workers poll a client's doorbells, and registers the client's wake-ups.
 func (e *Engine) Bind(cb *ClientBinding) error {
 	for i, w := range e.workers {
 		if err := w.cmds.alarm.Watch(cb.Doorbells[i].WakeFD()); err != nil {
@@ -592,14 +589,14 @@ func (e *Engine) Bind(cb *ClientBinding) error {
 	return nil
 }
 
-// unwatch ends the wake-ups of a client for the first n workers.
+// unwatch removes the wake-ups of a client from the first n workers.
 func (e *Engine) unwatch(cb *ClientBinding, n int) {
 	for i, w := range e.workers[:n] {
 		w.cmds.alarm.Unwatch(cb.Doorbells[i].WakeFD())
 	}
 }
 
-// Unbind ends Bind. When it returns no worker uses the pages.
+// Unbind undoes Bind. When it returns, no worker uses the pages.
 func (e *Engine) Unbind(cb *ClientBinding) {
 	for _, w := range e.workers {
 		w.post(func(w *worker) { w.unbind(cb) })
@@ -608,11 +605,11 @@ func (e *Engine) Unbind(cb *ClientBinding) {
 	e.unwatch(cb, len(e.workers))
 }
 
-// hopsChanged has the next hops found again, and does not wait for that, nor lets
-// it be done twice at a time: the answers would cross.
+// hopsChanged starts to resolve all next hops again, without waiting. It never runs twice at
+// once, so that results cannot arrive out of order.
 func (e *Engine) hopsChanged() {
 	if e.changes.Add(1) > 1 {
-		return // who is at it begins again
+		return // the goroutine that runs starts over
 	}
 	go func() {
 		for left := int32(1); left > 0 && !e.stop.Load(); {
@@ -625,8 +622,8 @@ func (e *Engine) hopsChanged() {
 	}()
 }
 
-// learnHostless asks the resolver, if it knows, for the addresses that no other host has:
-// this host's own, and the broadcast addresses of its subnets.
+// learnHostless asks the resolver, if it supports that, for the addresses that no other host
+// can have: this host's own, and the broadcast addresses of its subnets.
 func (e *Engine) learnHostless() {
 	r, ok := e.resolver.(interface{ Hostless() []netip.Addr })
 	if !ok {
@@ -653,8 +650,8 @@ func (e *Engine) answerable(p *pkt.Packet) bool {
 	return !bad
 }
 
-// offerMTU has connections to come tell their peers of the MTU that the interface has
-// now, if the resolver knows it: frames for the one it had may not arrive.
+// offerMTU makes new connections announce the current MTU of the interface, if the resolver
+// knows it: larger frames may not arrive.
 func (e *Engine) offerMTU() {
 	r, ok := e.resolver.(interface{ MTU() int })
 	if !ok {
@@ -662,24 +659,23 @@ func (e *Engine) offerMTU() {
 	}
 	mtu := r.MTU()
 	if mtu <= 0 {
-		return // it is gone
+		return // the interface is gone
 	}
 	for _, w := range e.workers {
 		w.post(func(w *worker) { w.offerMTU(mtu) })
 	}
 }
 
-// maxRehops bounds the ways that rehop asks for at a time.
+// maxRehops bounds the concurrent lookups of rehop.
 const maxRehops = 64
 
-// rehop finds the next hop of every connection again: once for those between the
-// same addresses, and many at a time, since each neighbour that is gone takes
-// seconds to find out.
+// rehop resolves the next hop of every connection again, once per pair of addresses and many at
+// a time, since each unreachable neighbour takes seconds.
 func (e *Engine) rehop() {
 	type way struct{ local, remote [16]byte }
 	conns := make(map[way][]ConnID)
 	all, silent := e.QueryConns()
-	for _, id := range silent { // what it has is asked for when it turns again
+	for _, id := range silent { // its connections are resolved when it turns again
 		e.workers[id].post(func(*worker) { e.hopsChanged() })
 	}
 	for _, ci := range all {
@@ -705,19 +701,18 @@ func (e *Engine) rehop() {
 	wg.Wait()
 }
 
-// maxDoubts bounds the next hops that are being doubted. Others come again with
-// their next time-out.
+// maxDoubts bounds the concurrent lookups of doubt. Other connections retry at their next
+// time-out.
 const maxDoubts = 16
 
-// doubt asks for the next hop of a connection that is not heard: the kernel, which
-// sees none of its packets, has no reason of its own to find out that the
-// neighbour is gone or has another address (RFC 1122, Section 3.3.1.4; RFC
-// 4861, Section 7.3.1).
+// doubt resolves the next hop of a connection again after repeated time-outs. The kernel sees
+// none of its packets, so it would not notice by itself that the neighbour is gone or has a new
+// address (RFC 1122, Section 3.3.1.4; RFC 4861, Section 7.3.1).
 func (e *Engine) doubt(id ConnID, flow pkt.Flow) {
 	e.ask(maxDoubts, func() { e.resolveConn(id, flow) })
 }
 
-// ask has f ask the resolver, unless most, of maxDoubts, do already.
+// ask calls f in a goroutine, unless most of the maxDoubts lookups are in progress.
 func (e *Engine) ask(most int32, f func()) {
 	if e.resolver == nil {
 		return
@@ -732,8 +727,7 @@ func (e *Engine) ask(most int32, f func()) {
 	}()
 }
 
-// resolveConn asks the resolver for a connection's next hop and tells its
-// worker.
+// resolveConn resolves a connection's next hop and passes the result to its worker.
 func (e *Engine) resolveConn(id ConnID, flow pkt.Flow) { e.resolveConns([]ConnID{id}, flow) }
 
 func (e *Engine) resolveConns(ids []ConnID, flow pkt.Flow) {
@@ -742,7 +736,7 @@ func (e *Engine) resolveConns(ids []ConnID, flow pkt.Flow) {
 	}
 	hop, err := e.resolver.Resolve(netip.AddrFrom16(flow.Remote).Unmap(), netip.AddrFrom16(flow.Local).Unmap())
 	if err != nil {
-		return // the hop in use stays: the peer was heard over it
+		return // keep the current hop: the peer was reached through it
 	}
 	for _, id := range ids {
 		e.onStream(id, func(w *worker, s *stream) {
@@ -765,7 +759,7 @@ func (q *eventQueue) init() { q.cond = sync.NewCond(&q.mu) }
 
 func (q *eventQueue) push(ev Event) { q.call(func(on func(Event)) { on(ev) }) }
 
-// call runs f in the event goroutine, behind the events pushed so far.
+// call runs f in the event goroutine, after the events queued so far.
 func (q *eventQueue) call(f func(on func(Event))) {
 	q.mu.Lock()
 	q.q = append(q.q, f)

@@ -12,51 +12,52 @@ import (
 	"github.com/iwarpd/iwarpd/shm"
 )
 
-// llp is DDP's lower layer protocol (RFC 5041 section 2): a tcpConn or an assoc. Its
-// worker passes itself, since the lane may move to another one while it is dialed.
+// llp is DDP's lower layer protocol (RFC 5041 section 2): a tcpConn or an assoc. The worker is
+// an argument, since the lane may move to another worker while it is dialed.
 type llp interface {
-	// begin takes what the transport reports, and the slots that were acknowledged,
-	// before any are given out. What has something to send enters the round.
+	// begin processes events of the transport and frees acknowledged slots, before new ones
+	// are allocated. A lane with something to send joins the round.
 	begin(w *worker) int
-	// pump composes what the window and g let out, nothing if g is nil, and sends what
-	// is due. It returns how much it did.
+	// pump composes what the window and g allow, nothing if g is nil, and sends what is
+	// due. It returns the amount of work done.
 	pump(w *worker, g *sched.Grant) int
 	// timeout is called when next is due.
 	timeout(w *worker)
 	next() clock.Time
 	// setHop sets the next hop to remote, an address of the peer.
 	setHop(w *worker, remote [16]byte, hop *Hop)
-	// streams returns the DDP streams; a stream of one of the methods below is among
-	// them.
+	// streams returns the DDP streams, which the s of the methods below is one of.
 	streams() []*stream
 	info(ci *ConnInfo)
 
-	// attach takes s to full operation, and answer answers the peer's request for it.
+	// attach starts full operation of s; answer does so in response to a request of the
+	// peer.
 	attach(w *worker, s *stream, a Attachment)
 	answer(w *worker, s *stream, set session.Setup, a Attachment)
-	// disconnect ends s in order, after what was posted.
+	// disconnect closes s gracefully, after everything posted.
 	disconnect(w *worker, s *stream)
-	// closeStream ends s in order, now; abortStream cuts it. The queue pair is in ERROR.
+	// closeStream closes s gracefully at once; abortStream resets it. The queue pair is in
+	// ERROR.
 	closeStream(w *worker, s *stream)
 	abortStream(w *worker, s *stream)
-	// fault is called when a client's memory faulted under one of the streams.
+	// fault is called when an access to client memory failed for one of the streams.
 	fault(w *worker)
 }
 
-// lane is what the scheduler, the timer wheel and the dirty list know. There is one for
-// each TCP connection and each SCTP association.
+// lane is the state that the scheduler, the timer wheel and the dirty list use. There is one
+// per TCP connection and SCTP association.
 type lane struct {
 	llp      llp
 	key      handoff.Key
 	member   sched.Member[*lane]
 	timer    wheel.Timer[*lane]
-	deadline clock.Time // that of llp.next which timer is armed for
-	pumped   uint64     // the last turn in which it was
+	deadline clock.Time // value of llp.next for which timer is armed
+	pumped   uint64     // last turn in which it was pumped
 	dirty    bool       // in worker.dirty
-	gone     bool       // in no table any more
+	gone     bool       // removed from all tables
 }
 
-// client is a ClientBinding as one worker sees it.
+// client is the state of a ClientBinding in one worker.
 type client struct {
 	b       *ClientBinding
 	bells   *shm.Doorbells
@@ -64,7 +65,7 @@ type client struct {
 	group   sched.Group[*lane]
 }
 
-// enter puts a new lane, whose key and llp are set, in the tables.
+// enter adds a new lane, whose key and llp are set, to the tables.
 func (w *worker) enter(l *lane) {
 	l.timer.Owner, l.member.Owner = l, l
 	w.sched.Join(&l.member, &w.house)
@@ -78,7 +79,7 @@ func (w *worker) moveTo(to *worker, l *lane, f func(to *worker)) {
 	w.timers.Stop(&l.timer)
 	w.unmark(l)
 	w.sched.Leave(&l.member)
-	w.e.dir.Move(l.key, w, to) // what comes before it is there is lost, not answered
+	w.e.dir.Move(l.key, w, to) // segments that arrive before it is there are dropped, not answered
 	delete(w.lanes, l.key)
 	for _, s := range l.llp.streams() {
 		delete(w.streams, s.id)
@@ -95,15 +96,15 @@ func (w *worker) moveTo(to *worker, l *lane, f func(to *worker)) {
 	})
 }
 
-// round is what the end of a worker's turn goes through.
+// round is the work for the end of a worker's turn.
 type round struct {
 	dirty     []*lane // to be pumped
-	dirtyNext []*lane // the memory of that list for the next turn
+	dirtyNext []*lane // spare slice for the next turn
 	sched     sched.Scheduler[*lane]
-	house     sched.Group[*lane] // lanes that belong to no client yet
+	house     sched.Group[*lane] // lanes without a client
 }
 
-// mark puts l on the list of lanes to be pumped.
+// mark adds l to the lanes to be pumped.
 func (w *worker) mark(l *lane) {
 	if !l.dirty {
 		l.dirty = true
@@ -111,7 +112,7 @@ func (w *worker) mark(l *lane) {
 	}
 }
 
-// unmark takes l off that list, and out of the round.
+// unmark removes l from that list and from the round.
 func (w *worker) unmark(l *lane) {
 	if l.dirty {
 		l.dirty = false
@@ -120,14 +121,13 @@ func (w *worker) unmark(l *lane) {
 	w.sched.Remove(&l.member)
 }
 
-// enqueue enters l in the round of its client.
+// enqueue adds l to the round of its client.
 func (w *worker) enqueue(l *lane) { w.sched.Enqueue(&l.member) }
 
-// may reports whether l may compose one more record. If not, g knows why.
+// may reports whether l may compose another record. If not, g has the reason.
 func (w *worker) may(l *lane, g *sched.Grant) bool { return w.sched.May(&l.member, g) }
 
-// pump moves the marked lanes forward, and the round of those that have something to
-// send.
+// pump pumps the marked lanes, and then the round of lanes with something to send.
 func (w *worker) pump() int {
 	n := 0
 	work := w.dirty
@@ -141,14 +141,14 @@ func (w *worker) pump() int {
 	n += w.sched.Serve()
 	for _, l := range work {
 		if l.pumped != w.stats.Turns {
-			n += w.pumpLane(l, nil) // it has ACKs to send, or something again
+			n += w.pumpLane(l, nil) // it has ACKs to send, or can send again
 		}
 	}
 	w.dirtyNext = work[:0]
 	return n
 }
 
-// pumpLane moves a lane forward and arms its timer.
+// pumpLane pumps a lane and arms its timer.
 func (w *worker) pumpLane(l *lane, g *sched.Grant) int {
 	if l.gone {
 		return 0
@@ -173,14 +173,14 @@ func (w *worker) onTimer(l *lane) {
 	}
 	w.mark(l)
 	if !l.deadline.Due(w.now) {
-		return // the wheel is early by up to a tick
+		return // the wheel may fire up to a tick early
 	}
 	l.deadline = 0
 	w.stats.Timeouts++
 	l.llp.timeout(w)
 }
 
-// drop takes a lane that has ended out of the tables.
+// drop removes a lane that has ended from the tables.
 func (w *worker) drop(l *lane) {
 	l.gone = true
 	l.member.End()
@@ -191,11 +191,11 @@ func (w *worker) drop(l *lane) {
 	}
 }
 
-// hopMTU is the MTU of the first hop; 0 is that of the link. To say it again would make
-// a connection forget what it has found out about the path.
+// hopMTU is the MTU of the first hop; 0 means that of the link. Setting the same value again
+// would discard what a connection has learned about the path MTU.
 type hopMTU int
 
-// set reports whether mtu is another one than before.
+// set sets the MTU and reports whether it changed.
 func (h *hopMTU) set(w *worker, mtu int) bool {
 	old := int(*h)
 	if old == 0 {
@@ -205,7 +205,7 @@ func (h *hopMTU) set(w *worker, mtu int) bool {
 	return mtu != old
 }
 
-// mtuOf returns the MTU of a way that begins with hop.
+// mtuOf returns the MTU of a path that starts with hop.
 func (w *worker) mtuOf(hop *Hop) int {
 	if hop.MTU != 0 {
 		return min(w.mtu, hop.MTU)
@@ -213,7 +213,7 @@ func (w *worker) mtuOf(hop *Hop) int {
 	return w.mtu
 }
 
-// deadlineAfter returns the time d from now, 0 if there is no limit.
+// deadlineAfter returns the time d from now, or 0 if there is no limit.
 func (w *worker) deadlineAfter(d time.Duration) clock.Time {
 	if d <= 0 {
 		return 0

@@ -11,57 +11,55 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// rxFrame is a received frame: where it came from, its parsed headers, and where its
-// payload lies.
+// rxFrame is a received frame: its origin, its parsed headers, and the position of its payload.
 type rxFrame struct {
 	*link.Frame
-	ring  *handoff.Ring // of the worker that passed it on; nil: none did
-	whole bool          // an IP packet that was reassembled
-	moved bool          // another worker has passed it on: it goes no further
+	ring  *handoff.Ring // ring of the worker that forwarded it; nil: not forwarded
+	whole bool          // a reassembled IP packet
+	moved bool          // another worker has forwarded it, so it is not forwarded again
 	kept  bool          // held by a connection
 
 	pkt  pkt.Packet
 	seg  tcp.Segment
 	icmp pkt.ICMPError
-	off  int // of the payload in the frame
+	off  int // offset of the payload in the frame
 
-	summed bool // crc is the CRC32c of the payload but its last four bytes
+	summed bool // crc is the CRC32c of the payload except its last four bytes
 	crc    uint32
 }
 
-// reset makes f the frame lf of the link.
+// reset initializes f for the frame lf of the link.
 func (f *rxFrame) reset(lf *link.Frame) {
 	f.Frame, f.ring, f.whole, f.moved, f.kept = lf, nil, false, false, false
 }
 
-// rxBurst is what one Receive gave.
+// rxBurst holds the frames of one Receive.
 type rxBurst struct {
 	frames  [rxBudget]link.Frame
-	at, end int // frames before at are done, those from end on are none
+	at, end int // frames[at:end] are still to be processed
 	frame   rxFrame
 }
 
-// heldTable keeps the frames of out-of-order segments; its indices are the
-// tcp.Bufs of received segments.
+// heldTable holds the frames of out-of-order segments, indexed by the tcp.Bufs of received
+// segments.
 type heldTable struct {
 	frames    []heldFrame
 	free      []tcp.Buf
 	used      int    // see cost
-	holders   int    // connections that have some
-	whole     int    // bytes of those that were reassembled
-	reclaimed uint64 // the turn in which some of a connection's were last taken back
+	holders   int    // connections with held frames
+	whole     int    // bytes of reassembled packets
+	reclaimed uint64 // turn in which frames were last reclaimed
 }
 
 type heldFrame struct {
 	frame link.Frame
-	off   int           // of the segment's payload in the frame
+	off   int           // offset of the segment's payload in the frame
 	ring  *handoff.Ring // nil: the link, or
-	whole bool          // it was reassembled
+	whole bool          // reassembled
 	cost  int
 }
 
-// cost is how many frames of the MTU f counts for: a super-frame counts for all that
-// it is made of.
+// cost returns the number of MTU-sized frames that f counts for.
 func (w *worker) cost(f *link.Frame) int { return (f.Len()-1)/(w.link.MTU()+link.HeaderRoom) + 1 }
 
 // room returns how many more frames may be held.
@@ -75,12 +73,12 @@ func (h *heldTable) init(n int) {
 	}
 }
 
-// ahead is how much of the next frame is fetched while one is worked on; in a
-// longer one the processor sees by then where the reading goes.
+// ahead is how much of the next frame is prefetched. For longer frames the hardware prefetcher
+// takes over.
 const ahead = 2048
 
-// pollRx takes one burst of frames from the link, or what a fault has left of the
-// last one.
+// pollRx processes a burst of frames from the link, or the rest of a burst that was interrupted
+// by a fault.
 func (w *worker) pollRx() int {
 	rx := &w.rx
 	if rx.at == rx.end {
@@ -101,8 +99,8 @@ func (w *worker) pollRx() int {
 	return end - first
 }
 
-// fromLink takes a frame of the link, and gives it back unless a connection holds it,
-// also when the turn faults.
+// fromLink processes a frame of the link, and releases it unless a connection holds it, even if
+// the turn faults.
 func (w *worker) fromLink(lf *link.Frame) {
 	w.stats.RxFrames++
 	w.stats.RxBytes += uint64(lf.Len())
@@ -119,7 +117,7 @@ func (w *worker) fromLink(lf *link.Frame) {
 	w.frame(f)
 }
 
-// frame takes one frame. f.kept says whether a connection holds it.
+// frame processes a frame. f.kept is set if a connection holds it.
 func (w *worker) frame(f *rxFrame) {
 	head := f.Pieces[0]
 	if err := f.pkt.Parse(head, f.Len()); err != nil {
@@ -167,7 +165,7 @@ func checksum(f *link.Frame, p *pkt.Packet) uint16 {
 	return pkt.Fold(sum)
 }
 
-// bytes gives n bytes at off of the frame, piece by piece.
+// octets yields n bytes at off of the frame, piece by piece.
 func octets(f *link.Frame, off, n int) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		for i := 0; i < f.N && n > 0; i++ {

@@ -13,14 +13,14 @@ import (
 	"github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// SCTP is what may be set of DDP over SCTP, for a listener or a connect.
+// SCTP configures DDP over SCTP for a listener or a connect.
 type SCTP struct {
 	Profile session.Profile
 	UDP     bool // encapsulated (RFC 6951), port 9899 at both ends
-	// Fallback lets a connect try again without the enhanced set-up data when the peer
-	// refuses them by a Terminate, as one of RFC 5043 alone does.
+	// Fallback lets a connect retry without the enhanced connection data if the peer
+	// refuses them by a Terminate, as one that implements only RFC 5043 does.
 	Fallback bool
-	Answer   time.Duration // longest wait of a connect for the answer to its Initiate; 0: no limit
+	Answer   time.Duration // how long a connect waits for the answer to its Initiate; 0: no limit
 }
 
 // assoc is DDP over SCTP: an association, and a stream for each of its sessions.
@@ -29,41 +29,41 @@ type assoc struct {
 	a    *sctp.Assoc
 	mux  *session.Mux // nil until established
 	opts SCTP
-	lst  *listener // nil: it ends with its last session, for we dialed or the listener is closed
+	lst  *listener // nil: it ends with its last session, because we dialed it or the listener is closed
 
-	// The way to the peer.
-	also  []handoff.Key // by its other addresses
-	hops  []Hop         // by path, to those: without a DstMAC as to the first
+	// Paths to the peer.
+	also  []handoff.Key // keys for its further addresses
+	hops  []Hop         // next hops by path; without a DstMAC that of the first path is used
 	tuple pkt.Tuple
 
-	// Its sessions.
+	// Sessions.
 	sessions map[uint16]*stream
-	round    []*stream  // those of sessions, in the order in which they send
-	turn     int        // of round: whose turn it is
-	nextSID  uint16     // from which on a stream is sought for a session of ours
-	giveUp   clock.Time // the earliest of theirs
-	idle     clock.Time // when it ends unless the peer asks for a session; 0: never
-	enhanced bool       // the peer has accepted enhanced set-up data
-	inHand   bool       // one of its messages is with a stream
+	round    []*stream  // sessions in the order in which they send
+	turn     int        // index in round of the session whose turn it is
+	nextSID  uint16     // where to start looking for a free stream
+	giveUp   clock.Time // earliest time at which a session gives up
+	idle     clock.Time // when it ends unless the peer requests a session; 0: never
+	enhanced bool       // the peer accepted enhanced connection data
+	inHand   bool       // a stream is processing one of its messages
 
-	// What the peer makes it hold.
+	// Memory held for the peer.
 	passive  bool     // the peer opened it
 	admitted bool     // we dialed, or a session was accepted
 	kept     [][]byte // by sctp.Data.Slot
-	memory   int      // what is counted for it in sctpState.memory
+	memory   int      // bytes counted in sctpState.memory
 }
 
-// initiate is what a session of ours asks for, until it is answered.
+// initiate is the state of a session that we requested, until it is answered.
 type initiate struct {
 	setup    session.Setup
-	limit    clock.Time    // of the whole set-up; 0: none
-	answer   time.Duration // longest wait for the answer to each Initiate; 0: up to limit
-	fallback bool          // it may ask again without enhanced data
-	retry    bool          // it does, with setup, when its stream is free
+	limit    clock.Time    // deadline of the whole set-up; 0: none
+	answer   time.Duration // how long to wait for the answer to each Initiate; 0: up to limit
+	fallback bool          // may retry without enhanced data
+	retry    bool          // will retry with setup when its stream is free
 }
 
-// A guest is an address that opened associations to one of our ports. They are counted
-// by port, so that what a peer does to one listener leaves others alone.
+// A guest is a remote address with associations to one of our ports. Counting per port keeps a
+// peer's associations with one listener from affecting others.
 type guest struct {
 	remote [16]byte
 	port   uint16 // ours
@@ -71,22 +71,22 @@ type guest struct {
 
 func guestOf(f *pkt.Flow) guest { return guest{f.Remote, f.LocalPort} }
 
-// sctpState is what a worker has of SCTP.
+// sctpState is the SCTP state of a worker.
 type sctpState struct {
 	n       int                  // associations
-	moved   map[pkt.Flow]*worker // associations dialed here that another queue has adopted
-	peers   map[guest]int        // associations that peers opened
+	moved   map[pkt.Flow]*worker // dialed associations that another queue has adopted
+	peers   map[guest]int        // number of associations opened by each peer
 	memory  int                  // bytes held for all associations
 	free    [][]byte             // buffers of assoc.kept
-	part    []byte               // a message that came in pieces
-	scratch []byte               // a packet in one piece
+	part    []byte               // buffer for a message received in pieces
+	scratch []byte               // buffer for a packet in one piece
 	out     sctp.Out
 	ctl     session.Control
 	ev      session.Event
-	over    SCTPStats // of associations and listeners that are gone
+	over    SCTPStats // counters of ended associations and listeners
 }
 
-// assocs gives the associations of the worker.
+// assocs yields the associations of the worker.
 func (w *worker) assocs() iter.Seq[*assoc] {
 	return func(yield func(*assoc) bool) {
 		for k, l := range w.lanes {
@@ -97,7 +97,7 @@ func (w *worker) assocs() iter.Seq[*assoc] {
 	}
 }
 
-// assocOf returns the association of k here, nil if there is none.
+// assocOf returns the association of k on this worker, or nil.
 func (w *worker) assocOf(k handoff.Key) *assoc {
 	if l := w.lanes[k]; l != nil {
 		return l.llp.(*assoc)
@@ -121,16 +121,16 @@ func (w *worker) sctpStats() SCTPStats {
 }
 
 var (
-	// ErrRejected is why a connection was closed whose peer refused it.
+	// ErrRejected means that the peer rejected the session.
 	ErrRejected = errors.New("dataplane: session rejected by peer")
 	errSession  = errors.New("dataplane: session ended by peer")
 	errNoAnswer = fmt.Errorf("%w: the peer did not answer the DDP Stream Session Initiate", ErrTimeout)
-	// ErrNoStream is why Connect joined no association, or why one was closed that it began:
-	// the association has no stream left for it, or is about to end.
+	// ErrNoStream means that an association has no free stream for a session, or is about
+	// to end.
 	ErrNoStream = errors.New("dataplane: the association has no free stream")
 )
 
-// sctpStreams is how many streams an association has each way, if the peer has as many.
+// sctpStreams is the number of streams per direction that we offer.
 const sctpStreams = 64
 
 func (w *worker) sctpConfig(o SCTP) *sctp.Config {
@@ -146,8 +146,7 @@ func (w *worker) sctpSecret() *sctp.Secret {
 	return &s
 }
 
-// unlistenSCTP lets the associations of l end: no one takes another session of their
-// peers.
+// unlistenSCTP lets the associations of l end: it accepts no further sessions on them.
 func (w *worker) unlistenSCTP(l *listener) {
 	st := l.sctp.Stats()
 	w.sctp.over.Listeners.Add(&st)
@@ -159,7 +158,7 @@ func (w *worker) unlistenSCTP(l *listener) {
 	}
 }
 
-// sctp0 returns the worker's SCTP, made when it is first asked for.
+// sctp0 returns the worker's SCTP state, creating it if necessary.
 func (w *worker) sctp0() *sctpState {
 	if w.sctp == nil {
 		w.sctp = &sctpState{moved: make(map[pkt.Flow]*worker), peers: make(map[guest]int), scratch: make([]byte, 1<<16)}
@@ -167,7 +166,7 @@ func (w *worker) sctp0() *sctpState {
 	return w.sctp
 }
 
-// connectSCTP opens an association, and a session on it.
+// connectSCTP opens an association with a first session.
 func (w *worker) connectSCTP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	s := w.sctp0()
 	flow, o := pkt.NewFlow(r.Local, r.Remote), *r.SCTP

@@ -14,7 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// newAssoc enters an association that was dialed, or that a listener made.
+// newAssoc adds an association that was dialed or accepted.
 func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP) *assoc {
 	as := &assoc{a: a, opts: o, tuple: t, sessions: make(map[uint16]*stream)}
 	as.tuple.Proto = pkt.ProtoSCTP
@@ -27,10 +27,10 @@ func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP) *as
 	return as
 }
 
-// adoptSCTP asks the worker that dials k for the association, whose INIT ACK or COOKIE ACK
-// came here: nothing is in that worker's slots before it is established. A packet
-// without the tag of the association moves nothing. adoptSCTP reports whether there is
-// one.
+// adoptSCTP moves the association for which an INIT ACK or COOKIE ACK arrived here from the
+// worker that dialed k. Until it is established, that worker has none of its data in slots. A
+// packet without the tag of the association moves nothing. It reports whether there is such an
+// association.
 func (w *worker) adoptSCTP(k handoff.Key, udp uint16, b []byte) bool {
 	owner := w.e.dialing.Find(k)
 	if owner == nil || owner == w {
@@ -62,9 +62,9 @@ func (w *worker) adoptSCTP(k handoff.Key, udp uint16, b []byte) bool {
 	return true
 }
 
-// learnAddrs lets the packets of as come from each address that the peer has named. That
-// it is the peer who sends them is seen by the verification tag: whoever names the address
-// of another host, with the ports of an association of that, has none of its packets.
+// learnAddrs accepts packets for as from every address that the peer has listed. The
+// verification tag proves that the peer sent them, so listing another host's address does not
+// divert that host's packets.
 func (as *assoc) learnAddrs(w *worker) {
 	n, _ := as.a.Paths()
 	for i := range n {
@@ -72,7 +72,7 @@ func (as *assoc) learnAddrs(w *worker) {
 		if k.Flow.Remote = as.a.Path(i).Addr.As16(); k.Flow == as.key.Flow || w.lanes[k] != nil {
 			continue
 		}
-		// ICMP errors show packets as we sent them.
+		// ICMP errors quote packets as we sent them.
 		for _, k := range [...]handoff.Key{k, {Flow: k.Flow.Reverse(), SCTP: true, Tag: as.a.PeerTag()}} {
 			if w.lanes[k] == nil {
 				w.lanes[k] = &as.lane
@@ -91,7 +91,7 @@ func (as *assoc) forgetAddrs(w *worker) {
 	as.also = nil
 }
 
-// further returns the addresses of the peer's beside that of the flow.
+// further returns the peer's addresses other than that of the flow.
 func (as *assoc) further() (addrs [][16]byte) {
 	n, _ := as.a.Paths()
 	for i := 1; i < n; i++ {
@@ -100,8 +100,8 @@ func (as *assoc) further() (addrs [][16]byte) {
 	return addrs
 }
 
-// findHops asks for the next hops to them, since another address may be another interface
-// of the peer's, or behind another router.
+// findHops resolves the next hops to these addresses, which may belong to other interfaces or
+// be behind other routers.
 func (as *assoc) findHops(w *worker) {
 	addrs, local := as.further(), netip.AddrFrom16(as.key.Flow.Local).Unmap()
 	if len(addrs) == 0 {
@@ -142,11 +142,10 @@ func (as *assoc) setFurtherHop(w *worker, addr [16]byte, hop *Hop) {
 	w.mark(&as.lane)
 }
 
-// ownHop reports whether path i has a next hop of its own.
+// ownHop reports whether path i has its own next hop.
 func (as *assoc) ownHop(i int) bool { return i < len(as.hops) && as.hops[i].DstMAC != [6]byte{} }
 
-// setMTU sets the MTU of the way to the first address, and of the others that begin
-// with the same hop.
+// setMTU sets the MTU of the first path, and of the others with the same next hop.
 func (as *assoc) setMTU(mtu int) {
 	n, _ := as.a.Paths()
 	for i := range n {
@@ -156,7 +155,7 @@ func (as *assoc) setMTU(mtu int) {
 	}
 }
 
-// tupleTo is what stands in front of a packet that goes on path i, to addr.
+// tupleTo returns the headers for a packet on path i, to addr.
 func (as *assoc) tupleTo(i int, addr netip.Addr) pkt.Tuple {
 	t := as.tuple
 	t.Remote = addr.As16()
@@ -166,12 +165,12 @@ func (as *assoc) tupleTo(i int, addr netip.Addr) pkt.Tuple {
 	return t
 }
 
-// furtherKey is what packet b of flow f belongs to if it came from a further address.
+// furtherKey returns the key that packet b of flow f has if it came from a further address.
 func furtherKey(f pkt.Flow, b []byte) handoff.Key {
 	return handoff.Key{Flow: f, SCTP: true, Tag: binary.BigEndian.Uint32(b[4:])}
 }
 
-// up makes the sessions of an association that is established.
+// up creates the sessions of an association that has been established.
 func (as *assoc) up(w *worker) {
 	if as.mux != nil {
 		return
@@ -192,7 +191,7 @@ func (as *assoc) up(w *worker) {
 	}
 }
 
-// events acts on what the association reports.
+// events handles the events of the association.
 func (as *assoc) events(w *worker) int {
 	n := 0
 	for {
@@ -222,7 +221,7 @@ func (as *assoc) events(w *worker) int {
 
 // restarted ends the sessions of an association that the peer has restarted.
 func (as *assoc) restarted(w *worker) {
-	if as.mux == nil { // it had not begun here
+	if as.mux == nil { // it was not established yet
 		as.up(w)
 		return
 	}
@@ -230,7 +229,7 @@ func (as *assoc) restarted(w *worker) {
 	for _, s := range slices.Clone(as.round) {
 		as.endSession(w, s, errSession)
 	}
-	as.dropReleased(w) // what they had under way is nothing to the sessions to come
+	as.dropReleased(w) // their messages must not be attributed to later sessions
 	as.enhanced = false
 	as.forgetAddrs(w)
 	as.learnAddrs(w)
@@ -238,7 +237,7 @@ func (as *assoc) restarted(w *worker) {
 	as.mux.Reset(min(out, in))
 }
 
-// dropReleased takes back the slots of messages whose sessions are over.
+// dropReleased frees the slots of messages whose sessions have ended.
 func (as *assoc) dropReleased(w *worker) {
 	for b, ok := as.a.PollReleased(); ok; b, ok = as.a.PollReleased() {
 		w.disown(&as.lane, link.Slot(b))
@@ -276,7 +275,7 @@ func (as *assoc) timeout(w *worker) {
 		_, i := as.a.Paths()
 		flow.Remote = as.a.Path(i).Addr.As16()
 		if len(as.round) > 0 {
-			w.e.doubt(as.round[0].id, flow) // what is found is the association's
+			w.e.doubt(as.round[0].id, flow) // the result is for the association
 		}
 	}
 }
@@ -285,25 +284,25 @@ func (as *assoc) next() clock.Time {
 	return clock.Earliest(as.a.Deadline(), clock.Earliest(as.giveUp, as.idle))
 }
 
-// startIdle begins the time that the peer has to ask for a session.
+// startIdle starts the time in which the peer must request a session.
 func (as *assoc) startIdle(w *worker) {
 	if d := w.e.cfg.SCTP.Idle; d > 0 {
 		as.idle = w.now.Add(d)
 	}
 }
 
-// done reports whether an association has no further use: it ends with its last session,
-// once what sessions still have to say is on its way.
+// done reports whether an association is no longer needed: it ends with its last session, after
+// the final messages of the sessions have been sent.
 func (as *assoc) done() bool {
 	return as.lst == nil && len(as.sessions) == 0 && (as.mux == nil || as.mux.Quiet())
 }
 
-// strangerWindow is the receive window, in bytes, of an association that a peer has opened,
-// until one of its sessions is accepted: what goes before that is short. INIT ACK has the
-// full window, which peers begin their slow start with.
+// strangerWindow is the receive window, in bytes, of an association opened by a peer until one
+// of its sessions is accepted, since only short messages precede that. The INIT ACK announces
+// the full window, from which peers derive their slow start.
 const strangerWindow = 64 << 10
 
-// holds counts what is held for as, and ends associations when it is too much for all.
+// holds updates the memory held for as, and ends associations if the total is too large.
 func (as *assoc) holds(w *worker) {
 	as.weigh(w)
 	for trimmed := false; w.sctp.memory > w.e.cfg.SCTP.Memory; {
@@ -334,7 +333,7 @@ func (as *assoc) holds(w *worker) {
 	}
 }
 
-// weigh counts what is held for as.
+// weigh updates the memory held for as.
 func (as *assoc) weigh(w *worker) {
 	n := 0
 	if as.a.State() != sctp.Closed && !as.gone {
@@ -347,8 +346,8 @@ func (as *assoc) weigh(w *worker) {
 	as.memory = n
 }
 
-// fault ends an association when a stream faulted over one of its messages: those
-// after it in the packet are acknowledged, and lost.
+// fault ends an association when a stream faulted while processing one of its messages: later
+// messages in the packet are acknowledged, but lost.
 func (as *assoc) fault(w *worker) {
 	if !as.inHand {
 		return
@@ -359,8 +358,8 @@ func (as *assoc) fault(w *worker) {
 	as.a.Abort(w.now)
 }
 
-// retire takes an association that has ended out of the tables. Its sessions end with
-// it, without a message of their own (RFC 5043 11.3).
+// retire removes an association that has ended. Its sessions end with it, without a message of
+// their own (RFC 5043 11.3).
 func (as *assoc) retire(w *worker) {
 	if as.gone {
 		return
@@ -390,6 +389,6 @@ func (as *assoc) retire(w *worker) {
 		as.endSession(w, s, as.a.Err())
 	}
 	w.e.events.push(Event{Kind: EventParted, Flow: as.key.Flow, Worker: w.id})
-	w.e.dir.Remove(as.key, w) // from here on another worker may have one of this flow, with an EventJoined
+	w.e.dir.Remove(as.key, w) // from here on another worker may adopt one of this flow
 	as.dropReleased(w)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/sctp"
 )
 
-// sctpFrame takes a frame with an SCTP packet, or with UDP that may hold one.
+// sctpFrame processes a frame with an SCTP packet, or with a UDP packet that may contain one.
 func (w *worker) sctpFrame(f *rxFrame) {
 	s := w.sctp
 	if s == nil {
@@ -67,9 +67,9 @@ func (w *worker) sctpFrame(f *rxFrame) {
 	w.mark(&as.lane)
 }
 
-// udp checks the UDP header of f, and cuts off what follows the
-// datagram (RFC 768). A checksum of 0 is none, which IPv6 does not allow (RFC 8200,
-// Section 8.1; RFC 6951, Section 5.3).
+// udp validates the UDP header of f and cuts off what follows the datagram (RFC 768). A
+// checksum of 0 means none, which IPv6 does not allow (RFC 8200, Section 8.1; RFC 6951, Section
+// 5.3).
 func (w *worker) udp(f *rxFrame) bool {
 	p := &f.pkt
 	h := f.Pieces[0][p.L4Off : p.L4Off+8]
@@ -87,8 +87,8 @@ func (w *worker) udp(f *rxFrame) bool {
 	return false
 }
 
-// sctpICMP takes an ICMP error about an SCTP packet or about one in UDP, which
-// has to show the verification tag behind the ports (RFC 6951 5.5).
+// sctpICMP processes an ICMP error about an SCTP packet, plain or in UDP. It must quote the
+// verification tag (RFC 6951 5.5).
 func (w *worker) sctpICMP(f *rxFrame) {
 	e, udp := &f.icmp, uint16(0)
 	if e.Proto == pkt.ProtoUDP {
@@ -120,8 +120,8 @@ func (w *worker) sctpICMP(f *rxFrame) {
 	w.mark(&as.lane)
 }
 
-// sctpUnowned answers packet b of f, which belongs to no association. It returns the one
-// that a listener made of it.
+// sctpUnowned handles packet b of f, which belongs to no association. It returns the
+// association that a listener created for it, if any.
 func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *assoc {
 	if !w.e.answerable(&f.pkt) {
 		w.stats.RxMalformed++
@@ -148,7 +148,7 @@ func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *a
 		return nil
 	}
 	if old := w.assocOf(handoff.Key{Flow: flow, SCTP: true}); old != nil {
-		old.events(w) // it is closed, and this packet came before its turn
+		old.events(w) // it is closed; this packet arrived before it was pumped
 		old.retire(w)
 	}
 	as := w.newAssoc(a, flow, t, l.opts)
@@ -177,9 +177,9 @@ func (w *worker) sctpReply(t *pkt.Tuple, udp uint16, b []byte) {
 	w.stats.TxStateless++
 }
 
-// data takes the user data that an association reports, and acts on what it means for
-// sessions at once: a command for a session that has ended must not meet the next one of
-// its stream. It returns how much there was of that.
+// data reads the user data from an association, and handles session commands at once: a command
+// for a session that has ended must not reach the next session of the stream. It returns the
+// amount of work.
 func (as *assoc) data(w *worker, b []byte) int {
 	var d sctp.Data
 	for as.a.PollData(&d) {
@@ -206,8 +206,8 @@ func (as *assoc) data(w *worker, b []byte) int {
 	return as.sessionEvents(w)
 }
 
-// buffer returns a buffer for n bytes, not much longer: sctp counts bytes, and a peer
-// chooses how long its chunks are.
+// buffer returns a buffer for n bytes that is not much longer: sctp counts bytes, and the peer
+// chooses the length of its chunks.
 func (s *sctpState) buffer(n int) []byte {
 	free := s.free
 	if top := len(free) - 1; top >= 0 && cap(free[top]) <= 4*n {
@@ -218,7 +218,7 @@ func (s *sctpState) buffer(n int) []byte {
 	return nil
 }
 
-// unkeep takes back the buffer of a slot.
+// unkeep frees the buffer of a slot.
 func (as *assoc) unkeep(w *worker, slot int) {
 	if slot >= len(as.kept) {
 		return
@@ -231,7 +231,7 @@ func (as *assoc) unkeep(w *worker, slot int) {
 
 func (as *assoc) message(w *worker, d *sctp.Data, b []byte) {
 	as.up(w)
-	if !d.Begin || !d.End { // its pieces follow one another
+	if !d.Begin || !d.End { // the pieces of a message follow one another
 		part := &w.sctp.part
 		if d.Begin {
 			*part = (*part)[:0]

@@ -12,7 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// joinSCTP begins session id on the association that r names. That may be with another
+// joinSCTP starts session id on the association that r names, which may belong to another
 // worker.
 func (w *worker) joinSCTP(id ConnID, r *ConnectRequest, done chan<- error) {
 	k := handoff.Key{Flow: pkt.NewFlow(r.Local, r.Remote), SCTP: true}
@@ -35,10 +35,10 @@ func (w *worker) joinSCTP(id ConnID, r *ConnectRequest, done chan<- error) {
 	done <- err
 }
 
-// freeStream finds a stream for a session of ours. One on which a session has just ended
-// is tried last.
+// freeStream returns a stream for a new session. Streams on which a session has just ended are
+// used last.
 func (as *assoc) freeStream() (uint16, bool) {
-	n := sctpStreams // as many as the peer has: not known yet
+	n := sctpStreams // the peer's number is not known yet
 	switch {
 	case as.gone || as.lst != nil || as.passive || !as.a.Open():
 		return 0, false
@@ -54,8 +54,8 @@ func (as *assoc) freeStream() (uint16, bool) {
 	return 0, false
 }
 
-// beginSession begins session id of r on SCTP stream sid: at once, or when the
-// association is established.
+// beginSession starts session id of r on SCTP stream sid, at once or when the association is
+// established.
 func (as *assoc) beginSession(w *worker, sid uint16, id ConnID, r *ConnectRequest) {
 	s := as.newSession(w, sid, id)
 	s.ini = &initiate{setup: r.Setup, limit: w.deadlineAfter(r.Timeout), answer: r.SCTP.Answer, fallback: r.SCTP.Fallback}
@@ -67,7 +67,7 @@ func (as *assoc) beginSession(w *worker, sid uint16, id ConnID, r *ConnectReques
 	w.mark(&as.lane)
 }
 
-// initiate asks the peer for the session of s.
+// initiate sends the peer the request for the session of s.
 func (as *assoc) initiate(w *worker, s *stream) {
 	if int(s.sid) >= as.mux.Streams() {
 		as.endSession(w, s, ErrNoStream)
@@ -78,13 +78,13 @@ func (as *assoc) initiate(w *worker, s *stream) {
 	}
 }
 
-// waits gives the set-up of s up at a time, if no answer comes before; 0 is never.
+// waits sets the time at which s gives up waiting for an answer; 0 means never.
 func (as *assoc) waits(s *stream, until clock.Time) {
 	s.giveUp = until
 	as.giveUp = clock.Earliest(as.giveUp, until)
 }
 
-// newSession makes the stream of a session on SCTP stream sid.
+// newSession creates the stream of a session on SCTP stream sid.
 func (as *assoc) newSession(w *worker, sid uint16, id ConnID) *stream {
 	s := &stream{id: id, lane: &as.lane, sid: sid}
 	as.sessions[sid] = s
@@ -93,7 +93,7 @@ func (as *assoc) newSession(w *worker, sid uint16, id ConnID) *stream {
 	return s
 }
 
-// plain notes that s asks again without enhanced data, if it may.
+// plain makes s retry without enhanced data, if allowed.
 func (as *assoc) plain(s *stream, answer *session.Setup) bool {
 	i := s.ini
 	if answer != nil || i == nil || !i.fallback || i.setup.Enhanced == nil || as.enhanced || s.mode == modeClosing {
@@ -129,7 +129,7 @@ func (as *assoc) answer(w *worker, s *stream, set session.Setup, a Attachment) {
 	as.attach(w, s, a)
 }
 
-// attach takes a session that is open to full operation.
+// attach starts full operation of an open session.
 func (as *assoc) attach(w *worker, s *stream, a Attachment) {
 	if s.closed || as.gone || as.mux == nil || as.mux.State(s.sid) != session.Open || s.qp != nil {
 		w.refuseAttach(s.id, a)
@@ -156,14 +156,14 @@ func (as *assoc) attach(w *worker, s *stream, a Attachment) {
 	w.mark(&as.lane)
 }
 
-// ddpSink hands the DDP segments of a session to its DDP stream.
+// ddpSink passes the DDP segments of a session to its DDP stream.
 type ddpSink struct {
 	w  *worker
 	as *assoc
 	s  *stream
 }
 
-// begin notes whose memory a message touches, until end.
+// begin records whose memory a message accesses, until end.
 func (k *ddpSink) begin() { k.w.current, k.as.inHand = k.s, true }
 
 func (k *ddpSink) end() { k.w.current, k.as.inHand = nil, false }
@@ -176,7 +176,7 @@ func (k *ddpSink) done(err *term.Error) *term.Error {
 	return err
 }
 
-// closed reports whether the session takes nothing more.
+// closed reports whether the session ignores further messages.
 func (k *ddpSink) closed() bool { return k.s.rxFailed || k.s.ddp == nil }
 
 func (k *ddpSink) HandleULPDU(b []byte) *term.Error {
@@ -211,7 +211,7 @@ func (k *ddpSink) DeliverEarly(key serial.Num) *term.Error {
 	return k.done(k.s.ddp.DeliverEarly(key))
 }
 
-// sessionEvents acts on what the sessions report.
+// sessionEvents handles the events of the sessions.
 func (as *assoc) sessionEvents(w *worker) int {
 	n := 0
 	ev := &w.sctp.ev
@@ -220,7 +220,7 @@ func (as *assoc) sessionEvents(w *worker) int {
 		s := as.sessions[ev.Stream]
 		if ev.Kind == session.EventRequest {
 			if s != nil {
-				as.endSession(w, s, nil) // the last session there; the peer knows that it is over
+				as.endSession(w, s, nil) // the previous session on this stream; the peer knows that it has ended
 			}
 			s = as.newSession(w, ev.Stream, w.newID())
 			s.passive = true
@@ -231,7 +231,7 @@ func (as *assoc) sessionEvents(w *worker) int {
 			}
 			w.e.events.push(e)
 			if as.passive && len(as.sessions) == 1 && w.e.resolver != nil {
-				go w.e.resolveConn(s.id, s.flow()) // what the route says, and to hear of the neighbour
+				go w.e.resolveConn(s.id, s.flow()) // to get the route's MTU, and to watch the neighbour
 			}
 			continue
 		}
@@ -266,7 +266,7 @@ func (as *assoc) sessionEvents(w *worker) int {
 			s.mode = modeClosing
 		case session.EventFailed:
 			w.stats.Violations++
-			as.endSession(w, s, ev.Err) // whether the peer answers the Terminate or not
+			as.endSession(w, s, ev.Err) // regardless of whether the peer answers the Terminate
 		case session.EventIdle:
 			if i := s.ini; i != nil && i.retry && s.mode != modeClosing {
 				i.retry = false
@@ -280,11 +280,11 @@ func (as *assoc) sessionEvents(w *worker) int {
 	return n
 }
 
-// leaveShared is how much a session that leaves an association with others may send, in
-// bytes, when they have filled the window.
+// leaveShared is how much a session may still send, in bytes, when it leaves a shared
+// association whose window others have filled.
 const leaveShared = 64 << 10
 
-// disconnect ends s: what was posted still goes out.
+// disconnect closes s after everything posted has been sent.
 func (as *assoc) disconnect(w *worker, s *stream) {
 	if s.mode != modeFull {
 		s.close(w)
@@ -292,7 +292,7 @@ func (as *assoc) disconnect(w *worker, s *stream) {
 	}
 	room := as.a.Room()
 	if len(as.round) > 1 {
-		room = max(room, leaveShared) // what others have filled is no measure
+		room = max(room, leaveShared) // the room left by other sessions is no measure
 	}
 	s.leave(w, room)
 }
@@ -300,7 +300,7 @@ func (as *assoc) disconnect(w *worker, s *stream) {
 // closeStream sends the session's Terminate.
 func (as *assoc) closeStream(w *worker, s *stream) {
 	w.mark(&as.lane)
-	if as.mux == nil { // nothing was set up yet
+	if as.mux == nil { // nothing has been set up yet
 		if len(as.round) > 1 {
 			as.endSession(w, s, nil)
 		} else {
@@ -309,7 +309,7 @@ func (as *assoc) closeStream(w *worker, s *stream) {
 		return
 	}
 	if as.mux.State(s.sid) == session.Initiating {
-		// Its answer is of no interest any more.
+		// The answer does not matter.
 		_ = as.mux.Terminate(s.sid)
 		as.endSession(w, s, nil)
 		return
@@ -319,7 +319,7 @@ func (as *assoc) closeStream(w *worker, s *stream) {
 	}
 }
 
-// abortStream ends the session, and the association by ABORT if that was its last.
+// abortStream ends the session. If it was the last, it aborts the association.
 func (as *assoc) abortStream(w *worker, s *stream) {
 	if as.lst == nil && len(as.round) == 1 {
 		as.a.Abort(w.now)
@@ -329,7 +329,7 @@ func (as *assoc) abortStream(w *worker, s *stream) {
 	as.endSession(w, s, nil)
 }
 
-// endSession reports that a session is over, and forgets it.
+// endSession reports that a session has ended, and removes it.
 func (as *assoc) endSession(w *worker, s *stream, err error) {
 	if s.closed {
 		return

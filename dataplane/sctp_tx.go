@@ -15,8 +15,8 @@ func (as *assoc) begin(w *worker) int {
 	return 0
 }
 
-// pump moves an association and its sessions forward. They have one place in
-// the round, that of the client whose session was the first.
+// pump pumps an association and its sessions. They share one place in the round, that of the
+// client of the first session.
 func (as *assoc) pump(w *worker, g *sched.Grant) int {
 	work := as.events(w)
 	if as.gone {
@@ -73,7 +73,7 @@ func (as *assoc) pump(w *worker, g *sched.Grant) int {
 	return work + as.events(w)
 }
 
-// sendControl puts a session control message in a slot.
+// sendControl sends a session control message from a slot.
 func (as *assoc) sendControl(w *worker, c *session.Control) {
 	s, ok := w.link.Alloc()
 	if !ok {
@@ -88,14 +88,13 @@ func (as *assoc) push(w *worker, s link.Slot, n int, sid uint16, ppid uint32, co
 	st.owned, st.n, st.sid, st.control = true, n, sid, control
 	w.record = link.NoSlot
 	w.sched.Own(&as.member)
-	// The chunk's padding, if there is any.
+	// Clear the padding of the chunk.
 	clear(w.link.Bytes(s)[headroom+n : headroom+n+3])
 	as.a.Push(&sctp.Message{Stream: sid, PPID: ppid, Urgent: control, Buf: sctp.Buf(s), Len: n})
 }
 
-// composeSessions shares the grant of an association among its sessions, by deficit
-// round robin as among connections. A session that stops for want of room, slots or grant
-// keeps its turn.
+// composeSessions divides the grant of an association among its sessions by deficit round
+// robin. A session that stops for lack of room, slots or grant keeps its turn.
 func (as *assoc) composeSessions(w *worker, g *sched.Grant) int {
 	work := 0
 	for idle := 0; idle < len(as.round); {
@@ -174,7 +173,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 	if n > 0 || s.failed {
 		s.remoteEvents(w)
 	}
-	if s.mode == modeFull && s.ddp.TerminateSent() && !s.hasPend { // else that is what waits
+	if s.mode == modeFull && s.ddp.TerminateSent() && !s.hasPend { // otherwise the pending segment is sent first
 		s.close(w)
 	}
 	if s.sent(octets, why == sched.Idle) && (!shut || s.last <= 0) {
@@ -183,8 +182,8 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 	return n
 }
 
-// composeSegment writes the pending segment of s after its DDP-SSN. It returns 0 when the
-// payload could not be read: the DDP stream knows.
+// composeSegment writes the pending segment of s after its DDP-SSN. It returns 0 if the payload
+// could not be read, which the DDP stream handles.
 func (as *assoc) composeSegment(w *worker, s *stream, dst []byte) int {
 	p := &s.pending
 	payload, ok := s.gather(w)
@@ -201,8 +200,8 @@ func (as *assoc) composeSegment(w *worker, s *stream, dst []byte) int {
 	return n
 }
 
-// transmit makes a frame of the packet in w.sctp.out. One message that is in no
-// other post leaves from its own slot; anything else is copied.
+// transmit sends the packet in w.sctp.out. A packet with a single message that is not being
+// sent already uses the message's own slot; others are copied.
 func (as *assoc) transmit(w *worker) {
 	o := &w.sctp.out
 	p := as.a.Path(o.Path)
@@ -226,7 +225,7 @@ func (as *assoc) transmit(w *worker) {
 	if !ok {
 		return
 	}
-	at := t.HeaderLen() + 8 // a full packet fills the slot more than a message does
+	at := t.HeaderLen() + 8 // a packet of full size needs more room than a message
 	b := w.link.Bytes(s)[at:]
 	n := copy(b, o.Head)
 	for i := range o.Parts[:o.N] {
@@ -244,8 +243,8 @@ func (as *assoc) transmit(w *worker) {
 	w.postSCTP(&t, o.UDP, s, at, n)
 }
 
-// fragments posts a packet as IP fragments: a message that was under way when the
-// path's MTU shrank cannot be cut otherwise (RFC 9260 7.3).
+// fragments sends a packet as IP fragments: a message in flight cannot be cut otherwise after
+// the path MTU has shrunk (RFC 9260 7.3).
 func (w *worker) fragments(t *pkt.Tuple, mtu int, b []byte) {
 	at := t.FragmentHeaderLen()
 	size := t.FragmentSize(mtu)
@@ -253,7 +252,7 @@ func (w *worker) fragments(t *pkt.Tuple, mtu int, b []byte) {
 	for off := 0; off < len(b); off += size {
 		s, ok := w.spareSlot()
 		if !ok {
-			return // lost, as a packet may be
+			return // dropped, as packets may be
 		}
 		n := copy(w.link.Bytes(s)[at:], b[off:min(off+size, len(b))])
 		t.PutFragment(w.link.Bytes(s), n, off, off+n < len(b), uint32(w.ipid))
@@ -262,8 +261,7 @@ func (w *worker) fragments(t *pkt.Tuple, mtu int, b []byte) {
 	}
 }
 
-// postSCTP finishes the n bytes of an SCTP packet at offset at of slot s, and posts
-// the frame.
+// postSCTP completes the SCTP packet of n bytes at offset at of slot s, and posts the frame.
 func (w *worker) postSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) {
 	w.tapFlow(t, s, at)
 	at, n = w.finishSCTP(t, udp, s, at, n)
@@ -273,8 +271,8 @@ func (w *worker) postSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) {
 	w.postFrame(&w.tapped, s, off, at+n-off)
 }
 
-// finishSCTP writes the checksum of a packet and puts UDP's header in front of it. It
-// returns where the payload of IP lies.
+// finishSCTP writes the checksum of a packet and, if needed, a UDP header before it. It returns
+// the offset and length of the IP payload.
 func (w *worker) finishSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) (int, int) {
 	b := w.link.Bytes(s)
 	sctp.SetChecksum(b[at : at+n])
@@ -290,8 +288,8 @@ func (w *worker) finishSCTP(t *pkt.Tuple, udp uint16, s link.Slot, at, n int) (i
 	return at, n
 }
 
-// tapFlow notes for the taps what the frames that follow belong to: the addresses of t, and
-// the ports of the SCTP packet at offset at of slot s, in UDP too.
+// tapFlow sets the flow that taps see for the following frames: the addresses of t, and the
+// ports of the SCTP packet at offset at of slot s, also for UDP.
 func (w *worker) tapFlow(t *pkt.Tuple, s link.Slot, at int) {
 	if w.taps != nil {
 		b, f := w.link.Bytes(s)[at:], &w.tapped

@@ -42,8 +42,7 @@ var (
 	_ lowerTCP = (*hostEnd)(nil)
 )
 
-// socket is a connection of the kernel's TCP. Its worker's goroutine is the only one to
-// touch it.
+// socket is a connection of the kernel's TCP. Only its worker's goroutine uses it.
 type socket struct {
 	byteEnd
 	w  *worker
@@ -51,10 +50,10 @@ type socket struct {
 	fd int // -1: closed
 
 	writable bool
-	wrErr    error // of a write: what had come before is read first
+	wrErr    error // write error; data that arrived before it is read first
 
 	readable bool
-	hup      bool // the peer has closed: a short read is not all
+	hup      bool // the peer has closed: a short read is not the end
 	queued   bool // in Sockets.ready
 	eof      bool
 
@@ -164,7 +163,7 @@ func (b *byteEnd) end(err error) {
 // mssPeriod is how long the kernel's MSS is taken for the one that it was.
 const mssPeriod = time.Second
 
-// newConn makes a connection of the socket fd, and takes it.
+// newConn returns a connection for the socket fd, which it takes over.
 func (s *Sockets) newConn(w *worker, id ConnID, flow pkt.Flow, fd int) (*tcpConn, error) {
 	c := newTCPConn(id, flow, nil)
 	sock := &socket{byteEnd: byteEnd{state: tcp.SynSent}, w: w, c: c, fd: fd}
@@ -177,8 +176,8 @@ func (s *Sockets) newConn(w *worker, id ConnID, flow pkt.Flow, fd int) (*tcpConn
 	return c, nil
 }
 
-// configure sets the options that have a meaning for the kernel's TCP. One that it refuses
-// stays as the host has it.
+// configure sets the options that the kernel's TCP supports. If one is refused, the host's
+// default remains.
 func (s *socket) configure() {
 	cfg := &s.w.tcp
 	set := func(level, opt, v int) { _ = unix.SetsockoptInt(s.fd, level, opt, v) }
@@ -199,7 +198,7 @@ func (s *socket) configure() {
 	}
 }
 
-// report takes what epoll says of s.
+// report handles epoll events.
 func (s *socket) report(w *worker, events uint32) {
 	if s.state == tcp.SynSent {
 		if events&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) == 0 {
@@ -229,7 +228,7 @@ func (s *socket) report(w *worker, events uint32) {
 	}
 }
 
-// enqueue puts s among those to be read.
+// enqueue schedules s for reading.
 func (s *socket) enqueue() {
 	if s.readable && !s.queued && s.fd >= 0 {
 		s.queued = true
@@ -244,7 +243,7 @@ func (s *socket) establish(w *worker) {
 	w.mark(&s.c.lane)
 }
 
-// askMSS asks for the size of the segments that the kernel sends, which FPDUs are cut for.
+// askMSS reads the kernel's MSS, which determines the size of FPDUs.
 func (s *socket) askMSS(now clock.Time) {
 	s.mssAt, s.mss = now, socketSlot-headroom
 	if n, err := unix.GetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG); err == nil && n >= leastSocketMSS {
@@ -255,7 +254,7 @@ func (s *socket) askMSS(now clock.Time) {
 // leastSocketMSS is what an FPDU fits in.
 const leastSocketMSS = 256
 
-// read reads what has come, as much as the turn allows, and delivers it.
+// read reads available data, up to the limit for a turn, and delivers it.
 func (s *socket) read(w *worker) {
 	for range socketReads {
 		if s.fd < 0 || s.eof {
@@ -291,7 +290,7 @@ func (s *socket) read(w *worker) {
 		s.readable = n == len(b) || s.hup || s.wrErr != nil
 		w.mark(&s.c.lane)
 		if s.readable {
-			s.enqueue() // first: what follows may fault
+			s.enqueue() // first, since the code below may fault
 		}
 		s.c.deliverBytes(w, b[:n])
 		if !s.readable {
@@ -300,7 +299,7 @@ func (s *socket) read(w *worker) {
 	}
 }
 
-// room is how many bytes may be read: as many as streaming mode takes, else any number.
+// room returns how many bytes may be read: the free buffer of streaming mode, or no limit.
 func (s *socket) room(w *worker) int {
 	switch s.c.mode {
 	case modeOpening, modeStreaming, modeSwitching:
@@ -325,7 +324,7 @@ func (s *socket) peerClosed(w *worker) {
 	}
 }
 
-// flush gives what was composed to the kernel.
+// flush writes composed data to the kernel.
 func (s *socket) flush(w *worker) int {
 	work := 0
 	for s.outAt < len(s.out) && s.writable && s.fd >= 0 {
@@ -348,7 +347,7 @@ func (s *socket) flush(w *worker) int {
 			s.writable = false
 			return work
 		case errno != 0:
-			// A Terminate of the peer may be there to be read.
+			// The peer's Terminate may still be readable.
 			s.writable, s.wrErr = false, socketError(errno)
 			s.readable, s.hup = true, true
 			s.enqueue()
@@ -397,7 +396,7 @@ func (s *socket) end(w *worker, err error) {
 // MSS is as that of tcp.Conn, but no more than a slot holds.
 func (s *socket) MSS() int { return s.mss }
 
-// Room is how many bytes may be composed now.
+// Room returns how many bytes may be composed now.
 func (s *socket) Room() int {
 	if s.state != tcp.Established && s.state != tcp.CloseWait || s.closing || s.wrErr != nil {
 		return 0
@@ -408,7 +407,7 @@ func (s *socket) Room() int {
 // SetBacklog reads on if there is room in streaming mode, and in the modes after it.
 func (s *socket) SetBacklog(int) { s.enqueue() }
 
-// Close sends a FIN after what was composed.
+// Close sends a FIN after all composed data.
 func (s *socket) Close(now clock.Time) {
 	if s.closing || s.fd < 0 {
 		return
@@ -425,7 +424,7 @@ func (s *socket) Close(now clock.Time) {
 	s.w.mark(&s.c.lane)
 }
 
-// Abort cuts the connection by a RST.
+// Abort sends a RST.
 func (s *socket) Abort(clock.Time) {
 	if s.fd >= 0 {
 		_ = unix.SetsockoptLinger(s.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
@@ -441,7 +440,7 @@ func (s *socket) HandleTimeout(now clock.Time) {
 	}
 }
 
-// Stats returns what the kernel knows of the connection.
+// Stats returns the kernel's counters of the connection.
 func (s *socket) Stats() tcp.Stats {
 	st := tcp.Stats{State: s.state, MSS: s.mss, QueuedSegs: len(s.out) - s.outAt, BytesOut: uint64(s.sndNxt) - uint64(s.unsent), BytesIn: uint64(s.rcvNxt)}
 	if s.fd < 0 {
@@ -461,7 +460,7 @@ func (s *socket) Stats() tcp.Stats {
 	return st
 }
 
-// socketError returns the error of package tcp that an errno stands for.
+// socketError returns the error of package tcp for an errno.
 func socketError(err error) error {
 	switch {
 	case errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE):

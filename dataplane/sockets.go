@@ -13,39 +13,39 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// Sockets is the link of a worker whose connections are sockets of the kernel's TCP: it
-// has TX slots, in which FPDUs are composed, and no frames. It needs no privileges.
+// Sockets is the link of a worker whose connections are kernel sockets. It has TX slots, in
+// which FPDUs are composed, but no frames. It needs no privileges.
 type Sockets struct {
 	link.Pool
 	ep        int // epoll
-	spare     int // a descriptor to be closed when there is no other; -1: none
+	spare     int // descriptor to close when there are no others left, or -1
 	events    [64]unix.EpollEvent
 	poll      [2]unix.PollFd
 	conns     map[int]*socket // by descriptor
 	listeners map[int]*listener
-	ready     []*socket // those that may have something to read
-	reading   []*socket // those of them that this turn reads
-	buf       []byte    // what one read gave
+	ready     []*socket // may have data to read
+	reading   []*socket // those to be read in this turn
+	buf       []byte    // read buffer
 	vec       link.Vec
 	stats     link.Stats
 }
 
-// SocketMTU is what is shown as the MTU of an engine over kernel sockets, which has none: the
-// longest FPDU with its headers.
+// SocketMTU is the MTU reported for an engine over kernel sockets: the longest FPDU with its
+// headers.
 const SocketMTU = socketSlot
 
 const (
 	// socketSlot is the size of a TX slot, and so of the longest FPDU with its headroom.
 	socketSlot = 16 << 10
-	// socketRead is how much one call reads: what stays in the processor's cache.
+	// socketRead is the size of a read, which should fit in the processor's cache.
 	socketRead = 64 << 10
-	// socketReads is how many reads of one connection a turn has.
+	// socketReads is the number of reads per connection and turn.
 	socketReads = 4
-	// socketQueue bounds the bytes composed that the kernel has not taken.
+	// socketQueue bounds the composed bytes that the kernel has not accepted.
 	socketQueue = 256 << 10
-	// acceptBudget is how many connections of a listener a turn accepts.
+	// acceptBudget is the number of connections accepted per listener and turn.
 	acceptBudget = 16
-	// leastSocketMemory is room for the slots in reserve and as many more.
+	// leastSocketMemory has room for the reserved slots and as many others.
 	leastSocketMemory = 2 * slotReserve * socketSlot
 )
 
@@ -54,8 +54,8 @@ var (
 	errSelf       = errors.New("dataplane: a connection cannot be to its own address and port")
 )
 
-// NewSockets returns the link for a Queue whose transport is kernel sockets. memory is the
-// bytes of its TX slots.
+// NewSockets returns the link for a Queue over kernel sockets. memory is the size of its TX
+// slots in bytes.
 func NewSockets(memory int) (*Sockets, error) {
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -77,7 +77,7 @@ func spareFD() int {
 	return fd
 }
 
-// Receive is link.Link.Receive: there are no frames.
+// Receive implements link.Link. There are no frames.
 func (s *Sockets) Receive([]link.Frame) int { return 0 }
 
 // Release is link.Link.Release.
@@ -86,7 +86,7 @@ func (s *Sockets) Release(*link.Frame) {}
 // RxFrames is link.Link.RxFrames.
 func (s *Sockets) RxFrames() int { return 0 }
 
-// Post is link.Link.Post. No frame is sent.
+// Post implements link.Link. It never sends a frame.
 func (s *Sockets) Post(link.Slot, int, int) bool { return false }
 
 // Flush is link.Link.Flush.
@@ -131,8 +131,7 @@ func (s *Sockets) Close() error {
 	return unix.Close(s.ep)
 }
 
-// serve takes what the kernel reports of the sockets, accepts connections, and reads
-// what has come.
+// serve handles epoll events, accepts connections and reads data.
 func (s *Sockets) serve(w *worker) int {
 	n, err := unix.EpollWait(s.ep, s.events[:], 0)
 	if err != nil {
@@ -154,8 +153,8 @@ func (s *Sockets) serve(w *worker) int {
 	return n + len(s.reading)
 }
 
-// recheck looks at every socket again: a fault in a client's memory has ended a turn in
-// which epoll may have reported others, which it does once.
+// recheck polls every socket again: a fault in a client's memory may have ended a turn in which
+// epoll had reported others, and epoll reports each change only once.
 func (s *Sockets) recheck() {
 	s.ready = s.ready[:0]
 	for _, c := range s.conns {
@@ -164,8 +163,8 @@ func (s *Sockets) recheck() {
 	}
 }
 
-// openSocket makes a TCP socket of addr's family that is bound to addr, with dual also
-// for IPv4; shared, every worker has one.
+// openSocket returns a TCP socket bound to addr. With dual it is for IPv4 too; with shared
+// every worker can have one.
 func openSocket(addr netip.AddrPort, dual, shared bool) (fd int, err error) {
 	domain := unix.AF_INET6
 	if addr.Addr().Is4() {
@@ -175,7 +174,7 @@ func openSocket(addr netip.AddrPort, dual, shared bool) (fd int, err error) {
 	if err != nil {
 		return -1, fmt.Errorf("dataplane: socket: %w", err)
 	}
-	// The control plane holds the port by a socket of its own, which never listens.
+	// The control plane has bound the port to another socket, which never listens.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	if shared {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
@@ -194,8 +193,8 @@ func openSocket(addr netip.AddrPort, dual, shared bool) (fd int, err error) {
 	return fd, nil
 }
 
-// listen makes l listen by a socket of the worker. The kernel spreads connections
-// over those of the workers.
+// listen makes the worker listen for l. The kernel distributes connections among the workers'
+// sockets.
 func (s *Sockets) listen(w *worker, l *listener, addr netip.AddrPort, backlog int) error {
 	shared := len(w.e.workers) > 1
 	dual := addr.Addr().IsUnspecified()
@@ -239,7 +238,7 @@ func (s *Sockets) unlisten(l *listener) {
 	}
 }
 
-// accept accepts connections of l.
+// accept accepts connections for l.
 func (s *Sockets) accept(w *worker, lfd int, l *listener) {
 	for range acceptBudget {
 		fd, peer, err := unix.Accept4(lfd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
@@ -260,8 +259,8 @@ func (s *Sockets) accept(w *worker, lfd int, l *listener) {
 	}
 }
 
-// refuse accepts a connection for which there is no descriptor and cuts it, so that its
-// peer learns of it and the listener does not stay readable.
+// refuse accepts and resets a connection for which there is no descriptor, so that the peer is
+// notified and the listener does not stay readable.
 func (s *Sockets) refuse(lfd int) {
 	if s.spare < 0 {
 		return
@@ -273,14 +272,14 @@ func (s *Sockets) refuse(lfd int) {
 	s.spare = spareFD()
 }
 
-// accepted makes a connection of l of the socket fd.
+// accepted creates a connection of l for the socket fd.
 func (s *Sockets) accepted(w *worker, fd int, peer unix.Sockaddr, l *listener) error {
 	own, err := unix.Getsockname(fd)
 	if err != nil {
 		return err
 	}
 	flow := pkt.NewFlow(addrPort(own), addrPort(peer))
-	if old := w.lookup(&flow); old != nil { // its socket is gone, or the kernel would not have made this one
+	if old := w.lookup(&flow); old != nil { // its socket is gone, or the kernel would not have reused the flow
 		old.tcp.Abort(w.now)
 		w.pumpLane(&old.lane, nil)
 	}
@@ -298,7 +297,7 @@ func (s *Sockets) accepted(w *worker, fd int, peer unix.Sockaddr, l *listener) e
 	return nil
 }
 
-// connect begins an active open.
+// connect starts an active open.
 func (s *Sockets) connect(w *worker, id ConnID, r *ConnectRequest) error {
 	flow := pkt.NewFlow(r.Local, r.Remote)
 	switch {
@@ -328,7 +327,7 @@ func (s *Sockets) connect(w *worker, id ConnID, r *ConnectRequest) error {
 	return nil
 }
 
-// reset closes a socket so that its peer gets a RST.
+// reset closes a socket with a RST.
 func reset(fd int) {
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	unix.Close(fd)

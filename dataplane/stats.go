@@ -26,16 +26,16 @@ type Stats struct {
 	Faults           uint64
 	FreeSlots, Slots uint64 // gauges
 	HeldFrames       uint64 // gauge
-	HeldPeak         uint64 // the most frames that were held at once
+	HeldPeak         uint64 // highest number of frames held at once
 	Timers           uint64 // gauge
 
 	Link      link.Stats
 	SCTP      SCTPStats
-	Fragments FragmentStats // of the engine: the first worker has them
+	Fragments FragmentStats // of the engine; only the first worker has them
 }
 
-// RxStats are the counters of what was received. A frame that is dropped is in exactly
-// one of RxMalformed, RxChecksum, RxNoConn, RxNoHold, RxWrongQueueDropped and RxUnsupported.
+// RxStats are the counters for reception. A dropped frame is counted in exactly one of
+// RxMalformed, RxChecksum, RxNoConn, RxNoHold, RxWrongQueueDropped and RxUnsupported.
 type RxStats struct {
 	RxFrames, RxBytes  uint64
 	RxFPDUs            uint64
@@ -46,19 +46,19 @@ type RxStats struct {
 	RxPartial uint64 // segments whose checksum field is the sum of the pseudo-header
 	RxSuper   uint64 // segments longer than the MTU
 
-	RxWrongQueue        uint64 // frames of another worker's connections, handed to it
+	RxWrongQueue        uint64 // frames for other workers' connections, forwarded
 	RxICMP              uint64
 	RxMalformed         uint64
 	RxChecksum          uint64
 	RxNoConn            uint64
 	RxNoHold            uint64
-	RxWrongQueueDropped uint64 // of the strays
-	RxReclaims          uint64 // times that some of a connection's held frames were taken back
+	RxWrongQueueDropped uint64 // of those frames
+	RxReclaims          uint64 // times that a connection lost some of its held frames
 	RxUnsupported       uint64
 	RxAfterCloseBytes   uint64 // bytes
 }
 
-// TxStats are the counters of what was sent.
+// TxStats are the counters for transmission.
 type TxStats struct {
 	TxFrames, TxBytes    uint64
 	TxRetransmits        uint64
@@ -69,27 +69,27 @@ type TxStats struct {
 	HostBytes            uint64 // of them
 	TxRecords            uint64 // TCP segments composed of FPDUs
 	TxSuper              uint64 // super-frames
-	TxSuperSegments      uint64 // in them
-	TxSuperRefused       uint64 // by the link, and sent segment by segment
-	TxSuperDropped       uint64 // those tried of which the peer, or the path, took nothing
+	TxSuperSegments      uint64 // sent in super-frames
+	TxSuperRefused       uint64 // refused by the link, and sent segment by segment
+	TxSuperDropped       uint64 // lost as a whole while probing
 	TxNoSlot, TxRingFull uint64
-	TxStarved            uint64 // times that sending stopped because all TX slots waited for peers' acknowledgements
+	TxStarved            uint64 // times sending stopped because all TX slots waited for acknowledgements
 }
 
 // ConnStats are the counters of connections and sessions.
 type ConnStats struct {
 	Conns                     uint64 // gauge
 	ActiveOpens, PassiveOpens uint64
-	Evicted                   uint64 // connections in TIME-WAIT that made room
-	AssocsIdle                uint64 // SCTP associations ended that had no session
-	AssocsRefused             uint64 // set-up chunks dropped of peers with too many
-	AssocsNoMemory            uint64 // SCTP associations ended since all held too much
+	Evicted                   uint64 // connections in TIME-WAIT removed to make room
+	AssocsIdle                uint64 // SCTP associations ended for lack of a session
+	AssocsRefused             uint64 // set-up chunks dropped from peers with too many associations
+	AssocsNoMemory            uint64 // SCTP associations ended because all held too much
 	SessionRetries            uint64 // over SCTP, without enhanced data
-	Violations                uint64 // by peers, answered by a Terminate
+	Violations                uint64 // by peers, answered with a Terminate
 }
 
-// SCTPStats are the counters of SCTP: those of associations and of their DDP sessions,
-// also of those that are over, and those of the listeners.
+// SCTPStats are the counters of SCTP: of associations and their DDP sessions, including ended
+// ones, and of listeners.
 type SCTPStats struct {
 	Assocs    uint64 // gauge
 	Assoc     sctp.Stats
@@ -97,7 +97,7 @@ type SCTPStats struct {
 	Listeners sctp.ListenerStats
 }
 
-// add adds what as has counted.
+// add adds the counters of as.
 func (s *SCTPStats) add(as *assoc) {
 	st := as.a.Stats()
 	s.Assoc.Add(&st)
@@ -111,10 +111,10 @@ func (s *SCTPStats) add(as *assoc) {
 type SCTPInfo struct {
 	State    sctp.State
 	Stats    sctp.Stats
-	Path     sctp.PathInfo // the one in use
+	Path     sctp.PathInfo // the path in use
 	Sessions session.Stats
 
-	further [][16]byte // addresses of the peer's beside that of the flow
+	further [][16]byte // further addresses of the peer
 }
 
 // ConnInfo describes a connection.
@@ -130,12 +130,11 @@ type ConnInfo struct {
 	RDMAP      rdmap.Stats
 	Verbs      verbs.Stats
 	QP         *QPBinding
-	StreamData int // streaming-mode bytes not consumed
+	StreamData int // streaming-mode bytes not yet consumed
 }
 
-// ask runs f in every worker and waits for the answers, at most a second for
-// each: a worker that an application drives may not be turning. It returns the ones
-// that did not answer, too.
+// ask calls f in every worker and waits up to a second for each answer, since a worker that an
+// application drives may not be running. It also returns the workers that did not answer.
 func ask[T any](e *Engine, f func(*worker) T) (all []T, silent []int) {
 	for _, w := range e.workers {
 		ch := make(chan T, 1)
@@ -176,8 +175,8 @@ func (e *Engine) Conns() []ConnInfo {
 	return all
 }
 
-// QueryConns returns the connections of all workers that answer, and those that do not
-// in a second, whose connections are left out.
+// QueryConns returns the connections of all workers that answer within a second, and the
+// workers that do not.
 func (e *Engine) QueryConns() (conns []ConnInfo, silent []int) {
 	all, silent := ask(e, func(w *worker) []ConnInfo {
 		infos := make([]ConnInfo, 0, len(w.streams))

@@ -8,20 +8,19 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 )
 
-// A connection stays with the worker that it began with, but its frames may come
-// to another's queue: ICMP errors come from a router and are spread by its
-// address, and the NIC may spread flows otherwise from one moment to the next (by
-// ethtool -X or -L, or when the peer is encapsulated). Such a stray is copied to the
-// worker that has the connection, over a ring for each pair of workers that is made
-// when the first one has to pass.
+// A connection stays on the worker where it started, but its frames may arrive on another
+// worker's queue: ICMP errors are distributed by the router's address, and the NIC may
+// change its distribution of flows (by ethtool -X or -L, or when the peer is encapsulated).
+// Such frames are copied to the worker of the connection, over a ring per pair of workers
+// that is created when it is first needed.
 
-// strays is what a worker has of such rings.
+// strays holds the rings between a worker and the others.
 type strays struct {
-	in      []atomic.Pointer[handoff.Ring] // by the worker that sends; made there
-	pending atomic.Bool                    // something is in one of them
+	in      []atomic.Pointer[handoff.Ring] // indexed by the sending worker, which creates them
+	pending atomic.Bool                    // a ring may have frames
 
-	out   []*handoff.Ring // by the worker that receives
-	sent  []*worker       // those given something in this burst
+	out   []*handoff.Ring // indexed by the receiving worker
+	sent  []*worker       // workers that got frames in this burst
 	link  link.Frame
 	frame rxFrame
 }
@@ -31,8 +30,8 @@ func (s *strays) init(workers int) {
 	s.sent = make([]*worker, 0, workers)
 }
 
-// stray copies f, which belongs to k and not to this worker, to the worker that has k.
-// It reports whether that has been dealt with.
+// stray copies f, which belongs to k, to the worker that owns k. It returns true if the frame
+// needs no further handling here.
 func (w *worker) stray(k handoff.Key, f *rxFrame) bool {
 	owner := w.e.dir.Find(&k)
 	if owner == nil {
@@ -40,14 +39,14 @@ func (w *worker) stray(k handoff.Key, f *rxFrame) bool {
 	}
 	if owner == w || f.moved {
 		if k.Tag != 0 {
-			return false // the first address of that peer may be another's
+			return false // the first address may belong to another peer
 		}
 		w.stats.RxWrongQueueDropped++ // the connection is moving between workers
 		return true
 	}
 	s := &w.strays
 	w.stats.RxWrongQueue++
-	switch limit := w.link.MTU() + link.HeaderRoom; { // no ring has buffers for more
+	switch limit := w.link.MTU() + link.HeaderRoom; { // rings have no larger buffers
 	case f.whole:
 		w.e.deliverWhole(owner, f.Pieces[0], true)
 		return true
@@ -69,7 +68,7 @@ func (w *worker) stray(k handoff.Key, f *rxFrame) bool {
 	return true
 }
 
-// wakeOwners wakes the workers that this burst had frames for.
+// wakeOwners wakes the workers that got frames in this burst.
 func (w *worker) wakeOwners() {
 	for _, o := range w.strays.sent {
 		o.strays.pending.Store(true)
@@ -80,7 +79,7 @@ func (w *worker) wakeOwners() {
 	w.strays.sent = w.strays.sent[:0]
 }
 
-// pollStrays takes the frames that others had for this worker.
+// pollStrays processes the frames that other workers forwarded to this one.
 func (w *worker) pollStrays() int {
 	s := &w.strays
 	s.pending.Store(false)
@@ -101,8 +100,8 @@ func (w *worker) pollStrays() int {
 	return n
 }
 
-// fromWorker takes a frame of r, if there is one, and gives it back unless a connection
-// holds it. When the turn faults over it, the others are still there for the next.
+// fromWorker processes a frame of r, if there is one, and releases it unless a connection holds
+// it. If the turn faults, the other frames remain for the next turn.
 func (w *worker) fromWorker(r *handoff.Ring) bool {
 	s := &w.strays
 	if !r.Receive(&s.link) {

@@ -13,48 +13,48 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// mode is where a stream stands on its way to full operation.
+// mode is the state of a stream on its way to full operation.
 type mode uint8
 
 const (
-	modeOpening   mode = iota // the transport's handshake, and over SCTP the session's
-	modeStreaming             // TCP: bytes go to and come from the control plane
-	modeSwitching             // TCP: attached; the last streaming bytes wait for the window
+	modeOpening   mode = iota // handshake of the transport, and of the session over SCTP
+	modeStreaming             // TCP: bytes are exchanged with the control plane
+	modeSwitching             // TCP: attached; the last streaming-mode bytes are being sent
 	modeFull                  // full operation: DDP segments
-	modeClosing               // nothing more is composed
+	modeClosing               // nothing more is sent
 )
 
-// stream is a DDP stream with its queue pair. A TCP connection has one, an association
-// one for each session. Its worker's goroutine is the only one to touch it.
+// stream is a DDP stream and its queue pair. A TCP connection has one, an association one per
+// session. Only its worker's goroutine uses it.
 type stream struct {
 	id      ConnID
 	lane    *lane
 	mode    mode
-	passive bool       // the peer asked for it
-	closed  bool       // EventClosed is out
-	err     error      // why it ends; nil: what the transport says
-	giveUp  clock.Time // of an active open
+	passive bool       // opened by the peer
+	closed  bool       // EventClosed was sent
+	err     error      // why it ends; nil: the transport's reason
+	giveUp  clock.Time // deadline of an active open
 
-	// Of an association.
+	// SCTP only.
 	sid   uint16    // SCTP stream
-	ini   *initiate // a session that we began, until it is answered
-	share int       // what it may still send before other sessions, in bytes of cost
+	ini   *initiate // state of a session that we requested, until it is answered
+	share int       // cost in bytes that it may send before other sessions' turns
 
 	// Full operation.
 	qp      *QPBinding
 	params  mpa.Params
 	ddp     *rdmap.Stream
-	pending rdmap.Segment // polled and not composed, if
+	pending rdmap.Segment // polled but not yet composed, if hasPend is set
 	hasPend bool
-	gate    bool // a responder waits for the first FPDU
+	gate    bool // a responder must wait for the first FPDU
 
-	// The end of it.
+	// Closing.
 	failed   bool // a Terminate is queued or sent
-	rxFailed bool // nothing that arrives is looked at any more
-	leaving  bool // closed once it has sent what was posted, but no more than
-	last     int  // so many bytes
+	rxFailed bool // ignore received data
+	leaving  bool // close it after it has sent what was posted, but at most
+	last     int  // this many bytes
 	half     bool // the peer has closed, and
-	rest     int  // so many work requests may still be taken
+	rest     int  // this many work requests may still be taken
 }
 
 var (
@@ -69,12 +69,12 @@ var (
 // flow returns the addresses and ports of the stream's transport.
 func (s *stream) flow() pkt.Flow { return s.lane.key.Flow }
 
-// event reports what happened to s.
+// event sends an event about s.
 func (w *worker) event(s *stream, kind EventKind, err error, data []byte) {
 	w.e.events.push(Event{Kind: kind, Conn: s.id, Flow: s.flow(), Worker: w.id, Err: err, Data: data, QP: s.qp})
 }
 
-// withStream calls f with the stream id, nil if it is gone, on the worker that has it.
+// withStream calls f on the worker that owns stream id, with nil if it no longer exists.
 func (w *worker) withStream(id ConnID, f func(*worker, *stream)) {
 	if to := w.moved[id]; to != nil {
 		to.post(func(w *worker) { w.withStream(id, f) })
@@ -83,7 +83,7 @@ func (w *worker) withStream(id ConnID, f func(*worker, *stream)) {
 	f(w, w.streams[id])
 }
 
-// forget takes a stream out of the tables, here and where it was dialed.
+// forget removes a stream from the tables of its worker and of the worker that dialed it.
 func (w *worker) forget(s *stream) {
 	delete(w.streams, s.id)
 	if home := w.e.worker(s.id); home != w && s.id != 0 {
@@ -92,7 +92,7 @@ func (w *worker) forget(s *stream) {
 	}
 }
 
-// attach takes s to full operation, or, when it is gone, flushes the queue pair.
+// attach starts full operation of s, or flushes the queue pair if s no longer exists.
 func (w *worker) attach(id ConnID, s *stream, a Attachment) {
 	if s == nil {
 		w.refuseAttach(id, a)
@@ -101,7 +101,7 @@ func (w *worker) attach(id ConnID, s *stream, a Attachment) {
 	s.lane.llp.attach(w, s, a)
 }
 
-// answer is attach for a request of the peer.
+// answer is attach in response to a request of the peer.
 func (w *worker) answer(id ConnID, s *stream, set session.Setup, a Attachment) {
 	if s != nil {
 		s.lane.llp.answer(w, s, set, a)
@@ -116,7 +116,7 @@ func (w *worker) refuseAttach(id ConnID, a Attachment) {
 	w.e.events.push(Event{Kind: EventClosed, Conn: id, Worker: w.id, Err: errNoConn, QP: a.QP})
 }
 
-// linkQP joins a stream and a queue pair.
+// linkQP connects a stream and a queue pair.
 func (s *stream) linkQP(w *worker, a Attachment) {
 	b := a.QP
 	s.qp, s.params = b, a.Params
@@ -153,7 +153,7 @@ func (s *stream) start() {
 	s.mode = modeFull
 }
 
-// disconnect closes s at the application's wish.
+// disconnect closes s at the request of the application.
 func (w *worker) disconnect(s *stream, abort bool) {
 	if abort {
 		s.abort(w, errAborted)
@@ -162,9 +162,9 @@ func (w *worker) disconnect(s *stream, abort bool) {
 	s.lane.llp.disconnect(w, s)
 }
 
-// leave closes s after what was posted or queued before, as far as room goes, the
-// window's at the time of the call, or, when the peer has closed, all of it; the rest is
-// flushed. As anything that takes TX slots it waits for its turns of the round.
+// leave closes s after everything posted or queued, limited to the window at the time of the
+// call or, if the peer has closed, without limit; the rest is flushed. Like all senders it
+// waits for its turns of the round.
 func (s *stream) leave(w *worker, room int) {
 	if !s.leaving {
 		s.leaving, s.last = true, room
@@ -172,28 +172,28 @@ func (s *stream) leave(w *worker, room int) {
 	w.mark(s.lane)
 }
 
-// sent notes that s composed n bytes, and whether it has nothing more to send. It
-// reports whether s has to be closed now.
+// sent records that s composed n bytes, and whether it has nothing left to send. It reports
+// whether s must be closed now.
 func (s *stream) sent(n int, idle bool) bool {
 	if !s.leaving || s.mode != modeFull || s.failed { // a Terminate ends it
 		return false
 	}
-	if s.half { // also what the window does not let out yet
+	if s.half { // includes what the window does not allow yet
 		return idle && (s.gate || !s.hasPend && !s.ddp.Sendable())
 	}
 	s.last -= n
 	return s.last <= 0 || idle
 }
 
-// close ends s in order, and flushes what it has not sent.
+// close closes s gracefully and flushes what it has not sent.
 func (s *stream) close(w *worker) {
 	s.dropQP(w)
 	s.mode = modeClosing
 	s.lane.llp.closeStream(w, s)
 }
 
-// abort cuts s: a connection with a RST. Of an association it ends the session, and the
-// association by ABORT if that was its last.
+// abort resets s. A connection is reset by a RST. For a session the session ends, and if it was
+// the last, the association by an ABORT.
 func (s *stream) abort(w *worker, why error) {
 	if s.err == nil {
 		s.err = why
@@ -204,21 +204,21 @@ func (s *stream) abort(w *worker, why error) {
 	w.mark(s.lane)
 }
 
-// detach cuts s because its queue pair goes away, and lets go of the pair at
+// detach resets s because its queue pair is being destroyed, and releases the queue pair at
 // once.
 func (s *stream) detach(w *worker) {
 	s.abort(w, errDetached)
 	s.unlinkQP(w)
 }
 
-// finish reports that s is closed; a tcp.Conn may stay in TIME-WAIT.
+// finish reports that s has closed. Its tcp.Conn may stay in TIME-WAIT.
 func (s *stream) finish(w *worker, err error) {
 	if s.closed {
 		return
 	}
 	s.closed = true
 	if s.half && errors.Is(err, tcp.ErrReset) {
-		err = nil // it had closed, and wants nothing more
+		err = nil // it had closed already
 	}
 	if s.err != nil {
 		err = s.err
@@ -231,7 +231,7 @@ func (s *stream) finish(w *worker, err error) {
 	s.unlinkQP(w)
 }
 
-// dropQP ends the queue pair of s: what was posted is flushed.
+// dropQP ends the queue pair of s and flushes posted work.
 func (s *stream) dropQP(w *worker) {
 	if s.qp == nil {
 		return
@@ -249,16 +249,16 @@ func (w *worker) flushQP(b *QPBinding) {
 	}
 }
 
-// flushLate completes what was posted to a queue pair after it ended, as long as
-// its stream is there for a bell to ring.
+// flushLate completes work requests posted after the queue pair ended, while its stream still
+// exists.
 func (s *stream) flushLate(w *worker) {
 	if s.mode == modeClosing && s.qp != nil {
 		w.flushQP(s.qp)
 	}
 }
 
-// pull takes work requests from the queue pair, as many as are sensible at once. Once
-// the peer has closed these are no more than the queue may have held then.
+// pull takes a batch of work requests from the queue pair. After the peer has closed, the total
+// is limited to what the queue can have held then.
 func (s *stream) pull() int {
 	if !s.half {
 		return s.qp.QP.HandleSends(pullBudget)
@@ -268,8 +268,8 @@ func (s *stream) pull() int {
 	return n
 }
 
-// lookAt does for a stream in full operation what takes no slot, while it waits for
-// its turn to send.
+// lookAt does the work of a stream in full operation that needs no slot, while it waits for its
+// turn to send.
 func (s *stream) lookAt(w *worker) {
 	s.remoteEvents(w)
 	if s.mode == modeFull && !s.gate && !s.failed {
@@ -277,18 +277,16 @@ func (s *stream) lookAt(w *worker) {
 	}
 }
 
-// pullMore takes the work requests for which the send queue had no room before
-// this turn's completions: no bell need ring for them again, and nothing may be
-// in flight whose acknowledgement would do.
+// pullMore takes the work requests for which the send queue had no room before this turn's
+// completions: there may be no further doorbell or acknowledgement to trigger that.
 func (s *stream) pullMore(w *worker) {
 	if !s.gate && !s.failed && s.pull() > 0 {
 		w.mark(s.lane)
 	}
 }
 
-// gather returns the payload of the pending segment in client memory. ok is false if the
-// memory went away under the work request or the read; the Terminate that the stream
-// has then is next.
+// gather returns the payload of the pending segment in client memory. ok is false if the memory
+// is no longer valid; the stream then has a Terminate pending.
 func (s *stream) gather(w *worker) (payload [][]byte, ok bool) {
 	p := &s.pending
 	if p.Len == 0 || p.Src.Kind == rdmap.SourceNone {
@@ -301,7 +299,7 @@ func (s *stream) gather(w *worker) (payload [][]byte, ok bool) {
 	return payload, ok
 }
 
-// violation notes what the DDP stream itself has found, and answered by a Terminate.
+// violation records a violation that the DDP stream has detected and answered with a Terminate.
 func (s *stream) violation(w *worker, err *term.Error) {
 	s.rxFailed = true
 	if s.failed {
@@ -313,7 +311,7 @@ func (s *stream) violation(w *worker, err *term.Error) {
 	w.event(s, EventFailed, err, nil)
 }
 
-// fail ends the stream for a violation: a Terminate goes out, then a FIN.
+// fail terminates the stream after a violation: it sends a Terminate, then a FIN.
 func (s *stream) fail(w *worker, err *term.Error) {
 	if !s.failed {
 		s.ddp.Fail(err, nil)
@@ -322,8 +320,8 @@ func (s *stream) fail(w *worker, err *term.Error) {
 	s.violation(w, err)
 }
 
-// completions moves what the queue pair has completed to its CQs. A work request
-// is complete only when its payload has been copied.
+// completions moves completions of the queue pair to its CQs. A work request is complete only
+// after its payload has been copied.
 func (s *stream) completions(w *worker) {
 	for s.qp.QP.PollWC(&w.wc) {
 		if !w.complete(s.qp, &w.wc) {
@@ -333,7 +331,7 @@ func (s *stream) completions(w *worker) {
 	}
 }
 
-// complete writes one completion. It reports false when the CQ is full.
+// complete pushes a completion. It returns false if the CQ is full.
 func (w *worker) complete(b *QPBinding, wc *verbs.WC) bool {
 	cq := b.SendCQ
 	if wc.IsRecv() {
@@ -353,7 +351,7 @@ func (w *worker) complete(b *QPBinding, wc *verbs.WC) bool {
 	return true
 }
 
-// remoteEvents acts on what the DDP stream reports.
+// remoteEvents handles the events of the DDP stream.
 func (s *stream) remoteEvents(w *worker) {
 	if s.mode != modeFull {
 		return
@@ -364,7 +362,7 @@ func (s *stream) remoteEvents(w *worker) {
 			return
 		}
 		switch ev {
-		case rdmap.EventFailed: // found while composing, or known to violation already
+		case rdmap.EventFailed: // detected while composing, or already reported to violation
 			s.violation(w, s.ddp.Err())
 		case rdmap.EventTerminated:
 			err := &term.RemoteError{Err: s.ddp.Remote()}

@@ -7,46 +7,46 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// A super-frame carries new segments of one connection that the transport has let out
-// in one go: what the congestion window, the peer's window and pacing allow, never more.
-// Each segment but the last has the same number of bytes, at which every consumer cuts,
-// so that each segment on a wire has the FPDUs that it was composed with (RFC 5044
-// Appendix A). Retransmissions, and segments that differ in their headers, go alone.
+// A super-frame carries several new segments of one connection, within the limits of the
+// congestion window, the peer's window and pacing. All segments but the last have the same
+// length, at which the super-frame is cut again, so that each segment on a wire has the
+// FPDUs that it was composed of (RFC 5044 Appendix A). Retransmissions, and segments with
+// different headers, are sent separately.
 
-// superTx is the super-frame that a worker gathers.
+// superTx is the super-frame that a worker is composing.
 type superTx struct {
-	link  link.Segmenter // nil: the link takes none
+	link  link.Segmenter // nil: not supported by the link
 	frame link.Super
 	parts [link.MaxSuper][]byte
 
-	head  tcp.Header // of the first segment
+	head  tcp.Header // header of the first segment
 	ecn   uint8
 	slots [link.MaxSuper]link.Slot
 	n     int  // segments
 	size  int  // payload bytes of the first segment
 	used  int  // payload bytes
-	last  bool // it has a shorter segment, which ends it
+	last  bool // its last segment is shorter, so no more can follow
 }
 
-// superPath is what a connection knows of how long a super-frame may be for its path.
-// A peer may drop those that are too long for it, or all of them, and says nothing. So
-// a connection begins with none, and tries one at a time that is twice as long as what
-// has arrived so far. One of which every byte had to be sent again was dropped as one.
+// superPath probes how long super-frames may be on the path of a connection. A peer may
+// silently drop those that are too long for it, or all of them. So a connection starts
+// without super-frames, and probes with one at a time that is twice as long as the longest
+// acknowledged so far. A probe has failed if all of its bytes had to be retransmitted.
 type superPath struct {
-	proven   int  // segments of the longest that has arrived
-	most     int  // segments of the longest that is tried; 0: not known yet
+	proven   int  // segments of the longest one acknowledged
+	most     int  // segments of the longest one to try; 0: not known yet
 	failures int  // in a row
-	trying   bool // one is under way, of [start,end)
+	trying   bool // a probe, [start,end), is outstanding
 	start    serial.Num
 	end      serial.Num
 	n        int // its segments
-	again    int // bytes of it that were sent again
+	again    int // retransmitted bytes of it
 }
 
-// maxSuperFailures is how often in a row a length is tried.
+// maxSuperFailures is the number of attempts for a length.
 const maxSuperFailures = 3
 
-// limit returns how many segments the next super-frame may have.
+// limit returns the maximum number of segments of the next super-frame.
 func (p *superPath) limit() int {
 	if p.most == 0 {
 		p.proven, p.most = 1, link.MaxSuper
@@ -57,22 +57,21 @@ func (p *superPath) limit() int {
 	return min(2*p.proven, p.most)
 }
 
-// sent notes a super-frame.
+// sent records a super-frame.
 func (p *superPath) sent(seq serial.Num, octets, n int) {
 	if !p.trying {
 		p.trying, p.start, p.end, p.n, p.again = true, seq, seq.Add(octets), n, 0
 	}
 }
 
-// resent notes a retransmission.
+// resent records a retransmission.
 func (p *superPath) resent(seq serial.Num, n int) {
 	if p.trying && p.start.LessEq(seq) && seq.Less(p.end) {
 		p.again += n
 	}
 }
 
-// acked takes what the peer has acknowledged. It reports whether a super-frame was
-// dropped as one.
+// acked processes an acknowledgement. It reports whether a whole super-frame was lost.
 func (p *superPath) acked(una serial.Num) (dropped bool) {
 	if !p.trying || una.Less(p.end) {
 		return false
@@ -92,8 +91,8 @@ func (p *superPath) acked(una serial.Num) (dropped bool) {
 	return true
 }
 
-// join adds a segment that the transport has due to the super-frame in hand. It
-// reports whether it could.
+// join appends a segment that is due to the current super-frame. It returns false if that is
+// not possible.
 func (c *tcpConn) join(w *worker, o *tcp.Out) bool {
 	b := &w.super
 	if b.link == nil || o.Buf == tcp.NoBuf || o.Retransmit || o.Off != 0 || o.Flags != tcp.ACK|tcp.PSH || c.tuple.NVLAN != 0 {
@@ -126,7 +125,7 @@ func (c *tcpConn) join(w *worker, o *tcp.Out) bool {
 // maxHeaders is the longest IPv6 and TCP headers.
 const maxHeaders = 40 + tcp.MaxHeaderLen
 
-// sendGathered sends the super-frame in hand.
+// sendGathered sends the current super-frame.
 func (c *tcpConn) sendGathered(w *worker) {
 	b := &w.super
 	n := b.n
@@ -150,8 +149,8 @@ func (c *tcpConn) sendGathered(w *worker) {
 	}
 }
 
-// sendSuper sends n segments as one packet, by slots that are free to be sent again as
-// soon as it returns. It reports whether the link took it.
+// sendSuper sends n segments as one packet. Their slots may be retransmitted as soon as it
+// returns. It returns false if the link refused the packet.
 func (c *tcpConn) sendSuper(w *worker, n int) bool {
 	b, t := &w.super, &c.tuple
 	hl := b.head.Len()

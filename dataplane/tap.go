@@ -11,9 +11,9 @@ import (
 	"github.com/iwarpd/iwarpd/sctp"
 )
 
-// A Tap copies frames, both ways, as the workers see them: what was received
-// before anything looks at it, what is sent as it is given to the link. A worker
-// never waits for who reads the copies: those that find no room are counted.
+// A Tap copies frames in both directions: received frames before they are processed, and sent
+// frames as they are posted. Workers never wait for the reader; frames for which there is no
+// room are dropped and counted.
 type Tap struct {
 	match   func(*pkt.Flow) bool // nil: every frame
 	snap    int
@@ -21,10 +21,10 @@ type Tap struct {
 	dropped atomic.Uint64
 }
 
-// tapRing is one worker's copies: the worker writes, one goroutine reads.
+// tapRing holds the copies of one worker, which writes it; one goroutine reads it.
 type tapRing struct {
 	heads []tapHead
-	data  []byte // snap bytes for each head
+	data  []byte // snap bytes per head
 	_     [64]byte
 	put   atomic.Uint64
 	_     [64]byte
@@ -33,8 +33,8 @@ type tapRing struct {
 
 type tapHead struct {
 	at   clock.Time
-	size int // of the frame
-	n    int // of it, copied
+	size int // length of the frame
+	n    int // bytes copied
 	out  bool
 }
 
@@ -43,13 +43,12 @@ type TapFrame struct {
 	At     clock.Time
 	Worker int
 	Out    bool // sent, not received
-	Size   int  // bytes of the frame; Data may be cut
+	Size   int  // length of the frame; Data may be truncated
 	Data   []byte
 }
 
-// NewTap makes a Tap of frames that match, called by the workers with Local
-// being our end; nil takes all. Each worker has room for frames copies of snap
-// bytes.
+// NewTap returns a Tap for frames that match, which workers call with our end as Local; nil
+// matches all frames. Each worker has room for frames copies of snap bytes.
 func (e *Engine) NewTap(frames, snap int, match func(*pkt.Flow) bool) *Tap {
 	t := &Tap{match: match, snap: snap, rings: make([]tapRing, len(e.workers))}
 	for i := range t.rings {
@@ -59,7 +58,7 @@ func (e *Engine) NewTap(frames, snap int, match func(*pkt.Flow) bool) *Tap {
 	return t
 }
 
-// AddTap lets t see what passes from the workers' next turn on.
+// AddTap activates t from the workers' next turn on.
 func (e *Engine) AddTap(t *Tap) {
 	e.tapMu.Lock()
 	defer e.tapMu.Unlock()
@@ -71,7 +70,7 @@ func (e *Engine) AddTap(t *Tap) {
 	e.taps.Store(&taps)
 }
 
-// RemoveTap ends AddTap. A frame in hand may still be copied.
+// RemoveTap deactivates t. A worker may still copy a frame that it is processing.
 func (e *Engine) RemoveTap(t *Tap) {
 	e.tapMu.Lock()
 	defer e.tapMu.Unlock()
@@ -87,11 +86,11 @@ func (e *Engine) RemoveTap(t *Tap) {
 	e.taps.Store(&taps)
 }
 
-// Dropped returns how many frames found no room.
+// Dropped returns the number of dropped frames.
 func (t *Tap) Dropped() uint64 { return t.dropped.Load() }
 
-// Read gives the copies that are there to f, until it returns false for one that
-// it does not take, and returns how many it took. It is for one goroutine.
+// Read calls f for each available copy until it returns false, which leaves that copy in place,
+// and returns the number of copies consumed. It must not be called concurrently.
 func (t *Tap) Read(f func(*TapFrame) bool) int {
 	n := 0
 	for i := range t.rings {
@@ -109,7 +108,7 @@ func (t *Tap) Read(f func(*TapFrame) bool) int {
 	return n
 }
 
-// take copies the frame in pieces. Called by its worker.
+// take copies the frame in pieces. Called by the worker.
 func (t *Tap) take(w *worker, flow *pkt.Flow, out bool, size int, pieces [][]byte) {
 	if t.match != nil && (flow == nil || !t.match(flow)) {
 		return
@@ -129,7 +128,7 @@ func (t *Tap) take(w *worker, flow *pkt.Flow, out bool, size int, pieces [][]byt
 	r.put.Store(put + 1)
 }
 
-// tapIn shows the taps a frame that came.
+// tapIn passes a received frame to the taps.
 func (w *worker) tapIn(f *link.Frame) {
 	var p pkt.Packet
 	var flow *pkt.Flow
@@ -153,7 +152,7 @@ func (w *worker) tapIn(f *link.Frame) {
 	}
 }
 
-// tapOut shows the taps a frame that goes.
+// tapOut passes a sent frame to the taps.
 func (w *worker) tapOut(flow *pkt.Flow, b []byte) {
 	pieces := [1][]byte{b}
 	for _, t := range *w.taps {

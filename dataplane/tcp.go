@@ -15,7 +15,7 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// tcpConn is DDP over MPA over TCP: a connection with its one stream.
+// tcpConn is a TCP connection with MPA and a single DDP stream.
 type tcpConn struct {
 	lane
 	stream
@@ -26,13 +26,13 @@ type tcpConn struct {
 	tuple  pkt.Tuple
 	hopMTU hopMTU
 	lst    *listener // while half-open
-	holds  int       // received frames of the MTU that wait out of order
+	holds  int       // received frames of the MTU held out of order
 	super  superPath
 
 	// Streaming mode.
 	wide bool // a byte stream for a while: in may hold a whole window
 	pre  byteStream
-	doom *term.Error // ends full operation at its beginning; nil: nothing
+	doom *term.Error // if not nil, ends full operation when it begins
 
 	// Full operation.
 	tx        mpa.Framer
@@ -44,17 +44,17 @@ type tcpConn struct {
 	nudge     nudge
 }
 
-// byteStream is the bytes of streaming mode.
+// byteStream holds the bytes of streaming mode.
 type byteStream struct {
 	in     []byte // received, not consumed by the control plane, from inAt on
 	inAt   int
-	told   int    // bytes of in, from inAt on, that an EventData has given
+	told   int    // bytes of in, from inAt on, already reported by EventData
 	out    []byte // to be sent, from outAt on
 	outAt  int
 	finish bool // close once out is sent
 }
 
-// unread returns how many bytes wait for the control plane.
+// unread returns the number of bytes that the control plane has not consumed.
 func (b *byteStream) unread() int { return len(b.in) - b.inAt }
 
 func (b *byteStream) unsent() int { return len(b.out) - b.outAt }
@@ -67,8 +67,8 @@ func newTCPConn(id ConnID, flow pkt.Flow, tc *tcp.Conn) *tcpConn {
 	return c
 }
 
-// lookup returns the connection of flow f, or nil. Segments come in bursts of
-// one connection.
+// lookup returns the connection of flow f, or nil. It tries the most recent one first, since
+// segments arrive in bursts.
 func (w *worker) lookup(f *pkt.Flow) *tcpConn {
 	if c := w.recent; c != nil && c.key.Flow == *f {
 		return c
@@ -80,7 +80,7 @@ func (w *worker) lookup(f *pkt.Flow) *tcpConn {
 	return nil
 }
 
-// enterTCP puts a new connection in the tables.
+// enterTCP adds a new connection to the tables.
 func (w *worker) enterTCP(c *tcpConn) {
 	w.enter(&c.lane)
 	w.streams[c.id] = &c.stream
@@ -88,7 +88,7 @@ func (w *worker) enterTCP(c *tcpConn) {
 	w.mark(&c.lane)
 }
 
-// drop takes a connection out of the tables. Its tcp.Conn has given back all.
+// drop removes a connection, whose tcp.Conn has released everything, from the tables.
 func (c *tcpConn) drop(w *worker) {
 	if c.gone {
 		return
@@ -99,7 +99,7 @@ func (c *tcpConn) drop(w *worker) {
 	w.leaves(c)
 }
 
-// leaves notes that c is no connection of this worker any more.
+// leaves records that c no longer belongs to this worker.
 func (w *worker) leaves(c *tcpConn) {
 	if w.recent == c {
 		w.recent = nil
@@ -113,9 +113,8 @@ type timeWait struct {
 	at int
 }
 
-// evict makes room for a new connection where one in TIME-WAIT has the least
-// time to go, as hosts do that run out of room for them. It reports whether
-// there was one.
+// evict removes the connection with the least time left in TIME-WAIT to make room for a new
+// one, as other hosts do. It returns false if there is none.
 func (w *worker) evict() bool {
 	tw := &w.timeWait
 	for tw.at < len(tw.q) {
@@ -133,10 +132,10 @@ func (w *worker) evict() bool {
 	return false
 }
 
-// add notes that c is in TIME-WAIT, after those that came to it earlier.
+// add appends c, which has entered TIME-WAIT.
 func (tw *timeWait) add(c *tcpConn) {
 	if len(tw.q) == cap(tw.q) {
-		// Drop what is gone before growing.
+		// Remove ended connections before growing.
 		kept := tw.q[:0]
 		for _, l := range tw.q[tw.at:] {
 			if !l.gone {
@@ -149,10 +148,11 @@ func (tw *timeWait) add(c *tcpConn) {
 	tw.q = append(tw.q, c)
 }
 
-// full reports whether no TCP connection can be added, even in place of one in TIME-WAIT.
+// full reports whether there is no room for another TCP connection, even after evicting one in
+// TIME-WAIT.
 func (w *worker) full() bool { return w.stats.Conns >= uint64(w.e.cfg.MaxConns) && !w.evict() }
 
-// connectTCP begins an active open.
+// connectTCP starts an active open.
 func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	flow := pkt.NewFlow(r.Local, r.Remote)
 	k := handoff.Key{Flow: flow}
@@ -179,8 +179,8 @@ func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	return nil
 }
 
-// adoptTCP asks the worker that dials f's flow for the connection, whose SYN-ACK came
-// here, and gives it the segment once it is here. It reports whether there is one.
+// adoptTCP moves the connection for which a SYN-ACK arrived here from the worker that dialed
+// it, and then passes it the segment. It reports whether there is such a connection.
 func (w *worker) adoptTCP(f *rxFrame) bool {
 	owner := w.e.dialing.Find(handoff.Key{Flow: f.pkt.Flow})
 	if owner == nil || owner == w || f.seg.Len != 0 {
@@ -286,7 +286,7 @@ func (c *tcpConn) next() clock.Time {
 	return clock.Earliest(clock.Earliest(c.tcp.Deadline(), c.giveUp), clock.Earliest(c.nudge.at, c.halfUntil))
 }
 
-// doubtful is how many time-outs in a row put the next hop in doubt.
+// doubtful is the number of consecutive time-outs after which the next hop is resolved again.
 const doubtful = 2
 
 func (c *tcpConn) timeout(w *worker) {
@@ -306,7 +306,7 @@ func (c *tcpConn) timeout(w *worker) {
 	}
 }
 
-// events acts on what the transport reports.
+// events handles the events of the transport.
 func (c *tcpConn) events(w *worker) int {
 	n := 0
 	for {
@@ -352,7 +352,7 @@ func (c *tcpConn) established(w *worker) {
 	c.tell(w)
 }
 
-// leaveListener frees the place of c among the half-open.
+// leaveListener removes c from the half-open connections of its listener.
 func (c *tcpConn) leaveListener() {
 	if c.lst != nil {
 		if c.segs != nil {
@@ -368,10 +368,10 @@ func (c *tcpConn) finish(w *worker, err error) {
 	c.stream.finish(w, err)
 }
 
-// peerClosed takes the peer's FIN. In streaming mode our direction stays open,
-// until the control plane closes it. In full operation what is still to be sent goes
-// out first: the responses to the peer's Reads, and what was posted (RFC 5041 section
-// 6.2.1), for some time. The switch to it does not go on without the other half.
+// peerClosed handles the peer's FIN. In streaming mode our direction stays open until the
+// control plane closes it. In full operation, outstanding Read Responses and posted work are
+// still sent (RFC 5041 section 6.2.1), for a limited time. A connection that is switching to
+// full operation is closed.
 func (c *tcpConn) peerClosed(w *worker) {
 	if c.closed {
 		return
@@ -389,8 +389,8 @@ func (c *tcpConn) peerClosed(w *worker) {
 	}
 }
 
-// halfTime is how long a connection goes on sending that the peer has closed. It is less
-// than the peer, if it is one of ours, waits before it resets.
+// halfTime is how long to keep sending after the peer has closed. It is shorter than the time
+// after which iwarpd as the peer resets the connection.
 const halfTime = 5 * time.Second
 
 func (c *tcpConn) disconnect(w *worker, s *stream) {
@@ -414,7 +414,7 @@ func (c *tcpConn) abortStream(w *worker, _ *stream) { c.tcp.Abort(w.now) }
 
 func (c *tcpConn) fault(*worker) {}
 
-// streamOf returns the connection of s if it is in streaming mode, or on the way to it.
+// streamOf returns the connection of s if it is in streaming mode, or still opening.
 func streamOf(s *stream) (*tcpConn, bool) {
 	if s == nil || s.mode == modeFull {
 		return nil, false
@@ -431,7 +431,7 @@ func (c *tcpConn) streamSend(w *worker, b []byte) {
 	}
 }
 
-// streamConsumed takes n bytes that the control plane has used out of what waits.
+// streamConsumed removes n bytes that the control plane has consumed.
 func (c *tcpConn) streamConsumed(w *worker, n int) {
 	b := &c.pre
 	n = min(n, b.told)
@@ -445,8 +445,7 @@ func (c *tcpConn) streamConsumed(w *worker, n int) {
 	w.mark(&c.lane)
 }
 
-// tell gives the control plane what has arrived since the last EventData: once for
-// the frames of a turn.
+// tell reports what has arrived since the last EventData, once per turn.
 func (c *tcpConn) tell(w *worker) {
 	b := &c.pre
 	if p := b.in[b.inAt+b.told:]; len(p) > 0 && c.mode == modeStreaming {
@@ -455,7 +454,7 @@ func (c *tcpConn) tell(w *worker) {
 	}
 }
 
-// attach takes c to full operation, as soon as its streaming bytes are sent.
+// attach starts full operation as soon as all streaming-mode bytes have been sent.
 func (c *tcpConn) attach(w *worker, s *stream, a Attachment) {
 	if c.mode != modeStreaming || c.pre.finish || c.closed {
 		w.refuseAttach(c.id, a)
@@ -468,14 +467,14 @@ func (c *tcpConn) attach(w *worker, s *stream, a Attachment) {
 	w.mark(&c.lane)
 }
 
-// answer refuses: only over SCTP does a peer ask for a session.
+// answer fails: only SCTP has requests of peers.
 func (c *tcpConn) answer(w *worker, s *stream, _ session.Setup, a Attachment) {
 	if a.QP != nil {
 		w.refuseAttach(s.id, a)
 	}
 }
 
-// switchOver begins full operation: from here each byte is part of an FPDU.
+// switchOver starts full operation: from here on every byte is part of an FPDU.
 func (c *tcpConn) switchOver(w *worker) {
 	p := &c.params
 	c.txStart = c.tcp.SndNxt()
@@ -508,23 +507,23 @@ func (c *tcpConn) switchOver(w *worker) {
 	}
 }
 
-// Soft-iWARP gives its socket to the queue pair only after it has sent its MPA
-// reply. An FPDU that arrives in between lies there unseen until another comes:
-// an initiator that has received nothing after its first FPDU sends an empty RDMA
-// Write, and again, a few times, after longer waits.
+// Soft-iWARP passes its socket to the queue pair only after it has sent its MPA reply. It does
+// not notice an FPDU that arrives before that until another one follows. An initiator that has
+// received nothing after its first FPDU therefore sends an empty RDMA Write, and repeats it a
+// few times with increasing intervals.
 const (
 	nudgeAfter = 30 * time.Millisecond
-	nudgeMore  = 5 // times longer each time
+	nudgeMore  = 5 // factor between intervals
 	maxNudges  = 3
 )
 
 type nudge struct {
-	n     int        // how often
-	at    clock.Time // the next; 0: none is due
-	heard bool       // an FPDU has arrived: no more
+	n     int        // number sent
+	at    clock.Time // time of the next one; 0: none
+	heard bool       // an FPDU has arrived: stop
 }
 
-// watchSilence arms the next nudge when an initiator has sent its first FPDUs.
+// watchSilence arms the next one after an initiator has sent its first FPDUs.
 func (c *tcpConn) watchSilence(now clock.Time) {
 	n := &c.nudge
 	if n.heard || n.at != 0 || n.n == maxNudges || !c.params.Initiator || c.tcp.SndNxt() == c.txStart {

@@ -9,9 +9,8 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// checksumTCP verifies the checksum of the segment in f, whose header has n
-// bytes. If its payload looks like FPDUs, it takes the CRC32c that the payload
-// has if it is one, in the same pass.
+// checksumTCP verifies the checksum of the segment in f, whose header has n bytes. If the
+// payload looks like an FPDU, the same pass computes its CRC32c.
 func (f *rxFrame) checksumTCP(n int) bool {
 	f.summed = false
 	p := &f.pkt
@@ -69,7 +68,7 @@ func (w *worker) segment(f *rxFrame) {
 	}
 }
 
-// tcpICMP takes an ICMP error about a segment.
+// tcpICMP processes an ICMP error about a segment.
 func (w *worker) tcpICMP(f *rxFrame) {
 	c := w.lookup(&f.icmp.Flow)
 	if c == nil {
@@ -81,7 +80,7 @@ func (w *worker) tcpICMP(f *rxFrame) {
 	w.mark(&c.lane)
 }
 
-// handle takes a segment of c.
+// handle processes a segment of c.
 func (c *tcpConn) handle(w *worker, f *rxFrame) {
 	seg := &f.seg
 	if seg.Len > 0 && c.tcp.RcvNxt().Less(seg.Seq) {
@@ -93,7 +92,7 @@ func (c *tcpConn) handle(w *worker, f *rxFrame) {
 			n = w.held.room()
 		}
 		if n < cost {
-			// No frame to spare for data out of order: as if it had been lost.
+			// No frame is available for out-of-order data: drop the segment.
 			w.stats.RxNoHold++
 			w.mark(&c.lane)
 			return
@@ -118,14 +117,14 @@ func (c *tcpConn) handle(w *worker, f *rxFrame) {
 	}
 }
 
-// hold keeps the segment of f, which is ahead of the in-order point.
+// hold keeps the out-of-order segment in f.
 func (c *tcpConn) hold(w *worker, f *rxFrame, r tcp.Input) {
 	buf := f.seg.Buf
 	w.held.free = w.held.free[:len(w.held.free)-1]
 	h := &w.held.frames[buf]
 	h.frame, h.off, h.ring, h.whole, h.cost = *f.Frame, f.off, f.ring, f.whole, w.cost(f.Frame)
 	w.held.used += h.cost
-	f.kept = true // at once: what follows may fault
+	f.kept = true // set first: the code below may fault
 	if h.whole {
 		w.held.whole += f.Len()
 	} else if h.ring != nil {
@@ -159,17 +158,17 @@ func (c *tcpConn) freeHeld(w *worker, b tcp.Buf) {
 	w.held.free = append(w.held.free, b)
 }
 
-// wantsHeld reports whether c, which has a segment to be held when no frame is left,
-// holds less than half of its share, so that another connection has to give. One
-// that holds more loses the segment: its peer sends that again, and not, after a
-// time-out and from the window of one segment, all that was acknowledged selectively
-// and then taken back (RFC 2018 section 8).
+// wantsHeld reports whether c, which needs a frame to hold a segment when none is free,
+// holds less than half of its share, so that another connection must give up frames. If
+// it holds more, the segment is dropped instead: its peer then retransmits one segment,
+// whereas reneging would cost a time-out and the retransmission of everything that was
+// selectively acknowledged (RFC 2018 section 8).
 func (c *tcpConn) wantsHeld(w *worker) bool {
 	return 2*c.holds*w.held.holders < len(w.held.frames)
 }
 
-// mayHold is how many segments of the MTU c could hold: besides what it has all that is free, or
-// else the half of its share that others would have to give.
+// mayHold returns how many segments of the MTU c could hold: those it has, plus all free ones,
+// or the half of its share that others would have to give up.
 func (c *tcpConn) mayHold(w *worker) int {
 	n := c.holds + w.held.room()
 	if 2*n < len(w.held.frames) {
@@ -178,8 +177,8 @@ func (c *tcpConn) mayHold(w *worker) int {
 	return n
 }
 
-// reclaim takes back some frames of the connection that holds the most, at most once
-// a turn. Its peer sends them again.
+// reclaim drops some frames of the connection that holds the most, at most once per turn. Its
+// peer retransmits them.
 func (w *worker) reclaim() {
 	if w.held.reclaimed == w.stats.Turns {
 		return
@@ -200,7 +199,7 @@ func (w *worker) reclaim() {
 	w.mark(&most.lane)
 }
 
-// drainHeld consumes the held segments that have come in order.
+// drainHeld delivers the held segments that are now in order.
 func (c *tcpConn) drainHeld(w *worker) {
 	var h tcp.Held
 	for c.segs != nil && c.segs.PollHeld(&h) {
@@ -214,7 +213,7 @@ func (c *tcpConn) drainHeld(w *worker) {
 	}
 }
 
-// deliverHeld gives the frame of h back, also when the turn faults over it.
+// deliverHeld delivers h and releases its frame, even if the turn faults.
 func (c *tcpConn) deliverHeld(w *worker, h *tcp.Held) {
 	defer c.freeHeld(w, h.Buf)
 	if h.Deliver {
@@ -223,8 +222,7 @@ func (c *tcpConn) deliverHeld(w *worker, h *tcp.Held) {
 	}
 }
 
-// deliver gives n bytes at off of the frame, next in order, to what the
-// connection runs.
+// deliver passes n in-order bytes at off of the frame to the current mode of the connection.
 func (c *tcpConn) deliver(w *worker, f *link.Frame, off, n int) {
 	for b := range octets(f, off, n) {
 		c.deliverBytes(w, b)
@@ -247,8 +245,8 @@ func (c *tcpConn) deliverBytes(w *worker, b []byte) {
 	}
 }
 
-// streamLimit is how many streaming-mode bytes may wait for the control plane.
-// The window, which they lessen, is the other bound.
+// streamLimit returns how many streaming-mode bytes may wait for the control plane. The receive
+// window, which they reduce, is another bound.
 func (c *tcpConn) streamLimit(w *worker) int {
 	if c.wide {
 		return max(w.e.cfg.StreamBuffer, w.tcp.RcvWindow)
@@ -256,7 +254,7 @@ func (c *tcpConn) streamLimit(w *worker) int {
 	return w.e.cfg.StreamBuffer
 }
 
-// receive takes in-order bytes of FPDUs.
+// receive processes in-order bytes of FPDUs.
 func (c *tcpConn) receive(w *worker, b []byte) {
 	if c.rxFailed {
 		return
@@ -265,8 +263,8 @@ func (c *tcpConn) receive(w *worker, b []byte) {
 	c.fpdus(w)
 }
 
-// receiveSummed is receive for the whole payload of a segment, whose CRC32c but for its
-// last four bytes is crc.
+// receiveSummed is receive for the whole payload of a segment. crc is the CRC32c of all but its
+// last four bytes.
 func (c *tcpConn) receiveSummed(w *worker, b []byte, crc uint32) {
 	if c.rxFailed {
 		return
@@ -339,7 +337,7 @@ func (c *tcpConn) placeEarly(w *worker, h *heldFrame, r tcp.Input) bool {
 	return c.rx.EarlyWhole() && all
 }
 
-// unowned answers a segment that belongs to no connection.
+// unowned handles a segment that belongs to no connection.
 func (w *worker) unowned(f *rxFrame) {
 	if !w.e.answerable(&f.pkt) {
 		w.stats.RxMalformed++
@@ -366,8 +364,7 @@ func (w *worker) unowned(f *rxFrame) {
 	}
 }
 
-// accept enters a connection that a listener made, half-open or, by a SYN
-// cookie, established.
+// accept adds a connection created by a listener, half-open or, from a SYN cookie, established.
 func (w *worker) accept(l *listener, tc *tcp.Conn, f *rxFrame) {
 	c := newTCPConn(w.newID(), f.pkt.Flow, tc)
 	c.lst, c.passive, c.wide, c.tuple = l, true, l.stream, f.pkt.Reply()

@@ -8,7 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// send posts what the transport has due.
+// send posts the segments that are due.
 func (c *tcpConn) send(w *worker) int {
 	switch {
 	case c.sock != nil:
@@ -47,9 +47,9 @@ func (c *tcpConn) takeBack(w *worker) int {
 	}
 }
 
-// composeStream sends streaming-mode bytes, each call's worth in one segment
-// where it fits (an MPA frame must not share its segment). MPA's do not wait for
-// their turn; those of a connection that is a byte stream for long do.
+// composeStream sends streaming-mode bytes, one call's worth per segment if it fits (an MPA
+// frame must not share a segment). MPA frames are sent at once; data of a byte stream waits for
+// its turn.
 func (c *tcpConn) composeStream(w *worker, g *sched.Grant) {
 	b := &c.pre
 	had := b.unsent()
@@ -92,8 +92,8 @@ func (c *tcpConn) composeStream(w *worker, g *sched.Grant) {
 	}
 }
 
-// push gives a composed slot to the transport, which owns it from here. sum is
-// that of its n bytes.
+// push passes a composed slot to the transport, which owns it from then on. sum is the partial
+// checksum of its n bytes.
 func (c *tcpConn) push(w *worker, s link.Slot, n int, sum uint32) {
 	st := &w.slots[s]
 	st.owned, st.n, st.sum = true, n, sum
@@ -110,8 +110,8 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 		if !c.failed && c.ddp.Left() < c.tcp.MSS() {
 			c.pull()
 		}
-		// A segment that does not fit in the record in hand begins the next one
-		// at once, so two slots must be free before the first is asked for.
+		// A segment that does not fit in the current record starts the next one at
+		// once, so two slots must be free.
 		if c.tcp.Room() <= 0 || !w.may(&c.lane, g) {
 			break
 		}
@@ -128,7 +128,7 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 	if n > 0 || c.failed {
 		c.remoteEvents(w)
 	}
-	if c.mode == modeFull && c.ddp.TerminateSent() && !c.hasPend { // else that is what waits
+	if c.mode == modeFull && c.ddp.TerminateSent() && !c.hasPend { // otherwise the pending segment is sent first
 		c.stream.close(w)
 	}
 	if c.sent(c.tcp.SndNxt().Sub(start), g.Why == sched.Idle) {
@@ -137,8 +137,8 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 	return n
 }
 
-// composeRecord packs whole FPDUs into one TCP segment. It reports whether
-// there was anything to send.
+// composeRecord packs whole FPDUs into one TCP segment. It returns false if there was nothing
+// to send.
 func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 	mss := c.tcp.MSS()
 	mulpdu := c.tx.MULPDU(mss)
@@ -179,8 +179,8 @@ func (c *tcpConn) composeRecord(w *worker, g *sched.Grant) bool {
 	return true
 }
 
-// composeFPDU writes the pending segment as an FPDU into dst: header, payload
-// copied from client memory, markers, CRC in one pass.
+// composeFPDU writes the pending segment to dst as an FPDU in one pass: header, payload from
+// client memory, markers and CRC.
 func (c *tcpConn) composeFPDU(w *worker, dst []byte, seq serial.Num, ulpdu int) bool {
 	p := &c.pending
 	payload, ok := c.gather(w)
@@ -199,7 +199,7 @@ func (c *tcpConn) composeFPDU(w *worker, dst []byte, seq serial.Num, ulpdu int) 
 	return true
 }
 
-// transmit posts a segment that the transport has due.
+// transmit posts a segment that is due.
 func (c *tcpConn) transmit(w *worker, o *tcp.Out) {
 	var (
 		s    link.Slot
@@ -214,8 +214,8 @@ func (c *tcpConn) transmit(w *worker, o *tcp.Out) {
 		sum = slot.sum
 	}
 	if !whole {
-		// An ACK or other header-only segment, part of a record that was cut when
-		// the MSS shrank, or a record that the kernel has not let go of yet.
+		// A header-only segment, part of a record that was split when the MSS shrank,
+		// or a record that the kernel has not released yet.
 		t, ok := w.spareSlot()
 		if !ok {
 			return
@@ -234,8 +234,8 @@ func (c *tcpConn) transmit(w *worker, o *tcp.Out) {
 	w.postSegment(&c.tuple, &o.Header, s, o.Len, sum, o.ECN)
 }
 
-// postSegment puts Ethernet, IP and TCP headers in front of n payload bytes of slot s,
-// and posts the frame.
+// postSegment writes Ethernet, IP and TCP headers before the n payload bytes of slot s, and
+// posts the frame.
 func (w *worker) postSegment(t *pkt.Tuple, h *tcp.Header, s link.Slot, n int, sum uint32, ecn uint8) {
 	b := w.link.Bytes(s)
 	hl := h.Len()
@@ -250,7 +250,7 @@ func (w *worker) postSegment(t *pkt.Tuple, h *tcp.Header, s link.Slot, n int, su
 	w.postFrame(&t.Flow, s, off, headroom+n-off)
 }
 
-// reply sends a header-only segment to where f came from, for no connection.
+// reply answers f with a header-only segment, without a connection.
 func (w *worker) reply(f *rxFrame, h *tcp.Header) {
 	s, ok := w.spareSlot()
 	if !ok {

@@ -7,30 +7,30 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// headroom is what stands in front of the payload in a TX slot: Ethernet 14,
-// two VLAN tags 8, IPv6 40, TCP with options 60, rounded up.
+// headroom is the room before the payload in a TX slot: Ethernet 14, two VLAN tags 8, IPv6 40,
+// TCP with options 60, rounded up.
 const headroom = 128
 
 // minHeaders is the IPv4 and TCP headers without options.
 const minHeaders = 20 + 20
 
-// slotReserve is how many TX slots are kept for ACKs, retransmissions and
-// connection set-up when records take all others.
+// slotReserve is the number of TX slots reserved for ACKs, retransmissions and connection
+// set-up.
 const slotReserve = 64
 
-// slotState is what a worker knows of a TX slot. A slot is free when it has no owner
-// and no post of it is outstanding.
+// slotState is a worker's state of a TX slot. A slot is free when it has no owner and no
+// outstanding post.
 type slotState struct {
-	owned  bool   // by a tcp.Conn or sctp.Assoc, until the peer has acknowledged it
+	owned  bool   // by a tcp.Conn or sctp.Assoc, until acknowledged
 	posted uint16 // posts that the kernel has not completed
-	sum    uint32 // of the payload, so that a retransmission need not sum it again
+	sum    uint32 // partial checksum of the payload, for retransmissions
 	n      int    // payload bytes
 
 	sid     uint16 // SCTP: the stream
 	control bool   // SCTP: a session control message
 }
 
-// txPath is the sending side of a worker: its slots, and scratch.
+// txPath is the sending side of a worker: slots and scratch space.
 type txPath struct {
 	slots  []slotState
 	record link.Slot // that is being composed, or link.NoSlot: a fault frees it
@@ -38,16 +38,15 @@ type txPath struct {
 	ipid   uint16
 	out    tcp.Out
 	super  superTx
-	tapped pkt.Flow             // of SCTP frames that are about to be posted
-	parts  [verbs.MaxSGE][]byte // of the payload that is being composed
+	tapped pkt.Flow             // flow of the SCTP frames about to be posted
+	parts  [verbs.MaxSGE][]byte // pieces of the payload being composed
 }
 
-// freeSlots returns how many TX slots records may take. The rest is for ACKs,
+// freeSlots returns the number of TX slots available to records. The rest is for ACKs,
 // retransmissions and connection set-up.
 func (w *worker) freeSlots() int { return w.link.FreeSlots() - slotReserve + 1 }
 
-// setupSlot returns a TX slot for connection set-up, which takes of the reserve, but
-// leaves half for ACKs and retransmissions.
+// setupSlot returns a TX slot for connection set-up. It may use half of the reserve.
 func (w *worker) setupSlot() (link.Slot, bool) {
 	if w.link.FreeSlots() <= min(slotReserve/2, w.link.Slots()/4) {
 		return link.NoSlot, false
@@ -79,7 +78,7 @@ func (w *worker) spareSlot() (link.Slot, bool) {
 	return s, ok
 }
 
-// disown takes back a slot of l that the peer has acknowledged.
+// disown frees a slot of l that the peer has acknowledged.
 func (w *worker) disown(l *lane, s link.Slot) {
 	w.sched.Disown(&l.member)
 	st := &w.slots[s]
@@ -89,8 +88,8 @@ func (w *worker) disown(l *lane, s link.Slot) {
 	}
 }
 
-// postFrame posts n bytes at offset off of slot s as a frame of flow, nil if it is of
-// none. One that finds no room is as if it were lost on the wire.
+// postFrame posts n bytes at offset off of slot s as a frame of flow, which may be nil. If
+// there is no room the frame is lost, as on the wire.
 func (w *worker) postFrame(flow *pkt.Flow, s link.Slot, off, n int) {
 	if w.taps != nil {
 		w.tapOut(flow, w.link.Bytes(s)[off:off+n])
@@ -112,7 +111,7 @@ func (w *worker) postFrame(flow *pkt.Flow, s link.Slot, off, n int) {
 	w.stats.TxBytes += uint64(n)
 }
 
-// reap takes back the slots that the kernel has finished with.
+// reap frees the slots that the kernel has finished with.
 func (w *worker) reap() int {
 	total := 0
 	for {

@@ -25,33 +25,32 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// Budgets bound the work of one turn, so that every part of it gets its share
-// and timers stay on time.
+// Budgets bound the work of a turn, so that each part gets its share and timers stay on time.
 const (
-	rxBudget   = 64 // frames: the batch at which AF_XDP is fastest here
-	pullBudget = 32 // work requests taken at once
+	rxBudget   = 64 // frames; the fastest batch size for AF_XDP
+	pullBudget = 32 // work requests per batch
 	reapBudget = 256
 )
 
-// A worker owns one NIC queue: its frames, connections, timers and queue pairs.
-// Only its own goroutine touches its fields, apart from cmds.
+// A worker owns one NIC queue: its frames, connections, timers and queue pairs. Only its own
+// goroutine accesses its fields, except cmds.
 type worker struct {
 	e       *Engine
 	id      int
 	link    link.Link
 	partial bool // see Queue
 	cpu     int
-	mtu     int // of the link, as far as the slots hold it
-	told    int // MTU that listeners tell peers of: mtu, or what less the interface has come to
+	mtu     int // of the link, bounded by the size of slots
+	told    int // MTU that listeners announce: mtu, or that of the interface if it is lower
 	tcp     tcp.Config
 	cmds    cmdQueue
 
 	now       clock.Time
 	timers    wheel.Wheel[*lane]
-	lanes     map[handoff.Key]*lane // an association also by each further address of its peer
-	recent    *tcpConn              // in lanes, or nil: the last segment's
+	lanes     map[handoff.Key]*lane // associations also by the further addresses of their peers
+	recent    *tcpConn              // most recently used TCP connection in lanes, or nil
 	streams   map[ConnID]*stream
-	moved     map[ConnID]*worker // streams that another queue has adopted
+	moved     map[ConnID]*worker // dialed streams that another queue has adopted
 	listeners map[listenKey]*listener
 	timeWait  timeWait
 	clients   []*client
@@ -65,8 +64,8 @@ type worker struct {
 	strays strays
 	held   heldTable
 	txPath
-	sctp  *sctpState // nil: there has been none
-	socks *Sockets   // the link, if the transport is kernel sockets
+	sctp  *sctpState // nil until SCTP is used
+	socks *Sockets   // the link, if it uses kernel sockets
 	scratch
 	current *stream // whose client's memory is being touched
 	source  *stream // whose client's memory is being copied to that of current, or nil
@@ -76,7 +75,7 @@ type worker struct {
 	driver driver
 }
 
-// scratch is memory that is used again and again within a call.
+// scratch is memory reused by each call.
 type scratch struct {
 	wc          verbs.WC
 	fpdu, early mpa.FPDU
@@ -84,10 +83,10 @@ type scratch struct {
 	joined      []byte // payloads of several pieces within the host
 }
 
-// driver is what an application that turns worker 0 itself shares with the worker.
+// driver is shared between worker 0 and an application that drives it.
 type driver struct {
 	mu   sync.Mutex   // held for a turn
-	last atomic.Int64 // clock.Time of the application's last turn
+	last atomic.Int64 // when the application last called Turn
 }
 
 func newWorker(e *Engine, id int, q Queue) (*worker, error) {
@@ -101,8 +100,8 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 	if s, ok := q.Link.(link.Segmenter); ok && s.SuperBytes() > 0 {
 		w.super.link = s
 	}
-	// A slot holds the payload after headroom, so that the largest segment of a
-	// link whose packets nearly fill a slot is a few bytes smaller.
+	// The payload starts at headroom in a slot, so if the packets of a link nearly fill a
+	// slot, the largest segment is a few bytes smaller.
 	w.mtu = min(q.Link.MTU(), q.Link.SlotSize()-headroom+minHeaders)
 	w.told = w.mtu
 	w.sched.Init(w.mtu, w.freeSlots, w.pumpLane)
@@ -125,15 +124,15 @@ func (w *worker) newID() ConnID {
 	return ConnID(uint64(w.id)<<48 | atomic.AddUint64(&w.nextConn, 1))
 }
 
-// post has the worker call f in its next turn.
+// post makes the worker call f in its next turn.
 func (w *worker) post(f func(*worker)) { w.cmds.push(f) }
 
 func (w *worker) run() {
-	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	runtime.LockOSThread() // never unlocked: the thread exits with the goroutine
 	if w.cpu >= 0 {
 		var set unix.CPUSet
 		set.Set(w.cpu)
-		// A worker that cannot be pinned works all the same.
+		// A failure to pin the worker is harmless.
 		_ = unix.SchedSetaffinity(0, &set)
 	}
 	debug.SetPanicOnFault(true)
@@ -142,8 +141,8 @@ func (w *worker) run() {
 	}
 }
 
-// loop turns until the engine stops, or until touching a client's memory
-// faults: then that client is ended and no other.
+// loop runs turns until the engine stops, or until an access to client memory faults, which
+// ends that client only.
 func (w *worker) loop() {
 	defer w.survive()
 	if w.e.cfg.Inline {
@@ -160,11 +159,11 @@ func (w *worker) loop() {
 			idle = w.now
 		}
 		if w.e.cfg.Poll == Busy {
-			continue // the CPU is the worker's own
+			continue // the worker has its own CPU
 		}
 		if w.now.Sub(idle) < w.e.cfg.Spin {
-			// Costs nothing on an otherwise idle core, and hands the core to the
-			// client when it shares ours.
+			// Costs nothing on an otherwise idle core; hands the core to the client
+			// if it is waiting for it.
 			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 			continue
 		}
@@ -173,7 +172,7 @@ func (w *worker) loop() {
 	}
 }
 
-// survive, deferred, recovers from a fault in a client's memory; any other panic goes on.
+// survive is deferred. It recovers from a fault in a client's memory; other panics continue.
 func (w *worker) survive() {
 	if s := w.current; s != nil {
 		if r := recover(); r != nil {
@@ -210,7 +209,7 @@ func (w *worker) fillIn() {
 
 func (w *worker) fillInTurn() {
 	w.driver.mu.Lock()
-	defer w.driver.mu.Unlock() // also when the turn faults
+	defer w.driver.mu.Unlock() // even if the turn faults
 	if w.turn() == 0 {
 		w.sleep(time.Hour)
 	}
@@ -230,8 +229,8 @@ func (w *worker) inlineTurn() int {
 	return n
 }
 
-// sleep waits for work. It arms first and looks again, so that nothing rung or
-// posted in between is lost.
+// sleep waits for work. It arms the wake-ups first and then checks again, so that nothing rung
+// or posted in between is missed.
 func (w *worker) sleep(limit time.Duration) {
 	w.arm(true)
 	if w.turn() == 0 && !w.e.stop.Load() {
@@ -243,7 +242,7 @@ func (w *worker) sleep(limit time.Duration) {
 	w.arm(false)
 }
 
-// arm tells clients and commanders whether they must wake the worker.
+// arm tells clients and callers of post whether they must wake the worker.
 func (w *worker) arm(sleeping bool) {
 	w.cmds.sleeping.Store(sleeping)
 	for _, cl := range w.clients {
@@ -258,7 +257,7 @@ func (w *worker) untilTimer(limit time.Duration) time.Duration {
 	return limit
 }
 
-// turn is one pass over all that may have work. It returns how much it found.
+// turn polls every source of work once and returns the amount of work done.
 func (w *worker) turn() int {
 	w.stats.Turns++
 	w.now = w.e.cfg.Now()
@@ -282,11 +281,10 @@ func (w *worker) turn() int {
 	if w.socks != nil {
 		n += len(w.socks.ready)
 	}
-	return n + len(w.dirty) // what is marked has work for the next turn
+	return n + len(w.dirty) // marked lanes have work for the next turn
 }
 
-// pollBells marks the lanes whose clients rang. A bell beyond those of the streams here
-// means nothing.
+// pollBells marks the lanes whose clients rang. Bells of unknown streams are ignored.
 func (w *worker) pollBells() int {
 	n := 0
 	for _, cl := range w.clients {
@@ -303,7 +301,7 @@ func (w *worker) pollBells() int {
 	return n
 }
 
-// publish makes this turn's completions visible.
+// publish publishes this turn's completions.
 func (w *worker) publish() {
 	kept := w.cqs[:0]
 	w.flushAt = 0
@@ -346,9 +344,8 @@ func (w *worker) client(cb *ClientBinding) *client {
 	return nil
 }
 
-// fault ends the client in whose memory the worker faulted. The turn is lost with its
-// connection; its frame was given back, and the next turn goes on with the frames after
-// it.
+// fault ends the client in whose memory the worker faulted. The turn was interrupted; its frame
+// has been released, and the next turn continues with the following frames.
 func (w *worker) fault(s *stream, reason any) {
 	w.current, w.source, w.sourceMem = nil, nil, nil
 	w.stats.Faults++
@@ -360,8 +357,8 @@ func (w *worker) fault(s *stream, reason any) {
 	if b != nil && b.Client != nil && b.Client.OnFault != nil {
 		b.Client.OnFault()
 	}
-	// Marks that were being worked on when the turn ended. An association may have no
-	// stream, as now that of s.
+	// Keep lanes marked that the interrupted turn did not finish. An association may have
+	// no stream left.
 	for _, l := range w.dirty {
 		l.dirty = false
 	}
@@ -377,13 +374,13 @@ func (w *worker) fault(s *stream, reason any) {
 	}
 }
 
-// cmdQueue carries functions to a worker from any goroutine.
+// cmdQueue passes functions from any goroutine to a worker.
 type cmdQueue struct {
 	mu       sync.Mutex
 	q, spare []func(*worker)
 	pending  atomic.Int32
 	sleeping atomic.Bool
-	alarm    *shm.Alarm // on which the worker sleeps
+	alarm    *shm.Alarm // what the worker sleeps on
 }
 
 func (q *cmdQueue) init() (err error) {
@@ -403,7 +400,7 @@ func (q *cmdQueue) push(f func(*worker)) {
 	}
 }
 
-// drain calls what was pushed. If a function faults, those after it stay.
+// drain calls the queued functions. If one faults, those after it stay queued.
 func (q *cmdQueue) drain(w *worker) int {
 	q.mu.Lock()
 	batch := q.q
@@ -428,18 +425,18 @@ func (q *cmdQueue) drain(w *worker) int {
 	return n
 }
 
-// listenKey finds a listener; the zero address stands for every address.
+// listenKey identifies a listener; the zero address stands for all addresses.
 type listenKey struct {
 	addr [16]byte
 	port uint16
 	sctp bool
 }
 
-// listener is a listening endpoint: tcp, or else sctp, makes what it accepts.
+// listener is a listening endpoint. Either tcp or sctp is set.
 type listener struct {
 	id     ListenerID
 	tcp    *tcp.Listener
-	stream bool // its connections are byte streams for a while
+	stream bool // connections start as byte streams
 	sctp   *sctp.Listener
 	opts   SCTP
 }
@@ -472,7 +469,7 @@ func (w *worker) listen(id ListenerID, r *ListenRequest) error {
 	return nil
 }
 
-// offerMTU says that the MTU of the interface is now mtu.
+// offerMTU sets the MTU that listeners announce to that of the interface.
 func (w *worker) offerMTU(mtu int) {
 	w.told = min(w.mtu, mtu)
 	for _, l := range w.listeners {
@@ -497,7 +494,7 @@ func (w *worker) unlisten(id ListenerID) {
 	}
 }
 
-// listenerFor returns the listener that a packet of flow f is for, or nil.
+// listenerFor returns the listener for a packet of flow f, or nil.
 func (w *worker) listenerFor(f *pkt.Flow, sctp bool) *listener {
 	if l := w.listeners[listenKey{f.Local, f.LocalPort, sctp}]; l != nil {
 		return l
