@@ -11,16 +11,6 @@ const (
 	DCTCP                            // RFC 8257; requires ECN
 )
 
-func (a CongestionControl) String() string {
-	switch a {
-	case NewReno:
-		return "newreno"
-	case DCTCP:
-		return "dctcp"
-	}
-	return "cubic"
-}
-
 // DefaultKeepAliveIdle is the usual KeepAliveIdle when keep-alive is enabled (RFC 9293 MUST-28).
 const DefaultKeepAliveIdle = 2 * time.Hour
 

@@ -1,6 +1,8 @@
 package tcp
 
 import (
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/iwarpd/iwarpd/internal/clock"
@@ -42,15 +44,36 @@ type congestion interface {
 	idle(now clock.Time, d time.Duration)
 }
 
-func newCongestion(a CongestionControl) congestion {
-	switch a {
-	case NewReno:
-		return new(newReno)
-	case DCTCP:
-		return newDCTCP()
-	}
-	return new(cubic)
+// algorithms has the name of each CongestionControl and makes its state for a connection.
+var algorithms = [...]struct {
+	name  string
+	state func() congestion
+}{
+	CUBIC:   {"cubic", func() congestion { return new(cubic) }},
+	NewReno: {"newreno", func() congestion { return new(newReno) }},
+	DCTCP:   {"dctcp", func() congestion { return newDCTCP() }},
 }
+
+// CongestionControls returns the names of all algorithms, in the order of the constants.
+func CongestionControls() []string {
+	names := make([]string, len(algorithms))
+	for i, a := range algorithms {
+		names[i] = a.name
+	}
+	return names
+}
+
+// ParseCongestionControl returns the algorithm that a name of CongestionControls is for.
+func ParseCongestionControl(name string) (CongestionControl, error) {
+	for i, a := range algorithms {
+		if a.name == name {
+			return CongestionControl(i), nil
+		}
+	}
+	return 0, fmt.Errorf("must be one of %s", strings.Join(CongestionControls(), ", "))
+}
+
+func (a CongestionControl) String() string { return algorithms[a].name }
 
 // slowStart grows the window by the bytes acknowledged, up to the threshold, and returns the bytes that remain for congestion avoidance
 // (RFC 5681 3.1; an ACK may cover many segments, RFC 3465).

@@ -29,7 +29,7 @@ func ackRound(cc congestion, w *window, now clock.Time, rtt time.Duration, mark 
 // afterLoss returns CUBIC with the window that it leaves of segments of mss bytes when
 // one is lost.
 func afterLoss(segments, mss int) (*cubic, *window) {
-	c := newCongestion(CUBIC).(*cubic)
+	c := algorithms[CUBIC].state().(*cubic)
 	w := &window{cwnd: segments * mss, ssthresh: infinite, mss: mss}
 	w.ssthresh = c.reduce(w, simStart, w.cwnd, false)
 	w.cwnd = w.ssthresh
@@ -149,7 +149,7 @@ func TestCubicFastConvergence(t *testing.T) {
 
 // TestNewReno checks RFC 5681 (2), (3) and (4).
 func TestNewReno(t *testing.T) {
-	r := newCongestion(NewReno)
+	r := algorithms[NewReno].state()
 	w := window{cwnd: 10_000, ssthresh: 40_000, mss: 1000}
 	now := ackRound(r, &w, simStart, time.Millisecond, 0)
 	if w.cwnd != 20_000 {
@@ -195,7 +195,7 @@ func TestDCTCP(t *testing.T) {
 // and does not when it stays.
 func TestHyStart(t *testing.T) {
 	for _, rises := range []bool{false, true} {
-		c := newCongestion(CUBIC)
+		c := algorithms[CUBIC].state()
 		w := window{cwnd: 10_000, ssthresh: infinite, mss: 1000}
 		now, rtt := simStart, 20*time.Millisecond
 		for range 11 {

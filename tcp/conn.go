@@ -177,7 +177,7 @@ func newConn(now clock.Time, cfg *Config, f pkt.Flow, iss serial.Num, mtu int) *
 	c.rcvShift, c.rcvMax = rcvScale(&c.cfg, c.offeredMSS())
 	c.rcvMean = 16 * c.offeredMSS()
 	c.mayHold = c.cfg.MaxHeld
-	c.cc = newCongestion(c.cfg.CongestionControl)
+	c.cc = algorithms[c.cfg.CongestionControl].state()
 	c.rto = c.cfg.InitialRTO
 	c.tsOff = uint32(iss) - issClock(now)
 	c.lastRcv = now

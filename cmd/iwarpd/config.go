@@ -20,6 +20,7 @@ import (
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
+	"github.com/iwarpd/iwarpd/tcp"
 )
 
 // envPrefix is the prefix of the environment variables that set keys.
@@ -77,7 +78,7 @@ type settings struct {
 
 // tcpSettings are the keys of the section tcp.
 type tcpSettings struct {
-	Congestion  string
+	Congestion  tcp.CongestionControl
 	RcvWindow   int
 	KeepAlive   time.Duration // 0: off
 	TCPR2       time.Duration
@@ -172,7 +173,7 @@ var keys = slices.Concat([]key{
 		return nil
 	}},
 
-	{"congestion-control", "", "cubic", "TCP congestion control: cubic, newreno or dctcp", oneOf(func(s *settings) *string { return &s.Congestion }, "cubic", "newreno", "dctcp")},
+	{"congestion-control", "", "cubic", "TCP congestion control: " + strings.Join(tcp.CongestionControls(), ", "), congestion},
 	{"receive-window", "", "2097152", "TCP receive window of a connection, in bytes, 65535 to 1073741824", number(func(s *settings) *int { return &s.RcvWindow }, 65535, 1<<30)},
 	{"keep-alive", "", "30s", "idle time before the first keep-alive probe; 0: no probes", duration(func(s *settings) *time.Duration { return &s.KeepAlive }, 0, 24*time.Hour)},
 	{"tcp-r2", "", "2m", "how long TCP retransmits data without an acknowledgement before it ends the connection (R2)", duration(func(s *settings) *time.Duration { return &s.TCPR2 }, time.Second, 24*time.Hour)},
@@ -411,6 +412,11 @@ func oneOf(field func(*settings) *string, values ...string) func(*settings, stri
 		*field(s) = v
 		return nil
 	}
+}
+
+func congestion(s *settings, v string) (err error) {
+	s.Congestion, err = tcp.ParseCongestionControl(v)
+	return err
 }
 
 func number(field func(*settings) *int, least, most int) func(*settings, string) error {

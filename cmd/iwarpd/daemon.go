@@ -122,7 +122,7 @@ func sctpConfig(s *settings) dataplane.SCTPConfig {
 func tcpConfig(s *settings) tcp.Config {
 	c := tcp.DefaultConfig()
 	c.RcvWindow, c.MaxHeld = s.RcvWindow, 0 // MaxHeld: as many as queue-memory allows
-	c.CongestionControl = congestion[s.Congestion]
+	c.CongestionControl = s.Congestion
 	const probes = 6
 	c.KeepAliveIdle = s.KeepAlive
 	c.KeepAliveInterval = max(s.KeepAlive/probes, time.Second)
@@ -130,8 +130,6 @@ func tcpConfig(s *settings) tcp.Config {
 	c.DataTimeout, c.SynTimeout, c.UserTimeout, c.TimeWait = s.TCPR2, s.TCPR2SYN, s.UserTimeout, s.TimeWait
 	return c
 }
-
-var congestion = map[string]tcp.CongestionControl{"cubic": tcp.CUBIC, "newreno": tcp.NewReno, "dctcp": tcp.DCTCP}
 
 func bpfMode(s string) bpf.Mode {
 	switch s {

@@ -40,8 +40,6 @@ type node struct {
 	port  uint16
 }
 
-var congestion = map[string]tcp.CongestionControl{"": tcp.CUBIC, "cubic": tcp.CUBIC, "newreno": tcp.NewReno, "reno": tcp.NewReno, "dctcp": tcp.DCTCP}
-
 // newNode makes a node on an interface.
 func newNode(o *options) (_ *node, err error) {
 	runtime.LockOSThread() // interfaces belong to the thread's network namespace
@@ -102,9 +100,16 @@ func newNode(o *options) (_ *node, err error) {
 
 // nodeOver makes a node on the queues of an interface. They are the caller's to close.
 func nodeOver(o *options, links []link.Link, resolver dataplane.Resolver, fragments dataplane.FragmentSource) (*node, error) {
-	cc, ok := congestion[o.cc]
-	if !ok {
-		return nil, fmt.Errorf("no congestion control %q", o.cc)
+	name := o.cc
+	switch name {
+	case "":
+		name = "cubic"
+	case "reno": // as the kernel calls it
+		name = "newreno"
+	}
+	cc, err := tcp.ParseCongestionControl(name)
+	if err != nil {
+		return nil, fmt.Errorf("congestion control %q %w", o.cc, err)
 	}
 	n := &node{o: o, resolver: resolver, conns: map[dataplane.ConnID]*conn{}, accepted: make(chan *conn, 1<<16), port: firstPort}
 	cfg := tcp.DefaultConfig()
@@ -119,7 +124,6 @@ func nodeOver(o *options, links []link.Link, resolver dataplane.Resolver, fragme
 	for _, l := range links {
 		queues = append(queues, dataplane.Queue{Link: l, CPU: -1, PartialChecksums: o.partial})
 	}
-	var err error
 	n.engine, err = dataplane.New(dataplane.Config{
 		Fragments: fragments, OnEvent: n.event, TCP: &cfg, StreamBuffer: 2 * o.rcvWindow, SendBuffer: o.queue, MaxConns: 1 << 16,
 	}, queues, resolver)
