@@ -1,6 +1,6 @@
-// Package handoff moves frames and connections between workers: a directory of which
-// worker has what, the connections whose first answer may come to another worker,
-// and rings of frames. W is a worker.
+// Package handoff moves frames and connections between workers. It has a directory of the
+// worker of each connection, the connections whose first answer may arrive at another worker,
+// and rings of frames. W is the type of a worker.
 package handoff
 
 import (
@@ -12,17 +12,16 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// Key names a connection or an association to all workers.
+// Key identifies a connection or an association among all workers.
 type Key struct {
 	Flow pkt.Flow
-	SCTP bool   // in UDP too
+	SCTP bool   // also for SCTP in UDP
 	Host bool   // between programs of this host: no frame is of it
-	Tag  uint32 // SCTP: from a further address of a peer, with this verification tag; 0: from the first
+	Tag  uint32 // SCTP: verification tag of a further address of a peer; 0 for the first address
 }
 
-// Directory says which worker, a W, has a connection or an association. Workers read
-// and change it without locks: a bucket is replaced whole. A nil Directory is that of a
-// single worker: it is empty, and stays so.
+// Directory maps connections and associations to workers. It is used without locks: each change
+// replaces a whole bucket. A nil Directory, for a single worker, is always empty.
 type Directory[W comparable] struct {
 	seed    maphash.Seed
 	buckets [1 << 14]atomic.Pointer[[]entry[W]]
@@ -33,7 +32,7 @@ type entry[W comparable] struct {
 	w   W
 }
 
-// NewDirectory makes an empty one.
+// NewDirectory returns an empty Directory.
 func NewDirectory[W comparable]() *Directory[W] {
 	return &Directory[W]{seed: maphash.MakeSeed()}
 }
@@ -42,7 +41,7 @@ func (d *Directory[W]) bucket(k *Key) *atomic.Pointer[[]entry[W]] {
 	return &d.buckets[maphash.Comparable(d.seed, *k)%uint64(len(d.buckets))]
 }
 
-// Find returns the worker that has k, the zero W if none has.
+// Find returns the worker that owns k, or the zero W.
 func (d *Directory[W]) Find(k *Key) (w W) {
 	if d == nil {
 		return w
@@ -57,7 +56,7 @@ func (d *Directory[W]) Find(k *Key) (w W) {
 	return w
 }
 
-// Put enters k as w's, unless it is another's.
+// Put makes w the owner of k, unless k has another owner.
 func (d *Directory[W]) Put(k Key, w W) {
 	d.change(&k, func(b []entry[W], at int) []entry[W] {
 		if at >= 0 {
@@ -80,7 +79,7 @@ func (d *Directory[W]) Move(k Key, from, to W) {
 	})
 }
 
-// Remove takes k out if it is w's.
+// Remove removes k if w owns it.
 func (d *Directory[W]) Remove(k Key, w W) {
 	d.change(&k, func(b []entry[W], at int) []entry[W] {
 		if at < 0 || b[at].w != w {
@@ -90,8 +89,8 @@ func (d *Directory[W]) Remove(k Key, w W) {
 	})
 }
 
-// change replaces the bucket of k by what f makes of it without changing it; at is
-// where k stands, or -1. Nothing changes when f returns nil.
+// change replaces the bucket of k by the result of f, which must not modify its argument; at is
+// the index of k, or -1. If f returns nil, nothing changes.
 func (d *Directory[W]) change(k *Key, f func(b []entry[W], at int) []entry[W]) {
 	if d == nil {
 		return
@@ -110,7 +109,7 @@ func (d *Directory[W]) change(k *Key, f func(b []entry[W], at int) []entry[W]) {
 	}
 }
 
-// Len returns how many keys there are.
+// Len returns the number of keys.
 func (d *Directory[W]) Len() int {
 	n := 0
 	for i := range d.buckets {
@@ -121,16 +120,16 @@ func (d *Directory[W]) Len() int {
 	return n
 }
 
-// Dialing is the connections that wait for the peer's first answer. It may come to
-// another queue than the request went out on; the worker of that queue then asks the
-// one that dials for the connection.
+// Dialing holds the connections that wait for the peer's first answer, which may arrive on
+// another queue than that of the request. The worker of that queue then takes over the
+// connection from the worker that dialed it.
 type Dialing[W comparable] struct {
-	n  atomic.Int32 // of m
+	n  atomic.Int32 // len(m)
 	mu sync.Mutex
 	m  map[Key]W
 }
 
-// Add notes that w dials k.
+// Add records that w dials k.
 func (d *Dialing[W]) Add(k Key, w W) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -141,7 +140,7 @@ func (d *Dialing[W]) Add(k Key, w W) {
 	d.n.Store(int32(len(d.m)))
 }
 
-// Remove ends that, if w does.
+// Remove removes k if w dials it.
 func (d *Dialing[W]) Remove(k Key, w W) {
 	if d.n.Load() == 0 {
 		return
@@ -154,7 +153,7 @@ func (d *Dialing[W]) Remove(k Key, w W) {
 	}
 }
 
-// Find returns the worker that dials k, the zero W if none does.
+// Find returns the worker that dials k, or the zero W.
 func (d *Dialing[W]) Find(k Key) (w W) {
 	if d.n.Load() == 0 {
 		return w
@@ -164,5 +163,5 @@ func (d *Dialing[W]) Find(k Key) (w W) {
 	return d.m[k]
 }
 
-// Len returns how many there are.
+// Len returns the number of connections.
 func (d *Dialing[W]) Len() int { return int(d.n.Load()) }

@@ -7,20 +7,20 @@ import (
 	"github.com/iwarpd/iwarpd/internal/ring"
 )
 
-// ringMemory is what the frames of a Ring take, in bytes, and leastFrames how many
-// there are at least.
+// ringMemory is the memory for the frames of a Ring, in bytes, and leastFrames the minimum
+// number of frames.
 const (
 	ringMemory  = 4 << 20
 	leastFrames = 64
 )
 
-// Ring carries frames from one worker to another, and their buffers back.
+// Ring passes frames from one worker to another, and returns their buffers.
 type Ring struct {
 	size int // bytes of a buffer
 	mem  []byte
 	lens []uint32 // by buffer
 	full []uint32 // buffers with frames
-	back []uint32 // buffers that are free again
+	back []uint32 // free buffers
 
 	_                  [64]byte
 	fullProd, backCons atomic.Uint32 // written by the sender
@@ -32,12 +32,12 @@ type Ring struct {
 	fullCons, backProd atomic.Uint32 // written by the receiver
 	get                ring.Consumer
 	give               ring.Producer
-	hand               uint32 // in hand, if busy
+	hand               uint32 // current frame, if busy is set
 	busy               bool
-	kept               int // buffers held by connections
+	kept               int // held by connections
 }
 
-// NewRing makes a ring for frames of at most size bytes.
+// NewRing returns a ring for frames of at most size bytes.
 func NewRing(size int) *Ring {
 	size = (size + 63) &^ 63
 	n := leastFrames
@@ -53,7 +53,7 @@ func NewRing(size int) *Ring {
 	return r
 }
 
-// Send copies a frame into the ring. It reports whether there was room.
+// Send copies a frame into the ring. It returns false if the ring is full.
 func (r *Ring) Send(f *link.Frame) bool {
 	if len(r.free) == 0 {
 		first, n := r.take.Peek(uint32(len(r.back)))
@@ -83,7 +83,7 @@ func (r *Ring) Send(f *link.Frame) bool {
 	return true
 }
 
-// Receive takes the next frame, which is in hand until Release or Keep.
+// Receive returns the next frame, which is the current one until Release or Keep.
 func (r *Ring) Receive(f *link.Frame) bool {
 	at, n := r.get.Peek(1)
 	if n == 0 {
@@ -97,7 +97,7 @@ func (r *Ring) Receive(f *link.Frame) bool {
 	return true
 }
 
-// Release gives back the frame in hand, if there is one.
+// Release returns the current frame's buffer, if there is one.
 func (r *Ring) Release() {
 	if r.busy {
 		r.busy = false
@@ -105,11 +105,11 @@ func (r *Ring) Release() {
 	}
 }
 
-// MayKeep reports whether the frame in hand may be kept. Half of the buffers pass
-// frames whatever happens: among them is the one that fills the gap.
+// MayKeep reports whether the current frame may be kept. Half of the buffers are reserved for
+// passing frames, so that the one that fills the gap can always arrive.
 func (r *Ring) MayKeep() bool { return r.kept < len(r.full)/2 }
 
-// Keep leaves the frame in hand with a connection, until Unkeep.
+// Keep lets a connection hold the current frame until Unkeep.
 func (r *Ring) Keep() {
 	r.busy = false
 	r.kept++
@@ -121,13 +121,13 @@ func (r *Ring) Unkeep(f *link.Frame) {
 }
 
 func (r *Ring) giveBack(i uint32) {
-	at, _ := r.give.Reserve(1) // there are no more buffers than places
+	at, _ := r.give.Reserve(1) // a place exists for every buffer
 	r.back[r.give.Mask(at)] = i
 	r.give.Submit()
 }
 
-// Len returns how many buffers are kept, and how many the sender can have, now or when
-// it looks, of how many. It is for when neither side is at work.
+// Len returns the number of buffers that are kept, that the sender can use, and in total.
+// Neither side may be active.
 func (r *Ring) Len() (kept, free, all int) {
 	_, n := r.take.Peek(uint32(len(r.back)))
 	return r.kept, len(r.free) + int(n), len(r.full)

@@ -5,20 +5,20 @@ package link
 
 import "time"
 
-// MaxPieces is the most pieces that a received frame comes in: those of a super-frame,
-// an IP packet of 64 KiB, in chunks of 4 KiB of which the first has headroom.
+// MaxPieces is the maximum number of pieces of a received frame: those of a super-frame, an IP
+// packet of 64 KiB, in chunks of 4 KiB of which the first has headroom.
 const MaxPieces = 18
 
-// HeaderRoom is what a frame may have beyond the MTU: Ethernet and two tags.
+// HeaderRoom is the maximum length of the headers before the IP packet: Ethernet and two tags.
 const HeaderRoom = 14 + 2*4
 
-// Frame is a received frame. Its bytes stay valid, and its owner's to change,
-// until Release.
+// Frame is a received frame. Its bytes are valid, and may be modified by its owner, until
+// Release.
 type Frame struct {
 	Pieces [MaxPieces][]byte
-	N      int // how many pieces
+	N      int // number of pieces
 
-	// IDs is the Link's own record of where the pieces lie.
+	// IDs locate the pieces, for use by the Link.
 	IDs [MaxPieces]uint64
 }
 
@@ -31,35 +31,34 @@ func (f *Frame) Len() int {
 	return n
 }
 
-// Slot names a TX buffer: SlotSize contiguous bytes, owned by the worker
-// between Alloc and Free.
+// Slot identifies a TX buffer: SlotSize contiguous bytes, owned by the worker between Alloc and
+// Free.
 type Slot uint32
 
-// NoSlot is no slot.
+// NoSlot is an invalid Slot.
 const NoSlot Slot = ^Slot(0)
 
-// Link is one queue of an interface. One worker uses it: nothing in it is safe
-// for two goroutines. Methods that move frames never block and never allocate.
+// Link is one queue of an interface. It is not safe for concurrent use. Methods that move
+// frames never block and never allocate.
 type Link interface {
 	// Receive fills fs with up to len(fs) frames and returns how many.
 	Receive(fs []Frame) int
-	// Release gives a received frame back, as seen by others at the next Receive,
-	// Flush or Wait. Each frame is released once.
+	// Release releases a received frame, at the latest at the next Receive, Flush or Wait.
+	// Each frame must be released once.
 	Release(f *Frame)
-	// RxFrames is how many frames of the MTU there is memory for, those that are
-	// to be received included.
+	// RxFrames returns the number of frames of the MTU that fit in the receive memory.
 	RxFrames() int
 
-	// Alloc takes a free TX slot, the one freed last.
+	// Alloc allocates a TX slot, preferably the one freed last.
 	Alloc() (Slot, bool)
-	// Free gives a slot back. It must not be posted: see Reap.
+	// Free frees a slot, which must not be posted: see Reap.
 	Free(Slot)
-	// FreeSlots is how many slots Alloc can still give, Slots how many there
-	// are, SlotSize how many bytes each has: at least MTU+HeaderRoom.
+	// FreeSlots returns the number of free slots, Slots the total number, and SlotSize
+	// their length in bytes, at least MTU+HeaderRoom.
 	FreeSlots() int
 	Slots() int
 	SlotSize() int
-	// Bytes returns the whole slot.
+	// Bytes returns the bytes of a slot.
 	Bytes(Slot) []byte
 
 	// Post queues bytes [off,off+n) of s as one frame, which must not change
@@ -68,24 +67,23 @@ type Link interface {
 	// than MTU+HeaderRoom, or outside the slot, is counted in TxInvalid, not
 	// sent, and reaped like any other.
 	Post(s Slot, off, n int) bool
-	// Flush hands what was posted to the kernel, or to the peer. It never
-	// sleeps; what the kernel did not take now it takes at a later Flush.
+	// Flush passes the posted frames to the kernel or the peer. It never sleeps; frames
+	// that the kernel does not accept are passed at a later Flush.
 	Flush()
-	// Reap fills done with slots whose posted frame the link has finished
-	// with, and returns how many. Each Post that returned true is reaped
-	// exactly once.
+	// Reap fills done with slots whose posted frame the link no longer needs, and returns
+	// their number. Each Post that returned true is reaped exactly once.
 	Reap(done []Slot) int
 
-	// Wait sleeps until a frame can be received, wakefd is readable, or timeout
-	// has passed. It reports whether wakefd is readable. A negative timeout is
-	// none; wakefd -1 is none.
+	// Wait waits until a frame can be received, wakefd is readable, or the timeout has
+	// elapsed. It reports whether wakefd is readable. A negative timeout means none; wakefd
+	// may be -1.
 	Wait(timeout time.Duration, wakefd int) (woken bool)
 
-	// MTU is the largest IP packet that the link carries.
+	// MTU returns the length of the largest IP packet that the link can carry.
 	MTU() int
-	// Stats fills in the counters, which only ever grow.
+	// Stats stores the counters, which never decrease.
 	Stats(*Stats)
-	// Close releases everything; slots and frames are gone.
+	// Close closes the link. All slots and frames become invalid.
 	Close() error
 }
 
@@ -94,14 +92,14 @@ type Stats struct {
 	RxFrames, RxBytes uint64
 	TxFrames, TxBytes uint64 // posted and taken by the link
 
-	RxDropped    uint64 // lost for another reason than the two below
-	RxRingFull   uint64 // lost because the worker did not receive in time
-	RxFillEmpty  uint64 // lost, or made to wait, because no RX buffer was free
-	RxInvalid    uint64 // chains too long, descriptors out of range
-	TxInvalid    uint64 // frames of an impossible length, or refused by the kernel
+	RxDropped    uint64 // lost for other reasons
+	RxRingFull   uint64 // lost because the RX ring was full
+	RxFillEmpty  uint64 // lost or delayed because no RX buffer was free
+	RxInvalid    uint64 // chains that are too long, invalid descriptors
+	TxInvalid    uint64 // invalid frames, or refused by the kernel
 	TxRingFull   uint64 // Posts that returned false
-	TxErrors     uint64 // system calls that failed otherwise than by asking to try again
+	TxErrors     uint64 // system calls that failed, except with EAGAIN
 	Kicks        uint64 // system calls made to send
-	Wakes        uint64 // Waits that really slept
+	Wakes        uint64 // calls of Wait that slept
 	TxIncomplete uint64 // Flushes that left frames in the ring
 }

@@ -29,94 +29,92 @@ const (
 	GroupShare  = 4
 )
 
-// Grant is what a member may send in its turn of the round, and why it stopped.
+// Grant is what a member may send in its turn, and why it stopped.
 type Grant struct {
-	Left  int    // cost, in bytes; the last record may overdraw it
-	until uint64 // what Scheduler.composed may come to; 0: anything
+	Left  int    // cost in bytes; the last record may exceed it
+	until uint64 // limit of Scheduler.composed; 0: none
 	Why   Stop
 }
 
-// Part returns a grant of left bytes that ends with g at the latest.
+// Part returns a grant of left bytes that ends no later than g.
 func (g *Grant) Part(left int) Grant { return Grant{Left: left, until: g.until} }
 
 // Stop is why a member stopped sending.
 type Stop uint8
 
-// The reasons.
+// Reasons to stop.
 const (
 	Idle  Stop = iota // nothing to send, or the window is closed: an event follows when that changes
-	Spent             // the rest has its turn after the others
+	Spent             // the grant is used up; the rest waits for the next turn
 	Slots             // no TX slot is free
-	Share             // too many slots wait for the peer, which brings an event
+	Share             // too many slots of the member wait for acknowledgements, which will cause an event
 )
 
-// Member is a sender with a place of its own: a connection or an association. T is
-// what owns it.
+// Member is a sender: a connection or an association. T is the type of its owner.
 type Member[T any] struct {
 	Owner  T
 	group  *Group[T]
-	queued bool // in the group's round
+	queued bool // in its group's round
 	gone   bool
 	credit int // what it may still send before others, in bytes of cost
-	slots  int // TX slots that wait for the peer's acknowledgement
+	slots  int // TX slots not yet acknowledged by the peer
 }
 
-// Group returns that of m.
+// Group returns the group of m.
 func (m *Member[T]) Group() *Group[T] { return m.group }
 
-// Queued reports whether m waits for its turn.
+// Queued reports whether m is waiting for its turn.
 func (m *Member[T]) Queued() bool { return m.queued }
 
-// Slots returns how many TX slots of m wait for the peer's acknowledgement.
+// Slots returns the number of TX slots of m that are not yet acknowledged.
 func (m *Member[T]) Slots() int { return m.slots }
 
-// Group is the members of one client.
+// Group holds the members of one client.
 type Group[T any] struct {
-	queue  round[*Member[T]] // those that have something to send
+	queue  round[*Member[T]] // members with something to send
 	queued bool              // in the scheduler's round
-	credit int               // as that of a member
-	slots  int               // of its members
+	credit int               // like that of a member
+	slots  int               // sum over its members
 }
 
-// Len returns how many members of the group wait for their turn.
+// Len returns the number of members waiting for their turn.
 func (g *Group[T]) Len() int { return g.queue.n }
 
 // Head returns the member whose turn is next, or nil.
 func (g *Group[T]) Head() *Member[T] { return g.queue.head() }
 
-// Queued reports whether the group waits for its turn.
+// Queued reports whether the group is waiting for its turn.
 func (g *Group[T]) Queued() bool { return g.queued }
 
-// Slots returns how many TX slots of its members wait for acknowledgement.
+// Slots returns the number of its members' TX slots that are not yet acknowledged.
 func (g *Group[T]) Slots() int { return g.slots }
 
-// Scheduler is the round of one worker.
+// Scheduler is the scheduler of one worker.
 type Scheduler[T any] struct {
-	ready    round[*Group[T]] // have something to send
+	ready    round[*Group[T]] // groups with something to send
 	grant    Grant            // in use
 	quantum  int
-	free     func() int // TX slots that records may take
+	free     func() int // returns the number of TX slots available to records
 	send     func(T, *Grant) int
-	composed uint64 // records, ever
-	starved  bool   // none since TX slots were short
-	times    uint64 // that it starved
+	composed uint64 // total number of records
+	starved  bool   // TX slots ran out, and nothing has been composed since
+	times    uint64 // number of times that happened
 }
 
-// Init sets the MTU, of which the quantum is at least one. free returns how many TX slots
-// records may take; send makes a member send what its grant lets it, and returns how much
-// that was.
+// Init sets the MTU, which is the minimum of the quantum. free returns the number of TX slots
+// available to records. send makes a member send what its grant allows, and returns the amount.
 func (s *Scheduler[T]) Init(mtu int, free func() int, send func(T, *Grant) int) {
 	s.quantum, s.free, s.send = max(minQuantum, mtu), free, send
 }
 
-// Quantum returns what a member may send in its turn of the round, in bytes of cost.
+// Quantum returns the cost in bytes that a member may send per turn.
 func (s *Scheduler[T]) Quantum() int { return s.quantum }
 
-// Starved returns how often sending stopped because all TX slots waited for peers'
+// Starved returns how many times sending stopped because all TX slots were waiting for
 // acknowledgements.
 func (s *Scheduler[T]) Starved() uint64 { return s.times }
 
-// Join makes m a member of g. It takes its slots along, and its place in a round.
+// Join makes m a member of g. m keeps its slots and its place in the round.
 func (s *Scheduler[T]) Join(m *Member[T], g *Group[T]) {
 	queued := m.queued
 	s.Leave(m)
@@ -127,7 +125,7 @@ func (s *Scheduler[T]) Join(m *Member[T], g *Group[T]) {
 	}
 }
 
-// Leave takes m out of its group, if it has one, and out of the round.
+// Leave removes m from its group, if any, and from the round.
 func (s *Scheduler[T]) Leave(m *Member[T]) {
 	s.Remove(m)
 	if m.group != nil {
@@ -136,7 +134,7 @@ func (s *Scheduler[T]) Leave(m *Member[T]) {
 	}
 }
 
-// Enqueue gives m a place in the round of its group.
+// Enqueue adds m to the round of its group.
 func (s *Scheduler[T]) Enqueue(m *Member[T]) {
 	if m.queued {
 		return
@@ -150,7 +148,7 @@ func (s *Scheduler[T]) Enqueue(m *Member[T]) {
 	}
 }
 
-// Remove takes m out of the round.
+// Remove removes m from the round.
 func (s *Scheduler[T]) Remove(m *Member[T]) {
 	if m.queued {
 		m.queued = false
@@ -158,11 +156,11 @@ func (s *Scheduler[T]) Remove(m *Member[T]) {
 	}
 }
 
-// End notes that m has ended: it gets no further turn.
+// End marks m as ended: it gets no further turns.
 func (m *Member[T]) End() { m.gone = true }
 
-// Serve goes on with the round until the turn is over, or the slots are used up. It
-// returns how much was sent.
+// Serve continues the round until the turn's budget or the slots are used up. It returns the
+// amount sent.
 func (s *Scheduler[T]) Serve() int {
 	work, passed := 0, 0
 	until := s.composed + turnBudget
@@ -181,7 +179,7 @@ func (s *Scheduler[T]) Serve() int {
 		if g.slots >= GroupShare*free {
 			if passed++; passed > s.ready.n {
 				s.Starve()
-				break // peers have to acknowledge first
+				break // wait for acknowledgements
 			}
 			s.ready.push(s.ready.pop())
 			continue
@@ -214,7 +212,7 @@ func (s *Scheduler[T]) Serve() int {
 		work += s.send(m.Owner, gr)
 		g.credit -= m.credit - gr.Left
 		m.credit = gr.Left
-		if alone { // not for the time when others have come
+		if alone { // the grant was larger because no others were waiting
 			m.credit, g.credit = min(m.credit, s.quantum), min(g.credit, s.quantum)
 		}
 		switch {
@@ -239,8 +237,8 @@ func (s *Scheduler[T]) Serve() int {
 	return work
 }
 
-// Starve notes that what has windows and something to send stops for want of TX
-// slots, which wait for the peers' acknowledgements.
+// Starve records that a sender with open windows and something to send stopped because no TX
+// slot was free.
 func (s *Scheduler[T]) Starve() {
 	if !s.starved {
 		s.starved = true
@@ -248,7 +246,7 @@ func (s *Scheduler[T]) Starve() {
 	}
 }
 
-// May reports whether m may compose one more record. If not, g.Why says why.
+// May reports whether m may compose another record. If not, g.Why has the reason.
 func (s *Scheduler[T]) May(m *Member[T], g *Grant) bool {
 	free := s.free()
 	switch {
@@ -264,7 +262,7 @@ func (s *Scheduler[T]) May(m *Member[T], g *Grant) bool {
 	return false
 }
 
-// Own notes that m has composed a record, in one slot more, until Disown.
+// Own counts a slot with a record of m, until Disown.
 func (s *Scheduler[T]) Own(m *Member[T]) {
 	m.slots++
 	m.group.slots++
@@ -278,23 +276,22 @@ func (s *Scheduler[T]) Compose(n int) {
 	s.starved = false
 }
 
-// Disown notes that the peer of m has acknowledged a slot.
+// Disown counts a slot of m that was acknowledged.
 func (s *Scheduler[T]) Disown(m *Member[T]) {
 	m.slots--
 	m.group.slots--
 }
 
-// A round is a queue of those that wait for their turn. Once it has had room for
-// as many it allocates nothing.
+// A round is a FIFO queue. It allocates only to grow.
 type round[T comparable] struct {
-	q     []T // as a ring; its length is a power of two
+	q     []T // ring buffer; its length is a power of two
 	first int
 	n     int
 }
 
 func (r *round[T]) at(i int) *T { return &r.q[(r.first+i)&(len(r.q)-1)] }
 
-// head returns the first, the zero value if there is none.
+// head returns the first element, or the zero value.
 func (r *round[T]) head() (v T) {
 	if r.n > 0 {
 		v = *r.at(0)
@@ -326,7 +323,7 @@ func (r *round[T]) grow() {
 	r.q, r.first = q, 0
 }
 
-// pop takes the first out; there must be one.
+// pop removes the first element; there must be one.
 func (r *round[T]) pop() T {
 	p := r.at(0)
 	v := *p

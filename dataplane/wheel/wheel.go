@@ -1,5 +1,5 @@
-// Package wheel is a hierarchical timing wheel: timers that are armed, moved and
-// stopped often and seldom expire.
+// Package wheel implements a hierarchical timing wheel, for timers that are often armed, moved
+// and stopped, but rarely expire.
 package wheel
 
 import (
@@ -13,10 +13,10 @@ import (
 // it; one that expires too early is a no-op in the cores and is armed again, so a
 // deadline that moves later costs nothing. T is what owns a timer.
 type Wheel[T any] struct {
-	tick   uint64 // the last tick that was expired
+	tick   uint64 // the last expired tick
 	levels [wheelLevels][wheelSlots]Timer[T]
-	n      [wheelLevels]int // timers on each level
-	count  int              // on all
+	n      [wheelLevels]int // timers per level
+	count  int              // total number of timers
 	fire   func(T)
 }
 
@@ -66,7 +66,7 @@ func (w *Wheel[T]) Arm(t *Timer[T], at clock.Time) {
 	w.insert(t, w.tick+1)
 }
 
-// Stop takes t out of the wheel, if it is in it.
+// Stop disarms t if it is armed.
 func (w *Wheel[T]) Stop(t *Timer[T]) {
 	if !t.Armed() {
 		return
@@ -81,8 +81,7 @@ func (w *Wheel[T]) unlink(t *Timer[T]) {
 	w.count--
 }
 
-// insert puts t in the slot of its tick; first is the earliest tick that has
-// not been expired.
+// insert adds t to the slot of its tick; first is the earliest tick that has not expired.
 func (w *Wheel[T]) insert(t *Timer[T], first uint64) {
 	// Round up: a timer never fires before its time.
 	tick := max(first, (uint64(t.at)+uint64(Tick)-1)/uint64(Tick))
@@ -95,7 +94,7 @@ func (w *Wheel[T]) insert(t *Timer[T], first uint64) {
 		t.level = 1
 		h = &w.levels[1][tick/wheelSlots%wheelSlots]
 	default:
-		// Beyond the last level: as far as that goes, and from there again.
+		// Beyond the last level: wait there for another round.
 		tick = first + min(d, wheelSlots*wheelSlots*wheelSlots-1)
 		t.level = 2
 		h = &w.levels[2][tick/(wheelSlots*wheelSlots)%wheelSlots]
@@ -106,7 +105,7 @@ func (w *Wheel[T]) insert(t *Timer[T], first uint64) {
 	w.count++
 }
 
-// Expire fires each timer due at now, and returns how many there were.
+// Expire fires all timers due at now, and returns their number.
 func (w *Wheel[T]) Expire(now clock.Time) int {
 	end := uint64(now) / uint64(Tick)
 	fired := 0
@@ -115,7 +114,7 @@ func (w *Wheel[T]) Expire(now clock.Time) int {
 			w.tick = end
 			break
 		}
-		// Empty levels are passed in one step, to just before their next cascade.
+		// Skip empty levels up to their next cascade.
 		if w.n[0] == 0 {
 			skip := uint64(wheelSlots)
 			if w.n[1] == 0 {
@@ -152,7 +151,7 @@ func (w *Wheel[T]) cascade(h *Timer[T]) {
 		w.unlink(t)
 		w.insert(t, w.tick)
 		if t == last {
-			break // what lies beyond the wheel may have come back to this slot
+			break // timers beyond the wheel's range may have been reinserted here
 		}
 	}
 }
@@ -179,5 +178,5 @@ func (w *Wheel[T]) Next() clock.Time {
 	return first
 }
 
-// Len returns how many timers are armed.
+// Len returns the number of armed timers.
 func (w *Wheel[T]) Len() int { return w.count }

@@ -6,27 +6,26 @@ import (
 	"github.com/safchain/ethtool"
 )
 
-// Offloads says what of a kernel's TCP passes an interface.
+// Offloads describes properties of an interface and its offloads.
 type Offloads struct {
-	// Local: the interface is virtual, and a kernel on this machine may be at its other
-	// end, which leaves checksums partial and segments longer than the MTU.
+	// Local: the interface is virtual. A kernel on this host may be at its other end, and
+	// send partial checksums and segments longer than the MTU.
 	Local bool
-	// SKB: each frame is a buffer of the kernel's already when it comes to the interface,
-	// so that XDP has to copy it.
+	// SKB: frames are already in buffers of the kernel when they reach the interface, so
+	// XDP must copy them.
 	SKB bool
-	// Segmentation: the interface takes TCP segments that are to be cut up.
+	// Segmentation: the interface has TCP segmentation offload.
 	Segmentation bool
 }
 
-// FindOffloads asks the kernel about an interface of the calling thread's network
-// namespace.
+// FindOffloads queries an interface of the calling thread's network namespace.
 func FindOffloads(ifname string) (o Offloads, err error) {
 	e, err := ethtool.NewEthtool()
 	if err != nil {
 		return o, fmt.Errorf("xsk: ethtool: %w", err)
 	}
 	defer e.Close()
-	// Some drivers have no name, or no features; those are no virtual links.
+	// Drivers without a name or features are not virtual links.
 	if driver, err := e.DriverName(ifname); err == nil {
 		switch driver {
 		case "veth", "tun":

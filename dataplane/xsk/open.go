@@ -19,19 +19,19 @@ import (
 	"github.com/iwarpd/iwarpd/internal/ring"
 )
 
-// Mode says how the socket moves frames. It goes with how the XDP program is
-// attached: bpf.Generic and Generic, else Native or ZeroCopy.
+// Mode is how a socket moves frames. It must match how the XDP program is attached: Generic for
+// bpf.Generic, otherwise Native or ZeroCopy.
 type Mode uint8
 
-// The modes.
+// Modes.
 const (
 	// Auto is Generic on veth and tap devices, else Native.
 	Auto Mode = iota
-	// Native uses zero-copy where the driver has it, else copies.
+	// Native uses zero-copy if the driver supports it, and otherwise copies.
 	Native
-	// Generic copies out of skbs: works with every driver.
+	// Generic copies frames from skbs. It works with all drivers.
 	Generic
-	// ZeroCopy is Native that fails where the driver would copy.
+	// ZeroCopy is Native, but fails if the driver does not support zero-copy.
 	ZeroCopy
 )
 
@@ -62,10 +62,10 @@ const (
 	DefaultBindRetry = 5 * time.Second
 )
 
-// rxHeadroom is what the kernel leaves free in front of a received frame.
+// rxHeadroom is the room that the kernel leaves before a received frame.
 const rxHeadroom = unix.XDP_PACKET_HEADROOM
 
-// Config says which queue to open and how. Zero fields mean the defaults.
+// Config configures a Socket. Zero fields mean the defaults.
 type Config struct {
 	Interface string // in the network namespace of the calling thread
 	Queue     int
@@ -76,22 +76,21 @@ type Config struct {
 	FrameSize int // bytes of a chunk: 2048 or 4096
 	Ring      int // entries of each of the four rings: a power of two
 
-	// SlotChunks is how many adjacent chunks make a TX slot; 0: as many as a
-	// frame of the MTU needs, or half a chunk where that is enough.
+	// SlotChunks is the number of adjacent chunks per TX slot; 0 means as many as a frame
+	// of the MTU needs, or half a chunk if that suffices.
 	SlotChunks int
 	slotSize   int // bytes
 
-	// Super sends super-frames where the kernel takes them, unless it is zero-copy: the
-	// driver's own ring is faster then.
+	// Super sends super-frames if the kernel supports them, except in zero-copy mode, where
+	// the driver's own ring is faster.
 	Super bool
 
-	// Budget is how many frames the kernel may send in one system call; older
-	// kernels keep to 32.
+	// Budget is the number of frames that the kernel may send per system call; older
+	// kernels always use 32.
 	Budget int
 
-	// BindRetry is for how long to try again while the queue is busy: the
-	// kernel gives back the queue of a socket that was closed, or of a process
-	// that died, only after a while. Negative: do not.
+	// BindRetry is how long to retry while the queue is busy: the kernel releases the queue
+	// of a closed socket or a dead process only after a while. Negative means no retries.
 	BindRetry time.Duration
 }
 
@@ -133,8 +132,7 @@ func (c *Config) setDefaults(dev netlink.Link) error {
 	return nil
 }
 
-// txHeadroom is what an owner of a slot may want in front of what it sends, beside
-// the headers of the lower layers.
+// txHeadroom is room in a slot for the owner, in addition to the headers of the lower layers.
 const txHeadroom = 128
 
 // layoutSlots sets the size of the TX slots.
@@ -142,7 +140,7 @@ func (c *Config) layoutSlots() {
 	need := c.MTU + link.HeaderRoom
 	switch {
 	case c.SlotChunks == 0 && need+txHeadroom <= c.FrameSize/2:
-		// What waits for the peer's acknowledgement bounds what is under way.
+		// The slots that wait for acknowledgements bound the data in flight.
 		c.SlotChunks, c.slotSize = 1, c.FrameSize/2
 	case c.SlotChunks == 0:
 		c.SlotChunks = (need + c.FrameSize - 1) / c.FrameSize
@@ -152,26 +150,27 @@ func (c *Config) layoutSlots() {
 	}
 }
 
-// mtuPieces is the most chunks that a frame of the MTU may take; super-frames take more.
+// mtuPieces is the maximum number of chunks of a frame of the MTU; super-frames use more.
 const mtuPieces = 8
 
-// rxPieces is how many chunks a frame of the MTU arrives in.
+// rxPieces returns the number of chunks of a received frame of the MTU.
 func (c *Config) rxPieces() int {
 	return (c.MTU + link.HeaderRoom + rxHeadroom + c.FrameSize - 1) / c.FrameSize
 }
 
 // Errors of Open, for errors.Is.
 var (
-	// ErrBusy: another AF_XDP socket has the queue.
+	// ErrBusy means that another AF_XDP socket uses the queue.
 	ErrBusy = errors.New("another AF_XDP socket has this queue")
-	// ErrNoSG: the MTU needs frames of several pieces, which the kernel cannot.
+	// ErrNoSG means that the MTU needs frames of several fragments, which the kernel does
+	// not support.
 	ErrNoSG = errors.New("frames of several fragments need Linux 6.6 and driver support; lower the MTU to 3498")
-	// ErrPrivilege: the process lacks CAP_NET_RAW.
+	// ErrPrivilege means that the process lacks CAP_NET_RAW.
 	ErrPrivilege = errors.New("needs CAP_NET_RAW and locked memory (root, or AmbientCapabilities= and LimitMEMLOCK= in the unit)")
 )
 
-// Open opens an AF_XDP socket on a queue. Frames come once the XDP program sends
-// them to it: see bpf.Steering.SetSocket and FD.
+// Open opens an AF_XDP socket on a queue. It receives frames once the XDP program sends them to
+// it: see bpf.Steering.SetSocket and FD.
 func Open(cfg Config) (*Socket, error) {
 	s, err := open(cfg)
 	if err != nil {
@@ -210,14 +209,14 @@ func open(cfg Config) (_ *Socket, err error) {
 	s.zeroCopy = opts&unix.XDP_OPTIONS_ZEROCOPY != 0
 
 	if cfg.Super && !s.zeroCopy {
-		// A kernel that has none of it gets segments.
+		// A kernel without support for it gets segments.
 		s.SuperSocket, _ = link.OpenSuper(cfg.Interface)
 	}
 	s.layout()
 	return s, nil
 }
 
-// layout divides the memory and gives the kernel the first RX chunks.
+// layout divides the memory and fills the fill ring.
 func (s *Socket) layout() {
 	chunks, size := s.cfg.Frames/2, s.cfg.FrameSize
 	s.rxMem = uint64(chunks * size)
@@ -232,15 +231,15 @@ func (s *Socket) layout() {
 	s.refill()
 }
 
-// opening guards asavie/xdp's package variables, and the reading of
-// /proc/self/maps around its calls.
+// opening guards the package variables of asavie/xdp, and the reading of /proc/self/maps before
+// and after its calls.
 var opening sync.Mutex
 
-// onePiece is the longest frame that a driver receives in one page: 4096 bytes without the
-// headroom of XDP and the 320 of skb_shared_info.
+// onePiece is the longest frame that a driver receives into one page: 4096 bytes without XDP's
+// headroom and the 320 of skb_shared_info.
 const onePiece = 4096 - rxHeadroom - 320
 
-// needsSG reports whether a frame of the MTU can have several pieces.
+// needsSG reports whether a frame of the MTU may have several fragments.
 func (c *Config) needsSG() bool {
 	return c.rxPieces() > 1 || c.SlotChunks > 1 || c.MTU+link.HeaderRoom > onePiece
 }
@@ -284,7 +283,7 @@ func (s *Socket) bind(newSocket func(flags uint16) error) error {
 	}
 }
 
-// errnoError is an error of asavie/xdp with the errno that it shows only in its text.
+// errnoError is an error of asavie/xdp together with the errno that is only in its text.
 type errnoError struct {
 	error
 	errno unix.Errno
@@ -292,8 +291,8 @@ type errnoError struct {
 
 func (e errnoError) Unwrap() error { return e.errno }
 
-// withErrno returns err so that errors.Is finds the errno in it. asavie/xdp formats
-// every errno with %v, at the end of the text; this is the one place that reads it.
+// withErrno returns err so that errors.Is finds its errno. asavie/xdp formats every errno with
+// %v at the end of the text, which is parsed only here.
 func withErrno(err error) error {
 	for _, errno := range [...]unix.Errno{unix.EBUSY, unix.EPERM, unix.ENOBUFS, unix.EINVAL, unix.EOPNOTSUPP} {
 		if strings.HasSuffix(err.Error(), errno.Error()) {
@@ -348,10 +347,10 @@ func (s *Socket) newSocket(ifindex int, flags uint16) error {
 	return nil
 }
 
-// ownMaps returns the mappings of the socket ino that are in after and not in before.
-// Others of the process may map sockets of theirs meanwhile. Without an ino, since
-// the socket is closed already, it is that with a new fill ring, which only an AF_XDP
-// socket has: opening is held.
+// ownMaps returns the mappings of the socket ino that are in after and not in before, since
+// other sockets may be mapped concurrently. If the socket is closed and ino is unknown, they
+// are those of the socket with a new fill ring: opening is held, so no other AF_XDP socket can
+// have one.
 func ownMaps(before, after map[mapping]struct{}, ino uint64) (own []mapping) {
 	for m := range after {
 		if _, old := before[m]; !old && ino == 0 && m.pgoff == unix.XDP_UMEM_PGOFF_FILL_RING {
@@ -376,14 +375,14 @@ func (s *Socket) unmap() error {
 	return errors.Join(errs...)
 }
 
-// mapping is a piece of the address space, and what of which socket it shows.
+// mapping is a mapped region of a socket.
 type mapping struct {
 	addr, length uintptr
 	pgoff        uint64
 	ino          uint64 // of the socket
 }
 
-// socketMaps lists the sockets that are mapped into this process.
+// socketMaps returns the mappings of sockets in this process.
 func socketMaps() (map[mapping]struct{}, error) {
 	f, err := os.Open("/proc/self/maps")
 	if err != nil {
@@ -407,7 +406,7 @@ func socketMaps() (map[mapping]struct{}, error) {
 	return found, sc.Err()
 }
 
-// viewRings finds the four rings in the socket's mappings.
+// viewRings locates the four rings in the socket's mappings.
 func (s *Socket) viewRings() error {
 	off, err := mmapOffsets(s.fd)
 	if err != nil {
@@ -442,8 +441,7 @@ func (s *Socket) viewRings() error {
 	return nil
 }
 
-// Queues returns how many receive queues an interface has: how many sockets it
-// takes to see all of its frames.
+// Queues returns the number of receive queues of an interface.
 func Queues(name string) (int, error) {
 	dirs, err := os.ReadDir("/sys/class/net/" + name + "/queues")
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package xsk is a link.Link on an AF_XDP socket. github.com/asavie/xdp opens
-// and binds the socket; the four rings that it mapped are driven here, with
-// acquire and release, in batches, and without looking for free frames.
+// Package xsk implements link.Link on an AF_XDP socket. github.com/asavie/xdp opens and binds
+// the socket. This package drives the four rings itself, in batches and with acquire and
+// release semantics, without searching for free frames.
 package xsk
 
 import (
@@ -20,41 +20,41 @@ var (
 	_ link.Segmenter = (*Socket)(nil)
 )
 
-// Socket is an open queue. Like every Link it is for one goroutine. The first
-// half of its memory receives, the second half are the TX slots.
+// Socket is an open queue. Like every Link it is not safe for concurrent use. The first half of
+// its memory is for reception, the second half has the TX slots.
 type Socket struct {
-	link.Pool         // of the second half
-	*link.SuperSocket // nil: no super-frames
+	link.Pool         // in the second half
+	*link.SuperSocket // nil: not supported
 
 	cfg      Config
 	sock     *xdp.Socket
 	fd       int
 	umem     []byte
-	sg       bool // frames may have several pieces
+	sg       bool // frames may have several fragments
 	zeroCopy bool
 
-	maps                           []mapping // by asavie/xdp
+	maps                           []mapping // created by asavie/xdp
 	rxMap, txMap, fillMap, compMap ringMem
 	rxDescs, txDescs               []unix.XDPDesc
 	fillAddrs, compAddrs           []uint64
 	rx, comp                       ring.Consumer
 	tx, fill                       ring.Producer
 
-	rxMem uint64      // bytes that receive: [0,rxMem) of umem
-	spare []uint64    // RX chunks that are neither in the fill ring nor with the worker
-	keep  fillLevel   // how many are kept in the fill ring
-	left  []uint8     // by slot: descriptors of its posted frame that are not completed
-	dead  []link.Slot // posted, but not valid: to be reaped
+	rxMem uint64      // bytes for reception: [0,rxMem) of umem
+	spare []uint64    // RX chunks that are neither in the fill ring nor held by the worker
+	keep  fillLevel   // how many to keep in the fill ring
+	left  []uint8     // per slot: descriptors of its posted frame that are not completed
+	dead  []link.Slot // posted but invalid: to be reaped
 
 	behind bool // the kernel left frames in the TX ring at the last Flush
 	poll   [2]unix.PollFd
 	stats  link.Stats
 }
 
-// FD is the socket's descriptor, for bpf.Steering.SetSocket.
+// FD returns the socket's descriptor, for bpf.Steering.SetSocket.
 func (s *Socket) FD() int { return s.fd }
 
-// Mode is the mode that was got: ZeroCopy, or else Generic or Native as asked.
+// Mode returns the mode in use: ZeroCopy, or else Generic or Native as requested.
 func (s *Socket) Mode() Mode {
 	if s.zeroCopy {
 		return ZeroCopy
@@ -62,10 +62,10 @@ func (s *Socket) Mode() Mode {
 	return s.cfg.Mode
 }
 
-// ZeroCopy reports whether the driver moves frames without a copy.
+// ZeroCopy reports whether the driver avoids copying frames.
 func (s *Socket) ZeroCopy() bool { return s.zeroCopy }
 
-// Taken describes the mode in words: native or generic, and whether the kernel copies.
+// Taken describes the mode in use: native or generic, and whether the kernel copies.
 func (s *Socket) Taken() string {
 	switch s.Mode() {
 	case ZeroCopy:
@@ -85,8 +85,7 @@ func (s *Socket) RxFrames() int { return s.cfg.Frames / 2 / s.cfg.rxPieces() }
 // Receive is link.Link.Receive.
 func (s *Socket) Receive(fs []link.Frame) int {
 	s.refill()
-	// Of a chain of descriptors the last must be seen too, so all are asked
-	// for.
+	// All available descriptors are needed, since the last one of a chain must be seen too.
 	first, avail := s.rx.Peek(uint32(s.cfg.Ring))
 	if avail == 0 {
 		return 0
@@ -106,7 +105,7 @@ func (s *Socket) Receive(fs []link.Frame) int {
 				continue
 			}
 			if f.N == link.MaxPieces {
-				// Too long a chain: its pieces go back one by one.
+				// The chain is too long: release its chunks one by one.
 				ok = false
 				s.giveBack(d.Addr)
 				continue
@@ -116,7 +115,7 @@ func (s *Socket) Receive(fs []link.Frame) int {
 			f.N++
 		}
 		if !whole {
-			break // the rest of the chain is not here yet
+			break // the rest of the chain has not arrived
 		}
 		used = i
 		if !ok || f.N == 0 {
@@ -134,8 +133,8 @@ func (s *Socket) Receive(fs []link.Frame) int {
 	return n
 }
 
-// Release is link.Link.Release. The chunks are in the fill ring after the next
-// Receive, Flush or Wait.
+// Release implements link.Link. The chunks return to the fill ring at the next Receive, Flush
+// or Wait.
 func (s *Socket) Release(f *link.Frame) {
 	for _, addr := range f.IDs[:f.N] {
 		s.giveBack(addr)
@@ -143,7 +142,7 @@ func (s *Socket) Release(f *link.Frame) {
 	f.N = 0
 }
 
-// giveBack makes an RX chunk spare.
+// giveBack makes an RX chunk available to the fill ring.
 func (s *Socket) giveBack(addr uint64) {
 	if len(s.spare) == cap(s.spare) {
 		panic("xsk: frame released twice")
@@ -158,12 +157,12 @@ func (s *Socket) giveBack(addr uint64) {
 // half as many once a long time has passed in which half would have been enough.
 type fillLevel struct {
 	want, least, most uint32
-	low               uint32 // the fewest that were found since count began
-	count             uint32 // chunks that were added meanwhile
+	low               uint32 // lowest level found since count was reset
+	count             uint32 // chunks added since
 }
 
-// leastFill is how many chunks a fill ring is kept at when it starts, at most, and
-// shrinkAfter how many have to be added before it is kept at fewer.
+// leastFill bounds the initial level of the fill ring. shrinkAfter is the number of chunks to
+// be added before the level is lowered.
 const (
 	leastFill   = 512
 	shrinkAfter = 1 << 16
@@ -174,7 +173,7 @@ func newFillLevel(ring uint32) fillLevel {
 	return fillLevel{want: n / 2, least: n, most: ring, low: ring} // the ring is found empty at first
 }
 
-// more returns how many chunks to add to a ring that has the given number.
+// more returns the number of chunks to add to a ring that has have.
 func (l *fillLevel) more(have uint32) uint32 {
 	l.low = min(l.low, have)
 	switch {
@@ -193,7 +192,7 @@ func (l *fillLevel) more(have uint32) uint32 {
 	return l.want - have
 }
 
-// refill moves spare chunks to the fill ring, those released last first.
+// refill moves spare chunks to the fill ring, the most recently released first.
 func (s *Socket) refill() {
 	if len(s.spare) == 0 {
 		return
@@ -332,8 +331,8 @@ func (s *Socket) Reap(done []link.Slot) int {
 	return n
 }
 
-// retry is how long Wait sleeps at most while the kernel has frames to send
-// that it did not take: nothing tells when it would.
+// retry bounds the sleep in Wait while the TX ring has frames that the kernel did not take:
+// there is no notification when it can.
 const retry = time.Millisecond
 
 // Wait is link.Link.Wait.
@@ -377,7 +376,7 @@ func (s *Socket) Close() error {
 	if s.sock == nil {
 		return nil
 	}
-	opening.Lock() // whoever opens looks at what is mapped before and after
+	opening.Lock() // opening a socket compares the mappings before and after
 	err := errors.Join(s.unmap(), s.sock.Close(), s.SuperSocket.Close())
 	opening.Unlock()
 	s.sock, s.fd, s.umem = nil, -1, nil

@@ -8,8 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ringMem is a ring in memory shared with the kernel. The index that is not ours is
-// written by the kernel only.
+// ringMem is a ring shared with the kernel. Only the kernel writes the other side's index.
 type ringMem struct {
 	prod, cons, flag *atomic.Uint32
 	entries          unsafe.Pointer
@@ -22,7 +21,7 @@ const (
 	addrSize = unsafe.Sizeof(uint64(0))
 )
 
-// mmapOffsets asks where in their mappings the parts of the rings lie.
+// mmapOffsets queries the offsets of the rings' parts in their mappings.
 func mmapOffsets(fd int) (off unix.XDPMmapOffsets, err error) {
 	err = getsockopt(fd, unix.XDP_MMAP_OFFSETS, unsafe.Pointer(&off), unsafe.Sizeof(off))
 	if err != nil {
@@ -46,12 +45,12 @@ func getsockopt(fd, opt int, val unsafe.Pointer, size uintptr) error {
 	return nil
 }
 
-// ring is the ring of n entries of size bytes each that m shows.
+// ring returns the ring of n entries of size bytes each in m.
 func (m mapping) ring(off *unix.XDPRingOffset, n int, size uintptr) (ringMem, error) {
 	if need := off.Desc + uint64(n)*uint64(size); need > uint64(m.length) {
 		return ringMem{}, fmt.Errorf("the mapping of the ring at %#x has %d bytes, and the ring %d", m.pgoff, m.length, need)
 	}
-	base := *(*unsafe.Pointer)(unsafe.Pointer(&m.addr)) // not the collector's memory
+	base := *(*unsafe.Pointer)(unsafe.Pointer(&m.addr)) // not memory of the garbage collector
 	at := func(o uint64) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Add(base, o)) }
 	return ringMem{
 		n: uint32(n), prod: at(off.Producer), cons: at(off.Consumer), flag: at(off.Flags),
@@ -67,19 +66,19 @@ func (r *ringMem) descs() []unix.XDPDesc {
 // addrs views the entries of a fill or completion ring.
 func (r *ringMem) addrs() []uint64 { return unsafe.Slice((*uint64)(r.entries), r.n) }
 
-// kick asks the kernel to send what is in the TX ring. It does not block, so
-// the scheduler need not know: RawSyscall keeps the P.
+// kick makes the kernel send the frames in the TX ring. It does not block, so RawSyscall is
+// used, which does not involve the scheduler.
 func kick(fd int) unix.Errno {
 	_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)
 	return errno
 }
 
-// kickRx asks the driver to look at the fill ring.
+// kickRx makes the driver check the fill ring.
 func kickRx(fd int) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)
 }
 
-// unmap unmaps m, for which there is no Go slice of ours.
+// unmap unmaps m, which is not a Go slice.
 func (m mapping) unmap() error {
 	if _, _, errno := unix.Syscall(unix.SYS_MUNMAP, m.addr, m.length, 0); errno != 0 {
 		return fmt.Errorf("munmap: %w", errno)
