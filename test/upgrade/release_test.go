@@ -15,7 +15,8 @@ import (
 const tree = "../.."
 
 // release returns the revision whose clients must work with today's daemon: the newest
-// release, or, before the first one, the commit that CHANGELOG.md names.
+// release (CONTRIBUTING.md has the recipe), or, before the first one, the commit that
+// CHANGELOG.md names.
 func release(t *testing.T) string {
 	t.Helper()
 	if out, err := exec.Command("git", "-C", tree, "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*").Output(); err == nil {
