@@ -40,7 +40,7 @@ var (
 	noBefore = &nfsv3.PreOpAttr_FALSE{}
 )
 
-// post is the attributes of fd after a request; fd < 0: none.
+// post returns the attributes of fd after a request, or none if fd < 0.
 func post(fd int) nfsv3.PostOpAttr {
 	var st unix.Stat_t
 	if fd < 0 || unix.Fstat(fd, &st) != nil {
@@ -49,21 +49,21 @@ func post(fd int) nfsv3.PostOpAttr {
 	return &nfsv3.PostOpAttr_TRUE{Attributes: fattr(&st)}
 }
 
-// pre is what wcc_data has of a file before a request.
+// pre returns the attributes for wcc_data before a request.
 func pre(st *unix.Stat_t) nfsv3.PreOpAttr {
 	return &nfsv3.PreOpAttr_TRUE{Attributes: nfsv3.WccAttr{Size: uint64(st.Size), Mtime: nfstime(st.Mtim), Ctime: nfstime(st.Ctim)}}
 }
 
 func noWcc() nfsv3.WccData { return nfsv3.WccData{Before: noBefore, After: noAttr} }
 
-// object is an open file of a request, with its attributes before.
+// object is an open file of a request, with its attributes before the request.
 type object struct {
 	fd int
 	st unix.Stat_t
 }
 
-// object opens a handle for its attributes, or for more. For more it must be a
-// file or a directory: to open a device can do things.
+// object opens a handle, for its attributes only or with further flags. The latter requires a file
+// or a directory: opening a device can have side effects.
 func (s *Server) object(fh nfsv3.NfsFh3, flags int) (o object, err error) {
 	if flags != unix.O_PATH {
 		if o, err = s.object(fh, unix.O_PATH); err != nil {
@@ -93,7 +93,7 @@ func (o *object) close() {
 	}
 }
 
-// refresh looks at the attributes again, once the object is locked.
+// refresh reads the attributes again after the object has been locked.
 func (o *object) refresh() error { return unix.Fstat(o.fd, &o.st) }
 
 func (o *object) dir() bool { return o.st.Mode&unix.S_IFMT == unix.S_IFDIR }
@@ -105,7 +105,7 @@ func (o *object) wcc() nfsv3.WccData {
 	return nfsv3.WccData{Before: pre(&o.st), After: post(o.fd)}
 }
 
-// syncObject makes the attributes of a file or directory last.
+// syncObject commits the attributes of a file or directory to disk.
 func (s *Server) syncObject(o *object, fh nfsv3.NfsFh3) error {
 	if t := o.st.Mode & unix.S_IFMT; s.cfg.Async || t != unix.S_IFREG && t != unix.S_IFDIR {
 		return nil
@@ -118,7 +118,7 @@ func (s *Server) syncObject(o *object, fh nfsv3.NfsFh3) error {
 	return s.sync(fd)
 }
 
-// proc is the path by which system calls that take no descriptor reach fd.
+// proc returns a path to fd for system calls that take no descriptor.
 func proc(fd int) string { return "/proc/self/fd/" + itoa(fd) }
 
 func itoa(n int) string {
@@ -133,7 +133,7 @@ func itoa(n int) string {
 	}
 }
 
-// setattr applies a to the object fd for c. Size comes first: it may take away
+// setattr applies a to the object fd for c. The size comes first: changing it may clear
 // set-user-ID, which the mode then sets.
 func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) error {
 	if z, ok := a.Size.(*nfsv3.SetSize3_TRUE); ok {
@@ -176,7 +176,7 @@ func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) e
 		}
 		if m, ok := a.Mode.(*nfsv3.SetMode3_TRUE); ok {
 			if o.st.Mode&unix.S_IFMT == unix.S_IFLNK {
-				return nil // has no mode of its own
+				return nil // it has no mode
 			}
 			if err := unix.Fchmodat(unix.AT_FDCWD, proc(o.fd), m.Mode&0o7777, 0); err != nil {
 				return err
@@ -206,8 +206,7 @@ func (s *Server) setattr(c *cred, o *object, fh nfsv3.NfsFh3, a *nfsv3.Sattr3) e
 	})
 }
 
-// keepNoSetID takes set-user-ID away from a file that was changed by another than
-// root.
+// keepNoSetID clears set-user-ID of a file that a user other than root has changed.
 func keepNoSetID(c *cred, fd int, st *unix.Stat_t) {
 	if c.uid != 0 && st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 {
 		_ = unix.Fchmod(fd, st.Mode&0o1777)
@@ -218,7 +217,7 @@ func timespec(t nfsv3.Nfstime3) unix.Timespec {
 	return unix.Timespec{Sec: int64(t.Seconds), Nsec: int64(min(t.Nseconds, 999_999_999))}
 }
 
-// mode is what a new object gets, def if nothing is said.
+// mode returns the mode for a new object, def if none is given.
 func mode(a *nfsv3.Sattr3, def uint32) uint32 {
 	if m, ok := a.Mode.(*nfsv3.SetMode3_TRUE); ok {
 		return m.Mode & 0o7777
@@ -226,7 +225,7 @@ func mode(a *nfsv3.Sattr3, def uint32) uint32 {
 	return def
 }
 
-// withoutMode is a without its mode, which was given when the object was made.
+// withoutMode returns a without its mode, which was set when the object was created.
 func withoutMode(a nfsv3.Sattr3) *nfsv3.Sattr3 {
 	a.Mode = &nfsv3.SetMode3_default{}
 	return &a

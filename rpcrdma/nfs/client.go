@@ -18,15 +18,15 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 )
 
-// Client uses a server's tree over RPC-over-RDMA.
+// Client accesses a server's tree over RPC-over-RDMA.
 type Client struct {
 	rpc  *rpcrdma.Client
 	cred rpc.Auth
 	root []byte
-	io   int // bytes of a READ or WRITE
+	io   int // maximum bytes per READ or WRITE
 }
 
-// Error is an NFS status. errors.Is knows fs.ErrNotExist and its kin.
+// Error is an NFS status. errors.Is matches it with fs.ErrNotExist and similar errors.
 type Error struct {
 	Op     string
 	Status nfsv3.Nfsstat3
@@ -40,7 +40,7 @@ func (e *Error) Error() string {
 	return "nfs: " + e.Op + ": " + s
 }
 
-// Is makes Error one of package fs's errors.
+// Is reports whether e corresponds to an error of package fs.
 func (e *Error) Is(target error) bool {
 	switch target {
 	case fs.ErrNotExist:
@@ -53,7 +53,7 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
-// Mount gets the root of an export: by MOUNT over the same connection.
+// Mount returns a client for an export, whose root it gets by MOUNT over the same connection.
 func Mount(ctx context.Context, c *rpcrdma.Client, dir string) (*Client, error) {
 	host, _ := os.Hostname()
 	sys := rpc.Sys{Machine: host[:min(len(host), 255)], UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
@@ -90,7 +90,7 @@ func Mount(ctx context.Context, c *rpcrdma.Client, dir string) (*Client, error) 
 // Root returns the handle of the export.
 func (n *Client) Root() []byte { return n.root }
 
-// reply is a Reader behind a status of NFS3_OK.
+// reply is a Reader after a status of NFS3_OK.
 type reply struct {
 	*rpc.Reader
 	resp *rpcrdma.Response
@@ -110,7 +110,7 @@ func (n *Client) call(ctx context.Context, op string, proc uint32, args func(*rp
 	return &reply{r, resp}, nil
 }
 
-// Info is what a tree tells of an object.
+// Info describes an object.
 type Info struct {
 	Name       string
 	Handle     []byte
@@ -152,7 +152,7 @@ func skipWcc(r *rpc.Reader) {
 	skipAttr(r)
 }
 
-// Getattr is GETATTR.
+// Getattr performs GETATTR.
 func (n *Client) Getattr(ctx context.Context, fh []byte) (Info, error) {
 	r, err := n.call(ctx, "getattr", 1, func(w *rpc.Writer) { w.Opaque(fh) }, rpcrdma.Call{Again: true})
 	if err != nil {
@@ -164,7 +164,7 @@ func (n *Client) Getattr(ctx context.Context, fh []byte) (Info, error) {
 	return i, r.Err()
 }
 
-// Lookup is LOOKUP.
+// Lookup performs LOOKUP.
 func (n *Client) Lookup(ctx context.Context, dir []byte, name string) (Info, error) {
 	r, err := n.call(ctx, "lookup "+name, 3, func(w *rpc.Writer) { w.Opaque(dir); w.String(name) }, rpcrdma.Call{Again: true})
 	if err != nil {
@@ -183,7 +183,7 @@ func (n *Client) Lookup(ctx context.Context, dir []byte, name string) (Info, err
 	return i, nil
 }
 
-// Walk finds a path from the root on. Symbolic links are not followed.
+// Walk looks up a path, starting at the root. It does not follow symbolic links.
 func (n *Client) Walk(ctx context.Context, p string) (Info, error) {
 	i := Info{Handle: n.root, Type: nfsv3.NF3DIR, Name: "/"}
 	for name := range strings.SplitSeq(strings.Trim(path.Clean("/"+p), "/"), "/") {
@@ -200,7 +200,7 @@ func (n *Client) Walk(ctx context.Context, p string) (Info, error) {
 	return i, nil
 }
 
-// List calls f for each entry of a directory, "." and ".." apart.
+// List calls f for each entry of a directory except "." and "..".
 func (n *Client) List(ctx context.Context, dir []byte, f func(Info) error) error {
 	var cookie, verf uint64
 	for {
@@ -247,7 +247,7 @@ func (n *Client) List(ctx context.Context, dir []byte, f func(Info) error) error
 	}
 }
 
-// Readlink is READLINK.
+// Readlink performs READLINK.
 func (n *Client) Readlink(ctx context.Context, fh []byte) (string, error) {
 	r, err := n.call(ctx, "readlink", 5, func(w *rpc.Writer) { w.Opaque(fh) }, rpcrdma.Call{Results: []int{4096}, Reply: 256, Again: true})
 	if err != nil {
@@ -259,7 +259,7 @@ func (n *Client) Readlink(ctx context.Context, fh []byte) (string, error) {
 	return s, r.Err()
 }
 
-// read is READ, of at most n.io bytes. The data are good until release.
+// read performs a READ of at most n.io bytes. data is valid until release.
 func (n *Client) read(ctx context.Context, fh []byte, off uint64, count int) (data []byte, eof bool, release func(), err error) {
 	r, err := n.call(ctx, "read", 6, func(w *rpc.Writer) {
 		w.Opaque(fh)
@@ -297,7 +297,7 @@ func (n *Client) ReadAt(ctx context.Context, fh []byte, b []byte, off uint64) (i
 	return done, nil
 }
 
-// write is WRITE, of at most n.io bytes. committed: nothing is left to COMMIT.
+// write performs a WRITE of at most n.io bytes. committed means that no COMMIT is needed.
 func (n *Client) write(ctx context.Context, fh []byte, off uint64, b []byte, stable nfsv3.StableHow) (count int, committed bool, verf uint64, err error) {
 	r, err := n.call(ctx, "write", 7, func(w *rpc.Writer) {
 		w.Opaque(fh)
@@ -319,7 +319,7 @@ func (n *Client) write(ctx context.Context, fh []byte, off uint64, b []byte, sta
 	return count, committed, verf, nil
 }
 
-// Commit is COMMIT of a whole file.
+// Commit performs COMMIT for a whole file.
 func (n *Client) Commit(ctx context.Context, fh []byte) (verf uint64, err error) {
 	r, err := n.call(ctx, "commit", 21, func(w *rpc.Writer) {
 		w.Opaque(fh)
@@ -334,7 +334,7 @@ func (n *Client) Commit(ctx context.Context, fh []byte) (verf uint64, err error)
 	return r.U64(), r.Err()
 }
 
-// Create is CREATE, unchecked: a file that is there is cut to nothing.
+// Create performs an unchecked CREATE: an existing file is truncated.
 func (n *Client) Create(ctx context.Context, dir []byte, name string, perm uint32) ([]byte, error) {
 	return n.make(ctx, "create "+name, 8, dir, name, func(w *rpc.Writer) {
 		w.U32(0, 1, perm, 0, 0, 1)
@@ -343,12 +343,12 @@ func (n *Client) Create(ctx context.Context, dir []byte, name string, perm uint3
 	})
 }
 
-// Mkdir is MKDIR.
+// Mkdir performs MKDIR.
 func (n *Client) Mkdir(ctx context.Context, dir []byte, name string, perm uint32) ([]byte, error) {
 	return n.make(ctx, "mkdir "+name, 9, dir, name, func(w *rpc.Writer) { w.U32(1, perm, 0, 0, 0, 0, 0) })
 }
 
-// Symlink is SYMLINK.
+// Symlink performs SYMLINK.
 func (n *Client) Symlink(ctx context.Context, dir []byte, name, target string) ([]byte, error) {
 	return n.make(ctx, "symlink "+name, 10, dir, name, func(w *rpc.Writer) {
 		w.U32(0, 0, 0, 0, 0, 0)
@@ -370,22 +370,22 @@ func (n *Client) make(ctx context.Context, op string, proc uint32, dir []byte, n
 	return i.Handle, err
 }
 
-// Remove is REMOVE.
+// Remove performs REMOVE.
 func (n *Client) Remove(ctx context.Context, dir []byte, name string) error {
 	return n.change(ctx, "remove "+name, 12, func(w *rpc.Writer) { w.Opaque(dir); w.String(name) })
 }
 
-// Rmdir is RMDIR.
+// Rmdir performs RMDIR.
 func (n *Client) Rmdir(ctx context.Context, dir []byte, name string) error {
 	return n.change(ctx, "rmdir "+name, 13, func(w *rpc.Writer) { w.Opaque(dir); w.String(name) })
 }
 
-// Rename is RENAME.
+// Rename performs RENAME.
 func (n *Client) Rename(ctx context.Context, from []byte, name string, to []byte, as string) error {
 	return n.change(ctx, "rename "+name, 14, func(w *rpc.Writer) { w.Opaque(from); w.String(name); w.Opaque(to); w.String(as) })
 }
 
-// Truncate is SETATTR of the size.
+// Truncate sets the size by SETATTR.
 func (n *Client) Truncate(ctx context.Context, fh []byte, size uint64) error {
 	return n.change(ctx, "setattr", 2, func(w *rpc.Writer) {
 		w.Opaque(fh)
@@ -403,8 +403,8 @@ func (n *Client) change(ctx context.Context, op string, proc uint32, args func(*
 	return err
 }
 
-// LeftError is a transfer that failed with Err, and whose file of that name, beside the
-// one that was to be, could not be removed for Why: it may still be there.
+// LeftError is the error of a transfer that failed with Err and left behind the temporary file
+// Name, which could not be removed because of Why.
 type LeftError struct {
 	Err  error
 	Name string
@@ -428,14 +428,14 @@ func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint
 	case there && old.Type != nfsv3.NF3REG:
 		return 0, &Error{"put " + name, nfsv3.NFS3ERR_EXIST}
 	case there:
-		perm = old.Perm & 0o777 // no set-user-ID for what another wrote
+		perm = old.Perm & 0o777 // no set-user-ID for a file written by another user
 	case !errors.Is(err, fs.ErrNotExist):
 		return 0, err
 	}
 	temp := ".iwarpctl-" + crand.Text()
-	refused := false // there is none
+	refused := false // the server refused it
 	defer func() {
-		if err != nil && !refused { // also when ctx is done
+		if err != nil && !refused { // even if ctx is done
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidy)
 			defer cancel()
 			if rerr := n.Remove(ctx, dir, temp); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
@@ -457,7 +457,7 @@ func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint
 		return done, err
 	}
 	err = n.Rename(ctx, dir, temp, dir, name)
-	if errors.Is(err, fs.ErrNotExist) { // done before the server started anew, and asked for again
+	if errors.Is(err, fs.ErrNotExist) { // it was done before the server restarted, and repeated
 		if i, lerr := n.Lookup(ctx, dir, name); lerr == nil && bytes.Equal(i.Handle, fh) {
 			err = nil
 		}
@@ -465,7 +465,7 @@ func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint
 	return done, err
 }
 
-// own gives a file the owner and group of old, where the server lets the caller.
+// own sets the owner and group of a file to those of old, if the server allows it.
 func (n *Client) own(ctx context.Context, fh []byte, old *Info) error {
 	i, err := n.Getattr(ctx, fh)
 	if err != nil || i.UID == old.UID && i.GID == old.GID {
@@ -481,17 +481,17 @@ func (n *Client) own(ctx context.Context, fh []byte, old *Info) error {
 	return err
 }
 
-// tidy bounds how long is tried to remove what was not finished.
+// tidy bounds the time spent on removing an incomplete file.
 const tidy = 10 * time.Second
 
-// window is how many READs or WRITEs of a transfer are under way.
+// window is the number of outstanding READs or WRITEs of a transfer.
 const window = 8
 
-// ErrShrunk is a file that became shorter while it was read.
+// ErrShrunk means that a file became shorter while it was read.
 var ErrShrunk = errors.New("nfs: the file became shorter while it was read")
 
-// Get copies a file to w, in order: as many bytes as it has when Get begins, or
-// it fails with ErrShrunk.
+// Get copies a file to w. It copies the size that the file has when Get starts, or returns
+// ErrShrunk.
 func (n *Client) Get(ctx context.Context, fh []byte, w io.Writer) (int64, error) {
 	i, err := n.Getattr(ctx, fh)
 	if err != nil {
@@ -519,7 +519,7 @@ func (n *Client) Get(ctx context.Context, fh []byte, w io.Writer) (int64, error)
 				b, _, release, err := n.read(ctx, fh, off, want)
 				if err == nil && len(b) < want {
 					release()
-					// A short READ: the rest by copies.
+					// A short READ: copy the rest.
 					b = make([]byte, want)
 					var k int
 					k, err = n.ReadAt(ctx, fh, b, off)
@@ -539,7 +539,7 @@ func (n *Client) Get(ctx context.Context, fh []byte, w io.Writer) (int64, error)
 	for c := range parts {
 		p := <-c
 		if p.err != nil {
-			if err == nil { // those behind it are of our giving up
+			if err == nil { // later errors are due to the cancellation
 				err = p.err
 			}
 			cancel()
@@ -555,15 +555,14 @@ func (n *Client) Get(ctx context.Context, fh []byte, w io.Writer) (int64, error)
 			cancel()
 		}
 	}
-	if err == nil && uint64(done) < i.Size { // no more was asked for
+	if err == nil && uint64(done) < i.Size { // the file is shorter than expected
 		err = ctx.Err()
 	}
 	return done, err
 }
 
-// Put writes what r has to a file, from its start on, and makes it last. If
-// the server starts anew meanwhile, what it has lost is written again, where r
-// is an io.Seeker.
+// Put writes the contents of r to a file, from its start, and commits it. If the server restarts in
+// the meantime, Put rewrites what was lost if r is an io.Seeker.
 func (n *Client) Put(ctx context.Context, fh []byte, r io.Reader) (int64, error) {
 	for try := 0; ; try++ {
 		done, lost, err := n.put(ctx, fh, r)
@@ -612,7 +611,7 @@ func (n *Client) put(ctx context.Context, fh []byte, r io.Reader) (done int64, l
 			take()
 			continue
 		}
-		// Read into memory from which the data go as they are.
+		// Read into registered memory, so that the data is sent without a copy.
 		buf, berr := n.rpc.Buffer(ctx, n.io)
 		if berr != nil {
 			err = berr

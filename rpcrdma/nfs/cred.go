@@ -12,14 +12,14 @@ import (
 
 const nobody = 65534
 
-// cred is whom a request is done for.
+// cred is the user on whose behalf a request is executed.
 type cred struct {
 	uid, gid uint32
 	gids     []uint32
 }
 
-// credOf is the caller of AUTH_SYS; that of AUTH_NONE is nobody. ok false: it is of
-// another flavor, which is not served, or cannot be parsed.
+// credOf returns the caller: that of AUTH_SYS, or nobody for AUTH_NONE. ok is false for other
+// flavors and malformed credentials.
 func (s *Server) credOf(a rpc.Auth) (c cred, ok bool) {
 	if a.Flavor == rpc.AuthNone {
 		return cred{uid: nobody, gid: nobody}, true
@@ -41,15 +41,15 @@ func (s *Server) credOf(a rpc.Auth) (c cred, ok bool) {
 	return c, true
 }
 
-// Rights as in a mode's groups of three bits.
+// Rights, as in the three-bit groups of a mode.
 const (
 	mayRead  = 4
 	mayWrite = 2
 	mayExec  = 1
 )
 
-// may reports whether c may do want with o, which was opened by its handle: the
-// kernel is asked, for there may be more to it than the mode.
+// may reports whether c has the rights want for o, which was opened by its handle. It asks the
+// kernel, since access may depend on more than the mode.
 func (s *Server) may(c *cred, o *object, want uint32) bool {
 	if c.uid == 0 || !s.root {
 		return c.may(&o.st, want)
@@ -57,7 +57,7 @@ func (s *Server) may(c *cred, o *object, want uint32) bool {
 	return s.as(c, func() error { return unix.Faccessat2(o.fd, "", want, unix.AT_EMPTY_PATH|unix.AT_EACCESS) }) == nil
 }
 
-// may holds want against the mode of a file.
+// may checks want against the mode of a file.
 func (c *cred) may(st *unix.Stat_t, want uint32) bool {
 	if c.uid == 0 {
 		return want&mayExec == 0 || st.Mode&unix.S_IFMT == unix.S_IFDIR || st.Mode&0o111 != 0
@@ -72,11 +72,11 @@ func (c *cred) may(st *unix.Stat_t, want uint32) bool {
 	return bits&want == want
 }
 
-// capabilities are those of a thread that acts for root, and for others.
+// capabilities are the capabilities of threads that act for root, and for other users.
 type capabilities struct{ root, others [2]unix.CapUserData }
 
-// Those that others have not: what setfsuid(2) takes away, and CAP_SYS_RESOURCE,
-// which would let them have blocks kept for root, and pass by their quota.
+// Capabilities removed for other users: those that setfsuid(2) removes, and CAP_SYS_RESOURCE, which
+// allows to use reserved blocks and to exceed quotas.
 var notOthers = []uint{
 	unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH, unix.CAP_FOWNER, unix.CAP_FSETID, unix.CAP_LINUX_IMMUTABLE,
 	unix.CAP_MKNOD, unix.CAP_MAC_OVERRIDE, unix.CAP_SYS_RESOURCE,
@@ -98,8 +98,8 @@ func setCaps(c *[2]unix.CapUserData) bool {
 	return unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &c[0]) == nil
 }
 
-// as runs f with the caller's identity for file systems, on a thread of its
-// own: the kernel checks the rights and quotas, and what is made is the caller's.
+// as runs f with the caller's file system identity, on a separate thread: the kernel checks
+// permissions and quotas, and the caller owns new objects.
 func (s *Server) as(c *cred, f func() error) error {
 	if !s.root || c.uid == 0 && c.gid == 0 {
 		return f()
@@ -107,7 +107,7 @@ func (s *Server) as(c *cred, f func() error) error {
 	runtime.LockOSThread()
 	keep := false
 	defer func() {
-		if !keep { // else the thread, whose identity is in doubt, ends with its goroutine
+		if !keep { // otherwise the thread, whose identity is uncertain, exits with its goroutine
 			runtime.UnlockOSThread()
 		}
 	}()
@@ -126,8 +126,8 @@ func (s *Server) as(c *cred, f func() error) error {
 		keep = c.uid != 0 && !setCaps(&s.caps.root)
 		keep = !setGroups(s.groups) || keep
 	}()
-	// An id that is none (-1, or without a place in the user namespace) is not taken,
-	// and the thread keeps what it had.
+	// The kernel ignores an invalid ID (-1, or one not mapped in the user namespace) and keeps
+	// the old one.
 	if u, _ := unix.SetfsuidRetUid(-1); u != int(c.uid) {
 		return unix.EPERM
 	}
@@ -137,8 +137,7 @@ func (s *Server) as(c *cred, f func() error) error {
 	return f()
 }
 
-// setGroups sets the groups of this thread; package syscall's would set those
-// of all.
+// setGroups sets the groups of this thread; package syscall would set those of all threads.
 func setGroups(g []uint32) bool {
 	var p unsafe.Pointer
 	if len(g) > 0 {

@@ -13,11 +13,10 @@ import (
 
 const (
 	maxName = 255
-	maxDir  = 1 << 16 // bytes of a reply with entries
+	maxDir  = 1 << 16 // maximum bytes of a reply with entries
 )
 
-// entryName checks the name of a directory entry that is to be made or taken
-// away.
+// entryName checks the name of a directory entry to be created or removed.
 func entryName(b []byte) (string, error) {
 	switch {
 	case len(b) == 0 || bytes.ContainsAny(b, "/\x00"):
@@ -30,8 +29,7 @@ func entryName(b []byte) (string, error) {
 	return string(b), nil
 }
 
-// directory opens the directory of a request; the rights that want names must
-// be the caller's.
+// directory opens the directory of a request, if the caller has the rights want.
 func (s *Server) directory(c *cred, fh nfsv3.NfsFh3, want uint32) (object, error) {
 	o, err := s.object(fh, unix.O_PATH)
 	if err != nil {
@@ -46,7 +44,7 @@ func (s *Server) directory(c *cred, fh nfsv3.NfsFh3, want uint32) (object, error
 	return o, nil
 }
 
-// NfsV3Nfsproc3Lookup is LOOKUP.
+// NfsV3Nfsproc3Lookup implements LOOKUP.
 func (s *Server) NfsV3Nfsproc3Lookup(ctx context.Context, a *nfsv3.Lookup3args) (nfsv3.Lookup3res, error) {
 	c := &exchangeOf(ctx).cred
 	d, err := s.directory(c, a.What.Dir, mayExec)
@@ -79,13 +77,13 @@ func (s *Server) NfsV3Nfsproc3Lookup(ctx context.Context, a *nfsv3.Lookup3args) 
 	return &nfsv3.Lookup3res_NFS3_OK{Resok: nfsv3.Lookup3resok{Object: nfsv3.NfsFh3{Data: fh}, ObjAttributes: post(fd), DirAttributes: post(d.fd)}}, nil
 }
 
-// maxDepth bounds how deep a directory may lie for its parent to be told.
+// maxDepth bounds the depth of a directory whose parent can be looked up.
 const maxDepth = 1024
 
-// parent opens the parent of a directory. ESTALE: the directory was moved away
-// from the export, where nothing is shown of what lies above.
+// parent opens the parent of a directory. It returns ESTALE if the directory was moved out of the
+// export, whose parents must not be exposed.
 func (s *Server) parent(dir int) (fd int, err error) {
-	if fd, err = unix.Openat(dir, "..", unix.O_PATH|unix.O_CLOEXEC, 0); err == unix.ENOENT { // not beneath the root of its mount
+	if fd, err = unix.Openat(dir, "..", unix.O_PATH|unix.O_CLOEXEC, 0); err == unix.ENOENT { // outside of the root of its mount
 		return -1, unix.ESTALE
 	} else if err != nil {
 		return -1, err
@@ -103,7 +101,7 @@ func (s *Server) parent(dir int) (fd int, err error) {
 		next, nerr := unix.Openat(up, "..", unix.O_PATH|unix.O_CLOEXEC, 0)
 		unix.Close(up)
 		up, err = next, nerr
-		if err != nil || unix.Fstat(up, &above) != nil || above.Ino == st.Ino && above.Dev == st.Dev { // the root of all
+		if err != nil || unix.Fstat(up, &above) != nil || above.Ino == st.Ino && above.Dev == st.Dev { // the root directory
 			break
 		}
 	}
@@ -114,8 +112,8 @@ func (s *Server) parent(dir int) (fd int, err error) {
 	return -1, unix.ESTALE
 }
 
-// change runs f to change the entry name of a directory, for c. f's directory
-// is open; the change lasts when change returns. also, if not nil, is changed too.
+// change calls f to change the entry name of a directory on behalf of c, and commits the change to
+// disk. f gets the open directory. If also is not nil, it is changed too.
 func (s *Server) change(c *cred, dir nfsv3.NfsFh3, name []byte, also *object, f func(d *object, name string) error) (w nfsv3.WccData, err error) {
 	if s.cfg.ReadOnly {
 		return noWcc(), unix.EROFS
@@ -148,13 +146,13 @@ func (s *Server) change(c *cred, dir nfsv3.NfsFh3, name []byte, also *object, f 
 	return w, err
 }
 
-// made is what CREATE and its kin tell of a new object.
+// made is the result of CREATE and similar procedures.
 type made struct {
 	obj  nfsv3.PostOpFh3
 	attr nfsv3.PostOpAttr
 }
 
-// finish sets the attributes of the new entry name of d, and looks at it.
+// finish sets the attributes of the new entry name of d, and reads them.
 func (s *Server) finish(c *cred, dir nfsv3.NfsFh3, name []byte, a *nfsv3.Sattr3) (m made, err error) {
 	m = made{&nfsv3.PostOpFh3_FALSE{}, noAttr}
 	d, err := s.object(dir, unix.O_PATH)
@@ -187,13 +185,13 @@ func (s *Server) finish(c *cred, dir nfsv3.NfsFh3, name []byte, a *nfsv3.Sattr3)
 	return m, nil
 }
 
-// exclusive marks a file by the verifier of an exclusive CREATE: as its times,
-// which the client sets next.
+// exclusive stores the verifier of an exclusive CREATE in the times of the file, which the client
+// sets afterwards.
 func exclusive(verf [8]byte) [2]unix.Timespec {
 	return [2]unix.Timespec{{Sec: int64(binary.BigEndian.Uint32(verf[:]) &^ (1 << 31))}, {Sec: int64(binary.BigEndian.Uint32(verf[4:]) &^ (1 << 31))}}
 }
 
-// NfsV3Nfsproc3Create is CREATE.
+// NfsV3Nfsproc3Create implements CREATE.
 func (s *Server) NfsV3Nfsproc3Create(ctx context.Context, a *nfsv3.Create3args) (nfsv3.Create3res, error) {
 	c := &exchangeOf(ctx).cred
 	var attrs *nfsv3.Sattr3
@@ -214,7 +212,7 @@ func (s *Server) NfsV3Nfsproc3Create(ctx context.Context, a *nfsv3.Create3args) 
 		if err == nil {
 			defer unix.Close(fd)
 			if attrs != nil {
-				attrs = withoutMode(*attrs) // finish makes it last
+				attrs = withoutMode(*attrs) // finish commits it
 				return nil
 			}
 			how, _ := a.How.(*nfsv3.Createhow3_EXCLUSIVE)
@@ -230,7 +228,7 @@ func (s *Server) NfsV3Nfsproc3Create(ctx context.Context, a *nfsv3.Create3args) 
 		var st unix.Stat_t
 		switch how := a.How.(type) {
 		case *nfsv3.Createhow3_UNCHECKED:
-			// It is there: only a size that is asked for is set.
+			// The file exists: only a requested size is set.
 			if err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 				return err
 			}
@@ -263,7 +261,7 @@ func (s *Server) NfsV3Nfsproc3Create(ctx context.Context, a *nfsv3.Create3args) 
 	return &nfsv3.Create3res_NFS3_OK{Resok: nfsv3.Create3resok{Obj: m.obj, ObjAttributes: m.attr, DirWcc: w}}, nil
 }
 
-// NfsV3Nfsproc3Mkdir is MKDIR.
+// NfsV3Nfsproc3Mkdir implements MKDIR.
 func (s *Server) NfsV3Nfsproc3Mkdir(ctx context.Context, a *nfsv3.Mkdir3args) (nfsv3.Mkdir3res, error) {
 	c := &exchangeOf(ctx).cred
 	w, err := s.change(c, a.Where.Dir, a.Where.Name, nil, func(d *object, name string) error {
@@ -279,7 +277,7 @@ func (s *Server) NfsV3Nfsproc3Mkdir(ctx context.Context, a *nfsv3.Mkdir3args) (n
 	return &nfsv3.Mkdir3res_NFS3_OK{Resok: nfsv3.Mkdir3resok{Obj: m.obj, ObjAttributes: m.attr, DirWcc: w}}, nil
 }
 
-// NfsV3Nfsproc3Symlink is SYMLINK.
+// NfsV3Nfsproc3Symlink implements SYMLINK.
 func (s *Server) NfsV3Nfsproc3Symlink(ctx context.Context, a *nfsv3.Symlink3args) (nfsv3.Symlink3res, error) {
 	c := &exchangeOf(ctx).cred
 	w, err := s.change(c, a.Where.Dir, a.Where.Name, nil, func(d *object, name string) error {
@@ -298,7 +296,7 @@ func (s *Server) NfsV3Nfsproc3Symlink(ctx context.Context, a *nfsv3.Symlink3args
 	return &nfsv3.Symlink3res_NFS3_OK{Resok: nfsv3.Symlink3resok{Obj: m.obj, ObjAttributes: m.attr, DirWcc: w}}, nil
 }
 
-// NfsV3Nfsproc3Mknod is MKNOD.
+// NfsV3Nfsproc3Mknod implements MKNOD.
 func (s *Server) NfsV3Nfsproc3Mknod(ctx context.Context, a *nfsv3.Mknod3args) (nfsv3.Mknod3res, error) {
 	c := &exchangeOf(ctx).cred
 	var attrs *nfsv3.Sattr3
@@ -329,7 +327,7 @@ func (s *Server) NfsV3Nfsproc3Mknod(ctx context.Context, a *nfsv3.Mknod3args) (n
 	return &nfsv3.Mknod3res_NFS3_OK{Resok: nfsv3.Mknod3resok{Obj: m.obj, ObjAttributes: m.attr, DirWcc: w}}, nil
 }
 
-// NfsV3Nfsproc3Remove is REMOVE.
+// NfsV3Nfsproc3Remove implements REMOVE.
 func (s *Server) NfsV3Nfsproc3Remove(ctx context.Context, a *nfsv3.Remove3args) (nfsv3.Remove3res, error) {
 	w, err := s.change(&exchangeOf(ctx).cred, a.Object.Dir, a.Object.Name, nil, func(d *object, name string) error {
 		return unix.Unlinkat(d.fd, name, 0)
@@ -340,7 +338,7 @@ func (s *Server) NfsV3Nfsproc3Remove(ctx context.Context, a *nfsv3.Remove3args) 
 	return &nfsv3.Remove3res_NFS3_OK{Resok: nfsv3.Remove3resok{DirWcc: w}}, nil
 }
 
-// NfsV3Nfsproc3Rmdir is RMDIR.
+// NfsV3Nfsproc3Rmdir implements RMDIR.
 func (s *Server) NfsV3Nfsproc3Rmdir(ctx context.Context, a *nfsv3.Rmdir3args) (nfsv3.Rmdir3res, error) {
 	w, err := s.change(&exchangeOf(ctx).cred, a.Object.Dir, a.Object.Name, nil, func(d *object, name string) error {
 		return unix.Unlinkat(d.fd, name, unix.AT_REMOVEDIR)
@@ -351,7 +349,7 @@ func (s *Server) NfsV3Nfsproc3Rmdir(ctx context.Context, a *nfsv3.Rmdir3args) (n
 	return &nfsv3.Rmdir3res_NFS3_OK{Resok: nfsv3.Rmdir3resok{DirWcc: w}}, nil
 }
 
-// NfsV3Nfsproc3Rename is RENAME.
+// NfsV3Nfsproc3Rename implements RENAME.
 func (s *Server) NfsV3Nfsproc3Rename(ctx context.Context, a *nfsv3.Rename3args) (nfsv3.Rename3res, error) {
 	c := &exchangeOf(ctx).cred
 	from := noWcc()
@@ -366,7 +364,7 @@ func (s *Server) NfsV3Nfsproc3Rename(ctx context.Context, a *nfsv3.Rename3args) 
 	return &nfsv3.Rename3res_NFS3_OK{Resok: nfsv3.Rename3resok{FromdirWcc: from, TodirWcc: to}}, nil
 }
 
-// rename does a RENAME to the entry name.
+// rename performs a RENAME to the entry name.
 func (s *Server) rename(c *cred, a *nfsv3.Rename3args, as string, from *nfsv3.WccData) (to nfsv3.WccData, err error) {
 	to = noWcc()
 	t, err := s.object(a.To.Dir, unix.O_RDONLY|unix.O_DIRECTORY)
@@ -385,7 +383,7 @@ func (s *Server) rename(c *cred, a *nfsv3.Rename3args, as string, from *nfsv3.Wc
 	return to, err
 }
 
-// NfsV3Nfsproc3Link is LINK.
+// NfsV3Nfsproc3Link implements LINK.
 func (s *Server) NfsV3Nfsproc3Link(ctx context.Context, a *nfsv3.Link3args) (nfsv3.Link3res, error) {
 	c := &exchangeOf(ctx).cred
 	w := noWcc()
@@ -396,8 +394,8 @@ func (s *Server) NfsV3Nfsproc3Link(ctx context.Context, a *nfsv3.Link3args) (nfs
 			if o.dir() {
 				return unix.EINVAL
 			}
-			// By its path in /proc: AT_EMPTY_PATH would need CAP_DAC_READ_SEARCH, which
-			// others than root have not.
+			// Use its path in /proc: AT_EMPTY_PATH requires CAP_DAC_READ_SEARCH, which
+			// only root has.
 			return unix.Linkat(unix.AT_FDCWD, proc(o.fd), d.fd, name, unix.AT_SYMLINK_FOLLOW)
 		})
 	}
@@ -407,17 +405,17 @@ func (s *Server) NfsV3Nfsproc3Link(ctx context.Context, a *nfsv3.Link3args) (nfs
 	return &nfsv3.Link3res_NFS3_OK{Resok: nfsv3.Link3resok{FileAttributes: post(o.fd), LinkdirWcc: w}}, nil
 }
 
-// entry is a directory entry. cookie is where the next one is.
+// entry is a directory entry. cookie is the position of the next one.
 type entry struct {
 	ino, cookie uint64
 	name        string
 }
 
-// errCookie is a place in a directory that there is none.
+// errCookie means that a cookie is not valid for its directory.
 var errCookie = errors.New("nfs: bad cookie")
 
-// entries calls f for each entry of d from cookie on until it returns false,
-// and reports whether the directory ended.
+// entries calls f for each entry of d from cookie on, until f returns false. It reports whether the
+// end was reached.
 func entries(d int, cookie uint64, f func(e *entry) bool) (end bool, err error) {
 	if _, err := unix.Seek(d, int64(cookie), unix.SEEK_SET); err == unix.EINVAL {
 		return false, errCookie
@@ -448,7 +446,7 @@ func entries(d int, cookie uint64, f func(e *entry) bool) (end bool, err error) 
 	}
 }
 
-// list opens a directory to be read.
+// list opens a directory for reading.
 func (s *Server) list(ctx context.Context, fh nfsv3.NfsFh3) (object, error) {
 	d, err := s.object(fh, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err == nil && !s.may(&exchangeOf(ctx).cred, &d, mayRead) {
@@ -459,7 +457,7 @@ func (s *Server) list(ctx context.Context, fh nfsv3.NfsFh3) (object, error) {
 
 func pad4(n int) int { return (n + 3) &^ 3 }
 
-// NfsV3Nfsproc3Readdir is READDIR.
+// NfsV3Nfsproc3Readdir implements READDIR.
 func (s *Server) NfsV3Nfsproc3Readdir(ctx context.Context, a *nfsv3.Readdir3args) (nfsv3.Readdir3res, error) {
 	d, err := s.list(ctx, a.Dir)
 	defer d.close()
@@ -487,7 +485,7 @@ func (s *Server) NfsV3Nfsproc3Readdir(ctx context.Context, a *nfsv3.Readdir3args
 	return &nfsv3.Readdir3res_NFS3_OK{Resok: ok}, nil
 }
 
-// NfsV3Nfsproc3Readdirplus is READDIRPLUS.
+// NfsV3Nfsproc3Readdirplus implements READDIRPLUS.
 func (s *Server) NfsV3Nfsproc3Readdirplus(ctx context.Context, a *nfsv3.Readdirplus3args) (nfsv3.Readdirplus3res, error) {
 	d, err := s.list(ctx, a.Dir)
 	defer d.close()
@@ -500,7 +498,7 @@ func (s *Server) NfsV3Nfsproc3Readdirplus(ctx context.Context, a *nfsv3.Readdirp
 			n := &nfsv3.Entryplus3{Fileid: e.ino, Name: []byte(e.name), Cookie: e.cookie, NameAttributes: noAttr, NameHandle: &nfsv3.PostOpFh3_FALSE{}}
 			names -= 24 + pad4(len(e.name))
 			size := 24 + pad4(len(e.name)) + 8
-			// Nothing is told of the parent: it may lie outside.
+			// Return nothing about the parent, which may be outside of the export.
 			var st unix.Stat_t
 			if e.name != ".." && unix.Fstatat(d.fd, e.name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Dev == d.st.Dev {
 				if fh, err := s.tree.handle(d.fd, e.name); err == nil {

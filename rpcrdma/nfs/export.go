@@ -14,26 +14,27 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/rpc"
 )
 
-// Export says how a Server is reached.
+// Export serves a Server at an address.
 type Export struct {
 	Server *Server
-	// Open connects to the daemon. It is called again when the daemon was gone.
+	// Open connects to the daemon. It is called again after the connection to the daemon is
+	// lost.
 	Open   func(context.Context) (*iwarp.Device, error)
 	Listen string         // "10.0.0.1:20049"
 	Config rpcrdma.Config // DefaultConfig(true), with changes
-	// MountPort is where MOUNT is served over TCP, and PortmapPort where a portmapper
-	// is, over TCP and UDP, at Listen's address; 0: not at all. Without a portmapper
-	// clients must be told the port of MOUNT.
+	// MountPort is the port for MOUNT over TCP, and PortmapPort that of a portmapper over TCP
+	// and UDP, at Listen's address; 0 means none. Without a portmapper clients must be given
+	// the port of MOUNT.
 	MountPort, PortmapPort int
-	// TCPPort is where NFS itself is served over TCP as well, at the same address; 0: not at all.
+	// TCPPort is the port for NFS over TCP at the same address; 0 means none.
 	TCPPort int
 	Retry   time.Duration // between attempts to reach a daemon; default 500 ms
-	// Tell, if set, hears of what happens.
+	// Tell, if set, is called with messages for the user.
 	Tell func(format string, args ...any)
 }
 
-// PortError is a port of an Export's that cannot be served, such as one that another
-// Export has.
+// PortError means that a port of an Export cannot be used, for example because another Export uses
+// it.
 type PortError struct {
 	Service string // "MOUNT" or "NFS over TCP"
 	Err     error
@@ -45,8 +46,8 @@ func (e *PortError) Error() string { return fmt.Sprintf("nfs: %s: %v", e.Service
 // Unwrap returns the cause.
 func (e *PortError) Unwrap() error { return e.Err }
 
-// Run serves until ctx is done. A daemon that stops is waited for: handles and
-// the cache of replies stay, so clients go on where they were.
+// Run serves until ctx is done. If the daemon stops, Run waits for it; handles and cached replies
+// are kept, so that clients can continue.
 func (x *Export) Run(ctx context.Context) error {
 	if x.Tell == nil {
 		x.Tell = func(string, ...any) {}
@@ -88,7 +89,7 @@ func (x *Export) Run(ctx context.Context) error {
 	if x.PortmapPort != 0 {
 		side := &rpc.Server{MaxRecord: 1 << 16}
 		side.Register(ProgramPortmap, Portmap(x.mappings()))
-		addr := bound(host, x.PortmapPort) // over UDP: the tools of nfs-common and rpcbind ask so
+		addr := bound(host, x.PortmapPort) // over UDP: used by the tools of nfs-common and rpcbind
 		if err := begin(ctx, cancel, addr, listenTCP, side.ServeTCP); err != nil {
 			x.Tell("no portmapper: %v", err)
 		} else if err := begin(ctx, cancel, addr, rpc.ListenUDP, side.ServeUDP); err != nil {
@@ -101,7 +102,7 @@ func (x *Export) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if !up { // it never worked: the reason will not go away
+		if !up { // it never worked, so retrying is useless
 			return err
 		}
 		x.Tell("%v; trying again", err)
@@ -112,7 +113,7 @@ func (x *Export) Run(ctx context.Context) error {
 	}
 }
 
-// mappings are what the portmapper tells.
+// mappings returns the entries of the portmapper.
 func (x *Export) mappings() []Mapping {
 	portmap := Mapping{Prog: ProgramPortmap, Vers: 2, Port: uint32(x.PortmapPort)}
 	l := []Mapping{portmap, portmap}
@@ -128,7 +129,7 @@ func (x *Export) mappings() []Mapping {
 	return l
 }
 
-// bound is the address of host and port to bind a socket to.
+// bound returns the address of host and port to bind to.
 func bound(host string, port int) string {
 	if a, err := netip.ParseAddr(host); err == nil && a.IsUnspecified() {
 		host = ""
@@ -136,13 +137,12 @@ func bound(host string, port int) string {
 	return net.JoinHostPort(host, strconv.Itoa(port))
 }
 
-// listenTCP is what rpc.ListenUDP is for TCP.
+// listenTCP is the equivalent of rpc.ListenUDP for TCP.
 func listenTCP(ctx context.Context, addr string) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, "tcp", addr)
 }
 
-// begin listens at addr, and serves there until ctx is done. It cancels where that
-// fails.
+// begin listens at addr and serves until ctx is done. It cancels if serving fails.
 func begin[L any](ctx context.Context, cancel context.CancelCauseFunc, addr string, listen func(context.Context, string) (L, error), serve func(context.Context, L) error) error {
 	l, err := listen(ctx, addr)
 	if err != nil {
@@ -156,7 +156,7 @@ func begin[L any](ctx context.Context, cancel context.CancelCauseFunc, addr stri
 	return nil
 }
 
-// serve serves over one connection to the daemon.
+// serve serves until the connection to the daemon is lost.
 func (x *Export) serve(ctx context.Context, up func()) error {
 	dev, err := x.Open(ctx)
 	if err != nil {

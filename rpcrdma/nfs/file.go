@@ -16,7 +16,7 @@ var _ nfsv3.NfsProgram = (*Server)(nil)
 // NfsV3Nfsproc3Null does nothing.
 func (s *Server) NfsV3Nfsproc3Null(context.Context) error { return nil }
 
-// NfsV3Nfsproc3Getattr is GETATTR.
+// NfsV3Nfsproc3Getattr implements GETATTR.
 func (s *Server) NfsV3Nfsproc3Getattr(_ context.Context, a *nfsv3.Getattr3args) (nfsv3.Getattr3res, error) {
 	o, err := s.object(a.Object, unix.O_PATH)
 	if err != nil {
@@ -26,7 +26,7 @@ func (s *Server) NfsV3Nfsproc3Getattr(_ context.Context, a *nfsv3.Getattr3args) 
 	return &nfsv3.Getattr3res_NFS3_OK{Resok: nfsv3.Getattr3resok{ObjAttributes: fattr(&o.st)}}, nil
 }
 
-// NfsV3Nfsproc3Setattr is SETATTR.
+// NfsV3Nfsproc3Setattr implements SETATTR.
 func (s *Server) NfsV3Nfsproc3Setattr(ctx context.Context, a *nfsv3.Setattr3args) (nfsv3.Setattr3res, error) {
 	fail := func(o *object, st nfsv3.Nfsstat3) (nfsv3.Setattr3res, error) {
 		w := noWcc()
@@ -73,7 +73,7 @@ const (
 	accessExecute = 0x20
 )
 
-// NfsV3Nfsproc3Access is ACCESS.
+// NfsV3Nfsproc3Access implements ACCESS.
 func (s *Server) NfsV3Nfsproc3Access(ctx context.Context, a *nfsv3.Access3args) (nfsv3.Access3res, error) {
 	o, err := s.object(a.Object, unix.O_PATH)
 	if err != nil {
@@ -101,7 +101,7 @@ func (s *Server) NfsV3Nfsproc3Access(ctx context.Context, a *nfsv3.Access3args) 
 	return &nfsv3.Access3res_NFS3_OK{Resok: nfsv3.Access3resok{ObjAttributes: post(o.fd), Access: got & a.Access}}, nil
 }
 
-// NfsV3Nfsproc3Readlink is READLINK.
+// NfsV3Nfsproc3Readlink implements READLINK.
 func (s *Server) NfsV3Nfsproc3Readlink(ctx context.Context, a *nfsv3.Readlink3args) (nfsv3.Readlink3res, error) {
 	o, err := s.object(a.Symlink, unix.O_PATH)
 	if err != nil {
@@ -120,14 +120,14 @@ func (s *Server) NfsV3Nfsproc3Readlink(ctx context.Context, a *nfsv3.Readlink3ar
 	return &nfsv3.Readlink3res_NFS3_OK{Resok: nfsv3.Readlink3resok{SymlinkAttributes: post(o.fd), Data: b[:n]}}, nil
 }
 
-// readable reports whether c may read the data of a file: what it could
-// execute it may, and what it owns (RFC 1813 section 4.4).
+// readable reports whether c may read the data of a file, which includes files that c may execute
+// or owns (RFC 1813 section 4.4).
 func (s *Server) readable(c *cred, o *object) bool {
 	return c.uid == o.st.Uid || s.may(c, o, mayRead) || s.may(c, o, mayExec)
 }
 
-// NfsV3Nfsproc3Read is READ. The data go straight into memory from which the
-// transport moves them.
+// NfsV3Nfsproc3Read implements READ. The data is read directly into memory from which the transport
+// sends it.
 func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfsv3.Read3res, error) {
 	fail := func(err error, at nfsv3.PostOpAttr) (nfsv3.Read3res, error) {
 		return &nfsv3.Read3res_default{Status: status(err), Resfail: nfsv3.Read3resfail{FileAttributes: at}}, nil
@@ -149,7 +149,7 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 		return fail(unix.EACCES, post(o.fd))
 	}
 	var ok nfsv3.Read3resok
-	end := false // found, where a file has become shorter since it was looked at
+	end := false // set if the file has become shorter in the meantime
 	n := min(int(min(a.Count, MaxIO)), int(max(min(o.st.Size-int64(min(a.Offset, math.MaxInt64)), MaxIO), 0)))
 	if n > 0 {
 		b, err := x.buffer(n)
@@ -177,7 +177,7 @@ func (s *Server) NfsV3Nfsproc3Read(ctx context.Context, a *nfsv3.Read3args) (nfs
 	return &nfsv3.Read3res_NFS3_OK{Resok: ok}, nil
 }
 
-// NfsV3Nfsproc3Write is WRITE.
+// NfsV3Nfsproc3Write implements WRITE.
 func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (nfsv3.Write3res, error) {
 	fail := func(err error, w nfsv3.WccData) (nfsv3.Write3res, error) {
 		return &nfsv3.Write3res_default{Status: status(err), Resfail: nfsv3.Write3resfail{FileWcc: w}}, nil
@@ -209,7 +209,7 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 	}
 	data := a.Data[:min(len(a.Data), int(a.Count))]
 	done := 0
-	err = s.as(c, func() error { // no more than they may have
+	err = s.as(c, func() error { // with no more rights than the caller has
 		for done < len(data) {
 			n, err := unix.Pwrite(o.fd, data[done:], int64(a.Offset)+int64(done))
 			if err != nil && err != unix.EINTR {
@@ -224,7 +224,7 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 	}
 	keepNoSetID(c, o.fd, &o.st)
 	ok := nfsv3.Write3resok{Count: uint32(done), Committed: a.Stable, FileWcc: o.wcc()}
-	unlock() // the disk may take its time
+	unlock() // the disk may be slow
 	err = nil
 	switch {
 	case s.cfg.Async:
@@ -240,21 +240,21 @@ func (s *Server) NfsV3Nfsproc3Write(ctx context.Context, a *nfsv3.Write3args) (n
 	return &nfsv3.Write3res_NFS3_OK{Resok: ok}, nil
 }
 
-// NfsV3Nfsproc3Commit is COMMIT. The whole file is made to last.
+// NfsV3Nfsproc3Commit implements COMMIT. It commits the whole file.
 func (s *Server) NfsV3Nfsproc3Commit(_ context.Context, a *nfsv3.Commit3args) (nfsv3.Commit3res, error) {
 	o, err := s.object(a.File, unix.O_RDONLY)
 	if err != nil {
 		return &nfsv3.Commit3res_default{Status: status(err), Resfail: nfsv3.Commit3resfail{FileWcc: noWcc()}}, nil
 	}
 	defer o.close()
-	verf := s.verifier() // from before: what is lost meanwhile is not told to be safe
+	verf := s.verifier() // read first, so that data lost in the meantime is not reported as safe
 	if err := s.sync(o.fd); err != nil {
 		return &nfsv3.Commit3res_default{Status: status(err), Resfail: nfsv3.Commit3resfail{FileWcc: o.wcc()}}, nil
 	}
 	return &nfsv3.Commit3res_NFS3_OK{Resok: nfsv3.Commit3resok{FileWcc: o.wcc(), Verf: verf}}, nil
 }
 
-// NfsV3Nfsproc3Fsstat is FSSTAT.
+// NfsV3Nfsproc3Fsstat implements FSSTAT.
 func (s *Server) NfsV3Nfsproc3Fsstat(ctx context.Context, a *nfsv3.Fsstat3args) (nfsv3.Fsstat3res, error) {
 	var f unix.Statfs_t
 	o, err := s.object(a.Fsroot, unix.O_PATH)
@@ -274,11 +274,10 @@ func (s *Server) NfsV3Nfsproc3Fsstat(ctx context.Context, a *nfsv3.Fsstat3args) 
 	}}, nil
 }
 
-// Properties of FSINFO: links, symbolic links, the same for all files, times
-// can be set.
+// Properties of FSINFO: links, symbolic links, homogeneous, times can be set.
 const fsProperties = 0x01 | 0x02 | 0x08 | 0x10
 
-// NfsV3Nfsproc3Fsinfo is FSINFO.
+// NfsV3Nfsproc3Fsinfo implements FSINFO.
 func (s *Server) NfsV3Nfsproc3Fsinfo(_ context.Context, a *nfsv3.Fsinfo3args) (nfsv3.Fsinfo3res, error) {
 	o, err := s.object(a.Fsroot, unix.O_PATH)
 	if err != nil {
@@ -291,7 +290,7 @@ func (s *Server) NfsV3Nfsproc3Fsinfo(_ context.Context, a *nfsv3.Fsinfo3args) (n
 	}}, nil
 }
 
-// NfsV3Nfsproc3Pathconf is PATHCONF.
+// NfsV3Nfsproc3Pathconf implements PATHCONF.
 func (s *Server) NfsV3Nfsproc3Pathconf(_ context.Context, a *nfsv3.Pathconf3args) (nfsv3.Pathconf3res, error) {
 	o, err := s.object(a.Object, unix.O_PATH)
 	if err != nil {

@@ -26,21 +26,21 @@ const (
 	maxKernel     = nfsv3.NFS3_FHSIZE - headSize - macSize
 )
 
-// tree is a directory and what lies beneath it, on its file system.
+// tree is a directory and everything below it on the same file system.
 type tree struct {
 	path string
 	root int   // O_RDONLY
-	held []int // more descriptors that are open as long as the tree is
+	held []int // further descriptors to keep open
 	dev  uint64
 	ino  uint64
 	key  []byte // of the MACs
 	fh   []byte // of the root
 }
 
-// openTree opens the tree at path. The key of its handles is derived from that in
-// keyFile, "": from a random one.
+// openTree opens the tree at path. The key of its handles is derived from that in keyFile, or
+// random if keyFile is "".
 func openTree(path, keyFile string) (*tree, error) {
-	path, err := filepath.Abs(path) // clients name it by that
+	path, err := filepath.Abs(path) // clients mount it by that path
 	if err != nil {
 		return nil, fmt.Errorf("nfs: export %s: %w", path, err)
 	}
@@ -78,10 +78,10 @@ func openTree(path, keyFile string) (*tree, error) {
 	return t, nil
 }
 
-// alone takes a copy of the tree's mount for its root that has none of those beneath
-// it: where another file system is mounted, clients see the directory that it covers,
-// and not one that nobody can enter. Where that is not permitted the tree stays as it
-// is. The first root is kept open: the file system is in use.
+// alone replaces the root by a copy of the tree's mount without the mounts below it, so that
+// clients see the directories that these mounts cover instead of directories that they cannot
+// enter. If that is not permitted, the tree is used as it is. The original root stays open to keep
+// the file system in use.
 func (t *tree) alone() {
 	c, err := unix.OpenTree(t.root, "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
@@ -104,8 +104,8 @@ func (t *tree) close() error {
 	return err
 }
 
-// loadKey sets the key of the handles. A key file in the tree is refused: a client with
-// the rights of its owner could read it.
+// loadKey sets the key of the handles. It refuses a key file inside the tree, which a client with
+// its owner's rights could read.
 func (t *tree) loadKey(file string) (err error) {
 	var key [keySize]byte
 	if file == "" {
@@ -122,14 +122,14 @@ func (t *tree) loadKey(file string) (err error) {
 		return err
 	}
 	fsid := uint64(uint32(st.Fsid.Val[0]))<<32 | uint64(uint32(st.Fsid.Val[1]))
-	if fsid == 0 { // the file system has none; a device number may change at a reboot
+	if fsid == 0 { // the file system has none, and a device number may change at a reboot
 		fsid = t.dev
 	}
 	t.key = treeKey(key, fsid, t.ino)
 	return nil
 }
 
-// contains reports whether a file lies in the tree, by its name.
+// contains reports whether the file with the given name is in the tree.
 func (t *tree) contains(name string) (bool, error) {
 	name, err := filepath.Abs(name)
 	if err != nil {
@@ -163,8 +163,8 @@ func (t *tree) mac(b []byte) []byte {
 	return h.Sum(nil)[:macSize]
 }
 
-// handle names the entry name of the directory dir, "": dir itself. A symbolic
-// link is not followed.
+// handle returns the handle of the entry name of the directory dir, or of dir itself if name is "".
+// It does not follow symbolic links.
 func (t *tree) handle(dir int, name string) ([]byte, error) {
 	flags := 0
 	if name == "" {
@@ -185,10 +185,10 @@ func (t *tree) handle(dir int, name string) ([]byte, error) {
 
 var errHandle = errors.New("nfs: bad file handle")
 
-// open opens what a handle names. ESTALE: it is gone, or the handle is of another
-// export, such as the one that was here before. The caller has checked the rights.
+// open opens the file of a handle. It returns ESTALE if the file no longer exists or belongs to
+// another export. The caller must have checked permissions.
 func (t *tree) open(fh []byte, flags int) (fd int, err error) {
-	if len(fh) < headSize+macSize || fh[0] == 0 || fh[0] > handleVersion { // an earlier version: stale
+	if len(fh) < headSize+macSize || fh[0] == 0 || fh[0] > handleVersion { // of an earlier version: stale
 		return -1, errHandle
 	}
 	body := fh[:len(fh)-macSize]
@@ -199,7 +199,7 @@ func (t *tree) open(fh []byte, flags int) (fd int, err error) {
 	return unix.OpenByHandleAt(t.root, k, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK)
 }
 
-// at opens the entry name of dir for its attributes, within dir.
+// at opens the entry name of dir for its attributes, without leaving dir.
 func at(dir int, name string) (int, error) {
 	return unix.Openat2(dir, name, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
@@ -207,7 +207,7 @@ func at(dir int, name string) (int, error) {
 	})
 }
 
-// status gives an error as NFS has it.
+// status converts an error to an NFS status.
 func status(err error) nfsv3.Nfsstat3 {
 	if err == nil {
 		return nfsv3.NFS3_OK

@@ -53,7 +53,7 @@ func loadKey(name string) (key [keySize]byte, err error) {
 	if err := createKey(name); err != nil && !errors.Is(err, fs.ErrExist) {
 		return key, fmt.Errorf("create key file %s: %w", name, err)
 	}
-	return readKey(name) // of two processes that create it, the first one's key
+	return readKey(name) // if two processes create it, use the first one's key
 }
 
 // readKey reads and checks a key file.
@@ -87,8 +87,8 @@ func readKey(name string) (key [keySize]byte, err error) {
 	return key, nil
 }
 
-// createKey makes a key file, complete and on disk, or returns fs.ErrExist if there is
-// one. It writes to a temporary file and links it: no reader sees a part of a key.
+// createKey creates a key file and commits it to disk, or returns fs.ErrExist. It links a temporary
+// file, so that no reader sees an incomplete key.
 func createKey(name string) (err error) {
 	dir := filepath.Dir(name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -25,10 +25,10 @@ type mounts struct {
 
 type mountEntry struct{ host, dir string }
 
-// maxMounts bounds what is remembered for DUMP alone.
+// maxMounts bounds the entries kept for DUMP.
 const maxMounts = 1024
 
-// MountProgram returns the MOUNT program for a rpc.Server.
+// MountProgram returns the MOUNT program for an rpc.Server.
 func (s *Server) MountProgram() rpc.Program {
 	m := &mounts{s: s, list: make(map[mountEntry]struct{})}
 	f := mount.NewMountProgramService(m)
@@ -41,11 +41,11 @@ func (s *Server) MountProgram() rpc.Program {
 			}
 			return rpcgen.Serve(context.WithValue(ctx, mounterKey{}, &mounter{r.Peer, c}), f, r)
 		},
-		Items: func(uint32, uint32) bool { return false }, // RFC 8267 section 5 makes none eligible
+		Items: func(uint32, uint32) bool { return false }, // RFC 8267 section 5
 	}
 }
 
-// mounter is who calls MOUNT.
+// mounter is a caller of MOUNT.
 type mounter struct {
 	host string
 	cred cred
@@ -55,8 +55,8 @@ type mounterKey struct{}
 
 func mounterOf(ctx context.Context) *mounter { return ctx.Value(mounterKey{}).(*mounter) }
 
-// mount gives the handle of a directory and remembers who has it. Its path is
-// within the export, "/", or the export's own and what is beneath.
+// mount returns the handle of a directory and records the caller. The path is relative to the
+// export, starting with "/", or starts with the export's own path.
 func (m *mounts) mount(ctx context.Context, dir string) ([]byte, error) {
 	who := mounterOf(ctx)
 	p := path.Clean("/" + dir)
@@ -78,8 +78,8 @@ func (m *mounts) mount(ctx context.Context, dir string) ([]byte, error) {
 	return fh, nil
 }
 
-// below gives the handle of a directory of the export, if c has the right to go
-// there. p is clean, and relative to the export.
+// below returns the handle of a directory of the export if c may access it. p is clean and relative
+// to the export.
 func (s *Server) below(c *cred, p string) (fh []byte, err error) {
 	fd := -1
 	if err = s.as(c, func() (err error) { fd, err = at(s.tree.root, p); return err }); err != nil {
@@ -96,7 +96,7 @@ func (s *Server) below(c *cred, p string) (fh []byte, err error) {
 	return s.tree.handle(fd, "")
 }
 
-// mountStatus gives an error as MOUNT has it.
+// mountStatus converts an error to a MOUNT status.
 func mountStatus(err error) mount.Mountstat3 {
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -112,7 +112,7 @@ func mountStatus(err error) mount.Mountstat3 {
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
 		return mount.MNT3ERR_SERVERFAULT
 	}
-	return mount.MNT3ERR_ACCES // also by a symbolic link, or onto another file system
+	return mount.MNT3ERR_ACCES // including paths that lead out by a symbolic link or to another file system
 }
 
 func (m *mounts) forget(ctx context.Context, f func(mountEntry) bool) {
@@ -139,7 +139,7 @@ func (m *mounts) exports() *mount.Exportnode { return &mount.Exportnode{ExDir: m
 
 func (m *mounts) MountV1MountprocNull(context.Context) error { return nil }
 
-// MountV1MountprocMnt has no handle for version 2 of NFS, which is not served.
+// MountV1MountprocMnt fails: a handle would be for version 2 of NFS, which is not supported.
 func (m *mounts) MountV1MountprocMnt(context.Context, string) (mount.Fhstatus, error) {
 	return &mount.Fhstatus_default{Status: 13}, nil
 }
@@ -179,13 +179,13 @@ func (m *mounts) MountV3Mountproc3Export(context.Context) (*mount.Exportnode, er
 	return m.exports(), nil
 }
 
-// Mapping is an entry of the portmapper: a program at a TCP port, or at one of UDP.
+// Mapping is an entry of the portmapper: a program and its TCP or UDP port.
 type Mapping struct {
 	Prog, Vers, Port uint32
 	UDP              bool
 }
 
-// protocol is that of IP.
+// protocol returns the IP protocol number.
 func (m *Mapping) protocol() uint32 {
 	if m.UDP {
 		return 17
@@ -193,7 +193,7 @@ func (m *Mapping) protocol() uint32 {
 	return 6
 }
 
-// Portmap is a portmapper of fixed entries (RFC 1833 section 3): NULL, GETPORT
+// Portmap returns a portmapper with fixed entries (RFC 1833 section 3). It supports NULL, GETPORT
 // and DUMP of version 2.
 func Portmap(entries []Mapping) rpc.Program {
 	return rpc.Program{Low: 2, High: 2, Serve: func(_ context.Context, r *rpc.Request) rpc.Status {
@@ -207,7 +207,8 @@ func Portmap(entries []Mapping) rpc.Program {
 			}
 			var port uint32
 			for _, e := range entries {
-				// Any version tells the port: the program itself says what it has.
+				// Another version returns the port too: the program itself reports
+				// its versions.
 				if e.Prog == prog && proto == e.protocol() && (e.Vers == vers || port == 0) {
 					port = e.Port
 				}

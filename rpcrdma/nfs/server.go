@@ -1,7 +1,6 @@
-// Package nfs is an NFS version 3 server of a directory tree (RFC 1813), with
-// the MOUNT protocol and a portmapper, and a client for it. The server's
-// programs run over RPC-over-RDMA (package rpcrdma; RFC 8267 is its binding)
-// and TCP.
+// Package nfs implements an NFS version 3 server for a directory tree (RFC 1813), with the MOUNT
+// protocol and a portmapper, and a client. The server's programs run over RPC-over-RDMA (package
+// rpcrdma, bound by RFC 8267) and TCP.
 package nfs
 
 import (
@@ -34,34 +33,33 @@ const (
 	PortPortmap = 111
 )
 
-// MaxIO is the most that a READ or WRITE moves, in bytes.
+// MaxIO is the maximum size of a READ or WRITE, in bytes.
 const MaxIO = 1 << 20
 
-// Config says what is served.
+// Config configures a Server.
 type Config struct {
 	Dir        string
 	ReadOnly   bool
-	RootSquash bool // the client's root is nobody
-	Async      bool // do not wait for the disk where the protocol demands it: a crash loses data
-	// KeyFile has the key that authenticates file handles, as DefaultKeyFile; it is
-	// created if it does not exist. Without one the key is random: handles end with
-	// the Server.
+	RootSquash bool // map the client's root to nobody
+	Async      bool // do not wait for the disk where the protocol requires it: a crash may lose data
+	// KeyFile contains the key that authenticates file handles; see DefaultKeyFile. It is
+	// created if it does not exist. If it is "", the key is random and handles become invalid
+	// when the Server ends.
 	KeyFile string
 }
 
-// Server serves one tree. Its methods of the protocol are called by many.
+// Server serves one tree. Its protocol methods are called concurrently.
 type Server struct {
 	cfg    Config
 	tree   *tree
-	verf   atomic.Uint64 // of writes: another after each start, and when data were lost
-	root   bool          // the process may act for others
+	verf   atomic.Uint64 // write verifier: changes at each start, and when data was lost
+	root   bool          // the process may act on behalf of other users
 	groups []uint32
 	caps   capabilities
 	locks  [256]sync.Mutex
 }
 
-// NewServer opens the tree. It sets the process's umask to 0: clients say what
-// modes files have.
+// NewServer opens the tree. It sets the process's umask to 0, since clients specify modes.
 func NewServer(cfg Config) (*Server, error) {
 	t, err := openTree(cfg.Dir, cfg.KeyFile)
 	if err != nil {
@@ -82,15 +80,15 @@ func NewServer(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// verifier is what replies to WRITE and COMMIT say of the data: as long as it is
-// the same, none was lost.
+// verifier returns the verifier for replies to WRITE and COMMIT. While it stays the same, no data
+// has been lost.
 func (s *Server) verifier() (v [8]byte) {
 	binary.BigEndian.PutUint64(v[:], s.verf.Load())
 	return v
 }
 
-// lost notes that data which had been taken could not be written to the disk. The
-// kernel tells so once; others who wrote must hear of it too.
+// lost records that data could not be written to disk after it had been accepted. The kernel
+// reports that only once, but all clients that wrote must learn of it, by a new verifier.
 func (s *Server) lost(err error) error {
 	if err != nil {
 		s.verf.Store(rand.Uint64())
@@ -98,9 +96,8 @@ func (s *Server) lost(err error) error {
 	return err
 }
 
-// lock keeps others from changing an object of this server's: what a reply tells
-// of it from before and after is then of the one request, as clients take it to
-// be (RFC 1813 section 2.6).
+// lock locks objects against other requests, so that the attributes before and after in a reply
+// reflect only that request, as clients assume (RFC 1813 section 2.6).
 func (s *Server) lock(o ...*object) (unlock func()) {
 	var l []int
 	for _, o := range o {
@@ -119,10 +116,10 @@ func (s *Server) lock(o ...*object) (unlock func()) {
 	}
 }
 
-// Close gives the tree back.
+// Close closes the tree.
 func (s *Server) Close() error { return s.tree.close() }
 
-// sync makes what was done to fd last, unless nobody wants that.
+// sync commits changes of fd to disk, unless Async is set.
 func (s *Server) sync(fd int) error {
 	if s.cfg.Async {
 		return nil
@@ -130,7 +127,7 @@ func (s *Server) sync(fd int) error {
 	return s.lost(unix.Fsync(fd))
 }
 
-// Procedures that are told apart here (RFC 1813 section 3).
+// Procedures with special treatment (RFC 1813 section 3).
 const (
 	procSetattr = 2
 	procWrite   = 7
@@ -139,7 +136,7 @@ const (
 	procLink    = 15
 )
 
-// Program returns the NFS program for a rpc.Server.
+// Program returns the NFS program for an rpc.Server.
 func (s *Server) Program() rpc.Program {
 	service := nfsv3.NewNfsProgramService(s)
 	return rpc.Program{
@@ -158,14 +155,14 @@ func (s *Server) Program() rpc.Program {
 		},
 		// RFC 8267 section 4.
 		Items: func(vers, proc uint32) bool { return proc == procWrite || proc == procSymlink },
-		// What changes the tree in a way that cannot be done twice; and WRITE, which must
-		// not be done again behind a later one.
+		// Procedures that are not idempotent, and WRITE, which must not be repeated after a
+		// later one.
 		Once: func(vers, proc uint32) bool { return proc == procSetattr || proc >= procWrite && proc <= procLink },
 		Bulk: func(vers, proc uint32) bool { return proc == procWrite },
 	}
 }
 
-// exchange is what a request has beside its arguments.
+// exchange holds the context of a request.
 type exchange struct {
 	cred   cred
 	buffer func(int) ([]byte, error)
