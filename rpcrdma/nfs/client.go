@@ -416,11 +416,10 @@ func (e *LeftError) Error() string { return fmt.Sprintf("%v; %s is left: %v", e.
 // Unwrap returns both errors.
 func (e *LeftError) Unwrap() []error { return []error{e.Err, e.Why} }
 
-// PutFile makes the file name of a directory of what r has, or nothing: it is
-// written under another name first, and takes the place of a file that was there
-// when it is whole and lasts. It has the mode perm, or the permissions of the file
-// it replaces, and that one's owner where the server allows that. A name that
-// something else has than a file gives fs.ErrExist. Errors: LeftError, too.
+// PutFile atomically creates or replaces the file name in dir with the contents of r: it writes and
+// commits a temporary file and renames it. The file gets the mode perm, or the permissions of the
+// file that it replaces, and its owner if the server allows it. PutFile returns fs.ErrExist if name
+// is not a file, and a LeftError if it could not remove the temporary file after a failure.
 func (n *Client) PutFile(ctx context.Context, dir []byte, name string, perm uint32, r io.Reader) (done int64, err error) {
 	old, err := n.Lookup(ctx, dir, name)
 	there := err == nil
