@@ -673,7 +673,7 @@ func TestPortRests(t *testing.T) {
 	}
 }
 
-// TestLateClose: the end of an attempt that was given up is not that of the next one
+// TestLateClose: the end of an attempt that was abandoned is not that of the next one
 // from the same port.
 func TestLateClose(t *testing.T) {
 	h := newHarness(t, Config{})

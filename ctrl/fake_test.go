@@ -61,7 +61,7 @@ func newFakeEngine() *fakeEngine {
 	}
 }
 
-// QueryConns tells of no connection.
+// QueryConns reports no connection.
 func (e *fakeEngine) QueryConns() (conns []dataplane.ConnInfo, silent []int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -48,12 +48,12 @@ func TestSCTPClaims(t *testing.T) {
 	if !steered(7174) {
 		t.Error("the port went with the listener")
 	}
-	if l2 := c.ok(req).GetListen(); l2 == nil { // an earlier association keeps nobody from listening anew
+	if l2 := c.ok(req).GetListen(); l2 == nil { // an earlier association keeps nobody from listening again
 		t.Error("no second listener")
 	} else {
 		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l2.Listen}}})
 	}
-	// What is under way to an association that has ended is not the host's kernel's; others
+	// What is in flight to an association that has ended is not the host's kernel's; others
 	// may have the port.
 	part := func(port uint16) {
 		t.Helper()
@@ -152,7 +152,7 @@ func TestSCTPClaimsAtClose(t *testing.T) {
 }
 
 // TestSCTPRequestFlood: a peer that asks for sessions and leaves, faster than the listener's
-// client reads of it, does not have the client cut off; and the client hears of others when
+// client reads of it, does not have the client cut off; and the client learns of others when
 // it has read.
 func TestSCTPRequestFlood(t *testing.T) {
 	h := newHarness(t, Config{})

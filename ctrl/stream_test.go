@@ -14,7 +14,7 @@ import (
 )
 
 // TestStreamQuota: byte streams that a client leaves as such are bounded, also where
-// it listens anew for each of them; one that is closed, or becomes MPA's, makes room.
+// it listens again for each of them; one that is closed, or becomes MPA's, makes room.
 func TestStreamQuota(t *testing.T) {
 	const limit = 3
 	h := newHarness(t, Config{Limits: Limits{QPs: limit}})
@@ -324,7 +324,7 @@ func TestStartMPARoles(t *testing.T) {
 	})
 }
 
-// TestStreamTurnedAway: the client hears of a byte stream that it has started MPA on and
+// TestStreamTurnedAway: the client learns of a byte stream that it has started MPA on and
 // whose request finds no room.
 func TestStreamTurnedAway(t *testing.T) {
 	h := newHarness(t, Config{})

@@ -47,7 +47,7 @@ func (s *sim) post(c *stream, q *simQP, wr verbs.SendWR) {
 }
 
 // TestTerminate: a Write to an STag that is not there ends both streams, each
-// side hears of it by the same code, and what was posted is flushed.
+// side learns of it by the same code, and what was posted is flushed.
 func TestTerminate(t *testing.T) {
 	s, a, _, qa, _ := fullPair(t, mpa.Params{CRC: true, IRD: 4, ORD: 4})
 	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: 0x12345678, Remote: 0})
@@ -231,7 +231,7 @@ func TestCorrupted(t *testing.T) {
 	}
 }
 
-// TestPeerGone: a host that falls silent is given up, and the posted work is
+// TestPeerGone: a host that falls silent is abandoned, and the posted work is
 // flushed.
 func TestPeerGone(t *testing.T) {
 	silent := false
@@ -604,7 +604,7 @@ func TestPostAfterEnd(t *testing.T) {
 				want++
 			}
 			if how != "abort" {
-				w.turn() // the other host gets no turn: the connection closes for ever
+				w.turn() // the other host gets no turn: the connection closes forever
 			}
 			qa.sends = append(qa.sends, verbs.SendWR{ID: 7, Op: rdmap.OpSend})
 			w.mark(a.lane)

@@ -26,7 +26,7 @@ type cutter struct {
 	*link.Pipe
 	e      *Engine
 	rnd    *rand.Rand
-	late   [][]byte // fragments under way
+	late   [][]byte // fragments in flight
 	id     uint32
 	loss   float64
 	direct bool // fragments come by the queue

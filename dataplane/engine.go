@@ -248,7 +248,7 @@ type Engine struct {
 	frags    defrag
 	doubts   atomic.Int32                          // pending lookups
 	hostless atomic.Pointer[map[[16]byte]struct{}] // see learnHostless
-	changes  atomic.Int32                          // of hops, since the rehop under way began and before; 0: none is
+	changes  atomic.Int32                          // of hops, since the rehop in progress began and before; 0: none is
 
 	stop    atomic.Bool
 	wg      sync.WaitGroup

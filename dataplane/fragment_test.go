@@ -90,7 +90,7 @@ func (r *reassembly) take(f []byte) (whole []byte, fragment bool) {
 	return append(b, r.have[:r.total]...), true
 }
 
-// TestSCTPFragments: the path's MTU shrinks while large messages are under way. What
+// TestSCTPFragments: the path's MTU shrinks while large messages are in flight. What
 // is in flight leaves as IP fragments, what follows is smaller.
 func TestSCTPFragments(t *testing.T) {
 	const lower = 1280

@@ -203,7 +203,7 @@ func (h *hostEnd) HandleTimeout(now clock.Time) {
 	}
 }
 
-// Stats returns what there is to tell of a connection without packets.
+// Stats returns the counters that a connection without packets has.
 func (h *hostEnd) Stats() tcp.Stats {
 	return tcp.Stats{
 		State: h.state, MSS: h.MSS(), QueuedSegs: len(h.out) - h.outAt,

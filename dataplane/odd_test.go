@@ -268,7 +268,7 @@ func (r *slowly) Resolve(dst, _ netip.Addr) (Hop, error) {
 
 func (*slowly) Watch(func()) {}
 
-// TestRehop: neighbours that are gone hold back neither who tells of a change nor each
+// TestRehop: neighbours that are gone delay neither the caller that reports a change nor each
 // other, and are asked for once for all connections, also those of a worker that does not
 // turn for a while; a change meanwhile has them asked for again.
 func TestRehop(t *testing.T) {
@@ -315,8 +315,8 @@ func TestRehop(t *testing.T) {
 	}
 }
 
-// TestHopKeepsPath: to hear of the same next hop again does not make a connection
-// forget the path's MTU; to hear of another MTU does.
+// TestHopKeepsPath: learning of the same next hop again does not make a connection
+// forget the path's MTU; learning of another MTU does.
 func TestHopKeepsPath(t *testing.T) {
 	const size = 4000
 	var grabbed []byte

@@ -220,7 +220,7 @@ func TestSilentPeers(t *testing.T) {
 }
 
 // TestStarved: a sender whose TX slots hold less than the path and the windows can have
-// under way says so, and another does not.
+// in flight says so, and another does not.
 func TestStarved(t *testing.T) {
 	for _, tc := range []struct {
 		slots  int

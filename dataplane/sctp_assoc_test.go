@@ -16,7 +16,7 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestSCTPPeerGone: a host that falls silent is given up, and posted work is flushed.
+// TestSCTPPeerGone: a host that falls silent is abandoned, and posted work is flushed.
 func TestSCTPPeerGone(t *testing.T) {
 	silent := false
 	s := newSim(t, link.PipeConfig{Filter: func(bool, []byte) bool { return !silent }})
@@ -147,7 +147,7 @@ func TestSCTPRestartWithData(t *testing.T) {
 	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
 	a, b := s.openSCTP(SCTP{}, qa, qb)
 	wa, wb := s.hosts[0].w, s.hosts[1].w
-	// Host 0 loses its memory, and begins anew from the same port.
+	// Host 0 loses its memory, and starts over from the same port.
 	wa.timers.Stop(&a.as().lane.timer)
 	wa.unmark(&a.as().lane)
 	wa.sctp.n--
@@ -208,7 +208,7 @@ func TestSCTPNoListener(t *testing.T) {
 	s.closedSCTP()
 }
 
-// TestSCTPLimit: associations are bounded, whoever asks for them.
+// TestSCTPLimit: associations are bounded, for all peers together.
 func TestSCTPLimit(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	ha, hb := s.hosts[0], s.hosts[1]
@@ -319,7 +319,7 @@ func TestSCTPPerPeer(t *testing.T) {
 	}
 }
 
-// TestSCTPTailLoss: with a lower RTO.Min the loss of the only message under way costs
+// TestSCTPTailLoss: with a lower RTO.Min the loss of the only message in flight costs
 // about that, and no time-out is spurious though the peer delays SACKs by more.
 func TestSCTPTailLoss(t *testing.T) {
 	lose := false

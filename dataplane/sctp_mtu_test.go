@@ -15,7 +15,7 @@ import (
 )
 
 // TestSCTPBlackHole: beneath DDP the path comes to take less than the first hop, and drops
-// what is longer without a word. DDP's segments become shorter, those that are under way
+// what is longer without a word. DDP's segments become shorter, those that are in flight
 // leave in IP fragments; when the path takes all again segments become long again.
 func TestSCTPBlackHole(t *testing.T) {
 	seed := testenv.Seed(t)

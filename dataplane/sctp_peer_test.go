@@ -370,7 +370,7 @@ func TestSCTPFurtherHopsOfMany(t *testing.T) {
 	}
 }
 
-// TestSCTPRestartForgets: what was under way before the peer began anew is not taken for
+// TestSCTPRestartForgets: what was in flight before the peer started over is not taken for
 // messages of the sessions that follow.
 func TestSCTPRestartForgets(t *testing.T) {
 	p := newRawPeer(t)
@@ -655,7 +655,7 @@ func oddPeer(t *testing.T, rng *rand.Rand) {
 			p.now = p.now.Add(time.Duration(rng.IntN(3000)) * time.Millisecond)
 			p.turn()
 		}
-		if rng.IntN(20) == 0 && p.assoc() != nil { // it begins anew
+		if rng.IntN(20) == 0 && p.assoc() != nil { // it starts over
 			p.connect()
 		}
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // A speaker says to host 1, as its peer, what a test makes up: segments that overlap, or go
-// beyond the window, which no TCP of ours sends. Host 0 hears of none of the answers.
+// beyond the window, which no TCP of ours sends. Host 0 learns of none of the answers.
 type speaker struct {
 	*sim
 	a, b  *stream
@@ -135,7 +135,7 @@ func TestOverlaps(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		says  [][2]int
-		early [2]uint64 // FPDUs that are placed before their turn, without markers and as far as these tell of them
+		early [2]uint64 // FPDUs that are placed before their turn, without markers and as far as these report them
 	}{
 		{"in order", [][2]int{{0, 2}, {2, 4}, {4, 6}}, [2]uint64{}},
 		{"the front came before", [][2]int{{0, 2}, {1, 3}, {0, 4}, {3, 6}}, [2]uint64{}},

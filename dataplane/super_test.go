@@ -197,7 +197,7 @@ func TestSuperPeerTakesNone(t *testing.T) {
 	}
 }
 
-// TestSuperMTU lowers the path's MTU while super-frames are under way.
+// TestSuperMTU lowers the path's MTU while super-frames are in flight.
 func TestSuperMTU(t *testing.T) {
 	s := newSim(t, link.PipeConfig{Super: link.SuperCut, AtoB: impair.Config{Delay: time.Millisecond}, BtoA: impair.Config{Delay: time.Millisecond}})
 	a, b := s.open()

@@ -185,7 +185,7 @@ func TestErrors(t *testing.T) {
 				t.Fatalf("HandleULPDU = %v; want %v", err, tt.want)
 			}
 			wantTerminate(t, e, tt.want, terminateFor(tt.want, tt.headers, in))
-			// Only the last segment tells of a hole, or asks to invalidate.
+			// Only the last segment reports a hole, or asks to invalidate.
 			if e.mem.placed > 0 && tt.want != term.ErrInvalidMO && tt.want != term.ErrCannotInvalidate {
 				t.Error("something was placed")
 			}

@@ -306,7 +306,7 @@ func (k *checker) wire(c *rpcrdma.Conn, sent bool, b []byte) {
 	f.most = max(f.most, f.edge-f.sent)
 }
 
-// TestCreditsOnTheWire has 64 calls under way, and call-only ones, at windows
+// TestCreditsOnTheWire has 64 calls in progress, and call-only ones, at windows
 // from small to the default.
 func TestCreditsOnTheWire(t *testing.T) {
 	for _, window := range []int{2, 5, 64} {
@@ -488,7 +488,7 @@ func TestCallOnly(t *testing.T) {
 	}
 }
 
-// TestConnectGivenUp: a call that is given up before its connection is made leaves
+// TestConnectGivenUp: a call that is abandoned before its connection is made leaves
 // nothing behind, and the next one connects.
 func TestConnectGivenUp(t *testing.T) {
 	g := newRig(t, nil, nil)

@@ -77,7 +77,7 @@ func TestFastRetransmit(t *testing.T) {
 	if p.cwnd != 50000 {
 		t.Error("the window shrank twice in one recovery")
 	}
-	// What was named by a gap report and then is not was given up: it is sent again.
+	// What was named by a gap report and then is not was abandoned: it is sent again.
 	r.send(r.a.tag, sackBytes(base, 100000))
 	r.wait(5 * time.Second)
 	r.send(r.a.tag, sackBytes(base+8, 100000))
@@ -127,7 +127,7 @@ func TestBurst(t *testing.T) {
 	}
 }
 
-// TestManyInFlight: no more TSNs are under way than a peer takes ahead of one that is lost.
+// TestManyInFlight: no more TSNs are in flight than a peer takes ahead of one that is lost.
 func TestManyInFlight(t *testing.T) {
 	s := newSim(t, testSeed(t), Config{}, Config{}, impair.Config{Delay: 10 * time.Millisecond, Loss: 0.002}, 1500, false)
 	s.establish()
@@ -207,7 +207,7 @@ func TestProbeDropped(t *testing.T) {
 				r.one(ChunkData)
 				r.send(r.a.tag, sackBytes(r.a.cumAck, 0))
 			}
-		} else { // under way while the window closed
+		} else { // in flight while the window closed
 			r.push(1000)
 			r.send(r.a.tag, sackBytes(r.a.cumAck, 0))
 			r.wait(r.a.Path(0).RTO)

@@ -383,7 +383,7 @@ func TestHeartbeatsFill(t *testing.T) {
 }
 
 // TestUDPPort: what answers a packet goes to the port that it came from, also to an INIT
-// that begins anew (RFC 6951 5.4); one without the tag changes nothing.
+// that starts over (RFC 6951 5.4); one without the tag changes nothing.
 func TestUDPPort(t *testing.T) {
 	r := newRig(t, Config{UDP: true})
 	r.from = 1000

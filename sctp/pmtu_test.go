@@ -140,7 +140,7 @@ func TestMTURaised(t *testing.T) {
 	}
 }
 
-// TestMTUBlackHole: long packets are lost, and nobody says so. What was under way leaves in
+// TestMTUBlackHole: long packets are lost, and nobody says so. What was in flight leaves in
 // IP fragments, and what gets through is found (RFC 8899 4.3).
 func TestMTUBlackHole(t *testing.T) {
 	for _, c := range []struct {

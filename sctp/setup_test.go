@@ -258,7 +258,7 @@ func TestStaleCookie(t *testing.T) {
 	if i.Decode(c.Body); i.Preserve != 2000 || r.a.State() != CookieWait {
 		t.Errorf("preserve %d, state %v", i.Preserve, r.a.State())
 	}
-	// A peer whose cookies are always stale is given up.
+	// A peer whose cookies are always stale is abandoned.
 	for range 20 {
 		r.send(r.a.tag, r.initChunk(ChunkInitAck, []byte("cookie")))
 		r.send(r.a.tag, chunk(ChunkError, 0, appendParam(nil, ParamType(CauseStaleCookie), []byte{0, 0, 0, 1})))

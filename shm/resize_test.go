@@ -111,7 +111,7 @@ func TestModeration(t *testing.T) {
 	}
 }
 
-// TestOnFault: an impossible index is told once.
+// TestOnFault: an impossible index is reported once.
 func TestOnFault(t *testing.T) {
 	told := 0
 	sq, sp := newSQ(t, 4, 1, 0)

@@ -34,7 +34,7 @@ func newLoop(t testing.TB, cfg Config, mtu int) *loop {
 	return l
 }
 
-// turn lets both ends take what is under way, and send.
+// turn lets both ends take what is in flight, and send.
 func (l *loop) turn() {
 	l.now = l.now.Add(20 * time.Microsecond)
 	var o Out

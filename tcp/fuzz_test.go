@@ -238,7 +238,7 @@ func fuzzSegment(t *testing.T, b []byte) {
 		default:
 			s := Segment{Header: Header{Flags: Flags(in.byte()), Window: uint16(in.u16())}, ECN: op >> 6}
 			if s.Flags&(SYN|RST|FIN) != 0 && op < 0xf0 {
-				s.Flags = s.Flags&^(SYN|RST|FIN) | ACK // lest every run end soon
+				s.Flags = s.Flags&^(SYN|RST|FIN) | ACK // so that runs do not end early
 			}
 			s.Seq = c.rcvNxt.Add(int(int16(in.u16())))
 			s.Ack = c.una.Add(int(int16(in.u16())))

@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/rdmap"
 )
 
-// loop is a source that posts the same Write or Send for ever.
+// loop is a source that posts the same Write or Send forever.
 type loop struct {
 	wr SendWR
 	n  int

@@ -162,7 +162,7 @@ func TestVendor(t *testing.T) {
 	}
 }
 
-// TestFlush: ERROR flushes what is under way, what waits in the queues, and
+// TestFlush: ERROR flushes what is in flight, what waits in the queues, and
 // what is posted later, each once and in order.
 func TestFlush(t *testing.T) {
 	a, b := newPair(t, 4096, QPConfig{SQDepth: 2})

@@ -411,7 +411,7 @@ func TestDeregisterInRegistration(t *testing.T) {
 	}
 }
 
-// TestUnchanged: what is loaded of a region counts only when no change was under way
+// TestUnchanged: what is loaded of a region counts only when no change was in progress
 // before, and none came meanwhile, be it over already.
 func TestUnchanged(t *testing.T) {
 	r, err := NewTable(rand.Reader).RegisterFast(pdA, make([]byte, 64), accessRW)

@@ -407,7 +407,7 @@ func TestFileShrinks(t *testing.T) {
 	w.clean(w.there)
 }
 
-// A peer that breaks the protocol is told so, and the server lives.
+// A peer that breaks the protocol gets an error, and the server survives.
 func TestHostilePeer(t *testing.T) {
 	put := message{Kind: kindPut, Name: "f", Size: 10 * testChunk}
 	chunk := func(seq uint64, n uint32) message { return message{Kind: kindChunk, Seq: seq, Len: n} }

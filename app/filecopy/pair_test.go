@@ -14,7 +14,7 @@ import (
 )
 
 // The whole stack under it, over a pipe: several clients at the same time put
-// and get, and one more than the server takes is told so.
+// and get, and one more than the server accepts is refused.
 func TestOverRDMA(t *testing.T) {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {

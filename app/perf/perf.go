@@ -5,7 +5,7 @@
 // server answers with its window there, and no other control message is
 // needed. Bandwidth of Writes and Reads, and the latency of Reads, leave the
 // server's program asleep. The latency of Sends is that of a ping-pong; that of
-// Writes too, each Write being followed by an empty Send that tells of it.
+// Writes too, each Write being followed by an empty Send that reports it.
 package perf
 
 import (

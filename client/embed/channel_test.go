@@ -101,7 +101,7 @@ func TestCompChannel(t *testing.T) {
 	send(2, iwarp.Solicited)
 	wakes(to[2])
 
-	// The descriptor is readable, and Poll tells of all that are there.
+	// The descriptor is readable, and Poll reports all that are there.
 	send(0, 0)
 	send(3, 0)
 	one(t, to[0].cq)

@@ -480,7 +480,7 @@ func TestClientDies(t *testing.T) {
 	idle(t, b)
 }
 
-// TestDaemonGone: clients hear of the end of their daemon.
+// TestDaemonGone: clients learn of the end of their daemon.
 func TestDaemonGone(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	ca, cb := connect(t, ctx, a, b, nil)

@@ -74,7 +74,7 @@ func TestNothingGrows(t *testing.T) {
 	for range cycles {
 		cycle()
 	}
-	// What is still under way, a TIME-WAIT of the last cycle or a goroutine that
+	// What is still in flight, a TIME-WAIT of the last cycle or a goroutine that
 	// ends, goes by itself.
 	const limit = 256 << 10 // of the runtime's own
 	var grown int64

@@ -196,7 +196,7 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// TestOtherClients: who asks is no client that is counted or listed. The daemon may
+// TestOtherClients: a client that queries is not itself counted or listed. The daemon may
 // take a moment to see that the one that asked before is gone.
 func TestOtherClients(t *testing.T) {
 	socket, _, _ := running(t)

@@ -111,7 +111,7 @@ func TestWriteOwner(t *testing.T) {
 	is(p, 0o640)
 }
 
-// TestUntil: who has nothing to read is not waited for when all is over.
+// TestUntil: a reader without input does not block the end.
 func TestUntil(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -183,7 +183,7 @@ func TestListAndWatch(t *testing.T) {
 }
 
 // TestKubeletRestarts: the kubelet removes the plugin's socket and wants to
-// hear of it anew; one that was not there at the start is waited for.
+// learn of it; one that was not there at the start is waited for.
 func TestKubeletRestarts(t *testing.T) {
 	n := newNode(t, "0")
 	watch(t, n.plugin(t))("0 Healthy")

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestLeftOut: the mend has every frame come on a queue that is served.
+// TestLeftOut: with the suggested fix every frame arrives on a queue that is served.
 func TestLeftOut(t *testing.T) {
 	for _, tt := range []struct {
 		queues []int

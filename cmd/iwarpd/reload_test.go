@@ -74,7 +74,7 @@ allow:
 	}
 }
 
-// TestReload: what can change does, what cannot is told, and stays.
+// TestReload: settings that can change do, what cannot is logged and stays.
 func TestReload(t *testing.T) {
 	const before = "interface: eth0\nlog-level: info\nmax-qps: 10\n"
 	s, err := parse(t, before)

@@ -254,7 +254,7 @@ func TestWatch(t *testing.T) {
 }
 
 // TestNeighbourReplaced: a neighbour that connections use is lost, and found again as
-// another machine. They have to hear of that: nothing else tells them.
+// another machine. They have to learn of that: nothing else tells them.
 func TestNeighbourReplaced(t *testing.T) {
 	r := &Resolver{macs: make(map[neighbour][6]byte), waiting: make(map[neighbour][]chan struct{}), changed: make(chan struct{}, 1)}
 	used, other := netip.MustParseAddr("10.77.0.2"), netip.MustParseAddr("10.77.0.3")
@@ -297,7 +297,7 @@ func TestNeighbourReplaced(t *testing.T) {
 			}
 		}
 	}
-	// Who asks may hear of it before the kernel's word is read.
+	// Who asks may learn of it before the kernel's word is read.
 	r.learn(neighbour{1, used}, second)
 	if len(r.changed) != 1 {
 		t.Error("another address was found, and nobody else hears of it")

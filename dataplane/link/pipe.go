@@ -18,7 +18,7 @@ type PipeConfig struct {
 	MTU       int // largest IP packet; 1500
 	ChunkSize int // received frames come in pieces of at most this; 4096
 	Slots     int // TX slots of each end; 1024
-	RxFrames  int // frames under way to, or held by, each end; 2048, a power of two
+	RxFrames  int // frames in flight to, or held by, each end; 2048, a power of two
 	TxRing    int // frames posted between two Flushes; 1024
 
 	Super SuperMode // what becomes of super-frames
@@ -427,7 +427,7 @@ func (p *Pipe) giveBack() {
 	}
 }
 
-// Deadline returns when the next frame that is under way to this end is due: 0
+// Deadline returns when the next frame that is in flight to this end is due: 0
 // when there is none, and a time not after now when it can be received. A
 // simulation steps its clock by it.
 func (p *Pipe) Deadline() clock.Time {

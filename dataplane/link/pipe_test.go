@@ -224,7 +224,7 @@ func twoGoroutines(t *testing.T, lend bool) {
 	const total = 20000
 	a, b := newPipe(t, PipeConfig{RxFrames: 64, Slots: 32, Lend: lend})
 	var wg sync.WaitGroup
-	// b echoes; a keeps at most 16 frames under way, so nothing is dropped.
+	// b echoes; a keeps at most 16 frames in flight, so nothing is dropped.
 	wg.Add(2)
 	go func() {
 		defer wg.Done()
@@ -316,7 +316,7 @@ func TestPipeWait(t *testing.T) {
 	if longest < 3*time.Millisecond {
 		t.Errorf("woke after %v with nothing there", longest)
 	}
-	// A frame under way shortens the sleep to when it is due.
+	// A frame in flight shortens the sleep to when it is due.
 	send(t, a, frame(60, 1))
 	b.Wait(time.Hour, -1)
 	fs := make([]Frame, 1)

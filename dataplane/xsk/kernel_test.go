@@ -46,7 +46,7 @@ func TestKernelKeepsItsOwn(t *testing.T) {
 			}
 
 			// A SYN to the claimed port comes to the socket, and nothing goes
-			// back, so the connect is still waiting when it is given up.
+			// back, so the connect is still waiting when it is abandoned.
 			ctx, giveUp := context.WithCancel(t.Context())
 			defer giveUp()
 			dialed := make(chan error, 1)

@@ -187,8 +187,8 @@ func TestApart(t *testing.T) {
 	})
 }
 
-// TestTimeout: a packet is given up a fixed time after its first fragment came.
-// Who has sent the first part of it hears of that (RFC 1122, Section 3.3.2; RFC
+// TestTimeout: a packet is abandoned a fixed time after its first fragment came.
+// The source of its first fragment gets an ICMP error (RFC 1122, Section 3.3.2; RFC
 // 8200, Section 4.5).
 func TestTimeout(t *testing.T) {
 	both(t, func(t *testing.T, v6 bool) {
@@ -387,7 +387,7 @@ func TestBounds(t *testing.T) {
 	})
 }
 
-// TestManyPieces: a packet in more fragments than a path makes is given up.
+// TestManyPieces: a packet in more fragments than a path makes is abandoned.
 func TestManyPieces(t *testing.T) {
 	both(t, func(t *testing.T, v6 bool) {
 		r := New(Config{})

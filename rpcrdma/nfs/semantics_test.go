@@ -216,7 +216,7 @@ func TestRights(t *testing.T) {
 	if err := unix.Stat(filepath.Join(l.dir, "tmp/g"), &st); err != nil || st.Gid != 555 {
 		t.Errorf("%+v, %v", st, err)
 	}
-	// Whoever changes a file but root takes set-user-ID away.
+	// Changes by users other than root take set-user-ID away.
 	fh := l.file("suid", 0o4777, alice, "x")
 	l.want(ok, bob, pWrite, write(fh, 0, []byte("y")))
 	if err := unix.Stat(filepath.Join(l.dir, "suid"), &st); err != nil || st.Mode&unix.S_ISUID != 0 {
@@ -323,7 +323,7 @@ func TestCreateKinds(t *testing.T) {
 	l.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123))
 	l.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123)) // sent again
 	l.want(nfsv3.NFS3ERR_EXIST, alice, pCreate, exclusive(0xdeadbeefcafe0124))
-	again := newLocal(t, nfs.Config{Dir: l.dir, KeyFile: l.key}) // the export was started anew
+	again := newLocal(t, nfs.Config{Dir: l.dir, KeyFile: l.key}) // the export was started again
 	again.want(nfsv3.NFS3_OK, alice, pCreate, exclusive(0xdeadbeefcafe0123))
 	guarded := func(w *rpc.Writer) { name(l.root, "g")(w); w.U32(1); sattr(w, 0o600, -1) }
 	l.want(nfsv3.NFS3_OK, alice, pCreate, guarded)
@@ -569,7 +569,7 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// TestWcc: what replies tell of a file before and after is of the one request:
+// TestWcc: what replies report a file before and after is of the one request:
 // a client takes another's change between for its own, and keeps what it has
 // cached.
 func TestWcc(t *testing.T) {
@@ -775,7 +775,7 @@ func TestRelative(t *testing.T) {
 	}
 }
 
-// TestFlavors: who says who he is in a way that is not served is told so.
+// TestFlavors: unsupported credentials are rejected with an error.
 func TestFlavors(t *testing.T) {
 	l := newLocal(t, nfs.Config{})
 	many := rpc.Sys{GIDs: make([]uint32, 17)}

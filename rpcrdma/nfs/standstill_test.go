@@ -13,7 +13,7 @@ import (
 )
 
 // TestStandstill: a server that tells the same place of a directory again and
-// again does not hold its client for ever.
+// again does not hold its client forever.
 func TestStandstill(t *testing.T) {
 	for _, entries := range []int{0, 1} {
 		a, b, err := embed.Pair(embed.PairConfig{})

@@ -138,7 +138,7 @@ func TestPutOver(t *testing.T) {
 	}
 }
 
-// TestGetCancelled: a transfer that is given up while all that was asked for is
+// TestGetCancelled: a transfer that is abandoned while all that was asked for is
 // there already is not taken for the whole.
 func TestGetCancelled(t *testing.T) {
 	g := start(t, 2)
@@ -154,7 +154,7 @@ func TestGetCancelled(t *testing.T) {
 	defer cancel()
 	k, err := g.n.Get(ctx, i.Handle, writerFunc(func(b []byte) (int, error) {
 		if ctx.Err() == nil {
-			for range 200 { // which are answered behind the READs that are under way
+			for range 200 { // which are answered after the READs that are in flight
 				if _, err := g.n.Getattr(g.ctx, i.Handle); err != nil {
 					return 0, err
 				}

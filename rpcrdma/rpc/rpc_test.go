@@ -431,7 +431,7 @@ func serveTCP(t *testing.T, s *Server, p Program) func() net.Conn {
 	}
 }
 
-// TestLargeCalls: a connection has no more than a few large calls under way,
+// TestLargeCalls: a connection has no more than a few large calls in progress,
 // whether it is their arguments or results. Large results do not keep other calls.
 func TestLargeCalls(t *testing.T) {
 	const calls = 3 * perConnLarge

@@ -25,7 +25,7 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// TestErrorFlood: who sends nothing but what must be answered by errors, and
+// TestErrorFlood: a peer that sends nothing but what must be answered by errors, and
 // grants no credits for them, costs no more than a bound.
 func TestErrorFlood(t *testing.T) {
 	for _, c := range []struct {
@@ -52,7 +52,7 @@ func TestErrorFlood(t *testing.T) {
 			for e, ok := s.PollEvent(); ok; e, ok = s.PollEvent() {
 				last = e
 			}
-			if s.Version() != 1 { // version 1 has no credits for errors: there the Sends that are under way are the bound
+			if s.Version() != 1 { // version 1 has no credits for errors: there the Sends that are in flight are the bound
 				for s.PollTransmit(&o) {
 				}
 			}
@@ -63,8 +63,8 @@ func TestErrorFlood(t *testing.T) {
 	}
 }
 
-// TestReplyFlood: who calls on and on, and takes no reply, costs no more than a
-// bound; who takes them goes on for ever.
+// TestReplyFlood: a peer that calls on and on, and takes no reply, costs no more than a
+// bound; one that takes them can go on forever.
 func TestReplyFlood(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -97,7 +97,7 @@ func TestReplyFlood(t *testing.T) {
 					s.Reply(e.Call, p, replyBody(i+1, c.octets))
 				}
 			}
-			if c.vers == 2 || c.takes { // of version 1 Sends that are under way are the bound: none completes
+			if c.vers == 2 || c.takes { // of version 1 Sends that are in flight are the bound: none completes
 				for s.PollTransmit(&o) {
 				}
 			}

@@ -17,7 +17,7 @@ import (
 type end struct {
 	t    *testing.T
 	s    *Session
-	in   [][]byte // under way to it
+	in   [][]byte // in flight to it
 	recv int      // Receives posted, Window+1 at all times
 	max  int      // longest message it may get
 	open []*Call  // calls it has not answered
@@ -28,7 +28,7 @@ type end struct {
 	edge uint32 // credits that it has seen
 }
 
-// deliver gives the oldest message under way to e.
+// deliver gives the oldest message in flight to e.
 func (e *end) deliver() {
 	b := e.in[0]
 	e.in = e.in[1:]

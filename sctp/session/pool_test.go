@@ -100,7 +100,7 @@ func TestMemory(t *testing.T) {
 	}
 	m.HandleAcked(1, true)
 	m.HandleAcked(1, true)
-	msg(1, 0, ppidControl, 0, 1) // it begins anew
+	msg(1, 0, ppidControl, 0, 1) // it starts over
 	check("begun anew", aheadSize*2*2048, aheadSize*2*2048+20)
 	m.Reset(4)
 	m.Trim()

@@ -515,7 +515,7 @@ func TestSessionRefusals(t *testing.T) {
 			t.Errorf("%d: %+v", code, e)
 		}
 	}
-	// An Initiate that was given up.
+	// An Initiate that was abandoned.
 	d := newBench(t, Config{}).in("initiating")
 	d.must(d.m.Terminate(sid))
 	d.control(2, "")
@@ -585,7 +585,7 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// TestOutstanding: fewer than 32768 messages of a stream are under way.
+// TestOutstanding: fewer than 32768 messages of a stream are in flight.
 func TestOutstanding(t *testing.T) {
 	b := newBench(t, Config{}).in("passive")
 	n := 0

@@ -138,7 +138,7 @@ type netstack struct {
 type flight struct {
 	mu          sync.Mutex
 	unacked     int // bytes without an ACK
-	outstanding int // segments that it thinks are under way
+	outstanding int // segments that it thinks are in flight
 }
 
 func (f *flight) probe(s *gtcp.TCPEndpointState) {

@@ -353,7 +353,7 @@ func (b *budget) send(warm, window time.Duration) (r result, err error) {
 		for i := range b.frames[:n] {
 			f := &b.frames[i]
 			if c, ok := b.check(f); ok {
-				b.lost = min(b.lost, b.sent-c) // given up, but only late
+				b.lost = min(b.lost, b.sent-c) // abandoned, but only late
 				if int32(c+b.lost-b.acked) > 0 {
 					b.acked, progress = c+b.lost, now
 				}

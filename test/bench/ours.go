@@ -545,7 +545,7 @@ func (e *end) stream(j job, t test, op iwarp.Op, to offer, depth, each int) (r r
 		inline = iwarp.Inline
 	}
 	next := e.poll
-	if t.Size >= 64*kib { // these complete seldom: the application sleeps
+	if t.Size >= 64*kib { // these complete rarely: the application sleeps
 		next = e.wait
 	}
 	posted, done := 0, 0

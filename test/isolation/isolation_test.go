@@ -96,7 +96,7 @@ func TestForeignUser(t *testing.T) {
 	settle(t, "both clients are gone", func() bool { return w.b.Server().Status().Clients == 1 })
 }
 
-// worker does whatever a client does, for ever.
+// worker does whatever a client does, forever.
 func worker(j *job, _ *bufio.Reader) error {
 	rng := rand.New(rand.NewPCG(j.Seed, 1))
 	ctx := context.Background()

@@ -31,7 +31,7 @@ type party struct {
 	all   []*lane
 }
 
-// outstanding is how many Writes of a lane are under way, so that it always has
+// outstanding is how many Writes of a lane are in flight, so that it always has
 // work for the daemon.
 const outstanding = 4
 
@@ -76,7 +76,7 @@ func (p *party) post(l *lane) error {
 	return l.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{p.mem.SGE(1024, 1024)}, RKey: l.to.RKey, Remote: l.to.Addr})
 }
 
-// run has each lane write until stop, then waits for what is under way. The client
+// run has each lane write until stop, then waits for what is in flight. The client
 // sleeps at random, so that the worker does too, and both must wake.
 func (p *party) run(ctx context.Context, rng *rand.Rand, stop *atomic.Bool) error {
 	under := 0

@@ -43,7 +43,7 @@ func TestManyConnections(t *testing.T) {
 		began := time.Now()
 		open := make(chan *iwarp.QP, conns)
 		var wg sync.WaitGroup
-		for i := range 32 { // that many connects under way
+		for i := range 32 { // that many connects in progress
 			wg.Go(func() {
 				for range (conns + 31 - i) / 32 {
 					q := client.qp(ctx)

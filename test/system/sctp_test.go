@@ -67,7 +67,7 @@ func TestSCTP(t *testing.T) {
 }
 
 // TestSCTPBehindRouter: the path's MTU is smaller than that of the interface. What is
-// under way when the first ICMP error tells of it leaves as IP fragments, and the
+// in flight when the first ICMP error reports it leaves as IP fragments, and the
 // daemon at the other end puts them together.
 func TestSCTPBehindRouter(t *testing.T) {
 	w := testenv.NewWire(t, 1500)

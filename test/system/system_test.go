@@ -332,7 +332,7 @@ func TestKillDaemon(t *testing.T) {
 	servesAgain(t, a, b)
 }
 
-// A peer that falls silent while nobody sends: the one that waits hears of it by
+// A peer that falls silent while nobody sends: the one that waits learns of it by
 // keep-alive.
 func TestSilentPeer(t *testing.T) {
 	testenv.RequireRoot(t)
@@ -360,7 +360,7 @@ func TestSilentPeer(t *testing.T) {
 	}
 }
 
-// A client that is killed in mid-transfer: the peer hears of it, the daemon
+// A client that is killed in mid-transfer: the peer learns of it, the daemon
 // frees what it had, and another client's transfer goes on.
 func TestKillClient(t *testing.T) {
 	a, b := pair(t)

@@ -1,5 +1,5 @@
 // Package hostcheck tells what a host and an interface lack for iwarpd, and how
-// to mend it. Gather looks, Judge thinks.
+// to fix it. Gather looks, Judge thinks.
 package hostcheck
 
 import (

@@ -407,7 +407,7 @@ static void check_refusals(struct side *a, struct side *b)
 	drop(a);
 }
 
-/* check_files: who has no descriptor left is told so, and loses nothing else. */
+/* check_files: a peer that has no descriptor left is told so, and loses nothing else. */
 static void check_files(struct side *a)
 {
 	struct rlimit was, few;
@@ -738,7 +738,7 @@ static void sctp(struct side *a, struct side *b)
 	}
 }
 
-/* shared: a QP takes its receives from an SRQ, whose limit is told once; a moderated CQ. */
+/* shared: a QP takes its receives from an SRQ, whose limit is reported once; a moderated CQ. */
 static void shared(struct side *a, struct side *b)
 {
 	struct iwarpd_srq_attr srq_attr = { .depth = 8, .max_sge = 1, .limit = 7, .context = b };
@@ -907,7 +907,7 @@ static void channels(struct side *a, struct side *b)
 	expect_octet(b);
 	CHECK(iwarpd_poll_cq(b->scq, &wc, 1) == 1);
 
-	/* After a resize the queue has to be armed anew, and wakes. */
+	/* After a resize the queue has to be armed again, and wakes. */
 	iwarpd_arm_cq(b->rcq, false);
 	CHECK(iwarpd_resize_cq(b->rcq, 128, &err) == 0);
 	iwarpd_arm_cq(b->rcq, false);
