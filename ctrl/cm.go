@@ -164,7 +164,7 @@ func (s *Server) OnEvent(ev dataplane.Event) {
 func (s *Server) accepted(ev dataplane.Event) {
 	l := s.listeners[ev.Listener]
 	remote := addrPort(ev.Flow.Remote, ev.Flow.RemotePort)
-	if l == nil || l.sess.dead {
+	if l == nil || l.sess.dead || !l.admits(remote.Addr()) { // it may have been admitted by older rules
 		s.engine.Disconnect(ev.Conn, true)
 		return
 	}

@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -34,7 +35,11 @@ type Config struct {
 	// the client reads; the default is 2 MiB.
 	ReceiveWindow int
 	Detached      DetachPolicy
-	Version       string // of the daemon, shown to clients
+	// EndDenied ends running connections whose peer a reload, or a change of Options.Peers,
+	// denies. Otherwise they stay.
+	EndDenied bool
+	File      string // path of the configuration, for errors; "" if there is none
+	Version   string // of the daemon, shown to clients
 	// Interface and MTU are shown to clients.
 	Interface string
 	MTU       int
@@ -47,6 +52,8 @@ type Rule struct {
 	Admin      bool           // they may see the objects of all users and end any connection
 	Listen     []PortRange    // local ports that they may use; empty: see unprivileged
 	Addrs      []netip.Prefix // local addresses that they may use; empty: all
+	AcceptFrom []netip.Prefix // peers that may connect to their listeners; empty: all
+	ConnectTo  []netip.Prefix // peers that they may connect to; empty: all
 	Limits     *Limits        // nil: Config.Limits
 }
 
@@ -210,6 +217,17 @@ type policy struct {
 	listen []PortRange
 	addrs  []netip.Prefix
 	limits Limits
+
+	acceptFrom, connectTo []netip.Prefix
+	rule                  string // for errors
+}
+
+// ruleName returns the name of a rule in the configuration.
+func (c *Config) ruleName(rule string) string {
+	if c.File == "" {
+		return rule
+	}
+	return rule + " in " + c.File
 }
 
 // policyOf returns the policy for a uid and its groups. ok is false if the user may not connect.
@@ -226,7 +244,8 @@ func (c *Config) policyOf(uid uint32, gids []uint32) (p policy, ok bool) {
 		if !r.matches(uid, gids) {
 			continue
 		}
-		p = policy{admin: r.Admin || uid == 0, system: system, listen: r.Listen, addrs: r.Addrs, limits: c.Limits}
+		p = policy{admin: r.Admin || uid == 0, system: system, listen: r.Listen, addrs: r.Addrs, limits: c.Limits,
+			acceptFrom: r.AcceptFrom, connectTo: r.ConnectTo, rule: c.ruleName(fmt.Sprintf("rule %d of allow", i+1))}
 		if r.Limits != nil {
 			p.limits = r.Limits.fill()
 		}

@@ -102,6 +102,9 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 		}
 		*a = netip.AddrPortFrom(to, a.Port())
 	}
+	if err := c.mayConnectTo(remote.Addr()); err != nil {
+		return err
+	}
 	if r.Streaming && len(r.PrivateData) > 0 {
 		return errorf(invalid, "ctrl: private data of a connection that begins as a byte stream goes with StartMPA")
 	}

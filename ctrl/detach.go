@@ -71,14 +71,6 @@ func (s *Server) checkProgram(p Program) {
 		return
 	}
 	s.detached = errorf(unreachable, "ctrl: the XDP program was detached from the interface %s by another program (bpftool): restart iwarpd, or see xdp-detached in its configuration", s.cfg.Interface)
-	n := len(s.conns)
-	for _, sess := range s.sessions {
-		for _, c := range values(sess.conns) {
-			s.end(c, s.detached)
-		}
-	}
-	for _, c := range values(s.conns) { // those without a client
-		s.end(c, s.detached)
-	}
+	n := endConns(s, func(*conn) error { return s.detached })
 	s.log.Error("connections were ended: no frame reaches them", zap.Int("connections", n), zap.NamedError("reattach", err))
 }

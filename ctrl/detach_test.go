@@ -35,6 +35,12 @@ func (p *fakeProgram) Attach() error {
 // answered, and a request that waits for its client.
 func detachable(t *testing.T, cfg Config) (h *harness, c *tclient, up *mpaPeer, logs *observer.ObservedLogs) {
 	h = newHarness(t, cfg)
+	c, up, logs = h.busy(t)
+	return h, c, up, logs
+}
+
+// busy gives h such connections.
+func (h *harness) busy(t *testing.T) (c *tclient, up *mpaPeer, logs *observer.ObservedLogs) {
 	core, logs := observer.New(zap.WarnLevel)
 	h.log = zap.New(core)
 	c = h.hello(t)
@@ -51,7 +57,7 @@ func detachable(t *testing.T, cfg Config) (h *harness, c *tclient, up *mpaPeer, 
 	}
 	c.ok(reqConnect(c.qp(), "10.0.0.4:7174"))
 	h.e.await(t, "connect")
-	return h, c, up, logs
+	return c, up, logs
 }
 
 func (h *harness) value(t *testing.T, name string) uint64 {

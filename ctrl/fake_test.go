@@ -29,6 +29,7 @@ type fakeEngine struct {
 	mu       sync.Mutex
 	next     uint64
 	listens  map[dataplane.ListenerID]netip.AddrPort
+	admit    func(netip.Addr) bool // of the last Listen
 	conns    map[dataplane.ConnID]*fakeConn
 	bound    int
 	fences   int
@@ -87,7 +88,7 @@ func (e *fakeEngine) Listen(r dataplane.ListenRequest) (dataplane.ListenerID, er
 	defer e.mu.Unlock()
 	e.next++
 	id := dataplane.ListenerID(e.next)
-	e.listens[id] = r.Local
+	e.listens[id], e.admit = r.Local, r.Admit
 	return id, nil
 }
 
@@ -290,10 +291,17 @@ var (
 
 func newHarness(t testing.TB, cfg Config) *harness {
 	t.Helper()
+	return newHarnessWith(t, cfg, nil)
+}
+
+// newHarnessWith is newHarness with a set of peers.
+func newHarnessWith(t testing.TB, cfg Config, peers PeerSet) *harness {
+	t.Helper()
 	h := &harness{e: newFakeEngine(), steer: &fakeSteering{}}
 	s, err := New(cfg, Options{
 		Logger: zap.NewNop(), Steering: h.steer, Resolver: fakeResolver{addrA}, NoGuard: true,
 		Addrs: func() []netip.Addr { return []netip.Addr{addrA} },
+		Peers: peers,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -106,12 +106,12 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 	}
 	// Workers answer from their own goroutines and never wait for mu, so mu can be held here.
 	// It must be, so that the first EventAccepted finds the listener.
-	var id dataplane.ListenerID
+	l := &listener{sess: c, claim: cl, cfg: cfg, backlog: backlog, streaming: r.Streaming, sctp: o}
 	if o != nil {
 		err = s.claims.steerSCTP(cl, o)
 	}
 	if err == nil {
-		id, err = s.engine.Listen(dataplane.ListenRequest{Local: cl.addr, Backlog: backlog, Stream: r.Streaming, SCTP: o})
+		l.id, err = s.engine.Listen(dataplane.ListenRequest{Local: cl.addr, Backlog: backlog, Stream: r.Streaming, SCTP: o, Admit: l.admits})
 	}
 	if err != nil {
 		cl.listening = false
@@ -120,9 +120,9 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 		return errorf(internal, "ctrl: listen on %v: %w", cl.addr, err)
 	}
 	s.lastIndex++
-	l := &listener{handle: c.newHandle(), index: s.lastIndex, id: id, sess: c, claim: cl, cfg: cfg, backlog: backlog, streaming: r.Streaming, sctp: o}
+	l.handle, l.index = c.newHandle(), s.lastIndex
 	c.listens[l.handle] = l
-	s.listeners[id] = l
+	s.listeners[l.id] = l
 	reply.Body = &ctrlpb.Reply_Listen{Listen: &ctrlpb.ListenReply{Listen: l.handle, Address: cl.addr.String()}}
 	return nil
 }

@@ -306,6 +306,8 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 		{Name: "ctrl.startup_failed", Value: k.startupFailed.Load()},
 		{Name: "ctrl.startup_timeouts", Value: k.startupTimeout.Load()},
 		{Name: "ctrl.startups_evicted", Value: k.startupsEvicted.Load()},
+		{Name: "ctrl.peers_denied", Value: k.peersDenied.Load()},
+		{Name: "ctrl.connects_denied", Value: k.connectsDenied.Load()},
 		{Name: "ctrl.program_detached", Value: detached},
 		{Name: "ctrl.program_detachments", Value: k.detached.Load()},
 		{Name: "ctrl.fallbacks", Value: k.fallbacks.Load()},

@@ -46,6 +46,7 @@ type Options struct {
 	Transport func() string
 	Table     *verbs.Table // nil: a new one
 	Program   Program      // to be watched; may be nil
+	Peers     PeerSet      // peers that every client is restricted to; nil: none
 	NoGuard   bool         // the kernel does not use the addresses: bind no guard sockets
 	// Sockets reports that the engine uses kernel sockets: all addresses of the host are
 	// usable, and frames cannot be captured.
@@ -61,10 +62,11 @@ type Server struct {
 	transport func() string
 	table     *verbs.Table
 	program   Program
-	started   time.Time
-	engine    Engine // set by Bind, before anything runs
-	now       func() clock.Time
-	unread    time.Duration // unreadLimit, except in tests
+	peerGate
+	started time.Time
+	engine  Engine // set by Bind, before anything runs
+	now     func() clock.Time
+	unread  time.Duration // unreadLimit, except in tests
 
 	// mu guards everything below, and the objects of all sessions. It is not held
 	// while waiting for a worker, except in Listen.
@@ -119,7 +121,7 @@ type turnedAway struct {
 // counters are those of the control plane. They are atomic, since sessions access them
 // concurrently.
 type counters struct {
-	requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, startupsEvicted, detached, fallbacks, faults atomic.Uint64
+	requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, startupsEvicted, detached, fallbacks, faults, peersDenied, connectsDenied atomic.Uint64
 }
 
 // endpoints returns a function that lists all addresses an endpoint may have, without zones, or nil
@@ -158,7 +160,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		o.Logger.Warn("a client can make the daemon allocate memory", zap.Error(err))
 	}
 	s := &Server{
-		log: o.Logger, program: o.Program, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, transport: o.Transport, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
+		log: o.Logger, program: o.Program, peerGate: peerGate{peers: o.Peers, denials: denials{first: make(chan denial, 1)}}, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, transport: o.Transport, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*account), timeWait: make(map[uint32][]*claim), unreadBy: make(map[uint32]*atomic.Uint64),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),
@@ -187,6 +189,14 @@ func (s *Server) Bind(e Engine) {
 	s.mu.Unlock()
 	s.wg.Add(1)
 	go s.runTimers()
+	s.wg.Go(func() { s.denials.log(s.done) })
+	if s.peers != nil {
+		s.peers.Watch(func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.endDenied()
+		})
+	}
 	if s.program != nil {
 		s.wg.Add(1)
 		go func() {
@@ -228,6 +238,7 @@ func (s *Server) Reload(cfg Config) {
 		}
 		c.pol.Store(&pol)
 	}
+	s.endDenied()
 }
 
 // Listen opens the Unix socket and those of the slots. It replaces a stale socket file, and fails

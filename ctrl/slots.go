@@ -16,7 +16,7 @@ import (
 type Slots struct {
 	Folder string // contains a folder for each slot, named by its number, with iwarpd.sock
 	Count  int    // 0 to MaxSlots; 0: none
-	Rule   Rule   // its Listen, Addrs and Limits apply to each slot; other fields are ignored
+	Rule   Rule   // applies to each slot, but for UIDs, GIDs, Deny and Admin
 }
 
 // MaxSlots bounds Slots.Count.
@@ -37,7 +37,8 @@ func user(uid uint32) string {
 
 // policy returns the rights of the clients of a slot.
 func (s *Slots) policy(c *Config) policy {
-	p := policy{listen: s.Rule.Listen, addrs: s.Rule.Addrs, limits: c.Limits}
+	p := policy{listen: s.Rule.Listen, addrs: s.Rule.Addrs, limits: c.Limits,
+		acceptFrom: s.Rule.AcceptFrom, connectTo: s.Rule.ConnectTo, rule: c.ruleName("slots")}
 	if s.Rule.Limits != nil {
 		p.limits = s.Rule.Limits.fill()
 	}

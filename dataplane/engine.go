@@ -401,6 +401,10 @@ type ListenRequest struct {
 	Stream bool
 	// SCTP has the settings for SCTP; nil means TCP.
 	SCTP *SCTP
+	// Admit reports whether a peer may connect. It is called by workers for each packet
+	// that may begin a connection, so it must not block. One that is not admitted gets
+	// the answer of a port without a listener. nil: all may.
+	Admit func(peer netip.Addr) bool
 }
 
 // Listen makes all workers accept connections, reported by EventAccepted, or sessions over

@@ -50,7 +50,7 @@ func newHostEnd(w *worker, id ConnID, flow pkt.Flow) *tcpConn {
 // reaches reports whether connections to remote, an endpoint of this host, are for the
 // engine of w to make or to refuse. Over kernel sockets another engine may listen there.
 func reaches(w *worker, remote netip.AddrPort) bool {
-	return w.socks == nil || w.listenerFor(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}, false) != nil
+	return w.socks == nil || w.findListener(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}, false) != nil
 }
 
 // connectHost opens a connection to an address of this host, of which w gets both ends.

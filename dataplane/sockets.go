@@ -252,7 +252,8 @@ func (s *Sockets) accept(w *worker, lfd int, l *listener) {
 		case err != nil:
 			return // EAGAIN, or an error of a connection that is gone
 		}
-		if err := s.accepted(w, fd, peer, l); err != nil {
+		// The kernel has answered the SYN, so the peer sees a connection that is reset.
+		if !l.admits(addrPort(peer).Addr()) || s.accepted(w, fd, peer, l) != nil {
 			w.stats.RxNoConn++
 			reset(fd)
 		}

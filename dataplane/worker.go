@@ -3,6 +3,7 @@ package dataplane
 import (
 	"fmt"
 	"math/bits"
+	"net/netip"
 	"reflect"
 	"runtime"
 	"runtime/debug"
@@ -439,7 +440,11 @@ type listener struct {
 	stream bool // connections start as byte streams
 	sctp   *sctp.Listener
 	opts   SCTP
+	admit  func(peer netip.Addr) bool // nil: all
 }
+
+// admits reports whether peer may connect to l.
+func (l *listener) admits(peer netip.Addr) bool { return l.admit == nil || l.admit(peer) }
 
 // listen makes this worker listen.
 func (w *worker) listen(id ListenerID, r *ListenRequest) error {
@@ -450,7 +455,7 @@ func (w *worker) listen(id ListenerID, r *ListenRequest) error {
 	if w.listeners[k] != nil {
 		return fmt.Errorf("dataplane: already listening on %v", r.Local)
 	}
-	l := &listener{id: id, stream: r.Stream}
+	l := &listener{id: id, stream: r.Stream, admit: r.Admit}
 	if w.socks != nil {
 		if r.SCTP != nil {
 			return errSocketSCTP
@@ -494,10 +499,20 @@ func (w *worker) unlisten(id ListenerID) {
 	}
 }
 
-// listenerFor returns the listener for a packet of flow f, or nil.
-func (w *worker) listenerFor(f *pkt.Flow, sctp bool) *listener {
+// findListener returns the listener for a packet of flow f, or nil.
+func (w *worker) findListener(f *pkt.Flow, sctp bool) *listener {
 	if l := w.listeners[listenKey{f.Local, f.LocalPort, sctp}]; l != nil {
 		return l
 	}
 	return w.listeners[listenKey{port: f.LocalPort, sctp: sctp}]
+}
+
+// listenerFor returns the listener for a packet of flow f, or nil if there is none or if it does not
+// admit the peer.
+func (w *worker) listenerFor(f *pkt.Flow, sctp bool) *listener {
+	l := w.findListener(f, sctp)
+	if l == nil || !l.admits(netip.AddrFrom16(f.Remote).Unmap()) {
+		return nil
+	}
+	return l
 }

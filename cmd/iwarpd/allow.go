@@ -21,7 +21,7 @@ const (
 )
 
 // ruleKeys are the keys of a rule; deploy/iwarpd.yaml documents them.
-var ruleKeys = append([]string{"users", "groups", "deny", "admin", "listen", "addresses"}, quotaNames()...)
+var ruleKeys = append([]string{"users", "groups", "deny", "admin", "listen", "addresses", "accept-from", "connect-to"}, quotaNames()...)
 
 // parseAllow parses the rules; base has the default quotas.
 func parseAllow(v any, base ctrl.Limits) ([]ctrl.Rule, error) {
@@ -73,6 +73,9 @@ func rights(r *ctrl.Rule, limits *ctrl.Limits) map[string]func(v any) error {
 	fields := map[string]func(v any) error{
 		"listen":    func(v any) (err error) { r.Listen, err = parsePorts(v); return err },
 		"addresses": func(v any) (err error) { r.Addrs, err = parsePrefixes(v); return err },
+
+		"accept-from": func(v any) (err error) { r.AcceptFrom, err = parsePeers(v); return err },
+		"connect-to":  func(v any) (err error) { r.ConnectTo, err = parsePeers(v); return err },
 	}
 	for _, q := range quotaKeys {
 		fields[q.name] = func(v any) error { return q.set(limits, fmt.Sprint(v)) }
@@ -95,7 +98,7 @@ func setFields(m map[string]any, fields map[string]func(v any) error, known []st
 }
 
 // slotKeys are the keys of slots; deploy/iwarpd.yaml documents them.
-var slotKeys = append([]string{"folder", "count", "listen", "addresses"}, quotaNames()...)
+var slotKeys = append([]string{"folder", "count", "listen", "addresses", "accept-from", "connect-to"}, quotaNames()...)
 
 // parseSlots parses the sockets for containers; base has the default quotas.
 func parseSlots(v any, base ctrl.Limits) (s ctrl.Slots, err error) {
@@ -225,6 +228,15 @@ func parsePrefixes(v any) ([]netip.Prefix, error) {
 	return out, nil
 }
 
+// parsePeers parses networks, of which there must be one: an empty list would admit all peers.
+func parsePeers(v any) ([]netip.Prefix, error) {
+	list, err := parsePrefixes(v)
+	if err == nil && len(list) == 0 {
+		err = errors.New("empty: leave it out to allow all peers")
+	}
+	return list, err
+}
+
 // parsePrefix parses an address, or a network such as 10.0.0.0/24.
 func parsePrefix(v string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(v)
@@ -249,6 +261,7 @@ func sameRules(a, b []ctrl.Rule) bool {
 	return slices.EqualFunc(a, b, func(x, y ctrl.Rule) bool {
 		return slices.Equal(x.UIDs, y.UIDs) && slices.Equal(x.GIDs, y.GIDs) && x.Deny == y.Deny && x.Admin == y.Admin &&
 			slices.Equal(x.Listen, y.Listen) && slices.Equal(x.Addrs, y.Addrs) &&
+			slices.Equal(x.AcceptFrom, y.AcceptFrom) && slices.Equal(x.ConnectTo, y.ConnectTo) &&
 			(x.Limits == nil) == (y.Limits == nil) && (x.Limits == nil || *x.Limits == *y.Limits)
 	})
 }

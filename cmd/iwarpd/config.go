@@ -67,6 +67,7 @@ type settings struct {
 	Limits ctrl.Limits // default quotas
 	Allow  []ctrl.Rule
 	Slots  ctrl.Slots
+	peerSettings
 
 	Metrics   string // "": none
 	Drain     time.Duration
@@ -74,6 +75,12 @@ type settings struct {
 	LogFormat string
 
 	values map[string]string // values of the keys as given
+}
+
+// peerSettings are about peers, in addition to the rules.
+type peerSettings struct {
+	File      string // of the rules, for errors; "" if there is none
+	EndDenied bool   // end running connections whose peer is denied now
 }
 
 // tcpSettings are the keys of the section tcp.
@@ -200,6 +207,13 @@ var keys = slices.Concat([]key{
 	{"max-ird", "", "128", "largest ird and ord that a client may request", number(func(s *settings) *int { return &s.MaxIRD }, 1, 16382)},
 	{"startup-timeout", "", "10s", "how long to wait for the peer in each step of connection set-up", duration(func(s *settings) *time.Duration { return &s.StartTimeout }, 100*time.Millisecond, 10*time.Minute)},
 }, quotaSettings(), []key{
+	{"denied-connections", "", "keep", "what happens to running connections whose peer a reload denies: keep or end", func(s *settings, v string) error {
+		s.EndDenied = v == "end"
+		if v != "end" && v != "keep" {
+			return errors.New("must be one of keep, end")
+		}
+		return nil
+	}},
 	{"metrics", "", "", "address to serve Prometheus metrics on: unix:PATH, or a loopback ADDR:PORT; empty: none", func(s *settings, v string) error {
 		s.Metrics = v
 		_, _, err := parseMetrics(v)
@@ -218,7 +232,7 @@ var keys = slices.Concat([]key{
 
 // reloadable are the keys that SIGHUP can change, in addition to the rules of "allow".
 var reloadable = append(quotaNames(),
-	"xdp-detached", "crc", "crc-peers", "crc-local", "mpa-revision", "mpa-markers", "mpa-peer-to-peer", "ird", "ord", "max-ird", "startup-timeout",
+	"xdp-detached", "denied-connections", "crc", "crc-peers", "crc-local", "mpa-revision", "mpa-markers", "mpa-peer-to-peer", "ird", "ord", "max-ird", "startup-timeout",
 	"drain-timeout", "log-level",
 )
 
@@ -250,7 +264,7 @@ func load(flags *pflag.FlagSet, file string) (*settings, error) {
 	if err := checkEnv(os.Environ()); err != nil {
 		return nil, err
 	}
-	s := &settings{values: make(map[string]string, len(keys))}
+	s := &settings{peerSettings: peerSettings{File: file}, values: make(map[string]string, len(keys))}
 	for _, k := range keys {
 		value := v.GetString(k.name)
 		s.values[k.name] = value

@@ -45,6 +45,8 @@ allow:
     groups: 50
     listen: "7174, 20000-20999"
     addresses: [10.0.0.0/24, "fd00::1"]
+    accept-from: [10.0.0.0/24, "fd00::/8"]
+    connect-to: 10.0.0.7
     max-registered: 16GiB
     max-rings: 65536
   - admin: true
@@ -57,8 +59,10 @@ allow:
 	want := []ctrl.Rule{
 		{
 			UIDs: []uint32{0, 1007}, GIDs: []uint32{50}, Listen: []ctrl.PortRange{{From: 7174, To: 7174}, {From: 20000, To: 20999}},
-			Addrs:  []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("fd00::1/128")},
-			Limits: &ctrl.Limits{Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, QPs: 100, Listens: 256, Ports: 8192, Captures: 2, Registered: 16 << 30, Rings: 65536, Messages: 64 << 20},
+			Addrs:      []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("fd00::1/128")},
+			AcceptFrom: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("fd00::/8")},
+			ConnectTo:  []netip.Prefix{netip.MustParsePrefix("10.0.0.7/32")},
+			Limits:     &ctrl.Limits{Clients: 256, PDs: 4096, MRs: 16384, MWs: 4096, CQs: 4096, QPs: 100, Listens: 256, Ports: 8192, Captures: 2, Registered: 16 << 30, Rings: 65536, Messages: 64 << 20},
 		},
 		{Admin: true},
 		{UIDs: []uint32{7}, Deny: true},
@@ -71,6 +75,13 @@ allow:
 	}
 	if !sameRules(s.Allow, want) || sameRules(s.Allow, want[:2]) || sameRules(s.Allow, []ctrl.Rule{want[0], {}, want[2]}) {
 		t.Error("sameRules")
+	}
+	for _, change := range []func(r *ctrl.Rule){func(r *ctrl.Rule) { r.AcceptFrom = nil }, func(r *ctrl.Rule) { r.ConnectTo = nil }} {
+		other := want[0]
+		change(&other)
+		if sameRules(want[:1], []ctrl.Rule{other}) {
+			t.Error("rules with other peers are the same")
+		}
 	}
 }
 
@@ -108,7 +119,7 @@ func TestReload(t *testing.T) {
 	if d.s.Limits.QPs != 20 || d.s.CRC != ctrl.CRCOff || d.s.Interface != "eth0" || d.s.Poll != "adaptive" || d.level.Level() != zapcore.DebugLevel || len(d.s.Allow) != 1 {
 		t.Errorf("%+v", d.s)
 	}
-	for _, wrong := range []string{"max-qps: many", "crc: maybe", "crc-peers: 10.0.0.1/8=off", "allow: [{groups: [nosuchgroup]}]", "allow: [{users: 6, deny: 1}]"} {
+	for _, wrong := range []string{"max-qps: many", "crc: maybe", "crc-peers: 10.0.0.1/8=off", "allow: [{groups: [nosuchgroup]}]", "allow: [{users: 6, deny: 1}]", "allow: [{accept-from: []}]", "denied-connections: maybe"} {
 		d.read = func() (*settings, error) { return parse(t, "interface: eth0\n"+wrong+"\n") }
 		d.hangup()
 		if d.s.Limits.QPs != 20 || d.s.CRC != ctrl.CRCOff || len(d.s.Allow) != 1 || d.s.Allow[0].UIDs[0] != 5 {
