@@ -329,3 +329,13 @@ func TestListeners(t *testing.T) {
 	}
 	server.Succeed()
 }
+
+// TestWithinHost: client and server are programs of one host, with one daemon.
+func TestWithinHost(t *testing.T) {
+	_, b := newHosts(t, plain)
+	for _, r := range rows() {
+		if r.group == "rdmacm-utils" && !r.long {
+			t.Run(r.name, func(t *testing.T) { check(t, r, b, b) })
+		}
+	}
+}
