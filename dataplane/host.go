@@ -29,7 +29,7 @@ const (
 	hostQueue = 256 << 10
 	// hostSegment is the longest DDP segment. What one copies is in the cache for the next
 	// program to read, and other connections have their turn soon.
-	hostSegment = 64 << 10
+	hostSegment = 128 << 10
 	// hostRecord is how many bytes count as a record composed.
 	hostRecord = 16 << 10
 )

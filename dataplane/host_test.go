@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
 	"runtime/debug"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/clock"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
@@ -208,4 +210,42 @@ func TestHostForged(t *testing.T) {
 		t.Errorf("memory differs, or did not go from one to the other: %d segments", w.stats.HostSegments)
 	}
 	s.closeAll(a)
+}
+
+// BenchmarkHost is Writes within a host, one at a time, by a worker without another program
+// beside it: the time of a turn, and for 1 MiB that as a multiple of one copy. What is
+// reported is the best twentieth, as of BenchmarkSides.
+func BenchmarkHost(b *testing.B) {
+	withinHost.on = true
+	defer func() { withinHost.on = false }()
+	for _, crc := range []bool{false, true} {
+		for _, size := range []int{64, 1 << 20} {
+			b.Run(fmt.Sprintf("crc=%v/%d", crc, size), func(b *testing.B) {
+				p := mpa.Params{CRC: crc, IRD: 16, ORD: 16}
+				s, a, q := newLoad(b, link.PipeConfig{ChunkSize: 16 << 10}, p, rdmap.OpWrite, size)
+				s.load(a, q, 64)
+				w, src, dst := s.hosts[0].w, make([]byte, size), make([]byte, size)
+				b.ReportAllocs()
+				b.ResetTimer()
+				var turns, copies []float64
+				for range b.N {
+					start := clock.Now()
+					copy(dst, src)
+					copies = append(copies, float64(clock.Now()-start))
+					start = clock.Now()
+					q.left, q.done = 1, 0
+					w.mark(a.lane)
+					for q.done < 1 {
+						w.turn()
+					}
+					turns = append(turns, float64(clock.Now()-start))
+					s.now += 1000
+				}
+				b.StopTimer()
+				best, one := sorted(turns, len(turns)/20), sorted(copies, len(copies)/20)
+				b.ReportMetric(best/1000, "us-write")
+				b.ReportMetric(best/one, "x-memcpy")
+			})
+		}
+	}
 }

@@ -24,6 +24,7 @@ type job struct {
 	MTU       int           `json:"mtu,omitempty"`
 	Socket    string        `json:"socket,omitempty"` // of the daemon; empty: engine in this process
 	Inline    bool          `json:"inline,omitempty"` // the application drives the engine in its process
+	Alone     bool          `json:"alone,omitempty"`  // the daemon is on another CPU
 	SCTP      bool          `json:"sctp,omitempty"`
 	Tests     []test        `json:"tests,omitempty"`
 	Warm      time.Duration `json:"warm,omitempty"`

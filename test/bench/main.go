@@ -7,7 +7,7 @@
 // Peers: "budget" is an AF_XDP socket alone that does the same work per frame
 // (copy, CRC32c, checksum, one acknowledgement for two frames) with no protocol;
 // "kernel-tcp-gso" and "kernel-tcp-nogso" are the kernel's TCP with and without
-// segmentation offload; "libfabric-tcp" is fi_pingpong. The sctp rows are beside "daemon",
+// segmentation offload; "libfabric-tcp" and "libfabric-shm" are fi_pingpong. The sctp rows are beside "daemon",
 // ourselves over TCP, and "usrsctp" over raw sockets.
 //
 // Each round runs every arm once, the next round in reversed order; each cell

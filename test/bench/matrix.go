@@ -23,6 +23,10 @@ var arms = []arm{
 	{"libfabric-tcp", runLibfabric},
 	{"pipe", runPipe},
 	{rings, runPipe},
+	{"within-host", runHost},
+	{"memcpy", runMemcpy},
+	{"unix-socket", runUnix},
+	{"libfabric-shm", runShm},
 	{"daemon-sctp", runDaemonSCTP},
 	{"usrsctp", runUsrsctp},
 	{"nfs", runNFS},
@@ -69,6 +73,11 @@ func workloads() []workload {
 		{"read-lat-inprocess", "in-process", "read-lat", "us", true, []int{64}, lat},
 		{"send-lat-inprocess", "in-process", "send-lat", "us", true, []int{64}, lat},
 		{"write-lat-pipe", "pipe", "write-lat", "us", true, []int{64}, map[string]string{rings: "local"}},
+		// Between two programs of one daemon. A Write's latency is until its completion, the data being in the other program's memory.
+		{"host-write-bw", "within-host", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, map[string]string{"memcpy": "copy", "unix-socket": "stream", "libfabric-shm": "stream"}},
+		{"host-write-rate", "within-host", "write-rate", "M/s", false, []int{64}, map[string]string{"unix-socket": "rate"}},
+		{"host-write-lat", "within-host", "write-lat", "us", true, []int{64}, map[string]string{"unix-socket": "one-way", "libfabric-shm": "one-way"}},
+		{"host-send-lat", "within-host", "send-lat", "us", true, []int{64}, map[string]string{"unix-socket": "ping-pong", "libfabric-shm": "ping-pong"}},
 		// Over SCTP, beside the same over TCP.
 		{"sctp-write-bw", "daemon-sctp", "write-bw", "Gb/s", false, []int{mib, 64 * kib}, map[string]string{"daemon": "write-bw", "usrsctp": "stream"}},
 		{"sctp-read-bw", "daemon-sctp", "read-bw", "Gb/s", false, []int{mib}, map[string]string{"daemon": "read-bw", "usrsctp": "stream"}},
@@ -82,7 +91,7 @@ func workloads() []workload {
 }
 
 // peerOrder is the order of the peers in the table.
-var peerOrder = []string{"budget", "kernel-tcp-nogso", "kernel-tcp-gso", "libfabric-tcp", rings, "daemon", "usrsctp", "nfs-tcp-nogso", "nfs-tcp-gso"}
+var peerOrder = []string{"budget", "kernel-tcp-nogso", "kernel-tcp-gso", "libfabric-tcp", "memcpy", "unix-socket", "libfabric-shm", rings, "daemon", "usrsctp", "nfs-tcp-nogso", "nfs-tcp-gso"}
 
 // A cell is one number to measure once a round.
 type cell struct {
@@ -124,7 +133,7 @@ func (m *matrix) pairings(mtu int) []pairing {
 				if !ok || !m.opt.only.MatchString(fmt.Sprintf("%s/%d/%d/%s", w.name, size, mtu, peer)) {
 					continue
 				}
-				mean := peer == "libfabric-tcp"
+				mean := (peer == "libfabric-tcp" || peer == "libfabric-shm") && w.lower
 				theirs := size
 				if asked == "stream" && (peer == "budget" || peer == "usrsctp") {
 					theirs = mib // it has no messages
@@ -274,6 +283,8 @@ var floorList = []floor{
 	{"read-lat-inprocess", kernel, 64, 1 / 0.8, 0, "read-lat in-process is at most 0.8 of kernel TCP's spinning ping-pong"},
 	{"write-rate", kernel, 64, 5, 0, "write-rate is at least 5 times the kernel's at one write a message"},
 	{"write-lat-pipe", []string{rings}, 64, 0, 5, "a Write over the pipe completes within 5 us of its posting"},
+	{"host-write-bw", []string{"memcpy"}, mib, 0.6, 0, "a Write of 1 MiB between two programs of the host is at least 0.6 of memcpy"},
+	{"host-write-lat", []string{"unix-socket"}, 64, 0, 2, "a Write of 64 bytes between two programs of the host completes within 2 us"},
 	{"nfs-read", []string{"daemon"}, mib, 0.8, 0, "NFS READs of 1 MiB are at least 0.8 of RDMA Writes"},
 	{"nfs-write", []string{"daemon"}, mib, 0.8, 0, "NFS WRITEs of 1 MiB are at least 0.8 of RDMA Reads"},
 }
@@ -290,7 +301,7 @@ func floors(rows []row) (missed int) {
 			found := fmt.Sprintf("ratio %s, needs %s", short(r.Ratio), short(f.ratio))
 			if f.us > 0 {
 				holds = r.Ours.Median < f.us
-				found = fmt.Sprintf("median %s us, of which the API takes %s us", short(r.Ours.Median), short(r.Theirs.Median))
+				found = fmt.Sprintf("median %s us; %s: %s us", short(r.Ours.Median), r.Peer, short(r.Theirs.Median))
 			}
 			verdict := "holds"
 			if !holds {

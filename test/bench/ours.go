@@ -419,7 +419,7 @@ func iwarpClient(j job, _ func()) ([]result, error) {
 }
 
 func iwarpTest(ctx context.Context, d *iwarp.Device, j job, t test) (r result, err error) {
-	e, err := newEnd(ctx, d, j.Socket != "")
+	e, err := newEnd(ctx, d, j.Socket != "" && !j.Alone)
 	if err != nil {
 		return r, err
 	}

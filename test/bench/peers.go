@@ -26,6 +26,11 @@ func runTCP(m *matrix, tests []test, gso bool) ([]result, error) {
 // runLibfabric is fi_pingpong, with the kernel's offloads on, as a user has it. It
 // tells the mean of half the round trip.
 func runLibfabric(m *matrix, _ int, tests []test) ([]result, error) {
+	return m.libfabric("tcp", "msg", &m.lab.a, tests)
+}
+
+// libfabric runs fi_pingpong by a provider with endpoints of a kind; the server is on side b.
+func (m *matrix) libfabric(provider, kind string, client *side, tests []test) ([]result, error) {
 	if _, err := exec.LookPath("fi_pingpong"); err != nil {
 		return nil, fmt.Errorf("%w: fi_pingpong is not installed (Debian: libfabric-bin)", errSkip)
 	}
@@ -37,7 +42,7 @@ func runLibfabric(m *matrix, _ int, tests []test) ([]result, error) {
 		rounds := max(100, int(m.opt.window/(20*time.Microsecond)))
 		var err error
 		for range 4 { // its two connections race each other at times
-			if rs[i], err = fiPingPong(m.lab, t.Size, rounds); err == nil {
+			if rs[i], err = fiPingPong(m.lab, provider, kind, client, t, rounds); err == nil {
 				break
 			}
 			time.Sleep(200 * time.Millisecond)
@@ -49,8 +54,8 @@ func runLibfabric(m *matrix, _ int, tests []test) ([]result, error) {
 	return rs, nil
 }
 
-func fiPingPong(l *lab, size, rounds int) (r result, err error) {
-	args := []string{"-p", "tcp", "-e", "msg", "-I", strconv.Itoa(rounds), "-S", strconv.Itoa(size)}
+func fiPingPong(l *lab, provider, kind string, on *side, t test, rounds int) (r result, err error) {
+	args := []string{"-p", provider, "-e", kind, "-I", strconv.Itoa(rounds), "-S", strconv.Itoa(t.Size)}
 	server := exec.Command("fi_pingpong", args...)
 	if err := l.b.start(server); err != nil {
 		return r, err
@@ -60,11 +65,11 @@ func fiPingPong(l *lab, size, rounds int) (r result, err error) {
 	var out, errs bytes.Buffer
 	client := exec.Command("fi_pingpong", append(args, l.b.addr.Addr().String())...)
 	client.Stdout, client.Stderr = &out, &errs
-	if err := l.a.start(client); err != nil {
+	if err := on.start(client); err != nil {
 		return r, err
 	}
-	t := time.AfterFunc(15*time.Second, func() { _ = client.Process.Kill() })
-	defer t.Stop()
+	kill := time.AfterFunc(15*time.Second, func() { _ = client.Process.Kill() })
+	defer kill.Stop()
 	if err := client.Wait(); err != nil {
 		return r, fmt.Errorf("fi_pingpong: %w: %s", err, lastLine(errs.String()))
 	}
@@ -76,6 +81,12 @@ func fiPingPong(l *lab, size, rounds int) (r result, err error) {
 	half, err := strconv.ParseFloat(f[6], 64)
 	if err != nil || half <= 0 {
 		return r, fmt.Errorf("fi_pingpong said %q", lastLine(out.String()))
+	}
+	switch t.Workload {
+	case "one-way":
+		return result{Value: half, Mean: half}, nil
+	case "stream":
+		return result{Value: float64(t.Size) * 8 / half / 1e3}, nil // Gb/s
 	}
 	return result{Value: 2 * half, Mean: 2 * half}, nil
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strconv"
@@ -32,7 +34,8 @@ type tcpOrder struct {
 
 func tcpServer(j job, ready func()) ([]result, error) {
 	quiet()
-	ln, err := net.Listen("tcp", net.JoinHostPort(j.Local, strconv.Itoa(tcpPort)))
+	network, addr := endpoint(j.Local)
+	ln, err := net.Listen(network, addr)
 	if err != nil {
 		return nil, err
 	}
@@ -49,13 +52,22 @@ func tcpServer(j job, ready func()) ([]result, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := tcpServe(c.(*net.TCPConn)); err != nil {
+		if err := tcpServe(c); err != nil {
 			return nil, err
 		}
 	}
 }
 
-func tcpServe(c *net.TCPConn) error {
+// endpoint is the network and the address of the server at addr, which is an IP address or,
+// of a Unix socket, a path.
+func endpoint(addr string) (network, address string) {
+	if filepath.IsAbs(addr) {
+		return "unix", addr
+	}
+	return "tcp", net.JoinHostPort(addr, strconv.Itoa(tcpPort))
+}
+
+func tcpServe(c net.Conn) error {
 	defer c.Close()
 	var o tcpOrder
 	if err := binary.Read(c, binary.LittleEndian, &o); err != nil {
@@ -137,31 +149,36 @@ func tcpClient(j job, _ func()) ([]result, error) {
 }
 
 func tcpTest(j job, t test) (r result, err error) {
-	c, err := net.Dial("tcp", net.JoinHostPort(j.Remote, strconv.Itoa(tcpPort)))
+	network, addr := endpoint(j.Remote)
+	c, err := net.Dial(network, addr)
 	if err != nil {
 		return r, err
 	}
 	defer c.Close()
 	o := tcpOrder{Kind: 's', Size: uint32(t.Size), Warm: int64(j.Warm), Window: int64(j.Window)}
-	if t.Workload == "ping-pong" {
+	if t.Workload == "ping-pong" || t.Workload == "one-way" {
 		o.Kind = 'p'
 	}
 	if err := binary.Write(c, binary.LittleEndian, &o); err != nil {
 		return r, err
 	}
-	fd, done, err := rawFD(c.(*net.TCPConn), o.Kind == 'p')
+	fd, done, err := rawFD(c, o.Kind == 'p')
 	if err != nil {
 		return r, err
 	}
 	defer done()
 	b := make([]byte, t.Size)
 	if o.Kind == 'p' {
-		return pingPong(j, func() error {
+		r, err := pingPong(j, func() error {
 			if err := spinWrite(fd, b); err != nil {
 				return err
 			}
 			return spinRead(fd, b)
 		})
+		if t.Workload == "one-way" {
+			r.Value, r.Mean, r.P99, r.P999 = r.Value/2, r.Mean/2, r.P99/2, r.P999/2
+		}
+		return r, err
 	}
 	var ans [16]byte
 	n, busy := 0, cpuBusy()
@@ -195,13 +212,16 @@ func quiet() {
 }
 
 // rawFD returns a descriptor of c for plain system calls.
-func rawFD(c *net.TCPConn, nonblock bool) (int, func(), error) {
-	f, err := c.File()
+func rawFD(c net.Conn, nonblock bool) (int, func(), error) {
+	f, err := c.(interface{ File() (*os.File, error) }).File()
 	if err != nil {
 		return -1, nil, err
 	}
 	fd := int(f.Fd())
-	err = errors.Join(unix.SetNonblock(fd, nonblock), unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1))
+	err = unix.SetNonblock(fd, nonblock)
+	if c.LocalAddr().Network() == "tcp" {
+		err = errors.Join(err, unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1))
+	}
 	return fd, func() { f.Close() }, err
 }
 

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Connections within the host: two programs, each on a CPU of its own, and one daemon, which
+// shares the CPU of the server. They are beside what else joins two programs: a Unix socket
+// and libfabric's shared memory. memcpy is what one copy costs.
+
+func init() { roles["memcpy"] = memcpy }
+
+// runHost measures two programs with the daemon of side b.
+func runHost(m *matrix, mtu int, tests []test) (rs []result, err error) {
+	b := &m.lab.b
+	d, socket, err := m.daemon(b)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if e := stop(d); e != nil && err == nil {
+			err = fmt.Errorf("iwarpd: %w", e)
+		}
+	}()
+	addr := b.addr.Addr().String()
+	return m.lab.pairOf(
+		job{Role: "iwarp-server", Socket: socket, Local: addr},
+		job{Role: "iwarp-client", Socket: socket, Alone: true, Remote: addr, Tests: tests, Warm: m.opt.warm, Window: m.opt.window},
+		m.limit(len(tests)), "GOMAXPROCS=3")
+}
+
+// runUnix is a Unix socket, used as the TCP of runTCP is.
+func runUnix(m *matrix, mtu int, tests []test) ([]result, error) {
+	path := filepath.Join(m.dir, "stream")
+	defer os.Remove(path)
+	return m.lab.pairOf(
+		job{Role: "tcp-server", Local: path},
+		job{Role: "tcp-client", Remote: path, Tests: tests, Warm: m.opt.warm, Window: m.opt.window},
+		m.limit(len(tests)), "GODEBUG=asyncpreemptoff=1")
+}
+
+// runShm is fi_pingpong over libfabric's shared memory. The rate of its stream is that of one
+// message at a time.
+func runShm(m *matrix, _ int, tests []test) ([]result, error) {
+	return m.libfabric("shm", "rdm", &m.lab.b, tests)
+}
+
+func runMemcpy(m *matrix, _ int, tests []test) ([]result, error) {
+	p, err := m.lab.b.spawn(job{Role: "memcpy", Tests: tests, Warm: m.opt.warm, Window: m.opt.window}, m.limit(len(tests)))
+	if err != nil {
+		return nil, err
+	}
+	return p.results()
+}
+
+// memcpy copies a buffer to another again and again.
+func memcpy(j job, _ func()) ([]result, error) {
+	quiet()
+	rs := make([]result, len(j.Tests))
+	for i, t := range j.Tests {
+		src, dst := make([]byte, t.Size), make([]byte, t.Size)
+		for k := range src {
+			src[k] = byte(k)
+		}
+		var from time.Time
+		n := 0
+		for start := time.Now(); ; n++ {
+			copy(dst, src)
+			now := time.Now()
+			if from.IsZero() {
+				if now.Sub(start) >= j.Warm {
+					from, n = now, -1
+				}
+			} else if took := now.Sub(from); took >= j.Window {
+				rs[i].Value = float64(n+1) * float64(t.Size) * 8 / float64(took)
+				break
+			}
+		}
+	}
+	return rs, nil
+}
