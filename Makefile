@@ -69,6 +69,7 @@ test: ## unit, simulation and (as root) namespace tests, with the race detector
 	$(GO) test -timeout 9m -run 'KernelGoodput|NoAllocs' $(TESTFLAGS) ./tcp/kernel ./client/embed || status=1; \
 	$(GO) test -timeout 9m -run HostileClient $(TESTFLAGS) ./test/isolation || status=1; \
 	TRANSPORT=socket $(GO) test $(RACE) -timeout 9m $(TESTFLAGS) ./client/embed || status=1; \
+	IWARPD_LINK=xdp $(GO) test -timeout 9m -run 'CopyPingPerf|SuperFramesSegmented' $(TESTFLAGS) ./test/system || status=1; \
 	$(GO) test -C cmd/iwarpd-device-plugin $(RACE) -timeout 9m $(TESTFLAGS) ./... || status=1; \
 	exit $$status
 

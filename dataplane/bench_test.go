@@ -40,6 +40,12 @@ func (q *loadQP) Push(_ int, wc *verbs.WC) bool {
 
 func newLoad(tb testing.TB, cfg link.PipeConfig, p mpa.Params, op rdmap.Op, size int) (*sim, *stream, *loadQP) {
 	s := newSim(tb, cfg)
+	a, qa := s.newLoad(p, op, size)
+	return s, a, qa
+}
+
+func (s *sim) newLoad(p mpa.Params, op rdmap.Op, size int) (*stream, *loadQP) {
+	tb := s.t
 	a, b := s.open()
 	qa, qb := &loadQP{simQP: newSimQP(tb, s.hosts[0], max(size, 4096))}, newSimQP(tb, s.hosts[1], max(size, 4096))
 	qa.QP = verbs.NewQP(verbs.QPConfig{Num: 1, PD: 1, Table: qa.h.table, SQDepth: 256, MaxSGE: 1, SigAll: true, Sends: qa, Recvs: qa})
@@ -47,7 +53,7 @@ func newLoad(tb testing.TB, cfg link.PipeConfig, p mpa.Params, op rdmap.Op, size
 	qa.wr = verbs.SendWR{Op: op, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000}
 	s.attach(a, b, qa.simQP, qb, p)
 	s.limit = 1 << 62
-	return s, a, qa
+	return a, qa
 }
 
 func (s *sim) load(a *stream, q *loadQP, n int) {

@@ -71,9 +71,16 @@ func (s *sim) make(t testing.TB, cfg link.PipeConfig) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, l := range []*link.Pipe{a, b} {
-		h := &simHost{link: l, table: verbs.NewTable(rand.NewChaCha8([32]byte{byte(i)}))}
-		h.e, err = New(Config{Now: cfg.Now}, []Queue{{Link: l, CPU: -1, PartialChecksums: cfg.Super == link.SuperWhole}}, nil)
+	s.join(t, [2]link.Link{a, b}, cfg.Super == link.SuperWhole, cfg.Now)
+	s.hosts[0].link, s.hosts[1].link = a, b
+}
+
+// join makes the two hosts at the ends of a wire.
+func (s *sim) join(t testing.TB, ends [2]link.Link, partial bool, now func() clock.Time) {
+	for i, l := range ends {
+		var err error
+		h := &simHost{table: verbs.NewTable(rand.NewChaCha8([32]byte{byte(i)}))}
+		h.e, err = New(Config{Now: now}, []Queue{{Link: l, CPU: -1, PartialChecksums: partial}}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -369,3 +369,64 @@ func TestInterfaceDownAndGone(t *testing.T) {
 		t.Error(fmt.Errorf("close: %w", err))
 	}
 }
+
+// TestSuperFramesWhole: super-frames come whole, in order with the frames between them, and
+// all memory comes back, whether they are released at once or held.
+func TestSuperFramesWhole(t *testing.T) {
+	v := testenv.NewVethOffloads(t, 1500)
+	s, _ := open(t, &v.B, Config{Link: Packet, Memory: 4 << 20})
+	var a *link.Packet
+	if err := v.A.NS.Do(func() (err error) {
+		a, err = link.OpenPacketWith(v.A.Name, link.PacketOptions{Super: true})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	if a.SuperBytes() == 0 {
+		testenv.Skip(t, "the kernel takes no super-frames")
+	}
+	super := superFrame(v)
+	var whole []byte
+	for _, p := range super.Parts {
+		whole = append(whole, p...)
+	}
+	b := s.Links[0]
+	var held []link.Frame
+	next := func() (got []byte) {
+		fs := make([]link.Frame, 1)
+		for until := clock.Now().Add(time.Minute); clock.Now() < until; b.Wait(time.Millisecond, -1) {
+			if b.Receive(fs) == 1 {
+				for _, p := range fs[0].Pieces[:fs[0].N] {
+					got = append(got, p...)
+				}
+				held = append(held, fs[0])
+				break
+			}
+		}
+		return got
+	}
+	for round := range 4 * b.RxFrames() / 17 {
+		small := tcpFrame(v, uint16(round), 0, 20)
+		if !a.SendSuper(super) {
+			t.Fatal("not sent")
+		}
+		send(t, a, small)
+		if got := next(); !bytes.Equal(got, whole) {
+			t.Fatalf("round %d: %d bytes came of %d", round, len(got), len(whole))
+		}
+		if got := next(); !bytes.Equal(got, small) {
+			t.Fatalf("round %d: %x came of %x", round, got, small)
+		}
+		if len(held) > 20 { // out of order: those that came last go first
+			for i := len(held) - 1; i >= 0; i-- {
+				b.Release(&held[i])
+			}
+			held = held[:0]
+		}
+	}
+	var st link.Stats
+	if b.Stats(&st); st.RxDropped+st.RxRingFull+st.RxInvalid != 0 {
+		t.Errorf("lost: %+v", st)
+	}
+}

@@ -1,0 +1,138 @@
+package ifqueue
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/pkt"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+)
+
+// BenchmarkLinks moves frames over a veth pair by each kind of link: a frame of 64 bytes
+// there and one back, and super-frames of 43 segments. One thread does both ends, so that
+// cpu-ns/op, the time of its CPU with the kernel's part, can be compared on a machine in use.
+func BenchmarkLinks(b *testing.B) {
+	for _, kind := range []Kind{XDP, Packet} {
+		name := []string{XDP: "xdp", Packet: "packet"}[kind]
+		v := testenv.NewVethOffloads(b, 1500)
+		var ends [2]link.Link
+		for i, e := range []*testenv.End{&v.A, &v.B} {
+			if err := e.NS.Do(func() error {
+				steer, err := bpf.Load(bpf.Options{Endpoints: 64})
+				if err != nil {
+					return err
+				}
+				b.Cleanup(func() { steer.Close() })
+				s, err := Open(steer, Config{Interface: e.Name, Queues: []int{0}, Link: kind, Super: true})
+				if err != nil {
+					return err
+				}
+				b.Cleanup(func() { s.Close() })
+				ends[i] = s.Links[0]
+				return steer.Claim(bpf.Endpoint{Proto: pkt.ProtoTCP, Port: port})
+			}); errors.Is(err, bpf.ErrNoIngress) {
+				b.Skip(err)
+			} else if err != nil {
+				b.Fatal(err)
+			}
+		}
+		there := tcpFrame(v, port, 0, 20+10)
+		back := append([]byte(nil), there...)
+		copy(back, there[6:12])
+		copy(back[6:], there[:6])
+		copy(back[26:], there[30:34])
+		copy(back[30:], there[26:30])
+		b.Run(name+"/ping", func(b *testing.B) {
+			thread(b, func() {
+				move(b, ends[0], ends[1], there)
+				move(b, ends[1], ends[0], back)
+			})
+		})
+		super := superFrame(v)
+		b.Run(name+"/super", func(b *testing.B) {
+			b.SetBytes(int64(super.Len()))
+			sum := 0
+			thread(b, func() {
+				if !ends[0].(link.Segmenter).SendSuper(super) {
+					b.Fatal("not sent")
+				}
+				take(b, ends[1], func(f *link.Frame) {
+					for _, p := range f.Pieces[:f.N] {
+						for i := 0; i < len(p); i += 64 {
+							sum += int(p[i])
+						}
+					}
+				})
+			})
+		})
+	}
+}
+
+// thread runs f for each iteration on one thread and reports its CPU time.
+func thread(b *testing.B, f func()) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var start, end unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_THREAD, &start)
+	for b.Loop() {
+		f()
+	}
+	_ = unix.Getrusage(unix.RUSAGE_THREAD, &end)
+	ns := unix.TimevalToNsec(end.Utime) + unix.TimevalToNsec(end.Stime) - unix.TimevalToNsec(start.Utime) - unix.TimevalToNsec(start.Stime)
+	b.ReportMetric(float64(ns)/float64(b.N), "cpu-ns/op")
+}
+
+func move(b *testing.B, from, to link.Link, frame []byte) {
+	s, ok := from.Alloc()
+	if !ok {
+		b.Fatal("no slot")
+	}
+	copy(from.Bytes(s), frame)
+	from.Post(s, 0, len(frame))
+	from.Flush()
+	take(b, to, func(*link.Frame) {})
+	var done [8]link.Slot
+	for _, s := range done[:from.Reap(done[:])] {
+		from.Free(s)
+	}
+}
+
+// take receives one frame. What the kernel sends by itself is not claimed.
+func take(b *testing.B, l link.Link, f func(*link.Frame)) {
+	var fs [1]link.Frame
+	for range 1 << 22 {
+		if l.Receive(fs[:]) == 1 {
+			f(&fs[0])
+			l.Release(&fs[0])
+			return
+		}
+	}
+	b.Fatal("a frame was lost")
+}
+
+// superFrame is a super-frame of 43 segments for an MTU of 1500.
+func superFrame(v *testenv.Veth) *link.Super {
+	const n, size = 43, 1448
+	b := tcpFrame(v, port, 0, 32+n*size)
+	l4 := b[34:]
+	l4[12], l4[13] = 8<<4, 0x10
+	copy(l4[20:], []byte{1, 1, 8, 10})
+	var p pkt.Packet
+	if err := p.Parse(b, len(b)); err != nil {
+		panic(fmt.Sprint("superFrame: ", err))
+	}
+	binary.BigEndian.PutUint16(l4[16:], pkt.Fold(p.PseudoSum))
+	s := &link.Super{TCPOff: 34, HdrLen: 34 + 32, Size: size}
+	s.Parts = append(s.Parts, b[:66+size])
+	for rest := b[66+size:]; len(rest) > 0; rest = rest[size:] {
+		s.Parts = append(s.Parts, rest[:size])
+	}
+	return s
+}
