@@ -73,6 +73,14 @@ func (s *sim) make(t testing.TB, cfg link.PipeConfig) {
 	}
 	s.join(t, [2]link.Link{a, b}, cfg.Super == link.SuperWhole, cfg.Now)
 	s.hosts[0].link, s.hosts[1].link = a, b
+	if withinHost.on {
+		_ = b.Close()
+		s.hosts[1].w.closeFDs()
+		h := *s.hosts[0]
+		s.host, s.hosts[1] = true, &h
+		s.hosts[0].accepted = make(map[ConnID]*simHost)
+		s.hosts[0].other = &h
+	}
 }
 
 // join makes the two hosts at the ends of a wire.
@@ -86,14 +94,6 @@ func (s *sim) join(t testing.TB, ends [2]link.Link, partial bool, now func() clo
 		}
 		h.w = h.e.workers[0]
 		s.hosts[i] = h
-	}
-	if withinHost.on {
-		_ = b.Close()
-		s.hosts[1].w.closeFDs()
-		h := *s.hosts[0]
-		s.host, s.hosts[1] = true, &h
-		s.hosts[0].accepted = make(map[ConnID]*simHost)
-		s.hosts[0].other = &h
 	}
 	s.limit = s.now.Add(10 * time.Minute)
 }
