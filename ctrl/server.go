@@ -73,7 +73,7 @@ type Server struct {
 	mu       sync.Mutex
 	cfg      Config
 	closed   bool
-	sockets  []*net.UnixListener // the main one, then those of the slots
+	sockets  []socket // the main one, then those of the slots
 	sessions map[uint32]*session
 	qps      map[uint32]*qp // by number
 	numbers
@@ -260,7 +260,7 @@ func (s *Server) Listen() error {
 		closeAll(slots)
 		return net.ErrClosed
 	}
-	s.sockets = append([]*net.UnixListener{l}, slots...)
+	s.sockets = append([]socket{{UnixListener: l}}, slots...)
 	return nil
 }
 
@@ -282,7 +282,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	var g errgroup.Group
 	for i, l := range sockets {
 		g.Go(func() error { // the failure of one ends the others
-			err := s.accept(ctx, l, i-1)
+			err := s.accept(ctx, l.UnixListener, i-1)
 			closeAll(sockets)
 			return err
 		})

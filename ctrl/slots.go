@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+
+	"golang.org/x/sys/unix"
 )
 
 // Slots are sockets for containers. A container gets the folder of one slot, which contains the
@@ -45,9 +47,23 @@ func (s *Slots) policy(c *Config) policy {
 	return p
 }
 
+// A socket is one that clients connect to.
+type socket struct {
+	*net.UnixListener
+	public string // another name of its file, in the folder of a slot, or ""
+}
+
+// Close closes the socket and removes its file.
+func (s socket) Close() {
+	if s.public != "" {
+		_ = os.Remove(s.public) // in the meantime it may be the container's own
+	}
+	s.UnixListener.Close()
+}
+
 // listen opens the sockets of all slots. The folders are not removed when the daemon exits:
 // containers that have mounted them would not see new ones.
-func (s *Slots) listen() (all []*net.UnixListener, err error) {
+func (s *Slots) listen() (all []socket, err error) {
 	defer func() {
 		if err != nil {
 			closeAll(all)
@@ -62,14 +78,7 @@ func (s *Slots) listen() (all []*net.UnixListener, err error) {
 		return nil, fmt.Errorf("ctrl: slots: %w", err)
 	}
 	for n := range s.Count {
-		dir := filepath.Join(s.Folder, strconv.Itoa(n))
-		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-			return all, fmt.Errorf("ctrl: slots: %w", err)
-		}
-		if err := os.Chmod(dir, 0o755); err != nil { // regardless of the umask
-			return all, fmt.Errorf("ctrl: slots: %w", err)
-		}
-		l, err := listenSocket(filepath.Join(dir, "iwarpd.sock"), 0o666, "")
+		l, err := s.listenSlot(strconv.Itoa(n))
 		if err != nil {
 			return all, err
 		}
@@ -78,8 +87,48 @@ func (s *Slots) listen() (all []*net.UnixListener, err error) {
 	return all, nil
 }
 
-func closeAll(ls []*net.UnixListener) {
-	for _, l := range ls {
+// listenSlot opens the socket of a slot. Root of a container may have write access to the folder of its slot, so the socket is made in the
+// folder above, which nobody else can write to, and then gets its name in the slot.
+func (s *Slots) listenSlot(slot string) (socket, error) {
+	dir := filepath.Join(s.Folder, slot)
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return socket{}, fmt.Errorf("ctrl: slots: %w", err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { // regardless of the umask
+		return socket{}, fmt.Errorf("ctrl: slots: %w", err)
+	}
+	private := filepath.Join(s.Folder, "."+slot)
+	l, err := listenSocket(private, 0o666, "")
+	if err != nil {
+		return socket{}, err
+	}
+	public := filepath.Join(dir, "iwarpd.sock")
+	if err := publish(private, public); err != nil {
 		l.Close()
+		return socket{}, fmt.Errorf("ctrl: slots: %w", err)
+	}
+	return socket{l, public}, nil
+}
+
+// publish gives the file private the further name public, in place of whatever has it: a container may have put anything there.
+func publish(private, public string) error {
+	dir, err := os.MkdirTemp(filepath.Dir(private), ".old")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	name := filepath.Join(dir, "socket")
+	if err := os.Link(private, name); err != nil {
+		return err
+	}
+	if err := os.Rename(name, public); !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	return unix.Renameat2(unix.AT_FDCWD, name, unix.AT_FDCWD, public, unix.RENAME_EXCHANGE)
+}
+
+func closeAll(all []socket) {
+	for _, s := range all {
+		s.Close()
 	}
 }

@@ -2,6 +2,7 @@ package ctrl
 
 import (
 	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -20,7 +21,14 @@ func slotServer(t *testing.T, rule Rule) (main string, slot func(n string) strin
 	t.Helper()
 	dir := t.TempDir()
 	main = filepath.Join(dir, "main")
-	h := newHarness(t, Config{Socket: main, Slots: Slots{Folder: filepath.Join(dir, "slots"), Count: 2, Rule: rule}})
+	serveSockets(t, Config{Socket: main, Slots: Slots{Folder: filepath.Join(dir, "slots"), Count: 2, Rule: rule}})
+	return main, func(n string) string { return filepath.Join(dir, "slots", n, "iwarpd.sock") }
+}
+
+// serveSockets serves the sockets of cfg until the test ends.
+func serveSockets(t *testing.T, cfg Config) {
+	t.Helper()
+	h := newHarness(t, cfg)
 	if err := h.Listen(); err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +41,6 @@ func slotServer(t *testing.T, rule Rule) (main string, slot func(n string) strin
 			t.Error(err)
 		}
 	})
-	return main, func(n string) string { return filepath.Join(dir, "slots", n, "iwarpd.sock") }
 }
 
 func dialSocket(t *testing.T, path string) *tclient {
@@ -159,5 +166,51 @@ func TestSlotUID(t *testing.T) {
 	text := connect(main).fails(ctrlpb.Code_CODE_PERMISSION, hello)
 	if !strings.Contains(text, "stand for slots") {
 		t.Errorf("error %q", text)
+	}
+}
+
+// TestSlotFolder: a container that may write to the folder of its slot cannot keep the daemon from
+// starting, nor have it change a file that the container names.
+func TestSlotFolder(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		put  func(path string) error
+	}{
+		{"file", func(path string) error { return os.WriteFile(path, nil, 0o600) }},
+		{"symlink", func(path string) error { return os.Symlink(secret, path) }},
+		{"folder", func(path string) error { return os.MkdirAll(filepath.Join(path, "more", "of it"), 0o755) }},
+		{"socket", func(path string) error {
+			l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+			if err == nil {
+				t.Cleanup(func() { l.Close() })
+			}
+			return err
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			slot := filepath.Join(dir, "slots", "0")
+			if err := os.MkdirAll(slot, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(slot, "iwarpd.sock")
+			if err := tt.put(path); err != nil {
+				t.Fatal(err)
+			}
+			serveSockets(t, Config{Socket: filepath.Join(dir, "main"), Slots: Slots{Folder: filepath.Dir(slot), Count: 1}})
+			if got := helloOn(t, path).clients(); len(got) != 1 || got[0].Uid != slotUID {
+				t.Errorf("%v", got)
+			}
+			if names, err := os.ReadDir(filepath.Dir(slot)); err != nil || len(names) != 2 { // the slot, and the socket's own name
+				t.Errorf("%v, %v", names, err)
+			}
+			if fi, err := os.Stat(secret); err != nil || fi.Mode() != 0o600 || fi.Size() == 0 {
+				t.Errorf("%v, %v", fi, err)
+			}
+		})
 	}
 }
