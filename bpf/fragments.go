@@ -12,17 +12,16 @@ import (
 )
 
 // Fragments are the frames with IP fragments that the optional programs have put in their
-// ring: all of the packets of ours, and of others those that came before the
-// first fragment of their packet, which alone has ports. What it has not taken
-// reaches the kernel.
+// ring: all fragments of steered packets, and fragments of any packet that arrived before
+// the first one, since only the first has ports. All other fragments go to the kernel.
 type Fragments struct {
 	s   *Steering
 	r   *ringbuf.Reader
 	rec ringbuf.Record
 }
 
-// Fragments opens the ring, which has one reader, and installs the programs that fill
-// it, until Close.
+// Fragments opens the ring, which allows one reader, and installs the programs that fill
+// it. Close uninstalls them.
 func (s *Steering) Fragments() (*Fragments, error) {
 	r, err := ringbuf.NewReader(s.objs.Fragments)
 	if err != nil {
@@ -38,9 +37,9 @@ func (s *Steering) Fragments() (*Fragments, error) {
 	return f, nil
 }
 
-// Read returns the next frame, valid until the next Read, once there is one. It
-// returns os.ErrDeadlineExceeded after the deadline, unless that is zero, and
-// os.ErrClosed after Close.
+// Read waits for the next frame, which is valid until the next Read. It returns
+// os.ErrDeadlineExceeded after the deadline, unless that is zero, and os.ErrClosed after
+// Close.
 func (f *Fragments) Read(deadline time.Time) ([]byte, error) {
 	f.r.SetDeadline(deadline)
 	err := f.r.ReadInto(&f.rec)
@@ -60,12 +59,12 @@ func (f *Fragments) Read(deadline time.Time) ([]byte, error) {
 	return b[:min(n, uint64(len(b)))], nil
 }
 
-// Close takes the programs out, so that all fragments are the kernel's, and ends a Read
-// that waits, and all later ones.
+// Close uninstalls the programs, so that all fragments go to the kernel, and makes pending
+// and later calls of Read fail.
 func (f *Fragments) Close() error {
 	var errs []error
 	for _, array := range []*ebpf.Map{f.s.objs.Programs, f.s.objs.SkbPrograms} {
-		if err := array.Delete(uint32(0)); !errors.Is(err, ebpf.ErrKeyNotExist) { // closed before
+		if err := array.Delete(uint32(0)); !errors.Is(err, ebpf.ErrKeyNotExist) { // already closed
 			errs = append(errs, err)
 		}
 	}

@@ -1,28 +1,31 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The optional programs for IP fragments. iwarpd_steer and iwarpd_ingress jump to
- * theirs for each frame that holds one, once it is in the map of programs.
+ * The optional programs for IP fragments. iwarpd_steer and iwarpd_ingress tail-call theirs
+ * for each frame with a fragment, if it is in the map of programs.
  *
- * Of a packet in fragments only the first one tells the ports. A first fragment
- * to a claimed endpoint is taken: copied to a ring, whatever queue it came by,
- * and dropped, so that the kernel never has the packet whole and never answers
- * it. For a while the fragments behind it are known by their identification,
- * and taken too. One that comes before the first is copied to the ring and
- * passed to the kernel, since it may be for either of them: who lacks the
- * first fragment forgets it. So what the kernel receives in fragments it gets
- * all of.
+ * Only the first fragment of a packet has the ports. A first fragment for a claimed
+ * endpoint is copied to a ring, whatever its queue, and dropped, so that the kernel never
+ * gets the whole packet and never responds to it. Later fragments are recognized by their
+ * identification for a while, and treated in the same way. A fragment that arrives before
+ * the first one is both copied to the ring and passed to the kernel: whichever of them
+ * lacks the first fragment times out. The kernel therefore receives its own packets
+ * completely.
  */
 
-/* How long a first fragment tells whose the others are, in nanoseconds. They
- * come at once; an identification may come again soon (RFC 4963). */
+/*
+ * How long a first fragment identifies later ones, in nanoseconds. They usually follow at
+ * once, and an identification may be reused soon (RFC 4963).
+ */
 #define FRAGMENT_LIFE 2000000000ULL
 
-/* Frames in the ring are of two sizes, since the verifier knows only constants:
- * those of a usual MTU, and those of a large one. Longer ones are not taken. */
+/*
+ * Frames are stored in two sizes, for usual and for jumbo MTUs, since the verifier accepts
+ * only constants. Longer frames are dropped.
+ */
 #define SMALL 1584
 #define LARGE 10224
 
-/* What has a claim, whatever the port (it is 0 here). */
+/* Addresses with a claim on any port (the port is 0 here). */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
@@ -30,7 +33,7 @@ struct {
 	__type(value, __u32);
 } hosts SEC(".maps");
 
-/* A packet in fragments: in IPv6 the protocol is 0. */
+/* A fragmented packet. In IPv6 the protocol is 0. */
 struct packet {
 	__u8 family;
 	__u8 proto;
@@ -45,7 +48,7 @@ struct owner {
 	__u32 zero;
 };
 
-/* The packets whose first fragment has come. */
+/* The packets whose first fragment has arrived. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 8192);
@@ -53,7 +56,7 @@ struct {
 	__type(value, struct owner);
 } packets SEC(".maps");
 
-/* Copies of frames with fragments; reader in fragments.go. */
+/* Copies of frames with fragments; fragments.go reads them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
@@ -69,7 +72,9 @@ struct large {
 	__u8 frame[LARGE];
 };
 
-/* copy_frame writes the frame to to. A tag that the kernel took out goes back in. */
+/*
+ * copy_frame copies the frame to to, and reinserts a VLAN tag that the kernel has removed.
+ */
 static __always_inline long copy_frame(void *ctx, const enum hook hook, __u8 *to, __u32 len, int tagged)
 {
 	struct __sk_buff *skb = ctx;
@@ -85,7 +90,7 @@ static __always_inline long copy_frame(void *ctx, const enum hook hook, __u8 *to
 	return bpf_skb_load_bytes(ctx, 12, to + 16, len - 12);
 }
 
-/* copy puts the frame in the ring, behind its length. */
+/* copy writes the frame to the ring, after its length. */
 static __always_inline int copy(void *ctx, const enum hook hook)
 {
 	int tagged = hook != XDP && ((struct __sk_buff *)ctx)->vlan_present;
@@ -98,7 +103,7 @@ static __always_inline int copy(void *ctx, const enum hook hook)
 
 	if (len < 14 || len > LARGE - 4)
 		return 0;
-	OPAQUE(len); /* or two comparisons become one of a difference, in which older verifiers do not see the bounds */
+	OPAQUE(len); /* keeps the compiler from merging two comparisons, which would hide the bounds from older verifiers */
 	if (len <= SMALL - 4) {
 		small = bpf_ringbuf_reserve(&fragments, sizeof(*small), 0);
 		if (!small)
@@ -126,14 +131,14 @@ static __always_inline int copy(void *ctx, const enum hook hook)
 	return 1;
 }
 
-/* A fragment: which packet it is of, and what of that. */
+/* A fragment: its packet, and its part of it. */
 struct part {
 	struct packet packet;
 	struct endpoint key;
 	__u32 off;
 	__u32 len;
 	__u32 more;
-	__u32 l4; /* where its payload is in the frame */
+	__u32 l4; /* offset of its payload in the frame */
 };
 
 static __always_inline int part4(void *ctx, const enum hook hook, __u32 pos, struct part *p)
@@ -158,8 +163,10 @@ static __always_inline int part4(void *ctx, const enum hook hook, __u32 pos, str
 	return 0;
 }
 
-/* part6 reads the headers up to the Fragment header, and in the first fragment
- * those up to the transport. */
+/*
+ * part6 parses the headers up to the Fragment header and, for the first fragment, up to the
+ * transport.
+ */
 static __always_inline int part6(void *ctx, const enum hook hook, __u32 pos, struct part *p)
 {
 	struct ipv6 ip;
@@ -197,7 +204,7 @@ static __always_inline int part6(void *ctx, const enum hook hook, __u32 pos, str
 			continue;
 		}
 		if (next == 43 && e.left)
-			return -1; /* this is not the last destination */
+			return -1; /* this is not the final destination */
 		pos = bound(pos + (next == 51 ? (e.len + 2) * 4 : (e.len + 1) * 8));
 		next = e.next;
 	}
@@ -206,9 +213,11 @@ static __always_inline int part6(void *ctx, const enum hook hook, __u32 pos, str
 	return found ? 0 : -1;
 }
 
-/* transport_len is what the first fragment of an IPv6 packet has to hold of the
- * transport header: all of it (RFC 8200, Section 4.5). In IPv4 the ports are
- * certain, since a fragment has eight bytes. */
+/*
+ * transport_len returns how much of the transport header the first fragment of an IPv6
+ * packet must contain: all of it (RFC 8200, Section 4.5). In IPv4 each fragment has at
+ * least eight bytes, which include the ports.
+ */
 static __always_inline __u32 transport_len(const struct endpoint *key)
 {
 	if (key->family == 4)
@@ -216,8 +225,10 @@ static __always_inline __u32 transport_len(const struct endpoint *key)
 	return key->proto == PROTO_TCP ? 20 : key->proto == PROTO_SCTP ? 12 : 8;
 }
 
-/* fragment decides whose a fragment is. What no host would send is the kernel's to
- * answer. It begins from the frame, and so it reads the headers again. */
+/*
+ * fragment decides where a fragment goes. Invalid ones are left to the kernel. It parses
+ * the headers again, since a tail call passes only the frame.
+ */
 static __always_inline __u32 fragment(void *ctx, const enum hook hook)
 {
 	struct part p = {};
@@ -253,7 +264,7 @@ static __always_inline __u32 fragment(void *ctx, const enum hook hook)
 	}
 	host = p.key;
 	if (!is_transport(p.key.proto) || !claimed(&hosts, &host)) {
-		if (known) /* of a packet of ours that had this identification */
+		if (known) /* of an earlier packet with this identification */
 			known->ours = 0;
 		return PASSED_FRAGMENT;
 	}
@@ -272,7 +283,7 @@ static __always_inline __u32 fragment(void *ctx, const enum hook hook)
 	return PASSED_FRAGMENT;
 }
 
-/* is_taken reports whether the kernel is not to see a fragment. */
+/* is_taken reports whether a fragment must be hidden from the kernel. */
 static __always_inline int is_taken(__u32 verdict)
 {
 	return verdict == STEERED_FRAGMENT || verdict == DROPPED_FRAGMENT;

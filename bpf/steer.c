@@ -31,9 +31,11 @@
 #define PROTO_ICMPV6 58
 #define PROTO_SCTP 132
 
-/* An endpoint of ours. Family is 4 or 6; the address and the port are in
- * network order; an IPv4 address fills the first four bytes. The all-zero
- * address is every address of the host. */
+/*
+ * A claimed endpoint. Family is 4 or 6; address and port are in network byte order; an IPv4
+ * address is in the first four bytes. The all-zero address stands for all addresses of the
+ * host.
+ */
 struct endpoint {
 	__u8 family;
 	__u8 proto;
@@ -47,7 +49,7 @@ struct address {
 	__u8 addr[16];
 };
 
-/* The order is that of Counters in steering.go. */
+/* In the order of Counters in steering.go. */
 enum verdict {
 	STEERED_TCP,
 	STEERED_SCTP,
@@ -61,7 +63,7 @@ enum verdict {
 	COPIED_FRAGMENT,
 	DROPPED_FRAGMENT,
 	VERDICTS,
-	FRAGMENT = VERDICTS, /* of ip_header: not decided yet */
+	FRAGMENT = VERDICTS, /* result of ip_header: not decided yet */
 };
 
 struct {
@@ -71,7 +73,7 @@ struct {
 	__type(value, __u32);
 } endpoints SEC(".maps");
 
-/* The addresses that a claim of every address means, when check_addresses. */
+/* The addresses that a claim of the all-zero address covers, if check_addresses is set. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
@@ -79,8 +81,10 @@ struct {
 	__type(value, __u32);
 } addresses SEC(".maps");
 
-/* The programs for IP fragments, if they are installed: all programs of an array
- * are of one type. */
+/*
+ * The programs for IP fragments, if installed. All programs of an array must have the same
+ * type.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, 1);
@@ -102,8 +106,10 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
-/* The VLANs that the host is in, when check_vlans: the identifiers of a frame's
- * tags, 12 bits each, the innermost lowest. */
+/*
+ * The VLANs of the host, if check_vlans is set: the identifiers of a frame's tags, 12 bits
+ * each, the innermost lowest.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -111,10 +117,10 @@ struct {
 	__type(value, __u32);
 } vlans SEC(".maps");
 
-/* Not 0: an unspecified address claims only what is in addresses. */
+/* Nonzero: claims of the all-zero address cover only the map addresses. */
 volatile __u32 check_addresses;
 
-/* Not 0: frames of other VLANs are not for this host. */
+/* Nonzero: frames of VLANs that are not in the map vlans are passed to the kernel. */
 volatile __u32 check_vlans;
 
 struct ether {
@@ -162,8 +168,10 @@ struct ext {
 	__u8 left;
 };
 
-/* The bytes that are certain in an ICMP error: two ports and four more. TCP,
- * SCTP and UDP all begin with the ports. */
+/*
+ * What an ICMP error quotes at least: two ports and four more bytes. TCP, SCTP and UDP all
+ * begin with the ports.
+ */
 struct ports {
 	__be16 src;
 	__be16 dst;
@@ -177,7 +185,7 @@ struct icmp {
 	__be32 rest;
 };
 
-/* Where a program hangs. It is known when the code is compiled. */
+/* Where a program is attached; a compile-time constant. */
 enum hook { XDP, INGRESS, TAP };
 
 /* load copies n bytes of the frame. */
@@ -208,7 +216,7 @@ static __always_inline void count(__u32 verdict)
 		(*n)++;
 }
 
-/* claimed looks for the endpoint, first with its address, then without. */
+/* claimed looks up the endpoint, first with its address, then without. */
 static __always_inline int claimed(void *map, struct endpoint *key)
 {
 	if (bpf_map_lookup_elem(map, key))
@@ -239,20 +247,24 @@ static __always_inline int is_steered(__u32 verdict)
 	return verdict <= STEERED_ICMP;
 }
 
-/* Hides from the compiler what it knows of a value. */
+/* Hides a value's known range from the compiler. */
 #define OPAQUE(v) asm volatile("" : "+r"(v))
 
-/* bound bounds a position in the headers, so that the verifier finds the ways through
- * them to be alike after each header, and does not follow all of them. */
+/*
+ * bound limits a position in the headers, so that the verifier sees the same state after
+ * each header on all paths, and need not follow each of them.
+ */
 static __always_inline __u32 bound(__u32 pos)
 {
 	OPAQUE(pos);
 	return pos & 0x7fff;
 }
 
-/* ip_header reads the IP header at pos. With src it fills key with the packet's
- * source address, else with its destination. It returns where the transport header
- * is, or a verdict, negative. */
+/*
+ * ip_header parses the IP header at pos. It stores the source address in key if src is set,
+ * and the destination address otherwise. It returns the position of the transport header,
+ * or a negative verdict.
+ */
 static __always_inline int ip_header(void *ctx, const enum hook hook, __u32 pos, const int v6,
 				     const int src, struct endpoint *key)
 {
@@ -265,8 +277,10 @@ static __always_inline int ip_header(void *ctx, const enum hook hook, __u32 pos,
 		ihl = (ip.version_ihl & 15) * 4;
 		if (ihl < sizeof(ip) || bpf_ntohs(ip.len) < ihl)
 			return -MALFORMED;
-		/* Of a packet of ours, whatever was cut from it, the first
-		 * fragment comes back. */
+		/*
+		 * An ICMP error quotes the first fragment of a packet of ours, whichever
+		 * fragment caused it.
+		 */
 		if (ip.frag & bpf_htons(src ? 0x1fff : 0x3fff))
 			return -FRAGMENT;
 		key->family = 4;
@@ -291,16 +305,20 @@ static __always_inline int ip_header(void *ctx, const enum hook hook, __u32 pos,
 		if (next == 44) {
 			if (load(ctx, hook, pos, &f, sizeof(f)) < 0)
 				return -MALFORMED;
-			/* All of a packet may be in one (RFC 6946). Packets of
-			 * ours have it in front. */
+			/*
+			 * A single fragment may have the whole packet (RFC 6946). A quoted
+			 * packet of ours has the Fragment header first.
+			 */
 			if (f.off & bpf_htons(src ? 0xfff8 : 0xfff9) || (src && i))
 				return -FRAGMENT;
 			next = f.next;
 			pos = bound(pos + sizeof(f));
 			continue;
 		}
-		/* Hop-by-Hop, Routing, Destination Options, Mobility, HIP,
-		 * Shim6, and AH, which counts in other units. */
+		/*
+		 * Hop-by-Hop, Routing, Destination Options, Mobility, HIP, Shim6, and AH,
+		 * whose length has other units.
+		 */
 		if (next != 0 && next != 43 && next != 60 && next != 135 &&
 		    next != 139 && next != 140 && next != 51) {
 			key->proto = next;
@@ -308,7 +326,7 @@ static __always_inline int ip_header(void *ctx, const enum hook hook, __u32 pos,
 		}
 		if (load(ctx, hook, pos, &e, sizeof(e)) < 0)
 			return -MALFORMED;
-		/* With segments left this is not the last destination. */
+		/* With segments left, this is not the final destination. */
 		if (next == 43 && e.left != 0)
 			return -PASSED;
 		pos = bound(pos + (next == 51 ? (e.len + 2) * 4 : (e.len + 1) * 8));
@@ -317,8 +335,10 @@ static __always_inline int ip_header(void *ctx, const enum hook hook, __u32 pos,
 	return -MALFORMED;
 }
 
-/* skb_header is ip_header for the programs with an skb: a function that the verifier
- * looks at once. how is of these flags. */
+/*
+ * skb_header is ip_header for the programs with an skb, as a function that the verifier
+ * checks only once. how has these flags.
+ */
 #define V6 1
 #define SRC 2
 
@@ -340,7 +360,7 @@ static __always_inline int header(void *ctx, const enum hook hook, __u32 pos, in
 	return v6 ? ip_header(ctx, XDP, pos, 1, src, key) : ip_header(ctx, XDP, pos, 0, src, key);
 }
 
-/* is_error reports whether an ICMP message bears a packet of the receiver. */
+/* is_error reports whether an ICMP message quotes a packet of its receiver. */
 static __always_inline int is_error(__u8 type, int v6)
 {
 	if (v6)
@@ -348,7 +368,7 @@ static __always_inline int is_error(__u8 type, int v6)
 	return type == 3 || type == 11 || type == 12;
 }
 
-/* decide tells whose a frame is: ours if is_steered. */
+/* decide returns the verdict for a frame: it is ours if is_steered. */
 static __always_inline __u32 decide(void *ctx, const enum hook hook)
 {
 	struct ether eth;
@@ -359,10 +379,10 @@ static __always_inline __u32 decide(void *ctx, const enum hook hook)
 
 	if (load(ctx, hook, 0, &eth, sizeof(eth)) < 0)
 		return MALFORMED;
-	/* What was sent to many is no part of a connection. */
+	/* Multicast frames never belong to a connection. */
 	if (eth.dst[0] & 1)
 		return PASSED;
-	/* The kernel takes the outermost tag out of the frame. */
+	/* The kernel has removed the outermost tag from the frame. */
 	if (hook != XDP && ((struct __sk_buff *)ctx)->vlan_present) {
 		tags = ((struct __sk_buff *)ctx)->vlan_tci & 0xfff;
 		i = 1;
@@ -378,7 +398,7 @@ static __always_inline __u32 decide(void *ctx, const enum hook hook)
 		tags = tags << 12 | (bpf_ntohs(tag.tci) & 0xfff);
 		pos += sizeof(tag);
 	}
-	/* A tag with no VLAN has a priority alone. */
+	/* A tag with VLAN 0 has only a priority. */
 	if (tags && check_vlans && !bpf_map_lookup_elem(&vlans, &tags))
 		return PASSED;
 	if (eth.type == bpf_htons(ETH_IPV4))
@@ -421,7 +441,7 @@ static __always_inline __u32 decide(void *ctx, const enum hook hook)
 	return PASSED;
 }
 
-/* steer hands the frame to the socket of its queue. */
+/* steer redirects the frame to the socket of its queue. */
 static __always_inline int steer(struct xdp_md *ctx, __u32 verdict)
 {
 	int act = bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS);
@@ -441,7 +461,7 @@ int iwarpd_steer(struct xdp_md *ctx)
 		return steer(ctx, verdict);
 	if (verdict == FRAGMENT) {
 		bpf_tail_call(ctx, &programs, 0);
-		verdict = PASSED_FRAGMENT; /* it is not installed */
+		verdict = PASSED_FRAGMENT; /* no program for fragments is installed */
 	}
 	count(verdict);
 	return XDP_PASS;

@@ -28,10 +28,10 @@ import (
 // Mode is how frames are steered on an interface.
 type Mode uint8
 
-// The modes. Auto is Generic on veth and tap devices, where each frame is an skb
-// already and native mode only converts it back and forth, and on others Native
-// with Generic as fallback. Ingress, the program at tc ingress for packet sockets
-// that have TapFD as their filter, is got only when asked for: it needs Linux 6.6.
+// Modes. Auto is Generic on veth and tap devices, where each frame is already an skb that
+// native mode would convert back and forth, and Native with Generic as fallback on others.
+// Ingress uses the program at tc ingress, for packet sockets that have TapFD as their
+// filter. It must be requested explicitly, since it needs Linux 6.6.
 const (
 	Auto Mode = iota
 	Native
@@ -55,20 +55,20 @@ func (m Mode) String() string {
 
 // Errors of this package, for errors.Is.
 var (
-	// ErrPrivilege: the process lacks CAP_BPF or CAP_NET_ADMIN.
+	// ErrPrivilege means that the process lacks CAP_BPF or CAP_NET_ADMIN.
 	ErrPrivilege = errors.New("needs CAP_BPF and CAP_NET_ADMIN (root, or AmbientCapabilities= in the unit)")
-	// ErrBusy: another XDP program is attached to the interface, or in mode Ingress
-	// another process steers there.
+	// ErrBusy means that another XDP program is attached to the interface or, in mode
+	// Ingress, that another process steers there.
 	ErrBusy = errors.New("another XDP program is attached")
-	// ErrNoIngress: the kernel has no bpf_link at tc ingress.
+	// ErrNoIngress means that the kernel does not support bpf_link at tc ingress.
 	ErrNoIngress = errors.New("programs at tc ingress need Linux 6.6")
-	// ErrUnclaimed: Unclaim of an endpoint that is not claimed.
+	// ErrUnclaimed is returned by Unclaim for an endpoint that is not claimed.
 	ErrUnclaimed = errors.New("endpoint is not claimed")
 )
 
-// Endpoint is a local transport address whose frames are steered. Addr 0.0.0.0
-// stands for every IPv4 address of the host, :: for every IPv6 address, the
-// zero netip.Addr for both.
+// Endpoint is a local transport address whose frames are steered. Addr 0.0.0.0 stands for
+// all IPv4 addresses of the host, :: for all IPv6 addresses, and the zero netip.Addr for
+// both.
 type Endpoint struct {
 	Proto uint8 // IP protocol number: TCP 6, UDP 17, SCTP 132
 	Addr  netip.Addr
@@ -83,38 +83,37 @@ func (e Endpoint) String() string {
 	return fmt.Sprintf("proto %d %s port %d", e.Proto, addr, e.Port)
 }
 
-// Options are what Load needs to know.
+// Options are the options of Load.
 type Options struct {
-	// Queues is how many receive queues may have a socket; 0 means 256.
+	// Queues is the number of receive queues that may have a socket; 0 means 256.
 	Queues int
-	// Endpoints is how many endpoints can be claimed, an address of both families
-	// twice; 0 means DefaultEndpoints.
+	// Endpoints is the number of endpoints that can be claimed; one for both families
+	// counts twice. 0 means DefaultEndpoints.
 	Endpoints int
 }
 
-// DefaultEndpoints is room for every port of one address, and for as many listeners
-// of both families.
+// DefaultEndpoints suffices for all ports of one address, and as many listeners of both
+// families.
 const DefaultEndpoints = 1 << 17
 
-// Counters says what became of frames, summed over CPUs.
+// Counters count frames by verdict, summed over all CPUs.
 type Counters struct {
 	SteeredTCP, SteeredSCTP, SteeredUDP uint64
-	SteeredICMP                         uint64 // errors about packets of ours
-	Passed                              uint64 // not ours
-	PassedFragment                      uint64 // IP fragments, not ours
-	Malformed                           uint64 // passed: the kernel counts them better
-	NoSocket                            uint64 // ours, passed: no socket on that queue
-	SteeredFragment                     uint64 // of packets of ours, in the ring
-	CopiedFragment                      uint64 // came before the first of their packet: in the ring, and passed
-	DroppedFragment                     uint64 // ours: no room in the ring
+	SteeredICMP                         uint64 // errors about packets of steered connections
+	Passed                              uint64 // passed to the kernel
+	PassedFragment                      uint64 // other IP fragments, passed to the kernel
+	Malformed                           uint64 // passed, so that the kernel counts them
+	NoSocket                            uint64 // for a claimed endpoint, but passed: the queue has no socket
+	SteeredFragment                     uint64 // of steered packets: in the ring
+	CopiedFragment                      uint64 // arrived before the first fragment: in the ring, and passed
+	DroppedFragment                     uint64 // of steered packets: the ring was full
 }
 
-// Steering is the loaded program and its maps. It is safe for use by several
-// goroutines.
+// Steering is the loaded programs and their maps. It is safe for concurrent use.
 type Steering struct {
 	objs steerObjects
 
-	room int // of the map of endpoints
+	room int // entries of the map of endpoints
 
 	mu     sync.Mutex
 	claims map[steerEndpoint]int
@@ -130,8 +129,8 @@ type attachment struct {
 	mode Mode
 }
 
-// Load loads the program and its maps into the kernel. Nothing is steered
-// until Attach, SetSocket and Claim.
+// Load loads the programs and their maps into the kernel. Frames are steered only after
+// Attach, SetSocket and Claim.
 func Load(opts Options) (*Steering, error) {
 	// Kernels before 5.11 count maps against the locked memory limit.
 	if err := rlimit.RemoveMemlock(); err != nil {
@@ -149,7 +148,7 @@ func Load(opts Options) (*Steering, error) {
 	}
 	for _, name := range []string{steerMapEndpoints, steerMapHosts} {
 		spec.Maps[name].MaxEntries = uint32(opts.Endpoints)
-		spec.Maps[name].Flags |= unix.BPF_F_NO_PREALLOC // most are never used
+		spec.Maps[name].Flags |= unix.BPF_F_NO_PREALLOC // most entries are never used
 	}
 	s := &Steering{
 		room:   opts.Endpoints,
@@ -165,8 +164,7 @@ func Load(opts Options) (*Steering, error) {
 	return s, nil
 }
 
-// explain adds what to do to the errors that an operator can do something
-// about.
+// explain adds a remedy to errors that an operator can fix.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES) && !isVerifier(err):
@@ -182,9 +180,9 @@ func isVerifier(err error) bool {
 	return errors.As(err, &v)
 }
 
-// Attach hangs the program on an interface of the calling thread's network
-// namespace. It is held by a bpf_link: when the process ends, however it ends,
-// the kernel takes it off. The mode that was got is returned.
+// Attach attaches the program to an interface of the calling thread's network namespace,
+// and returns the mode used. A bpf_link holds it: when the process exits, for any reason,
+// the kernel detaches the program.
 func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,9 +220,9 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 	return 0, errors.Join(errs...)
 }
 
-// attach makes the bpf_link.
+// attach creates the bpf_link.
 func (s *Steering) attach(ifindex int, mode Mode) (link.Link, error) {
-	if mode == Ingress { // in front of those that are there
+	if mode == Ingress { // before those already attached
 		return link.AttachTCX(link.TCXOptions{Program: s.objs.IwarpdIngress, Interface: ifindex, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
 	}
 	flags := link.XDPDriverMode
@@ -234,8 +232,8 @@ func (s *Steering) attach(ifindex int, mode Mode) (link.Link, error) {
 	return link.AttachXDP(link.XDPOptions{Program: s.objs.IwarpdSteer, Interface: ifindex, Flags: flags})
 }
 
-// alone returns an error if another process steers on an interface. Where XDP and tc ingress
-// let it attach, each would lose frames to the other.
+// alone returns an error if another process steers on the interface in the other way. The
+// kernel would allow both, and each would lose frames to the other.
 func alone(dev netlink.Link, mode Mode) error {
 	var there []ebpf.ProgramID
 	if x := dev.Attrs().Xdp; x != nil && x.Attached {
@@ -252,7 +250,7 @@ func alone(dev netlink.Link, mode Mode) error {
 	for _, id := range there {
 		prog, err := ebpf.NewProgramFromID(id)
 		if err != nil {
-			continue // gone meanwhile
+			continue // removed in the meantime
 		}
 		info, err := prog.Info()
 		_ = prog.Close()
@@ -263,7 +261,7 @@ func alone(dev netlink.Link, mode Mode) error {
 	return nil
 }
 
-// What the kernel calls the programs: 15 characters at most.
+// The kernel's names of the programs, truncated to 15 characters.
 const (
 	xdpName     = "iwarpd_steer"
 	ingressName = "iwarpd_ingress"
@@ -276,22 +274,22 @@ type busyError struct{ error }
 
 func (busyError) Is(target error) bool { return target == ErrBusy }
 
-// TapFD is the descriptor of the filter for packet sockets (SO_ATTACH_BPF), by which they
-// receive what is claimed and nothing else. It is valid until Close.
+// TapFD returns the descriptor of the filter for packet sockets (SO_ATTACH_BPF), which lets
+// them receive only frames for claimed endpoints. It is valid until Close.
 func (s *Steering) TapFD() int { return s.objs.IwarpdTap.FD() }
 
-// A Program is the steering program on one interface, to be watched.
+// A Program is the steering program on one interface. It implements ctrl.Program.
 type Program struct {
 	s       *Steering
 	ifindex int
 	mode    Mode
 }
 
-// Program returns the program on an interface of the process's network namespace, which
-// mode is for if it has not been attached yet.
+// Program returns the program on an interface of the process's network namespace. mode is
+// used if it has not been attached yet.
 func (s *Steering) Program(ifindex int, mode Mode) *Program { return &Program{s, ifindex, mode} }
 
-// Attach attaches the program again, as it was.
+// Attach attaches the program again, in the same mode.
 func (p *Program) Attach() error {
 	p.s.mu.Lock()
 	if a, ok := p.s.links[p.ifindex]; ok {
@@ -305,8 +303,8 @@ func (p *Program) Attach() error {
 	return err
 }
 
-// Attached reports whether the program is on the interface: others can detach its
-// bpf_link, or put another program in its place.
+// Attached reports whether the program is attached. Others can detach its bpf_link or
+// replace the program.
 func (p *Program) Attached() (bool, error) {
 	s, ifindex := p.s, p.ifindex
 	s.mu.Lock()
@@ -336,8 +334,7 @@ func (p *Program) Attached() (bool, error) {
 	return on == ifindex && info.Program == id, nil
 }
 
-// Detach takes the program off an interface. To detach what is not attached is
-// no error.
+// Detach detaches the program from an interface. It returns nil if it is not attached.
 func (s *Steering) Detach(ifindex int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -352,8 +349,8 @@ func (s *Steering) Detach(ifindex int) error {
 	return nil
 }
 
-// SetSocket sends the claimed frames of a receive queue to an AF_XDP socket. The
-// kernel drops the entry when the socket is closed.
+// SetSocket redirects the claimed frames of a receive queue to an AF_XDP socket. The kernel
+// removes the entry when the socket is closed.
 func (s *Steering) SetSocket(queue, fd int) error {
 	if err := s.objs.Sockets.Update(uint32(queue), uint32(fd), ebpf.UpdateAny); err != nil {
 		return fmt.Errorf("bpf: socket of queue %d: %w", queue, explain(err))
@@ -361,9 +358,8 @@ func (s *Steering) SetSocket(queue, fd int) error {
 	return nil
 }
 
-// Claim steers the frames to an endpoint, and ICMP errors about its packets. An
-// endpoint may be claimed several times, and is ours until Unclaim was called
-// as often.
+// Claim steers the frames for an endpoint, and ICMP errors about its packets. Claims are
+// counted: the endpoint is steered until Unclaim has been called as often as Claim.
 func (s *Steering) Claim(e Endpoint) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -382,7 +378,7 @@ func (s *Steering) Claim(e Endpoint) error {
 	return nil
 }
 
-// Unclaim undoes one Claim.
+// Unclaim undoes one call of Claim.
 func (s *Steering) Unclaim(e Endpoint) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -400,7 +396,7 @@ func (s *Steering) Unclaim(e Endpoint) error {
 	return nil
 }
 
-// add puts one claim on a key.
+// add increments the claims of a key.
 func (s *Steering) add(k steerEndpoint) error {
 	h := k
 	h.Port = 0
@@ -420,7 +416,7 @@ func (s *Steering) add(k steerEndpoint) error {
 	return nil
 }
 
-// drop takes one claim off a key.
+// drop decrements the claims of a key.
 func (s *Steering) drop(k steerEndpoint) error {
 	h := k
 	h.Port = 0
@@ -440,9 +436,9 @@ func (s *Steering) dropHost(h steerEndpoint) error {
 	return s.objs.Hosts.Delete(h)
 }
 
-// SetAddresses says which addresses a claim of an unspecified address means.
-// Until it is called that is every destination address, which is wrong on a
-// host that forwards packets of others. A nil list goes back to that.
+// SetAddresses sets the addresses that claims of unspecified addresses cover. By default,
+// and if addrs is nil, they cover every destination address, which is wrong on a host that
+// forwards packets.
 func (s *Steering) SetAddresses(addrs []netip.Addr) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -471,10 +467,10 @@ func (s *Steering) SetAddresses(addrs []netip.Addr) error {
 	return nil
 }
 
-// SetVLANs says which VLANs the host is in, each by the identifiers of its tags,
-// outermost first. Until it is called frames of all VLANs are steered; after that those
-// of others are left to the kernel, which drops them. Frames without a VLAN are not
-// concerned. At most two tags are looked at.
+// SetVLANs sets the VLANs of the host, each as the identifiers of its tags, outermost
+// first. By default frames of all VLANs are steered; afterwards those of other VLANs are
+// passed to the kernel, which drops them. Frames without a tag are always steered. At most
+// two tags are examined.
 func (s *Steering) SetVLANs(vlans [][]uint16) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -504,7 +500,8 @@ func (s *Steering) SetVLANs(vlans [][]uint16) error {
 	return nil
 }
 
-// prune takes from the map m, and from have, which tells what is in it, all that is not in want.
+// prune deletes all keys that are not in want from the map m, and from have, which mirrors
+// it.
 func prune[K comparable](m *ebpf.Map, have, want map[K]bool) error {
 	for k := range have {
 		if want[k] {
@@ -518,7 +515,7 @@ func prune[K comparable](m *ebpf.Map, have, want map[K]bool) error {
 	return nil
 }
 
-// keys returns the map keys of an endpoint: two when it is of both families.
+// keys returns the map keys of an endpoint: two if it stands for both families.
 func (e *Endpoint) keys() []steerEndpoint {
 	var port [2]byte
 	binary.BigEndian.PutUint16(port[:], e.Port)
@@ -532,7 +529,7 @@ func (e *Endpoint) keys() []steerEndpoint {
 	return []steerEndpoint{k}
 }
 
-// family returns an address as the program's maps hold it.
+// family converts an address to the format of the maps.
 func family(a netip.Addr) (fam uint8, bytes [16]byte) {
 	if a = a.Unmap(); a.Is4() {
 		b := a.As4()

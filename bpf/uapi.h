@@ -2,9 +2,9 @@
 
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What steer.c needs of the kernel's interface. It stands here so that the
- * program compiles with clang and libbpf's helpers alone: linux/types.h is not
- * found for the bpf target on distributions with multiarch headers.
+ * The parts of the kernel's API that steer.c uses, so that clang and libbpf's headers
+ * suffice to compile it: on distributions with multiarch headers linux/types.h is not found
+ * for the bpf target.
  */
 #ifndef UAPI_H
 #define UAPI_H
@@ -46,7 +46,7 @@ struct xdp_md {
 	__u32 egress_ifindex;
 };
 
-/* The beginning of it. */
+/* Only the first members. */
 struct __sk_buff {
 	__u32 len;
 	__u32 pkt_type;

@@ -20,12 +20,12 @@ type hostEnd struct {
 	byteEnd
 	w    *worker
 	c    *tcpConn
-	peer *hostEnd // nil: the connection was refused
+	peer *hostEnd // other end; nil: the connection was refused
 	eof  bool     // the peer has closed
 }
 
 const (
-	// hostQueue bounds the bytes of FPDUs composed and not delivered.
+	// hostQueue bounds the bytes of FPDUs that are composed but not delivered.
 	hostQueue = 256 << 10
 	// hostSegment is the longest DDP segment. What one copies is in the cache for the next
 	// program to read, and other connections have their turn soon.
@@ -36,7 +36,7 @@ const (
 
 var errHostSCTP = errors.New("dataplane: SCTP does not reach programs of this host: take TCP for them")
 
-// newHostEnd makes an end of a connection, and enters it.
+// newHostEnd returns one end of a connection, and adds it to the tables.
 func newHostEnd(w *worker, id ConnID, flow pkt.Flow) *tcpConn {
 	c := newTCPConn(id, flow, nil)
 	h := &hostEnd{byteEnd: byteEnd{state: tcp.Established}, w: w, c: c}
@@ -47,13 +47,13 @@ func newHostEnd(w *worker, id ConnID, flow pkt.Flow) *tcpConn {
 	return c
 }
 
-// reaches reports whether connections to remote, an endpoint of this host, are for the
-// engine of w to make or to refuse. Over kernel sockets another engine may listen there.
+// reaches reports whether the engine of w must accept or refuse connections to remote, an
+// endpoint of this host. With kernel sockets another engine may listen there.
 func reaches(w *worker, remote netip.AddrPort) bool {
 	return w.socks == nil || w.findListener(&pkt.Flow{Local: remote.Addr().As16(), LocalPort: remote.Port()}, false) != nil
 }
 
-// connectHost opens a connection to an address of this host, of which w gets both ends.
+// connectHost opens a connection to an address of this host. w gets both ends.
 func connectHost(w *worker, id ConnID, r *ConnectRequest) error {
 	flow, back := pkt.NewFlow(r.Local, r.Remote), pkt.NewFlow(r.Remote, r.Local)
 	for _, f := range []pkt.Flow{flow, back} {
@@ -89,18 +89,18 @@ func connectHost(w *worker, id ConnID, r *ConnectRequest) error {
 	return nil
 }
 
-// flush delivers what was composed to the peer, as far as it has room, and then the FIN.
+// flush delivers composed data to the peer, as far as it has room, and then the FIN.
 func (h *hostEnd) flush(w *worker) int {
 	n := 0
 	for h.outAt < len(h.out) {
 		room := h.peerRoom()
 		if room <= 0 {
-			break // SetBacklog of the peer resumes
+			break // the peer's SetBacklog resumes
 		}
 		o := &h.out[h.outAt]
 		b := w.link.Bytes(link.Slot(o.buf))[headroom:][h.written:o.n]
 		b = b[:min(len(b), room)]
-		h.take(len(b)) // first: what follows may fault
+		h.take(len(b)) // first, since the code below may fault
 		if h.closing && h.until != 0 {
 			h.until = w.now.Add(w.tcp.FinWait2)
 		}
@@ -111,7 +111,7 @@ func (h *hostEnd) flush(w *worker) int {
 		n++
 	}
 	if c := h.c; n > 0 && (c.hasPend || c.ddp != nil && c.ddp.Sendable() || c.pre.unsent() > 0) {
-		w.mark(&c.lane) // no acknowledgement does
+		w.mark(&c.lane) // there will be no acknowledgement to do this
 	}
 	if h.closing && !h.finSent && h.unsent == 0 && h.state != tcp.Closed {
 		h.finish()
@@ -119,7 +119,7 @@ func (h *hostEnd) flush(w *worker) int {
 	return n
 }
 
-// finish gives the FIN to the peer.
+// finish delivers the FIN to the peer.
 func (h *hostEnd) finish() {
 	p := h.peer
 	h.finSent = true
@@ -133,8 +133,8 @@ func (h *hostEnd) finish() {
 	p.w.mark(&p.c.lane)
 }
 
-// peerRoom is how many bytes the peer takes: as many as streaming mode does, else any
-// number.
+// peerRoom returns how many bytes the peer can accept: the free buffer of streaming mode,
+// or no limit.
 func (h *hostEnd) peerRoom() int {
 	p := h.peer.c
 	switch p.mode {
@@ -153,11 +153,11 @@ func (h *hostEnd) end(err error) {
 	h.w.mark(&h.c.lane)
 }
 
-// MSS is what a slot holds.
+// MSS returns the size of a slot.
 func (h *hostEnd) MSS() int { return h.w.link.SlotSize() - headroom }
 
-// Room is how many bytes may be composed now. Segments that are copied come after the bytes
-// of streaming mode.
+// Room returns how many bytes may be composed now. Copied segments must follow the bytes of
+// streaming mode.
 func (h *hostEnd) Room() int {
 	if h.state != tcp.Established && h.state != tcp.CloseWait || h.closing {
 		return 0
@@ -168,14 +168,14 @@ func (h *hostEnd) Room() int {
 	return h.peerRoom() - h.unsent
 }
 
-// SetBacklog has the peer send, if there is room now.
+// SetBacklog makes the peer send if there is room now.
 func (h *hostEnd) SetBacklog(int) {
 	if h.peer != nil {
 		h.w.mark(&h.peer.c.lane)
 	}
 }
 
-// Close sends a FIN after what was composed.
+// Close sends a FIN after all composed data.
 func (h *hostEnd) Close(now clock.Time) {
 	if h.closing || h.state == tcp.Closed {
 		return
@@ -187,7 +187,7 @@ func (h *hostEnd) Close(now clock.Time) {
 	h.w.mark(&h.c.lane)
 }
 
-// Abort cuts the connection, as a RST does.
+// Abort resets the connection.
 func (h *hostEnd) Abort(clock.Time) {
 	h.end(tcp.ErrAborted)
 	if h.peer != nil {
@@ -195,7 +195,7 @@ func (h *hostEnd) Abort(clock.Time) {
 	}
 }
 
-// HandleTimeout cuts a connection whose peer does not close it.
+// HandleTimeout resets a connection that the peer has not closed in time.
 func (h *hostEnd) HandleTimeout(now clock.Time) {
 	if h.until.Due(now) && h.state != tcp.Closed {
 		h.Abort(now)
@@ -211,8 +211,8 @@ func (h *hostEnd) Stats() tcp.Stats {
 	}
 }
 
-// copySegment takes the next DDP segment of c to the peer. It reports whether there was
-// one.
+// copySegment copies the next DDP segment of c to the peer. It returns false if there is
+// none.
 func (c *tcpConn) copySegment(w *worker) bool {
 	seg := &c.pending
 	if !c.hasPend && !c.ddp.PollSegment(hostSegment, seg) {
@@ -234,7 +234,7 @@ func (c *tcpConn) copySegment(w *worker) bool {
 	return true
 }
 
-// receiveSegment takes the pending segment of from, whose payload is parts.
+// receiveSegment processes the pending segment of from, whose payload is parts.
 func (c *tcpConn) receiveSegment(w *worker, from *tcpConn, parts [][]byte) {
 	seg := &from.pending
 	switch {
@@ -255,7 +255,7 @@ func (c *tcpConn) receiveSegment(w *worker, from *tcpConn, parts [][]byte) {
 	}
 }
 
-// inOne returns the bytes of parts, memory of the client of c, in one piece.
+// inOne returns the bytes of parts, in memory of the client of c, as one contiguous slice.
 func (c *tcpConn) inOne(w *worker, parts [][]byte) []byte {
 	switch len(parts) {
 	case 0:

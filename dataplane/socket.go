@@ -14,9 +14,9 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// lowerTCP is what MPA needs of the TCP below it: a tcp.Conn, whose segments are frames of
-// the link, a socket, or an end of a connection within the host. Sequence numbers of the
-// latter two count from 0: only their differences matter to MPA.
+// lowerTCP is the TCP below MPA: a tcp.Conn, whose segments are frames of the link, a
+// kernel socket, or an end of a connection within the host. The sequence numbers of the
+// latter two start at 0; MPA uses only their differences.
 type lowerTCP interface {
 	State() tcp.State
 	Err() error
@@ -58,25 +58,25 @@ type socket struct {
 	eof      bool
 
 	mss   int
-	mssAt clock.Time // when mss was asked for
+	mssAt clock.Time // when mss was read
 }
 
-// byteEnd is what a lowerTCP without segments of its own has: slots to be sent, and events.
+// byteEnd holds the slots to be sent and the events of a lowerTCP without segments.
 type byteEnd struct {
 	state tcp.State
 	err   error
 
-	events   []tcp.Event // not polled
-	released []tcp.Buf   // sent, not polled
+	events   []tcp.Event // not yet polled
+	released []tcp.Buf   // sent, not yet polled
 
-	out     []outSlot // composed, from outAt on
+	out     []outSlot // composed slots, from outAt on
 	outAt   int
-	written int // bytes of the first slot that are sent
-	unsent  int // bytes composed that are not
+	written int // bytes of the first slot already sent
+	unsent  int // composed bytes not yet sent
 
-	closing bool // the FIN goes out when all is sent
+	closing bool // send the FIN when everything is sent
 	finSent bool
-	until   clock.Time // when it is cut if it has not ended by itself; 0: never
+	until   clock.Time // when to reset it if it has not ended; 0: never
 
 	sndNxt, rcvNxt serial.Num
 }
@@ -86,19 +86,19 @@ type outSlot struct {
 	n   int
 }
 
-// State is as that of tcp.Conn.
+// State returns the state, like that of tcp.Conn.
 func (b *byteEnd) State() tcp.State { return b.state }
 
-// Err is as that of tcp.Conn.
+// Err returns the reason for the end, like that of tcp.Conn.
 func (b *byteEnd) Err() error { return b.err }
 
-// SndNxt is the number of the next byte to be composed.
+// SndNxt returns the number of the next byte to be composed.
 func (b *byteEnd) SndNxt() serial.Num { return b.sndNxt }
 
-// RcvNxt is the number of the next byte to be received.
+// RcvNxt returns the number of the next byte to be received.
 func (b *byteEnd) RcvNxt() serial.Num { return b.rcvNxt }
 
-// Push takes a composed slot.
+// Push queues a composed slot.
 func (b *byteEnd) Push(buf tcp.Buf, n int) {
 	b.out = append(b.out, outSlot{buf, n})
 	b.sndNxt = b.sndNxt.Add(n)
@@ -116,7 +116,7 @@ func (b *byteEnd) PollReleased() (tcp.Buf, bool) {
 	return buf, true
 }
 
-// PollEvent is as that of tcp.Conn.
+// PollEvent returns the next event, like that of tcp.Conn.
 func (b *byteEnd) PollEvent() (tcp.Event, bool) {
 	if len(b.events) == 0 {
 		return 0, false
@@ -126,13 +126,13 @@ func (b *byteEnd) PollEvent() (tcp.Event, bool) {
 	return ev, true
 }
 
-// Deadline is when a connection that was closed here is cut.
+// Deadline returns when a closed connection is to be reset.
 func (b *byteEnd) Deadline() clock.Time { return b.until }
 
-// TimeoutsInARow is 0: no next hop is in doubt.
+// TimeoutsInARow returns 0: the next hop needs no confirmation.
 func (b *byteEnd) TimeoutsInARow() int { return 0 }
 
-// take notes that n bytes are sent.
+// take records that n bytes were sent.
 func (b *byteEnd) take(n int) {
 	b.unsent -= n
 	n += b.written
@@ -150,7 +150,7 @@ func (b *byteEnd) take(n int) {
 	}
 }
 
-// end closes b, and gives back what is not sent. err is nil if both sides have closed.
+// end closes b and releases unsent slots. err is nil if both sides have closed.
 func (b *byteEnd) end(err error) {
 	b.state, b.err, b.until = tcp.Closed, err, 0
 	for _, o := range b.out[b.outAt:] {
@@ -160,7 +160,7 @@ func (b *byteEnd) end(err error) {
 	b.events = append(b.events, tcp.EventClosed)
 }
 
-// mssPeriod is how long the kernel's MSS is taken for the one that it was.
+// mssPeriod is how long the value of the kernel's MSS is cached.
 const mssPeriod = time.Second
 
 // newConn returns a connection for the socket fd, which it takes over.
@@ -251,7 +251,7 @@ func (s *socket) askMSS(now clock.Time) {
 	}
 }
 
-// leastSocketMSS is what an FPDU fits in.
+// leastSocketMSS is large enough for an FPDU.
 const leastSocketMSS = 256
 
 // read reads available data, up to the limit for a turn, and delivers it.
@@ -360,7 +360,7 @@ func (s *socket) flush(w *worker) int {
 			s.until = w.now.Add(w.tcp.FinWait2)
 		}
 		if n < want {
-			s.writable = false // epoll says when there is room again
+			s.writable = false // epoll reports when there is room again
 		}
 	}
 	if s.closing && !s.finSent && s.unsent == 0 && s.wrErr == nil && s.fd >= 0 {
@@ -373,7 +373,7 @@ func (s *socket) flush(w *worker) int {
 		}
 	}
 	if c := s.c; work > 0 && s.writable && (c.hasPend || c.ddp != nil && c.ddp.Sendable() || c.pre.unsent() > 0) {
-		w.mark(&c.lane) // no acknowledgement does
+		w.mark(&c.lane) // there will be no acknowledgement to do this
 	}
 	if s.fd >= 0 && w.now.Sub(s.mssAt) >= mssPeriod && s.state != tcp.SynSent {
 		s.askMSS(w.now)
@@ -393,7 +393,7 @@ func (s *socket) end(w *worker, err error) {
 	w.mark(&s.c.lane)
 }
 
-// MSS is as that of tcp.Conn, but no more than a slot holds.
+// MSS returns the segment size, at most that of a slot.
 func (s *socket) MSS() int { return s.mss }
 
 // Room returns how many bytes may be composed now.
@@ -404,7 +404,7 @@ func (s *socket) Room() int {
 	return socketQueue - s.unsent
 }
 
-// SetBacklog reads on if there is room in streaming mode, and in the modes after it.
+// SetBacklog continues reading, if there is room.
 func (s *socket) SetBacklog(int) { s.enqueue() }
 
 // Close sends a FIN after all composed data.
@@ -432,7 +432,7 @@ func (s *socket) Abort(clock.Time) {
 	}
 }
 
-// HandleTimeout cuts a connection whose peer does not close it.
+// HandleTimeout resets a connection that the peer has not closed in time.
 func (s *socket) HandleTimeout(now clock.Time) {
 	if s.until.Due(now) && s.fd >= 0 {
 		s.Abort(now)
