@@ -87,7 +87,7 @@ func TestNoAllocs(t *testing.T) {
 	for _, drop := range []int{0, 97} {
 		cfg := DefaultConfig()
 		cfg.RcvWindow = 256 << 10
-		cfg.ECN = true
+		cfg.ECN = RequestECN
 		l := newLoop(t, cfg, 1500)
 		l.drop = drop
 		for range 5000 {

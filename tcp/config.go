@@ -11,6 +11,15 @@ const (
 	DCTCP                            // RFC 8257; requires ECN
 )
 
+// ECN selects when a connection uses explicit congestion notification (RFC 3168). DCTCP requests it always.
+type ECN uint8
+
+const (
+	NoECN      ECN = iota
+	AcceptECN      // if the peer, who opens the connection, requests it
+	RequestECN     // and in connections opened here, if the peer accepts
+)
+
 // DefaultKeepAliveIdle is the usual KeepAliveIdle when keep-alive is enabled (RFC 9293 MUST-28).
 const DefaultKeepAliveIdle = 2 * time.Hour
 
@@ -24,9 +33,9 @@ type Config struct {
 	NoSACK, NoTimestamps, NoWindowScale bool
 
 	CongestionControl CongestionControl
-	ECN               bool // request, and agree to, RFC 3168
-	InitialWindow     int  // segments (RFC 6928); 0: 10
-	MaxBurst          int  // segments sent back to back before the rest of the window is paced over the round trip; 0: no limit
+	ECN               ECN
+	InitialWindow     int // segments (RFC 6928); 0: 10
+	MaxBurst          int // segments sent back to back before the rest of the window is paced over the round trip; 0: no limit
 
 	InitialRTO, MinRTO, MaxRTO time.Duration
 
@@ -51,6 +60,7 @@ func DefaultConfig() Config {
 		RcvWindow:         2 << 20,
 		MaxHeld:           1024,
 		MinMTU:            552,
+		ECN:               AcceptECN,
 		InitialWindow:     10,
 		MaxBurst:          64,
 		InitialRTO:        time.Second,
@@ -67,7 +77,9 @@ func DefaultConfig() Config {
 	}
 }
 
-func (c *Config) wantECN() bool { return c.ECN || c.CongestionControl == DCTCP }
+func (c *Config) requestsECN() bool { return c.ECN == RequestECN || c.CongestionControl == DCTCP }
+
+func (c *Config) acceptsECN() bool { return c.ECN != NoECN || c.requestsECN() }
 
 // withDefaults returns c with every field in its legal range, so that the state machine need not check.
 func (c Config) withDefaults() Config {

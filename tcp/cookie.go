@@ -59,7 +59,7 @@ func (l *Listener) cookieReply(now clock.Time, f *pkt.Flow, s *Segment) Header {
 		bits |= cookieSACK
 		h.Opts.SACKPermitted = true
 	}
-	if l.cfg.wantECN() && s.Flags&(ECE|CWR) == ECE|CWR {
+	if l.cfg.acceptsECN() && s.Flags&(ECE|CWR) == ECE|CWR {
 		bits |= cookieECN
 		h.Flags |= ECE
 	}
@@ -107,7 +107,7 @@ func (l *Listener) checkCookie(now clock.Time, f *pkt.Flow, s *Segment) *Conn {
 	c.una = c.nxt
 	c.tsOff = l.tsOff(f)
 	c.takeSYN(now, &syn)
-	c.ecnOK = ecn && l.cfg.wantECN()
+	c.ecnOK = ecn && l.cfg.acceptsECN()
 	c.setWindow(now, int(s.Window)<<c.sndShift)
 	c.wl1, c.wl2 = s.Seq, s.Ack
 	c.establish(now)

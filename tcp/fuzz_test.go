@@ -31,7 +31,7 @@ func fuzzConn(t testing.TB, state State, opt byte) (*Conn, *Listener) {
 	cfg := DefaultConfig()
 	cfg.NoTimestamps = opt&1 != 0
 	cfg.NoSACK = opt&2 != 0
-	cfg.ECN = opt&4 != 0
+	cfg.ECN = ECN(opt>>2&1) * RequestECN
 	if opt&8 != 0 {
 		cfg.RcvWindow = 5000
 	}

@@ -65,7 +65,7 @@ func (l *Listener) HandleSegment(now clock.Time, f pkt.Flow, s *Segment) (c *Con
 	c.queued = true
 	c.nxt = iss + 1
 	c.takeSYN(now, &s.Header)
-	c.ecnOK = l.cfg.wantECN() && s.Flags&(ECE|CWR) == ECE|CWR
+	c.ecnOK = l.cfg.acceptsECN() && s.Flags&(ECE|CWR) == ECE|CWR
 	c.synPending = true
 	c.arm(timerRTO, now.Add(c.rto))
 	return c, Header{}, false

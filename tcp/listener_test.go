@@ -35,7 +35,7 @@ func TestSYNCookie(t *testing.T) {
 		sack, ts    bool
 		shift       uint8
 		ecn, v6     bool
-		listenerECN bool
+		listenerECN ECN
 	}{
 		{name: "everything", mss: 1448, sack: true, ts: true, shift: 9},
 		{name: "no timestamps", change: func(s *Segment) { s.Opts.HasTimestamps = false }, mss: 1460},
@@ -44,7 +44,7 @@ func TestSYNCookie(t *testing.T) {
 		{name: "small MSS", change: func(s *Segment) { s.Opts.MSS = 1300 }, mss: 1208, ts: true, sack: true, shift: 9},
 		{name: "tiny MSS", change: func(s *Segment) { s.Opts.MSS = 100 }, mss: 52, ts: true, sack: true, shift: 9},
 		{name: "no MSS", change: func(s *Segment) { s.Opts.MSS = 0 }, mss: 524, ts: true, sack: true, shift: 9},
-		{name: "ECN", change: func(s *Segment) { s.Flags |= ECE | CWR }, mss: 1448, ts: true, sack: true, shift: 9, ecn: true, listenerECN: true},
+		{name: "ECN", change: func(s *Segment) { s.Flags |= ECE | CWR }, mss: 1448, ts: true, sack: true, shift: 9, ecn: true, listenerECN: AcceptECN},
 		{name: "ECN off", change: func(s *Segment) { s.Flags |= ECE | CWR }, mss: 1448, ts: true, sack: true, shift: 9},
 		{name: "IPv6", mss: 1428, ts: true, sack: true, shift: 9, v6: true},
 	} {

@@ -86,7 +86,7 @@ func (c *Conn) sendSYN(now clock.Time, o *Out) {
 		o.Opts.TSVal = c.tsNow(now)
 	}
 	if open {
-		if c.cfg.wantECN() && c.synRetries == 0 {
+		if c.cfg.requestsECN() && c.synRetries == 0 {
 			o.Flags |= ECE | CWR // RFC 3168 6.1.1; a path may drop such SYNs
 		}
 	} else {

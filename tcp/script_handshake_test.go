@@ -4,7 +4,7 @@ import "testing"
 
 func fullOptions(c *Config) { c.NoTimestamps, c.NoWindowScale, c.RcvWindow = false, false, 2<<20 }
 
-func withECN(c *Config) { c.ECN = true }
+func withECN(c *Config) { c.ECN = RequestECN }
 
 func TestScriptHandshake(t *testing.T) {
 	runScripts(t, []script{
@@ -391,7 +391,21 @@ func TestScriptHandshake(t *testing.T) {
 			< . 1 ack 1
 			push 100
 			> P. 1+100 ect`},
-		{name: "3168 6.1.1 ECN is not granted when off", text: `
+		{name: "3168 6.1.1 ECN is granted by default, but not asked for", text: `
+			listen
+			< SEC 0 mss 1460
+			> SE. 0 ack 1
+			< . 1 ack 1
+			push 100
+			> P. 1+100 ect`},
+		{name: "3168 6.1.1 an answer that grants what was not asked for", text: `
+			dial
+			> S 0
+			< SE. 0 ack 1 mss 1460
+			> . 1 ack 1
+			push 100
+			> P. 1+100 noect`},
+		{name: "3168 6.1.1 ECN is not granted when off", conf: func(c *Config) { c.ECN = NoECN }, text: `
 			listen
 			< SEC 0 mss 1460
 			> S. 0 ack 1

@@ -423,7 +423,7 @@ func (r *scriptRun) handshake(active bool) {
 		r.c = Dial(r.now, &r.cfg, r.flow, r.iss, 1500)
 		r.poll()
 		flags := "S."
-		if r.cfg.wantECN() {
+		if r.cfg.requestsECN() {
 			flags = "SE."
 		}
 		r.advance(r.rtt)
@@ -431,7 +431,7 @@ func (r *scriptRun) handshake(active bool) {
 	} else {
 		r.l = NewListener(&r.cfg, 8, [16]byte{1}, 1500)
 		flags := "S"
-		if r.cfg.wantECN() {
+		if r.cfg.requestsECN() {
 			flags = "SEC"
 		}
 		r.inject(r.segment(append([]string{flags, "0"}, words...)))

@@ -36,6 +36,7 @@ type simWire struct {
 	icmp     bool // packets that are too big are reported
 	blackout [2]clock.Time
 	mark     float64       // chance of a CE mark on an ECT packet
+	markAt   time.Duration // ECT packets that wait longer in the queue are marked CE; 0: none
 	ackLoss  float64       // chance that a segment without bytes vanishes
 	bunch    time.Duration // segments without bytes leave together, so far apart
 	burst    float64       // chance of many duplicates
@@ -170,9 +171,12 @@ func (s *sim) send(from int, o *Out, payload []byte) {
 		}
 		return
 	}
-	at := s.now
+	at, ecn := s.now, o.ECN
 	if w.rate > 0 {
 		at = max(at, w.free)
+		if ecn != notECT && w.markAt > 0 && at.Sub(s.now) > w.markAt {
+			ecn = ce
+		}
 		if at.Sub(s.now) > w.queue {
 			return // tail drop
 		}
@@ -187,7 +191,6 @@ func (s *sim) send(from int, o *Out, payload []byte) {
 			at = at.Add(w.bunch - time.Duration(at)%w.bunch)
 		}
 	}
-	ecn := o.ECN
 	if ecn != notECT && w.rng.Float64() < w.mark {
 		ecn = ce
 	}

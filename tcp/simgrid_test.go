@@ -39,7 +39,7 @@ func gridSim(t *testing.T, seed uint64) (*sim, time.Duration) {
 		c.NoTimestamps = r.IntN(5) == 0
 		c.NoWindowScale = r.IntN(6) == 0
 		c.CongestionControl = pick(r, CUBIC, CUBIC, NewReno, DCTCP)
-		c.ECN = r.IntN(3) == 0
+		c.ECN = ECN(r.IntN(3))
 		c.RcvWindow = pick(r, 2<<20, 256<<10, 64<<10, 9000, 3000, 700)
 		c.MaxHeld = pick(r, 1024, 1024, 64, 8)
 		c.TimeWait = time.Second

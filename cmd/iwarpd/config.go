@@ -86,6 +86,7 @@ type peerSettings struct {
 // tcpSettings are the keys of the section tcp.
 type tcpSettings struct {
 	Congestion  tcp.CongestionControl
+	ECN         tcp.ECN
 	RcvWindow   int
 	KeepAlive   time.Duration // 0: off
 	TCPR2       time.Duration
@@ -181,6 +182,10 @@ var keys = slices.Concat([]key{
 	}},
 
 	{"congestion-control", "", "cubic", "TCP congestion control: " + strings.Join(tcp.CongestionControls(), ", "), congestion},
+	{"ecn", "", "accept", "ECN of TCP (RFC 3168): accept (if the peer asks for it), request or off", func(s *settings, v string) (err error) {
+		s.ECN, err = parseECN(v)
+		return err
+	}},
 	{"receive-window", "", "2097152", "TCP receive window of a connection, in bytes, 65535 to 1073741824", number(func(s *settings) *int { return &s.RcvWindow }, 65535, 1<<30)},
 	{"keep-alive", "", "30s", "idle time before the first keep-alive probe; 0: no probes", duration(func(s *settings) *time.Duration { return &s.KeepAlive }, 0, 24*time.Hour)},
 	{"tcp-r2", "", "2m", "how long TCP retransmits data without an acknowledgement before it ends the connection (R2)", duration(func(s *settings) *time.Duration { return &s.TCPR2 }, time.Second, 24*time.Hour)},
@@ -497,6 +502,18 @@ func parseList(v string) ([]int, error) {
 }
 
 var crcPolicies = map[string]ctrl.CRCPolicy{"required": ctrl.CRCRequired, "optional": ctrl.CRCOptional, "off": ctrl.CRCOff}
+
+func parseECN(v string) (tcp.ECN, error) {
+	switch v {
+	case "accept":
+		return tcp.AcceptECN, nil
+	case "request":
+		return tcp.RequestECN, nil
+	case "off":
+		return tcp.NoECN, nil
+	}
+	return 0, errors.New("must be one of accept, request, off")
+}
 
 func parseCRC(v string) (ctrl.CRCPolicy, error) {
 	p, ok := crcPolicies[v]

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/tcp"
 )
 
 // parse reads args as the daemon does; text, if any, is the file's.
@@ -235,12 +236,12 @@ func TestDistance(t *testing.T) {
 
 // TestTCPKeys: the time-outs of TCP reach the engine, and TIME-WAIT the ports too.
 func TestTCPKeys(t *testing.T) {
-	s, err := parse(t, "interface: x\ntcp-r2: 10s\ntcp-r2-syn: 20s\ntcp-user-timeout: 30s\ntcp-time-wait: 40s\nkeep-alive: 60s\n")
+	s, err := parse(t, "interface: x\ntcp-r2: 10s\ntcp-r2-syn: 20s\ntcp-user-timeout: 30s\ntcp-time-wait: 40s\nkeep-alive: 60s\necn: request\n")
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := tcpConfig(s)
-	if c.DataTimeout != 10*time.Second || c.SynTimeout != 20*time.Second || c.UserTimeout != 30*time.Second || c.TimeWait != 40*time.Second {
+	if c.DataTimeout != 10*time.Second || c.SynTimeout != 20*time.Second || c.UserTimeout != 30*time.Second || c.TimeWait != 40*time.Second || c.ECN != tcp.RequestECN {
 		t.Errorf("%+v", c)
 	}
 	if c.KeepAliveIdle != time.Minute || c.KeepAliveInterval*time.Duration(c.KeepAliveCount) != time.Minute {
@@ -253,7 +254,7 @@ func TestTCPKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	// RFC 9293 SHLD-11 and MUST-23.
-	if c = tcpConfig(s); c.DataTimeout < 100*time.Second || c.SynTimeout < 3*time.Minute || c.UserTimeout != 0 || c.TimeWait != time.Minute || c.KeepAliveIdle != 30*time.Second {
+	if c = tcpConfig(s); c.DataTimeout < 100*time.Second || c.SynTimeout < 3*time.Minute || c.UserTimeout != 0 || c.TimeWait != time.Minute || c.ECN != tcp.AcceptECN || c.KeepAliveIdle != 30*time.Second {
 		t.Errorf("defaults: %+v", c)
 	}
 }

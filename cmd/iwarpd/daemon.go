@@ -122,6 +122,7 @@ func sctpConfig(s *settings) dataplane.SCTPConfig {
 func tcpConfig(s *settings) tcp.Config {
 	c := tcp.DefaultConfig()
 	c.RcvWindow, c.MaxHeld = s.RcvWindow, 0 // MaxHeld: as many as queue-memory allows
+	c.ECN = s.ECN
 	c.CongestionControl = s.Congestion
 	const probes = 6
 	c.KeepAliveIdle = s.KeepAlive

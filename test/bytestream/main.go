@@ -76,7 +76,7 @@ func main() {
 	fl.BoolVar(&o.noSACK, "no-sack", false, "ours: no SACK")
 	fl.BoolVar(&o.noTS, "no-timestamps", false, "ours: no timestamps")
 	fl.BoolVar(&o.noWScale, "no-wscale", false, "ours: no window scale")
-	fl.BoolVar(&o.ecn, "ecn", false, "ours: ECN")
+	fl.BoolVar(&o.ecn, "ecn", false, "ours: request ECN")
 	fl.Uint64Var(&o.seed, "seed", 1, "seed of the bytes sent")
 	fl.Parse(os.Args[1:])
 	if err := run(&o); err != nil {

@@ -114,7 +114,10 @@ func nodeOver(o *options, links []link.Link, resolver dataplane.Resolver, fragme
 	n := &node{o: o, resolver: resolver, conns: map[dataplane.ConnID]*conn{}, accepted: make(chan *conn, 1<<16), port: firstPort}
 	cfg := tcp.DefaultConfig()
 	cfg.RcvWindow, cfg.MaxHeld = o.rcvWindow, 0
-	cfg.CongestionControl, cfg.ECN = cc, o.ecn
+	cfg.CongestionControl = cc
+	if o.ecn {
+		cfg.ECN = tcp.RequestECN
+	}
 	cfg.NoSACK, cfg.NoTimestamps, cfg.NoWindowScale = o.noSACK, o.noTS, o.noWScale
 	cfg.TimeWait = o.timeWait
 	if o.delayedAck > 0 {
