@@ -20,8 +20,8 @@ import (
 	"github.com/iwarpd/iwarpd/app/memconn"
 	iwarp "github.com/iwarpd/iwarpd/client"
 	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/zeebo/blake3"
 	"golang.org/x/sys/unix"
-	"lukechampine.com/blake3"
 )
 
 const (

@@ -6,13 +6,14 @@ package filecopy
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
 	"strings"
 	"unicode"
 
-	"lukechampine.com/blake3"
+	"github.com/zeebo/blake3"
 )
 
 // Version is the newest version of the protocol. Version 1 supports only whole files and SHA-256,
@@ -96,10 +97,13 @@ func (h Hash) String() string {
 
 func (h Hash) new() hash.Hash {
 	if h == BLAKE3 {
-		return blake3.New(sumSize, nil)
+		return blake3.New()
 	}
 	return sha256.New()
 }
+
+// Text returns sum with the name of the hash: "blake3:" and 64 hexadecimal digits.
+func (h Hash) Text(sum [sumSize]byte) string { return h.String() + ":" + hex.EncodeToString(sum[:]) }
 
 // ParseHash returns the hash with the name s.
 func ParseHash(s string) (Hash, error) {

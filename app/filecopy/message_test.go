@@ -2,6 +2,7 @@ package filecopy
 
 import (
 	"encoding/hex"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -113,5 +114,33 @@ func TestRemoteErrorIsOneLine(t *testing.T) {
 	e := &RemoteError{CodeIO, "a\nb\x1b[31m"}
 	if got := e.Error(); strings.ContainsAny(got, "\n\x1b") {
 		t.Errorf("Error() = %q", got)
+	}
+}
+
+// TestHashes: the sums are those that every other program computes, however the bytes are cut.
+// BLAKE3's are of the test vectors of its specification: byte i of the input is i modulo 251.
+func TestHashes(t *testing.T) {
+	input := make([]byte, 102400)
+	for i := range input {
+		input[i] = byte(i % 251)
+	}
+	for _, tt := range []struct {
+		hash Hash
+		n    int
+		want string
+	}{
+		{BLAKE3, 0, "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"},
+		{BLAKE3, 102400, "bc3e3d41a1146b069abffad3c0d44860cf664390afce4d9661f7902e7943e085"},
+		{SHA256, 0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+	} {
+		for _, cut := range []int{1 << 20, 8192, 1024, 1000} {
+			h := tt.hash.new()
+			for b := range slices.Chunk(input[:tt.n], cut) {
+				h.Write(b)
+			}
+			if got := hex.EncodeToString(h.Sum(nil)); got != tt.want {
+				t.Errorf("%v of %d bytes by %d = %s; want %s", tt.hash, tt.n, cut, got, tt.want)
+			}
+		}
 	}
 }

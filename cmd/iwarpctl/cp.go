@@ -410,7 +410,7 @@ func (w *copying) getFile(ctx context.Context, store *filecopy.Store, src, name 
 // copied reports one file.
 func (w *copying) copied(op, verb, name string, began time.Time, r filecopy.Result) error {
 	res := copyResult{
-		Op: op, Verb: verb, Name: name, Peer: w.addr, Size: r.Size, Resumed: r.Offset, Seconds: time.Since(began).Seconds(), Checksum: r.Hash.String() + ":" + hex.EncodeToString(r.Sum[:]),
+		Op: op, Verb: verb, Name: name, Peer: w.addr, Size: r.Size, Resumed: r.Offset, Seconds: time.Since(began).Seconds(), Checksum: r.Hash.Text(r.Sum),
 		Busy: map[string]float64{"disk": r.Times.Disk.Seconds(), "checksum": r.Times.Hash.Seconds(), "network": r.Times.Network.Seconds(), "peer_disk": r.Times.PeerDisk.Seconds(), "peer_checksum": r.Times.PeerHash.Seconds()},
 	}
 	if r.Hash == filecopy.SHA256 {

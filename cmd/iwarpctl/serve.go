@@ -70,13 +70,14 @@ func (c *command) runServe(ctx context.Context, f *serveFlags) error {
 
 // served is the JSON form of a line.
 type served struct {
-	Peer    string  `json:"peer"`
-	Op      string  `json:"op,omitempty"`
-	Name    string  `json:"name,omitempty"`
-	Size    int64   `json:"size"`
-	SHA256  string  `json:"sha256,omitempty"`
-	Seconds float64 `json:"seconds,omitempty"`
-	Error   string  `json:"error,omitempty"`
+	Peer     string  `json:"peer"`
+	Op       string  `json:"op,omitempty"`
+	Name     string  `json:"name,omitempty"`
+	Size     int64   `json:"size"`
+	Checksum string  `json:"checksum,omitempty"`
+	SHA256   string  `json:"sha256,omitempty"`
+	Seconds  float64 `json:"seconds,omitempty"`
+	Error    string  `json:"error,omitempty"`
 }
 
 // served prints a line for each file.
@@ -91,7 +92,10 @@ func (c *command) served(peer netip.AddrPort, e filecopy.Event) {
 	if e.Err != nil {
 		s.Error = strings.Join(strings.Fields(e.Err.Error()), " ")
 	} else {
-		s.Size, s.SHA256 = e.Size, hex.EncodeToString(e.Sum[:])
+		s.Size, s.Checksum = e.Size, e.Hash.Text(e.Sum)
+		if e.Hash == filecopy.SHA256 {
+			s.SHA256 = hex.EncodeToString(e.Sum[:])
+		}
 	}
 	switch {
 	case c.json:
@@ -101,6 +105,6 @@ func (c *command) served(peer netip.AddrPort, e filecopy.Event) {
 	case s.Error != "":
 		fmt.Fprintf(c.out, "%s: %s %q: %s\n", s.Peer, s.Op, s.Name, s.Error)
 	default:
-		fmt.Fprintf(c.out, "%s: %s %q: %d bytes, %s, sha256 %s\n", s.Peer, s.Op, s.Name, s.Size, rate(s.Size, s.Seconds), s.SHA256)
+		fmt.Fprintf(c.out, "%s: %s %q: %d bytes, %s, %s\n", s.Peer, s.Op, s.Name, s.Size, rate(s.Size, s.Seconds), s.Checksum)
 	}
 }

@@ -1,0 +1,32 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/app/filecopy"
+)
+
+// TestServed: serve names the hash that the sum is of.
+func TestServed(t *testing.T) {
+	for _, hash := range []filecopy.Hash{filecopy.BLAKE3, filecopy.SHA256} {
+		e := filecopy.Event{Put: true, Name: "f", Result: filecopy.Result{Size: 1, Hash: hash}}
+		want := hash.String() + ":" + strings.Repeat("00", 32)
+		var out bytes.Buffer
+		c := command{out: &out}
+		c.served(netip.AddrPort{}, e)
+		if !strings.HasSuffix(out.String(), ", "+want+"\n") {
+			t.Errorf("served prints %q; want the sum %s", out.String(), want)
+		}
+		out.Reset()
+		c.json = true
+		c.served(netip.AddrPort{}, e)
+		var got served
+		if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Checksum != want || (got.SHA256 != "") != (hash == filecopy.SHA256) {
+			t.Errorf("served prints %q, %v; want the checksum %s", out.String(), err, want)
+		}
+	}
+}
