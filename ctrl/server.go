@@ -77,20 +77,20 @@ type Server struct {
 	sessions map[uint32]*session
 	qps      map[uint32]*qp // by number
 	numbers
-	usage      map[uint32]*account       // by uid
-	unreadBy   map[uint32]*atomic.Uint64 // by uid: bytes of unread messages
-	claims     claims
-	listeners  map[dataplane.ListenerID]*listener
-	conns      map[dataplane.ConnID]*conn
-	assocs     map[pkt.Flow]*claim         // claims of associations
-	pending    map[*conn]struct{}          // those with a deadline
-	timeWait   map[uint32][]*claim         // by uid: ports in TIME-WAIT, earliest end first
-	late       map[bpf.Endpoint]clock.Time // SCTP endpoints that are steered until then, for packets in flight after the association
-	lateNext   []lateEndpoint              // the same, in order
-	lingers    map[dataplane.ConnID]*linger
-	lingerNext []*linger // the same, including some that have ended, by the time of their reset
-	captures   int
-	wakeAt     clock.Time // when the timer goroutine wakes
+	usage     map[uint32]*account       // by uid
+	unreadBy  map[uint32]*atomic.Uint64 // by uid: bytes of unread messages
+	claims    claims
+	listeners map[dataplane.ListenerID]*listener
+	conns     map[dataplane.ConnID]*conn
+	assocs    map[pkt.Flow]*claim         // claims of associations
+	pending   map[*conn]struct{}          // those with a deadline
+	timeWait  map[uint32][]*claim         // by uid: ports in TIME-WAIT, earliest end first
+	late      map[bpf.Endpoint]clock.Time // SCTP endpoints that are steered until then, for packets in flight after the association
+	lateNext  []lateEndpoint              // the same, in order
+	lingers   map[dataplane.ConnID]*linger
+	lingersOf map[uint32][]*linger // the same by uid, earliest limit first
+	captures  int
+	wakeAt    clock.Time // when the timer goroutine wakes
 
 	turnedAway
 	detached error         // why no frames arrive, or nil
@@ -164,7 +164,7 @@ func New(cfg Config, o Options) (*Server, error) {
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), usage: make(map[uint32]*account), timeWait: make(map[uint32][]*claim), unreadBy: make(map[uint32]*atomic.Uint64),
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),
-		late: make(map[bpf.Endpoint]clock.Time), lingers: make(map[dataplane.ConnID]*linger), turnedAway: turnedAway{refusing: make(map[uint32]int)}, rewake: make(chan struct{}, 1), done: make(chan struct{}),
+		late: make(map[bpf.Endpoint]clock.Time), lingers: make(map[dataplane.ConnID]*linger), lingersOf: make(map[uint32][]*linger), turnedAway: turnedAway{refusing: make(map[uint32]int)}, rewake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	s.claims = claims{steering: o.Steering, noGuard: o.NoGuard, addrs: o.endpoints(), zone: cfg.Interface, byAddr: make(map[netip.AddrPort]*claim)}
 	if o.Sockets { // the kernel knows its addresses

@@ -1,6 +1,7 @@
 package ctrl
 
 import (
+	"slices"
 	"time"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
@@ -78,39 +79,52 @@ type linger struct {
 const lingerTime = 2 * time.Minute
 
 // linger keeps c, which is being forgotten, charged with what the engine may still hold of it until EventClosed. The charge passes from the
-// client, which may leave, to its user. Called with mu held.
+// client, which may leave, to its user. A peer whose requests are rejected may keep each of them open, so a user has as many lingers as it
+// may have queue pairs, and a further one resets the oldest. Called with mu held.
 func (s *Server) linger(c *conn) {
 	l := &linger{c.id, c.sess.cred.Uid, min(c.memory, maxUnsent), s.now().Add(lingerTime)}
 	c.sess.own[resRings] -= l.memory
 	c.memory -= l.memory
+	q := s.lingersOf[l.uid]
+	if len(q) >= c.sess.policy().limits.QPs {
+		s.engine.Disconnect(q[0].id, true)
+		s.endLinger(q[0].id)
+	}
 	s.lingers[l.id] = l
-	s.lingerNext = append(s.lingerNext, l)
+	s.lingersOf[l.uid] = append(s.lingersOf[l.uid], l)
 	s.wake(l.limit)
 }
 
 // endLinger handles the EventClosed of a connection that may be a linger. Called with mu held.
 func (s *Server) endLinger(id dataplane.ConnID) {
-	if l := s.lingers[id]; l != nil {
-		delete(s.lingers, id)
-		s.account(l.uid)[resRings] -= l.memory
-		s.settle(l.uid)
+	l := s.lingers[id]
+	if l == nil {
+		return
 	}
+	delete(s.lingers, id)
+	q := s.lingersOf[l.uid]
+	i := slices.Index(q, l)
+	if q = slices.Delete(q, i, i+1); len(q) == 0 {
+		delete(s.lingersOf, l.uid)
+	} else {
+		s.lingersOf[l.uid] = q
+	}
+	s.account(l.uid)[resRings] -= l.memory
+	s.settle(l.uid)
 }
 
 // resetLingers resets the lingers that have lasted too long, and returns when the next one does, or 0. Called with mu held.
 func (s *Server) resetLingers(now clock.Time) (next clock.Time) {
-	for len(s.lingerNext) > 0 {
-		l := s.lingerNext[0]
-		if s.lingers[l.id] == l {
-			if !l.limit.Due(now) {
-				return l.limit
-			}
-			s.engine.Disconnect(l.id, true)
+	for uid, q := range s.lingersOf {
+		for ; len(q) > 0 && q[0].limit.Due(now); q = s.lingersOf[uid] {
+			s.engine.Disconnect(q[0].id, true)
+			s.endLinger(q[0].id)
 		}
-		s.lingerNext[0] = nil
-		s.lingerNext = s.lingerNext[1:]
+		if len(q) > 0 {
+			next = clock.Earliest(next, q[0].limit)
+		}
 	}
-	return 0
+	return next
 }
 
 // unhold removes c from the count of accepted byte streams.
@@ -163,7 +177,9 @@ func (s *Server) streamConsumed(cn *conn, r *ctrlpb.StreamConsumed) error {
 	if n > cn.shown {
 		return errorf(invalid, "ctrl: %d bytes consumed of %d that were shown", n, cn.shown)
 	}
-	cn.in = append([]byte(nil), cn.in[n:]...)
+	if cn.in = cn.in[n:]; len(cn.in) == 0 {
+		cn.in = nil // streamData would grow it where it is
+	}
 	cn.shown -= n
 	s.engine.StreamConsumed(cn.id, n)
 	s.show(cn)

@@ -143,6 +143,32 @@ func TestStreamCloseBlocked(t *testing.T) {
 	h.settled(t)
 }
 
+// TestRejectedStay: a peer that keeps its rejected connections open has only so many of them,
+// in the engine and here.
+func TestRejectedStay(t *testing.T) {
+	const most, more = 4, 3
+	h := newHarness(t, Config{Limits: Limits{QPs: most}})
+	c := h.hello(t)
+	c.ok(reqListen("", 7174))
+	var peers []*mpaPeer
+	for i := range most + more {
+		p := h.arrive(t, fmt.Sprintf("10.0.0.2:%d", 4000+i), 7174, mpa.DefaultConfig())
+		p.send()
+		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Reject{Reject: &ctrlpb.Reject{Conn: c.event().GetConnectRequest().GetConn()}}})
+		peers = append(peers, p)
+	}
+	for i, p := range peers {
+		if _, abort := p.ended(); abort != (i < more) {
+			t.Errorf("connection %d: reset: %v", i, abort)
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.lingers) != most {
+		t.Errorf("%d connections are kept", len(h.lingers))
+	}
+}
+
 const (
 	roleInitiator = ctrlpb.MPARole_MPA_ROLE_INITIATOR
 	roleResponder = ctrlpb.MPARole_MPA_ROLE_RESPONDER
