@@ -24,8 +24,9 @@ type (
 		index  uint32 // creation order, over all clients
 		pd     *pd
 		region *verbs.Region
-		mem    *shm.Region
+		mem    *shm.Region // nil: far memory
 		length uint64
+		mapped uint64 // bytes that the quota counts
 	}
 	mw struct {
 		handle uint32
@@ -134,11 +135,15 @@ const maxMRSize = 1<<32 - 1
 // registerMR maps the client's memory and registers it. The quota is charged before anything is mapped.
 func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Reply) error {
 	s := c.srv
-	if len(fds) != 1 {
-		return errorf(invalid, "ctrl: a memory region comes with one descriptor, not %d", len(fds))
-	}
-	if r.Length == 0 || r.Length > maxMRSize {
-		return errorf(invalid, "ctrl: a memory region has 1 to %d bytes, not %d", uint64(maxMRSize), r.Length)
+	m := &mr{length: r.Length}
+	if !r.Far {
+		if len(fds) != 1 {
+			return errorf(invalid, "ctrl: a memory region comes with one descriptor, not %d", len(fds))
+		}
+		if r.Length == 0 || r.Length > maxMRSize {
+			return errorf(invalid, "ctrl: a memory region has 1 to %d bytes, not %d", uint64(maxMRSize), r.Length)
+		}
+		m.mapped = r.Length
 	}
 	s.mu.Lock()
 	p, err := c.pdOf(r.Pd)
@@ -146,7 +151,7 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 		err = c.take(resMRs, 1)
 	}
 	if err == nil {
-		if err = c.take(resRegistered, r.Length); err != nil {
+		if err = c.take(resRegistered, m.mapped); err != nil {
 			c.give(resMRs, 1)
 		}
 	}
@@ -157,22 +162,20 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	p.uses++
 	s.mu.Unlock()
 
-	const writes = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteAtomic
-	m := &mr{pd: p, length: r.Length}
-	if m.mem, err = shm.MapRegion(fds[0], r.Offset, r.Length, verbs.Access(r.Access)&writes != 0); err != nil {
-		err = errorf(invalid, "ctrl: memory region: %w", err)
-	} else if m.region, err = s.register(p.id, m.mem.Bytes(), r); err != nil {
-		err = errorf(invalid, "ctrl: memory region: %w", err)
-		m.mem.Close()
+	m.pd = p
+	if r.Far {
+		m.region, err = c.registerFar(p.id, r)
+	} else {
+		err = c.mapMR(m, r, fds[0])
 	}
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
-		c.give(resRegistered, r.Length)
+		c.give(resRegistered, m.mapped)
 		c.give(resMRs, 1)
 		p.uses--
-		return err
+		return errorf(invalid, "ctrl: memory region: %w", err)
 	}
 	s.lastIndex++
 	m.handle, m.index = c.newHandle(), s.lastIndex
@@ -180,6 +183,18 @@ func (c *session) registerMR(r *ctrlpb.RegisterMR, fds []int, reply *ctrlpb.Repl
 	stag := m.region.STag()
 	reply.Body = &ctrlpb.Reply_Mr{Mr: &ctrlpb.MRReply{Mr: m.handle, Lkey: stag, Rkey: stag}}
 	return nil
+}
+
+// mapMR maps and registers memory of the memfd fd.
+func (c *session) mapMR(m *mr, r *ctrlpb.RegisterMR, fd int) (err error) {
+	const writes = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteAtomic
+	if m.mem, err = shm.MapRegion(fd, r.Offset, r.Length, verbs.Access(r.Access)&writes != 0); err != nil {
+		return err
+	}
+	if m.region, err = c.srv.register(m.pd.id, m.mem.Bytes(), r); err != nil {
+		m.mem.Close()
+	}
+	return err
 }
 
 func (s *Server) register(id verbs.PDID, mem []byte, r *ctrlpb.RegisterMR) (*verbs.Region, error) {
@@ -207,16 +222,19 @@ func (c *session) deregisterMR(h uint32) error {
 	delete(c.mrs, h)
 	s.mu.Unlock()
 	s.engine.Fence() // a worker may still be copying
+	c.fenceMemory()
 	c.unmapMR(m)
 	return nil
 }
 
 // unmapMR releases a region that no worker accesses.
 func (c *session) unmapMR(m *mr) {
-	m.mem.Close()
+	if m.mem != nil {
+		m.mem.Close()
+	}
 	c.srv.mu.Lock()
 	defer c.srv.mu.Unlock()
-	c.give(resRegistered, m.length)
+	c.give(resRegistered, m.mapped)
 	c.give(resMRs, 1)
 	m.pd.uses--
 }

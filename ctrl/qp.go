@@ -49,9 +49,11 @@ func (c *session) createQP(r *ctrlpb.CreateQP, reply *ctrlpb.Reply) (fds []int, 
 		q.rq.OnFault = c.ringFault(fmt.Sprintf("producer index of the receive queue of queue pair %d", q.num))
 		cfg.Recvs = q.rq
 	}
+	queue := c.mover.NewQueue()
+	cfg.Mover = queue
 	core := verbs.NewQP(cfg)
 	s.mu.Lock()
-	q.binding = &dataplane.QPBinding{QP: core, SendCQ: q.sendCQ.ring, RecvCQ: q.recvCQ.ring, Client: c.binding, Bit: bit, User: q}
+	q.binding = &dataplane.QPBinding{QP: core, SendCQ: q.sendCQ.ring, RecvCQ: q.recvCQ.ring, Client: c.binding, Bit: bit, User: q, Far: queue}
 	c.qps[q.num] = q
 	s.mu.Unlock()
 	reply.Body = &ctrlpb.Reply_Qp{Qp: &ctrlpb.QPReply{
@@ -161,6 +163,7 @@ func (c *session) dropQP(q *qp) {
 	}
 	s.mu.Unlock()
 	s.engine.Detach(q.binding)
+	c.fenceMemory()
 	ok := c.free(q.rings()...)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -230,7 +230,7 @@ func (c *session) listMRs(r *ctrlpb.ListMRs, reply *ctrlpb.Reply) error {
 	for _, i := range all {
 		list.Mrs = append(list.Mrs, &ctrlpb.MRInfo{
 			Client: i.o.id, Uid: i.o.cred.Uid, Mr: i.m.handle, Pd: i.m.pd.handle, Base: i.m.region.Base(),
-			Length: i.m.length, Access: uint32(i.m.region.Access()), Index: i.m.index,
+			Length: i.m.length, Access: uint32(i.m.region.Access()), Index: i.m.index, Far: i.m.mem == nil,
 		})
 	}
 	reply.Body = &ctrlpb.Reply_Mrs{Mrs: list}

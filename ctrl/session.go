@@ -18,6 +18,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
 	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/far"
 	"github.com/iwarpd/iwarpd/internal/printable"
 	"github.com/iwarpd/iwarpd/shm"
 )
@@ -56,6 +57,8 @@ type session struct {
 	cut     atomic.Bool       // it is being cut off, and the reason has been sent
 	hungUp  atomic.Bool       // nothing more is read from the client
 	stuck   []<-chan struct{} // each is closed when something that the session is charged for is over; used by the session's goroutine only
+	mover   *far.Mover
+	memory  *far.Memory // by which mover reaches far memory, nil if not attached; used by the session's goroutine only
 	started time.Time
 
 	// Server.mu guards the rest. Only the session's own goroutine adds to the maps.
@@ -125,6 +128,7 @@ func (s *Server) newSession(c *seqpacket.Conn, cred *unix.Ucred, gids []uint32) 
 		},
 	}
 	sess.pol.Store(&pol)
+	sess.mover = far.New(farWait, sess.farStuck)
 	if err := sess.take(resClients, 1); err != nil {
 		s.settle(cred.Uid)
 		return nil, err
@@ -291,6 +295,8 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 		return nil, c.registerMR(b.RegisterMr, fds, reply)
 	case *ctrlpb.Request_DeregisterMr:
 		return nil, c.deregisterMR(b.DeregisterMr.Mr)
+	case *ctrlpb.Request_AttachMemory:
+		return nil, c.attachMemory(fds)
 	case *ctrlpb.Request_AllocMw:
 		return nil, c.allocMW(b.AllocMw.Pd, reply)
 	case *ctrlpb.Request_DeallocMw:
@@ -602,6 +608,7 @@ func (c *session) teardown() {
 	for _, m := range mrs {
 		c.unmapMR(m)
 	}
+	c.detachMemory()
 	var rings []interface{ Free() error }
 	for _, q := range cqs {
 		if closing {

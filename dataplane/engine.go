@@ -138,9 +138,21 @@ type QPBinding struct {
 	Client         *ClientBinding
 	Bit            int // in the client's doorbell pages
 	User           any // for the owner's use
+	Far            Far // the Mover of QP, or nil
 
 	stream *stream       // owned by the worker it is attached to
+	moved  atomic.Bool   // Far has moved something that the worker has not seen
 	id     atomic.Uint64 // connection passed to Attach
+}
+
+// Far is what a worker needs of the Mover of a queue pair.
+type Far interface {
+	// Notify makes f be called from any goroutine when something has been moved.
+	Notify(f func())
+	// Backlog returns how many bytes are to be stored.
+	Backlog() int
+	// Crowded reports whether the client has so much to be stored that nothing more should be taken for it.
+	Crowded() bool
 }
 
 // ClientBinding is the part of a client that workers use: its doorbell pages.

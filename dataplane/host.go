@@ -134,14 +134,14 @@ func (h *hostEnd) finish() {
 }
 
 // peerRoom returns how many bytes the peer can accept: the free buffer of streaming mode,
-// or no limit.
+// or what its far memory may be behind.
 func (h *hostEnd) peerRoom() int {
 	p := h.peer.c
 	switch p.mode {
 	case modeOpening, modeStreaming, modeSwitching:
 		return p.streamLimit(h.w) - p.pre.unread()
 	}
-	return hostQueue
+	return p.farRoom(h.w, hostQueue)
 }
 
 // end closes h. err is nil if both sides have closed.

@@ -59,6 +59,10 @@ func (w *worker) sctpFrame(f *rxFrame) {
 			return
 		}
 	}
+	if as.crowded() {
+		w.stats.RxNoHold++
+		return // as if it had been lost
+	}
 	as.a.HandlePacket(w.now, flow, udp, b)
 	if as.a.PollRestart() {
 		as.restarted(w)
@@ -175,6 +179,17 @@ func (w *worker) sctpReply(t *pkt.Tuple, udp uint16, b []byte) {
 	copy(w.link.Bytes(s)[headroom:], b)
 	w.postSCTP(t, udp, s, headroom, len(b))
 	w.stats.TxStateless++
+}
+
+// crowded reports whether nothing more should be taken for the client of as, whose far memory is
+// slow. All sessions belong to one client.
+func (as *assoc) crowded() bool {
+	for _, s := range as.round {
+		if s.qp != nil {
+			return s.crowded()
+		}
+	}
+	return false
 }
 
 // data reads the user data from an association, and handles session commands at once: a command

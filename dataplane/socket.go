@@ -299,13 +299,13 @@ func (s *socket) read(w *worker) {
 	}
 }
 
-// room returns how many bytes may be read: the free buffer of streaming mode, or no limit.
+// room returns how many bytes may be read: the free buffer of streaming mode, or what far memory may be behind.
 func (s *socket) room(w *worker) int {
 	switch s.c.mode {
 	case modeOpening, modeStreaming, modeSwitching:
 		return s.c.streamLimit(w) - s.c.pre.unread()
 	}
-	return socketRead
+	return s.c.farRoom(w, socketRead)
 }
 
 func (s *socket) peerClosed(w *worker) {

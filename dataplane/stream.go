@@ -48,11 +48,14 @@ type stream struct {
 	hasPend bool
 	gate    bool // a responder must wait for the first FPDU
 
+	awaits bool // the pending segment waits for far memory
+
 	// Closing.
 	failed   bool // a Terminate is queued or sent
 	rxFailed bool // ignore received data
 	leaving  bool // close it after it has sent what was posted, but at most
 	last     int  // this many bytes
+	settling bool // closed except for data that is still to be stored in far memory
 	half     bool // the peer has closed, and
 	rest     int  // this many work requests may still be taken
 }
@@ -85,6 +88,9 @@ func (w *worker) withStream(id ConnID, f func(*worker, *stream)) {
 
 // forget removes a stream from the tables of its worker and of the worker that dialed it.
 func (w *worker) forget(s *stream) {
+	if s.settling {
+		return // settle does
+	}
 	delete(w.streams, s.id)
 	if home := w.e.worker(s.id); home != w && s.id != 0 {
 		id := s.id
@@ -129,6 +135,14 @@ func (s *stream) linkQP(w *worker, a Attachment) {
 		cl.streams = append(cl.streams, nil)
 	}
 	cl.streams[b.Bit] = s
+	if b.Far != nil {
+		look := func(w *worker) { w.lookMoved(b) }
+		b.Far.Notify(func() {
+			if !b.moved.Swap(true) {
+				w.post(look)
+			}
+		})
+	}
 	if m := &s.lane.member; m.Group() == &w.house {
 		w.sched.Join(m, &cl.group)
 	}
@@ -155,6 +169,9 @@ func (s *stream) start() {
 
 // disconnect closes s at the request of the application.
 func (w *worker) disconnect(s *stream, abort bool) {
+	if s.settling {
+		return
+	}
 	if abort {
 		s.abort(w, errAborted)
 		return
@@ -182,7 +199,7 @@ func (s *stream) sent(n int, idle bool) bool {
 		return idle && (s.gate || !s.hasPend && !s.ddp.Sendable())
 	}
 	s.last -= n
-	return s.last <= 0 || idle
+	return s.last <= 0 || idle && !s.awaits
 }
 
 // close closes s gracefully and flushes what it has not sent.
@@ -207,6 +224,10 @@ func (s *stream) abort(w *worker, why error) {
 // detach resets s because its queue pair is being destroyed, and releases the queue pair at
 // once.
 func (s *stream) detach(w *worker) {
+	if s.settling {
+		s.over(w)
+		return
+	}
 	s.abort(w, errDetached)
 	s.unlinkQP(w)
 }
@@ -220,15 +241,46 @@ func (s *stream) finish(w *worker, err error) {
 	if s.half && errors.Is(err, tcp.ErrReset) {
 		err = nil // it had closed already
 	}
-	if s.err != nil {
-		err = s.err
+	if s.err == nil {
+		s.err = err
 	}
 	s.dropQP(w)
 	s.mode = modeClosing
+	if s.qp != nil && !s.qp.QP.Settled() {
+		s.settling = true // until then its completions wait
+		return
+	}
+	s.over(w)
+}
+
+// over reports that s is gone.
+func (s *stream) over(w *worker) {
 	if s.id != 0 {
-		w.event(s, EventClosed, err, nil)
+		w.event(s, EventClosed, s.err, nil)
 	}
 	s.unlinkQP(w)
+	if s.settling {
+		s.settling = false
+		w.forget(s)
+	}
+}
+
+// lookMoved goes on with a queue pair for which far memory was moved.
+func (w *worker) lookMoved(b *QPBinding) {
+	b.moved.Store(false)
+	s := b.stream
+	switch {
+	case s == nil:
+	case !s.settling:
+		if c, ok := s.lane.llp.(*tcpConn); ok && s.mode == modeFull {
+			c.backlog = b.Far.Backlog()
+			c.tcp.SetBacklog(c.backlog) // also if the client was crowded
+		}
+		w.mark(s.lane)
+	case b.QP.Settled():
+		w.flushQP(b)
+		s.over(w)
+	}
 }
 
 // dropQP ends the queue pair of s and flushes posted work.
@@ -286,18 +338,26 @@ func (s *stream) pullMore(w *worker) {
 }
 
 // gather returns the payload of the pending segment in client memory. ok is false if the memory
-// is no longer valid; the stream then has a Terminate pending.
+// is no longer valid; the stream then has a Terminate pending. It is also
+// false if far memory has not been fetched yet: the segment stays pending.
 func (s *stream) gather(w *worker) (payload [][]byte, ok bool) {
 	p := &s.pending
 	if p.Len == 0 || p.Src.Kind == rdmap.SourceNone {
 		return nil, true
 	}
-	if payload, ok = s.qp.QP.Gather(&p.Src, p.Len, w.parts[:0]); !ok {
+	payload, ok = s.qp.QP.Gather(&p.Src, p.Len, w.parts[:0])
+	s.awaits = s.qp.QP.Awaits()
+	if s.awaits {
+		s.hasPend = true
+	} else if !ok {
 		s.violation(w, s.ddp.Err())
 		w.mark(s.lane)
 	}
 	return payload, ok
 }
+
+// crowded reports whether nothing more should be taken for the client of s, because its far memory is slow.
+func (s *stream) crowded() bool { return s.qp != nil && s.qp.Far != nil && s.qp.Far.Crowded() }
 
 // violation records a violation that the DDP stream has detected and answered with a Terminate.
 func (s *stream) violation(w *worker, err *term.Error) {

@@ -37,6 +37,7 @@ type tcpConn struct {
 	// Full operation.
 	tx        mpa.Framer
 	txStart   serial.Num // of the first FPDU
+	backlog   int        // bytes to be stored in far memory, as the transport knows
 	rx        mpa.Receiver
 	markers   bool       // the peer sends them
 	direct    bool       // within the host: segments are copied, not framed
@@ -275,6 +276,7 @@ func (c *tcpConn) pump(w *worker, g *sched.Grant) int {
 		c.completions(w)
 	}
 	if c.mode == modeFull {
+		c.noteBacklog()
 		c.pullMore(w)
 		c.watchSilence(w.now)
 	}
@@ -546,4 +548,25 @@ func (c *tcpConn) nudgePeer(now clock.Time) {
 		n.n++
 		c.ddp.Nudge()
 	}
+}
+
+// noteBacklog lessens the window by what is still to be stored in far memory.
+func (c *tcpConn) noteBacklog() {
+	if far := c.qp.Far; far != nil {
+		if n := far.Backlog(); n != c.backlog {
+			c.backlog = n
+			c.tcp.SetBacklog(n)
+		}
+	}
+}
+
+// farRoom returns how many of n bytes may be taken for c: as many as far memory may be behind.
+func (c *tcpConn) farRoom(w *worker, n int) int {
+	switch {
+	case c.qp == nil || c.qp.Far == nil:
+		return n
+	case c.crowded():
+		return 0
+	}
+	return min(w.tcp.RcvWindow-c.qp.Far.Backlog(), n)
 }

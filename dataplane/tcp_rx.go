@@ -83,6 +83,10 @@ func (w *worker) tcpICMP(f *rxFrame) {
 // handle processes a segment of c.
 func (c *tcpConn) handle(w *worker, f *rxFrame) {
 	seg := &f.seg
+	if seg.Len > 0 && c.crowded() {
+		w.stats.RxNoHold++
+		return // as if it had been lost
+	}
 	if seg.Len > 0 && c.tcp.RcvNxt().Less(seg.Seq) {
 		n, cost := w.held.room(), w.cost(f.Frame)
 		if f.ring != nil && !f.ring.MayKeep() || f.whole && w.held.whole+f.Len() > maxWhole {

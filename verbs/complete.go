@@ -12,6 +12,12 @@ func (q *QP) drain() {
 	if !q.inited {
 		return
 	}
+	q.farSends.release()
+	q.farResponse.release()
+	if !q.storeFailed && q.state != StateError && !q.storedOK(q.stores) {
+		q.storeFailed = true
+		q.stream.Fail(term.ErrRDMAPLocal, nil)
+	}
 	for q.stream.PollCompletion(&q.comp) {
 		c := &q.comp
 		st := wcStatus(c.Status)
@@ -19,10 +25,14 @@ func (q *QP) drain() {
 			s := &q.sq[c.ID&uint32(len(q.sq)-1)]
 			s.finish(st)
 			st = s.status
+			if c.Op.HasResponse() || st == WCFlushErr {
+				s.stores = q.stores
+			}
 		} else {
 			s := &q.rq[c.ID&uint32(len(q.rq)-1)]
 			s.finish(st)
 			st = s.status
+			s.stores = q.stores
 			s.length, s.solicited = c.Len, c.Solicited
 			switch c.Op {
 			case rdmap.OpImm, rdmap.OpImmSE:
@@ -79,7 +89,10 @@ func (q *QP) pollWC(wc *WC) bool {
 		q.releaseHeld()
 	}
 	if q.rqHead != q.rqTail {
-		if s := q.recvSlot(q.rqHead); s.done {
+		if s := q.recvSlot(q.rqHead); s.done && q.stored(s.stores) {
+			if !q.storedOK(s.stores) {
+				s.finish(WCLocProtErr)
+			}
 			q.rqHead++
 			q.recvWC(wc, s)
 			return true
@@ -87,8 +100,11 @@ func (q *QP) pollWC(wc *WC) bool {
 	}
 	for q.sqHead != q.sqTail {
 		s := q.sendSlot(q.sqHead)
-		if !s.complete() {
+		if !s.complete() || !q.stored(s.stores) {
 			break
+		}
+		if !q.storedOK(s.stores) {
+			s.finish(WCLocProtErr)
 		}
 		q.sqHead++
 		if s.signal || s.status != WCSuccess {

@@ -80,12 +80,12 @@ func (q *QP) Place(p *rdmap.Placement, payload marked.Bytes) *term.Error {
 		if p.Op != rdmap.OpWrite {
 			use = UseReadSink
 		}
-		b, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, p.STag, p.TO, n, use)
-		if b == nil {
+		m, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, p.STag, p.TO, n, use)
+		if !m.granted() {
 			q.stats.ProtectionErrors++
 			return taggedFaults[f]
 		}
-		payload.CopyTo(b)
+		q.put(&m, n, payload)
 	case rdmap.PlaceRecv:
 		return q.placeRecv(p.Recv, p.Off, payload, n)
 	}
@@ -106,17 +106,17 @@ func (q *QP) placeRecv(slot, off uint32, payload marked.Bytes, n uint32) *term.E
 			off -= g.Len
 			continue
 		}
-		m := min(n, g.Len-off)
-		b, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr+uint64(off), m, UseLocalWrite)
-		if b == nil {
+		piece := min(n, g.Len-off)
+		m, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr+uint64(off), piece, UseLocalWrite)
+		if !m.granted() {
 			s.status = WCLocProtErr
 			return term.ErrDDPLocal
 		}
-		payload.CopyTo(b)
-		if n -= m; n == 0 {
+		q.put(&m, piece, payload)
+		if n -= piece; n == 0 {
 			return nil
 		}
-		payload, off = payload.After(int(m)), 0
+		payload, off = payload.After(int(piece)), 0
 	}
 	s.status = WCLocLenErr
 	return term.ErrTooLong
@@ -128,7 +128,7 @@ func (q *QP) CheckRead(stag uint32, to uint64, n uint32) *term.Error {
 	if n == 0 {
 		return nil
 	}
-	if b, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, stag, to, n, UseReadSource); b == nil {
+	if m, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, stag, to, n, UseReadSource); !m.granted() {
 		q.stats.ProtectionErrors++
 		return remoteFaults[f]
 	}
@@ -139,15 +139,18 @@ func (q *QP) CheckRead(stag uint32, to uint64, n uint32) *term.Error {
 // (IBV_ATOMIC_HCA). The word has the machine's byte order (RFC 7306 section 5.1).
 func (q *QP) Atomic(stag uint32, to uint64, a *rdmap.AtomicOp) (old uint64, err *term.Error) {
 	t := q.cfg.Table
-	b, f := t.check(q.cfg.PD, q.cfg.Num, stag, to, atomicLen, UseAtomic)
-	if b == nil {
+	m, f := t.check(q.cfg.PD, q.cfg.Num, stag, to, atomicLen, UseAtomic)
+	if m.far != nil {
+		f = faultAccess // by a window
+	}
+	if m.b == nil {
 		q.stats.ProtectionErrors++
 		return 0, remoteFaults[f]
 	}
 	if !t.aligned(stag, to) {
 		return 0, term.ErrStream // RFC 7306 section 8.2
 	}
-	return t.apply(b, a), nil
+	return t.apply(m.b, a), nil
 }
 
 // apply performs a on the word b. Touching b may fault, which the worker recovers from as a panic; the lock is released in that case too.
@@ -188,10 +191,11 @@ func (q *QP) AtomicResult(wr uint32, old uint64) {
 		return
 	}
 	g := &q.sges[int(i)*q.cfg.MaxSGE]
-	b, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr, atomicLen, UseLocalWrite)
-	if b == nil {
+	m, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr, atomicLen, UseLocalWrite)
+	if !m.granted() {
 		s.status = WCLocProtErr
 		return
 	}
-	binary.NativeEndian.PutUint64(b, old)
+	binary.NativeEndian.PutUint64(q.word[:], old)
+	q.put(&m, atomicLen, marked.Bytes{B: q.word[:]})
 }

@@ -46,6 +46,7 @@ type side struct {
 	ulpdu []byte
 	parts [][]byte
 	fails int // Gathers that failed
+	pend  rdmap.Segment
 }
 
 const sideBase = 0x7f00_0000_0000

@@ -52,7 +52,8 @@ type QPConfig struct {
 	SigAll    bool // every send work request reports its success
 	Sends     SendSource
 	Recvs     RecvSource
-	SRQ       *SRQ // used instead of Recvs
+	SRQ       *SRQ  // used instead of Recvs
+	Mover     Mover // reaches far memory; nil: the PD has none
 }
 
 type sendSlot struct {
@@ -66,6 +67,8 @@ type sendSlot struct {
 	length uint32
 
 	need, gathered uint32 // bytes of payload to be sent, and those that Gather has returned
+	far, fence     bool   // some of its payload is far memory; it is fenced
+	stores         uint64 // it completes when so many Stores of the QP have ended
 }
 
 // complete reports whether the work request is complete. An outgoing payload must have been gathered too, because its memory may be reused
@@ -86,6 +89,7 @@ type recvSlot struct {
 	length    uint32
 	imm       uint64
 	inv       uint32
+	stores    uint64 // as of a sendSlot
 }
 
 // QP is a queue pair on an RDMAP stream. It is not safe for concurrent use.
@@ -110,6 +114,13 @@ type QP struct {
 	rsges  []SGE
 	rqHead serial.Num // MSN of the oldest receive in use
 	rqTail serial.Num // MSN of the next receive to be taken
+
+	stores      uint64 // Stores asked of cfg.Mover
+	storeFailed bool   // one has failed
+	farSends    farSends
+	farResponse farResponse
+	awaits      bool            // the last Gather returned nothing because far memory is being fetched
+	word        [atomicLen]byte // result of an atomic
 
 	flushes int // posted work requests flushed since PollWC last returned false
 
@@ -217,15 +228,19 @@ func (q *QP) Error() {
 	q.drain()
 	q.state = StateError
 	q.held = false
+	q.farSends.drop()
+	q.farResponse.drop()
 	// Flush what the stream did not report.
 	for i := q.sqHead; i != q.sqTail; i++ {
 		if s := q.sendSlot(i); !s.complete() {
 			s.finish(WCFlushErr)
+			s.stores = q.stores // its memory is not the client's before
 		}
 	}
 	for m := q.rqHead; m != q.rqTail; m++ {
 		if s := q.recvSlot(m); !s.done {
 			s.finish(WCFlushErr)
+			s.stores = q.stores
 		}
 	}
 }

@@ -34,14 +34,16 @@ type Region struct {
 	qp    atomic.Uint32          // kindWindow: the QP it is bound for
 	acc   atomic.Uint32          // Access
 	base  atomic.Uint64          // address of the first byte
-	off   atomic.Uint64          // of the first byte in root.mem
+	off   atomic.Uint64          // of the first byte in root's memory
 	size  atomic.Uint64          // bytes
-	root  atomic.Pointer[Region] // whose mem it is; nil for a window not bound
+	root  atomic.Pointer[Region] // whose memory it is; nil for a window not bound
 	kind  kind
 	gone  bool // deregistered; guarded by Table.mu
 	index uint32
 
-	mem     []byte       // all of it; nil for a window
+	mem     []byte       // all of it; nil for a window and for far memory
+	far     FarMemory    // nil: mem, or a window
+	addr    uint64       // of the first byte in far
 	windows atomic.Int32 // windows bound to this region, or windowsClosed
 	most    Access       // kindFast: what OpReg may grant
 }
@@ -60,6 +62,12 @@ func (r *Region) Len() uint64 { return r.size.Load() }
 
 // Access returns the rights.
 func (r *Region) Access() Access { return Access(r.acc.Load()) }
+
+// Far reports whether it is far memory, or a window of that.
+func (r *Region) Far() bool {
+	root := r.root.Load()
+	return root != nil && root.far != nil
+}
 
 // Window reports whether it is a memory window.
 func (r *Region) Window() bool { return r.kind == kindWindow }
@@ -176,42 +184,45 @@ var (
 	}
 )
 
-// Check is the only place where access to memory is granted. It returns the n bytes at tagged offset to of region stag for a QP of pd, or
-// the violation. A window is accessible only to the QP that it was bound on. Check validates even if n is 0: callers skip it where the RFCs
+// Check is the only place where access to memory is granted. It returns the n bytes at tagged offset to of region stag for a QP of pd, nil
+// if they are far memory, or the violation. A window is accessible only to the QP that it was bound on. Check validates even if n is 0: callers skip it where the RFCs
 // exempt a zero length (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
 func (t *Table) Check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) ([]byte, *term.Error) {
-	b, f := t.check(pd, qp, stag, to, n, use)
-	if b == nil {
+	m, f := t.check(pd, qp, stag, to, n, use)
+	if !m.granted() {
 		return nil, faultErrors[use][f]
 	}
-	return b, nil
+	return m.b, nil
 }
 
-// check returns a non-nil slice, or the fault.
-func (t *Table) check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) ([]byte, fault) {
+// check returns the memory, or the fault.
+func (t *Table) check(pd PDID, qp, stag uint32, to uint64, n uint32, use Use) (m memory, f fault) {
 	r := t.at(stag)
 	if r == nil {
-		return nil, faultSTag
+		return m, faultSTag
 	}
 	var v view
 	if !r.read(stag, &v) {
-		return nil, faultSTag
+		return m, faultSTag
 	}
 	if r.pd != pd || r.kind == kindWindow && v.qp != qp {
-		return nil, faultStream
+		return m, faultStream
 	}
 	if r.kind == kindWindow && use != UseWriteSink && use != UseReadSource && use != UseAtomic {
-		return nil, faultAccess // a window's key is no lkey
+		return m, faultAccess // a window's key is no lkey
 	}
 	if v.acc&rights[use] != rights[use] {
-		return nil, faultAccess
+		return m, faultAccess
 	}
 	if n > 0 && uint64(n-1) > math.MaxUint64-to {
-		return nil, faultWrap
+		return m, faultWrap
 	}
 	if to < v.base || to-v.base > v.size || uint64(n) > v.size-(to-v.base) {
-		return nil, faultBounds
+		return m, faultBounds
 	}
 	start := v.off + (to - v.base)
-	return v.root.mem[start : start+uint64(n) : start+uint64(n)], 0
+	if v.root.far != nil {
+		return memory{far: v.root, addr: v.root.addr + start}, 0
+	}
+	return memory{b: v.root.mem[start : start+uint64(n) : start+uint64(n)]}, 0
 }

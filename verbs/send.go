@@ -25,6 +25,7 @@ func (q *QP) HandleSends(max int) int {
 	if n > 0 && q.taken != nil {
 		q.taken.Taken()
 	}
+	q.fetchSends(noSlot)
 	return n
 }
 
@@ -191,9 +192,11 @@ func (q *QP) keepSGEs(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR, use Use, o
 		if g.Len == 0 {
 			continue
 		}
-		if b, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr, g.Len, use); b == nil {
+		m, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr, g.Len, use)
+		if !m.granted() {
 			return WCLocProtErr
 		}
+		s.far = s.far || m.far != nil && outgoing
 	}
 	if total > MaxMsg {
 		return WCLocLenErr
@@ -201,6 +204,10 @@ func (q *QP) keepSGEs(wr *SendWR, i uint32, s *sendSlot, w *rdmap.WR, use Use, o
 	s.length = uint32(total)
 	if outgoing {
 		s.need = s.length
+	}
+	s.fence = wr.Flags&Fence != 0
+	if s.far && !q.farSends.any {
+		q.farSends.any, q.farSends.at = true, q.sqTail-1
 	}
 	w.Len = s.length
 	if op == rdmap.OpRead && s.nsge == 1 {
@@ -242,9 +249,11 @@ func sendOp(op rdmap.Op) (WCOp, bool) {
 	return WCSend, false
 }
 
-// Gather appends to dst the slices of client memory that hold the n bytes of a segment's payload, at most MaxSGE of them. It returns false
-// if the memory is gone or may no longer be read: it has then failed the stream, and the segment must not be sent.
+// Gather appends to dst the slices of memory that hold the n bytes of a segment's payload. It returns false if the memory is gone or may no
+// longer be read: it has then failed the stream, and the segment must not be sent. It also returns false if Awaits; the caller gathers the
+// same segment again when the Mover has moved something.
 func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
+	q.awaits = false
 	if n == 0 {
 		return dst, true
 	}
@@ -256,21 +265,33 @@ func (q *QP) Gather(src *rdmap.Source, n int, dst [][]byte) ([][]byte, bool) {
 			s.gathered = max(s.gathered, uint32(src.Off)+uint32(n))
 			return b, true
 		}
+		if q.awaits {
+			return dst, false
+		}
 		// The stream has already completed a work request whose last segment this is.
 		if s := &q.sq[src.WR&uint32(len(q.sq)-1)]; !s.complete() {
 			s.finish(WCLocProtErr)
 		}
 	case rdmap.SourceTagged:
-		b, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, src.STag, src.Off, uint32(n), UseReadSource)
-		if b != nil {
-			return append(dst, b), true
+		m, f := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, src.STag, src.Off, uint32(n), UseReadSource)
+		switch {
+		case m.b != nil:
+			return append(dst, m.b), true
+		case m.far != nil:
+			if b, ok := q.gatherResponse(src, n, q.stream.Left(), dst); ok || q.awaits {
+				return b, ok
+			}
+		default:
+			q.stats.ProtectionErrors++
+			e = remoteFaults[f]
 		}
-		q.stats.ProtectionErrors++
-		e = remoteFaults[f]
 	}
 	q.stream.SourceError(&rdmap.Segment{Src: *src, Len: n}, e)
 	return dst, false
 }
+
+// Awaits reports whether the last Gather returned nothing because far memory is being fetched.
+func (q *QP) Awaits() bool { return q.awaits }
 
 func (q *QP) gatherWR(slot uint32, off uint64, n int, dst [][]byte) ([][]byte, bool) {
 	slot &= uint32(len(q.sq) - 1)
@@ -283,19 +304,33 @@ func (q *QP) gatherWR(slot uint32, off uint64, n int, dst [][]byte) ([][]byte, b
 		return append(dst, b[off:off+uint64(n)]), true
 	}
 	sges := q.sges[int(slot)*q.cfg.MaxSGE:][:s.nsge]
+	ok := true
+	if s.far {
+		q.farSends.release()
+		q.fetchSends(slot)
+		if !q.ready(&q.farSends.fetches, q.farBytes(sges, off, n)) {
+			return nil, false
+		}
+	}
 	for k := range sges {
 		g := &sges[k]
 		if off >= uint64(g.Len) {
 			off -= uint64(g.Len)
 			continue
 		}
-		m := min(uint32(n), g.Len-uint32(off))
-		b, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr+off, m, UseLocalRead)
-		if b == nil {
+		piece := min(uint32(n), g.Len-uint32(off))
+		m, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr+off, piece, UseLocalRead)
+		switch {
+		case m.far != nil:
+			if dst, ok = q.farSends.take(int(piece), dst); !ok {
+				return nil, false
+			}
+		case m.b != nil:
+			dst = append(dst, m.b)
+		default:
 			return nil, false
 		}
-		dst = append(dst, b)
-		if n -= int(m); n == 0 {
+		if n -= int(piece); n == 0 {
 			break
 		}
 		off = 0

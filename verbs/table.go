@@ -27,6 +27,7 @@ var (
 	ErrLength    = errors.New("verbs: region is empty or leaves the 64-bit address space")
 	ErrTableFull = errors.New("verbs: no STag free")
 	ErrBusy      = errors.New("verbs: memory windows are bound to the region")
+	ErrFarAtomic = errors.New("verbs: no atomics on far memory")
 )
 
 // An STag is a 24-bit index and an 8-bit key (low byte). The table is a radix tree over the index whose nodes are allocated on demand.
@@ -80,18 +81,22 @@ func (t *Table) Len() int {
 // Register creates a region of mem, whose first byte has the address base (ignored with ZeroBased), for the QPs of pd. mem must stay mapped
 // until Deregister has returned and every worker has completed a turn.
 func (t *Table) Register(pd PDID, mem []byte, base uint64, a Access) (*Region, error) {
+	return t.register(&Region{pd: pd, kind: kindMR, mem: mem}, uint64(len(mem)), base, a)
+}
+
+// register makes r, which has size bytes, valid.
+func (t *Table) register(r *Region, size, base uint64, a Access) (*Region, error) {
 	if !a.valid() {
 		return nil, fmt.Errorf("%w: %#x", ErrAccess, uint32(a))
 	}
 	if a&ZeroBased != 0 {
 		base = 0
 	}
-	if len(mem) == 0 || uint64(len(mem)-1) > math.MaxUint64-base {
+	if size == 0 || size-1 > math.MaxUint64-base {
 		return nil, ErrLength
 	}
-	r := &Region{pd: pd, kind: kindMR, mem: mem}
 	r.root.Store(r)
-	r.set(base, 0, uint64(len(mem)), a)
+	r.set(base, 0, size, a)
 	if err := t.insert(r, true); err != nil {
 		return nil, err
 	}

@@ -144,13 +144,18 @@ struct iwarpd_mr_attr {
 	uint64_t base;   /* address of the first byte; 0 with IWARPD_ZERO_BASED */
 	unsigned int access; /* enum iwarpd_access */
 	bool fast;       /* for IWARPD_WR_REG: invalid until then */
+	/*
+	 * Register any memory of this process, at addr; fd and offset are not used. The
+	 * daemon copies it through /proc/self/mem, which is slower. No atomics.
+	 */
+	bool far;
 };
 
 /* Allocates and registers length bytes of memory; base is its address. */
 IWARPD_API int iwarpd_alloc_mr(struct iwarpd_pd *pd, size_t length, unsigned int access, struct iwarpd_mr **mr,
 			       struct iwarpd_error *e);
 
-/* Registers memory in a memfd of the caller. It is sealed against shrinking. */
+/* Registers memory in a memfd of the caller, which is sealed against shrinking, or far memory. */
 IWARPD_API int iwarpd_reg_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, struct iwarpd_mr **mr,
 			     struct iwarpd_error *e);
 

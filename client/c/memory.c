@@ -94,6 +94,41 @@ static void populate(const struct iwarpd_mr_attr *attr)
 		errno = 0;
 }
 
+/* attach_memory gives the daemon our /proc/self/mem, once. */
+static int attach_memory(struct iwarpd_device *dev, struct iwarpd_error *e)
+{
+	static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+	Pb__AttachMemory body = PB__ATTACH_MEMORY__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	struct packet p;
+	int fd, err = 0;
+
+	pthread_mutex_lock(&one);
+	if (!dev->attached) {
+		fd = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+		if (fd < 0) {
+			err = sys_error(e, "far memory: /proc/self/mem");
+		} else {
+			req.body_case = PB__REQUEST__BODY_ATTACH_MEMORY;
+			req.attach_memory = &body;
+			err = device_call(dev, &req, fd, PB__REPLY__BODY__NOT_SET, 0, &p, e);
+			if (!err)
+				packet_free(&p);
+			close(fd);
+		}
+		dev->attached = !err;
+	}
+	pthread_mutex_unlock(&one);
+	return err;
+}
+
+/* prepare allocates the pages of a memfd that is to be registered, and keeps it from shrinking. */
+static void prepare(const struct iwarpd_mr_attr *attr)
+{
+	populate(attr);
+	fcntl(attr->fd, F_ADD_SEALS, F_SEAL_SHRINK); /* the daemon refuses what cannot be sealed */
+}
+
 static int register_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, bool own, struct iwarpd_mr **out,
 		       struct iwarpd_error *e)
 {
@@ -105,17 +140,18 @@ static int register_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, 
 
 	if (!m)
 		return set_error(e, -ENOMEM, "out of memory");
-	populate(attr);
-	fcntl(attr->fd, F_ADD_SEALS, F_SEAL_SHRINK); /* the daemon refuses what cannot be sealed */
+	if (!attr->far)
+		prepare(attr);
 	body.pd = pd->obj.handle;
-	body.offset = attr->offset;
+	body.offset = attr->far ? (uintptr_t)attr->addr : attr->offset;
 	body.length = attr->length;
 	body.base_addr = attr->base;
 	body.access = attr->access;
 	body.fast = attr->fast;
+	body.far = attr->far;
 	req.body_case = PB__REQUEST__BODY_REGISTER_MR;
 	req.register_mr = &body;
-	err = device_call(pd->obj.dev, &req, attr->fd, PB__REPLY__BODY_MR, 0, &p, e);
+	err = device_call(pd->obj.dev, &req, attr->far ? -1 : attr->fd, PB__REPLY__BODY_MR, 0, &p, e);
 	if (err) {
 		free(m);
 		return err;
@@ -130,8 +166,14 @@ static int register_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, 
 
 int iwarpd_reg_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *attr, struct iwarpd_mr **mr, struct iwarpd_error *e)
 {
-	if (attr->fd < 0)
+	if (attr->far) {
+		int err = attach_memory(pd->obj.dev, e);
+
+		if (err)
+			return err;
+	} else if (attr->fd < 0) {
 		return set_error(e, -EBADF, "memory region: no descriptor");
+	}
 	return register_mr(pd, attr, false, mr, e);
 }
 

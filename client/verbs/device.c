@@ -330,7 +330,7 @@ int ibv_query_device(struct ibv_context *ibv, struct ibv_device_attr *a)
 	*a = (struct ibv_device_attr){
 		.node_guid = htobe64(c->device->guid),
 		.sys_image_guid = htobe64(c->device->guid),
-		.max_mr_size = d->max_mr_size,
+		.max_mr_size = UINT64_C(1) << 57, /* far memory */
 		.page_size_cap = (uint64_t)sysconf(_SC_PAGESIZE),
 		.max_qp = at_most(d->max_qp),
 		/* libiwarpd asks for up to 65 more, so that a completion frees its place at once. */

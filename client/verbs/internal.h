@@ -166,6 +166,9 @@ int near_get(uintptr_t addr, size_t length, bool writable, struct near_region *r
 /* near_put moves them back where no other region uses them. */
 void near_put(uintptr_t addr, size_t length);
 
+/* far_check returns 0 if the program may use all of a range so, or -EFAULT. */
+int far_check(uintptr_t addr, size_t length, bool writable);
+
 /* cq.c */
 
 /* A completion that the library makes itself. */

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "internal.h"
 
@@ -9,6 +10,7 @@ struct mr {
 	struct ibv_mr ibv;
 	struct iwarpd_mr *mr;
 	unsigned int access;
+	bool near; /* its pages are moved */
 };
 
 struct mw {
@@ -80,17 +82,68 @@ static int check_access(unsigned int access)
 	return (access & writes) && !(access & IBV_ACCESS_LOCAL_WRITE) ? EINVAL : 0;
 }
 
+/* memory_is reports whether IWARPD_VERBS_MEMORY asks for that kind. */
+static bool memory_is(const char *kind)
+{
+	const char *s = secure_getenv("IWARPD_VERBS_MEMORY");
+
+	return s && !strcmp(s, kind);
+}
+
+/*
+ * reg_near registers memory whose pages can be moved. It fails with -EFAULT if the
+ * program may not use the memory like that.
+ */
+static int reg_near(struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr *mr, struct iwarpd_error *e)
+{
+	struct near_region where;
+	int err = near_get((uintptr_t)attr->addr, attr->length, attr->access & IBV_ACCESS_LOCAL_WRITE, &where);
+
+	if (err)
+		return err;
+	attr->fd = where.fd;
+	attr->offset = where.offset;
+	err = iwarpd_reg_mr(pd, attr, &mr->mr, e);
+	if (err)
+		near_put((uintptr_t)attr->addr, attr->length);
+	mr->near = !err;
+	return err;
+}
+
+/* reg_far registers any memory. */
+static int reg_far(struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr *mr, struct iwarpd_error *e)
+{
+	int err = -EOPNOTSUPP;
+
+	if (!(attr->access & IBV_ACCESS_REMOTE_ATOMIC))
+		err = far_check((uintptr_t)attr->addr, attr->length, attr->access & IBV_ACCESS_LOCAL_WRITE);
+	attr->far = true;
+	return err ? err : iwarpd_reg_mr(pd, attr, &mr->mr, e);
+}
+
+/* place registers near memory, which is faster, or far memory where that cannot be. */
+static int place(struct context *c, struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr *mr, struct iwarpd_error *e)
+{
+	bool far = memory_is("far") && !(attr->access & IBV_ACCESS_REMOTE_ATOMIC);
+	int err = -EOPNOTSUPP;
+
+	if (!far && attr->length <= c->attr.max_mr_size && attr->length <= c->attr.max_registered)
+		err = reg_near(pd, attr, mr, e);
+	if (!err || err == -EFAULT || memory_is("near"))
+		return err;
+	iwv_log("%zu bytes at %p are far memory: %s", (size_t)attr->length, attr->addr, e->text[0] ? e->text : strerror(-err));
+	return reg_far(pd, attr, mr, e);
+}
+
 static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
 {
 	struct iwarpd_mr_attr attr = { .length = length, .addr = addr, .base = iova, .access = access & ACCESS_MASK };
-	struct near_region where;
+	struct context *c = iwv_context_of(pd->context);
 	struct iwarpd_error e = { 0 };
 	struct mr *mr;
 	int err = -check_access(access);
 
 	if (!err && (length == 0 || (uintptr_t)addr + length < (uintptr_t)addr))
-		err = -EINVAL;
-	if (!err && length > iwv_context_of(pd->context)->attr.max_mr_size)
 		err = -EINVAL;
 	if (err) {
 		iwv_fail(err, "ibv_reg_mr: access or length", NULL);
@@ -101,14 +154,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 	mr = calloc(1, sizeof(*mr));
 	if (!mr)
 		return NULL;
-	err = near_get((uintptr_t)addr, length, access & IBV_ACCESS_LOCAL_WRITE, &where);
-	if (!err) {
-		attr.fd = where.fd;
-		attr.offset = where.offset;
-		err = iwarpd_reg_mr(container_of(pd, struct pd, ibv)->pd, &attr, &mr->mr, &e);
-		if (err)
-			near_put((uintptr_t)addr, length);
-	}
+	err = place(c, container_of(pd, struct pd, ibv)->pd, &attr, mr, &e);
 	if (err) {
 		free(mr);
 		iwv_fail(err, "ibv_reg_mr", &e);
@@ -170,7 +216,8 @@ int ibv_dereg_mr(struct ibv_mr *ibv)
 		iwv_fail(err, "ibv_dereg_mr", &e);
 		return -err;
 	}
-	near_put((uintptr_t)ibv->addr, ibv->length);
+	if (mr->near)
+		near_put((uintptr_t)ibv->addr, ibv->length);
 	free(mr);
 	return 0;
 }
@@ -199,7 +246,8 @@ int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, s
 		ibv_dereg_mr(made);
 		return IBV_REREG_MR_ERR_INPUT;
 	}
-	near_put((uintptr_t)old.ibv.addr, old.ibv.length);
+	if (old.near)
+		near_put((uintptr_t)old.ibv.addr, old.ibv.length);
 	fresh = container_of(made, struct mr, ibv);
 	*mr = *fresh;
 	free(fresh);

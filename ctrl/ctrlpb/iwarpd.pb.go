@@ -385,6 +385,7 @@ type Request struct {
 	//	*Request_StreamClose
 	//	*Request_CreateChannel
 	//	*Request_DestroyChannel
+	//	*Request_AttachMemory
 	//	*Request_QueryStatus
 	//	*Request_ListQps
 	//	*Request_ListMrs
@@ -697,6 +698,15 @@ func (x *Request) GetDestroyChannel() *DestroyChannel {
 	return nil
 }
 
+func (x *Request) GetAttachMemory() *AttachMemory {
+	if x != nil {
+		if x, ok := x.Body.(*Request_AttachMemory); ok {
+			return x.AttachMemory
+		}
+	}
+	return nil
+}
+
 func (x *Request) GetQueryStatus() *QueryStatus {
 	if x != nil {
 		if x, ok := x.Body.(*Request_QueryStatus); ok {
@@ -912,6 +922,10 @@ type Request_DestroyChannel struct {
 	DestroyChannel *DestroyChannel `protobuf:"bytes,29,opt,name=destroy_channel,json=destroyChannel,proto3,oneof"`
 }
 
+type Request_AttachMemory struct {
+	AttachMemory *AttachMemory `protobuf:"bytes,30,opt,name=attach_memory,json=attachMemory,proto3,oneof"`
+}
+
 type Request_QueryStatus struct {
 	QueryStatus *QueryStatus `protobuf:"bytes,32,opt,name=query_status,json=queryStatus,proto3,oneof"`
 }
@@ -1011,6 +1025,8 @@ func (*Request_StreamClose) isRequest_Body() {}
 func (*Request_CreateChannel) isRequest_Body() {}
 
 func (*Request_DestroyChannel) isRequest_Body() {}
+
+func (*Request_AttachMemory) isRequest_Body() {}
 
 func (*Request_QueryStatus) isRequest_Body() {}
 
@@ -2008,23 +2024,62 @@ func (x *DeallocPD) GetPd() uint32 {
 	return 0
 }
 
-// RegisterMR comes with one descriptor: a memfd that may be sealed. The daemon
-// adds F_SEAL_SHRINK, so the memory can never be taken away under it.
+// AttachMemory comes with one descriptor, of /proc/self/mem, open for reading and
+// writing. It may be sent once. The daemon reaches far memory by it.
+type AttachMemory struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachMemory) Reset() {
+	*x = AttachMemory{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachMemory) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachMemory) ProtoMessage() {}
+
+func (x *AttachMemory) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachMemory.ProtoReflect.Descriptor instead.
+func (*AttachMemory) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{10}
+}
+
+// RegisterMR comes with one descriptor, of a memfd that may be sealed, or with none
+// for far memory.
 type RegisterMR struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pd            uint32                 `protobuf:"varint,1,opt,name=pd,proto3" json:"pd,omitempty"`
-	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // in the memfd
+	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // in the memfd; of far memory the address
 	Length        uint64                 `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"` // bytes, at least 1
 	Base          uint64                 `protobuf:"varint,4,opt,name=base,proto3" json:"base,omitempty"`     // address (tagged offset) of the first byte
 	Access        uint32                 `protobuf:"varint,5,opt,name=access,proto3" json:"access,omitempty"` // Access bits
 	Fast          bool                   `protobuf:"varint,6,opt,name=fast,proto3" json:"fast,omitempty"`     // for fast registration by work request: not valid until then
+	Far           bool                   `protobuf:"varint,7,opt,name=far,proto3" json:"far,omitempty"`       // memory of the process of AttachMemory, which the daemon does not map
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterMR) Reset() {
 	*x = RegisterMR{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[10]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2036,7 +2091,7 @@ func (x *RegisterMR) String() string {
 func (*RegisterMR) ProtoMessage() {}
 
 func (x *RegisterMR) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[10]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2049,7 +2104,7 @@ func (x *RegisterMR) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterMR.ProtoReflect.Descriptor instead.
 func (*RegisterMR) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{10}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RegisterMR) GetPd() uint32 {
@@ -2094,6 +2149,13 @@ func (x *RegisterMR) GetFast() bool {
 	return false
 }
 
+func (x *RegisterMR) GetFar() bool {
+	if x != nil {
+		return x.Far
+	}
+	return false
+}
+
 type MRReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Mr            uint32                 `protobuf:"varint,1,opt,name=mr,proto3" json:"mr,omitempty"`
@@ -2105,7 +2167,7 @@ type MRReply struct {
 
 func (x *MRReply) Reset() {
 	*x = MRReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[11]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2117,7 +2179,7 @@ func (x *MRReply) String() string {
 func (*MRReply) ProtoMessage() {}
 
 func (x *MRReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[11]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2130,7 +2192,7 @@ func (x *MRReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MRReply.ProtoReflect.Descriptor instead.
 func (*MRReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{11}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *MRReply) GetMr() uint32 {
@@ -2163,7 +2225,7 @@ type DeregisterMR struct {
 
 func (x *DeregisterMR) Reset() {
 	*x = DeregisterMR{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[12]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2175,7 +2237,7 @@ func (x *DeregisterMR) String() string {
 func (*DeregisterMR) ProtoMessage() {}
 
 func (x *DeregisterMR) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[12]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2188,7 +2250,7 @@ func (x *DeregisterMR) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterMR.ProtoReflect.Descriptor instead.
 func (*DeregisterMR) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{12}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeregisterMR) GetMr() uint32 {
@@ -2208,7 +2270,7 @@ type AllocMW struct {
 
 func (x *AllocMW) Reset() {
 	*x = AllocMW{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[13]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2220,7 +2282,7 @@ func (x *AllocMW) String() string {
 func (*AllocMW) ProtoMessage() {}
 
 func (x *AllocMW) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[13]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2233,7 +2295,7 @@ func (x *AllocMW) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocMW.ProtoReflect.Descriptor instead.
 func (*AllocMW) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{13}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AllocMW) GetPd() uint32 {
@@ -2253,7 +2315,7 @@ type MWReply struct {
 
 func (x *MWReply) Reset() {
 	*x = MWReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[14]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2265,7 +2327,7 @@ func (x *MWReply) String() string {
 func (*MWReply) ProtoMessage() {}
 
 func (x *MWReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[14]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2278,7 +2340,7 @@ func (x *MWReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MWReply.ProtoReflect.Descriptor instead.
 func (*MWReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{14}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MWReply) GetMw() uint32 {
@@ -2304,7 +2366,7 @@ type DeallocMW struct {
 
 func (x *DeallocMW) Reset() {
 	*x = DeallocMW{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[15]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2316,7 +2378,7 @@ func (x *DeallocMW) String() string {
 func (*DeallocMW) ProtoMessage() {}
 
 func (x *DeallocMW) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[15]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2329,7 +2391,7 @@ func (x *DeallocMW) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeallocMW.ProtoReflect.Descriptor instead.
 func (*DeallocMW) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{15}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeallocMW) GetMw() uint32 {
@@ -2349,7 +2411,7 @@ type CreateCQ struct {
 
 func (x *CreateCQ) Reset() {
 	*x = CreateCQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[16]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2361,7 +2423,7 @@ func (x *CreateCQ) String() string {
 func (*CreateCQ) ProtoMessage() {}
 
 func (x *CreateCQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[16]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2374,7 +2436,7 @@ func (x *CreateCQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCQ.ProtoReflect.Descriptor instead.
 func (*CreateCQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{16}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CreateCQ) GetDepth() uint32 {
@@ -2405,7 +2467,7 @@ type CQReply struct {
 
 func (x *CQReply) Reset() {
 	*x = CQReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[17]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2417,7 +2479,7 @@ func (x *CQReply) String() string {
 func (*CQReply) ProtoMessage() {}
 
 func (x *CQReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[17]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2430,7 +2492,7 @@ func (x *CQReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CQReply.ProtoReflect.Descriptor instead.
 func (*CQReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{17}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CQReply) GetCq() uint32 {
@@ -2463,7 +2525,7 @@ type DestroyCQ struct {
 
 func (x *DestroyCQ) Reset() {
 	*x = DestroyCQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[18]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2475,7 +2537,7 @@ func (x *DestroyCQ) String() string {
 func (*DestroyCQ) ProtoMessage() {}
 
 func (x *DestroyCQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[18]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2488,7 +2550,7 @@ func (x *DestroyCQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DestroyCQ.ProtoReflect.Descriptor instead.
 func (*DestroyCQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{18}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DestroyCQ) GetCq() uint32 {
@@ -2507,7 +2569,7 @@ type CreateChannel struct {
 
 func (x *CreateChannel) Reset() {
 	*x = CreateChannel{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2519,7 +2581,7 @@ func (x *CreateChannel) String() string {
 func (*CreateChannel) ProtoMessage() {}
 
 func (x *CreateChannel) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2532,7 +2594,7 @@ func (x *CreateChannel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateChannel.ProtoReflect.Descriptor instead.
 func (*CreateChannel) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{19}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{20}
 }
 
 // ChannelReply carries one descriptor, from which the client reads 8 bytes for
@@ -2546,7 +2608,7 @@ type ChannelReply struct {
 
 func (x *ChannelReply) Reset() {
 	*x = ChannelReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2558,7 +2620,7 @@ func (x *ChannelReply) String() string {
 func (*ChannelReply) ProtoMessage() {}
 
 func (x *ChannelReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2571,7 +2633,7 @@ func (x *ChannelReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelReply.ProtoReflect.Descriptor instead.
 func (*ChannelReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{20}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ChannelReply) GetChannel() uint32 {
@@ -2590,7 +2652,7 @@ type DestroyChannel struct {
 
 func (x *DestroyChannel) Reset() {
 	*x = DestroyChannel{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2602,7 +2664,7 @@ func (x *DestroyChannel) String() string {
 func (*DestroyChannel) ProtoMessage() {}
 
 func (x *DestroyChannel) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2615,7 +2677,7 @@ func (x *DestroyChannel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DestroyChannel.ProtoReflect.Descriptor instead.
 func (*DestroyChannel) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{21}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DestroyChannel) GetChannel() uint32 {
@@ -2641,7 +2703,7 @@ type ResizeCQ struct {
 
 func (x *ResizeCQ) Reset() {
 	*x = ResizeCQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2653,7 +2715,7 @@ func (x *ResizeCQ) String() string {
 func (*ResizeCQ) ProtoMessage() {}
 
 func (x *ResizeCQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2666,7 +2728,7 @@ func (x *ResizeCQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCQ.ProtoReflect.Descriptor instead.
 func (*ResizeCQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{22}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ResizeCQ) GetCq() uint32 {
@@ -2697,7 +2759,7 @@ type ModifyCQ struct {
 
 func (x *ModifyCQ) Reset() {
 	*x = ModifyCQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2709,7 +2771,7 @@ func (x *ModifyCQ) String() string {
 func (*ModifyCQ) ProtoMessage() {}
 
 func (x *ModifyCQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2722,7 +2784,7 @@ func (x *ModifyCQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModifyCQ.ProtoReflect.Descriptor instead.
 func (*ModifyCQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{23}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ModifyCQ) GetCq() uint32 {
@@ -2759,7 +2821,7 @@ type CreateSRQ struct {
 
 func (x *CreateSRQ) Reset() {
 	*x = CreateSRQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +2833,7 @@ func (x *CreateSRQ) String() string {
 func (*CreateSRQ) ProtoMessage() {}
 
 func (x *CreateSRQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +2846,7 @@ func (x *CreateSRQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSRQ.ProtoReflect.Descriptor instead.
 func (*CreateSRQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{24}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateSRQ) GetPd() uint32 {
@@ -2827,7 +2889,7 @@ type SRQReply struct {
 
 func (x *SRQReply) Reset() {
 	*x = SRQReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2839,7 +2901,7 @@ func (x *SRQReply) String() string {
 func (*SRQReply) ProtoMessage() {}
 
 func (x *SRQReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2852,7 +2914,7 @@ func (x *SRQReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQReply.ProtoReflect.Descriptor instead.
 func (*SRQReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{25}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SRQReply) GetSrq() uint32 {
@@ -2888,7 +2950,7 @@ type ModifySRQ struct {
 
 func (x *ModifySRQ) Reset() {
 	*x = ModifySRQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +2962,7 @@ func (x *ModifySRQ) String() string {
 func (*ModifySRQ) ProtoMessage() {}
 
 func (x *ModifySRQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +2975,7 @@ func (x *ModifySRQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModifySRQ.ProtoReflect.Descriptor instead.
 func (*ModifySRQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{26}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ModifySRQ) GetSrq() uint32 {
@@ -2939,7 +3001,7 @@ type DestroySRQ struct {
 
 func (x *DestroySRQ) Reset() {
 	*x = DestroySRQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2951,7 +3013,7 @@ func (x *DestroySRQ) String() string {
 func (*DestroySRQ) ProtoMessage() {}
 
 func (x *DestroySRQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2964,7 +3026,7 @@ func (x *DestroySRQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DestroySRQ.ProtoReflect.Descriptor instead.
 func (*DestroySRQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{27}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DestroySRQ) GetSrq() uint32 {
@@ -2991,7 +3053,7 @@ type CreateQP struct {
 
 func (x *CreateQP) Reset() {
 	*x = CreateQP{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3003,7 +3065,7 @@ func (x *CreateQP) String() string {
 func (*CreateQP) ProtoMessage() {}
 
 func (x *CreateQP) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3016,7 +3078,7 @@ func (x *CreateQP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateQP.ProtoReflect.Descriptor instead.
 func (*CreateQP) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{28}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CreateQP) GetPd() uint32 {
@@ -3098,7 +3160,7 @@ type QPReply struct {
 
 func (x *QPReply) Reset() {
 	*x = QPReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3110,7 +3172,7 @@ func (x *QPReply) String() string {
 func (*QPReply) ProtoMessage() {}
 
 func (x *QPReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3123,7 +3185,7 @@ func (x *QPReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPReply.ProtoReflect.Descriptor instead.
 func (*QPReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{29}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *QPReply) GetQp() uint32 {
@@ -3177,7 +3239,7 @@ type DestroyQP struct {
 
 func (x *DestroyQP) Reset() {
 	*x = DestroyQP{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3189,7 +3251,7 @@ func (x *DestroyQP) String() string {
 func (*DestroyQP) ProtoMessage() {}
 
 func (x *DestroyQP) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3202,7 +3264,7 @@ func (x *DestroyQP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DestroyQP.ProtoReflect.Descriptor instead.
 func (*DestroyQP) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{30}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DestroyQP) GetQp() uint32 {
@@ -3238,7 +3300,7 @@ type Startup struct {
 
 func (x *Startup) Reset() {
 	*x = Startup{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3250,7 +3312,7 @@ func (x *Startup) String() string {
 func (*Startup) ProtoMessage() {}
 
 func (x *Startup) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3263,7 +3325,7 @@ func (x *Startup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Startup.ProtoReflect.Descriptor instead.
 func (*Startup) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{31}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Startup) GetCrc() bool {
@@ -3363,7 +3425,7 @@ type Listen struct {
 
 func (x *Listen) Reset() {
 	*x = Listen{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3375,7 +3437,7 @@ func (x *Listen) String() string {
 func (*Listen) ProtoMessage() {}
 
 func (x *Listen) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3388,7 +3450,7 @@ func (x *Listen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listen.ProtoReflect.Descriptor instead.
 func (*Listen) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{32}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Listen) GetAddress() string {
@@ -3436,7 +3498,7 @@ type ListenReply struct {
 
 func (x *ListenReply) Reset() {
 	*x = ListenReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3448,7 +3510,7 @@ func (x *ListenReply) String() string {
 func (*ListenReply) ProtoMessage() {}
 
 func (x *ListenReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3461,7 +3523,7 @@ func (x *ListenReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenReply.ProtoReflect.Descriptor instead.
 func (*ListenReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{33}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListenReply) GetListen() uint32 {
@@ -3487,7 +3549,7 @@ type Unlisten struct {
 
 func (x *Unlisten) Reset() {
 	*x = Unlisten{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3499,7 +3561,7 @@ func (x *Unlisten) String() string {
 func (*Unlisten) ProtoMessage() {}
 
 func (x *Unlisten) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3512,7 +3574,7 @@ func (x *Unlisten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unlisten.ProtoReflect.Descriptor instead.
 func (*Unlisten) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{34}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Unlisten) GetListen() uint32 {
@@ -3539,7 +3601,7 @@ type Connect struct {
 
 func (x *Connect) Reset() {
 	*x = Connect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3551,7 +3613,7 @@ func (x *Connect) String() string {
 func (*Connect) ProtoMessage() {}
 
 func (x *Connect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3564,7 +3626,7 @@ func (x *Connect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connect.ProtoReflect.Descriptor instead.
 func (*Connect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{35}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Connect) GetQp() uint32 {
@@ -3625,7 +3687,7 @@ type ConnectReply struct {
 
 func (x *ConnectReply) Reset() {
 	*x = ConnectReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3637,7 +3699,7 @@ func (x *ConnectReply) String() string {
 func (*ConnectReply) ProtoMessage() {}
 
 func (x *ConnectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3650,7 +3712,7 @@ func (x *ConnectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectReply.ProtoReflect.Descriptor instead.
 func (*ConnectReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{36}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ConnectReply) GetConn() uint32 {
@@ -3678,7 +3740,7 @@ type Accept struct {
 
 func (x *Accept) Reset() {
 	*x = Accept{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3690,7 +3752,7 @@ func (x *Accept) String() string {
 func (*Accept) ProtoMessage() {}
 
 func (x *Accept) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3703,7 +3765,7 @@ func (x *Accept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accept.ProtoReflect.Descriptor instead.
 func (*Accept) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{37}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Accept) GetConn() uint32 {
@@ -3753,7 +3815,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3765,7 +3827,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3778,7 +3840,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{38}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Reject) GetConn() uint32 {
@@ -3806,7 +3868,7 @@ type StreamSend struct {
 
 func (x *StreamSend) Reset() {
 	*x = StreamSend{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3818,7 +3880,7 @@ func (x *StreamSend) String() string {
 func (*StreamSend) ProtoMessage() {}
 
 func (x *StreamSend) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3831,7 +3893,7 @@ func (x *StreamSend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamSend.ProtoReflect.Descriptor instead.
 func (*StreamSend) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{39}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StreamSend) GetConn() uint32 {
@@ -3860,7 +3922,7 @@ type StreamConsumed struct {
 
 func (x *StreamConsumed) Reset() {
 	*x = StreamConsumed{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3872,7 +3934,7 @@ func (x *StreamConsumed) String() string {
 func (*StreamConsumed) ProtoMessage() {}
 
 func (x *StreamConsumed) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3885,7 +3947,7 @@ func (x *StreamConsumed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamConsumed.ProtoReflect.Descriptor instead.
 func (*StreamConsumed) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{40}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StreamConsumed) GetConn() uint32 {
@@ -3918,7 +3980,7 @@ type StartMPA struct {
 
 func (x *StartMPA) Reset() {
 	*x = StartMPA{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3930,7 +3992,7 @@ func (x *StartMPA) String() string {
 func (*StartMPA) ProtoMessage() {}
 
 func (x *StartMPA) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3943,7 +4005,7 @@ func (x *StartMPA) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMPA.ProtoReflect.Descriptor instead.
 func (*StartMPA) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{41}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StartMPA) GetConn() uint32 {
@@ -3985,7 +4047,7 @@ type StreamClose struct {
 
 func (x *StreamClose) Reset() {
 	*x = StreamClose{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3997,7 +4059,7 @@ func (x *StreamClose) String() string {
 func (*StreamClose) ProtoMessage() {}
 
 func (x *StreamClose) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4010,7 +4072,7 @@ func (x *StreamClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamClose.ProtoReflect.Descriptor instead.
 func (*StreamClose) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{42}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StreamClose) GetConn() uint32 {
@@ -4038,7 +4100,7 @@ type Disconnect struct {
 
 func (x *Disconnect) Reset() {
 	*x = Disconnect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4050,7 +4112,7 @@ func (x *Disconnect) String() string {
 func (*Disconnect) ProtoMessage() {}
 
 func (x *Disconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4063,7 +4125,7 @@ func (x *Disconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disconnect.ProtoReflect.Descriptor instead.
 func (*Disconnect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{43}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Disconnect) GetQp() uint32 {
@@ -4105,7 +4167,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4117,7 +4179,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4130,7 +4192,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{44}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Event) GetBody() isEvent_Body {
@@ -4342,7 +4404,7 @@ type Negotiated struct {
 
 func (x *Negotiated) Reset() {
 	*x = Negotiated{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4354,7 +4416,7 @@ func (x *Negotiated) String() string {
 func (*Negotiated) ProtoMessage() {}
 
 func (x *Negotiated) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4367,7 +4429,7 @@ func (x *Negotiated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Negotiated.ProtoReflect.Descriptor instead.
 func (*Negotiated) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{45}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Negotiated) GetRevision() uint32 {
@@ -4451,7 +4513,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4463,7 +4525,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4476,7 +4538,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{46}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ConnectRequest) GetListen() uint32 {
@@ -4569,7 +4631,7 @@ type Established struct {
 
 func (x *Established) Reset() {
 	*x = Established{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4581,7 +4643,7 @@ func (x *Established) String() string {
 func (*Established) ProtoMessage() {}
 
 func (x *Established) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4594,7 +4656,7 @@ func (x *Established) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Established.ProtoReflect.Descriptor instead.
 func (*Established) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{47}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Established) GetConn() uint32 {
@@ -4673,7 +4735,7 @@ type Rejected struct {
 
 func (x *Rejected) Reset() {
 	*x = Rejected{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4685,7 +4747,7 @@ func (x *Rejected) String() string {
 func (*Rejected) ProtoMessage() {}
 
 func (x *Rejected) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4698,7 +4760,7 @@ func (x *Rejected) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rejected.ProtoReflect.Descriptor instead.
 func (*Rejected) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{48}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Rejected) GetConn() uint32 {
@@ -4747,7 +4809,7 @@ type ConnectFailed struct {
 
 func (x *ConnectFailed) Reset() {
 	*x = ConnectFailed{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4759,7 +4821,7 @@ func (x *ConnectFailed) String() string {
 func (*ConnectFailed) ProtoMessage() {}
 
 func (x *ConnectFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4772,7 +4834,7 @@ func (x *ConnectFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectFailed.ProtoReflect.Descriptor instead.
 func (*ConnectFailed) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{49}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ConnectFailed) GetConn() uint32 {
@@ -4808,7 +4870,7 @@ type ConnectGone struct {
 
 func (x *ConnectGone) Reset() {
 	*x = ConnectGone{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4820,7 +4882,7 @@ func (x *ConnectGone) String() string {
 func (*ConnectGone) ProtoMessage() {}
 
 func (x *ConnectGone) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4833,7 +4895,7 @@ func (x *ConnectGone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectGone.ProtoReflect.Descriptor instead.
 func (*ConnectGone) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{50}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ConnectGone) GetConn() uint32 {
@@ -4862,7 +4924,7 @@ type Disconnected struct {
 
 func (x *Disconnected) Reset() {
 	*x = Disconnected{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4874,7 +4936,7 @@ func (x *Disconnected) String() string {
 func (*Disconnected) ProtoMessage() {}
 
 func (x *Disconnected) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4887,7 +4949,7 @@ func (x *Disconnected) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disconnected.ProtoReflect.Descriptor instead.
 func (*Disconnected) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{51}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Disconnected) GetConn() uint32 {
@@ -4927,7 +4989,7 @@ type Terminated struct {
 
 func (x *Terminated) Reset() {
 	*x = Terminated{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4939,7 +5001,7 @@ func (x *Terminated) String() string {
 func (*Terminated) ProtoMessage() {}
 
 func (x *Terminated) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4952,7 +5014,7 @@ func (x *Terminated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminated.ProtoReflect.Descriptor instead.
 func (*Terminated) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{52}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Terminated) GetQp() uint32 {
@@ -5024,7 +5086,7 @@ type AsyncError struct {
 
 func (x *AsyncError) Reset() {
 	*x = AsyncError{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5036,7 +5098,7 @@ func (x *AsyncError) String() string {
 func (*AsyncError) ProtoMessage() {}
 
 func (x *AsyncError) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5049,7 +5111,7 @@ func (x *AsyncError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AsyncError.ProtoReflect.Descriptor instead.
 func (*AsyncError) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{53}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *AsyncError) GetQp() uint32 {
@@ -5129,7 +5191,7 @@ type StreamReady struct {
 
 func (x *StreamReady) Reset() {
 	*x = StreamReady{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5141,7 +5203,7 @@ func (x *StreamReady) String() string {
 func (*StreamReady) ProtoMessage() {}
 
 func (x *StreamReady) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5154,7 +5216,7 @@ func (x *StreamReady) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamReady.ProtoReflect.Descriptor instead.
 func (*StreamReady) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{54}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StreamReady) GetConn() uint32 {
@@ -5205,7 +5267,7 @@ type StreamData struct {
 
 func (x *StreamData) Reset() {
 	*x = StreamData{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5217,7 +5279,7 @@ func (x *StreamData) String() string {
 func (*StreamData) ProtoMessage() {}
 
 func (x *StreamData) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5230,7 +5292,7 @@ func (x *StreamData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamData.ProtoReflect.Descriptor instead.
 func (*StreamData) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{55}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *StreamData) GetConn() uint32 {
@@ -5264,7 +5326,7 @@ type CutOff struct {
 
 func (x *CutOff) Reset() {
 	*x = CutOff{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5276,7 +5338,7 @@ func (x *CutOff) String() string {
 func (*CutOff) ProtoMessage() {}
 
 func (x *CutOff) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5289,7 +5351,7 @@ func (x *CutOff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CutOff.ProtoReflect.Descriptor instead.
 func (*CutOff) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{56}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CutOff) GetError() *Error {
@@ -5311,7 +5373,7 @@ type Draining struct {
 
 func (x *Draining) Reset() {
 	*x = Draining{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5323,7 +5385,7 @@ func (x *Draining) String() string {
 func (*Draining) ProtoMessage() {}
 
 func (x *Draining) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5336,7 +5398,7 @@ func (x *Draining) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Draining.ProtoReflect.Descriptor instead.
 func (*Draining) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{57}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Draining) GetTimeoutMs() uint32 {
@@ -5354,7 +5416,7 @@ type QueryStatus struct {
 
 func (x *QueryStatus) Reset() {
 	*x = QueryStatus{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5366,7 +5428,7 @@ func (x *QueryStatus) String() string {
 func (*QueryStatus) ProtoMessage() {}
 
 func (x *QueryStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5379,7 +5441,7 @@ func (x *QueryStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStatus.ProtoReflect.Descriptor instead.
 func (*QueryStatus) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{58}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{59}
 }
 
 type StatusReply struct {
@@ -5405,7 +5467,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5417,7 +5479,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5430,7 +5492,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{59}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -5550,7 +5612,7 @@ type ListQPs struct {
 
 func (x *ListQPs) Reset() {
 	*x = ListQPs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5562,7 +5624,7 @@ func (x *ListQPs) String() string {
 func (*ListQPs) ProtoMessage() {}
 
 func (x *ListQPs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5575,7 +5637,7 @@ func (x *ListQPs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListQPs.ProtoReflect.Descriptor instead.
 func (*ListQPs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{60}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListQPs) GetAfter() uint32 {
@@ -5602,7 +5664,7 @@ type QPList struct {
 
 func (x *QPList) Reset() {
 	*x = QPList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5614,7 +5676,7 @@ func (x *QPList) String() string {
 func (*QPList) ProtoMessage() {}
 
 func (x *QPList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5627,7 +5689,7 @@ func (x *QPList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPList.ProtoReflect.Descriptor instead.
 func (*QPList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{61}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *QPList) GetQps() []*QPInfo {
@@ -5677,7 +5739,7 @@ type QPInfo struct {
 
 func (x *QPInfo) Reset() {
 	*x = QPInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5689,7 +5751,7 @@ func (x *QPInfo) String() string {
 func (*QPInfo) ProtoMessage() {}
 
 func (x *QPInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5702,7 +5764,7 @@ func (x *QPInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPInfo.ProtoReflect.Descriptor instead.
 func (*QPInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{62}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *QPInfo) GetQp() uint32 {
@@ -5890,7 +5952,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5902,7 +5964,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5915,7 +5977,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{63}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Counter) GetName() string {
@@ -5941,7 +6003,7 @@ type ListMRs struct {
 
 func (x *ListMRs) Reset() {
 	*x = ListMRs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5953,7 +6015,7 @@ func (x *ListMRs) String() string {
 func (*ListMRs) ProtoMessage() {}
 
 func (x *ListMRs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5966,7 +6028,7 @@ func (x *ListMRs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMRs.ProtoReflect.Descriptor instead.
 func (*ListMRs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{64}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListMRs) GetAfter() uint32 {
@@ -5986,7 +6048,7 @@ type MRList struct {
 
 func (x *MRList) Reset() {
 	*x = MRList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5998,7 +6060,7 @@ func (x *MRList) String() string {
 func (*MRList) ProtoMessage() {}
 
 func (x *MRList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6011,7 +6073,7 @@ func (x *MRList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MRList.ProtoReflect.Descriptor instead.
 func (*MRList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{65}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *MRList) GetMrs() []*MRInfo {
@@ -6038,13 +6100,14 @@ type MRInfo struct {
 	Length        uint64                 `protobuf:"varint,6,opt,name=length,proto3" json:"length,omitempty"`
 	Access        uint32                 `protobuf:"varint,7,opt,name=access,proto3" json:"access,omitempty"`
 	Index         uint32                 `protobuf:"varint,8,opt,name=index,proto3" json:"index,omitempty"` // key of paging
+	Far           bool                   `protobuf:"varint,9,opt,name=far,proto3" json:"far,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MRInfo) Reset() {
 	*x = MRInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6056,7 +6119,7 @@ func (x *MRInfo) String() string {
 func (*MRInfo) ProtoMessage() {}
 
 func (x *MRInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6069,7 +6132,7 @@ func (x *MRInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MRInfo.ProtoReflect.Descriptor instead.
 func (*MRInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{66}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *MRInfo) GetClient() uint32 {
@@ -6128,6 +6191,13 @@ func (x *MRInfo) GetIndex() uint32 {
 	return 0
 }
 
+func (x *MRInfo) GetFar() bool {
+	if x != nil {
+		return x.Far
+	}
+	return false
+}
+
 type ListListens struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	After         uint32                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
@@ -6137,7 +6207,7 @@ type ListListens struct {
 
 func (x *ListListens) Reset() {
 	*x = ListListens{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6149,7 +6219,7 @@ func (x *ListListens) String() string {
 func (*ListListens) ProtoMessage() {}
 
 func (x *ListListens) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6162,7 +6232,7 @@ func (x *ListListens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListens.ProtoReflect.Descriptor instead.
 func (*ListListens) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{67}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListListens) GetAfter() uint32 {
@@ -6182,7 +6252,7 @@ type ListenList struct {
 
 func (x *ListenList) Reset() {
 	*x = ListenList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6194,7 +6264,7 @@ func (x *ListenList) String() string {
 func (*ListenList) ProtoMessage() {}
 
 func (x *ListenList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6207,7 +6277,7 @@ func (x *ListenList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenList.ProtoReflect.Descriptor instead.
 func (*ListenList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{68}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListenList) GetListens() []*ListenInfo {
@@ -6243,7 +6313,7 @@ type ListenInfo struct {
 
 func (x *ListenInfo) Reset() {
 	*x = ListenInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6255,7 +6325,7 @@ func (x *ListenInfo) String() string {
 func (*ListenInfo) ProtoMessage() {}
 
 func (x *ListenInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6268,7 +6338,7 @@ func (x *ListenInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenInfo.ProtoReflect.Descriptor instead.
 func (*ListenInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{69}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListenInfo) GetClient() uint32 {
@@ -6357,7 +6427,7 @@ type ListClients struct {
 
 func (x *ListClients) Reset() {
 	*x = ListClients{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6369,7 +6439,7 @@ func (x *ListClients) String() string {
 func (*ListClients) ProtoMessage() {}
 
 func (x *ListClients) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6382,7 +6452,7 @@ func (x *ListClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClients.ProtoReflect.Descriptor instead.
 func (*ListClients) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{70}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListClients) GetAfter() uint32 {
@@ -6402,7 +6472,7 @@ type ClientList struct {
 
 func (x *ClientList) Reset() {
 	*x = ClientList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6414,7 +6484,7 @@ func (x *ClientList) String() string {
 func (*ClientList) ProtoMessage() {}
 
 func (x *ClientList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6427,7 +6497,7 @@ func (x *ClientList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientList.ProtoReflect.Descriptor instead.
 func (*ClientList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{71}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ClientList) GetClients() []*ClientInfo {
@@ -6467,7 +6537,7 @@ type ClientInfo struct {
 
 func (x *ClientInfo) Reset() {
 	*x = ClientInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6479,7 +6549,7 @@ func (x *ClientInfo) String() string {
 func (*ClientInfo) ProtoMessage() {}
 
 func (x *ClientInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6492,7 +6562,7 @@ func (x *ClientInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientInfo.ProtoReflect.Descriptor instead.
 func (*ClientInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{72}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ClientInfo) GetClient() uint32 {
@@ -6612,7 +6682,7 @@ type ListQuotas struct {
 
 func (x *ListQuotas) Reset() {
 	*x = ListQuotas{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6624,7 +6694,7 @@ func (x *ListQuotas) String() string {
 func (*ListQuotas) ProtoMessage() {}
 
 func (x *ListQuotas) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6637,7 +6707,7 @@ func (x *ListQuotas) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListQuotas.ProtoReflect.Descriptor instead.
 func (*ListQuotas) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{73}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListQuotas) GetAfter() uint32 {
@@ -6657,7 +6727,7 @@ type QuotaList struct {
 
 func (x *QuotaList) Reset() {
 	*x = QuotaList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6669,7 +6739,7 @@ func (x *QuotaList) String() string {
 func (*QuotaList) ProtoMessage() {}
 
 func (x *QuotaList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6682,7 +6752,7 @@ func (x *QuotaList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaList.ProtoReflect.Descriptor instead.
 func (*QuotaList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{74}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *QuotaList) GetUsers() []*UserQuotas {
@@ -6709,7 +6779,7 @@ type UserQuotas struct {
 
 func (x *UserQuotas) Reset() {
 	*x = UserQuotas{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6721,7 +6791,7 @@ func (x *UserQuotas) String() string {
 func (*UserQuotas) ProtoMessage() {}
 
 func (x *UserQuotas) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6734,7 +6804,7 @@ func (x *UserQuotas) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserQuotas.ProtoReflect.Descriptor instead.
 func (*UserQuotas) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{75}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *UserQuotas) GetUid() uint32 {
@@ -6764,7 +6834,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6776,7 +6846,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6789,7 +6859,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{76}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Quota) GetName() string {
@@ -6835,7 +6905,7 @@ type QueryStats struct {
 
 func (x *QueryStats) Reset() {
 	*x = QueryStats{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6847,7 +6917,7 @@ func (x *QueryStats) String() string {
 func (*QueryStats) ProtoMessage() {}
 
 func (x *QueryStats) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6860,7 +6930,7 @@ func (x *QueryStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStats.ProtoReflect.Descriptor instead.
 func (*QueryStats) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{77}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{78}
 }
 
 type StatsReply struct {
@@ -6872,7 +6942,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6884,7 +6954,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6897,7 +6967,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{78}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *StatsReply) GetCounters() []*Counter {
@@ -6918,7 +6988,7 @@ type AdminDisconnect struct {
 
 func (x *AdminDisconnect) Reset() {
 	*x = AdminDisconnect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6930,7 +7000,7 @@ func (x *AdminDisconnect) String() string {
 func (*AdminDisconnect) ProtoMessage() {}
 
 func (x *AdminDisconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6943,7 +7013,7 @@ func (x *AdminDisconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminDisconnect.ProtoReflect.Descriptor instead.
 func (*AdminDisconnect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{79}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *AdminDisconnect) GetQp() uint32 {
@@ -6975,7 +7045,7 @@ type Capture struct {
 
 func (x *Capture) Reset() {
 	*x = Capture{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6987,7 +7057,7 @@ func (x *Capture) String() string {
 func (*Capture) ProtoMessage() {}
 
 func (x *Capture) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7000,7 +7070,7 @@ func (x *Capture) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capture.ProtoReflect.Descriptor instead.
 func (*Capture) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{80}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Capture) GetQp() uint32 {
@@ -7040,7 +7110,7 @@ type CaptureReply struct {
 
 func (x *CaptureReply) Reset() {
 	*x = CaptureReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7052,7 +7122,7 @@ func (x *CaptureReply) String() string {
 func (*CaptureReply) ProtoMessage() {}
 
 func (x *CaptureReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7065,7 +7135,7 @@ func (x *CaptureReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureReply.ProtoReflect.Descriptor instead.
 func (*CaptureReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{81}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *CaptureReply) GetSnaplen() uint32 {
@@ -7084,7 +7154,7 @@ type ListCQs struct {
 
 func (x *ListCQs) Reset() {
 	*x = ListCQs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7096,7 +7166,7 @@ func (x *ListCQs) String() string {
 func (*ListCQs) ProtoMessage() {}
 
 func (x *ListCQs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7109,7 +7179,7 @@ func (x *ListCQs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCQs.ProtoReflect.Descriptor instead.
 func (*ListCQs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{82}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ListCQs) GetAfter() uint32 {
@@ -7129,7 +7199,7 @@ type CQList struct {
 
 func (x *CQList) Reset() {
 	*x = CQList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7141,7 +7211,7 @@ func (x *CQList) String() string {
 func (*CQList) ProtoMessage() {}
 
 func (x *CQList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7154,7 +7224,7 @@ func (x *CQList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CQList.ProtoReflect.Descriptor instead.
 func (*CQList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{83}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *CQList) GetCqs() []*CQInfo {
@@ -7189,7 +7259,7 @@ type CQInfo struct {
 
 func (x *CQInfo) Reset() {
 	*x = CQInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7201,7 +7271,7 @@ func (x *CQInfo) String() string {
 func (*CQInfo) ProtoMessage() {}
 
 func (x *CQInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7214,7 +7284,7 @@ func (x *CQInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CQInfo.ProtoReflect.Descriptor instead.
 func (*CQInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{84}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *CQInfo) GetClient() uint32 {
@@ -7296,7 +7366,7 @@ type ListSRQs struct {
 
 func (x *ListSRQs) Reset() {
 	*x = ListSRQs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7308,7 +7378,7 @@ func (x *ListSRQs) String() string {
 func (*ListSRQs) ProtoMessage() {}
 
 func (x *ListSRQs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7321,7 +7391,7 @@ func (x *ListSRQs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSRQs.ProtoReflect.Descriptor instead.
 func (*ListSRQs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{85}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListSRQs) GetAfter() uint32 {
@@ -7341,7 +7411,7 @@ type SRQList struct {
 
 func (x *SRQList) Reset() {
 	*x = SRQList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7353,7 +7423,7 @@ func (x *SRQList) String() string {
 func (*SRQList) ProtoMessage() {}
 
 func (x *SRQList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7366,7 +7436,7 @@ func (x *SRQList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQList.ProtoReflect.Descriptor instead.
 func (*SRQList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{86}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *SRQList) GetSrqs() []*SRQInfo {
@@ -7401,7 +7471,7 @@ type SRQInfo struct {
 
 func (x *SRQInfo) Reset() {
 	*x = SRQInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[87]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7413,7 +7483,7 @@ func (x *SRQInfo) String() string {
 func (*SRQInfo) ProtoMessage() {}
 
 func (x *SRQInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[87]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7426,7 +7496,7 @@ func (x *SRQInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQInfo.ProtoReflect.Descriptor instead.
 func (*SRQInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{87}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *SRQInfo) GetClient() uint32 {
@@ -7503,7 +7573,7 @@ var File_ctrl_iwarpd_proto protoreflect.FileDescriptor
 
 const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
-	"\x11ctrl/iwarpd.proto\x12\x0eiwarpd.ctrl.v1\"\xc6\x12\n" +
+	"\x11ctrl/iwarpd.proto\x12\x0eiwarpd.ctrl.v1\"\x8b\x13\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12-\n" +
 	"\x05hello\x18\x02 \x01(\v2\x15.iwarpd.ctrl.v1.HelloH\x00R\x05hello\x124\n" +
@@ -7545,7 +7615,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\tstart_mpa\x18\x1a \x01(\v2\x18.iwarpd.ctrl.v1.StartMPAH\x00R\bstartMpa\x12@\n" +
 	"\fstream_close\x18\x1b \x01(\v2\x1b.iwarpd.ctrl.v1.StreamCloseH\x00R\vstreamClose\x12F\n" +
 	"\x0ecreate_channel\x18\x1c \x01(\v2\x1d.iwarpd.ctrl.v1.CreateChannelH\x00R\rcreateChannel\x12I\n" +
-	"\x0fdestroy_channel\x18\x1d \x01(\v2\x1e.iwarpd.ctrl.v1.DestroyChannelH\x00R\x0edestroyChannel\x12@\n" +
+	"\x0fdestroy_channel\x18\x1d \x01(\v2\x1e.iwarpd.ctrl.v1.DestroyChannelH\x00R\x0edestroyChannel\x12C\n" +
+	"\rattach_memory\x18\x1e \x01(\v2\x1c.iwarpd.ctrl.v1.AttachMemoryH\x00R\fattachMemory\x12@\n" +
 	"\fquery_status\x18  \x01(\v2\x1b.iwarpd.ctrl.v1.QueryStatusH\x00R\vqueryStatus\x124\n" +
 	"\blist_qps\x18! \x01(\v2\x17.iwarpd.ctrl.v1.ListQPsH\x00R\alistQps\x124\n" +
 	"\blist_mrs\x18\" \x01(\v2\x17.iwarpd.ctrl.v1.ListMRsH\x00R\alistMrs\x12@\n" +
@@ -7632,7 +7703,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\aPDReply\x12\x0e\n" +
 	"\x02pd\x18\x01 \x01(\rR\x02pd\"\x1b\n" +
 	"\tDeallocPD\x12\x0e\n" +
-	"\x02pd\x18\x01 \x01(\rR\x02pd\"\x8c\x01\n" +
+	"\x02pd\x18\x01 \x01(\rR\x02pd\"\x0e\n" +
+	"\fAttachMemory\"\x9e\x01\n" +
 	"\n" +
 	"RegisterMR\x12\x0e\n" +
 	"\x02pd\x18\x01 \x01(\rR\x02pd\x12\x16\n" +
@@ -7640,7 +7712,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x06length\x18\x03 \x01(\x04R\x06length\x12\x12\n" +
 	"\x04base\x18\x04 \x01(\x04R\x04base\x12\x16\n" +
 	"\x06access\x18\x05 \x01(\rR\x06access\x12\x12\n" +
-	"\x04fast\x18\x06 \x01(\bR\x04fast\"A\n" +
+	"\x04fast\x18\x06 \x01(\bR\x04fast\x12\x10\n" +
+	"\x03far\x18\a \x01(\bR\x03far\"A\n" +
 	"\aMRReply\x12\x0e\n" +
 	"\x02mr\x18\x01 \x01(\rR\x02mr\x12\x12\n" +
 	"\x04lkey\x18\x02 \x01(\rR\x04lkey\x12\x12\n" +
@@ -7963,7 +8036,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x05after\x18\x01 \x01(\rR\x05after\"F\n" +
 	"\x06MRList\x12(\n" +
 	"\x03mrs\x18\x01 \x03(\v2\x16.iwarpd.ctrl.v1.MRInfoR\x03mrs\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\bR\x04more\"\xac\x01\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\xbe\x01\n" +
 	"\x06MRInfo\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\rR\x06client\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x0e\n" +
@@ -7972,7 +8045,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x04base\x18\x05 \x01(\x04R\x04base\x12\x16\n" +
 	"\x06length\x18\x06 \x01(\x04R\x06length\x12\x16\n" +
 	"\x06access\x18\a \x01(\rR\x06access\x12\x14\n" +
-	"\x05index\x18\b \x01(\rR\x05index\"#\n" +
+	"\x05index\x18\b \x01(\rR\x05index\x12\x10\n" +
+	"\x03far\x18\t \x01(\bR\x03far\"#\n" +
 	"\vListListens\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\rR\x05after\"V\n" +
 	"\n" +
@@ -8142,7 +8216,7 @@ func file_ctrl_iwarpd_proto_rawDescGZIP() []byte {
 }
 
 var file_ctrl_iwarpd_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 88)
+var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 89)
 var file_ctrl_iwarpd_proto_goTypes = []any{
 	(Code)(0),               // 0: iwarpd.ctrl.v1.Code
 	(Access)(0),             // 1: iwarpd.ctrl.v1.Access
@@ -8159,195 +8233,197 @@ var file_ctrl_iwarpd_proto_goTypes = []any{
 	(*AllocPD)(nil),         // 12: iwarpd.ctrl.v1.AllocPD
 	(*PDReply)(nil),         // 13: iwarpd.ctrl.v1.PDReply
 	(*DeallocPD)(nil),       // 14: iwarpd.ctrl.v1.DeallocPD
-	(*RegisterMR)(nil),      // 15: iwarpd.ctrl.v1.RegisterMR
-	(*MRReply)(nil),         // 16: iwarpd.ctrl.v1.MRReply
-	(*DeregisterMR)(nil),    // 17: iwarpd.ctrl.v1.DeregisterMR
-	(*AllocMW)(nil),         // 18: iwarpd.ctrl.v1.AllocMW
-	(*MWReply)(nil),         // 19: iwarpd.ctrl.v1.MWReply
-	(*DeallocMW)(nil),       // 20: iwarpd.ctrl.v1.DeallocMW
-	(*CreateCQ)(nil),        // 21: iwarpd.ctrl.v1.CreateCQ
-	(*CQReply)(nil),         // 22: iwarpd.ctrl.v1.CQReply
-	(*DestroyCQ)(nil),       // 23: iwarpd.ctrl.v1.DestroyCQ
-	(*CreateChannel)(nil),   // 24: iwarpd.ctrl.v1.CreateChannel
-	(*ChannelReply)(nil),    // 25: iwarpd.ctrl.v1.ChannelReply
-	(*DestroyChannel)(nil),  // 26: iwarpd.ctrl.v1.DestroyChannel
-	(*ResizeCQ)(nil),        // 27: iwarpd.ctrl.v1.ResizeCQ
-	(*ModifyCQ)(nil),        // 28: iwarpd.ctrl.v1.ModifyCQ
-	(*CreateSRQ)(nil),       // 29: iwarpd.ctrl.v1.CreateSRQ
-	(*SRQReply)(nil),        // 30: iwarpd.ctrl.v1.SRQReply
-	(*ModifySRQ)(nil),       // 31: iwarpd.ctrl.v1.ModifySRQ
-	(*DestroySRQ)(nil),      // 32: iwarpd.ctrl.v1.DestroySRQ
-	(*CreateQP)(nil),        // 33: iwarpd.ctrl.v1.CreateQP
-	(*QPReply)(nil),         // 34: iwarpd.ctrl.v1.QPReply
-	(*DestroyQP)(nil),       // 35: iwarpd.ctrl.v1.DestroyQP
-	(*Startup)(nil),         // 36: iwarpd.ctrl.v1.Startup
-	(*Listen)(nil),          // 37: iwarpd.ctrl.v1.Listen
-	(*ListenReply)(nil),     // 38: iwarpd.ctrl.v1.ListenReply
-	(*Unlisten)(nil),        // 39: iwarpd.ctrl.v1.Unlisten
-	(*Connect)(nil),         // 40: iwarpd.ctrl.v1.Connect
-	(*ConnectReply)(nil),    // 41: iwarpd.ctrl.v1.ConnectReply
-	(*Accept)(nil),          // 42: iwarpd.ctrl.v1.Accept
-	(*Reject)(nil),          // 43: iwarpd.ctrl.v1.Reject
-	(*StreamSend)(nil),      // 44: iwarpd.ctrl.v1.StreamSend
-	(*StreamConsumed)(nil),  // 45: iwarpd.ctrl.v1.StreamConsumed
-	(*StartMPA)(nil),        // 46: iwarpd.ctrl.v1.StartMPA
-	(*StreamClose)(nil),     // 47: iwarpd.ctrl.v1.StreamClose
-	(*Disconnect)(nil),      // 48: iwarpd.ctrl.v1.Disconnect
-	(*Event)(nil),           // 49: iwarpd.ctrl.v1.Event
-	(*Negotiated)(nil),      // 50: iwarpd.ctrl.v1.Negotiated
-	(*ConnectRequest)(nil),  // 51: iwarpd.ctrl.v1.ConnectRequest
-	(*Established)(nil),     // 52: iwarpd.ctrl.v1.Established
-	(*Rejected)(nil),        // 53: iwarpd.ctrl.v1.Rejected
-	(*ConnectFailed)(nil),   // 54: iwarpd.ctrl.v1.ConnectFailed
-	(*ConnectGone)(nil),     // 55: iwarpd.ctrl.v1.ConnectGone
-	(*Disconnected)(nil),    // 56: iwarpd.ctrl.v1.Disconnected
-	(*Terminated)(nil),      // 57: iwarpd.ctrl.v1.Terminated
-	(*AsyncError)(nil),      // 58: iwarpd.ctrl.v1.AsyncError
-	(*StreamReady)(nil),     // 59: iwarpd.ctrl.v1.StreamReady
-	(*StreamData)(nil),      // 60: iwarpd.ctrl.v1.StreamData
-	(*CutOff)(nil),          // 61: iwarpd.ctrl.v1.CutOff
-	(*Draining)(nil),        // 62: iwarpd.ctrl.v1.Draining
-	(*QueryStatus)(nil),     // 63: iwarpd.ctrl.v1.QueryStatus
-	(*StatusReply)(nil),     // 64: iwarpd.ctrl.v1.StatusReply
-	(*ListQPs)(nil),         // 65: iwarpd.ctrl.v1.ListQPs
-	(*QPList)(nil),          // 66: iwarpd.ctrl.v1.QPList
-	(*QPInfo)(nil),          // 67: iwarpd.ctrl.v1.QPInfo
-	(*Counter)(nil),         // 68: iwarpd.ctrl.v1.Counter
-	(*ListMRs)(nil),         // 69: iwarpd.ctrl.v1.ListMRs
-	(*MRList)(nil),          // 70: iwarpd.ctrl.v1.MRList
-	(*MRInfo)(nil),          // 71: iwarpd.ctrl.v1.MRInfo
-	(*ListListens)(nil),     // 72: iwarpd.ctrl.v1.ListListens
-	(*ListenList)(nil),      // 73: iwarpd.ctrl.v1.ListenList
-	(*ListenInfo)(nil),      // 74: iwarpd.ctrl.v1.ListenInfo
-	(*ListClients)(nil),     // 75: iwarpd.ctrl.v1.ListClients
-	(*ClientList)(nil),      // 76: iwarpd.ctrl.v1.ClientList
-	(*ClientInfo)(nil),      // 77: iwarpd.ctrl.v1.ClientInfo
-	(*ListQuotas)(nil),      // 78: iwarpd.ctrl.v1.ListQuotas
-	(*QuotaList)(nil),       // 79: iwarpd.ctrl.v1.QuotaList
-	(*UserQuotas)(nil),      // 80: iwarpd.ctrl.v1.UserQuotas
-	(*Quota)(nil),           // 81: iwarpd.ctrl.v1.Quota
-	(*QueryStats)(nil),      // 82: iwarpd.ctrl.v1.QueryStats
-	(*StatsReply)(nil),      // 83: iwarpd.ctrl.v1.StatsReply
-	(*AdminDisconnect)(nil), // 84: iwarpd.ctrl.v1.AdminDisconnect
-	(*Capture)(nil),         // 85: iwarpd.ctrl.v1.Capture
-	(*CaptureReply)(nil),    // 86: iwarpd.ctrl.v1.CaptureReply
-	(*ListCQs)(nil),         // 87: iwarpd.ctrl.v1.ListCQs
-	(*CQList)(nil),          // 88: iwarpd.ctrl.v1.CQList
-	(*CQInfo)(nil),          // 89: iwarpd.ctrl.v1.CQInfo
-	(*ListSRQs)(nil),        // 90: iwarpd.ctrl.v1.ListSRQs
-	(*SRQList)(nil),         // 91: iwarpd.ctrl.v1.SRQList
-	(*SRQInfo)(nil),         // 92: iwarpd.ctrl.v1.SRQInfo
+	(*AttachMemory)(nil),    // 15: iwarpd.ctrl.v1.AttachMemory
+	(*RegisterMR)(nil),      // 16: iwarpd.ctrl.v1.RegisterMR
+	(*MRReply)(nil),         // 17: iwarpd.ctrl.v1.MRReply
+	(*DeregisterMR)(nil),    // 18: iwarpd.ctrl.v1.DeregisterMR
+	(*AllocMW)(nil),         // 19: iwarpd.ctrl.v1.AllocMW
+	(*MWReply)(nil),         // 20: iwarpd.ctrl.v1.MWReply
+	(*DeallocMW)(nil),       // 21: iwarpd.ctrl.v1.DeallocMW
+	(*CreateCQ)(nil),        // 22: iwarpd.ctrl.v1.CreateCQ
+	(*CQReply)(nil),         // 23: iwarpd.ctrl.v1.CQReply
+	(*DestroyCQ)(nil),       // 24: iwarpd.ctrl.v1.DestroyCQ
+	(*CreateChannel)(nil),   // 25: iwarpd.ctrl.v1.CreateChannel
+	(*ChannelReply)(nil),    // 26: iwarpd.ctrl.v1.ChannelReply
+	(*DestroyChannel)(nil),  // 27: iwarpd.ctrl.v1.DestroyChannel
+	(*ResizeCQ)(nil),        // 28: iwarpd.ctrl.v1.ResizeCQ
+	(*ModifyCQ)(nil),        // 29: iwarpd.ctrl.v1.ModifyCQ
+	(*CreateSRQ)(nil),       // 30: iwarpd.ctrl.v1.CreateSRQ
+	(*SRQReply)(nil),        // 31: iwarpd.ctrl.v1.SRQReply
+	(*ModifySRQ)(nil),       // 32: iwarpd.ctrl.v1.ModifySRQ
+	(*DestroySRQ)(nil),      // 33: iwarpd.ctrl.v1.DestroySRQ
+	(*CreateQP)(nil),        // 34: iwarpd.ctrl.v1.CreateQP
+	(*QPReply)(nil),         // 35: iwarpd.ctrl.v1.QPReply
+	(*DestroyQP)(nil),       // 36: iwarpd.ctrl.v1.DestroyQP
+	(*Startup)(nil),         // 37: iwarpd.ctrl.v1.Startup
+	(*Listen)(nil),          // 38: iwarpd.ctrl.v1.Listen
+	(*ListenReply)(nil),     // 39: iwarpd.ctrl.v1.ListenReply
+	(*Unlisten)(nil),        // 40: iwarpd.ctrl.v1.Unlisten
+	(*Connect)(nil),         // 41: iwarpd.ctrl.v1.Connect
+	(*ConnectReply)(nil),    // 42: iwarpd.ctrl.v1.ConnectReply
+	(*Accept)(nil),          // 43: iwarpd.ctrl.v1.Accept
+	(*Reject)(nil),          // 44: iwarpd.ctrl.v1.Reject
+	(*StreamSend)(nil),      // 45: iwarpd.ctrl.v1.StreamSend
+	(*StreamConsumed)(nil),  // 46: iwarpd.ctrl.v1.StreamConsumed
+	(*StartMPA)(nil),        // 47: iwarpd.ctrl.v1.StartMPA
+	(*StreamClose)(nil),     // 48: iwarpd.ctrl.v1.StreamClose
+	(*Disconnect)(nil),      // 49: iwarpd.ctrl.v1.Disconnect
+	(*Event)(nil),           // 50: iwarpd.ctrl.v1.Event
+	(*Negotiated)(nil),      // 51: iwarpd.ctrl.v1.Negotiated
+	(*ConnectRequest)(nil),  // 52: iwarpd.ctrl.v1.ConnectRequest
+	(*Established)(nil),     // 53: iwarpd.ctrl.v1.Established
+	(*Rejected)(nil),        // 54: iwarpd.ctrl.v1.Rejected
+	(*ConnectFailed)(nil),   // 55: iwarpd.ctrl.v1.ConnectFailed
+	(*ConnectGone)(nil),     // 56: iwarpd.ctrl.v1.ConnectGone
+	(*Disconnected)(nil),    // 57: iwarpd.ctrl.v1.Disconnected
+	(*Terminated)(nil),      // 58: iwarpd.ctrl.v1.Terminated
+	(*AsyncError)(nil),      // 59: iwarpd.ctrl.v1.AsyncError
+	(*StreamReady)(nil),     // 60: iwarpd.ctrl.v1.StreamReady
+	(*StreamData)(nil),      // 61: iwarpd.ctrl.v1.StreamData
+	(*CutOff)(nil),          // 62: iwarpd.ctrl.v1.CutOff
+	(*Draining)(nil),        // 63: iwarpd.ctrl.v1.Draining
+	(*QueryStatus)(nil),     // 64: iwarpd.ctrl.v1.QueryStatus
+	(*StatusReply)(nil),     // 65: iwarpd.ctrl.v1.StatusReply
+	(*ListQPs)(nil),         // 66: iwarpd.ctrl.v1.ListQPs
+	(*QPList)(nil),          // 67: iwarpd.ctrl.v1.QPList
+	(*QPInfo)(nil),          // 68: iwarpd.ctrl.v1.QPInfo
+	(*Counter)(nil),         // 69: iwarpd.ctrl.v1.Counter
+	(*ListMRs)(nil),         // 70: iwarpd.ctrl.v1.ListMRs
+	(*MRList)(nil),          // 71: iwarpd.ctrl.v1.MRList
+	(*MRInfo)(nil),          // 72: iwarpd.ctrl.v1.MRInfo
+	(*ListListens)(nil),     // 73: iwarpd.ctrl.v1.ListListens
+	(*ListenList)(nil),      // 74: iwarpd.ctrl.v1.ListenList
+	(*ListenInfo)(nil),      // 75: iwarpd.ctrl.v1.ListenInfo
+	(*ListClients)(nil),     // 76: iwarpd.ctrl.v1.ListClients
+	(*ClientList)(nil),      // 77: iwarpd.ctrl.v1.ClientList
+	(*ClientInfo)(nil),      // 78: iwarpd.ctrl.v1.ClientInfo
+	(*ListQuotas)(nil),      // 79: iwarpd.ctrl.v1.ListQuotas
+	(*QuotaList)(nil),       // 80: iwarpd.ctrl.v1.QuotaList
+	(*UserQuotas)(nil),      // 81: iwarpd.ctrl.v1.UserQuotas
+	(*Quota)(nil),           // 82: iwarpd.ctrl.v1.Quota
+	(*QueryStats)(nil),      // 83: iwarpd.ctrl.v1.QueryStats
+	(*StatsReply)(nil),      // 84: iwarpd.ctrl.v1.StatsReply
+	(*AdminDisconnect)(nil), // 85: iwarpd.ctrl.v1.AdminDisconnect
+	(*Capture)(nil),         // 86: iwarpd.ctrl.v1.Capture
+	(*CaptureReply)(nil),    // 87: iwarpd.ctrl.v1.CaptureReply
+	(*ListCQs)(nil),         // 88: iwarpd.ctrl.v1.ListCQs
+	(*CQList)(nil),          // 89: iwarpd.ctrl.v1.CQList
+	(*CQInfo)(nil),          // 90: iwarpd.ctrl.v1.CQInfo
+	(*ListSRQs)(nil),        // 91: iwarpd.ctrl.v1.ListSRQs
+	(*SRQList)(nil),         // 92: iwarpd.ctrl.v1.SRQList
+	(*SRQInfo)(nil),         // 93: iwarpd.ctrl.v1.SRQInfo
 }
 var file_ctrl_iwarpd_proto_depIdxs = []int32{
 	9,   // 0: iwarpd.ctrl.v1.Request.hello:type_name -> iwarpd.ctrl.v1.Hello
 	12,  // 1: iwarpd.ctrl.v1.Request.alloc_pd:type_name -> iwarpd.ctrl.v1.AllocPD
 	14,  // 2: iwarpd.ctrl.v1.Request.dealloc_pd:type_name -> iwarpd.ctrl.v1.DeallocPD
-	15,  // 3: iwarpd.ctrl.v1.Request.register_mr:type_name -> iwarpd.ctrl.v1.RegisterMR
-	17,  // 4: iwarpd.ctrl.v1.Request.deregister_mr:type_name -> iwarpd.ctrl.v1.DeregisterMR
-	21,  // 5: iwarpd.ctrl.v1.Request.create_cq:type_name -> iwarpd.ctrl.v1.CreateCQ
-	23,  // 6: iwarpd.ctrl.v1.Request.destroy_cq:type_name -> iwarpd.ctrl.v1.DestroyCQ
-	33,  // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
-	35,  // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
-	37,  // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
-	39,  // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
-	40,  // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
-	42,  // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
-	43,  // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
-	48,  // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
-	18,  // 15: iwarpd.ctrl.v1.Request.alloc_mw:type_name -> iwarpd.ctrl.v1.AllocMW
-	20,  // 16: iwarpd.ctrl.v1.Request.dealloc_mw:type_name -> iwarpd.ctrl.v1.DeallocMW
-	29,  // 17: iwarpd.ctrl.v1.Request.create_srq:type_name -> iwarpd.ctrl.v1.CreateSRQ
-	31,  // 18: iwarpd.ctrl.v1.Request.modify_srq:type_name -> iwarpd.ctrl.v1.ModifySRQ
-	32,  // 19: iwarpd.ctrl.v1.Request.destroy_srq:type_name -> iwarpd.ctrl.v1.DestroySRQ
-	27,  // 20: iwarpd.ctrl.v1.Request.resize_cq:type_name -> iwarpd.ctrl.v1.ResizeCQ
-	28,  // 21: iwarpd.ctrl.v1.Request.modify_cq:type_name -> iwarpd.ctrl.v1.ModifyCQ
-	44,  // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
-	45,  // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
-	46,  // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
-	47,  // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
-	24,  // 26: iwarpd.ctrl.v1.Request.create_channel:type_name -> iwarpd.ctrl.v1.CreateChannel
-	26,  // 27: iwarpd.ctrl.v1.Request.destroy_channel:type_name -> iwarpd.ctrl.v1.DestroyChannel
-	63,  // 28: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
-	65,  // 29: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
-	69,  // 30: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
-	72,  // 31: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
-	75,  // 32: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
-	82,  // 33: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
-	84,  // 34: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
-	85,  // 35: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
-	87,  // 36: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
-	90,  // 37: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
-	78,  // 38: iwarpd.ctrl.v1.Request.list_quotas:type_name -> iwarpd.ctrl.v1.ListQuotas
-	7,   // 39: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
-	49,  // 40: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
-	8,   // 41: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
-	10,  // 42: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
-	13,  // 43: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
-	16,  // 44: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
-	22,  // 45: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
-	34,  // 46: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
-	38,  // 47: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
-	41,  // 48: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
-	19,  // 49: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
-	30,  // 50: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
-	25,  // 51: iwarpd.ctrl.v1.Reply.channel:type_name -> iwarpd.ctrl.v1.ChannelReply
-	64,  // 52: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
-	66,  // 53: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
-	70,  // 54: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
-	73,  // 55: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
-	76,  // 56: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
-	83,  // 57: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
-	86,  // 58: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
-	88,  // 59: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
-	91,  // 60: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
-	79,  // 61: iwarpd.ctrl.v1.Reply.quotas:type_name -> iwarpd.ctrl.v1.QuotaList
-	0,   // 62: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
-	11,  // 63: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	2,   // 64: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
-	36,  // 65: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
-	36,  // 66: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
-	3,   // 67: iwarpd.ctrl.v1.StartMPA.role:type_name -> iwarpd.ctrl.v1.MPARole
-	51,  // 68: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
-	52,  // 69: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
-	53,  // 70: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
-	54,  // 71: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
-	56,  // 72: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
-	57,  // 73: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
-	58,  // 74: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
-	55,  // 75: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
-	59,  // 76: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
-	60,  // 77: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
-	61,  // 78: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
-	62,  // 79: iwarpd.ctrl.v1.Event.draining:type_name -> iwarpd.ctrl.v1.Draining
-	50,  // 80: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	8,   // 81: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 82: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 83: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 84: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
-	4,   // 85: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
-	8,   // 86: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
-	11,  // 87: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	67,  // 88: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
-	50,  // 89: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	68,  // 90: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
-	68,  // 91: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
-	68,  // 92: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
-	68,  // 93: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
-	71,  // 94: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
-	74,  // 95: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
-	77,  // 96: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
-	80,  // 97: iwarpd.ctrl.v1.QuotaList.users:type_name -> iwarpd.ctrl.v1.UserQuotas
-	81,  // 98: iwarpd.ctrl.v1.UserQuotas.quotas:type_name -> iwarpd.ctrl.v1.Quota
-	68,  // 99: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
-	89,  // 100: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
-	68,  // 101: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	92,  // 102: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
-	68,  // 103: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	104, // [104:104] is the sub-list for method output_type
-	104, // [104:104] is the sub-list for method input_type
-	104, // [104:104] is the sub-list for extension type_name
-	104, // [104:104] is the sub-list for extension extendee
-	0,   // [0:104] is the sub-list for field type_name
+	16,  // 3: iwarpd.ctrl.v1.Request.register_mr:type_name -> iwarpd.ctrl.v1.RegisterMR
+	18,  // 4: iwarpd.ctrl.v1.Request.deregister_mr:type_name -> iwarpd.ctrl.v1.DeregisterMR
+	22,  // 5: iwarpd.ctrl.v1.Request.create_cq:type_name -> iwarpd.ctrl.v1.CreateCQ
+	24,  // 6: iwarpd.ctrl.v1.Request.destroy_cq:type_name -> iwarpd.ctrl.v1.DestroyCQ
+	34,  // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
+	36,  // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
+	38,  // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
+	40,  // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
+	41,  // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
+	43,  // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
+	44,  // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
+	49,  // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
+	19,  // 15: iwarpd.ctrl.v1.Request.alloc_mw:type_name -> iwarpd.ctrl.v1.AllocMW
+	21,  // 16: iwarpd.ctrl.v1.Request.dealloc_mw:type_name -> iwarpd.ctrl.v1.DeallocMW
+	30,  // 17: iwarpd.ctrl.v1.Request.create_srq:type_name -> iwarpd.ctrl.v1.CreateSRQ
+	32,  // 18: iwarpd.ctrl.v1.Request.modify_srq:type_name -> iwarpd.ctrl.v1.ModifySRQ
+	33,  // 19: iwarpd.ctrl.v1.Request.destroy_srq:type_name -> iwarpd.ctrl.v1.DestroySRQ
+	28,  // 20: iwarpd.ctrl.v1.Request.resize_cq:type_name -> iwarpd.ctrl.v1.ResizeCQ
+	29,  // 21: iwarpd.ctrl.v1.Request.modify_cq:type_name -> iwarpd.ctrl.v1.ModifyCQ
+	45,  // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
+	46,  // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
+	47,  // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
+	48,  // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
+	25,  // 26: iwarpd.ctrl.v1.Request.create_channel:type_name -> iwarpd.ctrl.v1.CreateChannel
+	27,  // 27: iwarpd.ctrl.v1.Request.destroy_channel:type_name -> iwarpd.ctrl.v1.DestroyChannel
+	15,  // 28: iwarpd.ctrl.v1.Request.attach_memory:type_name -> iwarpd.ctrl.v1.AttachMemory
+	64,  // 29: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
+	66,  // 30: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
+	70,  // 31: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
+	73,  // 32: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
+	76,  // 33: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
+	83,  // 34: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
+	85,  // 35: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
+	86,  // 36: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
+	88,  // 37: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
+	91,  // 38: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
+	79,  // 39: iwarpd.ctrl.v1.Request.list_quotas:type_name -> iwarpd.ctrl.v1.ListQuotas
+	7,   // 40: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
+	50,  // 41: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
+	8,   // 42: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
+	10,  // 43: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
+	13,  // 44: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
+	17,  // 45: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
+	23,  // 46: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
+	35,  // 47: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
+	39,  // 48: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
+	42,  // 49: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
+	20,  // 50: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
+	31,  // 51: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
+	26,  // 52: iwarpd.ctrl.v1.Reply.channel:type_name -> iwarpd.ctrl.v1.ChannelReply
+	65,  // 53: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
+	67,  // 54: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
+	71,  // 55: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
+	74,  // 56: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
+	77,  // 57: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
+	84,  // 58: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
+	87,  // 59: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
+	89,  // 60: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
+	92,  // 61: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
+	80,  // 62: iwarpd.ctrl.v1.Reply.quotas:type_name -> iwarpd.ctrl.v1.QuotaList
+	0,   // 63: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
+	11,  // 64: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	2,   // 65: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
+	37,  // 66: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
+	37,  // 67: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
+	3,   // 68: iwarpd.ctrl.v1.StartMPA.role:type_name -> iwarpd.ctrl.v1.MPARole
+	52,  // 69: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
+	53,  // 70: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
+	54,  // 71: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
+	55,  // 72: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
+	57,  // 73: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
+	58,  // 74: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
+	59,  // 75: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
+	56,  // 76: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
+	60,  // 77: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
+	61,  // 78: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
+	62,  // 79: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
+	63,  // 80: iwarpd.ctrl.v1.Event.draining:type_name -> iwarpd.ctrl.v1.Draining
+	51,  // 81: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	8,   // 82: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 83: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 84: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 85: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
+	4,   // 86: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
+	8,   // 87: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
+	11,  // 88: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	68,  // 89: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
+	51,  // 90: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	69,  // 91: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
+	69,  // 92: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
+	69,  // 93: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
+	69,  // 94: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
+	72,  // 95: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
+	75,  // 96: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
+	78,  // 97: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
+	81,  // 98: iwarpd.ctrl.v1.QuotaList.users:type_name -> iwarpd.ctrl.v1.UserQuotas
+	82,  // 99: iwarpd.ctrl.v1.UserQuotas.quotas:type_name -> iwarpd.ctrl.v1.Quota
+	69,  // 100: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
+	90,  // 101: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
+	69,  // 102: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	93,  // 103: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
+	69,  // 104: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	105, // [105:105] is the sub-list for method output_type
+	105, // [105:105] is the sub-list for method input_type
+	105, // [105:105] is the sub-list for extension type_name
+	105, // [105:105] is the sub-list for extension extendee
+	0,   // [0:105] is the sub-list for field type_name
 }
 
 func init() { file_ctrl_iwarpd_proto_init() }
@@ -8384,6 +8460,7 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Request_StreamClose)(nil),
 		(*Request_CreateChannel)(nil),
 		(*Request_DestroyChannel)(nil),
+		(*Request_AttachMemory)(nil),
 		(*Request_QueryStatus)(nil),
 		(*Request_ListQps)(nil),
 		(*Request_ListMrs)(nil),
@@ -8422,9 +8499,9 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Reply_Srqs)(nil),
 		(*Reply_Quotas)(nil),
 	}
-	file_ctrl_iwarpd_proto_msgTypes[31].OneofWrappers = []any{}
-	file_ctrl_iwarpd_proto_msgTypes[37].OneofWrappers = []any{}
-	file_ctrl_iwarpd_proto_msgTypes[44].OneofWrappers = []any{
+	file_ctrl_iwarpd_proto_msgTypes[32].OneofWrappers = []any{}
+	file_ctrl_iwarpd_proto_msgTypes[38].OneofWrappers = []any{}
+	file_ctrl_iwarpd_proto_msgTypes[45].OneofWrappers = []any{
 		(*Event_ConnectRequest)(nil),
 		(*Event_Established)(nil),
 		(*Event_Rejected)(nil),
@@ -8438,15 +8515,15 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Event_CutOff)(nil),
 		(*Event_Draining)(nil),
 	}
-	file_ctrl_iwarpd_proto_msgTypes[47].OneofWrappers = []any{}
 	file_ctrl_iwarpd_proto_msgTypes[48].OneofWrappers = []any{}
+	file_ctrl_iwarpd_proto_msgTypes[49].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ctrl_iwarpd_proto_rawDesc), len(file_ctrl_iwarpd_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   88,
+			NumMessages:   89,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

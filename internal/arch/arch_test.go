@@ -61,6 +61,7 @@ var layers = []layer{
 	{folder: "rpcrdma", inside: []string{"client", "rpcrdma/wire", "rpcrdma/session", "rpcrdma/rpc"}},
 
 	{folder: "shm", inside: []string{"verbs", "rdmap"}, outside: []string{"golang.org/x/sys"}},
+	{folder: "far", inside: []string{"verbs", "rdmap"}, outside: []string{"golang.org/x/sys"}},
 	{folder: "bpf", outside: []string{"github.com/cilium/ebpf", "golang.org/x/sys", "github.com/vishvananda/netlink"}},
 	{folder: "dataplane/sched", core: true},
 	{folder: "dataplane/wheel", core: true},
@@ -73,7 +74,7 @@ var layers = []layer{
 		outside: []string{"golang.org/x/sys", "github.com/vishvananda"}},
 
 	{folder: "ctrl/hostnet", inside: []string{"dataplane"}, outside: []string{"github.com/vishvananda", "golang.org/x/sys"}},
-	{folder: "ctrl", inside: []string{"ctrl", "shm", "dataplane", "bpf", "verbs", "rdmap", "ddp", "mpa", "tcp", "sctp"},
+	{folder: "ctrl", inside: []string{"ctrl", "shm", "far", "dataplane", "bpf", "verbs", "rdmap", "ddp", "mpa", "tcp", "sctp"},
 		outside: []string{"golang.org/x", "google.golang.org/protobuf", "go.uber.org/zap", "github.com/vishvananda", "github.com/prometheus"}},
 	{folder: "client/embed", inside: []string{"client", "ctrl", "shm", "dataplane", "bpf", "verbs", "rdmap", "mpa", "tcp"},
 		outside: []string{"golang.org/x/sys", "go.uber.org/zap"}},

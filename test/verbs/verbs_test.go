@@ -207,6 +207,18 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
+// TestFar is TestPrograms with memory that the daemons do not map but copy.
+func TestFar(t *testing.T) {
+	a, b := newHosts(t, plain)
+	for _, r := range rows() {
+		if r.long && os.Getenv("VERBS") != "full" {
+			continue
+		}
+		r.env = strings.TrimSpace(r.env + " IWARPD_VERBS_MEMORY=far")
+		t.Run(r.group+"/"+r.name, func(t *testing.T) { check(t, r, a, b) })
+	}
+}
+
 // Programs see the device, and none with IWARPD_VERBS=off.
 func TestDevices(t *testing.T) {
 	a, _ := newHosts(t, plain)
@@ -264,9 +276,29 @@ func compile(t *testing.T, name string) string {
 func TestMemory(t *testing.T) {
 	a, _ := newHosts(t, plain)
 	program := compile(t, "memory")
-	for _, mode := range []string{"kinds", "changes", "forks", "writers", "many", "flush"} {
+	for _, mode := range []string{"kinds", "changes", "forks", "writers", "many", "sparse", "flush"} {
 		t.Run(mode, func(t *testing.T) { a.start(t, program+" "+mode).Succeed() })
 	}
+}
+
+// TestTransfer sends and receives out of and into memory of every kind.
+func TestTransfer(t *testing.T) {
+	a, b := newHosts(t, plain)
+	const pages = "/proc/sys/vm/nr_hugepages"
+	was, err := os.ReadFile(pages)
+	if err == nil {
+		err = os.WriteFile(pages, []byte("8"), 0)
+	}
+	if err != nil {
+		testenv.Skip(t, "huge pages: %v", err)
+	}
+	t.Cleanup(func() { _ = os.WriteFile(pages, was, 0) })
+	program := compile(t, "transfer")
+	r := row{server: program, client: program + " ADDR"}
+	t.Run("auto", func(t *testing.T) { check(t, r, a, b) })
+	r.env = "IWARPD_VERBS_MEMORY=far"
+	t.Run("far", func(t *testing.T) { check(t, r, a, b) })
+	t.Run("far on one host", func(t *testing.T) { check(t, r, b, b) })
 }
 
 // TestUnprivileged is TestMemory for a user who may open the socket and no more. System
@@ -285,7 +317,7 @@ func TestUnprivileged(t *testing.T) {
 	if err := os.Chmod(a.socket, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	for _, mode := range []string{"kinds", "changes", "forks", "many", "flush"} {
+	for _, mode := range []string{"kinds", "changes", "forks", "many", "sparse", "flush"} {
 		t.Run(mode, func(t *testing.T) {
 			a.start(t, "setpriv --reuid 65534 --regid 65534 --clear-groups "+program+" "+mode).Succeed()
 		})

@@ -253,7 +253,7 @@ static struct client greet(void)
 }
 
 enum { ALLOC_PD = 3, REGISTER = 5, DEREGISTER, CREATE_CQ, DESTROY_CQ, CREATE_QP, DESTROY_QP, LISTEN, CONNECT = 13, DISCONNECT = 16,
-       CREATE_SRQ = 19, DESTROY_SRQ = 21, RESIZE_CQ, MODIFY_CQ, CREATE_CHANNEL = 28, STATUS = 32, CAPTURE = 39, LIST_SRQS = 41 };
+       CREATE_SRQ = 19, DESTROY_SRQ = 21, RESIZE_CQ, MODIFY_CQ, CREATE_CHANNEL = 28, ATTACH_MEMORY = 30, STATUS = 32, CAPTURE = 39, LIST_SRQS = 41 };
 
 struct objects { uint64_t pd, cq, qp, bell, worker; int ring, wake, sq, rq; };
 
@@ -627,6 +627,141 @@ static void region_of(int fd)
 }
 
 static void fuse_region(void) { region_of(fuse_fd); }
+
+/* Far memory. */
+
+static bool attach(struct client *c, int fd) { return call_fd(c, ATTACH_MEMORY, fd, 0) && !last.error; }
+
+static int own_memory(void) { return TRY(open("/proc/self/mem", O_RDWR | O_CLOEXEC)); }
+
+static bool far_region(struct client *c, uint64_t pd, void *p, uint64_t len)
+{
+	return call(c, REGISTER, 1, pd, 2, U((uintptr_t)p), 3, len, 4, U((uintptr_t)p), 5, U(5), 7, U(1)) && !last.error;
+}
+
+/* far_refused offers a descriptor that is not the client's memory. */
+static void far_refused(int fd)
+{
+	struct client c = greet();
+
+	if (attach(&c, fd))
+		give_up(3);
+	traffic(&c);
+}
+
+static void far_file(void) { far_refused(TRY(open("/etc/passwd", O_RDONLY))); }
+static void far_fuse_file(void) { far_refused(fuse_fd); }
+static void far_comm(void) { far_refused(TRY(open("/proc/self/comm", O_RDWR))); }
+static void far_read_only(void) { far_refused(TRY(open("/proc/self/mem", O_RDONLY))); }
+
+/* far_of gives the memory of a child, which executes a program, exits, or waits. */
+static void far_of(bool exec, bool end)
+{
+	char name[64], b;
+	int go[2], fd, null = TRY(open("/dev/null", O_RDWR));
+	pid_t child;
+
+	TRY(pipe2(go, O_CLOEXEC));
+	child = TRY(fork());
+	if (child == 0) {
+		TRY(prctl(PR_SET_DUMPABLE, 1));
+		close(go[1]);
+		(void)!read(go[0], &b, 1);
+		if (exec) {
+			dup2(null, 0);
+			execlp("sleep", "sleep", "8", (char *)NULL);
+		}
+		_exit(0);
+	}
+	close(go[0]);
+	snprintf(name, sizeof(name), "/proc/%d/mem", child);
+	fd = TRY(open(name, O_RDWR | O_CLOEXEC));
+	if (exec || end) {
+		close(go[1]);
+		nap(200);
+	}
+	far_refused(fd);
+	kill(child, SIGKILL);
+}
+
+static void far_other(void) { far_of(false, false); }
+static void far_exited(void) { far_of(false, true); }
+static void far_execed(void) { far_of(true, false); }
+
+static void far_twice(void)
+{
+	struct client c = greet();
+
+	if (!attach(&c, own_memory()) || attach(&c, own_memory()))
+		give_up(3);
+	traffic(&c);
+}
+
+static void far_without(void)
+{
+	struct client c = greet();
+
+	call(&c, ALLOC_PD);
+	if (far_region(&c, body(4, 1), stuck, PAGE))
+		give_up(3);
+	traffic(&c);
+}
+
+static void far_wraps(void)
+{
+	struct client c = greet();
+	uint64_t pd;
+
+	if (!attach(&c, own_memory()) || !call(&c, ALLOC_PD))
+		give_up(3);
+	pd = body(4, 1);
+	if (far_region(&c, pd, (void *)-(uintptr_t)PAGE, 2 * PAGE) || far_region(&c, pd, stuck, 0) || far_region(&c, pd, stuck, UINT64_MAX))
+		give_up(3);
+	traffic(&c);
+}
+
+/* far_send has the daemon read pages that do not come, and waits until it is cut off if it must be. */
+static void far_send(void *page, bool destroy, bool cut_off)
+{
+	struct client c = greet();
+	struct objects o = objects(&c);
+	uint64_t lkey, key;
+	int mem;
+
+	if (!attach(&c, own_memory()) || !join(&c, &o, &lkey, &mem))
+		fail("join");
+	if (!far_region(&c, o.pd, page, PAGE))
+		give_up(3);
+	key = body(5, 2);
+	for (int i = 0; i < 8; i++)
+		post(&c, &o, key, (uintptr_t)page, PAGE);
+	nap(300);
+	if (destroy)
+		call(&c, DESTROY_QP, 1, o.qp); /* waits for the pages */
+	if (!cut_off)
+		traffic(&c);
+	while (cut_off && receive(c.s, &last))
+		;
+}
+
+static void far_uffd(void) { far_send(stuck, true, false); }
+static void far_fuse(void) { far_send(fuse_page, false, true); }
+static void far_fuse_destroy(void) { far_send(fuse_page, true, true); }
+
+static void far_unmapped(void)
+{
+	struct client c = greet();
+	struct objects o = objects(&c);
+	char *p = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint64_t lkey;
+	int mem;
+
+	if (!attach(&c, own_memory()) || !join(&c, &o, &lkey, &mem) || !far_region(&c, o.pd, p, PAGE))
+		give_up(3);
+	munmap(p, PAGE);
+	post(&c, &o, body(5, 2), (uintptr_t)p, PAGE);
+	traffic(&c);
+}
 
 static void fuse_extra(void)
 {
@@ -1316,6 +1451,20 @@ static const struct attack { const char *name; void (*run)(void); } attacks[] = 
 	{ "lock of a doorbell page", bells_lock },
 	{ "lock of registered memory", mr_lock },
 	{ "FUSE file as memory", fuse_region },
+	{ "file as far memory", far_file },
+	{ "FUSE file as far memory", far_fuse_file },
+	{ "other file of procfs as far memory", far_comm },
+	{ "read-only far memory", far_read_only },
+	{ "far memory of another process", far_other },
+	{ "far memory of an exited process", far_exited },
+	{ "far memory of before an exec", far_execed },
+	{ "far memory twice", far_twice },
+	{ "far memory without a descriptor", far_without },
+	{ "far memory that wraps", far_wraps },
+	{ "far memory that is unmapped", far_unmapped },
+	{ "far memory of userfaultfd", far_uffd },
+	{ "far memory of FUSE", far_fuse },
+	{ "far memory of FUSE, then destroyed", far_fuse_destroy },
 	{ "FUSE file with another request", fuse_extra },
 	{ "two FUSE files", fuse_two },
 	{ "a hundred FUSE files", fuse_hundred },

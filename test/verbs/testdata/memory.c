@@ -83,9 +83,12 @@ static void kinds(void)
 	a = ibv_reg_mr(pd, read_only, 100, IBV_ACCESS_REMOTE_READ);
 	CHECK(a && ibv_dereg_mr(a) == 0);
 	CHECK(!ibv_reg_mr(pd, read_only, 100, RW));
-	CHECK(!ibv_reg_mr(pd, stack, sizeof(stack), RW));
-	CHECK(!ibv_reg_mr(pd, (void *)kinds, 100, IBV_ACCESS_REMOTE_READ));
-	CHECK(!ibv_reg_mr(pd, map(PAGE, PROT_READ | PROT_WRITE, MAP_SHARED), 100, RW));
+	CHECK(!ibv_reg_mr(pd, (void *)kinds, 100, RW));
+	CHECK(!ibv_reg_mr(pd, stack, sizeof(stack), RW | IBV_ACCESS_REMOTE_ATOMIC)); /* far memory has none */
+	CHECK(ibv_dereg_mr(reg(stack, sizeof(stack))) == 0);
+	a = ibv_reg_mr(pd, (void *)kinds, 100, IBV_ACCESS_REMOTE_READ);
+	CHECK(a && ibv_dereg_mr(a) == 0);
+	CHECK(ibv_dereg_mr(reg(map(PAGE, PROT_READ | PROT_WRITE, MAP_SHARED), 100)) == 0);
 	CHECK(!ibv_reg_mr(pd, (void *)(uintptr_t)PAGE, 100, RW));
 	CHECK(!ibv_reg_mr(pd, p, 0, RW));
 }
@@ -210,7 +213,7 @@ static void writers(void)
 /* Very many regions, next to each other. */
 static void many(void)
 {
-	enum { N = 2000 };
+	enum { N = 10000 };
 	static struct ibv_mr *mr[N];
 	char *p = map((size_t)N * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE);
 
@@ -226,6 +229,19 @@ static void many(void)
 		CHECK(ibv_dereg_mr(mr[i]) == 0);
 	for (int i = 0; i < N; i++)
 		CHECK(p[i * PAGE] == (char)i);
+}
+
+/* Much more than there is, of which nothing is touched. */
+static void sparse(void)
+{
+	const size_t len = (size_t)64 << 30;
+	char *p = map(len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE);
+	struct ibv_mr *mr = reg(p, len);
+	unsigned char there;
+
+	p[len / 2] = 1;
+	CHECK(mr->length == len && ibv_dereg_mr(mr) == 0);
+	CHECK(p[len / 2] == 1 && mincore(p, PAGE, &there) == 0 && !(there & 1));
 }
 
 /* A QP that has no connection completes what was posted when it goes to the error state. */
@@ -258,7 +274,7 @@ static void flush(void)
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } modes[] = {
-		{ "kinds", kinds }, { "changes", changes }, { "forks", forks }, { "writers", writers }, { "many", many },
+		{ "kinds", kinds }, { "changes", changes }, { "forks", forks }, { "writers", writers }, { "many", many }, { "sparse", sparse },
 		{ "flush", flush },
 	};
 	struct ibv_context *c;

@@ -1,0 +1,32 @@
+/*
+ * Far memory: memory of the program that the daemon copies through /proc/self/mem,
+ * because its pages cannot be moved.
+ */
+#include <errno.h>
+#include <sys/mman.h>
+
+#include "internal.h"
+#include "vma.h"
+
+/*
+ * far_check: the daemon's writes would go through read-only mappings too, so the
+ * library refuses what the program itself may not do.
+ */
+int far_check(uintptr_t addr, size_t length, bool writable)
+{
+	const int need = PROT_READ | (writable ? PROT_WRITE : 0);
+	uintptr_t end = addr + length;
+	struct vma_search s;
+	struct vma v;
+	int err = vma_open(&s);
+
+	if (err)
+		return err;
+	while (addr < end && !err) {
+		if (!vma_find(&s, addr, &v) || v.start > addr || (v.prot & need) != need)
+			err = -EFAULT;
+		addr = v.end;
+	}
+	vma_close(&s);
+	return err;
+}

@@ -1,0 +1,101 @@
+package ctrl
+
+import (
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/ctrl/seqpacket"
+	"github.com/iwarpd/iwarpd/far"
+	"github.com/iwarpd/iwarpd/shm"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// farWait is how long one access to a client's far memory may take, up to twice as long. Meanwhile the connections of that client wait, and
+// no others.
+const farWait = 3 * time.Second
+
+// farStuck ends a client whose far memory does not come.
+func (c *session) farStuck() {
+	c.cutOff(errorf(invalid, "ctrl: the client makes the daemon wait for its far memory"))
+}
+
+// attachMemory takes the client's /proc/self/mem.
+func (c *session) attachMemory(fds []int) error {
+	s := c.srv
+	switch {
+	case len(fds) != 1:
+		return errorf(invalid, "ctrl: AttachMemory comes with one descriptor, not %d", len(fds))
+	case c.memory != nil:
+		return errorf(badState, "ctrl: the memory of the client is attached already")
+	}
+	fd, err := seqpacket.Dup(fds[0])
+	if err != nil {
+		return errorf(internal, "ctrl: far memory: %w", shm.Limit(err))
+	}
+	s.mu.Lock()
+	err = c.take(resRings, far.Limit)
+	s.mu.Unlock()
+	if err != nil {
+		c.closeFiles([]int{fd})
+		return err
+	}
+	var mem *far.Memory
+	ok := c.away("opening its memory", func() {
+		if mem, err = far.Open(fd, int(c.cred.Pid)); err != nil {
+			unix.Close(fd)
+		}
+	})
+	if !ok { // it stays in the quota
+		over := c.stuck[len(c.stuck)-1]
+		go func() {
+			if <-over; mem != nil {
+				_ = mem.Close()
+			}
+		}()
+		return errorf(invalid, "ctrl: far memory: the descriptor makes the daemon wait")
+	}
+	if err != nil {
+		s.mu.Lock()
+		c.give(resRings, far.Limit)
+		s.mu.Unlock()
+		return errorf(invalid, "ctrl: far memory: %w: open /proc/self/mem in the process that connected", err)
+	}
+	c.memory = mem
+	c.mover.Start()
+	return nil
+}
+
+// detachMemory ends the use of far memory. No worker uses it any more.
+func (c *session) detachMemory() {
+	if c.memory == nil {
+		return
+	}
+	c.away("closing its memory", func() {
+		c.mover.Close()
+		_ = c.memory.Close()
+	})
+}
+
+// fenceMemory returns when what workers have placed in far memory is there, unless the client is being ended.
+func (c *session) fenceMemory() {
+	if c.memory != nil && !c.dead && !c.cut.Load() {
+		c.mover.Fence()
+	}
+}
+
+// registerFar registers memory of the process that was attached.
+func (c *session) registerFar(id verbs.PDID, r *ctrlpb.RegisterMR) (*verbs.Region, error) {
+	const maxAddr = 1 << 57 // of five-level page tables
+	switch {
+	case c.memory == nil:
+		return nil, errors.New("far memory without AttachMemory")
+	case r.Fast:
+		return nil, errors.New("no fast registration of far memory")
+	case r.Length > maxAddr || r.Offset > maxAddr-r.Length:
+		return nil, verbs.ErrLength
+	}
+	return c.srv.table.RegisterFar(id, c.memory, r.Offset, r.Length, r.Base, verbs.Access(r.Access))
+}

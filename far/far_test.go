@@ -1,0 +1,330 @@
+package far
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/marked"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("FAR_TEST_CHILD") != "" {
+		fmt.Println("ready")
+		_, _ = os.Stdin.Read(make([]byte, 1))
+		os.Exit(0)
+	}
+	testenv.Main(m)
+}
+
+func openMem(t *testing.T, name string, flags int) int {
+	t.Helper()
+	fd, err := unix.Open(name, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+// own is the memory of this process.
+func own(t *testing.T) *Memory {
+	t.Helper()
+	mem, err := Open(openMem(t, "/proc/self/mem", unix.O_RDWR), os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mem
+}
+
+// private maps n bytes that the garbage collector does not know.
+func private(t *testing.T, n int) ([]byte, uint64) {
+	t.Helper()
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(b) })
+	return b, uint64(uintptr(unsafe.Pointer(&b[0])))
+}
+
+// newQueue starts a Mover over mem. moved gets a value when something was moved.
+func newQueue(t *testing.T, mem *Memory, bound time.Duration, onStuck func()) (m *Mover, q *Queue, moved chan struct{}) {
+	t.Helper()
+	m, moved = New(bound, onStuck), make(chan struct{}, 1)
+	m.Start()
+	t.Cleanup(func() {
+		m.Close()
+		mem.Close()
+	})
+	q = m.NewQueue()
+	q.Notify(func() {
+		select {
+		case moved <- struct{}{}:
+		default:
+		}
+	})
+	return m, q, moved
+}
+
+func await(t *testing.T, moved chan struct{}, what string, done func() bool) {
+	t.Helper()
+	late := time.After(time.Minute)
+	for !done() {
+		select {
+		case <-moved:
+		case <-late:
+			t.Fatalf("within a minute not: %s", what)
+		}
+	}
+}
+
+func TestMover(t *testing.T) {
+	const n = 300_000
+	mem := own(t)
+	b, addr := private(t, n)
+	m, q, moved := newQueue(t, mem, time.Minute, func() { t.Error("stuck") })
+	want := make([]byte, n)
+	for i := range want {
+		want[i] = byte(i * i >> 5)
+	}
+	for i := 0; i < n; i += 1448 {
+		q.Store(mem, addr+uint64(i), uint32(min(1448, n-i)), marked.Bytes{B: want[i:]})
+	}
+	const stores = (n + 1447) / 1448
+	await(t, moved, "everything is stored", func() bool {
+		done, failed := q.Stored()
+		return done == stores && failed == 0
+	})
+	if !bytes.Equal(b, want) || q.Backlog() != 0 || m.storing.Load() != 0 {
+		t.Errorf("stored other bytes, or a backlog of %d, %d in use", q.Backlog(), m.storing.Load())
+	}
+
+	var got []byte
+	for i := 0; i < n; i += verbs.MaxFetch {
+		f := q.Fetch(mem, addr+uint64(i), uint32(min(verbs.MaxFetch, n-i)))
+		await(t, moved, "bytes are fetched", func() bool {
+			b, ok := f.Bytes()
+			return b != nil || !ok
+		})
+		b, _ := f.Bytes()
+		got = append(got, b...)
+		f.Release()
+	}
+	if !bytes.Equal(got, want) || m.fetched != 0 {
+		t.Errorf("fetched other bytes, or %d are in use", m.fetched)
+	}
+	allocs := testing.AllocsPerRun(100, func() {
+		q.Store(mem, addr, 1000, marked.Bytes{B: want})
+		f := q.Fetch(mem, addr, 1000)
+		m.Fence()
+		f.Release()
+	})
+	if allocs > 3 { // of Fence
+		t.Errorf("%v allocations", allocs)
+	}
+}
+
+// A Store to memory that is not there fails, and those after it go on. So does a Fetch.
+func TestMoverFails(t *testing.T) {
+	mem := own(t)
+	b, addr := private(t, 4096)
+	m, q, _ := newQueue(t, mem, time.Minute, func() {})
+	q.Store(mem, addr, 4, marked.Bytes{B: []byte("good")})
+	q.Store(mem, 64, 4, marked.Bytes{B: []byte("lost")})
+	q.Store(mem, addr+8, 4, marked.Bytes{B: []byte("also")})
+	f := q.Fetch(mem, 64, 4)
+	m.Fence()
+	if done, failed := q.Stored(); done != 3 || failed != 2 || string(b[:4])+string(b[8:12]) != "goodalso" {
+		t.Errorf("%d stored, the first that failed is %d", done, failed)
+	}
+	if _, ok := f.Bytes(); ok {
+		t.Error("bytes were fetched that are not there")
+	}
+	f.Release()
+}
+
+// slow is memory that does not come until it is closed.
+type slow chan struct{}
+
+func (s slow) read([]byte, uint64) error {
+	<-s
+	return nil
+}
+
+func (s slow) write([]byte, uint64) error {
+	<-s
+	return nil
+}
+
+// Memory that does not come: the Mover says so, takes a bounded amount of data, and goes on when the memory comes.
+func TestStuck(t *testing.T) {
+	mem, stuck := make(slow), make(chan struct{})
+	m, q, moved := newQueue(t, own(t), 10*time.Millisecond, func() { close(stuck) })
+	q.Store(mem, 0, 1, marked.Bytes{B: []byte{7}})
+	select {
+	case <-stuck:
+	case <-time.After(time.Minute):
+		t.Fatal("the Mover does not say that it is stuck")
+	}
+	m.Fence() // it does not wait
+	for range storeLimit/blockSize + 2 {
+		q.Store(mem, 0, blockSize, marked.Bytes{B: make([]byte, blockSize)})
+	}
+	if !q.Crowded() {
+		t.Error("the client is not crowded")
+	}
+	fetches := 0
+	for q.Fetch(mem, 0, verbs.MaxFetch) != nil {
+		fetches++
+	}
+	if fetches != fetchLimit/blockSize {
+		t.Errorf("%d fetches", fetches)
+	}
+	close(mem)
+	await(t, moved, "the client is not crowded any more", func() bool { return !q.Crowded() })
+}
+
+// A Mover that is stuck ends when its operation does, and does nothing more.
+func TestCloseStuck(t *testing.T) {
+	mem := make(slow)
+	m := New(time.Minute, func() {})
+	m.Start()
+	q := m.NewQueue()
+	q.Store(mem, 0, 1, marked.Bytes{B: []byte{1}})
+	q.Store(mem, 9, 1, marked.Bytes{B: []byte{1}})
+	closed := make(chan struct{})
+	go func() {
+		m.Close()
+		close(closed)
+	}()
+	for begun := false; !begun; runtime.Gosched() {
+		m.mu.Lock()
+		begun = m.closed
+		m.mu.Unlock()
+	}
+	select {
+	case mem <- struct{}{}:
+	case <-m.over: // before it began
+	}
+	<-closed
+	if done, _ := q.Stored(); done > 1 {
+		t.Errorf("%d stored", done)
+	}
+}
+
+// child starts a process that waits, and returns its memory.
+func child(t *testing.T) (cmd *exec.Cmd, fd int) {
+	t.Helper()
+	cmd = exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "FAR_TEST_CHILD=1")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if _, err := out.Read(make([]byte, 8)); err != nil {
+		t.Fatal(err)
+	}
+	return cmd, openMem(t, fmt.Sprintf("/proc/%d/mem", cmd.Process.Pid), unix.O_RDWR)
+}
+
+// Only the memory of the process as it is now is taken.
+func TestOpen(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "mem")
+	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd, other := child(t)
+	exited, gone := child(t)
+	_ = exited.Process.Kill()
+	_ = exited.Wait()
+	for _, tt := range []struct {
+		name string
+		fd   int
+		pid  int
+		want string
+	}{
+		{"a file", openMem(t, file, unix.O_RDWR), os.Getpid(), "not a file of procfs"},
+		{"another file of procfs", openMem(t, "/proc/self/comm", unix.O_RDWR), os.Getpid(), `named "/proc/`},
+		{"a folder of procfs", openMem(t, "/proc/self", unix.O_RDONLY), os.Getpid(), `named "/proc/`},
+		{"another process", other, os.Getpid(), "and the client is process"},
+		{"an exited process", gone, exited.Process.Pid, "has exited"},
+		{"read-only", openMem(t, "/proc/self/mem", unix.O_RDONLY), os.Getpid(), "not open for reading and writing"},
+		{"the client's", openMem(t, fmt.Sprintf("/proc/%d/mem", cmd.Process.Pid), unix.O_RDWR), cmd.Process.Pid, ""},
+		{"a thread's", openMem(t, fmt.Sprintf("/proc/%d/task/%d/mem", cmd.Process.Pid, cmd.Process.Pid), unix.O_RDWR), cmd.Process.Pid, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			mem, err := Open(tt.fd, tt.pid)
+			switch {
+			case tt.want == "" && err != nil:
+				t.Error(err)
+			case tt.want == "":
+				mem.Close()
+			case !errors.Is(err, ErrMemory) || !strings.Contains(err.Error(), tt.want):
+				t.Errorf("%v; want %q", err, tt.want)
+			}
+			if tt.want != "" {
+				unix.Close(tt.fd)
+			}
+		})
+	}
+}
+
+// A descriptor from before an exec is of memory that is gone.
+func TestOpenAfterExec(t *testing.T) {
+	// The shell executes the test as a child of ours, with a descriptor of the shell's own memory as 3.
+	cmd := exec.Command("/bin/sh", "-c", `exec 3<>/proc/$$/mem; echo ready; read x; exec "$0"`, os.Args[0])
+	cmd.Env = append(os.Environ(), "FAR_TEST_CHILD=1")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		in.Close()
+		_ = cmd.Wait()
+	}()
+	pid := cmd.Process.Pid
+	line := make([]byte, 6)
+	if _, err := out.Read(line); err != nil {
+		t.Fatal(err)
+	}
+	before := openMem(t, fmt.Sprintf("/proc/%d/mem", pid), unix.O_RDWR)
+	fmt.Fprintln(in)
+	if _, err := out.Read(line); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(before, pid); !errors.Is(err, errGone) {
+		t.Errorf("a descriptor from before the exec: %v", err)
+	}
+	unix.Close(before)
+}

@@ -1,0 +1,444 @@
+// Package far reaches memory of a client that the daemon cannot map, by a descriptor of the client's /proc/self/mem. Such an access can block
+// for as long as the client likes (userfaultfd, FUSE, swap), so a goroutine for each client makes them, and the workers none.
+package far
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/internal/marked"
+	"github.com/iwarpd/iwarpd/verbs"
+)
+
+// Memory of the daemon that a client's Mover uses, in bytes.
+const (
+	storeLimit = 8 << 20 // when more is to be stored the client is Crowded
+	fetchLimit = 4 << 20
+	// Limit is the most memory of a Mover, but for what arrives in one turn after it is Crowded.
+	Limit = storeLimit + fetchLimit
+
+	blockSize  = verbs.MaxFetch
+	smallBlock = 4 << 10
+)
+
+// A Mover moves data between the queue pairs of a client and its far memory, one operation after the other.
+type Mover struct {
+	bound   time.Duration
+	onStuck func()
+	over    chan struct{} // closed when the goroutine has ended; nil: it was not started
+	stuck   chan struct{} // closed when an operation takes too long
+
+	mu      sync.Mutex
+	work    sync.Cond // ops, or closed
+	ops     []op
+	closed  bool
+	busy    bool
+	beats   uint64 // operations that have ended
+	seen    uint64 // beats when the watchdog last looked
+	dog     *time.Timer
+	free    [2][]*block // not in use: small ones, large ones
+	fetched int         // bytes of blocks of Fetches in use
+	waiting []*Queue    // a Fetch found no memory
+
+	storing atomic.Int64 // bytes of blocks of Stores in use
+	crowd   []*Queue     // they were told that the client is crowded; guarded by mu
+}
+
+// op is an operation: a Store of b[off:off+n], a Fetch into b, or a fence.
+type op struct {
+	q      *Queue
+	mem    memory
+	addr   uint64
+	b      *block
+	off, n int
+	stores uint64 // Store: that many end with it
+	fetch  bool
+	fence  chan struct{}
+}
+
+// New returns a Mover without a goroutine, which Start starts. onStuck is called, once, when an operation has taken bound to twice bound.
+func New(bound time.Duration, onStuck func()) *Mover {
+	m := &Mover{bound: bound, onStuck: onStuck, stuck: make(chan struct{})}
+	m.work.L = &m.mu
+	return m
+}
+
+// Start begins to move. It must be called once, before anything is to be moved.
+func (m *Mover) Start() {
+	m.over = make(chan struct{})
+	go m.run()
+}
+
+// Fence returns when all that was asked for before has ended, or will not: the Mover is stuck, or was closed.
+func (m *Mover) Fence() {
+	if m.over == nil {
+		return
+	}
+	done := make(chan struct{})
+	m.mu.Lock()
+	m.push(op{fence: done})
+	m.mu.Unlock()
+	select {
+	case <-done:
+	case <-m.over:
+	case <-m.stuck:
+	}
+}
+
+// Close ends the Mover: what is outstanding is not done any more. It waits for the operation at hand, however long that takes.
+func (m *Mover) Close() {
+	if m.over == nil {
+		return
+	}
+	m.mu.Lock()
+	m.closed = true
+	m.work.Signal()
+	m.mu.Unlock()
+	<-m.over
+}
+
+// push adds an operation. Called with mu held.
+func (m *Mover) push(o op) {
+	m.ops = append(m.ops, o)
+	if !m.busy {
+		m.work.Signal()
+	}
+}
+
+func (m *Mover) run() {
+	defer close(m.over)
+	var batch []op
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for {
+		for len(m.ops) == 0 && !m.closed {
+			m.busy = false
+			m.work.Wait()
+		}
+		if m.closed {
+			return
+		}
+		m.watch()
+		batch, m.ops = m.ops, batch[:0]
+		for i := range batch {
+			if m.closed {
+				return
+			}
+			m.mu.Unlock()
+			o := &batch[i]
+			err := o.do()
+			m.mu.Lock()
+			m.beats++
+			o.end(m, err)
+			*o = op{}
+		}
+	}
+}
+
+// watch sets the watchdog when the goroutine becomes busy. Called with mu held.
+func (m *Mover) watch() {
+	if m.busy {
+		return
+	}
+	m.busy, m.seen = true, m.beats
+	if m.dog == nil {
+		m.dog = time.AfterFunc(m.bound, m.look)
+	} else {
+		m.dog.Reset(m.bound)
+	}
+}
+
+// look ends a client whose memory does not come.
+func (m *Mover) look() {
+	m.mu.Lock()
+	stuck := m.busy && m.beats == m.seen
+	if m.busy && !stuck && !m.closed {
+		m.seen = m.beats
+		m.dog.Reset(m.bound)
+	}
+	m.mu.Unlock()
+	if stuck {
+		close(m.stuck)
+		m.onStuck()
+	}
+}
+
+// do makes the system calls of o.
+func (o *op) do() error {
+	switch {
+	case o.fence != nil:
+		return nil
+	case o.fetch:
+		return o.mem.read(o.b.buf[:o.n], o.addr)
+	}
+	return o.mem.write(o.b.buf[o.off:o.off+o.n], o.addr)
+}
+
+// end takes the result of o. Called with mu held.
+func (o *op) end(m *Mover, err error) {
+	switch {
+	case o.fence != nil:
+		close(o.fence)
+		return
+	case o.fetch:
+		to := here
+		if err != nil {
+			to = failed
+		}
+		if !o.b.state.CompareAndSwap(fetching, to) { // released meanwhile
+			m.freeFetch(o.b)
+		}
+	default:
+		if o.b.refs--; o.b.refs == 0 {
+			if o.q.cur == o.b {
+				o.q.cur = nil
+			}
+			m.put(o.b)
+			if m.storing.Add(-blockSize) <= storeLimit {
+				m.wake(&m.crowd)
+			}
+		}
+		done := o.q.stored.Load()
+		if err != nil {
+			o.q.failed.CompareAndSwap(0, done+1)
+		}
+		o.q.backlog.Add(-int64(o.n))
+		o.q.stored.Store(done + o.stores)
+	}
+	o.q.notify()
+}
+
+// take returns a block that holds n bytes. Called with mu held.
+func (m *Mover) take(n int) *block {
+	size, i := blockSize, 1
+	if n <= smallBlock {
+		size, i = smallBlock, 0
+	}
+	if free := m.free[i]; len(free) > 0 {
+		b := free[len(free)-1]
+		m.free[i] = free[:len(free)-1]
+		return b
+	}
+	return &block{m: m, buf: make([]byte, size)}
+}
+
+// put takes back a block. Called with mu held.
+func (m *Mover) put(b *block) {
+	i := 0
+	if len(b.buf) == blockSize {
+		i = 1
+	}
+	m.free[i] = append(m.free[i], b)
+}
+
+// freeFetch takes back the block of a Fetch. Called with mu held.
+func (m *Mover) freeFetch(b *block) {
+	m.fetched -= len(b.buf)
+	m.put(b)
+	m.wake(&m.waiting)
+}
+
+// wake notifies the queues of a list that wait, and empties it. Called with mu held.
+func (m *Mover) wake(list *[]*Queue) {
+	for _, q := range *list {
+		q.notify()
+	}
+	clear(*list)
+	*list = (*list)[:0]
+}
+
+// wait adds q to a list. Called with mu held.
+func wait(list *[]*Queue, q *Queue) {
+	if !slices.Contains(*list, q) {
+		*list = append(*list, q)
+	}
+}
+
+// States of a Fetch.
+const (
+	fetching uint32 = iota
+	here
+	failed
+	released // while fetching
+)
+
+// block is memory of the daemon for data on its way: a Fetch, or Stores of one queue pair.
+type block struct {
+	m     *Mover
+	buf   []byte
+	n     int           // Fetch: bytes; Stores: bytes in use
+	refs  int           // Stores: operations; guarded by Mover.mu
+	state atomic.Uint32 // Fetch
+}
+
+var _ verbs.Fetch = (*block)(nil)
+
+// Len implements verbs.Fetch.
+func (b *block) Len() int { return b.n }
+
+// Bytes implements verbs.Fetch.
+func (b *block) Bytes() ([]byte, bool) {
+	switch b.state.Load() {
+	case here:
+		return b.buf[:b.n], true
+	case failed:
+		return nil, false
+	}
+	return nil, true
+}
+
+// Release implements verbs.Fetch.
+func (b *block) Release() {
+	if b.state.CompareAndSwap(fetching, released) {
+		return
+	}
+	b.m.mu.Lock()
+	defer b.m.mu.Unlock()
+	b.m.freeFetch(b)
+}
+
+// Queue is the verbs.Mover of one queue pair. Its worker's goroutine is the only one to use it, but for notify.
+type Queue struct {
+	m       *Mover
+	notify  func()
+	backlog atomic.Int64 // bytes to be stored
+	stored  atomic.Uint64
+	failed  atomic.Uint64 // number of the first Store that failed; 0: none
+
+	cur *block // where the next Store goes; guarded by Mover.mu
+}
+
+var _ verbs.Mover = (*Queue)(nil)
+
+// NewQueue returns the Queue of a new queue pair.
+func (m *Mover) NewQueue() *Queue { return &Queue{m: m, notify: func() {}} }
+
+// Notify makes f be called after each operation, and when a Fetch that found no memory may find some. f must not block, and not use the Queue.
+// Notify must be called before the first operation.
+func (q *Queue) Notify(f func()) { q.notify = f }
+
+// Backlog returns how many bytes are to be stored.
+func (q *Queue) Backlog() int { return int(q.backlog.Load()) }
+
+// Crowded reports whether the client has so much to be stored that nothing more should be taken for it. Then q is notified when that is over.
+func (q *Queue) Crowded() bool {
+	m := q.m
+	if m.storing.Load() <= storeLimit {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	crowded := m.storing.Load() > storeLimit
+	if crowded {
+		wait(&m.crowd, q)
+	}
+	return crowded
+}
+
+// Stored implements verbs.Mover.
+func (q *Queue) Stored() (done, firstFailed uint64) {
+	done = q.stored.Load()
+	return done, q.failed.Load()
+}
+
+// Store implements verbs.Mover.
+func (q *Queue) Store(mem verbs.FarMemory, addr uint64, size uint32, p marked.Bytes) {
+	m, to, n := q.m, mem.(memory), int(size)
+	q.backlog.Add(int64(n))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for n > 0 {
+		b := q.cur
+		if b == nil || b.n == blockSize {
+			b = m.take(blockSize)
+			b.n, b.refs = 0, 0
+			m.storing.Add(blockSize)
+			q.cur = b
+		}
+		k := min(n, blockSize-b.n)
+		p.CopyTo(b.buf[b.n : b.n+k])
+		o := m.extend(q, to, addr, b)
+		if o == nil {
+			m.push(op{q: q, mem: to, addr: addr, b: b, off: b.n})
+			o = &m.ops[len(m.ops)-1]
+			b.refs++
+		}
+		b.n += k
+		o.n += k
+		addr += uint64(k)
+		if n -= k; n == 0 {
+			o.stores++
+			return
+		}
+		p = p.After(k)
+	}
+}
+
+// extend returns the newest operation if a Store that follows it in memory and in b can be part of it.
+func (m *Mover) extend(q *Queue, mem memory, addr uint64, b *block) *op {
+	if len(m.ops) == 0 {
+		return nil
+	}
+	o := &m.ops[len(m.ops)-1]
+	if o.q == q && !o.fetch && o.b == b && o.mem == mem && o.addr+uint64(o.n) == addr && o.off+o.n == b.n {
+		return o
+	}
+	return nil
+}
+
+// Fetch implements verbs.Mover.
+func (q *Queue) Fetch(mem verbs.FarMemory, addr uint64, n uint32) verbs.Fetch {
+	m := q.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fetched >= fetchLimit {
+		wait(&m.waiting, q)
+		return nil
+	}
+	b := m.take(int(n))
+	m.fetched += len(b.buf)
+	b.n = int(n)
+	b.state.Store(fetching)
+	m.push(op{q: q, mem: mem.(memory), addr: addr, b: b, n: int(n), fetch: true})
+	return b
+}
+
+// errGone is the error of memory whose process has exited or executed another program.
+var errGone = errors.New("its process has exited, or has executed another program")
+
+// memory is a *Memory.
+type memory interface {
+	read(b []byte, addr uint64) error
+	write(b []byte, addr uint64) error
+}
+
+// Memory is the memory of a process, by a descriptor of its /proc/self/mem.
+type Memory struct{ fd int }
+
+// Close closes the descriptor. No Mover may use the memory any more.
+func (m *Memory) Close() error { return unix.Close(m.fd) }
+
+func (m *Memory) read(b []byte, addr uint64) error  { return move(m.fd, b, addr, unix.Pread) }
+func (m *Memory) write(b []byte, addr uint64) error { return move(m.fd, b, addr, unix.Pwrite) }
+
+// move moves all of b, by as many calls as it takes.
+func move(fd int, b []byte, addr uint64, call func(fd int, b []byte, off int64) (int, error)) error {
+	for len(b) > 0 {
+		n, err := call(fd, b, int64(addr))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return err
+		case n == 0:
+			return errGone
+		default:
+			b, addr = b[n:], addr+uint64(n)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,111 @@
+package far
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrMemory is the error of a descriptor that Open does not take.
+var ErrMemory = errors.New("far: not the client's /proc/self/mem")
+
+// Open takes fd, which must be the /proc/self/mem of the process pid, open for reading and writing. On success it owns fd. It may block for as
+// long as the owner of fd likes.
+//
+// The kernel decides which memory it is when the file is opened. What Open adds is that a mistake is found: who has such a descriptor of
+// another process can already use its memory.
+func Open(fd, pid int) (*Memory, error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return nil, fmt.Errorf("far: fstatfs: %w", err)
+	}
+	if fs.Type != unix.PROC_SUPER_MAGIC {
+		return nil, fmt.Errorf("%w: not a file of procfs", ErrMemory)
+	}
+	name, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	if err != nil {
+		return nil, fmt.Errorf("far: %w", err)
+	}
+	owner, err := ownerOf(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkOwner(fd, owner, pid); err != nil {
+		return nil, err
+	}
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		return nil, fmt.Errorf("far: fcntl: %w", err)
+	}
+	if flags&unix.O_ACCMODE != unix.O_RDWR {
+		return nil, fmt.Errorf("%w: not open for reading and writing", ErrMemory)
+	}
+	// Nothing is read of a process that is gone; one that is there has a page, or EIO.
+	var b [1]byte
+	if n, err := unix.Pread(fd, b[:], 0); n == 0 && err == nil {
+		return nil, fmt.Errorf("%w: %w", ErrMemory, errGone)
+	}
+	return &Memory{fd}, nil
+}
+
+// ownerOf returns the process whose memory a file of procfs is, by its name there: PID/mem or PID/task/TID/mem.
+func ownerOf(name string) (int, error) {
+	if strings.HasSuffix(name, " (deleted)") {
+		return 0, fmt.Errorf("%w: %w", ErrMemory, errGone)
+	}
+	part := strings.Split(name, "/")
+	n := len(part)
+	if n >= 4 && part[n-1] == "mem" && part[n-3] == "task" {
+		part, n = append(part[:n-3:n-3], "mem"), n-2
+	}
+	if n >= 2 && part[n-1] == "mem" {
+		if pid, err := strconv.Atoi(part[n-2]); err == nil {
+			return pid, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: a file named %q", ErrMemory, name)
+}
+
+// checkOwner checks that a file PID/mem of owner is that of pid. Both numbers are of the daemon's namespace, or owner is of that of the
+// procfs that the file is on.
+func checkOwner(fd, owner, pid int) error {
+	var have, want unix.Stat_t
+	if err := unix.Fstat(fd, &have); err != nil {
+		return fmt.Errorf("far: fstat: %w", err)
+	}
+	dir := "/proc/" + strconv.Itoa(pid)
+	if err := unix.Stat(dir+"/mem", &want); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) {
+		return fmt.Errorf("far: %s: %w", dir, err)
+	}
+	hidden := want.Dev == 0 // by procfs's option hidepid
+	if owner == pid && (hidden || have.Dev == want.Dev) {
+		return nil
+	}
+	if !hidden && have.Dev != want.Dev && slices.Contains(pidsOf(dir), owner) {
+		return nil
+	}
+	return fmt.Errorf("%w: the memory of process %d, and the client is process %d", ErrMemory, owner, pid)
+}
+
+// pidsOf returns the numbers of a process in all namespaces that it is in.
+func pidsOf(dir string) (pids []int) {
+	b, err := os.ReadFile(dir + "/status")
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(b)) {
+		if list, ok := strings.CutPrefix(line, "NSpid:"); ok {
+			for _, f := range strings.Fields(list) {
+				if pid, err := strconv.Atoi(f); err == nil {
+					pids = append(pids, pid)
+				}
+			}
+		}
+	}
+	return pids
+}

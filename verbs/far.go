@@ -1,0 +1,301 @@
+package verbs
+
+import (
+	"github.com/iwarpd/iwarpd/internal/marked"
+	"github.com/iwarpd/iwarpd/rdmap"
+)
+
+// Far memory is client memory that no worker may touch, because an access can block for as long as the client likes. A Mover copies between
+// it and memory of the daemon. What arrives is stored, and completes when it has been; what is to be sent is fetched ahead of its turn.
+
+// FarMemory names the memory of a process to a Mover.
+type FarMemory any
+
+// MaxFetch is the largest number of bytes of one Fetch.
+const MaxFetch = 64 << 10
+
+// fetchAhead is how many bytes of far memory a QP fetches ahead for each direction of its messages: its own, and responses.
+const fetchAhead = 4 * MaxFetch
+
+// A Mover reaches far memory for one QP. Its methods never block. Each operation takes effect after those before it.
+type Mover interface {
+	// Store copies the first n bytes of p, to be stored at addr.
+	Store(mem FarMemory, addr uint64, n uint32, p marked.Bytes)
+	// Stored returns how many Stores have ended, and the number of the first that failed, from 1; 0: none.
+	Stored() (done, failed uint64)
+	// Fetch begins to read n bytes at addr, at most MaxFetch. It returns nil if there is no memory for them now.
+	Fetch(mem FarMemory, addr uint64, n uint32) Fetch
+}
+
+// A Fetch is bytes of far memory that were asked for.
+type Fetch interface {
+	Len() int
+	// Bytes returns the bytes, nil until they are here. ok is false if they could not be read.
+	Bytes() (b []byte, ok bool)
+	// Release ends the use of the bytes, also before they are here.
+	Release()
+}
+
+// RegisterFar is Register for length bytes at addr of mem. Nobody can be granted atomics on far memory: they would not be atomic.
+func (t *Table) RegisterFar(pd PDID, mem FarMemory, addr, length, base uint64, a Access) (*Region, error) {
+	if a&RemoteAtomic != 0 {
+		return nil, ErrFarAtomic
+	}
+	return t.register(&Region{pd: pd, kind: kindMR, far: mem, addr: addr}, length, base, a)
+}
+
+// memory is what a check has granted: b, or bytes from addr on of the region far. None: it is the zero value.
+type memory struct {
+	b    []byte
+	far  *Region
+	addr uint64
+}
+
+func (m *memory) granted() bool { return m.b != nil || m.far != nil }
+
+// put places the first n bytes of p.
+func (q *QP) put(m *memory, n uint32, p marked.Bytes) {
+	if m.far == nil {
+		p.CopyTo(m.b)
+		return
+	}
+	q.stores++
+	q.cfg.Mover.Store(m.far.far, m.addr, n, p)
+}
+
+// stored reports whether the first n Stores of the QP have ended.
+func (q *QP) stored(n uint64) bool {
+	if n == 0 {
+		return true
+	}
+	done, _ := q.cfg.Mover.Stored()
+	return done >= n
+}
+
+// Settled reports whether all that was placed is in the client's memory. Completions wait for that.
+func (q *QP) Settled() bool { return q.stored(q.stores) }
+
+// storedOK reports whether none of the first n Stores has failed.
+func (q *QP) storedOK(n uint64) bool {
+	if n == 0 {
+		return true
+	}
+	_, failed := q.cfg.Mover.Stored()
+	return failed == 0 || n < failed
+}
+
+// fetches are bytes of far memory in the order in which they will be sent.
+type fetches struct {
+	list  []Fetch
+	spent int // of list: taken whole, not released before that
+	head  int // of list: not taken whole
+	taken int // bytes of the head
+	n     int // bytes that are not taken
+}
+
+func (f *fetches) push(x Fetch) {
+	f.list = append(f.list, x)
+	f.n += x.Len()
+}
+
+// ready reports whether the next n bytes are here. ok is false if some of them could not be read.
+func (f *fetches) ready(n int) (here, ok bool) {
+	if n == 0 {
+		return true, true
+	}
+	n += f.taken
+	for _, x := range f.list[f.head:] {
+		b, ok := x.Bytes()
+		if !ok {
+			return false, false
+		}
+		if b == nil {
+			return false, true
+		}
+		if n -= len(b); n <= 0 {
+			return true, true
+		}
+	}
+	return false, true
+}
+
+// take appends the next n bytes to dst. They are valid until the next release. It reports false if they are not all here.
+func (f *fetches) take(n int, dst [][]byte) ([][]byte, bool) {
+	if here, _ := f.ready(n); !here {
+		return dst, false
+	}
+	f.n -= n
+	for n > 0 {
+		b, _ := f.list[f.head].Bytes()
+		b = b[f.taken:]
+		if len(b) > n {
+			f.taken += n
+			return append(dst, b[:n]), true
+		}
+		dst = append(dst, b)
+		n -= len(b)
+		f.head, f.taken = f.head+1, 0
+	}
+	return dst, true
+}
+
+// release gives back what was taken.
+func (f *fetches) release() {
+	for ; f.spent < f.head; f.spent++ {
+		f.list[f.spent].Release()
+		f.list[f.spent] = nil
+	}
+	if f.head > len(f.list)/2 {
+		f.list = f.list[:copy(f.list, f.list[f.head:])]
+		f.spent, f.head = 0, 0
+	}
+}
+
+// drop gives everything back.
+func (f *fetches) drop() {
+	f.head = len(f.list)
+	f.release()
+	f.taken, f.n = 0, 0
+}
+
+// farSends are the fetches for work requests.
+type farSends struct {
+	fetches
+	any bool   // a work request had far memory
+	at  uint32 // slot to be fetched for next; free-running
+	off uint64 // bytes of its payload that were asked for
+}
+
+// fetchSends fetches the payload of posted work requests ahead of their turn. A fenced one waits for its turn: an earlier Read may still write
+// to its memory. sending is the slot whose turn it is, or noSlot.
+func (q *QP) fetchSends(sending uint32) {
+	f := &q.farSends
+	if !f.any || q.awaits && sending == noSlot {
+		return // what is waited for comes first
+	}
+	if int32(f.at-q.sqHead) < 0 {
+		f.at, f.off = q.sqHead, 0
+	}
+	for ; f.at != q.sqTail; f.at, f.off = f.at+1, 0 {
+		s := q.sendSlot(f.at)
+		if !s.far || s.status != WCSuccess {
+			continue
+		}
+		if s.fence && f.at&uint32(len(q.sq)-1) != sending || !q.fetchSlot(s) {
+			return
+		}
+	}
+}
+
+const noSlot = 1<<32 - 1
+
+// fetchSlot fetches what is left of the payload of s, the work request at farSends.at. It reports whether it has asked for all.
+func (q *QP) fetchSlot(s *sendSlot) bool {
+	f := &q.farSends
+	off := f.off
+	i := int(f.at&uint32(len(q.sq)-1)) * q.cfg.MaxSGE
+	for _, g := range q.sges[i:][:s.nsge] {
+		for off < uint64(g.Len) {
+			if f.n >= fetchAhead {
+				return false
+			}
+			n := min(g.Len-uint32(off), MaxFetch)
+			m, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, g.LKey, g.Addr+off, n, UseLocalRead)
+			if m.far != nil {
+				x := q.cfg.Mover.Fetch(m.far.far, m.addr, n)
+				if x == nil {
+					return false
+				}
+				f.push(x)
+			} else if m.b == nil {
+				return false // Gather finds that
+			}
+			f.off += uint64(n)
+			off += uint64(n)
+		}
+		off -= uint64(g.Len)
+	}
+	return true
+}
+
+// farBytes returns how many of the n bytes at off of a work request's payload are far memory.
+func (q *QP) farBytes(sges []SGE, off uint64, n int) (far int) {
+	for k := range sges {
+		g := &sges[k]
+		if off >= uint64(g.Len) {
+			off -= uint64(g.Len)
+			continue
+		}
+		m := min(uint32(n), g.Len-uint32(off))
+		if r := q.cfg.Table.at(g.LKey); r != nil && r.far != nil {
+			far += int(m)
+		}
+		if n -= int(m); n == 0 {
+			break
+		}
+		off = 0
+	}
+	return far
+}
+
+// farResponse are the fetches for the response to a Read.
+type farResponse struct {
+	fetches
+	stag uint32
+	next uint64 // tagged offset to be fetched next
+}
+
+// gatherResponse is Gather for a response out of far memory, of which left bytes follow. It reports false if the bytes are not here: awaits
+// says whether they will be.
+func (q *QP) gatherResponse(src *rdmap.Source, n, left int, dst [][]byte) ([][]byte, bool) {
+	f := &q.farResponse
+	f.release()
+	if f.stag != src.STag || f.next-uint64(f.n) != src.Off {
+		f.drop()
+		f.stag, f.next = src.STag, src.Off
+	}
+	q.fetchResponse(src.Off + uint64(n) + uint64(left))
+	if !q.ready(&f.fetches, n) {
+		return dst, false
+	}
+	return f.take(n, dst)
+}
+
+// ready reports whether the next n bytes of f are here; awaits says whether they will be. A QP that gets no memory for what it needs next gives
+// back all that it has: if many waited for more and kept theirs, none might get any.
+func (q *QP) ready(f *fetches, n int) bool {
+	here, ok := f.ready(n)
+	q.awaits = !here && ok
+	if q.awaits && f.n < n {
+		q.farResponse.drop()
+		q.farResponse.stag = 0
+		q.farSends.drop()
+		q.farSends.at = q.sqHead
+		for q.farSends.at != q.sqTail && q.sendSlot(q.farSends.at).complete() {
+			q.farSends.at++
+		}
+		q.farSends.off = 0
+		if q.farSends.at != q.sqTail {
+			q.farSends.off = uint64(q.sendSlot(q.farSends.at).gathered)
+		}
+	}
+	return here
+}
+
+// fetchResponse fetches a response up to tagged offset end.
+func (q *QP) fetchResponse(end uint64) {
+	f := &q.farResponse
+	for f.next < end && f.n < fetchAhead {
+		n := uint32(min(end-f.next, MaxFetch))
+		m, _ := q.cfg.Table.check(q.cfg.PD, q.cfg.Num, f.stag, f.next, n, UseReadSource)
+		if m.far == nil {
+			return // Gather finds that
+		}
+		x := q.cfg.Mover.Fetch(m.far.far, m.addr, n)
+		if x == nil {
+			return
+		}
+		f.push(x)
+		f.next += uint64(n)
+	}
+}

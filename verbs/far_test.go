@@ -1,0 +1,361 @@
+package verbs
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/internal/marked"
+	"github.com/iwarpd/iwarpd/internal/testenv"
+	"github.com/iwarpd/iwarpd/rdmap"
+)
+
+// mover is a Mover over the heap that moves when the test says so.
+type mover struct {
+	ops          []func()
+	done, failed uint64
+	fail         bool // what moves from now on fails
+	room         int  // Fetches that may be outstanding; negative: any number
+	fetching     int
+}
+
+// step does the oldest operation. It reports whether there was one.
+func (m *mover) step() bool {
+	if len(m.ops) == 0 {
+		return false
+	}
+	m.ops[0]()
+	m.ops = m.ops[1:]
+	return true
+}
+
+func (m *mover) Store(mem FarMemory, addr uint64, n uint32, p marked.Bytes) {
+	b := make([]byte, n)
+	p.CopyTo(b)
+	m.ops = append(m.ops, func() {
+		m.done++
+		if m.fail {
+			if m.failed == 0 {
+				m.failed = m.done
+			}
+			return
+		}
+		copy(mem.([]byte)[addr:], b)
+	})
+}
+
+func (m *mover) Stored() (uint64, uint64) { return m.done, m.failed }
+
+func (m *mover) Fetch(mem FarMemory, addr uint64, n uint32) Fetch {
+	if m.fetching == m.room {
+		return nil
+	}
+	m.fetching++
+	f := &heapFetch{m: m, n: int(n)}
+	m.ops = append(m.ops, func() {
+		f.failed = m.fail
+		f.b = bytes.Clone(mem.([]byte)[addr : addr+uint64(n)])
+	})
+	return f
+}
+
+type heapFetch struct {
+	m        *mover
+	n        int
+	b        []byte
+	failed   bool
+	released bool
+}
+
+func (f *heapFetch) Len() int { return f.n }
+
+func (f *heapFetch) Bytes() ([]byte, bool) {
+	if f.released {
+		panic("used after its release")
+	}
+	if f.failed {
+		return nil, false
+	}
+	return f.b, true
+}
+
+func (f *heapFetch) Release() {
+	if f.released {
+		panic("released twice")
+	}
+	f.released = true
+	f.m.fetching--
+}
+
+// farSide is a side with far memory beside its own.
+type farSide struct {
+	*side
+	m   *mover
+	far []byte
+	fmr *Region
+}
+
+const (
+	farLen  = 1 << 20
+	farBase = 0x6000_0000_0000
+)
+
+func newFarPair(t *testing.T) (a, b *farSide) {
+	t.Helper()
+	one := func(num uint32) *farSide {
+		s := &farSide{m: &mover{room: -1}, far: make([]byte, farLen)}
+		s.side = newSide(t, num, farLen, QPConfig{Mover: s.m})
+		r, err := s.table.RegisterFar(pdA, s.far, 0, farLen, farBase, accessRW&^RemoteAtomic)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.fmr = r
+		s.Start(rdmap.Config{IRD: 4, ORD: 4})
+		return s
+	}
+	return one(1), one(2)
+}
+
+func (s *farSide) fsge(off, n int) SGE {
+	return SGE{Addr: farBase + uint64(off), Len: uint32(n), LKey: s.fmr.STag()}
+}
+
+// exchange lets both sides send and receive, without anything being moved, until neither has more to do.
+func exchange(t *testing.T, a, b *farSide) {
+	t.Helper()
+	for busy := true; busy; {
+		busy = a.farTurn(b)
+		busy = b.farTurn(a) || busy
+		busy = a.poll() || busy
+		busy = b.poll() || busy
+	}
+}
+
+// settle does that, and moves everything.
+func settle(t *testing.T, a, b *farSide) {
+	t.Helper()
+	for exchange(t, a, b); a.m.step() || b.m.step(); exchange(t, a, b) {
+	}
+}
+
+// farTurn is side.turn for a segment that may have to wait for its payload.
+func (s *farSide) farTurn(p *farSide) bool {
+	busy := s.HandleSends(64) > 0
+	for s.pend.Len > 0 || s.Stream().PollSegment(1400, &s.pend) {
+		var ok bool
+		if s.parts, ok = s.Gather(&s.pend.Src, s.pend.Len, s.parts[:0]); !ok {
+			if s.Awaits() {
+				return busy
+			}
+			s.fails++
+			s.pend = rdmap.Segment{}
+			return true
+		}
+		busy = true
+		s.ulpdu = append(s.ulpdu[:0], s.pend.Hdr[:s.pend.HdrLen]...)
+		for _, b := range s.parts {
+			s.ulpdu = append(s.ulpdu, b...)
+		}
+		s.pend.Len = 0
+		p.Stream().HandleULPDU(s.ulpdu)
+	}
+	return busy
+}
+
+func random(r *rand.Rand, b []byte) {
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+}
+
+// Messages of all kinds out of far memory and into it, mixed with near memory.
+func TestFarTransfers(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, uint64(testenv.Seed(t))))
+	a, b := newFarPair(t)
+	random(r, a.far)
+	random(r, b.far)
+	random(r, a.mem)
+	const n = 300_000
+	recv := make([]byte, 3000)
+
+	b.postRecv(RecvWR{ID: 1, SGEs: []SGE{b.fsge(10, 1000), b.sge(0, 1000), b.fsge(5000, 1000)}})
+	a.post(SendWR{ID: 1, Op: rdmap.OpSend, Flags: Signaled, SGEs: []SGE{a.fsge(7, 1500), a.sge(3, 10), a.fsge(90_000, 1490)}})
+	a.post(SendWR{ID: 2, Op: rdmap.OpWrite, Flags: Signaled, SGEs: []SGE{a.fsge(100, n)}, RKey: b.fmr.STag(), Remote: farBase + 400_000})
+	a.post(SendWR{ID: 3, Op: rdmap.OpWrite, Flags: Signaled, SGEs: []SGE{a.fsge(200, 5)}, RKey: b.mr.STag(), Remote: sideBase + 500_000})
+	want := append(append(bytes.Clone(a.far[7:1507]), a.mem[3:13]...), a.far[90_000:91_490]...)
+	source := bytes.Clone(b.far[200_000 : 200_000+100_000])
+	a.post(SendWR{ID: 4, Op: rdmap.OpRead, Flags: Signaled, SGEs: []SGE{a.fsge(600_000, 100_000)}, RKey: b.fmr.STag(), Remote: farBase + 200_000})
+	sent := bytes.Clone(a.far[100 : 100+n])
+	settle(t, a, b)
+	if got := outcomes(a.take()); len(got) != 4 || got[3] != (outcome{4, WCSuccess}) {
+		t.Fatalf("completions %v", got)
+	}
+	copy(recv, b.far[10:1010])
+	copy(recv[1000:], b.mem[:1000])
+	copy(recv[2000:], b.far[5000:6000])
+	if !bytes.Equal(recv, want) {
+		t.Error("the receive has other bytes")
+	}
+	if !bytes.Equal(b.far[400_000:400_000+n], sent) || !bytes.Equal(b.mem[500_000:500_005], a.far[200:205]) {
+		t.Error("a Write placed other bytes")
+	}
+	if !bytes.Equal(a.far[600_000:700_000], source) {
+		t.Error("the Read brought other bytes")
+	}
+	if a.m.fetching+b.m.fetching != 0 {
+		t.Errorf("%d and %d fetches are left", a.m.fetching, b.m.fetching)
+	}
+}
+
+// A completion says that the bytes are where they should be: it comes when they were moved.
+func TestFarCompletes(t *testing.T) {
+	a, b := newFarPair(t)
+	copy(a.mem, "hello")
+	b.postRecv(RecvWR{ID: 1, SGEs: []SGE{b.sge(0, 16)}})
+	a.post(SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: []SGE{a.sge(0, 5)}, RKey: b.fmr.STag(), Remote: farBase})
+	a.post(SendWR{ID: 2, Op: rdmap.OpSend, Flags: Signaled, SGEs: []SGE{a.sge(0, 5)}})
+	exchange(t, a, b)
+	if got := b.take(); len(got) != 0 || b.Settled() {
+		t.Fatalf("the Send completed before the Write ahead of it was stored: %v", got)
+	}
+	settle(t, a, b)
+	if got := outcomes(b.take()); len(got) != 1 || got[0] != (outcome{1, WCSuccess}) || string(b.far[:5]) != "hello" {
+		t.Errorf("completions %v, memory %q", got, b.far[:5])
+	}
+
+	a.take()
+	a.post(SendWR{ID: 3, Op: rdmap.OpRead, Flags: Signaled, SGEs: []SGE{a.fsge(0, 5)}, RKey: b.mr.STag(), Remote: sideBase})
+	exchange(t, a, b)
+	if got := a.take(); len(got) != 0 {
+		t.Fatalf("the Read completed before its bytes were stored: %v", got)
+	}
+	settle(t, a, b)
+	if got := outcomes(a.take()); len(got) != 1 || got[0].st != WCSuccess || string(a.far[:5]) != "hello" {
+		t.Errorf("completions %v, memory %q", got, a.far[:5])
+	}
+	a.post(SendWR{ID: 4, Op: rdmap.OpFetchAdd, Flags: Signaled, SGEs: []SGE{a.fsge(8, 8)}, CompareAdd: 1, RKey: b.mr.STag(), Remote: sideBase + 64})
+	settle(t, a, b)
+	if got := outcomes(a.take()); len(got) != 1 || got[0].st != WCSuccess {
+		t.Errorf("an atomic with its result in far memory: %v", got)
+	}
+}
+
+// A fenced Send out of the memory that a Read brings its bytes to sends those.
+func TestFarFence(t *testing.T) {
+	a, b := newFarPair(t)
+	copy(b.far, "fresh")
+	copy(a.far, "stale")
+	b.postRecv(RecvWR{ID: 1, SGEs: []SGE{b.sge(0, 16)}})
+	a.post(SendWR{ID: 1, Op: rdmap.OpRead, SGEs: []SGE{a.fsge(0, 5)}, RKey: b.fmr.STag(), Remote: farBase})
+	a.post(SendWR{ID: 2, Op: rdmap.OpSend, Flags: Signaled | Fence, SGEs: []SGE{a.fsge(0, 5)}})
+	settle(t, a, b)
+	if string(b.mem[:5]) != "fresh" {
+		t.Errorf("sent %q", b.mem[:5])
+	}
+}
+
+// Memory that is gone is an error of the connection that uses it.
+func TestFarGone(t *testing.T) {
+	t.Run("store", func(t *testing.T) {
+		a, b := newFarPair(t)
+		b.postRecv(RecvWR{ID: 1, SGEs: []SGE{b.fsge(0, 16)}}, RecvWR{ID: 2, SGEs: []SGE{b.fsge(16, 16)}})
+		a.post(SendWR{ID: 1, Op: rdmap.OpSend, Flags: Signaled, SGEs: []SGE{a.sge(0, 5)}})
+		exchange(t, a, b)
+		a.post(SendWR{ID: 2, Op: rdmap.OpSend, Flags: Signaled, SGEs: []SGE{a.sge(0, 5)}})
+		exchange(t, a, b)
+		b.m.step()
+		b.m.fail = true
+		settle(t, a, b)
+		if got := outcomes(b.take()); len(got) != 2 || got[0] != (outcome{1, WCSuccess}) || got[1] != (outcome{2, WCLocProtErr}) {
+			t.Errorf("completions %v", got)
+		}
+		if b.Err() == nil || remoteErr(a.QP) == nil {
+			t.Error("the stream goes on")
+		}
+	})
+	t.Run("fetch", func(t *testing.T) {
+		a, b := newFarPair(t)
+		a.m.fail = true
+		a.post(SendWR{ID: 1, Op: rdmap.OpSend, Flags: Signaled, SGEs: []SGE{a.fsge(0, 5)}})
+		settle(t, a, b)
+		if got := outcomes(a.take()); len(got) != 1 || got[0] != (outcome{1, WCLocProtErr}) {
+			t.Errorf("completions %v", got)
+		}
+	})
+	t.Run("response", func(t *testing.T) {
+		a, b := newFarPair(t)
+		b.m.fail = true
+		a.post(SendWR{ID: 1, Op: rdmap.OpRead, Flags: Signaled, SGEs: []SGE{a.sge(0, 5)}, RKey: b.fmr.STag(), Remote: farBase})
+		settle(t, a, b)
+		if b.Err() == nil || remoteErr(a.QP) == nil {
+			t.Error("the stream goes on")
+		}
+	})
+}
+
+// What is flushed waits too: its memory is not the client's as long as something is to be stored there.
+func TestFarFlush(t *testing.T) {
+	a, b := newFarPair(t)
+	b.postRecv(RecvWR{ID: 1, SGEs: []SGE{b.fsge(0, 16)}}, RecvWR{ID: 2, SGEs: []SGE{b.fsge(0, 16)}})
+	a.post(SendWR{ID: 1, Op: rdmap.OpSend, Flags: Signaled, SGEs: []SGE{a.sge(0, 5)}}, SendWR{ID: 2, Op: rdmap.OpSend, SGEs: []SGE{a.fsge(0, 5)}})
+	exchange(t, a, b)
+	a.Error()
+	b.Error()
+	b.poll()
+	if got := b.take(); len(got) != 0 {
+		t.Errorf("completions before the memory is free: %v", got)
+	}
+	for b.m.step() || a.m.step() {
+	}
+	b.poll()
+	if got := outcomes(b.take()); len(got) != 2 || got[0] != (outcome{1, WCSuccess}) || got[1] != (outcome{2, WCFlushErr}) {
+		t.Errorf("completions %v", got)
+	}
+	if a.m.fetching != 0 {
+		t.Errorf("%d fetches are left", a.m.fetching)
+	}
+}
+
+// With memory for one Fetch at a time everything is sent, one after the other.
+func TestFarLittleMemory(t *testing.T) {
+	a, b := newFarPair(t)
+	random(rand.New(rand.NewPCG(1, 2)), a.far)
+	a.m.room, b.m.room = 1, 1
+	for i := range 3 {
+		a.post(SendWR{ID: uint64(i), Op: rdmap.OpWrite, Flags: Signaled, SGEs: []SGE{a.fsge(i*200_000, 200_000)}, RKey: b.fmr.STag(), Remote: farBase + uint64(i)*200_000})
+	}
+	settle(t, a, b)
+	if got := a.take(); len(got) != 3 || !bytes.Equal(a.far[:600_000], b.far[:600_000]) {
+		t.Errorf("%d completions", len(got))
+	}
+}
+
+// Nobody gets atomics on far memory, nor by a window.
+func TestFarAtomics(t *testing.T) {
+	a, b := newFarPair(t)
+	if _, err := b.table.RegisterFar(pdA, b.far, 0, 8, 0, accessRW); !errors.Is(err, ErrFarAtomic) {
+		t.Errorf("RegisterFar: %v", err)
+	}
+	r, err := b.table.RegisterFar(pdA, b.far, 0, 64, farBase, LocalWrite|MWBind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := b.table.AllocWindow(pdA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.post(SendWR{ID: 1, Op: OpBindMW, RKey: w.STag(), SGEs: []SGE{{Addr: farBase, Len: 64, LKey: r.STag()}}, Access: RemoteAtomic | RemoteWrite})
+	a.post(SendWR{ID: 2, Op: rdmap.OpWrite, SGEs: []SGE{a.fsge(0, 8)}, RKey: w.STag(), Remote: farBase})
+	copy(a.far, "window")
+	exchange(t, b, a)
+	settle(t, a, b)
+	if string(b.far[:6]) != "window" {
+		t.Errorf("a Write by a window: %q", b.far[:6])
+	}
+	a.post(SendWR{ID: 3, Op: rdmap.OpFetchAdd, Flags: Signaled, SGEs: []SGE{a.sge(0, 8)}, CompareAdd: 1, RKey: w.STag(), Remote: farBase})
+	settle(t, a, b)
+	if got := outcomes(a.take()); len(got) != 1 || got[0].st != WCRemAccessErr {
+		t.Errorf("completions %v", got)
+	}
+}
