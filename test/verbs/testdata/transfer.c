@@ -85,6 +85,7 @@ static void serve(char *p)
 
 	CHECK(mr);
 	memset(p, 0, SIZE);
+	received(); /* the client has a receive */
 	CHECK(rdma_post_recv(id, NULL, p, PART, mr) == 0);
 	listen_for_word();
 	say((struct word){ .addr = (uintptr_t)p, .rkey = mr->rkey });
@@ -92,6 +93,7 @@ static void serve(char *p)
 	CHECK(filled(p, 0, PART));
 	received();
 	CHECK(in->done && filled(p + PART, PART, PART));
+	listen_for_word();
 	CHECK(ibv_dereg_mr(mr) == 0);
 	say((struct word){ .done = 1 });
 }
@@ -105,7 +107,9 @@ static void request(char *p, bool writable)
 	if (!writable)
 		sink_mr = ibv_reg_mr(id->pd, sink, SIZE, IBV_ACCESS_LOCAL_WRITE);
 	CHECK(sink_mr);
-	received(); /* posted by connect_to, or at the end of the kind before */
+	listen_for_word();
+	say((struct word){ 0 });
+	received();
 	listen_for_word();
 	CHECK(rdma_post_send(id, NULL, p, PART, mr, 0) == 0);
 	CHECK(rdma_post_write(id, NULL, p + PART, PART, mr, 0, in->addr + PART, in->rkey) == 0);
@@ -114,7 +118,6 @@ static void request(char *p, bool writable)
 	CHECK(filled(sink + 2 * PART, PART, PART));
 	say((struct word){ .done = 1 });
 	received();
-	listen_for_word();
 	CHECK(in->done && ibv_dereg_mr(mr) == 0);
 	if (!writable)
 		CHECK(ibv_dereg_mr(sink_mr) == 0);
@@ -139,9 +142,9 @@ static void connect_to(const char *addr)
 	out_mr = ibv_reg_mr(id->pd, out, sizeof(*out), IBV_ACCESS_LOCAL_WRITE);
 	CHECK(in_mr && out_mr);
 	if (addr) {
-		listen_for_word();
 		CHECK(rdma_connect(id, NULL) == 0);
 	} else {
+		listen_for_word();
 		CHECK(rdma_accept(id, NULL) == 0);
 	}
 }
