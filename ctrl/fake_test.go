@@ -523,11 +523,11 @@ func (h *harness) settled(t testing.TB) {
 	deadline := time.After(time.Minute)
 	for {
 		h.mu.Lock()
-		n, left := len(h.sessions), maps.Clone(h.usage)
+		n, left, files := len(h.sessions), maps.Clone(h.usage), h.files.used
 		h.mu.Unlock()
 		if n == 0 {
-			if len(left) != 0 {
-				t.Errorf("usage left: %v", left)
+			if len(left) != 0 || files != 0 {
+				t.Errorf("usage left: %v, and %d descriptors", left, files)
 			}
 			return
 		}

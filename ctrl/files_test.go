@@ -134,3 +134,39 @@ func TestAcceptNoDescriptors(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestFilesOfUsers: users who take as many descriptors as their quotas allow leave some for the
+// client of the next user, also when there are many of them.
+func TestFilesOfUsers(t *testing.T) {
+	const most, users = 2000, 20
+	h := newHarness(t, Config{})
+	h.mu.Lock()
+	h.files.most = most
+	h.mu.Unlock()
+	for uid := range uint32(users) {
+		c := h.helloAs(t, 1000+uid)
+		r := reqChannel()
+		for n := 0; ; n++ {
+			if text := c.do(r).Error.GetText(); strings.Contains(text, "raise LimitNOFILE") {
+				break
+			} else if text != "" || n > most {
+				t.Fatalf("channel %d: %q", n, text)
+			}
+			seqpacket.CloseAll(c.fds)
+			c.fds = nil
+		}
+	}
+	c := h.helloAs(t, 999)
+	c.cq()
+	h.mu.Lock()
+	used, first := h.files.used, h.account(1000)[resChannels]
+	h.mu.Unlock()
+	if used > most || first < most/2 {
+		t.Errorf("%d descriptors are used, the first user has %d", used, first)
+	}
+	c.c.Close()
+}
+
+func reqChannel() *ctrlpb.Request {
+	return &ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}
+}

@@ -96,21 +96,23 @@ func (c *session) take(r resource, n uint64) error {
 	if have > limit || n > limit-have {
 		return overQuota(c.cred.Uid, r, have, n, limit)
 	}
-	c.use[r] += n
+	if err := c.srv.files.add(c.use, c.cred.Uid, r, n); err != nil {
+		return err
+	}
 	c.own[r] += n
 	return nil
 }
 
 // give returns n of r to the quota. Called with mu held.
 func (c *session) give(r resource, n uint64) {
-	c.use[r] -= n
+	c.srv.files.remove(c.use, r, n)
 	c.own[r] -= n
 }
 
 // giveAll returns everything charged to a client that has ended. Called with mu held.
 func (c *session) giveAll() {
 	for r, n := range c.own {
-		c.use[r] -= n
+		c.srv.files.remove(c.use, resource(r), n)
 	}
 	c.own = account{}
 	c.srv.settle(c.cred.Uid)

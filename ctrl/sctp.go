@@ -137,7 +137,7 @@ func (s *Server) partedSCTP(cl *claim) {
 				continue
 			}
 			s.lateNext = append(s.lateNext, lateEndpoint{ep, until, cl.uid})
-			s.account(cl.uid)[resPorts]++
+			s.files.charge(s.account(cl.uid), resPorts, 1)
 			s.wake(until)
 		}
 		s.late[ep] = until
@@ -156,8 +156,7 @@ func (s *Server) endLate(now clock.Time) clock.Time {
 			continue
 		}
 		delete(s.late, l.ep)
-		s.account(l.uid)[resPorts]--
-		s.settle(l.uid)
+		s.portFreed(l.uid)
 		_ = s.claims.steering.Unclaim(l.ep) // otherwise it is removed with the program
 	}
 	if len(s.lateNext) == 0 {

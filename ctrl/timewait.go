@@ -23,13 +23,13 @@ func (s *Server) takePort(c *conn, want netip.AddrPort) (*claim, error) {
 	err := error(nil)
 	if have := a[resPorts]; have >= limit {
 		err = overQuota(uid, resPorts, have, 1, limit)
-	} else {
+	} else if err = s.files.add(a, uid, resPorts, 1); err == nil {
 		var cl *claim
 		if cl, err = s.claims.take(want, uid, false); err == nil {
 			cl.active = true
-			a[resPorts]++
 			return cl, nil
 		}
+		s.portFreed(uid)
 	}
 	if want.Port() == 0 {
 		if cl := s.reusePort(uid, want.Addr(), c.remote); cl != nil {
@@ -121,6 +121,6 @@ func (s *Server) resting() (n int) {
 
 // portFreed returns a port to the quota of uid. Called with mu held.
 func (s *Server) portFreed(uid uint32) {
-	s.account(uid)[resPorts]--
+	s.files.remove(s.account(uid), resPorts, 1)
 	s.settle(uid)
 }
