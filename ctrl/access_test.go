@@ -9,8 +9,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestPorts: rules cover the local port of Connect as that of Listen. Ports below 1024
-// are for root and the daemon's user, and for those whose rule lists them.
+// TestPorts checks that rules cover the local port of Connect as well as that of Listen. Ports below 1024 are for
+// root, the daemon's user, and clients whose rule lists them.
 func TestPorts(t *testing.T) {
 	rule := func(ranges ...PortRange) []Rule { return []Rule{{Listen: ranges}} }
 	for _, tt := range []struct {
@@ -51,9 +51,9 @@ func TestPorts(t *testing.T) {
 	c.fails(denied, from(":22"))
 	c.fails(denied, from("10.0.0.1:8000"))
 	c.fails(denied, reqListen("", 8000))
-	c.fails(denied, reqListen("", 0)) // which might be any port
+	c.fails(denied, reqListen("", 0)) // port 0 may become any port
 	c.ok(from("10.0.0.1:7001"))
-	c.ok(from("")) // a port that the host chooses
+	c.ok(from("")) // a port that the daemon chooses
 	c.ok(reqListen("", 7002))
 }
 
@@ -71,8 +71,8 @@ func TestUserPorts(t *testing.T) {
 	c.ok(reqListen("", 0))
 }
 
-// TestGroupRules: the groups of a client are those that the kernel notes, whatever the
-// name service says of its user.
+// TestGroupRules checks that rules use the groups that the kernel reports for a client, not those of the name
+// service.
 func TestGroupRules(t *testing.T) {
 	const group, other = 70001, 70002
 	hello := &ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}}
@@ -98,7 +98,7 @@ func TestGroupRules(t *testing.T) {
 				return
 			}
 			c.ok(hello)
-			// A reload judges by the same groups.
+			// A reload uses the same groups.
 			h.Reload(Config{Allow: append([]Rule{{UIDs: []uint32{1}, Addrs: []netip.Prefix{}}}, tt.allow...)})
 			c.ok(reqListen("", 7174))
 		})

@@ -9,8 +9,8 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
-// TestCaptureCharged: the rings of a capture are charged while a worker may write to them,
-// also when the client has left.
+// TestCaptureCharged checks that the rings of a capture are charged as long as a worker may write to them, even after
+// the client has left.
 func TestCaptureCharged(t *testing.T) {
 	h := newHarness(t, Config{})
 	untap, goOn := make(chan struct{}), make(chan struct{})
@@ -33,8 +33,8 @@ func TestCaptureCharged(t *testing.T) {
 	h.settled(t)
 }
 
-// TestCaptureUnread: frames in the socket of a capture that has ended are charged until the
-// reader has them, or leaves.
+// TestCaptureUnread checks that frames in the socket of an ended capture are charged until the reader has read them
+// or closed the socket.
 func TestCaptureUnread(t *testing.T) {
 	for _, leave := range []func(fd int){
 		func(fd int) { _, _ = unix.Read(fd, make([]byte, 16)) },

@@ -16,17 +16,17 @@ import (
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
-// mpaPeer is the other end's start-up, driven by hand.
+// mpaPeer is the MPA startup of the other end, driven by hand.
 type mpaPeer struct {
 	t   *testing.T
 	h   *harness
 	id  dataplane.ConnID
 	c   *fakeConn
 	st  *mpa.Startup
-	got int // bytes of c.sent that st has seen
+	got int // bytes of c.sent that st has received
 }
 
-// deliver gives st what the server sent since the last call.
+// deliver passes st what the server has sent since the last call.
 func (p *mpaPeer) deliver() {
 	p.t.Helper()
 	p.h.e.mu.Lock()
@@ -36,7 +36,7 @@ func (p *mpaPeer) deliver() {
 	p.st.HandleStream(clock.Time(1e9), b)
 }
 
-// send gives the server what st has to say.
+// send passes the server what st sends.
 func (p *mpaPeer) send() {
 	p.t.Helper()
 	b, ok := p.st.PollTransmit()
@@ -55,7 +55,7 @@ func (p *mpaPeer) event(kind mpa.EventKind) mpa.Event {
 	return ev
 }
 
-// accept takes the server's Request, and answers it with the private data.
+// accept receives the server's Request and answers it with the private data.
 func (p *mpaPeer) accept(private string, ird, ord int) mpa.Event {
 	p.t.Helper()
 	ev := p.event(mpa.EventRequest)
@@ -76,8 +76,8 @@ func (h *harness) dial(t *testing.T, c *tclient, req *ctrlpb.Request, cfg mpa.Co
 	return p, conn
 }
 
-// awaitDialed waits until Connect has returned to the server: until then it
-// holds the port of the connection, whatever becomes of that.
+// awaitDialed waits until the engine's Connect has returned: until then the server holds the port of the connection,
+// even if that has ended.
 func (h *harness) awaitDialed(t *testing.T) {
 	t.Helper()
 	id, _ := h.e.only(t, peerA)
@@ -97,8 +97,7 @@ func (h *harness) awaitDialed(t *testing.T) {
 	}
 }
 
-// opened finds the connection that the server has dialled and completes its TCP
-// handshake.
+// opened finds the connection that the server has dialed and completes its TCP handshake.
 func (h *harness) opened(t *testing.T, cfg mpa.Config) *mpaPeer {
 	t.Helper()
 	id, fc := h.e.only(t, peerA)
@@ -109,7 +108,7 @@ func (h *harness) opened(t *testing.T, cfg mpa.Config) *mpaPeer {
 	return p
 }
 
-// arrive has a peer open a connection to the listener's port.
+// arrive opens a connection from a peer to the listener's port.
 func (h *harness) arrive(t *testing.T, remote string, port uint16, cfg mpa.Config) *mpaPeer {
 	t.Helper()
 	r, local := netip.MustParseAddrPort(remote), netip.AddrPortFrom(addrA, port)
@@ -233,8 +232,7 @@ func TestConnectFails(t *testing.T) {
 	}
 }
 
-// TestFallback: a peer that does not know revision 2 is asked again with
-// revision 1.
+// TestFallback checks that a peer that does not support revision 2 is asked again with revision 1.
 func TestFallback(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)
@@ -246,7 +244,7 @@ func TestFallback(t *testing.T) {
 	if ended, _ := p.ended(); !ended {
 		t.Error("the first connection is left open")
 	}
-	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id}) // late news of the first
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id}) // late event of the first attempt
 	p = h.opened(t, mpa.DefaultConfig())
 	if f := p.accept("", -1, -1).Frame; f.Rev != 1 || f.Enhanced {
 		t.Fatalf("request %+v", f)
@@ -255,7 +253,7 @@ func TestFallback(t *testing.T) {
 	if ev := c.event().GetEstablished(); ev == nil || ev.Negotiated.Revision != 1 || ev.Negotiated.P2P {
 		t.Errorf("event %v", ev)
 	}
-	// Where it is not wanted there is no second try.
+	// With fallback off there is no second attempt.
 	no := false
 	req := reqConnect(c.qp(), "10.0.0.2:7174")
 	req.GetConnect().Startup = &ctrlpb.Startup{Fallback: &no}
@@ -317,7 +315,7 @@ func TestAcceptReject(t *testing.T) {
 	}
 	c.fails(cState, accept(req.Conn, c.qp()))
 
-	// In peer-to-peer mode the initiator's first FPDU is waited for.
+	// In peer-to-peer mode it waits for the initiator's first FPDU.
 	cfg.P2P = true
 	p = h.arrive(t, "10.0.0.2:4001", 7174, cfg)
 	p.send()
@@ -354,8 +352,8 @@ func TestAcceptReject(t *testing.T) {
 	}
 }
 
-// TestBadPeers: peers that say nothing, or nonsense, or leave, cost their own
-// connection and hold up no other.
+// TestBadPeers checks that a peer that is silent, sends garbage, or leaves loses only its own connection and does not
+// delay others.
 func TestBadPeers(t *testing.T) {
 	h := newHarness(t, Config{Startup: StartupDefaults{PerPeer: 4}})
 	c := h.hello(t)
@@ -373,7 +371,7 @@ func TestBadPeers(t *testing.T) {
 	for i := range 5 {
 		late = append(late, h.arrive(t, netip.AddrPortFrom(netip.MustParseAddr("10.0.0.3"), uint16(10+i)).String(), 7174, cfg))
 	}
-	for i, want := range []bool{true, true, false, false, false, false} { // the oldest make room
+	for i, want := range []bool{true, true, false, false, false, false} { // the oldest are dropped
 		if _, abort := late[i].ended(); abort != want {
 			t.Errorf("silent connection %d of one peer: reset %v", i, abort)
 		}
@@ -404,12 +402,12 @@ func TestBadPeers(t *testing.T) {
 	if _, abort := good.ended(); abort {
 		t.Error("a request that waits for the client was reset")
 	}
-	h.advance(20 * time.Second) // the client's own time to answer
+	h.advance(20 * time.Second) // the time limit for the client's own answer
 	if ev := c.event().GetConnectGone(); ev.GetError().GetCode() != ctrlpb.Code_CODE_TIMEOUT {
 		t.Errorf("event %v", ev)
 	}
 	h.mu.Lock()
-	defer h.mu.Unlock() // other clients of this test are still ending
+	defer h.mu.Unlock() // other clients of this test are still closing
 	for _, l := range h.listeners {
 		if l.starting.n != 0 {
 			t.Errorf("still counted: %v", l.starting)
@@ -417,7 +415,7 @@ func TestBadPeers(t *testing.T) {
 	}
 }
 
-// TestClientDies: whatever it was doing, nothing of it is left.
+// TestClientDies checks that a client that dies at any point leaves nothing behind.
 func TestClientDies(t *testing.T) {
 	h := newHarness(t, Config{})
 	for _, at := range []string{"dialing", "startup", "up", "request", "switching"} {
@@ -469,8 +467,8 @@ func TestClientDies(t *testing.T) {
 	}
 }
 
-// TestStartupTerminate: an initiator whose peer is in full operation already
-// tells it by a Terminate that it cannot go on.
+// TestStartupTerminate checks that an initiator that cannot continue sends a Terminate to a peer that is already in
+// full operation.
 func TestStartupTerminate(t *testing.T) {
 	h := newHarness(t, Config{Startup: StartupDefaults{IRD: 1, MaxIRD: 1, ORD: 1}})
 	c := h.hello(t)
@@ -494,8 +492,8 @@ func TestStartupTerminate(t *testing.T) {
 	}
 }
 
-// TestEventsBeforeConnectReturns: the engine's events may overtake the return of
-// its Connect, and the client may give up in between.
+// TestEventsBeforeConnectReturns checks that the engine's events may arrive before its Connect returns, and that the
+// client may cancel in between.
 func TestEventsBeforeConnectReturns(t *testing.T) {
 	for _, giveUp := range []bool{false, true} {
 		h := newHarness(t, Config{})
@@ -531,8 +529,8 @@ func TestEventsBeforeConnectReturns(t *testing.T) {
 	}
 }
 
-// TestGiveUpBeforeOpen: a client gives up before the engine has opened the connection,
-// which knows nothing yet of what is to be ended. It is ended when it is open.
+// TestGiveUpBeforeOpen checks that a connect that the client cancels before the engine has opened the connection is
+// aborted once it is open.
 func TestGiveUpBeforeOpen(t *testing.T) {
 	h := newHarness(t, Config{})
 	h.e.hold, h.e.late = make(chan struct{}), true
@@ -570,7 +568,7 @@ func TestDisconnect(t *testing.T) {
 	c.fails(cState, disc(false))
 	c.ok(reqConnect(qp, peerA.String()))
 	h.e.await(t, "connect")
-	c.ok(disc(false)) // gives the set-up up
+	c.ok(disc(false)) // cancels the set-up
 	if ev := c.event().GetConnectFailed(); ev.GetError().GetCode() != ctrlpb.Code_CODE_CANCELED {
 		t.Errorf("event %v", ev)
 	}
@@ -609,8 +607,8 @@ func TestDisconnect(t *testing.T) {
 	}
 }
 
-// TestPortRests: the port of a connection that we opened rests if TIME-WAIT is
-// ours, and is free at once otherwise.
+// TestPortRests checks that the port of a connection that we opened is kept if TIME-WAIT is on our side, and is free
+// at once otherwise.
 func TestPortRests(t *testing.T) {
 	h := newHarness(t, Config{TimeWait: 20 * time.Second})
 	c := h.hello(t)
@@ -654,7 +652,7 @@ func TestPortRests(t *testing.T) {
 			ports(1, 0)
 			tt.end(p, qp)
 			h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: p.id, Err: tt.err})
-			h.e.Disconnect(p.id, true) // so that only finds the next one alone
+			h.e.Disconnect(p.id, true) // so that only() finds just the next one
 			if tt.rests {
 				ports(1, 1)
 				h.mu.Lock()
@@ -673,8 +671,7 @@ func TestPortRests(t *testing.T) {
 	}
 }
 
-// TestLateClose: the end of an attempt that was abandoned is not that of the next one
-// from the same port.
+// TestLateClose checks that the end of an abandoned attempt is not taken for that of the next one from the same port.
 func TestLateClose(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)

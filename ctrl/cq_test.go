@@ -9,8 +9,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestDestroyModeratedCQ: a queue is not unmapped while a worker holds its wake-up
-// back, also when it is not moderated any more.
+// TestDestroyModeratedCQ checks that a completion queue is not unmapped while a worker delays its wake-up, even if
+// moderation was turned off meanwhile.
 func TestDestroyModeratedCQ(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -45,7 +45,7 @@ func TestDestroyModeratedCQ(t *testing.T) {
 			}
 			turns := 0
 			h.e.mu.Lock()
-			h.e.onFence = func() { // in the midst of a turn, which flushes at its end
+			h.e.onFence = func() { // in the middle of a turn, which flushes at its end
 				if turns++; turns > 1 && held {
 					held = ring.Flush(0, clock.Time(1e9)) != 0
 				}

@@ -14,7 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
-// fakeProgram can be detached by anybody.
+// fakeProgram is an XDP program that the test can detach.
 type fakeProgram struct {
 	off   bool
 	fails error // of Attach
@@ -31,15 +31,15 @@ func (p *fakeProgram) Attach() error {
 	return p.fails
 }
 
-// detachable is a harness with a connection that is up, a connect that the peer has not
-// answered, and a request that waits for its client.
+// detachable is a harness with an established connection, a connect that the peer has not answered, and a request
+// that waits for its client.
 func detachable(t *testing.T, cfg Config) (h *harness, c *tclient, up *mpaPeer, logs *observer.ObservedLogs) {
 	h = newHarness(t, cfg)
 	c, up, logs = h.busy(t)
 	return h, c, up, logs
 }
 
-// busy gives h such connections.
+// busy makes the connections of detachable on h.
 func (h *harness) busy(t *testing.T) (c *tclient, up *mpaPeer, logs *observer.ObservedLogs) {
 	core, logs := observer.New(zap.WarnLevel)
 	h.log = zap.New(core)
@@ -71,8 +71,8 @@ func (h *harness) value(t *testing.T, name string) uint64 {
 	return 0
 }
 
-// TestDetachEnd: every connection ends, with the reason, when the program is detached, and
-// others are refused until it is back.
+// TestDetachEnd checks that when the program is detached every connection ends with that reason, and that new ones
+// are refused until it is back.
 func TestDetachEnd(t *testing.T) {
 	h, c, up, logs := detachable(t, Config{Interface: "eth9"})
 	p := &fakeProgram{}
@@ -121,7 +121,7 @@ func TestDetachEnd(t *testing.T) {
 	if n := logs.FilterMessageSnippet("detached").Len(); n != 1 {
 		t.Errorf("%d lines in the log; want 1", n)
 	}
-	// An administrator who changes his mind.
+	// The administrator changes the setting back.
 	h.Reload(Config{Detached: DetachAttach})
 	h.checkProgram(p)
 	if p.off || h.Status().Detached != "" || h.value(t, "ctrl.program_detached") != 0 {
@@ -130,8 +130,8 @@ func TestDetachEnd(t *testing.T) {
 	c.ok(reqListen("", 7175))
 }
 
-// TestDetachAttach: the program is attached again, and connections stay; where that fails
-// they end, and it is tried again.
+// TestDetachAttach checks that the program is attached again and connections stay. If that fails they end, and
+// attaching is retried.
 func TestDetachAttach(t *testing.T) {
 	h, c, up, logs := detachable(t, Config{Detached: DetachAttach})
 	p := &fakeProgram{off: true}
@@ -158,14 +158,14 @@ func TestDetachAttach(t *testing.T) {
 	c.ok(reqListen("", 7176))
 }
 
-// TestWatchProgram: the server looks at its program, and ends with it.
+// TestWatchProgram checks that the server watches its program and stops watching when it is closed.
 func TestWatchProgram(t *testing.T) {
 	h := newHarness(t, Config{})
 	tick := make(chan time.Time)
 	h.wg.Add(1)
 	go h.watchProgram(&fakeProgram{off: true}, tick)
 	tick <- time.Time{}
-	tick <- time.Time{} // the first was looked at
+	tick <- time.Time{} // the first tick has been processed
 	if h.Status().Detached == "" {
 		t.Error("not noticed")
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 )
 
-// TestDrain: a draining server announces it, refuses new connections of either side, and
-// waits until the clients have ended those that are there.
+// TestDrain checks that a draining server announces it, refuses new connections in both directions, and waits until
+// clients have ended the existing ones.
 func TestDrain(t *testing.T) {
 	h, c, _, _ := detachable(t, Config{})
 	left := make(chan int, 1)
@@ -30,7 +30,7 @@ func TestDrain(t *testing.T) {
 	if listens != 0 {
 		t.Errorf("%d listeners still take connections", listens)
 	}
-	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AllocPd{AllocPd: &ctrlpb.AllocPD{}}}) // what transfers may need
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_AllocPd{AllocPd: &ctrlpb.AllocPD{}}}) // a running transfer may still need objects
 	if h.Drain(t.Context(), time.Second) != 3 {
 		t.Error("a second Drain does not count the connections")
 	}
@@ -54,7 +54,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestDrainLate: the wait is bounded, and a server without connections does not wait.
+// TestDrainLate checks that the wait is bounded and that a server without connections does not wait.
 func TestDrainLate(t *testing.T) {
 	h, c, _, _ := detachable(t, Config{})
 	over, cancel := context.WithCancel(t.Context())

@@ -24,7 +24,7 @@ import (
 	ddp "github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// fakeEngine notes what the server asks of it. Events are the test's to make.
+// fakeEngine records the server's calls. The test generates the events.
 type fakeEngine struct {
 	mu       sync.Mutex
 	next     uint64
@@ -34,14 +34,14 @@ type fakeEngine struct {
 	bound    int
 	fences   int
 	onUntap  func() // of RemoveTap; nil: nothing
-	onFence  func() // of a worker that has passed a turn; nil: nothing
+	onFence  func() // called when a worker has passed a turn; may be nil
 	detached int
 	refuse   error         // of Connect
 	hold     chan struct{} // if set, Connect returns when it is closed
 	late     bool          // and opens the connection only then
 	connects []netip.AddrPort
-	calls    chan string // one for each call that a test may wait for
-	silent   []int       // workers that do not answer
+	calls    chan string // one for each call that a test awaits
+	silent   []int       // workers that do not respond
 }
 
 type fakeConn struct {
@@ -105,7 +105,7 @@ func (e *fakeEngine) NewID(netip.AddrPort) dataplane.ConnID {
 	return dataplane.ConnID(e.next)
 }
 
-// Connect opens what does not join an association.
+// Connect opens the connection unless it joins an association.
 func (e *fakeEngine) Connect(id dataplane.ConnID, r dataplane.ConnectRequest) error {
 	if r.Join {
 		return dataplane.ErrNoStream
@@ -189,7 +189,7 @@ func (e *fakeEngine) Unbind(*dataplane.ClientBinding)     { e.bind(-1) }
 
 func (e *fakeEngine) bind(n int) { e.mu.Lock(); e.bound += n; e.mu.Unlock() }
 
-// await waits for a call of that name.
+// await waits for a call by its name.
 func (e *fakeEngine) await(t testing.TB, name string) {
 	t.Helper()
 	for timeout := time.After(time.Minute); ; {
@@ -328,7 +328,7 @@ func newHarnessWith(t testing.TB, cfg Config, peers PeerSet) *harness {
 	return h
 }
 
-// advance moves the clock and has the deadlines looked at.
+// advance moves the clock and makes the server check its deadlines.
 func (h *harness) advance(d time.Duration) {
 	h.clock.Lock()
 	h.clock.now = h.clock.now.Add(d)
@@ -386,7 +386,7 @@ func (c *tclient) send(req *ctrlpb.Request, fds ...int) {
 	}
 }
 
-// next reads one message; nil: the server has hung up.
+// next reads one message; nil means that the server has closed the connection.
 func (c *tclient) next() *ctrlpb.Message {
 	c.t.Helper()
 	b, fds, err := c.c.Read(seqpacket.MaxFDs)
@@ -487,7 +487,7 @@ func reqMR(pd uint32, length uint64) *ctrlpb.Request {
 	return &ctrlpb.Request{Body: &ctrlpb.Request_RegisterMr{RegisterMr: &ctrlpb.RegisterMR{Pd: pd, Length: length, Base: 4096, Access: 7}}}
 }
 
-// memfd makes one of n bytes, all allocated.
+// memfd creates a memfd of n bytes, all allocated.
 func memfd(t testing.TB, n int64) int {
 	t.Helper()
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -517,7 +517,7 @@ func openFDs(t testing.TB) int {
 	return n
 }
 
-// settled waits until the server has no client. Then nothing is counted as used.
+// settled waits until the server has no client and checks that all usage counts are zero.
 func (h *harness) settled(t testing.TB) {
 	t.Helper()
 	deadline := time.After(time.Minute)

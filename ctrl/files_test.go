@@ -15,8 +15,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestDescriptors: of what it has mapped the daemon keeps no descriptor open, but
-// for the one by which it wakes the client of a completion queue.
+// TestDescriptors checks that the daemon keeps no descriptor of what it has mapped, except the one that wakes the
+// client of a completion queue.
 func TestDescriptors(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)
@@ -30,7 +30,7 @@ func TestDescriptors(t *testing.T) {
 		seqpacket.CloseAll(c.fds)
 		c.fds = nil
 		for deadline := time.Now().Add(time.Minute); openFDs(t) != before+want; {
-			if time.Now().After(deadline) { // its copies may be closed after we have ours
+			if time.Now().After(deadline) { // the daemon may close its copies after we have received ours
 				t.Errorf("%s: %d descriptors are open, %d were before", what, openFDs(t), before)
 				return
 			}
@@ -53,16 +53,16 @@ func TestDescriptors(t *testing.T) {
 		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateSrq{CreateSrq: &ctrlpb.CreateSRQ{Pd: pd, Depth: 8, MaxSge: 1}}})
 	})
 	keeps("memory region", 0, func() { c.ok(reqMR(pd, 4096), fd) })
-	keeps("client", 3, func() { c = h.hello(t) }) // the two ends of its socket, and what wakes the worker for it
+	keeps("client", 3, func() { c = h.hello(t) }) // the two ends of its socket, and the worker's wake-up descriptor for it
 }
 
-// TestNoDescriptors: a daemon that can open no more files says so, and mends
-// itself when it can again.
+// TestNoDescriptors checks that a daemon that has run out of descriptors reports it and recovers when it can open
+// files again.
 func TestNoDescriptors(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)
 	cq, fd := c.cq(), memfd(t, 4096)
-	pd := c.pd() // its reply tells that those of the queue are closed
+	pd := c.pd() // its reply shows that those of the queue are closed
 	restore := testenv.FewFiles(t, 0)
 	for what, text := range map[string]string{
 		"queue pair":       c.fails(internal, reqQP(pd, cq)),
@@ -81,8 +81,8 @@ func TestNoDescriptors(t *testing.T) {
 	c.ok(reqMR(pd, 4096), fd)
 }
 
-// TestAcceptNoDescriptors: a daemon that can open no more files logs that once, serves the
-// clients that it has, and accepts those that wait when it can.
+// TestAcceptNoDescriptors checks that a daemon that has run out of descriptors logs it once, serves its existing
+// clients, and accepts waiting ones when it can.
 func TestAcceptNoDescriptors(t *testing.T) {
 	sock := filepath.Join(t.TempDir(), "sock")
 	h := newHarness(t, Config{Socket: sock})

@@ -10,9 +10,8 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane"
 )
 
-// FuzzRequests gives a client's session packets as a hostile client would: each
-// is cut out of the input behind a length byte. The server must neither panic
-// nor keep anything when the client is gone.
+// FuzzRequests sends the packets of a hostile client: each is taken from the input after a length byte. The server
+// must not panic and must keep nothing when the client is gone.
 func FuzzRequests(f *testing.F) {
 	add := func(reqs ...*ctrlpb.Request) {
 		var b []byte
@@ -42,7 +41,7 @@ func FuzzRequests(f *testing.F) {
 	f.Add([]byte{3, 8, 1, 0x12, 0})
 
 	h := newHarness(f, Config{Limits: Limits{QueueDepth: 64, QPs: 4, CQs: 4, MRs: 4, Registered: 1 << 20}})
-	go func() { // nobody waits for the calls
+	go func() { // drains the calls
 		for range h.e.calls {
 		}
 	}()
@@ -68,7 +67,7 @@ func FuzzRequests(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(data) == 0 || data[0] != 0 { // otherwise without a greeting
+		if len(data) == 0 || data[0] != 0 { // else without a greeting
 			if err := unix.Sendmsg(fds[1], hello, nil, nil, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -78,7 +77,7 @@ func FuzzRequests(f *testing.F) {
 			p := data[1 : 1+n]
 			data = data[1+n:]
 			if n == 0 {
-				// A connection arrives, in case somebody listens.
+				// A connection arrives, in case the client listens.
 				h.e.mu.Lock()
 				id := h.e.add(peerA, peerA)
 				lid := dataplane.ListenerID(h.e.next - 1)

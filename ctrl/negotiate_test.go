@@ -43,7 +43,7 @@ func wordOf(set *ddp.Setup) string {
 	return hex.EncodeToString(set.Enhanced.Append(nil))
 }
 
-// depthsText is what a client sees of the peer's depths.
+// depthsText formats the peer's depths as a client sees them.
 func depthsText(ird, ord *uint32) string {
 	if ird == nil || ord == nil {
 		return "none"
@@ -51,8 +51,8 @@ func depthsText(ird, ord *uint32) string {
 	return hex.EncodeToString([]byte{byte(*ird >> 8), byte(*ird), byte(*ord >> 8), byte(*ord)})
 }
 
-// TestSCTPResponder: what the client accepts or rejects, and the golden bytes that answer
-// the Initiate (RFC 6581 sections 7, 9.1 and 9.2).
+// TestSCTPResponder checks what the client may accept or reject, and the golden bytes of the answer to the Initiate
+// (RFC 6581 sections 7, 9.1 and 9.2).
 func TestSCTPResponder(t *testing.T) {
 	h := newHarness(t, Config{})
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)
@@ -128,7 +128,7 @@ func TestSCTPResponder(t *testing.T) {
 	}
 }
 
-// noFlags returns the depths of enhanced data, as depthsText does.
+// noFlags returns the depths of enhanced data in the form of depthsText.
 func noFlags(word string) string {
 	b, _ := hex.DecodeString(word)
 	if len(b) == 0 {
@@ -139,8 +139,8 @@ func noFlags(word string) string {
 	return hex.EncodeToString(b)
 }
 
-// TestSCTPInitiator: what the Initiate says, and what becomes of the answer. The depths of
-// the peer reach the client, of a rejection too (RFC 6581 section 9.1).
+// TestSCTPInitiator checks the content of the Initiate and the effect of the answer. The peer's depths reach the
+// client, also those of a rejection (RFC 6581 section 9.1).
 func TestSCTPInitiator(t *testing.T) {
 	h := newHarness(t, Config{Startup: StartupDefaults{IRD: 16, ORD: 16, MaxIRD: 32}})
 	p2p := &ctrlpb.Startup{P2P: proto.Bool(true)}
@@ -222,7 +222,7 @@ func TestSCTPInitiator(t *testing.T) {
 	}
 }
 
-// TestPeerDepths: over TCP too the depths of the peer reach the initiator's client.
+// TestPeerDepths checks that over TCP too the peer's depths reach the initiator's client.
 func TestPeerDepths(t *testing.T) {
 	h := newHarness(t, Config{})
 	for _, reject := range []bool{false, true} {
@@ -253,8 +253,8 @@ func TestPeerDepths(t *testing.T) {
 	}
 }
 
-// TestSCTPNegotiateReported: a Negotiate of the draft reaches the client of the listener, or
-// of the connect, that it is for; a peer that sends many does not have the client cut off.
+// TestSCTPNegotiateReported checks that a Negotiate of the draft reaches the client of its listener or connect, and
+// that a peer that sends many cannot get the client disconnected.
 func TestSCTPNegotiateReported(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)
@@ -272,7 +272,7 @@ func TestSCTPNegotiateReported(t *testing.T) {
 	h.e.mu.Unlock()
 	flow := pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)
 	ev := dataplane.Event{Kind: dataplane.EventNegotiate, Flow: flow, Setup: setup(t, "", "how about")}
-	h.OnEvent(ev) // of nobody: a listener that is closed
+	h.OnEvent(ev) // for a listener that is closed
 	for _, to := range []struct {
 		conn   dataplane.ConnID
 		listen dataplane.ListenerID
@@ -294,7 +294,7 @@ func TestSCTPNegotiateReported(t *testing.T) {
 	c.heardOfSome(many, func(ev *ctrlpb.Event) bool { return ev.GetAsyncError() != nil })
 }
 
-// TestSCTPSetupErrors: what ended a set-up is told by its code.
+// TestSCTPSetupErrors checks that each failed set-up is reported with its code.
 func TestSCTPSetupErrors(t *testing.T) {
 	h := newHarness(t, Config{})
 	for _, tt := range []struct {

@@ -23,9 +23,9 @@ func nets(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-// TestPeerRules: a connect to a peer that the rule does not list fails with an error that names
-// rule, key and file, over each transport. A listener admits what its client's rule lists. Both
-// follow a reload.
+// TestPeerRules checks that a connect to a peer that the rule does not list fails with an error that names rule, key
+// and file, over each transport; that a listener admits the peers that its client's rule lists; and that both follow
+// a reload.
 func TestPeerRules(t *testing.T) {
 	rules := func(accept, connect []netip.Prefix) Config {
 		return Config{File: "/etc/x.yaml", Allow: []Rule{{UIDs: []uint32{54321}}, {AcceptFrom: accept, ConnectTo: connect}}}
@@ -62,13 +62,13 @@ func TestPeerRules(t *testing.T) {
 	if n := h.value(t, "ctrl.peers_denied"); n != 2 {
 		t.Errorf("ctrl.peers_denied is %d", n)
 	}
-	// A worker may have admitted it by the old rules.
+	// A worker may have admitted it under the old rules.
 	if p := h.arrive(t, "10.0.0.3:1", 7174, mpa.DefaultConfig()); !p.c.ended || !p.c.abort {
 		t.Error("a denied connection was accepted")
 	}
 }
 
-// TestSlotPeers: the rule of slots has peers too, and errors name it.
+// TestSlotPeers checks that the rule of slots has peers too and that errors name it.
 func TestSlotPeers(t *testing.T) {
 	cfg := Config{File: "/etc/x.yaml", Slots: Slots{Rule: Rule{AcceptFrom: nets("10.0.0.0/8"), ConnectTo: nets("10.0.0.0/8")}}}.fill()
 	pol, ok := cfg.policyOf(slotUID+3, nil)
@@ -105,8 +105,8 @@ func (p *peerList) set(list ...string) {
 	p.changed()
 }
 
-// TestDeniedConnections: connections whose peers are denied by a reload, or by a change of the set,
-// stay unless the configuration says that they end.
+// TestDeniedConnections checks that connections whose peers are denied by a reload, or by a change of the set, remain
+// unless the configuration ends them.
 func TestDeniedConnections(t *testing.T) {
 	set := &peerList{list: nets("10.0.0.0/8")}
 	for _, end := range []bool{false, true} {
@@ -145,7 +145,7 @@ func TestDeniedConnections(t *testing.T) {
 	}
 }
 
-// TestDenialsLogged: denied peers are logged, at most one line in a while, with their number.
+// TestDenialsLogged checks that denied peers are logged at a limited rate, with their number.
 func TestDenialsLogged(t *testing.T) {
 	h := newHarness(t, Config{Allow: []Rule{{AcceptFrom: nets("10.0.0.1/32")}}})
 	core, logs := observer.New(zap.WarnLevel)

@@ -29,8 +29,8 @@ func (c *tclient) quota(name string) *ctrlpb.Quota {
 	return nil
 }
 
-// TestListQuotas: the list has what the user holds over all its clients, and the
-// limit of the rule that is its own.
+// TestListQuotas checks that the list holds the user's usage over all its clients and the limits of the rule that
+// applies to it.
 func TestListQuotas(t *testing.T) {
 	h := newHarness(t, Config{Limits: Limits{QPs: 7, Registered: 1 << 20}})
 	a, b := h.hello(t), h.hello(t)
@@ -53,8 +53,7 @@ func TestListQuotas(t *testing.T) {
 	h.settled(t)
 }
 
-// TestQuotaTable: each resource has a name, and a limit with a default, and the
-// key of the configuration that changes it.
+// TestQuotaTable checks that each resource has a name, a default limit, and the configuration key that changes it.
 func TestQuotaTable(t *testing.T) {
 	l := DefaultLimits
 	for r, q := range quotas {
@@ -64,8 +63,7 @@ func TestQuotaTable(t *testing.T) {
 	}
 }
 
-// held returns the bytes of memory that the descriptors which the client was sent
-// stand for.
+// held returns the bytes of memory behind the descriptors that the client was sent.
 func (c *tclient) held() (n int64) {
 	c.t.Helper()
 	for _, fd := range c.fds {
@@ -78,8 +76,8 @@ func (c *tclient) held() (n int64) {
 	return n
 }
 
-// TestResizeUnread: rings that ResizeCQ has replaced are in the quota until they are
-// gone, whether the client reads the replies and keeps the descriptors or not.
+// TestResizeUnread checks that rings that ResizeCQ has replaced count against the quota until they are freed, whether
+// or not the client reads the replies and keeps the descriptors.
 func TestResizeUnread(t *testing.T) {
 	const depth, limit = 4096, 4 << 20
 	h := newHarness(t, Config{Limits: Limits{Rings: limit}})
@@ -112,8 +110,8 @@ func TestResizeUnread(t *testing.T) {
 // cqSizeHeld is the memory of the entries of a completion queue with one worker.
 func cqSizeHeld(depth int64) int64 { return depth * shm.CQESize }
 
-// TestFreedRings: what the daemon allocated for a client is gone when the object is,
-// though the client keeps the descriptors.
+// TestFreedRings checks that the daemon's memory for an object is freed with the object, even if the client keeps the
+// descriptors.
 func TestFreedRings(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)

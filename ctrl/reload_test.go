@@ -8,8 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
-// TestReload: quotas and rules change for present clients too; who is not allowed
-// any more is told why and cut off.
+// TestReload checks that new quotas and rules apply to existing clients, and that a client that is no longer allowed
+// is disconnected with the reason.
 func TestReload(t *testing.T) {
 	uid := uint32(os.Getuid())
 	h := newHarness(t, Config{Interface: "eth9", MTU: 9000})

@@ -19,7 +19,7 @@ func reqListenSCTP() *ctrlpb.Request {
 	return req
 }
 
-// listenSCTP makes the only listener, and returns the client's handle of it and the engine's.
+// listenSCTP creates the only listener and returns the client's handle and the engine's ID.
 func (h *harness) listenSCTP(c *tclient) (l uint32, id dataplane.ListenerID) {
 	l = c.ok(reqListenSCTP()).GetListen().Listen
 	h.e.mu.Lock()
@@ -29,8 +29,8 @@ func (h *harness) listenSCTP(c *tclient) (l uint32, id dataplane.ListenerID) {
 	return l, id
 }
 
-// TestSCTPClaims: a port stays steered while an association needs it, which may be
-// longer than its listener or its connection lasts.
+// TestSCTPClaims checks that a port stays steered while an association needs it, which may be longer than its
+// listener or connection exists.
 func TestSCTPClaims(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)
@@ -48,13 +48,12 @@ func TestSCTPClaims(t *testing.T) {
 	if !steered(7174) {
 		t.Error("the port went with the listener")
 	}
-	if l2 := c.ok(req).GetListen(); l2 == nil { // an earlier association keeps nobody from listening again
+	if l2 := c.ok(req).GetListen(); l2 == nil { // an earlier association does not prevent listening again
 		t.Error("no second listener")
 	} else {
 		c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Unlisten{Unlisten: &ctrlpb.Unlisten{Listen: l2.Listen}}})
 	}
-	// What is in flight to an association that has ended is not the host's kernel's; others
-	// may have the port.
+	// Late packets for an ended association must not reach the host's kernel; others may use the port.
 	part := func(port uint16) {
 		t.Helper()
 		h.advance(lateTime / 2)
@@ -92,8 +91,8 @@ func TestSCTPClaims(t *testing.T) {
 	}
 }
 
-// TestSCTPLate: a port that associations leave one after the other stays steered until
-// the last one has been gone for a while, also when a listener is on it meanwhile.
+// TestSCTPLate checks that a port that associations leave one after the other stays steered until a while after the
+// last one ended, even if there was a listener on it meanwhile.
 func TestSCTPLate(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)
@@ -125,7 +124,7 @@ func TestSCTPLate(t *testing.T) {
 	h.advance(lateTime)
 	claims(0)
 	c.ok(req)
-	assoc(peerA) // the server closes with one that is late
+	assoc(peerA) // the server closes while one is still steered
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventParted, Flow: pkt.NewFlow(netip.AddrPortFrom(addrA, 7174), peerA)})
 	if err := h.Close(); err != nil {
 		t.Fatal(err)
@@ -135,7 +134,7 @@ func TestSCTPLate(t *testing.T) {
 	}
 }
 
-// TestSCTPClaimsAtClose: what is left of associations goes with the server.
+// TestSCTPClaimsAtClose checks that closing the server releases the claims of associations.
 func TestSCTPClaimsAtClose(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)
@@ -151,9 +150,8 @@ func TestSCTPClaimsAtClose(t *testing.T) {
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventParted, Flow: flow}) // the engine still runs
 }
 
-// TestSCTPRequestFlood: a peer that asks for sessions and leaves, faster than the listener's
-// client reads of it, does not have the client cut off; and the client learns of others when
-// it has read.
+// TestSCTPRequestFlood checks that a peer that requests sessions and leaves, faster than the listener's client reads
+// the events, cannot get the client disconnected, and that the client gets new requests once it has read.
 func TestSCTPRequestFlood(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)

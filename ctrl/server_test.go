@@ -54,7 +54,7 @@ func TestHello(t *testing.T) {
 	}
 }
 
-// TestCutOff: what is no request of the protocol ends the client, and only it.
+// TestCutOff checks that an invalid packet disconnects its client and no other.
 func TestCutOff(t *testing.T) {
 	h := newHarness(t, Config{})
 	other := h.hello(t)
@@ -124,7 +124,7 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// TestForeignHandles: a client reaches nothing of another's, by any request.
+// TestForeignHandles checks that a client cannot use another client's handles in any request.
 func TestForeignHandles(t *testing.T) {
 	h := newHarness(t, Config{})
 	victim, thief := h.hello(t), h.hello(t)
@@ -136,7 +136,7 @@ func TestForeignHandles(t *testing.T) {
 
 	ch := victim.ok(&ctrlpb.Request{Body: &ctrlpb.Request_CreateChannel{CreateChannel: &ctrlpb.CreateChannel{}}}).GetChannel().Channel
 
-	ownCQ := thief.cq() // moves the thief's handles away from the victim's
+	ownCQ := thief.cq() // makes the thief's handles differ from the victim's
 	for _, req := range []*ctrlpb.Request{
 		{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd + 1000}}},
 		{Body: &ctrlpb.Request_DeallocPd{DeallocPd: &ctrlpb.DeallocPD{Pd: pd}}},
@@ -264,7 +264,7 @@ func TestQuota(t *testing.T) {
 	if !strings.Contains(text, "raise max-windows in") {
 		t.Errorf("no mend named: %q", text)
 	}
-	// What a client held is free for the other when it has gone.
+	// What a client held is available to the other after it has left.
 	a.c.Close()
 	for b.ok(&ctrlpb.Request{Body: &ctrlpb.Request_QueryStatus{QueryStatus: &ctrlpb.QueryStatus{}}}).GetStatus().Clients > 1 {
 	}
@@ -273,7 +273,7 @@ func TestQuota(t *testing.T) {
 	b.ok(reqQP(bpd, bcq))
 }
 
-// TestRingQuota: deep queues count by their memory.
+// TestRingQuota checks that deep queues are charged by their memory.
 func TestRingQuota(t *testing.T) {
 	h := newHarness(t, Config{Limits: Limits{Rings: 1 << 20}})
 	c := h.hello(t)
@@ -333,8 +333,8 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// TestUnread: a client that reads nothing is cut off. It counts as a client until it has
-// read what the kernel holds for it, or has closed its socket.
+// TestUnread checks that a client that reads nothing is disconnected, and counts as a client until it has read what
+// the kernel holds for it or has closed its socket.
 func TestUnread(t *testing.T) {
 	t.Run("reads", func(t *testing.T) {
 		testUnread(t, func(c *tclient) {
@@ -374,7 +374,7 @@ func testUnread(t *testing.T, leave func(*tclient)) {
 	}
 }
 
-// TestRefusedUnread: clients that are refused, and do not read why, are only so many.
+// TestRefusedUnread checks the limit of refused clients that do not read the reason.
 func TestRefusedUnread(t *testing.T) {
 	h := newHarness(t, Config{Limits: Limits{Clients: 1}})
 	h.hello(t)
@@ -385,7 +385,7 @@ func TestRefusedUnread(t *testing.T) {
 		c.send(hello)
 		refused = append(refused, c)
 	}
-	answered := func(c *tclient) bool { // also when it has been hung up on before
+	answered := func(c *tclient) bool { // also after a disconnect
 		b, err := proto.Marshal(hello)
 		if err != nil {
 			t.Fatal(err)
@@ -416,8 +416,8 @@ func TestRefusedUnread(t *testing.T) {
 	}
 }
 
-// TestUnreadBytes: what clients of a user leave unread is bounded by its bytes over
-// all of them; a client that leaves little is not cut off for others.
+// TestUnreadBytes checks that a limit covers the bytes that all clients of a user leave unread, and that a client
+// that leaves little is not disconnected because of others.
 func TestUnreadBytes(t *testing.T) {
 	const limit = 256 << 10
 	h := newHarness(t, Config{Limits: Limits{Messages: limit}})
@@ -456,8 +456,7 @@ func TestUnreadBytes(t *testing.T) {
 	polite.pd()
 }
 
-// reqChurn returns the request that makes the next queue pair, or the one that ends
-// it again, for i even and odd.
+// reqChurn returns the request that creates the next queue pair if i is even, or destroys it again if i is odd.
 func reqChurn(i int, pd, cq uint32) []byte {
 	req := reqQP(pd, cq)
 	if i%2 == 1 {
@@ -471,8 +470,8 @@ func reqChurn(i int, pd, cq uint32) []byte {
 	return b
 }
 
-// TestUnreadFDs: a client that leaves the descriptors of replies unread is cut off,
-// and costs few of the daemon's.
+// TestUnreadFDs checks that a client that does not read the descriptors of replies is disconnected and uses few of
+// the daemon's descriptors.
 func TestUnreadFDs(t *testing.T) {
 	h := newHarness(t, Config{})
 	h.unread = 100 * time.Millisecond
@@ -499,7 +498,7 @@ func TestUnreadFDs(t *testing.T) {
 	if most > maxQueuedFDs+32 {
 		t.Errorf("%d descriptors open for it", most)
 	}
-	for deadline := time.Now().Add(time.Minute); openFDs(t) > before; { // those queued, and the socket
+	for deadline := time.Now().Add(time.Minute); openFDs(t) > before; { // the queued descriptors, and the socket
 		if time.Now().After(deadline) {
 			t.Fatalf("%d descriptors left", openFDs(t)-before)
 		}
@@ -507,7 +506,7 @@ func TestUnreadFDs(t *testing.T) {
 	}
 }
 
-// TestLateReader: a client that asks for much before it reads is served when it does.
+// TestLateReader checks that a client that sends many requests before it reads gets all replies.
 func TestLateReader(t *testing.T) {
 	h := newHarness(t, Config{})
 	h.unread = time.Minute
@@ -582,7 +581,7 @@ func TestSocket(t *testing.T) {
 	}
 	c.Close()
 
-	// A socket that a killed daemon left is replaced; a file is not.
+	// A socket that a killed daemon left is replaced; a regular file is not.
 	stale := filepath.Join(dir, "stale")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: stale, Net: "unixpacket"})
 	if err != nil {
@@ -665,8 +664,7 @@ func TestSnake(t *testing.T) {
 	}
 }
 
-// TestName: a name that is cut in the middle of a character keeps nobody from the
-// list.
+// TestName checks that a name truncated within a character does not break the list.
 func TestName(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.client(t)
@@ -677,7 +675,7 @@ func TestName(t *testing.T) {
 	}
 }
 
-// TestNameEscaped: a program's name cannot do anything to a terminal or a log.
+// TestNameEscaped checks that control characters in a program's name are escaped for terminals and logs.
 func TestNameEscaped(t *testing.T) {
 	h := newHarness(t, Config{})
 	core, logs := observer.New(zap.DebugLevel)
@@ -696,7 +694,7 @@ func TestNameEscaped(t *testing.T) {
 	}
 }
 
-// TestCutOffLog: a client that is cut off and comes back does not fill the log.
+// TestCutOffLog checks that a client that is disconnected and returns repeatedly does not fill the log.
 func TestCutOffLog(t *testing.T) {
 	h := newHarness(t, Config{})
 	core, logs := observer.New(zap.WarnLevel)
@@ -726,7 +724,7 @@ func TestCutOffLog(t *testing.T) {
 	}
 }
 
-// TestRefusedLog: a client that is refused and tries again does not fill the log.
+// TestRefusedLog checks that a client that is refused repeatedly does not fill the log.
 func TestRefusedLog(t *testing.T) {
 	h := newHarness(t, Config{Limits: Limits{Clients: 1}})
 	core, logs := observer.New(zap.WarnLevel)
@@ -735,7 +733,7 @@ func TestRefusedLog(t *testing.T) {
 	for _, step := range []struct {
 		after   time.Duration
 		clients int
-		times   []uint64 // of what is logged
+		times   []uint64 // of the log lines
 	}{{0, 5, []uint64{1}}, {logEvery, 1, []uint64{5}}, {logEvery - 1, 3, nil}, {1, 2, []uint64{4}}} {
 		h.advance(step.after)
 		for range step.clients {

@@ -68,8 +68,8 @@ func (c *tclient) clients() []*ctrlpb.ClientInfo {
 	return c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListClients{ListClients: &ctrlpb.ListClients{}}}).GetClients().GetClients()
 }
 
-// TestSlots: clients of a slot see each other and no others, and root is no
-// administrator there; the administrator of the host sees all.
+// TestSlots checks that clients of a slot see only each other, that root is no administrator there, and that the
+// administrator of the host sees all.
 func TestSlots(t *testing.T) {
 	main, slot := slotServer(t, Rule{})
 	admin, a, a2, b := helloOn(t, main), helloOn(t, slot("0")), helloOn(t, slot("0")), helloOn(t, slot("1"))
@@ -91,12 +91,12 @@ func TestSlots(t *testing.T) {
 	if !strings.Contains(text, "slot 0 may capture") {
 		t.Errorf("error %q does not name the slot", text)
 	}
-	// Root of a container has no port below 1024.
+	// Root of a container may not use ports below 1024.
 	a.fails(ctrlpb.Code_CODE_PERMISSION, &ctrlpb.Request{Body: &ctrlpb.Request_Listen{Listen: &ctrlpb.Listen{Port: 80}}})
 	a.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Listen{Listen: &ctrlpb.Listen{Port: 8080}}})
 }
 
-// TestSlotQuota: each slot has its own quota, whoever's programs use it.
+// TestSlotQuota checks that each slot has its own quota, regardless of the users of its programs.
 func TestSlotQuota(t *testing.T) {
 	limits := DefaultLimits
 	limits.Clients = 2
@@ -117,7 +117,7 @@ func TestSlotQuota(t *testing.T) {
 	first.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Listen{Listen: &ctrlpb.Listen{Port: 20003}}})
 }
 
-// TestSlotUID: a user with the uid of a slot gets in by no socket but a slot's.
+// TestSlotUID checks that a user with the uid of a slot is admitted only by a slot's socket.
 func TestSlotUID(t *testing.T) {
 	testenv.RequireRoot(t)
 	main, slot := slotServer(t, Rule{})
@@ -126,12 +126,12 @@ func TestSlotUID(t *testing.T) {
 	}
 	for dir := filepath.Dir(slot("0")); dir != "/"; dir = filepath.Dir(dir) {
 		if err := os.Chmod(dir, 0o755); err != nil {
-			break // what is above the test's own folder
+			break // above the test's own directory
 		}
 	}
 	connect := func(path string) (c *tclient) {
 		done := make(chan struct{})
-		go func() { // ends with its thread, whose uid it changes
+		go func() { // ends with its thread, because it changes the thread's uid
 			defer close(done)
 			runtime.LockOSThread()
 			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), slotUID+1, ^uintptr(0)); errno != 0 {
@@ -169,8 +169,8 @@ func TestSlotUID(t *testing.T) {
 	}
 }
 
-// TestSlotFolder: a container that may write to the folder of its slot cannot keep the daemon from
-// starting, nor have it change a file that the container names.
+// TestSlotFolder checks that a container that may write to the directory of its slot can neither keep the daemon from
+// starting nor make it change a file of the container's choice.
 func TestSlotFolder(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {

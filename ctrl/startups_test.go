@@ -12,9 +12,9 @@ import (
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
-// TestIdleStartups: a peer that opens connections and leaves them idle keeps nobody from
-// starting up, neither at another client's listener nor at the same one. It gets resets,
-// and the log has a line about it, once for many.
+// TestIdleStartups checks that a peer that opens connections and leaves them idle cannot keep others from starting
+// up, at the same listener or at another client's. Its connections are reset, and the log reports them in one line at
+// a limited rate.
 func TestIdleStartups(t *testing.T) {
 	h := newHarness(t, Config{Startup: StartupDefaults{PerPeer: 4}})
 	core, logs := observer.New(zap.InfoLevel)
@@ -46,7 +46,7 @@ func TestIdleStartups(t *testing.T) {
 			reset++
 		}
 	}
-	if reset != 61 { // the newest 4, less the one that made room for the good one
+	if reset != 61 { // the newest 4, less the one that was dropped for the good one
 		t.Errorf("%d idle connections were reset; want 61", reset)
 	}
 	tell := func() (times []uint64) {
@@ -60,7 +60,7 @@ func TestIdleStartups(t *testing.T) {
 	if got := tell(); len(got) != 1 || got[0] != 1 {
 		t.Errorf("logged %v; want once, at the first", got)
 	}
-	h.advance(logEvery) // the idle ones time out with it
+	h.advance(logEvery) // the idle ones time out meanwhile
 	for i := range 5 {
 		h.arrive(t, fmt.Sprintf("10.0.0.3:%d", 2000+i), 7174, cfg)
 	}
@@ -80,8 +80,8 @@ func TestIdleStartups(t *testing.T) {
 	}
 }
 
-// TestCrowdedListener: where a listener's start-ups are too many in all, the network
-// that has the most of them makes room.
+// TestCrowdedListener checks that when a listener has too many start-ups in total, the network with the most of them
+// loses one.
 func TestCrowdedListener(t *testing.T) {
 	h := newHarness(t, Config{Startup: StartupDefaults{PerPeer: 4, PerListener: 8}})
 	c := h.hello(t)
@@ -89,7 +89,7 @@ func TestCrowdedListener(t *testing.T) {
 	cfg := mpa.DefaultConfig()
 	honest := []*mpaPeer{h.arrive(t, "10.0.0.7:1", 7174, cfg), h.arrive(t, "[2001:db8:2::1]:1", 7174, cfg)}
 	var hostile []*mpaPeer
-	for i := range 100 { // as many addresses as it likes, of one network
+	for i := range 100 { // any number of addresses in one network
 		hostile = append(hostile, h.arrive(t, fmt.Sprintf("[2001:db8:1::%x]:1", i+1), 7174, cfg))
 	}
 	for i, p := range hostile {

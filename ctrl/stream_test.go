@@ -13,14 +13,14 @@ import (
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
-// TestStreamQuota: byte streams that a client leaves as such are bounded, also where
-// it listens again for each of them; one that is closed, or becomes MPA's, makes room.
+// TestStreamQuota checks the limit of byte streams that a client keeps in streaming mode, even if it listens again
+// for each of them. One that is closed, or on which MPA starts, makes room.
 func TestStreamQuota(t *testing.T) {
 	const limit = 3
 	h := newHarness(t, Config{Limits: Limits{QPs: limit}})
 	c := h.hello(t)
 	port := uint16(7000)
-	// arrive opens a connection to a listener of its own, which goes again.
+	// arrive opens a connection to a temporary listener.
 	arrive := func() *mpaPeer {
 		t.Helper()
 		port++
@@ -66,9 +66,8 @@ func TestStreamQuota(t *testing.T) {
 	h.settled(t)
 }
 
-// TestStreamMemory: what a byte stream can make the daemon hold is in the quota of
-// ring memory until MPA is started, or the stream has ended, by whichever side it was
-// opened.
+// TestStreamMemory checks that the daemon memory that a byte stream may use is charged to the ring memory quota until
+// MPA is started or the stream has ended, whichever side opened it.
 func TestStreamMemory(t *testing.T) {
 	const window = 100 << 10
 	size := uint64(2*window + maxChunk + maxUnsent)
@@ -113,8 +112,8 @@ func TestStreamMemory(t *testing.T) {
 	h.settled(t)
 }
 
-// TestStreamCloseBlocked: a peer that takes nothing of what a closed byte stream sends, but
-// answers, is reset after some time; until then it is charged, also when the client has left.
+// TestStreamCloseBlocked checks that a peer that keeps its window closed after the byte stream is closed is reset
+// after some time, and that the stream is charged until then, even if the client has left.
 func TestStreamCloseBlocked(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)
@@ -178,7 +177,7 @@ func reqStart(m *ctrlpb.StartMPA) *ctrlpb.Request {
 	return &ctrlpb.Request{Body: &ctrlpb.Request_StartMpa{StartMpa: m}}
 }
 
-// accepted makes a byte stream that a peer opened and returns its handle.
+// accepted accepts a byte stream from a peer and returns its handle.
 func (h *harness) accepted(t *testing.T, c *tclient) (uint32, *mpaPeer) {
 	t.Helper()
 	req := reqListen(addrA.String(), 7174)
@@ -188,7 +187,7 @@ func (h *harness) accepted(t *testing.T, c *tclient) (uint32, *mpaPeer) {
 	return c.event().GetStreamReady().GetConn(), p
 }
 
-// connected makes one that we opened, and returns its handle and queue pair too.
+// connected opens a byte stream and returns its handle and queue pair too.
 func (h *harness) connected(t *testing.T, c *tclient) (conn, qp uint32, p *mpaPeer) {
 	t.Helper()
 	qp = c.qp()
@@ -204,7 +203,7 @@ func (h *harness) connected(t *testing.T, c *tclient) (conn, qp uint32, p *mpaPe
 	return conn, qp, &mpaPeer{t: t, h: h, id: id, c: fc, st: mpa.NewInitiator(mpa.DefaultConfig(), 1e9)}
 }
 
-// responding makes one that we opened and are MPA's responder on.
+// responding opens a byte stream on which we are MPA's responder.
 func (h *harness) responding(t *testing.T, c *tclient) (conn, qp uint32, p *mpaPeer) {
 	t.Helper()
 	conn, qp, p = h.connected(t, c)
@@ -212,8 +211,8 @@ func (h *harness) responding(t *testing.T, c *tclient) (conn, qp uint32, p *mpaP
 	return conn, qp, p
 }
 
-// TestStartMPARoles: either side of the TCP connection is the initiator, with the
-// queue pair that this takes, and the requests that make no sense are refused.
+// TestStartMPARoles checks that either side of the TCP connection may be the initiator, with the queue pair that this
+// requires, and that invalid requests are refused.
 func TestStartMPARoles(t *testing.T) {
 	t.Run("refused", func(t *testing.T) {
 		h := newHarness(t, Config{})
@@ -240,7 +239,7 @@ func TestStartMPARoles(t *testing.T) {
 		} {
 			c.fails(tt.code, reqStart(tt.m))
 		}
-		// None of that has changed anything.
+		// None of the refused requests has changed anything.
 		c.ok(reqStart(&ctrlpb.StartMPA{Conn: in, Role: roleInitiator, Qp: other, PrivateData: private}))
 		c.ok(reqStart(&ctrlpb.StartMPA{Conn: out, Role: roleResponder, Qp: qp}))
 		c.fails(badState, reqStart(&ctrlpb.StartMPA{Conn: in}))
@@ -322,7 +321,7 @@ func TestStartMPARoles(t *testing.T) {
 		h := newHarness(t, Config{})
 		c := h.hello(t)
 		conn, p := h.accepted(t, c)
-		p.send() // it waits to be consumed
+		p.send() // it waits to be read
 		if ev := c.event().GetStreamData(); ev == nil {
 			t.Fatal("no StreamData")
 		}
@@ -350,8 +349,8 @@ func TestStartMPARoles(t *testing.T) {
 	})
 }
 
-// TestStreamTurnedAway: the client learns of a byte stream that it has started MPA on and
-// whose request finds no room.
+// TestStreamTurnedAway checks that the client is notified when a byte stream on which it has started MPA is dropped
+// because there is no room for the peer's request.
 func TestStreamTurnedAway(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)
@@ -361,7 +360,7 @@ func TestStreamTurnedAway(t *testing.T) {
 	p := h.arrive(t, "10.0.0.2:999", 7174, mpa.DefaultConfig())
 	conn := c.event().GetStreamReady().GetConn()
 	c.ok(reqStart(&ctrlpb.StartMPA{Conn: conn}))
-	h.arrive(t, "10.0.0.2:998", 7174, mpa.DefaultConfig()) // has the one place now
+	h.arrive(t, "10.0.0.2:998", 7174, mpa.DefaultConfig()) // occupies the only place
 	if ev := c.event().GetStreamReady(); ev == nil || ev.Conn == conn {
 		t.Fatalf("event %v", ev)
 	}
@@ -374,8 +373,8 @@ func TestStreamTurnedAway(t *testing.T) {
 	}
 }
 
-// heardOfSome checks, after many events that the client did not read, that it was told of some
-// of them and not cut off; and drops them.
+// heardOfSome checks, after many events that the client did not read, that the client got some of them and is still
+// connected, and discards them.
 func (c *tclient) heardOfSome(many int, is func(*ctrlpb.Event) bool) {
 	c.t.Helper()
 	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_ListListens{ListListens: &ctrlpb.ListListens{}}})
@@ -391,8 +390,8 @@ func (c *tclient) heardOfSome(many int, is func(*ctrlpb.Event) bool) {
 	c.events = nil
 }
 
-// TestStreamFlood: a peer that connects and leaves, faster than the listener's client reads
-// of it, does not have the client cut off.
+// TestStreamFlood checks that a peer that connects and leaves, faster than the listener's client reads the events,
+// cannot get the client disconnected.
 func TestStreamFlood(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)

@@ -28,8 +28,8 @@ func (h *harness) helloAs(t testing.TB, uid uint32) *tclient {
 	return c
 }
 
-// churn makes a connection to peerA and closes it from here, so that its port is in
-// TIME-WAIT. It returns the port, or the error of the connect.
+// churn opens a connection to peerA and closes it from our side, so that its port is in TIME-WAIT. It returns the
+// port, or the error of the connect.
 func (h *harness) churn(t *testing.T, c *tclient, pd, cq uint32) (port uint16, err string) {
 	t.Helper()
 	qp := c.ok(reqQP(pd, cq)).GetQp().Qp
@@ -67,9 +67,8 @@ func (h *harness) churn(t *testing.T, c *tclient, pd, cq uint32) (port uint16, e
 	return p.c.local.Port(), ""
 }
 
-// TestPortsOfOneUser: a user that makes 600 connections a second for 40 s never
-// fails, holds no more ports than its quota, and keeps no other user from
-// connecting.
+// TestPortsOfOneUser checks that a user that makes 600 connections per second for 40 s never fails, holds no more
+// ports than its quota, and does not keep other users from connecting.
 func TestPortsOfOneUser(t *testing.T) {
 	const rate, seconds, limit = 600, 40, 4096
 	h := newHarness(t, Config{Limits: Limits{Ports: limit}})
@@ -96,7 +95,7 @@ func TestPortsOfOneUser(t *testing.T) {
 	if have != limit {
 		t.Errorf("%d ports are charged, want %d", have, limit)
 	}
-	// TIME-WAIT counts after the last client of the user has gone.
+	// TIME-WAIT still counts after the last client of the user has left.
 	busy.c.Close()
 	other.c.Close()
 	for gone := false; !gone; {
@@ -114,8 +113,8 @@ func TestPortsOfOneUser(t *testing.T) {
 	}
 }
 
-// TestPortQuota: ports are not reused within a second, nor those of other users;
-// the error says what to raise.
+// TestPortQuota checks that ports are not reused within a second, nor those of other users, and that the error names
+// the limit to raise.
 func TestPortQuota(t *testing.T) {
 	h := newHarness(t, Config{Limits: Limits{Ports: 2}})
 	c, other := h.helloAs(t, 1001), h.helloAs(t, 1002)
@@ -139,8 +138,8 @@ func TestPortQuota(t *testing.T) {
 	}
 }
 
-// TestReusedPortRests: a port that was reused stays claimed until the TIME-WAIT of
-// the connection before is over, however the last one ended.
+// TestReusedPortRests checks that a reused port stays claimed until the TIME-WAIT of the earlier connection is over,
+// however the later one ended.
 func TestReusedPortRests(t *testing.T) {
 	h := newHarness(t, Config{Limits: Limits{Ports: 1}})
 	c := h.hello(t)

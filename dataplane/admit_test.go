@@ -14,8 +14,8 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// TestAdmit: a peer that a listener does not admit gets the answer of a closed port, over TCP and
-// SCTP, and nothing of it stays. Once it is admitted it connects.
+// TestAdmit checks that a peer that a listener does not admit is answered as by a closed port, over TCP and SCTP, and
+// leaves no state. Once admitted, it can connect.
 func TestAdmit(t *testing.T) {
 	for _, overSCTP := range []bool{false, true} {
 		s := newSim(t, link.PipeConfig{})
@@ -34,7 +34,7 @@ func TestAdmit(t *testing.T) {
 		if err := b.w.listen(1, &r); err != nil {
 			t.Fatal(err)
 		}
-		// A listener on every address does not take what this one refuses.
+		// A listener on the wildcard address does not accept what this one refuses.
 		wild := ListenRequest{Local: netip.AddrPortFrom(netip.IPv6Unspecified(), 7174), Backlog: 8, SCTP: r.SCTP}
 		if err := b.w.listen(2, &wild); err != nil {
 			t.Fatal(err)
@@ -76,7 +76,8 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestAdmitSocket: over kernel sockets such a peer is reset after the kernel's handshake.
+// TestAdmitSocket checks that, over kernel sockets, a peer that is not admitted is reset after the kernel's
+// handshake.
 func TestAdmitSocket(t *testing.T) {
 	socks, err := NewSockets(0)
 	if err != nil {
@@ -89,7 +90,7 @@ func TestAdmitSocket(t *testing.T) {
 	e.Start()
 	defer socks.Close()
 	defer e.Stop()
-	hold, err := net.Listen("tcp", "127.0.0.1:0") // as a port that is free
+	hold, err := net.Listen("tcp", "127.0.0.1:0") // to reserve a free port
 	if err != nil {
 		t.Fatal(err)
 	}

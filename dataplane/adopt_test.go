@@ -20,14 +20,14 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// joined is a link that receives what comes to another one too: it sends on itself
-// alone, so that what came there is answered on another queue.
+// joined is a link that also receives the frames of another link. It sends on itself only, so the replies leave on a
+// different queue.
 type joined struct {
 	*link.Pipe
 	second *link.Pipe
 }
 
-// ofSecond marks the frames of another link than that which is embedded.
+// ofSecond marks frames that belong to the second link, not to the embedded one.
 const ofSecond = 1 << 40
 
 func (j *joined) Receive(fs []link.Frame) int {
@@ -54,8 +54,7 @@ func releaseMarked(first, second *link.Pipe, f *link.Frame) {
 	second.Release(f)
 }
 
-// crossed is a link that receives, while on, what came for another, as when a NIC
-// spreads flows otherwise.
+// crossed is a link that, while on, receives the frames meant for another link, as when a NIC changes its RSS table.
 type crossed struct {
 	*link.Pipe
 	other *link.Pipe
@@ -71,14 +70,14 @@ func (c *crossed) Receive(fs []link.Frame) int {
 
 func (c *crossed) Release(f *link.Frame) { releaseMarked(c.Pipe, c.other, f) }
 
-// twoQueues is host 0 with two queues and host 1 with one, which answers all on one of
-// the two, driven from one goroutine under a virtual clock.
+// twoQueues joins host 0, which has two queues, to host 1, which has one and sends all replies to one of the two. One
+// goroutine drives both under a virtual clock.
 type twoQueues struct {
 	*sim
 	workers []*worker
 	links   []*link.Pipe
-	cross   bool // what comes for one of host 0's queues comes to the other
-	markers bool // openQueues agrees on them
+	cross   bool // frames for one queue of host 0 arrive on the other
+	markers bool // openQueues negotiates markers
 }
 
 func newTwoQueues(t *testing.T, answer int) *twoQueues {
@@ -121,7 +120,7 @@ func newTwoQueuesOver(t *testing.T, answer int, cfg link.PipeConfig) *twoQueues 
 	return q
 }
 
-// until turns all workers till cond holds.
+// until turns all workers until cond holds.
 func (q *twoQueues) until(what string, cond func() bool) {
 	q.t.Helper()
 	for limit := q.now.Add(10 * time.Minute); !cond(); {
@@ -159,7 +158,7 @@ func (q *twoQueues) event(host int, kind EventKind) (ev Event) {
 	return ev
 }
 
-// connected dials on the first queue, and is answered on the second.
+// connected dials on the first queue; the answer arrives on the second.
 func (q *twoQueues) connected() (id ConnID, qa, qb *simQP) {
 	t := q.t
 	t.Helper()
@@ -187,7 +186,7 @@ func (q *twoQueues) connected() (id ConnID, qa, qb *simQP) {
 	return id, qa, qb
 }
 
-// transfer writes and ends: all goes over the second queue.
+// transfer performs a Write and disconnects; all frames use the second queue.
 func (q *twoQueues) transfer(id ConnID, qa, qb *simQP) {
 	q.t.Helper()
 	const size = 20000
@@ -217,8 +216,7 @@ func (q *twoQueues) transfer(id ConnID, qa, qb *simQP) {
 	q.closeQueues(id)
 }
 
-// TestAdopt dials on one queue and is answered on another, whose worker then has the
-// connection.
+// TestAdopt dials on one queue and is answered on another. The worker of that queue must take over the connection.
 func TestAdopt(t *testing.T) {
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
 	hop := Hop{SrcMAC: macA, DstMAC: macB}
@@ -252,7 +250,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// TestAdoptGivenUp ends a connect that was adopted and is never answered.
+// TestAdoptGivenUp cancels a connect that was adopted and is never answered.
 func TestAdoptGivenUp(t *testing.T) {
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
 	q := newTwoQueues(t, 1)
@@ -274,8 +272,8 @@ func TestAdoptGivenUp(t *testing.T) {
 	})
 }
 
-// TestAdoptForeignTag: a packet of a dialled flow that comes on another queue moves
-// nothing unless it has the association's tag, which nobody but the peer knows.
+// TestAdoptForeignTag checks that a packet of a dialed flow that arrives on another queue moves the association only
+// if it carries the association's tag, which only the peer knows.
 func TestAdoptForeignTag(t *testing.T) {
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
 	for name, o := range map[string]SCTP{"SCTP": {}, "SCTP in UDP": {UDP: true}} {
@@ -324,8 +322,8 @@ func TestAdoptForeignTag(t *testing.T) {
 	}
 }
 
-// TestAdoptInTheSameTurn adopts a connection in a turn with the number of that in
-// which its owner last pumped it: the handshake ends at once all the same.
+// TestAdoptInTheSameTurn adopts a connection in a turn with the same number as the turn in which its owner last
+// pumped it. The handshake must still complete at once.
 func TestAdoptInTheSameTurn(t *testing.T) {
 	q := newTwoQueues(t, 1)
 	owner, w, b := q.workers[0], q.workers[1], q.workers[2]

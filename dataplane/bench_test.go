@@ -10,8 +10,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// A loadQP posts the same work request over and over and counts completions, so
-// that the benchmark itself allocates nothing.
+// A loadQP posts the same work request repeatedly and counts completions, so that the benchmark itself allocates
+// nothing.
 type loadQP struct {
 	*simQP
 	wr   verbs.SendWR
@@ -73,8 +73,7 @@ var loads = []struct {
 	{rdmap.OpWrite, 64}, {rdmap.OpWrite, 1 << 20}, {rdmap.OpRead, 64}, {rdmap.OpRead, 1 << 20},
 }
 
-// TestSteadyStateAllocatesNothing covers the whole path of both hosts, from the
-// work request to the completion.
+// TestSteadyStateAllocatesNothing covers the whole path through both hosts, from the work request to the completion.
 func TestSteadyStateAllocatesNothing(t *testing.T) {
 	run := func(name string, pipe link.PipeConfig, markers bool) {
 		for _, l := range loads {
@@ -94,8 +93,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 	run("super-frames", link.PipeConfig{Super: link.SuperWhole}, false)
 }
 
-// BenchmarkPipe moves data between two workers in one goroutine: both hosts'
-// work is in the time.
+// BenchmarkPipe moves data between two workers in one goroutine. The time includes the work of both hosts.
 func BenchmarkPipe(b *testing.B) {
 	for _, mtu := range []int{1500, 9000} {
 		for _, l := range loads {

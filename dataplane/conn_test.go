@@ -46,8 +46,8 @@ func (s *sim) post(c *stream, q *simQP, wr verbs.SendWR) {
 	q.h.w.mark(c.lane)
 }
 
-// TestTerminate: a Write to an STag that is not there ends both streams, each
-// side learns of it by the same code, and what was posted is flushed.
+// TestTerminate checks that a Write to an unknown STag ends both streams, that both sides report the same code, and
+// that posted work is flushed.
 func TestTerminate(t *testing.T) {
 	s, a, _, qa, _ := fullPair(t, mpa.Params{CRC: true, IRD: 4, ORD: 4})
 	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: 0x12345678, Remote: 0})
@@ -72,9 +72,8 @@ func TestTerminate(t *testing.T) {
 	s.closeAll(a)
 }
 
-// TestTerminateWaits: a Terminate for which the window has no room goes out when it has,
-// and the connection is not closed before, also if it is to be closed behind what the
-// window lets out now.
+// TestTerminateWaits checks that a Terminate that does not fit the send window is sent as soon as it does, and that
+// the connection is not closed before, even if a close is pending.
 func TestTerminateWaits(t *testing.T) {
 	for _, leaving := range []bool{false, true} {
 		t.Run(fmt.Sprintf("leaving=%v", leaving), func(t *testing.T) {
@@ -85,7 +84,7 @@ func TestTerminateWaits(t *testing.T) {
 			qa, qb := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
 			s.attach(a, b, qa, qb, mpa.Params{CRC: true, IRD: 4, ORD: 4, RTR: mpa.RTRWrite})
 			s.until("responder established", func() bool { _, ok := s.hosts[1].take(EventEstablished); return ok })
-			deaf = true // host 0 acknowledges nothing, and speaks
+			deaf = true // host 0 sends but acknowledges nothing
 			s.post(b, qb, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qb.sge(0, size), RKey: qa.reg.STag(), Remote: 0x10000})
 			s.until("the window is full", func() bool { return b.conn().tcp.SndNxt() != b.conn().txStart && b.conn().tcp.Room() <= 0 })
 			s.post(a, qa, verbs.SendWR{ID: 2, Op: rdmap.OpWrite, SGEs: qa.sge(0, 100), RKey: 0x12345678})
@@ -107,7 +106,7 @@ func TestTerminateWaits(t *testing.T) {
 	}
 }
 
-// A fullCQ is a queue pair whose completion queue takes so many completions.
+// A fullCQ is a queue pair whose completion queue holds a limited number of completions.
 type fullCQ struct {
 	*simQP
 	room int
@@ -117,8 +116,8 @@ func (q *fullCQ) Push(i int, wc *verbs.WC) bool {
 	return len(q.wcs) < q.room && q.simQP.Push(i, wc)
 }
 
-// TestCQOverrun: a completion that finds no room ends the connection of its queue pair,
-// and no other, and says why. What was complete before stays.
+// TestCQOverrun checks that a completion that does not fit ends the connection of its queue pair, and no other, with
+// that reason. Earlier completions remain.
 func TestCQOverrun(t *testing.T) {
 	for _, overSCTP := range []bool{false, true} {
 		for _, recv := range []bool{false, true} {
@@ -158,8 +157,7 @@ func TestCQOverrun(t *testing.T) {
 	}
 }
 
-// TestAtomicMisaligned: a violation that is found only when the response is
-// composed is reported as any other.
+// TestAtomicMisaligned checks that a violation found only when the response is composed is reported like any other.
 func TestAtomicMisaligned(t *testing.T) {
 	s, a, _, qa, qb := fullPair(t, mpa.Params{CRC: true, IRD: 4, ORD: 4})
 	s.post(a, qa, verbs.SendWR{ID: 1, Op: rdmap.OpFetchAdd, SGEs: qa.sge(0, 8), RKey: qb.reg.STag(), Remote: 0x10003})
@@ -172,8 +170,8 @@ func TestAtomicMisaligned(t *testing.T) {
 	}
 }
 
-// TestCorrupted: what TCP's checksum finds is sent again. What it misses the CRC
-// finds, before a single byte of the FPDU is placed.
+// TestCorrupted checks that a segment with a bad TCP checksum is retransmitted, and that corruption the checksum
+// misses is detected by the CRC before any byte of the FPDU is placed.
 func TestCorrupted(t *testing.T) {
 	flip := func(b []byte) { b[700] ^= 0x10 }
 	swap := func(b []byte) { b[700], b[701], b[702], b[703] = b[702], b[703], b[700], b[701] }
@@ -187,7 +185,7 @@ func TestCorrupted(t *testing.T) {
 				t.Run(fmt.Sprintf("markers=%v/mtu=%d/chunk=%d/%s", markers, cfg.MTU, cfg.ChunkSize, tt.name), func(t *testing.T) {
 					var s *sim
 					corrupted := 0
-					var undo []byte // the frame is the sender's slot
+					var undo []byte // frame is the sender's own slot
 					cfg.Filter = func(toB bool, frame []byte) bool {
 						if undo != nil {
 							tt.corrupt(undo)
@@ -231,8 +229,7 @@ func TestCorrupted(t *testing.T) {
 	}
 }
 
-// TestPeerGone: a host that falls silent is abandoned, and the posted work is
-// flushed.
+// TestPeerGone checks that a connection to a silent host is dropped and the posted work is flushed.
 func TestPeerGone(t *testing.T) {
 	silent := false
 	s := newSim(t, link.PipeConfig{Filter: func(toB bool, _ []byte) bool { return !silent }})
@@ -250,7 +247,7 @@ func TestPeerGone(t *testing.T) {
 	}
 }
 
-// TestAbort: a RST ends both sides.
+// TestAbort checks that a RST ends both sides.
 func TestAbort(t *testing.T) {
 	s, a, _, _, qb := fullPair(t, mpa.Params{CRC: true})
 	qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 5, SGEs: qb.sge(0, 10)})
@@ -266,8 +263,7 @@ func TestAbort(t *testing.T) {
 	}
 }
 
-// TestDetach: a queue pair that goes away cuts its connection, and is let go of
-// at once.
+// TestDetach checks that detaching a queue pair aborts its connection and releases it at once.
 func TestDetach(t *testing.T) {
 	s, a, _, qa, _ := fullPair(t, mpa.Params{CRC: true})
 	a.detach(s.hosts[0].w)
@@ -278,8 +274,8 @@ func TestDetach(t *testing.T) {
 	s.closed(1)
 }
 
-// TestDetachBehindAttach: a queue pair that goes away before the worker has got to
-// its attachment is taken from the worker all the same.
+// TestDetachBehindAttach checks that a queue pair that is detached before the worker has processed its attachment is
+// still released.
 func TestDetachBehindAttach(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	a, _ := s.open()
@@ -291,7 +287,7 @@ func TestDetachBehindAttach(t *testing.T) {
 		defer close(detached)
 		s.hosts[0].e.Detach(&q.QPBinding)
 	}()
-	for w.cmds.pending.Load() < 2 { // the attachment, and what Detach posts first
+	for w.cmds.pending.Load() < 2 { // the attachment, and the first command of Detach
 		runtime.Gosched()
 	}
 	for waiting := true; waiting; {
@@ -309,8 +305,8 @@ func TestDetachBehindAttach(t *testing.T) {
 	s.closed(1)
 }
 
-// TestRTR: with peer-to-peer startup the responder is established by the first
-// message, which takes no work request, and may then send first.
+// TestRTR checks that with peer-to-peer startup the first message, which consumes no work request, establishes the
+// responder, which may then send first.
 func TestRTR(t *testing.T) {
 	for _, rtr := range []mpa.RTR{mpa.RTRSend, mpa.RTRWrite, mpa.RTRRead} {
 		t.Run(rtr.String(), func(t *testing.T) {
@@ -331,8 +327,8 @@ func TestRTR(t *testing.T) {
 	}
 }
 
-// TestNudge: an initiator whose first FPDU gets no answer sends empty Writes, a
-// few times, and none once it has heard something.
+// TestNudge: an initiator whose first FPDU is not answered sends a few empty Writes, and none after it has received
+// something.
 func TestNudge(t *testing.T) {
 	s, a, _, qa, qb := fullPair(t, mpa.Params{CRC: true})
 	qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 1, SGEs: qb.sge(0, 100)})
@@ -355,7 +351,7 @@ func TestNudge(t *testing.T) {
 	s.closeAll(a)
 }
 
-// TestNoNudge: an initiator that has heard something is content.
+// TestNoNudge: an initiator that has received something sends no empty Writes.
 func TestNoNudge(t *testing.T) {
 	s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true})
 	qa.recvs = append(qa.recvs, verbs.RecvWR{ID: 1, SGEs: qa.sge(0, 100)})
@@ -371,7 +367,7 @@ func TestNoNudge(t *testing.T) {
 	s.closeAll(a)
 }
 
-// TestResponderWaits: RFC 5044 section 7.1.2 rule 4.
+// TestResponderWaits checks RFC 5044 section 7.1.2 rule 4: the responder sends no FPDU before it has received one.
 func TestResponderWaits(t *testing.T) {
 	s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true})
 	qa.recvs = append(qa.recvs, verbs.RecvWR{ID: 1, SGEs: qa.sge(0, 100)})
@@ -428,8 +424,8 @@ func TestConnectTimeout(t *testing.T) {
 	}
 }
 
-// TestTimeWaitMakesRoom: a table full of connections in TIME-WAIT does not keep
-// new ones out, and a new connection of the same ports replaces its old self.
+// TestTimeWaitMakesRoom checks that a table full of connections in TIME-WAIT does not refuse new ones, and that a new
+// connection may reuse the ports of one in TIME-WAIT.
 func TestTimeWaitMakesRoom(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	for _, h := range s.hosts {
@@ -441,7 +437,7 @@ func TestTimeWaitMakesRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 40 {
-		// Host 1 closes first, so that TIME-WAIT is with the listener.
+		// Host 1 closes first, so that the listener's side is in TIME-WAIT.
 		local := netip.AddrPortFrom(addrA, uint16(1000+i/2%7))
 		if err := w.connect(w.newID(), pkt.NewFlow(local, remote), Hop{SrcMAC: macA, DstMAC: macB}, 0, false); err != nil {
 			t.Fatalf("connection %d: %v", i, err)
@@ -460,9 +456,8 @@ func TestTimeWaitMakesRoom(t *testing.T) {
 	}
 }
 
-// TestFollowTimeWait: an active open takes the place of a connection of the same
-// addresses and ports in TIME-WAIT a second after that began, if both used
-// timestamps (RFC 6191); without them never.
+// TestFollowTimeWait checks that an active open may reuse the addresses and ports of a connection in TIME-WAIT after
+// one second if both used timestamps (RFC 6191), and never without timestamps.
 func TestFollowTimeWait(t *testing.T) {
 	for _, stamps := range []bool{true, false} {
 		s := newSim(t, link.PipeConfig{})
@@ -476,7 +471,7 @@ func TestFollowTimeWait(t *testing.T) {
 		}
 		for i := range 3 {
 			a, b := s.open()
-			w.disconnect(a, false) // TIME-WAIT is ours
+			w.disconnect(a, false) // TIME-WAIT is on our side
 			s.until("FIN arrived", func() bool { _, ok := s.hosts[1].take(EventPeerClosed); return ok })
 			s.hosts[1].w.disconnect(b, false)
 			s.closed(0)
@@ -488,7 +483,7 @@ func TestFollowTimeWait(t *testing.T) {
 			for s.hosts[0].w.turn()+s.hosts[1].w.turn() > 0 {
 			}
 			if stamps {
-				continue // open checks that it can be
+				continue // open itself checks for success
 			}
 			if err := again(); !errors.Is(err, errFlowExists) {
 				t.Errorf("without timestamps, after a second: %v", err)
@@ -508,8 +503,8 @@ type crossLink struct {
 func (c *crossLink) Receive(fs []link.Frame) int { return c.rx.Receive(fs) }
 func (c *crossLink) Release(f *link.Frame)       { c.rx.Release(f) }
 
-// TestAdoption: the SYN-ACK comes in on another queue than the SYN went out on;
-// that queue's worker takes the connection over.
+// TestAdoption checks that when the SYN-ACK arrives on another queue than the one the SYN left on, that queue's
+// worker takes over the connection.
 func TestAdoption(t *testing.T) {
 	now := clock.Time(time.Second)
 	cfg := link.PipeConfig{Now: func() clock.Time { return now }}
@@ -553,7 +548,7 @@ func TestAdoption(t *testing.T) {
 	if w.stats.Conns != 0 || w.timers.Len() != 0 {
 		t.Errorf("the first worker still has %d flows and %d timers", w.stats.Conns, w.timers.Len())
 	}
-	// A command for it still finds it.
+	// A command for the connection still finds it.
 	cross.rx = ends[1][1]
 	ea.StreamSend(id, []byte("hello"))
 	for range 100 {
@@ -573,8 +568,8 @@ func TestAdoption(t *testing.T) {
 	}
 }
 
-// TestFewSlots: a connection that ran out of TX slots goes on when they come
-// free, though nothing else happens on it then.
+// TestFewSlots checks that a connection that ran out of TX slots continues when slots become free, even without other
+// activity on it.
 func TestFewSlots(t *testing.T) {
 	for _, slots := range []int{slotReserve + 1, 100, 200} {
 		s, a, q := newLoad(t, link.PipeConfig{Slots: slots}, mpa.Params{CRC: true, IRD: 4, ORD: 4}, rdmap.OpWrite, 1<<20)
@@ -582,8 +577,8 @@ func TestFewSlots(t *testing.T) {
 	}
 }
 
-// TestPostAfterEnd: what is posted to a queue pair that has ended is flushed while
-// its connection still closes. The client may not know yet.
+// TestPostAfterEnd checks that work posted to a queue pair that has ended is flushed while its connection is still
+// closing: the client may not know yet.
 func TestPostAfterEnd(t *testing.T) {
 	for _, how := range []string{"disconnect", "abort", "refused"} {
 		t.Run(how, func(t *testing.T) {
@@ -604,7 +599,7 @@ func TestPostAfterEnd(t *testing.T) {
 				want++
 			}
 			if how != "abort" {
-				w.turn() // the other host gets no turn: the connection closes forever
+				w.turn() // the other host gets no turn, so the connection stays in closing
 			}
 			qa.sends = append(qa.sends, verbs.SendWR{ID: 7, Op: rdmap.OpSend})
 			w.mark(a.lane)
@@ -619,8 +614,8 @@ func TestPostAfterEnd(t *testing.T) {
 	}
 }
 
-// TestStreamLimit: as many streaming-mode bytes as the control plane is to be given at
-// a time may wait for it, and no more. A byte stream is bounded by its window.
+// TestStreamLimit checks that at most the bytes that the control plane takes at once are queued in streaming mode. A
+// byte stream is bounded by its window instead.
 func TestStreamLimit(t *testing.T) {
 	const limit = 3000
 	for _, tt := range []struct {
@@ -667,9 +662,8 @@ func TestStreamLimit(t *testing.T) {
 	}
 }
 
-// TestStreamBlackHole has a path's MTU shrink without a word while all that a byte
-// stream may take of the TX slots waits for acknowledgement: what is sent again in
-// smaller segments needs others.
+// TestStreamBlackHole shrinks a path's MTU silently while a byte stream holds all the TX slots it may use with
+// unacknowledged data. Retransmission in smaller segments needs further slots.
 func TestStreamBlackHole(t *testing.T) {
 	const size = 1 << 20
 	shrunk := false

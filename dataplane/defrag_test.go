@@ -20,8 +20,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// cutter is a link of host 1 behind a router that cuts what is long, and an
-// interface whose fragments come beside the queue, in any order.
+// cutter is a link of host 1 behind a router that fragments long packets. The fragments arrive outside the queue, in
+// any order.
 type cutter struct {
 	*link.Pipe
 	e      *Engine
@@ -29,7 +29,7 @@ type cutter struct {
 	late   [][]byte // fragments in flight
 	id     uint32
 	loss   float64
-	direct bool // fragments come by the queue
+	direct bool // fragments arrive on the queue
 	cut    int
 }
 
@@ -75,7 +75,7 @@ func (c *cutter) Receive(fs []link.Frame) int {
 	return out
 }
 
-// TestDefragment moves data behind a router that cuts packets.
+// TestDefragment moves data over a path with a router that fragments packets.
 func TestDefragment(t *testing.T) {
 	const size = 200000
 	for _, tc := range []struct {
@@ -111,7 +111,7 @@ func TestDefragment(t *testing.T) {
 			if !bytes.Equal(qa.mem, qb.mem) {
 				t.Error("memory differs")
 			}
-			for len(c.late) > 0 { // of what was sent again for nothing, or an acknowledgement's
+			for len(c.late) > 0 { // of a spurious retransmission, or of an acknowledgement's
 				hb.w.turn()
 			}
 			st := hb.e.frags.stats()
@@ -134,8 +134,8 @@ func TestDefragment(t *testing.T) {
 	}
 }
 
-// TestHeldWhole: segments out of order that were reassembled are held up to a
-// bound of bytes, since they are not of the link's memory.
+// TestHeldWhole checks that reassembled out-of-order segments are held up to a byte limit, since they do not use the
+// link's memory.
 func TestHeldWhole(t *testing.T) {
 	const size = 8000
 	var grabbed [][]byte
@@ -171,8 +171,7 @@ func TestHeldWhole(t *testing.T) {
 	}
 }
 
-// TestTimeExceeded: the source of a packet of which only a part has come is told, by
-// an error that it understands.
+// TestTimeExceeded checks that the source of an incomplete packet gets an ICMP Time Exceeded error that it can parse.
 func TestTimeExceeded(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(fmt.Sprint("v6=", v6), func(t *testing.T) {
@@ -243,8 +242,7 @@ func (r *fakeRing) Close() error {
 	return nil
 }
 
-// TestFragmentSource: an engine that runs takes what its source gives, and ends
-// with it.
+// TestFragmentSource checks that a running engine takes the packets of its fragment source and closes it at the end.
 func TestFragmentSource(t *testing.T) {
 	defer testenv.NoGoroutineLeaks(t)
 	a, b, err := link.NewPipe(link.PipeConfig{})
@@ -266,7 +264,7 @@ func TestFragmentSource(t *testing.T) {
 		r.frames <- c
 	}
 	for end := time.Now().Add(time.Minute); ; {
-		// A worker that has no CPU for a second is left out.
+		// A worker that gets no CPU for a second is not in the sums.
 		if all := e.Stats(); len(all) == 1 && all[0].RxUnsupported == 1 && all[0].Fragments.Packets == 1 {
 			break
 		}
@@ -282,8 +280,7 @@ func TestFragmentSource(t *testing.T) {
 	}
 }
 
-// TestWholeFindsItsWorker: a reassembled packet reaches the connection of another
-// worker than the first.
+// TestWholeFindsItsWorker checks that a reassembled packet reaches a connection of a worker other than the first.
 func TestWholeFindsItsWorker(t *testing.T) {
 	q := newTwoQueues(t, 1)
 	h := q.hosts[0]

@@ -17,7 +17,7 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// lent is a link that counts the frames which its worker has.
+// lent is a link that counts the frames that its worker holds.
 type lent struct {
 	*link.Pipe
 	most, out int // in one burst; now
@@ -35,8 +35,7 @@ func (l *lent) Release(f *link.Frame) {
 	l.Pipe.Release(f)
 }
 
-// TestFaultInABurst: the frames behind the one in which a worker faulted are
-// neither lost nor kept.
+// TestFaultInABurst checks that the frames after the one in which a worker faulted are neither lost nor leaked.
 func TestFaultInABurst(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	const size, lanes = 4096, 4
@@ -101,13 +100,13 @@ func TestFaultInABurst(t *testing.T) {
 	}
 }
 
-// TestFaultKeepsAssociations: an association without a session goes on after a
-// fault in the memory of another connection's client.
+// TestFaultKeepsAssociations checks that an association without a session survives a fault in the memory of another
+// connection's client.
 func TestFaultKeepsAssociations(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	_, b := s.open()
 	s.listenSCTP()
-	s.dialSCTP(40001, 0).ini = nil // it asks for no session
+	s.dialSCTP(40001, 0).ini = nil // opens no session
 	w := s.hosts[1].w
 	var as *assoc
 	s.until("association up", func() bool {
@@ -123,8 +122,8 @@ func TestFaultKeepsAssociations(t *testing.T) {
 	s.until("pumped", func() bool { return !as.dirty })
 }
 
-// TestSCTPFault: a fault in a client's memory ends the association whose packet was in
-// hand, for its other messages are acknowledged and lost.
+// TestSCTPFault checks that a fault in a client's memory ends the association whose packet was being processed,
+// because its other messages are acknowledged and lost.
 func TestSCTPFault(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	s := newSim(t, link.PipeConfig{})
@@ -176,7 +175,7 @@ func TestSCTPFault(t *testing.T) {
 	s.closedSCTP()
 }
 
-// TestFaultKeepsCommands: commands behind one that faults are called, in their order, once.
+// TestFaultKeepsCommands checks that the commands queued after one that faults are each run once and in order.
 func TestFaultKeepsCommands(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	a, b := s.open()
@@ -210,8 +209,8 @@ func TestFaultKeepsCommands(t *testing.T) {
 	}
 }
 
-// TestFaultKeepsMarks: what waited to be pumped when a fault ended the turn still does,
-// also an association without a session.
+// TestFaultKeepsMarks checks that connections marked for pumping when a fault ended the turn stay marked, including
+// an association without a session.
 func TestFaultKeepsMarks(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	s.listenSCTP()
@@ -239,8 +238,8 @@ func TestFaultKeepsMarks(t *testing.T) {
 	}
 }
 
-// TestFaultHeld: when the frames that were held out of order come in order and the first
-// of them faults, it is given back as those behind it, and so is the one that filled the gap.
+// TestFaultHeld checks that when held out-of-order frames become in order and the first one faults, all of them and
+// the frame that filled the gap are released.
 func TestFaultHeld(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	const size = 8192
@@ -271,7 +270,7 @@ func TestFaultHeld(t *testing.T) {
 	w.link = rx
 	qa, qb := newSimQP(t, ha, size), newSimQP(t, s.hosts[1], size)
 	s.attach(a, b, qa, qb, mpa.Params{CRC: true})
-	// A first segment lies in the page that is there, what follows in the other.
+	// The first segment is placed in the mapped page, the following ones in the unmapped page.
 	drop = true
 	s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, 1400), RKey: bad.STag(), Remote: 0x10000})
 	s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, 4000), RKey: bad.STag(), Remote: 0x10000 + uint64(page)})
@@ -293,8 +292,7 @@ func TestFaultHeld(t *testing.T) {
 	}
 }
 
-// TestFaultFreesSlot: the TX slot in which a record was composed when the memory that it
-// takes faulted is free again.
+// TestFaultFreesSlot checks that the TX slot of a record is freed when reading the record's memory faults.
 func TestFaultFreesSlot(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	const size = 4096

@@ -8,8 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 )
 
-// TestFence: Fence waits for every worker to finish what it was doing, after which none
-// has what it looked up before: memory may be unmapped (RFC 5041 section 8.3.1).
+// TestFence checks that Fence waits until every worker has finished its current turn, so that no worker still uses
+// what it looked up before and memory may be unmapped (RFC 5041 section 8.3.1).
 func TestFence(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	e := s.hosts[0].e
@@ -20,7 +20,7 @@ func TestFence(t *testing.T) {
 		e.Fence()
 		close(done)
 	}()
-	// That the goroutine waits is told by its stack.
+	// The stack of the goroutine shows whether it waits.
 	waits := func() bool {
 		b := make([]byte, 1<<20)
 		for g := range strings.SplitSeq(string(b[:runtime.Stack(b, true)]), "\n\n") {

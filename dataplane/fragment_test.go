@@ -11,7 +11,7 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// tooBig is the ICMP error of a router that a frame does not fit.
+// tooBig returns the ICMP error of a router whose next link cannot take frame.
 func tooBig(frame []byte, mtu, show int) []byte {
 	v6 := frame[14]>>4 == 6
 	ip := frame[14:min(len(frame), 14+show)]
@@ -38,7 +38,7 @@ func tooBig(frame []byte, mtu, show int) []byte {
 	return append(b, msg...)
 }
 
-// reassembly puts the IP fragments of one packet together.
+// reassembly reassembles the IP fragments of one packet.
 type reassembly struct {
 	id    uint32
 	have  []byte
@@ -46,7 +46,7 @@ type reassembly struct {
 	sum   int
 }
 
-// take takes a frame; whole is the packet without fragmentation, once it is there.
+// take adds a frame; whole is the reassembled packet once it is complete.
 func (r *reassembly) take(f []byte) (whole []byte, fragment bool) {
 	ip := f[14:]
 	var off, at int
@@ -90,15 +90,15 @@ func (r *reassembly) take(f []byte) (whole []byte, fragment bool) {
 	return append(b, r.have[:r.total]...), true
 }
 
-// TestSCTPFragments: the path's MTU shrinks while large messages are in flight. What
-// is in flight leaves as IP fragments, what follows is smaller.
+// TestSCTPFragments shrinks the path's MTU while large messages are in flight. Those leave as IP fragments; later
+// messages are smaller.
 func TestSCTPFragments(t *testing.T) {
 	const lower = 1280
 	for _, tc := range []struct {
 		name string
 		o    SCTP
 		v6   bool
-		show int // bytes of the packet that the router shows
+		show int // bytes of the packet that the router quotes
 		ok   bool
 	}{
 		{"IPv4", SCTP{}, false, 28, true},

@@ -14,11 +14,11 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestRecordBoundary: FPDUs share a segment as far as they fill it, and none is cut by
-// the end of one (RFC 5044 section 5.1).
+// TestRecordBoundary checks that FPDUs share a segment when they fit, and that no FPDU is split at the end of a
+// segment (RFC 5044 section 5.1).
 func TestRecordBoundary(t *testing.T) {
-	for _, over := range []int{-4, 0, 4, 8} { // of both FPDUs, beyond the MSS
-		var lens []int // of the payloads on the wire
+	for _, over := range []int{-4, 0, 4, 8} { // length of both FPDUs, minus the MSS
+		var lens []int // payload lengths on the wire
 		s := newSim(t, link.PipeConfig{Filter: func(toB bool, f []byte) bool {
 			if toB {
 				ip := f[14:]
@@ -54,9 +54,9 @@ func TestRecordBoundary(t *testing.T) {
 	}
 }
 
-// TestAttachUnread: FPDUs, or a part of one, that came before the switch to full
-// operation are taken at it, with the first marker where the first of them begins. So
-// those behind a gap are found by their markers.
+// TestAttachUnread checks that FPDUs, or a part of one, that arrived before the switch to full operation are
+// processed at the switch, with the first marker where the first FPDU begins. FPDUs after a gap are then found by
+// their markers.
 func TestAttachUnread(t *testing.T) {
 	for _, markers := range []bool{false, true} {
 		for _, before := range []int{1, 100, 514, 640} {
@@ -103,8 +103,7 @@ func TestAttachUnread(t *testing.T) {
 	}
 }
 
-// TestEarlyOneWay: it is the peer's markers by which segments are placed early, whether
-// or not we send any.
+// TestEarlyOneWay checks that early placement depends on the peer's markers only, not on ours.
 func TestEarlyOneWay(t *testing.T) {
 	for _, sends := range []bool{true, false} {
 		lost := 0

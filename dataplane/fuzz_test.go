@@ -11,13 +11,13 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// fuzzPair is a connection in full operation, with work outstanding both ways,
-// and memory beside it that it has no right to.
+// fuzzPair is a connection in full operation with work outstanding in both directions, and foreign memory that it
+// must not access.
 type fuzzPair struct {
 	*sim
 	a, b    *stream
 	qa, qb  *simQP
-	foreign [2][]byte // of another PD
+	foreign [2][]byte // in another PD
 	stags   [2]uint32 // of foreign
 }
 
@@ -43,8 +43,7 @@ func newFuzzPair(t *testing.T, p mpa.Params) *fuzzPair {
 	return f
 }
 
-// finish cuts the connections, and checks that memory is as it was and that
-// everything has come back.
+// finish aborts the connections and checks that the foreign memory is unchanged and that all resources were returned.
 func (f *fuzzPair) finish() {
 	f.t.Helper()
 	for range 2000 {
@@ -97,10 +96,9 @@ func fuzzParams(flags byte) mpa.Params {
 	return mpa.Params{CRC: flags&1 != 0, RecvMarkers: flags&2 != 0, SendMarkers: flags&2 != 0, IRD: 2, ORD: 2}
 }
 
-// FuzzReceive gives bytes to a connection as the stream of its peer. The first
-// byte has the settings: CRC, markers, and whether what follows is ULPDUs, a
-// length byte before each, that are framed as they should be. They have STag 1
-// for that of the connection's own memory, and STag 2 for another PD's.
+// FuzzReceive feeds bytes to a connection as its peer's stream. The first byte holds the settings: CRC, markers, and
+// whether the rest is a list of ULPDUs, each with a length byte, that the test frames correctly. In those, STag 1
+// stands for the connection's own memory and STag 2 for that of another PD.
 func FuzzReceive(f *testing.F) {
 	ulpdus := func(flags byte, us ...[]byte) {
 		b := []byte{flags | 4}
@@ -128,14 +126,14 @@ func FuzzReceive(f *testing.F) {
 			b = p.frame(b, in[0])
 		}
 		w, c := p.hosts[1].w, p.b
-		// A Read outstanding, so that its response can come.
+		// A Read is outstanding, so that its response may arrive.
 		p.post(c, p.qb, verbs.SendWR{ID: 99, Op: rdmap.OpRead, SGEs: p.qb.sge(0, 64), RKey: 0x77, Remote: 0})
 		for i := 0; len(b) > 0 && c.mode == modeFull; i++ {
 			n := min(len(b), 1+int(in[i%len(in)]))
 			c.conn().receive(w, append([]byte(nil), b[:n]...))
 			b = b[n:]
 			w.mark(c.lane)
-			w.turn() // the peer never answers: it has said none of this
+			w.turn() // the peer never answers, since it did not send any of this
 		}
 		p.finish()
 	})
@@ -168,11 +166,11 @@ func (f *fuzzPair) frame(in []byte, flags byte) (out []byte) {
 	return out
 }
 
-// mutant changes received frames as the fuzzer says, and mends their checksums,
-// so that the change reaches the layers above.
+// mutant changes received frames as the fuzzer directs and fixes their checksums, so that the change reaches the
+// layers above.
 type mutant struct {
 	*link.Pipe
-	edits []byte // three bytes for each frame with payload: where, what, and whether at all
+	edits []byte // three bytes per frame with payload: offset, value, and whether to apply it
 }
 
 func (m *mutant) Receive(fs []link.Frame) int {
@@ -205,9 +203,8 @@ func (m *mutant) edit(b []byte) {
 	l4[16], l4[17] = byte(sum>>8), byte(sum)
 }
 
-// FuzzSegments changes bytes in the payload of segments between two engines
-// that use every operation,. The first byte has
-// the settings, the rest is the edits.
+// FuzzSegments changes payload bytes of segments between two engines that use every operation. The first byte holds
+// the settings; the rest are the edits.
 func FuzzSegments(f *testing.F) {
 	for flags := range byte(4) {
 		f.Add([]byte{flags})

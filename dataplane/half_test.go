@@ -11,17 +11,17 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// halfClose has the TCP of c send a FIN, whose RDMAP goes on.
+// halfClose makes the TCP of c send a FIN while its RDMAP stream stays open.
 func (s *sim) halfClose(c *stream) {
 	w := s.hosts[0].w
 	c.conn().tcp.Close(w.now)
 	w.mark(c.lane)
 }
 
-// TestHalfClose: what the peer asked for before its FIN, and what was posted here, is sent
-// before ours (RFC 5041 section 6.2.1).
+// TestHalfClose checks that what the peer requested before its FIN, and what was posted here, is sent before our FIN
+// (RFC 5041 section 6.2.1).
 func TestHalfClose(t *testing.T) {
-	const size = 300_000 // many windows of the beginning
+	const size = 300_000 // many initial windows
 	s := newSim(t, link.PipeConfig{})
 	a, b := s.open()
 	qa, qb := newSimQP(t, s.hosts[0], 2*size), newSimQP(t, s.hosts[1], 2*size)
@@ -51,7 +51,7 @@ func TestHalfClose(t *testing.T) {
 	if !bytes.Equal(qa.mem, qb.mem) {
 		t.Error("memory differs")
 	}
-	// The response to the Read never came, and what waits for it stays behind.
+	// The response to the Read never arrived; the Read and what waits for it are flushed.
 	want := map[uint64]verbs.WCStatus{2: verbs.WCFlushErr, 3: verbs.WCSuccess, 4: verbs.WCFlushErr, 5: verbs.WCFlushErr}
 	for _, wc := range qb.wcs {
 		if st, ok := want[wc.ID]; !ok || st != wc.Status {
@@ -65,13 +65,13 @@ func TestHalfClose(t *testing.T) {
 	s.closeAll(a)
 }
 
-// TestHalfCloseIdle: with nothing left to be sent, or nothing that may be, the FIN is
-// answered at once, and all is flushed.
+// TestHalfCloseIdle checks that with nothing left to send, or nothing that may be sent, the FIN is answered at once
+// and all work is flushed.
 func TestHalfCloseIdle(t *testing.T) {
 	for _, gated := range []bool{false, true} {
 		s, a, b, _, qb := fullPair(t, mpa.Params{CRC: true})
 		qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 1, SGEs: qb.sge(0, 10)})
-		if b.gate = gated; gated { // no FPDU has been heard
+		if b.gate = gated; gated { // no FPDU has been received
 			s.post(b, qb, verbs.SendWR{ID: 2, Op: rdmap.OpSend, SGEs: qb.sge(0, 10)})
 		}
 		start := s.now
@@ -93,8 +93,8 @@ func TestHalfCloseIdle(t *testing.T) {
 	}
 }
 
-// TestHalfCloseBounds: neither a peer that takes nothing nor an application that goes on
-// posting keeps a connection that the peer has closed.
+// TestHalfCloseBounds checks that neither a peer that acknowledges nothing nor an application that keeps posting can
+// keep alive a connection that the peer has closed.
 func TestHalfCloseBounds(t *testing.T) {
 	t.Run("time", func(t *testing.T) {
 		silent := false
@@ -139,7 +139,8 @@ func TestHalfCloseBounds(t *testing.T) {
 	})
 }
 
-// TestHalfCloseReset: a peer that has closed and resets what still comes has closed in order.
+// TestHalfCloseReset checks that a peer that closes and then resets the connection when more data arrives counts as
+// an orderly close.
 func TestHalfCloseReset(t *testing.T) {
 	s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true})
 	b.gate = false

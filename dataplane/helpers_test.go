@@ -12,7 +12,7 @@ import (
 // conn returns the TCP connection of a stream.
 func (s *stream) conn() *tcpConn { return s.lane.llp.(*tcpConn) }
 
-// as returns the association of a stream; nil: it is over TCP.
+// as returns the association of a stream, or nil if it is over TCP.
 func (s *stream) as() *assoc {
 	as, _ := s.lane.llp.(*assoc)
 	return as
@@ -45,14 +45,14 @@ func (w *worker) listenSCTP(id ListenerID, local netip.AddrPort, o SCTP) error {
 
 func (w *worker) answerSCTP(s *stream, set session.Setup, a Attachment) { w.answer(s.id, s, set, a) }
 
-// take is frame for a frame that the test made. It reports whether it is held.
+// take passes a frame that the test made to the worker. It reports whether the worker holds it.
 func (w *worker) take(f *link.Frame) bool {
 	r := &rxFrame{Frame: f}
 	w.frame(r)
 	return r.kept
 }
 
-// further returns how many further addresses of peers the worker knows.
+// further returns how many additional peer addresses the worker knows.
 func (w *worker) further() int {
 	n := 0
 	for k := range w.lanes {

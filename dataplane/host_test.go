@@ -20,8 +20,7 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestWithinHost is tests of connections over frames for those within a host, with FPDUs
-// and without.
+// TestWithinHost runs the connection tests over connections within one host, with and without FPDUs.
 func TestWithinHost(t *testing.T) {
 	defer func() { withinHost.on, withinHost.direct = false, false }()
 	withinHost.on = true
@@ -52,7 +51,7 @@ func TestWithinHost(t *testing.T) {
 			{"Fair", TestFair},
 		} {
 			if direct && tt.name == "Fair" {
-				continue // some of its loads are of less than a segment
+				continue // some of its loads are smaller than a segment
 			}
 			t.Run(name+"/"+tt.name, tt.f)
 		}
@@ -66,8 +65,8 @@ func hostSim(t *testing.T) *sim {
 	return newSim(t, link.PipeConfig{})
 }
 
-// TestHostFault: a fault in the memory of one program ends that program, on whichever end
-// of the connection it is, and not the other one.
+// TestHostFault checks that a fault in the memory of one program ends that program, on either end of the connection,
+// and not the other one.
 func TestHostFault(t *testing.T) {
 	const size = 1 << 16
 	page := unix.Getpagesize()
@@ -91,7 +90,7 @@ func TestHostFault(t *testing.T) {
 		{"source of a Send", false, 0, rdmap.OpSend, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // of this goroutine
+			defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // for this goroutine
 			s := hostSim(t)
 			a, b := s.open()
 			q := [2]*simQP{newSimQP(t, s.hosts[0], 2*size), newSimQP(t, s.hosts[1], 2*size)}
@@ -131,7 +130,7 @@ func TestHostFault(t *testing.T) {
 			if ev := s.closed(1 - tt.bad); !errors.Is(ev.Err, tcp.ErrReset) {
 				t.Errorf("the other one closed by %v; want %v", ev.Err, tcp.ErrReset)
 			}
-			// A connection of the one that is left goes on.
+			// A connection of the surviving program continues.
 			c, d := s.openFrom(netip.AddrPortFrom(addrA, 41000), addrB)
 			qc, qd := newSimQP(t, s.hosts[0], size), newSimQP(t, s.hosts[1], size)
 			s.attach(c, d, qc, qd, mpa.Params{CRC: tt.crc})
@@ -142,8 +141,8 @@ func TestHostFault(t *testing.T) {
 	}
 }
 
-// TestHostRefused: where nobody listens a connection is refused, as by a RST, and none is
-// to itself.
+// TestHostRefused checks that a connection to a port without a listener is refused, as by a RST, and that a
+// connection to itself is refused.
 func TestHostRefused(t *testing.T) {
 	s := hostSim(t)
 	w := s.hosts[0].w
@@ -163,7 +162,7 @@ func TestHostRefused(t *testing.T) {
 	}
 }
 
-// TestHostMaxConns: both ends count, and one that finds no room is refused.
+// TestHostMaxConns checks that both ends count against the limit, and that a connection beyond it is refused.
 func TestHostMaxConns(t *testing.T) {
 	s := hostSim(t)
 	s.hosts[0].e.cfg.MaxConns = 3
@@ -180,8 +179,8 @@ func TestHostMaxConns(t *testing.T) {
 	s.until("none is left", func() bool { return w.stats.Conns == 0 })
 }
 
-// TestHostForged: a frame from the wire with the addresses and ports of a connection within
-// the host does not reach it.
+// TestHostForged checks that a frame from the wire with the addresses and ports of a connection within the host does
+// not reach that connection.
 func TestHostForged(t *testing.T) {
 	s := hostSim(t)
 	a, b := s.open()

@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 )
 
-// TestListenUndone: when one worker cannot listen none does, over either transport.
+// TestListenUndone checks that if one worker cannot listen, none does, over either transport.
 func TestListenUndone(t *testing.T) {
 	var queues []Queue
 	for range 2 {

@@ -8,9 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// TestListeners: passive opens of one port, for an address and for all of them,
-// each get their own connections, and neither they nor their end disturb the
-// others or a connection that stands (RFC 9293 MUST-41 to MUST-43).
+// TestListeners checks that passive opens on one port, for a specific and for the wildcard address, each get their
+// own connections, and that they do not disturb other connections (RFC 9293 MUST-41 to MUST-43).
 func TestListeners(t *testing.T) {
 	const port = 7174
 	s := newSim(t, link.PipeConfig{})

@@ -15,7 +15,7 @@ type fullRing struct{ *link.Pipe }
 
 func (fullRing) Post(link.Slot, int, int) bool { return false }
 
-// TestTXRingFull: what the ring has no room for is as if it were lost, and its slot free.
+// TestTXRingFull checks that a frame for which the ring has no room is treated as lost and its slot is freed.
 func TestTXRingFull(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	a, _ := s.open()
@@ -29,8 +29,8 @@ func TestTXRingFull(t *testing.T) {
 	}
 }
 
-// TestHalfCloseOver: the time that the peer's FIN leaves is over once, also for a peer that
-// takes nothing: the worker is not called for it again.
+// TestHalfCloseOver checks that the time limit after the peer's FIN expires once, even if the peer acknowledges
+// nothing: the worker is not called for it again.
 func TestHalfCloseOver(t *testing.T) {
 	silent := false
 	s := newSim(t, link.PipeConfig{Filter: func(toB bool, _ []byte) bool { return toB || !silent }})
@@ -48,8 +48,8 @@ func TestHalfCloseOver(t *testing.T) {
 	}
 }
 
-// TestHalfOpenPlace: a connection that is established leaves its place among the half-open,
-// so that the next one needs no SYN cookie.
+// TestHalfOpenPlace checks that an established connection no longer counts as half-open, so that the next one needs
+// no SYN cookie.
 func TestHalfOpenPlace(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	remote := netip.AddrPortFrom(addrB, 7174)
@@ -66,8 +66,7 @@ func TestHalfOpenPlace(t *testing.T) {
 	}
 }
 
-// TestAbortEndsAssociation: the last session that is cut ends its association by ABORT, at
-// once.
+// TestAbortEndsAssociation checks that aborting the last session sends ABORT and ends the association at once.
 func TestAbortEndsAssociation(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	qa, qb := newSimQP(t, s.hosts[0], 64), newSimQP(t, s.hosts[1], 64)
@@ -80,13 +79,13 @@ func TestAbortEndsAssociation(t *testing.T) {
 	s.closedSCTP()
 }
 
-// TestUnlistenEndsAssociations: an association whose listener is closed ends with its last
-// session, and not when it has been idle.
+// TestUnlistenEndsAssociations checks that an association whose listener is closed ends with its last session,
+// without waiting for the idle time-out.
 func TestUnlistenEndsAssociations(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	qa, qb := newSimQP(t, s.hosts[0], 64), newSimQP(t, s.hosts[1], 64)
 	a, b := s.openSCTP(SCTP{}, qa, qb)
-	a.as().lst = &listener{} // a peer that keeps its associations
+	a.as().lst = &listener{} // as at a peer that keeps its associations
 	w := s.hosts[1].w
 	w.unlisten(1)
 	w.disconnect(b, false)

@@ -33,8 +33,8 @@ const (
 	recvSlot   = 2048
 )
 
-// A program is what one side does, with the outcome that a plain memory
-// predicts: of the peer's remote part, of its own sink, and of each completion.
+// A program is the work of one side, with the outcome that a model in plain memory predicts: of the peer's remote
+// part, of its own sink, and of each completion.
 type program struct {
 	rng     *rand.Rand
 	q, peer *simQP
@@ -45,10 +45,9 @@ type program struct {
 	wantRcv []verbs.WC
 	sinkOff int
 
-	// Where the sources of Reads and the targets of Writes lie, since the last
-	// fence. A Write over the source of a Read that is not complete must be fenced
-	// (RFC 5040 section 5.5, rule 12), and so must, where the peer places out of
-	// order, a Write over another Write (rule 3).
+	// The ranges used as sources of Reads and targets of Writes since the last fence. A Write over the source of an
+	// incomplete Read must be fenced (RFC 5040 section 5.5, rule 12), and so must a Write over another Write where
+	// the peer places out of order (rule 3).
 	readLo, readHi   int
 	writeLo, writeHi int
 	early            bool
@@ -72,8 +71,8 @@ func newPrograms(rng *rand.Rand, qa, qb *simQP) (pa, pb *program) {
 	return pa, pb
 }
 
-// runPrograms runs both for so many steps each, over the ends a and b of a
-// connection, and checks what they have done.
+// runPrograms runs both programs for the given number of steps each over the connection between a and b, and checks
+// the result.
 func (s *sim) runPrograms(a, b *stream, pa, pb *program, steps int) {
 	s.t.Helper()
 	for range steps {
@@ -95,7 +94,7 @@ func (s *sim) runPrograms(a, b *stream, pa, pb *program, steps int) {
 	}
 }
 
-// start takes the model's copy once both sides' memory is filled.
+// start copies both sides' memory into the model after it is filled.
 func (p *program) start() {
 	p.remote = bytes.Clone(p.peer.mem[offRemote:][:partLen])
 	p.sink = bytes.Clone(p.q.mem[offSink:][:partLen])
@@ -124,13 +123,13 @@ func (p *program) step() {
 			return
 		}
 		if again {
-			// A Read that is complete says that the Writes before it were delivered.
+			// A complete Read shows that the Writes before it were delivered.
 			p.readNothing()
 			wr.ID++
 			wc.ID++
 			p.writeLo, p.writeHi = partLen, 0
 		}
-		wr.Flags |= verbs.Fence // of Writes behind the last Read it says nothing
+		wr.Flags |= verbs.Fence // it does not show that for Writes after the last Read
 		p.readLo, p.readHi = partLen, 0
 	}
 	switch k := p.rng.IntN(10); {
@@ -154,7 +153,7 @@ func (p *program) step() {
 		fence(off, off+n)
 		p.writeLo, p.writeHi = min(p.writeLo, off), max(p.writeHi, off+n)
 		copy(p.remote[off:], data)
-	case k < 6: // Read to where no other Read of ours lands
+	case k < 6: // Read into a place that no other Read uses
 		off, n := p.span(20_000)
 		if p.sinkOff+n > partLen {
 			return
@@ -165,7 +164,7 @@ func (p *program) step() {
 		copy(p.sink[p.sinkOff:], p.remote[off:][:n])
 		p.sinkOff += n
 		p.readLo, p.readHi = min(p.readLo, off), max(p.readHi, off+n)
-	case k < 7: // atomics, each on a word of its own kind of place
+	case k < 7: // atomics, each on a word of its own
 		off := p.rng.IntN(partLen/8) * 8
 		if p.sinkOff+16 > partLen {
 			return
@@ -194,7 +193,7 @@ func (p *program) step() {
 		binary.LittleEndian.PutUint64(p.sink[p.sinkOff:], old)
 		p.sinkOff += 8
 		p.readLo, p.readHi = min(p.readLo, off), max(p.readHi, off+8)
-	default: // a message to the peer's next receive
+	default: // a Send to the peer's next receive
 		i := len(p.wantRcv)
 		if (i+1)*recvSlot > partLen {
 			return
@@ -222,8 +221,7 @@ func (p *program) step() {
 	p.q.sends = append(p.q.sends, wr)
 }
 
-// readNothing adds a Read of no bytes: when it completes, all Writes before it
-// have been delivered.
+// readNothing adds a Read of zero bytes; when it completes, all earlier Writes have been delivered.
 func (p *program) readNothing() {
 	id := uint64(len(p.want))
 	p.q.sends = append(p.q.sends, verbs.SendWR{
@@ -250,7 +248,7 @@ func split(wcs []verbs.WC) (sends, recvs []verbs.WC) {
 	return sends, recvs
 }
 
-// check compares what became of the program with the model.
+// check compares the memory and completions of the program with the model.
 func (p *program) check(who string) error {
 	sends, _ := split(p.q.wcs)
 	_, recvs := split(p.peer.wcs)
@@ -258,7 +256,7 @@ func (p *program) check(who string) error {
 		got := sends[i]
 		got.QP = 0
 		if want.Len == 0 {
-			got.Len = 0 // of no meaning for Writes and Sends
+			got.Len = 0 // undefined for Writes and Sends
 		}
 		if got != want {
 			return fmt.Errorf("%s: completion %d is %+v; want %+v", who, i, got, want)
@@ -293,9 +291,8 @@ func (p *program) check(who string) error {
 	return nil
 }
 
-// TestRandomPrograms runs random programs of every verb in both directions at
-// once over wires of random badness, MTUs, IP versions, markers and CRC, and
-// holds the result against a plain memory. SEEDS sets how many.
+// TestRandomPrograms runs random programs of all verbs in both directions at once over random lossy wires, MTUs, IP
+// versions, markers and CRC, and compares the result with a model in plain memory. SEEDS sets how many.
 func TestRandomPrograms(t *testing.T) {
 	base := testenv.Seed(t)
 	seeds := testenv.Count(t, "SEEDS", 60)
@@ -332,7 +329,7 @@ func randomPrograms(t *testing.T, seed uint64) {
 	par := mpa.Params{CRC: rng.IntN(4) != 0, SendMarkers: rng.IntN(2) == 0, IRD: 1 + rng.IntN(16)}
 	par.RecvMarkers, par.ORD = rng.IntN(2) == 0, par.IRD
 	if !par.CRC {
-		cfg.AtoB.Corrupt, cfg.BtoA.Corrupt = 0, 0 // the TCP checksum misses some
+		cfg.AtoB.Corrupt, cfg.BtoA.Corrupt = 0, 0 // the TCP checksum does not catch every corruption
 	}
 	defer func() {
 		if t.Failed() {
@@ -357,22 +354,20 @@ func addrOf(host int, v6 bool) netip.Addr {
 	return []netip.Addr{addrA, addrB}[host]
 }
 
-// TestEarlyPlacement measures what markers are for: on one wire with 5 % loss and
-// reordering nearly all FPDUs that arrive whole ahead of a gap are placed before
-// it is filled, and hardly any frame has to be held for them.
+// TestEarlyPlacement measures what markers are for: on a wire with 5 % loss and reordering, nearly all FPDUs that
+// arrive whole after a gap are placed before the gap is filled, and hardly any frame is held for them.
 func TestEarlyPlacement(t *testing.T) {
 	run := func(markers bool) Stats {
 		bad := impair.Config{Loss: 0.05, Reorder: 0.05, Delay: 2 * time.Millisecond, Seed: 1}
 		par := mpa.Params{CRC: true, SendMarkers: markers, RecvMarkers: markers, IRD: 4, ORD: 4}
 		s, a, q := newLoad(t, link.PipeConfig{AtoB: bad, BtoA: impair.Config{Delay: 2 * time.Millisecond}}, par, rdmap.OpWrite, 256<<10)
 		s.load(a, q, 64)
-		q.wr.Op, q.wr.SGEs[0].Len = rdmap.OpRead, 0 // until all is delivered
+		q.wr.Op, q.wr.SGEs[0].Len = rdmap.OpRead, 0 // wait until all is delivered
 		s.load(a, q, 1)
 		return s.hosts[1].w.stats
 	}
 	with, without := run(true), run(false)
-	// One FPDU fills a segment here, so that each segment that came early and
-	// whole is one FPDU.
+	// Here one FPDU fills a segment, so each early whole segment is one FPDU.
 	if with.RxEarly < 500 {
 		t.Fatalf("only %d segments came early: the wire is too good", with.RxEarly)
 	}
@@ -385,8 +380,8 @@ func TestEarlyPlacement(t *testing.T) {
 	t.Logf("markers: %d of %d early segments placed, %d frames held at most; without: %d held", with.RxFPDUsPlacedEarly, with.RxEarly, with.HeldPeak, without.HeldPeak)
 }
 
-// TestHeldFramesRunOut: when all frames for data out of order are taken by one
-// connection, it loses what comes further, keeps what it has, and goes on.
+// TestHeldFramesRunOut checks that when one connection holds all frames for out-of-order data, it drops further ones,
+// keeps those it holds, and continues.
 func TestHeldFramesRunOut(t *testing.T) {
 	bad := impair.Config{Loss: 0.05, Delay: 2 * time.Millisecond, Seed: 1}
 	s, a, q := newLoad(t, link.PipeConfig{AtoB: bad, BtoA: impair.Config{Delay: 2 * time.Millisecond}}, mpa.Params{CRC: true, IRD: 4, ORD: 4}, rdmap.OpWrite, 256<<10)
@@ -401,12 +396,11 @@ func TestHeldFramesRunOut(t *testing.T) {
 	}
 }
 
-// TestHeldFramesShared: a connection that has less than half of its share of the
-// frames for data out of order gets some when there are none left, from the one that
-// holds the most.
+// TestHeldFramesShared checks that when no frames for out-of-order data are left, a connection that holds less than
+// half of its share gets some from the connection that holds the most.
 func TestHeldFramesShared(t *testing.T) {
 	const size, frames = 16 << 10, 8
-	first := map[uint16]uint32{} // by source port: the segment that is lost
+	first := map[uint16]uint32{} // the segment to lose, by source port
 	losing := false
 	s := newSim(t, link.PipeConfig{Filter: func(isB bool, f []byte) bool {
 		if !isB || !losing || len(f) < 200 {
@@ -447,9 +441,8 @@ func TestHeldFramesShared(t *testing.T) {
 	}
 }
 
-// TestHeldFramesScarce: many connections that lose segments all the time share few
-// frames. What they offer their peers is about what these can hold: little is lost for
-// want of frames, and none stands still.
+// TestHeldFramesScarce makes many connections with constant loss share few frames. The windows they offer must match
+// what the frames can hold: little is dropped for lack of frames, and no connection stalls.
 func TestHeldFramesScarce(t *testing.T) {
 	const conns, frames = 16, 64
 	bad := impair.Config{Loss: 0.01, Delay: 5 * time.Millisecond, Rate: 1e9, Queue: 2 << 20, Seed: 1}

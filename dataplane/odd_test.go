@@ -20,8 +20,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestNotAnswered: what no host can have sent to us alone is neither answered, by a
-// SYN-ACK, a RST, a cookie or an ABORT, nor does it begin a connection.
+// TestNotAnswered checks that a packet that no host can have sent to us alone is not answered (with a SYN-ACK, RST,
+// cookie or ABORT) and does not open a connection.
 func TestNotAnswered(t *testing.T) {
 	const port = 7174
 	syn := func() []byte {
@@ -91,7 +91,7 @@ func (hostless) Hostless() []netip.Addr {
 	return []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.255"), netip.MustParseAddr("fd00::9")}
 }
 
-// takes has w take a frame in, and turn once.
+// takes makes w process a frame and turn once.
 func (w *worker) takes(tu *pkt.Tuple, l4 []byte) {
 	f := link.Frame{N: 1}
 	f.Pieces[0] = make([]byte, tu.HeaderLen(), tu.HeaderLen()+len(l4))
@@ -101,14 +101,14 @@ func (w *worker) takes(tu *pkt.Tuple, l4 []byte) {
 	w.turn()
 }
 
-// TestUDPHeader: the datagram that SCTP is in ends where UDP says, and has the
-// checksum that UDP asks for.
+// TestUDPHeader checks that the length field of UDP limits the datagram that carries SCTP, and that the UDP checksum
+// is verified.
 func TestUDPHeader(t *testing.T) {
 	const port = 7174
 	for _, v6 := range []bool{false, true} {
 		for _, tc := range []struct {
 			name             string
-			length, trailing int // what the header says, 0: the right one; bytes behind the datagram
+			length, trailing int // the header's length field (0: the right one); bytes after the datagram
 			zero, wrong      bool
 			malformed, sum   uint64
 		}{
@@ -150,8 +150,7 @@ func TestUDPHeader(t *testing.T) {
 	}
 }
 
-// movable is a resolver of a neighbour that moves, of which the kernel hears only
-// when it asks: nobody calls the watchers.
+// movable is a resolver whose neighbor moves without the kernel noticing: watchers are not called.
 type movable struct {
 	mu    sync.Mutex
 	mac   [6]byte
@@ -167,8 +166,8 @@ func (m *movable) Resolve(netip.Addr, netip.Addr) (Hop, error) {
 
 func (*movable) Watch(func()) {}
 
-// TestSilentNeighbour: the peer is another machine now. A connection that is not
-// heard asks for its next hop, and goes on.
+// TestSilentNeighbour checks that after the peer has moved to another machine, a connection without answers resolves
+// its next hop again and continues.
 func TestSilentNeighbour(t *testing.T) {
 	const size = 8000
 	moved := [6]byte{2, 0, 0, 0, 0, 0x77}
@@ -189,7 +188,7 @@ func TestSilentNeighbour(t *testing.T) {
 		s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
 		s.until("all sent and acknowledged", func() bool {
 			for s.hosts[0].e.doubts.Load() != 0 {
-				runtime.Gosched() // the answer takes no virtual time
+				runtime.Gosched() // the resolver's answer takes no virtual time
 			}
 			if overSCTP {
 				return len(qa.wcs) == 1 && a.as().a.Unacked() == 0
@@ -202,8 +201,7 @@ func TestSilentNeighbour(t *testing.T) {
 	}
 }
 
-// TestSilentNeighbourIdle: so does a connection that has nothing to send, before it is
-// taken for dead.
+// TestSilentNeighbourIdle checks the same for an idle connection, before keep-alive declares it dead.
 func TestSilentNeighbourIdle(t *testing.T) {
 	moved := [6]byte{2, 0, 0, 0, 0, 0x77}
 	for _, overSCTP := range []bool{false, true} {
@@ -223,7 +221,7 @@ func TestSilentNeighbourIdle(t *testing.T) {
 		r.mac = moved
 		s.until("the peer is heard again", func() bool {
 			for s.hosts[0].e.doubts.Load() != 0 {
-				runtime.Gosched() // the answer takes no virtual time
+				runtime.Gosched() // the resolver's answer takes no virtual time
 			}
 			if ev, ok := s.hosts[0].take(EventClosed); ok {
 				t.Fatalf("SCTP %v: closed: %v", overSCTP, ev.Err)
@@ -233,7 +231,7 @@ func TestSilentNeighbourIdle(t *testing.T) {
 	}
 }
 
-// TestPassiveHop: who is connected to asks for its next hop too, over either transport.
+// TestPassiveHop checks that the passive side resolves its next hop again too, over either transport.
 func TestPassiveHop(t *testing.T) {
 	for _, overSCTP := range []bool{false, true} {
 		s := newSim(t, link.PipeConfig{})
@@ -254,7 +252,7 @@ func TestPassiveHop(t *testing.T) {
 	}
 }
 
-// slowly is a resolver of neighbours that are not there, which takes its time to find out.
+// slowly is a resolver whose neighbors do not exist; it takes a while to fail.
 type slowly struct {
 	asked chan netip.Addr
 	gone  chan struct{}
@@ -268,9 +266,9 @@ func (r *slowly) Resolve(dst, _ netip.Addr) (Hop, error) {
 
 func (*slowly) Watch(func()) {}
 
-// TestRehop: neighbours that are gone delay neither the caller that reports a change nor each
-// other, and are asked for once for all connections, also those of a worker that does not
-// turn for a while; a change meanwhile has them asked for again.
+// TestRehop checks that unreachable neighbors delay neither the caller that reports a change nor each other; that
+// each is resolved once for all connections, also those of a worker that does not turn for a while; and that a change
+// in the meantime resolves them again.
 func TestRehop(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	other := netip.MustParseAddr("10.0.0.77")
@@ -283,7 +281,7 @@ func TestRehop(t *testing.T) {
 	asked := make(map[netip.Addr]int)
 	drive := func(what string, done func() bool) {
 		for end := time.Now().Add(time.Minute); !done(); {
-			s.hosts[0].w.turn() // says which connections there are
+			s.hosts[0].w.turn() // publishes the list of connections
 			select {
 			case a := <-r.asked:
 				asked[a]++
@@ -315,8 +313,8 @@ func TestRehop(t *testing.T) {
 	}
 }
 
-// TestHopKeepsPath: learning of the same next hop again does not make a connection
-// forget the path's MTU; learning of another MTU does.
+// TestHopKeepsPath checks that an unchanged next hop does not reset a connection's path MTU, and that a changed MTU
+// does.
 func TestHopKeepsPath(t *testing.T) {
 	const size = 4000
 	var grabbed []byte
@@ -353,7 +351,7 @@ func TestHopKeepsPath(t *testing.T) {
 	s.closeAll(a)
 }
 
-// narrow is a resolver whose interface has an MTU.
+// narrow is a resolver whose interface has a small MTU.
 type narrow struct {
 	ways
 	mtu int
@@ -361,7 +359,7 @@ type narrow struct {
 
 func (n *narrow) MTU() int { return n.mtu }
 
-// TestOfferedMTU: peers are told of the MTU that the interface has now.
+// TestOfferedMTU checks that the MSS offered to peers follows the interface's current MTU.
 func TestOfferedMTU(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	r := &narrow{}
@@ -373,11 +371,11 @@ func TestOfferedMTU(t *testing.T) {
 		e.offerMTU()
 		w.turn()
 		a, _ := s.openFrom(netip.AddrPortFrom(addrA, 41000+uint16(i)), addrB)
-		if got := a.conn().tcp.MSS() + 12; got != tt.want { // the time stamps
+		if got := a.conn().tcp.MSS() + 12; got != tt.want { // 12 bytes of time stamps
 			t.Errorf("MTU %d: peers send %d bytes, want %d", tt.mtu, got, tt.want)
 		}
 		w.unlisten(1)
-		if i%2 == 0 { // and the next listener begins so
+		if i%2 == 0 { // and the next listener starts with this MTU
 			continue
 		}
 		if err := w.listen(1, &ListenRequest{Local: netip.AddrPortFrom(addrB, 7174), Backlog: 8}); err != nil {

@@ -19,7 +19,7 @@ type freeQP struct {
 	*loadQP
 	todo  int
 	start clock.Time
-	took  chan time.Duration // by a run
+	took  chan time.Duration // duration of each run
 }
 
 func (q *freeQP) Push(int, *verbs.WC) bool {
@@ -29,7 +29,7 @@ func (q *freeQP) Push(int, *verbs.WC) bool {
 	return true
 }
 
-// run moves n messages and returns how long that took, as the worker saw it.
+// run moves n messages and returns how long that took on the worker's clock.
 func (q *freeQP) run(c *stream, n int) time.Duration {
 	q.h.e.onStream(c.id, func(w *worker, c *stream) {
 		q.left, q.todo, q.start = n, n, clock.Now()
@@ -88,14 +88,13 @@ func BenchmarkPipeRatio(b *testing.B) {
 	}
 }
 
-// A baseline is what takes one copy and one CRC32c, of bytes that are in no
-// cache near.
+// A baseline measures one copy and one CRC32c of bytes that are not cached.
 type baseline struct {
 	size     int
 	src, dst []byte
 }
 
-const baselines = 32 // of them, one after the other, are more than a cache holds
+const baselines = 32 // together larger than any cache
 
 func newBaseline(size int) *baseline {
 	b := &baseline{size, make([]byte, baselines*size), make([]byte, baselines*size)}
@@ -105,7 +104,7 @@ func newBaseline(size int) *baseline {
 	return b
 }
 
-// sorted returns the value that stands at i once v is sorted.
+// sorted returns element i of v after sorting.
 func sorted(v []float64, i int) float64 {
 	slices.Sort(v)
 	return v[i]
@@ -113,7 +112,7 @@ func sorted(v []float64, i int) float64 {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// one returns the ns that the one of number i takes.
+// one returns the nanoseconds for buffer i.
 func (b *baseline) one(i int) float64 {
 	at := i % baselines * b.size
 	start := clock.Now()

@@ -19,7 +19,7 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// A loadLane is a queue pair of host side that always has work.
+// A loadLane is a queue pair of host side that always has work posted.
 type loadLane struct {
 	*loadQP
 	c    *stream
@@ -27,10 +27,10 @@ type loadLane struct {
 	side int
 }
 
-// bytes is what the lane has moved.
+// octets is the number of bytes that the lane has moved.
 func (l *loadLane) octets() int { return l.done * int(l.wr.SGEs[0].Len) }
 
-// A loadLanes is loads between two hosts.
+// loadLanes is a set of loads between two hosts.
 type loadLanes struct {
 	*sim
 	all     []*loadLane
@@ -44,7 +44,7 @@ func newLoadLanes(t testing.TB, cfg link.PipeConfig) *loadLanes {
 	return &loadLanes{sim: s, port: 20000}
 }
 
-// client makes client i of a host known to its worker.
+// client registers client i of a host with its worker.
 func (s *loadLanes) client(side, i int) *ClientBinding {
 	for len(s.clients[side]) <= i {
 		bells, err := shm.CreateDoorbells(256)
@@ -62,7 +62,7 @@ func (s *loadLanes) client(side, i int) *ClientBinding {
 	return s.clients[side][i]
 }
 
-// add makes n loadLanes of a client of host side, which do op with size bytes.
+// add creates n lanes of a client of host side, which perform op with size bytes.
 func (s *loadLanes) add(n, side, client int, op rdmap.Op, size int) {
 	for range n {
 		l := s.addLane(side, s.client(side, client), len(s.all)%64, op, size, 16, nil, nil)
@@ -70,8 +70,8 @@ func (s *loadLanes) add(n, side, client int, op rdmap.Op, size int) {
 	}
 }
 
-// addLane makes one, whose work requests come from src and whose completions go to
-// cq, unless these are nil.
+// addLane creates one lane, which takes its work requests from src and delivers completions to cq, unless these are
+// nil.
 func (s *loadLanes) addLane(side int, cb *ClientBinding, bit int, op rdmap.Op, size, depth int, src verbs.SendSource, cq CQ) *loadLane {
 	s.port++
 	a, b := s.openFrom(netip.AddrPortFrom(addrA, s.port), addrB)
@@ -90,7 +90,7 @@ func (s *loadLanes) addLane(side int, cb *ClientBinding, bit int, op rdmap.Op, s
 	return l
 }
 
-// run lets the loadLanes work until they have moved some bytes each on average.
+// run runs the lanes until each has moved the given number of bytes on average.
 func (s *loadLanes) run(each int) {
 	for _, l := range s.all {
 		l.done = 0
@@ -109,7 +109,7 @@ func (s *loadLanes) run(each int) {
 	}
 }
 
-// spread returns the least and the most bytes of the loadLanes that are meant.
+// spread returns the smallest and largest byte counts among the lanes that meant selects.
 func (s *loadLanes) spread(meant func(*loadLane) bool) (least, most int) {
 	least = 1 << 62
 	for _, l := range s.all {
@@ -122,7 +122,7 @@ func (s *loadLanes) spread(meant func(*loadLane) bool) (least, most int) {
 
 func everyLane(*loadLane) bool { return true }
 
-// TestFair: connections that always have work get equal shares, whatever is scarce.
+// TestFair checks that connections that always have work get equal shares of each scarce resource.
 func TestFair(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -172,7 +172,7 @@ func TestFair(t *testing.T) {
 	}
 }
 
-// TestFairClients: a client with one connection gets as much as one with many.
+// TestFairClients checks that a client with one connection gets as much as one with many.
 func TestFairClients(t *testing.T) {
 	for _, many := range []int{2, 30} {
 		s := newLoadLanes(t, link.PipeConfig{Slots: 100})
@@ -191,8 +191,7 @@ func TestFairClients(t *testing.T) {
 	}
 }
 
-// TestSilentPeers: a client whose peers have stopped to acknowledge keeps no
-// other from sending.
+// TestSilentPeers checks that a client whose peers have stopped acknowledging does not keep others from sending.
 func TestSilentPeers(t *testing.T) {
 	silent := false
 	s := newLoadLanes(t, link.PipeConfig{Slots: 200, Filter: func(toB bool, b []byte) bool {
@@ -219,8 +218,8 @@ func TestSilentPeers(t *testing.T) {
 	}
 }
 
-// TestStarved: a sender whose TX slots hold less than the path and the windows can have
-// in flight says so, and another does not.
+// TestStarved checks that a sender with fewer TX slots than the path and windows can use reports that, and that
+// another sender does not.
 func TestStarved(t *testing.T) {
 	for _, tc := range []struct {
 		slots  int
@@ -244,8 +243,8 @@ func TestStarved(t *testing.T) {
 	}
 }
 
-// TestHoldAll: without a MaxHeld it is the frames of the link that bound what a
-// connection offers its peers, and not some number.
+// TestHoldAll checks that without MaxHeld only the number of the link's frames bounds the window that a connection
+// offers.
 func TestHoldAll(t *testing.T) {
 	for _, frames := range []int{256, 16384} {
 		cfg := tcp.DefaultConfig()
@@ -270,8 +269,8 @@ func TestHoldAll(t *testing.T) {
 	}
 }
 
-// TestJoinWhileReady: a connection that gets a client while it is in the round of
-// those without one goes on in its client's.
+// TestJoinWhileReady checks that a connection that gets a client while it is scheduled among those without one moves
+// to its client's round.
 func TestJoinWhileReady(t *testing.T) {
 	s := newLoadLanes(t, link.PipeConfig{})
 	qa, qb := newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096)
@@ -290,8 +289,7 @@ func TestJoinWhileReady(t *testing.T) {
 	s.until("written", func() bool { return len(qa.wcs) == 1 })
 }
 
-// A leaver posts the work request of its queue pair left times, and is disconnected
-// before it is done.
+// A leaver posts its work request left times and disconnects before they are done.
 type leaver struct {
 	wr            verbs.SendWR
 	left          int
@@ -321,8 +319,8 @@ func (l *leaver) Push(_ int, wc *verbs.WC) bool {
 func (l *leaver) Pending(int) bool                 { return true } // nothing to flush
 func (l *leaver) Flush(int, clock.Time) clock.Time { return 0 }
 
-// TestSilentLeavers: a client that has its share of the TX slots gets no more of them
-// by disconnecting. What it had posted to a peer that answers goes out later.
+// TestSilentLeavers checks that a client cannot exceed its share of the TX slots by disconnecting, and that what it
+// had posted to a responsive peer is still sent.
 func TestSilentLeavers(t *testing.T) {
 	const n = 20
 	silent := false

@@ -16,7 +16,7 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestSCTPPeerGone: a host that falls silent is abandoned, and posted work is flushed.
+// TestSCTPPeerGone checks that an association with a silent peer is dropped and posted work is flushed.
 func TestSCTPPeerGone(t *testing.T) {
 	silent := false
 	s := newSim(t, link.PipeConfig{Filter: func(bool, []byte) bool { return !silent }})
@@ -35,8 +35,8 @@ func TestSCTPPeerGone(t *testing.T) {
 	s.closedSCTP()
 }
 
-// TestSCTPJoinedParted: an association is reported for as long as its packets have to
-// come, and one whose listener is closed ends with its last session.
+// TestSCTPJoinedParted checks that an association is reported as long as its packets must be steered here, and that
+// one whose listener is closed ends with its last session.
 func TestSCTPJoinedParted(t *testing.T) {
 	for _, how := range []string{"the dialling side ends", "listener closed in a session", "listener closed after the session"} {
 		t.Run(how, func(t *testing.T) {
@@ -66,7 +66,7 @@ func TestSCTPJoinedParted(t *testing.T) {
 				rest()
 				w.disconnect(b, false)
 			default:
-				a.as().lst = &listener{} // a peer that keeps its associations
+				a.as().lst = &listener{} // as at a peer that keeps its associations
 				s.hosts[0].w.disconnect(a, false)
 				rest()
 				w.unlisten(1)
@@ -83,8 +83,8 @@ func TestSCTPJoinedParted(t *testing.T) {
 	}
 }
 
-// TestSCTPOverUDPZeroSum: of the packets whose UDP checksum comes out as 0, which means
-// none, the receiver finds the sum right too.
+// TestSCTPOverUDPZeroSum checks that a computed UDP checksum of 0, which would mean no checksum, is sent so that the
+// receiver accepts it.
 func TestSCTPOverUDPZeroSum(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	w := s.hosts[0].w
@@ -125,8 +125,7 @@ func TestSCTPOverUDPZeroSum(t *testing.T) {
 	}
 }
 
-// TestSCTPRestartWithData: what comes in the packet that restarts an association is of
-// the new one.
+// TestSCTPRestartWithData checks that data in the packet that restarts an association belongs to the new association.
 func TestSCTPRestartWithData(t *testing.T) {
 	var cookie []byte
 	var tsn uint32
@@ -147,7 +146,7 @@ func TestSCTPRestartWithData(t *testing.T) {
 	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
 	a, b := s.openSCTP(SCTP{}, qa, qb)
 	wa, wb := s.hosts[0].w, s.hosts[1].w
-	// Host 0 loses its memory, and starts over from the same port.
+	// Host 0 loses its state and starts again from the same port.
 	wa.timers.Stop(&a.as().lane.timer)
 	wa.unmark(&a.as().lane)
 	wa.sctp.n--
@@ -165,7 +164,7 @@ func TestSCTPRestartWithData(t *testing.T) {
 	for len(p)%4 != 0 {
 		p = append(p, 0)
 	}
-	p = append(p, byte(sctp.ChunkData), 7, 0, 16+4+5) // U, B, E
+	p = append(p, byte(sctp.ChunkData), 7, 0, 16+4+5) // the U, B and E bits
 	p = binary.BigEndian.AppendUint32(p, tsn)
 	p = append(p, 0, 0, 0, 0, 0, 0, 0, 17, 0, 0, 0, 1)
 	p = append(p, "hello\x00\x00\x00"...)
@@ -192,7 +191,8 @@ func TestSCTPRestartWithData(t *testing.T) {
 	}
 }
 
-// TestSCTPNoListener: a connect to nobody fails at once; one to silence in time.
+// TestSCTPNoListener checks that a connect to a host without a listener fails at once, and that a connect to a silent
+// address times out.
 func TestSCTPNoListener(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	s.hosts[1].w.sctp0()
@@ -208,7 +208,7 @@ func TestSCTPNoListener(t *testing.T) {
 	s.closedSCTP()
 }
 
-// TestSCTPLimit: associations are bounded, for all peers together.
+// TestSCTPLimit checks the limit of associations for all peers together.
 func TestSCTPLimit(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	ha, hb := s.hosts[0], s.hosts[1]
@@ -234,8 +234,8 @@ func TestSCTPLimit(t *testing.T) {
 	}
 }
 
-// TestSCTPIdle: a peer that opens an association and asks for no session is told to go
-// after a minute; one that has a session is not.
+// TestSCTPIdle checks that an association without a session is shut down after a minute and one with a session is
+// not.
 func TestSCTPIdle(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	s.listenSCTP()
@@ -262,8 +262,7 @@ func TestSCTPIdle(t *testing.T) {
 	s.closedSCTP()
 }
 
-// TestSCTPPerPeer: the associations of one address are bounded; one that ends makes
-// room.
+// TestSCTPPerPeer checks the limit of associations per peer address; one that ends makes room.
 func TestSCTPPerPeer(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	s.hosts[1].e.cfg.SCTP.PerPeer = 2
@@ -291,7 +290,7 @@ func TestSCTPPerPeer(t *testing.T) {
 	for _, r := range reqs[1:] {
 		w.answerSCTP(w.streams[r.Conn], session.Setup{}, Attachment{})
 	}
-	// The listeners of others have room while one has not.
+	// Other listeners have room while one is full.
 	reqs = nil
 	for port := range uint16(3) {
 		s.dialSCTP(40011+port, 0)
@@ -319,8 +318,8 @@ func TestSCTPPerPeer(t *testing.T) {
 	}
 }
 
-// TestSCTPTailLoss: with a lower RTO.Min the loss of the only message in flight costs
-// about that, and no time-out is spurious though the peer delays SACKs by more.
+// TestSCTPTailLoss checks that with a lower RTO.Min the loss of the only message in flight costs about that time, and
+// that no time-out is spurious although the peer delays its SACKs longer.
 func TestSCTPTailLoss(t *testing.T) {
 	lose := false
 	cfg := link.PipeConfig{Filter: func(toB bool, _ []byte) bool {
@@ -338,7 +337,7 @@ func TestSCTPTailLoss(t *testing.T) {
 		s.until("acknowledged", func() bool { return a.as().a.Stats().TxChunks > sent && a.as().a.Unacked() == 0 })
 		return s.now.Sub(began)
 	}
-	for range 60 { // the round trip is what the last of them took
+	for range 60 { // the round-trip time of the last of them
 		if d := write(); d > 5*time.Millisecond {
 			t.Fatalf("a Write is acknowledged after %v", d)
 		}

@@ -14,9 +14,9 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestSCTPBlackHole: beneath DDP the path comes to take less than the first hop, and drops
-// what is longer without a word. DDP's segments become shorter, those that are in flight
-// leave in IP fragments; when the path takes all again segments become long again.
+// TestSCTPBlackHole lowers the path's MTU below that of the first hop while long packets are dropped silently. DDP's
+// segments must become shorter, and those in flight leave in IP fragments; once the path takes long packets again,
+// segments must become long again.
 func TestSCTPBlackHole(t *testing.T) {
 	seed := testenv.Seed(t)
 	for _, tc := range []struct {
@@ -48,7 +48,7 @@ func TestSCTPBlackHole(t *testing.T) {
 				for off := 0; off < size; off += size / 10 {
 					qa.sends = append(qa.sends, verbs.SendWR{ID: uint64(off), Op: rdmap.OpWrite, SGEs: qa.sge(off, size/10), RKey: qb.reg.STag(), Remote: 0x10000 + uint64(off)})
 				}
-				// The Read behind the Writes says that they are placed.
+				// When the Read after the Writes completes, they have been placed.
 				qa.sends = append(qa.sends, verbs.SendWR{ID: 1, Op: rdmap.OpRead, SGEs: qa.sge(0, 1), RKey: qb.reg.STag(), Remote: 0x10000})
 				s.hosts[0].w.mark(a.lane)
 				s.until("written", func() bool { return len(qa.wcs) == n+11 })

@@ -21,13 +21,13 @@ import (
 	"github.com/iwarpd/iwarpd/sctp/session"
 )
 
-// A rawPeer is a peer of host 1 that sends what the test makes, in the place of host 0.
+// A rawPeer takes the place of host 0 and sends host 1 what the test composes.
 type rawPeer struct {
 	*sim
 	local, remote netip.AddrPort
 	tag           uint32 // its own
 	peerTag, tsn  uint32
-	got           [][]byte // SCTP packets that came, and to whom
+	got           [][]byte // received SCTP packets, and their destinations
 	to            []netip.Addr
 	macs          [][6]byte
 }
@@ -64,8 +64,7 @@ func (p *rawPeer) data(flags byte, stream, ssn uint16, ppid uint32, body ...byte
 	return chunk(sctp.ChunkData, flags, append(b, body...)...)
 }
 
-// connect sets up an association, with these parameters in the INIT. It reports whether
-// host 1 lets it.
+// connect sets up an association with params in the INIT. It reports whether host 1 accepts it.
 func (p *rawPeer) connect(params ...[]byte) bool {
 	p.peerTag = 0
 	p.send(p.local.Addr(), p.init(params...))
@@ -77,7 +76,7 @@ func (p *rawPeer) connect(params ...[]byte) bool {
 	return p.assoc() != nil
 }
 
-// init makes an INIT with these parameters.
+// init returns an INIT with params.
 func (p *rawPeer) init(params ...[]byte) []byte {
 	init := binary.BigEndian.AppendUint32(nil, p.tag)
 	init = append(init, 0, 1, 0, 0, 0, 64, 0, 64)
@@ -86,7 +85,7 @@ func (p *rawPeer) init(params ...[]byte) []byte {
 	return chunk(sctp.ChunkInit, 0, append(init, slices.Concat(params...)...)...)
 }
 
-// initAck reads the INIT ACK that came last: its cookie, and the tag.
+// initAck returns the cookie of the last INIT ACK and stores its tag.
 func (p *rawPeer) initAck() (cookie []byte, ok bool) {
 	var h sctp.Header
 	var c sctp.Chunk
@@ -103,7 +102,7 @@ func (p *rawPeer) assoc() *assoc {
 	return p.hosts[1].w.assocOf(handoff.Key{Flow: pkt.NewFlow(p.remote, p.local), SCTP: true})
 }
 
-// send sends a packet of chunks from an address, and takes what comes back.
+// send sends a packet of chunks from an address and collects the replies.
 func (p *rawPeer) send(from netip.Addr, chunks ...[]byte) {
 	h := sctp.Header{SrcPort: p.local.Port(), DstPort: p.remote.Port(), Tag: p.peerTag}
 	b := append(h.Append(nil), slices.Concat(chunks...)...)
@@ -121,7 +120,7 @@ func (p *rawPeer) send(from netip.Addr, chunks ...[]byte) {
 	p.turn()
 }
 
-// turn lets host 1 work, and takes what it sends.
+// turn runs host 1 and collects what it sends.
 func (p *rawPeer) turn() {
 	for p.hosts[1].w.turn() > 0 {
 		p.now = p.now.Add(time.Microsecond)
@@ -144,7 +143,7 @@ func (p *rawPeer) turn() {
 	}
 }
 
-// chunks returns those that came of a type.
+// chunks returns the received chunks of type t.
 func (p *rawPeer) chunks(t sctp.ChunkType) (cs []sctp.Chunk) {
 	for _, b := range p.got {
 		var c sctp.Chunk
@@ -160,8 +159,8 @@ func (p *rawPeer) chunks(t sctp.ChunkType) (cs []sctp.Chunk) {
 	return cs
 }
 
-// TestSCTPFurtherAddress: the packets of a peer may come from each of the addresses that it
-// named, if they have the association's tag.
+// TestSCTPFurtherAddress checks that packets may arrive from each address that the peer announced, if they carry the
+// association's tag.
 func TestSCTPFurtherAddress(t *testing.T) {
 	second := netip.MustParseAddr("10.0.0.7")
 	p := newRawPeer(t, []byte{0, 5, 0, 8, 10, 0, 0, 7}, []byte{0, 5, 0, 8, 10, 0, 0, 1})
@@ -190,7 +189,7 @@ func TestSCTPFurtherAddress(t *testing.T) {
 	if n := len(p.chunks(sctp.ChunkAbort)); n != 0 {
 		t.Errorf("%d ABORTs", n)
 	}
-	// Another host at that address, which knows of nothing, is another peer.
+	// Another host at that address, which knows nothing of the association, is a different peer.
 	other := *p
 	other.local = netip.AddrPortFrom(second, p.local.Port())
 	if !other.connect() {
@@ -208,7 +207,7 @@ func TestSCTPFurtherAddress(t *testing.T) {
 	}
 }
 
-// TestSCTPFurtherAddressICMP: what an ICMP error says of the way to a further address.
+// TestSCTPFurtherAddressICMP checks the effect of an ICMP error about the path to an additional address.
 func TestSCTPFurtherAddressICMP(t *testing.T) {
 	p := newRawPeer(t, []byte{0, 5, 0, 8, 10, 0, 0, 7})
 	w, a := p.hosts[1].w, p.assoc().a
@@ -245,8 +244,8 @@ func (r *ways) Resolve(dst, _ netip.Addr) (Hop, error) {
 
 func (*ways) Watch(func()) {}
 
-// TestSCTPFurtherHop: packets to a further address of the peer go to the neighbour who has
-// it, also when that is another one later.
+// TestSCTPFurtherHop checks that packets to an additional address of the peer go to that address's next hop, also
+// after it changes.
 func TestSCTPFurtherHop(t *testing.T) {
 	second, third := netip.MustParseAddr("10.0.0.7"), netip.MustParseAddr("10.0.0.8")
 	r := &ways{macs: map[netip.Addr][6]byte{second: {2, 0, 0, 0, 0, 7}}}
@@ -255,7 +254,7 @@ func TestSCTPFurtherHop(t *testing.T) {
 	e.resolver = r
 	p := newRawPeerOf(t, s, []byte{0, 5, 0, 8, 10, 0, 0, 7}, []byte{0, 5, 0, 8, 10, 0, 0, 8})
 	p.admit(t)
-	// The answers of the resolver take no virtual time, and none comes late.
+	// The resolver's answers take no virtual time, and none arrives late.
 	answered := func() {
 		t.Helper()
 		for end := time.Now().Add(time.Minute); ; runtime.Gosched() {
@@ -272,7 +271,7 @@ func TestSCTPFurtherHop(t *testing.T) {
 	sent := func(to netip.Addr) (macs [][6]byte) {
 		t.Helper()
 		p.got, p.to, p.macs = nil, nil, nil
-		// A HEARTBEAT goes there once in two minutes at the least, when RTO is at its end.
+		// A HEARTBEAT goes there at least once in two minutes, when the RTO is at its maximum.
 		for end := p.now.Add(125 * time.Second); p.now < end && !slices.Contains(p.to, to); p.now = p.now.Add(100 * time.Millisecond) {
 			answered()
 		}
@@ -310,8 +309,8 @@ func TestSCTPFurtherHop(t *testing.T) {
 	if got := sent(second); len(got) != 1 || got[0] != r.macs[second] {
 		t.Errorf("packets to the second address go to %x now, want %x", got, r.macs[second])
 	}
-	// Each way has its MTU, and the third goes with the first. What ICMP has said of one
-	// lasts until its route has another.
+	// Two addresses have paths with their own MTU; the third shares that of the first. An MTU learned from ICMP lasts
+	// until the route changes.
 	w, a := s.hosts[1].w, p.assoc().a
 	mtus := func(what string, want ...int) {
 		t.Helper()
@@ -348,8 +347,8 @@ func (s silence) Resolve(netip.Addr, netip.Addr) (Hop, error) {
 
 func (silence) Watch(func()) {}
 
-// TestSCTPFurtherHopsOfMany: peers that name addresses which nobody has leave others a turn
-// with the resolver.
+// TestSCTPFurtherHopsOfMany checks that peers that announce unreachable addresses do not keep others from the
+// resolver.
 func TestSCTPFurtherHopsOfMany(t *testing.T) {
 	p := newRawPeer(t, []byte{0, 5, 0, 8, 10, 0, 0, 7})
 	w, as, r := p.hosts[1].w, p.assoc(), make(silence)
@@ -370,8 +369,8 @@ func TestSCTPFurtherHopsOfMany(t *testing.T) {
 	}
 }
 
-// TestSCTPRestartForgets: what was in flight before the peer started over is not taken for
-// messages of the sessions that follow.
+// TestSCTPRestartForgets checks that data in flight before the peer restarted is not taken for messages of later
+// sessions.
 func TestSCTPRestartForgets(t *testing.T) {
 	p := newRawPeer(t)
 	p.admit(t) // the Accept is not acknowledged
@@ -392,11 +391,11 @@ func TestSCTPRestartForgets(t *testing.T) {
 	}
 }
 
-// TestSCTPFurtherAddressTwice: a peer that names the address of another one, with its
-// port, does not have that one's packets, nor keeps them from being taken.
+// TestSCTPFurtherAddressTwice checks that a peer that announces another peer's address and port neither receives that
+// peer's packets nor prevents their delivery.
 func TestSCTPFurtherAddressTwice(t *testing.T) {
 	second := netip.MustParseAddr("10.0.0.7")
-	p := newRawPeer(t, []byte{0, 5, 0, 8, 10, 0, 0, 7}) // who names what is not its own
+	p := newRawPeer(t, []byte{0, 5, 0, 8, 10, 0, 0, 7}) // this peer announces an address that is not its own
 	other := *p
 	other.local = netip.AddrPortFrom(netip.MustParseAddr("10.0.0.9"), p.local.Port())
 	if !other.connect([]byte{0, 5, 0, 8, 10, 0, 0, 7}) {
@@ -410,7 +409,7 @@ func TestSCTPFurtherAddressTwice(t *testing.T) {
 	if n := len(other.chunks(sctp.ChunkAbort)); n != 0 {
 		t.Errorf("%d ABORTs", n)
 	}
-	p.send(p.local.Addr(), chunk(sctp.ChunkAbort, 0)) // the other's is left
+	p.send(p.local.Addr(), chunk(sctp.ChunkAbort, 0)) // the other association remains
 	other.send(second, chunk(sctp.ChunkHeartbeat, 0, 1, 2, 3, 4))
 	if n := len(other.chunks(sctp.ChunkHeartbeatAck)); n != 1 {
 		t.Errorf("%d answers to a HEARTBEAT", n)
@@ -421,12 +420,12 @@ func TestSCTPFurtherAddressTwice(t *testing.T) {
 	}
 }
 
-// piece sends n bytes of a message that never ends.
+// piece sends n bytes of a message without an end.
 func (p *rawPeer) piece(flags byte, n int) {
 	p.send(p.local.Addr(), p.data(flags, 1, 0, 16, make([]byte, n)...))
 }
 
-// window returns what the last SACK says of the receive window.
+// window returns the receive window of the last SACK.
 func (p *rawPeer) window() uint32 {
 	var s sctp.Sack
 	sacks := p.chunks(sctp.ChunkSack)
@@ -436,7 +435,7 @@ func (p *rawPeer) window() uint32 {
 	return s.Rwnd
 }
 
-// admit has the session that the peer asks for accepted.
+// admit accepts the session that the peer requests.
 func (p *rawPeer) admit(t *testing.T) {
 	t.Helper()
 	h := p.hosts[1]
@@ -450,8 +449,8 @@ func (p *rawPeer) admit(t *testing.T) {
 	p.turn()
 }
 
-// TestSCTPStranger: a peer whose session nobody has accepted has little memory of ours,
-// however it cuts what it sends; one that was accepted has the window.
+// TestSCTPStranger checks that a peer without an accepted session can make us hold little memory, however it
+// fragments its data; a peer with one may use the whole window.
 func TestSCTPStranger(t *testing.T) {
 	for _, size := range []int{1400, 1} {
 		p := newRawPeer(t)
@@ -488,8 +487,8 @@ func TestSCTPStranger(t *testing.T) {
 	}
 }
 
-// TestSCTPMemory: what all associations hold is bounded, and those whose sessions were
-// accepted do not pay for others while these have something.
+// TestSCTPMemory checks that the memory of all associations is bounded, and that those with accepted sessions lose
+// nothing while others still hold some.
 func TestSCTPMemory(t *testing.T) {
 	p := newRawPeer(t)
 	const most = 300 << 10
@@ -527,13 +526,13 @@ func TestSCTPMemory(t *testing.T) {
 	}
 }
 
-// segment sends a DDP segment of a session, which has no meaning, with a DDP-SSN.
+// segment sends a meaningless DDP segment of a session with the given DDP-SSN.
 func (p *rawPeer) segment(stream, ssn uint16) {
 	p.send(p.local.Addr(), p.data(7, stream, 0, 16, byte(ssn>>8), byte(ssn), 0, 0, 0, 0))
 }
 
-// TestSCTPMemoryOfPlaces: the places that a stream keeps for segments ahead of their turn are
-// part of the account, and are let go, when they are empty, before an association is ended.
+// TestSCTPMemoryOfPlaces checks that the slots that a stream keeps for out-of-order segments count as memory, and
+// that empty ones are freed before an association is ended.
 func TestSCTPMemoryOfPlaces(t *testing.T) {
 	p := newRawPeer(t)
 	w := p.hosts[1].w
@@ -543,7 +542,7 @@ func TestSCTPMemoryOfPlaces(t *testing.T) {
 	if !ok {
 		t.Fatal("no request")
 	}
-	// Accepted, but without a queue pair: segments wait.
+	// The session is accepted but has no queue pair, so segments wait.
 	c := w.streams[ev.Conn]
 	if err := c.as().mux.Accept(c.sid, session.Setup{}); err != nil {
 		t.Fatal(err)
@@ -553,7 +552,7 @@ func TestSCTPMemoryOfPlaces(t *testing.T) {
 	if m := p.assoc().mux; m.Held() > 100 || m.Memory() < 900*24 || w.sctp.memory != m.Memory() {
 		t.Errorf("%d bytes are held, %d with their places; counted %d", m.Held(), m.Memory(), w.sctp.memory)
 	}
-	// Strangers, each with a place or two on many streams.
+	// Peers without sessions, each with a slot or two on many streams.
 	for port := range uint16(40) {
 		other := *p
 		other.local = netip.AddrPortFrom(p.local.Addr(), 41000+port)
@@ -572,14 +571,13 @@ func TestSCTPMemoryOfPlaces(t *testing.T) {
 		t.Errorf("%d associations ended; that with a session: %v", w.stats.AssocsNoMemory, p.assoc())
 	}
 	n := w.stats.AssocsNoMemory
-	p.segment(0, 4000) // a ring of more than there may be
+	p.segment(0, 4000) // needs a larger ring than allowed
 	if p.turn(); p.assoc() != nil || w.stats.AssocsNoMemory == n {
 		t.Errorf("%d bytes, and nobody was ended", w.sctp.memory)
 	}
 }
 
-// TestSCTPOddPeer has peers send chunks at random, right and wrong ones, and go. Nothing of
-// them stays.
+// TestSCTPOddPeer has peers send random valid and invalid chunks and then leave. No state of them may remain.
 func TestSCTPOddPeer(t *testing.T) {
 	base := testenv.Seed(t)
 	for i := range testenv.Count(t, "SCTP_PEERS", 100) {
@@ -604,7 +602,7 @@ func oddPeer(t *testing.T, rng *rand.Rand) {
 		for range 1 + rng.IntN(4) {
 			var c []byte
 			switch rng.IntN(16) {
-			default: // session control or a segment, more or less right
+			default: // session control or a segment, valid or nearly so
 				stream, ssn := uint16(rng.IntN(66)), uint16(rng.IntN(3))
 				if rng.IntN(4) != 0 {
 					stream = uint16(rng.IntN(2))
@@ -655,7 +653,7 @@ func oddPeer(t *testing.T, rng *rand.Rand) {
 			p.now = p.now.Add(time.Duration(rng.IntN(3000)) * time.Millisecond)
 			p.turn()
 		}
-		if rng.IntN(20) == 0 && p.assoc() != nil { // it starts over
+		if rng.IntN(20) == 0 && p.assoc() != nil { // the peer restarts
 			p.connect()
 		}
 	}

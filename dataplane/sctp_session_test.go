@@ -15,7 +15,7 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestSCTPTerminate: a violation ends the session at both sides by the same code.
+// TestSCTPTerminate checks that a violation ends the session with the same code on both sides.
 func TestSCTPTerminate(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
@@ -35,7 +35,7 @@ func TestSCTPTerminate(t *testing.T) {
 	s.closedSCTP()
 }
 
-// TestSCTPReject: the ULP's refusal reaches the other side with its data.
+// TestSCTPReject checks that a rejection reaches the other side with its private data.
 func TestSCTPReject(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	_, req := s.requestSCTP(SCTP{}, false)
@@ -51,7 +51,7 @@ func TestSCTPReject(t *testing.T) {
 	s.closedSCTP()
 }
 
-// TestSCTPRejectAndUnlisten: a refusal is said even if the listener is closed at once.
+// TestSCTPRejectAndUnlisten checks that a rejection is sent even if the listener is closed at once.
 func TestSCTPRejectAndUnlisten(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	_, req := s.requestSCTP(SCTP{}, false)
@@ -65,7 +65,7 @@ func TestSCTPRejectAndUnlisten(t *testing.T) {
 	s.closedSCTP()
 }
 
-// TestSCTPAbortAndDetach: what the application cuts ends at both sides.
+// TestSCTPAbortAndDetach checks that a session that the application aborts ends on both sides.
 func TestSCTPAbortAndDetach(t *testing.T) {
 	for _, detach := range []bool{false, true} {
 		s := newSim(t, link.PipeConfig{})
@@ -88,7 +88,7 @@ func TestSCTPAbortAndDetach(t *testing.T) {
 	}
 }
 
-// TestSCTPDetach: a queue pair that was given to a peer's session is let go of by Detach.
+// TestSCTPDetach checks that Detach releases a queue pair that was attached to a session that the peer opened.
 func TestSCTPDetach(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	qb := newSimQP(t, s.hosts[1], 8192)
@@ -118,8 +118,7 @@ func TestSCTPDetach(t *testing.T) {
 	}
 }
 
-// TestSCTPAnswerGone: a request that is answered when its session has ended leaves
-// nothing posted.
+// TestSCTPAnswerGone checks that answering a request after its session has ended leaves no work posted.
 func TestSCTPAnswerGone(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	qb := newSimQP(t, s.hosts[1], 8192)
@@ -140,14 +139,14 @@ func TestSCTPAnswerGone(t *testing.T) {
 	s.closedSCTP()
 }
 
-// TestSCTPStaleDisconnect: a command for a session that has ended does nothing to the
-// next one of its stream, whose Initiate came in the same turn.
+// TestSCTPStaleDisconnect checks that a command for a session that has ended does not affect the next session of its
+// stream, whose Initiate arrived in the same turn.
 func TestSCTPStaleDisconnect(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	qa, qb := newSimQP(t, s.hosts[0], 8192), newSimQP(t, s.hosts[1], 8192)
 	a, b := s.openSCTP(SCTP{}, qa, qb)
 	wa, wb, mux := s.hosts[0].w, s.hosts[1].w, a.as().mux
-	a.as().lst = &listener{} // a peer that keeps its associations
+	a.as().lst = &listener{} // as at a peer that keeps its associations
 	wa.disconnect(a, false)
 	for {
 		wa.turn()
@@ -182,8 +181,8 @@ func TestSCTPStaleDisconnect(t *testing.T) {
 	}
 }
 
-// TestSCTPFallback: a peer of RFC 5043 alone answers enhanced set-up data by a
-// Terminate; a connect that may asks again without them, on the same association.
+// TestSCTPFallback checks that when a peer that implements RFC 5043 only answers enhanced set-up data with a
+// Terminate, a connect that may fall back asks again without them on the same association.
 func TestSCTPFallback(t *testing.T) {
 	for _, may := range []bool{true, false} {
 		s := newSim(t, link.PipeConfig{})
@@ -229,8 +228,8 @@ func TestSCTPFallback(t *testing.T) {
 	}
 }
 
-// TestSCTPRTR: each kind of ready-to-receive indication is sent first, and takes no receive
-// (RFC 6581 sections 7 and 9.2).
+// TestSCTPRTR checks that each kind of ready-to-receive indication is sent first and consumes no receive (RFC 6581
+// sections 7 and 9.2).
 func TestSCTPRTR(t *testing.T) {
 	for _, rtr := range []mpa.RTR{mpa.RTRSend, mpa.RTRWrite, mpa.RTRRead} {
 		t.Run(rtr.String(), func(t *testing.T) {
@@ -255,8 +254,8 @@ func TestSCTPRTR(t *testing.T) {
 	}
 }
 
-// TestSCTPStartupFails: an initiator that cannot do what the answer asks for sends a
-// Terminate with the code of RFC 6581 section 8, and the session ends.
+// TestSCTPStartupFails checks that an initiator that cannot satisfy the answer sends a Terminate with the code of RFC
+// 6581 section 8, and that the session ends.
 func TestSCTPStartupFails(t *testing.T) {
 	for _, want := range []*term.Error{term.ErrMPAIRD, term.ErrMPARTR} {
 		s := newSim(t, link.PipeConfig{})
@@ -276,9 +275,8 @@ func TestSCTPStartupFails(t *testing.T) {
 	}
 }
 
-// TestSCTPNegotiate: a Negotiate of the draft that crosses the Initiate, or comes with the
-// COOKIE ACK, is reported and ends nothing; one ahead of the peer's Initiate is reported to
-// the listener.
+// TestSCTPNegotiate checks that a Negotiate of the draft that crosses the Initiate, or arrives with the COOKIE ACK,
+// is reported and ends nothing, and that one before the peer's Initiate is reported to the listener.
 func TestSCTPNegotiate(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	s.listenSCTPWith(SCTP{Profile: session.Draft})
@@ -314,7 +312,7 @@ func TestSCTPNegotiate(t *testing.T) {
 		t.Errorf("answer %+v", ans)
 	}
 
-	// The dialing side negotiates on another stream, of which the listener's ULP learns.
+	// The dialing side sends a Negotiate on another stream; the listener's ULP gets it.
 	as := ha.w.streams[id].as()
 	if err := as.mux.Negotiate(1, []byte("and")); err != nil {
 		t.Fatal(err)
@@ -328,8 +326,8 @@ func TestSCTPNegotiate(t *testing.T) {
 	s.closedSCTP()
 }
 
-// TestSCTPViolationInSetup: a violation of the peer during set-up ends it at once at either
-// side, also if the peer does not answer the Terminate.
+// TestSCTPViolationInSetup checks that a violation by the peer during set-up ends it at once on either side, even if
+// the peer does not answer the Terminate.
 func TestSCTPViolationInSetup(t *testing.T) {
 	for guilty := range 2 {
 		deaf := false
@@ -354,7 +352,7 @@ func TestSCTPViolationInSetup(t *testing.T) {
 	}
 }
 
-// TestSCTPAnswerTimeout: the wait for the answer to an Initiate has a limit of its own.
+// TestSCTPAnswerTimeout checks the separate time limit for the answer to an Initiate.
 func TestSCTPAnswerTimeout(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	s.listenSCTP()

@@ -26,8 +26,7 @@ func (s *sim) joinSCTP(as *assoc, timeout time.Duration) (*stream, error) {
 	return w.streams[id], <-done
 }
 
-// answerSCTP has host 1 accept the session that a begins, and takes both ends to full
-// operation.
+// answerSCTP makes host 1 accept the session that a requests, and takes both ends to full operation.
 func (s *sim) answerSCTP(a *stream, qa, qb *simQP) (b *stream) {
 	s.t.Helper()
 	ha, hb := s.hosts[0], s.hosts[1]
@@ -49,7 +48,7 @@ func (s *sim) answerSCTP(a *stream, qa, qb *simQP) (b *stream) {
 	return b
 }
 
-// write does a Write of n bytes and waits for it.
+// write performs a Write of n bytes and waits for it.
 func (s *sim) write(a *stream, qa, qb *simQP, n int) {
 	s.t.Helper()
 	done := len(qa.wcs)
@@ -60,7 +59,7 @@ func (s *sim) write(a *stream, qa, qb *simQP, n int) {
 	}
 }
 
-// ended waits for the end of connection c of a host.
+// ended waits for the end of connection c on a host.
 func (s *sim) ended(host int, c *stream) (last Event) {
 	s.t.Helper()
 	s.until("an end", func() bool {
@@ -77,8 +76,8 @@ func (s *sim) ended(host int, c *stream) (last Event) {
 	return last
 }
 
-// TestSCTPStreams begins and ends sessions on one association at random: they take its
-// streams, again and again, and no more than there are.
+// TestSCTPStreams opens and ends sessions on one association at random. They reuse its streams and never need more
+// than there are.
 func TestSCTPStreams(t *testing.T) {
 	for _, profile := range []session.Profile{session.RFC5043, session.Draft} {
 		t.Run(profile.String(), func(t *testing.T) {
@@ -140,7 +139,7 @@ func TestSCTPStreams(t *testing.T) {
 	}
 }
 
-// TestSCTPFewStreams: sessions begun before it is known that the peer has fewer streams.
+// TestSCTPFewStreams opens sessions before it is known that the peer has fewer streams.
 func TestSCTPFewStreams(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	s.listenSCTP()
@@ -191,8 +190,8 @@ func TestSCTPFewStreams(t *testing.T) {
 	}
 }
 
-// TestSCTPSharedTimeout: a session whose Initiate is not answered in time ends, and no
-// other of its association; before the association is there, each has its own time.
+// TestSCTPSharedTimeout checks that a session whose Initiate is not answered in time ends without affecting others of
+// its association, and that each has its own time limit before the association is established.
 func TestSCTPSharedTimeout(t *testing.T) {
 	s := newSim(t, link.PipeConfig{})
 	qa, qb := newSimQP(t, s.hosts[0], 4096), newSimQP(t, s.hosts[1], 4096)
@@ -233,8 +232,8 @@ func TestSCTPSharedTimeout(t *testing.T) {
 	silent.closedSCTP()
 }
 
-// TestSCTPSharedEnd: what ends the association ends all its sessions, whether they are set
-// up or not, and says why.
+// TestSCTPSharedEnd checks that whatever ends the association ends all its sessions, set up or not, with the same
+// reason.
 func TestSCTPSharedEnd(t *testing.T) {
 	for how, end := range map[string]func(*sim, *assoc, *assoc){
 		"ABORT":     func(s *sim, _, b *assoc) { b.a.Abort(s.now); s.hosts[1].w.mark(&b.lane) },
@@ -271,9 +270,8 @@ func TestSCTPSharedEnd(t *testing.T) {
 	}
 }
 
-// TestSCTPCollision: both sides begin a session on one stream at once, which RFC 5043 does
-// not know, and in the draft is a session. Others are not touched, and the stream can be
-// used again.
+// TestSCTPCollision makes both sides open a session on one stream at once. RFC 5043 does not provide for that; in the
+// draft it is one session. Other sessions are unaffected, and the stream can be reused.
 func TestSCTPCollision(t *testing.T) {
 	for _, profile := range []session.Profile{session.RFC5043, session.Draft} {
 		t.Run(profile.String(), func(t *testing.T) {
@@ -285,7 +283,7 @@ func TestSCTPCollision(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// A peer that begins sessions on what it accepted.
+			// A peer that opens sessions on an association that it accepted.
 			mux := b.as().mux
 			if err := mux.Initiate(c.sid, session.Setup{}); err != nil {
 				t.Fatal(err)
@@ -320,7 +318,7 @@ func TestSCTPCollision(t *testing.T) {
 	}
 }
 
-// sharedLoad makes n sessions on one association, each with endless Writes of its own.
+// sharedLoad opens n sessions on one association, each with endless Writes.
 func sharedLoad(t *testing.T, n int) (*sim, []*stream, []*loadQP) {
 	const size = 32 << 10
 	s, a, q := newLoadSCTP(t, 1500, rdmap.OpWrite, size)
@@ -344,8 +342,8 @@ func sharedLoad(t *testing.T, n int) (*sim, []*stream, []*loadQP) {
 	return s, cs, qs
 }
 
-// TestSCTPSharedFair: sessions that always have work get equal shares of their association,
-// whatever other sessions have ended.
+// TestSCTPSharedFair checks that busy sessions get equal shares of their association, whichever other sessions have
+// ended.
 func TestSCTPSharedFair(t *testing.T) {
 	for _, gone := range []int{0, 7} {
 		t.Run(fmt.Sprint(gone), func(t *testing.T) {
@@ -377,8 +375,8 @@ func TestSCTPSharedFair(t *testing.T) {
 	}
 }
 
-// TestSCTPSharedLeave: what was posted before a session is closed goes out, though others
-// have filled the window of the association.
+// TestSCTPSharedLeave checks that work posted before a session is closed is sent even if other sessions have filled
+// the association's window.
 func TestSCTPSharedLeave(t *testing.T) {
 	s, cs, _ := sharedLoad(t, 3)
 	for range 20 {
@@ -400,8 +398,8 @@ func TestSCTPSharedLeave(t *testing.T) {
 	}
 }
 
-// TestAdoptJoin: sessions are begun on an association by way of the worker that dialled,
-// wherever it is now.
+// TestAdoptJoin checks that sessions are opened on an association through the worker that dialed it, whichever worker
+// owns it now.
 func TestAdoptJoin(t *testing.T) {
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
 	q := newTwoQueues(t, 1)

@@ -21,7 +21,7 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// requestSCTP has host 0 ask host 1 for a session and waits for the request.
+// requestSCTP makes host 0 request a session of host 1 and waits for the request.
 func (s *sim) requestSCTP(o SCTP, v6 bool) (a *stream, req Event) {
 	s.t.Helper()
 	ha, hb := s.hosts[0], s.hosts[1]
@@ -68,14 +68,14 @@ func (s *sim) connect(overSCTP bool, qa, qb *simQP) *stream {
 	return a
 }
 
-// openSCTPWith is openSCTP with an IP version and a number of Reads.
+// openSCTPWith is openSCTP with an IP version and a maximum number of Reads.
 func (s *sim) openSCTPWith(o SCTP, v6 bool, reads int, qa, qb *simQP) (a, b *stream) {
 	s.t.Helper()
 	return s.openSCTPParams(o, v6, mpa.Params{IRD: reads, ORD: reads}, nil, qa, qb)
 }
 
-// openSCTPParams is openSCTP with what full operation runs with, and, if not nil, with what
-// the initiator finds wrong of the answer.
+// openSCTPParams is openSCTP with the parameters of full operation and, if fail is not nil, the error that the
+// initiator finds in the answer.
 func (s *sim) openSCTPParams(o SCTP, v6 bool, p mpa.Params, fail *term.Error, qa, qb *simQP) (a, b *stream) {
 	s.t.Helper()
 	a, req := s.requestSCTP(o, v6)
@@ -98,7 +98,7 @@ func (s *sim) openSCTPParams(o SCTP, v6 bool, p mpa.Params, fail *term.Error, qa
 	return a, b
 }
 
-// closedSCTP checks that everything came back.
+// closedSCTP checks that all resources were returned.
 func (s *sim) closedSCTP() {
 	s.t.Helper()
 	s.until("associations gone", func() bool {
@@ -119,8 +119,8 @@ func (s *sim) closedSCTP() {
 	}
 }
 
-// TestSCTPVerbs moves data by Write, Send and Read over SCTP, over good and bad
-// wires, in both profiles and over UDP.
+// TestSCTPVerbs moves data by Write, Send and Read over SCTP, over good and lossy wires, in both profiles and over
+// UDP.
 func TestSCTPVerbs(t *testing.T) {
 	seed := testenv.Seed(t)
 	seeds := 4
@@ -216,7 +216,7 @@ func newLoadSCTP(tb testing.TB, mtu int, op rdmap.Op, size int) (*sim, *stream, 
 	return s, a, qa
 }
 
-// TestSCTPAllocatesNothing covers the whole path of both hosts.
+// TestSCTPAllocatesNothing covers the whole path through both hosts.
 func TestSCTPAllocatesNothing(t *testing.T) {
 	for _, l := range loads {
 		l.size = min(l.size, 64<<10)
@@ -244,7 +244,7 @@ func BenchmarkPipeSCTP(b *testing.B) {
 	}
 }
 
-// TestSCTPFullSlot: packets that nearly fill a slot, copied for retransmission.
+// TestSCTPFullSlot sends packets that nearly fill a slot, copied for retransmission.
 func TestSCTPFullSlot(t *testing.T) {
 	for _, mtu := range []int{3968, 4000, 4050, 4096} {
 		bad := impair.Config{Loss: 0.05, Duplicate: 0.05, Seed: 7}
@@ -282,7 +282,7 @@ func randomProgramsSCTP(t *testing.T, seed uint64) {
 	cfg.AtoB, cfg.BtoA = wire(), wire()
 	var s *sim
 	if rng.IntN(3) == 0 {
-		// For some seconds both wires are dead, and for few of the INITs.
+		// Both wires are dead for some seconds, sometimes already for the INITs.
 		from := clock.Time(time.Second + time.Duration(rng.IntN(2000))*time.Millisecond)
 		cfg.Filter = func(bool, []byte) bool { return s.now < from || s.now > from.Add(3*time.Second) }
 	}
@@ -298,7 +298,7 @@ func randomProgramsSCTP(t *testing.T, seed uint64) {
 	s.closedSCTP()
 }
 
-// TestSCTPStatsAdd: every counter is in the sums.
+// TestSCTPStatsAdd checks that the sums include every counter.
 func TestSCTPStatsAdd(t *testing.T) {
 	var one, sum SCTPStats
 	leaves := func(v reflect.Value, f func(reflect.Value)) {
@@ -330,7 +330,7 @@ func TestSCTPStatsAdd(t *testing.T) {
 	}
 }
 
-// dialSCTP has host 0 dial from a port, without waiting.
+// dialSCTP makes host 0 dial from a port, without waiting.
 func (s *sim) dialSCTP(port uint16, timeout time.Duration) *stream {
 	s.t.Helper()
 	w := s.hosts[0].w

@@ -13,22 +13,22 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// A speaker says to host 1, as its peer, what a test makes up: segments that overlap, or go
-// beyond the window, which no TCP of ours sends. Host 0 learns of none of the answers.
+// A speaker takes the place of host 0 and sends host 1 segments that our TCP never sends: they overlap or exceed the
+// window. Host 0 does not see the answers.
 type speaker struct {
 	*sim
 	a, b  *stream
 	qb    *simQP
-	start serial.Num // of the stream of FPDUs
-	edge  serial.Num // of the window that host 1 offered first
-	data  []byte     // what the FPDUs write
+	start serial.Num // first byte of the stream of FPDUs
+	edge  serial.Num // right edge of the window that host 1 offered first
+	data  []byte     // data that the FPDUs write
 	fpdus []byte
-	ends  []int // of the FPDUs in fpdus
+	ends  []int // end offsets in fpdus
 	said  tcp.Header
 }
 
-// newSpeaker makes the stream of a Write for each of sizes, end to end in memory, and takes
-// host 1 to full operation. Its window is window bytes long.
+// newSpeaker composes the stream of one Write for each of sizes, contiguous in memory, and takes host 1 to full
+// operation with a window of window bytes.
 func newSpeaker(t *testing.T, markers bool, window int, sizes []int) *speaker {
 	var heard tcp.Header
 	deaf := false
@@ -49,7 +49,7 @@ func newSpeaker(t *testing.T, markers bool, window int, sizes []int) *speaker {
 	}})
 	p.hosts[1].w.tcp.RcvWindow = window
 	p.a, p.b = p.open()
-	p.start, p.edge = heard.Ack, heard.Ack.Add(int(heard.Window)) // of the SYN-ACK: not scaled
+	p.start, p.edge = heard.Ack, heard.Ack.Add(int(heard.Window)) // the window of a SYN-ACK is not scaled
 	deaf = true
 	if p.start != p.a.conn().tcp.SndNxt() || p.edge != p.start.Add(window) {
 		t.Fatalf("a window of %d bytes at %d; want %d at %d", heard.Window, p.start, window, p.a.conn().tcp.SndNxt())
@@ -74,7 +74,7 @@ func newSpeaker(t *testing.T, markers bool, window int, sizes []int) *speaker {
 	return p
 }
 
-// at returns where FPDU i begins; i may be their number.
+// at returns the offset of FPDU i, or of the end if i is their number.
 func (p *speaker) at(i int) int {
 	if i == 0 {
 		return 0
@@ -82,7 +82,7 @@ func (p *speaker) at(i int) int {
 	return p.ends[i-1]
 }
 
-// say has host 1 take in one segment with the FPDUs from number from up to number to.
+// say makes host 1 receive one segment with the FPDUs from number from up to number to.
 func (p *speaker) say(from, to int) {
 	p.t.Helper()
 	w := p.hosts[0].w
@@ -102,7 +102,7 @@ func (p *speaker) say(from, to int) {
 	}
 }
 
-// written checks that the first n FPDUs are placed, and no other byte.
+// written checks that the first n FPDUs are placed and no other byte is.
 func (p *speaker) written(n int) {
 	p.t.Helper()
 	if ev, ok := p.hosts[1].take(EventFailed); ok || p.b.rxFailed {
@@ -129,13 +129,12 @@ func (p *speaker) written(n int) {
 	}
 }
 
-// TestOverlaps: of a segment, those bytes are taken that did not come before, be it in
-// order or ahead of order, and placed or held.
+// TestOverlaps checks that only the new bytes of a segment are used, in order or out of order, placed or held.
 func TestOverlaps(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		says  [][2]int
-		early [2]uint64 // FPDUs that are placed before their turn, without markers and as far as these report them
+		early [2]uint64 // number of FPDUs placed out of order: without markers, and with them
 	}{
 		{"in order", [][2]int{{0, 2}, {2, 4}, {4, 6}}, [2]uint64{}},
 		{"the front came before", [][2]int{{0, 2}, {1, 3}, {0, 4}, {3, 6}}, [2]uint64{}},
@@ -160,8 +159,8 @@ func TestOverlaps(t *testing.T) {
 	}
 }
 
-// TestBeyondWindow: of a segment that goes beyond the window what lies within is taken, for
-// itself: what was reckoned over all of it does not count.
+// TestBeyondWindow checks that the part of a segment within the window is used, and that a CRC computed over the
+// whole segment is not.
 func TestBeyondWindow(t *testing.T) {
 	const window = 8 << 10
 	var sizes []int

@@ -31,11 +31,11 @@ type sim struct {
 	now   clock.Time
 	hosts [2]*simHost
 	limit clock.Time
-	real  bool // the clock is: step never moves it
-	host  bool // both are one, and connections within it
+	real  bool // uses the real clock: step never moves it
+	host  bool // both hosts are one, for connections within it
 }
 
-// withinHost has newSim make both hosts one, and attach negotiate what it says.
+// withinHost makes newSim use one host for both ends; direct is what attach negotiates.
 var withinHost struct{ on, direct bool }
 
 type simHost struct {
@@ -45,9 +45,9 @@ type simHost struct {
 	events []Event
 	table  *verbs.Table
 
-	// Within the host, of the first:
-	other    *simHost            // has the passive ends
-	accepted map[ConnID]*simHost // it, by them
+	// Within one host, of the first host:
+	other    *simHost            // owns the passive ends
+	accepted map[ConnID]*simHost // the owner of each of them
 }
 
 func newSim(t testing.TB, cfg link.PipeConfig) *sim {
@@ -83,7 +83,7 @@ func (s *sim) make(t testing.TB, cfg link.PipeConfig) {
 	}
 }
 
-// join makes the two hosts at the ends of a wire.
+// join places the two hosts at the ends of a wire.
 func (s *sim) join(t testing.TB, ends [2]link.Link, partial bool, now func() clock.Time) {
 	for i, l := range ends {
 		var err error
@@ -98,8 +98,8 @@ func (s *sim) join(t testing.TB, ends [2]link.Link, partial bool, now func() clo
 	s.limit = s.now.Add(10 * time.Minute)
 }
 
-// step turns both workers once; without work it moves the clock to the next
-// deadline of a worker or the wire. It reports false when nothing is left to do.
+// step turns both workers once. If neither has work it moves the clock to the next deadline of a worker or the wire.
+// It reports false when nothing is left to do.
 func (s *sim) step() bool {
 	n := 0
 	var next clock.Time
@@ -130,7 +130,7 @@ func (s *sim) step() bool {
 	return true
 }
 
-// until steps till cond holds.
+// until steps until cond holds.
 func (s *sim) until(what string, cond func() bool) {
 	s.t.Helper()
 	for !cond() {
@@ -208,7 +208,7 @@ func (s *sim) openFrom(local netip.AddrPort, to netip.Addr) (a, b *stream) {
 	return ha.w.streams[con.Conn], hb.w.streams[acc.Conn]
 }
 
-// connectTo has host 0 dial.
+// connectTo makes host 0 dial.
 func (s *sim) connectTo(id ConnID, flow pkt.Flow) error {
 	w := s.hosts[0].w
 	if s.host {
@@ -279,7 +279,7 @@ func (s *sim) attach(a, b *stream, qa, qb *simQP, p mpa.Params) {
 	s.until("full operation", func() bool { return a.mode == modeFull && b.mode == modeFull })
 }
 
-// attachEach is attach with settings as the initiator sees them.
+// attachEach is attach with parameters as seen by the initiator.
 func (s *sim) attachEach(a, b *stream, qa, qb *simQP, p mpa.Params) {
 	s.t.Helper()
 	if withinHost.direct {
@@ -293,7 +293,7 @@ func (s *sim) attachEach(a, b *stream, qa, qb *simQP, p mpa.Params) {
 	s.until("full operation", func() bool { return a.mode == modeFull && b.mode == modeFull })
 }
 
-// closeAll ends the connection in order and checks that everything came back.
+// closeAll closes the connection gracefully and checks that all resources were returned.
 func (s *sim) closeAll(a *stream) {
 	s.t.Helper()
 	s.hosts[0].w.disconnect(a, false)
@@ -366,9 +366,8 @@ func TestStreamHalfClose(t *testing.T) {
 	}
 }
 
-// TestVerbsOverBadWire moves data by Write, Read and Send over wires of every
-// kind of badness, and checks the memory, the completions, and that all frames
-// and timers come back.
+// TestVerbsOverBadWire moves data by Write, Read and Send over every kind of bad wire and checks the memory, the
+// completions, and that all frames and timers are returned.
 func TestVerbsOverBadWire(t *testing.T) {
 	seed := testenv.Seed(t)
 	seeds := 6
@@ -427,7 +426,7 @@ func (s *sim) moveData(p mpa.Params, rng *rand.Rand, from, to netip.Addr) {
 	}
 	s.attach(a, b, qa, qb, p)
 
-	// Writes of random cuts to qb, then the same read back into the second half.
+	// Writes of random sizes to qb, then the same data read back into the second half.
 	n := 0
 	for off := 0; off < size; {
 		l := min(size-off, 1+rng.IntN(50_000))

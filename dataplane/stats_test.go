@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 )
 
-// TestSilentWorker: a worker that does not turn is named.
+// TestSilentWorker checks that a worker that does not turn is named.
 func TestSilentWorker(t *testing.T) {
 	a, b, err := link.NewPipe(link.PipeConfig{})
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// openQueues connects host 0, by its first queue or its second, to host 1 and takes
-// both ends to full operation. It returns what host 0 has.
+// openQueues connects host 0, by its first queue or its second, to host 1 and takes both ends to full operation. It
+// returns host 0's end.
 func (q *twoQueues) openQueues(over string, qa, qb *simQP) *stream {
 	q.t.Helper()
 	local, remote := netip.AddrPortFrom(addrA, 40000), netip.AddrPortFrom(addrB, 7174)
@@ -65,7 +65,7 @@ func (q *twoQueues) openQueues(over string, qa, qb *simQP) *stream {
 	return nil
 }
 
-// closeQueues ends the connection, and looks for what is left.
+// closeQueues ends the connection and checks for leftover state.
 func (q *twoQueues) closeQueues(id ConnID) {
 	q.t.Helper()
 	q.hosts[0].e.Disconnect(id, false)
@@ -112,8 +112,8 @@ func (q *twoQueues) closeQueues(id ConnID) {
 	}
 }
 
-// TestStrayRound moves data while the frames of the connection come now to one queue and now
-// to the other, over a wire that is good or bad.
+// TestStrayRound moves data while the frames of the connection alternate between two queues, over a good or lossy
+// wire.
 func TestStrayRound(t *testing.T) {
 	seed := testenv.Seed(t)
 	for _, over := range []string{"TCP", "SCTP", "SCTP in UDP"} {
@@ -185,7 +185,7 @@ func TestStrayRound(t *testing.T) {
 	}
 }
 
-// TestStrayICMP has the errors of a router come to the queue that is not the flow's.
+// TestStrayICMP delivers a router's ICMP errors to a queue that does not own the flow.
 func TestStrayICMP(t *testing.T) {
 	const lower, size = 800, 60_000
 	for _, over := range []string{"TCP", "SCTP", "SCTP in UDP"} {
@@ -247,8 +247,7 @@ func TestStrayICMP(t *testing.T) {
 	})
 }
 
-// sprayed is a queue of an interface that spreads frames over its queues without
-// regard to flows.
+// sprayed is a queue of an interface that distributes frames over its queues regardless of flow.
 type sprayed struct {
 	*link.Pipe
 	from *link.Pipe
@@ -262,15 +261,14 @@ func (s *sprayed) Receive(fs []link.Frame) int {
 
 func (s *sprayed) Release(f *link.Frame) { s.from.Release(f) }
 
-// TestStrays: connections work, and nothing is retransmitted, where the frames of
-// each come on all queues.
+// TestStrays checks that connections work without retransmissions where the frames of each arrive on all queues.
 func TestStrays(t *testing.T) {
 	const size = 300000
 	p := mpa.Params{CRC: true, IRD: 8, ORD: 8}
 	for _, tt := range []struct {
 		name string
 		sctp bool
-		from int // the host that dials
+		from int // the dialing host
 	}{{"TCP, active", false, 0}, {"TCP, passive", false, 1}, {"SCTP, active", true, 0}, {"SCTP, passive", true, 1}} {
 		t.Run(tt.name, func(t *testing.T) {
 			q := newTwoQueues(t, 0)
@@ -320,7 +318,7 @@ func TestStrays(t *testing.T) {
 			for i := range qp[0].mem {
 				qp[0].mem[i] = byte(i * 7)
 			}
-			// Host 1 reads, so that host 0 gets data; it writes back what it read.
+			// Host 1 reads, so that host 0 sends data; it then writes back what it read.
 			r := qp[1]
 			r.sends = append(r.sends,
 				verbs.SendWR{ID: 1, Op: rdmap.OpRead, SGEs: r.sge(0, size/2), RKey: qp[0].reg.STag(), Remote: 0x10000},
@@ -370,8 +368,8 @@ func TestStrays(t *testing.T) {
 	}
 }
 
-// TestStrayFault: a frame of another worker that is held when touching a client's memory
-// faults is given back once, by the connection.
+// TestStrayFault checks that a held frame of another worker is returned once, by the connection, when touching a
+// client's memory faults.
 func TestStrayFault(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	const size = 20_000
@@ -396,7 +394,7 @@ func TestStrayFault(t *testing.T) {
 	qa, qb := newSimQP(t, q.hosts[0], size), newSimQP(t, q.hosts[1], size)
 	q.markers = true
 	c := q.openQueues("TCP", qa, qb)
-	// The first word of ours ends the responder's silence.
+	// Our first message allows the responder to send.
 	qa.sends = append(qa.sends, verbs.SendWR{ID: 1, Op: rdmap.OpWrite, SGEs: qa.sge(0, 8), RKey: qb.reg.STag(), Remote: 0x10000})
 	w.mark(c.lane)
 	q.until("written", func() bool { return len(qa.wcs) == 1 && b.stats.RxFPDUs == 1 })

@@ -15,11 +15,10 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestStreamingMode takes connections from streaming mode to full operation, over
-// wires that lose, repeat and reorder frames: a conversation of the ULPs, MPA's
-// startup with either side of TCP as its initiator, then verbs. Every byte of
-// either mode arrives once and in order, the queue pair is there for the first
-// FPDU, and nothing but FPDUs leaves after the switch (RFC 5044 7.1, 7.1.5).
+// TestStreamingMode takes connections from streaming mode to full operation over wires that lose, duplicate and
+// reorder frames: an exchange between the ULPs, MPA startup with either side of TCP as initiator, then verbs. Every
+// byte of either mode must arrive once and in order, the queue pair must be attached before the first FPDU, and only
+// FPDUs may be sent after the switch (RFC 5044 7.1, 7.1.5).
 func TestStreamingMode(t *testing.T) {
 	seed := testenv.Seed(t)
 	bad := impair.Config{Loss: 0.08, Duplicate: 0.03, Reorder: 0.1, Delay: time.Millisecond, Jitter: time.Millisecond}
@@ -52,7 +51,7 @@ func TestStreamingMode(t *testing.T) {
 			}
 			ini.got, res.got = nil, nil
 
-			// The Request follows a last message of the initiator's ULP, the Reply one of the responder's.
+			// The Request follows the last message of the initiator's ULP, the Reply that of the responder's.
 			mcfg := mpa.DefaultConfig()
 			mcfg.Markers, mcfg.IRD, mcfg.ORD = i%4 < 2, 4, 4
 			if withinHost.direct {
@@ -96,7 +95,7 @@ func TestStreamingMode(t *testing.T) {
 				t.Fatalf("the Reply: %d bytes of %d taken, %v", n, len(ini.got)-len(farewell), err)
 			}
 
-			// Both queue pairs work at once, and their first message is whole.
+			// Both queue pairs send at once, and their first messages arrive intact.
 			qi.sends = append(qi.sends,
 				verbs.SendWR{ID: 1, Op: rdmap.OpSend, SGEs: qi.sge(0, 4096)},
 				verbs.SendWR{ID: 2, Op: rdmap.OpWrite, SGEs: qi.sge(4096, 4096), Remote: 0x10000 + 1<<15, RKey: qr.reg.STag()},
@@ -140,7 +139,7 @@ func TestStreamingMode(t *testing.T) {
 	}
 }
 
-// A streamingEnd is an end of a connection whose ULP reads what comes.
+// A streamingEnd is an end of a connection whose ULP reads the incoming bytes.
 type streamingEnd struct {
 	host *simHost
 	c    *stream
@@ -160,8 +159,7 @@ func (e *streamingEnd) read() {
 	}
 }
 
-// TestChecksumOut: every frame of a connection has the sum that TCP asks for, over
-// the connection's addresses (RFC 9293 MUST-2, MUST-45).
+// TestChecksumOut checks the TCP checksum of every sent frame (RFC 9293 MUST-2, MUST-45).
 func TestChecksumOut(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		frames, text := 0, 0
@@ -194,7 +192,7 @@ func TestChecksumOut(t *testing.T) {
 				b.conn().streamConsumed(s.hosts[1].w, len(ev.Data))
 			}
 		}
-		// FPDUs are summed as they are made.
+		// FPDUs are checksummed while they are composed.
 		qa, qb := newSimQP(t, s.hosts[0], 1<<15), newSimQP(t, s.hosts[1], 1<<15)
 		s.attach(a, b, qa, qb, mpa.Params{CRC: true})
 		for i := range qa.mem {
@@ -213,7 +211,7 @@ func TestChecksumOut(t *testing.T) {
 	}
 }
 
-// oneSum adds up a TCP segment byte by byte, with its pseudo-header.
+// oneSum verifies the checksum of a TCP segment byte by byte, with its pseudo-header.
 func oneSum(l4, from, to []byte) bool {
 	b := append(append(append([]byte{}, from...), to...), 0, 0, byte(len(l4)>>8), byte(len(l4)), 0, pkt.ProtoTCP)
 	b = append(b, l4...)
@@ -231,13 +229,13 @@ func oneSum(l4, from, to []byte) bool {
 	return sum == 0xffff
 }
 
-// TestChecksumIn: a segment with any byte changed is dropped and changes nothing;
-// it is not even acknowledged (RFC 9293 MUST-3).
+// TestChecksumIn checks that a segment with any changed byte is dropped without effect, and is not even acknowledged
+// (RFC 9293 MUST-3).
 func TestChecksumIn(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		hit, at := false, 0
 		var sizes []int
-		var wrong *byte // in the sender's slot, from which the segment is sent again
+		var wrong *byte // in the sender's slot, which is used for retransmission
 		var bad byte
 		s := newSim(t, link.PipeConfig{Filter: func(toB bool, frame []byte) bool {
 			if wrong != nil && *wrong == bad {
@@ -266,7 +264,7 @@ func TestChecksumIn(t *testing.T) {
 		}
 		var sent, got []byte
 		for n := 0; at >= 0; n++ {
-			// Short segments, and long ones, which are summed and checked by MPA's CRC at once.
+			// Short segments, and long ones whose checksum and MPA CRC are computed in one pass.
 			msg := bytes.Repeat([]byte{byte(n), byte(n >> 8), 7}, 50+302*(n%2))
 			hit = true
 			before := s.hosts[1].w.stats.RxChecksum

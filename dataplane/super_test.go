@@ -18,9 +18,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestSuperOverBadWire is TestVerbsOverBadWire with super-frames: those that a NIC cuts
-// up, so that their segments are lost one by one, and those that arrive, or are lost,
-// as they are.
+// TestSuperOverBadWire is TestVerbsOverBadWire with super-frames: some that a NIC segments, so that their segments
+// are lost one by one, and some that arrive or are lost whole.
 func TestSuperOverBadWire(t *testing.T) {
 	seed := testenv.Seed(t)
 	seeds := 4
@@ -29,7 +28,7 @@ func TestSuperOverBadWire(t *testing.T) {
 	}
 	bad := impair.Config{Loss: 0.02, Duplicate: 0.02, Reorder: 0.05, Delay: time.Millisecond, Jitter: time.Millisecond}
 	corrupt := bad
-	corrupt.Corrupt = 0.01 // not of those that come whole: no checksum covers them
+	corrupt.Corrupt = 0.01 // not frames that arrive whole: no checksum covers them
 	wires := []struct {
 		name  string
 		super link.SuperMode
@@ -76,8 +75,8 @@ func TestSuperOverBadWire(t *testing.T) {
 	}
 }
 
-// TestSuperCut sees that every segment on a wire behind segmentation offload begins with
-// an FPDU, holds whole ones, and is no longer than the MTU.
+// TestSuperCut checks that after segmentation offload every segment on the wire starts with an FPDU, holds whole
+// FPDUs only, and fits the MTU.
 func TestSuperCut(t *testing.T) {
 	for _, markers := range []bool{false, true} {
 		segments, fpdus := 0, 0
@@ -145,8 +144,7 @@ func TestSuperCut(t *testing.T) {
 	}
 }
 
-// TestPartialChecksums sees that the sum of the pseudo-header passes for a checksum
-// where the queue says so, and nowhere else.
+// TestPartialChecksums checks that a pseudo-header sum is accepted as a checksum only where the queue says so.
 func TestPartialChecksums(t *testing.T) {
 	for _, ok := range []bool{false, true} {
 		left := 0 // segments to B whose checksum is left to the device
@@ -181,8 +179,8 @@ func TestPartialChecksums(t *testing.T) {
 	}
 }
 
-// TestSuperPeerTakesNone has a peer that drops whatever is longer than its MTU, and one
-// that takes super-frames up to some length: both are found out, and get every byte.
+// TestSuperPeerTakesNone sends to a peer that drops every frame longer than its MTU, and to one that takes
+// super-frames up to some length. The sender must adapt to both and deliver every byte.
 func TestSuperPeerTakesNone(t *testing.T) {
 	for _, limit := range []int{1514, 9000, 20000} {
 		s := newSim(t, link.PipeConfig{Super: link.SuperWhole, Filter: func(_ bool, b []byte) bool { return len(b) <= limit }})

@@ -11,8 +11,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestTap: a tap sees every frame of its connection, both ways, whole and in
-// order; those without room are counted; one that matches nothing sees nothing.
+// TestTap checks that a tap sees every frame of its connection in both directions, whole and in order; that frames
+// without room are counted; and that a tap that matches nothing sees nothing.
 func TestTap(t *testing.T) {
 	s, a, _, qa, qb := fullPair(t, mpa.Params{CRC: true, IRD: 4, ORD: 4})
 	e := s.hosts[0].e
@@ -76,7 +76,7 @@ func TestTap(t *testing.T) {
 	}
 }
 
-// TestTapSCTP: a tap of an association's flow sees its packets both ways, in UDP too.
+// TestTapSCTP checks that a tap of an association's flow sees its packets in both directions, also over UDP.
 func TestTapSCTP(t *testing.T) {
 	for name, o := range map[string]SCTP{"raw": {}, "UDP": {UDP: true}} {
 		t.Run(name, func(t *testing.T) {

@@ -17,10 +17,9 @@ import (
 	"github.com/iwarpd/iwarpd/mpa"
 )
 
-// BenchmarkVeth moves messages between two workers over a veth pair, by each kind of link.
-// They take turns in one thread: cpu-us, the time of its CPU for a message, both sides and
-// the kernel, can be compared on a machine that is in use. It says nothing of what two
-// CPUs do at once.
+// BenchmarkVeth moves messages between two workers over a veth pair, for each kind of link. They take turns in one
+// thread. cpu-us is the CPU time of that thread per message, for both sides and the kernel, and is comparable on a
+// busy machine. It says nothing about what two CPUs do in parallel.
 func BenchmarkVeth(b *testing.B) {
 	for _, kind := range []string{"xdp", "packet"} {
 		for _, mtu := range []int{1500, 9000} {

@@ -17,9 +17,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// A ringing is a worker's link that has clients post and ring whenever the worker
-// calls it: between any two of its steps, on its way to sleep, and asleep. When it
-// would sleep for good, nothing may be posted that it has not seen.
+// A ringing is a worker's link that makes clients post and ring whenever the worker calls it: between any two of its
+// steps, on its way to sleep, and asleep. When it would sleep forever, no unseen work may be posted.
 type ringing struct {
 	link.Link
 	s         *loadLanes
@@ -27,7 +26,7 @@ type ringing struct {
 	loadLanes []*ringLane
 	left      int // work requests to be posted
 	waits     int // true sleeps
-	pace      int // a client acts at one in so many points
+	pace      int // a client acts at one of this many points
 	err       error
 }
 
@@ -51,8 +50,7 @@ func (l *ringLane) Push(_ int, wc *verbs.WC) bool {
 	return true
 }
 
-// act has a client post some work requests now and then, with a bell for each or
-// for all.
+// act makes a client post some work requests now and then, with a bell for each or for all.
 func (r *ringing) act(chance int) {
 	if r.left == 0 || r.rng.IntN(chance) > 0 {
 		return
@@ -60,13 +58,13 @@ func (r *ringing) act(chance int) {
 	l := r.loadLanes[r.rng.IntN(len(r.loadLanes))]
 	n := 1 + r.rng.IntN(3)
 	if r.rng.IntN(8) == 0 {
-		n = 2 * l.sp.Depth() // more than the queue pair takes at a time
+		n = 2 * l.sp.Depth() // more than fits the queue pair
 	}
 	for ; n > 0 && r.left > 0 && l.sp.Space() > 0; n-- {
 		wr := l.wr
 		wr.Flags = verbs.Signaled
 		switch r.rng.IntN(4) {
-		case 0: // done without a frame
+		case 0: // completes without a frame
 			wr = verbs.SendWR{Op: verbs.OpReg, Flags: verbs.Signaled, RKey: l.fast, SGEs: []verbs.SGE{{Len: 64}}, Access: verbs.LocalWrite}
 			if l.valid {
 				wr = verbs.SendWR{Op: verbs.OpLocalInv, Flags: verbs.Signaled, Inv: l.fast}
@@ -102,12 +100,12 @@ func (r *ringing) Reap(d []link.Slot) int {
 	return n
 }
 
-// Wait returns when there is something to wake up for, as poll would.
+// Wait returns when there is a reason to wake up, as poll would.
 func (r *ringing) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	r.act(4) // on the way to sleep
 	r.pace = 8 << r.rng.IntN(10)
 	far := r.s.hosts[1].w
-	for range 1000 { // the other host does what it can
+	for range 1000 { // the other host runs until it is idle
 		if far.turn() == 0 {
 			break
 		}
@@ -131,10 +129,10 @@ func (r *ringing) Wait(timeout time.Duration, wakefd int) (woken bool) {
 			r.err = fmt.Errorf("the worker sleeps, and queue pair %d has %d work requests posted and %d taken", i, l.sq.Posted(), taken)
 		}
 	}
-	// A timer, if there is one before a client wakes it.
+	// The next timer, unless a client wakes the worker first.
 	next := clock.Earliest(far.timers.Next(), r.s.hosts[0].w.timers.Next())
 	if r.left > 0 && (next == 0 || r.rng.IntN(4) > 0) {
-		r.act(1) // rings in any case
+		r.act(1) // always rings
 		n, _ := unix.Poll(fds, 0)
 		if n == 0 && r.err == nil {
 			r.err = fmt.Errorf("a bell did not wake the worker")
@@ -147,8 +145,7 @@ func (r *ringing) Wait(timeout time.Duration, wakefd int) (woken bool) {
 	return false
 }
 
-// TestNoDoorbellIsLost has many clients with many queue pairs post at every point of
-// the worker's loop.
+// TestNoDoorbellIsLost makes many clients with many queue pairs post at every point of the worker's loop.
 func TestNoDoorbellIsLost(t *testing.T) {
 	for _, c := range []struct{ clients, each, slots int }{{1, 150, 1024}, {40, 3, 1024}, {5, 10, 80}} {
 		t.Run(fmt.Sprintf("%dx%d/slots=%d", c.clients, c.each, c.slots), func(t *testing.T) {
