@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
-// TestAsyncNegotiate: a Negotiate of the draft reaches the program with its listener.
+// TestAsyncNegotiate checks that a Negotiate of the draft is reported to the program with its listener.
 func TestAsyncNegotiate(t *testing.T) {
 	l := &Listener{}
 	d := &Device{async: make(chan *AsyncEvent, maxAsync), listens: map[uint32]*Listener{7: l}, done: make(chan struct{})}

@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// TestZeroWindow: a closed window is probed, for as long as the peer answers.
+// TestZeroWindow checks that a closed window is probed for as long as the peer answers.
 func TestZeroWindow(t *testing.T) {
 	r := listening(t, Config{})
 	r.push(1000)
@@ -23,7 +23,7 @@ func TestZeroWindow(t *testing.T) {
 	cwnd, ssthresh := p.cwnd, p.ssthresh
 	r.push(1000)
 	r.wait(p.rto - 1)
-	r.none() // what a SACK, soon, lets go would be lost now
+	r.none() // data sent now would be lost
 	r.wait(1)
 	r.one(ChunkData)
 	r.send(r.a.tag, sackBytes(r.a.cumAck, 0))
@@ -42,13 +42,13 @@ func TestZeroWindow(t *testing.T) {
 	if r.a.State() != Established {
 		t.Fatalf("%v %v", r.a.State(), r.a.Err())
 	}
-	r.wait(2 * time.Hour) // no answer any more
+	r.wait(2 * time.Hour) // the peer stops answering
 	if r.a.State() != Closed || r.a.Err() != ErrTimeout {
 		t.Errorf("%v %v", r.a.State(), r.a.Err())
 	}
 }
 
-// TestFastRetransmit: three reports of a hole send it again, once.
+// TestFastRetransmit checks that a hole is retransmitted once, after three reports.
 func TestFastRetransmit(t *testing.T) {
 	r := listening(t, Config{MaxBurst: 100})
 	r.a.paths[0].cwnd = 100000
@@ -77,7 +77,7 @@ func TestFastRetransmit(t *testing.T) {
 	if p.cwnd != 50000 {
 		t.Error("the window shrank twice in one recovery")
 	}
-	// What was named by a gap report and then is not was abandoned: it is sent again.
+	// A chunk that a gap report listed and a later one does not was dropped by the peer: it is retransmitted.
 	r.send(r.a.tag, sackBytes(base, 100000))
 	r.wait(5 * time.Second)
 	r.send(r.a.tag, sackBytes(base+8, 100000))
@@ -86,8 +86,8 @@ func TestFastRetransmit(t *testing.T) {
 	}
 }
 
-// TestBurst: a SACK lets four packets go (6.1 D), and one for many packets as many as
-// SACKs for every second of them would have.
+// TestBurst checks that a SACK allows four packets (6.1 D), and one for many packets as many as SACKs for every
+// second packet would have.
 func TestBurst(t *testing.T) {
 	r := dialing(t, Config{}, Established)
 	p := &r.a.paths[0]
@@ -111,7 +111,7 @@ func TestBurst(t *testing.T) {
 	if n := len(r.take()); n != 40 {
 		t.Errorf("%d packets after a SACK for 20, want four for every second one", n)
 	}
-	// Packets count, and not bytes: these have 32 small messages each.
+	// The limit is in packets, not bytes: these have 32 small messages each.
 	r = dialing(t, Config{}, Established)
 	r.a.paths[0].cwnd, r.a.peerRwnd = 1<<20, 1<<20
 	for range 32 * 100 {
@@ -127,7 +127,7 @@ func TestBurst(t *testing.T) {
 	}
 }
 
-// TestManyInFlight: no more TSNs are in flight than a peer takes ahead of one that is lost.
+// TestManyInFlight checks that no more TSNs are in flight than a peer accepts after a lost one.
 func TestManyInFlight(t *testing.T) {
 	s := newSim(t, testSeed(t), Config{}, Config{}, impair.Config{Delay: 10 * time.Millisecond, Loss: 0.002}, 1500, false)
 	s.establish()
@@ -154,8 +154,8 @@ func TestManyInFlight(t *testing.T) {
 	}
 }
 
-// TestSlowStart: a SACK opens the window by a packet, or, if it stands for many, by one for
-// every second packet that it acknowledges.
+// TestSlowStart checks that a SACK increases the window by one packet or, if it acknowledges many, by one for every
+// second packet.
 func TestSlowStart(t *testing.T) {
 	for acked, want := range map[int]int{1: 1, 2: 1, 3: 1, 4: 2, 20: 10} {
 		r := dialing(t, Config{MaxBurst: 100}, Established)
@@ -174,8 +174,7 @@ func TestSlowStart(t *testing.T) {
 	}
 }
 
-// TestWindowOpens: what waits for a closed window leaves when it opens, whatever its probe
-// waits for.
+// TestWindowOpens checks that data waiting for a closed window is sent when it opens, without waiting for the probe.
 func TestWindowOpens(t *testing.T) {
 	r := listening(t, Config{})
 	r.push(1000)
@@ -191,8 +190,8 @@ func TestWindowOpens(t *testing.T) {
 	r.none()
 }
 
-// TestProbeDropped: a window that opens lets a message that was dropped for want of room go
-// again at once, and not when its time-out, a minute by now, is over.
+// TestProbeDropped checks that a message that was dropped for lack of window is retransmitted as soon as the window
+// opens, without waiting for its time-out of a minute.
 func TestProbeDropped(t *testing.T) {
 	for probes := range 9 {
 		r := listening(t, Config{})
@@ -233,7 +232,7 @@ func TestProbeDropped(t *testing.T) {
 	}
 }
 
-// tsns are the TSNs of the DATA chunks that were sent, from base on.
+// tsns returns the TSNs of the sent DATA chunks relative to base.
 func tsns(s [][]byte, base serial.Num) (out []int) {
 	for _, b := range s {
 		for off := HeaderLen; off < len(b); {
@@ -250,8 +249,8 @@ func tsns(s [][]byte, base serial.Num) (out []int) {
 	return out
 }
 
-// TestTimerOfTheEarliest: acknowledgements of what is newer do not put off T3 of what is
-// missing (6.3.2 R3): here its fast retransmission was lost too.
+// TestTimerOfTheEarliest checks that acknowledgements of newer data do not restart T3 of the missing chunk (6.3.2
+// R3), whose fast retransmission was lost too.
 func TestTimerOfTheEarliest(t *testing.T) {
 	r := listening(t, Config{})
 	base := r.a.cumAck
@@ -271,12 +270,12 @@ func TestTimerOfTheEarliest(t *testing.T) {
 	}
 }
 
-// TestAfterTimeout: one packet is in flight until something is acknowledged (7.2.3).
+// TestAfterTimeout checks that one packet is in flight until something is acknowledged (7.2.3).
 func TestAfterTimeout(t *testing.T) {
 	r := listening(t, Config{})
 	base := r.a.cumAck
 	for range 4 {
-		r.push(800) // two do not fit a packet, nor fill it
+		r.push(800) // two do not fit one packet, and one does not fill it
 	}
 	r.take()
 	r.wait(time.Second)
@@ -289,8 +288,8 @@ func TestAfterTimeout(t *testing.T) {
 	}
 }
 
-// TestRevokedReport: what a report named and a later one does not is in flight, and not
-// sent again at once: a peer may report but a few of its blocks (6.2.1 D iii).
+// TestRevokedReport checks that a chunk that one report lists and a later one omits is in flight and not
+// retransmitted at once: a peer may report only some of its blocks (6.2.1 D iii).
 func TestRevokedReport(t *testing.T) {
 	r := listening(t, Config{MaxBurst: 100})
 	r.a.paths[0].cwnd = 100000
@@ -316,7 +315,7 @@ func TestRevokedReport(t *testing.T) {
 	}
 }
 
-// TestAbsurdReports: gap blocks that make no sense do no harm.
+// TestAbsurdReports checks that invalid gap blocks are harmless.
 func TestAbsurdReports(t *testing.T) {
 	for name, gaps := range map[string][]uint16{
 		"backwards":            {5, 2},
@@ -367,7 +366,7 @@ func TestAbsurdReports(t *testing.T) {
 	})
 }
 
-// TestIdleWindow: the window that was measured does not outlive the traffic (7.2.1).
+// TestIdleWindow checks that the congestion window decays after idle time (7.2.1).
 func TestIdleWindow(t *testing.T) {
 	r := dialing(t, Config{Heartbeat: -1}, Established)
 	p := &r.a.paths[0]
@@ -375,7 +374,7 @@ func TestIdleWindow(t *testing.T) {
 	r.push(100)
 	r.send(r.a.tag, sackBytes(r.a.cumAck+1, 1<<20))
 	p.cwnd, r.a.burst = 100*m, 1000
-	for range 2 { // a pause that is shorter than RTO
+	for range 2 { // a pause shorter than the RTO
 		r.wait(p.rto / 2)
 		r.push(100)
 		r.send(r.a.tag, sackBytes(r.a.cumAck+1, 1<<20))

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// loop is two associations that are joined without a wire.
+// loop is two associations connected without a wire.
 type loop struct {
 	s   *sim
 	out Out
@@ -20,7 +20,7 @@ func newLoop(t testing.TB) *loop {
 	return &loop{s: s, pkt: make([]byte, 0, 2048), mem: make([]byte, 1452)}
 }
 
-// turn sends four messages and takes the answers.
+// turn sends four messages and processes the answers.
 func (l *loop) turn() {
 	a := l.s.h[0].a
 	for range 4 {
@@ -56,7 +56,7 @@ func (l *loop) turn() {
 	l.s.now = l.s.now.Add(10 * time.Microsecond)
 }
 
-// TestNoAllocation: nothing is allocated for a packet.
+// TestNoAllocation checks that processing a packet allocates nothing.
 func TestNoAllocation(t *testing.T) {
 	l := newLoop(t)
 	for range 100 {

@@ -6,7 +6,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/conformance"
 )
 
-// Every row of the table of conformance names code and tests that exist.
+// TestConformanceDoc checks that every row of the conformance table names existing code and tests.
 func TestConformanceDoc(t *testing.T) {
 	conformance.Check(t, "conformance-sctp.md", "sctp", nil)
 }

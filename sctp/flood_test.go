@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestInitFlood: INITs and forged cookies from everywhere, while an association of
-// the same listener moves data: nothing is kept, and all data come.
+// TestInitFlood sends INITs and forged cookies from many addresses while an association of the same listener moves
+// data. No state may be kept, and all data must arrive.
 func TestInitFlood(t *testing.T) {
 	n := 100_000
 	if testing.Short() {

@@ -7,9 +7,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// FuzzAssoc gives an association in each state any packets, of chunks cut from the
-// input, with the right tag: nothing panics, the accounts stay right and every
-// handle comes back.
+// FuzzAssoc sends an association in each state packets of chunks taken from the input, with the right tag. It must
+// not panic, its accounts must stay correct, and every handle must be returned.
 func FuzzAssoc(f *testing.F) {
 	for i, b := range capture(f) {
 		f.Add(uint8(i), b[HeaderLen:])

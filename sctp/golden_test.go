@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// capture returns the SCTP packets of testdata/peers.hex, one in hex on each line:
-// Linux, usrsctp and pion talking to each other.
+// capture returns the SCTP packets of testdata/peers.hex, one per line in hex, exchanged by Linux, usrsctp and pion.
 func capture(t testing.TB) [][]byte {
 	f, err := os.ReadFile(filepath.Join("testdata", "peers.hex"))
 	if err != nil {
@@ -31,8 +30,8 @@ func capture(t testing.TB) [][]byte {
 	return out
 }
 
-// TestCapture reads what other implementations sent: every checksum is right, every
-// chunk is read, and what is written again is what was there.
+// TestCapture parses packets of other implementations: every checksum must be right, every chunk must be decoded, and
+// encoding it again must give the same bytes.
 func TestCapture(t *testing.T) {
 	seen := map[ChunkType]int{}
 	adaptations := 0
@@ -105,7 +104,7 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// FuzzParse reads any bytes as a packet, and as each chunk.
+// FuzzParse parses any bytes as a packet and as each kind of chunk.
 func FuzzParse(f *testing.F) {
 	for _, b := range capture(f) {
 		f.Add(b)

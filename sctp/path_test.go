@@ -11,8 +11,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// TestHeartbeatAndFailover: a second address of the peer's is verified, and used
-// when the first one is silent.
+// TestHeartbeatAndFailover checks that a second address of the peer is verified, and used when the first one is
+// silent.
 func TestHeartbeatAndFailover(t *testing.T) {
 	r := newRig(t, Config{Heartbeat: time.Second})
 	r.l = NewListener(&r.cfg, &r.key, 1500)
@@ -60,16 +60,14 @@ func TestHeartbeatAndFailover(t *testing.T) {
 		t.Error("data go to the path that is down")
 	}
 	r.take()
-	// An ACK with a wrong nonce confirms nothing; a HEARTBEAT of the peer's is
-	// answered with its own bytes.
+	// A HEARTBEAT ACK with a wrong nonce confirms nothing; a HEARTBEAT from the peer is answered with its own bytes.
 	r.send(r.a.tag, chunk(ChunkHeartbeat, 0, []byte{0, 1, 0, 8, 1, 2, 3, 4}))
 	if s := r.take(); len(s) != 1 || string(s[0][HeaderLen+4:]) != "\x00\x01\x00\x08\x01\x02\x03\x04" {
 		t.Errorf("sent %x", s)
 	}
 }
 
-// TestPathMTU: an ICMP error with the right tag lowers the size of messages, one
-// with a wrong tag does not.
+// TestPathMTU checks that an ICMP error with the right tag lowers the message size and one with a wrong tag does not.
 func TestPathMTU(t *testing.T) {
 	r := listening(t, Config{})
 	if r.a.MaxMessage() != 1452 {
@@ -91,7 +89,7 @@ func TestPathMTU(t *testing.T) {
 	if !r.a.PollTransmit(r.now, &o) || !o.Fragment || o.N != 1 {
 		t.Error("what is in flight does not leave as IP fragments")
 	}
-	// Of what leaves in the least of fragments an error changes nothing.
+	// At the minimum fragment size an error changes nothing.
 	for _, n := range []int{1, 0} {
 		e.MTU = 400
 		r.a.HandleICMP(r.now, &e)
@@ -113,7 +111,7 @@ func TestPathMTU(t *testing.T) {
 	}
 }
 
-// TestICMPUnreachable is RFC 9260 section 10 and RFC 6951 5.5.
+// TestICMPUnreachable checks RFC 9260 section 10 and RFC 6951 5.5.
 func TestICMPUnreachable(t *testing.T) {
 	const v4, v6, udp4 = 1, 2, 3
 	for _, c := range []struct {
@@ -121,8 +119,8 @@ func TestICMPUnreachable(t *testing.T) {
 		over   int
 		kind   pkt.ICMPKind
 		code   uint8
-		setup  bool // ends a set-up
-		always bool // ends an association
+		setup  bool // ends the association during set-up
+		always bool // ends the association in any state
 	}{
 		{"network", v4, pkt.Unreachable, 0, true, false},
 		{"host", v4, pkt.Unreachable, 1, true, false},
@@ -165,8 +163,8 @@ func TestICMPUnreachable(t *testing.T) {
 	}
 }
 
-// TestVerification: of the paths that are to be verified one is asked in each RTO
-// (HB.Max.Burst, RFC 9260 5.4), also when none answers, and each has its turn.
+// TestVerification checks that one unverified path is probed in each RTO (HB.Max.Burst, RFC 9260 5.4), in turn, even
+// if none answers.
 func TestVerification(t *testing.T) {
 	for _, answers := range []bool{true, false} {
 		r := manyHomed(t, Config{}, 8)
@@ -177,7 +175,7 @@ func TestVerification(t *testing.T) {
 			n := r.heartbeats(func(int) bool { return answers })
 			delete(n, 0)
 			for i, k := range n {
-				if asked[i], times = asked[i]+k, times+k; last != 0 && r.now.Sub(last) < 900*time.Millisecond { // they are seen late by up to a step
+				if asked[i], times = asked[i]+k, times+k; last != 0 && r.now.Sub(last) < 900*time.Millisecond { // observed up to one step late
 					t.Fatalf("answers %v: path %d is asked %v after another", answers, i, r.now.Sub(last))
 				}
 				last = r.now
@@ -198,8 +196,8 @@ func TestVerification(t *testing.T) {
 	}
 }
 
-// TestSilentPaths: paths that are not in use and do not answer end nothing (8.1), and are
-// asked at the usual rate once they are down (8.3).
+// TestSilentPaths checks that silent paths that are not in use do not end the association (8.1), and are probed at
+// the usual rate once they are down (8.3).
 func TestSilentPaths(t *testing.T) {
 	r := manyHomed(t, Config{}, 8)
 	all := func(int) bool { return true }
@@ -223,14 +221,14 @@ func TestSilentPaths(t *testing.T) {
 		}
 	}
 	for i := 1; i < 8; i++ {
-		if n := asked[i]; r.a.Path(i).Active || n < 35 || n > 55 { // every 90 s, when RTO is at its end
+		if n := asked[i]; r.a.Path(i).Active || n < 35 || n > 55 { // every 90 s, at the maximum RTO
 			t.Errorf("path %d: active %v, asked %d times in an hour", i, r.a.Path(i).Active, n)
 		}
 	}
 	if _, i := r.a.Paths(); i != 0 || r.a.Stats().Failovers != 0 {
 		t.Errorf("path %d in use", i)
 	}
-	// They are taken into use again.
+	// They become active again.
 	for range 3000 {
 		r.heartbeats(all)
 		r.wait(100 * time.Millisecond)
@@ -242,9 +240,9 @@ func TestSilentPaths(t *testing.T) {
 	}
 }
 
-// TestHeartbeatPeriod: on an idle path one HEARTBEAT goes in HB.interval and an RTO, which
-// is backed off by each that is not answered, with jitter of half the RTO either way (8.3);
-// one is counted when its RTO is over, and an answer that is late still clears the count.
+// TestHeartbeatPeriod checks that on an idle path one HEARTBEAT is sent per HB.interval plus RTO, which backs off for
+// each unanswered one, with a jitter of half the RTO (8.3); that an unanswered one is counted when its RTO expires;
+// and that a late answer still clears the count.
 func TestHeartbeatPeriod(t *testing.T) {
 	const interval = 10 * time.Second
 	for _, late := range []bool{false, true} {
@@ -288,8 +286,7 @@ func TestHeartbeatPeriod(t *testing.T) {
 	}
 }
 
-// TestReturn: data go by another path while theirs is down, and by their own again when it
-// is up.
+// TestReturn checks that data uses another path while its own is down, and returns to its own when that is up.
 func TestReturn(t *testing.T) {
 	r := manyHomed(t, Config{}, 2)
 	for range 20 {
@@ -331,8 +328,7 @@ func TestReturn(t *testing.T) {
 	}
 }
 
-// TestUnconfirmed: to an address that is not verified go HEARTBEAT and its ACK, and nothing
-// else (5.4).
+// TestUnconfirmed checks that only HEARTBEAT and HEARTBEAT ACK are sent to an unverified address (5.4).
 func TestUnconfirmed(t *testing.T) {
 	r := manyHomed(t, Config{}, 2)
 	r.take()
@@ -361,7 +357,7 @@ func TestUnconfirmed(t *testing.T) {
 	}
 }
 
-// TestHeartbeatsFill: what a peer asks for in HEARTBEATs stays within the path's MTU.
+// TestHeartbeatsFill checks that the answers to a peer's HEARTBEATs stay within the path's MTU.
 func TestHeartbeatsFill(t *testing.T) {
 	r := listening(t, Config{})
 	r.a.SetMTU(0, 576)
@@ -382,8 +378,8 @@ func TestHeartbeatsFill(t *testing.T) {
 	}
 }
 
-// TestUDPPort: what answers a packet goes to the port that it came from, also to an INIT
-// that starts over (RFC 6951 5.4); one without the tag changes nothing.
+// TestUDPPort checks that replies go to the UDP port that a packet came from, also after a restart by INIT (RFC 6951
+// 5.4), and that a packet without the tag does not change the port.
 func TestUDPPort(t *testing.T) {
 	r := newRig(t, Config{UDP: true})
 	r.from = 1000

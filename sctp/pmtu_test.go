@@ -13,15 +13,15 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// probes is a rig whose path carries IP packets of a certain size, and says nothing of
-// longer ones unless icmp is set. It answers HEARTBEATs, and acknowledges DATA.
+// probes is a rig whose path carries IP packets up to a size and drops longer ones, silently unless icmp is set. It
+// answers HEARTBEATs and acknowledges DATA.
 type probes struct {
 	*rig
 	carries int
 	icmp    bool
-	pads    bool         // the peer takes packets with PAD
-	cum     serial.Num   // of our DATA
-	sizes   []int        // of the probes that left
+	pads    bool         // the peer accepts packets with PAD
+	cum     serial.Num   // cumulative TSN of our DATA
+	sizes   []int        // of the sent probes
 	times   []clock.Time // and when
 }
 
@@ -30,7 +30,7 @@ func probing(t *testing.T, cfg Config, carries int) *probes {
 	return &probes{rig: r, carries: carries, pads: true, cum: r.a.cumAck}
 }
 
-// run has the path and the peer do their part for a while.
+// run runs the path and the peer for a while.
 func (p *probes) run(d time.Duration) {
 	p.t.Helper()
 	for end := p.now.Add(d); ; {
@@ -88,8 +88,8 @@ func (p *probes) carry(b []byte) {
 	}
 }
 
-// TestMTURaised: ten minutes after ICMP has lowered the MTU a search begins; while there is
-// nothing to gain there is none (RFC 8899 5.3).
+// TestMTURaised checks that a search begins ten minutes after ICMP has lowered the MTU, and that there is none while
+// there is nothing to gain (RFC 8899 5.3).
 func TestMTURaised(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -128,7 +128,7 @@ func TestMTURaised(t *testing.T) {
 				t.Errorf("%s: a probe %v after another that was not answered", c.name, d)
 			}
 		}
-		// As long as there is more to gain it is asked every ten minutes.
+		// While a larger MTU is possible it is probed every ten minutes.
 		p.sizes = nil
 		p.run(time.Hour)
 		if n := len(p.sizes); (c.mtu == 1500) != (n == 0) || n > 6*len(c.sizes) {
@@ -140,14 +140,14 @@ func TestMTURaised(t *testing.T) {
 	}
 }
 
-// TestMTUBlackHole: long packets are lost, and nobody says so. What was in flight leaves in
-// IP fragments, and what gets through is found (RFC 8899 4.3).
+// TestMTUBlackHole drops long packets silently. Data in flight is sent in IP fragments, and the size that gets
+// through is found (RFC 8899 4.3).
 func TestMTUBlackHole(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		carries int
 		pads    bool
-		mtu     int // soon, and when all is searched
+		mtu     int // MTU soon after, and after the whole search
 		found   int
 	}{
 		{"a tunnel", 1450, true, 1200, 1450},
@@ -177,7 +177,7 @@ func TestMTUBlackHole(t *testing.T) {
 		if st := p.a.Stats(); st.BlackHoles != 1 || p.a.Path(0).MTU != c.mtu || p.a.Unacked() != 0 {
 			t.Fatalf("%s: MTU %d, want %d; %d messages left; %+v", c.name, p.a.Path(0).MTU, c.mtu, p.a.Unacked(), st)
 		}
-		for range 300 { // traffic does not stop the search, nor does its end
+		for range 300 { // neither traffic nor its end stops the search
 			p.push(100)
 			p.run(2 * time.Second)
 		}
@@ -193,8 +193,8 @@ func TestMTUBlackHole(t *testing.T) {
 	}
 }
 
-// TestMTUOutage: a path that carries nothing for a while is not a black hole, nor is one
-// where a long packet gets through in between; short ones that are lost say nothing.
+// TestMTUOutage checks that a path that carries nothing for a while is not taken for a black hole, nor is one that
+// delivers a long packet in between; lost short packets do not count.
 func TestMTUOutage(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -215,10 +215,10 @@ func TestMTUOutage(t *testing.T) {
 	for range 10 {
 		p.carries = 1400
 		p.push(1452)
-		p.run(2 * time.Second) // one time-out; with the next one a probe goes
+		p.run(2 * time.Second) // one time-out; the next one sends a probe
 		p.carries = 1500
 		p.run(time.Minute)
-		p.push(100) // what the RTO is measured by
+		p.push(100) // measures the RTO
 		p.run(time.Second)
 	}
 	if st := p.a.Stats(); p.a.Path(0).MTU != 1500 || st.BlackHoles != 0 || st.MTUProbes != 10 || st.Timeouts != 20 {
@@ -226,7 +226,7 @@ func TestMTUOutage(t *testing.T) {
 	}
 }
 
-// TestMTUProbeForged: what answers no probe raises nothing.
+// TestMTUProbeForged checks that an answer that matches no probe does not raise the MTU.
 func TestMTUProbeForged(t *testing.T) {
 	p := probing(t, Config{Heartbeat: -1}, 1000)
 	p.icmp = true
@@ -256,8 +256,8 @@ func TestMTUProbeForged(t *testing.T) {
 	}
 }
 
-// TestMTUOfPaths: of a peer's addresses each has its MTU: what one loses does not concern the
-// others, and a search goes to the address that it is about.
+// TestMTUOfPaths checks that each address of a peer has its own MTU, independent of losses on others, and that probes
+// go to the address that is searched.
 func TestMTUOfPaths(t *testing.T) {
 	r := manyHomed(t, Config{}, 2)
 	for range 20 {
@@ -291,8 +291,7 @@ func TestMTUOfPaths(t *testing.T) {
 	}
 }
 
-// TestMTUTransfer: the path of a transfer becomes narrower, and wider again, and no ICMP
-// error says so. All messages get through.
+// TestMTUTransfer narrows and widens the path of a transfer without ICMP errors. All messages must arrive.
 func TestMTUTransfer(t *testing.T) {
 	base := testSeed(t)
 	seeds := 40

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// TestReceive is what the receiver does with ordered, unordered and fragmented
-// messages.
+// TestReceive checks delivery of ordered, unordered and fragmented messages.
 func TestReceive(t *testing.T) {
 	const u, b, e = flagUnordered, flagBegin, flagEnd
 	r := listening(t, Config{})
@@ -18,7 +17,7 @@ func TestReceive(t *testing.T) {
 		}
 		r.got = nil
 	}
-	r.recv(u|b|e, 2, 1, 0, "two") // ahead of TSN 0 and 1
+	r.recv(u|b|e, 2, 1, 0, "two") // before TSN 0 and 1
 	want("two")
 	r.recv(u|b|e, 2, 1, 0, "two")
 	want()
@@ -31,7 +30,7 @@ func TestReceive(t *testing.T) {
 	want()
 	r.recv(u|b, 3, 0, 0, "A")
 	want("A", "B", "C")
-	r.recv(b, 6, 3, 2, "a") // an ordered message in pieces, behind which another waits
+	r.recv(b, 6, 3, 2, "a") // a fragmented ordered message, after which another waits
 	r.recv(b|e, 8, 3, 3, "next")
 	r.recv(e, 7, 3, 2, "b")
 	want("a", "b", "next")
@@ -53,7 +52,7 @@ func TestReceive(t *testing.T) {
 	}
 }
 
-// TestReceiveLimits: a peer cannot make us hold more than the configuration says.
+// TestReceiveLimits checks that a peer cannot make us hold more than the configuration allows.
 func TestReceiveLimits(t *testing.T) {
 	r := listening(t, Config{MaxKept: 4})
 	for i := 10; i > 0; i-- {
@@ -72,7 +71,7 @@ func TestReceiveLimits(t *testing.T) {
 	}
 }
 
-// TestSackTimes: every second packet, at once for a hole, else late.
+// TestSackTimes checks that every second packet and every hole is acknowledged at once, and others late.
 func TestSackTimes(t *testing.T) {
 	r := listening(t, Config{})
 	r.recv(7, 0, 0, 0, "a")

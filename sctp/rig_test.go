@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// rig is an association under test, and the hand of its peer.
+// rig is an association under test, with its peer driven by hand.
 type rig struct {
 	t       *testing.T
 	now     clock.Time
@@ -21,9 +21,9 @@ type rig struct {
 	flow    pkt.Flow
 	peerTag uint32
 	peerTSN serial.Num
-	sent    [][]byte // what left since take was called
-	to      []int    // and on which path, but for what a listener answers
-	udp     []uint16 // and to which port
+	sent    [][]byte // packets sent since take was called
+	to      []int    // and their paths, except for a listener's answers
+	udp     []uint16 // and their UDP ports
 	from    uint16   // the port that the peer's packets come from
 	data    []Data
 	got     []string
@@ -37,7 +37,7 @@ func newRig(t *testing.T, cfg Config) *rig {
 	return &rig{t: t, now: simStart, cfg: cfg, key: Secret{9}, flow: simFlow(1, false), peerTag: rigTag, peerTSN: rigTSN, kept: map[int]string{}}
 }
 
-// listening makes the association by the peer's INIT and COOKIE ECHO.
+// listening creates the association from the peer's INIT and COOKIE ECHO.
 func listening(t *testing.T, cfg Config) *rig {
 	r := newRig(t, cfg)
 	r.l = NewListener(&r.cfg, &r.key, 1500)
@@ -49,7 +49,7 @@ func listening(t *testing.T, cfg Config) *rig {
 	return r
 }
 
-// dialing makes the association by our INIT; it stops in the state given.
+// dialing creates the association by our INIT and stops in the state given.
 func dialing(t *testing.T, cfg Config, stop State) *rig {
 	r := newRig(t, cfg)
 	r.a = Dial(r.now, &r.cfg, r.flow, 0, &r.key, 1500)
@@ -81,7 +81,7 @@ func (r *rig) init() Init {
 	return r.initAck()
 }
 
-// initAck takes the INIT ACK that has just been sent.
+// initAck returns the content of the INIT ACK that was just sent.
 func (r *rig) initAck() Init {
 	r.t.Helper()
 	b := r.one(ChunkInitAck)
@@ -96,7 +96,7 @@ func (r *rig) initAck() Init {
 
 func (r *rig) cookieEcho(i Init) { r.send(i.Tag, chunk(ChunkCookieEcho, 0, i.Cookie)) }
 
-// send gives the association, or the listener, a packet of chunks.
+// send delivers a packet of chunks to the association or the listener.
 func (r *rig) send(tag uint32, chunks ...[]byte) {
 	h := Header{r.flow.RemotePort, r.flow.LocalPort, tag}
 	r.packet(append(h.Append(nil), bytes.Join(chunks, nil)...))
@@ -116,8 +116,8 @@ func (r *rig) packet(b []byte) {
 	r.drain(b)
 }
 
-// manyHomed makes an association with a peer that has n addresses: 10.0.0.2, of the rig's
-// flow, and 10.0.1.1 and so on.
+// manyHomed creates an association with a peer that has n addresses: 10.0.0.2, of the rig's flow, then 10.0.1.1 and
+// so on.
 func manyHomed(t *testing.T, cfg Config, n int) *rig {
 	r := newRig(t, cfg)
 	r.l = NewListener(&r.cfg, &r.key, 1500)
@@ -142,8 +142,8 @@ func (r *rig) sendFrom(i int, tag uint32, chunks ...[]byte) {
 	r.flow = flow
 }
 
-// heartbeats answers those that were sent on the paths that alive names, and returns how
-// many left on each path.
+// heartbeats answers those that were sent on paths for which alive returns true, and returns the number sent on each
+// path.
 func (r *rig) heartbeats(alive func(path int) bool) map[int]int {
 	n := map[int]int{}
 	to := r.to
@@ -199,7 +199,7 @@ func (r *rig) take() [][]byte {
 	return s
 }
 
-// one takes the only packet that was sent, which begins with a chunk of type t.
+// one returns the only packet sent, which must begin with a chunk of type t.
 func (r *rig) one(t ChunkType) []byte {
 	r.t.Helper()
 	s := r.take()
@@ -236,7 +236,7 @@ func describe(s [][]byte) (out [][]ChunkType) {
 	return out
 }
 
-// wait lets time pass, with every time-out in it.
+// wait advances the clock by d and runs every time-out.
 func (r *rig) wait(d time.Duration) {
 	end := r.now.Add(d)
 	for {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestTimeoutWindow: a time-out leaves a window of one packet, and half of the old
-// one as the threshold of slow start (RFC 9260 7.2.3).
+// TestTimeoutWindow checks that a time-out sets the window to one packet and ssthresh to half of the old window (RFC
+// 9260 7.2.3).
 func TestTimeoutWindow(t *testing.T) {
 	r := listening(t, Config{})
 	p := &r.a.paths[0]
@@ -21,8 +21,7 @@ func TestTimeoutWindow(t *testing.T) {
 	}
 }
 
-// TestGivesUp: an association ends with the time-out that passes
-// Association.Max.Retrans (RFC 9260 8.1).
+// TestGivesUp checks that an association ends with the time-out that exceeds Association.Max.Retrans (RFC 9260 8.1).
 func TestGivesUp(t *testing.T) {
 	for _, most := range []int{1, 3, 10} {
 		r := listening(t, Config{MaxAssoc: most})
@@ -40,8 +39,7 @@ func TestGivesUp(t *testing.T) {
 	}
 }
 
-// TestForgedHeartbeatAck: a path is confirmed by the random number of its
-// HEARTBEAT, and by no other (RFC 9260 5.4).
+// TestForgedHeartbeatAck checks that only the random number of its HEARTBEAT confirms a path (RFC 9260 5.4).
 func TestForgedHeartbeatAck(t *testing.T) {
 	r := manyHomed(t, Config{}, 3)
 	for range 100 {
@@ -69,7 +67,7 @@ func TestForgedHeartbeatAck(t *testing.T) {
 	}
 }
 
-// TestInitAlone: an INIT is alone in its packet, with a tag of zero (RFC 9260 8.5.1).
+// TestInitAlone checks that an INIT is alone in its packet, with tag zero (RFC 9260 8.5.1).
 func TestInitAlone(t *testing.T) {
 	r := listening(t, Config{})
 	for _, tc := range []struct {

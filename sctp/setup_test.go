@@ -10,7 +10,7 @@ import (
 
 func tagOf(b []byte) uint32 { return be.Uint32(b[4:]) }
 
-// TestListenerKeepsNothing: an INIT flood and forged cookies leave no trace.
+// TestListenerKeepsNothing checks that an INIT flood and forged cookies leave no state.
 func TestListenerKeepsNothing(t *testing.T) {
 	r := newRig(t, Config{Adaptation: 1})
 	r.l = NewListener(&r.cfg, &r.key, 1500)
@@ -54,7 +54,7 @@ func TestListenerKeepsNothing(t *testing.T) {
 	}
 }
 
-// TestRefusals are INITs that get an ABORT, by their fault.
+// TestRefusals sends INITs that get an ABORT for various faults.
 func TestRefusals(t *testing.T) {
 	good := func() Init {
 		return Init{Tag: 5, Rwnd: 5000, Out: 3, In: 3, TSN: 7, Adaptation: 1, HasAdaptation: true}
@@ -96,7 +96,7 @@ func TestRefusals(t *testing.T) {
 	r.none()
 }
 
-// TestUnknownParameters: the two top bits say what happens (RFC 9260 3.2.1).
+// TestUnknownParameters checks the action that the two top bits select (RFC 9260 3.2.1).
 func TestUnknownParameters(t *testing.T) {
 	r := newRig(t, Config{})
 	r.l = NewListener(&r.cfg, &r.key, 1500)
@@ -121,7 +121,7 @@ func TestUnknownParameters(t *testing.T) {
 			t.Errorf("%#x: reported %x", c.typ, i.Unrecognized)
 		}
 	}
-	// In INIT ACK: an ERROR rides behind the COOKIE ECHO.
+	// In INIT ACK: an ERROR is bundled after the COOKIE ECHO.
 	d := dialing(t, Config{}, CookieWait)
 	d.take()
 	b := appendParam(d.initChunk(ChunkInitAck, []byte("cook")), 0xf001, []byte("abc"))
@@ -132,7 +132,7 @@ func TestUnknownParameters(t *testing.T) {
 	}
 }
 
-// TestUnknownChunks is RFC 9260 3.2.
+// TestUnknownChunks checks RFC 9260 3.2.
 func TestUnknownChunks(t *testing.T) {
 	for _, c := range []struct {
 		typ         ChunkType
@@ -155,7 +155,7 @@ func TestUnknownChunks(t *testing.T) {
 	}
 }
 
-// TestDialRefusals: answers to our INIT that end it.
+// TestDialRefusals sends answers to our INIT that end the set-up.
 func TestDialRefusals(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -185,7 +185,7 @@ func TestDialRefusals(t *testing.T) {
 	}
 }
 
-// TestSetupTimers: INIT and COOKIE ECHO go out 1+Max.Init.Retransmits times.
+// TestSetupTimers checks that INIT and COOKIE ECHO are sent 1+Max.Init.Retransmits times.
 func TestSetupTimers(t *testing.T) {
 	for _, c := range []struct {
 		stop State
@@ -205,16 +205,16 @@ func TestSetupTimers(t *testing.T) {
 	}
 }
 
-// TestSetupBackOff: that INIT or COOKIE ECHO was lost does not make the first DATA wait
-// for longer when they are lost (6.3.1 C1), and what was not sent again is a measurement.
+// TestSetupBackOff checks that a lost INIT or COOKIE ECHO does not lengthen the time-out of the first DATA (6.3.1
+// C1), and that what was not retransmitted gives an RTT measurement.
 func TestSetupBackOff(t *testing.T) {
 	const rtt = 400 * time.Millisecond
 	for _, c := range []struct {
 		name         string
-		init, cookie int // how often each is sent again
+		init, cookie int // number of retransmissions of each
 		rto          time.Duration
 	}{
-		{"none", 0, 0, 1000 * time.Millisecond}, // 400 ms, and four times 150 ms
+		{"none", 0, 0, 1000 * time.Millisecond}, // one sample of 400 ms, and four of 150 ms
 		{"INIT", 3, 0, 1200 * time.Millisecond},
 		{"COOKIE ECHO", 0, 3, 1200 * time.Millisecond},
 		{"both", 3, 3, time.Second},
@@ -268,7 +268,7 @@ func TestStaleCookie(t *testing.T) {
 	}
 }
 
-// TestTags is RFC 9260 8.5: packets with a wrong verification tag are not there.
+// TestTags checks RFC 9260 8.5: packets with a wrong verification tag are ignored.
 func TestTags(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -310,7 +310,7 @@ func TestTags(t *testing.T) {
 	}
 }
 
-// TestOutOfBlue is RFC 9260 8.4.
+// TestOutOfBlue checks RFC 9260 8.4.
 func TestOutOfBlue(t *testing.T) {
 	r := newRig(t, Config{})
 	f := r.flow
@@ -355,7 +355,7 @@ func TestOutOfBlue(t *testing.T) {
 	}
 }
 
-// TestDuplicateInit: an INIT in each state, and what the cookie then does (5.2).
+// TestDuplicateInit sends an INIT in each state, and then its cookie (5.2).
 func TestDuplicateInit(t *testing.T) {
 	t.Run("restart", func(t *testing.T) {
 		r := listening(t, Config{})

@@ -8,7 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// TestShutdown walks the ways to an orderly end.
+// TestShutdown checks the ways to a graceful end.
 func TestShutdown(t *testing.T) {
 	t.Run("by us", func(t *testing.T) {
 		r := listening(t, Config{})
@@ -26,7 +26,7 @@ func TestShutdown(t *testing.T) {
 		if s := r.take(); len(s) == 0 || types(s[0])[0] != ChunkShutdown {
 			t.Fatalf("T2 sent %v", describe(s))
 		}
-		r.recv(7, 0, 0, 0, "late") // still taken in SHUTDOWN-SENT
+		r.recv(7, 0, 0, 0, "late") // still accepted in SHUTDOWN-SENT
 		if len(r.got) != 1 {
 			t.Error("late data are lost")
 		}
@@ -95,7 +95,7 @@ func TestShutdown(t *testing.T) {
 			}
 			began := r.now
 			for r.a.State() != Closed && r.now.Sub(began) < time.Hour {
-				r.send(r.a.tag, sackBytes(r.a.cumAck, 0)) // it lives, and takes nothing
+				r.send(r.a.tag, sackBytes(r.a.cumAck, 0)) // alive, but it acknowledges nothing
 				r.wait(time.Second)
 				r.take()
 			}
@@ -123,8 +123,7 @@ func shutdown(cum serial.Num) []byte {
 	return chunk(ChunkShutdown, 0, be.AppendUint32(nil, uint32(cum)))
 }
 
-// TestShutdownAcknowledges: a peer that shuts down may acknowledge by SHUTDOWN alone what we
-// still have to send.
+// TestShutdownAcknowledges checks that a peer that shuts down may acknowledge our remaining data by SHUTDOWN alone.
 func TestShutdownAcknowledges(t *testing.T) {
 	t.Run("flow", func(t *testing.T) {
 		r := listening(t, Config{})
@@ -161,7 +160,7 @@ func TestShutdownAcknowledges(t *testing.T) {
 		}
 		look()
 		r.send(r.a.tag, shutdown(base))
-		for range 20 { // of each two flights the first is lost
+		for range 20 { // the first of every two flights is lost
 			r.wait(time.Second)
 			look()
 			r.send(r.a.tag, shutdown(base.Add(sent)))
@@ -175,8 +174,8 @@ func TestShutdownAcknowledges(t *testing.T) {
 	})
 }
 
-// TestShutdownSent: data that come are answered by a SHUTDOWN each time, and put off T2;
-// nothing asks whether the peer lives (9.2, 8.3).
+// TestShutdownSent checks that each arriving DATA is answered by a SHUTDOWN and restarts T2, and that no heartbeats
+// are sent (9.2, 8.3).
 func TestShutdownSent(t *testing.T) {
 	r := listening(t, Config{Heartbeat: 100 * time.Millisecond})
 	r.a.Close(r.now)
@@ -203,7 +202,7 @@ func TestShutdownSent(t *testing.T) {
 	if r.a.TimeoutsInARow() != 0 {
 		t.Errorf("%d time-outs in a row after a packet of the peer's", r.a.TimeoutsInARow())
 	}
-	// What anybody may have sent puts off nothing.
+	// Packets that anyone could have sent do not restart it.
 	r.take()
 	r.wait(r.a.Path(0).RTO - 1)
 	r.none()

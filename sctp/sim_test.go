@@ -29,7 +29,7 @@ func simFlow(id int, v6 bool) pkt.Flow {
 	return f
 }
 
-// simHost is one end: it pushes total messages and checks what comes.
+// simHost is one end: it pushes total messages and checks what arrives.
 type simHost struct {
 	id      int
 	a       *Assoc
@@ -40,11 +40,11 @@ type simHost struct {
 	pushed  int
 	bufs    map[Buf][]byte
 	nextBuf Buf
-	ssn     map[uint16]uint16 // of what we push in order
-	nextIn  map[uint16]uint16 // of what should come in order
-	got     map[uint32]bool   // serial numbers of messages that came
+	ssn     map[uint16]uint16 // next SSN of what we push
+	nextIn  map[uint16]uint16 // next SSN of what should arrive
+	got     map[uint32]bool   // serial numbers of messages that arrived
 	kept    map[int][]byte
-	part    []byte // a message in pieces
+	part    []byte // a fragmented message
 	events  []Event
 	slow    bool // the application reads late
 	backlog int
@@ -87,7 +87,7 @@ func newSim(t testing.TB, seed uint64, ca, cb Config, wire impair.Config, mtu in
 	return s
 }
 
-// byte gives the contents of message n of host id.
+// octet returns the byte of message n of host id at position i.
 func octet(id int, n uint32, i int) byte {
 	return byte(uint32(id)*31 + n*7 + uint32(i)*13 + uint32(i>>8))
 }
@@ -113,8 +113,8 @@ func (h *simHost) message(n uint32, size int) (b []byte, m Message, ordered bool
 	return b, m, ordered
 }
 
-// order makes the message that was pushed last an ordered one, as a peer's may be: an Assoc
-// sends unordered ones only.
+// order turns the message that was pushed last into an ordered one, as a peer may send: an Assoc sends only unordered
+// ones.
 func (h *simHost) order(b []byte) {
 	it := h.a.at(h.a.last - 1)
 	it.flags &^= flagUnordered
@@ -199,7 +199,7 @@ func (s *sim) send(from int, b []byte) {
 	}
 }
 
-// assemble is what an owner does with an Out.
+// assemble composes the packet of an Out, as its owner does.
 func assemble(o *Out, bufs map[Buf][]byte) []byte {
 	b := append([]byte(nil), o.Head...)
 	for i := range o.Parts[:o.N] {
@@ -290,7 +290,7 @@ func (s *sim) invariants(h *simHost) {
 	}
 }
 
-// checkAccounts compares the sums that an association keeps with what they are of.
+// checkAccounts recomputes the sums that an association keeps and compares them.
 func checkAccounts(t testing.TB, a *Assoc) {
 	t.Helper()
 	flight, lostN, ackedN, queued := 0, 0, 0, 0
@@ -350,7 +350,7 @@ func (s *sim) receive(f simFrame) {
 	s.drainData(h, f.b)
 }
 
-// step goes to the next thing that happens. It reports whether there is one.
+// step advances to the next event. It reports whether there is one.
 func (s *sim) step() bool {
 	s.steps++
 	for _, h := range s.h {

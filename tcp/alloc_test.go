@@ -7,14 +7,14 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// loop is two connections with nothing but a queue of segments between them.
+// loop connects two connections by a queue of segments and nothing else.
 type loop struct {
 	a, b *Conn
 	now  clock.Time
 	buf  Buf
 	q    [2][]Out
 	got  int
-	drop int // every so many segments with payload one is lost; 0: none
+	drop int // drops every drop-th segment with payload; 0: none
 	n    int
 }
 
@@ -34,7 +34,7 @@ func newLoop(t testing.TB, cfg Config, mtu int) *loop {
 	return l
 }
 
-// turn lets both ends take what is in flight, and send.
+// turn delivers what is in flight to both ends and lets them send.
 func (l *loop) turn() {
 	l.now = l.now.Add(20 * time.Microsecond)
 	var o Out
@@ -107,8 +107,7 @@ func TestNoAllocs(t *testing.T) {
 	}
 }
 
-// BenchmarkBulk is one segment with payload sent, received and acknowledged, both
-// ends and the work of the loop included.
+// BenchmarkBulk sends, receives and acknowledges one segment with payload. The time includes both ends and the loop.
 func BenchmarkBulk(b *testing.B) {
 	for _, bm := range []struct {
 		name string
@@ -130,7 +129,7 @@ func BenchmarkBulk(b *testing.B) {
 	}
 }
 
-// BenchmarkRequest is one small record each way.
+// BenchmarkRequest sends one small record in each direction.
 func BenchmarkRequest(b *testing.B) {
 	l := newLoop(b, DefaultConfig(), 1500)
 	b.ReportAllocs()

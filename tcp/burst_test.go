@@ -5,13 +5,13 @@ import (
 	"testing"
 )
 
-// burst delivers n full segments to b without a chance to send between them,
-// without the first if gap is set, and returns the ACKs that follow.
+// burst delivers n full segments to b in one batch, without the first if gap is set, and returns the ACKs that
+// follow.
 func burst(t *testing.T, cfg Config, n int, gap bool) (l *loop, acks []Out) {
 	t.Helper()
 	l = newLoop(t, cfg, 1500)
 	mss := l.a.MSS()
-	l.b.quickAcks, l.b.rcvLast = 0, mss // as if more had come before
+	l.b.quickAcks, l.b.rcvLast = 0, mss // as if more had arrived before
 	for k := range n {
 		l.a.Push(Buf(k), mss)
 	}
@@ -36,10 +36,8 @@ func burst(t *testing.T, cfg Config, n int, gap bool) (l *loop, acks []Out) {
 	return l, acks
 }
 
-// TestBurstIsAcknowledgedInParts: RFC 9293 3.8.6.3 wants an ACK for at least
-// every second full segment. Those of a short burst leave one by one, each with
-// the right edge of the window where the last one puts it; a long burst has no
-// more than a few.
+// TestBurstIsAcknowledgedInParts: RFC 9293 3.8.6.3 asks for an ACK for at least every second full segment. The ACKs
+// of a short burst are sent one by one, all with the final right edge of the window; a long burst gets only a few.
 func TestBurstIsAcknowledgedInParts(t *testing.T) {
 	for _, c := range []struct{ n, acks int }{{1, 0}, {2, 1}, {3, 1}, {4, 2}, {6, 3}, {8, 4}, {10, 4}} {
 		t.Run(fmt.Sprint(c.n), func(t *testing.T) {
@@ -67,8 +65,8 @@ func TestBurstIsAcknowledgedInParts(t *testing.T) {
 	}
 }
 
-// TestGapIsReportedRepeatedly: each segment out of order calls for an ACK at once
-// (RFC 5681 4.2), so that one lost ACK does not hide the gap.
+// TestGapIsReportedRepeatedly checks that each out-of-order segment is acknowledged at once (RFC 5681 4.2), so that
+// one lost ACK does not hide the gap.
 func TestGapIsReportedRepeatedly(t *testing.T) {
 	l, acks := burst(t, DefaultConfig(), 4, true)
 	if len(acks) != 3 {
@@ -86,8 +84,8 @@ func TestGapIsReportedRepeatedly(t *testing.T) {
 	}
 }
 
-// TestBurstOfDuplicatesIsReported: a D-SACK for each duplicate (RFC 2883 4), one
-// for those that are neighbours. The sender counts them all.
+// TestBurstOfDuplicatesIsReported checks that duplicates are reported by D-SACK (RFC 2883 4), adjacent ones together,
+// and that the sender counts them all.
 func TestBurstOfDuplicatesIsReported(t *testing.T) {
 	l, _ := burst(t, DefaultConfig(), 8, false)
 	mss := l.a.MSS()

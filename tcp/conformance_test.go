@@ -6,7 +6,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/conformance"
 )
 
-// TestConformanceDoc: every test and script that docs/conformance-tcp.md names is there.
+// TestConformanceDoc checks that every test and script that docs/conformance-tcp.md names exists.
 func TestConformanceDoc(t *testing.T) {
 	conformance.Check(t, "conformance-tcp.md", "tcp", nil)
 }

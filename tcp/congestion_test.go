@@ -8,8 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// ackRound feeds a congestion control one round trip of ACKs, one for every two
-// segments of the window.
+// ackRound feeds a congestion control one round trip of ACKs, one for every two segments of the window.
 func ackRound(cc congestion, w *window, now clock.Time, rtt time.Duration, mark float64) clock.Time {
 	left := w.cwnd
 	first := true
@@ -26,8 +25,8 @@ func ackRound(cc congestion, w *window, now clock.Time, rtt time.Duration, mark 
 	return now
 }
 
-// afterLoss returns CUBIC with the window that it leaves of segments of mss bytes when
-// one is lost.
+// afterLoss returns a CUBIC state after one loss, whose window before it was the given number of segments of mss
+// bytes.
 func afterLoss(segments, mss int) (*cubic, *window) {
 	c := algorithms[CUBIC].state().(*cubic)
 	w := &window{cwnd: segments * mss, ssthresh: infinite, mss: mss}
@@ -36,8 +35,8 @@ func afterLoss(segments, mss int) (*cubic, *window) {
 	return c, w
 }
 
-// TestCubicCurve checks the window against RFC 9438 (1): after a loss at W_max it
-// takes K seconds to be there again, and is concave before and convex after.
+// TestCubicCurve checks the window against RFC 9438 (1): after a loss at W_max it takes K seconds to return there,
+// and is concave before and convex after.
 func TestCubicCurve(t *testing.T) {
 	const mss, rtt = 1000, 100 * time.Millisecond
 	c, w := afterLoss(1000, mss)
@@ -61,8 +60,8 @@ func TestCubicCurve(t *testing.T) {
 	}
 }
 
-// TestCubicUnused checks RFC 9438 4.2.3 and 5.8: time in which the window is not in full
-// use, with ACKs or without, is not time in which it grows.
+// TestCubicUnused checks RFC 9438 4.2.3 and 5.8: the window does not grow while it is not fully used, with or without
+// ACKs.
 func TestCubicUnused(t *testing.T) {
 	const mss, rtt = 1000, 100 * time.Millisecond
 	run := func(idle bool, unused time.Duration) int {
@@ -92,8 +91,8 @@ func TestCubicUnused(t *testing.T) {
 	}
 }
 
-// TestCubicRestart checks that a window that was lowered after idle time comes back by
-// slow start and then as in any congestion avoidance, not by one ACK.
+// TestCubicRestart checks that a window that was lowered after idle time recovers by slow start and then congestion
+// avoidance, not by a single ACK.
 func TestCubicRestart(t *testing.T) {
 	const mss, rtt = 1000, time.Millisecond
 	c, w := afterLoss(100, mss)
@@ -169,8 +168,8 @@ func TestNewReno(t *testing.T) {
 	}
 }
 
-// TestDCTCP checks RFC 8257 3.3: alpha follows the share of marked bytes, and
-// the window is lowered by half of alpha.
+// TestDCTCP checks RFC 8257 3.3: alpha follows the share of marked bytes, and the window is reduced by the fraction
+// alpha/2.
 func TestDCTCP(t *testing.T) {
 	d := newDCTCP()
 	w := window{cwnd: 100_000, ssthresh: 50_000, mss: 1000}
@@ -191,8 +190,7 @@ func TestDCTCP(t *testing.T) {
 	}
 }
 
-// TestHyStart checks RFC 9406: slow start ends when the round-trip time rises,
-// and does not when it stays.
+// TestHyStart checks RFC 9406: slow start ends when the round-trip time rises, and continues while it is constant.
 func TestHyStart(t *testing.T) {
 	for _, rises := range []bool{false, true} {
 		c := algorithms[CUBIC].state()

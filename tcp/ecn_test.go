@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestECNLongAfter: an echo counts however much has been sent since the last
-// reduction; the order of sequence numbers 2 to 4 GiB apart is the reverse.
+// TestECNLongAfter checks that an ECN echo counts however much has been sent since the last reduction: the order of
+// sequence numbers 2 to 4 GiB apart is reversed.
 func TestECNLongAfter(t *testing.T) {
 	cfg := DefaultConfig()
 	cfg.ECN = RequestECN

@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// fuzzInput reads choices from bytes; when they run out every choice is 0.
+// fuzzInput reads choices from bytes; once they run out every choice is 0.
 type fuzzInput struct{ b []byte }
 
 func (f *fuzzInput) byte() byte {
@@ -99,9 +99,8 @@ func fuzzConn(t testing.TB, state State, opt byte) (*Conn, *Listener) {
 	return c, l
 }
 
-// FuzzSegment sends arbitrary segments, and does arbitrary things, to a
-// connection in every state. Nothing may panic, the invariants hold, each byte
-// is delivered at most once and in order, and every Buf comes back.
+// FuzzSegment sends arbitrary segments to a connection in every state and makes arbitrary calls. It must not panic,
+// its invariants must hold, each byte must be delivered at most once and in order, and every Buf must be returned.
 func FuzzSegment(f *testing.F) {
 	for s := Closed; s <= TimeWait; s++ {
 		f.Add([]byte{byte(s), 0, 0x10, 1, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 0, 200, 0x18, 0, 0, 100, 3, 2, 9, 0})
@@ -110,7 +109,7 @@ func FuzzSegment(f *testing.F) {
 	f.Fuzz(fuzzSegment)
 }
 
-// TestSegmentRandom is FuzzSegment over random bytes.
+// TestSegmentRandom runs FuzzSegment on random bytes.
 func TestSegmentRandom(t *testing.T) {
 	from, only := firstSeed(t)
 	n := uint64(4000)
@@ -238,7 +237,7 @@ func fuzzSegment(t *testing.T, b []byte) {
 		default:
 			s := Segment{Header: Header{Flags: Flags(in.byte()), Window: uint16(in.u16())}, ECN: op >> 6}
 			if s.Flags&(SYN|RST|FIN) != 0 && op < 0xf0 {
-				s.Flags = s.Flags&^(SYN|RST|FIN) | ACK // so that runs do not end early
+				s.Flags = s.Flags&^(SYN|RST|FIN) | ACK // so that runs do not end too early
 			}
 			s.Seq = c.rcvNxt.Add(int(int16(in.u16())))
 			s.Ack = c.una.Add(int(int16(in.u16())))

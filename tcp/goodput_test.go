@@ -8,8 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// TestSimGoodput checks that a bulk transfer gets from a path about what the
-// path gives. min is the least share of the bottleneck's rate.
+// TestSimGoodput checks that a bulk transfer uses most of a path's rate. min is the smallest acceptable share of the
+// bottleneck's rate.
 func TestSimGoodput(t *testing.T) {
 	for _, tc := range []struct {
 		rate   int // bytes a second
@@ -63,8 +63,8 @@ func TestSimGoodput(t *testing.T) {
 	}
 }
 
-// TestSimDeepQueue checks that slow start ends before it fills a queue that is many
-// times as deep as the path (RFC 9406), whatever the initial sequence number.
+// TestSimDeepQueue checks that slow start ends before it fills a queue many times as deep as the path (RFC 9406),
+// whatever the initial sequence number.
 func TestSimDeepQueue(t *testing.T) {
 	const total = 20e6
 	for _, cc := range []CongestionControl{CUBIC, NewReno} {

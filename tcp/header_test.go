@@ -18,7 +18,7 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// TestHeaderGolden checks headers as the kernel's TCP writes them.
+// TestHeaderGolden compares headers with those that the kernel's TCP writes.
 func TestHeaderGolden(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -70,8 +70,7 @@ func TestHeaderErrors(t *testing.T) {
 	}
 }
 
-// TestOptionGarbage checks that malformed and unknown options lose nothing but
-// themselves (RFC 9293 MUST-6, MUST-7).
+// TestOptionGarbage checks that malformed and unknown options do not affect others (RFC 9293 MUST-6, MUST-7).
 func TestOptionGarbage(t *testing.T) {
 	for _, tc := range []struct {
 		name, hex string
@@ -113,8 +112,7 @@ func TestOptionGarbage(t *testing.T) {
 	}
 }
 
-// FuzzHeader checks that the decoder is total, and that what it gives survives
-// Put and Decode.
+// FuzzHeader checks that the decoder takes any bytes without a panic and that its result survives Put and Decode.
 func FuzzHeader(f *testing.F) {
 	f.Add(unhex(f, "a12c1c061234567800000000a002faf000000000020405b40402080a010203040000000001030307"))
 	f.Add(unhex(f, "1c06a12c0000000112345679b01001f6000000000101080a0a0b0c0d010203040101050a0000001000000020"))
@@ -137,7 +135,7 @@ func FuzzHeader(f *testing.F) {
 		if k, err := g.Decode(out[:m]); err != nil || k != m {
 			t.Fatalf("own header: %d %v", k, err)
 		}
-		// SACK blocks may have had to go; the checksum is not written.
+		// Put may have dropped SACK blocks for lack of room, and does not write the checksum.
 		h.Checksum, h.Opts.Malformed = 0, false
 		clear(h.Opts.SACK[g.Opts.NSACK:])
 		h.Opts.NSACK = g.Opts.NSACK
@@ -147,7 +145,7 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
-// TestReset is RFC 9293 3.10.7.1.
+// TestReset checks RFC 9293 3.10.7.1.
 func TestReset(t *testing.T) {
 	if _, ok := Reset(&Header{Flags: RST | ACK}, 0); ok {
 		t.Error("a RST for a RST")
@@ -162,8 +160,8 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// TestISS is RFC 6528 and RFC 9293 MUST-8: the number depends on the flow and the
-// secret, and moves on by one every 4 microseconds.
+// TestISS checks RFC 6528 and RFC 9293 MUST-8: the number depends on the flow and the secret and increases by one
+// every 4 microseconds.
 func TestISS(t *testing.T) {
 	s, f := [16]byte{1}, simFlow(0, false)
 	a := ISS(s, f, simStart)

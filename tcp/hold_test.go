@@ -7,9 +7,9 @@ import (
 	"github.com/iwarpd/iwarpd/internal/impair"
 )
 
-// TestSimLeastWindow: where other connections hold nearly all frames, and segments
-// were short for long, the window offered has room for a long one all the same. A
-// peer would wait for more, and send a byte now and then to ask.
+// TestSimLeastWindow checks that the window has room for a full segment even if other connections hold nearly all
+// frames and segments have been short for long. The peer would otherwise wait, and send single bytes as window
+// probes.
 func TestSimLeastWindow(t *testing.T) {
 	const short, total = 200_000, 1_000_000
 	for _, mtu := range []int{1500, 9000} {

@@ -8,7 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// cookieSYN is the SYN of a well-equipped peer.
+// cookieSYN is the SYN of a peer that uses all options.
 func cookieSYN() Segment {
 	s := Segment{Header: Header{SrcPort: 7174, DstPort: 40000, Seq: 5000, Flags: SYN, Window: 65535}, Buf: NoBuf}
 	s.Opts = Options{MSS: 1460, HasWScale: true, WScale: 9, SACKPermitted: true, HasTimestamps: true, TSVal: 99}
@@ -25,8 +25,7 @@ func flood(l *Listener, n int) {
 	}
 }
 
-// TestSYNCookie checks that a connection made by a cookie has what its SYN asked
-// for (RFC 4987 3.6).
+// TestSYNCookie checks that a connection from a cookie has the options of its SYN (RFC 4987 3.6).
 func TestSYNCookie(t *testing.T) {
 	for _, tc := range []struct {
 		name        string
@@ -110,15 +109,14 @@ func TestSYNCookie(t *testing.T) {
 	}
 }
 
-// TestSYNCookieBad checks that nothing but the right number, in time, from the
-// right flow makes a connection.
+// TestSYNCookieBad checks that a connection is made only for the right number, in time, from the right flow.
 func TestSYNCookieBad(t *testing.T) {
 	cfg := DefaultConfig()
 	f := simFlow(0, false)
 	for _, tc := range []struct {
 		name  string
 		wait  time.Duration
-		again bool // the flood goes on until the ACK comes
+		again bool // the flood continues until the ACK arrives
 		seq   serial.Num
 		ack   serial.Num
 		port  uint16
@@ -162,7 +160,7 @@ func TestSYNCookieBad(t *testing.T) {
 	}
 }
 
-// TestSYNFlood checks that a flood keeps no memory and cannot keep a peer out.
+// TestSYNFlood checks that a flood uses bounded memory and cannot lock out a peer.
 func TestSYNFlood(t *testing.T) {
 	cfg := DefaultConfig()
 	l := NewListener(&cfg, 16, [16]byte{7}, 1500)

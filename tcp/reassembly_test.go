@@ -8,8 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// TestReassemblyOracle compares the reassembly queue with a map of bytes, over
-// random segments, some placed early, at random starts.
+// TestReassemblyOracle compares the reassembly queue with a map of bytes, over random segments, some placed early, at
+// random sequence numbers.
 func TestReassemblyOracle(t *testing.T) {
 	from, only := firstSeed(t)
 	n := uint64(400)
@@ -22,7 +22,7 @@ func TestReassemblyOracle(t *testing.T) {
 		base := serial.Num(r.Uint32())
 		next := base
 		held := map[Buf]bool{}
-		have := map[serial.Num]bool{} // ahead of next
+		have := map[serial.Num]bool{} // out-of-order bytes
 		delivered := 0
 		buf := Buf(0)
 		drain := func() {
@@ -50,7 +50,7 @@ func TestReassemblyOracle(t *testing.T) {
 			ln := 1 + r.IntN(30)
 			switch r.IntN(8) {
 			case 0:
-				// In order: bytes up to seq come.
+				// In order: bytes up to seq arrive.
 				k := 1 + r.IntN(20)
 				delivered += k
 				for i := range k {
@@ -75,7 +75,7 @@ func TestReassemblyOracle(t *testing.T) {
 					break
 				}
 			case 2:
-				// Some of what is held comes back: the rest stays as it was.
+				// Some of the held segments are reclaimed; the rest must stay unchanged.
 				var want []heldSeg
 				k, n := r.IntN(6), len(held)
 				for _, h := range q.s {
@@ -170,8 +170,8 @@ func checkBlocks(t *testing.T, q *reassembly, have map[serial.Num]bool) {
 	}
 }
 
-// TestEveryBlockIsReported: many ranges that came in one burst are all told of within as
-// few ACKs as hold them.
+// TestEveryBlockIsReported checks that many ranges that arrived in one burst are all reported in the fewest ACKs that
+// can hold them.
 func TestEveryBlockIsReported(t *testing.T) {
 	var q reassembly
 	const blocks, room = 20, 3
@@ -196,8 +196,7 @@ func TestEveryBlockIsReported(t *testing.T) {
 	}
 }
 
-// TestSendqRecut checks that cutting keeps bytes, states and the order of
-// transmission.
+// TestSendqRecut checks that recutting keeps bytes, states and the order of transmission.
 func TestSendqRecut(t *testing.T) {
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 2))

@@ -7,8 +7,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestDefaultMSS: without an MSS option of the peer segments hold 536 bytes over
-// IPv4, and 1220 over IPv6 (RFC 9293 MUST-15).
+// TestDefaultMSS checks that without an MSS option from the peer segments hold 536 bytes over IPv4 and 1220 over IPv6
+// (RFC 9293 MUST-15).
 func TestDefaultMSS(t *testing.T) {
 	for v6, want := range map[bool]int{false: 536, true: 1220} {
 		for _, mtu := range []int{1500, 9000} {
@@ -26,7 +26,7 @@ func TestDefaultMSS(t *testing.T) {
 	}
 }
 
-// dialed returns a connection that stands, whose peer has the given options and window.
+// dialed returns an established connection whose peer has the given options and window.
 func dialed(cfg Config, opts Options, window uint16) *Conn {
 	c := Dial(simStart, &cfg, simFlow(0, false), 1, 1500)
 	var o Out
@@ -38,8 +38,8 @@ func dialed(cfg Config, opts Options, window uint16) *Conn {
 	return c
 }
 
-// TestWindowIsUnsigned: a window above 32767 is as large as it says, in the SYN and
-// in what follows (RFC 9293 MUST-1).
+// TestWindowIsUnsigned checks that a window above 32767 is not taken for negative, in the SYN and later (RFC 9293
+// MUST-1).
 func TestWindowIsUnsigned(t *testing.T) {
 	for _, window := range []uint16{0x7fff, 0x8000, 0xffff} {
 		cfg := DefaultConfig()
@@ -58,8 +58,8 @@ func TestWindowIsUnsigned(t *testing.T) {
 	}
 }
 
-// TestOptionLength: an option that says it is longer than the options are is not
-// read, and nothing behind them is (RFC 9293 MUST-7).
+// TestOptionLength checks that an option whose length exceeds the option space is ignored, with everything after it
+// (RFC 9293 MUST-7).
 func TestOptionLength(t *testing.T) {
 	for _, kind := range []byte{kindMSS, kindWScale, kindSACKPerm, kindTimestamp, kindSACK, 77} {
 		for room := 2; room < 20; room++ {
@@ -82,8 +82,8 @@ func TestOptionLength(t *testing.T) {
 	}
 }
 
-// TestISSOfFlow: each end of a connection, and the secret, is in the initial
-// sequence number (RFC 6528 3).
+// TestISSOfFlow checks that the initial sequence number depends on both ends of a connection and on the secret (RFC
+// 6528 3).
 func TestISSOfFlow(t *testing.T) {
 	base := simFlow(0, false)
 	iss := ISS([16]byte{1}, base, simStart)
@@ -103,8 +103,8 @@ func TestISSOfFlow(t *testing.T) {
 	}
 }
 
-// TestRightEdge: whatever arrives and is consumed, the edge of the window that is
-// offered never moves left, also where its scale rounds it (RFC 9293 SHLD-14).
+// TestRightEdge checks that the right edge of the offered window never moves left, whatever arrives and is consumed,
+// and also where scaling rounds it (RFC 9293 SHLD-14).
 func TestRightEdge(t *testing.T) {
 	rnd := testenv.Rand(t)
 	cfg := DefaultConfig()

@@ -6,14 +6,13 @@ import (
 	"testing"
 )
 
-// syncState is a synchronised state: how a script gets there, and the next
-// numbers of both sides in it.
+// syncState is a synchronized state: how a script reaches it, and the next sequence numbers of both sides in it.
 type syncState struct {
 	name     string
 	prelude  string
 	snd, rcv int
-	reads    bool // text from the peer is still taken
-	eof      bool // the peer's FIN is in
+	reads    bool // data from the peer is still accepted
+	eof      bool // the peer's FIN has arrived
 }
 
 var syncStates = []syncState{
@@ -26,7 +25,7 @@ var syncStates = []syncState{
 	{"TIME-WAIT", "connect\nclose\n> F. 1 ack 1\n< . 1 ack 2\n< F. 1 ack 2\n> . 2 ack 2", 2, 2, false, true},
 }
 
-// una is the ACK that keeps a state as it is.
+// una is the acknowledgement number that does not change the state.
 func (s *syncState) una() int {
 	switch s.name {
 	case "FIN-WAIT-1", "CLOSING", "LAST-ACK":

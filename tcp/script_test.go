@@ -32,8 +32,8 @@ import (
 // Each segment out has to be named by the script, in order. "win" is as on the wire. With timestamps on,
 // the peer's segments carry them unless the line has "nots"; ts VAL defaults to the last one given.
 type script struct {
-	name string // begins with the RFC section or label that it proves
-	opts string // of connect and accept: words of the SYN, as above; default "mss 1460"
+	name string // starts with the RFC section or label that it tests
+	opts string // options of the SYN for connect and accept, as above; default "mss 1460"
 	conf func(*Config)
 	text string
 }
@@ -171,7 +171,7 @@ func (r *scriptRun) show(o *Out) string {
 	return s + fmt.Sprintf(" ecn %d buf %d off %d", o.ECN, int32(o.Buf), o.Off)
 }
 
-// advance lets time go on by d, running timers.
+// advance moves the clock by d and runs timers.
 func (r *scriptRun) advance(d time.Duration) {
 	end := r.now.Add(d)
 	for r.c != nil {
@@ -264,7 +264,7 @@ func (r *scriptRun) segment(f []string) Segment {
 }
 
 func (r *scriptRun) inject(s Segment) {
-	// Over the codec, so that it is what the wire carries.
+	// Encode and decode it, so that it is what the wire carries.
 	var b [MaxHeaderLen]byte
 	n := s.Put(b[:])
 	t := s
@@ -383,8 +383,7 @@ func (r *scriptRun) step(f []string) {
 	}
 }
 
-// start reads iss and peer, the initial sequence numbers, and returns the other
-// words.
+// start reads iss and peer, the initial sequence numbers, and returns the other words.
 func (r *scriptRun) start(f []string) (rest []string) {
 	r.iss = 0x10000000
 	for i := 0; i < len(f); i++ {
@@ -416,7 +415,7 @@ func (r *scriptRun) dial(f []string) {
 	r.poll()
 }
 
-// handshake brings the connection to ESTABLISHED and forgets what was sent.
+// handshake brings the connection to ESTABLISHED and discards what was sent.
 func (r *scriptRun) handshake(active bool) {
 	words := r.start(strings.Fields(r.opts))
 	if active {

@@ -16,7 +16,7 @@ import (
 // simStart is when every simulation begins.
 const simStart = clock.Time(1_000_000_000_000)
 
-// byte is the byte at a position of every simulated stream.
+// octet returns the byte at a position of every simulated stream.
 func octet(pos int) byte { return byte(pos ^ pos>>8*7 ^ pos>>16*13) }
 
 // simFrame is a segment on the wire.
@@ -33,23 +33,22 @@ type simWire struct {
 	rate     int // bytes a second; 0: no limit
 	queue    time.Duration
 	mtu      int
-	icmp     bool // packets that are too big are reported
+	icmp     bool // oversized packets are reported
 	blackout [2]clock.Time
 	mark     float64       // chance of a CE mark on an ECT packet
 	markAt   time.Duration // ECT packets that wait longer in the queue are marked CE; 0: none
-	ackLoss  float64       // chance that a segment without bytes vanishes
-	bunch    time.Duration // segments without bytes leave together, so far apart
-	burst    float64       // chance of many duplicates
+	ackLoss  float64       // probability that a segment without payload is dropped
+	bunch    time.Duration // segments without payload are sent in bunches, this far apart
+	burst    float64       // probability of many duplicates
 
 	rng  *rand.Rand
 	d    *impair.Decider
-	free clock.Time // when the wire has sent what it was given
+	free clock.Time // when the wire will have sent what it was given
 	scr  []impair.Delivery
 	sent int
 }
 
-// simHost is one end: an application that sends total bytes in records, reads
-// what comes and closes.
+// simHost is one end: an application that sends total bytes in records, reads what arrives, and closes.
 type simHost struct {
 	id       int
 	c        *Conn
@@ -67,17 +66,17 @@ type simHost struct {
 	readRate int // bytes a second that the application reads; 0: at once
 	backlog  int
 	readAt   clock.Time
-	place    float64 // chance that a held segment is placed early
+	place    float64 // probability that a held segment is placed early
 	placed   map[serial.Num]int
 	events   []Event
-	closeAt  int // closes when so many bytes have come, or -1: when all is pushed
+	closeAt  int // closes when this many bytes have arrived, or -1: when all is pushed
 	noClose  bool
 	closed   bool
 	eof      bool
 	iss      serial.Num
 	halfDone bool
 	stopped  bool       // the application does not read
-	doneAt   clock.Time // the peer's FIN came
+	doneAt   clock.Time // the peer's FIN arrived
 }
 
 type sim struct {
@@ -89,7 +88,7 @@ type sim struct {
 	queue impair.Queue[simFrame]
 	steps int
 	trace bool
-	fast  bool // no checks of invariants
+	fast  bool // skips the checks of invariants
 	log   bytes.Buffer
 	mtuAt clock.Time // the links change their MTU
 	mtuTo int
@@ -135,7 +134,7 @@ func newSim(t *testing.T, a, b *simHost, wa, wb simWire, seed uint64, v6 bool) *
 func (s *sim) dial(mtu int) {
 	a, b := s.h[0], s.h[1]
 	secret := [16]byte{1, 2, 3, byte(s.seed), byte(s.seed >> 8)}
-	// Start close to the wrap of sequence numbers in many runs.
+	// Many runs start close to the wrap of sequence numbers.
 	a.iss = ISS(secret, a.flow, s.now)
 	if a.rng.IntN(2) == 0 {
 		a.iss = serial.Num(0) - serial.Num(a.rng.IntN(20000))
@@ -208,10 +207,10 @@ func (s *sim) send(from int, o *Out, payload []byte) {
 	}
 }
 
-// Len0 is the length of the header of an Out.
+// Len0 returns the header length of an Out.
 func (o *Out) Len0() int { return o.Header.Len() }
 
-// receive hands a frame to its host.
+// receive delivers a frame to its host.
 func (s *sim) receive(f simFrame) {
 	h := s.h[f.to]
 	if f.icm != nil {
@@ -265,7 +264,7 @@ func (s *sim) receive(f simFrame) {
 	s.drainHeld(h)
 }
 
-// check verifies bytes that arrived with their sequence number.
+// check compares received bytes with those expected at their sequence number.
 func (s *sim) check(h *simHost, seq serial.Num, b []byte) {
 	pos := int(uint32(seq - h.c.irs - 1))
 	for i, v := range b {
@@ -313,7 +312,7 @@ func (s *sim) drainHeld(h *simHost) {
 	}
 }
 
-// app lets the application of h act.
+// app runs the application of h.
 func (s *sim) app(h *simHost) {
 	c := h.c
 	if h.stopped {
@@ -410,7 +409,7 @@ func (s *sim) drain(h *simHost) {
 	}
 }
 
-// run goes on until both ends are closed or limit is over.
+// run continues until both ends are closed or limit has passed.
 func (s *sim) run(limit time.Duration) {
 	end := s.now.Add(limit)
 	for {
@@ -425,8 +424,7 @@ func (s *sim) run(limit time.Duration) {
 	}
 }
 
-// turn does all that is due now. It returns when the next of it is, or that both ends
-// are closed.
+// turn runs everything that is due now. It returns when the next work is due, or that both ends are closed.
 func (s *sim) turn() (next clock.Time, done bool) {
 	s.steps++
 	if s.steps > 5_000_000 {
@@ -506,7 +504,7 @@ func (s *sim) fail(why string) {
 	s.t.Fatalf("%s after %v", why, s.now.Sub(simStart))
 }
 
-// finish checks what must hold at the end of an orderly run.
+// finish checks the end of an orderly run.
 func (s *sim) finish() {
 	s.t.Helper()
 	for i, h := range s.h {

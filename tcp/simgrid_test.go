@@ -14,7 +14,7 @@ import (
 
 var simSeeds = flag.Int("tcp.seeds", 300, "seeds of the simulation grid")
 
-// firstSeed is where the grid starts: TEST_SEED runs that one seed only.
+// firstSeed returns the first seed of the grid: TEST_SEED runs that seed only.
 func firstSeed(t testing.TB) (from uint64, only bool) {
 	v := os.Getenv("TEST_SEED")
 	if v == "" {
@@ -29,8 +29,7 @@ func firstSeed(t testing.TB) (from uint64, only bool) {
 
 func pick[T any](r *rand.Rand, v ...T) T { return v[r.IntN(len(v))] }
 
-// gridSim draws a whole run from a seed: the wire, both configurations, both
-// applications.
+// gridSim derives a whole run from a seed: the wire, both configurations, both applications.
 func gridSim(t *testing.T, seed uint64) (*sim, time.Duration) {
 	r := rand.New(rand.NewPCG(seed, 0x7463702d73696d))
 	cfg := func() Config {
@@ -92,7 +91,7 @@ func gridSim(t *testing.T, seed uint64) (*sim, time.Duration) {
 	mtu := pick(r, 1500, 1500, 9000, 1280, 576)
 	v6 := r.IntN(3) == 0 && mtu >= 1280
 	if r.IntN(4) == 0 {
-		// The path takes less than the link.
+		// The path's MTU is smaller than the link's.
 		m := pick(r, 1400, 1280)
 		if mtu > m {
 			wa.mtu, wb.mtu = m, m
@@ -140,8 +139,7 @@ func gridSim(t *testing.T, seed uint64) (*sim, time.Duration) {
 		s.mtuAt = simStart.Add(time.Duration(r.IntN(1000)) * time.Millisecond)
 		s.mtuTo = pick(r, 1500, 1280, 9000)
 	}
-	// What every run has to keep to; a black-out costs itself and what the
-	// time-out has backed off to by then.
+	// The time limit of each run; a black-out adds its own length and the backed-off time-out.
 	limit := 300 * time.Second
 	if d := wa.blackout[1].Sub(wa.blackout[0]); d > 0 {
 		limit += d + 2*max(a.cfg.MaxRTO, b.cfg.MaxRTO)
@@ -149,11 +147,10 @@ func gridSim(t *testing.T, seed uint64) (*sim, time.Duration) {
 	return s, limit
 }
 
-// simRegressions are seeds that failed, or took far too long, once.
+// simRegressions are seeds that once failed or took far too long.
 var simRegressions = []uint64{345, 410, 413, 421, 464, 911, 1104, 1121, 1363, 1531, 1714, 1836, 1862}
 
-// TestSim runs two connections against each other over bad wires, one for each
-// seed. -tcp.seeds=1000 runs as many as issue B asks for.
+// TestSim runs two connections against each other over bad wires, one run per seed. -tcp.seeds=1000 runs 1000.
 func TestSim(t *testing.T) {
 	from, only := firstSeed(t)
 	n := *simSeeds
@@ -179,9 +176,9 @@ func TestSim(t *testing.T) {
 	}
 }
 
-// TestSimBlindAttack lets somebody who knows the addresses and ports, and even the
-// window, but not the exact numbers, throw RST, SYN, ACK and text at a transfer
-// (RFC 5961). It goes on, and not one byte is false.
+// TestSimBlindAttack makes an attacker who knows the addresses, the ports and even the window, but not the exact
+// sequence numbers, inject RST, SYN, ACK and data into a transfer (RFC 5961). The transfer must continue without one
+// wrong byte.
 func TestSimBlindAttack(t *testing.T) {
 	for _, ts := range []bool{false, true} {
 		cfg := DefaultConfig()
@@ -211,7 +208,7 @@ func TestSimBlindAttack(t *testing.T) {
 					x.Flags = SYN
 				case 3:
 					x.Flags = ACK | PSH
-					x.Ack = h.c.nxt.Add(1 + r.IntN(1<<30)) // what was not sent
+					x.Ack = h.c.nxt.Add(1 + r.IntN(1<<30)) // acknowledges data that was not sent
 					x.Len = 1000
 				case 4:
 					x.Flags = FIN | ACK

@@ -9,15 +9,14 @@ import (
 	"github.com/iwarpd/iwarpd/internal/clock"
 )
 
-// trouble adds to a run what changes in the midst of it, and returns what that may
-// cost in time.
+// trouble adds changes of conditions to a run and returns the time that they may cost.
 func trouble(s *sim, seed uint64) (more time.Duration) {
 	r := rand.New(rand.NewPCG(seed, 0x74726f75626c65))
 	soon := func() clock.Time { return s.now.Add(time.Duration(r.Int64N(int64(2 * time.Second)))) }
 	for _, w := range s.wire {
 		switch r.IntN(5) {
 		case 0:
-			// With more, the back-off of time-outs is all there is to see.
+			// At higher loss rates the run would consist of time-out back-off only.
 			if w.ackLoss = pick(r, 0.1, 0.3); w.Loss >= 0.05 {
 				w.ackLoss = 0.1
 			}
@@ -28,8 +27,7 @@ func trouble(s *sim, seed uint64) (more time.Duration) {
 		}
 	}
 	if r.IntN(3) == 0 {
-		// One direction of the path takes less from now on, and at last what it
-		// took before; the hosts learn it the hard way.
+		// The MTU of one direction of the path is reduced, and later restored, without any ICMP error.
 		w := s.wire[r.IntN(2)]
 		was := w.mtu
 		w.icmp = r.IntN(2) == 0
@@ -37,7 +35,7 @@ func trouble(s *sim, seed uint64) (more time.Duration) {
 		s.plan.Push(s.now.Add(10*time.Second), func() { w.mtu = was })
 	}
 	if r.IntN(4) == 0 {
-		// One link changes its MTU, there and back.
+		// One link changes its MTU and later changes it back.
 		i, to := r.IntN(2), pick(r, 1280, 1500, 9000)
 		var was int
 		s.plan.Push(soon(), func() {
@@ -53,7 +51,7 @@ func trouble(s *sim, seed uint64) (more time.Duration) {
 		})
 	}
 	if r.IntN(3) == 0 {
-		// The reader stops, and the window closes; then it reads all at once.
+		// The reader stops and the window closes; then it reads everything at once.
 		for range 1 + r.IntN(3) {
 			h := s.h[r.IntN(2)]
 			from, d := soon(), time.Duration(r.Int64N(int64(5*time.Second)))
@@ -70,7 +68,7 @@ func trouble(s *sim, seed uint64) (more time.Duration) {
 		more += 2 * s.h[0].cfg.MaxRTO
 	}
 	if r.IntN(4) == 0 {
-		// Both close at once, whatever is still to be pushed.
+		// Both ends close at once, whatever is still to be pushed.
 		s.plan.Push(soon(), func() {
 			for _, h := range s.h {
 				if h.c == nil || h.c.State() < Established {
@@ -91,8 +89,7 @@ func trouble(s *sim, seed uint64) (more time.Duration) {
 	return more + 60*time.Second
 }
 
-// TestSimTrouble is TestSim with paths, links, applications and clocks that change
-// in the midst of the run.
+// TestSimTrouble is TestSim with paths, links, applications and clocks that change during the run.
 func TestSimTrouble(t *testing.T) {
 	from, only := firstSeed(t)
 	n := *simSeeds / 4

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestFastRetransmitMuchLater: a recovery of long ago does not stand in the way of
-// another, however far the numbers have gone since.
+// TestFastRetransmitMuchLater checks that an old recovery does not prevent a new one, however far the sequence
+// numbers have advanced.
 func TestFastRetransmitMuchLater(t *testing.T) {
 	for _, gone := range []int{0, 1 << 30, 2 << 30, 3 << 30} {
 		cfg := DefaultConfig()
@@ -41,7 +41,7 @@ func TestFastRetransmitMuchLater(t *testing.T) {
 			}
 			now = now.Add(time.Millisecond)
 			c.HandleSegment(now, &Segment{Header: Header{Seq: 0x20000001, Ack: c.nxt, Flags: ACK, Window: 60000}, Buf: NoBuf})
-			// As if so much had been sent since and acknowledged.
+			// As if that much had been sent and acknowledged since.
 			c.una, c.nxt, c.pushNxt, c.wl2 = c.una.Add(gone), c.nxt.Add(gone), c.pushNxt.Add(gone), c.wl2.Add(gone)
 		}
 	}

@@ -89,7 +89,7 @@ func TestAdmin(t *testing.T) {
 	}
 }
 
-// TestCaptureQuota: the captures of one user are bounded, and one that ends makes room.
+// TestCaptureQuota checks that each user's captures are limited, and that one that ends makes room.
 func TestCaptureQuota(t *testing.T) {
 	a, _, ctx := wire(t, embed.PairConfig{CtrlA: ctrl.Config{Limits: ctrl.Limits{Captures: 2}}})
 	open := func() (*iwarp.Capture, error) { return a.Device().Admin().Capture(ctx, iwarp.CaptureFilter{}) }

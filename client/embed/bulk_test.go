@@ -7,8 +7,8 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 )
 
-// TestBulk: a window full of long messages, and of short ones. A work request's
-// place in the queue is free when its completion is seen.
+// TestBulk sends a full window of long and of short messages. A work request's place in the queue must be free when
+// its completion is polled.
 func TestBulk(t *testing.T) {
 	t.Run("long", func(t *testing.T) { bulk(t, 1<<16, 800) })
 	t.Run("short", func(t *testing.T) { bulk(t, 100, 15000) })

@@ -12,7 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 )
 
-// on makes an end whose CQ is on the channel.
+// on creates an end whose CQ is on the channel.
 func on(t testing.TB, ctx context.Context, n *embed.Node, pd *iwarp.PD, mem *iwarp.MR, ch *iwarp.CompChannel) *end {
 	t.Helper()
 	e := &end{pd: pd, mem: mem}
@@ -40,8 +40,7 @@ func one(t testing.TB, cq *iwarp.CQ) {
 	}
 }
 
-// TestCompChannel: the channel tells which of its queues has a completion, if it
-// was armed for that, once.
+// TestCompChannel checks that the channel reports, once per arming, which of its queues has a completion.
 func TestCompChannel(t *testing.T) {
 	na, nb, _ := pair(t, embed.PairConfig{})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -101,7 +100,7 @@ func TestCompChannel(t *testing.T) {
 	send(2, iwarp.Solicited)
 	wakes(to[2])
 
-	// The descriptor is readable, and Poll reports all that are there.
+	// The descriptor is readable, and Poll reports every queue that has completions.
 	send(0, 0)
 	send(3, 0)
 	one(t, to[0].cq)
@@ -121,8 +120,8 @@ func TestCompChannel(t *testing.T) {
 	}
 	silent()
 
-	// Two that wait get a queue each.
-	to[0].cq.Arm(false) // to[1] is armed still
+	// Two waiters get one queue each.
+	to[0].cq.Arm(false) // to[1] is still armed
 	result := make(chan *iwarp.CQ, 2)
 	for range 2 {
 		go func() {
@@ -141,7 +140,7 @@ func TestCompChannel(t *testing.T) {
 	one(t, to[0].cq)
 	one(t, to[1].cq)
 
-	// Resize wakes, since what came meanwhile would not.
+	// Resize wakes the waiter, because completions that arrive during it would not.
 	to[1].cq.Arm(false)
 	if err := to[1].cq.Resize(ctx, 64); err != nil {
 		t.Fatal(err)
@@ -149,10 +148,10 @@ func TestCompChannel(t *testing.T) {
 	if cq, err := ch.Wait(ctx); err != nil || cq != to[1].cq {
 		t.Errorf("after Resize: %v", err)
 	}
-	send(1, 0) // it is armed still
+	send(1, 0) // it is still armed
 	wakes(to[1])
 
-	// What it is not for, and its end.
+	// Invalid uses of the channel, and closing it.
 	if _, err := to[0].cq.Wait(ctx, make([]iwarp.WC, 1)); !errors.Is(err, iwarp.ErrInvalid) {
 		t.Errorf("Wait of a queue with a channel: %v", err)
 	}
@@ -203,7 +202,7 @@ func TestCompChannel(t *testing.T) {
 	}
 }
 
-// TestCompChannelFull: wake-ups that find no room in the channel are not lost.
+// TestCompChannelFull checks that wake-ups for which the channel has no room are not lost.
 func TestCompChannelFull(t *testing.T) {
 	na, nb, _ := pair(t, embed.PairConfig{})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -236,7 +235,7 @@ func TestCompChannelFull(t *testing.T) {
 			}
 			one(t, a.cq)
 		}
-		// The first fills the channel; of the others nothing fits.
+		// The first wake-up fills the channel; none of the others fits.
 		round()
 		for most, same := 0, 0; len(ends) == 1 && same < 8; round() { // the last wake-up may be on its way
 			if n := waiting(); n > most {

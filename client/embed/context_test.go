@@ -17,7 +17,7 @@ import (
 	"github.com/iwarpd/iwarpd/shm"
 )
 
-// endsAtOnce is a context that ends when it was looked at.
+// endsAtOnce is a context that ends after it has been checked once.
 type endsAtOnce struct {
 	context.Context
 	seen atomic.Bool
@@ -36,8 +36,8 @@ func (c *endsAtOnce) Err() error {
 	return nil
 }
 
-// TestResizeContext: a context that ends before Resize leaves the queue as it is;
-// one that ends while the daemon is at it does not leave it without its completions.
+// TestResizeContext checks that a context that ends before Resize leaves the queue unchanged, and that one that ends
+// while the daemon resizes it does not lose completions.
 func TestResizeContext(t *testing.T) {
 	a, b, ctx := verbsPair(t, embed.PairConfig{}, 16)
 	write := func() {
@@ -62,8 +62,8 @@ func TestResizeContext(t *testing.T) {
 	write()
 }
 
-// TestDialContext: a context that ends while the parts of a connection are made
-// leaves none of them behind.
+// TestDialContext checks that a context that ends while a connection's objects are created leaves none of them
+// behind.
 func TestDialContext(t *testing.T) {
 	na, nb, ctx := pair(t, embed.PairConfig{})
 	l, err := nb.Device().Listen(ctx, ":0", nil)
@@ -74,14 +74,14 @@ func TestDialContext(t *testing.T) {
 	if c, err := na.Device().Dial(&endsAtOnce{Context: ctx}, dialAddr(nb, l), nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, %v", c, err)
 	}
-	if _, err := na.Device().Admin().Status(ctx); err != nil { // behind what was asked before
+	if _, err := na.Device().Admin().Status(ctx); err != nil { // processed after the earlier requests
 		t.Fatal(err)
 	}
 	idle(t, na)
 }
 
-// TestResizeUnmappable: a queue whose new memory cannot be mapped would never
-// complete anything again, so the device ends.
+// TestResizeUnmappable checks that a device closes when the new memory of a queue cannot be mapped, since the queue
+// could never complete anything again.
 func TestResizeUnmappable(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 )
 
-// TestDepths: an accept that names no depths gives what the initiator asks for, within the
-// limits, and each side sees what the other said (RFC 6581 section 9.1).
+// TestDepths checks that an accept without depths grants what the initiator requests, within the limits, and that
+// each side sees the other's values (RFC 6581 section 9.1).
 func TestDepths(t *testing.T) {
 	for _, st := range []iwarp.Startup{{}, {Revision: 1}, {Transport: iwarp.SCTP}, {Transport: iwarp.SCTPDraft}} {
 		enhanced := st.Revision != 1 && st.Transport != iwarp.SCTPDraft

@@ -24,7 +24,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// pair starts two nodes over the transport under test; with withinHost they are one.
+// pair starts two nodes over the transport under test; with withinHost both are the same node.
 func pair(t testing.TB, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Context) {
 	t.Helper()
 	cfg.Sockets = testenv.Sockets()
@@ -35,8 +35,8 @@ func pair(t testing.TB, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Con
 	return a, b, ctx
 }
 
-// wire starts two nodes, by default over a wire within the process: for tests of frames,
-// of SCTP, and of addresses that the host does not have.
+// wire starts two nodes, by default over a wire within the process, for tests of frames, of SCTP, and of addresses
+// that the host does not have.
 func wire(t testing.TB, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Context) {
 	t.Helper()
 	a, b, err := embed.Pair(cfg)
@@ -52,7 +52,7 @@ func wire(t testing.TB, cfg embed.PairConfig) (a, b *embed.Node, ctx context.Con
 	return a, b, ctx
 }
 
-// connect gives the two ends of a connection from a to b.
+// connect returns the two ends of a connection from a to b.
 func connect(t testing.TB, ctx context.Context, a, b *embed.Node, cfg *iwarp.Config) (ca, cb *iwarp.Conn) {
 	t.Helper()
 	l, err := b.Device().Listen(ctx, ":0", cfg)
@@ -80,8 +80,7 @@ func connect(t testing.TB, ctx context.Context, a, b *embed.Node, cfg *iwarp.Con
 	return ca, r.c
 }
 
-// forms runs a test with workers of their own, and with the application's
-// progress.
+// forms runs a test with dedicated workers, and with progress driven by the application.
 func forms(t *testing.T, f func(t *testing.T, inline bool)) {
 	t.Run("workers", func(t *testing.T) { f(t, false) })
 	t.Run("inline", func(t *testing.T) {
@@ -151,7 +150,7 @@ func TestConnSendRecvReadWrite(t *testing.T) {
 	})
 }
 
-// idle waits until a Node's server holds nothing but its own client.
+// idle waits until a Node's server holds only its own client's objects.
 func idle(t *testing.T, n *embed.Node) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -196,15 +195,14 @@ func TestReject(t *testing.T) {
 	if !errors.As(err, &re) || string(re.PrivateData) != "no" || !errors.Is(err, iwarp.ErrRejected) {
 		t.Errorf("dial: %v", err)
 	}
-	<-rejected // told here, the peer may be told before we are
+	<-rejected // our side may learn of it before the peer does
 	l.Close()
 	idle(t, a)
 	idle(t, b)
 }
 
-// TestCRCPolicy: whether a connection uses CRC32c is the choice of the two
-// administrators, and a client's NoCRC counts only where its own leaves the choice to
-// it (RFC 5044 section 4.4). Data passes either way.
+// TestCRCPolicy checks that the two administrators decide whether a connection uses CRC32c, and that a client's NoCRC
+// counts only where its own administrator allows it (RFC 5044 section 4.4). Data must pass either way.
 func TestCRCPolicy(t *testing.T) {
 	const required, optional, off = ctrl.CRCRequired, ctrl.CRCOptional, ctrl.CRCOff
 	peers := func(rules ...ctrl.CRCRule) []ctrl.CRCRule { return rules }
@@ -214,7 +212,7 @@ func TestCRCPolicy(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		a, b  ctrl.StartupDefaults
-		noCRC bool // the wish of both clients
+		noCRC bool // both clients ask for no CRC
 		want  bool
 	}{
 		{"defaults", ctrl.StartupDefaults{}, ctrl.StartupDefaults{}, false, true},
@@ -273,7 +271,7 @@ func TestNegotiation(t *testing.T) {
 			got := *ca.Info()
 			got.Local, got.Remote, got.PrivateData, got.Worker = tt.want.Local, tt.want.Remote, nil, 0
 			tt.want.Initiator = true
-			tt.want.PeerIRD, tt.want.PeerORD = tt.want.IRD, tt.want.ORD // both sides ask for the same
+			tt.want.PeerIRD, tt.want.PeerORD = tt.want.IRD, tt.want.ORD // both sides ask for the same depths
 			if tt.want.Revision == 1 {
 				tt.want.PeerIRD, tt.want.PeerORD = -1, -1
 			}
@@ -362,7 +360,7 @@ func TestDialFails(t *testing.T) {
 	idle(t, b)
 }
 
-// TestTerminate: a violation ends the connection on both sides, with its name.
+// TestTerminate checks that a violation ends the connection on both sides, and that both report its name.
 func TestTerminate(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	ca, cb := connect(t, ctx, a, b, nil)
@@ -372,7 +370,7 @@ func TestTerminate(t *testing.T) {
 	}
 	r := mr.Remote()
 	r.Addr += 4090
-	_ = ca.Write(ctx, r, make([]byte, 100)) // leaves before the peer finds fault with it
+	_ = ca.Write(ctx, r, make([]byte, 100)) // sent before the peer detects the error
 	_, err = ca.Recv(ctx, make([]byte, 8))
 	bounds := func(te *iwarp.TerminateError) bool {
 		return te.Layer == iwarp.TerminateDDP && te.EType == 1 && te.ECode == 1 && errors.Is(te, term.ErrBounds) // RFC 5041 section 8
@@ -392,8 +390,8 @@ func TestTerminate(t *testing.T) {
 	cb.Close()
 }
 
-// TestClientDies: a client that ends in the middle of transfers leaves nothing
-// behind, and the other's connections go on.
+// TestClientDies checks that a client that exits during transfers leaves nothing behind and that the other client's
+// connections continue.
 func TestClientDies(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	stay, stayPeer := connect(t, ctx, a, b, nil)
@@ -480,7 +478,7 @@ func TestClientDies(t *testing.T) {
 	idle(t, b)
 }
 
-// TestDaemonGone: clients learn of the end of their daemon.
+// TestDaemonGone checks that clients are notified when their daemon exits.
 func TestDaemonGone(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	ca, cb := connect(t, ctx, a, b, nil)
@@ -506,8 +504,8 @@ func TestDaemonGone(t *testing.T) {
 	}
 }
 
-// TestDraining: clients learn that their daemon drains, finish what they have, and get no
-// new connection.
+// TestDraining checks that clients are notified when their daemon drains, can finish their work, and get no new
+// connections.
 func TestDraining(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	ca, cb := connect(t, ctx, a, b, nil)
@@ -554,8 +552,8 @@ func TestDraining(t *testing.T) {
 	}
 }
 
-// TestHole: a client that takes pages of registered memory away is cut off when a
-// peer writes there; nothing is allocated in their place.
+// TestHole checks that a client that punches a hole into registered memory is disconnected when a peer writes there,
+// and that no page is allocated in its place.
 func TestHole(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	ca, cb := connect(t, ctx, a, b, nil)
@@ -580,7 +578,7 @@ func TestHole(t *testing.T) {
 	if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, size); err != nil {
 		t.Fatal(err)
 	}
-	_ = ca.Write(ctx, mr.RemoteAt(0, size), make([]byte, size)) // it may have been acknowledged before
+	_ = ca.Write(ctx, mr.RemoteAt(0, size), make([]byte, size)) // it may have been acknowledged before that
 	dev := b.Device()
 	select {
 	case <-dev.Done():
@@ -596,7 +594,7 @@ func TestHole(t *testing.T) {
 	}
 }
 
-// TestRegister: memory of the caller's own memfd, by address and zero-based.
+// TestRegister registers memory of the caller's own memfd, by address and zero-based.
 func TestRegister(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	ca, cb := connect(t, ctx, a, b, nil)
@@ -624,7 +622,7 @@ func TestRegister(t *testing.T) {
 	if err := ca.Write(ctx, iwarp.Remote{Addr: 10, RKey: mr.RKey(), Len: 5}, []byte("hello")); err != nil {
 		t.Fatal(err)
 	}
-	if err := ca.Send(ctx, nil); err != nil { // placed by the time it is received
+	if err := ca.Send(ctx, nil); err != nil { // the Write is placed before the Send is received
 		t.Fatal(err)
 	}
 	if _, err := cb.Recv(ctx, nil); err != nil {
@@ -668,7 +666,7 @@ func TestInvalidate(t *testing.T) {
 	if n, err := cb.Recv(ctx, make([]byte, 6)); err != nil || n != 6 {
 		t.Errorf("the message is gone: %d, %v", n, err)
 	}
-	// A region that the control plane registered cannot be invalidated by a peer.
+	// A peer cannot invalidate a region that was registered through the control plane.
 	mr, err := cb.Alloc(ctx, 64, iwarp.AccessLocalWrite)
 	if err != nil {
 		t.Fatal(err)
@@ -679,8 +677,8 @@ func TestInvalidate(t *testing.T) {
 	}
 }
 
-// TestWriteRefused: a Write to memory without remote-write may succeed, as there is no
-// answer to it. The Read after it does not, and says why, as docs/programming.md tells.
+// TestWriteRefused checks that a Write to memory without remote-write access may succeed, since it has no response,
+// and that the Read after it fails with the reason, as docs/programming.md says.
 func TestWriteRefused(t *testing.T) {
 	a, b, ctx := pair(t, embed.PairConfig{})
 	for range 20 {
@@ -707,7 +705,7 @@ func TestWriteRefused(t *testing.T) {
 	}
 }
 
-// TestCancel: a context ends a wait and leaves the connection usable.
+// TestCancel checks that a canceled context ends a wait and leaves the connection usable.
 func TestCancel(t *testing.T) {
 	forms(t, func(t *testing.T, inline bool) {
 		a, b, ctx := pair(t, embed.PairConfig{InlineProgress: inline})
@@ -724,7 +722,7 @@ func TestCancel(t *testing.T) {
 			t.Fatal(err)
 		}
 		buf := make([]byte, 1<<16)
-		for i := range 200 { // more than there are operations and chunks: none may be lost
+		for i := range 200 { // more than there are operations and chunks, to find leaks
 			short, cancel := context.WithTimeout(ctx, time.Duration(i)*time.Microsecond)
 			_ = ca.Read(short, mr.Remote(), buf)
 			_ = ca.Write(short, mr.Remote(), buf[:i])
@@ -736,8 +734,8 @@ func TestCancel(t *testing.T) {
 	})
 }
 
-// TestMany: many connections at once, each with traffic both ways, from a
-// listener that accepts them side by side.
+// TestMany opens many connections at once, each with traffic in both directions, from a listener that accepts
+// concurrently.
 func TestMany(t *testing.T) {
 	const conns, rounds = 40, 50
 	a, b, ctx := pair(t, embed.PairConfig{})

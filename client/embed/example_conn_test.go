@@ -119,8 +119,8 @@ func Example_sendAndReceive() {
 	// two
 }
 
-// The server registers memory; the client writes into it and reads it back. The
-// server's program does nothing meanwhile.
+// The server registers memory; the client writes into it and reads it back. The server's program does nothing during
+// that.
 func Example_readAndWrite() {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
@@ -158,8 +158,8 @@ func Example_readAndWrite() {
 	// Output: hello world
 }
 
-// FetchAdd and CompareSwap act on 8 bytes of the peer's memory. Each is atomic
-// with regard to the other atomic operations on these bytes.
+// FetchAdd and CompareSwap operate on 8 bytes of the peer's memory. Each is atomic with respect to other RDMA atomic
+// operations on the same bytes.
 func Example_atomics() {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 )
 
-// Two programs agree on a greeting over the TCP connection, and start MPA behind it.
+// Two programs exchange a greeting over the TCP connection and then start MPA on it.
 func Example_stream() {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
@@ -47,7 +47,7 @@ func Example_stream() {
 			return
 		}
 		word := make([]byte, 5)
-		if err := s.ReadFull(ctx, word); err != nil { // these bytes, and none of MPA's
+		if err := s.ReadFull(ctx, word); err != nil { // exactly these bytes, none of MPA's
 			done <- err
 			return
 		}
@@ -80,8 +80,7 @@ func Example_stream() {
 	// work requests flow to port 7174
 }
 
-// A server posts its receives to one queue for all of its connections, and is told
-// when they run short.
+// A server posts the receives of all its connections to one shared queue and is notified when few are left.
 func Example_srq() {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {

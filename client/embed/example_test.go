@@ -10,9 +10,8 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 )
 
-// Two programs exchange a message and memory. Here both run in one process,
-// over a wire within it; with a daemon on each host, iwarp.Listen and iwarp.Dial
-// take the place of the devices.
+// Two programs exchange a message and memory. Here both run in one process, over a wire within it; with a daemon on
+// each host, iwarp.Listen and iwarp.Dial take the place of the devices.
 func Example() {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
@@ -35,14 +34,14 @@ func Example() {
 	}
 	defer conn.Close()
 
-	// The server tells where its memory is.
+	// The server sends the location of its memory.
 	buf := make([]byte, 64)
 	if _, err := conn.Recv(ctx, buf); err != nil {
 		log.Fatal(err)
 	}
 	remote := iwarp.Remote{Addr: binary.BigEndian.Uint64(buf), RKey: binary.BigEndian.Uint32(buf[8:]), Len: binary.BigEndian.Uint32(buf[12:])}
 
-	// Nothing runs at the server while its memory is read and written.
+	// The server's program does not run while its memory is read and written.
 	n, err := conn.FetchAdd(ctx, remote.At(0, 8), 1)
 	if err != nil {
 		log.Fatal(err)

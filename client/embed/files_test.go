@@ -11,8 +11,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestFewFiles: a process that runs out of descriptors, at whichever end of the
-// socket, gets an error for what it asked for, and loses nothing else.
+// TestFewFiles checks that a process that runs out of descriptors, at either end of the socket, gets an error for the
+// request and loses nothing else.
 func TestFewFiles(t *testing.T) {
 	na, nb, ctx := pair(t, embed.PairConfig{})
 	a, b, dev := newEnd(t, ctx, na, 16), newEnd(t, ctx, nb, 16), na.Device()
@@ -49,7 +49,7 @@ func TestFewFiles(t *testing.T) {
 	if refused < 3 {
 		t.Errorf("%d refusals", refused)
 	}
-	// What the client could not take is given back, without its waiting for it.
+	// Objects that the client could not receive are released in the background.
 	for deadline := time.Now().Add(time.Minute); ; {
 		st, err := dev.Admin().Status(ctx)
 		if err != nil {

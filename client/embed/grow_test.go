@@ -12,9 +12,8 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// TestNothingGrows: connections that are opened and closed over and over leave
-// nothing on the heap, at neither end: client, control plane and data plane are
-// all of this process. GROW_CYCLES says how often.
+// TestNothingGrows checks that connections that are opened and closed repeatedly leave nothing on the heap. Client,
+// control plane and data plane of both ends all run in this process. GROW_CYCLES sets the number of cycles.
 func TestNothingGrows(t *testing.T) {
 	cfg := tcp.DefaultConfig()
 	cfg.TimeWait = 100 * time.Millisecond
@@ -45,7 +44,7 @@ func TestNothingGrows(t *testing.T) {
 				t.Fatal(err)
 			}
 			a.wait(t, ctx, 1)
-			if i%2 == 0 { // half of them in order, by the side that did not open
+			if i%2 == 0 { // close half of them gracefully, from the passive side
 				if err := qb.Disconnect(ctx); err != nil {
 					t.Fatal(err)
 				}
@@ -62,11 +61,11 @@ func TestNothingGrows(t *testing.T) {
 	heap := func() int64 {
 		var m runtime.MemStats
 		runtime.GC()
-		runtime.GC() // what the first has put on finalizer queues and in pools
+		runtime.GC() // frees objects that the first cycle left to finalizers and pools
 		runtime.ReadMemStats(&m)
 		return int64(m.HeapAlloc)
 	}
-	for range 2 { // tables and pools get their size
+	for range 2 { // warms up tables and pools
 		cycle()
 	}
 	before := heap()
@@ -74,9 +73,8 @@ func TestNothingGrows(t *testing.T) {
 	for range cycles {
 		cycle()
 	}
-	// What is still in flight, a TIME-WAIT of the last cycle or a goroutine that
-	// ends, goes by itself.
-	const limit = 256 << 10 // of the runtime's own
+	// Temporary state, such as a TIME-WAIT of the last cycle or an exiting goroutine, disappears by itself.
+	const limit = 256 << 10 // for the runtime's own allocations
 	var grown int64
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		if grown = heap() - before; grown < limit {

@@ -2,10 +2,10 @@ package embed_test
 
 import "testing"
 
-// withinHost has pair start one node, which connects to itself.
+// withinHost makes pair start one node, which connects to itself.
 var withinHost bool
 
-// TestWithinHost is tests of programs for connections within one host.
+// TestWithinHost runs the tests of programs over connections within one host.
 func TestWithinHost(t *testing.T) {
 	defer func() { withinHost = false }()
 	withinHost = true

@@ -21,8 +21,8 @@ import (
 	"github.com/iwarpd/iwarpd/shm"
 )
 
-// foe is a client that speaks the protocol by hand over the daemon's socket, and
-// writes where it should not.
+// foe is a hostile client: it speaks the protocol by hand over the daemon's socket and writes to memory that it
+// should not change.
 type foe struct {
 	t      *testing.T
 	c      *seqpacket.Conn
@@ -105,10 +105,10 @@ func (f *foe) do(req *ctrlpb.Request) (*ctrlpb.Reply, []int) {
 	}
 }
 
-// foeDepth is how many completions and work requests its queues hold.
+// foeDepth is the number of completions and of work requests that its queues hold.
 const foeDepth = 8
 
-// open makes a queue pair and connects it.
+// open creates a queue pair and connects it.
 func (f *foe) open(remote string) {
 	f.t.Helper()
 	_, fds := f.do(&ctrlpb.Request{Body: &ctrlpb.Request_Hello{Hello: &ctrlpb.Hello{Version: 1, MinVersion: 1}}})
@@ -145,7 +145,7 @@ func (f *foe) open(remote string) {
 	}
 }
 
-// word is a word of the completion queue's memory.
+// word returns a word of the completion queue's memory.
 func (f *foe) word(off int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&f.ring[off])) }
 
 // write posts n Writes of no bytes.
@@ -159,7 +159,7 @@ func (f *foe) write(n int, to *iwarp.MR) {
 	}
 }
 
-// completes waits until the daemon has put n completions into the ring, in all.
+// completes waits until the daemon has put n completions into the ring in total.
 func (f *foe) completes(n uint32) {
 	f.t.Helper()
 	for deadline := time.Now().Add(time.Minute); f.word(shm.HeaderSize+shm.RingProducer).Load() != n; {
@@ -170,9 +170,8 @@ func (f *foe) completes(n uint32) {
 	}
 }
 
-// TestForgedCompletionRing: whatever a client writes into the memory of its
-// completion queue, it ends itself at most: with an index that cannot be it is
-// cut off, and told why. Another client of the daemon, and the peer, go on.
+// TestForgedCompletionRing checks that a client that corrupts its completion queue harms only itself: an impossible
+// index disconnects it with the reason. Another client of the daemon, and the peer, continue.
 func TestForgedCompletionRing(t *testing.T) {
 	const consumer = shm.HeaderSize + shm.RingConsumer
 	socket := filepath.Join(t.TempDir(), "s")
@@ -187,7 +186,7 @@ func TestForgedCompletionRing(t *testing.T) {
 	defer l.Close()
 	for _, tt := range []struct {
 		name  string
-		forge func(f *foe) // with foeDepth completions in the ring, none of them taken
+		forge func(f *foe) // runs with foeDepth completions in the ring, none of them consumed
 		ends  bool
 	}{
 		{"one more taken than there is", func(f *foe) { f.word(consumer).Store(foeDepth + 1) }, true},
@@ -196,7 +195,7 @@ func TestForgedCompletionRing(t *testing.T) {
 		{"half way round", func(f *foe) { f.word(consumer).Store(1 << 31) }, true},
 		{"all taken unread", func(f *foe) { f.word(consumer).Store(foeDepth) }, false},
 		{"the daemon's words", func(f *foe) {
-			for off := 0; off < shm.HeaderSize; off += 4 { // arm and overruns among them
+			for off := 0; off < shm.HeaderSize; off += 4 { // among them arm and overruns
 				f.word(off).Store(^uint32(0))
 			}
 			for off := shm.HeaderSize + shm.RingEntries; off < len(f.ring); off += 4 {
@@ -259,7 +258,7 @@ func TestForgedCompletionRing(t *testing.T) {
 			if err := peer.Close(); err != nil {
 				t.Error(err)
 			}
-			// Everything of the client goes, and nothing of the other's.
+			// All objects of the client are freed, and none of the other client's.
 			for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 				st := na.Server().Status()
 				if st.Clients == 1 && st.Qps == 1 && st.Cqs == 1 && st.Conns == 1 {

@@ -10,8 +10,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestKilled: a client that ends at a random moment of whatever it was doing
-// leaves nothing behind, on its own daemon or the peer's.
+// TestKilled checks that a client that is killed at a random moment leaves nothing behind, on its own daemon or on
+// the peer's.
 func TestKilled(t *testing.T) {
 	rounds := testenv.Count(t, "KILLS", 40)
 	rnd := testenv.Rand(t)

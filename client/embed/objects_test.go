@@ -14,7 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/client/embed"
 )
 
-// join connects qa to qb, whose nodes are those of a pair.
+// join connects qa to qb, which belong to the nodes of a pair.
 func join(t testing.TB, ctx context.Context, nb *embed.Node, qa, qb *iwarp.QP) {
 	t.Helper()
 	l, err := nb.Device().Listen(ctx, ":0", nil)
@@ -25,7 +25,7 @@ func join(t testing.TB, ctx context.Context, nb *embed.Node, qa, qb *iwarp.QP) {
 	joinBy(t, ctx, nb, l, qa, qb)
 }
 
-// joinBy is join by a listener of nb.
+// joinBy is join with a given listener on nb.
 func joinBy(t testing.TB, ctx context.Context, nb *embed.Node, l *iwarp.Listener, qa, qb *iwarp.QP) {
 	t.Helper()
 	accepted := make(chan error, 1)
@@ -44,8 +44,8 @@ func joinBy(t testing.TB, ctx context.Context, nb *embed.Node, l *iwarp.Listener
 	}
 }
 
-// TestSRQ: three queue pairs take from one queue, in order; the limit event comes
-// once for each arming; without receives the stream ends.
+// TestSRQ checks that three queue pairs take receives from one queue in order, that the limit event is sent once per
+// arming, and that a stream without receives ends.
 func TestSRQ(t *testing.T) {
 	na, nb, ctx := pair(t, embed.PairConfig{})
 	b := newEnd(t, ctx, nb, 64)
@@ -113,7 +113,7 @@ func TestSRQ(t *testing.T) {
 	if err := srq.Close(); !errors.Is(err, iwarp.ErrBusy) {
 		t.Errorf("in use: %v", err)
 	}
-	// A queue pair that ends leaves the receives to the others.
+	// A queue pair that ends leaves its receives to the others.
 	if err := from[2].qp.Abort(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -135,8 +135,8 @@ func TestSRQ(t *testing.T) {
 	}
 }
 
-// TestCQResize: a queue is resized again and again while Writes complete on it
-// and the waiter sleeps and wakes; every completion comes, in order.
+// TestCQResize resizes a queue repeatedly while Writes complete on it and the waiter sleeps and wakes. Every
+// completion must arrive in order.
 func TestCQResize(t *testing.T) {
 	a, b, ctx := verbsPair(t, embed.PairConfig{}, 16)
 	const rounds = 2000
@@ -195,8 +195,8 @@ func readable(t testing.TB, fd int, d time.Duration) bool {
 	}
 }
 
-// TestModerate: a moderated queue wakes after the period, or with the count, and at
-// once for what is solicited.
+// TestModerate checks that a moderated queue wakes its waiter after the period or the count, and at once for
+// solicited completions.
 func TestModerate(t *testing.T) {
 	a, b, ctx := verbsPair(t, embed.PairConfig{}, 32)
 	const period = 400 * time.Millisecond
@@ -206,7 +206,7 @@ func TestModerate(t *testing.T) {
 	if err := b.cq.Moderate(ctx, 3, time.Minute); !errors.Is(err, iwarp.ErrInvalid) {
 		t.Errorf("a minute: %v", err)
 	}
-	// look sends messages and tells how long the wake-up took.
+	// look sends messages and returns how long the wake-up took.
 	look := func(n int, flags iwarp.SendFlags) time.Duration {
 		t.Helper()
 		for range n {
@@ -229,9 +229,8 @@ func TestModerate(t *testing.T) {
 		b.wait(t, ctx, n)
 		return took
 	}
-	// A worker reads its clock once a turn: of a turn that began before the post the
-	// period did, too. A machine may be too busy for one turn or one wake-up, but not for
-	// all of them.
+	// A worker reads its clock once per turn, so the period may have started at a turn that began before the post.
+	// One turn or wake-up may be late on a busy machine, but not all of them.
 	late := false
 	for range 5 {
 		if late = look(1, 0) >= period*3/4; late {
@@ -259,8 +258,8 @@ func TestModerate(t *testing.T) {
 	quick("one completion, not moderated,", 1, 0)
 }
 
-// TestFastRegistration: a region is valid only between its registration, with the
-// rights and range of that, and its invalidation, and has another key each time.
+// TestFastRegistration checks that a region is valid only from its registration, with the rights and range given
+// there, to its invalidation, and has a new key each time.
 func TestFastRegistration(t *testing.T) {
 	a, b, ctx := verbsPair(t, embed.PairConfig{}, 16)
 	fast, err := b.pd.AllocFast(ctx, 8192, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite|iwarp.AccessRemoteRead)
@@ -279,7 +278,7 @@ func TestFastRegistration(t *testing.T) {
 		text := fmt.Sprintf("round %d", key)
 		copy(a.mem.Bytes(), text)
 		wr := iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{a.mem.SGE(0, len(text))}, RKey: reg.RKey, Remote: base + 10}
-		// A Send behind the Write tells that it is placed.
+		// When the Send after the Write is received, the Write is placed.
 		if err := b.qp.PostRecv(&iwarp.RecvWR{SGEs: []iwarp.SGE{b.mem.SGE(0, 8)}}); err != nil {
 			t.Fatal(err)
 		}
@@ -295,7 +294,7 @@ func TestFastRegistration(t *testing.T) {
 			t.Errorf("%q; want %q", got, text)
 		}
 	}
-	// Invalid now: a Write there is a protection error of the stream.
+	// The region is now invalid: a Write to it is a protection error.
 	wr := iwarp.SendWR{Op: iwarp.OpWrite, SGEs: []iwarp.SGE{a.mem.SGE(0, 8)}, RKey: fast.RKey()&^0xff | 2, Remote: base}
 	if err := a.qp.PostSend(&wr); err != nil {
 		t.Fatal(err)
@@ -307,8 +306,8 @@ func TestFastRegistration(t *testing.T) {
 	}
 }
 
-// TestAsyncErrors: an overrun of a completion queue and a violation are told, with
-// the objects that they are about.
+// TestAsyncErrors checks that an overrun of a completion queue and a violation are reported with the objects
+// concerned.
 func TestAsyncErrors(t *testing.T) {
 	na, nb, ctx := pair(t, embed.PairConfig{})
 	a, b := newEnd(t, ctx, na, 64), newEnd(t, ctx, nb, 64)
@@ -351,8 +350,7 @@ func TestAsyncErrors(t *testing.T) {
 	}
 }
 
-// TestSizes: what no daemon can give is refused, also where its low 32 bits could
-// be had.
+// TestSizes checks that impossible sizes are refused, even if their low 32 bits are valid.
 func TestSizes(t *testing.T) {
 	n, _, ctx := pair(t, embed.PairConfig{})
 	a, d := newEnd(t, ctx, n, 16), n.Device()

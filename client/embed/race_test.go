@@ -2,6 +2,5 @@
 
 package embed_test
 
-// The engine's own goroutine waits on the link while the application turns: the
-// race detector objects.
+// The engine's own goroutine would wait on the link while the application turns it, which the race detector reports.
 func init() { raceEnabled = true }

@@ -12,7 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 )
 
-// sctpKinds are the ways of SCTP.
+// sctpKinds are the variants of SCTP.
 var sctpKinds = []iwarp.Startup{
 	{Transport: iwarp.SCTP},
 	{Transport: iwarp.SCTP, Revision: 1},
@@ -20,7 +20,7 @@ var sctpKinds = []iwarp.Startup{
 	{Transport: iwarp.SCTP, UDP: true},
 }
 
-// TestSCTP runs the plain level over SCTP: nothing of it is different.
+// TestSCTP runs the Conn API over SCTP, where it behaves the same.
 func TestSCTP(t *testing.T) {
 	for _, st := range sctpKinds {
 		t.Run(fmt.Sprintf("%d-%d-%v", st.Transport, st.Revision, st.UDP), func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestSCTP(t *testing.T) {
 	}
 }
 
-// TestSCTPReject: private data go both ways, and those of a refusal too.
+// TestSCTPReject checks that private data passes in both directions, also with a rejection.
 func TestSCTPReject(t *testing.T) {
 	for _, st := range sctpKinds {
 		a, b, ctx := wire(t, embed.PairConfig{})
@@ -107,7 +107,7 @@ func TestSCTPReject(t *testing.T) {
 	}
 }
 
-// TestSCTPMismatch: a peer of the other text, or of TCP alone, is refused.
+// TestSCTPMismatch checks that a peer that uses the other profile, or only TCP, is refused.
 func TestSCTPMismatch(t *testing.T) {
 	a, b, ctx := wire(t, embed.PairConfig{})
 	if _, err := b.Device().Listen(ctx, ":7174", &iwarp.Config{Startup: iwarp.Startup{Transport: iwarp.SCTP}}); err != nil {
@@ -126,8 +126,8 @@ func TestSCTPMismatch(t *testing.T) {
 	}
 }
 
-// TestSCTPCounters: an association's counters are shown with its queue pair, and count
-// on in the sums when it is over.
+// TestSCTPCounters checks that an association's counters are listed with its queue pair and remain in the sums after
+// it ends.
 func TestSCTPCounters(t *testing.T) {
 	a, b, ctx := wire(t, embed.PairConfig{})
 	ca, cb := connect(t, ctx, a, b, &iwarp.Config{Startup: iwarp.Startup{Transport: iwarp.SCTP}})
@@ -177,8 +177,8 @@ func TestSCTPCounters(t *testing.T) {
 	}
 }
 
-// TestSCTPPeerToPeer: a client that asks for peer-to-peer mode sends a
-// ready-to-receive message, which nobody sees; one that does not ask sends none.
+// TestSCTPPeerToPeer checks that a client that asks for peer-to-peer mode sends a ready-to-receive message that no
+// program sees, and that others send none.
 func TestSCTPPeerToPeer(t *testing.T) {
 	for _, ask := range []bool{true, false} {
 		a, b, ctx := wire(t, embed.PairConfig{})

@@ -14,7 +14,7 @@ import (
 // session is both ends of a connection.
 type session struct{ near, far *iwarp.Conn }
 
-// tell has one end say a number to the other.
+// tell sends a number from one end to the other.
 func (s session) tell(ctx context.Context, i int) error {
 	buf := make([]byte, 64)
 	if err := s.near.Send(ctx, []byte{byte(i)}); err != nil {
@@ -47,7 +47,7 @@ func (d *dials) dial(t *testing.T, ctx context.Context, n int) []session {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
-	// Which is whose: each says its number.
+	// Match the ends: each sends its number.
 	for i := range n {
 		errs[i] = all[i].near.Send(ctx, []byte{byte(i)})
 	}
@@ -66,8 +66,7 @@ func (d *dials) dial(t *testing.T, ctx context.Context, n int) []session {
 	return all
 }
 
-// sharing makes two nodes, and what opens connections from one to the other that share
-// associations.
+// sharing starts two nodes and returns a dialer whose connections share associations.
 func sharing(t *testing.T, st iwarp.Startup) (a, b *embed.Node, d *dials, ctx context.Context) {
 	t.Helper()
 	a, b, ctx = wire(t, embed.PairConfig{})
@@ -80,7 +79,7 @@ func sharing(t *testing.T, st iwarp.Startup) (a, b *embed.Node, d *dials, ctx co
 	return a, b, &dials{a.Device(), l, b.Addr().String() + ":7174", cfg}, ctx
 }
 
-// assocs returns how many associations a node has.
+// assocs returns the number of associations of a node.
 func assocs(n *embed.Node) (sum uint64) {
 	for _, s := range n.Engine().Stats() {
 		sum += s.SCTP.Assocs
@@ -96,7 +95,7 @@ func parted(t *testing.T, ctx context.Context, nodes ...*embed.Node) {
 	}
 }
 
-// TestSCTPShared: many sessions of a client on one association, which go their own ways.
+// TestSCTPShared runs many independent sessions of a client on one association.
 func TestSCTPShared(t *testing.T) {
 	for kind, st := range sctpKinds {
 		t.Run(fmt.Sprintf("%d-%d-%v", st.Transport, st.Revision, st.UDP), func(t *testing.T) {
@@ -111,7 +110,7 @@ func TestSCTPShared(t *testing.T) {
 					t.Errorf("connection %d from %v", i, s.near.Info().Local)
 				}
 			}
-			// One breaks the rules: it ends, and no other.
+			// A session with a violation ends; the others continue.
 			none := iwarp.Remote{RKey: 0x12345678, Len: 4}
 			if err := all[3].near.Read(ctx, none, make([]byte, 4)); err == nil {
 				t.Error("memory that is not there was read")
@@ -127,10 +126,10 @@ func TestSCTPShared(t *testing.T) {
 				t.Error(err)
 			}
 			<-all[7].far.QP().Done()
-			// Streams of sessions that are over are used again: there are 64.
+			// Streams of ended sessions are reused: there are only 64.
 			for round := range rounds {
 				for i := 3; i < len(all); i += 4 {
-					_ = all[i].near.Close() // two have ended already
+					_ = all[i].near.Close() // two have already ended
 					_ = all[i].far.Close()
 					all[i] = d.dial(t, ctx, 1)[0]
 				}
@@ -153,8 +152,8 @@ func TestSCTPShared(t *testing.T) {
 	}
 }
 
-// TestSCTPSharedLimits: an association that is full is followed by another; clients, and
-// what is asked for differently, share none.
+// TestSCTPSharedLimits checks that a new association is opened when one is full, and that connections of different
+// clients or with different settings do not share one.
 func TestSCTPSharedLimits(t *testing.T) {
 	a, b, d, ctx := sharing(t, iwarp.Startup{Transport: iwarp.SCTP})
 	all := d.dial(t, ctx, 70)
@@ -183,7 +182,7 @@ func TestSCTPSharedLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A client that goes takes its association along, and nobody else's.
+	// A client that closes takes only its own association along.
 	dev.Close()
 	<-all[70].far.QP().Done()
 	<-all[71].far.QP().Done()

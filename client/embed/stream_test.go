@@ -42,8 +42,7 @@ func streams(t *testing.T, ctx context.Context, na, nb *embed.Node, a *end, cfg 
 	return sa, sb, l
 }
 
-// talk sends n bytes from one side, made of seed, and reads them at the other in
-// pieces of any size.
+// talk sends n bytes derived from seed from one side and reads them on the other in pieces of random size.
 func talk(ctx context.Context, from, to *iwarp.Stream, n int, seed uint64) error {
 	data := make([]byte, n)
 	rng := rand.New(rand.NewPCG(seed, 1))
@@ -79,10 +78,9 @@ func talk(ctx context.Context, from, to *iwarp.Stream, n int, seed uint64) error
 
 const badWire = "loss=0.02,duplicate=0.02,reorder=0.05,delay=100us"
 
-// TestDelayedMPA: programs talk over the stream, in both directions, then start MPA
-// at once behind the last byte, and no byte on either side of the switch is
-// lost or misread, over good and bad wires, with any start-up, whichever side is the
-// initiator (RFC 5044 section 7.1).
+// TestDelayedMPA makes programs talk over the stream in both directions and start MPA directly after the last byte.
+// No byte on either side of the switch may be lost or misread, over good and lossy wires, with any start-up,
+// whichever side is the initiator (RFC 5044 section 7.1).
 func TestDelayedMPA(t *testing.T) {
 	rng := testenv.Rand(t)
 	for _, tt := range []struct {
@@ -128,10 +126,10 @@ func TestDelayedMPA(t *testing.T) {
 						t.Fatal("to the dialer:", err)
 					}
 				}
-				if err := l.Close(); err != nil { // streams that were accepted stay
+				if err := l.Close(); err != nil { // accepted streams remain open
 					t.Fatal(err)
 				}
-				// From here on sa and a are the initiator's.
+				// From here on sa and a belong to the initiator.
 				a, b := dialer, accepter
 				if tt.swapped {
 					a, b, sa, sb = b, a, sb, sa
@@ -199,7 +197,7 @@ func TestDelayedMPA(t *testing.T) {
 				if err := a.qp.Abort(ctx); err != nil {
 					t.Fatal(err)
 				}
-				if tt.loss != "" { // the wire may lose the reset, and b, idle, would never learn
+				if tt.loss != "" { // the wire may lose the reset, and then b would never end
 					_ = b.qp.Abort(ctx)
 				}
 				<-b.qp.Done()
@@ -210,7 +208,7 @@ func TestDelayedMPA(t *testing.T) {
 	}
 }
 
-// TestStreamEnds: either side ends the connection before MPA is started.
+// TestStreamEnds ends the connection from either side before MPA is started.
 func TestStreamEnds(t *testing.T) {
 	na, nb, ctx := pair(t, embed.PairConfig{})
 	b := make([]byte, 10)
@@ -276,7 +274,7 @@ func TestStreamEnds(t *testing.T) {
 		if _, err := r.AcceptConn(ctx, nil); !errors.Is(err, iwarp.ErrInvalid) {
 			t.Errorf("%v", err)
 		}
-		if _, err := r.Accept(ctx, nil, nil); err != nil { // the stream has one
+		if _, err := r.Accept(ctx, nil, nil); err != nil { // the stream already has a queue pair
 			t.Errorf("%v", err)
 		}
 		if err := <-started; err != nil {
@@ -293,8 +291,7 @@ func TestStreamEnds(t *testing.T) {
 		errs := make(chan error, 2)
 		go func() { _, err := sa.Request(ctx); errs <- err }()
 		go func() { _, err := sb.Request(ctx); errs <- err }()
-		// One says so, and ends the connection; the other is told either. Which of them
-		// is heard of first is chance.
+		// One side reports the reason and ends the connection. Which of the two the other side sees first is random.
 		said := false
 		for range 2 {
 			err := <-errs
@@ -382,8 +379,8 @@ func TestStreamEnds(t *testing.T) {
 	})
 }
 
-// TestBothInitiate: two programs that both mean to be the initiator are both told so
-// (RFC 5044 section 7.1.2, rule 8), also where frames are lost.
+// TestBothInitiate checks that two programs that both start as initiator both get an error that says so (RFC 5044
+// section 7.1.2, rule 8), even if frames are lost.
 func TestBothInitiate(t *testing.T) {
 	for _, loss := range []string{"", badWire} {
 		c, err := impair.Parse(loss)

@@ -14,7 +14,7 @@ func dialAddr(n *embed.Node, l *iwarp.Listener) string {
 	return netip.AddrPortFrom(n.Addr(), l.Addr().Port()).String()
 }
 
-// until waits for what the engine tells nobody of.
+// until polls for a state that the engine does not notify.
 func until(t testing.TB, ctx context.Context, what string, ok func() bool) {
 	t.Helper()
 	for !ok() {

@@ -67,7 +67,7 @@ func verbsPair(t testing.TB, cfg embed.PairConfig, depth int) (a, b *end, ctx co
 	return a, b, ctx
 }
 
-// wait takes n completions, all of them good.
+// wait takes n completions, which must all be successful.
 func (e *end) wait(t testing.TB, ctx context.Context, n int) []iwarp.WC {
 	t.Helper()
 	var all []iwarp.WC
@@ -123,7 +123,7 @@ func TestVerbs(t *testing.T) {
 		if string(b.mem.Bytes()[:8]) != "abcdefgh" || string(b.mem.Bytes()[100:106]) != "inline" {
 			t.Errorf("%q", b.mem.Bytes()[:110])
 		}
-		// What does not fit is refused at once.
+		// A request that does not fit is refused at once.
 		if err := a.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpSend, SGEs: make([]iwarp.SGE, 5)}); !errors.Is(err, iwarp.ErrWR) {
 			t.Errorf("5 pieces: %v", err)
 		}
@@ -139,7 +139,7 @@ func TestVerbs(t *testing.T) {
 		if !errors.Is(err, iwarp.ErrQueueFull) {
 			t.Errorf("full queue: %v", err)
 		}
-		// All that is posted is flushed in the end.
+		// At the end all posted work is flushed.
 		if err := a.qp.Disconnect(ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -159,16 +159,15 @@ func TestVerbs(t *testing.T) {
 	})
 }
 
-// TestLateFlush: a work request that is posted while the connection ends
-// completes all the same.
+// TestLateFlush checks that a work request that is posted while the connection ends still completes.
 func TestLateFlush(t *testing.T) {
 	a, b, ctx := verbsPair(t, embed.PairConfig{}, 16)
 	posted := make(chan int, 1)
 	var taken atomic.Int64
-	go func() { // posts until it is told of the end
+	go func() { // posts until the connection has ended
 		n := 0
 		for {
-			for n-int(taken.Load()) >= 16 { // or the CQ runs over
+			for n-int(taken.Load()) >= 16 { // otherwise the CQ overruns
 				if a.qp.Err() != nil {
 					posted <- n
 					return
@@ -219,15 +218,14 @@ func TestLateFlush(t *testing.T) {
 	}
 }
 
-// TestWindow: a memory window gives the peer part of a region, until it is
-// invalidated.
+// TestWindow checks that a memory window gives the peer access to part of a region until it is invalidated.
 func TestWindow(t *testing.T) {
 	a, b, ctx := verbsPair(t, embed.PairConfig{}, 16)
 	mw, err := b.pd.AllocMW(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := mw.RKey()&^0xff | (mw.RKey()+1)&0xff // the byte that is ours wraps
+	key := mw.RKey()&^0xff | (mw.RKey()+1)&0xff // our byte of the key wraps
 	err = b.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpBindMW, Flags: iwarp.Signaled, RKey: key, SGEs: []iwarp.SGE{b.mem.SGE(1000, 100)}, Access: iwarp.AccessRemoteWrite})
 	if err != nil {
 		t.Fatal(err)
@@ -260,7 +258,7 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// TestNoAllocs: posting, polling and waiting allocate nothing.
+// TestNoAllocs checks that posting, polling and waiting allocate nothing.
 func TestNoAllocs(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
@@ -276,7 +274,7 @@ func TestNoAllocs(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
-	for range 1000 { // the first use of a pool is not what is measured
+	for range 1000 { // warms up the pools
 		round()
 	}
 	if n := testing.AllocsPerRun(2000, round); n != 0 {
@@ -314,9 +312,8 @@ func BenchmarkWrite64(b *testing.B) {
 	}
 }
 
-// TestManyLocalOperations: a batch of work requests of which nothing goes to
-// the peer is done to its end, though one bell rings for all of it, and no
-// frame comes.
+// TestManyLocalOperations checks that a batch of local work requests completes although one bell rings for all of
+// them and no frame arrives.
 func TestManyLocalOperations(t *testing.T) {
 	const n = 1000
 	a, _, ctx := verbsPair(t, embed.PairConfig{}, 2*n)
