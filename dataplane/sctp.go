@@ -134,7 +134,7 @@ var (
 const sctpStreams = 64
 
 func (w *worker) sctpConfig(o SCTP) *sctp.Config {
-	c := &sctp.Config{Streams: sctpStreams, UDP: o.UDP, RcvWindow: w.tcp.RcvWindow, RTOMin: w.e.cfg.SCTP.RTOMin}
+	c := &sctp.Config{Streams: sctpStreams, UDP: o.UDP, RcvWindow: w.tcp.RcvWindow, RTOMin: w.e.cfg.SCTP.RTOMin, RTT: &w.times.rtts}
 	o.Profile.Configure(c)
 	return c
 }

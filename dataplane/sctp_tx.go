@@ -139,7 +139,7 @@ func (as *assoc) composeDDP(w *worker, s *stream, g *sched.Grant) int {
 	n, octets, why, shut := 0, 0, sched.Idle, false
 	for s.mode == modeFull && as.mux.CanSend(s.sid) {
 		if !s.failed {
-			s.pull()
+			s.pull(w)
 		}
 		mulpdu := as.a.MaxMessage() - session.HeaderLen
 		if as.a.Room() < mulpdu+session.HeaderLen {

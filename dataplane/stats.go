@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/internal/histogram"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/rdmap"
@@ -32,6 +33,9 @@ type Stats struct {
 	Link      link.Stats
 	SCTP      SCTPStats
 	Fragments FragmentStats // of the engine; only the first worker has them
+
+	RTTs        histogram.Counts // round-trip times that TCP and SCTP have measured
+	Completions histogram.Counts // from the taking of a work request to its completion; see timed
 }
 
 // RxStats are the counters for reception. A dropped frame is counted in exactly one of
@@ -157,6 +161,7 @@ func (e *Engine) Stats() []Stats {
 		s.HeldFrames = uint64(w.held.used)
 		s.Timers = uint64(w.timers.Len())
 		s.TxStarved = w.sched.Starved()
+		s.RTTs, s.Completions = w.times.rtts.Counts(), w.times.completions.Counts()
 		w.link.Stats(&s.Link)
 		if w.sctp != nil {
 			s.SCTP = w.sctpStats()

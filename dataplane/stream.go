@@ -47,6 +47,7 @@ type stream struct {
 	pending rdmap.Segment // polled but not yet composed, if hasPend is set
 	hasPend bool
 	gate    bool // a responder must wait for the first FPDU
+	timed   timed
 
 	awaits bool // the pending segment waits for far memory
 
@@ -311,13 +312,35 @@ func (s *stream) flushLate(w *worker) {
 
 // pull takes a batch of work requests from the queue pair. After the peer has closed, the total
 // is limited to what the queue can have held then.
-func (s *stream) pull() int {
-	if !s.half {
-		return s.qp.QP.HandleSends(pullBudget)
+func (s *stream) pull(w *worker) int {
+	budget := pullBudget
+	if s.half {
+		budget = min(budget, s.rest)
 	}
-	n := s.qp.QP.HandleSends(min(pullBudget, s.rest))
-	s.rest -= n
+	n := s.qp.QP.HandleSends(budget)
+	if s.half {
+		s.rest -= n
+	}
+	if n > 0 && !s.timed.on {
+		s.timed = timed{true, s.qp.QP.Taken() - uint64(n), w.now}
+	}
 	return n
+}
+
+// timed is a work request whose time to completion is measured: one of a queue pair at a time, in
+// steps of a turn, so that measuring reads no clock and stores nothing in the other ones.
+type timed struct {
+	on    bool
+	seq   uint64 // number of the work request, from 0
+	since clock.Time
+}
+
+// measure ends the measurement of a work request that is complete.
+func (s *stream) measure(w *worker) {
+	if s.timed.on && s.qp.QP.Retired() > s.timed.seq {
+		s.timed.on = false
+		w.times.completions.Add(w.now.Sub(s.timed.since))
+	}
 }
 
 // lookAt does the work of a stream in full operation that needs no slot, while it waits for its
@@ -325,14 +348,14 @@ func (s *stream) pull() int {
 func (s *stream) lookAt(w *worker) {
 	s.remoteEvents(w)
 	if s.mode == modeFull && !s.gate && !s.failed {
-		s.pull()
+		s.pull(w)
 	}
 }
 
 // pullMore takes the work requests for which the send queue had no room before this turn's
 // completions: there may be no further doorbell or acknowledgement to trigger that.
 func (s *stream) pullMore(w *worker) {
-	if !s.gate && !s.failed && s.pull() > 0 {
+	if !s.gate && !s.failed && s.pull(w) > 0 {
 		w.mark(s.lane)
 	}
 }
@@ -389,6 +412,7 @@ func (s *stream) completions(w *worker) {
 			return
 		}
 	}
+	s.measure(w)
 }
 
 // complete pushes a completion. It returns false if the CQ is full.

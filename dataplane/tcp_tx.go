@@ -108,7 +108,7 @@ func (c *tcpConn) composeFPDUs(w *worker, g *sched.Grant) int {
 	n, start := 0, c.tcp.SndNxt()
 	for c.mode == modeFull && !c.gate {
 		if !c.failed && c.ddp.Left() < c.tcp.MSS() {
-			c.pull()
+			c.pull(w)
 		}
 		// A segment that does not fit in the current record starts the next one at
 		// once, so two slots must be free.

@@ -18,6 +18,7 @@ import (
 	"github.com/iwarpd/iwarpd/dataplane/link"
 	"github.com/iwarpd/iwarpd/dataplane/wheel"
 	"github.com/iwarpd/iwarpd/internal/clock"
+	"github.com/iwarpd/iwarpd/internal/histogram"
 	"github.com/iwarpd/iwarpd/internal/pkt"
 	"github.com/iwarpd/iwarpd/mpa"
 	"github.com/iwarpd/iwarpd/sctp"
@@ -73,7 +74,13 @@ type worker struct {
 	taps    *[]*Tap // as they were at the start of the turn; nil: none
 
 	stats  Stats
+	times  times
 	driver driver
+}
+
+// times are measured durations, as Stats has them.
+type times struct {
+	rtts, completions histogram.Histogram
 }
 
 // scratch is memory reused by each call.
@@ -96,6 +103,7 @@ func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 		lanes: make(map[handoff.Key]*lane), streams: make(map[ConnID]*stream), moved: make(map[ConnID]*worker),
 		listeners: make(map[listenKey]*listener),
 	}
+	w.tcp.RTT = &w.times.rtts
 	w.socks, _ = q.Link.(*Sockets)
 	w.slots, w.record = make([]slotState, q.Link.Slots()), link.NoSlot
 	if s, ok := q.Link.(link.Segmenter); ok && s.SuperBytes() > 0 {

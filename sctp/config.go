@@ -1,6 +1,10 @@
 package sctp
 
-import "time"
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/histogram"
+)
 
 // Config holds the settings of an association. A zero field means its default, which is that of RFC 9260 section 16 where there is one.
 type Config struct {
@@ -24,6 +28,8 @@ type Config struct {
 	MaxAssoc                   int           // consecutive time-outs that end the association; 10
 	MaxPath                    int           // consecutive time-outs that make a path inactive; 5
 	MaxBurst                   int           // packets of new data per SACK; 4
+
+	RTT *histogram.Histogram // counts the measured round-trip times; nil: they are not counted
 
 	// UDP enables UDP encapsulation (RFC 6951), which costs 8 bytes of the MTU. The owner adds and removes the UDP headers.
 	UDP bool

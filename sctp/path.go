@@ -153,6 +153,7 @@ func (a *Assoc) sample(p *path, r time.Duration) {
 		p.srtt += (r - p.srtt) / 8
 	}
 	a.setRTO(p)
+	a.cfg.RTT.Add(r)
 }
 
 // setRTO sets the RTO from the measured RTT, or to its initial value (6.3.1 C1). The back-off of earlier data does not apply to new data.

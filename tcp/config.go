@@ -1,6 +1,10 @@
 package tcp
 
-import "time"
+import (
+	"time"
+
+	"github.com/iwarpd/iwarpd/internal/histogram"
+)
 
 // CongestionControl selects a congestion control algorithm.
 type CongestionControl uint8
@@ -50,6 +54,8 @@ type Config struct {
 	KeepAliveIdle     time.Duration // idle time before the first probe; 0: no keep-alive (MUST-25)
 	KeepAliveInterval time.Duration
 	KeepAliveCount    int // unanswered probes that end the connection
+
+	RTT *histogram.Histogram // counts the measured round-trip times; nil: they are not counted
 
 	PMTURaise time.Duration // time after which a lowered path MTU is raised again; RFC 1191 6.3: 10 minutes
 }

@@ -27,6 +27,7 @@ func (c *Conn) sampleRTT(r time.Duration) {
 		c.srtt += (r - c.srtt) / 8
 	}
 	c.rto = min(c.srtt+max(4*c.rttvar, c.cfg.MinRTO), c.cfg.MaxRTO)
+	c.cfg.RTT.Add(r)
 }
 
 // sampleHandshake takes an RTT sample from a SYN that was sent only once.

@@ -187,6 +187,12 @@ func (q *QP) Outstanding() (sends, recvs int) {
 	return int(q.sqTail - q.sqHead), q.rqTail.Sub(q.rqHead)
 }
 
+// Taken returns how many send work requests the QP has taken.
+func (q *QP) Taken() uint64 { return q.stats.Sends }
+
+// Retired returns how many of them are complete, in order.
+func (q *QP) Retired() uint64 { return q.stats.Sends - uint64(q.sqTail-q.sqHead) }
+
 // Stream returns the RDMAP stream, which is usable after Start.
 func (q *QP) Stream() *rdmap.Stream { return &q.stream }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/docs"
+	"github.com/iwarpd/iwarpd/internal/histogram"
 )
 
 // A counterDoc is the documentation of a counter.
@@ -75,11 +76,40 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		d := counterDocs()[k.Name]
 		ch <- prometheus.MustNewConstMetric(d.desc(k.Name), d.kind(), float64(k.Value))
 	}
-	for i, w := range c.workers() {
+	workers := c.workers()
+	for i, w := range workers {
 		for _, m := range perWorker {
 			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, float64(m.value(&w)), strconv.Itoa(i))
 		}
 	}
+	for _, m := range histograms {
+		var sum histogram.Counts
+		for i := range workers {
+			sum.Add(m.value(&workers[i]))
+		}
+		ch <- prometheus.MustNewConstHistogram(m.desc, sum.Total(), sum.Sum.Seconds(), cumulative(&sum))
+	}
+}
+
+// histograms are the metrics that are histograms of seconds, summed over all workers.
+var histograms = []struct {
+	desc  *prometheus.Desc
+	value func(*dataplane.Stats) *histogram.Counts
+}{
+	{prometheus.NewDesc("iwarpd_rtt_seconds", "Round-trip times measured by TCP and SCTP.", nil, nil),
+		func(s *dataplane.Stats) *histogram.Counts { return &s.RTTs }},
+	{prometheus.NewDesc("iwarpd_completion_latency_seconds", "Time from the taking of a work request of a send queue to its completion, one at a time of each queue pair.", nil, nil),
+		func(s *dataplane.Stats) *histogram.Counts { return &s.Completions }},
+}
+
+// cumulative returns the buckets of Prometheus: how many durations are at most a bound in seconds.
+func cumulative(c *histogram.Counts) map[float64]uint64 {
+	buckets, n := make(map[float64]uint64, histogram.Buckets), uint64(0)
+	for i := range histogram.Buckets {
+		n += c.Buckets[i]
+		buckets[histogram.Bound(i).Seconds()] = n
+	}
+	return buckets
 }
 
 // perWorker are the metrics with a label for the worker.

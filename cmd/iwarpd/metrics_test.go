@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
@@ -23,6 +24,7 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/docs"
+	"github.com/iwarpd/iwarpd/internal/histogram"
 )
 
 func testCollector() collector {
@@ -31,7 +33,10 @@ func testCollector() collector {
 			return []*ctrlpb.Counter{{Name: "ctrl.clients", Value: 3}, {Name: "engine.rx_frames", Value: 1 << 40}, {Name: "xdp.passed", Value: 7}}
 		},
 		workers: func() []dataplane.Stats {
-			return []dataplane.Stats{{RxStats: dataplane.RxStats{RxBytes: 11}}, {RxStats: dataplane.RxStats{RxBytes: 22}, ConnStats: dataplane.ConnStats{Conns: 2}}}
+			var times histogram.Histogram
+			times.Add(3 * time.Microsecond)
+			times.Add(time.Minute)
+			return []dataplane.Stats{{RxStats: dataplane.RxStats{RxBytes: 11}, RTTs: times.Counts()}, {RTTs: times.Counts(), Completions: times.Counts(), RxStats: dataplane.RxStats{RxBytes: 22}, ConnStats: dataplane.ConnStats{Conns: 2}}}
 		},
 	}
 }
@@ -73,6 +78,9 @@ func TestMetrics(t *testing.T) {
 			"iwarpd_engine_rx_frames_total 1.099511627776e+12\n", "iwarpd_xdp_passed_total 7\n",
 			`iwarpd_worker_rx_bytes_total{worker="0"} 11`, `iwarpd_worker_rx_bytes_total{worker="1"} 22`,
 			`iwarpd_worker_connections{worker="1"} 2`, `iwarpd_build_info{version="devel"} 1`, `iwarpd_transport_info{mode="native, zero copy"} 1`,
+			`iwarpd_rtt_seconds_bucket{le="2e-06"} 0`, `iwarpd_rtt_seconds_bucket{le="4e-06"} 2`, `iwarpd_rtt_seconds_bucket{le="16.777216"} 2`,
+			`iwarpd_rtt_seconds_bucket{le="+Inf"} 4`, "iwarpd_rtt_seconds_sum 120.000006\n", "iwarpd_rtt_seconds_count 4\n",
+			"iwarpd_completion_latency_seconds_count 2\n",
 			"\nprocess_resident_memory_bytes ", "\nprocess_open_fds ", "\ngo_gc_duration_seconds_count ", "\ngo_goroutines ",
 		} {
 			if code != http.StatusOK || !strings.Contains(text, want) {
@@ -161,6 +169,9 @@ func knownMetrics() map[string]bool {
 	name := regexp.MustCompile(`iwarpd_[a-z0-9_]+`)
 	for _, m := range perWorker {
 		known[name.FindString(m.desc.String())] = true
+	}
+	for _, m := range histograms {
+		known[name.FindString(m.desc.String())+"_bucket"] = true
 	}
 	for _, k := range allCounters() {
 		known[name.FindString(counterDocs()[k.Name].desc(k.Name).String())] = true
