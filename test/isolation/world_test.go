@@ -92,7 +92,7 @@ func newWorld(t *testing.T, limits ctrl.Limits) *world {
 	if err := copyFile("/proc/self/exe", w.exe); err != nil {
 		t.Fatal(err)
 	}
-	w.a, w.b, err = embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: w.socket, Mode: 0o666, Limits: limits}})
+	w.a, w.b, err = embed.Pair(embed.PairConfig{CtrlB: ctrl.Config{Socket: w.socket, Mode: 0o666, Limits: limits, Slots: ctrl.Slots{Folder: filepath.Join(dir, "slots"), Count: 2}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,8 @@
  *     hostile SOCKET PEER DIR ATTACK    "hostile list" prints the names of all
  *
  * It begins as root, to have pages and files that never arrive (userfaultfd, FUSE), and
- * goes on as an unprivileged user. It exits with 0 when the attack has been carried out,
+ * goes on as an unprivileged user, but as root where the name says so. Attacks on a slot
+ * take the socket of slot 0, in the folder slots beside SOCKET. It exits with 0 when the attack has been carried out,
  * whatever the daemon made of it, and with 2 when it could not be: the test looks at the
  * daemon and at a victim.
  */
@@ -51,6 +52,7 @@ enum { UID = 61002, PAGE = 4096, HEADER = 4096, ENTRIES = 256, CONSUMER = 128, B
 
 static const char *sock_path, *peer, *dir;
 static pid_t fuse_server, main_pid;
+static int slot; /* its folder; 0: the main socket */
 
 static void fail(const char *what)
 {
@@ -144,7 +146,10 @@ static int dial(void)
 	struct sockaddr_un a = { .sun_family = AF_UNIX };
 	int s = TRY(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
 
-	strncpy(a.sun_path, sock_path, sizeof(a.sun_path) - 1);
+	if (slot > 0) /* the folder above is closed to us, as to a container */
+		snprintf(a.sun_path, sizeof(a.sun_path), "/proc/self/fd/%d/iwarpd.sock", slot);
+	else
+		strncpy(a.sun_path, sock_path, sizeof(a.sun_path) - 1);
 	TRY(connect(s, (struct sockaddr *)&a, sizeof(a)));
 	return s;
 }
@@ -252,6 +257,14 @@ static struct client greet(void)
 	return c;
 }
 
+/* won ends the attack: the daemon has done what it must refuse. */
+static void won(const char *what)
+{
+	fprintf(stderr, "hostile: %s\n", what);
+	give_up(3);
+}
+
+enum { LIST_QPS = 33, LIST_CLIENTS = 36, ADMIN_DISCONNECT = 38, LIST_QUOTAS = 47 };
 enum { ALLOC_PD = 3, REGISTER = 5, DEREGISTER, CREATE_CQ, DESTROY_CQ, CREATE_QP, DESTROY_QP, LISTEN, CONNECT = 13, DISCONNECT = 16,
        CREATE_SRQ = 19, DESTROY_SRQ = 21, RESIZE_CQ, MODIFY_CQ, CREATE_CHANNEL = 28, ATTACH_MEMORY = 30, STATUS = 32, CAPTURE = 39, LIST_SRQS = 41 };
 
@@ -1438,6 +1451,155 @@ static const char *const odd_names[] = {
 };
 enum { ODD = sizeof(odd_names) / sizeof(odd_names[0]) };
 
+/* Attacks by the socket of a slot, whose clients are nobody's administrators. */
+
+static void slot_capture(void)
+{
+	struct client c = greet();
+
+	if (!call(&c, CAPTURE) || !last.error)
+		won("it captures every frame");
+	for (uint64_t qp = 1; qp < 64; qp++)
+		if (!call(&c, CAPTURE, 1, qp) || !last.error)
+			won("it captures another's queue pair");
+}
+
+static void slot_disconnect(void)
+{
+	struct client c = greet();
+
+	for (uint64_t qp = 1; qp < 256; qp++)
+		if (!call(&c, ADMIN_DISCONNECT, 1, qp, 2, U(1)) || !last.error)
+			won("it ends the connection of another");
+}
+
+static void slot_handles(void)
+{
+	static const int kinds[] = { DEREGISTER, DESTROY_CQ, DESTROY_QP, DISCONNECT, DESTROY_SRQ };
+	struct client c = greet();
+
+	for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++)
+		for (uint64_t h = 1; h < 128; h++)
+			if (!call(&c, kinds[k], 1, h) || !last.error)
+				won("it has the object of another");
+}
+
+/* listed returns how many items a list has. */
+static int listed(struct client *c, int kind)
+{
+	struct span list;
+	uint64_t key, n;
+	int items = 0;
+
+	if (!call(c, kind) || last.error)
+		fail("list");
+	field(last.body, kind, &list);
+	while (list.n && get_varint(&list, &key) && get_varint(&list, &n))
+		if ((key & 7) == 2) {
+			items += key >> 3 == 1;
+			list.p += n;
+			list.n -= n;
+		}
+	return items;
+}
+
+static void slot_lists(void)
+{
+	struct client c = greet(), other = greet();
+
+	if (listed(&c, LIST_CLIENTS) != 2 || listed(&c, LIST_QPS) != 0 || listed(&other, LIST_QUOTAS) != 1)
+		won("it sees what is not its slot's");
+}
+
+static void slot_ports(void)
+{
+	struct client c = greet();
+
+	for (uint64_t port = 1; port < 1024; port++)
+		if (!call(&c, LISTEN, 2, port) || !last.error)
+			won("it listens on a port below 1024");
+}
+
+static void slot_quota(void)
+{
+	int n = 0;
+
+	for (struct client c = { .s = dial() }; n < 200; n++, c = (struct client){ .s = dial() })
+		if (!call(&c, 2, 1, U(1), 2, U(1)) || last.error)
+			break;
+	if (n > 64)
+		won("it has more clients than its quota");
+}
+
+static void slot_reconnects(void)
+{
+	for (int i = 0; i < 200; i++) {
+		struct client c = greet();
+		struct objects o = objects(&c);
+
+		call(&c, LISTEN, 2, U(20000));
+		close(o.ring), close(o.wake), close(o.sq), close(o.rq);
+		for (int w = 0; w < c.workers; w++)
+			close(c.pages[w]), close(c.wakes[w]);
+		close(c.s);
+	}
+}
+
+static void slot_flood(void)
+{
+	for (int i = 0; i < 300; i++) {
+		int s = dial();
+
+		for (int n = 0; n < 8; n++)
+			send_fds(s, "flood", 5, NULL, 0, MSG_DONTWAIT);
+	}
+	nap(200);
+}
+
+static void slot_name(void)
+{
+	static const char name[] = "\x1b[2J\n\rroot\x9b\xff\xe2\x80\xae";
+	struct client c = { .s = dial() };
+	struct buf b = { .n = 0 };
+
+	num(&b, 1, 1);
+	num(&b, 2, 1);
+	bytes(&b, 3, name, sizeof(name) - 1);
+	if (!ask(&c, 2, &b, NULL, 0, &last) || last.error)
+		return;
+	if (!call(&c, LIST_CLIENTS) || memchr(last.body.p, 0x1b, last.body.n))
+		won("its name reaches a terminal");
+}
+
+/* slot_namespace is root of a user namespace of its own. */
+static void slot_namespace(void)
+{
+	char text[64];
+	int fd;
+
+	if (unshare(CLONE_NEWUSER) == 0 && (fd = open("/proc/self/uid_map", O_WRONLY)) >= 0) {
+		snprintf(text, sizeof(text), "0 %d 1", UID);
+		TRY(write(fd, text, strlen(text)));
+	}
+	slot_capture();
+	slot_disconnect();
+}
+
+/* slot_file puts other files in the place of the socket. */
+static void slot_file(void)
+{
+	struct client c = greet();
+
+	TRY(renameat(slot, "iwarpd.sock", slot, "away"));
+	TRY(symlinkat("/etc/passwd", slot, "iwarpd.sock"));
+	if (!call(&c, LIST_CLIENTS))
+		fail("list");
+	TRY(unlinkat(slot, "iwarpd.sock", 0));
+	TRY(mkdirat(slot, "iwarpd.sock", 0700));
+	TRY(unlinkat(slot, "iwarpd.sock", AT_REMOVEDIR));
+	TRY(renameat(slot, "away", slot, "iwarpd.sock"));
+}
+
 static const struct attack { const char *name; void (*run)(void); } attacks[] = {
 	{ "write to the worker's wake-up, stuck", wake_stuck },
 	{ "write to the worker's wake-up, stuck in FUSE", wake_stuck_fuse },
@@ -1519,6 +1681,21 @@ static const struct attack { const char *name; void (*run)(void); } attacks[] = 
 	{ "one memory many times", same_region },
 	{ "listeners", listens },
 	{ "moderation, then gone", moderate },
+	{ "slot: captures", slot_capture },
+	{ "slot as root: captures", slot_capture },
+	{ "slot: ends connections", slot_disconnect },
+	{ "slot as root: ends connections", slot_disconnect },
+	{ "slot: handles of others", slot_handles },
+	{ "slot: lists", slot_lists },
+	{ "slot as root: ports", slot_ports },
+	{ "slot: clients over its quota", slot_quota },
+	{ "slot: reconnects", slot_reconnects },
+	{ "slot: flood", slot_flood },
+	{ "slot: name", slot_name },
+	{ "slot: namespace", slot_namespace },
+	{ "slot as root: file replaced", slot_file },
+	{ "slot: own socket in flight", own_socket },
+	{ "slot: status unread", unread_status },
 };
 enum { ATTACKS = sizeof(attacks) / sizeof(attacks[0]) };
 
@@ -1543,8 +1720,16 @@ int main(int argc, char **argv)
 	stuck = stuck_page();
 	fuse_fd = mount_fuse();
 	fuse_page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fuse_fd, 0);
-	TRY(setresgid(UID, UID, UID));
-	TRY(setresuid(UID, UID, UID));
+	if (!strncmp(name, "slot", 4)) {
+		char folder[108];
+
+		snprintf(folder, sizeof(folder), "%.*s/slots/0", (int)(strrchr(sock_path, '/') - sock_path), sock_path);
+		slot = TRY(open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC));
+	}
+	if (strncmp(name, "slot as root", 12)) {
+		TRY(setresgid(UID, UID, UID));
+		TRY(setresuid(UID, UID, UID));
+	}
 	TRY(prctl(PR_SET_DUMPABLE, 1)); /* /proc/self is this user's */
 	alarm(12);
 	for (int i = 0; i < ATTACKS; i++)
