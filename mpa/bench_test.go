@@ -8,16 +8,16 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// The benchmarks move a message of 1 MiB in FPDUs that fill segments, through
-// as many slots as a window holds. Each has the same bytes copied once and summed
-// once beside it, in pieces of the same size: BenchmarkCopyAndCRC.
+// The benchmarks move a message of 1 MiB in FPDUs that fill segments, through as many slots as a window holds. For
+// comparison, BenchmarkCopyAndCRC copies the same bytes once and computes one CRC over them, in pieces of the same
+// size.
 
 const (
 	benchMessage = 1 << 20
 	benchSlots   = 256
 )
 
-// header is what DDP and RDMAP put in front of the payload of a Write.
+// header is the DDP and RDMAP header before the payload of a Write.
 var header [14]byte
 
 func benchSizes(b *testing.B, run func(b *testing.B, emss int)) {
@@ -45,7 +45,7 @@ func BenchmarkCopyAndCRC(b *testing.B) {
 	})
 }
 
-// place copies the payload of a Write to dst and returns how much it is.
+// place copies the payload of a Write to dst and returns its length.
 func place(dst []byte, f *FPDU) int {
 	p := f.ULPDU.After(len(header))
 	n := p.Len()
@@ -53,7 +53,7 @@ func place(dst []byte, f *FPDU) int {
 	return n
 }
 
-// castagnoli is for the standard library's CRC, the measure of ours.
+// castagnoli is the table of the standard library's CRC, to which ours is compared.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 var benchSum uint32
@@ -85,14 +85,14 @@ func BenchmarkFramer(b *testing.B)        { benchFramer(b, true, false) }
 func BenchmarkFramerMarkers(b *testing.B) { benchFramer(b, true, true) }
 func BenchmarkFramerNoCRC(b *testing.B)   { benchFramer(b, false, false) }
 
-// benchReceiver checks FPDUs that lie in slots and copies the payload out.
+// benchReceiver checks FPDUs in slots and copies the payload out.
 func benchReceiver(b *testing.B, crc, markers bool, cut int) {
 	benchSizes(b, func(b *testing.B, emss int) {
 		dst := make([]byte, benchMessage)
 		var f Framer
 		var r Receiver
 		f.Init(crc, markers, 0)
-		// 512 FPDUs bring the markers back to where they were.
+		// 512 FPDUs return the markers to their initial position.
 		n := f.MULPDU(emss)
 		slots := make([][]byte, benchSlots)
 		seq := serial.Num(0)
@@ -139,8 +139,8 @@ func BenchmarkReceiverMarkers(b *testing.B) { benchReceiver(b, true, true, 0) }
 func BenchmarkReceiverNoCRC(b *testing.B)   { benchReceiver(b, false, false, 0) }
 func BenchmarkReceiverCut(b *testing.B)     { benchReceiver(b, true, false, 1000) }
 
-// BenchmarkEarly finds, checks and copies out FPDUs behind a gap, then passes
-// them in order; with the work of in-order FPDUs beside it: BenchmarkReceiverMarkers.
+// BenchmarkEarly finds, checks and copies out FPDUs after a gap, then passes them in order. BenchmarkReceiverMarkers
+// shows the work for in-order FPDUs.
 func BenchmarkEarly(b *testing.B) {
 	benchSizes(b, func(b *testing.B, emss int) {
 		dst := make([]byte, emss)

@@ -17,7 +17,7 @@ type segment struct {
 	octets    []byte
 }
 
-// capture reads testdata/name: one line a segment.
+// capture reads testdata/name, which has one segment per line.
 func capture(t *testing.T, name string) (segs []segment) {
 	t.Helper()
 	f, err := os.Open(filepath.Join("testdata", name+".txt"))
@@ -37,9 +37,8 @@ func capture(t *testing.T, name string) (segs []segment) {
 	return segs
 }
 
-// Connections between two soft-iWARP peers: our two sides make the same startup
-// frames, the Receiver takes every segment as it was cut, and the Framer makes
-// the same FPDUs again.
+// TestCaptures replays connections between two soft-iWARP peers: our two sides must make the same startup frames, the
+// Receiver must take every segment as captured, and the Framer must make the same FPDUs.
 func TestCaptures(t *testing.T) {
 	siw := Config{Rev: 2, Enhanced: true, IRD: 1, ORD: 1}
 	for _, tt := range []struct {

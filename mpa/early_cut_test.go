@@ -6,11 +6,10 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// TestEarlyCutMarker: a segment may begin in, or right after, the marker that leads an
-// FPDU. That FPDU is not whole in it, the next one is, wherever the sequence numbers
-// wrap (RFC 5044 4.3).
+// TestEarlyCutMarker checks segments that begin in, or right after, the marker that starts an FPDU. That FPDU is not
+// whole in the segment, but the next one is, wherever the sequence numbers wrap (RFC 5044 4.3).
 func TestEarlyCutMarker(t *testing.T) {
-	const ulpdu, size = 1010, 2 * markerEvery // with two markers, of which one leads
+	const ulpdu, size = 1010, 2 * markerEvery // with two markers, one of them leading
 	for back := range size + markerEvery {
 		start := serial.Num(-back)
 		var f Framer

@@ -17,8 +17,7 @@ func FuzzEarly(f *testing.F) {
 		f.Add(b, uint16(fpdus[2].begin), uint16(len(b)), false)
 	}
 	f.Fuzz(func(t *testing.T, b []byte, from, to uint16, crc bool) {
-		// Part of the bytes arrive ahead of order, then all of them in order,
-		// with those left away that were placed.
+		// Part of the bytes arrive out of order, then all of them in order except those that were placed.
 		i, j := min(int(from), len(b)), min(int(to), len(b))
 		if i >= j {
 			return
@@ -52,7 +51,7 @@ func FuzzEarly(f *testing.F) {
 				if !ok {
 					break
 				}
-				// In order is right; early must be the same or end in an error.
+				// The in-order result is right; early must give the same or end in an error.
 				if ok, err := plain.PollFPDU(&q); !ok {
 					t.Fatalf("an FPDU at %d that is not there in order: %v", p.Seq, err)
 				}
@@ -74,8 +73,8 @@ func FuzzEarly(f *testing.F) {
 	})
 }
 
-// The script says the sizes of some FPDUs, then which bytes arrive and whether
-// what is found in them is placed. In the end all bytes arrive in order.
+// FuzzReorder: the script gives the sizes of some FPDUs, then which bytes arrive and whether the FPDUs found in them
+// are placed. In the end all bytes arrive in order.
 func FuzzReorder(f *testing.F) {
 	f.Add([]byte{3, 75, 75, 75, 20, 40, 1, 40, 80, 0, 60, 100, 1}, true)
 	f.Add([]byte{6, 3, 3, 3, 180, 3, 3, 128, 90, 1, 20, 60, 1, 100, 130, 1}, false)

@@ -14,15 +14,14 @@ import (
 // piece is a range of bytes of a stream, as TCP has received it.
 type piece struct {
 	from, to int
-	octets   []byte // nil: placed early and gone
+	octets   []byte // nil: placed early and released
 }
 
-// early takes what can be found in bytes [from, to) of stream ahead of order.
-// place is asked for each FPDU. It returns what was found, and whether the bytes
-// need not be kept.
+// early takes the FPDUs found in bytes [from, to) of stream out of order. place is called for each. It returns what
+// was found, and whether the bytes may be dropped.
 func early(t testing.TB, r *Receiver, start serial.Num, stream []byte, from, to int, place func(*FPDU) bool) (found []serial.Num, gone bool) {
 	t.Helper()
-	// The bytes are the frame's, which is used for something else afterwards.
+	// The bytes belong to a frame, which is reused later.
 	seg := bytes.Clone(stream[from:to])
 	r.HandleEarly(start+serial.Num(from), seg)
 	gone = true
@@ -44,7 +43,7 @@ func early(t testing.TB, r *Receiver, start serial.Num, stream []byte, from, to 
 	return found, gone && r.EarlyWhole()
 }
 
-// world is a stream, the receiver it is sent to, and what must come out.
+// world is a stream, its receiver, and the expected FPDUs.
 type world struct {
 	t      testing.TB
 	r      *Receiver
@@ -52,7 +51,7 @@ type world struct {
 	stream []byte
 	fpdus  []sent
 	at     int          // in-order point, as an offset in stream
-	next   int          // FPDU that is due in order
+	next   int          // next FPDU in order
 	placed map[int]bool // FPDUs placed early, by index
 	held   []piece
 }
@@ -64,7 +63,7 @@ func newWorld(t testing.TB, rnd *rand.Rand, crc bool, start serial.Num, sizes ..
 	return w
 }
 
-// end returns the offset behind FPDU i.
+// end returns the offset of the end of FPDU i.
 func (w *world) end(i int) int {
 	if i+1 < len(w.fpdus) {
 		return w.fpdus[i+1].begin
@@ -72,7 +71,7 @@ func (w *world) end(i int) int {
 	return len(w.stream)
 }
 
-// index returns which FPDU has its length field at seq.
+// index returns the index of the FPDU whose length field is at seq.
 func (w *world) index(seq serial.Num) int {
 	w.t.Helper()
 	i := slices.IndexFunc(w.fpdus, func(s sent) bool { return s.seq == seq })
@@ -82,7 +81,7 @@ func (w *world) index(seq serial.Num) int {
 	return i
 }
 
-// arrive gives bytes [from, to) to the receiver as TCP would.
+// arrive passes bytes [from, to) to the receiver as TCP would.
 func (w *world) arrive(from, to int, place func() bool) {
 	w.t.Helper()
 	if to <= w.at {
@@ -170,8 +169,7 @@ func (w *world) finish() {
 	}
 }
 
-// segments cuts the stream at FPDU boundaries, at most most bytes each where
-// the FPDUs allow.
+// segments divides the stream at FPDU boundaries into at most most bytes each where the FPDUs allow.
 func (w *world) segments(most int) (segs [][2]int) {
 	from := 0
 	for i := range w.fpdus {
@@ -185,7 +183,7 @@ func (w *world) segments(most int) (segs [][2]int) {
 
 func always() bool { return true }
 
-// The first segment is lost; the others are placed and their frames freed.
+// TestEarlyAfterLoss loses the first segment; the others must be placed and their frames freed.
 func TestEarlyAfterLoss(t *testing.T) {
 	rnd := seeded(t)
 	for _, crc := range []bool{true, false} {
@@ -211,15 +209,15 @@ func TestEarlyAfterLoss(t *testing.T) {
 	}
 }
 
-// An FPDU is found early only through a marker or from the end of one that was.
+// TestEarlyLocate checks that an FPDU is found early only through a marker or from the end of one that was.
 func TestEarlyLocate(t *testing.T) {
 	rnd := seeded(t)
-	// FPDUs of 504 bytes and their leading marker or the like: offsets below.
+	// FPDUs of 504 bytes with their leading marker, or similar; the offsets are below.
 	w := newWorld(t, rnd, true, 7, 98, 98, 98, 98, 98, 98, 98, 98, 98, 98, 98, 98)
 	for _, tt := range []struct {
 		name     string
 		from, to int // FPDUs of the segment
-		cut      int // bytes left away in front
+		cut      int // bytes dropped from the front
 		found    []int
 		whole    bool
 	}{
@@ -276,9 +274,9 @@ func TestEarlyLocate(t *testing.T) {
 		w.r.Init(true, true, w.start)
 		for _, s := range []struct{ from, to, found int }{
 			{w.fpdus[4].begin, w.end(4), 1},      // has the marker
-			{w.fpdus[4].begin + 50, w.end(6), 2}, // its rest, and two behind it
+			{w.fpdus[4].begin + 50, w.end(6), 2}, // its rest, and two after it
 			{w.fpdus[5].begin + 3, w.end(6), 0},  // nothing new
-			{w.fpdus[5].begin, w.end(6) - 3, 0},  // nothing new, but a part
+			{w.fpdus[5].begin, w.end(6) - 3, 0},  // only a part is new
 			{w.fpdus[6].begin, w.end(7), 1},
 			{w.fpdus[6].begin + 1, w.fpdus[6].begin + 2, 0},
 		} {
@@ -421,7 +419,7 @@ func TestEarlyFull(t *testing.T) {
 	w.finish()
 }
 
-// What a marker has shown ahead of order and what length fields show in order
+// TestEarlyDisagreement checks that the position that a marker gave out of order and the length fields seen in order
 // must agree when the gap is closed (RFC 5044 section 8).
 func TestEarlyDisagreement(t *testing.T) {
 	rnd := seeded(t)
@@ -429,8 +427,7 @@ func TestEarlyDisagreement(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		gone bool
-		// first is the size of the ULPDU whose FPDU is sent in place of the one in
-		// front of the early FPDU.
+		// first is the size of the ULPDU whose FPDU is sent in place of the one before the early FPDU.
 		first int
 		err   *term.Error
 	}{
@@ -474,7 +471,7 @@ func TestEarlyDisagreement(t *testing.T) {
 	}
 }
 
-// What is wrong in an early segment is left for the check in order.
+// TestEarlyInvalid checks that errors in an early segment are left for the check in order.
 func TestEarlyInvalid(t *testing.T) {
 	rnd := seeded(t)
 	const mark = 408 // index in the FPDU of the marker in it
@@ -516,8 +513,7 @@ func TestEarlyInvalid(t *testing.T) {
 	}
 }
 
-// An FPDU known to begin behind another one is not taken if a marker in it says
-// something else.
+// TestEarlyKnownMarker checks that an FPDU known to begin after another one is not taken if a marker in it disagrees.
 func TestEarlyKnownMarker(t *testing.T) {
 	w := newWorld(t, seeded(t), true, 5, 600, 600, 600, 600)
 	second := w.stream[w.fpdus[2].begin:w.end(2)]
@@ -529,7 +525,7 @@ func TestEarlyKnownMarker(t *testing.T) {
 	}
 }
 
-// An FPDU that reaches into one that was placed is not taken, whatever its CRC.
+// TestEarlyOverlap checks that an FPDU that overlaps one that was placed is not taken, whatever its CRC.
 func TestEarlyOverlap(t *testing.T) {
 	rnd := seeded(t)
 	w := newWorld(t, rnd, true, 5, 600, 600, 600, 600)
@@ -553,7 +549,7 @@ func TestMarkPlacedMisuse(t *testing.T) {
 	w.r.MarkPlaced(w.fpdus[1].seq)
 }
 
-// The two low bits of FPDUPTR count as zero (RFC 5044 section 4.2).
+// TestEarlyLowBits checks that the two low bits of FPDUPTR count as zero (RFC 5044 section 4.2).
 func TestEarlyLowBits(t *testing.T) {
 	w := newWorld(t, seeded(t), true, 5, 600, 600, 600)
 	fpdu := w.stream[w.fpdus[1].begin:w.end(1)]
@@ -568,8 +564,8 @@ func TestEarlyLowBits(t *testing.T) {
 	w.finish()
 }
 
-// Of the FPDUs that arrive whole and out of order nearly all are placed then,
-// with one segment of 20 lost and sent again, and neighbours that swap.
+// TestEarlyShare checks that nearly all FPDUs that arrive whole and out of order are placed early, with one segment
+// in 20 lost and retransmitted, and with swapped neighbors.
 func TestEarlyShare(t *testing.T) {
 	rnd := seeded(t)
 	for _, tt := range []struct {
@@ -581,7 +577,7 @@ func TestEarlyShare(t *testing.T) {
 		{"full segments", func() int { return 1442 }, 1460, 0.99},
 		{"half segments, packed", func() int { return 600 + rnd.IntN(100) }, 1460, 0.97},
 		{"small FPDUs, packed", func() int { return 14 + rnd.IntN(200) }, 1460, 0.9},
-		// Behind a gap, what comes before the first marker cannot be located.
+		// After a gap, bytes before the first marker cannot be located.
 		{"small FPDUs, one a segment", func() int { return 14 + rnd.IntN(100) }, 1, 0.6},
 		{"anything", func() int { return rnd.IntN(1443) }, 1460, 0.95},
 		{"jumbo", func() int { return 8870 }, 8948, 0.99},

@@ -29,7 +29,7 @@ func Example() {
 	fmt.Printf("%s, CRC %v, IRD %d, ORD %d, RTR %v\n", ev.Frame.PrivateData, p.CRC, p.IRD, p.ORD, p.RTR)
 
 	// Full Operation, from the initiator to the responder.
-	const first = 4711 // sequence number behind the Request
+	const first = 4711 // sequence number after the Request
 	var tx mpa.Framer
 	tx.Init(p.CRC, p.SendMarkers, first)
 	segment := make([]byte, tx.Size(first, 11))

@@ -73,7 +73,7 @@ func randomBytes(rnd *rand.Rand, n int) []byte {
 	return b
 }
 
-// bitwiseCRC is CRC32c by its definition, one bit at a time.
+// bitwiseCRC computes CRC32c from its definition, one bit at a time.
 func bitwiseCRC(b []byte) uint32 {
 	crc := ^uint32(0)
 	for _, o := range b {
@@ -85,8 +85,7 @@ func bitwiseCRC(b []byte) uint32 {
 	return ^crc
 }
 
-// reference composes an FPDU by the letter of RFC 5044 sections 4.1 to 4.4, four
-// bytes at a time.
+// reference composes an FPDU literally as RFC 5044 sections 4.1 to 4.4 say, four bytes at a time.
 func reference(crc, markers bool, start, seq serial.Num, ulpdu []byte) []byte {
 	body := binary.BigEndian.AppendUint16(nil, uint16(len(ulpdu)))
 	body = append(body, ulpdu...)
@@ -122,7 +121,7 @@ func TestFramerReference(t *testing.T) {
 	sizes := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 18, 42, 46, 488, 500, 501, 502, 503, 504, 505, 506, 507, 508, 509, 510, 511, 512, 513, 1014, 1015, 1018, 1442, 1454, 4090, 8942}
 	for _, crc := range []bool{true, false} {
 		for _, markers := range []bool{true, false} {
-			for off := 0; off < 512; off += 4 { // each place of the first marker
+			for off := 0; off < 512; off += 4 { // each position of the first marker
 				start := serial.Num(rnd.Uint32())
 				seq := start + serial.Num(off) + 512*serial.Num(rnd.IntN(1<<20))
 				var f Framer
@@ -186,7 +185,7 @@ func TestMULPDU(t *testing.T) {
 	}
 }
 
-// An FPDU of MULPDU bytes fits in a segment wherever its markers fall.
+// TestMULPDUFits checks that an FPDU of MULPDU bytes fits in a segment wherever its markers fall.
 func TestMULPDUFits(t *testing.T) {
 	for _, markers := range []bool{false, true} {
 		var f Framer

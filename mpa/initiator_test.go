@@ -59,7 +59,7 @@ func TestInitiatorErrors(t *testing.T) {
 	}
 }
 
-// Replies that are to be taken as they are.
+// TestInitiatorReply checks Replies that must be accepted.
 func TestInitiatorReply(t *testing.T) {
 	base := Params{CRC: true, Rev: 2, Enhanced: true, IRD: 16, ORD: 16, Initiator: true}
 	for _, tt := range []struct {
@@ -101,7 +101,7 @@ func TestInitiatorReply(t *testing.T) {
 	}
 }
 
-// An empty set of RTRs in the Config offers them all.
+// TestInitiatorOffersAll checks that an empty set of RTRs in the Config offers all of them.
 func TestInitiatorOffersAll(t *testing.T) {
 	s := NewInitiator(with(func(c *Config) { c.P2P, c.RTR = true, 0 }), t0)
 	if f, _, err := Decode(frameOf(t, s)); err != nil || !f.P2P || f.RTR != AllRTRs {
@@ -109,7 +109,7 @@ func TestInitiatorOffersAll(t *testing.T) {
 	}
 }
 
-// A rejection leaves the TCP connection, and what follows in it, to the ULP.
+// TestInitiatorRejected checks that a rejection leaves the TCP connection and its following bytes to the ULP.
 func TestInitiatorRejected(t *testing.T) {
 	markers := func(c *Config) { c.Markers = true }
 	for _, tt := range []struct {
@@ -157,7 +157,7 @@ func TestInitiatorRejected(t *testing.T) {
 	}
 }
 
-// A peer that can do neither enhanced setup nor markers is reached in the end.
+// TestStartupFallback checks that a peer that supports neither enhanced setup nor markers is reached in the end.
 func TestStartupFallback(t *testing.T) {
 	cfg := with(func(c *Config) { c.Markers, c.P2P = true, true })
 	old := with(func(c *Config) { c.Rev, c.Enhanced = 1, false })
@@ -165,7 +165,7 @@ func TestStartupFallback(t *testing.T) {
 	for range 4 {
 		i, r := NewInitiator(cfg, t0), NewResponder(old, t0)
 		if _, err := r.HandleStream(t0, frameOf(t, i)); err != nil {
-			i.HandleClosed(t0) // the responder closes without a word
+			i.HandleClosed(t0) // the responder closes without a Reply
 		} else if event(t, r, EventRequest).Frame.Markers {
 			if err := r.Reject(t0, nil); err != nil {
 				t.Fatal(err)
@@ -198,8 +198,8 @@ func TestStartupFallback(t *testing.T) {
 	}
 }
 
-// TestInitiatorEarlyFPDU: bytes after an accepting Reply are FPDUs, whatever read they
-// come with: HandleStream takes the Reply and no byte more.
+// TestInitiatorEarlyFPDU checks that HandleStream takes an accepting Reply and no byte more: the bytes after it are
+// FPDUs, even in the same read.
 func TestInitiatorEarlyFPDU(t *testing.T) {
 	reply, fpdu := unhex(t, hexRep+"5002000400100010"), []byte{0, 2, 1, 2, 0, 0, 0, 0}
 	for cut := 1; cut <= len(reply)+len(fpdu); cut++ {

@@ -18,7 +18,7 @@ func dataOf(t *testing.T, s string) *EnhancedData {
 	return d
 }
 
-// hexOfData is the opposite of dataOf.
+// hexOfData is the inverse of dataOf.
 func hexOfData(d *EnhancedData) string {
 	if d == nil {
 		return ""
@@ -60,8 +60,7 @@ func TestEnhancedData(t *testing.T) {
 	}
 }
 
-// TestNegotiationResponder has golden bytes: what a responder answers to a request
-// (RFC 6581 sections 9.1 and 9.2).
+// TestNegotiationResponder checks the golden bytes of a responder's answers (RFC 6581 sections 9.1 and 9.2).
 func TestNegotiationResponder(t *testing.T) {
 	depths := func(ird, ord, maxIRD, maxORD int) func(*Config) {
 		return func(c *Config) { c.IRD, c.ORD, c.MaxIRD, c.MaxORD = ird, ord, maxIRD, maxORD }
@@ -131,8 +130,7 @@ func TestNegotiationResponder(t *testing.T) {
 	}
 }
 
-// TestNegotiationInitiator has golden bytes: what an initiator asks, and what it
-// makes of the answer.
+// TestNegotiationInitiator checks the golden bytes of an initiator's requests and its reaction to the answers.
 func TestNegotiationInitiator(t *testing.T) {
 	p2p := func(kinds RTRs) func(*Config) { return func(c *Config) { c.P2P, c.RTR = true, kinds } }
 	for _, tt := range []struct {

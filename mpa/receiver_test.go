@@ -39,8 +39,7 @@ func joined(o marked.Bytes) []byte {
 	return b
 }
 
-// collect takes all FPDUs that r has and checks them against want, of which it
-// returns the rest.
+// collect takes all FPDUs from r, compares them with want, and returns the rest of want.
 func collect(t testing.TB, r *Receiver, want []sent) []sent {
 	t.Helper()
 	var f FPDU
@@ -110,7 +109,7 @@ func TestReceiverRandomCuts(t *testing.T) {
 				r.HandleStream(seg)
 			}
 			want = collect(t, &r, want)
-			for i := range seg { // the frame is used for something else now
+			for i := range seg { // the frame is reused
 				seg[i] = 0xee
 			}
 			octets = octets[n:]
@@ -173,7 +172,7 @@ func TestFeedSummed(t *testing.T) {
 	}
 }
 
-// Each FPDU at each offset to the markers, cut in two at each place.
+// TestReceiverEverySplit tests each FPDU at each offset to the markers, split at each byte.
 func TestReceiverEverySplit(t *testing.T) {
 	rnd := seeded(t)
 	for _, markers := range []bool{true, false} {
@@ -240,7 +239,7 @@ func TestReceiverNoCopy(t *testing.T) {
 	}
 }
 
-// resum writes a right CRC behind the bytes of an FPDU that were changed.
+// resum appends the correct CRC to an FPDU whose bytes were changed.
 func resum(fpdu []byte) {
 	n := len(fpdu) - 4
 	binary.LittleEndian.PutUint32(fpdu[n:], bitwiseCRC(fpdu[:n]))
@@ -255,7 +254,7 @@ func TestReceiverErrors(t *testing.T) {
 		mark   bool
 		sizes  []int
 		change func(b []byte) // of the stream
-		before int            // FPDUs given before the error
+		before int            // FPDUs delivered before the error
 		err    *term.Error
 	}{
 		{"CRC wrong", true, false, []int{40, 40, 40}, func(b []byte) { b[48+46] ^= 1 }, 1, term.ErrMPACRC},
@@ -326,7 +325,7 @@ func TestReceiverErrors(t *testing.T) {
 	}
 }
 
-// A length field alone makes the receiver keep no more than has arrived.
+// TestReceiverMemory checks that a length field alone does not make the receiver buffer more than has arrived.
 func TestReceiverMemory(t *testing.T) {
 	var r Receiver
 	r.Init(true, false, 0)

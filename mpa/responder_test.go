@@ -77,7 +77,7 @@ func TestRevision0Params(t *testing.T) {
 	}
 }
 
-// A Request that is not what it must be: the connection ends, without a Reply.
+// TestResponderErrors checks that an invalid Request ends the connection without a Reply.
 func TestResponderErrors(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -139,7 +139,7 @@ func TestAnswerMisuse(t *testing.T) {
 			t.Errorf("%s: %v; want %v", tt.name, err, tt.err)
 		}
 	}
-	// Beside enhanced data there is room for 508 bytes, alone for 512.
+	// With enhanced data there is room for 508 bytes of private data, without it for 512.
 	for wire, most := range map[string]int{hexReq + "5002000400010001": 508, hexReq + "40010000": 512} {
 		s := NewResponder(DefaultConfig(), t0)
 		give(t, s, unhex(t, wire))

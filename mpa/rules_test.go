@@ -8,8 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// marks returns an FPDU of a ULPDU of 1500 bytes with its markers, and where
-// they stand.
+// marks returns an FPDU of a ULPDU of 1500 bytes with its markers, and their offsets.
 func marks(start serial.Num) (fpdu []byte, at []int) {
 	var f Framer
 	f.Init(true, true, start)
@@ -27,8 +26,8 @@ func marks(start serial.Num) (fpdu []byte, at []int) {
 	return fpdu, at
 }
 
-// TestEveryMarker: each marker of an FPDU has to point to its beginning, not only
-// the first or the last (RFC 5044 4.3).
+// TestEveryMarker checks that every marker of an FPDU must point to its beginning, not only the first or the last
+// (RFC 5044 4.3).
 func TestEveryMarker(t *testing.T) {
 	fpdu, at := marks(1000)
 	if len(at) != 3 {
@@ -48,8 +47,8 @@ func TestEveryMarker(t *testing.T) {
 	}
 }
 
-// TestEarlyWrap: an FPDU is found by a marker whichever byte of it is the one
-// where sequence numbers wrap (RFC 5044 4.3).
+// TestEarlyWrap checks that an FPDU is found by a marker at whichever of its bytes the sequence numbers wrap (RFC
+// 5044 4.3).
 func TestEarlyWrap(t *testing.T) {
 	for back := range 1600 {
 		start := serial.Num(-back)
@@ -65,7 +64,7 @@ func TestEarlyWrap(t *testing.T) {
 			f.End()
 			stream = append(stream, b...)
 		}
-		// The first bytes are lost: only a marker tells where the second FPDU begins.
+		// The first bytes are lost: only a marker shows where the second FPDU begins.
 		first := len(stream) / 3 &^ 3
 		lost := first - 100
 		var r Receiver
@@ -84,7 +83,7 @@ func TestEarlyWrap(t *testing.T) {
 	}
 }
 
-// TestDefaultIsCRC: whoever changes nothing asks for CRCs (RFC 5044 4.4).
+// TestDefaultIsCRC checks that the default configuration asks for CRCs (RFC 5044 4.4).
 func TestDefaultIsCRC(t *testing.T) {
 	f, _, err := Decode(frameOf(t, NewInitiator(DefaultConfig(), t0)))
 	if err != nil || !f.CRC {
@@ -95,8 +94,8 @@ func TestDefaultIsCRC(t *testing.T) {
 	}
 }
 
-// TestInitiatorLearnsDepths: the initiator's ULP gets the IRD and ORD of the
-// responder, whether it accepts or rejects (RFC 6581 9.1).
+// TestInitiatorLearnsDepths checks that the initiator's ULP gets the IRD and ORD of the responder, whether it accepts
+// or rejects (RFC 6581 9.1).
 func TestInitiatorLearnsDepths(t *testing.T) {
 	for kind, flags := range map[EventKind]string{EventAccepted: "50", EventRejected: "70"} {
 		s := NewInitiator(with(same), t0)

@@ -39,7 +39,7 @@ func event(t testing.TB, s *Startup, k EventKind) Event {
 	return ev
 }
 
-// give feeds b to s, which must take all of it without an error.
+// give feeds b to s, which must consume all of it without an error.
 func give(t testing.TB, s *Startup, b []byte) {
 	t.Helper()
 	if n, err := s.HandleStream(t0, b); n != len(b) || err != nil {
@@ -178,7 +178,7 @@ func TestStartupNegotiation(t *testing.T) {
 			if !wi.Enhanced {
 				return
 			}
-			// RFC 6581 section 9.1, unless the depths are the ULPs' business.
+			// RFC 6581 section 9.1, unless the ULPs negotiate the depths.
 			ic, rc := with(tt.ic), with(tt.rc)
 			if !ic.ManualORD && !rc.ManualIRD && i.ORD > r.IRD || !ic.ManualIRD && r.ORD > i.IRD {
 				t.Errorf("initiator has IRD %d, ORD %d, responder IRD %d, ORD %d", i.IRD, i.ORD, r.IRD, r.ORD)
@@ -242,7 +242,7 @@ func checkFailed(t *testing.T, s *Startup, err, cause error, violation *term.Err
 	}
 }
 
-// Both frames, with all the private data there can be, in any pieces.
+// TestStartupSplit sends both frames with the largest private data, split at every byte.
 func TestStartupSplit(t *testing.T) {
 	pd := bytes.Repeat([]byte{0xa5, 1, 2}, 200)
 	for _, enhanced := range []bool{true, false} {
@@ -281,7 +281,7 @@ func TestStartupSplit(t *testing.T) {
 	}
 }
 
-// Bytes that belong to Full Operation are not touched.
+// TestStartupConsumes checks that bytes of Full Operation are not consumed.
 func TestStartupConsumes(t *testing.T) {
 	i, r := NewInitiator(DefaultConfig(), t0), NewResponder(DefaultConfig(), t0)
 	give(t, r, frameOf(t, i))
@@ -485,8 +485,8 @@ func FuzzStartup(f *testing.F) {
 	})
 }
 
-// A rejection from end to end: each ULP sees the other's depths and private
-// data, and the TCP connection goes on as theirs.
+// TestStartupReject checks a rejection end to end: each ULP gets the other's depths and private data, and the TCP
+// connection stays open for them.
 func TestStartupReject(t *testing.T) {
 	ic := with(func(c *Config) { c.IRD, c.ORD, c.PrivateData = 3, 4, []byte("who is it") })
 	i, r := NewInitiator(ic, t0), NewResponder(with(func(c *Config) { c.IRD, c.ORD = 5, 6 }), t0)

@@ -6,9 +6,8 @@ import (
 	"testing"
 )
 
-// TestReadQueuesApart: the Read Requests of one stream take nothing of another's queue,
-// and are answered on their own, in whatever order the streams send (RFC 5040 section
-// 8.1.2).
+// TestReadQueuesApart checks that the Read Requests of one stream use no slots of another's queue and are answered
+// independently, in whatever order the streams send (RFC 5040 section 8.1.2).
 func TestReadQueuesApart(t *testing.T) {
 	const streams, ird = 3, 4
 	var es [streams]*end

@@ -38,8 +38,7 @@ func newBench() *bench {
 	return p
 }
 
-// carry moves segments from one end to the other until it has none, and counts
-// them.
+// carry moves all segments from one end to the other and counts them.
 func (p *bench) carry(from, to *Stream, mulpdu int, early bool) (n int) {
 	for from.PollSegment(mulpdu, &p.seg) {
 		copy(p.buf[:], p.seg.Hdr[:p.seg.HdrLen])
@@ -120,7 +119,7 @@ func benchmarkOp(b *testing.B, wr WR, early bool) {
 	b.ReportMetric(float64(segments)/b.Elapsed().Seconds(), "segments/s")
 }
 
-// Composing, decoding and delivering, both ends together; copying is not in it.
+// Both ends compose, decode and deliver; copying is not included.
 func BenchmarkWrite64(b *testing.B)      { benchmarkOp(b, WR{Op: OpWrite, Len: 64}, false) }
 func BenchmarkWrite1M(b *testing.B)      { benchmarkOp(b, WR{Op: OpWrite, Len: 1 << 20}, false) }
 func BenchmarkWrite1MEarly(b *testing.B) { benchmarkOp(b, WR{Op: OpWrite, Len: 1 << 20}, true) }

@@ -10,8 +10,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// What is placed ahead of order and what is left for its turn. The end awaits
-// 16 bytes of STag 7 at 0x1000 by a Read, and has two receive buffers of 64.
+// TestHandleEarly checks which out-of-order segments are placed early. The end awaits 16 bytes of STag 7 at 0x1000 by
+// a Read, and has two receive buffers of 64 bytes.
 func TestHandleEarly(t *testing.T) {
 	send := func(msn, mo string) string { return "4143 00000000 00000000 " + msn + mo }
 	tests := []struct {
@@ -80,7 +80,7 @@ func TestHandleEarly(t *testing.T) {
 	}
 }
 
-// An atomic awaits no Read Response, not even one of no bytes.
+// TestHandleEarlyAtomic checks that an outstanding atomic accepts no Read Response, not even an empty one.
 func TestHandleEarlyAtomic(t *testing.T) {
 	e := newVictim()
 	e.post(t, WR{Op: OpFetchAdd})
@@ -90,8 +90,8 @@ func TestHandleEarlyAtomic(t *testing.T) {
 	}
 }
 
-// The error of an early segment shows in its turn, with the Terminate that
-// the segment would have caused.
+// TestDeliverEarlyErrors checks that the error of an early segment is reported when its turn comes, with the
+// Terminate that the segment would have caused.
 func TestDeliverEarlyErrors(t *testing.T) {
 	tests := []struct {
 		name string
@@ -132,7 +132,7 @@ func TestDeliverEarlyErrors(t *testing.T) {
 	}
 }
 
-// Segments of three Sends and a Write come in reverse order.
+// TestEarlyReversed delivers the segments of three Sends and a Write in reverse order.
 func TestEarlyReversed(t *testing.T) {
 	a, b := newPair(Config{})
 	b.mem.regions[7] = &region{buf: make([]byte, 1000), write: true}
@@ -178,7 +178,7 @@ func TestEarlyReversed(t *testing.T) {
 	}
 }
 
-// The table of early segments is bounded, and may be left out.
+// TestEarlyLimit checks that the table of early segments is bounded and may be disabled.
 func TestEarlyLimit(t *testing.T) {
 	in := unhex(t, "c140 00000007 0000000000001000 aa")
 	for _, limit := range []int{1, 2, 3, 100} {
@@ -209,8 +209,8 @@ func TestEarlyLimit(t *testing.T) {
 	}
 }
 
-// No more messages are open at once than the window has, so that a peer cannot
-// take all receive buffers by one segment.
+// TestEarlyWindow checks that at most a window of messages is open at once, so that a peer cannot take all receive
+// buffers with one segment each.
 func TestEarlyWindow(t *testing.T) {
 	e := newVictim()
 	for range 300 {
@@ -234,7 +234,7 @@ func TestEarlyWindow(t *testing.T) {
 	}
 }
 
-// The table against a map.
+// TestEarlyTable compares the table with a map.
 func TestEarlyTable(t *testing.T) {
 	r := testenv.Rand(t)
 	for range 50 {

@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// What a Terminate carries besides its three codes (RFC 5040 figure 10).
+// Fields of a Terminate besides its three codes (RFC 5040 figure 10).
 const (
 	noHeader = iota
 	ddpHeader
@@ -154,7 +154,7 @@ var errorCases = []struct {
 	{"Immediate Data: MSN 2 first", "4149 00000000 00000000 00000002 00000000 0000000000000000", term.ErrMSNRange, ddpHeader},
 	{"Immediate Data with an offset", "4148 00000000 00000000 00000001 00000008 0000000000000000", term.ErrInvalidMO, ddpHeader},
 
-	// Too short for a header: there is none to send back.
+	// Too short for a header, so the Terminate contains none.
 	{"no bytes", "", term.ErrOperation, noHeader},
 	{"one byte, tagged", "c1", term.ErrOperation, noHeader},
 	{"13 bytes, tagged", "c140 00000007 00000000000010", term.ErrOperation, noHeader},
@@ -177,7 +177,7 @@ func TestErrors(t *testing.T) {
 			e := newVictim()
 			in := unhex(t, tt.in)
 			err := e.HandleULPDU(in)
-			if err == nil { // an atomic is found wrong in its turn
+			if err == nil { // an atomic is checked in its turn
 				if e.Terminating() {
 					t.Error("no error, but the stream is terminating")
 				}
@@ -185,7 +185,7 @@ func TestErrors(t *testing.T) {
 				t.Fatalf("HandleULPDU = %v; want %v", err, tt.want)
 			}
 			wantTerminate(t, e, tt.want, terminateFor(tt.want, tt.headers, in))
-			// Only the last segment reports a hole, or asks to invalidate.
+			// Only the last segment can reveal a hole or ask to invalidate.
 			if e.mem.placed > 0 && tt.want != term.ErrInvalidMO && tt.want != term.ErrCannotInvalidate {
 				t.Error("something was placed")
 			}
@@ -198,8 +198,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// wantTerminate checks that e sends the Terminate and nothing after it, and
-// takes nothing any more.
+// wantTerminate checks that e sends the Terminate and nothing after it, and ignores further input.
 func wantTerminate(t *testing.T, e *end, err *term.Error, want []byte) {
 	t.Helper()
 	got := e.poll(testMULPDU)
@@ -231,7 +230,7 @@ func wantTerminate(t *testing.T, e *end, err *term.Error, want []byte) {
 	}
 }
 
-// Terminates written out, as RFC 5040 section 4.8 has them.
+// TestTerminateBytes compares Terminates with bytes composed by hand from RFC 5040 section 4.8.
 func TestTerminateBytes(t *testing.T) {
 	const head = "4147 00000000 00000002 00000001 00000000 "
 	write := "c140 00000007 0000000000001101 aa"
@@ -258,13 +257,13 @@ func TestTerminateBytes(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			e := newVictim()
 			e.Fail(tt.err, unhex(t, tt.seg))
-			e.Fail(term.ErrGlobal, unhex(t, write)) // only the first counts
+			e.Fail(term.ErrGlobal, unhex(t, write)) // only the first error counts
 			wantTerminate(t, e, tt.err, unhex(t, tt.want))
 		})
 	}
 }
 
-// A segment of the largest size: the DDP Segment Length is what came.
+// TestTerminateLongSegment checks the DDP Segment Length for a segment of the largest size.
 func TestTerminateLongSegment(t *testing.T) {
 	e := newVictim()
 	in := append(unhex(t, "c140 00000006 0000000000001000"), make([]byte, 64768-14)...)
@@ -272,7 +271,7 @@ func TestTerminateLongSegment(t *testing.T) {
 	wantTerminate(t, e, term.ErrInvalidSTag, terminateFor(term.ErrInvalidSTag, ddpHeader, in))
 }
 
-// No receive buffer at all, and no place for a second Read at IRD 1.
+// TestErrorsOfResources sends messages without a receive buffer, and a second Read at IRD 1.
 func TestErrorsOfResources(t *testing.T) {
 	e := newVictim()
 	e.mem.recvs = nil
@@ -304,7 +303,7 @@ func TestErrorsOfResources(t *testing.T) {
 	}
 }
 
-// Responses that do not answer the oldest request.
+// TestErrorsOfResponses sends responses that do not answer the oldest request.
 func TestErrorsOfResponses(t *testing.T) {
 	read := WR{ID: 1, Op: OpRead, Len: 16, STag: 1, SinkSTag: 7, SinkTO: 0x1000}
 	add := WR{ID: 2, Op: OpFetchAdd, STag: 1}
@@ -354,7 +353,7 @@ func TestErrorsOfResponses(t *testing.T) {
 	}
 }
 
-// Zero-length messages: what is not looked at (RFC 5041 section 5.2, RFC 5040
+// TestZeroLength checks that STag and offset of zero-length messages are not verified (RFC 5041 section 5.2, RFC 5040
 // section 5.2.1).
 func TestZeroLength(t *testing.T) {
 	e := newVictim()
@@ -381,7 +380,7 @@ func TestZeroLength(t *testing.T) {
 	}
 }
 
-// Reserved bits and unused fields are ignored.
+// TestReservedIgnored checks that reserved bits and unused fields are ignored.
 func TestReservedIgnored(t *testing.T) {
 	e := newVictim()
 	for _, in := range []string{
@@ -405,8 +404,8 @@ func TestReservedIgnored(t *testing.T) {
 	}
 }
 
-// A Read Request in two segments: the Terminate has the DDP header of the
-// segment that completed it, and the whole request.
+// TestErrorOfSegmentedRequest checks that the Terminate for a Read Request in two segments has the DDP header of the
+// second segment and the whole request.
 func TestErrorOfSegmentedRequest(t *testing.T) {
 	e := newVictim()
 	if err := e.HandleULPDU(unhex(t, "0141 00000000 00000001 00000001 00000000 00000009 00000000")); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// fuzzMemory is fakeMemory whose STags stay valid, so that what was placed
-// early could have been placed in its turn as well.
+// fuzzMemory is a fakeMemory whose STags stay valid, so that what was placed early could also have been placed in
+// order.
 type fuzzMemory struct{ *fakeMemory }
 
 func (m fuzzMemory) Invalidate(stag uint32) *term.Error {
@@ -39,9 +39,8 @@ func fuzzEnd() *end {
 	return e
 }
 
-// split cuts fuzz input into ULPDUs: a length byte, a byte whose low bit
-// says that the ULPDU is offered early and whose others where its first marker stands, and
-// the ULPDU.
+// split splits fuzz input into ULPDUs: a length byte; a byte whose low bit says that the ULPDU is offered early and
+// whose other bits give the position of its first marker; and the ULPDU.
 func split(b []byte) (ulpdus [][]byte, early []bool, with []marked.Bytes) {
 	for len(b) >= 2 && len(ulpdus) < 64 {
 		n := min(int(b[0]), len(b)-2)
@@ -60,9 +59,8 @@ func join(ulpdus ...[]byte) (b []byte) {
 	return b
 }
 
-// Any bytes give a result and no panic; what comes early ends as it would have
-// in order, and what comes with markers as without: the same error and Terminate, the
-// same completions, the same answers.
+// FuzzStream checks that no input causes a panic, and that early placement and markers do not change the result: the
+// same error and Terminate, completions and answers.
 func FuzzStream(f *testing.F) {
 	for _, tt := range errorCases {
 		f.Add(join(unhex(f, tt.in)))

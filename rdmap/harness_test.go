@@ -23,7 +23,7 @@ type region struct {
 type fakeMemory struct {
 	regions map[uint32]*region
 	recvs   [][]byte // posted receive buffers, by ID
-	taken   int      // how many of them Recv has handed out
+	taken   int      // number that Recv has taken
 	sources map[uint32][]byte
 	results map[uint32]uint64
 	atomics int

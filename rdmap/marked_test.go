@@ -9,8 +9,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/serial"
 )
 
-// withMarkers returns p with a marker in front of the byte at first, at least 1, and of each
-// 508th behind.
+// withMarkers returns p with a marker before the byte at offset first, at least 1, and before each 508th byte after
+// it.
 func withMarkers(p []byte, first int) marked.Bytes {
 	if first >= len(p) {
 		return marked.Bytes{B: p}
@@ -24,7 +24,7 @@ func withMarkers(p []byte, first int) marked.Bytes {
 	return marked.Bytes{B: b, First: first}
 }
 
-// Wherever markers stand, a segment is refused as it is without them.
+// TestErrorsMarked checks that a segment is refused in the same way wherever its markers are.
 func TestErrorsMarked(t *testing.T) {
 	for _, tt := range errorCases {
 		in := unhex(t, tt.in)
@@ -43,7 +43,7 @@ func TestErrorsMarked(t *testing.T) {
 	}
 }
 
-// What is placed has no marker, in order and early.
+// TestPlaceMarked checks that markers are removed from placed data, in order and early.
 func TestPlaceMarked(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	payload := make([]byte, 1400)
@@ -52,7 +52,7 @@ func TestPlaceMarked(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name, hdr string
-		recv      bool // the payload belongs in the receive buffer, else in the region
+		recv      bool // whether the payload belongs in the receive buffer or in the region
 	}{{"Write", "c140 00000007 0000000000001000", false}, {"Send", hSend, true}} {
 		for first := 1; first <= 508; first += 1 + rnd.IntN(12) {
 			u := withMarkers(append(unhex(t, tt.hdr), payload...), first)

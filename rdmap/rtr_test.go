@@ -7,8 +7,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// The RTR goes first, takes no work request and completes nothing; an ordinary
-// message may follow (RFC 6581 section 9.2).
+// TestRTR checks that the RTR is sent first, uses no work request and completes nothing, and that an ordinary message
+// may follow (RFC 6581 section 9.2).
 func TestRTR(t *testing.T) {
 	tests := []struct {
 		kind Op
@@ -75,7 +75,7 @@ func TestRTR(t *testing.T) {
 	}
 }
 
-// What else may come first where an RTR is expected.
+// TestRTRExpected checks the first messages other than an RTR where one is expected.
 func TestRTRExpected(t *testing.T) {
 	rtrRead := hRead + "00000000 0000000000000000 00000000 00000001 0000000000000000"
 	tests := []struct {

@@ -21,8 +21,8 @@ const (
 	simSinkSz = 1 << 17
 )
 
-// simulation joins two Streams by a wire that delivers ULPDUs in order or, with
-// early, also ahead of it, and checks them against plain memory.
+// simulation joins two Streams by a wire that delivers ULPDUs in order or, with early, also out of order, and
+// compares them with a model in plain memory.
 type simulation struct {
 	t     *testing.T
 	r     *rand.Rand
@@ -35,15 +35,15 @@ type span struct{ off, n int }
 
 func (a span) overlaps(b span) bool { return a.off < b.off+b.n && b.off < a.off+a.n }
 
-// simEnd is one end, with what must be true of it and of what it does.
+// simEnd is one end, with its expected state and behavior.
 type simEnd struct {
 	*end
 	peer *simEnd
 	wire []*inFlight // to this end
 	key  serial.Num  // of the next ULPDU to this end
 
-	region []byte // what region simSTag must hold: only the peer's work changes it
-	sink   []byte // what the sink must hold
+	region []byte // expected content of region simSTag: only the peer's work changes it
+	sink   []byte // expected content of the sink
 	sinkAt int
 	invs   uint32 // STags given to the peer to invalidate
 	recvs  [][]byte
@@ -82,7 +82,7 @@ func newSimulation(t *testing.T, r *rand.Rand, early bool) *simulation {
 	return s
 }
 
-// post chooses a work request for e, works out what it must do and posts it.
+// post chooses a work request for e, computes its expected effect, and posts it.
 func (s *simulation) post(e *simEnd) bool {
 	r := s.r
 	wr := WR{ID: e.id, Fence: r.IntN(8) == 0}
@@ -101,8 +101,7 @@ func (s *simulation) post(e *simEnd) bool {
 	switch op := Op(r.IntN(int(OpCmpSwap)) + 1); op {
 	case OpWrite:
 		for _, w := range e.writes {
-			// Writes that lie on one another have no order when they are placed
-			// as they come (RFC 5040 section 5.5, rule 3).
+			// Overlapping Writes have no defined order when they are placed early (RFC 5040 section 5.5, rule 3).
 			if s.early && w.overlaps(at) {
 				return true
 			}
@@ -188,7 +187,7 @@ func (s *simulation) post(e *simEnd) bool {
 	return true
 }
 
-// send puts what e has to send on the wire, up to a few segments.
+// send puts up to a few segments of e on the wire.
 func (s *simulation) send(e *simEnd) bool {
 	any := false
 	for range s.r.IntN(6) + 1 {
@@ -207,7 +206,7 @@ func (s *simulation) send(e *simEnd) bool {
 	return any
 }
 
-// receive brings e one of the next ULPDUs on its wire.
+// receive delivers one of the next ULPDUs on e's wire.
 func (s *simulation) receive(e *simEnd) bool {
 	if len(e.wire) == 0 {
 		return false
@@ -221,7 +220,7 @@ func (s *simulation) receive(e *simEnd) bool {
 			} else if f.placed {
 				s.t.Fatalf("%x: placed, and then refused", f.b)
 			}
-			clear(b) // the frame has gone back
+			clear(b) // the frame has been reused
 			return true
 		}
 	}
@@ -263,7 +262,7 @@ func (s *simulation) collect(e *simEnd) {
 	}
 }
 
-// round runs some work on both ends until all is done, and checks memory.
+// round runs some work on both ends until all is done, and checks the memory.
 func (s *simulation) round(posts int) {
 	left := [2]int{posts, posts}
 	for steps := 0; ; steps++ {
@@ -323,8 +322,8 @@ func (s *simulation) round(posts int) {
 	}
 }
 
-// Random programs of every verb on both ends at once, against a plain-memory
-// model: every byte, every completion, exactly once and in order.
+// TestSimulation runs random programs of every verb on both ends at once and compares them with a model in plain
+// memory: every byte, and every completion, exactly once and in order.
 func TestSimulation(t *testing.T) {
 	seed := testenv.Seed(t)
 	seeds := 600
@@ -354,9 +353,8 @@ func TestSimulation(t *testing.T) {
 	t.Logf("%d segments placed early, %d refused", placed, refused)
 }
 
-// Random programs on a wire that flips bits in headers, as a broken peer might:
-// whatever comes of it, each work request and each receive completes once and in
-// order, and an end that gives up tells the other why.
+// TestSimulationCorrupted runs random programs on a wire that flips bits in headers, as a broken peer might. Each
+// work request and each receive must complete once and in order, and an end that fails must tell the other why.
 func TestSimulationCorrupted(t *testing.T) {
 	seed := testenv.Seed(t)
 	seeds := 800
@@ -417,8 +415,7 @@ func corruptedRun(s *simulation, reasons map[string]int) {
 			}
 		}
 	}
-	// What is on its way arrives; what it brings to light at the first end, the
-	// other hears in the second round.
+	// All ULPDUs in flight arrive; an error that they cause at one end reaches the other in the second round.
 	for i := range 2 * len(s.ends) {
 		e := s.ends[i%len(s.ends)]
 		for b := e.poll(1400); b != nil && e.Terminating(); b = e.poll(1400) {
@@ -434,7 +431,7 @@ func corruptedRun(s *simulation, reasons map[string]int) {
 			if !e.TerminateSent() {
 				t.Fatalf("end %d: %v, and no Terminate", i, err)
 			}
-			// A peer that had failed as well was not listening any more.
+			// A peer that had also failed was no longer reading.
 			if got := e.peer.Remote(); got != err && e.peer.Err() == nil || e.peer.remote.layout != LayoutRFC {
 				t.Fatalf("end %d: %v; the peer was told %v in layout %v", i, err, got, e.peer.remote.layout)
 			}
@@ -455,7 +452,7 @@ func corruptedRun(s *simulation, reasons map[string]int) {
 	}
 }
 
-// receiveAny is receive, where errors are to be expected.
+// receiveAny is receive where errors are expected.
 func (s *simulation) receiveAny(e *simEnd) {
 	if len(e.wire) == 0 {
 		return

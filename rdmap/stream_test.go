@@ -70,8 +70,8 @@ func ids(cs []Completion) (ids []uint32) {
 	return ids
 }
 
-// A Read holds back the completions behind it, not the sending (RFC 5040
-// section 5.5, rules 15 and 19).
+// TestCompletionOrder checks that an outstanding Read delays later completions but not the sending (RFC 5040 section
+// 5.5, rules 15 and 19).
 func TestCompletionOrder(t *testing.T) {
 	a, b := newPair(Config{IRD: 1, ORD: 1})
 	b.mem.regions[7] = &region{buf: make([]byte, 300), write: true, read: true}
@@ -106,8 +106,7 @@ func TestCompletionOrder(t *testing.T) {
 	}
 }
 
-// A fenced work request waits for the Reads and atomics before it, and for
-// nothing else.
+// TestFence checks that a fenced work request waits for the earlier Reads and atomics, and for nothing else.
 func TestFence(t *testing.T) {
 	for _, first := range []WR{{Op: OpRead, SinkSTag: 9}, {Op: OpFetchAdd, STag: 7}} {
 		a, b := newPair(Config{IRD: 2, ORD: 2})
@@ -134,8 +133,8 @@ func TestFence(t *testing.T) {
 	}
 }
 
-// Never more requests outstanding than ORD; what stands behind waits, as work
-// requests leave in order (RFC 5040 sections 5.5, rule 13, and 6.1).
+// TestORD checks that no more than ORD requests are outstanding; later work waits, since work requests are sent in
+// order (RFC 5040 sections 5.5, rule 13, and 6.1).
 func TestORD(t *testing.T) {
 	for ord := 1; ord <= 5; ord++ {
 		a, b := newPair(Config{IRD: 5, ORD: ord})
@@ -174,7 +173,7 @@ func TestORD(t *testing.T) {
 	}
 }
 
-// Misuse ends in a completion, not in a Terminate, and in its turn.
+// TestBadWR checks that an invalid work request ends in a completion, in its turn, and not in a Terminate.
 func TestBadWR(t *testing.T) {
 	const top = ^uint64(0)
 	bad := []WR{
@@ -219,8 +218,8 @@ func TestBadWR(t *testing.T) {
 	}
 }
 
-// Bad work requests leave the queue before a good one has passed through it: the
-// good ones behind them still leave in order.
+// TestBadWRFirst checks that good work requests are sent in order after bad ones that failed at the head of the
+// queue.
 func TestBadWRFirst(t *testing.T) {
 	e := newEnd(Config{MaxWR: 4})
 	for i := range uint32(3) {
@@ -239,7 +238,7 @@ func TestBadWRFirst(t *testing.T) {
 	}
 }
 
-// The send queue holds MaxWR, and a place is free when its completion is
+// TestSendQueueFull checks that the send queue holds MaxWR requests and that a slot is free once its completion is
 // polled.
 func TestSendQueueFull(t *testing.T) {
 	e := newEnd(Config{MaxWR: 4})
@@ -261,8 +260,8 @@ func TestSendQueueFull(t *testing.T) {
 	}
 }
 
-// Flush completes everything once: what waits, what is half sent, what waits
-// for a response, receives that were taken.
+// TestFlush checks that Flush completes everything once: work that waits, is half sent, or awaits a response, and
+// receives that were taken.
 func TestFlush(t *testing.T) {
 	e := newVictim()
 	e.mem.recvs = [][]byte{make([]byte, 64), make([]byte, 64), make([]byte, 64)}
@@ -302,7 +301,7 @@ func TestFlush(t *testing.T) {
 		t.Errorf("Flushed %d, RxDropped %d; want 6 and 1", s.Flushed, s.RxDropped)
 	}
 
-	// A Terminate that is queued still goes out.
+	// A queued Terminate is still sent.
 	e = newVictim()
 	e.Fail(term.ErrMPACRC, nil)
 	e.Flush()
@@ -311,8 +310,8 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// Responses and the send queue get the same bytes while both wait, and no
-// message is cut in two by another.
+// TestFairness checks that responses and the send queue get equal bytes while both wait, and that messages are not
+// interleaved.
 func TestFairness(t *testing.T) {
 	for _, size := range []struct{ write, read uint32 }{{1000, 1000}, {50000, 400}, {64, 30000}} {
 		e := newEnd(Config{IRD: 1000, MaxWR: 1000})
@@ -355,8 +354,7 @@ func TestFairness(t *testing.T) {
 	}
 }
 
-// What one side sent while the other had nothing to send is no debt, nor is what
-// it sent before one of them ran dry.
+// TestFairnessAfterIdle checks that what one side sent while the other was idle is not held against it later.
 func TestFairnessAfterIdle(t *testing.T) {
 	e := newEnd(Config{IRD: 10})
 	e.mem.regions[7] = &region{buf: make([]byte, 100), read: true}
@@ -393,7 +391,7 @@ func TestFairnessAfterIdle(t *testing.T) {
 	}
 }
 
-// MSNs start at 1 and wrap (RFC 5041 section 4.3).
+// TestMSNWrap checks that MSNs start at 1 and wrap (RFC 5041 section 4.3).
 func TestMSNWrap(t *testing.T) {
 	e := newEnd(Config{ORD: 4})
 	for i := range e.msn {
@@ -409,13 +407,13 @@ func TestMSNWrap(t *testing.T) {
 	}
 }
 
-// An owner that does not poll loses no completion of a receive.
+// TestReceiveRingGrows checks that no completion of a receive is lost while the caller does not poll.
 func TestReceiveRingGrows(t *testing.T) {
 	e := newEnd(Config{MaxRecv: 4})
 	for i := range 50 {
 		e.mem.recvs = append(e.mem.recvs, make([]byte, 8))
 		if i == 3 {
-			e.completions() // so that the ring does not start at its first place
+			e.completions() // so that the ring does not start at index 0
 		}
 		h := ddp.Untagged{Last: true, ULP: control(opcodeSend), MSN: serial.Num(i + 1)}
 		if err := e.HandleULPDU(h.Append(nil)); err != nil {
@@ -444,11 +442,10 @@ func TestPollSegmentTooSmall(t *testing.T) {
 	}
 }
 
-// A payload that cannot be read: the Terminate goes instead (RFC 5040 section
-// 7.1, rule 1), and one for a Read shows how far the Read had come (section
-// 4.8).
+// TestSourceError checks that a payload that cannot be read is replaced by a Terminate (RFC 5040 section 7.1, rule
+// 1), and that the one for a Read shows how far the Read had come (section 4.8).
 func TestSourceError(t *testing.T) {
-	for _, segments := range []int{1, 2, 3} { // the last one is the third
+	for _, segments := range []int{1, 2, 3} { // the last segment is the third
 		e := newVictim()
 		e.mem.sources[5] = make([]byte, 300)
 		e.post(t, WR{ID: 4, Op: OpRead})
@@ -492,8 +489,7 @@ func TestSourceError(t *testing.T) {
 		wantTerminate(t, e, term.ErrReadSTag, append(want, unhex(t, rest)...))
 	}
 
-	// A work request that has completed already, and whose place in the queue
-	// another one has taken.
+	// A work request has already completed and its slot is in use by another one.
 	e := newEnd(Config{MaxWR: 1})
 	e.mem.sources[1] = make([]byte, 8)
 	e.post(t, WR{ID: 1, Op: OpSend, Len: 8})
@@ -506,7 +502,7 @@ func TestSourceError(t *testing.T) {
 		t.Errorf("the next work request completes as %+v", cs)
 	}
 
-	e = newVictim() // after the end of the stream it changes nothing
+	e = newVictim() // after the end of the stream it has no effect
 	e.Fail(term.ErrMPACRC, nil)
 	e.SourceError(&Segment{}, term.ErrRDMAPLocal)
 	if e.Err() != term.ErrMPACRC {

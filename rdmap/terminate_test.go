@@ -8,9 +8,9 @@ import (
 	"github.com/iwarpd/iwarpd/internal/term"
 )
 
-// Terminates as peers send them: by RFC 5040 section 4.8; by soft-iWARP of
-// Linux 6.1, whose layer, type and header bits are mirrored; by RNICs, which
-// number MPA's error type 3. data: the stream has carried messages.
+// TestTerminateDecode decodes Terminates as peers send them: as RFC 5040 section 4.8 says; from soft-iWARP of Linux
+// 6.1, which mirrors the layer, type and header bits; and from RNICs that use number 3 for MPA's error type. data:
+// the stream has carried messages.
 func TestTerminateDecode(t *testing.T) {
 	const (
 		write = "c140 00000007 0000000000001101"
@@ -79,7 +79,7 @@ func TestTerminateDecode(t *testing.T) {
 	}
 }
 
-// What is sent is read again as what it was, whichever the error.
+// TestTerminateRoundTrip checks that every error that is sent decodes to itself.
 func TestTerminateRoundTrip(t *testing.T) {
 	seg := unhex(t, hRead+sink+"00000001 00000006 0000000000001000")
 	for layer := range uint8(3) {
@@ -104,8 +104,8 @@ func TestTerminateRoundTrip(t *testing.T) {
 	}
 }
 
-// A Terminate comes in: the event, the raw bytes, no more sending, and the
-// status of the request that it names.
+// TestTerminated checks the effect of a received Terminate: the event, the raw bytes, no more sending, and the status
+// of the request that it names.
 func TestTerminated(t *testing.T) {
 	read := WR{Op: OpRead, Len: 16, STag: 0x55, TO: 0x66, SinkSTag: 7, SinkTO: 0x1000}
 	add := WR{Op: OpFetchAdd, STag: 0x55}
@@ -177,7 +177,7 @@ func TestTerminated(t *testing.T) {
 	}
 }
 
-// Whether the stream has carried messages decides what 20 07 means.
+// TestTerminatedAtSetup checks that the meaning of 20 07 depends on whether the stream has carried messages.
 func TestTerminatedAtSetup(t *testing.T) {
 	e := newVictim()
 	if err := e.HandleULPDU(unhex(t, hTerm+"20070000")); err != nil || e.Remote() != term.ErrMPARTR || e.remote.layout != LayoutRFC {
@@ -195,7 +195,8 @@ func TestTerminatedAtSetup(t *testing.T) {
 	}
 }
 
-// Of two Reads whose sinks lie end to end the Terminate blames the one that it names.
+// TestTerminatedEndToEnd checks that of two Reads with adjacent sinks only the one named by the Terminate fails with
+// the error.
 func TestTerminatedEndToEnd(t *testing.T) {
 	e := newEnd(Config{ORD: 2})
 	for i := range uint32(2) {
@@ -212,7 +213,7 @@ func TestTerminatedEndToEnd(t *testing.T) {
 	}
 }
 
-// A Terminate in two segments, and one padded with zeros.
+// TestTerminatedSegmented decodes a Terminate in two segments, and one padded with zeros.
 func TestTerminatedSegmented(t *testing.T) {
 	e := newVictim()
 	if err := e.HandleULPDU(unhex(t, "0147 00000000 00000002 00000001 00000000 2002")); err != nil {

@@ -19,8 +19,8 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// The registry of RDMAP Message Operation Codes: RFC 6580 section 3.4, and what RFC 7306
-// section 10.1 added. What is not in it is an unexpected opcode, the experimental one too.
+// TestOpcodeRegistry checks the registry of RDMAP Message Operation Codes: RFC 6580 section 3.4, with the additions
+// of RFC 7306 section 10.1. Any other opcode is unexpected, including the experimental one.
 func TestOpcodeRegistry(t *testing.T) {
 	registry := []struct {
 		name   string
@@ -70,9 +70,8 @@ func TestOpcodeRegistry(t *testing.T) {
 	}
 }
 
-// Each message as it goes over the wire: control bytes of RFC 5040 figure 4
-// and RFC 7306 figure 2, headers of RFC 5040 section 4.4 and RFC 7306 sections
-// 5.2.1, 5.2.2 and 6.2.
+// TestWire compares each message with its bytes on the wire: control bytes of RFC 5040 figure 4 and RFC 7306 figure
+// 2, headers of RFC 5040 section 4.4 and RFC 7306 sections 5.2.1, 5.2.2 and 6.2.
 func TestWire(t *testing.T) {
 	const maskFF = "ffffffffffffffff"
 	tests := []struct {
@@ -116,8 +115,8 @@ func TestWire(t *testing.T) {
 	}
 }
 
-// Responses: the sink is copied from the request uninterpreted, the atomic's
-// identifier is returned.
+// TestWireResponses checks that a response copies the sink from the request uninterpreted and returns the atomic's
+// identifier.
 func TestWireResponses(t *testing.T) {
 	e := newEnd(Config{IRD: 3})
 	e.mem.regions[0x01020304] = &region{base: 0x1000, buf: fill(make([]byte, 200), 3), read: true}
@@ -145,9 +144,8 @@ func TestWireResponses(t *testing.T) {
 	}
 }
 
-// The first round of rping between two soft-iWARPs in peer-to-peer mode (Linux
-// 6.1, captured), played by two Streams: what each sends must be the bytes of the
-// capture.
+// TestCapturedRping replays the first round of rping between two soft-iWARPs in peer-to-peer mode (Linux 6.1,
+// captured) with two Streams, which must send the bytes of the capture.
 func TestCapturedRping(t *testing.T) {
 	const (
 		ping = "72646d612d70696e672d303a204142434445464748494a4b4c4d4e4f505152535455565758595a5b5c5d5e5f60" +
@@ -210,7 +208,7 @@ func TestCapturedRping(t *testing.T) {
 	}
 }
 
-// The segmentation of 65,536 bytes by soft-iWARP, from perftest captures.
+// TestCapturedSegmentation compares the segmentation of 65,536 bytes with that of soft-iWARP in perftest captures.
 func TestCapturedSegmentation(t *testing.T) {
 	e := newEnd(Config{IRD: 1})
 	buf := make([]byte, 65536)
@@ -246,8 +244,7 @@ func TestCapturedSegmentation(t *testing.T) {
 	}
 }
 
-// AtomicOp.Apply against the pseudocode of RFC 7306 sections 5.1.1 and 5.1.2,
-// bit by bit.
+// TestAtomicApply compares AtomicOp.Apply with the pseudocode of RFC 7306 sections 5.1.1 and 5.1.2, bit by bit.
 func TestAtomicApply(t *testing.T) {
 	reference := func(a *AtomicOp, old uint64) uint64 {
 		if a.Op == OpCmpSwap {

@@ -22,8 +22,8 @@ func BenchmarkNullCall(b *testing.B) {
 	}
 }
 
-// BenchmarkMove moves 1 MiB at a time, 8 at once: by READ-like and WRITE-like
-// calls, and, to compare, by the bare RDMA Write and Read of a connection.
+// BenchmarkMove moves 1 MiB at a time, 8 at once: by READ-like and WRITE-like calls and, for comparison, by plain
+// RDMA Writes and Reads of a connection.
 func BenchmarkMove(b *testing.B) {
 	const size, parallel = 1 << 20, 4
 	calls := func(b *testing.B, f func(g *rig, buf *rpcrdma.Buffer) error) {

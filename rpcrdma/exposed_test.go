@@ -11,11 +11,10 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// TestExposed: a server reaches the memory that a call names, for what the chunk is for
-// and as long as the call lasts, and nothing else; each call has keys of its own (draft
-// section 11.1, RFC 8166 section 8.1).
+// TestExposed checks that a server can access only the memory that a call names, only for the chunk's purpose, and
+// only during the call, and that each call has its own keys (draft section 11.1, RFC 8166 section 8.1).
 func TestExposed(t *testing.T) {
-	const n = 5000 // not a multiple of a page: what follows is the pool's too
+	const n = 5000 // not a multiple of a page: the bytes after it also belong to the pool
 	g := newRig(t, func(c *rpcrdma.Config) { c.Session.Version = 1 }, nil)
 	l, err := g.b.Device().Listen(g.ctx, fmt.Sprintf("%v:4712", g.b.Addr()), nil)
 	if err != nil {
@@ -25,7 +24,7 @@ func TestExposed(t *testing.T) {
 	remote := func(s wire.Segment, off int) iwarp.Remote {
 		return iwarp.Remote{Addr: s.Offset + uint64(off), RKey: s.Handle, Len: s.Length}
 	}
-	var last wire.Segment // of the call before
+	var last wire.Segment // of the previous call
 	for _, c := range []struct {
 		name string
 		do   func(c *iwarp.Conn, read, write wire.Segment) error
@@ -56,7 +55,7 @@ func TestExposed(t *testing.T) {
 					return err
 				}
 				defer conn.Close()
-				for i := range 3 { // two that do nothing come first
+				for i := range 3 { // the first two do nothing
 					b := make([]byte, 4096)
 					k, err := conn.Recv(g.ctx, b)
 					if err != nil {

@@ -40,7 +40,7 @@ func (k *tape) wire(_ *rpcrdma.Conn, sent bool, b []byte) {
 	k.l = append(k.l, m)
 }
 
-// take returns what was recorded since the last time, without Grants.
+// take returns what was recorded since the last call, without Grants.
 func (k *tape) take() (sent, got []taped) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -60,21 +60,20 @@ func (k *tape) take() (sent, got []taped) {
 // inline is the threshold of both versions and directions, in bytes.
 const inline = 4096
 
-// judge holds the messages of a call and its reply against the rules of both
-// versions. It makes them from the unreduced messages, and from nothing of the code
-// that it tests.
+// judge checks the messages of a call and its reply against the rules of both versions. It derives them from the
+// unreduced messages, without the code under test.
 type judge struct {
 	*rig
 	t     *testing.T
 	tape  *tape
 	vers  uint32
-	moved [2]uint64      // bytes that went by RDMA Read, by RDMA Write
-	forms map[string]int // how often each was used
+	moved [2]uint64      // bytes moved by RDMA Read and by RDMA Write
+	forms map[string]int // number of uses of each
 }
 
 func padded(n int) int { return (n + 3) &^ 3 }
 
-// cut is a message without the bytes of some of its items.
+// cut returns a message without the bytes of the items in out.
 func cut(m rpc.Msg, out []bool) []byte {
 	flat := m.AppendFlat(nil)
 	moved := 0
@@ -89,8 +88,7 @@ func cut(m rpc.Msg, out []bool) []byte {
 	return flat
 }
 
-// exchange makes a call with args and holds it and its reply, which has results,
-// against the rules.
+// exchange makes a call with args and checks it and its reply, which has results, against the rules.
 func (j *judge) exchange(proc uint32, args, results func(*rpc.Writer), q rpcrdma.Call) {
 	t := j.t
 	t.Helper()
@@ -264,7 +262,7 @@ func (j *judge) exchange(proc uint32, args, results func(*rpc.Writer), q rpcrdma
 	want = cut(reply.Msg, out)
 	if rh.Type == ext {
 		back(rh.Reply, h.Reply)
-		head := rh.Len() // that of an inline reply of version 1, which has the Reply chunk too
+		head := rh.Len() // the header of an inline reply of version 1, including the Reply chunk
 		if j.vers == 2 {
 			head -= 4 + 16*len(rh.Reply)
 		}
@@ -306,8 +304,8 @@ func (j *judge) all(n int) {
 	j.exchange(7, args, res, rpcrdma.Call{Results: []int{n, len(two)}, Reply: 64})
 }
 
-// TestSizesAndFormats holds calls and replies of all formats and sizes around the
-// thresholds against the rules, as the client sees them on the wire.
+// TestSizesAndFormats checks calls and replies of all formats, with sizes around the thresholds, as the client sees
+// them on the wire.
 func TestSizesAndFormats(t *testing.T) {
 	for _, v := range []struct {
 		name           string
@@ -320,8 +318,8 @@ func TestSizesAndFormats(t *testing.T) {
 			if err != nil || conn.Version() != min(v.client, v.server) {
 				t.Fatal(conn.Version(), err)
 			}
-			// The first messages: the client's properties fit a server of version 1, which
-			// answers by ERR_VERS; there is no second attempt.
+			// The first messages: the client's properties fit a server of version 1, which answers with ERR_VERS;
+			// there is no second attempt.
 			sent, got := k.take()
 			if v.client == 2 {
 				if len(sent) != 1 || sent[0].h.Vers != 2 || sent[0].h.Type != wire.ConnPropFinal || sent[0].n > 1024 || len(got) != 1 || got[0].h.XID != sent[0].h.XID {
@@ -351,7 +349,7 @@ func TestSizesAndFormats(t *testing.T) {
 					t.Errorf("no %s", f)
 				}
 			}
-			// The next connection begins with what the server speaks.
+			// The next connection starts with the version that the server supports.
 			for _, s := range g.se.Conns() {
 				s.Close()
 			}
@@ -365,7 +363,7 @@ func TestSizesAndFormats(t *testing.T) {
 	}
 }
 
-// TestMoved: what chunks name goes by RDMA Read and Write, all of it and nothing else.
+// TestMoved checks that exactly the bytes that chunks name move by RDMA Read and Write.
 func TestMoved(t *testing.T) {
 	for _, v := range []int{1, 2} {
 		k := &tape{t: t}

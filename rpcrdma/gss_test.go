@@ -19,8 +19,8 @@ func gss(proc, service uint32) rpc.Auth {
 	return rpc.Auth{Flavor: rpc.AuthGSS, Body: w.Body}
 }
 
-// TestGSS: nothing of a call by RPCSEC_GSS with integrity or privacy, or about its
-// context, goes apart from the rest, nor of the reply (RFC 8166 section 8.2.2).
+// TestGSS checks that calls by RPCSEC_GSS with integrity or privacy, calls about its context, and their replies are
+// not reduced (RFC 8166 section 8.2.2).
 func TestGSS(t *testing.T) {
 	for _, v := range []int{1, 2} {
 		for _, c := range []struct {
@@ -71,8 +71,8 @@ func TestGSS(t *testing.T) {
 	}
 }
 
-// TestGSSResponder: a server does not do calls that have what must not be apart,
-// and leaves the Write chunks of others as they are.
+// TestGSSResponder checks that a server refuses calls that were reduced against this rule, and leaves the Write
+// chunks of others unused.
 func TestGSSResponder(t *testing.T) {
 	g := newRig(t, nil, nil)
 	r := g.raw()

@@ -20,7 +20,7 @@ func TestConformance(t *testing.T) {
 	conformance.Check(t, "conformance-rpcrdma.md", "rpcrdma", map[string]int{"V": 124, "W": 64, "X": 8, "Y": 17, "Z": 13}) // docs/conformance.md has these numbers
 }
 
-// raw is a requester that sends what it likes.
+// raw is a requester that sends arbitrary messages.
 type raw struct {
 	t   *testing.T
 	ctx context.Context
@@ -41,7 +41,7 @@ func (g *rig) raw() *raw {
 	return r
 }
 
-// raw1 makes a raw of version 1.
+// raw1 returns a raw of version 1.
 func (g *rig) raw1() *raw {
 	g.t.Helper()
 	c, err := g.a.Device().Dial(g.ctx, g.l.Addr(), &iwarp.Config{RecvDepth: 200, RecvSize: 4096})
@@ -62,7 +62,7 @@ func (r *raw) send(h wire.Header, body []byte) {
 	}
 }
 
-// recv gives the next message that is no Grant.
+// recv returns the next message that is not a Grant.
 func (r *raw) recv() (h wire.Header, body []byte, err error) {
 	b := make([]byte, 4096)
 	for {
@@ -77,7 +77,7 @@ func (r *raw) recv() (h wire.Header, body []byte, err error) {
 	}
 }
 
-// seg names n bytes of the requester's memory from off on.
+// seg describes n bytes of the requester's memory at off.
 func (r *raw) seg(off, n int) wire.Segment {
 	m := r.mr.RemoteAt(off, max(n, 1))
 	return wire.Segment{Handle: m.RKey, Length: uint32(n), Offset: m.Addr}
@@ -93,8 +93,8 @@ func call(xid, proc uint32, args func(w *rpc.Writer)) []byte {
 	return w.Body
 }
 
-// TestHostileChunks: chunk lists that make no sense, or too much of it, are
-// answered by the draft's errors, and cost the server nothing.
+// TestHostileChunks checks that invalid or excessive chunk lists are answered with the draft's errors and leave
+// nothing allocated in the server.
 func TestHostileChunks(t *testing.T) {
 	g := newRig(t, nil, func(c *rpcrdma.Config) { c.Pool = 4 << 20 })
 	r := g.raw()
@@ -155,10 +155,9 @@ func TestHostileChunks(t *testing.T) {
 			t.Errorf("%s: %x", c.name, body)
 		}
 	}
-	// What lies outside of the requester's memory ends its connection, and no other.
-	// Sent again on a new connection the call is answered by an error, once (draft
-	// section 7.3).
-	g.check(1) // the other connection, for all that follows
+	// A segment outside the requester's memory ends its connection, and no other. The call repeated on a new
+	// connection gets one error reply (draft section 7.3).
+	g.check(1) // the other connection, which all following cases use
 	beyond := wire.Segment{Handle: r.mr.RKey(), Length: 100_000, Offset: r.mr.Base() + 1<<20 - 10}
 	for _, h := range []wire.Header{
 		{XID: 8, Type: wire.CallExternal, Call: []wire.ReadSegment{{Segment: wire.Segment{Handle: 0x12345600, Length: 100}}}},
@@ -185,7 +184,7 @@ func TestHostileChunks(t *testing.T) {
 				t.Errorf("%+v again: %v %+v, %v", h, got.Type, got.Failure, err)
 			}
 			bad.c.Close()
-			for len(g.se.Conns()) > 2 { // it is known when the connection is over
+			for len(g.se.Conns()) > 2 { // the server knows once the connection has ended
 				if g.ctx.Err() != nil {
 					t.Fatal("the connection stays")
 				}
@@ -194,7 +193,7 @@ func TestHostileChunks(t *testing.T) {
 		}
 		g.check(100_000)
 	}
-	// All memory is back, and serves the largest call that there can be.
+	// All memory has been returned and can serve the largest possible call.
 	if _, resp, err := g.do(2, func(w *rpc.Writer) { w.Item(make([]byte, 2<<20)) }, rpcrdma.Call{}); err != nil {
 		t.Error(err)
 	} else {
@@ -203,8 +202,8 @@ func TestHostileChunks(t *testing.T) {
 	r.c.Close()
 }
 
-// TestSegmentWraps: a segment that passes the end of the address space does not end the
-// connection, also where the call is repeated.
+// TestSegmentWraps checks that a segment beyond the end of the address space does not end the connection, even if the
+// call is repeated.
 func TestSegmentWraps(t *testing.T) {
 	g := newRig(t, nil, nil)
 	for _, vers := range []uint32{1, 2} {
@@ -254,7 +253,7 @@ func TestSegmentWraps(t *testing.T) {
 	}
 }
 
-// TestNothingToServe: a server without programs answers SYSTEM.
+// TestNothingToServe checks that a server without programs answers SYSTEM.
 func TestNothingToServe(t *testing.T) {
 	g := newRig(t, nil, func(c *rpcrdma.Config) { c.Server = nil })
 	r := g.raw()
@@ -265,10 +264,10 @@ func TestNothingToServe(t *testing.T) {
 	r.c.Close()
 }
 
-// TestQuietServer: a server that does not say a word to version 2 is tried
-// with version 1 (draft section 4.3.2).
+// TestQuietServer checks that version 1 is tried with a server that does not answer version 2 at all (draft section
+// 4.3.2).
 func TestQuietServer(t *testing.T) {
-	// How long the client waits for a word also bounds how slow the machine may be.
+	// The client's time-out must also allow for a slow machine.
 	var err error
 	for _, setup := range []time.Duration{300 * time.Millisecond, 3 * time.Second, 30 * time.Second} {
 		if err = quietServer(t, setup); err == nil {
@@ -323,8 +322,7 @@ func quietServer(t *testing.T, setup time.Duration) error {
 	return nil
 }
 
-// TestTooManyConns: connections beyond the limit are refused, those there are
-// go on.
+// TestTooManyConns checks that connections beyond the limit are refused and existing ones continue.
 func TestTooManyConns(t *testing.T) {
 	g := newRig(t, nil, func(c *rpcrdma.Config) { c.MaxConns = 3 })
 	g.check(1000)

@@ -13,9 +13,8 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// TestInvalidateFlag: Send with Invalidate is used where both ends set R in their
-// private data, in no other case with version 1, and never where the client's is 0 (RFC
-// 8797 section 4.1).
+// TestInvalidateFlag checks that Send with Invalidate is used if both ends set R in their private data, never
+// otherwise with version 1, and never if the client's R is 0 (RFC 8797 section 4.1).
 func TestInvalidateFlag(t *testing.T) {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
@@ -53,7 +52,7 @@ func TestInvalidateFlag(t *testing.T) {
 	}{
 		{1, nil, 0}, {1, wire.Private{}.Append(nil), 0}, {1, wire.Private{Invalidate: true}.Append(nil), 1},
 		{2, nil, 1}, {2, wire.Private{}.Append(nil), 0}, {2, wire.Private{Invalidate: true}.Append(nil), 1},
-		{1, nil, 0}, // nothing is kept from one connection to the next
+		{1, nil, 0}, // nothing is remembered from one connection to the next
 	} {
 		cfg := ce.cfg.Session
 		cfg.Version = c.version
@@ -88,8 +87,8 @@ func TestInvalidateFlag(t *testing.T) {
 	}
 }
 
-// TestPrivateSizes: of the sizes that both ends say in their private data the lesser one
-// counts, and without private data both are 1024 (RFC 8797 sections 4.2 and 5.1).
+// TestPrivateSizes checks that the smaller of the sizes in both ends' private data is used, and 1024 without private
+// data (RFC 8797 sections 4.2 and 5.1).
 func TestPrivateSizes(t *testing.T) {
 	both := func(send, recv int) []byte { return wire.Private{SendSize: send, RecvSize: recv}.Append(nil) }
 	for _, c := range []struct {
@@ -112,10 +111,9 @@ func TestPrivateSizes(t *testing.T) {
 	}
 }
 
-// TestInvalidationFails: where memory cannot be invalidated when the reply is
-// here, the connection is closed, and the call fails, before anything of it is
-// handed up (draft section 7.4, RFC 8166 section 4.5.4). The provider has
-// forgotten the window: a work request to invalidate it fails.
+// TestInvalidationFails checks that when memory cannot be invalidated after the reply has arrived, the connection is
+// closed and the call fails before any result is delivered (draft section 7.4, RFC 8166 section 4.5.4). The test's
+// provider fails the invalidating work request.
 func TestInvalidationFails(t *testing.T) {
 	for _, version := range []int{1, 2} {
 		a, b, err := embed.Pair(embed.PairConfig{})

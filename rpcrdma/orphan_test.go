@@ -12,7 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// endpoint makes a server's, for two minutes.
+// endpoint returns a server's endpoint with a context of two minutes.
 func endpoint(t *testing.T) (context.Context, *Endpoint) {
 	t.Helper()
 	a, b, err := embed.Pair(embed.PairConfig{})
@@ -33,8 +33,8 @@ func endpoint(t *testing.T) (context.Context, *Endpoint) {
 	return ctx, e
 }
 
-// TestBuffersOfBrokenConn: what Writes may be reading from is not handed out
-// again before the queue pair is gone, else the peer gets another's data.
+// TestBuffersOfBrokenConn checks that buffers that Writes may still read are not reused before the queue pair is
+// destroyed; otherwise the peer would get another client's data.
 func TestBuffersOfBrokenConn(t *testing.T) {
 	ctx, e := endpoint(t)
 	free := func() (n int) {
@@ -57,7 +57,7 @@ func TestBuffersOfBrokenConn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.started = true // but nobody reads completions: the end waits for c.loop
+		c.started = true // nothing reads completions, so close waits for c.loop
 		var msg, w rpc.Writer
 		(&rpc.Call{XID: 7, Prog: 1, Vers: 1}).Start(&msg)
 		const n = 100_000
@@ -89,7 +89,7 @@ func TestBuffersOfBrokenConn(t *testing.T) {
 		if c.Err() == nil || free() != before {
 			t.Errorf("%s: %d bytes back before the end, %v", x.name, free()-before, c.Err())
 		}
-		_ = c.qp.Close() // it was never connected: there is no end to wait for
+		_ = c.qp.Close() // it was never connected, so there is no end to wait for
 		close(c.loop)
 		select {
 		case <-c.done:
@@ -102,8 +102,8 @@ func TestBuffersOfBrokenConn(t *testing.T) {
 	}
 }
 
-// TestSendFails: a message that cannot be posted ends the connection, and all calls on it
-// (draft section 7.4, RFC 8166 section 4.5.4).
+// TestSendFails checks that a message that cannot be posted ends the connection and all calls on it (draft section
+// 7.4, RFC 8166 section 4.5.4).
 func TestSendFails(t *testing.T) {
 	ctx, e := endpoint(t)
 	c, err := e.newConn(ctx, "peer", session.DefaultConfig(false)) // it has a first message to send

@@ -12,8 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// TestPoolShares: calls of one connection leave others memory, and each of them has
-// what it needs to end.
+// TestPoolShares checks that the calls of one connection leave memory for others, enough for each to finish.
 func TestPoolShares(t *testing.T) {
 	ctx, e := endpoint(t)
 	const part = 8 * pageSize
@@ -21,7 +20,7 @@ func TestPoolShares(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	over, end := context.WithCancel(ctx) // who would wait gets nothing
+	over, end := context.WithCancel(ctx) // a request that would wait fails
 	end()
 	var one, other share
 	taken := map[string]*buffer{}
@@ -73,8 +72,8 @@ func TestPoolShares(t *testing.T) {
 	}
 }
 
-// TestPoolOrder: of the calls of a connection that wait for memory the first has it
-// first, however many come after it, and however little they want.
+// TestPoolOrder checks that the waiting calls of a connection get memory in FIFO order, however many come later and
+// however little they need.
 func TestPoolOrder(t *testing.T) {
 	ctx, e := endpoint(t)
 	const part = 8 * pageSize
@@ -87,7 +86,7 @@ func TestPoolOrder(t *testing.T) {
 		b   *buffer
 		err error
 	}
-	// take asks, and returns when the request waits or is served.
+	// take requests memory, and returns when the request waits or is served.
 	take := func(ctx context.Context, n int) <-chan taken {
 		t.Helper()
 		before := func() (n uint64, waiting int) {
@@ -155,13 +154,13 @@ func TestPoolOrder(t *testing.T) {
 	}
 }
 
-// TestSilentPeer: a peer that leaves the Reads of its call, or the Writes of a reply,
-// undone keeps no memory: its connection ends. While others are done it does not.
+// TestSilentPeer checks that a connection ends if its peer does not complete the Reads of a call or the Writes of a
+// reply, and stays open while others complete.
 func TestSilentPeer(t *testing.T) {
 	const wait = 20 * time.Millisecond
 	for _, tt := range []struct {
 		name  string
-		alive time.Duration // how long work is done
+		alive time.Duration // how long requests keep completing
 		do    func(c *Conn, held *[]*buffer) error
 	}{
 		{"Reads", 0, silentReads},
@@ -172,7 +171,7 @@ func TestSilentPeer(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			ctx, e := endpoint(t)
 			e.opWait = wait
-			c, err := e.newConn(ctx, "peer", session.DefaultConfig(true)) // to nobody: what is posted stays where it is
+			c, err := e.newConn(ctx, "peer", session.DefaultConfig(true)) // without a peer: posted work stays outstanding
 			if err != nil {
 				t.Fatal(err)
 			}

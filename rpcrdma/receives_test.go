@@ -11,10 +11,9 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/session"
 )
 
-// TestReceives: a connection has Receives for its window and one message more before it
-// takes the first, and one that granted no credits for errors has two for them: as many
-// messages come, while nothing takes a completion (draft section 4.2.1.1, RFC 8166 section
-// 3.3.1).
+// TestReceives checks that a connection has Receives for its window and one more message before it processes the
+// first, and two more for errors if it granted no credits for those: that many messages arrive while no completion is
+// taken (draft section 4.2.1.1, RFC 8166 section 3.3.1).
 func TestReceives(t *testing.T) {
 	a, b, err := embed.Pair(embed.PairConfig{})
 	if err != nil {
@@ -64,7 +63,7 @@ func TestReceives(t *testing.T) {
 			if peer == nil {
 				t.FailNow()
 			}
-			for n := range want + 1 { // the last finds no buffer, and ends the connection
+			for n := range want + 1 { // the last one has no buffer and ends the connection
 				if err := peer.Send(ctx, []byte{byte(n)}); err != nil && n < want {
 					t.Fatal(n, err)
 				}

@@ -33,7 +33,7 @@ const prog = 0x20000099
 type program struct {
 	mu    sync.Mutex
 	notes int
-	fixed bool // spend no time on what the data are
+	fixed bool // skip generating and checking the data
 }
 
 func sum(b []byte) (s uint32) {
@@ -215,8 +215,7 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
-// TestReceivesForAllReplies takes no reply from the queue before all have arrived: each
-// must have found a receive.
+// TestReceivesForAllReplies takes no reply from the queue before all have arrived: each must have a receive.
 func TestReceivesForAllReplies(t *testing.T) {
 	const window = 32
 	for _, version := range []int{1, 2} {
@@ -267,8 +266,7 @@ func TestReceivesForAllReplies(t *testing.T) {
 	}
 }
 
-// checker holds the messages of each connection against version 2's credits,
-// as one end sees them.
+// checker checks the messages of each connection against version 2's credits, as seen by one end.
 type checker struct {
 	t  *testing.T
 	mu sync.Mutex
@@ -365,7 +363,7 @@ func TestStatuses(t *testing.T) {
 func TestProperties(t *testing.T) {
 	g := newRig(t, func(c *rpcrdma.Config) {
 		c.Session.Props.RecvSize, c.Session.Props.SendSize, c.Session.Props.Segments = 8192, 16384, 7
-		for range 60 { // more than a message
+		for range 60 { // more than one message holds
 			c.Session.Extra = append(c.Session.Extra, wire.Prop{ID: 1000, Data: make([]byte, 200)})
 		}
 	}, func(c *rpcrdma.Config) { c.Session.Props.SegmentSize = 50000 })
@@ -383,7 +381,7 @@ func TestProperties(t *testing.T) {
 	}
 }
 
-// TestReverse has the server call the client, at each level of support.
+// TestReverse makes the server call the client, at each level of support.
 func TestReverse(t *testing.T) {
 	for level := wire.ReverseNone; level <= wire.ReverseGeneral; level++ {
 		t.Run(fmt.Sprint("level ", level), func(t *testing.T) {
@@ -441,7 +439,7 @@ func TestReverse(t *testing.T) {
 					t.Errorf("%s: %v", c.name, err)
 				}
 			}
-			g.check(5000) // the forward direction goes on
+			g.check(5000) // the forward direction continues
 		})
 	}
 }
@@ -488,8 +486,8 @@ func TestCallOnly(t *testing.T) {
 	}
 }
 
-// TestConnectGivenUp: a call that is abandoned before its connection is made leaves
-// nothing behind, and the next one connects.
+// TestConnectGivenUp checks that a call that is canceled before its connection is established leaves nothing behind,
+// and that the next one connects.
 func TestConnectGivenUp(t *testing.T) {
 	g := newRig(t, nil, nil)
 	ctx, cancel := context.WithCancel(g.ctx)
@@ -505,7 +503,7 @@ func TestConnectGivenUp(t *testing.T) {
 	}
 }
 
-// TestReconnect breaks connections under load: all calls are done in the end.
+// TestReconnect breaks connections under load; all calls must complete in the end.
 func TestReconnect(t *testing.T) {
 	for _, v := range []int{1, 2} {
 		g := newRig(t, func(c *rpcrdma.Config) { c.Session.Version = v }, nil)
@@ -541,8 +539,8 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// TestPatience: a call gives up a server that stays away, and it is told before, also
-// where it looks at the clock too late for all but the end.
+// TestPatience checks that a call fails when its server stays away, and that the caller is warned before, even if the
+// timer runs very late.
 func TestPatience(t *testing.T) {
 	for _, patience := range []time.Duration{1, time.Second} {
 		told := make(chan string, 100)
@@ -565,8 +563,8 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// TestRecovery: errors that a requester may answer by other formats or more
-// memory (draft sections 7.3.1 to 7.3.5).
+// TestRecovery checks errors that a requester may answer with other formats or more memory (draft sections 7.3.1 to
+// 7.3.5).
 func TestRecovery(t *testing.T) {
 	t.Run("no Read chunks", func(t *testing.T) {
 		g := newRig(t, nil, func(c *rpcrdma.Config) { c.Session.Limits.ReadChunks = 0 })
@@ -628,8 +626,8 @@ func TestRecovery(t *testing.T) {
 	})
 }
 
-// TestIneligible: an item that the binding does not make DDP-eligible is not
-// taken in a chunk (RFC 8166 section 6.1).
+// TestIneligible checks that an item that the binding does not make DDP-eligible is not accepted in a chunk (RFC 8166
+// section 6.1).
 func TestIneligible(t *testing.T) {
 	for _, v := range []int{1, 2} {
 		g := newRig(t, func(c *rpcrdma.Config) { c.Session.Version = v }, func(c *rpcrdma.Config) {
@@ -650,8 +648,7 @@ func TestIneligible(t *testing.T) {
 	}
 }
 
-// TestNoCopy: large data move by RDMA alone, from and into the caller's
-// memory.
+// TestNoCopy checks that large data moves only by RDMA, directly from and into the caller's memory.
 func TestNoCopy(t *testing.T) {
 	for _, v := range []int{1, 2} {
 		g := newRig(t, func(c *rpcrdma.Config) { c.Session.Version = v }, nil)

@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// absurd makes a call with chunk lists of all sorts, as src chooses.
+// absurd makes a call with arbitrary chunk lists chosen by src.
 func absurd(src func(n int) int) (wire.Header, []byte) {
 	lengths := []uint32{0, 1, 3, 4, 8, 100, 4096, 9999, 10_000, 1 << 20, 1<<31 - 1, 1 << 31, 1<<32 - 1}
 	positions := []uint32{0, 4, 8, 40, 41, 44, 48, 4096, 1<<31 + 4, 1<<32 - 4}
@@ -58,8 +58,8 @@ func absurd(src func(n int) int) (wire.Header, []byte) {
 	return h, callBody(9, []int{0, 8, 40, 1000}[src(4)])
 }
 
-// holdChunks gives such calls to a responder, and holds what it accepts, what it
-// would read and write, and what it allocates, against the limits.
+// holdChunks passes such calls to a responder and checks what it accepts, reads, writes and allocates against the
+// limits.
 func holdChunks(t *testing.T, src func(n int) int) (accepted int) {
 	limits := Limits{Message: 4096, ReadChunks: 2, WriteChunks: 2, Segments: 3, Chunk: 10_000}
 	cfg := DefaultConfig(true)
@@ -132,8 +132,7 @@ func holdChunks(t *testing.T, src func(n int) int) (accepted int) {
 	return calls
 }
 
-// FuzzChunks: whatever the chunk lists of calls are, a responder keeps to its
-// limits.
+// FuzzChunks checks that a responder stays within its limits for any chunk lists.
 func FuzzChunks(f *testing.F) {
 	rnd := rand.New(rand.NewPCG(1, testenv.Seed(f)))
 	for range 50 {
@@ -155,7 +154,7 @@ func FuzzChunks(f *testing.F) {
 	})
 }
 
-// TestChunks is the same with more of them.
+// TestChunks runs the same check on many random lists.
 func TestChunks(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(2, testenv.Seed(t)))
 	accepted := 0

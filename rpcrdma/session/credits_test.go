@@ -6,8 +6,8 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// TestCreditEdge: the credits that go out are the messages that came, and the window
-// but for the calls that are being served; they never fall (draft section 4.2.1).
+// TestCreditEdge checks that the granted credits are the messages received plus the window, less the calls in
+// progress, and never decrease (draft section 4.2.1).
 func TestCreditEdge(t *testing.T) {
 	const window = 8
 	p := newPeer(t, func() Config { c := DefaultConfig(true); c.Window = window; return c }())
@@ -50,7 +50,7 @@ func TestCreditEdge(t *testing.T) {
 	if last != p.sent+window {
 		t.Errorf("at the end: %d", last)
 	}
-	// More calls than the window again: what was told is not taken back.
+	// More calls than the window again: granted credits are not revoked.
 	for xid := range uint32(window) {
 		p.clear()
 		p.send(wire.Header{XID: xid + 200, Type: wire.CallInline}, callBody(xid+200, 40)...)
@@ -69,8 +69,8 @@ func TestCreditEdge(t *testing.T) {
 	}
 }
 
-// TestCreditRefresh: a peer to which there is nothing to say gets a Grant before it has
-// used more than half of its credits (draft section 4.2.1.1).
+// TestCreditRefresh checks that an otherwise silent end sends a Grant before the peer has used more than half of its
+// credits (draft section 4.2.1.1).
 func TestCreditRefresh(t *testing.T) {
 	for _, window := range []int{2, 5, 8, 64} {
 		p := newPeer(t, func() Config { c := DefaultConfig(true); c.Window = window; return c }())
@@ -103,9 +103,8 @@ func TestCreditRefresh(t *testing.T) {
 	}
 }
 
-// TestThresholds: without an exchange of properties no message is longer than 4096
-// bytes, and none longer is expected; with it, the lesser of what one end sends and the
-// other receives counts (draft section 4.2.2).
+// TestThresholds checks that without an exchange of properties messages are at most 4096 bytes in both directions,
+// and with it at most the smaller of what one end sends and the other receives (draft section 4.2.2).
 func TestThresholds(t *testing.T) {
 	for _, c := range []struct {
 		props      []wire.Prop
@@ -145,7 +144,7 @@ func TestThresholds(t *testing.T) {
 	}
 }
 
-// TestThresholds1: those of version 1 are 1024 at least (RFC 8166 section 3.3.3).
+// TestThresholds1 checks that those of version 1 are at least 1024 (RFC 8166 section 3.3.3).
 func TestThresholds1(t *testing.T) {
 	for size, want := range map[int]int{0: 1024, 100: 1024, 1024: 1024, 4096: 4096} {
 		cfg := DefaultConfig(false)
@@ -161,8 +160,8 @@ func TestThresholds1(t *testing.T) {
 	}
 }
 
-// TestFirstMessage: the first message of a client fits a server of version 1, however
-// many properties it has (draft section 4.3).
+// TestFirstMessage checks that the first message of a client fits a server of version 1, however many properties it
+// has (draft section 4.3).
 func TestFirstMessage(t *testing.T) {
 	cfg := DefaultConfig(false)
 	for range 40 {
@@ -186,7 +185,7 @@ func TestFirstMessage(t *testing.T) {
 	}
 }
 
-// TestAccepted: what looks odd and is allowed.
+// TestAccepted checks messages that are unusual but allowed.
 func TestAccepted(t *testing.T) {
 	for _, c := range []struct {
 		name, section string
@@ -223,7 +222,7 @@ func TestAccepted(t *testing.T) {
 	}
 }
 
-// TestChunksOfContinuedCall: what we continue has its chunks in the last message.
+// TestChunksOfContinuedCall checks that a call that we continue has its chunks in the last message.
 func TestChunksOfContinuedCall(t *testing.T) {
 	p := clientPeer(t, nil)
 	body := pattern(9, 9000, rpcCall)
@@ -249,8 +248,7 @@ func TestChunksOfContinuedCall(t *testing.T) {
 	}
 }
 
-// TestNothingBetween: an error does not go between the pieces of a continued message
-// (draft section 4.1).
+// TestNothingBetween checks that no error is sent between the parts of a continued message (draft section 4.1).
 func TestNothingBetween(t *testing.T) {
 	p := clientPeer(t, func(c *Config) { c.Props.Reverse = wire.ReverseNone })
 	p.s.limit = p.s.sent + 1

@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// TestFlood: a peer that sends more than it was granted is cut off.
+// TestFlood checks that a peer that exceeds its credits is disconnected.
 func TestFlood(t *testing.T) {
 	p := serverPeer(t, func(c *Config) { c.Window = 4 })
 	for i := range uint32(20) {
@@ -25,8 +25,8 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// TestErrorFlood: a peer that sends nothing but what must be answered by errors, and
-// grants no credits for them, costs no more than a bound.
+// TestErrorFlood checks that a peer that sends only messages that must be answered by errors, and grants no credits
+// for them, uses bounded memory.
 func TestErrorFlood(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -52,7 +52,7 @@ func TestErrorFlood(t *testing.T) {
 			for e, ok := s.PollEvent(); ok; e, ok = s.PollEvent() {
 				last = e
 			}
-			if s.Version() != 1 { // version 1 has no credits for errors: there the Sends that are in flight are the bound
+			if s.Version() != 1 { // version 1 has no credits for errors; there the Sends in flight are the bound
 				for s.PollTransmit(&o) {
 				}
 			}
@@ -63,8 +63,8 @@ func TestErrorFlood(t *testing.T) {
 	}
 }
 
-// TestReplyFlood: a peer that calls on and on, and takes no reply, costs no more than a
-// bound; one that takes them can go on forever.
+// TestReplyFlood checks that a peer that keeps calling and reads no reply uses bounded memory, and that one that
+// reads them can continue forever.
 func TestReplyFlood(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -97,7 +97,7 @@ func TestReplyFlood(t *testing.T) {
 					s.Reply(e.Call, p, replyBody(i+1, c.octets))
 				}
 			}
-			if c.vers == 2 || c.takes { // of version 1 Sends that are in flight are the bound: none completes
+			if c.vers == 2 || c.takes { // in version 1 the Sends in flight are the bound: none completes
 				for s.PollTransmit(&o) {
 				}
 			}

@@ -7,9 +7,9 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// TestInvalidate: Send with Invalidate goes where both ends have set R in their private
-// data, or a call of version 2 names the STag and no private data say otherwise; and of
-// an STag that belongs to the one call alone (RFC 8797 section 4.1, draft section 6.5).
+// TestInvalidate checks that Send with Invalidate is used if both ends have set R in their private data, or if a call
+// of version 2 names the STag and no private data forbids it, and only for an STag that belongs to that call alone
+// (RFC 8797 section 4.1, draft section 6.5).
 func TestInvalidate(t *testing.T) {
 	one := wire.Chunk{{Handle: 100, Length: 50, Offset: 4096}, {Handle: 100, Length: 50, Offset: 8192}}
 	for _, c := range []struct {
@@ -74,7 +74,7 @@ func TestInvalidate(t *testing.T) {
 			if got := reply(call(9)); got != c.want {
 				t.Errorf("it invalidates %#x, not %#x", got, c.want)
 			}
-			// Two calls at once with the same STags: the first reply leaves them to the other.
+			// Two calls at once with the same STags: the first reply must not invalidate them.
 			first, second := call(10), call(11)
 			if got := reply(first); got != 0 {
 				t.Errorf("it invalidates %#x, which another call has", got)

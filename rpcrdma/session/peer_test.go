@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// peer drives one Session by messages made by hand.
+// peer drives one Session with hand-made messages.
 type peer struct {
 	t    *testing.T
 	s    *Session
@@ -30,7 +30,7 @@ func (p *peer) drain() {
 		b := append([]byte(nil), o.B...)
 		vers := binary.BigEndian.Uint32(b[4:])
 		if wire.Type(binary.BigEndian.Uint32(b[12:])) == wire.Error && p.s.Version() != 1 {
-			b[4], b[5], b[6], b[7] = 0, 0, 0, 2 // the body is version 2's whatever it answers
+			b[4], b[5], b[6], b[7] = 0, 0, 0, 2 // the body is that of version 2 in any case
 		}
 		n, err := h.Decode(b)
 		if err != nil {
@@ -66,7 +66,7 @@ func (p *peer) raw(b []byte) {
 	p.drain()
 }
 
-// clear forgets what was seen.
+// clear discards what was recorded.
 func (p *peer) clear() { p.got, p.body, p.evs = nil, nil, nil }
 
 func callBody(xid uint32, n int) []byte {
@@ -81,7 +81,7 @@ func replyBody(xid uint32, n int) []byte {
 	return b
 }
 
-// serverPeer is a server that has had a client's first message.
+// serverPeer returns a server that has received a client's first message.
 func serverPeer(t *testing.T, change func(*Config)) *peer {
 	cfg := DefaultConfig(true)
 	cfg.Limits = Limits{Message: 4096, ReadChunks: 2, WriteChunks: 2, Segments: 3, Chunk: 10000}
@@ -94,7 +94,7 @@ func serverPeer(t *testing.T, change func(*Config)) *peer {
 	return p
 }
 
-// clientPeer is a client whose server has answered.
+// clientPeer returns a client whose server has answered.
 func clientPeer(t *testing.T, change func(*Config)) *peer {
 	cfg := DefaultConfig(false)
 	if change != nil {

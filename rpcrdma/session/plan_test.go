@@ -8,7 +8,7 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// What a responder does with the chunks that it was given.
+// TestPlanReply checks how a responder uses the chunks of a call.
 func TestPlanReply(t *testing.T) {
 	seg := func(n uint32) wire.Segment { return wire.Segment{Handle: 7, Length: n, Offset: 1000} }
 	item := func(n ...int) (l []Item) {
@@ -27,7 +27,7 @@ func TestPlanReply(t *testing.T) {
 		items   []Item
 		fail    wire.Failure
 		typ     wire.Type
-		lens    [][]uint32 // of the Write chunks that go back
+		lens    [][]uint32 // of the returned Write chunks
 		replyTo uint32     // bytes in the Reply chunk
 	}{
 		{name: "no item", version: 2, writes: []wire.Chunk{{seg(100), seg(50)}}, body: 40, typ: wire.ReplyInline, lens: [][]uint32{{0, 0}}},

@@ -9,7 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// Replies that do not fit their call end it, and nothing else.
+// TestRequesterErrors checks that replies that do not match their call end only that call.
 func TestRequesterErrors(t *testing.T) {
 	w, r := chunk(100, 50), chunk(400)
 	part := func(n ...uint32) wire.Chunk { return chunk(n...) }
@@ -63,7 +63,7 @@ func TestRequesterErrors(t *testing.T) {
 			}
 		})
 	}
-	// Each error that a responder may send ends the call it is about.
+	// Each error that a responder may send ends the call that it refers to.
 	for code := range map[wire.ErrCode]bool{1: true, 2: true, 3: true, 4: true, 5: true, 6: true, 7: true, 8: true, 9: true, 10: true, 11: true, 100: true} {
 		p := clientPeer(t, nil)
 		for _, xid := range []uint32{8, 9} {
@@ -119,7 +119,7 @@ func TestReverseLevels(t *testing.T) {
 	}
 }
 
-// TestRefusedType: a header type that the peer has refused is not used again.
+// TestRefusedType checks that a header type that the peer has refused is not used again.
 func TestRefusedType(t *testing.T) {
 	p := clientPeer(t, nil)
 	long := &Spec{Body: 9000, Reply: 40}
@@ -148,8 +148,8 @@ func TestRefusedType(t *testing.T) {
 	}
 }
 
-// TestSegmentLimits: what would need more segments than the peer takes is not
-// sent (draft sections 5.2.4 and 7.3.3).
+// TestSegmentLimits checks that a message that would need more segments than the peer accepts is not sent (draft
+// sections 5.2.4 and 7.3.3).
 func TestSegmentLimits(t *testing.T) {
 	cfg := DefaultConfig(false)
 	p := newPeer(t, cfg)
@@ -181,8 +181,8 @@ func TestSegmentLimits(t *testing.T) {
 	}
 }
 
-// TestBrokenReply: a continued reply that goes on with something else ends its
-// call, and the peer gets INVAL_CONT (draft section 6.3.9).
+// TestBrokenReply checks that a continued reply that continues with something else ends its call, and that the peer
+// gets INVAL_CONT (draft section 6.3.9).
 func TestBrokenReply(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -223,8 +223,7 @@ func TestBrokenReply(t *testing.T) {
 	}
 }
 
-// TestUnknownError: an error with a code that is not defined is discarded: the call that
-// it is about goes on (draft section 7).
+// TestUnknownError checks that an error with an undefined code is discarded and its call continues (draft section 7).
 func TestUnknownError(t *testing.T) {
 	for _, code := range []uint32{0, 12, 13, 99, 101, 1 << 31, 1<<32 - 1} {
 		p := clientPeer(t, nil)
@@ -245,7 +244,7 @@ func TestUnknownError(t *testing.T) {
 	}
 }
 
-// TestPoisonedRest: after INVAL_CONT the rest of the message is discarded.
+// TestPoisonedRest checks that after INVAL_CONT the rest of the message is discarded.
 func TestPoisonedRest(t *testing.T) {
 	p := serverPeer(t, nil)
 	p.send(wire.Header{XID: 9, Type: wire.CallMiddle, Remaining: 100}, callBody(9, 16)...)
@@ -265,8 +264,8 @@ func TestPoisonedRest(t *testing.T) {
 	}
 }
 
-// TestNoReadChunks: a responder that takes no Read chunks says so by a limit of 0 (draft
-// section 7.3.1), and takes other calls.
+// TestNoReadChunks checks that a responder without support for Read chunks reports a limit of 0 (draft section 7.3.1)
+// and accepts other calls.
 func TestNoReadChunks(t *testing.T) {
 	p := serverPeer(t, func(c *Config) { c.Limits.ReadChunks = 0 })
 	p.send(wire.Header{XID: 9, Type: wire.CallInline, Reads: []wire.ReadSegment{rseg(8, 1, 4)}}, callBody(9, 40)...)
@@ -288,8 +287,8 @@ func TestNoWriteChunks(t *testing.T) {
 	}
 }
 
-// TestPost: a call-only procedure goes inline or continued, without chunks, and what is
-// too long for that does not go (draft section 4.7).
+// TestPost checks that a call-only procedure is sent inline or continued, without chunks, and that a longer one is
+// refused (draft section 4.7).
 func TestPost(t *testing.T) {
 	p := clientPeer(t, nil)
 	for i, n := range []int{8, 4000, 4064, 4068, 20_000, 27_000} {

@@ -6,8 +6,8 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// The errors that a responder sends (draft section 7), each with the section
-// that demands it. What is sent is the last message; the answer is to it.
+// responderCases are the errors that a responder sends (draft section 7), each with its section. The answer is to the
+// last message sent.
 var responderCases = []struct {
 	name, section string
 	send          []msg
@@ -94,7 +94,7 @@ func TestResponderErrors(t *testing.T) {
 					t.Errorf("a call was delivered: %+v", e.Call)
 				}
 			}
-			// The connection goes on.
+			// The connection continues.
 			p.clear()
 			p.send(wire.Header{XID: 77, Type: wire.CallInline}, callBody(77, 40)...)
 			if len(p.evs) != 1 || p.evs[0].Kind != EventCall {
@@ -104,7 +104,7 @@ func TestResponderErrors(t *testing.T) {
 	}
 }
 
-// What a receiver must discard without a word.
+// TestDiscarded checks what a receiver must discard silently.
 func TestDiscarded(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -133,7 +133,7 @@ func TestDiscarded(t *testing.T) {
 	}
 }
 
-// Properties that are refused, and what becomes of those in the same message.
+// TestBadProperties checks properties that are refused, and the effect on others in the same message.
 func TestBadProperties(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -183,9 +183,8 @@ func TestBadProperties(t *testing.T) {
 	})
 }
 
-// TestSegmentWraps: segments that pass the end of the address space are answered by an
-// error, as often as they come, and nothing of their calls is done (draft section
-// 7.4.1, RFC 8166 section 4.5.2).
+// TestSegmentWraps checks that segments beyond the end of the address space are answered with an error each time, and
+// that their calls are not executed (draft section 7.4.1, RFC 8166 section 4.5.2).
 func TestSegmentWraps(t *testing.T) {
 	for _, vers := range []uint32{1, 2} {
 		cfg := DefaultConfig(true)

@@ -19,16 +19,16 @@ type end struct {
 	s    *Session
 	in   [][]byte // in flight to it
 	recv int      // Receives posted, Window+1 at all times
-	max  int      // longest message it may get
+	max  int      // longest message that it may receive
 	open []*Call  // calls it has not answered
 	done map[uint32]int
 	fail map[uint32]error
-	told uint32 // credits that it told last
+	told uint32 // credits that it granted last
 	sent uint32 // messages that it sent, Grants included
-	edge uint32 // credits that it has seen
+	edge uint32 // credits that it has received
 }
 
-// deliver gives the oldest message in flight to e.
+// deliver passes the oldest message in flight to e.
 func (e *end) deliver() {
 	b := e.in[0]
 	e.in = e.in[1:]
@@ -41,8 +41,8 @@ func (e *end) deliver() {
 	e.s.HandleMessage(b)
 }
 
-// send moves what e may send onto the wire to o, and checks the credits: a
-// message goes below the edge, a Grant at most at it.
+// send moves what e may send onto the wire to o, and checks the credits: a message must be below the edge, a Grant at
+// most at it.
 func (e *end) send(o *end) {
 	var out Out
 	for e.s.PollTransmit(&out) {
@@ -125,9 +125,8 @@ func (e *end) answer(rnd *rand.Rand, n int) {
 	e.s.Reply(c, p, pattern(c.XID, n, rpcReply))
 }
 
-// TestSimulation runs calls in both directions, of all sizes, call-only ones
-// among them, over a wire with delays, and holds every message against the
-// credits and Receives of the other end.
+// TestSimulation runs calls of all sizes, some call-only, in both directions over a wire with delays, and checks
+// every message against the credits and Receives of the other end.
 func TestSimulation(t *testing.T) {
 	seed := testenv.Seed(t)
 	for round := range 60 {
@@ -221,7 +220,7 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// TestCreditWrap runs one call after the other over the end of the counters.
+// TestCreditWrap runs consecutive calls across the wrap of the counters.
 func TestCreditWrap(t *testing.T) {
 	p := clientPeer(t, nil)
 	p.s.sent, p.s.limit = 1<<32-3, 1<<32-1
@@ -242,8 +241,8 @@ func TestCreditWrap(t *testing.T) {
 	}
 }
 
-// TestZeroGrant: without credits nothing but a Grant goes, and a Grant sets
-// free what waits (draft section 4.2.1.1).
+// TestZeroGrant checks that without credits only a Grant is sent, and that a Grant releases what waits (draft section
+// 4.2.1.1).
 func TestZeroGrant(t *testing.T) {
 	p := clientPeer(t, func(c *Config) { c.Window = 2 })
 	p.s.limit = p.s.sent // the peer granted nothing more
@@ -255,7 +254,7 @@ func TestZeroGrant(t *testing.T) {
 		t.Fatalf("sent without credit: %+v", p.got)
 	}
 	sent := p.s.sent
-	p.send(wire.Header{Type: wire.Grant, Credit: sent}) // still none; our window is used up
+	p.send(wire.Header{Type: wire.Grant, Credit: sent}) // still no credits; our window is used up
 	p.send(wire.Header{Type: wire.Grant, Credit: sent})
 	for _, h := range p.got {
 		if h.Type != wire.Grant {
@@ -272,8 +271,8 @@ func TestZeroGrant(t *testing.T) {
 	}
 }
 
-// TestCreditsFall: the edge is that of the most recent message, also where it falls,
-// and nothing goes beyond it (draft section 4.2.1).
+// TestCreditsFall checks that the edge is that of the most recent message, even if it decreases, and that nothing is
+// sent beyond it (draft section 4.2.1).
 func TestCreditsFall(t *testing.T) {
 	p := clientPeer(t, nil)
 	grant := func(edge uint32) {
@@ -300,7 +299,7 @@ func TestCreditsFall(t *testing.T) {
 	if calls() != 2 || len(p.got) != 2 {
 		t.Fatalf("%d calls of %d messages with 2 credits", calls(), len(p.got))
 	}
-	// Below what was sent: not even a Grant goes, though this end's window is used up.
+	// Below what was sent: not even a Grant is sent, although this end's window is used up.
 	for range 4 {
 		p.s.told = p.s.received
 		grant(p.s.sent - 1)
@@ -319,9 +318,8 @@ func TestCreditsFall(t *testing.T) {
 	}
 }
 
-// TestLongContinuedReply: a reply that fits no chunk is continued however long it is
-// (draft section 6.6.4), up to the memory that a connection has for replies; beyond that
-// it is REPLY_RESOURCE, and the connection goes on.
+// TestLongContinuedReply checks that a reply that fits no chunk is continued however long it is (draft section
+// 6.6.4), up to a connection's memory for replies; a longer one becomes REPLY_RESOURCE, and the connection continues.
 func TestLongContinuedReply(t *testing.T) {
 	p := serverPeer(t, nil)
 	want := pattern(9, 1<<20+13, rpcReply)
@@ -354,7 +352,7 @@ func TestLongContinuedReply(t *testing.T) {
 	if !bytes.Equal(got, want) {
 		t.Error("other bytes")
 	}
-	// A peer that takes no replies: 16 MiB wait, and no more.
+	// A peer that reads no replies: at most 16 MiB are queued.
 	p.send(wire.Header{Type: wire.Grant, Credit: p.s.sent})
 	planned, refused := 0, 0
 	for i := range uint32(40) {
@@ -382,8 +380,8 @@ func TestLongContinuedReply(t *testing.T) {
 	}
 }
 
-// TestRemainingReadings: the draft can be read so that rdma_remaining counts
-// the message it stands in, or not. Both are taken.
+// TestRemainingReadings: the draft does not say whether rdma_remaining counts the message that carries it. Both
+// readings are accepted.
 func TestRemainingReadings(t *testing.T) {
 	body := pattern(9, 100, rpcCall)
 	for reading := range 2 {
@@ -495,8 +493,7 @@ func TestHostAuthentication(t *testing.T) {
 	})
 }
 
-// FuzzSession feeds both kinds of end with any messages: it never panics, and
-// what it holds is bounded.
+// FuzzSession feeds both kinds of end with any messages: it must not panic, and its memory must be bounded.
 func FuzzSession(f *testing.F) {
 	add := func(server bool, l ...[]byte) {
 		b := []byte{0}

@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/rpcrdma/wire"
 )
 
-// Versions (draft sections 4.3 and 7.1.1).
+// TestVersions checks version negotiation (draft sections 4.3 and 7.1.1).
 func TestVersions(t *testing.T) {
 	t.Run("a server of version 1 alone", func(t *testing.T) {
 		cfg := DefaultConfig(true)
@@ -73,7 +73,7 @@ func TestVersions(t *testing.T) {
 	})
 }
 
-// Version 1: everything is ERR_CHUNK, or silence (RFC 8166 sections 4.5, 4.6).
+// TestVersion1Errors checks that version 1 answers with ERR_CHUNK or not at all (RFC 8166 sections 4.5, 4.6).
 func TestVersion1Errors(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -121,8 +121,8 @@ func TestVersion1Errors(t *testing.T) {
 	}
 }
 
-// TestLateVersionError: an error that says that the peer does not speak our
-// version ends the call, and the connection.
+// TestLateVersionError checks that a late error that says that the peer does not support our version ends the call
+// and the connection.
 func TestLateVersionError(t *testing.T) {
 	p := clientPeer(t, nil)
 	if err := p.s.Call(9, callBody(9, 40), &CallChunks{}); err != nil {
@@ -135,8 +135,8 @@ func TestLateVersionError(t *testing.T) {
 	}
 }
 
-// TestVersion1Credits: one call until the first reply, then as many as were
-// granted; a grant of zero is one (RFC 8166 section 3.3).
+// TestVersion1Credits checks that one call is outstanding until the first reply, then as many as were granted; a
+// grant of zero counts as one (RFC 8166 section 3.3).
 func TestVersion1Credits(t *testing.T) {
 	cfg := DefaultConfig(false)
 	cfg.Version = 1
@@ -158,7 +158,7 @@ func TestVersion1Credits(t *testing.T) {
 			t.Errorf("after a grant of %d: %d outstanding, not %d", c.grant, got, c.flying)
 		}
 	}
-	// What is no reply grants nothing (RFC 8167 section 4.1).
+	// A message that is not a reply grants nothing (RFC 8167 section 4.1).
 	sent := len(p.got)
 	for _, h := range []wire.Header{
 		{XID: 9, Type: wire.Done1}, {XID: 9, Type: wire.Error1, Failure: wire.Failure{Code: wire.ErrChunk1}}, {XID: 9, Type: wire.Msg1}, {XID: 9, Type: wire.MsgP1},
@@ -191,7 +191,7 @@ func TestVersion1Credits(t *testing.T) {
 	}
 }
 
-// TestVersion1Replies: what a requester of version 1 does with bad ones.
+// TestVersion1Replies checks how a requester of version 1 handles bad replies.
 func TestVersion1Replies(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -240,8 +240,8 @@ func TestVersion1Replies(t *testing.T) {
 	}
 }
 
-// TestVersion1Over: a reply of any form ends its call without a message more: no RDMA_DONE
-// is sent, nor RDMA_MSGP or an error (RFC 8166 sections 4.2.4, 4.6.1 and 4.6.2).
+// TestVersion1Over checks that a reply of any form ends its call without a further message: no RDMA_DONE, RDMA_MSGP
+// or error is sent (RFC 8166 sections 4.2.4, 4.6.1 and 4.6.2).
 func TestVersion1Over(t *testing.T) {
 	cfg := DefaultConfig(false)
 	cfg.Version = 1
@@ -270,7 +270,7 @@ func TestVersion1Over(t *testing.T) {
 		}
 		p.clear()
 	}
-	// A reply that cannot be parsed ends its call, and is not answered.
+	// A reply that cannot be parsed ends its call and is not answered.
 	if err := p.s.Call(99, callBody(99, 40), &CallChunks{}); err != nil {
 		t.Fatal(err)
 	}
@@ -284,8 +284,8 @@ func TestVersion1Over(t *testing.T) {
 	}
 }
 
-// TestVersion1Reverse: a client of version 1 takes reverse calls if it is set
-// up for them, without chunks if it has none (RFC 8167 section 5.3).
+// TestVersion1Reverse checks that a client of version 1 accepts reverse calls if it is configured for them, without
+// chunks if it supports none (RFC 8167 section 5.3).
 func TestVersion1Reverse(t *testing.T) {
 	for level := wire.ReverseNone; level <= wire.ReverseGeneral; level++ {
 		cfg := DefaultConfig(false)
