@@ -143,6 +143,11 @@ type Startup struct {
 	// last connection. The connections share one congestion window, and end together if
 	// the association fails. Listeners need not set it.
 	SharedAssociation bool
+
+	// DSCP (1 to 63), TTL (or hop limit, 1 to 255) and Priority (in VLAN tags, 1 to 7) of the
+	// packets. 0: the daemon's default, negative: 0, or for TTL the default. On a shared
+	// association those of the Connect that opened it count.
+	DSCP, TTL, Priority int
 }
 
 // Transport is the protocol below DDP.
@@ -180,9 +185,11 @@ func (s *Startup) pb() *ctrlpb.Startup {
 		p.TimeoutMs = proto.Uint32(millis(s.Timeout))
 	}
 	p.Transport, p.UdpEncapsulation, p.SharedAssociation = ctrlpb.Transport(s.Transport), s.UDP, s.SharedAssociation
+	p.Dscp, p.Ttl, p.Priority = depth(s.DSCP), depth(max(s.TTL, 0)), depth(s.Priority)
 	return p
 }
 
+// depth returns n, or nil for the default. A negative n stands for 0.
 func depth(n int) *uint32 {
 	if n == 0 {
 		return nil

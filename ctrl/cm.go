@@ -48,6 +48,7 @@ type conn struct {
 	local    netip.AddrPort
 	wantAddr netip.AddrPort // local address that the client requested
 	remote   netip.AddrPort
+	ip       dataplane.IPOptions // active
 	claim    *claim
 	within   bool // the peer is a program of this host
 

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"os"
 	"time"
+
+	"github.com/iwarpd/iwarpd/dataplane"
 )
 
 // Config configures the control plane. The zero value of each field means its default. Reload can
@@ -28,6 +30,7 @@ type Config struct {
 	Slots Slots
 
 	Startup StartupDefaults
+	IP      dataplane.IPOptions // of connections whose client sets none
 	// TimeWait is how long the port of a connection that we opened and closed first stays in
 	// TIME-WAIT; the default is 60 s, as in Linux.
 	TimeWait time.Duration

@@ -128,6 +128,10 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 		return err
 	}
 	setSCTP(&cfg, o, r.Startup.GetP2P())
+	ip, err := ipOptions(s.cfg.IP, r.Startup)
+	if err != nil {
+		return err
+	}
 	cfg.PrivateData = r.PrivateData
 	if err := cfg.Validate(); err != nil {
 		return errorf(invalid, "ctrl: %w", err)
@@ -148,7 +152,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 		timeout = time.Duration(r.TimeoutMs) * time.Millisecond
 	}
 	cn := &conn{
-		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, limit: s.now().Add(timeout),
+		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, ip: ip, limit: s.now().Add(timeout),
 		overSCTP:   overSCTP{sctp: o, shares: o != nil && r.Startup.GetSharedAssociation()},
 		byteStream: byteStream{streaming: r.Streaming, memory: memory},
 	}
@@ -257,7 +261,7 @@ func (s *Server) dial(c *conn) {
 
 // connectRequest returns the request to the engine for c. Called with mu held.
 func (s *Server) connectRequest(c *conn) dataplane.ConnectRequest {
-	r := dataplane.ConnectRequest{Local: c.local, Remote: c.remote, Timeout: max(c.limit.Sub(s.now()), time.Millisecond), Stream: c.streaming}
+	r := dataplane.ConnectRequest{Local: c.local, Remote: c.remote, Timeout: max(c.limit.Sub(s.now()), time.Millisecond), Stream: c.streaming, IP: c.ip}
 	if c.sctp != nil {
 		o := *c.sctp
 		o.Fallback, o.Answer = c.cfg.RetryRev1, c.cfg.Timeout

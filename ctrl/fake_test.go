@@ -26,10 +26,13 @@ import (
 
 // fakeEngine records the server's calls. The test generates the events.
 type fakeEngine struct {
-	mu       sync.Mutex
-	next     uint64
-	listens  map[dataplane.ListenerID]netip.AddrPort
-	admit    func(netip.Addr) bool // of the last Listen
+	mu      sync.Mutex
+	next    uint64
+	listens map[dataplane.ListenerID]netip.AddrPort
+	admit   func(netip.Addr) bool // of the last Listen
+
+	listenIP, connectIP dataplane.IPOptions // of the last calls
+
 	conns    map[dataplane.ConnID]*fakeConn
 	bound    int
 	fences   int
@@ -88,7 +91,7 @@ func (e *fakeEngine) Listen(r dataplane.ListenRequest) (dataplane.ListenerID, er
 	defer e.mu.Unlock()
 	e.next++
 	id := dataplane.ListenerID(e.next)
-	e.listens[id], e.admit = r.Local, r.Admit
+	e.listens[id], e.admit, e.listenIP = r.Local, r.Admit, r.IP
 	return id, nil
 }
 
@@ -111,7 +114,7 @@ func (e *fakeEngine) Connect(id dataplane.ConnID, r dataplane.ConnectRequest) er
 		return dataplane.ErrNoStream
 	}
 	e.mu.Lock()
-	e.connects = append(e.connects, r.Remote)
+	e.connects, e.connectIP = append(e.connects, r.Remote), r.IP
 	err, hold, late := e.refuse, e.hold, e.late
 	open := func() {
 		if err == nil {

@@ -86,6 +86,10 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 		return errorf(badAddress, "ctrl: SCTP does not reach programs of this host: listen on %v over TCP", addr)
 	}
 	setSCTP(&cfg, o, r.Startup.GetP2P())
+	ip, err := ipOptions(s.cfg.IP, r.Startup)
+	if err != nil {
+		return err
+	}
 	// Depths in the request also bound those of an Accept that specifies none.
 	if r.Startup != nil && r.Startup.Ird != nil {
 		cfg.MaxIRD = cfg.IRD
@@ -111,7 +115,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 		err = s.claims.steerSCTP(cl, o)
 	}
 	if err == nil {
-		l.id, err = s.engine.Listen(dataplane.ListenRequest{Local: cl.addr, Backlog: backlog, Stream: r.Streaming, SCTP: o, Admit: l.admits})
+		l.id, err = s.engine.Listen(dataplane.ListenRequest{Local: cl.addr, Backlog: backlog, Stream: r.Streaming, SCTP: o, Admit: l.admits, IP: ip})
 	}
 	if err != nil {
 		cl.listening = false

@@ -417,6 +417,7 @@ type ListenRequest struct {
 	// that may begin a connection, so it must not block. One that is not admitted gets
 	// the answer of a port without a listener. nil: all may.
 	Admit func(peer netip.Addr) bool
+	IP    IPOptions // of the connections
 }
 
 // Listen makes all workers accept connections, reported by EventAccepted, or sessions over
@@ -466,6 +467,7 @@ type ConnectRequest struct {
 	// Join begins the session on an association that an earlier Connect has opened, or is
 	// opening, between the same endpoints, and not on a new one.
 	Join bool
+	IP   IPOptions // ignored with Join: the association has its own
 }
 
 // Connect opens connection id, of NewID for the same local endpoint. EventConnected, or

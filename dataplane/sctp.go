@@ -35,6 +35,7 @@ type assoc struct {
 	also  []handoff.Key // keys for its further addresses
 	hops  []Hop         // next hops by path; without a DstMAC that of the first path is used
 	tuple pkt.Tuple
+	ip    IPOptions
 
 	// Sessions.
 	sessions map[uint16]*stream
@@ -181,7 +182,7 @@ func (w *worker) connectSCTP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	if o.UDP {
 		udp = sctp.UDPPort
 	}
-	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, udp, w.sctpSecret(), w.mtuOf(hop)), flow, tupleOf(flow, hop), o)
+	as := w.newAssoc(sctp.Dial(w.now, w.sctpConfig(o), flow, udp, w.sctpSecret(), w.mtuOf(hop)), flow, tupleOf(flow, hop, r.IP), o, r.IP)
 	as.admitted = true
 	as.beginSession(w, 0, id, r)
 	if len(w.e.workers) > 1 {

@@ -15,8 +15,8 @@ import (
 )
 
 // newAssoc adds an association that was dialed or accepted.
-func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP) *assoc {
-	as := &assoc{a: a, opts: o, tuple: t, sessions: make(map[uint16]*stream)}
+func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP, ip IPOptions) *assoc {
+	as := &assoc{a: a, opts: o, tuple: t, ip: ip, sessions: make(map[uint16]*stream)}
 	as.tuple.Proto = pkt.ProtoSCTP
 	if o.UDP {
 		as.tuple.Proto = pkt.ProtoUDP
@@ -124,7 +124,7 @@ func (as *assoc) setHop(w *worker, remote [16]byte, hop *Hop) {
 		as.setFurtherHop(w, remote, hop)
 		return
 	}
-	setHop(&as.tuple, hop)
+	setHop(&as.tuple, hop, as.ip)
 	as.setMTU(w.mtuOf(hop))
 	w.mark(&as.lane)
 }
@@ -160,7 +160,7 @@ func (as *assoc) tupleTo(i int, addr netip.Addr) pkt.Tuple {
 	t := as.tuple
 	t.Remote = addr.As16()
 	if as.ownHop(i) {
-		setHop(&t, &as.hops[i])
+		setHop(&t, &as.hops[i], as.ip)
 	}
 	return t
 }

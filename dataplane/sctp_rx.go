@@ -146,6 +146,7 @@ func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *a
 		w.sctpReply(&t, udp, sctp.OutOfBlue(flow, b))
 		return nil
 	}
+	l.ip.apply(&t)
 	a, reply := l.sctp.HandlePacket(w.now, flow, udp, b)
 	w.sctpReply(&t, udp, reply)
 	if a == nil {
@@ -155,7 +156,7 @@ func (w *worker) sctpUnowned(f *rxFrame, flow pkt.Flow, udp uint16, b []byte) *a
 		old.events(w) // it is closed; this packet arrived before it was pumped
 		old.retire(w)
 	}
-	as := w.newAssoc(a, flow, t, l.opts)
+	as := w.newAssoc(a, flow, t, l.opts, l.ip)
 	as.lst, as.passive = l, true
 	a.SetWindow(min(strangerWindow, w.tcp.RcvWindow))
 	w.e.events.push(Event{Kind: EventJoined, Listener: l.id, Flow: flow, Worker: w.id})

@@ -209,7 +209,10 @@ func (s *Sockets) listen(w *worker, l *listener, addr netip.AddrPort, backlog in
 	if err != nil {
 		return err
 	}
-	if err := unix.Listen(fd, max(backlog, 1)); err != nil {
+	if err = l.ip.applySocket(fd); err == nil { // for the SYN-ACKs
+		err = unix.Listen(fd, max(backlog, 1))
+	}
+	if err != nil {
 		unix.Close(fd)
 		return fmt.Errorf("dataplane: listen on %v: %w", addr, err)
 	}
@@ -287,6 +290,9 @@ func (s *Sockets) accepted(w *worker, fd int, peer unix.Sockaddr, l *listener) e
 	if w.full() {
 		return errTooMany
 	}
+	if err := l.ip.applySocket(fd); err != nil {
+		return err
+	}
 	c, err := s.newConn(w, w.newID(), flow, fd)
 	if err != nil {
 		return err
@@ -311,6 +317,10 @@ func (s *Sockets) connect(w *worker, id ConnID, r *ConnectRequest) error {
 	}
 	fd, err := openSocket(r.Local, false, len(w.e.workers) > 1)
 	if err != nil {
+		return err
+	}
+	if err := r.IP.applySocket(fd); err != nil {
+		unix.Close(fd)
 		return err
 	}
 	c, err := s.newConn(w, id, flow, fd)

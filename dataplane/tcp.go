@@ -24,6 +24,7 @@ type tcpConn struct {
 	sock   *socket   // over a socket, or nil
 	host   *hostEnd  // within the host, or nil
 	tuple  pkt.Tuple
+	ip     IPOptions
 	hopMTU hopMTU
 	lst    *listener // while half-open
 	holds  int       // received frames of the MTU held out of order
@@ -170,7 +171,7 @@ func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
 	}
 	mtu := w.mtuOf(hop)
 	c := newTCPConn(id, flow, tcp.Dial(w.now, &w.tcp, flow, iss, mtu))
-	c.wide, c.hopMTU, c.tuple = r.Stream, hopMTU(mtu), tupleOf(flow, hop)
+	c.wide, c.ip, c.hopMTU, c.tuple = r.Stream, r.IP, hopMTU(mtu), tupleOf(flow, hop, r.IP)
 	c.giveUp = w.deadlineAfter(r.Timeout)
 	w.enterTCP(c)
 	if len(w.e.workers) > 1 {
@@ -203,15 +204,16 @@ func (w *worker) adoptTCP(f *rxFrame) bool {
 	return true
 }
 
-func tupleOf(flow pkt.Flow, hop *Hop) pkt.Tuple {
+func tupleOf(flow pkt.Flow, hop *Hop, ip IPOptions) pkt.Tuple {
 	t := pkt.Tuple{Flow: flow, Proto: pkt.ProtoTCP, V6: !isV4(flow.Remote)}
-	setHop(&t, hop)
+	setHop(&t, hop, ip)
 	return t
 }
 
-func setHop(t *pkt.Tuple, hop *Hop) {
+func setHop(t *pkt.Tuple, hop *Hop, ip IPOptions) {
 	t.SrcMAC, t.DstMAC = hop.SrcMAC, hop.DstMAC
 	t.NVLAN = copy(t.VLANs[:], hop.VLANs)
+	ip.apply(t)
 }
 
 // isV4 reports whether a is a v4-mapped address.
@@ -224,7 +226,7 @@ func (c *tcpConn) setHop(w *worker, _ [16]byte, hop *Hop) {
 		return // there is none, or the kernel has it
 	}
 	if c.tuple.HeaderLen() != 0 {
-		setHop(&c.tuple, hop)
+		setHop(&c.tuple, hop, c.ip)
 	}
 	if mtu := w.mtuOf(hop); c.hopMTU.set(w, mtu) {
 		c.segs.SetMTU(w.now, mtu)

@@ -355,7 +355,7 @@ func (w *worker) unowned(f *rxFrame) {
 		}
 		tc, reply, ok := l.tcp.HandleSegment(w.now, flow, seg)
 		if ok {
-			w.reply(f, &reply)
+			w.reply(f, &reply, l.ip)
 		}
 		if tc != nil {
 			w.accept(l, tc, f)
@@ -364,14 +364,15 @@ func (w *worker) unowned(f *rxFrame) {
 	}
 	w.stats.RxNoConn++
 	if h, ok := tcp.Reset(&seg.Header, seg.Len); ok {
-		w.reply(f, &h)
+		w.reply(f, &h, IPOptions{})
 	}
 }
 
 // accept adds a connection created by a listener, half-open or, from a SYN cookie, established.
 func (w *worker) accept(l *listener, tc *tcp.Conn, f *rxFrame) {
 	c := newTCPConn(w.newID(), f.pkt.Flow, tc)
-	c.lst, c.passive, c.wide, c.tuple = l, true, l.stream, f.pkt.Reply()
+	c.lst, c.passive, c.wide, c.ip, c.tuple = l, true, l.stream, l.ip, f.pkt.Reply()
+	c.ip.apply(&c.tuple)
 	w.enterTCP(c)
 	w.stats.PassiveOpens++
 	if seg := &f.seg; seg.Flags&tcp.SYN == 0 {

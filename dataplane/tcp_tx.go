@@ -251,12 +251,13 @@ func (w *worker) postSegment(t *pkt.Tuple, h *tcp.Header, s link.Slot, n int, su
 }
 
 // reply answers f with a header-only segment, without a connection.
-func (w *worker) reply(f *rxFrame, h *tcp.Header) {
+func (w *worker) reply(f *rxFrame, h *tcp.Header, ip IPOptions) {
 	s, ok := w.spareSlot()
 	if !ok {
 		return
 	}
 	t := f.pkt.Reply()
+	ip.apply(&t)
 	w.postSegment(&t, h, s, 0, 0, 0)
 	w.stats.TxStateless++
 }

@@ -449,6 +449,7 @@ type listener struct {
 	sctp   *sctp.Listener
 	opts   SCTP
 	admit  func(peer netip.Addr) bool // nil: all
+	ip     IPOptions
 }
 
 // admits reports whether peer may connect to l.
@@ -463,7 +464,7 @@ func (w *worker) listen(id ListenerID, r *ListenRequest) error {
 	if w.listeners[k] != nil {
 		return fmt.Errorf("dataplane: already listening on %v", r.Local)
 	}
-	l := &listener{id: id, stream: r.Stream, admit: r.Admit}
+	l := &listener{id: id, stream: r.Stream, admit: r.Admit, ip: r.IP}
 	if w.socks != nil {
 		if r.SCTP != nil {
 			return errSocketSCTP

@@ -45,6 +45,12 @@ static void put_startup(Pb__Startup *m, const struct iwarpd_startup *s)
 		PUT(m, STARTUP, ord, ORD, depth(s->ord));
 	if (s->timeout_ms)
 		PUT(m, STARTUP, timeout_ms, TIMEOUT_MS, s->timeout_ms);
+	if (s->dscp)
+		PUT(m, STARTUP, dscp, DSCP, depth(s->dscp));
+	if (s->priority)
+		PUT(m, STARTUP, priority, PRIORITY, depth(s->priority));
+	if (s->ttl)
+		PUT(m, STARTUP, ttl, TTL, s->ttl);
 	m->transport = (Pb__Transport)s->transport;
 	m->udp_encapsulation = s->udp_encapsulation != 0;
 	m->shared_association = s->shared_association != 0;

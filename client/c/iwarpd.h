@@ -439,7 +439,14 @@ struct iwarpd_startup {
 	 * the last connection. If the association fails, all its connections end.
 	 */
 	int shared_association;
-	unsigned int reserved[4];
+	/*
+	 * Fields of the packets' headers. 0: the daemon's default, -1: 0. On a
+	 * shared association those of the connect that opened it count.
+	 */
+	int dscp;              /* 1 to 63 */
+	int priority;          /* in VLAN tags, 1 to 7 */
+	unsigned int ttl;      /* or hop limit, 1 to 255; 0: the daemon's default */
+	unsigned int reserved[1];
 };
 
 /*

@@ -28,6 +28,7 @@ type command struct {
 	json      bool
 	transport transportValue
 	share     bool
+	ip        struct{ DSCP, TTL, Priority int }
 	out       io.Writer // results
 	err       io.Writer // everything else
 	self      uint32    // the client number of a query's own connection

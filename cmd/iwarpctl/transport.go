@@ -48,6 +48,9 @@ func (c *command) addTransport(cmd *cobra.Command) *cobra.Command {
 	c.transport.name = transports[0].name
 	cmd.Flags().Var(&c.transport, "transport", "what carries DDP: "+strings.Join(transportNames(), ", ")+"; both sides say the same")
 	cmd.Flags().BoolVar(&c.share, "shared-association", false, "over SCTP, share one association among all connections of this program to the same port")
+	cmd.Flags().IntVar(&c.ip.DSCP, "dscp", 0, "DSCP of the packets sent, 1 to 63; 0: the daemon's default, -1: 0")
+	cmd.Flags().IntVar(&c.ip.TTL, "ttl", 0, "TTL or hop limit of the packets sent, 1 to 255; 0: the daemon's default")
+	cmd.Flags().IntVar(&c.ip.Priority, "priority", 0, "priority in VLAN tags of the packets sent, 1 to 7; 0: the daemon's default, -1: 0")
 	// Fails only if the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("transport", cobra.FixedCompletions(transportNames(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
@@ -56,6 +59,7 @@ func (c *command) addTransport(cmd *cobra.Command) *cobra.Command {
 // over sets the transport in cfg.
 func (c *command) over(cfg *iwarp.Config) *iwarp.Config {
 	cfg.Startup.Transport, cfg.Startup.UDP = c.transport.kind, c.transport.udp
+	cfg.Startup.DSCP, cfg.Startup.TTL, cfg.Startup.Priority = c.ip.DSCP, c.ip.TTL, c.ip.Priority
 	cfg.Startup.SharedAssociation = c.share && c.transport.kind != iwarp.TCP
 	return cfg
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 	"github.com/iwarpd/iwarpd/tcp"
 )
@@ -91,7 +92,8 @@ type tcpSettings struct {
 	KeepAlive   time.Duration // 0: off
 	TCPR2       time.Duration
 	TCPR2SYN    time.Duration
-	UserTimeout time.Duration // 0: none
+	UserTimeout time.Duration       // 0: none
+	IP          dataplane.IPOptions // over SCTP too
 	TimeWait    time.Duration
 }
 
@@ -195,6 +197,9 @@ var keys = slices.Concat([]key{
 	{"sctp-rto-min", "", "1s", "minimum SCTP retransmission time-out (RTO.Min), 10ms to 1m", duration(func(s *settings) *time.Duration { return &s.SCTPRTOMin }, 10*time.Millisecond, time.Minute)},
 	{"sctp-idle", "", "1m", "how long a peer may keep an SCTP association without a session; 0: forever", duration(func(s *settings) *time.Duration { return &s.SCTPIdle }, 0, 24*time.Hour)},
 	{"sctp-per-peer", "", "1024", "maximum number of SCTP associations from one address to one listener, per queue", number(func(s *settings) *int { return &s.SCTPPerPeer }, 1, 1<<20)},
+	{"dscp", "", "0", "DSCP of connections whose program sets none, 0 to 63", octet(func(s *settings) *uint8 { return &s.IP.DSCP }, 0, 63)},
+	{"ttl", "", "64", "TTL or hop limit of connections whose program sets none", octet(func(s *settings) *uint8 { return &s.IP.TTL }, 1, 255)},
+	{"vlan-priority", "", "0", "priority in VLAN tags of connections whose program sets none, 0 to 7", octet(func(s *settings) *uint8 { return &s.IP.Priority }, 0, 7)},
 	{"mpa-revision", "", "2", "highest MPA revision offered, 1 or 2", number(func(s *settings) *int { return &s.MPARevision }, 1, 2)},
 	{"crc", "", "required", "MPA's CRC32c: required, optional (a client may disable it) or off (used only if the peer requests it)", func(s *settings, v string) (err error) {
 		s.CRC, err = parseCRC(v)
@@ -237,7 +242,7 @@ var keys = slices.Concat([]key{
 
 // reloadable are the keys that SIGHUP can change, in addition to the rules of "allow".
 var reloadable = append(quotaNames(),
-	"xdp-detached", "denied-connections", "crc", "crc-peers", "crc-local", "mpa-revision", "mpa-markers", "mpa-peer-to-peer", "ird", "ord", "max-ird", "startup-timeout",
+	"xdp-detached", "denied-connections", "dscp", "ttl", "vlan-priority", "crc", "crc-peers", "crc-local", "mpa-revision", "mpa-markers", "mpa-peer-to-peer", "ird", "ord", "max-ird", "startup-timeout",
 	"drain-timeout", "log-level",
 )
 
@@ -446,6 +451,15 @@ func number(field func(*settings) *int, least, most int) func(*settings, string)
 		}
 		*field(s) = n
 		return nil
+	}
+}
+
+func octet(field func(*settings) *uint8, least, most int) func(*settings, string) error {
+	return func(s *settings, v string) error {
+		n := 0
+		err := number(func(*settings) *int { return &n }, least, most)(s, v)
+		*field(s) = uint8(n)
+		return err
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
@@ -236,7 +237,7 @@ func TestDistance(t *testing.T) {
 
 // TestTCPKeys: the time-outs of TCP reach the engine, and TIME-WAIT the ports too.
 func TestTCPKeys(t *testing.T) {
-	s, err := parse(t, "interface: x\ntcp-r2: 10s\ntcp-r2-syn: 20s\ntcp-user-timeout: 30s\ntcp-time-wait: 40s\nkeep-alive: 60s\necn: request\n")
+	s, err := parse(t, "interface: x\ntcp-r2: 10s\ntcp-r2-syn: 20s\ntcp-user-timeout: 30s\ntcp-time-wait: 40s\nkeep-alive: 60s\necn: request\ndscp: 46\nttl: 9\nvlan-priority: 7\n")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,6 +247,9 @@ func TestTCPKeys(t *testing.T) {
 	}
 	if c.KeepAliveIdle != time.Minute || c.KeepAliveInterval*time.Duration(c.KeepAliveCount) != time.Minute {
 		t.Errorf("keep-alive after %v, %d times each %v; want as much again as the silence", c.KeepAliveIdle, c.KeepAliveCount, c.KeepAliveInterval)
+	}
+	if got := ctrlConfig(s, "x", 1500).IP; got != (dataplane.IPOptions{DSCP: 46, TTL: 9, Priority: 7}) {
+		t.Errorf("%+v", got)
 	}
 	if got := ctrlConfig(s, "x", 1500).TimeWait; got != 40*time.Second {
 		t.Errorf("ports rest for %v; want 40s", got)

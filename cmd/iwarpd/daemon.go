@@ -145,7 +145,7 @@ func bpfMode(s string) bpf.Mode {
 func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
 	return ctrl.Config{
 		TimeWait: s.TimeWait, ReceiveWindow: s.RcvWindow, Detached: s.Detached,
-		EndDenied: s.EndDenied, File: s.File,
+		IP: s.IP, EndDenied: s.EndDenied, File: s.File,
 		Socket: s.Socket, Mode: s.SocketMode, Group: s.SocketGroup,
 		Allow: s.Allow, Limits: s.Limits, Slots: s.Slots,
 		Startup: ctrl.StartupDefaults{

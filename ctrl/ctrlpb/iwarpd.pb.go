@@ -3294,8 +3294,13 @@ type Startup struct {
 	// stream of it is free another is opened. It goes with the last of them, and
 	// all go with it. To a listener it means nothing: any peer may do so.
 	SharedAssociation bool `protobuf:"varint,12,opt,name=shared_association,json=sharedAssociation,proto3" json:"shared_association,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Fields of the IP and VLAN headers of the connection's packets. On a shared
+	// association those of the connect that opened it count.
+	Dscp          *uint32 `protobuf:"varint,13,opt,name=dscp,proto3,oneof" json:"dscp,omitempty"`         // 0 to 63
+	Ttl           *uint32 `protobuf:"varint,14,opt,name=ttl,proto3,oneof" json:"ttl,omitempty"`           // or hop limit, 1 to 255
+	Priority      *uint32 `protobuf:"varint,15,opt,name=priority,proto3,oneof" json:"priority,omitempty"` // in VLAN tags, 0 to 7
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Startup) Reset() {
@@ -3410,6 +3415,27 @@ func (x *Startup) GetSharedAssociation() bool {
 		return x.SharedAssociation
 	}
 	return false
+}
+
+func (x *Startup) GetDscp() uint32 {
+	if x != nil && x.Dscp != nil {
+		return *x.Dscp
+	}
+	return 0
+}
+
+func (x *Startup) GetTtl() uint32 {
+	if x != nil && x.Ttl != nil {
+		return *x.Ttl
+	}
+	return 0
+}
+
+func (x *Startup) GetPriority() uint32 {
+	if x != nil && x.Priority != nil {
+		return *x.Priority
+	}
+	return 0
 }
 
 type Listen struct {
@@ -7783,7 +7809,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
 	"max_inline\x18\x06 \x01(\rR\tmaxInline\"\x1b\n" +
 	"\tDestroyQP\x12\x0e\n" +
-	"\x02qp\x18\x01 \x01(\rR\x02qp\"\xf3\x03\n" +
+	"\x02qp\x18\x01 \x01(\rR\x02qp\"\xe2\x04\n" +
 	"\aStartup\x12\x15\n" +
 	"\x03crc\x18\x01 \x01(\bH\x00R\x03crc\x88\x01\x01\x12\x1d\n" +
 	"\amarkers\x18\x02 \x01(\bH\x01R\amarkers\x88\x01\x01\x12\x1f\n" +
@@ -7798,7 +7824,11 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\ttransport\x18\n" +
 	" \x01(\x0e2\x19.iwarpd.ctrl.v1.TransportR\ttransport\x12+\n" +
 	"\x11udp_encapsulation\x18\v \x01(\bR\x10udpEncapsulation\x12-\n" +
-	"\x12shared_association\x18\f \x01(\bR\x11sharedAssociationB\x06\n" +
+	"\x12shared_association\x18\f \x01(\bR\x11sharedAssociation\x12\x17\n" +
+	"\x04dscp\x18\r \x01(\rH\tR\x04dscp\x88\x01\x01\x12\x15\n" +
+	"\x03ttl\x18\x0e \x01(\rH\n" +
+	"R\x03ttl\x88\x01\x01\x12\x1f\n" +
+	"\bpriority\x18\x0f \x01(\rH\vR\bpriority\x88\x01\x01B\x06\n" +
 	"\x04_crcB\n" +
 	"\n" +
 	"\b_markersB\v\n" +
@@ -7808,7 +7838,10 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x04_rtrB\x06\n" +
 	"\x04_irdB\x06\n" +
 	"\x04_ordB\r\n" +
-	"\v_timeout_ms\"\xa1\x01\n" +
+	"\v_timeout_msB\a\n" +
+	"\x05_dscpB\x06\n" +
+	"\x04_ttlB\v\n" +
+	"\t_priority\"\xa1\x01\n" +
 	"\x06Listen\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x18\n" +

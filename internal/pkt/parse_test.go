@@ -160,7 +160,7 @@ func TestPutIsInverseOfParse(t *testing.T) {
 			}
 			tu := Tuple{
 				Flow: NewFlow(local, remote), Proto: ProtoTCP, V6: v6, SrcMAC: [6]byte{2, 1}, DstMAC: [6]byte{2, 2},
-				NVLAN: nvlan, VLANs: [2]uint16{0x6001, 0x0fff}, DSCP: 46,
+				NVLAN: nvlan, VLANs: [2]uint16{0x6001, 0x0fff}, DSCP: 46, TTL: 33,
 			}
 			for i := nvlan; i < 2; i++ {
 				tu.VLANs[i] = 0
@@ -176,7 +176,7 @@ func TestPutIsInverseOfParse(t *testing.T) {
 			if err := p.Parse(b, len(b)); err != nil {
 				t.Fatalf("v6 %v, %d tags: %v", v6, nvlan, err)
 			}
-			if p.Flow != tu.Flow.Reverse() || p.ECN != CE || p.TTL != 64 || p.L4Off != tu.HeaderLen() || p.L4Len != l4len || p.VLANs != tu.VLANs || p.NVLAN != nvlan {
+			if p.Flow != tu.Flow.Reverse() || p.ECN != CE || p.TTL != 33 || p.L4Off != tu.HeaderLen() || p.L4Len != l4len || p.VLANs != tu.VLANs || p.NVLAN != nvlan {
 				t.Errorf("v6 %v, %d tags: %+v", v6, nvlan, p)
 			}
 			if !same(Fold(p.PseudoSum), Fold(tu.PseudoSum(l4len))) {
@@ -189,8 +189,8 @@ func TestPutIsInverseOfParse(t *testing.T) {
 				t.Errorf("version and traffic class %#x", binary.BigEndian.Uint32(b[p.L3Off:]))
 			}
 			r := p.Reply()
-			r.DSCP = tu.DSCP
-			if want := (Tuple{Flow: tu.Flow.Reverse(), Proto: ProtoTCP, V6: v6, SrcMAC: tu.DstMAC, DstMAC: tu.SrcMAC, VLANs: tu.VLANs, NVLAN: nvlan, DSCP: 46}); r != want {
+			r.DSCP, r.TTL = tu.DSCP, tu.TTL
+			if want := (Tuple{Flow: tu.Flow.Reverse(), Proto: ProtoTCP, V6: v6, SrcMAC: tu.DstMAC, DstMAC: tu.SrcMAC, VLANs: tu.VLANs, NVLAN: nvlan, DSCP: 46, TTL: 33}); r != want {
 				t.Errorf("reply %+v", r)
 			}
 		}

@@ -9,6 +9,7 @@ type Tuple struct {
 	VLANs          [MaxVLAN]uint16 // TCIs, outermost first
 	NVLAN          int             // 0..MaxVLAN
 	DSCP           uint8           // 0..63
+	TTL            uint8           // or hop limit; 0: 64
 }
 
 // Answerable reports whether p may be answered or may begin a connection: it was sent by another
@@ -37,7 +38,7 @@ func (t *Tuple) HeaderLen() int {
 }
 
 // Put writes HeaderLen bytes of headers to b, for a transport header and payload of l4len bytes,
-// with DF set and a TTL of 64. With two VLAN tags the outer one is 802.1ad and the inner one
+// with DF set. With two VLAN tags the outer one is 802.1ad and the inner one
 // 802.1Q. id is the IPv4 identification; since DF is set it need not be unique (RFC 6864, Section
 // 4.1).
 func (t *Tuple) Put(b []byte, l4len int, ecn uint8, id uint16) {
@@ -61,7 +62,7 @@ func (t *Tuple) Put(b []byte, l4len int, ecn uint8, id uint16) {
 		be.PutUint32(b[0:], 6<<28|tc<<20)
 		be.PutUint16(b[4:], uint16(l4len))
 		b[6] = t.Proto
-		b[7] = 64
+		b[7] = t.ttl()
 		*(*[16]byte)(b[8:24]) = t.Local
 		*(*[16]byte)(b[24:40]) = t.Remote
 		return
@@ -71,7 +72,7 @@ func (t *Tuple) Put(b []byte, l4len int, ecn uint8, id uint16) {
 	// The checksum is computed from the words as they are written, to avoid reading them back.
 	first := 0x45<<24 | uint32(t.DSCP<<2|ecn&3)<<16 | uint32(uint16(ipv4Len+l4len))
 	second := uint32(id)<<16 | 0x4000 // DF
-	third := 64<<24 | uint32(t.Proto)<<16
+	third := uint32(t.ttl())<<24 | uint32(t.Proto)<<16
 	src, dst := be.Uint32(t.Local[12:]), be.Uint32(t.Remote[12:])
 	third |= uint32(Checksum(reduce(uint64(first) + uint64(second) + uint64(third) + uint64(src) + uint64(dst))))
 	be.PutUint32(b[0:], first)
@@ -79,6 +80,16 @@ func (t *Tuple) Put(b []byte, l4len int, ecn uint8, id uint16) {
 	be.PutUint32(b[8:], third)
 	be.PutUint32(b[12:], src)
 	be.PutUint32(b[16:], dst)
+}
+
+// DefaultTTL is the TTL of a Tuple that has none (RFC 1700).
+const DefaultTTL = 64
+
+func (t *Tuple) ttl() uint8 {
+	if t.TTL == 0 {
+		return DefaultTTL
+	}
+	return t.TTL
 }
 
 // PseudoSum returns the partial sum of the pseudo-header for l4len bytes of transport header and
