@@ -1132,6 +1132,29 @@ static void mr_punch_race(void)
 	}
 }
 
+/* mr_punch_large frees half a GiB of memory at once while a worker reads from it. */
+static void mr_punch_large(void)
+{
+	const uint64_t size = 512 << 20;
+	struct client c = greet();
+	struct objects o = objects(&c);
+	uint64_t lkey;
+	int mem, big = TRY(memfd_create("hostile", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+
+	if (!join(&c, &o, &lkey, &mem))
+		fail("join");
+	TRY(fallocate(big, 0, 0, (off_t)size));
+	if (!call_fd(&c, REGISTER, big, 1, o.pd, 3, size, 5, U(1), 0) || last.error)
+		fail("register");
+	lkey = body(5, 2);
+	for (uint64_t i = 0; i < 8; i++) /* the ring has room for 16 */
+		post(&c, &o, lkey, i * (size / 8), 60000);
+	TRY(fallocate(big, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)size));
+	for (uint64_t i = 0; i < 8; i++) /* the ring has room for 16 */
+		post(&c, &o, lkey, i * (size / 8), 60000);
+	nap(100);
+}
+
 static void half_message(void)
 {
 	struct client c = greet();
@@ -1660,6 +1683,7 @@ static const struct attack { const char *name; void (*run)(void); } attacks[] = 
 	{ "memory that is truncated and grows", mr_regrown },
 	{ "memory with holes", mr_punched },
 	{ "memory with holes, a race", mr_punch_race },
+	{ "memory of half a GiB with holes", mr_punch_large },
 	{ "half a message", half_message },
 	{ "empty packets", empty_packets },
 	{ "status unread", unread_status },
