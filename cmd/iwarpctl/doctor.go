@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,9 +27,9 @@ func (c *command) doctor() *cobra.Command {
 		Short: "Check the daemon, and whether a peer can be reached by RDMA",
 		Long: "doctor checks that the daemon answers and receives frames. With a peer it connects to\n" +
 			fmt.Sprintf("PORT (default %d, that of ping), and tells which step fails: route and neighbour, TCP,\n", rping.DefaultPort) +
-			"MPA, a small transfer, or one of packets as large as the MTU. For the transfers the peer\n" +
-			"must run \"iwarpctl ping -s -P\", or rping -s. It changes nothing. \"iwarpd doctor\" checks\n" +
-			"the host and its interface.",
+			"MPA, a small transfer, or one of packets as large as the MTU; if only that one fails, it\n" +
+			"looks for an MTU that works. For the transfers the peer must run \"iwarpctl ping -s -P\",\n" +
+			"or rping -s. It changes nothing. \"iwarpd doctor\" checks the host and its interface.",
 		Example: "  iwarpctl doctor\n  iwarpctl doctor 10.0.0.2\n  iwarpctl doctor 10.0.0.2:7176 --json",
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -101,11 +102,62 @@ func (c *command) examine(ctx context.Context, dev *iwarp.Device, peer string) (
 		return l, nil
 	}
 	l = append(l, finding{"transfer", "ok", fmt.Sprintf("%d bytes there and back, compared; with the connection %v", smallPing, took), ""})
-	if err := c.roundTrip(ctx, dev, addr, rping.MaxSize); err != nil {
-		return append(l, finding{"large packets", "fail", reason(err),
-			fmt.Sprintf("packets of the MTU, %d bytes, do not pass: set the same MTU on both sides and on every switch between (ping -M do -s %d), or a smaller one with the key mtu", dev.Attr().MTU, dev.Attr().MTU-28)}), nil
+	mtu := dev.Attr().MTU
+	pass, err := ascend(sizes(mtu, addr), func(size int) error { return c.roundTrip(ctx, dev, addr, size) })
+	if err != nil {
+		return append(l, tooLarge(err, mtu, pass)), ctx.Err()
 	}
-	return append(l, finding{"large packets", "ok", fmt.Sprintf("%d bytes there and back, compared, in packets of up to %d bytes", rping.MaxSize, dev.Attr().MTU), ""}), nil
+	return append(l, finding{"large packets", "ok", fmt.Sprintf("%d bytes there and back, compared, in packets of up to %d bytes", rping.MaxSize, mtu), ""}), nil
+}
+
+// tooLarge is the finding that large transfers fail. Packets of pass bytes arrive; 0: none that
+// was tried does.
+func tooLarge(err error, mtu, pass int) finding {
+	fix := fmt.Sprintf("packets of the MTU, %d bytes, do not pass: set the same MTU on both sides and on every switch between", mtu)
+	if pass > 0 {
+		fix += fmt.Sprintf("; packets of %d bytes pass: with the key mtu: %d on both sides it works meanwhile", pass, pass)
+	} else {
+		fix += fmt.Sprintf(" (ping -M do -s %d), or a smaller one with the key mtu", mtu-28)
+	}
+	return finding{"large packets", "fail", reason(err), fix}
+}
+
+// commonMTUs are the MTUs that doctor tries: of jumbo frames, Ethernet, PPPoE, tunnels, and the
+// minimum of IPv6.
+var commonMTUs = []int{1280, 1400, 1420, 1450, 1476, 1492, 1500, 2000, 3498, 4000, 8000, 8950, 9000}
+
+// packetOverhead is what a packet has beside the data of a Write of one segment: the headers of
+// IPv6, TCP with time stamps, MPA and DDP, up to 3 bytes of padding and the CRC.
+const packetOverhead = 40 + 32 + 2 + 14 + 3 + 4
+
+// A trial is a transfer of size bytes, which takes packets of up to mtu bytes.
+type trial struct{ mtu, size int }
+
+// sizes returns the transfers to try with the peer at addr: those of one packet for each common
+// MTU below mtu, and one of many packets of mtu bytes.
+func sizes(mtu int, addr string) (l []trial) {
+	over := packetOverhead
+	if a, err := netip.ParseAddrPort(addr); err == nil && a.Addr().Is4() {
+		over -= 20
+	}
+	for _, m := range commonMTUs {
+		if m < mtu {
+			l = append(l, trial{m, m - over})
+		}
+	}
+	return append(l, trial{mtu, rping.MaxSize})
+}
+
+// ascend tries l in order, up to the first failure: a server that serves one client at a time
+// hangs after it. It returns the MTU of the last success, or 0.
+func ascend(l []trial, try func(size int) error) (pass int, err error) {
+	for _, t := range l {
+		if err := try(t.size); err != nil {
+			return pass, err
+		}
+		pass = t.mtu
+	}
+	return pass, nil
 }
 
 // roundTrip makes a connection, and one round of ping over it.

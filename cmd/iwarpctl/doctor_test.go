@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,5 +49,32 @@ func TestFindings(t *testing.T) {
 	}
 	if err := c.findings([]finding{{"tcp", "fail", "nothing", "start it"}}); !errors.As(err, new(peerError)) {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestAscend: doctor finds the MTU of the path with one failure, and the finding names it.
+func TestAscend(t *testing.T) {
+	if !slices.IsSorted(commonMTUs) {
+		t.Fatal("commonMTUs are not sorted")
+	}
+	const mtu = 9000
+	for path, want := range map[int]int{0: 0, 1279: 0, 1280: 1280, 1459: 1450, 1500: 1500, 8999: 8950, mtu: mtu} {
+		failed := 0
+		pass, err := ascend(sizes(mtu, "10.0.0.2:7174"), func(size int) error {
+			if size == rping.MaxSize && path < mtu || size < rping.MaxSize && size+packetOverhead-20 > path {
+				failed++
+				return errors.New("lost")
+			}
+			return nil
+		})
+		if pass != want || failed > 1 || (err == nil) != (path == mtu) {
+			t.Errorf("path of %d: %d, %v after %d failures; want %d", path, pass, err, failed, want)
+		}
+		if f := tooLarge(errors.New("lost"), mtu, pass); f.State != "fail" || strings.Contains(f.Fix, fmt.Sprintf("mtu: %d on both", want)) != (want > 0) {
+			t.Errorf("path of %d: %+v", path, f)
+		}
+	}
+	if l := sizes(1500, "[fd00::1]:7174"); l[len(l)-1] != (trial{1500, rping.MaxSize}) || l[len(l)-2] != (trial{1492, 1492 - packetOverhead}) {
+		t.Errorf("an MTU of 1500: %v", l)
 	}
 }
