@@ -27,6 +27,7 @@ type Facts struct {
 	Files        uint64 // descriptors that it may open; the daemon raises its soft limit to the hard one
 	Mappings     uint64 // vm.max_map_count; 0 where it cannot be read
 	CPUs         int
+	IPsec        int    // IPsec policies of the host, as far as they can be read
 	Unguarded    error  // why client memory is not protected against holes; nil: it is. Not by Gather: of shm.Guarded
 	JIT          string // net.core.bpf_jit_enable; "" where it cannot be read
 
@@ -76,6 +77,9 @@ func Gather(name string) (*Facts, error) {
 	}
 	if b, err := os.ReadFile("/proc/sys/vm/max_map_count"); err == nil {
 		f.Mappings, _ = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+	}
+	if policies, err := netlink.XfrmPolicyList(netlink.FAMILY_ALL); err == nil { // root alone may
+		f.IPsec = len(policies)
 	}
 	all, err := net.Interfaces()
 	if err != nil {

@@ -45,6 +45,8 @@ func TestJudge(t *testing.T) {
 		{"few mappings", func(f *Facts) { f.Mappings = 10000 }, "mappings", Warn, "vm.max_map_count"},
 		{"mappings unknown", func(f *Facts) { f.Mappings = 0 }, "mappings", OK, ""},
 		{"no userfaultfd", func(f *Facts) { f.Unguarded = unix.EPERM }, "userfaultfd", Warn, "seccomp"},
+		{"host tools", func(*Facts) {}, "host tools", OK, ""},
+		{"IPsec policies", func(f *Facts) { f.IPsec = 2 }, "host tools", Warn, "MACsec"},
 		{"no JIT", func(f *Facts) { f.JIT = "0" }, "BPF compiler", Warn, "sysctl"},
 		{"no interface", func(f *Facts) { f.Interface = nil }, "interface", Fail, "eth0"},
 		{"loopback", func(f *Facts) { f.Interface.Loopback = true }, "interface", Fail, "veth"},

@@ -37,7 +37,7 @@ func Judge(f *Facts) []Finding {
 		}
 		return append(out, Finding{"interface", Fail, "there is none of that name", mend})
 	}
-	out = append(out, i.link(), i.driver(f), i.xdp(), f.queues(), i.mtu(), i.receive())
+	out = append(out, i.link(), i.driver(f), i.xdp(), f.queues(), i.mtu(), i.receive(), f.unseen())
 	if i.Kind == "veth" {
 		out = append(out, i.peer(f))
 	}
@@ -290,4 +290,13 @@ func (i *Interface) peer(f *Facts) Finding {
 			strings.Replace(mend, "PEER", i.Peer.Name, 1)}
 	}
 	return Finding{"veth peer", OK, i.Peer.Name + " sends whole frames", ""}
+}
+
+// unseen says which tools of the host the connections pass by.
+func (f *Facts) unseen() Finding {
+	if f.IPsec > 0 {
+		return Finding{"host tools", Warn, fmt.Sprintf("IPsec policies: %d: iwarpd sends and takes packets in the clear whatever they say", f.IPsec),
+			"protect the network otherwise (MACsec, a gateway), or transport: socket; see docs/security.md"}
+	}
+	return Finding{"host tools", OK, "nftables, conntrack, IPsec and tcpdump do not see iWARP connections: restrict peers by allow (accept-from, connect-to), capture with iwarpctl capture", ""}
 }
