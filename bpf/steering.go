@@ -199,7 +199,7 @@ func (s *Steering) Attach(ifindex int, mode Mode) (Mode, error) {
 	try := []Mode{mode}
 	if mode == Auto {
 		switch dev.Type() {
-		case "veth", "tun", "tap", "tuntap":
+		case "veth", "tun", "tap", "tuntap", "bond", "team": // a native program of a bond runs on its ports, whose queues its sockets are not
 			try = []Mode{Generic}
 		default:
 			try = []Mode{Native, Generic}

@@ -163,9 +163,9 @@ func (d *Device) newConn(ctx context.Context, cfg *Config) (_ *Conn, err error) 
 		}
 		return v
 	}
-	sends, recvs := or(cfg.SendDepth, defaultDepth, d.attr.MaxQPWR), or(cfg.RecvDepth, defaultDepth, d.attr.MaxQPWR)
+	sends, recvs := or(cfg.SendDepth, defaultDepth, d.attrs[0].MaxQPWR), or(cfg.RecvDepth, defaultDepth, d.attrs[0].MaxQPWR)
 	c := &Conn{
-		d: d, pd: cfg.PD, inline: or(cfg.MaxInline, defaultInline, d.attr.MaxInline), recvLen: or(cfg.RecvSize, defaultRecvSize, 0),
+		d: d, pd: cfg.PD, inline: or(cfg.MaxInline, defaultInline, d.attrs[0].MaxInline), recvLen: or(cfg.RecvSize, defaultRecvSize, 0),
 		free: make(chan *op, sends), chunks: make(chan int, numChunks), leader: make(chan struct{}, 1), reader: make(chan struct{}, 1),
 	}
 	defer func() {

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,8 +29,9 @@ const protocolVersion = 1
 // objects created through it.
 type Device struct {
 	conn     *seqpacket.Conn
-	attr     DeviceAttr
-	progress func() int // drives an engine of the same process; nil: the daemon runs by itself
+	attrs    []DeviceAttr               // of the daemon's interfaces
+	use      atomic.Pointer[DeviceAttr] // one of attrs, or nil; see Use
+	progress func() int                 // drives an engine of the same process; nil: the daemon runs by itself
 
 	ringers []*shm.DoorbellRinger
 	wakes   []int
@@ -162,14 +165,19 @@ func (d *Device) hello(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("iwarp: hello: %w", err)
 	}
-	d.attr = attrFromPB(h)
+	all := h.GetDevices()
+	if len(all) == 0 { // a daemon of one interface, before there were several
+		all = []*ctrlpb.DeviceAttr{h.GetDevice()}
+	}
+	for _, p := range all {
+		d.attrs = append(d.attrs, attrFromPB(h, p))
+	}
 	return nil
 }
 
-func attrFromPB(h *ctrlpb.HelloReply) DeviceAttr {
-	p := h.GetDevice()
+func attrFromPB(h *ctrlpb.HelloReply, p *ctrlpb.DeviceAttr) DeviceAttr {
 	a := DeviceAttr{
-		Interface: p.GetInterface(), MTU: int(p.GetMtu()), Server: h.Server, Version: int(h.Version), Client: h.Client, Workers: int(h.Workers),
+		Interface: p.GetInterface(), Down: p.GetDown(), MTU: int(p.GetMtu()), Server: h.Server, Version: int(h.Version), Client: h.Client, Workers: int(h.Workers),
 		MaxQP: int(p.GetMaxQp()), MaxCQ: int(p.GetMaxCq()), MaxPD: int(p.GetMaxPd()), MaxMR: int(p.GetMaxMr()),
 		MaxMW: int(p.GetMaxMw()), MaxListen: int(p.GetMaxListen()), MaxMRSize: p.GetMaxMrSize(), MaxRegistered: p.GetMaxRegistered(),
 		MaxQPWR: int(p.GetMaxQpWr()), MaxCQE: int(p.GetMaxCqe()), MaxSGE: int(p.GetMaxSge()), MaxInline: int(p.GetMaxInline()),
@@ -183,8 +191,46 @@ func attrFromPB(h *ctrlpb.HelloReply) DeviceAttr {
 	return a
 }
 
-// Attr returns the attributes of the daemon and the limits of this client.
-func (d *Device) Attr() DeviceAttr { return d.attr }
+// Attr returns the attributes of the daemon and the limits of this client, with the
+// interface of Use, or if there was none with the first.
+func (d *Device) Attr() DeviceAttr {
+	if a := d.use.Load(); a != nil {
+		return *a
+	}
+	return d.attrs[0]
+}
+
+// Interfaces returns the attributes of each interface that the daemon serves, as they
+// were when the Device was opened.
+func (d *Device) Interfaces() []DeviceAttr { return slices.Clone(d.attrs) }
+
+// Use makes the Device connect and listen by one interface of the daemon from now on.
+// Without it a connection takes the interface that the host's route to the peer names,
+// and a listener listens on all. "" ends Use. Regions, queue pairs and completion queues
+// do not belong to an interface.
+func (d *Device) Use(name string) error {
+	if name == "" {
+		d.use.Store(nil)
+		return nil
+	}
+	var names []string
+	for i := range d.attrs {
+		if d.attrs[i].Interface == name {
+			d.use.Store(&d.attrs[i])
+			return nil
+		}
+		names = append(names, d.attrs[i].Interface)
+	}
+	return fmt.Errorf("iwarp: %q is not an interface of the daemon: choose from %s", name, strings.Join(names, ", "))
+}
+
+// device returns the name of the interface of Use.
+func (d *Device) device() string {
+	if a := d.use.Load(); a != nil {
+		return a.Interface
+	}
+	return ""
+}
 
 // Done returns a channel that is closed when the Device is closed or the daemon ends
 // the connection.

@@ -71,7 +71,7 @@ func (d *Device) Listen(ctx context.Context, addr string, cfg *Config) (*Listene
 	d.opening++
 	d.mu.Unlock()
 	a, err := d.call(ctx, op, &ctrlpb.Request{Body: &ctrlpb.Request_Listen{Listen: &ctrlpb.Listen{
-		Address: host, Port: uint32(p), Backlog: size(max(cfg.Backlog, 0)), Startup: cfg.Startup.pb(), Streaming: cfg.Streaming,
+		Address: host, Port: uint32(p), Backlog: size(max(cfg.Backlog, 0)), Startup: cfg.Startup.pb(), Streaming: cfg.Streaming, Device: d.device(),
 	}}}, -1)
 	var l *Listener
 	if err == nil {

@@ -222,7 +222,7 @@ func (q *QP) connect(ctx context.Context, remote string, cfg *Config, streaming 
 		local = fmt.Sprintf(":%d", cfg.LocalAddr.Port())
 	}
 	return q.d.do(ctx, "connect to "+remote, &ctrlpb.Request{Body: &ctrlpb.Request_Connect{Connect: &ctrlpb.Connect{
-		Qp: q.num, Local: local, Remote: remote, PrivateData: cfg.PrivateData, Startup: cfg.Startup.pb(), TimeoutMs: millis(timeout), Streaming: streaming,
+		Qp: q.num, Local: local, Remote: remote, PrivateData: cfg.PrivateData, Startup: cfg.Startup.pb(), TimeoutMs: millis(timeout), Streaming: streaming, Device: q.d.device(),
 	}}})
 }
 

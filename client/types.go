@@ -90,9 +90,10 @@ const (
 	WCSolicited = verbs.WCSolicited
 )
 
-// DeviceAttr describes the daemon and the limits of this client.
+// DeviceAttr describes the daemon, one of its interfaces and the limits of this client.
 type DeviceAttr struct {
 	Interface string
+	Down      string // why no frames come by the interface; "": they do
 	Addrs     []netip.Addr
 	MTU       int
 	Server    string // name and version of the daemon

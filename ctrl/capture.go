@@ -42,8 +42,11 @@ func (c *session) capture(r *ctrlpb.Capture, reply *ctrlpb.Reply) ([]int, error)
 		return nil, errorf(busy, "ctrl: %d captures are running, the limit: end one", s.captures)
 	}
 	const frameOverhead = 64 // link headers in addition to the IP packet
-	snap := s.cfg.MTU + frameOverhead
-	if s.cfg.MTU == 0 {
+	snap := 0
+	for _, d := range s.devices {
+		snap = max(snap, d.MTU+frameOverhead)
+	}
+	if snap == frameOverhead {
 		snap = 16 << 10
 	}
 	if r.Snaplen != 0 {

@@ -46,6 +46,7 @@ type conn struct {
 	// The two ends. claim holds the local port.
 	listener *listener // passive; nil: active
 	local    netip.AddrPort
+	by       *device        // that the client requested; nil: that of the route
 	wantAddr netip.AddrPort // local address that the client requested
 	remote   netip.AddrPort
 	ip       dataplane.IPOptions // active
@@ -559,6 +560,13 @@ func (s *Server) terminated(c *conn, ev dataplane.Event) {
 
 // closedEvent handles the last event of a connection.
 func (s *Server) closedEvent(c *conn, err error) {
+	if why, ok := errors.AsType[*Error](err); ok { // of Unplug
+		if c.state != connUp && c.state != connClosing {
+			s.failConn(c, why)
+			return
+		}
+		c.reason = why
+	}
 	switch c.state {
 	case connDialing:
 		if s.reshare(c, err) {

@@ -43,9 +43,6 @@ type Config struct {
 	EndDenied bool
 	File      string // path of the configuration, for errors; "" if there is none
 	Version   string // of the daemon, shown to clients
-	// Interface and MTU are shown to clients.
-	Interface string
-	MTU       int
 }
 
 // A Rule grants rights to users.

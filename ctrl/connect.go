@@ -3,6 +3,7 @@ package ctrl
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
@@ -95,9 +96,17 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 			return err
 		}
 	}
-	for _, a := range []*netip.AddrPort{&local, &remote} {
-		to, err := s.unzoned(a.Addr())
-		if err != nil {
+	by, err := s.devices.find(r.Device)
+	if err != nil {
+		return err
+	}
+	addrs := []*netip.AddrPort{&remote, &local}
+	if local.Addr().Zone() != "" { // which the remote address may leave out then
+		slices.Reverse(addrs)
+	}
+	for _, a := range addrs {
+		var to netip.Addr
+		if to, by, err = s.devices.unzoned(a.Addr(), by); err != nil {
 			return err
 		}
 		*a = netip.AddrPortFrom(to, a.Port())
@@ -113,7 +122,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.unready(); err != nil {
+	if err := s.unready(by); err != nil {
 		return err
 	}
 	cfg, err := s.mpaConfig(r.Startup)
@@ -152,7 +161,7 @@ func (c *session) connect(r *ctrlpb.Connect, reply *ctrlpb.Reply) error {
 		timeout = time.Duration(r.TimeoutMs) * time.Millisecond
 	}
 	cn := &conn{
-		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, wantAddr: local, remote: remote, ip: ip, limit: s.now().Add(timeout),
+		handle: c.newHandle(), sess: c, qp: q, cfg: cfg, by: by, wantAddr: local, remote: remote, ip: ip, limit: s.now().Add(timeout),
 		overSCTP:   overSCTP{sctp: o, shares: o != nil && r.Startup.GetSharedAssociation()},
 		byteStream: byteStream{streaming: r.Streaming, memory: memory},
 	}
@@ -197,7 +206,7 @@ func (s *Server) dial(c *conn) {
 	s.mu.Lock()
 	want, remote := c.wantAddr, c.remote
 	s.mu.Unlock()
-	hop, err := s.resolver.Resolve(remote.Addr(), want.Addr())
+	hop, err := s.resolver.Resolve(remote.Addr(), want.Addr(), c.by.name())
 
 	s.mu.Lock()
 	if c.state != connResolving {
@@ -206,6 +215,15 @@ func (s *Server) dial(c *conn) {
 	}
 	if err != nil {
 		s.failConn(c, errorf(unreachable, "%w", err))
+		s.mu.Unlock()
+		return
+	}
+	dev := s.devices.named(hop.Device)
+	if hop.Local && c.by == nil { // any will do
+		dev = s.devices.up()
+	}
+	if dev.down != nil {
+		s.failConn(c, dev.down)
 		s.mu.Unlock()
 		return
 	}
@@ -232,7 +250,7 @@ func (s *Server) dial(c *conn) {
 			return
 		}
 	}
-	id := s.engine.NewID(cl.addr)
+	id := s.engine.NewID(cl.addr, dev.Name)
 	c.claim, c.local, c.state, c.id = cl, cl.addr, connDialing, id
 	s.conns[id] = c // its events may arrive before Connect returns
 	cl.refs++       // until Connect returns, even if c ends before
@@ -255,7 +273,7 @@ func (s *Server) dial(c *conn) {
 		s.claims.drop(cl)
 	}
 	if sh != nil && err == nil {
-		sh.claim = cl
+		sh.claim, sh.device = cl, dev.Name
 	}
 }
 

@@ -31,46 +31,51 @@ const (
 // detached.
 const programPeriod = 500 * time.Millisecond
 
-// watchProgram checks p at each tick until the server is closed.
-func (s *Server) watchProgram(p Program, tick <-chan time.Time) {
-	defer s.wg.Done()
+// watchProgram checks the program of d at each tick until the server is closed.
+func (s *Server) watchProgram(d *device, tick <-chan time.Time) {
 	for {
 		select {
 		case <-tick:
-			s.checkProgram(p)
+			s.checkProgram(d)
 		case <-s.done:
 			return
 		}
 	}
 }
 
-// checkProgram applies the policy if p is not attached.
-func (s *Server) checkProgram(p Program) {
-	if ok, err := p.Attached(); ok || err != nil { // fails only if memory is short
+// checkProgram applies the policy if the program of d is not attached.
+func (s *Server) checkProgram(d *device) {
+	if ok, err := d.Program.Attached(); ok || err != nil { // the interface is gone, or there is no memory
 		return
 	}
 	s.mu.Lock()
-	first, policy := s.detached == nil, s.cfg.Detached
+	gone, first, policy := d.down != nil && !d.detached, d.down == nil, s.cfg.Detached
 	s.mu.Unlock()
+	if gone {
+		return
+	}
 	var err error
 	if policy == DetachAttach {
-		err = p.Attach()
+		err = d.Program.Attach()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if first {
 		s.counters.detached.Add(1)
-		s.log.Error("the XDP program was detached from the interface by another program", zap.String("interface", s.cfg.Interface))
+		s.log.Error("the XDP program was detached from the interface by another program", zap.String("interface", d.Name))
 	}
 	if policy == DetachAttach && err == nil {
-		s.detached = nil
-		s.log.Warn("the XDP program is attached again", zap.String("interface", s.cfg.Interface))
+		d.down, d.detached = nil, false
+		s.log.Warn("the XDP program is attached again", zap.String("interface", d.Name))
 		return
 	}
 	if !first {
 		return
 	}
-	s.detached = errorf(unreachable, "ctrl: the XDP program was detached from the interface %s by another program (bpftool): restart iwarpd, or see xdp-detached in its configuration", s.cfg.Interface)
-	n := endConns(s, func(*conn) error { return s.detached })
-	s.log.Error("connections were ended: no frame reaches them", zap.Int("connections", n), zap.NamedError("reattach", err))
+	d.down, d.detached = errorf(unreachable, "ctrl: the XDP program was detached from the interface %s by another program (bpftool): restart iwarpd, or see xdp-detached in its configuration", d.Name), true
+	conns := s.connsOf(d)
+	for _, c := range conns {
+		s.end(c, d.down)
+	}
+	s.log.Error("connections were ended: no frame reaches them", zap.String("interface", d.Name), zap.Int("connections", len(conns)), zap.NamedError("reattach", err))
 }

@@ -74,16 +74,17 @@ func (h *harness) value(t *testing.T, name string) uint64 {
 // TestDetachEnd checks that when the program is detached every connection ends with that reason, and that new ones
 // are refused until it is back.
 func TestDetachEnd(t *testing.T) {
-	h, c, up, logs := detachable(t, Config{Interface: "eth9"})
-	p := &fakeProgram{}
-	h.checkProgram(p)
+	h, c, up, logs := detachable(t, Config{})
+	p, d := &fakeProgram{}, h.devices[0]
+	d.Program = p
+	h.checkProgram(d)
 	if up, abort := up.ended(); up || abort || h.Status().Detached != "" || h.value(t, "ctrl.program_detached") != 0 {
 		t.Fatal("ended while the program was attached")
 	}
 	p.off = true
 	const why = "the XDP program was detached from the interface eth9"
 	for range 3 {
-		h.checkProgram(p)
+		h.checkProgram(d)
 	}
 	if p.tries != 0 {
 		t.Error("attached again without leave")
@@ -123,7 +124,7 @@ func TestDetachEnd(t *testing.T) {
 	}
 	// The administrator changes the setting back.
 	h.Reload(Config{Detached: DetachAttach})
-	h.checkProgram(p)
+	h.checkProgram(d)
 	if p.off || h.Status().Detached != "" || h.value(t, "ctrl.program_detached") != 0 {
 		t.Error("not attached after the reload")
 	}
@@ -134,8 +135,9 @@ func TestDetachEnd(t *testing.T) {
 // attaching is retried.
 func TestDetachAttach(t *testing.T) {
 	h, c, up, logs := detachable(t, Config{Detached: DetachAttach})
-	p := &fakeProgram{off: true}
-	h.checkProgram(p)
+	p, d := &fakeProgram{off: true}, h.devices[0]
+	d.Program = p
+	h.checkProgram(d)
 	if _, abort := up.ended(); abort || p.off || h.Status().Detached != "" {
 		t.Error("the connection was ended, or the program is off")
 	}
@@ -145,13 +147,13 @@ func TestDetachAttach(t *testing.T) {
 	c.ok(reqListen("", 7175))
 	p.off, p.fails = true, errors.New("another program is there")
 	for range 3 {
-		h.checkProgram(p)
+		h.checkProgram(d)
 	}
 	if _, abort := up.ended(); !abort || h.Status().Detached == "" || p.tries != 4 {
 		t.Errorf("after a failure: reset %v, status %q, %d tries", abort, h.Status().Detached, p.tries)
 	}
 	p.fails = nil
-	h.checkProgram(p)
+	h.checkProgram(d)
 	if h.Status().Detached != "" || p.off || h.value(t, "ctrl.program_detachments") != 2 {
 		t.Errorf("status %q", h.Status().Detached)
 	}
@@ -162,8 +164,8 @@ func TestDetachAttach(t *testing.T) {
 func TestWatchProgram(t *testing.T) {
 	h := newHarness(t, Config{})
 	tick := make(chan time.Time)
-	h.wg.Add(1)
-	go h.watchProgram(&fakeProgram{off: true}, tick)
+	h.devices[0].Program = &fakeProgram{off: true}
+	h.wg.Go(func() { h.watchProgram(h.devices[0], tick) })
 	tick <- time.Time{}
 	tick <- time.Time{} // the first tick has been processed
 	if h.Status().Detached == "" {

@@ -52,10 +52,11 @@ func (s *Server) checkDrained() {
 	}
 }
 
-// unready returns why no connection can be made now, or nil. Called with mu held.
-func (s *Server) unready() error {
+// unready returns why no connection can be made now by d, or if that is nil by any
+// device; or nil. Called with mu held.
+func (s *Server) unready(d *device) error {
 	if s.drained != nil {
 		return errorf(draining, "ctrl: the daemon is stopping: open the device again when the next one runs")
 	}
-	return s.detached
+	return s.devices.down(d)
 }

@@ -12,10 +12,14 @@ import (
 // Engine is the part of dataplane.Engine that the control plane uses.
 type Engine interface {
 	Workers() int
+	WorkerDevice(worker int) string
+	Device(dataplane.ConnID) string
+	Unplug(device string, why error)
+	Plug(device string, queues []dataplane.Queue) error
 
 	Listen(dataplane.ListenRequest) (dataplane.ListenerID, error)
 	Unlisten(dataplane.ListenerID)
-	NewID(local netip.AddrPort) dataplane.ConnID
+	NewID(local netip.AddrPort, device string) dataplane.ConnID
 	Connect(dataplane.ConnID, dataplane.ConnectRequest) error
 	Answer(dataplane.ConnID, ddp.Setup, dataplane.Attachment)
 	StreamSend(dataplane.ConnID, []byte)

@@ -45,6 +45,10 @@ type fakeEngine struct {
 	connects []netip.AddrPort
 	calls    chan string // one for each call that a test awaits
 	silent   []int       // workers that do not respond
+
+	devices   map[dataplane.ConnID]string // by NewID
+	on        map[dataplane.ListenerID]string
+	unplugged map[string]error
 }
 
 type fakeConn struct {
@@ -61,6 +65,7 @@ type fakeConn struct {
 func newFakeEngine() *fakeEngine {
 	return &fakeEngine{
 		listens: make(map[dataplane.ListenerID]netip.AddrPort), conns: make(map[dataplane.ConnID]*fakeConn),
+		devices: make(map[dataplane.ConnID]string), on: make(map[dataplane.ListenerID]string), unplugged: make(map[string]error),
 		calls: make(chan string, 1<<16),
 	}
 }
@@ -84,14 +89,36 @@ func (e *fakeEngine) RemoveTap(*dataplane.Tap) {
 	}
 }
 
-func (e *fakeEngine) Workers() int { return 1 }
+func (e *fakeEngine) Workers() int            { return 1 }
+func (e *fakeEngine) WorkerDevice(int) string { return "" }
+
+// Device returns that of NewID.
+func (e *fakeEngine) Device(id dataplane.ConnID) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.devices[id]
+}
+
+// Unplug notes why, and ends nothing.
+func (e *fakeEngine) Unplug(device string, why error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.unplugged[device] = why
+}
+
+func (e *fakeEngine) Plug(device string, _ []dataplane.Queue) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.unplugged, device)
+	return nil
+}
 
 func (e *fakeEngine) Listen(r dataplane.ListenRequest) (dataplane.ListenerID, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.next++
 	id := dataplane.ListenerID(e.next)
-	e.listens[id], e.admit, e.listenIP = r.Local, r.Admit, r.IP
+	e.listens[id], e.on[id], e.admit, e.listenIP = r.Local, r.Device, r.Admit, r.IP
 	return id, nil
 }
 
@@ -101,10 +128,11 @@ func (e *fakeEngine) Unlisten(id dataplane.ListenerID) {
 	delete(e.listens, id)
 }
 
-func (e *fakeEngine) NewID(netip.AddrPort) dataplane.ConnID {
+func (e *fakeEngine) NewID(_ netip.AddrPort, device string) dataplane.ConnID {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.next++
+	e.devices[dataplane.ConnID(e.next)] = device
 	return dataplane.ConnID(e.next)
 }
 
@@ -264,7 +292,7 @@ func (s *fakeSteering) len() int {
 // fakeResolver answers everything but 192.0.2.0/24.
 type fakeResolver struct{ src netip.Addr }
 
-func (r fakeResolver) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
+func (r fakeResolver) Resolve(dst, src netip.Addr, _ string) (dataplane.Hop, error) {
 	if netip.MustParsePrefix("192.0.2.0/24").Contains(dst) {
 		return dataplane.Hop{}, errors.New("no route")
 	}
@@ -302,9 +330,9 @@ func newHarnessWith(t testing.TB, cfg Config, peers PeerSet) *harness {
 	t.Helper()
 	h := &harness{e: newFakeEngine(), steer: &fakeSteering{}}
 	s, err := New(cfg, Options{
-		Logger: zap.NewNop(), Steering: h.steer, Resolver: fakeResolver{addrA}, NoGuard: true,
-		Addrs: func() []netip.Addr { return []netip.Addr{addrA} },
-		Peers: peers,
+		Logger: zap.NewNop(), Resolver: fakeResolver{addrA}, NoGuard: true,
+		Devices: []Device{{Name: "eth9", Steering: h.steer, Addrs: func() []netip.Addr { return []netip.Addr{addrA} }}},
+		Peers:   peers,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ type listener struct {
 	id      dataplane.ListenerID
 	sess    *session
 	claim   *claim
+	on      *device // nil: all
 	cfg     mpa.Config
 	backlog int
 	waiting int // connect requests that the client has not answered, and byte streams
@@ -46,7 +47,11 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 			addr = a
 		}
 	}
-	addr, err := c.srv.unzoned(addr)
+	on, err := s.devices.find(r.Device)
+	if err != nil {
+		return err
+	}
+	addr, on, err = s.devices.unzoned(addr, on)
 	if err != nil {
 		return err
 	}
@@ -68,10 +73,10 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.unready(); err != nil {
+	if err := s.unready(on); err != nil {
 		return err
 	}
-	if !addr.IsUnspecified() && !addr.IsLoopback() && !s.isLocal(addr) {
+	if !addr.IsUnspecified() && !addr.IsLoopback() && !s.isLocal(addr, on) {
 		return errorf(badAddress, "ctrl: %v is not an address of the interface: choose one of those that iwarpctl status shows", addr)
 	}
 	cfg, err := s.mpaConfig(r.Startup)
@@ -115,7 +120,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 		err = s.claims.steerSCTP(cl, o)
 	}
 	if err == nil {
-		l.id, err = s.engine.Listen(dataplane.ListenRequest{Local: cl.addr, Backlog: backlog, Stream: r.Streaming, SCTP: o, Admit: l.admits, IP: ip})
+		l.id, err = s.engine.Listen(dataplane.ListenRequest{Local: cl.addr, Backlog: backlog, Stream: r.Streaming, SCTP: o, Admit: l.admits, IP: ip, Device: on.name()})
 	}
 	if err != nil {
 		cl.listening = false
@@ -124,7 +129,7 @@ func (c *session) listen(r *ctrlpb.Listen, reply *ctrlpb.Reply) error {
 		return errorf(internal, "ctrl: listen on %v: %w", cl.addr, err)
 	}
 	s.lastIndex++
-	l.handle, l.index = c.newHandle(), s.lastIndex
+	l.handle, l.index, l.on = c.newHandle(), s.lastIndex, on
 	c.listens[l.handle] = l
 	s.listeners[l.id] = l
 	reply.Body = &ctrlpb.Reply_Listen{Listen: &ctrlpb.ListenReply{Listen: l.handle, Address: cl.addr.String()}}
@@ -143,9 +148,15 @@ func (c *session) mayBind(port uint16) error {
 	return errorf(permission, "ctrl: %s may not use port %d (rule in the configuration)", user(c.cred.Uid), port)
 }
 
-// isLocal reports whether a is an address of the interface, or the addresses are unknown.
-func (s *Server) isLocal(a netip.Addr) bool {
-	return s.claims.addrs == nil || slices.Contains(s.claims.addrs(), a)
+// isLocal reports whether a is an address of on, or if that is nil of any interface, or the addresses
+// are unknown.
+func (s *Server) isLocal(a netip.Addr, on *device) bool {
+	of := s.devices
+	if on != nil {
+		of = devices{on}
+	}
+	all, known := of.addrs()
+	return !known || s.claims.sockets || slices.Contains(all, a)
 }
 
 func (c *session) unlisten(h uint32) error {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -36,19 +37,16 @@ type claim struct {
 
 // claims are the reserved endpoints. All methods require Server.mu.
 type claims struct {
-	steering Steering // nil: no steering (pipes)
-	noGuard  bool     // the kernel does not use the addresses (pipes)
-	sockets  bool     // the engine's connections are kernel sockets, on the ports of the guards
-	addrs    func() []netip.Addr
-	vlans    func() [][]uint16 // of the host; nil: unknown
-	zone     string            // interface name, for link-local addresses
+	devices  devices
+	noGuard  bool // the kernel does not use the addresses (pipes)
+	sockets  bool // the engine's connections are kernel sockets, on the ports of the guards
 	byAddr   map[netip.AddrPort]*claim
 	nextPort uint16           // for noGuard
 	freed    func(uid uint32) // of a port of an active open
 }
 
 // take reserves addr, or adds a user to its claim. An unspecified address stands for all addresses
-// of the interface; port 0 selects a free port. A listener may share the claim of connections that
+// of all interfaces; port 0 selects a free port. A listener may share the claim of connections that
 // an earlier listener of the same uid accepted.
 func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, error) {
 	if addr.Port() != 0 {
@@ -72,19 +70,30 @@ func (cs *claims) take(addr netip.AddrPort, uid uint32, listen bool) (*claim, er
 		cs.undo(c)
 		return nil, err
 	}
-	if cs.steering != nil && !c.addr.Addr().IsLoopback() { // which no frame is for
-		ep := bpf.Endpoint{Proto: protoTCP, Addr: c.addr.Addr(), Port: c.addr.Port()}
-		if ep.Addr.IsUnspecified() {
-			ep.Addr = netip.Addr{} // both families
-		}
-		if err := cs.steering.Claim(ep); err != nil {
-			cs.undo(c)
-			return nil, errorf(internal, "ctrl: steering %v: %w", c.addr, err)
-		}
-		c.eps = append(c.eps, ep)
+	if err := cs.steer(c, bpf.Endpoint{Proto: protoTCP, Addr: c.addr.Addr(), Port: c.addr.Port()}); err != nil {
+		cs.undo(c)
+		return nil, errorf(internal, "ctrl: steering %v: %w", c.addr, err)
 	}
 	cs.byAddr[c.addr] = c
 	return c, nil
+}
+
+// steer steers one more endpoint to c, unless it is already.
+func (cs *claims) steer(c *claim, ep bpf.Endpoint) error {
+	if ep.Addr.IsUnspecified() {
+		ep.Addr = netip.Addr{} // of both families
+	}
+	if slices.Contains(c.eps, ep) {
+		return nil
+	}
+	if ep.Addr.IsLoopback() {
+		return nil // no frame is for it
+	}
+	if err := cs.devices.claim(ep); err != nil {
+		return err
+	}
+	c.eps = append(c.eps, ep)
+	return nil
 }
 
 // overlap returns a claim of the same port whose address overlaps addr.
@@ -111,12 +120,8 @@ func (cs *claims) bind(c *claim) error {
 	}
 	addrs := []netip.Addr{c.addr.Addr()}
 	if c.addr.Addr().IsUnspecified() && !cs.sockets {
-		addrs = nil
-		if cs.addrs != nil {
-			addrs = cs.addrs()
-		}
-		if len(addrs) == 0 {
-			return errorf(badAddress, "ctrl: the interface has no address to listen on: give it one (ip addr add)")
+		if addrs, _ = cs.devices.addrs(); len(addrs) == 0 {
+			return errorf(badAddress, "ctrl: there is no address to listen on: give one to the interface (ip addr add)")
 		}
 	}
 	for _, a := range addrs {
@@ -134,7 +139,11 @@ func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 		return nil
 	}
 	want := netip.AddrPortFrom(a, c.addr.Port())
-	fd, port, err := bindGuard(want, cs.zone, cs.sockets)
+	zone := ""
+	if d := cs.devices.owner(a); d != nil {
+		zone = d.Name
+	}
+	fd, port, err := bindGuard(want, zone, cs.sockets)
 	if err != nil {
 		return err
 	}
@@ -146,19 +155,14 @@ func (cs *claims) guardAddr(c *claim, a netip.Addr) error {
 	return nil
 }
 
-// refresh updates steering and guards of claims for unspecified addresses after the interface's
+// refresh updates steering and guards of claims for unspecified addresses after the interfaces'
 // addresses have changed.
 func (cs *claims) refresh() {
-	if cs.addrs == nil {
+	addrs, known := cs.devices.addrs()
+	if !known || cs.sockets { // the kernel knows its addresses
 		return
 	}
-	addrs := cs.addrs()
-	if st, ok := cs.steering.(interface{ SetAddresses([]netip.Addr) error }); ok {
-		_ = st.SetAddresses(addrs) // on failure the previous state remains
-	}
-	if st, ok := cs.steering.(interface{ SetVLANs([][]uint16) error }); ok && cs.vlans != nil {
-		_ = st.SetVLANs(cs.vlans())
-	}
+	cs.devices.refresh()
 	if cs.noGuard {
 		return
 	}
@@ -188,7 +192,7 @@ func (cs *claims) drop(c *claim) {
 
 func (cs *claims) undo(c *claim) {
 	for _, ep := range c.eps {
-		_ = cs.steering.Unclaim(ep) // otherwise it is removed with the program
+		cs.devices.unclaim(ep)
 	}
 	for _, fd := range c.fds {
 		unix.Close(fd)

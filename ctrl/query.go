@@ -19,37 +19,34 @@ import (
 // seqpacket.MaxPacket.
 const pageSize = 64
 
-// deviceAttr returns the limits of a client. Called with mu held.
-func (s *Server) deviceAttr(p *policy) *ctrlpb.DeviceAttr {
+// attrs returns the attributes of the devices, with the limits of a client. Called with Server.mu held.
+func (ds devices) attrs(cfg *Config, p *policy) (all []*ctrlpb.DeviceAttr) {
+	for _, d := range ds {
+		all = append(all, d.attr(cfg, p))
+	}
+	return all
+}
+
+func (d *device) attr(cfg *Config, p *policy) *ctrlpb.DeviceAttr {
 	l := &p.limits
 	a := &ctrlpb.DeviceAttr{
-		Interface: s.cfg.Interface, Mtu: uint32(s.presentMTU()),
+		Interface: d.Name, Mtu: uint32(d.mtu()),
 		MaxQp: uint32(l.QPs), MaxCq: uint32(l.CQs), MaxPd: uint32(l.PDs), MaxMr: uint32(l.MRs), MaxMw: uint32(l.MWs),
 		MaxListen: uint32(l.Listens), MaxMrSize: min(maxMRSize, l.Registered), MaxRegistered: l.Registered,
 		MaxQpWr: uint32(l.QueueDepth), MaxCqe: uint32(l.QueueDepth), MaxSge: uint32(min(l.MaxSGE, verbs.MaxSGE)),
-		MaxInline: uint32(min(l.MaxInline, verbs.MaxInline)), MaxIrd: uint32(s.cfg.Startup.MaxIRD), MaxOrd: uint32(s.cfg.Startup.MaxIRD),
+		MaxInline: uint32(min(l.MaxInline, verbs.MaxInline)), MaxIrd: uint32(cfg.Startup.MaxIRD), MaxOrd: uint32(cfg.Startup.MaxIRD),
 		MaxPrivateData: maxPrivate,
 	}
-	if s.transport != nil {
-		a.Transport = s.transport()
+	if d.Transport != nil {
+		a.Transport = d.Transport()
 	}
-	if s.addrs != nil {
-		for _, ad := range s.addrs() {
-			a.Addresses = append(a.Addresses, ad.String())
-		}
+	for _, ad := range d.addrs() {
+		a.Addresses = append(a.Addresses, ad.String())
+	}
+	if d.down != nil {
+		a.Down = d.down.Error()
 	}
 	return a
-}
-
-// presentMTU returns the current MTU of the interface, bounded by what the links were opened for.
-// Called with mu held.
-func (s *Server) presentMTU() int {
-	if s.mtu != nil {
-		if now := s.mtu(); now > 0 {
-			return min(now, s.cfg.MTU)
-		}
-	}
-	return s.cfg.MTU
 }
 
 // visible returns the sessions whose objects c may list, by ascending number, without those being
@@ -89,11 +86,14 @@ func (s *Server) Status() *ctrlpb.StatusReply {
 
 func (s *Server) status(sessions []*session, p *policy) *ctrlpb.StatusReply {
 	r := &ctrlpb.StatusReply{
-		Version: s.cfg.Version, UptimeMs: uint64(time.Since(s.started).Milliseconds()), Device: s.deviceAttr(p),
+		Version: s.cfg.Version, UptimeMs: uint64(time.Since(s.started).Milliseconds()), Devices: s.devices.attrs(&s.cfg, p),
 		Workers: uint32(s.engine.Workers()), Clients: uint32(len(sessions)), Pid: uint32(os.Getpid()),
 	}
-	if s.detached != nil {
-		r.Detached = s.detached.Error()
+	r.Device = r.Devices[0]
+	for _, d := range s.devices {
+		if d.detached {
+			r.Detached = d.down.Error()
+		}
 	}
 	seen := make(map[*session]bool, len(sessions))
 	for _, o := range sessions {
@@ -185,6 +185,7 @@ func (q *qp) info(conns map[*dataplane.QPBinding]dataplane.ConnInfo, silent []in
 	case c == nil:
 	default:
 		i.Local, i.Remote, i.Worker = c.local.String(), c.remote.String(), uint32(c.worker)
+		i.Device = q.sess.srv.devices.of(c, q.sess.srv.engine).name()
 		switch c.state {
 		case connUp:
 			i.State = "RTS"
@@ -250,6 +251,7 @@ func (c *session) listListens(r *ctrlpb.ListListens, reply *ctrlpb.Reply) error 
 		list.Listens = append(list.Listens, &ctrlpb.ListenInfo{
 			Client: l.sess.id, Uid: l.sess.cred.Uid, Pid: uint32(l.sess.cred.Pid), Listen: l.handle, Address: l.claim.addr.String(),
 			Backlog: uint32(l.backlog), Waiting: uint32(l.waiting), Accepted: l.accepted, Rejected: l.rejected, Dropped: l.dropped, Index: l.index,
+			Device: l.on.name(),
 		})
 	}
 	reply.Body = &ctrlpb.Reply_Listens{Listens: list}
@@ -287,8 +289,10 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 	s.mu.Lock()
 	clients, conns, ports, resting := len(s.sessions), len(s.conns), len(s.claims.byAddr), s.resting()
 	var detached uint64
-	if s.detached != nil {
-		detached = 1
+	for _, d := range s.devices {
+		if d.detached {
+			detached++
+		}
 	}
 	s.mu.Unlock()
 	out := []*ctrlpb.Counter{
@@ -312,17 +316,8 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 		{Name: "ctrl.program_detachments", Value: k.detached.Load()},
 		{Name: "ctrl.fallbacks", Value: k.fallbacks.Load()},
 	}
-	if x, ok := s.claims.steering.(interface{ Counters() (bpf.Counters, error) }); ok {
-		if k, err := x.Counters(); err == nil {
-			out = appendCounters(out, "xdp.", k)
-		}
-	}
 	sums := make(map[string]*ctrlpb.Counter)
-	for _, st := range s.engine.Stats() {
-		all := appendCounters(appendCounters(nil, "engine.", st), "link.", st.Link)
-		all = appendCounters(appendCounters(all, "sctp.", st.SCTP), "sctp.", st.SCTP.Assoc)
-		all = appendCounters(all, "fragments.", st.Fragments)
-		all = appendCounters(appendCounters(all, "sctp.ddp_", st.SCTP.Sessions), "sctp.listen_", st.SCTP.Listeners)
+	add := func(all []*ctrlpb.Counter) {
 		for _, k := range all {
 			if sum := sums[k.Name]; sum != nil {
 				sum.Value += k.Value
@@ -331,6 +326,19 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 			sums[k.Name] = k
 			out = append(out, k)
 		}
+	}
+	for _, d := range s.devices {
+		if x, ok := d.Steering.(interface{ Counters() (bpf.Counters, error) }); ok {
+			if k, err := x.Counters(); err == nil {
+				add(appendCounters(nil, "xdp.", k))
+			}
+		}
+	}
+	for _, st := range s.engine.Stats() {
+		all := appendCounters(appendCounters(nil, "engine.", st), "link.", st.Link)
+		all = appendCounters(appendCounters(all, "sctp.", st.SCTP), "sctp.", st.SCTP.Assoc)
+		all = appendCounters(all, "fragments.", st.Fragments)
+		add(appendCounters(appendCounters(all, "sctp.ddp_", st.SCTP.Sessions), "sctp.listen_", st.SCTP.Listeners))
 	}
 	return out
 }

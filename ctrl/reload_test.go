@@ -12,7 +12,7 @@ import (
 // is disconnected with the reason.
 func TestReload(t *testing.T) {
 	uid := uint32(os.Getuid())
-	h := newHarness(t, Config{Interface: "eth9", MTU: 9000})
+	h := newHarness(t, Config{})
 	c := h.hello(t)
 	c.qp()
 	h.Reload(Config{Limits: Limits{QPs: 1}})

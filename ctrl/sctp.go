@@ -1,8 +1,6 @@
 package ctrl
 
 import (
-	"net/netip"
-
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
 	"github.com/iwarpd/iwarpd/dataplane"
@@ -49,25 +47,13 @@ func checkPrivate(b []byte) error {
 // steerSCTP steers the SCTP packets of a claim in addition to TCP. SCTP over UDP uses a single
 // port. Called with Server.mu held.
 func (cs *claims) steerSCTP(c *claim, o *dataplane.SCTP) error {
-	if cs.steering == nil {
-		return nil
-	}
 	ep := bpf.Endpoint{Proto: pkt.ProtoSCTP, Addr: c.addr.Addr(), Port: c.addr.Port()}
 	if o.UDP {
 		ep.Proto, ep.Port = pkt.ProtoUDP, sctp.UDPPort
 	}
-	if ep.Addr.IsUnspecified() {
-		ep.Addr = netip.Addr{}
-	}
-	for _, have := range c.eps {
-		if have == ep {
-			return nil
-		}
-	}
-	if err := cs.steering.Claim(ep); err != nil {
+	if err := cs.steer(c, ep); err != nil {
 		return errorf(internal, "ctrl: steering SCTP of %v: %w", c.addr, err)
 	}
-	c.eps = append(c.eps, ep)
 	return nil
 }
 
@@ -133,7 +119,7 @@ func (s *Server) partedSCTP(cl *claim) {
 			continue
 		}
 		if s.late[ep] == 0 {
-			if s.closed || s.claims.steering.Claim(ep) != nil {
+			if s.closed || s.devices.claim(ep) != nil {
 				continue
 			}
 			s.lateNext = append(s.lateNext, lateEndpoint{ep, until, cl.uid})
@@ -157,7 +143,7 @@ func (s *Server) endLate(now clock.Time) clock.Time {
 		}
 		delete(s.late, l.ep)
 		s.portFreed(l.uid)
-		_ = s.claims.steering.Unclaim(l.ep) // otherwise it is removed with the program
+		s.devices.unclaim(l.ep)
 	}
 	if len(s.lateNext) == 0 {
 		return 0

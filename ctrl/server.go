@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,34 +33,28 @@ import (
 
 // Options are the dependencies of a Server.
 type Options struct {
-	Logger   *zap.Logger         // nil: none
-	Steering Steering            // nil: no steering
-	Resolver dataplane.Resolver  // must not be nil
-	Addrs    func() []netip.Addr // addresses of the interface; nil: unknown
-	// LinkLocal returns the IPv6 link-local addresses of the interface, with its name as the
-	// zone. May be nil.
-	LinkLocal func() []netip.Addr
-	MTU       func() int // current MTU of the interface; nil: that of Config
-	// Transport describes the transport for users. It is called only after Bind. May be nil.
-	Transport func() string
-	Table     *verbs.Table // nil: a new one
-	Program   Program      // to be watched; may be nil
-	Peers     PeerSet      // peers that every client is restricted to; nil: none
-	NoGuard   bool         // the kernel does not use the addresses: bind no guard sockets
+	Logger   *zap.Logger        // nil: none
+	Resolver dataplane.Resolver // must not be nil
+	Devices  []Device           // at least one
+	Table    *verbs.Table       // nil: a new one
+	NoGuard  bool               // the kernel does not use the addresses: bind no guard sockets
+	Peers    PeerSet            // peers that every client is restricted to; nil: none
 	// Sockets reports that the engine uses kernel sockets: all addresses of the host are
 	// usable, and frames cannot be captured.
 	Sockets bool
 }
 
+// network is how a Server reaches peers.
+type network struct {
+	resolver dataplane.Resolver
+	devices  devices
+}
+
 // Server is the control plane of one engine.
 type Server struct {
-	log       *zap.Logger
-	resolver  dataplane.Resolver
-	addrs     func() []netip.Addr
-	mtu       func() int
-	transport func() string
-	table     *verbs.Table
-	program   Program
+	log *zap.Logger
+	network
+	table *verbs.Table
 	peerGate
 	started time.Time
 	engine  Engine // set by Bind, before anything runs
@@ -92,8 +85,7 @@ type Server struct {
 	wakeAt    clock.Time // when the timer goroutine wakes
 
 	turnedAway
-	detached error         // why no frames arrive, or nil
-	drained  chan struct{} // closed when no connection is left; nil: not draining
+	drained chan struct{} // closed when no connection is left; nil: not draining
 
 	rewake   chan struct{}
 	done     chan struct{}
@@ -130,34 +122,13 @@ type counters struct {
 	requests, errors, cutOff, connRequests, established, rejected, startupFailed, startupTimeout, startupsEvicted, detached, fallbacks, faults, peersDenied, connectsDenied atomic.Uint64
 }
 
-// endpoints returns a function that lists all addresses an endpoint may have, without zones, or nil
-// if they are unknown.
-func (o *Options) endpoints() func() []netip.Addr {
-	if o.LinkLocal == nil {
-		return o.Addrs
-	}
-	return func() []netip.Addr {
-		all := slices.Clone(o.Addrs())
-		for _, a := range o.LinkLocal() {
-			all = append(all, a.WithZone(""))
-		}
-		return all
-	}
-}
-
-// unzoned removes the zone of a link-local address, which must be the interface. It returns other
-// addresses unchanged.
-func (s *Server) unzoned(a netip.Addr) (netip.Addr, error) {
-	if z := a.Zone(); z != "" && (z != s.claims.zone || !a.IsLinkLocalUnicast()) {
-		return a, errorf(invalid, "ctrl: %v: this daemon has link-local addresses of the interface %s alone", a, s.claims.zone)
-	}
-	return a.WithZone(""), nil
-}
-
 // New returns a Server. Bind must be called before any other method.
 func New(cfg Config, o Options) (*Server, error) {
 	if o.Resolver == nil {
 		return nil, errors.New("ctrl: no resolver")
+	}
+	if len(o.Devices) == 0 {
+		return nil, errors.New("ctrl: no device")
 	}
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
@@ -166,20 +137,16 @@ func New(cfg Config, o Options) (*Server, error) {
 		o.Logger.Warn("a client can make the daemon allocate memory", zap.Error(err))
 	}
 	s := &Server{
-		log: o.Logger, program: o.Program, peerGate: peerGate{peers: o.Peers, denials: denials{first: make(chan denial, 1)}}, resolver: o.Resolver, addrs: o.Addrs, mtu: o.MTU, transport: o.Transport, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
+		log: o.Logger, peerGate: peerGate{peers: o.Peers, denials: denials{first: make(chan denial, 1)}}, network: network{resolver: o.Resolver}, table: o.Table, now: clock.Now, unread: unreadLimit, started: time.Now(), cfg: cfg.fill(),
 		sessions: make(map[uint32]*session), qps: make(map[uint32]*qp), timeWait: make(map[uint32][]*claim), accounts: accounts{usage: make(map[uint32]*account), unreadBy: make(map[uint32]*atomic.Uint64)},
 		listeners: make(map[dataplane.ListenerID]*listener), conns: make(map[dataplane.ConnID]*conn),
 		assocs: make(map[pkt.Flow]*claim), pending: make(map[*conn]struct{}),
 		late: make(map[bpf.Endpoint]clock.Time), lingers: make(map[dataplane.ConnID]*linger), lingersOf: make(map[uint32][]*linger), turnedAway: turnedAway{refusing: make(map[uint32]int)}, rewake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
-	s.claims = claims{steering: o.Steering, noGuard: o.NoGuard, addrs: o.endpoints(), zone: cfg.Interface, byAddr: make(map[netip.AddrPort]*claim)}
-	if o.Sockets { // the kernel knows its addresses
-		s.claims.sockets, s.claims.addrs = true, nil
+	for _, d := range o.Devices {
+		s.devices = append(s.devices, &device{Device: d})
 	}
-	s.claims.freed = s.portFreed
-	if v, ok := o.Resolver.(interface{ VLANs() [][]uint16 }); ok {
-		s.claims.vlans = v.VLANs
-	}
+	s.claims = claims{devices: s.devices, noGuard: o.NoGuard, sockets: o.Sockets, byAddr: make(map[netip.AddrPort]*claim), freed: s.portFreed}
 	if s.table == nil {
 		s.table = newTable()
 	}
@@ -204,13 +171,14 @@ func (s *Server) Bind(e Engine) {
 			s.endDenied()
 		})
 	}
-	if s.program != nil {
-		s.wg.Add(1)
-		go func() {
-			t := time.NewTicker(programPeriod)
-			defer t.Stop()
-			s.watchProgram(s.program, t.C)
-		}()
+	for _, d := range s.devices {
+		if d.Program != nil {
+			s.wg.Go(func() {
+				t := time.NewTicker(programPeriod)
+				defer t.Stop()
+				s.watchProgram(d, t.C)
+			})
+		}
 	}
 	s.resolver.Watch(func() {
 		s.mu.Lock()
@@ -232,9 +200,6 @@ func (s *Server) Reload(cfg Config) {
 	cfg.Slots.Folder, cfg.Slots.Count = s.cfg.Slots.Folder, s.cfg.Slots.Count
 	if cfg.Version == "" {
 		cfg.Version = s.cfg.Version
-	}
-	if cfg.Interface == "" {
-		cfg.Interface, cfg.MTU = s.cfg.Interface, s.cfg.MTU
 	}
 	s.cfg = cfg.fill()
 	for _, c := range s.sessions {
@@ -499,7 +464,7 @@ func (s *Server) Close() error {
 		s.claims.drop(cl)
 	}
 	for ep := range s.late {
-		_ = s.claims.steering.Unclaim(ep)
+		s.devices.unclaim(ep)
 	}
 	clear(s.timeWait)
 	s.lateNext = nil

@@ -399,12 +399,12 @@ func (c *session) doHello(h *ctrlpb.Hello, reply *ctrlpb.Reply) ([]int, error) {
 	c.bits.init(bells[0].Bits())
 	c.name = clip(printable.String(clip(h.Name, maxName)), maxName)
 	c.hello = true
-	attr := s.deviceAttr(c.policy())
+	attrs := s.devices.attrs(&s.cfg, c.policy())
 	version := s.cfg.Version
 	s.mu.Unlock()
 	c.log.Debug("client", zap.String("name", c.name))
 	reply.Body = &ctrlpb.Reply_Hello{Hello: &ctrlpb.HelloReply{
-		Version: min(h.Version, Version), Server: "iwarpd " + version, Workers: uint32(n), Client: c.id, Device: attr,
+		Version: min(h.Version, Version), Server: "iwarpd " + version, Workers: uint32(n), Client: c.id, Device: attrs[0], Devices: attrs,
 	}}
 	return fds, nil
 }

@@ -17,6 +17,7 @@ type shared struct {
 	opts   dataplane.SCTP
 	ready  chan struct{} // closed when the engine has it, or never will
 	claim  *claim        // nil: the engine does not have it
+	device string        // as of the Hop; with claim
 	n      int           // connections on it; it ends with the last one
 }
 
@@ -32,7 +33,7 @@ func (sh *shared) fits(c *conn) bool {
 		return true
 	}
 	have, want := sh.claim.addr, c.wantAddr
-	return (!want.Addr().IsValid() || want.Addr() == have.Addr()) && (want.Port() == 0 || want.Port() == have.Port()) &&
+	return (c.by == nil || sh.device == "" || c.by.Name == sh.device) && (!want.Addr().IsValid() || want.Addr() == have.Addr()) && (want.Port() == 0 || want.Port() == have.Port()) &&
 		c.sess.policy().mayUse(have.Addr())
 }
 
@@ -64,7 +65,7 @@ func (s *Server) share(c *conn) *shared {
 // joinShared starts c on sh. It reports false if sh has no stream for it. Called with mu held, which it releases temporarily.
 func (s *Server) joinShared(c *conn, sh *shared) bool {
 	local := sh.claim.addr
-	id := s.engine.NewID(local)
+	id := s.engine.NewID(local, sh.device)
 	sh.n++
 	sh.claim.refs++
 	c.shared, c.claim, c.local, c.state, c.id = sh, sh.claim, local, connDialing, id

@@ -85,6 +85,11 @@ func newTwoQueues(t *testing.T, answer int) *twoQueues {
 }
 
 func newTwoQueuesOver(t *testing.T, answer int, cfg link.PipeConfig) *twoQueues {
+	return newTwoQueuesOf(t, answer, cfg, "", "")
+}
+
+// newTwoQueuesOf is newTwoQueuesOver for queues of the devices of those names.
+func newTwoQueuesOf(t *testing.T, answer int, cfg link.PipeConfig, first, second string) *twoQueues {
 	q := &twoQueues{sim: &sim{t: t, now: clock.Time(time.Second)}}
 	s := q.sim
 	cfg.Now = func() clock.Time { return s.now }
@@ -98,7 +103,7 @@ func newTwoQueuesOver(t *testing.T, answer int, cfg link.PipeConfig) *twoQueues 
 	if answer == 1 {
 		to, other = b1, b0
 	}
-	for i, queues := range [][]Queue{{{Link: &crossed{a0, a1, &q.cross}, CPU: -1}, {Link: &crossed{a1, a0, &q.cross}, CPU: -1}}, {{Link: &joined{to, other}, CPU: -1}}} {
+	for i, queues := range [][]Queue{{{Link: &crossed{a0, a1, &q.cross}, Device: first, CPU: -1}, {Link: &crossed{a1, a0, &q.cross}, Device: second, CPU: -1}}, {{Link: &joined{to, other}, CPU: -1}}} {
 		for k := range queues {
 			queues[k].PartialChecksums = cfg.Super == link.SuperWhole
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/pkt"
 )
 
-// IP fragments are reassembled in one place for all workers: they have no ports, and a hash of
+// IP fragments are reassembled in one place for all workers of a device: they have no ports, and a hash of
 // their own, so they arrive on any queue. The packet is passed to the first worker, which
 // forwards it to the worker of its connection if that is another one.
 
@@ -39,6 +39,10 @@ type FragmentStats struct {
 // defrag reassembles the fragments from the workers' links and from the engine's
 // FragmentSource.
 type defrag struct {
+	e      *Engine
+	dev    *device
+	source FragmentSource // beside the queues; nil: none
+
 	mu     sync.Mutex
 	r      *ipfrag.Reassembler // nil until the first fragment
 	queued atomic.Int64        // bytes of packets in transit to a worker
@@ -56,70 +60,86 @@ func (d *defrag) stats() (s FragmentStats) {
 	return s
 }
 
-// readFragments reads from the source until it is closed.
-func (e *Engine) readFragments() {
-	defer close(e.frags.done)
+// start reads from the source.
+func (d *defrag) start() {
+	if d.source != nil {
+		d.done = make(chan struct{})
+		go d.read()
+	}
+}
+
+// stop closes the source, and waits for its reader.
+func (d *defrag) stop() {
+	if d.source != nil {
+		_ = d.source.Close()
+	}
+	if d.done != nil {
+		<-d.done
+	}
+}
+
+// read reads from the source until it is closed.
+func (d *defrag) read() {
+	defer close(d.done)
 	for {
 		var wait time.Time
-		if at := e.fragmentTimeout(); at != 0 {
-			wait = time.Now().Add(at.Sub(e.cfg.Now()) + time.Millisecond) // a source may return that much early
+		now := d.e.cfg.Now
+		if at := d.timeout(); at != 0 {
+			wait = time.Now().Add(at.Sub(now()) + time.Millisecond) // a source may return that much early
 		}
-		b, err := e.cfg.Fragments.Read(wait)
+		b, err := d.source.Read(wait)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 		case err != nil:
 			return
 		default:
-			if whole := e.defragment(e.cfg.Now(), b); whole != nil {
-				e.deliverWhole(e.workers[0], whole, false)
+			if whole := d.handle(now(), b); whole != nil {
+				d.deliver(d.dev.workers[0], whole, false)
 			}
 		}
 	}
 }
 
-// fragmentTimeout drops packets that have timed out, and returns the time of the next time-out.
-func (e *Engine) fragmentTimeout() clock.Time {
-	d := &e.frags
+// timeout drops packets that have timed out, and returns the time of the next time-out.
+func (d *defrag) timeout() clock.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.r == nil {
 		return 0
 	}
-	d.r.HandleTimeout(e.cfg.Now())
-	e.tellExpired()
+	d.r.HandleTimeout(d.e.cfg.Now())
+	d.tellExpired()
 	return d.r.Deadline()
 }
 
-// defragment processes a frame with a fragment. It returns the frame of the packet if that is
+// handle processes a frame with a fragment. It returns the frame of the packet if that is
 // now complete.
-func (e *Engine) defragment(now clock.Time, frame []byte) []byte {
-	d := &e.frags
+func (d *defrag) handle(now clock.Time, frame []byte) []byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.r == nil {
 		d.r = ipfrag.New(ipfrag.Config{})
 	}
 	whole := d.r.Handle(now, frame)
-	e.tellExpired()
+	d.tellExpired()
 	return whole
 }
 
-// tellExpired makes the first worker send the ICMP errors about packets that timed out. d.mu is
+// tellExpired makes the device's first worker send the ICMP errors about packets that timed out. d.mu is
 // held.
-func (e *Engine) tellExpired() {
+func (d *defrag) tellExpired() {
 	for {
-		x, ok := e.frags.r.PollExpired()
+		x, ok := d.r.PollExpired()
 		if !ok {
 			return
 		}
-		e.workers[0].post(func(w *worker) { w.timeExceeded(x) })
+		d.dev.workers[0].post(func(w *worker) { w.timeExceeded(x) })
 	}
 }
 
-// deliverWhole passes a reassembled packet to a worker. moved is set if another worker has
+// deliver passes a reassembled packet to a worker. moved is set if another worker has
 // already forwarded it.
-func (e *Engine) deliverWhole(w *worker, b []byte, moved bool) {
-	d := &e.frags
+func (d *defrag) deliver(w *worker, b []byte, moved bool) {
 	n := int64(len(b))
 	if d.queued.Add(n) > maxWhole {
 		d.queued.Add(-n)
@@ -153,7 +173,7 @@ func gathered(f *link.Frame) []byte {
 
 // fragment processes a frame of the link that contains a fragment.
 func (w *worker) fragment(f *rxFrame) {
-	if whole := w.e.defragment(w.now, gathered(f.Frame)); whole != nil {
+	if whole := w.dev.frags.handle(w.now, gathered(f.Frame)); whole != nil {
 		w.takeWhole(whole, false)
 	}
 }

@@ -67,8 +67,8 @@ func (c *cutter) Receive(fs []link.Frame) int {
 			f := link.Frame{N: 2}
 			f.Pieces[0], f.Pieces[1] = b[:100], b[100:]
 			w.take(&f)
-		} else if whole := c.e.defragment(w.now, b); whole != nil {
-			c.e.deliverWhole(w, whole, false)
+		} else if whole := w.dev.frags.handle(w.now, b); whole != nil {
+			w.dev.frags.deliver(w, whole, false)
 		}
 	}
 	c.late = c.late[:keep]
@@ -114,7 +114,7 @@ func TestDefragment(t *testing.T) {
 			for len(c.late) > 0 { // of a spurious retransmission, or of an acknowledgement's
 				hb.w.turn()
 			}
-			st := hb.e.frags.stats()
+			st := hb.w.dev.frags.stats()
 			if c.cut < size/1500 || tc.loss == 0 && (int(st.Packets) != c.cut || st.Waiting != 0) || st.Malformed+st.Overlap+st.Lost != 0 {
 				t.Errorf("%d packets cut, %+v", c.cut, st)
 			}
@@ -127,8 +127,8 @@ func TestDefragment(t *testing.T) {
 			} else {
 				s.closeAll(a)
 			}
-			if hb.w.held.whole != 0 || hb.e.frags.queued.Load() != 0 {
-				t.Errorf("%d bytes held, %d under way", hb.w.held.whole, hb.e.frags.queued.Load())
+			if hb.w.held.whole != 0 || hb.w.dev.frags.queued.Load() != 0 {
+				t.Errorf("%d bytes held, %d under way", hb.w.held.whole, hb.w.dev.frags.queued.Load())
 			}
 		})
 	}
@@ -191,7 +191,7 @@ func TestTimeExceeded(t *testing.T) {
 				t.Error("kept")
 			}
 			s.now = s.now.Add(ipfrag.Timeout6)
-			if at := s.hosts[1].e.fragmentTimeout(); at != 0 {
+			if at := s.hosts[1].w.dev.frags.timeout(); at != 0 {
 				t.Errorf("once more at %v", at)
 			}
 			w.turn()
@@ -252,7 +252,7 @@ func TestFragmentSource(t *testing.T) {
 	defer a.Close()
 	defer b.Close()
 	r := &fakeRing{frames: make(chan []byte), closed: make(chan struct{})}
-	e, err := New(Config{Fragments: r}, []Queue{{Link: a, CPU: -1}}, nil)
+	e, err := New(Config{Fragments: map[string]FragmentSource{"": r}}, []Queue{{Link: a, CPU: -1}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +288,7 @@ func TestWholeFindsItsWorker(t *testing.T) {
 		w.link = &cutter{Pipe: q.links[i], e: h.e, rnd: testenv.Rand(t)}
 	}
 	q.transfer(q.connected())
-	if st := h.e.frags.stats(); st.Packets < 10 || h.w.stats.RxWrongQueue < 10 {
+	if st := h.w.dev.frags.stats(); st.Packets < 10 || h.w.stats.RxWrongQueue < 10 {
 		t.Errorf("%+v, %d strays", st, h.w.stats.RxWrongQueue)
 	}
 }

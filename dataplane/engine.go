@@ -69,9 +69,9 @@ type Config struct {
 	// Inline lets an application drive worker 0 by calling Turn. The engine's own goroutine
 	// takes over only while the application does not call it.
 	Inline bool
-	// Fragments is a source of IP fragments in addition to the queues; may be nil. The
-	// engine closes it.
-	Fragments FragmentSource
+	// Fragments is where the IP fragments of a device come from in addition to its
+	// queues, by its name. The engine closes them.
+	Fragments map[string]FragmentSource
 	// Now is the workers' clock; default clock.Now.
 	Now func() clock.Time
 }
@@ -98,7 +98,10 @@ type SCTPConfig struct {
 // Queue is a NIC queue, to be served by a worker.
 type Queue struct {
 	Link link.Link
-	CPU  int // CPU to pin the worker to, or -1
+	// Device is the name of the interface. A connection stays with the device that it
+	// began on; its frames may arrive by any.
+	Device string
+	CPU    int // CPU to pin the worker to, or -1
 	// PartialChecksums accepts TCP segments whose checksum field has only the sum of the
 	// pseudo-header. Kernels on this host, or of its guests, send such segments over
 	// virtual links. From a wire they would be corrupt.
@@ -111,14 +114,16 @@ type Hop struct {
 	VLANs          []uint16 // TCIs, outermost first
 	MTU            int      // path MTU, in bytes of an IP packet
 	Src            netip.Addr
-	Local          bool // the destination is an address of this host
+	Local          bool   // the destination is an address of this host
+	Device         string // the interface that it leaves by
 }
 
-// Resolver finds the next hop to a destination. Resolve may block for a bounded time while the
-// kernel resolves a neighbour. Watch registers a function that is called when routes,
-// neighbours or the MTU may have changed.
+// Resolver finds the next hop to a destination, by the interface device, or if that is "" by the
+// one that the routes name. Resolve may block for a bounded time while the kernel resolves a
+// neighbour. Watch registers a function that is called when routes, neighbours or the MTU may
+// have changed.
 type Resolver interface {
-	Resolve(dst, src netip.Addr) (Hop, error)
+	Resolve(dst, src netip.Addr, device string) (Hop, error)
 	Watch(changed func())
 }
 
@@ -242,11 +247,12 @@ var (
 	ErrCQOverrun = errors.New("dataplane: completion queue overrun")
 )
 
-// Engine owns the workers, one per queue.
+// Engine owns the workers, one per queue of each device.
 type Engine struct {
 	cfg      Config
 	resolver Resolver
 	workers  []*worker
+	devices  []*device
 	secret   [16]byte // for ISS and SYN cookies
 	nextID   atomic.Uint64
 
@@ -257,7 +263,6 @@ type Engine struct {
 	tapMu sync.Mutex             // serializes changes of taps
 
 	dialing  handoff.Dialing[*worker]
-	frags    defrag
 	doubts   atomic.Int32                          // pending lookups
 	hostless atomic.Pointer[map[[16]byte]struct{}] // see learnHostless
 	changes  atomic.Int32                          // of hops, since the rehop in progress began and before; 0: none is
@@ -322,6 +327,7 @@ func New(cfg Config, queues []Queue, res Resolver) (*Engine, error) {
 		}
 		w.strays.init(len(queues))
 		e.workers = append(e.workers, w)
+		w.dev.workers = append(w.dev.workers, w)
 	}
 	return e, nil
 }
@@ -340,9 +346,8 @@ func (e *Engine) Start() {
 			w.run()
 		}()
 	}
-	if e.cfg.Fragments != nil {
-		e.frags.done = make(chan struct{})
-		go e.readFragments()
+	for _, d := range e.devices {
+		d.frags.start()
 	}
 	if e.resolver != nil {
 		e.learnHostless()
@@ -358,11 +363,8 @@ func (e *Engine) Stop() {
 	for _, w := range e.workers {
 		w.cmds.alarm.Ring()
 	}
-	if e.cfg.Fragments != nil {
-		_ = e.cfg.Fragments.Close()
-	}
-	if e.frags.done != nil {
-		<-e.frags.done
+	for _, d := range e.devices {
+		d.frags.stop()
 	}
 	e.wg.Wait()
 	e.events.close()
@@ -418,18 +420,24 @@ type ListenRequest struct {
 	// the answer of a port without a listener. nil: all may.
 	Admit func(peer netip.Addr) bool
 	IP    IPOptions // of the connections
+	// Device is the only one to listen on; "": all.
+	Device string
 }
 
 // Listen makes all workers accept connections, reported by EventAccepted, or sessions over
 // SCTP, for which EventRequest demands an Answer. If one worker cannot listen, none does.
 func (e *Engine) Listen(r ListenRequest) (ListenerID, error) {
 	id := ListenerID(e.nextID.Add(1))
-	errs := make(chan error, len(e.workers))
-	for _, w := range e.workers {
+	workers := e.workers
+	if r.Device != "" {
+		workers = e.device(r.Device).workers
+	}
+	errs := make(chan error, len(workers))
+	for _, w := range workers {
 		w.post(func(w *worker) { errs <- w.listen(id, &r) })
 	}
 	var first error
-	for range e.workers {
+	for range workers {
 		if err := <-errs; err != nil && first == nil {
 			first = err
 		}
@@ -448,13 +456,10 @@ func (e *Engine) Unlisten(id ListenerID) {
 	}
 }
 
-// NewID returns the ID for a connection that Connect is to open from local. There are no events
-// for it before Connect is called.
-func (e *Engine) NewID(local netip.AddrPort) ConnID { return e.dialer(local).newID() }
-
-// dialer returns the worker that opens connections from local.
-func (e *Engine) dialer(local netip.AddrPort) *worker {
-	return e.workers[int(local.Port())%len(e.workers)]
+// NewID returns the id of a connection that Connect is to open from local by a device,
+// that of the Hop. No event has it before Connect is called.
+func (e *Engine) NewID(local netip.AddrPort, device string) ConnID {
+	return e.device(device).dialer(local).newID()
 }
 
 // ConnectRequest says what Connect is to open.
@@ -470,26 +475,30 @@ type ConnectRequest struct {
 	IP   IPOptions // ignored with Join: the association has its own
 }
 
-// Connect opens connection id, of NewID for the same local endpoint. EventConnected, or
+// Connect opens connection id, of NewID for the same local endpoint, by the device that
+// the id was made for. EventConnected, or
 // EventAnswer over SCTP, or EventClosed follows within the timeout. An error means that
 // nothing was opened and no event comes. Without an association to join, or a free stream
 // on it, it is ErrNoStream; if that turns out only when the association is established,
 // EventClosed says so. Connect waits for the resolver.
 func (e *Engine) Connect(id ConnID, r ConnectRequest) error {
 	var hop Hop
+	w := e.worker(id)
 	if !r.Join {
 		var err error
-		if hop, err = e.resolver.Resolve(r.Remote.Addr(), r.Local.Addr()); err != nil && e.workers[0].socks == nil {
+		if hop, err = e.resolver.Resolve(r.Remote.Addr(), r.Local.Addr(), w.dev.name); err != nil && e.workers[0].socks == nil {
 			return err
 		}
 	}
 	done := make(chan error, 1)
-	e.worker(id).post(func(w *worker) {
+	w.post(func(w *worker) {
 		switch {
 		case hop.Local && r.SCTP != nil && w.socks == nil:
 			done <- errHostSCTP
 		case hop.Local && reaches(w, r.Remote):
 			done <- connectHost(w, id, &r)
+		case unplugged(w.link):
+			done <- errUnplugged
 		case w.socks != nil && r.SCTP != nil:
 			done <- errSocketSCTP
 		case w.socks != nil:
@@ -668,19 +677,21 @@ func (e *Engine) answerable(p *pkt.Packet) bool {
 	return !bad
 }
 
-// offerMTU makes new connections announce the current MTU of the interface, if the resolver
+// offerMTU makes new connections announce the current MTU of their interface, if the resolver
 // knows it: larger frames may not arrive.
 func (e *Engine) offerMTU() {
-	r, ok := e.resolver.(interface{ MTU() int })
+	r, ok := e.resolver.(interface{ MTU(device string) int })
 	if !ok {
 		return
 	}
-	mtu := r.MTU()
-	if mtu <= 0 {
-		return // the interface is gone
-	}
-	for _, w := range e.workers {
-		w.post(func(w *worker) { w.offerMTU(mtu) })
+	for _, d := range e.devices {
+		mtu := r.MTU(d.name)
+		if mtu <= 0 {
+			continue // it is gone
+		}
+		for _, w := range d.workers {
+			w.post(func(w *worker) { w.offerMTU(mtu) })
+		}
 	}
 }
 
@@ -690,14 +701,17 @@ const maxRehops = 64
 // rehop resolves the next hop of every connection again, once per pair of addresses and many at
 // a time, since each unreachable neighbour takes seconds.
 func (e *Engine) rehop() {
-	type way struct{ local, remote [16]byte }
+	type way struct {
+		local, remote [16]byte
+		device        string
+	}
 	conns := make(map[way][]ConnID)
 	all, silent := e.QueryConns()
 	for _, id := range silent { // its connections are resolved when it turns again
 		e.workers[id].post(func(*worker) { e.hopsChanged() })
 	}
 	for _, ci := range all {
-		w := way{ci.Flow.Local, ci.Flow.Remote}
+		w := way{ci.Flow.Local, ci.Flow.Remote, e.Device(ci.ID)}
 		conns[w] = append(conns[w], ci.ID)
 		if ci.SCTP == nil {
 			continue
@@ -712,7 +726,7 @@ func (e *Engine) rehop() {
 	for w, ids := range conns {
 		turns <- struct{}{}
 		wg.Go(func() {
-			e.resolveConns(ids, pkt.Flow{Local: w.local, Remote: w.remote})
+			e.resolveConns(ids, pkt.Flow{Local: w.local, Remote: w.remote}, w.device)
 			<-turns
 		})
 	}
@@ -746,13 +760,15 @@ func (e *Engine) ask(most int32, f func()) {
 }
 
 // resolveConn resolves a connection's next hop and passes the result to its worker.
-func (e *Engine) resolveConn(id ConnID, flow pkt.Flow) { e.resolveConns([]ConnID{id}, flow) }
+func (e *Engine) resolveConn(id ConnID, flow pkt.Flow) {
+	e.resolveConns([]ConnID{id}, flow, e.Device(id))
+}
 
-func (e *Engine) resolveConns(ids []ConnID, flow pkt.Flow) {
+func (e *Engine) resolveConns(ids []ConnID, flow pkt.Flow, device string) {
 	if e.resolver == nil {
 		return
 	}
-	hop, err := e.resolver.Resolve(netip.AddrFrom16(flow.Remote).Unmap(), netip.AddrFrom16(flow.Local).Unmap())
+	hop, err := e.resolver.Resolve(netip.AddrFrom16(flow.Remote).Unmap(), netip.AddrFrom16(flow.Local).Unmap(), device)
 	if err != nil {
 		return // keep the current hop: the peer was reached through it
 	}

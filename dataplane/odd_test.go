@@ -157,7 +157,7 @@ type movable struct {
 	asked int
 }
 
-func (m *movable) Resolve(netip.Addr, netip.Addr) (Hop, error) {
+func (m *movable) Resolve(netip.Addr, netip.Addr, string) (Hop, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.asked++
@@ -258,7 +258,7 @@ type slowly struct {
 	gone  chan struct{}
 }
 
-func (r *slowly) Resolve(dst, _ netip.Addr) (Hop, error) {
+func (r *slowly) Resolve(dst, _ netip.Addr, _ string) (Hop, error) {
 	r.asked <- dst
 	<-r.gone
 	return Hop{}, errors.New("no neighbour")
@@ -357,7 +357,7 @@ type narrow struct {
 	mtu int
 }
 
-func (n *narrow) MTU() int { return n.mtu }
+func (n *narrow) MTU(string) int { return n.mtu }
 
 // TestOfferedMTU checks that the MSS offered to peers follows the interface's current MTU.
 func TestOfferedMTU(t *testing.T) {

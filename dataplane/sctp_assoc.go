@@ -33,7 +33,7 @@ func (w *worker) newAssoc(a *sctp.Assoc, flow pkt.Flow, t pkt.Tuple, o SCTP, ip 
 // association.
 func (w *worker) adoptSCTP(k handoff.Key, udp uint16, b []byte) bool {
 	owner := w.e.dialing.Find(k)
-	if owner == nil || owner == w {
+	if owner == nil || owner == w || owner.dev != w.dev {
 		return false
 	}
 	b = bytes.Clone(b)
@@ -111,7 +111,7 @@ func (as *assoc) findHops(w *worker) {
 	// the resolver slots.
 	w.e.ask(maxDoubts/2, func() {
 		for _, a := range addrs {
-			if hop, err := w.e.resolver.Resolve(netip.AddrFrom16(a).Unmap(), local); err == nil {
+			if hop, err := w.e.resolver.Resolve(netip.AddrFrom16(a).Unmap(), local, w.dev.name); err == nil {
 				w.post(func(w *worker) { as.setFurtherHop(w, a, &hop) })
 			}
 		}
@@ -368,7 +368,7 @@ func (as *assoc) retire(w *worker) {
 	w.sctp.n--
 	as.forgetAddrs(w)
 	if flow := as.key.Flow; !as.passive {
-		if home := w.e.dialer(flow.LocalAddrPort()); home != w {
+		if home := w.dev.dialer(flow.LocalAddrPort()); home != w {
 			home.post(func(home *worker) {
 				if home.sctp != nil && home.sctp.moved[flow] == w {
 					delete(home.sctp.moved, flow)

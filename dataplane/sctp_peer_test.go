@@ -233,7 +233,7 @@ type ways struct {
 	macs map[netip.Addr][6]byte
 }
 
-func (r *ways) Resolve(dst, _ netip.Addr) (Hop, error) {
+func (r *ways) Resolve(dst, _ netip.Addr, _ string) (Hop, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if mac, ok := r.macs[dst]; ok {
@@ -304,7 +304,7 @@ func TestSCTPFurtherHop(t *testing.T) {
 	if len(ids) != 1 || !slices.Equal(infos[0].SCTP.further, [][16]byte{second.As16(), third.As16()}) {
 		t.Fatalf("addresses of the peer's: %+v", infos)
 	}
-	e.resolveConns(ids, pkt.Flow{Local: addrB.As16(), Remote: second.As16()})
+	e.resolveConns(ids, pkt.Flow{Local: addrB.As16(), Remote: second.As16()}, "")
 	p.turn()
 	if got := sent(second); len(got) != 1 || got[0] != r.macs[second] {
 		t.Errorf("packets to the second address go to %x now, want %x", got, r.macs[second])
@@ -340,7 +340,7 @@ func TestSCTPFurtherHop(t *testing.T) {
 // silence is a resolver of neighbours that do not answer until it is closed.
 type silence chan struct{}
 
-func (s silence) Resolve(netip.Addr, netip.Addr) (Hop, error) {
+func (s silence) Resolve(netip.Addr, netip.Addr, string) (Hop, error) {
 	<-s
 	return Hop{}, errors.New("no such neighbour")
 }

@@ -32,7 +32,7 @@ type Stats struct {
 
 	Link      link.Stats
 	SCTP      SCTPStats
-	Fragments FragmentStats // of the engine; only the first worker has them
+	Fragments FragmentStats // of the device; only its first worker has them
 
 	RTTs        histogram.Counts // round-trip times that TCP and SCTP have measured
 	Completions histogram.Counts // from the taking of a work request to its completion; see timed
@@ -163,11 +163,12 @@ func (e *Engine) Stats() []Stats {
 		s.TxStarved = w.sched.Starved()
 		s.RTTs, s.Completions = w.times.rtts.Counts(), w.times.completions.Counts()
 		w.link.Stats(&s.Link)
+		s.Link.Add(&w.past)
 		if w.sctp != nil {
 			s.SCTP = w.sctpStats()
 		}
-		if w.id == 0 {
-			s.Fragments = e.frags.stats()
+		if w == w.dev.workers[0] {
+			s.Fragments = w.dev.frags.stats()
 		}
 		return s
 	})

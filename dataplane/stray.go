@@ -48,10 +48,10 @@ func (w *worker) stray(k handoff.Key, f *rxFrame) bool {
 	w.stats.RxWrongQueue++
 	switch limit := w.link.MTU() + link.HeaderRoom; { // rings have no larger buffers
 	case f.whole:
-		w.e.deliverWhole(owner, f.Pieces[0], true)
+		w.dev.frags.deliver(owner, f.Pieces[0], true)
 		return true
 	case f.Len() > limit:
-		w.e.deliverWhole(owner, gathered(f.Frame), true)
+		w.dev.frags.deliver(owner, gathered(f.Frame), true)
 		return true
 	}
 	r := s.out[owner.id]

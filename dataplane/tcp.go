@@ -185,7 +185,7 @@ func (w *worker) connectTCP(id ConnID, r *ConnectRequest, hop *Hop) error {
 // it, and then passes it the segment. It reports whether there is such a connection.
 func (w *worker) adoptTCP(f *rxFrame) bool {
 	owner := w.e.dialing.Find(handoff.Key{Flow: f.pkt.Flow})
-	if owner == nil || owner == w || f.seg.Len != 0 {
+	if owner == nil || owner == w || owner.dev != w.dev || f.seg.Len != 0 {
 		return false
 	}
 	flow, seg := f.pkt.Flow, f.seg

@@ -32,6 +32,7 @@ type slotState struct {
 
 // txPath is the sending side of a worker: slots and scratch space.
 type txPath struct {
+	past   link.Stats // of the links before this one
 	slots  []slotState
 	record link.Slot // that is being composed, or link.NoSlot: a fault frees it
 	done   [reapBudget]link.Slot

@@ -34,18 +34,24 @@ const (
 	reapBudget = 256
 )
 
+// queueOf is what a worker knows of its queue in addition to the link.
+type queueOf struct {
+	dev     *device
+	partial bool // see Queue
+	cpu     int
+}
+
 // A worker owns one NIC queue: its frames, connections, timers and queue pairs. Only its own
 // goroutine accesses its fields, except cmds.
 type worker struct {
-	e       *Engine
-	id      int
-	link    link.Link
-	partial bool // see Queue
-	cpu     int
-	mtu     int // of the link, bounded by the size of slots
-	told    int // MTU that listeners announce: mtu, or that of the interface if it is lower
-	tcp     tcp.Config
-	cmds    cmdQueue
+	e    *Engine
+	id   int
+	link link.Link
+	queueOf
+	mtu  int // of the link, bounded by the size of slots
+	told int // MTU that listeners announce: mtu, or that of the interface if it is lower
+	tcp  tcp.Config
+	cmds cmdQueue
 
 	now       clock.Time
 	timers    wheel.Wheel[*lane]
@@ -99,25 +105,14 @@ type driver struct {
 
 func newWorker(e *Engine, id int, q Queue) (*worker, error) {
 	w := &worker{
-		e: e, id: id, link: q.Link, cpu: q.CPU, partial: q.PartialChecksums, tcp: *e.cfg.TCP,
+		e: e, id: id, queueOf: queueOf{dev: e.addDevice(q.Device), cpu: q.CPU}, tcp: *e.cfg.TCP,
 		lanes: make(map[handoff.Key]*lane), streams: make(map[ConnID]*stream), moved: make(map[ConnID]*worker),
 		listeners: make(map[listenKey]*listener),
 	}
 	w.tcp.RTT = &w.times.rtts
 	w.socks, _ = q.Link.(*Sockets)
-	w.slots, w.record = make([]slotState, q.Link.Slots()), link.NoSlot
-	if s, ok := q.Link.(link.Segmenter); ok && s.SuperBytes() > 0 {
-		w.super.link = s
-	}
-	// The payload starts at headroom in a slot, so if the packets of a link nearly fill a
-	// slot, the largest segment is a few bytes smaller.
-	w.mtu = min(q.Link.MTU(), q.Link.SlotSize()-headroom+minHeaders)
-	w.told = w.mtu
+	setLink(w, q)
 	w.sched.Init(w.mtu, w.freeSlots, w.pumpLane)
-	w.held.init(q.Link.RxFrames() / 2)
-	if w.tcp.MaxHeld == 0 {
-		w.tcp.MaxHeld = len(w.held.frames)
-	}
 	w.now = w.e.cfg.Now()
 	w.timers.Init(w.now, w.onTimer)
 	if err := w.cmds.init(); err != nil {

@@ -69,8 +69,8 @@ type Node struct {
 	progress  *progress
 	device    *iwarp.Device
 	addrs     []netip.Addr
-	fragments dataplane.FragmentSource // nil: none
-	closers   []func() error           // in reverse order
+	fragments map[string]dataplane.FragmentSource
+	closers   []func() error // in reverse order
 	cancel    context.CancelFunc
 	once      sync.Once
 }
@@ -104,8 +104,8 @@ func Open(cfg Config) (n *Node, err error) {
 		if n.addrs = cfg.Addrs; n.addrs == nil {
 			n.addrs = hostnet.Sockets{}.Addrs()
 		}
-		opts.Resolver, opts.Sockets, opts.Addrs = hostnet.Sockets{}, true, func() []netip.Addr { return n.addrs }
-		cfg.Ctrl.MTU = sockets.MTU()
+		opts.Resolver, opts.Sockets = hostnet.Sockets{}, true
+		opts.Devices = []ctrl.Device{{MTU: sockets.MTU(), Addrs: func() []netip.Addr { return n.addrs }}}
 	case cfg.Link == nil:
 		return n, errors.New("embed: neither a link, nor an interface, nor sockets")
 	default:
@@ -114,8 +114,7 @@ func Open(cfg Config) (n *Node, err error) {
 			return n, errors.New("embed: a link needs a resolver")
 		}
 		n.addrs = cfg.Addrs
-		opts.Addrs = func() []netip.Addr { return n.addrs }
-		cfg.Ctrl.MTU = cfg.Link.MTU()
+		opts.Devices = []ctrl.Device{{MTU: cfg.Link.MTU(), Addrs: func() []netip.Addr { return n.addrs }}}
 		opts.NoGuard = true
 	}
 	if n.server, err = ctrl.New(cfg.Ctrl, opts); err != nil {

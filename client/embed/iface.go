@@ -37,7 +37,7 @@ func (n *Node) openInterface(cfg *Config, opts *ctrl.Options) ([]dataplane.Queue
 		return nil, fmt.Errorf("embed: %w", err)
 	}
 	n.closers = append(n.closers, fragments.Close)
-	n.fragments = fragments
+	n.fragments = map[string]dataplane.FragmentSource{cfg.Interface: fragments}
 	all := make([]int, queues)
 	for q := range all {
 		all[q] = q
@@ -49,11 +49,14 @@ func (n *Node) openInterface(cfg *Config, opts *ctrl.Options) ([]dataplane.Queue
 	n.closers = append(n.closers, set.Close)
 	var out []dataplane.Queue
 	for _, l := range set.Links {
-		out = append(out, dataplane.Queue{Link: l, CPU: -1, PartialChecksums: set.Local})
+		out = append(out, dataplane.Queue{Link: l, Device: cfg.Interface, CPU: -1, PartialChecksums: set.Local})
 	}
-	opts.Program = steer.Program(ifi.Index, cfg.XDPMode)
-	n.addrs = resolver.Addrs()
-	opts.Resolver, opts.Addrs, opts.LinkLocal, opts.Steering = resolver, resolver.Addrs, resolver.LinkLocal, steer
-	cfg.Ctrl.Interface, cfg.Ctrl.MTU = cfg.Interface, ifi.MTU
+	dev := resolver.Device(cfg.Interface)
+	n.addrs = dev.Addrs()
+	opts.Resolver = resolver
+	opts.Devices = []ctrl.Device{{
+		Name: cfg.Interface, MTU: ifi.MTU, PresentMTU: dev.MTU, Addrs: dev.Addrs, LinkLocal: dev.LinkLocal, VLANs: dev.VLANs,
+		Steering: steer, Program: steer.Program(ifi.Index, cfg.XDPMode),
+	}}
 	return out, nil
 }

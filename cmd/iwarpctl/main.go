@@ -25,6 +25,7 @@ var version = "devel"
 // command is the state that all subcommands share.
 type command struct {
 	socket    string
+	device    string
 	json      bool
 	transport transportValue
 	share     bool
@@ -97,6 +98,7 @@ func (c *command) root() *cobra.Command {
 	}
 	root.SetVersionTemplate("iwarpctl {{.Version}}\n")
 	root.PersistentFlags().StringVar(&c.socket, "socket", "", "socket of the daemon (default "+iwarp.DefaultSocket+", or $IWARPD_SOCKET)")
+	root.PersistentFlags().StringVar(&c.device, "device", "", "interface of the daemon to connect and listen by (default: to connect that of the route, to listen all)")
 	root.PersistentFlags().BoolVar(&c.json, "json", false, "print JSON")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
@@ -135,6 +137,10 @@ func (c *command) open(ctx context.Context) (*iwarp.Device, error) {
 	if err != nil {
 		return nil, &daemonError{c.socketPath(), err}
 	}
+	if err := dev.Use(c.device); err != nil {
+		dev.Close()
+		return nil, usageError{err}
+	}
 	return dev, nil
 }
 
@@ -158,6 +164,9 @@ func (c *command) serveAt(ctx context.Context, addr string, cfg *iwarp.Config, r
 
 func (c *command) serveBy(ctx context.Context, dev *iwarp.Device, addr string, cfg *iwarp.Config, serve func(*iwarp.Device, *iwarp.Listener) error) error {
 	defer dev.Close()
+	if err := dev.Use(c.device); err != nil {
+		return usageError{err}
+	}
 	l, err := dev.Listen(ctx, addr, c.over(cfg))
 	if err != nil {
 		return err

@@ -107,17 +107,23 @@ func (c *command) status() *cobra.Command {
 				return c.print(plain(s))
 			}
 			d := s.GetDevice()
-			for _, l := range [][2]any{
-				{"daemon", fmt.Sprintf("iwarpd %s, process %d, up %v", s.Version, s.Pid, (time.Duration(s.UptimeMs) * time.Millisecond).Round(time.Second))},
-				{"interface", fmt.Sprintf("%s, MTU %d, %s", d.GetInterface(), d.GetMtu(), plural(s.Workers, "worker"))},
-				{"steering", attached(s.Detached, d.GetTransport())},
-				{"addresses", strings.Join(d.GetAddresses(), ", ")},
+			lines := [][2]any{
+				{"daemon", fmt.Sprintf("iwarpd %s, process %d, up %v, %s", s.Version, s.Pid, (time.Duration(s.UptimeMs) * time.Millisecond).Round(time.Second), plural(s.Workers, "worker"))},
+			}
+			for _, d := range s.GetDevices() {
+				lines = append(lines, [][2]any{
+					{"interface", fmt.Sprintf("%s, MTU %d", d.GetInterface(), d.GetMtu())},
+					{"  steering", attached(s, d)},
+					{"  addresses", strings.Join(d.GetAddresses(), ", ")},
+				}...)
+			}
+			for _, l := range append(lines, [][2]any{
 				{"clients", s.Clients},
 				{"connections", s.Conns},
 				{"queue pairs", fmt.Sprintf("%d of %d", s.Qps, d.GetMaxQp())},
 				{"memory", fmt.Sprintf("%s, %s of %s", plural(s.Mrs, "region"), octets(s.Registered), octets(d.GetMaxRegistered()))},
 				{"listening", "on " + plural(s.Listens, "endpoint")},
-			} {
+			}...) {
 				fmt.Fprintf(c.out, "%-12s %v\n", l[0], l[1])
 			}
 			return nil
@@ -125,17 +131,19 @@ func (c *command) status() *cobra.Command {
 	}
 }
 
-// attached returns the state of the XDP program as text: its mode, or why it is detached.
-func attached(why, mode string) string {
-	switch {
+// attached says whether the XDP program is on an interface, and in which mode.
+func attached(s *ctrlpb.StatusReply, d *ctrlpb.DeviceAttr) string {
+	switch mode := d.GetTransport(); {
 	case mode == "kernel sockets":
 		return "none: " + mode
-	case why == "" && mode != "":
+	case d.GetDown() != "" && d.GetDown() == s.GetDetached():
+		return "DETACHED: " + d.GetDown()
+	case d.GetDown() != "":
+		return "DOWN: " + d.GetDown()
+	case mode != "":
 		return "attached, " + mode
-	case why == "":
-		return "attached"
 	}
-	return "DETACHED: " + why
+	return "attached"
 }
 
 // plural formats a count: "1 worker", "2 workers".

@@ -30,11 +30,17 @@ const envPrefix = "IWARPD_"
 // leastMTU is the size that every host must accept (RFC 791, Section 3.2); an FPDU fits in it.
 const leastMTU = 576
 
+// interfaceSettings name the interfaces to serve: one, or several.
+type interfaceSettings struct {
+	Interface  string
+	Interfaces []string // Interface is empty then
+}
+
 // settings is the validated configuration of a daemon.
 type settings struct {
 	Transport string // afxdp or socket
-	Interface string
-	Queues    []int // empty: all
+	interfaceSettings
+	Queues    []int // of each interface; empty: all
 	CPUs      []int // one a queue; empty: not pinned
 	Link      ifqueue.Kind
 	XDPMode   string
@@ -114,11 +120,20 @@ var keys = slices.Concat([]key{
 		s.Interface = v
 		return nil
 	}},
-	{"queues", "", "all", `queues of the interface to serve: "all", or a list such as 0,2-3`, func(s *settings, v string) (err error) {
+	{"interfaces", "", "", "several network interfaces to serve, such as eth0,eth1", func(s *settings, v string) error {
+		s.Interfaces = nil
+		for name := range strings.SplitSeq(v, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				s.Interfaces = append(s.Interfaces, name)
+			}
+		}
+		return nil
+	}},
+	{"queues", "", "all", `queues of each interface to serve: "all", or a list such as 0,2-3`, func(s *settings, v string) (err error) {
 		s.Queues, err = parseList(v)
 		return err
 	}},
-	{"cpus", "", "", "CPUs to pin the workers to, one for each queue, such as 2-5; empty: not pinned", func(s *settings, v string) (err error) {
+	{"cpus", "", "", "CPUs to pin the workers to, one for each queue of each interface in turn, such as 2-5; empty: not pinned", func(s *settings, v string) (err error) {
 		s.CPUs, err = parseList(v)
 		return err
 	}},
@@ -275,8 +290,12 @@ func load(flags *pflag.FlagSet, file string) (*settings, error) {
 		return nil, err
 	}
 	s := &settings{peerSettings: peerSettings{File: file}, values: make(map[string]string, len(keys))}
+	instead := insteadOf(v, flags)
 	for _, k := range keys {
-		value := v.GetString(k.name)
+		value := text(v, k.name)
+		if k.name == instead {
+			value = ""
+		}
 		s.values[k.name] = value
 		if err := k.set(s, value); err != nil {
 			return nil, configErr("%s is %q: %w", source(v, flags, file, k.name), value, err)
@@ -291,6 +310,43 @@ func load(flags *pflag.FlagSet, file string) (*settings, error) {
 		return nil, configErr("%s: %s: %w", file, slotsKey, err)
 	}
 	return s, s.check()
+}
+
+// insteadOf returns that of interface and interfaces which counts for nothing, as the other
+// was given in a place of more precedence, such as a unit's template beside the file; or "".
+func insteadOf(v *viper.Viper, flags *pflag.FlagSet) string {
+	rank := func(key string) int {
+		_, env := os.LookupEnv(envName(key))
+		switch {
+		case text(v, key) == "":
+			return 0
+		case flags.Changed(key):
+			return 3
+		case env:
+			return 2
+		}
+		return 1
+	}
+	switch one, many := rank("interface"), rank("interfaces"); {
+	case one == 0 || many == 0 || one == many:
+		return ""
+	case one > many:
+		return "interfaces"
+	}
+	return "interface"
+}
+
+// text is the value of a key as a flag would have it: a list has commas.
+func text(v *viper.Viper, name string) string {
+	list, ok := v.Get(name).([]any)
+	if !ok {
+		return v.GetString(name)
+	}
+	var all []string
+	for _, e := range list {
+		all = append(all, fmt.Sprint(e))
+	}
+	return strings.Join(all, ",")
 }
 
 // source returns where the value of a key comes from, in the order of precedence.
@@ -309,10 +365,19 @@ func source(v *viper.Viper, flags *pflag.FlagSet, file, key string) string {
 
 // check validates combinations of keys.
 func (s *settings) check() error {
-	if s.Transport == "socket" && s.Interface != "" {
-		return configErr("interface is %q: it has no meaning with transport socket, which has every address of the host: leave one of them out", s.Interface)
+	names := s.names()
+	if s.Transport == "socket" && len(names) > 0 {
+		return configErr("interface is %q: it has no meaning with transport socket, which has every address of the host: leave one of them out", strings.Join(names, ","))
 	}
-	if s.Interface == "" && s.Transport != "socket" {
+	if s.Interface != "" && len(s.Interfaces) > 0 {
+		return configErr("interface is %q and interfaces is %q: give all of them with interfaces", s.Interface, strings.Join(s.Interfaces, ","))
+	}
+	for i, name := range names {
+		if slices.Contains(names[:i], name) {
+			return configErr("interfaces has %s twice", name)
+		}
+	}
+	if len(names) == 0 && s.Transport != "socket" {
 		there := "there is none here but loopback"
 		if names := candidates(); len(names) > 0 {
 			there = "choose from " + strings.Join(names, ", ")
@@ -322,10 +387,18 @@ func (s *settings) check() error {
 	if s.IRD > s.MaxIRD || s.ORD > s.MaxIRD {
 		return configErr("ird %d, ord %d: more than max-ird, which is %d", s.IRD, s.ORD, s.MaxIRD)
 	}
-	if len(s.CPUs) > 0 && len(s.Queues) > 0 && len(s.CPUs) != len(s.Queues) {
-		return configErr("cpus: %d CPUs for %d queues: give one CPU a queue", len(s.CPUs), len(s.Queues))
+	if n := len(s.Queues) * max(len(names), 1); len(s.CPUs) > 0 && n > 0 && len(s.CPUs) != n {
+		return configErr("cpus: %d CPUs for %d queues: give one CPU a queue", len(s.CPUs), n)
 	}
 	return nil
+}
+
+// names returns the interfaces to serve.
+func (s *interfaceSettings) names() []string {
+	if s.Interface != "" {
+		return []string{s.Interface}
+	}
+	return s.Interfaces
 }
 
 // readFile reads the YAML file and rejects unknown keys.
@@ -350,6 +423,9 @@ func readFile(v *viper.Viper, file string) error {
 		}
 		switch value := v.Get(name).(type) {
 		case []any, map[string]any:
+			if _, list := value.([]any); list && name == "interfaces" {
+				continue
+			}
 			return configErr("%s: %s: must be one value; write a list as a string like \"0,2-3\"", file, name)
 		case int:
 			if name == "socket-mode" { // YAML has parsed it as octal already

@@ -72,7 +72,7 @@ func TestCRCKeys(t *testing.T) {
 		{Peers: netip.MustParsePrefix("10.2.0.7/32"), CRC: ctrl.CRCOptional},
 		{Peers: netip.MustParsePrefix("fd00::/8"), CRC: ctrl.CRCOff},
 	}
-	c := ctrlConfig(s, "x", 1500).Startup
+	c := ctrlConfig(s).Startup
 	if c.CRC != ctrl.CRCOff || !slices.Equal(c.CRCPeers, rules) {
 		t.Errorf("crc %v, crc-peers %v; want %v, %v", c.CRC, c.CRCPeers, ctrl.CRCOff, rules)
 	}
@@ -140,8 +140,47 @@ func TestLoadRefuses(t *testing.T) {
 	}
 }
 
+// TestInterfaces: one interface or several; what has precedence replaces both.
+func TestInterfaces(t *testing.T) {
+	for _, tt := range []struct {
+		name, text, env string
+		args            []string
+		want            []string
+		err             string
+	}{
+		{name: "one", text: "interface: eth0\n", want: []string{"eth0"}},
+		{name: "a list", text: "interfaces: [eth0, eth1]\n", want: []string{"eth0", "eth1"}},
+		{name: "text", text: "interfaces: eth0, eth1\n", want: []string{"eth0", "eth1"}},
+		{name: "flag", text: "interfaces: [eth0, eth1]\n", args: []string{"--interfaces", "eth2,eth3"}, want: []string{"eth2", "eth3"}},
+		{name: "one by flag", text: "interfaces: [eth0, eth1]\n", args: []string{"-i", "eth2"}, want: []string{"eth2"}},
+		{name: "several by the environment", text: "interface: eth0\n", env: "eth1,eth2", want: []string{"eth1", "eth2"}},
+		{name: "empty", text: "interface: eth0\ninterfaces: []\n", want: []string{"eth0"}},
+		{name: "both", text: "interface: eth0\ninterfaces: [eth1]\n", err: "give all of them with interfaces"},
+		{name: "twice", text: "interfaces: [eth1, eth0, eth1]\n", err: "eth1 twice"},
+		{name: "a list for one", text: "interface: [eth0]\n", err: "must be one value"},
+		{name: "with sockets", text: "interfaces: [eth0, eth1]\ntransport: socket\n", err: "eth0,eth1"},
+		{name: "CPUs", text: "interfaces: [eth0, eth1]\nqueues: 0,1\ncpus: 0-2\n", err: "3 CPUs for 4 queues"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.env != "" {
+				t.Setenv("IWARPD_INTERFACES", tt.env)
+			}
+			s, err := parse(t, tt.text, tt.args...)
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("error %v; want %q in it", err, tt.err)
+				}
+				return
+			}
+			if err != nil || !slices.Equal(s.names(), tt.want) {
+				t.Errorf("%v, %v; want %v", s.names(), err, tt.want)
+			}
+		})
+	}
+}
+
 func TestEnvironmentUnknown(t *testing.T) {
-	t.Setenv("IWARPD_INTERFACES", "eth0")
+	t.Setenv("IWARPD_INTRFACE", "eth0")
 	_, err := parse(t, "")
 	if err == nil || !strings.Contains(err.Error(), "did you mean IWARPD_INTERFACE?") {
 		t.Errorf("error %v", err)
@@ -248,10 +287,10 @@ func TestTCPKeys(t *testing.T) {
 	if c.KeepAliveIdle != time.Minute || c.KeepAliveInterval*time.Duration(c.KeepAliveCount) != time.Minute {
 		t.Errorf("keep-alive after %v, %d times each %v; want as much again as the silence", c.KeepAliveIdle, c.KeepAliveCount, c.KeepAliveInterval)
 	}
-	if got := ctrlConfig(s, "x", 1500).IP; got != (dataplane.IPOptions{DSCP: 46, TTL: 9, Priority: 7}) {
+	if got := ctrlConfig(s).IP; got != (dataplane.IPOptions{DSCP: 46, TTL: 9, Priority: 7}) {
 		t.Errorf("%+v", got)
 	}
-	if got := ctrlConfig(s, "x", 1500).TimeWait; got != 40*time.Second {
+	if got := ctrlConfig(s).TimeWait; got != 40*time.Second {
 		t.Errorf("ports rest for %v; want 40s", got)
 	}
 	if s, err = parse(t, "interface: x\n"); err != nil {

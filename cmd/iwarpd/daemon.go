@@ -7,6 +7,9 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
@@ -28,14 +31,12 @@ type daemon struct {
 	log     *zap.Logger
 	level   zap.AtomicLevel // log level
 	hangups <-chan os.Signal
-	read    func() (*settings, error) // reads the settings again
-	mode    string                    // transport mode, from xsk.Socket.Taken
-	super   bool                      // super-frames are sent
-	gone    <-chan struct{}           // closed when the interface is removed
+	read    func() (*settings, error) // the settings, anew
+	nics    []*nic                    // none: the transport is kernel sockets
+	watch   func(context.Context)     // follows the interfaces; nil: there are none
 	server  *ctrl.Server
 	engine  *dataplane.Engine
-	steer   *bpf.Steering // nil: kernel sockets
-	metrics net.Listener  // nil: no metrics
+	metrics net.Listener // nil: none are served
 
 	undo []func() error // cleanup functions, in order of registration
 }
@@ -70,8 +71,8 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 	if err != nil {
 		return nil, err
 	}
-	lower.options.Logger, lower.options.Transport = log, func() string { return d.mode }
-	if d.server, err = ctrl.New(ctrlConfig(s, lower.name, lower.mtu), lower.options); err != nil {
+	lower.options.Logger = log
+	if d.server, err = ctrl.New(ctrlConfig(s), lower.options); err != nil {
 		return nil, err
 	}
 	undoDir, err := makeSocketDir(s.Socket)
@@ -142,7 +143,7 @@ func bpfMode(s string) bpf.Mode {
 	return bpf.Auto
 }
 
-func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
+func ctrlConfig(s *settings) ctrl.Config {
 	return ctrl.Config{
 		TimeWait: s.TimeWait, ReceiveWindow: s.RcvWindow, Detached: s.Detached,
 		IP: s.IP, EndDenied: s.EndDenied, File: s.File,
@@ -152,7 +153,7 @@ func ctrlConfig(s *settings, ifname string, mtu int) ctrl.Config {
 			CRC: s.CRC, CRCPeers: s.CRCPeers, CRCLocal: s.CRCLocal, Markers: s.MPAMarkers, Revision: s.MPARevision, NoP2P: !s.MPAPeer,
 			IRD: s.IRD, ORD: s.ORD, MaxIRD: s.MaxIRD, Timeout: s.StartTimeout,
 		},
-		Version: version, Interface: ifname, MTU: mtu,
+		Version: version,
 	}
 }
 
@@ -165,23 +166,28 @@ func (d *daemon) run(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() { served <- d.server.Serve(serving) }()
 
-	d.log.Info("ready", zap.String("interface", d.s.Interface), zap.String("socket", d.s.Socket),
-		zap.String(map[bool]string{true: "link", false: "transport"}[d.steer != nil], d.mode), zap.Bool("super-frames", d.super), zap.Int("queues", d.engine.Workers()), zap.String("version", version))
+	d.log.Info("ready", append(d.how(), zap.String("socket", d.s.Socket), zap.Int("queues", d.engine.Workers()), zap.String("version", version))...)
 	notify(d.log, sd.SdNotifyReady)
 	go watchdog(serving, d.log, d.turning)
-	if d.steer != nil {
-		go logLink(serving, d.log, d.s.Interface)
-	}
-	for _, l := range d.losses() {
-		tick := time.NewTicker(lostPeriod)
-		defer tick.Stop()
-		go l.watch(serving, d.log, d.s.Interface, tick.C)
+	for _, n := range d.nics {
+		go logLink(serving, d.log, n.name)
+		for _, l := range d.losses(n) {
+			tick := time.NewTicker(lostPeriod)
+			defer tick.Stop()
+			go l.watch(serving, d.log, n.name, tick.C)
+		}
 	}
 	if d.metrics != nil {
-		go serveMetrics(serving, d.metrics, metricsHandler(collector{d.server.Counters, d.engine.Stats}, d.mode), d.log)
+		go serveMetrics(serving, d.metrics, metricsHandler(collector{d.server.Counters, d.engine.Stats, d.engine.WorkerDevice, d.server.Status}), d.log)
+	}
+	var watching sync.WaitGroup
+	if d.watch != nil {
+		watching.Go(func() { d.watch(serving) })
 	}
 
 	err := d.wait(ctx, served)
+	cancel()
+	watching.Wait()
 	notify(d.log, sd.SdNotifyStopping)
 	if err == nil { // asked to stop; otherwise the connections are lost
 		d.drain()
@@ -191,8 +197,21 @@ func (d *daemon) run(ctx context.Context) error {
 	return err
 }
 
-// wait reloads the settings on each SIGHUP until ctx is done, serving has ended or the interface is
-// gone.
+// how says how bytes move, for the log.
+func (d *daemon) how() (fields []zap.Field) {
+	if len(d.nics) == 0 {
+		return []zap.Field{zap.String("transport", kernelSockets)}
+	}
+	var names, modes, super []string
+	for _, n := range d.nics {
+		names, modes = append(names, n.name), append(modes, *n.mode.Load())
+		super = append(super, strconv.FormatBool(n.super.Load()))
+	}
+	list := func(key string, all []string) zap.Field { return zap.String(key, strings.Join(all, "; ")) }
+	return []zap.Field{list("interface", names), list("link", modes), list("super-frames", super)}
+}
+
+// wait reloads with each hangup, until ctx is done or serving has ended.
 func (d *daemon) wait(ctx context.Context, served <-chan error) error {
 	for {
 		select {
@@ -203,8 +222,6 @@ func (d *daemon) wait(ctx context.Context, served <-chan error) error {
 				err = errors.New("the socket was closed")
 			}
 			return err
-		case <-d.gone:
-			return exitErr(exitInterface, "interface %s was removed, and every connection with it: start iwarpd again when it is back", d.s.Interface)
 		case <-ctx.Done():
 			return <-served
 		}
@@ -252,19 +269,25 @@ func (d *daemon) stop() {
 
 // traffic logs the daemon's total traffic.
 func (d *daemon) traffic() {
-	if d.steer == nil {
-		return // the kernel counts the traffic
+	stats := d.engine.Stats()
+	for _, n := range d.nics { // without one the kernel counts
+		d.trafficOf(n, stats)
 	}
-	c, err := d.steer.Counters()
+}
+
+func (d *daemon) trafficOf(n *nic, stats []dataplane.Stats) {
+	c, err := n.steer.Counters()
 	if err != nil {
-		d.log.Warn("no counters", zap.Error(err))
+		d.log.Warn("no counters", zap.String("interface", n.name), zap.Error(err))
 		return
 	}
 	var rx, tx, again uint64
-	for _, w := range d.engine.Stats() {
-		rx, tx, again = rx+w.RxFrames, tx+w.TxFrames, again+w.TxRetransmits
+	for i, w := range stats {
+		if d.engine.WorkerDevice(i) == n.name {
+			rx, tx, again = rx+w.RxFrames, tx+w.TxFrames, again+w.TxRetransmits
+		}
 	}
-	d.log.Info("traffic",
+	d.log.Info("traffic", zap.String("interface", n.name),
 		zap.Uint64("frames-steered", c.SteeredTCP+c.SteeredSCTP+c.SteeredUDP+c.SteeredICMP), zap.Uint64("frames-passed", c.Passed+c.PassedFragment+c.Malformed+c.NoSocket),
 		zap.Uint64("rx-frames", rx), zap.Uint64("tx-frames", tx), zap.Uint64("retransmissions", again))
 }

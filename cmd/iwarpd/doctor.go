@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -25,29 +26,43 @@ func doctorCommand() *cobra.Command {
 		Example: "  iwarpd doctor --interface eth0\n  iwarpd doctor --config /etc/iwarpd/iwarpd.yaml --json",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			names := []string{name}
 			if name == "" {
 				s, err := settingsOf(file)
 				if err != nil {
 					return err
 				}
-				name = s.Interface
+				if names = s.names(); len(names) == 0 {
+					names = []string{""} // kernel sockets
+				}
 			}
-			facts, err := hostcheck.Gather(name)
-			if err != nil {
-				return err
+			var findings []hostcheck.Finding
+			for i, name := range names {
+				facts, err := hostcheck.Gather(name)
+				if err != nil {
+					return err
+				}
+				facts.Unguarded = shm.Guarded()
+				if i == 0 {
+					findings = hostcheck.JudgeHost(facts)
+				}
+				for _, f := range hostcheck.JudgeInterface(facts) {
+					if len(names) > 1 {
+						f.What = name + " " + f.What
+					}
+					findings = append(findings, f)
+				}
 			}
-			facts.Unguarded = shm.Guarded()
-			findings := hostcheck.Judge(facts)
 			if err := printFindings(cmd.OutOrStdout(), findings, asJSON); err != nil {
 				return err
 			}
 			if hostcheck.Worst(findings) == hostcheck.Fail {
-				return exitErr(exitFailure, "iwarpd cannot work on %q as it is: change what is marked fail, "+instead, name)
+				return exitErr(exitFailure, "iwarpd cannot work on %q as it is: change what is marked fail, "+instead, strings.Join(names, ","))
 			}
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&name, "interface", "i", "", "the interface; default: that of the configuration")
+	cmd.Flags().StringVarP(&name, "interface", "i", "", "the interface; default: those of the configuration")
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file; also "+envPrefix+"CONFIG")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

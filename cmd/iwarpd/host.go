@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
 )
 
 // candidates returns the names of the host's interfaces, without loopback.
@@ -40,6 +42,9 @@ func findInterface(name string) (*net.Interface, error) {
 	}
 	if len(ifi.HardwareAddr) != 6 { // tun, and layer 3 tunnels
 		return nil, exitErr(exitInterface, "interface %s carries no Ethernet frames: use an Ethernet interface, a veth pair or a tap, "+instead, name)
+	}
+	if why := hostcheck.Unfit(ifi.Index); why != "" {
+		return nil, exitErr(exitInterface, "interface %s is %s", name, why)
 	}
 	if ifi.Flags&net.FlagUp == 0 {
 		return nil, exitErr(exitInterface, "interface %s is down: ip link set dev %s up", name, name)

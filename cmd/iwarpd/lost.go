@@ -38,30 +38,29 @@ func (l framesLost) watch(ctx context.Context, log *zap.Logger, ifname string, t
 	}
 }
 
-// losses returns the causes that the daemon watches.
-func (d *daemon) losses() []framesLost {
-	if d.steer == nil {
-		return nil
-	}
+// losses are those that the daemon watches on n.
+func (d *daemon) losses(n *nic) []framesLost {
 	return []framesLost{
-		{d.unserved, "connections are refused: their frames come by a queue of the interface that iwarpd does not serve; " +
+		{n.unserved, "connections are refused: their frames come by a queue of the interface that iwarpd does not serve; " +
 			"restart iwarpd if the queues were made more since it started, or see --queues and ethtool -X"},
-		{d.misSummed, "frames are dropped: their checksums are wrong; where they come from a kernel's stack at the other end of a virtual " +
+		{func() (uint64, error) { return d.misSummed(n.name), nil }, "frames are dropped: their checksums are wrong; where they come from a kernel's stack at the other end of a virtual " +
 			"interface, which leaves checksums to the hardware, see partial-checksums; else the network card or the wire spoils them"},
 	}
 }
 
-// unserved returns the number of frames for claimed endpoints on queues without a socket. The
-// kernel refuses such connections.
-func (d *daemon) unserved() (uint64, error) {
-	c, err := d.steer.Counters()
+// unserved counts the frames for claimed endpoints that came by a queue that nobody
+// serves. The kernel refuses those connections.
+func (n *nic) unserved() (uint64, error) {
+	c, err := n.steer.Counters()
 	return c.NoSocket, err
 }
 
-// misSummed returns the number of frames with a wrong checksum.
-func (d *daemon) misSummed() (n uint64, _ error) {
-	for _, w := range d.engine.Stats() {
-		n += w.RxChecksum
+// misSummed counts the frames with a wrong checksum that came by an interface.
+func (d *daemon) misSummed(name string) (sum uint64) {
+	for i, w := range d.engine.Stats() {
+		if d.engine.WorkerDevice(i) == name {
+			sum += w.RxChecksum
+		}
 	}
-	return n, nil
+	return sum
 }

@@ -45,7 +45,7 @@ const exitCodes = `
   0  stopped by SIGTERM or SIGINT, or nothing to do
   1  other failure
   2  invalid flag, key or value
-  3  the interface or queue does not exist, has no address, or was removed
+  3  the interface or queue does not exist, or has no address
   4  a capability or a permission is missing
   5  the interface, a queue, the socket or the address for metrics is in use`
 
@@ -55,7 +55,7 @@ func rootCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "iwarpd --interface IF [flags]",
 		Short: "RDMA (iWARP) on a plain Ethernet interface, in user space",
-		Long: "iwarpd speaks iWARP on one network interface through AF_XDP, for the programs that\n" +
+		Long: "iwarpd speaks iWARP on network interfaces through AF_XDP, for the programs that\n" +
 			"connect to its socket. The kernel keeps all other traffic of the interface.\n\n" +
 			"Each flag is also a key of the file (without the dashes) and an environment variable\n" +
 			"(" + envPrefix + "LOG_LEVEL for --log-level). Flags win over the environment, that over the file.\n\n" +

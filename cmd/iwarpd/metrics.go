@@ -64,6 +64,8 @@ func (d counterDoc) kind() prometheus.ValueType {
 type collector struct {
 	counters func() []*ctrlpb.Counter
 	workers  func() []dataplane.Stats
+	device   func(worker int) string
+	status   func() *ctrlpb.StatusReply
 }
 
 // Describe implements prometheus.Collector. It sends nothing, since the counters are
@@ -79,7 +81,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	workers := c.workers()
 	for i, w := range workers {
 		for _, m := range perWorker {
-			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, float64(m.value(&w)), strconv.Itoa(i))
+			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, float64(m.value(&w)), strconv.Itoa(i), c.device(i))
 		}
 	}
 	for _, m := range histograms {
@@ -88,6 +90,14 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			sum.Add(m.value(&workers[i]))
 		}
 		ch <- prometheus.MustNewConstHistogram(m.desc, sum.Total(), sum.Sum.Seconds(), cumulative(&sum))
+	}
+	for _, d := range c.status().Devices {
+		up := 1.0
+		if d.Down != "" {
+			up = 0
+		}
+		ch <- prometheus.MustNewConstMetric(interfaceUp, prometheus.GaugeValue, up, d.Interface)
+		ch <- prometheus.MustNewConstMetric(transportInfo, prometheus.GaugeValue, 1, d.Interface, d.Transport)
 	}
 }
 
@@ -112,6 +122,12 @@ func cumulative(c *histogram.Counts) map[float64]uint64 {
 	return buckets
 }
 
+// What there is for each interface.
+var (
+	interfaceUp   = prometheus.NewDesc("iwarpd_interface_up", "1; 0 while the interface is gone, or its XDP program is detached.", []string{"interface"}, nil)
+	transportInfo = prometheus.NewDesc("iwarpd_transport_info", "1; a label has the mode taken, as iwarpctl status shows it.", []string{"interface", "mode"}, nil)
+)
+
 // perWorker are the metrics with a label for the worker.
 var perWorker = []struct {
 	desc  *prometheus.Desc
@@ -126,21 +142,17 @@ var perWorker = []struct {
 }
 
 func workerDesc(name, help string) *prometheus.Desc {
-	return prometheus.NewDesc("iwarpd_worker_"+name, help, []string{"worker"}, nil)
+	return prometheus.NewDesc("iwarpd_worker_"+name, help, []string{"worker", "interface"}, nil)
 }
 
-// metricsHandler serves /metrics. mode is the transport mode.
-func metricsHandler(c collector, mode string) http.Handler {
+// metricsHandler serves /metrics.
+func metricsHandler(c collector) http.Handler {
 	r := prometheus.NewRegistry()
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "iwarpd_build_info", Help: "Always 1; the label version is the version of iwarpd.", ConstLabels: prometheus.Labels{"version": version},
 	})
 	info.Set(1)
-	transport := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "iwarpd_transport_info", Help: "Always 1; the label mode is the transport mode, as shown by iwarpctl status.", ConstLabels: prometheus.Labels{"mode": mode},
-	})
-	transport.Set(1)
-	r.MustRegister(c, info, transport, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	r.MustRegister(c, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
 	return mux

@@ -38,6 +38,10 @@ func testCollector() collector {
 			times.Add(time.Minute)
 			return []dataplane.Stats{{RxStats: dataplane.RxStats{RxBytes: 11}, RTTs: times.Counts()}, {RTTs: times.Counts(), Completions: times.Counts(), RxStats: dataplane.RxStats{RxBytes: 22}, ConnStats: dataplane.ConnStats{Conns: 2}}}
 		},
+		device: func(worker int) string { return []string{"eth0", "eth1"}[worker] },
+		status: func() *ctrlpb.StatusReply {
+			return &ctrlpb.StatusReply{Devices: []*ctrlpb.DeviceAttr{{Interface: "eth0", Transport: "native, zero copy"}, {Interface: "eth1", Transport: "generic, copy", Down: "removed"}}}
+		},
 	}
 }
 
@@ -70,14 +74,16 @@ func TestMetrics(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			serveMetrics(ctx, l, metricsHandler(testCollector(), "native, zero copy"), zap.NewNop())
+			serveMetrics(ctx, l, metricsHandler(testCollector()), zap.NewNop())
 		}()
 		code, text := scrape(t, "unix", path)
 		for _, want := range []string{
 			"# TYPE iwarpd_ctrl_clients gauge", "iwarpd_ctrl_clients 3\n", "# TYPE iwarpd_engine_rx_frames_total counter",
 			"iwarpd_engine_rx_frames_total 1.099511627776e+12\n", "iwarpd_xdp_passed_total 7\n",
-			`iwarpd_worker_rx_bytes_total{worker="0"} 11`, `iwarpd_worker_rx_bytes_total{worker="1"} 22`,
-			`iwarpd_worker_connections{worker="1"} 2`, `iwarpd_build_info{version="devel"} 1`, `iwarpd_transport_info{mode="native, zero copy"} 1`,
+			`iwarpd_worker_rx_bytes_total{interface="eth0",worker="0"} 11`, `iwarpd_worker_rx_bytes_total{interface="eth1",worker="1"} 22`,
+			`iwarpd_worker_connections{interface="eth1",worker="1"} 2`, `iwarpd_build_info{version="devel"} 1`,
+			`iwarpd_transport_info{interface="eth0",mode="native, zero copy"} 1`, `iwarpd_transport_info{interface="eth1",mode="generic, copy"} 1`,
+			`iwarpd_interface_up{interface="eth0"} 1`, `iwarpd_interface_up{interface="eth1"} 0`,
 			`iwarpd_rtt_seconds_bucket{le="2e-06"} 0`, `iwarpd_rtt_seconds_bucket{le="4e-06"} 2`, `iwarpd_rtt_seconds_bucket{le="16.777216"} 2`,
 			`iwarpd_rtt_seconds_bucket{le="+Inf"} 4`, "iwarpd_rtt_seconds_sum 120.000006\n", "iwarpd_rtt_seconds_count 4\n",
 			"iwarpd_completion_latency_seconds_count 2\n",
@@ -181,7 +187,7 @@ func knownMetrics() map[string]bool {
 
 // allCounters are the counters of a daemon without clients.
 func allCounters() []*ctrlpb.Counter {
-	s, err := ctrl.New(ctrl.Config{}, ctrl.Options{Resolver: noHost{}, Steering: noHost{}})
+	s, err := ctrl.New(ctrl.Config{}, ctrl.Options{Resolver: noHost{}, Devices: []ctrl.Device{{Name: "eth0", Steering: noHost{}}}})
 	if err != nil {
 		return nil
 	}
@@ -225,7 +231,9 @@ func TestDocument(t *testing.T) {
 // that no metric has an octet or an abbreviated unit in its name.
 func TestMetricNames(t *testing.T) {
 	r := prometheus.NewRegistry()
-	r.MustRegister(collector{allCounters, func() []dataplane.Stats { return make([]dataplane.Stats, 2) }})
+	c := testCollector()
+	c.counters = allCounters
+	r.MustRegister(c)
 	families, err := r.Gather()
 	if err != nil || len(families) < 100 {
 		t.Fatalf("%d metrics, %v", len(families), err)
@@ -248,11 +256,11 @@ func TestMetricNames(t *testing.T) {
 // noHost stands for what ctrl needs of the host.
 type noHost struct{}
 
-func (noHost) Resolve(_, _ netip.Addr) (dataplane.Hop, error) { return dataplane.Hop{}, nil }
-func (noHost) Watch(func())                                   {}
-func (noHost) Claim(bpf.Endpoint) error                       { return nil }
-func (noHost) Unclaim(bpf.Endpoint) error                     { return nil }
-func (noHost) Counters() (bpf.Counters, error)                { return bpf.Counters{}, nil }
+func (noHost) Resolve(_, _ netip.Addr, _ string) (dataplane.Hop, error) { return dataplane.Hop{}, nil }
+func (noHost) Watch(func())                                             {}
+func (noHost) Claim(bpf.Endpoint) error                                 { return nil }
+func (noHost) Unclaim(bpf.Endpoint) error                               { return nil }
+func (noHost) Counters() (bpf.Counters, error)                          { return bpf.Counters{}, nil }
 
 // countedEngine has one worker that has done nothing.
 type countedEngine struct{ ctrl.Engine }

@@ -63,7 +63,7 @@ func (d *daemon) reload(s *settings) (changed, kept []string) {
 	if len(changed) > 0 {
 		d.s = &now
 		d.level.SetLevel(now.LogLevel)
-		d.server.Reload(ctrlConfig(&now, "", 0))
+		d.server.Reload(ctrlConfig(&now))
 	}
 	d.log.Info("reloaded", zap.Strings("changed", changed))
 	if len(kept) > 0 {

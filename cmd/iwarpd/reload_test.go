@@ -70,7 +70,7 @@ allow:
 	if diff := cmp.Diff(want, s.Allow, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if got := ctrlConfig(s, "eth0", 1500); got.Limits.Rings != 1<<30 || len(got.Allow) != 3 {
+	if got := ctrlConfig(s); got.Limits.Rings != 1<<30 || len(got.Allow) != 3 {
 		t.Errorf("%+v", got)
 	}
 	if !sameRules(s.Allow, want) || sameRules(s.Allow, want[:2]) || sameRules(s.Allow, []ctrl.Rule{want[0], {}, want[2]}) {
@@ -92,7 +92,7 @@ func TestReload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := ctrl.New(ctrlConfig(s, "eth0", 1500), ctrl.Options{Resolver: &hostnet.Static{}})
+	server, err := ctrl.New(ctrlConfig(s), ctrl.Options{Resolver: &hostnet.Static{}, Devices: []ctrl.Device{{Name: "eth0"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,120 +1,102 @@
 package main
 
 import (
+	"context"
 	"fmt"
 
-	"go.uber.org/zap"
-
-	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
 	"github.com/iwarpd/iwarpd/ctrl/hostnet"
 	"github.com/iwarpd/iwarpd/dataplane"
-	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
-	"github.com/iwarpd/iwarpd/dataplane/xsk"
 )
 
 // instead names the transport without the requirements of AF_XDP.
 const instead = "or use kernel sockets, which need no privileges: --transport socket"
 
-// lower is what a transport provides to the daemon.
+// kernelSockets is what clients are shown for how bytes move by that transport.
+const kernelSockets = "kernel sockets"
+
+// lower is what the transport gives the rest of the daemon.
 type lower struct {
-	name    string // interface name shown to clients
-	mtu     int
 	options ctrl.Options
-	// open opens a link for each worker. fragments may be nil.
-	open func() (queues []dataplane.Queue, fragments dataplane.FragmentSource, err error)
+	// open opens the link of each worker. fragments may be nil.
+	open func() (queues []dataplane.Queue, fragments map[string]dataplane.FragmentSource, err error)
 }
 
-// prepareAFXDP checks the interface and loads the XDP program, which open attaches.
+// prepareAFXDP looks at the interfaces, and loads their XDP programs, which open attaches.
 func (d *daemon) prepareAFXDP() (l lower, err error) {
-	s := d.s
-	ifi, err := findInterface(s.Interface)
-	if err != nil {
-		return l, err
+	names, workers := d.s.names(), 0
+	for _, name := range names {
+		n, err := d.newNIC(name)
+		if err != nil {
+			return l, err
+		}
+		d.nics = append(d.nics, n)
+		workers += len(n.queues)
 	}
 	if err := checkCapabilities("/proc/self/status"); err != nil {
 		return l, err
 	}
-	have, err := xsk.Queues(ifi.Name)
-	if err != nil {
-		return l, exitErr(exitInterface, "interface %s: %w", ifi.Name, err)
-	}
-	queues, err := checkQueues(ifi.Name, s.Queues, have)
-	if err != nil {
+	if err := checkFiles(openFiles(), workers, d.s.Slots.Count); err != nil {
 		return l, err
 	}
-	if err := checkFiles(openFiles(), len(queues), s.Slots.Count); err != nil {
+	if err := checkCPUs(d.s.CPUs, workers); err != nil {
 		return l, err
 	}
-	if err := checkCPUs(s.CPUs, len(queues)); err != nil {
-		return l, err
-	}
-	if why := leftOut(ifi.Name, queues, have); why != "" {
-		d.log.Warn(why, zap.Ints("served", queues), zap.Int("queues", have))
-	}
-	resolver, err := hostnet.New(ifi.Name)
+	resolver, err := hostnet.New(names...)
 	if err != nil {
-		return l, exitErr(exitInterface, "interface %s: %w", ifi.Name, err)
+		return l, exitErr(exitInterface, "%w", err)
 	}
 	d.onClose(resolver.Close)
-	if len(resolver.Addrs()) == 0 { // and its VLANs have none either
-		return l, exitErr(exitInterface, "interface %s has no IP address: ip address add ADDR/LEN dev %s", ifi.Name, ifi.Name)
-	}
-	d.gone = resolver.Gone()
-	if d.steer, err = bpf.Load(bpf.Options{Queues: have, Endpoints: s.Endpoints}); err != nil {
-		return l, bpfError(err)
-	}
-	d.onClose(d.steer.Close)
-	l.name, l.mtu = ifi.Name, s.MTU
-	if l.mtu == 0 {
-		l.mtu = ifi.MTU
-	}
-	l.options = ctrl.Options{
-		Steering: d.steer, Resolver: resolver, Addrs: resolver.Addrs, LinkLocal: resolver.LinkLocal, MTU: resolver.MTU,
-		Program: d.steer.Program(ifi.Index, bpfMode(s.XDPMode)),
-	}
-	l.open = func() ([]dataplane.Queue, dataplane.FragmentSource, error) {
-		links, err := d.openQueues(ifi.Name, queues, l.mtu)
-		if err != nil {
-			return nil, nil, err
+	l.options = ctrl.Options{Resolver: resolver}
+	cpus := d.s.CPUs
+	for _, n := range d.nics {
+		n.dev = resolver.Device(n.name)
+		if len(n.dev.Addrs()) == 0 { // nor have its VLANs
+			return l, exitErr(exitInterface, "interface %s has no IP address: ip address add ADDR/LEN dev %s", n.name, n.name)
 		}
-		fragments, err := d.steer.Fragments()
-		if err != nil {
-			return nil, nil, bpfError(err)
+		if len(cpus) > 0 {
+			n.cpus, cpus = cpus[:len(n.queues)], cpus[len(n.queues):]
 		}
-		d.onClose(fragments.Close)
-		return links, fragments, nil
+		if err := n.load(); err != nil {
+			return l, err
+		}
+		d.onClose(n.steer.Close)
+		l.options.Devices = append(l.options.Devices, n.device())
 	}
+	l.open = d.openNICs
+	changed := make(chan struct{}, 1)
+	resolver.Watch(func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	})
+	d.watch = func(ctx context.Context) { d.watchNICs(ctx, changed) }
 	return l, nil
 }
 
-// cpu returns the CPU that worker i is pinned to, or -1.
-func (d *daemon) cpu(i int) int {
-	if len(d.s.CPUs) == 0 {
-		return -1
+// openNICs opens what the interfaces' workers use.
+func (d *daemon) openNICs() (queues []dataplane.Queue, fragments map[string]dataplane.FragmentSource, err error) {
+	fragments = make(map[string]dataplane.FragmentSource)
+	for _, n := range d.nics {
+		ifi, err := findInterface(n.name)
+		if err != nil {
+			return nil, nil, err
+		}
+		d.onClose(n.shut)
+		qs, err := n.open(ifi)
+		if err != nil {
+			return nil, nil, err
+		}
+		queues = append(queues, qs...)
+		f, err := n.steer.Fragments()
+		if err != nil {
+			return nil, nil, bpfError(err)
+		}
+		d.onClose(f.Close)
+		fragments[n.name] = f
 	}
-	return d.s.CPUs[i]
-}
-
-// openQueues opens a link for each queue and steers to it.
-func (d *daemon) openQueues(ifname string, queues []int, mtu int) ([]dataplane.Queue, error) {
-	set, err := ifqueue.Open(d.steer, ifqueue.Config{
-		Interface: ifname, Queues: queues, Link: d.s.Link, Mode: bpfMode(d.s.XDPMode), MTU: mtu, Memory: int(d.s.QueueMem), Super: d.s.Super,
-		FellBack: func(err error) {
-			d.log.Info("packet sockets would be faster on this interface, and cannot be used: AF_XDP is used", zap.String("interface", ifname), zap.Error(err))
-		},
-	})
-	if err != nil {
-		return nil, linkError(ifname, err)
-	}
-	d.onClose(set.Close)
-	d.mode, d.super = set.Mode, set.Super
-	partial := d.s.Partial == "accept" || d.s.Partial == "auto" && set.Local
-	var out []dataplane.Queue
-	for i, l := range set.Links {
-		out = append(out, dataplane.Queue{Link: l, CPU: d.cpu(i), PartialChecksums: partial})
-	}
-	return out, nil
+	return queues, fragments, nil
 }
 
 // prepareSockets sets up the transport over kernel sockets.
@@ -127,11 +109,11 @@ func (d *daemon) prepareSockets() (l lower, err error) {
 	if err := checkCPUs(s.CPUs, workers); err != nil {
 		return l, err
 	}
-	d.mode = "kernel sockets"
 	resolver := hostnet.Sockets{}
-	l.name, l.mtu = "any", dataplane.SocketMTU
-	l.options = ctrl.Options{Sockets: true, Resolver: resolver, Addrs: resolver.Addrs}
-	l.open = func() ([]dataplane.Queue, dataplane.FragmentSource, error) {
+	l.options = ctrl.Options{Sockets: true, Resolver: resolver, Devices: []ctrl.Device{{
+		Name: "any", MTU: dataplane.SocketMTU, Addrs: resolver.Addrs, Transport: func() string { return kernelSockets },
+	}}}
+	l.open = func() ([]dataplane.Queue, map[string]dataplane.FragmentSource, error) {
 		var queues []dataplane.Queue
 		for i := range workers {
 			sockets, err := dataplane.NewSockets(int(s.QueueMem))
@@ -139,7 +121,11 @@ func (d *daemon) prepareSockets() (l lower, err error) {
 				return nil, nil, fmt.Errorf("worker %d: %w", i, err)
 			}
 			d.onClose(sockets.Close)
-			queues = append(queues, dataplane.Queue{Link: sockets, CPU: d.cpu(i)})
+			cpu := -1
+			if len(s.CPUs) > 0 {
+				cpu = s.CPUs[i]
+			}
+			queues = append(queues, dataplane.Queue{Link: sockets, CPU: cpu})
 		}
 		return queues, nil, nil
 	}

@@ -1641,8 +1641,9 @@ type HelloReply struct {
 	Version       uint32                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"` // the version that both speak from now on
 	Server        string                 `protobuf:"bytes,2,opt,name=server,proto3" json:"server,omitempty"`    // "iwarpd" and its version
 	Workers       uint32                 `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"`
-	Client        uint32                 `protobuf:"varint,4,opt,name=client,proto3" json:"client,omitempty"` // number of this client, as in the client list
-	Device        *DeviceAttr            `protobuf:"bytes,5,opt,name=device,proto3" json:"device,omitempty"`
+	Client        uint32                 `protobuf:"varint,4,opt,name=client,proto3" json:"client,omitempty"`  // number of this client, as in the client list
+	Device        *DeviceAttr            `protobuf:"bytes,5,opt,name=device,proto3" json:"device,omitempty"`   // the first of devices
+	Devices       []*DeviceAttr          `protobuf:"bytes,6,rep,name=devices,proto3" json:"devices,omitempty"` // the interfaces that the daemon serves
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1712,6 +1713,13 @@ func (x *HelloReply) GetDevice() *DeviceAttr {
 	return nil
 }
 
+func (x *HelloReply) GetDevices() []*DeviceAttr {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
 type DeviceAttr struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Interface      string                 `protobuf:"bytes,1,opt,name=interface,proto3" json:"interface,omitempty"`
@@ -1733,6 +1741,7 @@ type DeviceAttr struct {
 	MaxOrd         uint32                 `protobuf:"varint,17,opt,name=max_ord,json=maxOrd,proto3" json:"max_ord,omitempty"`
 	MaxPrivateData uint32                 `protobuf:"varint,18,opt,name=max_private_data,json=maxPrivateData,proto3" json:"max_private_data,omitempty"` // bytes, of connect, accept and reject
 	Transport      string                 `protobuf:"bytes,19,opt,name=transport,proto3" json:"transport,omitempty"`                                    // how bytes move, for people: "native, zero copy", "generic, copy"
+	Down           string                 `protobuf:"bytes,20,opt,name=down,proto3" json:"down,omitempty"`                                              // why no frames come by it; "": they do
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1896,6 +1905,13 @@ func (x *DeviceAttr) GetMaxPrivateData() uint32 {
 func (x *DeviceAttr) GetTransport() string {
 	if x != nil {
 		return x.Transport
+	}
+	return ""
+}
+
+func (x *DeviceAttr) GetDown() string {
+	if x != nil {
+		return x.Down
 	}
 	return ""
 }
@@ -3445,6 +3461,7 @@ type Listen struct {
 	Backlog       uint32                 `protobuf:"varint,3,opt,name=backlog,proto3" json:"backlog,omitempty"` // connection requests that may wait for accept or reject; 0: 128
 	Startup       *Startup               `protobuf:"bytes,4,opt,name=startup,proto3" json:"startup,omitempty"`
 	Streaming     bool                   `protobuf:"varint,5,opt,name=streaming,proto3" json:"streaming,omitempty"` // connections begin as byte streams: StreamReady, and MPA with StartMPA
+	Device        string                 `protobuf:"bytes,6,opt,name=device,proto3" json:"device,omitempty"`        // interface to listen on; "": all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3512,6 +3529,13 @@ func (x *Listen) GetStreaming() bool {
 		return x.Streaming
 	}
 	return false
+}
+
+func (x *Listen) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
 }
 
 type ListenReply struct {
@@ -3621,6 +3645,7 @@ type Connect struct {
 	Startup       *Startup               `protobuf:"bytes,5,opt,name=startup,proto3" json:"startup,omitempty"`
 	TimeoutMs     uint32                 `protobuf:"varint,6,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // for all of it: route, neighbour, TCP, MPA; 0: default
 	Streaming     bool                   `protobuf:"varint,7,opt,name=streaming,proto3" json:"streaming,omitempty"`                  // begin as a byte stream: StreamReady, and MPA with StartMPA
+	Device        string                 `protobuf:"bytes,8,opt,name=device,proto3" json:"device,omitempty"`                         // interface to connect by; "": that of the host's route
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3702,6 +3727,13 @@ func (x *Connect) GetStreaming() bool {
 		return x.Streaming
 	}
 	return false
+}
+
+func (x *Connect) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
 }
 
 type ConnectReply struct {
@@ -5474,7 +5506,7 @@ type StatusReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
 	UptimeMs      uint64                 `protobuf:"varint,2,opt,name=uptime_ms,json=uptimeMs,proto3" json:"uptime_ms,omitempty"`
-	Device        *DeviceAttr            `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
+	Device        *DeviceAttr            `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"` // the first of devices
 	Workers       uint32                 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`
 	Clients       uint32                 `protobuf:"varint,5,opt,name=clients,proto3" json:"clients,omitempty"`
 	Pds           uint32                 `protobuf:"varint,6,opt,name=pds,proto3" json:"pds,omitempty"`
@@ -5486,7 +5518,8 @@ type StatusReply struct {
 	Conns         uint32                 `protobuf:"varint,12,opt,name=conns,proto3" json:"conns,omitempty"`           // set up or being set up
 	Registered    uint64                 `protobuf:"varint,13,opt,name=registered,proto3" json:"registered,omitempty"` // bytes
 	Pid           uint32                 `protobuf:"varint,14,opt,name=pid,proto3" json:"pid,omitempty"`
-	Detached      string                 `protobuf:"bytes,15,opt,name=detached,proto3" json:"detached,omitempty"` // why no frames reach the daemon; "": they do
+	Detached      string                 `protobuf:"bytes,15,opt,name=detached,proto3" json:"detached,omitempty"` // why no frames come by an interface whose XDP program was detached; "": none was
+	Devices       []*DeviceAttr          `protobuf:"bytes,16,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5626,6 +5659,13 @@ func (x *StatusReply) GetDetached() string {
 	return ""
 }
 
+func (x *StatusReply) GetDevices() []*DeviceAttr {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
 // A list comes in pages: ask again with after set to the last item's key while
 // more is true.
 type ListQPs struct {
@@ -5759,6 +5799,7 @@ type QPInfo struct {
 	Sctp          []*Counter             `protobuf:"bytes,23,rep,name=sctp,proto3" json:"sctp,omitempty"` // of the association, in place of tcp
 	SctpState     string                 `protobuf:"bytes,24,opt,name=sctp_state,json=sctpState,proto3" json:"sctp_state,omitempty"`
 	Silent        bool                   `protobuf:"varint,25,opt,name=silent,proto3" json:"silent,omitempty"` // the worker did not answer: there are no counters, and no tcp_state or sctp_state
+	Device        string                 `protobuf:"bytes,26,opt,name=device,proto3" json:"device,omitempty"`  // interface of the connection; "": it has none yet
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5966,6 +6007,13 @@ func (x *QPInfo) GetSilent() bool {
 		return x.Silent
 	}
 	return false
+}
+
+func (x *QPInfo) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
 }
 
 type Counter struct {
@@ -6333,6 +6381,7 @@ type ListenInfo struct {
 	Rejected      uint64                 `protobuf:"varint,9,opt,name=rejected,proto3" json:"rejected,omitempty"`
 	Dropped       uint64                 `protobuf:"varint,10,opt,name=dropped,proto3" json:"dropped,omitempty"` // backlog full, bad or silent peers
 	Index         uint32                 `protobuf:"varint,11,opt,name=index,proto3" json:"index,omitempty"`
+	Device        string                 `protobuf:"bytes,12,opt,name=device,proto3" json:"device,omitempty"` // interface that it is limited to; "": none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6442,6 +6491,13 @@ func (x *ListenInfo) GetIndex() uint32 {
 		return x.Index
 	}
 	return 0
+}
+
+func (x *ListenInfo) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
 }
 
 type ListClients struct {
@@ -7693,14 +7749,15 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1f\n" +
 	"\vmin_version\x18\x02 \x01(\rR\n" +
 	"minVersion\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"\xa4\x01\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\xda\x01\n" +
 	"\n" +
 	"HelloReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x16\n" +
 	"\x06server\x18\x02 \x01(\tR\x06server\x12\x18\n" +
 	"\aworkers\x18\x03 \x01(\rR\aworkers\x12\x16\n" +
 	"\x06client\x18\x04 \x01(\rR\x06client\x122\n" +
-	"\x06device\x18\x05 \x01(\v2\x1a.iwarpd.ctrl.v1.DeviceAttrR\x06device\"\x9a\x04\n" +
+	"\x06device\x18\x05 \x01(\v2\x1a.iwarpd.ctrl.v1.DeviceAttrR\x06device\x124\n" +
+	"\adevices\x18\x06 \x03(\v2\x1a.iwarpd.ctrl.v1.DeviceAttrR\adevices\"\xae\x04\n" +
 	"\n" +
 	"DeviceAttr\x12\x1c\n" +
 	"\tinterface\x18\x01 \x01(\tR\tinterface\x12\x1c\n" +
@@ -7724,7 +7781,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\amax_ird\x18\x10 \x01(\rR\x06maxIrd\x12\x17\n" +
 	"\amax_ord\x18\x11 \x01(\rR\x06maxOrd\x12(\n" +
 	"\x10max_private_data\x18\x12 \x01(\rR\x0emaxPrivateData\x12\x1c\n" +
-	"\ttransport\x18\x13 \x01(\tR\ttransport\"\t\n" +
+	"\ttransport\x18\x13 \x01(\tR\ttransport\x12\x12\n" +
+	"\x04down\x18\x14 \x01(\tR\x04down\"\t\n" +
 	"\aAllocPD\"\x19\n" +
 	"\aPDReply\x12\x0e\n" +
 	"\x02pd\x18\x01 \x01(\rR\x02pd\"\x1b\n" +
@@ -7841,18 +7899,19 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\v_timeout_msB\a\n" +
 	"\x05_dscpB\x06\n" +
 	"\x04_ttlB\v\n" +
-	"\t_priority\"\xa1\x01\n" +
+	"\t_priority\"\xb9\x01\n" +
 	"\x06Listen\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x18\n" +
 	"\abacklog\x18\x03 \x01(\rR\abacklog\x121\n" +
 	"\astartup\x18\x04 \x01(\v2\x17.iwarpd.ctrl.v1.StartupR\astartup\x12\x1c\n" +
-	"\tstreaming\x18\x05 \x01(\bR\tstreaming\"?\n" +
+	"\tstreaming\x18\x05 \x01(\bR\tstreaming\x12\x16\n" +
+	"\x06device\x18\x06 \x01(\tR\x06device\"?\n" +
 	"\vListenReply\x12\x16\n" +
 	"\x06listen\x18\x01 \x01(\rR\x06listen\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\"\"\n" +
 	"\bUnlisten\x12\x16\n" +
-	"\x06listen\x18\x01 \x01(\rR\x06listen\"\xda\x01\n" +
+	"\x06listen\x18\x01 \x01(\rR\x06listen\"\xf2\x01\n" +
 	"\aConnect\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x14\n" +
 	"\x05local\x18\x02 \x01(\tR\x05local\x12\x16\n" +
@@ -7861,7 +7920,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\astartup\x18\x05 \x01(\v2\x17.iwarpd.ctrl.v1.StartupR\astartup\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x06 \x01(\rR\ttimeoutMs\x12\x1c\n" +
-	"\tstreaming\x18\a \x01(\bR\tstreaming\"\"\n" +
+	"\tstreaming\x18\a \x01(\bR\tstreaming\x12\x16\n" +
+	"\x06device\x18\b \x01(\tR\x06device\"\"\n" +
 	"\fConnectReply\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\rR\x04conn\"\x8d\x01\n" +
 	"\x06Accept\x12\x12\n" +
@@ -8005,7 +8065,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\bDraining\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x01 \x01(\rR\ttimeoutMs\"\r\n" +
-	"\vQueryStatus\"\x84\x03\n" +
+	"\vQueryStatus\"\xba\x03\n" +
 	"\vStatusReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\x122\n" +
@@ -8024,13 +8084,14 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"registered\x18\r \x01(\x04R\n" +
 	"registered\x12\x10\n" +
 	"\x03pid\x18\x0e \x01(\rR\x03pid\x12\x1a\n" +
-	"\bdetached\x18\x0f \x01(\tR\bdetached\"/\n" +
+	"\bdetached\x18\x0f \x01(\tR\bdetached\x124\n" +
+	"\adevices\x18\x10 \x03(\v2\x1a.iwarpd.ctrl.v1.DeviceAttrR\adevices\"/\n" +
 	"\aListQPs\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\rR\x05after\x12\x0e\n" +
 	"\x02qp\x18\x02 \x01(\rR\x02qp\"F\n" +
 	"\x06QPList\x12(\n" +
 	"\x03qps\x18\x01 \x03(\v2\x16.iwarpd.ctrl.v1.QPInfoR\x03qps\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\bR\x04more\"\xd1\x05\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\xe9\x05\n" +
 	"\x06QPInfo\x12\x0e\n" +
 	"\x02qp\x18\x01 \x01(\rR\x02qp\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\rR\x06client\x12\x10\n" +
@@ -8061,7 +8122,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x04sctp\x18\x17 \x03(\v2\x17.iwarpd.ctrl.v1.CounterR\x04sctp\x12\x1d\n" +
 	"\n" +
 	"sctp_state\x18\x18 \x01(\tR\tsctpState\x12\x16\n" +
-	"\x06silent\x18\x19 \x01(\bR\x06silent\"3\n" +
+	"\x06silent\x18\x19 \x01(\bR\x06silent\x12\x16\n" +
+	"\x06device\x18\x1a \x01(\tR\x06device\"3\n" +
 	"\aCounter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value\"\x1f\n" +
@@ -8085,7 +8147,7 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
 	"ListenList\x124\n" +
 	"\alistens\x18\x01 \x03(\v2\x1a.iwarpd.ctrl.v1.ListenInfoR\alistens\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\bR\x04more\"\x96\x02\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\xae\x02\n" +
 	"\n" +
 	"ListenInfo\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\rR\x06client\x12\x10\n" +
@@ -8099,7 +8161,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\brejected\x18\t \x01(\x04R\brejected\x12\x18\n" +
 	"\adropped\x18\n" +
 	" \x01(\x04R\adropped\x12\x14\n" +
-	"\x05index\x18\v \x01(\rR\x05index\"#\n" +
+	"\x05index\x18\v \x01(\rR\x05index\x12\x16\n" +
+	"\x06device\x18\f \x01(\tR\x06device\"#\n" +
 	"\vListClients\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\rR\x05after\"V\n" +
 	"\n" +
@@ -8412,51 +8475,53 @@ var file_ctrl_iwarpd_proto_depIdxs = []int32{
 	80,  // 62: iwarpd.ctrl.v1.Reply.quotas:type_name -> iwarpd.ctrl.v1.QuotaList
 	0,   // 63: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
 	11,  // 64: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	2,   // 65: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
-	37,  // 66: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
-	37,  // 67: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
-	3,   // 68: iwarpd.ctrl.v1.StartMPA.role:type_name -> iwarpd.ctrl.v1.MPARole
-	52,  // 69: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
-	53,  // 70: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
-	54,  // 71: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
-	55,  // 72: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
-	57,  // 73: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
-	58,  // 74: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
-	59,  // 75: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
-	56,  // 76: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
-	60,  // 77: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
-	61,  // 78: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
-	62,  // 79: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
-	63,  // 80: iwarpd.ctrl.v1.Event.draining:type_name -> iwarpd.ctrl.v1.Draining
-	51,  // 81: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	8,   // 82: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 83: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 84: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 85: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
-	4,   // 86: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
-	8,   // 87: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
-	11,  // 88: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	68,  // 89: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
-	51,  // 90: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	69,  // 91: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
-	69,  // 92: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
-	69,  // 93: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
-	69,  // 94: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
-	72,  // 95: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
-	75,  // 96: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
-	78,  // 97: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
-	81,  // 98: iwarpd.ctrl.v1.QuotaList.users:type_name -> iwarpd.ctrl.v1.UserQuotas
-	82,  // 99: iwarpd.ctrl.v1.UserQuotas.quotas:type_name -> iwarpd.ctrl.v1.Quota
-	69,  // 100: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
-	90,  // 101: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
-	69,  // 102: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	93,  // 103: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
-	69,  // 104: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	105, // [105:105] is the sub-list for method output_type
-	105, // [105:105] is the sub-list for method input_type
-	105, // [105:105] is the sub-list for extension type_name
-	105, // [105:105] is the sub-list for extension extendee
-	0,   // [0:105] is the sub-list for field type_name
+	11,  // 65: iwarpd.ctrl.v1.HelloReply.devices:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	2,   // 66: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
+	37,  // 67: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
+	37,  // 68: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
+	3,   // 69: iwarpd.ctrl.v1.StartMPA.role:type_name -> iwarpd.ctrl.v1.MPARole
+	52,  // 70: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
+	53,  // 71: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
+	54,  // 72: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
+	55,  // 73: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
+	57,  // 74: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
+	58,  // 75: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
+	59,  // 76: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
+	56,  // 77: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
+	60,  // 78: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
+	61,  // 79: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
+	62,  // 80: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
+	63,  // 81: iwarpd.ctrl.v1.Event.draining:type_name -> iwarpd.ctrl.v1.Draining
+	51,  // 82: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	8,   // 83: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 84: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 85: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 86: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
+	4,   // 87: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
+	8,   // 88: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
+	11,  // 89: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	11,  // 90: iwarpd.ctrl.v1.StatusReply.devices:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	68,  // 91: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
+	51,  // 92: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	69,  // 93: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
+	69,  // 94: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
+	69,  // 95: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
+	69,  // 96: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
+	72,  // 97: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
+	75,  // 98: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
+	78,  // 99: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
+	81,  // 100: iwarpd.ctrl.v1.QuotaList.users:type_name -> iwarpd.ctrl.v1.UserQuotas
+	82,  // 101: iwarpd.ctrl.v1.UserQuotas.quotas:type_name -> iwarpd.ctrl.v1.Quota
+	69,  // 102: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
+	90,  // 103: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
+	69,  // 104: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	93,  // 105: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
+	69,  // 106: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	107, // [107:107] is the sub-list for method output_type
+	107, // [107:107] is the sub-list for method input_type
+	107, // [107:107] is the sub-list for extension type_name
+	107, // [107:107] is the sub-list for extension extendee
+	0,   // [0:107] is the sub-list for field type_name
 }
 
 func init() { file_ctrl_iwarpd_proto_init() }

@@ -18,7 +18,7 @@ type LinkState struct {
 	MTU int
 }
 
-// FollowLink calls link when the state of the interface name changes, and routes with the
+// FollowLink calls link when the state of the interface that has that name changes, and routes with the
 // number of changes when routes over it do, from one goroutine. It returns nil when ctx is
 // done.
 func FollowLink(ctx context.Context, name string, link func(before, now LinkState), routes func(changes int)) error {
@@ -41,9 +41,12 @@ func FollowLink(ctx context.Context, name string, link func(before, now LinkStat
 		case u, ok := <-linkUpdates:
 			if !ok { // ctx is done, or the kernel had more to say than the socket holds
 				linkUpdates = nil
-			} else if now := stateOf(u.Link); u.Attrs().Index == index && now != last {
-				link(last, now)
-				last = now
+			} else if u.Attrs().Name == name { // that of another one, perhaps, which has taken its place
+				index = u.Attrs().Index
+				if now := stateOf(u.Link); now != last {
+					link(last, now)
+					last = now
+				}
 			}
 		case r, ok := <-routeUpdates:
 			if !ok {

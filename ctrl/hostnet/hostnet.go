@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,30 +39,27 @@ var (
 	ErrSource      = errors.New("no address of the interface")
 	ErrBroadcast   = errors.New("a broadcast or multicast address")
 	ErrGone        = errors.New("the interface is gone")
+	ErrZone        = errors.New("a link-local address, and there are several interfaces that it may be behind")
 )
 
-// Resolver tracks the kernel's state of one interface and of the VLANs on top of it. It is safe for
+// Resolver tracks the kernel's state of some interfaces and of the VLANs on top of them. It is safe for
 // concurrent use.
 type Resolver struct {
-	name   string
-	index  int
-	handle *netlink.Handle
-	ns     netns.NsHandle
-	done   chan struct{}
-	wg     sync.WaitGroup
+	devices []*Device
+	handle  *netlink.Handle
+	ns      netns.NsHandle
+	done    chan struct{}
+	wg      sync.WaitGroup
 
 	patience time.Duration // neighbourWait, except in tests
 
 	mu       sync.Mutex
 	macs     map[neighbour][6]byte // last resolved address of each
 	waiting  map[neighbour][]chan struct{}
-	addrs    []netip.Addr
 	hostless []netip.Addr  // see Hostless
-	scoped   []netip.Addr  // IPv6 link-local addresses of the interface itself, with its name as the zone
-	ifaces   map[int]iface // the interface itself and the VLANs on it
+	ifaces   map[int]iface // the interfaces themselves and the VLANs on them
 	watchers []func()
 	changed  chan struct{}
-	gone     chan struct{} // closed when the interface is removed
 	closed   bool
 }
 
@@ -71,16 +69,18 @@ type neighbour struct {
 	addr  netip.Addr
 }
 
-// iface is the interface, or a VLAN on top of it.
+// iface is an interface, or a VLAN on top of it.
 type iface struct {
+	dev   *Device
 	mac   [6]byte
 	mtu   int
 	vlans []uint16 // outermost first
 	noARP bool     // no neighbour resolution
 }
 
-// New returns a Resolver for the named interface in the network namespace of the calling thread.
-func New(name string) (*Resolver, error) {
+// New returns a Resolver for the named interfaces in the network namespace of the calling thread. They
+// must exist; one that is removed later is tracked again when there is an interface of its name.
+func New(names ...string) (*Resolver, error) {
 	ns, err := netns.Get()
 	if err != nil {
 		return nil, fmt.Errorf("hostnet: network namespace: %w", err)
@@ -91,23 +91,25 @@ func New(name string) (*Resolver, error) {
 		return nil, fmt.Errorf("hostnet: netlink: %w", err)
 	}
 	r := &Resolver{
-		name: name, handle: h, ns: ns, patience: neighbourWait, done: make(chan struct{}), changed: make(chan struct{}, 1), gone: make(chan struct{}),
+		handle: h, ns: ns, patience: neighbourWait, done: make(chan struct{}), changed: make(chan struct{}, 1),
 		macs: make(map[neighbour][6]byte), waiting: make(map[neighbour][]chan struct{}),
 	}
-	link, err := h.LinkByName(name)
-	if err != nil {
-		h.Close()
-		ns.Close()
-		return nil, fmt.Errorf("hostnet: interface %s: %w", name, err)
+	for _, name := range names {
+		link, err := h.LinkByName(name)
+		if err != nil {
+			h.Close()
+			ns.Close()
+			return nil, fmt.Errorf("hostnet: interface %s: %w", name, err)
+		}
+		r.devices = append(r.devices, &Device{r: r, name: name, index: link.Attrs().Index})
 	}
-	r.index = link.Attrs().Index
 	if err := r.subscribe(); err != nil {
 		r.Close()
 		return nil, fmt.Errorf("hostnet: netlink: %w", err)
 	}
 	if err := r.refresh(); err != nil {
 		r.Close()
-		return nil, fmt.Errorf("hostnet: interface %s: %w", name, err)
+		return nil, fmt.Errorf("hostnet: %w", err)
 	}
 	r.wg.Add(1)
 	go r.notify()
@@ -308,65 +310,86 @@ func (r *Resolver) Watch(changed func()) {
 	r.watchers = append(r.watchers, changed)
 }
 
-// Addrs returns the addresses of the interface and its VLANs, without IPv6 link-local addresses.
-func (r *Resolver) Addrs() []netip.Addr {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.addrs
+// Device is one interface that a Resolver follows. Its methods return what is so now.
+type Device struct {
+	r     *Resolver
+	name  string
+	index int // 0: it is gone
+
+	addrs  []netip.Addr
+	scoped []netip.Addr // IPv6 link-local ones of the interface itself, with its name
+	vlans  [][]uint16
 }
 
-// Hostless returns the addresses that no other host can have: those of the interface and its VLANs,
-// and the broadcast addresses of their subnets.
+// Device returns the interface of that name, which New was given.
+func (r *Resolver) Device(name string) *Device {
+	for _, d := range r.devices {
+		if d.name == name {
+			return d
+		}
+	}
+	return nil
+}
+
+// Index returns the index of the interface, 0 while there is no interface of that name.
+func (d *Device) Index() int {
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
+	return d.index
+}
+
+// Addrs returns the addresses of the interface and its VLANs. Link-local IPv6
+// addresses, which mean nothing without an interface, are left out.
+func (d *Device) Addrs() []netip.Addr {
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
+	return d.addrs
+}
+
+// LinkLocal returns the link-local IPv6 addresses of the interface itself, with its
+// name for a zone.
+func (d *Device) LinkLocal() []netip.Addr {
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
+	return d.scoped
+}
+
+// VLANs returns the VLANs on the interface, each by its identifiers, outermost first;
+// the interface itself has none.
+func (d *Device) VLANs() [][]uint16 {
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
+	return d.vlans
+}
+
+// MTU returns the interface's, in bytes of an IP packet, 0 while it is gone.
+func (d *Device) MTU() int {
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
+	return d.r.ifaces[d.index].mtu
+}
+
+// MTU returns that of the interface of that name, 0 if there is none.
+func (r *Resolver) MTU(name string) int {
+	if d := r.Device(name); d != nil {
+		return d.MTU()
+	}
+	return 0
+}
+
+// Hostless returns the addresses that no other host has: those of the interfaces and their
+// VLANs, and the broadcast addresses of their subnets.
 func (r *Resolver) Hostless() []netip.Addr {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.hostless
 }
 
-// VLANs returns the VLANs on the interface, each as its identifiers, outermost first. The list for
-// the interface itself is empty.
-func (r *Resolver) VLANs() [][]uint16 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	all := make([][]uint16, 0, len(r.ifaces))
-	for _, f := range r.ifaces {
-		if f.vlans != nil {
-			all = append(all, f.vlans)
-		}
-	}
-	return all
-}
-
-// LinkLocal returns the IPv6 link-local addresses of the interface itself, with its name as the
-// zone.
-func (r *Resolver) LinkLocal() []netip.Addr {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.scoped
-}
-
-// Gone returns a channel that is closed when the interface is removed from the host or the
-// namespace. It stays closed if a new interface gets the same name.
-func (r *Resolver) Gone() <-chan struct{} { return r.gone }
-
-// lost records that the interface and its addresses are gone.
-func (r *Resolver) lost() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	select {
-	case <-r.gone:
-		return
-	default:
-	}
-	close(r.gone)
-	r.ifaces, r.addrs, r.scoped, r.hostless = nil, nil, nil, nil
-}
-
-// MTU returns the MTU of the interface, in bytes of an IP packet.
-func (r *Resolver) MTU() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.ifaces[r.index].mtu
+// found is what refresh finds of one interface.
+type found struct {
+	index         int
+	addrs, scoped []netip.Addr
+	vlans         [][]uint16
 }
 
 // refresh reads the interfaces and addresses again.
@@ -379,19 +402,22 @@ func (r *Resolver) refresh() error {
 	for _, l := range links {
 		byIndex[l.Attrs().Index] = l
 	}
-	if byIndex[r.index] == nil {
-		r.lost()
-		return ErrGone
+	all := make(map[*Device]*found)
+	for _, d := range r.devices {
+		all[d] = &found{index: d.find(links)}
 	}
 	ifaces := make(map[int]iface)
-	addrs := []netip.Addr{} // nil means unknown
-	var scoped, hostless []netip.Addr
+	var hostless []netip.Addr
 	for i, l := range byIndex {
-		f, ok := r.iface(l, byIndex)
+		f, ok := r.iface(l, byIndex, all)
 		if !ok {
 			continue
 		}
 		ifaces[i] = f
+		d := all[f.dev]
+		if f.vlans != nil {
+			d.vlans = append(d.vlans, f.vlans)
+		}
 		list, err := whole(func() ([]netlink.Addr, error) { return r.handle.AddrList(l, netlink.FAMILY_ALL) })
 		if err != nil {
 			return err
@@ -411,16 +437,34 @@ func (r *Resolver) refresh() error {
 			switch {
 			case !ok || a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0:
 			case !isScoped(ad):
-				addrs = append(addrs, ad)
-			case i == r.index:
-				scoped = append(scoped, ad.WithZone(r.name))
+				d.addrs = append(d.addrs, ad)
+			case i == d.index:
+				d.scoped = append(d.scoped, ad.WithZone(f.dev.name))
 			}
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ifaces, r.addrs, r.scoped, r.hostless = ifaces, addrs, scoped, hostless
+	r.ifaces, r.hostless = ifaces, hostless
+	for d, f := range all {
+		d.index, d.addrs, d.scoped, d.vlans = f.index, f.addrs, f.scoped, f.vlans
+	}
 	return nil
+}
+
+// find returns the index of the interface: the one that it had, also under another name,
+// or that of the interface that has its name now, or 0.
+func (d *Device) find(links []netlink.Link) (index int) {
+	had := d.Index()
+	for _, l := range links {
+		switch a := l.Attrs(); {
+		case a.Index == had:
+			return had
+		case a.Name == d.name:
+			index = a.Index
+		}
+	}
+	return index
 }
 
 // broadcast returns the directed broadcast address of an IPv4 subnet; one of 31 bits or
@@ -452,43 +496,103 @@ func whole[T any](read func() ([]T, error)) (list []T, err error) {
 // isScoped reports whether a is valid only on one link.
 func isScoped(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
-// iface returns a description of l if it is the interface or a VLAN on top of it.
-func (r *Resolver) iface(l netlink.Link, all map[int]netlink.Link) (f iface, ok bool) {
+// iface returns a description of l if it is one of the interfaces or a VLAN on top of one.
+func (r *Resolver) iface(l netlink.Link, links map[int]netlink.Link, all map[*Device]*found) (f iface, ok bool) {
 	a := l.Attrs()
 	f = iface{mtu: a.MTU, noARP: a.RawFlags&unix.IFF_NOARP != 0}
 	copy(f.mac[:], a.HardwareAddr)
-	for l.Attrs().Index != r.index {
+	for {
+		for d, is := range all {
+			if l.Attrs().Index == is.index {
+				f.dev = d
+				return f, true
+			}
+		}
 		v, isVLAN := l.(*netlink.Vlan)
 		if !isVLAN || len(f.vlans) == maxVLANs {
 			return f, false
 		}
 		f.vlans = append([]uint16{uint16(v.VlanId)}, f.vlans...)
-		if l = all[v.ParentIndex]; l == nil {
+		if l = links[v.ParentIndex]; l == nil {
 			return f, false
 		}
 	}
-	return f, true
 }
 
 // Resolve implements dataplane.Resolver. Any address of the host is a destination, and its loopback
 // addresses are sources for these. Resolve waits up to neighbourWait for the kernel to resolve the
-// neighbour.
-func (r *Resolver) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
+// neighbour. If the routes name another interface than
+// device, it looks for a way by device.
+func (r *Resolver) Resolve(dst, src netip.Addr, device string) (dataplane.Hop, error) {
 	if !r.enter() {
 		return dataplane.Hop{}, fmt.Errorf("hostnet: %v: %w", dst, net.ErrClosed)
 	}
 	defer r.wg.Done()
-	hop, via, err := r.route(dst, src)
+	hop, via, err := r.way(dst, src, device)
 	if err != nil {
 		return hop, fmt.Errorf("hostnet: %v: %w", dst, err)
 	}
 	if hop.Local {
 		return hop, nil
 	}
+	if hop.Local {
+		return hop, nil
+	}
 	if hop.DstMAC, err = r.neighbourMAC(via); err != nil {
-		return hop, fmt.Errorf("hostnet: %v: %w (asked for %v on %s)", dst, err, via.addr, r.name)
+		return hop, fmt.Errorf("hostnet: %v: %w (asked for %v on %s)", dst, err, via.addr, hop.Device)
 	}
 	return hop, nil
+}
+
+// way finds the way to dst: all of the hop but the neighbour's address.
+func (r *Resolver) way(dst, src netip.Addr, device string) (hop dataplane.Hop, via neighbour, err error) {
+	if isScoped(dst) {
+		d, err := r.scope(dst, device)
+		if err != nil {
+			return hop, via, err
+		}
+		return r.sourced(dst.WithZone(""), src, d)
+	}
+	hop, via, err = r.sourced(dst, src, nil)
+	if device != "" && (errors.Is(err, ErrInterface) || err == nil && !hop.Local && hop.Device != device) {
+		if d := r.Device(device); d != nil {
+			return r.sourced(dst, src, d)
+		}
+	}
+	return hop, via, err
+}
+
+// scope returns the interface that a link-local address is behind.
+func (r *Resolver) scope(a netip.Addr, device string) (*Device, error) {
+	z := a.Zone()
+	switch {
+	case z != "" && device != "" && z != device:
+		return nil, fmt.Errorf("%w than %s: %s", ErrInterface, device, z)
+	case z == "":
+		z = device
+	}
+	if z == "" {
+		if len(r.devices) > 1 {
+			return nil, fmt.Errorf("%w: name it, as in %v%%%s", ErrZone, a, r.devices[0].name)
+		}
+		return r.devices[0], nil
+	}
+	if d := r.Device(z); d != nil {
+		return d, nil
+	}
+	return nil, fmt.Errorf("%w than %s: %s", ErrInterface, r.names(), z)
+}
+
+// sourced is route with the source address that the kernel chooses, if src is none: it
+// is asked twice, as for a connect(2), since a rule may be about the source address.
+func (r *Resolver) sourced(dst, src netip.Addr, by *Device) (hop dataplane.Hop, via neighbour, err error) {
+	if !src.IsValid() || src.IsUnspecified() {
+		if hop, via, err = r.route(dst, netip.Addr{}, by); err != nil || hop.Local {
+			return hop, via, err
+		}
+		src = hop.Src
+	}
+	return r.route(dst, src, by)
 }
 
 // enter makes Close wait for the caller, which must call wg.Done. It returns false if the Resolver
@@ -502,27 +606,26 @@ func (r *Resolver) enter() bool {
 	return !r.closed
 }
 
-// route looks up the route to dst. It fills in the hop except for the neighbour's MAC address.
-func (r *Resolver) route(dst, src netip.Addr) (hop dataplane.Hop, via neighbour, err error) {
+// route looks up the route to dst, by an interface if by is not nil. It fills in the hop except for the
+// neighbour's MAC address.
+func (r *Resolver) route(dst, src netip.Addr, by *Device) (hop dataplane.Hop, via neighbour, err error) {
 	opts := &netlink.RouteGetOptions{}
-	if isScoped(dst) {
-		if z := dst.Zone(); z != "" && z != r.name {
-			return hop, via, fmt.Errorf("%w than %s: %s", ErrInterface, r.name, z)
+	if by != nil {
+		if opts.OifIndex = by.Index(); opts.OifIndex == 0 {
+			return hop, via, ErrGone
 		}
-		dst = dst.WithZone("")
-		opts.OifIndex = r.index
 	}
-	if src.IsValid() && !src.IsUnspecified() {
+	if src.IsValid() {
 		src = src.WithZone("")
-		if !src.IsLoopback() && !slices.Contains(r.Addrs(), src) && !slices.Contains(r.LinkLocal(), src.WithZone(r.name)) {
-			return hop, via, fmt.Errorf("%v is %w %s", src, ErrSource, r.name)
+		if !src.IsLoopback() && !r.owns(src, by) {
+			return hop, via, fmt.Errorf("%v is %w %s", src, ErrSource, r.names())
 		}
 		opts.SrcAddr = src.AsSlice()
 	}
 	routes, err := r.handle.RouteGetWithOptions(dst.AsSlice(), opts)
 	switch {
 	case err != nil:
-		return hop, via, fmt.Errorf("%w: %w", ErrNoRoute, err)
+		return hop, via, fmt.Errorf("%w: %w", r.orGone(ErrNoRoute), err)
 	case len(routes) == 0:
 		return hop, via, ErrNoRoute
 	}
@@ -540,15 +643,11 @@ func (r *Resolver) route(dst, src netip.Addr) (hop dataplane.Hop, via neighbour,
 	}
 	r.mu.Lock()
 	f, ok := r.ifaces[rt.LinkIndex]
-	gone := r.ifaces == nil
 	r.mu.Unlock()
-	if gone {
-		return hop, via, ErrGone
-	}
 	if !ok {
-		return hop, via, fmt.Errorf("%w than %s: %s", ErrInterface, r.name, r.linkName(rt.LinkIndex))
+		return hop, via, fmt.Errorf("%w than %s: %s", r.orGone(ErrInterface), r.names(), r.linkName(rt.LinkIndex))
 	}
-	hop = dataplane.Hop{SrcMAC: f.mac, VLANs: f.vlans, MTU: f.mtu, Src: src}
+	hop = dataplane.Hop{SrcMAC: f.mac, VLANs: f.vlans, MTU: f.mtu, Src: src, Device: f.dev.name}
 	if rt.MTU > 0 {
 		hop.MTU = min(hop.MTU, rt.MTU)
 	}
@@ -570,6 +669,36 @@ func (r *Resolver) route(dst, src netip.Addr) (hop dataplane.Hop, via neighbour,
 	return hop, via, nil
 }
 
+// owns reports whether a is an address of one of the interfaces, by's alone if it is
+// link-local and by is not nil.
+func (r *Resolver) owns(a netip.Addr, by *Device) bool {
+	for _, d := range r.devices {
+		if slices.Contains(d.Addrs(), a) || (by == nil || by == d) && slices.Contains(d.LinkLocal(), a.WithZone(d.name)) {
+			return true
+		}
+	}
+	return false
+}
+
+// orGone returns err, or ErrGone if none of the interfaces is there.
+func (r *Resolver) orGone(err error) error {
+	for _, d := range r.devices {
+		if d.Index() != 0 {
+			return err
+		}
+	}
+	return ErrGone
+}
+
+// names lists the interfaces, for messages.
+func (r *Resolver) names() string {
+	var all []string
+	for _, d := range r.devices {
+		all = append(all, d.name)
+	}
+	return strings.Join(all, ", ")
+}
+
 func (r *Resolver) linkName(index int) string {
 	if l, err := r.handle.LinkByIndex(index); err == nil {
 		return l.Attrs().Name
@@ -580,11 +709,12 @@ func (r *Resolver) linkName(index int) string {
 // neighbourMAC returns the MAC address of a neighbour. It makes the kernel resolve the neighbour,
 // or probe it if the address is known, since the kernel does not see our traffic.
 func (r *Resolver) neighbourMAC(n neighbour) (mac [6]byte, err error) {
-	if mac, state, err := r.lookup(n); state == known || err != nil {
-		if err == nil {
-			_ = r.kick(n)
-		}
+	switch mac, state, err := r.lookup(n); {
+	case err != nil, state == fixed:
 		return mac, err
+	case state == known:
+		_ = r.kick(n)
+		return mac, nil
 	}
 	heard := r.listen(n)
 	defer func() { r.unwait(n, heard) }()
@@ -605,7 +735,7 @@ func (r *Resolver) neighbourMAC(n neighbour) (mac [6]byte, err error) {
 			return mac, net.ErrClosed
 		}
 	}
-	if state != known && err == nil {
+	if state != known && state != fixed && err == nil {
 		err = ErrNoNeighbour
 	}
 	return mac, err
@@ -639,6 +769,7 @@ const (
 	unknown knowledge = iota // no entry, or a failed one
 	asked                    // being resolved
 	known
+	fixed // by an administrator, or not to be found: kick would make the kernel forget it
 )
 
 // lookup reads a neighbour from the kernel's table.
@@ -647,7 +778,7 @@ func (r *Resolver) lookup(n neighbour) (mac [6]byte, state knowledge, err error)
 	noARP := r.ifaces[n.iface].noARP
 	r.mu.Unlock()
 	if noARP {
-		return mac, known, nil
+		return mac, fixed, nil
 	}
 	family := netlink.FAMILY_V4
 	if n.addr.Is6() {
@@ -665,6 +796,9 @@ func (r *Resolver) lookup(n neighbour) (mac [6]byte, state knowledge, err error)
 		switch {
 		case ok:
 			r.learn(n, mac)
+			if list[i].State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0 {
+				return mac, fixed, nil
+			}
 			return mac, known, nil
 		case list[i].State&netlink.NUD_INCOMPLETE != 0:
 			return mac, asked, nil

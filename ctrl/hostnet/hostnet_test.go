@@ -169,7 +169,7 @@ func TestResolve(t *testing.T) {
 		if tt.src != "" {
 			src = netip.MustParseAddr(tt.src)
 		}
-		hop, err := r.Resolve(netip.MustParseAddr(tt.dst), src)
+		hop, err := r.Resolve(netip.MustParseAddr(tt.dst), src, "")
 		if tt.err != nil {
 			if !errors.Is(err, tt.err) {
 				t.Errorf("%s from %q: %v, want %v", tt.dst, tt.src, err, tt.err)
@@ -193,17 +193,17 @@ func TestResolve(t *testing.T) {
 			t.Errorf("%s: VLANs %v, want %d", tt.dst, hop.VLANs, tt.vlan)
 		}
 	}
-	if _, err := r.Resolve(netip.MustParseAddr("10.77.0.99"), netip.Addr{}); !errors.Is(err, ErrNoNeighbour) {
+	if _, err := r.Resolve(netip.MustParseAddr("10.77.0.99"), netip.Addr{}, ""); !errors.Is(err, ErrNoNeighbour) {
 		t.Errorf("a neighbour that is not there: %v", err)
 	}
 	want := 3
 	if vlans {
 		want = 4
 	}
-	if got := r.Addrs(); len(got) != want {
+	if got := r.devices[0].Addrs(); len(got) != want {
 		t.Errorf("addresses %v, want %d", got, want)
 	}
-	if got := r.LinkLocal(); !slices.Contains(got, netip.MustParseAddr("fe80::1%a0")) {
+	if got := r.devices[0].LinkLocal(); !slices.Contains(got, netip.MustParseAddr("fe80::1%a0")) {
 		t.Errorf("link-local addresses %v", got)
 	}
 }
@@ -215,7 +215,7 @@ func TestWatch(t *testing.T) {
 	defer r.Close()
 	changed := make(chan struct{}, 1)
 	peer := netip.MustParseAddr("10.77.0.2")
-	if _, err := r.Resolve(peer, netip.Addr{}); err != nil {
+	if _, err := r.Resolve(peer, netip.Addr{}, ""); err != nil {
 		t.Fatal(err)
 	}
 	r.Watch(func() {
@@ -242,15 +242,15 @@ func TestWatch(t *testing.T) {
 	must(t, err)
 	must(t, here.NeighSet(&netlink.Neigh{LinkIndex: a0.Attrs().Index, IP: peer.AsSlice(), State: netlink.NUD_REACHABLE, HardwareAddr: other[:]}))
 	wait("a neighbour's new address", func() bool {
-		hop, err := r.Resolve(peer, netip.Addr{})
+		hop, err := r.Resolve(peer, netip.Addr{}, "")
 		return err == nil && hop.DstMAC == other
 	})
 	must(t, here.LinkSetMTU(a0, 1300))
-	wait("a new MTU", func() bool { return r.MTU() == 1300 })
+	wait("a new MTU", func() bool { return r.devices[0].MTU() == 1300 })
 	ad, err := netlink.ParseAddr("10.79.0.1/24")
 	must(t, err)
 	must(t, here.AddrAdd(a0, ad))
-	wait("a new address", func() bool { return len(r.Addrs()) == 2 })
+	wait("a new address", func() bool { return len(r.devices[0].Addrs()) == 2 })
 }
 
 // TestNeighbourReplaced: a neighbour that connections use is lost, and found again as
@@ -331,7 +331,7 @@ func TestCloseEndsResolve(t *testing.T) {
 			dst := netip.AddrFrom4([4]byte{10, 77, 0, byte(100 + i)}) // nobody
 			began <- struct{}{}
 			for {
-				if _, err := r.Resolve(dst, netip.Addr{}); !errors.Is(err, ErrNoNeighbour) {
+				if _, err := r.Resolve(dst, netip.Addr{}, ""); !errors.Is(err, ErrNoNeighbour) {
 					ended <- err
 					return
 				}
@@ -362,7 +362,8 @@ func TestVLANs(t *testing.T) {
 		1: &netlink.Device{LinkAttrs: dev(1)}, 2: vlan(2, 1, 5), 3: vlan(3, 2, 6), 4: vlan(4, 3, 7), 5: vlan(5, 9, 8),
 		6: &netlink.Device{LinkAttrs: dev(6)},
 	}
-	r := &Resolver{index: 1}
+	r := &Resolver{}
+	first := &Device{r: r, name: "first"}
 	for _, tt := range []struct {
 		index int
 		ok    bool
@@ -373,7 +374,7 @@ func TestVLANs(t *testing.T) {
 		{5, false, nil}, // of another interface
 		{6, false, nil},
 	} {
-		f, ok := r.iface(all[tt.index], all)
+		f, ok := r.iface(all[tt.index], all, map[*Device]*found{first: {index: 1}})
 		if ok != tt.ok || ok && (!slices.Equal(f.vlans, tt.tags) || f.mtu != all[tt.index].Attrs().MTU) {
 			t.Errorf("interface %d: %+v, %v", tt.index, f, ok)
 		}
@@ -389,7 +390,7 @@ func TestStatic(t *testing.T) {
 		if tt.src != "" {
 			src = netip.MustParseAddr(tt.src)
 		}
-		hop, err := s.Resolve(netip.MustParseAddr(tt.dst), src)
+		hop, err := s.Resolve(netip.MustParseAddr(tt.dst), src, "")
 		if tt.want == "" {
 			if err == nil {
 				t.Errorf("%+v: no error", tt)
@@ -440,7 +441,31 @@ func TestHostless(t *testing.T) {
 	}
 }
 
-// TestGone: the interface is removed; one that takes its name is another.
+// changes returns what is readable after r has seen a change.
+func changes(r *Resolver) <-chan struct{} {
+	ch := make(chan struct{}, 1)
+	r.Watch(func() {
+		select {
+		case ch <- struct{}{}:
+		default:
+		}
+	})
+	return ch
+}
+
+// until waits until ok, which it asks after each change.
+func until(t *testing.T, changed <-chan struct{}, what string, ok func() bool) {
+	t.Helper()
+	for limit := time.After(time.Minute); !ok(); {
+		select {
+		case <-changed:
+		case <-limit:
+			t.Fatalf("%s: not seen", what)
+		}
+	}
+}
+
+// TestGone: the interface is removed, and one that takes its name later is followed.
 func TestGone(t *testing.T) {
 	here, _ := wire(t)
 	r, err := New("a0")
@@ -448,26 +473,120 @@ func TestGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	select {
-	case <-r.Gone():
-		t.Fatal("gone before it is")
-	default:
-	}
+	changed, d := changes(r), r.Device("a0")
+	first := d.Index()
 	l, err := here.LinkByName("a0")
 	must(t, err)
-	must(t, here.LinkDel(l))
-	select {
-	case <-r.Gone():
-	case <-time.After(time.Minute):
-		t.Fatal("not noticed")
+	if first != l.Attrs().Index {
+		t.Fatalf("index %d; want %d", first, l.Attrs().Index)
 	}
-	must(t, here.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a0"}, PeerName: "c0"}))
-	up(t, here, "a0", "10.77.0.1/24")
-	if _, err := r.Resolve(netip.MustParseAddr("10.77.0.2"), netip.Addr{}); !errors.Is(err, ErrGone) {
+	must(t, here.LinkSetDown(l))
+	must(t, here.LinkSetName(l, "other"))
+	must(t, here.LinkSetUp(l))
+	until(t, changed, "an interface with another name", func() bool { return len(d.Addrs()) == 1 && d.Index() == first })
+	must(t, here.LinkDel(l))
+	until(t, changed, "an interface that is removed", func() bool { return d.Index() == 0 })
+	if _, err := r.Resolve(netip.MustParseAddr("10.77.0.2"), netip.Addr{}, ""); !errors.Is(err, ErrGone) {
 		t.Errorf("Resolve: %v; want %v", err, ErrGone)
 	}
-	if a := r.Addrs(); len(a) != 0 {
-		t.Errorf("addresses %v of an interface that is gone", a)
+	if a := d.Addrs(); len(a) != 0 || d.MTU() != 0 {
+		t.Errorf("addresses %v, MTU %d of an interface that is gone", a, d.MTU())
+	}
+	must(t, here.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "a0", MTU: 1400}, PeerName: "c0"}))
+	back := up(t, here, "a0", "10.77.0.9/24")
+	up(t, here, "c0")
+	until(t, changed, "an interface that is back", func() bool { return len(d.Addrs()) == 1 && d.MTU() == 1400 })
+	if i := d.Index(); i != back.Attrs().Index || i == first {
+		t.Errorf("index %d; want %d", i, back.Attrs().Index)
+	}
+}
+
+// TestSeveral: the routes choose among the interfaces, by rules about the source too; a
+// device that is asked for is used in spite of them.
+func TestSeveral(t *testing.T) {
+	here, there := wire(t)
+	for _, name := range []string{"a1", "a2"} {
+		must(t, here.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MTU: 1400}, PeerName: "b" + name}))
+		up(t, here, "b"+name)
+	}
+	a0 := up(t, here, "a0", "fe80::a0/64")
+	a1 := up(t, here, "a1", "10.78.0.1/24", "fe80::a1/64")
+	up(t, here, "a2", "10.79.0.1/24")
+	for _, l := range []netlink.Link{a0, a1} { // not those of the kernel
+		list, err := here.AddrList(l, netlink.FAMILY_V6)
+		must(t, err)
+		for _, a := range list {
+			if a.IP.String() != "fe80::"+l.Attrs().Name {
+				must(t, here.AddrDel(l, &a))
+			}
+		}
+	}
+	b0, err := there.LinkByName("b0")
+	must(t, err)
+	peer := [6]byte(b0.Attrs().HardwareAddr)
+	for _, n := range []struct {
+		l netlink.Link
+		a string
+	}{{a0, "10.77.0.200"}, {a1, "10.78.0.2"}, {a1, "10.78.0.200"}, {a1, "10.77.0.2"}, {a0, "fe80::2"}, {a1, "fe80::2"}} {
+		must(t, here.NeighSet(&netlink.Neigh{LinkIndex: n.l.Attrs().Index, IP: net.ParseIP(n.a), State: netlink.NUD_PERMANENT, HardwareAddr: peer[:]}))
+	}
+	_, far, err := net.ParseCIDR("10.200.0.0/16")
+	must(t, err)
+	must(t, here.RouteAdd(&netlink.Route{Dst: far, Gw: net.ParseIP("10.77.0.200"), Src: net.ParseIP("10.78.0.1")}))
+	must(t, here.RouteAdd(&netlink.Route{Dst: far, Gw: net.ParseIP("10.78.0.200"), Table: 100}))
+	rule := netlink.NewRule()
+	rule.Src, rule.Table = &net.IPNet{IP: net.ParseIP("10.78.0.1").To4(), Mask: net.CIDRMask(32, 32)}, 100
+	must(t, here.RuleAdd(rule))
+
+	r, err := New("a0", "a1")
+	must(t, err)
+	defer r.Close()
+	for _, tt := range []struct {
+		dst, src, by string
+		device       string
+		want         string // source
+		err          error
+	}{
+		{"10.77.0.2", "", "", "a0", "10.77.0.1", nil},
+		{"10.78.0.2", "", "", "a1", "10.78.0.1", nil},
+		{"10.78.0.2", "10.77.0.1", "", "a1", "10.77.0.1", nil}, // as Linux does
+		{"10.77.0.2", "", "a1", "a1", "10.78.0.1", nil},
+		{"10.77.0.2", "10.77.0.1", "a1", "a1", "10.77.0.1", nil},
+		{"10.78.0.2", "10.79.0.1", "", "", "", ErrSource},
+		{"10.79.0.2", "", "", "", "", ErrInterface},
+		{"10.200.0.1", "10.77.0.1", "", "a0", "10.77.0.1", nil},
+		{"10.200.0.1", "", "", "a1", "10.78.0.1", nil}, // the rule about the source that the first route has
+		{"fe80::2", "", "", "", "", ErrZone},
+		{"fe80::2%a1", "", "", "a1", "fe80::a1", nil},
+		{"fe80::2", "", "a1", "a1", "fe80::a1", nil},
+		{"fe80::2", "fe80::a0", "a1", "", "", ErrSource},
+		{"fe80::2%a0", "", "a1", "", "", ErrInterface},
+		{"fe80::2%a2", "", "", "", "", ErrInterface},
+	} {
+		var src netip.Addr
+		if tt.src != "" {
+			src = netip.MustParseAddr(tt.src)
+		}
+		hop, err := r.Resolve(netip.MustParseAddr(tt.dst), src, tt.by)
+		if !errors.Is(err, tt.err) || err == nil && (hop.Device != tt.device || hop.Src.String() != tt.want) {
+			t.Errorf("%+v: %s, %v, %v", tt, hop.Device, hop.Src, err)
+		}
+	}
+	if r.MTU("a0") != 1500 || r.MTU("a1") != 1400 || r.MTU("a2") != 0 {
+		t.Errorf("MTUs %d, %d, %d", r.MTU("a0"), r.MTU("a1"), r.MTU("a2"))
+	}
+	if a := r.Device("a1").Addrs(); len(a) != 1 || a[0].String() != "10.78.0.1" {
+		t.Errorf("addresses of a1: %v", a)
+	}
+
+	changed := changes(r)
+	must(t, here.LinkDel(a1))
+	until(t, changed, "that a1 is gone", func() bool { return r.Device("a1").Index() == 0 })
+	if _, err := r.Resolve(netip.MustParseAddr("10.77.0.2"), netip.Addr{}, "a1"); !errors.Is(err, ErrGone) {
+		t.Errorf("by a device that is gone: %v", err)
+	}
+	if hop, err := r.Resolve(netip.MustParseAddr("10.77.0.2"), netip.Addr{}, ""); err != nil || hop.Device != "a0" {
+		t.Errorf("by the other: %s, %v", hop.Device, err)
 	}
 }
 
@@ -482,12 +601,12 @@ func TestOldFailure(t *testing.T) {
 	// The kernel asks until the test is over.
 	must(t, os.WriteFile("/proc/sys/net/ipv4/neigh/a0/mcast_solicit", []byte("1000"), 0))
 	peer := netip.MustParseAddr("10.77.0.99") // nobody
-	key := neighbour{r.index, peer}
+	key := neighbour{r.devices[0].index, peer}
 	ended := make(chan error, 1)
 	var hop dataplane.Hop
 	go func() {
 		var err error
-		hop, err = r.Resolve(peer, netip.Addr{})
+		hop, err = r.Resolve(peer, netip.Addr{}, "")
 		ended <- err
 	}()
 	// waits returns what Resolve waits for, once that is not last and the kernel asks.
@@ -515,11 +634,11 @@ func TestOldFailure(t *testing.T) {
 	var last chan struct{}
 	for range 3 {
 		last = waits(last)
-		r.neighbour(&netlink.NeighUpdate{Type: unix.RTM_NEWNEIGH, Neigh: netlink.Neigh{LinkIndex: r.index, IP: peer.AsSlice(), Family: unix.AF_INET, State: netlink.NUD_FAILED}})
+		r.neighbour(&netlink.NeighUpdate{Type: unix.RTM_NEWNEIGH, Neigh: netlink.Neigh{LinkIndex: r.devices[0].index, IP: peer.AsSlice(), Family: unix.AF_INET, State: netlink.NUD_FAILED}})
 	}
 	waits(last)
 	found := [6]byte{2, 0, 0, 9, 9, 9}
-	must(t, here.NeighSet(&netlink.Neigh{LinkIndex: r.index, IP: peer.AsSlice(), State: netlink.NUD_REACHABLE, HardwareAddr: found[:]}))
+	must(t, here.NeighSet(&netlink.Neigh{LinkIndex: r.devices[0].index, IP: peer.AsSlice(), State: netlink.NUD_REACHABLE, HardwareAddr: found[:]}))
 	if err := <-ended; err != nil || hop.DstMAC != found {
 		t.Errorf("%v, %v", hop.DstMAC, err)
 	}

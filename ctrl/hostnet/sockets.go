@@ -18,7 +18,7 @@ type Sockets struct{}
 
 // Resolve returns a Hop with the source address that the kernel chooses for dst, or src if
 // it is valid, and the MTU of the path. It does not block.
-func (Sockets) Resolve(dst, src netip.Addr) (hop dataplane.Hop, err error) {
+func (Sockets) Resolve(dst, src netip.Addr, _ string) (hop dataplane.Hop, err error) {
 	domain, level, mtu := unix.AF_INET, unix.IPPROTO_IP, unix.IP_MTU
 	if dst.Is6() {
 		domain, level, mtu = unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_MTU

@@ -18,7 +18,7 @@ type Static struct {
 }
 
 // Resolve implements dataplane.Resolver.
-func (s *Static) Resolve(dst, src netip.Addr) (dataplane.Hop, error) {
+func (s *Static) Resolve(dst, src netip.Addr, _ string) (dataplane.Hop, error) {
 	h := dataplane.Hop{SrcMAC: s.SrcMAC, DstMAC: s.DstMAC, VLANs: s.VLANs, MTU: s.MTU, Src: src, Local: slices.Contains(s.Addrs, dst)}
 	for _, a := range s.Addrs {
 		if !src.IsValid() && a.Is4() == dst.Is4() || a == src {

@@ -103,3 +103,21 @@ type Stats struct {
 	Wakes        uint64 // calls of Wait that slept
 	TxIncomplete uint64 // Flushes that left frames in the ring
 }
+
+// Add adds the counters of o.
+func (s *Stats) Add(o *Stats) {
+	s.RxFrames += o.RxFrames
+	s.RxBytes += o.RxBytes
+	s.TxFrames += o.TxFrames
+	s.TxBytes += o.TxBytes
+	s.RxDropped += o.RxDropped
+	s.RxRingFull += o.RxRingFull
+	s.RxFillEmpty += o.RxFillEmpty
+	s.RxInvalid += o.RxInvalid
+	s.TxInvalid += o.TxInvalid
+	s.TxRingFull += o.TxRingFull
+	s.TxErrors += o.TxErrors
+	s.Kicks += o.Kicks
+	s.Wakes += o.Wakes
+	s.TxIncomplete += o.TxIncomplete
+}

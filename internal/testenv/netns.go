@@ -58,6 +58,26 @@ func NewVeth(t testing.TB, mtu int) *Veth {
 	return NewVethQueues(t, mtu, 1)
 }
 
+// Another joins the namespaces of v by one more veth pair, offloads off.
+func (v *Veth) Another(t testing.TB) *Veth {
+	t.Helper()
+	n := unique.Add(1)
+	w := &Veth{A: v.A, B: v.B}
+	for i, e := range []*End{&w.A, &w.B} {
+		e.Name, e.queues, e.offloads = fmt.Sprintf("veth%d", n), 0, false
+		e.number(n, byte(i))
+	}
+	w.Restore(t)
+	return w
+}
+
+// Restore makes the pair of v, with what it had, after one of its ends was removed.
+func (v *Veth) Restore(t testing.TB) {
+	t.Helper()
+	join(t, &v.A, &v.B)
+	bringUp(t, &v.A, &v.B)
+}
+
 // NewVethQueues is NewVeth with several queues per end.
 func NewVethQueues(t testing.TB, mtu, queues int) *Veth {
 	t.Helper()
@@ -152,16 +172,21 @@ func newEnds(t testing.TB, mtu int) (a, b *End) {
 	n := unique.Add(1)
 	end := func(i byte) *End {
 		e := &End{
-			NS:    newNamespace(t, fmt.Sprintf("%s%d-%d%c", prefix, os.Getpid(), n, 'a'+i)),
-			Name:  "veth0",
-			MTU:   mtu,
-			Addr4: netip.AddrFrom4([4]byte{10, 99, byte(n), i + 1}),
-			Addr6: netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x99, 3: byte(n), 15: i + 1}),
+			NS:   newNamespace(t, fmt.Sprintf("%s%d-%d%c", prefix, os.Getpid(), n, 'a'+i)),
+			Name: "veth0",
+			MTU:  mtu,
 		}
-		e.Prefix4 = netip.PrefixFrom(e.Addr4, 24)
+		e.number(n, i)
 		return e
 	}
 	return end(0), end(1)
+}
+
+// number gives e the addresses of the i-th end of wire n.
+func (e *End) number(n uint32, i byte) {
+	e.Addr4 = netip.AddrFrom4([4]byte{10, 99, byte(n), i + 1})
+	e.Addr6 = netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x99, 3: byte(n), 15: i + 1})
+	e.Prefix4 = netip.PrefixFrom(e.Addr4, 24)
 }
 
 // join creates the veth pair between two ends.

@@ -128,7 +128,7 @@ func nodeOver(o *options, links []link.Link, resolver dataplane.Resolver, fragme
 		queues = append(queues, dataplane.Queue{Link: l, CPU: -1, PartialChecksums: o.partial})
 	}
 	n.engine, err = dataplane.New(dataplane.Config{
-		Fragments: fragments, OnEvent: n.event, TCP: &cfg, StreamBuffer: 2 * o.rcvWindow, SendBuffer: o.queue, MaxConns: 1 << 16,
+		Fragments: map[string]dataplane.FragmentSource{"": fragments}, OnEvent: n.event, TCP: &cfg, StreamBuffer: 2 * o.rcvWindow, SendBuffer: o.queue, MaxConns: 1 << 16,
 	}, queues, resolver)
 	if err != nil {
 		return nil, err
@@ -208,7 +208,7 @@ func (n *node) Accept() (stream, error) { return <-n.accepted, nil }
 
 // Dial opens a connection from the next port that is free.
 func (n *node) Dial(remote netip.AddrPort) (stream, error) {
-	hop, err := n.resolver.Resolve(remote.Addr(), netip.Addr{})
+	hop, err := n.resolver.Resolve(remote.Addr(), netip.Addr{}, "")
 	if err != nil {
 		return nil, err
 	}
@@ -239,7 +239,7 @@ func (n *node) connect(src netip.Addr, remote netip.AddrPort) (*conn, error) {
 		if err := n.claim(local); err != nil {
 			return nil, err
 		}
-		id := n.engine.NewID(local)
+		id := n.engine.NewID(local, "")
 		if err := n.engine.Connect(id, dataplane.ConnectRequest{Local: local, Remote: remote, Timeout: n.o.timeout}); err != nil { // most likely this port is in TIME-WAIT
 			last = errors.Join(err, n.unclaim(local))
 			continue

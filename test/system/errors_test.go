@@ -1,6 +1,7 @@
 package system
 
 import (
+	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -38,6 +39,14 @@ func TestDaemonErrors(t *testing.T) {
 		if err := netlink.LinkSetUp(bare); err != nil {
 			return err
 		}
+		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}
+		port := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "port0"}, PeerName: "port1"}
+		if err := errors.Join(netlink.LinkAdd(bridge), netlink.LinkAdd(port)); err != nil {
+			return err
+		}
+		if err := netlink.LinkSetMaster(port, bridge); err != nil {
+			return err
+		}
 		return netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, Mode: netlink.TUNTAP_MODE_TUN})
 	})
 	if err != nil {
@@ -47,7 +56,7 @@ func TestDaemonErrors(t *testing.T) {
 	sock := filepath.Join(dir, "iwarpd.sock")
 	plain := filepath.Join(dir, "plain")
 	config := filepath.Join(dir, "c.yaml")
-	for name, text := range map[string]string{plain: "", config: "interfaces: x\n"} {
+	for name, text := range map[string]string{plain: "", config: "intrface: x\n"} {
 		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -67,6 +76,8 @@ func TestDaemonErrors(t *testing.T) {
 		{"no such interface", on("nope0", sock), 3, v.A.Name},
 		{"loopback", on("lo", sock), 3, "loopback"},
 		{"interface down", on("down0", sock), 3, "ip link set dev down0 up"},
+		{"port of a bridge", on("port0", sock), 3, "serve br0"},
+		{"one of two is not there", []string{bin, "--interfaces", v.A.Name + ",nope0", "--socket", sock}, 3, `no interface "nope0"`},
 		{"no address", on("bare0", sock), 3, "ip address add"},
 		{"no such queue", on(v.A.Name, sock, "--queues", "7"), 3, "no queue 7"},
 		{"missing capability", append([]string{setpriv, "--bounding-set=-net_raw,-bpf,-sys_admin"}, on(v.A.Name, sock)...), 4, "CAP_NET_RAW, CAP_BPF"},

@@ -244,34 +244,28 @@ func TestDetached(t *testing.T) {
 	}
 }
 
-// The interface is removed under a connection: the daemon says so and ends, and so
-// does its client.
+// The only interface is removed under a connection: the connection ends, and the daemon
+// serves the interface again when it is back.
 func TestInterfaceRemoved(t *testing.T) {
-	a, b := pair(t)
-	testenv.Start(t, b.command("ping", "-s", "-a", b.end.Addr4.String())).Expect("listening on")
+	testenv.RequireRoot(t)
+	v := testenv.NewVeth(t, 1500)
+	a, b := newHost(t, &v.A), newHost(t, &v.B)
+	testenv.Start(t, b.command("ping", "-s", "-P", "-a", b.end.Addr4.String())).Expect("listening on")
 	ping := testenv.Start(t, a.command("ping", "-c", "-a", b.end.Addr4.String(), "-v"))
 	ping.Expect("rdma-ping-3")
-	if err := a.end.NS.Do(func() error {
-		l, err := netlink.LinkByName(a.end.Name)
-		if err != nil {
-			return err
-		}
-		return netlink.LinkDel(l)
-	}); err != nil {
-		t.Fatal(err)
+	remove(t, a.end)
+	if code := ping.Wait(limit); code != 4 {
+		t.Errorf("ping: exit code %d; want 4", code)
 	}
-	if code := a.daemon.Wait(limit); code != 3 {
-		t.Errorf("daemon: exit code %d; want 3", code)
+	oneLine(t, ping.String()[strings.LastIndex(ping.String(), "iwarpctl: "):], "iwarpctl", "the interface "+a.end.Name+" was removed")
+	if code, out := a.ctl("ping", "-c", "-a", b.end.Addr4.String()); code == 0 || !strings.Contains(out, "was removed") {
+		t.Errorf("ping while it is gone: exit code %d: %s", code, out)
 	}
-	if out := a.daemon.String(); !strings.Contains(out, "iwarpd: interface "+a.end.Name+" was removed") {
-		t.Errorf("daemon: %s", out)
+	v.Restore(t)
+	for _, h := range []*host{a, b} {
+		h.daemon.Expect("is served again")
 	}
-	if code := ping.Wait(limit); code != 3 {
-		t.Errorf("ping: exit code %d; want 3: %s", code, ping.String())
-	}
-	if _, err := os.Stat(a.socket); err == nil {
-		t.Error("the daemon left its socket")
-	}
+	a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "3", "-V") // of the same server
 }
 
 // Link-local addresses, of IPv6 with and without the interface in them, and of IPv4.

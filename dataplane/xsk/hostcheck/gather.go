@@ -38,6 +38,7 @@ type Facts struct {
 // Interface is what is known of the interface.
 type Interface struct {
 	Name      string
+	Unfit     string // as Unfit has it
 	Loopback  bool
 	Up        bool
 	Ethernet  bool
@@ -100,6 +101,7 @@ func Gather(name string) (*Facts, error) {
 	}
 	defer e.Close()
 	f.Interface = look(e, link)
+	f.Interface.Unfit = unfit(link, netlink.LinkByIndex)
 	for _, l := range vlansOn(link) {
 		f.Interface.Addresses += addresses(l)
 	}

@@ -27,8 +27,15 @@ type Finding struct {
 }
 
 // Judge says what the facts mean.
-func Judge(f *Facts) []Finding {
-	out := []Finding{f.kernel(), f.capabilities(), f.memory(), f.files(), f.mappings(), f.guard(), f.jit()}
+func Judge(f *Facts) []Finding { return append(JudgeHost(f), JudgeInterface(f)...) }
+
+// JudgeHost says what the facts about the host mean.
+func JudgeHost(f *Facts) []Finding {
+	return []Finding{f.kernel(), f.capabilities(), f.memory(), f.files(), f.mappings(), f.guard(), f.jit()}
+}
+
+// JudgeInterface says what the facts about the interface mean.
+func JudgeInterface(f *Facts) (out []Finding) {
 	i := f.Interface
 	if i == nil {
 		mend := "give one with --interface"
@@ -36,6 +43,9 @@ func Judge(f *Facts) []Finding {
 			mend += ": " + strings.Join(f.Others, ", ")
 		}
 		return append(out, Finding{"interface", Fail, "there is none of that name", mend})
+	}
+	if i.Unfit != "" {
+		out = append(out, Finding{"kind", Fail, "it is " + i.Unfit, ""})
 	}
 	out = append(out, i.link(), i.driver(f), i.xdp(), f.queues(), i.mtu(), i.receive(), f.unseen())
 	if i.Kind == "veth" {

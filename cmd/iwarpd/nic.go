@@ -1,0 +1,224 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/ctrl/hostnet"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/dataplane/xsk"
+)
+
+// A nic is an interface that the daemon serves: an XDP program with its maps, and a
+// worker for each queue. When the interface is removed the program stays, with what
+// is claimed, and is attached to the one that takes its name.
+type nic struct {
+	name   string
+	s      *settings
+	log    *zap.Logger
+	dev    *hostnet.Device
+	steer  *bpf.Steering
+	queues []int // that workers serve
+	cpus   []int // of those workers; empty: not pinned
+	mtu    int   // that the links are for
+
+	index atomic.Int32           // of the interface that the links are open on; 0: none
+	mode  atomic.Pointer[string] // how frames move, as ifqueue.Set has it
+	super atomic.Bool            // super-frames are sent
+	set   *ifqueue.Set           // nil: none is open
+	why   string                 // that it could not be served again, as last logged
+}
+
+// newNIC looks at the interface, and loads the XDP program, which open attaches.
+func (d *daemon) newNIC(name string) (*nic, error) {
+	s := d.s
+	ifi, err := findInterface(name)
+	if err != nil {
+		return nil, err
+	}
+	have, err := xsk.Queues(name)
+	if err != nil {
+		return nil, exitErr(exitInterface, "interface %s: %w", name, err)
+	}
+	n := &nic{name: name, s: s, log: d.log, mtu: s.linkMTU(ifi)}
+	n.mode.Store(new(string))
+	if n.queues, err = checkQueues(name, s.Queues, have); err != nil {
+		return nil, err
+	}
+	if why := leftOut(name, n.queues, have); why != "" {
+		d.log.Warn(why, zap.String("interface", name), zap.Ints("served", n.queues), zap.Int("queues", have))
+	}
+	return n, nil
+}
+
+// linkMTU is the largest packet that links of ifi are to carry.
+func (s *settings) linkMTU(ifi *net.Interface) int {
+	if s.MTU != 0 {
+		return s.MTU
+	}
+	return ifi.MTU
+}
+
+// load loads the program. The queues that the interface has now, or more of those that
+// may come in its place, can have a socket.
+func (n *nic) load() (err error) {
+	n.steer, err = bpf.Load(bpf.Options{Queues: max(slices.Max(n.queues)+1, 64), Endpoints: n.s.Endpoints})
+	if err != nil {
+		return bpfError(err)
+	}
+	return nil
+}
+
+// device describes n to the control plane.
+func (n *nic) device() ctrl.Device {
+	return ctrl.Device{
+		Name: n.name, MTU: n.mtu, PresentMTU: n.dev.MTU, Addrs: n.dev.Addrs, LinkLocal: n.dev.LinkLocal, VLANs: n.dev.VLANs,
+		Transport: func() string { return *n.mode.Load() }, Steering: n.steer, Program: n,
+	}
+}
+
+// open attaches the program to the interface ifi and opens a socket for each queue.
+func (n *nic) open(ifi *net.Interface) (queues []dataplane.Queue, err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.shut())
+		}
+	}()
+	have, err := xsk.Queues(n.name)
+	if err != nil {
+		return nil, err
+	}
+	// The interface may have come back with fewer.
+	there := slices.DeleteFunc(slices.Clone(n.queues), func(q int) bool { return q >= have })
+	n.index.Store(int32(ifi.Index))
+	n.set, err = ifqueue.Open(n.steer, ifqueue.Config{
+		Interface: n.name, Queues: there, Link: n.s.Link, Mode: bpfMode(n.s.XDPMode), MTU: n.mtu, Memory: int(n.s.QueueMem), Super: n.s.Super,
+		FellBack: func(err error) {
+			n.log.Info("packet sockets would be faster on this interface, and cannot be used: AF_XDP is used", zap.String("interface", n.name), zap.Error(err))
+		},
+	})
+	if err != nil {
+		return nil, linkError(n.name, err)
+	}
+	n.mode.Store(&n.set.Mode)
+	n.super.Store(n.set.Super)
+	partial := n.s.Partial == "accept" || n.s.Partial == "auto" && n.set.Local
+	links := n.set.Links
+	for i, q := range n.queues {
+		out := dataplane.Queue{Link: link.NewNone(n.mtu), Device: n.name, CPU: n.cpu(i), PartialChecksums: partial}
+		if q < have {
+			out.Link, links = links[0], links[1:]
+		}
+		queues = append(queues, out)
+	}
+	return queues, nil
+}
+
+// cpu is the one that the i-th worker is pinned to; -1: none.
+func (n *nic) cpu(i int) int {
+	if len(n.cpus) == 0 {
+		return -1
+	}
+	return n.cpus[i]
+}
+
+// shut undoes open.
+func (n *nic) shut() (err error) {
+	if n.set != nil {
+		err = n.set.Close()
+	}
+	n.set = nil
+	n.index.Store(0)
+	return err
+}
+
+// Attached implements ctrl.Program. It is an error to ask while the interface is gone.
+func (n *nic) Attached() (bool, error) {
+	i := int(n.index.Load())
+	if i == 0 {
+		return false, hostnet.ErrGone
+	}
+	ok, err := n.steer.Program(i, bpfMode(n.s.XDPMode)).Attached()
+	if !ok && err == nil {
+		_, err = net.InterfaceByIndex(i) // which is gone before its program is
+	}
+	return ok, err
+}
+
+// Attach implements ctrl.Program.
+func (n *nic) Attach() error {
+	return n.steer.Program(int(n.index.Load()), bpfMode(n.s.XDPMode)).Attach()
+}
+
+// retryPeriod is how often an interface is tried that is back and cannot be served yet:
+// not all that it waits for is seen by netlink.
+const retryPeriod = time.Second
+
+// watchNICs stops to serve interfaces that are removed, and serves those that are back,
+// until ctx is done. changed is readable after each change that netlink reports.
+func (d *daemon) watchNICs(ctx context.Context, changed <-chan struct{}) {
+	for {
+		var retry <-chan time.Time
+		for _, n := range d.nics {
+			if i := n.index.Load(); i != 0 && int(i) != n.dev.Index() {
+				d.unplug(n)
+			}
+			if n.index.Load() == 0 && n.dev.Index() != 0 {
+				if !d.plug(n) {
+					retry = time.After(retryPeriod)
+				}
+			}
+		}
+		select {
+		case <-changed:
+		case <-retry:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// unplug ends the connections of n, whose interface is gone.
+func (d *daemon) unplug(n *nic) {
+	d.server.Unplug(n.name)
+	_ = n.shut() // the kernel has detached the program already
+}
+
+// plug serves n again. It reports whether it does.
+func (d *daemon) plug(n *nic) bool {
+	err := d.tryPlug(n)
+	switch {
+	case err == nil:
+		n.why = ""
+	case err.Error() != n.why:
+		n.why = err.Error()
+		d.log.Warn("the interface is back, but cannot be served yet", zap.String("interface", n.name), zap.Error(err))
+	}
+	return err == nil
+}
+
+func (d *daemon) tryPlug(n *nic) error {
+	ifi, err := findInterface(n.name)
+	if err != nil {
+		return err
+	}
+	n.mtu = d.s.linkMTU(ifi)
+	queues, err := n.open(ifi)
+	if err != nil {
+		return err
+	}
+	if err := d.server.Plug(n.name, n.mtu, queues); err != nil {
+		return errors.Join(err, n.shut())
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+package ctrl
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/iwarpd/iwarpd/bpf"
+	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/dataplane"
+	"github.com/iwarpd/iwarpd/internal/clock"
+)
+
+// routed is a resolver whose routes lead to 10.0.1.0/24 by eth1, and elsewhere by eth0.
+type routed struct{ fakeResolver }
+
+func (routed) Resolve(dst, src netip.Addr, device string) (dataplane.Hop, error) {
+	h := dataplane.Hop{Src: addrA, MTU: 1500, Device: "eth0"}
+	if netip.MustParsePrefix("10.0.1.0/24").Contains(dst) || device == "eth1" {
+		h.Src, h.Device = netip.MustParseAddr("10.0.1.1"), "eth1"
+	}
+	if src.IsValid() {
+		h.Src = src
+	}
+	return h, nil
+}
+
+// severalDevices is a harness of two devices.
+func severalDevices(t *testing.T) (h *harness, steer [2]*fakeSteering) {
+	t.Helper()
+	h = &harness{e: newFakeEngine(), steer: &fakeSteering{}}
+	var ds []Device
+	for i, d := range []struct{ name, addr, local string }{{"eth0", "10.0.0.1", "fe80::a"}, {"eth1", "10.0.1.1", "fe80::b"}} {
+		steer[i] = &fakeSteering{}
+		ds = append(ds, Device{
+			Name: d.name, MTU: 1500 * (i + 1), Steering: steer[i],
+			Addrs:     func() []netip.Addr { return []netip.Addr{netip.MustParseAddr(d.addr)} },
+			LinkLocal: func() []netip.Addr { return []netip.Addr{netip.MustParseAddr(d.local).WithZone(d.name)} },
+		})
+	}
+	s, err := New(Config{}, Options{Resolver: routed{}, NoGuard: true, Devices: ds})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Server = s
+	s.now = func() clock.Time { return 1e9 }
+	s.Bind(h.e)
+	t.Cleanup(func() {
+		s.Close()
+		for i, st := range steer {
+			if n := st.len(); n != 0 {
+				t.Errorf("%d endpoints still claimed of device %d", n, i)
+			}
+		}
+	})
+	return h, steer
+}
+
+// TestDevices: a connection takes the device of its route, or the one that the client names,
+// directly or by a zone.
+func TestDevices(t *testing.T) {
+	h, steer := severalDevices(t)
+	c := h.hello(t)
+	connect := func(remote, local, device string) *ctrlpb.Request {
+		r := reqConnect(c.qp(), remote)
+		b := r.GetConnect()
+		b.Local, b.Device = local, device
+		return r
+	}
+	for _, tt := range []struct{ remote, local, device, want string }{
+		{"10.0.0.2:7174", "", "", "eth0"},
+		{"10.0.1.2:7174", "", "", "eth1"},
+		{"10.0.1.2:7175", "10.0.0.1", "", "eth1"},
+		{"10.0.0.2:7175", "", "eth1", "eth1"},
+		{"[fe80::2%eth1]:7176", "", "", "eth1"},
+		{"[fe80::2]:7177", "", "eth1", "eth1"},
+		{"[fe80::2]:7178", "fe80::b%eth1", "", "eth1"},
+	} {
+		c.ok(connect(tt.remote, tt.local, tt.device))
+		h.e.await(t, "connect")
+		remote := netip.MustParseAddrPort(tt.remote)
+		id, _ := h.e.only(t, netip.AddrPortFrom(remote.Addr().WithZone(""), remote.Port()))
+		if got := h.e.Device(id); got != tt.want {
+			t.Errorf("%+v: by %s", tt, got)
+		}
+	}
+	for _, tt := range []struct{ remote, local, device, want string }{
+		{"10.0.0.2:7174", "", "eth2", "choose one of eth0, eth1"},
+		{"[fe80::2]:7174", "", "", "name the interface"},
+		{"[fe80::2%eth0]:7174", "", "eth1", "not a link-local address of the interface eth1"},
+		{"[fe80::2%eth2]:7174", "", "", "of eth0, eth1 alone"},
+		{"[fe80::2%eth0]:7174", "fe80::b%eth1", "", "not a link-local address of the interface eth1"},
+	} {
+		if text := c.fails(invalid, connect(tt.remote, tt.local, tt.device)); !strings.Contains(text, tt.want) {
+			t.Errorf("%+v: %s", tt, text)
+		}
+	}
+	for i, st := range steer { // frames for an address may come by both
+		if !steers(st, "10.0.0.1") || !steers(st, "10.0.1.1") {
+			t.Errorf("device %d does not steer all: %v", i, st.eps)
+		}
+	}
+
+	listen := func(addr, device string, port uint32) *ctrlpb.Request {
+		r := reqListen(addr, port)
+		r.GetListen().Device = device
+		return r
+	}
+	for _, tt := range []struct{ addr, device, want string }{
+		{"", "", ""}, {"0.0.0.0", "", ""}, {"10.0.0.1", "", ""}, {"", "eth1", "eth1"}, {"10.0.1.1", "eth1", "eth1"},
+		{"fe80::b%eth1", "", "eth1"}, {"fe80::a", "eth0", "eth0"},
+	} {
+		port := uint32(8000 + len(h.e.on))
+		c.ok(listen(tt.addr, tt.device, port))
+		h.e.mu.Lock()
+		if got := h.e.on[dataplane.ListenerID(h.e.next)]; got != tt.want {
+			t.Errorf("%+v: on %q", tt, got)
+		}
+		h.e.mu.Unlock()
+	}
+	c.fails(badAddress, listen("10.0.0.1", "eth1", 9000))
+	c.fails(invalid, listen("fe80::a", "", 9000))
+	if steers(steer[0], "fe80::b") || !steers(steer[1], "fe80::b") {
+		t.Error("a link-local address is not of its interface alone")
+	}
+
+	st := c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_QueryStatus{QueryStatus: &ctrlpb.QueryStatus{}}}).GetStatus()
+	if d := st.Devices; len(d) != 2 || d[1].Interface != "eth1" || d[1].Mtu != 3000 || d[1].Addresses[0] != "10.0.1.1" || st.Device.Interface != "eth0" {
+		t.Errorf("status %v", st)
+	}
+}
+
+// steers reports whether an endpoint of that address is claimed of s.
+func steers(s *fakeSteering, addr string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ep := range s.eps {
+		if ep.Addr.IsValid() && ep.Addr.String() == addr {
+			return true
+		}
+	}
+	return false
+}
+
+// TestUnplug: nothing is opened by a device whose interface is gone until it is back; the
+// other device is not concerned.
+func TestUnplug(t *testing.T) {
+	h, _ := severalDevices(t)
+	c := h.hello(t)
+	c.ok(reqListen("", 7174))
+	q := c.qp()
+	c.ok(reqConnect(q, "10.0.1.2:7174"))
+	h.e.await(t, "connect")
+	id, _ := h.e.only(t, netip.MustParseAddrPort("10.0.1.2:7174"))
+	h.Unplug("eth1")
+	why := h.e.unplugged["eth1"]
+	if why == nil || h.e.unplugged["eth0"] != nil {
+		t.Fatalf("unplugged %v", h.e.unplugged)
+	}
+	h.OnEvent(dataplane.Event{Kind: dataplane.EventClosed, Conn: id, Err: why})
+	if e := c.event().GetConnectFailed(); e.GetError().GetCode() != unreachable || e.Error.Text != why.Error() {
+		t.Errorf("event %v", e)
+	}
+	c.ok(reqConnect(c.qp(), "10.0.1.2:7174"))
+	if e := c.event().GetConnectFailed(); e.GetError().GetText() != why.Error() {
+		t.Errorf("event %v", e)
+	}
+	if st := h.Status(); st.Devices[0].Down != "" || st.Devices[1].Down != why.Error() || st.Detached != "" {
+		t.Errorf("status %v", st)
+	}
+	h.devices[1].Program = &fakeProgram{off: true}
+	h.checkProgram(h.devices[1])
+	if h.value(t, "ctrl.program_detachments") != 0 {
+		t.Error("the program of an interface that is gone was taken for detached")
+	}
+	c.ok(reqListen("10.0.0.1", 7175))
+	c.ok(reqConnect(c.qp(), "10.0.0.2:7174"))
+	h.e.await(t, "connect")
+	if err := h.Plug("eth1", 9000, nil); err != nil {
+		t.Fatal(err)
+	}
+	c.ok(reqConnect(c.qp(), "10.0.1.2:7175"))
+	h.e.await(t, "connect")
+	if st := h.Status(); st.Devices[1].Down != "" || st.Devices[1].Mtu != 9000 {
+		t.Errorf("status %v", st)
+	}
+}
+
+// TestUnclaimAfterMove: a link-local address that has left its interface is unclaimed where
+// it was claimed.
+func TestUnclaimAfterMove(t *testing.T) {
+	h, steer := severalDevices(t)
+	ep := bpf.Endpoint{Proto: protoTCP, Addr: netip.MustParseAddr("fe80::b"), Port: 1}
+	if err := h.devices.claim(ep); err != nil || steer[0].len() != 0 || steer[1].len() != 1 {
+		t.Fatalf("%v: %v, %v", err, steer[0].eps, steer[1].eps)
+	}
+	h.devices[1].LinkLocal = nil
+	if h.devices.unclaim(ep); steer[1].len() != 0 {
+		t.Error("still claimed")
+	}
+}

@@ -1,0 +1,157 @@
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/iwarpd/iwarpd/dataplane/link"
+	"github.com/iwarpd/iwarpd/sctp"
+)
+
+// device is an interface: the workers of its queues. Connections do not move between
+// devices; listeners, regions and completion queues are for all.
+type device struct {
+	name    string
+	workers []*worker
+	frags   defrag
+}
+
+// errUnplugged is why a connect by a device fails whose interface is gone.
+var errUnplugged = errors.New("dataplane: the interface is gone")
+
+// device returns the device of that name. With "", or a name that there is not, it is the
+// first.
+func (e *Engine) device(name string) *device {
+	for _, d := range e.devices {
+		if d.name == name {
+			return d
+		}
+	}
+	return e.devices[0]
+}
+
+// addDevice returns the device of that name, made if there is none.
+func (e *Engine) addDevice(name string) *device {
+	for _, d := range e.devices {
+		if d.name == name {
+			return d
+		}
+	}
+	d := &device{name: name}
+	d.frags.e, d.frags.dev, d.frags.source = e, d, e.cfg.Fragments[name]
+	e.devices = append(e.devices, d)
+	return d
+}
+
+// Device returns the name of the device that a connection uses.
+func (e *Engine) Device(id ConnID) string { return e.worker(id).dev.name }
+
+// WorkerDevice returns the name of the device that a worker, from 0 to Workers()-1,
+// serves a queue of.
+func (e *Engine) WorkerDevice(worker int) string { return e.workers[worker].dev.name }
+
+// dialer returns the worker that opens connections from local.
+func (d *device) dialer(local netip.AddrPort) *worker {
+	return d.workers[int(local.Port())%len(d.workers)]
+}
+
+// Unplug ends all connections of a device, since its interface is gone, and takes its
+// links: when it returns they are not used any more, and are the caller's to close. why
+// is what the connections end with. Until Plug nothing can be opened by that device; its
+// listeners stay.
+func (e *Engine) Unplug(name string, why error) {
+	d := e.device(name)
+	for range 2 { // a connection may have been on its way from one worker to another
+		for _, w := range d.workers {
+			w.post(func(w *worker) { replaceLink(w, Queue{Link: link.NewNone(w.link.MTU())}, why) })
+		}
+		e.Fence()
+	}
+}
+
+// Plug gives a device that was unplugged a link for each of its workers, in the order
+// in which New was given them.
+func (e *Engine) Plug(name string, queues []Queue) error {
+	d := e.device(name)
+	if len(queues) != len(d.workers) {
+		return fmt.Errorf("dataplane: %d queues for the %d workers of %s", len(queues), len(d.workers), name)
+	}
+	for i, w := range d.workers {
+		w.post(func(w *worker) { replaceLink(w, queues[i], errUnplugged) })
+	}
+	e.Fence()
+	return nil
+}
+
+// unplugged reports whether l stands for an interface that is gone.
+func unplugged(l link.Link) bool {
+	_, none := l.(*link.None)
+	return none
+}
+
+// replaceLink gives w another link. Its connections, which the old one has frames of, end
+// for the reason why; its listeners stay.
+func replaceLink(w *worker, q Queue, why error) {
+	for _, l := range slices.Collect(maps.Values(w.lanes)) {
+		l.cut(w, why)
+	}
+	var st link.Stats
+	w.link.Stats(&st)
+	w.past.Add(&st)
+	setLink(w, q)
+	for _, l := range w.listeners {
+		switch {
+		case l.tcp != nil:
+			l.tcp.SetMTU(w.told)
+		case l.sctp != nil:
+			st := l.sctp.Stats()
+			w.sctp.over.Listeners.Add(&st)
+			l.sctp = sctp.NewListener(w.sctpConfig(l.opts), w.sctpSecret(), w.mtu)
+		}
+	}
+}
+
+// cut ends a lane at once, also one in TIME-WAIT, and one within the host, which has slots
+// of the link too.
+func (l *lane) cut(w *worker, why error) {
+	if l.gone {
+		return // by another of its keys
+	}
+	for _, s := range l.llp.streams() {
+		if s.err == nil {
+			s.err = why
+		}
+	}
+	switch c := l.llp.(type) {
+	case *tcpConn:
+		c.tcp.Abort(w.now)
+	case *assoc:
+		c.a.Abort(w.now)
+	}
+	if l.llp.begin(w); !l.gone {
+		w.pumpLane(l, nil)
+	}
+}
+
+// setLink makes w use a link, and nothing of the one before.
+func setLink(w *worker, q Queue) {
+	w.link, w.partial = q.Link, q.PartialChecksums
+	w.rx, w.recent, w.super = rxBurst{}, nil, superTx{}
+	w.slots, w.record = make([]slotState, q.Link.Slots()), link.NoSlot
+	if s, ok := q.Link.(link.Segmenter); ok && s.SuperBytes() > 0 {
+		w.super.link = s
+	}
+	// A slot holds the payload after headroom, so that the largest segment of a
+	// link whose packets nearly fill a slot is a few bytes smaller.
+	w.mtu = min(q.Link.MTU(), q.Link.SlotSize()-headroom+minHeaders)
+	w.told = w.mtu
+	w.held = heldTable{}
+	w.held.init(q.Link.RxFrames() / 2)
+	if w.e.cfg.TCP.MaxHeld == 0 {
+		w.tcp.MaxHeld = len(w.held.frames)
+	}
+	clear(w.strays.out) // their buffers are of the MTU
+}

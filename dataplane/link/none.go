@@ -1,0 +1,63 @@
+package link
+
+import "time"
+
+// None is the Link of a queue whose interface is gone: nothing arrives, and there are
+// no TX slots.
+type None struct {
+	poller
+	mtu int
+}
+
+// NewNone makes a None that says that it has that MTU.
+func NewNone(mtu int) *None { return &None{mtu: mtu} }
+
+// Receive returns 0.
+func (*None) Receive([]Frame) int { return 0 }
+
+// Release does nothing.
+func (*None) Release(*Frame) {}
+
+// RxFrames returns 0.
+func (*None) RxFrames() int { return 0 }
+
+// Alloc returns no slot.
+func (*None) Alloc() (Slot, bool) { return NoSlot, false }
+
+// Free does nothing.
+func (*None) Free(Slot) {}
+
+// FreeSlots returns 0.
+func (*None) FreeSlots() int { return 0 }
+
+// Slots returns 0.
+func (*None) Slots() int { return 0 }
+
+// SlotSize returns what a slot for the MTU would have.
+func (n *None) SlotSize() int { return n.mtu + HeaderRoom }
+
+// Bytes returns nil.
+func (*None) Bytes(Slot) []byte { return nil }
+
+// Post returns false.
+func (*None) Post(Slot, int, int) bool { return false }
+
+// Flush does nothing.
+func (*None) Flush() {}
+
+// Reap returns 0.
+func (*None) Reap([]Slot) int { return 0 }
+
+// Wait implements Link.
+func (n *None) Wait(timeout time.Duration, wakefd int) bool { return n.wait(timeout, -1, wakefd) }
+
+// MTU implements Link.
+func (n *None) MTU() int { return n.mtu }
+
+// Stats counts nothing.
+func (*None) Stats(*Stats) {}
+
+// Close does nothing.
+func (*None) Close() error { return nil }
+
+var _ Link = (*None)(nil)

@@ -1,0 +1,34 @@
+package hostcheck
+
+import (
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Unfit returns why the interface of that index cannot be served and another one can,
+// which it names; the text follows "is". "" if it can.
+func Unfit(index int) string {
+	l, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return ""
+	}
+	return unfit(l, netlink.LinkByIndex)
+}
+
+// unfit is Unfit for l, where find returns an interface of the same network namespace.
+func unfit(l netlink.Link, find func(index int) (netlink.Link, error)) string {
+	a := l.Attrs()
+	if m, err := find(a.MasterIndex); a.MasterIndex != 0 && err == nil {
+		switch kind := m.Type(); kind {
+		case "bridge", "bond", "team", "openvswitch":
+			return fmt.Sprintf("a port of the %s %s, which has its traffic and addresses: serve %s", kind, m.Attrs().Name, m.Attrs().Name)
+		}
+	}
+	if v, ok := l.(*netlink.Vlan); ok && a.NetNsID < 0 {
+		if p, err := find(a.ParentIndex); err == nil {
+			return fmt.Sprintf("the VLAN %d on %s: serve %s, which includes its VLANs", v.VlanId, p.Attrs().Name, p.Attrs().Name)
+		}
+	}
+	return ""
+}
