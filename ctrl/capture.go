@@ -127,8 +127,9 @@ func (c *session) captureFilter(r *ctrlpb.Capture) (func(*pkt.Flow) bool, error)
 		if q.conn == nil || !q.conn.local.IsValid() {
 			return nil, errorf(badState, "ctrl: queue pair %d has no connection to capture", r.Qp)
 		}
-		flow := flowOf(q.conn.local, q.conn.remote)
-		return func(f *pkt.Flow) bool { return *f == flow }, nil
+		// A later connection between the same endpoints may be another user's.
+		flow, cl := flowOf(q.conn.local, q.conn.remote), q.conn.claim
+		return func(f *pkt.Flow) bool { return *f == flow && (cl == nil || !cl.dropped.Load()) }, nil
 	}
 	if !c.policy().admin {
 		return nil, errorf(permission, "ctrl: %s may capture the connections of its own queue pairs only: name one", user(c.cred.Uid))

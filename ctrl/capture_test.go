@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/iwarpd/iwarpd/ctrl/ctrlpb"
+	"github.com/iwarpd/iwarpd/mpa"
 )
 
 // TestCaptureCharged checks that the rings of a capture are charged as long as a worker may write to them, even after
@@ -60,5 +61,25 @@ func TestCaptureUnread(t *testing.T) {
 		}
 		leave(fds[1])
 		<-over
+	}
+}
+
+// TestCapturePortFreed: a capture of a connection sees none that is made from its port when
+// another user may have it.
+func TestCapturePortFreed(t *testing.T) {
+	h := newHarness(t, Config{})
+	c := h.hello(t)
+	qp := c.qp()
+	p, _ := h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
+	flow := flowOf(p.c.local, p.c.remote)
+	h.mu.Lock()
+	match, err := h.sessions[h.lastID].captureFilter(&ctrlpb.Capture{Qp: qp})
+	h.mu.Unlock()
+	if err != nil || !match(&flow) {
+		t.Fatalf("the connection is not captured: %v", err)
+	}
+	c.ok(&ctrlpb.Request{Body: &ctrlpb.Request_Disconnect{Disconnect: &ctrlpb.Disconnect{Qp: qp, Abort: true}}})
+	if match(&flow) {
+		t.Error("a later connection is captured")
 	}
 }

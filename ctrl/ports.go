@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -33,6 +34,7 @@ type claim struct {
 	fds       []int
 	eps       []bpf.Endpoint
 	guard     map[netip.Addr]bool // addresses that a guard socket is bound to
+	dropped   atomic.Bool         // the endpoint may be another user's
 }
 
 // claims are the reserved endpoints. All methods require Server.mu.
@@ -183,6 +185,7 @@ func (cs *claims) drop(c *claim) {
 	if c.refs--; c.refs > 0 {
 		return
 	}
+	c.dropped.Store(true)
 	delete(cs.byAddr, c.addr)
 	cs.undo(c)
 	if c.active {
