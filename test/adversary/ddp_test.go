@@ -7,7 +7,7 @@ import (
 	"github.com/iwarpd/iwarpd/test/adversary/peer"
 )
 
-// an attack of one segment.
+// one is an attack of one segment.
 func one(name, rules string, want outcome, segment func(c *conn) []byte) attack {
 	return attack{name: name, rules: rules, want: want, run: func(c *conn) []byte {
 		u := segment(c)
@@ -16,7 +16,7 @@ func one(name, rules string, want outcome, segment func(c *conn) []byte) attack 
 	}}
 }
 
-// an attack by the last of some segments.
+// last is an attack by the last of some segments.
 func last(name, rules string, want outcome, segments ...[]byte) attack {
 	return attack{name: name, rules: rules, want: want, run: func(c *conn) []byte {
 		c.send(segments...)
@@ -84,7 +84,7 @@ func TestDDP(t *testing.T) {
 			return u
 		}},
 
-		// The control fields of a message's segments are to be the same. The last one's count.
+		// The control fields of all segments of a message must be equal. The last segment's count.
 		last("control/of another Send in the last segment", "D39, D40", outcome{}, send(false, 1, 0, 8),
 			peer.Untagged(peer.SendSE, true, 0, 0, 1, 8, long[:8])).with(func(a *attack) { a.delivered, a.msn = 1, 2 }),
 		last("control/Immediate Data in the last segment", "D39", untaggedErr(4), send(false, 1, 0, 8),
@@ -166,7 +166,7 @@ func TestDDP(t *testing.T) {
 		}),
 		one("wrap/at the top", "D95", taggedErr(3), to("top", 0xfffffffffffffffc, 8)),
 		one("wrap/from a region far below", "D95", taggedErr(3), to("all", 0xffffffffffffffff, 8)),
-		// The sum of TO and length is what must not wrap: the last byte of all cannot be reached.
+		// The sum of TO and length must not wrap: the last byte of the address space cannot be accessed.
 		one("wrap/the sum alone", "D95", taggedErr(3), to("top", 0xfffffffffffffff8, 8)),
 		one("wrap/not yet", "D95", outcome{}, to("top", 0xfffffffffffffff7, 8)).with(func(a *attack) { a.changed = []string{"top"} }),
 		{name: "second segment is out of bounds", rules: "D96", want: taggedErr(1), changed: []string{"all"}, run: func(c *conn) []byte {

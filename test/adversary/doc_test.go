@@ -1,8 +1,6 @@
-// Package adversary is iwarpd against a peer that breaks the rules: a whole
-// daemon with several clients at one end of a wire, package peer's raw speaker at
-// the other. Each attack must be answered by the very bytes that the RFCs ask
-// for, change no memory it had no right to, and go unnoticed by the connection
-// beside it.
+// Package adversary tests iwarpd against a peer that breaks the rules: a whole daemon with several clients at one end
+// of a wire, and package peer's raw speaker at the other. Each attack must be answered with the exact bytes that the
+// RFCs require, must not change memory that it has no right to, and must not affect another connection.
 package adversary
 
 import (
@@ -14,7 +12,7 @@ import (
 
 var row = regexp.MustCompile(`\b[MEDRA][0-9]+\b`)
 
-// checkRules holds the rows that attacks name against the conformance tables.
+// checkRules checks that the rows that attacks name exist in the conformance tables.
 func checkRules(t *testing.T, name, rules string) {
 	t.Helper()
 	for _, r := range row.FindAllString(rules, -1) {
@@ -44,7 +42,7 @@ func rows(t *testing.T) map[string]bool {
 	return known
 }
 
-// TestIndex holds the numbers in docs/conformance.md against the tables.
+// TestIndex checks the numbers in docs/conformance.md against the tables.
 func TestIndex(t *testing.T) {
 	count := make(map[string]int)
 	for r := range rows(t) {

@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/test/adversary/peer"
 )
 
-// A state is where a connection stands when its peer ends it.
+// A state is the state of a connection when its peer ends it.
 type state struct {
 	name      string
 	opts      options
@@ -19,9 +19,8 @@ type state struct {
 	changed   []string
 }
 
-// TestEnds ends the connection by a FIN and by a RST in each state of MPA and RDMAP:
-// nothing but a FIN is answered, what was posted is flushed once, and no other
-// connection notices.
+// TestEnds ends the connection by a FIN and by a RST in each state of MPA and RDMAP. Only a FIN is answered, posted
+// work is flushed once, and other connections are unaffected.
 func TestEnds(t *testing.T) {
 	hello := peer.SendMsg(1, []byte("hello"))
 	rtr := func(b, c, d bool) options { return options{rtr: peer.Enhanced(true, b, c, d, 4, 4)} }
@@ -96,7 +95,7 @@ func TestEnds(t *testing.T) {
 		}},
 		state{name: "with a window bound", reach: func(c *conn) { c.bindWindow("all", 0, 64, iwarp.AccessRemoteWrite) }},
 
-		// What lies behind a gap when the end comes in the gap is never looked at.
+		// Segments after a gap are never processed if the connection ends before the gap is filled.
 		state{name: "with a segment behind a gap", reach: func(c *conn) {
 			if err := c.s.SendAt(100, peer.FPDU(peer.Tagged(peer.Write, true, c.regions["all"].RKey(), 0x10000, long[:64]))); err != nil {
 				c.t.Fatal(err)
@@ -131,7 +130,7 @@ func TestEnds(t *testing.T) {
 		}
 	}
 
-	// Ends that meet the node's own.
+	// Ends that cross the node's own.
 	both := func(name, rules string, want outcome, run func(c *conn) []byte) {
 		attacks = append(attacks, attack{name: name, rules: rules, want: want, run: run})
 	}
@@ -282,15 +281,15 @@ func TestEndsOfInitiator(t *testing.T) {
 				if err := c.over(); err == nil {
 					t.Error("the application is told nothing")
 				}
-				if err := w.good.beat(); err != nil { // behind all that the node had to say
+				if err := w.good.beat(); err != nil { // after everything that the node sent
 					t.Fatal(err)
 				}
 				if c.s.RST || c.s.FIN != (name == "FIN") {
 					t.Errorf("the node ends with FIN %v, RST %v", c.s.FIN, c.s.RST)
 				}
-				// An initiator that hears nothing sends Writes of no bytes.
-				for nudge := peer.Tagged(peer.Write, true, 1, 0, nil); len(c.s.In) > 0; {
-					if u := c.next(); !bytes.Equal(u, nudge) {
+				// An initiator that receives nothing sends empty Writes.
+				for empty := peer.Tagged(peer.Write, true, 1, 0, nil); len(c.s.In) > 0; {
+					if u := c.next(); !bytes.Equal(u, empty) {
 						t.Errorf("the node sends % x", u)
 					}
 				}

@@ -10,7 +10,7 @@ import (
 	"github.com/iwarpd/iwarpd/test/adversary/peer"
 )
 
-// An outcome is how a connection must end, or not.
+// An outcome is the expected end of a connection, or that it continues.
 type outcome struct {
 	kind    outcomeKind
 	layer   byte
@@ -25,16 +25,16 @@ type (
 )
 
 const (
-	goesOn     outcomeKind = iota // nothing is wrong: a Send still arrives
+	goesOn     outcomeKind = iota // no violation: a Send still arrives
 	terminated                    // a Terminate, then FIN
-	finished                      // FIN and nothing else
+	finished                      // a FIN and nothing else
 	wasReset                      // RST and nothing else
-	cut                           // we reset: nothing is to be seen
+	cut                           // the raw peer resets: nothing is sent
 )
 
 const (
-	withDDP  headers = iota // of the guilty segment
-	withRDMA                // and the Read Request header
+	withDDP  headers = iota // DDP header of the offending segment
+	withRDMA                // and its Read Request header
 	bare                    // no headers
 )
 
@@ -44,20 +44,20 @@ func untaggedErr(code byte) outcome           { return outcome{terminated, 1, 2,
 func protection(code byte, h headers) outcome { return outcome{terminated, 0, 1, code, h} }
 func operation(code byte) outcome             { return outcome{terminated, 0, 2, code, withDDP} }
 
-// An attack is one thing done wrong in full operation.
+// An attack is a single violation in full operation.
 type attack struct {
 	name  string
 	rules string // rows of the conformance tables
 	opts  options
-	// run does it, and returns the ULPDU of the guilty segment.
+	// run performs it and returns the ULPDU of the offending segment.
 	run       func(c *conn) []byte
 	want      outcome
-	delivered int      // receives that complete well
+	delivered int      // receives that complete successfully
 	msn       uint32   // of the Send that must still arrive; 0: 1
-	changed   []string // regions that the part that was right may change
+	changed   []string // regions that the valid part may change
 }
 
-// runAttacks plays attacks against one daemon, one after the other.
+// runAttacks runs attacks against one daemon, one after the other.
 func runAttacks(t *testing.T, attacks []attack) {
 	w := newWorld(t)
 	names := make(map[string]bool)
@@ -79,8 +79,7 @@ func runAttacks(t *testing.T, attacks []attack) {
 	t.Logf("%d attacks", len(attacks))
 }
 
-// alone waits until nothing is left in the daemon of the connections that were
-// attacked.
+// alone waits until the daemon holds nothing of the attacked connections.
 func (w *world) alone(t *testing.T) {
 	t.Helper()
 	err := w.host.Until("everything given back", func() bool {
@@ -171,7 +170,7 @@ func (c *conn) expect(a *attack, guilty []byte) {
 			t.Error("the application is told nothing")
 		}
 		if a.want.kind == cut {
-			if err := c.good.beat(); err != nil { // behind all that the node had to say
+			if err := c.good.beat(); err != nil { // after everything that the node sent
 				t.Fatal(err)
 			}
 			if c.s.RST {
@@ -181,7 +180,7 @@ func (c *conn) expect(a *attack, guilty []byte) {
 	}
 }
 
-// end waits for FIN or RST, with no byte in front.
+// end waits for FIN or RST, without data before it.
 func (c *conn) end(kind outcomeKind) {
 	c.t.Helper()
 	u, err := c.r.Next()
@@ -193,7 +192,7 @@ func (c *conn) end(kind outcomeKind) {
 	}
 }
 
-// stillWorks sends a message, which must arrive, and has one sent back.
+// stillWorks sends a message, which must arrive, and receives one.
 func (c *conn) stillWorks(msn uint32) {
 	c.t.Helper()
 	c.drain()

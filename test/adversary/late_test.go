@@ -18,8 +18,8 @@ func (c *conn) untilSent(n int, status iwarp.WCStatus) {
 	}
 }
 
-// TestOldKeys uses the keys that windows and fast-registered regions had before they
-// were invalidated and made valid once more under another key.
+// TestOldKeys uses the keys that windows and fast-registered regions had before they were invalidated and made valid
+// again with another key.
 func TestOldKeys(t *testing.T) {
 	const old, now = 0x11, 0x12
 	const rights = iwarp.AccessLocalWrite | iwarp.AccessRemoteRead | iwarp.AccessRemoteWrite | iwarp.AccessRemoteAtomic
@@ -48,7 +48,7 @@ func TestOldKeys(t *testing.T) {
 			return mr.RKey() &^ 0xff, func(key uint8) iwarp.SendWR { return mr.Reg(7, key, 0x10000, 0, 64, rights) }
 		}},
 	}
-	// Each use of it, as message msn of its queue. The answer is nil if it has none.
+	// Each use of the STag, as message msn of its queue. The answer is nil if there is none.
 	uses := []struct {
 		name string
 		msg  func(stag, sends uint32) []byte
@@ -88,7 +88,7 @@ func TestOldKeys(t *testing.T) {
 				}
 				attacks = append(attacks, a)
 			}
-			// The same under the key that is valid goes through.
+			// The same use with the valid key succeeds.
 			attacks = append(attacks, attack{name: k.name + "/" + u.name + " by the new key", rules: "R139", run: func(c *conn) []byte {
 				c.begin()
 				stag, valid := k.valid(c)
@@ -98,7 +98,7 @@ func TestOldKeys(t *testing.T) {
 				c.post(valid(now))
 				c.local(7)
 				c.send(u.msg(stag|now, 1))
-				if u.want.typ == 1 && u.want.layer == 0 { // a request, which is answered
+				if u.want.typ == 1 && u.want.layer == 0 { // a request, which gets a response
 					c.next()
 				}
 				return nil
@@ -112,7 +112,7 @@ func TestOldKeys(t *testing.T) {
 	runAttacks(t, attacks)
 }
 
-// TestNothing sends every message that has no bytes, to places that there are not.
+// TestNothing sends every message without payload, to invalid places.
 func TestNothing(t *testing.T) {
 	const nowhere = 0xdeadbeef
 	taken := func(a *attack) { a.delivered, a.msn = 1, 2 }
@@ -209,7 +209,7 @@ func TestNothing(t *testing.T) {
 		last("Read Request/at the end of MO", "D84", untaggedErr(4), peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 0xffffffff, nil)),
 		last("Terminate/at the end of MO", "D84", untaggedErr(4), peer.Untagged(peer.Terminate, true, 0, 2, 1, 0xffffffff, nil)),
 	}
-	// What the node itself sends of no bytes is as it was posted.
+	// The node's own empty messages are sent as posted.
 	for _, p := range []struct {
 		name string
 		wr   iwarp.SendWR
@@ -232,9 +232,8 @@ func TestNothing(t *testing.T) {
 	runAttacks(t, attacks)
 }
 
-// TestOutOfTurn sends what is right in form and comes when nothing of its kind may:
-// a Terminate in the middle of another message or about one that never was, more of a
-// message behind its last segment, requests beyond IRD, offsets beyond 2^32 and 2^64.
+// TestOutOfTurn sends messages of valid form at the wrong time: a Terminate within another message or about one that
+// never existed, more of a message after its last segment, requests beyond IRD, offsets beyond 2^32 and 2^64.
 func TestOutOfTurn(t *testing.T) {
 	taken := outcome{kind: finished}
 	term := peer.Term(1, 1, 1, nil, false)
@@ -248,7 +247,7 @@ func TestOutOfTurn(t *testing.T) {
 		last("Terminate/in an Atomic Request, and its rest", "R84, R85", taken, peer.Untagged(peer.AtomicRequest, false, 0, 1, 1, 0, atomicReq[:8]), term,
 			peer.Untagged(peer.AtomicRequest, true, 0, 1, 1, 8, atomicReq[8:])),
 		{name: "Terminate/in a Write, and its rest", rules: "R84, R85", want: taken, run: func(c *conn) []byte {
-			// The first segment changes what it may: nothing, here.
+			// The first segment is processed; here it changes nothing.
 			k, b := c.regions["all"].RKey(), c.regions["all"].Bytes()
 			c.send(peer.Tagged(peer.Write, false, k, 0x10000, b[:8]), term, peer.Tagged(peer.Write, true, k, 0x10008, long[:8]))
 			return nil
@@ -268,7 +267,7 @@ func TestOutOfTurn(t *testing.T) {
 		last("Terminate/in two, a wrong segment between", "R118", untaggedErr(3), peer.Untagged(peer.Terminate, false, 0, 2, 1, 0, []byte{0x11, 1}),
 			peer.SendMsg(9, long[:8])),
 
-		// More of a message that is over.
+		// More segments of a message that is complete.
 		last("behind L/Read Request", "D43", untaggedErr(3), peer.Untagged(peer.ReadRequest, true, 0, 1, 1, 0, nil)).with(func(a *attack) {
 			a.run = func(c *conn) []byte {
 				c.send(peer.ReadReq{Sink: 7, SinkTO: 9}.Msg(1))
@@ -317,7 +316,7 @@ func TestOutOfTurn(t *testing.T) {
 			return nil
 		}},
 
-		// Requests beyond IRD, of which each would be right.
+		// Requests beyond IRD, each of them valid by itself.
 		{name: "IRD/the same Read thrice", rules: "R107", want: operation(7), opts: options{ird: 2}, run: func(c *conn) []byte {
 			return c.overflow(2, func(msn uint32) []byte {
 				return peer.ReadReq{Sink: 1, Size: 64, Src: c.regions["all"].RKey(), SrcTO: 0x10000}.Msg(msn)
@@ -397,7 +396,7 @@ func TestOutOfTurn(t *testing.T) {
 			return nil
 		}},
 	}
-	// A Read Response that comes early may go nowhere but where its Read is.
+	// An early Read Response may be placed only in the sink of its Read.
 	attacks = append(attacks, attack{name: "early/Read Response into another region", rules: "R62, R138", want: taggedErr(0), opts: options{on: onMarked}, run: func(c *conn) []byte {
 		c.read(64)
 		one := peer.Marked(c.at, peer.Tagged(peer.Write, true, 0, 0, nil), nil)
@@ -411,7 +410,7 @@ func TestOutOfTurn(t *testing.T) {
 		return u
 	}})
 
-	// TCP may bring the bytes of a segment again, with others, or cut anywhere.
+	// TCP may repeat the bytes of a segment together with others, or split them anywhere.
 	write := func(c *conn, off int) []byte {
 		return peer.Tagged(peer.Write, true, c.regions["all"].RKey(), 0x10000+uint64(off), long[off:off+600])
 	}
@@ -460,8 +459,7 @@ func TestOutOfTurn(t *testing.T) {
 		})
 	}
 
-	// Terminates about what we never sent leave the Read that we did send alone: it is
-	// flushed, not refused.
+	// A Terminate about a request that we never sent does not apply to our Read, which is flushed instead of refused.
 	never := map[string][]byte{
 		"a Send":                         peer.TermHeader(1, 2, 4, peer.SendMsg(1, long[:8]), false),
 		"a Write":                        peer.TermHeader(1, 1, 0, peer.Tagged(peer.Write, true, 1, 2, long[:8]), false),

@@ -113,7 +113,7 @@ func TestMPA(t *testing.T) {
 		_ = c.s.CloseWrite()
 		return nil
 	})
-	// What is in an FPDU too short for a header cannot be reported.
+	// An FPDU too short for a header cannot be quoted in the Terminate.
 	short := func(n int) func(c *conn) []byte {
 		return func(c *conn) []byte {
 			u := peer.SendMsg(1, nil)[:n]
@@ -165,8 +165,8 @@ func TestMPA(t *testing.T) {
 	marked("points past all", "M115, M118", badMarker, ptr(2, 0, 0, 0xff, 0xfc))
 	attacks = append(attacks,
 		attack{name: "marker/none", rules: "M20, M21, M114", want: badCRC, run: func(c *conn) []byte {
-			// Where the first marker should be there is the front of the header: the
-			// upper half of the STag is then the length.
+			// The header starts where the first marker should be: the upper half of the STag is then taken for the
+			// length.
 			c.raw(peer.FPDU(peer.Tagged(peer.Write, true, 0x00200000, 0, long[:64])))
 			return nil
 		}},
@@ -183,7 +183,7 @@ func TestMPA(t *testing.T) {
 			return nil
 		}, changed: []string{"all"}},
 		attack{name: "marker/early segment's points into an FPDU", rules: "M116, M117", want: badMarker, run: func(c *conn) []byte {
-			// The second segment comes first; its only marker lies about where its FPDU begins.
+			// The second segment arrives first; its only marker points to the wrong start of its FPDU.
 			one := peer.Marked(0, write(c, []byte("first")), nil)
 			two := peer.Marked(len(one), write(c, long), ptr(0, 0, 0, 0, 4))
 			_ = c.s.SendAt(len(one), two)

@@ -11,8 +11,7 @@ import (
 	"github.com/iwarpd/iwarpd/test/adversary/peer"
 )
 
-// TestOddFrames sends what a careless or inventive peer might, in full operation:
-// each length, each pad, each CRC but the right one, and things out of their order.
+// TestOddFrames sends malformed and reordered frames in full operation: every wrong length, pad and CRC.
 func TestOddFrames(t *testing.T) {
 	var attacks []attack
 	add := func(name, rules string, want outcome, run func(c *conn) []byte) *attack {
@@ -24,7 +23,7 @@ func TestOddFrames(t *testing.T) {
 	}
 	tooShort := outcome{terminated, 0, 2, 0xff, bare}
 
-	// No length below the header's is taken, whatever the first bytes say.
+	// No length shorter than the header is accepted, whatever the first bytes are.
 	for n := 2; n < 18; n++ {
 		add(fmt.Sprintf("length/%d of 18 untagged", n), "D49, D82", tooShort, func(c *conn) []byte {
 			c.send(peer.SendMsg(1, nil)[:n])
@@ -53,7 +52,7 @@ func TestOddFrames(t *testing.T) {
 		a.delivered, a.msn = 1, 2
 	}
 
-	// CRCs that are nearly right.
+	// Almost correct CRCs.
 	crcs := map[string]func(b []byte) uint32{
 		"not complemented":      func(b []byte) uint32 { return ^crc32.Checksum(b, castagnoli) },
 		"of Ethernet":           crc32.ChecksumIEEE,
@@ -72,7 +71,7 @@ func TestOddFrames(t *testing.T) {
 		})
 	}
 	add("marker/nobody asked for", "M68, M114", mpaErr(2), func(c *conn) []byte {
-		// The leading marker is read as an FPDU of no bytes, whose CRC is not one.
+		// The leading marker is read as an empty FPDU with a wrong CRC.
 		c.raw(peer.Marked(0, write(c, long[:64]), nil))
 		return nil
 	})
@@ -88,7 +87,7 @@ func TestOddFrames(t *testing.T) {
 		return nil
 	})
 
-	// Messages of odd pieces.
+	// Messages in unusual pieces.
 	attacks = append(attacks,
 		last("pieces/of no bytes, then one with", "D57, D67", outcome{}, peer.Untagged(peer.Send, false, 0, 0, 1, 0, nil),
 			peer.Untagged(peer.Send, false, 0, 0, 1, 0, nil), peer.SendMsg(1, long[:8])).with(func(a *attack) { a.delivered, a.msn = 1, 2 }),
@@ -140,7 +139,7 @@ func TestOddFrames(t *testing.T) {
 	attacks = append(attacks,
 		attack{name: "response/L in a segment of its own", rules: "R59, D67", changed: []string{"sink"}, run: func(c *conn) []byte {
 			r := c.read(64)
-			c.send(tagged(false, r, 0, 64), peer.Tagged(peer.ReadResponse, true, 0, 0, nil)) // whose STag is not looked at
+			c.send(tagged(false, r, 0, 64), peer.Tagged(peer.ReadResponse, true, 0, 0, nil)) // its STag is not checked
 			c.until("Read completed", func() bool { return len(c.sent) == 1 })
 			if wc := c.sent[0]; wc.Status != iwarp.WCSuccess {
 				c.t.Errorf("completion %+v", wc)
@@ -176,7 +175,7 @@ func TestOddFrames(t *testing.T) {
 		}},
 	)
 
-	// The node has sent a Terminate: what comes then is nothing to it.
+	// After the node has sent a Terminate it ignores everything.
 	behind := func(name string, us func(c *conn) [][]byte) {
 		add("behind our Terminate/"+name, "D98, R84", taggedErr(0), func(c *conn) []byte {
 			u := peer.Tagged(peer.Write, true, 0, 0, long[:8])
@@ -231,8 +230,8 @@ func TestOddFrames(t *testing.T) {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// TestCutFrames ends the stream at every byte of either startup frame, in both
-// ways: the node says nothing, nobody is asked, and nothing is left.
+// TestCutFrames ends the stream after every byte of either startup frame, by FIN and by RST: the node sends nothing,
+// the application gets no request, and nothing is left.
 func TestCutFrames(t *testing.T) {
 	w := newWorld(t)
 	l := w.listens[onPlain]
@@ -293,8 +292,8 @@ func TestCutFrames(t *testing.T) {
 	w.alone(t)
 }
 
-// TestOddDepths: absurd depths in a Request are answered by the most that there is, and a
-// Reply of no depth at all leaves Reads that complete in error.
+// TestOddDepths checks that excessive depths in a Request are answered with the maximum, and that a Reply with zero
+// depths makes Reads complete in error.
 func TestOddDepths(t *testing.T) {
 	w := newWorld(t)
 	for _, tt := range []struct{ send, want []byte }{

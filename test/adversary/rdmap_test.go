@@ -14,7 +14,7 @@ func TestRDMAP(t *testing.T) {
 		append(immediates(), append(atomics(), terminates()...)...)...)...)...)...)...))
 }
 
-// opcodes: each opcode where it does not belong (R7 to R9, R120).
+// opcodes sends each opcode on the wrong queue (R7 to R9, R120).
 func opcodes() (as []attack) {
 	queues := map[uint32][]byte{
 		0: {peer.Send, peer.SendInv, peer.SendSE, peer.SendSEInv, peer.Imm, peer.ImmSE},
@@ -55,7 +55,7 @@ func versions() (as []attack) {
 	return as
 }
 
-// reads: Read Requests that are wrong (R53, R107, R124 to R131).
+// reads sends invalid Read Requests (R53, R107, R124 to R131).
 func reads() []attack {
 	from := func(name, rules string, code byte, src func(c *conn) (uint32, uint64), size uint32) attack {
 		a := one("read/"+name, rules, protection(code, withRDMA), func(c *conn) []byte {
@@ -131,7 +131,7 @@ func reads() []attack {
 	}
 }
 
-// want takes the node's next segment, which must be u.
+// want receives the node's next segment, which must be u.
 func (c *conn) want(u []byte) {
 	c.t.Helper()
 	if got := c.next(); string(got) != string(u) {
@@ -139,8 +139,7 @@ func (c *conn) want(u []byte) {
 	}
 }
 
-// overflow sends one request more than ird, all in one segment, so that none is
-// answered before the last has come.
+// overflow sends ird+1 requests in one segment, so that none is answered before the last has arrived.
 func (c *conn) overflow(ird int, request func(msn uint32) []byte) (guilty []byte) {
 	c.t.Helper()
 	var us [][]byte
@@ -151,7 +150,7 @@ func (c *conn) overflow(ird int, request func(msn uint32) []byte) (guilty []byte
 	return us[ird]
 }
 
-// responses: Read Responses that nobody asked for, or not so (R51, R62).
+// responses sends Read Responses that do not match a request (R51, R62).
 func responses() []attack {
 	resp := func(name string, want outcome, f func(r peer.ReadReq) []byte) attack {
 		return one("response/"+name, "R61, R62", want, func(c *conn) []byte { return f(c.read(64)) })
@@ -218,7 +217,7 @@ func responses() []attack {
 	}
 }
 
-// invalidations: Sends with Invalidate of what cannot be (R76, R122, R123).
+// invalidations sends Sends with Invalidate of invalid STags (R76, R122, R123).
 func invalidations() []attack {
 	inv := func(name, rules string, op byte, stag func(c *conn) uint32) attack {
 		return one("invalidate/"+name, rules, operation(9), func(c *conn) []byte {
@@ -259,7 +258,7 @@ func invalidations() []attack {
 	}
 }
 
-// immediates: Immediate Data of the wrong form (RFC 7306 section 6).
+// immediates sends malformed Immediate Data (RFC 7306 section 6).
 func immediates() (as []attack) {
 	for _, op := range []byte{peer.Imm, peer.ImmSE} {
 		imm := func(name string, want outcome, last bool, mo uint32, n int) {
@@ -276,7 +275,7 @@ func immediates() (as []attack) {
 	return as
 }
 
-// atomics: wrong requests and responses of RFC 7306 section 5.
+// atomics sends invalid requests and responses of RFC 7306 section 5.
 func atomics() []attack {
 	req := func(name, rules string, want outcome, f func(c *conn, a *peer.Atomic)) attack {
 		return one("atomic/"+name, rules, want, func(c *conn) []byte {
@@ -285,7 +284,7 @@ func atomics() []attack {
 			return a.Msg(1)
 		})
 	}
-	fault := func(code byte) outcome { return protection(code, withDDP) } // no Read Request header: it is none
+	fault := func(code byte) outcome { return protection(code, withDDP) } // there is no Read Request header to quote
 	swap := func(f func(c *conn, a *peer.Atomic)) func(c *conn, a *peer.Atomic) {
 		return func(c *conn, a *peer.Atomic) { a.Op = 2; f(c, a) }
 	}
@@ -343,7 +342,7 @@ func atomics() []attack {
 	}
 }
 
-// terminates: Terminates that are wrong, and what comes behind one.
+// terminates sends malformed Terminates, and data after one.
 func terminates() []attack {
 	unspecified := operation(0xff)
 	msg := func(payload []byte) []byte { return peer.Untagged(peer.Terminate, true, 0, 2, 1, 0, payload) }

@@ -12,7 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/test/adversary/peer"
 )
 
-var key = peer.KeyRequest // what Requests begin with
+var key = peer.KeyRequest // the key of every Request
 
 func request(flags, rev byte, pdLen int, private []byte) []byte {
 	return peer.Frame{Key: key, Flags: flags, Rev: rev, PDLen: pdLen, Private: private}.Bytes()
@@ -27,8 +27,7 @@ const (
 	enhanced = peer.FlagCRC | peer.FlagEnhanced
 )
 
-// TestResponder sends the node wrong Requests. It must close the connection, and
-// say nothing.
+// TestResponder sends the node invalid Requests. It must close the connection without sending anything.
 func TestResponder(t *testing.T) {
 	depths := peer.Enhanced(false, false, false, false, 4, 4)
 	good := request(enhanced, 2, -1, depths)
@@ -36,7 +35,7 @@ func TestResponder(t *testing.T) {
 		name  string
 		rules string
 		send  []byte
-		then  func(s *peer.Stream) error // behind what was sent
+		then  func(s *peer.Stream) error // after what was sent
 	}{
 		{"key/wrong at the first byte", "M99", []byte("m"), nil},
 		{"key/wrong at the last byte", "M99", []byte("MPA ID Req Framf"), nil},
@@ -75,7 +74,7 @@ func TestResponder(t *testing.T) {
 		}
 		return l
 	}
-	l := listen(iwarp.Startup{Timeout: time.Hour}) // only silence may end by time
+	l := listen(iwarp.Startup{Timeout: time.Hour}) // only silence may end by time-out
 	hasty := listen(iwarp.Startup{Timeout: 100 * time.Millisecond})
 	old := listen(iwarp.Startup{Timeout: time.Hour, Revision: 1})
 	before := w.snapshot()
@@ -115,7 +114,7 @@ func TestResponder(t *testing.T) {
 	}
 	w.unchanged(t, before)
 	w.alone(t)
-	// No such request has come to the application.
+	// No such request has reached the application.
 	ctx, cancel := context.WithCancel(w.ctx)
 	cancel()
 	for _, l := range []*iwarp.Listener{l, hasty, old} {
@@ -126,8 +125,7 @@ func TestResponder(t *testing.T) {
 	t.Logf("%d attacks", len(attacks))
 }
 
-// TestResponderWaiting sends the node more while its application thinks a good
-// Request over.
+// TestResponderWaiting sends the node more data while its application has not yet answered a valid Request.
 func TestResponderWaiting(t *testing.T) {
 	w := newWorld(t)
 	for name, then := range map[string]func(s *peer.Stream) error{
@@ -171,8 +169,7 @@ func TestResponderWaiting(t *testing.T) {
 	}
 }
 
-// TestResponderFrames checks what is odd but right in a Request, and the Reply
-// to it.
+// TestResponderFrames checks unusual but valid Requests and the Reply to them.
 func TestResponderFrames(t *testing.T) {
 	w := newWorld(t)
 	for _, f := range []struct {
@@ -199,7 +196,7 @@ func TestResponderFrames(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for i := range f.request { // one byte a segment
+			for i := range f.request { // one byte per segment
 				if err := s.Send(f.request[i : i+1]); err != nil {
 					t.Fatal(err)
 				}
@@ -226,7 +223,7 @@ func TestResponderFrames(t *testing.T) {
 	}
 }
 
-// TestReject: what comes behind a refusal is nothing to anybody.
+// TestReject checks that data after a rejection is ignored.
 func TestReject(t *testing.T) {
 	w := newWorld(t)
 	s, r := w.ask(t, w.listens[onPlain], options{})
@@ -293,7 +290,7 @@ func TestRTR(t *testing.T) {
 	})
 }
 
-// TestInitiator answers the node's Requests wrongly.
+// TestInitiator answers the node's Requests with invalid Replies.
 func TestInitiator(t *testing.T) {
 	p2p := func(o *iwarp.Startup) { o.PeerToPeer = true }
 	depths := []byte{0, 4, 0, 4}
@@ -342,7 +339,7 @@ func TestInitiator(t *testing.T) {
 		t.Run(a.name, func(t *testing.T) {
 			st := iwarp.Startup{NoFallback: true, NoPeerToPeer: true}
 			if strings.HasPrefix(a.name, "silence") {
-				st.Timeout = 2 * time.Second // the Request must have come before, on a busy machine too
+				st.Timeout = 2 * time.Second // the Request must arrive before that, on a busy machine too
 			}
 			if a.setup != nil {
 				a.setup(&st)
@@ -398,8 +395,8 @@ func TestInitiator(t *testing.T) {
 	t.Logf("%d attacks", len(attacks))
 }
 
-// TestInitiatorEarlyFPDU: a responder that does not wait for the initiator's first FPDU is
-// judged the same, whether its own comes with the Reply or after it: its messages arrive.
+// TestInitiatorEarlyFPDU checks that messages arrive from a responder that does not wait for the initiator's first
+// FPDU, whether its own FPDU comes with the Reply or after it.
 func TestInitiatorEarlyFPDU(t *testing.T) {
 	w := newWorld(t)
 	const port = 7174
@@ -435,7 +432,7 @@ func TestInitiatorEarlyFPDU(t *testing.T) {
 	w.alone(t)
 }
 
-// connect has the application connect to the raw peer.
+// connect makes the application connect to the raw peer.
 func (w *world) connect(q *iwarp.QP, port uint16, s iwarp.Startup) chan error {
 	result := make(chan error, 1)
 	go func() {
@@ -460,8 +457,7 @@ func (w *world) result(t testing.TB, ch chan error) (err error) {
 	return err
 }
 
-// TestFallback: a peer that refuses what it does not know is asked again
-// without (RFC 6581 section 10), and no more than that.
+// TestFallback checks that a peer that rejects enhanced setup is asked once more without it (RFC 6581 section 10).
 func TestFallback(t *testing.T) {
 	w := newWorld(t)
 	const port = 7174

@@ -32,20 +32,19 @@ var (
 	nodeMAC  = [6]byte{2, 0, 0, 0, 0x99, 1}
 )
 
-// A world is one daemon, with clients and their memory, and the raw peer that
-// it shares a wire with.
+// A world is one daemon, with clients and their memory, and the raw peer at the other end of the wire.
 type world struct {
 	ctx  context.Context
 	node *embed.Node
 	host *peer.Host
 
-	dev     *iwarp.Device // the application whose connections are attacked
+	dev     *iwarp.Device // the application under attack
 	pd, pd2 *iwarp.PD
 	other   *iwarp.Device // a bystander
 
 	regions map[string]*iwarp.MR
-	gone    uint32    // STag of a region that was deregistered
-	loose   *iwarp.MW // a window that is bound to nothing
+	gone    uint32    // STag of a deregistered region
+	loose   *iwarp.MW // an unbound window
 	listens [numListeners]*iwarp.Listener
 	good    *good
 }
@@ -133,8 +132,8 @@ func (w *world) snapshot() map[string][]byte {
 	return m
 }
 
-// unchanged holds memory against a snapshot. allowed are names of regions that
-// may differ; of recv the posted slots may.
+// unchanged compares memory with a snapshot. Regions named in allowed may differ, and so may the posted slots of
+// recv.
 func (w *world) unchanged(t *testing.T, before map[string][]byte, allowed ...string) {
 	t.Helper()
 next:
@@ -163,12 +162,12 @@ const (
 	numListeners
 )
 
-// options of a connection, as the raw peer asks for it.
+// options are the raw peer's settings for a connection.
 type options struct {
 	on      listenerKind
 	rev1    bool
-	noCRC   bool   // our Request has C clear
-	markers bool   // our Request has M set: the node must send markers
+	noCRC   bool   // C is clear in our Request
+	markers bool   // M is set in our Request: the node must send markers
 	rtr     []byte // enhanced data other than the usual
 	ird     int    // of the node
 	recvs   int    // receives to post; 0: all slots; negative: none
@@ -184,9 +183,9 @@ type conn struct {
 	qp       *iwarp.QP
 	scq, rcq *iwarp.CQ
 	posted   int  // receives
-	sends    int  // work requests posted and not seen by local
+	sends    int  // posted work requests whose completions local has not taken
 	marked   bool // we send markers
-	at       int  // our place in the half connection
+	at       int  // offset in our half of the connection
 	reply    peer.Frame
 	sent     []iwarp.WC
 	got      []iwarp.WC
@@ -230,7 +229,7 @@ func (c *conn) destroy() {
 
 func addrOf(l *iwarp.Listener) netip.AddrPort { return netip.AddrPortFrom(nodeAddr, l.Addr().Port()) }
 
-// request is the frame that a well-behaved initiator sends.
+// request returns the frame that a well-behaved initiator sends.
 func (o *options) request() peer.Frame {
 	f := peer.Frame{Key: peer.KeyRequest, Flags: peer.FlagCRC, Rev: 1, PDLen: -1}
 	if !o.rev1 {
@@ -248,7 +247,7 @@ func (o *options) request() peer.Frame {
 	return f
 }
 
-// ask connects to l and sends a Request, which the application is to answer.
+// ask connects to l and sends a Request for the application to answer.
 func (w *world) ask(t testing.TB, l *iwarp.Listener, o options) (*peer.Stream, *iwarp.ConnRequest) {
 	t.Helper()
 	s, err := w.host.Dial(addrOf(l))
@@ -265,7 +264,7 @@ func (w *world) ask(t testing.TB, l *iwarp.Listener, o options) (*peer.Stream, *
 	return s, req
 }
 
-// open makes a connection that is in full operation.
+// open opens a connection in full operation.
 func (w *world) open(t testing.TB, o options) *conn {
 	t.Helper()
 	s, req := w.ask(t, w.listens[o.on], o)
@@ -299,7 +298,7 @@ func (w *world) open(t testing.TB, o options) *conn {
 	return c
 }
 
-// bytes frames ULPDUs, the way the node wants them.
+// octets frames ULPDUs as negotiated with the node.
 func (c *conn) octets(ulpdus ...[]byte) (b []byte) {
 	for _, u := range ulpdus {
 		if c.marked {
@@ -311,7 +310,7 @@ func (c *conn) octets(ulpdus ...[]byte) (b []byte) {
 	return b
 }
 
-// raw sends bytes as they are.
+// raw sends bytes unchanged.
 func (c *conn) raw(b []byte) {
 	c.t.Helper()
 	if err := c.s.Send(b); err != nil {
@@ -357,8 +356,7 @@ func (c *conn) until(what string, cond func() bool) {
 	}
 }
 
-// over waits for the end of the queue pair's connection, and takes all
-// completions.
+// over waits until the queue pair's connection has ended, and takes all completions.
 func (c *conn) over() error {
 	c.t.Helper()
 	c.until("end of the connection", func() bool {
@@ -376,8 +374,8 @@ func (c *conn) over() error {
 // begin starts full operation: a responder sends nothing before the first FPDU.
 func (c *conn) begin() { c.send(peer.Tagged(peer.Write, true, 0, 0, nil)) }
 
-// read has the application read n bytes of the peer's memory into the sink
-// region, and returns the Read Request that comes of it.
+// read makes the application read n bytes of the peer's memory into the sink region, and returns the resulting Read
+// Request.
 func (c *conn) read(n int) peer.ReadReq {
 	c.t.Helper()
 	c.begin()
@@ -389,7 +387,7 @@ func (c *conn) read(n int) peer.ReadReq {
 	return req
 }
 
-// fetchAdd has the application start an atomic, and returns its identifier.
+// fetchAdd makes the application post an atomic, and returns its identifier.
 func (c *conn) fetchAdd() uint32 {
 	c.t.Helper()
 	c.begin()
@@ -401,8 +399,7 @@ func (c *conn) fetchAdd() uint32 {
 	return uint32(u[18+4])<<24 | uint32(u[18+5])<<16 | uint32(u[18+6])<<8 | uint32(u[18+7])
 }
 
-// bindWindow has the application bind a fresh window to n bytes at off of a
-// region, and returns its STag.
+// bindWindow makes the application bind a new window to n bytes at off of a region, and returns its STag.
 func (c *conn) bindWindow(region string, off, n int, a iwarp.Access) uint32 {
 	c.t.Helper()
 	mw, err := c.pd.AllocMW(c.ctx)
@@ -416,7 +413,7 @@ func (c *conn) bindWindow(region string, off, n int, a iwarp.Access) uint32 {
 	return mw.RKey()
 }
 
-// invalidate has the application invalidate a window.
+// invalidate makes the application invalidate a window.
 func (c *conn) invalidate(stag uint32) {
 	c.t.Helper()
 	c.post(iwarp.SendWR{ID: 8, Op: iwarp.OpLocalInv, Inv: stag})
@@ -433,8 +430,8 @@ func (c *conn) local(id uint64) {
 	c.sends--
 }
 
-// good is a well-behaved connection beside the bad ones, to another client of
-// the daemon: each beat writes into memory, sends, and is answered.
+// good is a well-behaved connection to another client of the daemon: each beat writes into memory, sends a message,
+// and gets an answer.
 type good struct {
 	w        *world
 	s        *peer.Stream
@@ -474,7 +471,7 @@ func newGood(t testing.TB, w *world, pd *iwarp.PD) *good {
 	return g
 }
 
-// beat proves that the connection works.
+// beat checks that the connection works.
 func (g *good) beat() error {
 	msg := fmt.Appendf(nil, "all is well, message %d", g.msn)
 	if err := g.qp.PostRecv(&iwarp.RecvWR{ID: uint64(g.msn), SGEs: []iwarp.SGE{g.mr.SGE(1024, 256)}}); err != nil {
@@ -515,8 +512,7 @@ func (g *good) beat() error {
 	return nil
 }
 
-// neighbour binds a window on another connection of the same application, and
-// returns its STag.
+// neighbour binds a window on another connection of the same application, and returns its STag.
 func (c *conn) neighbour(a iwarp.Access) uint32 {
 	c.t.Helper()
 	n := c.open(c.t, options{recvs: -1})

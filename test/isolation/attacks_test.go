@@ -22,13 +22,13 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// raw is a client that speaks the protocol by hand, with descriptors as it likes.
+// raw is a client that speaks the protocol by hand and can send any descriptors.
 type raw struct {
 	*seqpacket.Conn
 	fd    int
 	id    uint64
 	hello *ctrlpb.HelloReply
-	bells []int // doorbell pages and wake-ups, in turn
+	bells []int // doorbell pages and wake-up descriptors, alternating
 }
 
 // dial connects without a greeting.
@@ -72,7 +72,7 @@ func greet(path string) (*raw, error) {
 	return r, nil
 }
 
-// do sends a request and reads messages up to its reply.
+// do sends a request and reads messages until its reply.
 func (r *raw) do(req *ctrlpb.Request, fds ...int) (*ctrlpb.Reply, []int, error) {
 	r.id++
 	req.Id = r.id
@@ -104,7 +104,7 @@ func (r *raw) next() (*ctrlpb.Message, []int, error) {
 	return m, fds, proto.Unmarshal(b, m)
 }
 
-// must is do for requests that are in order.
+// must is do for requests that must succeed.
 func (r *raw) must(req *ctrlpb.Request, fds ...int) (*ctrlpb.Reply, []int, error) {
 	rep, got, err := r.do(req, fds...)
 	if err == nil && rep.Error != nil {
@@ -113,22 +113,22 @@ func (r *raw) must(req *ctrlpb.Request, fds ...int) (*ctrlpb.Reply, []int, error
 	return rep, got, err
 }
 
-// An attack returns nil when it was refused, or its client cut off, as it must be.
+// An attack returns nil if it was refused or its client was disconnected, as it must be.
 type attack struct {
 	name string
 	run  func(*foe) error
 }
 
-// foe is the attacker.
+// foe is the attacking client.
 type foe struct {
 	*job
 	rng *rand.Rand
-	r   *raw // greeted, fresh for each attack
+	r   *raw // greeted; a new one for each attack
 }
 
 var errCarriedOut = errors.New("it was carried out")
 
-// refused runs a request, which must fail with one of codes.
+// refused returns an attack whose request must fail with one of codes.
 func refused(body *ctrlpb.Request, codes ...ctrlpb.Code) func(*foe) error {
 	return func(f *foe) error {
 		rep, fds, err := f.r.do(proto.CloneOf(body))
@@ -148,17 +148,17 @@ func refused(body *ctrlpb.Request, codes ...ctrlpb.Code) func(*foe) error {
 	}
 }
 
-// cutOff sends bytes, after which the daemon must end the client.
+// cutOff returns an attack that sends bytes, after which the daemon must disconnect the client.
 func cutOff(b []byte, fds ...int) func(*foe) error {
 	return func(f *foe) error {
 		if err := unix.Sendmsg(f.r.fd, b, unix.UnixRights(fds...), nil, 0); err != nil {
-			return nil // the kernel refused it
+			return nil // the kernel refused to send it
 		}
 		return f.ended()
 	}
 }
 
-// ended waits until the daemon has ended the client.
+// ended waits until the daemon has disconnected the client.
 func (f *foe) ended() error {
 	end := time.AfterFunc(patience, func() { _ = unix.Shutdown(f.r.fd, unix.SHUT_RDWR) })
 	for {
@@ -183,8 +183,7 @@ const (
 	noQuota  = ctrlpb.Code_CODE_QUOTA
 )
 
-// everyHandle runs a request made for each handle that the victim may have; none
-// of them is the attacker's.
+// everyHandle tries a request with each handle that the victim may have; none of them is the attacker's.
 func everyHandle(make func(h uint32) *ctrlpb.Request, codes ...ctrlpb.Code) func(*foe) error {
 	return func(f *foe) error {
 		for _, h := range f.Victim.Handles {
@@ -196,7 +195,7 @@ func everyHandle(make func(h uint32) *ctrlpb.Request, codes ...ctrlpb.Code) func
 	}
 }
 
-// own are objects of the attacker's.
+// own is the attacker's set of objects.
 type own struct {
 	pd, cq, qp, bit uint32
 	sq, rq, ring    int // memfds
@@ -207,7 +206,7 @@ func sq(o *own) int   { return o.sq }
 func rq(o *own) int   { return o.rq }
 func ring(o *own) int { return o.ring }
 
-// objects makes a PD, a CQ and a QP, and connects it if asked.
+// objects creates a PD, a CQ and a QP, and connects the QP if connect is set.
 func (f *foe) objects(connect bool) (o own, err error) {
 	rep, _, err := f.r.must(&ctrlpb.Request{Body: &ctrlpb.Request_AllocPd{AllocPd: &ctrlpb.AllocPD{}}})
 	if err != nil {
@@ -251,7 +250,7 @@ func (f *foe) objects(connect bool) (o own, err error) {
 	}
 }
 
-// receive posts a buffer in memory of the attacker's own.
+// receive posts a buffer in the attacker's own memory.
 func (f *foe) receive(o *own) error {
 	const size = 4096
 	fd, err := memfd(size, 0)()
@@ -273,7 +272,7 @@ func (f *foe) receive(o *own) error {
 	return rp.Post(&iwarp.RecvWR{SGEs: []iwarp.SGE{{Len: size, LKey: rep.GetMr().Lkey}}})
 }
 
-// mapped maps a memfd of the daemon's making.
+// mapped maps a memfd that the daemon created.
 func mapped(fd int) ([]byte, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -282,7 +281,7 @@ func mapped(fd int) ([]byte, error) {
 	return unix.Mmap(fd, 0, int(st.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 }
 
-// mapping makes objects of f's own, with a connection, and maps one of their memfds.
+// mapping creates objects of f, with a connection, and maps one of their memfds.
 func (f *foe) mapping(which func(*own) int) (o own, m []byte, err error) {
 	if o, err = f.objects(true); err == nil {
 		m, err = mapped(which(&o))
@@ -292,7 +291,7 @@ func (f *foe) mapping(which func(*own) int) (o own, m []byte, err error) {
 
 func word(m []byte, off int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&m[off])) }
 
-// ring rings the bell of a QP, and wakes the worker in any case.
+// ring rings the doorbell of a QP and always wakes the worker.
 func (f *foe) ring(o *own) error {
 	m, err := mapped(f.r.bells[2*o.worker])
 	if err != nil {
@@ -305,8 +304,7 @@ func (f *foe) ring(o *own) error {
 	return nil
 }
 
-// scribble writes one word of a ring and rings the bell; then the daemon must end
-// the client.
+// scribble writes one word of a ring and rings the doorbell; the daemon must then disconnect the client.
 func scribble(which func(*own) int, off int, v uint32) func(*foe) error {
 	return func(f *foe) error {
 		o, m, err := f.mapping(which)
@@ -322,8 +320,8 @@ func scribble(which func(*own) int, off int, v uint32) func(*foe) error {
 	}
 }
 
-// wqe posts a work request made by hand; the attacker's QP must end, or the
-// attacker, and nobody else.
+// wqe posts a hand-made work request; it must end the attacker's QP or disconnect the attacker, and affect nobody
+// else.
 func wqe(fill func(f *foe, e []byte)) func(*foe) error {
 	return func(f *foe) error {
 		o, m, err := f.mapping(sq)
@@ -362,7 +360,7 @@ func wqe(fill func(f *foe, e []byte)) func(*foe) error {
 	}
 }
 
-// region registers what fd is, which must be refused.
+// region tries to register an unsuitable descriptor, which must be refused.
 func region(fd func() (int, error), r *ctrlpb.RegisterMR, codes ...ctrlpb.Code) func(*foe) error {
 	return func(f *foe) error {
 		o, err := f.objects(false)
@@ -409,8 +407,7 @@ func opened(name string, flags int) func() (int, error) {
 	return func() (int, error) { return unix.Open(name, flags|unix.O_CLOEXEC, 0o600) }
 }
 
-// struck connects to the peer's service that goes for memory by an STag, which
-// must end that connection by a Terminate.
+// struck connects to the peer's service that accesses memory by a guessed STag. A Terminate must end that connection.
 func struck(read bool, guess func(f *foe, i int) (rkey uint32, addr uint64)) func(*foe) error {
 	return func(f *foe) error {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -441,7 +438,7 @@ func struck(read bool, guess func(f *foe, i int) (rkey uint32, addr uint64)) fun
 	}
 }
 
-// empty runs a list, in which the victim must not be.
+// empty requests a list that must not contain the victim.
 func empty(body *ctrlpb.Request, count func(*ctrlpb.Reply) int, most int) func(*foe) error {
 	return func(f *foe) error {
 		rep, _, err := f.r.must(proto.CloneOf(body))
@@ -455,7 +452,7 @@ func empty(body *ctrlpb.Request, count func(*ctrlpb.Reply) int, most int) func(*
 	}
 }
 
-// until makes objects until the daemon says that a quota is used up.
+// until creates objects until the daemon reports that a quota is exceeded.
 func until(code ctrlpb.Code, most int, make func(f *foe, o *own) *ctrlpb.Request) func(*foe) error {
 	return func(f *foe) error {
 		o, err := f.objects(false)
@@ -479,7 +476,7 @@ func until(code ctrlpb.Code, most int, make func(f *foe, o *own) *ctrlpb.Request
 	}
 }
 
-// attacker runs every attack and reports each by a line.
+// attacker runs every attack and reports each in one line.
 func attacker(j *job, in *bufio.Reader) error {
 	f := &foe{job: j, rng: rand.New(rand.NewPCG(j.Seed, 1))}
 	for {
@@ -501,7 +498,7 @@ func attacker(j *job, in *bufio.Reader) error {
 	}
 }
 
-// strikeOnce runs one attack, and looks whether the daemon lives.
+// strikeOnce runs one attack and checks that the daemon is alive.
 func (f *foe) strikeOnce(a *attack) (err error) {
 	if f.r, err = greet(f.Socket); err != nil {
 		return fmt.Errorf("the daemon does not greet: %w", err)
@@ -523,7 +520,7 @@ func (f *foe) strikeOnce(a *attack) (err error) {
 	if err != nil {
 		return err
 	}
-	// The quota of clients may be used up until the last of them are gone.
+	// The quota of clients may be exhausted until the last of them are gone.
 	return within("the daemon greets afterwards", func() (bool, error) {
 		r, err := greet(f.Socket)
 		if err == nil {
@@ -543,8 +540,8 @@ func openFDs() int {
 	return fd
 }
 
-// closeFrom closes the memfds that an attack has left, which are all above those
-// that were there, and leaves what the runtime owns.
+// closeFrom closes the memfds that an attack has left, which are all above the earlier descriptors, and leaves those
+// of the runtime.
 func closeFrom(from int) {
 	for fd := from; fd < from+4096; fd++ {
 		name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))

@@ -15,8 +15,8 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// TestListWhileSessionsEnd lists every kind of object while clients that have many of
-// them end. No list may touch their memory, which is being unmapped.
+// TestListWhileSessionsEnd lists every kind of object while clients with many of them disconnect. No list may touch
+// their memory, which is being unmapped.
 func TestListWhileSessionsEnd(t *testing.T) {
 	w := newWorld(t, ctrl.Limits{})
 	var stop atomic.Bool
@@ -37,7 +37,7 @@ func TestListWhileSessionsEnd(t *testing.T) {
 		wg.Go(func() {
 			defer r.close()
 			for n := i; !stop.Load(); n++ {
-				req := lists[0] // the one that once crashed the daemon, every other time
+				req := lists[0] // every other time the list that once crashed the daemon
 				if n%2 == 0 {
 					req = lists[n/2%len(lists)]
 				}
@@ -63,8 +63,8 @@ func TestListWhileSessionsEnd(t *testing.T) {
 	settle(t, "the clients are gone", func() bool { return w.b.Server().Status().Clients == 1 })
 }
 
-// makeAndLeave makes n shared receive queues and completion queues, posts a receive
-// to each of the former, and leaves without a word.
+// makeAndLeave creates n shared receive queues and completion queues, posts a receive to each of the former, and
+// disconnects without destroying them.
 func makeAndLeave(socket string, n int) (err error) {
 	r, err := greet(socket)
 	if err != nil {

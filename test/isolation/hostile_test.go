@@ -23,11 +23,11 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// longestStall is how long no attack may keep another client from making progress.
+// longestStall is the longest time that an attack may keep another client from making progress.
 const longestStall = 250 * time.Millisecond
 
-// steady writes without end, and answers each line with the longest time, in seconds,
-// from one Write to the next since the line before.
+// steady writes continuously, and answers each input line with the longest time, in seconds, between two Writes since
+// the previous line.
 func steady(j *job, in *bufio.Reader) error {
 	ctx := context.Background()
 	d, err := iwarp.Open(ctx, j.Socket)
@@ -67,7 +67,7 @@ func steady(j *job, in *bufio.Reader) error {
 	}
 }
 
-// level is what the daemon, which is in this process, holds.
+// level holds the resource usage of the daemon, which runs in this process.
 type level struct {
 	Held            [8]uint64
 	Files, Mappings int
@@ -89,9 +89,8 @@ func (w *world) level(t *testing.T) (l level) {
 	return l
 }
 
-// collectSockets makes the kernel look for sockets that are only in flight to each
-// other: it does so when a Unix socket is closed, and not again where one of them was
-// still in use then.
+// collectSockets makes the kernel garbage-collect sockets that are only in flight to each other. It does so when a
+// Unix socket is closed, and does not retry if one of them was still in use then.
 func collectSockets(t *testing.T) {
 	t.Helper()
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
@@ -122,9 +121,8 @@ func resident(t *testing.T, kind string) int {
 	return 0
 }
 
-// private returns the memory of the daemon that is no client's, in bytes: what is
-// resident, or, with the race detector, whose shadow of that is several times as
-// large and stays, what the Go runtime has of the kernel.
+// private returns the daemon's memory apart from the clients', in bytes: the resident size or, with the race
+// detector, whose shadow memory is several times as large, what the Go runtime obtained from the kernel.
 func private(t *testing.T) int {
 	t.Helper()
 	debug.FreeOSMemory()
@@ -136,9 +134,9 @@ func private(t *testing.T) int {
 	return int(m.Sys - m.HeapReleased)
 }
 
-// TestHostileClient: a client in C that shares no code with the daemon attacks it in some
-// hundred ways. Another client is never held up for long, and when the attacker is gone
-// the daemon has given back its memory, descriptors and mappings.
+// TestHostileClient runs a client in C that shares no code with the daemon and attacks it in about a hundred ways. No
+// other client may be stalled for long, and when the attacker is gone the daemon must have released its memory,
+// descriptors and mappings.
 func TestHostileClient(t *testing.T) {
 	testenv.RequireRoot(t)
 	testenv.RequireTool(t, "gcc")
@@ -175,8 +173,8 @@ func TestHostileClient(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			// A machine that others use too stops the victim now and then: only
-			// what stops it each time is the attack's doing.
+			// On a shared machine the victim may be delayed by other programs: only a stall in every attempt counts
+			// as the attack's.
 			shortest := time.Hour
 			for try := 0; try < 4 && shortest > longestStall; try++ {
 				v.ask(t, "begin", &stall)
@@ -196,7 +194,7 @@ func TestHostileClient(t *testing.T) {
 			}
 		})
 	}
-	// A connection that was cut off with data in flight may take ten seconds to end.
+	// A connection that was aborted with data in flight may take ten seconds to end.
 	settle(t, "the connections are gone", func() bool { return len(w.b.Engine().Conns()) == 1 })
 	if n := private(t); n > anon+64<<20 {
 		t.Errorf("the daemon has %d bytes of its own, it had %d", n, anon)
@@ -208,7 +206,7 @@ func TestHostileClient(t *testing.T) {
 	}
 }
 
-// attack runs an attack, until all its processes are gone.
+// attack runs an attack until all its processes have exited.
 func (w *world) attack(t *testing.T, program, mnt, name string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -15,9 +15,9 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestForeignUser: a program of another user tries everything; each attempt is
-// refused or ends it, the daemon lives, and the victim neither loses a byte nor
-// stops; in the full test it does not lose a tenth of its rate.
+// TestForeignUser runs all attacks from another user's program. Each must be refused or disconnect it, the daemon
+// must survive, and the victim must neither lose a byte nor stop; in the full test it must keep nine tenths of its
+// rate.
 func TestForeignUser(t *testing.T) {
 	testenv.RequireRoot(t)
 	w := newWorld(t, ctrl.Limits{Clients: 100, PDs: 500, MWs: 500, CQs: 300, QPs: 300, Listens: 50, Rings: 128 << 20})
@@ -83,7 +83,7 @@ func TestForeignUser(t *testing.T) {
 	}
 	before, during := calm[len(calm)/2], storm[len(storm)/2]
 	t.Logf("%d attacks; %.0f Writes/s before, %.0f (lowest %.0f) while attacked", len(names), before, during, storm[0])
-	// On a machine that others use too the rates of two times say little.
+	// On a shared machine, rates measured at different times are hardly comparable.
 	if full() && during < 0.9*before || storm[0] == 0 {
 		t.Errorf("the victim's rate fell from %.0f to %.0f, at worst %.0f", before, during, storm[0])
 	}
@@ -96,7 +96,7 @@ func TestForeignUser(t *testing.T) {
 	settle(t, "both clients are gone", func() bool { return w.b.Server().Status().Clients == 1 })
 }
 
-// worker does whatever a client does, forever.
+// worker performs all operations of a client, forever.
 func worker(j *job, _ *bufio.Reader) error {
 	rng := rand.New(rand.NewPCG(j.Seed, 1))
 	ctx := context.Background()
@@ -137,12 +137,12 @@ func worker(j *job, _ *bufio.Reader) error {
 	}
 }
 
-// held is what must be as it was.
+// held returns the usage counts that must return to their initial values.
 func held(st *ctrlpb.StatusReply) [8]uint64 {
 	return [8]uint64{uint64(st.Clients), uint64(st.Pds), uint64(st.Mrs), uint64(st.Mws), uint64(st.Cqs), uint64(st.Qps), uint64(st.Listens)<<32 | uint64(st.Conns), st.Registered}
 }
 
-// TestKill: a client that is killed at a random moment leaves nothing behind.
+// TestKill checks that a client that is killed at a random moment leaves nothing behind.
 func TestKill(t *testing.T) {
 	rounds := 15
 	if full() {

@@ -15,8 +15,7 @@ import (
 	"github.com/iwarpd/iwarpd/verbs"
 )
 
-// attacks are the ways to reach another client's objects, or to bring the daemon
-// down.
+// attacks lists the attempts to access another client's objects or to bring the daemon down.
 func attacks(j *job) []attack {
 	v := &j.Victim
 	le := binary.LittleEndian
@@ -61,7 +60,7 @@ func attacks(j *job) []attack {
 		return p[0], err
 	}
 	return []attack{
-		// The victim's objects by their names.
+		// Requests with the victim's handles.
 		{"close its protection domain", everyHandle(func(h uint32) *ctrlpb.Request { return req(&ctrlpb.DeallocPD{Pd: h}) }, noObject)},
 		{"deregister its memory", everyHandle(func(h uint32) *ctrlpb.Request { return req(&ctrlpb.DeregisterMR{Mr: h}) }, noObject)},
 		{"destroy its completion queue", everyHandle(func(h uint32) *ctrlpb.Request { return req(&ctrlpb.DestroyCQ{Cq: h}) }, noObject)},
@@ -104,7 +103,7 @@ func attacks(j *job) []attack {
 		{"capture its frames", refused(req(&ctrlpb.Capture{Qp: v.QP}), noObject)},
 		{"capture all frames", refused(req(&ctrlpb.Capture{}), noPerm)},
 		{"capture its port", refused(req(&ctrlpb.Capture{Port: uint32(v.Port)}), noPerm)},
-		// What it may see.
+		// Lists, which must show only the attacker's own objects.
 		{"show its queue pair", refused(req(&ctrlpb.ListQPs{Qp: v.QP}), noObject)},
 		{"list queue pairs", empty(req(&ctrlpb.ListQPs{}), func(r *ctrlpb.Reply) int { return len(r.GetQps().Qps) }, 0)},
 		{"list memory", empty(req(&ctrlpb.ListMRs{}), func(r *ctrlpb.Reply) int { return len(r.GetMrs().Mrs) }, 0)},
@@ -189,7 +188,7 @@ func attacks(j *job) []attack {
 		{"a port that is none", refused(req(&ctrlpb.Listen{Port: 70000}), invalid)},
 		{"an address that is none", refused(req(&ctrlpb.Listen{Address: "the victim's"}), invalid)},
 		{"an address of somebody else", refused(req(&ctrlpb.Listen{Address: "192.0.2.1", Port: 9009}), ctrlpb.Code_CODE_ADDRESS)},
-		// Memory that is none.
+		// Memory that cannot be registered.
 		{"a memfd that cannot be sealed", region(func() (int, error) {
 			fd, err := unix.MemfdCreate("attack", unix.MFD_CLOEXEC)
 			return fd, errors.Join(err, unix.Ftruncate(fd, 4096))
@@ -254,14 +253,14 @@ func attacks(j *job) []attack {
 				return err
 			}
 			defer p.Close()
-			for range 40 { // the daemon looks at the index when the ring seems full
+			for range 40 { // the daemon checks the index when the ring seems full
 				for range 8 {
 					_ = p.Post(&verbs.SendWR{Op: 2 /* wrong */, Flags: verbs.Signaled})
 				}
 				_ = f.ring(&o)
 				time.Sleep(time.Millisecond)
 			}
-			return nil // with errors the QP has ended at once; the daemon must live
+			return nil // with errors the QP ends at once; the daemon must survive
 		}},
 		{"a receive index far ahead", func(f *foe) error {
 			o, err := f.objects(false)
@@ -273,7 +272,7 @@ func attacks(j *job) []attack {
 				return err
 			}
 			word(m, shm.HeaderSize+shm.RingProducer).Store(1 << 20)
-			// The peer's first message looks for a receive.
+			// The peer's first message needs a receive.
 			if _, _, err := f.r.must(req(&ctrlpb.Connect{Qp: o.qp, Remote: f.Peer})); err != nil {
 				return err
 			}
@@ -352,7 +351,7 @@ func attacks(j *job) []attack {
 			for range 300 {
 				r, err := greet(f.Socket)
 				if err != nil {
-					return nil // the quota of clients
+					return nil // the client quota
 				}
 				all = append(all, r)
 			}
@@ -363,7 +362,7 @@ func attacks(j *job) []attack {
 
 const seqTooLong = 65536 + 1
 
-// noise writes noise over all of the attacker's rings while they are in use.
+// noise writes random data over all of the attacker's rings while they are in use.
 func noise(rings ...func(*own) int) func(*foe) error {
 	return func(f *foe) error {
 		o, err := f.objects(true)
@@ -391,7 +390,7 @@ func noise(rings ...func(*own) int) func(*foe) error {
 	}
 }
 
-// changing posts work requests and changes them while the daemon reads them.
+// changing posts work requests and modifies them while the daemon reads them.
 func changing(f *foe) error {
 	o, m, err := f.mapping(sq)
 	if err != nil {

@@ -23,7 +23,7 @@ type lane struct {
 	done atomic.Uint64
 }
 
-// party is a client with its lanes, which complete on one queue.
+// party is a client whose lanes complete on one queue.
 type party struct {
 	cq    *iwarp.CQ
 	mem   *iwarp.MR
@@ -31,11 +31,10 @@ type party struct {
 	all   []*lane
 }
 
-// outstanding is how many Writes of a lane are in flight, so that it always has
-// work for the daemon.
+// outstanding is the number of Writes in flight per lane, so that the daemon always has work.
 const outstanding = 4
 
-// join makes a client with n lanes.
+// join creates a client with n lanes.
 func join(ctx context.Context, d *iwarp.Device, n int, peer string) (p *party, err error) {
 	pd, err := d.AllocPD(ctx)
 	if err != nil {
@@ -76,8 +75,8 @@ func (p *party) post(l *lane) error {
 	return l.qp.PostSend(&iwarp.SendWR{Op: iwarp.OpWrite, Flags: iwarp.Signaled, SGEs: []iwarp.SGE{p.mem.SGE(1024, 1024)}, RKey: l.to.RKey, Remote: l.to.Addr})
 }
 
-// run has each lane write until stop, then waits for what is in flight. The client
-// sleeps at random, so that the worker does too, and both must wake.
+// run makes each lane write until stop, then waits for what is in flight. The client sleeps at random, so that the
+// worker sleeps too and both must be woken.
 func (p *party) run(ctx context.Context, rng *rand.Rand, stop *atomic.Bool) error {
 	under := 0
 	for _, l := range p.all {
@@ -104,7 +103,7 @@ func (p *party) run(ctx context.Context, rng *rand.Rand, stop *atomic.Bool) erro
 	return nil
 }
 
-// account counts what is complete, and posts as much again until stop.
+// account counts completions and posts as many Writes again until stop.
 func (p *party) account(wcs []iwarp.WC, stop *atomic.Bool) (posted int, err error) {
 	for _, wc := range wcs {
 		if wc.Status != iwarp.WCSuccess {
@@ -122,8 +121,8 @@ func (p *party) account(wcs []iwarp.WC, stop *atomic.Bool) (posted int, err erro
 	return posted, nil
 }
 
-// drive keeps every lane of all clients busy from one goroutine, so that the order
-// is the daemon's and not that in which goroutines are scheduled.
+// drive keeps every lane of all clients busy from one goroutine, so that the daemon and not the Go scheduler
+// determines the order.
 func drive(ctx context.Context, parties []*party, stop *atomic.Bool) error {
 	under := 0
 	for range outstanding {
@@ -152,13 +151,13 @@ func drive(ctx context.Context, parties []*party, stop *atomic.Bool) error {
 			under += again - n
 		}
 		if found == 0 {
-			time.Sleep(20 * time.Microsecond) // the daemon is in this process
+			time.Sleep(20 * time.Microsecond) // leave the CPU to the daemon, which runs in this process
 		}
 	}
 	return nil
 }
 
-// many has lanes write at once, and compares what each has done.
+// many makes lanes write concurrently and compares their progress.
 func many(t *testing.T, clients, each int, length time.Duration) {
 	testenv.NoGoroutineLeaks(t)
 	rng := testenv.Rand(t)
@@ -241,8 +240,8 @@ func many(t *testing.T, clients, each int, length time.Duration) {
 
 func limitsOf(l ctrl.Limits) ctrl.Config { return ctrl.Config{Limits: l} }
 
-// TestManyQPs: the queue pairs of one client share the wire fairly, and no doorbell
-// is lost while both sides go to sleep and wake at random.
+// TestManyQPs checks that the queue pairs of one client share the wire fairly, and that no doorbell is lost while
+// both sides sleep and wake at random.
 func TestManyQPs(t *testing.T) {
 	if full() {
 		many(t, 1, 1000, 10*time.Second)

@@ -2,5 +2,5 @@
 
 package isolation
 
-// raceEnabled: this binary has the race detector in it.
+// raceEnabled reports whether this binary has the race detector.
 const raceEnabled = true

@@ -1,6 +1,5 @@
-// Package isolation tests what a daemon's clients cannot do to each other and to
-// it: two programs under different users, of which one is hostile; programs that
-// are killed; very many queue pairs and clients at once.
+// Package isolation tests that clients cannot harm each other or the daemon: two programs of different users, one of
+// them hostile; programs that are killed; and very many queue pairs and clients at once.
 package isolation
 
 import (
@@ -22,23 +21,22 @@ import (
 	"github.com/iwarpd/iwarpd/ctrl"
 )
 
-// full reports whether the tests run at the size of the requirements, not in the
-// short share that every run of the tests has.
+// full reports whether the tests run at their full size instead of the short one of every test run.
 func full() bool { return os.Getenv("ISOLATION") == "full" }
 
-// roleEnv makes the test program a client instead.
+// roleEnv makes the test program act as a client.
 const roleEnv = "ISOLATION_ROLE"
 
-// job is what a client process is told.
+// job holds the parameters of a client process.
 type job struct {
 	Socket string
 	Peer   string // sink of the other node
-	Strike string // its service that attacks whoever connects
+	Strike string // service of the other node that attacks its clients
 	Victim victimObjects
 	Seed   uint64
 }
 
-// victimObjects are the names of the victim's objects: the attacker guesses well.
+// victimObjects holds the handles of the victim's objects, so that the attacker's guesses are right.
 type victimObjects struct {
 	QP, RKey uint32
 	Addr     uint64
@@ -68,11 +66,11 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// world is two nodes; the clients are those of b, through its socket.
+// world is two nodes; the clients connect to b through its socket.
 type world struct {
 	a, b   *embed.Node
 	dir    string
-	exe    string // the test program, where other users can run it
+	exe    string // the test program, in a place where other users can run it
 	socket string
 	peer   string
 	strike string
@@ -139,7 +137,7 @@ func (w *world) service(t *testing.T, ctx context.Context, addr string, serve fu
 	return w.a.Addr().String() + addr
 }
 
-// sink gives each connection memory to write to, and tells it by a message.
+// sink gives each connection memory to write to and sends its location.
 func sink(ctx context.Context, c *iwarp.Conn) {
 	m, err := c.Alloc(ctx, 1<<16, iwarp.AccessLocalWrite|iwarp.AccessRemoteWrite|iwarp.AccessRemoteRead)
 	if err != nil {
@@ -150,7 +148,7 @@ func sink(ctx context.Context, c *iwarp.Conn) {
 	}
 }
 
-// strike writes to, or reads from, what the private data of the connection names.
+// strike writes to, or reads from, the memory that the connection's private data name.
 func strike(ctx context.Context, c *iwarp.Conn) {
 	var at struct {
 		iwarp.Remote
@@ -212,7 +210,7 @@ func (w *world) start(t *testing.T, role string, uid uint32, j job) *process {
 	return p
 }
 
-// ask writes a line and reads the answer.
+// ask writes a line and decodes the answer into v.
 func (p *process) ask(t *testing.T, line string, v any) {
 	t.Helper()
 	if line != "" {
@@ -229,7 +227,7 @@ func (p *process) ask(t *testing.T, line string, v any) {
 	}
 }
 
-// dialSink connects to sink, and learns where it may write.
+// dialSink connects to sink and receives the location of its memory.
 func dialSink(ctx context.Context, d *iwarp.Device, peer string) (*iwarp.Conn, iwarp.Remote, error) {
 	var to iwarp.Remote
 	c, err := d.Dial(ctx, peer, nil)
@@ -244,8 +242,8 @@ func dialSink(ctx context.Context, d *iwarp.Device, peer string) (*iwarp.Conn, i
 	return c, to, err
 }
 
-// victim makes one of every object, then writes at a steady rate, and looks after
-// each answer whether its memory and its connection are whole.
+// victim creates one of every object, then writes at a steady rate, and checks after each answer that its memory and
+// connection are intact.
 func victim(j *job, in *bufio.Reader) error {
 	ctx := context.Background()
 	d, err := iwarp.Open(ctx, j.Socket)
@@ -276,7 +274,7 @@ func victim(j *job, in *bufio.Reader) error {
 		return err
 	}
 	objects := victimObjects{QP: c.QP().Num(), RKey: own.RKey(), Addr: own.Base(), Port: l.Addr().Port(), Client: d.Attr().Client}
-	for h := range uint32(16) { // handles begin at 1
+	for h := range uint32(16) { // handles start at 1
 		objects.Handles = append(objects.Handles, h+1)
 	}
 	fmt.Println(string(marshal(objects)))
@@ -308,11 +306,10 @@ func victim(j *job, in *bufio.Reader) error {
 	}
 }
 
-// patience bounds each wait for something that happens at once on an idle machine.
+// patience bounds each wait for something that is immediate on an idle machine.
 const patience = time.Minute
 
-// within looks until ok holds or says why it never will. What it waits for lies in
-// the daemon, which tells nobody.
+// within polls until ok returns true or an error, for states of the daemon without notification.
 func within(what string, ok func() (bool, error)) error {
 	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Microsecond) {
 		if done, err := ok(); done || err != nil {

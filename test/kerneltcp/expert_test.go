@@ -12,8 +12,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// tshark runs tshark on a capture. The random bytes are not put together for whatever
-// protocol tshark takes them for.
+// tshark runs tshark on a capture without reassembling the random payload for any protocol above TCP.
 func tshark(t *testing.T, file string, args ...string) string {
 	t.Helper()
 	return testenv.Tshark(t, file, append([]string{"-o", "tcp.desegment_tcp_streams:FALSE"}, args...)...)
@@ -21,12 +20,11 @@ func tshark(t *testing.T, file string, args ...string) string {
 
 var expertRow = regexp.MustCompile(`^\s+(\d+)\s+(\w+)\s+(\S+)\s+(.*\S)\s*$`)
 
-// number stands in a summary for what differs from frame to frame.
+// number matches the parts of a summary that differ between frames.
 var number = regexp.MustCompile(`0x[0-9a-f]+|#?\d+`)
 
-// expert returns how often tshark's expert says what of a capture. The keys are
-// severity and summary; notes and chats, by which tshark comments on
-// what any TCP does, are among them.
+// expert counts tshark's expert messages for a capture by severity and summary. Notes and chats, which any TCP
+// causes, are included.
 func expert(t *testing.T, file string) map[string]int {
 	t.Helper()
 	found := map[string]int{}
@@ -37,8 +35,7 @@ func expert(t *testing.T, file string) map[string]int {
 			severity = name
 			continue
 		}
-		// Other protocols than TCP and below are what tshark takes the random
-		// bytes for.
+		// Above TCP, tshark misinterprets the random payload.
 		if m := expertRow.FindStringSubmatch(line); m != nil && severity != "" && strings.Contains(" TCP IP IPv4 IPv6 Ethernet ", " "+m[3]+" ") {
 			n := 0
 			fmt.Sscan(m[1], &n)
@@ -47,11 +44,10 @@ func expert(t *testing.T, file string) map[string]int {
 			case strings.HasPrefix(m[4], "TCP Checksum 0xffff instead of 0x0000"):
 				continue // Linux writes so once in 65,536 segments; allOnes counts ours
 			case m[4] == "Connection reset (RST)":
-				continue // closes says which of them are wrong
+				continue // closes decides which of them are wrong
 			}
 			if strings.Contains(summary, "captured (common at capture start)") {
-				// A gap, or an ACK that was seen before its segment: of the wire and
-				// of the capture, not of who sent it.
+				// A gap, or an ACK captured before its segment, is due to the wire or the capture.
 				summary = "not captured, or only later"
 			}
 			found[severity+": "+summary] += n
@@ -60,10 +56,8 @@ func expert(t *testing.T, file string) map[string]int {
 	return found
 }
 
-// closes counts the streams of a capture that were reset, and those without a
-// FIN of each side. A RST behind both FINs is none: it answers a segment that was
-// late, or sent again for nothing, and so met no connection any more (RFC 9293
-// 3.10.7.1).
+// closes counts the streams of a capture that were reset, and those without a FIN from each side. A RST after both
+// FINs does not count: it answers a late or duplicate segment of a closed connection (RFC 9293 3.10.7.1).
 func closes(t *testing.T, file string) (streams, reset, unfinished int) {
 	t.Helper()
 	type seen struct {
@@ -105,10 +99,9 @@ func allOnes(t *testing.T, file string, from *testenv.End) int {
 	return strings.Count(tshark(t, file, "-Y", fmt.Sprintf("tcp.checksum == 0xffff and (ip.src == %v or ipv6.src == %v)", from.Addr4, from.Addr6)), "\n")
 }
 
-// TestExpert compares what tshark's expert finds in captures of our TCP with what
-// it finds where the kernel talks to itself in the same way on the same wire: no
-// error and no warning of a kind that the kernel's do not show. No connection is
-// reset, and each is closed by both sides.
+// TestExpert compares tshark's expert messages for captures of our TCP with those for the kernel talking to itself on
+// the same wire. Ours may show no error, and no warning of a kind that the kernel's do not show. No connection may be
+// reset, and both sides must close each.
 func TestExpert(t *testing.T) {
 	cases := []struct {
 		name, impair string
@@ -136,7 +129,7 @@ func TestExpert(t *testing.T) {
 			x.Impair(t, args...)
 			rounds := 1
 			if c.impair != "" && full() {
-				rounds = 2 // chance has its part in which classes come up
+				rounds = 2 // which kinds occur is partly random
 			}
 			for _, stack := range []string{"kernel", "ours"} {
 				for round := range rounds {
@@ -178,8 +171,7 @@ func TestExpert(t *testing.T) {
 			}
 		})
 	}
-	// On a loaded machine a good wire loses and delays as well, so that the wires
-	// are judged together.
+	// On a loaded machine a good wire loses and delays frames as well, so the wires are judged together.
 	for _, k := range slices.Sorted(maps.Keys(merge(found["kernel"], found["ours"]))) {
 		t.Logf("%-100s kernel %6d ours %6d", k, found["kernel"][k], found["ours"][k])
 		if found["kernel"][k] == 0 && (full() || !slices.Contains(usual, k)) && (strings.HasPrefix(k, "Error") || strings.HasPrefix(k, "Warn")) {
@@ -188,8 +180,8 @@ func TestExpert(t *testing.T) {
 	}
 }
 
-// usual are the warnings that the kernel's own traces show in a full run. In a
-// short one it is chance which of them come up on either side.
+// usual are the warnings of the kernel's own traces in a full run. In a short run it is random which of them occur on
+// either side.
 var usual = []string{
 	"Warns: D-SACK Sequence",
 	"Warns: TCP Zero Window segment",

@@ -18,9 +18,8 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// flood sends n SYNs to a port from addresses that nobody has, spread over d. It
-// runs in the namespace of from; the addresses are those set aside for benchmarks
-// (RFC 2544), which nothing there routes any further.
+// flood sends n SYNs to a port from unused addresses, spread over d. It runs in the namespace of from; the addresses
+// are those set aside for benchmarks (RFC 2544), which are not routed there.
 func flood(from, to *testenv.End, port uint16, n int, d time.Duration, rng *rand.Rand) (took time.Duration, err error) {
 	fd := -1
 	if err := from.NS.Do(func() (err error) {
@@ -60,10 +59,10 @@ func flood(from, to *testenv.End, port uint16, n int, d time.Duration, rng *rand
 	return time.Since(began), nil
 }
 
-// TestSYNFlood sends 100,000 SYNs (in the short run, 25,000 as fast) from spoofed
-// addresses to a port of ours while an echoed transfer runs through it: a new connection is
-// served, and what the flood leaves behind is bounded. In the full run, which has the
-// machine to itself, the transfer keeps half of its goodput, and most SYNs are answered.
+// TestSYNFlood sends 100,000 SYNs (in the short run, 25,000 at the same rate) from spoofed addresses to a port of
+// ours during an echoed transfer through it: a new connection must be served, and the state that the flood leaves
+// must be bounded. In the full run, on an otherwise idle machine, the transfer keeps half of its goodput, and most
+// SYNs are answered.
 func TestSYNFlood(t *testing.T) {
 	n, rounds, last := 100000, 3, 4*time.Second
 	if !full() {
@@ -94,7 +93,7 @@ func TestSYNFlood(t *testing.T) {
 	var took time.Duration
 	for range rounds {
 		quiet = append(quiet, finish(transfer()).MBps)
-		// The whole flood comes within one transfer.
+		// The whole flood falls within one transfer.
 		p := transfer()
 		done := make(chan error, 1)
 		go func() {
@@ -145,7 +144,7 @@ func TestSYNFlood(t *testing.T) {
 	}
 }
 
-// dialKernel opens a connection of the kernel's and has it echo one byte.
+// dialKernel opens a connection with the kernel's TCP and has one byte echoed.
 func dialKernel(from *testenv.End, at string) (c net.Conn, err error) {
 	err = from.NS.Do(func() error {
 		c, err = net.DialTimeout("tcp", at, time.Minute)

@@ -6,8 +6,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestFragments: a kernel that does no path MTU discovery sends segments that a
-// router on the way cuts, in either direction of a connection's opening.
+// TestFragments connects, in both directions, to a kernel without path MTU discovery, whose segments a router
+// fragments.
 func TestFragments(t *testing.T) {
 	w := testenv.NewWire(t, 1500)
 	w.Route(t, 1300, 1500)

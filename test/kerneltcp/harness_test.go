@@ -1,7 +1,6 @@
-// Package kerneltcp proves the data plane's TCP against the kernel's: bulk and
-// requests over good and bad wires, with each option off, under a SYN flood and
-// with thousands of connections. `go test` runs a short matrix; KERNELTCP=full in
-// the environment runs all of it.
+// Package kerneltcp tests the data plane's TCP against the kernel's: bulk transfers and requests over good and bad
+// wires, without each option, under a SYN flood, and with thousands of connections. `go test` runs a short matrix;
+// KERNELTCP=full in the environment runs all of it.
 package kerneltcp
 
 import (
@@ -25,7 +24,7 @@ import (
 	"github.com/iwarpd/iwarpd/tcp"
 )
 
-// full reports whether the whole matrix is asked for.
+// full reports whether the whole matrix is requested.
 func full() bool { return os.Getenv("KERNELTCP") == "full" }
 
 var (
@@ -137,7 +136,7 @@ func (p *proc) wait(limit time.Duration) (*report, error) {
 	return r, nil
 }
 
-// place is where one side of a run is, and whose TCP it uses.
+// place is the location of one side of a run, and whose TCP it uses.
 type place struct {
 	end   *testenv.End
 	stack string // ours or kernel
@@ -146,13 +145,13 @@ type place struct {
 
 var nextPort atomic.Uint32
 
-// run has the program talk between two places. Every run has a port of its own.
+// run makes the program talk between two places. Every run uses its own port.
 func run(t testing.TB, server, client place, serverDo, clientDo string, v6 bool, args ...string) (s, c *report, err error) {
 	t.Helper()
 	return runWhile(t, server, client, serverDo, clientDo, v6, nil, args...)
 }
 
-// runWhile is run with something done to the two programs meanwhile.
+// runWhile is run with an action on the two programs meanwhile.
 func runWhile(t testing.TB, server, client place, serverDo, clientDo string, v6 bool, while func(s, c *proc), args ...string) (s, c *report, err error) {
 	t.Helper()
 	addr := server.end.Addr4
@@ -177,8 +176,8 @@ func runWhile(t testing.TB, server, client place, serverDo, clientDo string, v6 
 	return s, c, nil
 }
 
-// check fails the test unless both sides say that all went well: every byte
-// arrived, both ends closed in order, and nothing is left.
+// check fails the test unless both sides report success: every byte arrived, both ends closed gracefully, and nothing
+// is left.
 func check(t testing.TB, s, c *report) {
 	t.Helper()
 	for _, r := range []*report{s, c} {
@@ -234,8 +233,7 @@ func counters(t testing.TB, ns *testenv.Namespace) map[string]int64 {
 	return m
 }
 
-// unclean are the kernel's counters that stay as they are while every connection
-// is opened and closed in order.
+// unclean lists the kernel counters that stay constant as long as every connection is opened and closed gracefully.
 var unclean = []string{
 	"Tcp:EstabResets", "Tcp:AttemptFails", "Tcp:InErrs", "Tcp:InCsumErrors",
 	"TcpExt:TCPAbortOnData", "TcpExt:TCPAbortOnClose", "TcpExt:TCPAbortOnTimeout", "TcpExt:TCPAbortFailed",
@@ -243,10 +241,9 @@ var unclean = []string{
 	"TcpExt:TCPSACKDiscard", "TcpExt:TCPSACKReneging",
 }
 
-// clean runs f, which returns how many segments our side has sent again, and fails the
-// test if a kernel's stack saw something unclean meanwhile. It returns how many segments
-// were sent again by anybody: on a busy machine a FIN or its acknowledgement may be late,
-// and of two copies the second, or what answers it, meets no connection any more.
+// clean runs f, which returns how many segments our side has retransmitted, and fails the test if a kernel's counters
+// show an error meanwhile. It returns the retransmissions of all sides: on a busy machine a FIN or its
+// acknowledgement may be late, and then the second copy, or the answer to it, finds the connection closed.
 func clean(t testing.TB, ns []*testenv.Namespace, f func() (again uint64)) (again uint64) {
 	t.Helper()
 	var before []map[string]int64
@@ -271,7 +268,7 @@ func clean(t testing.TB, ns []*testenv.Namespace, f func() (again uint64)) (agai
 	return again
 }
 
-// sysctl sets one of the namespace's.
+// sysctl sets a sysctl of the namespace.
 func sysctl(t testing.TB, ns *testenv.Namespace, name, value string) {
 	t.Helper()
 	if err := ns.Do(func() error { return os.WriteFile("/proc/sys/"+strings.ReplaceAll(name, ".", "/"), []byte(value), 0) }); err != nil {

@@ -15,14 +15,14 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// wire is a bad wire; the impairment is of each direction.
+// wire is a bad wire; the impairment applies to each direction.
 type wire struct {
 	name, impair string
 	conns        int
 	time         time.Duration
 	queue        int
 	short        bool     // part of the short matrix
-	light        bool     // so slow that several may run at once
+	light        bool     // so slow that several may run in parallel
 	sysctls      []string // name=value, for both kernels
 	args         []string // for our side only
 	mtu          int
@@ -31,8 +31,8 @@ type wire struct {
 	request      int      // bytes of a request and of its answer; 0: bulk
 }
 
-// wires is loss by delay, and reordering. The delay is one way. Several
-// connections at once make the goodput of a lossy run less a matter of luck.
+// wires returns combinations of loss and delay, and reordering. The delay is one way. Several connections at once
+// reduce the variance of the goodput of a lossy run.
 func wires() []wire {
 	var all []wire
 	for _, delay := range []int{1, 20, 100} {
@@ -96,7 +96,7 @@ func wires() []wire {
 	return all
 }
 
-// worse are wires that are bad in another way than by independent loss and delay.
+// worse returns wires with impairments other than independent loss and delay.
 func worse() []wire {
 	var all []wire
 	for _, w := range []wire{
@@ -128,13 +128,12 @@ func worse() []wire {
 
 var percent = map[string]string{"0": "0", "0.001": "0.1 %", "0.01": "1 %", "0.05": "5 %"}
 
-// arms are the runs that are compared, as the stacks of sender and receiver.
+// arms are the compared runs, as the stacks of sender and receiver.
 var arms = [][2]string{{"kernel", "kernel"}, {"ours", "kernel"}, {"kernel", "ours"}}
 
-// TestImpaired has our TCP as sender and as receiver with a kernel on bad wires: every
-// byte arrives, and all connections close in order. The full run, which has the machine to
-// itself, compares the goodput with that of kernel to kernel, round by round on the same
-// wire.
+// TestImpaired runs our TCP as sender and as receiver against a kernel over bad wires: every byte must arrive and all
+// connections must close gracefully. The full run, on an otherwise idle machine, compares the goodput with that of
+// kernel to kernel, round by round on the same wire.
 func TestImpaired(t *testing.T) {
 	var (
 		mu   sync.Mutex
@@ -177,12 +176,11 @@ func TestImpaired(t *testing.T) {
 	t.Logf("\n| wire | kernel, MB/s | we send | we receive | send ratio | receive ratio | retransmitted: kernel, %% | we, %% | kernel to us, %% |\n|---|---|---|---|---|---|---|---|---|\n%s", b.String())
 }
 
-// least is the share of the kernel's goodput that ours has to have.
+// least is the minimum share of the kernel's goodput that ours must reach.
 const least = 0.8
 
-// compare runs the arms on one wire and returns the row of the table. The goodput
-// of a lossy connection varies, so that rounds are added while a median is too
-// low. In the short run there is no row, and no kernel to kernel.
+// compare runs the arms on one wire and returns the row of the table. The goodput of a lossy connection varies, so
+// rounds are added while a median is too low. In the short run there is no row, and no kernel to kernel.
 func compare(t *testing.T, w *wire) string {
 	t.Helper()
 	rounds, most := 3, 9
@@ -191,7 +189,7 @@ func compare(t *testing.T, w *wire) string {
 	}
 	x := testenv.NewWire(t, w.mtu)
 	for _, ns := range []*testenv.Namespace{x.A.NS, x.B.NS} {
-		// A connection shall not learn from the one before: ours does not.
+		// A connection must not learn from an earlier one, as ours does not.
 		for _, s := range append([]string{"net.ipv4.tcp_no_metrics_save=1"}, w.sysctls...) {
 			name, value, _ := strings.Cut(s, "=")
 			sysctl(t, ns, name, value)
@@ -222,7 +220,7 @@ func compare(t *testing.T, w *wire) string {
 		}
 		sums[i], again[i] = append(sums[i], mbps), append(again[i], share)
 	}
-	if !full() { // too short, and on too busy a machine, to compare
+	if !full() { // too short, and the machine too busy, to compare
 		w.time = min(w.time, time.Second)
 		for i := 1; i < len(arms); i++ {
 			run(i)
@@ -260,8 +258,8 @@ func compare(t *testing.T, w *wire) string {
 	return row
 }
 
-// neighbours has the kernel of e know for good where peer is. ARP has no checksum: a bit
-// that a wire turns over in it leads astray for a minute all that is sent there.
+// neighbours sets a permanent neighbor entry for peer in the kernel of e. ARP has no checksum: a flipped bit would
+// misdirect all frames for a minute.
 func neighbours(t *testing.T, e, peer *testenv.End) {
 	t.Helper()
 	if err := e.NS.Do(func() error {
@@ -272,11 +270,10 @@ func neighbours(t *testing.T, e, peer *testenv.End) {
 	}
 }
 
-// goodput runs one arm and returns what the receiver got a second, in MB, and
-// the share of segments that were sent again.
+// goodput runs one arm and returns the receiver's goodput in MB/s and the share of retransmitted segments.
 func goodput(t *testing.T, x *testenv.Wire, arm [2]string, w *wire) (mbps, retransmitted float64) {
 	t.Helper()
-	// Like beside like: the default of the machine may be another.
+	// Use the same algorithm on both sides, whatever the machine's default is.
 	cc := []string{"-cc", "cubic"}
 	if slices.Contains(w.args, "reno") {
 		cc = []string{"-cc", "reno"}
@@ -306,7 +303,7 @@ func goodput(t *testing.T, x *testenv.Wire, arm [2]string, w *wire) (mbps, retra
 		t.FailNow()
 	}
 	if w.request > 0 {
-		s = c // both ways are the same, and who asks knows how long it took
+		s = c // both directions are equal, and the requester knows the duration
 	}
 	return s.MBps, again / max(out, 1)
 }

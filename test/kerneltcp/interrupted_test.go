@@ -10,8 +10,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestInterrupted stops one program, or takes the wire down, for half a minute in the
-// middle of transfers both ways: they go on, and end in order.
+// TestInterrupted stops one program, or takes the wire down, for half a minute during transfers in both directions.
+// They must continue and end gracefully.
 func TestInterrupted(t *testing.T) {
 	if !full() {
 		t.Skip("takes a minute: KERNELTCP=full")
@@ -52,7 +52,7 @@ func TestInterrupted(t *testing.T) {
 			clean(t, []*testenv.Namespace{x.B.NS}, func() uint64 {
 				s, c, err := runWhile(t, place{end: &x.B, stack: "kernel"}, place{end: &x.A, stack: "ours"}, "both", "both", false, func(s, c *proc) {
 					before := counters(t, x.B.NS)["Tcp:InSegs"]
-					const under = 5000 // segments that none of the handshakes is among
+					const under = 5000 // segments, none of them of a handshake
 					for end := time.Now().Add(time.Minute); counters(t, x.B.NS)["Tcp:InSegs"]-before < under; time.Sleep(10 * time.Millisecond) {
 						if time.Now().After(end) {
 							t.Error("the transfers have not begun after a minute")

@@ -9,8 +9,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestManyConnections opens thousands of connections between two programs, ten
-// times over: ours to ours, and the kernel's to ours. Nothing is left of them.
+// TestManyConnections opens thousands of connections between two programs, ten times: ours to ours, and the kernel's
+// to ours. Nothing may be left of them.
 func TestManyConnections(t *testing.T) {
 	def := 300
 	if full() {
@@ -22,7 +22,7 @@ func TestManyConnections(t *testing.T) {
 		t.Run(client+" to ours", func(t *testing.T) {
 			v := testenv.NewVeth(t, 1500)
 			sysctl(t, v.B.NS, "net.ipv4.ip_local_port_range", "2000 65000")
-			// The kernel closes first, and would run out of ports in TIME-WAIT.
+			// The kernel closes first and would run out of ports in TIME-WAIT.
 			sysctl(t, v.B.NS, "net.ipv4.tcp_max_tw_buckets", "4000")
 			at := netip.AddrPortFrom(v.A.Addr4, 7000).String()
 			args := []string{"-conns", fmt.Sprint(conns), "-cycles", fmt.Sprint(cycles), "-queue", "4096", "-rcvwindow", "65536", "-timewait", "500ms"}

@@ -7,8 +7,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestOffloads talks to a kernel as every container and virtual machine has it: it
-// leaves checksums partial, sends 64 KiB as one frame, and takes as much.
+// TestOffloads connects to a kernel with the default offloads of containers and virtual machines: it leaves checksums
+// partial, and sends and receives frames of 64 KiB.
 func TestOffloads(t *testing.T) {
 	for _, mtu := range []int{1500, 9000} {
 		v := testenv.NewVethOffloads(t, mtu)
@@ -37,8 +37,7 @@ func TestOffloads(t *testing.T) {
 	}
 }
 
-// TestSegmented has the kernel cut up our super-frames on the way, at an interface
-// without segmentation offload.
+// TestSegmented makes the kernel segment our super-frames on the way, at an interface without segmentation offload.
 func TestSegmented(t *testing.T) {
 	w := testenv.NewBridged(t, 1500)
 	for _, v6 := range []bool{false, true} {

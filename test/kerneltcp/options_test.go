@@ -9,7 +9,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// talks are the ways in which bytes go in a run, seen from our TCP.
+// talks lists the traffic patterns of a run, as seen from our TCP.
 var talks = []struct {
 	name         string
 	ours, kernel string // what each side does
@@ -24,8 +24,7 @@ var talks = []struct {
 	{"connect and receive", "receive", "send", false},
 }
 
-// amount returns the flags of a run that moves n bytes each way, or makes a
-// thousandth as many requests.
+// amount returns the flags of a run that moves n bytes in each direction, or makes n/1000 requests.
 func amount(n int, do string) []string {
 	if do == "request" {
 		return []string{"-bytes", fmt.Sprint(max(20, n/20000)), "-size", "1000"}
@@ -33,8 +32,8 @@ func amount(n int, do string) []string {
 	return []string{"-bytes", fmt.Sprint(n)}
 }
 
-// converse runs one talk between our TCP in a and the kernel's in b, and checks
-// it. ours and theirs are further flags of each side.
+// converse runs one pattern between our TCP in a and the kernel's in b, and checks it. ours and theirs are further
+// flags of each side.
 func converse(t *testing.T, a, b *testenv.End, talk int, n int, v6 bool, ours, theirs []string) (we, they *report) {
 	t.Helper()
 	w := talks[talk]
@@ -64,8 +63,7 @@ func converse(t *testing.T, a, b *testenv.End, talk int, n int, v6 bool, ours, t
 	return we, they
 }
 
-// TestTalks moves bytes in every way over a clean wire, over both families and
-// at each MTU.
+// TestTalks runs every pattern over a clean wire, over both families and at each MTU.
 func TestTalks(t *testing.T) {
 	mtus := []int{1280, 1500, 3498, 9000}
 	for _, mtu := range mtus {
@@ -90,8 +88,8 @@ func TestTalks(t *testing.T) {
 	}
 }
 
-// TestOptions talks to a kernel that lacks an option, or has a congestion control
-// of another kind, and without the option on our side.
+// TestOptions connects to a kernel without an option, or with another congestion control, and without the option on
+// our side.
 func TestOptions(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	have, err := os.ReadFile("/proc/sys/net/ipv4/tcp_available_congestion_control")

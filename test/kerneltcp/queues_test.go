@@ -10,8 +10,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// setQueues sets how many TX queues an end has, as ethtool -L does. The queue that a
-// frame leaves by is the one that it comes to at the other end.
+// setQueues sets the number of TX queues of an end, as ethtool -L does. A frame arrives at the other end on the queue
+// with the same number.
 func setQueues(e *testenv.End, n uint32) error {
 	return e.NS.Do(func() error {
 		h, err := ethtool.NewEthtool()
@@ -29,8 +29,8 @@ func setQueues(e *testenv.End, n uint32) error {
 	})
 }
 
-// TestQueues has the kernel's frames come to other queues of ours from one moment to the
-// next: connections go on, and end in order.
+// TestQueues moves the kernel's frames to other queues of ours during transfers: connections must continue and end
+// gracefully.
 func TestQueues(t *testing.T) {
 	const queues = 4
 	v := testenv.NewVethQueues(t, 1500, queues)
@@ -85,8 +85,7 @@ func TestQueues(t *testing.T) {
 					t.Fatal(err)
 				}
 				check(t, we, they)
-				// A frame that comes behind those after it may find its connection closed,
-				// so that a RST is none of an open connection.
+				// A reordered frame may find its connection closed, so its RST is not for an open connection.
 				after := counters(t, v.B.NS)
 				for _, k := range []string{"Tcp:EstabResets", "Tcp:AttemptFails", "Tcp:InErrs", "TcpExt:TCPAbortOnData", "TcpExt:TCPAbortOnTimeout"} {
 					if d := after[k] - before[k]; d != 0 {

@@ -26,8 +26,8 @@ func oneLine(t *testing.T, out, name, want string) {
 	}
 }
 
-// TestDaemonErrors: each mistake is one line that says what to do, an exit code
-// and nothing left behind.
+// TestDaemonErrors checks that each mistake gives one line that says what to do and an exit code, and leaves nothing
+// behind.
 func TestDaemonErrors(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
@@ -134,7 +134,7 @@ func TestSecondDaemon(t *testing.T) {
 	a.must("status")
 }
 
-// A socket file that a dead daemon left is no obstacle.
+// TestStaleSocket checks that the socket file of a dead daemon does not prevent a start.
 func TestStaleSocket(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
@@ -228,8 +228,8 @@ func TestClientErrors(t *testing.T) {
 	}
 }
 
-// TestCopyHabits: what people do with scp works: folders, several files, names that
-// are kept, attributes, and going on after an interruption.
+// TestCopyHabits checks what people do with scp: directories, several files, preserved names and attributes, and
+// resuming after an interruption.
 func TestCopyHabits(t *testing.T) {
 	a, b := pair(t)
 	dir, there := t.TempDir(), t.TempDir()
@@ -251,7 +251,7 @@ func TestCopyHabits(t *testing.T) {
 	checkFile(t, filepath.Join(there, "one"), sum1)
 	checkFile(t, filepath.Join(there, "two"), sum2)
 	a.must("cp", "-rp", tree, host)
-	a.must("cp", one, host+"tree/empty") // a folder, though it does not say so
+	a.must("cp", one, host+"tree/empty") // a directory, though the path has no slash
 	checkFile(t, filepath.Join(there, "tree", "empty", "one"), sum1)
 	back := t.TempDir()
 	if out := a.must("cp", "-rp", host+"tree", back); !strings.Contains(out, "3 files") || !strings.Contains(out, "busy here") {
@@ -291,8 +291,8 @@ func TestCopyHabits(t *testing.T) {
 	holds(t, there, "long", "one", "tree", "two")
 }
 
-// TestPortOfTheKernel: a port that a kernel program has is refused, and one that
-// a client has is refused to the kernel.
+// TestPortOfTheKernel checks that a port used by a kernel socket is refused, and that one used by a client is refused
+// to the kernel.
 func TestPortOfTheKernel(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
@@ -315,13 +315,12 @@ func TestPortOfTheKernel(t *testing.T) {
 	oneLine(t, out, "iwarpctl", "7999")
 }
 
-// TestIdle: a daemon with nothing to do uses under 2 % of a core.
+// TestIdle checks that an idle daemon uses less than 2 % of a core.
 func TestIdle(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
 	a := newHost(t, &v.A)
-	// What it still does of its start, and the neighbour discovery of the kernels,
-	// may fall into the first windows.
+	// The first windows may include the end of the start-up and the kernels' neighbor discovery.
 	const window = 2 * time.Second
 	var used time.Duration
 	for range 10 {
@@ -334,7 +333,7 @@ func TestIdle(t *testing.T) {
 	t.Errorf("an idle daemon used %v of CPU in %v", used, window)
 }
 
-// cpuTime is the CPU time of a process: utime and stime of proc(5).
+// cpuTime returns the CPU time of a process: utime and stime of proc(5).
 func cpuTime(t *testing.T, cmd *exec.Cmd) time.Duration {
 	t.Helper()
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/stat")

@@ -17,8 +17,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestHangup: SIGHUP changes what can be changed in a running daemon, names what
-// cannot, and a wrong file changes nothing.
+// TestHangup checks that SIGHUP applies what can be changed in a running daemon and names what cannot, and that an
+// invalid file changes nothing.
 func TestHangup(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
@@ -51,8 +51,8 @@ func TestHangup(t *testing.T) {
 	}
 }
 
-// TestServersSurvive: what serves goes on by the next daemon when its own is
-// restarted, in the middle of a copy, and says so in one line.
+// TestServersSurvive checks that servers whose daemon is restarted during a copy continue with the next daemon and
+// report it in one line.
 func TestServersSurvive(t *testing.T) {
 	a, b := pair(t)
 	addr := b.end.Addr4.String()
@@ -96,7 +96,7 @@ func TestServersSurvive(t *testing.T) {
 	}
 }
 
-// TestDrain: a daemon that is to stop lets a copy end, and ends when it has.
+// TestDrain checks that a daemon that is told to stop waits for a running copy and then exits.
 func TestDrain(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
@@ -119,7 +119,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestDoctorPeer: doctor names the step that fails.
+// TestDoctorPeer checks that doctor names the step that fails.
 func TestDoctorPeer(t *testing.T) {
 	a, b := pair(t)
 	addr := b.end.Addr4.String()
@@ -136,7 +136,7 @@ func TestDoctorPeer(t *testing.T) {
 	}
 }
 
-// TestCapture: tshark decodes what iwarpctl capture wrote, from the SYN on.
+// TestCapture checks that tshark decodes the output of iwarpctl capture from the SYN on.
 func TestCapture(t *testing.T) {
 	a, b := pair(t)
 	file := filepath.Join(t.TempDir(), "out.pcapng")
@@ -159,7 +159,7 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// steeringLink returns the number of the bpf_link that holds the daemon's steering program.
+// steeringLink returns the ID of the bpf_link that holds the daemon's steering program.
 func (h *host) steeringLink() link.ID {
 	h.t.Helper()
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", h.daemon.Cmd.Process.Pid))
@@ -167,7 +167,7 @@ func (h *host) steeringLink() link.ID {
 		h.t.Fatal(err)
 	}
 	for _, f := range files {
-		text, _ := os.ReadFile(f) // it may be closed by now
+		text, _ := os.ReadFile(f) // it may have been closed meanwhile
 		if !strings.Contains(string(text), "link_type:\txdp") && !strings.Contains(string(text), "link_type:\ttcx") {
 			continue
 		}
@@ -182,9 +182,8 @@ func (h *host) steeringLink() link.ID {
 	return 0
 }
 
-// TestDetached: an administrator detaches the XDP program under a connection. The daemon
-// says so within a second, its client gets the reason, and after a reload that allows it
-// the program is attached again.
+// TestDetached detaches the XDP program under a connection. The daemon must report it within a second and its client
+// must get the reason; after a reload that allows it, the program is attached again.
 func TestDetached(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
@@ -222,7 +221,7 @@ func TestDetached(t *testing.T) {
 	waitFor(t, "the daemon to notice", func() bool { return strings.Contains(a.must("status"), "DETACHED") })
 	took := time.Since(began)
 	t.Logf("noticed after %v", took)
-	if took > 5*time.Second { // half a second and what a busy machine takes
+	if took > 5*time.Second { // half a second, plus the delay of a busy machine
 		t.Errorf("noticed after %v", took)
 	}
 	a.daemon.Expect("was detached from the interface")
@@ -244,8 +243,8 @@ func TestDetached(t *testing.T) {
 	}
 }
 
-// The only interface is removed under a connection: the connection ends, and the daemon
-// serves the interface again when it is back.
+// TestInterfaceRemoved removes the only interface under a connection: the connection ends, and
+// the daemon serves the interface again when it is back.
 func TestInterfaceRemoved(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
@@ -268,7 +267,7 @@ func TestInterfaceRemoved(t *testing.T) {
 	a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "3", "-V") // of the same server
 }
 
-// Link-local addresses, of IPv6 with and without the interface in them, and of IPv4.
+// TestLinkLocal uses link-local addresses of IPv6, with and without the interface name, and of IPv4.
 func TestLinkLocal(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)

@@ -19,9 +19,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestManyConnections opens many connections at once between two daemons, moves
-// a message over each, closes them, and does so again and again: nothing of them
-// is left. MANY_CONNS and MANY_CYCLES say how many.
+// TestManyConnections repeatedly opens many connections at once between two daemons, moves a message over each and
+// closes them. Nothing may be left. MANY_CONNS and MANY_CYCLES set the numbers.
 func TestManyConnections(t *testing.T) {
 	testenv.RequireRoot(t)
 	conns, cycles := testenv.Count(t, "MANY_CONNS", 200), testenv.Count(t, "MANY_CYCLES", 2)
@@ -102,9 +101,8 @@ func TestManyConnections(t *testing.T) {
 			resident[i] = append(resident[i], after.resident)
 		}
 	}
-	// How much of the heap is garbage that is not given back yet is chance, so the
-	// least of the last cycles is looked at; client/embed's TestNothingGrows looks
-	// closer.
+	// The amount of unreturned garbage on the heap varies, so the minimum of the last cycles counts; TestNothingGrows
+	// in client/embed is more exact.
 	for i, h := range hosts {
 		if r := resident[i]; len(r) >= 6 {
 			if first, last := slices.Max(r[:3]), slices.Min(r[len(r)-3:]); last > first+first/3 {
@@ -114,7 +112,7 @@ func TestManyConnections(t *testing.T) {
 	}
 }
 
-// enough skips a test for which the limits of this host are too low.
+// enough skips a test if the limits of this host are too low.
 func enough(t *testing.T, conns int) {
 	t.Helper()
 	// The daemon that connects holds a port for each connection, and has a third of the
@@ -180,7 +178,7 @@ func (p *party) qp(ctx context.Context) *iwarp.QP {
 	return q
 }
 
-// await takes n completions, which must be successes.
+// await takes n completions, which must be successful.
 func (p *party) await(ctx context.Context, n int) {
 	p.t.Helper()
 	wcs := make([]iwarp.WC, 64)
@@ -198,7 +196,7 @@ func (p *party) await(ctx context.Context, n int) {
 	}
 }
 
-// close ends all queue pairs, and forgets what they flush.
+// close destroys all queue pairs and discards their flushed work.
 func (p *party) close() {
 	for _, q := range p.qps {
 		if err := q.Close(); err != nil {
@@ -211,14 +209,14 @@ func (p *party) close() {
 	}
 }
 
-// holding is what a daemon has at a time.
+// holding is the set of resources that a daemon uses.
 type holding struct {
 	counts   map[string]uint64
-	files    int   // descriptors that are open
+	files    int   // open descriptors
 	resident int64 // bytes, of its own memory and what it shares
 }
 
-// holds asks the daemon, and looks at its process.
+// holds returns what the daemon reports and what /proc shows of it.
 func (h *host) holds() holding {
 	h.t.Helper()
 	var st struct {
@@ -259,7 +257,7 @@ func (h *host) holds() holding {
 	}
 }
 
-// settles waits until the daemon holds what it did before.
+// settles waits until the daemon holds no more than before.
 func (h *host) settles(before holding) holding {
 	h.t.Helper()
 	for deadline := time.Now().Add(2 * time.Minute); ; {

@@ -11,8 +11,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestSCTP runs the applications over SCTP, on daemons of their own: nothing of them
-// is different.
+// TestSCTP runs the applications over SCTP, where they behave the same, on daemons of their own.
 func TestSCTP(t *testing.T) {
 	for _, kind := range []string{"sctp", "sctp-udp", "sctp-draft"} {
 		t.Run(kind, func(t *testing.T) {
@@ -66,9 +65,8 @@ func TestSCTP(t *testing.T) {
 	}
 }
 
-// TestSCTPBehindRouter: the path's MTU is smaller than that of the interface. What is
-// in flight when the first ICMP error reports it leaves as IP fragments, and the
-// daemon at the other end puts them together.
+// TestSCTPBehindRouter uses a path whose MTU is smaller than that of the interface. Packets in flight when the first
+// ICMP error arrives leave as IP fragments, and the daemon at the other end reassembles them.
 func TestSCTPBehindRouter(t *testing.T) {
 	w := testenv.NewWire(t, 1500)
 	w.Route(t, 1500, 1300)
@@ -92,7 +90,7 @@ func TestSCTPBehindRouter(t *testing.T) {
 	}
 }
 
-// counter is one of iwarpctl stats.
+// counter returns one counter of iwarpctl stats.
 func (h *host) counter(name string) (n int) {
 	h.t.Helper()
 	for line := range strings.Lines(h.must("stats")) {

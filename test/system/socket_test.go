@@ -16,15 +16,15 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// plain is programs of a user without privileges: nobody, if the test has root.
+// plain runs programs as a user without privileges: nobody, if the test runs as root.
 type plain struct {
 	t   *testing.T
-	dir string // which that user owns
+	dir string // owned by that user
 }
 
 func newPlain(t *testing.T) *plain {
 	t.Helper()
-	// t.TempDir is in folders that other users cannot enter.
+	// t.TempDir is below directories that other users cannot enter.
 	dir, err := os.MkdirTemp("", "iwarpd-plain")
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +80,7 @@ func (p *plain) host(name string, args ...string) *plainHost {
 	return h
 }
 
-// listening is a server, and where it listens.
+// listening is a server and its address.
 type listening struct {
 	*testenv.Process
 	at string
@@ -133,7 +133,7 @@ func (h *plainHost) ping(s *plainHost, addr string) {
 	}
 }
 
-// freePort is a port that was free just now.
+// freePort returns a port that was free a moment ago.
 func freePort(t *testing.T, addr string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
@@ -145,8 +145,8 @@ func freePort(t *testing.T, addr string) string {
 	return port
 }
 
-// TestKernelSockets: a user without privileges runs the whole product over the kernel's TCP,
-// between daemons and within one.
+// TestKernelSockets checks that a user without privileges can run everything over the kernel's TCP, between daemons
+// and within one.
 func TestKernelSockets(t *testing.T) {
 	p := newPlain(t)
 	a, b := p.host("a"), p.host("b", "--queues", "0-1", "--mpa-markers")
@@ -193,7 +193,7 @@ func TestKernelSockets(t *testing.T) {
 		t.Errorf("capture: exit code %d: %s", code, out)
 	}
 
-	// The peer's daemon dies: the client learns of it, and the daemon goes on.
+	// When the peer's daemon dies, the client is notified and our daemon continues.
 	server := b.serve("ping", "-s", "-P", "-a", "127.0.0.2", "-p", freePort(t, "127.0.0.2"))
 	host, port, _ := net.SplitHostPort(server.at)
 	client := testenv.Start(t, a.ctlCommand("ping", "-c", "-a", host, "-p", port, "-v"))
@@ -210,8 +210,8 @@ func TestKernelSockets(t *testing.T) {
 	}
 }
 
-// TestUnprivilegedNamesSockets: what keeps AF_XDP from working names the transport that
-// does without.
+// TestUnprivilegedNamesSockets checks that the error of a missing AF_XDP privilege names the transport that does not
+// need it.
 func TestUnprivilegedNamesSockets(t *testing.T) {
 	v := testenv.NewVeth(t, 1500)
 	p := newPlain(t)
@@ -229,8 +229,8 @@ func TestUnprivilegedNamesSockets(t *testing.T) {
 	}
 }
 
-// TestSocketsAgainstAFXDP: a daemon over kernel sockets and one on AF_XDP are peers, in both
-// roles, with and without markers.
+// TestSocketsAgainstAFXDP connects a daemon over kernel sockets and one on AF_XDP in both roles, with and without
+// markers.
 func TestSocketsAgainstAFXDP(t *testing.T) {
 	for _, markers := range []string{"false", "true"} {
 		t.Run("markers "+markers, func(t *testing.T) {

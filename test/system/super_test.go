@@ -42,9 +42,8 @@ func frames(t *testing.T, file string) (all [][]byte) {
 	return all
 }
 
-// TestSuperFramesSegmented sends super-frames through a bridge to an interface without
-// segmentation offload, where the kernel cuts them up, and sees in a capture at the
-// receiver that each segment holds whole FPDUs.
+// TestSuperFramesSegmented sends super-frames through a bridge to an interface without segmentation offload, where
+// the kernel segments them, and checks in a capture at the receiver that each segment holds whole FPDUs.
 func TestSuperFramesSegmented(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, markers := range []string{"false", "true"} {

@@ -1,5 +1,4 @@
-// Package system tests the programs as a user has them: iwarpd and iwarpctl in
-// two network namespaces, with what goes wrong there.
+// Package system tests iwarpd and iwarpctl as a user runs them, in two network namespaces, including failures.
 package system
 
 import (
@@ -22,7 +21,7 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// limit is how long anything may take that should be quick.
+// limit bounds the time of anything that should be quick.
 const limit = 2 * time.Minute
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -41,8 +40,8 @@ type host struct {
 	daemon *testenv.Process
 }
 
-// daemonArgs are what every daemon of the tests gets. Those that are stopped in the middle of
-// a copy do not wait for its end.
+// daemonArgs returns the arguments of every daemon in the tests. A daemon that is stopped during a copy does not wait
+// for its end.
 func daemonArgs(end *testenv.End, socket string) []string {
 	return []string{"--interface", end.Name, "--socket", socket, "--drain-timeout", "200ms"}
 }
@@ -120,7 +119,7 @@ func pair(t *testing.T) (a, b *host) {
 	return newHost(t, &v.A), newHost(t, &v.B)
 }
 
-// randomFile makes a file of n bytes and returns its sum.
+// randomFile creates a file of n random bytes and returns its checksum.
 func randomFile(t *testing.T, name string, n int) [32]byte {
 	t.Helper()
 	b := make([]byte, n)
@@ -131,8 +130,8 @@ func randomFile(t *testing.T, name string, n int) [32]byte {
 	return sha256.Sum256(b)
 }
 
-// longFile makes a file, of zeros, that takes seconds to copy: what is to happen
-// in the middle of a copy must not come too late where the machine is busy.
+// longFile creates a file of zeros that takes seconds to copy, so that a test can act during the copy even on a busy
+// machine.
 func longFile(t *testing.T, name string) {
 	t.Helper()
 	if err := os.WriteFile(name, nil, 0o600); err != nil {
@@ -143,7 +142,7 @@ func longFile(t *testing.T, name string) {
 	}
 }
 
-// copying begins a long copy from a to b, into the folder there.
+// copying starts a long copy from a to b, into the directory there.
 func copying(t *testing.T, a, b *host) (cp, serve *testenv.Process, there string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "f")
@@ -166,7 +165,7 @@ func checkFile(t *testing.T, name string, want [32]byte) {
 	}
 }
 
-// empty fails the test if dir holds anything but the names.
+// holds fails the test if dir contains anything other than names.
 func holds(t *testing.T, dir string, names ...string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -229,7 +228,7 @@ func TestCopyPingPerf(t *testing.T) {
 	}
 }
 
-// An administrator looks at a connection and ends it.
+// TestQueuePairs inspects a connection as an administrator and ends it.
 func TestQueuePairs(t *testing.T) {
 	a, b := pair(t)
 	testenv.Start(t, b.command("ping", "-s", "-P", "-a", b.end.Addr4.String())).Expect("listening on")
@@ -259,10 +258,10 @@ func TestQueuePairs(t *testing.T) {
 	if code := ping.Wait(limit); code != 4 {
 		t.Errorf("ping: exit code %d; want 4", code)
 	}
-	a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "3", "-V") // the server goes on
+	a.must("ping", "-c", "-a", b.end.Addr4.String(), "-C", "3", "-V") // the server continues
 }
 
-// SIGTERM in the middle of a transfer: exit code 0, and nothing is left.
+// TestTerminate sends SIGTERM during a transfer: the exit code must be 0 and nothing may be left.
 func TestTerminate(t *testing.T) {
 	a, b := pair(t)
 	cp, serve, there := copying(t, a, b)
@@ -287,7 +286,7 @@ func TestTerminate(t *testing.T) {
 	servesAgain(t, a, b)
 }
 
-// servesAgain waits until the server on b has found its new daemon and takes a file.
+// servesAgain waits until the server on b has found its new daemon and accepts a file.
 func servesAgain(t *testing.T, a, b *host) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "again")
@@ -314,8 +313,8 @@ func waitFor(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// A daemon that is killed: the other side reports it, the kernel has its
-// interface back, and a new daemon can start at once.
+// TestKillDaemon kills a daemon: the other side must report it, the kernel gets its interface back, and a new daemon
+// can start at once.
 func TestKillDaemon(t *testing.T) {
 	a, b := pair(t)
 	cp, serve, there := copying(t, a, b)
@@ -332,8 +331,7 @@ func TestKillDaemon(t *testing.T) {
 	servesAgain(t, a, b)
 }
 
-// A peer that falls silent while nobody sends: the one that waits learns of it by
-// keep-alive.
+// TestSilentPeer checks that an idle connection to a silent peer is ended by keep-alive.
 func TestSilentPeer(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)
@@ -353,15 +351,15 @@ func TestSilentPeer(t *testing.T) {
 		before = qps[0].TCP["segs_in"]
 		return before == last && qps[0].TCP["in_flight"] == 0
 	})
-	// A daemon that is stopped keeps its socket and program, and answers nothing.
+	// A daemon stopped by SIGSTOP keeps its socket and program but answers nothing.
 	a.daemon.Signal(unix.SIGSTOP)
 	if code := server.Wait(limit); code != 4 {
 		t.Errorf("ping -s: exit code %d; want 4: %s", code, server)
 	}
 }
 
-// A client that is killed in mid-transfer: the peer learns of it, the daemon
-// frees what it had, and another client's transfer goes on.
+// TestKillClient kills a client during a transfer: the peer is notified, the daemon frees its resources, and another
+// client's transfer continues.
 func TestKillClient(t *testing.T) {
 	a, b := pair(t)
 	dir, there := t.TempDir(), t.TempDir()
@@ -391,7 +389,7 @@ func TestKillClient(t *testing.T) {
 	})
 }
 
-// The copy arrives whole over a wire that loses, reorders and delays.
+// TestImpairedWire copies over a wire with loss, reordering and delay.
 func TestImpairedWire(t *testing.T) {
 	testenv.RequireRoot(t)
 	w := testenv.NewWire(t, 1500)

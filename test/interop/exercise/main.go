@@ -137,23 +137,23 @@ func main() {
 	fmt.Println(out)
 }
 
-// conn is a session with the peer, and a picture of the peer's memory.
+// conn is a session with the peer and a copy of the expected content of the peer's memory.
 type conn struct {
 	*iwarp.Conn
 	r      *run
 	mem    []byte
-	lo, hi int // which part of it: sessions at the same time have one each
+	lo, hi int // the part of it that this session uses; concurrent sessions use different parts
 	mr     *iwarp.MR
 	rng    *rand.Rand
 }
 
-// open waits for the peer's session, or begins one.
+// open accepts the peer's session, or opens one.
 func (r *run) open(ctx context.Context) (*conn, error) {
 	var c *iwarp.Conn
 	var err error
 	want := "welcome"
 	if r.listen != nil {
-		c, err = r.listen.Accept(ctx) // which answers with PrivateData
+		c, err = r.listen.Accept(ctx) // the peer answers with PrivateData
 		want = "hello"
 	} else {
 		c, err = r.d.Dial(ctx, r.connect, r.cfg)
@@ -216,8 +216,7 @@ func remote(off, n int) iwarp.Remote {
 	return iwarp.Remote{Addr: memBase + uint64(off), RKey: memSTag, Len: uint32(n)}
 }
 
-// move sends n bytes there and back: by our Write and our Read, by the peer's Read and the
-// peer's Write.
+// move sends n bytes in both directions: by our Write and Read, and by the peer's Read and Write.
 func (c *conn) move(ctx context.Context, n int) error {
 	off := c.lo + c.rng.IntN(c.hi-c.lo-n+1)
 	b := c.random(n)
@@ -239,7 +238,7 @@ func (c *conn) move(ctx context.Context, n int) error {
 	if err := c.verify(ctx, off, n); err != nil {
 		return fmt.Errorf("the peer's Read of %d bytes: %w", n, err)
 	}
-	// And writes from there. What is around stays as it is.
+	// And writes from there. The bytes around it must not change.
 	at = c.rng.IntN(memSize - n + 1)
 	want := slices.Clone(c.mr.Bytes())
 	copy(want[at:], b)
@@ -253,7 +252,7 @@ func (c *conn) move(ctx context.Context, n int) error {
 	return nil
 }
 
-// tell has the peer read or write.
+// tell makes the peer read or write.
 func (c *conn) tell(ctx context.Context, op byte, off, n, at int) error {
 	r := c.mr.RemoteAt(at, n)
 	m := be.AppendUint32(be.AppendUint32([]byte{op}, uint32(off)), uint32(n))
@@ -264,8 +263,7 @@ func (c *conn) tell(ctx context.Context, op byte, off, n, at int) error {
 	return err
 }
 
-// verify compares a piece of the peer's memory with what we think of it: by its hash, and by
-// a Read of ours.
+// verify compares a piece of the peer's memory with its expected content, by hash and by a Read.
 func (c *conn) verify(ctx context.Context, off, n int) error {
 	b, err := c.ask(ctx, be.AppendUint32(be.AppendUint32([]byte("h"), uint32(off)), uint32(n)))
 	if err != nil {
@@ -286,7 +284,7 @@ func (c *conn) verify(ctx context.Context, off, n int) error {
 	return nil
 }
 
-// sizes are those around multiples of what a packet holds, and some others.
+// sizes returns sizes around multiples of a packet's payload, and some others.
 func (r *run) sizes() (ns []int) {
 	ns = []int{1, 2, 3, 4, 5, 17, 64, 255}
 	for _, packets := range []int{1, 2} {
@@ -307,7 +305,7 @@ func (c *conn) data(ctx context.Context) error {
 				return err
 			}
 			if n > 255 && i%3 != 0 && n < 4096 {
-				continue // the echo has the same edges
+				continue // the echo has the same boundaries
 			}
 			if err := c.move(ctx, n); err != nil {
 				return err
@@ -335,7 +333,7 @@ func data(ctx context.Context, r *run) (string, error) {
 	return fmt.Sprintf("%d sizes and %d bytes, IRD %d, ORD %d, %.1f s", len(r.sizes()), r.size, i.IRD, i.ORD, time.Since(start).Seconds()), c.end()
 }
 
-// many asks for count messages of size bytes and checks them.
+// many requests count messages of size bytes and checks them.
 func (c *conn) many(ctx context.Context, count, size int) error {
 	seed := c.rng.Uint32()
 	if err := c.Send(ctx, be.AppendUint32(be.AppendUint32(be.AppendUint32([]byte("m"), uint32(count)), uint32(size)), seed)); err != nil {
@@ -359,7 +357,7 @@ func (c *conn) many(ctx context.Context, count, size int) error {
 	return nil
 }
 
-// pipeline sends messages for echo without waiting for each.
+// pipeline sends messages to be echoed without waiting for each.
 func (c *conn) pipeline(ctx context.Context, count, most int) error {
 	free := make(chan struct{}, depth/2)
 	sent := make(chan []byte, count)
@@ -425,7 +423,7 @@ func manyMessages(ctx context.Context, r *run) (string, error) {
 	return fmt.Sprintf("%d messages, %.1f s", n, time.Since(start).Seconds()), c.end()
 }
 
-// fragments has the peer use DDP segments that its SCTP must fragment.
+// fragments makes the peer use DDP segments that its SCTP must fragment.
 func fragments(ctx context.Context, r *run) (string, error) {
 	c, err := r.open(ctx)
 	if err != nil {
@@ -450,7 +448,7 @@ func fragments(ctx context.Context, r *run) (string, error) {
 	return "verified", c.end()
 }
 
-// together runs all that moves data over one session.
+// together runs all cases that move data over one session.
 func together(ctx context.Context, r *run) (string, error) {
 	c, err := r.open(ctx)
 	if err != nil {
@@ -488,8 +486,7 @@ func idle(ctx context.Context, r *run) (string, error) {
 	return fmt.Sprintf("alive after %v", r.idle), c.end()
 }
 
-// sessions takes one session after the other, and one more beside it, of a peer that
-// connects: peer -k 3.
+// sessions accepts consecutive sessions, and a concurrent one, from a peer that connects: peer -k 3.
 func sessions(ctx context.Context, r *run) (string, error) {
 	var ports []uint16
 	for i := range 3 {
@@ -519,7 +516,7 @@ func sessions(ctx context.Context, r *run) (string, error) {
 			if err := <-done; err != nil {
 				return "", err
 			}
-			// Ended by the peer, so that it does not count as one of the three.
+			// The peer ends it, so that it does not count as one of the three.
 			if err := other.Send(ctx, []byte("T")); err != nil {
 				return "", err
 			}
@@ -546,8 +543,8 @@ func sessions(ctx context.Context, r *run) (string, error) {
 	return "four sessions of one association", nil
 }
 
-// shared begins sessions on an association that we opened, which the peer takes on any of
-// its 16 streams; some end and others follow.
+// shared opens sessions on an association that we opened, on any of the peer's 16 streams; some end and others
+// follow.
 func shared(ctx context.Context, r *run) (string, error) {
 	const n = 8
 	r.cfg.Startup.SharedAssociation = true
@@ -600,7 +597,7 @@ func shared(ctx context.Context, r *run) (string, error) {
 	return "sessions of one association of ours", nil
 }
 
-// tell says how a session ended.
+// tell returns how a session ended.
 func tell(ctx context.Context, c *iwarp.Conn) (string, error) {
 	select {
 	case <-c.QP().Done():
@@ -625,7 +622,7 @@ func tell(ctx context.Context, c *iwarp.Conn) (string, error) {
 	return c.QP().Err().Error(), nil
 }
 
-// ends has the peer do something that ends the session.
+// ends returns a case in which the peer does something that ends the session.
 func ends(cmd string) func(context.Context, *run) (string, error) {
 	return func(ctx context.Context, r *run) (string, error) {
 		c, err := r.open(ctx)
@@ -643,7 +640,7 @@ func ends(cmd string) func(context.Context, *run) (string, error) {
 	}
 }
 
-// violate writes where the peer does not allow it: it ends the session.
+// violate writes to memory that the peer has not opened: the session must end.
 func violate(ctx context.Context, r *run) (string, error) {
 	c, err := r.open(ctx)
 	if err != nil {
@@ -672,9 +669,8 @@ func reject(ctx context.Context, r *run) (string, error) {
 	return fmt.Sprintf("rejected %q", e.PrivateData), nil
 }
 
-// another serves the peer's next session (peer -k 2), which says that the peer has done
-// with the last one: that an answer of it is on its way no longer, when our end takes the
-// association with it.
+// another serves the peer's next session (peer -k 2), which shows that the peer has finished the previous one: no
+// answer of it is in flight when our end closes the association.
 func (r *run) another(ctx context.Context) error {
 	c, err := r.open(ctx)
 	if err != nil {
@@ -714,8 +710,8 @@ func abort(ctx context.Context, r *run) (string, error) {
 	return "aborted, and another", r.another(ctx)
 }
 
-// restart has a session, waits until the peer, having lost its memory, begins another from the
-// same port, and uses that.
+// restart has a session, waits until the peer, having lost its state, opens another from the same port, and uses
+// that.
 func restart(ctx context.Context, r *run) (string, error) {
 	a, err := r.open(ctx)
 	if err != nil {
@@ -743,7 +739,7 @@ func restart(ctx context.Context, r *run) (string, error) {
 	return how, b.end()
 }
 
-// left leaves a session in the middle.
+// left exits during a session.
 func left(ctx context.Context, r *run) (string, error) {
 	c, err := r.open(ctx)
 	if err != nil {

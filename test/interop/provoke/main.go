@@ -49,7 +49,7 @@ func run(ctx context.Context, socket, listen, connect, what string) (string, err
 	return dial(ctx, d, connect, what)
 }
 
-// tell says how the connection ended.
+// tell returns how the connection ended.
 func tell(ctx context.Context, q *iwarp.QP) (string, error) {
 	select {
 	case <-q.Done():
@@ -67,7 +67,7 @@ func tell(ctx context.Context, q *iwarp.QP) (string, error) {
 	return fmt.Sprintf("terminate %s %d/%d/%#02x", side, uint8(te.Layer), te.EType, te.ECode), nil
 }
 
-// serve is the server of rping up to the client's first advert.
+// serve acts as the server of rping up to the client's first advertisement.
 func serve(ctx context.Context, d *iwarp.Device, addr, what string) (string, error) {
 	l, err := d.Listen(ctx, addr, nil)
 	if err != nil {
@@ -117,7 +117,7 @@ func serve(ctx context.Context, d *iwarp.Device, addr, what string) (string, err
 	if what[0] == 'r' {
 		err = c.Read(ctx, r, data)
 	} else {
-		err = c.Write(ctx, r, data) // does not wait for the peer
+		err = c.Write(ctx, r, data) // it does not wait for the peer
 	}
 	if err == nil && what[0] == 'r' {
 		return "", errors.New("the peer answers the Read")
@@ -125,7 +125,7 @@ func serve(ctx context.Context, d *iwarp.Device, addr, what string) (string, err
 	return tell(ctx, c.QP())
 }
 
-// manyReads has as many Reads outstanding as there can be.
+// manyReads posts the maximum number of outstanding Reads.
 func manyReads(ctx context.Context, c *iwarp.Conn, r iwarp.Remote) error {
 	mr, err := c.Alloc(ctx, 4096, iwarp.AccessLocalWrite)
 	if err != nil {
@@ -139,7 +139,7 @@ func manyReads(ctx context.Context, c *iwarp.Conn, r iwarp.Remote) error {
 	return err
 }
 
-// dial is the client of rping up to its first advert.
+// dial acts as the client of rping up to its first advertisement.
 func dial(ctx context.Context, d *iwarp.Device, addr, what string) (string, error) {
 	cfg := rping.Config()
 	if what == "markers" {
@@ -178,17 +178,16 @@ func dial(ctx context.Context, d *iwarp.Device, addr, what string) (string, erro
 	if err := c.Send(ctx, ad.Append(nil)); err != nil {
 		return "", err
 	}
-	// siw does not see an FPDU that comes while it makes its reply until another
-	// one comes.
-	nudge := time.NewTicker(time.Second)
-	defer nudge.Stop()
+	// siw does not notice an FPDU that arrives while it sends its reply until another one arrives.
+	probe := time.NewTicker(time.Second)
+	defer probe.Stop()
 	for {
 		select {
 		case <-c.QP().Done():
 			return tell(ctx, c.QP())
 		case <-ctx.Done():
 			return "", errors.New("the connection goes on")
-		case <-nudge.C:
+		case <-probe.C:
 			_ = c.QP().PostSend(&iwarp.SendWR{Op: iwarp.OpWrite}) // an error: the connection is over
 		}
 	}
