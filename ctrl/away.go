@@ -81,9 +81,9 @@ func (c *session) closeFiles(fds []int) {
 	}
 }
 
-// hangUp shuts down the connection to the client, which ends the session. Any goroutine may call
+// shutdown shuts down the connection to the client, which ends the session. Any goroutine may call
 // it: the session closes the descriptors that are queued in the socket.
-func (c *session) hangUp() {
+func (c *session) shutdown() {
 	c.hungUp.Store(true)
 	c.conn.Shutdown()
 }

@@ -592,7 +592,7 @@ func (s *Server) closedEvent(c *conn, err error) {
 	case connUp, connClosing:
 		c.orderly = err == nil && c.sctp == nil && !c.peerClosedFirst
 		if errors.Is(err, dataplane.ErrCQOverrun) {
-			c.qp.async(ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN, errorf(quota, "%w: make it as deep as all that can be outstanding on the queue pairs that use it", err))
+			c.qp.async(ctrlpb.AsyncKind_ASYNC_CQ_OVERRUN, errorf(quota, "%w: its depth must be at least the number of work requests that its queue pairs can have outstanding", err))
 		}
 		d := &ctrlpb.Disconnected{Conn: c.handle, Qp: c.qp.num}
 		switch {

@@ -637,13 +637,13 @@ func TestPortRests(t *testing.T) {
 			p, _ := h.dial(t, c, reqConnect(qp, peerA.String()), mpa.DefaultConfig())
 			p.accept("", -1, -1)
 			h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: p.attached().QP})
-			ports := func(want, resting int) {
+			ports := func(want, timeWait int) {
 				t.Helper()
 				if n := h.steer.len(); n != want {
 					t.Errorf("%d endpoints claimed, want %d", n, want)
 				}
 				for _, k := range h.Counters() {
-					if k.Name == "ctrl.ports" && k.Value != uint64(want) || k.Name == "ctrl.ports_time_wait" && k.Value != uint64(resting) ||
+					if k.Name == "ctrl.ports" && k.Value != uint64(want) || k.Name == "ctrl.ports_time_wait" && k.Value != uint64(timeWait) ||
 						k.Name == "ctrl.clients" && k.Value != 1 {
 						t.Errorf("%s is %d", k.Name, k.Value)
 					}

@@ -287,7 +287,7 @@ func (c *session) queryStats(reply *ctrlpb.Reply) error {
 func (s *Server) Counters() []*ctrlpb.Counter {
 	k := &s.counters
 	s.mu.Lock()
-	clients, conns, ports, resting := len(s.sessions), len(s.conns), len(s.claims.byAddr), s.resting()
+	clients, conns, ports, timeWait := len(s.sessions), len(s.conns), len(s.claims.byAddr), s.portsInTimeWait()
 	var detached uint64
 	for _, d := range s.devices {
 		if d.detached {
@@ -299,7 +299,7 @@ func (s *Server) Counters() []*ctrlpb.Counter {
 		{Name: "ctrl.clients", Value: uint64(clients)},
 		{Name: "ctrl.conns", Value: uint64(conns)},
 		{Name: "ctrl.ports", Value: uint64(ports)}, // includes TIME-WAIT
-		{Name: "ctrl.ports_time_wait", Value: uint64(resting)},
+		{Name: "ctrl.ports_time_wait", Value: uint64(timeWait)},
 		{Name: "ctrl.requests", Value: k.requests.Load()},
 		{Name: "ctrl.request_errors", Value: k.errors.Load()},
 		{Name: "ctrl.clients_cut_off", Value: k.cutOff.Load()},

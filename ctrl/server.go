@@ -448,7 +448,7 @@ func (s *Server) Close() error {
 	s.closed = true
 	closeAll(s.sockets)
 	for _, sess := range s.sessions {
-		sess.hangUp()
+		sess.shutdown()
 	}
 	s.mu.Unlock()
 	close(s.done)

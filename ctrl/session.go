@@ -457,7 +457,7 @@ func (c *session) cutOff(why error) {
 	if b, err := proto.Marshal(m); err == nil {
 		_ = c.conn.WriteLast(b, cutOffWait)
 	}
-	c.hangUp()
+	c.shutdown()
 }
 
 // cutOffWait is how long to wait for a client that is cut off to read the reason.
@@ -494,7 +494,7 @@ func (c *session) send(m *ctrlpb.Message, fds []int) error {
 			c.srv.counters.cutOff.Add(1)
 			c.logCut(err)
 		}
-		c.hangUp()
+		c.shutdown()
 		return err
 	}
 	select {
@@ -526,7 +526,7 @@ func (c *session) writeLoop() {
 	write := func(m outMessage) {
 		if ok {
 			if err := c.conn.Write(m.b, m.fds); err != nil {
-				c.hangUp() // stops the reader too
+				c.shutdown() // stops the reader too
 				ok = false
 			}
 		}
@@ -569,7 +569,7 @@ func (c *session) writeLoop() {
 // teardown releases everything that the client has.
 func (c *session) teardown() {
 	s := c.srv
-	c.hangUp()
+	c.shutdown()
 	s.mu.Lock()
 	c.dead = true
 	listens, conns, qps := values(c.listens), values(c.conns), values(c.qps)

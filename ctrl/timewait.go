@@ -111,8 +111,8 @@ func (s *Server) endTimeWait(now clock.Time) (next clock.Time) {
 	return next
 }
 
-// resting returns the number of ports in TIME-WAIT. Called with mu held.
-func (s *Server) resting() (n int) {
+// portsInTimeWait returns the number of ports in TIME-WAIT. Called with mu held.
+func (s *Server) portsInTimeWait() (n int) {
 	for _, q := range s.timeWait {
 		n += len(q)
 	}

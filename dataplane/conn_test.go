@@ -327,9 +327,9 @@ func TestRTR(t *testing.T) {
 	}
 }
 
-// TestNudge: an initiator whose first FPDU is not answered sends a few empty Writes, and none after it has received
-// something.
-func TestNudge(t *testing.T) {
+// TestKeepAliveWrites checks that an initiator whose first FPDU is not answered sends a few empty Writes, and none
+// after it has received something.
+func TestKeepAliveWrites(t *testing.T) {
 	s, a, _, qa, qb := fullPair(t, mpa.Params{CRC: true})
 	qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 1, SGEs: qb.sge(0, 100)})
 	for range 1000 {
@@ -342,8 +342,8 @@ func TestNudge(t *testing.T) {
 	for range 1000 {
 		s.step()
 	}
-	if n := s.hosts[1].w.stats.RxFPDUs; n != 1+maxNudges {
-		t.Errorf("peer got %d FPDUs; want the Send and %d nudges", n, maxNudges)
+	if n := s.hosts[1].w.stats.RxFPDUs; n != 1+maxProbes {
+		t.Errorf("peer got %d FPDUs; want the Send and %d empty Writes", n, maxProbes)
 	}
 	if len(qa.wcs) != 1 || len(qb.wcs) != 1 {
 		t.Errorf("%d and %d completions; want one each", len(qa.wcs), len(qb.wcs))
@@ -351,8 +351,8 @@ func TestNudge(t *testing.T) {
 	s.closeAll(a)
 }
 
-// TestNoNudge: an initiator that has received something sends no empty Writes.
-func TestNoNudge(t *testing.T) {
+// TestNoKeepAliveWrites checks that an initiator that has received something sends no empty Writes.
+func TestNoKeepAliveWrites(t *testing.T) {
 	s, a, b, qa, qb := fullPair(t, mpa.Params{CRC: true})
 	qa.recvs = append(qa.recvs, verbs.RecvWR{ID: 1, SGEs: qa.sge(0, 100)})
 	qb.recvs = append(qb.recvs, verbs.RecvWR{ID: 2, SGEs: qb.sge(0, 100)})

@@ -262,10 +262,10 @@ type Engine struct {
 	taps  atomic.Pointer[[]*Tap] // nil: none
 	tapMu sync.Mutex             // serializes changes of taps
 
-	dialing  handoff.Dialing[*worker]
-	doubts   atomic.Int32                          // pending lookups
-	hostless atomic.Pointer[map[[16]byte]struct{}] // see learnHostless
-	changes  atomic.Int32                          // of hops, since the rehop in progress began and before; 0: none is
+	dialing    handoff.Dialing[*worker]
+	hopLookups atomic.Int32                          // pending lookups
+	hostless   atomic.Pointer[map[[16]byte]struct{}] // see learnHostless
+	changes    atomic.Int32                          // of hops, since the rehop in progress began and before; 0: none is
 
 	stop    atomic.Bool
 	wg      sync.WaitGroup
@@ -733,28 +733,28 @@ func (e *Engine) rehop() {
 	wg.Wait()
 }
 
-// maxDoubts bounds the concurrent lookups of doubt. Other connections retry at their next
+// maxHopLookups bounds the concurrent lookups of recheckHop. Other connections retry at their next
 // time-out.
-const maxDoubts = 16
+const maxHopLookups = 16
 
-// doubt resolves the next hop of a connection again after repeated time-outs. The kernel sees
+// recheckHop resolves the next hop of a connection again after repeated time-outs. The kernel sees
 // none of its packets, so it would not notice by itself that the neighbour is gone or has a new
 // address (RFC 1122, Section 3.3.1.4; RFC 4861, Section 7.3.1).
-func (e *Engine) doubt(id ConnID, flow pkt.Flow) {
-	e.ask(maxDoubts, func() { e.resolveConn(id, flow) })
+func (e *Engine) recheckHop(id ConnID, flow pkt.Flow) {
+	e.ask(maxHopLookups, func() { e.resolveConn(id, flow) })
 }
 
-// ask calls f in a goroutine, unless most of the maxDoubts lookups are in progress.
+// ask calls f in a goroutine, unless most of the maxHopLookups lookups are in progress.
 func (e *Engine) ask(most int32, f func()) {
 	if e.resolver == nil {
 		return
 	}
-	if e.doubts.Add(1) > most {
-		e.doubts.Add(-1)
+	if e.hopLookups.Add(1) > most {
+		e.hopLookups.Add(-1)
 		return
 	}
 	go func() {
-		defer e.doubts.Add(-1)
+		defer e.hopLookups.Add(-1)
 		f()
 	}()
 }

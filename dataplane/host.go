@@ -42,7 +42,7 @@ func newHostEnd(w *worker, id ConnID, flow pkt.Flow) *tcpConn {
 	h := &hostEnd{byteEnd: byteEnd{state: tcp.Established}, w: w, c: c}
 	c.tcp, c.host = h, h
 	c.key.Host = true
-	c.nudge.heard = true
+	c.probe.heard = true
 	w.enterTCP(c)
 	return c
 }

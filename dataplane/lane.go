@@ -68,7 +68,7 @@ type client struct {
 // enter adds a new lane, whose key and llp are set, to the tables.
 func (w *worker) enter(l *lane) {
 	l.timer.Owner, l.member.Owner = l, l
-	w.sched.Join(&l.member, &w.house)
+	w.sched.Join(&l.member, &w.clientless)
 	w.lanes[l.key] = l
 	w.e.dir.Put(l.key, w)
 }
@@ -98,10 +98,10 @@ func (w *worker) moveTo(to *worker, l *lane, f func(to *worker)) {
 
 // round is the work for the end of a worker's turn.
 type round struct {
-	dirty     []*lane // to be pumped
-	dirtyNext []*lane // spare slice for the next turn
-	sched     sched.Scheduler[*lane]
-	house     sched.Group[*lane] // lanes without a client
+	dirty      []*lane // to be pumped
+	dirtyNext  []*lane // spare slice for the next turn
+	sched      sched.Scheduler[*lane]
+	clientless sched.Group[*lane] // lanes without a client
 }
 
 // mark adds l to the lanes to be pumped.

@@ -187,7 +187,7 @@ func TestSilentNeighbour(t *testing.T) {
 		r.mu.Unlock()
 		s.post(a, qa, verbs.SendWR{Op: rdmap.OpWrite, SGEs: qa.sge(0, size), RKey: qb.reg.STag(), Remote: 0x10000})
 		s.until("all sent and acknowledged", func() bool {
-			for s.hosts[0].e.doubts.Load() != 0 {
+			for s.hosts[0].e.hopLookups.Load() != 0 {
 				runtime.Gosched() // the resolver's answer takes no virtual time
 			}
 			if overSCTP {
@@ -220,7 +220,7 @@ func TestSilentNeighbourIdle(t *testing.T) {
 		dead = true
 		r.mac = moved
 		s.until("the peer is heard again", func() bool {
-			for s.hosts[0].e.doubts.Load() != 0 {
+			for s.hosts[0].e.hopLookups.Load() != 0 {
 				runtime.Gosched() // the resolver's answer takes no virtual time
 			}
 			if ev, ok := s.hosts[0].take(EventClosed); ok {

@@ -109,7 +109,7 @@ func (as *assoc) findHops(w *worker) {
 	}
 	// Peer-supplied addresses may not exist, so their lookups may use at most half of
 	// the resolver slots.
-	w.e.ask(maxDoubts/2, func() {
+	w.e.ask(maxHopLookups/2, func() {
 		for _, a := range addrs {
 			if hop, err := w.e.resolver.Resolve(netip.AddrFrom16(a).Unmap(), local, w.dev.name); err == nil {
 				w.post(func(w *worker) { as.setFurtherHop(w, a, &hop) })
@@ -275,7 +275,7 @@ func (as *assoc) timeout(w *worker) {
 		_, i := as.a.Paths()
 		flow.Remote = as.a.Path(i).Addr.As16()
 		if len(as.round) > 0 {
-			w.e.doubt(as.round[0].id, flow) // the result is for the association
+			w.e.recheckHop(as.round[0].id, flow) // the result is for the association
 		}
 	}
 }

@@ -258,8 +258,8 @@ func TestSCTPFurtherHop(t *testing.T) {
 	answered := func() {
 		t.Helper()
 		for end := time.Now().Add(time.Minute); ; runtime.Gosched() {
-			if e.doubts.Load() == 0 {
-				if p.turn(); e.doubts.Load() == 0 {
+			if e.hopLookups.Load() == 0 {
+				if p.turn(); e.hopLookups.Load() == 0 {
 					return
 				}
 			}
@@ -356,13 +356,13 @@ func TestSCTPFurtherHopsOfMany(t *testing.T) {
 	for range 100 {
 		as.findHops(w)
 	}
-	n := w.e.doubts.Load()
-	w.e.doubt(1, as.key.Flow)
-	if got := w.e.doubts.Load(); n == 0 || got != n+1 {
-		t.Errorf("%d ask, and %d when a connection's hop is in doubt too", n, got)
+	n := w.e.hopLookups.Load()
+	w.e.recheckHop(1, as.key.Flow)
+	if got := w.e.hopLookups.Load(); n == 0 || got != n+1 {
+		t.Errorf("%d lookups in flight, and %d after another for a connection", n, got)
 	}
 	close(r)
-	for end := time.Now().Add(time.Minute); w.e.doubts.Load() != 0; runtime.Gosched() {
+	for end := time.Now().Add(time.Minute); w.e.hopLookups.Load() != 0; runtime.Gosched() {
 		if time.Now().After(end) {
 			t.Fatal("somebody asks for ever")
 		}

@@ -310,8 +310,8 @@ func (s *sim) closeAll(a *stream) {
 		if h.link.FreeSlots() != h.link.Slots() {
 			s.t.Errorf("host %d: %d TX slots not given back", i, h.link.Slots()-h.link.FreeSlots())
 		}
-		if h.w.house.Slots() != 0 {
-			s.t.Errorf("host %d: %d TX slots accounted for", i, h.w.house.Slots())
+		if h.w.clientless.Slots() != 0 {
+			s.t.Errorf("host %d: %d TX slots accounted for", i, h.w.clientless.Slots())
 		}
 		if h.w.timers.Len() != 0 {
 			s.t.Errorf("host %d: %d timers left", i, h.w.timers.Len())

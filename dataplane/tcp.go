@@ -43,7 +43,7 @@ type tcpConn struct {
 	markers   bool       // the peer sends them
 	direct    bool       // within the host: segments are copied, not framed
 	halfUntil clock.Time // when it closes after the peer has; 0: it has not
-	nudge     nudge
+	probe     silenceProbe
 }
 
 // byteStream holds the bytes of streaming mode.
@@ -287,7 +287,7 @@ func (c *tcpConn) pump(w *worker, g *sched.Grant) int {
 }
 
 func (c *tcpConn) next() clock.Time {
-	return clock.Earliest(clock.Earliest(c.tcp.Deadline(), c.giveUp), clock.Earliest(c.nudge.at, c.halfUntil))
+	return clock.Earliest(clock.Earliest(c.tcp.Deadline(), c.giveUp), clock.Earliest(c.probe.at, c.halfUntil))
 }
 
 // doubtful is the number of consecutive time-outs after which the next hop is resolved again.
@@ -299,14 +299,14 @@ func (c *tcpConn) timeout(w *worker) {
 		c.err = ErrTimeout
 		c.tcp.Abort(w.now)
 	}
-	c.nudgePeer(w.now)
+	c.probePeer(w.now)
 	if c.halfUntil.Due(w.now) {
 		c.stream.close(w)
 	}
 	before := c.tcp.TimeoutsInARow()
 	c.tcp.HandleTimeout(w.now)
 	if n := c.tcp.TimeoutsInARow(); n > before && n >= doubtful {
-		w.e.doubt(c.id, c.key.Flow)
+		w.e.recheckHop(c.id, c.key.Flow)
 	}
 }
 
@@ -516,12 +516,12 @@ func (c *tcpConn) switchOver(w *worker) {
 // received nothing after its first FPDU therefore sends an empty RDMA Write, and repeats it a
 // few times with increasing intervals.
 const (
-	nudgeAfter = 30 * time.Millisecond
-	nudgeMore  = 5 // factor between intervals
-	maxNudges  = 3
+	probeAfter  = 30 * time.Millisecond
+	probeFactor = 5 // factor between intervals
+	maxProbes   = 3
 )
 
-type nudge struct {
+type silenceProbe struct {
 	n     int        // number sent
 	at    clock.Time // time of the next one; 0: none
 	heard bool       // an FPDU has arrived: stop
@@ -529,26 +529,26 @@ type nudge struct {
 
 // watchSilence arms the next one after an initiator has sent its first FPDUs.
 func (c *tcpConn) watchSilence(now clock.Time) {
-	n := &c.nudge
-	if n.heard || n.at != 0 || n.n == maxNudges || !c.params.Initiator || c.tcp.SndNxt() == c.txStart {
+	n := &c.probe
+	if n.heard || n.at != 0 || n.n == maxProbes || !c.params.Initiator || c.tcp.SndNxt() == c.txStart {
 		return
 	}
-	wait := nudgeAfter
+	wait := probeAfter
 	for range n.n {
-		wait *= nudgeMore
+		wait *= probeFactor
 	}
 	n.at = now.Add(wait)
 }
 
-func (c *tcpConn) nudgePeer(now clock.Time) {
-	n := &c.nudge
+func (c *tcpConn) probePeer(now clock.Time) {
+	n := &c.probe
 	if !n.at.Due(now) {
 		return
 	}
 	n.at = 0
 	if c.mode == modeFull && !n.heard {
 		n.n++
-		c.ddp.Nudge()
+		c.ddp.SendKeepAlive()
 	}
 }
 

@@ -307,7 +307,7 @@ func (c *tcpConn) fpdus(w *worker) {
 
 // heard notes that something of full operation has come from the peer.
 func (c *tcpConn) heard(w *worker) {
-	c.nudge.heard, c.nudge.at = true, 0
+	c.probe.heard, c.probe.at = true, 0
 	if c.gate {
 		c.gate = false
 		if c.params.RTR != 0 {

@@ -248,9 +248,9 @@ const rtrSTag = 1
 // work request; a Send consumes the first MSN of queue 0, a Read that of queue 1.
 func (s *Stream) SendRTR(kind Op) { s.rtr = kind }
 
-// Nudge sends an empty RDMA Write as a keep-alive (RFC 5040 section 5.1), unless something else can be sent. It uses no work request. It
+// SendKeepAlive sends an empty RDMA Write as a keep-alive (RFC 5040 section 5.1), unless something else can be sent. It uses no work request. It
 // reports whether PollSegment will return it.
-func (s *Stream) Nudge() bool {
+func (s *Stream) SendKeepAlive() bool {
 	if s.state != stateOpen || s.Sendable() {
 		return false
 	}
