@@ -41,8 +41,10 @@ type Config struct {
 	// EndDenied ends running connections whose peer a reload, or a change of Options.Peers,
 	// denies. Otherwise they stay.
 	EndDenied bool
-	File      string // path of the configuration, for errors; "" if there is none
-	Version   string // of the daemon, shown to clients
+	// Userfaultfd lets clients have /dev/userfaultfd opened.
+	Userfaultfd bool
+	File        string // path of the configuration, for errors; "" if there is none
+	Version     string // of the daemon, shown to clients
 }
 
 // A Rule grants rights to users.

@@ -297,6 +297,8 @@ func (c *session) dispatch(req *ctrlpb.Request, fds []int, reply *ctrlpb.Reply) 
 		return nil, c.deregisterMR(b.DeregisterMr.Mr)
 	case *ctrlpb.Request_AttachMemory:
 		return nil, c.attachMemory(fds)
+	case *ctrlpb.Request_OpenUserfaultfd:
+		return c.openUserfaultfd()
 	case *ctrlpb.Request_AllocMw:
 		return nil, c.allocMW(b.AllocMw.Pd, reply)
 	case *ctrlpb.Request_DeallocMw:

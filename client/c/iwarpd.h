@@ -162,6 +162,13 @@ IWARPD_API int iwarpd_reg_mr(struct iwarpd_pd *pd, const struct iwarpd_mr_attr *
 /* Deregisters a region, and frees its memory if iwarpd_alloc_mr allocated it. */
 IWARPD_API int iwarpd_dereg_mr(struct iwarpd_mr *mr, struct iwarpd_error *e);
 
+/*
+ * Opens /dev/userfaultfd through the daemon, for programs that may not open it. The
+ * caller owns *fd, and makes a userfaultfd by ioctl(*fd, USERFAULTFD_IOC_NEW).
+ * -EPERM: the daemon's configuration forbids it.
+ */
+IWARPD_API int iwarpd_open_userfaultfd(struct iwarpd_device *dev, int *fd, struct iwarpd_error *e);
+
 struct iwarpd_mw {
 	uint32_t rkey; /* the caller may change the low byte with each binding */
 };

@@ -122,6 +122,24 @@ static int attach_memory(struct iwarpd_device *dev, struct iwarpd_error *e)
 	return err;
 }
 
+int iwarpd_open_userfaultfd(struct iwarpd_device *dev, int *fd, struct iwarpd_error *e)
+{
+	Pb__OpenUserfaultfd body = PB__OPEN_USERFAULTFD__INIT;
+	Pb__Request req = PB__REQUEST__INIT;
+	struct packet p;
+	int err;
+
+	req.body_case = PB__REQUEST__BODY_OPEN_USERFAULTFD;
+	req.open_userfaultfd = &body;
+	err = device_call(dev, &req, -1, PB__REPLY__BODY__NOT_SET, 1, &p, e);
+	if (err)
+		return err;
+	*fd = p.fds[0];
+	p.num_fds = 0; /* it is the caller's */
+	packet_free(&p);
+	return 0;
+}
+
 /* prepare allocates the pages of a memfd that is to be registered, and keeps it from shrinking. */
 static void prepare(const struct iwarpd_mr_attr *attr)
 {

@@ -160,8 +160,9 @@ struct near_region {
 /*
  * near_get moves the pages of a range into the memfd, where they are not there yet.
  * 0, or a negative errno value: -EOPNOTSUPP for memory that cannot be moved.
+ * The daemon of dev may provide the userfaultfd.
  */
-int near_get(uintptr_t addr, size_t length, bool writable, struct near_region *r);
+int near_get(struct iwarpd_device *dev, uintptr_t addr, size_t length, bool writable, struct near_region *r);
 
 /* near_put moves them back where no other region uses them. */
 void near_put(uintptr_t addr, size_t length);

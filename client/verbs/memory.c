@@ -94,10 +94,10 @@ static bool memory_is(const char *kind)
  * reg_near registers memory whose pages can be moved. It fails with -EFAULT if the
  * program may not use the memory like that.
  */
-static int reg_near(struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr *mr, struct iwarpd_error *e)
+static int reg_near(struct context *c, struct iwarpd_pd *pd, struct iwarpd_mr_attr *attr, struct mr *mr, struct iwarpd_error *e)
 {
 	struct near_region where;
-	int err = near_get((uintptr_t)attr->addr, attr->length, attr->access & IBV_ACCESS_LOCAL_WRITE, &where);
+	int err = near_get(c->dev, (uintptr_t)attr->addr, attr->length, attr->access & IBV_ACCESS_LOCAL_WRITE, &where);
 
 	if (err)
 		return err;
@@ -128,7 +128,7 @@ static int place(struct context *c, struct iwarpd_pd *pd, struct iwarpd_mr_attr 
 	int err = -EOPNOTSUPP;
 
 	if (!far && attr->length <= c->attr.max_mr_size && attr->length <= c->attr.max_registered)
-		err = reg_near(pd, attr, mr, e);
+		err = reg_near(c, pd, attr, mr, e);
 	if (!err || err == -EFAULT || memory_is("near"))
 		return err;
 	iwv_log("%zu bytes at %p are far memory: %s", (size_t)attr->length, attr->addr, e->text[0] ? e->text : strerror(-err));

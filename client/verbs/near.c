@@ -163,23 +163,34 @@ static bool only_us(void)
 	return n <= 2; /* the caller, and the library's */
 }
 
-/* open_protector opens the best userfaultfd that this process may have. */
-static int open_protector(void)
+/* from_device makes a userfaultfd from a descriptor of /dev/userfaultfd, which it closes. */
+static int from_device(int fd)
+{
+	int made = -1;
+
+	if (fd >= 0) {
+		made = ioctl(fd, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
+		close(fd);
+	}
+	return made;
+}
+
+/* open_protector opens the best userfaultfd that this process, or the daemon for it, may have. */
+static int open_protector(struct iwarpd_device *dev)
 {
 	struct uffdio_api api = { .api = UFFD_API, .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM };
-	int dev = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC), fd = -1;
+	struct iwarpd_error e = { 0 };
+	int device, fd = from_device(open("/dev/userfaultfd", O_RDWR | O_CLOEXEC));
 
-	if (dev >= 0) {
-		fd = ioctl(dev, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
-		close(dev);
-	}
 	if (fd < 0)
 		fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0 && iwarpd_open_userfaultfd(dev, &device, &e) == 0)
+		fd = from_device(device);
 	if (fd < 0) {
 		fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
 		if (fd >= 0)
 			iwv_log("system calls that write to memory while it is registered fail: "
-				  "this process may not use /dev/userfaultfd");
+				  "neither this process nor the daemon for it may use /dev/userfaultfd: %s", e.text);
 	}
 	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api) < 0) {
 		close(fd);
@@ -192,10 +203,10 @@ static int open_protector(void)
  * may_move returns 0 if pages can be moved without losing a store. Those of a file,
  * as .data, cannot be protected: they are moved while no other thread runs.
  */
-static int may_move(bool of_file)
+static int may_move(struct iwarpd_device *dev, bool of_file)
 {
 	if (protector < 0)
-		protector = open_protector();
+		protector = open_protector(dev);
 	return (protector >= 0 && !of_file) || only_us() ? 0 : -EOPNOTSUPP;
 }
 
@@ -515,7 +526,7 @@ static void free_unused(struct vma_search *s, uintptr_t start, uintptr_t end)
 	}
 }
 
-static int get(struct vma_search *s, uintptr_t start, uintptr_t end, bool writable)
+static int get(struct iwarpd_device *dev, struct vma_search *s, uintptr_t start, uintptr_t end, bool writable)
 {
 	struct todo todo;
 	int err = check(s, start, end, writable, &todo);
@@ -523,7 +534,7 @@ static int get(struct vma_search *s, uintptr_t start, uintptr_t end, bool writab
 	if (!err)
 		err = make_file();
 	if (!err && todo.any)
-		err = may_move(todo.of_file);
+		err = may_move(dev, todo.of_file);
 	if (!err && todo.any) {
 		err = move(s, start, end);
 		if (err)
@@ -540,7 +551,7 @@ static struct use pages(uintptr_t addr, size_t length)
 	return (struct use){ addr & ~(size - 1), (addr + length + size - 1) & ~(size - 1) };
 }
 
-int near_get(uintptr_t addr, size_t length, bool writable, struct near_region *r)
+int near_get(struct iwarpd_device *dev, uintptr_t addr, size_t length, bool writable, struct near_region *r)
 {
 	struct use p = pages(addr, length);
 	struct vma_search s;
@@ -549,7 +560,7 @@ int near_get(uintptr_t addr, size_t length, bool writable, struct near_region *r
 	if (err)
 		return err;
 	pthread_mutex_lock(&lock);
-	err = get(&s, p.start, p.end, writable);
+	err = get(dev, &s, p.start, p.end, writable);
 	*r = (struct near_region){ file, addr };
 	pthread_mutex_unlock(&lock);
 	vma_close(&s);

@@ -86,8 +86,9 @@ type settings struct {
 
 // peerSettings are about peers, in addition to the rules.
 type peerSettings struct {
-	File      string // of the rules, for errors; "" if there is none
-	EndDenied bool   // end running connections whose peer is denied now
+	File        string // of the rules, for errors; "" if there is none
+	Userfaultfd bool   // open /dev/userfaultfd for clients
+	EndDenied   bool   // end running connections whose peer is denied now
 }
 
 // tcpSettings are the keys of the section tcp.
@@ -198,6 +199,7 @@ var keys = slices.Concat([]key{
 		return nil
 	}},
 
+	{"userfaultfd", "", "true", "open /dev/userfaultfd for clients that may not, so that their threads only wait while memory is registered", boolean(func(s *settings) *bool { return &s.Userfaultfd })},
 	{"congestion-control", "", "cubic", "TCP congestion control: " + strings.Join(tcp.CongestionControls(), ", "), congestion},
 	{"ecn", "", "accept", "ECN of TCP (RFC 3168): accept (if the peer asks for it), request or off", func(s *settings, v string) (err error) {
 		s.ECN, err = parseECN(v)

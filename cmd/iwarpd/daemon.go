@@ -146,7 +146,7 @@ func bpfMode(s string) bpf.Mode {
 func ctrlConfig(s *settings) ctrl.Config {
 	return ctrl.Config{
 		TimeWait: s.TimeWait, ReceiveWindow: s.RcvWindow, Detached: s.Detached,
-		IP: s.IP, EndDenied: s.EndDenied, File: s.File,
+		IP: s.IP, EndDenied: s.EndDenied, Userfaultfd: s.Userfaultfd, File: s.File,
 		Socket: s.Socket, Mode: s.SocketMode, Group: s.SocketGroup,
 		Allow: s.Allow, Limits: s.Limits, Slots: s.Slots,
 		Startup: ctrl.StartupDefaults{

@@ -386,6 +386,7 @@ type Request struct {
 	//	*Request_CreateChannel
 	//	*Request_DestroyChannel
 	//	*Request_AttachMemory
+	//	*Request_OpenUserfaultfd
 	//	*Request_QueryStatus
 	//	*Request_ListQps
 	//	*Request_ListMrs
@@ -707,6 +708,15 @@ func (x *Request) GetAttachMemory() *AttachMemory {
 	return nil
 }
 
+func (x *Request) GetOpenUserfaultfd() *OpenUserfaultfd {
+	if x != nil {
+		if x, ok := x.Body.(*Request_OpenUserfaultfd); ok {
+			return x.OpenUserfaultfd
+		}
+	}
+	return nil
+}
+
 func (x *Request) GetQueryStatus() *QueryStatus {
 	if x != nil {
 		if x, ok := x.Body.(*Request_QueryStatus); ok {
@@ -926,6 +936,10 @@ type Request_AttachMemory struct {
 	AttachMemory *AttachMemory `protobuf:"bytes,30,opt,name=attach_memory,json=attachMemory,proto3,oneof"`
 }
 
+type Request_OpenUserfaultfd struct {
+	OpenUserfaultfd *OpenUserfaultfd `protobuf:"bytes,31,opt,name=open_userfaultfd,json=openUserfaultfd,proto3,oneof"`
+}
+
 type Request_QueryStatus struct {
 	QueryStatus *QueryStatus `protobuf:"bytes,32,opt,name=query_status,json=queryStatus,proto3,oneof"`
 }
@@ -1027,6 +1041,8 @@ func (*Request_CreateChannel) isRequest_Body() {}
 func (*Request_DestroyChannel) isRequest_Body() {}
 
 func (*Request_AttachMemory) isRequest_Body() {}
+
+func (*Request_OpenUserfaultfd) isRequest_Body() {}
 
 func (*Request_QueryStatus) isRequest_Body() {}
 
@@ -2078,6 +2094,44 @@ func (*AttachMemory) Descriptor() ([]byte, []int) {
 	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{10}
 }
 
+// OpenUserfaultfd returns one descriptor, of /dev/userfaultfd. With the ioctl
+// USERFAULTFD_IOC_NEW the client makes a userfaultfd of its own memory.
+type OpenUserfaultfd struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenUserfaultfd) Reset() {
+	*x = OpenUserfaultfd{}
+	mi := &file_ctrl_iwarpd_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenUserfaultfd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenUserfaultfd) ProtoMessage() {}
+
+func (x *OpenUserfaultfd) ProtoReflect() protoreflect.Message {
+	mi := &file_ctrl_iwarpd_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenUserfaultfd.ProtoReflect.Descriptor instead.
+func (*OpenUserfaultfd) Descriptor() ([]byte, []int) {
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{11}
+}
+
 // RegisterMR comes with one descriptor, of a memfd that may be sealed, or with none
 // for far memory.
 type RegisterMR struct {
@@ -2095,7 +2149,7 @@ type RegisterMR struct {
 
 func (x *RegisterMR) Reset() {
 	*x = RegisterMR{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[11]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2107,7 +2161,7 @@ func (x *RegisterMR) String() string {
 func (*RegisterMR) ProtoMessage() {}
 
 func (x *RegisterMR) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[11]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2120,7 +2174,7 @@ func (x *RegisterMR) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterMR.ProtoReflect.Descriptor instead.
 func (*RegisterMR) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{11}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RegisterMR) GetPd() uint32 {
@@ -2183,7 +2237,7 @@ type MRReply struct {
 
 func (x *MRReply) Reset() {
 	*x = MRReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[12]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2195,7 +2249,7 @@ func (x *MRReply) String() string {
 func (*MRReply) ProtoMessage() {}
 
 func (x *MRReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[12]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2208,7 +2262,7 @@ func (x *MRReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MRReply.ProtoReflect.Descriptor instead.
 func (*MRReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{12}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MRReply) GetMr() uint32 {
@@ -2241,7 +2295,7 @@ type DeregisterMR struct {
 
 func (x *DeregisterMR) Reset() {
 	*x = DeregisterMR{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[13]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2253,7 +2307,7 @@ func (x *DeregisterMR) String() string {
 func (*DeregisterMR) ProtoMessage() {}
 
 func (x *DeregisterMR) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[13]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2266,7 +2320,7 @@ func (x *DeregisterMR) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterMR.ProtoReflect.Descriptor instead.
 func (*DeregisterMR) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{13}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeregisterMR) GetMr() uint32 {
@@ -2286,7 +2340,7 @@ type AllocMW struct {
 
 func (x *AllocMW) Reset() {
 	*x = AllocMW{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[14]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2352,7 @@ func (x *AllocMW) String() string {
 func (*AllocMW) ProtoMessage() {}
 
 func (x *AllocMW) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[14]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2365,7 @@ func (x *AllocMW) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocMW.ProtoReflect.Descriptor instead.
 func (*AllocMW) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{14}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AllocMW) GetPd() uint32 {
@@ -2331,7 +2385,7 @@ type MWReply struct {
 
 func (x *MWReply) Reset() {
 	*x = MWReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[15]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2343,7 +2397,7 @@ func (x *MWReply) String() string {
 func (*MWReply) ProtoMessage() {}
 
 func (x *MWReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[15]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2356,7 +2410,7 @@ func (x *MWReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MWReply.ProtoReflect.Descriptor instead.
 func (*MWReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{15}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MWReply) GetMw() uint32 {
@@ -2382,7 +2436,7 @@ type DeallocMW struct {
 
 func (x *DeallocMW) Reset() {
 	*x = DeallocMW{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[16]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2394,7 +2448,7 @@ func (x *DeallocMW) String() string {
 func (*DeallocMW) ProtoMessage() {}
 
 func (x *DeallocMW) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[16]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2407,7 +2461,7 @@ func (x *DeallocMW) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeallocMW.ProtoReflect.Descriptor instead.
 func (*DeallocMW) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{16}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeallocMW) GetMw() uint32 {
@@ -2427,7 +2481,7 @@ type CreateCQ struct {
 
 func (x *CreateCQ) Reset() {
 	*x = CreateCQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[17]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +2493,7 @@ func (x *CreateCQ) String() string {
 func (*CreateCQ) ProtoMessage() {}
 
 func (x *CreateCQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[17]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +2506,7 @@ func (x *CreateCQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCQ.ProtoReflect.Descriptor instead.
 func (*CreateCQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{17}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CreateCQ) GetDepth() uint32 {
@@ -2483,7 +2537,7 @@ type CQReply struct {
 
 func (x *CQReply) Reset() {
 	*x = CQReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[18]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2495,7 +2549,7 @@ func (x *CQReply) String() string {
 func (*CQReply) ProtoMessage() {}
 
 func (x *CQReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[18]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2508,7 +2562,7 @@ func (x *CQReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CQReply.ProtoReflect.Descriptor instead.
 func (*CQReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{18}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CQReply) GetCq() uint32 {
@@ -2541,7 +2595,7 @@ type DestroyCQ struct {
 
 func (x *DestroyCQ) Reset() {
 	*x = DestroyCQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2553,7 +2607,7 @@ func (x *DestroyCQ) String() string {
 func (*DestroyCQ) ProtoMessage() {}
 
 func (x *DestroyCQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[19]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2566,7 +2620,7 @@ func (x *DestroyCQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DestroyCQ.ProtoReflect.Descriptor instead.
 func (*DestroyCQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{19}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DestroyCQ) GetCq() uint32 {
@@ -2585,7 +2639,7 @@ type CreateChannel struct {
 
 func (x *CreateChannel) Reset() {
 	*x = CreateChannel{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2597,7 +2651,7 @@ func (x *CreateChannel) String() string {
 func (*CreateChannel) ProtoMessage() {}
 
 func (x *CreateChannel) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[20]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2610,7 +2664,7 @@ func (x *CreateChannel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateChannel.ProtoReflect.Descriptor instead.
 func (*CreateChannel) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{20}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{21}
 }
 
 // ChannelReply carries one descriptor, from which the client reads 8 bytes for
@@ -2624,7 +2678,7 @@ type ChannelReply struct {
 
 func (x *ChannelReply) Reset() {
 	*x = ChannelReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2636,7 +2690,7 @@ func (x *ChannelReply) String() string {
 func (*ChannelReply) ProtoMessage() {}
 
 func (x *ChannelReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[21]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2649,7 +2703,7 @@ func (x *ChannelReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChannelReply.ProtoReflect.Descriptor instead.
 func (*ChannelReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{21}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ChannelReply) GetChannel() uint32 {
@@ -2668,7 +2722,7 @@ type DestroyChannel struct {
 
 func (x *DestroyChannel) Reset() {
 	*x = DestroyChannel{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2680,7 +2734,7 @@ func (x *DestroyChannel) String() string {
 func (*DestroyChannel) ProtoMessage() {}
 
 func (x *DestroyChannel) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[22]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +2747,7 @@ func (x *DestroyChannel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DestroyChannel.ProtoReflect.Descriptor instead.
 func (*DestroyChannel) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{22}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DestroyChannel) GetChannel() uint32 {
@@ -2719,7 +2773,7 @@ type ResizeCQ struct {
 
 func (x *ResizeCQ) Reset() {
 	*x = ResizeCQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2731,7 +2785,7 @@ func (x *ResizeCQ) String() string {
 func (*ResizeCQ) ProtoMessage() {}
 
 func (x *ResizeCQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[23]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2744,7 +2798,7 @@ func (x *ResizeCQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeCQ.ProtoReflect.Descriptor instead.
 func (*ResizeCQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{23}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ResizeCQ) GetCq() uint32 {
@@ -2775,7 +2829,7 @@ type ModifyCQ struct {
 
 func (x *ModifyCQ) Reset() {
 	*x = ModifyCQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2787,7 +2841,7 @@ func (x *ModifyCQ) String() string {
 func (*ModifyCQ) ProtoMessage() {}
 
 func (x *ModifyCQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[24]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2800,7 +2854,7 @@ func (x *ModifyCQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModifyCQ.ProtoReflect.Descriptor instead.
 func (*ModifyCQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{24}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ModifyCQ) GetCq() uint32 {
@@ -2837,7 +2891,7 @@ type CreateSRQ struct {
 
 func (x *CreateSRQ) Reset() {
 	*x = CreateSRQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2849,7 +2903,7 @@ func (x *CreateSRQ) String() string {
 func (*CreateSRQ) ProtoMessage() {}
 
 func (x *CreateSRQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[25]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2862,7 +2916,7 @@ func (x *CreateSRQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSRQ.ProtoReflect.Descriptor instead.
 func (*CreateSRQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{25}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateSRQ) GetPd() uint32 {
@@ -2905,7 +2959,7 @@ type SRQReply struct {
 
 func (x *SRQReply) Reset() {
 	*x = SRQReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2917,7 +2971,7 @@ func (x *SRQReply) String() string {
 func (*SRQReply) ProtoMessage() {}
 
 func (x *SRQReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[26]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2930,7 +2984,7 @@ func (x *SRQReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQReply.ProtoReflect.Descriptor instead.
 func (*SRQReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{26}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SRQReply) GetSrq() uint32 {
@@ -2966,7 +3020,7 @@ type ModifySRQ struct {
 
 func (x *ModifySRQ) Reset() {
 	*x = ModifySRQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2978,7 +3032,7 @@ func (x *ModifySRQ) String() string {
 func (*ModifySRQ) ProtoMessage() {}
 
 func (x *ModifySRQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[27]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2991,7 +3045,7 @@ func (x *ModifySRQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModifySRQ.ProtoReflect.Descriptor instead.
 func (*ModifySRQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{27}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ModifySRQ) GetSrq() uint32 {
@@ -3017,7 +3071,7 @@ type DestroySRQ struct {
 
 func (x *DestroySRQ) Reset() {
 	*x = DestroySRQ{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3029,7 +3083,7 @@ func (x *DestroySRQ) String() string {
 func (*DestroySRQ) ProtoMessage() {}
 
 func (x *DestroySRQ) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[28]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3042,7 +3096,7 @@ func (x *DestroySRQ) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DestroySRQ.ProtoReflect.Descriptor instead.
 func (*DestroySRQ) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{28}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DestroySRQ) GetSrq() uint32 {
@@ -3069,7 +3123,7 @@ type CreateQP struct {
 
 func (x *CreateQP) Reset() {
 	*x = CreateQP{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3081,7 +3135,7 @@ func (x *CreateQP) String() string {
 func (*CreateQP) ProtoMessage() {}
 
 func (x *CreateQP) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[29]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3094,7 +3148,7 @@ func (x *CreateQP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateQP.ProtoReflect.Descriptor instead.
 func (*CreateQP) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{29}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CreateQP) GetPd() uint32 {
@@ -3176,7 +3230,7 @@ type QPReply struct {
 
 func (x *QPReply) Reset() {
 	*x = QPReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3188,7 +3242,7 @@ func (x *QPReply) String() string {
 func (*QPReply) ProtoMessage() {}
 
 func (x *QPReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[30]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3201,7 +3255,7 @@ func (x *QPReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPReply.ProtoReflect.Descriptor instead.
 func (*QPReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{30}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *QPReply) GetQp() uint32 {
@@ -3255,7 +3309,7 @@ type DestroyQP struct {
 
 func (x *DestroyQP) Reset() {
 	*x = DestroyQP{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3267,7 +3321,7 @@ func (x *DestroyQP) String() string {
 func (*DestroyQP) ProtoMessage() {}
 
 func (x *DestroyQP) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[31]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3280,7 +3334,7 @@ func (x *DestroyQP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DestroyQP.ProtoReflect.Descriptor instead.
 func (*DestroyQP) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{31}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DestroyQP) GetQp() uint32 {
@@ -3321,7 +3375,7 @@ type Startup struct {
 
 func (x *Startup) Reset() {
 	*x = Startup{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3333,7 +3387,7 @@ func (x *Startup) String() string {
 func (*Startup) ProtoMessage() {}
 
 func (x *Startup) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[32]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3346,7 +3400,7 @@ func (x *Startup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Startup.ProtoReflect.Descriptor instead.
 func (*Startup) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{32}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Startup) GetCrc() bool {
@@ -3468,7 +3522,7 @@ type Listen struct {
 
 func (x *Listen) Reset() {
 	*x = Listen{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3480,7 +3534,7 @@ func (x *Listen) String() string {
 func (*Listen) ProtoMessage() {}
 
 func (x *Listen) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[33]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3493,7 +3547,7 @@ func (x *Listen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listen.ProtoReflect.Descriptor instead.
 func (*Listen) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{33}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Listen) GetAddress() string {
@@ -3548,7 +3602,7 @@ type ListenReply struct {
 
 func (x *ListenReply) Reset() {
 	*x = ListenReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3560,7 +3614,7 @@ func (x *ListenReply) String() string {
 func (*ListenReply) ProtoMessage() {}
 
 func (x *ListenReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[34]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3573,7 +3627,7 @@ func (x *ListenReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenReply.ProtoReflect.Descriptor instead.
 func (*ListenReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{34}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListenReply) GetListen() uint32 {
@@ -3599,7 +3653,7 @@ type Unlisten struct {
 
 func (x *Unlisten) Reset() {
 	*x = Unlisten{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3611,7 +3665,7 @@ func (x *Unlisten) String() string {
 func (*Unlisten) ProtoMessage() {}
 
 func (x *Unlisten) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[35]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3624,7 +3678,7 @@ func (x *Unlisten) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unlisten.ProtoReflect.Descriptor instead.
 func (*Unlisten) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{35}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Unlisten) GetListen() uint32 {
@@ -3652,7 +3706,7 @@ type Connect struct {
 
 func (x *Connect) Reset() {
 	*x = Connect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3664,7 +3718,7 @@ func (x *Connect) String() string {
 func (*Connect) ProtoMessage() {}
 
 func (x *Connect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[36]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3677,7 +3731,7 @@ func (x *Connect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connect.ProtoReflect.Descriptor instead.
 func (*Connect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{36}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Connect) GetQp() uint32 {
@@ -3745,7 +3799,7 @@ type ConnectReply struct {
 
 func (x *ConnectReply) Reset() {
 	*x = ConnectReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3757,7 +3811,7 @@ func (x *ConnectReply) String() string {
 func (*ConnectReply) ProtoMessage() {}
 
 func (x *ConnectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[37]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3770,7 +3824,7 @@ func (x *ConnectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectReply.ProtoReflect.Descriptor instead.
 func (*ConnectReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{37}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ConnectReply) GetConn() uint32 {
@@ -3798,7 +3852,7 @@ type Accept struct {
 
 func (x *Accept) Reset() {
 	*x = Accept{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3810,7 +3864,7 @@ func (x *Accept) String() string {
 func (*Accept) ProtoMessage() {}
 
 func (x *Accept) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[38]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3823,7 +3877,7 @@ func (x *Accept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accept.ProtoReflect.Descriptor instead.
 func (*Accept) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{38}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Accept) GetConn() uint32 {
@@ -3873,7 +3927,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3885,7 +3939,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[39]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3898,7 +3952,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{39}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Reject) GetConn() uint32 {
@@ -3926,7 +3980,7 @@ type StreamSend struct {
 
 func (x *StreamSend) Reset() {
 	*x = StreamSend{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3938,7 +3992,7 @@ func (x *StreamSend) String() string {
 func (*StreamSend) ProtoMessage() {}
 
 func (x *StreamSend) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[40]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3951,7 +4005,7 @@ func (x *StreamSend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamSend.ProtoReflect.Descriptor instead.
 func (*StreamSend) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{40}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StreamSend) GetConn() uint32 {
@@ -3980,7 +4034,7 @@ type StreamConsumed struct {
 
 func (x *StreamConsumed) Reset() {
 	*x = StreamConsumed{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3992,7 +4046,7 @@ func (x *StreamConsumed) String() string {
 func (*StreamConsumed) ProtoMessage() {}
 
 func (x *StreamConsumed) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[41]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4005,7 +4059,7 @@ func (x *StreamConsumed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamConsumed.ProtoReflect.Descriptor instead.
 func (*StreamConsumed) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{41}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StreamConsumed) GetConn() uint32 {
@@ -4038,7 +4092,7 @@ type StartMPA struct {
 
 func (x *StartMPA) Reset() {
 	*x = StartMPA{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4050,7 +4104,7 @@ func (x *StartMPA) String() string {
 func (*StartMPA) ProtoMessage() {}
 
 func (x *StartMPA) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[42]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4063,7 +4117,7 @@ func (x *StartMPA) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMPA.ProtoReflect.Descriptor instead.
 func (*StartMPA) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{42}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StartMPA) GetConn() uint32 {
@@ -4105,7 +4159,7 @@ type StreamClose struct {
 
 func (x *StreamClose) Reset() {
 	*x = StreamClose{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4117,7 +4171,7 @@ func (x *StreamClose) String() string {
 func (*StreamClose) ProtoMessage() {}
 
 func (x *StreamClose) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[43]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4130,7 +4184,7 @@ func (x *StreamClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamClose.ProtoReflect.Descriptor instead.
 func (*StreamClose) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{43}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StreamClose) GetConn() uint32 {
@@ -4158,7 +4212,7 @@ type Disconnect struct {
 
 func (x *Disconnect) Reset() {
 	*x = Disconnect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4170,7 +4224,7 @@ func (x *Disconnect) String() string {
 func (*Disconnect) ProtoMessage() {}
 
 func (x *Disconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[44]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4183,7 +4237,7 @@ func (x *Disconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disconnect.ProtoReflect.Descriptor instead.
 func (*Disconnect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{44}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Disconnect) GetQp() uint32 {
@@ -4225,7 +4279,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4237,7 +4291,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[45]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4250,7 +4304,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{45}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Event) GetBody() isEvent_Body {
@@ -4462,7 +4516,7 @@ type Negotiated struct {
 
 func (x *Negotiated) Reset() {
 	*x = Negotiated{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4474,7 +4528,7 @@ func (x *Negotiated) String() string {
 func (*Negotiated) ProtoMessage() {}
 
 func (x *Negotiated) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[46]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4487,7 +4541,7 @@ func (x *Negotiated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Negotiated.ProtoReflect.Descriptor instead.
 func (*Negotiated) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{46}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Negotiated) GetRevision() uint32 {
@@ -4571,7 +4625,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4583,7 +4637,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[47]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4596,7 +4650,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{47}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ConnectRequest) GetListen() uint32 {
@@ -4689,7 +4743,7 @@ type Established struct {
 
 func (x *Established) Reset() {
 	*x = Established{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4701,7 +4755,7 @@ func (x *Established) String() string {
 func (*Established) ProtoMessage() {}
 
 func (x *Established) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[48]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4714,7 +4768,7 @@ func (x *Established) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Established.ProtoReflect.Descriptor instead.
 func (*Established) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{48}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Established) GetConn() uint32 {
@@ -4793,7 +4847,7 @@ type Rejected struct {
 
 func (x *Rejected) Reset() {
 	*x = Rejected{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4805,7 +4859,7 @@ func (x *Rejected) String() string {
 func (*Rejected) ProtoMessage() {}
 
 func (x *Rejected) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[49]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4818,7 +4872,7 @@ func (x *Rejected) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rejected.ProtoReflect.Descriptor instead.
 func (*Rejected) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{49}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Rejected) GetConn() uint32 {
@@ -4867,7 +4921,7 @@ type ConnectFailed struct {
 
 func (x *ConnectFailed) Reset() {
 	*x = ConnectFailed{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4879,7 +4933,7 @@ func (x *ConnectFailed) String() string {
 func (*ConnectFailed) ProtoMessage() {}
 
 func (x *ConnectFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[50]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4892,7 +4946,7 @@ func (x *ConnectFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectFailed.ProtoReflect.Descriptor instead.
 func (*ConnectFailed) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{50}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ConnectFailed) GetConn() uint32 {
@@ -4928,7 +4982,7 @@ type ConnectGone struct {
 
 func (x *ConnectGone) Reset() {
 	*x = ConnectGone{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4940,7 +4994,7 @@ func (x *ConnectGone) String() string {
 func (*ConnectGone) ProtoMessage() {}
 
 func (x *ConnectGone) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[51]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4953,7 +5007,7 @@ func (x *ConnectGone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectGone.ProtoReflect.Descriptor instead.
 func (*ConnectGone) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{51}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ConnectGone) GetConn() uint32 {
@@ -4982,7 +5036,7 @@ type Disconnected struct {
 
 func (x *Disconnected) Reset() {
 	*x = Disconnected{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4994,7 +5048,7 @@ func (x *Disconnected) String() string {
 func (*Disconnected) ProtoMessage() {}
 
 func (x *Disconnected) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[52]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5007,7 +5061,7 @@ func (x *Disconnected) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disconnected.ProtoReflect.Descriptor instead.
 func (*Disconnected) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{52}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Disconnected) GetConn() uint32 {
@@ -5047,7 +5101,7 @@ type Terminated struct {
 
 func (x *Terminated) Reset() {
 	*x = Terminated{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5059,7 +5113,7 @@ func (x *Terminated) String() string {
 func (*Terminated) ProtoMessage() {}
 
 func (x *Terminated) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[53]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5072,7 +5126,7 @@ func (x *Terminated) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminated.ProtoReflect.Descriptor instead.
 func (*Terminated) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{53}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Terminated) GetQp() uint32 {
@@ -5144,7 +5198,7 @@ type AsyncError struct {
 
 func (x *AsyncError) Reset() {
 	*x = AsyncError{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5156,7 +5210,7 @@ func (x *AsyncError) String() string {
 func (*AsyncError) ProtoMessage() {}
 
 func (x *AsyncError) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[54]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5169,7 +5223,7 @@ func (x *AsyncError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AsyncError.ProtoReflect.Descriptor instead.
 func (*AsyncError) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{54}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *AsyncError) GetQp() uint32 {
@@ -5249,7 +5303,7 @@ type StreamReady struct {
 
 func (x *StreamReady) Reset() {
 	*x = StreamReady{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5261,7 +5315,7 @@ func (x *StreamReady) String() string {
 func (*StreamReady) ProtoMessage() {}
 
 func (x *StreamReady) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[55]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5274,7 +5328,7 @@ func (x *StreamReady) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamReady.ProtoReflect.Descriptor instead.
 func (*StreamReady) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{55}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *StreamReady) GetConn() uint32 {
@@ -5325,7 +5379,7 @@ type StreamData struct {
 
 func (x *StreamData) Reset() {
 	*x = StreamData{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5337,7 +5391,7 @@ func (x *StreamData) String() string {
 func (*StreamData) ProtoMessage() {}
 
 func (x *StreamData) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[56]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5350,7 +5404,7 @@ func (x *StreamData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamData.ProtoReflect.Descriptor instead.
 func (*StreamData) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{56}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *StreamData) GetConn() uint32 {
@@ -5384,7 +5438,7 @@ type CutOff struct {
 
 func (x *CutOff) Reset() {
 	*x = CutOff{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5396,7 +5450,7 @@ func (x *CutOff) String() string {
 func (*CutOff) ProtoMessage() {}
 
 func (x *CutOff) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[57]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5409,7 +5463,7 @@ func (x *CutOff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CutOff.ProtoReflect.Descriptor instead.
 func (*CutOff) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{57}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CutOff) GetError() *Error {
@@ -5431,7 +5485,7 @@ type Draining struct {
 
 func (x *Draining) Reset() {
 	*x = Draining{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5443,7 +5497,7 @@ func (x *Draining) String() string {
 func (*Draining) ProtoMessage() {}
 
 func (x *Draining) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[58]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5456,7 +5510,7 @@ func (x *Draining) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Draining.ProtoReflect.Descriptor instead.
 func (*Draining) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{58}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Draining) GetTimeoutMs() uint32 {
@@ -5474,7 +5528,7 @@ type QueryStatus struct {
 
 func (x *QueryStatus) Reset() {
 	*x = QueryStatus{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5486,7 +5540,7 @@ func (x *QueryStatus) String() string {
 func (*QueryStatus) ProtoMessage() {}
 
 func (x *QueryStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[59]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5499,7 +5553,7 @@ func (x *QueryStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStatus.ProtoReflect.Descriptor instead.
 func (*QueryStatus) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{59}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{60}
 }
 
 type StatusReply struct {
@@ -5526,7 +5580,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5538,7 +5592,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[60]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5551,7 +5605,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{60}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *StatusReply) GetVersion() string {
@@ -5678,7 +5732,7 @@ type ListQPs struct {
 
 func (x *ListQPs) Reset() {
 	*x = ListQPs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5690,7 +5744,7 @@ func (x *ListQPs) String() string {
 func (*ListQPs) ProtoMessage() {}
 
 func (x *ListQPs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[61]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5703,7 +5757,7 @@ func (x *ListQPs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListQPs.ProtoReflect.Descriptor instead.
 func (*ListQPs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{61}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListQPs) GetAfter() uint32 {
@@ -5730,7 +5784,7 @@ type QPList struct {
 
 func (x *QPList) Reset() {
 	*x = QPList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5742,7 +5796,7 @@ func (x *QPList) String() string {
 func (*QPList) ProtoMessage() {}
 
 func (x *QPList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[62]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5755,7 +5809,7 @@ func (x *QPList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPList.ProtoReflect.Descriptor instead.
 func (*QPList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{62}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *QPList) GetQps() []*QPInfo {
@@ -5806,7 +5860,7 @@ type QPInfo struct {
 
 func (x *QPInfo) Reset() {
 	*x = QPInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5818,7 +5872,7 @@ func (x *QPInfo) String() string {
 func (*QPInfo) ProtoMessage() {}
 
 func (x *QPInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[63]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5831,7 +5885,7 @@ func (x *QPInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QPInfo.ProtoReflect.Descriptor instead.
 func (*QPInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{63}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *QPInfo) GetQp() uint32 {
@@ -6026,7 +6080,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6038,7 +6092,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[64]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6051,7 +6105,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{64}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Counter) GetName() string {
@@ -6077,7 +6131,7 @@ type ListMRs struct {
 
 func (x *ListMRs) Reset() {
 	*x = ListMRs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6089,7 +6143,7 @@ func (x *ListMRs) String() string {
 func (*ListMRs) ProtoMessage() {}
 
 func (x *ListMRs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[65]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6102,7 +6156,7 @@ func (x *ListMRs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMRs.ProtoReflect.Descriptor instead.
 func (*ListMRs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{65}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListMRs) GetAfter() uint32 {
@@ -6122,7 +6176,7 @@ type MRList struct {
 
 func (x *MRList) Reset() {
 	*x = MRList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6134,7 +6188,7 @@ func (x *MRList) String() string {
 func (*MRList) ProtoMessage() {}
 
 func (x *MRList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[66]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6147,7 +6201,7 @@ func (x *MRList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MRList.ProtoReflect.Descriptor instead.
 func (*MRList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{66}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *MRList) GetMrs() []*MRInfo {
@@ -6181,7 +6235,7 @@ type MRInfo struct {
 
 func (x *MRInfo) Reset() {
 	*x = MRInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6193,7 +6247,7 @@ func (x *MRInfo) String() string {
 func (*MRInfo) ProtoMessage() {}
 
 func (x *MRInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[67]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6206,7 +6260,7 @@ func (x *MRInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MRInfo.ProtoReflect.Descriptor instead.
 func (*MRInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{67}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *MRInfo) GetClient() uint32 {
@@ -6281,7 +6335,7 @@ type ListListens struct {
 
 func (x *ListListens) Reset() {
 	*x = ListListens{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6293,7 +6347,7 @@ func (x *ListListens) String() string {
 func (*ListListens) ProtoMessage() {}
 
 func (x *ListListens) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[68]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6306,7 +6360,7 @@ func (x *ListListens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListListens.ProtoReflect.Descriptor instead.
 func (*ListListens) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{68}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListListens) GetAfter() uint32 {
@@ -6326,7 +6380,7 @@ type ListenList struct {
 
 func (x *ListenList) Reset() {
 	*x = ListenList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6338,7 +6392,7 @@ func (x *ListenList) String() string {
 func (*ListenList) ProtoMessage() {}
 
 func (x *ListenList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[69]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6351,7 +6405,7 @@ func (x *ListenList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenList.ProtoReflect.Descriptor instead.
 func (*ListenList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{69}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListenList) GetListens() []*ListenInfo {
@@ -6388,7 +6442,7 @@ type ListenInfo struct {
 
 func (x *ListenInfo) Reset() {
 	*x = ListenInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6400,7 +6454,7 @@ func (x *ListenInfo) String() string {
 func (*ListenInfo) ProtoMessage() {}
 
 func (x *ListenInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[70]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6413,7 +6467,7 @@ func (x *ListenInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenInfo.ProtoReflect.Descriptor instead.
 func (*ListenInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{70}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListenInfo) GetClient() uint32 {
@@ -6509,7 +6563,7 @@ type ListClients struct {
 
 func (x *ListClients) Reset() {
 	*x = ListClients{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6521,7 +6575,7 @@ func (x *ListClients) String() string {
 func (*ListClients) ProtoMessage() {}
 
 func (x *ListClients) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[71]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6534,7 +6588,7 @@ func (x *ListClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListClients.ProtoReflect.Descriptor instead.
 func (*ListClients) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{71}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListClients) GetAfter() uint32 {
@@ -6554,7 +6608,7 @@ type ClientList struct {
 
 func (x *ClientList) Reset() {
 	*x = ClientList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6566,7 +6620,7 @@ func (x *ClientList) String() string {
 func (*ClientList) ProtoMessage() {}
 
 func (x *ClientList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[72]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6579,7 +6633,7 @@ func (x *ClientList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientList.ProtoReflect.Descriptor instead.
 func (*ClientList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{72}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ClientList) GetClients() []*ClientInfo {
@@ -6619,7 +6673,7 @@ type ClientInfo struct {
 
 func (x *ClientInfo) Reset() {
 	*x = ClientInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6631,7 +6685,7 @@ func (x *ClientInfo) String() string {
 func (*ClientInfo) ProtoMessage() {}
 
 func (x *ClientInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[73]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6644,7 +6698,7 @@ func (x *ClientInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClientInfo.ProtoReflect.Descriptor instead.
 func (*ClientInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{73}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ClientInfo) GetClient() uint32 {
@@ -6764,7 +6818,7 @@ type ListQuotas struct {
 
 func (x *ListQuotas) Reset() {
 	*x = ListQuotas{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6776,7 +6830,7 @@ func (x *ListQuotas) String() string {
 func (*ListQuotas) ProtoMessage() {}
 
 func (x *ListQuotas) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[74]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6789,7 +6843,7 @@ func (x *ListQuotas) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListQuotas.ProtoReflect.Descriptor instead.
 func (*ListQuotas) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{74}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListQuotas) GetAfter() uint32 {
@@ -6809,7 +6863,7 @@ type QuotaList struct {
 
 func (x *QuotaList) Reset() {
 	*x = QuotaList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6821,7 +6875,7 @@ func (x *QuotaList) String() string {
 func (*QuotaList) ProtoMessage() {}
 
 func (x *QuotaList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[75]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6834,7 +6888,7 @@ func (x *QuotaList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaList.ProtoReflect.Descriptor instead.
 func (*QuotaList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{75}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *QuotaList) GetUsers() []*UserQuotas {
@@ -6861,7 +6915,7 @@ type UserQuotas struct {
 
 func (x *UserQuotas) Reset() {
 	*x = UserQuotas{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6873,7 +6927,7 @@ func (x *UserQuotas) String() string {
 func (*UserQuotas) ProtoMessage() {}
 
 func (x *UserQuotas) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[76]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6886,7 +6940,7 @@ func (x *UserQuotas) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UserQuotas.ProtoReflect.Descriptor instead.
 func (*UserQuotas) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{76}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *UserQuotas) GetUid() uint32 {
@@ -6916,7 +6970,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6928,7 +6982,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[77]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6941,7 +6995,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{77}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Quota) GetName() string {
@@ -6987,7 +7041,7 @@ type QueryStats struct {
 
 func (x *QueryStats) Reset() {
 	*x = QueryStats{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6999,7 +7053,7 @@ func (x *QueryStats) String() string {
 func (*QueryStats) ProtoMessage() {}
 
 func (x *QueryStats) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[78]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7012,7 +7066,7 @@ func (x *QueryStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStats.ProtoReflect.Descriptor instead.
 func (*QueryStats) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{78}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{79}
 }
 
 type StatsReply struct {
@@ -7024,7 +7078,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7036,7 +7090,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[79]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7049,7 +7103,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{79}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *StatsReply) GetCounters() []*Counter {
@@ -7070,7 +7124,7 @@ type AdminDisconnect struct {
 
 func (x *AdminDisconnect) Reset() {
 	*x = AdminDisconnect{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7082,7 +7136,7 @@ func (x *AdminDisconnect) String() string {
 func (*AdminDisconnect) ProtoMessage() {}
 
 func (x *AdminDisconnect) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[80]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7095,7 +7149,7 @@ func (x *AdminDisconnect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdminDisconnect.ProtoReflect.Descriptor instead.
 func (*AdminDisconnect) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{80}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *AdminDisconnect) GetQp() uint32 {
@@ -7127,7 +7181,7 @@ type Capture struct {
 
 func (x *Capture) Reset() {
 	*x = Capture{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7139,7 +7193,7 @@ func (x *Capture) String() string {
 func (*Capture) ProtoMessage() {}
 
 func (x *Capture) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[81]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7152,7 +7206,7 @@ func (x *Capture) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capture.ProtoReflect.Descriptor instead.
 func (*Capture) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{81}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Capture) GetQp() uint32 {
@@ -7192,7 +7246,7 @@ type CaptureReply struct {
 
 func (x *CaptureReply) Reset() {
 	*x = CaptureReply{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7204,7 +7258,7 @@ func (x *CaptureReply) String() string {
 func (*CaptureReply) ProtoMessage() {}
 
 func (x *CaptureReply) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[82]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7217,7 +7271,7 @@ func (x *CaptureReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureReply.ProtoReflect.Descriptor instead.
 func (*CaptureReply) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{82}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CaptureReply) GetSnaplen() uint32 {
@@ -7236,7 +7290,7 @@ type ListCQs struct {
 
 func (x *ListCQs) Reset() {
 	*x = ListCQs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7248,7 +7302,7 @@ func (x *ListCQs) String() string {
 func (*ListCQs) ProtoMessage() {}
 
 func (x *ListCQs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[83]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7261,7 +7315,7 @@ func (x *ListCQs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCQs.ProtoReflect.Descriptor instead.
 func (*ListCQs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{83}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListCQs) GetAfter() uint32 {
@@ -7281,7 +7335,7 @@ type CQList struct {
 
 func (x *CQList) Reset() {
 	*x = CQList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7293,7 +7347,7 @@ func (x *CQList) String() string {
 func (*CQList) ProtoMessage() {}
 
 func (x *CQList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[84]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7306,7 +7360,7 @@ func (x *CQList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CQList.ProtoReflect.Descriptor instead.
 func (*CQList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{84}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *CQList) GetCqs() []*CQInfo {
@@ -7341,7 +7395,7 @@ type CQInfo struct {
 
 func (x *CQInfo) Reset() {
 	*x = CQInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7353,7 +7407,7 @@ func (x *CQInfo) String() string {
 func (*CQInfo) ProtoMessage() {}
 
 func (x *CQInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[85]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7366,7 +7420,7 @@ func (x *CQInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CQInfo.ProtoReflect.Descriptor instead.
 func (*CQInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{85}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *CQInfo) GetClient() uint32 {
@@ -7448,7 +7502,7 @@ type ListSRQs struct {
 
 func (x *ListSRQs) Reset() {
 	*x = ListSRQs{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7460,7 +7514,7 @@ func (x *ListSRQs) String() string {
 func (*ListSRQs) ProtoMessage() {}
 
 func (x *ListSRQs) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[86]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7473,7 +7527,7 @@ func (x *ListSRQs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSRQs.ProtoReflect.Descriptor instead.
 func (*ListSRQs) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{86}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListSRQs) GetAfter() uint32 {
@@ -7493,7 +7547,7 @@ type SRQList struct {
 
 func (x *SRQList) Reset() {
 	*x = SRQList{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[87]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7505,7 +7559,7 @@ func (x *SRQList) String() string {
 func (*SRQList) ProtoMessage() {}
 
 func (x *SRQList) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[87]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7518,7 +7572,7 @@ func (x *SRQList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQList.ProtoReflect.Descriptor instead.
 func (*SRQList) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{87}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *SRQList) GetSrqs() []*SRQInfo {
@@ -7553,7 +7607,7 @@ type SRQInfo struct {
 
 func (x *SRQInfo) Reset() {
 	*x = SRQInfo{}
-	mi := &file_ctrl_iwarpd_proto_msgTypes[88]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7565,7 +7619,7 @@ func (x *SRQInfo) String() string {
 func (*SRQInfo) ProtoMessage() {}
 
 func (x *SRQInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_ctrl_iwarpd_proto_msgTypes[88]
+	mi := &file_ctrl_iwarpd_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7578,7 +7632,7 @@ func (x *SRQInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SRQInfo.ProtoReflect.Descriptor instead.
 func (*SRQInfo) Descriptor() ([]byte, []int) {
-	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{88}
+	return file_ctrl_iwarpd_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *SRQInfo) GetClient() uint32 {
@@ -7655,7 +7709,7 @@ var File_ctrl_iwarpd_proto protoreflect.FileDescriptor
 
 const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\n" +
-	"\x11ctrl/iwarpd.proto\x12\x0eiwarpd.ctrl.v1\"\x8b\x13\n" +
+	"\x11ctrl/iwarpd.proto\x12\x0eiwarpd.ctrl.v1\"\xd9\x13\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12-\n" +
 	"\x05hello\x18\x02 \x01(\v2\x15.iwarpd.ctrl.v1.HelloH\x00R\x05hello\x124\n" +
@@ -7698,7 +7752,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\fstream_close\x18\x1b \x01(\v2\x1b.iwarpd.ctrl.v1.StreamCloseH\x00R\vstreamClose\x12F\n" +
 	"\x0ecreate_channel\x18\x1c \x01(\v2\x1d.iwarpd.ctrl.v1.CreateChannelH\x00R\rcreateChannel\x12I\n" +
 	"\x0fdestroy_channel\x18\x1d \x01(\v2\x1e.iwarpd.ctrl.v1.DestroyChannelH\x00R\x0edestroyChannel\x12C\n" +
-	"\rattach_memory\x18\x1e \x01(\v2\x1c.iwarpd.ctrl.v1.AttachMemoryH\x00R\fattachMemory\x12@\n" +
+	"\rattach_memory\x18\x1e \x01(\v2\x1c.iwarpd.ctrl.v1.AttachMemoryH\x00R\fattachMemory\x12L\n" +
+	"\x10open_userfaultfd\x18\x1f \x01(\v2\x1f.iwarpd.ctrl.v1.OpenUserfaultfdH\x00R\x0fopenUserfaultfd\x12@\n" +
 	"\fquery_status\x18  \x01(\v2\x1b.iwarpd.ctrl.v1.QueryStatusH\x00R\vqueryStatus\x124\n" +
 	"\blist_qps\x18! \x01(\v2\x17.iwarpd.ctrl.v1.ListQPsH\x00R\alistQps\x124\n" +
 	"\blist_mrs\x18\" \x01(\v2\x17.iwarpd.ctrl.v1.ListMRsH\x00R\alistMrs\x12@\n" +
@@ -7788,7 +7843,8 @@ const file_ctrl_iwarpd_proto_rawDesc = "" +
 	"\x02pd\x18\x01 \x01(\rR\x02pd\"\x1b\n" +
 	"\tDeallocPD\x12\x0e\n" +
 	"\x02pd\x18\x01 \x01(\rR\x02pd\"\x0e\n" +
-	"\fAttachMemory\"\x9e\x01\n" +
+	"\fAttachMemory\"\x11\n" +
+	"\x0fOpenUserfaultfd\"\x9e\x01\n" +
 	"\n" +
 	"RegisterMR\x12\x0e\n" +
 	"\x02pd\x18\x01 \x01(\rR\x02pd\x12\x16\n" +
@@ -8312,7 +8368,7 @@ func file_ctrl_iwarpd_proto_rawDescGZIP() []byte {
 }
 
 var file_ctrl_iwarpd_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 89)
+var file_ctrl_iwarpd_proto_msgTypes = make([]protoimpl.MessageInfo, 90)
 var file_ctrl_iwarpd_proto_goTypes = []any{
 	(Code)(0),               // 0: iwarpd.ctrl.v1.Code
 	(Access)(0),             // 1: iwarpd.ctrl.v1.Access
@@ -8330,198 +8386,200 @@ var file_ctrl_iwarpd_proto_goTypes = []any{
 	(*PDReply)(nil),         // 13: iwarpd.ctrl.v1.PDReply
 	(*DeallocPD)(nil),       // 14: iwarpd.ctrl.v1.DeallocPD
 	(*AttachMemory)(nil),    // 15: iwarpd.ctrl.v1.AttachMemory
-	(*RegisterMR)(nil),      // 16: iwarpd.ctrl.v1.RegisterMR
-	(*MRReply)(nil),         // 17: iwarpd.ctrl.v1.MRReply
-	(*DeregisterMR)(nil),    // 18: iwarpd.ctrl.v1.DeregisterMR
-	(*AllocMW)(nil),         // 19: iwarpd.ctrl.v1.AllocMW
-	(*MWReply)(nil),         // 20: iwarpd.ctrl.v1.MWReply
-	(*DeallocMW)(nil),       // 21: iwarpd.ctrl.v1.DeallocMW
-	(*CreateCQ)(nil),        // 22: iwarpd.ctrl.v1.CreateCQ
-	(*CQReply)(nil),         // 23: iwarpd.ctrl.v1.CQReply
-	(*DestroyCQ)(nil),       // 24: iwarpd.ctrl.v1.DestroyCQ
-	(*CreateChannel)(nil),   // 25: iwarpd.ctrl.v1.CreateChannel
-	(*ChannelReply)(nil),    // 26: iwarpd.ctrl.v1.ChannelReply
-	(*DestroyChannel)(nil),  // 27: iwarpd.ctrl.v1.DestroyChannel
-	(*ResizeCQ)(nil),        // 28: iwarpd.ctrl.v1.ResizeCQ
-	(*ModifyCQ)(nil),        // 29: iwarpd.ctrl.v1.ModifyCQ
-	(*CreateSRQ)(nil),       // 30: iwarpd.ctrl.v1.CreateSRQ
-	(*SRQReply)(nil),        // 31: iwarpd.ctrl.v1.SRQReply
-	(*ModifySRQ)(nil),       // 32: iwarpd.ctrl.v1.ModifySRQ
-	(*DestroySRQ)(nil),      // 33: iwarpd.ctrl.v1.DestroySRQ
-	(*CreateQP)(nil),        // 34: iwarpd.ctrl.v1.CreateQP
-	(*QPReply)(nil),         // 35: iwarpd.ctrl.v1.QPReply
-	(*DestroyQP)(nil),       // 36: iwarpd.ctrl.v1.DestroyQP
-	(*Startup)(nil),         // 37: iwarpd.ctrl.v1.Startup
-	(*Listen)(nil),          // 38: iwarpd.ctrl.v1.Listen
-	(*ListenReply)(nil),     // 39: iwarpd.ctrl.v1.ListenReply
-	(*Unlisten)(nil),        // 40: iwarpd.ctrl.v1.Unlisten
-	(*Connect)(nil),         // 41: iwarpd.ctrl.v1.Connect
-	(*ConnectReply)(nil),    // 42: iwarpd.ctrl.v1.ConnectReply
-	(*Accept)(nil),          // 43: iwarpd.ctrl.v1.Accept
-	(*Reject)(nil),          // 44: iwarpd.ctrl.v1.Reject
-	(*StreamSend)(nil),      // 45: iwarpd.ctrl.v1.StreamSend
-	(*StreamConsumed)(nil),  // 46: iwarpd.ctrl.v1.StreamConsumed
-	(*StartMPA)(nil),        // 47: iwarpd.ctrl.v1.StartMPA
-	(*StreamClose)(nil),     // 48: iwarpd.ctrl.v1.StreamClose
-	(*Disconnect)(nil),      // 49: iwarpd.ctrl.v1.Disconnect
-	(*Event)(nil),           // 50: iwarpd.ctrl.v1.Event
-	(*Negotiated)(nil),      // 51: iwarpd.ctrl.v1.Negotiated
-	(*ConnectRequest)(nil),  // 52: iwarpd.ctrl.v1.ConnectRequest
-	(*Established)(nil),     // 53: iwarpd.ctrl.v1.Established
-	(*Rejected)(nil),        // 54: iwarpd.ctrl.v1.Rejected
-	(*ConnectFailed)(nil),   // 55: iwarpd.ctrl.v1.ConnectFailed
-	(*ConnectGone)(nil),     // 56: iwarpd.ctrl.v1.ConnectGone
-	(*Disconnected)(nil),    // 57: iwarpd.ctrl.v1.Disconnected
-	(*Terminated)(nil),      // 58: iwarpd.ctrl.v1.Terminated
-	(*AsyncError)(nil),      // 59: iwarpd.ctrl.v1.AsyncError
-	(*StreamReady)(nil),     // 60: iwarpd.ctrl.v1.StreamReady
-	(*StreamData)(nil),      // 61: iwarpd.ctrl.v1.StreamData
-	(*CutOff)(nil),          // 62: iwarpd.ctrl.v1.CutOff
-	(*Draining)(nil),        // 63: iwarpd.ctrl.v1.Draining
-	(*QueryStatus)(nil),     // 64: iwarpd.ctrl.v1.QueryStatus
-	(*StatusReply)(nil),     // 65: iwarpd.ctrl.v1.StatusReply
-	(*ListQPs)(nil),         // 66: iwarpd.ctrl.v1.ListQPs
-	(*QPList)(nil),          // 67: iwarpd.ctrl.v1.QPList
-	(*QPInfo)(nil),          // 68: iwarpd.ctrl.v1.QPInfo
-	(*Counter)(nil),         // 69: iwarpd.ctrl.v1.Counter
-	(*ListMRs)(nil),         // 70: iwarpd.ctrl.v1.ListMRs
-	(*MRList)(nil),          // 71: iwarpd.ctrl.v1.MRList
-	(*MRInfo)(nil),          // 72: iwarpd.ctrl.v1.MRInfo
-	(*ListListens)(nil),     // 73: iwarpd.ctrl.v1.ListListens
-	(*ListenList)(nil),      // 74: iwarpd.ctrl.v1.ListenList
-	(*ListenInfo)(nil),      // 75: iwarpd.ctrl.v1.ListenInfo
-	(*ListClients)(nil),     // 76: iwarpd.ctrl.v1.ListClients
-	(*ClientList)(nil),      // 77: iwarpd.ctrl.v1.ClientList
-	(*ClientInfo)(nil),      // 78: iwarpd.ctrl.v1.ClientInfo
-	(*ListQuotas)(nil),      // 79: iwarpd.ctrl.v1.ListQuotas
-	(*QuotaList)(nil),       // 80: iwarpd.ctrl.v1.QuotaList
-	(*UserQuotas)(nil),      // 81: iwarpd.ctrl.v1.UserQuotas
-	(*Quota)(nil),           // 82: iwarpd.ctrl.v1.Quota
-	(*QueryStats)(nil),      // 83: iwarpd.ctrl.v1.QueryStats
-	(*StatsReply)(nil),      // 84: iwarpd.ctrl.v1.StatsReply
-	(*AdminDisconnect)(nil), // 85: iwarpd.ctrl.v1.AdminDisconnect
-	(*Capture)(nil),         // 86: iwarpd.ctrl.v1.Capture
-	(*CaptureReply)(nil),    // 87: iwarpd.ctrl.v1.CaptureReply
-	(*ListCQs)(nil),         // 88: iwarpd.ctrl.v1.ListCQs
-	(*CQList)(nil),          // 89: iwarpd.ctrl.v1.CQList
-	(*CQInfo)(nil),          // 90: iwarpd.ctrl.v1.CQInfo
-	(*ListSRQs)(nil),        // 91: iwarpd.ctrl.v1.ListSRQs
-	(*SRQList)(nil),         // 92: iwarpd.ctrl.v1.SRQList
-	(*SRQInfo)(nil),         // 93: iwarpd.ctrl.v1.SRQInfo
+	(*OpenUserfaultfd)(nil), // 16: iwarpd.ctrl.v1.OpenUserfaultfd
+	(*RegisterMR)(nil),      // 17: iwarpd.ctrl.v1.RegisterMR
+	(*MRReply)(nil),         // 18: iwarpd.ctrl.v1.MRReply
+	(*DeregisterMR)(nil),    // 19: iwarpd.ctrl.v1.DeregisterMR
+	(*AllocMW)(nil),         // 20: iwarpd.ctrl.v1.AllocMW
+	(*MWReply)(nil),         // 21: iwarpd.ctrl.v1.MWReply
+	(*DeallocMW)(nil),       // 22: iwarpd.ctrl.v1.DeallocMW
+	(*CreateCQ)(nil),        // 23: iwarpd.ctrl.v1.CreateCQ
+	(*CQReply)(nil),         // 24: iwarpd.ctrl.v1.CQReply
+	(*DestroyCQ)(nil),       // 25: iwarpd.ctrl.v1.DestroyCQ
+	(*CreateChannel)(nil),   // 26: iwarpd.ctrl.v1.CreateChannel
+	(*ChannelReply)(nil),    // 27: iwarpd.ctrl.v1.ChannelReply
+	(*DestroyChannel)(nil),  // 28: iwarpd.ctrl.v1.DestroyChannel
+	(*ResizeCQ)(nil),        // 29: iwarpd.ctrl.v1.ResizeCQ
+	(*ModifyCQ)(nil),        // 30: iwarpd.ctrl.v1.ModifyCQ
+	(*CreateSRQ)(nil),       // 31: iwarpd.ctrl.v1.CreateSRQ
+	(*SRQReply)(nil),        // 32: iwarpd.ctrl.v1.SRQReply
+	(*ModifySRQ)(nil),       // 33: iwarpd.ctrl.v1.ModifySRQ
+	(*DestroySRQ)(nil),      // 34: iwarpd.ctrl.v1.DestroySRQ
+	(*CreateQP)(nil),        // 35: iwarpd.ctrl.v1.CreateQP
+	(*QPReply)(nil),         // 36: iwarpd.ctrl.v1.QPReply
+	(*DestroyQP)(nil),       // 37: iwarpd.ctrl.v1.DestroyQP
+	(*Startup)(nil),         // 38: iwarpd.ctrl.v1.Startup
+	(*Listen)(nil),          // 39: iwarpd.ctrl.v1.Listen
+	(*ListenReply)(nil),     // 40: iwarpd.ctrl.v1.ListenReply
+	(*Unlisten)(nil),        // 41: iwarpd.ctrl.v1.Unlisten
+	(*Connect)(nil),         // 42: iwarpd.ctrl.v1.Connect
+	(*ConnectReply)(nil),    // 43: iwarpd.ctrl.v1.ConnectReply
+	(*Accept)(nil),          // 44: iwarpd.ctrl.v1.Accept
+	(*Reject)(nil),          // 45: iwarpd.ctrl.v1.Reject
+	(*StreamSend)(nil),      // 46: iwarpd.ctrl.v1.StreamSend
+	(*StreamConsumed)(nil),  // 47: iwarpd.ctrl.v1.StreamConsumed
+	(*StartMPA)(nil),        // 48: iwarpd.ctrl.v1.StartMPA
+	(*StreamClose)(nil),     // 49: iwarpd.ctrl.v1.StreamClose
+	(*Disconnect)(nil),      // 50: iwarpd.ctrl.v1.Disconnect
+	(*Event)(nil),           // 51: iwarpd.ctrl.v1.Event
+	(*Negotiated)(nil),      // 52: iwarpd.ctrl.v1.Negotiated
+	(*ConnectRequest)(nil),  // 53: iwarpd.ctrl.v1.ConnectRequest
+	(*Established)(nil),     // 54: iwarpd.ctrl.v1.Established
+	(*Rejected)(nil),        // 55: iwarpd.ctrl.v1.Rejected
+	(*ConnectFailed)(nil),   // 56: iwarpd.ctrl.v1.ConnectFailed
+	(*ConnectGone)(nil),     // 57: iwarpd.ctrl.v1.ConnectGone
+	(*Disconnected)(nil),    // 58: iwarpd.ctrl.v1.Disconnected
+	(*Terminated)(nil),      // 59: iwarpd.ctrl.v1.Terminated
+	(*AsyncError)(nil),      // 60: iwarpd.ctrl.v1.AsyncError
+	(*StreamReady)(nil),     // 61: iwarpd.ctrl.v1.StreamReady
+	(*StreamData)(nil),      // 62: iwarpd.ctrl.v1.StreamData
+	(*CutOff)(nil),          // 63: iwarpd.ctrl.v1.CutOff
+	(*Draining)(nil),        // 64: iwarpd.ctrl.v1.Draining
+	(*QueryStatus)(nil),     // 65: iwarpd.ctrl.v1.QueryStatus
+	(*StatusReply)(nil),     // 66: iwarpd.ctrl.v1.StatusReply
+	(*ListQPs)(nil),         // 67: iwarpd.ctrl.v1.ListQPs
+	(*QPList)(nil),          // 68: iwarpd.ctrl.v1.QPList
+	(*QPInfo)(nil),          // 69: iwarpd.ctrl.v1.QPInfo
+	(*Counter)(nil),         // 70: iwarpd.ctrl.v1.Counter
+	(*ListMRs)(nil),         // 71: iwarpd.ctrl.v1.ListMRs
+	(*MRList)(nil),          // 72: iwarpd.ctrl.v1.MRList
+	(*MRInfo)(nil),          // 73: iwarpd.ctrl.v1.MRInfo
+	(*ListListens)(nil),     // 74: iwarpd.ctrl.v1.ListListens
+	(*ListenList)(nil),      // 75: iwarpd.ctrl.v1.ListenList
+	(*ListenInfo)(nil),      // 76: iwarpd.ctrl.v1.ListenInfo
+	(*ListClients)(nil),     // 77: iwarpd.ctrl.v1.ListClients
+	(*ClientList)(nil),      // 78: iwarpd.ctrl.v1.ClientList
+	(*ClientInfo)(nil),      // 79: iwarpd.ctrl.v1.ClientInfo
+	(*ListQuotas)(nil),      // 80: iwarpd.ctrl.v1.ListQuotas
+	(*QuotaList)(nil),       // 81: iwarpd.ctrl.v1.QuotaList
+	(*UserQuotas)(nil),      // 82: iwarpd.ctrl.v1.UserQuotas
+	(*Quota)(nil),           // 83: iwarpd.ctrl.v1.Quota
+	(*QueryStats)(nil),      // 84: iwarpd.ctrl.v1.QueryStats
+	(*StatsReply)(nil),      // 85: iwarpd.ctrl.v1.StatsReply
+	(*AdminDisconnect)(nil), // 86: iwarpd.ctrl.v1.AdminDisconnect
+	(*Capture)(nil),         // 87: iwarpd.ctrl.v1.Capture
+	(*CaptureReply)(nil),    // 88: iwarpd.ctrl.v1.CaptureReply
+	(*ListCQs)(nil),         // 89: iwarpd.ctrl.v1.ListCQs
+	(*CQList)(nil),          // 90: iwarpd.ctrl.v1.CQList
+	(*CQInfo)(nil),          // 91: iwarpd.ctrl.v1.CQInfo
+	(*ListSRQs)(nil),        // 92: iwarpd.ctrl.v1.ListSRQs
+	(*SRQList)(nil),         // 93: iwarpd.ctrl.v1.SRQList
+	(*SRQInfo)(nil),         // 94: iwarpd.ctrl.v1.SRQInfo
 }
 var file_ctrl_iwarpd_proto_depIdxs = []int32{
 	9,   // 0: iwarpd.ctrl.v1.Request.hello:type_name -> iwarpd.ctrl.v1.Hello
 	12,  // 1: iwarpd.ctrl.v1.Request.alloc_pd:type_name -> iwarpd.ctrl.v1.AllocPD
 	14,  // 2: iwarpd.ctrl.v1.Request.dealloc_pd:type_name -> iwarpd.ctrl.v1.DeallocPD
-	16,  // 3: iwarpd.ctrl.v1.Request.register_mr:type_name -> iwarpd.ctrl.v1.RegisterMR
-	18,  // 4: iwarpd.ctrl.v1.Request.deregister_mr:type_name -> iwarpd.ctrl.v1.DeregisterMR
-	22,  // 5: iwarpd.ctrl.v1.Request.create_cq:type_name -> iwarpd.ctrl.v1.CreateCQ
-	24,  // 6: iwarpd.ctrl.v1.Request.destroy_cq:type_name -> iwarpd.ctrl.v1.DestroyCQ
-	34,  // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
-	36,  // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
-	38,  // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
-	40,  // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
-	41,  // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
-	43,  // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
-	44,  // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
-	49,  // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
-	19,  // 15: iwarpd.ctrl.v1.Request.alloc_mw:type_name -> iwarpd.ctrl.v1.AllocMW
-	21,  // 16: iwarpd.ctrl.v1.Request.dealloc_mw:type_name -> iwarpd.ctrl.v1.DeallocMW
-	30,  // 17: iwarpd.ctrl.v1.Request.create_srq:type_name -> iwarpd.ctrl.v1.CreateSRQ
-	32,  // 18: iwarpd.ctrl.v1.Request.modify_srq:type_name -> iwarpd.ctrl.v1.ModifySRQ
-	33,  // 19: iwarpd.ctrl.v1.Request.destroy_srq:type_name -> iwarpd.ctrl.v1.DestroySRQ
-	28,  // 20: iwarpd.ctrl.v1.Request.resize_cq:type_name -> iwarpd.ctrl.v1.ResizeCQ
-	29,  // 21: iwarpd.ctrl.v1.Request.modify_cq:type_name -> iwarpd.ctrl.v1.ModifyCQ
-	45,  // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
-	46,  // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
-	47,  // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
-	48,  // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
-	25,  // 26: iwarpd.ctrl.v1.Request.create_channel:type_name -> iwarpd.ctrl.v1.CreateChannel
-	27,  // 27: iwarpd.ctrl.v1.Request.destroy_channel:type_name -> iwarpd.ctrl.v1.DestroyChannel
+	17,  // 3: iwarpd.ctrl.v1.Request.register_mr:type_name -> iwarpd.ctrl.v1.RegisterMR
+	19,  // 4: iwarpd.ctrl.v1.Request.deregister_mr:type_name -> iwarpd.ctrl.v1.DeregisterMR
+	23,  // 5: iwarpd.ctrl.v1.Request.create_cq:type_name -> iwarpd.ctrl.v1.CreateCQ
+	25,  // 6: iwarpd.ctrl.v1.Request.destroy_cq:type_name -> iwarpd.ctrl.v1.DestroyCQ
+	35,  // 7: iwarpd.ctrl.v1.Request.create_qp:type_name -> iwarpd.ctrl.v1.CreateQP
+	37,  // 8: iwarpd.ctrl.v1.Request.destroy_qp:type_name -> iwarpd.ctrl.v1.DestroyQP
+	39,  // 9: iwarpd.ctrl.v1.Request.listen:type_name -> iwarpd.ctrl.v1.Listen
+	41,  // 10: iwarpd.ctrl.v1.Request.unlisten:type_name -> iwarpd.ctrl.v1.Unlisten
+	42,  // 11: iwarpd.ctrl.v1.Request.connect:type_name -> iwarpd.ctrl.v1.Connect
+	44,  // 12: iwarpd.ctrl.v1.Request.accept:type_name -> iwarpd.ctrl.v1.Accept
+	45,  // 13: iwarpd.ctrl.v1.Request.reject:type_name -> iwarpd.ctrl.v1.Reject
+	50,  // 14: iwarpd.ctrl.v1.Request.disconnect:type_name -> iwarpd.ctrl.v1.Disconnect
+	20,  // 15: iwarpd.ctrl.v1.Request.alloc_mw:type_name -> iwarpd.ctrl.v1.AllocMW
+	22,  // 16: iwarpd.ctrl.v1.Request.dealloc_mw:type_name -> iwarpd.ctrl.v1.DeallocMW
+	31,  // 17: iwarpd.ctrl.v1.Request.create_srq:type_name -> iwarpd.ctrl.v1.CreateSRQ
+	33,  // 18: iwarpd.ctrl.v1.Request.modify_srq:type_name -> iwarpd.ctrl.v1.ModifySRQ
+	34,  // 19: iwarpd.ctrl.v1.Request.destroy_srq:type_name -> iwarpd.ctrl.v1.DestroySRQ
+	29,  // 20: iwarpd.ctrl.v1.Request.resize_cq:type_name -> iwarpd.ctrl.v1.ResizeCQ
+	30,  // 21: iwarpd.ctrl.v1.Request.modify_cq:type_name -> iwarpd.ctrl.v1.ModifyCQ
+	46,  // 22: iwarpd.ctrl.v1.Request.stream_send:type_name -> iwarpd.ctrl.v1.StreamSend
+	47,  // 23: iwarpd.ctrl.v1.Request.stream_consumed:type_name -> iwarpd.ctrl.v1.StreamConsumed
+	48,  // 24: iwarpd.ctrl.v1.Request.start_mpa:type_name -> iwarpd.ctrl.v1.StartMPA
+	49,  // 25: iwarpd.ctrl.v1.Request.stream_close:type_name -> iwarpd.ctrl.v1.StreamClose
+	26,  // 26: iwarpd.ctrl.v1.Request.create_channel:type_name -> iwarpd.ctrl.v1.CreateChannel
+	28,  // 27: iwarpd.ctrl.v1.Request.destroy_channel:type_name -> iwarpd.ctrl.v1.DestroyChannel
 	15,  // 28: iwarpd.ctrl.v1.Request.attach_memory:type_name -> iwarpd.ctrl.v1.AttachMemory
-	64,  // 29: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
-	66,  // 30: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
-	70,  // 31: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
-	73,  // 32: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
-	76,  // 33: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
-	83,  // 34: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
-	85,  // 35: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
-	86,  // 36: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
-	88,  // 37: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
-	91,  // 38: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
-	79,  // 39: iwarpd.ctrl.v1.Request.list_quotas:type_name -> iwarpd.ctrl.v1.ListQuotas
-	7,   // 40: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
-	50,  // 41: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
-	8,   // 42: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
-	10,  // 43: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
-	13,  // 44: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
-	17,  // 45: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
-	23,  // 46: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
-	35,  // 47: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
-	39,  // 48: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
-	42,  // 49: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
-	20,  // 50: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
-	31,  // 51: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
-	26,  // 52: iwarpd.ctrl.v1.Reply.channel:type_name -> iwarpd.ctrl.v1.ChannelReply
-	65,  // 53: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
-	67,  // 54: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
-	71,  // 55: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
-	74,  // 56: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
-	77,  // 57: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
-	84,  // 58: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
-	87,  // 59: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
-	89,  // 60: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
-	92,  // 61: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
-	80,  // 62: iwarpd.ctrl.v1.Reply.quotas:type_name -> iwarpd.ctrl.v1.QuotaList
-	0,   // 63: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
-	11,  // 64: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	11,  // 65: iwarpd.ctrl.v1.HelloReply.devices:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	2,   // 66: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
-	37,  // 67: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
-	37,  // 68: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
-	3,   // 69: iwarpd.ctrl.v1.StartMPA.role:type_name -> iwarpd.ctrl.v1.MPARole
-	52,  // 70: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
-	53,  // 71: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
-	54,  // 72: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
-	55,  // 73: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
-	57,  // 74: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
-	58,  // 75: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
-	59,  // 76: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
-	56,  // 77: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
-	60,  // 78: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
-	61,  // 79: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
-	62,  // 80: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
-	63,  // 81: iwarpd.ctrl.v1.Event.draining:type_name -> iwarpd.ctrl.v1.Draining
-	51,  // 82: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	8,   // 83: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 84: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 85: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
-	8,   // 86: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
-	4,   // 87: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
-	8,   // 88: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
-	11,  // 89: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	11,  // 90: iwarpd.ctrl.v1.StatusReply.devices:type_name -> iwarpd.ctrl.v1.DeviceAttr
-	68,  // 91: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
-	51,  // 92: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
-	69,  // 93: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
-	69,  // 94: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
-	69,  // 95: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
-	69,  // 96: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
-	72,  // 97: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
-	75,  // 98: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
-	78,  // 99: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
-	81,  // 100: iwarpd.ctrl.v1.QuotaList.users:type_name -> iwarpd.ctrl.v1.UserQuotas
-	82,  // 101: iwarpd.ctrl.v1.UserQuotas.quotas:type_name -> iwarpd.ctrl.v1.Quota
-	69,  // 102: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
-	90,  // 103: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
-	69,  // 104: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	93,  // 105: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
-	69,  // 106: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
-	107, // [107:107] is the sub-list for method output_type
-	107, // [107:107] is the sub-list for method input_type
-	107, // [107:107] is the sub-list for extension type_name
-	107, // [107:107] is the sub-list for extension extendee
-	0,   // [0:107] is the sub-list for field type_name
+	16,  // 29: iwarpd.ctrl.v1.Request.open_userfaultfd:type_name -> iwarpd.ctrl.v1.OpenUserfaultfd
+	65,  // 30: iwarpd.ctrl.v1.Request.query_status:type_name -> iwarpd.ctrl.v1.QueryStatus
+	67,  // 31: iwarpd.ctrl.v1.Request.list_qps:type_name -> iwarpd.ctrl.v1.ListQPs
+	71,  // 32: iwarpd.ctrl.v1.Request.list_mrs:type_name -> iwarpd.ctrl.v1.ListMRs
+	74,  // 33: iwarpd.ctrl.v1.Request.list_listens:type_name -> iwarpd.ctrl.v1.ListListens
+	77,  // 34: iwarpd.ctrl.v1.Request.list_clients:type_name -> iwarpd.ctrl.v1.ListClients
+	84,  // 35: iwarpd.ctrl.v1.Request.query_stats:type_name -> iwarpd.ctrl.v1.QueryStats
+	86,  // 36: iwarpd.ctrl.v1.Request.admin_disconnect:type_name -> iwarpd.ctrl.v1.AdminDisconnect
+	87,  // 37: iwarpd.ctrl.v1.Request.capture:type_name -> iwarpd.ctrl.v1.Capture
+	89,  // 38: iwarpd.ctrl.v1.Request.list_cqs:type_name -> iwarpd.ctrl.v1.ListCQs
+	92,  // 39: iwarpd.ctrl.v1.Request.list_srqs:type_name -> iwarpd.ctrl.v1.ListSRQs
+	80,  // 40: iwarpd.ctrl.v1.Request.list_quotas:type_name -> iwarpd.ctrl.v1.ListQuotas
+	7,   // 41: iwarpd.ctrl.v1.Message.reply:type_name -> iwarpd.ctrl.v1.Reply
+	51,  // 42: iwarpd.ctrl.v1.Message.event:type_name -> iwarpd.ctrl.v1.Event
+	8,   // 43: iwarpd.ctrl.v1.Reply.error:type_name -> iwarpd.ctrl.v1.Error
+	10,  // 44: iwarpd.ctrl.v1.Reply.hello:type_name -> iwarpd.ctrl.v1.HelloReply
+	13,  // 45: iwarpd.ctrl.v1.Reply.pd:type_name -> iwarpd.ctrl.v1.PDReply
+	18,  // 46: iwarpd.ctrl.v1.Reply.mr:type_name -> iwarpd.ctrl.v1.MRReply
+	24,  // 47: iwarpd.ctrl.v1.Reply.cq:type_name -> iwarpd.ctrl.v1.CQReply
+	36,  // 48: iwarpd.ctrl.v1.Reply.qp:type_name -> iwarpd.ctrl.v1.QPReply
+	40,  // 49: iwarpd.ctrl.v1.Reply.listen:type_name -> iwarpd.ctrl.v1.ListenReply
+	43,  // 50: iwarpd.ctrl.v1.Reply.connect:type_name -> iwarpd.ctrl.v1.ConnectReply
+	21,  // 51: iwarpd.ctrl.v1.Reply.mw:type_name -> iwarpd.ctrl.v1.MWReply
+	32,  // 52: iwarpd.ctrl.v1.Reply.srq:type_name -> iwarpd.ctrl.v1.SRQReply
+	27,  // 53: iwarpd.ctrl.v1.Reply.channel:type_name -> iwarpd.ctrl.v1.ChannelReply
+	66,  // 54: iwarpd.ctrl.v1.Reply.status:type_name -> iwarpd.ctrl.v1.StatusReply
+	68,  // 55: iwarpd.ctrl.v1.Reply.qps:type_name -> iwarpd.ctrl.v1.QPList
+	72,  // 56: iwarpd.ctrl.v1.Reply.mrs:type_name -> iwarpd.ctrl.v1.MRList
+	75,  // 57: iwarpd.ctrl.v1.Reply.listens:type_name -> iwarpd.ctrl.v1.ListenList
+	78,  // 58: iwarpd.ctrl.v1.Reply.clients:type_name -> iwarpd.ctrl.v1.ClientList
+	85,  // 59: iwarpd.ctrl.v1.Reply.stats:type_name -> iwarpd.ctrl.v1.StatsReply
+	88,  // 60: iwarpd.ctrl.v1.Reply.capture:type_name -> iwarpd.ctrl.v1.CaptureReply
+	90,  // 61: iwarpd.ctrl.v1.Reply.cqs:type_name -> iwarpd.ctrl.v1.CQList
+	93,  // 62: iwarpd.ctrl.v1.Reply.srqs:type_name -> iwarpd.ctrl.v1.SRQList
+	81,  // 63: iwarpd.ctrl.v1.Reply.quotas:type_name -> iwarpd.ctrl.v1.QuotaList
+	0,   // 64: iwarpd.ctrl.v1.Error.code:type_name -> iwarpd.ctrl.v1.Code
+	11,  // 65: iwarpd.ctrl.v1.HelloReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	11,  // 66: iwarpd.ctrl.v1.HelloReply.devices:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	2,   // 67: iwarpd.ctrl.v1.Startup.transport:type_name -> iwarpd.ctrl.v1.Transport
+	38,  // 68: iwarpd.ctrl.v1.Listen.startup:type_name -> iwarpd.ctrl.v1.Startup
+	38,  // 69: iwarpd.ctrl.v1.Connect.startup:type_name -> iwarpd.ctrl.v1.Startup
+	3,   // 70: iwarpd.ctrl.v1.StartMPA.role:type_name -> iwarpd.ctrl.v1.MPARole
+	53,  // 71: iwarpd.ctrl.v1.Event.connect_request:type_name -> iwarpd.ctrl.v1.ConnectRequest
+	54,  // 72: iwarpd.ctrl.v1.Event.established:type_name -> iwarpd.ctrl.v1.Established
+	55,  // 73: iwarpd.ctrl.v1.Event.rejected:type_name -> iwarpd.ctrl.v1.Rejected
+	56,  // 74: iwarpd.ctrl.v1.Event.connect_failed:type_name -> iwarpd.ctrl.v1.ConnectFailed
+	58,  // 75: iwarpd.ctrl.v1.Event.disconnected:type_name -> iwarpd.ctrl.v1.Disconnected
+	59,  // 76: iwarpd.ctrl.v1.Event.terminated:type_name -> iwarpd.ctrl.v1.Terminated
+	60,  // 77: iwarpd.ctrl.v1.Event.async_error:type_name -> iwarpd.ctrl.v1.AsyncError
+	57,  // 78: iwarpd.ctrl.v1.Event.connect_gone:type_name -> iwarpd.ctrl.v1.ConnectGone
+	61,  // 79: iwarpd.ctrl.v1.Event.stream_ready:type_name -> iwarpd.ctrl.v1.StreamReady
+	62,  // 80: iwarpd.ctrl.v1.Event.stream_data:type_name -> iwarpd.ctrl.v1.StreamData
+	63,  // 81: iwarpd.ctrl.v1.Event.cut_off:type_name -> iwarpd.ctrl.v1.CutOff
+	64,  // 82: iwarpd.ctrl.v1.Event.draining:type_name -> iwarpd.ctrl.v1.Draining
+	52,  // 83: iwarpd.ctrl.v1.Established.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	8,   // 84: iwarpd.ctrl.v1.ConnectFailed.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 85: iwarpd.ctrl.v1.ConnectGone.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 86: iwarpd.ctrl.v1.Disconnected.error:type_name -> iwarpd.ctrl.v1.Error
+	8,   // 87: iwarpd.ctrl.v1.AsyncError.error:type_name -> iwarpd.ctrl.v1.Error
+	4,   // 88: iwarpd.ctrl.v1.AsyncError.kind:type_name -> iwarpd.ctrl.v1.AsyncKind
+	8,   // 89: iwarpd.ctrl.v1.CutOff.error:type_name -> iwarpd.ctrl.v1.Error
+	11,  // 90: iwarpd.ctrl.v1.StatusReply.device:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	11,  // 91: iwarpd.ctrl.v1.StatusReply.devices:type_name -> iwarpd.ctrl.v1.DeviceAttr
+	69,  // 92: iwarpd.ctrl.v1.QPList.qps:type_name -> iwarpd.ctrl.v1.QPInfo
+	52,  // 93: iwarpd.ctrl.v1.QPInfo.negotiated:type_name -> iwarpd.ctrl.v1.Negotiated
+	70,  // 94: iwarpd.ctrl.v1.QPInfo.tcp:type_name -> iwarpd.ctrl.v1.Counter
+	70,  // 95: iwarpd.ctrl.v1.QPInfo.rdmap:type_name -> iwarpd.ctrl.v1.Counter
+	70,  // 96: iwarpd.ctrl.v1.QPInfo.verbs:type_name -> iwarpd.ctrl.v1.Counter
+	70,  // 97: iwarpd.ctrl.v1.QPInfo.sctp:type_name -> iwarpd.ctrl.v1.Counter
+	73,  // 98: iwarpd.ctrl.v1.MRList.mrs:type_name -> iwarpd.ctrl.v1.MRInfo
+	76,  // 99: iwarpd.ctrl.v1.ListenList.listens:type_name -> iwarpd.ctrl.v1.ListenInfo
+	79,  // 100: iwarpd.ctrl.v1.ClientList.clients:type_name -> iwarpd.ctrl.v1.ClientInfo
+	82,  // 101: iwarpd.ctrl.v1.QuotaList.users:type_name -> iwarpd.ctrl.v1.UserQuotas
+	83,  // 102: iwarpd.ctrl.v1.UserQuotas.quotas:type_name -> iwarpd.ctrl.v1.Quota
+	70,  // 103: iwarpd.ctrl.v1.StatsReply.counters:type_name -> iwarpd.ctrl.v1.Counter
+	91,  // 104: iwarpd.ctrl.v1.CQList.cqs:type_name -> iwarpd.ctrl.v1.CQInfo
+	70,  // 105: iwarpd.ctrl.v1.CQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	94,  // 106: iwarpd.ctrl.v1.SRQList.srqs:type_name -> iwarpd.ctrl.v1.SRQInfo
+	70,  // 107: iwarpd.ctrl.v1.SRQInfo.counters:type_name -> iwarpd.ctrl.v1.Counter
+	108, // [108:108] is the sub-list for method output_type
+	108, // [108:108] is the sub-list for method input_type
+	108, // [108:108] is the sub-list for extension type_name
+	108, // [108:108] is the sub-list for extension extendee
+	0,   // [0:108] is the sub-list for field type_name
 }
 
 func init() { file_ctrl_iwarpd_proto_init() }
@@ -8559,6 +8617,7 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Request_CreateChannel)(nil),
 		(*Request_DestroyChannel)(nil),
 		(*Request_AttachMemory)(nil),
+		(*Request_OpenUserfaultfd)(nil),
 		(*Request_QueryStatus)(nil),
 		(*Request_ListQps)(nil),
 		(*Request_ListMrs)(nil),
@@ -8597,9 +8656,9 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Reply_Srqs)(nil),
 		(*Reply_Quotas)(nil),
 	}
-	file_ctrl_iwarpd_proto_msgTypes[32].OneofWrappers = []any{}
-	file_ctrl_iwarpd_proto_msgTypes[38].OneofWrappers = []any{}
-	file_ctrl_iwarpd_proto_msgTypes[45].OneofWrappers = []any{
+	file_ctrl_iwarpd_proto_msgTypes[33].OneofWrappers = []any{}
+	file_ctrl_iwarpd_proto_msgTypes[39].OneofWrappers = []any{}
+	file_ctrl_iwarpd_proto_msgTypes[46].OneofWrappers = []any{
 		(*Event_ConnectRequest)(nil),
 		(*Event_Established)(nil),
 		(*Event_Rejected)(nil),
@@ -8613,15 +8672,15 @@ func file_ctrl_iwarpd_proto_init() {
 		(*Event_CutOff)(nil),
 		(*Event_Draining)(nil),
 	}
-	file_ctrl_iwarpd_proto_msgTypes[48].OneofWrappers = []any{}
 	file_ctrl_iwarpd_proto_msgTypes[49].OneofWrappers = []any{}
+	file_ctrl_iwarpd_proto_msgTypes[50].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_ctrl_iwarpd_proto_rawDesc), len(file_ctrl_iwarpd_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   89,
+			NumMessages:   90,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -301,8 +301,8 @@ func TestTransfer(t *testing.T) {
 	t.Run("far on one host", func(t *testing.T) { check(t, r, b, b) })
 }
 
-// TestUnprivileged is TestMemory for a user who may open the socket and no more. System
-// calls into pages on the move may fail then: the mode writers is root's.
+// TestUnprivileged is TestMemory for a user who may open the socket and no more. The
+// daemon opens /dev/userfaultfd for him: without it system calls of the mode writers fail.
 func TestUnprivileged(t *testing.T) {
 	a, _ := newHosts(t, plain)
 	testenv.RequireTool(t, "setpriv")
@@ -317,7 +317,7 @@ func TestUnprivileged(t *testing.T) {
 	if err := os.Chmod(a.socket, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	for _, mode := range []string{"kinds", "changes", "forks", "many", "sparse", "flush"} {
+	for _, mode := range []string{"kinds", "changes", "forks", "writers", "many", "sparse", "flush"} {
 		t.Run(mode, func(t *testing.T) {
 			a.start(t, "setpriv --reuid 65534 --regid 65534 --clear-groups "+program+" "+mode).Succeed()
 		})

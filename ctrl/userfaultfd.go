@@ -1,0 +1,17 @@
+package ctrl
+
+import "golang.org/x/sys/unix"
+
+// openUserfaultfd opens /dev/userfaultfd for the client, which makes a userfaultfd of its own memory from it.
+// The device acts on the process that calls it, so the descriptor gives no access to anything of the daemon.
+func (c *session) openUserfaultfd() ([]int, error) {
+	if !c.srv.cfg.Userfaultfd {
+		return nil, errorf(permission, "ctrl: userfaultfd: the configuration forbids it (key userfaultfd)")
+	}
+	const path = "/dev/userfaultfd"
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, errorf(internal, "ctrl: userfaultfd: %s: %w: give the daemon access to the device", path, err)
+	}
+	return []int{fd}, nil
+}
