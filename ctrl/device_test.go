@@ -106,12 +106,11 @@ func TestDevices(t *testing.T) {
 		r.GetListen().Device = device
 		return r
 	}
-	for _, tt := range []struct{ addr, device, want string }{
+	for i, tt := range []struct{ addr, device, want string }{
 		{"", "", ""}, {"0.0.0.0", "", ""}, {"10.0.0.1", "", ""}, {"", "eth1", "eth1"}, {"10.0.1.1", "eth1", "eth1"},
 		{"fe80::b%eth1", "", "eth1"}, {"fe80::a", "eth0", "eth0"},
 	} {
-		port := uint32(8000 + len(h.e.on))
-		c.ok(listen(tt.addr, tt.device, port))
+		c.ok(listen(tt.addr, tt.device, uint32(8000+i)))
 		h.e.mu.Lock()
 		if got := h.e.on[dataplane.ListenerID(h.e.next)]; got != tt.want {
 			t.Errorf("%+v: on %q", tt, got)

@@ -122,6 +122,14 @@ func (e *fakeEngine) Listen(r dataplane.ListenRequest) (dataplane.ListenerID, er
 	return id, nil
 }
 
+// admits reports what the listener made last says of a peer.
+func (e *fakeEngine) admits(peer netip.Addr) bool {
+	e.mu.Lock()
+	admit := e.admit
+	e.mu.Unlock()
+	return admit(peer)
+}
+
 func (e *fakeEngine) Unlisten(id dataplane.ListenerID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

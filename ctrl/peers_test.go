@@ -48,7 +48,7 @@ func TestPeerRules(t *testing.T) {
 	c.ok(reqListen("", 7174))
 	admits := func(addr string, want bool) {
 		t.Helper()
-		if h.e.admit(netip.MustParseAddr(addr)) != want {
+		if h.e.admits(netip.MustParseAddr(addr)) != want {
 			t.Errorf("%s admitted %v", addr, !want)
 		}
 	}
@@ -153,7 +153,7 @@ func TestDenialsLogged(t *testing.T) {
 	c := h.hello(t)
 	c.ok(reqListen("", 7174))
 	for i := range 100 {
-		h.e.admit(netip.AddrFrom4([4]byte{10, 9, 9, byte(i)}))
+		h.e.admits(netip.AddrFrom4([4]byte{10, 9, 9, byte(i)}))
 	}
 	for end := time.Now().Add(time.Minute); logs.Len() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
