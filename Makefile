@@ -61,7 +61,7 @@ lint: ## formatting, vet, staticcheck, the import table, generated files up to d
 	@PACKAGES='$(PACKAGES)' .ci/lint
 
 test: ## unit, simulation and (as root) namespace tests, with the race detector
-	@.ci/need ip:iproute2 ethtool:ethtool gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev runc:runc \
+	@.ci/need ip:iproute2 ethtool:ethtool nft:nftables gcc:gcc /usr/include/stdlib.h:libc6-dev tshark:tshark /usr/include/usrsctp.h:libusrsctp-dev runc:runc \
 		$(VERBS_NEED) $(VERBS_PROGRAMS)
 	@status=0; \
 	$(GO) test $(RACE) -shuffle=on -timeout 9m $(TESTFLAGS) $$($(GO) list $(PACKAGES) | grep -vE '$(NORACE)') || status=1; \

@@ -74,6 +74,7 @@ var layers = []layer{
 		outside: []string{"golang.org/x/sys", "github.com/vishvananda"}},
 
 	{folder: "ctrl/hostnet", inside: []string{"dataplane"}, outside: []string{"github.com/vishvananda", "golang.org/x/sys"}},
+	{folder: "ctrl/nftset", outside: []string{"github.com/google/nftables", "github.com/mdlayher/netlink", "golang.org/x/sys", "go.uber.org/zap"}},
 	{folder: "ctrl", inside: []string{"ctrl", "shm", "far", "dataplane", "bpf", "verbs", "rdmap", "ddp", "mpa", "tcp", "sctp"},
 		outside: []string{"golang.org/x", "google.golang.org/protobuf", "go.uber.org/zap", "github.com/vishvananda", "github.com/prometheus"}},
 	{folder: "client/embed", inside: []string{"client", "ctrl", "shm", "dataplane", "bpf", "verbs", "rdmap", "mpa", "tcp"},

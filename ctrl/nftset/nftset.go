@@ -1,0 +1,146 @@
+// Package nftset follows sets of nftables whose elements are addresses, so that a firewall's set can
+// name the peers of the daemon.
+package nftset
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+)
+
+// A Name names a set.
+type Name struct {
+	Family     nftables.TableFamily
+	Table, Set string
+}
+
+var families = map[string]nftables.TableFamily{"inet": nftables.TableFamilyINet, "ip": nftables.TableFamilyIPv4, "ip6": nftables.TableFamilyIPv6, "netdev": nftables.TableFamilyNetdev, "bridge": nftables.TableFamilyBridge, "arp": nftables.TableFamilyARP}
+
+// Parse parses sets as nft(8) names them, with commas between: "inet filter peers4, inet filter peers6".
+func Parse(list string) (names []Name, err error) {
+	if list == "" {
+		return nil, nil
+	}
+	for v := range strings.SplitSeq(list, ",") {
+		f := strings.Fields(v)
+		if len(f) != 3 || families[f[0]] == 0 {
+			return nil, fmt.Errorf("%q: must be the family of a table (inet, ip, ip6, netdev, bridge or arp), the table and the set, like inet filter rdma_peers", strings.TrimSpace(v))
+		}
+		n := Name{families[f[0]], f[1], f[2]}
+		if slices.Contains(names, n) {
+			return nil, fmt.Errorf("%v: is there twice", n)
+		}
+		names = append(names, n)
+	}
+	return names, nil
+}
+
+// String returns the name as nft(8) has it.
+func (n Name) String() string {
+	for name, family := range families {
+		if family == n.Family {
+			return name + " " + n.Table + " " + n.Set
+		}
+	}
+	return fmt.Sprintf("family %d %s %s", n.Family, n.Table, n.Set)
+}
+
+// Fix returns the command that makes the set.
+func (n Name) Fix() string {
+	table := strings.TrimSuffix(n.String(), " "+n.Set)
+	kind := nftables.TypeIPAddr.Name
+	if n.Family == nftables.TableFamilyIPv6 {
+		kind = nftables.TypeIP6Addr.Name
+	}
+	return fmt.Sprintf("nft 'add table %s; add set %v { type %s; flags interval; }'", table, n, kind)
+}
+
+// errUnusable is the error of a set that is not one of addresses.
+var errUnusable = errors.New("it is not a set of ipv4_addr or ipv6_addr: make it again with such a type")
+
+// Check returns an error if n is not a set of addresses that can be read: an fs.ErrNotExist if
+// there is no such set.
+func Check(n Name) error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	_, err = read(c, n)
+	return err
+}
+
+// An edge is an address from which on addresses are in a set, or are not in it.
+type edge struct {
+	from netip.Addr
+	in   bool
+}
+
+// A set is the content of a set at one time.
+type set struct {
+	edges []edge // in order of addresses; those of one family only
+	aging bool   // changes without an event: by time-outs, or by packets
+}
+
+func (s set) contains(a netip.Addr) bool {
+	if len(s.edges) == 0 || s.edges[0].from.BitLen() != a.BitLen() {
+		return false
+	}
+	i, found := slices.BinarySearchFunc(s.edges, a, func(e edge, a netip.Addr) int { return e.from.Compare(a) })
+	if !found {
+		i--
+	}
+	return i >= 0 && s.edges[i].in
+}
+
+// read reads the set n.
+func read(c *nftables.Conn, n Name) (set, error) {
+	is, err := c.GetSetByName(&nftables.Table{Name: n.Table, Family: n.Family}, n.Set)
+	if err != nil {
+		return set{}, err
+	}
+	addresses := is.KeyType.Name == nftables.TypeIPAddr.Name || is.KeyType.Name == nftables.TypeIP6Addr.Name
+	if is.IsMap || !addresses {
+		return set{}, errUnusable
+	}
+	elements, err := c.GetSetElements(is)
+	if err != nil {
+		// The library's error has the cause as text only.
+		if _, gone := c.GetSetByName(is.Table, n.Set); errors.Is(gone, fs.ErrNotExist) {
+			err = gone
+		}
+		return set{}, err
+	}
+	return set{edgesOf(elements, is.Interval), is.HasTimeout || is.Dynamic}, nil
+}
+
+// edgesOf returns the edges of the elements of a set. In a set of intervals an element is the first
+// address of an interval, or the address after the last; the last interval may have no end.
+func edgesOf(elements []nftables.SetElement, intervals bool) []edge {
+	var all []edge
+	for _, e := range elements {
+		a, ok := netip.AddrFromSlice(e.Key)
+		if !ok {
+			continue
+		}
+		all = append(all, edge{a, !e.IntervalEnd})
+		if !intervals && a.Next().IsValid() {
+			all = append(all, edge{a.Next(), false})
+		}
+	}
+	// Where one interval ends and the next begins, the beginning counts.
+	slices.SortFunc(all, func(a, b edge) int {
+		if c := a.from.Compare(b.from); c != 0 || a.in == b.in {
+			return c
+		}
+		if a.in {
+			return -1
+		}
+		return 1
+	})
+	return slices.CompactFunc(all, func(a, b edge) bool { return a.from == b.from })
+}
