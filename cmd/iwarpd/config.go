@@ -19,6 +19,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/ctrl/nftset"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 	"github.com/iwarpd/iwarpd/tcp"
@@ -89,6 +90,7 @@ type peerSettings struct {
 	File        string // of the rules, for errors; "" if there is none
 	Userfaultfd bool   // open /dev/userfaultfd for clients
 	EndDenied   bool   // end running connections whose peer is denied now
+	AllowSets   []nftset.Name
 }
 
 // tcpSettings are the keys of the section tcp.
@@ -234,12 +236,16 @@ var keys = slices.Concat([]key{
 	{"max-ird", "", "128", "largest ird and ord that a client may request", number(func(s *settings) *int { return &s.MaxIRD }, 1, 16382)},
 	{"startup-timeout", "", "10s", "how long to wait for the peer in each step of connection set-up", duration(func(s *settings) *time.Duration { return &s.StartTimeout }, 100*time.Millisecond, 10*time.Minute)},
 }, quotaSettings(), []key{
-	{"denied-connections", "", "keep", "what happens to running connections whose peer a reload denies: keep or end", func(s *settings, v string) error {
+	{"denied-connections", "", "keep", "what happens to running connections whose peer a reload or a change of allow-set denies: keep or end", func(s *settings, v string) error {
 		s.EndDenied = v == "end"
 		if v != "end" && v != "keep" {
 			return errors.New("must be one of keep, end")
 		}
 		return nil
+	}},
+	{"allow-set", "", "", "nftables sets of the peers that connections are restricted to, such as \"inet filter rdma_peers\", with commas between; empty: not restricted", func(s *settings, v string) (err error) {
+		s.AllowSets, err = nftset.Parse(v)
+		return err
 	}},
 	{"metrics", "", "", "address to serve Prometheus metrics on: unix:PATH, or a loopback ADDR:PORT; empty: none", func(s *settings, v string) error {
 		s.Metrics = v
@@ -425,7 +431,7 @@ func readFile(v *viper.Viper, file string) error {
 		}
 		switch value := v.Get(name).(type) {
 		case []any, map[string]any:
-			if _, list := value.([]any); list && name == "interfaces" {
+			if _, list := value.([]any); list && (name == "interfaces" || name == "allow-set") {
 				continue
 			}
 			return configErr("%s: %s: must be one value; write a list as a string like \"0,2-3\"", file, name)

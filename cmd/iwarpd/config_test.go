@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -176,6 +177,23 @@ func TestInterfaces(t *testing.T) {
 				t.Errorf("%v, %v; want %v", s.names(), err, tt.want)
 			}
 		})
+	}
+}
+
+// TestAllowSet checks that allow-set is one set or a list of sets.
+func TestAllowSet(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                                  "[]",
+		"allow-set: inet filter peers\n":    "[inet filter peers]",
+		"allow-set: ip filter a, ip6 t b\n": "[ip filter a ip6 t b]",
+		"allow-set: [inet filter peers4, inet filter peers6]\n": "[inet filter peers4 inet filter peers6]",
+	} {
+		if s, err := parse(t, "interface: x\n"+text); err != nil || fmt.Sprint(s.AllowSets) != want {
+			t.Errorf("%q: %v; want %s", text, err, want)
+		}
+	}
+	if _, err := parse(t, "interface: x\nallow-set: filter peers\n"); err == nil || exitCode(err) != exitConfig || !strings.Contains(err.Error(), "like inet filter rdma_peers") {
+		t.Error(err)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/iwarpd/iwarpd/bpf"
 	"github.com/iwarpd/iwarpd/ctrl"
+	"github.com/iwarpd/iwarpd/ctrl/nftset"
 	"github.com/iwarpd/iwarpd/dataplane"
 	"github.com/iwarpd/iwarpd/dataplane/ifqueue"
 	"github.com/iwarpd/iwarpd/dataplane/xsk"
@@ -72,6 +73,14 @@ func start(s *settings, log *zap.Logger) (_ *daemon, err error) {
 		return nil, err
 	}
 	lower.options.Logger = log
+	if len(s.AllowSets) > 0 {
+		peers, err := nftset.Follow(s.AllowSets, log)
+		if err != nil {
+			return nil, err
+		}
+		d.onClose(peers.Close)
+		lower.options.Peers = peers
+	}
 	if d.server, err = ctrl.New(ctrlConfig(s), lower.options); err != nil {
 		return nil, err
 	}

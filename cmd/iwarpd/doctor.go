@@ -2,13 +2,16 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/iwarpd/iwarpd/ctrl/nftset"
 	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
 	"github.com/iwarpd/iwarpd/shm"
 )
@@ -26,12 +29,13 @@ func doctorCommand() *cobra.Command {
 		Example: "  iwarpd doctor --interface eth0\n  iwarpd doctor --config /etc/iwarpd/iwarpd.yaml --json",
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			names := []string{name}
+			names, sets := []string{name}, []nftset.Name(nil)
 			if name == "" {
 				s, err := settingsOf(file)
 				if err != nil {
 					return err
 				}
+				sets = s.AllowSets
 				if names = s.names(); len(names) == 0 {
 					names = []string{""} // kernel sockets
 				}
@@ -53,6 +57,7 @@ func doctorCommand() *cobra.Command {
 					findings = append(findings, f)
 				}
 			}
+			findings = append(findings, judgeSets(sets)...)
 			if err := printFindings(cmd.OutOrStdout(), findings, asJSON); err != nil {
 				return err
 			}
@@ -66,6 +71,22 @@ func doctorCommand() *cobra.Command {
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file; also "+envPrefix+"CONFIG")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// judgeSets returns a finding for each set of allow-set.
+func judgeSets(sets []nftset.Name) (findings []hostcheck.Finding) {
+	for _, n := range sets {
+		f := hostcheck.Finding{What: "allow-set", State: hostcheck.OK, Text: fmt.Sprintf("the nftables set %v exists", n)}
+		err := nftset.Check(n)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			f.State, f.Text, f.Mend = hostcheck.Warn, fmt.Sprintf("the nftables set %v does not exist, so it allows no peer", n), n.Fix()
+		case err != nil:
+			f.State, f.Text = hostcheck.Fail, fmt.Sprintf("the nftables set %v cannot be used: %v", n, err)
+		}
+		findings = append(findings, f)
+	}
+	return findings
 }
 
 // settingsOf reads the configuration without flags.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/iwarpd/iwarpd/dataplane/xsk/hostcheck"
+	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
 func doctor(t *testing.T, args ...string) (string, error) {
@@ -45,5 +46,16 @@ func TestDoctor(t *testing.T) {
 	}
 	if exitCode(errors.New("x")) != exitFailure {
 		t.Error("an error without a code has one")
+	}
+}
+
+// TestDoctorSets checks that doctor finds the sets of allow-set.
+func TestDoctorSets(t *testing.T) {
+	testenv.RequireRoot(t)
+	t.Setenv("IWARPD_TRANSPORT", "socket")
+	t.Setenv("IWARPD_ALLOW_SET", "inet iwarpd_none peers")
+	out, _ := doctor(t)
+	if !strings.Contains(out, "warn  allow-set          the nftables set inet iwarpd_none peers does not exist") || !strings.Contains(out, "mend: nft 'add table inet iwarpd_none; add set") {
+		t.Error(out)
 	}
 }
