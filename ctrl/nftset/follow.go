@@ -198,10 +198,10 @@ func (f *Follower) read() {
 		now[i] = followed{s, err}
 		changed = changed || !slices.Equal(s.edges, old[i].edges)
 	}
+	f.content.Store(&now)
 	for i, n := range f.names {
 		f.report(n, now[i], old[i])
 	}
-	f.content.Store(&now)
 	if watch := *f.changed.Load(); changed && watch != nil {
 		watch()
 	}
