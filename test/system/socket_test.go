@@ -18,8 +18,9 @@ import (
 
 // plain runs programs as a user without privileges: nobody, if the test runs as root.
 type plain struct {
-	t   *testing.T
-	dir string // owned by that user
+	t    *testing.T
+	dir  string    // owned by that user
+	caps []uintptr // capabilities of its programs; nil: none
 }
 
 func newPlain(t *testing.T) *plain {
@@ -30,7 +31,7 @@ func newPlain(t *testing.T) *plain {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	p := &plain{t, dir}
+	p := &plain{t, dir, nil}
 	for _, name := range []string{"iwarpd", "iwarpctl"} {
 		from, err := os.Open(testenv.Program(t, "cmd/"+name))
 		if err != nil {
@@ -60,7 +61,7 @@ func (p *plain) command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(p.dir, name), args...)
 	cmd.Dir = p.dir
 	if os.Geteuid() == 0 {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}, AmbientCaps: p.caps}
 	}
 	return cmd
 }
