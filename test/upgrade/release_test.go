@@ -37,13 +37,16 @@ func release(t *testing.T) string {
 func checkout(t *testing.T, revision string) string {
 	t.Helper()
 	if err := exec.Command("git", "-C", tree, "cat-file", "-e", revision+"^{commit}").Run(); err != nil {
-		testenv.Skip(t, "this clone does not have %s: git fetch --unshallow", revision)
+		if out, _ := exec.Command("git", "-C", tree, "rev-parse", "--is-shallow-repository").Output(); string(out) == "true\n" {
+			t.Skipf("a shallow clone does not have %s: git fetch --unshallow", revision)
+		}
+		t.Fatalf("this clone does not have %s", revision)
 	}
 	dir := testenv.Dir(t)
 	archive := exec.Command("git", "-C", tree, "archive", "--format=tar", revision)
 	unpack := exec.Command("tar", "-C", dir, "-xf", "-")
-	var errs bytes.Buffer
-	archive.Stderr, unpack.Stderr = &errs, &errs
+	var archiveErr, unpackErr bytes.Buffer
+	archive.Stderr, unpack.Stderr = &archiveErr, &unpackErr
 	pipe, err := archive.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -53,10 +56,10 @@ func checkout(t *testing.T, revision string) string {
 		t.Fatal(err)
 	}
 	if err := archive.Run(); err != nil {
-		t.Fatalf("git archive: %v %s", err, &errs)
+		t.Fatalf("git archive: %v %s", err, &archiveErr)
 	}
 	if err := unpack.Wait(); err != nil {
-		t.Fatalf("tar: %v %s", err, &errs)
+		t.Fatalf("tar: %v %s", err, &unpackErr)
 	}
 	return dir
 }
