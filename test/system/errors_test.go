@@ -208,8 +208,8 @@ func TestClientErrors(t *testing.T) {
 		{"port taken", b, []string{"serve", "--dir", there, "--listen", bAddr + ":7176"}, 1, "7176"},
 		{"address not ours", b, []string{"ping", "-s", "-a", "192.0.2.1"}, 1, "192.0.2.1"},
 		{"nobody listens", a, []string{"ping", "-c", "-a", bAddr, "-p", "9"}, 4, "refused"},
-		{"its own address", b, []string{"ping", "-c", "-a", bAddr}, 4, "connect from another host"},
-		{"its own IPv6 address", b, []string{"ping", "-c", "-a", b.end.Addr6.String()}, 4, "connect from another host"},
+		{"its own address", b, []string{"ping", "-c", "-a", bAddr}, 4, "nothing listens on that port"},
+		{"its own IPv6 address", b, []string{"ping", "-c", "-a", b.end.Addr6.String()}, 4, "nothing listens on that port"},
 		{"another protocol", a, []string{"perf", "write", "--client", bAddr + ":7176"}, 4, "perf protocol"},
 		{"copy to itself unknown", a, []string{"cp", file, bAddr + ":9/x"}, 4, "refused"},
 	} {
