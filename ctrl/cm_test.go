@@ -680,6 +680,7 @@ func TestLateClose(t *testing.T) {
 	req.GetConnect().Local = "10.0.0.1:5000"
 	c.ok(req)
 	h.e.await(t, "connect")
+	h.awaitDialed(t)
 	first, fc := h.e.only(t, peerA)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventConnected, Conn: first, Flow: flowOf(fc.local, fc.remote)})
 	h.e.await(t, "send")
