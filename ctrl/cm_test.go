@@ -70,16 +70,16 @@ func (p *mpaPeer) accept(private string, ird, ord int) mpa.Event {
 func (h *harness) dial(t *testing.T, c *tclient, req *ctrlpb.Request, cfg mpa.Config) (*mpaPeer, uint32) {
 	t.Helper()
 	conn := c.ok(req).GetConnect().Conn
-	h.e.await(t, "connect")
 	h.awaitDialed(t)
 	p := h.opened(t, cfg)
 	return p, conn
 }
 
-// awaitDialed waits until the engine's Connect has returned: until then the server holds the port of the connection,
-// even if that has ended.
+// awaitDialed waits for a call of the engine's Connect, and until it has returned: until then the server holds the
+// port of the connection, even if that has ended.
 func (h *harness) awaitDialed(t *testing.T) {
 	t.Helper()
+	h.e.await(t, "connect")
 	id, _ := h.e.only(t, peerA)
 	deadline := time.Now().Add(time.Minute)
 	for {
@@ -237,10 +237,10 @@ func TestFallback(t *testing.T) {
 	h := newHarness(t, Config{})
 	c := h.hello(t)
 	c.ok(reqConnect(c.qp(), peerA.String()))
-	h.e.await(t, "connect")
+	h.awaitDialed(t)
 	p := h.opened(t, mpa.DefaultConfig())
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventPeerClosed, Conn: p.id}) // as rev-1 peers do
-	h.e.await(t, "connect")
+	h.awaitDialed(t)
 	if ended, _ := p.ended(); !ended {
 		t.Error("the first connection is left open")
 	}
@@ -259,7 +259,7 @@ func TestFallback(t *testing.T) {
 	req.GetConnect().Startup = &ctrlpb.Startup{Fallback: &no}
 	h.e.with(p.id, func(fc *fakeConn) { fc.ended = true }) // for only
 	c.ok(req)
-	h.e.await(t, "connect")
+	h.awaitDialed(t)
 	p = h.opened(t, mpa.DefaultConfig())
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventPeerClosed, Conn: p.id})
 	if ev := c.event().GetConnectFailed(); ev.GetError().GetCode() != ctrlpb.Code_CODE_REFUSED {
@@ -567,7 +567,7 @@ func TestDisconnect(t *testing.T) {
 	}
 	c.fails(cState, disc(false))
 	c.ok(reqConnect(qp, peerA.String()))
-	h.e.await(t, "connect")
+	h.awaitDialed(t)
 	c.ok(disc(false)) // cancels the set-up
 	if ev := c.event().GetConnectFailed(); ev.GetError().GetCode() != ctrlpb.Code_CODE_CANCELED {
 		t.Errorf("event %v", ev)
@@ -577,7 +577,7 @@ func TestDisconnect(t *testing.T) {
 	clear(h.e.conns)
 	h.e.mu.Unlock()
 	c.ok(reqConnect(qp, peerA.String()))
-	h.e.await(t, "connect")
+	h.awaitDialed(t)
 	p := h.opened(t, mpa.DefaultConfig())
 	p.accept("", -1, -1)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id})
@@ -679,7 +679,6 @@ func TestLateClose(t *testing.T) {
 	req := reqConnect(qp, peerA.String())
 	req.GetConnect().Local = "10.0.0.1:5000"
 	c.ok(req)
-	h.e.await(t, "connect")
 	h.awaitDialed(t)
 	first, fc := h.e.only(t, peerA)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventConnected, Conn: first, Flow: flowOf(fc.local, fc.remote)})

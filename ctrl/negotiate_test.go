@@ -176,7 +176,7 @@ func TestSCTPInitiator(t *testing.T) {
 				req.GetConnect().Startup.Transport = ctrlpb.Transport_TRANSPORT_SCTP
 			}
 			c.ok(req)
-			h.e.await(t, "connect")
+			h.awaitDialed(t)
 			id, fc := h.e.only(t, peerA)
 			if got := wordOf(&fc.asked); got != tt.request {
 				t.Errorf("asks %q, want %q", got, tt.request)
@@ -263,7 +263,7 @@ func TestSCTPNegotiateReported(t *testing.T) {
 	listen.GetListen().Startup, connect.GetConnect().Startup = draft, draft
 	l := c.ok(listen).GetListen().Listen
 	c.ok(connect)
-	h.e.await(t, "connect")
+	h.awaitDialed(t)
 	id, _ := h.e.only(t, peerA)
 	h.e.mu.Lock()
 	var lid dataplane.ListenerID
@@ -310,7 +310,7 @@ func TestSCTPSetupErrors(t *testing.T) {
 		req := reqConnect(c.qp(), peerA.String())
 		req.GetConnect().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP, TimeoutMs: proto.Uint32(2500)}
 		c.ok(req)
-		h.e.await(t, "connect")
+		h.awaitDialed(t)
 		id, fc := h.e.only(t, peerA)
 		if fc.sctp.Answer != 2500*time.Millisecond {
 			t.Errorf("the answer may take %v", fc.sctp.Answer)

@@ -77,7 +77,7 @@ func TestSCTPClaims(t *testing.T) {
 	q := reqConnect(c.qp(), peerA.String())
 	q.GetConnect().Startup = &ctrlpb.Startup{Transport: ctrlpb.Transport_TRANSPORT_SCTP}
 	c.ok(q)
-	h.e.await(t, "connect")
+	h.awaitDialed(t)
 	conn, fc := h.e.only(t, peerA)
 	flow = flowOf(fc.local, fc.remote)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventJoined, Conn: conn, Flow: flow})

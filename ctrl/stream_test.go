@@ -194,7 +194,7 @@ func (h *harness) connected(t *testing.T, c *tclient) (conn, qp uint32, p *mpaPe
 	req := reqConnect(qp, peerA.String())
 	req.GetConnect().Streaming = true
 	conn = c.ok(req).GetConnect().Conn
-	h.e.await(t, "connect")
+	h.awaitDialed(t)
 	id, fc := h.e.only(t, peerA)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventConnected, Conn: id, Flow: flowOf(fc.local, fc.remote)})
 	if ev := c.event().GetStreamReady(); ev.GetConn() != conn || ev.GetQp() != qp {

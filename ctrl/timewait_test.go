@@ -51,7 +51,7 @@ func (h *harness) churn(t *testing.T, c *tclient, pd, cq uint32) (port uint16, e
 			break
 		}
 	}
-	h.e.await(t, "connect")
+	h.awaitDialed(t)
 	p := h.opened(t, mpa.DefaultConfig())
 	p.accept("", -1, -1)
 	h.OnEvent(dataplane.Event{Kind: dataplane.EventEstablished, Conn: p.id, QP: p.attached().QP})
