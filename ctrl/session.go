@@ -144,7 +144,7 @@ func (c *session) policy() *policy { return c.pol.Load() }
 // run serves the client's requests one at a time, and tears the session down at the end.
 func (c *session) run() {
 	err := c.readLoop()
-	c.teardown()
+	defer c.teardown()
 	switch {
 	case c.cut.Load(): // the reason was sent
 	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, unix.ECONNRESET):
