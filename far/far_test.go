@@ -178,6 +178,7 @@ func TestStuck(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("the Mover does not say that it is stuck")
 	}
+	m.look()  // as if one more operation took too long
 	m.Fence() // it does not wait
 	for range storeLimit/blockSize + 2 {
 		q.Store(mem, 0, blockSize, marked.Bytes{B: make([]byte, blockSize)})

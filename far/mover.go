@@ -28,10 +28,10 @@ const (
 
 // A Mover moves data between the queue pairs of a client and its far memory, one operation after the other.
 type Mover struct {
-	bound   time.Duration
-	onStuck func()
-	over    chan struct{} // closed when the goroutine has ended; nil: it was not started
-	stuck   chan struct{} // closed when an operation takes too long
+	bound  time.Duration
+	over   chan struct{} // closed when the goroutine has ended; nil: it was not started
+	stuck  chan struct{} // closed when an operation takes too long
+	giveUp func()        // closes stuck; calls after the first do nothing
 
 	mu      sync.Mutex
 	work    sync.Cond // ops, or closed
@@ -63,7 +63,11 @@ type op struct {
 
 // New returns a Mover without a goroutine, which Start starts. onStuck is called, once, when an operation has taken bound to twice bound.
 func New(bound time.Duration, onStuck func()) *Mover {
-	m := &Mover{bound: bound, onStuck: onStuck, stuck: make(chan struct{})}
+	m := &Mover{bound: bound, stuck: make(chan struct{})}
+	m.giveUp = sync.OnceFunc(func() {
+		close(m.stuck)
+		onStuck()
+	})
 	m.work.L = &m.mu
 	return m
 }
@@ -163,8 +167,7 @@ func (m *Mover) look() {
 	}
 	m.mu.Unlock()
 	if stuck {
-		close(m.stuck)
-		m.onStuck()
+		m.giveUp()
 	}
 }
 
