@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -22,23 +23,23 @@ type device struct {
 // errUnplugged is why a connect by a device fails whose interface is gone.
 var errUnplugged = errors.New("dataplane: the interface is gone")
 
-// device returns the device of that name. With "", or a name that there is not, it is the
-// first.
-func (e *Engine) device(name string) *device {
+// named returns the device of that name, or nil.
+func (e *Engine) named(name string) *device {
 	for _, d := range e.devices {
 		if d.name == name {
 			return d
 		}
 	}
-	return e.devices[0]
+	return nil
 }
+
+// device returns the device of that name, or the first device if there is none.
+func (e *Engine) device(name string) *device { return cmp.Or(e.named(name), e.devices[0]) }
 
 // addDevice returns the device of that name, made if there is none.
 func (e *Engine) addDevice(name string) *device {
-	for _, d := range e.devices {
-		if d.name == name {
-			return d
-		}
+	if d := e.named(name); d != nil {
+		return d
 	}
 	d := &device{name: name}
 	d.frags.e, d.frags.dev, d.frags.source = e, d, e.cfg.Fragments[name]
