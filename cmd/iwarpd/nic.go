@@ -115,7 +115,7 @@ func (n *nic) open(ifi *net.Interface) (queues []dataplane.Queue, err error) {
 	partial := n.s.Partial == "accept" || n.s.Partial == "auto" && n.set.Local
 	links := n.set.Links
 	for i, q := range n.queues {
-		out := dataplane.Queue{Link: link.NewNone(n.mtu), Device: n.name, CPU: n.cpu(i), PartialChecksums: partial}
+		out := dataplane.Queue{Link: link.NewNone(n.mtu), Device: n.name, CPU: cpuOf(n.cpus, i), PartialChecksums: partial}
 		if q < have {
 			out.Link, links = links[0], links[1:]
 		}
@@ -124,12 +124,12 @@ func (n *nic) open(ifi *net.Interface) (queues []dataplane.Queue, err error) {
 	return queues, nil
 }
 
-// cpu is the one that the i-th worker is pinned to; -1: none.
-func (n *nic) cpu(i int) int {
-	if len(n.cpus) == 0 {
+// cpuOf returns the CPU of cpus that the i-th worker is pinned to, or -1 if there are none.
+func cpuOf(cpus []int, i int) int {
+	if len(cpus) == 0 {
 		return -1
 	}
-	return n.cpus[i]
+	return cpus[i]
 }
 
 // shut undoes open.

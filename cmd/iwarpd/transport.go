@@ -121,11 +121,7 @@ func (d *daemon) prepareSockets() (l lower, err error) {
 				return nil, nil, fmt.Errorf("worker %d: %w", i, err)
 			}
 			d.onClose(sockets.Close)
-			cpu := -1
-			if len(s.CPUs) > 0 {
-				cpu = s.CPUs[i]
-			}
-			queues = append(queues, dataplane.Queue{Link: sockets, CPU: cpu})
+			queues = append(queues, dataplane.Queue{Link: sockets, CPU: cpuOf(s.CPUs, i)})
 		}
 		return queues, nil, nil
 	}
