@@ -507,6 +507,21 @@ func TestAttach(t *testing.T) {
 	}
 }
 
+// detachByOthers detaches the program of s from an interface as bpftool does: by the ID of
+// the bpf_link.
+func detachByOthers(s *Steering, index int) error {
+	info, err := s.links[index].link.Info()
+	if err != nil {
+		return err
+	}
+	theirs, err := link.NewFromID(info.ID)
+	if err != nil {
+		return err
+	}
+	defer theirs.Close()
+	return theirs.Detach()
+}
+
 // TestIngressDetachedByOthers is TestDetachedByOthers for the program at tc ingress, which
 // tc(8) cannot take away.
 func TestIngressDetachedByOthers(t *testing.T) {
@@ -520,16 +535,7 @@ func TestIngressDetachedByOthers(t *testing.T) {
 		if ok, err := p.Attached(); !ok || err != nil {
 			t.Errorf("at first: attached %v, %v", ok, err)
 		}
-		info, err := s.links[v.A.Index].link.Info()
-		if err != nil {
-			return err
-		}
-		theirs, err := link.NewFromID(info.ID)
-		if err != nil {
-			return err
-		}
-		defer theirs.Close()
-		if err := theirs.Detach(); err != nil {
+		if err := detachByOthers(s, v.A.Index); err != nil {
 			return err
 		}
 		if ok, err := p.Attached(); ok || err != nil {
@@ -574,16 +580,7 @@ func TestDetachedByOthers(t *testing.T) {
 			t.Errorf("ip link set dev %s xdpgeneric off: %v; want EBUSY", v.A.Name, err)
 		}
 		attached("after ip link", true)
-		info, err := s.links[v.A.Index].link.Info()
-		if err != nil {
-			return err
-		}
-		theirs, err := link.NewFromID(info.ID)
-		if err != nil {
-			return err
-		}
-		defer theirs.Close()
-		if err := theirs.Detach(); err != nil {
+		if err := detachByOthers(s, v.A.Index); err != nil {
 			return err
 		}
 		attached("after bpftool link detach", false)
