@@ -17,8 +17,8 @@ var ErrMemory = errors.New("far: not the client's /proc/self/mem")
 // Open takes fd, which must be the /proc/self/mem of the process pid, open for reading and writing. On success it owns fd. It may block for as
 // long as the owner of fd likes.
 //
-// The kernel decides which memory it is when the file is opened. What Open adds is that a mistake is found: who has such a descriptor of
-// another process can already use its memory.
+// The kernel decides which memory it is when the file is opened. Open finds mistakes, not attacks: a
+// client with such a descriptor of another process can already use its memory.
 func Open(fd, pid int) (*Memory, error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {

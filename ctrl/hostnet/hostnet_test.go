@@ -297,7 +297,7 @@ func TestNeighbourReplaced(t *testing.T) {
 			}
 		}
 	}
-	// Who asks may learn of it before the kernel's word is read.
+	// A lookup may learn the address before the event of the kernel is read.
 	r.learn(neighbour{1, used}, second)
 	if len(r.changed) != 1 {
 		t.Error("another address was found, and nobody else hears of it")

@@ -8,8 +8,8 @@ import (
 	"github.com/iwarpd/iwarpd/internal/testenv"
 )
 
-// TestFilesLost: descriptors that find no room are told of, the bytes that they
-// came with are there, and so is the next packet.
+// TestFilesLost checks that Receive reports descriptors that it has no room for, and still returns their bytes and
+// the next packet.
 func TestFilesLost(t *testing.T) {
 	a, b, err := Pair()
 	if err != nil {

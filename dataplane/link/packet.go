@@ -15,7 +15,7 @@ import (
 
 // Packet is a Link on an AF_PACKET socket. Frames that fit in a slot come by a ring that
 // the kernel shares (TPACKET_V2); those that do not, which are super-frames, by the
-// socket's queue, from which they are copied here and not by who sends.
+// socket's queue, from which this Link copies them.
 //
 // It receives what the filter lets through, of every queue of the interface, before
 // the kernel's own stack sees it. The caller keeps that from answering: by a program at

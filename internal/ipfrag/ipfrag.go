@@ -188,7 +188,7 @@ func (r *Reassembler) Handle(now clock.Time, frame []byte) []byte {
 func (r *Reassembler) add(now clock.Time, k key) *packet {
 	sk := k.src
 	if k.v6 {
-		clear(sk[8:]) // whoever has one address of a /64 has all of them
+		clear(sk[8:]) // a sender with one address of a /64 has all of them
 	}
 	s := r.sources[sk]
 	if s == nil {

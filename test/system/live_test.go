@@ -96,7 +96,7 @@ func TestServersSurvive(t *testing.T) {
 	}
 }
 
-// TestDrain checks that a daemon that is told to stop waits for a running copy and then exits.
+// TestDrain checks that a daemon that gets SIGTERM waits for a running copy and then exits.
 func TestDrain(t *testing.T) {
 	testenv.RequireRoot(t)
 	v := testenv.NewVeth(t, 1500)

@@ -407,7 +407,7 @@ static void check_refusals(struct side *a, struct side *b)
 	drop(a);
 }
 
-/* check_files: a peer that has no descriptor left is told so, and loses nothing else. */
+/* check_files checks that a peer without a free descriptor gets an error for it and loses nothing else. */
 static void check_files(struct side *a)
 {
 	struct rlimit was, few;

@@ -1474,7 +1474,7 @@ static const char *const odd_names[] = {
 };
 enum { ODD = sizeof(odd_names) / sizeof(odd_names[0]) };
 
-/* Attacks by the socket of a slot, whose clients are nobody's administrators. */
+/* Attacks by the socket of a slot. Its clients are never administrators. */
 
 static void slot_capture(void)
 {
